@@ -1,0 +1,219 @@
+package graph
+
+// Kind names an operation. Every kind has an entry in the kind table (see
+// Info), which fixes its operands, attributes, shapes, derivative and cost.
+//
+// Notation below: In → Out, [optional], (shape), dtype f32 unless said. N is
+// tokens (rows · T), C a width. "w/a" outputs may be written or accumulated.
+type Kind string
+
+// Forward operations and their gradients.
+const (
+	// tokens i32 (N), table (V,C) → y (N,C)
+	Embed Kind = "embed"
+	// tokens i32 (N), dy (N,C) → dtable w/a (V,C)
+	EmbedGrad Kind = "embed_grad"
+
+	// x (N,C), pos (P,C) → y (N,C): y[n] = x[n] + pos[n mod Seq]. PosAttr. In place allowed.
+	AddPos Kind = "add_pos"
+	// dy (N,C) → dpos w/a (P,C); rows from Seq to P get zero. PosAttr.
+	AddPosGrad Kind = "add_pos_grad"
+
+	// x (M,K), w (K,N) or TransW: (N,K), [bias (N)] → y (M,N), [pre (M,N)]. LinearAttr.
+	// With Act, y = act(x·w + bias) and pre, if asked for, is the argument of act.
+	Linear Kind = "linear"
+	// dy (M,N), w → dx w/a (M,K). LinearAttr (TransW only).
+	LinearGradX Kind = "linear_dx"
+	// x (M,K), dy (M,N) → dw w/a, shaped as w. LinearAttr (TransW only).
+	LinearGradW Kind = "linear_dw"
+	// dy (M,N) → db w/a (N): column sums.
+	BiasGrad Kind = "bias_grad"
+
+	// x (N,C), gamma (C), beta (C) → y (N,C), mean (N), rstd (N). NormAttr.
+	LayerNorm Kind = "layernorm"
+	// dy, x, gamma, mean, rstd → [dx w/a], [dgamma w/a], [dbeta w/a]. NormAttr.
+	LayerNormGrad Kind = "layernorm_grad"
+
+	// x (N,C), gamma (C) → y (N,C), rstd (N). NormAttr.
+	RMSNorm Kind = "rmsnorm"
+	// dy, x, gamma, rstd → [dx w/a], [dgamma w/a]. NormAttr.
+	RMSNormGrad Kind = "rmsnorm_grad"
+
+	// x → y, elementwise. ActAttr.
+	Activation Kind = "act"
+	// dy, x → dx w/a, may be in place of dy. ActAttr.
+	ActivationGrad Kind = "act_grad"
+
+	// gate (N,F), up (N,F) → y = silu(gate)·up (N,F)
+	SwiGLU Kind = "swiglu"
+	// dy, gate, up → dgate, dup
+	SwiGLUGrad Kind = "swiglu_grad"
+
+	// x (N,C) → y (N,C): softmax over each row.
+	Softmax Kind = "softmax"
+	// dy, y → dx w/a
+	SoftmaxGrad Kind = "softmax_grad"
+
+	// x (N, Heads·HeadDim) → y, rotary positions n mod Seq, half-split pairs. RopeAttr. In place allowed.
+	// Its derivative is itself with Inverse set.
+	Rope Kind = "rope"
+
+	// Packed: qkv (N, (Heads+2·KVHeads)·HeadDim); else q, k, v → y (N, Heads·HeadDim), lse (B·Heads·Seq). AttentionAttr.
+	Attention Kind = "attention"
+	// Packed: qkv, y, lse, dy → dqkv; else q, k, v, y, lse, dy → dq, dk, dv. AttentionAttr.
+	AttentionGrad Kind = "attention_grad"
+
+	// x, key i64 → y: counter-based. DropoutAttr. In place allowed. Its derivative is itself on dy.
+	Dropout Kind = "dropout"
+
+	// Elementwise, same shapes. In place allowed on the first input.
+	Add Kind = "add" // a, b → a + b, w/a
+	Sub Kind = "sub" // a, b → a − b
+	Mul Kind = "mul" // a, b → a · b, w/a
+	// x → Factor·x, w/a. ScaleAttr.
+	Scale Kind = "scale"
+	// x → y f64 (1), w/a: sum over all elements.
+	Sum Kind = "sum"
+	// dy f64 (1) → dx w/a: dy broadcast.
+	SumGrad Kind = "sum_grad"
+
+	// x (B,H,W,C) → cols (B·OH·OW, KH·KW·C). ConvAttr. A convolution is this and a linear.
+	Im2Col Kind = "im2col"
+	// dcols → dx w/a. ConvAttr.
+	Col2Im Kind = "col2im"
+	// x (B,H,W,C) → y (B,OH,OW,C). ConvAttr.
+	MaxPool Kind = "maxpool"
+	// dy, x → dx w/a. ConvAttr.
+	MaxPoolGrad Kind = "maxpool_grad"
+
+	// logits (N,V), targets i32 (N) → loss f64 (1) accum, lse (N). Target −1 is ignored.
+	CrossEntropy Kind = "cross_entropy"
+	// logits, targets, lse, hyper f64 → dlogits (N,V): (softmax − onehot)·InvCount·LossScale. May be in place of logits.
+	CrossEntropyGrad Kind = "cross_entropy_grad"
+
+	// x (N,C), w (V,C), targets i32 (N) → loss f64 (1) accum. Logits are held for a chunk of rows only.
+	HeadLoss Kind = "head_loss"
+	// x, w, targets, hyper f64 → loss f64 (1) accum, [dx (N,C)], [dw w/a (V,C)]: loss and gradients in one sweep over chunks.
+	HeadLossGrad Kind = "head_loss_grad"
+
+	// x (N,C), key i64 → y (1,C): row KeyRow.
+	SelectRow Kind = "select_row"
+)
+
+// Collectives. Reductions add float32 (or int64) in the fixed tree order over ranks.
+const (
+	AllGather     Kind = "all_gather"     // shard (S) → full (W·S); shard may be the rank's view of full. GroupAttr
+	ReduceScatter Kind = "reduce_scatter" // full (W·S) → shard (S) w/a; may be the rank's view of full. GroupAttr
+	AllReduce     Kind = "all_reduce"     // → buf rw, in place. GroupAttr
+)
+
+// Memory operations.
+const (
+	Copy Kind = "copy" // src → dst, same bytes, any two spaces
+	Fill Kind = "fill" // → dst. FillAttr
+)
+
+// Updates. Flat buffers follow the unit's segments; ShardAttr says which part a rank holds.
+const (
+	// g → acc i64 (exact.Limbs) accum: exact sum of squares over the rank's segments. ShardAttr.
+	SqSum Kind = "sqsum"
+	// acc i64, hyper → coef f32 (1), norm f64 (1): coef = 1/LossScale · min(1, Clip/(norm+1e-6)), Clip 0: off. ClipAttr.
+	ClipCoef Kind = "clip_coef"
+	// g, coef f32, hyper f64 → p rw, m rw, v rw. UpdateAttr.
+	AdamW Kind = "adamw"
+	// g, coef, hyper → p rw, momentum rw. UpdateAttr.
+	SGD Kind = "sgd"
+	// p, coef, hyper → g rw (becomes the update direction), m rw, v rw, norms i64 (2·params·Limbs) accum. UpdateAttr.
+	LAMBDirection Kind = "lamb_dir"
+	// p, g → norms i64 (2·params·Limbs) accum: squares of p and g per segment's parameter. UpdateAttr.
+	ParamNorms Kind = "param_norms"
+	// g, norms, coef, hyper → p rw. UpdateAttr.
+	LAMBApply Kind = "lamb_apply"
+	// g, norms, coef, hyper → p rw, momentum rw. UpdateAttr (LARS or LARC).
+	LARSApply Kind = "lars_apply"
+	// g, norms, coef, hyper → p rw, m rw, v rw (1 per parameter of the unit). UpdateAttr.
+	NovoGrad Kind = "novograd"
+)
+
+// PosAttr: rows repeat every Seq.
+type PosAttr struct{ Seq int64 }
+
+// LinearAttr describes a matrix product.
+type LinearAttr struct {
+	TransW bool    // w is (N,K)
+	Act    ActKind // fused activation of the epilogue; ActNone for none
+}
+
+// NormAttr is for layer norm and RMS norm.
+type NormAttr struct{ Eps float64 }
+
+// ActKind names an elementwise activation.
+type ActKind string
+
+// Activations.
+const (
+	ActNone     ActKind = ""
+	ActGELUTanh ActKind = "gelu_tanh"
+	ActGELU     ActKind = "gelu"
+	ActSiLU     ActKind = "silu"
+	ActReLU     ActKind = "relu"
+)
+
+// ActAttr names the activation.
+type ActAttr struct{ Act ActKind }
+
+// RopeAttr describes rotary position embedding (Su et al., RoFormer), with
+// Llama 3.1's frequency scaling where ScaleFactor is not 0.
+type RopeAttr struct {
+	Heads, HeadDim, Seq            int64
+	Theta                          float64
+	ScaleFactor, LowFreq, HighFreq float64
+	OriginalPositions              int64
+	Inverse                        bool
+}
+
+// AttentionAttr describes (grouped-query) attention over B·Seq rows.
+type AttentionAttr struct {
+	Batch, Seq, Heads, KVHeads, HeadDim int64
+	Scale                               float64
+	Causal, Packed                      bool
+}
+
+// DropoutAttr: Site tells apart the dropouts of one model; Elems is the number
+// of elements of one sample (row of the batch).
+type DropoutAttr struct {
+	P     float64
+	Site  int64
+	Elems int64
+}
+
+// ScaleAttr is a constant factor.
+type ScaleAttr struct{ Factor float64 }
+
+// ConvAttr is the geometry of a convolution or pooling over (B,H,W,C).
+type ConvAttr struct{ KH, KW, Stride, Pad int64 }
+
+// FillAttr is the value that fills (converted to the buffer's dtype).
+type FillAttr struct{ Value float64 }
+
+// GroupAttr is the mesh axis of a collective, −1 for all ranks.
+type GroupAttr struct{ Axis int }
+
+// ShardAttr says which part of a unit's flat parameter a buffer holds: elements
+// [i·Len, (i+1)·Len) with i the rank's index along Axis, or all of it (Len is
+// then the flat length) where Axis is −1.
+type ShardAttr struct {
+	Unit int
+	Axis int
+	Len  int64
+}
+
+// ClipAttr is the largest global gradient norm; 0 turns clipping off.
+type ClipAttr struct{ Max float64 }
+
+// UpdateAttr describes an optimizer's step over a shard.
+type UpdateAttr struct {
+	Shard                           ShardAttr
+	Beta1, Beta2, Eps, Decay, Trust float64 // Decay applies to segments whose Param.Decay is set
+	Nesterov, Clip                  bool    // Clip: LARC's clipped form
+}

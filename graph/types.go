@@ -1,0 +1,428 @@
+package graph
+
+import "fmt"
+
+// DType is the element type of a buffer.
+type DType uint8
+
+// Element types. I64 also holds exact accumulators (see kernels/cpu/exact).
+const (
+	F32 DType = iota
+	F64
+	BF16
+	F16
+	I64
+	I32
+	I8
+	U8
+)
+
+var dtypeNames = [...]string{"f32", "f64", "bf16", "f16", "i64", "i32", "i8", "u8"}
+var dtypeSizes = [...]int64{4, 8, 2, 2, 8, 4, 1, 1}
+
+func (d DType) String() string { return name(dtypeNames[:], int(d), "dtype") }
+
+// Size returns the bytes of one element.
+func (d DType) Size() int64 { return dtypeSizes[d] }
+
+// Space is a memory space (a tier) of a rank.
+type Space uint8
+
+// Memory spaces: the accelerator's memory, page-locked host memory, and a file.
+const (
+	Device Space = iota
+	Host
+	Disk
+	NumSpaces
+)
+
+var spaceNames = [...]string{"device", "host", "disk"}
+
+func (s Space) String() string { return name(spaceNames[:], int(s), "space") }
+
+// Class says what a buffer is for; plans report memory by class.
+type Class uint8
+
+// Classes, as contracted for plan reports.
+const (
+	Parameters    Class = iota // resident in the compute dtype: the whole copy below stage 3, the shard at 3
+	Gradients                  // reduced or accumulating
+	Optimizer                  // fp32 masters where they exist, moments, constants
+	Activations                // kept from forward to backward, and the values in flight
+	Unsharded                  // gathered parameters, gradients not yet reduced
+	Communication              // staging
+	Workspace                  // scratch of one operation
+	Inputs                     // tokens, targets, step state
+	Padding                    // holes, alignment, flat-parameter padding
+	NumClasses
+)
+
+var classNames = [...]string{"parameters", "gradients", "optimizer", "activations", "unsharded", "communication", "workspace", "inputs", "padding"}
+
+func (c Class) String() string { return name(classNames[:], int(c), "class") }
+
+// Life is how long a buffer's contents are meant to last.
+type Life uint8
+
+// Lifetimes. Within them memory is reused as soon as the last reader is done.
+const (
+	LifePhase Life = iota // within one phase
+	LifeStep              // across the phases of one section's execution
+	LifeRun               // across steps: states
+)
+
+var lifeNames = [...]string{"phase", "step", "run"}
+
+func (l Life) String() string { return name(lifeNames[:], int(l), "life") }
+
+// Pass says which part of a training step an operation belongs to.
+type Pass uint8
+
+// Passes of a step.
+const (
+	Forward Pass = iota
+	Backward
+	Recompute
+	Update
+)
+
+var passNames = [...]string{"forward", "backward", "recompute", "update"}
+
+func (p Pass) String() string { return name(passNames[:], int(p), "pass") }
+
+// Mode is how an operation touches an output buffer.
+type Mode uint8
+
+// Output modes. Accum adds to the contents; ReadWrite is any other in-place use.
+const (
+	Write Mode = iota
+	Accum
+	ReadWrite
+)
+
+var modeNames = [...]string{"write", "accum", "rw"}
+
+func (m Mode) String() string { return name(modeNames[:], int(m), "mode") }
+
+// StreamID names one of a rank's in-order queues.
+type StreamID uint8
+
+// Streams of a rank. Operations of one stream run in order; across streams only
+// events order them.
+const (
+	Compute  StreamID = iota
+	Comm              // collectives, all on one stream so that their order is total
+	CopyIn            // host to device, disk to host
+	CopyOut           // device to host, host to disk
+	HostWork          // kernels that run on the host (offloaded updates)
+	NumStreams
+)
+
+var streamNames = [...]string{"compute", "comm", "copy-in", "copy-out", "host"}
+
+func (s StreamID) String() string { return name(streamNames[:], int(s), "stream") }
+
+func name(names []string, i int, what string) string {
+	if i < 0 || i >= len(names) {
+		return fmt.Sprintf("%s(%d)", what, i)
+	}
+	return names[i]
+}
+
+// BufID indexes Program.Buffers. NoBuf marks an absent optional operand.
+type BufID int32
+
+// NoBuf is the absent buffer.
+const NoBuf BufID = -1
+
+// EventID numbers an event of the program. 0 is none.
+type EventID int32
+
+// Placement says how a buffer's global value is laid over one mesh axis.
+type Placement uint8
+
+// Placements over a mesh axis.
+const (
+	Replicate Placement = iota // every rank holds the whole value
+	Sharded                    // rank i of the axis holds the i-th of equal contiguous parts
+	Partial                    // every rank holds an addend of the value
+)
+
+var placementNames = [...]string{"replicate", "shard", "partial"}
+
+func (p Placement) String() string { return name(placementNames[:], int(p), "placement") }
+
+// Axis is one axis of the device mesh. World size is the product of all sizes;
+// the last axis varies fastest over ranks.
+type Axis struct {
+	Name string
+	Size int
+}
+
+// View places a buffer inside another one: bytes
+// [Offset + rank·RankStride, + Bytes()) of Base, where rank is the index along
+// mesh axis Axis. A view of a view is allowed.
+type View struct {
+	Base       BufID
+	Offset     int64 // bytes
+	RankStride int64 // bytes; 0 for views that are the same on every rank
+	Axis       int   // mesh axis whose index RankStride multiplies
+}
+
+// Buffer is a typed region of one memory space, row-major and contiguous. Shape
+// is the local shape: what one rank holds.
+type Buffer struct {
+	Name  string
+	DType DType
+	Shape []int64
+	Space Space
+	Class Class
+	Life  Life
+	Unit  int   // index into Program.Units, or -1
+	Pad   int64 // of Bytes(), how many are flat-parameter padding (reported as class padding)
+	View  *View // nil for a root buffer
+
+	// Global is the global shape where it differs from Shape, and Place has a
+	// placement for each mesh axis (nil: replicated on all).
+	Global []int64
+	Place  []Placement
+}
+
+// Elems returns the number of elements.
+func (b *Buffer) Elems() int64 {
+	n := int64(1)
+	for _, d := range b.Shape {
+		n *= d
+	}
+	return n
+}
+
+// Bytes returns the size of the buffer in its space.
+func (b *Buffer) Bytes() int64 { return b.Elems() * b.DType.Size() }
+
+// Out is an output operand.
+type Out struct {
+	Buf  BufID
+	Mode Mode
+}
+
+// Op is one operation of the step program. Its Kind fixes the meaning and order
+// of In, Out and Attr (see the kind table in kinds.go). Optional operands that
+// are absent are NoBuf.
+type Op struct {
+	Kind Kind
+	Name string // unique within its phase, e.g. "h.3.attn.c_proj" or "h.3.attn.c_proj/dw"
+	In   []BufID
+	Out  []Out
+	Work BufID // workspace, NoBuf if none
+	Attr any   // the kind's attribute struct (a value, comparable or nil)
+
+	Stream StreamID
+	Wait   []EventID // waited for on Stream before the operation
+	Record EventID   // recorded on Stream after the operation; 0: none
+
+	Pass   Pass
+	Unit   int    // index into Program.Units of the unit it belongs to, or -1
+	Source string // name of the operation that this one was derived from
+	Skip   BufID  // I32 scalar: the operation does nothing while it is non-zero; NoBuf: always runs
+}
+
+// Phase is a straight line of operations, run Repeat times in a row.
+type Phase struct {
+	Name   string
+	Repeat int
+	Ops    []Op
+}
+
+// Section is something that the program can be asked to run as a whole: "step",
+// "eval", "generate". Sections share one arena; only LifeRun buffers carry
+// contents from one to the next, and one starts after the other has finished.
+type Section struct {
+	Name   string
+	Phases []Phase
+}
+
+// InitKind says how a parameter gets its first values.
+type InitKind uint8
+
+// Initial values.
+const (
+	InitNormal InitKind = iota // N(0, Std²)
+	InitOnes
+	InitZeros
+	InitUniform // U(-Std, Std)
+)
+
+// Param is a trainable (or frozen) tensor of the model, in Hugging Face's shape.
+type Param struct {
+	Name   string
+	Shape  []int64
+	Init   InitKind
+	Std    float64
+	Unit   int  // index into Program.Units
+	Decay  bool // weight decay applies
+	Frozen bool
+
+	Value BufID // the whole value, in the compute dtype; after sharding a view or NoBuf
+	Grad  BufID // the whole gradient; NoBuf for frozen parameters and before differentiation
+}
+
+// Elems returns the number of elements.
+func (p *Param) Elems() int64 {
+	n := int64(1)
+	for _, d := range p.Shape {
+		n *= d
+	}
+	return n
+}
+
+// Segment is a range of one parameter inside a unit's flat parameter. Start and
+// lengths are in elements; Flat is a multiple of 256, Start too.
+type Segment struct {
+	Param int   // index into Program.Params
+	Start int64 // first element of the parameter
+	Len   int64
+	Flat  int64 // where it lies in the flat parameter
+}
+
+// Unit is what is unsharded together, as a list of segments.
+type Unit struct {
+	Name     string
+	Segments []Segment
+	FlatLen  int64 // padded length in elements; set by the sharding rewrite
+	Frozen   bool
+}
+
+// Program is a whole run's operations over its buffers. It is the same on every
+// rank (SPMD): what differs by rank is only the rank's index, which views with a
+// RankStride and collectives use. Rewrites take a Program and return a new one.
+type Program struct {
+	Mesh     []Axis
+	Buffers  []Buffer
+	Params   []Param
+	Units    []Unit
+	Sections []Section
+
+	Events int // events are numbered 1..Events
+
+	// Well-known buffers; NoBuf where a program lacks them.
+	Tokens, Targets BufID // I32 (rows, T)
+	Hyper           BufID // F64 (NumHyper): see Hyper* constants
+	Key             BufID // I64 (NumKey): see Key* constants
+	Loss            BufID // F64 (1): this rank's sum over its counted targets since the step began
+	GradNorm        BufID // F64 (1)
+	Logits          BufID // F32 (1, V): of the row KeyRow, in section "generate"
+}
+
+// Slots of the Hyper buffer: what changes by step, as float64.
+const (
+	HyperLR        = iota // learning rate
+	HyperInvCount         // 1 / (counted targets of the global batch)
+	HyperLossScale        // loss scale; 1 where there is none
+	HyperBC1              // 1 - beta1^t
+	HyperBC2              // 1 - beta2^t
+	NumHyper       = 16
+)
+
+// Slots of the Key buffer: what changes by step, as int64.
+const (
+	KeySeed   = iota // the run's seed
+	KeyStep          // step from 0
+	KeySample        // global sample index of this rank's row 0 in this micro-step
+	KeyRow           // generate: row of the (1, T) input whose logits are wanted
+	KeyValid         // generate: number of valid positions
+	NumKey    = 8
+)
+
+// Buf returns the buffer with the given ID.
+func (p *Program) Buf(id BufID) *Buffer { return &p.Buffers[id] }
+
+// Resolve follows views to the root buffer and returns it with the byte offset
+// in it, for the rank whose index along each mesh axis is coord (nil: rank 0).
+func (p *Program) Resolve(id BufID, coord []int) (root BufID, off int64) {
+	for {
+		v := p.Buffers[id].View
+		if v == nil {
+			return id, off
+		}
+		off += v.Offset
+		if v.RankStride != 0 && coord != nil {
+			off += v.RankStride * int64(coord[v.Axis])
+		}
+		id = v.Base
+	}
+}
+
+// WorldSize returns the product of the mesh's axes (1 for an empty mesh).
+func (p *Program) WorldSize() int {
+	n := 1
+	for _, a := range p.Mesh {
+		n *= a.Size
+	}
+	return n
+}
+
+// Section returns the section with the given name, or nil.
+func (p *Program) Section(name string) *Section {
+	for i := range p.Sections {
+		if p.Sections[i].Name == name {
+			return &p.Sections[i]
+		}
+	}
+	return nil
+}
+
+// AddBuffer appends b and returns its ID.
+func (p *Program) AddBuffer(b Buffer) BufID {
+	p.Buffers = append(p.Buffers, b)
+	return BufID(len(p.Buffers) - 1)
+}
+
+// NewEvent returns a fresh event.
+func (p *Program) NewEvent() EventID {
+	p.Events++
+	return EventID(p.Events)
+}
+
+// Clone returns a deep copy: rewrites work on one and leave their input alone.
+func (p *Program) Clone() *Program {
+	q := *p
+	q.Mesh = append([]Axis(nil), p.Mesh...)
+	q.Buffers = append([]Buffer(nil), p.Buffers...)
+	for i := range q.Buffers {
+		b := &q.Buffers[i]
+		b.Shape = append([]int64(nil), b.Shape...)
+		b.Global = append([]int64(nil), b.Global...)
+		b.Place = append([]Placement(nil), b.Place...)
+		if b.View != nil {
+			v := *b.View
+			b.View = &v
+		}
+	}
+	q.Params = append([]Param(nil), p.Params...)
+	q.Units = append([]Unit(nil), p.Units...)
+	for i := range q.Units {
+		q.Units[i].Segments = append([]Segment(nil), q.Units[i].Segments...)
+	}
+	q.Sections = append([]Section(nil), p.Sections...)
+	for i := range q.Sections {
+		s := &q.Sections[i]
+		s.Phases = append([]Phase(nil), s.Phases...)
+		for j := range s.Phases {
+			s.Phases[j].Ops = CloneOps(s.Phases[j].Ops)
+		}
+	}
+	return &q
+}
+
+// CloneOps returns a deep copy of ops.
+func CloneOps(ops []Op) []Op {
+	out := append([]Op(nil), ops...)
+	for i := range out {
+		o := &out[i]
+		o.In = append([]BufID(nil), o.In...)
+		o.Out = append([]Out(nil), o.Out...)
+		o.Wait = append([]EventID(nil), o.Wait...)
+	}
+	return out
+}
