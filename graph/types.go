@@ -312,6 +312,13 @@ type Program struct {
 	Loss            BufID // F64 (1): this rank's sum over its counted targets since the step began
 	GradNorm        BufID // F64 (1)
 	Logits          BufID // F32 (1, V): of the row KeyRow, in section "generate"
+
+	// Host twins of the above: the host fills or reads these, and copies in the
+	// program move them. Staging is host memory through which states are
+	// initialised, loaded and saved.
+	HostTokens, HostTargets, HostHyper, HostKey BufID
+	HostLoss, HostGradNorm, HostLogits          BufID
+	Staging                                     BufID
 }
 
 // Slots of the Hyper buffer: what changes by step, as float64.

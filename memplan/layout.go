@@ -1,0 +1,25 @@
+// Package memplan gives every buffer of a program an offset in its memory
+// space's arena, and with it the exact peak of every space.
+package memplan
+
+import "github.com/spillway-ml/spillway/graph"
+
+// Layout is where every buffer of a program lies. One Layout serves every rank.
+type Layout struct {
+	// Offset has the byte offset in its space's arena of each root buffer, by
+	// BufID; −1 for views (resolve them with Program.Resolve) and for buffers
+	// that no operation uses.
+	Offset []int64
+	// Spaces has what is planned of each memory space.
+	Spaces [graph.NumSpaces]SpaceUse
+}
+
+// SpaceUse is the plan of one memory space of a rank.
+type SpaceUse struct {
+	Peak       int64                   // bytes: the arena's extent, the highest offset + size of a buffer
+	LowerBound int64                   // bytes: the largest sum of live buffers at any operation
+	PeakAt     string                  // "section/phase/operation" where live bytes are highest
+	ByClass    [graph.NumClasses]int64 // alive at PeakAt; sums to Peak (holes and alignment are graph.Padding)
+	ClassPeak  [graph.NumClasses]int64 // each class's own maximum over the run
+	Live       []graph.BufID           // root buffers alive at PeakAt, largest first
+}
