@@ -281,9 +281,6 @@ func (s *sharder) updatePhase() graph.Phase {
 func (s *sharder) observeLoss(w *weave, first, last bool) {
 	p := s.p
 	if p.Loss == graph.NoBuf || !writes(w, p.Loss) {
-		if p.Logits != graph.NoBuf && p.HostLogits != graph.NoBuf && writes(w, p.Logits) {
-			w.append(newOp(graph.Copy, "logits/out", graph.CopyOut, graph.Forward, -1, []graph.BufID{p.Logits}, []graph.Out{{Buf: p.HostLogits}}, nil))
-		}
 		return
 	}
 	if first {
