@@ -116,4 +116,3 @@ func Merge(p, other *Program, name string) (*Program, error) {
 	q.Sections = append(q.Sections, sec)
 	return q, nil
 }
-
