@@ -113,8 +113,8 @@ type Context interface {
 	// Abort makes err the sticky error, unless there is one already, and releases
 	// every wait of the context's streams. It may be called from any goroutine.
 	Abort(err error)
-	// Close ends the streams and gives the memory back, after what still runs has
-	// ended. It does not sync: work that has not begun is dropped.
+	// Close ends the streams and gives the memory back, once what is enqueued has
+	// run, or, after an error, once what still runs has ended.
 	Close() error
 }
 

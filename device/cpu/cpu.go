@@ -202,10 +202,10 @@ func (c *Context) Close() error {
 	if c.closed {
 		return nil
 	}
-	c.closed = true
+	c.closed = true // from here on nothing is enqueued
 	if !c.failed.Load() {
 		for _, s := range c.streams {
-			_ = s.Sync() // on an error the rest is dropped
+			_ = s.drain() // an error is the caller's already, from Sync
 		}
 	}
 	for _, s := range c.streams {

@@ -2,7 +2,10 @@ package cpu
 
 import (
 	"fmt"
+	"path/filepath"
+	"runtime"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -113,12 +116,17 @@ func (s *Stream) Wait(e device.Event) error {
 
 // Sync returns when the stream has run everything, or the sticky error.
 func (s *Stream) Sync() error {
+	if s.ctx.closed {
+		return errClosed
+	}
+	return s.drain()
+}
+
+func (s *Stream) drain() error {
 	s.marks++
-	mark := s.marks
-	// Close syncs a closed context, so this does not go through enqueue.
 	if !s.ctx.failed.Load() {
-		s.queue <- item{mark: mark}
-		s.await(mark)
+		s.queue <- item{mark: s.marks}
+		s.await(s.marks)
 	}
 	return s.ctx.Err()
 }
@@ -197,11 +205,24 @@ func (s *Stream) setNow(k Kernel) {
 func (s *Stream) call(k Kernel) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("broken invariant: the kernel panicked: %v\n%s", r, debug.Stack())
+			err = fmt.Errorf("broken invariant: the kernel panicked at %s: %v", panicSite(), r)
 		}
 	}()
 	if c := s.ctx.opts.Checker; c != nil {
 		return c.run(k)
 	}
 	return k.Run()
+}
+
+// panicSite returns the file and line of the innermost frame outside the
+// runtime, for a deferred function that has recovered.
+func panicSite() string {
+	var pcs [32]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs[:])])
+	for {
+		f, more := frames.Next()
+		if !strings.HasPrefix(f.Function, "runtime.") || !more {
+			return fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
+		}
+	}
 }
