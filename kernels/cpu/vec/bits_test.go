@@ -5,6 +5,7 @@ package vec
 import (
 	"fmt"
 	"math"
+	"reflect"
 	"testing"
 	"unsafe"
 
@@ -410,7 +411,7 @@ func TestSameBitsAtEveryLevelAndThreadCount(t *testing.T) {
 
 func requireSame(t *testing.T, want, got any, format string, args ...any) {
 	t.Helper()
-	if fmt.Sprint(want) == fmt.Sprint(got) {
+	if reflect.DeepEqual(want, got) {
 		return
 	}
 	w, ok := want.([]uint32)
