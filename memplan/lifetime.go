@@ -85,7 +85,11 @@ func (s *section) sweep(clash func(x, y graph.BufID)) {
 		byStart[i] = int32(i)
 	}
 	slices.SortStableFunc(byStart, func(x, y int32) int { return int(s.ranges[x].Steps[0]) - int(s.ranges[y].Steps[0]) })
-	var open [graph.NumSpaces][]int32
+	type openRange struct {
+		r, last int32 // the range and its last step
+		buf     graph.BufID
+	}
+	var open [graph.NumSpaces][]openRange
 	p := s.trace.Program()
 	for _, y := range byStart {
 		start := s.ranges[y].Steps[0]
@@ -94,19 +98,22 @@ func (s *section) sweep(clash func(x, y graph.BufID)) {
 		list := open[space]
 		keep := list[:0]
 		for _, x := range list {
-			over := true
-			for st, j := range s.last[x] {
-				over = over && j <= sure[start][st]
-			}
-			if over {
-				continue
+			if x.last < start {
+				over := true
+				for st, j := range s.last[x.r] {
+					over = over && j <= sure[start][st]
+				}
+				if over {
+					continue
+				}
 			}
 			keep = append(keep, x)
-			if other := s.ranges[x].Buf; other != buf && !s.before(x, y) {
-				clash(other, buf)
+			if x.buf != buf && (x.last >= start || !s.before(x.r, y)) {
+				clash(x.buf, buf)
 			}
 		}
-		open[space] = append(keep, y)
+		steps := s.ranges[y].Steps
+		open[space] = append(keep, openRange{y, steps[len(steps)-1], buf})
 	}
 }
 
