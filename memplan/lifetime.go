@@ -61,8 +61,9 @@ func (s *section) before(x, y int32) bool {
 // that some step still to come does not know to be over.
 func (s *section) sweep(clash func(x, y graph.BufID)) {
 	n := len(s.trace.Steps)
-	// sure[i] has, by stream, the last step that every step from i on knows to
-	// have finished. A stream's steps know more and more, so its next one decides.
+	// sure[i] has, by stream, the last step that every step from i on, of those
+	// that use a buffer, knows to have finished. A stream's steps know more and
+	// more, so its next one decides.
 	sure := make([][graph.NumStreams]int32, n+1)
 	var next [graph.NumStreams]int
 	for st := range next {
@@ -70,7 +71,9 @@ func (s *section) sweep(clash func(x, y graph.BufID)) {
 		sure[n][st] = int32(n)
 	}
 	for i := n - 1; i >= 0; i-- {
-		next[s.trace.Op(i).Stream] = i
+		if usesAny(s.trace.Op(i)) {
+			next[s.trace.Op(i).Stream] = i
+		}
 		for u := range sure[i] {
 			sure[i][u] = int32(n)
 			for _, j := range next {
@@ -115,6 +118,12 @@ func (s *section) sweep(clash func(x, y graph.BufID)) {
 		steps := s.ranges[y].Steps
 		open[space] = append(keep, openRange{y, steps[len(steps)-1], buf})
 	}
+}
+
+func usesAny(op *graph.Op) bool {
+	any := false
+	graph.Effects(op, func(graph.Effect) { any = true })
+	return any
 }
 
 // orders returns program order and, where there are several streams, orders
