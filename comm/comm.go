@@ -58,6 +58,10 @@ type Group interface {
 	// Abort makes every operation that waits or follows fail with err, on all
 	// ranks of the job. The first call counts. Any goroutine may call it.
 	Abort(err error)
+	// OnError registers f to be called once with the error that ends the group,
+	// so that a rank which waits for something else than a peer learns of it. f
+	// runs on any goroutine, and may call Abort and Err but no other method.
+	OnError(f func(error))
 	// Err returns the error that ended the group, nil while it is sound.
 	Err() error
 	// Stats returns what the rank has moved so far. Any goroutine may call it.

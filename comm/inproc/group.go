@@ -63,11 +63,12 @@ var (
 	_ cpu.PeerKernel = (*kernel)(nil)
 )
 
-func (m *member) Rank() int         { return m.index }
-func (m *member) Size() int         { return len(m.group.ranks) }
-func (m *member) Abort(err error)   { m.group.world.Abort(err) }
-func (m *member) Err() error        { return m.group.world.Err() }
-func (m *member) Stats() comm.Stats { return m.counter.Stats() }
+func (m *member) Rank() int             { return m.index }
+func (m *member) Size() int             { return len(m.group.ranks) }
+func (m *member) Abort(err error)       { m.group.world.Abort(err) }
+func (m *member) OnError(f func(error)) { m.group.world.OnError(f) }
+func (m *member) Err() error            { return m.group.world.Err() }
+func (m *member) Stats() comm.Stats     { return m.counter.Stats() }
 
 func (g *group) wakeAll() {
 	for _, m := range g.members {

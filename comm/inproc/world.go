@@ -40,6 +40,7 @@ type World struct {
 	failed atomic.Bool // set after err
 	mu     sync.Mutex
 	err    error
+	hooks  []func(error)
 }
 
 // New returns the world of the mesh's ranks; an empty mesh has one.
@@ -125,15 +126,35 @@ func (w *World) Abort(err error) { w.fail(fmt.Errorf("%w: %w", comm.ErrAborted, 
 // returns the world's error.
 func (w *World) fail(err error) error {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.err == nil {
-		w.err = err
-		w.failed.Store(true)
-		for _, g := range w.groups {
-			g.wakeAll()
-		}
+	if w.err != nil {
+		defer w.mu.Unlock()
+		return w.err
 	}
-	return w.err
+	w.err = err
+	w.failed.Store(true)
+	hooks := w.hooks
+	w.mu.Unlock()
+	for _, g := range w.groups {
+		g.wakeAll()
+	}
+	for _, f := range hooks {
+		f(err)
+	}
+	return err
+}
+
+// OnError registers f for the error that ends the world. If it has ended, f is
+// called at once.
+func (w *World) OnError(f func(error)) {
+	w.mu.Lock()
+	err := w.err
+	if err == nil {
+		w.hooks = append(w.hooks, f)
+	}
+	w.mu.Unlock()
+	if err != nil {
+		f(err)
+	}
 }
 
 // Err returns the error that ended the world, nil while it is sound.

@@ -17,6 +17,7 @@ type Group struct {
 	rank, size int
 	mu         sync.Mutex
 	err        error
+	hooks      []func(error)
 }
 
 var _ comm.Group = (*Group)(nil)
@@ -33,13 +34,27 @@ func (g *Group) Size() int { return g.size }
 // Stats returns zeros: nothing moves.
 func (g *Group) Stats() comm.Stats { return comm.Stats{} }
 
-// Abort keeps the first error, for Err.
+// Abort keeps the first error, for Err and OnError.
 func (g *Group) Abort(err error) {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.err == nil {
-		g.err = fmt.Errorf("%w: %w", comm.ErrAborted, err)
+	if g.err != nil {
+		g.mu.Unlock()
+		return
 	}
+	err = fmt.Errorf("%w: %w", comm.ErrAborted, err)
+	g.err = err
+	hooks := g.hooks
+	g.mu.Unlock()
+	for _, f := range hooks {
+		f(err)
+	}
+}
+
+// OnError registers f for the first Abort.
+func (g *Group) OnError(f func(error)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.hooks = append(g.hooks, f)
 }
 
 // Err returns the error of the first Abort.
