@@ -1,0 +1,19 @@
+//go:build !unix
+
+package cpu
+
+import (
+	"errors"
+	"runtime"
+)
+
+type mapping struct {
+	data []byte
+	size int64
+}
+
+func mapMemory(int64) (mapping, error) {
+	return mapping{}, errors.New("the CPU device needs memory mappings, which it has on Linux and other Unix systems only, not on " + runtime.GOOS)
+}
+
+func (mapping) unmap() error { return nil }
