@@ -1,0 +1,249 @@
+package attn
+
+import (
+	"math"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+)
+
+// Forward is one attention, forward. Set the exported fields, then call Run;
+// a value may be run again with other fields, but not by two goroutines at
+// once. A stride of 0 means rows without gaps.
+type Forward[T Float] struct {
+	Shape
+	Scale T   // of the scores; 0 means 1/√D
+	Q     []T // (B·Tq, H·D)
+	K, V  []T // (B·Tk, KV·D)
+	Y     []T // (B·Tq, H·D), written; may share a buffer with no operand that is read
+	Lse   []T // (B, H, Tq), log-sum-exp of the scaled scores, written; nil if not wanted
+	Work  []T // ForwardWorkspace(Shape) elements, contents before and after are of no meaning
+
+	LdQ, LdK, LdV, LdY int // row strides in elements
+	// KVRows is the number of rows from a sequence's first key to the next
+	// sequence's, the capacity of a key/value cache. 0 means Tk.
+	KVRows int
+
+	q, k, v, y rows[T]
+	scale      T
+	slots      int
+	blocks     int // query blocks a head
+}
+
+// Backward is one attention, backward. See Forward for its use. dq, dk and dv
+// are written, not accumulated into.
+type Backward[T Float] struct {
+	Shape
+	Scale T   // as the forward's
+	Q     []T // (B·Tq, H·D)
+	K, V  []T // (B·Tk, KV·D)
+	Y, Dy []T // (B·Tq, H·D): the forward's output, and the loss's derivative by it
+	Lse   []T // (B, H, Tq): the forward's
+	Dq    []T // (B·Tq, H·D), written
+	Dk    []T // (B·Tk, KV·D), written
+	Dv    []T // (B·Tk, KV·D), written
+	Work  []T // BackwardWorkspace(Shape) elements
+
+	LdQ, LdK, LdV, LdY, LdDy, LdDq, LdDk, LdDv int // row strides in elements
+
+	q, k, v, y, dy, dq, dk, dv rows[T]
+	scale                      T
+	slots                      int
+}
+
+// rows is an operand: head h of row t of sequence b.
+type rows[T Float] struct {
+	data   []T
+	ld     int
+	perSeq int
+}
+
+func (r *rows[T]) row(b, t, h, d int) []T {
+	at := (b*r.perSeq+t)*r.ld + h*d
+	return r.data[at : at+d : at+d]
+}
+
+func roundUp(n, to int) int { return (n + to - 1) / to * to }
+
+// queryBlock is the queries of a forward task: enough to make up for packing
+// the keys and values anew for each.
+func (s *Shape) queryBlock() int { return min(512, roundUp(s.Tq, KeyTile)) }
+
+func (s *Shape) forwardTasks() int {
+	if s.Tq == 0 {
+		return 0
+	}
+	b := s.queryBlock()
+	return s.B * s.H * ((s.Tq + b - 1) / b)
+}
+
+func (s *Shape) forwardSlot() int {
+	d, b := roundUp(s.D, 16), s.queryBlock()
+	// q and accumulators, lanes of l, m; kᵀ and v tiles; scores; α; alignment.
+	return 2*b*d + 17*b + 2*KeyTile*d + KeyTile*KeyTile + KeyTile + 64
+}
+
+func (s *Shape) backwardSlot() int {
+	d, t := roundUp(s.D, 16), roundUp(s.Tq, KeyTile)
+	// q, dy, dq; delta, lse; kᵀ, vᵀ, k, dk, dv tiles; p and ds; alignment.
+	return 3*t*d + 2*t + 5*KeyTile*d + 2*KeyTile*KeyTile + 64
+}
+
+// ForwardWorkspace is the elements of Forward.Work. It does not depend on the
+// number of threads, nor, beyond 512 queries, on the sequence's length.
+func ForwardWorkspace(s Shape) int {
+	if s.Validate() != nil {
+		return 0
+	}
+	return min(s.forwardTasks(), maxSlots) * s.forwardSlot()
+}
+
+// BackwardWorkspace is the elements of Backward.Work.
+func BackwardWorkspace(s Shape) int {
+	if s.Validate() != nil || s.Tk == 0 {
+		return 0
+	}
+	return min(s.B*s.KV, maxSlots) * s.backwardSlot()
+}
+
+func or(v, otherwise int) int {
+	if v == 0 {
+		return otherwise
+	}
+	return v
+}
+
+func scaleOf[T Float](scale T, d int) T {
+	if scale == 0 {
+		return T(1 / math.Sqrt(float64(d)))
+	}
+	return scale
+}
+
+func (f *Forward[T]) check() error {
+	const op = "attention"
+	if err := f.Shape.Validate(); err != nil {
+		return err
+	}
+	perSeq := or(f.KVRows, f.Tk)
+	f.q = rows[T]{f.Q, or(f.LdQ, f.H*f.D), f.Tq}
+	f.k = rows[T]{f.K, or(f.LdK, f.KV*f.D), perSeq}
+	f.v = rows[T]{f.V, or(f.LdV, f.KV*f.D), perSeq}
+	f.y = rows[T]{f.Y, or(f.LdY, f.H*f.D), f.Tq}
+	for _, o := range [...]operand{
+		{"q", len(f.Q), f.q.ld, f.Tq, f.Tq, f.H * f.D, f.B, "LdQ", "Tq"},
+		{"k", len(f.K), f.k.ld, f.Tk, perSeq, f.KV * f.D, f.B, "LdK", "KVRows"},
+		{"v", len(f.V), f.v.ld, f.Tk, perSeq, f.KV * f.D, f.B, "LdV", "KVRows"},
+		{"y", len(f.Y), f.y.ld, f.Tq, f.Tq, f.H * f.D, f.B, "LdY", "Tq"},
+	} {
+		if err := o.check(op); err != nil {
+			return err
+		}
+	}
+	if f.Lse != nil {
+		if err := checkFlat(op, "lse", len(f.Lse), f.B*f.H*f.Tq); err != nil {
+			return err
+		}
+	}
+	f.scale = scaleOf(f.Scale, f.D)
+	return checkFlat(op, "the workspace", len(f.Work), ForwardWorkspace(f.Shape))
+}
+
+func (f *Backward[T]) check() error {
+	const op = "attention backward"
+	if err := f.Shape.Validate(); err != nil {
+		return err
+	}
+	wq, wk := f.H*f.D, f.KV*f.D
+	f.q = rows[T]{f.Q, or(f.LdQ, wq), f.Tq}
+	f.k = rows[T]{f.K, or(f.LdK, wk), f.Tk}
+	f.v = rows[T]{f.V, or(f.LdV, wk), f.Tk}
+	f.y = rows[T]{f.Y, or(f.LdY, wq), f.Tq}
+	f.dy = rows[T]{f.Dy, or(f.LdDy, wq), f.Tq}
+	f.dq = rows[T]{f.Dq, or(f.LdDq, wq), f.Tq}
+	f.dk = rows[T]{f.Dk, or(f.LdDk, wk), f.Tk}
+	f.dv = rows[T]{f.Dv, or(f.LdDv, wk), f.Tk}
+	for _, o := range [...]operand{
+		{"q", len(f.Q), f.q.ld, f.Tq, f.Tq, wq, f.B, "LdQ", "Tq"},
+		{"k", len(f.K), f.k.ld, f.Tk, f.Tk, wk, f.B, "LdK", "Tk"},
+		{"v", len(f.V), f.v.ld, f.Tk, f.Tk, wk, f.B, "LdV", "Tk"},
+		{"y", len(f.Y), f.y.ld, f.Tq, f.Tq, wq, f.B, "LdY", "Tq"},
+		{"dy", len(f.Dy), f.dy.ld, f.Tq, f.Tq, wq, f.B, "LdDy", "Tq"},
+		{"dq", len(f.Dq), f.dq.ld, f.Tq, f.Tq, wq, f.B, "LdDq", "Tq"},
+		{"dk", len(f.Dk), f.dk.ld, f.Tk, f.Tk, wk, f.B, "LdDk", "Tk"},
+		{"dv", len(f.Dv), f.dv.ld, f.Tk, f.Tk, wk, f.B, "LdDv", "Tk"},
+	} {
+		if err := o.check(op); err != nil {
+			return err
+		}
+	}
+	if err := checkFlat(op, "lse", len(f.Lse), f.B*f.H*f.Tq); err != nil {
+		return err
+	}
+	f.scale = scaleOf(f.Scale, f.D)
+	return checkFlat(op, "the workspace", len(f.Work), BackwardWorkspace(f.Shape))
+}
+
+// Run computes Y and Lse on the pool. It allocates nothing. Sizes that do not
+// fit are refused, naming operand and dimension, before anything is written.
+func (f *Forward[T]) Run(p *pool.Pool) error {
+	if p == nil {
+		return errNoPool
+	}
+	if err := f.check(); err != nil {
+		return err
+	}
+	tasks := f.forwardTasks()
+	f.blocks = tasks / max(f.B*f.H, 1)
+	f.slots = min(tasks, maxSlots)
+	p.Run(f.slots, f)
+	return nil
+}
+
+// RunIndex does the tasks of a slot; for the pool. A task is a block of
+// queries of a head.
+func (f *Forward[T]) RunIndex(slot int) {
+	n := f.forwardSlot()
+	scratch := f.Work[slot*n : (slot+1)*n]
+	for task := slot; task < f.forwardTasks(); task += f.slots {
+		head, block := task/f.blocks, task%f.blocks
+		from := block * f.queryBlock()
+		f.block(head/f.H, head%f.H, from, min(from+f.queryBlock(), f.Tq), scratch)
+	}
+}
+
+// block computes queries [from, to) of a head.
+func (f *Forward[T]) block(b, h, from, to int, scratch []T) {
+	for t := from; t < to; t++ {
+		f.forwardRow(b, h, t)
+	}
+}
+
+// Run computes Dq, Dk and Dv on the pool, as Forward.Run.
+func (f *Backward[T]) Run(p *pool.Pool) error {
+	if p == nil {
+		return errNoPool
+	}
+	if err := f.check(); err != nil {
+		return err
+	}
+	f.slots = 0
+	if f.Tk > 0 {
+		f.slots = min(f.B*f.KV, maxSlots)
+	}
+	p.Run(f.slots, f)
+	return nil
+}
+
+// RunIndex does the tasks of a slot; for the pool. A task is a key/value head:
+// one goroutine does all that is added into its dk and dv.
+func (f *Backward[T]) RunIndex(slot int) {
+	n := f.backwardSlot()
+	scratch := f.Work[slot*n : (slot+1)*n]
+	group := f.H / f.KV
+	for task := slot; task < f.B*f.KV; task += f.slots {
+		b, g := task/f.KV, task%f.KV
+		for h := g * group; h < (g+1)*group; h++ {
+			f.backwardHead(b, h, scratch)
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package attn
+
+// The definition of the numbers, in plain Go; what SIMD code is compared with.
+
+// dot is the fma chain over d of a[d]·b[d], from +0.
+func dot[T Float](a, b []T) (s T) {
+	b = b[:len(a)]
+	for d, x := range a {
+		s = fma(x, b[d], s)
+	}
+	return s
+}
+
+// axpy adds p·x to acc, an fma an element.
+func axpy[T Float](p T, x, acc []T) {
+	acc = acc[:len(x)]
+	for d, v := range x {
+		acc[d] = fma(p, v, acc[d])
+	}
+}
+
+// forwardRow computes query row t of sequence b, head h.
+func (f *Forward[T]) forwardRow(b, h, t int) {
+	g := h / (f.H / f.KV)
+	q := f.q.row(b, t, h, f.D)
+	y := f.y.row(b, t, h, f.D)
+	clear(y)
+	m := negInf[T]()
+	var l [16]T
+	var p [KeyTile]T
+	n := f.visible(t)
+	for j0 := 0; j0 < n; j0 += KeyTile {
+		w := min(KeyTile, n-j0)
+		next := m
+		for j := range w {
+			p[j] = f.scale * dot(q, f.k.row(b, j0+j, g, f.D))
+			if p[j] > next {
+				next = p[j]
+			}
+		}
+		c := next
+		if c == negInf[T]() {
+			c = 0
+		}
+		alpha := exp(m - c)
+		m = next
+		for i := range l {
+			l[i] *= alpha
+		}
+		for d := range y {
+			y[d] *= alpha
+		}
+		for j := range w {
+			p[j] = exp(p[j] - c)
+			l[j%16] += p[j]
+			axpy(p[j], f.v.row(b, j0+j, g, f.D), y)
+		}
+	}
+	sum := tree16(&l)
+	for d := range y {
+		y[d] /= sum
+	}
+	if f.Lse != nil {
+		f.Lse[(b*f.H+h)*f.Tq+t] = T(float64(m) + logOf(float64(sum)))
+	}
+}
+
+// deltaOf is the 16-lane dot product of a row of dy and one of y.
+func deltaOf[T Float](dy, y []T) T {
+	var l [16]T
+	for d := range dy {
+		l[d%16] = fma(dy[d], y[d], l[d%16])
+	}
+	return tree16(&l)
+}
+
+// backwardHead adds query head h of sequence b to dk and dv of its key/value
+// head (the first head of a group writes them) and writes its dq. scratch:
+// Tq deltas, then a dk and a dv tile of (KeyTile, D).
+func (f *Backward[T]) backwardHead(b, h int, scratch []T) {
+	group := f.H / f.KV
+	g := h / group
+	delta := scratch[:f.Tq]
+	dks, dvs := scratch[f.Tq:f.Tq+KeyTile*f.D], scratch[f.Tq+KeyTile*f.D:f.Tq+2*KeyTile*f.D]
+	lse := f.Lse[(b*f.H+h)*f.Tq:][:f.Tq]
+	for t := range f.Tq {
+		delta[t] = deltaOf(f.dy.row(b, t, h, f.D), f.y.row(b, t, h, f.D))
+		clear(f.dq.row(b, t, h, f.D))
+	}
+	for j0 := 0; j0 < f.Tk; j0 += KeyTile {
+		w := min(KeyTile, f.Tk-j0)
+		clear(dks)
+		clear(dvs)
+		for t := f.firstQuery(j0); t < f.Tq; t++ {
+			q, dy, dq := f.q.row(b, t, h, f.D), f.dy.row(b, t, h, f.D), f.dq.row(b, t, h, f.D)
+			for j := range min(w, f.visible(t)-j0) {
+				k := f.k.row(b, j0+j, g, f.D)
+				s := f.scale * dot(q, k)
+				p := exp(s - lse[t])
+				dp := dot(dy, f.v.row(b, j0+j, g, f.D))
+				ds := T(p*(dp-delta[t])) * f.scale
+				axpy(p, dy, dvs[j*f.D:(j+1)*f.D])
+				axpy(ds, q, dks[j*f.D:(j+1)*f.D])
+				axpy(ds, k, dq)
+			}
+		}
+		for j := range w {
+			dk, dv := f.dk.row(b, j0+j, g, f.D), f.dv.row(b, j0+j, g, f.D)
+			if h%group == 0 {
+				copy(dk, dks[j*f.D:])
+				copy(dv, dvs[j*f.D:])
+				continue
+			}
+			for d := range dk {
+				dk[d] += dks[j*f.D+d]
+				dv[d] += dvs[j*f.D+d]
+			}
+		}
+	}
+}
