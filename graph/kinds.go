@@ -107,8 +107,10 @@ const (
 	AllReduce     Kind = "all_reduce"     // → buf rw, in place. GroupAttr
 )
 
-// Memory operations.
+// Memory operations, and Join, which does nothing: its waits and its event join
+// the streams.
 const (
+	Join Kind = "join"
 	Copy Kind = "copy" // src → dst, same bytes, any two spaces
 	Fill Kind = "fill" // → dst. FillAttr
 )

@@ -291,6 +291,24 @@ type Unit struct {
 	Segments []Segment
 	FlatLen  int64 // padded length in elements; set by the sharding rewrite
 	Frozen   bool
+
+	// Where the unit's states rest between steps; set by the sharding rewrite.
+	// Value is the (master) parameters, States the optimizer's.
+	Value  State
+	States []State
+}
+
+// State is a resident buffer that holds a unit's flat parameter, or something
+// of the same layout. With Axis ≥ 0 the rank with index i along that mesh axis
+// holds elements [i·Len, (i+1)·Len); with Axis −1 every rank holds all of it.
+// PerParam states have one element for each distinct parameter of the unit, in
+// the order of the segments, on every rank.
+type State struct {
+	Name     string // "value", "exp_avg", "exp_avg_sq", "momentum" …
+	Buf      BufID
+	Axis     int
+	Len      int64
+	PerParam bool
 }
 
 // Program is a whole run's operations over its buffers. It is the same on every

@@ -1,0 +1,137 @@
+package graph
+
+// Order says that the operation at index After of a phase must not start before
+// the one at index Before (a smaller index) has finished, besides what the data
+// demands. Throttles of prefetching are such orders.
+type Order struct{ Before, After int }
+
+// Synchronize gives the operations of one phase the events that they need:
+// every pair of operations on different streams that touch overlapping bytes
+// (one of them writing), and every pair of orders, gets a happens-before edge.
+// Edges that others imply cost no event. Existing waits and records stay.
+//
+//	compute:  a ──────── c(reads y)        compute:  a ─────●wait 1── c
+//	comm:        b(writes y)          →    comm:        b record 1
+//
+// A phase starts as if everything before it had finished.
+func Synchronize(p *Program, ops []Op, orders []Order) {
+	s := synchronizer{p: p, ops: ops, accesses: map[BufID][]access{}, clock: make([]vclock, len(ops))}
+	after := map[int][]int{}
+	for _, o := range orders {
+		after[o.After] = append(after[o.After], o.Before)
+	}
+	for i := range ops {
+		s.add(i, after[i])
+	}
+}
+
+// vclock has, by stream, the index of the latest operation known to have
+// finished; −1 none.
+type vclock [NumStreams]int32
+
+type access struct {
+	op     int
+	lo, hi int64
+	write  bool
+}
+
+type synchronizer struct {
+	p        *Program
+	ops      []Op
+	accesses map[BufID][]access // by root buffer, in program order
+	stream   [NumStreams]vclock
+	started  [NumStreams]bool
+	clock    []vclock
+}
+
+func (s *synchronizer) add(i int, before []int) {
+	op := &s.ops[i]
+	st := op.Stream
+	if !s.started[st] {
+		for t := range s.stream[st] {
+			s.stream[st][t] = -1
+		}
+		s.started[st] = true
+	}
+	var need vclock
+	for t := range need {
+		need[t] = -1
+	}
+	depend := func(j int) {
+		if t := s.ops[j].Stream; t != st && int32(j) > need[t] {
+			need[t] = int32(j)
+		}
+	}
+	for _, j := range before {
+		depend(j)
+	}
+	s.touch(i, depend)
+	for t := len(need) - 1; t >= 0; t-- {
+		j := need[t]
+		if j < 0 || s.stream[st][t] >= j {
+			continue
+		}
+		from := &s.ops[j]
+		if from.Record == 0 {
+			from.Record = s.p.NewEvent()
+		}
+		op.Wait = append(op.Wait, from.Record)
+		for u, k := range s.clock[j] {
+			s.stream[st][u] = max(s.stream[st][u], k)
+		}
+	}
+	s.stream[st][st] = int32(i)
+	s.clock[i] = s.stream[st]
+}
+
+// touch records the accesses of operation i and reports the earlier operations
+// that it conflicts with.
+func (s *synchronizer) touch(i int, conflict func(int)) {
+	op := &s.ops[i]
+	one := func(id BufID, write bool) {
+		if id == NoBuf {
+			return
+		}
+		root, lo, hi := Span(s.p, id)
+		list := s.accesses[root]
+		keep := list[:0]
+		for _, a := range list {
+			overlap := a.lo < hi && lo < a.hi
+			if overlap && (write || a.write) && a.op != i {
+				conflict(a.op)
+			}
+			// An access that this write covers is ordered before it: whoever comes
+			// after this write comes after that access too.
+			if !(write && lo <= a.lo && a.hi <= hi && a.op != i) {
+				keep = append(keep, a)
+			}
+		}
+		s.accesses[root] = append(keep, access{i, lo, hi, write})
+	}
+	for _, id := range op.In {
+		one(id, false)
+	}
+	one(op.Skip, false)
+	for _, o := range op.Out {
+		one(o.Buf, true)
+	}
+	one(op.Work, true)
+}
+
+// Span returns the root buffer of id and the byte range in it that any rank may
+// touch through id: a view with a RankStride spans the parts of all ranks.
+func Span(p *Program, id BufID) (root BufID, lo, hi int64) {
+	hi = p.Buffers[id].Bytes()
+	for {
+		v := p.Buffers[id].View
+		if v == nil {
+			return id, lo, hi
+		}
+		lo += v.Offset
+		hi += v.Offset
+		if v.RankStride != 0 && v.Axis < len(p.Mesh) {
+			hi += v.RankStride * int64(p.Mesh[v.Axis].Size-1)
+		}
+		id = v.Base
+	}
+}
