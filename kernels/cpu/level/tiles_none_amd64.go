@@ -1,0 +1,5 @@
+//go:build !linux
+
+package level
+
+func permitTiles() bool { return false }
