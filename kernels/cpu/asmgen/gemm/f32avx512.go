@@ -1,0 +1,271 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// The AVX-512 kernel keeps 14×32 elements of C in 28 registers, B in two and
+// broadcasts of A in two. B's sliver (KC×32, 32 KiB) stays in the first-level
+// cache while slivers of A stream from the second.
+const (
+	mr512 = 14
+	nr512 = 32
+)
+
+func f32AVX512() {
+	for mr := 1; mr <= mr512; mr++ {
+		micro512(mr)
+	}
+	transpose512()
+	copy512()
+}
+
+func micro512(mr int) {
+	TEXT(fmt.Sprintf("f32x%dAVX512", mr), NOSPLIT, "func(t *byte)")
+	Doc(fmt.Sprintf("f32x%dAVX512 multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B.", mr, mr, nr512))
+	t, a, b, c := reg.RDI, reg.RSI, reg.R8, reg.RDX
+	count, ldb, ldb3, ldc, n, bp, row, ap := reg.RCX, reg.R9, reg.R10, reg.R11, reg.R12, reg.R13, reg.RAX, reg.RBX
+	acc := func(i, v int) reg.VecPhysical { return zmm[2*i+v] }
+	bv := [2]reg.VecPhysical{reg.Z28, reg.Z29}
+	bc := [2]reg.VecPhysical{reg.Z30, reg.Z31}
+	km := [2]reg.OpmaskPhysical{reg.K1, reg.K2}
+
+	Load(Param("t"), t)
+	MOVQ(at(t, tileA), ap)
+	MOVQ(at(t, tileB), b)
+	MOVQ(at(t, tileC), c)
+	MOVQ(at(t, tileLdb), ldb)
+	LEAQ(idx(ldb, ldb, 2, 0), ldb3)
+	MOVQ(at(t, tileLdc), ldc)
+	MOVQ(at(t, tileN), n)
+	MOVQ(at(t, tileMask), row)
+	KMOVW(reg.EAX, km[0])
+	SHRQ(operand.Imm(16), row)
+	KMOVW(reg.EAX, km[1])
+
+	Label("sliver")
+	MOVQ(c, row)
+	for i := range mr {
+		PREFETCHT0(at(row, 0))
+		PREFETCHT0(at(row, 64))
+		VPXORD(acc(i, 0), acc(i, 0), acc(i, 0))
+		VPXORD(acc(i, 1), acc(i, 1), acc(i, 1))
+		if i < mr-1 {
+			ADDQ(ldc, row)
+		}
+	}
+	MOVQ(ap, a)
+	MOVQ(b, bp)
+	step := func(u int, b0, b1 operand.Mem) {
+		VMOVUPS(b0, bv[0])
+		VMOVUPS(b1, bv[1])
+		for i := range mr {
+			VBROADCASTSS(at(a, 4*(u*mr512+i)), bc[i%2])
+			VFMADD231PS(bv[0], bc[i%2], acc(i, 0))
+			VFMADD231PS(bv[1], bc[i%2], acc(i, 1))
+		}
+	}
+	MOVQ(at(t, tileK), count)
+	SHRQ(operand.Imm(2), count)
+	JZ(operand.LabelRef("rest"))
+	Label("four")
+	step(0, at(bp, 0), at(bp, 64))
+	step(1, idx(bp, ldb, 1, 0), idx(bp, ldb, 1, 64))
+	step(2, idx(bp, ldb, 2, 0), idx(bp, ldb, 2, 64))
+	step(3, idx(bp, ldb3, 1, 0), idx(bp, ldb3, 1, 64))
+	ADDQ(operand.Imm(4*4*mr512), a)
+	LEAQ(idx(bp, ldb, 4, 0), bp)
+	DECQ(count)
+	JNZ(operand.LabelRef("four"))
+	Label("rest")
+	MOVQ(at(t, tileK), count)
+	ANDQ(operand.Imm(3), count)
+	JZ(operand.LabelRef("write"))
+	Label("one")
+	step(0, at(bp, 0), at(bp, 64))
+	ADDQ(operand.Imm(4*mr512), a)
+	ADDQ(ldb, bp)
+	DECQ(count)
+	JNZ(operand.LabelRef("one"))
+
+	Label("write")
+	rows := func(f func(i int)) {
+		MOVQ(c, row)
+		for i := range mr {
+			f(i)
+			if i < mr-1 {
+				ADDQ(ldc, row)
+			}
+		}
+	}
+	CMPQ(at(t, tileAdd), operand.Imm(0))
+	JE(operand.LabelRef("bias"))
+	rows(func(i int) {
+		for v := range 2 {
+			VMOVUPS_Z(at(row, 64*v), km[v], bc[v])
+			VADDPS(acc(i, v), bc[v], acc(i, v))
+		}
+	})
+	Label("bias")
+	MOVQ(at(t, tileBias), row)
+	TESTQ(row, row)
+	JZ(operand.LabelRef("store"))
+	for v := range 2 {
+		VMOVUPS_Z(at(row, 64*v), km[v], bv[v])
+		for i := range mr {
+			VADDPS(bv[v], acc(i, v), acc(i, v))
+		}
+	}
+	Label("store")
+	rows(func(i int) {
+		for v := range 2 {
+			VMOVUPS(acc(i, v), km[v], at(row, 64*v))
+		}
+	})
+	LEAQ(idx(row, ldc, 1, 0), c)
+	ADDQ(at(t, tileStep), ap)
+	DECQ(n)
+	JNZ(operand.LabelRef("sliver"))
+	VZEROUPPER()
+	RET()
+}
+
+// transpose512 moves rows of a source into columns of a sliver, 16×16 elements
+// at a time. Lanes of rows that do not exist repeat the last one.
+func transpose512() {
+	TEXT("transposeAVX512", NOSPLIT, "func(dst, src *byte, dstStride, srcStride, rows, depth, mask int)")
+	Doc("transposeAVX512 writes element k of each of up to 16 source rows to dst+k*dstStride, in the lanes of mask. Strides are in bytes.")
+	dst, src, ds, ss, depth := reg.RDI, reg.RSI, reg.R8, reg.R9, reg.RCX
+	row, left, step, tmp := reg.RAX, reg.RDX, reg.R10, reg.R11
+	Load(Param("dst"), dst)
+	Load(Param("src"), src)
+	Load(Param("dstStride"), ds)
+	Load(Param("srcStride"), ss)
+	Load(Param("depth"), depth)
+	Load(Param("mask"), tmp)
+	KMOVW(reg.R11L, reg.K1)
+	block := func(tail bool) {
+		MOVQ(src, row)
+		Load(Param("rows"), left)
+		MOVQ(ss, step)
+		XORQ(tmp, tmp)
+		SUBQ(operand.Imm(1), left)
+		CMOVQLE(tmp, step)
+		for i := range 16 {
+			if tail {
+				VMOVUPS_Z(at(row, 0), reg.K2, zmm[i])
+			} else {
+				VMOVUPS(at(row, 0), zmm[i])
+			}
+			if i < 15 {
+				ADDQ(step, row)
+				SUBQ(operand.Imm(1), left)
+				CMOVQLE(tmp, step)
+			}
+		}
+		t := zmm[16:]
+		for i := 0; i < 16; i += 2 {
+			VUNPCKLPS(zmm[i+1], zmm[i], t[i])
+			VUNPCKHPS(zmm[i+1], zmm[i], t[i+1])
+		}
+		for i := 0; i < 16; i += 4 {
+			VUNPCKLPD(t[i+2], t[i], zmm[i])
+			VUNPCKHPD(t[i+2], t[i], zmm[i+1])
+			VUNPCKLPD(t[i+3], t[i+1], zmm[i+2])
+			VUNPCKHPD(t[i+3], t[i+1], zmm[i+3])
+		}
+		// zmm[4g+j] holds, in 128-bit part q, column 4q+j of rows 4g … 4g+3.
+		for j := range 4 {
+			VSHUFF32X4(operand.Imm(0x88), zmm[4+j], zmm[j], t[j])
+			VSHUFF32X4(operand.Imm(0xdd), zmm[4+j], zmm[j], t[4+j])
+			VSHUFF32X4(operand.Imm(0x88), zmm[12+j], zmm[8+j], t[8+j])
+			VSHUFF32X4(operand.Imm(0xdd), zmm[12+j], zmm[8+j], t[12+j])
+		}
+		for j := range 4 {
+			VSHUFF32X4(operand.Imm(0x88), t[8+j], t[j], zmm[j])
+			VSHUFF32X4(operand.Imm(0x88), t[12+j], t[4+j], zmm[4+j])
+			VSHUFF32X4(operand.Imm(0xdd), t[8+j], t[j], zmm[8+j])
+			VSHUFF32X4(operand.Imm(0xdd), t[12+j], t[4+j], zmm[12+j])
+		}
+	}
+	SUBQ(operand.Imm(16), depth)
+	JL(operand.LabelRef("tail"))
+	Label("full")
+	block(false)
+	for k := range 16 {
+		VMOVUPS(zmm[k], reg.K1, at(dst, 0))
+		ADDQ(ds, dst)
+	}
+	ADDQ(operand.Imm(64), src)
+	SUBQ(operand.Imm(16), depth)
+	JGE(operand.LabelRef("full"))
+	Label("tail")
+	ADDQ(operand.Imm(16), depth)
+	JZ(operand.LabelRef("done"))
+	MOVL(operand.U32(1), reg.R11L)
+	SHLQ(reg.CL, tmp)
+	DECQ(tmp)
+	KMOVW(reg.R11L, reg.K2)
+	block(true)
+	for k := range 15 {
+		VMOVUPS(zmm[k], reg.K1, at(dst, 0))
+		if k < 14 {
+			ADDQ(ds, dst)
+			DECQ(depth)
+			JZ(operand.LabelRef("done"))
+		}
+	}
+	Label("done")
+	VZEROUPPER()
+	RET()
+}
+
+// copy512 moves rows of up to 32 elements into a sliver.
+func copy512() {
+	TEXT("copyAVX512", NOSPLIT, "func(dst, src *byte, dstStride, srcStride, depth, load, store int)")
+	Doc("copyAVX512 copies depth rows of up to 32 elements: lanes of load are read, the others are zeros, lanes of store are written. Strides are in bytes.")
+	dst, src, ds, ss, depth, mask := reg.RDI, reg.RSI, reg.R8, reg.R9, reg.RCX, reg.RAX
+	Load(Param("dst"), dst)
+	Load(Param("src"), src)
+	Load(Param("dstStride"), ds)
+	Load(Param("srcStride"), ss)
+	Load(Param("depth"), depth)
+	Load(Param("load"), mask)
+	KMOVW(reg.EAX, reg.K1)
+	SHRQ(operand.Imm(16), mask)
+	KMOVW(reg.EAX, reg.K2)
+	Load(Param("store"), mask)
+	KMOVW(reg.EAX, reg.K3)
+	SHRQ(operand.Imm(16), mask)
+	KMOVW(reg.EAX, reg.K4)
+	row := func(v int) {
+		VMOVUPS_Z(at(src, 0), reg.K1, zmm[2*v])
+		VMOVUPS_Z(at(src, 64), reg.K2, zmm[2*v+1])
+		ADDQ(ss, src)
+		VMOVUPS(zmm[2*v], reg.K3, at(dst, 0))
+		VMOVUPS(zmm[2*v+1], reg.K4, at(dst, 64))
+		ADDQ(ds, dst)
+	}
+	SUBQ(operand.Imm(4), depth)
+	JL(operand.LabelRef("rest"))
+	Label("four")
+	for v := range 4 {
+		row(v)
+	}
+	SUBQ(operand.Imm(4), depth)
+	JGE(operand.LabelRef("four"))
+	Label("rest")
+	ADDQ(operand.Imm(4), depth)
+	JZ(operand.LabelRef("done"))
+	Label("one")
+	row(0)
+	DECQ(depth)
+	JNZ(operand.LabelRef("one"))
+	Label("done")
+	VZEROUPPER()
+	RET()
+}

@@ -1,0 +1,64 @@
+// Command gemm generates the assembly of package kernels/cpu/gemm.
+//
+// Run it through go generate in that package; -set chooses a file's kernels.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+
+	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+var sets = map[string]func(){
+	"f32avx512": f32AVX512,
+	"f32avx2":   f32AVX2,
+}
+
+func main() {
+	set := flag.String("set", "", "kernels to generate: f32avx512, f32avx2")
+	flag.Parse()
+	gen, ok := sets[*set]
+	if !ok {
+		fmt.Fprintf(os.Stderr, "gemm: no set %q\n", *set)
+		os.Exit(1)
+	}
+	gen()
+	Generate()
+}
+
+// Offsets of the fields of type tile in package gemm, in bytes.
+const (
+	tileA    = 0  // first packed A sliver
+	tileB    = 8  // B sliver
+	tileC    = 16 // first element of C
+	tileBias = 24 // bias of C's first column, or nil
+	tileK    = 32 // depth
+	tileN    = 40 // A slivers
+	tileLdb  = 48 // bytes between rows of B
+	tileLdc  = 56 // bytes between rows of C
+	tileStep = 64 // bytes between A slivers
+	tileMask = 72 // valid columns, a bit each
+	tileAdd  = 80 // 0 stores, 1 adds to C
+)
+
+func at(base reg.Register, disp int) operand.Mem { return operand.Mem{Base: base, Disp: disp} }
+
+func idx(base, index reg.Register, scale uint8, disp int) operand.Mem {
+	return operand.Mem{Base: base, Index: index, Scale: scale, Disp: disp}
+}
+
+var zmm = []reg.VecPhysical{
+	reg.Z0, reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.Z6, reg.Z7,
+	reg.Z8, reg.Z9, reg.Z10, reg.Z11, reg.Z12, reg.Z13, reg.Z14, reg.Z15,
+	reg.Z16, reg.Z17, reg.Z18, reg.Z19, reg.Z20, reg.Z21, reg.Z22, reg.Z23,
+	reg.Z24, reg.Z25, reg.Z26, reg.Z27, reg.Z28, reg.Z29, reg.Z30, reg.Z31,
+}
+
+var ymm = []reg.VecPhysical{
+	reg.Y0, reg.Y1, reg.Y2, reg.Y3, reg.Y4, reg.Y5, reg.Y6, reg.Y7,
+	reg.Y8, reg.Y9, reg.Y10, reg.Y11, reg.Y12, reg.Y13, reg.Y14, reg.Y15,
+}

@@ -1,0 +1,30 @@
+// Package gemm multiplies matrices on the CPU device.
+//
+// # What an element of a product is
+//
+// C(M,N) = A(M,K)·B(K,N) in float32 is defined element by element, so that it
+// has the same bits at every SIMD level, for every split into tiles and
+// threads, and for every M and N. K is cut into blocks of KC. In a block the
+// products are summed by a chain of fused multiply-adds, k increasing, that
+// starts at +0; the blocks' sums are added in order:
+//
+//	c = ((block0 + block1) + block2) + …            Accumulate off
+//	c = ((old + block0) + block1) + …               Accumulate on
+//
+// Then the bias of the column is added, then the Epilogue sees the finished
+// tile. A product over rows or columns of C in pieces equals the whole product;
+// so does an accumulated product over pieces of K cut at multiples of KC.
+//
+// NaN and infinities propagate as IEEE 754 says: no product is skipped, also
+// not by a zero. Which NaN it is (sign, payload) is not defined.
+//
+// # How it is computed
+//
+// As in Goto and van de Geijn, "Anatomy of High-Performance Matrix
+// Multiplication" (2008), and BLIS: A and B are copied into slivers of mr rows
+// and nr columns so that the micro-kernel reads both in order, and an mr×nr
+// tile of C stays in registers over a block of K. A chunk of at most
+// chunkRows×chunkCols×chunkDepth is packed, then computed in tiles; each step
+// is a pool.Task, its indices are strips and tiles. Sizes depend on the shape
+// alone.
+package gemm
