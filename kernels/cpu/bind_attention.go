@@ -1,120 +1,62 @@
 package cpu
 
 import (
-	"unsafe"
-
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cpu/attn"
 )
 
-// attnShape checks an attention's attribute and the rows of its operands.
-func (b *binding) attnShape(a graph.AttentionAttr) attn.Shape {
-	s := attn.Shape{B: int(a.Batch), Tq: int(a.Seq), Tk: int(a.Seq), H: int(a.Heads), KV: int(a.KVHeads), D: int(a.HeadDim), Causal: a.Causal}
-	if err := s.Validate(); err != nil && b.err == nil {
-		b.failf("%w", err)
-	}
-	return s
+func attnShape(a graph.AttentionAttr) attn.Shape {
+	return attn.Shape{B: int(a.Batch), Tq: int(a.Seq), Tk: int(a.Seq), H: int(a.Heads), KV: int(a.KVHeads), D: int(a.HeadDim), Causal: a.Causal}
 }
 
-// qkv is where the heads of queries, keys and values lie, packed in rows of one
-// buffer or in a buffer each.
-type qkv struct {
+// heads is where queries, keys and values lie: side by side in the rows of one
+// buffer, or in a buffer each.
+type heads struct {
 	q, k, v   []float32
-	ldq, ldkv int // row strides
+	ldq, ldkv int // row strides in elements
+	operands  int // that hold them
 }
 
-// attnOperands collects q, k and v, or the packed qkv, from get(i, name).
-func (b *binding) attnOperands(a graph.AttentionAttr, prefix string, get func(i int, name string) operand) (r qkv, used int) {
-	n := a.Batch * a.Seq
-	wq, wkv := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim
-	if a.Packed {
-		o := get(0, prefix+"qkv")
-		b.matrix(o, n, wq+2*wkv)
-		if b.err != nil {
-			return r, 1
-		}
-		s := f32(o)
-		if len(s) == 0 {
-			return r, 1
-		}
-		ld := int(wq + 2*wkv)
-		return qkv{q: s, k: s[wq:], v: s[wq+wkv:], ldq: ld, ldkv: ld}, 1
+func attnHeads(a graph.AttentionAttr, get func(i int) []float32) heads {
+	wq, wkv := int(a.Heads*a.HeadDim), int(a.KVHeads*a.HeadDim)
+	if !a.Packed {
+		return heads{get(0), get(1), get(2), wq, wkv, 3}
 	}
-	q, k, v := get(0, prefix+"q"), get(1, prefix+"k"), get(2, prefix+"v")
-	b.matrix(q, n, wq)
-	b.matrix(k, n, wkv)
-	b.matrix(v, n, wkv)
-	if b.err != nil {
-		return r, 3
+	s := get(0)
+	if len(s) < wq+2*wkv {
+		return heads{operands: 1}
 	}
-	return qkv{q: f32(q), k: f32(k), v: f32(v), ldq: int(wq), ldkv: int(wkv)}, 3
+	return heads{s, s[wq:], s[wq+wkv:], wq + 2*wkv, wq + 2*wkv, 1}
 }
 
 func bindAttention(b *binding) func() error {
-	b.arity(3, 2)
 	a := attr[graph.AttentionAttr](b)
-	shape := b.attnShape(a)
-	in, _ := b.attnOperands(a, "", func(i int, name string) operand { return b.in(i, name, graph.F32) })
-	y := b.out(0, "y", graph.F32, modeW...)
-	lse := b.out(1, "lse", graph.F32, modeW...)
-	b.matrix(y, a.Batch*a.Seq, a.Heads*a.HeadDim)
-	b.vector(lse, a.Batch*a.Heads*a.Seq)
-	work := floats(b.work(4 * int64(attn.ForwardWorkspace(shape))))
-	if b.err != nil {
-		return nil
-	}
+	h := attnHeads(a, func(i int) []float32 { return in[float32](b, i) })
 	f := &attn.Forward[float32]{
-		Shape: shape, Scale: float32(a.Scale),
-		Q: in.q, K: in.k, V: in.v, Y: f32(y), Lse: f32(lse), Work: work,
-		LdQ: in.ldq, LdK: in.ldkv, LdV: in.ldkv,
+		Shape: attnShape(a), Scale: float32(a.Scale),
+		Q: h.q, K: h.k, V: h.v, Y: out[float32](b, 0), Lse: out[float32](b, 1),
+		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv,
 	}
+	work := slab(b.work(4 * int64(attn.ForwardWorkspace(f.Shape))))
+	f.Work = take[float32](&work, int64(attn.ForwardWorkspace(f.Shape)))
 	pool := b.pool
 	return func() error { return f.Run(pool) }
 }
 
 func bindAttentionGrad(b *binding) func() error {
-	b.arity(6, 3)
 	a := attr[graph.AttentionAttr](b)
-	shape := b.attnShape(a)
-	in, n := b.attnOperands(a, "", func(i int, name string) operand { return b.in(i, name, graph.F32) })
-	y, lse, dy := b.in(n, "y", graph.F32), b.in(n+1, "lse", graph.F32), b.in(n+2, "dy", graph.F32)
-	out, _ := b.attnOperands(a, "d", func(i int, name string) operand { return b.out(i, name, graph.F32, modeW...) })
-	b.matrix(y, a.Batch*a.Seq, a.Heads*a.HeadDim)
-	b.matrix(dy, a.Batch*a.Seq, a.Heads*a.HeadDim)
-	b.vector(lse, a.Batch*a.Heads*a.Seq)
-	work := floats(b.work(4 * int64(attn.BackwardWorkspace(shape))))
-	if b.err != nil {
-		return nil
-	}
+	h := attnHeads(a, func(i int) []float32 { return in[float32](b, i) })
+	d := attnHeads(a, func(i int) []float32 { return out[float32](b, i) })
+	n := h.operands
 	f := &attn.Backward[float32]{
-		Shape: shape, Scale: float32(a.Scale),
-		Q: in.q, K: in.k, V: in.v, Y: f32(y), Dy: f32(dy), Lse: f32(lse),
-		Dq: out.q, Dk: out.k, Dv: out.v, Work: work,
-		LdQ: in.ldq, LdK: in.ldkv, LdV: in.ldkv, LdDq: out.ldq, LdDk: out.ldkv, LdDv: out.ldkv,
+		Shape: attnShape(a), Scale: float32(a.Scale),
+		Q: h.q, K: h.k, V: h.v,
+		Y: in[float32](b, n), Lse: in[float32](b, n+1), Dy: in[float32](b, n+2),
+		Dq: d.q, Dk: d.k, Dv: d.v,
+		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv, LdDq: d.ldq, LdDk: d.ldkv, LdDv: d.ldkv,
 	}
+	work := slab(b.work(4 * int64(attn.BackwardWorkspace(f.Shape))))
+	f.Work = take[float32](&work, int64(attn.BackwardWorkspace(f.Shape)))
 	pool := b.pool
 	return func() error { return f.Run(pool) }
-}
-
-// floats views workspace bytes, whose start is aligned, as float32.
-func floats(b []byte) []float32 {
-	if len(b) < 4 {
-		return nil
-	}
-	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
-}
-
-// doubles views workspace bytes as float64, words as int64.
-func doubles(b []byte) []float64 {
-	if len(b) < 8 {
-		return nil
-	}
-	return unsafe.Slice((*float64)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/8)
-}
-
-func words(b []byte) []int64 {
-	if len(b) < 8 {
-		return nil
-	}
-	return unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/8)
 }

@@ -1,35 +1,44 @@
 // Package cpu binds the operations of a step program to the CPU's kernels.
 //
-// Binding checks everything that can be wrong (operands, dtypes, shapes, modes,
-// overlaps, workspace) and prepares a kernel whose execution allocates nothing.
-// The arithmetic is in the packages below: gemm, attn, vec, exact.
+// Binding checks everything that can be wrong (the operation by the kind table,
+// its operands' places, its workspace) and prepares a kernel whose execution
+// allocates nothing. The arithmetic is in the packages below: gemm, attn, vec,
+// exact.
 package cpu
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/spillway-ml/spillway/device"
+	devcpu "github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-type library struct{ pool *pool.Pool }
+type library struct {
+	pool   *pool.Pool
+	target graph.Target
+}
 
 // New returns the kernels of the CPU device. All of them compute on p's
 // threads; results do not depend on how many there are.
-func New(p *pool.Pool) kernels.Library { return &library{pool: p} }
+func New(p *pool.Pool) kernels.Library { return &library{pool: p, target: graph.CPUTarget()} }
 
-// binder checks an operation's operands and returns what executes it.
+// binder prepares an operation: it returns what executes it. The result is of
+// no meaning once the binding has an error.
 type binder func(b *binding) func() error
 
-// kernel is a bound operation: a device/cpu Kernel.
+// kernel is a bound operation.
 type kernel struct {
 	label   string
 	touches []device.Ptr
 	skip    []int32 // the predicate; nil: always runs
 	body    func() error
 }
+
+var _ devcpu.Kernel = (*kernel)(nil)
 
 func (k *kernel) Touches() []device.Ptr { return k.touches }
 func (k *kernel) Label() string         { return k.label }
@@ -39,42 +48,43 @@ func (k *kernel) Run() error {
 	if k.skip != nil && k.skip[0] != 0 {
 		return nil
 	}
-	if err := k.body(); err != nil {
-		return fmt.Errorf("cpu: %s: %w", k.label, err)
-	}
-	return nil
+	return k.body()
 }
 
-// Bind prepares an operation. It refuses, naming operation and operand, what
-// has no kernel, and shapes, dtypes, modes, places and overlaps that the kind
-// does not allow. Collectives and copies are the executor's.
+// Bind prepares an operation. It refuses, naming operation and operand, kinds
+// without a kernel (collectives and copies are the executor's), operations that
+// graph.Check refuses, and operands and workspace in wrong places.
 func (l *library) Bind(kb kernels.Binding) (device.Kernel, error) {
-	if kb.Program == nil || kb.Op == nil {
-		return nil, fmt.Errorf("cpu: bind: got no program or no operation")
+	if kb.Program == nil || kb.Op == nil || l.pool == nil {
+		return nil, errors.New("cpu: bind: want a program, an operation and a pool")
 	}
 	bind, ok := binders[kb.Op.Kind]
 	if !ok {
 		return nil, fmt.Errorf("cpu: bind %s: no kernel for kind %q", kb.Op.Name, kb.Op.Kind)
 	}
+	if err := graph.Check(kb.Program, kb.Op); err != nil {
+		return nil, fmt.Errorf("cpu: bind: %w", err)
+	}
 	b := &binding{Binding: kb, pool: l.pool}
 	k := &kernel{label: kb.Op.Name}
+	b.places()
 	if kb.Op.Skip != graph.NoBuf {
-		skip := b.operand("skip", kb.Op.Skip, kb.Skip, graph.I32)
-		b.vector(skip, 1)
-		k.skip = slice[int32](skip)
-		b.all = append(b.all, skip)
+		if k.skip = view[int32](b, "skip", kb.Skip); b.err == nil && len(k.skip) != 1 {
+			b.failf("skip has %d elements, want 1", len(k.skip))
+		}
 	}
 	if b.err == nil {
 		k.body = bind(b)
 	}
-	b.checkAliases()
 	if b.err != nil {
 		return nil, b.err
 	}
-	for _, o := range b.all {
-		if o.ok() {
-			k.touches = append(k.touches, o.ptr)
-		}
-	}
+	k.touches = b.touches
 	return k, nil
+}
+
+// binders has an entry for every kind but collectives and copies.
+var binders = map[graph.Kind]binder{
+	graph.Attention:     bindAttention,
+	graph.AttentionGrad: bindAttentionGrad,
 }

@@ -2,8 +2,7 @@ package cpu
 
 import (
 	"fmt"
-	"slices"
-	"strings"
+	"unsafe"
 
 	"github.com/spillway-ml/spillway/device"
 	devcpu "github.com/spillway-ml/spillway/device/cpu"
@@ -12,55 +11,15 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// operand is one operand of an operation that is being bound. An absent
-// optional operand has a nil buf; so has one whose check failed, and then the
-// bindings's err is set.
-type operand struct {
-	name string
-	buf  *graph.Buffer
-	ptr  device.Ptr
-	mode graph.Mode // of an output
-	out  bool
-}
-
-func (o operand) ok() bool { return o.buf != nil }
-
-func (o operand) accum() bool { return o.mode == graph.Accum }
-
-func (o operand) elems() int64 {
-	if o.buf == nil {
-		return 0
-	}
-	return o.buf.Elems()
-}
-
-// cols is the last dimension (1 for a scalar), rows the product of the others.
-func (o operand) cols() int64 {
-	if o.buf == nil || len(o.buf.Shape) == 0 {
-		return 1
-	}
-	return o.buf.Shape[len(o.buf.Shape)-1]
-}
-
-func (o operand) rows() int64 {
-	if o.buf == nil || len(o.buf.Shape) == 0 {
-		return 1
-	}
-	n := int64(1)
-	for _, d := range o.buf.Shape[:len(o.buf.Shape)-1] {
-		n *= d
-	}
-	return n
-}
-
-// binding collects the operands of an operation and what is wrong with them:
-// the first error sticks, and binders return it before they take any slice.
+// binding is an operation that graph.Check has passed, while its kernel is
+// prepared: operands are present unless optional, and have the kind's dtypes
+// and shapes. What remains to check is where they lie. The first error sticks;
+// slices are then empty, and nothing may be computed with them.
 type binding struct {
 	kernels.Binding
 	pool    *pool.Pool
 	err     error
-	all     []operand
-	inPlace [][2]string // output and operand that may be the same range
+	touches []device.Ptr
 }
 
 func (b *binding) failf(format string, args ...any) {
@@ -69,202 +28,156 @@ func (b *binding) failf(format string, args ...any) {
 	}
 }
 
-// arity refuses operations with more operands than the kind has.
-func (b *binding) arity(in, out int) {
-	if len(b.Op.In) > in {
-		b.failf("has %d inputs, want at most %d", len(b.Op.In), in)
-	}
-	if len(b.Op.Out) > out {
-		b.failf("has %d outputs, want at most %d", len(b.Op.Out), out)
-	}
+// places checks where the operands lie: in their arenas, as long as their
+// buffers, and no output over another operand, except for one buffer that the
+// kind lets be updated in place.
+func (b *binding) places() {
 	if len(b.In) != len(b.Op.In) || len(b.Out) != len(b.Op.Out) {
 		b.failf("got places for %d inputs and %d outputs, the operation has %d and %d",
 			len(b.In), len(b.Out), len(b.Op.In), len(b.Op.Out))
+		return
+	}
+	type place struct {
+		what string
+		buf  graph.BufID
+		ptr  device.Ptr
+	}
+	var in, out []place
+	for i, id := range b.Op.In {
+		in = append(in, place{fmt.Sprintf("input %d", i), id, b.In[i]})
+	}
+	if b.Op.Skip != graph.NoBuf {
+		in = append(in, place{"skip", b.Op.Skip, b.Skip})
+	}
+	for i, o := range b.Op.Out {
+		out = append(out, place{fmt.Sprintf("output %d", i), o.Buf, b.Out[i]})
+	}
+	if b.Op.Work != graph.NoBuf {
+		out = append(out, place{"workspace", b.Op.Work, b.Work})
+	}
+	for _, list := range [2][]place{in, out} {
+		for _, p := range list {
+			if p.buf == graph.NoBuf {
+				continue
+			}
+			buf := b.Program.Buf(p.buf)
+			if err := p.ptr.Check(); err != nil {
+				b.failf("%s (%s): %w", p.what, buf.Name, err)
+				return
+			}
+			if p.ptr.Len != buf.Bytes() {
+				b.failf("%s (%s): got a place of %d bytes, shape %v of %v takes %d", p.what, buf.Name, p.ptr.Len, buf.Shape, buf.DType, buf.Bytes())
+				return
+			}
+			b.touches = append(b.touches, p.ptr)
+		}
+	}
+	for i, o := range out {
+		for _, q := range append(in, out[i+1:]...) {
+			if o.buf != graph.NoBuf && q.buf != graph.NoBuf && o.buf != q.buf && o.ptr.Overlaps(q.ptr) {
+				b.failf("%s (%s) and %s (%s) overlap", o.what, b.Program.Buf(o.buf).Name, q.what, b.Program.Buf(q.buf).Name)
+				return
+			}
+		}
 	}
 }
 
-func (b *binding) operand(name string, id graph.BufID, ptr device.Ptr, dt graph.DType) operand {
-	o := operand{name: name}
-	if b.err != nil {
-		return o
+// shape returns an operand's leading dimensions multiplied, and its last one.
+func (b *binding) shape(id graph.BufID) (rows, cols int) {
+	rows, cols = 1, 1
+	if id == graph.NoBuf {
+		return 0, 0
 	}
-	if id < 0 || int(id) >= len(b.Program.Buffers) {
-		b.failf("operand %s: the program has no buffer %d", name, id)
-		return o
+	s := b.Program.Buf(id).Shape
+	for i, d := range s {
+		if i == len(s)-1 {
+			cols = int(d)
+		} else {
+			rows *= int(d)
+		}
 	}
-	buf := b.Program.Buf(id)
-	switch {
-	case buf.DType != dt:
-		b.failf("operand %s (%s): is %v, want %v", name, buf.Name, buf.DType, dt)
-	case slices.ContainsFunc(buf.Shape, func(d int64) bool { return d < 0 }):
-		b.failf("operand %s (%s): has a negative dimension in %v", name, buf.Name, buf.Shape)
-	case ptr.Arena == nil:
-		b.failf("operand %s (%s): has no place in an arena", name, buf.Name)
-	case ptr.Len != buf.Bytes():
-		b.failf("operand %s (%s): got a place of %d bytes, its shape %v takes %d", name, buf.Name, ptr.Len, buf.Shape, buf.Bytes())
-	case ptr.Off < 0 || ptr.Len > ptr.Arena.Size() || ptr.Off > ptr.Arena.Size()-ptr.Len:
-		b.failf("operand %s (%s): bytes [%d, %d) are outside the %v arena of %d bytes", name, buf.Name, ptr.Off, ptr.Off+ptr.Len, ptr.Arena.Space(), ptr.Arena.Size())
-	case ptr.Off%dt.Size() != 0:
-		b.failf("operand %s (%s): offset %d is not a multiple of %d, the size of %v", name, buf.Name, ptr.Off, dt.Size(), dt)
-	default:
-		o.buf, o.ptr = buf, ptr
-	}
-	return o
+	return rows, cols
 }
 
-// in returns input i; optIn one that may be absent.
-func (b *binding) in(i int, name string, dt graph.DType) operand {
-	o := b.optIn(i, name, dt)
-	if b.err == nil && !o.ok() {
-		b.failf("operand %s (input %d) is missing", name, i)
+func (b *binding) inShape(i int) (rows, cols int)  { return b.shape(b.Op.In[i]) }
+func (b *binding) outShape(i int) (rows, cols int) { return b.shape(b.Op.Out[i].Buf) }
+
+// hasIn and hasOut say whether an optional operand is there.
+func (b *binding) hasIn(i int) bool  { return i < len(b.Op.In) && b.Op.In[i] != graph.NoBuf }
+func (b *binding) hasOut(i int) bool { return hasOut(b.Op, i) }
+
+// accum says whether an output is added to.
+func (b *binding) accum(i int) bool { return b.hasOut(i) && b.Op.Out[i].Mode == graph.Accum }
+
+// in and out return operands as slices, nil for absent ones.
+func in[T devcpu.Element](b *binding, i int) []T {
+	if !b.hasIn(i) {
+		return nil
 	}
-	return o
+	return view[T](b, fmt.Sprintf("input %d", i), b.In[i])
 }
 
-func (b *binding) optIn(i int, name string, dt graph.DType) operand {
-	if b.err != nil || i >= len(b.Op.In) || b.Op.In[i] == graph.NoBuf {
-		return operand{name: name}
+func out[T devcpu.Element](b *binding, i int) []T {
+	if !b.hasOut(i) {
+		return nil
 	}
-	o := b.operand(name, b.Op.In[i], b.In[i], dt)
-	b.all = append(b.all, o)
-	return o
+	return view[T](b, fmt.Sprintf("output %d", i), b.Out[i])
 }
 
-// out returns output i, used in one of the modes that the kind allows; optOut
-// one that may be absent.
-func (b *binding) out(i int, name string, dt graph.DType, modes ...graph.Mode) operand {
-	o := b.optOut(i, name, dt, modes...)
-	if b.err == nil && !o.ok() {
-		b.failf("operand %s (output %d) is missing", name, i)
-	}
-	return o
-}
-
-func (b *binding) optOut(i int, name string, dt graph.DType, modes ...graph.Mode) operand {
-	if b.err != nil || i >= len(b.Op.Out) || b.Op.Out[i].Buf == graph.NoBuf {
-		return operand{name: name}
-	}
-	o := b.operand(name, b.Op.Out[i].Buf, b.Out[i], dt)
-	o.mode, o.out = b.Op.Out[i].Mode, true
-	if b.err == nil && !slices.Contains(modes, o.mode) {
-		b.failf("operand %s (%s): mode is %v, want one of %v", name, o.buf.Name, o.mode, modes)
-	}
-	b.all = append(b.all, o)
-	return o
-}
-
-// Output modes as the kind table writes them.
-var (
-	modeW  = []graph.Mode{graph.Write}
-	modeWA = []graph.Mode{graph.Write, graph.Accum}
-	modeA  = []graph.Mode{graph.Accum}
-	modeRW = []graph.Mode{graph.ReadWrite}
-)
-
-// size checks one dimension of an operand.
-func (b *binding) size(o operand, dim string, got, want int64) {
-	if b.err == nil && o.ok() && got != want {
-		b.failf("operand %s (%s, shape %v): %s is %d, want %d", o.name, o.buf.Name, o.buf.Shape, dim, got, want)
-	}
-}
-
-// vector checks that o has n elements.
-func (b *binding) vector(o operand, n int64) { b.size(o, "number of elements", o.elems(), n) }
-
-// matrix checks that o is (rows, cols): the last dimension is cols, the product
-// of the others rows.
-func (b *binding) matrix(o operand, rows, cols int64) {
-	b.size(o, "last dimension", o.cols(), cols)
-	b.size(o, "number of rows", o.rows(), rows)
-}
-
-// atLeast checks a lower bound.
-func (b *binding) atLeast(o operand, dim string, got, least int64) {
-	if b.err == nil && o.ok() && got < least {
-		b.failf("operand %s (%s, shape %v): %s is %d, want at least %d", o.name, o.buf.Name, o.buf.Shape, dim, got, least)
-	}
-}
-
-// allow lets output out be the same range as operand with.
-func (b *binding) allow(out, with string) { b.inPlace = append(b.inPlace, [2]string{out, with}) }
-
-// work returns the operation's workspace of exactly n bytes, or nil for 0.
-func (b *binding) work(n int64) []byte {
+func view[T devcpu.Element](b *binding, what string, p device.Ptr) []T {
 	if b.err != nil {
 		return nil
 	}
-	if n == 0 {
+	s, err := devcpu.Slice[T](p)
+	if err != nil {
+		b.failf("%s: %w", what, err)
 		return nil
 	}
-	if b.Op.Work == graph.NoBuf || b.Work.Arena == nil {
-		b.failf("workspace is missing, want %d bytes", n)
-		return nil
-	}
-	o := b.operand("workspace", b.Op.Work, b.Work, graph.U8)
-	if b.err != nil {
-		return nil
-	}
-	if o.ptr.Len < n {
-		b.failf("workspace (%s) has %d bytes, want %d", o.buf.Name, o.ptr.Len, n)
-		return nil
-	}
-	if o.ptr.Off%workAlign != 0 {
-		b.failf("workspace (%s) starts at byte %d, want a multiple of %d", o.buf.Name, o.ptr.Off, workAlign)
-		return nil
-	}
-	o.out = true
-	b.all = append(b.all, o)
-	return slice[byte](o)[:n]
+	return s
 }
 
 // workAlign is the alignment of a workspace in its arena, in bytes: a cache
-// line and a 512-bit vector.
+// line, and a vector of 512 bits.
 const workAlign = 64
 
-// checkAliases refuses outputs that overlap another operand, except where they
-// are the same range and the kind allows that.
-func (b *binding) checkAliases() {
-	for i, o := range b.all {
-		if !o.out || o.ptr.Len == 0 {
-			continue
-		}
-		for j, q := range b.all {
-			if i == j || q.out && j < i || q.ptr.Arena != o.ptr.Arena ||
-				o.ptr.Off >= q.ptr.Off+q.ptr.Len || q.ptr.Off >= o.ptr.Off+o.ptr.Len {
-				continue
-			}
-			if o.ptr == q.ptr && slices.Contains(b.inPlace, [2]string{o.name, q.name}) {
-				continue
-			}
-			b.failf("operands %s (%s) and %s (%s) overlap", o.name, o.buf.Name, q.name, q.buf.Name)
-			return
-		}
-	}
-}
-
-// slice returns an operand's elements, nil for an absent one. The operand's
-// dtype, place and length were checked when it was collected.
-func slice[T any](o operand) []T {
-	if !o.ok() {
+// work returns the operation's workspace, at least n bytes; nil for n = 0.
+func (b *binding) work(n int64) []byte {
+	if b.err != nil || n == 0 {
 		return nil
 	}
-	return devcpu.Slice[T](o.ptr)
+	if b.Op.Work == graph.NoBuf || b.Work.Len < n {
+		b.failf("workspace has %d bytes, want %d", b.Work.Len, n)
+		return nil
+	}
+	if b.Work.Off%workAlign != 0 {
+		b.failf("workspace starts at byte %d, want a multiple of %d", b.Work.Off, workAlign)
+		return nil
+	}
+	return view[byte](b, "workspace", b.Work)[:n]
 }
 
-func f32(o operand) []float32 { return slice[float32](o) }
+// slab cuts workspace into typed pieces. Pieces are multiples of workAlign.
+type slab []byte
 
-// attr returns the operation's attribute struct.
+// aligned rounds bytes up to a piece's size.
+func aligned(bytes int64) int64 { return (bytes + workAlign - 1) / workAlign * workAlign }
+
+func take[T any](s *slab, n int64) []T {
+	var z T
+	size := aligned(n * int64(unsafe.Sizeof(z)))
+	if n == 0 || int64(len(*s)) < size {
+		return nil
+	}
+	p := unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(*s))), n)
+	*s = (*s)[size:]
+	return p
+}
+
+// attr returns the operation's attribute struct, whose type graph.Check knows.
 func attr[A any](b *binding) A {
 	a, ok := b.Op.Attr.(A)
 	if !ok {
-		b.failf("attribute is %s, want %T", typeName(b.Op.Attr), a)
+		b.failf("attribute is %T, want %T", b.Op.Attr, a)
 	}
 	return a
-}
-
-func typeName(v any) string {
-	if v == nil {
-		return "absent"
-	}
-	return strings.TrimPrefix(fmt.Sprintf("%T", v), "*")
 }
