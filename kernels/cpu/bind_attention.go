@@ -37,7 +37,7 @@ func bindAttention(b *binding) func() error {
 		Q: h.q, K: h.k, V: h.v, Y: out[float32](b, 0), Lse: out[float32](b, 1),
 		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv,
 	}
-	work := slab(b.work(4 * int64(attn.ForwardWorkspace(f.Shape))))
+	work := slab(b.work(workspace(b.Program, b.Op)))
 	f.Work = take[float32](&work, int64(attn.ForwardWorkspace(f.Shape)))
 	pool := b.pool
 	return func() error { return f.Run(pool) }
@@ -55,7 +55,7 @@ func bindAttentionGrad(b *binding) func() error {
 		Dq: d.q, Dk: d.k, Dv: d.v,
 		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv, LdDq: d.ldq, LdDk: d.ldkv, LdDv: d.ldkv,
 	}
-	work := slab(b.work(4 * int64(attn.BackwardWorkspace(f.Shape))))
+	work := slab(b.work(workspace(b.Program, b.Op)))
 	f.Work = take[float32](&work, int64(attn.BackwardWorkspace(f.Shape)))
 	pool := b.pool
 	return func() error { return f.Run(pool) }

@@ -17,14 +17,11 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-type library struct {
-	pool   *pool.Pool
-	target graph.Target
-}
+type library struct{ pool *pool.Pool }
 
 // New returns the kernels of the CPU device. All of them compute on p's
 // threads; results do not depend on how many there are.
-func New(p *pool.Pool) kernels.Library { return &library{pool: p, target: graph.CPUTarget()} }
+func New(p *pool.Pool) kernels.Library { return &library{pool: p} }
 
 // binder prepares an operation: it returns what executes it. The result is of
 // no meaning once the binding has an error.
@@ -85,6 +82,56 @@ func (l *library) Bind(kb kernels.Binding) (device.Kernel, error) {
 
 // binders has an entry for every kind but collectives and copies.
 var binders = map[graph.Kind]binder{
-	graph.Attention:     bindAttention,
-	graph.AttentionGrad: bindAttentionGrad,
+	graph.Embed:       bindEmbed,
+	graph.EmbedGrad:   bindEmbedGrad,
+	graph.AddPos:      bindAddPos,
+	graph.AddPosGrad:  bindAddPosGrad,
+	graph.Linear:      bindLinear,
+	graph.LinearGradX: bindLinearGrad,
+	graph.LinearGradW: bindLinearGrad,
+	graph.BiasGrad:    bindBiasGrad,
+
+	graph.LayerNorm:     bindLayerNorm,
+	graph.LayerNormGrad: bindLayerNormGrad,
+	graph.RMSNorm:       bindRMSNorm,
+	graph.RMSNormGrad:   bindRMSNormGrad,
+	graph.Softmax:       bindSoftmax,
+	graph.SoftmaxGrad:   bindSoftmaxGrad,
+
+	graph.Activation:     bindActivation,
+	graph.ActivationGrad: bindActivationGrad,
+	graph.SwiGLU:         bindSwiGLU,
+	graph.SwiGLUGrad:     bindSwiGLUGrad,
+	graph.Add:            bindAdd,
+	graph.Sub:            bindSub,
+	graph.Mul:            bindMul,
+	graph.Scale:          bindScale,
+	graph.Sum:            bindSum,
+	graph.SumGrad:        bindSumGrad,
+	graph.Fill:           bindFill,
+	graph.SelectRow:      bindSelectRow,
+	graph.Rope:           bindRope,
+	graph.Dropout:        bindDropout,
+	graph.Attention:      bindAttention,
+	graph.AttentionGrad:  bindAttentionGrad,
+
+	graph.Im2Col:      bindIm2Col,
+	graph.Col2Im:      bindCol2Im,
+	graph.MaxPool:     bindMaxPool,
+	graph.MaxPoolGrad: bindMaxPoolGrad,
+
+	graph.CrossEntropy:     bindCrossEntropy,
+	graph.CrossEntropyGrad: bindCrossEntropyGrad,
+	graph.HeadLoss:         bindHeadLoss,
+	graph.HeadLossGrad:     bindHeadLoss,
+
+	graph.SqSum:         bindSqSum,
+	graph.ClipCoef:      bindClipCoef,
+	graph.AdamW:         bindAdamW,
+	graph.SGD:           bindSGD,
+	graph.LAMBDirection: bindLAMBDirection,
+	graph.LAMBApply:     bindLAMBApply,
+	graph.ParamNorms:    bindParamNorms,
+	graph.LARSApply:     bindLARSApply,
+	graph.NovoGrad:      bindNovoGrad,
 }
