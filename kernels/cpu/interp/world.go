@@ -23,6 +23,7 @@ type World[T num.Float] struct {
 	prog  *graph.Program
 	ranks []rank[T]
 	pool  *pool.Pool
+	kinds map[graph.Kind]func(*call[T])
 }
 
 type rank[T num.Float] struct {
@@ -39,7 +40,7 @@ type storage[T num.Float] struct {
 
 // New returns the zero memory of every rank of p.
 func New[T num.Float](p *graph.Program) *World[T] {
-	w := &World[T]{prog: p, pool: pool.New(1)}
+	w := &World[T]{prog: p, pool: pool.New(1), kinds: table[T]()}
 	for r := range p.WorldSize() {
 		coord := make([]int, len(p.Mesh))
 		for a := len(p.Mesh) - 1; a >= 0; a-- {
@@ -179,10 +180,13 @@ func (w *World[T]) RunPhase(ph *graph.Phase) error {
 }
 
 func (w *World[T]) runOp(op *graph.Op) error {
-	if group, ok := collectives[op.Kind]; ok {
-		return runCollective(w, op, group)
+	if collectives[op.Kind] {
+		return runCollective(w, op)
 	}
-	run, ok := table[T]()[op.Kind]
+	if op.Kind == graph.Join {
+		return nil
+	}
+	run, ok := w.kinds[op.Kind]
 	if !ok {
 		return fmt.Errorf("no interpretation of kind %q", op.Kind)
 	}
@@ -221,8 +225,6 @@ func (c *call[T]) skip() bool {
 	}
 	return s[0] != 0
 }
-
-func (c *call[T]) has(id graph.BufID) bool { return id != graph.NoBuf }
 
 func (c *call[T]) input(i int) graph.BufID {
 	if i >= len(c.op.In) {
@@ -304,16 +306,5 @@ func (c *call[T]) outI64(i int) []int64 {
 func (c *call[T]) note(err error) {
 	if c.err == nil {
 		c.err = err
-	}
-}
-
-// put stores or adds v[i] into dst[i], by the mode of output i.
-func (c *call[T]) put(out int, dst, v []T) {
-	if !c.accum(out) {
-		copy(dst, v)
-		return
-	}
-	for i, x := range v {
-		dst[i] += x
 	}
 }
