@@ -107,8 +107,8 @@ type Context interface {
 	HostBytes(p Ptr) ([]byte, error)
 	// OnError registers f to be called once with the first error that becomes
 	// sticky, as soon as the device learns of it, so that whoever waits for this
-	// rank elsewhere (comm) can be released. f may run on any goroutine and must
-	// not call the context. Registered before the first Launch.
+	// rank elsewhere (comm) can be released. f may run on any goroutine; of the
+	// context it may call Abort only. Registered before the first Launch.
 	OnError(f func(error))
 	// Abort makes err the sticky error, unless there is one already, and releases
 	// every wait of the context's streams. It may be called from any goroutine.

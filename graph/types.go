@@ -335,7 +335,7 @@ type Program struct {
 	// program move them. Staging is host memory through which states are
 	// initialised, loaded and saved.
 	HostTokens, HostTargets, HostHyper, HostKey BufID
-	HostLoss, HostGradNorm, HostLogits          BufID
+	HostLoss, HostGradNorm                      BufID
 	Staging                                     BufID
 }
 

@@ -1,0 +1,297 @@
+// Package plan turns a model's forward programs and a Config into a Plan: the
+// program that every rank runs, and where each of its buffers lies. It needs no
+// device, no weights and no data.
+package plan
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spillway-ml/spillway/fsdp"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+// Forward holds a model's forward programs, each with one section of one phase,
+// over the same parameters. Eval and Generate may be nil.
+type Forward struct {
+	Train, Eval, Generate *graph.Program
+}
+
+// Config is what shapes a run's program and memory.
+type Config struct {
+	Ranks        int        // world size
+	Stage        zero.Stage // ZeRO stage over all ranks
+	Accum        int        // micro-steps a step
+	Reproducible bool       // stages 0 and 1 reduce every micro-step, so that all stages agree bit for bit
+	Prefetch     int        // units gathered ahead of their use at stage 3
+	Freeze       []string   // patterns of parameters that are not trained
+	Optimizer    zero.Optimizer
+	Clip         float64 // largest global gradient norm, 0: off
+	Target       graph.Target
+
+	// Capacity caps each memory space of a rank, in bytes; 0: no cap.
+	Capacity [graph.NumSpaces]int64
+	// Verify runs graph.Verify after every pass (tests always do).
+	Verify bool
+}
+
+// Validate refuses values out of range.
+func (c Config) Validate() error {
+	switch {
+	case c.Ranks < 1:
+		return fmt.Errorf("ranks: %d; at least 1 is needed", c.Ranks)
+	case c.Accum < 1:
+		return fmt.Errorf("accum: %d; at least 1 micro-step is needed", c.Accum)
+	case c.Prefetch < 0:
+		return fmt.Errorf("prefetch: %d is negative; 0 gathers a unit when it is needed, 1 one unit ahead", c.Prefetch)
+	case !(c.Clip >= 0):
+		return fmt.Errorf("clip: %g is negative or not a number; 0 turns clipping off", c.Clip)
+	}
+	for s, v := range c.Capacity {
+		if v < 0 {
+			return fmt.Errorf("%s memory cap: %d bytes is negative", graph.Space(s), v)
+		}
+	}
+	if _, err := zero.ParseStage(int(c.Stage)); err != nil {
+		return err
+	}
+	return c.Optimizer.Validate()
+}
+
+// Plan is what a run does and the memory that it takes, exactly.
+type Plan struct {
+	Config  Config
+	Program *graph.Program
+	Layout  *memplan.Layout
+
+	// CommBytes is what a rank sends in a step, ring-equivalent: for a gather or
+	// a scatter the padded buffer · (N−1)/N, twice that for an all-reduce;
+	// scalars and exact accumulators are left out.
+	CommBytes int64
+}
+
+// Build runs the passes in order and plans the memory. It does not look at the
+// capacities: Fit does.
+func Build(fwd Forward, cfg Config) (*Plan, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	st := &state{cfg: cfg, fwd: fwd}
+	for _, ps := range passes {
+		if err := ps.run(st); err != nil {
+			return nil, fmt.Errorf("plan: %s: %w", ps.name, err)
+		}
+		if cfg.Verify && st.p != nil && ps.verified {
+			if err := graph.Verify(st.p); err != nil {
+				return nil, fmt.Errorf("plan: after %s: %w", ps.name, err)
+			}
+		}
+	}
+	layout, err := memplan.Assign(st.p, memplan.Options{Align: cfg.Target.Align})
+	if err != nil {
+		return nil, fmt.Errorf("plan: memory: %w", err)
+	}
+	return &Plan{Config: cfg, Program: st.p, Layout: layout, CommBytes: CommBytes(st.p)}, nil
+}
+
+// DoesNotFit is the refusal of a plan over a capacity.
+type DoesNotFit struct {
+	Space    graph.Space
+	Peak     int64  // bytes planned
+	Capacity int64  // bytes allowed
+	At       string // section/phase/operation of the peak
+	Largest  string // largest classes there, for a person
+}
+
+func (e *DoesNotFit) Error() string {
+	return fmt.Sprintf("does not fit: a rank needs %s of %s memory and the cap is %s (%d over); the peak is at %s: %s",
+		Bytes(e.Peak), e.Space, Bytes(e.Capacity), e.Peak-e.Capacity, e.At, e.Largest)
+}
+
+// Fit returns nil if every space's peak is within its capacity, otherwise the
+// joined *DoesNotFit errors.
+func (p *Plan) Fit() error {
+	var errs []error
+	for s := range graph.NumSpaces {
+		use, limit := &p.Layout.Spaces[s], p.Config.Capacity[s]
+		if limit > 0 && use.Peak > limit {
+			errs = append(errs, &DoesNotFit{Space: s, Peak: use.Peak, Capacity: limit, At: use.PeakAt, Largest: largestClasses(use)})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func largestClasses(use *memplan.SpaceUse) string {
+	text := ""
+	var done [graph.NumClasses]bool
+	for range 4 {
+		best := -1
+		for c, n := range use.ByClass {
+			if n > 0 && !done[c] && (best < 0 || n > use.ByClass[best]) {
+				best = c
+			}
+		}
+		if best < 0 {
+			break
+		}
+		done[best] = true
+		if text != "" {
+			text += ", "
+		}
+		text += fmt.Sprintf("%s %s", graph.Class(best), Bytes(use.ByClass[best]))
+	}
+	return text
+}
+
+// Bytes prints a size for a person, in binary units.
+func Bytes(n int64) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
+	v, u := float64(n), 0
+	for v >= 1024 && u < len(units)-1 {
+		v, u = v/1024, u+1
+	}
+	if u == 0 {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.2f %s", v, units[u])
+}
+
+// CommBytes returns what a rank sends in one run of section "step" (see
+// Plan.CommBytes).
+func CommBytes(p *graph.Program) int64 {
+	sec := p.Section("step")
+	if sec == nil {
+		return 0
+	}
+	var total int64
+	for i := range sec.Phases {
+		ph := &sec.Phases[i]
+		var sum int64
+		for k := range ph.Ops {
+			sum += OpCommBytes(p, &ph.Ops[k])
+		}
+		total += sum * int64(ph.Repeat)
+	}
+	return total
+}
+
+// OpCommBytes returns what a rank sends for one collective; 0 for any other
+// operation and for reductions of scalars and accumulators (f64, i64).
+func OpCommBytes(p *graph.Program, op *graph.Op) int64 {
+	var whole *graph.Buffer
+	times := int64(1)
+	switch op.Kind {
+	case graph.AllGather:
+		whole = p.Buf(op.Out[0].Buf)
+	case graph.ReduceScatter:
+		whole = p.Buf(op.In[0])
+	case graph.AllReduce:
+		whole, times = p.Buf(op.Out[0].Buf), 2
+	default:
+		return 0
+	}
+	if whole.DType == graph.F64 || whole.DType == graph.I64 {
+		return 0
+	}
+	n := int64(p.WorldSize())
+	if axis := op.Attr.(graph.GroupAttr).Axis; axis >= 0 {
+		n = int64(p.Mesh[axis].Size)
+	}
+	return times * whole.Bytes() / n * (n - 1)
+}
+
+type state struct {
+	cfg Config
+	fwd Forward
+	p   *graph.Program
+}
+
+type pass struct {
+	name     string
+	run      func(*state) error
+	verified bool // the program is complete enough for graph.Verify
+}
+
+// passes is the whole pipeline; passOrder has the reasons for its order.
+var passes = []pass{
+	{"freeze", func(s *state) (err error) { s.p, err = freeze(s.fwd.Train, s.cfg.Freeze); return }, true},
+	{"differentiate", func(s *state) (err error) { s.p, err = graph.Differentiate(s.p); return }, true},
+	{"merge", func(s *state) (err error) { s.p, err = merge(s.p, s.fwd); return }, true},
+	{"fuse", func(s *state) error { s.p = graph.Fuse(s.p); return nil }, true},
+	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, true},
+	{"shard", func(s *state) (err error) {
+		s.p.Mesh = []graph.Axis{{Name: "shard", Size: s.cfg.Ranks}}
+		s.p, err = fsdp.Shard(s.p, fsdp.Options{Stage: s.cfg.Stage, Accum: s.cfg.Accum, Reproducible: s.cfg.Reproducible,
+			Prefetch: s.cfg.Prefetch, Optimizer: s.cfg.Optimizer, Clip: s.cfg.Clip})
+		return
+	}, true},
+	{"staging", func(s *state) error { s.p = addStaging(s.p); return nil }, true},
+	{"workspace", func(s *state) error { s.p = graph.AddWorkspace(s.p, s.cfg.Target); return nil }, true},
+}
+
+// constraint says that pass before must come before pass after, and why.
+type constraint struct{ before, after, why string }
+
+var passOrder = []constraint{
+	{"freeze", "differentiate", "frozen parameters have no gradient, and nothing below the lowest trainable unit a backward"},
+	{"differentiate", "merge", "evaluation and generation have no backward"},
+	{"differentiate", "fuse", "what a fused operation must also write depends on what backward reads"},
+	{"merge", "shard", "every section that uses parameters needs their all-gathers"},
+	{"fuse", "shard", "fusion must not depend on the stage"},
+	{"inputs", "shard", "the copies in are ordered with everything else when phases get their events"},
+	{"shard", "staging", "the staging buffer is no larger than the largest resident state"},
+	{"shard", "workspace", "the update's operations exist only then"},
+}
+
+func checkPassOrder() error {
+	at := map[string]int{}
+	for i, p := range passes {
+		at[p.name] = i
+	}
+	for _, c := range passOrder {
+		b, ok1 := at[c.before]
+		a, ok2 := at[c.after]
+		if !ok1 || !ok2 || b >= a {
+			return fmt.Errorf("plan: pass %q must come before %q: %s", c.before, c.after, c.why)
+		}
+	}
+	return nil
+}
+
+func init() {
+	if err := checkPassOrder(); err != nil {
+		panic(err)
+	}
+}
+
+func freeze(p *graph.Program, patterns []string) (*graph.Program, error) {
+	q := p.Clone()
+	for _, pattern := range patterns {
+		if _, err := graph.Freeze(q, pattern); err != nil {
+			return nil, err
+		}
+	}
+	return q, nil
+}
+
+func merge(p *graph.Program, fwd Forward) (*graph.Program, error) {
+	q := p.Clone()
+	if len(q.Sections) != 1 {
+		return nil, fmt.Errorf("the training program has %d sections, 1 is needed", len(q.Sections))
+	}
+	q.Sections[0].Name = "train"
+	var err error
+	if fwd.Eval != nil {
+		if q, err = graph.Merge(q, fwd.Eval, "eval"); err != nil {
+			return nil, err
+		}
+	}
+	if fwd.Generate != nil {
+		if q, err = graph.Merge(q, fwd.Generate, "generate"); err != nil {
+			return nil, err
+		}
+	}
+	return q, nil
+}
