@@ -3,8 +3,14 @@ package attn
 import (
 	"math"
 
+	"github.com/spillway-ml/spillway/kernels/cpu/level"
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
+
+// Float is the element type of a kernel: float32 to train, float64 to check
+// gradients.
+type Float = num.Float
 
 // Forward is one attention, forward. Set the exported fields, then call Run;
 // a value may be run again with other fields, but not by two goroutines at
@@ -27,6 +33,7 @@ type Forward[T Float] struct {
 	scale      T
 	slots      int
 	blocks     int // query blocks a head
+	level      level.Level
 }
 
 // Backward is one attention, backward. See Forward for its use. dq, dk and dv
@@ -48,6 +55,7 @@ type Backward[T Float] struct {
 	q, k, v, y, dy, dq, dk, dv rows[T]
 	scale                      T
 	slots                      int
+	level                      level.Level
 }
 
 // rows is an operand: head h of row t of sequence b.
@@ -64,28 +72,45 @@ func (r *rows[T]) row(b, t, h, d int) []T {
 
 func roundUp(n, to int) int { return (n + to - 1) / to * to }
 
-// queryBlock is the queries of a forward task: enough to make up for packing
-// the keys and values anew for each.
-func (s *Shape) queryBlock() int { return min(512, roundUp(s.Tq, KeyTile)) }
+// offset is the position of query 0.
+func (s *Shape) offset() int {
+	if s.Causal {
+		return s.Tk - s.Tq
+	}
+	return 0
+}
+
+// lead is the rows before query 0 in its tile: tiles of queries begin at
+// positions that are multiples of KeyTile, so that each meets one tile of keys
+// on the diagonal.
+func (s *Shape) lead() int { return s.offset() % KeyTile }
+
+// queryBlock is the positions of a forward task: enough queries to make up for
+// packing the keys and values anew for each.
+func (s *Shape) queryBlock() int { return min(512, roundUp(s.lead()+s.Tq, KeyTile)) }
 
 func (s *Shape) forwardTasks() int {
 	if s.Tq == 0 {
 		return 0
 	}
+	return s.B * s.H * s.queryBlocks()
+}
+
+func (s *Shape) queryBlocks() int {
 	b := s.queryBlock()
-	return s.B * s.H * ((s.Tq + b - 1) / b)
+	return (s.lead() + s.Tq + b - 1) / b
 }
 
 func (s *Shape) forwardSlot() int {
 	d, b := roundUp(s.D, 16), s.queryBlock()
-	// q and accumulators, lanes of l, m; kᵀ and v tiles; scores; α; alignment.
-	return 2*b*d + 17*b + 2*KeyTile*d + KeyTile*KeyTile + KeyTile + 64
+	// q and accumulators, lanes of l, m; kᵀ and v tiles; scores; α, c; alignment.
+	return 2*b*d + 17*b + 2*KeyTile*d + KeyTile*KeyTile + 2*KeyTile + 16
 }
 
 func (s *Shape) backwardSlot() int {
-	d, t := roundUp(s.D, 16), roundUp(s.Tq, KeyTile)
-	// q, dy, dq; delta, lse; kᵀ, vᵀ, k, dk, dv tiles; p and ds; alignment.
-	return 3*t*d + 2*t + 5*KeyTile*d + 2*KeyTile*KeyTile + 64
+	d, t := roundUp(s.D, 16), roundUp(s.lead()+s.Tq, KeyTile)
+	// q, dy, dq; delta; kᵀ, vᵀ, k, dk, dv tiles; p and ds; alignment.
+	return 3*t*d + t + 5*KeyTile*d + 2*KeyTile*KeyTile + 16
 }
 
 // ForwardWorkspace is the elements of Forward.Work. It does not depend on the
@@ -104,6 +129,9 @@ func BackwardWorkspace(s Shape) int {
 	}
 	return min(s.B*s.KV, maxSlots) * s.backwardSlot()
 }
+
+// levelNow is level.Current, but for tests that compare levels.
+var levelNow = level.Current
 
 func or(v, otherwise int) int {
 	if v == 0 {
@@ -193,7 +221,7 @@ func (f *Forward[T]) Run(p *pool.Pool) error {
 		return err
 	}
 	tasks := f.forwardTasks()
-	f.blocks = tasks / max(f.B*f.H, 1)
+	f.blocks, f.level = f.queryBlocks(), levelNow()
 	f.slots = min(tasks, maxSlots)
 	p.Run(f.slots, f)
 	return nil
@@ -206,15 +234,15 @@ func (f *Forward[T]) RunIndex(slot int) {
 	scratch := f.Work[slot*n : (slot+1)*n]
 	for task := slot; task < f.forwardTasks(); task += f.slots {
 		head, block := task/f.blocks, task%f.blocks
-		from := block * f.queryBlock()
-		f.block(head/f.H, head%f.H, from, min(from+f.queryBlock(), f.Tq), scratch)
-	}
-}
-
-// block computes queries [from, to) of a head.
-func (f *Forward[T]) block(b, h, from, to int, scratch []T) {
-	for t := from; t < to; t++ {
-		f.forwardRow(b, h, t)
+		b, h := head/f.H, head%f.H
+		from := max(block*f.queryBlock()-f.lead(), 0)
+		to := min((block+1)*f.queryBlock()-f.lead(), f.Tq)
+		if simdForward(f, b, h, from, to, scratch) {
+			continue
+		}
+		for t := from; t < to; t++ {
+			f.forwardRow(b, h, t)
+		}
 	}
 }
 
@@ -226,7 +254,7 @@ func (f *Backward[T]) Run(p *pool.Pool) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	f.slots = 0
+	f.slots, f.level = 0, levelNow()
 	if f.Tk > 0 {
 		f.slots = min(f.B*f.KV, maxSlots)
 	}
@@ -243,7 +271,9 @@ func (f *Backward[T]) RunIndex(slot int) {
 	for task := slot; task < f.B*f.KV; task += f.slots {
 		b, g := task/f.KV, task%f.KV
 		for h := g * group; h < (g+1)*group; h++ {
-			f.backwardHead(b, h, scratch)
+			if !simdBackward(f, b, h, scratch) {
+				f.backwardHead(b, h, scratch)
+			}
 		}
 	}
 }

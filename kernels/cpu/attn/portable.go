@@ -1,12 +1,18 @@
 package attn
 
+import (
+	"math"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
+)
+
 // The definition of the numbers, in plain Go; what SIMD code is compared with.
 
 // dot is the fma chain over d of a[d]·b[d], from +0.
 func dot[T Float](a, b []T) (s T) {
 	b = b[:len(a)]
 	for d, x := range a {
-		s = fma(x, b[d], s)
+		s = num.Fma(x, b[d], s)
 	}
 	return s
 }
@@ -15,7 +21,7 @@ func dot[T Float](a, b []T) (s T) {
 func axpy[T Float](p T, x, acc []T) {
 	acc = acc[:len(x)]
 	for d, v := range x {
-		acc[d] = fma(p, v, acc[d])
+		acc[d] = num.Fma(p, v, acc[d])
 	}
 }
 
@@ -42,7 +48,7 @@ func (f *Forward[T]) forwardRow(b, h, t int) {
 		if c == negInf[T]() {
 			c = 0
 		}
-		alpha := exp(m - c)
+		alpha := num.Exp(m - c)
 		m = next
 		for i := range l {
 			l[i] *= alpha
@@ -51,7 +57,7 @@ func (f *Forward[T]) forwardRow(b, h, t int) {
 			y[d] *= alpha
 		}
 		for j := range w {
-			p[j] = exp(p[j] - c)
+			p[j] = num.Exp(p[j] - c)
 			l[j%16] += p[j]
 			axpy(p[j], f.v.row(b, j0+j, g, f.D), y)
 		}
@@ -61,15 +67,19 @@ func (f *Forward[T]) forwardRow(b, h, t int) {
 		y[d] /= sum
 	}
 	if f.Lse != nil {
-		f.Lse[(b*f.H+h)*f.Tq+t] = T(float64(m) + logOf(float64(sum)))
+		f.Lse[(b*f.H+h)*f.Tq+t] = logSumExp(m, sum)
 	}
 }
 
-// deltaOf is the 16-lane dot product of a row of dy and one of y.
+// deltaOf is the 16-lane dot product of a row of dy and one of y, both
+// continued with +0 to a multiple of 16 (which can only turn a lane's -0 to +0).
 func deltaOf[T Float](dy, y []T) T {
 	var l [16]T
 	for d := range dy {
-		l[d%16] = fma(dy[d], y[d], l[d%16])
+		l[d%16] = num.Fma(dy[d], y[d], l[d%16])
+	}
+	for d := len(dy); d%16 != 0; d++ {
+		l[d%16] += 0
 	}
 	return tree16(&l)
 }
@@ -96,7 +106,7 @@ func (f *Backward[T]) backwardHead(b, h int, scratch []T) {
 			for j := range min(w, f.visible(t)-j0) {
 				k := f.k.row(b, j0+j, g, f.D)
 				s := f.scale * dot(q, k)
-				p := exp(s - lse[t])
+				p := num.Exp(s - lse[t])
 				dp := dot(dy, f.v.row(b, j0+j, g, f.D))
 				ds := T(p*(dp-delta[t])) * f.scale
 				axpy(p, dy, dvs[j*f.D:(j+1)*f.D])
@@ -118,3 +128,18 @@ func (f *Backward[T]) backwardHead(b, h int, scratch []T) {
 		}
 	}
 }
+
+// tree16 adds 16 lanes: l with l+8, then +4, +2, +1.
+func tree16[T Float](l *[16]T) T {
+	for w := 8; w > 0; w /= 2 {
+		for i := range w {
+			l[i] += l[i+w]
+		}
+	}
+	return l[0]
+}
+
+func negInf[T Float]() T { return T(math.Inf(-1)) }
+
+// logSumExp is m + log sum, rounded once. It is not below m.
+func logSumExp[T Float](m, sum T) T { return T(float64(m) + num.Log(float64(sum))) }

@@ -1,0 +1,267 @@
+package attn
+
+import (
+	"math"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/level"
+)
+
+// The SIMD path. A task packs its queries into rows without gaps, padded to a
+// multiple of 16 channels, and each tile of keys and values once for all of
+// them, so that every product is a dense one over tiles of 64 that stay in the
+// first two caches. Tiles of queries and keys begin at multiples of 64
+// positions; those above the diagonal are skipped, those on it are done by
+// products whose rows' chains begin or end one step apart.
+//
+// Rows before the first and after the last query of a tile, and columns beyond
+// D, are computed or not as blocks happen to cover them, and hold anything:
+// nothing of them enters another row or column, and they are not copied out.
+
+const rowBytes = 4 * KeyTile // of a tile of scores
+
+// carver deals out scratch on 64-byte boundaries.
+type carver struct {
+	next fptr
+}
+
+func newCarver(scratch []float32) carver {
+	p := unsafe.SliceData(scratch)
+	skip := -uintptr(unsafe.Pointer(p)) % 64 / 4
+	return carver{at(p, int(skip))}
+}
+
+func (c *carver) take(elements int) fptr {
+	p := c.next
+	c.next = at(p, elements)
+	return p
+}
+
+func simdForward[T Float](f *Forward[T], b, h, from, to int, scratch []T) bool {
+	f32, ok := any(f).(*Forward[float32])
+	if !ok || f.level == level.Portable {
+		return false
+	}
+	s, _ := any(scratch).([]float32)
+	forwardBlock(f32, b, h, from, to, s)
+	return true
+}
+
+func simdBackward[T Float](f *Backward[T], b, h int, scratch []T) bool {
+	f32, ok := any(f).(*Backward[float32])
+	if !ok || f.level == level.Portable {
+		return false
+	}
+	s, _ := any(scratch).([]float32)
+	backwardHead(f32, b, h, s)
+	return true
+}
+
+// packRows copies rows [from, to) of an operand to rows of width dp from out,
+// and clears the channels beyond d.
+func packRows(r *rows[float32], b, h, d, from, to int, out fptr, dp int) {
+	for t := from; t < to; t++ {
+		dst := unsafe.Slice(out, dp)
+		copy(dst, r.row(b, t, h, d))
+		clear(dst[d:])
+		out = at(out, dp)
+	}
+}
+
+// packTile copies w rows from row j0, and clears the others of the tile.
+func packTile(r *rows[float32], b, h, d, j0, w int, out fptr, dp int) {
+	packRows(r, b, h, d, j0, j0+w, out, dp)
+	clear(unsafe.Slice(at(out, w*dp), (KeyTile-w)*dp))
+}
+
+// forwardBlock computes queries [from, to) of a head.
+func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
+	lv, g, d, dp := f.level, h/(f.H/f.KV), f.D, roundUp(f.D, 16)
+	n := f.queryBlock()
+	c := newCarver(scratch)
+	q, acc, l, m := c.take(n*dp), c.take(n*dp), c.take(n*16), c.take(n)
+	kt, v := c.take(KeyTile*dp), c.take(KeyTile*dp)
+	scores, alpha, sub := c.take(KeyTile*KeyTile), c.take(KeyTile), c.take(KeyTile)
+
+	// Scratch row r holds position base+r; the queries are rows [lo, hi).
+	base := (from + f.offset()) / KeyTile * KeyTile
+	lo, hi := from+f.offset()-base, to+f.offset()-base
+	packRows(&f.q, b, h, d, from, to, at(q, lo*dp), dp)
+	clear(unsafe.Slice(l, 16*n))
+	for i := range unsafe.Slice(m, n) {
+		*at(m, i) = float32(math.Inf(-1))
+	}
+
+	keys := f.visible(to - 1)
+	for j0 := 0; j0 < keys; j0 += KeyTile {
+		w := min(KeyTile, f.Tk-j0)
+		packTile(&f.k, b, g, d, j0, w, v, dp)
+		transposeAVX(&transposeArgs{in: v, out: kt, inRow: 4 * dp, columns: dp})
+		packTile(&f.v, b, g, d, j0, w, v, dp)
+		for i0 := 0; i0 < hi; i0 += KeyTile {
+			if f.Causal && base+i0 < j0 {
+				continue
+			}
+			diagonal := f.Causal && base+i0 == j0
+			r0, r1 := max(lo-i0, 0), min(hi-i0, KeyTile)
+			tileScores(lv, at(q, i0*dp), kt, scores, r0, r1, w, d, dp, diagonal)
+
+			s0, s1 := r0&^15, roundUp(r1, 16)
+			sm := softmaxArgs{scores: at(scores, s0*KeyTile), m: at(m, i0+s0), l: at(l, 16*(i0+s0)),
+				alpha: at(alpha, s0), c: at(sub, s0), rows: s1 - s0, visible: w, scale: f.scale}
+			if diagonal {
+				sm.visible, sm.step = s0+1, 1
+			}
+			softmax(lv, &sm)
+
+			r0, r1 = r0&^3, roundUp(r1, 4)
+			pv := productArgs{a: at(scores, r0*KeyTile), aRow: rowBytes, aK: 4, aBlock: 4 * rowBytes,
+				b: v, bK: 4 * dp, c: at(acc, (i0+r0)*dp), cRow: 4 * dp, alpha: at(alpha, r0),
+				blocks: (r1 - r0) / 4, k: w, head: 3, init: 2}
+			if diagonal {
+				pv.k, pv.kStep, pv.tail = r0+1, 4, 1
+			}
+			if j0 == 0 {
+				pv.init = 0
+			}
+			product(lv, pv, dp)
+		}
+	}
+
+	for i0 := lo &^ (KeyTile - 1); i0 < hi; i0 += KeyTile {
+		r0, r1 := max(lo, i0), min(hi, i0+KeyTile)
+		finishAVX(&finishArgs{acc: at(acc, r0*dp), l: at(l, r0*16), sums: sub, rows: r1 - r0, columns: dp})
+		for r := r0; r < r1; r++ {
+			t := from + r - lo
+			copy(f.y.row(b, t, h, d), unsafe.Slice(at(acc, r*dp), d))
+			if f.Lse != nil {
+				f.Lse[(b*f.H+h)*f.Tq+t] = logSumExp(*at(m, r), *at(sub, r-r0))
+			}
+		}
+	}
+}
+
+// tileScores is rows [r0, r1) of a tile of a·b over d, a's rows of width dp, b
+// transposed. On the diagonal, what lies above it may be left out.
+func tileScores(lv level.Level, a, bt, out fptr, r0, r1, w, d, dp int, diagonal bool) {
+	args := productArgs{aRow: 4 * dp, aK: 4, aBlock: 16 * dp, b: bt, bK: rowBytes, cRow: rowBytes, k: d, head: 3}
+	r0, r1 = r0&^3, roundUp(r1, 4)
+	if !diagonal {
+		args.a, args.c, args.blocks = at(a, r0*dp), at(out, r0*KeyTile), (r1-r0)/4
+		product(lv, args, roundUp(w, 16))
+		return
+	}
+	for r := r0; r < r1; {
+		end := min((r+16)&^15, r1)
+		args.a, args.c, args.blocks = at(a, r*dp), at(out, r*KeyTile), (end-r)/4
+		product(lv, args, roundUp(end, 16))
+		r = end
+	}
+}
+
+// backwardHead is Backward.backwardHead with SIMD.
+func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
+	group := f.H / f.KV
+	lv, g, d, dp := f.level, h/group, f.D, roundUp(f.D, 16)
+	lead := f.lead()
+	n := roundUp(lead+f.Tq, KeyTile)
+	c := newCarver(scratch)
+	q, dy, dq, delta := c.take(n*dp), c.take(n*dp), c.take(n*dp), c.take(n)
+	kt, vt, k, dk, dv := c.take(KeyTile*dp), c.take(KeyTile*dp), c.take(KeyTile*dp), c.take(KeyTile*dp), c.take(KeyTile*dp)
+	p, ds := c.take(KeyTile*KeyTile), c.take(KeyTile*KeyTile)
+	lse := unsafe.SliceData(f.Lse[(b*f.H+h)*f.Tq:])
+
+	// Scratch row r holds position base+r; the queries are rows [lead, hi).
+	base, hi := f.offset()-lead, lead+f.Tq
+	packRows(&f.q, b, h, d, 0, f.Tq, at(q, lead*dp), dp)
+	packRows(&f.dy, b, h, d, 0, f.Tq, at(dy, lead*dp), dp)
+	for t := 0; t < f.Tq; t += KeyTile {
+		w := min(KeyTile, f.Tq-t)
+		packRows(&f.y, b, h, d, t, t+w, k, dp)
+		dotsAVX(&dotsArgs{x: at(dy, (lead+t)*dp), y: k, out: at(delta, lead+t), xRow: 4 * dp, yRow: 4 * dp, rows: w, columns: dp})
+	}
+
+	for j0 := 0; j0 < f.Tk; j0 += KeyTile {
+		w := min(KeyTile, f.Tk-j0)
+		packTile(&f.v, b, g, d, j0, w, k, dp)
+		transposeAVX(&transposeArgs{in: k, out: vt, inRow: 4 * dp, columns: dp})
+		packTile(&f.k, b, g, d, j0, w, k, dp)
+		transposeAVX(&transposeArgs{in: k, out: kt, inRow: 4 * dp, columns: dp})
+		first := 0
+		if f.Causal {
+			first = max(j0-base, 0)
+		}
+		if f.Tq == 0 {
+			first = hi
+			clear(unsafe.Slice(dk, KeyTile*dp))
+			clear(unsafe.Slice(dv, KeyTile*dp))
+		}
+		for i0 := first; i0 < hi; i0 += KeyTile {
+			diagonal := f.Causal && base+i0 == j0
+			r0, r1 := max(lead-i0, 0), min(hi-i0, KeyTile)
+			tileScores(lv, at(q, i0*dp), kt, p, r0, r1, w, d, dp, diagonal)
+			tileScores(lv, at(dy, i0*dp), vt, ds, r0, r1, w, d, dp, diagonal)
+			scoreGrad(lv, &scoreGradArgs{scores: at(p, r0*KeyTile), dp: at(ds, r0*KeyTile),
+				lse: at(lse, i0+r0-lead), delta: at(delta, i0+r0), rows: r1 - r0, scale: f.scale})
+
+			init := 1
+			if i0 == first {
+				init = 0
+			}
+			tileKeyGrad(lv, p, at(dy, i0*dp), dv, r0, r1, w, dp, init, diagonal)
+			tileKeyGrad(lv, ds, at(q, i0*dp), dk, r0, r1, w, dp, init, diagonal)
+
+			r0, r1 = r0&^3, roundUp(r1, 4)
+			args := productArgs{a: at(ds, r0*KeyTile), aRow: rowBytes, aK: 4, aBlock: 4 * rowBytes,
+				b: k, bK: 4 * dp, c: at(dq, (i0+r0)*dp), cRow: 4 * dp, blocks: (r1 - r0) / 4, k: w, head: 3, init: 1}
+			if diagonal {
+				args.k, args.kStep, args.tail = r0+1, 4, 1
+			}
+			if j0 == 0 {
+				args.init = 0
+			}
+			product(lv, args, dp)
+		}
+		for j := range w {
+			dkRow, dvRow := f.dk.row(b, j0+j, g, d), f.dv.row(b, j0+j, g, d)
+			dks, dvs := unsafe.Slice(at(dk, j*dp), d), unsafe.Slice(at(dv, j*dp), d)
+			if h%group == 0 {
+				copy(dkRow, dks)
+				copy(dvRow, dvs)
+				continue
+			}
+			for i := range dkRow {
+				dkRow[i] += dks[i]
+				dvRow[i] += dvs[i]
+			}
+		}
+	}
+	for t := range f.Tq {
+		copy(f.dq.row(b, t, h, d), unsafe.Slice(at(dq, (lead+t)*dp), d))
+	}
+}
+
+// tileKeyGrad adds to a tile of dk or dv (w keys) what queries [r0, r1) of a
+// tile give: out[j] += Σ_r a[r][j]·rows[r], over the rows that see key j.
+func tileKeyGrad(lv level.Level, a, rows, out fptr, r0, r1, w, dp, init int, diagonal bool) {
+	args := productArgs{a: at(a, r0*KeyTile), aRow: 4, aK: rowBytes, aBlock: 16, b: at(rows, r0*dp), bK: 4 * dp,
+		c: out, cRow: 4 * dp, blocks: (w + 3) / 4, k: r1 - r0, head: 3, init: init}
+	if !diagonal {
+		product(lv, args, dp)
+		return
+	}
+	// Key j's first query is row j, or r0 for the keys before it.
+	j := 0
+	for ; j < r0 && j < w; j += 4 {
+		args.blocks, args.head = 1, min(3, r0-j)
+		product(lv, args, dp)
+		args.a, args.c = at(args.a, 4), at(args.c, 4*dp)
+	}
+	if j >= w {
+		return
+	}
+	args.a, args.b, args.c = at(a, j*KeyTile+j), at(rows, j*dp), at(out, j*dp)
+	args.aBlock, args.bBlock = 16+4*rowBytes, 16*dp
+	args.blocks, args.k, args.kStep, args.head = (w-j+3)/4, r1-j, -4, 0
+	product(lv, args, dp)
+}
