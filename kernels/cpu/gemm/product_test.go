@@ -105,4 +105,3 @@ func TestProductEqualsReference(t *testing.T) {
 		}
 	}
 }
-

@@ -5,42 +5,65 @@
 //
 // A pool decides who computes an index, never what is computed: kernels split
 // their work by shape alone, so results do not depend on the number of threads.
+//
+// A kernel is a few Runs of some microseconds each, one behind the other, so a
+// worker that runs out of work looks for more for a while before it sleeps:
+// waking it takes longer than many a Run.
 package pool
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 )
 
 // Task is work split into independent indices. RunIndex must be safe to call
-// from several goroutines at once with different indices.
+// from several goroutines at once with different indices, and must not call
+// Run.
 type Task interface{ RunIndex(i int) }
+
+// spins is how many times an idle worker, or a caller whose last indices are
+// on other threads, yields to other goroutines and looks again before it
+// sleeps: some 100 µs. Between, it looks glances times.
+const spins, glances = 400, 50
 
 // Pool runs Tasks. The zero value is not usable; call New.
 type Pool struct {
 	threads int
 	slots   chan struct{} // a token a running goroutine, worker or caller
-	jobs    chan *job
-	free    sync.Pool
+	open    atomic.Int32  // len(jobs)
+	asleep  atomic.Int32  // workers that wait for wake
+	wake    chan struct{}
+	closed  atomic.Bool
 	close   sync.Once
+
+	mu   sync.Mutex
+	jobs []*job // whose indices are not all taken
+	free []*job
+	turn int // the job that the next worker joins
 }
 
 type job struct {
-	task    Task
-	n       int64
-	next    atomic.Int64
-	pending sync.WaitGroup // workers that hold a reference to the job
+	task  Task
+	n     int64
+	next  atomic.Int64
+	state atomic.Int64  // workers that hold a reference to the job; + waiting
+	done  chan struct{} // from the last of them, where the caller is waiting
 }
+
+const waiting = 1 << 32
 
 // New returns a pool that computes on at most threads goroutines at a time
 // (at least one).
 func New(threads int) *Pool {
 	threads = max(threads, 1)
-	p := &Pool{threads: threads, slots: make(chan struct{}, threads), jobs: make(chan *job)}
-	p.free.New = func() any { return new(job) }
+	p := &Pool{threads: threads, slots: make(chan struct{}, threads), wake: make(chan struct{}, threads)}
 	for range threads {
 		p.slots <- struct{}{}
+		p.free = append(p.free, &job{done: make(chan struct{}, 1)})
 	}
+	// A job lives while its caller holds a token, so there are never more.
+	p.jobs = make([]*job, 0, threads)
 	for range threads - 1 {
 		go p.work()
 	}
@@ -51,7 +74,12 @@ func New(threads int) *Pool {
 func (p *Pool) Threads() int { return p.threads }
 
 // Close ends the pool's goroutines. No Run may be in progress or follow.
-func (p *Pool) Close() { p.close.Do(func() { close(p.jobs) }) }
+func (p *Pool) Close() {
+	p.close.Do(func() {
+		p.closed.Store(true)
+		close(p.wake)
+	})
+}
 
 // Run calls t.RunIndex(i) for every i in [0, n) and returns when all have
 // returned. The calling goroutine takes part. Concurrent calls share the
@@ -61,46 +89,171 @@ func (p *Pool) Run(n int, t Task) {
 		return
 	}
 	<-p.slots
-	defer func() { p.slots <- struct{}{} }()
+	defer p.release()
 	if n == 1 || p.threads == 1 {
 		for i := range n {
 			t.RunIndex(i)
 		}
 		return
 	}
-	j := p.free.Get().(*job)
-	j.task, j.n = t, int64(n)
-	j.next.Store(0)
-	for range min(n, p.threads) - 1 {
-		j.pending.Add(1)
-		select {
-		case p.jobs <- j:
-			continue
-		default:
-		}
-		j.pending.Done() // every worker is busy with another rank's task
-		break
-	}
-	j.drain()
-	j.pending.Wait()
+	j := p.publish(n, t)
+	p.drain(j)
+	j.wait()
 	j.task = nil
-	p.free.Put(j)
+	p.mu.Lock()
+	p.free = append(p.free, j)
+	p.mu.Unlock()
 }
 
-func (j *job) drain() {
+// publish offers the task to the workers.
+func (p *Pool) publish(n int, t Task) *job {
+	p.mu.Lock()
+	j := p.free[len(p.free)-1]
+	p.free = p.free[:len(p.free)-1]
+	j.task, j.n = t, int64(n)
+	j.next.Store(0)
+	p.jobs = append(p.jobs, j)
+	p.open.Store(int32(len(p.jobs)))
+	p.mu.Unlock()
+	for range min(n, p.threads) - 1 {
+		if !p.wakeOne() {
+			break
+		}
+	}
+	return j
+}
+
+// drain computes indices until all are taken; then nobody else need look.
+func (p *Pool) drain(j *job) {
 	for i := j.next.Add(1) - 1; i < j.n; i = j.next.Add(1) - 1 {
 		j.task.RunIndex(int(i))
 	}
+	p.mu.Lock()
+	for i := range p.jobs {
+		if p.jobs[i] == j {
+			last := len(p.jobs) - 1
+			p.jobs[i], p.jobs[last] = p.jobs[last], nil
+			p.jobs = p.jobs[:last]
+			p.open.Store(int32(last))
+			break
+		}
+	}
+	p.mu.Unlock()
+}
+
+// wait returns when no worker holds a reference to the job.
+func (j *job) wait() {
+	for range spins {
+		for range glances {
+			if j.state.Load() == 0 {
+				return
+			}
+		}
+		runtime.Gosched()
+	}
+	if j.state.Add(waiting) != waiting {
+		<-j.done
+	}
+	j.state.Store(0)
+}
+
+// leave is the last that a worker does with the job: behind it the caller may
+// use the job again.
+func (j *job) leave() {
+	if j.state.Add(-1) == waiting {
+		j.done <- struct{}{}
+	}
+}
+
+// release gives a caller's token back. Where a job is open, a sleeping worker
+// may use it.
+func (p *Pool) release() {
+	p.slots <- struct{}{}
+	if p.open.Load() > 0 {
+		p.wakeOne()
+	}
+}
+
+// wakeOne wakes a sleeping worker and reports whether there was one.
+func (p *Pool) wakeOne() bool {
+	for {
+		n := p.asleep.Load()
+		if n == 0 {
+			return false
+		}
+		if p.asleep.CompareAndSwap(n, n-1) {
+			p.wake <- struct{}{}
+			return true
+		}
+	}
+}
+
+// join returns a job that has indices left, or nil.
+func (p *Pool) join() *job {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.jobs) == 0 {
+		return nil
+	}
+	p.turn++
+	j := p.jobs[p.turn%len(p.jobs)]
+	j.state.Add(1)
+	return j
+}
+
+// help joins a job if there is one and a token is free, and reports whether it
+// did.
+func (p *Pool) help() bool {
+	select {
+	case <-p.slots:
+	default: // the callers already use every thread
+		return false
+	}
+	j := p.join()
+	if j != nil {
+		p.drain(j)
+		j.leave()
+	}
+	p.slots <- struct{}{} // no wake: this worker itself looks for an open job
+	return j != nil
 }
 
 func (p *Pool) work() {
-	for j := range p.jobs {
-		select {
-		case <-p.slots:
-			j.drain()
-			p.slots <- struct{}{}
-		default: // the callers already use every thread
+	for idle := 0; !p.closed.Load(); {
+		for range glances {
+			if p.open.Load() > 0 {
+				if p.help() {
+					idle = -1
+				}
+				break
+			}
 		}
-		j.pending.Done()
+		if idle++; idle < spins {
+			if idle > 0 {
+				runtime.Gosched()
+			}
+			continue
+		}
+		idle = 0
+		p.asleep.Add(1)
+		// What opened before that is seen here; what opens after wakes.
+		if p.open.Load() > 0 && len(p.slots) > 0 && p.stayAwake() {
+			continue
+		}
+		<-p.wake
+	}
+}
+
+// stayAwake takes back the announcement of sleep, unless a wake is already on
+// its way for it.
+func (p *Pool) stayAwake() bool {
+	for {
+		n := p.asleep.Load()
+		if n == 0 {
+			return false
+		}
+		if p.asleep.CompareAndSwap(n, n-1) {
+			return true
+		}
 	}
 }

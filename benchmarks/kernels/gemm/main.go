@@ -1,0 +1,150 @@
+// Command gemm measures the CPU device's matrix products against OpenBLAS
+// (float32) and oneDNN (bf16 and int8), which it opens at run time.
+//
+//	go run ./benchmarks/kernels/gemm -op f32 -threads 1,2 -pairs 15 -csv pairs.csv
+//
+// A pair is one measurement of ours and one of theirs, in turns, on the same
+// filled buffers and at the same number of threads; each starts with a pause,
+// in which the other's idle threads stop spinning, and a call that is not
+// timed. Every pair is a line of the CSV; the table gives medians. Both sides
+// pack within the timing. The last column compares with a loop of FMA
+// instructions that reads nothing.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
+	"github.com/spillway-ml/spillway/kernels/cpu/level"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+)
+
+type shape struct {
+	name string
+	spec gemm.Spec
+}
+
+// shapes are the bars' shapes: two squares, then the products of a GPT-2 124M
+// step over 1,024 tokens, weights stored (in,out) but the tied head's (out,in).
+func shapes() []shape {
+	s := []shape{
+		{"square", gemm.Forward(1024, 1024, 1024, false)},
+		{"square", gemm.Forward(2048, 2048, 2048, false)},
+	}
+	for _, l := range []struct {
+		name    string
+		in, out int
+		head    bool
+	}{{"qkv", 768, 2304, false}, {"proj", 768, 768, false}, {"up", 768, 3072, false}, {"down", 3072, 768, false}, {"head", 768, 50257, true}} {
+		s = append(s,
+			shape{l.name + ".fwd", gemm.Forward(1024, l.in, l.out, l.head)},
+			shape{l.name + ".dX", gemm.InputGradient(1024, l.in, l.out, l.head)},
+			shape{l.name + ".dW", gemm.WeightGradient(1024, l.in, l.out, l.head)})
+	}
+	return s
+}
+
+// bench is one product, ours and theirs, on the same operands.
+type bench struct {
+	ours, theirs func()
+	peak         func() float64 // operations a second of one thread, or nil
+}
+
+func main() {
+	op := flag.String("op", "f32", "f32, bf16 or int8")
+	threads := flag.String("threads", "1,2", "numbers of threads")
+	pairs := flag.Int("pairs", 15, "pairs a shape")
+	only := flag.String("shape", "", "only shapes whose name or size contains this")
+	csv := flag.String("csv", "", "file for all pairs")
+	pause := flag.Duration("pause", 60*time.Millisecond, "pause before each measurement")
+	least := flag.Duration("least", 30*time.Millisecond, "least time of a measurement; short calls repeat")
+	flag.Parse()
+	if err := run(*op, *threads, *pairs, *only, *csv, *pause, *least); err != nil {
+		fmt.Fprintln(os.Stderr, "gemm:", err)
+		os.Exit(1)
+	}
+}
+
+func run(op, threads string, pairs int, only, csv string, pause, least time.Duration) error {
+	runtime.LockOSThread() // OpenMP and OpenBLAS keep their threads by caller
+	if err := level.Err(); err != nil {
+		return err
+	}
+	lib, err := open(op)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("level %s, against %s\n", level.Current(), lib.name)
+	var out *os.File
+	if csv != "" {
+		if out, err = os.Create(csv); err != nil {
+			return err
+		}
+		defer out.Close()
+		fmt.Fprintln(out, "op,threads,shape,M,N,K,pair,ours_gops,theirs_gops")
+	}
+	for _, t := range strings.Split(threads, ",") {
+		n, err := strconv.Atoi(t)
+		if err != nil || n < 1 {
+			return fmt.Errorf("threads %q: numbers of threads are like 1,2", threads)
+		}
+		pl := pool.New(n)
+		lib.setThreads(n)
+		var logs, count, worst float64 = 0, 0, math.Inf(1)
+		fmt.Printf("\n%d threads\n%-10s %6s %6s %6s  %8s %8s  %7s  %s\n", n, "shape", "M", "N", "K", "ours", "theirs", "ratio", "of FMA peak")
+		for _, s := range shapes() {
+			size := fmt.Sprintf("%dx%dx%d", s.spec.M, s.spec.N, s.spec.K)
+			if !strings.Contains(s.name+" "+size, only) {
+				continue
+			}
+			b, err := lib.prepare(s.spec, pl)
+			if err != nil {
+				return err
+			}
+			work := 2 * float64(s.spec.M) * float64(s.spec.N) * float64(s.spec.K)
+			var ratio, ours, theirs, peak []float64
+			for i := range pairs {
+				o := work / measure(b.ours, pause, least) / 1e9
+				t := work / measure(b.theirs, pause, least) / 1e9
+				ratio, ours, theirs = append(ratio, o/t), append(ours, o), append(theirs, t)
+				peak = append(peak, o/float64(n)/fmaPeak())
+				if out != nil {
+					fmt.Fprintf(out, "%s,%d,%s,%d,%d,%d,%d,%.2f,%.2f\n", op, n, s.name, s.spec.M, s.spec.N, s.spec.K, i, o, t)
+				}
+			}
+			r := median(ratio)
+			logs, count, worst = logs+math.Log(r), count+1, min(worst, r)
+			fmt.Printf("%-10s %6d %6d %6d  %8.1f %8.1f  %7.3f  %.2f\n", s.name, s.spec.M, s.spec.N, s.spec.K, median(ours), median(theirs), r, median(peak))
+		}
+		fmt.Printf("geometric mean %.3f, least %.3f\n", math.Exp(logs/count), worst)
+		pl.Close()
+	}
+	return nil
+}
+
+// measure returns the seconds of a call of f.
+func measure(f func(), pause, least time.Duration) float64 {
+	time.Sleep(pause)
+	f()
+	start := time.Now()
+	for n := 1; ; n++ {
+		f()
+		if d := time.Since(start); d >= least {
+			return d.Seconds() / float64(n)
+		}
+	}
+}
+
+func median(v []float64) float64 {
+	v = slices.Clone(v)
+	slices.Sort(v)
+	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
+}
