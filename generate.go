@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -45,7 +44,7 @@ func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampli
 		window := tokens[max(0, len(tokens)-t.cfg.Seq):]
 		err := t.each(func(r *rank) error {
 			return r.exec.RunSection("generate", func(*graph.Phase, int) error {
-				dst, err := exec.HostSlice[int32](r.exec, p.HostTokens)
+				dst, err := r.exec.HostI32(p.HostTokens)
 				if err != nil {
 					return err
 				}
@@ -55,7 +54,7 @@ func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampli
 				key[graph.KeySeed] = t.cfg.Seed
 				key[graph.KeyRow] = int64(len(window) - 1)
 				key[graph.KeyValid] = int64(len(window))
-				return fillHost(r.exec, p.HostKey, key[:])
+				return fillHost(r.exec.HostI64, p.HostKey, key[:])
 			})
 		})
 		if err != nil {

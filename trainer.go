@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -15,7 +16,6 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/inproc"
 	"github.com/spillway-ml/spillway/data"
-	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
@@ -56,6 +56,18 @@ type rank struct {
 	inputs, targets []int32
 }
 
+// loop runs what the rank is given, on one thread.
+func (r *rank) loop() {
+	runtime.LockOSThread()
+	for f := range r.work {
+		f()
+	}
+}
+
+// traceSpans is how many operations of a stream a trace holds; the rest is
+// counted only.
+const traceSpans = 1 << 16
+
 // StepResult is what a step tells.
 type StepResult struct {
 	Step        int     // from 1
@@ -89,7 +101,7 @@ func Build(cfg Config) (*plan.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p, fits(p)
+	return p, fits(cfg, p)
 }
 
 // New plans the run, refuses it if it does not fit, and only then allocates
@@ -100,7 +112,7 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := fits(p); err != nil {
+	if err := fits(cfg, p); err != nil {
 		return nil, err
 	}
 	t := &Trainer{cfg: cfg, model: m, plan: p}
@@ -128,29 +140,30 @@ func (t *Trainer) Done() int { return t.step }
 func (t *Trainer) start() error {
 	cfg, p := &t.cfg, t.plan
 	t.pool = pool.New(cfg.threads())
-	opt := cpu.Options{Poison: cfg.Poison, Check: cfg.Poison}
-	for s, limit := range p.Config.Capacity {
-		opt.Capacity[s] = limit
+	opt := cpu.Options{Capacity: p.Config.Capacity, Poison: cfg.Poison}
+	if cfg.Poison {
+		opt.Checker = cpu.NewChecker()
 	}
-	world, err := inproc.NewWorld(p.Program.Mesh, cfg.Timeout)
+	world, err := inproc.New(p.Program.Mesh, inproc.Options{Timeout: cfg.Timeout})
 	if err != nil {
 		return err
 	}
 	if cfg.Trace != "" {
-		t.trace = exec.NewTrace()
+		t.trace = exec.NewTrace(traceSpans)
 	}
 	library := kernelscpu.New(t.pool)
 	var holders []stateRank
 	for i := range cfg.Ranks {
-		ctx, err := cpu.NewContext(i, opt)
+		groups, err := world.Groups(i)
 		if err != nil {
 			return err
 		}
-		groups := map[int]comm.Group{-1: world.Group(i, -1)}
-		for axis := range p.Program.Mesh {
-			groups[axis] = world.Group(i, axis)
+		coord := make([]int, len(p.Program.Mesh))
+		for axis := range coord {
+			coord[axis] = groups[axis].Rank()
 		}
-		ex, err := exec.New(exec.Config{Program: p.Program, Layout: p.Layout, Context: ctx, Library: library, Groups: groups, Coord: world.Coord(i), Trace: t.trace})
+		ex, err := exec.New(exec.Config{Program: p.Program, Layout: p.Layout, Context: cpu.New(i, opt), Library: library, Groups: groups,
+			Coord: coord, Trace: t.trace, Poison: cfg.Poison})
 		if err != nil {
 			return fmt.Errorf("rank %d: %w", i, err)
 		}
@@ -211,6 +224,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	hyper := t.hyper(s, lr, targets)
 	sent := t.commBytes()
 	err = t.each(func(r *rank) error {
+		r.exec.SetStep(int64(s + 1))
 		micro := 0
 		return r.exec.RunSection("step", func(ph *graph.Phase, _ int) error {
 			if ph.Name == "update" {
@@ -273,15 +287,16 @@ func (t *Trainer) fill(r *rank, b *batches, hyper [graph.NumHyper]float64, step,
 	key[graph.KeyStep] = int64(step)
 	key[graph.KeySample] = ((int64(step)*int64(t.cfg.Accum)+int64(micro))*int64(t.cfg.Ranks) + int64(r.index)) * int64(t.cfg.Batch)
 	return errors.Join(
-		fillHost(r.exec, p.HostTokens, r.inputs), fillHost(r.exec, p.HostTargets, r.targets),
-		fillHost(r.exec, p.HostHyper, hyper[:]), fillHost(r.exec, p.HostKey, key[:]))
+		fillHost(r.exec.HostI32, p.HostTokens, r.inputs), fillHost(r.exec.HostI32, p.HostTargets, r.targets),
+		fillHost(r.exec.HostF64, p.HostHyper, hyper[:]), fillHost(r.exec.HostI64, p.HostKey, key[:]))
 }
 
-func fillHost[T any](ex *exec.Executor, buf graph.BufID, v []T) error {
+// fillHost copies v to the start of a host buffer, where the program has it.
+func fillHost[T any](host func(graph.BufID) ([]T, error), buf graph.BufID, v []T) error {
 	if buf == graph.NoBuf {
 		return nil
 	}
-	dst, err := exec.HostSlice[T](ex, buf)
+	dst, err := host(buf)
 	if err != nil {
 		return err
 	}
@@ -290,7 +305,7 @@ func fillHost[T any](ex *exec.Executor, buf graph.BufID, v []T) error {
 }
 
 func (t *Trainer) hostF64(buf graph.BufID) (float64, error) {
-	v, err := exec.HostSlice[float64](t.ranks[0].exec, buf)
+	v, err := t.ranks[0].exec.HostF64(buf)
 	if err != nil {
 		return 0, err
 	}
@@ -299,7 +314,7 @@ func (t *Trainer) hostF64(buf graph.BufID) (float64, error) {
 
 func (t *Trainer) commBytes() (n int64) {
 	for _, r := range t.ranks {
-		n += r.exec.CommBytes()
+		n += r.exec.CommStats().Sent
 	}
 	return n
 }
@@ -430,7 +445,7 @@ func writeTrace(path string, tr *exec.Trace) error {
 	if err != nil {
 		return fmt.Errorf("trace: %w", err)
 	}
-	return errors.Join(tr.WriteJSON(f), f.Close())
+	return errors.Join(tr.Write(f), f.Close())
 }
 
 // modelConfig reads the model's shape from a preset or a folder.

@@ -19,18 +19,18 @@ const module = "github.com/spillway-ml/spillway"
 // and those below it; "" is the root package.
 const table = `
 	graph     <
-	model     < graph internal/hfconfig internal/presets
+	model     < graph
 	precision < graph
 	recompute < graph
 	zero      < graph
 	fsdp      < graph zero
 	offload   < graph
 	memplan   < graph
-	plan      < graph model precision recompute zero fsdp offload memplan internal/hfconfig internal/presets
+	plan      < graph model precision recompute zero fsdp offload memplan
 	device    < graph
 	kernels   < graph device
 	comm      < graph device kernels
-	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/hfconfig internal/presets
+	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute
 	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan
 	data      < internal
 `
