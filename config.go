@@ -87,8 +87,11 @@ type Config struct {
 	// Generate makes the plan cover text generation (a sample after training).
 	Generate bool
 	// Poison fills released and unused device memory with NaN patterns, and
-	// checks every address that a kernel is given. For tests.
+	// verifies the program after every pass. For tests.
 	Poison bool
+	// CheckWrites runs one kernel at a time and looks for writes outside of what
+	// it declares, on all ranks. Very slow. For tests.
+	CheckWrites bool
 }
 
 // Default returns the contract's defaults outside the demo.

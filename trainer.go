@@ -141,7 +141,7 @@ func (t *Trainer) start() error {
 	cfg, p := &t.cfg, t.plan
 	t.pool = pool.New(cfg.threads())
 	opt := cpu.Options{Capacity: p.Config.Capacity, Poison: cfg.Poison}
-	if cfg.Poison {
+	if cfg.CheckWrites {
 		opt.Checker = cpu.NewChecker()
 	}
 	world, err := inproc.New(p.Program.Mesh, inproc.Options{Timeout: cfg.Timeout})

@@ -429,7 +429,7 @@ var (
 	isF64 = []DType{F64}
 	isI32 = []DType{I32}
 	isI64 = []DType{I64}
-	isSum = []DType{F32, I64} // what reductions over ranks add
+	isSum = []DType{F32, F64, I64} // what reductions over ranks add
 
 	modeW  = []Mode{Write}
 	modeA  = []Mode{Accum}

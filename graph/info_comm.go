@@ -16,7 +16,7 @@ func init() {
 		},
 		&Info{
 			Kind:   ReduceScatter,
-			Doc:    "shard (+)= the rank's part of the sum over ranks of full, in the fixed tree order; full (W·S), shard (S), f32 or i64; shard may be the rank's view of full.",
+			Doc:    "shard (+)= the rank's part of the sum over ranks of full, in the fixed tree order; full (W·S), shard (S), f32, f64 or i64; shard may be the rank's view of full.",
 			In:     []Operand{{Name: "full", Shape: "(W·S)", Types: isSum}},
 			Out:    []Operand{{Name: "shard", Shape: "(S)", Types: isSum, Modes: modeWA}},
 			Attr:   GroupAttr{},
@@ -28,7 +28,7 @@ func init() {
 		},
 		&Info{
 			Kind: AllReduce,
-			Doc:  "buf = the sum over ranks of buf, in the fixed tree order, in place; f32 or i64.",
+			Doc:  "buf = the sum over ranks of buf, in the fixed tree order, in place; f32, f64 or i64.",
 			Out:  []Operand{{Name: "buf", Shape: "(S)", Types: isSum, Modes: modeRW}},
 			Attr: GroupAttr{},
 			check: func(c *checker) {

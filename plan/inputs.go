@@ -23,14 +23,18 @@ func stageInputs(p *graph.Program) *graph.Program {
 		b := q.Buf(id)
 		*into = hostBuffer(q, "host/"+b.Name, b.DType, b.Shape)
 	}
-	twin(q.Tokens, &q.HostTokens)
-	twin(q.Targets, &q.HostTargets)
-	twin(q.Hyper, &q.HostHyper)
-	twin(q.Key, &q.HostKey)
-	twin(q.Loss, &q.HostLoss)
+	// Resident buffers lie in the order in which they were made. The tokens come
+	// last: every step copies all of them, so the arena's highest byte is touched
+	// even where the staging buffer (sized later) is never full.
+	q.Staging = q.AddBuffer(graph.Buffer{Name: "host/staging", DType: graph.U8, Shape: []int64{1}, Space: graph.Host, Class: graph.Communication, Life: graph.LifeRun, Unit: -1})
 	if q.Section("train") != nil {
 		q.HostGradNorm = hostBuffer(q, "host/grad_norm", graph.F64, []int64{1})
 	}
+	twin(q.Key, &q.HostKey)
+	twin(q.Hyper, &q.HostHyper)
+	twin(q.Loss, &q.HostLoss)
+	twin(q.Targets, &q.HostTargets)
+	twin(q.Tokens, &q.HostTokens)
 	inputs := [][2]graph.BufID{{q.Tokens, q.HostTokens}, {q.Targets, q.HostTargets}, {q.Hyper, q.HostHyper}, {q.Key, q.HostKey}}
 	for i := range q.Sections {
 		sec := &q.Sections[i]
@@ -65,9 +69,9 @@ func hostBuffer(p *graph.Program, name string, d graph.DType, shape []int64) gra
 	return p.AddBuffer(graph.Buffer{Name: name, DType: d, Shape: append([]int64(nil), shape...), Space: graph.Host, Class: graph.Inputs, Life: graph.LifeRun, Unit: -1})
 }
 
-// addStaging adds the host buffer through which states move, no larger than the
-// largest of them so that moving them touches all of it.
-func addStaging(p *graph.Program) *graph.Program {
+// sizeStaging sizes the host buffer through which states move: no larger than
+// the largest of them.
+func sizeStaging(p *graph.Program) *graph.Program {
 	q := p.Clone()
 	var largest int64
 	for u := range q.Units {
@@ -77,7 +81,6 @@ func addStaging(p *graph.Program) *graph.Program {
 			}
 		}
 	}
-	n := min(largest, stagingBytes)
-	q.Staging = q.AddBuffer(graph.Buffer{Name: "host/staging", DType: graph.U8, Shape: []int64{n}, Space: graph.Host, Class: graph.Communication, Life: graph.LifeRun, Unit: -1})
+	q.Buf(q.Staging).Shape = []int64{min(largest, stagingBytes)}
 	return q
 }

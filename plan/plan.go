@@ -220,14 +220,14 @@ var passes = []pass{
 	{"differentiate", func(s *state) (err error) { s.p, err = graph.Differentiate(s.p); return }, true},
 	{"merge", func(s *state) (err error) { s.p, err = merge(s.p, s.fwd); return }, true},
 	{"fuse", func(s *state) error { s.p = graph.Fuse(s.p); return nil }, true},
-	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, true},
+	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // its copies get their events in "shard"
 	{"shard", func(s *state) (err error) {
 		s.p.Mesh = []graph.Axis{{Name: "shard", Size: s.cfg.Ranks}}
 		s.p, err = fsdp.Shard(s.p, fsdp.Options{Stage: s.cfg.Stage, Accum: s.cfg.Accum, Reproducible: s.cfg.Reproducible,
 			Prefetch: s.cfg.Prefetch, Optimizer: s.cfg.Optimizer, Clip: s.cfg.Clip})
 		return
 	}, true},
-	{"staging", func(s *state) error { s.p = addStaging(s.p); return nil }, true},
+	{"staging", func(s *state) error { s.p = sizeStaging(s.p); return nil }, true},
 	{"workspace", func(s *state) error { s.p = graph.AddWorkspace(s.p, s.cfg.Target); return nil }, true},
 }
 
