@@ -118,16 +118,20 @@ type operation struct {
 	release []device.Kernel
 }
 
-// New allocates the arenas and binds the program.
+// New allocates the arenas and binds the program. Its error ends the job on
+// every rank: the others would wait for this one.
 func New(cfg Config) (*Executor, error) {
 	e, err := build(cfg)
-	if err != nil && cfg.Context != nil {
+	if err == nil {
+		return e, nil
+	}
+	for _, g := range cfg.Groups {
+		g.Abort(err)
+	}
+	if cfg.Context != nil {
 		err = errors.Join(err, cfg.Context.Close())
 	}
-	if err != nil {
-		return nil, err
-	}
-	return e, nil
+	return nil, err
 }
 
 func build(cfg Config) (*Executor, error) {

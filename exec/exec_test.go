@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -411,6 +412,40 @@ func TestEventsCarryAcrossPhases(t *testing.T) {
 	require.ErrorContains(t, j.ex[0].Read(x, 0, make([]byte, 4)), "the executor is closed")
 }
 
+// A join has no kernel: it orders what follows its stream, and its event, after
+// what it waits for.
+func TestJoinOrdersStreams(t *testing.T) {
+	b := newBuilder()
+	x := b.buf("x", graph.F32, 1, graph.Device, graph.LifeRun)
+	a, c, both := b.p.NewEvent(), b.p.NewEvent(), b.p.NewEvent()
+	var order []string
+	var mu sync.Mutex
+	b.p.Sections = []graph.Section{{Name: "step", Phases: []graph.Phase{{Name: "p", Repeat: 3, Ops: []graph.Op{
+		with(op(spy, "a", graph.Compute, nil, rw(x)), a),
+		with(op(spy, "b", graph.Comm, nil, rw(x)), c),
+		with(op(graph.Join, "join", graph.CopyIn, nil), both, a, c),
+		with(op(spy, "after", graph.HostWork, nil, rw(x)), 0, both),
+	}}}}}
+	j := newRanks(t, b, jobOptions{unchecked: true, trace: exec.NewTrace(20), lib: library{spy: func(k kernels.Binding) error {
+		if k.Op.Name != "after" {
+			time.Sleep(2 * time.Millisecond)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		order = append(order, k.Op.Name)
+		return nil
+	}}})
+	require.NoError(t, j.ex[0].RunSection("step", nil))
+	require.Len(t, order, 9)
+	done := map[string]int{}
+	for _, name := range order {
+		done[name]++
+		if name == "after" {
+			require.GreaterOrEqual(t, min(done["a"], done["b"]), done["after"], "%v", order)
+		}
+	}
+}
+
 func TestTrace(t *testing.T) {
 	const w = 2
 	z := newZero3(w, 40)
@@ -513,6 +548,14 @@ func TestCapacityAndAllocationFaults(t *testing.T) {
 	_, err = open(fault.Wrap(cpu.New(0, cpu.Options{}), fault.Plan{Alloc: true, Space: graph.Host}))
 	require.ErrorIs(t, err, fault.ErrInjected)
 	require.ErrorContains(t, err, "of host memory")
+	two, err := inproc.New([]graph.Axis{{Name: "data", Size: 2}}, inproc.Options{})
+	require.NoError(t, err)
+	groups, err := two.Groups(1)
+	require.NoError(t, err)
+	_, err = exec.New(exec.Config{Program: z.p, Layout: z.layout, Context: cpu.New(1, o), Library: library{}, Groups: groups, Coord: []int{0}})
+	require.Error(t, err)
+	require.ErrorIs(t, two.Err(), comm.ErrAborted)
+	require.ErrorContains(t, two.Err(), "aborted: exec: rank 1: allocate", "rank 0 would wait for rank 1 in vain")
 	_, err = open(fault.Wrap(cpu.New(0, cpu.Options{}), fault.Plan{Copy: "hyper/in"}))
 	require.ErrorIs(t, err, fault.ErrInjected)
 	require.ErrorContains(t, err, "exec: rank 0, section step, phase micro, operation hyper/in: ")
