@@ -338,6 +338,9 @@ type slot struct {
 // none says that the gradient is not wanted.
 func (s slot) none() bool { return s.v < 0 }
 
+// A parameter's gradient is only ever written by outputs that could accumulate:
+// over several micro-steps they will.
+//
 // open returns the place for a contribution to input j's gradient, from an
 // output that may accumulate; openWrite from one that may only write; openInto
 // writes into a given buffer where that can be (over: NoBuf for none).
@@ -358,7 +361,7 @@ func (d *differ) slot(j int, accum bool, over BufID) slot {
 		mode = ReadWrite
 	}
 	switch {
-	case v.param >= 0 && v.open == 0 && !v.begun:
+	case v.param >= 0 && v.open == 0 && accum && !v.begun:
 		s.out = Out{d.as(d.p.Params[v.param].Grad, s.like), Write}
 		v.begun = true
 	case v.param >= 0 && v.open == 0 && accum:
@@ -387,12 +390,14 @@ func (d *differ) close(suffix string, s slot) {
 	}
 	d.vals[s.v].open--
 	if s.own {
-		d.join(suffix+"+", s.v, s.out.Buf)
+		d.join(suffix+"+", s.v, s.out.Buf, true)
 	}
 }
 
-// join adds g, a gradient shaped as the value, to what value n has.
-func (d *differ) join(suffix string, n int, g BufID) {
+// join adds g, a gradient shaped as the value, to what value n has. Last says
+// that nothing reads g afterwards but through n, so that the sum may take its
+// place.
+func (d *differ) join(suffix string, n int, g BufID, last bool) {
 	v := &d.vals[n]
 	root, _ := d.p.Resolve(g, nil)
 	if v.param >= 0 {
@@ -412,7 +417,7 @@ func (d *differ) join(suffix string, n int, g BufID) {
 	switch {
 	case d.grads[v.grad] == 1:
 		d.emit(suffix, Add, nil, []BufID{have, g}, Out{have, ReadWrite})
-	case d.sole(root):
+	case last && d.sole(root):
 		d.emit(suffix, Add, nil, []BufID{g, have}, Out{g, ReadWrite})
 		d.hold(n, root)
 	default:
@@ -469,10 +474,11 @@ func (d *differ) overDy(j int, dy BufID) BufID {
 	return dy
 }
 
-// identity contributes dy itself to input j.
-func (d *differ) identity(j int, suffix string, dy BufID) {
+// identity contributes dy itself to input j. Last says that the rule does not
+// read dy again.
+func (d *differ) identity(j int, suffix string, dy BufID, last bool) {
 	if d.needs(j) && d.err == nil {
-		d.join(suffix, d.ins[d.i][j], d.as(dy, d.in(j)))
+		d.join(suffix, d.ins[d.i][j], d.as(dy, d.in(j)), last)
 	}
 }
 

@@ -350,7 +350,7 @@ func (c *checker) vector(r ref, n int64, why string) {
 	}
 }
 
-// atLeast wants at least two dimensions: something with rows and columns.
+// rank2 wants at least two dimensions: something with rows and columns.
 func (c *checker) rank2(r ref) {
 	if c.err == nil && r.ok() && len(r.buf.Shape) < 2 {
 		c.failf("operand %s (%s, shape %v): has %d dimensions, want 2 or more", r.name, r.buf.Name, r.buf.Shape, len(r.buf.Shape))

@@ -1,6 +1,9 @@
 package graph
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
 // Elementwise operations, softmax, rotary positions, dropout, reductions.
 
@@ -121,8 +124,8 @@ func init() {
 				c.matrix(x, x.rows(), a.Heads*a.HeadDim, "Heads·HeadDim")
 				c.divides("Seq", a.Seq, x, "the number of rows", x.rows())
 				c.same(c.out(0), x)
-				if c.err == nil && !(a.Theta > 0) {
-					c.failf("Theta is %g, want a positive number", a.Theta)
+				if c.err == nil && !(a.Theta > 0 && a.Theta <= math.MaxFloat64) {
+					c.failf("Theta is %g, want a positive finite number", a.Theta)
 				}
 			},
 			flops: func(c *checker) int64 { return 3 * c.out(0).elems() },
@@ -163,8 +166,8 @@ func init() {
 			check:      sameAll,
 			flops:      perElem,
 			derive: func(d *differ) {
-				d.identity(0, "da", d.dy(0))
-				d.identity(1, "db", d.dy(0))
+				d.identity(0, "da", d.dy(0), false)
+				d.identity(1, "db", d.dy(0), true)
 			},
 		},
 		&Info{
@@ -176,7 +179,7 @@ func init() {
 			check:      sameAll,
 			flops:      perElem,
 			derive: func(d *differ) {
-				d.identity(0, "da", d.dy(0))
+				d.identity(0, "da", d.dy(0), false)
 				d.intoOver(1, "db", d.dy(0), Scale, ScaleAttr{-1}, d.dy(0))
 			},
 		},

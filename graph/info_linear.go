@@ -189,7 +189,7 @@ func deriveEmbed(d *differ) {
 
 func deriveAddPos(d *differ) {
 	d.into(1, "dpos", AddPosGrad, d.op.Attr, d.dy(0))
-	d.identity(0, "dx", d.dy(0))
+	d.identity(0, "dx", d.dy(0), true)
 }
 
 // deriveLinear emits the weight's gradient before the input's: x may then die
