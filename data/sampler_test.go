@@ -226,7 +226,7 @@ func TestSamplerErrors(t *testing.T) {
 		"ranks":    {100, func(c *SamplerConfig) { c.Ranks = 0 }, "ranks is 0"},
 		"order":    {100, func(c *SamplerConfig) { c.Order = 7 }, "Order(7)"},
 		"vocab":    {100, func(c *SamplerConfig) { c.Vocab = -1 }, "vocabulary of -1"},
-		"overflow": {100, func(c *SamplerConfig) { c.Batch, c.Accum = 1<<40, 1<<40 }, "2^63"},
+		"overflow": {100, func(c *SamplerConfig) { c.Batch, c.Accum, c.Ranks = 1<<30, 1<<30, 1<<30 }, "2^63"},
 		"short":    {4, func(c *SamplerConfig) {}, "4 tokens, under one row of 4 and its last target; give 5 tokens at least, or a seq of 3"},
 		"none":     {0, func(c *SamplerConfig) {}, "0 tokens"},
 	} {
