@@ -240,7 +240,7 @@ func TestSamplerErrors(t *testing.T) {
 	in, out := make([]int32, 8), make([]int32, 8)
 	require.NoError(t, s.Fill(5, 1, 2, in, out))
 	require.ErrorContains(t, s.Fill(-1, 0, 0, in, out), "step -1")
-	require.ErrorContains(t, s.Fill(math.MaxInt64, 0, 0, in, out), "step")
+	require.ErrorContains(t, s.Fill(math.MaxInt, 0, 0, in, out), "step")
 	require.ErrorContains(t, s.Fill(0, 2, 0, in, out), "micro-batch 2; it must be 0 to 1")
 	require.ErrorContains(t, s.Fill(0, 0, 3, in, out), "rank 3; it must be 0 to 2")
 	require.ErrorContains(t, s.Fill(0, 0, -1, in, out), "rank -1")
