@@ -3,6 +3,7 @@ package data
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"os"
 	"testing"
 
@@ -77,7 +78,7 @@ func TestTokenFileErrors(t *testing.T) {
 		"beyond":           {uint16s(1, 255, 256, 300), 256, []string{"token 2 ", "offset 4", "is 256", "vocabulary of 256", "0 to 255"}},
 		"beyond, header":   {llmc(20240520, 1, 4, uint16s(1, 2, 3, 50257)), 50257, []string{"token 3 ", "offset 1030", "is 50257"}},
 		"beyond, wide":     {llmc(20240801, 7, 2, []byte{1, 0, 0, 0, 0, 0, 1, 0}), 65536, []string{"token 1 ", "offset 1028", "is 65536"}},
-		"beyond int32":     {llmc(20240801, 7, 2, []byte{1, 0, 0, 0, 255, 255, 255, 255}), 1 << 40, []string{"token 1 ", "is 4294967295"}},
+		"beyond int32":     {llmc(20240801, 7, 2, []byte{1, 0, 0, 0, 255, 255, 255, 255}), math.MaxInt, []string{"token 1 ", "is 4294967295"}},
 		"beyond, no vocab": {llmc(20240801, 7, 2, []byte{1, 0, 0, 0, 255, 255, 255, 255}), 0, nil},
 	} {
 		path := put(t, "bad.bin", tc.content)
