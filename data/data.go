@@ -1,6 +1,6 @@
 // Package data turns token files and text into batches.
 //
-// A Source is a row of tokens: a token file mapped into memory, or text run
+// A Source is a row of tokens: a token file, or text run
 // through a Tokenizer. A Sampler says which window of it every row of every
 // batch is, as a pure function of (step, micro-batch, rank, row), so that a
 // resumed run continues with exactly the batches that an uninterrupted one
@@ -46,7 +46,7 @@ type Options struct {
 
 // Open opens --data's PATH: a *.bin file is tokens (OpenTokenFile), another
 // file is text (OpenText), a folder is its text files in name order
-// (OpenText). Close the result to unmap it.
+// (OpenText). Close the result when done.
 func Open(path string, o Options) (*Buffer, error) {
 	st, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {

@@ -34,14 +34,18 @@ const (
 // EOT is the special token called <|endoftext|>, <|end_of_text|>, </s>, <eos>
 // or <|eot_id|>, the first of these that there is.
 func LoadTokenizer(path string) (Tokenizer, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("open tokenizer: %w", err)
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("open tokenizer: %s is not a regular file; it must be bytes, gpt2 or a tokenizer.json", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("open tokenizer: %w", err)
 	}
 	defer f.Close()
-	if st, err := f.Stat(); err == nil && !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("open tokenizer: %s is not a regular file; it must be bytes, gpt2 or a tokenizer.json", path)
-	}
 	text, err := io.ReadAll(io.LimitReader(f, maxTokenizerBytes+1))
 	if err != nil {
 		return nil, fmt.Errorf("open tokenizer: %w", err)

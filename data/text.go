@@ -19,7 +19,7 @@ const (
 	// spillBytes is how many bytes of tokens stay in memory; beyond, they go to
 	// a temporary file without a name, so that a corpus does not count against
 	// the memory that the plan promises.
-	spillBytes = 16 << 20
+	spillBytes = 4 << 20
 )
 
 // OpenText tokenizes a text file, or the text files of a folder in name order
@@ -31,7 +31,7 @@ const (
 // with no text is an error that names it.
 //
 // The text is read as a stream; the tokens, of 1, 2 or 4 bytes each by the
-// vocabulary, are in memory up to 16 MiB and beyond in a temporary file that
+// vocabulary, are in memory up to 4 MiB and beyond in a temporary file that
 // vanishes with the process.
 func OpenText(root string, o Options) (*Buffer, error) {
 	if o.Tokenizer == nil {
@@ -319,8 +319,10 @@ func (b *builder) spill(limit int) error {
 			return fmt.Errorf("make a temporary file for the tokens (TMPDIR chooses its folder): %w", err)
 		}
 		b.file = f
-		if b.after, err = dropName(f); err != nil {
-			return fmt.Errorf("unlink the temporary file of the tokens: %w", err)
+		// Without its name the file vanishes with the process, however that
+		// ends. Where an open file cannot lose its name, it goes at Close.
+		if os.Remove(f.Name()) != nil {
+			b.after = func() { os.Remove(f.Name()) }
 		}
 	}
 	if _, err := b.file.WriteAt(b.mem, b.spilled); err != nil {
@@ -354,10 +356,8 @@ func (b *builder) finish() (*Buffer, error) {
 	if err := b.spill(0); err != nil {
 		return nil, fmt.Errorf("open text: %w", err)
 	}
-	var err error
-	if out.data, out.unmap, err = mapFile(b.file, b.spilled); err != nil {
-		return nil, fmt.Errorf("open text: map the tokens: %w", err)
-	}
+	out.file, out.after = b.file, b.after
+	b.file = nil
 	return out, nil
 }
 

@@ -67,46 +67,52 @@ func parseLayout(head []byte, size int64) (layout, error) {
 	return l, nil
 }
 
-// OpenTokenFile maps a token file: raw little-endian uint16, or with llm.c's
+// OpenTokenFile opens a token file: raw little-endian uint16, or with llm.c's
 // header (magic 20240520: uint16; 20240801: uint32). With vocab > 0 the
 // tokens, of the first GiB, are checked to be below it. Errors name the file,
 // the offset and what would be right.
 func OpenTokenFile(path string, vocab int) (*Buffer, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("open token file: %w", err)
-	}
-	defer f.Close()
-	st, err := f.Stat()
+	// Looked at before it is opened: opening a pipe would wait for its writer.
+	st, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("open token file: %w", err)
 	}
 	if !st.Mode().IsRegular() {
 		return nil, fmt.Errorf("open token file: %s is not a regular file", path)
 	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open token file: %w", err)
+	}
+	l, err := checkTokenFile(f, path, vocab)
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return &Buffer{name: path, file: f, offset: l.offset, width: l.width, n: l.n}, nil
+}
+
+func checkTokenFile(f *os.File, path string, vocab int) (layout, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return layout{}, fmt.Errorf("open token file: %w", err)
+	}
 	head := make([]byte, headerBytes)
 	n, err := f.ReadAt(head, 0)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("open token file %s: %w", path, err)
+		return layout{}, fmt.Errorf("open token file %s: %w", path, err)
 	}
 	l, err := parseLayout(head[:n], st.Size())
 	if err != nil {
-		return nil, fmt.Errorf("open token file %s: %w", path, err)
+		return layout{}, fmt.Errorf("open token file %s: %w", path, err)
 	}
 	if vocab > 0 {
-		if err := scanTokens(f, path, l, vocab); err != nil {
-			return nil, err
-		}
+		return l, scanTokens(f, path, l, vocab)
 	}
-	data, unmap, err := mapFile(f, st.Size())
-	if err != nil {
-		return nil, fmt.Errorf("open token file %s: %w", path, err)
-	}
-	return &Buffer{name: path, data: data[l.offset:], width: l.width, n: l.n, unmap: unmap}, nil
+	return l, nil
 }
 
-// scanTokens checks tokens against the vocabulary. It reads the file instead
-// of its mapping, so that the pages do not count as this process's memory.
+// scanTokens checks tokens against the vocabulary.
 func scanTokens(f *os.File, path string, l layout, vocab int) error {
 	if l.width == 2 && vocab > 0xffff {
 		return nil

@@ -105,17 +105,22 @@ func Read(path string) (Config, error) {
 }
 
 func readLimited(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	// Looked at before it is opened: opening a pipe would wait for its writer.
+	st, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("read model config: %s does not exist; a model folder holds a Hugging Face %s", path, FileName)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read model config: %w", err)
 	}
-	defer f.Close()
-	if st, err := f.Stat(); err == nil && !st.Mode().IsRegular() {
+	if !st.Mode().IsRegular() {
 		return nil, fmt.Errorf("read model config: %s is not a regular file", path)
 	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read model config: %w", err)
+	}
+	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
 	if err != nil {
 		return nil, fmt.Errorf("read model config: %w", err)

@@ -64,20 +64,33 @@ func Open(path string) (*Reader, error) {
 	return r, nil
 }
 
+// openRegular looks before it opens: opening a pipe would wait for its writer.
+func openRegular(path string) (*os.File, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("open weights: %w", err)
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("open weights: %s is not a regular file", path)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open weights: %w", err)
+	}
+	return f, nil
+}
+
 // openFile adds the tensors of the file at path for which wanted is nil or
 // holds the name.
 func (r *Reader) openFile(path string, wanted map[string]bool) error {
-	f, err := os.Open(path)
+	f, err := openRegular(path)
 	if err != nil {
-		return fmt.Errorf("open weights: %w", err)
+		return err
 	}
 	r.files = append(r.files, f)
 	st, err := f.Stat()
 	if err != nil {
 		return fmt.Errorf("open weights: %w", err)
-	}
-	if !st.Mode().IsRegular() {
-		return fmt.Errorf("open weights: %s is not a regular file", path)
 	}
 	entries, metadata, err := parseHeader(f, st.Size())
 	if err != nil {
@@ -109,9 +122,9 @@ func (r *Reader) openFile(path string, wanted map[string]bool) error {
 }
 
 func (r *Reader) openIndex(path string) error {
-	f, err := os.Open(path)
+	f, err := openRegular(path)
 	if err != nil {
-		return fmt.Errorf("open weights: %w", err)
+		return err
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxHeaderBytes+1))
