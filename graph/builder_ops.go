@@ -79,12 +79,13 @@ func (b *Builder) AttentionPacked(name string, qkv Value, attr AttentionAttr) Va
 }
 
 func (b *Builder) attention(name string, ins []operandValue, a AttentionAttr) Value {
-	for _, n := range []int64{a.Batch, a.Seq, a.Heads, a.HeadDim} {
-		if n < 1 || n > maxElems {
-			b.failf("%s: batch %d, seq %d, heads %d, head width %d: want at least 1 each", name, a.Batch, a.Seq, a.Heads, a.HeadDim)
-		}
-	}
 	q := ins[0].v
+	if b.err == nil && (a.Heads < 1 || a.Heads > 1<<24 || a.HeadDim < 1 || a.HeadDim > 1<<24) {
+		b.failf("%s: Heads is %d and HeadDim %d, want 1 to %d", name, a.Heads, a.HeadDim, 1<<24)
+	}
+	if b.err != nil {
+		return Value{}
+	}
 	return b.add(name, Attention, a, ins, []result{
 		y(b.withCols(q, a.Heads*a.HeadDim)...),
 		{suffix: "lse", shape: []int64{b.rowsOf(q) * a.Heads}},
@@ -142,7 +143,7 @@ func (b *Builder) image(name string, x Value, a ConvAttr) []int64 {
 	if b.err == nil && len(s) != 4 {
 		b.failf("%s: operand x has shape %v, want 4 dimensions (B,H,W,C)", name, s)
 	}
-	if b.err == nil && (a.KH < 1 || a.KW < 1 || a.KH > maxElems>>8 || a.KW > maxElems>>8 || a.Pad < 0 || a.Pad > maxElems>>8 ||
+	if b.err == nil && (a.KH < 1 || a.KW < 1 || a.KH > maxWindow || a.KW > maxWindow || a.Pad < 0 || a.Pad > maxWindow ||
 		a.OutSize(s[1], a.KH) < 1 || a.OutSize(s[2], a.KW) < 1) {
 		b.failf("%s: a window of (%d, %d), stride %d, padding %d does not fit an image of (%d, %d)", name, a.KH, a.KW, a.Stride, a.Pad, s[1], s[2])
 	}

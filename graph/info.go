@@ -394,6 +394,13 @@ func (c *checker) positive(what string, n int64) {
 	}
 }
 
+// within is positive with an upper bound, which keeps products in int64.
+func (c *checker) within(what string, n, limit int64) {
+	if c.err == nil && (n < 1 || n > limit) {
+		c.failf("%s is %d, want 1 to %d", what, n, limit)
+	}
+}
+
 func (c *checker) divides(what string, n int64, r ref, of string, total int64) {
 	c.positive(what, n)
 	if c.err == nil && total%n != 0 {

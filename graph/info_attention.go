@@ -74,11 +74,11 @@ var (
 
 func (c *checker) attention() AttentionAttr {
 	a := c.op.Attr.(AttentionAttr)
-	c.positive("Batch", a.Batch)
-	c.positive("Seq", a.Seq)
-	c.positive("Heads", a.Heads)
-	c.positive("KVHeads", a.KVHeads)
-	c.positive("HeadDim", a.HeadDim)
+	c.within("Batch", a.Batch, 1<<31)
+	c.within("Seq", a.Seq, 1<<31)
+	c.within("Heads", a.Heads, 1<<24)
+	c.within("KVHeads", a.KVHeads, 1<<24)
+	c.within("HeadDim", a.HeadDim, 1<<24)
 	if c.err == nil && a.Heads%a.KVHeads != 0 {
 		c.failf("Heads %d is not a multiple of KVHeads %d", a.Heads, a.KVHeads)
 	}

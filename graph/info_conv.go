@@ -60,6 +60,9 @@ func poolFlops(c *checker) int64 {
 	return c.out(0).elems() * a.KH * a.KW
 }
 
+// maxWindow bounds a window's sides, which keeps products in int64.
+const maxWindow = 1 << 15
+
 // OutSize returns the windows that fit along a dimension of n elements with
 // kernel size k, 0 if none.
 func (a ConvAttr) OutSize(n, k int64) int64 {
@@ -72,8 +75,8 @@ func (a ConvAttr) OutSize(n, k int64) int64 {
 
 func (c *checker) conv(x ref) (a ConvAttr, oh, ow int64) {
 	a = c.op.Attr.(ConvAttr)
-	c.positive("KH", a.KH)
-	c.positive("KW", a.KW)
+	c.within("KH", a.KH, maxWindow)
+	c.within("KW", a.KW, maxWindow)
 	c.positive("Stride", a.Stride)
 	if c.err == nil && (a.Pad < 0 || a.Pad >= a.KH || a.Pad >= a.KW) {
 		c.failf("Pad is %d, want at least 0 and less than the window (%d, %d)", a.Pad, a.KH, a.KW)

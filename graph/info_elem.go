@@ -113,8 +113,8 @@ func init() {
 			Attr:       RopeAttr{},
 			check: func(c *checker) {
 				x, a := c.in(0), c.op.Attr.(RopeAttr)
-				c.positive("Heads", a.Heads)
-				c.positive("HeadDim", a.HeadDim)
+				c.within("Heads", a.Heads, 1<<24)
+				c.within("HeadDim", a.HeadDim, 1<<24)
 				if c.err == nil && a.HeadDim%2 != 0 {
 					c.failf("HeadDim is %d, want an even number (pairs turn)", a.HeadDim)
 				}

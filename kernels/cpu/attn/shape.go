@@ -10,9 +10,8 @@ import (
 // maximum. It is part of the definition of the numbers.
 const KeyTile = 64
 
-// maxSlots bounds the workspace, and the tasks of a call that run at once: a
-// call's tasks are dealt to min(tasks, maxSlots) slots, each with scratch of
-// its own.
+// maxSlots bounds the workspace and the tasks of a call that run at once: a
+// call has min(tasks, maxSlots) slots of scratch.
 const maxSlots = 32
 
 // Shape is the sizes of an attention, the same for its forward and backward.

@@ -1,0 +1,3 @@
+package graph
+
+func Verify(p *Program) error { return nil }
