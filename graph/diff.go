@@ -338,6 +338,9 @@ type slot struct {
 // none says that the gradient is not wanted.
 func (s slot) none() bool { return s.v < 0 }
 
+// A parameter's gradient is only ever written by outputs that could accumulate:
+// over several micro-steps they will.
+//
 // open returns the place for a contribution to input j's gradient, from an
 // output that may accumulate; openWrite from one that may only write; openInto
 // writes into a given buffer where that can be (over: NoBuf for none).
@@ -358,7 +361,7 @@ func (d *differ) slot(j int, accum bool, over BufID) slot {
 		mode = ReadWrite
 	}
 	switch {
-	case v.param >= 0 && v.open == 0 && !v.begun:
+	case v.param >= 0 && v.open == 0 && accum && !v.begun:
 		s.out = Out{d.as(d.p.Params[v.param].Grad, s.like), Write}
 		v.begun = true
 	case v.param >= 0 && v.open == 0 && accum:
