@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -413,6 +414,18 @@ func digest(t *testing.T) string {
 			}
 			require.NoError(t, ctx.Close())
 		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(tinyModels)) {
+		p := tinyProgram(t, name)
+		b := bindProgram(t, p, pl)
+		b.load(t, contents(p, 6))
+		b.run(t)
+		for i := range p.Params {
+			g, err := devcpu.Bytes(b.ptr(p.Params[i].Grad))
+			require.NoError(t, err)
+			h.Write(g)
+		}
+		require.NoError(t, b.ctx.Close())
 	}
 	return hex.EncodeToString(h.Sum(nil))
 }
