@@ -355,6 +355,8 @@ func (e *Executor) bind(o *operation) error {
 		}
 	}
 	switch op.Kind {
+	case graph.Join: // its waits and its event are all there is
+		return nil
 	case graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce:
 		o.kernel, err = e.bindTransfer(o, b)
 	default:
@@ -504,9 +506,11 @@ func (e *Executor) enqueue(ph *phase) error {
 				return e.stop(err)
 			}
 		}
-		o.track.launch(o)
-		if err := o.stream.Launch(o.kernel); err != nil {
-			return e.stop(err)
+		if o.kernel != nil {
+			o.track.launch(o)
+			if err := o.stream.Launch(o.kernel); err != nil {
+				return e.stop(err)
+			}
 		}
 		for _, k := range o.release {
 			o.track.launch(nil)

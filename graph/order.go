@@ -296,3 +296,30 @@ func (t *Trace) LiveRanges() []LiveRange {
 	}
 	return ranges
 }
+
+// HostBuffers returns the buffers that the host reads or writes between
+// sections, besides what operations do: the host twins, Staging and the units'
+// resident states. They have a place and are filled even where no operation
+// uses them.
+func (p *Program) HostBuffers() []BufID {
+	var list []BufID
+	add := func(id BufID) {
+		if id >= 0 && int(id) < len(p.Buffers) {
+			list = append(list, id)
+		}
+	}
+	for _, id := range []BufID{p.HostTokens, p.HostTargets, p.HostHyper, p.HostKey, p.HostLoss, p.HostGradNorm, p.Staging} {
+		add(id)
+	}
+	for i := range p.Units {
+		u := &p.Units[i]
+		if u.FlatLen == 0 {
+			continue // not laid out yet
+		}
+		add(u.Value.Buf)
+		for _, s := range u.States {
+			add(s.Buf)
+		}
+	}
+	return list
+}

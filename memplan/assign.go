@@ -29,8 +29,8 @@ func (o Options) align() (int64, error) {
 	return a, nil
 }
 
-// Assign gives every root buffer that an operation uses a place in the arena of
-// its memory space.
+// Assign gives every root buffer that an operation, or the host between
+// sections, uses a place in the arena of its memory space.
 //
 // A LifeRun buffer holds its bytes all the time. Any other has live ranges (see
 // graph.Trace.LiveRanges), within a run of a section, and two buffers may share
@@ -128,6 +128,9 @@ func analyse(p *graph.Program) (*analysis, error) {
 			}
 		}
 		a.sections = append(a.sections, newSection(p, t))
+	}
+	for _, id := range p.HostBuffers() {
+		used[regions.Of[id].Root] = true
 	}
 	index := make([]int32, len(p.Buffers)) // by BufID: index into its space's timeline
 	for id := range p.Buffers {

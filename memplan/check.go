@@ -48,6 +48,10 @@ func check(p *graph.Program, l *Layout) error {
 			}
 		}
 	}
+	for _, id := range p.HostBuffers() {
+		root, _ := p.Resolve(id, nil)
+		used[root] = true
+	}
 	if err := checkPlaces(p, l, used); err != nil {
 		return err
 	}
@@ -129,10 +133,10 @@ func checkPlaces(p *graph.Program, l *Layout, used []bool) error {
 		b := p.Buf(graph.BufID(id))
 		switch {
 		case !used[id] && off != -1:
-			return fmt.Errorf("%s has offset %d, want -1: it is a view or no operation uses it", b.Name, off)
+			return fmt.Errorf("%s has offset %d, want -1: it is a view or no operation uses it, nor the host", b.Name, off)
 		case !used[id]:
 		case off < 0:
-			return fmt.Errorf("%s has offset %d, but operations use it", b.Name, off)
+			return fmt.Errorf("%s has offset %d, but it is used", b.Name, off)
 		case off%l.Align != 0:
 			return fmt.Errorf("%s has offset %d, want a multiple of %d", b.Name, off, l.Align)
 		case off+b.Bytes() > l.Spaces[b.Space].Peak:

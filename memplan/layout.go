@@ -8,7 +8,7 @@ import "github.com/spillway-ml/spillway/graph"
 type Layout struct {
 	// Offset has the byte offset in its space's arena of each root buffer, by
 	// BufID; −1 for views (resolve them with Program.Resolve) and for buffers
-	// that no operation uses.
+	// that neither an operation nor the host (Program.HostBuffers) uses.
 	Offset []int64
 	// Align is what every offset is a multiple of, in bytes.
 	Align int64
