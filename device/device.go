@@ -102,8 +102,8 @@ type Context interface {
 	// Copy binds an asynchronous copy of src to dst (same length, any spaces).
 	Copy(label string, dst, src Ptr) (Kernel, error)
 	// HostBytes gives the host's own view of memory in graph.Host, to fill inputs
-	// and read results. The caller orders its use with Sync. It records nothing
-	// as touched: Touched counts executed operations only.
+	// and read results, until Close. The caller orders its use with Sync. It
+	// records nothing as touched: Touched counts executed operations only.
 	HostBytes(p Ptr) ([]byte, error)
 	// OnError registers f to be called once with the first error that becomes
 	// sticky, as soon as the device learns of it, so that whoever waits for this

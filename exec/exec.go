@@ -46,7 +46,8 @@ type Config struct {
 //	for each stream that is used:        one device stream
 //	for each event:                      one device event
 //	for each operation of each section:  bind it to its operands' addresses
-//	    copy → Context.Copy; collective → its axis's Group; rest → Library
+//	    copy → Context.Copy; collective → its axis's Group; join → nothing;
+//	    rest → Library
 //
 // RunSection:
 //
@@ -105,7 +106,7 @@ type phase struct {
 type operation struct {
 	op     *graph.Op
 	phase  *phase
-	kernel device.Kernel
+	kernel device.Kernel // nil: a join, which only waits and records
 	stream device.Stream
 	track  *track
 	wait   []device.Event
@@ -117,16 +118,20 @@ type operation struct {
 	release []device.Kernel
 }
 
-// New allocates the arenas and binds the program.
+// New allocates the arenas and binds the program. Its error ends the job on
+// every rank: the others would wait for this one.
 func New(cfg Config) (*Executor, error) {
 	e, err := build(cfg)
-	if err != nil && cfg.Context != nil {
+	if err == nil {
+		return e, nil
+	}
+	for _, g := range cfg.Groups {
+		g.Abort(err)
+	}
+	if cfg.Context != nil {
 		err = errors.Join(err, cfg.Context.Close())
 	}
-	if err != nil {
-		return nil, err
-	}
-	return e, nil
+	return nil, err
 }
 
 func build(cfg Config) (*Executor, error) {
@@ -355,7 +360,7 @@ func (e *Executor) bind(o *operation) error {
 		}
 	}
 	switch op.Kind {
-	case graph.Join: // its waits and its event are all there is
+	case graph.Join:
 		return nil
 	case graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce:
 		o.kernel, err = e.bindTransfer(o, b)
