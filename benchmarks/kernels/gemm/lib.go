@@ -103,4 +103,3 @@ func filled(n int64) []byte {
 	}
 	return v
 }
-

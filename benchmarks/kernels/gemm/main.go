@@ -55,7 +55,6 @@ func shapes() []shape {
 // bench is one product, ours and theirs, on the same operands.
 type bench struct {
 	ours, theirs func()
-	peak         func() float64 // operations a second of one thread, or nil
 }
 
 func main() {

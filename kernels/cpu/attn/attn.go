@@ -1,6 +1,7 @@
 package attn
 
 import (
+	"fmt"
 	"math"
 	"sync/atomic"
 
@@ -147,11 +148,14 @@ func or(v, otherwise int) int {
 	return v
 }
 
-func scaleOf[T Float](scale T, d int) T {
+func scaleOf[T Float](op string, scale T, d int) (T, error) {
 	if scale == 0 {
-		return T(1 / math.Sqrt(float64(d)))
+		return T(1 / math.Sqrt(float64(d))), nil
 	}
-	return scale
+	if !(scale > 0) || math.IsInf(float64(scale), 1) {
+		return 0, fmt.Errorf("%s: Scale is %v, must be positive and finite, or 0 for 1/√D", op, scale)
+	}
+	return scale, nil
 }
 
 func (f *Forward[T]) check() error {
@@ -179,7 +183,10 @@ func (f *Forward[T]) check() error {
 			return err
 		}
 	}
-	f.scale = scaleOf(f.Scale, f.D)
+	var err error
+	if f.scale, err = scaleOf(op, f.Scale, f.D); err != nil {
+		return err
+	}
 	return checkFlat(op, "the workspace", len(f.Work), ForwardWorkspace(f.Shape))
 }
 
@@ -214,7 +221,10 @@ func (f *Backward[T]) check() error {
 	if err := checkFlat(op, "lse", len(f.Lse), f.B*f.H*f.Tq); err != nil {
 		return err
 	}
-	f.scale = scaleOf(f.Scale, f.D)
+	var err error
+	if f.scale, err = scaleOf(op, f.Scale, f.D); err != nil {
+		return err
+	}
 	return checkFlat(op, "the workspace", len(f.Work), BackwardWorkspace(f.Shape))
 }
 

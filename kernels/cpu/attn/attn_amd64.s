@@ -133,7 +133,7 @@ DATA consts<>+508(SB)/4, $0x00000007
 GLOBL consts<>(SB), RODATA|NOPTR, $512
 
 // func productAVX512W1(args *byte)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·productAVX512W1(SB), NOSPLIT, $8-8
 	MOVQ args+0(FP), BX
 	MOVQ (BX), SI
@@ -148,6 +148,33 @@ TEXT ·productAVX512W1(SB), NOSPLIT, $8-8
 	LEAQ (R8)(R8*2), BP
 
 block:
+	MOVQ       128(BX), AX
+	TESTQ      AX, AX
+	JE         init
+	MOVQ       136(BX), CX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	MOVQ       AX, 128(BX)
+
+init:
 	LEAQ         (R11)(R11*2), R15
 	CMPQ         120(BX), $0x01
 	JB           zero
@@ -334,7 +361,7 @@ store:
 	RET
 
 // func productAVX512W2(args *byte)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·productAVX512W2(SB), NOSPLIT, $8-8
 	MOVQ args+0(FP), BX
 	MOVQ (BX), SI
@@ -349,6 +376,33 @@ TEXT ·productAVX512W2(SB), NOSPLIT, $8-8
 	LEAQ (R8)(R8*2), BP
 
 block:
+	MOVQ       128(BX), AX
+	TESTQ      AX, AX
+	JE         init
+	MOVQ       136(BX), CX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	MOVQ       AX, 128(BX)
+
+init:
 	LEAQ         (R11)(R11*2), R15
 	CMPQ         120(BX), $0x01
 	JB           zero
@@ -594,7 +648,7 @@ store:
 	RET
 
 // func productAVX512W3(args *byte)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·productAVX512W3(SB), NOSPLIT, $8-8
 	MOVQ args+0(FP), BX
 	MOVQ (BX), SI
@@ -609,6 +663,33 @@ TEXT ·productAVX512W3(SB), NOSPLIT, $8-8
 	LEAQ (R8)(R8*2), BP
 
 block:
+	MOVQ       128(BX), AX
+	TESTQ      AX, AX
+	JE         init
+	MOVQ       136(BX), CX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	MOVQ       AX, 128(BX)
+
+init:
 	LEAQ         (R11)(R11*2), R15
 	CMPQ         120(BX), $0x01
 	JB           zero
@@ -913,7 +994,7 @@ store:
 	RET
 
 // func productAVX512W4(args *byte)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·productAVX512W4(SB), NOSPLIT, $8-8
 	MOVQ args+0(FP), BX
 	MOVQ (BX), SI
@@ -928,6 +1009,33 @@ TEXT ·productAVX512W4(SB), NOSPLIT, $8-8
 	LEAQ (R8)(R8*2), BP
 
 block:
+	MOVQ       128(BX), AX
+	TESTQ      AX, AX
+	JE         init
+	MOVQ       136(BX), CX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       CX, AX
+	MOVQ       AX, 128(BX)
+
+init:
 	LEAQ         (R11)(R11*2), R15
 	CMPQ         120(BX), $0x01
 	JB           zero
@@ -1291,7 +1399,7 @@ store:
 	RET
 
 // func productAVX2(args *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·productAVX2(SB), NOSPLIT, $8-8
 	MOVQ args+0(FP), BX
 	MOVQ (BX), SI
@@ -1306,6 +1414,21 @@ TEXT ·productAVX2(SB), NOSPLIT, $8-8
 	LEAQ (R8)(R8*2), BP
 
 block:
+	MOVQ       128(BX), AX
+	TESTQ      AX, AX
+	JE         init
+	MOVQ       136(BX), CX
+	PREFETCHT1 (AX)
+	ADDQ       CX, AX
+	PREFETCHT1 (AX)
+	ADDQ       CX, AX
+	PREFETCHT1 (AX)
+	ADDQ       CX, AX
+	PREFETCHT1 (AX)
+	ADDQ       CX, AX
+	MOVQ       AX, 128(BX)
+
+init:
 	LEAQ         (R11)(R11*2), R15
 	CMPQ         120(BX), $0x01
 	JB           zero
@@ -3109,6 +3232,35 @@ rows:
 	ADDQ        $0x00000700, DI
 	SUBQ        $0x08, R9
 	JNE         columns
+	VZEROUPPER
+	RET
+
+// func copyAVX(args *byte)
+// Requires: AVX
+TEXT ·copyAVX(SB), NOSPLIT, $0-8
+	MOVQ args+0(FP), BX
+	MOVQ (BX), SI
+	MOVQ 8(BX), DI
+	MOVQ 16(BX), R8
+	MOVQ 24(BX), R9
+	MOVQ 32(BX), R10
+	MOVQ 40(BX), R11
+
+row:
+	XORQ AX, AX
+
+columns:
+	VMOVUPS (SI)(AX*4), Y0
+	VMOVUPS 32(SI)(AX*4), Y1
+	VMOVUPS Y0, (DI)(AX*4)
+	VMOVUPS Y1, 32(DI)(AX*4)
+	ADDQ    $0x10, AX
+	CMPQ    AX, R11
+	JB      columns
+	ADDQ    R8, SI
+	ADDQ    R9, DI
+	DECQ    R10
+	JNE     row
 	VZEROUPPER
 	RET
 

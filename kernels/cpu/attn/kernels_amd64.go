@@ -24,10 +24,12 @@ type productArgs struct {
 	aBlock     int // from a block of 4 rows to the next
 	bBlock     int
 	blocks     int
-	k          int // steps of the first block's chains, without the tail's
-	kStep      int // more steps from a block to the next
-	head, tail int // see the generator; 3 and 0 for a rectangle
-	init       int // 0: chains start at +0, 1: at c, 2: at α·c
+	k          int     // steps of the first block's chains, without the tail's
+	kStep      int     // more steps from a block to the next
+	head, tail int     // see the generator; 3 and 0 for a rectangle
+	init       int     // 0: chains start at +0, 1: at c, 2: at α·c
+	pre        uintptr // rows to prefetch meanwhile, or 0; may run past their end
+	preRow     int
 }
 
 // softmaxArgs is rows (a multiple of 16) of KeyTile scores that become
@@ -108,6 +110,16 @@ func scoreGradAVX2(args *scoreGradArgs)
 //go:noescape
 func transposeAVX(args *transposeArgs)
 
+type copyArgs struct {
+	in, out       fptr
+	inRow, outRow int // bytes
+	rows          int
+	columns       int // a multiple of 16
+}
+
+//go:noescape
+func copyAVX(args *copyArgs)
+
 //go:noescape
 func finishAVX(args *finishArgs)
 
@@ -135,6 +147,9 @@ func product(l level.Level, args productArgs, columns int) {
 			productAVX2(&a)
 		}
 		args.b, args.c = at(args.b, w), at(args.c, w)
+		if args.pre != 0 {
+			args.pre += uintptr(4 * w)
+		}
 		columns -= w
 	}
 }

@@ -7,6 +7,7 @@ import (
 )
 
 // The definition of the numbers, in plain Go; what SIMD code is compared with.
+// A product is converted where it is rounded: arm64 would fuse it into a sum.
 
 // dot is the fma chain over d of a[d]·b[d], from +0.
 func dot[T Float](a, b []T) (s T) {
@@ -39,7 +40,7 @@ func (f *Forward[T]) forwardRow(b, h, t int) {
 		w := min(KeyTile, n-j0)
 		next := m
 		for j := range w {
-			p[j] = f.scale * dot(q, f.k.row(b, j0+j, g, f.D))
+			p[j] = T(f.scale * dot(q, f.k.row(b, j0+j, g, f.D)))
 			if p[j] > next {
 				next = p[j]
 			}
@@ -51,10 +52,10 @@ func (f *Forward[T]) forwardRow(b, h, t int) {
 		alpha := num.Exp(m - c)
 		m = next
 		for i := range l {
-			l[i] *= alpha
+			l[i] = T(l[i] * alpha)
 		}
 		for d := range y {
-			y[d] *= alpha
+			y[d] = T(y[d] * alpha)
 		}
 		for j := range w {
 			p[j] = num.Exp(p[j] - c)
@@ -105,10 +106,10 @@ func (f *Backward[T]) backwardHead(b, h int, scratch []T) {
 			q, dy, dq := f.q.row(b, t, h, f.D), f.dy.row(b, t, h, f.D), f.dq.row(b, t, h, f.D)
 			for j := range min(w, f.visible(t)-j0) {
 				k := f.k.row(b, j0+j, g, f.D)
-				s := f.scale * dot(q, k)
+				s := T(f.scale * dot(q, k))
 				p := num.Exp(s - lse[t])
 				dp := dot(dy, f.v.row(b, j0+j, g, f.D))
-				ds := T(p*(dp-delta[t])) * f.scale
+				ds := T(T(p*(dp-delta[t])) * f.scale)
 				axpy(p, dy, dvs[j*f.D:(j+1)*f.D])
 				axpy(ds, q, dks[j*f.D:(j+1)*f.D])
 				axpy(ds, k, dq)

@@ -17,6 +17,15 @@ import (
 // Rows before the first and after the last query of a tile, and columns beyond
 // D, are computed or not as blocks happen to cover them, and hold anything:
 // nothing of them enters another row or column, and they are not copied out.
+//
+// What made it fast, forward+backward of 4 × 12 heads × 1024 × 64 at 2 threads
+// of a Sapphire Rapids (200 GFLOP/s of FMA each), 90 ms at first:
+//   - the products, 4 rows × 64 floats from the first cache, run at 95 % of the
+//     FMA peak; 16 accumulators are enough, b's 4 vectors serve 4 broadcasts;
+//   - scratch by goroutine rather than by task: the forward 46 → 30 ms;
+//   - rows packed by tile when first needed, and the next tile prefetched by the
+//     products meanwhile: forward 25 ms, backward 65 → 54 ms. Packing all of a
+//     head's rows at first waited for memory a fifth of the time.
 
 const rowBytes = 4 * KeyTile // of a tile of scores
 
@@ -60,6 +69,10 @@ func simdBackward[T Float](f *Backward[T], b, h int, scratch []T) bool {
 // packRows copies rows [from, to) of an operand to rows of width dp from out,
 // and clears the channels beyond d.
 func packRows(r *rows[float32], b, h, d, from, to int, out fptr, dp int) {
+	if d == dp && from < to {
+		copyAVX(&copyArgs{in: unsafe.SliceData(r.row(b, from, h, d)), inRow: 4 * r.ld, out: out, outRow: 4 * dp, rows: to - from, columns: d})
+		return
+	}
 	for t := from; t < to; t++ {
 		dst := unsafe.Slice(out, dp)
 		copy(dst, r.row(b, t, h, d))
@@ -74,6 +87,48 @@ func packTile(r *rows[float32], b, h, d, j0, w int, out fptr, dp int) {
 	clear(unsafe.Slice(at(out, w*dp), (KeyTile-w)*dp))
 }
 
+// unpackRows is packRows the other way.
+func unpackRows(r *rows[float32], b, h, d, from, to int, in fptr, dp int) {
+	if d == dp && from < to {
+		copyAVX(&copyArgs{in: in, inRow: 4 * dp, out: unsafe.SliceData(r.row(b, from, h, d)), outRow: 4 * r.ld, rows: to - from, columns: d})
+		return
+	}
+	for t := from; t < to; t++ {
+		copy(r.row(b, t, h, d), unsafe.Slice(in, d))
+		in = at(in, dp)
+	}
+}
+
+// ahead is a queue of tiles of rows that will be packed or written soon. Each
+// product prefetches one while it computes: rows of a packed qkv lie pages
+// apart, where no hardware prefetcher follows.
+type ahead struct {
+	tiles [8]struct {
+		first uintptr
+		row   int
+	}
+	head, n int
+}
+
+// add queues the tile of rows from row t, if there is such a row.
+func (a *ahead) add(r *rows[float32], b, t, h, d, rows int) {
+	if t >= rows || a.n == len(a.tiles) {
+		return
+	}
+	tile := &a.tiles[(a.head+a.n)%len(a.tiles)]
+	tile.first, tile.row = uintptr(unsafe.Pointer(unsafe.SliceData(r.row(b, t, h, d)))), 4*r.ld
+	a.n++
+}
+
+// next gives a product the oldest tile of the queue.
+func (a *ahead) next(args *productArgs) {
+	if a.n > 0 {
+		args.pre, args.preRow = a.tiles[a.head].first, a.tiles[a.head].row
+		a.head = (a.head + 1) % len(a.tiles)
+		a.n--
+	}
+}
+
 // forwardBlock computes queries [from, to) of a head.
 func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 	lv, g, d, dp := f.level, h/(f.H/f.KV), f.D, roundUp(f.D, 16)
@@ -82,13 +137,13 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 	q, acc, l, m := c.take(n*dp), c.take(n*dp), c.take(n*16), c.take(n)
 	kt, v := c.take(KeyTile*dp), c.take(KeyTile*dp)
 	scores, alpha, sub := c.take(KeyTile*KeyTile), c.take(KeyTile), c.take(KeyTile)
+	var pre ahead
 
 	// Scratch row r holds position base+r; the queries are rows [lo, hi).
 	base := (from + f.offset()) / KeyTile * KeyTile
 	lo, hi := from+f.offset()-base, to+f.offset()-base
-	packRows(&f.q, b, h, d, from, to, at(q, lo*dp), dp)
 	clear(unsafe.Slice(l, 16*n))
-	for i := range unsafe.Slice(m, n) {
+	for i := range n {
 		*at(m, i) = float32(math.Inf(-1))
 	}
 
@@ -98,13 +153,24 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 		packTile(&f.k, b, g, d, j0, w, v, dp)
 		transposeAVX(&transposeArgs{in: v, out: kt, inRow: 4 * dp, columns: dp})
 		packTile(&f.v, b, g, d, j0, w, v, dp)
+		pre.add(&f.k, b, j0+KeyTile, g, d, keys)
+		pre.add(&f.v, b, j0+KeyTile, g, d, keys)
 		for i0 := 0; i0 < hi; i0 += KeyTile {
 			if f.Causal && base+i0 < j0 {
 				continue
 			}
 			diagonal := f.Causal && base+i0 == j0
+			last := diagonal || !f.Causal && j0+KeyTile >= keys
 			r0, r1 := max(lo-i0, 0), min(hi-i0, KeyTile)
-			tileScores(lv, at(q, i0*dp), kt, scores, r0, r1, w, d, dp, diagonal)
+			t := from + i0 + r0 - lo // query of row r0
+			if last {
+				pre.add(&f.y, b, t, h, d, to)
+			}
+			if j0 == 0 {
+				packRows(&f.q, b, h, d, t, t+r1-r0, at(q, (i0+r0)*dp), dp)
+				pre.add(&f.q, b, t+r1-r0, h, d, to)
+			}
+			tileScores(lv, at(q, i0*dp), kt, scores, r0, r1, w, d, dp, diagonal, &pre)
 
 			s0, s1 := r0&^15, roundUp(r1, 16)
 			sm := softmaxArgs{scores: at(scores, s0*KeyTile), m: at(m, i0+s0), l: at(l, 16*(i0+s0)),
@@ -114,28 +180,29 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 			}
 			softmax(lv, &sm)
 
-			r0, r1 = r0&^3, roundUp(r1, 4)
-			pv := productArgs{a: at(scores, r0*KeyTile), aRow: rowBytes, aK: 4, aBlock: 4 * rowBytes,
-				b: v, bK: 4 * dp, c: at(acc, (i0+r0)*dp), cRow: 4 * dp, alpha: at(alpha, r0),
-				blocks: (r1 - r0) / 4, k: w, head: 3, init: 2}
+			p0, p1 := r0&^3, roundUp(r1, 4)
+			pv := productArgs{a: at(scores, p0*KeyTile), aRow: rowBytes, aK: 4, aBlock: 4 * rowBytes,
+				b: v, bK: 4 * dp, c: at(acc, (i0+p0)*dp), cRow: 4 * dp, alpha: at(alpha, p0),
+				blocks: (p1 - p0) / 4, k: w, head: 3, init: 2}
 			if diagonal {
-				pv.k, pv.kStep, pv.tail = r0+1, 4, 1
+				pv.k, pv.kStep, pv.tail = p0+1, 4, 1
 			}
 			if j0 == 0 {
 				pv.init = 0
 			}
+			pre.next(&pv)
 			product(lv, pv, dp)
-		}
-	}
-
-	for i0 := lo &^ (KeyTile - 1); i0 < hi; i0 += KeyTile {
-		r0, r1 := max(lo, i0), min(hi, i0+KeyTile)
-		finishAVX(&finishArgs{acc: at(acc, r0*dp), l: at(l, r0*16), sums: sub, rows: r1 - r0, columns: dp})
-		for r := r0; r < r1; r++ {
-			t := from + r - lo
-			copy(f.y.row(b, t, h, d), unsafe.Slice(at(acc, r*dp), d))
+			if !last {
+				continue
+			}
+			rows := at(acc, (i0+r0)*dp)
+			finishAVX(&finishArgs{acc: rows, l: at(l, (i0+r0)*16), sums: sub, rows: r1 - r0, columns: dp})
+			unpackRows(&f.y, b, h, d, t, t+r1-r0, rows, dp)
 			if f.Lse != nil {
-				f.Lse[(b*f.H+h)*f.Tq+t] = logSumExp(*at(m, r), *at(sub, r-r0))
+				lse := f.Lse[(b*f.H+h)*f.Tq+t:]
+				for r := range r1 - r0 {
+					lse[r] = logSumExp(*at(m, i0+r0+r), *at(sub, r))
+				}
 			}
 		}
 	}
@@ -143,9 +210,10 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 
 // tileScores is rows [r0, r1) of a tile of a·b over d, a's rows of width dp, b
 // transposed. On the diagonal, what lies above it may be left out.
-func tileScores(lv level.Level, a, bt, out fptr, r0, r1, w, d, dp int, diagonal bool) {
+func tileScores(lv level.Level, a, bt, out fptr, r0, r1, w, d, dp int, diagonal bool, pre *ahead) {
 	args := productArgs{aRow: 4 * dp, aK: 4, aBlock: 16 * dp, b: bt, bK: rowBytes, cRow: rowBytes, k: d, head: 3}
 	r0, r1 = r0&^3, roundUp(r1, 4)
+	pre.next(&args)
 	if !diagonal {
 		args.a, args.c, args.blocks = at(a, r0*dp), at(out, r0*KeyTile), (r1-r0)/4
 		product(lv, args, roundUp(w, 16))
@@ -155,6 +223,9 @@ func tileScores(lv level.Level, a, bt, out fptr, r0, r1, w, d, dp int, diagonal 
 		end := min((r+16)&^15, r1)
 		args.a, args.c, args.blocks = at(a, r*dp), at(out, r*KeyTile), (end-r)/4
 		product(lv, args, roundUp(end, 16))
+		if args.pre != 0 {
+			args.pre += uintptr((end - r) * args.preRow)
+		}
 		r = end
 	}
 }
@@ -170,17 +241,10 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 	kt, vt, k, dk, dv := c.take(KeyTile*dp), c.take(KeyTile*dp), c.take(KeyTile*dp), c.take(KeyTile*dp), c.take(KeyTile*dp)
 	p, ds := c.take(KeyTile*KeyTile), c.take(KeyTile*KeyTile)
 	lse := unsafe.SliceData(f.Lse[(b*f.H+h)*f.Tq:])
+	var pre ahead
 
 	// Scratch row r holds position base+r; the queries are rows [lead, hi).
 	base, hi := f.offset()-lead, lead+f.Tq
-	packRows(&f.q, b, h, d, 0, f.Tq, at(q, lead*dp), dp)
-	packRows(&f.dy, b, h, d, 0, f.Tq, at(dy, lead*dp), dp)
-	for t := 0; t < f.Tq; t += KeyTile {
-		w := min(KeyTile, f.Tq-t)
-		packRows(&f.y, b, h, d, t, t+w, k, dp)
-		dotsAVX(&dotsArgs{x: at(dy, (lead+t)*dp), y: k, out: at(delta, lead+t), xRow: 4 * dp, yRow: 4 * dp, rows: w, columns: dp})
-	}
-
 	for j0 := 0; j0 < f.Tk; j0 += KeyTile {
 		w := min(KeyTile, f.Tk-j0)
 		packTile(&f.v, b, g, d, j0, w, k, dp)
@@ -198,54 +262,80 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 		}
 		for i0 := first; i0 < hi; i0 += KeyTile {
 			diagonal := f.Causal && base+i0 == j0
+			last := diagonal || !f.Causal && j0+KeyTile >= f.Tk
 			r0, r1 := max(lead-i0, 0), min(hi-i0, KeyTile)
-			tileScores(lv, at(q, i0*dp), kt, p, r0, r1, w, d, dp, diagonal)
-			tileScores(lv, at(dy, i0*dp), vt, ds, r0, r1, w, d, dp, diagonal)
+			t := i0 + r0 - lead // query of row r0
+			if last {
+				pre.add(&f.dq, b, t, h, d, f.Tq)
+			}
+			if j0 == 0 {
+				to := t + r1 - r0
+				packRows(&f.q, b, h, d, t, to, at(q, (i0+r0)*dp), dp)
+				packRows(&f.dy, b, h, d, t, to, at(dy, (i0+r0)*dp), dp)
+				packRows(&f.y, b, h, d, t, to, at(dq, (i0+r0)*dp), dp)
+				dotsAVX(&dotsArgs{x: at(dy, (i0+r0)*dp), y: at(dq, (i0+r0)*dp), out: at(delta, i0+r0), xRow: 4 * dp, yRow: 4 * dp, rows: r1 - r0, columns: dp})
+				pre.add(&f.q, b, to, h, d, f.Tq)
+				pre.add(&f.dy, b, to, h, d, f.Tq)
+				pre.add(&f.y, b, to, h, d, f.Tq)
+			}
+			if i0+KeyTile >= hi {
+				pre.add(&f.dk, b, j0, g, d, f.Tk)
+				pre.add(&f.dv, b, j0, g, d, f.Tk)
+				pre.add(&f.v, b, j0+KeyTile, g, d, f.Tk)
+				pre.add(&f.k, b, j0+KeyTile, g, d, f.Tk)
+			}
+			tileScores(lv, at(q, i0*dp), kt, p, r0, r1, w, d, dp, diagonal, &pre)
+			tileScores(lv, at(dy, i0*dp), vt, ds, r0, r1, w, d, dp, diagonal, &pre)
 			scoreGrad(lv, &scoreGradArgs{scores: at(p, r0*KeyTile), dp: at(ds, r0*KeyTile),
-				lse: at(lse, i0+r0-lead), delta: at(delta, i0+r0), rows: r1 - r0, scale: f.scale})
+				lse: at(lse, t), delta: at(delta, i0+r0), rows: r1 - r0, scale: f.scale})
 
 			init := 1
 			if i0 == first {
 				init = 0
 			}
-			tileKeyGrad(lv, p, at(dy, i0*dp), dv, r0, r1, w, dp, init, diagonal)
-			tileKeyGrad(lv, ds, at(q, i0*dp), dk, r0, r1, w, dp, init, diagonal)
+			tileKeyGrad(lv, p, at(dy, i0*dp), dv, r0, r1, w, dp, init, diagonal, &pre)
+			tileKeyGrad(lv, ds, at(q, i0*dp), dk, r0, r1, w, dp, init, diagonal, &pre)
 
-			r0, r1 = r0&^3, roundUp(r1, 4)
-			args := productArgs{a: at(ds, r0*KeyTile), aRow: rowBytes, aK: 4, aBlock: 4 * rowBytes,
-				b: k, bK: 4 * dp, c: at(dq, (i0+r0)*dp), cRow: 4 * dp, blocks: (r1 - r0) / 4, k: w, head: 3, init: 1}
+			p0, p1 := r0&^3, roundUp(r1, 4)
+			args := productArgs{a: at(ds, p0*KeyTile), aRow: rowBytes, aK: 4, aBlock: 4 * rowBytes,
+				b: k, bK: 4 * dp, c: at(dq, (i0+p0)*dp), cRow: 4 * dp, blocks: (p1 - p0) / 4, k: w, head: 3, init: 1}
 			if diagonal {
-				args.k, args.kStep, args.tail = r0+1, 4, 1
+				args.k, args.kStep, args.tail = p0+1, 4, 1
 			}
 			if j0 == 0 {
 				args.init = 0
 			}
+			pre.next(&args)
 			product(lv, args, dp)
+			if last {
+				unpackRows(&f.dq, b, h, d, t, t+r1-r0, at(dq, (i0+r0)*dp), dp)
+			}
+		}
+		if h%group == 0 {
+			unpackRows(&f.dk, b, g, d, j0, j0+w, dk, dp)
+			unpackRows(&f.dv, b, g, d, j0, j0+w, dv, dp)
+			continue
 		}
 		for j := range w {
-			dkRow, dvRow := f.dk.row(b, j0+j, g, d), f.dv.row(b, j0+j, g, d)
-			dks, dvs := unsafe.Slice(at(dk, j*dp), d), unsafe.Slice(at(dv, j*dp), d)
-			if h%group == 0 {
-				copy(dkRow, dks)
-				copy(dvRow, dvs)
-				continue
-			}
-			for i := range dkRow {
-				dkRow[i] += dks[i]
-				dvRow[i] += dvs[i]
-			}
+			addRow(f.dk.row(b, j0+j, g, d), unsafe.Slice(at(dk, j*dp), d))
+			addRow(f.dv.row(b, j0+j, g, d), unsafe.Slice(at(dv, j*dp), d))
 		}
 	}
-	for t := range f.Tq {
-		copy(f.dq.row(b, t, h, d), unsafe.Slice(at(dq, (lead+t)*dp), d))
+}
+
+func addRow(to, x []float32) {
+	x = x[:len(to)]
+	for i := range to {
+		to[i] += x[i]
 	}
 }
 
 // tileKeyGrad adds to a tile of dk or dv (w keys) what queries [r0, r1) of a
 // tile give: out[j] += Σ_r a[r][j]·rows[r], over the rows that see key j.
-func tileKeyGrad(lv level.Level, a, rows, out fptr, r0, r1, w, dp, init int, diagonal bool) {
+func tileKeyGrad(lv level.Level, a, rows, out fptr, r0, r1, w, dp, init int, diagonal bool, pre *ahead) {
 	args := productArgs{a: at(a, r0*KeyTile), aRow: 4, aK: rowBytes, aBlock: 16, b: at(rows, r0*dp), bK: 4 * dp,
 		c: out, cRow: 4 * dp, blocks: (w + 3) / 4, k: r1 - r0, head: 3, init: init}
+	pre.next(&args)
 	if !diagonal {
 		product(lv, args, dp)
 		return

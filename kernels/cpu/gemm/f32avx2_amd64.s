@@ -47,6 +47,7 @@ TEXT ·f32x1AVX2(SB), NOSPLIT, $0-8
 	LEAQ (R9)(R9*2), R10
 	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
+	MOVQ 88(DI), R15
 
 sliver:
 	MOVQ       DX, AX
@@ -61,6 +62,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Y12
 	VMOVUPS      32(R13), Y13
 	VBROADCASTSS (SI), Y14
@@ -149,6 +152,7 @@ TEXT ·f32x2AVX2(SB), NOSPLIT, $0-8
 	LEAQ (R9)(R9*2), R10
 	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
+	MOVQ 88(DI), R15
 
 sliver:
 	MOVQ       DX, AX
@@ -168,6 +172,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Y12
 	VMOVUPS      32(R13), Y13
 	VBROADCASTSS (SI), Y14
@@ -281,6 +287,7 @@ TEXT ·f32x3AVX2(SB), NOSPLIT, $0-8
 	LEAQ (R9)(R9*2), R10
 	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
+	MOVQ 88(DI), R15
 
 sliver:
 	MOVQ       DX, AX
@@ -305,6 +312,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Y12
 	VMOVUPS      32(R13), Y13
 	VBROADCASTSS (SI), Y14
@@ -443,6 +452,7 @@ TEXT ·f32x4AVX2(SB), NOSPLIT, $0-8
 	LEAQ (R9)(R9*2), R10
 	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
+	MOVQ 88(DI), R15
 
 sliver:
 	MOVQ       DX, AX
@@ -472,6 +482,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Y12
 	VMOVUPS      32(R13), Y13
 	VBROADCASTSS (SI), Y14
@@ -635,6 +647,7 @@ TEXT ·f32x5AVX2(SB), NOSPLIT, $0-8
 	LEAQ (R9)(R9*2), R10
 	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
+	MOVQ 88(DI), R15
 
 sliver:
 	MOVQ       DX, AX
@@ -669,6 +682,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Y12
 	VMOVUPS      32(R13), Y13
 	VBROADCASTSS (SI), Y14
@@ -857,6 +872,7 @@ TEXT ·f32x6AVX2(SB), NOSPLIT, $0-8
 	LEAQ (R9)(R9*2), R10
 	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
+	MOVQ 88(DI), R15
 
 sliver:
 	MOVQ       DX, AX
@@ -896,6 +912,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Y12
 	VMOVUPS      32(R13), Y13
 	VBROADCASTSS (SI), Y14

@@ -13,6 +13,7 @@ TEXT ·f32x1AVX512(SB), NOSPLIT, $0-8
 	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
 	MOVQ  72(DI), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -31,6 +32,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -112,6 +115,7 @@ TEXT ·f32x2AVX512(SB), NOSPLIT, $0-8
 	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
 	MOVQ  72(DI), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -135,6 +139,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -241,6 +247,7 @@ TEXT ·f32x3AVX512(SB), NOSPLIT, $0-8
 	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
 	MOVQ  72(DI), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -269,6 +276,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -400,6 +409,7 @@ TEXT ·f32x4AVX512(SB), NOSPLIT, $0-8
 	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
 	MOVQ  72(DI), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -433,6 +443,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -589,6 +601,7 @@ TEXT ·f32x5AVX512(SB), NOSPLIT, $0-8
 	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
 	MOVQ  72(DI), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -627,6 +640,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -808,6 +823,7 @@ TEXT ·f32x6AVX512(SB), NOSPLIT, $0-8
 	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
 	MOVQ  72(DI), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -851,6 +867,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1057,6 +1075,7 @@ TEXT ·f32x7AVX512(SB), NOSPLIT, $0-8
 	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
 	MOVQ  72(DI), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -1105,6 +1124,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1336,6 +1357,7 @@ TEXT ·f32x8AVX512(SB), NOSPLIT, $0-8
 	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
 	MOVQ  72(DI), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -1389,6 +1411,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1645,6 +1669,7 @@ TEXT ·f32x9AVX512(SB), NOSPLIT, $0-8
 	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
 	MOVQ  72(DI), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -1703,6 +1728,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1984,6 +2011,7 @@ TEXT ·f32x10AVX512(SB), NOSPLIT, $0-8
 	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
 	MOVQ  72(DI), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -2047,6 +2075,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -2353,6 +2383,7 @@ TEXT ·f32x11AVX512(SB), NOSPLIT, $0-8
 	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
 	MOVQ  72(DI), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -2421,6 +2452,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -2752,6 +2785,7 @@ TEXT ·f32x12AVX512(SB), NOSPLIT, $0-8
 	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
 	MOVQ  72(DI), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -2825,6 +2859,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -3181,6 +3217,7 @@ TEXT ·f32x13AVX512(SB), NOSPLIT, $0-8
 	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
 	MOVQ  72(DI), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -3259,6 +3296,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -3640,6 +3679,7 @@ TEXT ·f32x14AVX512(SB), NOSPLIT, $0-8
 	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
 	MOVQ  72(DI), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -3723,6 +3763,8 @@ sliver:
 	JZ         rest
 
 four:
+	PREFETCHT1   (R15)
+	ADDQ         $0x40, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30

@@ -16,6 +16,7 @@ type tile struct {
 	step          int            // between slivers of A
 	mask          int            // valid columns of C, a bit each, from bit 0
 	add           int            // 0 stores, 1 adds to C
+	next          uintptr        // what is read next; only brought nearer, never read here
 }
 
 // kernels is the set of one level. Methods branch on the level instead of going

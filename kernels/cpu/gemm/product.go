@@ -299,6 +299,7 @@ func (p *Product) tile(i int) {
 				t.bias = unsafe.Add(p.bias, 4*j)
 			}
 			t.b = unsafe.Add(b, k*t.ldb)
+			t.next = uintptr(t.b) + uintptr(t.k*t.ldb)
 			t.a = unsafe.Add(a, 4*k*mr)
 			t.c = unsafe.Add(p.c, i0*ldc+4*j)
 			if t.n = whole; whole > 0 {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -76,32 +77,290 @@ func requireSameBits(t testing.TB, want, got []float32, msg ...any) {
 	}
 }
 
+// large are shapes that cross the limits of the blocking: several tiles,
+// chunks, blocks of K, strips that one tile packs, B read where it lies.
+func large() []Spec {
+	return []Spec{
+		Forward(200, 300, 150, false),
+		InputGradient(200, 150, 600, true),
+		WeightGradient(300, 150, 200, true),
+		Forward(5, 700, 300, false),
+		Forward(28, 1100, 129, false),
+		Forward(29, 300, 200, true),
+		Forward(1, 2100, 513, false),
+		Forward(400, 64, 65, true),
+		{M: chunkRows + 5, N: 9, K: 70},
+		{M: 9, N: chunkCols + 5, K: 70, TransB: true},
+		{M: 13, N: chunkCols + 77, K: 70},
+		{M: 50, N: 33, K: chunkDepth + KC + 3, TransA: true, Accumulate: true},
+		{M: chunkRows + 1, N: chunkCols + 1, K: 2, TransA: true, TransB: true},
+	}
+}
+
+func run(t testing.TB, s Spec, l level.Level, pl *pool.Pool, o operands) []float32 {
+	c := append([]float32(nil), o.c...)
+	work := make([]byte, Workspace(s))
+	for i := range work {
+		work[i] = 0xff // a NaN, if it were read into C
+	}
+	require.NoError(t, newAt(t, s, l).Run(pl, o.a, o.b, c, o.bias, work))
+	return c
+}
+
 func TestProductEqualsReference(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
-	pools := []*pool.Pool{onePool, twoPool, threePool}
-	for i := range 300 {
-		s := randomSpec(r, 8)
-		if i%10 == 0 {
-			s = randomSpec(r, 3)
-			s.K = 1 + r.IntN(700)
-		}
-		if s.M*s.N*s.K > 1<<20 {
-			continue
-		}
-		s.LdA, s.LdB, s.LdC = max(s.LdA, 0), max(s.LdB, 0), max(s.LdC, 0)
-		if s.Validate() != nil {
+	specs := large()
+	for range 300 {
+		s := randomSpec(r, 7)
+		if r.IntN(8) == 0 {
+			s.M, s.N, s.K = 1+r.IntN(7), 1+r.IntN(7), 1+r.IntN(4*KC)
 			s.LdA, s.LdB, s.LdC = 0, 0, 0
 		}
+		specs = append(specs, s)
+	}
+	pools := []*pool.Pool{onePool, twoPool, threePool}
+	for i, s := range specs {
 		o := randomOperands(r, s)
 		want := append([]float32(nil), o.c...)
 		require.NoError(t, Reference(s, o.a, o.b, want, o.bias, nil))
+		for j, l := range levels() {
+			requireSameBits(t, want, run(t, s, l, pools[(i+j)%3], o), l, s)
+		}
+	}
+}
+
+// An operand that is not a number, infinite or zero reaches exactly the
+// elements that it is a factor of: nothing is skipped, nothing else is touched.
+func TestNaNAndInfPropagate(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 0))
+	odd := []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), 0, float32(math.Copysign(0, -1)), math.MaxFloat32, math.SmallestNonzeroFloat32, -1e-40}
+	for range 150 {
+		s := randomSpec(r, 6)
+		o := randomOperands(r, s)
+		for _, v := range [][]float32{o.a, o.b, o.c} {
+			for range 1 + len(v)/50 {
+				v[r.IntN(len(v))] = odd[r.IntN(len(odd))]
+			}
+		}
+		want := append([]float32(nil), o.c...)
+		require.NoError(t, Reference(s, o.a, o.b, want, o.bias, nil))
 		for _, l := range levels() {
-			got := append([]float32(nil), o.c...)
+			requireSameBits(t, want, run(t, s, l, onePool, o), l, s)
+		}
+	}
+}
+
+func TestZeroDimensions(t *testing.T) {
+	for _, l := range levels() {
+		for i := range 8 {
+			for _, accumulate := range []bool{false, true} {
+				dim := func(b int) int { return i >> b & 1 * 3 }
+				s := Spec{M: dim(0), N: dim(1), K: dim(2), Accumulate: accumulate}
+				r := rand.New(rand.NewPCG(9, 0))
+				o := randomOperands(r, s)
+				o.bias = fill(r, make([]float32, s.N))
+				want := append([]float32(nil), o.c...)
+				require.NoError(t, Reference(s, o.a, o.b, want, o.bias, nil))
+				requireSameBits(t, want, run(t, s, l, twoPool, o), l, s)
+			}
+		}
+		s := Spec{M: 2, N: 3}
+		p := newAt(t, s, l)
+		tiles := &countTiles{seen: make([]int, 6), n: 3}
+		p.Epilogue = tiles
+		c := []float32{1, 2, 3, 4, 5, 6}
+		require.NoError(t, p.Run(onePool, nil, nil, c, nil, nil))
+		require.Equal(t, make([]float32, 6), c, "a sum of nothing is 0")
+		require.Equal(t, []int{1, 1, 1, 1, 1, 1}, tiles.seen)
+	}
+}
+
+type countTiles struct {
+	mu   sync.Mutex
+	seen []int
+	n    int
+}
+
+func (c *countTiles) Tile(r0, r1, c0, c1 int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := r0; i < r1; i++ {
+		for j := c0; j < c1; j++ {
+			c.seen[i*c.n+j]++
+		}
+	}
+}
+
+// squareTiles is an activation: it must see every element finished, once.
+type squareTiles struct {
+	c  []float32
+	ld int
+}
+
+func (e *squareTiles) Tile(r0, r1, c0, c1 int) {
+	for i := r0; i < r1; i++ {
+		row := e.c[i*e.ld:]
+		for j := c0; j < c1; j++ {
+			row[j] *= row[j]
+		}
+	}
+}
+
+func TestEpilogueSeesFinishedTilesOnce(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 0))
+	for _, s := range large() {
+		o := randomOperands(r, s)
+		o.bias = fill(r, make([]float32, s.N))
+		want := run(t, s, level.Best(), onePool, o)
+		for i := range want {
+			want[i] *= want[i]
+		}
+		for _, l := range levels()[1:] {
+			p := newAt(t, s, l)
+			c := append([]float32(nil), o.c...)
+			p.Epilogue = &squareTiles{c, s.N}
+			require.NoError(t, p.Run(threePool, o.a, o.b, c, o.bias, make([]byte, Workspace(s))))
+			requireSameBits(t, want, c, l, s)
+		}
+	}
+}
+
+// A row of C does not depend on the other rows, nor a column on the others:
+// decoding equals prefill and a tiled head a whole one.
+func TestSlicesEqualTheWhole(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 0))
+	for range 60 {
+		s := randomSpec(r, 7)
+		s.LdA, s.LdB, s.LdC = 0, 0, 0
+		o := randomOperands(r, s)
+		whole := run(t, s, level.Best(), onePool, o)
+		r0, r1 := cut(r, s.M)
+		c0, c1 := cut(r, s.N)
+		mem := s.stored()
+		part := s
+		part.M, part.N = r1-r0, c1-c0
+		part.LdA, part.LdB, part.LdC = mem[0].ld, mem[1].ld, mem[2].ld
+		skipA, skipB := r0*mem[0].ld, c0
+		if s.TransA {
+			skipA = r0
+		}
+		if s.TransB {
+			skipB = c0 * mem[1].ld
+		}
+		po := operands{a: o.a[skipA:], b: o.b[skipB:], c: append([]float32(nil), o.c[r0*s.N+c0:]...)}
+		if o.bias != nil {
+			po.bias = o.bias[c0:]
+		}
+		for _, l := range levels() {
+			got := run(t, part, l, twoPool, po)
+			for i := range part.M {
+				requireSameBits(t, whole[(r0+i)*s.N+c0:][:part.N], got[i*s.N:][:part.N], l, s, part)
+			}
+		}
+	}
+}
+
+func cut(r *rand.Rand, n int) (int, int) {
+	i, j := r.IntN(n), r.IntN(n)
+	return min(i, j), max(i, j) + 1
+}
+
+// Products over pieces of K, cut at multiples of KC and accumulated, are the
+// whole product.
+func TestPiecesOfK(t *testing.T) {
+	r := rand.New(rand.NewPCG(8, 0))
+	s := Spec{M: 20, N: 40, K: 5*KC + 17}
+	o := randomOperands(r, s)
+	o.bias = nil
+	for _, l := range levels() {
+		whole := run(t, s, l, onePool, o)
+		got := o
+		got.c = make([]float32, s.M*s.N)
+		for _, k := range [][2]int{{0, 2 * KC}, {2 * KC, 3 * KC}, {3 * KC, s.K}} {
+			piece := Spec{M: s.M, N: s.N, K: k[1] - k[0], LdA: s.K, Accumulate: k[0] > 0}
+			got.a, got.b = o.a[k[0]:], o.b[k[0]*s.N:]
+			got.c = run(t, piece, l, twoPool, got)
+		}
+		requireSameBits(t, whole, got.c, l)
+	}
+}
+
+func TestRunAllocatesNothing(t *testing.T) {
+	for _, l := range levels() {
+		for _, s := range []Spec{Forward(64, 96, 80, false), Forward(130, 300, 100, true), Forward(2, 40, 300, false)} {
+			o := randomOperands(rand.New(rand.NewPCG(1, 1)), s)
 			work := make([]byte, Workspace(s))
-			require.NoError(t, newAt(t, s, l).Run(pools[i%3], o.a, o.b, got, o.bias, work))
-			requireSameBits(t, want, got, l, s)
+			p := newAt(t, s, l)
+			require.Zero(t, testing.AllocsPerRun(5, func() {
+				if err := p.Reset(s); err != nil {
+					t.Error(err)
+				}
+				if err := p.reset(s, l); err != nil {
+					t.Error(err)
+				}
+				if err := p.Run(twoPool, o.a, o.b, o.c, o.bias, work); err != nil {
+					t.Error(err)
+				}
+			}), "%v %v", l, s)
+		}
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	for _, c := range []struct {
+		s   Spec
+		err string
+	}{
+		{Spec{M: -1}, "gemm: M is -1; a dimension is at least 0"},
+		{Spec{M: 2, N: 3, K: -4}, "gemm: K is -4; a dimension is at least 0"},
+		{Spec{M: 2, N: 3, K: 4, LdA: 3}, "gemm: LdA is 3; A is stored in rows of 4 elements, so it is at least that (or 0)"},
+		{Spec{M: 2, N: 3, K: 4, TransB: true, LdB: 3}, "gemm: LdB is 3; B is stored in rows of 4 elements, so it is at least that (or 0)"},
+		{Spec{M: 2, N: 3, K: 4, LdC: -1}, "gemm: LdC is -1; C is stored in rows of 3 elements, so it is at least that (or 0)"},
+		{Spec{M: 1 << 40, N: 1 << 40, K: 1}, "gemm: C of 1099511627776 rows, 1099511627776 elements apart, is larger than memory"},
+	} {
+		_, err := New(c.s)
+		require.EqualError(t, err, c.err)
+		require.Zero(t, Workspace(c.s))
+		require.EqualError(t, Reference[float64](c.s, nil, nil, nil, nil, nil), c.err)
+	}
+	s := Spec{M: 2, N: 3, K: 4, LdA: 6}
+	p, err := New(s)
+	require.NoError(t, err)
+	a, b, c, bias, work := make([]float32, 10), make([]float32, 12), make([]float32, 6), make([]float32, 3), make([]byte, Workspace(s))
+	require.NoError(t, p.Run(onePool, a, b, c, bias, work))
+	require.EqualError(t, p.Run(onePool, a[:9], b, c, bias, work), "gemm: A has 9 elements; 2 rows of 4, 6 apart, need 10")
+	require.EqualError(t, p.Run(onePool, a, b[:11], c, bias, work), "gemm: B has 11 elements; 4 rows of 3, 3 apart, need 12")
+	require.EqualError(t, p.Run(onePool, a, b, c[:5], bias, work), "gemm: C has 5 elements; 2 rows of 3, 3 apart, need 6")
+	require.EqualError(t, p.Run(onePool, a, b, c, bias[:2], work), "gemm: bias has 2 elements; N is 3")
+	require.EqualError(t, p.Run(onePool, a, b, c, bias, work[1:]), fmt.Sprintf("gemm: the workspace has %d bytes; M 2, N 3, K 4 need %d", len(work)-1, len(work)))
+	require.EqualError(t, p.Run(onePool, a, b, b[3:], nil, work), "gemm: C overlaps B")
+	require.EqualError(t, Reference(s, a[:9], b, c, nil, nil), "gemm: A has 9 elements; 2 rows of 4, 6 apart, need 10")
+}
+
+// The float64 reference follows the same definition.
+func TestReferenceFloat64(t *testing.T) {
+	r := rand.New(rand.NewPCG(6, 0))
+	s := Spec{M: 7, N: 5, K: 2*KC + 30, TransA: true}
+	o := randomOperands(r, s)
+	o.bias = fill(r, make([]float32, s.N))
+	wide := func(v []float32) []float64 {
+		w := make([]float64, len(v))
+		for i := range v {
+			w[i] = float64(v[i])
+		}
+		return w
+	}
+	a, b, c, bias := wide(o.a), wide(o.b), wide(o.c), wide(o.bias)
+	require.NoError(t, Reference(s, a, b, c, bias, nil))
+	for i := range s.M {
+		for j := range s.N {
+			var sum float64
+			for k := range s.K {
+				sum += a[k*s.M+i] * b[k*s.N+j]
+			}
+			require.InDelta(t, sum+bias[j], c[i*s.N+j], 1e-11)
 		}
 	}
 }

@@ -169,6 +169,25 @@ func (w *World[T]) Run(section string) error {
 	return nil
 }
 
+// RunRank runs a section without collectives on one rank alone.
+func (w *World[T]) RunRank(section string, rank int) error {
+	s := w.prog.Section(section)
+	if s == nil {
+		return fmt.Errorf("interp: the program has no section %q", section)
+	}
+	for i := range s.Phases {
+		ph := &s.Phases[i]
+		for range max(ph.Repeat, 1) {
+			for j := range ph.Ops {
+				if err := w.onRank(&ph.Ops[j], rank); err != nil {
+					return fmt.Errorf("interp: phase %s: %s (%s): %w", ph.Name, ph.Ops[j].Name, ph.Ops[j].Kind, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
 // RunPhase runs the operations of one phase once.
 func (w *World[T]) RunPhase(ph *graph.Phase) error {
 	for i := range ph.Ops {
@@ -183,27 +202,28 @@ func (w *World[T]) runOp(op *graph.Op) error {
 	if collectives[op.Kind] {
 		return runCollective(w, op)
 	}
+	for r := range w.ranks {
+		if err := w.onRank(op, r); err != nil {
+			return fmt.Errorf("rank %d: %w", r, err)
+		}
+	}
+	return nil
+}
+
+func (w *World[T]) onRank(op *graph.Op, rank int) error {
 	if op.Kind == graph.Join {
 		return nil
 	}
 	run, ok := w.kinds[op.Kind]
 	if !ok {
-		return fmt.Errorf("no interpretation of kind %q", op.Kind)
+		return fmt.Errorf("no interpretation of kind %q on one rank", op.Kind)
 	}
-	for r := range w.ranks {
-		c := &call[T]{w: w, rank: r, op: op}
-		if skip := c.skip(); skip || c.err != nil {
-			if c.err != nil {
-				return c.err
-			}
-			continue
-		}
-		run(c)
-		if c.err != nil {
-			return c.err
-		}
+	c := &call[T]{w: w, rank: rank, op: op}
+	if skip := c.skip(); skip || c.err != nil {
+		return c.err
 	}
-	return nil
+	run(c)
+	return c.err
 }
 
 // call is one operation on one rank; its first error sticks.

@@ -117,6 +117,10 @@ func (k *SwiGLUGrad[T]) RunIndex(i int) {
 }
 
 func activate[T num.Float](a Act, y, x []T) {
+	if m := groups[T](len(x)); m > 0 {
+		simd.act[a](ptr(y), ptr(x), m)
+		y, x = y[m:], x[m:]
+	}
 	switch a {
 	case GELUTanh:
 		for i, v := range x {
@@ -138,6 +142,10 @@ func activate[T num.Float](a Act, y, x []T) {
 }
 
 func activateGrad[T num.Float](a Act, dx, dy, x []T, acc bool) {
+	if m := groups[T](len(x)); m > 0 {
+		simd.actGrad[a][index(acc)](ptr(dx), ptr(dy), ptr(x), m)
+		dx, dy, x = dx[m:], dy[m:], x[m:]
+	}
 	switch a {
 	case GELUTanh:
 		for i, v := range x {
@@ -163,12 +171,20 @@ func activateGrad[T num.Float](a Act, dx, dy, x []T, acc bool) {
 }
 
 func swiglu[T num.Float](y, gate, up []T) {
+	if m := groups[T](len(gate)); m > 0 {
+		simd.swiglu(ptr(y), ptr(gate), ptr(up), m)
+		y, gate, up = y[m:], gate[m:], up[m:]
+	}
 	for i, g := range gate {
 		y[i] = T(T(g*num.Sigmoid(g)) * up[i])
 	}
 }
 
 func swigluGrad[T num.Float](dgate, dup, dy, gate, up []T) {
+	if m := groups[T](len(gate)); m > 0 {
+		simd.swigluGrad(ptr(dgate), ptr(dup), ptr(dy), ptr(gate), ptr(up), m)
+		dgate, dup, dy, gate, up = dgate[m:], dup[m:], dy[m:], gate[m:], up[m:]
+	}
 	for i, g := range gate {
 		s := num.Sigmoid(g)
 		q := T(g * s)

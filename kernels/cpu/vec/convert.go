@@ -1,6 +1,8 @@
 package vec
 
 import (
+	"unsafe"
+
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
@@ -71,6 +73,10 @@ func (k *Widen) RunIndex(i int) {
 }
 
 func narrow(h Half, dst []uint16, src []float32) {
+	if m := groups[float32](len(src)); m > 0 {
+		simd.narrow[h-BF16](unsafe.SliceData(dst), ptr(src), m)
+		dst, src = dst[m:], src[m:]
+	}
 	switch h {
 	case BF16:
 		for i, v := range src {
@@ -84,6 +90,10 @@ func narrow(h Half, dst []uint16, src []float32) {
 }
 
 func widen(h Half, dst []float32, src []uint16) {
+	if m := groups[float32](len(src)); m > 0 {
+		simd.widen[h-BF16](ptr(dst), unsafe.SliceData(src), m)
+		dst, src = dst[m:], src[m:]
+	}
 	switch h {
 	case BF16:
 		for i, v := range src {

@@ -164,6 +164,10 @@ const (
 )
 
 func binary[T num.Float](op int, y, a, b []T, acc bool) {
+	if m := groups[T](len(y)); m > 0 {
+		simd.binary[op][index(acc)](ptr(y), ptr(a), ptr(b), m)
+		y, a, b = y[m:], a[m:], b[m:]
+	}
 	switch op {
 	case opAdd:
 		for i := range y {
@@ -181,6 +185,10 @@ func binary[T num.Float](op int, y, a, b []T, acc bool) {
 }
 
 func scale[T num.Float](y, x []T, f T, acc bool) {
+	if m := groups[T](len(y)); m > 0 {
+		simd.scale[index(acc)](ptr(y), ptr(x), m, float32(f))
+		y, x = y[m:], x[m:]
+	}
 	for i := range y {
 		set(&y[i], T(f*x[i]), acc)
 	}
@@ -190,6 +198,10 @@ func fill[T num.Float](y []T, v T, acc bool) {
 	if !acc && v == 0 && 1/v > 0 {
 		clear(y)
 		return
+	}
+	if m := groups[T](len(y)); m > 0 {
+		simd.fill[index(acc)](ptr(y), m, float32(v))
+		y = y[m:]
 	}
 	for i := range y {
 		set(&y[i], v, acc)

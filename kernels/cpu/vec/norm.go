@@ -229,6 +229,10 @@ func (k *RMSNormGrad[T]) RunIndex(i int) {
 }
 
 func normApply[T num.Float](y, x, gamma, beta []T, mean, rstd T) {
+	if fast[T](len(x)) {
+		simd.normApply(ptr(y), ptr(x), ptr(gamma), ptr(beta), len(x), float32(mean), float32(rstd))
+		return
+	}
 	for i, v := range x {
 		y[i] = num.Fma(T((v-mean)*rstd), gamma[i], beta[i])
 	}
@@ -236,6 +240,10 @@ func normApply[T num.Float](y, x, gamma, beta []T, mean, rstd T) {
 
 // normGradSums returns Σg and Σg·h.
 func normGradSums[T num.Float](dy, x, gamma []T, mean, rstd T) (s1, s2 T) {
+	if fast[T](len(x)) {
+		f1, f2 := simd.normGradSums(ptr(dy), ptr(x), ptr(gamma), len(x), float32(mean), float32(rstd))
+		return T(f1), T(f2)
+	}
 	var a, b [16]T
 	for i, v := range x {
 		h := T((v - mean) * rstd)
@@ -248,6 +256,10 @@ func normGradSums[T num.Float](dy, x, gamma []T, mean, rstd T) (s1, s2 T) {
 
 // normGradApply takes the means m1 of g and m2 of g·h.
 func normGradApply[T num.Float](dx, dy, x, gamma []T, mean, rstd, m1, m2 T, acc bool) {
+	if fast[T](len(x)) {
+		simd.normGradApply[index(acc)](ptr(dx), ptr(dy), ptr(x), ptr(gamma), len(x), float32(mean), float32(rstd), float32(m1), float32(m2))
+		return
+	}
 	for i, v := range x {
 		h := T((v - mean) * rstd)
 		g := T(dy[i] * gamma[i])
@@ -260,6 +272,19 @@ func normCols[T num.Float](dgamma, dy, x, mean, rstd []T, n, c, col int, acc boo
 	if !acc {
 		clear(dgamma)
 	}
+	if n > 0 && fast[T](len(dgamma)) {
+		for len(dgamma) > 0 {
+			w := min(64, len(dgamma))
+			if w < 64 {
+				w = min(16, w)
+				simd.normCols16(ptr(dgamma), ptr(dy[col:]), ptr(x[col:]), ptr(mean), ptr(rstd), n, c, w)
+			} else {
+				simd.normCols64(ptr(dgamma), ptr(dy[col:]), ptr(x[col:]), ptr(mean), ptr(rstd), n, c, w)
+			}
+			dgamma, col = dgamma[w:], col+w
+		}
+		return
+	}
 	for r := range n {
 		dr, xr := dy[r*c+col:], x[r*c+col:]
 		m, s := mean[r], rstd[r]
@@ -270,12 +295,19 @@ func normCols[T num.Float](dgamma, dy, x, mean, rstd []T, n, c, col int, acc boo
 }
 
 func rmsApply[T num.Float](y, x, gamma []T, rstd T) {
+	if fast[T](len(x)) {
+		simd.rmsApply(ptr(y), ptr(x), ptr(gamma), len(x), float32(rstd))
+		return
+	}
 	for i, v := range x {
 		y[i] = T(T(v*rstd) * gamma[i])
 	}
 }
 
 func rmsGradSum[T num.Float](dy, x, gamma []T, rstd T) T {
+	if fast[T](len(x)) {
+		return T(simd.rmsGradSum(ptr(dy), ptr(x), ptr(gamma), len(x), float32(rstd)))
+	}
 	var a [16]T
 	for i, v := range x {
 		a[i&15] = num.Fma(T(dy[i]*gamma[i]), T(v*rstd), a[i&15])
@@ -284,6 +316,10 @@ func rmsGradSum[T num.Float](dy, x, gamma []T, rstd T) T {
 }
 
 func rmsGradApply[T num.Float](dx, dy, x, gamma []T, rstd, m T, acc bool) {
+	if fast[T](len(x)) {
+		simd.rmsGradApply[index(acc)](ptr(dx), ptr(dy), ptr(x), ptr(gamma), len(x), float32(rstd), float32(m))
+		return
+	}
 	for i, v := range x {
 		set(&dx[i], T(rstd*num.Fma(-T(v*rstd), m, T(dy[i]*gamma[i]))), acc)
 	}
@@ -292,6 +328,19 @@ func rmsGradApply[T num.Float](dx, dy, x, gamma []T, rstd, m T, acc bool) {
 func rmsCols[T num.Float](dgamma, dy, x, rstd []T, n, c, col int, acc bool) {
 	if !acc {
 		clear(dgamma)
+	}
+	if n > 0 && fast[T](len(dgamma)) {
+		for len(dgamma) > 0 {
+			w := min(64, len(dgamma))
+			if w < 64 {
+				w = min(16, w)
+				simd.rmsCols16(ptr(dgamma), ptr(dy[col:]), ptr(x[col:]), ptr(rstd), n, c, w)
+			} else {
+				simd.rmsCols64(ptr(dgamma), ptr(dy[col:]), ptr(x[col:]), ptr(rstd), n, c, w)
+			}
+			dgamma, col = dgamma[w:], col+w
+		}
+		return
 	}
 	for r := range n {
 		dr, xr := dy[r*c+col:], x[r*c+col:]
@@ -306,6 +355,19 @@ func rmsCols[T num.Float](dgamma, dy, x, rstd []T, n, c, col int, acc bool) {
 func colSum[T num.Float](y, x []T, n, c, col int, acc bool) {
 	if !acc {
 		clear(y)
+	}
+	if n > 0 && fast[T](len(y)) {
+		for len(y) > 0 {
+			w := min(64, len(y))
+			if w < 64 {
+				w = min(16, w)
+				simd.colSum16(ptr(y), ptr(x[col:]), n, c, w)
+			} else {
+				simd.colSum64(ptr(y), ptr(x[col:]), n, c, w)
+			}
+			y, col = y[w:], col+w
+		}
+		return
 	}
 	for r := range n {
 		for j, v := range x[r*c+col:][:len(y)] {

@@ -2,6 +2,7 @@ package vec
 
 import (
 	"math"
+	"unsafe"
 
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
@@ -90,6 +91,13 @@ func (k *AdamW) RunIndex(i int) {
 }
 
 func adamw(p, g, m, v []float32, low []uint16, as Half, s *adamScalars) {
+	if n := groups[float32](len(p)); n > 0 {
+		simd.adamw[as](ptr(p), ptr(g), ptr(m), ptr(v), n, &s.gradScale, unsafe.SliceData(low))
+		p, g, m, v = p[n:], g[n:], m[n:], v[n:]
+		if low != nil {
+			low = low[n:]
+		}
+	}
 	for i, x := range p {
 		d, mi, vi := s.moments(g[i], m[i], v[i])
 		m[i], v[i] = mi, vi
@@ -148,6 +156,10 @@ func (k *LAMBDirection) RunIndex(i int) {
 }
 
 func lambDirection(p, g, m, v []float32, s *adamScalars) {
+	if n := groups[float32](len(p)); n > 0 {
+		simd.lambDirection(ptr(p), ptr(g), ptr(m), ptr(v), n, &s.gradScale)
+		p, g, m, v = p[n:], g[n:], m[n:], v[n:]
+	}
 	for i, x := range p {
 		d, mi, vi := s.moments(g[i], m[i], v[i])
 		m[i], v[i] = mi, vi
@@ -191,6 +203,10 @@ func (k *LAMBApply) RunIndex(i int) {
 
 // axpy is y = y + f·x, fused.
 func axpy(y, x []float32, f float32) {
+	if m := groups[float32](len(x)); m > 0 {
+		simd.axpy(ptr(y), ptr(x), m, f)
+		y, x = y[m:], x[m:]
+	}
 	for i, v := range x {
 		y[i] = num.Fma(f, v, y[i])
 	}
@@ -280,6 +296,17 @@ func (k *Momentum) RunIndex(i int) {
 }
 
 func momentumUpdate(p, g, b []float32, s *momentumScalars, nesterov bool) {
+	if n := groups[float32](len(p)); n > 0 {
+		kind := 0
+		if b != nil {
+			kind = 1 + index(nesterov)
+		}
+		simd.momentum[kind](ptr(p), ptr(g), unsafe.SliceData(b), n, &s.gradScale)
+		p, g = p[n:], g[n:]
+		if b != nil {
+			b = b[n:]
+		}
+	}
 	for i, x := range p {
 		d := float32(s.rate * num.Fma(s.decay, x, float32(g[i]*s.gradScale)))
 		u := d

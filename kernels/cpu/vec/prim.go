@@ -2,8 +2,9 @@ package vec
 
 import "github.com/spillway-ml/spillway/kernels/cpu/num"
 
-// The functions of this file and of simd.go's table work on one piece of memory;
-// the kernels are made of them.
+// The lower-case functions of this package work on one piece of memory; the
+// kernels are made of them. Each hands float32 to the assembly of the SIMD level
+// in use, and its Go loop is both the fallback and the oracle.
 
 // tree adds 16 lanes in the fixed order.
 func tree[T num.Float](a *[16]T) T {
@@ -16,6 +17,9 @@ func tree[T num.Float](a *[16]T) T {
 }
 
 func rowSum[T num.Float](x []T) T {
+	if fast[T](len(x)) {
+		return T(simd.rowSum(ptr(x), len(x)))
+	}
 	var a [16]T
 	for i, v := range x {
 		a[i&15] += v
@@ -25,6 +29,9 @@ func rowSum[T num.Float](x []T) T {
 
 // rowSqDiff returns Σ (x-mean)².
 func rowSqDiff[T num.Float](x []T, mean T) T {
+	if fast[T](len(x)) {
+		return T(simd.rowSqDiff(ptr(x), len(x), float32(mean)))
+	}
 	var a [16]T
 	for i, v := range x {
 		d := v - mean
@@ -34,6 +41,9 @@ func rowSqDiff[T num.Float](x []T, mean T) T {
 }
 
 func rowDot[T num.Float](x, y []T) T {
+	if fast[T](len(x)) {
+		return T(simd.rowDot(ptr(x), ptr(y), len(x)))
+	}
 	var a [16]T
 	for i, v := range x {
 		a[i&15] = num.Fma(v, y[i], a[i&15])
@@ -43,6 +53,9 @@ func rowDot[T num.Float](x, y []T) T {
 
 // rowMax ignores NaN and starts from -Inf.
 func rowMax[T num.Float](x []T) T {
+	if fast[T](len(x)) {
+		return T(simd.rowMax(ptr(x), len(x)))
+	}
 	m := num.Inf[T](-1)
 	for _, v := range x {
 		if v > m {
@@ -52,8 +65,15 @@ func rowMax[T num.Float](x []T) T {
 	return m
 }
 
-// rowExpSum returns Σ exp(x-m) and, with y not nil, sets y to the addends.
+// rowExpSum returns Σ exp(x-m) and, with y not nil, sets y to the addends. x-m is
+// at most 0 or NaN.
 func rowExpSum[T num.Float](y, x []T, m T) T {
+	if fast[T](len(x)) {
+		if y == nil {
+			return T(simd.rowExpSum(ptr(x), len(x), float32(m)))
+		}
+		return T(simd.rowExpStore(ptr(y), ptr(x), len(x), float32(m)))
+	}
 	var a [16]T
 	for i, v := range x {
 		e := num.Exp(v - m)

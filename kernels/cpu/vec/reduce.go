@@ -94,6 +94,9 @@ func (t *treeSum) sum() float64 {
 }
 
 func blockSum[T num.Float](x []T) float64 {
+	if len(x) == block && fast[T](block) {
+		return simd.blockSum(ptr(x))
+	}
 	var a [16]float64
 	for i, v := range x {
 		a[i&15] += float64(v)
@@ -104,6 +107,9 @@ func blockSum[T num.Float](x []T) float64 {
 // blockSqSum returns the sum of squares of up to 256 elements. The square of a
 // float32 is exact in float64.
 func blockSqSum(x []float32) float64 {
+	if len(x) == block && fast[float32](block) {
+		return simd.blockSqSum(ptr(x))
+	}
 	var a [16]float64
 	for i, v := range x {
 		a[i&15] += float64(float64(v) * float64(v))

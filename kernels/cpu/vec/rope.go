@@ -112,6 +112,10 @@ func (k *Rope[T]) RunIndex(i int) {
 }
 
 func rotate[T num.Float](y1, y2, x1, x2, cos, sin []T, inverse bool) {
+	if m := groups[T](len(x1)); m > 0 {
+		simd.rotate[index(inverse)](ptr(y1), ptr(y2), ptr(x1), ptr(x2), ptr(cos), ptr(sin), m)
+		y1, y2, x1, x2, cos, sin = y1[m:], y2[m:], x1[m:], x2[m:], cos[m:], sin[m:]
+	}
 	for i, a := range x1 {
 		b, c, s := x2[i], cos[i], sin[i]
 		if inverse {

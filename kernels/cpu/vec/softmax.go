@@ -200,12 +200,20 @@ func crossEntropyGrad[T num.Float](dx, x []T, target int32, lse, scale T) {
 
 // expScale sets y to exp(x-m)·f.
 func expScale[T num.Float](y, x []T, m, f T) {
+	if fast[T](len(x)) {
+		simd.expScale(ptr(y), ptr(x), len(x), float32(m), float32(f))
+		return
+	}
 	for i, v := range x {
 		y[i] = T(num.Exp(v-m) * f)
 	}
 }
 
 func softmaxGrad[T num.Float](dx, dy, y []T, dot T, acc bool) {
+	if fast[T](len(y)) {
+		simd.softmaxGrad[index(acc)](ptr(dx), ptr(dy), ptr(y), len(y), float32(dot))
+		return
+	}
 	for i, v := range y {
 		set(&dx[i], T(v*(dy[i]-dot)), acc)
 	}

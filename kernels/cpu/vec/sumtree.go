@@ -46,6 +46,12 @@ func (c *check) sources(n int) {
 // RunIndex is a pool.Task's; call Run.
 func (k *SumTree) RunIndex(i int) {
 	lo, hi := piece(i, grain, len(k.Dst))
+	if r := len(k.Srcs); r >= 2 && r < len(simd.sumTree) {
+		if n := groups[float32](hi - lo); n > 0 {
+			simd.sumTree[r][index(k.Accumulate)](&k.Dst[lo], &k.Srcs[0], lo, n)
+			lo += n
+		}
+	}
 	for j := lo; j < hi; j++ {
 		set(&k.Dst[j], treeAt(k.Srcs, j), k.Accumulate)
 	}

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -23,7 +21,7 @@ const (
 
 const tile = 64 // keys of a tile
 
-// maskFor sets the masks of a row's vectors from the count of visible keys in
+// masksFor sets the masks of a row's vectors from the count of visible keys in
 // n (below 64; kept): AVX-512 in K1..K4.
 func masksFor(n reg.Register) {
 	MOVQ(n, reg.RCX)
@@ -340,6 +338,43 @@ func transpose() {
 	end()
 }
 
+// Fields of copyArgs.
+const (
+	cIn = iota
+	cOut
+	cInRow
+	cOutRow
+	cRows
+	cColumns
+)
+
+// copyRows copies rows; columns come in multiples of 16.
+func copyRows() {
+	begin("copyAVX", "copyAVX copies rows; see copyArgs.")
+	in, out, inRow, outRow, rows, cols, n := reg.RSI, reg.RDI, reg.R8, reg.R9, reg.R10, reg.R11, reg.RAX
+	for _, f := range []struct {
+		i int
+		r reg.Register
+	}{{cIn, in}, {cOut, out}, {cInRow, inRow}, {cOutRow, outRow}, {cRows, rows}, {cColumns, cols}} {
+		MOVQ(field(f.i), f.r)
+	}
+	Label("row")
+	XORQ(n, n)
+	Label("columns")
+	VMOVUPS(idx(in, n, 4, 0), reg.Y0)
+	VMOVUPS(idx(in, n, 4, 32), reg.Y1)
+	VMOVUPS(reg.Y0, idx(out, n, 4, 0))
+	VMOVUPS(reg.Y1, idx(out, n, 4, 32))
+	ADDQ(U8(16), n)
+	CMPQ(n, cols)
+	JB(LabelRef("columns"))
+	ADDQ(inRow, in)
+	ADDQ(outRow, out)
+	DECQ(rows)
+	JNE(LabelRef("row"))
+	end()
+}
+
 // tree16 adds the 16 lanes in lo and hi as a tree, into lane 0 of lo.
 func tree16(lo, hi, loX, hiX reg.VecPhysical) {
 	VADDPS(hi, lo, lo)
@@ -435,5 +470,3 @@ func dots() {
 	JNE(LabelRef("row"))
 	end()
 }
-
-var _ = fmt.Sprint

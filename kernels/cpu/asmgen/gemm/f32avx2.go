@@ -55,7 +55,7 @@ func micro256(mr int) {
 	TEXT(fmt.Sprintf("f32x%dAVX2", mr), NOSPLIT, "func(t *byte)")
 	Doc(fmt.Sprintf("f32x%dAVX2 multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B.", mr, mr, nr256))
 	t, a, b, c := reg.RDI, reg.RSI, reg.R8, reg.RDX
-	count, ldb, ldb3, ldc, n, bp, row, ap := reg.RCX, reg.R9, reg.R10, reg.R11, reg.R12, reg.R13, reg.RAX, reg.RBX
+	count, ldb, ldb3, ldc, n, bp, row, ap, next := reg.RCX, reg.R9, reg.R10, reg.R11, reg.R12, reg.R13, reg.RAX, reg.RBX, reg.R15
 	acc := func(i, v int) reg.VecPhysical { return ymm[2*i+v] }
 	bv := [2]reg.VecPhysical{reg.Y12, reg.Y13}
 	bc := [2]reg.VecPhysical{reg.Y14, reg.Y15}
@@ -68,6 +68,7 @@ func micro256(mr int) {
 	LEAQ(idx(ldb, ldb, 2, 0), ldb3)
 	MOVQ(at(t, tileLdc), ldc)
 	MOVQ(at(t, tileN), n)
+	MOVQ(at(t, tileNext), next)
 
 	Label("sliver")
 	MOVQ(c, row)
@@ -95,6 +96,8 @@ func micro256(mr int) {
 	SHRQ(operand.Imm(2), count)
 	JZ(operand.LabelRef("rest"))
 	Label("four")
+	PREFETCHT1(at(next, 0))
+	ADDQ(operand.Imm(64), next)
 	step(0, at(bp, 0), at(bp, 32))
 	step(1, idx(bp, ldb, 1, 0), idx(bp, ldb, 1, 32))
 	step(2, idx(bp, ldb, 2, 0), idx(bp, ldb, 2, 32))

@@ -28,7 +28,7 @@ func micro512(mr int) {
 	TEXT(fmt.Sprintf("f32x%dAVX512", mr), NOSPLIT, "func(t *byte)")
 	Doc(fmt.Sprintf("f32x%dAVX512 multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B.", mr, mr, nr512))
 	t, a, b, c := reg.RDI, reg.RSI, reg.R8, reg.RDX
-	count, ldb, ldb3, ldc, n, bp, row, ap := reg.RCX, reg.R9, reg.R10, reg.R11, reg.R12, reg.R13, reg.RAX, reg.RBX
+	count, ldb, ldb3, ldc, n, bp, row, ap, next := reg.RCX, reg.R9, reg.R10, reg.R11, reg.R12, reg.R13, reg.RAX, reg.RBX, reg.R15
 	acc := func(i, v int) reg.VecPhysical { return zmm[2*i+v] }
 	bv := [2]reg.VecPhysical{reg.Z28, reg.Z29}
 	bc := [2]reg.VecPhysical{reg.Z30, reg.Z31}
@@ -42,6 +42,7 @@ func micro512(mr int) {
 	LEAQ(idx(ldb, ldb, 2, 0), ldb3)
 	MOVQ(at(t, tileLdc), ldc)
 	MOVQ(at(t, tileN), n)
+	MOVQ(at(t, tileNext), next)
 	MOVQ(at(t, tileMask), row)
 	KMOVW(reg.EAX, km[0])
 	SHRQ(operand.Imm(16), row)
@@ -73,6 +74,8 @@ func micro512(mr int) {
 	SHRQ(operand.Imm(2), count)
 	JZ(operand.LabelRef("rest"))
 	Label("four")
+	PREFETCHT1(at(next, 0))
+	ADDQ(operand.Imm(64), next)
 	step(0, at(bp, 0), at(bp, 64))
 	step(1, idx(bp, ldb, 1, 0), idx(bp, ldb, 1, 64))
 	step(2, idx(bp, ldb, 2, 0), idx(bp, ldb, 2, 64))

@@ -43,6 +43,7 @@ const (
 	tileStep = 64 // bytes between A slivers
 	tileMask = 72 // valid columns, a bit each
 	tileAdd  = 80 // 0 stores, 1 adds to C
+	tileNext = 88 // what to bring into the second-level cache meanwhile
 )
 
 func at(base reg.Register, disp int) operand.Mem { return operand.Mem{Base: base, Disp: disp} }

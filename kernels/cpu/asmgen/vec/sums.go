@@ -1,0 +1,114 @@
+package main
+
+import (
+	"math/bits"
+
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+
+	. "github.com/mmcloughlin/avo/build"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/asmgen/vlib"
+)
+
+// maxLeaves is the largest number of buffers summed in registers.
+const maxLeaves = 8
+
+func sums() {
+	for r := 2; r <= maxLeaves; r++ {
+		variants(fmt2("sumTree[%d]", r), fmt2("sumTree%d", r), "func(dst *float32, srcs *[]float32, off, n int)",
+			fmt2("is dst = the tree sum of %d slices from element off on (Acc: +=)", r)+full, "dst", func(g *vlib.Gen, put func(vlib.Vec)) {
+				srcs, off, n := g.Ptr("srcs"), g.Ptr("off"), g.Ptr("n")
+				var p []reg.GPVirtual
+				for i := range r { // the first word of a slice is its address
+					q := GP64()
+					MOVQ(operand.Mem{Base: srcs, Disp: 24 * i}, q)
+					LEAQ(operand.Mem{Base: q, Index: off, Scale: 4}, q)
+					p = append(p, q)
+				}
+				g.LoopFull(n, func() { put(treeOf(g, p)) })
+				g.Return()
+			})
+	}
+	kernel("blockSum", "blockSum", "func(x *float32) float64", "returns the float64 sum of 256 elements in 16 lanes.", func(g *vlib.Gen) {
+		block(g, false)
+	})
+	kernel("blockSqSum", "blockSqSum", "func(x *float32) float64", "returns the float64 sum of squares of 256 elements in 16 lanes.", func(g *vlib.Gen) {
+		block(g, true)
+	})
+}
+
+// treeOf returns the tree sum of the current elements of p.
+func treeOf(g *vlib.Gen, p []reg.GPVirtual) vlib.Vec {
+	if len(p) == 1 {
+		return g.Load(g.At(p[0]))
+	}
+	s := 1 << (bits.Len(uint(len(p)-1)) - 1)
+	a := treeOf(g, p[:s])
+	if len(p)-s == 1 {
+		g.AddTo(a, g.At(p[s]))
+	} else {
+		g.AddTo(a, treeOf(g, p[s:]))
+	}
+	return a
+}
+
+// block emits the body of a block's sum. The 16 lanes of float64 are 2 zmm or 4
+// ymm registers.
+func block(g *vlib.Gen, square bool) {
+	const elements = 256
+	x, end := g.Ptr("x"), GP64()
+	LEAQ(operand.Mem{Base: x, Disp: 4 * elements}, end)
+	parts := 4
+	newReg := YMM
+	if g.AVX512 {
+		parts, newReg = 2, ZMM
+	}
+	width := 16 / parts * 4 // bytes of float32
+	var acc []reg.VecVirtual
+	for range parts {
+		a := newReg()
+		if g.AVX512 {
+			VPXORQ(a, a, a)
+		} else {
+			VXORPD(a, a, a)
+		}
+		acc = append(acc, a)
+	}
+	top := g.Label("group")
+	Label(top)
+	for i, a := range acc {
+		v := newReg()
+		VCVTPS2PD(operand.Mem{Base: x, Disp: width * i}, v)
+		if square {
+			VFMADD231PD(v, v, a)
+		} else {
+			VADDPD(v, a, a)
+		}
+	}
+	ADDQ(operand.Imm(64), x)
+	CMPQ(x, end)
+	JNE(operand.LabelRef(top))
+	// Lanes l and l+8, l+4, l+2, l+1.
+	y := YMM()
+	if g.AVX512 {
+		VADDPD(acc[1], acc[0], acc[0])
+		VEXTRACTF64X4(operand.Imm(1), acc[0], y)
+		VADDPD(y, acc[0].AsY(), y)
+	} else {
+		VADDPD(acc[2], acc[0], acc[0])
+		VADDPD(acc[3], acc[1], acc[1])
+		VADDPD(acc[1], acc[0], y)
+	}
+	lo, hi := XMM(), XMM()
+	VEXTRACTF128(operand.Imm(1), y, lo)
+	VADDPD(lo, y.AsX(), lo)
+	VPERMILPD(operand.Imm(1), lo, hi)
+	VADDSD(hi, lo, lo)
+	b, err := ReturnIndex(0).Resolve()
+	if err != nil {
+		panic(err)
+	}
+	VMOVSD(lo, b.Addr)
+	g.Return()
+}
