@@ -1,12 +1,16 @@
 package graph
 
-import "fmt"
+import (
+	"fmt"
+	"strconv"
+)
 
 // touch is a use of bytes of a root buffer by a step.
 type touch struct {
 	step   int32
 	stream StreamID
 	write  bool
+	buf    BufID
 	at     Region
 }
 
@@ -62,7 +66,7 @@ func (v *verifier) step(t *Trace, roots []rootUse, i int) error {
 	Effects(op, func(e Effect) {
 		g := v.regions.Of[e.Buf]
 		r := &roots[g.Root]
-		r.add(v.regions, touch{int32(i), op.Stream, e.Write, g})
+		r.add(v.regions, touch{int32(i), op.Stream, e.Write, e.Buf, g})
 		if e.Write && v.p.Buf(g.Root).Life != LifeRun {
 			if r.written == nil {
 				r.written = newByteSet(v.regions)
@@ -114,15 +118,25 @@ func (v *verifier) ordered(t *Trace, r *rootUse, i int, e Effect) error {
 		if !(old.write || e.Write) || int(old.step) == i || t.Before(int(old.step), i) || !v.regions.overlap(old.at, g) {
 			continue
 		}
-		verb := map[bool]string{false: "reads", true: "writes"}
+		what := "it"
+		if old.buf != e.Buf {
+			what = strconv.Quote(v.p.bufName(old.buf))
+		}
 		again := ""
 		if a, b := t.Steps[old.step], t.Steps[i]; a.Phase == b.Phase && a.Copy != b.Copy {
 			again = " in the repetition before"
 		}
-		return fmt.Errorf("%s: %s %s on stream %v, and %s %s it on stream %v%s with no event that orders the two",
-			t.Label(i), verb[e.Write], v.quote(e.Buf), t.Op(i).Stream, t.Label(int(old.step)), verb[old.write], t.Op(int(old.step)).Stream, again)
+		return fmt.Errorf("%s: %s %s on stream %v, and %s %s %s on stream %v%s with no event that orders the two",
+			t.Label(i), verb(e.Write), v.quote(e.Buf), t.Op(i).Stream, t.Label(int(old.step)), verb(old.write), what, t.Op(int(old.step)).Stream, again)
 	}
 	return nil
+}
+
+func verb(write bool) string {
+	if write {
+		return "writes"
+	}
+	return "reads"
 }
 
 func (r *rootUse) add(regions *Regions, n touch) {
