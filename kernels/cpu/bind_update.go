@@ -322,7 +322,7 @@ func bindLARSApply(b *binding) func() error {
 		lr, coef := u.lr(), float64(u.coef[0])
 		for i, s := range u.spans {
 			k := &parts[i]
-			normP, normG := norm(accumulator(norms, s.param, 0)), norm(accumulator(norms, s.param, 1))*coef
+			normP, normG := norm(accumulator(norms, s.param, 0)), float64(norm(accumulator(norms, s.param, 1))*coef)
 			k.GradScale = coef
 			if u.attr.Clip {
 				k.Rate, k.Step = vec.LARCRatio(normP, normG, k.Decay, u.attr.Trust, lr), lr
@@ -354,7 +354,7 @@ func bindNovoGrad(b *binding) func() error {
 		coef := float64(u.coef[0])
 		for j, on := range u.trainable {
 			if on {
-				n := norm(accumulator(norms, j, 1)) * coef
+				n := float64(norm(accumulator(norms, j, 1)) * coef)
 				v[j] = float32(vec.NovoGradMoment(float64(v[j]), float64(n*n), u.attr.Beta2, v[j] == 0))
 			}
 		}

@@ -202,7 +202,7 @@ func larsApply[T num.Float](c *call[T]) {
 	}
 	lr, f := hyper[graph.HyperLR], float64(coef.v[0])
 	c.shard(a.Shard, func(i int, e element) {
-		np, ng := root(norms(sq, 0)(e.param)), root(norms(sq, 1)(e.param))*f
+		np, ng := root(norms(sq, 0)(e.param)), float64(root(norms(sq, 1)(e.param))*f)
 		ratio := 1.0
 		if np > 0 && ng > 0 {
 			ratio = a.Trust * np / (ng + float64(decayOf(a, e)*np))
@@ -229,7 +229,7 @@ func novoGrad[T num.Float](c *call[T]) {
 		if c.w.prog.Params[k].Frozen {
 			continue
 		}
-		n := root(norms(sq, 1)(j)) * f
+		n := float64(root(norms(sq, 1)(j)) * f)
 		if v.v[j] == 0 {
 			v.v[j] = T(n * n)
 		} else {
