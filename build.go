@@ -7,31 +7,11 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/internal/hfmodel"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/zero"
 )
-
-// activations maps Hugging Face's names to the program's.
-var activations = map[hfconfig.Activation]graph.ActKind{
-	hfconfig.GELUTanh: graph.ActGELUTanh, hfconfig.GELU: graph.ActGELU, hfconfig.ReLU: graph.ActReLU, hfconfig.SiLU: graph.ActSiLU,
-}
-
-// shape turns a Hugging Face configuration into a model's shape.
-func shape(h hfconfig.Config, dropout float64) model.Config {
-	c := model.Config{
-		Family: model.GPT2, Layers: h.Layers, Width: h.Hidden, Heads: h.Heads, KVHeads: h.KVHeads, HeadDim: h.HeadDim, FFN: h.Inner,
-		Vocab: h.Vocab, Positions: h.Positions, TiedHead: h.TieHead, Act: activations[h.Activation], NormEps: h.NormEps, InitStd: h.InitStd,
-		QKVBias: h.QKVBias, OutBias: h.OutBias, MLPBias: h.MLPBias, RopeTheta: h.RopeTheta, EmbdDropout: dropout, ResidDropout: dropout,
-	}
-	if h.Arch == hfconfig.Llama {
-		c.Family = model.Llama
-	}
-	if r := h.RopeScaling; r != nil {
-		c.RopeScaling = &model.RopeScaling{Factor: r.Factor, LowFreq: r.LowFreqFactor, HighFreq: r.HighFreqFactor, OriginalPositions: r.OriginalPositions}
-	}
-	return c
-}
 
 // build validates cfg, fills in what depends on the model, and plans.
 func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
@@ -49,7 +29,11 @@ func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
 	if cfg.Seq > h.Positions {
 		return nil, none, fmt.Errorf("--seq %d is over the model's %d positions", cfg.Seq, h.Positions)
 	}
-	m := shape(h, cfg.Dropout)
+	m, err := hfmodel.Config(h)
+	if err != nil {
+		return nil, none, fmt.Errorf("--model %s: %w", cfg.Model, err)
+	}
+	m.EmbdDropout, m.ResidDropout = cfg.Dropout, cfg.Dropout
 	if m.Family == model.Llama && cfg.Dropout > 0 {
 		return nil, none, fmt.Errorf("--dropout %g with a Llama: the architecture has no dropout; leave it out", cfg.Dropout)
 	}

@@ -157,12 +157,14 @@ func TestTheWall(t *testing.T) {
 	}
 }
 
+// Where the states outweigh two whole units, as in every published shape.
 func TestPeaksFallWithTheStage(t *testing.T) {
-	for _, model := range []string{"gpt2", "llama-tied", "llama-untied"} {
+	for _, model := range []string{"spillway-demo", "gpt2", "llama-3.2-1b", "llama-2-7b"} {
 		for _, ranks := range []int{2, 3, 4, 8} {
 			var peak [4]int64
 			for z := range 4 {
-				c := tiny(model)
+				c := tiny("gpt2")
+				c.Model, c.Init = model, "random"
 				c.Ranks, c.Zero, c.Batch = ranks, z, 1
 				p, err := Build(c)
 				require.NoError(t, err)
