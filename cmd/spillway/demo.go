@@ -29,7 +29,7 @@ var demoValues = map[string]string{
 	"lr-schedule":   "cosine",
 	"warmup":        "20",
 	"clip":          "1",
-	"device-memory": "40MiB",
+	"device-memory": "56MiB",
 	"checkpoint":    "spillway-demo",
 	"keep":          "1",
 }
