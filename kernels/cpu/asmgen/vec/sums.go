@@ -26,7 +26,10 @@ func sums() {
 					LEAQ(operand.Mem{Base: q, Index: off, Scale: 4}, q)
 					p = append(p, q)
 				}
-				g.LoopFull(n, func() { put(treeOf(g, p)) })
+				g.LoopBlocks(n, 16, func() {
+					g.Fetch(p...)
+					put(treeOf(g, p))
+				})
 				g.Return()
 			})
 	}

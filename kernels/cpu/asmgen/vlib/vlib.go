@@ -313,6 +313,24 @@ func (g *Gen) Masked(n reg.GPVirtual, body func()) {
 // InTail reports whether the code being emitted is masked.
 func (g *Gen) InTail() bool { return g.mask != nil }
 
+// Fetch brings arrays of float32 into the cache ahead of use, once in 256
+// elements and a run of one array after the other: line by line, with many arrays
+// at equal offsets of their pages, the memory's rows would change all the time.
+func (g *Gen) Fetch(bases ...reg.GPVirtual) {
+	const run, ahead = 256, 512 // elements
+	skip := g.Label("near")
+	TESTQ(operand.U32(run-1), g.index)
+	JNZ(operand.LabelRef(skip))
+	for _, b := range bases {
+		for line := range run / Lanes {
+			m := operand.Mem(g.At(b))
+			m.Disp += 4*ahead + 64*line
+			PREFETCHT0(m)
+		}
+	}
+	Label(skip)
+}
+
 // At addresses the current 16 float32 of an array; u counts groups of 16 onwards.
 func (g *Gen) At(base reg.Register, u ...int) Mem {
 	m := Mem{Base: base, Index: g.index, Scale: 4}
