@@ -32,6 +32,9 @@ func benchCases() []benchCase {
 	const nc, nf = benchN * benchC, benchN * benchF
 	return []benchCase{
 		{"Add", 12 * nc, func(f func(int) []float32) runner { return &Add[float32]{A: f(nc), B: f(nc), Y: f(nc)} }},
+		{"AddLarge", 12 * (8 << 20), func(f func(int) []float32) runner {
+			return &Add[float32]{A: f(8 << 20), B: f(8 << 20), Y: f(8 << 20)}
+		}},
 		{"LayerNorm", 8 * nc, func(f func(int) []float32) runner {
 			return &LayerNorm[float32]{N: benchN, C: benchC, X: f(nc), Gamma: f(benchC), Beta: f(benchC), Eps: 1e-5, Y: f(nc), Mean: f(benchN), Rstd: f(benchN)}
 		}},

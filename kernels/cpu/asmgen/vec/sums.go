@@ -18,6 +18,7 @@ func sums() {
 	for r := 2; r <= maxLeaves; r++ {
 		variants(fmt2("sumTree[%d]", r), fmt2("sumTree%d", r), "func(dst *float32, srcs *[]float32, off, n int)",
 			fmt2("is dst = the tree sum of %d slices from element off on (Acc: +=)", r)+full, "dst", func(g *vlib.Gen, put func(vlib.Vec)) {
+				dst := g.Ptr("dst")
 				srcs, off, n := g.Ptr("srcs"), g.Ptr("off"), g.Ptr("n")
 				var p []reg.GPVirtual
 				for i := range r { // the first word of a slice is its address
@@ -27,7 +28,7 @@ func sums() {
 					p = append(p, q)
 				}
 				g.LoopBlocks(n, 16, func() {
-					g.Fetch(p...)
+					g.Fetch(append(p, dst)...)
 					put(treeOf(g, p))
 				})
 				g.Return()
