@@ -51,6 +51,9 @@ func (k *SumTree) RunIndex(i int) {
 			simd.sumTree[r][index(k.Accumulate)](&k.Dst[lo], &k.Srcs[0], lo, n)
 			lo += n
 		}
+	} else if n := (hi - lo) &^ 63; r > 1 && fast[float32](n) {
+		simd.sumTreeMany[index(k.Accumulate)](&k.Dst[lo], &k.Srcs[0], r, lo, n)
+		lo += n
 	}
 	for j := lo; j < hi; j++ {
 		set(&k.Dst[j], treeAt(k.Srcs, j), k.Accumulate)
