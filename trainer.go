@@ -42,8 +42,7 @@ type Trainer struct {
 	train     *batches
 	eval      *batches
 
-	step  int // steps done
-	began time.Time
+	step  int   // steps done
 	fatal error // after a failed step nothing else runs
 }
 
