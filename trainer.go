@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -41,8 +42,7 @@ type Trainer struct {
 	train     *batches
 	eval      *batches
 
-	step  int // steps done
-	began time.Time
+	step  int   // steps done
 	fatal error // after a failed step nothing else runs
 }
 
@@ -448,16 +448,19 @@ func writeTrace(path string, tr *exec.Trace) error {
 	return errors.Join(tr.Write(f), f.Close())
 }
 
-// modelConfig reads the model's shape from a preset or a folder.
+// modelConfig reads the model's shape: from the folder name, if it holds a
+// config.json, or else from the preset of that name.
 func modelConfig(name string) (hfconfig.Config, error) {
-	if st, err := os.Stat(name); err == nil && st.IsDir() {
-		c, err := hfconfig.Read(name + "/config.json")
+	st, err := os.Stat(name)
+	isFolder := err == nil && st.IsDir()
+	if _, err := os.Stat(filepath.Join(name, hfconfig.FileName)); isFolder && (err == nil || strings.ContainsAny(name, `/\`)) {
+		c, err := hfconfig.Read(name)
 		if err != nil {
 			return c, fmt.Errorf("--model %s: %w", name, err)
 		}
 		return c, nil
 	}
-	if strings.ContainsAny(name, "/\\") {
+	if strings.ContainsAny(name, `/\`) {
 		return hfconfig.Config{}, fmt.Errorf("--model %s: no such folder", name)
 	}
 	return presetConfig(name)

@@ -51,6 +51,8 @@ func (o Options) align() (int64, error) {
 // step i and one at or after it cannot be one before the other, so all buffers
 // live at i lie apart.
 //
+// A phase that runs 0 times uses nothing.
+//
 // Nothing but a buffer's size enters of its shape: the time is that of the
 // number of operations and buffers. Assign fails on malformed operands and
 // views; it trusts p to pass graph.Verify otherwise.
@@ -121,11 +123,8 @@ func analyse(p *graph.Program) (*analysis, error) {
 		if err != nil {
 			return nil, err
 		}
-		for pi := range p.Sections[i].Phases {
-			ops := p.Sections[i].Phases[pi].Ops
-			for oi := range ops {
-				graph.Effects(&ops[oi], func(e graph.Effect) { used[regions.Of[e.Buf].Root] = true })
-			}
+		for step := range t.Steps {
+			graph.Effects(t.Op(step), func(e graph.Effect) { used[regions.Of[e.Buf].Root] = true })
 		}
 		a.sections = append(a.sections, newSection(p, t))
 	}
@@ -185,14 +184,16 @@ func (a *analysis) report(sp graph.Space, peak int64) SpaceUse {
 	if peak == 0 {
 		return u
 	}
-	sec := &a.sections[b.section]
-	u.PeakAt = sec.trace.Label(sec.orders[b.order].step[b.pos])
 	u.Live = append(u.Live, a.resident[sp]...)
-	sec.eachLife(b.order, func(id graph.BufID, from, to int32) {
-		if a.p.Buf(id).Space == sp && int(from) <= b.pos && b.pos <= int(to) {
-			u.Live = append(u.Live, id)
-		}
-	})
+	if b.section >= 0 {
+		sec := &a.sections[b.section]
+		u.PeakAt = sec.trace.Label(sec.orders[b.order].step[b.pos])
+		sec.eachLife(b.order, func(id graph.BufID, from, to int32) {
+			if a.p.Buf(id).Space == sp && int(from) <= b.pos && b.pos <= int(to) {
+				u.Live = append(u.Live, id)
+			}
+		})
+	}
 	slices.SortStableFunc(u.Live, func(x, y graph.BufID) int {
 		if c := cmp.Compare(a.p.Buf(y).Bytes(), a.p.Buf(x).Bytes()); c != 0 {
 			return c

@@ -1,9 +1,12 @@
 package memplan
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/datadriven"
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -44,4 +47,35 @@ func TestTransformers(t *testing.T) {
 			require.LessOrEqual(t, float64(u.Peak), 1.02*float64(u.LowerBound))
 		})
 	}
+}
+
+// TestBars plans programs in text form and draws them; Check agrees with each.
+func TestBars(t *testing.T) {
+	datadriven.RunTest(t, "testdata/bars", func(t *testing.T, d *datadriven.TestData) string {
+		var align int64
+		d.ScanArgs(t, "align", &align)
+		p, err := graph.Parse("spillway program v1\n" + d.Input + "\n")
+		require.NoError(t, err)
+		l, err := Assign(p, Options{Align: align})
+		require.NoError(t, err)
+		require.NoError(t, Check(p, l))
+		var b strings.Builder
+		require.NoError(t, Bars(p, l, &b))
+		for sp, u := range l.Spaces {
+			if u.Peak == 0 {
+				continue
+			}
+			fmt.Fprintf(&b, "%v alive at the peak:", graph.Space(sp))
+			for _, id := range u.Live {
+				fmt.Fprintf(&b, " %s", p.Buf(id).Name)
+			}
+			fmt.Fprintln(&b)
+			for c := range u.ByClass {
+				if u.ClassPeak[c] > 0 {
+					fmt.Fprintf(&b, "  %-13v %8d, at most %8d\n", graph.Class(c), u.ByClass[c], u.ClassPeak[c])
+				}
+			}
+		}
+		return b.String()
+	})
 }

@@ -219,7 +219,8 @@ func (s *section) eachLife(o int, visit func(id graph.BufID, from, to int32)) {
 	}
 }
 
-// bound is the largest sum of live bytes of a space, and where it is.
+// bound is the largest sum of live bytes of a space, and where it is: a position
+// in an order of a section, −1 for no section where nothing runs.
 type bound struct {
 	bytes               int64
 	section, order, pos int
@@ -240,8 +241,8 @@ func (a *analysis) findBounds() {
 		}
 	}
 	a.classPeak = resident
-	for sp := range a.bound {
-		a.bound[sp].bytes = -1
+	for sp := range a.bound { // of a program that runs nothing
+		a.bound[sp] = bound{a.residentBytes[sp], -1, 0, 0}
 	}
 	var starts, ends [][]graph.BufID
 	for si := range a.sections {
@@ -269,7 +270,7 @@ func (a *analysis) findBounds() {
 						total += bytes
 						a.classPeak[sp][c] = max(a.classPeak[sp][c], bytes)
 					}
-					if total > a.bound[sp].bytes {
+					if total > a.bound[sp].bytes || a.bound[sp].section < 0 {
 						a.bound[sp] = bound{total, si, oi, pos}
 					}
 				}
@@ -278,8 +279,5 @@ func (a *analysis) findBounds() {
 				}
 			}
 		}
-	}
-	for sp := range a.bound { // a program without operations
-		a.bound[sp].bytes = max(a.bound[sp].bytes, 0)
 	}
 }
