@@ -98,7 +98,7 @@ func (f listFlag) String() string {
 // later holds the flags of capabilities that do not exist yet: they parse, and
 // anything but the value that means "without it" is refused by name.
 type later struct {
-	precision, reduce, int8, recompute, offload string
+	precision, reduce, int8, offload string
 	requirePinned, fit                          bool
 	globalBatch                                 int
 }
@@ -106,7 +106,7 @@ type later struct {
 func (l *later) refuse() error {
 	for _, f := range []struct {
 		flag, value, without string
-	}{{"precision", l.precision, "fp32"}, {"int8", l.int8, ""}, {"recompute", l.recompute, "none"}, {"offload", l.offload, ""}} {
+	}{{"precision", l.precision, "fp32"}, {"int8", l.int8, ""}, {"offload", l.offload, ""}} {
 		if !strings.EqualFold(f.value, f.without) {
 			return fmt.Errorf("--%s %s is not built yet; leave it out", f.flag, f.value)
 		}
@@ -170,7 +170,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&l.precision, "precision", "fp32", "fp32, bf16 or fp16")
 	fs.StringVar(&l.reduce, "reduce", "same", "dtype of gradients on the way: same or fp32")
 	fs.StringVar(&l.int8, "int8", "", "optimizer,gather,reduce,activations,matmul")
-	fs.StringVar(&l.recompute, "recompute", "none", "none, selective, full or auto")
+	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, or by unit as in full:h.*")
 	fs.StringVar(&l.offload, "offload", "", "optimizer=host|disk,parameters=…,gradients=…,activations=…")
 	fs.BoolVar(&l.requirePinned, "require-pinned", false, "refuse to run on host memory that cannot be locked")
 	fs.BoolVar(&l.fit, "fit", false, "choose what was not given: the fastest that fits")
