@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -43,8 +44,7 @@ type Trainer struct {
 	train     *batches
 	eval      *batches
 
-	step  int // steps done
-	began time.Time
+	step  int   // steps done
 	fatal error // after a failed step nothing else runs
 }
 
@@ -457,16 +457,19 @@ func (t *Trainer) Close() error {
 	return errors.Join(errs...)
 }
 
-// modelConfig reads the model's shape from a preset or a folder.
+// modelConfig reads the model's shape: from the folder name, if it holds a
+// config.json, or else from the preset of that name.
 func modelConfig(name string) (hfconfig.Config, error) {
-	if st, err := os.Stat(name); err == nil && st.IsDir() {
-		c, err := hfconfig.Read(name + "/config.json")
+	st, err := os.Stat(name)
+	isFolder := err == nil && st.IsDir()
+	if _, err := os.Stat(filepath.Join(name, hfconfig.FileName)); isFolder && (err == nil || strings.ContainsAny(name, `/\`)) {
+		c, err := hfconfig.Read(name)
 		if err != nil {
 			return c, fmt.Errorf("--model %s: %w", name, err)
 		}
 		return c, nil
 	}
-	if strings.ContainsAny(name, "/\\") {
+	if strings.ContainsAny(name, `/\`) {
 		return hfconfig.Config{}, fmt.Errorf("--model %s: no such folder", name)
 	}
 	return presetConfig(name)

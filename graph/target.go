@@ -27,6 +27,7 @@ type ProductBlocks struct {
 	KC                int64 // depth of a block of K: part of the definition of the sum
 	Rows, Cols, Depth int64 // largest chunk, in elements
 	PadRows, PadCols  int64 // packing rounds rows and columns up by at most these
+	PadDepth          int64 // and the depth up to a multiple of this
 	DirectRows        int64 // with M up to this and B's rows contiguous, B is not packed
 }
 
@@ -47,7 +48,7 @@ func CPUTarget() Target {
 		Limbs: 72,
 		Product: ProductBlocks{
 			KC: 256, Rows: 2184, Cols: 2048, Depth: 1024,
-			PadRows: 14, PadCols: 32, DirectRows: 28,
+			PadRows: 32, PadCols: 32, PadDepth: 16, DirectRows: 28,
 		},
 		Attention: AttentionTiles{Keys: 64, Queries: 512, Slots: 32, Lanes: 16},
 		HeadRows:  256,
@@ -114,7 +115,7 @@ func (t Target) product(m, n, k int64, transB bool) int64 {
 		return 0
 	}
 	b := t.Product
-	depth := min(k, b.Depth)
+	depth := roundUp(min(k, b.Depth), b.PadDepth)
 	packA := t.align(4 * depth * (min(m, b.Rows) + b.PadRows))
 	packB := 4 * depth * (min(n, b.Cols) + b.PadCols)
 	if !transB && m <= b.DirectRows {

@@ -296,5 +296,6 @@ func merge(p *graph.Program, fwd Forward) (*graph.Program, error) {
 	return q, nil
 }
 
-// Hash identifies the program: ranks of one job must have the same.
-func (p *Plan) Hash() string { return "tmp" }
+// Hash is the SHA-256 of the program's text form: ranks of one job must have the
+// same.
+func (p *Plan) Hash() string { return graph.Hash(p.Program) }

@@ -100,6 +100,34 @@ func microPortable(t *tile, rows int) {
 	}
 }
 
+// pairsPortable is microPortable for units of two int16.
+func pairsPortable(t *tile, rows int) {
+	for s := range t.n {
+		for r := range rows {
+			var acc [8]int32
+			a := unsafe.Add(t.a, s*t.step+4*r)
+			for k := range t.k {
+				x := *(*[2]int16)(unsafe.Add(a, 8*k))
+				row := (*[8][2]int16)(unsafe.Add(t.b, k*t.ldb))
+				for j, y := range row {
+					acc[j] += int32(x[0])*int32(y[0]) + int32(x[1])*int32(y[1])
+				}
+			}
+			c := unsafe.Add(t.c, (s*rows+r)*t.ldc)
+			for j := range acc {
+				if t.mask>>j&1 == 0 {
+					break
+				}
+				p := (*int32)(unsafe.Add(c, 4*j))
+				if t.add != 0 {
+					acc[j] += *p
+				}
+				*p = acc[j]
+			}
+		}
+	}
+}
+
 func transposePortable(dst, src unsafe.Pointer, ds, ss, rows, depth, mask int) {
 	for l := 0; mask>>l&1 != 0; l++ {
 		from := unsafe.Add(src, min(l, rows-1)*ss)
