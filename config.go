@@ -116,6 +116,14 @@ var (
 	orders      = []string{"", "sequential", "shuffled"}
 )
 
+// largest bounds the counts, so that no product of them overflows and none asks
+// the machine for what it can't have. Others are bounded by what they multiply.
+var largest = map[string]int64{
+	"steps": 1 << 40, "warmup": 1 << 40, "eval-steps": 1 << 40,
+	"batch": 1 << 24, "seq": 1 << 24, "accum": 1 << 24, "ranks": 1 << 20, "lr-base-batch": 1 << 40,
+	"threads": 4096, "prefetch": 1 << 30,
+}
+
 func oneOf(flag, v string, names []string) error {
 	for _, n := range names {
 		if strings.EqualFold(v, n) {
@@ -135,8 +143,11 @@ func oneOf(flag, v string, names []string) error {
 // It looks at nothing outside the Config.
 func (c *Config) Validate() error {
 	atLeast := func(flag string, v, least int, what string) error {
-		if v < least {
+		switch {
+		case v < least:
 			return fmt.Errorf("--%s %d: at least %d %s is needed", flag, v, least, what)
+		case int64(v) > largest[flag] && largest[flag] > 0:
+			return fmt.Errorf("--%s %d: at most %d %ss are possible", flag, v, largest[flag], what)
 		}
 		return nil
 	}
@@ -187,6 +198,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Timeout <= 0 {
 		return fmt.Errorf("--timeout %s: a positive duration is needed", c.Timeout)
+	}
+	if c.EvalEvery > 0 && c.EvalData == "" {
+		return fmt.Errorf("--eval-every needs --eval-data: the held-out data")
 	}
 	if c.Resume && c.Checkpoint == "" {
 		return fmt.Errorf("--resume needs --checkpoint: the folder to resume from")

@@ -291,7 +291,7 @@ func TestPiecesOfK(t *testing.T) {
 func TestRunAllocatesNothing(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for _, in := range []Type{F32, BF16, F16, S8, U8S8} {
-		for _, s := range []Spec{Forward(64, 96, 80, false), Forward(130, 300, 100, true), Forward(2, 40, 300, false), WeightGradient(90, 70, 80, false)} {
+		for _, s := range []Spec{Forward(64, 96, 80, false), Forward(190, 150, 40, true), Forward(2, 40, 300, false), WeightGradient(90, 70, 80, false)} {
 			s.In, s.Out = in, F32
 			if in.integer() {
 				s.Out = I32
@@ -302,12 +302,12 @@ func TestRunAllocatesNothing(t *testing.T) {
 			work := make([]byte, Workspace(s))
 			for _, k := range sets(in) {
 				p := new(Product)
-				require.Zero(t, testing.AllocsPerRun(5, func() {
+				require.Zero(t, testing.AllocsPerRun(2, func() {
 					if err := p.Reset(s); err != nil {
 						t.Error(err)
 					}
 					p.reset(s, k)
-					if err := p.RunBytes(twoPool, o.a.bytes, o.b.bytes, o.c.bytes, o.bias, work); err != nil {
+					if err := p.RunBytes(twoPool, o.a, o.b, o.c, o.bias, work); err != nil {
 						t.Error(err)
 					}
 				}), "%v %+v", &k, s)
