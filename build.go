@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/hfmodel"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -51,9 +52,13 @@ func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
 			return nil, none, err
 		}
 	}
+	again, err := recompute.Parse(cfg.Recompute)
+	if err != nil {
+		return nil, none, err
+	}
 	p, err := plan.Build(fwd, plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
-		Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
+		Recompute: again, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
 		Capacity: [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		Verify:   cfg.Poison,
 	})
@@ -69,15 +74,17 @@ func fits(cfg Config, p *plan.Plan) error {
 	}
 	ways, smallest := waysOut(cfg)
 	if len(ways) == 0 {
-		return fmt.Errorf("%w; no stage, micro-batch or row length of this model on %d rank(s) fits: the smallest plan tried needs %s of device memory",
-			err, cfg.Ranks, plan.Bytes(smallest))
+		var refused *plan.DoesNotFit
+		errors.As(err, &refused)
+		return fmt.Errorf("%w; no stage, micro-batch or row length of this model on %d rank(s) fits: the smallest plan tried needs %s of %s memory",
+			err, cfg.Ranks, plan.Bytes(smallest[refused.Space]), refused.Space)
 	}
 	return fmt.Errorf("%w; it fits with %s", err, strings.Join(ways, ", or with "))
 }
 
 // waysOut plans changes of the configuration, the cheapest in speed and the
 // least intrusive first, and returns up to three that fit.
-func waysOut(cfg Config) (ways []string, smallest int64) {
+func waysOut(cfg Config) (ways []string, smallest [graph.NumSpaces]int64) {
 	try := func(text string, change func(*Config)) {
 		if len(ways) == 3 {
 			return
@@ -88,8 +95,10 @@ func waysOut(cfg Config) (ways []string, smallest int64) {
 		if err != nil {
 			return
 		}
-		if use := p.Layout.Spaces[graph.Device].Peak; smallest == 0 || use < smallest {
-			smallest = use
+		for sp, use := range p.Layout.Spaces {
+			if smallest[sp] == 0 || use.Peak < smallest[sp] {
+				smallest[sp] = use.Peak
+			}
 		}
 		var refused *plan.DoesNotFit
 		if !errors.As(p.Fit(), &refused) {

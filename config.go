@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -72,6 +73,11 @@ type Config struct {
 	Disk         string // folder of the disk tier
 	DiskMemory   int64  // bytes of it a rank; 0: no cap
 
+	// Recompute drops activations and computes them again in the backward: none,
+	// selective, full, or policies by unit (see package recompute). Less memory,
+	// more computing, the same bits.
+	Recompute string
+
 	Zero         int  // ZeRO stage
 	Reproducible bool // stages 0 and 1 reduce every micro-step: same bits at all stages with accumulation
 
@@ -110,6 +116,14 @@ var (
 	orders      = []string{"", "sequential", "shuffled"}
 )
 
+// largest bounds the counts, so that no product of them overflows and none asks
+// the machine for what it can't have. Others are bounded by what they multiply.
+var largest = map[string]int64{
+	"steps": 1 << 40, "warmup": 1 << 40, "eval-steps": 1 << 40,
+	"batch": 1 << 24, "seq": 1 << 24, "accum": 1 << 24, "ranks": 1 << 20, "lr-base-batch": 1 << 40,
+	"threads": 4096, "prefetch": 1 << 30,
+}
+
 func oneOf(flag, v string, names []string) error {
 	for _, n := range names {
 		if strings.EqualFold(v, n) {
@@ -129,8 +143,11 @@ func oneOf(flag, v string, names []string) error {
 // It looks at nothing outside the Config.
 func (c *Config) Validate() error {
 	atLeast := func(flag string, v, least int, what string) error {
-		if v < least {
+		switch {
+		case v < least:
 			return fmt.Errorf("--%s %d: at least %d %s is needed", flag, v, least, what)
+		case int64(v) > largest[flag] && largest[flag] > 0:
+			return fmt.Errorf("--%s %d: at most %d %ss are possible", flag, v, largest[flag], what)
 		}
 		return nil
 	}
@@ -176,8 +193,14 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("--%s %d: a size is not negative", s.flag, s.v)
 		}
 	}
+	if _, err := recompute.Parse(c.Recompute); err != nil {
+		return fmt.Errorf("--recompute %s: %w", c.Recompute, err)
+	}
 	if c.Timeout <= 0 {
 		return fmt.Errorf("--timeout %s: a positive duration is needed", c.Timeout)
+	}
+	if c.EvalEvery > 0 && c.EvalData == "" {
+		return fmt.Errorf("--eval-every needs --eval-data: the held-out data")
 	}
 	if c.Resume && c.Checkpoint == "" {
 		return fmt.Errorf("--resume needs --checkpoint: the folder to resume from")

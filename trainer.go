@@ -38,12 +38,13 @@ type Trainer struct {
 	states *states
 	trace  *exec.Trace
 
+	traceFile *os.File // opened before the run, written at its end
+
 	tokenizer data.Tokenizer
 	train     *batches
 	eval      *batches
 
-	step  int // steps done
-	began time.Time
+	step  int   // steps done
 	fatal error // after a failed step nothing else runs
 }
 
@@ -109,6 +110,9 @@ func Build(cfg Config) (*plan.Plan, error) {
 // memory, starts the ranks and gives parameters their first values (or those of
 // Init, or of the checkpoint to resume from).
 func New(ctx context.Context, cfg Config) (*Trainer, error) {
+	if cfg.Ranks > maxLocalRanks {
+		return nil, fmt.Errorf("--ranks %d: one process runs at most %d CPU ranks", cfg.Ranks, maxLocalRanks)
+	}
 	p, m, err := build(&cfg)
 	if err != nil {
 		return nil, err
@@ -116,9 +120,15 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if err := fits(cfg, p); err != nil {
 		return nil, err
 	}
+	if err := onThisMachine(cfg, p); err != nil {
+		return nil, err
+	}
 	t := &Trainer{cfg: cfg, model: m, plan: p}
 	if err := t.openData(); err != nil {
-		return nil, err
+		return nil, errors.Join(err, t.Close())
+	}
+	if err := t.openOutputs(); err != nil {
+		return nil, errors.Join(err, t.Close())
 	}
 	if err := t.start(); err != nil {
 		return nil, errors.Join(err, t.Close())
@@ -429,8 +439,14 @@ func (t *Trainer) Close() error {
 		t.pool = nil
 	}
 	if t.trace != nil {
-		errs = append(errs, writeTrace(t.cfg.Trace, t.trace))
+		if err := t.trace.Write(t.traceFile); err != nil {
+			errs = append(errs, fmt.Errorf("--trace: %w", err))
+		}
 		t.trace = nil
+	}
+	if t.traceFile != nil {
+		errs = append(errs, t.traceFile.Close())
+		t.traceFile = nil
 	}
 	for _, b := range []*batches{t.train, t.eval} {
 		if b != nil {
@@ -439,14 +455,6 @@ func (t *Trainer) Close() error {
 	}
 	t.train, t.eval = nil, nil
 	return errors.Join(errs...)
-}
-
-func writeTrace(path string, tr *exec.Trace) error {
-	f, err := createWithFolder(path)
-	if err != nil {
-		return fmt.Errorf("trace: %w", err)
-	}
-	return errors.Join(tr.Write(f), f.Close())
 }
 
 // modelConfig reads the model's shape: from the folder name, if it holds a

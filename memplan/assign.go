@@ -35,8 +35,9 @@ func (o Options) align() (int64, error) {
 // A LifeRun buffer holds its bytes all the time. Any other has live ranges (see
 // graph.Trace.LiveRanges), within a run of a section, and two buffers may share
 // bytes only if of any two live ranges, one of each, all uses of one happen
-// before all uses of the other. Buffers of different sections never live at the
-// same time.
+// before all uses of the other. Loss, GradNorm and Logits keep their bytes from
+// their first use to the end of the section. Buffers of different sections never
+// live at the same time.
 //
 //	sweep    each section's steps in program order, with the ranges that some
 //	         later step does not yet know to be over: which buffers overlap in time
@@ -162,12 +163,12 @@ func analyse(p *graph.Program) (*analysis, error) {
 				a.spaces[s].clash.set(index[x], index[y])
 			}
 		})
-		for _, r := range sec.ranges {
+		for i, r := range sec.ranges {
 			sp, k := &a.spaces[p.Buf(r.Buf).Space], index[r.Buf]
 			if sp.first[k] < 0 {
 				sp.first[k] = base + int64(r.Steps[0])
 			}
-			sp.last[k] = max(sp.last[k], base+int64(r.Steps[len(r.Steps)-1]))
+			sp.last[k] = max(sp.last[k], base+int64(sec.lastStep(int32(i))))
 		}
 		base += int64(len(sec.trace.Steps))
 	}
