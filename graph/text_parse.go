@@ -328,6 +328,15 @@ func (ps *textParser) statement(words []string) error {
 		s.Phases = append(s.Phases, ph)
 		return a.keys(func(string, string) bool { return false })
 	}
+	if words[0] == "throttle" {
+		if len(p.Sections) == 0 || len(p.Sections[len(p.Sections)-1].Phases) == 0 {
+			return fmt.Errorf("throttle before the first phase")
+		}
+		s := &p.Sections[len(p.Sections)-1]
+		ph := &s.Phases[len(s.Phases)-1]
+		ph.Throttles = append(ph.Throttles, Throttle{Before: a.name("first operation"), After: a.name("second operation")})
+		return a.keys(func(string, string) bool { return false })
+	}
 	if strings.HasSuffix(words[0], ":") {
 		if len(p.Sections) == 0 || len(p.Sections[len(p.Sections)-1].Phases) == 0 {
 			return fmt.Errorf("operation before the first phase")

@@ -232,7 +232,15 @@ type Phase struct {
 	Name   string
 	Repeat int
 	Ops    []Op
+	// Throttles are orders beyond what the data demands. They wait here, by
+	// name, for Schedule, which makes them events.
+	Throttles []Throttle
 }
+
+// Throttle says that operation After must not start before operation Before of
+// the same phase has finished. Before stands earlier in the phase. Prefetching
+// is bounded so.
+type Throttle struct{ Before, After string }
 
 // Section is something that the program can be asked to run as a whole: "step",
 // "eval", "generate". Sections share one arena; only LifeRun buffers carry
@@ -435,6 +443,7 @@ func (p *Program) Clone() *Program {
 		s.Phases = append([]Phase(nil), s.Phases...)
 		for j := range s.Phases {
 			s.Phases[j].Ops = CloneOps(s.Phases[j].Ops)
+			s.Phases[j].Throttles = append([]Throttle(nil), s.Phases[j].Throttles...)
 		}
 	}
 	return &q
