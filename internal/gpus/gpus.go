@@ -4,6 +4,7 @@
 package gpus
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -192,18 +193,24 @@ func nearest(key string, n int) []string {
 		key = key[:64] // the distance is quadratic, a typo short
 	}
 	type candidate struct {
-		name     string
-		distance int
+		name             string
+		distance, prefix int
 	}
 	var all []candidate
 	for _, g := range table {
-		best := candidate{g.Name, 1 << 30}
+		best := candidate{g.Name, 1 << 30, 0}
 		for _, alias := range append([]string{g.Name}, g.Aliases...) {
-			best.distance = min(best.distance, editDistance(key, alias))
+			same := 0
+			for same < min(len(key), len(alias)) && key[same] == alias[same] {
+				same++
+			}
+			best.distance, best.prefix = min(best.distance, editDistance(key, alias)), max(best.prefix, same)
 		}
 		all = append(all, best)
 	}
-	slices.SortStableFunc(all, func(a, b candidate) int { return a.distance - b.distance })
+	slices.SortStableFunc(all, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(a.distance, b.distance), cmp.Compare(b.prefix, a.prefix))
+	})
 	var names []string
 	for _, c := range all[:min(n, len(all))] {
 		names = append(names, c.name)
