@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/hfmodel"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -51,9 +52,13 @@ func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
 			return nil, none, err
 		}
 	}
+	again, err := recompute.Parse(cfg.Recompute)
+	if err != nil {
+		return nil, none, err
+	}
 	p, err := plan.Build(fwd, plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
-		Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
+		Recompute: again, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
 		Capacity: [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		Outside:  cfg.Outside,
 		Verify:   cfg.Poison,
@@ -75,8 +80,10 @@ func fits(cfg Config, p *plan.Plan) error {
 	}
 	ways, smallest := WaysOut(asked, hw)
 	if len(ways) == 0 {
-		return fmt.Errorf("%w; no stage, micro-batch or row length of this model on %d rank(s) fits: the smallest plan tried needs %s of device memory",
-			err, cfg.Ranks, plan.Bytes(smallest))
+		var refused *plan.DoesNotFit
+		errors.As(err, &refused)
+		return fmt.Errorf("%w; no stage, micro-batch or row length of this model on %d rank(s) fits: the smallest plan tried needs %s of %s memory",
+			err, cfg.Ranks, plan.Bytes(smallest[refused.Space]), refused.Space)
 	}
 	var texts []string
 	for _, w := range ways {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -81,6 +82,10 @@ type Config struct {
 	// shards over all. Both can be planned; New refuses what cannot run yet.
 	Precision string
 	ShardSize int
+	// Recompute drops activations and computes them again in the backward: none,
+	// selective, full, or policies by unit (see package recompute). Less memory,
+	// more computing, the same bits.
+	Recompute string
 
 	Zero         int  // ZeRO stage
 	Reproducible bool // stages 0 and 1 reduce every micro-step: same bits at all stages with accumulation
@@ -121,6 +126,14 @@ var (
 	precisions  = []string{"", "fp32", "bf16", "fp16"}
 )
 
+// largest bounds the counts, so that no product of them overflows and none asks
+// the machine for what it can't have. Others are bounded by what they multiply.
+var largest = map[string]int64{
+	"steps": 1 << 40, "warmup": 1 << 40, "eval-steps": 1 << 40,
+	"batch": 1 << 24, "seq": 1 << 24, "accum": 1 << 24, "ranks": 1 << 20, "lr-base-batch": 1 << 40,
+	"threads": 4096, "prefetch": 1 << 30,
+}
+
 func oneOf(flag, v string, names []string) error {
 	for _, n := range names {
 		if strings.EqualFold(v, n) {
@@ -140,8 +153,11 @@ func oneOf(flag, v string, names []string) error {
 // It looks at nothing outside the Config.
 func (c *Config) Validate() error {
 	atLeast := func(flag string, v, least int, what string) error {
-		if v < least {
+		switch {
+		case v < least:
 			return fmt.Errorf("--%s %d: at least %d %s is needed", flag, v, least, what)
+		case int64(v) > largest[flag] && largest[flag] > 0:
+			return fmt.Errorf("--%s %d: at most %d %ss are possible", flag, v, largest[flag], what)
 		}
 		return nil
 	}
@@ -191,8 +207,14 @@ func (c *Config) Validate() error {
 	if c.ShardSize > 0 && c.Ranks%c.ShardSize != 0 {
 		return fmt.Errorf("--shard-size %d does not divide %d ranks; %s do", c.ShardSize, c.Ranks, divisors(c.Ranks, c.ShardSize))
 	}
+	if _, err := recompute.Parse(c.Recompute); err != nil {
+		return fmt.Errorf("--recompute %s: %w", c.Recompute, err)
+	}
 	if c.Timeout <= 0 {
 		return fmt.Errorf("--timeout %s: a positive duration is needed", c.Timeout)
+	}
+	if c.EvalEvery > 0 && c.EvalData == "" {
+		return fmt.Errorf("--eval-every needs --eval-data: the held-out data")
 	}
 	if c.Resume && c.Checkpoint == "" {
 		return fmt.Errorf("--resume needs --checkpoint: the folder to resume from")

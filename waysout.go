@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
@@ -84,6 +85,11 @@ func changeAxes(cfg Config, hw Hardware) [][]change {
 		axis(change{"--prefetch 0", sameJob, func(c *Config) { c.Prefetch = 0 }})
 	}
 	list = nil
+	for _, policy := range recomputePolicies(cfg.Recompute) {
+		list = append(list, change{"--recompute " + policy, sameJob, func(c *Config) { c.Recompute = policy }})
+	}
+	axis(list...)
+	list = nil
 	for batch, accum := cfg.Batch, cfg.Accum; batch > 1; {
 		if batch%2 != 0 {
 			batch, accum = 1, accum*batch
@@ -113,6 +119,17 @@ func changeAxes(cfg Config, hw Hardware) [][]change {
 	}
 	axis(list...)
 	return axes
+}
+
+// recomputePolicies are those that keep less than the given one.
+func recomputePolicies(now string) []string {
+	switch strings.ToLower(now) {
+	case "", "none":
+		return []string{"selective", "full"}
+	case "selective":
+		return []string{"full"}
+	}
+	return nil
 }
 
 // wayCandidates combines changes of different axes: all of one and two axes, and
@@ -188,8 +205,9 @@ const planWork = 120_000
 // WaysOut looks for changes that make a configuration fit which does not, and
 // returns up to four: the fastest that keep the job as it is, then the ones that
 // need more ranks, change numbers or shrink the job. Each was planned, and fits.
-// The second result is the smallest device peak that it came across, in bytes.
-func WaysOut(asked *Forecast, hw Hardware) ([]Way, int64) {
+// The second result is the smallest peak of each space that it came across, in
+// bytes.
+func WaysOut(asked *Forecast, hw Hardware) (ways []Way, smallest [graph.NumSpaces]int64) {
 	cfg := asked.Config
 	params := float64(asked.Parameters())
 	capacity := cfg.DeviceMemory - cfg.Outside[graph.Device]
@@ -215,25 +233,26 @@ func WaysOut(asked *Forecast, hw Hardware) ([]Way, int64) {
 			ops += len(asked.Plan.Program.Sections[i].Phases[j].Ops)
 		}
 	}
-	smallest := asked.Plan.Layout.Spaces[graph.Device].Peak
-	peaks := make(chan int64, 1024)
+	var mu sync.Mutex
+	lower := func(f *Forecast) {
+		mu.Lock()
+		defer mu.Unlock()
+		for sp := range smallest {
+			smallest[sp] = min(smallest[sp], f.Plan.Layout.Spaces[sp].Peak)
+		}
+	}
+	for sp := range smallest {
+		smallest[sp] = asked.Plan.Layout.Spaces[sp].Peak
+	}
 	found := plan.Search(wayCandidates(cfg, hw, tooLarge), max(4, planWork/ops), func(c Config) (*Forecast, float64, bool, error) {
 		f, err := Predict(c, hw.Machine(c.Ranks))
 		if err != nil {
 			return nil, 0, false, err
 		}
-		select {
-		case peaks <- f.Plan.Layout.Spaces[graph.Device].Peak:
-		default:
-		}
+		lower(f)
 		return f, 1 / f.TokensPerSecond() * float64(c.Ranks), f.Fits, nil
 	})
-	close(peaks)
-	for v := range peaks {
-		smallest = min(smallest, v)
-	}
 	perToken := float64(cfg.Ranks) / asked.TokensPerSecond()
-	var ways []Way
 	count := map[int]int{}
 	for _, f := range found {
 		limit := 1

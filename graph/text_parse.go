@@ -20,13 +20,13 @@ func Parse(text string) (*Program, error) {
 	}
 	// Names first: a line may refer to what comes after it.
 	for _, pass := range []func([]string) error{ps.declare, ps.statement} {
-		err := unfold(rest, func(number int, line string) error {
+		err := unfold(rest, 2, func(number int, line string) error {
 			words, err := splitWords(line)
 			if err == nil && len(words) > 0 {
 				err = pass(words)
 			}
 			if err != nil {
-				return fmt.Errorf("line %d: %w", number+1, err)
+				return fmt.Errorf("line %d: %w", number, err)
 			}
 			return nil
 		})
@@ -458,6 +458,9 @@ func (ps *textParser) buffer(a *args) error {
 // attributes, not a stream.
 func isRef(w string) bool {
 	s := strings.TrimLeft(w, "+~")
+	if _, after, ok := strings.Cut(s, ")~"); ok && strings.HasPrefix(s, "mode(") {
+		s = after
+	}
 	return strings.HasPrefix(s, `"`) || !strings.ContainsAny(s, "={@")
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -26,7 +27,8 @@ type Config struct {
 	Accum        int        // micro-steps a step
 	Reproducible bool       // stages 0 and 1 reduce every micro-step, so that all stages agree bit for bit
 	Prefetch     int        // units gathered ahead of their use at stage 3
-	Freeze       []string   // patterns of parameters that are not trained
+	Recompute    recompute.Options
+	Freeze       []string // patterns of parameters that are not trained
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm, 0: off
 	Target       graph.Target
@@ -232,6 +234,7 @@ var passes = []pass{
 	{"differentiate", func(s *state) (err error) { s.p, err = graph.Differentiate(s.p); return }, true},
 	{"merge", func(s *state) (err error) { s.p, err = merge(s.p, s.fwd); return }, true},
 	{"fuse", func(s *state) error { s.p = graph.Fuse(s.p); return nil }, true},
+	{"recompute", func(s *state) (err error) { s.p, err = recompute.Rewrite(s.p, s.cfg.Recompute); return }, true},
 	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // its copies get their events in "shard"
 	{"shard", func(s *state) (err error) {
 		s.p.Mesh = []graph.Axis{{Name: "shard", Size: s.cfg.Ranks}}
@@ -251,6 +254,10 @@ var passOrder = []constraint{
 	{"differentiate", "merge", "evaluation and generation have no backward"},
 	{"differentiate", "fuse", "what a fused operation must also write depends on what backward reads"},
 	{"merge", "shard", "every section that uses parameters needs their all-gathers"},
+	{"fuse", "recompute", "a clone copies the fused operation, or its rounding would differ"},
+	{"merge", "recompute", "it looks for section \"train\", which merging names"},
+	{"recompute", "inputs", "inputs stay for the whole micro-step; their copies are not cloned"},
+	{"recompute", "shard", "a cloned use needs its own all-gather"},
 	{"fuse", "shard", "fusion must not depend on the stage"},
 	{"inputs", "shard", "the copies in are ordered with everything else when phases get their events"},
 	{"shard", "staging", "the staging buffer is no larger than the largest resident state"},
@@ -308,5 +315,6 @@ func merge(p *graph.Program, fwd Forward) (*graph.Program, error) {
 	return q, nil
 }
 
-// Hash identifies the program: ranks of one job must have the same.
-func (p *Plan) Hash() string { return "tmp" }
+// Hash is the SHA-256 of the program's text form: ranks of one job must have the
+// same.
+func (p *Plan) Hash() string { return graph.Hash(p.Program) }

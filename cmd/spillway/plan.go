@@ -186,7 +186,7 @@ func runPlan(c spillway.Config, f *planFlags, stdout io.Writer) error {
 			if _, err := stdout.Write(doc); err != nil {
 				return err
 			}
-		} else if err := writeFile(f.jsonPath, doc); err != nil {
+		} else if err := writeNew(f.jsonPath, doc); err != nil {
 			return fmt.Errorf("--json: %w", err)
 		}
 	}
@@ -216,7 +216,7 @@ func forecastStages(c spillway.Config, hw spillway.Hardware) ([]*spillway.Foreca
 	return stages, errors.Join(errs...)
 }
 
-func writeFile(path string, data []byte) error {
+func writeNew(path string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ type planReport struct {
 	stages   []*spillway.Forecast
 	asked    *spillway.Forecast
 	ways     []spillway.Way
-	smallest int64 // bytes of device memory: the least that a way tried needs
+	smallest [graph.NumSpaces]int64 // bytes: the least that a way tried needs
 }
 
 func (r *planReport) print(w io.Writer) error {
@@ -217,7 +217,8 @@ func (r *planReport) waysOut(w io.Writer) {
 		return
 	}
 	if len(r.ways) == 0 {
-		fmt.Fprintf(w, "Nothing tried makes it fit: the smallest plan still needs %s of device memory a rank.\n", plan.Bytes(r.smallest))
+		fmt.Fprintf(w, "Nothing tried makes it fit: the smallest plans need %s of device and %s of host memory a rank.\n",
+			plan.Bytes(r.smallest[graph.Device]), plan.Bytes(r.smallest[graph.Host]))
 		return
 	}
 	fmt.Fprintln(w, "What would make it fit, the cheapest first (each was planned and fits)")

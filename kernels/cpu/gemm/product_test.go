@@ -30,7 +30,8 @@ var (
 
 func newAt(t testing.TB, s Spec, l level.Level) *Product {
 	p := new(Product)
-	require.NoError(t, p.reset(s, l))
+	require.NoError(t, s.Validate())
+	p.reset(s, bestKernels(s.In, l))
 	return p
 }
 
@@ -288,22 +289,29 @@ func TestPiecesOfK(t *testing.T) {
 }
 
 func TestRunAllocatesNothing(t *testing.T) {
-	for _, l := range levels() {
-		for _, s := range []Spec{Forward(64, 96, 80, false), Forward(130, 300, 100, true), Forward(2, 40, 300, false)} {
-			o := randomOperands(rand.New(rand.NewPCG(1, 1)), s)
+	r := rand.New(rand.NewPCG(1, 1))
+	for _, in := range []Type{F32, BF16, F16, S8, U8S8} {
+		for _, s := range []Spec{Forward(64, 96, 80, false), Forward(190, 150, 40, true), Forward(2, 40, 300, false), WeightGradient(90, 70, 80, false)} {
+			s.In, s.Out = in, F32
+			if in.integer() {
+				s.Out = I32
+			} else if s.TransB {
+				s.Out = BF16
+			}
+			o := randomTypedOperands(r, s)
 			work := make([]byte, Workspace(s))
-			p := newAt(t, s, l)
-			require.Zero(t, testing.AllocsPerRun(5, func() {
-				if err := p.Reset(s); err != nil {
-					t.Error(err)
-				}
-				if err := p.reset(s, l); err != nil {
-					t.Error(err)
-				}
-				if err := p.Run(twoPool, o.a, o.b, o.c, o.bias, work); err != nil {
-					t.Error(err)
-				}
-			}), "%v %v", l, s)
+			for _, k := range sets(in) {
+				p := new(Product)
+				require.Zero(t, testing.AllocsPerRun(2, func() {
+					if err := p.Reset(s); err != nil {
+						t.Error(err)
+					}
+					p.reset(s, k)
+					if err := p.RunBytes(twoPool, o.a, o.b, o.c, o.bias, work); err != nil {
+						t.Error(err)
+					}
+				}), "%v %+v", &k, s)
+			}
 		}
 	}
 }
