@@ -124,7 +124,7 @@ func (s *sharder) shardBuffer(name string, class graph.Class, life graph.Life, u
 	var place graph.Placement
 	if sharded {
 		n = s.shardLen(u)
-		used = (used + int64(s.ranks) - 1) / int64(s.ranks)
+		used = s.share(u, class)
 		place = graph.Sharded
 	}
 	b := flatBuffer(name, class, life, u, n, used)
@@ -132,6 +132,22 @@ func (s *sharder) shardBuffer(name string, class graph.Class, life graph.Life, u
 	b.Place = make([]graph.Placement, len(s.p.Mesh))
 	b.Place[s.o.Axis] = place
 	return b
+}
+
+// share is what of unit u's elements a rank holds in the mean over ranks. It is
+// rounded up along the units' running sum, so that a class's units add up to
+// ⌈Ψ/N⌉, the formula of ZeRO for the whole model: rounded one by one they would
+// exceed it by up to an element a unit.
+func (s *sharder) share(u int, class graph.Class) int64 {
+	var before int64
+	for v := range u {
+		// Parameters are everybody's; gradients and states the trainable units' only.
+		if class == graph.Parameters || !s.p.Units[v].Frozen {
+			before += usedElems(&s.p.Units[v])
+		}
+	}
+	ceil := func(n int64) int64 { return (n + int64(s.ranks) - 1) / int64(s.ranks) }
+	return ceil(before+usedElems(&s.p.Units[u])) - ceil(before)
 }
 
 // own returns the view of the rank's own part of a whole flat buffer.

@@ -279,6 +279,9 @@ func (ps *textParser) statement(words []string) error {
 	case "role":
 		role := a.next("role")
 		id := a.buf(a.next("buffer"))
+		if p.Scaler == nil && (role == "loss-scale" || role == "overflow" || role == "host-loss-scale" || role == "host-overflow") {
+			p.Scaler = &Scaler{State: NoBuf, Overflow: NoBuf, HostState: NoBuf, HostFlag: NoBuf}
+		}
 		for _, w := range p.wellKnown() {
 			if w.name == role {
 				*w.id = id

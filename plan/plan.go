@@ -37,6 +37,9 @@ type Config struct {
 
 	// Capacity caps each memory space of a rank, in bytes; 0: no cap.
 	Capacity [graph.NumSpaces]int64
+	// Outside is what the process needs of each space outside the arena: it
+	// counts against the capacity.
+	Outside [graph.NumSpaces]int64
 	// Verify runs graph.Verify after every pass (tests always do).
 	Verify bool
 }
@@ -56,6 +59,9 @@ func (c Config) Validate() error {
 	for s, v := range c.Capacity {
 		if v < 0 {
 			return fmt.Errorf("%s memory cap: %d bytes is negative", graph.Space(s), v)
+		}
+		if c.Outside[s] < 0 {
+			return fmt.Errorf("%s memory outside the arena: %d bytes is negative", graph.Space(s), c.Outside[s])
 		}
 	}
 	if _, err := zero.ParseStage(int(c.Stage)); err != nil {
@@ -104,24 +110,30 @@ func Build(fwd Forward, cfg Config) (*Plan, error) {
 type DoesNotFit struct {
 	Space    graph.Space
 	Peak     int64  // bytes planned
+	Outside  int64  // bytes that the process needs beside them
 	Capacity int64  // bytes allowed
 	At       string // section/phase/operation of the peak
 	Largest  string // largest classes there, for a person
 }
 
 func (e *DoesNotFit) Error() string {
-	return fmt.Sprintf("does not fit: a rank needs %s of %s memory and the cap is %s (%d over); the peak is at %s: %s",
-		Bytes(e.Peak), e.Space, Bytes(e.Capacity), e.Peak-e.Capacity, e.At, e.Largest)
+	outside := ""
+	if e.Outside > 0 {
+		outside = " and " + Bytes(e.Outside) + " outside its arena"
+	}
+	return fmt.Sprintf("does not fit: a rank needs %s of %s memory%s and the cap is %s (%d over); the peak is at %s: %s",
+		Bytes(e.Peak), e.Space, outside, Bytes(e.Capacity), e.Peak+e.Outside-e.Capacity, e.At, e.Largest)
 }
 
-// Fit returns nil if every space's peak is within its capacity, otherwise the
+// Fit returns nil if every space's peak, with what is outside, is within its
+// capacity, otherwise the
 // joined *DoesNotFit errors.
 func (p *Plan) Fit() error {
 	var errs []error
 	for s := range graph.NumSpaces {
-		use, limit := &p.Layout.Spaces[s], p.Config.Capacity[s]
-		if limit > 0 && use.Peak > limit {
-			errs = append(errs, &DoesNotFit{Space: s, Peak: use.Peak, Capacity: limit, At: use.PeakAt, Largest: largestClasses(use)})
+		use, limit, outside := &p.Layout.Spaces[s], p.Config.Capacity[s], p.Config.Outside[s]
+		if limit > 0 && use.Peak+outside > limit {
+			errs = append(errs, &DoesNotFit{Space: s, Peak: use.Peak, Outside: outside, Capacity: limit, At: use.PeakAt, Largest: largestClasses(use)})
 		}
 	}
 	return errors.Join(errs...)

@@ -107,15 +107,15 @@ func (f listFlag) String() string {
 // later holds the flags of capabilities that do not exist yet: they parse, and
 // anything but the value that means "without it" is refused by name.
 type later struct {
-	precision, reduce, int8, offload string
-	requirePinned, fit                          bool
-	globalBatch                                 int
+	reduce, int8, offload string
+	requirePinned, fit    bool
+	globalBatch           int
 }
 
 func (l *later) refuse() error {
 	for _, f := range []struct {
 		flag, value, without string
-	}{{"precision", l.precision, "fp32"}, {"int8", l.int8, ""}, {"offload", l.offload, ""}} {
+	}{{"int8", l.int8, ""}, {"offload", l.offload, ""}} {
 		if !strings.EqualFold(f.value, f.without) {
 			return fmt.Errorf("--%s %s is not built yet; leave it out", f.flag, f.value)
 		}
@@ -176,7 +176,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.Var(diskFlag{&c.Disk, &c.DiskMemory}, "disk", "folder of the disk tier, and a cap on a rank's use of it")
 	fs.IntVar(&c.Zero, "zero", d.Zero, "ZeRO stage: 0, 1, 2 or 3")
 	fs.BoolVar(&c.Reproducible, "reproducible", false, "the same bits at every stage, with accumulation too")
-	fs.StringVar(&l.precision, "precision", "fp32", "fp32, bf16 or fp16")
+	fs.StringVar(&c.Precision, "precision", d.Precision, "fp32, bf16 or fp16")
 	fs.StringVar(&l.reduce, "reduce", "same", "dtype of gradients on the way: same or fp32")
 	fs.StringVar(&l.int8, "int8", "", "optimizer,gather,reduce,activations,matmul")
 	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, or by unit as in full:h.*")
