@@ -17,6 +17,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -72,6 +74,19 @@ type Config struct {
 	Disk         string // folder of the disk tier
 	DiskMemory   int64  // bytes of it a rank; 0: no cap
 
+	// Outside is what the process needs of each memory space outside its arena, in
+	// bytes (a GPU's context and libraries); it counts against the caps.
+	Outside [graph.NumSpaces]int64
+	// Precision is "fp32" (or ""), "bf16" or "fp16". ShardSize shards over groups
+	// of this many neighbouring ranks and replicates over the groups (HSDP); 0
+	// shards over all. Both can be planned; New refuses what cannot run yet.
+	Precision string
+	ShardSize int
+	// Recompute drops activations and computes them again in the backward: none,
+	// selective, full, or policies by unit (see package recompute). Less memory,
+	// more computing, the same bits.
+	Recompute string
+
 	Zero         int  // ZeRO stage
 	Reproducible bool // stages 0 and 1 reduce every micro-step: same bits at all stages with accumulation
 
@@ -99,7 +114,7 @@ func Default() Config {
 	return Config{
 		Init: "random", Tokenizer: "bytes", Steps: 100, Batch: 4, Accum: 1,
 		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8,
-		Seed: 1, Prefetch: 1, EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
+		Seed: 1, Prefetch: 1, Precision: "fp32", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
 	}
 }
 
@@ -108,7 +123,16 @@ var (
 	lrSchedules = []string{"constant", "linear", "cosine", "inverse-sqrt"}
 	lrScales    = []string{"none", "sqrt", "linear"}
 	orders      = []string{"", "sequential", "shuffled"}
+	precisions  = []string{"", "fp32", "bf16", "fp16"}
 )
+
+// largest bounds the counts, so that no product of them overflows and none asks
+// the machine for what it can't have. Others are bounded by what they multiply.
+var largest = map[string]int64{
+	"steps": 1 << 40, "warmup": 1 << 40, "eval-steps": 1 << 40,
+	"batch": 1 << 24, "seq": 1 << 24, "accum": 1 << 24, "ranks": 1 << 20, "lr-base-batch": 1 << 40,
+	"threads": 4096, "prefetch": 1 << 30,
+}
 
 func oneOf(flag, v string, names []string) error {
 	for _, n := range names {
@@ -129,8 +153,11 @@ func oneOf(flag, v string, names []string) error {
 // It looks at nothing outside the Config.
 func (c *Config) Validate() error {
 	atLeast := func(flag string, v, least int, what string) error {
-		if v < least {
+		switch {
+		case v < least:
 			return fmt.Errorf("--%s %d: at least %d %s is needed", flag, v, least, what)
+		case int64(v) > largest[flag] && largest[flag] > 0:
+			return fmt.Errorf("--%s %d: at most %d %ss are possible", flag, v, largest[flag], what)
 		}
 		return nil
 	}
@@ -156,6 +183,7 @@ func (c *Config) Validate() error {
 		atLeast("eval-steps", c.EvalSteps, 1, "batch"), atLeast("save-every", c.SaveEvery, 0, "step"), atLeast("keep", c.Keep, 0, "checkpoint"),
 		atLeast("lr-base-batch", c.LRBaseBatch, 1, "row"),
 		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders),
+		oneOf("precision", c.Precision, precisions), atLeast("shard-size", c.ShardSize, 0, "rank"),
 		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, []string{"cpu"}),
 		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0),
 		fraction("beta1", c.Beta1), fraction("beta2", c.Beta2), fraction("dropout", c.Dropout),
@@ -176,8 +204,17 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("--%s %d: a size is not negative", s.flag, s.v)
 		}
 	}
+	if c.ShardSize > 0 && c.Ranks%c.ShardSize != 0 {
+		return fmt.Errorf("--shard-size %d does not divide %d ranks; %s do", c.ShardSize, c.Ranks, divisors(c.Ranks, c.ShardSize))
+	}
+	if _, err := recompute.Parse(c.Recompute); err != nil {
+		return fmt.Errorf("--recompute %s: %w", c.Recompute, err)
+	}
 	if c.Timeout <= 0 {
 		return fmt.Errorf("--timeout %s: a positive duration is needed", c.Timeout)
+	}
+	if c.EvalEvery > 0 && c.EvalData == "" {
+		return fmt.Errorf("--eval-every needs --eval-data: the held-out data")
 	}
 	if c.Resume && c.Checkpoint == "" {
 		return fmt.Errorf("--resume needs --checkpoint: the folder to resume from")
@@ -187,6 +224,24 @@ func (c *Config) Validate() error {
 	}
 	return nil
 }
+
+// divisors names the divisors of n nearest to v, below and above.
+func divisors(n, v int) string {
+	below, above := 1, n
+	for d := 1; d <= n; d++ {
+		if n%d == 0 && d < v {
+			below = d
+		}
+		if n%d == 0 && d > v {
+			above = d
+			break
+		}
+	}
+	return fmt.Sprintf("%d and %d", below, above)
+}
+
+// ComputeThreads returns the computing threads of the process.
+func (c *Config) ComputeThreads() int { return c.threads() }
 
 // threads returns the computing threads of the process.
 func (c *Config) threads() int {

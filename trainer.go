@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -37,12 +38,13 @@ type Trainer struct {
 	states *states
 	trace  *exec.Trace
 
+	traceFile *os.File // opened before the run, written at its end
+
 	tokenizer data.Tokenizer
 	train     *batches
 	eval      *batches
 
-	step  int // steps done
-	began time.Time
+	step  int   // steps done
 	fatal error // after a failed step nothing else runs
 }
 
@@ -108,6 +110,12 @@ func Build(cfg Config) (*plan.Plan, error) {
 // memory, starts the ranks and gives parameters their first values (or those of
 // Init, or of the checkpoint to resume from).
 func New(ctx context.Context, cfg Config) (*Trainer, error) {
+	if err := runnable(&cfg); err != nil {
+		return nil, err
+	}
+	if cfg.Ranks > maxLocalRanks {
+		return nil, fmt.Errorf("--ranks %d: one process runs at most %d CPU ranks", cfg.Ranks, maxLocalRanks)
+	}
 	p, m, err := build(&cfg)
 	if err != nil {
 		return nil, err
@@ -115,9 +123,15 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if err := fits(cfg, p); err != nil {
 		return nil, err
 	}
+	if err := onThisMachine(cfg, p); err != nil {
+		return nil, err
+	}
 	t := &Trainer{cfg: cfg, model: m, plan: p}
 	if err := t.openData(); err != nil {
-		return nil, err
+		return nil, errors.Join(err, t.Close())
+	}
+	if err := t.openOutputs(); err != nil {
+		return nil, errors.Join(err, t.Close())
 	}
 	if err := t.start(); err != nil {
 		return nil, errors.Join(err, t.Close())
@@ -428,8 +442,14 @@ func (t *Trainer) Close() error {
 		t.pool = nil
 	}
 	if t.trace != nil {
-		errs = append(errs, writeTrace(t.cfg.Trace, t.trace))
+		if err := t.trace.Write(t.traceFile); err != nil {
+			errs = append(errs, fmt.Errorf("--trace: %w", err))
+		}
 		t.trace = nil
+	}
+	if t.traceFile != nil {
+		errs = append(errs, t.traceFile.Close())
+		t.traceFile = nil
 	}
 	for _, b := range []*batches{t.train, t.eval} {
 		if b != nil {
@@ -440,24 +460,19 @@ func (t *Trainer) Close() error {
 	return errors.Join(errs...)
 }
 
-func writeTrace(path string, tr *exec.Trace) error {
-	f, err := createWithFolder(path)
-	if err != nil {
-		return fmt.Errorf("trace: %w", err)
-	}
-	return errors.Join(tr.Write(f), f.Close())
-}
-
-// modelConfig reads the model's shape from a preset or a folder.
+// modelConfig reads the model's shape: from the folder name, if it holds a
+// config.json, or else from the preset of that name.
 func modelConfig(name string) (hfconfig.Config, error) {
-	if st, err := os.Stat(name); err == nil && st.IsDir() {
-		c, err := hfconfig.Read(name + "/config.json")
+	st, err := os.Stat(name)
+	isFolder := err == nil && st.IsDir()
+	if _, err := os.Stat(filepath.Join(name, hfconfig.FileName)); isFolder && (err == nil || strings.ContainsAny(name, `/\`)) {
+		c, err := hfconfig.Read(name)
 		if err != nil {
 			return c, fmt.Errorf("--model %s: %w", name, err)
 		}
 		return c, nil
 	}
-	if strings.ContainsAny(name, "/\\") {
+	if strings.ContainsAny(name, `/\`) {
 		return hfconfig.Config{}, fmt.Errorf("--model %s: no such folder", name)
 	}
 	return presetConfig(name)

@@ -11,7 +11,7 @@ import (
 // come to.
 const (
 	maxFoldGroup  = 1024
-	maxTextLines  = 1 << 20
+	maxTextLines  = 1 << 18
 	maxTextBytes  = 1 << 28
 	maxLineGrowth = 20 // bytes of a counter's value
 )
@@ -126,8 +126,8 @@ func follows(all []numberedLine, i, g, t int) bool {
 }
 
 // unfold calls visit for every line of text, folded lines written out, with the
-// line number in text (from 1). It stops at the first error.
-func unfold(text string, visit func(number int, line string) error) error {
+// line number, text's first line being number first. It stops at the first error.
+func unfold(text string, first int, visit func(number int, line string) error) error {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	total, bytes := 0, 0
 	emit := func(number int, line string) error {
@@ -140,29 +140,32 @@ func unfold(text string, visit func(number int, line string) error) error {
 	for i := 0; i < len(lines); i++ {
 		count, ok := strings.CutPrefix(lines[i], "×")
 		if !ok {
-			if err := emit(i+1, lines[i]); err != nil {
+			if err := emit(i+first, lines[i]); err != nil {
 				return err
 			}
 			continue
 		}
 		n, err := strconv.Atoi(strings.TrimSuffix(count, " {"))
 		if err != nil || !strings.HasSuffix(count, " {") || n < 1 {
-			return fmt.Errorf("line %d: %q, want ×N { with N at least 1", i+1, lines[i])
+			return fmt.Errorf("line %d: %q, want ×N { with N at least 1", i+first, lines[i])
 		}
 		end := i + 1
 		for end < len(lines) && lines[end] != "}" {
 			end++
 		}
 		if end == len(lines) {
-			return fmt.Errorf("line %d: no } closes this group", i+1)
+			return fmt.Errorf("line %d: no } closes this group", i+first)
+		}
+		if group := end - i - 1; group > 0 && n > (maxTextLines-total)/group {
+			return fmt.Errorf("line %d: the text unfolds to more than %d lines", i+first, maxTextLines)
 		}
 		for t := range n {
 			for j := i + 1; j < end; j++ {
 				line, err := writeCounters(strings.TrimPrefix(lines[j], foldIndent), int64(t))
 				if err != nil {
-					return fmt.Errorf("line %d: %w", j+1, err)
+					return fmt.Errorf("line %d: %w", j+first, err)
 				}
-				if err := emit(j+1, line); err != nil {
+				if err := emit(j+first, line); err != nil {
 					return err
 				}
 			}

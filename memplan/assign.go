@@ -35,8 +35,9 @@ func (o Options) align() (int64, error) {
 // A LifeRun buffer holds its bytes all the time. Any other has live ranges (see
 // graph.Trace.LiveRanges), within a run of a section, and two buffers may share
 // bytes only if of any two live ranges, one of each, all uses of one happen
-// before all uses of the other. Buffers of different sections never live at the
-// same time.
+// before all uses of the other. Loss, GradNorm and Logits keep their bytes from
+// their first use to the end of the section. Buffers of different sections never
+// live at the same time.
 //
 //	sweep    each section's steps in program order, with the ranges that some
 //	         later step does not yet know to be over: which buffers overlap in time
@@ -50,6 +51,8 @@ func (o Options) align() (int64, error) {
 // that the streams may run in, two ranges that both have a use at or before
 // step i and one at or after it cannot be one before the other, so all buffers
 // live at i lie apart.
+//
+// A phase that runs 0 times uses nothing.
 //
 // Nothing but a buffer's size enters of its shape: the time is that of the
 // number of operations and buffers. Assign fails on malformed operands and
@@ -121,11 +124,8 @@ func analyse(p *graph.Program) (*analysis, error) {
 		if err != nil {
 			return nil, err
 		}
-		for pi := range p.Sections[i].Phases {
-			ops := p.Sections[i].Phases[pi].Ops
-			for oi := range ops {
-				graph.Effects(&ops[oi], func(e graph.Effect) { used[regions.Of[e.Buf].Root] = true })
-			}
+		for step := range t.Steps {
+			graph.Effects(t.Op(step), func(e graph.Effect) { used[regions.Of[e.Buf].Root] = true })
 		}
 		a.sections = append(a.sections, newSection(p, t))
 	}
@@ -163,12 +163,12 @@ func analyse(p *graph.Program) (*analysis, error) {
 				a.spaces[s].clash.set(index[x], index[y])
 			}
 		})
-		for _, r := range sec.ranges {
+		for i, r := range sec.ranges {
 			sp, k := &a.spaces[p.Buf(r.Buf).Space], index[r.Buf]
 			if sp.first[k] < 0 {
 				sp.first[k] = base + int64(r.Steps[0])
 			}
-			sp.last[k] = max(sp.last[k], base+int64(r.Steps[len(r.Steps)-1]))
+			sp.last[k] = max(sp.last[k], base+int64(sec.lastStep(int32(i))))
 		}
 		base += int64(len(sec.trace.Steps))
 	}
@@ -185,14 +185,16 @@ func (a *analysis) report(sp graph.Space, peak int64) SpaceUse {
 	if peak == 0 {
 		return u
 	}
-	sec := &a.sections[b.section]
-	u.PeakAt = sec.trace.Label(sec.orders[b.order].step[b.pos])
 	u.Live = append(u.Live, a.resident[sp]...)
-	sec.eachLife(b.order, func(id graph.BufID, from, to int32) {
-		if a.p.Buf(id).Space == sp && int(from) <= b.pos && b.pos <= int(to) {
-			u.Live = append(u.Live, id)
-		}
-	})
+	if b.section >= 0 {
+		sec := &a.sections[b.section]
+		u.PeakAt = sec.trace.Label(sec.orders[b.order].step[b.pos])
+		sec.eachLife(b.order, func(id graph.BufID, from, to int32) {
+			if a.p.Buf(id).Space == sp && int(from) <= b.pos && b.pos <= int(to) {
+				u.Live = append(u.Live, id)
+			}
+		})
+	}
 	slices.SortStableFunc(u.Live, func(x, y graph.BufID) int {
 		if c := cmp.Compare(a.p.Buf(y).Bytes(), a.p.Buf(x).Bytes()); c != 0 {
 			return c

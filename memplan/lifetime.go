@@ -40,9 +40,20 @@ func newSection(p *graph.Program, t *graph.Trace) section {
 			}
 			last[st] = step
 		}
+		if r.Kept { // nothing is after it
+			last[graph.Compute] = int32(len(t.Steps))
+		}
 	}
 	s.orders = orders(t)
 	return s
+}
+
+// lastStep returns the last step in program order at which range r is live.
+func (s *section) lastStep(r int32) int {
+	if s.ranges[r].Kept {
+		return len(s.trace.Steps) - 1
+	}
+	return int(s.ranges[r].Steps[len(s.ranges[r].Steps)-1])
 }
 
 // before says whether all uses of range x happen before all uses of range y.
@@ -115,8 +126,7 @@ func (s *section) sweep(clash func(x, y graph.BufID)) {
 				clash(x.buf, buf)
 			}
 		}
-		steps := s.ranges[y].Steps
-		open[space] = append(keep, openRange{y, steps[len(steps)-1], buf})
+		open[space] = append(keep, openRange{y, int32(s.lastStep(y)), buf})
 	}
 }
 
@@ -203,6 +213,9 @@ func (s *section) eachLife(o int, visit func(id graph.BufID, from, to int32)) {
 			for _, step := range s.ranges[i].Steps {
 				from, to = min(from, pos[step]), max(to, pos[step])
 			}
+			if s.ranges[i].Kept {
+				to = int32(len(pos)) - 1
+			}
 			lives = append(lives, [2]int32{from, to})
 		}
 		slices.SortFunc(lives, func(a, b [2]int32) int { return int(a[0] - b[0]) })
@@ -219,7 +232,8 @@ func (s *section) eachLife(o int, visit func(id graph.BufID, from, to int32)) {
 	}
 }
 
-// bound is the largest sum of live bytes of a space, and where it is.
+// bound is the largest sum of live bytes of a space, and where it is: a position
+// in an order of a section, −1 for no section where nothing runs.
 type bound struct {
 	bytes               int64
 	section, order, pos int
@@ -240,8 +254,8 @@ func (a *analysis) findBounds() {
 		}
 	}
 	a.classPeak = resident
-	for sp := range a.bound {
-		a.bound[sp].bytes = -1
+	for sp := range a.bound { // of a program that runs nothing
+		a.bound[sp] = bound{a.residentBytes[sp], -1, 0, 0}
 	}
 	var starts, ends [][]graph.BufID
 	for si := range a.sections {
@@ -269,7 +283,7 @@ func (a *analysis) findBounds() {
 						total += bytes
 						a.classPeak[sp][c] = max(a.classPeak[sp][c], bytes)
 					}
-					if total > a.bound[sp].bytes {
+					if total > a.bound[sp].bytes || a.bound[sp].section < 0 {
 						a.bound[sp] = bound{total, si, oi, pos}
 					}
 				}
@@ -278,8 +292,5 @@ func (a *analysis) findBounds() {
 				}
 			}
 		}
-	}
-	for sp := range a.bound { // a program without operations
-		a.bound[sp].bytes = max(a.bound[sp].bytes, 0)
 	}
 }

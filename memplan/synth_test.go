@@ -14,7 +14,11 @@ type synth struct {
 }
 
 func newSynth(ranks int) *synth {
-	return &synth{p: &graph.Program{Mesh: []graph.Axis{{Name: "data", Size: ranks}}}}
+	p, err := graph.Parse(fmt.Sprintf("spillway program v1\nmesh data=%d\n", ranks))
+	if err != nil {
+		panic(err)
+	}
+	return &synth{p: p}
 }
 
 func (s *synth) buf(name string, bytes int64, class graph.Class, life graph.Life) graph.BufID {

@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -26,13 +27,17 @@ type Config struct {
 	Accum        int        // micro-steps a step
 	Reproducible bool       // stages 0 and 1 reduce every micro-step, so that all stages agree bit for bit
 	Prefetch     int        // units gathered ahead of their use at stage 3
-	Freeze       []string   // patterns of parameters that are not trained
+	Recompute    recompute.Options
+	Freeze       []string // patterns of parameters that are not trained
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm, 0: off
 	Target       graph.Target
 
 	// Capacity caps each memory space of a rank, in bytes; 0: no cap.
 	Capacity [graph.NumSpaces]int64
+	// Outside is what the process needs of each space outside the arena: it
+	// counts against the capacity.
+	Outside [graph.NumSpaces]int64
 	// Verify runs graph.Verify after every pass (tests always do).
 	Verify bool
 }
@@ -52,6 +57,9 @@ func (c Config) Validate() error {
 	for s, v := range c.Capacity {
 		if v < 0 {
 			return fmt.Errorf("%s memory cap: %d bytes is negative", graph.Space(s), v)
+		}
+		if c.Outside[s] < 0 {
+			return fmt.Errorf("%s memory outside the arena: %d bytes is negative", graph.Space(s), c.Outside[s])
 		}
 	}
 	if _, err := zero.ParseStage(int(c.Stage)); err != nil {
@@ -100,24 +108,30 @@ func Build(fwd Forward, cfg Config) (*Plan, error) {
 type DoesNotFit struct {
 	Space    graph.Space
 	Peak     int64  // bytes planned
+	Outside  int64  // bytes that the process needs beside them
 	Capacity int64  // bytes allowed
 	At       string // section/phase/operation of the peak
 	Largest  string // largest classes there, for a person
 }
 
 func (e *DoesNotFit) Error() string {
-	return fmt.Sprintf("does not fit: a rank needs %s of %s memory and the cap is %s (%d over); the peak is at %s: %s",
-		Bytes(e.Peak), e.Space, Bytes(e.Capacity), e.Peak-e.Capacity, e.At, e.Largest)
+	outside := ""
+	if e.Outside > 0 {
+		outside = " and " + Bytes(e.Outside) + " outside its arena"
+	}
+	return fmt.Sprintf("does not fit: a rank needs %s of %s memory%s and the cap is %s (%d over); the peak is at %s: %s",
+		Bytes(e.Peak), e.Space, outside, Bytes(e.Capacity), e.Peak+e.Outside-e.Capacity, e.At, e.Largest)
 }
 
-// Fit returns nil if every space's peak is within its capacity, otherwise the
+// Fit returns nil if every space's peak, with what is outside, is within its
+// capacity, otherwise the
 // joined *DoesNotFit errors.
 func (p *Plan) Fit() error {
 	var errs []error
 	for s := range graph.NumSpaces {
-		use, limit := &p.Layout.Spaces[s], p.Config.Capacity[s]
-		if limit > 0 && use.Peak > limit {
-			errs = append(errs, &DoesNotFit{Space: s, Peak: use.Peak, Capacity: limit, At: use.PeakAt, Largest: largestClasses(use)})
+		use, limit, outside := &p.Layout.Spaces[s], p.Config.Capacity[s], p.Config.Outside[s]
+		if limit > 0 && use.Peak+outside > limit {
+			errs = append(errs, &DoesNotFit{Space: s, Peak: use.Peak, Outside: outside, Capacity: limit, At: use.PeakAt, Largest: largestClasses(use)})
 		}
 	}
 	return errors.Join(errs...)
@@ -220,15 +234,17 @@ var passes = []pass{
 	{"differentiate", func(s *state) (err error) { s.p, err = graph.Differentiate(s.p); return }, true},
 	{"merge", func(s *state) (err error) { s.p, err = merge(s.p, s.fwd); return }, true},
 	{"fuse", func(s *state) error { s.p = graph.Fuse(s.p); return nil }, true},
-	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // its copies get their events in "shard"
+	{"recompute", func(s *state) (err error) { s.p, err = recompute.Rewrite(s.p, s.cfg.Recompute); return }, true},
+	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // its copies get their events in "schedule"
 	{"shard", func(s *state) (err error) {
 		s.p.Mesh = []graph.Axis{{Name: "shard", Size: s.cfg.Ranks}}
 		s.p, err = fsdp.Shard(s.p, fsdp.Options{Stage: s.cfg.Stage, Accum: s.cfg.Accum, Reproducible: s.cfg.Reproducible,
 			Prefetch: s.cfg.Prefetch, Optimizer: s.cfg.Optimizer, Clip: s.cfg.Clip})
 		return
-	}, true},
-	{"staging", func(s *state) error { s.p = sizeStaging(s.p); return nil }, true},
-	{"workspace", func(s *state) error { s.p = graph.AddWorkspace(s.p, s.cfg.Target); return nil }, true},
+	}, false},
+	{"staging", func(s *state) error { s.p = sizeStaging(s.p); return nil }, false},
+	{"workspace", func(s *state) error { s.p = graph.AddWorkspace(s.p, s.cfg.Target); return nil }, false},
+	{"schedule", func(s *state) (err error) { s.p, err = graph.Schedule(s.p); return }, true},
 }
 
 // constraint says that pass before must come before pass after, and why.
@@ -239,10 +255,17 @@ var passOrder = []constraint{
 	{"differentiate", "merge", "evaluation and generation have no backward"},
 	{"differentiate", "fuse", "what a fused operation must also write depends on what backward reads"},
 	{"merge", "shard", "every section that uses parameters needs their all-gathers"},
+	{"fuse", "recompute", "a clone copies the fused operation, or its rounding would differ"},
+	{"merge", "recompute", "it looks for section \"train\", which merging names"},
+	{"recompute", "inputs", "inputs stay for the whole micro-step; their copies are not cloned"},
+	{"recompute", "shard", "a cloned use needs its own all-gather"},
 	{"fuse", "shard", "fusion must not depend on the stage"},
-	{"inputs", "shard", "the copies in are ordered with everything else when phases get their events"},
+	{"inputs", "schedule", "the copies in are ordered with everything else"},
+	{"inputs", "shard", "a micro-step copies its inputs: they are there before it is repeated"},
 	{"shard", "staging", "the staging buffer is no larger than the largest resident state"},
 	{"shard", "workspace", "the update's operations exist only then"},
+	{"workspace", "schedule", "streams share a workspace only behind an event"},
+	{"shard", "schedule", "collectives are ordered with what they move"},
 }
 
 func checkPassOrder() error {
@@ -296,5 +319,6 @@ func merge(p *graph.Program, fwd Forward) (*graph.Program, error) {
 	return q, nil
 }
 
-// Hash identifies the program: ranks of one job must have the same.
-func (p *Plan) Hash() string { return "tmp" }
+// Hash is the SHA-256 of the program's text form: ranks of one job must have the
+// same.
+func (p *Plan) Hash() string { return graph.Hash(p.Program) }

@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -29,7 +28,7 @@ var demoValues = map[string]string{
 	"lr-schedule":   "cosine",
 	"warmup":        "20",
 	"clip":          "1",
-	"device-memory": "40MiB",
+	"device-memory": "56MiB",
 	"checkpoint":    "spillway-demo",
 	"keep":          "1",
 }
@@ -75,9 +74,6 @@ func goroot() (string, error) {
 	root := os.Getenv("GOROOT")
 	if out, err := exec.Command("go", "env", "GOROOT").Output(); err == nil {
 		root = strings.TrimSpace(string(out))
-	}
-	if root == "" {
-		root = runtime.GOROOT()
 	}
 	if st, err := os.Stat(filepath.Join(root, "src")); root == "" || err != nil || !st.IsDir() {
 		return "", fmt.Errorf("demo: no Go toolchain was found (`go env GOROOT`) whose source could be trained on; give --model and --data instead")

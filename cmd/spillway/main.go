@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device"
@@ -47,7 +48,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 	root.SetArgs(args)
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(trainCommand(), benchCommand())
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return plainFlagError(err) })
+	root.AddCommand(trainCommand(), planCommand(), benchCommand())
 	err := root.ExecuteContext(ctx)
 	if err != nil {
 		fmt.Fprintln(stderr, "spillway:", err)
@@ -57,6 +59,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 func exitStatus(err error) int {
 	var refused *plan.DoesNotFit
+	var small *spillway.MachineTooSmall
 	var op *device.OpError
 	var fault *faultError
 	switch {
@@ -64,7 +67,7 @@ func exitStatus(err error) int {
 		return exitDone
 	case errors.Is(err, context.Canceled):
 		return exitInterrupted
-	case errors.As(err, &refused), errors.Is(err, checkpoint.ErrDamaged):
+	case errors.As(err, &refused), errors.As(err, &small), errors.Is(err, checkpoint.ErrDamaged):
 		return exitDoesNotFit
 	case errors.As(err, &op), errors.As(err, &fault), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
 		return exitFault

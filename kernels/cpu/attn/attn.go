@@ -33,6 +33,7 @@ type Forward[T Float] struct {
 
 	q, k, v, y rows[T]
 	scale      T
+	tasks      int
 	next       atomic.Int64 // task
 	level      level.Level
 }
@@ -86,20 +87,28 @@ func (s *Shape) offset() int {
 // on the diagonal.
 func (s *Shape) lead() int { return s.offset() % KeyTile }
 
-// queryBlock is the positions of a forward task: enough queries to make up for
-// packing the keys and values anew for each.
-func (s *Shape) queryBlock() int { return min(512, roundUp(s.lead()+s.Tq, KeyTile)) }
+// span is at least lead+Tq, and the same for every Tk above Tq, so that the
+// workspace of a decoding step does not depend on how full its cache is.
+func (s *Shape) span() int {
+	if s.Causal && s.Tk > s.Tq {
+		return s.Tq + KeyTile - 1
+	}
+	return s.Tq
+}
 
-func (s *Shape) forwardTasks() int {
+// queryBlock is the positions that a task works on at a time: enough queries to
+// make up for packing the keys and values anew for each block, few enough to
+// stay in the second cache.
+func (s *Shape) queryBlock() int { return min(512, roundUp(s.span(), KeyTile)) }
+
+// queryBlocks is the blocks of n positions.
+func (s *Shape) queryBlocks(n int) int { return (n + s.queryBlock() - 1) / s.queryBlock() }
+
+func (s *Shape) forwardTasks(positions int) int {
 	if s.Tq == 0 {
 		return 0
 	}
-	return s.B * s.H * s.queryBlocks()
-}
-
-func (s *Shape) queryBlocks() int {
-	b := s.queryBlock()
-	return (s.lead() + s.Tq + b - 1) / b
+	return s.B * s.H * s.queryBlocks(positions)
 }
 
 func (s *Shape) backwardTasks() int {
@@ -116,21 +125,22 @@ func (s *Shape) forwardSlot() int {
 }
 
 func (s *Shape) backwardSlot() int {
-	d, t := roundUp(s.D, 16), roundUp(s.lead()+s.Tq, KeyTile)
+	d, b := roundUp(s.D, 16), s.queryBlock()
 	// q, dy, dq; delta; kᵀ, vᵀ, k, dk, dv tiles; p and ds; alignment.
-	return 3*t*d + t + 5*KeyTile*d + 2*KeyTile*KeyTile + 16
+	return 3*b*d + b + 5*KeyTile*d + 2*KeyTile*KeyTile + 16
 }
 
 // ForwardWorkspace is the elements of Forward.Work. It does not depend on the
-// number of threads, nor, beyond 512 queries, on the sequence's length.
+// number of threads, nor on Tk where that is above Tq, and beyond 512 queries
+// and some tasks it grows no more.
 func ForwardWorkspace(s Shape) int {
 	if s.Validate() != nil {
 		return 0
 	}
-	return min(s.forwardTasks(), maxSlots) * s.forwardSlot()
+	return min(s.forwardTasks(s.span()), maxSlots) * s.forwardSlot()
 }
 
-// BackwardWorkspace is the elements of Backward.Work.
+// BackwardWorkspace is the elements of Backward.Work, as ForwardWorkspace.
 func BackwardWorkspace(s Shape) int {
 	if s.Validate() != nil {
 		return 0
@@ -239,7 +249,8 @@ func (f *Forward[T]) Run(p *pool.Pool) error {
 	}
 	f.level = levelNow()
 	f.next.Store(0)
-	p.Run(min(f.forwardTasks(), maxSlots), f)
+	f.tasks = f.forwardTasks(f.lead() + f.Tq)
+	p.Run(min(f.tasks, maxSlots), f)
 	return nil
 }
 
@@ -250,8 +261,8 @@ func (f *Forward[T]) RunIndex(slot int) {
 	n := f.forwardSlot()
 	scratch := f.Work[slot*n : (slot+1)*n]
 	heads := f.B * f.H
-	for task := int(f.next.Add(1)) - 1; task < f.forwardTasks(); task = int(f.next.Add(1)) - 1 {
-		head, block := task%heads, f.queryBlocks()-1-task/heads
+	for task := int(f.next.Add(1)) - 1; task < f.tasks; task = int(f.next.Add(1)) - 1 {
+		head, block := task%heads, f.tasks/heads-1-task/heads
 		b, h := head/f.H, head%f.H
 		from := max(block*f.queryBlock()-f.lead(), 0)
 		to := min((block+1)*f.queryBlock()-f.lead(), f.Tq)
@@ -288,7 +299,7 @@ func (f *Backward[T]) RunIndex(slot int) {
 		b, g := task/f.KV, task%f.KV
 		for h := g * group; h < (g+1)*group; h++ {
 			if !simdBackward(f, b, h, scratch) {
-				f.backwardHead(b, h, scratch)
+				f.backwardHead(b, h)
 			}
 		}
 	}

@@ -204,6 +204,7 @@ var shapes = []Shape{
 	{B: 1, Tq: 64, Tk: 128, H: 1, KV: 1, D: 48, Causal: true},
 	{B: 1, Tq: 600, Tk: 600, H: 1, KV: 1, D: 17, Causal: true},
 	{B: 1, Tq: 530, Tk: 541, H: 2, KV: 1, D: 3, Causal: true},
+	{B: 1, Tq: 515, Tk: 70, H: 2, KV: 1, D: 2, Causal: false},
 }
 
 func (s Shape) String() string {

@@ -50,8 +50,10 @@
 //	dv[j] = chain over the queries t that see j, in order, of p·dy[t], from +0
 //	dk[j] = chain over the same queries of ds·q[t], from +0
 //
-// With grouped queries each head of the group gives a dk and a dv chain of its
-// own, and these are added in increasing head order.
+// With grouped queries the chains of dk and dv go on from head to head of the
+// group, in increasing head order. The 16-lane dot product adds products to
+// lane d mod 16 by fma, with d continued to a multiple of 16 by zeros, and the
+// lanes as above.
 //
 // A key that a query must not see takes no part: its value is not multiplied
 // by zero but not read into the sum at all, so a NaN or Inf there does not

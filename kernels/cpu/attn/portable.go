@@ -86,46 +86,30 @@ func deltaOf[T Float](dy, y []T) T {
 }
 
 // backwardHead adds query head h of sequence b to dk and dv of its key/value
-// head (the first head of a group writes them) and writes its dq. scratch:
-// Tq deltas, then a dk and a dv tile of (KeyTile, D).
-func (f *Backward[T]) backwardHead(b, h int, scratch []T) {
+// head, which the first head of a group clears, and writes its dq.
+func (f *Backward[T]) backwardHead(b, h int) {
 	group := f.H / f.KV
 	g := h / group
-	delta := scratch[:f.Tq]
-	dks, dvs := scratch[f.Tq:f.Tq+KeyTile*f.D], scratch[f.Tq+KeyTile*f.D:f.Tq+2*KeyTile*f.D]
-	lse := f.Lse[(b*f.H+h)*f.Tq:][:f.Tq]
-	for t := range f.Tq {
-		delta[t] = deltaOf(f.dy.row(b, t, h, f.D), f.y.row(b, t, h, f.D))
-		clear(f.dq.row(b, t, h, f.D))
-	}
-	for j0 := 0; j0 < f.Tk; j0 += KeyTile {
-		w := min(KeyTile, f.Tk-j0)
-		clear(dks)
-		clear(dvs)
-		for t := f.firstQuery(j0); t < f.Tq; t++ {
-			q, dy, dq := f.q.row(b, t, h, f.D), f.dy.row(b, t, h, f.D), f.dq.row(b, t, h, f.D)
-			for j := range min(w, f.visible(t)-j0) {
-				k := f.k.row(b, j0+j, g, f.D)
-				s := T(f.scale * dot(q, k))
-				p := num.Exp(s - lse[t])
-				dp := dot(dy, f.v.row(b, j0+j, g, f.D))
-				ds := T(T(p*(dp-delta[t])) * f.scale)
-				axpy(p, dy, dvs[j*f.D:(j+1)*f.D])
-				axpy(ds, q, dks[j*f.D:(j+1)*f.D])
-				axpy(ds, k, dq)
-			}
+	if h%group == 0 {
+		for j := range f.Tk {
+			clear(f.dk.row(b, j, g, f.D))
+			clear(f.dv.row(b, j, g, f.D))
 		}
-		for j := range w {
-			dk, dv := f.dk.row(b, j0+j, g, f.D), f.dv.row(b, j0+j, g, f.D)
-			if h%group == 0 {
-				copy(dk, dks[j*f.D:])
-				copy(dv, dvs[j*f.D:])
-				continue
-			}
-			for d := range dk {
-				dk[d] += dks[j*f.D+d]
-				dv[d] += dvs[j*f.D+d]
-			}
+	}
+	for t := range f.Tq {
+		q, dy, dq := f.q.row(b, t, h, f.D), f.dy.row(b, t, h, f.D), f.dq.row(b, t, h, f.D)
+		clear(dq)
+		delta := deltaOf(dy, f.y.row(b, t, h, f.D))
+		lse := f.Lse[(b*f.H+h)*f.Tq+t]
+		for j := range f.visible(t) {
+			k := f.k.row(b, j, g, f.D)
+			s := T(f.scale * dot(q, k))
+			p := num.Exp(s - lse)
+			dp := dot(dy, f.v.row(b, j, g, f.D))
+			ds := T(T(p*(dp-delta)) * f.scale)
+			axpy(p, dy, f.dv.row(b, j, g, f.D))
+			axpy(ds, q, f.dk.row(b, j, g, f.D))
+			axpy(ds, k, dq)
 		}
 	}
 }

@@ -68,14 +68,6 @@ func (s *Shape) visible(t int) int {
 	return s.Tk
 }
 
-// firstQuery is the first query that sees key j.
-func (s *Shape) firstQuery(j int) int {
-	if s.Causal {
-		return max(j-(s.Tk-s.Tq), 0)
-	}
-	return 0
-}
-
 // operand is the extent of rows × width elements at a row stride, over B
 // sequences whose first rows are rowsPerSeq apart.
 type operand struct {

@@ -26,6 +26,9 @@ import (
 //   - rows packed by tile when first needed, and the next tile prefetched by the
 //     products meanwhile: forward 25 ms, backward 65 → 54 ms. Packing all of a
 //     head's rows at first waited for memory a fifth of the time.
+//
+// Blocks of 512 queries cost the backward 3 % against whole sequences of 1024,
+// and bound the workspace; 256 would cost 8 %.
 
 const rowBytes = 4 * KeyTile // of a tile of scores
 
@@ -230,103 +233,108 @@ func tileScores(lv level.Level, a, bt, out fptr, r0, r1, w, d, dp int, diagonal 
 	}
 }
 
-// backwardHead is Backward.backwardHead with SIMD.
+// backwardHead is Backward.backwardHead with SIMD: blocks of queries, under
+// them tiles of keys, under them tiles of the block's queries. So every dq meets
+// its keys and every dk and dv its queries in increasing order. dk and dv rest
+// in the output between two blocks, and between two heads of a group.
 func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 	group := f.H / f.KV
 	lv, g, d, dp := f.level, h/group, f.D, roundUp(f.D, 16)
-	lead := f.lead()
-	n := roundUp(lead+f.Tq, KeyTile)
+	n := f.queryBlock()
 	c := newCarver(scratch)
 	q, dy, dq, delta := c.take(n*dp), c.take(n*dp), c.take(n*dp), c.take(n)
 	kt, vt, k, dk, dv := c.take(KeyTile*dp), c.take(KeyTile*dp), c.take(KeyTile*dp), c.take(KeyTile*dp), c.take(KeyTile*dp)
 	p, ds := c.take(KeyTile*KeyTile), c.take(KeyTile*KeyTile)
-	lse := unsafe.SliceData(f.Lse[(b*f.H+h)*f.Tq:])
+	lse := f.Lse[(b*f.H+h)*f.Tq:][:f.Tq]
 	var pre ahead
 
-	// Scratch row r holds position base+r; the queries are rows [lead, hi).
-	base, hi := f.offset()-lead, lead+f.Tq
-	for j0 := 0; j0 < f.Tk; j0 += KeyTile {
-		w := min(KeyTile, f.Tk-j0)
-		packTile(&f.v, b, g, d, j0, w, k, dp)
-		transposeAVX(&transposeArgs{in: k, out: vt, inRow: 4 * dp, columns: dp})
-		packTile(&f.k, b, g, d, j0, w, k, dp)
-		transposeAVX(&transposeArgs{in: k, out: kt, inRow: 4 * dp, columns: dp})
-		first := 0
-		if f.Causal {
-			first = max(j0-base, 0)
-		}
-		if f.Tq == 0 {
-			first = hi
-			clear(unsafe.Slice(dk, KeyTile*dp))
-			clear(unsafe.Slice(dv, KeyTile*dp))
-		}
-		for i0 := first; i0 < hi; i0 += KeyTile {
-			diagonal := f.Causal && base+i0 == j0
-			last := diagonal || !f.Causal && j0+KeyTile >= f.Tk
-			r0, r1 := max(lead-i0, 0), min(hi-i0, KeyTile)
-			t := i0 + r0 - lead // query of row r0
-			if last {
-				pre.add(&f.dq, b, t, h, d, f.Tq)
-			}
-			if j0 == 0 {
-				to := t + r1 - r0
-				packRows(&f.q, b, h, d, t, to, at(q, (i0+r0)*dp), dp)
-				packRows(&f.dy, b, h, d, t, to, at(dy, (i0+r0)*dp), dp)
-				packRows(&f.y, b, h, d, t, to, at(dq, (i0+r0)*dp), dp)
-				dotsAVX(&dotsArgs{x: at(dy, (i0+r0)*dp), y: at(dq, (i0+r0)*dp), out: at(delta, i0+r0), xRow: 4 * dp, yRow: 4 * dp, rows: r1 - r0, columns: dp})
-				pre.add(&f.q, b, to, h, d, f.Tq)
-				pre.add(&f.dy, b, to, h, d, f.Tq)
-				pre.add(&f.y, b, to, h, d, f.Tq)
-			}
-			if i0+KeyTile >= hi {
-				pre.add(&f.dk, b, j0, g, d, f.Tk)
-				pre.add(&f.dv, b, j0, g, d, f.Tk)
-				pre.add(&f.v, b, j0+KeyTile, g, d, f.Tk)
-				pre.add(&f.k, b, j0+KeyTile, g, d, f.Tk)
-			}
-			tileScores(lv, at(q, i0*dp), kt, p, r0, r1, w, d, dp, diagonal, &pre)
-			tileScores(lv, at(dy, i0*dp), vt, ds, r0, r1, w, d, dp, diagonal, &pre)
-			scoreGrad(lv, &scoreGradArgs{scores: at(p, r0*KeyTile), dp: at(ds, r0*KeyTile),
-				lse: at(lse, t), delta: at(delta, i0+r0), rows: r1 - r0, scale: f.scale})
-
-			init := 1
-			if i0 == first {
-				init = 0
-			}
-			tileKeyGrad(lv, p, at(dy, i0*dp), dv, r0, r1, w, dp, init, diagonal, &pre)
-			tileKeyGrad(lv, ds, at(q, i0*dp), dk, r0, r1, w, dp, init, diagonal, &pre)
-
-			p0, p1 := r0&^3, roundUp(r1, 4)
-			args := productArgs{a: at(ds, p0*KeyTile), aRow: rowBytes, aK: 4, aBlock: 4 * rowBytes,
-				b: k, bK: 4 * dp, c: at(dq, (i0+p0)*dp), cRow: 4 * dp, blocks: (p1 - p0) / 4, k: w, head: 3, init: 1}
-			if diagonal {
-				args.k, args.kStep, args.tail = p0+1, 4, 1
-			}
-			if j0 == 0 {
-				args.init = 0
-			}
-			pre.next(&args)
-			product(lv, args, dp)
-			if last {
-				unpackRows(&f.dq, b, h, d, t, t+r1-r0, at(dq, (i0+r0)*dp), dp)
-			}
-		}
-		if h%group == 0 {
-			unpackRows(&f.dk, b, g, d, j0, j0+w, dk, dp)
-			unpackRows(&f.dv, b, g, d, j0, j0+w, dv, dp)
-			continue
-		}
-		for j := range w {
-			addRow(f.dk.row(b, j0+j, g, d), unsafe.Slice(at(dk, j*dp), d))
-			addRow(f.dv.row(b, j0+j, g, d), unsafe.Slice(at(dv, j*dp), d))
+	if f.Tq == 0 {
+		for j := range f.Tk {
+			clear(f.dk.row(b, j, g, d))
+			clear(f.dv.row(b, j, g, d))
 		}
 	}
-}
+	for from := 0; from < f.Tq; {
+		// Scratch row r holds position base+r; the queries are rows [lo, hi).
+		base := (from + f.offset()) / KeyTile * KeyTile
+		lo := from + f.offset() - base
+		to := min(from+n-lo, f.Tq)
+		hi := lo + to - from
+		keys := f.visible(to - 1)
+		for j0 := 0; j0 < keys; j0 += KeyTile {
+			w := min(KeyTile, f.Tk-j0)
+			packTile(&f.v, b, g, d, j0, w, k, dp)
+			transposeAVX(&transposeArgs{in: k, out: vt, inRow: 4 * dp, columns: dp})
+			packTile(&f.k, b, g, d, j0, w, k, dp)
+			transposeAVX(&transposeArgs{in: k, out: kt, inRow: 4 * dp, columns: dp})
+			first, init := 0, 1
+			if f.Causal {
+				first = max(j0-base, 0)
+			}
+			// Whether no query before saw the keys of a tile.
+			fresh := func(j int) bool { return h%group == 0 && (from == 0 || f.Causal && base <= j) }
+			if fresh(j0) {
+				init = 0
+			} else {
+				packRows(&f.dk, b, g, d, j0, j0+w, dk, dp)
+				packRows(&f.dv, b, g, d, j0, j0+w, dv, dp)
+			}
+			for i0 := first; i0 < hi; i0 += KeyTile {
+				diagonal := f.Causal && base+i0 == j0
+				last := diagonal || !f.Causal && j0+KeyTile >= keys
+				r0, r1 := max(lo-i0, 0), min(hi-i0, KeyTile)
+				t := from + i0 + r0 - lo // query of row r0
+				if last {
+					pre.add(&f.dq, b, t, h, d, f.Tq)
+				}
+				if j0 == 0 {
+					end := t + r1 - r0
+					packRows(&f.q, b, h, d, t, end, at(q, (i0+r0)*dp), dp)
+					packRows(&f.dy, b, h, d, t, end, at(dy, (i0+r0)*dp), dp)
+					packRows(&f.y, b, h, d, t, end, at(dq, (i0+r0)*dp), dp)
+					dotsAVX(&dotsArgs{x: at(dy, (i0+r0)*dp), y: at(dq, (i0+r0)*dp), out: at(delta, i0+r0), xRow: 4 * dp, yRow: 4 * dp, rows: r1 - r0, columns: dp})
+					pre.add(&f.q, b, end, h, d, to)
+					pre.add(&f.dy, b, end, h, d, to)
+					pre.add(&f.y, b, end, h, d, to)
+				}
+				if i0+KeyTile >= hi {
+					j := j0 // dk and dv will be written; or the next are read
+					if !fresh(j0 + KeyTile) {
+						j += KeyTile
+					}
+					pre.add(&f.dk, b, j, g, d, keys)
+					pre.add(&f.dv, b, j, g, d, keys)
+					pre.add(&f.v, b, j0+KeyTile, g, d, keys)
+					pre.add(&f.k, b, j0+KeyTile, g, d, keys)
+				}
+				tileScores(lv, at(q, i0*dp), kt, p, r0, r1, w, d, dp, diagonal, &pre)
+				tileScores(lv, at(dy, i0*dp), vt, ds, r0, r1, w, d, dp, diagonal, &pre)
+				scoreGrad(lv, &scoreGradArgs{scores: at(p, r0*KeyTile), dp: at(ds, r0*KeyTile),
+					lse: &lse[t], delta: at(delta, i0+r0), rows: r1 - r0, scale: f.scale})
 
-func addRow(to, x []float32) {
-	x = x[:len(to)]
-	for i := range to {
-		to[i] += x[i]
+				tileKeyGrad(lv, p, at(dy, i0*dp), dv, r0, r1, w, dp, init, diagonal, &pre)
+				tileKeyGrad(lv, ds, at(q, i0*dp), dk, r0, r1, w, dp, init, diagonal, &pre)
+				init = 1
+
+				p0, p1 := r0&^3, roundUp(r1, 4)
+				args := productArgs{a: at(ds, p0*KeyTile), aRow: rowBytes, aK: 4, aBlock: 4 * rowBytes,
+					b: k, bK: 4 * dp, c: at(dq, (i0+p0)*dp), cRow: 4 * dp, blocks: (p1 - p0) / 4, k: w, head: 3, init: 1}
+				if diagonal {
+					args.k, args.kStep, args.tail = p0+1, 4, 1
+				}
+				if j0 == 0 {
+					args.init = 0
+				}
+				pre.next(&args)
+				product(lv, args, dp)
+				if last {
+					unpackRows(&f.dq, b, h, d, t, t+r1-r0, at(dq, (i0+r0)*dp), dp)
+				}
+			}
+			unpackRows(&f.dk, b, g, d, j0, j0+w, dk, dp)
+			unpackRows(&f.dv, b, g, d, j0, j0+w, dv, dp)
+		}
+		from = to
 	}
 }
 

@@ -18,8 +18,6 @@ func detect() (Level, [features]bool) {
 	if !x.HasAVX2 || !x.HasFMA || !f16c {
 		return Portable, has
 	}
-	eax71, _, _, _ := cpuid(7, 1)
-	has[AVXVNNI] = eax71&(1<<4) != 0
 	if !x.HasAVX512F || !x.HasAVX512BW || !x.HasAVX512DQ || !x.HasAVX512VL {
 		return AVX2, has
 	}

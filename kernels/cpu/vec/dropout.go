@@ -22,6 +22,8 @@ type Dropout[T num.Float] struct {
 	Seed   uint64
 	Site   uint32 // tells apart the dropouts of a model
 	Sample uint64 // global index of X's first sample; the next ones follow
+
+	rounds roundKeys
 }
 
 // Run computes the dropout.
@@ -38,6 +40,7 @@ func (k *Dropout[T]) Run(p *pool.Pool) error {
 		c.fail("X has %d elements, want whole samples of Elems = %d", len(k.X), k.Elems)
 	}
 	if c.err == nil {
+		k.rounds.schedule(uint32(k.Seed), uint32(k.Seed>>32))
 		run(p, len(k.X)/k.Elems*tasks(k.Elems, grain), k)
 	}
 	return c.err
@@ -48,32 +51,39 @@ func (k *Dropout[T]) RunIndex(i int) {
 	per := tasks(k.Elems, grain)
 	s := i / per
 	lo, hi := piece(i%per, grain, k.Elems)
-	base := s * k.Elems
-	key := dropKey{
-		counter: uint32(lo / 4), site: k.Site, sample: k.Sample + uint64(s), seed: k.Seed,
-		drop: uint32(math.Ldexp(k.P, 32)),
+	base, sample := s*k.Elems, k.Sample+uint64(s)
+	counter := [4]uint32{uint32(lo / 4), k.Site, uint32(sample), uint32(sample >> 32)}
+	drop(k.Y[base+lo:base+hi], k.X[base+lo:base+hi], counter, &k.rounds, uint32(math.Ldexp(k.P, 32)), T(1/(1-k.P)))
+}
+
+// roundKeys are the keys of Philox's rounds; the first is the key itself.
+type roundKeys [10][2]uint32
+
+func (r *roundKeys) schedule(k0, k1 uint32) {
+	for i := range r {
+		r[i] = [2]uint32{k0, k1}
+		k0 += 0x9E3779B9
+		k1 += 0xBB67AE85
 	}
-	drop(k.Y[base+lo:base+hi], k.X[base+lo:base+hi], &key, T(1/(1-k.P)))
 }
 
-// dropKey is what the random words of consecutive elements depend on. The first
-// element is a multiple of 64.
-type dropKey struct {
-	counter, site uint32
-	sample, seed  uint64
-	drop          uint32 // words below are dropped
-}
-
-func drop[T num.Float](y, x []T, k *dropKey, scale T) {
-	key := [2]uint32{uint32(k.seed), uint32(k.seed >> 32)}
-	for o := 0; o < len(x); o += 64 {
+// drop zeroes the elements whose random word is below the threshold and scales
+// the others. The counter is that of the first element, a multiple of 64.
+func drop[T num.Float](y, x []T, counter [4]uint32, keys *roundKeys, threshold uint32, scale T) {
+	done := 0
+	if n := len(x) &^ 63; fast[T](n) {
+		simd.drop(ptr(y), ptr(x), n, &keys[0][0], counter[0], counter[1], counter[2], counter[3], threshold, float32(scale))
+		done = n
+	}
+	for o := done; o < len(x); o += 64 {
 		for l := range min(16, len(x)-o) {
-			r := num.Philox([4]uint32{k.counter + uint32(o/4+l), k.site, uint32(k.sample), uint32(k.sample >> 32)}, key)
-			for j, w := range r {
+			c := counter
+			c[0] += uint32(o/4 + l)
+			for j, w := range num.Philox(c, keys[0]) {
 				e := o + 16*j + l
 				switch {
 				case e >= len(x):
-				case w >= k.drop:
+				case w >= threshold:
 					y[e] = T(x[e] * scale)
 				default:
 					y[e] = 0

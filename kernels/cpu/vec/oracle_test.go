@@ -135,8 +135,8 @@ func TestCrossEntropyInPieces(t *testing.T) {
 	require.Equal(t, dx, y)
 }
 
-// sumTree is the tree over block sums, written as a recursion.
-func sumTree(s []float64) float64 {
+// blockTree is the tree over block sums, written as a recursion.
+func blockTree(s []float64) float64 {
 	switch len(s) {
 	case 0:
 		return 0
@@ -144,7 +144,7 @@ func sumTree(s []float64) float64 {
 		return s[0]
 	}
 	p := split(len(s))
-	return sumTree(s[:p]) + sumTree(s[p:])
+	return blockTree(s[:p]) + blockTree(s[p:])
 }
 
 func TestSumIsTheTreeOverBlocks(t *testing.T) {
@@ -157,7 +157,7 @@ func TestSumIsTheTreeOverBlocks(t *testing.T) {
 		}
 		y := []float64{3}
 		require.NoError(t, (&Sum[float32]{X: x, Y: y, Work: make([]float64, SumWork(n))}).Run(nil))
-		require.Equal(t, sumTree(blocks), y[0], "n = %d", n)
+		require.Equal(t, blockTree(blocks), y[0], "n = %d", n)
 	}
 }
 
@@ -202,7 +202,12 @@ func TestSumTreeOrder(t *testing.T) {
 			k.Srcs = append(k.Srcs, []float32{v})
 		}
 		require.NoError(t, k.Run(nil))
-		require.Equal(t, treeAt(k.Srcs, 0), k.Dst[0])
+		want := treeAt(k.Srcs, 0)
+		require.Equal(t, want, k.Dst[0])
+		require.NoError(t, (&SumTreeAll{Bufs: k.Srcs}).Run(nil))
+		for _, b := range k.Srcs {
+			require.Equal(t, want, b[0])
+		}
 	}
 	require.Equal(t, float32(1<<24)+2, treeAt([][]float32{{1}, {1}, {big}}, 0))
 	require.Equal(t, float32(1<<24), treeAt([][]float32{{big}, {1}, {1}}, 0)) // (big + 1) + 1

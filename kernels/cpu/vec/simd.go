@@ -13,6 +13,7 @@ import (
 //go:generate go -C ../asmgen run ./vec -set optim -table ../vec/table_optim_amd64.go -out ../vec/optim_amd64.s -stubs ../vec/optim_amd64.go -pkg vec
 //go:generate go -C ../asmgen run ./vec -set sums -table ../vec/table_sums_amd64.go -out ../vec/sums_amd64.s -stubs ../vec/sums_amd64.go -pkg vec
 //go:generate go -C ../asmgen run ./vec -set convert -table ../vec/table_convert_amd64.go -out ../vec/convert_amd64.s -stubs ../vec/convert_amd64.go -pkg vec
+//go:generate go -C ../asmgen run ./vec -set dropout -table ../vec/table_dropout_amd64.go -out ../vec/dropout_amd64.s -stubs ../vec/dropout_amd64.go -pkg vec
 
 // table has the assembly of one SIMD level; all entries or none are set. An index
 // [2] tells writing (0) from accumulating (1). Elementwise functions take whole
@@ -55,9 +56,12 @@ type table struct {
 	axpy          func(y, x *float32, n int, f float32)
 	momentum      [3]func(p, d, b *float32, n int, s *float32) // none, plain, Nesterov
 
-	sumTree    [9][2]func(dst *float32, srcs *[]float32, off, n int) // by number of sources, 2 to 8
-	blockSum   func(x *float32) float64
-	blockSqSum func(x *float32) float64
+	sumTree     [9][2]func(dst *float32, srcs *[]float32, off, n int) // by number of sources, 2 to 8
+	sumTreeMany [2]func(dst *float32, srcs *[]float32, r, off, n int) // n a multiple of 64
+	blockSum    func(x *float32) float64
+	blockSqSum  func(x *float32) float64
+
+	drop func(y, x *float32, n int, keys *uint32, c0, c1, c2, c3, threshold uint32, scale float32) // n a multiple of 64
 
 	narrow [2]func(dst *uint16, src *float32, n int) // BF16, F16
 	widen  [2]func(dst *float32, src *uint16, n int)

@@ -142,6 +142,26 @@ func sumTree8AccAVX512(dst *float32, srcs *[]float32, off int, n int)
 //go:noescape
 func sumTree8AccAVX2(dst *float32, srcs *[]float32, off int, n int)
 
+// sumTreeManyAVX512 is dst = the tree sum of r slices, up to 2^16, from element off on (Acc: +=) for n elements, a multiple of 64.
+//
+//go:noescape
+func sumTreeManyAVX512(dst *float32, srcs *[]float32, r int, off int, n int)
+
+// sumTreeManyAVX2 is dst = the tree sum of r slices, up to 2^16, from element off on (Acc: +=) for n elements, a multiple of 64.
+//
+//go:noescape
+func sumTreeManyAVX2(dst *float32, srcs *[]float32, r int, off int, n int)
+
+// sumTreeManyAccAVX512 is dst = the tree sum of r slices, up to 2^16, from element off on (Acc: +=) for n elements, a multiple of 64.
+//
+//go:noescape
+func sumTreeManyAccAVX512(dst *float32, srcs *[]float32, r int, off int, n int)
+
+// sumTreeManyAccAVX2 is dst = the tree sum of r slices, up to 2^16, from element off on (Acc: +=) for n elements, a multiple of 64.
+//
+//go:noescape
+func sumTreeManyAccAVX2(dst *float32, srcs *[]float32, r int, off int, n int)
+
 // blockSumAVX512 returns the float64 sum of 256 elements in 16 lanes.
 //
 //go:noescape

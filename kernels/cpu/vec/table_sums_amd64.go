@@ -10,6 +10,8 @@ func init() {
 		t.on = true
 		t.blockSqSum = blockSqSumAVX512
 		t.blockSum = blockSumAVX512
+		t.sumTreeMany[0] = sumTreeManyAVX512
+		t.sumTreeMany[1] = sumTreeManyAccAVX512
 		t.sumTree[2][0] = sumTree2AVX512
 		t.sumTree[2][1] = sumTree2AccAVX512
 		t.sumTree[3][0] = sumTree3AVX512
@@ -30,6 +32,8 @@ func init() {
 		t.on = true
 		t.blockSqSum = blockSqSumAVX2
 		t.blockSum = blockSumAVX2
+		t.sumTreeMany[0] = sumTreeManyAVX2
+		t.sumTreeMany[1] = sumTreeManyAccAVX2
 		t.sumTree[2][0] = sumTree2AVX2
 		t.sumTree[2][1] = sumTree2AccAVX2
 		t.sumTree[3][0] = sumTree3AVX2

@@ -23,6 +23,7 @@ var sets = map[string]func(){
 	"optim":       optim,
 	"sums":        sums,
 	"convert":     convert,
+	"dropout":     dropout,
 }
 
 // entries are the fields of package vec's table, with the function's base name.

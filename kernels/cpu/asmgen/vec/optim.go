@@ -37,6 +37,7 @@ func optim() {
 			s := g.Scalars(g.Ptr("s"), adamFields)
 			out := g.Ptr("low")
 			g.LoopFull(n, func() {
+				g.Fetch(p, gr, m, v)
 				d, mi := moments(g, s, g.At(gr), g.At(m), g.At(v))
 				q := g.Div(mi, d)
 				x := g.Load(g.At(p))

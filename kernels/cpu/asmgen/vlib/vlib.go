@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/gotypes"
 	"github.com/mmcloughlin/avo/operand"
@@ -73,13 +74,23 @@ func (m *Mask) half(i int) reg.VecVirtual {
 // Both emits a function for each instruction set. signature is a Go function type;
 // the body ends with Return.
 func Both(name, signature, doc string, body func(g *Gen)) {
+	both(name, signature, doc, NOSPLIT, body)
+}
+
+// BothWithFrame is Both for functions that need more stack than a few hundred
+// bytes, by AllocLocal.
+func BothWithFrame(name, signature, doc string, body func(g *Gen)) {
+	both(name, signature, doc, 0, body)
+}
+
+func both(name, signature, doc string, flags attr.Attribute, body func(g *Gen)) {
 	for _, avx512 := range []bool{true, false} {
 		g := &Gen{AVX512: avx512, held: map[float32]Vec{}}
 		g.name = name + "AVX2"
 		if avx512 {
 			g.name = name + "AVX512"
 		}
-		TEXT(g.name, NOSPLIT, signature)
+		TEXT(g.name, flags, signature)
 		Pragma("noescape")
 		Doc(g.name + " " + doc)
 		body(g)
@@ -219,64 +230,42 @@ func (g *Gen) Label(hint string) string {
 // mask for the last n mod 16. In body, At addresses the current elements, and
 // loads and stores obey the mask. n is consumed.
 func (g *Gen) Loop(n reg.GPVirtual, body func()) {
-	g.loop(n, 1, body, body)
-}
-
-// Loop2 is Loop with a body for 16·unroll elements, where body(u) handles the
-// u-th group of 16 of them.
-func (g *Gen) LoopN(n reg.GPVirtual, unroll int, body func(u int)) {
-	g.loop(n, unroll, func() {
-		for u := range unroll {
-			body(u)
-		}
-	}, func() { body(0) })
-}
-
-func (g *Gen) loop(n reg.GPVirtual, unroll int, full, single func()) {
 	outer := g.index
 	g.index = GP64()
 	XORQ(g.index, g.index)
-	if unroll > 1 {
-		top, end := g.Label("wide"), g.Label("narrow")
-		SUBQ(operand.Imm(uint64(unroll*Lanes)), n)
-		JLT(operand.LabelRef(end))
-		Label(top)
-		full()
-		ADDQ(operand.Imm(uint64(unroll*Lanes)), g.index)
-		SUBQ(operand.Imm(uint64(unroll*Lanes)), n)
-		JGE(operand.LabelRef(top))
-		Label(end)
-		ADDQ(operand.Imm(uint64(unroll*Lanes)), n)
-	}
 	top, tail, done := g.Label("loop"), g.Label("tail"), g.Label("done")
 	SUBQ(operand.Imm(Lanes), n)
 	JLT(operand.LabelRef(tail))
 	Label(top)
-	single()
+	body()
 	ADDQ(operand.Imm(Lanes), g.index)
 	SUBQ(operand.Imm(Lanes), n)
 	JGE(operand.LabelRef(top))
 	Label(tail)
 	ADDQ(operand.Imm(Lanes), n)
 	JZ(operand.LabelRef(done))
-	g.Masked(n, single)
+	g.Masked(n, body)
 	Label(done)
 	g.index = outer
 }
 
 // LoopFull runs body for [0, n) by 16 at a time; n is a multiple of 16 and is
 // consumed.
-func (g *Gen) LoopFull(n reg.GPVirtual, body func()) {
+func (g *Gen) LoopFull(n reg.GPVirtual, body func()) { g.LoopBlocks(n, Lanes, body) }
+
+// LoopBlocks runs body for [0, n) by size at a time; n is a multiple of size and
+// is consumed.
+func (g *Gen) LoopBlocks(n reg.GPVirtual, size int, body func()) {
 	outer := g.index
 	g.index = GP64()
 	XORQ(g.index, g.index)
 	top, done := g.Label("loop"), g.Label("done")
-	SUBQ(operand.Imm(Lanes), n)
+	SUBQ(operand.Imm(uint64(size)), n)
 	JLT(operand.LabelRef(done))
 	Label(top)
 	body()
-	ADDQ(operand.Imm(Lanes), g.index)
-	SUBQ(operand.Imm(Lanes), n)
+	ADDQ(operand.Imm(uint64(size)), g.index)
+	SUBQ(operand.Imm(uint64(size)), n)
 	JGE(operand.LabelRef(top))
 	Label(done)
 	g.index = outer
@@ -323,6 +312,24 @@ func (g *Gen) Masked(n reg.GPVirtual, body func()) {
 
 // InTail reports whether the code being emitted is masked.
 func (g *Gen) InTail() bool { return g.mask != nil }
+
+// Fetch brings arrays of float32 into the cache ahead of use, once in 256
+// elements and a run of one array after the other: line by line, with many arrays
+// at equal offsets of their pages, the memory's rows would change all the time.
+func (g *Gen) Fetch(bases ...reg.GPVirtual) {
+	const run, ahead = 256, 512 // elements
+	skip := g.Label("near")
+	TESTQ(operand.U32(run-1), g.index)
+	JNZ(operand.LabelRef(skip))
+	for _, b := range bases {
+		for line := range run / Lanes {
+			m := operand.Mem(g.At(b))
+			m.Disp += 4*ahead + 64*line
+			PREFETCHT0(m)
+		}
+	}
+	Label(skip)
+}
 
 // At addresses the current 16 float32 of an array; u counts groups of 16 onwards.
 func (g *Gen) At(base reg.Register, u ...int) Mem {
@@ -511,3 +518,14 @@ func (g *Gen) zeroUnless(v, a Vec, b Arg, predicate uint8) Vec {
 func (g *Gen) ZeroWhereNotPositive(v, a Vec) Vec {
 	return g.zeroUnless(v, a, g.C(0), notLessEqual)
 }
+
+// NewReg returns one undefined register of the instruction set's width.
+func (g *Gen) NewReg() reg.VecVirtual {
+	if g.AVX512 {
+		return ZMM()
+	}
+	return YMM()
+}
+
+// RWord returns a 32-bit word in every lane of a vector that is no destination.
+func (g *Gen) RWord(w uint32) Vec { return g.Broadcast(word(w)) }
