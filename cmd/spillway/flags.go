@@ -108,7 +108,7 @@ func (f listFlag) String() string {
 // anything but the value that means "without it" is refused by name.
 type later struct {
 	reduce, int8, offload string
-	requirePinned, fit    bool
+	fit                   bool
 	globalBatch           int
 }
 
@@ -124,8 +124,6 @@ func (l *later) refuse() error {
 		return fmt.Errorf("--reduce %q is not known; use one of same, fp32", l.reduce)
 	}
 	switch {
-	case l.requirePinned:
-		return errors.New("--require-pinned is not built yet; leave it out")
 	case l.fit:
 		return errors.New("--fit is not built yet; choose --zero, --batch and --accum yourself")
 	case l.globalBatch != 0:
@@ -181,7 +179,8 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&l.int8, "int8", "", "optimizer,gather,reduce,activations,matmul")
 	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, or by unit as in full:h.*")
 	fs.StringVar(&l.offload, "offload", "", "optimizer=host|disk,parameters=…,gradients=…,activations=…")
-	fs.BoolVar(&l.requirePinned, "require-pinned", false, "refuse to run on host memory that cannot be locked")
+	fs.Var(sizeFlag{&c.DiskCache}, "disk-cache", "host memory of a rank that holds what would be read from disk (default: none)")
+	fs.BoolVar(&c.RequirePinned, "require-pinned", false, "refuse to run on host memory that cannot be locked")
 	fs.BoolVar(&l.fit, "fit", false, "choose what was not given: the fastest that fits")
 	fs.IntVar(&l.globalBatch, "global-batch", 0, "rows of a step over all ranks, for --fit")
 	fs.StringVar(&c.Checkpoint, "checkpoint", "", "`DIR` of checkpoints (default: nothing is written)")
