@@ -19,6 +19,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload"
+	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -74,6 +75,17 @@ type Config struct {
 	HostMemory   int64  // bytes of host memory a rank; 0: no cap
 	Disk         string // folder of the disk tier
 	DiskMemory   int64  // bytes of it a rank; 0: no cap
+	// DiskCache is host memory in bytes a rank that holds what would otherwise be
+	// read from disk, outside the plan and inside HostMemory; 0: none. A step goes
+	// round all that is on disk, so a cache of a tenth of it saves up to a tenth of
+	// the reads.
+	DiskCache int64
+	// RequirePinned refuses to run where host memory can't be locked. Otherwise
+	// the run goes on with unlocked memory, and Warn says so.
+	RequirePinned bool
+	// Warn is told what a person should know about the machine, one line a call;
+	// nil drops it.
+	Warn func(string)
 
 	// Outside is what the process needs of each memory space outside its arena, in
 	// bytes (a GPU's context and libraries); it counts against the caps.
@@ -92,8 +104,6 @@ type Config struct {
 	// "optimizer=host|disk,parameters=…,gradients=…,activations=…"; "" none. Less
 	// device memory, more copies, the same bits.
 	Offload string
-	// RequirePinned refuses host memory that cannot be locked.
-	RequirePinned bool
 
 	Zero         int  // ZeRO stage
 	Reproducible bool // stages 0 and 1 reduce every micro-step: same bits at all stages with accumulation
@@ -112,6 +122,8 @@ type Config struct {
 	// Poison fills released and unused device memory with NaN patterns, and
 	// verifies the program after every pass. For tests.
 	Poison bool
+	// wrapDisk puts something between the disk tier and its files. For tests.
+	wrapDisk func(rank int, f store.RawFile) store.RawFile
 	// CheckWrites runs one kernel at a time and looks for writes outside of what
 	// it declares, on all ranks. Very slow. For tests.
 	CheckWrites bool
@@ -207,7 +219,7 @@ func (c *Config) Validate() error {
 	for _, s := range []struct {
 		flag string
 		v    int64
-	}{{"device-memory", c.DeviceMemory}, {"host-memory", c.HostMemory}} {
+	}{{"device-memory", c.DeviceMemory}, {"host-memory", c.HostMemory}, {"disk-cache", c.DiskCache}} {
 		if s.v < 0 {
 			return fmt.Errorf("--%s %d: a size is not negative", s.flag, s.v)
 		}
