@@ -391,7 +391,7 @@ func (c *coherence) parts(root graph.BufID, ops []int, home graph.Space) (parts 
 
 // content says whether the root holds something before its region at hand.
 func (c *coherence) content(root graph.BufID) bool {
-	if c.r.p.Buf(root).Life == graph.LifeRun || c.wrote[root] {
+	if b := c.r.p.Buf(root); b.Life == graph.LifeRun || b.Class == graph.Inputs || c.wrote[root] {
 		return true
 	}
 	if c.r.p.Buf(root).Life == graph.LifePhase {
