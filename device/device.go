@@ -4,10 +4,15 @@
 //
 // One goroutine drives one rank's Context. Launch, Record and Wait enqueue and
 // return; errors of enqueued work are sticky and come back from Sync (and from
-// later calls), naming the operation.
+// later calls) as an *OpError, naming the operation.
 package device
 
-import "github.com/spillway-ml/spillway/graph"
+import (
+	"fmt"
+	"time"
+
+	"github.com/spillway-ml/spillway/graph"
+)
 
 // Arena is one rank's memory in one space. Its contents are reached by kernels
 // and copies only.
@@ -26,18 +31,37 @@ type Ptr struct {
 	Len   int64 // bytes
 }
 
+// Check returns an error if p has no arena or does not lie in it.
+func (p Ptr) Check() error {
+	if p.Arena == nil {
+		return fmt.Errorf("no arena")
+	}
+	if p.Off < 0 || p.Len < 0 || p.Off > p.Arena.Size()-p.Len {
+		return fmt.Errorf("bytes [%d, %d) are outside the %s arena of %d bytes",
+			p.Off, p.Off+p.Len, p.Arena.Space(), p.Arena.Size())
+	}
+	return nil
+}
+
+// Overlaps tells whether p and q share a byte.
+func (p Ptr) Overlaps(q Ptr) bool {
+	return p.Arena != nil && p.Arena == q.Arena && p.Off < q.Off+q.Len && q.Off < p.Off+p.Len
+}
+
 // Kernel is an operation bound to its operands. Each device defines what it can
 // launch; launching another device's kernel is an error.
 type Kernel interface {
-	// Touches returns the ranges that an execution reads or writes. The device
-	// records them when the kernel has run.
+	// Touches returns the ranges that an execution reads or writes, all of them
+	// in arenas of the rank that launches it. The device records them when the
+	// kernel has run. It is called at every launch and must not allocate.
 	Touches() []Ptr
 	// Label names the operation in errors and traces.
 	Label() string
 }
 
-// Event marks a point of a stream. It may be recorded again: a Wait refers to
-// the latest Record enqueued before it.
+// Event marks a point of a stream. It may be recorded again, on any stream of
+// its context: a Wait refers to the latest Record enqueued before it. A Wait
+// for an event that was never recorded returns at once.
 type Event interface{}
 
 // Stream is an in-order queue of a rank.
@@ -45,9 +69,29 @@ type Stream interface {
 	Launch(k Kernel) error
 	Record(e Event) error
 	Wait(e Event) error
-	// Sync returns when everything enqueued has run, or the sticky error.
+	// Sync returns when everything enqueued has run, or the sticky error. After
+	// an error it does not wait for a kernel that is still running: Close does.
 	Sync() error
 }
+
+// Timed is a Stream that can tell when its kernels ran.
+type Timed interface {
+	// Time asks for one call of t.Ran for each kernel launched from now on, in
+	// launch order. Kernels that an error keeps from running are left out: they
+	// are the last ones.
+	Time(t Timer) error
+}
+
+// Timer receives the times at which a stream's kernels ran, on Now's clock. Its
+// calls come from the device's own goroutine, or from Sync.
+type Timer interface {
+	Ran(start, end time.Duration)
+}
+
+var epoch = time.Now()
+
+// Now is the clock of Timer: monotonic time since the process started.
+func Now() time.Duration { return time.Since(epoch) }
 
 // Context is one rank's use of a device.
 type Context interface {
@@ -58,9 +102,40 @@ type Context interface {
 	// Copy binds an asynchronous copy of src to dst (same length, any spaces).
 	Copy(label string, dst, src Ptr) (Kernel, error)
 	// HostBytes gives the host's own view of memory in graph.Host, to fill inputs
-	// and read results. The caller orders its use with Sync.
+	// and read results, until Close. The caller orders its use with Sync. It
+	// records nothing as touched: Touched counts executed operations only.
 	HostBytes(p Ptr) ([]byte, error)
-	// Abort releases every wait of the context's streams; they end with err.
+	// OnError registers f to be called once with the first error that becomes
+	// sticky, as soon as the device learns of it, so that whoever waits for this
+	// rank elsewhere (comm) can be released. f may run on any goroutine; of the
+	// context it may call Abort only. Registered before the first Launch.
+	OnError(f func(error))
+	// Abort makes err the sticky error, unless there is one already, and releases
+	// every wait of the context's streams. It may be called from any goroutine.
 	Abort(err error)
+	// Close ends the streams and gives the memory back, once what is enqueued has
+	// run, or, after an error, once what still runs has ended.
 	Close() error
 }
+
+// Poisoner is a Context that can fill memory with a pattern that is NaN in
+// every float type, for tests: what an operation reads without its having been
+// written then shows.
+type Poisoner interface {
+	Poison(label string, p Ptr) (Kernel, error)
+}
+
+// OpError is the failure of an enqueued operation.
+type OpError struct {
+	Rank   int
+	Stream graph.StreamID
+	Kernel Kernel
+	Err    error
+}
+
+func (e *OpError) Error() string {
+	return fmt.Sprintf("rank %d, stream %s, operation %q: %v", e.Rank, e.Stream, e.Kernel.Label(), e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *OpError) Unwrap() error { return e.Err }

@@ -8,8 +8,10 @@ import "github.com/spillway-ml/spillway/graph"
 type Layout struct {
 	// Offset has the byte offset in its space's arena of each root buffer, by
 	// BufID; −1 for views (resolve them with Program.Resolve) and for buffers
-	// that no operation uses.
+	// that neither an operation nor the host (Program.HostBuffers) uses.
 	Offset []int64
+	// Align is what every offset is a multiple of, in bytes.
+	Align int64
 	// Spaces has what is planned of each memory space.
 	Spaces [graph.NumSpaces]SpaceUse
 }
@@ -17,9 +19,9 @@ type Layout struct {
 // SpaceUse is the plan of one memory space of a rank.
 type SpaceUse struct {
 	Peak       int64                   // bytes: the arena's extent, the highest offset + size of a buffer
-	LowerBound int64                   // bytes: the largest sum of live buffers at any operation
+	LowerBound int64                   // bytes: the largest sum of live buffers at any operation; no assignment needs less
 	PeakAt     string                  // "section/phase/operation" where live bytes are highest
-	ByClass    [graph.NumClasses]int64 // alive at PeakAt; sums to Peak (holes and alignment are graph.Padding)
-	ClassPeak  [graph.NumClasses]int64 // each class's own maximum over the run
+	ByClass    [graph.NumClasses]int64 // alive at PeakAt, without Buffer.Pad; sums to Peak (pads, holes and alignment are graph.Padding)
+	ClassPeak  [graph.NumClasses]int64 // each class's own maximum over the run, of live bytes without Buffer.Pad
 	Live       []graph.BufID           // root buffers alive at PeakAt, largest first
 }

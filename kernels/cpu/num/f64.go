@@ -28,13 +28,18 @@ func Log(x float64) float64 {
 	case x == 0:
 		return math.Inf(-1)
 	}
-	m, ki := math.Frexp(x)
-	if m < math.Sqrt2/2 {
-		m *= 2
-		ki--
+	e := 0
+	b := math.Float64bits(x)
+	if b < 1<<52 { // subnormal
+		b = math.Float64bits(x * (1 << 52))
+		e = -52
 	}
-	f := m - 1
-	k := float64(ki)
+	// x = m·2^k with m in [√½, √2), without a branch that random x mispredict.
+	e += int(b>>52) - 1022
+	b = b&(1<<52-1) | 1022<<52
+	low := (b - 0x3fe6a09e667f3bcd) >> 63 // 1 below √½
+	f := math.Float64frombits(b+low<<52) - 1
+	k := float64(e - int(low))
 	s := f / (2 + f)
 	s2 := float64(s * s)
 	s4 := float64(s2 * s2)
@@ -89,25 +94,23 @@ func Sincos(x float64) (sin, cos float64) {
 	if !(math.Abs(x) < 1<<29) {
 		return math.NaN(), math.NaN()
 	}
-	neg := x < 0
+	sign := math.Float64bits(x) & (1 << 63)
 	x = math.Abs(x)
 	j := uint64(float64(x * (4 / math.Pi)))
 	j += j & 1 // zeros to the origin
 	y := float64(j)
 	z := ((x - float64(y*pi4a)) - float64(y*pi4b)) - float64(y*pi4c)
 	sin, cos = sincosKernel(z)
-	switch j & 7 {
-	case 2:
-		sin, cos = cos, -sin
-	case 4:
-		sin, cos = -sin, -cos
-	case 6:
-		sin, cos = -cos, sin
-	}
-	if neg {
-		sin = -sin
-	}
-	return sin, cos
+	// Quarter turns swap the two and change signs, in bits: branches would be
+	// mispredicted.
+	q := j >> 1
+	s, c := math.Float64bits(sin), math.Float64bits(cos)
+	swap := (s ^ c) & -(q & 1)
+	s, c = s^swap, c^swap
+	s ^= (q >> 1 & 1) << 63
+	c ^= ((q + 1) >> 1 & 1) << 63
+	s ^= sign
+	return math.Float64frombits(s), math.Float64frombits(c)
 }
 
 // sincosKernel serves |z| <= π/4.

@@ -114,7 +114,7 @@ func exp32(x float32) float32 {
 	// Two factors, so that only the second can round (a subnormal result).
 	i := int32(n)
 	h := i >> 1
-	return float32(y*pow2(h)) * pow2(i-h)
+	return float32(float32(y*pow2(h)) * pow2(i-h))
 }
 
 // pow2 returns 2^n for n in [-126, 127].
@@ -134,7 +134,7 @@ const (
 // GELUTanh is the tanh form of GELU (Hendrycks and Gimpel, 2016), as GPT-2 uses.
 func GELUTanh[T Float](x T) T {
 	_, s := geluTanh(x)
-	return x * s
+	return T(x * s)
 }
 
 func geluTanh[T Float](x T) (x2, s T) {
@@ -152,7 +152,7 @@ func GELUTanhGrad[T Float](x T) T {
 
 // GELU is x·Φ(x) with the normal distribution function Φ by Erf.
 func GELU[T Float](x T) T {
-	return x * Fma(0.5, Erf(T(x*math.Sqrt2/2)), 0.5)
+	return T(x * Fma(0.5, Erf(T(x*math.Sqrt2/2)), 0.5))
 }
 
 // GELUGrad returns the derivative of GELU at x: Φ(x) + x·φ(x).
@@ -210,7 +210,7 @@ func Erf[T Float](x T) T {
 }
 
 // SiLU returns x·sigmoid(x) (also named swish).
-func SiLU[T Float](x T) T { return x * Sigmoid(x) }
+func SiLU[T Float](x T) T { return T(x * Sigmoid(x)) }
 
 // SiLUGrad returns the derivative of SiLU at x.
 func SiLUGrad[T Float](x T) T {

@@ -251,3 +251,31 @@ func TestHalfConversions(t *testing.T) {
 	require.True(t, IsNaN(FromF16(F16(nan))))
 	require.True(t, IsNaN(FromBF16(BF16(math.Float32frombits(0x7f800001)))))
 }
+
+// The generator's bits are part of checkpoints' reproducibility: they never change.
+func TestNormalBits(t *testing.T) {
+	h := uint64(14695981039346656037)
+	for i := range uint64(1000) {
+		h = (h ^ math.Float64bits(Normal(1, 2, i))) * 1099511628211
+	}
+	require.Equal(t, uint64(0xd824a19e9bd6c0b6), h)
+}
+
+// The float32 functions have the same bits on every processor.
+func TestFloat32Bits(t *testing.T) {
+	h := uint64(14695981039346656037)
+	add := func(x float32) { h = (h ^ uint64(math.Float32bits(x))) * 1099511628211 }
+	for i := range 20000 {
+		x := float32(i-10000) * 0.0113
+		add(Exp(x))
+		add(Sigmoid(x))
+		add(Erf(x / 16))
+		add(GELUTanh(x / 8))
+		add(GELUTanhGrad(x / 8))
+		add(GELU(x / 8))
+		add(GELUGrad(x / 8))
+		add(SiLUGrad(x / 8))
+		add(Fma32(x, x, -x*x))
+	}
+	require.Equal(t, uint64(0xdde89c12700313ae), h)
+}

@@ -1,0 +1,93 @@
+package spillway
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/internal/hfmodel"
+	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/recompute"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+// build validates cfg, fills in what depends on the model, and plans.
+func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
+	var none hfconfig.Config
+	if err := cfg.Validate(); err != nil {
+		return nil, none, err
+	}
+	h, err := modelConfig(cfg.Model)
+	if err != nil {
+		return nil, none, err
+	}
+	if cfg.Seq == 0 {
+		cfg.Seq = min(256, h.Positions)
+	}
+	if cfg.Seq > h.Positions {
+		return nil, none, fmt.Errorf("--seq %d is over the model's %d positions", cfg.Seq, h.Positions)
+	}
+	m, err := hfmodel.Config(h)
+	if err != nil {
+		return nil, none, fmt.Errorf("--model %s: %w", cfg.Model, err)
+	}
+	m.EmbdDropout, m.ResidDropout = cfg.Dropout, cfg.Dropout
+	if m.Family == model.Llama && cfg.Dropout > 0 {
+		return nil, none, fmt.Errorf("--dropout %g with a Llama: the architecture has no dropout; leave it out", cfg.Dropout)
+	}
+	var fwd plan.Forward
+	if fwd.Train, err = model.Build(m, model.Train, cfg.Batch, cfg.Seq); err != nil {
+		return nil, none, err
+	}
+	if cfg.EvalData != "" {
+		if fwd.Eval, err = model.Build(m, model.Eval, cfg.Batch, cfg.Seq); err != nil {
+			return nil, none, err
+		}
+	}
+	if cfg.Generate {
+		if fwd.Generate, err = model.Build(m, model.Generate, 1, cfg.Seq); err != nil {
+			return nil, none, err
+		}
+	}
+	again, err := recompute.Parse(cfg.Recompute)
+	if err != nil {
+		return nil, none, err
+	}
+	p, err := plan.Build(fwd, plan.Config{
+		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
+		Recompute: again, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
+		Capacity: [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
+		Outside:  cfg.Outside,
+		Verify:   cfg.Poison,
+	})
+	return p, h, err
+}
+
+// fits returns nil if the plan is within its capacities, and otherwise the
+// refusal with what would make it fit.
+func fits(cfg Config, p *plan.Plan) error {
+	err := p.Fit()
+	if err == nil {
+		return nil
+	}
+	hw := CPUHardware(cfg.threads())
+	asked, simErr := Predict(cfg, hw.Machine(cfg.Ranks))
+	if simErr != nil {
+		return errors.Join(err, simErr)
+	}
+	ways, smallest := WaysOut(asked, hw)
+	if len(ways) == 0 {
+		var refused *plan.DoesNotFit
+		errors.As(err, &refused)
+		return fmt.Errorf("%w; no stage, micro-batch or row length of this model on %d rank(s) fits: the smallest plan tried needs %s of %s memory",
+			err, cfg.Ranks, plan.Bytes(smallest[refused.Space]), refused.Space)
+	}
+	var texts []string
+	for _, w := range ways {
+		texts = append(texts, w.Text)
+	}
+	return fmt.Errorf("%w; it fits with %s", err, strings.Join(texts, ", or with "))
+}

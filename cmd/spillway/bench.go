@@ -1,0 +1,245 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/plotutil"
+	"gonum.org/v1/plot/vg"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+func benchCommand() *cobra.Command {
+	bench := &cobra.Command{Use: "bench", Short: "Measure", Args: noArguments,
+		RunE: func(*cobra.Command, []string) error { return errors.New("bench: name what to measure: zero") }}
+	bench.AddCommand(benchZeroCommand())
+	return bench
+}
+
+func benchZeroCommand() *cobra.Command {
+	var c spillway.Config
+	var l later
+	var jsonPath, svgPath string
+	cmd := &cobra.Command{
+		Use:   "zero",
+		Short: "Every ZeRO stage with the same model, data and seed: memory, time, communication, loss",
+		Args:  noArguments,
+	}
+	trainFlags(cmd.Flags(), &c, &l)
+	cmd.Flags().StringVar(&jsonPath, "json", "", "write a row a stage as JSON to `FILE`, - for stdout")
+	cmd.Flags().StringVar(&svgPath, "svg", "", "write the chart of memory by class to `FILE`")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		isDemo := !cmd.Flags().Changed("model") && !cmd.Flags().Changed("data") && !cmd.Flags().Changed("config")
+		if isDemo && !cmd.Flags().Changed("steps") {
+			if err := cmd.Flags().Set("steps", "20"); err != nil {
+				return err
+			}
+		}
+		if _, err := settle(cmd.Flags(), &c, &l); err != nil {
+			return err
+		}
+		if isDemo {
+			root, err := goroot()
+			if err != nil {
+				return err
+			}
+			c.Data = filepath.Join(root, "src")
+			c.DeviceMemory = 0 // stage 0 is measured too
+		}
+		c.Checkpoint, c.Resume, c.SaveEvery = "", false, 0
+		table := cmd.OutOrStdout()
+		if jsonPath == "-" {
+			table = io.Discard
+		}
+		return benchZero(cmd.Context(), c, table, cmd.ErrOrStderr(), cmd.OutOrStdout(), jsonPath, svgPath)
+	}
+	return cmd
+}
+
+// stageRow is a stage's line in --json; the first six keys are contracted.
+type stageRow struct {
+	Zero              int              `json:"zero"`
+	DevicePeakBytes   int64            `json:"device_peak_bytes"`
+	StepSecondsMedian float64          `json:"step_seconds_median"`
+	TokensPerS        float64          `json:"tokens_per_s"`
+	CommBytesPerStep  int64            `json:"comm_bytes_per_step"` // a rank
+	LossLast          float32          `json:"loss_last"`
+	PlannedBytes      int64            `json:"device_planned_bytes"`
+	ByClass           map[string]int64 `json:"by_class"`
+	ClassPeak         map[string]int64 `json:"class_peak_bytes"`
+	TextbookBytes     int64            `json:"comm_textbook_bytes"`
+	StepSeconds       []float64        `json:"step_seconds"`
+}
+
+func benchZero(ctx context.Context, c spillway.Config, table, progress, stdout io.Writer, jsonPath, svgPath string) error {
+	var rows []stageRow
+	for z := range 4 {
+		c.Zero = z
+		row, err := benchStage(ctx, c, progress)
+		if err != nil {
+			return fmt.Errorf("stage %d: %w", z, err)
+		}
+		rows = append(rows, row)
+	}
+	printStages(table, c, rows)
+	if svgPath != "" {
+		if err := stageChart(svgPath, rows); err != nil {
+			return fmt.Errorf("--svg: %w", err)
+		}
+	}
+	if jsonPath == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(rows, "", "  ")
+	if err != nil {
+		return err
+	}
+	text = append(text, '\n')
+	if jsonPath == "-" {
+		_, err = stdout.Write(text)
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(jsonPath), 0o755); err != nil {
+		return fmt.Errorf("--json: %w", err)
+	}
+	return os.WriteFile(jsonPath, text, 0o644)
+}
+
+func benchStage(ctx context.Context, c spillway.Config, progress io.Writer) (row stageRow, err error) {
+	t, err := spillway.New(ctx, c)
+	if err != nil {
+		return row, err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	c = t.Config()
+	fmt.Fprintf(progress, "stage %d …\n", c.Zero)
+	p := t.Plan()
+	use := p.Layout.Spaces[graph.Device]
+	row = stageRow{Zero: c.Zero, PlannedBytes: use.Peak, ByClass: map[string]int64{}, ClassPeak: map[string]int64{}}
+	for class := range graph.NumClasses {
+		row.ByClass[class.String()], row.ClassPeak[class.String()] = use.ByClass[class], use.ClassPeak[class]
+	}
+	var flat int64
+	for i := range p.Program.Units {
+		flat += p.Program.Units[i].FlatLen
+	}
+	micro := int64(1)
+	if zero.Stage(c.Zero).ShardsGrads() || c.Reproducible {
+		micro = int64(c.Accum)
+	}
+	row.TextbookBytes = textbook(zero.Stage(c.Zero), 4*flat, int64(c.Ranks), micro)
+	var sent int64
+	err = t.Run(ctx, func(r spillway.StepResult) error {
+		row.StepSeconds = append(row.StepSeconds, r.Seconds)
+		row.LossLast = r.Loss
+		row.DevicePeakBytes = slices.Max(r.Peak[graph.Device])
+		sent = r.CommBytes
+		return nil
+	})
+	if err != nil {
+		return row, fault(err)
+	}
+	row.CommBytesPerStep = sent / int64(c.Ranks)
+	row.StepSecondsMedian = median(row.StepSeconds[min(1, len(row.StepSeconds)-1):]) // the first step faults memory in
+	row.TokensPerS = float64(c.Ranks*c.Accum*c.Batch*c.Seq) / row.StepSecondsMedian
+	return row, nil
+}
+
+// textbook is what a rank sends in a step by the ZeRO paper's section 7, from
+// the padded flat parameters: an all-reduce for stage 0; a reduce-scatter and
+// one all-gather of the parameters for stages 1 and 2; a reduce-scatter and two
+// all-gathers for stage 3. Reductions count once for each micro-step that
+// reduces, the gathers of stage 3 once for each micro-step.
+func textbook(s zero.Stage, flatBytes, ranks, micro int64) int64 {
+	part := flatBytes / ranks * (ranks - 1)
+	switch {
+	case s.ShardsParams():
+		return 3 * part * micro
+	case s.ShardsStates():
+		return part*micro + part
+	}
+	return 2 * part * micro
+}
+
+func median(v []float64) float64 {
+	s := slices.Clone(v)
+	slices.Sort(s)
+	if len(s) == 0 {
+		return 0
+	}
+	if n := len(s); n%2 == 0 {
+		return (s[n/2-1] + s[n/2]) / 2
+	}
+	return s[len(s)/2]
+}
+
+func printStages(w io.Writer, c spillway.Config, rows []stageRow) {
+	fmt.Fprintf(w, "model %s, %d ranks, micro-batch %d × %d tokens, accumulation %d, %d steps\n\n", c.Model, c.Ranks, c.Batch, c.Seq, c.Accum, c.Steps)
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(tw, "ZeRO\tplanned\ttouched\tparameters\tgradients\toptimizer\tactivations\tunsharded\tother\tstep s\ttokens/s\tsent a step\ttextbook\tlast loss\t")
+	for _, r := range rows {
+		other := r.ClassPeak["communication"] + r.ClassPeak["workspace"] + r.ClassPeak["inputs"] + r.ClassPeak["padding"]
+		fmt.Fprintf(tw, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.4f\t%.0f\t%s\t%s\t%v\t\n", r.Zero, plan.Bytes(r.PlannedBytes), plan.Bytes(r.DevicePeakBytes),
+			plan.Bytes(r.ClassPeak["parameters"]), plan.Bytes(r.ClassPeak["gradients"]), plan.Bytes(r.ClassPeak["optimizer"]),
+			plan.Bytes(r.ClassPeak["activations"]), plan.Bytes(r.ClassPeak["unsharded"]), plan.Bytes(other),
+			r.StepSecondsMedian, r.TokensPerS, plan.Bytes(r.CommBytesPerStep), plan.Bytes(r.TextbookBytes), r.LossLast)
+	}
+	tw.Flush()
+	fmt.Fprintln(w, "\nBy class: each class's own highest bytes on a rank. Planned: the arena; touched: its highest byte that an executed operation used.")
+	fmt.Fprintln(w, "Sent: bytes a rank sends, ring-equivalent. Textbook: 2Ψ(N−1)/N (3Ψ at stage 3) of the padded parameters, per reducing micro-step.")
+}
+
+// stageChart draws device memory at the peak, stacked by class, a bar a stage.
+func stageChart(path string, rows []stageRow) error {
+	p := plot.New()
+	p.Title.Text = "Device memory of a rank at the peak, by class"
+	p.Y.Label.Text = "MiB"
+	p.Y.Min = 0
+	p.Legend.Top = true
+	var below *plotter.BarChart
+	var names []string
+	for i, class := range []string{"parameters", "gradients", "optimizer", "activations", "unsharded", "workspace", "inputs", "padding"} {
+		values := make(plotter.Values, len(rows))
+		for k, r := range rows {
+			values[k] = float64(r.ByClass[class]) / (1 << 20)
+		}
+		bars, err := plotter.NewBarChart(values, vg.Points(50))
+		if err != nil {
+			return err
+		}
+		bars.Color = plotutil.Color(i)
+		bars.LineStyle.Width = 0
+		if below != nil {
+			bars.StackOn(below)
+		}
+		p.Add(bars)
+		p.Legend.Add(class, bars)
+		below = bars
+	}
+	for _, r := range rows {
+		names = append(names, fmt.Sprintf("ZeRO-%d", r.Zero))
+	}
+	p.NominalX(names...)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if !strings.HasSuffix(strings.ToLower(path), ".svg") {
+		return fmt.Errorf("%s: the chart is an SVG; give a name that ends in .svg", path)
+	}
+	return p.Save(7*vg.Inch, 4.5*vg.Inch, path)
+}

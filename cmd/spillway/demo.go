@@ -1,0 +1,82 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/checkpoint"
+)
+
+// demoValues are the flags of the run that `spillway train` does by itself.
+var demoValues = map[string]string{
+	"model":         "spillway-demo",
+	"data-glob":     "*.go",
+	"order":         "shuffled",
+	"ranks":         "4",
+	"zero":          "3",
+	"batch":         "2",
+	"accum":         "2",
+	"seq":           "128",
+	"steps":         "280",
+	"lr":            "1e-3",
+	"lr-schedule":   "cosine",
+	"warmup":        "20",
+	"clip":          "1",
+	"device-memory": "56MiB",
+	"checkpoint":    "spillway-demo",
+	"keep":          "1",
+}
+
+// applyDemo sets the demo's values where no flag was given.
+func applyDemo(fs *pflag.FlagSet) error {
+	given := map[string]bool{}
+	fs.Visit(func(f *pflag.Flag) { given[f.Name] = true })
+	for name, value := range demoValues {
+		if !given[name] {
+			if err := fs.Set(name, value); err != nil {
+				return fmt.Errorf("demo: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// prepareDemo finds the text and clears the checkpoint of an earlier demo.
+func prepareDemo(c *spillway.Config) error {
+	root, err := goroot()
+	if err != nil {
+		return err
+	}
+	c.Data = filepath.Join(root, "src")
+	if c.Resume {
+		return nil
+	}
+	list, err := checkpoint.List(c.Checkpoint)
+	if err != nil {
+		return err
+	}
+	for _, old := range list {
+		if err := os.RemoveAll(old); err != nil {
+			return fmt.Errorf("demo: replace the checkpoint of an earlier run: %w", err)
+		}
+	}
+	return nil
+}
+
+// goroot returns the root of the user's Go toolchain.
+func goroot() (string, error) {
+	root := os.Getenv("GOROOT")
+	if out, err := exec.Command("go", "env", "GOROOT").Output(); err == nil {
+		root = strings.TrimSpace(string(out))
+	}
+	if st, err := os.Stat(filepath.Join(root, "src")); root == "" || err != nil || !st.IsDir() {
+		return "", fmt.Errorf("demo: no Go toolchain was found (`go env GOROOT`) whose source could be trained on; give --model and --data instead")
+	}
+	return root, nil
+}

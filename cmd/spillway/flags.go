@@ -1,0 +1,318 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/dustin/go-humanize"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-ml/spillway"
+)
+
+// sizeFlag is a number of bytes: a bare integer, or KB, MB, GB (decimal), KiB,
+// MiB, GiB (binary).
+type sizeFlag struct{ bytes *int64 }
+
+// sizeForm keeps out what the parser also takes and nobody can mean for sure: a
+// bare K, thousands' separators, exponents.
+var sizeForm = regexp.MustCompile(`(?i)^[0-9]+(\.[0-9]+)? ?([KMGTPE]i?)?B$`)
+
+func parseSize(s string) (int64, error) {
+	if n, err := strconv.ParseInt(s, 10, 64); err == nil && n >= 0 && s[0] != '+' {
+		return n, nil // exactly, where a float64 would round
+	}
+	n, err := humanize.ParseBytes(s)
+	if err != nil || n > 1<<62 || !sizeForm.MatchString(s) {
+		return 0, fmt.Errorf("%q is not a size; write bytes, or a number with KB, MB, GB, KiB, MiB or GiB", s)
+	}
+	return int64(n), nil
+}
+
+func (f sizeFlag) Set(s string) error {
+	n, err := parseSize(s)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("a size of 0 leaves no memory at all; leave the flag out for no cap")
+	}
+	if err != nil {
+		return err
+	}
+	*f.bytes = n
+	return nil
+}
+func (f sizeFlag) Type() string { return "SIZE" }
+func (f sizeFlag) String() string {
+	if f.bytes == nil || *f.bytes == 0 {
+		return ""
+	}
+	return fmt.Sprint(*f.bytes)
+}
+
+// diskFlag is DIR[:SIZE]; the last colon splits only before a size.
+type diskFlag struct {
+	dir  *string
+	size *int64
+}
+
+func (f diskFlag) Set(s string) error {
+	dir, size := s, int64(0)
+	if i := strings.LastIndexByte(s, ':'); i >= 0 {
+		if n, err := parseSize(s[i+1:]); err == nil {
+			dir, size = s[:i], n
+		}
+	}
+	if dir == "" {
+		return errors.New("the folder is missing; write DIR or DIR:SIZE")
+	}
+	*f.dir, *f.size = dir, size
+	return nil
+}
+func (f diskFlag) Type() string { return "DIR[:SIZE]" }
+func (f diskFlag) String() string {
+	if f.dir == nil || *f.dir == "" {
+		return ""
+	}
+	if *f.size > 0 {
+		return fmt.Sprintf("%s:%d", *f.dir, *f.size)
+	}
+	return *f.dir
+}
+
+// listFlag is a comma-separated list; given twice, the last wins.
+type listFlag struct{ list *[]string }
+
+func (f listFlag) Set(s string) error {
+	*f.list = nil
+	for _, part := range strings.Split(s, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			*f.list = append(*f.list, part)
+		}
+	}
+	return nil
+}
+func (f listFlag) Type() string { return "PATTERN" }
+func (f listFlag) String() string {
+	if f.list == nil {
+		return ""
+	}
+	return strings.Join(*f.list, ",")
+}
+
+// later holds the flags of capabilities that do not exist yet: they parse, and
+// anything but the value that means "without it" is refused by name.
+type later struct {
+	reduce, int8, offload string
+	fit                   bool
+	globalBatch           int
+}
+
+func (l *later) refuse() error {
+	for _, f := range []struct {
+		flag, value, without string
+	}{{"int8", l.int8, ""}, {"offload", l.offload, ""}} {
+		if !strings.EqualFold(f.value, f.without) {
+			return fmt.Errorf("--%s %s is not built yet; leave it out", f.flag, f.value)
+		}
+	}
+	if !strings.EqualFold(l.reduce, "same") && !strings.EqualFold(l.reduce, "fp32") {
+		return fmt.Errorf("--reduce %q is not known; use one of same, fp32", l.reduce)
+	}
+	switch {
+	case l.fit:
+		return errors.New("--fit is not built yet; choose --zero, --batch and --accum yourself")
+	case l.globalBatch != 0:
+		return errors.New("--global-batch is not built yet; choose --batch and --accum yourself")
+	}
+	return nil
+}
+
+// trainFlags binds the contract's table of flags to c.
+func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
+	d := spillway.Default()
+	*c = d
+	fs.String("config", "", "YAML `FILE` with the flags' names as keys; a flag wins")
+	fs.StringVar(&c.Model, "model", "", "preset `NAME` or folder with a Hugging Face config.json")
+	fs.StringVar(&c.Init, "init", d.Init, "`DIR` with model.safetensors, or random")
+	fs.StringVar(&c.Data, "data", "", "`PATH` of tokens (*.bin), a text file, or a folder of text files")
+	fs.StringVar(&c.DataGlob, "data-glob", "", "take only a folder's files whose name matches `PATTERN`")
+	fs.StringVar(&c.Tokenizer, "tokenizer", d.Tokenizer, "bytes, gpt2, or a tokenizer.json `FILE`")
+	fs.StringVar(&c.Order, "order", "", "sequential or shuffled (default: sequential for files, shuffled for folders)")
+	fs.IntVar(&c.Steps, "steps", d.Steps, "optimizer steps")
+	fs.IntVar(&c.Batch, "batch", d.Batch, "rows of a micro-batch, a rank")
+	fs.IntVar(&c.Seq, "seq", 0, "tokens of a row (default: the smaller of 256 and the model's positions)")
+	fs.IntVar(&c.Accum, "accum", d.Accum, "micro-batches a step")
+	fs.StringVar(&c.Optimizer, "optimizer", d.Optimizer, "adamw, sgd, lamb, lars, larc or novograd")
+	fs.Float64Var(&c.LR, "lr", d.LR, "learning rate")
+	fs.StringVar(&c.LRSchedule, "lr-schedule", d.LRSchedule, "constant, linear, cosine or inverse-sqrt")
+	fs.StringVar(&c.LRScale, "lr-scale", d.LRScale, "scale --lr by the global batch over --lr-base-batch: none, sqrt or linear")
+	fs.IntVar(&c.LRBaseBatch, "lr-base-batch", d.LRBaseBatch, "rows at which --lr holds as it is")
+	fs.IntVar(&c.Warmup, "warmup", d.Warmup, "steps of linear warm-up")
+	fs.Float64Var(&c.MinLR, "min-lr", d.MinLR, "floor of the decaying schedules")
+	fs.Float64Var(&c.WeightDecay, "weight-decay", d.WeightDecay, "on parameters of 2 or more dimensions")
+	fs.Float64Var(&c.Beta1, "beta1", d.Beta1, "decay of the first moment (momentum)")
+	fs.Float64Var(&c.Beta2, "beta2", d.Beta2, "decay of the second moment")
+	fs.Float64Var(&c.Eps, "eps", d.Eps, "the optimizer's epsilon")
+	fs.Float64Var(&c.Clip, "clip", d.Clip, "largest global gradient norm; 0: off")
+	fs.Float64Var(&c.Dropout, "dropout", d.Dropout, "dropout rate")
+	fs.Int64Var(&c.Seed, "seed", d.Seed, "seed of weights, data order and dropout")
+	fs.Var(listFlag{&c.Freeze}, "freeze", "parameters that are not trained: patterns, separated by commas")
+	fs.IntVar(&c.Threads, "threads", d.Threads, "computing threads, shared by the ranks (default: all cores)")
+	fs.IntVar(&c.Prefetch, "prefetch", d.Prefetch, "units gathered ahead of their use")
+	fs.StringVar(&c.EvalData, "eval-data", "", "held-out data `PATH`")
+	fs.IntVar(&c.EvalEvery, "eval-every", 0, "steps between evaluations (default: at the end only)")
+	fs.IntVar(&c.EvalSteps, "eval-steps", d.EvalSteps, "batches of an evaluation")
+	fs.StringVar(&c.Device, "device", d.Device, "cpu")
+	fs.IntVar(&c.Ranks, "ranks", d.Ranks, "world size")
+	fs.Var(sizeFlag{&c.DeviceMemory}, "device-memory", "cap on a rank's device memory")
+	fs.Var(sizeFlag{&c.HostMemory}, "host-memory", "cap on a rank's host memory")
+	fs.Var(diskFlag{&c.Disk, &c.DiskMemory}, "disk", "folder of the disk tier, and a cap on a rank's use of it")
+	fs.IntVar(&c.Zero, "zero", d.Zero, "ZeRO stage: 0, 1, 2 or 3")
+	fs.BoolVar(&c.Reproducible, "reproducible", false, "the same bits at every stage, with accumulation too")
+	fs.StringVar(&c.Precision, "precision", d.Precision, "fp32, bf16 or fp16")
+	fs.StringVar(&l.reduce, "reduce", "same", "dtype of gradients on the way: same or fp32")
+	fs.StringVar(&l.int8, "int8", "", "optimizer,gather,reduce,activations,matmul")
+	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, or by unit as in full:h.*")
+	fs.StringVar(&l.offload, "offload", "", "optimizer=host|disk,parameters=…,gradients=…,activations=…")
+	fs.Var(sizeFlag{&c.DiskCache}, "disk-cache", "host memory of a rank that holds what would be read from disk (default: none)")
+	fs.BoolVar(&c.RequirePinned, "require-pinned", false, "refuse to run on host memory that cannot be locked")
+	fs.BoolVar(&l.fit, "fit", false, "choose what was not given: the fastest that fits")
+	fs.IntVar(&l.globalBatch, "global-batch", 0, "rows of a step over all ranks, for --fit")
+	fs.StringVar(&c.Checkpoint, "checkpoint", "", "`DIR` of checkpoints (default: nothing is written)")
+	fs.IntVar(&c.SaveEvery, "save-every", 0, "steps between checkpoints (default: at the end only)")
+	fs.IntVar(&c.Keep, "keep", d.Keep, "newest checkpoints kept; 0: all")
+	fs.BoolVar(&c.Resume, "resume", false, "continue from the newest checkpoint")
+	fs.DurationVar(&c.Timeout, "timeout", d.Timeout, "longest wait of a collective")
+	fs.StringVar(&c.Metrics, "metrics", "", "JSON lines `FILE`")
+	fs.StringVar(&c.Trace, "trace", "", "Chrome trace `FILE` (open it in Perfetto)")
+}
+
+// badValue is how pflag says that a flag's value does not parse.
+var badValue = regexp.MustCompile(`^invalid argument ("(?:[^"\\]|\\.)*") for "(?:-., )?--(.+?)" flag: (.*)$`)
+
+// plainFlagError says in our own words what is wrong with a flag: the parsers'
+// names of Go functions help nobody.
+func plainFlagError(err error) error {
+	m := badValue.FindStringSubmatch(err.Error())
+	if m == nil {
+		return err
+	}
+	reason := m[3]
+	switch {
+	case strings.HasPrefix(reason, "strconv.ParseFloat"):
+		reason = "a number is needed"
+	case strings.HasPrefix(reason, "strconv.ParseInt"):
+		reason = "a whole number is needed"
+	case strings.HasPrefix(reason, "strconv.ParseBool"):
+		reason = "true or false is needed"
+	case strings.HasPrefix(reason, "time: "):
+		reason = "a duration is needed, such as 60s or 2m"
+	case strings.HasPrefix(reason, m[1]): // our own parsers quote the value
+		return fmt.Errorf("--%s: %s", m[2], reason)
+	}
+	return fmt.Errorf("--%s %s: %s", m[2], m[1], reason)
+}
+
+// yamlPosition is how the YAML parser says where: "[line:column] what".
+var yamlPosition = regexp.MustCompile(`^\[(\d+):\d+\] (.*)$`)
+
+// applyConfigFile sets every flag of a YAML file that the command line has not
+// set. Errors name the file and the line.
+func applyConfigFile(fs *pflag.FlagSet, path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("--config: %w", err)
+	}
+	return applyConfig(fs, path, text)
+}
+
+func applyConfig(fs *pflag.FlagSet, path string, text []byte) error {
+	file, err := parser.ParseBytes(text, 0)
+	if err != nil {
+		first, _, _ := strings.Cut(err.Error(), "\n")
+		if m := yamlPosition.FindStringSubmatch(first); m != nil {
+			return fmt.Errorf("--config %s:%s: not YAML: %s", path, m[1], m[2])
+		}
+		return fmt.Errorf("--config %s: not YAML: %s", path, first)
+	}
+	given := map[string]bool{}
+	fs.Visit(func(f *pflag.Flag) { given[f.Name] = true })
+	seen := map[string]int{}
+	for _, doc := range file.Docs {
+		if doc.Body == nil {
+			continue
+		}
+		var pairs []*ast.MappingValueNode
+		switch body := doc.Body.(type) {
+		case *ast.MappingNode:
+			pairs = body.Values
+		case *ast.MappingValueNode:
+			pairs = []*ast.MappingValueNode{body}
+		case *ast.CommentGroupNode, *ast.NullNode:
+			continue
+		default:
+			return fmt.Errorf("--config %s:%d: a mapping of flag names to values is needed", path, doc.Body.GetToken().Position.Line)
+		}
+		for _, pair := range pairs {
+			if err := applyPair(fs, path, pair, given, seen); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func applyPair(fs *pflag.FlagSet, path string, pair *ast.MappingValueNode, given map[string]bool, seen map[string]int) error {
+	token := pair.Key.GetToken()
+	line, key := token.Position.Line, token.Value
+	at := fmt.Sprintf("--config %s:%d", path, line)
+	if first, twice := seen[key]; twice {
+		return fmt.Errorf("%s: %q is given twice (first in line %d)", at, key, first)
+	}
+	seen[key] = line
+	flag := fs.Lookup(key)
+	if flag == nil || key == "config" || key == "help" {
+		return fmt.Errorf("%s: unknown key %q; keys are the flags of this command without the dashes", at, key)
+	}
+	value, err := scalarText(pair.Value)
+	if err != nil {
+		return fmt.Errorf("%s: %s: %w", at, key, err)
+	}
+	if given[key] {
+		return nil
+	}
+	if err := fs.Set(key, value); err != nil {
+		return fmt.Errorf("%s: %w", at, plainFlagError(err))
+	}
+	return nil
+}
+
+// scalarText returns a value as a flag takes it; lists are joined by commas.
+func scalarText(n ast.Node) (string, error) {
+	switch v := n.(type) {
+	case *ast.SequenceNode:
+		var parts []string
+		for _, e := range v.Values {
+			s, err := scalarText(e)
+			if err != nil {
+				return "", err
+			}
+			parts = append(parts, s)
+		}
+		return strings.Join(parts, ","), nil
+	case *ast.NullNode:
+		return "", errors.New("a value is missing")
+	case *ast.StringNode:
+		return v.Value, nil
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode:
+		return n.GetToken().Value, nil
+	case *ast.LiteralNode:
+		return v.Value.Value, nil
+	}
+	return "", fmt.Errorf("a plain value or a list of them is needed, not %s", strings.ToLower(n.Type().String()))
+}

@@ -1,0 +1,94 @@
+// Command spillway plans and trains models that are larger than one device.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/offload/store"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// Exit statuses, as contracted.
+const (
+	exitDone        = 0
+	exitBadInput    = 1
+	exitDoesNotFit  = 2 // or a damaged checkpoint
+	exitFault       = 3 // a rank was lost, or a run-time fault
+	exitInterrupted = 130
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C does not wait for the step's end
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// run is main without the process: it executes a command line and returns the
+// exit status. Errors go to stderr, one line first.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := &cobra.Command{
+		Use:           "spillway",
+		Short:         "Plan and train models that are larger than one device",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.SetArgs(args)
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return plainFlagError(err) })
+	root.AddCommand(trainCommand(), planCommand(), benchCommand())
+	err := root.ExecuteContext(ctx)
+	if err != nil {
+		fmt.Fprintln(stderr, "spillway:", err)
+	}
+	return exitStatus(err)
+}
+
+func exitStatus(err error) int {
+	var refused *plan.DoesNotFit
+	var small *spillway.MachineTooSmall
+	var op *device.OpError
+	var fault *faultError
+	var disk *store.Error
+	var unpinned *cpu.PinError
+	switch {
+	case err == nil:
+		return exitDone
+	case errors.Is(err, context.Canceled):
+		return exitInterrupted
+	case errors.As(err, &refused), errors.As(err, &small), errors.Is(err, checkpoint.ErrDamaged):
+		return exitDoesNotFit
+	case errors.As(err, &op), errors.As(err, &fault), errors.As(err, &disk), errors.As(err, &unpinned), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
+		return exitFault
+	}
+	return exitBadInput
+}
+
+// faultError marks what went wrong while running, as opposed to bad input.
+type faultError struct{ err error }
+
+func (e *faultError) Error() string { return e.err.Error() }
+func (e *faultError) Unwrap() error { return e.err }
+
+func fault(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &faultError{err}
+}

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+func trainCommand() *cobra.Command {
+	var c spillway.Config
+	var l later
+	cmd := &cobra.Command{
+		Use:   "train",
+		Short: "Train a model; with no --model, --data or --config: the demo",
+		Long: `Train a model, sharded over ranks, within the memory that it is given.
+
+With none of --model, --data and --config it runs the demo: a small byte-level
+GPT on the Go files of this machine's Go toolchain, across 4 CPU ranks at
+ZeRO-3, each with less memory than the model's states alone need on one device.
+Any flag overrides a value of the demo.`,
+		Args: noArguments,
+	}
+	trainFlags(cmd.Flags(), &c, &l)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		isDemo, err := settle(cmd.Flags(), &c, &l)
+		if err != nil {
+			return err
+		}
+		return train(cmd.Context(), c, isDemo, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	}
+	return cmd
+}
+
+func noArguments(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("argument %q is not understood; every value goes with its --flag", args[0])
+	}
+	return nil
+}
+
+// settle applies the config file or the demo's values below the flags, and
+// refuses what is not built.
+func settle(fs *pflag.FlagSet, c *spillway.Config, l *later) (isDemo bool, err error) {
+	isDemo = !fs.Changed("model") && !fs.Changed("data") && !fs.Changed("config")
+	if isDemo {
+		if err := applyDemo(fs); err != nil {
+			return true, err
+		}
+	}
+	if path := fs.Lookup("config").Value.String(); path != "" {
+		if err := applyConfigFile(fs, path); err != nil {
+			return false, err
+		}
+	}
+	if err := l.refuse(); err != nil {
+		return isDemo, err
+	}
+	return isDemo, c.Validate()
+}
+
+// train runs a configured job and tells a person about it.
+func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr io.Writer) (err error) {
+	if isDemo {
+		c.Generate = true
+		if err := prepareDemo(&c); err != nil {
+			return err
+		}
+	}
+	var metrics *spillway.MetricsWriter
+	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", text) }
+	t, err := spillway.New(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	c = t.Config()
+	if c.Metrics != "" {
+		if metrics, err = spillway.OpenMetrics(c.Metrics, c.Resume); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, metrics.Close()) }()
+	}
+	describe(stderr, t, isDemo)
+	if t.Done() >= c.Steps {
+		fmt.Fprintf(stdout, "nothing to do: the checkpoint has %d steps and --steps is %d\n", t.Done(), c.Steps)
+	}
+	bar := newProgress(stderr, t.Done(), c.Steps)
+	var losses []float32
+	lost := false
+	err = t.Run(ctx, func(r spillway.StepResult) error {
+		losses = append(losses, r.Loss)
+		bar.step(r)
+		if f := float64(r.Loss); !lost && (math.IsNaN(f) || math.IsInf(f, 0)) {
+			lost = true
+			fmt.Fprintf(stderr, "warning: the loss is not finite from step %d on; a lower --lr or --clip 1 often helps\n", r.Step)
+		}
+		if metrics != nil {
+			return metrics.Step(r)
+		}
+		return nil
+	})
+	bar.finish()
+	if errors.Is(err, context.Canceled) {
+		if c.Checkpoint != "" {
+			fmt.Fprintf(stderr, "interrupted after step %d; the checkpoint in %s has it (go on with --resume)\n", t.Done(), c.Checkpoint)
+		}
+		return fmt.Errorf("interrupted after step %d: %w", t.Done(), context.Canceled)
+	}
+	if err != nil {
+		return fault(err)
+	}
+	sum, err := t.ParamsSHA256()
+	if err != nil {
+		return fault(err)
+	}
+	if metrics != nil {
+		if err := metrics.Done(t.Done(), sum); err != nil {
+			return err
+		}
+	}
+	return report(ctx, stdout, t, losses, sum, isDemo)
+}
+
+// describe says before the first step what will run and what it takes.
+func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
+	c, p := t.Config(), t.Plan()
+	var params int64
+	for i := range p.Program.Params {
+		params += p.Program.Params[i].Elems()
+	}
+	if isDemo {
+		fmt.Fprintf(w, "demo: a byte-level GPT on the Go source in %s\n", c.Data)
+	}
+	fmt.Fprintf(w, "model %s: %d parameters; %d rank(s) at ZeRO-%d; %d tokens a step\n", c.Model, params, c.Ranks, c.Zero, c.Ranks*c.Batch*c.Accum*c.Seq)
+	line := fmt.Sprintf("memory of a rank: device %s", plan.Bytes(p.Layout.Spaces[graph.Device].Peak))
+	if c.DeviceMemory > 0 {
+		states := 16 * params // fp32 parameters, gradients and two moments, 4 bytes each
+		line += fmt.Sprintf(" of its cap of %s (the model's states alone are %s on one device)", plan.Bytes(c.DeviceMemory), plan.Bytes(states))
+	}
+	fmt.Fprintf(w, "%s, host %s\n", line, plan.Bytes(p.Layout.Spaces[graph.Host].Peak))
+	if c.Resume && t.Done() > 0 {
+		fmt.Fprintf(w, "resumed after step %d from %s\n", t.Done(), c.Checkpoint)
+	} else if c.Resume {
+		fmt.Fprintf(w, "no checkpoint in %s yet: starting from step 1\n", c.Checkpoint)
+	}
+	if !trains(p) {
+		fmt.Fprintln(w, "warning: --freeze leaves nothing to train; the steps only measure the loss")
+	}
+	if _, err := os.Stat(c.Model + "/model.safetensors"); err == nil && c.Init == "random" {
+		fmt.Fprintf(w, "weights start random; --init %s loads the ones in the model's folder\n", c.Model)
+	}
+}
+
+// trains says whether any parameter is trainable.
+func trains(p *plan.Plan) bool {
+	for i := range p.Program.Params {
+		if !p.Program.Params[i].Frozen {
+			return true
+		}
+	}
+	return false
+}
+
+// report tells how the run ended.
+func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []float32, sum string, isDemo bool) error {
+	c := t.Config()
+	if len(losses) > 0 {
+		last := losses[max(0, len(losses)-10):]
+		mean := 0.0
+		for _, v := range last {
+			mean += float64(v) / float64(len(last))
+		}
+		fmt.Fprintf(w, "loss: %.4f before, %.4f after (mean of the last %d steps)\n", losses[0], mean, len(last))
+	}
+	fmt.Fprintf(w, "parameters' SHA-256: %s\n", sum)
+	if isDemo {
+		const prompt = "func "
+		text, err := t.Generate(ctx, prompt, 300, spillway.Sampling{Temperature: 0.7, TopK: 40, Seed: uint64(c.Seed)})
+		switch {
+		case errors.Is(err, context.Canceled):
+			return fmt.Errorf("interrupted after training: %w", err)
+		case err != nil:
+			return fault(err)
+		}
+		fmt.Fprintf(w, "\nsample, continuing %q:\n%s\n\n", prompt, text)
+	}
+	if c.Checkpoint != "" {
+		fmt.Fprintf(w, "checkpoint: %s\n", c.Checkpoint)
+	}
+	return nil
+}

@@ -1,0 +1,220 @@
+// Package comm is what the executor needs of communication: the collectives of
+// a Group as kernels that are launched on a stream. Transports move bytes and
+// Spillway does the adding, in one fixed order, so that a sum over ranks has
+// the same bits on every transport.
+package comm
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Group is one rank's membership in a group of ranks (a mesh axis, or all).
+//
+// Its methods bind an operation to memory of the rank; the kernels run when
+// they are launched, on one stream, and every rank of the group must run the
+// same operations in the same order. Each run carries its number in that order
+// and its signature (operation, size, dtype), which are compared over the
+// ranks: where they differ, the operation fails on every rank.
+//
+// When a kernel has run, its outputs are complete and no peer reads its inputs
+// any more. A rank that does not arrive within the timeout fails the operation
+// on every rank, naming it; so does an error on any rank, through Abort. After
+// the first error every operation of the group fails with it.
+//
+// Below, W is the group's size, i the index of a rank in it, S bytes of a
+// rank's shard.
+type Group interface {
+	// Rank returns the index of the rank in the group, Size the group's size.
+	Rank() int
+	Size() int
+
+	// AllGather copies shard (S) of each rank i to full[i·S : (i+1)·S] of every
+	// rank. shard may be the rank's own part of full.
+	AllGather(label string, shard, full device.Ptr, dtype graph.DType) (device.Kernel, error)
+	// ReduceScatter sums full (W·S) over the ranks and gives rank i the part
+	// [i·S, (i+1)·S) in shard, which it overwrites or, if accumulate, adds to.
+	// shard may be the rank's own part of full, unless accumulating. f32, f64, i64.
+	ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool) (device.Kernel, error)
+	// AllReduce replaces buf by its sum over the ranks. f32, f64, i64.
+	AllReduce(label string, buf device.Ptr, dtype graph.DType) (device.Kernel, error)
+	// Broadcast copies the root's buf to every rank's.
+	Broadcast(label string, buf device.Ptr, dtype graph.DType, root int) (device.Kernel, error)
+	// AllToAll copies part i of each rank j's send (W·S) to part j of rank i's
+	// recv (W·S). They must not overlap.
+	AllToAll(label string, send, recv device.Ptr, dtype graph.DType) (device.Kernel, error)
+	// Send returns when rank `to` has copied buf by its matching Recv: the k-th
+	// Send of a pair matches the k-th Recv. Two ranks that send to each other
+	// first and receive second wait for each other until the timeout.
+	Send(label string, buf device.Ptr, dtype graph.DType, to int) (device.Kernel, error)
+	Recv(label string, buf device.Ptr, dtype graph.DType, from int) (device.Kernel, error)
+	// Barrier returns when every rank has arrived at it.
+	Barrier(label string) (device.Kernel, error)
+
+	// Abort makes every operation that waits or follows fail with err, on all
+	// ranks of the job. The first call counts. Any goroutine may call it.
+	Abort(err error)
+	// OnError registers f to be called once with the error that ends the group,
+	// so that a rank which waits for something else than a peer learns of it. f
+	// runs on any goroutine, and may call Abort and Err but no other method.
+	OnError(f func(error))
+	// Err returns the error that ended the group, nil while it is sound.
+	Err() error
+	// Stats returns what the rank has moved so far. Any goroutine may call it.
+	Stats() Stats
+}
+
+// Op names an operation of a Group, as errors and signatures have it.
+type Op string
+
+// Operations of a Group.
+const (
+	AllGather     Op = "all_gather"
+	ReduceScatter Op = "reduce_scatter"
+	AllReduce     Op = "all_reduce"
+	Broadcast     Op = "broadcast"
+	AllToAll      Op = "all_to_all"
+	SendRecv      Op = "send_recv"
+	Barrier       Op = "barrier"
+)
+
+// Signature is what must be equal on every rank in one run of an operation.
+type Signature struct {
+	Op         Op
+	Bytes      int64 // of the whole buffer: W·S, or S where there are no shards
+	DType      graph.DType
+	Root       int  // of a broadcast
+	Accumulate bool // of a reduce-scatter
+}
+
+func (s Signature) String() string {
+	if s.Op == Barrier {
+		return string(s.Op)
+	}
+	t := fmt.Sprintf("%s of %d bytes of %s", s.Op, s.Bytes, s.DType)
+	if s.Op == Broadcast {
+		t += fmt.Sprintf(" from rank %d", s.Root)
+	}
+	if s.Accumulate {
+		t += ", accumulating"
+	}
+	return t
+}
+
+// Kinds of errors that end a group. Errors wrap one of them, and Abort's cause.
+var (
+	ErrTimeout  = errors.New("timeout")
+	ErrMismatch = errors.New("ranks disagree")
+	ErrAborted  = errors.New("aborted")
+)
+
+// Stats counts what one rank has moved.
+type Stats struct {
+	// Calls is how many operations have run.
+	Calls int64
+	// Sent is ring-equivalent bytes: buffer × (W−1)/W for a gather or scatter,
+	// twice that for an all-reduce, buffer for a send. All-reduces of i64 and f64 are left out: these
+	// dtypes hold losses, counts and exact norms, not tensors. The shares of the
+	// ranks of a group add up without rounding.
+	Sent int64
+	// Read and Written are the bytes that the rank in fact loaded and stored.
+	Read, Written int64
+}
+
+// Sub returns what was moved between earlier and s.
+func (s Stats) Sub(earlier Stats) Stats {
+	return Stats{s.Calls - earlier.Calls, s.Sent - earlier.Sent, s.Read - earlier.Read, s.Written - earlier.Written}
+}
+
+// Counter is Stats that is written by one goroutine and read by any.
+type Counter struct{ calls, sent, read, written atomic.Int64 }
+
+// Add adds one run of an operation.
+func (c *Counter) Add(sent, read, written int64) {
+	c.calls.Add(1)
+	c.sent.Add(sent)
+	c.read.Add(read)
+	c.written.Add(written)
+}
+
+// Stats returns the counts.
+func (c *Counter) Stats() Stats {
+	return Stats{c.calls.Load(), c.sent.Load(), c.read.Load(), c.written.Load()}
+}
+
+// RingBytes is the share of rank in a group of size ranks of the bytes that a
+// ring would send for a collective: see Stats.Sent.
+func RingBytes(s Signature, rank, size int) int64 {
+	w, r := int64(size), int64(rank)
+	var total int64 // of all ranks
+	switch s.Op {
+	case AllGather, ReduceScatter, AllToAll, Broadcast:
+		total = s.Bytes * (w - 1)
+	case AllReduce:
+		if s.DType == graph.I64 || s.DType == graph.F64 {
+			return 0
+		}
+		total = 2 * s.Bytes * (w - 1)
+	default:
+		return 0
+	}
+	// Differences of rounded partial sums: they add up to total exactly.
+	q, m := total/w, total%w
+	return q + (m*(r+1))/w - (m*r)/w
+}
+
+// Coord returns rank's index along each axis of mesh; the last varies fastest.
+func Coord(mesh []graph.Axis, rank int) []int {
+	c := make([]int, len(mesh))
+	for i := len(mesh) - 1; i >= 0; i-- {
+		c[i] = rank % mesh[i].Size
+		rank /= mesh[i].Size
+	}
+	return c
+}
+
+// CanSum tells whether reductions add elements of dtype.
+func CanSum(dtype graph.DType) bool {
+	return dtype == graph.F32 || dtype == graph.F64 || dtype == graph.I64
+}
+
+// CheckShards returns an error unless full holds size shards, each a whole
+// number of elements, and shard lies apart from full or is its part of rank.
+// apart asks for the former. The ranges themselves are the device's to check.
+func CheckShards(full, shard device.Ptr, dtype graph.DType, rank, size int, apart bool) error {
+	if err := full.Check(); err != nil {
+		return fmt.Errorf("full buffer: %w", err)
+	}
+	if err := shard.Check(); err != nil {
+		return fmt.Errorf("shard: %w", err)
+	}
+	switch {
+	case full.Len != shard.Len*int64(size):
+		return fmt.Errorf("the full buffer has %d bytes, want %d ranks × the shard's %d", full.Len, size, shard.Len)
+	case shard.Len%dtype.Size() != 0:
+		return fmt.Errorf("a shard of %d bytes is not a whole number of %s elements", shard.Len, dtype)
+	case !shard.Overlaps(full):
+		return nil
+	case apart:
+		return fmt.Errorf("the shard lies in the full buffer, want them apart")
+	case shard.Off != full.Off+int64(rank)*shard.Len:
+		return fmt.Errorf("the shard at byte %d of the full buffer is not the part of rank %d, at byte %d",
+			shard.Off-full.Off, rank, int64(rank)*shard.Len)
+	}
+	return nil
+}
+
+// CheckBuffer returns an error unless buf is a whole number of elements.
+func CheckBuffer(buf device.Ptr, dtype graph.DType) error {
+	if err := buf.Check(); err != nil {
+		return fmt.Errorf("buffer: %w", err)
+	}
+	if buf.Len%dtype.Size() != 0 {
+		return fmt.Errorf("a buffer of %d bytes is not a whole number of %s elements", buf.Len, dtype)
+	}
+	return nil
+}

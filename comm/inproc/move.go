@@ -1,0 +1,170 @@
+package inproc
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/vec"
+)
+
+// gather copies every rank's shard to this rank's full buffer. In place, peers
+// read only their own parts of their full buffers from each other, and each
+// rank writes only the parts of others in its own.
+type gather struct{}
+
+func (gather) move(k *kernel) (read, written int64) {
+	posted := k.m.group.posted
+	size := len(k.in)
+	for j := range posted {
+		i := (k.m.index + j) % len(posted) // ranks start at different peers
+		if i == k.m.index && k.inPlace {
+			continue
+		}
+		n := int64(copy(k.out[i*size:(i+1)*size], posted[i].in))
+		read, written = read+n, written+n
+	}
+	return read, written
+}
+
+// spread copies the root's buffer to this rank's.
+type spread struct{}
+
+func (spread) move(k *kernel) (read, written int64) {
+	if k.m.index == k.sig.Root {
+		return 0, 0
+	}
+	n := int64(copy(k.out, k.m.group.posted[k.sig.Root].out))
+	return n, n
+}
+
+// exchange copies this rank's part of every rank's send buffer.
+type exchange struct{}
+
+func (exchange) move(k *kernel) (read, written int64) {
+	posted := k.m.group.posted
+	size := len(k.in) / len(posted)
+	for j := range posted {
+		i := (k.m.index + j) % len(posted)
+		n := int64(copy(k.out[i*size:(i+1)*size], posted[i].in[k.m.index*size:(k.m.index+1)*size]))
+		read, written = read+n, written+n
+	}
+	return read, written
+}
+
+type nothing struct{}
+
+func (nothing) move(*kernel) (read, written int64) { return 0, 0 }
+
+// reducer sums over ranks. Each rank adds one part of the buffers: its shard of
+// a reduce-scatter, which it keeps; or its share of an all-reduce, whose sum it
+// stores into the buffers of all ranks. No other rank reads or writes that part,
+// so both work in place.
+type reducer[T comm.Number] struct {
+	full  []T
+	shard []T // empty for an all-reduce
+	parts [][]T
+	adder adder[T]
+}
+
+// adder sums over ranks in comm.Adder's order.
+type adder[T comm.Number] interface {
+	Sum(dst []T, srcs [][]T, accumulate bool)
+	SumAll(bufs [][]T)
+}
+
+// simdAdder is comm.Adder[float32] at memory bandwidth: the same bits.
+type simdAdder struct {
+	one vec.SumTree
+	all vec.SumTreeAll
+}
+
+// Sum adds srcs, all of dst's length, of which there is at least one.
+func (a *simdAdder) Sum(dst []float32, srcs [][]float32, accumulate bool) {
+	a.one = vec.SumTree{Dst: dst, Srcs: srcs, Accumulate: accumulate}
+	if err := a.one.Run(nil); err != nil {
+		panic(err) // CheckShards compared the lengths
+	}
+}
+
+// SumAll replaces every slice of bufs by their sum.
+func (a *simdAdder) SumAll(bufs [][]float32) {
+	a.all = vec.SumTreeAll{Bufs: bufs}
+	if err := a.all.Run(nil); err != nil {
+		panic(err)
+	}
+}
+
+func newReducer(m *member, dtype graph.DType, full, shard device.Ptr) (mover, error) {
+	switch dtype {
+	case graph.F32:
+		return makeReducer[float32](m, 0, full, shard)
+	case graph.F64:
+		return makeReducer[float64](m, 1, full, shard)
+	case graph.I64:
+		return makeReducer[int64](m, 2, full, shard)
+	}
+	return nil, fmt.Errorf("no sum of %s, want f32, f64 or i64", dtype)
+}
+
+func makeReducer[T comm.Number](m *member, slot int, full, shard device.Ptr) (mover, error) {
+	if m.adders[slot] == nil {
+		m.adders[slot] = comm.NewAdder[T](m.Size())
+	}
+	r := &reducer[T]{parts: make([][]T, m.Size()), adder: m.adders[slot].(*comm.Adder[T])}
+	if simd, ok := any(&simdAdder{}).(adder[T]); ok {
+		r.adder = simd
+	}
+	var err error
+	if r.full, err = cpu.Slice[T](full); err != nil {
+		return nil, err
+	}
+	if shard.Arena != nil {
+		if r.shard, err = cpu.Slice[T](shard); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+func (r *reducer[T]) move(k *kernel) (read, written int64) {
+	w, i := len(r.parts), k.m.index
+	from, to := share(len(r.full), i, w)
+	if k.sig.Op == comm.ReduceScatter {
+		from, to = i*len(r.shard), (i+1)*len(r.shard)
+	}
+	for j, peer := range k.m.group.posted {
+		r.parts[j] = peer.mover.(*reducer[T]).full[from:to]
+	}
+	part := int64(to-from) * k.sig.DType.Size()
+	switch {
+	case k.sig.Op == comm.ReduceScatter && w == 1 && k.inPlace, k.sig.Op == comm.AllReduce && w == 1:
+		return 0, 0
+	case k.sig.Op == comm.ReduceScatter:
+		r.adder.Sum(r.shard, r.parts, k.sig.Accumulate)
+		read, written = part*int64(w), part
+		if k.sig.Accumulate {
+			read += part
+		}
+	default:
+		r.adder.SumAll(r.parts)
+		read, written = part*int64(w), part*int64(w)
+	}
+	return read, written
+}
+
+// share returns the elements that rank i of w adds in an all-reduce of n: equal
+// parts that start at multiples of a cache line, so that ranks don't write to
+// one line at once.
+func share(n, i, w int) (from, to int) {
+	const line = 16
+	at := func(i int) int {
+		if i == w {
+			return n
+		}
+		return n * i / w / line * line
+	}
+	return at(i), at(i + 1)
+}

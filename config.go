@@ -1,0 +1,271 @@
+// Package spillway trains models that are larger than one device: parameters,
+// gradients and optimizer states sharded over ranks, every byte planned before
+// the run starts.
+//
+//	cfg := spillway.Default()
+//	cfg.Model, cfg.Data = "gpt2", "tokens.bin"
+//	t, err := spillway.New(ctx, cfg)
+//	…
+//	defer t.Close()
+//	err = t.Run(ctx, func(r spillway.StepResult) error { fmt.Println(r.Step, r.Loss); return nil })
+package spillway
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/offload/store"
+	"github.com/spillway-ml/spillway/recompute"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+// Config is everything that a training run is told. Default returns the values
+// that the command line starts from; the zero value is not valid.
+type Config struct {
+	// Model is a preset's name or a folder with a Hugging Face config.json.
+	Model string
+	// Init is "random" or a folder with model.safetensors (or its sharded index).
+	Init string
+	// Data is a token file (*.bin), a text file, or a folder of text files.
+	Data string
+	// DataGlob limits a folder to files whose name matches; "" takes all.
+	DataGlob string
+	// Tokenizer is "bytes", "gpt2" or a Hugging Face tokenizer.json.
+	Tokenizer string
+	// Order is "sequential", "shuffled", or "" for sequential on files and
+	// shuffled on folders.
+	Order string
+
+	Steps int // optimizer steps
+	Batch int // rows of a micro-batch of one rank
+	Seq   int // tokens of a row; 0: the smaller of 256 and the model's positions
+	Accum int // micro-batches a step
+
+	Optimizer   string  // adamw, sgd, lamb, lars, larc, novograd
+	LR          float64 // peak learning rate
+	LRSchedule  string  // constant, linear, cosine, inverse-sqrt
+	LRScale     string  // none, sqrt, linear: LR times (√ of) global batch over LRBaseBatch
+	LRBaseBatch int     // rows at which LR holds unscaled
+	Warmup      int     // steps of linear warm-up
+	MinLR       float64 // floor of the decaying schedules
+	WeightDecay float64 // on parameters of 2 or more dimensions
+	Beta1       float64 // decay of the first moment; momentum of SGD, LARS, LARC
+	Beta2       float64
+	Eps         float64
+	Clip        float64 // largest global gradient norm; 0: off
+
+	Dropout  float64  // of residual branches and embeddings
+	Seed     int64    // of initial weights, data order and dropout
+	Freeze   []string // patterns of parameter names that are not trained
+	Threads  int      // computing threads of the process, shared by its ranks; 0: all cores
+	Prefetch int      // units gathered ahead of use; more hides communication and costs memory
+
+	EvalData  string // held-out data, as Data; "" turns evaluation off
+	EvalEvery int    // steps between evaluations; 0: at the end only
+	EvalSteps int    // batches of an evaluation
+
+	Device       string // cpu
+	Ranks        int    // world size
+	DeviceMemory int64  // bytes of device memory a rank; 0: no cap
+	HostMemory   int64  // bytes of host memory a rank; 0: no cap
+	Disk         string // folder of the disk tier
+	DiskMemory   int64  // bytes of it a rank; 0: no cap
+	// DiskCache is host memory in bytes a rank that holds what would otherwise be
+	// read from disk, outside the plan and inside HostMemory; 0: none. A step goes
+	// round all that is on disk, so a cache of a tenth of it saves up to a tenth of
+	// the reads.
+	DiskCache int64
+	// RequirePinned refuses to run where host memory can't be locked. Otherwise
+	// the run goes on with unlocked memory, and Warn says so.
+	RequirePinned bool
+	// Warn is told what a person should know about the machine, one line a call;
+	// nil drops it.
+	Warn func(string)
+
+	// Outside is what the process needs of each memory space outside its arena, in
+	// bytes (a GPU's context and libraries); it counts against the caps.
+	Outside [graph.NumSpaces]int64
+	// Precision is "fp32" (or ""), "bf16" or "fp16". ShardSize shards over groups
+	// of this many neighbouring ranks and replicates over the groups (HSDP); 0
+	// shards over all. Both can be planned; New refuses what cannot run yet.
+	Precision string
+	ShardSize int
+	// Recompute drops activations and computes them again in the backward: none,
+	// selective, full, or policies by unit (see package recompute). Less memory,
+	// more computing, the same bits.
+	Recompute string
+
+	Zero         int  // ZeRO stage
+	Reproducible bool // stages 0 and 1 reduce every micro-step: same bits at all stages with accumulation
+
+	Checkpoint string // folder; "" writes none
+	SaveEvery  int    // steps between checkpoints; 0: at the end only
+	Keep       int    // newest checkpoints kept; 0: all
+	Resume     bool   // continue from the newest checkpoint, or start where there is none
+
+	Timeout time.Duration // of any collective
+	Metrics string        // JSON lines file; "" writes none
+	Trace   string        // Chrome trace file; "" writes none
+
+	// Generate makes the plan cover text generation (a sample after training).
+	Generate bool
+	// Poison fills released and unused device memory with NaN patterns, and
+	// verifies the program after every pass. For tests.
+	Poison bool
+	// wrapDisk puts something between the disk tier and its files. For tests.
+	wrapDisk func(rank int, f store.RawFile) store.RawFile
+	// CheckWrites runs one kernel at a time and looks for writes outside of what
+	// it declares, on all ranks. Very slow. For tests.
+	CheckWrites bool
+}
+
+// Default returns the contract's defaults outside the demo.
+func Default() Config {
+	return Config{
+		Init: "random", Tokenizer: "bytes", Steps: 100, Batch: 4, Accum: 1,
+		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8,
+		Seed: 1, Prefetch: 1, Precision: "fp32", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
+	}
+}
+
+// lrSchedules and others list what names mean something, for Validate's errors.
+var (
+	lrSchedules = []string{"constant", "linear", "cosine", "inverse-sqrt"}
+	lrScales    = []string{"none", "sqrt", "linear"}
+	orders      = []string{"", "sequential", "shuffled"}
+	precisions  = []string{"", "fp32", "bf16", "fp16"}
+)
+
+// largest bounds the counts, so that no product of them overflows and none asks
+// the machine for what it can't have. Others are bounded by what they multiply.
+var largest = map[string]int64{
+	"steps": 1 << 40, "warmup": 1 << 40, "eval-steps": 1 << 40,
+	"batch": 1 << 24, "seq": 1 << 24, "accum": 1 << 24, "ranks": 1 << 20, "lr-base-batch": 1 << 40,
+	"threads": 4096, "prefetch": 1 << 30,
+}
+
+func oneOf(flag, v string, names []string) error {
+	for _, n := range names {
+		if strings.EqualFold(v, n) {
+			return nil
+		}
+	}
+	var known []string
+	for _, n := range names {
+		if n != "" {
+			known = append(known, n)
+		}
+	}
+	return fmt.Errorf("--%s %q is not known; use one of %s", flag, v, strings.Join(known, ", "))
+}
+
+// Validate refuses values that no run could have; every error names its flag.
+// It looks at nothing outside the Config.
+func (c *Config) Validate() error {
+	atLeast := func(flag string, v, least int, what string) error {
+		switch {
+		case v < least:
+			return fmt.Errorf("--%s %d: at least %d %s is needed", flag, v, least, what)
+		case int64(v) > largest[flag] && largest[flag] > 0:
+			return fmt.Errorf("--%s %d: at most %d %ss are possible", flag, v, largest[flag], what)
+		}
+		return nil
+	}
+	finite := func(flag string, v float64, least float64) error {
+		if !(v >= least) || math.IsInf(v, 0) {
+			return fmt.Errorf("--%s %g: a finite number of at least %g is needed", flag, v, least)
+		}
+		return nil
+	}
+	fraction := func(flag string, v float64) error {
+		if !(v >= 0 && v < 1) {
+			return fmt.Errorf("--%s %g: a number in [0, 1) is needed", flag, v)
+		}
+		return nil
+	}
+	if c.Model == "" {
+		return fmt.Errorf("--model is missing: give a preset's name (spillway plan --list-models) or a folder with a config.json")
+	}
+	checks := []error{
+		atLeast("steps", c.Steps, 1, "step"), atLeast("batch", c.Batch, 1, "row"), atLeast("seq", c.Seq, 0, "token"),
+		atLeast("accum", c.Accum, 1, "micro-batch"), atLeast("ranks", c.Ranks, 1, "rank"), atLeast("warmup", c.Warmup, 0, "step"),
+		atLeast("threads", c.Threads, 0, "thread"), atLeast("prefetch", c.Prefetch, 0, "unit"), atLeast("eval-every", c.EvalEvery, 0, "step"),
+		atLeast("eval-steps", c.EvalSteps, 1, "batch"), atLeast("save-every", c.SaveEvery, 0, "step"), atLeast("keep", c.Keep, 0, "checkpoint"),
+		atLeast("lr-base-batch", c.LRBaseBatch, 1, "row"),
+		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders),
+		oneOf("precision", c.Precision, precisions), atLeast("shard-size", c.ShardSize, 0, "rank"),
+		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, []string{"cpu"}),
+		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0),
+		fraction("beta1", c.Beta1), fraction("beta2", c.Beta2), fraction("dropout", c.Dropout),
+	}
+	for _, err := range checks {
+		if err != nil {
+			return err
+		}
+	}
+	if _, err := zero.ParseStage(c.Zero); err != nil {
+		return fmt.Errorf("--zero %d: stages are 0, 1, 2 and 3", c.Zero)
+	}
+	for _, s := range []struct {
+		flag string
+		v    int64
+	}{{"device-memory", c.DeviceMemory}, {"host-memory", c.HostMemory}, {"disk-cache", c.DiskCache}} {
+		if s.v < 0 {
+			return fmt.Errorf("--%s %d: a size is not negative", s.flag, s.v)
+		}
+	}
+	if c.ShardSize > 0 && c.Ranks%c.ShardSize != 0 {
+		return fmt.Errorf("--shard-size %d does not divide %d ranks; %s do", c.ShardSize, c.Ranks, divisors(c.Ranks, c.ShardSize))
+	}
+	if _, err := recompute.Parse(c.Recompute); err != nil {
+		return fmt.Errorf("--recompute %s: %w", c.Recompute, err)
+	}
+	if c.Timeout <= 0 {
+		return fmt.Errorf("--timeout %s: a positive duration is needed", c.Timeout)
+	}
+	if c.EvalEvery > 0 && c.EvalData == "" {
+		return fmt.Errorf("--eval-every needs --eval-data: the held-out data")
+	}
+	if c.Resume && c.Checkpoint == "" {
+		return fmt.Errorf("--resume needs --checkpoint: the folder to resume from")
+	}
+	if c.SaveEvery > 0 && c.Checkpoint == "" {
+		return fmt.Errorf("--save-every needs --checkpoint: the folder to save to")
+	}
+	return nil
+}
+
+// divisors names the divisors of n nearest to v, below and above.
+func divisors(n, v int) string {
+	below, above := 1, n
+	for d := 1; d <= n; d++ {
+		if n%d == 0 && d < v {
+			below = d
+		}
+		if n%d == 0 && d > v {
+			above = d
+			break
+		}
+	}
+	return fmt.Sprintf("%d and %d", below, above)
+}
+
+// ComputeThreads returns the computing threads of the process.
+func (c *Config) ComputeThreads() int { return c.threads() }
+
+// threads returns the computing threads of the process.
+func (c *Config) threads() int {
+	if c.Threads > 0 {
+		return c.Threads
+	}
+	return runtime.GOMAXPROCS(0)
+}
+
+// optimizer returns the update rule.
+func (c *Config) optimizer() zero.Optimizer {
+	return zero.Optimizer{Name: strings.ToLower(c.Optimizer), Beta1: c.Beta1, Beta2: c.Beta2, Eps: c.Eps, Decay: c.WeightDecay, Trust: 0.001}
+}

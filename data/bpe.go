@@ -1,0 +1,419 @@
+package data
+
+import (
+	"container/heap"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/text/unicode/norm"
+)
+
+// bpe merges the bytes of a piece of text into tokens (Sennrich et al. 2016,
+// on bytes as in GPT-2): of all neighbouring pairs that have a merge, the one
+// of the lowest rank, the leftmost of equals, until none has.
+type bpe struct {
+	byteToken [256]int32 // -1: a byte that UTF-8 does not have
+	merges    map[uint64]merge
+	// whole, if not nil, gives pieces that are a token as they are, whatever
+	// the merges would make of them: ignore_merges.
+	whole  map[string]int32
+	tokens []string // text of each token
+}
+
+type merge struct{ rank, token int32 }
+
+func pairKey(left, right int32) uint64 { return uint64(uint32(left))<<32 | uint64(uint32(right)) }
+
+// bpeFromRanks recovers the merges from a vocabulary in the order of training,
+// whose first 256 tokens are the bytes: a token's merge joins the two parts
+// that the merges before it make of its text.
+func bpeFromRanks(tokens []string) (*bpe, error) {
+	m := &bpe{merges: make(map[uint64]merge, len(tokens)), tokens: slices.Clone(tokens)}
+	for i := range m.byteToken {
+		m.byteToken[i] = -1
+	}
+	var s scratch
+	for i, text := range tokens {
+		if len(text) == 1 {
+			m.byteToken[text[0]] = int32(i)
+			continue
+		}
+		s.out = m.encodePiece(s.out[:0], text, &s)
+		if len(s.out) != 2 {
+			return nil, fmt.Errorf("token %d %q is %d tokens before its own merge; it must be 2", i, text, len(s.out))
+		}
+		m.merges[pairKey(s.out[0], s.out[1])] = merge{int32(i), int32(i)}
+	}
+	return m, m.checkBytes()
+}
+
+// checkBytes says whether every byte of UTF-8 has a token, without which
+// encoding would lose text.
+func (m *bpe) checkBytes() error {
+	for b, t := range m.byteToken {
+		inUTF8 := b < 0xC0 || b >= 0xC2 && b <= 0xF4
+		if t < 0 && inUTF8 {
+			return fmt.Errorf("the vocabulary has no token for byte %#02x; a byte-level BPE has one for each", b)
+		}
+	}
+	return nil
+}
+
+// scratch is an encoder's working memory.
+type scratch struct {
+	symbols []symbol
+	queue   mergeQueue
+	out     []int32
+	cache   map[string][]int32
+}
+
+// symbol is a token of the piece so far, in a linked list.
+type symbol struct {
+	token      int32 // -1: merged into the one before
+	prev, next int32 // index, or -1
+}
+
+// candidate is a merge of the symbol at pos with the next one.
+type candidate struct {
+	rank, pos, token int32
+}
+
+type mergeQueue []candidate
+
+func (q mergeQueue) Len() int { return len(q) }
+func (q mergeQueue) Less(i, j int) bool {
+	return q[i].rank < q[j].rank || q[i].rank == q[j].rank && q[i].pos < q[j].pos
+}
+func (q mergeQueue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+func (q *mergeQueue) Push(x any)   { *q = append(*q, x.(candidate)) }
+func (q *mergeQueue) Pop() any {
+	last := len(*q) - 1
+	x := (*q)[last]
+	*q = (*q)[:last]
+	return x
+}
+
+// shortPiece is up to how many bytes scanning all pairs for each merge is
+// faster than a queue.
+const shortPiece = 48
+
+// encodePiece appends the tokens of a piece. Time is n log n of its bytes.
+func (m *bpe) encodePiece(dst []int32, piece string, s *scratch) []int32 {
+	if m.whole != nil {
+		if t, ok := m.whole[piece]; ok {
+			return append(dst, t)
+		}
+	}
+	if len(piece) <= shortPiece {
+		return m.encodeShort(dst, piece)
+	}
+	s.symbols = s.symbols[:0]
+	for i := range len(piece) {
+		if t := m.byteToken[piece[i]]; t >= 0 {
+			n := int32(len(s.symbols))
+			s.symbols = append(s.symbols, symbol{t, n - 1, n + 1})
+		}
+	}
+	if len(s.symbols) == 0 {
+		return dst
+	}
+	s.symbols[len(s.symbols)-1].next = -1
+	s.queue = s.queue[:0]
+	for i := range s.symbols[1:] {
+		if c, ok := m.merges[pairKey(s.symbols[i].token, s.symbols[i+1].token)]; ok {
+			s.queue = append(s.queue, candidate{c.rank, int32(i), c.token})
+		}
+	}
+	heap.Init(&s.queue)
+	push := func(left int32) {
+		if left < 0 || s.symbols[left].next < 0 {
+			return
+		}
+		if c, ok := m.merges[pairKey(s.symbols[left].token, s.symbols[s.symbols[left].next].token)]; ok {
+			heap.Push(&s.queue, candidate{c.rank, left, c.token})
+		}
+	}
+	for len(s.queue) > 0 {
+		top := heap.Pop(&s.queue).(candidate)
+		left := &s.symbols[top.pos]
+		if left.token < 0 || left.next < 0 {
+			continue
+		}
+		right := &s.symbols[left.next]
+		// The pair may have changed since it was queued.
+		if c, ok := m.merges[pairKey(left.token, right.token)]; !ok || c.rank != top.rank {
+			continue
+		}
+		left.token, right.token = top.token, -1
+		left.next = right.next
+		if left.next >= 0 {
+			s.symbols[left.next].prev = top.pos
+		}
+		push(left.prev)
+		push(top.pos)
+	}
+	for i := int32(0); i >= 0; i = s.symbols[i].next {
+		dst = append(dst, s.symbols[i].token)
+	}
+	return dst
+}
+
+func (m *bpe) encodeShort(dst []int32, piece string) []int32 {
+	var tokens [shortPiece]int32
+	var merges [shortPiece]merge // of tokens[i] and tokens[i+1]
+	n := 0
+	for i := range len(piece) {
+		if t := m.byteToken[piece[i]]; t >= 0 {
+			tokens[n] = t
+			n++
+		}
+	}
+	const none = 1<<31 - 1
+	look := func(i int) merge {
+		if c, ok := m.merges[pairKey(tokens[i], tokens[i+1])]; ok {
+			return c
+		}
+		return merge{rank: none}
+	}
+	for i := range n - 1 {
+		merges[i] = look(i)
+	}
+	for n > 1 {
+		best := 0
+		for i := 1; i < n-1; i++ {
+			if merges[i].rank < merges[best].rank {
+				best = i
+			}
+		}
+		if merges[best].rank == none {
+			break
+		}
+		tokens[best] = merges[best].token
+		copy(tokens[best+1:n-1], tokens[best+2:n])
+		copy(merges[best:n-2], merges[best+1:n-1])
+		n--
+		if best > 0 {
+			merges[best-1] = look(best - 1)
+		}
+		if best < n-1 {
+			merges[best] = look(best)
+		}
+	}
+	return append(dst, tokens[:n]...)
+}
+
+// splitter is a stage that splits a text, not empty and valid UTF-8, into
+// pieces which merges do not cross; nil functions leave it whole.
+type splitter struct {
+	prefixSpace bool                                  // first put a space before a text that starts with another character
+	first       func(text string) int                 // the length of the first piece, or
+	all         func(text string, yield func(string)) // every piece
+}
+
+// added is a token that is found in the text before anything else looks at it.
+type added struct {
+	content                    string
+	token                      int32
+	singleWord, lstrip, rstrip bool
+}
+
+// addedSet finds added tokens, the longest where several start at one place.
+type addedSet struct {
+	byFirst map[byte][]added // longest first
+	first   [256]bool
+}
+
+func newAddedSet(list []added) *addedSet {
+	if len(list) == 0 {
+		return nil
+	}
+	s := &addedSet{byFirst: map[byte][]added{}}
+	for _, a := range list {
+		s.first[a.content[0]] = true
+		s.byFirst[a.content[0]] = append(s.byFirst[a.content[0]], a)
+	}
+	for _, l := range s.byFirst {
+		slices.SortStableFunc(l, func(a, b added) int { return len(b.content) - len(a.content) })
+	}
+	return s
+}
+
+func (s *addedSet) match(text string) *added {
+	l := s.byFirst[text[0]]
+	for i := range l {
+		if strings.HasPrefix(text, l[i].content) {
+			return &l[i]
+		}
+	}
+	return nil
+}
+
+// wordChars is a regular expression's \w.
+var wordChars = []*unicode.RangeTable{unicode.L, unicode.Nl, unicode.M, unicode.Nd, unicode.Pc, unicode.Other_Alphabetic, unicode.Join_Control}
+
+// sections calls plain and token in the order of the text.
+func (s *addedSet) sections(text string, plain func(string), token func(int32)) {
+	done := 0
+	for i := 0; i < len(text); {
+		if !s.first[text[i]] {
+			i++
+			continue
+		}
+		a := s.match(text[i:])
+		if a == nil {
+			i++
+			continue
+		}
+		begin, end := i, i+len(a.content)
+		i = end
+		if a.singleWord {
+			before, _ := utf8.DecodeLastRuneInString(text[:begin])
+			after, _ := utf8.DecodeRuneInString(text[end:])
+			if begin > 0 && unicode.In(before, wordChars...) || end < len(text) && unicode.In(after, wordChars...) {
+				continue
+			}
+		}
+		if a.lstrip {
+			begin = max(done, len(strings.TrimRightFunc(text[:begin], unicode.IsSpace)))
+		}
+		if a.rstrip {
+			end = len(text) - len(strings.TrimLeftFunc(text[end:], unicode.IsSpace))
+		}
+		if begin > done {
+			plain(text[done:begin])
+		}
+		token(a.token)
+		done = end
+	}
+	if done < len(text) {
+		plain(text[done:])
+	}
+}
+
+// bpeTokenizer is the whole way from text to tokens: added tokens, NFC,
+// splitting, merges.
+type bpeTokenizer struct {
+	name     string
+	model    *bpe
+	raw      *addedSet // found in the text as it is; nil: none
+	nfc      bool
+	normed   *addedSet // found in the normalized text; nil: none
+	split    []splitter
+	eot      int32
+	cuttable bool // cut's rule holds
+
+	scratch sync.Pool
+}
+
+func (t *bpeTokenizer) Name() string   { return t.name }
+func (t *bpeTokenizer) VocabSize() int { return len(t.model.tokens) }
+func (t *bpeTokenizer) EOT() int32     { return t.eot }
+
+// cacheEntries bounds the pieces that an encoder remembers, cacheBytes their
+// length: text repeats its words, and a lookup is faster than merging.
+const (
+	cacheEntries = 1 << 15
+	cacheBytes   = 32
+)
+
+func (t *bpeTokenizer) Encode(text string) []int32 {
+	if !utf8.ValidString(text) {
+		text = string([]rune(text)) // each bad byte becomes U+FFFD
+	}
+	s, _ := t.scratch.Get().(*scratch)
+	if s == nil {
+		s = &scratch{cache: map[string][]int32{}}
+	}
+	defer t.scratch.Put(s)
+	out := make([]int32, 0, len(text)/3+1)
+	token := func(id int32) { out = append(out, id) }
+	merge := func(text string) { out = t.appendText(out, text, 0, s) }
+	normalize := func(text string) {
+		if t.nfc {
+			text = norm.NFC.String(text)
+		}
+		if t.normed == nil {
+			merge(text)
+		} else {
+			t.normed.sections(text, merge, token)
+		}
+	}
+	if t.raw == nil {
+		if len(text) > 0 {
+			normalize(text)
+		}
+	} else {
+		t.raw.sections(text, normalize, token)
+	}
+	return out
+}
+
+// appendText runs the splitters from stage on, then the merges.
+func (t *bpeTokenizer) appendText(dst []int32, text string, stage int, s *scratch) []int32 {
+	if stage == len(t.split) {
+		if len(text) > cacheBytes {
+			return t.model.encodePiece(dst, text, s)
+		}
+		if known, ok := s.cache[text]; ok {
+			return append(dst, known...)
+		}
+		n := len(dst)
+		dst = t.model.encodePiece(dst, text, s)
+		if len(s.cache) >= cacheEntries {
+			clear(s.cache)
+		}
+		s.cache[strings.Clone(text)] = slices.Clone(dst[n:])
+		return dst
+	}
+	sp := &t.split[stage]
+	if sp.prefixSpace && !strings.HasPrefix(text, " ") {
+		text = " " + text
+	}
+	if sp.all != nil {
+		sp.all(text, func(piece string) { dst = t.appendText(dst, piece, stage+1, s) })
+		return dst
+	}
+	for len(text) > 0 {
+		n := len(text)
+		if sp.first != nil {
+			n = sp.first(text)
+		}
+		dst = t.appendText(dst, text[:n], stage+1, s)
+		text = text[n:]
+	}
+	return dst
+}
+
+func (t *bpeTokenizer) Decode(tokens []int32) string {
+	var out strings.Builder
+	for _, id := range tokens {
+		if id < 0 || int(id) >= len(t.model.tokens) {
+			out.WriteString("\uFFFD")
+		} else {
+			out.WriteString(t.model.tokens[id])
+		}
+	}
+	return out.String()
+}
+
+// cut cuts between a letter or digit and an ASCII space, tab or line end.
+// There every pattern that this package knows ends a piece whatever follows,
+// and none looks behind, so both sides split as they do together.
+func (t *bpeTokenizer) cut(text []byte, from int) int {
+	if !t.cuttable {
+		return 0
+	}
+	for i := len(text) - 1; i > 0 && i >= from; i-- {
+		switch text[i] {
+		case ' ', '\t', '\n', '\r':
+			if r, _ := utf8.DecodeLastRune(text[:i]); unicode.In(r, unicode.L, unicode.N) {
+				return i
+			}
+		}
+	}
+	return 0
+}

@@ -1,0 +1,115 @@
+package data
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"unsafe"
+)
+
+// Buffer is a Source over packed little-endian tokens of 1, 2 or 4 bytes, in
+// memory or in a file.
+//
+// A file is read at each call, not mapped: the pages of a mapping that random
+// windows touch count as this process's memory until all of a corpus does,
+// which would break the plan's promise, and a file that is cut short would
+// fault. A read of 256 tokens from the page cache takes about a microsecond.
+type Buffer struct {
+	name   string   // in errors
+	data   []byte   // n·width bytes, or nil: in file
+	file   *os.File // of n·width bytes from offset on
+	offset int64
+	width  int64 // bytes a token
+	n      int64
+	after  func() // runs after file is closed; may be nil
+}
+
+// Len is the number of tokens.
+func (b *Buffer) Len() int64 { return b.n }
+
+// Name is the path that the tokens come from.
+func (b *Buffer) Name() string { return b.name }
+
+// MemoryBytes is what the tokens take of the Go heap: 0 if they are in a file.
+func (b *Buffer) MemoryBytes() int64 { return int64(len(b.data)) }
+
+// Tokens fills dst with tokens [start, start+len(dst)). It allocates nothing.
+func (b *Buffer) Tokens(dst []int32, start int64) error {
+	if start < 0 || start > b.n || int64(len(dst)) > b.n-start {
+		return fmt.Errorf("read tokens of %s: %d tokens from %d are outside of its %d", b.name, len(dst), start, b.n)
+	}
+	if len(dst) == 0 {
+		return nil
+	}
+	var src []byte
+	if b.file == nil {
+		src = b.data[start*b.width:]
+	} else {
+		// The bytes go to the end of dst's memory and widen in place from the
+		// front: token i is written over bytes that were read before, since
+		// (4-width)·(i+1) ≤ (4-width)·n.
+		mem := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(dst))), 4*len(dst))
+		src = mem[(4-b.width)*int64(len(dst)):]
+		if _, err := b.file.ReadAt(src, b.offset+start*b.width); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = errors.New("the file became shorter since it was opened")
+			}
+			return fmt.Errorf("read tokens of %s: %w", b.name, err)
+		}
+	}
+	switch b.width {
+	case 1:
+		for i := range dst {
+			dst[i] = int32(src[i])
+		}
+	case 2:
+		for i := range dst {
+			dst[i] = int32(binary.LittleEndian.Uint16(src[2*i:]))
+		}
+	default:
+		for i := range dst {
+			t := binary.LittleEndian.Uint32(src[4*i:])
+			if t > math.MaxInt32 {
+				return fmt.Errorf("read tokens of %s: token %d is %d; a token is under 2^31", b.name, start+int64(i), t)
+			}
+			dst[i] = int32(t)
+		}
+	}
+	return nil
+}
+
+// Close closes the file. No other call may be in progress or follow.
+func (b *Buffer) Close() error {
+	f := b.file
+	b.data, b.file, b.n = nil, nil, 0
+	if f == nil {
+		return nil
+	}
+	err := f.Close()
+	if b.after != nil {
+		b.after()
+	}
+	return err
+}
+
+// firstBeyond gives the index of the first token ≥ vocab among packed tokens,
+// and the token; index -1 if there is none.
+func firstBeyond(packed []byte, width int64, vocab uint32) (int64, uint32) {
+	if width == 2 {
+		for i := 0; i+2 <= len(packed); i += 2 {
+			if t := uint32(binary.LittleEndian.Uint16(packed[i:])); t >= vocab {
+				return int64(i / 2), t
+			}
+		}
+		return -1, 0
+	}
+	for i := 0; i+4 <= len(packed); i += 4 {
+		if t := binary.LittleEndian.Uint32(packed[i:]); t >= vocab {
+			return int64(i / 4), t
+		}
+	}
+	return -1, 0
+}

@@ -1,0 +1,71 @@
+// Package data turns token files and text into batches.
+//
+// A Source is a row of tokens: a token file, or text run
+// through a Tokenizer. A Sampler says which window of it every row of every
+// batch is, as a pure function of (step, micro-batch, rank, row), so that a
+// resumed run continues with exactly the batches that an uninterrupted one
+// would see, and no state is saved.
+package data
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// Source is a row of tokens. Its methods may be called at the same time.
+type Source interface {
+	// Len is the number of tokens.
+	Len() int64
+	// Tokens fills dst with tokens [start, start+len(dst)). A range outside of
+	// the source is an error.
+	Tokens(dst []int32, start int64) error
+}
+
+// TargetSource is a Source whose targets are not its next tokens.
+type TargetSource interface {
+	Source
+	// Targets fills dst with the targets of the inputs [start,
+	// start+len(dst)). -1 is ignored in the loss and in its count.
+	Targets(dst []int32, start int64) error
+}
+
+// Options says how Open reads.
+type Options struct {
+	// Tokenizer reads text. Nil means bytes. Token files do not use it.
+	Tokenizer Tokenizer
+	// Vocab is the model's vocabulary: a token at or beyond it is an error that
+	// names the token and its index. 0 means the tokenizer's for text and no
+	// check for a token file.
+	Vocab int
+	// Glob, as in path.Match on a file's base name, limits which files of a
+	// folder are read, such as "*.go". Empty means all.
+	Glob string
+}
+
+// Open opens --data's PATH: a *.bin file is tokens (OpenTokenFile), another
+// file is text (OpenText), a folder is its text files in name order
+// (OpenText). Close the result when done.
+func Open(path string, o Options) (*Buffer, error) {
+	st, err := os.Stat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("open data: %s does not exist; it must be a *.bin token file, a text file or a folder of text files", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open data: %w", err)
+	}
+	if !st.IsDir() && strings.HasSuffix(path, ".bin") {
+		return OpenTokenFile(path, o.Vocab)
+	}
+	return OpenText(path, o)
+}
+
+// DefaultOrder is the order of --data PATH where none is given: Shuffled for a
+// folder, Sequential for a file.
+func DefaultOrder(path string) Order {
+	if st, err := os.Stat(path); err == nil && st.IsDir() {
+		return Shuffled
+	}
+	return Sequential
+}

@@ -1,0 +1,232 @@
+package data
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"strings"
+	"sync/atomic"
+)
+
+// Order says which window of the source a sample is.
+type Order int
+
+const (
+	// Sequential takes the windows in order and starts again after the last:
+	// sample i starts at token i·T modulo (length-1)/T·T.
+	Sequential Order = iota
+	// Shuffled takes the (length-1)/T windows in an order drawn by the seed:
+	// every window once an epoch, epoch e in the order of seed+e. Within an
+	// epoch no two ranks, rows or steps share a window.
+	Shuffled
+)
+
+func (o Order) String() string {
+	switch o {
+	case Sequential:
+		return "sequential"
+	case Shuffled:
+		return "shuffled"
+	}
+	return fmt.Sprintf("Order(%d)", int(o))
+}
+
+// ParseOrder reads --order, in any case.
+func ParseOrder(s string) (Order, error) {
+	switch strings.ToLower(s) {
+	case "sequential":
+		return Sequential, nil
+	case "shuffled":
+		return Shuffled, nil
+	}
+	return 0, fmt.Errorf("order %q is unknown; it must be sequential or shuffled", s)
+}
+
+// SamplerConfig shapes the batches. All sizes are 1 or more.
+type SamplerConfig struct {
+	Order Order
+	Seed  int64 // of Shuffled
+	Seq   int   // T, tokens a row
+	Batch int   // B, rows of a micro-batch on a rank
+	Accum int   // K, micro-batches a step
+	Ranks int   // W
+	// Vocab bounds the tokens: inputs must be in [0, Vocab), targets in
+	// [-1, Vocab). 0 means no check.
+	Vocab int
+}
+
+// Sampler gives batches. Samples are numbered over the whole run: row b of
+// rank r's micro-batch k of step s is sample
+//
+//	i = ((s·K + k)·W + r)·B + b
+//
+// so that every rank gets the same number of batches, and the order of samples
+// depends on the product K·W·B alone: a run resumed on another number of ranks
+// with the same global batch goes on with the same samples. Its methods may be
+// called at the same time.
+type Sampler struct {
+	src     Source
+	targets TargetSource // nil: the next tokens
+	c       SamplerConfig
+	windows int64 // (length-1)/T
+	// Shuffled: the permutation of the last epoch asked for. Ranks are within a
+	// step of each other, so it nearly always serves; another is derived when
+	// not.
+	epoch atomic.Pointer[epochOrder]
+}
+
+type epochOrder struct {
+	epoch int64
+	perm  permutation
+}
+
+// NewSampler checks the shape against the source, which must hold one window
+// and its last target: T+1 tokens.
+func NewSampler(src Source, c SamplerConfig) (*Sampler, error) {
+	for _, f := range []struct {
+		name  string
+		value int
+	}{{"seq", c.Seq}, {"batch", c.Batch}, {"accum", c.Accum}, {"ranks", c.Ranks}} {
+		if f.value < 1 {
+			return nil, fmt.Errorf("sample data: %s is %d; it must be 1 or more", f.name, f.value)
+		}
+	}
+	if c.Order != Sequential && c.Order != Shuffled {
+		return nil, fmt.Errorf("sample data: order %v is unknown; it must be sequential or shuffled", c.Order)
+	}
+	if c.Vocab < 0 || c.Vocab > math.MaxInt32 {
+		return nil, fmt.Errorf("sample data: vocabulary of %d; it must be 0 (unchecked) to %d", c.Vocab, math.MaxInt32)
+	}
+	if _, ok := mulAll(int64(c.Batch), int64(c.Accum), int64(c.Ranks), int64(c.Seq)); !ok {
+		return nil, fmt.Errorf("sample data: ranks %d × accum %d × batch %d × seq %d is over 2^63 tokens a step", c.Ranks, c.Accum, c.Batch, c.Seq)
+	}
+	s := &Sampler{src: src, c: c}
+	if n := src.Len(); n-1 < int64(c.Seq) {
+		name := "the data"
+		if b, ok := src.(*Buffer); ok {
+			name = b.Name()
+		}
+		return nil, fmt.Errorf("sample data: %s has %d tokens, under one row of %d and its last target; give %d tokens at least, or a seq of %d at most", name, n, c.Seq, int64(c.Seq)+1, max(n-1, 0))
+	}
+	s.windows = (src.Len() - 1) / int64(c.Seq)
+	s.targets, _ = src.(TargetSource)
+	if c.Order == Shuffled {
+		s.epoch.Store(&epochOrder{0, newPermutation(uint64(c.Seed), uint64(s.windows))})
+	}
+	return s, nil
+}
+
+// mulAll multiplies positive numbers; false on overflow.
+func mulAll(xs ...int64) (int64, bool) {
+	product := int64(1)
+	for _, x := range xs {
+		hi, lo := bits.Mul64(uint64(product), uint64(x))
+		if hi != 0 || lo > math.MaxInt64 {
+			return 0, false
+		}
+		product = int64(lo)
+	}
+	return product, true
+}
+
+// Windows is the number of windows of the source, an epoch's samples.
+func (s *Sampler) Windows() int64 { return s.windows }
+
+// StepsPerEpoch is how many steps an epoch takes, fractions included.
+func (s *Sampler) StepsPerEpoch() float64 {
+	return float64(s.windows) / (float64(s.c.Accum) * float64(s.c.Ranks) * float64(s.c.Batch))
+}
+
+// GlobalSample is the number of a row's sample over the whole run: unique to
+// (step, micro, rank, row), counted from 0. It keys dropout. Arguments count
+// from 0 and must be in range.
+func (s *Sampler) GlobalSample(step, micro, rank, row int) int64 {
+	c := &s.c
+	return ((int64(step)*int64(c.Accum)+int64(micro))*int64(c.Ranks)+int64(rank))*int64(c.Batch) + int64(row)
+}
+
+// Start is the token at which a row's window starts.
+func (s *Sampler) Start(step, micro, rank, row int) int64 {
+	i := s.GlobalSample(step, micro, rank, row)
+	window := i % s.windows
+	if s.c.Order == Shuffled {
+		e := i / s.windows
+		order := s.epoch.Load()
+		if order.epoch == e {
+			window = int64(order.perm.at(uint64(window)))
+		} else {
+			window = s.otherEpoch(e, window)
+		}
+	}
+	return window * int64(s.c.Seq)
+}
+
+// otherEpoch derives another epoch's permutation and keeps it if it is newer.
+// It allocates, once an epoch and rank.
+func (s *Sampler) otherEpoch(e, window int64) int64 {
+	order := &epochOrder{e, newPermutation(uint64(s.c.Seed)+uint64(e), uint64(s.windows))}
+	if old := s.epoch.Load(); old.epoch < e {
+		s.epoch.CompareAndSwap(old, order)
+	}
+	return int64(order.perm.at(uint64(window)))
+}
+
+// Fill writes a rank's micro-batch: inputs and targets, both (B, T) row-major.
+// step, micro and rank count from 0. It allocates nothing while the epoch
+// stays. A position out of range, slices of another length and a token beyond
+// the vocabulary are errors.
+func (s *Sampler) Fill(step, micro, rank int, inputs, targets []int32) error {
+	c := &s.c
+	rowsPerStep := int64(c.Accum) * int64(c.Ranks) * int64(c.Batch)
+	switch {
+	case step < 0 || int64(step) >= math.MaxInt64/rowsPerStep:
+		return fmt.Errorf("sample data: step %d; it must be 0 to %d", step, math.MaxInt64/rowsPerStep-1)
+	case micro < 0 || micro >= c.Accum:
+		return fmt.Errorf("sample data: micro-batch %d; it must be 0 to %d", micro, c.Accum-1)
+	case rank < 0 || rank >= c.Ranks:
+		return fmt.Errorf("sample data: rank %d; it must be 0 to %d", rank, c.Ranks-1)
+	case len(inputs) != c.Batch*c.Seq || len(targets) != len(inputs):
+		return fmt.Errorf("sample data: %d inputs and %d targets; both must be batch %d × seq %d = %d", len(inputs), len(targets), c.Batch, c.Seq, c.Batch*c.Seq)
+	}
+	for row := range c.Batch {
+		start := s.Start(step, micro, rank, row)
+		in, out := inputs[row*c.Seq:(row+1)*c.Seq], targets[row*c.Seq:(row+1)*c.Seq]
+		if err := s.src.Tokens(in, start); err != nil {
+			return err
+		}
+		var err error
+		if s.targets != nil {
+			err = s.targets.Targets(out, start)
+		} else {
+			err = s.src.Tokens(out, start+1)
+		}
+		if err != nil {
+			return err
+		}
+		if c.Vocab == 0 {
+			continue
+		}
+		for i, t := range in {
+			if uint32(t) >= uint32(c.Vocab) {
+				return s.beyond("token", start+int64(i), t, 0)
+			}
+		}
+		for i, t := range out {
+			if uint32(t+1) > uint32(c.Vocab) {
+				if s.targets == nil {
+					return s.beyond("token", start+1+int64(i), t, 0)
+				}
+				return s.beyond("target of token", start+int64(i), t, -1)
+			}
+		}
+	}
+	return nil
+}
+
+func (s *Sampler) beyond(what string, index int64, t int32, low int) error {
+	name := ""
+	if b, ok := s.src.(*Buffer); ok {
+		name = " of " + b.Name()
+	}
+	return fmt.Errorf("sample data: %s %d%s is %d, beyond the vocabulary of %d; it must be %d to %d", what, index, name, t, s.c.Vocab, low, s.c.Vocab-1)
+}

@@ -1,0 +1,364 @@
+package data
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+	"github.com/tiktoken-go/tokenizer/codec"
+)
+
+// randomText strings together what tells the patterns apart.
+func randomText(rng *rand.Rand, parts int) string {
+	alphabet := []string{" ", " ", "  ", "\n", "\r\n", "\r", "\t", "\n\n", "a", "the", "Hello", "WORLD", "fooBar", "'s", "'S", "'ll", "'Ll", "'re", "'", "1", "23", "4567", "½", "٣", "é", "e\u0301", "ß", "中文", "日本", "🎉", "👩‍👩‍👧", ".", ",", "...", "//", ");", "{", "}", "\u00a0", "\u3000", "\u2028", "\u0085", "\x01", "_", "ǅ", "ʰ", "ſ", "'ſ", "K", "<|endoftext|>", "Ж", "’s"}
+	var s strings.Builder
+	for range parts {
+		s.WriteString(alphabet[rng.IntN(len(alphabet))])
+	}
+	return s.String()
+}
+
+func encodeWith(t testing.TB, c *codec.Codec, text string) []int32 {
+	ids, _, err := c.Encode(text)
+	require.NoError(t, err)
+	out := make([]int32, len(ids))
+	for i, id := range ids {
+		out[i] = int32(id)
+	}
+	return out
+}
+
+// sameTokens fails with the first difference, not with megabytes.
+func sameTokens(t testing.TB, want, got []int32, text string) {
+	t.Helper()
+	if slices.Equal(want, got) {
+		return
+	}
+	i := 0
+	for i < min(len(want), len(got)) && want[i] == got[i] {
+		i++
+	}
+	t.Fatalf("tokens differ from %d on: want %v, got %v\nof %.300q", i, want[i:min(i+8, len(want))], got[i:min(i+8, len(got))], text)
+}
+
+func TestBytes(t *testing.T) {
+	tok, err := OpenTokenizer("Bytes")
+	require.NoError(t, err)
+	require.Equal(t, []int32{0, 255, 65}, tok.Encode("\x00\xffA"))
+	require.Equal(t, "\x00\xffA\uFFFD\uFFFD", tok.Decode([]int32{0, 255, 65, 256, -1}))
+	require.Equal(t, 256, tok.VocabSize())
+	require.Equal(t, int32(-1), tok.EOT())
+}
+
+func TestGPT2KnownTokens(t *testing.T) {
+	tok, err := OpenTokenizer("GPT2")
+	require.NoError(t, err)
+	require.Equal(t, 50257, tok.VocabSize())
+	require.Equal(t, int32(50256), tok.EOT())
+	require.Equal(t, []int32{15496, 11, 995, 0}, tok.Encode("Hello, world!"))
+	require.NotContains(t, tok.Encode("a<|endoftext|>b"), int32(50256))
+	require.Equal(t, "<|endoftext|>\uFFFD", tok.Decode([]int32{50256, 50257}))
+	require.Empty(t, tok.Encode(""))
+}
+
+// The encoder gives what tiktoken gives: GPT-2's merges, and Llama 3's way of
+// splitting and of taking whole words, which is cl100k's.
+func TestAgreesWithTiktoken(t *testing.T) {
+	r50k, cl100k := codec.NewR50kBase(), codec.NewCl100kBase()
+	var tokens []string
+	for i := range uint(100256) {
+		text, err := cl100k.Decode([]uint{i})
+		require.NoError(t, err)
+		tokens = append(tokens, text)
+	}
+	model, err := bpeFromRanks(tokens)
+	require.NoError(t, err)
+	llama := load(t, tokenizerJSON(t, model, 100256, byteLevelAfter(splitStage(patternLlama3)), true, "<|spec"+"ial|>"))
+	gpt2 := load(t, tokenizerJSON(t, GPT2().(*bpeTokenizer).model, 50256, byteLevel, false, "<|spec"+"ial|>"))
+	rng := rand.New(rand.NewPCG(3, 4))
+	texts := []string{strings.Repeat("x", 1000), strings.Repeat("=-", 300), strings.Repeat(" ", 500) + "x"}
+	for range 300 {
+		texts = append(texts, randomText(rng, 30))
+	}
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		require.NoError(t, err)
+		texts = append(texts, string(b))
+	}
+	for _, text := range texts {
+		want := encodeWith(t, r50k, text)
+		sameTokens(t, want, GPT2().Encode(text), text)
+		sameTokens(t, want, gpt2.Encode(text), text)
+		require.True(t, text == GPT2().Decode(want))
+		if !strings.Contains(text, "ſ") { // tiktoken-go does not fold it, the original does
+			sameTokens(t, encodeWith(t, cl100k, text), llama.Encode(text), text)
+		}
+		require.True(t, text == llama.Decode(llama.Encode(text)))
+	}
+}
+
+// The tokens that Hugging Face's tokenizers gives: testdata/want.js says how.
+func TestAgreesWithHuggingFace(t *testing.T) {
+	var texts []string
+	var want map[string][][]int32
+	for file, into := range map[string]any{"texts.json": &texts, "tokens.json": &want} {
+		b, err := os.ReadFile(filepath.Join("testdata", file))
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(b, into))
+	}
+	require.Len(t, want, 5)
+	for file, tokens := range want {
+		tok, err := OpenTokenizer(filepath.Join("testdata", file))
+		require.NoError(t, err)
+		require.Len(t, tokens, len(texts))
+		for i, text := range texts {
+			got := tok.Encode(text)
+			require.True(t, slices.Equal(tokens[i], got), "%s: %q\nwant %v\ngot  %v", file, text, tokens[i], got)
+		}
+		require.GreaterOrEqual(t, tok.VocabSize(), 701)
+		require.Equal(t, int32(700), tok.EOT(), file)
+	}
+}
+
+// The scanners are their patterns.
+func TestScannersAgreeWithPatterns(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	for pattern, first := range map[string]func(string) int{
+		patternGPT2:   splitGPT2,
+		patternLlama3: func(s string) int { return splitLlama(s, 3) },
+		patternQwen2:  func(s string) int { return splitLlama(s, 1) },
+	} {
+		all := regexpSplit(pattern)
+		for range 2000 {
+			text := randomText(rng, 1+rng.IntN(25))
+			var want, got []string
+			all(text, func(piece string) { want = append(want, piece) })
+			for rest := text; rest != ""; {
+				n := first(rest)
+				got = append(got, rest[:n])
+				rest = rest[n:]
+			}
+			require.Equal(t, want, got, "%s\n%q", pattern, text)
+		}
+	}
+}
+
+// A text cut where cut says gives the tokens of the whole.
+func TestCutsChangeNothing(t *testing.T) {
+	rng := rand.New(rand.NewPCG(9, 10))
+	toks := []Tokenizer{Bytes(), GPT2()}
+	for _, name := range []string{"llama3", "qwen2", "gpt4o", "gpt2", "digits"} {
+		tok, err := LoadTokenizer("testdata/tokenizer-" + name + ".json")
+		require.NoError(t, err)
+		toks = append(toks, tok)
+	}
+	cuts := map[string]int{}
+	for range 500 {
+		text := randomText(rng, 40)
+		for i, tok := range toks {
+			want := tok.Encode(text)
+			at := tok.(cutter).cut([]byte(text), 0)
+			if at == 0 {
+				continue
+			}
+			cuts[tok.Name()]++
+			require.True(t, slices.Equal(want, append(tok.Encode(text[:at]), tok.Encode(text[at:])...)), "%d %q | %q", i, text[:at], text[at:])
+		}
+	}
+	// llama3 has a token that strips what follows it, qwen2 too, gpt2 one that
+	// must be a word, digits puts a space first: those may not be cut.
+	require.Len(t, cuts, 3)
+}
+
+func TestConcurrentEncode(t *testing.T) {
+	text := strings.Repeat("The quick brown fox's 123 jumps.\n", 50)
+	want := GPT2().Encode(text)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 20 {
+				if !slices.Equal(want, GPT2().Encode(text)) {
+					t.Error("another goroutine's work shows")
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// A piece of a megabyte takes n log n, not n².
+func TestLongPiece(t *testing.T) {
+	text := strings.Repeat("abcdefgh", 1<<17)
+	tokens := GPT2().Encode(text)
+	require.True(t, text == GPT2().Decode(tokens))
+	// Neighbours cannot merge across a multiple of the period differently:
+	// the longest prefix that tiktoken can do in time agrees.
+	short := text[:4000]
+	sameTokens(t, encodeWith(t, codec.NewR50kBase(), short), GPT2().Encode(short), short)
+}
+
+func TestInvalidUTF8CountsAsReplacement(t *testing.T) {
+	require.Equal(t, GPT2().Encode("a\uFFFD\uFFFDb"), GPT2().Encode("a\xff\xfeb"))
+}
+
+func TestTokenizerErrors(t *testing.T) {
+	small := func() map[string]any {
+		return tokenizerJSON(t, GPT2().(*bpeTokenizer).model, 300, byteLevel, false, "<|endoftext|>")
+	}
+	set := func(part, key string, value any) func(map[string]any) {
+		return func(m map[string]any) { m[part].(map[string]any)[key] = value }
+	}
+	top := func(key string, value any) func(map[string]any) { return func(m map[string]any) { m[key] = value } }
+	addedToken := func(id any, content string) func(map[string]any) {
+		return func(m map[string]any) {
+			m["added_tokens"] = append(m["added_tokens"].([]any), map[string]any{"id": id, "content": content})
+		}
+	}
+	stage := func(typ string) map[string]any { return map[string]any{"type": typ} }
+	for name, tc := range map[string]struct {
+		change func(map[string]any)
+		want   string
+	}{
+		"WordPiece":         {set("model", "type", "WordPiece"), `"WordPiece"`},
+		"Unigram":           {set("model", "type", "Unigram"), `"Unigram"`},
+		"WordLevel":         {set("model", "type", "WordLevel"), `"WordLevel"`},
+		"no model":          {top("model", nil), "no model"},
+		"no merges":         {set("model", "merges", nil), "merges"},
+		"byte fallback":     {set("model", "byte_fallback", true), "byte_fallback"},
+		"dropout":           {set("model", "dropout", 0.1), "dropout"},
+		"prefix":            {set("model", "continuing_subword_prefix", "##"), "##"},
+		"suffix":            {set("model", "end_of_word_suffix", "</w>"), "</w>"},
+		"normalizer":        {top("normalizer", stage("Lowercase")), `"Lowercase"`},
+		"normalizers":       {top("normalizer", map[string]any{"type": "Sequence", "normalizers": []any{stage("NFC"), stage("Prepend")}}), `"Prepend"`},
+		"no pre-tokenizer":  {top("pre_tokenizer", nil), "pre_tokenizer"},
+		"pre-tokenizer":     {top("pre_tokenizer", stage("Metaspace")), `"Metaspace"`},
+		"no ByteLevel":      {top("pre_tokenizer", stage("Digits")), "ByteLevel"},
+		"after ByteLevel":   {top("pre_tokenizer", map[string]any{"type": "Sequence", "pretokenizers": []any{byteLevel, stage("Digits")}}), `"Digits" follows`},
+		"pattern":           {top("pre_tokenizer", byteLevelAfter(splitStage(`\w+`))), `\\w+`},
+		"behavior":          {top("pre_tokenizer", byteLevelAfter(map[string]any{"type": "Split", "pattern": map[string]any{"Regex": patternGPT2}, "behavior": "MergedWithNext"})), "MergedWithNext"},
+		"string pattern":    {top("pre_tokenizer", byteLevelAfter(map[string]any{"type": "Split", "pattern": map[string]any{"String": " "}, "behavior": "Isolated"})), "Regex"},
+		"null stage":        {top("pre_tokenizer", map[string]any{"type": "Sequence", "pretokenizers": []any{nil}}), "null"},
+		"decoder":           {top("decoder", stage("WordPiece")), "decoder"},
+		"empty vocabulary":  {set("model", "vocab", map[string]int{}), "vocab"},
+		"vocabulary list":   {set("model", "vocab", []any{[]any{"a", -1.5}}), "vocab"},
+		"negative id":       {set("model", "vocab", map[string]int{"a": -1}), `"a" has id -1`},
+		"absurd id":         {set("model", "vocab", map[string]int{"a": 1e9}), `"a" has id 1000000000`},
+		"same id":           {set("model", "vocab", map[string]int{"a": 1, "b": 1}), `"a" and "b" both`},
+		"byte missing":      {func(m map[string]any) { delete(m["model"].(map[string]any)["vocab"].(map[string]int), "Ġ") }, "byte 0x20"},
+		"merge of unknown":  {set("model", "merges", [][2]string{{"a", "zz"}}), `merge 0: "zz"`},
+		"merge to unknown":  {set("model", "merges", []string{"q q"}), `merge 0: "qq"`},
+		"merge of three":    {set("model", "merges", []string{"a b c"}), "merge 0 has 3"},
+		"merges of numbers": {set("model", "merges", []int{1}), "merges"},
+		"added id taken":    {addedToken(0, "<x>"), `"<x>" has id 0`},
+		"added twice":       {addedToken(300, "<x>"), "both have id 300"},
+		"added other id":    {addedToken(300, "a"), `"a" has id 300, but`},
+		"added absurd":      {addedToken(-1, "<x>"), `"<x>" has id -1`},
+		"added no id":       {addedToken(nil, "<x>"), "no id"},
+	} {
+		m := small()
+		tc.change(m)
+		path := put(t, "tokenizer.json", marshal(t, m))
+		_, err := OpenTokenizer(path)
+		require.ErrorContains(t, err, tc.want, name)
+		require.ErrorContains(t, err, path, name)
+		require.NotContains(t, err.Error(), "\n", name)
+	}
+	for spec, want := range map[string]string{
+		"":                                "empty",
+		"gpt3":                            "gpt3",
+		t.TempDir():                       "regular",
+		put(t, "t.json", nil):             "early",
+		put(t, "t.json", []byte("[]")):    "not a tokenizer.json",
+		put(t, "t.json", []byte("{}")):    "no model",
+		put(t, "t.json", []byte(`{"a":`)): "early",
+	} {
+		_, err := OpenTokenizer(spec)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// Merges as lines, no types, the old files' way, are the same tokenizer.
+func TestOldTokenizerFile(t *testing.T) {
+	m := tokenizerJSON(t, GPT2().(*bpeTokenizer).model, 2000, byteLevel, false, "</s>")
+	want := load(t, m)
+	model := m["model"].(map[string]any)
+	var lines []string
+	for _, p := range model["merges"].([][2]string) {
+		lines = append(lines, p[0]+" "+p[1])
+	}
+	model["merges"] = lines
+	delete(model, "type")
+	delete(m, "decoder")
+	got := load(t, m)
+	text := "Spilling the merges, 123 of them's enough.\n"
+	require.Equal(t, want.Encode(text), got.Encode(text))
+	require.Equal(t, int32(2000), got.EOT())
+	require.NotEqual(t, want.Name(), got.Name())
+	require.Equal(t, []int32{2000}, got.Encode("</s>"))
+	require.Equal(t, "</s>", got.Decode([]int32{2000}))
+}
+
+func FuzzTokenizerFile(f *testing.F) {
+	// The smallest files that are whole: the bytes and a few merges.
+	for _, pre := range []any{byteLevel, byteLevelAfter(splitStage(patternLlama3)), byteLevelAfter(map[string]any{"type": "Digits"})} {
+		m := tokenizerJSON(f, GPT2().(*bpeTokenizer).model, 260, pre, true, "<|endoftext|>")
+		m["normalizer"] = map[string]any{"type": "NFC"}
+		f.Add(marshal(f, m), "Hello 'S 123 fooBar é\n")
+	}
+	f.Fuzz(func(t *testing.T, file []byte, text string) {
+		tok, err := parseTokenizer(file)
+		if err != nil {
+			require.NotContains(t, err.Error(), "\n")
+			return
+		}
+		for _, id := range tok.Encode(text) {
+			require.GreaterOrEqual(t, id, int32(0))
+			require.Less(t, int(id), tok.VocabSize())
+		}
+	})
+}
+
+// Any text comes back, whatever it is cut into.
+func FuzzRoundTrip(f *testing.F) {
+	f.Add("Hello, world's  end\n\n 中文 123456")
+	f.Fuzz(func(t *testing.T, text string) {
+		if !utf8.ValidString(text) {
+			return
+		}
+		tokens := GPT2().Encode(text)
+		require.True(t, text == GPT2().Decode(tokens))
+		sameTokens(t, encodeWith(t, codec.NewR50kBase(), text), tokens, text)
+	})
+}
+
+func BenchmarkGPT2(b *testing.B) {
+	var text strings.Builder
+	files, _ := filepath.Glob("*.go")
+	for _, f := range files {
+		s, _ := os.ReadFile(f)
+		text.Write(s)
+	}
+	s := text.String()
+	b.Run("spillway", func(b *testing.B) {
+		b.SetBytes(int64(len(s)))
+		for b.Loop() {
+			GPT2().Encode(s)
+		}
+	})
+	b.Run("tiktoken-go", func(b *testing.B) {
+		c := codec.NewR50kBase()
+		b.SetBytes(int64(len(s)))
+		for b.Loop() {
+			c.Encode(s)
+		}
+	})
+}

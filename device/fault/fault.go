@@ -1,0 +1,176 @@
+// Package fault is a device that fails where it is told to: it wraps another
+// one, so that what a failure does to a job can be tested.
+package fault
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// ErrInjected is wrapped by every error that this package makes.
+var ErrInjected = errors.New("injected fault")
+
+// Mode is how an operation fails.
+type Mode uint8
+
+// Modes of failure.
+const (
+	// AtLaunch: Launch returns the error, as for a launch that the driver refuses.
+	AtLaunch Mode = iota
+	// WhenRun: the operation is enqueued and fails when its turn comes. The
+	// kernel's type must be one that runs on the CPU (a Run method).
+	WhenRun
+	// Panic is WhenRun with a panic in place of an error.
+	Panic
+	// Hang: the operation is enqueued and runs until the context is aborted, as
+	// a stuck rank does. As WhenRun, CPU kernels only.
+	Hang
+)
+
+// Plan says where to fail. Its zero value fails nowhere.
+type Plan struct {
+	// Launch fails the n-th launch (from 1) over all streams among those that
+	// Label matches; 0: none.
+	Launch int64
+	// Label is a part of the labels that Launch counts; empty: all.
+	Label string
+	Mode  Mode
+	// Alloc fails allocations in Space.
+	Alloc bool
+	Space graph.Space
+	// Copy fails binding a copy whose label has this part; empty: none.
+	Copy string
+}
+
+// Context wraps a context. It implements device.Context, and device.Poisoner
+// where the wrapped context does.
+type Context struct {
+	device.Context
+	plan    Plan
+	count   atomic.Int64
+	fired   atomic.Bool
+	release chan struct{}
+	once    sync.Once
+}
+
+var (
+	_ device.Context  = (*Context)(nil)
+	_ device.Poisoner = (*Context)(nil)
+	_ device.DiskUser = (*Context)(nil)
+	_ device.Timed    = (*stream)(nil)
+)
+
+// Wrap returns ctx with faults.
+func Wrap(ctx device.Context, plan Plan) *Context {
+	return &Context{Context: ctx, plan: plan, release: make(chan struct{})}
+}
+
+// Fired tells whether the planned launch was reached.
+func (c *Context) Fired() bool { return c.fired.Load() }
+
+// Alloc fails in the plan's space.
+func (c *Context) Alloc(space graph.Space, bytes int64) (device.Arena, error) {
+	if c.plan.Alloc && space == c.plan.Space {
+		return nil, fmt.Errorf("rank %d: allocate %d bytes of %s memory: %w", c.Rank(), bytes, space, ErrInjected)
+	}
+	return c.Context.Alloc(space, bytes)
+}
+
+// Copy fails for the plan's label.
+func (c *Context) Copy(label string, dst, src device.Ptr) (device.Kernel, error) {
+	if c.plan.Copy != "" && strings.Contains(label, c.plan.Copy) {
+		return nil, fmt.Errorf("rank %d: copy %q: %w", c.Rank(), label, ErrInjected)
+	}
+	return c.Context.Copy(label, dst, src)
+}
+
+// Poison passes on to the wrapped context.
+func (c *Context) Poison(label string, p device.Ptr) (device.Kernel, error) {
+	poisoner, ok := c.Context.(device.Poisoner)
+	if !ok {
+		return nil, fmt.Errorf("rank %d: poison %q: the wrapped device can't (%T)", c.Rank(), label, c.Context)
+	}
+	return poisoner.Poison(label, p)
+}
+
+// DiskTraffic passes on to the wrapped context.
+func (c *Context) DiskTraffic() device.Traffic {
+	if u, ok := c.Context.(device.DiskUser); ok {
+		return u.DiskTraffic()
+	}
+	return device.Traffic{}
+}
+
+// Abort releases operations that hang, and aborts the wrapped context.
+func (c *Context) Abort(err error) {
+	c.Context.Abort(err)
+	c.once.Do(func() { close(c.release) })
+}
+
+// Close releases operations that hang, and closes the wrapped context.
+func (c *Context) Close() error {
+	c.once.Do(func() { close(c.release) })
+	return c.Context.Close()
+}
+
+// NewStream returns a stream of the wrapped context, with faults.
+func (c *Context) NewStream(id graph.StreamID) (device.Stream, error) {
+	s, err := c.Context.NewStream(id)
+	if err != nil {
+		return nil, err
+	}
+	return &stream{Stream: s, ctx: c, id: id}, nil
+}
+
+type stream struct {
+	device.Stream
+	ctx *Context
+	id  graph.StreamID
+}
+
+func (s *stream) Launch(k device.Kernel) error {
+	plan := s.ctx.plan
+	if plan.Launch == 0 || !strings.Contains(k.Label(), plan.Label) || s.ctx.count.Add(1) != plan.Launch {
+		return s.Stream.Launch(k)
+	}
+	s.ctx.fired.Store(true)
+	if plan.Mode == AtLaunch {
+		err := &device.OpError{Rank: s.ctx.Rank(), Stream: s.id, Kernel: k, Err: ErrInjected}
+		s.ctx.Abort(err) // as a driver's error, it is sticky
+		return err
+	}
+	return s.Stream.Launch(&failing{Kernel: k, ctx: s.ctx})
+}
+
+func (s *stream) Time(t device.Timer) error {
+	timed, ok := s.Stream.(device.Timed)
+	if !ok {
+		return fmt.Errorf("the wrapped device can't time its kernels (%T)", s.Stream)
+	}
+	return timed.Time(t)
+}
+
+// failing takes a kernel's place. It has the Run method of the CPU's kernels.
+type failing struct {
+	device.Kernel
+	ctx *Context
+}
+
+func (f *failing) Run() error {
+	switch f.ctx.plan.Mode {
+	case Panic:
+		panic(ErrInjected.Error())
+	case Hang:
+		<-f.ctx.release
+	}
+	return ErrInjected
+}
+
+// Unwrap returns the kernel that f took the place of.
+func (f *failing) Unwrap() device.Kernel { return f.Kernel }

@@ -1,0 +1,666 @@
+// Package exec runs a laid-out step program on one rank's device, and traces
+// it. It decides nothing: which operation runs where, after what and on which
+// bytes is the program's and the layout's.
+package exec
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels"
+	"github.com/spillway-ml/spillway/memplan"
+)
+
+// Config is what an Executor runs, and with what.
+type Config struct {
+	Program *graph.Program
+	Layout  *memplan.Layout
+	// Context is the rank's. The Executor owns it: it closes it, and New does so
+	// when it fails.
+	Context device.Context
+	// Library has the kernels of every operation but copies and collectives.
+	Library kernels.Library
+	// Groups has the rank's membership by mesh axis, −1 for all ranks. Needed
+	// for the axes that the program's collectives name.
+	Groups map[int]comm.Group
+	// Coord is the rank's index along each mesh axis.
+	Coord []int
+	// Trace receives when each operation ran; nil: no trace.
+	Trace *Trace
+	// Poison fills the bytes of a buffer with NaN as soon as its last operation
+	// is done, for tests: see release.go. The Context must be a device.Poisoner.
+	Poison bool
+}
+
+// Executor runs the sections of a program on one rank.
+//
+// New:
+//
+//	for each space with a planned peak:  one arena of exactly that size
+//	for each stream that is used:        one device stream
+//	for each event:                      one device event
+//	for each operation of each section:  bind it to its operands' addresses
+//	    copy → Context.Copy; collective → its axis's Group; join → nothing;
+//	    rest → Library
+//
+// RunSection:
+//
+//	for each phase, for each repeat:
+//	    sync the streams that read host inputs; before(phase, repeat) fills these
+//	    for each operation in program order:
+//	        stream.Wait(each event); stream.Launch(kernel); stream.Record(event)
+//	sync all streams
+//
+// Invariants:
+//   - Nothing is allocated after New: no device memory ever, and running a phase
+//     allocates nothing on the Go heap either.
+//   - An operation is bound once; its addresses never change (so a device may
+//     capture a phase and replay it).
+//   - Only stream order and events order operations. Phases are not barriers.
+//     Sections are: one starts when all streams of the one before are idle.
+//   - The first error on any rank ends the job on all: a device's error aborts
+//     the rank's groups, a group's error aborts the rank's device. It comes out
+//     of the call that runs or syncs, and of every later one, and names rank,
+//     step, section, phase and operation.
+//
+// Deliberately absent: any decision about memory, order, streams or prefetch
+// (the passes made them); retries and fallbacks; knowledge of what a kind
+// computes; more than one goroutine a rank (methods are called from one, Abort
+// and Touched from any).
+type Executor struct {
+	cfg      Config
+	rank     int
+	arenas   [graph.NumSpaces]device.Arena
+	streams  [graph.NumStreams]device.Stream
+	tracks   [graph.NumStreams]*track
+	events   []device.Event // by EventID − 1
+	sections []section
+	groups   []comm.Group // distinct
+	byKernel map[device.Kernel]*operation
+	// readers are the streams on which operations read the host's inputs.
+	readers []device.Stream
+	closed  bool
+
+	step    atomic.Int64
+	current atomic.Pointer[section]
+}
+
+type section struct {
+	graph  *graph.Section
+	phases []phase
+}
+
+type phase struct {
+	graph   *graph.Phase
+	section *section
+	ops     []operation
+}
+
+// operation is a bound graph.Op.
+type operation struct {
+	op     *graph.Op
+	phase  *phase
+	kernel device.Kernel // nil: a join, which only waits and records
+	stream device.Stream
+	track  *track
+	wait   []device.Event
+	record device.Event // nil: none
+	bytes  int64        // of all operands
+	unit   string       // its name, empty for none
+
+	// release is launched after the kernel, before record: see Config.Poison.
+	release []device.Kernel
+}
+
+// New allocates the arenas and binds the program. Its error ends the job on
+// every rank: the others would wait for this one.
+func New(cfg Config) (*Executor, error) {
+	e, err := build(cfg)
+	if err == nil {
+		return e, nil
+	}
+	for _, g := range cfg.Groups {
+		g.Abort(err)
+	}
+	if cfg.Context != nil {
+		err = errors.Join(err, cfg.Context.Close())
+	}
+	return nil, err
+}
+
+func build(cfg Config) (*Executor, error) {
+	p := cfg.Program
+	switch {
+	case cfg.Context == nil:
+		return nil, errors.New("exec: no device context")
+	case p == nil || cfg.Layout == nil || cfg.Library == nil:
+		return nil, errors.New("exec: want a program, a layout and a kernel library")
+	case len(cfg.Layout.Offset) != len(p.Buffers):
+		return nil, fmt.Errorf("exec: the layout has %d offsets, the program %d buffers", len(cfg.Layout.Offset), len(p.Buffers))
+	case len(cfg.Coord) != len(p.Mesh):
+		return nil, fmt.Errorf("exec: %d coordinates for a mesh of %d axes", len(cfg.Coord), len(p.Mesh))
+	}
+	for i, a := range p.Mesh {
+		if cfg.Coord[i] < 0 || cfg.Coord[i] >= a.Size {
+			return nil, fmt.Errorf("exec: coordinate %d along mesh axis %s of size %d", cfg.Coord[i], a.Name, a.Size)
+		}
+	}
+	e := &Executor{cfg: cfg, rank: cfg.Context.Rank(), byKernel: map[device.Kernel]*operation{}}
+	e.step.Store(-1)
+	for s := range graph.NumSpaces {
+		peak := cfg.Layout.Spaces[s].Peak
+		if peak == 0 {
+			continue
+		}
+		a, err := cfg.Context.Alloc(s, peak)
+		if err != nil {
+			return nil, fmt.Errorf("exec: %w", err)
+		}
+		e.arenas[s] = a
+	}
+	for range p.Events {
+		ev, err := cfg.Context.NewEvent()
+		if err != nil {
+			return nil, fmt.Errorf("exec: rank %d: event: %w", e.rank, err)
+		}
+		e.events = append(e.events, ev)
+	}
+	cfg.Context.OnError(func(err error) {
+		for _, g := range cfg.Groups {
+			g.Abort(e.describe(err))
+		}
+	})
+	seen := map[comm.Group]bool{}
+	for _, g := range cfg.Groups {
+		if !seen[g] {
+			seen[g] = true
+			e.groups = append(e.groups, g)
+			g.OnError(cfg.Context.Abort)
+		}
+	}
+	if err := e.bindAll(); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+func (e *Executor) bindAll() error {
+	p := e.cfg.Program
+	e.sections = make([]section, len(p.Sections))
+	for i := range p.Sections {
+		s := &e.sections[i]
+		s.graph = &p.Sections[i]
+		s.phases = make([]phase, len(s.graph.Phases))
+		for j := range s.phases {
+			ph := &s.phases[j]
+			ph.graph, ph.section = &s.graph.Phases[j], s
+			ph.ops = make([]operation, len(ph.graph.Ops))
+			for k := range ph.ops {
+				o := &ph.ops[k]
+				o.op, o.phase = &ph.graph.Ops[k], ph
+				if err := e.bind(o); err != nil {
+					return fmt.Errorf("exec: rank %d, %s: %w", e.rank, o.path(), err)
+				}
+			}
+		}
+		if e.cfg.Poison {
+			if err := e.bindReleases(s); err != nil {
+				return fmt.Errorf("exec: rank %d, section %s: %w", e.rank, s.graph.Name, err)
+			}
+		}
+	}
+	var reads [graph.NumStreams]bool
+	for i := range e.sections {
+		for j := range e.sections[i].phases {
+			for k := range e.sections[i].phases[j].ops {
+				op := e.sections[i].phases[j].ops[k].op
+				reads[op.Stream] = reads[op.Stream] || e.readsHostInput(op)
+			}
+		}
+	}
+	for s, yes := range reads {
+		if yes {
+			e.readers = append(e.readers, e.streams[s])
+		}
+	}
+	return nil
+}
+
+func (e *Executor) readsHostInput(op *graph.Op) bool {
+	p := e.cfg.Program
+	for _, in := range op.In {
+		if in == graph.NoBuf {
+			continue
+		}
+		root, _ := p.Resolve(in, nil)
+		for _, host := range [...]graph.BufID{p.HostTokens, p.HostTargets, p.HostHyper, p.HostKey} {
+			if host == graph.NoBuf || int(host) >= len(p.Buffers) {
+				continue
+			}
+			if r, _ := p.Resolve(host, nil); r == root {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// stream returns the device's stream, made at first use.
+func (e *Executor) stream(id graph.StreamID) (device.Stream, error) {
+	if id >= graph.NumStreams {
+		return nil, fmt.Errorf("no stream %s", id)
+	}
+	if e.streams[id] != nil {
+		return e.streams[id], nil
+	}
+	s, err := e.cfg.Context.NewStream(id)
+	if err != nil {
+		return nil, err
+	}
+	if t := e.cfg.Trace; t != nil {
+		timed, ok := s.(device.Timed)
+		if !ok {
+			return nil, fmt.Errorf("stream %s: the device can't time its kernels for a trace (%T)", id, s)
+		}
+		e.tracks[id] = t.add(e.rank, id)
+		if err := timed.Time(e.tracks[id]); err != nil {
+			return nil, err
+		}
+	}
+	e.streams[id] = s
+	return s, nil
+}
+
+// ptr returns where a buffer lies on this rank. NoBuf gives the zero Ptr.
+func (e *Executor) ptr(id graph.BufID) (device.Ptr, error) {
+	p := e.cfg.Program
+	if id == graph.NoBuf {
+		return device.Ptr{}, nil
+	}
+	if id < 0 || int(id) >= len(p.Buffers) {
+		return device.Ptr{}, fmt.Errorf("buffer %d of %d", id, len(p.Buffers))
+	}
+	b := p.Buf(id)
+	root, off := p.Resolve(id, e.cfg.Coord)
+	r := p.Buf(root)
+	at := e.cfg.Layout.Offset[root]
+	arena := e.arenas[r.Space]
+	switch {
+	case b.Space != r.Space:
+		return device.Ptr{}, fmt.Errorf("buffer %q is in %s memory, its base %q in %s", b.Name, b.Space, r.Name, r.Space)
+	case off < 0 || off > r.Bytes()-b.Bytes():
+		return device.Ptr{}, fmt.Errorf("buffer %q: bytes [%d, %d) are outside its base %q of %d bytes", b.Name, off, off+b.Bytes(), r.Name, r.Bytes())
+	case at < 0 || arena == nil:
+		return device.Ptr{}, fmt.Errorf("buffer %q has no place in the layout", r.Name)
+	}
+	ptr := device.Ptr{Arena: arena, Off: at + off, Len: b.Bytes()}
+	if err := ptr.Check(); err != nil {
+		return device.Ptr{}, fmt.Errorf("buffer %q: %w", b.Name, err)
+	}
+	return ptr, nil
+}
+
+func (e *Executor) event(id graph.EventID) (device.Event, error) {
+	if id < 1 || int(id) > len(e.events) {
+		return nil, fmt.Errorf("event %d of %d", id, len(e.events))
+	}
+	return e.events[id-1], nil
+}
+
+func (e *Executor) bind(o *operation) error {
+	op := o.op
+	if op.Unit >= 0 && op.Unit < len(e.cfg.Program.Units) {
+		o.unit = e.cfg.Program.Units[op.Unit].Name
+	}
+	b := kernels.Binding{Program: e.cfg.Program, Op: op, Coord: e.cfg.Coord}
+	place := func(id graph.BufID, to *device.Ptr) error {
+		p, err := e.ptr(id)
+		*to = p
+		o.bytes += p.Len
+		return err
+	}
+	b.In, b.Out = make([]device.Ptr, len(op.In)), make([]device.Ptr, len(op.Out))
+	for i, id := range op.In {
+		if err := place(id, &b.In[i]); err != nil {
+			return fmt.Errorf("input %d: %w", i, err)
+		}
+	}
+	for i, out := range op.Out {
+		if err := place(out.Buf, &b.Out[i]); err != nil {
+			return fmt.Errorf("output %d: %w", i, err)
+		}
+	}
+	if err := place(op.Work, &b.Work); err != nil {
+		return fmt.Errorf("workspace: %w", err)
+	}
+	if err := place(op.Skip, &b.Skip); err != nil {
+		return fmt.Errorf("predicate: %w", err)
+	}
+	var err error
+	if o.stream, err = e.stream(op.Stream); err != nil {
+		return err
+	}
+	o.track = e.tracks[op.Stream]
+	for _, w := range op.Wait {
+		ev, err := e.event(w)
+		if err != nil {
+			return fmt.Errorf("wait: %w", err)
+		}
+		o.wait = append(o.wait, ev)
+	}
+	if op.Record != 0 {
+		if o.record, err = e.event(op.Record); err != nil {
+			return fmt.Errorf("record: %w", err)
+		}
+	}
+	switch op.Kind {
+	case graph.Join:
+		return nil
+	case graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce:
+		o.kernel, err = e.bindTransfer(o, b)
+	default:
+		o.kernel, err = e.cfg.Library.Bind(b)
+	}
+	if err != nil {
+		return err
+	}
+	if o.kernel == nil {
+		return fmt.Errorf("%s: the library gave no kernel", op.Kind)
+	}
+	if reflect.TypeOf(o.kernel).Comparable() {
+		e.byKernel[o.kernel] = o
+	}
+	return nil
+}
+
+// bindTransfer binds a copy or a collective.
+func (e *Executor) bindTransfer(o *operation, b kernels.Binding) (device.Kernel, error) {
+	op := o.op
+	ins := 1
+	if op.Kind == graph.AllReduce {
+		ins = 0
+	}
+	switch {
+	case len(b.In) != ins || len(b.Out) != 1:
+		return nil, fmt.Errorf("%s has %d inputs and %d outputs, want %d and 1", op.Kind, len(b.In), len(b.Out), ins)
+	case b.Out[0].Arena == nil || ins == 1 && b.In[0].Arena == nil:
+		return nil, fmt.Errorf("%s: an operand is absent", op.Kind)
+	case b.Skip.Arena != nil:
+		return nil, fmt.Errorf("%s with a predicate: copies and collectives always run", op.Kind)
+	}
+	label, dtype, mode := o.label(), e.cfg.Program.Buf(op.Out[0].Buf).DType, op.Out[0].Mode
+	if op.Kind == graph.Copy {
+		if mode != graph.Write {
+			return nil, fmt.Errorf("copy with output mode %s, want %s", mode, graph.Write)
+		}
+		return e.cfg.Context.Copy(label, b.Out[0], b.In[0])
+	}
+	attr, ok := op.Attr.(graph.GroupAttr)
+	if !ok {
+		return nil, fmt.Errorf("%s: attribute %T, want graph.GroupAttr", op.Kind, op.Attr)
+	}
+	if ins == 1 {
+		if in := e.cfg.Program.Buf(op.In[0]).DType; in != dtype {
+			return nil, fmt.Errorf("%s from %s to %s, want one dtype", op.Kind, in, dtype)
+		}
+	}
+	g := e.cfg.Groups[attr.Axis]
+	if g == nil {
+		return nil, fmt.Errorf("%s: no group for mesh axis %d", op.Kind, attr.Axis)
+	}
+	switch {
+	case op.Kind == graph.AllGather && mode == graph.Write:
+		return g.AllGather(label, b.In[0], b.Out[0], dtype)
+	case op.Kind == graph.ReduceScatter && mode != graph.ReadWrite:
+		return g.ReduceScatter(label, b.In[0], b.Out[0], dtype, mode == graph.Accum)
+	case op.Kind == graph.AllReduce && mode == graph.ReadWrite:
+		return g.AllReduce(label, b.Out[0], dtype)
+	}
+	return nil, fmt.Errorf("%s with output mode %s", op.Kind, mode)
+}
+
+// label is what errors and traces call the operation: phase/name.
+func (o *operation) label() string { return o.phase.graph.Name + "/" + o.op.Name }
+
+func (o *operation) path() string {
+	return fmt.Sprintf("section %s, phase %s, operation %s", o.phase.section.graph.Name, o.phase.graph.Name, o.op.Name)
+}
+
+// SetStep says which step runs, for errors. −1: none.
+func (e *Executor) SetStep(step int64) { e.step.Store(step) }
+
+// describe adds to an error what this rank was doing. It may run on any goroutine.
+func (e *Executor) describe(err error) error {
+	at := fmt.Sprintf("rank %d", e.rank)
+	if step := e.step.Load(); step >= 0 {
+		at += fmt.Sprintf(", step %d", step)
+	}
+	var failed *device.OpError
+	if errors.As(err, &failed) && failed.Rank == e.rank {
+		k := failed.Kernel
+		o := e.operationOf(k)
+		if o == nil {
+			return fmt.Errorf("%s, operation %s on stream %s: %w", at, k.Label(), failed.Stream, failed.Err)
+		}
+		return fmt.Errorf("%s, %s on stream %s: %w", at, o.path(), failed.Stream, failed.Err)
+	}
+	if s := e.current.Load(); s != nil {
+		at += ", section " + s.graph.Name
+	}
+	return fmt.Errorf("%s: %w", at, err)
+}
+
+func (e *Executor) operationOf(k device.Kernel) *operation {
+	for k != nil && reflect.TypeOf(k).Comparable() {
+		if o := e.byKernel[k]; o != nil {
+			return o
+		}
+		w, ok := k.(interface{ Unwrap() device.Kernel })
+		if !ok {
+			return nil
+		}
+		k = w.Unwrap()
+	}
+	return nil
+}
+
+// stop ends the job because of err, on every rank, and returns it described.
+func (e *Executor) stop(err error) error {
+	e.cfg.Context.Abort(err)
+	return e.describe(err)
+}
+
+func (e *Executor) section(name string) (*section, error) {
+	if e.closed {
+		return nil, fmt.Errorf("exec: rank %d: section %s: the executor is closed", e.rank, name)
+	}
+	for i := range e.sections {
+		if e.sections[i].graph.Name == name {
+			return &e.sections[i], nil
+		}
+	}
+	return nil, fmt.Errorf("exec: rank %d: the program has no section %q", e.rank, name)
+}
+
+// RunPhase enqueues a phase once and returns without waiting for it.
+func (e *Executor) RunPhase(sectionName, phaseName string) error {
+	s, err := e.section(sectionName)
+	if err != nil {
+		return err
+	}
+	for i := range s.phases {
+		if s.phases[i].graph.Name == phaseName {
+			e.current.Store(s)
+			return e.enqueue(&s.phases[i])
+		}
+	}
+	return fmt.Errorf("exec: rank %d: section %s has no phase %q", e.rank, sectionName, phaseName)
+}
+
+func (e *Executor) enqueue(ph *phase) error {
+	for i := range ph.ops {
+		o := &ph.ops[i]
+		for _, w := range o.wait {
+			if err := o.stream.Wait(w); err != nil {
+				return e.stop(err)
+			}
+		}
+		if o.kernel != nil {
+			o.track.launch(o)
+			if err := o.stream.Launch(o.kernel); err != nil {
+				return e.stop(err)
+			}
+		}
+		for _, k := range o.release {
+			o.track.launch(nil)
+			if err := o.stream.Launch(k); err != nil {
+				return e.stop(err)
+			}
+		}
+		if o.record != nil {
+			if err := o.stream.Record(o.record); err != nil {
+				return e.stop(err)
+			}
+		}
+	}
+	return nil
+}
+
+// RunSection runs a whole section and returns when all of it is done.
+//
+// before, if not nil, is called before each enqueuing of a phase, with how many
+// times the phase has run. It may fill the host's inputs (HostTokens,
+// HostTargets, HostHyper, HostKey): every operation enqueued before it that
+// reads them has run. Its error ends the job on every rank.
+func (e *Executor) RunSection(name string, before func(phase *graph.Phase, repeat int) error) error {
+	s, err := e.section(name)
+	if err != nil {
+		return err
+	}
+	e.current.Store(s)
+	for i := range s.phases {
+		ph := &s.phases[i]
+		for r := range ph.graph.Repeat {
+			if before != nil {
+				for _, st := range e.readers {
+					if err := st.Sync(); err != nil {
+						return e.stop(err)
+					}
+				}
+				if err := before(ph.graph, r); err != nil {
+					return e.stop(fmt.Errorf("phase %s: %w", ph.graph.Name, err))
+				}
+			}
+			if err := e.enqueue(ph); err != nil {
+				return err
+			}
+		}
+	}
+	return e.Sync()
+}
+
+// Sync returns when everything enqueued has run on this rank, or with the error
+// that ended the job.
+func (e *Executor) Sync() error {
+	for _, s := range e.streams {
+		if s == nil {
+			continue
+		}
+		if err := s.Sync(); err != nil {
+			return e.stop(err)
+		}
+	}
+	e.current.Store(nil)
+	return nil
+}
+
+// Abort ends the job on every rank: what runs or waits fails with err.
+func (e *Executor) Abort(err error) { e.cfg.Context.Abort(err) }
+
+// Touched returns the highest byte of a space's arena that an executed
+// operation has touched; 0 for a space without an arena.
+func (e *Executor) Touched(s graph.Space) int64 {
+	if s >= graph.NumSpaces || e.arenas[s] == nil {
+		return 0
+	}
+	return e.arenas[s].Touched()
+}
+
+// CommStats returns what the rank has moved so far, over all its groups.
+func (e *Executor) CommStats() comm.Stats {
+	var sum comm.Stats
+	for _, g := range e.groups {
+		s := g.Stats()
+		sum.Calls += s.Calls
+		sum.Sent += s.Sent
+		sum.Read += s.Read
+		sum.Written += s.Written
+	}
+	return sum
+}
+
+// DiskTraffic returns the bytes that the rank has moved from and to disk so far.
+func (e *Executor) DiskTraffic() device.Traffic {
+	if u, ok := e.cfg.Context.(device.DiskUser); ok {
+		return u.DiskTraffic()
+	}
+	return device.Traffic{}
+}
+
+// Close ends the streams and frees the arenas. Other calls fail after it.
+func (e *Executor) Close() error {
+	if e.closed {
+		return nil
+	}
+	e.closed = true
+	if err := e.cfg.Context.Close(); err != nil {
+		return fmt.Errorf("exec: %w", err)
+	}
+	return nil
+}
+
+// HostF64 returns a buffer in host memory. The caller reads it after Sync, or
+// writes it in RunSection's before.
+func (e *Executor) HostF64(id graph.BufID) ([]float64, error) { return host[float64](e, id, graph.F64) }
+
+// HostF32 is HostF64 for f32 buffers.
+func (e *Executor) HostF32(id graph.BufID) ([]float32, error) { return host[float32](e, id, graph.F32) }
+
+// HostI64 is HostF64 for i64 buffers.
+func (e *Executor) HostI64(id graph.BufID) ([]int64, error) { return host[int64](e, id, graph.I64) }
+
+// HostI32 is HostF64 for i32 buffers.
+func (e *Executor) HostI32(id graph.BufID) ([]int32, error) { return host[int32](e, id, graph.I32) }
+
+func host[T float64 | float32 | int64 | int32](e *Executor, id graph.BufID, dtype graph.DType) ([]T, error) {
+	fail := func(err error) ([]T, error) {
+		return nil, fmt.Errorf("exec: rank %d: host view of buffer %d: %w", e.rank, id, err)
+	}
+	if id == graph.NoBuf {
+		return fail(errors.New("the program lacks it"))
+	}
+	p, err := e.ptr(id)
+	if err != nil {
+		return fail(err)
+	}
+	if b := e.cfg.Program.Buf(id); b.DType != dtype {
+		return fail(fmt.Errorf("%q has dtype %s, want %s", b.Name, b.DType, dtype))
+	}
+	b, err := e.cfg.Context.HostBytes(p)
+	if err != nil {
+		return fail(err)
+	}
+	if p.Off%dtype.Size() != 0 {
+		return fail(fmt.Errorf("its offset %d is not a multiple of %d", p.Off, dtype.Size()))
+	}
+	if len(b) == 0 {
+		return nil, nil
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), int64(len(b))/dtype.Size()), nil
+}

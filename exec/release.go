@@ -1,0 +1,123 @@
+package exec
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Poisoning on release (tests only). The layout gives a buffer's bytes to the
+// next one without a trace of it, so a stray read of a dead buffer would find
+// its old, plausible values. With Config.Poison they are NaN: a fill is
+// enqueued right after a buffer's last operation.
+//
+// "Last" is over happens-before. An operation d is the last of a buffer if every
+// other one that touches it happens before d; whoever gets the bytes next is
+// ordered after all of them, so after d, and it sees d through d's stream or an
+// event recorded there at d or later: the fill, enqueued between d's launch and
+// d's record, comes before it too. Where no such d exists (two streams end with
+// the buffer independently) nothing is filled. Buffers that live over steps, and
+// the host's, are left alone; one that lives over phases only dies in a phase
+// that runs once.
+
+// clock has, for each stream, how many of its operations happen before a point.
+type clock [graph.NumStreams]int
+
+func (c *clock) join(o *clock) {
+	for i := range c {
+		c[i] = max(c[i], o[i])
+	}
+}
+
+// bindReleases fills in the release kernels of a section's operations.
+func (e *Executor) bindReleases(s *section) error {
+	poisoner, ok := e.cfg.Context.(device.Poisoner)
+	if !ok {
+		return errors.New("poison: the device can't fill released memory")
+	}
+	p := e.cfg.Program
+	var streams [graph.NumStreams]clock // after the stream's latest operation
+	recorded := make([]clock, p.Events+1)
+	position := map[*operation]int{}
+	after := map[*operation]clock{}
+	touching := make([][]*operation, len(p.Buffers)) // by root, in program order
+	for i := range s.phases {
+		for j := range s.phases[i].ops {
+			o := &s.phases[i].ops[j]
+			c := streams[o.op.Stream]
+			for _, w := range o.op.Wait {
+				c.join(&recorded[w])
+			}
+			c[o.op.Stream]++
+			position[o] = c[o.op.Stream]
+			streams[o.op.Stream], after[o] = c, c
+			if o.op.Record != 0 {
+				recorded[o.op.Record] = c
+			}
+			for _, id := range operands(o.op) {
+				root, _ := p.Resolve(id, nil)
+				if list := touching[root]; len(list) == 0 || list[len(list)-1] != o {
+					touching[root] = append(list, o)
+				}
+			}
+		}
+	}
+	keep := e.hostBuffers()
+	for id, list := range touching {
+		b := p.Buf(graph.BufID(id))
+		if len(list) == 0 || b.Life == graph.LifeRun || slices.Contains(keep, graph.BufID(id)) {
+			continue
+		}
+		if b.Life == graph.LifeStep && list[len(list)-1].phase.graph.Repeat != 1 {
+			continue
+		}
+		for from := 0; from < len(list); {
+			to := len(list) // of one life
+			if b.Life == graph.LifePhase {
+				to = from + 1
+				for to < len(list) && list[to].phase == list[from].phase {
+					to++
+				}
+			}
+			last := list[to-1]
+			c := after[last]
+			if !slices.ContainsFunc(list[from:to], func(o *operation) bool { return c[o.op.Stream] < position[o] }) {
+				ptr, err := e.ptr(graph.BufID(id))
+				if err != nil {
+					return err
+				}
+				k, err := poisoner.Poison("release "+b.Name, ptr)
+				if err != nil {
+					return err
+				}
+				last.release = append(last.release, k)
+			}
+			from = to
+		}
+	}
+	return nil
+}
+
+func operands(op *graph.Op) []graph.BufID {
+	ids := slices.Clone(op.In)
+	for _, o := range op.Out {
+		ids = append(ids, o.Buf)
+	}
+	ids = append(ids, op.Work, op.Skip)
+	return slices.DeleteFunc(ids, func(id graph.BufID) bool { return id == graph.NoBuf })
+}
+
+// hostBuffers returns the roots that the host reads or writes between operations.
+func (e *Executor) hostBuffers() []graph.BufID {
+	p := e.cfg.Program
+	var roots []graph.BufID
+	for _, id := range [...]graph.BufID{p.HostTokens, p.HostTargets, p.HostHyper, p.HostKey, p.HostLoss, p.HostGradNorm, p.Staging} {
+		if id != graph.NoBuf {
+			r, _ := p.Resolve(id, nil)
+			roots = append(roots, r)
+		}
+	}
+	return roots
+}

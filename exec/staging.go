@@ -1,0 +1,103 @@
+package exec
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Write stores data at byte off of a buffer in any space, and returns when it
+// is there. It runs after everything enqueued before it. What is not in host
+// memory goes through the program's staging buffer, as many bytes at a time as
+// that has.
+func (e *Executor) Write(id graph.BufID, off int64, data []byte) error {
+	return e.transfer("write", id, off, data, false)
+}
+
+// Read loads bytes from off of a buffer in any space into data: see Write.
+func (e *Executor) Read(id graph.BufID, off int64, data []byte) error {
+	return e.transfer("read", id, off, data, true)
+}
+
+func (e *Executor) transfer(verb string, id graph.BufID, off int64, data []byte, read bool) error {
+	fail := func(err error) error {
+		name := fmt.Sprintf("buffer %d", id)
+		if id >= 0 && int(id) < len(e.cfg.Program.Buffers) {
+			name = e.cfg.Program.Buf(id).Name
+		}
+		return fmt.Errorf("exec: rank %d: %s %d bytes at byte %d of %s: %w", e.rank, verb, len(data), off, name, err)
+	}
+	if e.closed {
+		return fail(errors.New("the executor is closed"))
+	}
+	p, err := e.ptr(id)
+	if err != nil {
+		return fail(err)
+	}
+	n := int64(len(data))
+	if p.Arena == nil || off < 0 || off > p.Len-n {
+		return fail(fmt.Errorf("it has %d bytes", p.Len))
+	}
+	if err := e.Sync(); err != nil {
+		return fail(err)
+	}
+	if p.Arena.Space() == graph.Host {
+		b, err := e.cfg.Context.HostBytes(p)
+		if err != nil {
+			return fail(err)
+		}
+		if read {
+			copy(data, b[off:])
+		} else {
+			copy(b[off:], data)
+		}
+		return nil
+	}
+	staging, err := e.ptr(e.cfg.Program.Staging)
+	if err != nil {
+		return fail(fmt.Errorf("staging: %w", err))
+	}
+	if staging.Len == 0 {
+		return fail(errors.New("the program has no staging buffer"))
+	}
+	window, err := e.cfg.Context.HostBytes(staging)
+	if err != nil {
+		return fail(fmt.Errorf("staging: %w", err))
+	}
+	queue := graph.CopyIn
+	if read {
+		queue = graph.CopyOut
+	}
+	s, err := e.stream(queue)
+	if err != nil {
+		return fail(err)
+	}
+	for done := int64(0); done < n; done += int64(len(window)) {
+		chunk := data[done:min(n, done+int64(len(window)))]
+		there := device.Ptr{Arena: p.Arena, Off: p.Off + off + done, Len: int64(len(chunk))}
+		here := device.Ptr{Arena: staging.Arena, Off: staging.Off, Len: int64(len(chunk))}
+		dst, src := there, here
+		if read {
+			dst, src = here, there
+		} else {
+			copy(window, chunk)
+		}
+		k, err := e.cfg.Context.Copy(verb+" "+e.cfg.Program.Buf(id).Name, dst, src)
+		if err != nil {
+			return fail(err)
+		}
+		e.tracks[queue].launch(nil)
+		if err := s.Launch(k); err != nil {
+			return fail(e.stop(err))
+		}
+		if err := s.Sync(); err != nil {
+			return fail(e.stop(err))
+		}
+		if read {
+			copy(chunk, window)
+		}
+	}
+	return nil
+}

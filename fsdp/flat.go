@@ -1,0 +1,131 @@
+package fsdp
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// blockElems is the granularity of parameter starts and shard ends, in elements.
+const blockElems = 256
+
+func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
+
+// Flatten lays the parameters of each unit out in a flat parameter that splits
+// evenly over shards ranks, and makes Param.Value and Param.Grad views into
+// value/u and grad/u. Frozen parameters get units of their own, so that a unit
+// has gradients and states for all of its parameters or for none.
+func Flatten(p *graph.Program, shards int) (*graph.Program, error) {
+	if shards < 1 {
+		return nil, fmt.Errorf("fsdp: flatten over %d ranks; at least 1 is needed", shards)
+	}
+	q := p.Clone()
+	splitFrozen(q)
+	members := make([][]int, len(q.Units))
+	for i, prm := range q.Params {
+		if prm.Unit < 0 || prm.Unit >= len(q.Units) {
+			return nil, fmt.Errorf("fsdp: parameter %q belongs to unit %d of %d", prm.Name, prm.Unit, len(q.Units))
+		}
+		members[prm.Unit] = append(members[prm.Unit], i)
+	}
+	for u := range q.Units {
+		unit := &q.Units[u]
+		unit.Segments = nil
+		var at, used int64
+		for _, i := range members[u] {
+			n := q.Params[i].Elems()
+			unit.Segments = append(unit.Segments, graph.Segment{Param: i, Len: n, Flat: at})
+			at = roundUp(at+n, blockElems)
+			used += n
+		}
+		unit.FlatLen = roundUp(at, blockElems*int64(shards))
+		if unit.FlatLen == 0 {
+			continue
+		}
+		types, err := unitTypes(q, members[u])
+		if err != nil {
+			return nil, err
+		}
+		value := q.AddBuffer(flatBuffer("value/"+unit.Name, types.value, graph.Parameters, graph.LifeRun, u, unit.FlatLen, used))
+		unit.Value = graph.State{Name: "value", Buf: value, Axis: -1, Len: unit.FlatLen}
+		grad := graph.NoBuf
+		if !unit.Frozen {
+			grad = q.AddBuffer(flatBuffer("grad/"+unit.Name, types.grad, graph.Gradients, graph.LifeStep, u, unit.FlatLen, used))
+		}
+		for _, s := range unit.Segments {
+			prm := &q.Params[s.Param]
+			intoFlat(q, prm.Value, value, s.Flat)
+			if prm.Grad != graph.NoBuf {
+				if grad == graph.NoBuf {
+					return nil, fmt.Errorf("fsdp: frozen parameter %q has a gradient", prm.Name)
+				}
+				intoFlat(q, prm.Grad, grad, s.Flat)
+			}
+		}
+	}
+	return q, nil
+}
+
+func flatBuffer(name string, dtype graph.DType, class graph.Class, life graph.Life, unit int, elems, used int64) graph.Buffer {
+	return graph.Buffer{Name: name, DType: dtype, Shape: []int64{elems}, Class: class, Life: life, Unit: unit,
+		Pad: (elems - used) * dtype.Size()}
+}
+
+// unitTypes are the types of a unit's parameters and gradients, which a flat
+// buffer has one each of.
+func unitTypes(p *graph.Program, members []int) (t struct{ value, grad graph.DType }, err error) {
+	first := true
+	for _, i := range members {
+		prm := &p.Params[i]
+		value, grad := p.Buf(prm.Value).DType, t.grad
+		if prm.Grad != graph.NoBuf {
+			grad = p.Buf(prm.Grad).DType
+		}
+		if !first && (value != t.value || grad != t.grad) {
+			return t, fmt.Errorf("fsdp: parameter %q is %v with a gradient of %v, others of unit %q %v and %v; a unit has one type each",
+				prm.Name, value, grad, p.Units[prm.Unit].Name, t.value, t.grad)
+		}
+		t.value, t.grad, first = value, grad, false
+	}
+	return t, nil
+}
+
+func intoFlat(p *graph.Program, id, flat graph.BufID, elem int64) {
+	p.Buf(id).View = &graph.View{Base: flat, Offset: elem * p.Buf(id).DType.Size()}
+}
+
+// splitFrozen moves the frozen parameters of partly frozen units into units of
+// their own, "<unit>.frozen".
+func splitFrozen(p *graph.Program) {
+	frozen, live := make([]bool, len(p.Units)), make([]bool, len(p.Units))
+	for _, prm := range p.Params {
+		if prm.Frozen {
+			frozen[prm.Unit] = true
+		} else {
+			live[prm.Unit] = true
+		}
+	}
+	moved := map[int]int{}
+	for u := range len(p.Units) {
+		switch {
+		case frozen[u] && live[u]:
+			moved[u] = len(p.Units)
+			p.Units = append(p.Units, graph.Unit{Name: p.Units[u].Name + ".frozen", Frozen: true})
+		case frozen[u]:
+			p.Units[u].Frozen = true
+		}
+	}
+	for i := range p.Params {
+		if to, ok := moved[p.Params[i].Unit]; ok && p.Params[i].Frozen {
+			p.Params[i].Unit = to
+		}
+	}
+}
+
+// usedElems returns the elements of a unit that are not padding.
+func usedElems(u *graph.Unit) (n int64) {
+	for _, s := range u.Segments {
+		n += s.Len
+	}
+	return n
+}

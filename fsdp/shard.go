@@ -1,0 +1,367 @@
+package fsdp
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+// Options of the sharding rewrite.
+type Options struct {
+	Stage        zero.Stage
+	Axis         int  // mesh axis to shard over; ranks of the other one, if there is one, hold replicas
+	Accum        int  // micro-steps a step, at least 1
+	Reproducible bool // stages 0 and 1 reduce every micro-step, as 2 and 3 do
+	Prefetch     int  // how many use regions ahead parameters are gathered; 0: not ahead
+	Optimizer    zero.Optimizer
+	Clip         float64 // largest global gradient norm; 0: off
+	Reduce32     bool    // gradients of 16-bit parameters travel and rest in f32
+}
+
+// Validate refuses options out of range.
+func (o Options) Validate(p *graph.Program) error {
+	if o.Axis < 0 || o.Axis >= len(p.Mesh) {
+		return fmt.Errorf("fsdp: shard axis %d of a mesh of %d axes", o.Axis, len(p.Mesh))
+	}
+	if len(p.Mesh) > 2 {
+		return fmt.Errorf("fsdp: a mesh of %d axes; one to shard over and one of replicas are the most", len(p.Mesh))
+	}
+	if o.Accum < 1 {
+		return fmt.Errorf("fsdp: %d micro-steps a step; at least 1 is needed", o.Accum)
+	}
+	if o.Prefetch < 0 {
+		return fmt.Errorf("fsdp: prefetch distance %d is negative", o.Prefetch)
+	}
+	return o.Optimizer.Validate()
+}
+
+// Shard turns a program with a section "train" (one phase: forward and
+// backward of a micro-batch) and forward-only sections into what the ranks of
+// one mesh axis run: "init", "step" (its micro-step phases and "update") and
+// the forward-only sections, with collectives, streams and throttles; graph.Schedule
+// gives them their events.
+//
+//	stage   after the last micro-step's backward of u      after the update of u
+//	0       all_reduce(grad/u)                             –
+//	1       reduce_scatter(grad/u) in place                all_gather(value/u) in place
+//	2       every micro-step: reduce_scatter → reduced/u   all_gather(value/u) in place
+//	3       as 2                                           –; all_gather before each use region
+//
+// Along a mesh's second axis ranks hold replicas (HSDP): what a shard's ranks
+// have reduced is all-reduced over that axis, once a step; gathers and norms
+// stay within the shard axis.
+//
+// One rank has nothing to shard: every stage is then stage 0 without collectives
+// along the shard axis.
+//
+// Parameters of 16 bits (package precision) get an f32 master in the shard, from
+// which a section "refresh" makes them anew after the host has written it; see
+// grads.go for their gradients.
+func Shard(p *graph.Program, o Options) (*graph.Program, error) {
+	if err := o.Validate(p); err != nil {
+		return nil, err
+	}
+	train := p.Section("train")
+	if train == nil || len(train.Phases) != 1 {
+		return nil, fmt.Errorf("fsdp: the program has no section \"train\" of one phase")
+	}
+	ranks := p.Mesh[o.Axis].Size
+	q, err := Flatten(p, ranks)
+	if err != nil {
+		return nil, err
+	}
+	if ranks == 1 {
+		o.Stage = zero.Replicate
+	}
+	s := &sharder{p: q, o: o, ranks: ranks, replicas: 1, replicate: -1, units: make([]unitBufs, len(q.Units)), gathered: map[gatherKey]*gathered{}}
+	if len(q.Mesh) == 2 {
+		s.replicate = 1 - o.Axis
+		s.replicas = q.Mesh[s.replicate].Size
+	}
+	if err := s.allocate(); err != nil {
+		return nil, err
+	}
+
+	var sections []graph.Section
+	init := s.initSection()
+	if len(init.Phases[0].Ops) > 0 {
+		sections = append(sections, init)
+	}
+	if refresh := s.refreshSection(); len(refresh.Phases[0].Ops) > 0 {
+		sections = append(sections, refresh)
+	}
+	for i := range q.Sections {
+		sec := &q.Sections[i]
+		if sec.Name == "train" {
+			sections = append(sections, s.stepSection(sec.Phases[0].Ops))
+			continue
+		}
+		for j := range sec.Phases {
+			w := newWeave(sec.Phases[j].Ops)
+			s.unshard(w, sec.Name)
+			s.observeLoss(w, true, true)
+			sec.Phases[j].Ops, sec.Phases[j].Throttles = w.ops()
+		}
+		sections = append(sections, *sec)
+	}
+	q.Sections = sections
+	s.finish()
+	return q, nil
+}
+
+type unitBufs struct {
+	value, grad, reduced graph.BufID // as in the package's note; NoBuf where absent
+	valueShard           graph.BufID // the rank's own part of value
+	master               graph.BufID // f32 parameters of that part, where value has 16 bits
+	gradShard            graph.BufID // the rank's own part of the reduced gradient
+	wire                 graph.BufID // 16-bit copy in which an f32 sum over micro-steps travels, whole or the rank's part
+	update               graph.BufID // the gradient that the update reads
+	states               []graph.BufID
+	extra                graph.BufID // gradients of a later micro-step before they are added (reproducible)
+}
+
+type sharder struct {
+	p     *graph.Program
+	o     Options
+	ranks int // along the shard axis
+	units []unitBufs
+
+	replicas  int // along the other axis, 1 where there is none
+	replicate int // that axis, −1
+
+	gathered map[gatherKey]*gathered
+	extra    map[graph.BufID]graph.BufID // gradient view → its twin in a unit's extra
+}
+
+func (s *sharder) shardLen(u int) int64 { return s.p.Units[u].FlatLen / int64(s.ranks) }
+
+// part returns the attribute of what a rank holds of unit u.
+func (s *sharder) part(u int, sharded bool) graph.ShardAttr {
+	if sharded {
+		return graph.ShardAttr{Unit: u, Axis: s.o.Axis, Len: s.shardLen(u)}
+	}
+	return graph.ShardAttr{Unit: u, Axis: -1, Len: s.p.Units[u].FlatLen}
+}
+
+// shardBuffer is a rank's part of a flat buffer of unit u, padding counted as
+// the mean over ranks.
+func (s *sharder) shardBuffer(name string, dtype graph.DType, class graph.Class, life graph.Life, u int, sharded bool) graph.Buffer {
+	used := usedElems(&s.p.Units[u])
+	n := s.p.Units[u].FlatLen
+	global := n
+	var place graph.Placement
+	if sharded {
+		n = s.shardLen(u)
+		used = s.share(u, class)
+		place = graph.Sharded
+	}
+	b := flatBuffer(name, dtype, class, life, u, n, used)
+	b.Global = []int64{global}
+	b.Place = make([]graph.Placement, len(s.p.Mesh))
+	b.Place[s.o.Axis] = place
+	return b
+}
+
+// share is what of unit u's elements a rank holds in the mean over ranks. It is
+// rounded up along the units' running sum, so that a class's units add up to
+// ⌈Ψ/N⌉, the formula of ZeRO for the whole model: rounded one by one they would
+// exceed it by up to an element a unit.
+func (s *sharder) share(u int, class graph.Class) int64 {
+	var before int64
+	for v := range u {
+		// Parameters are everybody's; gradients and states the trainable units' only.
+		if class == graph.Parameters || !s.p.Units[v].Frozen {
+			before += usedElems(&s.p.Units[v])
+		}
+	}
+	ceil := func(n int64) int64 { return (n + int64(s.ranks) - 1) / int64(s.ranks) }
+	return ceil(before+usedElems(&s.p.Units[u])) - ceil(before)
+}
+
+// own returns the view of the rank's own part of a whole flat buffer.
+func (s *sharder) own(flat graph.BufID, u int) graph.BufID {
+	f := s.p.Buf(flat)
+	n := s.shardLen(u)
+	return s.p.AddBuffer(graph.Buffer{Name: f.Name + "/own", DType: f.DType, Shape: []int64{n}, Space: f.Space, Class: f.Class, Life: f.Life, Unit: u,
+		View: &graph.View{Base: flat, RankStride: n * f.DType.Size(), Axis: s.o.Axis}})
+}
+
+// allocate makes the resident buffers of every unit.
+func (s *sharder) allocate() error {
+	p, o := s.p, s.o
+	gradBase := map[int]graph.BufID{}
+	for i := range p.Buffers {
+		if v := p.Buffers[i].View; v != nil && p.Buf(v.Base).Class == graph.Gradients && p.Buf(v.Base).Unit >= 0 {
+			gradBase[p.Buf(v.Base).Unit] = v.Base
+		}
+	}
+	flat, perParam := o.Optimizer.StateNames()
+	for u := range p.Units {
+		unit := &p.Units[u]
+		b := noBufs
+		if unit.FlatLen == 0 {
+			s.units[u] = b
+			continue
+		}
+		b.value = unit.Value.Buf
+		dtype := p.Buf(b.value).DType
+		switch {
+		case o.Stage.ShardsParams():
+			b.valueShard = p.AddBuffer(s.shardBuffer("shard/"+unit.Name, dtype, graph.Parameters, graph.LifeRun, u, true))
+			unit.Value = graph.State{Name: "value", Buf: b.valueShard, Axis: o.Axis, Len: s.shardLen(u)}
+		case o.Stage.ShardsStates():
+			b.valueShard = s.own(b.value, u)
+		default:
+			b.valueShard = b.value
+		}
+		if g, ok := gradBase[u]; ok {
+			b.grad = g
+			if err := s.allocateGrads(u, &b); err != nil {
+				return err
+			}
+			if dtype != graph.F32 {
+				s.allocateMaster(u, &b)
+			}
+			for _, name := range flat {
+				id := p.AddBuffer(s.shardBuffer(name+"/"+unit.Name, graph.F32, graph.Optimizer, graph.LifeRun, u, o.Stage.ShardsStates()))
+				b.states = append(b.states, id)
+				part := s.part(u, o.Stage.ShardsStates())
+				unit.States = append(unit.States, graph.State{Name: name, Buf: id, Axis: part.Axis, Len: part.Len})
+			}
+			for _, name := range perParam {
+				n := int64(len(unit.Segments))
+				id := p.AddBuffer(graph.Buffer{Name: name + "/" + unit.Name, DType: graph.F32, Shape: []int64{n}, Class: graph.Optimizer, Life: graph.LifeRun, Unit: u})
+				b.states = append(b.states, id)
+				unit.States = append(unit.States, graph.State{Name: name, Buf: id, Axis: -1, Len: n, PerParam: true})
+			}
+		}
+		s.units[u] = b
+	}
+	return nil
+}
+
+func newOp(kind graph.Kind, name string, stream graph.StreamID, pass graph.Pass, unit int, in []graph.BufID, out []graph.Out, attr any) graph.Op {
+	return graph.Op{Kind: kind, Name: name, In: in, Out: out, Work: graph.NoBuf, Skip: graph.NoBuf, Attr: attr, Stream: stream, Pass: pass, Unit: unit}
+}
+
+func (s *sharder) group() graph.GroupAttr { return graph.GroupAttr{Axis: s.o.Axis} }
+
+// initSection gives the optimizer states, and the padding of parameters, their
+// first values; the host writes the parameters themselves afterwards.
+func (s *sharder) initSection() graph.Section {
+	var ops []graph.Op
+	fill := func(id graph.BufID, u int) {
+		ops = append(ops, newOp(graph.Fill, s.p.Buf(id).Name+"/zero", graph.Compute, graph.Update, u, nil, []graph.Out{{Buf: id}}, graph.FillAttr{}))
+	}
+	for u := range s.p.Units {
+		if s.p.Units[u].FlatLen == 0 {
+			continue
+		}
+		fill(s.p.Units[u].Value.Buf, u)
+		for _, id := range s.units[u].states {
+			fill(id, u)
+		}
+	}
+	ops = append(ops, s.initScale()...)
+	return graph.Section{Name: "init", Phases: []graph.Phase{{Name: "init", Repeat: 1, Ops: ops}}}
+}
+
+// stepSection expands a micro-batch's operations into the phases of a step.
+func (s *sharder) stepSection(micro []graph.Op) graph.Section {
+	sec := graph.Section{Name: "step"}
+	phase := func(name string, repeat int, first, last bool) {
+		w := newWeave(graph.CloneOps(micro))
+		s.reduceGrads(w, first, last)
+		s.unshard(w, "train")
+		s.observeLoss(w, first, last)
+		sec.Phases = append(sec.Phases, w.phase(name, repeat))
+	}
+	switch k := s.o.Accum; k {
+	case 1:
+		phase("only", 1, true, true)
+	default:
+		phase("first", 1, true, false)
+		if k > 2 {
+			phase("middle", k-2, false, false)
+		}
+		phase("last", 1, false, true)
+	}
+	if update := s.updatePhase(); len(update.Ops) > 0 {
+		sec.Phases = append(sec.Phases, update)
+	}
+	return sec
+}
+
+func (s *sharder) updatePhase() graph.Phase {
+	var targets []zero.Target
+	for u := range s.p.Units {
+		b := s.units[u]
+		if b.gradShard == graph.NoBuf {
+			continue
+		}
+		t := zero.Target{Unit: u, Name: s.p.Units[u].Name, Shard: s.part(u, s.o.Stage.ShardsStates()), Grad: b.update, Value: b.valueShard, States: b.states}
+		if b.master != graph.NoBuf {
+			t.Value, t.Low, t.HasLow = b.master, b.valueShard, true
+		}
+		if s.o.Stage.ShardsStates() && !s.o.Stage.ShardsParams() {
+			t.AfterOps = func() []graph.Op {
+				return []graph.Op{newOp(graph.AllGather, t.Name+"/all_gather", graph.Comm, graph.Update, u,
+					[]graph.BufID{b.valueShard}, []graph.Out{{Buf: b.value}}, s.group())}
+			}
+		}
+		targets = append(targets, t)
+	}
+	if len(targets) == 0 {
+		return graph.Phase{}
+	}
+	w := newWeave(s.o.Optimizer.EmitUpdate(s.p, targets, s.o.Clip))
+	if s.p.HostGradNorm != graph.NoBuf {
+		w.append(newOp(graph.Copy, "grad_norm/out", graph.CopyOut, graph.Update, -1, []graph.BufID{s.p.GradNorm}, []graph.Out{{Buf: s.p.HostGradNorm}}, nil))
+	}
+	s.observeScale(w)
+	return w.phase("update", 1)
+}
+
+// observeLoss zeroes the loss at the start of a step, sums it over the ranks at
+// its end and copies it to the host.
+func (s *sharder) observeLoss(w *weave, first, last bool) {
+	p := s.p
+	if p.Loss == graph.NoBuf || !writes(w, p.Loss) {
+		return
+	}
+	if first {
+		w.insertBefore(0, newOp(graph.Fill, "loss/zero", graph.Compute, graph.Forward, -1, nil, []graph.Out{{Buf: p.Loss}}, graph.FillAttr{}))
+	}
+	if !last {
+		return
+	}
+	if p.WorldSize() > 1 {
+		w.append(newOp(graph.AllReduce, "loss/all_reduce", graph.Comm, graph.Forward, -1, nil, []graph.Out{{Buf: p.Loss, Mode: graph.ReadWrite}}, graph.GroupAttr{Axis: -1}))
+	}
+	if p.HostLoss != graph.NoBuf {
+		w.append(newOp(graph.Copy, "loss/out", graph.CopyOut, graph.Forward, -1, []graph.BufID{p.Loss}, []graph.Out{{Buf: p.HostLoss}}, nil))
+	}
+}
+
+func writes(w *weave, id graph.BufID) bool {
+	for _, n := range w.base {
+		for _, o := range n.op.Out {
+			if o.Buf == id {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// finish drops what the rewrite left without use: whole values and gradients
+// of sharded units are no longer anybody's.
+func (s *sharder) finish() {
+	if !s.o.Stage.ShardsParams() {
+		return
+	}
+	for i := range s.p.Params {
+		s.p.Params[i].Value = graph.NoBuf
+	}
+}

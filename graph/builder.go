@@ -1,0 +1,353 @@
+package graph
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Builder writes a forward program. Every operation is checked as it is added;
+// the first error sticks, later calls do nothing, and Program returns it.
+//
+//	b := graph.NewBuilder()
+//	b.Unit("fc")
+//	x := b.Input("x", 8, 784)
+//	w := b.Param("fc.weight", graph.Normal(0.02), 10, 784)
+//	y := b.Linear("fc", x, w, graph.Value{}, graph.LinearAttr{TransW: true})
+//	b.CrossEntropy("loss", y, b.Targets(8, 1))
+//	p, err := b.Program()
+//
+// The program has one section "forward" with one phase "micro". Operations and
+// parameters belong to the unit named last. Names of operations, parameters and
+// inputs are unique; the buffer of an operation's value bears its name.
+type Builder struct {
+	p       *Program
+	ops     []Op
+	unit    int
+	units   map[string]int
+	opNames map[string]bool
+	names   map[string]bool // of buffers
+	version []int32         // by buffer: in-place operations on it so far
+	last    map[BufID]string
+	sites   int64
+	err     error
+}
+
+// Value is what an operation of a Builder computes. The zero Value is none: an
+// absent optional operand, or the result of an operation that failed.
+type Value struct {
+	id      BufID // + 1
+	version int32
+}
+
+// None says that v is the zero Value.
+func (v Value) None() bool { return v.id == 0 }
+
+// Buf returns the buffer that holds v, NoBuf for none.
+func (v Value) Buf() BufID { return v.id - 1 }
+
+// Init says how a parameter gets its first values.
+type Init struct {
+	Kind InitKind
+	Std  float64
+}
+
+// Ones and Zeros initialise with constants.
+var (
+	Ones  = Init{Kind: InitOnes}
+	Zeros = Init{Kind: InitZeros}
+)
+
+// Normal initialises from N(0, std²).
+func Normal(std float64) Init { return Init{Kind: InitNormal, Std: std} }
+
+// Uniform initialises from U(−bound, bound).
+func Uniform(bound float64) Init { return Init{Kind: InitUniform, Std: bound} }
+
+// Option changes how an operation is added.
+type Option uint8
+
+// InPlace gives the result its first operand's memory. The operand's Value
+// cannot be used afterwards.
+const InPlace Option = 1
+
+// maxElems bounds a buffer, so that sizes in bytes and sums of a few thousand
+// of them stay far from overflow.
+const maxElems = int64(1) << 46
+
+// NewBuilder returns a builder of an empty program.
+func NewBuilder() *Builder {
+	p := &Program{
+		Tokens: NoBuf, Targets: NoBuf, Hyper: NoBuf, Key: NoBuf, Loss: NoBuf, GradNorm: NoBuf, Logits: NoBuf,
+		HostTokens: NoBuf, HostTargets: NoBuf, HostHyper: NoBuf, HostKey: NoBuf,
+		HostLoss: NoBuf, HostGradNorm: NoBuf, Staging: NoBuf,
+	}
+	return &Builder{
+		p: p, unit: -1,
+		units: map[string]int{}, opNames: map[string]bool{}, names: map[string]bool{}, last: map[BufID]string{},
+	}
+}
+
+// Program returns the program, or the first error.
+func (b *Builder) Program() (*Program, error) {
+	if b.err != nil {
+		return nil, b.err
+	}
+	p := b.p.Clone()
+	p.Sections = []Section{{Name: "forward", Phases: []Phase{{Name: "micro", Repeat: 1, Ops: CloneOps(b.ops)}}}}
+	return p, nil
+}
+
+// Err returns the first error.
+func (b *Builder) Err() error { return b.err }
+
+func (b *Builder) failf(format string, args ...any) {
+	if b.err == nil {
+		b.err = fmt.Errorf("graph: "+format, args...)
+	}
+}
+
+// Unit makes name the unit of what follows; a unit may be returned to.
+func (b *Builder) Unit(name string) {
+	if b.err != nil {
+		return
+	}
+	i, ok := b.units[name]
+	if !ok {
+		i = len(b.p.Units)
+		b.p.Units = append(b.p.Units, Unit{Name: name})
+		b.units[name] = i
+	}
+	b.unit = i
+}
+
+// Shape returns the shape of v's buffer.
+func (b *Builder) Shape(v Value) []int64 {
+	if v.None() {
+		return nil
+	}
+	return slices.Clone(b.p.Buffers[v.Buf()].Shape)
+}
+
+// Param adds a parameter, f32, to the current unit. Weight decay applies to it
+// when it has two or more dimensions.
+func (b *Builder) Param(name string, init Init, shape ...int64) Value {
+	if b.err == nil && b.unit < 0 {
+		b.failf("parameter %s: belongs to no unit; name one first (Builder.Unit)", name)
+	}
+	v := b.buffer(Buffer{Name: name, DType: F32, Shape: shape, Class: Parameters, Life: LifeRun, Unit: b.unit})
+	if v.None() {
+		return v
+	}
+	b.p.Params = append(b.p.Params, Param{
+		Name: name, Shape: slices.Clone(shape), Init: init.Kind, Std: init.Std, Unit: b.unit,
+		Decay: len(shape) >= 2, Value: v.Buf(), Grad: NoBuf,
+	})
+	return v
+}
+
+// Input adds a float input of the step, f32.
+func (b *Builder) Input(name string, shape ...int64) Value {
+	return b.buffer(Buffer{Name: name, DType: F32, Shape: shape, Class: Inputs, Life: LifeStep, Unit: -1})
+}
+
+// Tokens adds the program's tokens, i32 (rows, seq); a second call returns the
+// same.
+func (b *Builder) Tokens(rows, seq int64) Value {
+	return b.wellKnown(&b.p.Tokens, Buffer{Name: "tokens", DType: I32, Shape: []int64{rows, seq}, Class: Inputs, Life: LifeStep})
+}
+
+// Targets adds the program's targets, i32 (rows, seq), −1 where none; a
+// classifier's have seq 1.
+func (b *Builder) Targets(rows, seq int64) Value {
+	return b.wellKnown(&b.p.Targets, Buffer{Name: "targets", DType: I32, Shape: []int64{rows, seq}, Class: Inputs, Life: LifeStep})
+}
+
+func (b *Builder) key() Value {
+	return b.wellKnown(&b.p.Key, Buffer{Name: "key", DType: I64, Shape: []int64{NumKey}, Class: Inputs, Life: LifeStep})
+}
+
+func (b *Builder) loss() Value {
+	return b.wellKnown(&b.p.Loss, Buffer{Name: "loss", DType: F64, Shape: []int64{1}, Class: Activations, Life: LifeStep})
+}
+
+func (b *Builder) wellKnown(id *BufID, buf Buffer) Value {
+	if b.err != nil {
+		return Value{}
+	}
+	if *id != NoBuf {
+		if have := b.p.Buffers[*id].Shape; !slices.Equal(have, buf.Shape) {
+			b.failf("%s: shape is %v, and %v before", buf.Name, buf.Shape, have)
+			return Value{}
+		}
+		return b.valueOf(*id)
+	}
+	buf.Unit = -1
+	v := b.buffer(buf)
+	if !v.None() {
+		*id = v.Buf()
+	}
+	return v
+}
+
+func (b *Builder) valueOf(id BufID) Value { return Value{id: id + 1, version: b.version[b.root(id)]} }
+
+func (b *Builder) root(id BufID) BufID {
+	root, _ := b.p.Resolve(id, nil)
+	return root
+}
+
+// buffer adds a buffer with a fresh name and a shape of sane size.
+func (b *Builder) buffer(buf Buffer) Value {
+	if b.err != nil {
+		return Value{}
+	}
+	if buf.Name == "" || b.names[buf.Name] {
+		b.failf("%q: a buffer needs a name that no other has", buf.Name)
+		return Value{}
+	}
+	n := int64(1)
+	for d, s := range buf.Shape {
+		if s < 1 || s > maxElems/n {
+			b.failf("%s: shape %v: dimension %d is %d, want at least 1 and at most %d elements in all", buf.Name, buf.Shape, d, s, maxElems)
+			return Value{}
+		}
+		n *= s
+	}
+	b.names[buf.Name] = true
+	buf.Shape = slices.Clone(buf.Shape)
+	b.version = append(b.version, 0)
+	return b.valueOf(b.p.AddBuffer(buf))
+}
+
+// use returns the buffer of an operand. A missing one means that an earlier
+// call failed, or that the caller passed the zero Value.
+func (b *Builder) use(op, operand string, v Value) BufID {
+	if b.err != nil {
+		return NoBuf
+	}
+	if v.None() {
+		b.failf("%s: operand %s is missing", op, operand)
+		return NoBuf
+	}
+	id := v.Buf()
+	if int(id) >= len(b.p.Buffers) {
+		b.failf("%s: operand %s is of another builder", op, operand)
+		return NoBuf
+	}
+	if root := b.root(id); v.version != b.version[root] {
+		b.failf("%s: operand %s (%s) was overwritten in place by %s", op, operand, b.p.Buffers[id].Name, b.last[root])
+		return NoBuf
+	}
+	return id
+}
+
+// result describes an output of an operation to be added.
+type result struct {
+	suffix string // of the buffer's name; "" for the operation's value
+	dtype  DType
+	shape  []int64
+}
+
+func y(shape ...int64) result { return result{shape: shape} }
+
+// add appends an operation. Operands are named for errors; opt lists those that
+// may be absent. The first result is the operation's value; with InPlace it is
+// the first operand's buffer.
+func (b *Builder) add(name string, kind Kind, attr any, ins []operandValue, results []result, opts []Option) Value {
+	if b.err != nil {
+		return Value{}
+	}
+	op := Op{Kind: kind, Name: name, Attr: attr, Work: NoBuf, Skip: NoBuf, Stream: Compute, Pass: Forward, Unit: b.unit}
+	if name == "" || b.opNames[name] {
+		b.failf("%s %q: an operation needs a name that no other has", kind, name)
+		return Value{}
+	}
+	for _, in := range ins {
+		id := NoBuf
+		if !(in.optional && in.v.None()) {
+			if id = b.use(name, in.name, in.v); b.err != nil {
+				return Value{}
+			}
+		}
+		op.In = append(op.In, id)
+	}
+	inPlace := slices.Contains(opts, InPlace)
+	for i, r := range results {
+		if i == 0 && inPlace {
+			op.Out = append(op.Out, Out{op.In[0], ReadWrite})
+			continue
+		}
+		bufName := name
+		if r.suffix != "" {
+			bufName += "." + r.suffix
+		}
+		v := b.buffer(Buffer{Name: bufName, DType: r.dtype, Shape: r.shape, Class: Activations, Life: LifePhase, Unit: b.unit})
+		if b.err != nil {
+			return Value{}
+		}
+		op.Out = append(op.Out, Out{v.Buf(), Write})
+	}
+	if inPlace {
+		if buf := &b.p.Buffers[op.In[0]]; b.p.Buffers[b.root(op.In[0])].Class != Activations {
+			b.failf("%s: cannot be in place of %s, which is %v", name, buf.Name, b.p.Buffers[b.root(op.In[0])].Class)
+			return Value{}
+		}
+	}
+	return b.append(op)
+}
+
+// append checks and appends op and returns its first output's value.
+func (b *Builder) append(op Op) Value {
+	if b.err != nil {
+		return Value{}
+	}
+	if err := Check(b.p, &op); err != nil {
+		b.err = err
+		return Value{}
+	}
+	for _, o := range op.Out {
+		if o.Mode == ReadWrite {
+			root := b.root(o.Buf)
+			b.version[root]++
+			b.last[root] = op.Name
+		}
+	}
+	b.opNames[op.Name] = true
+	b.ops = append(b.ops, op)
+	return b.valueOf(op.Out[0].Buf)
+}
+
+type operandValue struct {
+	name     string
+	v        Value
+	optional bool
+}
+
+func opd(name string, v Value) operandValue { return operandValue{name: name, v: v} }
+
+func opds(vs ...operandValue) []operandValue { return vs }
+
+// like returns a result with v's shape.
+func (b *Builder) like(v Value) result { return y(b.Shape(v)...) }
+
+// rowsOf and colsOf see v as a matrix: the last dimension and the product of
+// the others; 1 for what is missing.
+func (b *Builder) rowsOf(v Value) int64 { return b.view(v).rows() }
+func (b *Builder) colsOf(v Value) int64 { return b.view(v).cols() }
+
+func (b *Builder) view(v Value) ref {
+	if b.err != nil || v.None() || int(v.Buf()) >= len(b.p.Buffers) {
+		return ref{}
+	}
+	return ref{buf: &b.p.Buffers[v.Buf()]}
+}
+
+// withCols returns v's leading dimensions followed by n.
+func (b *Builder) withCols(v Value, n int64) []int64 {
+	s := b.Shape(v)
+	if len(s) == 0 {
+		return []int64{1, n}
+	}
+	s[len(s)-1] = n
+	return s
+}

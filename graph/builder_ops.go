@@ -1,0 +1,258 @@
+package graph
+
+import "slices"
+
+// One method per forward operation; the kind table (InfoOf) has the shapes and
+// formulas. Activations may have any number of leading dimensions where the
+// table says rows.
+
+// Embed gathers rows of table (V,C) by tokens, i32: (tokens, C).
+func (b *Builder) Embed(name string, tokens, table Value) Value {
+	return b.add(name, Embed, nil, opds(opd("tokens", tokens), opd("table", table)),
+		[]result{y(max(1, b.view(tokens).elems()), b.colsOf(table))}, nil)
+}
+
+// AddPos adds pos (P,C) to x (N,C), row n mod seq to row n.
+func (b *Builder) AddPos(name string, x, pos Value, seq int64, opts ...Option) Value {
+	return b.add(name, AddPos, PosAttr{seq}, opds(opd("x", x), opd("pos", pos)), []result{b.like(x)}, opts)
+}
+
+// Linear is x·w + bias; w is (K,N), or (N,K) with TransW; bias (N) may be None.
+// attr.Act must be ActNone: Fuse joins an activation that follows.
+func (b *Builder) Linear(name string, x, w, bias Value, attr LinearAttr) Value {
+	if attr.Act != ActNone {
+		b.failf("%s: a linear is built without activation; add an Activation, and Fuse joins them", name)
+	}
+	n := b.colsOf(w)
+	if attr.TransW {
+		n = b.rowsOf(w)
+	}
+	return b.add(name, Linear, attr,
+		[]operandValue{opd("x", x), opd("w", w), {name: "bias", v: bias, optional: true}},
+		[]result{y(b.withCols(x, n)...)}, nil)
+}
+
+// LayerNorm normalises the rows of x.
+func (b *Builder) LayerNorm(name string, x, gamma, beta Value, eps float64) Value {
+	rows := b.rowsOf(x)
+	return b.add(name, LayerNorm, NormAttr{eps}, opds(opd("x", x), opd("gamma", gamma), opd("beta", beta)),
+		[]result{b.like(x), {suffix: "mean", shape: []int64{rows}}, {suffix: "rstd", shape: []int64{rows}}}, nil)
+}
+
+// RMSNorm normalises the rows of x by their root mean square.
+func (b *Builder) RMSNorm(name string, x, gamma Value, eps float64) Value {
+	return b.add(name, RMSNorm, NormAttr{eps}, opds(opd("x", x), opd("gamma", gamma)),
+		[]result{b.like(x), {suffix: "rstd", shape: []int64{b.rowsOf(x)}}}, nil)
+}
+
+// Activation applies act to every element.
+func (b *Builder) Activation(name string, x Value, act ActKind) Value {
+	return b.add(name, Activation, ActAttr{act}, opds(opd("x", x)), []result{b.like(x)}, nil)
+}
+
+// SwiGLU is silu(gate)·up.
+func (b *Builder) SwiGLU(name string, gate, up Value) Value {
+	return b.add(name, SwiGLU, nil, opds(opd("gate", gate), opd("up", up)), []result{b.like(gate)}, nil)
+}
+
+// Softmax is over the last dimension.
+func (b *Builder) Softmax(name string, x Value) Value {
+	return b.add(name, Softmax, nil, opds(opd("x", x)), []result{b.like(x)}, nil)
+}
+
+// Rope turns pairs of each head by their position.
+func (b *Builder) Rope(name string, x Value, attr RopeAttr, opts ...Option) Value {
+	return b.add(name, Rope, attr, opds(opd("x", x)), []result{b.like(x)}, opts)
+}
+
+// Attention takes queries, keys and values; AttentionPacked has all three side
+// by side in one matrix. Packed in attr is set accordingly.
+func (b *Builder) Attention(name string, q, k, v Value, attr AttentionAttr) Value {
+	attr.Packed = false
+	return b.attention(name, opds(opd("q", q), opd("k", k), opd("v", v)), attr)
+}
+
+// AttentionPacked is Attention of qkv (N, (Heads+2·KVHeads)·HeadDim).
+func (b *Builder) AttentionPacked(name string, qkv Value, attr AttentionAttr) Value {
+	attr.Packed = true
+	return b.attention(name, opds(opd("qkv", qkv)), attr)
+}
+
+func (b *Builder) attention(name string, ins []operandValue, a AttentionAttr) Value {
+	q := ins[0].v
+	if b.err == nil && (a.Heads < 1 || a.Heads > 1<<24 || a.HeadDim < 1 || a.HeadDim > 1<<24) {
+		b.failf("%s: Heads is %d and HeadDim %d, want 1 to %d", name, a.Heads, a.HeadDim, 1<<24)
+	}
+	if b.err != nil {
+		return Value{}
+	}
+	return b.add(name, Attention, a, ins, []result{
+		y(b.withCols(q, a.Heads*a.HeadDim)...),
+		{suffix: "lse", shape: []int64{b.rowsOf(q) * a.Heads}},
+	}, nil)
+}
+
+// Dropout zeroes elements of x with probability p and scales the others by
+// 1/(1−p); batch is the number of samples in x. Each call has a Site of its own.
+func (b *Builder) Dropout(name string, x Value, p float64, batch int64, opts ...Option) Value {
+	elems := b.view(x).elems()
+	if b.err == nil && (batch < 1 || elems%batch != 0) {
+		b.failf("%s: %d elements are not a multiple of a batch of %d samples", name, elems, batch)
+	}
+	if b.err != nil {
+		return Value{}
+	}
+	b.sites++
+	return b.add(name, Dropout, DropoutAttr{P: p, Site: b.sites, Elems: elems / batch},
+		opds(opd("x", x), opd("key", b.key())), []result{b.like(x)}, opts)
+}
+
+// Add is a + b elementwise.
+func (b *Builder) Add(name string, x, z Value, opts ...Option) Value {
+	return b.add(name, Add, nil, opds(opd("a", x), opd("b", z)), []result{b.like(x)}, opts)
+}
+
+// Sub is a − b elementwise.
+func (b *Builder) Sub(name string, x, z Value, opts ...Option) Value {
+	return b.add(name, Sub, nil, opds(opd("a", x), opd("b", z)), []result{b.like(x)}, opts)
+}
+
+// Mul is a·b elementwise.
+func (b *Builder) Mul(name string, x, z Value, opts ...Option) Value {
+	return b.add(name, Mul, nil, opds(opd("a", x), opd("b", z)), []result{b.like(x)}, opts)
+}
+
+// Scale is factor·x.
+func (b *Builder) Scale(name string, x Value, factor float64, opts ...Option) Value {
+	return b.add(name, Scale, ScaleAttr{factor}, opds(opd("x", x)), []result{b.like(x)}, opts)
+}
+
+// Im2Col gathers the windows of x (B,H,W,C) as rows (B·OH·OW, KH·KW·C).
+func (b *Builder) Im2Col(name string, x Value, a ConvAttr) Value {
+	s := b.image(name, x, a)
+	if s == nil {
+		return Value{}
+	}
+	rows, cols := s[0]*a.OutSize(s[1], a.KH)*a.OutSize(s[2], a.KW), a.KH*a.KW*s[3]
+	return b.add(name, Im2Col, a, opds(opd("x", x)), []result{y(rows, cols)}, nil)
+}
+
+// image returns the shape of x (B,H,W,C) where the geometry makes sense.
+func (b *Builder) image(name string, x Value, a ConvAttr) []int64 {
+	s := b.Shape(x)
+	if b.err == nil && len(s) != 4 {
+		b.failf("%s: operand x has shape %v, want 4 dimensions (B,H,W,C)", name, s)
+	}
+	if b.err == nil && (a.KH < 1 || a.KW < 1 || a.KH > maxWindow || a.KW > maxWindow || a.Pad < 0 || a.Pad > maxWindow ||
+		a.OutSize(s[1], a.KH) < 1 || a.OutSize(s[2], a.KW) < 1) {
+		b.failf("%s: a window of (%d, %d), stride %d, padding %d does not fit an image of (%d, %d)", name, a.KH, a.KW, a.Stride, a.Pad, s[1], s[2])
+	}
+	if b.err != nil {
+		return nil
+	}
+	return s
+}
+
+// Conv2D is a convolution of x (B,H,W,C) with w (O, KH·KW·C), window elements
+// in order (kh, kw, c), and bias (O) or None: (B,OH,OW,O). It adds the
+// operations name.cols (Im2Col) and name (Linear).
+func (b *Builder) Conv2D(name string, x, w, bias Value, a ConvAttr) Value {
+	cols := b.Im2Col(name+".cols", x, a)
+	v := b.Linear(name, cols, w, bias, LinearAttr{TransW: true})
+	if b.err != nil {
+		return Value{}
+	}
+	s := b.Shape(x)
+	return b.Reshape(name+".image", v, s[0], a.OutSize(s[1], a.KH), a.OutSize(s[2], a.KW), b.colsOf(v))
+}
+
+// MaxPool is over windows of x (B,H,W,C): (B,OH,OW,C).
+func (b *Builder) MaxPool(name string, x Value, a ConvAttr) Value {
+	s := b.image(name, x, a)
+	if s == nil {
+		return Value{}
+	}
+	return b.add(name, MaxPool, a, opds(opd("x", x)), []result{y(s[0], a.OutSize(s[1], a.KH), a.OutSize(s[2], a.KW), s[3])}, nil)
+}
+
+// Reshape gives x another shape of as many elements: a view, no operation.
+func (b *Builder) Reshape(name string, x Value, shape ...int64) Value {
+	id := b.use(name, "x", x)
+	if b.err != nil {
+		return Value{}
+	}
+	base := b.p.Buffers[id]
+	v := b.buffer(Buffer{Name: name, DType: base.DType, Shape: shape, Space: base.Space, Class: base.Class, Life: base.Life, Unit: base.Unit, View: &View{Base: id}})
+	if b.err == nil && b.view(v).elems() != base.Elems() {
+		b.failf("%s: shape %v has %d elements, want the %d of %s %v", name, shape, b.view(v).elems(), base.Elems(), base.Name, base.Shape)
+	}
+	if b.err != nil {
+		return Value{}
+	}
+	return b.valueOf(v.Buf())
+}
+
+// SelectRow takes the row Key[KeyRow] of x (N,C): (1,C).
+func (b *Builder) SelectRow(name string, x Value) Value {
+	return b.add(name, SelectRow, nil, opds(opd("x", x), opd("key", b.key())), []result{y(1, b.colsOf(x))}, nil)
+}
+
+// CrossEntropy adds the loss of logits (N,V) against targets i32 (N) to the
+// program's Loss, and returns Loss.
+func (b *Builder) CrossEntropy(name string, logits, targets Value) Value {
+	ins := []BufID{b.use(name, "logits", logits), b.use(name, "targets", targets)}
+	lse := b.buffer(Buffer{Name: name + ".lse", DType: F32, Shape: []int64{b.rowsOf(logits)}, Class: Activations, Unit: b.unit})
+	return b.lossOp(name, CrossEntropy, ins, Out{lse.Buf(), Write})
+}
+
+// HeadLoss adds the loss of the logits x·wᵀ, w (V,C), against targets i32 (N)
+// to the program's Loss, and returns Loss. The logits are never held whole.
+func (b *Builder) HeadLoss(name string, x, w, targets Value) Value {
+	return b.lossOp(name, HeadLoss, []BufID{b.use(name, "x", x), b.use(name, "w", w), b.use(name, "targets", targets)})
+}
+
+// SumLoss adds the sum over all elements of x to the program's Loss, and
+// returns Loss.
+func (b *Builder) SumLoss(name string, x Value) Value {
+	return b.lossOp(name, Sum, []BufID{b.use(name, "x", x)})
+}
+
+func (b *Builder) lossOp(name string, kind Kind, ins []BufID, outs ...Out) Value {
+	loss := b.loss()
+	if b.err == nil && (name == "" || b.opNames[name]) {
+		b.failf("%s %q: an operation needs a name that no other has", kind, name)
+	}
+	if b.err != nil {
+		return Value{}
+	}
+	return b.append(Op{
+		Kind: kind, Name: name, In: ins, Out: append([]Out{{loss.Buf(), Accum}}, outs...),
+		Work: NoBuf, Skip: NoBuf, Stream: Compute, Pass: Forward, Unit: b.unit,
+	})
+}
+
+// Logits marks v (1,V) as the program's Logits, which outlive the phase.
+func (b *Builder) Logits(v Value) {
+	id := b.use("logits", "v", v)
+	if b.err != nil {
+		return
+	}
+	b.p.Logits = id
+	b.p.Buffers[b.root(id)].Life = LifeStep
+	b.p.Buffers[id].Life = LifeStep
+}
+
+// ParamElems returns the number of parameters (elements over all Params; a tied
+// parameter counts once).
+func (p *Program) ParamElems() int64 {
+	var n int64
+	for i := range p.Params {
+		n += p.Params[i].Elems()
+	}
+	return n
+}
+
+// Find returns the buffer with a name, or NoBuf. It is a linear search.
+func (p *Program) Find(name string) BufID {
+	return BufID(slices.IndexFunc(p.Buffers, func(b Buffer) bool { return b.Name == name }))
+}

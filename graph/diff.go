@@ -1,0 +1,629 @@
+package graph
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Differentiate appends the backward to a forward program: reverse mode over
+// the operations of section "forward". It returns a new program in which every
+// trainable parameter has a gradient buffer (Param.Grad, the parameter's shape,
+// class Gradients, LifeStep).
+//
+//	forward:   a → f → b → g → c → head_loss → loss
+//	after:     a → f → b → g → c → head_loss_grad → loss, dc │ g/dx: dc → db │ f/dx: db → da
+//
+// The seed is the derivative 1 of Loss; the loss operations' own gradients bring
+// in Hyper's InvCount and LossScale.
+//
+//   - HeadLoss becomes HeadLossGrad at its forward place: loss and gradients in
+//     one sweep, so that no logits are kept or computed again.
+//   - CrossEntropyGrad writes over the logits unless something still reads them.
+//   - A parameter's first gradient of the micro-step is written, later ones (a
+//     tied head) accumulate. Every trainable parameter must reach the loss.
+//   - Where a derivative is the identity, gradients share one buffer. A buffer
+//     is accumulated into, or overwritten by an elementwise derivative, only
+//     while no other pending gradient shares it; otherwise the contribution goes
+//     to a buffer of its own and an Add joins the two. The residual stream's
+//     gradient is thus one buffer that each block adds to.
+//   - Nothing is computed that no trainable parameter needs: there is no
+//     backward below the lowest trainable operation.
+//
+// Backward operations are named after the forward one ("h.0.mlp.c_fc/dw"), with
+// Source its name, its Unit, and Pass Backward.
+func Differentiate(p *Program) (*Program, error) {
+	d := &differ{p: p.Clone(), grads: map[BufID]int{}, current: map[BufID]int{}, names: map[string]bool{}, views: map[[2]BufID]BufID{}}
+	if err := d.run(); err != nil {
+		return nil, err
+	}
+	return d.p, nil
+}
+
+// differ is reverse mode over one straight line of operations.
+//
+// Memory is not values: an operation in place gives a buffer a new value. Each
+// value has a number; a gradient belongs to a value.
+type differ struct {
+	p     *Program
+	fwd   []Op
+	bwd   []Op
+	ins   [][]int // value number by forward operation and input, −1 for none
+	outs  [][]int
+	vals  []value
+	names map[string]bool // of buffers and of operations ("op " before)
+
+	current map[BufID]int // root buffer → its last value
+	grads   map[BufID]int // root gradient buffer → values that hold it
+	views   map[[2]BufID]BufID
+	nFwd    BufID // buffers from here on are this pass's
+
+	// The operation at hand.
+	i       int
+	op      *Op
+	inPlace bool // its gradient runs at its forward place, not after all of the forward
+	err     error
+	seedBuf BufID
+}
+
+// value is one content of a root buffer.
+type value struct {
+	root  BufID
+	param int  // index into Program.Params, −1 for none
+	needs bool // a trainable parameter lies behind it
+	stat  bool
+	grad  BufID // root gradient buffer so far; NoBuf for none
+	open  int   // slots that are not closed yet
+	begun bool  // a parameter's gradient has been written
+}
+
+func (d *differ) failf(format string, args ...any) {
+	if d.err == nil {
+		d.err = fmt.Errorf("graph: differentiate %s (%s): %s", d.op.Name, d.op.Kind, fmt.Sprintf(format, args...))
+	}
+}
+
+func (d *differ) run() error {
+	s := d.p.Section("forward")
+	if s == nil || len(s.Phases) != 1 {
+		return errors.New(`graph: differentiate: the program has no section "forward" with one phase; Builder makes one`)
+	}
+	if d.p.Loss == NoBuf {
+		return errors.New("graph: differentiate: the program has no loss; add CrossEntropy, HeadLoss or SumLoss")
+	}
+	ph := &s.Phases[0]
+	for i := range ph.Ops {
+		if ph.Ops[i].Pass != Forward {
+			return fmt.Errorf("graph: differentiate: operation %s is of the %v pass; want a forward program", ph.Ops[i].Name, ph.Ops[i].Pass)
+		}
+		d.names["op "+ph.Ops[i].Name] = true
+	}
+	for i := range d.p.Buffers {
+		d.names[d.p.Buffers[i].Name] = true
+	}
+	d.fwd, d.nFwd, d.seedBuf = ph.Ops, BufID(len(d.p.Buffers)), NoBuf
+	if err := d.number(); err != nil {
+		return err
+	}
+	d.paramGrads()
+	for i := range d.fwd {
+		if d.fwd[i].Kind == HeadLoss {
+			d.at(i)
+			d.headLoss()
+		}
+	}
+	for i := len(d.fwd) - 1; i >= 0 && d.err == nil; i-- {
+		d.at(i)
+		d.reverse()
+	}
+	if d.err != nil {
+		return d.err
+	}
+	if err := d.unreached(); err != nil {
+		return err
+	}
+	ph.Ops = append(d.fwd, d.bwd...)
+	return nil
+}
+
+func (d *differ) at(i int) { d.i, d.op, d.inPlace = i, &d.fwd[i], false }
+
+// number gives every value a number and finds which ones need gradients.
+func (d *differ) number() error {
+	params := map[BufID]int{}
+	for i := range d.p.Params {
+		params[d.p.Params[i].Value] = i
+	}
+	d.ins, d.outs = make([][]int, len(d.fwd)), make([][]int, len(d.fwd))
+	for i := range d.fwd {
+		d.at(i)
+		info, ok := InfoOf(d.op.Kind)
+		if !ok {
+			d.failf("unknown kind")
+			return d.err
+		}
+		if err := info.Check(d.p, d.op); err != nil {
+			return err
+		}
+		insig, outsig := info.Operands(d.op.Attr)
+		needs := false
+		for j, id := range d.op.In {
+			v := -1
+			if id != NoBuf {
+				root, _ := d.p.Resolve(id, nil)
+				var ok bool
+				if v, ok = d.current[root]; !ok {
+					nv := value{root: root, param: -1, grad: NoBuf}
+					if k, ok := params[root]; ok {
+						nv.param, nv.needs = k, !d.p.Params[k].Frozen
+					}
+					v = d.newValue(nv)
+				}
+				if d.vals[v].needs && slices.Contains(insig[j].Types, F32) {
+					needs = true
+					d.whole(id, insig[j].Name)
+				}
+			}
+			d.ins[i] = append(d.ins[i], v)
+		}
+		for k, o := range d.op.Out {
+			v := -1
+			if o.Buf != NoBuf {
+				root, _ := d.p.Resolve(o.Buf, nil)
+				if needs {
+					d.whole(o.Buf, outsig[k].Name)
+					if o.Mode == Accum && root != d.p.Loss {
+						d.failf("output %s accumulates; only the loss may, in a forward program", outsig[k].Name)
+					}
+				}
+				if _, ok := params[root]; ok {
+					d.failf("writes parameter %s", d.p.Buffers[root].Name)
+				}
+				v = d.newValue(value{root: root, param: -1, needs: needs, stat: outsig[k].Stat, grad: NoBuf})
+			}
+			d.outs[i] = append(d.outs[i], v)
+		}
+		if d.err != nil {
+			return d.err
+		}
+	}
+	return nil
+}
+
+func (d *differ) newValue(v value) int {
+	d.vals = append(d.vals, v)
+	n := len(d.vals) - 1
+	d.current[v.root] = n
+	return n
+}
+
+// whole refuses views of a part: their gradient would be a part of a buffer
+// whose other parts are written elsewhere.
+func (d *differ) whole(id BufID, operand string) {
+	root, lo, hi := Span(d.p, id)
+	if r := &d.p.Buffers[root]; lo != 0 || hi != r.Bytes() {
+		d.failf("operand %s (%s) is a view of a part of %s, through which no gradient flows; want a view of all of it",
+			operand, d.p.Buffers[id].Name, r.Name)
+	}
+}
+
+func (d *differ) paramGrads() {
+	for i := range d.p.Params {
+		pr := &d.p.Params[i]
+		if pr.Frozen {
+			continue
+		}
+		pr.Grad = d.buffer(pr.Name+".grad", Buffer{DType: F32, Shape: pr.Shape, Class: Gradients, Life: LifeStep, Unit: pr.Unit})
+	}
+}
+
+func (d *differ) unreached() error {
+	begun := make([]bool, len(d.p.Params))
+	for i := range d.vals {
+		if v := &d.vals[i]; v.param >= 0 && v.begun {
+			begun[v.param] = true
+		}
+	}
+	var lost []string
+	for i := range d.p.Params {
+		if !d.p.Params[i].Frozen && !begun[i] {
+			lost = append(lost, d.p.Params[i].Name)
+		}
+	}
+	if len(lost) == 0 {
+		return nil
+	}
+	return fmt.Errorf("graph: differentiate: the loss does not depend on %s; freeze what is not trained, or take it out", strings.Join(lost, ", "))
+}
+
+// reverse emits the backward of the operation at hand, if its result matters.
+func (d *differ) reverse() {
+	dead := true
+	for _, v := range d.outs[d.i] {
+		if v < 0 {
+			continue
+		}
+		if d.vals[v].grad != NoBuf && d.vals[v].stat {
+			d.failf("a gradient reaches its statistic %s", d.p.Buffers[d.vals[v].root].Name)
+		}
+		dead = dead && !(d.vals[v].needs && (d.vals[v].grad != NoBuf || d.vals[v].root == d.p.Loss))
+	}
+	if dead || d.err != nil || d.op.Kind == HeadLossGrad {
+		return
+	}
+	info, _ := InfoOf(d.op.Kind)
+	if info.derive == nil {
+		d.failf("the kind has no derivative")
+		return
+	}
+	info.derive(d)
+	for _, v := range d.outs[d.i] {
+		if v >= 0 {
+			d.drop(v)
+		}
+	}
+}
+
+// drop ends a value's hold on its gradient.
+func (d *differ) drop(v int) {
+	if g := d.vals[v].grad; g != NoBuf {
+		d.grads[g]--
+		d.vals[v].grad = NoBuf
+	}
+}
+
+func (d *differ) hold(v int, g BufID) {
+	d.drop(v)
+	d.vals[v].grad = g
+	d.grads[g]++
+}
+
+// What derivative rules use.
+
+func (d *differ) in(j int) BufID {
+	if j >= len(d.op.In) {
+		return NoBuf
+	}
+	return d.op.In[j]
+}
+
+func (d *differ) out(k int) BufID {
+	if k >= len(d.op.Out) {
+		return NoBuf
+	}
+	return d.op.Out[k].Buf
+}
+
+// needs says whether input j wants a gradient.
+func (d *differ) needs(j int) bool {
+	return j < len(d.ins[d.i]) && d.ins[d.i][j] >= 0 && d.vals[d.ins[d.i][j]].needs
+}
+
+// dy is the gradient of output k, shaped as it.
+func (d *differ) dy(k int) BufID {
+	v := d.outs[d.i][k]
+	if d.vals[v].root == d.p.Loss {
+		return d.seed()
+	}
+	return d.as(d.vals[v].grad, d.out(k))
+}
+
+// seed is the derivative of the loss by itself, where an operation wants one.
+func (d *differ) seed() BufID {
+	if d.seedBuf == NoBuf {
+		loss := d.p.Buffers[d.p.Loss]
+		d.seedBuf = d.buffer(loss.Name+".grad", Buffer{DType: loss.DType, Shape: loss.Shape, Class: Activations, Unit: d.op.Unit})
+		d.emit("seed", Fill, FillAttr{1}, nil, Out{d.seedBuf, Write})
+	}
+	return d.seedBuf
+}
+
+// hyper returns the program's Hyper buffer, which it adds if there is none.
+func (d *differ) hyper() BufID {
+	if d.p.Hyper == NoBuf {
+		d.p.Hyper = d.buffer("hyper", Buffer{DType: F64, Shape: []int64{NumHyper}, Class: Inputs, Life: LifeStep, Unit: -1})
+	}
+	return d.p.Hyper
+}
+
+// slot is the place of one contribution to the gradient of a value.
+type slot struct {
+	v    int
+	like BufID // operand whose shape the contribution has
+	out  Out
+	own  bool // out is a buffer of its own, still to be joined with what is pending
+}
+
+// none says that the gradient is not wanted.
+func (s slot) none() bool { return s.v < 0 }
+
+// A parameter's gradient is only ever written by outputs that could accumulate:
+// over several micro-steps they will.
+//
+// open returns the place for a contribution to input j's gradient, from an
+// output that may accumulate; openWrite from one that may only write; openInto
+// writes into a given buffer where that can be (over: NoBuf for none).
+func (d *differ) open(j int) slot      { return d.slot(j, true, NoBuf) }
+func (d *differ) openWrite(j int) slot { return d.slot(j, false, NoBuf) }
+
+func (d *differ) openInto(j int, over BufID) slot { return d.slot(j, false, over) }
+
+func (d *differ) slot(j int, accum bool, over BufID) slot {
+	if !d.needs(j) {
+		return slot{v: -1, out: Out{NoBuf, Write}}
+	}
+	n := d.ins[d.i][j]
+	v := &d.vals[n]
+	s := slot{v: n, like: d.in(j)}
+	mode := Write
+	if over != NoBuf {
+		mode = ReadWrite
+	}
+	switch {
+	case v.param >= 0 && v.open == 0 && accum && !v.begun:
+		s.out = Out{d.as(d.p.Params[v.param].Grad, s.like), Write}
+		v.begun = true
+	case v.param >= 0 && v.open == 0 && accum:
+		s.out = Out{d.as(d.p.Params[v.param].Grad, s.like), Accum}
+	case v.param < 0 && v.open == 0 && v.grad != NoBuf && accum && d.grads[v.grad] == 1:
+		s.out = Out{d.as(v.grad, s.like), Accum}
+	default:
+		s.own = v.param >= 0 || v.open > 0 || v.grad != NoBuf
+		if over == NoBuf {
+			over = d.gradBuffer(n, s.like)
+		}
+		s.out = Out{over, mode}
+		if !s.own {
+			root, _ := d.p.Resolve(over, nil)
+			d.hold(n, root)
+		}
+	}
+	d.vals[n].open++
+	return s
+}
+
+// close joins a contribution that went to a buffer of its own.
+func (d *differ) close(suffix string, s slot) {
+	if s.none() || d.err != nil {
+		return
+	}
+	d.vals[s.v].open--
+	if s.own {
+		d.join(suffix+"+", s.v, s.out.Buf, true)
+	}
+}
+
+// join adds g, a gradient shaped as the value, to what value n has. Last says
+// that nothing reads g afterwards but through n, so that the sum may take its
+// place.
+func (d *differ) join(suffix string, n int, g BufID, last bool) {
+	v := &d.vals[n]
+	root, _ := d.p.Resolve(g, nil)
+	if v.param >= 0 {
+		mode := Accum
+		if !v.begun {
+			mode = Write
+		}
+		v.begun = true
+		d.emit(suffix, Scale, ScaleAttr{1}, []BufID{g}, Out{d.as(d.p.Params[v.param].Grad, g), mode})
+		return
+	}
+	if v.grad == NoBuf {
+		d.hold(n, root)
+		return
+	}
+	have := d.as(v.grad, g)
+	switch {
+	case d.grads[v.grad] == 1:
+		d.emit(suffix, Add, nil, []BufID{have, g}, Out{have, ReadWrite})
+	case last && d.sole(root):
+		d.emit(suffix, Add, nil, []BufID{g, have}, Out{g, ReadWrite})
+		d.hold(n, root)
+	default:
+		sum := d.gradBuffer(n, g)
+		d.emit(suffix, Add, nil, []BufID{have, g}, Out{sum, Write})
+		d.hold(n, sum)
+	}
+}
+
+// sole says that the gradient buffer may be overwritten: nobody holds it but,
+// at most, the operation at hand for the last time.
+func (d *differ) sole(root BufID) bool {
+	if root == d.seedBuf {
+		return false
+	}
+	n := d.grads[root]
+	for _, v := range d.outs[d.i] {
+		if v >= 0 && d.vals[v].grad == root {
+			n--
+		}
+	}
+	return n <= 0
+}
+
+// into emits a gradient operation whose one output contributes to input j.
+func (d *differ) into(j int, suffix string, kind Kind, attr any, ins ...BufID) {
+	d.contribute(d.open(j), suffix, kind, attr, ins)
+}
+
+// intoOver is into for an elementwise kind, whose output may replace dy: it does
+// where nobody else holds dy and there is nothing to accumulate into.
+func (d *differ) intoOver(j int, suffix string, dy BufID, kind Kind, attr any, ins ...BufID) {
+	d.contribute(d.slot(j, true, d.overDy(j, dy)), suffix, kind, attr, ins)
+}
+
+// writeOver is intoOver for a kind that cannot accumulate.
+func (d *differ) writeOver(j int, suffix string, dy BufID, kind Kind, attr any, ins ...BufID) {
+	d.contribute(d.slot(j, false, d.overDy(j, dy)), suffix, kind, attr, ins)
+}
+
+func (d *differ) contribute(s slot, suffix string, kind Kind, attr any, ins []BufID) {
+	if s.none() {
+		return
+	}
+	d.emit(suffix, kind, attr, ins, s.out)
+	d.close(suffix, s)
+}
+
+func (d *differ) overDy(j int, dy BufID) BufID {
+	root, _ := d.p.Resolve(dy, nil)
+	if !d.sole(root) || !slices.Equal(d.p.Buffers[dy].Shape, d.p.Buffers[d.in(j)].Shape) {
+		return NoBuf
+	}
+	return dy
+}
+
+// identity contributes dy itself to input j. Last says that the rule does not
+// read dy again.
+func (d *differ) identity(j int, suffix string, dy BufID, last bool) {
+	if d.needs(j) && d.err == nil {
+		d.join(suffix, d.ins[d.i][j], d.as(dy, d.in(j)), last)
+	}
+}
+
+// scratch returns an output like a buffer for an intermediate or unwanted
+// gradient, in place of over where that is dy and nobody else holds it.
+func (d *differ) scratch(like BufID, suffix string, over BufID) Out {
+	if over != NoBuf {
+		if root, _ := d.p.Resolve(over, nil); d.sole(root) {
+			return Out{over, ReadWrite}
+		}
+	}
+	b := d.p.Buffers[like]
+	id := d.buffer(d.op.Name+"."+suffix, Buffer{DType: b.DType, Shape: b.Shape, Space: b.Space, Class: Activations, Unit: d.op.Unit})
+	return Out{id, Write}
+}
+
+// reusable returns input j's own buffer where its gradient may overwrite it:
+// the value is not overwritten later in the forward, and no derivative still to
+// come reads it.
+func (d *differ) reusable(j int) BufID {
+	n := d.ins[d.i][j]
+	v := &d.vals[n]
+	root := &d.p.Buffers[v.root]
+	if v.param >= 0 || d.current[v.root] != n || root.Class != Activations || root.Life != LifePhase {
+		return NoBuf
+	}
+	for i := range d.i {
+		if d.saves(i, func(v int) bool { return v == n }) {
+			return NoBuf
+		}
+	}
+	return d.in(j)
+}
+
+// emit appends a backward operation.
+func (d *differ) emit(suffix string, kind Kind, attr any, ins []BufID, outs ...Out) {
+	if d.err != nil {
+		return
+	}
+	op := Op{
+		Kind: kind, Name: d.unique(d.op.Name+"/"+suffix, "op "), In: ins, Out: outs, Work: NoBuf, Attr: attr,
+		Stream: Compute, Pass: Backward, Unit: d.op.Unit, Source: d.op.Name, Skip: NoBuf,
+	}
+	d.readsIntact(ins)
+	if err := Check(d.p, &op); err != nil && d.err == nil {
+		d.err = err
+	}
+	d.bwd = append(d.bwd, op)
+}
+
+// readsIntact refuses a derivative that reads a forward buffer whose value was
+// overwritten in place since, or that the kind table does not list as saved.
+func (d *differ) readsIntact(ins []BufID) {
+	if d.inPlace {
+		return
+	}
+	for _, id := range ins {
+		if id == NoBuf || id >= d.nFwd || id == d.p.Hyper {
+			continue
+		}
+		root, _ := d.p.Resolve(id, nil)
+		if _, isGrad := d.grads[root]; isGrad {
+			continue // the logits' buffer, which holds their gradient now
+		}
+		saved, intact := d.saves(d.i, func(v int) bool { return d.vals[v].root == root }),
+			d.saves(d.i, func(v int) bool { return d.current[root] == v })
+		if !saved {
+			d.failf("its derivative reads %s, which the kind table does not list among what it saves", d.p.Buffers[id].Name)
+		} else if !intact {
+			d.failf("its derivative reads %s, which is overwritten in place; the operation that does so must not", d.p.Buffers[id].Name)
+		}
+	}
+}
+
+// saves says whether forward operation i saves, for its derivative, a value that
+// satisfies is.
+func (d *differ) saves(i int, is func(v int) bool) bool {
+	info, _ := InfoOf(d.fwd[i].Kind)
+	ins, outs := info.Operands(d.fwd[i].Attr)
+	for k, v := range d.ins[i] {
+		if v >= 0 && is(v) && slices.Contains(info.Saves, ins[k].Name) {
+			return true
+		}
+	}
+	for k, v := range d.outs[i] {
+		if v >= 0 && is(v) && slices.Contains(info.Saves, outs[k].Name) {
+			return true
+		}
+	}
+	return false
+}
+
+// as returns buffer g with the shape of buffer like: g itself or a view of it.
+func (d *differ) as(g, like BufID) BufID {
+	if slices.Equal(d.p.Buffers[g].Shape, d.p.Buffers[like].Shape) {
+		return g
+	}
+	key := [2]BufID{g, like}
+	v, ok := d.views[key]
+	if !ok {
+		b := d.p.Buffers[g]
+		v = d.buffer(b.Name+".view", Buffer{
+			DType: b.DType, Shape: d.p.Buffers[like].Shape, Space: b.Space, Class: b.Class, Life: b.Life, Unit: b.Unit, View: &View{Base: g},
+		})
+		d.views[key] = v
+	}
+	return v
+}
+
+// gradBuffer returns a new gradient buffer for value n, shaped as like.
+func (d *differ) gradBuffer(n int, like BufID) BufID {
+	root := &d.p.Buffers[d.vals[n].root]
+	return d.buffer(root.Name+".grad", Buffer{DType: F32, Shape: d.p.Buffers[like].Shape, Space: root.Space, Class: Activations, Unit: root.Unit})
+}
+
+func (d *differ) buffer(name string, b Buffer) BufID {
+	b.Name = d.unique(name, "")
+	b.Shape = slices.Clone(b.Shape)
+	return d.p.AddBuffer(b)
+}
+
+// unique returns name, or name with a number, that no other has.
+func (d *differ) unique(name, space string) string {
+	n := name
+	for i := 2; d.names[space+n]; i++ {
+		n = fmt.Sprintf("%s.%d", name, i)
+	}
+	d.names[space+n] = true
+	return n
+}
+
+// headLoss replaces HeadLoss by HeadLossGrad at its place.
+func (d *differ) headLoss() {
+	dx, dw := d.openWrite(0), d.open(1)
+	if dx.none() && dw.none() {
+		return
+	}
+	d.inPlace = true
+	op := d.op
+	op.Kind, op.Source, op.Pass = HeadLossGrad, op.Name, Backward
+	op.In = append(op.In, d.hyper())
+	op.Out = append(op.Out, dx.out, dw.out)
+	if err := Check(d.p, op); err != nil && d.err == nil {
+		d.err = err
+	}
+	d.close("dx", dx)
+	d.close("dw", dw)
+}

@@ -1,0 +1,129 @@
+package graph_test
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// sameBits runs both programs in float32 and compares loss and gradients.
+func sameBits(t *testing.T, p, q *graph.Program, seed uint64) {
+	t.Helper()
+	params := randomParams(p, seed)
+	want, wp := lossOf[float32](t, p, seed, params)
+	got, wq := lossOf[float32](t, q, seed, params)
+	require.Equal(t, math.Float64bits(want), math.Float64bits(got))
+	for i := range p.Params {
+		if p.Params[i].Grad == graph.NoBuf {
+			continue
+		}
+		a, err := wp.Floats(0, p.Params[i].Grad)
+		require.NoError(t, err)
+		b, err := wq.Floats(0, q.Params[i].Grad)
+		require.NoError(t, err)
+		require.Equal(t, a, b, p.Params[i].Name)
+	}
+}
+
+func mlpProgram(t *testing.T, freeze string) *graph.Program {
+	p := build(t, func(b *graph.Builder) {
+		x := b.Linear("l1", b.Input("x", 2, 3), param(b, "w1", 3, 4), param(b, "b1", 4), graph.LinearAttr{})
+		x = b.Activation("a1", x, graph.ActGELUTanh)
+		x = b.Linear("l2", x, param(b, "w2", 4, 4), graph.Value{}, graph.LinearAttr{})
+		x = b.Activation("a2", x, graph.ActReLU)
+		b.SumLoss("loss", b.Mul("weigh", x, param(b, "c", 2, 4)))
+	})
+	if freeze != "" {
+		_, err := graph.Freeze(p, freeze)
+		require.NoError(t, err)
+	}
+	return p
+}
+
+func TestFuseJoinsLinearAndActivation(t *testing.T) {
+	q, err := graph.Differentiate(mlpProgram(t, ""))
+	require.NoError(t, err)
+	before := dump(q)
+	f := graph.Fuse(q)
+	require.Equal(t, before, dump(q), "the input is left alone")
+	checkOps(t, f)
+	lines(t, `
+		l1: linear(x, w1, b1) → a1, l1
+		l2: linear(a1, w2, _) → a2, l2
+		weigh: mul(a2, c) → weigh
+		loss: sum(weigh) → +=loss
+		loss/seed: fill() → loss.grad
+		loss/dx: sum_grad(loss.grad) → weigh.grad
+		weigh/da: mul(weigh.grad, c) → a2.grad
+		weigh/db: mul(weigh.grad, a2) → c.grad
+		a2/dx: act_grad(a2.grad, l2) → ~a2.grad
+		l2/dw: linear_dw(a1, a2.grad) → w2.grad
+		l2/dx: linear_dx(a2.grad, w2) → a1.grad
+		a1/dx: act_grad(a1.grad, l1) → ~a1.grad
+		l1/db: bias_grad(a1.grad) → b1.grad
+		l1/dw: linear_dw(x, a1.grad) → w1.grad
+	`, dump(f))
+	require.Equal(t, graph.LinearAttr{Act: graph.ActGELUTanh}, f.Sections[0].Phases[0].Ops[0].Attr)
+	sameBits(t, q, f, 1)
+}
+
+// Without a derivative to read it, pre is not written.
+func TestFuseDropsPreThatNothingReads(t *testing.T) {
+	q, err := graph.Differentiate(mlpProgram(t, "?1"))
+	require.NoError(t, err)
+	f := graph.Fuse(q)
+	ops := f.Sections[0].Phases[0].Ops
+	require.Equal(t, graph.NoBuf, ops[0].Out[1].Buf)
+	require.NotEqual(t, graph.NoBuf, ops[1].Out[1].Buf)
+	sameBits(t, q, f, 1)
+
+	p := mlpProgram(t, "")
+	f = graph.Fuse(p)
+	require.Equal(t, graph.NoBuf, f.Sections[0].Phases[0].Ops[1].Out[1].Buf)
+	_, err = graph.Differentiate(f)
+	require.ErrorContains(t, err, "differentiate l2 (linear): its activation was fused without keeping pre")
+}
+
+// What was fused with pre kept can still be differentiated.
+func TestDifferentiateOfFusedLinear(t *testing.T) {
+	f := graph.Fuse(mlpProgram(t, ""))
+	ops := f.Sections[0].Phases[0].Ops
+	ops[0].Out[1].Buf, ops[1].Out[1].Buf = f.Find("l1"), f.Find("l2")
+	q := checkGradients(t, f, 1)
+	require.Contains(t, dump(q), "l2/dpre: act_grad(a2.grad, l2) → ~a2.grad")
+}
+
+func TestFuseLeavesOtherUsesAlone(t *testing.T) {
+	lin := func(b *graph.Builder) graph.Value {
+		return b.Linear("l", b.Input("x", 2, 3), param(b, "w", 3, 3), graph.Value{}, graph.LinearAttr{})
+	}
+	for name, f := range map[string]func(b *graph.Builder){
+		"the sum is used elsewhere": func(b *graph.Builder) {
+			y := lin(b)
+			b.SumLoss("loss", b.Add("add", b.Activation("a", y, graph.ActSiLU), y))
+		},
+		"two activations": func(b *graph.Builder) {
+			y := lin(b)
+			b.SumLoss("loss", b.Add("add", b.Activation("a", y, graph.ActSiLU), b.Activation("a2", y, graph.ActReLU)))
+		},
+		"dropout in between, in place": func(b *graph.Builder) {
+			b.SumLoss("loss", b.Activation("a", b.Dropout("d", lin(b), 0.5, 2, graph.InPlace), graph.ActSiLU))
+		},
+		"through a view": func(b *graph.Builder) {
+			b.SumLoss("loss", b.Activation("a", b.Reshape("r", lin(b), 3, 2), graph.ActSiLU))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			q, err := graph.Differentiate(build(t, f))
+			require.NoError(t, err)
+			require.Equal(t, dump(q), dump(graph.Fuse(q)))
+		})
+	}
+	// What outlives the phase stays whole.
+	p := mlpProgram(t, "")
+	p.Buf(p.Find("l1")).Life = graph.LifeStep
+	require.Contains(t, dump(graph.Fuse(p)), "a1: act(l1) → a1")
+}

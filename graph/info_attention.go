@@ -1,0 +1,146 @@
+package graph
+
+// Attention that never holds the (Seq, Seq) matrix.
+
+func init() {
+	register(
+		&Info{
+			Kind: Attention,
+			Doc: "Multi-head attention (Vaswani et al. 2017) with KVHeads shared by groups of heads (Ainslie et al. 2023), streaming softmax: " +
+				"y = softmax(Scale·q·kᵀ + mask)·v for each sample and head; lse is the log-sum-exp of each row of scores. " +
+				"Packed: qkv (N, (Heads+2·KVHeads)·HeadDim), queries, keys, values side by side; " +
+				"else q (N, Heads·HeadDim), k, v (N, KVHeads·HeadDim). y (N, Heads·HeadDim), lse (Batch·Heads·Seq), N = Batch·Seq.",
+			Derivative: "with P = exp(scores − lse), D = Σ dy·y: dv = Pᵀ·dy; dS = P·(dy·vᵀ − D)·Scale; dq = dS·k; dk = dSᵀ·q, " +
+				"keys and values summed over the heads of their group",
+			In:      []Operand{in("q", "(N,Heads·HeadDim)"), in("k", "(N,KVHeads·HeadDim)"), in("v", "(N,KVHeads·HeadDim)")},
+			Out:     []Operand{out("y", "(N,Heads·HeadDim)"), out("lse", "(Batch·Heads·Seq)").typ(isF32).stat()},
+			Attr:    AttentionAttr{},
+			Saves:   []string{"qkv", "q", "k", "v", "y", "lse"},
+			variant: attentionOperands,
+			check: func(c *checker) {
+				a := c.attention()
+				c.qkv(a, 0, c.in)
+				n := a.Batch * a.Seq
+				c.matrix(c.out(0), n, a.Heads*a.HeadDim, "Heads·HeadDim")
+				c.vector(c.out(1), n*a.Heads, "Batch·Heads·Seq")
+			},
+			flops:  func(c *checker) int64 { return c.op.Attr.(AttentionAttr).flops(2) },
+			derive: deriveAttention,
+		},
+		&Info{
+			Kind: AttentionGrad,
+			Doc:  "Gradients of attention. Packed: qkv, y, lse, dy → dqkv; else q, k, v, y, lse, dy → dq, dk, dv; each gradient shaped as its input.",
+			In: []Operand{in("q", "(N,Heads·HeadDim)"), in("k", "(N,KVHeads·HeadDim)"), in("v", "(N,KVHeads·HeadDim)"),
+				in("y", "(N,Heads·HeadDim)"), in("lse", "(Batch·Heads·Seq)").typ(isF32), in("dy", "(N,Heads·HeadDim)")},
+			Out:     []Operand{out("dq", "(N,Heads·HeadDim)"), out("dk", "(N,KVHeads·HeadDim)"), out("dv", "(N,KVHeads·HeadDim)")},
+			Attr:    AttentionAttr{},
+			variant: attentionGradOperands,
+			check: func(c *checker) {
+				a := c.attention()
+				i := c.qkv(a, 0, c.in)
+				n := a.Batch * a.Seq
+				c.matrix(c.in(i), n, a.Heads*a.HeadDim, "Heads·HeadDim")
+				c.vector(c.in(i+1), n*a.Heads, "Batch·Heads·Seq")
+				c.matrix(c.in(i+2), n, a.Heads*a.HeadDim, "Heads·HeadDim")
+				c.qkv(a, 0, c.out)
+			},
+			flops: func(c *checker) int64 { return c.op.Attr.(AttentionAttr).flops(5) },
+		},
+	)
+}
+
+func attentionOperands(attr any) (ins, outs []Operand) {
+	i := kindTable[Attention]
+	if a, _ := attr.(AttentionAttr); a.Packed {
+		return packedIn, i.Out
+	}
+	return i.In, i.Out
+}
+
+func attentionGradOperands(attr any) (ins, outs []Operand) {
+	i := kindTable[AttentionGrad]
+	if a, _ := attr.(AttentionAttr); a.Packed {
+		return packedGradIn, packedGradOut
+	}
+	return i.In, i.Out
+}
+
+var (
+	packedIn     = []Operand{in("qkv", "(N,(Heads+2·KVHeads)·HeadDim)")}
+	packedGradIn = []Operand{packedIn[0], in("y", "(N,Heads·HeadDim)"),
+		in("lse", "(Batch·Heads·Seq)").typ(isF32), in("dy", "(N,Heads·HeadDim)")}
+	packedGradOut = []Operand{out("dqkv", "(N,(Heads+2·KVHeads)·HeadDim)")}
+)
+
+func (c *checker) attention() AttentionAttr {
+	a := c.op.Attr.(AttentionAttr)
+	c.within("Batch", a.Batch, 1<<31)
+	c.within("Seq", a.Seq, 1<<31)
+	c.within("Heads", a.Heads, 1<<24)
+	c.within("KVHeads", a.KVHeads, 1<<24)
+	c.within("HeadDim", a.HeadDim, 1<<24)
+	if c.err == nil && a.Heads%a.KVHeads != 0 {
+		c.failf("Heads %d is not a multiple of KVHeads %d", a.Heads, a.KVHeads)
+	}
+	if c.err == nil && !(a.Scale > 0) {
+		c.failf("Scale is %g, want a positive number", a.Scale)
+	}
+	return a
+}
+
+// qkv checks the queries, keys and values (or their gradients) from operand i
+// on, and returns the index after them.
+func (c *checker) qkv(a AttentionAttr, i int, get func(int) ref) int {
+	n := a.Batch * a.Seq
+	if a.Packed {
+		c.matrix(get(i), n, (a.Heads+2*a.KVHeads)*a.HeadDim, "(Heads+2·KVHeads)·HeadDim, rows Batch·Seq")
+		return i + 1
+	}
+	c.matrix(get(i), n, a.Heads*a.HeadDim, "Heads·HeadDim, rows Batch·Seq")
+	c.matrix(get(i+1), n, a.KVHeads*a.HeadDim, "KVHeads·HeadDim, rows Batch·Seq")
+	c.matrix(get(i+2), n, a.KVHeads*a.HeadDim, "KVHeads·HeadDim, rows Batch·Seq")
+	return i + 3
+}
+
+// flops counts products matrix products of (Seq, HeadDim) by (HeadDim, Seq) a
+// head, of which a causal mask needs half, and the exponentials.
+func (a AttentionAttr) flops(products int64) int64 {
+	pairs := a.Batch * a.Heads * a.Seq * a.Seq
+	if a.Causal {
+		pairs = a.Batch * a.Heads * (a.Seq * (a.Seq + 1) / 2)
+	}
+	return pairs * (2*products*a.HeadDim + expFlops)
+}
+
+func deriveAttention(d *differ) {
+	a := d.op.Attr.(AttentionAttr)
+	n := 3
+	if a.Packed {
+		n = 1
+	}
+	slots := make([]slot, n)
+	needed := false
+	for j := range slots {
+		slots[j] = d.openWrite(j)
+		needed = needed || !slots[j].none()
+	}
+	if !needed {
+		return
+	}
+	ins := append([]BufID(nil), d.op.In[:n]...)
+	ins = append(ins, d.out(0), d.out(1), d.dy(0))
+	outs := make([]Out, n)
+	for j := range slots {
+		outs[j] = slots[j].out
+		if slots[j].none() {
+			outs[j] = d.scratch(d.in(j), "unused", NoBuf)
+		}
+	}
+	d.emit("dx", AttentionGrad, a, ins, outs...)
+	for j, name := range []string{"dq", "dk", "dv"}[:n] {
+		if a.Packed {
+			name = "dqkv"
+		}
+		d.close(name, slots[j])
+	}
+}

@@ -1,0 +1,213 @@
+package graph
+
+// Embeddings and matrix products.
+
+func init() {
+	register(
+		&Info{
+			Kind:       Embed,
+			Doc:        "y[n] = table[tokens[n]]; tokens i32 (N), table (V,C), y (N,C).",
+			Derivative: "dtable[v] = Σ over n with tokens[n]=v of dy[n], in increasing n",
+			In:         []Operand{in("tokens", "(N)").typ(isI32), in("table", "(V,C)")},
+			Out:        []Operand{out("y", "(N,C)")},
+			Saves:      []string{"tokens"},
+			check: func(c *checker) {
+				tokens, table, y := c.in(0), c.in(1), c.out(0)
+				if c.rank(table, 2) {
+					c.matrix(y, tokens.elems(), table.cols(), "a row per token, as wide as table")
+				}
+			},
+			bytes:  func(c *checker) int64 { return c.in(0).buf.Bytes() + 2*c.out(0).buf.Bytes() },
+			derive: deriveEmbed,
+		},
+		&Info{
+			Kind: EmbedGrad,
+			Doc:  "dtable[v] = Σ over n with tokens[n]=v of dy[n]; tokens i32 (N), dy (N,C), dtable (V,C).",
+			In:   []Operand{in("tokens", "(N)").typ(isI32), in("dy", "(N,C)")},
+			Out:  []Operand{grad("dtable", "(V,C)")},
+			check: func(c *checker) {
+				tokens, dy, dtable := c.in(0), c.in(1), c.out(0)
+				c.matrix(dy, tokens.elems(), dtable.cols(), "a row per token, as wide as dtable")
+				c.rank(dtable, 2)
+			},
+			flops: func(c *checker) int64 { return c.in(1).elems() },
+		},
+		&Info{
+			Kind:       AddPos,
+			Doc:        "y[n] = x[n] + pos[n mod Seq]; x (N,C), pos (P,C) with P ≥ Seq, y (N,C), which may be in place of x.",
+			Derivative: "dx = dy; dpos[t] = Σ over rows n ≡ t (mod Seq) of dy[n], zero from Seq on",
+			In:         []Operand{in("x", "(N,C)"), in("pos", "(P,C)")},
+			Out:        []Operand{out("y", "(N,C)").over("x")},
+			Attr:       PosAttr{},
+			check: func(c *checker) {
+				x, pos, y := c.in(0), c.in(1), c.out(0)
+				c.positions(x, pos)
+				c.same(y, x)
+			},
+			flops:  func(c *checker) int64 { return c.out(0).elems() },
+			derive: deriveAddPos,
+		},
+		&Info{
+			Kind: AddPosGrad,
+			Doc:  "dpos[t] = Σ over rows n ≡ t (mod Seq) of dy[n]; rows from Seq to P are zero. dy (N,C), dpos (P,C).",
+			In:   []Operand{in("dy", "(N,C)")},
+			Out:  []Operand{grad("dpos", "(P,C)")},
+			Attr: PosAttr{},
+			check: func(c *checker) {
+				c.positions(c.in(0), c.out(0))
+			},
+			flops: func(c *checker) int64 { return c.in(0).elems() },
+		},
+		&Info{
+			Kind: Linear,
+			Doc: "pre = x·w + bias, y = act(pre); x (M,K), w (K,N) or with TransW (N,K), bias (N), y and pre (M,N). " +
+				"Without Act there is no pre.",
+			Derivative: "with g = dy·act'(pre): dx = g·wᵀ; dw = xᵀ·g (with TransW gᵀ·x); dbias = column sums of g",
+			In:         []Operand{in("x", "(M,K)"), in("w", "(K,N)"), optIn("bias", "(N)")},
+			Out:        []Operand{out("y", "(M,N)"), out("pre", "(M,N)").opt().stat()},
+			Attr:       LinearAttr{},
+			Saves:      []string{"x", "w", "pre"},
+			check: func(c *checker) {
+				x, w, bias, y, pre := c.in(0), c.in(1), c.in(2), c.out(0), c.out(1)
+				a := c.op.Attr.(LinearAttr)
+				k, n := c.weight(w, a.TransW)
+				c.rank2(x)
+				if c.err == nil && x.cols() != k {
+					c.bad(w, dimOf(0, 1, a.TransW), k, x.cols(), " (the width of x)")
+				}
+				c.vector(bias, n, "a bias per column of y")
+				c.matrix(y, x.rows(), n, "rows as x, columns as w's outputs")
+				c.same(pre, y)
+				c.activation(a.Act, true)
+				if pre.ok() && a.Act == ActNone {
+					c.failf("operand pre is given without an activation; y is its value already")
+				}
+			},
+			flops: func(c *checker) int64 {
+				f := 2 * c.out(0).elems() * c.in(0).cols()
+				if c.in(2).ok() {
+					f += c.out(0).elems()
+				}
+				if c.op.Attr.(LinearAttr).Act != ActNone {
+					f += actFlops * c.out(0).elems()
+				}
+				return f
+			},
+			derive: deriveLinear,
+		},
+		&Info{
+			Kind: LinearGradX,
+			Doc:  "dx = dy·wᵀ (with TransW dy·w); dy (M,N), w as in linear, dx (M,K).",
+			In:   []Operand{in("dy", "(M,N)"), in("w", "(K,N)")},
+			Out:  []Operand{acc("dx", "(M,K)")},
+			Attr: LinearAttr{},
+			check: func(c *checker) {
+				dy, w, dx := c.in(0), c.in(1), c.out(0)
+				a := c.op.Attr.(LinearAttr)
+				k, n := c.weight(w, a.TransW)
+				c.matrix(dy, dx.rows(), n, "rows as dx, columns as w's outputs")
+				c.matrix(dx, dy.rows(), k, "rows as dy, columns as w's inputs")
+				c.noAct(a)
+			},
+			flops: func(c *checker) int64 { return 2 * c.out(0).elems() * c.in(0).cols() },
+		},
+		&Info{
+			Kind: LinearGradW,
+			Doc:  "dw = xᵀ·dy (with TransW dyᵀ·x); x (M,K), dy (M,N), dw shaped as w.",
+			In:   []Operand{in("x", "(M,K)"), in("dy", "(M,N)")},
+			Out:  []Operand{grad("dw", "(K,N)")},
+			Attr: LinearAttr{},
+			check: func(c *checker) {
+				x, dy, dw := c.in(0), c.in(1), c.out(0)
+				a := c.op.Attr.(LinearAttr)
+				k, n := c.weight(dw, a.TransW)
+				c.matrix(x, dy.rows(), k, "rows as dy, columns as w's inputs")
+				c.matrix(dy, x.rows(), n, "rows as x, columns as w's outputs")
+				c.noAct(a)
+			},
+			flops: func(c *checker) int64 { return 2 * c.in(0).elems() * c.in(1).cols() },
+		},
+		&Info{
+			Kind: BiasGrad,
+			Doc:  "db = Σ over rows of dy; dy (M,N), db (N).",
+			In:   []Operand{in("dy", "(M,N)")},
+			Out:  []Operand{grad("db", "(N)")},
+			check: func(c *checker) {
+				c.rank2(c.in(0))
+				c.vector(c.out(0), c.in(0).cols(), "the columns of dy")
+			},
+			flops: func(c *checker) int64 { return c.in(0).elems() },
+		},
+	)
+}
+
+// positions checks x (N,C) against a position table (P,C).
+func (c *checker) positions(x, pos ref) {
+	seq := c.op.Attr.(PosAttr).Seq
+	if !c.rank(pos, 2) {
+		return
+	}
+	c.rank2(x)
+	c.divides("Seq", seq, x, "the number of rows", x.rows())
+	if c.err == nil && pos.rows() < seq {
+		c.failf("operand %s (%s, shape %v): dimension 0 is %d, want at least %d (Seq)", pos.name, pos.buf.Name, pos.buf.Shape, pos.rows(), seq)
+	}
+	if c.err == nil && x.cols() != pos.cols() {
+		c.bad(pos, "dimension 1", pos.cols(), x.cols(), " (the width of "+x.name+")")
+	}
+}
+
+// weight returns inputs and outputs of a weight matrix.
+func (c *checker) weight(w ref, trans bool) (k, n int64) {
+	if !c.rank(w, 2) {
+		return 1, 1
+	}
+	k, n = w.buf.Shape[0], w.buf.Shape[1]
+	if trans {
+		k, n = n, k
+	}
+	return k, n
+}
+
+func dimOf(plain, transposed int, trans bool) string {
+	d := plain
+	if trans {
+		d = transposed
+	}
+	return [...]string{"dimension 0", "dimension 1"}[d]
+}
+
+func (c *checker) noAct(a LinearAttr) {
+	if a.Act != ActNone {
+		c.failf("attribute has activation %q; a gradient has none", a.Act)
+	}
+}
+
+func deriveEmbed(d *differ) {
+	d.into(1, "dw", EmbedGrad, nil, d.in(0), d.dy(0))
+}
+
+func deriveAddPos(d *differ) {
+	d.into(1, "dpos", AddPosGrad, d.op.Attr, d.dy(0))
+	d.identity(0, "dx", d.dy(0), true)
+}
+
+// deriveLinear emits the weight's gradient before the input's: x may then die
+// before dx is born, and the two can share memory.
+func deriveLinear(d *differ) {
+	a := d.op.Attr.(LinearAttr)
+	dy := d.dy(0)
+	if a.Act != ActNone {
+		if d.out(1) == NoBuf {
+			d.failf("its activation was fused without keeping pre; differentiate before fusing")
+			return
+		}
+		g := d.scratch(d.out(1), "dpre", dy)
+		d.emit("dpre", ActivationGrad, ActAttr{a.Act}, []BufID{dy, d.out(1)}, g)
+		dy = g.Buf
+	}
+	attr := LinearAttr{TransW: a.TransW}
+	d.into(2, "db", BiasGrad, nil, dy)
+	d.into(1, "dw", LinearGradW, attr, d.in(0), dy)
+	d.into(0, "dx", LinearGradX, attr, dy, d.in(1))
+}

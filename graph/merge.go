@@ -1,0 +1,118 @@
+package graph
+
+import "fmt"
+
+// Merge returns p with the only section of other added under the given name.
+// Both are programs of the same model: parameters are matched by name, inputs
+// and the loss by role (an input of other that is smaller than p's becomes a
+// view of its start), everything else of other is added.
+func Merge(p, other *Program, name string) (*Program, error) {
+	if len(other.Sections) != 1 {
+		return nil, fmt.Errorf("graph: merge %q: the other program has %d sections, 1 is needed", name, len(other.Sections))
+	}
+	if p.Section(name) != nil {
+		return nil, fmt.Errorf("graph: merge %q: the program has that section already", name)
+	}
+	q := p.Clone()
+	to := make([]BufID, len(other.Buffers))
+	for i := range to {
+		to[i] = NoBuf
+	}
+	byName := map[string]int{}
+	for i := range q.Params {
+		byName[q.Params[i].Name] = i
+	}
+	for i := range other.Params {
+		o := &other.Params[i]
+		k, ok := byName[o.Name]
+		if !ok || q.Params[k].Elems() != o.Elems() {
+			return nil, fmt.Errorf("graph: merge %q: parameter %q is not in the program with %d elements", name, o.Name, o.Elems())
+		}
+		to[o.Value] = q.Params[k].Value
+	}
+	role := func(from BufID, into *BufID) error {
+		if from == NoBuf {
+			return nil
+		}
+		if *into == NoBuf {
+			return nil // other's own buffer takes the role below
+		}
+		a, b := other.Buf(from), q.Buf(*into)
+		switch {
+		case a.DType == b.DType && a.Bytes() == b.Bytes():
+			to[from] = *into
+		case a.DType == b.DType && a.Bytes() < b.Bytes():
+			v := *a
+			v.View = &View{Base: *into}
+			to[from] = q.AddBuffer(v)
+		default:
+			return fmt.Errorf("graph: merge %q: input %q is larger than the program's %q", name, a.Name, b.Name)
+		}
+		return nil
+	}
+	roles := []struct {
+		from BufID
+		into *BufID
+	}{{other.Tokens, &q.Tokens}, {other.Targets, &q.Targets}, {other.Hyper, &q.Hyper}, {other.Key, &q.Key}, {other.Loss, &q.Loss}, {other.Logits, &q.Logits}}
+	for _, r := range roles {
+		if err := role(r.from, r.into); err != nil {
+			return nil, err
+		}
+	}
+	for i := range other.Buffers {
+		if to[i] != NoBuf {
+			continue
+		}
+		b := other.Buffers[i]
+		b.Shape = append([]int64(nil), b.Shape...)
+		to[i] = q.AddBuffer(b)
+	}
+	for i := range other.Buffers {
+		if v := other.Buffers[i].View; v != nil && q.Buf(to[i]).View == v {
+			w := *v
+			w.Base = to[v.Base]
+			q.Buf(to[i]).View = &w
+		}
+	}
+	for _, r := range roles {
+		if r.from != NoBuf && *r.into == NoBuf {
+			*r.into = to[r.from]
+		}
+	}
+	units := map[string]int{}
+	for i := range q.Units {
+		units[q.Units[i].Name] = i
+	}
+	sec := other.Sections[0]
+	sec.Name = name
+	sec.Phases = append([]Phase(nil), sec.Phases...)
+	ref := func(id BufID) BufID {
+		if id == NoBuf {
+			return NoBuf
+		}
+		return to[id]
+	}
+	for i := range sec.Phases {
+		ops := CloneOps(sec.Phases[i].Ops)
+		for k := range ops {
+			o := &ops[k]
+			for a := range o.In {
+				o.In[a] = ref(o.In[a])
+			}
+			for a := range o.Out {
+				o.Out[a].Buf = ref(o.Out[a].Buf)
+			}
+			o.Work, o.Skip = ref(o.Work), ref(o.Skip)
+			if o.Unit >= 0 {
+				u, ok := units[other.Units[o.Unit].Name]
+				if !ok {
+					return nil, fmt.Errorf("graph: merge %q: unit %q is not in the program", name, other.Units[o.Unit].Name)
+				}
+				o.Unit = u
+			}
+		}
+		sec.Phases[i].Ops = ops
+	}
+	q.Sections = append(q.Sections, sec)
+	return q, nil
+}

@@ -1,0 +1,348 @@
+package graph
+
+import "fmt"
+
+// The order of execution.
+//
+// A section's phases run in order, phase i Repeat times in a row. Streams are
+// in-order queues that persist across phases: nothing joins them at the end of
+// a phase or between two repetitions. An operation starts when the one before
+// it on its stream has finished and each event that it waits for has been
+// recorded; a wait refers to the latest record of the event before the wait in
+// program order, and a record happens when its operation finishes. Between two
+// sections, and between two runs of one section, everything is synchronised.
+// Section "init" runs first; then the others run in any order, any number of
+// times.
+//
+// Operation a happens before b if a chain of these rules says so. Two operations
+// that touch the same bytes, one of them writing, must be ordered by it, and two
+// buffers may share bytes only if it puts all uses of one before those of the
+// other.
+//
+// A phase with Repeat ≥ 2 is looked at in two copies, which is enough:
+//
+//   - Repetitions k and k+1 are alike for every k: a wait refers to a record of
+//     the same repetition, of the one before it, or of an earlier phase. So what
+//     holds between copies 1 and 2 holds between k and k+1.
+//   - Between k and k+2: where every use u in one repetition happens before every
+//     use v in the next, u(k) → v(k+1) → v(k+2), the last by v's own stream.
+//     Further apart: by induction.
+//   - What comes before the loop is ordered against its first repetition (copy 1),
+//     and from there by the streams against all. What comes after sees the latest
+//     records, those of the last repetition (copy 2), and by the streams all.
+//
+// Orders are found with vector clocks, one counter a stream (Fidge; Mattern,
+// Virtual Time and Global States of Distributed Systems, 1989).
+
+// Trace is one run of a section, operation by operation in program order, with
+// every repeated phase twice.
+type Trace struct {
+	Section *Section
+	Steps   []Step
+
+	p       *Program
+	regions *Regions
+	// before has, for each step and stream, the last step of that stream that has
+	// finished when the step starts; −1 none.
+	before []vclock
+	// unrecorded are waits that no record comes before.
+	unrecorded []badWait
+}
+
+// Step is one executed operation: Section.Phases[Phase].Ops[Op] in copy Copy (0
+// or 1) of the phase.
+type Step struct{ Phase, Copy, Op int32 }
+
+type badWait struct {
+	step  int
+	event EventID
+}
+
+// NewTrace expands section s of p. It fails where an operand, stream or event
+// is not one of the program.
+func NewTrace(p *Program, regions *Regions, s *Section) (*Trace, error) {
+	t := &Trace{Section: s, p: p, regions: regions}
+	n := 0
+	for i := range s.Phases {
+		n += copies(&s.Phases[i]) * len(s.Phases[i].Ops)
+	}
+	t.Steps = make([]Step, 0, n)
+	t.before = make([]vclock, 0, n)
+	var now [NumStreams]vclock // what each stream knows to have finished
+	for st := range now {
+		for u := range now[st] {
+			now[st][u] = -1
+		}
+	}
+	recorded := make([]int32, p.Events+1) // by event: the step of its latest record, plus 1
+	for pi := range s.Phases {
+		ph := &s.Phases[pi]
+		for oi := range ph.Ops {
+			if err := p.checkRefs(&ph.Ops[oi]); err != nil {
+				return nil, fmt.Errorf("%s/%s/%s: %w", s.Name, ph.Name, ph.Ops[oi].Name, err)
+			}
+		}
+		for c := range copies(ph) {
+			for oi := range ph.Ops {
+				op := &ph.Ops[oi]
+				i := int32(len(t.Steps))
+				clock := &now[op.Stream]
+				for _, e := range op.Wait {
+					j := recorded[e] - 1
+					if j < 0 {
+						t.unrecorded = append(t.unrecorded, badWait{int(i), e})
+						continue
+					}
+					for u, k := range t.before[j] {
+						clock[u] = max(clock[u], k)
+					}
+					from := t.Op(int(j)).Stream
+					clock[from] = max(clock[from], j)
+				}
+				t.Steps = append(t.Steps, Step{int32(pi), int32(c), int32(oi)})
+				t.before = append(t.before, *clock)
+				clock[op.Stream] = i
+				if op.Record != 0 {
+					recorded[op.Record] = i + 1
+				}
+			}
+		}
+	}
+	return t, nil
+}
+
+func copies(ph *Phase) int { return max(0, min(ph.Repeat, 2)) }
+
+// checkRefs returns an error where op names a buffer, stream or event that p
+// does not have.
+func (p *Program) checkRefs(op *Op) error {
+	if op.Stream >= NumStreams {
+		return fmt.Errorf("%v is not one of the %d streams", op.Stream, NumStreams)
+	}
+	var err error
+	buf := func(what string, i int, id BufID) {
+		if err == nil && id != NoBuf && (id < 0 || int(id) >= len(p.Buffers)) {
+			err = fmt.Errorf("%s %d is buffer %d, want one of the program's %d", what, i, id, len(p.Buffers))
+		}
+	}
+	for i, id := range op.In {
+		buf("input", i, id)
+	}
+	for i, o := range op.Out {
+		buf("output", i, o.Buf)
+	}
+	buf("workspace", 0, op.Work)
+	buf("skip flag", 0, op.Skip)
+	if err != nil {
+		return err
+	}
+	for _, e := range op.Wait {
+		if e < 1 || int(e) > p.Events {
+			return fmt.Errorf("waits for event %d, want one of 1 to %d", e, p.Events)
+		}
+	}
+	if op.Record < 0 || int(op.Record) > p.Events {
+		return fmt.Errorf("records event %d, want one of 1 to %d, or 0 for none", op.Record, p.Events)
+	}
+	return nil
+}
+
+// Program returns the program that the trace is of.
+func (t *Trace) Program() *Program { return t.p }
+
+// Op returns the operation of step i.
+func (t *Trace) Op(i int) *Op {
+	s := t.Steps[i]
+	return &t.Section.Phases[s.Phase].Ops[s.Op]
+}
+
+// Label returns "section/phase/operation" of step i.
+func (t *Trace) Label(i int) string {
+	return t.Section.Name + "/" + t.Section.Phases[t.Steps[i].Phase].Name + "/" + t.Op(i).Name
+}
+
+// Before says whether step i has finished whenever step j starts.
+func (t *Trace) Before(i, j int) bool { return int32(i) <= t.before[j][t.Op(i).Stream] }
+
+// Known returns the last step of stream st that has finished whenever step j
+// starts, −1 for none.
+func (t *Trace) Known(j int, st StreamID) int { return int(t.before[j][st]) }
+
+// sameOccurrence says whether two steps are in the same copy of the same phase.
+func (t *Trace) sameOccurrence(i, j int) bool {
+	a, b := t.Steps[i], t.Steps[j]
+	return a.Phase == b.Phase && a.Copy == b.Copy
+}
+
+// Effect is what an operation does to one operand. Fresh means that all of its
+// old bytes are replaced whenever the operation runs, none being read.
+type Effect struct {
+	Buf                BufID
+	Read, Write, Fresh bool
+}
+
+// Effects calls visit for every operand of op: inputs, skip flag, outputs,
+// workspace. A workspace's old contents are never read.
+func Effects(op *Op, visit func(Effect)) {
+	always := op.Skip == NoBuf
+	for _, id := range op.In {
+		if id != NoBuf {
+			visit(Effect{Buf: id, Read: true})
+		}
+	}
+	if op.Skip != NoBuf {
+		visit(Effect{Buf: op.Skip, Read: true})
+	}
+	for _, o := range op.Out {
+		if o.Buf != NoBuf {
+			fresh := o.Mode == Write
+			visit(Effect{Buf: o.Buf, Read: !fresh, Write: true, Fresh: fresh && always})
+		}
+	}
+	if op.Work != NoBuf {
+		visit(Effect{Buf: op.Work, Write: true, Fresh: true})
+	}
+}
+
+// LiveRange is a run of uses of one root buffer, in one section, that hands
+// nothing on to its uses outside of it: before the first use and after the last
+// one the buffer's bytes are free. Steps are in increasing order. Kept ranges
+// last to the end of the section: the host may read the buffer then.
+type LiveRange struct {
+	Buf   BufID
+	Steps []int32
+	Kept  bool
+}
+
+// isResult says whether root holds one of the values that the host may read
+// when a section has ended: Loss, GradNorm, Logits.
+func (p *Program) isResult(regions *Regions, root BufID) bool {
+	for _, id := range [...]BufID{p.Loss, p.GradNorm, p.Logits} {
+		if id >= 0 && int(id) < len(p.Buffers) && regions.Of[id].Root == root {
+			return true
+		}
+	}
+	return false
+}
+
+// LiveRanges returns the live ranges of all root buffers that the section uses
+// and whose contents do not outlive it (LifePhase and LifeStep), by buffer and
+// then by time. A buffer that is wholly rewritten after its last read is free
+// in between:
+//
+//	gather w ── use w ─┐ free ┌─ gather w ── use w
+//
+// Bytes are followed one by one, so that a buffer written in parts counts too. A
+// part that depends on the rank is replaced only by the same part, or by a write
+// that covers it on every rank.
+func (t *Trace) LiveRanges() []LiveRange {
+	type use struct {
+		step int32
+		eff  Effect
+	}
+	p := t.p
+	count := make([]int32, len(p.Buffers)+1)
+	each := func(visit func(root BufID, u use)) {
+		for i := range t.Steps {
+			Effects(t.Op(i), func(e Effect) {
+				if root := t.regions.Of[e.Buf].Root; p.Buffers[root].Life != LifeRun {
+					visit(root, use{int32(i), e})
+				}
+			})
+		}
+	}
+	each(func(root BufID, _ use) { count[root+1]++ })
+	for i := 1; i < len(count); i++ {
+		count[i] += count[i-1]
+	}
+	uses := make([]use, count[len(count)-1])
+	next := append([]int32(nil), count...)
+	each(func(root BufID, u use) {
+		uses[next[root]] = u
+		next[root]++
+	})
+
+	var ranges []LiveRange
+	var steps []int32
+	live := newByteSet(t.regions)
+	for root := range p.Buffers {
+		list := uses[count[root]:count[root+1]]
+		if len(list) == 0 {
+			continue
+		}
+		// Backwards: live has the bytes that a later use still reads.
+		first := len(ranges)
+		phase := p.Buffers[root].Life == LifePhase
+		live.clear()
+		steps = steps[:0]
+		kept := p.isResult(t.regions, BufID(root))
+		if kept {
+			live.add(t.regions.Of[root])
+		}
+		for hi := len(list); hi > 0; {
+			lo := hi - 1
+			for lo > 0 && list[lo-1].step == list[hi-1].step {
+				lo--
+			}
+			step := list[lo].step
+			for _, u := range list[lo:hi] {
+				if u.eff.Fresh {
+					live.remove(t.regions.Of[u.eff.Buf])
+				}
+			}
+			for _, u := range list[lo:hi] {
+				if u.eff.Read {
+					live.add(t.regions.Of[u.eff.Buf])
+				}
+			}
+			steps = append(steps, step)
+			hi = lo
+			if hi == 0 || live.empty() || phase && !t.sameOccurrence(int(list[hi-1].step), int(step)) {
+				r := LiveRange{Buf: BufID(root), Steps: make([]int32, len(steps)), Kept: kept}
+				kept = false
+				for i, s := range steps {
+					r.Steps[len(steps)-1-i] = s
+				}
+				ranges = append(ranges, r)
+				steps = steps[:0]
+				live.clear()
+			}
+		}
+		for i, j := first, len(ranges)-1; i < j; i, j = i+1, j-1 {
+			ranges[i], ranges[j] = ranges[j], ranges[i]
+		}
+	}
+	return ranges
+}
+
+// HostBuffers returns the buffers that the host reads or writes between
+// sections, besides what operations do: the host twins, Staging and the units'
+// resident states. They have a place and are filled even where no operation
+// uses them.
+func (p *Program) HostBuffers() []BufID {
+	var list []BufID
+	add := func(id BufID) {
+		if id >= 0 && int(id) < len(p.Buffers) {
+			list = append(list, id)
+		}
+	}
+	for _, id := range []BufID{p.HostTokens, p.HostTargets, p.HostHyper, p.HostKey, p.HostLoss, p.HostGradNorm, p.Staging} {
+		add(id)
+	}
+	if s := p.Scaler; s != nil {
+		for _, id := range []BufID{s.State, s.HostState, s.HostFlag} {
+			add(id)
+		}
+	}
+	for i := range p.Units {
+		u := &p.Units[i]
+		if u.FlatLen == 0 {
+			continue // not laid out yet
+		}
+		add(u.Value.Buf)
+		for _, s := range u.States {
+			add(s.Buf)
+		}
+	}
+	return list
+}

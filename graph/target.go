@@ -1,0 +1,175 @@
+package graph
+
+// Target is pure data that describes a device to the passes: how memory is
+// aligned, and what its kernels need as scratch. A kernel package's test proves
+// that its own numbers equal these.
+type Target struct {
+	Name string
+
+	Align int64 // bytes: buffers' offsets in an arena, and pieces of workspace, are multiples of it
+	Limbs int64 // int64 words of an exact accumulator (the acc of SqSum; two for each parameter in norms)
+
+	Product   ProductBlocks
+	Attention AttentionTiles
+
+	// HeadRows is the rows of a chunk of HeadLoss and HeadLossGrad, whose logits
+	// are in memory at once. It is a multiple of Product.KC, so that the head's
+	// weight gradient, accumulated over chunks, has the bits of one product over
+	// all rows.
+	HeadRows int64
+	// SumElems is the elements of one partial sum of Sum.
+	SumElems int64
+}
+
+// ProductBlocks is how a matrix product C(M,N) = A(M,K)·B(K,N) is cut. Packed
+// copies of a chunk of A and one of B are its workspace.
+type ProductBlocks struct {
+	KC                int64 // depth of a block of K: part of the definition of the sum
+	Rows, Cols, Depth int64 // largest chunk, in elements
+	PadRows, PadCols  int64 // packing rounds rows and columns up by at most these
+	PadDepth          int64 // and the depth up to a multiple of this
+	DirectRows        int64 // with M up to this and B's rows contiguous, B is not packed
+}
+
+// AttentionTiles is how attention is cut into tasks, whose scratch is its
+// workspace.
+type AttentionTiles struct {
+	Keys    int64 // keys of a tile
+	Queries int64 // most queries of a block
+	Slots   int64 // most tasks at a time
+	Lanes   int64 // rows are padded to multiples of it
+}
+
+// CPUTarget describes the CPU device, whose kernels are in kernels/cpu.
+func CPUTarget() Target {
+	return Target{
+		Name:  "cpu",
+		Align: 64,
+		Limbs: 72,
+		Product: ProductBlocks{
+			KC: 256, Rows: 2184, Cols: 2048, Depth: 1024,
+			PadRows: 32, PadCols: 32, PadDepth: 16, DirectRows: 28,
+		},
+		Attention: AttentionTiles{Keys: 64, Queries: 512, Slots: 32, Lanes: 16},
+		HeadRows:  256,
+		SumElems:  65536,
+	}
+}
+
+// Workspace returns the bytes of scratch that an operation needs on the target,
+// a multiple of Align; 0 for none. It depends on shapes and attribute alone,
+// never on the number of threads. The operation must pass Check.
+func (t Target) Workspace(p *Program, op *Op) int64 {
+	switch op.Kind {
+	case Linear, LinearGradX, LinearGradW:
+		trans := op.Attr.(LinearAttr).TransW
+		m, in := matrixOf(p, op.In[0])
+		_, out := matrixOf(p, op.Out[0].Buf)
+		switch op.Kind {
+		case Linear: // x (m,in)
+			return t.product(m, out, in, trans)
+		case LinearGradX: // dy (m,in) here
+			return t.product(m, out, in, !trans)
+		}
+		_, out = matrixOf(p, op.In[1])
+		if trans {
+			in, out = out, in
+		}
+		return t.product(in, out, m, false)
+	case Attention:
+		a := op.Attr.(AttentionAttr)
+		q := min(t.Attention.Queries, roundUp(a.Seq, t.Attention.Keys))
+		d, keys := roundUp(a.HeadDim, t.Attention.Lanes), t.Attention.Keys
+		slots := min(a.Batch*a.Heads*((a.Seq+q-1)/q), t.Attention.Slots)
+		return t.align(4 * slots * (2*q*d + 17*q + 2*keys*d + keys*keys + 2*keys + 16))
+	case AttentionGrad:
+		a := op.Attr.(AttentionAttr)
+		q := min(t.Attention.Queries, roundUp(a.Seq, t.Attention.Keys))
+		d, keys := roundUp(a.HeadDim, t.Attention.Lanes), t.Attention.Keys
+		slots := min(a.Batch*a.KVHeads, t.Attention.Slots)
+		return t.align(4 * slots * (3*q*d + q + 5*keys*d + 2*keys*keys + 16))
+	case Rope: // cosines and sines of every position
+		a := op.Attr.(RopeAttr)
+		return t.align(4 * a.Seq * a.HeadDim)
+	case Sum:
+		return t.align(8 * ((p.Buffers[op.In[0]].Elems() + t.SumElems - 1) / t.SumElems))
+	case HeadLoss, HeadLossGrad:
+		n, c := matrixOf(p, op.In[0])
+		v, _ := matrixOf(p, op.In[1])
+		rows := min(n, t.HeadRows)
+		product := t.product(rows, v, c, true)
+		if len(op.Out) > 1 && op.Out[1].Buf != NoBuf {
+			product = max(product, t.product(rows, c, v, false))
+		}
+		if len(op.Out) > 2 && op.Out[2].Buf != NoBuf {
+			product = max(product, t.product(v, c, rows, false))
+		}
+		// Logits (rows, V), their log-sum-exp in f32 and loss in f64 by row.
+		return t.align(4*rows*v) + t.align(4*rows) + t.align(8*rows) + product
+	}
+	return 0
+}
+
+// product is the workspace of a matrix product; transB: B is stored (N,K).
+func (t Target) product(m, n, k int64, transB bool) int64 {
+	if m == 0 || n == 0 || k == 0 {
+		return 0
+	}
+	b := t.Product
+	depth := roundUp(min(k, b.Depth), b.PadDepth)
+	packA := t.align(4 * depth * (min(m, b.Rows) + b.PadRows))
+	packB := 4 * depth * (min(n, b.Cols) + b.PadCols)
+	if !transB && m <= b.DirectRows {
+		packB = 4 * depth * b.PadCols
+	}
+	return packA + t.align(packB) + t.Align
+}
+
+func (t Target) align(bytes int64) int64 { return roundUp(bytes, t.Align) }
+
+func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
+
+// matrixOf returns a buffer's leading dimensions multiplied, and its last one.
+func matrixOf(p *Program, id BufID) (rows, cols int64) {
+	b := &p.Buffers[id]
+	if len(b.Shape) == 0 {
+		return 1, 1
+	}
+	rows, cols = 1, b.Shape[len(b.Shape)-1]
+	for _, d := range b.Shape[:len(b.Shape)-1] {
+		rows *= d
+	}
+	return rows, cols
+}
+
+// AddWorkspace returns the program in which every operation has the workspace
+// that it needs on the target: a buffer of its own in the operation's space,
+// alive while it runs.
+//
+//	y = linear(x, w)   →   y = linear(x, w) work h.0.attn.c_fc/work
+//
+// Operations that have enough already are left as they are.
+func AddWorkspace(p *Program, t Target) *Program {
+	q := p.Clone()
+	for si := range q.Sections {
+		for pi := range q.Sections[si].Phases {
+			ops := q.Sections[si].Phases[pi].Ops
+			for i := range ops {
+				op := &ops[i]
+				n := t.Workspace(q, op)
+				if n == 0 || op.Work != NoBuf && q.Buffers[op.Work].Bytes() >= n {
+					continue
+				}
+				space := Device
+				if op.Stream == HostWork {
+					space = Host
+				}
+				op.Work = q.AddBuffer(Buffer{
+					Name: op.Name + "/work", DType: U8, Shape: []int64{n},
+					Space: space, Class: Workspace, Life: LifePhase, Unit: op.Unit,
+				})
+			}
+		}
+	}
+	return q
+}

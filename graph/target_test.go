@@ -1,0 +1,66 @@
+package graph
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// That a target's numbers are the kernels' own is a test of the kernels' package.
+
+func TestAddWorkspace(t *testing.T) {
+	b := NewBuilder()
+	b.Unit("u")
+	x := b.Param("x", Normal(1), 6, 8)
+	h := b.Linear("fc", x, b.Param("w", Normal(1), 8, 4), Value{}, LinearAttr{})
+	h = b.Activation("act", h, ActSiLU)
+	b.HeadLoss("loss", h, b.Param("head", Normal(1), 9, 4), b.Targets(6, 1))
+	p, err := b.Program()
+	require.NoError(t, err)
+	p.Sections[0].Phases[0].Ops[0].Stream = HostWork
+	before := len(p.Buffers)
+	target := CPUTarget()
+
+	q := AddWorkspace(p, target)
+	require.Len(t, p.Buffers, before, "the input is left alone")
+	seen := map[BufID]bool{}
+	for i, op := range q.Sections[0].Phases[0].Ops {
+		require.Equal(t, NoBuf, p.Sections[0].Phases[0].Ops[i].Work)
+		n := target.Workspace(q, &op)
+		if op.Kind == Activation {
+			require.Zero(t, n)
+			require.Equal(t, NoBuf, op.Work)
+			continue
+		}
+		require.Positive(t, n)
+		require.False(t, seen[op.Work], "workspace belongs to one operation")
+		seen[op.Work] = true
+		w := q.Buf(op.Work)
+		require.Equal(t, Buffer{
+			Name: op.Name + "/work", DType: U8, Shape: []int64{n}, Space: w.Space, Class: Workspace, Life: LifePhase, Unit: op.Unit,
+		}, *w)
+		require.Equal(t, op.Stream == HostWork, w.Space == Host)
+		require.NoError(t, Check(q, &op))
+	}
+	require.Len(t, seen, 2)
+	require.Equal(t, q, AddWorkspace(q, target), "what has its workspace keeps it")
+}
+
+// The head's logits and row sums lie before its largest product's panels.
+func TestHeadWorkspace(t *testing.T) {
+	target := CPUTarget()
+	for _, c := range []struct {
+		rows, want int64
+	}{
+		{100, 100}, {256, 256}, {5000, 256}, // never more rows than a chunk
+	} {
+		b := NewBuilder()
+		b.Unit("u")
+		b.HeadLoss("loss", b.Input("x", c.rows, 64), b.Param("w", Normal(1), 1000, 64), b.Targets(c.rows, 1))
+		p, err := b.Program()
+		require.NoError(t, err)
+		rows := c.want
+		panels := 4*64*(rows+32) + 4*64*(1000+32) + 64 // A (rows,64) and B (64,1000), and alignment
+		require.Equal(t, 4*rows*1000+roundUp(4*rows, 64)+roundUp(8*rows, 64)+panels, target.Workspace(p, &p.Sections[0].Phases[0].Ops[0]))
+	}
+}

@@ -1,0 +1,410 @@
+package graph
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+)
+
+// The text form of a program, version 1. A line is a statement; names that are
+// not made of letters, digits and _ . / - are quoted as in Go. Buffers, units
+// and parameters are referred to by name; the second of a name is name#1, the
+// third name#2; an absent buffer is _, and %7 is index 7 where nothing is.
+// Absent keys have their zero value, unit is -1.
+//
+//	spillway program v1
+//	mesh data=4
+//	events 12
+//	role tokens tokens
+//	unit h.0 flat=1024 frozen
+//	  segment h.0.w start=0 len=640 flat=0
+//	  value value/h.0 name=value axis=0 len=256 per-param
+//	  state exp_avg/h.0 name=exp_avg axis=0 len=256
+//	param h.0.w [64,10] normal std=0.02 unit=h.0 decay frozen value=h.0.w grad=h.0.w.grad
+//	buffer h.0.w f32 [64,10] device parameters run unit=h.0 pad=8 view=flat/h.0 offset=0 stride=256 axis=0 global=[256] place=[shard]
+//	section step
+//	phase micro ×3
+//	  h.0.fc: linear x h.0.w _ -> h.0.fc {TransW=true} @comm work=ws wait=1,2 record=3 pass=backward unit=h.0 from=h.0.fc skip=flag
+//
+// Outputs are written; +y is accumulated into, ~y changed in place. Attributes
+// print the fields that are not zero. Streams other than compute are named after
+// an @. An unscheduled phase's throttles (before, after) follow its operations.
+//
+// Three or more groups of lines in a row that differ only in numbers, each by a
+// constant step, fold into one: <3+2> counts 3, 5, 7 …
+//
+//	×126 {
+//	    h.<0+1>.fc: linear x<0+2> …
+//	}
+//
+// Folding is of the text, after all else and undone before all else, so it
+// cannot lose anything.
+
+const textHeader = "spillway program v1"
+
+// Format returns the program's text form. Parse undoes it exactly, but for nil
+// and empty lists, which are one.
+func Format(p *Program) string {
+	var b strings.Builder
+	b.WriteString(textHeader + "\n")
+	foldLines(&b, formatLines(p))
+	return b.String()
+}
+
+// Hash returns the SHA-256 of the program's text form, in hexadecimal.
+func Hash(p *Program) string {
+	sum := sha256.Sum256([]byte(Format(p)))
+	return hex.EncodeToString(sum[:])
+}
+
+var initNames = [...]string{"normal", "ones", "zeros", "uniform"}
+
+type formatter struct {
+	p                   *Program
+	bufs, units, params []string // what refers to each
+	line                []byte
+	lines               []string
+}
+
+func formatLines(p *Program) []string {
+	f := &formatter{p: p}
+	names := func(n int, at func(int) string) []string {
+		seen := map[string]int{}
+		out := make([]string, n)
+		for i := range out {
+			s := at(i)
+			out[i] = quoteName(s)
+			if k := seen[s]; k > 0 {
+				out[i] += "#" + strconv.Itoa(k)
+			}
+			seen[s]++
+		}
+		return out
+	}
+	f.bufs = names(len(p.Buffers), func(i int) string { return p.Buffers[i].Name })
+	f.units = names(len(p.Units), func(i int) string { return p.Units[i].Name })
+	f.params = names(len(p.Params), func(i int) string { return p.Params[i].Name })
+
+	if len(p.Mesh) > 0 {
+		f.word("mesh")
+		for _, a := range p.Mesh {
+			f.word(quoteName(a.Name) + "=" + strconv.Itoa(a.Size))
+		}
+		f.end()
+	}
+	if p.Events != 0 {
+		f.word("events")
+		f.word(strconv.Itoa(p.Events))
+		f.end()
+	}
+	for _, w := range p.wellKnown() {
+		if *w.id != NoBuf {
+			f.word("role")
+			f.word(w.name)
+			f.word(f.buf(*w.id))
+			f.end()
+		}
+	}
+	for i := range p.Units {
+		f.unit(i)
+	}
+	for i := range p.Params {
+		f.param(i)
+	}
+	for i := range p.Buffers {
+		f.buffer(i)
+	}
+	for i := range p.Sections {
+		s := &p.Sections[i]
+		f.word("section")
+		f.word(quoteName(s.Name))
+		f.end()
+		for j := range s.Phases {
+			ph := &s.Phases[j]
+			f.word("phase")
+			f.word(quoteName(ph.Name))
+			f.word("×" + strconv.Itoa(ph.Repeat))
+			f.end()
+			for k := range ph.Ops {
+				f.op(&ph.Ops[k])
+			}
+			for _, t := range ph.Throttles {
+				f.word("throttle")
+				f.word(quoteName(t.Before))
+				f.word(quoteName(t.After))
+				f.end()
+			}
+		}
+	}
+	return f.lines
+}
+
+func (f *formatter) word(s string) {
+	if n := len(f.line); n > 0 && f.line[n-1] != ' ' {
+		f.line = append(f.line, ' ')
+	}
+	f.line = append(f.line, s...)
+}
+
+func (f *formatter) indent() { f.line = append(f.line, "  "...) }
+
+func (f *formatter) key(key, value string) { f.word(key + "=" + value) }
+
+func (f *formatter) num(key string, v, zero int64) {
+	if v != zero {
+		f.key(key, strconv.FormatInt(v, 10))
+	}
+}
+
+func (f *formatter) flag(key string, on bool) {
+	if on {
+		f.word(key)
+	}
+}
+
+func (f *formatter) end() {
+	f.lines = append(f.lines, string(f.line))
+	f.line = f.line[:0]
+}
+
+func refName(names []string, i int) string {
+	if i >= 0 && i < len(names) {
+		return names[i]
+	}
+	return "%" + strconv.Itoa(i)
+}
+
+func (f *formatter) buf(id BufID) string {
+	if id == NoBuf {
+		return "_"
+	}
+	return refName(f.bufs, int(id))
+}
+
+func (f *formatter) unitOf(i int) {
+	if i != -1 {
+		f.key("unit", refName(f.units, i))
+	}
+}
+
+func (f *formatter) unit(i int) {
+	u := &f.p.Units[i]
+	f.word("unit")
+	f.word(quoteName(u.Name))
+	f.num("flat", u.FlatLen, 0)
+	f.flag("frozen", u.Frozen)
+	f.end()
+	for _, s := range u.Segments {
+		f.indent()
+		f.word("segment")
+		f.word(refName(f.params, s.Param))
+		f.num("start", s.Start, 0)
+		f.num("len", s.Len, 0)
+		f.num("flat", s.Flat, 0)
+		f.end()
+	}
+	state := func(what string, s State) {
+		f.indent()
+		f.word(what)
+		f.word(f.buf(s.Buf))
+		if s.Name != "" {
+			f.key("name", quoteName(s.Name))
+		}
+		f.num("axis", int64(s.Axis), 0)
+		f.num("len", s.Len, 0)
+		f.flag("per-param", s.PerParam)
+		f.end()
+	}
+	if u.Value != (State{}) {
+		state("value", u.Value)
+	}
+	for _, s := range u.States {
+		state("state", s)
+	}
+}
+
+func (f *formatter) param(i int) {
+	q := &f.p.Params[i]
+	f.word("param")
+	f.word(quoteName(q.Name))
+	f.word(formatInts(q.Shape))
+	f.word(name(initNames[:], int(q.Init), "init"))
+	if q.Std != 0 {
+		f.key("std", formatFloat(q.Std))
+	}
+	f.unitOf(q.Unit)
+	f.flag("decay", q.Decay)
+	f.flag("frozen", q.Frozen)
+	if q.Value != NoBuf {
+		f.key("value", f.buf(q.Value))
+	}
+	if q.Grad != NoBuf {
+		f.key("grad", f.buf(q.Grad))
+	}
+	f.end()
+}
+
+func (f *formatter) buffer(i int) {
+	b := &f.p.Buffers[i]
+	f.word("buffer")
+	f.word(quoteName(b.Name))
+	f.word(b.DType.String())
+	f.word(formatInts(b.Shape))
+	f.word(b.Space.String())
+	f.word(b.Class.String())
+	f.word(b.Life.String())
+	f.unitOf(b.Unit)
+	f.num("pad", b.Pad, 0)
+	if v := b.View; v != nil {
+		f.key("view", f.buf(v.Base))
+		f.num("offset", v.Offset, 0)
+		f.num("stride", v.RankStride, 0)
+		f.num("axis", int64(v.Axis), 0)
+	}
+	if len(b.Global) > 0 {
+		f.key("global", formatInts(b.Global))
+	}
+	if len(b.Place) > 0 {
+		list := make([]string, len(b.Place))
+		for i, pl := range b.Place {
+			list[i] = pl.String()
+		}
+		f.key("place", "["+strings.Join(list, ",")+"]")
+	}
+	f.end()
+}
+
+func (f *formatter) op(op *Op) {
+	f.indent()
+	f.word(quoteName(op.Name) + ":")
+	f.word(quoteName(string(op.Kind)))
+	for _, id := range op.In {
+		f.word(f.buf(id))
+	}
+	f.word("->")
+	for _, o := range op.Out {
+		switch o.Mode {
+		case Write:
+			f.word(f.buf(o.Buf))
+		case Accum:
+			f.word("+" + f.buf(o.Buf))
+		case ReadWrite:
+			f.word("~" + f.buf(o.Buf))
+		default:
+			f.word("~" + o.Mode.String() + "~" + f.buf(o.Buf))
+		}
+	}
+	if op.Attr != nil {
+		f.word(formatAttr(op.Kind, op.Attr))
+	}
+	if op.Stream != Compute {
+		f.word("@" + op.Stream.String())
+	}
+	if op.Work != NoBuf {
+		f.key("work", f.buf(op.Work))
+	}
+	if len(op.Wait) > 0 {
+		list := make([]string, len(op.Wait))
+		for i, e := range op.Wait {
+			list[i] = strconv.Itoa(int(e))
+		}
+		f.key("wait", strings.Join(list, ","))
+	}
+	f.num("record", int64(op.Record), 0)
+	if op.Pass != Forward {
+		f.key("pass", op.Pass.String())
+	}
+	f.unitOf(op.Unit)
+	if op.Source != "" {
+		f.key("from", quoteName(op.Source))
+	}
+	if op.Skip != NoBuf {
+		f.key("skip", f.buf(op.Skip))
+	}
+	f.end()
+}
+
+// bareRune says which characters of a name need no quotes.
+func bareRune(r rune) bool {
+	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '.' || r == '/' || r == '-'
+}
+
+func quoteName(s string) string {
+	if s != "" && s != "_" && strings.IndexFunc(s, func(r rune) bool { return !bareRune(r) }) < 0 {
+		return s
+	}
+	// < opens a counter of a folded line and is nowhere else.
+	return strings.ReplaceAll(strconv.Quote(s), "<", `\x3c`)
+}
+
+func formatInts(list []int64) string {
+	var b strings.Builder
+	b.WriteByte('[')
+	for i, v := range list {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.FormatInt(v, 10))
+	}
+	b.WriteByte(']')
+	return b.String()
+}
+
+func formatFloat(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
+
+// attrType returns the type of the kind's attributes, nil for none.
+func attrType(k Kind) reflect.Type {
+	if in, ok := kindTable[k]; ok && in.Attr != nil {
+		return reflect.TypeOf(in.Attr)
+	}
+	return nil
+}
+
+// attrNamed returns the attribute type of the given name, nil for none.
+func attrNamed(name string) reflect.Type {
+	for _, in := range kindTable {
+		if in.Attr != nil && reflect.TypeOf(in.Attr).Name() == name {
+			return reflect.TypeOf(in.Attr)
+		}
+	}
+	return nil
+}
+
+// formatAttr prints the fields of attr that are not zero, in order; its type
+// too where it is not the kind's own. A type that is no kind's can't be parsed.
+func formatAttr(k Kind, attr any) string {
+	v := reflect.ValueOf(attr)
+	head := ""
+	if v.Type() != attrType(k) {
+		head = v.Type().Name()
+		if v.Kind() != reflect.Struct {
+			return quoteName(fmt.Sprintf("%T", attr)) + "{}"
+		}
+	}
+	var fields []string
+	var walk func(prefix string, v reflect.Value)
+	walk = func(prefix string, v reflect.Value) {
+		for i := range v.NumField() {
+			x := v.Field(i)
+			if x.IsZero() {
+				continue
+			}
+			name := prefix + v.Type().Field(i).Name
+			switch x.Kind() {
+			case reflect.Struct:
+				walk(name+".", x)
+			case reflect.Float32, reflect.Float64:
+				fields = append(fields, name+"="+formatFloat(x.Float()))
+			case reflect.String:
+				fields = append(fields, name+"="+quoteName(x.String()))
+			default:
+				fields = append(fields, fmt.Sprintf("%s=%v", name, x))
+			}
+		}
+	}
+	walk("", v)
+	return head + "{" + strings.Join(fields, ",") + "}"
+}

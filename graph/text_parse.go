@@ -1,0 +1,633 @@
+package graph
+
+import (
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+)
+
+// Parse reads the text form of a program. Errors name the line; what the text
+// says is not verified further (see Verify).
+func Parse(text string) (*Program, error) {
+	ps := &textParser{p: &Program{}, bufs: map[string][]int{}, units: map[string][]int{}, params: map[string][]int{}}
+	for _, w := range ps.p.wellKnown() {
+		*w.id = NoBuf
+	}
+	header, rest, _ := strings.Cut(text, "\n")
+	if header != textHeader {
+		return nil, fmt.Errorf("graph: parse: line 1: %q, want %q", clip(header), textHeader)
+	}
+	// Names first: a line may refer to what comes after it.
+	for _, pass := range []func([]string) error{ps.declare, ps.statement} {
+		err := unfold(rest, 2, func(number int, line string) error {
+			words, err := splitWords(line)
+			if err == nil && len(words) > 0 {
+				err = pass(words)
+			}
+			if err != nil {
+				return fmt.Errorf("line %d: %w", number, err)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("graph: parse: %w", err)
+		}
+	}
+	return ps.p, nil
+}
+
+func clip(s string) string {
+	if len(s) > 60 {
+		return s[:60] + "…"
+	}
+	return s
+}
+
+// splitWords splits a line at spaces that are not inside quotes.
+func splitWords(line string) ([]string, error) {
+	var words []string
+	for i := 0; i < len(line); {
+		if line[i] == ' ' {
+			i++
+			continue
+		}
+		start := i
+		for i < len(line) && line[i] != ' ' {
+			if line[i] != '"' {
+				i++
+				continue
+			}
+			q, err := strconv.QuotedPrefix(line[i:])
+			if err != nil {
+				return nil, fmt.Errorf("%q: a quote that is not closed", clip(line[i:]))
+			}
+			i += len(q)
+		}
+		words = append(words, line[start:i])
+	}
+	return words, nil
+}
+
+// unquoteName undoes quoteName.
+func unquoteName(s string) (string, error) {
+	if strings.HasPrefix(s, `"`) {
+		u, err := strconv.Unquote(s)
+		if err != nil {
+			return "", fmt.Errorf("%q is not a quoted name", clip(s))
+		}
+		return u, nil
+	}
+	if s == "" || strings.IndexFunc(s, func(r rune) bool { return !bareRune(r) }) >= 0 {
+		return "", fmt.Errorf("%q is not a name; quote what is not letters, digits and _ . / -", clip(s))
+	}
+	return s, nil
+}
+
+type textParser struct {
+	p                   *Program
+	bufs, units, params map[string][]int // name → indices
+	nBuf, nUnit, nParam int
+}
+
+func (ps *textParser) declare(words []string) error {
+	var into map[string][]int
+	var n *int
+	switch words[0] {
+	case "buffer":
+		into, n = ps.bufs, &ps.nBuf
+	case "unit":
+		into, n = ps.units, &ps.nUnit
+	case "param":
+		into, n = ps.params, &ps.nParam
+	default:
+		return nil
+	}
+	if len(words) < 2 {
+		return fmt.Errorf("%s without a name", words[0])
+	}
+	name, err := unquoteName(words[1])
+	if err != nil {
+		return err
+	}
+	into[name] = append(into[name], *n)
+	*n++
+	return nil
+}
+
+// resolveName resolves a reference in a table of names.
+func resolveName(what string, table map[string][]int, s string) (int, error) {
+	if num, ok := strings.CutPrefix(s, "%"); ok {
+		i, err := strconv.ParseInt(num, 10, 32)
+		if err != nil {
+			return 0, fmt.Errorf("%q is not an index of a %s", clip(s), what)
+		}
+		return int(i), nil
+	}
+	k := 0
+	bare := s
+	if i := strings.LastIndexByte(s, '#'); i > strings.LastIndexByte(s, '"') {
+		n, err := strconv.Atoi(s[i+1:])
+		if err != nil || n < 1 {
+			return 0, fmt.Errorf("%q: want a number from 1 after #", clip(s))
+		}
+		k, bare = n, s[:i]
+	}
+	name, err := unquoteName(bare)
+	if err != nil {
+		return 0, err
+	}
+	list := table[name]
+	if k >= len(list) {
+		return 0, fmt.Errorf("no %s is named %s", what, clip(s))
+	}
+	return list[k], nil
+}
+
+func (ps *textParser) buf(s string) (BufID, error) {
+	if s == "_" {
+		return NoBuf, nil
+	}
+	i, err := resolveName("buffer", ps.bufs, s)
+	return BufID(i), err
+}
+
+// args are the words of a statement; the first error sticks, and what is read
+// after it is zero.
+type args struct {
+	ps    *textParser
+	words []string
+	err   error
+}
+
+func (a *args) fail(err error) {
+	if a.err == nil && err != nil {
+		a.err = err
+	}
+}
+
+func (a *args) next(what string) string {
+	if len(a.words) == 0 {
+		a.fail(fmt.Errorf("the line ends where a %s should be", what))
+		return ""
+	}
+	w := a.words[0]
+	a.words = a.words[1:]
+	return w
+}
+
+func (a *args) name(what string) string {
+	s := a.next(what)
+	if a.err != nil {
+		return ""
+	}
+	s, err := unquoteName(s)
+	a.fail(err)
+	return s
+}
+
+func (a *args) enum(what, s string, names []string) int {
+	for i, n := range names {
+		if n == s {
+			return i
+		}
+	}
+	if in, ok := strings.CutPrefix(s, what+"("); ok {
+		if i, err := strconv.ParseUint(strings.TrimSuffix(in, ")"), 10, 8); err == nil {
+			return int(i)
+		}
+	}
+	a.fail(fmt.Errorf("%q is not a %s, want one of %s", clip(s), what, strings.Join(names, " ")))
+	return 0
+}
+
+func (a *args) int(s string, bits int) int64 {
+	v, err := strconv.ParseInt(s, 10, bits)
+	if err != nil {
+		a.fail(fmt.Errorf("%q is not a whole number of %d bits", clip(s), bits))
+	}
+	return v
+}
+
+func (a *args) list(s string) []string {
+	in, ok1 := strings.CutPrefix(s, "[")
+	in, ok2 := strings.CutSuffix(in, "]")
+	if !ok1 || !ok2 {
+		a.fail(fmt.Errorf("%q is not a list, want [a,b,…]", clip(s)))
+		return nil
+	}
+	if in == "" {
+		return nil
+	}
+	return strings.Split(in, ",")
+}
+
+func (a *args) ints(s string) (list []int64) {
+	for _, x := range a.list(s) {
+		list = append(list, a.int(x, 64))
+	}
+	return list
+}
+
+func (a *args) buf(s string) BufID {
+	id, err := a.ps.buf(s)
+	a.fail(err)
+	return id
+}
+
+func (a *args) ref(what string, table map[string][]int, s string) int {
+	i, err := resolveName(what, table, s)
+	a.fail(err)
+	return i
+}
+
+func (a *args) unit(s string) int { return a.ref("unit", a.ps.units, s) }
+
+// keys takes the rest of the words as key=value or flags (with empty value).
+func (a *args) keys(set func(key, value string) bool) error {
+	for a.err == nil && len(a.words) > 0 {
+		w := a.next("key")
+		key, value, _ := strings.Cut(w, "=")
+		if !set(key, value) && a.err == nil {
+			a.fail(fmt.Errorf("%q has no place in this statement", clip(w)))
+		}
+	}
+	return a.err
+}
+
+func (ps *textParser) statement(words []string) error {
+	a := &args{ps: ps, words: words[1:]}
+	p := ps.p
+	switch words[0] {
+	case "mesh":
+		for _, w := range a.words {
+			i := strings.LastIndexByte(w, '=')
+			if i < 0 {
+				return fmt.Errorf("%q, want name=size", clip(w))
+			}
+			name, err := unquoteName(w[:i])
+			a.fail(err)
+			p.Mesh = append(p.Mesh, Axis{name, int(a.int(w[i+1:], 32))})
+		}
+		return a.err
+	case "events":
+		p.Events = int(a.int(a.next("number"), 32))
+		if a.err == nil && p.Events < 0 {
+			a.fail(fmt.Errorf("%d events, want 0 or more", p.Events))
+		}
+		return a.keys(func(string, string) bool { return false })
+	case "role":
+		role := a.next("role")
+		id := a.buf(a.next("buffer"))
+		if p.Scaler == nil && (role == "loss-scale" || role == "overflow" || role == "host-loss-scale" || role == "host-overflow") {
+			p.Scaler = &Scaler{State: NoBuf, Overflow: NoBuf, HostState: NoBuf, HostFlag: NoBuf}
+		}
+		for _, w := range p.wellKnown() {
+			if w.name == role {
+				*w.id = id
+				return a.keys(func(string, string) bool { return false })
+			}
+		}
+		a.fail(fmt.Errorf("no role is named %q", clip(role)))
+		return a.err
+	case "unit":
+		u := Unit{Name: a.name("name")}
+		err := a.keys(func(key, value string) bool {
+			switch key {
+			case "flat":
+				u.FlatLen = a.int(value, 64)
+			case "frozen":
+				u.Frozen = true
+			default:
+				return false
+			}
+			return true
+		})
+		p.Units = append(p.Units, u)
+		return err
+	case "segment", "value", "state":
+		if len(p.Units) == 0 {
+			return fmt.Errorf("%s before the first unit", words[0])
+		}
+		return ps.unitPart(words[0], &p.Units[len(p.Units)-1], a)
+	case "param":
+		return ps.param(a)
+	case "buffer":
+		return ps.buffer(a)
+	case "section":
+		p.Sections = append(p.Sections, Section{Name: a.name("name")})
+		return a.keys(func(string, string) bool { return false })
+	case "phase":
+		if len(p.Sections) == 0 {
+			return fmt.Errorf("phase before the first section")
+		}
+		ph := Phase{Name: a.name("name")}
+		times, ok := strings.CutPrefix(a.next("repetition"), "×")
+		if a.err == nil && !ok {
+			a.fail(fmt.Errorf("want ×N, how often the phase runs, after its name"))
+		}
+		ph.Repeat = int(a.int(times, 32))
+		s := &p.Sections[len(p.Sections)-1]
+		s.Phases = append(s.Phases, ph)
+		return a.keys(func(string, string) bool { return false })
+	}
+	if words[0] == "throttle" {
+		if len(p.Sections) == 0 || len(p.Sections[len(p.Sections)-1].Phases) == 0 {
+			return fmt.Errorf("throttle before the first phase")
+		}
+		s := &p.Sections[len(p.Sections)-1]
+		ph := &s.Phases[len(s.Phases)-1]
+		ph.Throttles = append(ph.Throttles, Throttle{Before: a.name("first operation"), After: a.name("second operation")})
+		return a.keys(func(string, string) bool { return false })
+	}
+	if strings.HasSuffix(words[0], ":") {
+		if len(p.Sections) == 0 || len(p.Sections[len(p.Sections)-1].Phases) == 0 {
+			return fmt.Errorf("operation before the first phase")
+		}
+		s := &p.Sections[len(p.Sections)-1]
+		return ps.op(&s.Phases[len(s.Phases)-1], words)
+	}
+	return fmt.Errorf("%q is not a statement", clip(words[0]))
+}
+
+func (ps *textParser) unitPart(what string, u *Unit, a *args) error {
+	if what == "segment" {
+		s := Segment{Param: a.ref("parameter", ps.params, a.next("parameter"))}
+		u.Segments = append(u.Segments, s)
+		into := &u.Segments[len(u.Segments)-1]
+		return a.keys(func(key, value string) bool {
+			switch key {
+			case "start":
+				into.Start = a.int(value, 64)
+			case "len":
+				into.Len = a.int(value, 64)
+			case "flat":
+				into.Flat = a.int(value, 64)
+			default:
+				return false
+			}
+			return true
+		})
+	}
+	s := State{Buf: a.buf(a.next("buffer"))}
+	err := a.keys(func(key, value string) bool {
+		switch key {
+		case "name":
+			name, err := unquoteName(value)
+			a.fail(err)
+			s.Name = name
+		case "axis":
+			s.Axis = int(a.int(value, 32))
+		case "len":
+			s.Len = a.int(value, 64)
+		case "per-param":
+			s.PerParam = true
+		default:
+			return false
+		}
+		return true
+	})
+	if what == "value" {
+		u.Value = s
+	} else {
+		u.States = append(u.States, s)
+	}
+	return err
+}
+
+func (ps *textParser) param(a *args) error {
+	q := Param{Name: a.name("name"), Shape: a.ints(a.next("shape")), Unit: -1, Value: NoBuf, Grad: NoBuf}
+	q.Init = InitKind(a.enum("init", a.next("init"), initNames[:]))
+	err := a.keys(func(key, value string) bool {
+		switch key {
+		case "std":
+			v, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				a.fail(fmt.Errorf("std %q is not a number", clip(value)))
+			}
+			q.Std = v
+		case "unit":
+			q.Unit = a.unit(value)
+		case "decay":
+			q.Decay = true
+		case "frozen":
+			q.Frozen = true
+		case "value":
+			q.Value = a.buf(value)
+		case "grad":
+			q.Grad = a.buf(value)
+		default:
+			return false
+		}
+		return true
+	})
+	ps.p.Params = append(ps.p.Params, q)
+	return err
+}
+
+func (ps *textParser) buffer(a *args) error {
+	b := Buffer{Name: a.name("name"), Unit: -1}
+	b.DType = DType(a.enum("dtype", a.next("dtype"), dtypeNames[:]))
+	b.Shape = a.ints(a.next("shape"))
+	b.Space = Space(a.enum("space", a.next("space"), spaceNames[:]))
+	b.Class = Class(a.enum("class", a.next("class"), classNames[:]))
+	b.Life = Life(a.enum("life", a.next("life"), lifeNames[:]))
+	var v View
+	err := a.keys(func(key, value string) bool {
+		switch key {
+		case "unit":
+			b.Unit = a.unit(value)
+		case "pad":
+			b.Pad = a.int(value, 64)
+		case "view":
+			v.Base = a.buf(value)
+			b.View = &v
+		case "offset":
+			v.Offset = a.int(value, 64)
+		case "stride":
+			v.RankStride = a.int(value, 64)
+		case "axis":
+			v.Axis = int(a.int(value, 32))
+		case "global":
+			b.Global = a.ints(value)
+		case "place":
+			for _, s := range a.list(value) {
+				b.Place = append(b.Place, Placement(a.enum("placement", s, placementNames[:])))
+			}
+		default:
+			return false
+		}
+		return true
+	})
+	if err == nil && b.View == nil && v != (View{}) {
+		err = fmt.Errorf("buffer %s: offset, stride or axis without view", b.Name)
+	}
+	ps.p.Buffers = append(ps.p.Buffers, b)
+	return err
+}
+
+// isRef says whether a word of an operation is an operand: not a key, not
+// attributes, not a stream.
+func isRef(w string) bool {
+	s := strings.TrimLeft(w, "+~")
+	if _, after, ok := strings.Cut(s, ")~"); ok && strings.HasPrefix(s, "mode(") {
+		s = after
+	}
+	return strings.HasPrefix(s, `"`) || !strings.ContainsAny(s, "={@")
+}
+
+func (ps *textParser) op(ph *Phase, words []string) error {
+	a := &args{ps: ps, words: words}
+	op := Op{Work: NoBuf, Skip: NoBuf, Unit: -1}
+	a.words[0] = strings.TrimSuffix(a.words[0], ":")
+	op.Name = a.name("name")
+	op.Kind = Kind(a.name("kind"))
+	for a.err == nil {
+		w := a.next("->")
+		if w == "->" {
+			break
+		}
+		op.In = append(op.In, a.buf(w))
+	}
+	for a.err == nil && len(a.words) > 0 && isRef(a.words[0]) {
+		w := a.next("output")
+		o := Out{}
+		switch {
+		case strings.HasPrefix(w, "+"):
+			o.Mode, w = Accum, w[1:]
+		case strings.HasPrefix(w, "~mode("):
+			mode, rest, _ := strings.Cut(w[1:], "~")
+			o.Mode, w = Mode(a.enum("mode", mode, modeNames[:])), rest
+		case strings.HasPrefix(w, "~"):
+			o.Mode, w = ReadWrite, w[1:]
+		}
+		o.Buf = a.buf(w)
+		op.Out = append(op.Out, o)
+	}
+	for a.err == nil && len(a.words) > 0 {
+		w := a.next("key")
+		if stream, ok := strings.CutPrefix(w, "@"); ok {
+			op.Stream = StreamID(a.enum("stream", stream, streamNames[:]))
+			continue
+		}
+		if open := strings.IndexByte(w, '{'); open >= 0 && strings.HasSuffix(w, "}") && !strings.Contains(w[:open], "=") {
+			attr, err := parseAttr(op.Kind, w[:open], w[open+1:len(w)-1])
+			a.fail(err)
+			op.Attr = attr
+			continue
+		}
+		key, value, _ := strings.Cut(w, "=")
+		switch key {
+		case "work":
+			op.Work = a.buf(value)
+		case "wait":
+			for _, e := range strings.Split(value, ",") {
+				op.Wait = append(op.Wait, EventID(a.int(e, 32)))
+			}
+		case "record":
+			op.Record = EventID(a.int(value, 32))
+		case "pass":
+			op.Pass = Pass(a.enum("pass", value, passNames[:]))
+		case "unit":
+			op.Unit = a.unit(value)
+		case "from":
+			s, err := unquoteName(value)
+			a.fail(err)
+			op.Source = s
+		case "skip":
+			op.Skip = a.buf(value)
+		default:
+			a.fail(fmt.Errorf("%q has no place in an operation", clip(w)))
+		}
+	}
+	ph.Ops = append(ph.Ops, op)
+	return a.err
+}
+
+// parseAttr reads the fields of an attribute of the kind's type, or of the one
+// that typ names.
+func parseAttr(k Kind, typ, fields string) (any, error) {
+	t := attrType(k)
+	if typ != "" {
+		t = attrNamed(typ)
+	}
+	if t == nil {
+		return nil, fmt.Errorf("kind %q has no attributes, or %q is no kind's", clip(string(k)), clip(typ))
+	}
+	attr := reflect.New(t).Elem()
+	for len(fields) > 0 {
+		key, rest, ok := strings.Cut(fields, "=")
+		if !ok {
+			return nil, fmt.Errorf("%q, want Field=value", clip(fields))
+		}
+		var value string
+		if strings.HasPrefix(rest, `"`) {
+			q, err := strconv.QuotedPrefix(rest)
+			if err != nil {
+				return nil, fmt.Errorf("%q: a quote that is not closed", clip(rest))
+			}
+			value, rest = q, rest[len(q):]
+			if rest != "" {
+				if rest[0] != ',' {
+					return nil, fmt.Errorf("%q, want a comma after a value", clip(rest))
+				}
+				rest = rest[1:]
+			}
+		} else {
+			value, rest, _ = strings.Cut(rest, ",")
+		}
+		fields = rest
+		at := attr
+		for _, part := range strings.Split(key, ".") {
+			if at.Kind() != reflect.Struct {
+				return nil, fmt.Errorf("%s has no field %q", t.Name(), clip(key))
+			}
+			if at = at.FieldByName(part); !at.IsValid() {
+				return nil, fmt.Errorf("%s has no field %q", t.Name(), clip(key))
+			}
+		}
+		if err := setField(at, value); err != nil {
+			return nil, fmt.Errorf("%s.%s: %w", t.Name(), clip(key), err)
+		}
+	}
+	return attr.Interface(), nil
+}
+
+func setField(at reflect.Value, value string) error {
+	bad := fmt.Errorf("%q is not a %v", clip(value), at.Type())
+	switch at.Kind() {
+	case reflect.Bool:
+		v, err := strconv.ParseBool(value)
+		if err != nil {
+			return bad
+		}
+		at.SetBool(v)
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		v, err := strconv.ParseInt(value, 10, at.Type().Bits())
+		if err != nil {
+			return bad
+		}
+		at.SetInt(v)
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		v, err := strconv.ParseUint(value, 10, at.Type().Bits())
+		if err != nil {
+			return bad
+		}
+		at.SetUint(v)
+	case reflect.Float32, reflect.Float64:
+		v, err := strconv.ParseFloat(value, at.Type().Bits())
+		if err != nil {
+			return bad
+		}
+		at.SetFloat(v)
+	case reflect.String:
+		s, err := unquoteName(value)
+		if err != nil {
+			return err
+		}
+		at.SetString(s)
+	default:
+		return bad
+	}
+	return nil
+}

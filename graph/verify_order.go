@@ -1,0 +1,178 @@
+package graph
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// touch is a use of bytes of a root buffer by a step.
+type touch struct {
+	step   int32
+	stream StreamID
+	write  bool
+	buf    BufID
+	at     Region
+}
+
+// rootUse is what a walk over a section knows of one root buffer.
+type rootUse struct {
+	// touches are the uses that a later one may conflict with. A use is dropped
+	// when another one takes its place: whoever is ordered after that one is
+	// ordered after this one.
+	touches []touch
+	written *byteSet // LifePhase and LifeStep buffers: the bytes that hold contents
+	last    int32    // the last step that wrote, −1 none
+}
+
+func (v *verifier) sections() error {
+	for i := range v.p.Sections {
+		t, err := NewTrace(v.p, v.regions, &v.p.Sections[i])
+		if err != nil {
+			return err
+		}
+		if len(t.unrecorded) > 0 {
+			w := t.unrecorded[0]
+			return fmt.Errorf("%s: waits for event %d, which no operation of the section records before it", t.Label(w.step), w.event)
+		}
+		roots := make([]rootUse, len(v.p.Buffers))
+		for i := range roots {
+			roots[i].last = -1
+		}
+		for i := range t.Steps {
+			if err := v.step(t, roots, i); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (v *verifier) step(t *Trace, roots []rootUse, i int) error {
+	op := t.Op(i)
+	var err error
+	Effects(op, func(e Effect) {
+		if err == nil && e.Read {
+			err = v.contents(t, &roots[v.regions.Of[e.Buf].Root], i, e)
+		}
+	})
+	Effects(op, func(e Effect) {
+		if err == nil {
+			err = v.ordered(t, &roots[v.regions.Of[e.Buf].Root], i, e)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	Effects(op, func(e Effect) {
+		g := v.regions.Of[e.Buf]
+		r := &roots[g.Root]
+		r.add(v.regions, touch{int32(i), op.Stream, e.Write, e.Buf, g})
+		if e.Write && v.p.Buf(g.Root).Life != LifeRun {
+			if r.written == nil {
+				r.written = newByteSet(v.regions)
+			}
+			if r.stale(t, v.p.Buf(g.Root), i) {
+				r.written.clear()
+			}
+			r.written.add(g)
+			r.last = int32(i)
+		}
+	})
+	return nil
+}
+
+// stale says that what was written is gone at step i: it was in another run of a
+// phase, of a buffer that lives for one.
+func (r *rootUse) stale(t *Trace, b *Buffer, i int) bool {
+	return b.Life == LifePhase && r.last >= 0 && !t.sameOccurrence(int(r.last), i)
+}
+
+// contents checks that the bytes that step i reads have been written.
+func (v *verifier) contents(t *Trace, r *rootUse, i int, e Effect) error {
+	p, g := v.p, v.regions.Of[e.Buf]
+	root := p.Buf(g.Root)
+	if v.filled[g.Root] {
+		return nil
+	}
+	switch {
+	case root.Life == LifeRun:
+		return fmt.Errorf("%s: reads %s, which no operation writes and the host does not fill", t.Label(i), v.quote(e.Buf))
+	case r.last < 0:
+		return fmt.Errorf("%s: reads %s, which no operation of the section writes before it", t.Label(i), v.quote(e.Buf))
+	case r.stale(t, root, i):
+		return fmt.Errorf("%s: reads %s, which lives for a phase and was last written in %s", t.Label(i), v.quote(e.Buf), t.Label(int(r.last)))
+	}
+	if missing := r.written.missing(g); missing > root.Pad {
+		return fmt.Errorf("%s: reads %s, of which %d bytes were not written before it, want at most the %d of padding; the last write is %s",
+			t.Label(i), v.quote(e.Buf), missing, root.Pad, t.Label(int(r.last)))
+	}
+	return nil
+}
+
+// ordered checks that step i comes after every earlier use that it conflicts
+// with.
+func (v *verifier) ordered(t *Trace, r *rootUse, i int, e Effect) error {
+	g := v.regions.Of[e.Buf]
+	for k := range r.touches {
+		old := &r.touches[k]
+		if !(old.write || e.Write) || int(old.step) == i || t.Before(int(old.step), i) || !v.regions.overlap(old.at, g) {
+			continue
+		}
+		what := "it"
+		if old.buf != e.Buf {
+			what = strconv.Quote(v.p.bufName(old.buf))
+		}
+		again := ""
+		if a, b := t.Steps[old.step], t.Steps[i]; a.Phase == b.Phase && a.Copy != b.Copy {
+			again = " in the repetition before"
+		}
+		return fmt.Errorf("%s: %s %s on stream %v, and %s %s %s on stream %v%s with no event that orders the two",
+			t.Label(i), verb(e.Write), v.quote(e.Buf), t.Op(i).Stream, t.Label(int(old.step)), verb(old.write), what, t.Op(int(old.step)).Stream, again)
+	}
+	return nil
+}
+
+func verb(write bool) string {
+	if write {
+		return "writes"
+	}
+	return "reads"
+}
+
+func (r *rootUse) add(regions *Regions, n touch) {
+	keep := r.touches[:0]
+	for _, old := range r.touches {
+		after := n.write || old.stream == n.stream && !old.write
+		if !(after && regions.covers(n.at, old.at)) {
+			keep = append(keep, old)
+		}
+	}
+	r.touches = append(keep, n)
+}
+
+func (v *verifier) quote(id BufID) string {
+	root := v.regions.Of[id].Root
+	if root == id {
+		return fmt.Sprintf("%q", v.p.bufName(id))
+	}
+	return fmt.Sprintf("%q (in %q)", v.p.bufName(id), v.p.bufName(root))
+}
+
+// overlap says whether two regions of one root share a byte on some rank.
+func (r *Regions) overlap(a, b Region) bool {
+	if a.Root != b.Root {
+		return false
+	}
+	if a.Frame == b.Frame {
+		return a.Lo < b.Hi && b.Lo < a.Hi
+	}
+	return a.Lo < b.Hi+r.spread[b.Frame] && b.Lo < a.Hi+r.spread[a.Frame]
+}
+
+// covers says whether a has all bytes of b on every rank.
+func (r *Regions) covers(a, b Region) bool {
+	if a.Frame == b.Frame {
+		return a.Lo <= b.Lo && b.Hi <= a.Hi
+	}
+	return a.Frame == 0 && a.Lo <= b.Lo && b.Hi+r.spread[b.Frame] <= a.Hi
+}

@@ -1,0 +1,117 @@
+// Package deps holds the table of who may import whom to the code.
+package deps
+
+import (
+	"encoding/json"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const module = "github.com/spillway-ml/spillway"
+
+// table says, in the form of ARCHITECTURE.md, which of the module's packages a
+// package may import, directly or through others. A name stands for the package
+// and those below it; "" is the root package.
+const table = `
+	graph     <
+	model     < graph
+	precision < graph
+	recompute < graph
+	zero      < graph
+	fsdp      < graph zero
+	offload   < graph
+	memplan   < graph
+	plan      < graph model precision recompute zero fsdp offload memplan
+	device    < graph
+	kernels   < graph device
+	comm      < graph device kernels
+	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute
+	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan
+	data      < internal
+`
+
+// pure packages touch no device, file or network: what they import beside the
+// module is checked too.
+var pure = []string{"graph", "model", "precision", "recompute", "zero", "fsdp", "offload", "memplan", "plan"}
+
+var impure = []string{"os", "net", "syscall", "os/exec", "golang.org/x/sys", "unsafe"}
+
+type pkg struct {
+	ImportPath string
+	Deps       []string
+	Imports    []string
+}
+
+func load(t *testing.T) map[string]pkg {
+	out, err := exec.Command("go", "list", "-json=ImportPath,Deps,Imports", module+"/...").Output()
+	require.NoError(t, err)
+	all := map[string]pkg{}
+	dec := json.NewDecoder(strings.NewReader(string(out)))
+	for {
+		var p pkg
+		if err := dec.Decode(&p); err == io.EOF {
+			return all
+		} else {
+			require.NoError(t, err)
+		}
+		all[strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")] = p
+	}
+}
+
+func below(path, name string) bool { return path == name || strings.HasPrefix(path, name+"/") }
+
+func TestImportTable(t *testing.T) {
+	all := load(t)
+	require.Contains(t, all, "graph")
+	for _, line := range strings.Split(strings.TrimSpace(table), "\n") {
+		name, allowed, ok := strings.Cut(strings.TrimSpace(line), "<")
+		require.True(t, ok, line)
+		name = strings.TrimSpace(name)
+		may := append(strings.Fields(allowed), name)
+		for path, p := range all {
+			// offload/store is a mechanism beside device, not part of the rewrite.
+			if !below(path, name) || path == "offload/store" {
+				continue
+			}
+			for _, dep := range p.Deps {
+				dep, ok := strings.CutPrefix(dep, module+"/")
+				if ok && !slices.ContainsFunc(may, func(m string) bool { return below(dep, m) }) {
+					t.Errorf("%s imports %s; it may import %s", path, dep, allowed)
+				}
+			}
+		}
+	}
+}
+
+func TestPurePackagesTouchNothing(t *testing.T) {
+	for path, p := range load(t) {
+		for _, name := range pure {
+			if !below(path, name) || path == "offload/store" {
+				continue
+			}
+			for _, imp := range p.Imports {
+				for _, bad := range impure {
+					if below(imp, bad) {
+						t.Errorf("%s imports %s: the planning side touches no device, file or network", path, imp)
+					}
+				}
+			}
+		}
+	}
+}
+
+// Nobody but the root package, commands, examples and benchmarks knows the
+// root package.
+func TestNothingBelowImportsTheTop(t *testing.T) {
+	for path, p := range load(t) {
+		if path == "" || below(path, "cmd") || below(path, "examples") || below(path, "benchmarks") {
+			continue
+		}
+		require.NotContains(t, p.Deps, module, path)
+	}
+}

@@ -1,0 +1,143 @@
+package presets
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/stretchr/testify/require"
+)
+
+// parameters counts what transformers' model of this shape holds, a tied head
+// once: the oracle of the published counts.
+func parameters(c hfconfig.Config) int64 {
+	h, inner, v := int64(c.Hidden), int64(c.Inner), int64(c.Vocab)
+	if c.Arch == hfconfig.GPT2 {
+		norm := 2 * h
+		block := norm + (h*3*h + 3*h) + (h*h + h) + norm + (h*inner + inner) + (inner*h + h)
+		n := v*h + int64(c.Positions)*h + int64(c.Layers)*block + norm
+		if !c.TieHead {
+			n += v * h
+		}
+		return n
+	}
+	q, kv := int64(c.Heads)*int64(c.HeadDim), int64(c.KVHeads)*int64(c.HeadDim)
+	block := h + (h*q + 2*h*kv + q*h) + h + 3*h*inner
+	if c.QKVBias {
+		block += q + 2*kv
+	}
+	if c.OutBias {
+		block += h
+	}
+	if c.MLPBias {
+		block += 2*inner + h
+	}
+	n := v*h + int64(c.Layers)*block + h
+	if !c.TieHead {
+		n += v * h
+	}
+	return n
+}
+
+func TestParameterCountsArePublished(t *testing.T) {
+	for name, want := range map[string]int64{
+		"gpt2":        124_439_808,
+		"gpt2-medium": 354_823_168,
+		"gpt2-large":  774_030_080,
+		"gpt2-xl":     1_557_611_200,
+		"llama-7b":    6_738_415_616,
+		"llama-13b":   13_015_864_320,
+		"llama-33b":   32_528_943_616,
+		"llama-65b":   65_285_660_672,
+		"llama-2-7b":  6_738_415_616,
+		"llama-2-13b": 13_015_864_320,
+		"llama-2-70b": 68_976_648_192,
+		"llama-3-8b":  8_030_261_248,
+		"llama-3-70b": 70_553_706_496,
+
+		"llama-3.1-8b":    8_030_261_248,
+		"llama-3.1-70b":   70_553_706_496,
+		"llama-3.1-405b":  405_853_388_800,
+		"llama-3.2-1b":    1_235_814_400,
+		"llama-3.2-3b":    3_212_749_824,
+		"qwen-2.5-0.5b":   494_032_768,
+		"qwen-2.5-1.5b":   1_543_714_304,
+		"qwen-2.5-3b":     3_085_938_688,
+		"qwen-2.5-7b":     7_615_616_512,
+		"qwen-2.5-14b":    14_770_033_664,
+		"qwen-2.5-32b":    32_763_876_352,
+		"qwen-2.5-72b":    72_706_203_648,
+		"mistral-7b":      7_241_732_096,
+		"mistral-7b-v0.3": 7_248_023_552,
+	} {
+		p, err := Lookup(name)
+		require.NoError(t, err)
+		require.Equal(t, want, parameters(p.Config), name)
+	}
+}
+
+// The papers give these sizes rounded.
+func TestParameterCountsAreAsNamed(t *testing.T) {
+	for name, billions := range map[string]float64{
+		"gpt3-125m": 0.125, "gpt3-350m": 0.356, "gpt3-760m": 0.760, "gpt3-1.3b": 1.316, "gpt3-2.7b": 2.65, "gpt3-6.7b": 6.66, "gpt3-13b": 12.85, "gpt3-175b": 174.6,
+		"megatron-22b": 22.1, "megatron-175b": 174.6, "megatron-530b": 529.6, "megatron-1t": 1008.0,
+	} {
+		p, err := Lookup(name)
+		require.NoError(t, err)
+		require.InEpsilon(t, billions, float64(parameters(p.Config))/1e9, 0.01, name)
+	}
+}
+
+func TestNames(t *testing.T) {
+	seen := map[string]string{}
+	for _, p := range List() {
+		require.NotEmpty(t, p.Source, p.Name)
+		for _, n := range append([]string{p.Name}, p.Aliases...) {
+			require.Equal(t, strings.ToLower(n), n)
+			require.Emptyf(t, seen[n], "%s names both %s and %s", n, seen[n], p.Name)
+			seen[n] = p.Name
+			got, err := Lookup(strings.ToUpper(n))
+			require.NoError(t, err)
+			require.Equal(t, p, got)
+		}
+	}
+	p, err := Lookup(" Llama3_8B ")
+	require.NoError(t, err)
+	require.Equal(t, "llama-3-8b", p.Name)
+}
+
+func TestUnknownNameGivesNearest(t *testing.T) {
+	for name, want := range map[string]string{"gpt9": "gpt2", "lama-2-7b": "llama-2-7b", "gpt2-xxl": "gpt2-xl", "llama-3-7b": "llama-3-8b", "qwen2.5-7bb": "qwen-2.5-7b"} {
+		_, err := Lookup(name)
+		require.ErrorContains(t, err, `"`+name+`"`)
+		require.ErrorContains(t, err, want)
+	}
+	_, err := Lookup(strings.Repeat("x", 1<<20))
+	require.Error(t, err)
+}
+
+// Every preset can be exported and read back as the same model.
+func TestPresetsAreConfigs(t *testing.T) {
+	for _, p := range List() {
+		data, err := hfconfig.Marshal(p.Config, "float32")
+		require.NoError(t, err, p.Name)
+		back, err := hfconfig.Parse(data)
+		require.NoError(t, err, p.Name)
+		require.Equal(t, p.Config, back, p.Name)
+	}
+}
+
+func TestListIsACopy(t *testing.T) {
+	List()[0].Config.Layers = 99
+	for _, p := range List() {
+		if p.Config.RopeScaling != nil {
+			p.Config.RopeScaling.Factor = 99
+		}
+	}
+	p, err := Lookup("gpt2")
+	require.NoError(t, err)
+	require.Equal(t, 12, p.Config.Layers)
+	p, err = Lookup("llama-3.1-8b")
+	require.NoError(t, err)
+	require.Equal(t, 8.0, p.Config.RopeScaling.Factor)
+}

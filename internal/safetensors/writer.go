@@ -1,0 +1,274 @@
+package safetensors
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+)
+
+// Writer writes one file. Tensors are declared at Create; their elements come
+// in ranges, in any order and from several goroutines; Commit gives the file
+// its name. Until then there is only a temporary file beside it, so a killed
+// writer leaves the file before it untouched.
+type Writer struct {
+	path    string
+	f       *os.File
+	entries map[string]*entry
+
+	mu      sync.Mutex
+	written map[string][]span // sorted, disjoint, not touching
+	err     error             // the first failed write: Commit repeats it
+	done    bool
+}
+
+// span is elements [begin, end).
+type span struct{ begin, end int64 }
+
+// Create starts the file at path with the given tensors (F32 or BF16). Their
+// bytes are laid out by element size, then name, as transformers does, which
+// keeps every element aligned. Nil metadata means {"format": "pt"}, which
+// transformers asks for.
+func Create(path string, tensors []Tensor, metadata map[string]string) (*Writer, error) {
+	if metadata == nil {
+		metadata = map[string]string{"format": "pt"}
+	}
+	entries := make([]entry, 0, len(tensors))
+	seen := map[string]bool{}
+	for _, t := range tensors {
+		t = t.clone()
+		switch {
+		case t.Name == metadataKey:
+			return nil, fmt.Errorf("write weights %s: no tensor may be called %s", path, metadataKey)
+		case seen[t.Name]:
+			return nil, fmt.Errorf("write weights %s: tensor %q is declared twice", path, t.Name)
+		case t.DType != F32 && t.DType != BF16:
+			return nil, fmt.Errorf("write weights %s: tensor %q is %q; it must be F32 or BF16", path, t.Name, t.DType)
+		case len(t.Shape) > maxDims:
+			return nil, fmt.Errorf("write weights %s: tensor %q has %d dimensions; at most %d are taken", path, t.Name, len(t.Shape), maxDims)
+		}
+		if _, err := t.byteSize(); err != nil {
+			return nil, fmt.Errorf("write weights %s: tensor %q: %w", path, t.Name, err)
+		}
+		seen[t.Name] = true
+		entries = append(entries, entry{Tensor: t})
+	}
+	slices.SortFunc(entries, func(a, b entry) int {
+		return cmp.Or(cmp.Compare(sizes[b.DType], sizes[a.DType]), cmp.Compare(a.Name, b.Name))
+	})
+	var at int64
+	for i := range entries {
+		n, err := entries[i].byteSize()
+		if err != nil {
+			return nil, err
+		}
+		if at+n < at {
+			return nil, fmt.Errorf("write weights %s: the tensors are over 2^63 bytes", path)
+		}
+		entries[i].begin, entries[i].end = at, at+n
+		at += n
+	}
+	header, err := encodeHeader(entries, metadata)
+	if err != nil {
+		return nil, fmt.Errorf("write weights %s: %w", path, err)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".tmp-*")
+	if err != nil {
+		return nil, fmt.Errorf("write weights %s: %w", path, err)
+	}
+	w := &Writer{path: path, f: f, entries: map[string]*entry{}, written: map[string][]span{}}
+	for i := range entries {
+		entries[i].begin += int64(len(header))
+		entries[i].end += int64(len(header))
+		w.entries[entries[i].Name] = &entries[i]
+	}
+	_, err = f.WriteAt(header, 0)
+	if err == nil {
+		err = f.Truncate(int64(len(header)) + at)
+	}
+	if err == nil {
+		err = f.Chmod(0o644)
+	}
+	if err != nil {
+		w.Abort()
+		return nil, fmt.Errorf("write weights %s: %w", path, err)
+	}
+	return w, nil
+}
+
+// WriteFloat32 writes elements [start, start+len(src)) of a tensor, rounded to
+// nearest even if it is BF16. An element may be written once.
+func (w *Writer) WriteFloat32(name string, start int64, src []float32) error {
+	e, ok := w.entries[name]
+	if !ok {
+		return fmt.Errorf("write weights %s: tensor %q was not declared", w.path, name)
+	}
+	n := e.Elements()
+	if start < 0 || start > n || int64(len(src)) > n-start {
+		return fmt.Errorf("write weights %s: tensor %q has %d elements; %d from %d are outside of it", w.path, name, n, len(src), start)
+	}
+	if len(src) == 0 {
+		return nil
+	}
+	if err := w.claim(name, span{start, start + int64(len(src))}); err != nil {
+		return err
+	}
+	if err := w.writeAt(e, start, src); err != nil {
+		err = fmt.Errorf("write weights %s: tensor %q: %w", w.path, name, err)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.err = cmp.Or(w.err, err)
+		return err
+	}
+	return nil
+}
+
+// claim records that a range is being written.
+func (w *Writer) claim(name string, s span) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.done {
+		return fmt.Errorf("write weights %s: tensor %q: the file is already finished", w.path, name)
+	}
+	spans := w.written[name]
+	i, _ := slices.BinarySearchFunc(spans, s.begin, func(a span, begin int64) int { return cmp.Compare(a.end, begin) })
+	// spans[i] is the first that ends at or after s begins.
+	if i < len(spans) && spans[i].begin < s.end && spans[i].end > s.begin {
+		return fmt.Errorf("write weights %s: tensor %q: elements %d to %d were already written", w.path, name, max(s.begin, spans[i].begin), min(s.end, spans[i].end))
+	}
+	if i < len(spans) && spans[i].end == s.begin {
+		if i+1 < len(spans) && spans[i+1].begin < s.end {
+			return fmt.Errorf("write weights %s: tensor %q: elements %d to %d were already written", w.path, name, spans[i+1].begin, min(s.end, spans[i+1].end))
+		}
+		spans[i].end = s.end
+		if i+1 < len(spans) && spans[i+1].begin == s.end {
+			spans[i].end = spans[i+1].end
+			spans = slices.Delete(spans, i+1, i+2)
+		}
+	} else if i < len(spans) && spans[i].begin == s.end {
+		spans[i].begin = s.begin
+	} else {
+		spans = slices.Insert(spans, i, s)
+	}
+	w.written[name] = spans
+	return nil
+}
+
+// chunks holds the rounded bytes of BF16 writes.
+var chunks = sync.Pool{New: func() any { return new([1 << 16]byte) }}
+
+func (w *Writer) writeAt(e *entry, start int64, src []float32) error {
+	if e.DType == F32 && nativeLittle {
+		_, err := w.f.WriteAt(bytesOf(src), e.begin+4*start)
+		return err
+	}
+	buf := chunks.Get().(*[1 << 16]byte)
+	defer chunks.Put(buf)
+	size := sizes[e.DType]
+	at := e.begin + size*start
+	for len(src) > 0 {
+		n := min(len(src), len(buf)/int(size))
+		for i, x := range src[:n] {
+			if e.DType == F32 {
+				binary.LittleEndian.PutUint32(buf[4*i:], math.Float32bits(x))
+			} else {
+				binary.LittleEndian.PutUint16(buf[2*i:], toBF16(x))
+			}
+		}
+		if _, err := w.f.WriteAt(buf[:n*int(size)], at); err != nil {
+			return err
+		}
+		at += int64(n) * size
+		src = src[n:]
+	}
+	return nil
+}
+
+// Commit checks that every element was written, syncs the file and renames it
+// into place. After an error nothing is left but the file that was there
+// before.
+func (w *Writer) Commit() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.done {
+		return fmt.Errorf("write weights %s: the file is already finished", w.path)
+	}
+	err := cmp.Or(w.err, w.firstGap())
+	if err == nil {
+		if err = w.f.Sync(); err != nil {
+			err = fmt.Errorf("write weights %s: %w", w.path, err)
+		}
+	}
+	if err != nil {
+		w.discard()
+		return err
+	}
+	w.done = true
+	err = w.f.Close()
+	if err == nil {
+		err = os.Rename(w.f.Name(), w.path)
+	}
+	if err != nil {
+		os.Remove(w.f.Name())
+		return fmt.Errorf("write weights %s: %w", w.path, err)
+	}
+	// The rename is durable once the folder is.
+	dir, err := os.Open(filepath.Dir(w.path))
+	if err == nil {
+		err = errors.Join(dir.Sync(), dir.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("write weights %s: sync its folder: %w", w.path, err)
+	}
+	return nil
+}
+
+// firstGap reports the first element, by name and index, that was not written.
+func (w *Writer) firstGap() error {
+	names := make([]string, 0, len(w.entries))
+	for name := range w.entries {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		n := w.entries[name].Elements()
+		spans := w.written[name]
+		if n == 0 || len(spans) == 1 && spans[0] == (span{0, n}) {
+			continue
+		}
+		var gap span
+		switch {
+		case len(spans) == 0:
+			gap = span{0, n}
+		case spans[0].begin > 0:
+			gap = span{0, spans[0].begin}
+		case len(spans) > 1:
+			gap = span{spans[0].end, spans[1].begin}
+		default:
+			gap = span{spans[0].end, n}
+		}
+		return fmt.Errorf("write weights %s: tensor %q: elements %d to %d of %d were not written", w.path, name, gap.begin, gap.end, n)
+	}
+	return nil
+}
+
+// Abort removes the temporary file. After Commit or Abort it does nothing.
+func (w *Writer) Abort() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.discard()
+}
+
+func (w *Writer) discard() {
+	if w.done {
+		return
+	}
+	w.done = true
+	w.f.Close()
+	os.Remove(w.f.Name())
+}

@@ -1,0 +1,49 @@
+package cpu
+
+import (
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/vec"
+)
+
+func bindActivation(b *binding) func() error {
+	return b.run(&vec.Activation[float32]{
+		Act: acts[attr[graph.ActAttr](b).Act], X: in[float32](b, 0), Y: out[float32](b, 0),
+	})
+}
+
+func bindActivationGrad(b *binding) func() error {
+	return b.run(&vec.ActivationGrad[float32]{
+		Act: acts[attr[graph.ActAttr](b).Act],
+		DY:  in[float32](b, 0), X: in[float32](b, 1), DX: out[float32](b, 0), Accumulate: b.accum(0),
+	})
+}
+
+func bindSwiGLU(b *binding) func() error {
+	return b.run(&vec.SwiGLU[float32]{Gate: in[float32](b, 0), Up: in[float32](b, 1), Y: out[float32](b, 0)})
+}
+
+func bindSwiGLUGrad(b *binding) func() error {
+	return b.run(&vec.SwiGLUGrad[float32]{
+		DY: in[float32](b, 0), Gate: in[float32](b, 1), Up: in[float32](b, 2),
+		DGate: out[float32](b, 0), DUp: out[float32](b, 1),
+	})
+}
+
+func bindAdd(b *binding) func() error {
+	return b.run(&vec.Add[float32]{A: in[float32](b, 0), B: in[float32](b, 1), Y: out[float32](b, 0), Accumulate: b.accum(0)})
+}
+
+func bindSub(b *binding) func() error {
+	return b.run(&vec.Sub[float32]{A: in[float32](b, 0), B: in[float32](b, 1), Y: out[float32](b, 0), Accumulate: b.accum(0)})
+}
+
+func bindMul(b *binding) func() error {
+	return b.run(&vec.Mul[float32]{A: in[float32](b, 0), B: in[float32](b, 1), Y: out[float32](b, 0), Accumulate: b.accum(0)})
+}
+
+func bindScale(b *binding) func() error {
+	return b.run(&vec.Scale[float32]{
+		Factor: float32(attr[graph.ScaleAttr](b).Factor),
+		X:      in[float32](b, 0), Y: out[float32](b, 0), Accumulate: b.accum(0),
+	})
+}

@@ -1,0 +1,182 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
+	"github.com/spillway-ml/spillway/kernels/cpu/vec"
+)
+
+func bindEmbed(b *binding) func() error {
+	v, c := b.inShape(1)
+	tokens := in[int32](b, 0)
+	return b.run(&vec.Embed[float32]{
+		N: len(tokens), V: v, C: c, Tokens: tokens, Table: in[float32](b, 1), Y: out[float32](b, 0),
+	})
+}
+
+func bindEmbedGrad(b *binding) func() error {
+	v, c := b.outShape(0)
+	tokens := in[int32](b, 0)
+	return b.run(&vec.EmbedGrad[float32]{
+		N: len(tokens), V: v, C: c, Tokens: tokens, DY: in[float32](b, 1), DTable: out[float32](b, 0), Accumulate: b.accum(0),
+	})
+}
+
+func bindAddPos(b *binding) func() error {
+	n, c := b.inShape(0)
+	return b.run(&vec.AddPos[float32]{
+		N: n, C: c, Seq: int(attr[graph.PosAttr](b).Seq),
+		X: in[float32](b, 0), Pos: in[float32](b, 1), Y: out[float32](b, 0),
+	})
+}
+
+func bindAddPosGrad(b *binding) func() error {
+	n, c := b.inShape(0)
+	return b.run(&vec.AddPosGrad[float32]{
+		N: n, C: c, Seq: int(attr[graph.PosAttr](b).Seq),
+		DY: in[float32](b, 0), DPos: out[float32](b, 0), Accumulate: b.accum(0),
+	})
+}
+
+func bindBiasGrad(b *binding) func() error {
+	n, c := b.inShape(0)
+	return b.run(&vec.ColumnSum[float32]{N: n, C: c, X: in[float32](b, 0), Y: out[float32](b, 0), Accumulate: b.accum(0)})
+}
+
+// bindRope makes the table of rotations in workspace at each run: it is small
+// beside x, and states of a run belong to the arena.
+func bindRope(b *binding) func() error {
+	a := attr[graph.RopeAttr](b)
+	n, _ := b.inShape(0)
+	work := slab(b.work(workspace(b.Program, b.Op)))
+	table := take[float32](&work, a.Seq*a.HeadDim)
+	t := &vec.RopeTable[float32]{
+		Seq: int(a.Seq), D: int(a.HeadDim), Theta: a.Theta, Table: table,
+		Factor: a.ScaleFactor, LowFreq: a.LowFreq, HighFreq: a.HighFreq, Original: float64(a.OriginalPositions),
+	}
+	k := &vec.Rope[float32]{
+		N: n, Heads: int(a.Heads), D: int(a.HeadDim), Seq: int(a.Seq), Inverse: a.Inverse,
+		X: in[float32](b, 0), Y: out[float32](b, 0), Table: table,
+	}
+	pool := b.pool
+	return func() error {
+		if err := t.Run(pool); err != nil {
+			return err
+		}
+		return k.Run(pool)
+	}
+}
+
+// bindDropout numbers samples by the Key buffer: see DropoutSample.
+func bindDropout(b *binding) func() error {
+	a := attr[graph.DropoutAttr](b)
+	key := in[int64](b, 1)
+	k := &vec.Dropout[float32]{
+		X: in[float32](b, 0), Y: out[float32](b, 0), Elems: int(a.Elems), P: a.P, Site: uint32(a.Site),
+	}
+	pool := b.pool
+	return func() error {
+		k.Seed, k.Sample = uint64(key[graph.KeySeed]), DropoutSample(key)
+		return k.Run(pool)
+	}
+}
+
+// DropoutSample is the number by which dropout tells apart the samples of a
+// run: the global sample index with the step above 40 bits of it, so that a
+// sample that is seen again has other elements dropped. key is the program's
+// Key buffer.
+func DropoutSample(key []int64) uint64 {
+	return uint64(key[graph.KeyStep])<<40 + uint64(key[graph.KeySample])
+}
+
+func bindSelectRow(b *binding) func() error {
+	n, c := b.inShape(0)
+	x, key, y := in[float32](b, 0), in[int64](b, 1), out[float32](b, 0)
+	name := b.Op.Name
+	return func() error {
+		r := key[graph.KeyRow]
+		if r < 0 || r >= int64(n) {
+			return fmt.Errorf("%s (%s): row is %d, want one of the %d rows of x", name, graph.SelectRow, r, n)
+		}
+		copy(y, x[int(r)*c:int(r+1)*c])
+		return nil
+	}
+}
+
+func bindSum(b *binding) func() error {
+	x := in[float32](b, 0)
+	work := slab(b.work(workspace(b.Program, b.Op)))
+	return b.run(&vec.Sum[float32]{
+		X: x, Y: out[float64](b, 0), Work: take[float64](&work, int64(vec.SumWork(len(x)))), Accumulate: b.accum(0),
+	})
+}
+
+func bindSumGrad(b *binding) func() error {
+	dy := in[float64](b, 0)
+	k := &vec.Fill[float32]{Y: out[float32](b, 0), Accumulate: b.accum(0)}
+	pool := b.pool
+	return func() error {
+		k.Value = float32(dy[0])
+		return k.Run(pool)
+	}
+}
+
+// filler fills any element type in pieces.
+type filler[T any] struct {
+	y []T
+	v T
+}
+
+const fillGrain = 1 << 15 // elements of a task
+
+func (f *filler[T]) RunIndex(i int) {
+	y := f.y[i*fillGrain : min((i+1)*fillGrain, len(f.y))]
+	for j := range y {
+		y[j] = f.v
+	}
+}
+
+func bindFill(b *binding) func() error {
+	v := attr[graph.FillAttr](b).Value
+	dt := b.Program.Buf(b.Op.Out[0].Buf).DType
+	switch dt {
+	case graph.F32:
+		return b.run(&vec.Fill[float32]{Y: out[float32](b, 0), Value: float32(v)})
+	case graph.F64:
+		return fill(b, out[float64](b, 0), v)
+	case graph.BF16:
+		return fill(b, out[uint16](b, 0), num.BF16(float32(v)))
+	case graph.F16:
+		return fill(b, out[uint16](b, 0), num.F16(float32(v)))
+	}
+	lo, hi := -math.Ldexp(1, int(dt.Size())*8-1), math.Ldexp(1, int(dt.Size())*8-1)
+	if dt == graph.U8 {
+		lo, hi = 0, 256
+	}
+	if v != math.Trunc(v) || v < lo || v >= hi {
+		b.failf("value %g is no %v", v, dt)
+		return nil
+	}
+	switch dt {
+	case graph.I64:
+		return fill(b, out[int64](b, 0), int64(v))
+	case graph.I32:
+		return fill(b, out[int32](b, 0), int32(v))
+	case graph.I8:
+		return fill(b, out[int8](b, 0), int8(v))
+	default:
+		return fill(b, out[uint8](b, 0), uint8(v))
+	}
+}
+
+func fill[T any](b *binding, y []T, v T) func() error {
+	k := &filler[T]{y, v}
+	pool := b.pool
+	return func() error {
+		pool.Run((len(k.y)+fillGrain-1)/fillGrain, k)
+		return nil
+	}
+}

@@ -1,0 +1,66 @@
+package cpu
+
+import (
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/kernels/cpu/vec"
+)
+
+// runner is a kernel of package vec.
+type runner interface{ Run(*pool.Pool) error }
+
+// run returns what executes a prepared kernel.
+func (b *binding) run(k runner) func() error {
+	pool := b.pool
+	return func() error { return k.Run(pool) }
+}
+
+func bindLayerNorm(b *binding) func() error {
+	n, c := b.inShape(0)
+	return b.run(&vec.LayerNorm[float32]{
+		N: n, C: c, Eps: float32(attr[graph.NormAttr](b).Eps),
+		X: in[float32](b, 0), Gamma: in[float32](b, 1), Beta: in[float32](b, 2),
+		Y: out[float32](b, 0), Mean: out[float32](b, 1), Rstd: out[float32](b, 2),
+	})
+}
+
+func bindLayerNormGrad(b *binding) func() error {
+	n, c := b.inShape(1)
+	return b.run(&vec.LayerNormGrad[float32]{
+		N: n, C: c,
+		DY: in[float32](b, 0), X: in[float32](b, 1), Gamma: in[float32](b, 2), Mean: in[float32](b, 3), Rstd: in[float32](b, 4),
+		DX: out[float32](b, 0), DGamma: out[float32](b, 1), DBeta: out[float32](b, 2),
+		AccumulateDX: b.accum(0), AccumulateDGamma: b.accum(1), AccumulateDBeta: b.accum(2),
+	})
+}
+
+func bindRMSNorm(b *binding) func() error {
+	n, c := b.inShape(0)
+	return b.run(&vec.RMSNorm[float32]{
+		N: n, C: c, Eps: float32(attr[graph.NormAttr](b).Eps),
+		X: in[float32](b, 0), Gamma: in[float32](b, 1),
+		Y: out[float32](b, 0), Rstd: out[float32](b, 1),
+	})
+}
+
+func bindRMSNormGrad(b *binding) func() error {
+	n, c := b.inShape(1)
+	return b.run(&vec.RMSNormGrad[float32]{
+		N: n, C: c,
+		DY: in[float32](b, 0), X: in[float32](b, 1), Gamma: in[float32](b, 2), Rstd: in[float32](b, 3),
+		DX: out[float32](b, 0), DGamma: out[float32](b, 1),
+		AccumulateDX: b.accum(0), AccumulateDGamma: b.accum(1),
+	})
+}
+
+func bindSoftmax(b *binding) func() error {
+	n, c := b.inShape(0)
+	return b.run(&vec.Softmax[float32]{N: n, C: c, X: in[float32](b, 0), Y: out[float32](b, 0)})
+}
+
+func bindSoftmaxGrad(b *binding) func() error {
+	n, c := b.inShape(1)
+	return b.run(&vec.SoftmaxGrad[float32]{
+		N: n, C: c, DY: in[float32](b, 0), Y: in[float32](b, 1), DX: out[float32](b, 0), Accumulate: b.accum(0),
+	})
+}

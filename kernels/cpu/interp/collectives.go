@@ -1,0 +1,138 @@
+package interp
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
+)
+
+// collectives are the kinds that see every rank of a group.
+var collectives = map[graph.Kind]bool{graph.AllGather: true, graph.ReduceScatter: true, graph.AllReduce: true}
+
+// groups returns the ranks of each group along a mesh axis, in the order of
+// their index along it; −1 is one group of all ranks.
+func (w *World[T]) groups(axis int) [][]int {
+	if axis < 0 {
+		all := make([]int, len(w.ranks))
+		for i := range all {
+			all[i] = i
+		}
+		return [][]int{all}
+	}
+	stride := 1
+	for a := len(w.prog.Mesh) - 1; a > axis; a-- {
+		stride *= w.prog.Mesh[a].Size
+	}
+	var out [][]int
+	for r := range w.ranks {
+		if w.ranks[r].coord[axis] != 0 {
+			continue
+		}
+		g := make([]int, w.prog.Mesh[axis].Size)
+		for i := range g {
+			g[i] = r + i*stride
+		}
+		out = append(out, g)
+	}
+	return out
+}
+
+func runCollective[T num.Float](w *World[T], op *graph.Op) error {
+	a, ok := op.Attr.(graph.GroupAttr)
+	if !ok || a.Axis < -1 || a.Axis >= len(w.prog.Mesh) {
+		return fmt.Errorf("attribute is %v, want the axis of a group", op.Attr)
+	}
+	var in graph.BufID = graph.NoBuf
+	if len(op.In) > 0 {
+		in = op.In[0]
+	}
+	out := op.Out[0]
+	for _, g := range w.groups(a.Axis) {
+		var err error
+		switch dt := w.prog.Buf(out.Buf).DType; dt {
+		case graph.F32:
+			err = collective(op.Kind, g, in, out, w.Floats)
+		case graph.F64:
+			err = collective(op.Kind, g, in, out, w.F64)
+		case graph.I64:
+			err = collective(op.Kind, g, in, out, w.I64)
+		case graph.I32:
+			err = collective(op.Kind, g, in, out, w.I32)
+		default:
+			err = fmt.Errorf("no interpretation of %v buffers", dt)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type number interface {
+	float32 | float64 | int64 | int32
+}
+
+// collective runs one group's collective. Inputs are copied first: a shard may
+// be a view of the full buffer.
+func collective[E number](kind graph.Kind, group []int, in graph.BufID, out graph.Out, get func(rank int, id graph.BufID) ([]E, error)) error {
+	if kind == graph.AllReduce {
+		in = out.Buf
+	}
+	srcs := make([][]E, len(group))
+	dsts := make([][]E, len(group))
+	for i, r := range group {
+		s, err := get(r, in)
+		if err != nil {
+			return err
+		}
+		srcs[i] = append([]E(nil), s...)
+		if dsts[i], err = get(r, out.Buf); err != nil {
+			return err
+		}
+	}
+	n := len(srcs[0])
+	for i, d := range dsts {
+		switch {
+		case kind == graph.AllGather:
+			if len(d) != n*len(group) {
+				return fmt.Errorf("full has %d elements, want %d shards of %d", len(d), len(group), n)
+			}
+			for j, s := range srcs {
+				copy(d[j*n:], s)
+			}
+		case kind == graph.ReduceScatter:
+			if len(d)*len(group) != n {
+				return fmt.Errorf("full has %d elements, want %d shards of %d", n, len(group), len(d))
+			}
+			reduce(d, srcs, i*len(d), out.Mode == graph.Accum)
+		default:
+			reduce(d, srcs, 0, false)
+		}
+	}
+	return nil
+}
+
+// reduce sums elements [from, from+len(dst)) of the sources in the tree over
+// their indices.
+func reduce[E number](dst []E, srcs [][]E, from int, accum bool) {
+	for i := range dst {
+		v := treeSum(srcs, from+i)
+		if accum {
+			v = dst[i] + v
+		}
+		dst[i] = v
+	}
+}
+
+// treeSum splits at the largest power of two below the count.
+func treeSum[E number](srcs [][]E, i int) E {
+	if len(srcs) == 1 {
+		return srcs[0][i]
+	}
+	p := 1
+	for 2*p < len(srcs) {
+		p *= 2
+	}
+	return treeSum(srcs[:p], i) + treeSum(srcs[p:], i)
+}

@@ -1,0 +1,481 @@
+package interp
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/attn"
+	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/kernels/cpu/vec"
+)
+
+// table returns what each kind computes.
+func table[T num.Float]() map[graph.Kind]func(*call[T]) {
+	return map[graph.Kind]func(*call[T]){
+		graph.Embed:       embed[T],
+		graph.EmbedGrad:   embedGrad[T],
+		graph.AddPos:      addPos[T],
+		graph.AddPosGrad:  addPosGrad[T],
+		graph.Linear:      linear[T],
+		graph.LinearGradX: linearGradX[T],
+		graph.LinearGradW: linearGradW[T],
+		graph.BiasGrad:    biasGrad[T],
+
+		graph.LayerNorm:     layerNorm[T],
+		graph.LayerNormGrad: layerNormGrad[T],
+		graph.RMSNorm:       rmsNorm[T],
+		graph.RMSNormGrad:   rmsNormGrad[T],
+		graph.Softmax:       softmax[T],
+		graph.SoftmaxGrad:   softmaxGrad[T],
+
+		graph.Activation:     activation[T],
+		graph.ActivationGrad: activationGrad[T],
+		graph.SwiGLU:         swiglu[T],
+		graph.SwiGLUGrad:     swigluGrad[T],
+		graph.Add:            func(c *call[T]) { elementwise(c, func(a, b T) T { return a + b }) },
+		graph.Sub:            func(c *call[T]) { elementwise(c, func(a, b T) T { return a - b }) },
+		graph.Mul:            func(c *call[T]) { elementwise(c, func(a, b T) T { return T(a * b) }) },
+		graph.Scale:          scale[T],
+		graph.Sum:            sum[T],
+		graph.SumGrad:        sumGrad[T],
+		graph.Fill:           fillKind[T],
+		graph.Copy:           copyKind[T],
+		graph.Cast:           castKind[T],
+		graph.SelectRow:      selectRow[T],
+		graph.Rope:           rope[T],
+		graph.Dropout:        dropout[T],
+		graph.Attention:      attention[T],
+		graph.AttentionGrad:  attentionGrad[T],
+
+		graph.Im2Col:      im2col[T],
+		graph.Col2Im:      col2im[T],
+		graph.MaxPool:     maxPool[T],
+		graph.MaxPoolGrad: maxPoolGrad[T],
+
+		graph.CrossEntropy:     crossEntropy[T],
+		graph.CrossEntropyGrad: crossEntropyGrad[T],
+		graph.HeadLoss:         headLoss[T],
+		graph.HeadLossGrad:     headLoss[T],
+
+		graph.SqSum:    sqSum[T],
+		graph.ClipCoef: clipCoef[T],
+
+		graph.OverflowCheck:   overflowCheck[T],
+		graph.LossScaleUpdate: lossScaleUpdate[T],
+
+		graph.AdamW:         adamW[T],
+		graph.SGD:           sgd[T],
+		graph.LAMBDirection: lambDirection[T],
+		graph.LAMBApply:     lambApply[T],
+		graph.ParamNorms:    paramNorms[T],
+		graph.LARSApply:     larsApply[T],
+		graph.NovoGrad:      novoGrad[T],
+	}
+}
+
+// run computes a kernel of package vec or attn on one goroutine.
+func (c *call[T]) run(k interface{ Run(*pool.Pool) error }) {
+	if c.err == nil {
+		c.err = k.Run(c.w.pool)
+	}
+}
+
+func attr[A any, T num.Float](c *call[T]) A {
+	a, ok := c.op.Attr.(A)
+	if !ok {
+		c.note(fmt.Errorf("attribute is %T, want %T", c.op.Attr, a))
+	}
+	return a
+}
+
+func embed[T num.Float](c *call[T]) {
+	tokens, table := c.inI32(0), c.in(1)
+	c.run(&vec.Embed[T]{N: len(tokens), V: table.rows, C: table.cols, Tokens: tokens, Table: table.v, Y: c.out(0).v})
+}
+
+func embedGrad[T num.Float](c *call[T]) {
+	tokens, d := c.inI32(0), c.out(0)
+	c.run(&vec.EmbedGrad[T]{N: len(tokens), V: d.rows, C: d.cols, Tokens: tokens, DY: c.in(1).v, DTable: d.v, Accumulate: c.accum(0)})
+}
+
+func addPos[T num.Float](c *call[T]) {
+	x, pos, y := c.in(0), c.in(1), c.out(0)
+	seq := int(attr[graph.PosAttr](c).Seq)
+	for i := range y.v {
+		y.v[i] = x.v[i] + pos.v[i/x.cols%seq*x.cols+i%x.cols]
+	}
+}
+
+func addPosGrad[T num.Float](c *call[T]) {
+	dy, d := c.in(0), c.out(0)
+	seq := int(attr[graph.PosAttr](c).Seq)
+	if !c.accum(0) {
+		clear(d.v)
+	}
+	for i, v := range dy.v {
+		d.v[i/dy.cols%seq*dy.cols+i%dy.cols] += v
+	}
+}
+
+// product is one matrix product by the definition in package gemm. trans says
+// which operands are stored transposed.
+func (c *call[T]) product(m, n, k int, a, b, out, bias []T, transA, transB, accum bool) {
+	if c.err == nil {
+		c.err = gemm.Reference(gemm.Spec{M: m, N: n, K: k, TransA: transA, TransB: transB, Accumulate: accum}, a, b, out, bias, nil)
+	}
+}
+
+func linear[T num.Float](c *call[T]) {
+	x, w, bias, y, pre := c.in(0), c.in(1), c.in(2), c.out(0), c.out(1)
+	a := attr[graph.LinearAttr](c)
+	c.product(x.rows, y.cols, x.cols, x.v, w.v, y.v, bias.v, false, a.TransW, false)
+	copy(pre.v, y.v)
+	if a.Act != graph.ActNone {
+		f, _ := act[T](a.Act)
+		for i, v := range y.v {
+			y.v[i] = f(v)
+		}
+	}
+}
+
+func linearGradX[T num.Float](c *call[T]) {
+	dy, w, dx := c.in(0), c.in(1), c.out(0)
+	c.product(dy.rows, dx.cols, dy.cols, dy.v, w.v, dx.v, nil, false, !attr[graph.LinearAttr](c).TransW, c.accum(0))
+}
+
+func linearGradW[T num.Float](c *call[T]) {
+	x, dy, dw := c.in(0), c.in(1), c.out(0)
+	if attr[graph.LinearAttr](c).TransW {
+		x, dy = dy, x
+	}
+	c.product(x.cols, dy.cols, x.rows, x.v, dy.v, dw.v, nil, true, false, c.accum(0))
+}
+
+func biasGrad[T num.Float](c *call[T]) {
+	dy, db := c.in(0), c.out(0)
+	if !c.accum(0) {
+		clear(db.v)
+	}
+	for i, v := range dy.v {
+		db.v[i%dy.cols] += v
+	}
+}
+
+func layerNorm[T num.Float](c *call[T]) {
+	x := c.in(0)
+	c.run(&vec.LayerNorm[T]{
+		N: x.rows, C: x.cols, Eps: T(attr[graph.NormAttr](c).Eps), X: x.v, Gamma: c.in(1).v, Beta: c.in(2).v,
+		Y: c.out(0).v, Mean: c.out(1).v, Rstd: c.out(2).v,
+	})
+}
+
+func layerNormGrad[T num.Float](c *call[T]) {
+	x := c.in(1)
+	c.run(&vec.LayerNormGrad[T]{
+		N: x.rows, C: x.cols, DY: c.in(0).v, X: x.v, Gamma: c.in(2).v, Mean: c.in(3).v, Rstd: c.in(4).v,
+		DX: c.out(0).v, DGamma: c.out(1).v, DBeta: c.out(2).v,
+		AccumulateDX: c.accum(0), AccumulateDGamma: c.accum(1), AccumulateDBeta: c.accum(2),
+	})
+}
+
+func rmsNorm[T num.Float](c *call[T]) {
+	x := c.in(0)
+	c.run(&vec.RMSNorm[T]{
+		N: x.rows, C: x.cols, Eps: T(attr[graph.NormAttr](c).Eps), X: x.v, Gamma: c.in(1).v, Y: c.out(0).v, Rstd: c.out(1).v,
+	})
+}
+
+func rmsNormGrad[T num.Float](c *call[T]) {
+	x := c.in(1)
+	c.run(&vec.RMSNormGrad[T]{
+		N: x.rows, C: x.cols, DY: c.in(0).v, X: x.v, Gamma: c.in(2).v, Rstd: c.in(3).v,
+		DX: c.out(0).v, DGamma: c.out(1).v, AccumulateDX: c.accum(0), AccumulateDGamma: c.accum(1),
+	})
+}
+
+func softmax[T num.Float](c *call[T]) {
+	x := c.in(0)
+	c.run(&vec.Softmax[T]{N: x.rows, C: x.cols, X: x.v, Y: c.out(0).v})
+}
+
+func softmaxGrad[T num.Float](c *call[T]) {
+	y := c.in(1)
+	c.run(&vec.SoftmaxGrad[T]{N: y.rows, C: y.cols, DY: c.in(0).v, Y: y.v, DX: c.out(0).v, Accumulate: c.accum(0)})
+}
+
+// act returns an activation and its derivative.
+func act[T num.Float](a graph.ActKind) (f, df func(T) T) {
+	switch a {
+	case graph.ActGELUTanh:
+		return num.GELUTanh[T], num.GELUTanhGrad[T]
+	case graph.ActGELU:
+		return num.GELU[T], num.GELUGrad[T]
+	case graph.ActSiLU:
+		return num.SiLU[T], num.SiLUGrad[T]
+	}
+	return num.ReLU[T], nil
+}
+
+func activation[T num.Float](c *call[T]) {
+	x, y := c.in(0), c.out(0)
+	f, _ := act[T](attr[graph.ActAttr](c).Act)
+	for i, v := range x.v {
+		y.v[i] = f(v)
+	}
+}
+
+func activationGrad[T num.Float](c *call[T]) {
+	dy, x, dx := c.in(0), c.in(1), c.out(0)
+	_, df := act[T](attr[graph.ActAttr](c).Act)
+	for i, v := range x.v {
+		var d T
+		switch {
+		case df != nil:
+			d = T(dy.v[i] * df(v))
+		case v > 0:
+			d = dy.v[i]
+		}
+		c.store(0, &dx.v[i], d)
+	}
+}
+
+// store writes or adds one element of output i.
+func (c *call[T]) store(i int, dst *T, v T) {
+	if c.accum(i) {
+		v += *dst
+	}
+	*dst = v
+}
+
+func swiglu[T num.Float](c *call[T]) {
+	c.run(&vec.SwiGLU[T]{Gate: c.in(0).v, Up: c.in(1).v, Y: c.out(0).v})
+}
+
+func swigluGrad[T num.Float](c *call[T]) {
+	c.run(&vec.SwiGLUGrad[T]{DY: c.in(0).v, Gate: c.in(1).v, Up: c.in(2).v, DGate: c.out(0).v, DUp: c.out(1).v})
+}
+
+func elementwise[T num.Float](c *call[T], f func(a, b T) T) {
+	a, b, y := c.in(0), c.in(1), c.out(0)
+	for i := range y.v {
+		c.store(0, &y.v[i], f(a.v[i], b.v[i]))
+	}
+}
+
+func scale[T num.Float](c *call[T]) {
+	x, y := c.in(0), c.out(0)
+	f := T(attr[graph.ScaleAttr](c).Factor)
+	for i, v := range x.v {
+		c.store(0, &y.v[i], T(f*v))
+	}
+}
+
+func sum[T num.Float](c *call[T]) {
+	x := c.in(0)
+	c.run(&vec.Sum[T]{X: x.v, Y: c.outF64(0), Work: make([]float64, vec.SumWork(len(x.v))), Accumulate: c.accum(0)})
+}
+
+func sumGrad[T num.Float](c *call[T]) {
+	dy, dx := c.inF64(0), c.out(0)
+	if c.err != nil {
+		return
+	}
+	for i := range dx.v {
+		c.store(0, &dx.v[i], T(dy[0]))
+	}
+}
+
+func fillKind[T num.Float](c *call[T]) {
+	v, id := attr[graph.FillAttr](c).Value, c.output(0)
+	switch dt := c.w.prog.Buf(id).DType; dt {
+	case graph.F32:
+		fill(c.out(0).v, T(v))
+	case graph.F64:
+		fill(c.outF64(0), v)
+	case graph.I64:
+		fill(c.outI64(0), int64(v))
+	case graph.I32:
+		dst, err := c.w.I32(c.rank, id)
+		c.note(err)
+		fill(dst, int32(v))
+	default:
+		c.note(fmt.Errorf("no interpretation of %v buffers", dt))
+	}
+}
+
+func copyKind[T num.Float](c *call[T]) {
+	src, dst := c.input(0), c.output(0)
+	switch dt := c.w.prog.Buf(src).DType; dt {
+	case graph.F32:
+		copy(c.out(0).v, c.in(0).v)
+	case graph.F64:
+		copy(c.outF64(0), c.inF64(0))
+	case graph.I64:
+		copy(c.outI64(0), c.inI64(0))
+	case graph.I32:
+		d, err := c.w.I32(c.rank, dst)
+		c.note(err)
+		copy(d, c.inI32(0))
+	default:
+		c.note(fmt.Errorf("no interpretation of %v buffers", dt))
+	}
+}
+
+func selectRow[T num.Float](c *call[T]) {
+	x, key, y := c.in(0), c.inI64(1), c.out(0)
+	if c.err != nil {
+		return
+	}
+	r := key[graph.KeyRow]
+	if r < 0 || r >= int64(x.rows) {
+		c.note(fmt.Errorf("row is %d, want one of %d", r, x.rows))
+		return
+	}
+	copy(y.v, x.v[int(r)*x.cols:])
+}
+
+func rope[T num.Float](c *call[T]) {
+	x, y := c.in(0), c.out(0)
+	a := attr[graph.RopeAttr](c)
+	table := make([]T, a.Seq*a.HeadDim)
+	c.run(&vec.RopeTable[T]{
+		Seq: int(a.Seq), D: int(a.HeadDim), Theta: a.Theta, Table: table,
+		Factor: a.ScaleFactor, LowFreq: a.LowFreq, HighFreq: a.HighFreq, Original: float64(a.OriginalPositions),
+	})
+	c.run(&vec.Rope[T]{
+		N: x.rows, Heads: int(a.Heads), D: int(a.HeadDim), Seq: int(a.Seq), X: x.v, Y: y.v, Table: table, Inverse: a.Inverse,
+	})
+}
+
+func dropout[T num.Float](c *call[T]) {
+	x, key, y := c.in(0), c.inI64(1), c.out(0)
+	a := attr[graph.DropoutAttr](c)
+	if c.err != nil {
+		return
+	}
+	c.run(&vec.Dropout[T]{
+		X: x.v, Y: y.v, Elems: int(a.Elems), P: a.P, Site: uint32(a.Site), Seed: uint64(key[graph.KeySeed]),
+		Sample: uint64(key[graph.KeyStep])<<40 + uint64(key[graph.KeySample]),
+	})
+}
+
+// heads returns queries, keys and values and their row strides.
+func heads[T num.Float](a graph.AttentionAttr, get func(int) tensor[T]) (q, k, v []T, ldq, ldkv, used int) {
+	wq, wkv := int(a.Heads*a.HeadDim), int(a.KVHeads*a.HeadDim)
+	if !a.Packed {
+		return get(0).v, get(1).v, get(2).v, wq, wkv, 3
+	}
+	p := get(0).v
+	if len(p) < wq+2*wkv {
+		return nil, nil, nil, 0, 0, 1
+	}
+	return p, p[wq:], p[wq+wkv:], wq + 2*wkv, wq + 2*wkv, 1
+}
+
+func attnShape(a graph.AttentionAttr) attn.Shape {
+	return attn.Shape{
+		B: int(a.Batch), Tq: int(a.Seq), Tk: int(a.Seq), H: int(a.Heads), KV: int(a.KVHeads), D: int(a.HeadDim), Causal: a.Causal,
+	}
+}
+
+func attention[T num.Float](c *call[T]) {
+	a := attr[graph.AttentionAttr](c)
+	s := attnShape(a)
+	q, k, v, ldq, ldkv, _ := heads(a, c.in)
+	c.run(&attn.Forward[T]{
+		Shape: s, Scale: T(a.Scale), Q: q, K: k, V: v, Y: c.out(0).v, Lse: c.out(1).v,
+		Work: make([]T, attn.ForwardWorkspace(s)), LdQ: ldq, LdK: ldkv, LdV: ldkv,
+	})
+}
+
+func attentionGrad[T num.Float](c *call[T]) {
+	a := attr[graph.AttentionAttr](c)
+	s := attnShape(a)
+	q, k, v, ldq, ldkv, n := heads(a, c.in)
+	dq, dk, dv, _, _, _ := heads(a, c.out)
+	c.run(&attn.Backward[T]{
+		Shape: s, Scale: T(a.Scale), Q: q, K: k, V: v, Y: c.in(n).v, Lse: c.in(n + 1).v, Dy: c.in(n + 2).v,
+		Dq: dq, Dk: dk, Dv: dv, Work: make([]T, attn.BackwardWorkspace(s)),
+		LdQ: ldq, LdK: ldkv, LdV: ldkv, LdDq: ldq, LdDk: ldkv, LdDv: ldkv,
+	})
+}
+
+func window(x []int64, a graph.ConvAttr) vec.Window {
+	if len(x) != 4 {
+		return vec.Window{} // refused by its check
+	}
+	return vec.Window{
+		B: int(x[0]), H: int(x[1]), W: int(x[2]), C: int(x[3]),
+		KH: int(a.KH), KW: int(a.KW), Stride: int(a.Stride), Pad: int(a.Pad),
+	}
+}
+
+func im2col[T num.Float](c *call[T]) {
+	x := c.in(0)
+	c.run(&vec.Im2Col[T]{Window: window(x.shape, attr[graph.ConvAttr](c)), X: x.v, Cols: c.out(0).v})
+}
+
+func col2im[T num.Float](c *call[T]) {
+	dx := c.out(0)
+	c.run(&vec.Col2Im[T]{
+		Window: window(dx.shape, attr[graph.ConvAttr](c)), DCols: c.in(0).v, DX: dx.v, Accumulate: c.accum(0),
+	})
+}
+
+func maxPool[T num.Float](c *call[T]) {
+	x := c.in(0)
+	c.run(&vec.MaxPool[T]{Window: window(x.shape, attr[graph.ConvAttr](c)), X: x.v, Y: c.out(0).v})
+}
+
+func maxPoolGrad[T num.Float](c *call[T]) {
+	x := c.in(1)
+	c.run(&vec.MaxPoolGrad[T]{
+		Window: window(x.shape, attr[graph.ConvAttr](c)), DY: c.in(0).v, X: x.v, DX: c.out(0).v, Accumulate: c.accum(0),
+	})
+}
+
+func crossEntropy[T num.Float](c *call[T]) {
+	x := c.in(0)
+	c.run(&vec.CrossEntropy[T]{
+		N: x.rows, V: x.cols, Logits: x.v, Targets: c.inI32(1), Loss: c.outF64(0), LSE: c.out(1).v,
+	})
+}
+
+func crossEntropyGrad[T num.Float](c *call[T]) {
+	x, hyper := c.in(0), c.inF64(3)
+	if c.err != nil {
+		return
+	}
+	c.run(&vec.CrossEntropyGrad[T]{
+		N: x.rows, V: x.cols, Logits: x.v, Targets: c.inI32(1), LSE: c.in(2).v, DLogits: c.out(0).v,
+		Scale: T(hyper[graph.HyperInvCount] * hyper[graph.HyperLossScale]),
+	})
+}
+
+// headLoss holds the logits of all rows: the chunks of the bound kernel must
+// not change a bit of this.
+func headLoss[T num.Float](c *call[T]) {
+	x, w, targets, loss := c.in(0), c.in(1), c.inI32(2), c.outF64(0)
+	logits, lse := make([]T, x.rows*w.rows), make([]T, x.rows)
+	c.product(x.rows, w.rows, x.cols, x.v, w.v, logits, nil, false, true, false)
+	c.run(&vec.CrossEntropy[T]{N: x.rows, V: w.rows, Logits: logits, Targets: targets, Loss: loss, LSE: lse})
+	if c.op.Kind == graph.HeadLoss || c.err != nil {
+		return
+	}
+	hyper, dx, dw := c.inF64(3), c.out(1), c.out(2)
+	if c.err != nil {
+		return
+	}
+	c.run(&vec.CrossEntropyGrad[T]{
+		N: x.rows, V: w.rows, Logits: logits, Targets: targets, LSE: lse, DLogits: logits,
+		Scale: T(hyper[graph.HyperInvCount] * hyper[graph.HyperLossScale]),
+	})
+	if dx.v != nil {
+		c.product(x.rows, x.cols, w.rows, logits, w.v, dx.v, nil, false, false, false)
+	}
+	if dw.v != nil {
+		c.product(w.rows, x.cols, x.rows, logits, x.v, dw.v, nil, true, false, c.accum(2))
+	}
+}

@@ -1,0 +1,347 @@
+// Package interp runs a step program the obvious way: operations in the order
+// in which they are written, every rank in turn, over Go slices, with portable
+// arithmetic that is generic over float32 and float64.
+//
+// In float32 it is the oracle of the executor and of the bound kernels: same
+// bits. In float64 it is the engine of finite-difference checks of gradients.
+// It knows nothing of arenas, streams, events or workspace.
+package interp
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+)
+
+// World is the memory of all ranks of a program. F32 buffers are []T; F64, I64,
+// I32 and U8 buffers keep their types. A root buffer is made at its first use,
+// floats filled with NaN, so that reading what nobody wrote shows.
+type World[T num.Float] struct {
+	prog  *graph.Program
+	ranks []rank[T]
+	pool  *pool.Pool
+	kinds map[graph.Kind]func(*call[T])
+}
+
+type rank[T num.Float] struct {
+	coord []int
+	roots []storage[T] // by BufID
+}
+
+type storage[T num.Float] struct {
+	t   []T
+	f64 []float64
+	i64 []int64
+	i32 []int32
+	u16 []uint16 // BF16 and F16, as bits
+}
+
+// New returns the zero memory of every rank of p.
+func New[T num.Float](p *graph.Program) *World[T] {
+	w := &World[T]{prog: p, pool: pool.New(1), kinds: table[T]()}
+	for r := range p.WorldSize() {
+		coord := make([]int, len(p.Mesh))
+		for a := len(p.Mesh) - 1; a >= 0; a-- {
+			coord[a] = r % p.Mesh[a].Size
+			r /= p.Mesh[a].Size
+		}
+		w.ranks = append(w.ranks, rank[T]{coord: coord, roots: make([]storage[T], len(p.Buffers))})
+	}
+	return w
+}
+
+// Floats returns an F32 buffer of a rank. A view shares its base's elements.
+func (w *World[T]) Floats(rank int, id graph.BufID) ([]T, error) {
+	s, lo, hi, err := w.at(rank, id, graph.F32)
+	if err != nil {
+		return nil, err
+	}
+	return s.t[lo:hi:hi], nil
+}
+
+// F64 returns an F64 buffer of a rank.
+func (w *World[T]) F64(rank int, id graph.BufID) ([]float64, error) {
+	s, lo, hi, err := w.at(rank, id, graph.F64)
+	if err != nil {
+		return nil, err
+	}
+	return s.f64[lo:hi:hi], nil
+}
+
+// I64 returns an I64 buffer of a rank.
+func (w *World[T]) I64(rank int, id graph.BufID) ([]int64, error) {
+	s, lo, hi, err := w.at(rank, id, graph.I64)
+	if err != nil {
+		return nil, err
+	}
+	return s.i64[lo:hi:hi], nil
+}
+
+// I32 returns an I32 buffer of a rank.
+func (w *World[T]) I32(rank int, id graph.BufID) ([]int32, error) {
+	s, lo, hi, err := w.at(rank, id, graph.I32)
+	if err != nil {
+		return nil, err
+	}
+	return s.i32[lo:hi:hi], nil
+}
+
+// U16 returns the bits of a BF16 or F16 buffer of a rank.
+func (w *World[T]) U16(rank int, id graph.BufID) ([]uint16, error) {
+	dt := graph.BF16
+	if id >= 0 && int(id) < len(w.prog.Buffers) && w.prog.Buf(id).DType == graph.F16 {
+		dt = graph.F16
+	}
+	s, lo, hi, err := w.at(rank, id, dt)
+	if err != nil {
+		return nil, err
+	}
+	return s.u16[lo:hi:hi], nil
+}
+
+// at returns the storage of a buffer's root and the buffer's element range.
+func (w *World[T]) at(rank int, id graph.BufID, dt graph.DType) (s *storage[T], lo, hi int64, err error) {
+	p := w.prog
+	if rank < 0 || rank >= len(w.ranks) {
+		return nil, 0, 0, fmt.Errorf("interp: rank %d of %d", rank, len(w.ranks))
+	}
+	if id < 0 || int(id) >= len(p.Buffers) {
+		return nil, 0, 0, fmt.Errorf("interp: the program has no buffer %d", id)
+	}
+	b := p.Buf(id)
+	r := &w.ranks[rank]
+	root, off := p.Resolve(id, r.coord)
+	rb := p.Buf(root)
+	switch {
+	case b.DType != dt || rb.DType != dt:
+		return nil, 0, 0, fmt.Errorf("interp: buffer %s is %v in a root of %v, want %v", b.Name, b.DType, rb.DType, dt)
+	case off < 0 || off%dt.Size() != 0 || off+b.Bytes() > rb.Bytes():
+		return nil, 0, 0, fmt.Errorf("interp: buffer %s is bytes [%d, %d) of %s, which has %d", b.Name, off, off+b.Bytes(), rb.Name, rb.Bytes())
+	}
+	s = &r.roots[root]
+	s.make(dt, rb.Elems())
+	lo = off / dt.Size()
+	return s, lo, lo + b.Elems(), nil
+}
+
+func (s *storage[T]) make(dt graph.DType, n int64) {
+	switch {
+	case dt == graph.F32 && s.t == nil:
+		s.t = make([]T, n)
+		fill(s.t, T(math.NaN()))
+	case dt == graph.F64 && s.f64 == nil:
+		s.f64 = make([]float64, n)
+		fill(s.f64, math.NaN())
+	case dt == graph.I64 && s.i64 == nil:
+		s.i64 = make([]int64, n)
+	case dt == graph.I32 && s.i32 == nil:
+		s.i32 = make([]int32, n)
+	case (dt == graph.BF16 || dt == graph.F16) && s.u16 == nil:
+		s.u16 = make([]uint16, n)
+		fill(s.u16, 0xFFFF) // NaN in both
+	}
+}
+
+func fill[E any](s []E, v E) {
+	for i := range s {
+		s[i] = v
+	}
+}
+
+// Set copies values into an F32 buffer of every rank.
+func (w *World[T]) Set(id graph.BufID, values []T) error {
+	for r := range w.ranks {
+		dst, err := w.Floats(r, id)
+		if err != nil {
+			return err
+		}
+		if len(values) != len(dst) {
+			return fmt.Errorf("interp: buffer %s has %d elements, got %d", w.prog.Buf(id).Name, len(dst), len(values))
+		}
+		copy(dst, values)
+	}
+	return nil
+}
+
+// Ranks returns the world size.
+func (w *World[T]) Ranks() int { return len(w.ranks) }
+
+// Run runs a section: its phases in order, each as often as it repeats, every
+// operation on all ranks before the next one.
+func (w *World[T]) Run(section string) error {
+	s := w.prog.Section(section)
+	if s == nil {
+		return fmt.Errorf("interp: the program has no section %q", section)
+	}
+	for i := range s.Phases {
+		for range max(s.Phases[i].Repeat, 1) {
+			if err := w.RunPhase(&s.Phases[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// RunRank runs a section without collectives on one rank alone.
+func (w *World[T]) RunRank(section string, rank int) error {
+	s := w.prog.Section(section)
+	if s == nil {
+		return fmt.Errorf("interp: the program has no section %q", section)
+	}
+	for i := range s.Phases {
+		ph := &s.Phases[i]
+		for range max(ph.Repeat, 1) {
+			for j := range ph.Ops {
+				if err := w.onRank(&ph.Ops[j], rank); err != nil {
+					return fmt.Errorf("interp: phase %s: %s (%s): %w", ph.Name, ph.Ops[j].Name, ph.Ops[j].Kind, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// RunPhase runs the operations of one phase once.
+func (w *World[T]) RunPhase(ph *graph.Phase) error {
+	for i := range ph.Ops {
+		if err := w.runOp(&ph.Ops[i]); err != nil {
+			return fmt.Errorf("interp: phase %s: %s (%s): %w", ph.Name, ph.Ops[i].Name, ph.Ops[i].Kind, err)
+		}
+	}
+	return nil
+}
+
+func (w *World[T]) runOp(op *graph.Op) error {
+	if collectives[op.Kind] {
+		return runCollective(w, op)
+	}
+	for r := range w.ranks {
+		if err := w.onRank(op, r); err != nil {
+			return fmt.Errorf("rank %d: %w", r, err)
+		}
+	}
+	return nil
+}
+
+func (w *World[T]) onRank(op *graph.Op, rank int) error {
+	if op.Kind == graph.Join {
+		return nil
+	}
+	run, ok := w.kinds[op.Kind]
+	if !ok {
+		return fmt.Errorf("no interpretation of kind %q on one rank", op.Kind)
+	}
+	c := &call[T]{w: w, rank: rank, op: op}
+	if skip := c.skip(); skip || c.err != nil {
+		return c.err
+	}
+	run(c)
+	return c.err
+}
+
+// call is one operation on one rank; its first error sticks.
+type call[T num.Float] struct {
+	w    *World[T]
+	rank int
+	op   *graph.Op
+	err  error
+}
+
+func (c *call[T]) skip() bool {
+	if c.op.Skip == graph.NoBuf {
+		return false
+	}
+	s, err := c.w.I32(c.rank, c.op.Skip)
+	if err != nil {
+		c.err = err
+		return false
+	}
+	return s[0] != 0
+}
+
+func (c *call[T]) input(i int) graph.BufID {
+	if i >= len(c.op.In) {
+		return graph.NoBuf
+	}
+	return c.op.In[i]
+}
+
+func (c *call[T]) output(i int) graph.BufID {
+	if i >= len(c.op.Out) {
+		return graph.NoBuf
+	}
+	return c.op.Out[i].Buf
+}
+
+// accum reports whether output i is added to.
+func (c *call[T]) accum(i int) bool { return i < len(c.op.Out) && c.op.Out[i].Mode == graph.Accum }
+
+// tensor is a float operand with its shape as a matrix.
+type tensor[T num.Float] struct {
+	v          []T
+	rows, cols int
+	shape      []int64
+}
+
+func (c *call[T]) tensor(id graph.BufID) (t tensor[T]) {
+	if id == graph.NoBuf || c.err != nil {
+		return t
+	}
+	v, err := c.w.Floats(c.rank, id)
+	if err != nil {
+		c.err = err
+		return t
+	}
+	t = tensor[T]{v: v, rows: 1, cols: 1, shape: c.w.prog.Buf(id).Shape}
+	for i, d := range t.shape {
+		if i == len(t.shape)-1 {
+			t.cols = int(d)
+		} else {
+			t.rows *= int(d)
+		}
+	}
+	return t
+}
+
+func (c *call[T]) in(i int) tensor[T]  { return c.tensor(c.input(i)) }
+func (c *call[T]) out(i int) tensor[T] { return c.tensor(c.output(i)) }
+
+func (c *call[T]) inI32(i int) []int32 {
+	v, err := c.w.I32(c.rank, c.input(i))
+	c.note(err)
+	return v
+}
+
+func (c *call[T]) inI64(i int) []int64 {
+	v, err := c.w.I64(c.rank, c.input(i))
+	c.note(err)
+	return v
+}
+
+func (c *call[T]) inF64(i int) []float64 {
+	v, err := c.w.F64(c.rank, c.input(i))
+	c.note(err)
+	return v
+}
+
+func (c *call[T]) outF64(i int) []float64 {
+	v, err := c.w.F64(c.rank, c.output(i))
+	c.note(err)
+	return v
+}
+
+func (c *call[T]) outI64(i int) []int64 {
+	v, err := c.w.I64(c.rank, c.output(i))
+	c.note(err)
+	return v
+}
+
+func (c *call[T]) note(err error) {
+	if c.err == nil {
+		c.err = err
+	}
+}

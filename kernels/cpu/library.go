@@ -1,0 +1,141 @@
+// Package cpu binds the operations of a step program to the CPU's kernels.
+//
+// Binding checks everything that can be wrong (the operation by the kind table,
+// its operands' places, its workspace) and prepares a kernel whose execution
+// allocates nothing. The arithmetic is in the packages below: gemm, attn, vec,
+// exact.
+package cpu
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spillway-ml/spillway/device"
+	devcpu "github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+)
+
+type library struct{ pool *pool.Pool }
+
+// New returns the kernels of the CPU device. All of them compute on p's
+// threads; results do not depend on how many there are.
+func New(p *pool.Pool) kernels.Library { return &library{pool: p} }
+
+// binder prepares an operation: it returns what executes it. The result is of
+// no meaning once the binding has an error.
+type binder func(b *binding) func() error
+
+// kernel is a bound operation.
+type kernel struct {
+	label   string
+	touches []device.Ptr
+	skip    []int32 // the predicate; nil: always runs
+	body    func() error
+}
+
+var _ devcpu.Kernel = (*kernel)(nil)
+
+func (k *kernel) Touches() []device.Ptr { return k.touches }
+func (k *kernel) Label() string         { return k.label }
+
+// Run executes the operation, unless its predicate says to skip it.
+func (k *kernel) Run() error {
+	if k.skip != nil && k.skip[0] != 0 {
+		return nil
+	}
+	return k.body()
+}
+
+// Bind prepares an operation. It refuses, naming operation and operand, kinds
+// without a kernel (collectives and copies are the executor's), operations that
+// graph.Check refuses, and operands and workspace in wrong places.
+func (l *library) Bind(kb kernels.Binding) (device.Kernel, error) {
+	if kb.Program == nil || kb.Op == nil || l.pool == nil {
+		return nil, errors.New("cpu: bind: want a program, an operation and a pool")
+	}
+	bind, ok := binders[kb.Op.Kind]
+	if !ok {
+		return nil, fmt.Errorf("cpu: bind %s: no kernel for kind %q", kb.Op.Name, kb.Op.Kind)
+	}
+	if err := graph.Check(kb.Program, kb.Op); err != nil {
+		return nil, fmt.Errorf("cpu: bind: %w", err)
+	}
+	b := &binding{Binding: kb, pool: l.pool}
+	k := &kernel{label: kb.Op.Name}
+	b.places()
+	if kb.Op.Skip != graph.NoBuf {
+		if k.skip = view[int32](b, "skip", kb.Skip); b.err == nil && len(k.skip) != 1 {
+			b.failf("skip has %d elements, want 1", len(k.skip))
+		}
+	}
+	if b.err == nil {
+		k.body = bind(b)
+	}
+	if b.err != nil {
+		return nil, b.err
+	}
+	k.touches = b.touches
+	return k, nil
+}
+
+// binders has an entry for every kind but collectives and copies.
+var binders = map[graph.Kind]binder{
+	graph.Embed:       bindEmbed,
+	graph.EmbedGrad:   bindEmbedGrad,
+	graph.AddPos:      bindAddPos,
+	graph.AddPosGrad:  bindAddPosGrad,
+	graph.Linear:      bindLinear,
+	graph.LinearGradX: bindLinearGrad,
+	graph.LinearGradW: bindLinearGrad,
+	graph.BiasGrad:    bindBiasGrad,
+
+	graph.LayerNorm:     bindLayerNorm,
+	graph.LayerNormGrad: bindLayerNormGrad,
+	graph.RMSNorm:       bindRMSNorm,
+	graph.RMSNormGrad:   bindRMSNormGrad,
+	graph.Softmax:       bindSoftmax,
+	graph.SoftmaxGrad:   bindSoftmaxGrad,
+
+	graph.Activation:     bindActivation,
+	graph.ActivationGrad: bindActivationGrad,
+	graph.SwiGLU:         bindSwiGLU,
+	graph.SwiGLUGrad:     bindSwiGLUGrad,
+	graph.Add:            bindAdd,
+	graph.Sub:            bindSub,
+	graph.Mul:            bindMul,
+	graph.Scale:          bindScale,
+	graph.Sum:            bindSum,
+	graph.SumGrad:        bindSumGrad,
+	graph.Fill:           bindFill,
+	graph.Cast:           bindCast,
+	graph.SelectRow:      bindSelectRow,
+	graph.Rope:           bindRope,
+	graph.Dropout:        bindDropout,
+	graph.Attention:      bindAttention,
+	graph.AttentionGrad:  bindAttentionGrad,
+
+	graph.Im2Col:      bindIm2Col,
+	graph.Col2Im:      bindCol2Im,
+	graph.MaxPool:     bindMaxPool,
+	graph.MaxPoolGrad: bindMaxPoolGrad,
+
+	graph.CrossEntropy:     bindCrossEntropy,
+	graph.CrossEntropyGrad: bindCrossEntropyGrad,
+	graph.HeadLoss:         bindHeadLoss,
+	graph.HeadLossGrad:     bindHeadLoss,
+
+	graph.SqSum:    bindSqSum,
+	graph.ClipCoef: bindClipCoef,
+	graph.AdamW:    bindAdamW,
+
+	graph.OverflowCheck:   bindOverflowCheck,
+	graph.LossScaleUpdate: bindLossScaleUpdate,
+	graph.SGD:             bindSGD,
+	graph.LAMBDirection:   bindLAMBDirection,
+	graph.LAMBApply:       bindLAMBApply,
+	graph.ParamNorms:      bindParamNorms,
+	graph.LARSApply:       bindLARSApply,
+	graph.NovoGrad:        bindNovoGrad,
+}

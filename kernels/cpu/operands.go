@@ -1,0 +1,205 @@
+package cpu
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/device"
+	devcpu "github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+)
+
+// binding is an operation that graph.Check has passed, while its kernel is
+// prepared: operands are present unless optional, and have the kind's dtypes
+// and shapes. What remains to check is where they lie. The first error sticks;
+// slices are then empty, and nothing may be computed with them.
+type binding struct {
+	kernels.Binding
+	pool    *pool.Pool
+	err     error
+	touches []device.Ptr
+}
+
+func (b *binding) failf(format string, args ...any) {
+	if b.err == nil {
+		b.err = fmt.Errorf("cpu: bind %s (%s): %w", b.Op.Name, b.Op.Kind, fmt.Errorf(format, args...))
+	}
+}
+
+// places checks where the operands lie: in their arenas, as long as their
+// buffers, and no output over another operand, except for one buffer that the
+// kind lets be updated in place.
+func (b *binding) places() {
+	if len(b.In) != len(b.Op.In) || len(b.Out) != len(b.Op.Out) {
+		b.failf("got places for %d inputs and %d outputs, the operation has %d and %d",
+			len(b.In), len(b.Out), len(b.Op.In), len(b.Op.Out))
+		return
+	}
+	type place struct {
+		what string
+		buf  graph.BufID
+		ptr  device.Ptr
+	}
+	var in, out []place
+	for i, id := range b.Op.In {
+		in = append(in, place{fmt.Sprintf("input %d", i), id, b.In[i]})
+	}
+	if b.Op.Skip != graph.NoBuf {
+		in = append(in, place{"skip", b.Op.Skip, b.Skip})
+	}
+	for i, o := range b.Op.Out {
+		out = append(out, place{fmt.Sprintf("output %d", i), o.Buf, b.Out[i]})
+	}
+	if b.Op.Work != graph.NoBuf {
+		out = append(out, place{"workspace", b.Op.Work, b.Work})
+	}
+	for _, list := range [2][]place{in, out} {
+		for _, p := range list {
+			if p.buf == graph.NoBuf {
+				continue
+			}
+			buf := b.Program.Buf(p.buf)
+			if err := p.ptr.Check(); err != nil {
+				b.failf("%s (%s): %w", p.what, buf.Name, err)
+				return
+			}
+			if p.ptr.Len != buf.Bytes() {
+				b.failf("%s (%s): got a place of %d bytes, shape %v of %v takes %d", p.what, buf.Name, p.ptr.Len, buf.Shape, buf.DType, buf.Bytes())
+				return
+			}
+			b.touches = append(b.touches, p.ptr)
+		}
+	}
+	for i, o := range out {
+		for _, q := range append(in, out[i+1:]...) {
+			if o.buf != graph.NoBuf && q.buf != graph.NoBuf && o.buf != q.buf && o.ptr.Overlaps(q.ptr) {
+				b.failf("%s (%s) and %s (%s) overlap", o.what, b.Program.Buf(o.buf).Name, q.what, b.Program.Buf(q.buf).Name)
+				return
+			}
+		}
+	}
+}
+
+// shape returns an operand's leading dimensions multiplied, and its last one.
+func (b *binding) shape(id graph.BufID) (rows, cols int) {
+	rows, cols = 1, 1
+	if id == graph.NoBuf {
+		return 0, 0
+	}
+	s := b.Program.Buf(id).Shape
+	for i, d := range s {
+		if i == len(s)-1 {
+			cols = int(d)
+		} else {
+			rows *= int(d)
+		}
+	}
+	return rows, cols
+}
+
+func (b *binding) inShape(i int) (rows, cols int)  { return b.shape(b.Op.In[i]) }
+func (b *binding) outShape(i int) (rows, cols int) { return b.shape(b.Op.Out[i].Buf) }
+
+// hasIn and hasOut say whether an optional operand is there.
+func (b *binding) hasIn(i int) bool  { return i < len(b.Op.In) && b.Op.In[i] != graph.NoBuf }
+func (b *binding) hasOut(i int) bool { return hasOut(b.Op, i) }
+
+// accum says whether an output is added to.
+func (b *binding) accum(i int) bool { return b.hasOut(i) && b.Op.Out[i].Mode == graph.Accum }
+
+// in and out return operands as slices, nil for absent ones.
+func in[T devcpu.Element](b *binding, i int) []T {
+	if !b.hasIn(i) || !typed[T](b, fmt.Sprintf("input %d", i), b.Op.In[i]) {
+		return nil
+	}
+	return view[T](b, fmt.Sprintf("input %d", i), b.In[i])
+}
+
+func out[T devcpu.Element](b *binding, i int) []T {
+	if !b.hasOut(i) || !typed[T](b, fmt.Sprintf("output %d", i), b.Op.Out[i].Buf) {
+		return nil
+	}
+	return view[T](b, fmt.Sprintf("output %d", i), b.Out[i])
+}
+
+// typed refuses a float operand whose type the kernel does not read: the kind
+// table allows 16 bits in many places where the CPU's kernels take f32 alone.
+func typed[T devcpu.Element](b *binding, what string, id graph.BufID) bool {
+	var want []graph.DType
+	switch any(*new(T)).(type) {
+	case float32:
+		want = []graph.DType{graph.F32}
+	case uint16:
+		want = []graph.DType{graph.BF16, graph.F16}
+	default:
+		return true // the kind table has one type for these
+	}
+	buf := b.Program.Buf(id)
+	for _, t := range want {
+		if buf.DType == t {
+			return true
+		}
+	}
+	b.failf("%s (%s) is %v; the CPU's kernel takes %v", what, buf.Name, buf.DType, want[0])
+	return false
+}
+
+func view[T devcpu.Element](b *binding, what string, p device.Ptr) []T {
+	if b.err != nil {
+		return nil
+	}
+	s, err := devcpu.Slice[T](p)
+	if err != nil {
+		b.failf("%s: %w", what, err)
+		return nil
+	}
+	return s
+}
+
+// workAlign is the alignment of a workspace in its arena, in bytes: a cache
+// line, and a vector of 512 bits.
+const workAlign = 64
+
+// work returns the operation's workspace, at least n bytes; nil for n = 0.
+func (b *binding) work(n int64) []byte {
+	if b.err != nil || n == 0 {
+		return nil
+	}
+	if b.Op.Work == graph.NoBuf || b.Work.Len < n {
+		b.failf("workspace has %d bytes, want %d", b.Work.Len, n)
+		return nil
+	}
+	if b.Work.Off%workAlign != 0 {
+		b.failf("workspace starts at byte %d, want a multiple of %d", b.Work.Off, workAlign)
+		return nil
+	}
+	return view[byte](b, "workspace", b.Work)[:n]
+}
+
+// slab cuts workspace into typed pieces. Pieces are multiples of workAlign.
+type slab []byte
+
+// aligned rounds bytes up to a piece's size.
+func aligned(bytes int64) int64 { return (bytes + workAlign - 1) / workAlign * workAlign }
+
+func take[T any](s *slab, n int64) []T {
+	var z T
+	size := aligned(n * int64(unsafe.Sizeof(z)))
+	if n == 0 || int64(len(*s)) < size {
+		return nil
+	}
+	p := unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(*s))), n)
+	*s = (*s)[size:]
+	return p
+}
+
+// attr returns the operation's attribute struct, whose type graph.Check knows.
+func attr[A any](b *binding) A {
+	a, ok := b.Op.Attr.(A)
+	if !ok {
+		b.failf("attribute is %T, want %T", b.Op.Attr, a)
+	}
+	return a
+}

@@ -1,0 +1,365 @@
+package cpu
+
+import (
+	"math/rand/v2"
+	"strings"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/exact"
+)
+
+// spec is the shapes of one random operation, in the kind table's order.
+type spec struct {
+	attr    any
+	in, out [][]int64
+	classes int // tokens and targets are below it
+
+	// Updates: the unit, cut over world ranks.
+	unit   *graph.Unit
+	params []graph.Param
+	world  int
+
+	types     []graph.DType // of a cast: from, to
+	overflows bool          // accumulators may hold Inf and NaN
+}
+
+func asBytes[T any](v []T) []byte {
+	if len(v) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), len(v)*int(unsafe.Sizeof(v[0])))
+}
+
+func values[T any](b []byte) []T {
+	if len(b) == 0 {
+		return nil
+	}
+	var z T
+	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), len(b)/int(unsafe.Sizeof(z)))
+}
+
+type dims = []int64
+
+func of(s ...dims) [][]int64 { return s }
+
+// upTo returns 1 to n.
+func upTo(r *rand.Rand, n int64) int64 { return 1 + r.Int64N(n) }
+
+// some returns 1 to n, often few.
+func some(r *rand.Rand, n int64) int64 {
+	if r.IntN(3) == 0 {
+		n = min(n, 40)
+	}
+	return upTo(r, n)
+}
+
+// lead splits n rows into leading dimensions in one of two ways.
+func lead(r *rand.Rand, n, cols int64) dims {
+	if n%2 == 0 && r.IntN(2) == 0 {
+		return dims{2, n / 2, cols}
+	}
+	return dims{n, cols}
+}
+
+var actKinds = []graph.ActKind{graph.ActGELUTanh, graph.ActGELU, graph.ActSiLU, graph.ActReLU}
+
+func anyAct(r *rand.Rand) graph.ActKind { return actKinds[r.IntN(len(actKinds))] }
+
+// shapes draws small operations, bigShapes ones whose workspace reaches its
+// bounds.
+var shapes = map[graph.Kind]func(*rand.Rand) spec{
+	graph.Embed: func(r *rand.Rand) spec {
+		n, v, c := upTo(r, 40), upTo(r, 20), upTo(r, 200)
+		return spec{in: of(dims{n}, dims{v, c}), out: of(dims{n, c}), classes: int(v)}
+	},
+	graph.EmbedGrad: func(r *rand.Rand) spec {
+		n, v, c := upTo(r, 40), upTo(r, 20), upTo(r, 200)
+		return spec{in: of(dims{n}, dims{n, c}), out: of(dims{v, c}), classes: int(v)}
+	},
+	graph.AddPos: func(r *rand.Rand) spec {
+		b, s, p, c := upTo(r, 4), upTo(r, 9), r.Int64N(4), upTo(r, 70)
+		x := lead(r, b*s, c)
+		return spec{attr: graph.PosAttr{Seq: s}, in: of(x, dims{s + p, c}), out: of(x)}
+	},
+	graph.AddPosGrad: func(r *rand.Rand) spec {
+		b, s, p, c := upTo(r, 4), upTo(r, 9), r.Int64N(4), upTo(r, 70)
+		return spec{attr: graph.PosAttr{Seq: s}, in: of(lead(r, b*s, c)), out: of(dims{s + p, c})}
+	},
+	graph.Linear:      func(r *rand.Rand) spec { return linearShapes(r, graph.Linear, 70) },
+	graph.LinearGradX: func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradX, 70) },
+	graph.LinearGradW: func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradW, 70) },
+	graph.BiasGrad: func(r *rand.Rand) spec {
+		n, c := upTo(r, 50), upTo(r, 200)
+		return spec{in: of(lead(r, n, c)), out: of(dims{c})}
+	},
+	graph.LayerNorm: func(r *rand.Rand) spec {
+		n, c := upTo(r, 12), upTo(r, 200)
+		x := lead(r, n, c)
+		return spec{attr: graph.NormAttr{Eps: 1e-5}, in: of(x, dims{c}, dims{c}), out: of(x, dims{n}, dims{n})}
+	},
+	graph.LayerNormGrad: func(r *rand.Rand) spec {
+		n, c := upTo(r, 12), upTo(r, 200)
+		x := lead(r, n, c)
+		return spec{attr: graph.NormAttr{Eps: 1e-5}, in: of(x, x, dims{c}, dims{n}, dims{n}), out: of(x, dims{c}, dims{c})}
+	},
+	graph.RMSNorm: func(r *rand.Rand) spec {
+		n, c := upTo(r, 12), upTo(r, 200)
+		x := lead(r, n, c)
+		return spec{attr: graph.NormAttr{Eps: 1e-6}, in: of(x, dims{c}), out: of(x, dims{n})}
+	},
+	graph.RMSNormGrad: func(r *rand.Rand) spec {
+		n, c := upTo(r, 12), upTo(r, 200)
+		x := lead(r, n, c)
+		return spec{attr: graph.NormAttr{Eps: 1e-6}, in: of(x, x, dims{c}, dims{n}), out: of(x, dims{c})}
+	},
+	graph.Softmax:     func(r *rand.Rand) spec { return rowsOf(r, nil, 1, 1) },
+	graph.SoftmaxGrad: func(r *rand.Rand) spec { return rowsOf(r, nil, 2, 1) },
+	graph.Activation:  func(r *rand.Rand) spec { return rowsOf(r, graph.ActAttr{Act: anyAct(r)}, 1, 1) },
+	graph.ActivationGrad: func(r *rand.Rand) spec {
+		return rowsOf(r, graph.ActAttr{Act: anyAct(r)}, 2, 1)
+	},
+	graph.SwiGLU:     func(r *rand.Rand) spec { return rowsOf(r, nil, 2, 1) },
+	graph.SwiGLUGrad: func(r *rand.Rand) spec { return rowsOf(r, nil, 3, 2) },
+	graph.Add:        func(r *rand.Rand) spec { return rowsOf(r, nil, 2, 1) },
+	graph.Sub:        func(r *rand.Rand) spec { return rowsOf(r, nil, 2, 1) },
+	graph.Mul:        func(r *rand.Rand) spec { return rowsOf(r, nil, 2, 1) },
+	graph.Scale:      func(r *rand.Rand) spec { return rowsOf(r, graph.ScaleAttr{Factor: r.NormFloat64()}, 1, 1) },
+	graph.Sum: func(r *rand.Rand) spec {
+		return spec{in: of(dims{upTo(r, 3), upTo(r, 40000)}), out: of(dims{1})}
+	},
+	graph.SumGrad: func(r *rand.Rand) spec { return spec{in: of(dims{1}), out: of(lead(r, upTo(r, 9), upTo(r, 99)))} },
+	graph.Fill: func(r *rand.Rand) spec {
+		return spec{attr: graph.FillAttr{Value: float64(r.IntN(5))}, out: of(dims{upTo(r, 3), upTo(r, 40000)})}
+	},
+	graph.Cast: func(r *rand.Rand) spec {
+		x := dims{upTo(r, 3), upTo(r, 9000)}
+		types := [][]graph.DType{{graph.F32, graph.BF16}, {graph.F32, graph.F16}, {graph.BF16, graph.F32}, {graph.F16, graph.F32}}
+		return spec{in: of(x), out: of(x), types: types[r.IntN(len(types))]}
+	},
+	graph.OverflowCheck: func(r *rand.Rand) spec {
+		return spec{in: of(dims{exact.Limbs}), out: of(dims{1}), classes: 1, overflows: true}
+	},
+	graph.LossScaleUpdate: func(r *rand.Rand) spec {
+		a := graph.LossScaleAttr{Growth: 2, Backoff: 0.5, Floor: []float64{0.01, 1}[r.IntN(2)], Interval: upTo(r, 2)}
+		return spec{attr: a, in: of(dims{1}), out: of(dims{graph.NumScale}), classes: 2}
+	},
+	graph.SelectRow: func(r *rand.Rand) spec {
+		n, c := upTo(r, 12), upTo(r, 80)
+		return spec{in: of(lead(r, n, c), dims{graph.NumKey}), out: of(dims{1, c}), classes: int(n)}
+	},
+	graph.Rope: func(r *rand.Rand) spec { return ropeShapes(r, 7, 9) },
+	graph.Dropout: func(r *rand.Rand) spec {
+		b, n := upTo(r, 4), upTo(r, 300)
+		x := dims{b, n}
+		return spec{
+			attr: graph.DropoutAttr{P: r.Float64() * 0.9, Site: r.Int64N(100), Elems: n},
+			in:   of(x, dims{graph.NumKey}), out: of(x), classes: 1,
+		}
+	},
+	graph.Attention:     func(r *rand.Rand) spec { return attentionShapes(r, false, 70) },
+	graph.AttentionGrad: func(r *rand.Rand) spec { return attentionShapes(r, true, 70) },
+
+	graph.Im2Col: func(r *rand.Rand) spec {
+		x, cols, _, a := images(r)
+		return spec{attr: a, in: of(x), out: of(cols)}
+	},
+	graph.Col2Im: func(r *rand.Rand) spec {
+		x, cols, _, a := images(r)
+		return spec{attr: a, in: of(cols), out: of(x)}
+	},
+	graph.MaxPool: func(r *rand.Rand) spec {
+		x, _, y, a := images(r)
+		return spec{attr: a, in: of(x), out: of(y)}
+	},
+	graph.MaxPoolGrad: func(r *rand.Rand) spec {
+		x, _, y, a := images(r)
+		return spec{attr: a, in: of(y, x), out: of(x)}
+	},
+
+	graph.CrossEntropy: func(r *rand.Rand) spec {
+		n, v := upTo(r, 20), upTo(r, 300)
+		return spec{in: of(lead(r, n, v), dims{n}), out: of(dims{1}, dims{n}), classes: int(v)}
+	},
+	graph.CrossEntropyGrad: func(r *rand.Rand) spec {
+		n, v := upTo(r, 20), upTo(r, 300)
+		x := lead(r, n, v)
+		return spec{in: of(x, dims{n}, dims{n}, dims{graph.NumHyper}), out: of(x), classes: int(v)}
+	},
+	// Rows on both sides of a chunk and of two.
+	graph.HeadLoss:     func(r *rand.Rand) spec { return headShapes(r, false, 700, 40, 20) },
+	graph.HeadLossGrad: func(r *rand.Rand) spec { return headShapes(r, true, 700, 40, 20) },
+
+	graph.SqSum: func(r *rand.Rand) spec {
+		s, a := units(r)
+		s.attr, s.in, s.out = a, of(dims{a.Len}), of(dims{exact.Limbs})
+		return s
+	},
+	graph.ClipCoef: func(r *rand.Rand) spec {
+		return spec{attr: graph.ClipAttr{Max: r.Float64() * float64(r.IntN(2))}, in: of(dims{exact.Limbs}, dims{graph.NumHyper}), out: of(dims{1}, dims{1})}
+	},
+	graph.AdamW:         func(r *rand.Rand) spec { return updateShapes(r, "g coef hyper", "x x x x") },
+	graph.SGD:           func(r *rand.Rand) spec { return updateShapes(r, "g coef hyper", "x x x") },
+	graph.LAMBDirection: func(r *rand.Rand) spec { return updateShapes(r, "p coef hyper", "x x x norms") },
+	graph.LAMBApply:     func(r *rand.Rand) spec { return updateShapes(r, "g norms coef hyper", "x x") },
+	graph.ParamNorms:    func(r *rand.Rand) spec { return updateShapes(r, "p g", "norms") },
+	graph.LARSApply:     func(r *rand.Rand) spec { return updateShapes(r, "g norms coef hyper", "x x x") },
+	graph.NovoGrad:      func(r *rand.Rand) spec { return updateShapes(r, "g norms coef hyper", "x x params x") },
+}
+
+// bigShapes has the kinds that need workspace.
+var bigShapes = map[graph.Kind]func(*rand.Rand) spec{
+	graph.Linear:        func(r *rand.Rand) spec { return linearShapes(r, graph.Linear, 4000) },
+	graph.LinearGradX:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradX, 4000) },
+	graph.LinearGradW:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradW, 4000) },
+	graph.Rope:          func(r *rand.Rand) spec { return ropeShapes(r, 3000, 65) },
+	graph.Attention:     func(r *rand.Rand) spec { return attentionShapes(r, false, 3000) },
+	graph.AttentionGrad: func(r *rand.Rand) spec { return attentionShapes(r, true, 3000) },
+	graph.HeadLoss:      func(r *rand.Rand) spec { return headShapes(r, false, 3000, 50000, 3000) },
+	graph.HeadLossGrad:  func(r *rand.Rand) spec { return headShapes(r, true, 3000, 50000, 3000) },
+	graph.Sum:           func(r *rand.Rand) spec { return spec{in: of(dims{upTo(r, 1<<20)}), out: of(dims{1})} },
+}
+
+func rowsOf(r *rand.Rand, attr any, ins, outs int) spec {
+	x := lead(r, upTo(r, 12), upTo(r, 300))
+	s := spec{attr: attr}
+	for range ins {
+		s.in = append(s.in, x)
+	}
+	for range outs {
+		s.out = append(s.out, x)
+	}
+	return s
+}
+
+func linearShapes(r *rand.Rand, kind graph.Kind, most int64) spec {
+	m, k, n := some(r, most), some(r, most), some(r, most)
+	if r.IntN(3) == 0 { // beyond a K-block
+		switch kind {
+		case graph.Linear:
+			k += 256
+		case graph.LinearGradX:
+			n += 256
+		default:
+			m += 256
+		}
+	}
+	a := graph.LinearAttr{TransW: r.IntN(2) == 0}
+	w := dims{k, n}
+	if a.TransW {
+		w = dims{n, k}
+	}
+	x, y := lead(r, m, k), dims{m, n}
+	if len(x) == 3 {
+		y = dims{2, m / 2, n}
+	}
+	switch kind {
+	case graph.Linear:
+		if r.IntN(2) == 0 {
+			a.Act = anyAct(r)
+		}
+		return spec{attr: a, in: of(x, w, dims{n}), out: of(y, y)}
+	case graph.LinearGradX:
+		return spec{attr: a, in: of(y, w), out: of(x)}
+	}
+	return spec{attr: a, in: of(x, y), out: of(w)}
+}
+
+func ropeShapes(r *rand.Rand, seq, half int64) spec {
+	a := graph.RopeAttr{Heads: upTo(r, 3), HeadDim: 2 * upTo(r, half), Seq: upTo(r, seq), Theta: 10000, Inverse: r.IntN(2) == 0}
+	if r.IntN(2) == 0 {
+		a.ScaleFactor, a.LowFreq, a.HighFreq, a.OriginalPositions = 8, 1, 4, 8192
+	}
+	x := lead(r, a.Seq*upTo(r, 3), a.Heads*a.HeadDim)
+	return spec{attr: a, in: of(x), out: of(x)}
+}
+
+func attentionShapes(r *rand.Rand, grad bool, seq int64) spec {
+	kv := upTo(r, 3)
+	a := graph.AttentionAttr{
+		Batch: upTo(r, 3), Seq: upTo(r, seq), KVHeads: kv, Heads: kv * upTo(r, 3), HeadDim: upTo(r, 40),
+		Scale: 0.1 + r.Float64(), Causal: r.IntN(2) == 0, Packed: r.IntN(2) == 0,
+	}
+	n := a.Batch * a.Seq
+	y, lse := dims{n, a.Heads * a.HeadDim}, dims{n * a.Heads}
+	q := of(y, dims{n, kv * a.HeadDim}, dims{n, kv * a.HeadDim})
+	if a.Packed {
+		q = of(dims{n, (a.Heads + 2*kv) * a.HeadDim})
+	}
+	if !grad {
+		return spec{attr: a, in: q, out: of(y, lse)}
+	}
+	return spec{attr: a, in: append(append([][]int64(nil), q...), y, lse, y), out: q}
+}
+
+func images(r *rand.Rand) (x, cols, y dims, a graph.ConvAttr) {
+	for {
+		a = graph.ConvAttr{KH: upTo(r, 4), KW: upTo(r, 4), Stride: upTo(r, 3)}
+		a.Pad = r.Int64N(min(a.KH, a.KW))
+		x = dims{upTo(r, 3), upTo(r, 9), upTo(r, 9), upTo(r, 20)}
+		oh, ow := a.OutSize(x[1], a.KH), a.OutSize(x[2], a.KW)
+		if oh > 0 && ow > 0 {
+			return x, dims{x[0] * oh * ow, a.KH * a.KW * x[3]}, dims{x[0], oh, ow, x[3]}, a
+		}
+	}
+}
+
+func headShapes(r *rand.Rand, grad bool, rows, vocab, width int64) spec {
+	n, v, c := some(r, rows), upTo(r, vocab), some(r, width)
+	x := lead(r, n, c)
+	s := spec{in: of(x, dims{v, c}, dims{n}), out: of(dims{1}), classes: int(v)}
+	if grad {
+		s.in, s.out = append(s.in, dims{graph.NumHyper}), append(s.out, x, dims{v, c})
+	}
+	return s
+}
+
+// units draws a unit of parameters with padding between them, some frozen,
+// some without decay, over several ranks.
+func units(r *rand.Rand) (spec, graph.ShardAttr) {
+	s := spec{unit: &graph.Unit{Name: "u"}, world: int(upTo(r, 4)), classes: 1}
+	for i := range int(upTo(r, 5)) {
+		n := upTo(r, 1500)
+		s.params = append(s.params, graph.Param{
+			Name: string(rune('a' + i)), Shape: dims{n}, Decay: r.IntN(2) == 0, Frozen: r.IntN(4) == 0,
+			Value: graph.NoBuf, Grad: graph.NoBuf,
+		})
+		s.unit.Segments = append(s.unit.Segments, graph.Segment{Param: i, Len: n, Flat: s.unit.FlatLen})
+		s.unit.FlatLen += (n + 255) / 256 * 256
+	}
+	per := int64(s.world) * 256
+	s.unit.FlatLen = (s.unit.FlatLen + per - 1) / per * per
+	a := graph.ShardAttr{Axis: 0, Len: s.unit.FlatLen / int64(s.world)}
+	if r.IntN(3) == 0 {
+		a = graph.ShardAttr{Axis: -1, Len: s.unit.FlatLen}
+	}
+	return s, a
+}
+
+func updateShapes(r *rand.Rand, ins, outs string) spec {
+	s, a := units(r)
+	s.attr = graph.UpdateAttr{
+		Shard: a, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, Trust: 0.02, Nesterov: r.IntN(2) == 0, Clip: r.IntN(2) == 0,
+	}
+	shape := func(name string) dims {
+		switch name {
+		case "coef":
+			return dims{1}
+		case "hyper":
+			return dims{graph.NumHyper}
+		case "norms":
+			return dims{2 * int64(len(s.params)) * exact.Limbs}
+		case "params":
+			return dims{int64(len(s.params))}
+		}
+		return dims{a.Len}
+	}
+	s.in, s.out = nil, nil
+	for name := range strings.FieldsSeq(ins) {
+		s.in = append(s.in, shape(name))
+	}
+	for name := range strings.FieldsSeq(outs) {
+		s.out = append(s.out, shape(name))
+	}
+	return s
+}

@@ -1,0 +1,151 @@
+package vec
+
+import (
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+)
+
+// Half is a 16-bit floating-point format.
+type Half uint8
+
+// Formats. NoHalf marks an absent 16-bit copy.
+const (
+	NoHalf Half = iota
+	BF16        // bfloat16
+	F16         // IEEE binary16
+)
+
+// Narrow rounds float32 to 16 bits, to nearest even; NaN stay NaN.
+type Narrow struct {
+	To  Half
+	Src []float32
+	Dst []uint16
+}
+
+// Run converts.
+func (k *Narrow) Run(p *pool.Pool) error {
+	c := check{op: "narrow"}
+	c.half("To", k.To)
+	c.size1("Dst", "that of Src", len(k.Dst), len(k.Src))
+	if c.err == nil {
+		run(p, tasks(len(k.Src), grain), k)
+	}
+	return c.err
+}
+
+// half refuses what is not a 16-bit format.
+func (c *check) half(name string, h Half) {
+	if h != BF16 && h != F16 {
+		c.fail("%s is %d, want BF16 (%d) or F16 (%d)", name, h, BF16, F16)
+	}
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *Narrow) RunIndex(i int) {
+	lo, hi := piece(i, grain, len(k.Src))
+	narrow(k.To, k.Dst[lo:hi], k.Src[lo:hi])
+}
+
+// Widen converts 16 bits to float32, exactly.
+type Widen struct {
+	From Half
+	Src  []uint16
+	Dst  []float32
+}
+
+// Run converts.
+func (k *Widen) Run(p *pool.Pool) error {
+	c := check{op: "widen"}
+	c.half("From", k.From)
+	c.size1("Dst", "that of Src", len(k.Dst), len(k.Src))
+	if c.err == nil {
+		run(p, tasks(len(k.Src), grain), k)
+	}
+	return c.err
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *Widen) RunIndex(i int) {
+	lo, hi := piece(i, grain, len(k.Src))
+	widen(k.From, k.Dst[lo:hi], k.Src[lo:hi])
+}
+
+func narrow(h Half, dst []uint16, src []float32) {
+	if m := groups[float32](len(src)); m > 0 {
+		simd.narrow[h-BF16](unsafe.SliceData(dst), ptr(src), m)
+		dst, src = dst[m:], src[m:]
+	}
+	switch h {
+	case BF16:
+		for i, v := range src {
+			dst[i] = num.BF16(v)
+		}
+	case F16:
+		for i, v := range src {
+			dst[i] = num.F16(v)
+		}
+	}
+}
+
+func widen(h Half, dst []float32, src []uint16) {
+	if m := groups[float32](len(src)); m > 0 {
+		simd.widen[h-BF16](ptr(dst), unsafe.SliceData(src), m)
+		dst, src = dst[m:], src[m:]
+	}
+	switch h {
+	case BF16:
+		for i, v := range src {
+			dst[i] = num.FromBF16(v)
+		}
+	case F16:
+		for i, v := range src {
+			dst[i] = num.FromF16(v)
+		}
+	}
+}
+
+// Normal sets Dst[i] to Std times the (First+i)-th standard normal number of a
+// stream (see num.Normal): a parameter's initial values.
+type Normal struct {
+	Dst          []float32
+	Std          float64
+	Seed, Stream uint64
+	First        uint64 // index in the parameter of Dst's first element
+}
+
+// Run fills.
+func (k *Normal) Run(p *pool.Pool) error {
+	run(p, tasks(len(k.Dst), grain), k)
+	return nil
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *Normal) RunIndex(i int) {
+	lo, hi := piece(i, grain, len(k.Dst))
+	num.FillNormal(k.Dst[lo:hi], k.Std, k.Seed, k.Stream, k.First+uint64(lo))
+}
+
+// Uniform sets Dst[i] to a number of the stream, uniform in [-Bound, Bound).
+type Uniform struct {
+	Dst          []float32
+	Bound        float64
+	Seed, Stream uint64
+	First        uint64 // index in the parameter of Dst's first element
+}
+
+// Run fills.
+func (k *Uniform) Run(p *pool.Pool) error {
+	run(p, tasks(len(k.Dst), grain), k)
+	return nil
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *Uniform) RunIndex(i int) {
+	lo, hi := piece(i, grain, len(k.Dst))
+	for j := lo; j < hi; j++ {
+		u := float64(2*num.Uniform(k.Seed, k.Stream, k.First+uint64(j))) - 1
+		k.Dst[j] = float32(float64(k.Bound * u))
+	}
+}

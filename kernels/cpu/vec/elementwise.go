@@ -1,0 +1,209 @@
+package vec
+
+import (
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+)
+
+// Add is Y = A + B, or Y += A + B. Y may be A or B.
+type Add[T num.Float] struct {
+	A, B, Y    []T
+	Accumulate bool
+}
+
+// Run computes the sum.
+func (k *Add[T]) Run(p *pool.Pool) error {
+	c := check{op: "add"}
+	c.size1("B", "that of A", len(k.B), len(k.A))
+	c.size1("Y", "that of A", len(k.Y), len(k.A))
+	if c.err == nil {
+		run(p, tasks(len(k.A), grain), k)
+	}
+	return c.err
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *Add[T]) RunIndex(i int) {
+	lo, hi := piece(i, grain, len(k.A))
+	binary(opAdd, k.Y[lo:hi], k.A[lo:hi], k.B[lo:hi], k.Accumulate)
+}
+
+// Accumulate is Y += X.
+type Accumulate[T num.Float] struct{ X, Y []T }
+
+// Run computes the sum.
+func (k *Accumulate[T]) Run(p *pool.Pool) error {
+	c := check{op: "accumulate"}
+	c.size1("Y", "that of X", len(k.Y), len(k.X))
+	if c.err == nil {
+		run(p, tasks(len(k.X), grain), k)
+	}
+	return c.err
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *Accumulate[T]) RunIndex(i int) {
+	lo, hi := piece(i, grain, len(k.X))
+	binary(opAdd, k.Y[lo:hi], k.Y[lo:hi], k.X[lo:hi], false)
+}
+
+// Sub is Y = A - B, or Y += A - B. Y may be A or B.
+type Sub[T num.Float] struct {
+	A, B, Y    []T
+	Accumulate bool
+}
+
+// Run computes the difference.
+func (k *Sub[T]) Run(p *pool.Pool) error {
+	c := check{op: "sub"}
+	c.size1("B", "that of A", len(k.B), len(k.A))
+	c.size1("Y", "that of A", len(k.Y), len(k.A))
+	if c.err == nil {
+		run(p, tasks(len(k.A), grain), k)
+	}
+	return c.err
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *Sub[T]) RunIndex(i int) {
+	lo, hi := piece(i, grain, len(k.A))
+	binary(opSub, k.Y[lo:hi], k.A[lo:hi], k.B[lo:hi], k.Accumulate)
+}
+
+// Mul is the elementwise product Y = A·B, or Y += A·B. Y may be A or B.
+type Mul[T num.Float] struct {
+	A, B, Y    []T
+	Accumulate bool
+}
+
+// Run computes the product.
+func (k *Mul[T]) Run(p *pool.Pool) error {
+	c := check{op: "mul"}
+	c.size1("B", "that of A", len(k.B), len(k.A))
+	c.size1("Y", "that of A", len(k.Y), len(k.A))
+	if c.err == nil {
+		run(p, tasks(len(k.A), grain), k)
+	}
+	return c.err
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *Mul[T]) RunIndex(i int) {
+	lo, hi := piece(i, grain, len(k.A))
+	binary(opMul, k.Y[lo:hi], k.A[lo:hi], k.B[lo:hi], k.Accumulate)
+}
+
+// Scale is Y = Factor·X, or Y += Factor·X with the product rounded first. Y may
+// be X.
+type Scale[T num.Float] struct {
+	X, Y       []T
+	Factor     T
+	Accumulate bool
+}
+
+// Run computes the product.
+func (k *Scale[T]) Run(p *pool.Pool) error {
+	c := check{op: "scale"}
+	c.size1("Y", "that of X", len(k.Y), len(k.X))
+	if c.err == nil {
+		run(p, tasks(len(k.X), grain), k)
+	}
+	return c.err
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *Scale[T]) RunIndex(i int) {
+	lo, hi := piece(i, grain, len(k.X))
+	scale(k.Y[lo:hi], k.X[lo:hi], k.Factor, k.Accumulate)
+}
+
+// Fill is Y = Value, or Y += Value, for every element.
+type Fill[T num.Float] struct {
+	Y          []T
+	Value      T
+	Accumulate bool
+}
+
+// Run fills.
+func (k *Fill[T]) Run(p *pool.Pool) error {
+	run(p, tasks(len(k.Y), grain), k)
+	return nil
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *Fill[T]) RunIndex(i int) {
+	lo, hi := piece(i, grain, len(k.Y))
+	fill(k.Y[lo:hi], k.Value, k.Accumulate)
+}
+
+// Copy copies Src to Dst, bytes of any type; the two may not overlap.
+type Copy struct{ Dst, Src []byte }
+
+const copyGrain = 1 << 18 // bytes
+
+// Run copies.
+func (k *Copy) Run(p *pool.Pool) error {
+	c := check{op: "copy"}
+	c.size1("Dst", "that of Src", len(k.Dst), len(k.Src))
+	if c.err == nil {
+		run(p, tasks(len(k.Src), copyGrain), k)
+	}
+	return c.err
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *Copy) RunIndex(i int) {
+	lo, hi := piece(i, copyGrain, len(k.Src))
+	copy(k.Dst[lo:hi], k.Src[lo:hi])
+}
+
+const (
+	opAdd = iota
+	opSub
+	opMul
+)
+
+func binary[T num.Float](op int, y, a, b []T, acc bool) {
+	if m := groups[T](len(y)); m > 0 {
+		simd.binary[op][index(acc)](ptr(y), ptr(a), ptr(b), m)
+		y, a, b = y[m:], a[m:], b[m:]
+	}
+	switch op {
+	case opAdd:
+		for i := range y {
+			set(&y[i], a[i]+b[i], acc)
+		}
+	case opSub:
+		for i := range y {
+			set(&y[i], a[i]-b[i], acc)
+		}
+	case opMul:
+		for i := range y {
+			set(&y[i], T(a[i]*b[i]), acc)
+		}
+	}
+}
+
+func scale[T num.Float](y, x []T, f T, acc bool) {
+	if m := groups[T](len(y)); m > 0 {
+		simd.scale[index(acc)](ptr(y), ptr(x), m, float32(f))
+		y, x = y[m:], x[m:]
+	}
+	for i := range y {
+		set(&y[i], T(f*x[i]), acc)
+	}
+}
+
+func fill[T num.Float](y []T, v T, acc bool) {
+	if !acc && v == 0 && 1/v > 0 {
+		clear(y)
+		return
+	}
+	if m := groups[T](len(y)); m > 0 {
+		simd.fill[index(acc)](ptr(y), m, float32(v))
+		y = y[m:]
+	}
+	for i := range y {
+		set(&y[i], v, acc)
+	}
+}

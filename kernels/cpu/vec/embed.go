@@ -1,0 +1,100 @@
+package vec
+
+import (
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+)
+
+// Embed is Y[n] = Table[Tokens[n]].
+type Embed[T num.Float] struct {
+	N, V, C int
+	Tokens  []int32 // (N), in [0, V)
+	Table   []T     // (V, C)
+	Y       []T     // (N, C)
+}
+
+// Run copies the rows.
+func (k *Embed[T]) Run(p *pool.Pool) error {
+	c := check{op: "embed"}
+	c.dim("N", k.N)
+	c.dim("V", k.V)
+	c.dim("C", k.C)
+	c.size2("Table", "(V, C)", len(k.Table), k.V, k.C)
+	c.size2("Y", "(N, C)", len(k.Y), k.N, k.C)
+	c.tokens(k.Tokens, k.N, k.V)
+	if c.err == nil {
+		run(p, tasks(k.N, rowGrain(k.C)), k)
+	}
+	return c.err
+}
+
+// tokens refuses tokens outside [0, v).
+func (c *check) tokens(t []int32, n, v int) {
+	c.size1("Tokens", "N", len(t), n)
+	if c.err != nil {
+		return
+	}
+	for i, x := range t {
+		if x < 0 || int(x) >= v {
+			c.fail("Tokens[%d] is %d, want in [0, V = %d)", i, x, v)
+			return
+		}
+	}
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *Embed[T]) RunIndex(i int) {
+	lo, hi := piece(i, rowGrain(k.C), k.N)
+	for n := lo; n < hi; n++ {
+		t := int(k.Tokens[n])
+		copy(k.Y[n*k.C:(n+1)*k.C], k.Table[t*k.C:(t+1)*k.C])
+	}
+}
+
+// EmbedGrad is DTable[v] = Σ DY[n] over the rows n whose token is v, in
+// increasing order from 0 or, with Accumulate, from the old value. Tasks own
+// columns, so that no two write the same element.
+type EmbedGrad[T num.Float] struct {
+	N, V, C    int
+	Tokens     []int32 // (N), in [0, V)
+	DY         []T     // (N, C)
+	DTable     []T     // (V, C)
+	Accumulate bool
+
+	zero Fill[T]
+}
+
+// Run computes the sums.
+func (k *EmbedGrad[T]) Run(p *pool.Pool) error {
+	c := check{op: "embed gradient"}
+	c.dim("N", k.N)
+	c.dim("V", k.V)
+	c.dim("C", k.C)
+	c.size2("DTable", "(V, C)", len(k.DTable), k.V, k.C)
+	c.size2("DY", "(N, C)", len(k.DY), k.N, k.C)
+	c.tokens(k.Tokens, k.N, k.V)
+	if c.err != nil {
+		return c.err
+	}
+	if !k.Accumulate {
+		k.zero.Y = k.DTable
+		if err := k.zero.Run(p); err != nil {
+			return err
+		}
+	}
+	run(p, tasks(k.C, embedGrain), k)
+	return nil
+}
+
+// embedGrain is the number of columns of one task: rows of the table are touched
+// at random, so a piece of a row should be several cache lines.
+const embedGrain = 128
+
+// RunIndex is a pool.Task's; call Run.
+func (k *EmbedGrad[T]) RunIndex(i int) {
+	lo, hi := piece(i, embedGrain, k.C)
+	for n, t := range k.Tokens {
+		d := k.DTable[int(t)*k.C:][lo:hi]
+		binary(opAdd, d, d, k.DY[n*k.C+lo:n*k.C+hi], false)
+	}
+}

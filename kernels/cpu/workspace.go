@@ -1,0 +1,53 @@
+package cpu
+
+import (
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/attn"
+	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
+	"github.com/spillway-ml/spillway/kernels/cpu/vec"
+)
+
+// headRows is the rows of a chunk of the head's loss: one K-block of the matrix
+// product. More rows would hold more logits; fewer would change dw's bits.
+const headRows = gemm.KC
+
+// workspace is the scratch of an operation in bytes, by the kernels' own
+// account: a function of its shapes and attribute. graph.CPUTarget's Workspace
+// says the same without them. The operation must pass graph.Check.
+func workspace(p *graph.Program, op *graph.Op) int64 {
+	shape := func(id graph.BufID) (rows, cols int) {
+		b := p.Buf(id)
+		cols = int(b.Shape[len(b.Shape)-1])
+		return int(b.Elems()) / cols, cols
+	}
+	switch op.Kind {
+	case graph.Linear, graph.LinearGradX, graph.LinearGradW:
+		return aligned(gemm.Workspace(linearSpec(p, op)))
+	case graph.Attention:
+		return aligned(4 * int64(attn.ForwardWorkspace(attnShape(op.Attr.(graph.AttentionAttr)))))
+	case graph.AttentionGrad:
+		return aligned(4 * int64(attn.BackwardWorkspace(attnShape(op.Attr.(graph.AttentionAttr)))))
+	case graph.Rope:
+		a := op.Attr.(graph.RopeAttr)
+		return aligned(4 * a.Seq * a.HeadDim)
+	case graph.Sum:
+		return aligned(8 * int64(vec.SumWork(int(p.Buf(op.In[0]).Elems()))))
+	case graph.HeadLoss, graph.HeadLossGrad:
+		n, c := shape(op.In[0])
+		v, _ := shape(op.In[1])
+		rows := min(n, headRows)
+		forward, gradX, gradW := headSpecs(rows, c, v, false)
+		product := gemm.Workspace(forward) // a last, smaller chunk needs no more
+		if hasOut(op, 1) {
+			product = max(product, gemm.Workspace(gradX))
+		}
+		if hasOut(op, 2) {
+			product = max(product, gemm.Workspace(gradW))
+		}
+		return aligned(4*int64(rows)*int64(v)) + aligned(4*int64(rows)) + aligned(8*int64(rows)) + aligned(product)
+	}
+	return 0
+}
+
+// hasOut says whether an optional output is there.
+func hasOut(op *graph.Op, i int) bool { return i < len(op.Out) && op.Out[i].Buf != graph.NoBuf }

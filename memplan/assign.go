@@ -1,0 +1,231 @@
+package memplan
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Options of Assign.
+type Options struct {
+	// Align is the alignment of every root buffer's offset in bytes, a power of
+	// two. 0: 256, which serves every vector width and CUDA's own allocations.
+	Align int64
+}
+
+// DefaultAlign is the alignment of buffers where Options says none.
+const DefaultAlign = 256
+
+func (o Options) align() (int64, error) {
+	a := o.Align
+	if a == 0 {
+		a = DefaultAlign
+	}
+	if a < 0 || a&(a-1) != 0 {
+		return 0, fmt.Errorf("memplan.Assign: alignment %d is not a power of two", o.Align)
+	}
+	return a, nil
+}
+
+// Assign gives every root buffer that an operation, or the host between
+// sections, uses a place in the arena of its memory space.
+//
+// A LifeRun buffer holds its bytes all the time. Any other has live ranges (see
+// graph.Trace.LiveRanges), within a run of a section, and two buffers may share
+// bytes only if of any two live ranges, one of each, all uses of one happen
+// before all uses of the other. Loss, GradNorm and Logits keep their bytes from
+// their first use to the end of the section. Buffers of different sections never
+// live at the same time.
+//
+//	sweep    each section's steps in program order, with the ranges that some
+//	         later step does not yet know to be over: which buffers overlap in time
+//	bound    the largest sum of live bytes at a step, over several orders in which
+//	         the streams may really run
+//	place    LifeRun buffers at the bottom, packed; the others one by one, by
+//	         several rankings, each at the lowest or the tightest free place that no
+//	         buffer overlapping it in time covers; the smallest extent wins
+//
+// The lower bound holds for every assignment under these rules: in any order
+// that the streams may run in, two ranges that both have a use at or before
+// step i and one at or after it cannot be one before the other, so all buffers
+// live at i lie apart.
+//
+// A phase that runs 0 times uses nothing.
+//
+// Nothing but a buffer's size enters of its shape: the time is that of the
+// number of operations and buffers. Assign fails on malformed operands and
+// views; it trusts p to pass graph.Verify otherwise.
+func Assign(p *graph.Program, opt Options) (*Layout, error) {
+	align, err := opt.align()
+	if err != nil {
+		return nil, err
+	}
+	a, err := analyse(p)
+	if err != nil {
+		return nil, fmt.Errorf("memplan.Assign: %w", err)
+	}
+	l := &Layout{Offset: make([]int64, len(p.Buffers)), Align: align}
+	for i := range l.Offset {
+		l.Offset[i] = -1
+	}
+	for sp := range graph.NumSpaces {
+		base := int64(0)
+		peak := int64(0)
+		for _, id := range a.resident[sp] {
+			l.Offset[id] = base
+			peak = base + p.Buf(id).Bytes()
+			base = alignUp(peak, align)
+		}
+		off, extent := a.place(sp, align, a.bound[sp].bytes-a.residentBytes[sp])
+		for i, id := range a.spaces[sp].ids {
+			l.Offset[id] = base + off[i]
+		}
+		if extent > 0 {
+			peak = base + extent
+		}
+		l.Spaces[sp] = a.report(sp, peak)
+	}
+	return l, nil
+}
+
+func alignUp(n, align int64) int64 { return (n + align - 1) &^ (align - 1) }
+
+// analysis is what the placement and the report need of a program.
+type analysis struct {
+	p             *graph.Program
+	resident      [graph.NumSpaces][]graph.BufID // used LifeRun buffers
+	residentBytes [graph.NumSpaces]int64
+	spaces        [graph.NumSpaces]timeline
+	sections      []section
+	bound         [graph.NumSpaces]bound
+	classPeak     [graph.NumSpaces][graph.NumClasses]int64
+}
+
+// timeline is the used buffers of one space that are not LifeRun, with what
+// overlaps in time.
+type timeline struct {
+	ids   []graph.BufID
+	first []int64 // by index into ids: first and last step over all sections laid end to end
+	last  []int64
+	clash bitMatrix
+}
+
+func analyse(p *graph.Program) (*analysis, error) {
+	regions, err := graph.NewRegions(p)
+	if err != nil {
+		return nil, err
+	}
+	a := &analysis{p: p}
+	used := make([]bool, len(p.Buffers))
+	for i := range p.Sections {
+		t, err := graph.NewTrace(p, regions, &p.Sections[i])
+		if err != nil {
+			return nil, err
+		}
+		for step := range t.Steps {
+			graph.Effects(t.Op(step), func(e graph.Effect) { used[regions.Of[e.Buf].Root] = true })
+		}
+		a.sections = append(a.sections, newSection(p, t))
+	}
+	for _, id := range p.HostBuffers() {
+		used[regions.Of[id].Root] = true
+	}
+	index := make([]int32, len(p.Buffers)) // by BufID: index into its space's timeline
+	for id := range p.Buffers {
+		b := &p.Buffers[id]
+		sp := &a.spaces[b.Space]
+		switch {
+		case !used[id]:
+		case b.Life == graph.LifeRun:
+			a.resident[b.Space] = append(a.resident[b.Space], graph.BufID(id))
+			a.residentBytes[b.Space] += b.Bytes()
+		default:
+			index[id] = int32(len(sp.ids))
+			sp.ids = append(sp.ids, graph.BufID(id))
+		}
+	}
+	for s := range a.spaces {
+		sp := &a.spaces[s]
+		sp.clash = newBitMatrix(len(sp.ids))
+		sp.first = make([]int64, len(sp.ids))
+		sp.last = make([]int64, len(sp.ids))
+		for i := range sp.first {
+			sp.first[i], sp.last[i] = -1, -1
+		}
+	}
+	base := int64(0)
+	for i := range a.sections {
+		sec := &a.sections[i]
+		sec.sweep(func(x, y graph.BufID) {
+			if s := p.Buf(x).Space; s == p.Buf(y).Space {
+				a.spaces[s].clash.set(index[x], index[y])
+			}
+		})
+		for i, r := range sec.ranges {
+			sp, k := &a.spaces[p.Buf(r.Buf).Space], index[r.Buf]
+			if sp.first[k] < 0 {
+				sp.first[k] = base + int64(r.Steps[0])
+			}
+			sp.last[k] = max(sp.last[k], base+int64(sec.lastStep(int32(i))))
+		}
+		base += int64(len(sec.trace.Steps))
+	}
+	a.findBounds()
+	return a, nil
+}
+
+// report fills the use of one space. Live bytes at the peak are counted by
+// class; what of the extent is not live then (holes, alignment) is padding, as
+// is every buffer's own padding.
+func (a *analysis) report(sp graph.Space, peak int64) SpaceUse {
+	b := a.bound[sp]
+	u := SpaceUse{Peak: peak, LowerBound: b.bytes, ClassPeak: a.classPeak[sp]}
+	if peak == 0 {
+		return u
+	}
+	u.Live = append(u.Live, a.resident[sp]...)
+	if b.section >= 0 {
+		sec := &a.sections[b.section]
+		u.PeakAt = sec.trace.Label(sec.orders[b.order].step[b.pos])
+		sec.eachLife(b.order, func(id graph.BufID, from, to int32) {
+			if a.p.Buf(id).Space == sp && int(from) <= b.pos && b.pos <= int(to) {
+				u.Live = append(u.Live, id)
+			}
+		})
+	}
+	slices.SortStableFunc(u.Live, func(x, y graph.BufID) int {
+		if c := cmp.Compare(a.p.Buf(y).Bytes(), a.p.Buf(x).Bytes()); c != 0 {
+			return c
+		}
+		return cmp.Compare(x, y)
+	})
+	rest := peak
+	for _, id := range u.Live {
+		buf := a.p.Buf(id)
+		u.ByClass[buf.Class] += buf.Bytes() - buf.Pad
+		rest -= buf.Bytes() - buf.Pad
+	}
+	u.ByClass[graph.Padding] += rest
+	u.ClassPeak[graph.Padding] = max(u.ClassPeak[graph.Padding], u.ByClass[graph.Padding])
+	return u
+}
+
+// bitMatrix is a symmetric relation on 0 … n−1.
+type bitMatrix struct {
+	words int
+	bits  []uint64
+}
+
+func newBitMatrix(n int) bitMatrix {
+	w := (n + 63) / 64
+	return bitMatrix{w, make([]uint64, n*w)}
+}
+
+func (m *bitMatrix) set(i, j int32) {
+	m.bits[int(i)*m.words+int(j>>6)] |= 1 << (j & 63)
+	m.bits[int(j)*m.words+int(i>>6)] |= 1 << (i & 63)
+}
+
+func (m *bitMatrix) row(i int32) []uint64 { return m.bits[int(i)*m.words : (int(i)+1)*m.words] }

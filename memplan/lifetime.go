@@ -1,0 +1,296 @@
+package memplan
+
+import (
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// section is one section's live ranges, and orders in which its steps may run.
+type section struct {
+	trace  *graph.Trace
+	ranges []graph.LiveRange
+	// By range and stream: the last use on the stream (−1 none), and the latest
+	// step of the stream that has finished before any use of the range starts.
+	last, known [][graph.NumStreams]int32
+	orders      []order
+}
+
+// order is a sequence in which the streams may run the steps one at a time.
+type order struct {
+	step []int   // by position
+	pos  []int32 // by step
+}
+
+func newSection(p *graph.Program, t *graph.Trace) section {
+	s := section{trace: t, ranges: t.LiveRanges()}
+	s.last = make([][graph.NumStreams]int32, len(s.ranges))
+	s.known = make([][graph.NumStreams]int32, len(s.ranges))
+	for i, r := range s.ranges {
+		last, known := &s.last[i], &s.known[i]
+		for st := range last {
+			last[st], known[st] = -1, int32(len(t.Steps))
+		}
+		for _, step := range r.Steps {
+			st := t.Op(int(step)).Stream
+			if last[st] < 0 { // later uses on a stream know at least as much
+				for u := range known {
+					known[u] = min(known[u], int32(t.Known(int(step), graph.StreamID(u))))
+				}
+			}
+			last[st] = step
+		}
+		if r.Kept { // nothing is after it
+			last[graph.Compute] = int32(len(t.Steps))
+		}
+	}
+	s.orders = orders(t)
+	return s
+}
+
+// lastStep returns the last step in program order at which range r is live.
+func (s *section) lastStep(r int32) int {
+	if s.ranges[r].Kept {
+		return len(s.trace.Steps) - 1
+	}
+	return int(s.ranges[r].Steps[len(s.ranges[r].Steps)-1])
+}
+
+// before says whether all uses of range x happen before all uses of range y.
+func (s *section) before(x, y int32) bool {
+	last, known := &s.last[x], &s.known[y]
+	for st := range last {
+		if last[st] > known[st] {
+			return false
+		}
+	}
+	return true
+}
+
+// sweep calls clash for each pair of different buffers that have overlapping
+// live ranges. It goes through the ranges by their first steps and keeps those
+// that some step still to come does not know to be over.
+func (s *section) sweep(clash func(x, y graph.BufID)) {
+	n := len(s.trace.Steps)
+	// sure[i] has, by stream, the last step that every step from i on, of those
+	// that use a buffer, knows to have finished. A stream's steps know more and
+	// more, so its next one decides.
+	sure := make([][graph.NumStreams]int32, n+1)
+	var next [graph.NumStreams]int
+	for st := range next {
+		next[st] = -1
+		sure[n][st] = int32(n)
+	}
+	for i := n - 1; i >= 0; i-- {
+		if usesAny(s.trace.Op(i)) {
+			next[s.trace.Op(i).Stream] = i
+		}
+		for u := range sure[i] {
+			sure[i][u] = int32(n)
+			for _, j := range next {
+				if j >= 0 {
+					sure[i][u] = min(sure[i][u], int32(s.trace.Known(j, graph.StreamID(u))))
+				}
+			}
+		}
+	}
+	byStart := make([]int32, len(s.ranges))
+	for i := range byStart {
+		byStart[i] = int32(i)
+	}
+	slices.SortStableFunc(byStart, func(x, y int32) int { return int(s.ranges[x].Steps[0]) - int(s.ranges[y].Steps[0]) })
+	type openRange struct {
+		r, last int32 // the range and its last step
+		buf     graph.BufID
+	}
+	var open [graph.NumSpaces][]openRange
+	p := s.trace.Program()
+	for _, y := range byStart {
+		start := s.ranges[y].Steps[0]
+		buf := s.ranges[y].Buf
+		space := p.Buf(buf).Space
+		list := open[space]
+		keep := list[:0]
+		for _, x := range list {
+			if x.last < start {
+				over := true
+				for st, j := range s.last[x.r] {
+					over = over && j <= sure[start][st]
+				}
+				if over {
+					continue
+				}
+			}
+			keep = append(keep, x)
+			if x.buf != buf && (x.last >= start || !s.before(x.r, y)) {
+				clash(x.buf, buf)
+			}
+		}
+		open[space] = append(keep, openRange{y, int32(s.lastStep(y)), buf})
+	}
+}
+
+func usesAny(op *graph.Op) bool {
+	any := false
+	graph.Effects(op, func(graph.Effect) { any = true })
+	return any
+}
+
+// orders returns program order and, where there are several streams, orders
+// that run one of them as early or as late as the events allow: a stream that
+// runs ahead holds more.
+func orders(t *graph.Trace) []order {
+	n := len(t.Steps)
+	var queue [graph.NumStreams][]int32
+	var streams []graph.StreamID
+	for i := range n {
+		st := t.Op(i).Stream
+		if len(queue[st]) == 0 {
+			streams = append(streams, st)
+		}
+		queue[st] = append(queue[st], int32(i))
+	}
+	// run returns the order that always takes, of the streams' next steps that are
+	// free to start, the one of the lowest rank, and of those the first.
+	run := func(rank func(graph.StreamID) int) order {
+		o := order{step: make([]int, 0, n), pos: make([]int32, n)}
+		var head [graph.NumStreams]int
+		var done [graph.NumStreams]int32
+		for st := range done {
+			done[st] = -1
+		}
+		for len(o.step) < n {
+			best, bestRank := -1, 0
+			for _, st := range streams {
+				if head[st] == len(queue[st]) {
+					continue
+				}
+				i := int(queue[st][head[st]])
+				free := true
+				for u := range done {
+					free = free && int32(t.Known(i, graph.StreamID(u))) <= done[u]
+				}
+				if r := rank(st); free && (best < 0 || r < bestRank || r == bestRank && i < best) {
+					best, bestRank = i, r
+				}
+			}
+			st := t.Op(best).Stream
+			o.pos[best] = int32(len(o.step))
+			o.step = append(o.step, best)
+			done[st] = int32(best)
+			head[st]++
+		}
+		return o
+	}
+	list := []order{run(func(graph.StreamID) int { return 0 })}
+	if len(streams) == 1 {
+		return list
+	}
+	for _, first := range streams {
+		for _, r := range []int{-1, 1} {
+			list = append(list, run(func(st graph.StreamID) int {
+				if st == first {
+					return r
+				}
+				return 0
+			}))
+		}
+	}
+	return list
+}
+
+// eachLife calls visit with the positions, in the given order, from the first
+// to the last use of each live range. Ranges of one buffer that overlap there
+// come as one.
+func (s *section) eachLife(o int, visit func(id graph.BufID, from, to int32)) {
+	pos := s.orders[o].pos
+	var lives [][2]int32
+	for i := 0; i < len(s.ranges); {
+		id := s.ranges[i].Buf
+		lives = lives[:0]
+		for ; i < len(s.ranges) && s.ranges[i].Buf == id; i++ {
+			from, to := int32(len(pos)), int32(-1)
+			for _, step := range s.ranges[i].Steps {
+				from, to = min(from, pos[step]), max(to, pos[step])
+			}
+			if s.ranges[i].Kept {
+				to = int32(len(pos)) - 1
+			}
+			lives = append(lives, [2]int32{from, to})
+		}
+		slices.SortFunc(lives, func(a, b [2]int32) int { return int(a[0] - b[0]) })
+		cur := lives[0]
+		for _, l := range lives[1:] {
+			if l[0] <= cur[1] {
+				cur[1] = max(cur[1], l[1])
+				continue
+			}
+			visit(id, cur[0], cur[1])
+			cur = l
+		}
+		visit(id, cur[0], cur[1])
+	}
+}
+
+// bound is the largest sum of live bytes of a space, and where it is: a position
+// in an order of a section, −1 for no section where nothing runs.
+type bound struct {
+	bytes               int64
+	section, order, pos int
+}
+
+// findBounds sums live bytes by space and class at every step of every order.
+func (a *analysis) findBounds() {
+	type sums [graph.NumSpaces][graph.NumClasses]int64
+	var resident sums
+	add := func(s *sums, id graph.BufID, sign int64) {
+		b := a.p.Buf(id)
+		s[b.Space][b.Class] += sign * (b.Bytes() - b.Pad)
+		s[b.Space][graph.Padding] += sign * b.Pad
+	}
+	for _, ids := range a.resident {
+		for _, id := range ids {
+			add(&resident, id, 1)
+		}
+	}
+	a.classPeak = resident
+	for sp := range a.bound { // of a program that runs nothing
+		a.bound[sp] = bound{a.residentBytes[sp], -1, 0, 0}
+	}
+	var starts, ends [][]graph.BufID
+	for si := range a.sections {
+		sec := &a.sections[si]
+		n := len(sec.trace.Steps)
+		for len(starts) < n {
+			starts, ends = append(starts, nil), append(ends, nil)
+		}
+		for oi := range sec.orders {
+			for i := range n {
+				starts[i], ends[i] = starts[i][:0], ends[i][:0]
+			}
+			sec.eachLife(oi, func(id graph.BufID, from, to int32) {
+				starts[from] = append(starts[from], id)
+				ends[to] = append(ends[to], id)
+			})
+			now := resident
+			for pos := range n {
+				for _, id := range starts[pos] {
+					add(&now, id, 1)
+				}
+				for sp := range now {
+					total := int64(0)
+					for c, bytes := range now[sp] {
+						total += bytes
+						a.classPeak[sp][c] = max(a.classPeak[sp][c], bytes)
+					}
+					if total > a.bound[sp].bytes || a.bound[sp].section < 0 {
+						a.bound[sp] = bound{total, si, oi, pos}
+					}
+				}
+				for _, id := range ends[pos] {
+					add(&now, id, -1)
+				}
+			}
+		}
+	}
+}

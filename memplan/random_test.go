@@ -1,0 +1,192 @@
+package memplan
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// drawProgram returns a random program that Verify accepts: a few phases over
+// several streams, with collectives, views, workspaces and all lifetimes. Events
+// come from graph.Synchronize and barriers; then some are taken away, where
+// Verify lets them.
+func drawProgram(t *rapid.T) *graph.Program {
+	s := newSynth(rapid.IntRange(1, 3).Draw(t, "ranks"))
+	p := s.p
+	ranks := int64(p.Mesh[0].Size)
+	pick := func(what string, lo, hi int) int { return rapid.IntRange(lo, hi).Draw(t, what) }
+	f32 := func(name string, elems int64, life graph.Life, view *graph.View) graph.BufID {
+		class := graph.Activations
+		if life == graph.LifeRun {
+			class = graph.Inputs // filled by the host
+		}
+		return p.AddBuffer(graph.Buffer{Name: name, DType: graph.F32, Shape: []int64{elems}, Class: class, Life: life, Unit: -1, View: view})
+	}
+	var whole, own []graph.BufID
+	for i := range pick("buffers", 2, 8) {
+		part := int64(16 * pick("size", 1, 9))
+		life := graph.Life(pick("life", 0, 2))
+		w := f32(fmt.Sprintf("b%d", i), part*ranks, life, nil)
+		whole = append(whole, w)
+		own = append(own, f32(fmt.Sprintf("b%d/own", i), part, life, &graph.View{Base: w, RankStride: part * 4}))
+	}
+	for i := range pick("phases", 1, 3) {
+		if i > 0 || rapid.Bool().Draw(t, "barrier") {
+			s.barrier(fmt.Sprintf("start%d", i))
+		}
+		filled := map[graph.BufID]bool{}
+		for k := range pick("ops", 1, 10) {
+			stream := graph.StreamID(pick("stream", 0, 2))
+			a, b := whole[pick("a", 0, len(whole)-1)], whole[pick("b", 0, len(whole)-1)]
+			kind := pick("kind", 0, 4)
+			name := fmt.Sprintf("op%d", k)
+			readable := p.Buf(a).Life == graph.LifeRun || filled[a]
+			switch {
+			case kind == 0 && ranks > 1 && readable:
+				s.op(graph.Comm, name, ins(own[slices.Index(whole, a)]), w(a))
+				s.ops[len(s.ops)-1].Kind, s.ops[len(s.ops)-1].Attr = graph.AllGather, graph.GroupAttr{}
+			case kind == 1 && readable && a != b && p.Buf(a).Elems() == p.Buf(b).Elems():
+				s.op(stream, name, ins(a), w(b))
+				filled[b] = true
+			case kind == 2 && readable:
+				s.op(stream, name, ins(a), graph.Out{Buf: a, Mode: graph.ReadWrite})
+				s.ops[len(s.ops)-1].Kind, s.ops[len(s.ops)-1].Attr = graph.Scale, graph.ScaleAttr{Factor: 2}
+			default:
+				s.op(stream, name, nil, w(a))
+				s.ops[len(s.ops)-1].Kind, s.ops[len(s.ops)-1].Attr = graph.Fill, graph.FillAttr{}
+				filled[a] = true
+			}
+			if pick("work", 0, 3) == 0 {
+				s.work(int64(pick("work bytes", 1, 500)))
+			}
+		}
+		s.phase([]string{"step", "eval"}[i/2], fmt.Sprintf("p%d", i), pick("repeat", 0, 3), nil)
+	}
+	require.NoError(t, graph.Verify(p))
+	for range pick("removals", 0, 4) {
+		q := p.Clone()
+		if removeWait(q, pick("wait", 0, 200)) && graph.Verify(q) == nil {
+			p = q
+		}
+	}
+	return p
+}
+
+// removeWait takes one of the program's waits away, the k-th in a circle.
+func removeWait(p *graph.Program, k int) bool {
+	var at []*[]graph.EventID
+	var index []int
+	for i := range p.Sections {
+		for j := range p.Sections[i].Phases {
+			ops := p.Sections[i].Phases[j].Ops
+			for o := range ops {
+				for n := range ops[o].Wait {
+					at, index = append(at, &ops[o].Wait), append(index, n)
+				}
+			}
+		}
+	}
+	if len(at) == 0 {
+		return false
+	}
+	k %= len(at)
+	*at[k] = slices.Delete(*at[k], index[k], index[k]+1)
+	return true
+}
+
+// TestRandom: what Verify accepts, Assign plans and Check agrees with; the plan
+// lies between the bound and having no reuse at all, and is the same each time.
+func TestRandom(t *testing.T) {
+	shared, removed := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		p := drawProgram(t)
+		align := int64(1) << rapid.IntRange(0, 9).Draw(t, "align")
+		l, err := Assign(p, Options{Align: align})
+		require.NoError(t, err)
+		require.NoError(t, Check(p, l))
+		again, err := Assign(p, Options{Align: align})
+		require.NoError(t, err)
+		require.Equal(t, l, again)
+		for sp, u := range l.Spaces {
+			require.GreaterOrEqual(t, u.Peak, u.LowerBound)
+			all, live := int64(0), int64(0)
+			for id, off := range l.Offset {
+				if off >= 0 && p.Buffers[id].Space == graph.Space(sp) {
+					all += alignUp(p.Buffers[id].Bytes(), align)
+				}
+			}
+			require.LessOrEqual(t, u.Peak, all)
+			for _, id := range u.Live {
+				live += p.Buf(id).Bytes()
+			}
+			require.Equal(t, u.LowerBound, live)
+			if u.Peak < all-align {
+				shared++
+			}
+		}
+		// Without one of its waits, the layout is refused or the program is unsound,
+		// or the wait was not needed.
+		q := p.Clone()
+		if !removeWait(q, rapid.IntRange(0, 200).Draw(t, "wait")) || graph.Verify(q) != nil {
+			return
+		}
+		m, err := Assign(q, Options{Align: align})
+		require.NoError(t, err)
+		require.NoError(t, Check(q, m))
+		if Check(q, l) != nil {
+			removed++
+			require.NotEqual(t, l, m)
+		}
+	})
+	require.NotZero(t, shared, "no two buffers shared bytes")
+	t.Logf("in %d programs a wait ordered nothing but the reuse of bytes", removed)
+}
+
+// TestBoundIsTrue compares the bound with the best of all assignments, on
+// programs of a few buffers: every order of placing each at its lowest place,
+// which contains an optimal one.
+func TestBoundIsTrue(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := drawProgram(t)
+		l, err := Assign(p, Options{Align: 1})
+		require.NoError(t, err)
+		a, err := analyse(p)
+		require.NoError(t, err)
+		tl := &a.spaces[graph.Device]
+		n := len(tl.ids)
+		if n > 7 {
+			t.Skip("too many orders")
+		}
+		best := int64(-1)
+		pl := &placer{tl: tl, align: 1}
+		for _, id := range tl.ids {
+			pl.size = append(pl.size, p.Buf(id).Bytes())
+		}
+		rank := make([]int32, 0, n)
+		var try func()
+		try = func() {
+			if len(rank) == n {
+				if _, extent := pl.run(rank, false, -1); best < 0 || extent < best {
+					best = extent
+				}
+				return
+			}
+			for i := range int32(n) {
+				if !slices.Contains(rank, i) {
+					rank = append(rank, i)
+					try()
+					rank = rank[:len(rank)-1]
+				}
+			}
+		}
+		try()
+		best += a.residentBytes[graph.Device]
+		require.LessOrEqual(t, l.Spaces[graph.Device].LowerBound, best)
+		require.LessOrEqual(t, best, l.Spaces[graph.Device].Peak)
+	})
+}

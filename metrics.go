@@ -1,0 +1,112 @@
+package spillway
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// MetricsWriter writes a run's JSON lines, one object a line, each flushed.
+type MetricsWriter struct{ w io.WriteCloser }
+
+// OpenMetrics creates the file and its folder; appending keeps what is there.
+func OpenMetrics(path string, appending bool) (*MetricsWriter, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("--metrics: %w", err)
+	}
+	mode := os.O_CREATE | os.O_WRONLY | os.O_TRUNC
+	if appending {
+		mode = os.O_CREATE | os.O_WRONLY | os.O_APPEND
+	}
+	f, err := os.OpenFile(path, mode, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("--metrics: %w", err)
+	}
+	return &MetricsWriter{f}, nil
+}
+
+// number is a JSON number as the shortest decimal that round-trips the type;
+// null where it is not finite.
+func number(v float64, bits int) json.RawMessage {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return json.RawMessage("null")
+	}
+	return json.RawMessage(strconv.FormatFloat(v, 'g', -1, bits))
+}
+
+type stepLine struct {
+	Step          int             `json:"step"`
+	Loss          json.RawMessage `json:"loss"`
+	LR            json.RawMessage `json:"lr"`
+	GradNorm      json.RawMessage `json:"grad_norm"`
+	LossScale     json.RawMessage `json:"loss_scale"`
+	Skipped       bool            `json:"skipped"`
+	Seconds       json.RawMessage `json:"seconds"`
+	TokensPerS    json.RawMessage `json:"tokens_per_s"`
+	DevicePeak    []int64         `json:"device_peak_bytes"`
+	DevicePlanned []int64         `json:"device_planned_bytes"`
+	HostPeak      []int64         `json:"host_peak_bytes"`
+	HostPlanned   []int64         `json:"host_planned_bytes"`
+	DiskPeak      []int64         `json:"disk_peak_bytes"`
+	DiskPlanned   []int64         `json:"disk_planned_bytes"`
+	CommBytes     int64           `json:"comm_bytes"`
+	DiskRead      int64           `json:"disk_read_bytes"`
+	DiskWritten   int64           `json:"disk_written_bytes"`
+}
+
+// Step writes a step's line, and its evaluation's where it has one.
+func (m *MetricsWriter) Step(r StepResult) error {
+	err := m.line(stepLine{
+		Step: r.Step, Loss: number(float64(r.Loss), 32), LR: number(r.LR, 64), GradNorm: number(r.GradNorm, 64), LossScale: number(r.LossScale, 64),
+		Skipped: r.Skipped, Seconds: number(r.Seconds, 64), TokensPerS: number(r.TokensPerS, 64),
+		DevicePeak: r.Peak[graph.Device], DevicePlanned: r.Planned[graph.Device],
+		HostPeak: r.Peak[graph.Host], HostPlanned: r.Planned[graph.Host],
+		DiskPeak: r.Peak[graph.Disk], DiskPlanned: r.Planned[graph.Disk],
+		CommBytes: r.CommBytes, DiskRead: r.DiskRead, DiskWritten: r.DiskWritten,
+	})
+	if err != nil || r.Eval == nil {
+		return err
+	}
+	return m.line(struct {
+		Event   string          `json:"event"`
+		Step    int             `json:"step"`
+		Loss    json.RawMessage `json:"loss"`
+		Targets int64           `json:"targets"`
+		Seconds json.RawMessage `json:"seconds"`
+	}{"eval", r.Eval.Step, number(float64(r.Eval.Loss), 32), r.Eval.Targets, number(r.Eval.Seconds, 64)})
+}
+
+// Done writes the last line.
+func (m *MetricsWriter) Done(step int, paramsSHA256 string) error {
+	return m.line(struct {
+		Event  string `json:"event"`
+		Step   int    `json:"step"`
+		SHA256 string `json:"params_sha256"`
+	}{"done", step, paramsSHA256})
+}
+
+func (m *MetricsWriter) line(v any) error {
+	text, err := json.Marshal(v)
+	if err == nil {
+		_, err = m.w.Write(append(text, '\n'))
+	}
+	if err != nil {
+		return fmt.Errorf("--metrics: %w", err)
+	}
+	return nil
+}
+
+// Close closes the file.
+func (m *MetricsWriter) Close() error {
+	if m == nil {
+		return nil
+	}
+	return errors.Join(m.w.Close())
+}

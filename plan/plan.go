@@ -1,0 +1,340 @@
+// Package plan turns a model's forward programs and a Config into a Plan: the
+// program that every rank runs, and where each of its buffers lies. It needs no
+// device, no weights and no data.
+package plan
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spillway-ml/spillway/fsdp"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/recompute"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+// Forward holds a model's forward programs, each with one section of one phase,
+// over the same parameters. Eval and Generate may be nil.
+type Forward struct {
+	Train, Eval, Generate *graph.Program
+}
+
+// Config is what shapes a run's program and memory.
+type Config struct {
+	Ranks        int        // world size
+	Stage        zero.Stage // ZeRO stage over all ranks
+	Accum        int        // micro-steps a step
+	Reproducible bool       // stages 0 and 1 reduce every micro-step, so that all stages agree bit for bit
+	Prefetch     int        // units gathered ahead of their use at stage 3
+	Recompute    recompute.Options
+	Freeze       []string // patterns of parameters that are not trained
+	Optimizer    zero.Optimizer
+	Clip         float64 // largest global gradient norm, 0: off
+	Target       graph.Target
+
+	Precision precision.Precision
+	Reduce32  bool // gradients of a 16-bit precision travel and rest in fp32
+	// ShardSize is how many ranks share the states (HSDP): ranks are a mesh of
+	// Ranks/ShardSize replicas by ShardSize shards, neighbours in one shard group.
+	// 0: all ranks.
+	ShardSize int
+
+	// Capacity caps each memory space of a rank, in bytes; 0: no cap.
+	Capacity [graph.NumSpaces]int64
+	// Outside is what the process needs of each space outside the arena: it
+	// counts against the capacity.
+	Outside [graph.NumSpaces]int64
+	// Verify runs graph.Verify after every pass (tests always do).
+	Verify bool
+}
+
+// Validate refuses values out of range.
+func (c Config) Validate() error {
+	switch {
+	case c.Ranks < 1:
+		return fmt.Errorf("ranks: %d; at least 1 is needed", c.Ranks)
+	case c.Accum < 1:
+		return fmt.Errorf("accum: %d; at least 1 micro-step is needed", c.Accum)
+	case c.Prefetch < 0:
+		return fmt.Errorf("prefetch: %d is negative; 0 gathers a unit when it is needed, 1 one unit ahead", c.Prefetch)
+	case !(c.Clip >= 0):
+		return fmt.Errorf("clip: %g is negative or not a number; 0 turns clipping off", c.Clip)
+	}
+	if err := c.validateMesh(); err != nil {
+		return err
+	}
+	for s, v := range c.Capacity {
+		if v < 0 {
+			return fmt.Errorf("%s memory cap: %d bytes is negative", graph.Space(s), v)
+		}
+		if c.Outside[s] < 0 {
+			return fmt.Errorf("%s memory outside the arena: %d bytes is negative", graph.Space(s), c.Outside[s])
+		}
+	}
+	if _, err := zero.ParseStage(int(c.Stage)); err != nil {
+		return err
+	}
+	return c.Optimizer.Validate()
+}
+
+// Plan is what a run does and the memory that it takes, exactly.
+type Plan struct {
+	Config  Config
+	Program *graph.Program
+	Layout  *memplan.Layout
+
+	// CommBytes is what a rank sends in a step, ring-equivalent: for a gather or
+	// a scatter the padded buffer · (N−1)/N, twice that for an all-reduce;
+	// scalars and exact accumulators are left out.
+	CommBytes int64
+}
+
+// Build runs the passes in order and plans the memory. It does not look at the
+// capacities: Fit does.
+func Build(fwd Forward, cfg Config) (*Plan, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	st := &state{cfg: cfg, fwd: fwd}
+	for _, ps := range passes {
+		if err := ps.run(st); err != nil {
+			return nil, fmt.Errorf("plan: %s: %w", ps.name, err)
+		}
+		if cfg.Verify && st.p != nil && ps.verified {
+			if err := graph.Verify(st.p); err != nil {
+				return nil, fmt.Errorf("plan: after %s: %w", ps.name, err)
+			}
+		}
+	}
+	layout, err := memplan.Assign(st.p, memplan.Options{Align: cfg.Target.Align})
+	if err != nil {
+		return nil, fmt.Errorf("plan: memory: %w", err)
+	}
+	return &Plan{Config: cfg, Program: st.p, Layout: layout, CommBytes: CommBytes(st.p)}, nil
+}
+
+// DoesNotFit is the refusal of a plan over a capacity.
+type DoesNotFit struct {
+	Space    graph.Space
+	Peak     int64  // bytes planned
+	Outside  int64  // bytes that the process needs beside them
+	Capacity int64  // bytes allowed
+	At       string // section/phase/operation of the peak
+	Largest  string // largest classes there, for a person
+}
+
+func (e *DoesNotFit) Error() string {
+	outside := ""
+	if e.Outside > 0 {
+		outside = " and " + Bytes(e.Outside) + " outside its arena"
+	}
+	return fmt.Sprintf("does not fit: a rank needs %s of %s memory%s and the cap is %s (%d over); the peak is at %s: %s",
+		Bytes(e.Peak), e.Space, outside, Bytes(e.Capacity), e.Peak+e.Outside-e.Capacity, e.At, e.Largest)
+}
+
+// Fit returns nil if every space's peak, with what is outside, is within its
+// capacity, otherwise the
+// joined *DoesNotFit errors.
+func (p *Plan) Fit() error {
+	var errs []error
+	for s := range graph.NumSpaces {
+		use, limit, outside := &p.Layout.Spaces[s], p.Config.Capacity[s], p.Config.Outside[s]
+		if limit > 0 && use.Peak+outside > limit {
+			errs = append(errs, &DoesNotFit{Space: s, Peak: use.Peak, Outside: outside, Capacity: limit, At: use.PeakAt, Largest: largestClasses(use)})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func largestClasses(use *memplan.SpaceUse) string {
+	text := ""
+	var done [graph.NumClasses]bool
+	for range 4 {
+		best := -1
+		for c, n := range use.ByClass {
+			if n > 0 && !done[c] && (best < 0 || n > use.ByClass[best]) {
+				best = c
+			}
+		}
+		if best < 0 {
+			break
+		}
+		done[best] = true
+		if text != "" {
+			text += ", "
+		}
+		text += fmt.Sprintf("%s %s", graph.Class(best), Bytes(use.ByClass[best]))
+	}
+	return text
+}
+
+// Bytes prints a size for a person, in binary units.
+func Bytes(n int64) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
+	v, u := float64(n), 0
+	for v >= 1024 && u < len(units)-1 {
+		v, u = v/1024, u+1
+	}
+	if u == 0 {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.2f %s", v, units[u])
+}
+
+// CommBytes returns what a rank sends in one run of section "step" (see
+// Plan.CommBytes).
+func CommBytes(p *graph.Program) int64 {
+	sec := p.Section("step")
+	if sec == nil {
+		return 0
+	}
+	var total int64
+	for i := range sec.Phases {
+		ph := &sec.Phases[i]
+		var sum int64
+		for k := range ph.Ops {
+			sum += OpCommBytes(p, &ph.Ops[k])
+		}
+		total += sum * int64(ph.Repeat)
+	}
+	return total
+}
+
+// OpCommBytes returns what a rank sends for one collective; 0 for any other
+// operation and for reductions of scalars and accumulators (f64, i64).
+func OpCommBytes(p *graph.Program, op *graph.Op) int64 {
+	var whole *graph.Buffer
+	times := int64(1)
+	switch op.Kind {
+	case graph.AllGather:
+		whole = p.Buf(op.Out[0].Buf)
+	case graph.ReduceScatter:
+		whole = p.Buf(op.In[0])
+	case graph.AllReduce:
+		whole, times = p.Buf(op.Out[0].Buf), 2
+	default:
+		return 0
+	}
+	if whole.DType == graph.F64 || whole.DType == graph.I64 {
+		return 0
+	}
+	n := int64(p.WorldSize())
+	if axis := op.Attr.(graph.GroupAttr).Axis; axis >= 0 {
+		n = int64(p.Mesh[axis].Size)
+	}
+	return times * whole.Bytes() * (n - 1) / n
+}
+
+type state struct {
+	cfg Config
+	fwd Forward
+	p   *graph.Program
+}
+
+type pass struct {
+	name     string
+	run      func(*state) error
+	verified bool // the program is complete enough for graph.Verify
+}
+
+// passes is the whole pipeline; passOrder has the reasons for its order.
+var passes = []pass{
+	{"freeze", func(s *state) (err error) { s.p, err = freeze(s.fwd.Train, s.cfg.Freeze); return }, true},
+	{"differentiate", func(s *state) (err error) { s.p, err = graph.Differentiate(s.p); return }, true},
+	{"merge", func(s *state) (err error) { s.p, err = merge(s.p, s.fwd); return }, true},
+	{"cast", func(s *state) (err error) { s.p, err = precision.Cast(s.p, s.cfg.castOptions()); return }, true},
+	{"fuse", func(s *state) error { s.p = graph.Fuse(s.p); return nil }, true},
+	{"recompute", func(s *state) (err error) { s.p, err = recompute.Rewrite(s.p, s.cfg.Recompute); return }, true},
+	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // its copies get their events in "schedule"
+	{"shard", func(s *state) (err error) {
+		s.p.Mesh = s.cfg.mesh()
+		s.p, err = fsdp.Shard(s.p, s.cfg.shardOptions())
+		return
+	}, false},
+	{"staging", func(s *state) error { s.p = sizeStaging(s.p); return nil }, false},
+	{"workspace", func(s *state) error { s.p = graph.AddWorkspace(s.p, s.cfg.Target); return nil }, false},
+	{"schedule", func(s *state) (err error) { s.p, err = graph.Schedule(s.p); return }, true},
+}
+
+// constraint says that pass before must come before pass after, and why.
+type constraint struct{ before, after, why string }
+
+var passOrder = []constraint{
+	{"freeze", "differentiate", "frozen parameters have no gradient, and nothing below the lowest trainable unit a backward"},
+	{"differentiate", "merge", "evaluation and generation have no backward"},
+	{"differentiate", "fuse", "what a fused operation must also write depends on what backward reads"},
+	{"differentiate", "cast", "gradients are defined in fp32; the cast follows the values of forward and backward alike"},
+	{"merge", "cast", "every section computes with the 16-bit parameters"},
+	{"cast", "fuse", "what fuses depends on the types"},
+	{"cast", "inputs", "the loss scale has host twins"},
+	{"cast", "shard", "flat parameters have the type of their parts, and masters lie in the shard"},
+	{"merge", "shard", "every section that uses parameters needs their all-gathers"},
+	{"fuse", "recompute", "a clone copies the fused operation, or its rounding would differ"},
+	{"merge", "recompute", "it looks for section \"train\", which merging names"},
+	{"recompute", "inputs", "inputs stay for the whole micro-step; their copies are not cloned"},
+	{"recompute", "shard", "a cloned use needs its own all-gather"},
+	{"fuse", "shard", "fusion must not depend on the stage"},
+	{"inputs", "schedule", "the copies in are ordered with everything else"},
+	{"inputs", "shard", "a micro-step copies its inputs: they are there before it is repeated"},
+	{"shard", "staging", "the staging buffer is no larger than the largest resident state"},
+	{"shard", "workspace", "the update's operations exist only then"},
+	{"workspace", "schedule", "streams share a workspace only behind an event"},
+	{"shard", "schedule", "collectives are ordered with what they move"},
+}
+
+func checkPassOrder() error {
+	at := map[string]int{}
+	for i, p := range passes {
+		at[p.name] = i
+	}
+	for _, c := range passOrder {
+		b, ok1 := at[c.before]
+		a, ok2 := at[c.after]
+		if !ok1 || !ok2 || b >= a {
+			return fmt.Errorf("plan: pass %q must come before %q: %s", c.before, c.after, c.why)
+		}
+	}
+	return nil
+}
+
+func init() {
+	if err := checkPassOrder(); err != nil {
+		panic(err)
+	}
+}
+
+func freeze(p *graph.Program, patterns []string) (*graph.Program, error) {
+	q := p.Clone()
+	for _, pattern := range patterns {
+		if _, err := graph.Freeze(q, pattern); err != nil {
+			return nil, err
+		}
+	}
+	return q, nil
+}
+
+func merge(p *graph.Program, fwd Forward) (*graph.Program, error) {
+	q := p.Clone()
+	if len(q.Sections) != 1 {
+		return nil, fmt.Errorf("the training program has %d sections, 1 is needed", len(q.Sections))
+	}
+	q.Sections[0].Name = "train"
+	var err error
+	if fwd.Eval != nil {
+		if q, err = graph.Merge(q, fwd.Eval, "eval"); err != nil {
+			return nil, err
+		}
+	}
+	if fwd.Generate != nil {
+		if q, err = graph.Merge(q, fwd.Generate, "generate"); err != nil {
+			return nil, err
+		}
+	}
+	return q, nil
+}
+
+// Hash is the SHA-256 of the program's text form: ranks of one job must have the
+// same.
+func (p *Plan) Hash() string { return graph.Hash(p.Program) }

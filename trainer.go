@@ -1,0 +1,491 @@
+package spillway
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/inproc"
+	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/exec"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+	kernelscpu "github.com/spillway-ml/spillway/kernels/cpu"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/offload/store"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// Trainer runs a training job over the ranks of this process. Its methods are
+// for one goroutine.
+type Trainer struct {
+	cfg   Config
+	model hfconfig.Config
+	plan  *plan.Plan
+
+	pool   *pool.Pool
+	ranks  []*rank
+	states *states
+	disk   *store.Folder // nil: none
+	trace  *exec.Trace
+
+	traceFile *os.File // opened before the run, written at its end
+
+	tokenizer data.Tokenizer
+	train     *batches
+	eval      *batches
+
+	step  int   // steps done
+	fatal error // after a failed step nothing else runs
+}
+
+// rank is one rank: its executor and the goroutine that drives it, locked to
+// one thread as devices with a thread's context need.
+type rank struct {
+	index int
+	exec  *exec.Executor
+	work  chan func()
+	// batch of the micro-step at hand, rows · seq
+	inputs, targets []int32
+}
+
+// loop runs what the rank is given, on one thread.
+func (r *rank) loop() {
+	runtime.LockOSThread()
+	for f := range r.work {
+		f()
+	}
+}
+
+// traceSpans is how many operations of a stream a trace holds; the rest is
+// counted only.
+const traceSpans = 1 << 16
+
+// StepResult is what a step tells.
+type StepResult struct {
+	Step        int     // from 1
+	Loss        float32 // mean over the counted targets of the global batch
+	LR          float64
+	GradNorm    float64 // before clipping
+	LossScale   float64
+	Skipped     bool
+	Seconds     float64
+	TokensPerS  float64 // all ranks
+	Peak        [graph.NumSpaces][]int64
+	Planned     [graph.NumSpaces][]int64
+	CommBytes   int64 // all ranks, ring-equivalent
+	DiskRead    int64 // all ranks, bytes that copies moved, without what a cache served
+	DiskWritten int64
+	Eval        *EvalResult // set where the step was followed by an evaluation
+}
+
+// EvalResult is the outcome of an evaluation.
+type EvalResult struct {
+	Step    int
+	Loss    float32
+	Targets int64
+	Seconds float64
+}
+
+// Build plans the run that cfg describes, without allocating any of it. The
+// error is a *plan.DoesNotFit where a capacity is too small.
+func Build(cfg Config) (*plan.Plan, error) {
+	p, _, err := build(&cfg)
+	if err != nil {
+		return nil, err
+	}
+	return p, fits(cfg, p)
+}
+
+// New plans the run, refuses it if it does not fit, and only then allocates
+// memory, starts the ranks and gives parameters their first values (or those of
+// Init, or of the checkpoint to resume from).
+func New(ctx context.Context, cfg Config) (*Trainer, error) {
+	if err := runnable(&cfg); err != nil {
+		return nil, err
+	}
+	if cfg.Ranks > maxLocalRanks {
+		return nil, fmt.Errorf("--ranks %d: one process runs at most %d CPU ranks", cfg.Ranks, maxLocalRanks)
+	}
+	p, m, err := build(&cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := fits(cfg, p); err != nil {
+		return nil, err
+	}
+	if err := onThisMachine(cfg, p); err != nil {
+		return nil, err
+	}
+	t := &Trainer{cfg: cfg, model: m, plan: p}
+	if err := t.openData(); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	if err := t.openOutputs(); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	if err := t.start(); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	if err := t.initialize(ctx); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return t, nil
+}
+
+// Plan returns what the run does.
+func (t *Trainer) Plan() *plan.Plan { return t.plan }
+
+// Config returns the configuration with its defaults filled in.
+func (t *Trainer) Config() Config { return t.cfg }
+
+// Done returns the number of steps done.
+func (t *Trainer) Done() int { return t.step }
+
+func (t *Trainer) start() error {
+	cfg, p := &t.cfg, t.plan
+	t.pool = pool.New(cfg.threads())
+	opt := cpu.Options{Capacity: p.Config.Capacity, Poison: cfg.Poison}
+	if cfg.CheckWrites {
+		opt.Checker = cpu.NewChecker()
+	}
+	if err := t.openDisk(); err != nil {
+		return err
+	}
+	t.memoryOptions(&opt)
+	world, err := inproc.New(p.Program.Mesh, inproc.Options{Timeout: cfg.Timeout})
+	if err != nil {
+		return err
+	}
+	if cfg.Trace != "" {
+		t.trace = exec.NewTrace(traceSpans)
+	}
+	library := kernelscpu.New(t.pool)
+	var holders []stateRank
+	for i := range cfg.Ranks {
+		groups, err := world.Groups(i)
+		if err != nil {
+			return err
+		}
+		coord := make([]int, len(p.Program.Mesh))
+		for axis := range coord {
+			coord[axis] = groups[axis].Rank()
+		}
+		ex, err := exec.New(exec.Config{Program: p.Program, Layout: p.Layout, Context: cpu.New(i, opt), Library: library, Groups: groups,
+			Coord: coord, Trace: t.trace, Poison: cfg.Poison})
+		if err != nil {
+			return fmt.Errorf("rank %d: %w", i, err)
+		}
+		n := cfg.Batch * cfg.Seq
+		r := &rank{index: i, exec: ex, work: make(chan func()), inputs: make([]int32, n), targets: make([]int32, n)}
+		go r.loop()
+		t.ranks = append(t.ranks, r)
+		holders = append(holders, ex)
+	}
+	t.states = newStates(p.Program, holders)
+	return nil
+}
+
+// each runs f for all ranks at once and joins their errors: first those that
+// are causes, not echoes of another rank's abort.
+func (t *Trainer) each(f func(r *rank) error) error {
+	errs := make([]error, len(t.ranks))
+	var wg sync.WaitGroup
+	for i, r := range t.ranks {
+		wg.Add(1)
+		r.work <- func() {
+			defer wg.Done()
+			if errs[i] = f(r); errs[i] != nil {
+				for _, other := range t.ranks {
+					other.exec.Abort(fmt.Errorf("rank %d failed: %w", i, errs[i]))
+				}
+			}
+		}
+	}
+	wg.Wait()
+	var first error
+	for _, err := range errs {
+		if err != nil && (first == nil || errors.Is(first, comm.ErrAborted) && !errors.Is(err, comm.ErrAborted)) {
+			first = err
+		}
+	}
+	return first
+}
+
+// Step runs one optimizer step on all ranks.
+func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
+	if t.fatal != nil {
+		return StepResult{}, t.fatal
+	}
+	if err := ctx.Err(); err != nil {
+		return StepResult{}, err
+	}
+	began := time.Now()
+	s := t.step
+	lr := t.cfg.LearningRate(s)
+	targets, err := t.train.countTargets(s, t.cfg.Accum, t.cfg.Ranks)
+	if err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
+	if targets == 0 {
+		return StepResult{}, t.fail(s, errors.New("no target in the global batch counts: all are -1"))
+	}
+	hyper := t.hyper(s, lr, targets)
+	sent, moved := t.commBytes(), t.diskTraffic()
+	err = t.each(func(r *rank) error {
+		r.exec.SetStep(int64(s + 1))
+		micro := 0
+		return r.exec.RunSection("step", func(ph *graph.Phase, _ int) error {
+			if ph.Name == "update" {
+				return nil
+			}
+			defer func() { micro++ }()
+			return t.fill(r, t.train, hyper, s, micro)
+		})
+	})
+	if err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
+	t.step++
+	loss, err := t.hostF64(t.plan.Program.HostLoss)
+	if err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
+	norm := 0.0
+	if t.plan.Program.Section("step").Phases[len(t.plan.Program.Section("step").Phases)-1].Name == "update" {
+		if norm, err = t.hostF64(t.plan.Program.HostGradNorm); err != nil {
+			return StepResult{}, t.fail(s, err)
+		}
+	}
+	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, CommBytes: t.commBytes() - sent}
+	traffic := t.diskTraffic()
+	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
+	res.Seconds = time.Since(began).Seconds()
+	res.TokensPerS = float64(t.cfg.Ranks*t.cfg.Accum*t.cfg.Batch*t.cfg.Seq) / res.Seconds
+	for sp := range graph.NumSpaces {
+		for _, r := range t.ranks {
+			res.Peak[sp] = append(res.Peak[sp], r.exec.Touched(sp))
+			res.Planned[sp] = append(res.Planned[sp], t.plan.Layout.Spaces[sp].Peak)
+		}
+	}
+	return res, nil
+}
+
+func (t *Trainer) fail(step int, err error) error {
+	t.fatal = fmt.Errorf("step %d: %w", step+1, err)
+	return t.fatal
+}
+
+// hyper returns the values of the Hyper buffer for a step.
+func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]float64 {
+	var h [graph.NumHyper]float64
+	h[graph.HyperLR] = lr
+	h[graph.HyperInvCount] = 1 / float64(targets)
+	h[graph.HyperLossScale] = 1
+	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, float64(step+1))
+	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, float64(step+1))
+	return h
+}
+
+// fill gives a rank the inputs of one micro-step.
+func (t *Trainer) fill(r *rank, b *batches, hyper [graph.NumHyper]float64, step, micro int) error {
+	p := t.plan.Program
+	if err := b.fill(step, micro, r.index, r.inputs, r.targets); err != nil {
+		return err
+	}
+	var key [graph.NumKey]int64
+	key[graph.KeySeed] = t.cfg.Seed
+	key[graph.KeyStep] = int64(step)
+	key[graph.KeySample] = ((int64(step)*int64(t.cfg.Accum)+int64(micro))*int64(t.cfg.Ranks) + int64(r.index)) * int64(t.cfg.Batch)
+	return errors.Join(
+		fillHost(r.exec.HostI32, p.HostTokens, r.inputs), fillHost(r.exec.HostI32, p.HostTargets, r.targets),
+		fillHost(r.exec.HostF64, p.HostHyper, hyper[:]), fillHost(r.exec.HostI64, p.HostKey, key[:]))
+}
+
+// fillHost copies v to the start of a host buffer, where the program has it.
+func fillHost[T any](host func(graph.BufID) ([]T, error), buf graph.BufID, v []T) error {
+	if buf == graph.NoBuf {
+		return nil
+	}
+	dst, err := host(buf)
+	if err != nil {
+		return err
+	}
+	copy(dst, v)
+	return nil
+}
+
+func (t *Trainer) hostF64(buf graph.BufID) (float64, error) {
+	v, err := t.ranks[0].exec.HostF64(buf)
+	if err != nil {
+		return 0, err
+	}
+	return v[0], nil
+}
+
+func (t *Trainer) commBytes() (n int64) {
+	for _, r := range t.ranks {
+		n += r.exec.CommStats().Sent
+	}
+	return n
+}
+
+// Evaluate returns the mean loss over EvalSteps batches of the held-out data.
+func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
+	if t.eval == nil {
+		return EvalResult{}, errors.New("evaluate: the run has no --eval-data")
+	}
+	if t.fatal != nil {
+		return EvalResult{}, t.fatal
+	}
+	began := time.Now()
+	var sum float64
+	var count int64
+	for k := range t.cfg.EvalSteps {
+		if err := ctx.Err(); err != nil {
+			return EvalResult{}, err
+		}
+		n, err := t.eval.countTargets(k, 1, t.cfg.Ranks)
+		if err != nil {
+			return EvalResult{}, err
+		}
+		err = t.each(func(r *rank) error {
+			return r.exec.RunSection("eval", func(*graph.Phase, int) error {
+				return t.fill(r, t.eval, t.hyper(t.step, 0, max(n, 1)), k, 0)
+			})
+		})
+		if err != nil {
+			return EvalResult{}, t.fail(t.step, fmt.Errorf("evaluation: %w", err))
+		}
+		loss, err := t.hostF64(t.plan.Program.HostLoss)
+		if err != nil {
+			return EvalResult{}, err
+		}
+		sum += loss
+		count += n
+	}
+	return EvalResult{Step: t.step, Loss: float32(sum / float64(count)), Targets: count, Seconds: time.Since(began).Seconds()}, nil
+}
+
+// Run trains until Steps are done, evaluating and saving as configured, and
+// tells each step. A canceled context saves a checkpoint where one is
+// configured and returns the context's error.
+func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
+	for t.step < t.cfg.Steps {
+		res, err := t.Step(ctx)
+		if err != nil {
+			if t.fatal == nil && t.cfg.Checkpoint != "" { // interrupted between steps
+				_, saveErr := t.Save()
+				err = errors.Join(err, saveErr)
+			}
+			return err
+		}
+		last := t.step == t.cfg.Steps
+		if t.eval != nil && (last || t.cfg.EvalEvery > 0 && t.step%t.cfg.EvalEvery == 0) {
+			ev, err := t.Evaluate(ctx)
+			switch {
+			case err == nil:
+				res.Eval = &ev
+			case ctx.Err() == nil:
+				return err
+			}
+		}
+		if tell != nil {
+			if err := tell(res); err != nil {
+				return err
+			}
+		}
+		if t.cfg.Checkpoint != "" && (last || t.cfg.SaveEvery > 0 && t.step%t.cfg.SaveEvery == 0) {
+			if _, err := t.Save(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// ParamsSHA256 returns the SHA-256 over all parameters in the byte order of
+// their Hugging Face names, fp32 little-endian, in Hugging Face's shapes.
+func (t *Trainer) ParamsSHA256() (string, error) {
+	h := sha256.New()
+	if err := t.states.hash(h); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// Parameter returns a copy of one parameter, by its Hugging Face name.
+func (t *Trainer) Parameter(name string) (shape []int64, values []float32, err error) {
+	for i := range t.plan.Program.Params {
+		prm := &t.plan.Program.Params[i]
+		if prm.Name == name {
+			values = make([]float32, prm.Elems())
+			return append([]int64(nil), prm.Shape...), values, t.states.read(i, "value", 0, values)
+		}
+	}
+	return nil, nil, fmt.Errorf("the model has no parameter %q", name)
+}
+
+// Close ends the ranks, gives their memory back and writes the trace.
+func (t *Trainer) Close() error {
+	var errs []error
+	for _, r := range t.ranks {
+		close(r.work)
+		errs = append(errs, r.exec.Close())
+	}
+	t.ranks = nil
+	if t.disk != nil {
+		errs = append(errs, t.disk.Close())
+		t.disk = nil
+	}
+	if t.pool != nil {
+		t.pool.Close()
+		t.pool = nil
+	}
+	if t.trace != nil {
+		if err := t.trace.Write(t.traceFile); err != nil {
+			errs = append(errs, fmt.Errorf("--trace: %w", err))
+		}
+		t.trace = nil
+	}
+	if t.traceFile != nil {
+		errs = append(errs, t.traceFile.Close())
+		t.traceFile = nil
+	}
+	for _, b := range []*batches{t.train, t.eval} {
+		if b != nil {
+			errs = append(errs, b.close())
+		}
+	}
+	t.train, t.eval = nil, nil
+	return errors.Join(errs...)
+}
+
+// modelConfig reads the model's shape: from the folder name, if it holds a
+// config.json, or else from the preset of that name.
+func modelConfig(name string) (hfconfig.Config, error) {
+	st, err := os.Stat(name)
+	isFolder := err == nil && st.IsDir()
+	if _, err := os.Stat(filepath.Join(name, hfconfig.FileName)); isFolder && (err == nil || strings.ContainsAny(name, `/\`)) {
+		c, err := hfconfig.Read(name)
+		if err != nil {
+			return c, fmt.Errorf("--model %s: %w", name, err)
+		}
+		return c, nil
+	}
+	if strings.ContainsAny(name, `/\`) {
+		return hfconfig.Config{}, fmt.Errorf("--model %s: no such folder", name)
+	}
+	return presetConfig(name)
+}

@@ -1,0 +1,64 @@
+// Package zero says what each ZeRO stage partitions (Rajbhandari et al., "ZeRO:
+// Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
+// section 5) and holds the optimizers that update a partition.
+package zero
+
+import "fmt"
+
+// Stage is a ZeRO stage, 0 to 3.
+type Stage int
+
+// Stages.
+const (
+	Replicate       Stage = iota // 0: every rank holds everything
+	PartitionStates              // 1 (P_os): optimizer states are sharded
+	PartitionGrads               // 2 (P_os+g): reduced gradients too
+	PartitionParams              // 3 (P_os+g+p): parameters too
+)
+
+// ParseStage refuses what is not a stage.
+func ParseStage(n int) (Stage, error) {
+	if n < 0 || n > 3 {
+		return 0, fmt.Errorf("zero: stage %d does not exist; use 0, 1, 2 or 3", n)
+	}
+	return Stage(n), nil
+}
+
+// ShardsStates says whether a rank holds its part of the optimizer states only.
+func (s Stage) ShardsStates() bool { return s >= PartitionStates }
+
+// ShardsGrads says whether a rank keeps its part of the reduced gradients only.
+func (s Stage) ShardsGrads() bool { return s >= PartitionGrads }
+
+// ShardsParams says whether a rank keeps its part of the parameters only.
+func (s Stage) ShardsParams() bool { return s >= PartitionParams }
+
+// ModelStateBytes is the paper's formula (section 5, figure 1): bytes of model
+// states a rank holds for params parameters over ranks, where weight and grad
+// are bytes an element and states is K, the optimizer's bytes a parameter
+// (12 for mixed-precision Adam, 8 for fp32 Adam).
+func (s Stage) ModelStateBytes(params, ranks, weight, grad, states float64) float64 {
+	w, g, k := weight*params, grad*params, states*params
+	if s.ShardsStates() {
+		k /= ranks
+	}
+	if s.ShardsGrads() {
+		g /= ranks
+	}
+	if s.ShardsParams() {
+		w /= ranks
+	}
+	return w + g + k
+}
+
+// TextbookVolume is the paper's communication of a step (section 7) in
+// elements a rank sends, as a multiple of the parameters: 2Ψ for stages 0 to 2
+// (all-reduce, or reduce-scatter and all-gather), 3Ψ for stage 3, each times
+// (N−1)/N for N ranks.
+func (s Stage) TextbookVolume(params, ranks float64) float64 {
+	n := 2.0
+	if s.ShardsParams() {
+		n = 3
+	}
+	return n * params * (ranks - 1) / ranks
+}
