@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
@@ -98,6 +99,11 @@ type Config struct {
 	// selective, full, or policies by unit (see package recompute). Less memory,
 	// more computing, the same bits.
 	Recompute string
+
+	// Offload says which classes rest in host memory or on disk:
+	// "optimizer=host|disk,parameters=…,gradients=…,activations=…"; "" none. Less
+	// device memory, more copies, the same bits.
+	Offload string
 
 	Zero         int  // ZeRO stage
 	Reproducible bool // stages 0 and 1 reduce every micro-step: same bits at all stages with accumulation
@@ -223,6 +229,9 @@ func (c *Config) Validate() error {
 	}
 	if _, err := recompute.Parse(c.Recompute); err != nil {
 		return fmt.Errorf("--recompute %s: %w", c.Recompute, err)
+	}
+	if _, err := offload.Parse(c.Offload); err != nil {
+		return fmt.Errorf("--offload %s: %w", c.Offload, err)
 	}
 	if c.Timeout <= 0 {
 		return fmt.Errorf("--timeout %s: a positive duration is needed", c.Timeout)
