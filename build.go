@@ -15,10 +15,20 @@ import (
 )
 
 // build validates cfg, fills in what depends on the model, and plans.
-func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
+func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) { return buildPlan(cfg, false) }
+
+// buildPlan is build; with early, the error is a *plan.DoesNotFit where the
+// largest sum of live buffers is over a cap already.
+func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	var none hfconfig.Config
 	if err := cfg.Validate(); err != nil {
 		return nil, none, err
+	}
+	if p := strings.ToLower(cfg.Precision); p != "" && p != "fp32" {
+		return nil, none, fmt.Errorf("--precision %s is not built yet; use fp32", cfg.Precision)
+	}
+	if cfg.ShardSize > 0 && cfg.ShardSize < cfg.Ranks {
+		return nil, none, fmt.Errorf("--shard-size %d of %d ranks is not built yet; leave it out", cfg.ShardSize, cfg.Ranks)
 	}
 	h, err := modelConfig(cfg.Model)
 	if err != nil {
@@ -62,6 +72,7 @@ func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
 		Capacity: [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		Outside:  cfg.Outside,
 		Verify:   cfg.Poison,
+		Early:    early,
 	})
 	return p, h, err
 }
