@@ -35,7 +35,8 @@ func (o Options) Validate(p *graph.Program) error {
 // Shard turns a program with a section "train" (one phase: forward and
 // backward of a micro-batch) and forward-only sections into what the ranks of
 // one mesh axis run: "init", "step" (its micro-step phases and "update") and
-// the forward-only sections, with collectives, streams and events.
+// the forward-only sections, with collectives, streams and throttles; graph.Schedule
+// gives them their events.
 //
 //	stage   after the last micro-step's backward of u      after the update of u
 //	0       all_reduce(grad/u)                             –
@@ -78,9 +79,8 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 			w := newWeave(sec.Phases[j].Ops)
 			s.unshard(w, sec.Name)
 			s.observeLoss(w, true, true)
-			sec.Phases[j].Ops = w.phase(q)
+			sec.Phases[j].Ops, sec.Phases[j].Throttles = w.ops()
 		}
-		joinPhases(q, sec)
 		sections = append(sections, *sec)
 	}
 	q.Sections = sections
@@ -124,7 +124,7 @@ func (s *sharder) shardBuffer(name string, class graph.Class, life graph.Life, u
 	var place graph.Placement
 	if sharded {
 		n = s.shardLen(u)
-		used = (used + int64(s.ranks) - 1) / int64(s.ranks)
+		used = s.share(u, class)
 		place = graph.Sharded
 	}
 	b := flatBuffer(name, class, life, u, n, used)
@@ -132,6 +132,22 @@ func (s *sharder) shardBuffer(name string, class graph.Class, life graph.Life, u
 	b.Place = make([]graph.Placement, len(s.p.Mesh))
 	b.Place[s.o.Axis] = place
 	return b
+}
+
+// share is what of unit u's elements a rank holds in the mean over ranks. It is
+// rounded up along the units' running sum, so that a class's units add up to
+// ⌈Ψ/N⌉, the formula of ZeRO for the whole model: rounded one by one they would
+// exceed it by up to an element a unit.
+func (s *sharder) share(u int, class graph.Class) int64 {
+	var before int64
+	for v := range u {
+		// Parameters are everybody's; gradients and states the trainable units' only.
+		if class == graph.Parameters || !s.p.Units[v].Frozen {
+			before += usedElems(&s.p.Units[v])
+		}
+	}
+	ceil := func(n int64) int64 { return (n + int64(s.ranks) - 1) / int64(s.ranks) }
+	return ceil(before+usedElems(&s.p.Units[u])) - ceil(before)
 }
 
 // own returns the view of the rank's own part of a whole flat buffer.
@@ -231,7 +247,7 @@ func (s *sharder) stepSection(micro []graph.Op) graph.Section {
 		s.reduceGrads(w, first, last)
 		s.unshard(w, "train")
 		s.observeLoss(w, first, last)
-		sec.Phases = append(sec.Phases, graph.Phase{Name: name, Repeat: repeat, Ops: w.phase(s.p)})
+		sec.Phases = append(sec.Phases, w.phase(name, repeat))
 	}
 	switch k := s.o.Accum; k {
 	case 1:
@@ -246,7 +262,6 @@ func (s *sharder) stepSection(micro []graph.Op) graph.Section {
 	if update := s.updatePhase(); len(update.Ops) > 0 {
 		sec.Phases = append(sec.Phases, update)
 	}
-	joinPhases(s.p, &sec)
 	return sec
 }
 
@@ -273,7 +288,7 @@ func (s *sharder) updatePhase() graph.Phase {
 	if s.p.HostGradNorm != graph.NoBuf {
 		w.append(newOp(graph.Copy, "grad_norm/out", graph.CopyOut, graph.Update, -1, []graph.BufID{s.p.GradNorm}, []graph.Out{{Buf: s.p.HostGradNorm}}, nil))
 	}
-	return graph.Phase{Name: "update", Repeat: 1, Ops: w.phase(s.p)}
+	return w.phase("update", 1)
 }
 
 // observeLoss zeroes the loss at the start of a step, sums it over the ranks at

@@ -257,15 +257,16 @@ var passes = []pass{
 	{"merge", func(s *state) (err error) { s.p, err = merge(s.p, s.fwd); return }, true},
 	{"fuse", func(s *state) error { s.p = graph.Fuse(s.p); return nil }, true},
 	{"recompute", func(s *state) (err error) { s.p, err = recompute.Rewrite(s.p, s.cfg.Recompute); return }, true},
-	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // its copies get their events in "shard"
+	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // its copies get their events in "schedule"
 	{"shard", func(s *state) (err error) {
 		s.p.Mesh = []graph.Axis{{Name: "shard", Size: s.cfg.Ranks}}
 		s.p, err = fsdp.Shard(s.p, fsdp.Options{Stage: s.cfg.Stage, Accum: s.cfg.Accum, Reproducible: s.cfg.Reproducible,
 			Prefetch: s.cfg.Prefetch, Optimizer: s.cfg.Optimizer, Clip: s.cfg.Clip})
 		return
-	}, true},
-	{"staging", func(s *state) error { s.p = sizeStaging(s.p); return nil }, true},
-	{"workspace", func(s *state) error { s.p = graph.AddWorkspace(s.p, s.cfg.Target); return nil }, true},
+	}, false},
+	{"staging", func(s *state) error { s.p = sizeStaging(s.p); return nil }, false},
+	{"workspace", func(s *state) error { s.p = graph.AddWorkspace(s.p, s.cfg.Target); return nil }, false},
+	{"schedule", func(s *state) (err error) { s.p, err = graph.Schedule(s.p); return }, true},
 }
 
 // constraint says that pass before must come before pass after, and why.
@@ -281,9 +282,12 @@ var passOrder = []constraint{
 	{"recompute", "inputs", "inputs stay for the whole micro-step; their copies are not cloned"},
 	{"recompute", "shard", "a cloned use needs its own all-gather"},
 	{"fuse", "shard", "fusion must not depend on the stage"},
-	{"inputs", "shard", "the copies in are ordered with everything else when phases get their events"},
+	{"inputs", "schedule", "the copies in are ordered with everything else"},
+	{"inputs", "shard", "a micro-step copies its inputs: they are there before it is repeated"},
 	{"shard", "staging", "the staging buffer is no larger than the largest resident state"},
 	{"shard", "workspace", "the update's operations exist only then"},
+	{"workspace", "schedule", "streams share a workspace only behind an event"},
+	{"shard", "schedule", "collectives are ordered with what they move"},
 }
 
 func checkPassOrder() error {

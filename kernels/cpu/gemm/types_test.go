@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
@@ -189,6 +191,42 @@ func TestHalfInfStaysInItsRow(t *testing.T) {
 					require.Equal(t, i/s.N == row, math.IsInf(v, 0) || math.IsNaN(v), "%v %+v: element %d is %v", &set, s, i, v)
 				}
 			}
+		}
+	}
+}
+
+// Signals that stop a goroutine within a kernel save and restore its registers,
+// tile registers too.
+func TestRegistersSurviveSignals(t *testing.T) {
+	r := rand.New(rand.NewPCG(13, 0))
+	for _, in := range []Type{F32, BF16, U8S8} {
+		s := Forward(200, 130, 512, false)
+		if s.In = in; in.integer() {
+			s.Out = I32
+		}
+		o := randomTypedOperands(r, s)
+		for _, k := range sets(in) {
+			if k.level == level.Portable {
+				continue
+			}
+			want := runTyped(t, s, k, onePool, o)
+			stop, stopped := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(stopped)
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+						runtime.GC() // asks every running goroutine to stop
+					}
+				}
+			}()
+			for range 60 {
+				require.Equal(t, want, runTyped(t, s, k, twoPool, o), "%v", &k)
+			}
+			close(stop)
+			<-stopped
 		}
 	}
 }

@@ -151,6 +151,7 @@ func block(g *vlib.Gen, square bool) {
 		acc = append(acc, a)
 	}
 	for group := range elements / vlib.Lanes {
+		PREFETCHT0(operand.Mem{Base: x, Disp: 4*vlib.Lanes*group + 3072})
 		for i, a := range acc {
 			v := newReg()
 			VCVTPS2PD(operand.Mem{Base: x, Disp: 4*vlib.Lanes*group + width*i}, v)

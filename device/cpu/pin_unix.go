@@ -1,0 +1,43 @@
+//go:build unix
+
+package cpu
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// warnPin makes the warning about unlocked memory one of the process.
+var warnPin sync.Once
+
+// pin locks a mapping's pages into memory, or warns, or fails.
+func (c *Context) pin(m mapping) error {
+	err := unix.Mlock(m.data) // the kernel rounds to pages, no further
+	if err == nil {
+		return nil
+	}
+	text := fmt.Sprintf("locking %d bytes of host memory is refused (%v)%s", m.size, err, lockAdvice())
+	if c.opts.RequirePinned {
+		return errors.New(text)
+	}
+	if c.opts.Warn != nil {
+		warnPin.Do(func() { c.opts.Warn(text + "; going on with unlocked memory") })
+	}
+	return nil
+}
+
+// lockAdvice says what the limit is and how it is raised.
+func lockAdvice() string {
+	var l unix.Rlimit
+	if e := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l); e != nil {
+		return ""
+	}
+	if l.Cur == unix.RLIM_INFINITY {
+		return ": the limit (RLIMIT_MEMLOCK) allows it, so the machine has too little memory to lock"
+	}
+	return fmt.Sprintf(": this process may lock %d bytes in all (RLIMIT_MEMLOCK); raise it with `ulimit -l` in the shell, a memlock line in /etc/security/limits.conf, "+
+		"LimitMEMLOCK= of a systemd unit, or --ulimit memlock=-1 of a container", l.Cur)
+}
