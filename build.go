@@ -27,9 +27,6 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	if p := strings.ToLower(cfg.Precision); p != "" && p != "fp32" {
 		return nil, none, fmt.Errorf("--precision %s is not built yet; use fp32", cfg.Precision)
 	}
-	if cfg.ShardSize > 0 && cfg.ShardSize < cfg.Ranks {
-		return nil, none, fmt.Errorf("--shard-size %d of %d ranks is not built yet; leave it out", cfg.ShardSize, cfg.Ranks)
-	}
 	h, err := modelConfig(cfg.Model)
 	if err != nil {
 		return nil, none, err
@@ -67,7 +64,7 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 		return nil, none, err
 	}
 	p, err := plan.Build(fwd, plan.Config{
-		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
+		Ranks: cfg.Ranks, ShardSize: cfg.ShardSize, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
 		Recompute: again, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
 		Capacity: [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		Outside:  cfg.Outside,

@@ -23,7 +23,8 @@ type Forward struct {
 // Config is what shapes a run's program and memory.
 type Config struct {
 	Ranks        int        // world size
-	Stage        zero.Stage // ZeRO stage over all ranks
+	ShardSize    int        // neighbouring ranks that shard; groups of them replicate (HSDP). 0: all shard
+	Stage        zero.Stage // ZeRO stage over the ranks that shard
 	Accum        int        // micro-steps a step
 	Reproducible bool       // stages 0 and 1 reduce every micro-step, so that all stages agree bit for bit
 	Prefetch     int        // units gathered ahead of their use at stage 3
@@ -50,6 +51,8 @@ func (c Config) Validate() error {
 	switch {
 	case c.Ranks < 1:
 		return fmt.Errorf("ranks: %d; at least 1 is needed", c.Ranks)
+	case c.ShardSize < 0 || c.ShardSize > 0 && c.Ranks%c.ShardSize != 0:
+		return fmt.Errorf("shard size: %d does not divide %d ranks", c.ShardSize, c.Ranks)
 	case c.Accum < 1:
 		return fmt.Errorf("accum: %d; at least 1 micro-step is needed", c.Accum)
 	case c.Prefetch < 0:
@@ -259,14 +262,26 @@ var passes = []pass{
 	{"recompute", func(s *state) (err error) { s.p, err = recompute.Rewrite(s.p, s.cfg.Recompute); return }, true},
 	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // its copies get their events in "schedule"
 	{"shard", func(s *state) (err error) {
-		s.p.Mesh = []graph.Axis{{Name: "shard", Size: s.cfg.Ranks}}
+		axis := s.mesh()
 		s.p, err = fsdp.Shard(s.p, fsdp.Options{Stage: s.cfg.Stage, Accum: s.cfg.Accum, Reproducible: s.cfg.Reproducible,
-			Prefetch: s.cfg.Prefetch, Optimizer: s.cfg.Optimizer, Clip: s.cfg.Clip})
+			Prefetch: s.cfg.Prefetch, Axis: axis, Optimizer: s.cfg.Optimizer, Clip: s.cfg.Clip})
 		return
 	}, false},
 	{"staging", func(s *state) error { s.p = sizeStaging(s.p); return nil }, false},
 	{"workspace", func(s *state) error { s.p = graph.AddWorkspace(s.p, s.cfg.Target); return nil }, false},
 	{"schedule", func(s *state) (err error) { s.p, err = graph.Schedule(s.p); return }, true},
+}
+
+// mesh gives the program its mesh and returns the axis that shards: ranks of a
+// shard group are neighbours.
+func (s *state) mesh() (axis int) {
+	n, size := s.cfg.Ranks, s.cfg.ShardSize
+	if size == 0 || size == n {
+		s.p.Mesh = []graph.Axis{{Name: "shard", Size: n}}
+		return 0
+	}
+	s.p.Mesh = []graph.Axis{{Name: "replicas", Size: n / size}, {Name: "shard", Size: size}}
+	return 1
 }
 
 // constraint says that pass before must come before pass after, and why.
