@@ -15,17 +15,10 @@ import (
 )
 
 // build validates cfg, fills in what depends on the model, and plans.
-func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) { return buildPlan(cfg, false) }
-
-// buildPlan is build; with early, the error is a *plan.DoesNotFit where the
-// largest sum of live buffers is over a cap already.
-func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
+func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
 	var none hfconfig.Config
 	if err := cfg.Validate(); err != nil {
 		return nil, none, err
-	}
-	if p := strings.ToLower(cfg.Precision); p != "" && p != "fp32" {
-		return nil, none, fmt.Errorf("--precision %s is not built yet; use fp32", cfg.Precision)
 	}
 	h, err := modelConfig(cfg.Model)
 	if err != nil {
@@ -64,12 +57,11 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 		return nil, none, err
 	}
 	p, err := plan.Build(fwd, plan.Config{
-		Ranks: cfg.Ranks, ShardSize: cfg.ShardSize, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
+		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
 		Recompute: again, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
 		Capacity: [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		Outside:  cfg.Outside,
 		Verify:   cfg.Poison,
-		Early:    early,
 	})
 	return p, h, err
 }

@@ -74,9 +74,9 @@ func changeAxes(cfg Config, hw Hardware) [][]change {
 	}
 	axis(list...)
 	list = nil
-	if n := cfg.ShardSize; n > 0 {
-		for n *= 2; n <= cfg.Ranks; n *= 2 {
-			if cfg.Ranks%n == 0 {
+	if cfg.ShardSize > 0 {
+		for n := cfg.ShardSize + 1; n <= cfg.Ranks; n++ {
+			if cfg.Ranks%n == 0 && n%cfg.ShardSize == 0 {
 				list = append(list, change{fmt.Sprintf("--shard-size %d", n), sameJob, func(c *Config) { c.ShardSize = n }})
 			}
 		}

@@ -1,7 +1,6 @@
 package fsdp
 
 import (
-	"fmt"
 	"sort"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -55,8 +54,7 @@ func (s *sharder) gradSpans(w *weave) []gradSpan {
 func (s *sharder) reduceGrads(w *weave, first, last bool) {
 	spans := s.gradSpans(w)
 	o := s.o
-	world := s.p.WorldSize()
-	every := o.Stage.ShardsGrads() || (o.Reproducible && world > 1 && o.Accum > 1)
+	every := o.Stage.ShardsGrads() || (o.Reproducible && s.ranks > 1 && o.Accum > 1)
 	var reduces []*node
 	for _, g := range spans {
 		b := &s.units[g.unit]
@@ -66,18 +64,7 @@ func (s *sharder) reduceGrads(w *weave, first, last bool) {
 			if in != graph.NoBuf {
 				ins = []graph.BufID{in}
 			}
-			axis := s.group()
-			if kind == graph.AllReduce {
-				axis = graph.GroupAttr{Axis: -1}
-			}
-			return w.insertAfter(g.last, newOp(kind, name+"/"+string(kind), graph.Comm, graph.Backward, g.unit, ins, []graph.Out{{Buf: out, Mode: mode}}, axis))
-		}
-		// replicas sums the reduced shard over the groups that hold the same one.
-		replicas := func(shard graph.BufID) {
-			for _, axis := range s.replicas() {
-				w.insertAfter(g.last, newOp(graph.AllReduce, fmt.Sprintf("%s/all_reduce.%s", name, s.p.Mesh[axis].Name), graph.Comm, graph.Backward, g.unit,
-					nil, []graph.Out{{Buf: shard, Mode: graph.ReadWrite}}, graph.GroupAttr{Axis: axis}))
-			}
+			return w.insertAfter(g.last, newOp(kind, name+"/"+string(kind), graph.Comm, graph.Backward, g.unit, ins, []graph.Out{{Buf: out, Mode: mode}}, s.group()))
 		}
 		switch {
 		case o.Stage.ShardsGrads():
@@ -86,17 +73,13 @@ func (s *sharder) reduceGrads(w *weave, first, last bool) {
 				mode = graph.Write
 			}
 			reduces = append(reduces, comm(graph.ReduceScatter, b.grad, b.reduced, mode))
-			if last {
-				replicas(b.reduced)
-			}
 		case !every || first:
 			if !first {
 				accumulate(w, s.p, b.grad)
 			}
-			if (last || every) && world > 1 {
+			if (last || every) && s.ranks > 1 {
 				if o.Stage.ShardsStates() {
 					comm(graph.ReduceScatter, b.grad, b.gradShard, graph.Write)
-					replicas(b.gradShard)
 				} else {
 					comm(graph.AllReduce, graph.NoBuf, b.grad, graph.ReadWrite)
 				}
@@ -106,7 +89,6 @@ func (s *sharder) reduceGrads(w *weave, first, last bool) {
 			s.redirect(w, b.grad, whole)
 			if o.Stage.ShardsStates() {
 				reduces = append(reduces, comm(graph.ReduceScatter, whole, part, graph.Write))
-				replicas(part)
 			} else {
 				reduces = append(reduces, comm(graph.AllReduce, graph.NoBuf, whole, graph.ReadWrite))
 			}

@@ -10,7 +10,7 @@ import (
 // Options of the sharding rewrite.
 type Options struct {
 	Stage        zero.Stage
-	Axis         int  // mesh axis to shard over; the other axes replicate (HSDP)
+	Axis         int  // mesh axis to shard over
 	Accum        int  // micro-steps a step, at least 1
 	Reproducible bool // stages 0 and 1 reduce every micro-step, as 2 and 3 do
 	Prefetch     int  // how many use regions ahead parameters are gathered; 0: not ahead
@@ -43,16 +43,6 @@ func (o Options) Validate(p *graph.Program) error {
 //	1       reduce_scatter(grad/u) in place                all_gather(value/u) in place
 //	2       every micro-step: reduce_scatter → reduced/u   all_gather(value/u) in place
 //	3       as 2                                           –; all_gather before each use region
-//
-// Where the mesh has more axes, shards are replicated over them (hybrid sharding,
-// HSDP): the rank's part of the gradients, reduced over its shard group, is then
-// summed over the groups, after the last micro-step where micro-steps accumulate
-// into it. A sum over ranks is the tree over the shard group, of each of which
-// the tree over the groups.
-//
-//	stage   after the last micro-step's backward of u, on a mesh (replicas, shards)
-//	0       all_reduce(grad/u) over all ranks
-//	1, 2, 3 all_reduce of the reduced shard over the other axes
 //
 // One rank has nothing to shard: every stage is then stage 0 without collectives.
 func Shard(p *graph.Program, o Options) (*graph.Program, error) {
@@ -229,16 +219,6 @@ func newOp(kind graph.Kind, name string, stream graph.StreamID, pass graph.Pass,
 }
 
 func (s *sharder) group() graph.GroupAttr { return graph.GroupAttr{Axis: s.o.Axis} }
-
-// replicas are the axes over which shards are replicated.
-func (s *sharder) replicas() (axes []int) {
-	for i, a := range s.p.Mesh {
-		if i != s.o.Axis && a.Size > 1 {
-			axes = append(axes, i)
-		}
-	}
-	return axes
-}
 
 // initSection gives the optimizer states, and the padding of parameters, their
 // first values; the host writes the parameters themselves afterwards.

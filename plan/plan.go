@@ -23,8 +23,7 @@ type Forward struct {
 // Config is what shapes a run's program and memory.
 type Config struct {
 	Ranks        int        // world size
-	ShardSize    int        // neighbouring ranks that shard; groups of them replicate (HSDP). 0: all shard
-	Stage        zero.Stage // ZeRO stage over the ranks that shard
+	Stage        zero.Stage // ZeRO stage over all ranks
 	Accum        int        // micro-steps a step
 	Reproducible bool       // stages 0 and 1 reduce every micro-step, so that all stages agree bit for bit
 	Prefetch     int        // units gathered ahead of their use at stage 3
@@ -39,9 +38,6 @@ type Config struct {
 	// Outside is what the process needs of each space outside the arena: it
 	// counts against the capacity.
 	Outside [graph.NumSpaces]int64
-	// Early makes Build refuse, with a *DoesNotFit and before it gives buffers a
-	// place, what cannot fit: searches plan many configurations.
-	Early bool
 	// Verify runs graph.Verify after every pass (tests always do).
 	Verify bool
 }
@@ -51,8 +47,6 @@ func (c Config) Validate() error {
 	switch {
 	case c.Ranks < 1:
 		return fmt.Errorf("ranks: %d; at least 1 is needed", c.Ranks)
-	case c.ShardSize < 0 || c.ShardSize > 0 && c.Ranks%c.ShardSize != 0:
-		return fmt.Errorf("shard size: %d does not divide %d ranks", c.ShardSize, c.Ranks)
 	case c.Accum < 1:
 		return fmt.Errorf("accum: %d; at least 1 micro-step is needed", c.Accum)
 	case c.Prefetch < 0:
@@ -103,30 +97,11 @@ func Build(fwd Forward, cfg Config) (*Plan, error) {
 			}
 		}
 	}
-	if cfg.Early {
-		if err := cannotFit(st.p, cfg); err != nil {
-			return nil, err
-		}
-	}
 	layout, err := memplan.Assign(st.p, memplan.Options{Align: cfg.Target.Align})
 	if err != nil {
 		return nil, fmt.Errorf("plan: memory: %w", err)
 	}
 	return &Plan{Config: cfg, Program: st.p, Layout: layout, CommBytes: CommBytes(st.p)}, nil
-}
-
-// cannotFit refuses a program whose lower bound of a space is over its cap.
-func cannotFit(p *graph.Program, cfg Config) error {
-	bounds, err := memplan.Bounds(p)
-	if err != nil {
-		return fmt.Errorf("plan: memory: %w", err)
-	}
-	for s := range graph.NumSpaces {
-		if limit := cfg.Capacity[s]; limit > 0 && bounds[s].LowerBound+cfg.Outside[s] > limit {
-			return &DoesNotFit{Space: s, Peak: bounds[s].LowerBound, Outside: cfg.Outside[s], Capacity: limit, At: bounds[s].PeakAt, Largest: largestClasses(&bounds[s])}
-		}
-	}
-	return nil
 }
 
 // DoesNotFit is the refusal of a plan over a capacity.
@@ -262,26 +237,14 @@ var passes = []pass{
 	{"recompute", func(s *state) (err error) { s.p, err = recompute.Rewrite(s.p, s.cfg.Recompute); return }, true},
 	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // its copies get their events in "schedule"
 	{"shard", func(s *state) (err error) {
-		axis := s.mesh()
+		s.p.Mesh = []graph.Axis{{Name: "shard", Size: s.cfg.Ranks}}
 		s.p, err = fsdp.Shard(s.p, fsdp.Options{Stage: s.cfg.Stage, Accum: s.cfg.Accum, Reproducible: s.cfg.Reproducible,
-			Prefetch: s.cfg.Prefetch, Axis: axis, Optimizer: s.cfg.Optimizer, Clip: s.cfg.Clip})
+			Prefetch: s.cfg.Prefetch, Optimizer: s.cfg.Optimizer, Clip: s.cfg.Clip})
 		return
 	}, false},
 	{"staging", func(s *state) error { s.p = sizeStaging(s.p); return nil }, false},
 	{"workspace", func(s *state) error { s.p = graph.AddWorkspace(s.p, s.cfg.Target); return nil }, false},
 	{"schedule", func(s *state) (err error) { s.p, err = graph.Schedule(s.p); return }, true},
-}
-
-// mesh gives the program its mesh and returns the axis that shards: ranks of a
-// shard group are neighbours.
-func (s *state) mesh() (axis int) {
-	n, size := s.cfg.Ranks, s.cfg.ShardSize
-	if size == 0 || size == n {
-		s.p.Mesh = []graph.Axis{{Name: "shard", Size: n}}
-		return 0
-	}
-	s.p.Mesh = []graph.Axis{{Name: "replicas", Size: n / size}, {Name: "shard", Size: size}}
-	return 1
 }
 
 // constraint says that pass before must come before pass after, and why.
