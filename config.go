@@ -81,6 +81,7 @@ type Config struct {
 	// of this many neighbouring ranks and replicates over the groups (HSDP); 0
 	// shards over all. Both can be planned; New refuses what cannot run yet.
 	Precision string
+	Reduce    string // dtype in which 16-bit gradients travel: "same" (or "") or "fp32"
 	ShardSize int
 	// Recompute drops activations and computes them again in the backward: none,
 	// selective, full, or policies by unit (see package recompute). Less memory,
@@ -114,7 +115,7 @@ func Default() Config {
 	return Config{
 		Init: "random", Tokenizer: "bytes", Steps: 100, Batch: 4, Accum: 1,
 		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8,
-		Seed: 1, Prefetch: 1, Precision: "fp32", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
+		Seed: 1, Prefetch: 1, Precision: "fp32", Reduce: "same", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
 	}
 }
 
@@ -183,7 +184,7 @@ func (c *Config) Validate() error {
 		atLeast("eval-steps", c.EvalSteps, 1, "batch"), atLeast("save-every", c.SaveEvery, 0, "step"), atLeast("keep", c.Keep, 0, "checkpoint"),
 		atLeast("lr-base-batch", c.LRBaseBatch, 1, "row"),
 		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders),
-		oneOf("precision", c.Precision, precisions), atLeast("shard-size", c.ShardSize, 0, "rank"),
+		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, []string{"", "same", "fp32"}), atLeast("shard-size", c.ShardSize, 0, "rank"),
 		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, []string{"cpu"}),
 		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0),
 		fraction("beta1", c.Beta1), fraction("beta2", c.Beta2), fraction("dropout", c.Dropout),
@@ -204,9 +205,6 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("--%s %d: a size is not negative", s.flag, s.v)
 		}
 	}
-	if c.ShardSize > 0 && c.Ranks%c.ShardSize != 0 {
-		return fmt.Errorf("--shard-size %d does not divide %d ranks; %s do", c.ShardSize, c.Ranks, divisors(c.Ranks, c.ShardSize))
-	}
 	if _, err := recompute.Parse(c.Recompute); err != nil {
 		return fmt.Errorf("--recompute %s: %w", c.Recompute, err)
 	}
@@ -223,21 +221,6 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("--save-every needs --checkpoint: the folder to save to")
 	}
 	return nil
-}
-
-// divisors names the divisors of n nearest to v, below and above.
-func divisors(n, v int) string {
-	below, above := 1, n
-	for d := 1; d <= n; d++ {
-		if n%d == 0 && d < v {
-			below = d
-		}
-		if n%d == 0 && d > v {
-			above = d
-			break
-		}
-	}
-	return fmt.Sprintf("%d and %d", below, above)
 }
 
 // ComputeThreads returns the computing threads of the process.
