@@ -10,6 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/offload"
+	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -28,10 +30,18 @@ type Config struct {
 	Reproducible bool       // stages 0 and 1 reduce every micro-step, so that all stages agree bit for bit
 	Prefetch     int        // units gathered ahead of their use at stage 3
 	Recompute    recompute.Options
-	Freeze       []string // patterns of parameters that are not trained
+	Offload      offload.Options // its Ahead is Prefetch
+	Freeze       []string        // patterns of parameters that are not trained
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm, 0: off
 	Target       graph.Target
+
+	Precision precision.Precision
+	Reduce32  bool // gradients of a 16-bit precision travel and rest in fp32
+	// ShardSize is how many ranks share the states (HSDP): ranks are a mesh of
+	// Ranks/ShardSize replicas by ShardSize shards, neighbours in one shard group.
+	// 0: all ranks.
+	ShardSize int
 
 	// Capacity caps each memory space of a rank, in bytes; 0: no cap.
 	Capacity [graph.NumSpaces]int64
@@ -53,6 +63,9 @@ func (c Config) Validate() error {
 		return fmt.Errorf("prefetch: %d is negative; 0 gathers a unit when it is needed, 1 one unit ahead", c.Prefetch)
 	case !(c.Clip >= 0):
 		return fmt.Errorf("clip: %g is negative or not a number; 0 turns clipping off", c.Clip)
+	}
+	if err := c.validateMesh(); err != nil {
+		return err
 	}
 	for s, v := range c.Capacity {
 		if v < 0 {
@@ -213,7 +226,7 @@ func OpCommBytes(p *graph.Program, op *graph.Op) int64 {
 	if axis := op.Attr.(graph.GroupAttr).Axis; axis >= 0 {
 		n = int64(p.Mesh[axis].Size)
 	}
-	return times * whole.Bytes() / n * (n - 1)
+	return times * whole.Bytes() * (n - 1) / n
 }
 
 type state struct {
@@ -233,13 +246,19 @@ var passes = []pass{
 	{"freeze", func(s *state) (err error) { s.p, err = freeze(s.fwd.Train, s.cfg.Freeze); return }, true},
 	{"differentiate", func(s *state) (err error) { s.p, err = graph.Differentiate(s.p); return }, true},
 	{"merge", func(s *state) (err error) { s.p, err = merge(s.p, s.fwd); return }, true},
+	{"cast", func(s *state) (err error) { s.p, err = precision.Cast(s.p, s.cfg.castOptions()); return }, true},
 	{"fuse", func(s *state) error { s.p = graph.Fuse(s.p); return nil }, true},
 	{"recompute", func(s *state) (err error) { s.p, err = recompute.Rewrite(s.p, s.cfg.Recompute); return }, true},
 	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // its copies get their events in "schedule"
 	{"shard", func(s *state) (err error) {
-		s.p.Mesh = []graph.Axis{{Name: "shard", Size: s.cfg.Ranks}}
-		s.p, err = fsdp.Shard(s.p, fsdp.Options{Stage: s.cfg.Stage, Accum: s.cfg.Accum, Reproducible: s.cfg.Reproducible,
-			Prefetch: s.cfg.Prefetch, Optimizer: s.cfg.Optimizer, Clip: s.cfg.Clip})
+		s.p.Mesh = s.cfg.mesh()
+		s.p, err = fsdp.Shard(s.p, s.cfg.shardOptions())
+		return
+	}, false},
+	{"offload", func(s *state) (err error) {
+		o := s.cfg.Offload
+		o.Ahead = s.cfg.Prefetch
+		s.p, err = offload.Rewrite(s.p, o)
 		return
 	}, false},
 	{"staging", func(s *state) error { s.p = sizeStaging(s.p); return nil }, false},
@@ -254,6 +273,11 @@ var passOrder = []constraint{
 	{"freeze", "differentiate", "frozen parameters have no gradient, and nothing below the lowest trainable unit a backward"},
 	{"differentiate", "merge", "evaluation and generation have no backward"},
 	{"differentiate", "fuse", "what a fused operation must also write depends on what backward reads"},
+	{"differentiate", "cast", "gradients are defined in fp32; the cast follows the values of forward and backward alike"},
+	{"merge", "cast", "every section computes with the 16-bit parameters"},
+	{"cast", "fuse", "what fuses depends on the types"},
+	{"cast", "inputs", "the loss scale has host twins"},
+	{"cast", "shard", "flat parameters have the type of their parts, and masters lie in the shard"},
 	{"merge", "shard", "every section that uses parameters needs their all-gathers"},
 	{"fuse", "recompute", "a clone copies the fused operation, or its rounding would differ"},
 	{"merge", "recompute", "it looks for section \"train\", which merging names"},
@@ -262,6 +286,10 @@ var passOrder = []constraint{
 	{"fuse", "shard", "fusion must not depend on the stage"},
 	{"inputs", "schedule", "the copies in are ordered with everything else"},
 	{"inputs", "shard", "a micro-step copies its inputs: they are there before it is repeated"},
+	{"shard", "offload", "what moves is each rank's part, and a fetch comes before its all-gather"},
+	{"recompute", "offload", "only what is kept is worth parking"},
+	{"offload", "workspace", "scratch lies where the operation runs"},
+	{"offload", "schedule", "its copies run beside computation, behind events"},
 	{"shard", "staging", "the staging buffer is no larger than the largest resident state"},
 	{"shard", "workspace", "the update's operations exist only then"},
 	{"workspace", "schedule", "streams share a workspace only behind an event"},
