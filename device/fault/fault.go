@@ -98,6 +98,14 @@ func (c *Context) Poison(label string, p device.Ptr) (device.Kernel, error) {
 	return poisoner.Poison(label, p)
 }
 
+// Running passes on to the wrapped context.
+func (c *Context) Running() []string {
+	if o, ok := c.Context.(device.Observer); ok {
+		return o.Running()
+	}
+	return nil
+}
+
 // Abort releases operations that hang, and aborts the wrapped context.
 func (c *Context) Abort(err error) {
 	c.Context.Abort(err)
