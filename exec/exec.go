@@ -614,6 +614,14 @@ func (e *Executor) CommStats() comm.Stats {
 	return sum
 }
 
+// DiskTraffic returns the bytes that the rank has moved from and to disk so far.
+func (e *Executor) DiskTraffic() device.Traffic {
+	if u, ok := e.cfg.Context.(device.DiskUser); ok {
+		return u.DiskTraffic()
+	}
+	return device.Traffic{}
+}
+
 // Close ends the streams and frees the arenas. Other calls fail after it.
 func (e *Executor) Close() error {
 	if e.closed {

@@ -206,10 +206,23 @@ func Effects(op *Op, visit func(Effect)) {
 
 // LiveRange is a run of uses of one root buffer, in one section, that hands
 // nothing on to its uses outside of it: before the first use and after the last
-// one the buffer's bytes are free. Steps are in increasing order.
+// one the buffer's bytes are free. Steps are in increasing order. Kept ranges
+// last to the end of the section: the host may read the buffer then.
 type LiveRange struct {
 	Buf   BufID
 	Steps []int32
+	Kept  bool
+}
+
+// isResult says whether root holds one of the values that the host may read
+// when a section has ended: Loss, GradNorm, Logits.
+func (p *Program) isResult(regions *Regions, root BufID) bool {
+	for _, id := range [...]BufID{p.Loss, p.GradNorm, p.Logits} {
+		if id >= 0 && int(id) < len(p.Buffers) && regions.Of[id].Root == root {
+			return true
+		}
+	}
+	return false
 }
 
 // LiveRanges returns the live ranges of all root buffers that the section uses
@@ -262,6 +275,10 @@ func (t *Trace) LiveRanges() []LiveRange {
 		phase := p.Buffers[root].Life == LifePhase
 		live.clear()
 		steps = steps[:0]
+		kept := p.isResult(t.regions, BufID(root))
+		if kept {
+			live.add(t.regions.Of[root])
+		}
 		for hi := len(list); hi > 0; {
 			lo := hi - 1
 			for lo > 0 && list[lo-1].step == list[hi-1].step {
@@ -281,7 +298,8 @@ func (t *Trace) LiveRanges() []LiveRange {
 			steps = append(steps, step)
 			hi = lo
 			if hi == 0 || live.empty() || phase && !t.sameOccurrence(int(list[hi-1].step), int(step)) {
-				r := LiveRange{Buf: BufID(root), Steps: make([]int32, len(steps))}
+				r := LiveRange{Buf: BufID(root), Steps: make([]int32, len(steps)), Kept: kept}
+				kept = false
 				for i, s := range steps {
 					r.Steps[len(steps)-1-i] = s
 				}
@@ -310,6 +328,11 @@ func (p *Program) HostBuffers() []BufID {
 	}
 	for _, id := range []BufID{p.HostTokens, p.HostTargets, p.HostHyper, p.HostKey, p.HostLoss, p.HostGradNorm, p.Staging} {
 		add(id)
+	}
+	if s := p.Scaler; s != nil {
+		for _, id := range []BufID{s.State, s.HostState, s.HostFlag} {
+			add(id)
+		}
 	}
 	for i := range p.Units {
 		u := &p.Units[i]

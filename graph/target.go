@@ -35,7 +35,7 @@ type ProductBlocks struct {
 // workspace.
 type AttentionTiles struct {
 	Keys    int64 // keys of a tile
-	Queries int64 // most queries of a forward task
+	Queries int64 // most queries of a block
 	Slots   int64 // most tasks at a time
 	Lanes   int64 // rows are padded to multiples of it
 }
@@ -84,9 +84,10 @@ func (t Target) Workspace(p *Program, op *Op) int64 {
 		return t.align(4 * slots * (2*q*d + 17*q + 2*keys*d + keys*keys + 2*keys + 16))
 	case AttentionGrad:
 		a := op.Attr.(AttentionAttr)
-		d, seq, keys := roundUp(a.HeadDim, t.Attention.Lanes), roundUp(a.Seq, t.Attention.Keys), t.Attention.Keys
+		q := min(t.Attention.Queries, roundUp(a.Seq, t.Attention.Keys))
+		d, keys := roundUp(a.HeadDim, t.Attention.Lanes), t.Attention.Keys
 		slots := min(a.Batch*a.KVHeads, t.Attention.Slots)
-		return t.align(4 * slots * (3*seq*d + seq + 5*keys*d + 2*keys*keys + 16))
+		return t.align(4 * slots * (3*q*d + q + 5*keys*d + 2*keys*keys + 16))
 	case Rope: // cosines and sines of every position
 		a := op.Attr.(RopeAttr)
 		return t.align(4 * a.Seq * a.HeadDim)

@@ -79,3 +79,86 @@ func TestBars(t *testing.T) {
 		return b.String()
 	})
 }
+
+// TestTouched: the arena of a training step is used to its last byte on every
+// rank, and a rank's own part does not count as the whole.
+func TestTouched(t *testing.T) {
+	p := transformer(2, 64, 32, 512, 3, 1, 2, false)
+	l, err := Assign(p, Options{})
+	require.NoError(t, err)
+	for rank := range 3 {
+		require.Equal(t, l.Spaces[graph.Device].Peak, Touched(p, l, []int{rank})[graph.Device])
+	}
+	p = parse(t, `
+mesh data=3
+buffer full f32 [192] device activations phase
+buffer own f32 [64] device activations phase view=full stride=256
+section step
+phase main ×1
+  own: fill -> own {}
+`)
+	l, err = Assign(p, Options{})
+	require.NoError(t, err)
+	require.EqualValues(t, 768, l.Spaces[graph.Device].Peak)
+	for rank, want := range []int64{256, 512, 768} {
+		require.Equal(t, want, Touched(p, l, []int{rank})[graph.Device])
+	}
+}
+
+// TestSizeOnly: twice the width is the same plan with every size twice as
+// large, where alignment does not come in.
+func TestSizeOnly(t *testing.T) {
+	read := func(elems int) *Layout {
+		l, err := Assign(parse(t, strings.ReplaceAll(`
+buffer a f32 [N] device activations phase
+buffer b f32 [N] device activations phase
+buffer c f32 [N,3] device activations phase
+buffer d f32 [N,2] device activations phase
+section step
+phase main ×1
+  a: fill -> a {}
+  b: copy a -> b
+  c: fill -> c {}
+  d: fill -> d {}
+  a2: copy b -> a
+`, "N", fmt.Sprint(elems))), Options{})
+		require.NoError(t, err)
+		return l
+	}
+	one, two := read(64), read(128)
+	for i := range one.Offset {
+		require.Equal(t, 2*one.Offset[i], two.Offset[i])
+	}
+	require.Equal(t, 2*one.Spaces[graph.Device].Peak, two.Spaces[graph.Device].Peak)
+}
+
+func TestAssignRefuses(t *testing.T) {
+	good := "buffer a f32 [64] device activations phase\nsection step\nphase main ×1\n  a: fill -> a {}\n"
+	for _, c := range []struct{ text, err string }{
+		{strings.Replace(good, "-> a", "-> %7", 1), "memplan.Assign: step/main/a: output 0 is buffer 7, want one of the program's 1"},
+		{strings.Replace(good, "phase\n", "phase view=%3\n", 1), "memplan.Assign: buffer a: views buffer 3, want another of the program's 1"},
+		{strings.Replace(good, "[64]", "[9000000000,9000000000]", 1), "has more bytes than an int64 counts"},
+		{strings.Replace(good, "{}", "{} @stream(77)", 1), "stream(77) is not one of the 5 streams"},
+		{strings.Replace(good, "{}", "{} wait=1", 1), "waits for event 1, want one of 1 to 0"},
+	} {
+		p := parse(t, c.text)
+		_, err := Assign(p, Options{})
+		require.ErrorContains(t, err, c.err)
+	}
+	_, err := Assign(parse(t, good), Options{Align: 48})
+	require.ErrorContains(t, err, "memplan.Assign: alignment 48 is not a power of two")
+	_, err = Assign(parse(t, good), Options{Align: -64})
+	require.Error(t, err)
+	l, err := Assign(parse(t, ""), Options{})
+	require.NoError(t, err)
+	require.Empty(t, l.Offset)
+	require.Zero(t, l.Spaces)
+
+	p := parse(t, good)
+	l, err = Assign(p, Options{})
+	require.NoError(t, err)
+	require.ErrorContains(t, Bars(parse(t, ""), l, &strings.Builder{}), "1 offsets, want one for each of the program's 0 buffers")
+	p.Sections[0].Phases[0].Ops[0].Out[0].Buf = 9
+	require.ErrorContains(t, Check(p, l), "step/main/a uses buffer 9")
+	require.Error(t, Bars(p, l, &strings.Builder{}))
+}

@@ -75,7 +75,11 @@ func sectionBars(w io.Writer, p *graph.Program, l *Layout, regions *graph.Region
 	for _, r := range t.LiveRanges() {
 		if p.Buf(r.Buf).Space == sp {
 			bar := row(r.Buf, '.')
-			for c := int(r.Steps[0]) / per; c <= int(r.Steps[len(r.Steps)-1])/per; c++ {
+			last := int(r.Steps[len(r.Steps)-1])
+			if r.Kept {
+				last = len(t.Steps) - 1
+			}
+			for c := int(r.Steps[0]) / per; c <= last/per; c++ {
 				bar[c] = '='
 			}
 		}

@@ -102,6 +102,11 @@ func check(p *graph.Program, l *Layout) error {
 // checkIDs refuses operands that are no buffers and views that have no root.
 func checkIDs(p *graph.Program) error {
 	ok := func(id graph.BufID) bool { return id >= 0 && int(id) < len(p.Buffers) }
+	for _, id := range []graph.BufID{p.Loss, p.GradNorm, p.Logits} {
+		if id != graph.NoBuf && !ok(id) {
+			return fmt.Errorf("the loss, gradient norm or logits are buffer %d, want one of the program's %d", id, len(p.Buffers))
+		}
+	}
 	for id := range p.Buffers {
 		at := graph.BufID(id)
 		for depth := 0; p.Buf(at).View != nil; depth++ {
@@ -139,6 +144,8 @@ func checkPlaces(p *graph.Program, l *Layout, used []bool) error {
 			return fmt.Errorf("%s has offset %d, but it is used", b.Name, off)
 		case off%l.Align != 0:
 			return fmt.Errorf("%s has offset %d, want a multiple of %d", b.Name, off, l.Align)
+		case b.Space == graph.Disk && off%4096 != 0:
+			return fmt.Errorf("%s has offset %d on disk, want a multiple of 4096", b.Name, off)
 		case off+b.Bytes() > l.Spaces[b.Space].Peak:
 			return fmt.Errorf("%s ends at byte %d, above the %v peak of %d", b.Name, off+b.Bytes(), b.Space, l.Spaces[b.Space].Peak)
 		default:
@@ -233,6 +240,7 @@ func newCheckRun(p *graph.Program, s *graph.Section) *checkRun {
 		}
 	}
 	n := len(r.ops)
+	r.label = append(r.label, "the end")
 	next := make([][]int, n) // direct successors
 	lastOn := map[graph.StreamID]int{}
 	lastRecord := map[graph.EventID]int{}
@@ -264,7 +272,12 @@ func newCheckRun(p *graph.Program, s *graph.Section) *checkRun {
 	return r
 }
 
-func (r *checkRun) before(i, j int) bool { return r.after[i*r.words+j/64]>>(j%64)&1 == 1 }
+// end stands for what follows the section: nothing is after it.
+func (r *checkRun) end() int { return len(r.ops) }
+
+func (r *checkRun) before(i, j int) bool {
+	return i < r.end() && r.after[i*r.words+j/64]>>(j%64)&1 == 1
+}
 
 // follow runs the section on one rank and collects which uses hand bytes of
 // which buffer to which.
@@ -309,6 +322,14 @@ func (r *checkRun) follow(p *graph.Program, coord []int) {
 				}
 			}
 			held[root] = append(list, piece{lo, hi, i})
+		}
+	}
+	for _, id := range []graph.BufID{p.Loss, p.GradNorm, p.Logits} { // the host reads them afterwards
+		if id != graph.NoBuf {
+			root, _ := p.Resolve(id, coord)
+			for _, h := range held[root] {
+				r.hands[root] = append(r.hands[root], [2]int{h.writer, r.end()})
+			}
 		}
 	}
 	for root, list := range r.hands {

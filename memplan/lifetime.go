@@ -40,9 +40,20 @@ func newSection(p *graph.Program, t *graph.Trace) section {
 			}
 			last[st] = step
 		}
+		if r.Kept { // nothing is after it
+			last[graph.Compute] = int32(len(t.Steps))
+		}
 	}
 	s.orders = orders(t)
 	return s
+}
+
+// lastStep returns the last step in program order at which range r is live.
+func (s *section) lastStep(r int32) int {
+	if s.ranges[r].Kept {
+		return len(s.trace.Steps) - 1
+	}
+	return int(s.ranges[r].Steps[len(s.ranges[r].Steps)-1])
 }
 
 // before says whether all uses of range x happen before all uses of range y.
@@ -115,8 +126,7 @@ func (s *section) sweep(clash func(x, y graph.BufID)) {
 				clash(x.buf, buf)
 			}
 		}
-		steps := s.ranges[y].Steps
-		open[space] = append(keep, openRange{y, steps[len(steps)-1], buf})
+		open[space] = append(keep, openRange{y, int32(s.lastStep(y)), buf})
 	}
 }
 
@@ -202,6 +212,9 @@ func (s *section) eachLife(o int, visit func(id graph.BufID, from, to int32)) {
 			from, to := int32(len(pos)), int32(-1)
 			for _, step := range s.ranges[i].Steps {
 				from, to = min(from, pos[step]), max(to, pos[step])
+			}
+			if s.ranges[i].Kept {
+				to = int32(len(pos)) - 1
 			}
 			lives = append(lives, [2]int32{from, to})
 		}

@@ -62,6 +62,7 @@ type Context struct {
 var (
 	_ device.Context  = (*Context)(nil)
 	_ device.Poisoner = (*Context)(nil)
+	_ device.DiskUser = (*Context)(nil)
 	_ device.Timed    = (*stream)(nil)
 )
 
@@ -104,6 +105,14 @@ func (c *Context) Running() []string {
 		return o.Running()
 	}
 	return nil
+}
+
+// DiskTraffic passes on to the wrapped context.
+func (c *Context) DiskTraffic() device.Traffic {
+	if u, ok := c.Context.(device.DiskUser); ok {
+		return u.DiskTraffic()
+	}
+	return device.Traffic{}
 }
 
 // Abort releases operations that hang, and aborts the wrapped context.

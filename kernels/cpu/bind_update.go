@@ -178,9 +178,17 @@ func bindAdamW(b *binding) func() error {
 	if b.err != nil {
 		return nil
 	}
+	low, as := b.low(3)
+	if b.err != nil {
+		return nil
+	}
 	var parts []vec.AdamW
 	for _, s := range u.spans {
-		parts = append(parts, vec.AdamW{Moments: u.moments(s, p, g, m, v)})
+		k := vec.AdamW{Moments: u.moments(s, p, g, m, v)}
+		if low != nil {
+			k.Low, k.LowAs = low[s.lo:s.hi], as
+		}
+		parts = append(parts, k)
 	}
 	pool := b.pool
 	return func() error {
@@ -216,6 +224,10 @@ func bindSGD(b *binding) func() error {
 		return nil
 	}
 	parts := u.momenta(p, g, m)
+	copies := b.copies(u.spans, p, 2)
+	if b.err != nil {
+		return nil
+	}
 	pool := b.pool
 	return func() error {
 		for i := range parts {
@@ -225,7 +237,7 @@ func bindSGD(b *binding) func() error {
 				return err
 			}
 		}
-		return nil
+		return runCopies(copies, pool)
 	}
 }
 
@@ -293,6 +305,10 @@ func bindLAMBApply(b *binding) func() error {
 	for _, s := range u.spans {
 		parts = append(parts, vec.LAMBApply{P: p[s.lo:s.hi], U: g[s.lo:s.hi]})
 	}
+	copies := b.copies(u.spans, p, 1)
+	if b.err != nil {
+		return nil
+	}
 	pool := b.pool
 	return func() error {
 		for i, s := range u.spans {
@@ -303,7 +319,7 @@ func bindLAMBApply(b *binding) func() error {
 				return err
 			}
 		}
-		return nil
+		return runCopies(copies, pool)
 	}
 }
 
@@ -317,6 +333,10 @@ func bindLARSApply(b *binding) func() error {
 		return nil
 	}
 	parts := u.momenta(p, g, m)
+	copies := b.copies(u.spans, p, 2)
+	if b.err != nil {
+		return nil
+	}
 	pool := b.pool
 	return func() error {
 		lr, coef := u.lr(), float64(u.coef[0])
@@ -333,7 +353,7 @@ func bindLARSApply(b *binding) func() error {
 				return err
 			}
 		}
-		return nil
+		return runCopies(copies, pool)
 	}
 }
 
@@ -349,6 +369,10 @@ func bindNovoGrad(b *binding) func() error {
 		return nil
 	}
 	parts := u.momenta(p, g, m)
+	copies := b.copies(u.spans, p, 3)
+	if b.err != nil {
+		return nil
+	}
 	pool := b.pool
 	return func() error {
 		coef := float64(u.coef[0])
@@ -366,6 +390,6 @@ func bindNovoGrad(b *binding) func() error {
 				return err
 			}
 		}
-		return nil
+		return runCopies(copies, pool)
 	}
 }

@@ -6,10 +6,6 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 )
 
-// tileKC is the depth, in units, after which a tile register of C goes back to
-// memory: slivers of A and B of that depth fit the first-level cache.
-const tileKC = 256
-
 func (s *kernels) transposeLanes(dst, src unsafe.Pointer, ds, ss, rows, depth, mask int) {
 	switch s.level {
 	case level.AVX512:
@@ -30,27 +26,6 @@ func (s *kernels) copyLanes(dst, src unsafe.Pointer, ds, ss, depth, load, store 
 	default:
 		copyPortable(dst, src, ds, ss, depth, load, store)
 	}
-}
-
-// interleave joins the elements of consecutive source rows in units; cols of
-// width lanes are read, the others are zeros.
-func (s *kernels) interleave(dst, src unsafe.Pointer, ds, ss, units, cols, width int) {
-	if s.group == 2 {
-		interleave16AVX512(dst, src, ds, ss, units, 1<<cols-1, 1<<width-1)
-	} else {
-		interleave8AVX512(dst, src, ds, ss, units, 1<<cols-1, 1<<width-1)
-	}
-}
-
-// flip adds 128 to each byte of words 32-bit words.
-func (s *kernels) flip(p unsafe.Pointer, words int) { flipAVX512(p, words) }
-
-// offset writes −128 times the column sums of a sliver of B, nr int32.
-func (s *kernels) offset(dst, b unsafe.Pointer, units int) { offsetAVX512(dst, b, units) }
-
-// addBias adds a vector of cols float32 to each row of C.
-func (s *kernels) addBias(c, bias unsafe.Pointer, ldc, rows, cols int) {
-	biasAVX512(c, bias, ldc, rows, 1<<cols-1)
 }
 
 // widenVectors converts the whole vectors of n elements and returns how many
@@ -116,45 +91,6 @@ func (s *kernels) micro(t *tile, rows int) {
 		int8AVX512(t, rows)
 	default:
 		microAVX512(t, rows)
-	}
-}
-
-// microTiles computes up to 32 rows of each sliver of t, up to 32 columns.
-func (s *kernels) microTiles(t *tile, rows, cols int) {
-	switch size := [2]bool{rows > 16, cols > 16}; s.in {
-	case BF16:
-		switch size {
-		case [2]bool{true, true}:
-			bf16x32x32AMX(t)
-		case [2]bool{true, false}:
-			bf16x32x16AMX(t)
-		case [2]bool{false, true}:
-			bf16x16x32AMX(t)
-		default:
-			bf16x16x16AMX(t)
-		}
-	case S8:
-		switch size {
-		case [2]bool{true, true}:
-			s8x32x32AMX(t)
-		case [2]bool{true, false}:
-			s8x32x16AMX(t)
-		case [2]bool{false, true}:
-			s8x16x32AMX(t)
-		default:
-			s8x16x16AMX(t)
-		}
-	case U8S8:
-		switch size {
-		case [2]bool{true, true}:
-			u8x32x32AMX(t)
-		case [2]bool{true, false}:
-			u8x32x16AMX(t)
-		case [2]bool{false, true}:
-			u8x16x32AMX(t)
-		default:
-			u8x16x16AMX(t)
-		}
 	}
 }
 

@@ -4,8 +4,6 @@ package gemm
 
 import "unsafe"
 
-const tileKC = 256
-
 func (s *kernels) transposeLanes(dst, src unsafe.Pointer, ds, ss, rows, depth, mask int) {
 	transposePortable(dst, src, ds, ss, rows, depth, mask)
 }
@@ -29,10 +27,7 @@ func (s *kernels) narrowRows(Type, unsafe.Pointer, unsafe.Pointer, int, int, int
 	return false
 }
 
-// Only amd64 has forms that need what follows.
+// Here all forms are those of packWords, packWide and packPairs.
 
-func (s *kernels) interleave(dst, src unsafe.Pointer, ds, ss, units, cols, width int) {}
-func (s *kernels) flip(p unsafe.Pointer, words int)                                   {}
-func (s *kernels) offset(dst, b unsafe.Pointer, units int)                            {}
-func (s *kernels) addBias(c, bias unsafe.Pointer, ldc, rows, cols int)                {}
-func (s *kernels) microTiles(t *tile, rows, cols int)                                 {}
+func (p *Product) packForm(unsafe.Pointer, *side)      { panic(p.kernels.form) }
+func (p *Product) tileStrip(area, unsafe.Pointer, int) { panic(p.kernels.form) }

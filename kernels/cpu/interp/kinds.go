@@ -42,6 +42,7 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 		graph.SumGrad:        sumGrad[T],
 		graph.Fill:           fillKind[T],
 		graph.Copy:           copyKind[T],
+		graph.Cast:           castKind[T],
 		graph.SelectRow:      selectRow[T],
 		graph.Rope:           rope[T],
 		graph.Dropout:        dropout[T],
@@ -58,8 +59,12 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 		graph.HeadLoss:         headLoss[T],
 		graph.HeadLossGrad:     headLoss[T],
 
-		graph.SqSum:         sqSum[T],
-		graph.ClipCoef:      clipCoef[T],
+		graph.SqSum:    sqSum[T],
+		graph.ClipCoef: clipCoef[T],
+
+		graph.OverflowCheck:   overflowCheck[T],
+		graph.LossScaleUpdate: lossScaleUpdate[T],
+
 		graph.AdamW:         adamW[T],
 		graph.SGD:           sgd[T],
 		graph.LAMBDirection: lambDirection[T],

@@ -36,6 +36,7 @@ type storage[T num.Float] struct {
 	f64 []float64
 	i64 []int64
 	i32 []int32
+	u16 []uint16 // BF16 and F16, as bits
 }
 
 // New returns the zero memory of every rank of p.
@@ -88,6 +89,19 @@ func (w *World[T]) I32(rank int, id graph.BufID) ([]int32, error) {
 	return s.i32[lo:hi:hi], nil
 }
 
+// U16 returns the bits of a BF16 or F16 buffer of a rank.
+func (w *World[T]) U16(rank int, id graph.BufID) ([]uint16, error) {
+	dt := graph.BF16
+	if id >= 0 && int(id) < len(w.prog.Buffers) && w.prog.Buf(id).DType == graph.F16 {
+		dt = graph.F16
+	}
+	s, lo, hi, err := w.at(rank, id, dt)
+	if err != nil {
+		return nil, err
+	}
+	return s.u16[lo:hi:hi], nil
+}
+
 // at returns the storage of a buffer's root and the buffer's element range.
 func (w *World[T]) at(rank int, id graph.BufID, dt graph.DType) (s *storage[T], lo, hi int64, err error) {
 	p := w.prog
@@ -125,6 +139,9 @@ func (s *storage[T]) make(dt graph.DType, n int64) {
 		s.i64 = make([]int64, n)
 	case dt == graph.I32 && s.i32 == nil:
 		s.i32 = make([]int32, n)
+	case (dt == graph.BF16 || dt == graph.F16) && s.u16 == nil:
+		s.u16 = make([]uint16, n)
+		fill(s.u16, 0xFFFF) // NaN in both
 	}
 }
 
