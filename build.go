@@ -17,7 +17,11 @@ import (
 )
 
 // build validates cfg, fills in what depends on the model, and plans.
-func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
+func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) { return buildPlan(cfg, false) }
+
+// buildPlan is build; with early, the error is a *plan.DoesNotFit where the
+// largest sum of live buffers is over a cap already.
+func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	var none hfconfig.Config
 	if err := cfg.Validate(); err != nil {
 		return nil, none, err
@@ -73,6 +77,7 @@ func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
 		Precision: prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,
 		Outside: cfg.Outside,
 		Verify:  cfg.Poison,
+		Early:   early,
 	})
 	return p, h, err
 }

@@ -137,7 +137,7 @@ func Default() Config {
 	return Config{
 		Init: "random", Tokenizer: "bytes", Steps: 100, Batch: 4, Accum: 1,
 		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8,
-		Seed: 1, Prefetch: 1, Precision: "fp32", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
+		Seed: 1, Prefetch: 1, Precision: "fp32", Reduce: "same", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
 	}
 }
 
@@ -228,9 +228,6 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("--%s %d: a size is not negative", s.flag, s.v)
 		}
 	}
-	if c.ShardSize > 0 && c.Ranks%c.ShardSize != 0 {
-		return fmt.Errorf("--shard-size %d does not divide %d ranks; %s do", c.ShardSize, c.Ranks, divisors(c.Ranks, c.ShardSize))
-	}
 	if _, err := recompute.Parse(c.Recompute); err != nil {
 		return fmt.Errorf("--recompute %s: %w", c.Recompute, err)
 	}
@@ -250,21 +247,6 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("--save-every needs --checkpoint: the folder to save to")
 	}
 	return nil
-}
-
-// divisors names the divisors of n nearest to v, below and above.
-func divisors(n, v int) string {
-	below, above := 1, n
-	for d := 1; d <= n; d++ {
-		if n%d == 0 && d < v {
-			below = d
-		}
-		if n%d == 0 && d > v {
-			above = d
-			break
-		}
-	}
-	return fmt.Sprintf("%d and %d", below, above)
 }
 
 // ComputeThreads returns the computing threads of the process.

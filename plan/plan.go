@@ -48,6 +48,9 @@ type Config struct {
 	// Outside is what the process needs of each space outside the arena: it
 	// counts against the capacity.
 	Outside [graph.NumSpaces]int64
+	// Early makes Build refuse, with a *DoesNotFit and before it gives buffers a
+	// place, what cannot fit: searches plan many configurations.
+	Early bool
 	// Verify runs graph.Verify after every pass (tests always do).
 	Verify bool
 }
@@ -110,11 +113,30 @@ func Build(fwd Forward, cfg Config) (*Plan, error) {
 			}
 		}
 	}
+	if cfg.Early {
+		if err := cannotFit(st.p, cfg); err != nil {
+			return nil, err
+		}
+	}
 	layout, err := memplan.Assign(st.p, memplan.Options{Align: cfg.Target.Align})
 	if err != nil {
 		return nil, fmt.Errorf("plan: memory: %w", err)
 	}
 	return &Plan{Config: cfg, Program: st.p, Layout: layout, CommBytes: CommBytes(st.p)}, nil
+}
+
+// cannotFit refuses a program whose lower bound of a space is over its cap.
+func cannotFit(p *graph.Program, cfg Config) error {
+	bounds, err := memplan.Bounds(p)
+	if err != nil {
+		return fmt.Errorf("plan: memory: %w", err)
+	}
+	for s := range graph.NumSpaces {
+		if limit := cfg.Capacity[s]; limit > 0 && bounds[s].LowerBound+cfg.Outside[s] > limit {
+			return &DoesNotFit{Space: s, Peak: bounds[s].LowerBound, Outside: cfg.Outside[s], Capacity: limit, At: bounds[s].PeakAt, Largest: largestClasses(&bounds[s])}
+		}
+	}
+	return nil
 }
 
 // DoesNotFit is the refusal of a plan over a capacity.
