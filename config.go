@@ -13,7 +13,6 @@ package spillway
 import (
 	"fmt"
 	"math"
-	"runtime"
 	"strings"
 	"time"
 
@@ -270,7 +269,7 @@ func (c *Config) threads() int {
 	if c.Threads > 0 {
 		return c.Threads
 	}
-	return runtime.GOMAXPROCS(0)
+	return diskProcs.procs()
 }
 
 // optimizer returns the update rule.

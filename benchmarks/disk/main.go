@@ -5,6 +5,7 @@
 // every 4096 bytes, and with -shift the copy for memory that is not aligned.
 //
 //	go run ./benchmarks/disk -dir DIR [-block BYTES] [-depth N] [-bytes N] [-pairs N] [-engine libaio] [-shift BYTES] [-json FILE]
+//	go run ./benchmarks/disk -dir DIR -busy
 //
 // It needs fio in the PATH.
 package main
@@ -66,9 +67,13 @@ func run() (err error) {
 	engine := flag.String("engine", "libaio", "fio's --ioengine: libaio or io_uring")
 	shift := flag.Int("shift", 0, "memory starts that many bytes after a page")
 	jsonPath := flag.String("json", "", "write the pairs to this file")
+	beside := flag.Bool("busy", false, "measure the tier beside computing kernels instead, without fio")
 	flag.Parse()
 	if *dir == "" {
 		return errors.New("-dir is missing")
+	}
+	if *beside {
+		return busy(*dir, store.Options{Block: *block, Depth: *depth}, *pairs)
 	}
 	folder, err := store.Open(*dir, store.Options{Block: *block, Depth: *depth, Warn: func(s string) { fmt.Fprintln(os.Stderr, "warning:", s) }})
 	if err != nil {
