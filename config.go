@@ -13,7 +13,6 @@ package spillway
 import (
 	"fmt"
 	"math"
-	"runtime"
 	"strings"
 	"time"
 
@@ -274,7 +273,7 @@ func (c *Config) threads() int {
 	if c.Threads > 0 {
 		return c.Threads
 	}
-	return runtime.GOMAXPROCS(0)
+	return diskProcs.procs()
 }
 
 // optimizer returns the update rule.

@@ -38,6 +38,7 @@ type Trainer struct {
 	ranks  []*rank
 	states *states
 	disk   *store.Folder // nil: none
+	procs  bool          // the runtime has more processors for its workers
 	trace  *exec.Trace
 
 	traceFile *os.File // opened before the run, written at its end
@@ -495,10 +496,7 @@ func (t *Trainer) Close() error {
 		errs = append(errs, r.exec.Close())
 	}
 	t.ranks = nil
-	if t.disk != nil {
-		errs = append(errs, t.disk.Close())
-		t.disk = nil
-	}
+	errs = append(errs, t.closeDisk())
 	if t.pool != nil {
 		t.pool.Close()
 		t.pool = nil
