@@ -9,6 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/hfmodel"
 	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
@@ -16,7 +17,11 @@ import (
 )
 
 // build validates cfg, fills in what depends on the model, and plans.
-func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
+func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) { return buildPlan(cfg, false) }
+
+// buildPlan is build; with early, the error is a *plan.DoesNotFit where the
+// largest sum of live buffers is over a cap already.
+func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	var none hfconfig.Config
 	if err := cfg.Validate(); err != nil {
 		return nil, none, err
@@ -57,17 +62,22 @@ func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
 	if err != nil {
 		return nil, none, err
 	}
+	away, err := offload.Parse(cfg.Offload)
+	if err != nil {
+		return nil, none, err
+	}
 	prec, err := precision.Parse(cfg.precision())
 	if err != nil {
 		return nil, none, err
 	}
 	p, err := plan.Build(fwd, plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
-		Recompute: again, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
+		Recompute: again, Offload: away, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
 		Capacity:  [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		Precision: prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,
 		Outside: cfg.Outside,
 		Verify:  cfg.Poison,
+		Early:   early,
 	})
 	return p, h, err
 }

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/offload"
+	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -73,6 +75,17 @@ type Config struct {
 	HostMemory   int64  // bytes of host memory a rank; 0: no cap
 	Disk         string // folder of the disk tier
 	DiskMemory   int64  // bytes of it a rank; 0: no cap
+	// DiskCache is host memory in bytes a rank that holds what would otherwise be
+	// read from disk, outside the plan and inside HostMemory; 0: none. A step goes
+	// round all that is on disk, so a cache of a tenth of it saves up to a tenth of
+	// the reads.
+	DiskCache int64
+	// RequirePinned refuses to run where host memory can't be locked. Otherwise
+	// the run goes on with unlocked memory, and Warn says so.
+	RequirePinned bool
+	// Warn is told what a person should know about the machine, one line a call;
+	// nil drops it.
+	Warn func(string)
 
 	// Outside is what the process needs of each memory space outside its arena, in
 	// bytes (a GPU's context and libraries); it counts against the caps.
@@ -89,6 +102,11 @@ type Config struct {
 	// selective, full, or policies by unit (see package recompute). Less memory,
 	// more computing, the same bits.
 	Recompute string
+
+	// Offload says which classes rest in host memory or on disk:
+	// "optimizer=host|disk,parameters=…,gradients=…,activations=…"; "" none. Less
+	// device memory, more copies, the same bits.
+	Offload string
 
 	Zero         int  // ZeRO stage
 	Reproducible bool // stages 0 and 1 reduce every micro-step: same bits at all stages with accumulation
@@ -107,6 +125,8 @@ type Config struct {
 	// Poison fills released and unused device memory with NaN patterns, and
 	// verifies the program after every pass. For tests.
 	Poison bool
+	// wrapDisk puts something between the disk tier and its files. For tests.
+	wrapDisk func(rank int, f store.RawFile) store.RawFile
 	// CheckWrites runs one kernel at a time and looks for writes outside of what
 	// it declares, on all ranks. Very slow. For tests.
 	CheckWrites bool
@@ -117,7 +137,7 @@ func Default() Config {
 	return Config{
 		Init: "random", Tokenizer: "bytes", Steps: 100, Batch: 4, Accum: 1,
 		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8,
-		Seed: 1, Prefetch: 1, Precision: "fp32", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
+		Seed: 1, Prefetch: 1, Precision: "fp32", Reduce: "same", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
 	}
 }
 
@@ -203,16 +223,16 @@ func (c *Config) Validate() error {
 	for _, s := range []struct {
 		flag string
 		v    int64
-	}{{"device-memory", c.DeviceMemory}, {"host-memory", c.HostMemory}} {
+	}{{"device-memory", c.DeviceMemory}, {"host-memory", c.HostMemory}, {"disk-cache", c.DiskCache}} {
 		if s.v < 0 {
 			return fmt.Errorf("--%s %d: a size is not negative", s.flag, s.v)
 		}
 	}
-	if c.ShardSize > 0 && c.Ranks%c.ShardSize != 0 {
-		return fmt.Errorf("--shard-size %d does not divide %d ranks; %s do", c.ShardSize, c.Ranks, divisors(c.Ranks, c.ShardSize))
-	}
 	if _, err := recompute.Parse(c.Recompute); err != nil {
 		return fmt.Errorf("--recompute %s: %w", c.Recompute, err)
+	}
+	if _, err := offload.Parse(c.Offload); err != nil {
+		return fmt.Errorf("--offload %s: %w", c.Offload, err)
 	}
 	if c.Timeout <= 0 {
 		return fmt.Errorf("--timeout %s: a positive duration is needed", c.Timeout)
@@ -227,21 +247,6 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("--save-every needs --checkpoint: the folder to save to")
 	}
 	return nil
-}
-
-// divisors names the divisors of n nearest to v, below and above.
-func divisors(n, v int) string {
-	below, above := 1, n
-	for d := 1; d <= n; d++ {
-		if n%d == 0 && d < v {
-			below = d
-		}
-		if n%d == 0 && d > v {
-			above = d
-			break
-		}
-	}
-	return fmt.Sprintf("%d and %d", below, above)
 }
 
 // ComputeThreads returns the computing threads of the process.

@@ -28,7 +28,13 @@ type Forecast struct {
 // It reads no weights and no data, and needs no device. That the plan does not
 // fit is no error here.
 func Predict(cfg Config, machine *cost.Machine) (*Forecast, error) {
-	p, _, err := build(&cfg)
+	return predict(cfg, machine, false)
+}
+
+// predict is Predict; with early, a configuration whose lower bound does not fit
+// is refused without a plan.
+func predict(cfg Config, machine *cost.Machine, early bool) (*Forecast, error) {
+	p, _, err := buildPlan(&cfg, early)
 	if err != nil {
 		return nil, err
 	}
