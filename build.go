@@ -9,6 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/hfmodel"
 	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
@@ -61,17 +62,22 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	if err != nil {
 		return nil, none, err
 	}
-	compute, err := precision.Parse(cfg.Precision)
+	away, err := offload.Parse(cfg.Offload)
+	if err != nil {
+		return nil, none, err
+	}
+	prec, err := precision.Parse(cfg.precision())
 	if err != nil {
 		return nil, none, err
 	}
 	p, err := plan.Build(fwd, plan.Config{
-		Ranks: cfg.Ranks, ShardSize: cfg.ShardSize, Precision: compute, Reduce32: strings.EqualFold(cfg.Reduce, "fp32"), Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
-		Recompute: again, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
-		Capacity: [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
-		Outside:  cfg.Outside,
-		Verify:   cfg.Poison,
-		Early:    early,
+		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
+		Recompute: again, Offload: away, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
+		Capacity:  [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
+		Precision: prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,
+		Outside: cfg.Outside,
+		Verify:  cfg.Poison,
+		Early:   early,
 	})
 	return p, h, err
 }

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/offload"
+	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -73,6 +75,17 @@ type Config struct {
 	HostMemory   int64  // bytes of host memory a rank; 0: no cap
 	Disk         string // folder of the disk tier
 	DiskMemory   int64  // bytes of it a rank; 0: no cap
+	// DiskCache is host memory in bytes a rank that holds what would otherwise be
+	// read from disk, outside the plan and inside HostMemory; 0: none. A step goes
+	// round all that is on disk, so a cache of a tenth of it saves up to a tenth of
+	// the reads.
+	DiskCache int64
+	// RequirePinned refuses to run where host memory can't be locked. Otherwise
+	// the run goes on with unlocked memory, and Warn says so.
+	RequirePinned bool
+	// Warn is told what a person should know about the machine, one line a call;
+	// nil drops it.
+	Warn func(string)
 
 	// Outside is what the process needs of each memory space outside its arena, in
 	// bytes (a GPU's context and libraries); it counts against the caps.
@@ -81,12 +94,19 @@ type Config struct {
 	// of this many neighbouring ranks and replicates over the groups (HSDP); 0
 	// shards over all. Both can be planned; New refuses what cannot run yet.
 	Precision string
-	Reduce    string // dtype in which 16-bit gradients travel: "same" (or "") or "fp32"
 	ShardSize int
+	// Reduce is what gradients of a 16-bit precision travel and rest in: "same"
+	// (or "") or "fp32".
+	Reduce string
 	// Recompute drops activations and computes them again in the backward: none,
 	// selective, full, or policies by unit (see package recompute). Less memory,
 	// more computing, the same bits.
 	Recompute string
+
+	// Offload says which classes rest in host memory or on disk:
+	// "optimizer=host|disk,parameters=…,gradients=…,activations=…"; "" none. Less
+	// device memory, more copies, the same bits.
+	Offload string
 
 	Zero         int  // ZeRO stage
 	Reproducible bool // stages 0 and 1 reduce every micro-step: same bits at all stages with accumulation
@@ -105,6 +125,8 @@ type Config struct {
 	// Poison fills released and unused device memory with NaN patterns, and
 	// verifies the program after every pass. For tests.
 	Poison bool
+	// wrapDisk puts something between the disk tier and its files. For tests.
+	wrapDisk func(rank int, f store.RawFile) store.RawFile
 	// CheckWrites runs one kernel at a time and looks for writes outside of what
 	// it declares, on all ranks. Very slow. For tests.
 	CheckWrites bool
@@ -125,6 +147,7 @@ var (
 	lrScales    = []string{"none", "sqrt", "linear"}
 	orders      = []string{"", "sequential", "shuffled"}
 	precisions  = []string{"", "fp32", "bf16", "fp16"}
+	reduces     = []string{"", "same", "fp32"}
 )
 
 // largest bounds the counts, so that no product of them overflows and none asks
@@ -184,7 +207,7 @@ func (c *Config) Validate() error {
 		atLeast("eval-steps", c.EvalSteps, 1, "batch"), atLeast("save-every", c.SaveEvery, 0, "step"), atLeast("keep", c.Keep, 0, "checkpoint"),
 		atLeast("lr-base-batch", c.LRBaseBatch, 1, "row"),
 		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders),
-		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, []string{"", "same", "fp32"}), atLeast("shard-size", c.ShardSize, 0, "rank"),
+		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), atLeast("shard-size", c.ShardSize, 0, "rank"),
 		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, []string{"cpu"}),
 		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0),
 		fraction("beta1", c.Beta1), fraction("beta2", c.Beta2), fraction("dropout", c.Dropout),
@@ -200,13 +223,16 @@ func (c *Config) Validate() error {
 	for _, s := range []struct {
 		flag string
 		v    int64
-	}{{"device-memory", c.DeviceMemory}, {"host-memory", c.HostMemory}} {
+	}{{"device-memory", c.DeviceMemory}, {"host-memory", c.HostMemory}, {"disk-cache", c.DiskCache}} {
 		if s.v < 0 {
 			return fmt.Errorf("--%s %d: a size is not negative", s.flag, s.v)
 		}
 	}
 	if _, err := recompute.Parse(c.Recompute); err != nil {
 		return fmt.Errorf("--recompute %s: %w", c.Recompute, err)
+	}
+	if _, err := offload.Parse(c.Offload); err != nil {
+		return fmt.Errorf("--offload %s: %w", c.Offload, err)
 	}
 	if c.Timeout <= 0 {
 		return fmt.Errorf("--timeout %s: a positive duration is needed", c.Timeout)
@@ -225,6 +251,19 @@ func (c *Config) Validate() error {
 
 // ComputeThreads returns the computing threads of the process.
 func (c *Config) ComputeThreads() int { return c.threads() }
+
+func (c *Config) precision() string {
+	if c.Precision == "" {
+		return "fp32"
+	}
+	return c.Precision
+}
+
+// reduce32 says whether gradients travel in fp32 where values are in 16 bits; in
+// fp32 there is nothing to choose.
+func (c *Config) reduce32() bool {
+	return strings.EqualFold(c.Reduce, "fp32") && !strings.EqualFold(c.precision(), "fp32")
+}
 
 // threads returns the computing threads of the process.
 func (c *Config) threads() int {

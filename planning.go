@@ -13,9 +13,6 @@ func runnable(cfg *Config) error {
 	if p := strings.ToLower(cfg.Precision); p != "" && p != "fp32" {
 		return fmt.Errorf("--precision %s has no kernels yet: it can be planned (spillway plan), not trained; use fp32", cfg.Precision)
 	}
-	if cfg.ShardSize > 0 && cfg.ShardSize < cfg.Ranks {
-		return fmt.Errorf("--shard-size %d of %d ranks has no transport yet: it can be planned (spillway plan), not trained; leave it out", cfg.ShardSize, cfg.Ranks)
-	}
 	return nil
 }
 

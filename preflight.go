@@ -62,11 +62,6 @@ func (t *Trainer) openOutputs() error {
 			return err
 		}
 	}
-	if c.Disk != "" {
-		if err := writable("disk", c.Disk); err != nil {
-			return err
-		}
-	}
 	if c.Trace != "" {
 		f, err := createWithFolder(c.Trace)
 		if err != nil {

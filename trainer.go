@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	kernelscpu "github.com/spillway-ml/spillway/kernels/cpu"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 )
 
@@ -36,6 +37,7 @@ type Trainer struct {
 	pool   *pool.Pool
 	ranks  []*rank
 	states *states
+	disk   *store.Folder // nil: none
 	trace  *exec.Trace
 
 	traceFile *os.File // opened before the run, written at its end
@@ -83,7 +85,7 @@ type StepResult struct {
 	Peak        [graph.NumSpaces][]int64
 	Planned     [graph.NumSpaces][]int64
 	CommBytes   int64 // all ranks, ring-equivalent
-	DiskRead    int64
+	DiskRead    int64 // all ranks, bytes that copies moved, without what a cache served
 	DiskWritten int64
 	Eval        *EvalResult // set where the step was followed by an evaluation
 }
@@ -158,6 +160,10 @@ func (t *Trainer) start() error {
 	if cfg.CheckWrites {
 		opt.Checker = cpu.NewChecker()
 	}
+	if err := t.openDisk(); err != nil {
+		return err
+	}
+	t.memoryOptions(&opt)
 	world, err := inproc.New(p.Program.Mesh, inproc.Options{Timeout: cfg.Timeout})
 	if err != nil {
 		return err
@@ -236,7 +242,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, t.fail(s, errors.New("no target in the global batch counts: all are -1"))
 	}
 	hyper := t.hyper(s, lr, targets)
-	sent := t.commBytes()
+	sent, moved := t.commBytes(), t.diskTraffic()
 	err = t.each(func(r *rank) error {
 		r.exec.SetStep(int64(s + 1))
 		micro := 0
@@ -263,6 +269,8 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		}
 	}
 	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, CommBytes: t.commBytes() - sent}
+	traffic := t.diskTraffic()
+	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
 	res.Seconds = time.Since(began).Seconds()
 	res.TokensPerS = float64(t.cfg.Ranks*t.cfg.Accum*t.cfg.Batch*t.cfg.Seq) / res.Seconds
 	for sp := range graph.NumSpaces {
@@ -437,6 +445,10 @@ func (t *Trainer) Close() error {
 		errs = append(errs, r.exec.Close())
 	}
 	t.ranks = nil
+	if t.disk != nil {
+		errs = append(errs, t.disk.Close())
+		t.disk = nil
+	}
 	if t.pool != nil {
 		t.pool.Close()
 		t.pool = nil

@@ -67,6 +67,7 @@ func Assign(p *graph.Program, opt Options) (*Layout, error) {
 		return nil, fmt.Errorf("memplan.Assign: %w", err)
 	}
 	l := &Layout{Offset: make([]int64, len(p.Buffers)), Align: align}
+	a.align = alignments(p, align)
 	for i := range l.Offset {
 		l.Offset[i] = -1
 	}
@@ -74,11 +75,14 @@ func Assign(p *graph.Program, opt Options) (*Layout, error) {
 		base := int64(0)
 		peak := int64(0)
 		for _, id := range a.resident[sp] {
-			l.Offset[id] = base
-			peak = base + p.Buf(id).Bytes()
+			l.Offset[id] = alignUp(base, a.align[id])
+			peak = l.Offset[id] + p.Buf(id).Bytes()
 			base = alignUp(peak, align)
 		}
-		off, extent := a.place(sp, align, a.bound[sp].bytes-a.residentBytes[sp])
+		for _, id := range a.spaces[sp].ids {
+			base = alignUp(base, a.align[id])
+		}
+		off, extent := a.place(sp, a.bound[sp].bytes-a.residentBytes[sp])
 		for i, id := range a.spaces[sp].ids {
 			l.Offset[id] = base + off[i]
 		}
@@ -88,6 +92,45 @@ func Assign(p *graph.Program, opt Options) (*Layout, error) {
 		l.Spaces[sp] = a.report(sp, peak)
 	}
 	return l, nil
+}
+
+// DiskPage is what offsets on disk are multiples of, in bytes, and offsets of
+// the host memory that disk transfers use: direct I/O works in whole pages.
+const DiskPage = 4096
+
+// alignments returns the alignment of every root buffer.
+func alignments(p *graph.Program, least int64) []int64 {
+	list := make([]int64, len(p.Buffers))
+	page := max(least, DiskPage)
+	disk := false
+	for id := range p.Buffers {
+		list[id] = least
+		if p.Buffers[id].Space == graph.Disk {
+			list[id], disk = page, true
+		}
+	}
+	if !disk {
+		return list
+	}
+	if p.Staging != graph.NoBuf {
+		list[p.Staging] = page
+	}
+	for i := range p.Sections {
+		for _, ph := range p.Sections[i].Phases {
+			for k := range ph.Ops {
+				op := &ph.Ops[k]
+				if op.Kind != graph.Copy || len(op.In) != 1 || len(op.Out) != 1 {
+					continue
+				}
+				from, _ := p.Resolve(op.In[0], nil)
+				to, _ := p.Resolve(op.Out[0].Buf, nil)
+				if p.Buf(from).Space == graph.Disk || p.Buf(to).Space == graph.Disk {
+					list[from], list[to] = page, page
+				}
+			}
+		}
+	}
+	return list
 }
 
 // Bounds returns what Assign reports of each space but for the places: Peak is
@@ -109,6 +152,7 @@ func alignUp(n, align int64) int64 { return (n + align - 1) &^ (align - 1) }
 // analysis is what the placement and the report need of a program.
 type analysis struct {
 	p             *graph.Program
+	align         []int64                        // by BufID
 	resident      [graph.NumSpaces][]graph.BufID // used LifeRun buffers
 	residentBytes [graph.NumSpaces]int64
 	spaces        [graph.NumSpaces]timeline

@@ -10,16 +10,17 @@ import (
 // place finds offsets for the buffers of one space that are not LifeRun. It
 // returns them by index into the space's ids, and their extent. bound is the
 // lower bound of the extent: no search goes on once it is met.
-func (a *analysis) place(sp graph.Space, align, bound int64) (off []int64, extent int64) {
+func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64) {
 	tl := &a.spaces[sp]
 	n := len(tl.ids)
 	if n == 0 {
 		return nil, 0
 	}
-	pl := &placer{tl: tl, align: align, size: make([]int64, n)}
+	pl := &placer{tl: tl, align: make([]int64, n), size: make([]int64, n)}
 	rank := make([]int32, n)
 	for i, id := range tl.ids {
 		pl.size[i] = a.p.Buf(id).Bytes()
+		pl.align[i] = a.align[id]
 		rank[i] = int32(i)
 	}
 	dur := func(i int32) int64 { return tl.last[i] - tl.first[i] + 1 }
@@ -91,7 +92,7 @@ const placeWork = 50e6
 // placer puts buffers one by one where nothing that overlaps them in time is.
 type placer struct {
 	tl     *timeline
-	align  int64
+	align  []int64
 	size   []int64
 	placed []place // by offset
 	work   int64   // pairs of buffers looked at so far
@@ -118,17 +119,17 @@ func (pl *placer) run(rank []int32, tight bool, limit int64) (off []int64, exten
 			if row[b.item>>6]>>(b.item&63)&1 == 0 {
 				continue
 			}
-			if room := b.lo - free; room >= size && (gap < 0 || room < gap) {
-				at, gap = free, room
+			if room := b.lo - alignUp(free, pl.align[i]); room >= size && (gap < 0 || room < gap) {
+				at, gap = alignUp(free, pl.align[i]), room
 				if !tight {
 					break
 				}
 			}
-			free = max(free, alignUp(b.hi, pl.align))
+			free = max(free, b.hi)
 		}
 		pl.work += int64(len(pl.placed))
 		if at < 0 {
-			at = free
+			at = alignUp(free, pl.align[i])
 		}
 		off[i] = at
 		extent = max(extent, at+size)

@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
@@ -29,7 +30,8 @@ type Config struct {
 	Reproducible bool       // stages 0 and 1 reduce every micro-step, so that all stages agree bit for bit
 	Prefetch     int        // units gathered ahead of their use at stage 3
 	Recompute    recompute.Options
-	Freeze       []string // patterns of parameters that are not trained
+	Offload      offload.Options // its Ahead is Prefetch
+	Freeze       []string        // patterns of parameters that are not trained
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm, 0: off
 	Target       graph.Target
@@ -275,6 +277,12 @@ var passes = []pass{
 		s.p, err = fsdp.Shard(s.p, s.cfg.shardOptions())
 		return
 	}, false},
+	{"offload", func(s *state) (err error) {
+		o := s.cfg.Offload
+		o.Ahead = s.cfg.Prefetch
+		s.p, err = offload.Rewrite(s.p, o)
+		return
+	}, false},
 	{"staging", func(s *state) error { s.p = sizeStaging(s.p); return nil }, false},
 	{"workspace", func(s *state) error { s.p = graph.AddWorkspace(s.p, s.cfg.Target); return nil }, false},
 	{"schedule", func(s *state) (err error) { s.p, err = graph.Schedule(s.p); return }, true},
@@ -300,6 +308,10 @@ var passOrder = []constraint{
 	{"fuse", "shard", "fusion must not depend on the stage"},
 	{"inputs", "schedule", "the copies in are ordered with everything else"},
 	{"inputs", "shard", "a micro-step copies its inputs: they are there before it is repeated"},
+	{"shard", "offload", "what moves is each rank's part, and a fetch comes before its all-gather"},
+	{"recompute", "offload", "only what is kept is worth parking"},
+	{"offload", "workspace", "scratch lies where the operation runs"},
+	{"offload", "schedule", "its copies run beside computation, behind events"},
 	{"shard", "staging", "the staging buffer is no larger than the largest resident state"},
 	{"shard", "workspace", "the update's operations exist only then"},
 	{"workspace", "schedule", "streams share a workspace only behind an event"},

@@ -107,22 +107,20 @@ func (f listFlag) String() string {
 // later holds the flags of capabilities that do not exist yet: they parse, and
 // anything but the value that means "without it" is refused by name.
 type later struct {
-	int8, offload      string
-	requirePinned, fit bool
-	globalBatch        int
+	int8        string
+	fit         bool
+	globalBatch int
 }
 
 func (l *later) refuse() error {
 	for _, f := range []struct {
 		flag, value, without string
-	}{{"int8", l.int8, ""}, {"offload", l.offload, ""}} {
+	}{{"int8", l.int8, ""}} {
 		if !strings.EqualFold(f.value, f.without) {
 			return fmt.Errorf("--%s %s is not built yet; leave it out", f.flag, f.value)
 		}
 	}
 	switch {
-	case l.requirePinned:
-		return errors.New("--require-pinned is not built yet; leave it out")
 	case l.fit:
 		return errors.New("--fit is not built yet; choose --zero, --batch and --accum yourself")
 	case l.globalBatch != 0:
@@ -177,8 +175,9 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&c.Reduce, "reduce", d.Reduce, "dtype of gradients on the way: same or fp32")
 	fs.StringVar(&l.int8, "int8", "", "optimizer,gather,reduce,activations,matmul")
 	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, or by unit as in full:h.*")
-	fs.StringVar(&l.offload, "offload", "", "optimizer=host|disk,parameters=…,gradients=…,activations=…")
-	fs.BoolVar(&l.requirePinned, "require-pinned", false, "refuse to run on host memory that cannot be locked")
+	fs.StringVar(&c.Offload, "offload", "", "what rests off the device: optimizer=host|disk,parameters=…,gradients=…,activations=…")
+	fs.Var(sizeFlag{&c.DiskCache}, "disk-cache", "host memory of a rank that holds what would be read from disk (default: none)")
+	fs.BoolVar(&c.RequirePinned, "require-pinned", false, "refuse to run on host memory that cannot be locked")
 	fs.BoolVar(&l.fit, "fit", false, "choose what was not given: the fastest that fits")
 	fs.IntVar(&l.globalBatch, "global-batch", 0, "rows of a step over all ranks, for --fit")
 	fs.StringVar(&c.Checkpoint, "checkpoint", "", "`DIR` of checkpoints (default: nothing is written)")

@@ -77,6 +77,7 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 		}
 	}
 	var metrics *spillway.MetricsWriter
+	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", text) }
 	t, err := spillway.New(ctx, c)
 	if err != nil {
 		return err

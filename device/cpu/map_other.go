@@ -20,7 +20,7 @@ func (mapping) unmap() error { return nil }
 
 func (c *Context) pin(mapping) error {
 	if c.opts.RequirePinned {
-		return errors.New("host memory can't be locked on " + runtime.GOOS)
+		return &PinError{Advice: "only Unix systems are supported", Err: errors.New("no system call for it on " + runtime.GOOS)}
 	}
 	return nil
 }

@@ -3,7 +3,6 @@
 package cpu
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 
@@ -19,12 +18,12 @@ func (c *Context) pin(m mapping) error {
 	if err == nil {
 		return nil
 	}
-	text := fmt.Sprintf("locking %d bytes of host memory is refused (%v)%s", m.size, err, lockAdvice())
+	refused := &PinError{Bytes: m.size, Advice: lockAdvice(), Err: err}
 	if c.opts.RequirePinned {
-		return errors.New(text)
+		return refused
 	}
 	if c.opts.Warn != nil {
-		warnPin.Do(func() { c.opts.Warn(text + "; going on with unlocked memory") })
+		warnPin.Do(func() { c.opts.Warn(refused.Error() + "; going on with unlocked memory") })
 	}
 	return nil
 }
@@ -36,8 +35,8 @@ func lockAdvice() string {
 		return ""
 	}
 	if l.Cur == unix.RLIM_INFINITY {
-		return ": the limit (RLIMIT_MEMLOCK) allows it, so the machine has too little memory to lock"
+		return "its limit (RLIMIT_MEMLOCK) allows it, so the machine has too little memory"
 	}
-	return fmt.Sprintf(": this process may lock %d bytes in all (RLIMIT_MEMLOCK); raise it with `ulimit -l` in the shell, a memlock line in /etc/security/limits.conf, "+
+	return fmt.Sprintf("this process may lock %d bytes in all (RLIMIT_MEMLOCK); raise it with `ulimit -l` in the shell, a memlock line in /etc/security/limits.conf, "+
 		"LimitMEMLOCK= of a systemd unit, or --ulimit memlock=-1 of a container", l.Cur)
 }
