@@ -11,12 +11,17 @@ import (
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
 
 // build validates cfg, fills in what depends on the model, and plans.
-func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
+func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) { return buildPlan(cfg, false) }
+
+// buildPlan is build; with early, the error is a *plan.DoesNotFit where the
+// largest sum of live buffers is over a cap already.
+func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	var none hfconfig.Config
 	if err := cfg.Validate(); err != nil {
 		return nil, none, err
@@ -62,12 +67,18 @@ func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
 		return nil, none, err
 	}
 	away.Chunk = cfg.offloadChunk
+	prec, err := precision.Parse(cfg.precision())
+	if err != nil {
+		return nil, none, err
+	}
 	p, err := plan.Build(fwd, plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
 		Recompute: again, Offload: away, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
-		Capacity: [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
-		Outside:  cfg.Outside,
-		Verify:   cfg.Poison,
+		Capacity:  [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
+		Precision: prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,
+		Outside: cfg.Outside,
+		Verify:  cfg.Poison,
+		Early:   early,
 	})
 	return p, h, err
 }

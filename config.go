@@ -13,10 +13,10 @@ package spillway
 import (
 	"fmt"
 	"math"
-	"runtime"
 	"strings"
 	"time"
 
+	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/offload/store"
@@ -95,6 +95,9 @@ type Config struct {
 	// shards over all. Both can be planned; New refuses what cannot run yet.
 	Precision string
 	ShardSize int
+	// Reduce is what gradients of a 16-bit precision travel and rest in: "same"
+	// (or "") or "fp32".
+	Reduce string
 	// Recompute drops activations and computes them again in the backward: none,
 	// selective, full, or policies by unit (see package recompute). Less memory,
 	// more computing, the same bits.
@@ -129,6 +132,9 @@ type Config struct {
 	// CheckWrites runs one kernel at a time and looks for writes outside of what
 	// it declares, on all ranks. Very slow. For tests.
 	CheckWrites bool
+
+	// wrapDevice takes the place of a rank's device context. For tests of failures.
+	wrapDevice func(rank int, ctx device.Context) device.Context
 }
 
 // Default returns the contract's defaults outside the demo.
@@ -136,7 +142,7 @@ func Default() Config {
 	return Config{
 		Init: "random", Tokenizer: "bytes", Steps: 100, Batch: 4, Accum: 1,
 		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8,
-		Seed: 1, Prefetch: 1, Precision: "fp32", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
+		Seed: 1, Prefetch: 1, Precision: "fp32", Reduce: "same", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
 	}
 }
 
@@ -146,6 +152,7 @@ var (
 	lrScales    = []string{"none", "sqrt", "linear"}
 	orders      = []string{"", "sequential", "shuffled"}
 	precisions  = []string{"", "fp32", "bf16", "fp16"}
+	reduces     = []string{"", "same", "fp32"}
 )
 
 // largest bounds the counts, so that no product of them overflows and none asks
@@ -205,7 +212,7 @@ func (c *Config) Validate() error {
 		atLeast("eval-steps", c.EvalSteps, 1, "batch"), atLeast("save-every", c.SaveEvery, 0, "step"), atLeast("keep", c.Keep, 0, "checkpoint"),
 		atLeast("lr-base-batch", c.LRBaseBatch, 1, "row"),
 		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders),
-		oneOf("precision", c.Precision, precisions), atLeast("shard-size", c.ShardSize, 0, "rank"),
+		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), atLeast("shard-size", c.ShardSize, 0, "rank"),
 		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, []string{"cpu"}),
 		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0),
 		fraction("beta1", c.Beta1), fraction("beta2", c.Beta2), fraction("dropout", c.Dropout),
@@ -225,9 +232,6 @@ func (c *Config) Validate() error {
 		if s.v < 0 {
 			return fmt.Errorf("--%s %d: a size is not negative", s.flag, s.v)
 		}
-	}
-	if c.ShardSize > 0 && c.Ranks%c.ShardSize != 0 {
-		return fmt.Errorf("--shard-size %d does not divide %d ranks; %s do", c.ShardSize, c.Ranks, divisors(c.Ranks, c.ShardSize))
 	}
 	if _, err := recompute.Parse(c.Recompute); err != nil {
 		return fmt.Errorf("--recompute %s: %w", c.Recompute, err)
@@ -250,30 +254,28 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// divisors names the divisors of n nearest to v, below and above.
-func divisors(n, v int) string {
-	below, above := 1, n
-	for d := 1; d <= n; d++ {
-		if n%d == 0 && d < v {
-			below = d
-		}
-		if n%d == 0 && d > v {
-			above = d
-			break
-		}
-	}
-	return fmt.Sprintf("%d and %d", below, above)
-}
-
 // ComputeThreads returns the computing threads of the process.
 func (c *Config) ComputeThreads() int { return c.threads() }
+
+func (c *Config) precision() string {
+	if c.Precision == "" {
+		return "fp32"
+	}
+	return c.Precision
+}
+
+// reduce32 says whether gradients travel in fp32 where values are in 16 bits; in
+// fp32 there is nothing to choose.
+func (c *Config) reduce32() bool {
+	return strings.EqualFold(c.Reduce, "fp32") && !strings.EqualFold(c.precision(), "fp32")
+}
 
 // threads returns the computing threads of the process.
 func (c *Config) threads() int {
 	if c.Threads > 0 {
 		return c.Threads
 	}
-	return runtime.GOMAXPROCS(0)
+	return diskProcs.procs()
 }
 
 // optimizer returns the update rule.

@@ -13,9 +13,6 @@ func runnable(cfg *Config) error {
 	if p := strings.ToLower(cfg.Precision); p != "" && p != "fp32" {
 		return fmt.Errorf("--precision %s has no kernels yet: it can be planned (spillway plan), not trained; use fp32", cfg.Precision)
 	}
-	if cfg.ShardSize > 0 && cfg.ShardSize < cfg.Ranks {
-		return fmt.Errorf("--shard-size %d of %d ranks has no transport yet: it can be planned (spillway plan), not trained; leave it out", cfg.ShardSize, cfg.Ranks)
-	}
 	return nil
 }
 
@@ -31,7 +28,13 @@ type Forecast struct {
 // It reads no weights and no data, and needs no device. That the plan does not
 // fit is no error here.
 func Predict(cfg Config, machine *cost.Machine) (*Forecast, error) {
-	p, _, err := build(&cfg)
+	return predict(cfg, machine, false)
+}
+
+// predict is Predict; with early, a configuration whose lower bound does not fit
+// is refused without a plan.
+func predict(cfg Config, machine *cost.Machine, early bool) (*Forecast, error) {
+	p, _, err := buildPlan(&cfg, early)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package spillway
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -57,7 +58,7 @@ type change struct {
 }
 
 // changeAxes returns the single changes that need less memory, by axis: of one
-// axis at most one applies.
+// axis at most one applies, and each needs less than the one before it.
 func changeAxes(cfg Config, hw Hardware) [][]change {
 	var axes [][]change
 	axis := func(list ...change) {
@@ -67,15 +68,15 @@ func changeAxes(cfg Config, hw Hardware) [][]change {
 	}
 	var list []change
 	if cfg.Ranks > 1 {
-		for z := 3; z > cfg.Zero; z-- {
+		for z := cfg.Zero + 1; z <= 3; z++ {
 			list = append(list, change{fmt.Sprintf("--zero %d", z), sameJob, func(c *Config) { c.Zero = z }})
 		}
 	}
 	axis(list...)
 	list = nil
-	if n := cfg.ShardSize; n > 0 {
-		for n *= 2; n <= cfg.Ranks; n *= 2 {
-			if cfg.Ranks%n == 0 {
+	if cfg.ShardSize > 0 {
+		for n := cfg.ShardSize + 1; n <= cfg.Ranks; n++ {
+			if cfg.Ranks%n == 0 && n%cfg.ShardSize == 0 {
 				list = append(list, change{fmt.Sprintf("--shard-size %d", n), sameJob, func(c *Config) { c.ShardSize = n }})
 			}
 		}
@@ -132,138 +133,154 @@ func recomputePolicies(now string) []string {
 	return nil
 }
 
-// wayCandidates combines changes of different axes: all of one and two axes, and
-// all of the axes that keep the job as it is, alone and with one that does not.
-func wayCandidates(cfg Config, hw Hardware, tooLarge func(*Config) bool) []plan.Candidate[Config] {
-	var out []plan.Candidate[Config]
-	seen := map[string]bool{}
-	add := func(set []change) {
-		c := plan.Candidate[Config]{Config: cfg}
-		for _, s := range set {
-			s.apply(&c.Config)
-			c.Order = max(c.Order, s.order)
-			c.Changes = append(c.Changes, s.text)
+// ladder applies changes of one axis on top of fixed ones.
+func ladder(cfg Config, fixed, rungs []change) plan.Ladder[Config] {
+	var l plan.Ladder[Config]
+	for _, r := range rungs {
+		c := cfg
+		var texts []string
+		for _, s := range append(slices.Clone(fixed), r) {
+			s.apply(&c)
+			l.Order = max(l.Order, s.order)
+			texts = append(texts, s.text)
 		}
-		c.Text = strings.Join(c.Changes, " ")
-		if seen[c.Text] || c.Config.ShardSize > 0 && c.Config.Ranks%c.Config.ShardSize != 0 {
-			return
-		}
-		seen[c.Text] = true
-		c.TooLarge = tooLarge(&c.Config)
-		out = append(out, c)
+		l.Rungs = append(l.Rungs, c)
+		l.Texts = append(l.Texts, strings.Join(texts, " "))
 	}
-	axes := changeAxes(cfg, hw)
-	var keep [][]change // axes that keep the job
-	for _, a := range axes {
-		if a[0].order == sameJob {
-			keep = append(keep, a)
-		}
-	}
-	for _, a := range axes {
-		for _, x := range a {
-			add([]change{x})
-		}
-	}
-	for i, a := range axes {
-		for _, b := range axes[i+1:] {
-			for _, x := range a {
-				for _, y := range b {
-					add([]change{x, y})
-				}
-			}
-		}
-	}
-	// The most that keeps the job: of every axis the strongest change (of stages the
-	// first in the list, of the others the last).
-	var all []change
-	for _, a := range keep {
-		x := a[len(a)-1]
-		if strings.HasPrefix(x.text, "--zero") {
-			x = a[0]
-		}
-		all = append(all, x)
-	}
-	if len(all) > 2 {
-		add(all)
-	}
-	for _, a := range axes {
-		if a[0].order == sameJob {
-			continue
-		}
-		for _, x := range a {
-			add(append(slices.Clone(all), x))
-		}
-	}
-	return out
+	return l
 }
 
-// planWork bounds the ways that are planned: operations of all of their
-// programs together. It is a count and not a time, so that the answer is the
-// same on every machine.
-const planWork = 120_000
-
 // WaysOut looks for changes that make a configuration fit which does not, and
-// returns up to four: the fastest that keep the job as it is, then the ones that
-// need more ranks, change numbers or shrink the job. Each was planned, and fits.
-// The second result is the smallest peak of each space that it came across, in
-// bytes.
+// returns the fastest that keep the job as it is, up to three, and where there
+// are not two of those, ones that change numbers, need more ranks or shrink the
+// job. Each was planned, and fits.
+// Single changes come first, then pairs, then everything that keeps the job; a
+// set of changes is not looked at where a part of it fits. The second result is
+// the smallest need of each space that it came across, in bytes.
 func WaysOut(asked *Forecast, hw Hardware) (ways []Way, smallest [graph.NumSpaces]int64) {
 	cfg := asked.Config
-	params := float64(asked.Parameters())
-	capacity := cfg.DeviceMemory - cfg.Outside[graph.Device]
-	flat, _ := cfg.optimizer().StateNames()
-	// Its states alone are a lower bound of any plan: they are all alive in the update.
-	tooLarge := func(c *Config) bool {
-		if cfg.DeviceMemory == 0 || len(cfg.Freeze) > 0 {
-			return false
-		}
-		weight, grad, states := 4.0, 4.0, 4*float64(len(flat))
-		if p := strings.ToLower(c.Precision); p == "bf16" || p == "fp16" {
-			weight, grad, states = 2, 2, states+4
-		}
-		ranks := c.Ranks
-		if c.ShardSize > 0 {
-			ranks = c.ShardSize
-		}
-		return zero.Stage(c.Zero).ModelStateBytes(params, float64(ranks), weight, grad, states) > float64(capacity)
-	}
-	ops := 1
-	for i := range asked.Plan.Program.Sections {
-		for j := range asked.Plan.Program.Sections[i].Phases {
-			ops += len(asked.Plan.Program.Sections[i].Phases[j].Ops)
-		}
-	}
-	var mu sync.Mutex
-	lower := func(f *Forecast) {
-		mu.Lock()
-		defer mu.Unlock()
-		for sp := range smallest {
-			smallest[sp] = min(smallest[sp], f.Plan.Layout.Spaces[sp].Peak)
-		}
-	}
 	for sp := range smallest {
 		smallest[sp] = asked.Plan.Layout.Spaces[sp].Peak
 	}
-	found := plan.Search(wayCandidates(cfg, hw, tooLarge), max(4, planWork/ops), func(c Config) (*Forecast, float64, bool, error) {
-		f, err := Predict(c, hw.Machine(c.Ranks))
-		if err != nil {
+	var mu sync.Mutex
+	try := func(c Config) (*Forecast, float64, bool, error) {
+		if c.ShardSize > 0 && c.Ranks%c.ShardSize != 0 || statesTooLarge(asked, &c) {
+			return nil, 0, false, nil
+		}
+		f, err := predict(c, hw.Machine(c.Ranks), true)
+		var refused *plan.DoesNotFit
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case errors.As(err, &refused):
+			smallest[refused.Space] = min(smallest[refused.Space], refused.Peak)
+			return nil, 0, false, nil
+		case err != nil:
 			return nil, 0, false, err
 		}
-		lower(f)
-		return f, 1 / f.TokensPerSecond() * float64(c.Ranks), f.Fits, nil
-	})
+		for sp := range smallest {
+			smallest[sp] = min(smallest[sp], f.Plan.Layout.Spaces[sp].Peak)
+		}
+		return f, float64(c.Ranks) / f.TokensPerSecond(), f.Fits, nil
+	}
+	axes := changeAxes(cfg, hw)
+	var same, other [][]change
+	for _, a := range axes {
+		if a[0].order == sameJob {
+			same = append(same, a)
+		} else {
+			other = append(other, a)
+		}
+	}
 	perToken := float64(cfg.Ranks) / asked.TokensPerSecond()
-	count := map[int]int{}
-	for _, f := range found {
-		limit := 1
-		if f.Candidate.Order == sameJob {
-			limit = 3
+	climb := func(ladders []plan.Ladder[Config], limit int) (fit []int) {
+		for _, f := range plan.Climb(ladders, try) {
+			fit = append(fit, f.Ladder)
+			if limit > 0 {
+				limit--
+				ways = append(ways, Way{Text: f.Text, Forecast: f.Result, Slowdown: f.Seconds / perToken, Cost: wayCosts[f.Order]})
+			}
 		}
-		if count[f.Candidate.Order] == limit || len(ways) == 4 {
-			continue
+		return fit
+	}
+	var singles []plan.Ladder[Config]
+	for _, a := range same {
+		singles = append(singles, ladder(cfg, nil, a))
+	}
+	enough := map[int]bool{} // axes that do alone
+	for _, i := range climb(singles, 3) {
+		enough[i] = true
+	}
+	if len(ways) < 3 {
+		var pairs []plan.Ladder[Config]
+		for i, a := range same {
+			for j, b := range same[i+1:] {
+				if !enough[i] && !enough[i+1+j] {
+					for _, x := range a {
+						pairs = append(pairs, ladder(cfg, []change{x}, b))
+					}
+				}
+			}
 		}
-		count[f.Candidate.Order]++
-		ways = append(ways, Way{Text: f.Candidate.Text, Forecast: f.Result, Slowdown: f.Seconds / perToken, Cost: wayCosts[f.Candidate.Order]})
+		climb(pairs, 3-len(ways))
+	}
+	strongest := make([]change, 0, len(same))
+	for _, a := range same {
+		strongest = append(strongest, a[len(a)-1])
+	}
+	if n := len(strongest); len(ways) == 0 && n > 2 {
+		climb([]plan.Ladder[Config]{ladder(cfg, strongest[:n-1], same[n-1])}, 1)
+	}
+	if len(ways) > 1 {
+		return ways, smallest
+	}
+	// What else would do: the least of it beside everything that keeps the job, and
+	// then without what of that was not needed.
+	base := strongest
+	if len(ways) > 0 {
+		base = nil
+	}
+	others := make([]*Way, len(other))
+	plan.Parallel(len(other), func(k int) {
+		a := other[k]
+		found := plan.Climb([]plan.Ladder[Config]{ladder(cfg, base, a)}, try)
+		if len(found) == 0 {
+			return
+		}
+		rung := a[found[0].Rung]
+		kept := slices.Clone(base)
+		best := found[0]
+		for i := len(base) - 1; i >= 0; i-- {
+			fewer := slices.DeleteFunc(slices.Clone(kept), func(c change) bool { return c.text == base[i].text })
+			if f := plan.Climb([]plan.Ladder[Config]{ladder(cfg, fewer, []change{rung})}, try); len(f) > 0 {
+				kept, best = fewer, f[0]
+			}
+		}
+		others[k] = &Way{Text: best.Text, Forecast: best.Result, Slowdown: best.Seconds / perToken, Cost: wayCosts[best.Order]}
+	})
+	for _, w := range others {
+		if w != nil {
+			ways = append(ways, *w)
+		}
 	}
 	return ways, smallest
+}
+
+// statesTooLarge says that a configuration's model states alone are over the
+// cap of device memory, without a plan: all of them are alive in the update.
+func statesTooLarge(asked *Forecast, c *Config) bool {
+	if c.DeviceMemory == 0 || len(c.Freeze) > 0 {
+		return false
+	}
+	flat, _ := c.optimizer().StateNames()
+	weight, grad, states := 4.0, 4.0, 4*float64(len(flat))
+	if p := strings.ToLower(c.Precision); p == "bf16" || p == "fp16" {
+		weight, grad, states = 2, 2, states+4
+	}
+	ranks := c.Ranks
+	if c.ShardSize > 0 {
+		ranks = c.ShardSize
+	}
+	least := zero.Stage(c.Zero).ModelStateBytes(float64(asked.Parameters()), float64(ranks), weight, grad, states)
+	return least > float64(c.DeviceMemory-c.Outside[graph.Device])
 }

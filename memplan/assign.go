@@ -133,6 +133,20 @@ func alignments(p *graph.Program, least int64) []int64 {
 	return list
 }
 
+// Bounds returns what Assign reports of each space but for the places: Peak is
+// the lower bound. It takes a fraction of Assign's time.
+func Bounds(p *graph.Program) ([graph.NumSpaces]SpaceUse, error) {
+	var uses [graph.NumSpaces]SpaceUse
+	a, err := analyseOnly(p, false)
+	if err != nil {
+		return uses, fmt.Errorf("memplan.Bounds: %w", err)
+	}
+	for sp := range graph.NumSpaces {
+		uses[sp] = a.report(sp, a.bound[sp].bytes)
+	}
+	return uses, nil
+}
+
 func alignUp(n, align int64) int64 { return (n + align - 1) &^ (align - 1) }
 
 // analysis is what the placement and the report need of a program.
@@ -156,7 +170,10 @@ type timeline struct {
 	clash bitMatrix
 }
 
-func analyse(p *graph.Program) (*analysis, error) {
+func analyse(p *graph.Program) (*analysis, error) { return analyseOnly(p, true) }
+
+// analyseOnly finds live ranges and bounds, and with clashes what overlaps in time.
+func analyseOnly(p *graph.Program, clashes bool) (*analysis, error) {
 	regions, err := graph.NewRegions(p)
 	if err != nil {
 		return nil, err
@@ -189,6 +206,10 @@ func analyse(p *graph.Program) (*analysis, error) {
 			index[id] = int32(len(sp.ids))
 			sp.ids = append(sp.ids, graph.BufID(id))
 		}
+	}
+	if !clashes {
+		a.findBounds()
+		return a, nil
 	}
 	for s := range a.spaces {
 		sp := &a.spaces[s]

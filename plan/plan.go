@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/offload"
+	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -35,11 +36,21 @@ type Config struct {
 	Clip         float64 // largest global gradient norm, 0: off
 	Target       graph.Target
 
+	Precision precision.Precision
+	Reduce32  bool // gradients of a 16-bit precision travel and rest in fp32
+	// ShardSize is how many ranks share the states (HSDP): ranks are a mesh of
+	// Ranks/ShardSize replicas by ShardSize shards, neighbours in one shard group.
+	// 0: all ranks.
+	ShardSize int
+
 	// Capacity caps each memory space of a rank, in bytes; 0: no cap.
 	Capacity [graph.NumSpaces]int64
 	// Outside is what the process needs of each space outside the arena: it
 	// counts against the capacity.
 	Outside [graph.NumSpaces]int64
+	// Early makes Build refuse, with a *DoesNotFit and before it gives buffers a
+	// place, what cannot fit: searches plan many configurations.
+	Early bool
 	// Verify runs graph.Verify after every pass (tests always do).
 	Verify bool
 }
@@ -55,6 +66,9 @@ func (c Config) Validate() error {
 		return fmt.Errorf("prefetch: %d is negative; 0 gathers a unit when it is needed, 1 one unit ahead", c.Prefetch)
 	case !(c.Clip >= 0):
 		return fmt.Errorf("clip: %g is negative or not a number; 0 turns clipping off", c.Clip)
+	}
+	if err := c.validateMesh(); err != nil {
+		return err
 	}
 	for s, v := range c.Capacity {
 		if v < 0 {
@@ -99,11 +113,30 @@ func Build(fwd Forward, cfg Config) (*Plan, error) {
 			}
 		}
 	}
+	if cfg.Early {
+		if err := cannotFit(st.p, cfg); err != nil {
+			return nil, err
+		}
+	}
 	layout, err := memplan.Assign(st.p, memplan.Options{Align: cfg.Target.Align})
 	if err != nil {
 		return nil, fmt.Errorf("plan: memory: %w", err)
 	}
 	return &Plan{Config: cfg, Program: st.p, Layout: layout, CommBytes: CommBytes(st.p)}, nil
+}
+
+// cannotFit refuses a program whose lower bound of a space is over its cap.
+func cannotFit(p *graph.Program, cfg Config) error {
+	bounds, err := memplan.Bounds(p)
+	if err != nil {
+		return fmt.Errorf("plan: memory: %w", err)
+	}
+	for s := range graph.NumSpaces {
+		if limit := cfg.Capacity[s]; limit > 0 && bounds[s].LowerBound+cfg.Outside[s] > limit {
+			return &DoesNotFit{Space: s, Peak: bounds[s].LowerBound, Outside: cfg.Outside[s], Capacity: limit, At: bounds[s].PeakAt, Largest: largestClasses(&bounds[s])}
+		}
+	}
+	return nil
 }
 
 // DoesNotFit is the refusal of a plan over a capacity.
@@ -215,7 +248,7 @@ func OpCommBytes(p *graph.Program, op *graph.Op) int64 {
 	if axis := op.Attr.(graph.GroupAttr).Axis; axis >= 0 {
 		n = int64(p.Mesh[axis].Size)
 	}
-	return times * whole.Bytes() / n * (n - 1)
+	return times * whole.Bytes() * (n - 1) / n
 }
 
 type state struct {
@@ -235,13 +268,13 @@ var passes = []pass{
 	{"freeze", func(s *state) (err error) { s.p, err = freeze(s.fwd.Train, s.cfg.Freeze); return }, true},
 	{"differentiate", func(s *state) (err error) { s.p, err = graph.Differentiate(s.p); return }, true},
 	{"merge", func(s *state) (err error) { s.p, err = merge(s.p, s.fwd); return }, true},
+	{"cast", func(s *state) (err error) { s.p, err = precision.Cast(s.p, s.cfg.castOptions()); return }, true},
 	{"fuse", func(s *state) error { s.p = graph.Fuse(s.p); return nil }, true},
 	{"recompute", func(s *state) (err error) { s.p, err = recompute.Rewrite(s.p, s.cfg.Recompute); return }, true},
 	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // its copies get their events in "schedule"
 	{"shard", func(s *state) (err error) {
-		s.p.Mesh = []graph.Axis{{Name: "shard", Size: s.cfg.Ranks}}
-		s.p, err = fsdp.Shard(s.p, fsdp.Options{Stage: s.cfg.Stage, Accum: s.cfg.Accum, Reproducible: s.cfg.Reproducible,
-			Prefetch: s.cfg.Prefetch, Optimizer: s.cfg.Optimizer, Clip: s.cfg.Clip})
+		s.p.Mesh = s.cfg.mesh()
+		s.p, err = fsdp.Shard(s.p, s.cfg.shardOptions())
 		return
 	}, false},
 	{"offload", func(s *state) (err error) {
@@ -262,6 +295,11 @@ var passOrder = []constraint{
 	{"freeze", "differentiate", "frozen parameters have no gradient, and nothing below the lowest trainable unit a backward"},
 	{"differentiate", "merge", "evaluation and generation have no backward"},
 	{"differentiate", "fuse", "what a fused operation must also write depends on what backward reads"},
+	{"differentiate", "cast", "gradients are defined in fp32; the cast follows the values of forward and backward alike"},
+	{"merge", "cast", "every section computes with the 16-bit parameters"},
+	{"cast", "fuse", "what fuses depends on the types"},
+	{"cast", "inputs", "the loss scale has host twins"},
+	{"cast", "shard", "flat parameters have the type of their parts, and masters lie in the shard"},
 	{"merge", "shard", "every section that uses parameters needs their all-gathers"},
 	{"fuse", "recompute", "a clone copies the fused operation, or its rounding would differ"},
 	{"merge", "recompute", "it looks for section \"train\", which merging names"},

@@ -7,93 +7,83 @@ import (
 	"sync"
 )
 
-// Candidate is a configuration that a search may choose.
-type Candidate[C any] struct {
-	Config C
-	Text   string // the change that makes it, as a person types it
-	Order  int    // what it costs beside time: lower is taken first, whatever the time
-	// Supersets of a change that fits are not looked at: Changes names the single
-	// changes that this candidate makes.
-	Changes []string
-	// TooLarge says that it cannot fit, without a plan (its states alone are over
-	// a cap).
-	TooLarge bool
+// Ladder is a list of configurations, each of which needs less memory than the
+// one before it and costs more.
+type Ladder[C any] struct {
+	Rungs []C
+	Texts []string // by rung: what a person types for it
+	Order int      // what it costs beside time: lower is better, whatever the time
 }
 
-// Found is a candidate that fits.
-type Found[C, R any] struct {
-	Candidate Candidate[C]
-	Result    R
-	Seconds   float64 // predicted, per unit of work
+// Found is the first rung of a ladder that fits.
+type Found[R any] struct {
+	Ladder  int // index
+	Rung    int
+	Text    string
+	Order   int
+	Result  R
+	Seconds float64 // predicted, for a fixed amount of work
 }
 
-// Search plans candidates and returns those that fit, by Order, then by
-// predicted seconds, then by place in the list. try returns a candidate's
-// result, its predicted seconds for a fixed amount of work, and whether it fits;
-// an error rules the candidate out. At most limit candidates are planned (0: all),
-// in the order of the list. The outcome does not depend on the machine's speed or
-// number of processors.
-func Search[C, R any](list []Candidate[C], limit int, try func(C) (result R, seconds float64, fits bool, err error)) []Found[C, R] {
-	type outcome struct {
-		result  R
-		seconds float64
-		fits    bool
-	}
-	done := make([]outcome, len(list))
-	var fitting []int
-	covered := func(i int) bool {
-		for _, j := range fitting {
-			small, big := list[j].Changes, list[i].Changes
-			if len(small) < len(big) && !slices.ContainsFunc(small, func(s string) bool { return !slices.Contains(big, s) }) {
-				return true
+// Climb finds each ladder's first rung that fits and returns them by Order, then
+// by predicted seconds, then by place in the list. Memory only falls along a
+// ladder, so its last rung is tried first: where that does not fit, none does;
+// otherwise the first is found by bisection. try returns a rung's result, its
+// predicted seconds for a fixed amount of work and whether it fits; a rung with
+// an error does not. Ladders are climbed at the same time, and the outcome
+// depends neither on that nor on the machine's speed.
+func Climb[C, R any](ladders []Ladder[C], try func(C) (result R, seconds float64, fits bool, err error)) []Found[R] {
+	found := make([]*Found[R], len(ladders))
+	Parallel(len(ladders), func(i int) {
+		l := &ladders[i]
+		test := func(k int) bool {
+			r, s, ok, err := try(l.Rungs[k])
+			if err != nil || !ok {
+				return false
+			}
+			found[i] = &Found[R]{i, k, l.Texts[k], l.Order, r, s}
+			return true
+		}
+		n := len(l.Rungs)
+		if n == 0 || !test(n-1) {
+			return
+		}
+		// Rung hi fits, and is the last that was found to.
+		for lo, hi := 0, n-1; lo < hi; {
+			mid := (lo + hi) / 2
+			if test(mid) {
+				hi = mid
+			} else {
+				lo = mid + 1
 			}
 		}
-		return false
-	}
-	// Candidates of one number of changes at a time: whether a larger set is worth
-	// planning depends on the smaller ones alone, not on which finished first.
-	most := 0
-	for i := range list {
-		most = max(most, len(list[i].Changes))
-	}
-	for size := 0; size <= most; size++ {
-		var wave []int
-		for i := range list {
-			if len(list[i].Changes) == size && !list[i].TooLarge && !covered(i) && (limit == 0 || len(wave) < limit) {
-				wave = append(wave, i)
-			}
-		}
-		if limit > 0 {
-			limit = max(limit-len(wave), 1)
-		}
-		next := make(chan int)
-		var wg sync.WaitGroup
-		for range min(len(wave), runtime.GOMAXPROCS(0)) {
-			wg.Go(func() {
-				for i := range next {
-					if r, s, ok, err := try(list[i].Config); err == nil {
-						done[i] = outcome{r, s, ok}
-					}
-				}
-			})
-		}
-		for _, i := range wave {
-			next <- i
-		}
-		close(next)
-		wg.Wait()
-		for _, i := range wave {
-			if done[i].fits {
-				fitting = append(fitting, i)
-			}
-		}
-	}
-	slices.SortStableFunc(fitting, func(a, b int) int {
-		return cmp.Or(cmp.Compare(list[a].Order, list[b].Order), cmp.Compare(done[a].seconds, done[b].seconds), cmp.Compare(a, b))
 	})
-	var out []Found[C, R]
-	for _, i := range fitting {
-		out = append(out, Found[C, R]{list[i], done[i].result, done[i].seconds})
+	var out []Found[R]
+	for _, f := range found {
+		if f != nil {
+			out = append(out, *f)
+		}
 	}
+	slices.SortStableFunc(out, func(a, b Found[R]) int {
+		return cmp.Or(cmp.Compare(a.Order, b.Order), cmp.Compare(a.Seconds, b.Seconds))
+	})
 	return out
+}
+
+// Parallel calls f(0) … f(n−1) on all processors.
+func Parallel(n int, f func(int)) {
+	next := make(chan int)
+	var wg sync.WaitGroup
+	for range min(n, runtime.GOMAXPROCS(0)) {
+		wg.Go(func() {
+			for i := range next {
+				f(i)
+			}
+		})
+	}
+	for i := range n {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
 }

@@ -107,9 +107,9 @@ func (f listFlag) String() string {
 // later holds the flags of capabilities that do not exist yet: they parse, and
 // anything but the value that means "without it" is refused by name.
 type later struct {
-	reduce, int8 string
-	fit          bool
-	globalBatch  int
+	int8        string
+	fit         bool
+	globalBatch int
 }
 
 func (l *later) refuse() error {
@@ -119,9 +119,6 @@ func (l *later) refuse() error {
 		if !strings.EqualFold(f.value, f.without) {
 			return fmt.Errorf("--%s %s is not built yet; leave it out", f.flag, f.value)
 		}
-	}
-	if !strings.EqualFold(l.reduce, "same") && !strings.EqualFold(l.reduce, "fp32") {
-		return fmt.Errorf("--reduce %q is not known; use one of same, fp32", l.reduce)
 	}
 	switch {
 	case l.fit:
@@ -175,7 +172,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.IntVar(&c.Zero, "zero", d.Zero, "ZeRO stage: 0, 1, 2 or 3")
 	fs.BoolVar(&c.Reproducible, "reproducible", false, "the same bits at every stage, with accumulation too")
 	fs.StringVar(&c.Precision, "precision", d.Precision, "fp32, bf16 or fp16")
-	fs.StringVar(&l.reduce, "reduce", "same", "dtype of gradients on the way: same or fp32")
+	fs.StringVar(&c.Reduce, "reduce", d.Reduce, "dtype of gradients on the way: same or fp32")
 	fs.StringVar(&l.int8, "int8", "", "optimizer,gather,reduce,activations,matmul")
 	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, or by unit as in full:h.*")
 	fs.StringVar(&c.Offload, "offload", "", "what rests off the device: optimizer=host|disk,parameters=…,gradients=…,activations=…")

@@ -139,9 +139,6 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 		c.DeviceMemory = g.Memory
 	}
 	c.Outside[graph.Device] = g.OutsideBytes()
-	if c.Outside[graph.Device] >= c.DeviceMemory {
-		return fmt.Errorf("--device-memory %d: a %s needs about %s for its context and libraries alone", c.DeviceMemory, g.Name, plan.Bytes(c.Outside[graph.Device]))
-	}
 	return nil
 }
 

@@ -336,6 +336,15 @@ func TestOutsideBytes(t *testing.T) {
 	require.Equal(t, int64(2*4096+262_144*4+262_144/8), OutsideBytes(Options{Block: 4096, Depth: 2}, 1<<30))
 }
 
+func TestChoiceOfTheLeastMemoryNearTheBest(t *testing.T) {
+	best := Sample{Block: 1 << 20, Depth: 32, Read: 2e9, Write: 2e9}
+	near := Sample{Block: 1 << 20, Depth: 16, Read: 1.95e9, Write: 1.95e9}
+	small := Sample{Block: 1 << 20, Depth: 4, Read: 3e9, Write: 1e9}
+	require.Equal(t, near, choose([]Sample{small, best, near}))
+	require.Equal(t, best, choose([]Sample{best, small}))
+	require.Equal(t, near, choose([]Sample{{Block: 4096, Depth: 1}, near}))
+}
+
 func TestFolderIsLeftAsItWasFound(t *testing.T) {
 	for _, named := range []bool{false, true} {
 		root := t.TempDir()

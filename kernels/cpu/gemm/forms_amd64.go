@@ -53,7 +53,7 @@ func (p *Product) packUnits(dst unsafe.Pointer, s *side) {
 func (p *Product) interleave(dst unsafe.Pointer, s *side, first, n, depth, sliver int) {
 	g, size := p.kernels.group, p.spec.In.size()
 	var tail [4 * 64]byte // the rows of one unit of one sliver, zeros past K
-	step := rowsAtOnce / g
+	const step = 8
 	for u := 0; u < depth; u += step {
 		units := max(0, min(step, n/g-u))
 		for l := s.from; l < s.to; l += s.width {
@@ -95,20 +95,16 @@ func (p *Product) packTiles(dst unsafe.Pointer, s *side) {
 		}
 		return
 	}
-	// Units of 32 rows first, as a sliver of B; then 16 units of each row.
-	const part = 128
-	var buffer [32 * part]uint32
+	// 16 units of k of all rows first, as slivers of B, then turned sliver by
+	// sliver: whole lines of A are read.
+	var buffer [16 * maxTileRows]uint32
 	buf := unsafe.Pointer(&buffer)
-	for l := s.from; l < s.to; l += 32 {
-		sliver := side{base: s.base, ld: s.ld, from: l, to: min(l+32, s.to), width: 32}
-		for u := 0; u < p.depth; u += part {
-			depth := min(part, p.depth-u)
-			p.interleave(buf, &sliver, first+u*g, n-u*g, depth, 0)
-			for b := 0; b < depth; b += 16 {
-				p.kernels.transpose(unsafe.Add(dst, 128*(u+b)), unsafe.Add(buf, 128*b), 64, 128, 16, 32, 16)
-			}
+	rows := side{base: s.base, ld: s.ld, from: s.from, to: s.to, width: 32}
+	for u := 0; u < p.depth; u += 16 {
+		p.interleave(buf, &rows, first+u*g, n-u*g, 16, 16*128)
+		for i := range ceil(s.to-s.from, 32) {
+			p.kernels.transpose(unsafe.Add(dst, 128*(i*p.depth+u)), unsafe.Add(buf, 16*128*i), 64, 128, 16, 32, 16)
 		}
-		dst = unsafe.Add(dst, 128*p.depth)
 	}
 }
 

@@ -74,7 +74,7 @@ type kernels struct {
 func (s *kernels) tiles() bool { return s.form == formTiles }
 
 // allKernels returns the n sets for a type that may run at a level, the best
-// first. The last runs everywhere at that level.
+// first.
 func allKernels(in Type, l level.Level) (all [3]kernels, n int) {
 	base := kernels{level: l, in: in, mr: 2, nr: 8, lanes: 8, group: 1, depth: 1, tileRows: 168, tileCols: 128}
 	switch l {
@@ -101,11 +101,16 @@ func allKernels(in Type, l level.Level) (all [3]kernels, n int) {
 	case BF16:
 		with(tiles, formTiles, 2, level.AMXBF16)
 		with(base, formBF16, 2, level.AVX512BF16)
-		fallthrough
-	case F16:
 		base.form = formWide
 		all[n] = base
+		if n > 0 && all[n-1].form == formBF16 && !level.Has(level.FastBF16) {
+			all[n-1], all[n] = all[n], all[n-1]
+		}
 		return all, n + 1
+	case F16:
+		base.form = formWide
+		all[0] = base
+		return all, 1
 	case U8S8:
 		with(tiles, formTiles, 4, level.AMXInt8)
 		with(base, formBytes, 4, level.AVX512VNNI)

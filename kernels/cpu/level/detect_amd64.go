@@ -23,6 +23,9 @@ func detect() (Level, [features]bool) {
 	}
 	has[AVX512VNNI] = x.HasAVX512VNNI
 	has[AVX512BF16] = x.HasAVX512BF16
+	_, vendor, _, _ := cpuid(0, 0)
+	const auth = 'A' | 'u'<<8 | 't'<<16 | 'h'<<24 // AuthenticAMD
+	has[FastBF16] = x.HasAVX512BF16 && vendor == auth
 	_, _, _, edx7 := cpuid(7, 0)
 	const bf16, tile, int8, states = 1 << 22, 1 << 24, 1 << 25, 3 << 17
 	if edx7&tile != 0 && edx7&(bf16|int8) != 0 && xgetbv()&states == states && permitTiles() {
