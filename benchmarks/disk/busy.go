@@ -20,22 +20,20 @@ type spinner struct{ done atomic.Int64 }
 
 func (s *spinner) RunIndex(int) {
 	for start := time.Now(); time.Since(start) < 2*time.Millisecond; {
-		spin()
+		if spin() < 0 { // never: the result must look used
+			return
+		}
 	}
 	s.done.Add(1)
 }
 
-var sink float64
-
 //go:noinline
-func spin() {
+func spin() float64 {
 	x := 1.0
 	for j := range 1000 {
 		x = x*0.999 + float64(j)
 	}
-	if x < 0 {
-		sink = x
-	}
+	return x
 }
 
 // busy prints what the disk tier reaches with idle and with computing cores, for
