@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -182,6 +183,13 @@ func TestMixedPrecisionFollowsFP32(t *testing.T) {
 				require.NotEqual(t, want, got, what)
 				r.copiesFollowMasters(what)
 			}
+			again, err := recompute.Parse("full")
+			require.NoError(t, err)
+			o := config(4, shards, zero.PartitionParams, c.prec)
+			o.Recompute = again
+			r := start(t, o)
+			require.Equal(t, first, r.losses(c.scale), "%v, recomputed", c.prec)
+			require.Equal(t, params, r.values(), "%v, recomputed", c.prec)
 		}
 	}
 }
