@@ -220,6 +220,9 @@ func (r *run) resident() (bits [][]uint16) {
 func TestAccumulationInMixedPrecision(t *testing.T) {
 	for _, reduce32 := range []bool{false, true} {
 		for _, shards := range []int{0, 2} {
+			if reduce32 && shards == 0 {
+				continue // as in fp32, and the path of fp32 is tested by training
+			}
 			results := map[bool][4][]float64{}
 			for _, reproducible := range []bool{false, true} {
 				var got [4][]float64
