@@ -222,3 +222,14 @@ func TestTrainRefusesWhatOnlyPlans(t *testing.T) {
 	_, err := spillway.New(t.Context(), c)
 	require.ErrorContains(t, err, "--shard-size 2")
 }
+
+func TestPlanPage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "new", "plan.html")
+	r := command("plan", "--model", "gpt2", "--ranks", "4", "--device-memory", "900MiB", "--html", path)
+	require.Equal(t, exitDoesNotFit, r.status)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for _, want := range []string{"Plan of gpt2", "Does not fit", "device memory over section", "host memory over section", "The peak of device memory explained", "What would make it fit", "A step, predicted, by stage"} {
+		require.Contains(t, string(text), want)
+	}
+}
