@@ -13,10 +13,10 @@ package spillway
 import (
 	"fmt"
 	"math"
-	"runtime"
 	"strings"
 	"time"
 
+	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/offload/store"
@@ -130,6 +130,9 @@ type Config struct {
 	// CheckWrites runs one kernel at a time and looks for writes outside of what
 	// it declares, on all ranks. Very slow. For tests.
 	CheckWrites bool
+
+	// wrapDevice takes the place of a rank's device context. For tests of failures.
+	wrapDevice func(rank int, ctx device.Context) device.Context
 }
 
 // Default returns the contract's defaults outside the demo.
@@ -270,7 +273,7 @@ func (c *Config) threads() int {
 	if c.Threads > 0 {
 		return c.Threads
 	}
-	return runtime.GOMAXPROCS(0)
+	return diskProcs.procs()
 }
 
 // optimizer returns the update rule.

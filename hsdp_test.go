@@ -131,7 +131,7 @@ func TestShardSizeIsValidated(t *testing.T) {
 	c := onMesh([2]int{2, 3})
 	c.ShardSize = 4
 	_, err := Build(c)
-	require.ErrorContains(t, err, "--shard-size 4 does not divide 6 ranks")
+	require.ErrorContains(t, err, "--shard-size: 6 ranks do not split into groups of 4; use 3 or 6")
 	for _, p := range []string{"bf16", "fp16"} {
 		c.ShardSize, c.Precision = 3, p
 		_, err = Build(c)

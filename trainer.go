@@ -11,12 +11,12 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/inproc"
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
@@ -38,6 +38,7 @@ type Trainer struct {
 	ranks  []*rank
 	states *states
 	disk   *store.Folder // nil: none
+	procs  bool          // the runtime has more processors for its workers
 	trace  *exec.Trace
 
 	traceFile *os.File // opened before the run, written at its end
@@ -182,7 +183,11 @@ func (t *Trainer) start() error {
 		for axis := range coord {
 			coord[axis] = groups[axis].Rank()
 		}
-		ex, err := exec.New(exec.Config{Program: p.Program, Layout: p.Layout, Context: cpu.New(i, opt), Library: library, Groups: groups,
+		ctx := device.Context(cpu.New(i, opt))
+		if cfg.wrapDevice != nil {
+			ctx = cfg.wrapDevice(i, ctx)
+		}
+		ex, err := exec.New(exec.Config{Program: p.Program, Layout: p.Layout, Context: ctx, Library: library, Groups: groups,
 			Coord: coord, Trace: t.trace, Poison: cfg.Poison})
 		if err != nil {
 			return fmt.Errorf("rank %d: %w", i, err)
@@ -197,30 +202,74 @@ func (t *Trainer) start() error {
 	return nil
 }
 
+// stopGrace is how long ranks have to notice that the job was aborted. One that
+// runs a kernel which never returns does not; it is then left behind.
+const stopGrace = 5 * time.Second
+
 // each runs f for all ranks at once and joins their errors: first those that
-// are causes, not echoes of another rank's abort.
+// are causes, not echoes of another rank's abort. A rank that fails ends the
+// others; so does one that is still busy Timeout after the first has ended: the
+// collectives' own timeouts don't see a rank that is stuck after the last of them.
 func (t *Trainer) each(f func(r *rank) error) error {
-	errs := make([]error, len(t.ranks))
-	var wg sync.WaitGroup
+	type end struct {
+		rank int
+		err  error
+	}
+	ends := make(chan end, len(t.ranks))
 	for i, r := range t.ranks {
-		wg.Add(1)
-		r.work <- func() {
-			defer wg.Done()
-			if errs[i] = f(r); errs[i] != nil {
-				for _, other := range t.ranks {
-					other.exec.Abort(fmt.Errorf("rank %d failed: %w", i, errs[i]))
-				}
-			}
+		r.work <- func() { ends <- end{i, f(r)} }
+	}
+	abort := func(why error) {
+		for _, r := range t.ranks {
+			r.exec.Abort(why)
 		}
 	}
-	wg.Wait()
 	var first error
-	for _, err := range errs {
-		if err != nil && (first == nil || errors.Is(first, comm.ErrAborted) && !errors.Is(err, comm.ErrAborted)) {
-			first = err
+	busy := map[int]bool{}
+	for i := range t.ranks {
+		busy[i] = true
+	}
+	var late <-chan time.Time
+	for len(busy) > 0 {
+		select {
+		case e := <-ends:
+			delete(busy, e.rank)
+			switch {
+			case e.err == nil && late == nil:
+				late = time.After(t.cfg.Timeout)
+			case e.err == nil:
+			case first == nil:
+				first = e.err
+				abort(fmt.Errorf("rank %d failed: %w", e.rank, e.err))
+				late = time.After(stopGrace)
+			case errors.Is(first, comm.ErrAborted) && !errors.Is(e.err, comm.ErrAborted):
+				first = e.err
+			}
+		case <-late:
+			if first != nil {
+				return fmt.Errorf("%w; %s did not stop within %s", first, t.whereabouts(busy), stopGrace)
+			}
+			first = fmt.Errorf("%w: %s did not end step %d within %s of the first rank that did", comm.ErrTimeout, t.whereabouts(busy), t.step+1, t.cfg.Timeout)
+			abort(first)
+			late = time.After(stopGrace)
 		}
 	}
 	return first
+}
+
+// whereabouts names the ranks and what they run.
+func (t *Trainer) whereabouts(busy map[int]bool) string {
+	var list []string
+	for i, r := range t.ranks {
+		if busy[i] {
+			at := fmt.Sprintf("rank %d", i)
+			if ops := r.exec.Running(); len(ops) > 0 {
+				at += " (in " + strings.Join(ops, " and ") + ")"
+			}
+			list = append(list, at)
+		}
+	}
+	return strings.Join(list, ", ")
 }
 
 // Step runs one optimizer step on all ranks.
@@ -255,7 +304,8 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		})
 	})
 	if err != nil {
-		return StepResult{}, t.fail(s, err)
+		t.fatal = err // names the rank and the step already
+		return StepResult{}, err
 	}
 	t.step++
 	loss, err := t.hostF64(t.plan.Program.HostLoss)
@@ -366,7 +416,8 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 			})
 		})
 		if err != nil {
-			return EvalResult{}, t.fail(t.step, fmt.Errorf("evaluation: %w", err))
+			t.fatal = fmt.Errorf("evaluation: %w", err)
+			return EvalResult{}, t.fatal
 		}
 		loss, err := t.hostF64(t.plan.Program.HostLoss)
 		if err != nil {
@@ -445,10 +496,7 @@ func (t *Trainer) Close() error {
 		errs = append(errs, r.exec.Close())
 	}
 	t.ranks = nil
-	if t.disk != nil {
-		errs = append(errs, t.disk.Close())
-		t.disk = nil
-	}
+	errs = append(errs, t.closeDisk())
 	if t.pool != nil {
 		t.pool.Close()
 		t.pool = nil

@@ -583,6 +583,15 @@ func (e *Executor) Sync() error {
 // Abort ends the job on every rank: what runs or waits fails with err.
 func (e *Executor) Abort(err error) { e.cfg.Context.Abort(err) }
 
+// Running names the operations that the rank's streams are running, where the
+// device can tell. It may be called from any goroutine, on a stuck rank too.
+func (e *Executor) Running() []string {
+	if d, ok := e.cfg.Context.(device.Observer); ok {
+		return d.Running()
+	}
+	return nil
+}
+
 // Touched returns the highest byte of a space's arena that an executed
 // operation has touched; 0 for a space without an arena.
 func (e *Executor) Touched(s graph.Space) int64 {

@@ -17,7 +17,7 @@ func (c Config) validateMesh() error {
 	case c.ShardSize < 0:
 		return fmt.Errorf("shard size: %d is negative; 0 shards over all ranks", c.ShardSize)
 	case c.ShardSize > 0 && (c.ShardSize > c.Ranks || c.Ranks%c.ShardSize != 0):
-		return fmt.Errorf("shard size: %d ranks do not split into groups of %d; use %s", c.Ranks, c.ShardSize, nearestDivisors(c.Ranks, c.ShardSize))
+		return fmt.Errorf("--shard-size: %d ranks do not split into groups of %d; use %s", c.Ranks, c.ShardSize, nearestDivisors(c.Ranks, c.ShardSize))
 	}
 	return nil
 }

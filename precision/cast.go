@@ -53,10 +53,6 @@ func operands(op *graph.Op) ([]operand, error) {
 	return list, nil
 }
 
-// follows says that an operand may be of any type (a copy, a fill): it takes
-// that of its buffer.
-func (o *operand) follows() bool { return o.sig.Types == nil }
-
 // strict says that the operand must be f32, of all floats.
 func (o *operand) strict() bool {
 	return slices.Contains(o.sig.Types, graph.F32) && !slices.Contains(o.sig.Types, graph.BF16)

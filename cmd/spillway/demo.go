@@ -28,7 +28,7 @@ var demoValues = map[string]string{
 	"lr-schedule":   "cosine",
 	"warmup":        "20",
 	"clip":          "1",
-	"device-memory": "56MiB",
+	"device-memory": "42MiB",
 	"checkpoint":    "spillway-demo",
 	"keep":          "1",
 }

@@ -99,6 +99,14 @@ func (c *Context) Poison(label string, p device.Ptr) (device.Kernel, error) {
 	return poisoner.Poison(label, p)
 }
 
+// Running passes on to the wrapped context.
+func (c *Context) Running() []string {
+	if o, ok := c.Context.(device.Observer); ok {
+		return o.Running()
+	}
+	return nil
+}
+
 // DiskTraffic passes on to the wrapped context.
 func (c *Context) DiskTraffic() device.Traffic {
 	if u, ok := c.Context.(device.DiskUser); ok {

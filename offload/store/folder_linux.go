@@ -220,9 +220,16 @@ func clearDirect(f *os.File) error {
 	return err
 }
 
+// mapPages maps memory. It asks for huge pages: a request from scattered small
+// ones has so many segments that the kernel splits it (1 MiB on a virtio disk in
+// two or more), at half the speed.
 func mapPages(n int) ([]byte, error) {
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
-	return b, os.NewSyscallError("mmap", err)
+	if err != nil {
+		return nil, os.NewSyscallError("mmap", err)
+	}
+	_ = unix.Madvise(b, unix.MADV_HUGEPAGE)
+	return b, nil
 }
 
 func unmapPages(b []byte) error { return os.NewSyscallError("munmap", unix.Munmap(b)) }

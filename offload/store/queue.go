@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
 )
@@ -12,7 +13,7 @@ import (
 type queue struct {
 	jobs    chan job
 	workers sync.WaitGroup
-	memory  [][]byte
+	memory  []byte // of all workers' buffers
 }
 
 type job struct {
@@ -29,30 +30,27 @@ type worker struct {
 
 func newQueue(o Options) (*queue, error) {
 	q := &queue{jobs: make(chan job, 4*o.Depth)}
+	var err error
+	if q.memory, err = mapPages(o.Depth * o.Block * o.Codec.buffers()); err != nil {
+		return nil, err
+	}
+	rest := q.memory
+	buffer := func() (b []byte) {
+		b, rest = rest[:o.Block:o.Block], rest[o.Block:]
+		return b
+	}
 	for range o.Depth {
-		w := &worker{}
-		var err error
-		if w.buf, err = q.alloc(o.Block); err == nil && o.Codec != None {
-			if w.packed, err = q.alloc(o.Block); err == nil {
-				w.coder, err = o.Codec.open()
+		w := &worker{buf: buffer()}
+		if o.Codec != None {
+			w.packed = buffer()
+			if w.coder, err = o.Codec.open(); err != nil {
+				return nil, errors.Join(err, q.close())
 			}
-		}
-		if err != nil {
-			_ = q.close()
-			return nil, err
 		}
 		q.workers.Add(1)
 		go q.work(w)
 	}
 	return q, nil
-}
-
-func (q *queue) alloc(n int) ([]byte, error) {
-	b, err := mapPages(n)
-	if err == nil {
-		q.memory = append(q.memory, b)
-	}
-	return b, err
 }
 
 func (q *queue) work(w *worker) {
@@ -66,14 +64,7 @@ func (q *queue) work(w *worker) {
 func (q *queue) close() error {
 	close(q.jobs)
 	q.workers.Wait()
-	var first error
-	for _, b := range q.memory {
-		if err := unmapPages(b); first == nil {
-			first = err
-		}
-	}
-	q.memory = nil
-	return first
+	return unmapPages(q.memory)
 }
 
 type verb uint8

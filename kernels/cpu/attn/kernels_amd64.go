@@ -56,7 +56,7 @@ type scoreGradArgs struct {
 	rows       int
 	_          [2]int
 	scale      float32
-	_padding   float32
+	_          float32
 }
 
 type transposeArgs struct {

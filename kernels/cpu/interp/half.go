@@ -29,6 +29,66 @@ func widenFrom(dt graph.DType, v uint16) float32 {
 	return num.FromF16(v)
 }
 
+func isHalf(dt graph.DType) bool { return dt == graph.BF16 || dt == graph.F16 }
+
+// floats returns a float buffer: the elements themselves, or a widened copy.
+func (c *call[T]) floats(id graph.BufID) ([]T, error) {
+	dt := c.w.prog.Buf(id).DType
+	if !isHalf(dt) {
+		return c.w.Floats(c.rank, id)
+	}
+	bits, err := c.w.U16(c.rank, id)
+	v := make([]T, len(bits))
+	for i, b := range bits {
+		v[i] = T(widenFrom(dt, b))
+	}
+	return v, err
+}
+
+// narrow rounds the 16-bit outputs into their buffers.
+func (c *call[T]) narrow() {
+	for i, t := range c.half {
+		if c.err != nil {
+			return
+		}
+		bits, dt := c.u16(c.output(i)), c.w.prog.Buf(c.output(i)).DType
+		for k := range bits {
+			bits[k] = narrowTo(dt, float32(t.v[k]))
+		}
+	}
+}
+
+// collectiveHalf runs one group's collective on 16-bit elements, which are added
+// in f32 and rounded once.
+func (w *World[T]) collectiveHalf(kind graph.Kind, group []int, in graph.BufID, out graph.Out) error {
+	dt := w.prog.Buf(out.Buf).DType
+	wide := map[int][]float32{} // outputs by rank
+	get := func(rank int, id graph.BufID) ([]float32, error) {
+		bits, err := w.U16(rank, id)
+		v := make([]float32, len(bits))
+		for i, b := range bits {
+			v[i] = widenFrom(dt, b)
+		}
+		if id == out.Buf {
+			wide[rank] = v // of an all-reduce the second: its copy is the source
+		}
+		return v, err
+	}
+	if err := collective(kind, group, in, out, get); err != nil {
+		return err
+	}
+	for rank, v := range wide {
+		bits, err := w.U16(rank, out.Buf)
+		if err != nil {
+			return err
+		}
+		for i := range bits {
+			bits[i] = narrowTo(dt, v[i])
+		}
+	}
+	return nil
+}
+
 func castKind[T num.Float](c *call[T]) {
 	src, dst := c.w.prog.Buf(c.input(0)).DType, c.w.prog.Buf(c.output(0)).DType
 	switch {

@@ -290,7 +290,7 @@ func sumGrad[T num.Float](c *call[T]) {
 func fillKind[T num.Float](c *call[T]) {
 	v, id := attr[graph.FillAttr](c).Value, c.output(0)
 	switch dt := c.w.prog.Buf(id).DType; dt {
-	case graph.F32:
+	case graph.F32, graph.BF16, graph.F16:
 		fill(c.out(0).v, T(v))
 	case graph.F64:
 		fill(c.outF64(0), v)
@@ -308,7 +308,7 @@ func fillKind[T num.Float](c *call[T]) {
 func copyKind[T num.Float](c *call[T]) {
 	src, dst := c.input(0), c.output(0)
 	switch dt := c.w.prog.Buf(src).DType; dt {
-	case graph.F32:
+	case graph.F32, graph.BF16, graph.F16:
 		copy(c.out(0).v, c.in(0).v)
 	case graph.F64:
 		copy(c.outF64(0), c.inF64(0))

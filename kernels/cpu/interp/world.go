@@ -17,7 +17,9 @@ import (
 )
 
 // World is the memory of all ranks of a program. F32 buffers are []T; F64, I64,
-// I32 and U8 buffers keep their types. A root buffer is made at its first use,
+// I32 and U8 buffers keep their types. BF16 and F16 operands are widened to []T
+// for an operation, whose results are rounded once: what a 16-bit kernel that
+// computes in f32 must give. A root buffer is made at its first use,
 // floats filled with NaN, so that reading what nobody wrote shows.
 type World[T num.Float] struct {
 	prog  *graph.Program
@@ -240,6 +242,7 @@ func (w *World[T]) onRank(op *graph.Op, rank int) error {
 		return c.err
 	}
 	run(c)
+	c.narrow()
 	return c.err
 }
 
@@ -249,6 +252,7 @@ type call[T num.Float] struct {
 	rank int
 	op   *graph.Op
 	err  error
+	half map[int]tensor[T] // 16-bit outputs, widened until the operation ends
 }
 
 func (c *call[T]) skip() bool {
@@ -291,7 +295,7 @@ func (c *call[T]) tensor(id graph.BufID) (t tensor[T]) {
 	if id == graph.NoBuf || c.err != nil {
 		return t
 	}
-	v, err := c.w.Floats(c.rank, id)
+	v, err := c.floats(id)
 	if err != nil {
 		c.err = err
 		return t
@@ -307,8 +311,22 @@ func (c *call[T]) tensor(id graph.BufID) (t tensor[T]) {
 	return t
 }
 
-func (c *call[T]) in(i int) tensor[T]  { return c.tensor(c.input(i)) }
-func (c *call[T]) out(i int) tensor[T] { return c.tensor(c.output(i)) }
+func (c *call[T]) in(i int) tensor[T] { return c.tensor(c.input(i)) }
+func (c *call[T]) out(i int) tensor[T] {
+	id := c.output(i)
+	if id == graph.NoBuf || !isHalf(c.w.prog.Buf(id).DType) {
+		return c.tensor(id)
+	}
+	t, ok := c.half[i]
+	if !ok && c.err == nil {
+		if c.half == nil {
+			c.half = map[int]tensor[T]{}
+		}
+		t = c.tensor(id)
+		c.half[i] = t
+	}
+	return t
+}
 
 func (c *call[T]) inI32(i int) []int32 {
 	v, err := c.w.I32(c.rank, c.input(i))
