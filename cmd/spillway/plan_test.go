@@ -220,3 +220,14 @@ func TestTrainRefusesWhatOnlyPlans(t *testing.T) {
 	require.Equal(t, exitBadInput, r.status)
 	require.Contains(t, r.stderr, "--shard-size")
 }
+
+func TestPlanPage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "new", "plan.html")
+	r := command("plan", "--model", "gpt2", "--ranks", "4", "--device-memory", "900MiB", "--html", path)
+	require.Equal(t, exitDoesNotFit, r.status)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for _, want := range []string{"Plan of gpt2", "Does not fit", "device memory over section", "host memory over section", "The peak of device memory explained", "What would make it fit", "A step, predicted, by stage"} {
+		require.Contains(t, string(text), want)
+	}
+}
