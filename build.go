@@ -66,6 +66,7 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	if err != nil {
 		return nil, none, err
 	}
+	away.Chunk = cfg.offloadChunk
 	prec, err := precision.Parse(cfg.precision())
 	if err != nil {
 		return nil, none, err
