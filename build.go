@@ -70,6 +70,7 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	if err != nil {
 		return nil, none, err
 	}
+	away.Chunk = cfg.offloadChunk
 	p, err := plan.Build(fwd, plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
 		Recompute: again, Offload: away, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),

@@ -127,6 +127,8 @@ type Config struct {
 	Poison bool
 	// wrapDisk puts something between the disk tier and its files. For tests.
 	wrapDisk func(rank int, f store.RawFile) store.RawFile
+	// offloadChunk is offload.Options.Chunk, where it is not 0. For tests.
+	offloadChunk int64
 	// CheckWrites runs one kernel at a time and looks for writes outside of what
 	// it declares, on all ranks. Very slow. For tests.
 	CheckWrites bool

@@ -65,9 +65,10 @@ func TestOffloadGivesTheSameBits(t *testing.T) {
 					want[key] = runOf(t, c)
 				}
 				c.Zero, c.Prefetch, c.Offload, c.Disk = zero, turn%3, placement, t.TempDir()
+				c.offloadChunk = []int64{0, 1024, 3072}[(turn/2)%3]
 				c.Recompute = []string{"none", "full", "selective"}[(turn+i)%3]
 				got := runOf(t, c)
-				at := fmt.Sprintf("%d ranks, stage %d, accum %d, clip %g, prefetch %d, recompute %s, %s", ranks, zero, c.Accum, c.Clip, c.Prefetch, c.Recompute, placement)
+				at := fmt.Sprintf("%d ranks, stage %d, accum %d, clip %g, prefetch %d, chunk %d, recompute %s, %s", ranks, zero, c.Accum, c.Clip, c.Prefetch, c.offloadChunk, c.Recompute, placement)
 				require.Equal(t, want[key].losses, got.losses, at)
 				require.Equal(t, want[key].sha, got.sha, at)
 				turn++
@@ -88,6 +89,7 @@ func TestOffloadEveryOptimizer(t *testing.T) {
 			want := runOf(t, c)
 			for _, placement := range placements[8:] {
 				c.Zero, c.Offload, c.Disk = (i+ranks)%4, placement, t.TempDir()
+				c.offloadChunk = 2048 * int64(i%2)
 				got := runOf(t, c)
 				require.Equal(t, want.losses, got.losses, "%s, %d ranks, %s", name, ranks, placement)
 				require.Equal(t, want.sha, got.sha, "%s, %d ranks, %s", name, ranks, placement)

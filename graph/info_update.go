@@ -141,6 +141,9 @@ func (c *checker) shard(a ShardAttr) int64 {
 	if c.err == nil && (a.Axis < -1 || a.Axis >= len(c.p.Mesh)) {
 		c.failf("mesh axis is %d, want −1 (whole) to %d", a.Axis, len(c.p.Mesh)-1)
 	}
+	if c.err == nil && (a.Start < 0 || a.Part < 0 || a.Part > 0 && (a.Len > a.Part || a.Start > a.Part-a.Len) || a.Part == 0 && a.Start > 0) {
+		c.failf("elements %d to %d are outside the rank's part of %d", a.Start, a.Start+a.Len, a.Part)
+	}
 	if c.err != nil {
 		return 0
 	}

@@ -220,10 +220,27 @@ type GroupAttr struct{ Axis int }
 // ShardAttr says which part of a unit's flat parameter a buffer holds: elements
 // [i·Len, (i+1)·Len) with i the rank's index along Axis, or all of it (Len is
 // then the flat length) where Axis is −1.
+//
+// A chunk of that has Part, the elements that a rank holds, and Start, its first
+// element among them: [i·Part+Start, +Len).
 type ShardAttr struct {
 	Unit int
 	Axis int
 	Len  int64
+
+	Part, Start int64 // Part 0: Len, all that a rank holds
+}
+
+// From returns the first element in the unit's flat parameter, on the rank with
+// the given index along Axis.
+func (a ShardAttr) From(index int64) int64 {
+	if a.Axis < 0 {
+		return a.Start
+	}
+	if a.Part == 0 {
+		return index*a.Len + a.Start
+	}
+	return index*a.Part + a.Start
 }
 
 // ClipAttr is the largest global gradient norm; 0 turns clipping off.

@@ -16,10 +16,24 @@ type Options struct {
 	// many later ones may start before what was written is stored away. 0: copies
 	// and computation take turns, with the least memory.
 	Ahead int
+	// Chunk is the most elements of a unit that an update on the host, or a
+	// transfer through the host from or to disk, works on at a time: it bounds the
+	// host memory of units of any size. A multiple of 1024; 0: DefaultChunk.
+	Chunk int64
 	// DeviceShare is the part of the optimizer states, by bytes, that stays on the
 	// device: whole units, from the last one of the program backward, as long as
 	// they fit the share. Their updates run there.
 	DeviceShare float64
+}
+
+// DefaultChunk is 16 MiB of float32.
+const DefaultChunk = 4 << 20
+
+func (o Options) chunk() int64 {
+	if o.Chunk == 0 {
+		return DefaultChunk
+	}
+	return o.Chunk
 }
 
 // Active says whether anything is offloaded.
@@ -42,6 +56,8 @@ func (o Options) Validate() error {
 	switch {
 	case o.Ahead < 0:
 		return fmt.Errorf("offload: %d regions ahead; 0 or more are needed", o.Ahead)
+	case o.Chunk < 0 || o.Chunk%1024 != 0:
+		return fmt.Errorf("offload: chunks of %d elements; a multiple of 1024 is needed", o.Chunk)
 	case !(o.DeviceShare >= 0 && o.DeviceShare <= 1):
 		return fmt.Errorf("offload: a share of %g of the optimizer states on the device; a number from 0 to 1 is needed", o.DeviceShare)
 	}

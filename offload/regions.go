@@ -10,7 +10,7 @@ import (
 // unit, between uses of other units' (a region of fsdp, of any kind of buffer),
 // or all uses of one other buffer. Indices are those of the phase's operations.
 type region struct {
-	unit        int
+	unit, slot  int // slot: the chunk, −1 where there is none
 	first, last int
 	roots       []graph.BufID
 	closers     []*node // when these have run, its mirrors are free
@@ -49,8 +49,15 @@ type coherence struct {
 	byKind [numKinds][]*region
 	single []*region
 	turns  map[graph.BufID]int // regions of a root so far
-	closed map[graph.BufID]int // the last operation of the root's regions so far
+	closed map[graph.BufID][]closing
+	slot   []int // by operation: its chunk
 	wrote  map[graph.BufID]bool
+}
+
+// closing is the last operation of a region on a part of a root.
+type closing struct {
+	part extent
+	at   int
 }
 
 func effects(op *graph.Op, root func(graph.BufID) graph.BufID, visit func(root graph.BufID, e graph.Effect)) {
@@ -82,12 +89,13 @@ func (c *coherence) collect() {
 	// A unit's buffers of one kind go together; one of them involved is enough
 	// for the regions to be found, the others have nothing to copy.
 	for k := range numKinds {
-		open := map[int]*region{}
+		open := map[[2]int]*region{}
 		for i, n := range c.w.base {
-			used := map[int][]graph.BufID{}
+			used := map[[2]int][]graph.BufID{}
 			effects(&n.op, r.root, func(root graph.BufID, e graph.Effect) {
-				if m, ok := r.member[root]; ok && m.kind == k && involved[root] && !slices.Contains(used[m.unit], root) {
-					used[m.unit] = append(used[m.unit], root)
+				m, ok := r.member[root]
+				if key := [2]int{m.unit, c.slot[i]}; ok && m.kind == k && involved[root] && !slices.Contains(used[key], root) {
+					used[key] = append(used[key], root)
 				}
 			})
 			if len(used) == 0 {
@@ -100,7 +108,7 @@ func (c *coherence) collect() {
 			}
 			for u, roots := range used {
 				if open[u] == nil {
-					open[u] = &region{unit: u, first: i, last: i}
+					open[u] = &region{unit: u[0], slot: u[1], first: i, last: i}
 					c.byKind[k] = append(c.byKind[k], open[u])
 				}
 				open[u].last = i
@@ -117,7 +125,7 @@ func (c *coherence) collect() {
 		root := graph.BufID(id)
 		if _, ours := r.member[root]; involved[root] && !ours {
 			list := c.uses[root]
-			c.single = append(c.single, &region{unit: r.p.Buf(root).Unit, first: list[0], last: list[len(list)-1], roots: []graph.BufID{root}})
+			c.single = append(c.single, &region{unit: r.p.Buf(root).Unit, slot: -1, first: list[0], last: list[len(list)-1], roots: []graph.BufID{root}})
 		}
 	}
 }
@@ -157,8 +165,19 @@ func (c *coherence) root(reg *region, root graph.BufID, at int, after []*node) {
 	}
 	parts, used := c.parts(root, ops, home)
 	if used == [graph.NumSpaces]bool{} {
-		c.note(root, ops)
+		c.note(root, ops, r.place(root))
 		return
+	}
+	span := r.place(root) // what of the root the region is about
+	for s, yes := range used {
+		if yes && r.place(parts[s]) != r.place(root) {
+			span = r.place(parts[s])
+		}
+	}
+	for s, yes := range used {
+		if yes && r.place(parts[s]) == r.place(root) || c.atHome(root, ops, span) {
+			span = r.place(root)
+		}
 	}
 	turn := c.turns[root]
 	c.turns[root]++
@@ -184,6 +203,23 @@ func (c *coherence) root(reg *region, root graph.BufID, at int, after []*node) {
 			}
 		}
 		var nodes []*node
+		if home == graph.Disk && !used[graph.Host] && from != s && from != graph.Host && s != graph.Host {
+			// Between disk and device, chunk by chunk through a bounce buffer.
+			part := parts[graph.Device]
+			for _, piece := range r.chunks(part) {
+				bounce := r.mirror(mirrorKey{root, graph.Host, c.sec, turn, piece})
+				there := r.in(piece, where(graph.Device), part)
+				way := []graph.BufID{piece, bounce, there}
+				if s == home {
+					slices.Reverse(way)
+				}
+				for k := 1; k < len(way); k++ {
+					nodes = append(nodes, insert(w.transfer(r.p, r.p.Buf(root).Name, way[k-1], way[k], pass, reg.unit)))
+				}
+			}
+			valid[s] = true
+			return nodes
+		}
 		for from != s {
 			next := from + 1
 			if s < from {
@@ -234,7 +270,7 @@ func (c *coherence) root(reg *region, root graph.BufID, at int, after []*node) {
 			if reads && (!fresh || touched) {
 				pos := i
 				if at >= 0 && !touched {
-					pos = min(i, max(at, c.closedAt(root)+1))
+					pos = min(i, max(at, c.closedAt(root, span)+1))
 				}
 				for _, n := range bring(s, func(op graph.Op) *node { return w.insertBefore(pos, op) }) {
 					if !touched {
@@ -263,7 +299,7 @@ func (c *coherence) root(reg *region, root graph.BufID, at int, after []*node) {
 		nodes := bring(home, func(op graph.Op) *node { return w.insertAfter(last, op) })
 		reg.closers = append(reg.closers, nodes...)
 	}
-	c.note(root, ops)
+	c.note(root, ops, span)
 }
 
 func absInt(n int) int {
@@ -273,15 +309,34 @@ func absInt(n int) int {
 	return n
 }
 
-func (c *coherence) closedAt(root graph.BufID) int {
-	if i, ok := c.closed[root]; ok {
-		return i
+// closedAt returns the last operation of earlier regions on the part; −1 none.
+func (c *coherence) closedAt(root graph.BufID, part extent) int {
+	last := -1
+	for _, cl := range c.closed[root] {
+		apart := cl.part.stride == part.stride && (cl.part.off+cl.part.size <= part.off || part.off+part.size <= cl.part.off)
+		if !apart {
+			last = max(last, cl.at)
+		}
 	}
-	return -1
+	return last
 }
 
-func (c *coherence) note(root graph.BufID, ops []int) {
-	c.closed[root] = ops[len(ops)-1]
+// atHome says whether an operation uses, where the root is at home, more of it
+// than the part.
+func (c *coherence) atHome(root graph.BufID, ops []int, part extent) bool {
+	more := false
+	for _, i := range ops {
+		op := &c.w.base[i].op
+		if op.Kind != graph.Copy && c.home[i] != c.r.p.Buf(root).Space {
+			continue
+		}
+		effects(op, c.r.root, func(id graph.BufID, e graph.Effect) { more = more || id == root && c.r.place(e.Buf) != part })
+	}
+	return more
+}
+
+func (c *coherence) note(root graph.BufID, ops []int, part extent) {
+	c.closed[root] = append(c.closed[root], closing{part, ops[len(ops)-1]})
 	for _, i := range ops {
 		effects(&c.phases[c.phase].Ops[i], c.r.root, func(id graph.BufID, e graph.Effect) {
 			if id == root && e.Write {
@@ -336,7 +391,7 @@ func (c *coherence) parts(root graph.BufID, ops []int, home graph.Space) (parts 
 
 // content says whether the root holds something before its region at hand.
 func (c *coherence) content(root graph.BufID) bool {
-	if c.r.p.Buf(root).Life == graph.LifeRun || c.wrote[root] {
+	if b := c.r.p.Buf(root); b.Life == graph.LifeRun || b.Class == graph.Inputs || c.wrote[root] {
 		return true
 	}
 	if c.r.p.Buf(root).Life == graph.LifePhase {

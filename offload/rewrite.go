@@ -27,7 +27,7 @@ func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
 		return q, nil
 	}
 	r := &rewriter{p: q, o: o, member: map[graph.BufID]member{}, hostUnits: map[int]bool{},
-		mirrors: map[mirrorKey]graph.BufID{}, views: map[viewKey]graph.BufID{}, parked: map[graph.BufID]*parking{}}
+		mirrors: map[mirrorKey]graph.BufID{}, views: map[viewKey]graph.BufID{}, parked: map[graph.BufID]*parking{}, pieces: map[pieceKey]graph.BufID{}}
 	r.classify()
 	r.settle()
 	for i := range q.Sections {
@@ -60,6 +60,7 @@ type rewriter struct {
 	mirrors   map[mirrorKey]graph.BufID
 	views     map[viewKey]graph.BufID
 	parked    map[graph.BufID]*parking
+	pieces    map[pieceKey]graph.BufID
 }
 
 func (r *rewriter) root(id graph.BufID) graph.BufID {
@@ -74,9 +75,12 @@ func (r *rewriter) classify() {
 		if unit.FlatLen == 0 {
 			continue
 		}
-		r.member[r.root(unit.Value.Buf)] = member{values, u}
-		for _, s := range unit.States {
-			r.member[r.root(s.Buf)] = member{states, u}
+		for _, s := range append([]graph.State{unit.Value}, unit.States...) {
+			k := states
+			if r.p.Buf(s.Buf).Class == graph.Parameters {
+				k = values
+			}
+			r.member[r.root(s.Buf)] = member{k, u}
 		}
 	}
 	for id := range r.p.Buffers {
@@ -167,11 +171,15 @@ func (r *rewriter) onHost(op *graph.Op) bool {
 }
 
 func (r *rewriter) section(sec *graph.Section) {
-	before := append([]graph.Phase(nil), sec.Phases...) // as they come in
+	slots := make([][]int, len(sec.Phases))
+	for j := range sec.Phases {
+		slots[j] = r.split(&sec.Phases[j])
+	}
+	before := append([]graph.Phase(nil), sec.Phases...) // before anything is inserted
 	for j := range sec.Phases {
 		ph := &sec.Phases[j]
 		w := newWeave(ph.Ops)
-		c := &coherence{r: r, w: w, sec: sec.Name, phases: before, phase: j, closed: map[graph.BufID]int{}}
+		c := &coherence{r: r, w: w, sec: sec.Name, phases: before, phase: j, slot: slots[j], closed: map[graph.BufID][]closing{}}
 		c.collect()
 		c.run()
 		if r.o.Activations != graph.Device {

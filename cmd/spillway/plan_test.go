@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/presets"
 )
@@ -217,10 +216,9 @@ func TestTrainRefusesWhatOnlyPlans(t *testing.T) {
 		require.Equal(t, exitBadInput, r.status)
 		require.Contains(t, r.stderr, "--precision "+flags[1])
 	}
-	c := spillway.Default()
-	c.Model, c.Data, c.Ranks, c.ShardSize = testdata+"/gpt2", testdata+"/text.bin", 4, 2
-	_, err := spillway.New(t.Context(), c)
-	require.ErrorContains(t, err, "--shard-size 2")
+	r := command(tinyWith("--ranks", "4", "--shard-size", "2")...)
+	require.Equal(t, exitBadInput, r.status)
+	require.Contains(t, r.stderr, "--shard-size")
 }
 
 func TestPlanPage(t *testing.T) {

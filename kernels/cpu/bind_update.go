@@ -24,18 +24,19 @@ const blockElems = 256
 // each distinct parameter of the unit whether it is trainable.
 func (b *binding) spans(a graph.ShardAttr) (spans []span, trainable []bool) {
 	p := b.Program
-	from := int64(0)
+	index := int64(0)
 	if a.Axis >= 0 {
 		if a.Axis >= len(b.Coord) {
 			b.failf("shard lies along mesh axis %d, the rank has %d coordinates", a.Axis, len(b.Coord))
 			return nil, nil
 		}
-		from = int64(b.Coord[a.Axis]) * a.Len
+		index = int64(b.Coord[a.Axis])
 	}
+	from := a.From(index)
 	if from%blockElems != 0 {
 		b.failf("the shard starts at element %d of unit %s, want a multiple of %d", from, p.Units[a.Unit].Name, blockElems)
 	}
-	index := map[int]int{}
+	number := map[int]int{}
 	for i, s := range p.Units[a.Unit].Segments {
 		if s.Param < 0 || s.Param >= len(p.Params) {
 			b.failf("segment %d of unit %s: the program has no parameter %d", i, p.Units[a.Unit].Name, s.Param)
@@ -47,10 +48,10 @@ func (b *binding) spans(a graph.ShardAttr) (spans []span, trainable []bool) {
 				param.Name, p.Units[a.Unit].Name, s.Start, s.Flat, blockElems)
 			return nil, nil
 		}
-		j, ok := index[s.Param]
+		j, ok := number[s.Param]
 		if !ok {
 			j = len(trainable)
-			index[s.Param] = j
+			number[s.Param] = j
 			trainable = append(trainable, !param.Frozen)
 		}
 		lo, hi := max(s.Flat, from), min(s.Flat+s.Len, from+a.Len)

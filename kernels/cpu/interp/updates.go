@@ -21,9 +21,9 @@ type element struct {
 // shard calls f for every trainable element i of the rank's shard, in order.
 func (c *call[T]) shard(a graph.ShardAttr, f func(i int, e element)) {
 	p := c.w.prog
-	from := int64(0)
+	from := a.From(0)
 	if a.Axis >= 0 {
-		from = int64(c.w.ranks[c.rank].coord[a.Axis]) * a.Len
+		from = a.From(int64(c.w.ranks[c.rank].coord[a.Axis]))
 	}
 	index := params(p, a.Unit)
 	for i := range a.Len {
