@@ -96,9 +96,19 @@ func randomCase(t testing.TB, seed uint64, dir string) Config {
 }
 
 // variant is how it computes it: nothing here may change a bit.
-func variant(r *rand.Rand, c Config) Config {
+func variant(t testing.TB, r *rand.Rand, c Config) Config {
 	c.Prefetch = []int{0, 1, 2, 5, 100}[r.IntN(5)]
 	c.Threads = []int{0, 1, 2, 3, 7}[r.IntN(5)]
+	c.Recompute = []string{"none", "none", "selective", "full", "full:h.0"}[r.IntN(5)]
+	if r.IntN(2) == 0 {
+		var parts []string
+		for _, class := range []string{"optimizer", "parameters", "gradients", "activations"} {
+			if tier := []string{"", "host", "disk"}[r.IntN(3)]; tier != "" {
+				parts = append(parts, class+"="+tier)
+			}
+		}
+		c.Offload, c.Disk = strings.Join(parts, ","), scratch(t)
+	}
 	return c
 }
 
@@ -156,12 +166,25 @@ func metamorphic(t *testing.T, seed uint64) {
 			half.stages = []int{0, 1, 2, 3}
 		}
 		for _, v.Zero = range half.stages {
-			v := variant(r, v)
+			v := variant(t, r, v)
 			v.Reproducible = half.reproducible
 			got := run(v)
 			require.Equal(t, want.losses, got.losses, describe(v))
 			require.Equal(t, want.sha, got.sha, describe(v))
 		}
+		// One step as one variant, saved, and the other as another.
+		v = variant(t, r, c)
+		v.Zero, v.Reproducible = half.stages[r.IntN(len(half.stages))], half.reproducible
+		v.Checkpoint, v.SaveEvery, v.Keep = scratch(t), 1, 0
+		require.Equal(t, want.sha, run(v).sha, describe(v))
+		require.NoError(t, os.RemoveAll(filepath.Join(v.Checkpoint, "step-00000002")))
+		folder := v.Checkpoint
+		v = variant(t, r, c)
+		v.Zero, v.Reproducible = half.stages[r.IntN(len(half.stages))], half.reproducible
+		v.Checkpoint, v.Resume = folder, true
+		got := run(v)
+		require.Equal(t, want.losses[1:], got.losses, describe(v))
+		require.Equal(t, want.sha, got.sha, describe(v))
 		if c.Accum == 1 {
 			break
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -56,6 +57,9 @@ func TestMixedPrecisionPlans(t *testing.T) {
 						n++
 						c := Config{Ranks: mesh[0], ShardSize: mesh[1], Stage: zero.Stage(stage), Accum: accum, Prefetch: 1, Optimizer: adamW, Clip: 1,
 							Target: graph.CPUTarget(), Verify: true, Precision: prec, Reduce32: n%3 == 0, Reproducible: n%2 == 0}
+						again, err := recompute.Parse([]string{"none", "selective", "full", "full:*1"}[n%4])
+						require.NoError(t, err)
+						c.Recompute = again
 						c.Optimizer.Name = zero.OptimizerNames()[n%6]
 						if n%5 == 0 && name == "gpt2" {
 							c.Freeze = []string{"h.0.*", "wpe.*"}
@@ -72,5 +76,21 @@ func TestMixedPrecisionPlans(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+func TestMeshAndPrecisionAreValidated(t *testing.T) {
+	fwd := forwardOf(t, smallMLP, 2, 1, false)
+	for want, change := range map[string]func(*Config){
+		"size: 6 ranks do not split into groups of 4; use 3 or 6": func(c *Config) { c.ShardSize = 4 },
+		"size: 6 ranks do not split into groups of 7; use 6":      func(c *Config) { c.ShardSize = 7 },
+		"size: -1 is negative":                                    func(c *Config) { c.ShardSize = -1 },
+		"fp32 gradients travel in fp32 already":                   func(c *Config) { c.Reduce32, c.Precision = true, precision.FP32 },
+		"precision(7) does not exist":                             func(c *Config) { c.Precision = 7 },
+	} {
+		c := mixed(6, zero.PartitionParams)
+		change(&c)
+		_, err := Build(fwd, c)
+		require.ErrorContains(t, err, want)
 	}
 }

@@ -93,6 +93,9 @@ func (c *caster) classify() error {
 	}
 	for i := range p.Params {
 		prm := &p.Params[i]
+		if prm.Value == graph.NoBuf {
+			return fmt.Errorf("precision: parameter %q has no value of its own; cast before sharding", prm.Name)
+		}
 		if v := c.root[prm.Value]; strict[v] && !flexible[v] {
 			return fmt.Errorf("precision: parameter %q is used in f32 alone; no kind that does so may have parameters", prm.Name)
 		}

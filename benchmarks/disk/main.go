@@ -140,7 +140,13 @@ func run() (err error) {
 		}
 		return float64(side.Bytes) / float64(side.Runtime) * 1000, nil
 	}
-	r := Result{Command: os.Args[1:], Time: time.Now().UTC().Format(time.RFC3339), CPUs: runtime.NumCPU(), Disk: store.FilesystemOf(*dir), Block: *block, Depth: *depth,
+	command := slices.Clone(os.Args[1:])
+	for i, arg := range command {
+		if arg == *dir || arg == *jsonPath && arg != "" {
+			command[i] = "PATH" // this machine's
+		}
+	}
+	r := Result{Command: command, Time: time.Now().UTC().Format(time.RFC3339), CPUs: runtime.NumCPU(), Disk: store.FilesystemOf(*dir), Block: *block, Depth: *depth,
 		Bytes: *bytes, Shift: *shift, Engine: *engine}
 	// Both files are written once before they are timed: the first write to
 	// preallocated space is slower.

@@ -187,6 +187,15 @@ func runPlan(c spillway.Config, f *planFlags, stdout io.Writer) error {
 			return fmt.Errorf("--json: %w", err)
 		}
 	}
+	if f.htmlPath != "" {
+		page, err := r.html()
+		if err == nil {
+			err = writeNew(f.htmlPath, page)
+		}
+		if err != nil {
+			return fmt.Errorf("--html: %w", err)
+		}
+	}
 	return asked.Plan.Fit()
 }
 

@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/presets"
 )
@@ -217,8 +216,18 @@ func TestTrainRefusesWhatOnlyPlans(t *testing.T) {
 		require.Equal(t, exitBadInput, r.status)
 		require.Contains(t, r.stderr, "--precision "+flags[1])
 	}
-	c := spillway.Default()
-	c.Model, c.Data, c.Ranks, c.ShardSize = testdata+"/gpt2", testdata+"/text.bin", 4, 2
-	_, err := spillway.New(t.Context(), c)
-	require.ErrorContains(t, err, "--shard-size 2")
+	r := command(tinyWith("--ranks", "4", "--shard-size", "2")...)
+	require.Equal(t, exitBadInput, r.status)
+	require.Contains(t, r.stderr, "--shard-size")
+}
+
+func TestPlanPage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "new", "plan.html")
+	r := command("plan", "--model", "gpt2", "--ranks", "4", "--device-memory", "900MiB", "--html", path)
+	require.Equal(t, exitDoesNotFit, r.status)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for _, want := range []string{"Plan of gpt2", "Does not fit", "device memory over section", "host memory over section", "The peak of device memory explained", "What would make it fit", "A step, predicted, by stage"} {
+		require.Contains(t, string(text), want)
+	}
 }

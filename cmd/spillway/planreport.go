@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"regexp"
@@ -143,27 +144,34 @@ func (r *planReport) steps(w io.Writer) {
 
 var digits = regexp.MustCompile(`[0-9]+`)
 
-// alive lists what is in device memory at the peak, the same buffer of different
-// layers as one line.
-func (r *planReport) alive(w io.Writer) {
-	p, use := r.asked.Plan.Program, &r.asked.Plan.Layout.Spaces[graph.Device]
-	type row struct {
-		name        string
-		class       graph.Class
-		count       int
-		each, bytes int64
-		shape       []int64
-		dtype       graph.DType
-		order       int
+// aliveRow is a buffer that is alive at the peak, or several that differ by
+// their layer alone.
+type aliveRow struct {
+	name       string
+	class      graph.Class
+	count      int
+	one, bytes int64
+	shape      []int64
+	dtype      graph.DType
+}
+
+func (e *aliveRow) each() string {
+	if e.count == 1 {
+		return ""
 	}
-	rows := map[string]*row{}
-	var list []*row
-	for _, id := range use.Live {
-		b := p.Buf(id)
+	return fmt.Sprintf("%d × %s", e.count, plan.Bytes(e.one))
+}
+
+// aliveRows lists what is alive at the peak of a space, the largest first.
+func aliveRows(p *plan.Plan, s graph.Space) []*aliveRow {
+	rows := map[string]*aliveRow{}
+	var list []*aliveRow
+	for _, id := range p.Layout.Spaces[s].Live {
+		b := p.Program.Buf(id)
 		key := fmt.Sprint(digits.ReplaceAllString(b.Name, "*"), b.Class, b.Bytes())
 		e := rows[key]
 		if e == nil {
-			e = &row{name: b.Name, class: b.Class, each: b.Bytes(), shape: b.Shape, dtype: b.DType, order: len(list)}
+			e = &aliveRow{name: b.Name, class: b.Class, one: b.Bytes(), shape: b.Shape, dtype: b.DType}
 			rows[key] = e
 			list = append(list, e)
 		}
@@ -172,30 +180,24 @@ func (r *planReport) alive(w io.Writer) {
 		}
 		e.bytes += b.Bytes()
 	}
-	slices.SortStableFunc(list, func(a, b *row) int {
-		switch {
-		case a.bytes > b.bytes:
-			return -1
-		case a.bytes < b.bytes:
-			return 1
-		}
-		return a.order - b.order
-	})
+	slices.SortStableFunc(list, func(a, b *aliveRow) int { return cmp.Compare(b.bytes, a.bytes) })
+	return list
+}
+
+// alive prints the largest buffers in device memory at the peak.
+func (r *planReport) alive(w io.Writer) {
+	use := &r.asked.Plan.Layout.Spaces[graph.Device]
 	fmt.Fprintf(w, "Largest buffers in device memory at the peak (stage %d, at %s)\n", r.asked.Config.Zero, use.PeakAt)
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	const most = 12
 	rest, restBytes := 0, int64(0)
-	for i, e := range list {
+	for i, e := range aliveRows(r.asked.Plan, graph.Device) {
 		if i >= most {
 			rest += e.count
 			restBytes += e.bytes
 			continue
 		}
-		each := ""
-		if e.count > 1 {
-			each = fmt.Sprintf("%d × %s", e.count, plan.Bytes(e.each))
-		}
-		fmt.Fprintf(tw, "  %s\t%s\t%s\t%s\t%s\n", plan.Bytes(e.bytes), e.class, e.name, shapeText(e.shape, e.dtype), each)
+		fmt.Fprintf(tw, "  %s\t%s\t%s\t%s\t%s\n", plan.Bytes(e.bytes), e.class, e.name, shapeText(e.shape, e.dtype), e.each())
 	}
 	if rest > 0 {
 		fmt.Fprintf(tw, "  %s\t\t%d smaller ones\t\t\n", plan.Bytes(restBytes), rest)

@@ -15,12 +15,14 @@ import (
 // next round. With every one offered, a cache of a quarter of the file served
 // 8 % of the reads; so it serves 18 %.
 //
-// A slot holds one range of one block. Ristretto takes and drops entries when it
+// A slot holds one range of one block; ranges that adjoin it extend it, as small
+// buffers that lie side by side are moved one after the other. Ristretto takes and drops entries when it
 // likes, on its own goroutine, so no entry is believed: each block has a version
 // that every write of the block changes before it writes, and a slot serves only
-// if its version is the block's. A write that a slot covers updates it in place;
-// any other makes it stale.
+// if its version is the block's. A write brings the slot that was up to date
+// before it to its own version.
 type cache struct {
+	block    int64 // bytes
 	memory   []byte
 	slots    []slot
 	index    *ristretto.Cache[uint64, *slot]
@@ -40,29 +42,27 @@ const seldom = 16
 
 type slot struct {
 	mu       sync.Mutex
-	mem      []byte
-	used     bool  // not in free
-	block    int64 // −1: nothing in it
+	mem      []byte // of the whole block
+	used     bool   // not in free
+	block    int64  // −1: nothing in it
 	version  uint32
 	from, to int64 // bytes of the file that it holds
 }
 
-// minSlots is from where a cache is worth its bookkeeping.
-const minSlots = 4
-
+// newCache returns nil where the bytes are too few for it.
 func newCache(bytes, block, physical int64) (*cache, error) {
-	n := min(bytes, roundUp(physical, block)) / block
-	if n < minSlots {
+	n := bytes / block
+	// Entries on their way into the index hold a slot without counting: some
+	// slots are kept for them.
+	spare := max(1, min(64, n/8))
+	if n = min(n, (physical+block-1)/block+spare); n <= spare {
 		return nil, nil
 	}
 	memory, err := mapPages(int(n * block))
 	if err != nil {
 		return nil, err
 	}
-	c := &cache{memory: memory, slots: make([]slot, n), versions: make([]atomic.Uint32, (physical+block-1)/block)}
-	// Entries on their way into the index hold a slot without counting: some
-	// slots are kept for them.
-	spare := max(1, min(64, n/8))
+	c := &cache{block: block, memory: memory, slots: make([]slot, n), versions: make([]atomic.Uint32, (physical+block-1)/block)}
 	c.limit = int(n - spare)
 	config := ristretto.Config[uint64, *slot]{
 		NumCounters: 10 * max(n, int64(len(c.versions))), MaxCost: n - spare, BufferItems: 64, IgnoreInternalCost: true, OnExit: c.release,
@@ -115,9 +115,9 @@ func (c *cache) get(block int64, version uint32, r span, mem []byte, off int64, 
 	s, ok := c.index.Get(uint64(block))
 	if ok {
 		s.mu.Lock()
-		ok = s.block == block && s.version == version && s.from <= r.lo && r.hi <= s.to && verify(s.mem[r.lo-s.from:r.hi-s.from], r.lo) == nil
+		ok = s.block == block && s.version == version && s.from <= r.lo && r.hi <= s.to && verify(s.mem[r.lo-block*c.block:r.hi-block*c.block], r.lo) == nil
 		if ok {
-			copy(mem, s.mem[off-s.from:])
+			copy(mem, s.mem[off-block*c.block:])
 		}
 		s.mu.Unlock()
 	}
@@ -131,9 +131,14 @@ func (c *cache) get(block int64, version uint32, r span, mem []byte, off int64, 
 
 // put offers the contents of r, as read or written at the version.
 func (c *cache) put(block int64, version uint32, r span, buf []byte) {
-	if s, ok := c.index.Get(uint64(block)); ok && c.refill(s, block, version, r, buf) {
+	if s, ok := c.index.Get(uint64(block)); ok && c.refill(s, block, version, version, r, buf) {
 		return
 	}
+	c.offer(block, version, r, buf)
+}
+
+// offer gives the index a slot with the contents of r, if it may have one.
+func (c *cache) offer(block int64, version uint32, r span, buf []byte) {
 	c.mu.Lock()
 	full := len(c.slots)-len(c.free) >= c.limit
 	if len(c.free) == 0 || full && c.offers.Add(1)%seldom != 0 {
@@ -145,38 +150,36 @@ func (c *cache) put(block int64, version uint32, r span, buf []byte) {
 	c.mu.Unlock()
 	s.mu.Lock()
 	s.used, s.block, s.version, s.from, s.to = true, block, version, r.lo, r.hi
-	copy(s.mem, buf)
+	copy(s.mem[r.lo-block*c.block:], buf)
 	s.mu.Unlock()
 	if !c.index.Set(uint64(block), s, 1) {
 		c.release(s)
 	}
 }
 
-// refill puts contents into the slot that the index has for the block already.
-func (c *cache) refill(s *slot, block int64, version uint32, r span, buf []byte) bool {
+// refill puts contents into the slot that the index has for the block already,
+// beside what is there if that adjoins and is of the version before.
+func (c *cache) refill(s *slot, block int64, before, version uint32, r span, buf []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.block != block {
 		return false // the index let it go meanwhile
 	}
-	s.version, s.from, s.to = version, r.lo, r.hi
-	copy(s.mem, buf)
+	if s.version == before && s.from <= r.hi && r.lo <= s.to {
+		s.from, s.to = min(s.from, r.lo), max(s.to, r.hi)
+	} else {
+		s.from, s.to = r.lo, r.hi
+	}
+	s.version = version
+	copy(s.mem[r.lo-block*c.block:], buf)
 	return true
 }
 
-// update tells of a write that gave the block this version.
+// update tells of a write that gave the block this version: what it did not
+// touch is as it was.
 func (c *cache) update(block int64, version uint32, r span, buf []byte) {
-	if s, ok := c.index.Get(uint64(block)); ok {
-		s.mu.Lock()
-		held := s.block == block && s.version == version-1 && s.from <= r.lo && r.hi <= s.to
-		if held {
-			copy(s.mem[r.lo-s.from:], buf)
-			s.version = version
-		}
-		s.mu.Unlock()
-		if held {
-			return
-		}
+	if s, ok := c.index.Get(uint64(block)); ok && c.refill(s, block, version-1, version, r, buf) {
+		return
 	}
-	c.put(block, version, r, buf)
+	c.offer(block, version, r, buf)
 }
