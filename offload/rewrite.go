@@ -238,7 +238,7 @@ func (r *rewriter) mirror(key mirrorKey) graph.BufID {
 	root := r.p.Buf(key.root)
 	src.View, src.Space, src.Life, src.Class = nil, key.space, graph.LifePhase, graph.Communication
 	m, ours := r.member[key.root]
-	if ours && key.space == graph.Device && m.kind != states && src.Elems() == r.p.Units[m.unit].FlatLen {
+	if ours && key.space == graph.Device && m.kind != states && r.place(key.part).stride == 0 && root.Elems() == r.p.Units[m.unit].FlatLen {
 		src.Class = graph.Unsharded
 	}
 	if !ours {
