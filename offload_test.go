@@ -204,3 +204,25 @@ func TestOffloadWithinGroups(t *testing.T) {
 		}
 	}
 }
+
+// Evaluation and generation fetch parameters too, nothing writes outside of what
+// it declares, and the text is the same.
+func TestOffloadGeneratesTheSameText(t *testing.T) {
+	text := func(offload string) string {
+		c := tiny("gpt2")
+		c.Ranks, c.Steps, c.Generate, c.CheckWrites = 2, 1, true, offload != ""
+		c.EvalData, c.EvalSteps = c.Data, 1
+		c.Offload, c.Disk, c.Recompute = offload, t.TempDir(), "full"
+		tr, err := New(context.Background(), c)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tr.Close()) }()
+		require.NoError(t, tr.Run(context.Background(), nil))
+		out, err := tr.Generate(context.Background(), "the", 12, Sampling{Temperature: 1, Seed: 1})
+		require.NoError(t, err)
+		return out
+	}
+	want := text("")
+	for _, placement := range placements[8:] {
+		require.Equal(t, want, text(placement), placement)
+	}
+}
