@@ -19,7 +19,7 @@ import (
 // It returns each operation's chunk; −1 for those that have none.
 func (r *rewriter) split(ph *graph.Phase) (slot []int) {
 	var out []graph.Op
-	chunk := r.o.chunk()
+	chunk := r.chunk
 	for _, op := range ph.Ops {
 		n, ok := int64(0), r.onHost(&op) && op.Kind != graph.NovoGrad
 		if ok {
@@ -92,7 +92,7 @@ func (r *rewriter) piece(id graph.BufID, at, size int64) graph.BufID {
 // chunks returns the pieces of a flat buffer that pass through the host one by
 // one; the buffer itself where it is small.
 func (r *rewriter) chunks(id graph.BufID) []graph.BufID {
-	n, chunk := r.p.Buf(id).Elems(), r.o.chunk()
+	n, chunk := r.p.Buf(id).Elems(), r.chunk
 	if n <= chunk {
 		return []graph.BufID{id}
 	}

@@ -18,7 +18,8 @@ type Options struct {
 	Ahead int
 	// Chunk is the most elements of a unit that an update on the host, or a
 	// transfer through the host from or to disk, works on at a time: it bounds the
-	// host memory of units of any size. A multiple of 1024; 0: DefaultChunk.
+	// host memory of units of any size. A multiple of 1024; 0: DefaultChunk, or
+	// more where a rank's parameters would make over 256 chunks.
 	Chunk int64
 	// DeviceShare is the part of the optimizer states, by bytes, that stays on the
 	// device: whole units, from the last one of the program backward, as long as
@@ -29,11 +30,15 @@ type Options struct {
 // DefaultChunk is 16 MiB of float32.
 const DefaultChunk = 4 << 20
 
-func (o Options) chunk() int64 {
-	if o.Chunk == 0 {
-		return DefaultChunk
+// mostChunks bounds the operations of a plan.
+const mostChunks = 256
+
+// chunk returns the chunk of a program in which a rank holds so many elements.
+func (o Options) chunk(elems int64) int64 {
+	if o.Chunk > 0 {
+		return o.Chunk
 	}
-	return o.Chunk
+	return max(DefaultChunk, (elems/mostChunks+1023)/1024*1024)
 }
 
 // Active says whether anything is offloaded.

@@ -41,7 +41,8 @@ type coherence struct {
 	r      *rewriter
 	w      *weave
 	sec    string
-	phases []graph.Phase // of the section, before the rewrite
+	phases []graph.Phase           // of the section, before the rewrite
+	index  []map[graph.BufID][]int // by phase and root: the operations that use it
 	phase  int
 
 	home   []graph.Space // by operation: where it runs
@@ -68,8 +69,8 @@ func effects(op *graph.Op, root func(graph.BufID) graph.BufID, visit func(root g
 func (c *coherence) collect() {
 	r := c.r
 	involved := map[graph.BufID]bool{}
-	c.uses, c.turns, c.wrote = map[graph.BufID][]int{}, map[graph.BufID]int{}, map[graph.BufID]bool{}
-	for i, n := range c.w.base {
+	c.uses, c.turns, c.wrote = c.index[c.phase], map[graph.BufID]int{}, map[graph.BufID]bool{}
+	for _, n := range c.w.base {
 		op := &n.op
 		space := graph.Device
 		if r.onHost(op) {
@@ -78,9 +79,6 @@ func (c *coherence) collect() {
 		}
 		c.home = append(c.home, space)
 		effects(op, r.root, func(root graph.BufID, e graph.Effect) {
-			if list := c.uses[root]; len(list) == 0 || list[len(list)-1] != i {
-				c.uses[root] = append(list, i)
-			}
 			if op.Kind != graph.Copy && r.p.Buf(root).Space != space {
 				involved[root] = true
 			}
@@ -401,10 +399,9 @@ func (c *coherence) content(root graph.BufID) bool {
 		if j > c.phase || j == c.phase && c.phases[j].Repeat < 2 {
 			break
 		}
-		ops := c.phases[j].Ops
-		for i := range ops {
+		for _, i := range c.index[j][root] {
 			found := false
-			effects(&ops[i], c.r.root, func(id graph.BufID, e graph.Effect) { found = found || id == root && e.Write })
+			effects(&c.phases[j].Ops[i], c.r.root, func(id graph.BufID, e graph.Effect) { found = found || id == root && e.Write })
 			if found {
 				return true
 			}
@@ -430,13 +427,8 @@ func (c *coherence) wanted(root graph.BufID, i int) bool {
 		if j == c.phase && c.phases[j].Repeat < 2 {
 			continue
 		}
-		ops := c.phases[j].Ops
-		for k := range ops {
-			found := false
-			effects(&ops[k], c.r.root, func(id graph.BufID, e graph.Effect) { found = found || id == root })
-			if found {
-				return true
-			}
+		if len(c.index[j][root]) > 0 {
+			return true
 		}
 	}
 	return false
@@ -465,9 +457,8 @@ func (c *coherence) replaces(root graph.BufID, ops []int) bool {
 		return false
 	}
 	for j := range c.phases {
-		phase := c.phases[j].Ops
-		for k := range phase {
-			effects(&phase[k], r.root, func(id graph.BufID, e graph.Effect) {
+		for _, k := range c.index[j][root] {
+			effects(&c.phases[j].Ops[k], r.root, func(id graph.BufID, e graph.Effect) {
 				if _, lo, hi := graph.Span(r.p, e.Buf); id == root && r.p.Buf(e.Buf).View != nil && !written.covers(lo, hi) {
 					ok = false
 				}

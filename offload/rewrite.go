@@ -30,6 +30,13 @@ func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
 		mirrors: map[mirrorKey]graph.BufID{}, views: map[viewKey]graph.BufID{}, parked: map[graph.BufID]*parking{}, pieces: map[pieceKey]graph.BufID{}}
 	r.classify()
 	r.settle()
+	var elems int64
+	for u := range q.Units {
+		if q.Units[u].FlatLen > 0 {
+			elems += q.Units[u].Value.Len
+		}
+	}
+	r.chunk = o.chunk(elems)
 	for i := range q.Sections {
 		r.section(&q.Sections[i])
 	}
@@ -61,6 +68,7 @@ type rewriter struct {
 	views     map[viewKey]graph.BufID
 	parked    map[graph.BufID]*parking
 	pieces    map[pieceKey]graph.BufID
+	chunk     int64 // elements
 }
 
 func (r *rewriter) root(id graph.BufID) graph.BufID {
@@ -182,10 +190,21 @@ func (r *rewriter) section(sec *graph.Section) {
 		slots[j] = r.split(&sec.Phases[j])
 	}
 	before := append([]graph.Phase(nil), sec.Phases...) // before anything is inserted
+	index := make([]map[graph.BufID][]int, len(before))
+	for j := range before {
+		index[j] = map[graph.BufID][]int{}
+		for i := range before[j].Ops {
+			effects(&before[j].Ops[i], r.root, func(root graph.BufID, e graph.Effect) {
+				if list := index[j][root]; len(list) == 0 || list[len(list)-1] != i {
+					index[j][root] = append(list, i)
+				}
+			})
+		}
+	}
 	for j := range sec.Phases {
 		ph := &sec.Phases[j]
 		w := newWeave(ph.Ops)
-		c := &coherence{r: r, w: w, sec: sec.Name, phases: before, phase: j, slot: slots[j], closed: map[graph.BufID][]closing{}}
+		c := &coherence{r: r, w: w, sec: sec.Name, phases: before, index: index, phase: j, slot: slots[j], closed: map[graph.BufID][]closing{}}
 		c.collect()
 		c.run()
 		if r.o.Activations != graph.Device {
