@@ -9,12 +9,19 @@ import (
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/hfmodel"
 	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
 
 // build validates cfg, fills in what depends on the model, and plans.
-func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
+func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) { return buildPlan(cfg, false) }
+
+// buildPlan is build; with early, the error is a *plan.DoesNotFit where the
+// largest sum of live buffers is over a cap already.
+func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	var none hfconfig.Config
 	if err := cfg.Validate(); err != nil {
 		return nil, none, err
@@ -51,11 +58,27 @@ func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
 			return nil, none, err
 		}
 	}
+	again, err := recompute.Parse(cfg.Recompute)
+	if err != nil {
+		return nil, none, err
+	}
+	away, err := offload.Parse(cfg.Offload)
+	if err != nil {
+		return nil, none, err
+	}
+	away.Chunk = cfg.offloadChunk
+	prec, err := precision.Parse(cfg.precision())
+	if err != nil {
+		return nil, none, err
+	}
 	p, err := plan.Build(fwd, plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
-		Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
-		Capacity: [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
-		Verify:   cfg.Poison,
+		Recompute: again, Offload: away, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
+		Capacity:  [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
+		Precision: prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,
+		Outside: cfg.Outside,
+		Verify:  cfg.Poison,
+		Early:   early,
 	})
 	return p, h, err
 }
@@ -67,55 +90,21 @@ func fits(cfg Config, p *plan.Plan) error {
 	if err == nil {
 		return nil
 	}
-	ways, smallest := waysOut(cfg)
+	hw := CPUHardware(cfg.threads())
+	asked, simErr := Predict(cfg, hw.Machine(cfg.Ranks))
+	if simErr != nil {
+		return errors.Join(err, simErr)
+	}
+	ways, smallest := WaysOut(asked, hw)
 	if len(ways) == 0 {
-		return fmt.Errorf("%w; no stage, micro-batch or row length of this model on %d rank(s) fits: the smallest plan tried needs %s of device memory",
-			err, cfg.Ranks, plan.Bytes(smallest))
-	}
-	return fmt.Errorf("%w; it fits with %s", err, strings.Join(ways, ", or with "))
-}
-
-// waysOut plans changes of the configuration, the cheapest in speed and the
-// least intrusive first, and returns up to three that fit.
-func waysOut(cfg Config) (ways []string, smallest int64) {
-	try := func(text string, change func(*Config)) {
-		if len(ways) == 3 {
-			return
-		}
-		c := cfg
-		change(&c)
-		p, _, err := build(&c)
-		if err != nil {
-			return
-		}
-		if use := p.Layout.Spaces[graph.Device].Peak; smallest == 0 || use < smallest {
-			smallest = use
-		}
 		var refused *plan.DoesNotFit
-		if !errors.As(p.Fit(), &refused) {
-			ways = append(ways, text)
-		}
+		errors.As(err, &refused)
+		return fmt.Errorf("%w; no stage, micro-batch or row length of this model on %d rank(s) fits: the smallest plan tried needs %s of %s memory",
+			err, cfg.Ranks, plan.Bytes(smallest[refused.Space]), refused.Space)
 	}
-	for z := cfg.Zero + 1; z <= 3; z++ {
-		try(fmt.Sprintf("--zero %d", z), func(c *Config) { c.Zero = z })
+	var texts []string
+	for _, w := range ways {
+		texts = append(texts, w.Text)
 	}
-	if cfg.Prefetch > 0 {
-		try("--prefetch 0", func(c *Config) { c.Prefetch = 0 })
-	}
-	for batch, accum := cfg.Batch, cfg.Accum; batch > 1; {
-		if batch%2 != 0 {
-			batch, accum = 1, accum*batch
-		} else {
-			batch, accum = batch/2, accum*2
-		}
-		try(fmt.Sprintf("--batch %d --accum %d", batch, accum), func(c *Config) { c.Batch, c.Accum = batch, accum })
-		try(fmt.Sprintf("--zero 3 --batch %d --accum %d", batch, accum), func(c *Config) { c.Zero, c.Batch, c.Accum = 3, batch, accum })
-	}
-	for ranks := cfg.Ranks * 2; ranks <= 64; ranks *= 2 {
-		try(fmt.Sprintf("--zero 3 --ranks %d", ranks), func(c *Config) { c.Zero, c.Ranks = 3, ranks })
-	}
-	for seq := cfg.Seq / 2; seq >= 16; seq /= 2 {
-		try(fmt.Sprintf("--zero 3 --batch 1 --prefetch 0 --seq %d", seq), func(c *Config) { c.Zero, c.Batch, c.Prefetch, c.Seq = 3, 1, 0, seq })
-	}
-	return ways, smallest
+	return fmt.Errorf("%w; it fits with %s", err, strings.Join(texts, ", or with "))
 }

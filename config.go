@@ -13,10 +13,14 @@ package spillway
 import (
 	"fmt"
 	"math"
-	"runtime"
 	"strings"
 	"time"
 
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/offload"
+	"github.com/spillway-ml/spillway/offload/store"
+	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -71,6 +75,38 @@ type Config struct {
 	HostMemory   int64  // bytes of host memory a rank; 0: no cap
 	Disk         string // folder of the disk tier
 	DiskMemory   int64  // bytes of it a rank; 0: no cap
+	// DiskCache is host memory in bytes a rank that holds what would otherwise be
+	// read from disk, outside the plan and inside HostMemory; 0: none. A step goes
+	// round all that is on disk, so a cache of a tenth of it saves up to a tenth of
+	// the reads.
+	DiskCache int64
+	// RequirePinned refuses to run where host memory can't be locked. Otherwise
+	// the run goes on with unlocked memory, and Warn says so.
+	RequirePinned bool
+	// Warn is told what a person should know about the machine, one line a call;
+	// nil drops it.
+	Warn func(string)
+
+	// Outside is what the process needs of each memory space outside its arena, in
+	// bytes (a GPU's context and libraries); it counts against the caps.
+	Outside [graph.NumSpaces]int64
+	// Precision is "fp32" (or ""), "bf16" or "fp16". ShardSize shards over groups
+	// of this many neighbouring ranks and replicates over the groups (HSDP); 0
+	// shards over all. Both can be planned; New refuses what cannot run yet.
+	Precision string
+	ShardSize int
+	// Reduce is what gradients of a 16-bit precision travel and rest in: "same"
+	// (or "") or "fp32".
+	Reduce string
+	// Recompute drops activations and computes them again in the backward: none,
+	// selective, full, or policies by unit (see package recompute). Less memory,
+	// more computing, the same bits.
+	Recompute string
+
+	// Offload says which classes rest in host memory or on disk:
+	// "optimizer=host|disk,parameters=…,gradients=…,activations=…"; "" none. Less
+	// device memory, more copies, the same bits.
+	Offload string
 
 	Zero         int  // ZeRO stage
 	Reproducible bool // stages 0 and 1 reduce every micro-step: same bits at all stages with accumulation
@@ -89,9 +125,16 @@ type Config struct {
 	// Poison fills released and unused device memory with NaN patterns, and
 	// verifies the program after every pass. For tests.
 	Poison bool
+	// wrapDisk puts something between the disk tier and its files. For tests.
+	wrapDisk func(rank int, f store.RawFile) store.RawFile
+	// offloadChunk is offload.Options.Chunk, where it is not 0. For tests.
+	offloadChunk int64
 	// CheckWrites runs one kernel at a time and looks for writes outside of what
 	// it declares, on all ranks. Very slow. For tests.
 	CheckWrites bool
+
+	// wrapDevice takes the place of a rank's device context. For tests of failures.
+	wrapDevice func(rank int, ctx device.Context) device.Context
 }
 
 // Default returns the contract's defaults outside the demo.
@@ -99,7 +142,7 @@ func Default() Config {
 	return Config{
 		Init: "random", Tokenizer: "bytes", Steps: 100, Batch: 4, Accum: 1,
 		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8,
-		Seed: 1, Prefetch: 1, EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
+		Seed: 1, Prefetch: 1, Precision: "fp32", Reduce: "same", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
 	}
 }
 
@@ -108,7 +151,17 @@ var (
 	lrSchedules = []string{"constant", "linear", "cosine", "inverse-sqrt"}
 	lrScales    = []string{"none", "sqrt", "linear"}
 	orders      = []string{"", "sequential", "shuffled"}
+	precisions  = []string{"", "fp32", "bf16", "fp16"}
+	reduces     = []string{"", "same", "fp32"}
 )
+
+// largest bounds the counts, so that no product of them overflows and none asks
+// the machine for what it can't have. Others are bounded by what they multiply.
+var largest = map[string]int64{
+	"steps": 1 << 40, "warmup": 1 << 40, "eval-steps": 1 << 40,
+	"batch": 1 << 24, "seq": 1 << 24, "accum": 1 << 24, "ranks": 1 << 20, "lr-base-batch": 1 << 40,
+	"threads": 4096, "prefetch": 1 << 30,
+}
 
 func oneOf(flag, v string, names []string) error {
 	for _, n := range names {
@@ -129,8 +182,11 @@ func oneOf(flag, v string, names []string) error {
 // It looks at nothing outside the Config.
 func (c *Config) Validate() error {
 	atLeast := func(flag string, v, least int, what string) error {
-		if v < least {
+		switch {
+		case v < least:
 			return fmt.Errorf("--%s %d: at least %d %s is needed", flag, v, least, what)
+		case int64(v) > largest[flag] && largest[flag] > 0:
+			return fmt.Errorf("--%s %d: at most %d %ss are possible", flag, v, largest[flag], what)
 		}
 		return nil
 	}
@@ -156,6 +212,7 @@ func (c *Config) Validate() error {
 		atLeast("eval-steps", c.EvalSteps, 1, "batch"), atLeast("save-every", c.SaveEvery, 0, "step"), atLeast("keep", c.Keep, 0, "checkpoint"),
 		atLeast("lr-base-batch", c.LRBaseBatch, 1, "row"),
 		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders),
+		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), atLeast("shard-size", c.ShardSize, 0, "rank"),
 		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, []string{"cpu"}),
 		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0),
 		fraction("beta1", c.Beta1), fraction("beta2", c.Beta2), fraction("dropout", c.Dropout),
@@ -171,13 +228,22 @@ func (c *Config) Validate() error {
 	for _, s := range []struct {
 		flag string
 		v    int64
-	}{{"device-memory", c.DeviceMemory}, {"host-memory", c.HostMemory}} {
+	}{{"device-memory", c.DeviceMemory}, {"host-memory", c.HostMemory}, {"disk-cache", c.DiskCache}} {
 		if s.v < 0 {
 			return fmt.Errorf("--%s %d: a size is not negative", s.flag, s.v)
 		}
 	}
+	if _, err := recompute.Parse(c.Recompute); err != nil {
+		return fmt.Errorf("--recompute %s: %w", c.Recompute, err)
+	}
+	if _, err := offload.Parse(c.Offload); err != nil {
+		return fmt.Errorf("--offload %s: %w", c.Offload, err)
+	}
 	if c.Timeout <= 0 {
 		return fmt.Errorf("--timeout %s: a positive duration is needed", c.Timeout)
+	}
+	if c.EvalEvery > 0 && c.EvalData == "" {
+		return fmt.Errorf("--eval-every needs --eval-data: the held-out data")
 	}
 	if c.Resume && c.Checkpoint == "" {
 		return fmt.Errorf("--resume needs --checkpoint: the folder to resume from")
@@ -188,12 +254,28 @@ func (c *Config) Validate() error {
 	return nil
 }
 
+// ComputeThreads returns the computing threads of the process.
+func (c *Config) ComputeThreads() int { return c.threads() }
+
+func (c *Config) precision() string {
+	if c.Precision == "" {
+		return "fp32"
+	}
+	return c.Precision
+}
+
+// reduce32 says whether gradients travel in fp32 where values are in 16 bits; in
+// fp32 there is nothing to choose.
+func (c *Config) reduce32() bool {
+	return strings.EqualFold(c.Reduce, "fp32") && !strings.EqualFold(c.precision(), "fp32")
+}
+
 // threads returns the computing threads of the process.
 func (c *Config) threads() int {
 	if c.Threads > 0 {
 		return c.Threads
 	}
-	return runtime.GOMAXPROCS(0)
+	return diskProcs.procs()
 }
 
 // optimizer returns the update rule.

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"github.com/spillway-ml/spillway/checkpoint"
@@ -170,12 +169,4 @@ func (t *Trainer) restore(folder string) error {
 		}
 	}
 	return nil
-}
-
-// createWithFolder creates a file named by a flag, and its folder.
-func createWithFolder(path string) (*os.File, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	return os.Create(path)
 }

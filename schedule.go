@@ -25,11 +25,13 @@ func (c *Config) LearningRate(step int) float64 {
 	span := max(c.Steps-1-c.Warmup, 1)
 	done := math.Min(float64(step-c.Warmup)/float64(span), 1)
 	floor := math.Min(c.MinLR, peak)
+	// between is exact at both ends.
+	between := func(w float64) float64 { return float64(peak*w) + float64(floor*(1-w)) }
 	switch strings.ToLower(c.LRSchedule) {
 	case "linear":
-		return peak + (floor-peak)*done
+		return between(1 - done)
 	case "cosine":
-		return floor + (peak-floor)*0.5*(1+math.Cos(math.Pi*done))
+		return between(0.5 * (1 + math.Cos(math.Pi*done)))
 	case "inverse-sqrt":
 		w := float64(max(c.Warmup, 1))
 		return math.Max(peak*math.Sqrt(w/math.Max(float64(step+1), w)), floor)

@@ -6,6 +6,7 @@ import (
 	"sort"
 	"unsafe"
 
+	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -14,7 +15,8 @@ import (
 type states struct {
 	p     *graph.Program
 	ranks []stateRank
-	where [][]place // by parameter, in element order
+	along [][][]stateRank // by mesh axis and index along it: the ranks there
+	where [][]place       // by parameter, in element order
 }
 
 // stateRank moves bytes between the host and one rank's buffers.
@@ -31,6 +33,13 @@ type place struct {
 
 func newStates(p *graph.Program, ranks []stateRank) *states {
 	s := &states{p: p, ranks: ranks, where: make([][]place, len(p.Params))}
+	for axis, a := range p.Mesh {
+		s.along = append(s.along, make([][]stateRank, a.Size))
+		for i, r := range ranks {
+			k := comm.Coord(p.Mesh, i)[axis]
+			s.along[axis][k] = append(s.along[axis][k], r)
+		}
+	}
 	for u := range p.Units {
 		for _, seg := range p.Units[u].Segments {
 			s.where[seg.Param] = append(s.where[seg.Param], place{u, seg})
@@ -76,10 +85,10 @@ func (s *states) each(param int, name string, start, n int64, visit func(buf gra
 			end, holders := hi, s.ranks
 			off := flat
 			if st.Axis >= 0 {
-				rank := flat / st.Len
-				end = min(hi, lo+(rank+1)*st.Len-flat)
-				holders = s.ranks[rank : rank+1]
-				off = flat - rank*st.Len
+				shard := flat / st.Len
+				end = min(hi, lo+(shard+1)*st.Len-flat)
+				holders = s.along[st.Axis][shard]
+				off = flat - shard*st.Len
 			}
 			if err := visit(st.Buf, off*4, lo-start, end-start, holders); err != nil {
 				return err

@@ -11,18 +11,19 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/inproc"
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	kernelscpu "github.com/spillway-ml/spillway/kernels/cpu"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 )
 
@@ -36,14 +37,17 @@ type Trainer struct {
 	pool   *pool.Pool
 	ranks  []*rank
 	states *states
+	disk   *store.Folder // nil: none
+	procs  bool          // the runtime has more processors for its workers
 	trace  *exec.Trace
+
+	traceFile *os.File // opened before the run, written at its end
 
 	tokenizer data.Tokenizer
 	train     *batches
 	eval      *batches
 
-	step  int // steps done
-	began time.Time
+	step  int   // steps done
 	fatal error // after a failed step nothing else runs
 }
 
@@ -82,7 +86,7 @@ type StepResult struct {
 	Peak        [graph.NumSpaces][]int64
 	Planned     [graph.NumSpaces][]int64
 	CommBytes   int64 // all ranks, ring-equivalent
-	DiskRead    int64
+	DiskRead    int64 // all ranks, bytes that copies moved, without what a cache served
 	DiskWritten int64
 	Eval        *EvalResult // set where the step was followed by an evaluation
 }
@@ -109,6 +113,12 @@ func Build(cfg Config) (*plan.Plan, error) {
 // memory, starts the ranks and gives parameters their first values (or those of
 // Init, or of the checkpoint to resume from).
 func New(ctx context.Context, cfg Config) (*Trainer, error) {
+	if err := runnable(&cfg); err != nil {
+		return nil, err
+	}
+	if cfg.Ranks > maxLocalRanks {
+		return nil, fmt.Errorf("--ranks %d: one process runs at most %d CPU ranks", cfg.Ranks, maxLocalRanks)
+	}
 	p, m, err := build(&cfg)
 	if err != nil {
 		return nil, err
@@ -116,9 +126,15 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if err := fits(cfg, p); err != nil {
 		return nil, err
 	}
+	if err := onThisMachine(cfg, p); err != nil {
+		return nil, err
+	}
 	t := &Trainer{cfg: cfg, model: m, plan: p}
 	if err := t.openData(); err != nil {
-		return nil, err
+		return nil, errors.Join(err, t.Close())
+	}
+	if err := t.openOutputs(); err != nil {
+		return nil, errors.Join(err, t.Close())
 	}
 	if err := t.start(); err != nil {
 		return nil, errors.Join(err, t.Close())
@@ -145,6 +161,10 @@ func (t *Trainer) start() error {
 	if cfg.CheckWrites {
 		opt.Checker = cpu.NewChecker()
 	}
+	if err := t.openDisk(); err != nil {
+		return err
+	}
+	t.memoryOptions(&opt)
 	world, err := inproc.New(p.Program.Mesh, inproc.Options{Timeout: cfg.Timeout})
 	if err != nil {
 		return err
@@ -163,7 +183,11 @@ func (t *Trainer) start() error {
 		for axis := range coord {
 			coord[axis] = groups[axis].Rank()
 		}
-		ex, err := exec.New(exec.Config{Program: p.Program, Layout: p.Layout, Context: cpu.New(i, opt), Library: library, Groups: groups,
+		ctx := device.Context(cpu.New(i, opt))
+		if cfg.wrapDevice != nil {
+			ctx = cfg.wrapDevice(i, ctx)
+		}
+		ex, err := exec.New(exec.Config{Program: p.Program, Layout: p.Layout, Context: ctx, Library: library, Groups: groups,
 			Coord: coord, Trace: t.trace, Poison: cfg.Poison})
 		if err != nil {
 			return fmt.Errorf("rank %d: %w", i, err)
@@ -178,30 +202,74 @@ func (t *Trainer) start() error {
 	return nil
 }
 
+// stopGrace is how long ranks have to notice that the job was aborted. One that
+// runs a kernel which never returns does not; it is then left behind.
+const stopGrace = 5 * time.Second
+
 // each runs f for all ranks at once and joins their errors: first those that
-// are causes, not echoes of another rank's abort.
+// are causes, not echoes of another rank's abort. A rank that fails ends the
+// others; so does one that is still busy Timeout after the first has ended: the
+// collectives' own timeouts don't see a rank that is stuck after the last of them.
 func (t *Trainer) each(f func(r *rank) error) error {
-	errs := make([]error, len(t.ranks))
-	var wg sync.WaitGroup
+	type end struct {
+		rank int
+		err  error
+	}
+	ends := make(chan end, len(t.ranks))
 	for i, r := range t.ranks {
-		wg.Add(1)
-		r.work <- func() {
-			defer wg.Done()
-			if errs[i] = f(r); errs[i] != nil {
-				for _, other := range t.ranks {
-					other.exec.Abort(fmt.Errorf("rank %d failed: %w", i, errs[i]))
-				}
-			}
+		r.work <- func() { ends <- end{i, f(r)} }
+	}
+	abort := func(why error) {
+		for _, r := range t.ranks {
+			r.exec.Abort(why)
 		}
 	}
-	wg.Wait()
 	var first error
-	for _, err := range errs {
-		if err != nil && (first == nil || errors.Is(first, comm.ErrAborted) && !errors.Is(err, comm.ErrAborted)) {
-			first = err
+	busy := map[int]bool{}
+	for i := range t.ranks {
+		busy[i] = true
+	}
+	var late <-chan time.Time
+	for len(busy) > 0 {
+		select {
+		case e := <-ends:
+			delete(busy, e.rank)
+			switch {
+			case e.err == nil && late == nil:
+				late = time.After(t.cfg.Timeout)
+			case e.err == nil:
+			case first == nil:
+				first = e.err
+				abort(fmt.Errorf("rank %d failed: %w", e.rank, e.err))
+				late = time.After(stopGrace)
+			case errors.Is(first, comm.ErrAborted) && !errors.Is(e.err, comm.ErrAborted):
+				first = e.err
+			}
+		case <-late:
+			if first != nil {
+				return fmt.Errorf("%w; %s did not stop within %s", first, t.whereabouts(busy), stopGrace)
+			}
+			first = fmt.Errorf("%w: %s did not end step %d within %s of the first rank that did", comm.ErrTimeout, t.whereabouts(busy), t.step+1, t.cfg.Timeout)
+			abort(first)
+			late = time.After(stopGrace)
 		}
 	}
 	return first
+}
+
+// whereabouts names the ranks and what they run.
+func (t *Trainer) whereabouts(busy map[int]bool) string {
+	var list []string
+	for i, r := range t.ranks {
+		if busy[i] {
+			at := fmt.Sprintf("rank %d", i)
+			if ops := r.exec.Running(); len(ops) > 0 {
+				at += " (in " + strings.Join(ops, " and ") + ")"
+			}
+			list = append(list, at)
+		}
+	}
+	return strings.Join(list, ", ")
 }
 
 // Step runs one optimizer step on all ranks.
@@ -223,7 +291,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, t.fail(s, errors.New("no target in the global batch counts: all are -1"))
 	}
 	hyper := t.hyper(s, lr, targets)
-	sent := t.commBytes()
+	sent, moved := t.commBytes(), t.diskTraffic()
 	err = t.each(func(r *rank) error {
 		r.exec.SetStep(int64(s + 1))
 		micro := 0
@@ -236,7 +304,8 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		})
 	})
 	if err != nil {
-		return StepResult{}, t.fail(s, err)
+		t.fatal = err // names the rank and the step already
+		return StepResult{}, err
 	}
 	t.step++
 	loss, err := t.hostF64(t.plan.Program.HostLoss)
@@ -250,6 +319,8 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		}
 	}
 	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, CommBytes: t.commBytes() - sent}
+	traffic := t.diskTraffic()
+	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
 	res.Seconds = time.Since(began).Seconds()
 	res.TokensPerS = float64(t.cfg.Ranks*t.cfg.Accum*t.cfg.Batch*t.cfg.Seq) / res.Seconds
 	for sp := range graph.NumSpaces {
@@ -345,7 +416,8 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 			})
 		})
 		if err != nil {
-			return EvalResult{}, t.fail(t.step, fmt.Errorf("evaluation: %w", err))
+			t.fatal = fmt.Errorf("evaluation: %w", err)
+			return EvalResult{}, t.fatal
 		}
 		loss, err := t.hostF64(t.plan.Program.HostLoss)
 		if err != nil {
@@ -424,13 +496,20 @@ func (t *Trainer) Close() error {
 		errs = append(errs, r.exec.Close())
 	}
 	t.ranks = nil
+	errs = append(errs, t.closeDisk())
 	if t.pool != nil {
 		t.pool.Close()
 		t.pool = nil
 	}
 	if t.trace != nil {
-		errs = append(errs, writeTrace(t.cfg.Trace, t.trace))
+		if err := t.trace.Write(t.traceFile); err != nil {
+			errs = append(errs, fmt.Errorf("--trace: %w", err))
+		}
 		t.trace = nil
+	}
+	if t.traceFile != nil {
+		errs = append(errs, t.traceFile.Close())
+		t.traceFile = nil
 	}
 	for _, b := range []*batches{t.train, t.eval} {
 		if b != nil {
@@ -439,14 +518,6 @@ func (t *Trainer) Close() error {
 	}
 	t.train, t.eval = nil, nil
 	return errors.Join(errs...)
-}
-
-func writeTrace(path string, tr *exec.Trace) error {
-	f, err := createWithFolder(path)
-	if err != nil {
-		return fmt.Errorf("trace: %w", err)
-	}
-	return errors.Join(tr.Write(f), f.Close())
 }
 
 // modelConfig reads the model's shape: from the folder name, if it holds a

@@ -50,6 +50,18 @@ type Manifest struct {
 	Zero     int             `json:"zero"`      // stage that wrote it, for information
 	Run      json.RawMessage `json:"run"`       // what a resumed run must agree on
 	Files    []File          `json:"files"`
+	CRC32C   string          `json:"crc32c"` // of the manifest itself, see sum
+}
+
+// sum is the CRC-32C of the manifest's compact JSON without the sum itself: a
+// flipped digit of the step would otherwise pass.
+func (m Manifest) sum() (string, error) {
+	m.CRC32C = ""
+	text, err := json.Marshal(m) // Run is compacted too
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%08x", crc32.Checksum(text, crc32.MakeTable(crc32.Castagnoli))), nil
 }
 
 // File is one file of a checkpoint.
@@ -125,6 +137,9 @@ func save(temp, final string, m Manifest, states []State, extra func(string) err
 			return "", err
 		}
 		m.Files = append(m.Files, f)
+	}
+	if m.CRC32C, err = m.sum(); err != nil {
+		return "", err
 	}
 	text, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
@@ -276,6 +291,9 @@ func ReadManifest(folder string) (Manifest, error) {
 	}
 	if m.Version != Version {
 		return m, fmt.Errorf("%s: version %d; this program reads version %d", path, m.Version, Version)
+	}
+	if sum, err := m.sum(); err != nil || sum != m.CRC32C {
+		return m, fmt.Errorf("%w: %s does not have the checksum that it says", ErrDamaged, path)
 	}
 	for _, f := range m.Files {
 		if f.Name != filepath.Base(f.Name) || f.Name == "" {

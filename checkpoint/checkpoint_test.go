@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -123,5 +124,27 @@ func TestVerifyNamesTheDamagedFile(t *testing.T) {
 			require.ErrorIs(t, err, ErrDamaged)
 			require.ErrorContains(t, err, "model.safetensors")
 		})
+	}
+}
+
+// No flipped bit of a manifest goes unseen, unless it changes nothing.
+func TestManifestChecksItself(t *testing.T) {
+	dir := t.TempDir()
+	folder, err := Save(dir, Manifest{Step: 12, Ranks: 3, Run: json.RawMessage(`{"optimizer": "adamw"}`)}, nil, nil)
+	require.NoError(t, err)
+	want, err := ReadManifest(folder)
+	require.NoError(t, err)
+	path := filepath.Join(folder, manifestName)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for i := range text {
+		for bit := range 8 {
+			text[i] ^= 1 << bit
+			require.NoError(t, os.WriteFile(path, text, 0o644))
+			if got, err := ReadManifest(folder); err == nil {
+				require.Equal(t, want, got, "bit %d of byte %d", bit, i)
+			}
+			text[i] ^= 1 << bit
+		}
 	}
 }

@@ -125,6 +125,13 @@ type Poisoner interface {
 	Poison(label string, p Ptr) (Kernel, error)
 }
 
+// Observer is a Context that can tell what its streams are running, for a
+// message about a rank that is stuck.
+type Observer interface {
+	// Running lists "operation LABEL on stream NAME", from any goroutine.
+	Running() []string
+}
+
 // OpError is the failure of an enqueued operation.
 type OpError struct {
 	Rank   int

@@ -583,6 +583,15 @@ func (e *Executor) Sync() error {
 // Abort ends the job on every rank: what runs or waits fails with err.
 func (e *Executor) Abort(err error) { e.cfg.Context.Abort(err) }
 
+// Running names the operations that the rank's streams are running, where the
+// device can tell. It may be called from any goroutine, on a stuck rank too.
+func (e *Executor) Running() []string {
+	if d, ok := e.cfg.Context.(device.Observer); ok {
+		return d.Running()
+	}
+	return nil
+}
+
 // Touched returns the highest byte of a space's arena that an executed
 // operation has touched; 0 for a space without an arena.
 func (e *Executor) Touched(s graph.Space) int64 {
@@ -603,6 +612,14 @@ func (e *Executor) CommStats() comm.Stats {
 		sum.Written += s.Written
 	}
 	return sum
+}
+
+// DiskTraffic returns the bytes that the rank has moved from and to disk so far.
+func (e *Executor) DiskTraffic() device.Traffic {
+	if u, ok := e.cfg.Context.(device.DiskUser); ok {
+		return u.DiskTraffic()
+	}
+	return device.Traffic{}
 }
 
 // Close ends the streams and frees the arenas. Other calls fail after it.

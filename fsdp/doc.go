@@ -9,6 +9,18 @@
 //	reduced/u  P/N        reduced gradients (stages 2, 3)
 //	exp_avg/u …  P or P/N optimizer states: whole at stage 0, the shard above
 //
+// With parameters of 16 bits (package precision), P elements still; T the 16-bit
+// type:
+//
+//	value/u    T    resident, what the model computes with; whole below stage 3
+//	master/u   f32  what the update changes and the host saves: in the shard from
+//	                stage 1 on (class optimizer)
+//	grad/u     T    f32 with Reduce32, and where micro-steps add up in it
+//	accum/u    f32  P or P/N: sum over micro-steps of reduced gradients
+//	wire/u     T    copy of an f32 sum in which it is reduced
+//
+// On a mesh of two axes (HSDP) N is the size of the shard axis.
+//
 // A parameter is a view into value/u or unshard/u, its gradient one into grad/u.
 // Each starts at a multiple of 256 elements, and shards split at such multiples,
 // so that norms over 256-element blocks do not depend on the partition.

@@ -42,11 +42,15 @@ func Flatten(p *graph.Program, shards int) (*graph.Program, error) {
 		if unit.FlatLen == 0 {
 			continue
 		}
-		value := q.AddBuffer(flatBuffer("value/"+unit.Name, graph.Parameters, graph.LifeRun, u, unit.FlatLen, used))
+		types, err := unitTypes(q, members[u])
+		if err != nil {
+			return nil, err
+		}
+		value := q.AddBuffer(flatBuffer("value/"+unit.Name, types.value, graph.Parameters, graph.LifeRun, u, unit.FlatLen, used))
 		unit.Value = graph.State{Name: "value", Buf: value, Axis: -1, Len: unit.FlatLen}
 		grad := graph.NoBuf
 		if !unit.Frozen {
-			grad = q.AddBuffer(flatBuffer("grad/"+unit.Name, graph.Gradients, graph.LifeStep, u, unit.FlatLen, used))
+			grad = q.AddBuffer(flatBuffer("grad/"+unit.Name, types.grad, graph.Gradients, graph.LifeStep, u, unit.FlatLen, used))
 		}
 		for _, s := range unit.Segments {
 			prm := &q.Params[s.Param]
@@ -62,9 +66,28 @@ func Flatten(p *graph.Program, shards int) (*graph.Program, error) {
 	return q, nil
 }
 
-func flatBuffer(name string, class graph.Class, life graph.Life, unit int, elems, used int64) graph.Buffer {
-	return graph.Buffer{Name: name, DType: graph.F32, Shape: []int64{elems}, Class: class, Life: life, Unit: unit,
-		Pad: (elems - used) * graph.F32.Size()}
+func flatBuffer(name string, dtype graph.DType, class graph.Class, life graph.Life, unit int, elems, used int64) graph.Buffer {
+	return graph.Buffer{Name: name, DType: dtype, Shape: []int64{elems}, Class: class, Life: life, Unit: unit,
+		Pad: (elems - used) * dtype.Size()}
+}
+
+// unitTypes are the types of a unit's parameters and gradients, which a flat
+// buffer has one each of.
+func unitTypes(p *graph.Program, members []int) (t struct{ value, grad graph.DType }, err error) {
+	first := true
+	for _, i := range members {
+		prm := &p.Params[i]
+		value, grad := p.Buf(prm.Value).DType, t.grad
+		if prm.Grad != graph.NoBuf {
+			grad = p.Buf(prm.Grad).DType
+		}
+		if !first && (value != t.value || grad != t.grad) {
+			return t, fmt.Errorf("fsdp: parameter %q is %v with a gradient of %v, others of unit %q %v and %v; a unit has one type each",
+				prm.Name, value, grad, p.Units[prm.Unit].Name, t.value, t.grad)
+		}
+		t.value, t.grad, first = value, grad, false
+	}
+	return t, nil
 }
 
 func intoFlat(p *graph.Program, id, flat graph.BufID, elem int64) {

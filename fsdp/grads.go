@@ -54,7 +54,7 @@ func (s *sharder) gradSpans(w *weave) []gradSpan {
 func (s *sharder) reduceGrads(w *weave, first, last bool) {
 	spans := s.gradSpans(w)
 	o := s.o
-	every := o.Stage.ShardsGrads() || (o.Reproducible && s.ranks > 1 && o.Accum > 1)
+	every := o.Stage.ShardsGrads() || s.everyMicroStep()
 	var reduces []*node
 	for _, g := range spans {
 		b := &s.units[g.unit]
@@ -67,22 +67,21 @@ func (s *sharder) reduceGrads(w *weave, first, last bool) {
 			return w.insertAfter(g.last, newOp(kind, name+"/"+string(kind), graph.Comm, graph.Backward, g.unit, ins, []graph.Out{{Buf: out, Mode: mode}}, s.group()))
 		}
 		switch {
+		case s.halves(g.unit):
+			reduces = append(reduces, s.reduceHalves(w, g, first, last)...)
 		case o.Stage.ShardsGrads():
 			mode := graph.Accum
 			if first {
 				mode = graph.Write
 			}
 			reduces = append(reduces, comm(graph.ReduceScatter, b.grad, b.reduced, mode))
+			s.reduceReplicas(w, g, last)
 		case !every || first:
 			if !first {
 				accumulate(w, s.p, b.grad)
 			}
-			if (last || every) && s.ranks > 1 {
-				if o.Stage.ShardsStates() {
-					comm(graph.ReduceScatter, b.grad, b.gradShard, graph.Write)
-				} else {
-					comm(graph.AllReduce, graph.NoBuf, b.grad, graph.ReadWrite)
-				}
+			if last || every {
+				s.reduceWhole(w, g, b.grad, b.gradShard, last)
 			}
 		default: // a later micro-step of a reproducible run: reduce apart, then add
 			whole, part := s.extraGrad(g.unit)
@@ -94,6 +93,7 @@ func (s *sharder) reduceGrads(w *weave, first, last bool) {
 			}
 			w.insertAfter(g.last, newOp(graph.Scale, name+"/accumulate", graph.Compute, graph.Backward, g.unit,
 				[]graph.BufID{part}, []graph.Out{{Buf: b.gradShard, Mode: graph.Accum}}, graph.ScaleAttr{Factor: 1}))
+			s.reduceReplicas(w, g, last)
 		}
 	}
 	if len(reduces) == 0 {
@@ -126,7 +126,7 @@ func (s *sharder) extraGrad(u int) (whole, part graph.BufID) {
 	b := &s.units[u]
 	if b.extra == graph.NoBuf {
 		unit := &s.p.Units[u]
-		b.extra = s.p.AddBuffer(flatBuffer("micrograd/"+unit.Name, graph.Unsharded, graph.LifePhase, u, unit.FlatLen, usedElems(unit)))
+		b.extra = s.p.AddBuffer(flatBuffer("micrograd/"+unit.Name, s.p.Buf(b.grad).DType, graph.Unsharded, graph.LifePhase, u, unit.FlatLen, usedElems(unit)))
 	}
 	if s.o.Stage.ShardsStates() {
 		return b.extra, s.own(b.extra, u)

@@ -10,18 +10,22 @@ import (
 // Options of the sharding rewrite.
 type Options struct {
 	Stage        zero.Stage
-	Axis         int  // mesh axis to shard over
+	Axis         int  // mesh axis to shard over; ranks of the other one, if there is one, hold replicas
 	Accum        int  // micro-steps a step, at least 1
 	Reproducible bool // stages 0 and 1 reduce every micro-step, as 2 and 3 do
 	Prefetch     int  // how many use regions ahead parameters are gathered; 0: not ahead
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm; 0: off
+	Reduce32     bool    // gradients of 16-bit parameters travel and rest in f32
 }
 
 // Validate refuses options out of range.
 func (o Options) Validate(p *graph.Program) error {
 	if o.Axis < 0 || o.Axis >= len(p.Mesh) {
 		return fmt.Errorf("fsdp: shard axis %d of a mesh of %d axes", o.Axis, len(p.Mesh))
+	}
+	if len(p.Mesh) > 2 {
+		return fmt.Errorf("fsdp: a mesh of %d axes; one to shard over and one of replicas are the most", len(p.Mesh))
 	}
 	if o.Accum < 1 {
 		return fmt.Errorf("fsdp: %d micro-steps a step; at least 1 is needed", o.Accum)
@@ -35,7 +39,8 @@ func (o Options) Validate(p *graph.Program) error {
 // Shard turns a program with a section "train" (one phase: forward and
 // backward of a micro-batch) and forward-only sections into what the ranks of
 // one mesh axis run: "init", "step" (its micro-step phases and "update") and
-// the forward-only sections, with collectives, streams and events.
+// the forward-only sections, with collectives, streams and throttles; graph.Schedule
+// gives them their events.
 //
 //	stage   after the last micro-step's backward of u      after the update of u
 //	0       all_reduce(grad/u)                             –
@@ -43,7 +48,16 @@ func (o Options) Validate(p *graph.Program) error {
 //	2       every micro-step: reduce_scatter → reduced/u   all_gather(value/u) in place
 //	3       as 2                                           –; all_gather before each use region
 //
-// One rank has nothing to shard: every stage is then stage 0 without collectives.
+// Along a mesh's second axis ranks hold replicas (HSDP): what a shard's ranks
+// have reduced is all-reduced over that axis, once a step; gathers and norms
+// stay within the shard axis.
+//
+// One rank has nothing to shard: every stage is then stage 0 without collectives
+// along the shard axis.
+//
+// Parameters of 16 bits (package precision) get an f32 master in the shard, from
+// which a section "refresh" makes them anew after the host has written it; see
+// grads.go for their gradients.
 func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 	if err := o.Validate(p); err != nil {
 		return nil, err
@@ -60,13 +74,22 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 	if ranks == 1 {
 		o.Stage = zero.Replicate
 	}
-	s := &sharder{p: q, o: o, ranks: ranks, units: make([]unitBufs, len(q.Units)), gathered: map[gatherKey]*gathered{}}
-	s.allocate()
+	s := &sharder{p: q, o: o, ranks: ranks, replicas: 1, replicate: -1, units: make([]unitBufs, len(q.Units)), gathered: map[gatherKey]*gathered{}}
+	if len(q.Mesh) == 2 {
+		s.replicate = 1 - o.Axis
+		s.replicas = q.Mesh[s.replicate].Size
+	}
+	if err := s.allocate(); err != nil {
+		return nil, err
+	}
 
 	var sections []graph.Section
 	init := s.initSection()
 	if len(init.Phases[0].Ops) > 0 {
 		sections = append(sections, init)
+	}
+	if refresh := s.refreshSection(); len(refresh.Phases[0].Ops) > 0 {
+		sections = append(sections, refresh)
 	}
 	for i := range q.Sections {
 		sec := &q.Sections[i]
@@ -78,9 +101,8 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 			w := newWeave(sec.Phases[j].Ops)
 			s.unshard(w, sec.Name)
 			s.observeLoss(w, true, true)
-			sec.Phases[j].Ops = w.phase(q)
+			sec.Phases[j].Ops, sec.Phases[j].Throttles = w.ops()
 		}
-		joinPhases(q, sec)
 		sections = append(sections, *sec)
 	}
 	q.Sections = sections
@@ -91,16 +113,23 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 type unitBufs struct {
 	value, grad, reduced graph.BufID // as in the package's note; NoBuf where absent
 	valueShard           graph.BufID // the rank's own part of value
+	master               graph.BufID // f32 parameters of that part, where value has 16 bits
 	gradShard            graph.BufID // the rank's own part of the reduced gradient
+	wire                 graph.BufID // 16-bit copy in which an f32 sum over micro-steps travels, whole or the rank's part
+	update               graph.BufID // the gradient that the update reads
 	states               []graph.BufID
 	extra                graph.BufID // gradients of a later micro-step before they are added (reproducible)
 }
 
 type sharder struct {
-	p        *graph.Program
-	o        Options
-	ranks    int
-	units    []unitBufs
+	p     *graph.Program
+	o     Options
+	ranks int // along the shard axis
+	units []unitBufs
+
+	replicas  int // along the other axis, 1 where there is none
+	replicate int // that axis, −1
+
 	gathered map[gatherKey]*gathered
 	extra    map[graph.BufID]graph.BufID // gradient view → its twin in a unit's extra
 }
@@ -117,21 +146,37 @@ func (s *sharder) part(u int, sharded bool) graph.ShardAttr {
 
 // shardBuffer is a rank's part of a flat buffer of unit u, padding counted as
 // the mean over ranks.
-func (s *sharder) shardBuffer(name string, class graph.Class, life graph.Life, u int, sharded bool) graph.Buffer {
+func (s *sharder) shardBuffer(name string, dtype graph.DType, class graph.Class, life graph.Life, u int, sharded bool) graph.Buffer {
 	used := usedElems(&s.p.Units[u])
 	n := s.p.Units[u].FlatLen
 	global := n
 	var place graph.Placement
 	if sharded {
 		n = s.shardLen(u)
-		used = (used + int64(s.ranks) - 1) / int64(s.ranks)
+		used = s.share(u, class)
 		place = graph.Sharded
 	}
-	b := flatBuffer(name, class, life, u, n, used)
+	b := flatBuffer(name, dtype, class, life, u, n, used)
 	b.Global = []int64{global}
 	b.Place = make([]graph.Placement, len(s.p.Mesh))
 	b.Place[s.o.Axis] = place
 	return b
+}
+
+// share is what of unit u's elements a rank holds in the mean over ranks. It is
+// rounded up along the units' running sum, so that a class's units add up to
+// ⌈Ψ/N⌉, the formula of ZeRO for the whole model: rounded one by one they would
+// exceed it by up to an element a unit.
+func (s *sharder) share(u int, class graph.Class) int64 {
+	var before int64
+	for v := range u {
+		// Parameters are everybody's; gradients and states the trainable units' only.
+		if class == graph.Parameters || !s.p.Units[v].Frozen {
+			before += usedElems(&s.p.Units[v])
+		}
+	}
+	ceil := func(n int64) int64 { return (n + int64(s.ranks) - 1) / int64(s.ranks) }
+	return ceil(before+usedElems(&s.p.Units[u])) - ceil(before)
 }
 
 // own returns the view of the rank's own part of a whole flat buffer.
@@ -143,7 +188,7 @@ func (s *sharder) own(flat graph.BufID, u int) graph.BufID {
 }
 
 // allocate makes the resident buffers of every unit.
-func (s *sharder) allocate() {
+func (s *sharder) allocate() error {
 	p, o := s.p, s.o
 	gradBase := map[int]graph.BufID{}
 	for i := range p.Buffers {
@@ -154,15 +199,16 @@ func (s *sharder) allocate() {
 	flat, perParam := o.Optimizer.StateNames()
 	for u := range p.Units {
 		unit := &p.Units[u]
-		b := unitBufs{value: graph.NoBuf, grad: graph.NoBuf, reduced: graph.NoBuf, valueShard: graph.NoBuf, gradShard: graph.NoBuf, extra: graph.NoBuf}
+		b := noBufs
 		if unit.FlatLen == 0 {
 			s.units[u] = b
 			continue
 		}
 		b.value = unit.Value.Buf
+		dtype := p.Buf(b.value).DType
 		switch {
 		case o.Stage.ShardsParams():
-			b.valueShard = p.AddBuffer(s.shardBuffer("shard/"+unit.Name, graph.Parameters, graph.LifeRun, u, true))
+			b.valueShard = p.AddBuffer(s.shardBuffer("shard/"+unit.Name, dtype, graph.Parameters, graph.LifeRun, u, true))
 			unit.Value = graph.State{Name: "value", Buf: b.valueShard, Axis: o.Axis, Len: s.shardLen(u)}
 		case o.Stage.ShardsStates():
 			b.valueShard = s.own(b.value, u)
@@ -171,18 +217,14 @@ func (s *sharder) allocate() {
 		}
 		if g, ok := gradBase[u]; ok {
 			b.grad = g
-			switch {
-			case o.Stage.ShardsGrads():
-				p.Buf(g).Class, p.Buf(g).Life = graph.Unsharded, graph.LifePhase
-				b.reduced = p.AddBuffer(s.shardBuffer("reduced/"+unit.Name, graph.Gradients, graph.LifeStep, u, true))
-				b.gradShard = b.reduced
-			case o.Stage.ShardsStates():
-				b.gradShard = s.own(g, u)
-			default:
-				b.gradShard = g
+			if err := s.allocateGrads(u, &b); err != nil {
+				return err
+			}
+			if dtype != graph.F32 {
+				s.allocateMaster(u, &b)
 			}
 			for _, name := range flat {
-				id := p.AddBuffer(s.shardBuffer(name+"/"+unit.Name, graph.Optimizer, graph.LifeRun, u, o.Stage.ShardsStates()))
+				id := p.AddBuffer(s.shardBuffer(name+"/"+unit.Name, graph.F32, graph.Optimizer, graph.LifeRun, u, o.Stage.ShardsStates()))
 				b.states = append(b.states, id)
 				part := s.part(u, o.Stage.ShardsStates())
 				unit.States = append(unit.States, graph.State{Name: name, Buf: id, Axis: part.Axis, Len: part.Len})
@@ -196,6 +238,7 @@ func (s *sharder) allocate() {
 		}
 		s.units[u] = b
 	}
+	return nil
 }
 
 func newOp(kind graph.Kind, name string, stream graph.StreamID, pass graph.Pass, unit int, in []graph.BufID, out []graph.Out, attr any) graph.Op {
@@ -220,6 +263,7 @@ func (s *sharder) initSection() graph.Section {
 			fill(id, u)
 		}
 	}
+	ops = append(ops, s.initScale()...)
 	return graph.Section{Name: "init", Phases: []graph.Phase{{Name: "init", Repeat: 1, Ops: ops}}}
 }
 
@@ -231,7 +275,7 @@ func (s *sharder) stepSection(micro []graph.Op) graph.Section {
 		s.reduceGrads(w, first, last)
 		s.unshard(w, "train")
 		s.observeLoss(w, first, last)
-		sec.Phases = append(sec.Phases, graph.Phase{Name: name, Repeat: repeat, Ops: w.phase(s.p)})
+		sec.Phases = append(sec.Phases, w.phase(name, repeat))
 	}
 	switch k := s.o.Accum; k {
 	case 1:
@@ -246,7 +290,6 @@ func (s *sharder) stepSection(micro []graph.Op) graph.Section {
 	if update := s.updatePhase(); len(update.Ops) > 0 {
 		sec.Phases = append(sec.Phases, update)
 	}
-	joinPhases(s.p, &sec)
 	return sec
 }
 
@@ -257,7 +300,10 @@ func (s *sharder) updatePhase() graph.Phase {
 		if b.gradShard == graph.NoBuf {
 			continue
 		}
-		t := zero.Target{Unit: u, Name: s.p.Units[u].Name, Shard: s.part(u, s.o.Stage.ShardsStates()), Grad: b.gradShard, Value: b.valueShard, States: b.states}
+		t := zero.Target{Unit: u, Name: s.p.Units[u].Name, Shard: s.part(u, s.o.Stage.ShardsStates()), Grad: b.update, Value: b.valueShard, States: b.states}
+		if b.master != graph.NoBuf {
+			t.Value, t.Low, t.HasLow = b.master, b.valueShard, true
+		}
 		if s.o.Stage.ShardsStates() && !s.o.Stage.ShardsParams() {
 			t.AfterOps = func() []graph.Op {
 				return []graph.Op{newOp(graph.AllGather, t.Name+"/all_gather", graph.Comm, graph.Update, u,
@@ -273,7 +319,8 @@ func (s *sharder) updatePhase() graph.Phase {
 	if s.p.HostGradNorm != graph.NoBuf {
 		w.append(newOp(graph.Copy, "grad_norm/out", graph.CopyOut, graph.Update, -1, []graph.BufID{s.p.GradNorm}, []graph.Out{{Buf: s.p.HostGradNorm}}, nil))
 	}
-	return graph.Phase{Name: "update", Repeat: 1, Ops: w.phase(s.p)}
+	s.observeScale(w)
+	return w.phase("update", 1)
 }
 
 // observeLoss zeroes the loss at the start of a step, sums it over the ranks at

@@ -114,7 +114,7 @@ func (s *sharder) gatheredBuffer(key gatherKey, u int) *gathered {
 	if g == nil {
 		unit := &s.p.Units[u]
 		g = &gathered{views: map[graph.BufID]graph.BufID{}}
-		g.whole = s.p.AddBuffer(flatBuffer(fmt.Sprintf("unshard/%s/%s.%d", unit.Name, key.section, key.region), graph.Unsharded, graph.LifePhase, u, unit.FlatLen, usedElems(unit)))
+		g.whole = s.p.AddBuffer(flatBuffer(fmt.Sprintf("unshard/%s/%s.%d", unit.Name, key.section, key.region), s.p.Buf(s.units[u].valueShard).DType, graph.Unsharded, graph.LifePhase, u, unit.FlatLen, usedElems(unit)))
 		s.gathered[key] = g
 	}
 	return g

@@ -44,8 +44,8 @@ func (w *weave) append(op graph.Op) *node {
 
 func (w *weave) order(before, after *node) { w.orders = append(w.orders, [2]*node{before, after}) }
 
-// phase returns the woven operations, synchronized.
-func (w *weave) phase(p *graph.Program) []graph.Op {
+// ops returns the woven operations, and what the orders say as throttles.
+func (w *weave) ops() ([]graph.Op, []graph.Throttle) {
 	var ops []graph.Op
 	put := func(ns ...*node) {
 		for _, n := range ns {
@@ -59,56 +59,18 @@ func (w *weave) phase(p *graph.Program) []graph.Op {
 		put(w.after[i]...)
 	}
 	put(w.tail...)
-	var orders []graph.Order
+	var throttles []graph.Throttle
 	for _, o := range w.orders {
 		if o[0].at < o[1].at {
-			orders = append(orders, graph.Order{Before: o[0].at, After: o[1].at})
+			throttles = append(throttles, graph.Throttle{Before: o[0].op.Name, After: o[1].op.Name})
 		}
 	}
-	graph.Synchronize(p, ops, orders)
-	return ops
+	return ops, throttles
 }
 
-// joinPhases ends every phase of a section by making the compute stream wait
-// for all others, and starts every later one by making all others wait for it.
-// A phase's memory is then free for the next one.
-func joinPhases(p *graph.Program, s *graph.Section) {
-	executions := 0
-	for _, ph := range s.Phases {
-		executions += ph.Repeat
-	}
-	if executions < 2 {
-		return // sections are synchronised with each other by definition
-	}
-	joined := p.NewEvent()
-	for i := range s.Phases {
-		ph := &s.Phases[i]
-		var first, last [graph.NumStreams]int
-		for t := range first {
-			first[t], last[t] = -1, -1
-		}
-		for k := range ph.Ops {
-			t := ph.Ops[k].Stream
-			if first[t] < 0 {
-				first[t] = k
-			}
-			last[t] = k
-		}
-		join := graph.Op{Kind: graph.Join, Name: "join", Work: graph.NoBuf, Skip: graph.NoBuf, Unit: -1, Stream: graph.Compute, Record: joined}
-		for t := range last {
-			if t == int(graph.Compute) || last[t] < 0 {
-				continue
-			}
-			tail := &ph.Ops[last[t]]
-			if tail.Record == 0 {
-				tail.Record = p.NewEvent()
-			}
-			join.Wait = append(join.Wait, tail.Record)
-			if i > 0 {
-				head := &ph.Ops[first[t]]
-				head.Wait = append(head.Wait, joined)
-			}
-		}
-		ph.Ops = append(ph.Ops, join)
-	}
+// phase returns the woven operations as a phase.
+func (w *weave) phase(name string, repeat int) graph.Phase {
+	ph := graph.Phase{Name: name, Repeat: repeat}
+	ph.Ops, ph.Throttles = w.ops()
+	return ph
 }

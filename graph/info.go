@@ -13,7 +13,8 @@ type Operand struct {
 	Shape    string  // in the kind table's notation, for documentation
 	Types    []DType // allowed element types; nil: any
 	Optional bool    // may be NoBuf, or left off at the end of the list
-	Modes    []Mode  // outputs: the modes in which it may be used, besides in place
+	Float    FloatRule
+	Modes    []Mode // outputs: the modes in which it may be used, besides in place
 
 	// Over names the input that this output may replace: its buffer is then that
 	// input's, and its mode ReadWrite. Empty: never in place.
@@ -23,6 +24,22 @@ type Operand struct {
 	// No gradient flows through it.
 	Stat bool
 }
+
+// FloatRule relates the float types of an operation's operands to each other.
+type FloatRule uint8
+
+// Rules. In mixed precision values travel in 16 bits and everything that a sum
+// or a statistic rests on stays in f32.
+const (
+	// AnyFloat: the operand's types stand for themselves.
+	AnyFloat FloatRule = iota
+	// ComputeFloat: f32, bf16 or f16, the same for all such operands of an
+	// operation. Kernels compute in f32 and round once on writing.
+	ComputeFloat
+	// GradFloat: a parameter's gradient: of the operation's compute type, or f32,
+	// which takes the kernel's f32 sum unrounded.
+	GradFloat
+)
 
 // Info is a kind's entry in the kind table: its meaning as data, which the
 // builder, differentiation, the verifier and the cost model share.
@@ -189,10 +206,35 @@ func (c *checker) operands() {
 	if c.err != nil {
 		return
 	}
+	c.floats()
 	for i, o := range op.Out {
 		if o.Buf != NoBuf {
 			c.output(i)
 		}
+	}
+}
+
+// floats checks that the operands of the compute type have one type, and
+// gradients that type or f32.
+func (c *checker) floats() {
+	var first ref
+	one := func(o *Operand, r ref) {
+		if c.err != nil || !r.ok() || o.Float == AnyFloat {
+			return
+		}
+		switch {
+		case o.Float == GradFloat && (r.buf.DType == F32 || !first.ok()):
+		case !first.ok():
+			first = r
+		case r.buf.DType != first.buf.DType:
+			c.failf("operand %s (%s) is %v, want %v (as %s)", r.name, r.buf.Name, r.buf.DType, first.buf.DType, first.name)
+		}
+	}
+	for i := range c.inOps {
+		one(&c.inOps[i], c.in(i))
+	}
+	for i := range c.outOps {
+		one(&c.outOps[i], c.out(i))
 	}
 }
 
@@ -429,7 +471,10 @@ var (
 	isF64 = []DType{F64}
 	isI32 = []DType{I32}
 	isI64 = []DType{I64}
-	isSum = []DType{F32, F64, I64} // what reductions over ranks add
+	isSum = []DType{F32, F64, I64, BF16, F16} // what reductions over ranks add; 16 bits in f32 arithmetic
+
+	isFloat = []DType{F32, BF16, F16} // f32 first: the reference
+	isHalf  = []DType{BF16, F16}
 
 	modeW  = []Mode{Write}
 	modeA  = []Mode{Accum}
@@ -437,22 +482,29 @@ var (
 	modeWA = []Mode{Write, Accum}
 )
 
-func in(name, shape string) Operand { return Operand{Name: name, Shape: shape, Types: isF32} }
-func optIn(name, shape string) Operand {
-	return Operand{Name: name, Shape: shape, Types: isF32, Optional: true}
+// in, out and acc are operands of the compute type; typ makes them others.
+func in(name, shape string) Operand {
+	return Operand{Name: name, Shape: shape, Types: isFloat, Float: ComputeFloat}
 }
 
+func optIn(name, shape string) Operand { return in(name, shape).opt() }
+
 func out(name, shape string) Operand {
-	return Operand{Name: name, Shape: shape, Types: isF32, Modes: modeW}
+	return Operand{Name: name, Shape: shape, Types: isFloat, Float: ComputeFloat, Modes: modeW}
 }
 
 // acc is an output that may be written or accumulated.
-func acc(name, shape string) Operand {
-	return Operand{Name: name, Shape: shape, Types: isF32, Modes: modeWA}
+func acc(name, shape string) Operand { return out(name, shape).mode(modeWA) }
+
+// grad is a parameter's gradient.
+func grad(name, shape string) Operand {
+	o := acc(name, shape)
+	o.Float = GradFloat
+	return o
 }
 
 func (o Operand) opt() Operand           { o.Optional = true; return o }
 func (o Operand) over(in string) Operand { o.Over = in; return o }
 func (o Operand) stat() Operand          { o.Stat = true; return o }
-func (o Operand) typ(t []DType) Operand  { o.Types = t; return o }
+func (o Operand) typ(t []DType) Operand  { o.Types, o.Float = t, AnyFloat; return o }
 func (o Operand) mode(ms []Mode) Operand { o.Modes = ms; return o }

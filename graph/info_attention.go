@@ -13,7 +13,7 @@ func init() {
 			Derivative: "with P = exp(scores − lse), D = Σ dy·y: dv = Pᵀ·dy; dS = P·(dy·vᵀ − D)·Scale; dq = dS·k; dk = dSᵀ·q, " +
 				"keys and values summed over the heads of their group",
 			In:      []Operand{in("q", "(N,Heads·HeadDim)"), in("k", "(N,KVHeads·HeadDim)"), in("v", "(N,KVHeads·HeadDim)")},
-			Out:     []Operand{out("y", "(N,Heads·HeadDim)"), out("lse", "(Batch·Heads·Seq)").stat()},
+			Out:     []Operand{out("y", "(N,Heads·HeadDim)"), out("lse", "(Batch·Heads·Seq)").typ(isF32).stat()},
 			Attr:    AttentionAttr{},
 			Saves:   []string{"qkv", "q", "k", "v", "y", "lse"},
 			variant: attentionOperands,
@@ -31,7 +31,7 @@ func init() {
 			Kind: AttentionGrad,
 			Doc:  "Gradients of attention. Packed: qkv, y, lse, dy → dqkv; else q, k, v, y, lse, dy → dq, dk, dv; each gradient shaped as its input.",
 			In: []Operand{in("q", "(N,Heads·HeadDim)"), in("k", "(N,KVHeads·HeadDim)"), in("v", "(N,KVHeads·HeadDim)"),
-				in("y", "(N,Heads·HeadDim)"), in("lse", "(Batch·Heads·Seq)"), in("dy", "(N,Heads·HeadDim)")},
+				in("y", "(N,Heads·HeadDim)"), in("lse", "(Batch·Heads·Seq)").typ(isF32), in("dy", "(N,Heads·HeadDim)")},
 			Out:     []Operand{out("dq", "(N,Heads·HeadDim)"), out("dk", "(N,KVHeads·HeadDim)"), out("dv", "(N,KVHeads·HeadDim)")},
 			Attr:    AttentionAttr{},
 			variant: attentionGradOperands,
@@ -68,7 +68,7 @@ func attentionGradOperands(attr any) (ins, outs []Operand) {
 var (
 	packedIn     = []Operand{in("qkv", "(N,(Heads+2·KVHeads)·HeadDim)")}
 	packedGradIn = []Operand{packedIn[0], in("y", "(N,Heads·HeadDim)"),
-		in("lse", "(Batch·Heads·Seq)"), in("dy", "(N,Heads·HeadDim)")}
+		in("lse", "(Batch·Heads·Seq)").typ(isF32), in("dy", "(N,Heads·HeadDim)")}
 	packedGradOut = []Operand{out("dqkv", "(N,(Heads+2·KVHeads)·HeadDim)")}
 )
 

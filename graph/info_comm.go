@@ -16,7 +16,7 @@ func init() {
 		},
 		&Info{
 			Kind:   ReduceScatter,
-			Doc:    "shard (+)= the rank's part of the sum over ranks of full, in the fixed tree order; full (W·S), shard (S), f32, f64 or i64; shard may be the rank's view of full.",
+			Doc:    "shard (+)= the rank's part of the sum over ranks of full, in the fixed tree order; full (W·S), shard (S), f32, f64, i64, or bf16 and f16, which are added in f32 and rounded once; shard may be the rank's view of full.",
 			In:     []Operand{{Name: "full", Shape: "(W·S)", Types: isSum}},
 			Out:    []Operand{{Name: "shard", Shape: "(S)", Types: isSum, Modes: modeWA}},
 			Attr:   GroupAttr{},
@@ -28,7 +28,7 @@ func init() {
 		},
 		&Info{
 			Kind: AllReduce,
-			Doc:  "buf = the sum over ranks of buf, in the fixed tree order, in place; f32, f64 or i64.",
+			Doc:  "buf = the sum over ranks of buf, in the fixed tree order, in place; f32, f64, i64, or bf16 and f16, which are added in f32 and rounded once.",
 			Out:  []Operand{{Name: "buf", Shape: "(S)", Types: isSum, Modes: modeRW}},
 			Attr: GroupAttr{},
 			check: func(c *checker) {
@@ -49,6 +49,20 @@ func init() {
 				}
 				c.vector(dst, src.elems(), "as src")
 			},
+		},
+		&Info{
+			Kind: Cast,
+			Doc:  "dst (+)= src as another float type, rounded to nearest even; src, dst the same number of elements, f32, bf16 or f16.",
+			In:   []Operand{{Name: "src", Shape: "(…)", Types: isFloat}},
+			Out:  []Operand{{Name: "dst", Shape: "(…)", Types: isFloat, Modes: modeWA}},
+			check: func(c *checker) {
+				src, dst := c.in(0), c.out(0)
+				if src.buf.DType == dst.buf.DType {
+					c.failf("operand dst (%s) is %v, as src is; want another type (a copy or a scale moves one type)", dst.buf.Name, dst.buf.DType)
+				}
+				c.vector(dst, src.elems(), "as src")
+			},
+			flops: perElem,
 		},
 		&Info{
 			Kind: Fill,

@@ -24,7 +24,7 @@ func init() {
 			Kind: EmbedGrad,
 			Doc:  "dtable[v] = Σ over n with tokens[n]=v of dy[n]; tokens i32 (N), dy (N,C), dtable (V,C).",
 			In:   []Operand{in("tokens", "(N)").typ(isI32), in("dy", "(N,C)")},
-			Out:  []Operand{acc("dtable", "(V,C)")},
+			Out:  []Operand{grad("dtable", "(V,C)")},
 			check: func(c *checker) {
 				tokens, dy, dtable := c.in(0), c.in(1), c.out(0)
 				c.matrix(dy, tokens.elems(), dtable.cols(), "a row per token, as wide as dtable")
@@ -51,7 +51,7 @@ func init() {
 			Kind: AddPosGrad,
 			Doc:  "dpos[t] = Σ over rows n ≡ t (mod Seq) of dy[n]; rows from Seq to P are zero. dy (N,C), dpos (P,C).",
 			In:   []Operand{in("dy", "(N,C)")},
-			Out:  []Operand{acc("dpos", "(P,C)")},
+			Out:  []Operand{grad("dpos", "(P,C)")},
 			Attr: PosAttr{},
 			check: func(c *checker) {
 				c.positions(c.in(0), c.out(0))
@@ -115,7 +115,7 @@ func init() {
 			Kind: LinearGradW,
 			Doc:  "dw = xᵀ·dy (with TransW dyᵀ·x); x (M,K), dy (M,N), dw shaped as w.",
 			In:   []Operand{in("x", "(M,K)"), in("dy", "(M,N)")},
-			Out:  []Operand{acc("dw", "(K,N)")},
+			Out:  []Operand{grad("dw", "(K,N)")},
 			Attr: LinearAttr{},
 			check: func(c *checker) {
 				x, dy, dw := c.in(0), c.in(1), c.out(0)
@@ -131,7 +131,7 @@ func init() {
 			Kind: BiasGrad,
 			Doc:  "db = Σ over rows of dy; dy (M,N), db (N).",
 			In:   []Operand{in("dy", "(M,N)")},
-			Out:  []Operand{acc("db", "(N)")},
+			Out:  []Operand{grad("db", "(N)")},
 			check: func(c *checker) {
 				c.rank2(c.in(0))
 				c.vector(c.out(0), c.in(0).cols(), "the columns of dy")

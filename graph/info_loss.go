@@ -10,8 +10,8 @@ func init() {
 			Doc: "loss += Σ over rows with targets[n] ≠ −1 of lse[n] − logits[n, targets[n]]; lse = log Σ_V exp(logits). " +
 				"logits (N,V), targets i32 (N), loss f64 (1), lse (N).",
 			Derivative: "dlogits = (softmax(logits) − onehot(targets))·InvCount·LossScale, zero in rows with target −1",
-			In:         []Operand{in("logits", "(N,V)"), in("targets", "(N)").typ(isI32)},
-			Out:        []Operand{acc("loss", "(1)").typ(isF64).mode(modeA), out("lse", "(N)").stat()},
+			In:         []Operand{in("logits", "(N,V)").typ(isF32), in("targets", "(N)").typ(isI32)},
+			Out:        []Operand{acc("loss", "(1)").typ(isF64).mode(modeA), out("lse", "(N)").typ(isF32).stat()},
 			Saves:      []string{"logits", "targets", "lse"},
 			check: func(c *checker) {
 				c.logits(c.in(0), c.in(1))
@@ -25,9 +25,9 @@ func init() {
 			Kind: CrossEntropyGrad,
 			Doc: "dlogits = (exp(logits − lse) − onehot(targets))·InvCount·LossScale, zero in rows with target −1; may be in place of logits. " +
 				"logits, dlogits (N,V), targets i32 (N), lse (N), hyper f64 (NumHyper).",
-			In: []Operand{in("logits", "(N,V)"), in("targets", "(N)").typ(isI32), in("lse", "(N)"), in("hyper", "(NumHyper)").typ(isF64)},
+			In: []Operand{in("logits", "(N,V)").typ(isF32), in("targets", "(N)").typ(isI32), in("lse", "(N)").typ(isF32), in("hyper", "(NumHyper)").typ(isF64)},
 			Out: []Operand{
-				out("dlogits", "(N,V)").over("logits")},
+				out("dlogits", "(N,V)").typ(isF32).over("logits")},
 			check: func(c *checker) {
 				c.logits(c.in(0), c.in(1))
 				c.vector(c.in(2), c.in(0).rows(), "the rows of logits")
@@ -53,7 +53,7 @@ func init() {
 				"loss f64 (1). Absent gradients are not computed.",
 			In: []Operand{in("x", "(N,C)"), in("w", "(V,C)"), in("targets", "(N)").typ(isI32), in("hyper", "(NumHyper)").typ(isF64)},
 			Out: []Operand{acc("loss", "(1)").typ(isF64).mode(modeA),
-				out("dx", "(N,C)").opt(), acc("dw", "(V,C)").opt()},
+				out("dx", "(N,C)").opt(), grad("dw", "(V,C)").opt()},
 			check: func(c *checker) {
 				c.head(c.in(0), c.in(1), c.in(2), c.out(0))
 				c.vector(c.in(3), NumHyper, "the Hyper slots")

@@ -11,7 +11,7 @@ func init() {
 			Derivative: "with x̂ = (x−mean)·rstd and g = dy·gamma: dx = rstd·(g − mean_C(g) − x̂·mean_C(g·x̂)); " +
 				"dgamma = Σ_N dy·x̂; dbeta = Σ_N dy",
 			In:    []Operand{in("x", "(N,C)"), in("gamma", "(C)"), in("beta", "(C)")},
-			Out:   []Operand{out("y", "(N,C)"), out("mean", "(N)").stat(), out("rstd", "(N)").stat()},
+			Out:   []Operand{out("y", "(N,C)"), out("mean", "(N)").typ(isF32).stat(), out("rstd", "(N)").typ(isF32).stat()},
 			Attr:  NormAttr{},
 			Saves: []string{"x", "gamma", "mean", "rstd"},
 			check: func(c *checker) {
@@ -40,8 +40,8 @@ func init() {
 		&Info{
 			Kind: LayerNormGrad,
 			Doc:  "Gradients of layernorm; dy, x (N,C), gamma (C), mean, rstd (N), dx (N,C), dgamma, dbeta (C).",
-			In:   []Operand{in("dy", "(N,C)"), in("x", "(N,C)"), in("gamma", "(C)"), in("mean", "(N)"), in("rstd", "(N)")},
-			Out:  []Operand{acc("dx", "(N,C)").opt(), acc("dgamma", "(C)").opt(), acc("dbeta", "(C)").opt()},
+			In:   []Operand{in("dy", "(N,C)"), in("x", "(N,C)"), in("gamma", "(C)"), in("mean", "(N)").typ(isF32), in("rstd", "(N)").typ(isF32)},
+			Out:  []Operand{acc("dx", "(N,C)").opt(), grad("dgamma", "(C)").opt(), grad("dbeta", "(C)").opt()},
 			Attr: NormAttr{},
 			check: func(c *checker) {
 				x := c.in(1)
@@ -64,7 +64,7 @@ func init() {
 				"x, y (N,C), gamma (C), rstd (N).",
 			Derivative: "with x̂ = x·rstd and g = dy·gamma: dx = rstd·(g − x̂·mean_C(g·x̂)); dgamma = Σ_N dy·x̂",
 			In:         []Operand{in("x", "(N,C)"), in("gamma", "(C)")},
-			Out:        []Operand{out("y", "(N,C)"), out("rstd", "(N)").stat()},
+			Out:        []Operand{out("y", "(N,C)"), out("rstd", "(N)").typ(isF32).stat()},
 			Attr:       NormAttr{},
 			Saves:      []string{"x", "gamma", "rstd"},
 			check: func(c *checker) {
@@ -90,8 +90,8 @@ func init() {
 		&Info{
 			Kind: RMSNormGrad,
 			Doc:  "Gradients of rmsnorm; dy, x (N,C), gamma (C), rstd (N), dx (N,C), dgamma (C).",
-			In:   []Operand{in("dy", "(N,C)"), in("x", "(N,C)"), in("gamma", "(C)"), in("rstd", "(N)")},
-			Out:  []Operand{acc("dx", "(N,C)").opt(), acc("dgamma", "(C)").opt()},
+			In:   []Operand{in("dy", "(N,C)"), in("x", "(N,C)"), in("gamma", "(C)"), in("rstd", "(N)").typ(isF32)},
+			Out:  []Operand{acc("dx", "(N,C)").opt(), grad("dgamma", "(C)").opt()},
 			Attr: NormAttr{},
 			check: func(c *checker) {
 				x := c.in(1)

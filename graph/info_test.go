@@ -123,6 +123,11 @@ func samples(t *testing.T) map[graph.Kind][]sample {
 	add(graph.Copy, nil, ids(part), graph.Out{Buf: moment})
 	add(graph.SqSum, shard, ids(part), graph.Out{Buf: acc, Mode: graph.Accum})
 	add(graph.ClipCoef, graph.ClipAttr{Max: 1}, ids(acc, hyper), graph.Out{Buf: coef}, graph.Out{Buf: norm})
+	flag, scale := buf("flag", graph.I32, 1), buf("scale", graph.F64, graph.NumScale)
+	add(graph.Cast, nil, ids(part), graph.Out{Buf: buf("half", graph.BF16, 256)})
+	add(graph.OverflowCheck, nil, ids(acc), graph.Out{Buf: flag})
+	add(graph.LossScaleUpdate, graph.DefaultLossScale, ids(flag), rw(scale))
+	add(graph.AdamW, update, ids(part, coef, hyper), rw(value), rw(moment), rw(second), graph.Out{Buf: buf("low", graph.BF16, 256)})
 	add(graph.AdamW, update, ids(part, coef, hyper), rw(value), rw(moment), rw(second))
 	add(graph.SGD, update, ids(part, coef, hyper), rw(value), rw(moment))
 	add(graph.LAMBDirection, update, ids(value, coef, hyper), rw(part), rw(moment), rw(second), graph.Out{Buf: norms, Mode: graph.Accum})
@@ -141,7 +146,7 @@ var free = map[string]bool{
 	"bias_grad dy 0": true, "select_row x 0": true, // rows
 	"sum x *":       true, // any shape
 	"sum_grad dx *": true, "fill dst *": true,
-	"all_reduce buf *": true, "clip_coef acc *": true, "sqsum acc *": true, // a limb more is another accumulator
+	"all_reduce buf *": true, "clip_coef acc *": true, "sqsum acc *": true, "overflow_check acc *": true, // a limb more is another accumulator
 }
 
 func TestCheckNamesEveryWrongDimension(t *testing.T) {

@@ -3,8 +3,9 @@ package graph
 // Updates over a unit's flat parameter or a shard of it.
 
 func init() {
-	coef, hyper := in("coef", "(1)"), in("hyper", "(NumHyper)").typ(isF64)
-	g := in("g", "(Len)")
+	coef, hyper := in("coef", "(1)").typ(isF32), in("hyper", "(NumHyper)").typ(isF64)
+	g := in("g", "(Len)").typ(isFloat) // rests in the compute type; p and the moments are f32
+	low := out("low", "(Len)").typ(isHalf).opt()
 	norms := Operand{Name: "norms", Shape: "(2·params·Limbs)", Types: isI64}
 	state := func(name string) Operand {
 		return Operand{Name: name, Shape: "(Len)", Types: isF32, Modes: modeRW}
@@ -27,7 +28,7 @@ func init() {
 			Kind: ClipCoef,
 			Doc:  "norm = sqrt(acc); coef = 1/LossScale · min(1, Max/(norm + 1e-6)), without the minimum where Max is 0; acc i64 (Limbs), hyper f64, coef f32 (1), norm f64 (1).",
 			In:   []Operand{{Name: "acc", Shape: "(Limbs)", Types: isI64}, hyper},
-			Out:  []Operand{out("coef", "(1)"), out("norm", "(1)").typ(isF64)},
+			Out:  []Operand{out("coef", "(1)").typ(isF32), out("norm", "(1)").typ(isF64)},
 			Attr: ClipAttr{},
 			check: func(c *checker) {
 				c.vector(c.in(1), NumHyper, "the Hyper slots")
@@ -39,10 +40,36 @@ func init() {
 			},
 		},
 		&Info{
+			Kind: OverflowCheck,
+			Doc:  "flag = 1 where acc, the exact sum of squares of all gradients over all ranks, is not finite, else 0; acc i64 (Limbs), flag i32 (1).",
+			In:   []Operand{{Name: "acc", Shape: "(Limbs)", Types: isI64}},
+			Out:  []Operand{{Name: "flag", Shape: "(1)", Types: isI32, Modes: modeW}},
+			check: func(c *checker) {
+				c.vector(c.out(0), 1, "a scalar")
+			},
+		},
+		&Info{
+			Kind: LossScaleUpdate,
+			Doc: "With flag ≠ 0: scale = max(Floor, scale·Backoff), clean = 0; else clean += 1, and at Interval scale ·= Growth, clean = 0; " +
+				"flag i32 (1), state f64 (NumScale): scale, clean.",
+			In:   []Operand{{Name: "flag", Shape: "(1)", Types: isI32}},
+			Out:  []Operand{{Name: "state", Shape: "(NumScale)", Types: isF64, Modes: modeRW}},
+			Attr: LossScaleAttr{},
+			check: func(c *checker) {
+				c.vector(c.in(0), 1, "a scalar")
+				c.vector(c.out(0), NumScale, "the scale's slots")
+				a := c.op.Attr.(LossScaleAttr)
+				c.positive("Interval", a.Interval)
+				if c.err == nil && !(a.Growth >= 1 && a.Backoff > 0 && a.Backoff <= 1 && a.Floor > 0) {
+					c.failf("Growth %g, Backoff %g, Floor %g: want at least 1, in (0, 1] and above 0", a.Growth, a.Backoff, a.Floor)
+				}
+			},
+		},
+		&Info{
 			Kind:  AdamW,
-			Doc:   "AdamW (Loshchilov & Hutter 2019) on coef·g; g, p, m, v (Len).",
+			Doc:   "AdamW (Loshchilov & Hutter 2019) on coef·g; g, p, m, v (Len). low, of every rule: the new p rounded to 16 bits (Len).",
 			In:    []Operand{g, coef, hyper},
-			Out:   []Operand{state("p"), state("m"), state("v")},
+			Out:   []Operand{state("p"), state("m"), state("v"), low},
 			Attr:  UpdateAttr{},
 			check: func(c *checker) { c.update(1, 2, -1, false) },
 			flops: func(c *checker) int64 { return 16 * c.in(0).elems() },
@@ -51,7 +78,7 @@ func init() {
 			Kind:  SGD,
 			Doc:   "SGD with momentum on coef·g; g, p, momentum (Len).",
 			In:    []Operand{g, coef, hyper},
-			Out:   []Operand{state("p"), state("momentum")},
+			Out:   []Operand{state("p"), state("momentum"), low},
 			Attr:  UpdateAttr{},
 			check: func(c *checker) { c.update(1, 2, -1, false) },
 			flops: func(c *checker) int64 { return 6 * c.in(0).elems() },
@@ -60,7 +87,7 @@ func init() {
 			Kind: LAMBDirection,
 			Doc: "LAMB's (You et al. 2020) Adam direction, which replaces g, and norms += the exact squares of p and of it for each parameter of the unit; " +
 				"p, g, m, v (Len), norms i64 (2·params·Limbs).",
-			In:    []Operand{in("p", "(Len)"), coef, hyper},
+			In:    []Operand{in("p", "(Len)").typ(isF32), coef, hyper},
 			Out:   []Operand{state("g"), state("m"), state("v"), norms.mode(modeA)},
 			Attr:  UpdateAttr{},
 			check: func(c *checker) { c.update(1, 2, -1, true) },
@@ -69,7 +96,7 @@ func init() {
 		&Info{
 			Kind:  ParamNorms,
 			Doc:   "norms += the exact squares of p and g for each parameter of the unit; p, g (Len), norms i64 (2·params·Limbs).",
-			In:    []Operand{in("p", "(Len)"), g},
+			In:    []Operand{in("p", "(Len)").typ(isF32), g},
 			Out:   []Operand{norms.mode(modeA)},
 			Attr:  UpdateAttr{},
 			check: func(c *checker) { c.update(-1, -1, -1, true) },
@@ -79,7 +106,7 @@ func init() {
 			Kind:  LAMBApply,
 			Doc:   "p −= lr·(‖p‖/‖g‖)·g for each parameter, g the direction; g, p (Len), norms i64 (2·params·Limbs).",
 			In:    []Operand{g, norms, coef, hyper},
-			Out:   []Operand{state("p")},
+			Out:   []Operand{state("p"), low},
 			Attr:  UpdateAttr{},
 			check: func(c *checker) { c.update(2, 3, 1, false) },
 			flops: func(c *checker) int64 { return 2 * c.in(0).elems() },
@@ -88,7 +115,7 @@ func init() {
 			Kind:  LARSApply,
 			Doc:   "LARS (You et al. 2017), or LARC's clipped form, with momentum on coef·g; g, p, momentum (Len), norms i64 (2·params·Limbs).",
 			In:    []Operand{g, norms, coef, hyper},
-			Out:   []Operand{state("p"), state("momentum")},
+			Out:   []Operand{state("p"), state("momentum"), low},
 			Attr:  UpdateAttr{},
 			check: func(c *checker) { c.update(2, 3, 1, false) },
 			flops: func(c *checker) int64 { return 8 * c.in(0).elems() },
@@ -97,7 +124,7 @@ func init() {
 			Kind:  NovoGrad,
 			Doc:   "NovoGrad (Ginsburg et al. 2019) on coef·g: one second moment a parameter; g, p, m (Len), v (params of the unit), norms i64 (2·params·Limbs).",
 			In:    []Operand{g, norms, coef, hyper},
-			Out:   []Operand{state("p"), state("m"), {Name: "v", Shape: "(params)", Types: isF32, Modes: modeRW}},
+			Out:   []Operand{state("p"), state("m"), {Name: "v", Shape: "(params)", Types: isF32, Modes: modeRW}, low},
 			Attr:  UpdateAttr{},
 			check: func(c *checker) { c.update(2, 3, 1, false) },
 			flops: func(c *checker) int64 { return 10 * c.in(0).elems() },
@@ -113,6 +140,9 @@ func (c *checker) shard(a ShardAttr) int64 {
 	}
 	if c.err == nil && (a.Axis < -1 || a.Axis >= len(c.p.Mesh)) {
 		c.failf("mesh axis is %d, want −1 (whole) to %d", a.Axis, len(c.p.Mesh)-1)
+	}
+	if c.err == nil && (a.Start < 0 || a.Part < 0 || a.Part > 0 && (a.Len > a.Part || a.Start > a.Part-a.Len) || a.Part == 0 && a.Start > 0) {
+		c.failf("elements %d to %d are outside the rank's part of %d", a.Start, a.Start+a.Len, a.Part)
 	}
 	if c.err != nil {
 		return 0

@@ -5,6 +5,12 @@ package graph
 //
 // Notation below: In → Out, [optional], (shape), dtype f32 unless said. N is
 // tokens (rows · T), C a width. "w/a" outputs may be written or accumulated.
+//
+// In mixed precision the values of an operation (Operand.Float: ComputeFloat)
+// are all bf16 or all f16 instead of f32; gradients of parameters (GradFloat)
+// that or f32. Statistics (mean, rstd, lse), logits of a cross-entropy, losses
+// and optimizer states stay f32 or f64. Kernels widen what they read, compute as
+// in f32, and round once to nearest even as they write.
 type Kind string
 
 // Forward operations and their gradients.
@@ -113,14 +119,24 @@ const (
 	Join Kind = "join"
 	Copy Kind = "copy" // src → dst, same bytes, any two spaces
 	Fill Kind = "fill" // → dst. FillAttr
+	// src → dst w/a: the same elements as another float type (f32, bf16, f16),
+	// rounded to nearest even; into an accumulated dst src is widened exactly.
+	Cast Kind = "cast"
 )
 
 // Updates. Flat buffers follow the unit's segments; ShardAttr says which part a rank holds.
+// g may be bf16 or f16. Rules that write p also write it rounded to 16 bits
+// where they have a last output [low bf16 or f16]: p is then the master.
 const (
 	// g → acc i64 (exact.Limbs) accum: exact sum of squares over the rank's segments. ShardAttr.
 	SqSum Kind = "sqsum"
 	// acc i64, hyper → coef f32 (1), norm f64 (1): coef = 1/LossScale · min(1, Clip/(norm+1e-6)), Clip 0: off. ClipAttr.
 	ClipCoef Kind = "clip_coef"
+	// acc i64 (exact.Limbs) → flag i32 (1): 1 where the sum of squares is not finite, else 0.
+	// acc is summed over the ranks, so all of them skip a step or none.
+	OverflowCheck Kind = "overflow_check"
+	// flag i32 (1) → state f64 (NumScale) rw: the next loss scale. LossScaleAttr.
+	LossScaleUpdate Kind = "loss_scale_update"
 	// g, coef f32, hyper f64 → p rw, m rw, v rw. UpdateAttr.
 	AdamW Kind = "adamw"
 	// g, coef, hyper → p rw, momentum rw. UpdateAttr.
@@ -204,14 +220,39 @@ type GroupAttr struct{ Axis int }
 // ShardAttr says which part of a unit's flat parameter a buffer holds: elements
 // [i·Len, (i+1)·Len) with i the rank's index along Axis, or all of it (Len is
 // then the flat length) where Axis is −1.
+//
+// A chunk of that has Part, the elements that a rank holds, and Start, its first
+// element among them: [i·Part+Start, +Len).
 type ShardAttr struct {
 	Unit int
 	Axis int
 	Len  int64
+
+	Part, Start int64 // Part 0: Len, all that a rank holds
+}
+
+// From returns the first element in the unit's flat parameter, on the rank with
+// the given index along Axis.
+func (a ShardAttr) From(index int64) int64 {
+	if a.Axis < 0 {
+		return a.Start
+	}
+	if a.Part == 0 {
+		return index*a.Len + a.Start
+	}
+	return index*a.Part + a.Start
 }
 
 // ClipAttr is the largest global gradient norm; 0 turns clipping off.
 type ClipAttr struct{ Max float64 }
+
+// LossScaleAttr is how the loss scale moves (Micikevicius et al., Mixed Precision
+// Training, ICLR 2018): × Growth after Interval steps in a row without overflow,
+// × Backoff on overflow, never below Floor.
+type LossScaleAttr struct {
+	Growth, Backoff, Floor float64
+	Interval               int64
+}
 
 // UpdateAttr describes an optimizer's step over a shard.
 type UpdateAttr struct {

@@ -329,6 +329,11 @@ func (p *Program) HostBuffers() []BufID {
 	for _, id := range []BufID{p.HostTokens, p.HostTargets, p.HostHyper, p.HostKey, p.HostLoss, p.HostGradNorm, p.Staging} {
 		add(id)
 	}
+	if s := p.Scaler; s != nil {
+		for _, id := range []BufID{s.State, s.HostState, s.HostFlag} {
+			add(id)
+		}
+	}
 	for i := range p.Units {
 		u := &p.Units[i]
 		if u.FlatLen == 0 {

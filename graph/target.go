@@ -27,6 +27,7 @@ type ProductBlocks struct {
 	KC                int64 // depth of a block of K: part of the definition of the sum
 	Rows, Cols, Depth int64 // largest chunk, in elements
 	PadRows, PadCols  int64 // packing rounds rows and columns up by at most these
+	PadDepth          int64 // and the depth up to a multiple of this
 	DirectRows        int64 // with M up to this and B's rows contiguous, B is not packed
 }
 
@@ -34,7 +35,7 @@ type ProductBlocks struct {
 // workspace.
 type AttentionTiles struct {
 	Keys    int64 // keys of a tile
-	Queries int64 // most queries of a forward task
+	Queries int64 // most queries of a block
 	Slots   int64 // most tasks at a time
 	Lanes   int64 // rows are padded to multiples of it
 }
@@ -47,7 +48,7 @@ func CPUTarget() Target {
 		Limbs: 72,
 		Product: ProductBlocks{
 			KC: 256, Rows: 2184, Cols: 2048, Depth: 1024,
-			PadRows: 14, PadCols: 32, DirectRows: 28,
+			PadRows: 32, PadCols: 32, PadDepth: 16, DirectRows: 28,
 		},
 		Attention: AttentionTiles{Keys: 64, Queries: 512, Slots: 32, Lanes: 16},
 		HeadRows:  256,
@@ -83,9 +84,10 @@ func (t Target) Workspace(p *Program, op *Op) int64 {
 		return t.align(4 * slots * (2*q*d + 17*q + 2*keys*d + keys*keys + 2*keys + 16))
 	case AttentionGrad:
 		a := op.Attr.(AttentionAttr)
-		d, seq, keys := roundUp(a.HeadDim, t.Attention.Lanes), roundUp(a.Seq, t.Attention.Keys), t.Attention.Keys
+		q := min(t.Attention.Queries, roundUp(a.Seq, t.Attention.Keys))
+		d, keys := roundUp(a.HeadDim, t.Attention.Lanes), t.Attention.Keys
 		slots := min(a.Batch*a.KVHeads, t.Attention.Slots)
-		return t.align(4 * slots * (3*seq*d + seq + 5*keys*d + 2*keys*keys + 16))
+		return t.align(4 * slots * (3*q*d + q + 5*keys*d + 2*keys*keys + 16))
 	case Rope: // cosines and sines of every position
 		a := op.Attr.(RopeAttr)
 		return t.align(4 * a.Seq * a.HeadDim)
@@ -114,7 +116,7 @@ func (t Target) product(m, n, k int64, transB bool) int64 {
 		return 0
 	}
 	b := t.Product
-	depth := min(k, b.Depth)
+	depth := roundUp(min(k, b.Depth), b.PadDepth)
 	packA := t.align(4 * depth * (min(m, b.Rows) + b.PadRows))
 	packB := 4 * depth * (min(n, b.Cols) + b.PadCols)
 	if !transB && m <= b.DirectRows {

@@ -60,7 +60,7 @@ func TestHeadWorkspace(t *testing.T) {
 		p, err := b.Program()
 		require.NoError(t, err)
 		rows := c.want
-		panels := 4*64*(rows+14) + 4*64*(1000+32) + 64 // A (rows,64) and B (64,1000), and alignment
+		panels := 4*64*(rows+32) + 4*64*(1000+32) + 64 // A (rows,64) and B (64,1000), and alignment
 		require.Equal(t, 4*rows*1000+roundUp(4*rows, 64)+roundUp(8*rows, 64)+panels, target.Workspace(p, &p.Sections[0].Phases[0].Ops[0]))
 	}
 }

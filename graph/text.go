@@ -31,7 +31,7 @@ import (
 //
 // Outputs are written; +y is accumulated into, ~y changed in place. Attributes
 // print the fields that are not zero. Streams other than compute are named after
-// an @.
+// an @. An unscheduled phase's throttles (before, after) follow its operations.
 //
 // Three or more groups of lines in a row that differ only in numbers, each by a
 // constant step, fold into one: <3+2> counts 3, 5, 7 …
@@ -130,6 +130,12 @@ func formatLines(p *Program) []string {
 			f.end()
 			for k := range ph.Ops {
 				f.op(&ph.Ops[k])
+			}
+			for _, t := range ph.Throttles {
+				f.word("throttle")
+				f.word(quoteName(t.Before))
+				f.word(quoteName(t.After))
+				f.end()
 			}
 		}
 	}

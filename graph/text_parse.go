@@ -279,6 +279,9 @@ func (ps *textParser) statement(words []string) error {
 	case "role":
 		role := a.next("role")
 		id := a.buf(a.next("buffer"))
+		if p.Scaler == nil && (role == "loss-scale" || role == "overflow" || role == "host-loss-scale" || role == "host-overflow") {
+			p.Scaler = &Scaler{State: NoBuf, Overflow: NoBuf, HostState: NoBuf, HostFlag: NoBuf}
+		}
 		for _, w := range p.wellKnown() {
 			if w.name == role {
 				*w.id = id
@@ -326,6 +329,15 @@ func (ps *textParser) statement(words []string) error {
 		ph.Repeat = int(a.int(times, 32))
 		s := &p.Sections[len(p.Sections)-1]
 		s.Phases = append(s.Phases, ph)
+		return a.keys(func(string, string) bool { return false })
+	}
+	if words[0] == "throttle" {
+		if len(p.Sections) == 0 || len(p.Sections[len(p.Sections)-1].Phases) == 0 {
+			return fmt.Errorf("throttle before the first phase")
+		}
+		s := &p.Sections[len(p.Sections)-1]
+		ph := &s.Phases[len(s.Phases)-1]
+		ph.Throttles = append(ph.Throttles, Throttle{Before: a.name("first operation"), After: a.name("second operation")})
 		return a.keys(func(string, string) bool { return false })
 	}
 	if strings.HasSuffix(words[0], ":") {

@@ -98,7 +98,7 @@ func drawText(t *rapid.T) *Program {
 		p.Params = append(p.Params, Param{Name: nm(), Shape: ints(), Init: InitKind(small(0, 5)), Std: float(), Unit: small(-1, 2), Decay: flag(), Frozen: flag(), Value: buf(), Grad: buf()})
 	}
 	attrs := []any{nil, PosAttr{num()}, LinearAttr{flag(), ActKind(nm())}, FillAttr{float()}, GroupAttr{small(-1, 2)},
-		UpdateAttr{Shard: ShardAttr{small(0, 2), small(-1, 2), num()}, Beta1: float(), Nesterov: flag()}}
+		UpdateAttr{Shard: ShardAttr{small(0, 2), small(-1, 2), num(), num(), num()}, Beta1: float(), Nesterov: flag()}}
 	for range small(0, 2) {
 		s := Section{Name: nm()}
 		for range small(0, 2) {

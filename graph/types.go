@@ -232,7 +232,15 @@ type Phase struct {
 	Name   string
 	Repeat int
 	Ops    []Op
+	// Throttles are orders beyond what the data demands. They wait here, by
+	// name, for Schedule, which makes them events.
+	Throttles []Throttle
 }
+
+// Throttle says that operation After must not start before operation Before of
+// the same phase has finished. Before stands earlier in the phase. Prefetching
+// is bounded so.
+type Throttle struct{ Before, After string }
 
 // Section is something that the program can be asked to run as a whole: "step",
 // "eval", "generate". Sections share one arena; only LifeRun buffers carry
@@ -337,7 +345,34 @@ type Program struct {
 	HostTokens, HostTargets, HostHyper, HostKey BufID
 	HostLoss, HostGradNorm                      BufID
 	Staging                                     BufID
+
+	// Scaler has the buffers of dynamic loss scaling; nil where the program has
+	// none (fp32, bf16).
+	Scaler *Scaler
 }
+
+// Scaler is the state of dynamic loss scaling. The scale of a step reaches the
+// loss's gradient, and the clip coefficient that divides by it, through
+// HyperLossScale: the host fills that with the scale that the step before left.
+type Scaler struct {
+	State     BufID // F64 (NumScale): see Scale* constants; lives for the run, on every rank the same
+	Overflow  BufID // I32 (1): not 0 where this step's gradients overflowed: nothing is updated
+	HostState BufID // host twins, copied out at the end of a step
+	HostFlag  BufID
+}
+
+// Slots of the Scaler's state, as float64.
+const (
+	ScaleValue = iota // the scale of the next step
+	ScaleClean        // steps without overflow since it last moved
+	NumScale   = 2
+)
+
+// InitialLossScale is where dynamic loss scaling starts.
+const InitialLossScale = 1 << 16
+
+// DefaultLossScale is how it moves on.
+var DefaultLossScale = LossScaleAttr{Growth: 2, Backoff: 0.5, Floor: 1, Interval: 2000}
 
 // Slots of the Hyper buffer: what changes by step, as float64.
 const (
@@ -413,6 +448,10 @@ func (p *Program) NewEvent() EventID {
 func (p *Program) Clone() *Program {
 	q := *p
 	q.Mesh = append([]Axis(nil), p.Mesh...)
+	if p.Scaler != nil {
+		s := *p.Scaler
+		q.Scaler = &s
+	}
 	q.Buffers = append([]Buffer(nil), p.Buffers...)
 	for i := range q.Buffers {
 		b := &q.Buffers[i]
@@ -435,6 +474,7 @@ func (p *Program) Clone() *Program {
 		s.Phases = append([]Phase(nil), s.Phases...)
 		for j := range s.Phases {
 			s.Phases[j].Ops = CloneOps(s.Phases[j].Ops)
+			s.Phases[j].Throttles = append([]Throttle(nil), s.Phases[j].Throttles...)
 		}
 	}
 	return &q

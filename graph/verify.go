@@ -201,7 +201,7 @@ type wellKnown struct {
 
 // wellKnown lists the program's named buffers in the order of their fields.
 func (p *Program) wellKnown() []wellKnown {
-	return []wellKnown{
+	list := []wellKnown{
 		{"tokens", &p.Tokens, true, I32}, {"targets", &p.Targets, true, I32},
 		{"hyper", &p.Hyper, true, F64}, {"key", &p.Key, true, I64},
 		{"loss", &p.Loss, true, F64}, {"grad-norm", &p.GradNorm, true, F64}, {"logits", &p.Logits, false, F32},
@@ -210,6 +210,11 @@ func (p *Program) wellKnown() []wellKnown {
 		{"host-loss", &p.HostLoss, true, F64}, {"host-grad-norm", &p.HostGradNorm, true, F64},
 		{"staging", &p.Staging, false, U8},
 	}
+	if s := p.Scaler; s != nil {
+		list = append(list, wellKnown{"loss-scale", &s.State, true, F64}, wellKnown{"overflow", &s.Overflow, true, I32},
+			wellKnown{"host-loss-scale", &s.HostState, true, F64}, wellKnown{"host-overflow", &s.HostFlag, true, I32})
+	}
+	return list
 }
 
 // buffers checks what needs resolved views. A buffer of bytes (U8) may hold

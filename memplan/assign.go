@@ -68,6 +68,7 @@ func Assign(p *graph.Program, opt Options) (*Layout, error) {
 		return nil, fmt.Errorf("memplan.Assign: %w", err)
 	}
 	l := &Layout{Offset: make([]int64, len(p.Buffers)), Align: align}
+	a.align = alignments(p, align)
 	for i := range l.Offset {
 		l.Offset[i] = -1
 	}
@@ -75,11 +76,14 @@ func Assign(p *graph.Program, opt Options) (*Layout, error) {
 		base := int64(0)
 		peak := int64(0)
 		for _, id := range a.resident[sp] {
-			l.Offset[id] = base
-			peak = base + p.Buf(id).Bytes()
+			l.Offset[id] = alignUp(base, a.align[id])
+			peak = l.Offset[id] + p.Buf(id).Bytes()
 			base = alignUp(peak, align)
 		}
-		off, extent := a.place(sp, align, a.bound[sp].bytes-a.residentBytes[sp])
+		for _, id := range a.spaces[sp].ids {
+			base = alignUp(base, a.align[id])
+		}
+		off, extent := a.place(sp, a.bound[sp].bytes-a.residentBytes[sp])
 		for i, id := range a.spaces[sp].ids {
 			l.Offset[id] = base + off[i]
 		}
@@ -91,11 +95,65 @@ func Assign(p *graph.Program, opt Options) (*Layout, error) {
 	return l, nil
 }
 
+// DiskPage is what offsets on disk are multiples of, in bytes, and offsets of
+// the host memory that disk transfers use: direct I/O works in whole pages.
+const DiskPage = 4096
+
+// alignments returns the alignment of every root buffer.
+func alignments(p *graph.Program, least int64) []int64 {
+	list := make([]int64, len(p.Buffers))
+	page := max(least, DiskPage)
+	disk := false
+	for id := range p.Buffers {
+		list[id] = least
+		if p.Buffers[id].Space == graph.Disk {
+			list[id], disk = page, true
+		}
+	}
+	if !disk {
+		return list
+	}
+	if p.Staging != graph.NoBuf {
+		list[p.Staging] = page
+	}
+	for i := range p.Sections {
+		for _, ph := range p.Sections[i].Phases {
+			for k := range ph.Ops {
+				op := &ph.Ops[k]
+				if op.Kind != graph.Copy || len(op.In) != 1 || len(op.Out) != 1 {
+					continue
+				}
+				from, _ := p.Resolve(op.In[0], nil)
+				to, _ := p.Resolve(op.Out[0].Buf, nil)
+				if p.Buf(from).Space == graph.Disk || p.Buf(to).Space == graph.Disk {
+					list[from], list[to] = page, page
+				}
+			}
+		}
+	}
+	return list
+}
+
+// Bounds returns what Assign reports of each space but for the places: Peak is
+// the lower bound. It takes a fraction of Assign's time.
+func Bounds(p *graph.Program) ([graph.NumSpaces]SpaceUse, error) {
+	var uses [graph.NumSpaces]SpaceUse
+	a, err := analyseOnly(p, false)
+	if err != nil {
+		return uses, fmt.Errorf("memplan.Bounds: %w", err)
+	}
+	for sp := range graph.NumSpaces {
+		uses[sp] = a.report(sp, a.bound[sp].bytes)
+	}
+	return uses, nil
+}
+
 func alignUp(n, align int64) int64 { return (n + align - 1) &^ (align - 1) }
 
 // analysis is what the placement and the report need of a program.
 type analysis struct {
 	p             *graph.Program
+	align         []int64                        // by BufID
 	resident      [graph.NumSpaces][]graph.BufID // used LifeRun buffers
 	residentBytes [graph.NumSpaces]int64
 	spaces        [graph.NumSpaces]timeline
@@ -114,7 +172,10 @@ type timeline struct {
 	clash bitRows
 }
 
-func analyse(p *graph.Program) (*analysis, error) {
+func analyse(p *graph.Program) (*analysis, error) { return analyseOnly(p, true) }
+
+// analyseOnly finds live ranges and bounds, and with clashes what overlaps in time.
+func analyseOnly(p *graph.Program, clashes bool) (*analysis, error) {
 	regions, err := graph.NewRegions(p)
 	if err != nil {
 		return nil, err
@@ -147,6 +208,10 @@ func analyse(p *graph.Program) (*analysis, error) {
 			index[id] = int32(len(sp.ids))
 			sp.ids = append(sp.ids, graph.BufID(id))
 		}
+	}
+	if !clashes {
+		a.findBounds()
+		return a, nil
 	}
 	for s := range a.spaces {
 		sp := &a.spaces[s]

@@ -144,6 +144,8 @@ func checkPlaces(p *graph.Program, l *Layout, used []bool) error {
 			return fmt.Errorf("%s has offset %d, but it is used", b.Name, off)
 		case off%l.Align != 0:
 			return fmt.Errorf("%s has offset %d, want a multiple of %d", b.Name, off, l.Align)
+		case b.Space == graph.Disk && off%4096 != 0:
+			return fmt.Errorf("%s has offset %d on disk, want a multiple of 4096", b.Name, off)
 		case off+b.Bytes() > l.Spaces[b.Space].Peak:
 			return fmt.Errorf("%s ends at byte %d, above the %v peak of %d", b.Name, off+b.Bytes(), b.Space, l.Spaces[b.Space].Peak)
 		default:

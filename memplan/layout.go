@@ -10,7 +10,8 @@ type Layout struct {
 	// BufID; −1 for views (resolve them with Program.Resolve) and for buffers
 	// that neither an operation nor the host (Program.HostBuffers) uses.
 	Offset []int64
-	// Align is what every offset is a multiple of, in bytes.
+	// Align is what every offset is a multiple of, in bytes. On disk, and in host
+	// memory that disk transfers use, offsets are multiples of DiskPage too.
 	Align int64
 	// Spaces has what is planned of each memory space.
 	Spaces [graph.NumSpaces]SpaceUse

@@ -11,16 +11,17 @@ import (
 // place finds offsets for the buffers of one space that are not LifeRun. It
 // returns them by index into the space's ids, and their extent. bound is the
 // lower bound of the extent: no search goes on once it is met.
-func (a *analysis) place(sp graph.Space, align, bound int64) (off []int64, extent int64) {
+func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64) {
 	tl := &a.spaces[sp]
 	n := len(tl.ids)
 	if n == 0 {
 		return nil, 0
 	}
-	pl := &placer{tl: tl, align: align, size: make([]int64, n)}
+	pl := &placer{tl: tl, align: make([]int64, n), size: make([]int64, n)}
 	rank := make([]int32, n)
 	for i, id := range tl.ids {
 		pl.size[i] = a.p.Buf(id).Bytes()
+		pl.align[i] = a.align[id]
 		rank[i] = int32(i)
 	}
 	dur := func(i int32) int64 { return tl.last[i] - tl.first[i] + 1 }
@@ -115,7 +116,7 @@ func (pl *placer) content(extent, bound int64) bool {
 // placer puts buffers one by one where nothing that overlaps them in time is.
 type placer struct {
 	tl     *timeline
-	align  int64
+	align  []int64
 	size   []int64
 	group  []int32 // by buffer: see groups
 	placed [][]place
@@ -191,7 +192,7 @@ func (pl *placer) run(rank []int32, tight bool) (off []int64, extent int64) {
 		} else {
 			lists = append(lists[:0], pl.placed[0], pl.placed[g])
 		}
-		at := pl.find(pl.tl.clash.row(i), pl.size[i], lists, tight)
+		at := pl.find(pl.tl.clash.row(i), pl.size[i], pl.align[i], lists, tight)
 		off[i] = at
 		extent = max(extent, at+pl.size[i])
 		k, _ := slices.BinarySearchFunc(pl.placed[g], at, func(b place, at int64) int { return cmp.Compare(b.lo, at) })
@@ -200,11 +201,11 @@ func (pl *placer) run(rank []int32, tight bool) (off []int64, extent int64) {
 	return off, extent
 }
 
-// find returns the offset for a buffer of the given size that clashes with
-// those of row, among the buffers of lists, each sorted by offset.
-func (pl *placer) find(row []uint64, size int64, lists [][]place, tight bool) int64 {
+// find returns the offset for a buffer of the given size and alignment that
+// clashes with those of row, among the buffers of lists, each sorted by offset.
+func (pl *placer) find(row []uint64, size, align int64, lists [][]place, tight bool) int64 {
 	at, gap := int64(-1), int64(-1)
-	free := int64(0)                     // the lowest offset above all clashing buffers so far
+	free := int64(0)                     // the lowest aligned offset above all clashing buffers so far
 	next := func(list []place) []place { // from the first that clashes on
 		for k := range list {
 			if i := list[k].item; row[i>>6]>>(i&63)&1 == 1 {
@@ -235,7 +236,7 @@ func (pl *placer) find(row []uint64, size int64, lists [][]place, tight bool) in
 				break
 			}
 		}
-		free = max(free, alignUp(b.hi, pl.align))
+		free = max(free, alignUp(b.hi, align))
 		lists[low] = next(lists[low][1:])
 	}
 	if at < 0 {

@@ -163,9 +163,9 @@ func TestBoundIsTrue(t *testing.T) {
 			t.Skip("too many orders")
 		}
 		best := int64(-1)
-		pl := &placer{tl: tl, align: 1}
+		pl := &placer{tl: tl}
 		for _, id := range tl.ids {
-			pl.size = append(pl.size, p.Buf(id).Bytes())
+			pl.size, pl.align = append(pl.size, p.Buf(id).Bytes()), append(pl.align, 1)
 		}
 		rank := make([]int32, 0, n)
 		var try func()

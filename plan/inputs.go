@@ -30,6 +30,10 @@ func stageInputs(p *graph.Program) *graph.Program {
 	if q.Section("train") != nil {
 		q.HostGradNorm = hostBuffer(q, "host/grad_norm", graph.F64, []int64{1})
 	}
+	if q.Scaler != nil {
+		twin(q.Scaler.State, &q.Scaler.HostState)
+		twin(q.Scaler.Overflow, &q.Scaler.HostFlag)
+	}
 	twin(q.Key, &q.HostKey)
 	twin(q.Hyper, &q.HostHyper)
 	twin(q.Loss, &q.HostLoss)

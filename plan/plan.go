@@ -10,6 +10,9 @@ import (
 	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/offload"
+	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -26,13 +29,28 @@ type Config struct {
 	Accum        int        // micro-steps a step
 	Reproducible bool       // stages 0 and 1 reduce every micro-step, so that all stages agree bit for bit
 	Prefetch     int        // units gathered ahead of their use at stage 3
-	Freeze       []string   // patterns of parameters that are not trained
+	Recompute    recompute.Options
+	Offload      offload.Options // its Ahead is Prefetch
+	Freeze       []string        // patterns of parameters that are not trained
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm, 0: off
 	Target       graph.Target
 
+	Precision precision.Precision
+	Reduce32  bool // gradients of a 16-bit precision travel and rest in fp32
+	// ShardSize is how many ranks share the states (HSDP): ranks are a mesh of
+	// Ranks/ShardSize replicas by ShardSize shards, neighbours in one shard group.
+	// 0: all ranks.
+	ShardSize int
+
 	// Capacity caps each memory space of a rank, in bytes; 0: no cap.
 	Capacity [graph.NumSpaces]int64
+	// Outside is what the process needs of each space outside the arena: it
+	// counts against the capacity.
+	Outside [graph.NumSpaces]int64
+	// Early makes Build refuse, with a *DoesNotFit and before it gives buffers a
+	// place, what cannot fit: searches plan many configurations.
+	Early bool
 	// Verify runs graph.Verify after every pass (tests always do).
 	Verify bool
 }
@@ -49,9 +67,15 @@ func (c Config) Validate() error {
 	case !(c.Clip >= 0):
 		return fmt.Errorf("clip: %g is negative or not a number; 0 turns clipping off", c.Clip)
 	}
+	if err := c.validateMesh(); err != nil {
+		return err
+	}
 	for s, v := range c.Capacity {
 		if v < 0 {
 			return fmt.Errorf("%s memory cap: %d bytes is negative", graph.Space(s), v)
+		}
+		if c.Outside[s] < 0 {
+			return fmt.Errorf("%s memory outside the arena: %d bytes is negative", graph.Space(s), c.Outside[s])
 		}
 	}
 	if _, err := zero.ParseStage(int(c.Stage)); err != nil {
@@ -89,6 +113,11 @@ func Build(fwd Forward, cfg Config) (*Plan, error) {
 			}
 		}
 	}
+	if cfg.Early {
+		if err := cannotFit(st.p, cfg); err != nil {
+			return nil, err
+		}
+	}
 	layout, err := memplan.Assign(st.p, memplan.Options{Align: cfg.Target.Align})
 	if err != nil {
 		return nil, fmt.Errorf("plan: memory: %w", err)
@@ -96,28 +125,48 @@ func Build(fwd Forward, cfg Config) (*Plan, error) {
 	return &Plan{Config: cfg, Program: st.p, Layout: layout, CommBytes: CommBytes(st.p)}, nil
 }
 
+// cannotFit refuses a program whose lower bound of a space is over its cap.
+func cannotFit(p *graph.Program, cfg Config) error {
+	bounds, err := memplan.Bounds(p)
+	if err != nil {
+		return fmt.Errorf("plan: memory: %w", err)
+	}
+	for s := range graph.NumSpaces {
+		if limit := cfg.Capacity[s]; limit > 0 && bounds[s].LowerBound+cfg.Outside[s] > limit {
+			return &DoesNotFit{Space: s, Peak: bounds[s].LowerBound, Outside: cfg.Outside[s], Capacity: limit, At: bounds[s].PeakAt, Largest: largestClasses(&bounds[s])}
+		}
+	}
+	return nil
+}
+
 // DoesNotFit is the refusal of a plan over a capacity.
 type DoesNotFit struct {
 	Space    graph.Space
 	Peak     int64  // bytes planned
+	Outside  int64  // bytes that the process needs beside them
 	Capacity int64  // bytes allowed
 	At       string // section/phase/operation of the peak
 	Largest  string // largest classes there, for a person
 }
 
 func (e *DoesNotFit) Error() string {
-	return fmt.Sprintf("does not fit: a rank needs %s of %s memory and the cap is %s (%d over); the peak is at %s: %s",
-		Bytes(e.Peak), e.Space, Bytes(e.Capacity), e.Peak-e.Capacity, e.At, e.Largest)
+	outside := ""
+	if e.Outside > 0 {
+		outside = " and " + Bytes(e.Outside) + " outside its arena"
+	}
+	return fmt.Sprintf("does not fit: a rank needs %s of %s memory%s and the cap is %s (%d over); the peak is at %s: %s",
+		Bytes(e.Peak), e.Space, outside, Bytes(e.Capacity), e.Peak+e.Outside-e.Capacity, e.At, e.Largest)
 }
 
-// Fit returns nil if every space's peak is within its capacity, otherwise the
+// Fit returns nil if every space's peak, with what is outside, is within its
+// capacity, otherwise the
 // joined *DoesNotFit errors.
 func (p *Plan) Fit() error {
 	var errs []error
 	for s := range graph.NumSpaces {
-		use, limit := &p.Layout.Spaces[s], p.Config.Capacity[s]
-		if limit > 0 && use.Peak > limit {
-			errs = append(errs, &DoesNotFit{Space: s, Peak: use.Peak, Capacity: limit, At: use.PeakAt, Largest: largestClasses(use)})
+		use, limit, outside := &p.Layout.Spaces[s], p.Config.Capacity[s], p.Config.Outside[s]
+		if limit > 0 && use.Peak+outside > limit {
+			errs = append(errs, &DoesNotFit{Space: s, Peak: use.Peak, Outside: outside, Capacity: limit, At: use.PeakAt, Largest: largestClasses(use)})
 		}
 	}
 	return errors.Join(errs...)
@@ -199,7 +248,7 @@ func OpCommBytes(p *graph.Program, op *graph.Op) int64 {
 	if axis := op.Attr.(graph.GroupAttr).Axis; axis >= 0 {
 		n = int64(p.Mesh[axis].Size)
 	}
-	return times * whole.Bytes() / n * (n - 1)
+	return times * whole.Bytes() * (n - 1) / n
 }
 
 type state struct {
@@ -219,16 +268,24 @@ var passes = []pass{
 	{"freeze", func(s *state) (err error) { s.p, err = freeze(s.fwd.Train, s.cfg.Freeze); return }, true},
 	{"differentiate", func(s *state) (err error) { s.p, err = graph.Differentiate(s.p); return }, true},
 	{"merge", func(s *state) (err error) { s.p, err = merge(s.p, s.fwd); return }, true},
+	{"cast", func(s *state) (err error) { s.p, err = precision.Cast(s.p, s.cfg.castOptions()); return }, true},
 	{"fuse", func(s *state) error { s.p = graph.Fuse(s.p); return nil }, true},
-	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // its copies get their events in "shard"
+	{"recompute", func(s *state) (err error) { s.p, err = recompute.Rewrite(s.p, s.cfg.Recompute); return }, true},
+	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // its copies get their events in "schedule"
 	{"shard", func(s *state) (err error) {
-		s.p.Mesh = []graph.Axis{{Name: "shard", Size: s.cfg.Ranks}}
-		s.p, err = fsdp.Shard(s.p, fsdp.Options{Stage: s.cfg.Stage, Accum: s.cfg.Accum, Reproducible: s.cfg.Reproducible,
-			Prefetch: s.cfg.Prefetch, Optimizer: s.cfg.Optimizer, Clip: s.cfg.Clip})
+		s.p.Mesh = s.cfg.mesh()
+		s.p, err = fsdp.Shard(s.p, s.cfg.shardOptions())
 		return
-	}, true},
-	{"staging", func(s *state) error { s.p = sizeStaging(s.p); return nil }, true},
-	{"workspace", func(s *state) error { s.p = graph.AddWorkspace(s.p, s.cfg.Target); return nil }, true},
+	}, false},
+	{"offload", func(s *state) (err error) {
+		o := s.cfg.Offload
+		o.Ahead = s.cfg.Prefetch
+		s.p, err = offload.Rewrite(s.p, o)
+		return
+	}, false},
+	{"staging", func(s *state) error { s.p = sizeStaging(s.p); return nil }, false},
+	{"workspace", func(s *state) error { s.p = graph.AddWorkspace(s.p, s.cfg.Target); return nil }, false},
+	{"schedule", func(s *state) (err error) { s.p, err = graph.Schedule(s.p); return }, true},
 }
 
 // constraint says that pass before must come before pass after, and why.
@@ -238,11 +295,27 @@ var passOrder = []constraint{
 	{"freeze", "differentiate", "frozen parameters have no gradient, and nothing below the lowest trainable unit a backward"},
 	{"differentiate", "merge", "evaluation and generation have no backward"},
 	{"differentiate", "fuse", "what a fused operation must also write depends on what backward reads"},
+	{"differentiate", "cast", "gradients are defined in fp32; the cast follows the values of forward and backward alike"},
+	{"merge", "cast", "every section computes with the 16-bit parameters"},
+	{"cast", "fuse", "what fuses depends on the types"},
+	{"cast", "inputs", "the loss scale has host twins"},
+	{"cast", "shard", "flat parameters have the type of their parts, and masters lie in the shard"},
 	{"merge", "shard", "every section that uses parameters needs their all-gathers"},
+	{"fuse", "recompute", "a clone copies the fused operation, or its rounding would differ"},
+	{"merge", "recompute", "it looks for section \"train\", which merging names"},
+	{"recompute", "inputs", "inputs stay for the whole micro-step; their copies are not cloned"},
+	{"recompute", "shard", "a cloned use needs its own all-gather"},
 	{"fuse", "shard", "fusion must not depend on the stage"},
-	{"inputs", "shard", "the copies in are ordered with everything else when phases get their events"},
+	{"inputs", "schedule", "the copies in are ordered with everything else"},
+	{"inputs", "shard", "a micro-step copies its inputs: they are there before it is repeated"},
+	{"shard", "offload", "what moves is each rank's part, and a fetch comes before its all-gather"},
+	{"recompute", "offload", "only what is kept is worth parking"},
+	{"offload", "workspace", "scratch lies where the operation runs"},
+	{"offload", "schedule", "its copies run beside computation, behind events"},
 	{"shard", "staging", "the staging buffer is no larger than the largest resident state"},
 	{"shard", "workspace", "the update's operations exist only then"},
+	{"workspace", "schedule", "streams share a workspace only behind an event"},
+	{"shard", "schedule", "collectives are ordered with what they move"},
 }
 
 func checkPassOrder() error {

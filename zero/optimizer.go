@@ -85,6 +85,8 @@ type Target struct {
 	Grad     graph.BufID
 	Value    graph.BufID
 	States   []graph.BufID // in StateNames' order, flat ones first
+	Low      graph.BufID   // with HasLow: the 16-bit copy of Value that the model computes with
+	HasLow   bool
 	AfterOps func() []graph.Op
 }
 
@@ -96,6 +98,9 @@ type Target struct {
 //
 // AfterOps of a target follow its rule. It allocates its small buffers in p and
 // sets p.GradNorm.
+//
+// With p.Scaler the rules are skipped, on every rank together, in a step whose
+// gradients overflowed, and the loss scale moves.
 func (o Optimizer) EmitUpdate(p *graph.Program, targets []Target, clip float64) []graph.Op {
 	r := rules[o.Name]
 	var ops []graph.Op
@@ -124,6 +129,13 @@ func (o Optimizer) EmitUpdate(p *graph.Program, targets []Target, clip float64) 
 	reduce("grad_norm/all_reduce", acc, axis, -1)
 	op(graph.ClipCoef, "clip_coef", -1, []graph.BufID{acc, p.Hyper}, []graph.Out{{Buf: coef}, {Buf: p.GradNorm}}, graph.ClipAttr{Max: clip})
 
+	skip := graph.NoBuf
+	if sc := p.Scaler; sc != nil {
+		skip = sc.Overflow
+		op(graph.OverflowCheck, "overflow_check", -1, []graph.BufID{acc}, []graph.Out{{Buf: skip}}, nil)
+		op(graph.LossScaleUpdate, "loss_scale", -1, []graph.BufID{skip}, []graph.Out{{Buf: sc.State, Mode: graph.ReadWrite}}, graph.DefaultLossScale)
+	}
+
 	attr := func(t Target) graph.UpdateAttr {
 		return graph.UpdateAttr{Shard: t.Shard, Beta1: o.Beta1, Beta2: o.Beta2, Eps: o.Eps, Decay: o.Decay,
 			Trust: o.Trust, Nesterov: o.Nesterov, Clip: o.Name == "larc"}
@@ -137,29 +149,44 @@ func (o Optimizer) EmitUpdate(p *graph.Program, targets []Target, clip float64) 
 	for _, t := range targets {
 		a := attr(t)
 		norms := graph.NoBuf
+		rule := func(kind graph.Kind, name string, in []graph.BufID, out []graph.Out) {
+			if t.HasLow && kind != graph.LAMBDirection {
+				out = append(out, graph.Out{Buf: t.Low})
+			}
+			op(kind, t.Name+"/"+name, t.Unit, in, out, a).Skip = skip
+		}
+		if g := p.Buf(t.Grad); o.Name == "lamb" && g.DType != graph.F32 {
+			// The direction takes the gradient's place: it needs f32.
+			wide := p.AddBuffer(graph.Buffer{Name: t.Name + "/direction", DType: graph.F32, Shape: []int64{t.Shard.Len},
+				Class: graph.Workspace, Life: graph.LifeStep, Unit: t.Unit})
+			op(graph.Cast, t.Name+"/direction", t.Unit, []graph.BufID{t.Grad}, []graph.Out{{Buf: wide}}, nil)
+			t.Grad = wide
+		}
 		if r.norms {
 			norms = small(t.Name+"/norms", graph.I64, 2*int64(distinctParams(&p.Units[t.Unit]))*ExactLimbs)
 			op(graph.Fill, t.Name+"/norms/zero", t.Unit, nil, []graph.Out{{Buf: norms}}, graph.FillAttr{})
 			accum := graph.Out{Buf: norms, Mode: graph.Accum}
 			if o.Name == "lamb" {
-				op(graph.LAMBDirection, t.Name+"/lamb_dir", t.Unit, []graph.BufID{t.Value, coef, p.Hyper},
-					append(rw(t.Grad, t.States[0], t.States[1]), accum), a)
+				rule(graph.LAMBDirection, "lamb_dir", []graph.BufID{t.Value, coef, p.Hyper},
+					append(rw(t.Grad, t.States[0], t.States[1]), accum))
 			} else {
 				op(graph.ParamNorms, t.Name+"/norms", t.Unit, []graph.BufID{t.Value, t.Grad}, []graph.Out{accum}, a)
 			}
 			reduce(t.Name+"/norms/all_reduce", norms, t.Shard.Axis, t.Unit)
 		}
+		scalars := []graph.BufID{t.Grad, coef, p.Hyper}
+		byParam := []graph.BufID{t.Grad, norms, coef, p.Hyper}
 		switch o.Name {
 		case "adamw":
-			op(graph.AdamW, t.Name+"/adamw", t.Unit, []graph.BufID{t.Grad, coef, p.Hyper}, rw(t.Value, t.States[0], t.States[1]), a)
+			rule(graph.AdamW, "adamw", scalars, rw(t.Value, t.States[0], t.States[1]))
 		case "sgd":
-			op(graph.SGD, t.Name+"/sgd", t.Unit, []graph.BufID{t.Grad, coef, p.Hyper}, rw(t.Value, t.States[0]), a)
+			rule(graph.SGD, "sgd", scalars, rw(t.Value, t.States[0]))
 		case "lamb":
-			op(graph.LAMBApply, t.Name+"/lamb", t.Unit, []graph.BufID{t.Grad, norms, coef, p.Hyper}, rw(t.Value), a)
+			rule(graph.LAMBApply, "lamb", byParam, rw(t.Value))
 		case "lars", "larc":
-			op(graph.LARSApply, t.Name+"/"+o.Name, t.Unit, []graph.BufID{t.Grad, norms, coef, p.Hyper}, rw(t.Value, t.States[0]), a)
+			rule(graph.LARSApply, o.Name, byParam, rw(t.Value, t.States[0]))
 		case "novograd":
-			op(graph.NovoGrad, t.Name+"/novograd", t.Unit, []graph.BufID{t.Grad, norms, coef, p.Hyper}, rw(t.Value, t.States[0], t.States[1]), a)
+			rule(graph.NovoGrad, "novograd", byParam, rw(t.Value, t.States[0], t.States[1]))
 		}
 		if t.AfterOps != nil {
 			ops = append(ops, t.AfterOps()...)

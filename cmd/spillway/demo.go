@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -22,14 +21,14 @@ var demoValues = map[string]string{
 	"ranks":         "4",
 	"zero":          "3",
 	"batch":         "2",
-	"accum":         "4",
+	"accum":         "2",
 	"seq":           "128",
 	"steps":         "300",
-	"lr":            "3e-3",
+	"lr":            "1e-3",
 	"lr-schedule":   "cosine",
 	"warmup":        "20",
 	"clip":          "1",
-	"device-memory": "56MiB",
+	"device-memory": "42MiB",
 	"checkpoint":    "spillway-demo",
 	"keep":          "1",
 }
@@ -75,9 +74,6 @@ func goroot() (string, error) {
 	root := os.Getenv("GOROOT")
 	if out, err := exec.Command("go", "env", "GOROOT").Output(); err == nil {
 		root = strings.TrimSpace(string(out))
-	}
-	if root == "" {
-		root = runtime.GOROOT()
 	}
 	if st, err := os.Stat(filepath.Join(root, "src")); root == "" || err != nil || !st.IsDir() {
 		return "", fmt.Errorf("demo: no Go toolchain was found (`go env GOROOT`) whose source could be trained on; give --model and --data instead")

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/dustin/go-humanize"
@@ -18,9 +20,16 @@ import (
 // MiB, GiB (binary).
 type sizeFlag struct{ bytes *int64 }
 
+// sizeForm keeps out what the parser also takes and nobody can mean for sure: a
+// bare K, thousands' separators, exponents.
+var sizeForm = regexp.MustCompile(`(?i)^[0-9]+(\.[0-9]+)? ?([KMGTPE]i?)?B$`)
+
 func parseSize(s string) (int64, error) {
+	if n, err := strconv.ParseInt(s, 10, 64); err == nil && n >= 0 && s[0] != '+' {
+		return n, nil // exactly, where a float64 would round
+	}
 	n, err := humanize.ParseBytes(s)
-	if err != nil || n > 1<<62 || strings.HasPrefix(strings.TrimSpace(s), "-") {
+	if err != nil || n > 1<<62 || !sizeForm.MatchString(s) {
 		return 0, fmt.Errorf("%q is not a size; write bytes, or a number with KB, MB, GB, KiB, MiB or GiB", s)
 	}
 	return int64(n), nil
@@ -98,25 +107,20 @@ func (f listFlag) String() string {
 // later holds the flags of capabilities that do not exist yet: they parse, and
 // anything but the value that means "without it" is refused by name.
 type later struct {
-	precision, reduce, int8, recompute, offload string
-	requirePinned, fit                          bool
-	globalBatch                                 int
+	int8        string
+	fit         bool
+	globalBatch int
 }
 
 func (l *later) refuse() error {
 	for _, f := range []struct {
 		flag, value, without string
-	}{{"precision", l.precision, "fp32"}, {"int8", l.int8, ""}, {"recompute", l.recompute, "none"}, {"offload", l.offload, ""}} {
+	}{{"int8", l.int8, ""}} {
 		if !strings.EqualFold(f.value, f.without) {
 			return fmt.Errorf("--%s %s is not built yet; leave it out", f.flag, f.value)
 		}
 	}
-	if !strings.EqualFold(l.reduce, "same") && !strings.EqualFold(l.reduce, "fp32") {
-		return fmt.Errorf("--reduce %q is not known; use one of same, fp32", l.reduce)
-	}
 	switch {
-	case l.requirePinned:
-		return errors.New("--require-pinned is not built yet; leave it out")
 	case l.fit:
 		return errors.New("--fit is not built yet; choose --zero, --batch and --accum yourself")
 	case l.globalBatch != 0:
@@ -167,12 +171,13 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.Var(diskFlag{&c.Disk, &c.DiskMemory}, "disk", "folder of the disk tier, and a cap on a rank's use of it")
 	fs.IntVar(&c.Zero, "zero", d.Zero, "ZeRO stage: 0, 1, 2 or 3")
 	fs.BoolVar(&c.Reproducible, "reproducible", false, "the same bits at every stage, with accumulation too")
-	fs.StringVar(&l.precision, "precision", "fp32", "fp32, bf16 or fp16")
-	fs.StringVar(&l.reduce, "reduce", "same", "dtype of gradients on the way: same or fp32")
+	fs.StringVar(&c.Precision, "precision", d.Precision, "fp32, bf16 or fp16")
+	fs.StringVar(&c.Reduce, "reduce", d.Reduce, "dtype of gradients on the way: same or fp32")
 	fs.StringVar(&l.int8, "int8", "", "optimizer,gather,reduce,activations,matmul")
-	fs.StringVar(&l.recompute, "recompute", "none", "none, selective, full or auto")
-	fs.StringVar(&l.offload, "offload", "", "optimizer=host|disk,parameters=…,gradients=…,activations=…")
-	fs.BoolVar(&l.requirePinned, "require-pinned", false, "refuse to run on host memory that cannot be locked")
+	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, or by unit as in full:h.*")
+	fs.StringVar(&c.Offload, "offload", "", "what rests off the device: optimizer=host|disk,parameters=…,gradients=…,activations=…")
+	fs.Var(sizeFlag{&c.DiskCache}, "disk-cache", "host memory of a rank that holds what would be read from disk (default: none)")
+	fs.BoolVar(&c.RequirePinned, "require-pinned", false, "refuse to run on host memory that cannot be locked")
 	fs.BoolVar(&l.fit, "fit", false, "choose what was not given: the fastest that fits")
 	fs.IntVar(&l.globalBatch, "global-batch", 0, "rows of a step over all ranks, for --fit")
 	fs.StringVar(&c.Checkpoint, "checkpoint", "", "`DIR` of checkpoints (default: nothing is written)")
@@ -183,6 +188,35 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&c.Metrics, "metrics", "", "JSON lines `FILE`")
 	fs.StringVar(&c.Trace, "trace", "", "Chrome trace `FILE` (open it in Perfetto)")
 }
+
+// badValue is how pflag says that a flag's value does not parse.
+var badValue = regexp.MustCompile(`^invalid argument ("(?:[^"\\]|\\.)*") for "(?:-., )?--(.+?)" flag: (.*)$`)
+
+// plainFlagError says in our own words what is wrong with a flag: the parsers'
+// names of Go functions help nobody.
+func plainFlagError(err error) error {
+	m := badValue.FindStringSubmatch(err.Error())
+	if m == nil {
+		return err
+	}
+	reason := m[3]
+	switch {
+	case strings.HasPrefix(reason, "strconv.ParseFloat"):
+		reason = "a number is needed"
+	case strings.HasPrefix(reason, "strconv.ParseInt"):
+		reason = "a whole number is needed"
+	case strings.HasPrefix(reason, "strconv.ParseBool"):
+		reason = "true or false is needed"
+	case strings.HasPrefix(reason, "time: "):
+		reason = "a duration is needed, such as 60s or 2m"
+	case strings.HasPrefix(reason, m[1]): // our own parsers quote the value
+		return fmt.Errorf("--%s: %s", m[2], reason)
+	}
+	return fmt.Errorf("--%s %s: %s", m[2], m[1], reason)
+}
+
+// yamlPosition is how the YAML parser says where: "[line:column] what".
+var yamlPosition = regexp.MustCompile(`^\[(\d+):\d+\] (.*)$`)
 
 // applyConfigFile sets every flag of a YAML file that the command line has not
 // set. Errors name the file and the line.
@@ -198,6 +232,9 @@ func applyConfig(fs *pflag.FlagSet, path string, text []byte) error {
 	file, err := parser.ParseBytes(text, 0)
 	if err != nil {
 		first, _, _ := strings.Cut(err.Error(), "\n")
+		if m := yamlPosition.FindStringSubmatch(first); m != nil {
+			return fmt.Errorf("--config %s:%s: not YAML: %s", path, m[1], m[2])
+		}
 		return fmt.Errorf("--config %s: not YAML: %s", path, first)
 	}
 	given := map[string]bool{}
@@ -247,7 +284,7 @@ func applyPair(fs *pflag.FlagSet, path string, pair *ast.MappingValueNode, given
 		return nil
 	}
 	if err := fs.Set(key, value); err != nil {
-		return fmt.Errorf("%s: %w", at, err)
+		return fmt.Errorf("%s: %w", at, plainFlagError(err))
 	}
 	return nil
 }

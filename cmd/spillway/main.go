@@ -12,9 +12,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 )
 
@@ -29,6 +32,7 @@ const (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C does not wait for the step's end
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
@@ -47,7 +51,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 	root.SetArgs(args)
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(trainCommand(), benchCommand())
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return plainFlagError(err) })
+	root.AddCommand(trainCommand(), planCommand(), benchCommand(), doctorCommand())
 	err := root.ExecuteContext(ctx)
 	if err != nil {
 		fmt.Fprintln(stderr, "spillway:", err)
@@ -57,16 +62,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 func exitStatus(err error) int {
 	var refused *plan.DoesNotFit
+	var small *spillway.MachineTooSmall
 	var op *device.OpError
 	var fault *faultError
+	var disk *store.Error
+	var unpinned *cpu.PinError
 	switch {
 	case err == nil:
 		return exitDone
 	case errors.Is(err, context.Canceled):
 		return exitInterrupted
-	case errors.As(err, &refused), errors.Is(err, checkpoint.ErrDamaged):
+	case errors.As(err, &refused), errors.As(err, &small), errors.Is(err, checkpoint.ErrDamaged):
 		return exitDoesNotFit
-	case errors.As(err, &op), errors.As(err, &fault), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
+	case errors.As(err, &op), errors.As(err, &fault), errors.As(err, &disk), errors.As(err, &unpinned), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
 		return exitFault
 	}
 	return exitBadInput

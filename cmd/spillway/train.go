@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -76,27 +77,33 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 		}
 	}
 	var metrics *spillway.MetricsWriter
+	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", text) }
 	t, err := spillway.New(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
 	c = t.Config()
-	describe(stderr, t, isDemo)
 	if c.Metrics != "" {
 		if metrics, err = spillway.OpenMetrics(c.Metrics, c.Resume); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, metrics.Close()) }()
 	}
+	describe(stderr, t, isDemo)
 	if t.Done() >= c.Steps {
 		fmt.Fprintf(stdout, "nothing to do: the checkpoint has %d steps and --steps is %d\n", t.Done(), c.Steps)
 	}
 	bar := newProgress(stderr, t.Done(), c.Steps)
 	var losses []float32
+	lost := false
 	err = t.Run(ctx, func(r spillway.StepResult) error {
 		losses = append(losses, r.Loss)
 		bar.step(r)
+		if f := float64(r.Loss); !lost && (math.IsNaN(f) || math.IsInf(f, 0)) {
+			lost = true
+			fmt.Fprintf(stderr, "warning: the loss is not finite from step %d on; a lower --lr or --clip 1 often helps\n", r.Step)
+		}
 		if metrics != nil {
 			return metrics.Step(r)
 		}
@@ -146,9 +153,22 @@ func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
 	} else if c.Resume {
 		fmt.Fprintf(w, "no checkpoint in %s yet: starting from step 1\n", c.Checkpoint)
 	}
+	if !trains(p) {
+		fmt.Fprintln(w, "warning: --freeze leaves nothing to train; the steps only measure the loss")
+	}
 	if _, err := os.Stat(c.Model + "/model.safetensors"); err == nil && c.Init == "random" {
 		fmt.Fprintf(w, "weights start random; --init %s loads the ones in the model's folder\n", c.Model)
 	}
+}
+
+// trains says whether any parameter is trainable.
+func trains(p *plan.Plan) bool {
+	for i := range p.Program.Params {
+		if !p.Program.Params[i].Frozen {
+			return true
+		}
+	}
+	return false
 }
 
 // report tells how the run ended.

@@ -31,6 +31,17 @@ type Options struct {
 	// Queue is how many operations a stream holds before Launch, Record and Wait
 	// block. Default 4096.
 	Queue int
+	// Pin locks host arenas into memory (mlock), at their exact size rounded up to
+	// a page. Where the system refuses, they stay unlocked and Warn is told, once
+	// a process. On this device it keeps the host tier from being swapped out.
+	Pin bool
+	// RequirePinned makes that refusal an error of Alloc. It implies Pin.
+	RequirePinned bool
+	// Warn is told what a person should know, one line a call; nil drops it.
+	Warn func(string)
+	// Disk makes the storage of a rank's arena in graph.Disk; bytes that were
+	// never written read as initial. nil: the rank has no disk memory.
+	Disk func(rank int, bytes int64, initial byte) (device.Disk, error)
 	// Poison fills arenas with 0xFF bytes (NaN in every float type) when they
 	// are made. It touches every page: for tests.
 	Poison bool
@@ -58,14 +69,16 @@ type Context struct {
 	closed  bool
 
 	failed atomic.Bool // set after err
-	mu     sync.Mutex  // guards err, hooks, streams
+	mu     sync.Mutex  // guards err, hooks, streams, disks
 	err    error
 	hooks  []func(error)
+	disks  []device.Disk
 }
 
 var (
 	_ device.Context  = (*Context)(nil)
 	_ device.Poisoner = (*Context)(nil)
+	_ device.DiskUser = (*Context)(nil)
 	_ device.Timed    = (*Stream)(nil)
 )
 
@@ -80,8 +93,10 @@ func New(rank int, o Options) *Context {
 // Rank returns the rank that the context belongs to.
 func (c *Context) Rank() int { return c.rank }
 
-// Alloc maps an arena. Its pages are zero and become resident when first
-// touched. It fails where the space's capacity would be exceeded.
+// Alloc makes an arena. In device and host memory it is a mapping: its pages are
+// zero and become resident when first touched, or at once where host memory is
+// pinned. On disk it is what Options.Disk makes. Alloc fails where the space's
+// capacity would be exceeded.
 func (c *Context) Alloc(space graph.Space, bytes int64) (device.Arena, error) {
 	fail := func(format string, args ...any) (device.Arena, error) {
 		return nil, fmt.Errorf("rank %d: allocate %d bytes of %s memory: %s", c.rank, bytes, space, fmt.Sprintf(format, args...))
@@ -91,25 +106,49 @@ func (c *Context) Alloc(space graph.Space, bytes int64) (device.Arena, error) {
 		return fail("%v", errClosed)
 	case bytes <= 0:
 		return fail("want a positive size")
-	case space != graph.Device && space != graph.Host:
-		return fail("the CPU device has device and host memory only")
+	case space >= graph.NumSpaces:
+		return fail("the CPU device has device, host and disk memory")
+	case space == graph.Disk && c.opts.Disk == nil:
+		return fail("the rank was given no folder for it (--disk DIR)")
 	}
 	if limit := c.opts.Capacity[space]; limit > 0 && bytes > limit-c.used[space] {
 		return fail("the capacity is %d bytes, of which %d are in use", limit, c.used[space])
 	}
-	m, err := mapMemory(bytes)
-	if err != nil {
-		return fail("%v", err)
-	}
-	a := &Arena{ctx: c, space: space, mapping: m, mem: m.data}
-	if c.opts.Poison {
-		poison(a.mem)
+	a := &Arena{ctx: c, space: space, size: bytes}
+	if space == graph.Disk {
+		initial := byte(0)
+		if c.opts.Poison {
+			initial = poisonByte
+		}
+		disk, err := c.opts.Disk(c.rank, bytes, initial)
+		if err != nil {
+			return nil, fmt.Errorf("rank %d: allocate %d bytes of %s memory: %w", c.rank, bytes, space, err)
+		}
+		a.disk = disk
+		c.mu.Lock()
+		c.disks = append(c.disks, disk)
+		c.mu.Unlock()
+	} else {
+		m, err := mapMemory(bytes)
+		if err != nil {
+			return fail("%v", err)
+		}
+		if space == graph.Host && (c.opts.Pin || c.opts.RequirePinned) {
+			if err := c.pin(m); err != nil {
+				_ = m.unmap()
+				return nil, fmt.Errorf("rank %d: allocate %d bytes of %s memory: %w", c.rank, bytes, space, err)
+			}
+		}
+		a.mapping, a.mem = m, m.data
+		if c.opts.Poison {
+			poison(a.mem)
+		}
+		if k := c.opts.Checker; k != nil {
+			k.watch(a)
+		}
 	}
 	c.used[space] += bytes
 	c.arenas = append(c.arenas, a)
-	if k := c.opts.Checker; k != nil {
-		k.watch(a)
-	}
 	return a, nil
 }
 
@@ -226,22 +265,30 @@ func (c *Context) Close() error {
 		if k := c.opts.Checker; k != nil {
 			k.unwatch(a)
 		}
-		err := a.mapping.unmap()
+		var err error
+		if a.disk != nil {
+			err = a.disk.Close()
+		} else {
+			err = a.mapping.unmap()
+		}
 		a.mem = nil
 		if first == nil && err != nil {
-			first = fmt.Errorf("rank %d: close: unmap the %s arena: %w", c.rank, a.space, err)
+			first = fmt.Errorf("rank %d: close: give the %s arena back: %w", c.rank, a.space, err)
 		}
 	}
 	return first
 }
 
 // Arena is a memory mapping of its own: not the Go heap, never moved, its pages
-// resident only once touched, unreadable pages on both sides of it.
+// resident only once touched, unreadable pages on both sides of it. In
+// graph.Disk it is a file, which copies alone reach.
 type Arena struct {
 	ctx     *Context
 	space   graph.Space
+	size    int64
 	mapping mapping
 	mem     []byte
+	disk    device.Disk
 	touched atomic.Int64
 }
 
@@ -249,7 +296,7 @@ type Arena struct {
 func (a *Arena) Space() graph.Space { return a.space }
 
 // Size returns the arena's length in bytes.
-func (a *Arena) Size() int64 { return a.mapping.size }
+func (a *Arena) Size() int64 { return a.size }
 
 // Touched returns the highest offset + length that a kernel has touched.
 func (a *Arena) Touched() int64 { return a.touched.Load() }
@@ -278,6 +325,9 @@ func Bytes(p device.Ptr) ([]byte, error) {
 	}
 	if err := p.Check(); err != nil {
 		return nil, err
+	}
+	if a.space == graph.Disk {
+		return nil, fmt.Errorf("the range is in %s memory, which only copies reach", a.space)
 	}
 	if a.mem == nil {
 		return nil, errClosed
@@ -309,72 +359,5 @@ func Slice[T Element](p device.Ptr) ([]T, error) {
 	}
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), p.Len/size), nil
 }
-
-func poison(b []byte) {
-	for i := range b {
-		b[i] = 0xFF
-	}
-}
-
-// Copy binds a copy of src to dst. They must have one length and not overlap,
-// unless they are the same range.
-func (c *Context) Copy(label string, dst, src device.Ptr) (device.Kernel, error) {
-	fail := func(what string, err error) (device.Kernel, error) {
-		return nil, fmt.Errorf("rank %d: copy %q: %s: %w", c.rank, label, what, err)
-	}
-	if _, err := c.own(dst); err != nil {
-		return fail("destination", err)
-	}
-	if _, err := c.own(src); err != nil {
-		return fail("source", err)
-	}
-	if dst.Len != src.Len {
-		return fail("length", fmt.Errorf("destination has %d bytes, source %d", dst.Len, src.Len))
-	}
-	if dst.Overlaps(src) && dst != src {
-		return fail("operands", fmt.Errorf("bytes [%d, %d) and [%d, %d) overlap", dst.Off, dst.Off+dst.Len, src.Off, src.Off+src.Len))
-	}
-	d, err := Bytes(dst)
-	if err != nil {
-		return fail("destination", err)
-	}
-	s, err := Bytes(src)
-	if err != nil {
-		return fail("source", err)
-	}
-	return &copyKernel{label: label, touches: [2]device.Ptr{dst, src}, dst: d, src: s}, nil
-}
-
-type copyKernel struct {
-	label    string
-	touches  [2]device.Ptr
-	dst, src []byte
-}
-
-func (k *copyKernel) Label() string         { return k.label }
-func (k *copyKernel) Touches() []device.Ptr { return k.touches[:] }
-func (k *copyKernel) Run() error            { copy(k.dst, k.src); return nil }
-
-// Poison binds a fill of p with 0xFF bytes.
-func (c *Context) Poison(label string, p device.Ptr) (device.Kernel, error) {
-	if _, err := c.own(p); err != nil {
-		return nil, fmt.Errorf("rank %d: poison %q: %w", c.rank, label, err)
-	}
-	b, err := Bytes(p)
-	if err != nil {
-		return nil, fmt.Errorf("rank %d: poison %q: %w", c.rank, label, err)
-	}
-	return &poisonKernel{label: label, touches: [1]device.Ptr{p}, mem: b}, nil
-}
-
-type poisonKernel struct {
-	label   string
-	touches [1]device.Ptr
-	mem     []byte
-}
-
-func (k *poisonKernel) Label() string         { return k.label }
-func (k *poisonKernel) Touches() []device.Ptr { return k.touches[:] }
-func (k *poisonKernel) Run() error            { poison(k.mem); return nil }
 
 func address(b []byte) int64 { return int64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }

@@ -17,3 +17,10 @@ func mapMemory(int64) (mapping, error) {
 }
 
 func (mapping) unmap() error { return nil }
+
+func (c *Context) pin(mapping) error {
+	if c.opts.RequirePinned {
+		return &PinError{Advice: "only Unix systems are supported", Err: errors.New("no system call for it on " + runtime.GOOS)}
+	}
+	return nil
+}

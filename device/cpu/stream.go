@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -147,6 +148,21 @@ func (s *Stream) await(mark uint64) {
 		s.cond.Wait()
 	}
 	s.mu.Unlock()
+}
+
+// Running lists what the streams are running.
+func (c *Context) Running() (list []string) {
+	c.mu.Lock()
+	streams := slices.Clone(c.streams)
+	c.mu.Unlock()
+	for _, s := range streams {
+		s.mu.Lock()
+		if s.now != nil {
+			list = append(list, fmt.Sprintf("operation %s on stream %s", s.now.Label(), s.id))
+		}
+		s.mu.Unlock()
+	}
+	return list
 }
 
 func (s *Stream) current() string {

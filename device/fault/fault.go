@@ -62,6 +62,7 @@ type Context struct {
 var (
 	_ device.Context  = (*Context)(nil)
 	_ device.Poisoner = (*Context)(nil)
+	_ device.DiskUser = (*Context)(nil)
 	_ device.Timed    = (*stream)(nil)
 )
 
@@ -96,6 +97,22 @@ func (c *Context) Poison(label string, p device.Ptr) (device.Kernel, error) {
 		return nil, fmt.Errorf("rank %d: poison %q: the wrapped device can't (%T)", c.Rank(), label, c.Context)
 	}
 	return poisoner.Poison(label, p)
+}
+
+// Running passes on to the wrapped context.
+func (c *Context) Running() []string {
+	if o, ok := c.Context.(device.Observer); ok {
+		return o.Running()
+	}
+	return nil
+}
+
+// DiskTraffic passes on to the wrapped context.
+func (c *Context) DiskTraffic() device.Traffic {
+	if u, ok := c.Context.(device.DiskUser); ok {
+		return u.DiskTraffic()
+	}
+	return device.Traffic{}
 }
 
 // Abort releases operations that hang, and aborts the wrapped context.

@@ -50,7 +50,6 @@ type headLoss struct {
 	chunks []headChunk
 	w      []float32 // (V, C)
 	dw     []float32 // (V, C) or nil
-	logits []float32 // (rows of a chunk, V)
 	hyper  []float64 // nil: no gradients
 	work   []byte
 }

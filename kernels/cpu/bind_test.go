@@ -34,6 +34,7 @@ type operation struct {
 	f64    map[graph.BufID][]float64
 	i64    map[graph.BufID][]int64
 	i32    map[graph.BufID][]int32
+	u16    map[graph.BufID][]uint16 // bf16 and f16, as bits
 	rng    *rand.Rand
 	places map[graph.BufID]device.Ptr
 }
@@ -48,7 +49,7 @@ func newOperation(kind graph.Kind, rng *rand.Rand) *operation {
 	ins, outs := info.Operands(s.attr)
 	o := &operation{
 		p: &graph.Program{}, rng: rng,
-		f32: map[graph.BufID][]float32{}, f64: map[graph.BufID][]float64{}, i64: map[graph.BufID][]int64{}, i32: map[graph.BufID][]int32{},
+		f32: map[graph.BufID][]float32{}, f64: map[graph.BufID][]float64{}, i64: map[graph.BufID][]int64{}, i32: map[graph.BufID][]int32{}, u16: map[graph.BufID][]uint16{},
 	}
 	if s.unit != nil {
 		o.p.Mesh = []graph.Axis{{Name: "data", Size: s.world}}
@@ -56,6 +57,13 @@ func newOperation(kind graph.Kind, rng *rand.Rand) *operation {
 		o.rank = rng.IntN(s.world)
 	}
 	op := graph.Op{Kind: kind, Name: "op", Attr: s.attr, Work: graph.NoBuf, Skip: graph.NoBuf, Unit: -1}
+	if s.types != nil { // the kind table has several, the kernels these
+		ins, outs = slices.Clone(ins), slices.Clone(outs)
+		ins[0].Types, outs[0].Types = s.types[:1], s.types[1:]
+		if s.types[1] != graph.F32 {
+			outs[0].Modes = outs[0].Modes[:1]
+		}
+	}
 	for i, d := range ins {
 		if d.Optional && rng.IntN(3) == 0 {
 			op.In = append(op.In, graph.NoBuf)
@@ -99,6 +107,12 @@ func (o *operation) buffer(d graph.Operand, shape []int64, s spec) graph.BufID {
 	id := o.p.AddBuffer(graph.Buffer{Name: d.Name, DType: d.Types[0], Shape: shape, Unit: -1})
 	n, rng := o.p.Buf(id).Elems(), o.rng
 	switch d.Types[0] {
+	case graph.BF16, graph.F16:
+		v := make([]uint16, n)
+		for i := range v {
+			v[i] = uint16(rng.Uint32())
+		}
+		o.u16[id] = v
 	case graph.F32:
 		v := make([]float32, n)
 		for i := range v {
@@ -126,6 +140,9 @@ func (o *operation) buffer(d graph.Operand, shape []int64, s spec) graph.BufID {
 		default: // exact accumulators
 			for i := 0; i+exact.Limbs <= len(v); i += exact.Limbs {
 				exact.Accumulator(v[i : i+exact.Limbs]).Add(rng.Float64() * 100)
+				if s.overflows && rng.IntN(2) == 0 {
+					exact.Accumulator(v[i : i+exact.Limbs]).Add([]float64{math.Inf(1), math.NaN()}[rng.IntN(2)])
+				}
 			}
 		}
 		o.i64[id] = v
@@ -165,6 +182,11 @@ func (o *operation) interpret(t *testing.T) map[graph.BufID][]byte {
 		require.NoError(t, err)
 		copy(dst, v)
 	}
+	for id, v := range o.u16 {
+		dst, err := w.U16(o.rank, id)
+		require.NoError(t, err)
+		copy(dst, v)
+	}
 	require.NoError(t, w.RunRank("s", o.rank))
 	out := map[graph.BufID][]byte{}
 	for id := range o.f32 {
@@ -181,6 +203,10 @@ func (o *operation) interpret(t *testing.T) map[graph.BufID][]byte {
 	}
 	for id := range o.i32 {
 		v, _ := w.I32(o.rank, id)
+		out[id] = asBytes(v)
+	}
+	for id := range o.u16 {
+		v, _ := w.U16(o.rank, id)
 		out[id] = asBytes(v)
 	}
 	return out
@@ -241,6 +267,9 @@ func (o *operation) load(t testing.TB) {
 		put(id, asBytes(v))
 	}
 	for id, v := range o.i32 {
+		put(id, asBytes(v))
+	}
+	for id, v := range o.u16 {
 		put(id, asBytes(v))
 	}
 }

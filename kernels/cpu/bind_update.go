@@ -24,18 +24,19 @@ const blockElems = 256
 // each distinct parameter of the unit whether it is trainable.
 func (b *binding) spans(a graph.ShardAttr) (spans []span, trainable []bool) {
 	p := b.Program
-	from := int64(0)
+	index := int64(0)
 	if a.Axis >= 0 {
 		if a.Axis >= len(b.Coord) {
 			b.failf("shard lies along mesh axis %d, the rank has %d coordinates", a.Axis, len(b.Coord))
 			return nil, nil
 		}
-		from = int64(b.Coord[a.Axis]) * a.Len
+		index = int64(b.Coord[a.Axis])
 	}
+	from := a.From(index)
 	if from%blockElems != 0 {
 		b.failf("the shard starts at element %d of unit %s, want a multiple of %d", from, p.Units[a.Unit].Name, blockElems)
 	}
-	index := map[int]int{}
+	number := map[int]int{}
 	for i, s := range p.Units[a.Unit].Segments {
 		if s.Param < 0 || s.Param >= len(p.Params) {
 			b.failf("segment %d of unit %s: the program has no parameter %d", i, p.Units[a.Unit].Name, s.Param)
@@ -47,10 +48,10 @@ func (b *binding) spans(a graph.ShardAttr) (spans []span, trainable []bool) {
 				param.Name, p.Units[a.Unit].Name, s.Start, s.Flat, blockElems)
 			return nil, nil
 		}
-		j, ok := index[s.Param]
+		j, ok := number[s.Param]
 		if !ok {
 			j = len(trainable)
-			index[s.Param] = j
+			number[s.Param] = j
 			trainable = append(trainable, !param.Frozen)
 		}
 		lo, hi := max(s.Flat, from), min(s.Flat+s.Len, from+a.Len)
@@ -178,9 +179,17 @@ func bindAdamW(b *binding) func() error {
 	if b.err != nil {
 		return nil
 	}
+	low, as := b.low(3)
+	if b.err != nil {
+		return nil
+	}
 	var parts []vec.AdamW
 	for _, s := range u.spans {
-		parts = append(parts, vec.AdamW{Moments: u.moments(s, p, g, m, v)})
+		k := vec.AdamW{Moments: u.moments(s, p, g, m, v)}
+		if low != nil {
+			k.Low, k.LowAs = low[s.lo:s.hi], as
+		}
+		parts = append(parts, k)
 	}
 	pool := b.pool
 	return func() error {
@@ -216,6 +225,10 @@ func bindSGD(b *binding) func() error {
 		return nil
 	}
 	parts := u.momenta(p, g, m)
+	copies := b.copies(u.spans, p, 2)
+	if b.err != nil {
+		return nil
+	}
 	pool := b.pool
 	return func() error {
 		for i := range parts {
@@ -225,7 +238,7 @@ func bindSGD(b *binding) func() error {
 				return err
 			}
 		}
-		return nil
+		return runCopies(copies, pool)
 	}
 }
 
@@ -293,6 +306,10 @@ func bindLAMBApply(b *binding) func() error {
 	for _, s := range u.spans {
 		parts = append(parts, vec.LAMBApply{P: p[s.lo:s.hi], U: g[s.lo:s.hi]})
 	}
+	copies := b.copies(u.spans, p, 1)
+	if b.err != nil {
+		return nil
+	}
 	pool := b.pool
 	return func() error {
 		for i, s := range u.spans {
@@ -303,7 +320,7 @@ func bindLAMBApply(b *binding) func() error {
 				return err
 			}
 		}
-		return nil
+		return runCopies(copies, pool)
 	}
 }
 
@@ -317,6 +334,10 @@ func bindLARSApply(b *binding) func() error {
 		return nil
 	}
 	parts := u.momenta(p, g, m)
+	copies := b.copies(u.spans, p, 2)
+	if b.err != nil {
+		return nil
+	}
 	pool := b.pool
 	return func() error {
 		lr, coef := u.lr(), float64(u.coef[0])
@@ -333,7 +354,7 @@ func bindLARSApply(b *binding) func() error {
 				return err
 			}
 		}
-		return nil
+		return runCopies(copies, pool)
 	}
 }
 
@@ -349,6 +370,10 @@ func bindNovoGrad(b *binding) func() error {
 		return nil
 	}
 	parts := u.momenta(p, g, m)
+	copies := b.copies(u.spans, p, 3)
+	if b.err != nil {
+		return nil
+	}
 	pool := b.pool
 	return func() error {
 		coef := float64(u.coef[0])
@@ -366,6 +391,6 @@ func bindNovoGrad(b *binding) func() error {
 				return err
 			}
 		}
-		return nil
+		return runCopies(copies, pool)
 	}
 }

@@ -111,17 +111,39 @@ func (b *binding) accum(i int) bool { return b.hasOut(i) && b.Op.Out[i].Mode == 
 
 // in and out return operands as slices, nil for absent ones.
 func in[T devcpu.Element](b *binding, i int) []T {
-	if !b.hasIn(i) {
+	if !b.hasIn(i) || !typed[T](b, fmt.Sprintf("input %d", i), b.Op.In[i]) {
 		return nil
 	}
 	return view[T](b, fmt.Sprintf("input %d", i), b.In[i])
 }
 
 func out[T devcpu.Element](b *binding, i int) []T {
-	if !b.hasOut(i) {
+	if !b.hasOut(i) || !typed[T](b, fmt.Sprintf("output %d", i), b.Op.Out[i].Buf) {
 		return nil
 	}
 	return view[T](b, fmt.Sprintf("output %d", i), b.Out[i])
+}
+
+// typed refuses a float operand whose type the kernel does not read: the kind
+// table allows 16 bits in many places where the CPU's kernels take f32 alone.
+func typed[T devcpu.Element](b *binding, what string, id graph.BufID) bool {
+	var want []graph.DType
+	switch any(*new(T)).(type) {
+	case float32:
+		want = []graph.DType{graph.F32}
+	case uint16:
+		want = []graph.DType{graph.BF16, graph.F16}
+	default:
+		return true // the kind table has one type for these
+	}
+	buf := b.Program.Buf(id)
+	for _, t := range want {
+		if buf.DType == t {
+			return true
+		}
+	}
+	b.failf("%s (%s) is %v; the CPU's kernel takes %v", what, buf.Name, buf.DType, want[0])
+	return false
 }
 
 func view[T devcpu.Element](b *binding, what string, p device.Ptr) []T {

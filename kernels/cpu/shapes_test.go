@@ -19,6 +19,9 @@ type spec struct {
 	unit   *graph.Unit
 	params []graph.Param
 	world  int
+
+	types     []graph.DType // of a cast: from, to
+	overflows bool          // accumulators may hold Inf and NaN
 }
 
 func asBytes[T any](v []T) []byte {
@@ -129,6 +132,18 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.Fill: func(r *rand.Rand) spec {
 		return spec{attr: graph.FillAttr{Value: float64(r.IntN(5))}, out: of(dims{upTo(r, 3), upTo(r, 40000)})}
 	},
+	graph.Cast: func(r *rand.Rand) spec {
+		x := dims{upTo(r, 3), upTo(r, 9000)}
+		types := [][]graph.DType{{graph.F32, graph.BF16}, {graph.F32, graph.F16}, {graph.BF16, graph.F32}, {graph.F16, graph.F32}}
+		return spec{in: of(x), out: of(x), types: types[r.IntN(len(types))]}
+	},
+	graph.OverflowCheck: func(r *rand.Rand) spec {
+		return spec{in: of(dims{exact.Limbs}), out: of(dims{1}), classes: 1, overflows: true}
+	},
+	graph.LossScaleUpdate: func(r *rand.Rand) spec {
+		a := graph.LossScaleAttr{Growth: 2, Backoff: 0.5, Floor: []float64{0.01, 1}[r.IntN(2)], Interval: upTo(r, 2)}
+		return spec{attr: a, in: of(dims{1}), out: of(dims{graph.NumScale}), classes: 2}
+	},
 	graph.SelectRow: func(r *rand.Rand) spec {
 		n, c := upTo(r, 12), upTo(r, 80)
 		return spec{in: of(lead(r, n, c), dims{graph.NumKey}), out: of(dims{1, c}), classes: int(n)}
@@ -183,13 +198,13 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.ClipCoef: func(r *rand.Rand) spec {
 		return spec{attr: graph.ClipAttr{Max: r.Float64() * float64(r.IntN(2))}, in: of(dims{exact.Limbs}, dims{graph.NumHyper}), out: of(dims{1}, dims{1})}
 	},
-	graph.AdamW:         func(r *rand.Rand) spec { return updateShapes(r, "g coef hyper", "x x x") },
-	graph.SGD:           func(r *rand.Rand) spec { return updateShapes(r, "g coef hyper", "x x") },
+	graph.AdamW:         func(r *rand.Rand) spec { return updateShapes(r, "g coef hyper", "x x x x") },
+	graph.SGD:           func(r *rand.Rand) spec { return updateShapes(r, "g coef hyper", "x x x") },
 	graph.LAMBDirection: func(r *rand.Rand) spec { return updateShapes(r, "p coef hyper", "x x x norms") },
-	graph.LAMBApply:     func(r *rand.Rand) spec { return updateShapes(r, "g norms coef hyper", "x") },
+	graph.LAMBApply:     func(r *rand.Rand) spec { return updateShapes(r, "g norms coef hyper", "x x") },
 	graph.ParamNorms:    func(r *rand.Rand) spec { return updateShapes(r, "p g", "norms") },
-	graph.LARSApply:     func(r *rand.Rand) spec { return updateShapes(r, "g norms coef hyper", "x x") },
-	graph.NovoGrad:      func(r *rand.Rand) spec { return updateShapes(r, "g norms coef hyper", "x x params") },
+	graph.LARSApply:     func(r *rand.Rand) spec { return updateShapes(r, "g norms coef hyper", "x x x") },
+	graph.NovoGrad:      func(r *rand.Rand) spec { return updateShapes(r, "g norms coef hyper", "x x params x") },
 }
 
 // bigShapes has the kinds that need workspace.

@@ -22,8 +22,10 @@ func open(op string) (*library, error) {
 	switch op {
 	case "f32":
 		return openBLAS()
+	case "bf16", "int8":
+		return openDNN(op)
 	}
-	return nil, fmt.Errorf("-op %q: f32", op)
+	return nil, fmt.Errorf("-op %q: it is f32, bf16 or int8", op)
 }
 
 func dlopen(names ...string) (uintptr, error) {
@@ -70,13 +72,8 @@ func openBLAS() (*library, error) {
 		if s.TransB {
 			tb, ldb = trans, s.K
 		}
-		check := func(err error) {
-			if err != nil {
-				panic(err)
-			}
-		}
 		return &bench{
-			ours: func() { check(p.Run(pl, a, b, c, nil, work)) },
+			ours: func() { must(p.Run(pl, a, b, c, nil, work)) },
 			theirs: func() {
 				sgemm(rowMajor, ta, tb, int32(s.M), int32(s.N), int32(s.K), 1, &a[0], int32(lda), &b[0], int32(ldb), 0, &d[0], int32(s.N))
 			},

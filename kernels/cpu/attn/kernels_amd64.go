@@ -35,16 +35,16 @@ type productArgs struct {
 // softmaxArgs is rows (a multiple of 16) of KeyTile scores that become
 // probabilities.
 type softmaxArgs struct {
-	scores   fptr // (rows, KeyTile)
-	m        fptr // (rows) running maximum
-	l        fptr // (rows, 16) running sum
-	alpha    fptr // (rows) out: the factor of what was summed before
-	c        fptr // (rows) scratch
-	rows     int
-	visible  int // keys that the first row sees, at least 1
-	step     int // more keys from a row to the next
-	scale    float32
-	_padding float32
+	scores  fptr // (rows, KeyTile)
+	m       fptr // (rows) running maximum
+	l       fptr // (rows, 16) running sum
+	alpha   fptr // (rows) out: the factor of what was summed before
+	c       fptr // (rows) scratch
+	rows    int
+	visible int // keys that the first row sees, at least 1
+	step    int // more keys from a row to the next
+	scale   float32
+	_       float32
 }
 
 // scoreGradArgs is rows of KeyTile scores that become probabilities, and of dp
@@ -56,7 +56,7 @@ type scoreGradArgs struct {
 	rows       int
 	_          [2]int
 	scale      float32
-	_padding   float32
+	_          float32
 }
 
 type transposeArgs struct {

@@ -18,6 +18,15 @@
 // NaN and infinities propagate as IEEE 754 says: no product is skipped, also
 // not by a zero. Which NaN it is (sign, payload) is not defined.
 //
+// # Other types
+//
+// binary16 inputs, and bf16 inputs where the CPU has no instructions for them,
+// are widened: their product is that of float32, with the same bits. Dot-product
+// instructions for bf16 (AVX-512's and AMX's) round as they do, and make
+// subnormals zero: their result depends on K alone too, but not the same on
+// every CPU. A 16-bit output is rounded once, from the float32 sum. Products of
+// bytes are exact in int32, modulo 2^32.
+//
 // # How it is computed
 //
 // As in Goto and van de Geijn, "Anatomy of High-Performance Matrix

@@ -80,3 +80,31 @@ func TestGapsAndAlignment(t *testing.T) {
 		}
 	}
 }
+
+func TestNothingOutsideIsTouchedByTypes(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	for i := range 60 {
+		s := randomSpec(r, 7)
+		if i%3 == 0 {
+			s.K, s.LdA, s.LdB = (s.K+63)/64*64, 0, 0
+		}
+		s.In = []Type{BF16, F16, S8, U8S8}[i%4]
+		if s.Out = []Type{F32, BF16, F16}[r.IntN(3)]; s.In.integer() {
+			s.Out = I32
+		}
+		o := randomTypedOperands(r, s)
+		for _, k := range sets(s.In) {
+			want := runTyped(t, s, k, onePool, o)
+			for _, end := range []bool{false, true} {
+				at := func(v []byte) []byte { g := guarded(t, len(v), end); copy(g, v); return g }
+				c := at(o.c)
+				p := new(Product)
+				p.reset(s, k)
+				require.NoError(t, p.RunBytes(twoPool, at(o.a), at(o.b), c, guardedFloats(t, o.bias, end), guarded(t, int(Workspace(s)), end)))
+				require.Equal(t, want, c, "%v %+v", &k, s)
+			}
+		}
+	}
+}

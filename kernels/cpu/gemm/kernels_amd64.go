@@ -28,15 +28,69 @@ func (s *kernels) copyLanes(dst, src unsafe.Pointer, ds, ss, depth, load, store 
 	}
 }
 
+// widenVectors converts the whole vectors of n elements and returns how many
+// elements they hold.
+func (s *kernels) widenVectors(t Type, dst, src unsafe.Pointer, n int) int {
+	switch {
+	case s.level == level.AVX512 && t == BF16:
+		widenBF16AVX512(dst, src, n/16)
+		return n &^ 15
+	case s.level == level.AVX512:
+		widenF16AVX512(dst, src, n/16)
+		return n &^ 15
+	case s.level == level.AVX2 && t == BF16:
+		widenBF16AVX2(dst, src, n/8)
+		return n &^ 7
+	case s.level == level.AVX2:
+		widenF16AVX2(dst, src, n/8)
+		return n &^ 7
+	}
+	return 0
+}
+
+// narrowRows rounds rows if the level can do all of them, and reports whether.
+func (s *kernels) narrowRows(t Type, dst, src unsafe.Pointer, ds, ss, rows, cols int) bool {
+	if s.level != level.AVX512 {
+		return false
+	}
+	if t == BF16 {
+		narrowBF16AVX512(dst, src, ds, ss, rows, 1<<cols-1)
+	} else {
+		narrowF16AVX512(dst, src, ds, ss, rows, 1<<cols-1)
+	}
+	return true
+}
+
+// narrowVectors is widenVectors the other way.
+func (s *kernels) narrowVectors(t Type, dst, src unsafe.Pointer, n int) int {
+	if s.level != level.AVX2 {
+		return 0
+	}
+	if t == BF16 {
+		narrowBF16AVX2(dst, src, n/8)
+	} else {
+		narrowF16AVX2(dst, src, n/8)
+	}
+	return n &^ 7
+}
+
 // micro computes rows rows of each sliver of t.
 func (s *kernels) micro(t *tile, rows int) {
-	switch s.level {
-	case level.AVX512:
-		microAVX512(t, rows)
-	case level.AVX2:
-		microAVX2(t, rows)
-	default:
+	switch {
+	case s.level == level.Portable && s.form == formPairs:
+		pairsPortable(t, rows)
+	case s.level == level.Portable:
 		microPortable(t, rows)
+	case s.form == formPairs:
+		pairsAVX2(t, rows)
+	case s.level == level.AVX2:
+		microAVX2(t, rows)
+	case s.form == formBF16:
+		bf16AVX512(t, rows)
+	case s.form == formBytes || s.form == formFlipped:
+		int8AVX512(t, rows)
+	default:
+		microAVX512(t, rows)
 	}
 }
 
@@ -73,6 +127,72 @@ func microAVX512(t *tile, rows int) {
 	}
 }
 
+func bf16AVX512(t *tile, rows int) {
+	switch rows {
+	case 14:
+		bf16x14AVX512(t)
+	case 13:
+		bf16x13AVX512(t)
+	case 12:
+		bf16x12AVX512(t)
+	case 11:
+		bf16x11AVX512(t)
+	case 10:
+		bf16x10AVX512(t)
+	case 9:
+		bf16x9AVX512(t)
+	case 8:
+		bf16x8AVX512(t)
+	case 7:
+		bf16x7AVX512(t)
+	case 6:
+		bf16x6AVX512(t)
+	case 5:
+		bf16x5AVX512(t)
+	case 4:
+		bf16x4AVX512(t)
+	case 3:
+		bf16x3AVX512(t)
+	case 2:
+		bf16x2AVX512(t)
+	case 1:
+		bf16x1AVX512(t)
+	}
+}
+
+func int8AVX512(t *tile, rows int) {
+	switch rows {
+	case 14:
+		int8x14AVX512(t)
+	case 13:
+		int8x13AVX512(t)
+	case 12:
+		int8x12AVX512(t)
+	case 11:
+		int8x11AVX512(t)
+	case 10:
+		int8x10AVX512(t)
+	case 9:
+		int8x9AVX512(t)
+	case 8:
+		int8x8AVX512(t)
+	case 7:
+		int8x7AVX512(t)
+	case 6:
+		int8x6AVX512(t)
+	case 5:
+		int8x5AVX512(t)
+	case 4:
+		int8x4AVX512(t)
+	case 3:
+		int8x3AVX512(t)
+	case 2:
+		int8x2AVX512(t)
+	case 1:
+		int8x1AVX512(t)
+	}
+}
+
 func microAVX2(t *tile, rows int) {
 	switch rows {
 	case 6:
@@ -90,76 +210,19 @@ func microAVX2(t *tile, rows int) {
 	}
 }
 
-// The functions below are generated; asmgen/gemm says what each does.
-
-//go:noescape
-func transposeAVX512(dst, src unsafe.Pointer, dstStride, srcStride, rows, depth, mask int)
-
-//go:noescape
-func transposeAVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows, depth, mask int)
-
-//go:noescape
-func copyAVX512(dst, src unsafe.Pointer, dstStride, srcStride, depth, load, store int)
-
-//go:noescape
-func copyAVX2(dst, src unsafe.Pointer, dstStride, srcStride, depth, load, store int)
-
-//go:noescape
-func f32x1AVX512(t *tile)
-
-//go:noescape
-func f32x2AVX512(t *tile)
-
-//go:noescape
-func f32x3AVX512(t *tile)
-
-//go:noescape
-func f32x4AVX512(t *tile)
-
-//go:noescape
-func f32x5AVX512(t *tile)
-
-//go:noescape
-func f32x6AVX512(t *tile)
-
-//go:noescape
-func f32x7AVX512(t *tile)
-
-//go:noescape
-func f32x8AVX512(t *tile)
-
-//go:noescape
-func f32x9AVX512(t *tile)
-
-//go:noescape
-func f32x10AVX512(t *tile)
-
-//go:noescape
-func f32x11AVX512(t *tile)
-
-//go:noescape
-func f32x12AVX512(t *tile)
-
-//go:noescape
-func f32x13AVX512(t *tile)
-
-//go:noescape
-func f32x14AVX512(t *tile)
-
-//go:noescape
-func f32x1AVX2(t *tile)
-
-//go:noescape
-func f32x2AVX2(t *tile)
-
-//go:noescape
-func f32x3AVX2(t *tile)
-
-//go:noescape
-func f32x4AVX2(t *tile)
-
-//go:noescape
-func f32x5AVX2(t *tile)
-
-//go:noescape
-func f32x6AVX2(t *tile)
+func pairsAVX2(t *tile, rows int) {
+	switch rows {
+	case 6:
+		pairx6AVX2(t)
+	case 5:
+		pairx5AVX2(t)
+	case 4:
+		pairx4AVX2(t)
+	case 3:
+		pairx3AVX2(t)
+	case 2:
+		pairx2AVX2(t)
+	case 1:
+		pairx1AVX2(t)
+	}
+}

@@ -12,4 +12,22 @@ func (s *kernels) copyLanes(dst, src unsafe.Pointer, ds, ss, depth, load, store 
 	copyPortable(dst, src, ds, ss, depth, load, store)
 }
 
-func (s *kernels) micro(t *tile, rows int) { microPortable(t, rows) }
+func (s *kernels) micro(t *tile, rows int) {
+	if s.form == formPairs {
+		pairsPortable(t, rows)
+	} else {
+		microPortable(t, rows)
+	}
+}
+
+func (s *kernels) widenVectors(Type, unsafe.Pointer, unsafe.Pointer, int) int  { return 0 }
+func (s *kernels) narrowVectors(Type, unsafe.Pointer, unsafe.Pointer, int) int { return 0 }
+
+func (s *kernels) narrowRows(Type, unsafe.Pointer, unsafe.Pointer, int, int, int, int) bool {
+	return false
+}
+
+// Here all forms are those of packWords, packWide and packPairs.
+
+func (p *Product) packForm(unsafe.Pointer, *side)      { panic(p.kernels.form) }
+func (p *Product) tileStrip(area, unsafe.Pointer, int) { panic(p.kernels.form) }

@@ -14,8 +14,8 @@ import (
 // any order; how C is cut into tiles is not defined.
 type Epilogue interface{ Tile(r0, r1, c0, c1 int) }
 
-// Product multiplies float32 matrices of one shape. Its calls allocate nothing.
-// It holds the state of a call: one call at a time.
+// Product multiplies matrices of one shape. Its calls allocate nothing. It
+// holds the state of a call: one call at a time.
 type Product struct {
 	// Epilogue, if not nil, finishes each tile. Set it between calls.
 	Epilogue Epilogue
@@ -25,16 +25,19 @@ type Product struct {
 	cut     blocking
 	kernels kernels
 
-	a, b, c, bias unsafe.Pointer // of the call; bias may be nil
-	packA, packB  unsafe.Pointer
-	m0, m1        int // the chunk
-	n0, n1        int
-	k0, k1        int
-	newA, newB    bool // the chunk's A, B are not yet packed
-	gridRows      int  // tiles of the chunk
-	gridCols      int
-	packer        packTask
-	computer      computeTask
+	a, b, c, bias  unsafe.Pointer // of the call; bias may be nil
+	packA, packB   unsafe.Pointer
+	offsets, sums  unsafe.Pointer
+	lda, ldb, ldc  int // bytes between stored rows
+	m0, m1, n0, n1 int // the chunk
+	k0, k1         int // in units
+	depth          int // of the chunk's slivers: k1−k0, or more where tiles need it
+	last           bool
+	newA, newB     bool // the chunk's A, B are not yet packed
+	gridRows       int  // tiles of the chunk
+	gridCols       int
+	packer         packTask
+	computer       computeTask
 }
 
 type packTask struct{ p *Product }
@@ -50,83 +53,108 @@ func New(s Spec) (*Product, error) {
 }
 
 // Reset gives p another shape, without allocating. It keeps the Epilogue.
-func (p *Product) Reset(s Spec) error { return p.reset(s, level.Current()) }
-
-func (p *Product) reset(s Spec, l level.Level) error {
+func (p *Product) Reset(s Spec) error {
 	if err := s.Validate(); err != nil {
 		return err
 	}
-	*p = Product{Epilogue: p.Epilogue, spec: s, mem: s.stored(), cut: s.blocking(), kernels: kernelsOf(l)}
-	p.packer.p, p.computer.p = p, p
+	p.reset(s, bestKernels(s.In, level.Current()))
 	return nil
+}
+
+func (p *Product) reset(s Spec, k kernels) {
+	*p = Product{Epilogue: p.Epilogue, spec: s, mem: s.stored(), cut: s.blocking(&k), kernels: k}
+	p.lda, p.ldb, p.ldc = p.mem[0].ld*s.In.size(), p.mem[1].ld*s.In.size(), p.mem[2].ld*s.Out.size()
+	p.packer.p, p.computer.p = p, p
 }
 
 // Spec returns the shape.
 func (p *Product) Spec() Spec { return p.spec }
 
-// Run computes C = A·B, or C += A·B, then adds bias (N) to every row of C
-// unless bias is nil, then lets the Epilogue see the result. work is scratch of
-// at least Workspace bytes with any content. C must overlap neither A, B, bias
-// nor work.
+// Run is RunBytes for a product of float32 with a float32 result.
 func (p *Product) Run(pl *pool.Pool, a, b, c, bias []float32, work []byte) error {
-	for i, v := range [3][]float32{a, b, c} {
-		if err := p.mem[i].holds(len(v)); err != nil {
+	if p.spec.In != F32 || p.spec.Out != F32 {
+		return fmt.Errorf("gemm: Run on a product of %v with output %v: it takes f32; RunBytes takes any", p.spec.In, p.spec.Out)
+	}
+	return p.RunBytes(pl, Bytes(a), Bytes(b), Bytes(c), bias, work)
+}
+
+// RunBytes computes C = A·B, or C += A·B, then adds bias (N) to every row of C
+// unless bias is nil, then lets the Epilogue see the result. The matrices are
+// given as their memory. An I32 product takes no bias. work is scratch of at
+// least Workspace bytes with any content. C must overlap neither A, B, bias nor
+// work.
+func (p *Product) RunBytes(pl *pool.Pool, a, b, c []byte, bias []float32, work []byte) error {
+	for i, v := range [3][]byte{a, b, c} {
+		if err := p.mem[i].holds(len(v) / p.typeOf(i).size()); err != nil {
 			return err
 		}
 	}
 	if err := p.spec.holdsBias(bias != nil, len(bias)); err != nil {
 		return err
 	}
-	var need int64
-	if p.cut.sizeA > 0 {
-		need = p.cut.sizeA + p.cut.sizeB + align
-	}
-	if int64(len(work)) < need {
+	if need := p.cut.bytes(); int64(len(work)) < need {
 		return fmt.Errorf("gemm: the workspace has %d bytes; M %d, N %d, K %d need %d", len(work), p.spec.M, p.spec.N, p.spec.K, need)
 	}
 	if p.spec.M == 0 || p.spec.N == 0 {
 		return nil
 	}
-	out := c[:p.mem[2].elements()]
-	for i, v := range [3][]float32{a, b, bias} {
+	out := c[:p.mem[2].elements()*p.spec.Out.size()]
+	for i, v := range [4][]byte{a, b, Bytes(bias), work} {
 		if overlap(out, v) {
-			return fmt.Errorf("gemm: C overlaps %s", [3]string{"A", "B", "bias"}[i])
+			return fmt.Errorf("gemm: C overlaps %s", [4]string{"A", "B", "bias", "the workspace"}[i])
 		}
 	}
-	p.a, p.b, p.c, p.bias = unsafe.Pointer(unsafe.SliceData(a)), unsafe.Pointer(unsafe.SliceData(b)), unsafe.Pointer(unsafe.SliceData(c)), unsafe.Pointer(unsafe.SliceData(bias))
-	if bias == nil {
-		p.bias = nil
+	p.a, p.b, p.c, p.bias = unsafe.Pointer(unsafe.SliceData(a)), unsafe.Pointer(unsafe.SliceData(b)), unsafe.Pointer(unsafe.SliceData(c)), nil
+	if bias != nil {
+		p.bias = unsafe.Pointer(unsafe.SliceData(bias))
 	}
 	if p.spec.K == 0 {
-		p.noDepth(c, bias)
-		return nil
+		p.noDepth()
+	} else {
+		w := unsafe.Pointer(unsafe.SliceData(work))
+		p.packA = unsafe.Add(w, -uintptr(w)&(align-1))
+		p.packB = unsafe.Add(p.packA, p.cut.a)
+		p.offsets = unsafe.Add(p.packB, p.cut.b)
+		p.sums = unsafe.Add(p.offsets, p.cut.offsets)
+		p.run(pl)
 	}
-	w := unsafe.Pointer(unsafe.SliceData(work))
-	p.packA = unsafe.Add(w, -uintptr(w)&(align-1))
-	p.packB = unsafe.Add(p.packA, p.cut.sizeA)
-	p.run(pl)
-	p.a, p.b, p.c, p.bias, p.packA, p.packB = nil, nil, nil, nil, nil, nil
+	p.a, p.b, p.c, p.bias, p.packA, p.packB, p.offsets, p.sums = nil, nil, nil, nil, nil, nil, nil, nil
 	return nil
 }
 
-func overlap(x, y []float32) bool {
+func (p *Product) typeOf(matrix int) Type {
+	if matrix == 2 {
+		return p.spec.Out
+	}
+	return p.spec.In
+}
+
+func overlap(x, y []byte) bool {
 	if len(x) == 0 || len(y) == 0 {
 		return false
 	}
 	px, py := uintptr(unsafe.Pointer(&x[0])), uintptr(unsafe.Pointer(&y[0]))
-	return px < py+4*uintptr(len(y)) && py < px+4*uintptr(len(x))
+	return px < py+uintptr(len(y)) && py < px+uintptr(len(x))
 }
 
 // noDepth is the product over no k: the sum of nothing is +0.
-func (p *Product) noDepth(c, bias []float32) {
+func (p *Product) noDepth() {
 	for i := range p.spec.M {
-		row := c[i*p.mem[2].ld:][:p.spec.N]
+		row := unsafe.Add(p.c, i*p.ldc)
 		if !p.spec.Accumulate {
-			clear(row)
+			clear(unsafe.Slice((*byte)(row), p.spec.N*p.spec.Out.size()))
 		}
-		if bias != nil {
-			for j := range row {
-				row[j] += bias[j]
+		for j := range p.spec.N {
+			if p.bias == nil {
+				break
+			}
+			b := *f32at(p.bias, 4*j)
+			switch p.spec.Out {
+			case F32:
+				*f32at(row, 4*j) += b
+			default:
+				h := (*uint16)(unsafe.Add(row, 2*j))
+				*h = narrowed(p.spec.Out, widened(p.spec.Out, *h)+b)
 			}
 		}
 	}
@@ -143,9 +171,11 @@ func (p *Product) run(pl *pool.Pool) {
 		p.n0, p.n1 = n0, min(n0+p.cut.cols, p.spec.N)
 		for m0 := 0; m0 < p.spec.M; m0 += p.cut.rows {
 			p.m0, p.m1 = m0, min(m0+p.cut.rows, p.spec.M)
-			for k0 := 0; k0 < p.spec.K; k0 += p.cut.depth {
-				p.k0, p.k1 = k0, min(k0+p.cut.depth, p.spec.K)
-				p.newA, p.newB = haveA != [2]int{m0, k0}, haveB != [2]int{n0, k0} && !p.cut.direct
+			for k0 := 0; k0 < p.cut.units; k0 += p.cut.depth {
+				p.k0, p.k1 = k0, min(k0+p.cut.depth, p.cut.units)
+				p.depth = ceil(p.k1-p.k0, p.kernels.depth) * p.kernels.depth
+				p.last = p.k1 == p.cut.units
+				p.newA, p.newB = haveA != [2]int{m0, k0} && !p.directA(), haveB != [2]int{n0, k0} && !p.cut.direct
 				haveA, haveB = [2]int{m0, k0}, [2]int{n0, k0}
 				p.chunk(pl)
 			}
@@ -170,6 +200,12 @@ func (p *Product) chunk(pl *pool.Pool) {
 func (p *Product) fusedA() bool { return p.newA && p.gridCols == 1 }
 func (p *Product) fusedB() bool { return p.newB && p.gridRows == 1 && p.gridCols > 1 }
 
+// directA says that the kernel reads A where it lies: tiles of 16 units of k
+// are rows of it.
+func (p *Product) directA() bool {
+	return p.kernels.tiles() && !p.spec.TransA && p.spec.K*p.spec.In.size()%(4*p.kernels.depth) == 0
+}
+
 func (p *Product) packIndices() int {
 	n := 0
 	if p.newA && !p.fusedA() {
@@ -193,56 +229,6 @@ func (t *packTask) RunIndex(i int) {
 	p.packCols(i)
 }
 
-// packRows packs strip i of the chunk's A: slivers of mr rows, element (r,k) of
-// a sliver at k·mr + r. Rows past M are left as they are.
-func (p *Product) packRows(i int) {
-	mr, depth, ld := p.kernels.mr, p.k1-p.k0, 4*p.mem[0].ld
-	r0 := p.m0 + i*p.cut.tileRows
-	r1 := min(r0+p.cut.tileRows, p.m1)
-	dst := unsafe.Add(p.packA, 4*depth*i*p.cut.tileRows)
-	if !p.spec.TransA {
-		for r := r0; r < r1; r += mr {
-			src := unsafe.Add(p.a, r*ld+4*p.k0)
-			p.kernels.transpose(dst, src, 4*mr, ld, min(mr, r1-r), depth, mr)
-			dst = unsafe.Add(dst, 4*depth*mr)
-		}
-		return
-	}
-	const rows = 16 // of the stored matrix at a time, for the sake of its pages
-	for k := 0; k < depth; k += rows {
-		n := min(rows, depth-k)
-		src := unsafe.Add(p.a, (p.k0+k)*ld)
-		for r := r0; r < r1; r += mr {
-			p.kernels.copy(unsafe.Add(dst, 4*((r-r0)*depth+k*mr)), unsafe.Add(src, 4*r), 4*mr, ld, n, min(mr, r1-r), mr)
-		}
-	}
-}
-
-// packCols packs strip i of the chunk's B: slivers of nr columns, element (k,c)
-// of a sliver at k·nr + c. Columns past N hold numbers that nothing reads into C.
-func (p *Product) packCols(i int) {
-	nr, depth, ld := p.kernels.nr, p.k1-p.k0, 4*p.mem[1].ld
-	c0 := p.n0 + i*p.cut.tileCols
-	c1 := min(c0+p.cut.tileCols, p.n1)
-	dst := unsafe.Add(p.packB, 4*depth*i*p.cut.tileCols)
-	if p.spec.TransB {
-		for c := c0; c < c1; c += nr {
-			src := unsafe.Add(p.b, c*ld+4*p.k0)
-			p.kernels.transpose(dst, src, 4*nr, ld, min(nr, c1-c), depth, nr)
-			dst = unsafe.Add(dst, 4*depth*nr)
-		}
-		return
-	}
-	const rows = 16
-	for k := 0; k < depth; k += rows {
-		n := min(rows, depth-k)
-		src := unsafe.Add(p.b, (p.k0+k)*ld)
-		for c := c0; c < c1; c += nr {
-			p.kernels.copy(unsafe.Add(dst, 4*((c-c0)*depth+k*nr)), unsafe.Add(src, 4*c), 4*nr, ld, n, min(nr, c1-c), nr)
-		}
-	}
-}
-
 func (t *computeTask) RunIndex(i int) {
 	p := t.p
 	if !p.cut.serial {
@@ -257,6 +243,9 @@ func (t *computeTask) RunIndex(i int) {
 	}
 }
 
+// area is a part of C: rows [i0,i1), columns [j0,j1).
+type area struct{ i0, i1, j0, j1 int }
+
 // tile computes one tile of C over the chunk's depth.
 func (p *Product) tile(i int) {
 	ti, tj := i/p.gridCols, i%p.gridCols
@@ -266,54 +255,104 @@ func (p *Product) tile(i int) {
 	if p.fusedB() {
 		p.packCols(tj)
 	}
-	mr, nr, depth := p.kernels.mr, p.kernels.nr, p.k1-p.k0
-	i0, j0 := p.m0+ti*p.cut.tileRows, p.n0+tj*p.cut.tileCols
-	i1, j1 := min(i0+p.cut.tileRows, p.m1), min(j0+p.cut.tileCols, p.n1)
-	whole, rest := (i1-i0)/mr, (i1-i0)%mr
-	ldc := 4 * p.mem[2].ld
-	t := tile{ldb: 4 * nr, ldc: ldc, step: 4 * depth * mr}
+	x := area{i0: p.m0 + ti*p.cut.tileRows, j0: p.n0 + tj*p.cut.tileCols}
+	x.i1, x.j1 = min(x.i0+p.cut.tileRows, p.m1), min(x.j0+p.cut.tileCols, p.n1)
+	switch {
+	case p.spec.Out.size() == 4:
+		c := unsafe.Add(p.c, x.i0*p.ldc+4*x.j0)
+		for j := x.j0; j < x.j1; j += p.kernels.nr {
+			s := area{x.i0, x.i1, j, min(j+p.kernels.nr, x.j1)}
+			p.strip(s, unsafe.Add(c, 4*(j-x.j0)), p.ldc)
+		}
+	case p.cut.depth == p.cut.units:
+		p.narrowTile(x)
+	default:
+		ld := 4 * p.cut.cols
+		for j := x.j0; j < x.j1; j += p.kernels.nr {
+			s := area{x.i0, x.i1, j, min(j+p.kernels.nr, x.j1)}
+			p.narrowStrip(s, unsafe.Add(p.sums, (x.i0-p.m0)*ld+4*(j-p.n0)), ld)
+		}
+	}
+	if p.Epilogue != nil && p.last {
+		p.Epilogue.Tile(x.i0, x.i1, x.j0, x.j1)
+	}
+}
+
+// maxTileRows and maxNR bound a strip of any kernel.
+const maxTileRows, maxNR = 256, 32
+
+// narrowTile computes a tile of 16-bit elements through sums on the stack.
+func (p *Product) narrowTile(x area) {
+	var sums [maxTileRows * maxNR]float32
+	for j := x.j0; j < x.j1; j += p.kernels.nr {
+		p.narrowStrip(area{x.i0, x.i1, j, min(j+p.kernels.nr, x.j1)}, unsafe.Pointer(&sums), 4*maxNR)
+	}
+}
+
+// narrowStrip computes a strip of 16-bit elements through float32 sums, ld
+// bytes between their rows.
+func (p *Product) narrowStrip(s area, sums unsafe.Pointer, ld int) {
+	c := unsafe.Add(p.c, s.i0*p.ldc+2*s.j0)
+	if p.spec.Accumulate && p.k0 == 0 {
+		for i := range s.i1 - s.i0 {
+			p.kernels.widen(p.spec.Out, unsafe.Add(sums, i*ld), unsafe.Add(c, i*p.ldc), s.j1-s.j0)
+		}
+	}
+	p.strip(s, sums, ld)
+	if p.last {
+		p.kernels.narrow(p.spec.Out, c, sums, p.ldc, ld, s.i1-s.i0, s.j1-s.j0)
+	}
+}
+
+// strip computes at most nr columns of a tile into 32-bit elements of C at c,
+// ldc bytes between rows.
+func (p *Product) strip(s area, c unsafe.Pointer, ldc int) {
+	if p.kernels.tiles() {
+		p.tileStrip(s, c, ldc)
+		return
+	}
+	mr, nr := p.kernels.mr, p.kernels.nr
+	rows := s.i1 - s.i0
+	whole, rest := rows/mr, rows%mr
+	t := tile{ldb: 4 * nr, ldc: ldc, step: 4 * p.depth * mr, mask: 1<<(s.j1-s.j0) - 1}
+	a := unsafe.Add(p.packA, 4*p.depth*(s.i0-p.m0))
+	b := unsafe.Add(p.packB, 4*p.depth*(s.j0-p.n0))
 	if p.cut.direct {
-		t.ldb = 4 * p.mem[1].ld
-	}
-	a := unsafe.Add(p.packA, 4*depth*(i0-p.m0))
-	for j := j0; j < j1; j += nr {
-		b := unsafe.Add(p.packB, 4*depth*(j-p.n0))
-		if p.cut.direct {
-			b = unsafe.Add(p.b, p.k0*t.ldb+4*j)
-			if j1-j < nr {
-				// The kernel reads nr columns: of the last sliver, a padded copy.
-				t.ldb = 4 * nr
-				b = p.packB
-				p.kernels.copy(b, unsafe.Add(p.b, p.k0*4*p.mem[1].ld+4*j), 4*nr, 4*p.mem[1].ld, depth, j1-j, nr)
-			}
-		}
-		t.mask = 1<<min(nr, j1-j) - 1
-		for k := 0; k < depth; k += KC {
-			t.k = min(KC, depth-k)
-			t.add = 0
-			if p.spec.Accumulate || p.k0+k > 0 {
-				t.add = 1
-			}
-			t.bias = nil
-			if p.bias != nil && p.k0+k+t.k == p.spec.K {
-				t.bias = unsafe.Add(p.bias, 4*j)
-			}
-			t.b = unsafe.Add(b, k*t.ldb)
-			t.next = uintptr(t.b) + uintptr(t.k*t.ldb)
-			t.a = unsafe.Add(a, 4*k*mr)
-			t.c = unsafe.Add(p.c, i0*ldc+4*j)
-			if t.n = whole; whole > 0 {
-				p.kernels.micro(&t, mr)
-			}
-			if rest > 0 {
-				t.n = 1
-				t.a = unsafe.Add(t.a, whole*t.step)
-				t.c = unsafe.Add(t.c, whole*mr*ldc)
-				p.kernels.micro(&t, rest)
-			}
+		src := unsafe.Add(p.b, p.k0*p.ldb+4*s.j0)
+		if s.j1-s.j0 == nr {
+			b, t.ldb = src, p.ldb
+		} else { // the kernel reads nr columns: of the last sliver, a padded copy
+			b = p.packB
+			p.kernels.copy(b, src, 4*nr, p.ldb, p.depth, s.j1-s.j0, nr)
 		}
 	}
-	if p.Epilogue != nil && p.k1 == p.spec.K {
-		p.Epilogue.Tile(i0, i1, j0, j1)
+	for k := 0; k < p.depth; k += KC {
+		t.k = min(KC, p.depth-k)
+		t.add = 0
+		if p.spec.Accumulate || p.k0+k > 0 {
+			t.add = 1
+		}
+		t.bias = nil
+		if k+t.k == p.depth {
+			switch {
+			case p.kernels.form == formFlipped:
+				t.bias = unsafe.Add(p.offsets, 4*(s.j0-p.n0))
+			case p.bias != nil && p.last:
+				t.bias = unsafe.Add(p.bias, 4*s.j0)
+			}
+		}
+		t.b = unsafe.Add(b, k*t.ldb)
+		t.next = uintptr(t.b) + uintptr(t.k*t.ldb)
+		t.a = unsafe.Add(a, 4*k*mr)
+		t.c = c
+		if t.n = whole; whole > 0 {
+			p.kernels.micro(&t, mr)
+		}
+		if rest > 0 {
+			t.n = 1
+			t.a = unsafe.Add(t.a, whole*t.step)
+			t.c = unsafe.Add(t.c, whole*mr*ldc)
+			p.kernels.micro(&t, rest)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package gemm
 
 import (
 	"fmt"
+	"hash/fnv"
 	"math"
 	"math/rand/v2"
 	"sync"
@@ -30,7 +31,8 @@ var (
 
 func newAt(t testing.TB, s Spec, l level.Level) *Product {
 	p := new(Product)
-	require.NoError(t, p.reset(s, l))
+	require.NoError(t, s.Validate())
+	p.reset(s, bestKernels(s.In, l))
 	return p
 }
 
@@ -288,22 +290,29 @@ func TestPiecesOfK(t *testing.T) {
 }
 
 func TestRunAllocatesNothing(t *testing.T) {
-	for _, l := range levels() {
-		for _, s := range []Spec{Forward(64, 96, 80, false), Forward(130, 300, 100, true), Forward(2, 40, 300, false)} {
-			o := randomOperands(rand.New(rand.NewPCG(1, 1)), s)
+	r := rand.New(rand.NewPCG(1, 1))
+	for _, in := range []Type{F32, BF16, F16, S8, U8S8} {
+		for _, s := range []Spec{Forward(64, 96, 80, false), Forward(190, 150, 40, true), Forward(2, 40, 300, false), WeightGradient(90, 70, 80, false)} {
+			s.In, s.Out = in, F32
+			if in.integer() {
+				s.Out = I32
+			} else if s.TransB {
+				s.Out = BF16
+			}
+			o := randomTypedOperands(r, s)
 			work := make([]byte, Workspace(s))
-			p := newAt(t, s, l)
-			require.Zero(t, testing.AllocsPerRun(5, func() {
-				if err := p.Reset(s); err != nil {
-					t.Error(err)
-				}
-				if err := p.reset(s, l); err != nil {
-					t.Error(err)
-				}
-				if err := p.Run(twoPool, o.a, o.b, o.c, o.bias, work); err != nil {
-					t.Error(err)
-				}
-			}), "%v %v", l, s)
+			for _, k := range sets(in) {
+				p := new(Product)
+				require.Zero(t, testing.AllocsPerRun(2, func() {
+					if err := p.Reset(s); err != nil {
+						t.Error(err)
+					}
+					p.reset(s, k)
+					if err := p.RunBytes(twoPool, o.a, o.b, o.c, o.bias, work); err != nil {
+						t.Error(err)
+					}
+				}), "%v %+v", &k, s)
+			}
 		}
 	}
 }
@@ -318,12 +327,16 @@ func TestRefusals(t *testing.T) {
 		{Spec{M: 2, N: 3, K: 4, LdA: 3}, "gemm: LdA is 3; A is stored in rows of 4 elements, so it is at least that (or 0)"},
 		{Spec{M: 2, N: 3, K: 4, TransB: true, LdB: 3}, "gemm: LdB is 3; B is stored in rows of 4 elements, so it is at least that (or 0)"},
 		{Spec{M: 2, N: 3, K: 4, LdC: -1}, "gemm: LdC is -1; C is stored in rows of 3 elements, so it is at least that (or 0)"},
+		{Spec{In: I32}, "gemm: In is i32; inputs are f32, bf16, f16, s8 or u8s8"},
+		{Spec{In: S8}, "gemm: Out is f32; a product of s8 is i32"},
+		{Spec{In: BF16, Out: I32}, "gemm: Out is i32; a product of bf16 is f32, bf16 or f16"},
 		{Spec{M: 1 << 40, N: 1 << 40, K: 1}, "gemm: C of 1099511627776 rows, 1099511627776 elements apart, is larger than memory"},
 	} {
 		_, err := New(c.s)
 		require.EqualError(t, err, c.err)
 		require.Zero(t, Workspace(c.s))
 		require.EqualError(t, Reference[float64](c.s, nil, nil, nil, nil, nil), c.err)
+		require.EqualError(t, ReferenceBytes(c.s, nil, nil, nil, nil), c.err)
 	}
 	s := Spec{M: 2, N: 3, K: 4, LdA: 6}
 	p, err := New(s)
@@ -336,6 +349,12 @@ func TestRefusals(t *testing.T) {
 	require.EqualError(t, p.Run(onePool, a, b, c, bias[:2], work), "gemm: bias has 2 elements; N is 3")
 	require.EqualError(t, p.Run(onePool, a, b, c, bias, work[1:]), fmt.Sprintf("gemm: the workspace has %d bytes; M 2, N 3, K 4 need %d", len(work)-1, len(work)))
 	require.EqualError(t, p.Run(onePool, a, b, b[3:], nil, work), "gemm: C overlaps B")
+	bytes := make([]byte, 100)
+	require.EqualError(t, p.RunBytes(onePool, bytes[:39], bytes[40:88], bytes[:0], nil, work), "gemm: A has 9 elements; 2 rows of 4, 6 apart, need 10")
+	require.NoError(t, p.Reset(Spec{M: 1, N: 1, K: 1, In: BF16}))
+	require.EqualError(t, p.Run(onePool, a, b, c, nil, work), "gemm: Run on a product of bf16 with output f32: it takes f32; RunBytes takes any")
+	require.NoError(t, p.Reset(Spec{M: 1, N: 1, K: 1, In: S8, Out: I32}))
+	require.EqualError(t, p.RunBytes(onePool, bytes, bytes, bytes, bias, work), "gemm: a bias on a product of s8: an i32 result takes none")
 	require.EqualError(t, Reference(s, a[:9], b, c, nil, nil), "gemm: A has 9 elements; 2 rows of 4, 6 apart, need 10")
 }
 
@@ -363,4 +382,18 @@ func TestReferenceFloat64(t *testing.T) {
 			require.InDelta(t, sum+bias[j], c[i*s.N+j], 1e-11)
 		}
 	}
+}
+
+// The bits are the same on every architecture.
+func TestGolden(t *testing.T) {
+	r := rand.New(rand.NewPCG(2026, 3))
+	h := fnv.New64a()
+	for _, s := range []Spec{Forward(19, 37, 600, false), InputGradient(33, 20, 290, false), WeightGradient(31, 18, 45, true)} {
+		s.Accumulate = s.TransA
+		o := randomOperands(r, s)
+		o.bias = fill(r, make([]float32, s.N))
+		o.a[3], o.b[2] = 1e-42, -3e38 // a subnormal, nearly an overflow
+		h.Write(Bytes(run(t, s, level.Best(), onePool, o)))
+	}
+	require.Equal(t, uint64(0x1c5034eaac49a5cc), h.Sum64())
 }

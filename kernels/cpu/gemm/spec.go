@@ -24,6 +24,10 @@ type Spec struct {
 
 	// Accumulate adds the product to C instead of replacing it.
 	Accumulate bool
+
+	// In is the type of A and B, Out that of C. Float inputs have any float
+	// output, int8 inputs have I32.
+	In, Out Type
 }
 
 // Forward is y(tokens,out) = x(tokens,in)·W(in,out), or ·Wᵀ where W is stored
@@ -87,6 +91,9 @@ func (m *matrix) holds(n int) error {
 }
 
 func (s *Spec) holdsBias(given bool, n int) error {
+	if given && s.Out == I32 {
+		return fmt.Errorf("gemm: a bias on a product of %v: an i32 result takes none", s.In)
+	}
 	if given && n < s.N {
 		return fmt.Errorf("gemm: bias has %d elements; N is %d", n, s.N)
 	}
@@ -95,7 +102,15 @@ func (s *Spec) holdsBias(given bool, n int) error {
 
 // Validate returns an error that names the dimension that is wrong.
 func (s *Spec) Validate() error {
-	for _, d := range []struct {
+	switch floats := s.Out == F32 || s.Out == BF16 || s.Out == F16; {
+	case s.In > U8S8:
+		return fmt.Errorf("gemm: In is %v; inputs are f32, bf16, f16, s8 or u8s8", s.In)
+	case s.In.integer() && s.Out != I32:
+		return fmt.Errorf("gemm: Out is %v; a product of %v is i32", s.Out, s.In)
+	case !s.In.integer() && !floats:
+		return fmt.Errorf("gemm: Out is %v; a product of %v is f32, bf16 or f16", s.Out, s.In)
+	}
+	for _, d := range [...]struct {
 		name string
 		n    int
 	}{{"M", s.M}, {"N", s.N}, {"K", s.K}} {
@@ -115,16 +130,13 @@ func (s *Spec) Validate() error {
 	return nil
 }
 
-// Sizes of the blocking, in elements. They hold at every level, so that the
-// workspace and the split into indices depend on the shape alone.
+// Sizes of the blocking, in rows, columns and units of K: what 32 bits of a
+// packed sliver hold (a float32; two 16-bit floats or four bytes of consecutive
+// k where the instructions take such).
 const (
-	// A tile's rows and columns are these or halves of them, down to the least,
-	// multiples of every kernel's rows and columns.
-	maxTileRows, minTileRows = 168, 42
-	maxTileCols, minTileCols = 128, 32
-	chunkRows                = 13 * maxTileRows
-	chunkCols                = 16 * maxTileCols
-	chunkDepth               = 4 * KC
+	chunkRows  = 13 * 168
+	chunkCols  = 16 * 128
+	chunkDepth = 4 * KC
 	// Tiles of a chunk: with fewer, threads wait for the last one.
 	enoughTiles = 32
 	// Up to directRows rows, B is read where it lies if its rows are rows of
@@ -133,46 +145,84 @@ const (
 	// A product, or a tile, of fewer multiplications is not cut: handing half
 	// of it to another thread costs more than it saves.
 	serialWork = 1 << 19
-	// The most that a kernel's slivers add to rows and columns.
-	padRows, padCols = 14, 32
-	align            = 64
+	// The most that a kernel's slivers add to rows, columns and depth.
+	padRows, padCols, padDepth = 32, 32, 16
+	align                      = 64
 )
 
-// blocking is how a shape is cut.
-type blocking struct {
-	rows, cols, depth  int // of a chunk
-	tileRows, tileCols int
-	direct             bool // B is not packed
-	serial             bool
-	sizeA, sizeB       int64 // bytes of the packed chunks
+// layout is how a shape's workspace is used. It is the same for every kernel.
+type layout struct {
+	rows, cols int // of a chunk
+	direct     bool
+	// Bytes of packed A and B, of offsets of columns (int8), and of sums of a
+	// chunk of C whose 16-bit elements cannot hold them.
+	a, b, offsets, sums int64
 }
 
-func (s *Spec) blocking() blocking {
-	b := blocking{
-		rows: min(s.M, chunkRows), cols: min(s.N, chunkCols), depth: min(s.K, chunkDepth),
-		tileRows: maxTileRows, tileCols: maxTileCols,
-		direct: !s.TransB && s.M <= directRows,
+func (l *layout) bytes() int64 {
+	if l.a == 0 {
+		return 0
 	}
-	b.serial = float64(s.M)*float64(s.N)*float64(s.K) < serialWork
+	return l.a + l.b + l.offsets + l.sums + align
+}
+
+func (s *Spec) layout() layout {
+	l := layout{rows: min(s.M, chunkRows), cols: min(s.N, chunkCols)}
 	if s.M == 0 || s.N == 0 || s.K == 0 {
-		return b
+		return l
 	}
+	units := s.K // of the kernel with the smallest units
+	if s.In.integer() {
+		units = ceil(s.K, 2)
+	}
+	passes := units > chunkDepth
+	if s.Out.size() == 2 && passes {
+		l.rows, l.cols = min(s.M, chunkRows/2), min(s.N, chunkCols/2)
+		l.sums = 4 * int64(l.rows) * int64(l.cols+padCols)
+	}
+	depth := int64(ceil(min(units, chunkDepth), padDepth) * padDepth)
+	l.direct = s.In == F32 && !s.TransB && s.M <= directRows
+	l.a = 4 * depth * int64(l.rows+padRows)
+	l.b = 4 * depth * int64(l.cols+padCols)
+	if l.direct {
+		l.b = 4 * depth * padCols
+	}
+	if s.In == S8 {
+		l.offsets = 4 * int64(l.cols+padCols)
+	}
+	for _, n := range []*int64{&l.a, &l.b, &l.offsets, &l.sums} {
+		*n = (*n + align - 1) / align * align
+	}
+	return l
+}
+
+// blocking is how a kernel cuts a shape. It depends on the shape and the kernel
+// alone.
+type blocking struct {
+	layout
+	units              int // of K
+	depth              int // of a chunk, in units
+	tileRows, tileCols int
+	serial             bool
+}
+
+func (s *Spec) blocking(k *kernels) blocking {
+	b := blocking{layout: s.layout(), units: ceil(s.K, k.group)}
+	b.depth = min(b.units, chunkDepth)
+	b.serial = float64(s.M)*float64(s.N)*float64(b.units) < serialWork
+	b.tileRows, b.tileCols = k.tileRows, k.tileCols
 	for b.tileRows*b.tileCols*b.depth >= 2*serialWork && ceil(b.rows, b.tileRows)*ceil(b.cols, b.tileCols) < enoughTiles {
-		switch rows, cols := min(b.rows, b.tileRows), min(b.cols, b.tileCols); {
-		case b.tileRows > minTileRows && (rows >= cols || b.tileCols == minTileCols):
+		rows, cols := min(b.rows, b.tileRows), min(b.cols, b.tileCols)
+		moreRows, moreCols := b.tileRows/2%k.mr == 0, b.tileCols/2%k.nr == 0
+		switch {
+		case moreRows && (rows >= cols || !moreCols):
 			b.tileRows /= 2
 			continue
-		case b.tileCols > minTileCols:
+		case moreCols:
 			b.tileCols /= 2
 			continue
 		}
 		break
-	}
-	b.sizeA = 4 * int64(b.depth) * int64(b.rows+padRows)
-	b.sizeA = (b.sizeA + align - 1) / align * align
-	b.sizeB = 4 * int64(b.depth) * int64(b.cols+padCols)
-	if b.direct {
-		b.sizeB = 4 * int64(b.depth) * padCols
 	}
 	return b
 }
@@ -185,9 +235,6 @@ func Workspace(s Spec) int64 {
 	if s.Validate() != nil {
 		return 0
 	}
-	b := s.blocking()
-	if b.sizeA == 0 {
-		return 0
-	}
-	return b.sizeA + b.sizeB + align
+	l := s.layout()
+	return l.bytes()
 }

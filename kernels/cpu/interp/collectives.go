@@ -53,6 +53,8 @@ func runCollective[T num.Float](w *World[T], op *graph.Op) error {
 		switch dt := w.prog.Buf(out.Buf).DType; dt {
 		case graph.F32:
 			err = collective(op.Kind, g, in, out, w.Floats)
+		case graph.BF16, graph.F16:
+			err = w.collectiveHalf(op.Kind, g, in, out)
 		case graph.F64:
 			err = collective(op.Kind, g, in, out, w.F64)
 		case graph.I64:

@@ -42,6 +42,7 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 		graph.SumGrad:        sumGrad[T],
 		graph.Fill:           fillKind[T],
 		graph.Copy:           copyKind[T],
+		graph.Cast:           castKind[T],
 		graph.SelectRow:      selectRow[T],
 		graph.Rope:           rope[T],
 		graph.Dropout:        dropout[T],
@@ -58,8 +59,12 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 		graph.HeadLoss:         headLoss[T],
 		graph.HeadLossGrad:     headLoss[T],
 
-		graph.SqSum:         sqSum[T],
-		graph.ClipCoef:      clipCoef[T],
+		graph.SqSum:    sqSum[T],
+		graph.ClipCoef: clipCoef[T],
+
+		graph.OverflowCheck:   overflowCheck[T],
+		graph.LossScaleUpdate: lossScaleUpdate[T],
+
 		graph.AdamW:         adamW[T],
 		graph.SGD:           sgd[T],
 		graph.LAMBDirection: lambDirection[T],
@@ -285,7 +290,7 @@ func sumGrad[T num.Float](c *call[T]) {
 func fillKind[T num.Float](c *call[T]) {
 	v, id := attr[graph.FillAttr](c).Value, c.output(0)
 	switch dt := c.w.prog.Buf(id).DType; dt {
-	case graph.F32:
+	case graph.F32, graph.BF16, graph.F16:
 		fill(c.out(0).v, T(v))
 	case graph.F64:
 		fill(c.outF64(0), v)
@@ -303,7 +308,7 @@ func fillKind[T num.Float](c *call[T]) {
 func copyKind[T num.Float](c *call[T]) {
 	src, dst := c.input(0), c.output(0)
 	switch dt := c.w.prog.Buf(src).DType; dt {
-	case graph.F32:
+	case graph.F32, graph.BF16, graph.F16:
 		copy(c.out(0).v, c.in(0).v)
 	case graph.F64:
 		copy(c.outF64(0), c.inF64(0))

@@ -21,9 +21,9 @@ type element struct {
 // shard calls f for every trainable element i of the rank's shard, in order.
 func (c *call[T]) shard(a graph.ShardAttr, f func(i int, e element)) {
 	p := c.w.prog
-	from := int64(0)
+	from := a.From(0)
 	if a.Axis >= 0 {
-		from = int64(c.w.ranks[c.rank].coord[a.Axis]) * a.Len
+		from = a.From(int64(c.w.ranks[c.rank].coord[a.Axis]))
 	}
 	index := params(p, a.Unit)
 	for i := range a.Len {
@@ -130,6 +130,7 @@ func adamW[T num.Float](c *call[T]) {
 		kept := T(p.v[i] * T(1-float64(lr*decayOf(a, e))))
 		p.v[i] = num.Fma(-T(lr/hyper[graph.HyperBC1]), m.v[i]/d, kept)
 	})
+	c.low(a.Shard, p.v, 3)
 }
 
 func lambDirection[T num.Float](c *call[T]) {
@@ -170,6 +171,7 @@ func lambApply[T num.Float](c *call[T]) {
 		}
 		p.v[i] = num.Fma(-T(hyper[graph.HyperLR]*ratio), u.v[i], p.v[i])
 	})
+	c.low(a.Shard, p.v, 1)
 }
 
 // momentum is a step of SGD's kin on one element.
@@ -192,6 +194,7 @@ func sgd[T num.Float](c *call[T]) {
 	c.shard(a.Shard, func(i int, e element) {
 		momentum(a, e, g.v[i], &p.v[i], &b.v[i], float64(coef.v[0]), 1, hyper[graph.HyperLR])
 	})
+	c.low(a.Shard, p.v, 2)
 }
 
 func larsApply[T num.Float](c *call[T]) {
@@ -216,6 +219,7 @@ func larsApply[T num.Float](c *call[T]) {
 			momentum(a, e, g.v[i], &p.v[i], &b.v[i], f, lr*ratio, 1)
 		}
 	})
+	c.low(a.Shard, p.v, 2)
 }
 
 func novoGrad[T num.Float](c *call[T]) {
@@ -240,4 +244,5 @@ func novoGrad[T num.Float](c *call[T]) {
 		scale := f / (math.Sqrt(float64(v.v[e.param])) + a.Eps)
 		momentum(a, e, g.v[i], &p.v[i], &m.v[i], scale, 1, hyper[graph.HyperLR])
 	})
+	c.low(a.Shard, p.v, 3)
 }

@@ -17,7 +17,9 @@ import (
 )
 
 // World is the memory of all ranks of a program. F32 buffers are []T; F64, I64,
-// I32 and U8 buffers keep their types. A root buffer is made at its first use,
+// I32 and U8 buffers keep their types. BF16 and F16 operands are widened to []T
+// for an operation, whose results are rounded once: what a 16-bit kernel that
+// computes in f32 must give. A root buffer is made at its first use,
 // floats filled with NaN, so that reading what nobody wrote shows.
 type World[T num.Float] struct {
 	prog  *graph.Program
@@ -36,6 +38,7 @@ type storage[T num.Float] struct {
 	f64 []float64
 	i64 []int64
 	i32 []int32
+	u16 []uint16 // BF16 and F16, as bits
 }
 
 // New returns the zero memory of every rank of p.
@@ -88,6 +91,19 @@ func (w *World[T]) I32(rank int, id graph.BufID) ([]int32, error) {
 	return s.i32[lo:hi:hi], nil
 }
 
+// U16 returns the bits of a BF16 or F16 buffer of a rank.
+func (w *World[T]) U16(rank int, id graph.BufID) ([]uint16, error) {
+	dt := graph.BF16
+	if id >= 0 && int(id) < len(w.prog.Buffers) && w.prog.Buf(id).DType == graph.F16 {
+		dt = graph.F16
+	}
+	s, lo, hi, err := w.at(rank, id, dt)
+	if err != nil {
+		return nil, err
+	}
+	return s.u16[lo:hi:hi], nil
+}
+
 // at returns the storage of a buffer's root and the buffer's element range.
 func (w *World[T]) at(rank int, id graph.BufID, dt graph.DType) (s *storage[T], lo, hi int64, err error) {
 	p := w.prog
@@ -125,6 +141,9 @@ func (s *storage[T]) make(dt graph.DType, n int64) {
 		s.i64 = make([]int64, n)
 	case dt == graph.I32 && s.i32 == nil:
 		s.i32 = make([]int32, n)
+	case (dt == graph.BF16 || dt == graph.F16) && s.u16 == nil:
+		s.u16 = make([]uint16, n)
+		fill(s.u16, 0xFFFF) // NaN in both
 	}
 }
 
@@ -223,6 +242,7 @@ func (w *World[T]) onRank(op *graph.Op, rank int) error {
 		return c.err
 	}
 	run(c)
+	c.narrow()
 	return c.err
 }
 
@@ -232,6 +252,7 @@ type call[T num.Float] struct {
 	rank int
 	op   *graph.Op
 	err  error
+	half map[int]tensor[T] // 16-bit outputs, widened until the operation ends
 }
 
 func (c *call[T]) skip() bool {
@@ -274,7 +295,7 @@ func (c *call[T]) tensor(id graph.BufID) (t tensor[T]) {
 	if id == graph.NoBuf || c.err != nil {
 		return t
 	}
-	v, err := c.w.Floats(c.rank, id)
+	v, err := c.floats(id)
 	if err != nil {
 		c.err = err
 		return t
@@ -290,8 +311,22 @@ func (c *call[T]) tensor(id graph.BufID) (t tensor[T]) {
 	return t
 }
 
-func (c *call[T]) in(i int) tensor[T]  { return c.tensor(c.input(i)) }
-func (c *call[T]) out(i int) tensor[T] { return c.tensor(c.output(i)) }
+func (c *call[T]) in(i int) tensor[T] { return c.tensor(c.input(i)) }
+func (c *call[T]) out(i int) tensor[T] {
+	id := c.output(i)
+	if id == graph.NoBuf || !isHalf(c.w.prog.Buf(id).DType) {
+		return c.tensor(id)
+	}
+	t, ok := c.half[i]
+	if !ok && c.err == nil {
+		if c.half == nil {
+			c.half = map[int]tensor[T]{}
+		}
+		t = c.tensor(id)
+		c.half[i] = t
+	}
+	return t
+}
 
 func (c *call[T]) inI32(i int) []int32 {
 	v, err := c.w.I32(c.rank, c.input(i))

@@ -18,13 +18,14 @@ func detect() (Level, [features]bool) {
 	if !x.HasAVX2 || !x.HasFMA || !f16c {
 		return Portable, has
 	}
-	eax71, _, _, _ := cpuid(7, 1)
-	has[AVXVNNI] = eax71&(1<<4) != 0
 	if !x.HasAVX512F || !x.HasAVX512BW || !x.HasAVX512DQ || !x.HasAVX512VL {
 		return AVX2, has
 	}
 	has[AVX512VNNI] = x.HasAVX512VNNI
 	has[AVX512BF16] = x.HasAVX512BF16
+	_, vendor, _, _ := cpuid(0, 0)
+	const auth = 'A' | 'u'<<8 | 't'<<16 | 'h'<<24 // AuthenticAMD
+	has[FastBF16] = x.HasAVX512BF16 && vendor == auth
 	_, _, _, edx7 := cpuid(7, 0)
 	const bf16, tile, int8, states = 1 << 22, 1 << 24, 1 << 25, 3 << 17
 	if edx7&tile != 0 && edx7&(bf16|int8) != 0 && xgetbv()&states == states && permitTiles() {

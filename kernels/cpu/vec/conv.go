@@ -171,10 +171,24 @@ func (k *MaxPool[T]) Run(p *pool.Pool) error {
 // RunIndex is a pool.Task's; call Run. It computes one row of output positions.
 func (k *MaxPool[T]) RunIndex(i int) {
 	oh, ow := k.OutH(), k.OutW()
-	for x := range ow {
-		y := k.Y[(i*ow+x)*k.C:][:k.C]
-		for c := range y {
-			y[c] = k.X[argmax(&k.Window, k.X, i/oh, i%oh, x, c)]
+	b, oy := i/oh, i%oh
+	for ox := range ow {
+		y := k.Y[(i*ow+ox)*k.C:][:k.C]
+		first := true
+		for h := max(0, oy*k.Stride-k.Pad); h < min(k.H, oy*k.Stride-k.Pad+k.KH); h++ {
+			for w := max(0, ox*k.Stride-k.Pad); w < min(k.W, ox*k.Stride-k.Pad+k.KW); w++ {
+				x := k.X[((b*k.H+h)*k.W+w)*k.C:][:k.C]
+				if first {
+					copy(y, x)
+					first = false
+					continue
+				}
+				for c, v := range x {
+					if v > y[c] || v != v {
+						y[c] = v
+					}
+				}
+			}
 		}
 	}
 }

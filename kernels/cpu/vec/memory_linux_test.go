@@ -62,7 +62,7 @@ func (g *gen) value() float32 {
 		case 1:
 			return float32(math.Inf(1 - 2*g.IntN(2)))
 		case 2:
-			return math.Float32frombits(g.Uint32()&0x807fffff | 0) // subnormal or zero
+			return math.Float32frombits(g.Uint32() & 0x807fffff) // subnormal or zero
 		case 3:
 			return math.Float32frombits(g.Uint32())
 		case 4:

@@ -125,8 +125,7 @@ func (s *adamScalars) moments(g, m, v float32) (d, mi, vi float32) {
 // whose norm, with that of P, gives the trust ratio of LAMBApply. LR is unused.
 type LAMBDirection struct {
 	Moments
-	s     adamScalars
-	decay float32
+	s adamScalars
 }
 
 // Run updates.

@@ -36,7 +36,7 @@ func (k *RopeTable[T]) Run(p *pool.Pool) error {
 			k.Factor, k.LowFreq, k.HighFreq, k.Original)
 	}
 	if c.err == nil {
-		run(p, k.D/2, k)
+		run(p, tasks(k.Seq, ropeGrain), k)
 	}
 	return c.err
 }
@@ -48,24 +48,37 @@ func (c *check) even(name string, v int) {
 	}
 }
 
-// RunIndex is a pool.Task's; call Run. It computes one frequency.
+// ropeGrain is the number of positions of one task.
+const ropeGrain = 64
+
+// RunIndex is a pool.Task's; call Run.
 func (k *RopeTable[T]) RunIndex(i int) {
-	f := num.Pow(k.Theta, float64(-2*i)/float64(k.D))
-	if k.Factor != 0 {
-		wave := 2 * math.Pi / f
-		switch {
-		case wave > k.Original/k.LowFreq:
-			f /= k.Factor
-		case wave >= k.Original/k.HighFreq:
-			s := (k.Original/wave - k.LowFreq) / (k.HighFreq - k.LowFreq)
-			f = float64((1-s)*(f/k.Factor)) + float64(s*f)
+	lo, hi := piece(i, ropeGrain, k.Seq)
+	for j := range k.D / 2 {
+		f := k.frequency(j)
+		for t := lo; t < hi; t++ {
+			sin, cos := num.Sincos(float64(float64(t) * f))
+			k.Table[t*k.D+j] = T(cos)
+			k.Table[t*k.D+k.D/2+j] = T(sin)
 		}
 	}
-	for t := range k.Seq {
-		sin, cos := num.Sincos(float64(float64(t) * f))
-		k.Table[t*k.D+i] = T(cos)
-		k.Table[t*k.D+k.D/2+i] = T(sin)
+}
+
+// frequency returns the radians per position of pair i.
+func (k *RopeTable[T]) frequency(i int) float64 {
+	f := num.Pow(k.Theta, float64(-2*i)/float64(k.D))
+	if k.Factor == 0 {
+		return f
 	}
+	wave := 2 * math.Pi / f
+	switch {
+	case wave > k.Original/k.LowFreq:
+		return f / k.Factor
+	case wave >= k.Original/k.HighFreq:
+		s := (k.Original/wave - k.LowFreq) / (k.HighFreq - k.LowFreq)
+		return float64((1-s)*(f/k.Factor)) + float64(s*f)
+	}
+	return f
 }
 
 // Rope rotates the pairs (x[i], x[i+D/2]) of every head by the angle of the row's

@@ -15,8 +15,12 @@ const (
 )
 
 func f32AVX2() {
+	laneTable = laneMasks()
 	for mr := 1; mr <= mr256; mr++ {
-		micro256(mr)
+		micro256(mr, false)
+	}
+	for mr := 1; mr <= mr256; mr++ {
+		micro256(mr, true)
 	}
 	transpose256()
 	copy256()
@@ -48,12 +52,16 @@ func loadMask(count, tmp reg.GPPhysical, m0, m1 reg.VecPhysical) {
 	VMOVUPS(at(tmp, 32), m1)
 }
 
-func micro256(mr int) {
-	if mr == 1 {
-		laneTable = laneMasks()
+// micro256 generates the kernel of float32, or of units of two int16.
+func micro256(mr int, pairs bool) {
+	name, holds := fmt.Sprintf("f32x%dAVX2", mr), "a float32"
+	add := VADDPS
+	if pairs {
+		name, holds = fmt.Sprintf("pairx%dAVX2", mr), "two int16 of consecutive k"
+		add = VPADDD
 	}
-	TEXT(fmt.Sprintf("f32x%dAVX2", mr), NOSPLIT, "func(t *byte)")
-	Doc(fmt.Sprintf("f32x%dAVX2 multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B.", mr, mr, nr256))
+	TEXT(name, NOSPLIT, "func(t *byte)")
+	Doc(fmt.Sprintf("%s multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B. A unit is %s.", name, mr, nr256, holds))
 	t, a, b, c := reg.RDI, reg.RSI, reg.R8, reg.RDX
 	count, ldb, ldb3, ldc, n, bp, row, ap, next := reg.RCX, reg.R9, reg.R10, reg.R11, reg.R12, reg.R13, reg.RAX, reg.RBX, reg.R15
 	acc := func(i, v int) reg.VecPhysical { return ymm[2*i+v] }
@@ -87,6 +95,14 @@ func micro256(mr int) {
 		VMOVUPS(b0, bv[0])
 		VMOVUPS(b1, bv[1])
 		for i := range mr {
+			if pairs {
+				VBROADCASTSS(at(a, 4*(u*mr256+i)), bc[0])
+				VPMADDWD(bv[0], bc[0], bc[1])
+				VPADDD(bc[1], acc(i, 0), acc(i, 0))
+				VPMADDWD(bv[1], bc[0], bc[0])
+				VPADDD(bc[0], acc(i, 1), acc(i, 1))
+				continue
+			}
 			VBROADCASTSS(at(a, 4*(u*mr256+i)), bc[i%2])
 			VFMADD231PS(bv[0], bc[i%2], acc(i, 0))
 			VFMADD231PS(bv[1], bc[i%2], acc(i, 1))
@@ -134,7 +150,7 @@ func micro256(mr int) {
 	rows(func(i int) {
 		for v := range 2 {
 			VMASKMOVPS(at(row, 32*v), bv[v], bc[v])
-			VADDPS(acc(i, v), bc[v], acc(i, v))
+			add(acc(i, v), bc[v], acc(i, v))
 		}
 	})
 	Label("bias")
@@ -144,7 +160,7 @@ func micro256(mr int) {
 	for v := range 2 {
 		VMASKMOVPS(at(row, 32*v), bv[v], bc[v])
 		for i := range mr {
-			VADDPS(bc[v], acc(i, v), acc(i, v))
+			add(bc[v], acc(i, v), acc(i, v))
 		}
 	}
 	Label("store")

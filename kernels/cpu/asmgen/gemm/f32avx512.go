@@ -18,15 +18,30 @@ const (
 
 func f32AVX512() {
 	for mr := 1; mr <= mr512; mr++ {
-		micro512(mr)
+		micro512(mr, f32)
 	}
 	transpose512()
 	copy512()
 }
 
-func micro512(mr int) {
-	TEXT(fmt.Sprintf("f32x%dAVX512", mr), NOSPLIT, "func(t *byte)")
-	Doc(fmt.Sprintf("f32x%dAVX512 multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B.", mr, mr, nr512))
+// A unit is what a lane of the micro-kernels holds of one row of A or column of
+// B: 32 bits.
+type unit struct {
+	name, holds string
+	dot         func(b, a, acc reg.VecPhysical) // acc += a·b
+	add         func(ops ...operand.Op)
+}
+
+var (
+	f32  = unit{"f32", "a float32", func(b, a, acc reg.VecPhysical) { VFMADD231PS(b, a, acc) }, VADDPS}
+	bf16 = unit{"bf16", "two bf16 of consecutive k", dpbf16, VADDPS}
+	int8 = unit{"int8", "four bytes of consecutive k, unsigned in A and signed in B", func(b, a, acc reg.VecPhysical) { VPDPBUSD(b, a, acc) }, VPADDD}
+)
+
+func micro512(mr int, u unit) {
+	name := fmt.Sprintf("%sx%dAVX512", u.name, mr)
+	TEXT(name, NOSPLIT, "func(t *byte)")
+	Doc(fmt.Sprintf("%s multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B. A unit is %s.", name, mr, nr512, u.holds))
 	t, a, b, c := reg.RDI, reg.RSI, reg.R8, reg.RDX
 	count, ldb, ldb3, ldc, n, bp, row, ap, next := reg.RCX, reg.R9, reg.R10, reg.R11, reg.R12, reg.R13, reg.RAX, reg.RBX, reg.R15
 	acc := func(i, v int) reg.VecPhysical { return zmm[2*i+v] }
@@ -61,13 +76,13 @@ func micro512(mr int) {
 	}
 	MOVQ(ap, a)
 	MOVQ(b, bp)
-	step := func(u int, b0, b1 operand.Mem) {
+	step := func(k int, b0, b1 operand.Mem) {
 		VMOVUPS(b0, bv[0])
 		VMOVUPS(b1, bv[1])
 		for i := range mr {
-			VBROADCASTSS(at(a, 4*(u*mr512+i)), bc[i%2])
-			VFMADD231PS(bv[0], bc[i%2], acc(i, 0))
-			VFMADD231PS(bv[1], bc[i%2], acc(i, 1))
+			VBROADCASTSS(at(a, 4*(k*mr512+i)), bc[i%2])
+			u.dot(bv[0], bc[i%2], acc(i, 0))
+			u.dot(bv[1], bc[i%2], acc(i, 1))
 		}
 	}
 	MOVQ(at(t, tileK), count)
@@ -110,7 +125,7 @@ func micro512(mr int) {
 	rows(func(i int) {
 		for v := range 2 {
 			VMOVUPS_Z(at(row, 64*v), km[v], bc[v])
-			VADDPS(acc(i, v), bc[v], acc(i, v))
+			u.add(acc(i, v), bc[v], acc(i, v))
 		}
 	})
 	Label("bias")
@@ -120,7 +135,7 @@ func micro512(mr int) {
 	for v := range 2 {
 		VMOVUPS_Z(at(row, 64*v), km[v], bv[v])
 		for i := range mr {
-			VADDPS(bv[v], acc(i, v), acc(i, v))
+			u.add(bv[v], acc(i, v), acc(i, v))
 		}
 	}
 	Label("store")

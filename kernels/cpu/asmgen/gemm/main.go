@@ -14,12 +14,17 @@ import (
 )
 
 var sets = map[string]func(){
-	"f32avx512": f32AVX512,
-	"f32avx2":   f32AVX2,
+	"f32avx512":  f32AVX512,
+	"f32avx2":    f32AVX2,
+	"bf16avx512": bf16AVX512,
+	"int8avx512": int8AVX512,
+	"halfavx512": func() { half(true) },
+	"halfavx2":   func() { half(false) },
+	"amx":        amx,
 }
 
 func main() {
-	set := flag.String("set", "", "kernels to generate: f32avx512, f32avx2")
+	set := flag.String("set", "", "kernels to generate")
 	flag.Parse()
 	gen, ok := sets[*set]
 	if !ok {
@@ -32,18 +37,21 @@ func main() {
 
 // Offsets of the fields of type tile in package gemm, in bytes.
 const (
-	tileA    = 0  // first packed A sliver
-	tileB    = 8  // B sliver
-	tileC    = 16 // first element of C
-	tileBias = 24 // bias of C's first column, or nil
-	tileK    = 32 // depth
-	tileN    = 40 // A slivers
-	tileLdb  = 48 // bytes between rows of B
-	tileLdc  = 56 // bytes between rows of C
-	tileStep = 64 // bytes between A slivers
-	tileMask = 72 // valid columns, a bit each
-	tileAdd  = 80 // 0 stores, 1 adds to C
-	tileNext = 88 // what to bring into the second-level cache meanwhile
+	tileA    = 0   // first packed A sliver
+	tileB    = 8   // B sliver
+	tileC    = 16  // first element of C
+	tileBias = 24  // bias of C's first column, or nil
+	tileK    = 32  // depth
+	tileN    = 40  // A slivers
+	tileLdb  = 48  // bytes between rows of B
+	tileLdc  = 56  // bytes between rows of C
+	tileStep = 64  // bytes between A slivers
+	tileMask = 72  // valid columns, a bit each
+	tileAdd  = 80  // 0 stores, 1 adds to C
+	tileNext = 88  // what to bring into the second-level cache meanwhile
+	tileRow  = 96  // AMX: bytes between rows of A
+	tileKB   = 104 // AMX: bytes between blocks of 16 units of A
+	tileCfg  = 112 // AMX: the tile configuration, 64 bytes
 )
 
 func at(base reg.Register, disp int) operand.Mem { return operand.Mem{Base: base, Disp: disp} }

@@ -133,8 +133,7 @@ func treeMany(g *vlib.Gen, acc bool) {
 // ymm registers.
 func block(g *vlib.Gen, square bool) {
 	const elements = 256
-	x, end := g.Ptr("x"), GP64()
-	LEAQ(operand.Mem{Base: x, Disp: 4 * elements}, end)
+	x := g.Ptr("x")
 	parts := 4
 	newReg := YMM
 	if g.AVX512 {
@@ -151,20 +150,18 @@ func block(g *vlib.Gen, square bool) {
 		}
 		acc = append(acc, a)
 	}
-	top := g.Label("group")
-	Label(top)
-	for i, a := range acc {
-		v := newReg()
-		VCVTPS2PD(operand.Mem{Base: x, Disp: width * i}, v)
-		if square {
-			VFMADD231PD(v, v, a)
-		} else {
-			VADDPD(v, a, a)
+	for group := range elements / vlib.Lanes {
+		PREFETCHT0(operand.Mem{Base: x, Disp: 4*vlib.Lanes*group + 3072})
+		for i, a := range acc {
+			v := newReg()
+			VCVTPS2PD(operand.Mem{Base: x, Disp: 4*vlib.Lanes*group + width*i}, v)
+			if square {
+				VFMADD231PD(v, v, a)
+			} else {
+				VADDPD(v, a, a)
+			}
 		}
 	}
-	ADDQ(operand.Imm(64), x)
-	CMPQ(x, end)
-	JNE(operand.LabelRef(top))
 	// Lanes l and l+8, l+4, l+2, l+1.
 	y := YMM()
 	if g.AVX512 {

@@ -1,0 +1,206 @@
+// Command disk compares the disk tier with fio: the same folder, block size,
+// queue depth and number of bytes, direct I/O on both sides, in pairs that take
+// turns, since a shared machine's disk changes its speed from one second to the
+// next. The tier's side includes what a training run pays for: the checksum of
+// every 4096 bytes, and with -shift the copy for memory that is not aligned.
+//
+//	go run ./benchmarks/disk -dir DIR [-block BYTES] [-depth N] [-bytes N] [-pairs N] [-engine libaio] [-shift BYTES] [-json FILE]
+//	go run ./benchmarks/disk -dir DIR -busy
+//
+// It needs fio in the PATH.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/offload/store"
+)
+
+// Pair is one turn of both, in bytes per second.
+type Pair struct {
+	Spillway float64 `json:"spillway"`
+	Fio      float64 `json:"fio"`
+}
+
+// Result is what -json writes.
+type Result struct {
+	Command  []string `json:"command"`
+	Time     string   `json:"time"`
+	CPUs     int      `json:"cpus"`
+	Disk     string   `json:"filesystem"`
+	Block    int      `json:"block_bytes"`
+	Depth    int      `json:"queue_depth"`
+	Bytes    int64    `json:"bytes"`
+	Shift    int      `json:"memory_shift_bytes"`
+	Engine   string   `json:"fio_engine"`
+	Write    []Pair   `json:"write"`
+	Read     []Pair   `json:"read"`
+	WriteRel float64  `json:"write_median_ratio"`
+	ReadRel  float64  `json:"read_median_ratio"`
+}
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "disk:", err)
+		os.Exit(1)
+	}
+}
+
+func run() (err error) {
+	dir := flag.String("dir", "", "folder on the disk to measure")
+	block := flag.Int("block", store.DefaultBlock, "bytes of a request")
+	depth := flag.Int("depth", store.DefaultDepth, "requests in flight")
+	bytes := flag.Int64("bytes", 1<<30, "bytes of the file, all written and read in a turn")
+	pairs := flag.Int("pairs", 7, "turns")
+	engine := flag.String("engine", "libaio", "fio's --ioengine: libaio or io_uring")
+	shift := flag.Int("shift", 0, "memory starts that many bytes after a page")
+	jsonPath := flag.String("json", "", "write the pairs to this file")
+	beside := flag.Bool("busy", false, "measure the tier beside computing kernels instead, without fio")
+	flag.Parse()
+	if *dir == "" {
+		return errors.New("-dir is missing")
+	}
+	if *beside {
+		return busy(*dir, store.Options{Block: *block, Depth: *depth}, *pairs)
+	}
+	folder, err := store.Open(*dir, store.Options{Block: *block, Depth: *depth, Warn: func(s string) { fmt.Fprintln(os.Stderr, "warning:", s) }})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, folder.Close()) }()
+	disk, err := folder.Create(0, *bytes, 0)
+	if err != nil {
+		return err
+	}
+	window := min(*bytes, 64<<20)
+	// Host memory as a run has it.
+	ctx := cpu.New(0, cpu.Options{Pin: true})
+	defer func() { err = errors.Join(err, ctx.Close()) }()
+	arena, err := ctx.Alloc(graph.Host, window+int64(*shift))
+	if err != nil {
+		return err
+	}
+	mem, err := ctx.HostBytes(device.Ptr{Arena: arena, Off: int64(*shift), Len: window})
+	if err != nil {
+		return err
+	}
+	for i := range mem {
+		mem[i] = byte(i*7 + i>>11)
+	}
+	ours := func(bind func(mem []byte, off int64) device.Transfer) (float64, error) {
+		var list []device.Transfer
+		for off := int64(0); off < *bytes; off += window {
+			list = append(list, bind(mem[:min(window, *bytes-off)], off))
+		}
+		start := time.Now()
+		for _, t := range list {
+			if err := t.Run(); err != nil {
+				return 0, err
+			}
+		}
+		return float64(*bytes) / time.Since(start).Seconds(), nil
+	}
+	file := filepath.Join(*dir, "fio.bin")
+	defer func() { err = errors.Join(err, os.Remove(file)) }()
+	fio := func(rw string) (float64, error) {
+		out, err := exec.Command("fio", "--name=pair", "--filename="+file, "--rw="+rw, "--direct=1", "--ioengine="+*engine, fmt.Sprintf("--bs=%d", *block),
+			fmt.Sprintf("--iodepth=%d", *depth), fmt.Sprintf("--size=%d", *bytes), "--output-format=json").Output()
+		if err != nil {
+			return 0, fmt.Errorf("fio: %w", err)
+		}
+		var report struct {
+			Jobs []struct {
+				Read, Write struct {
+					Bytes   int64 `json:"io_bytes"`
+					Runtime int64 // ms
+				}
+			}
+		}
+		if err := json.Unmarshal(out, &report); err != nil || len(report.Jobs) != 1 {
+			return 0, fmt.Errorf("fio's report: %w", err)
+		}
+		side := report.Jobs[0].Read
+		if rw == "write" {
+			side = report.Jobs[0].Write
+		}
+		if side.Bytes != *bytes || side.Runtime == 0 {
+			return 0, fmt.Errorf("fio moved %d bytes in %d ms, want %d", side.Bytes, side.Runtime, *bytes)
+		}
+		return float64(side.Bytes) / float64(side.Runtime) * 1000, nil
+	}
+	command := slices.Clone(os.Args[1:])
+	for i, arg := range command {
+		if arg == *dir || arg == *jsonPath && arg != "" {
+			command[i] = "PATH" // this machine's
+		}
+	}
+	r := Result{Command: command, Time: time.Now().UTC().Format(time.RFC3339), CPUs: runtime.NumCPU(), Disk: store.FilesystemOf(*dir), Block: *block, Depth: *depth,
+		Bytes: *bytes, Shift: *shift, Engine: *engine}
+	// Both files are written once before they are timed: the first write to
+	// preallocated space is slower.
+	if _, err := ours(disk.Store); err != nil {
+		return err
+	}
+	if _, err := fio("write"); err != nil {
+		return err
+	}
+	turn := func(i int, rw string, bind func([]byte, int64) device.Transfer) (p Pair, err error) {
+		for side := range 2 {
+			if (side+i)%2 == 0 {
+				p.Spillway, err = ours(bind)
+			} else {
+				p.Fio, err = fio(rw)
+			}
+			if err != nil {
+				return p, err
+			}
+		}
+		fmt.Printf("%-5s  spillway %.2f GB/s  fio %.2f GB/s  ratio %.3f\n", rw, p.Spillway/1e9, p.Fio/1e9, p.Spillway/p.Fio)
+		return p, nil
+	}
+	for i := range *pairs {
+		w, err := turn(i, "write", disk.Store)
+		if err != nil {
+			return err
+		}
+		rd, err := turn(i, "read", disk.Load)
+		if err != nil {
+			return err
+		}
+		r.Write, r.Read = append(r.Write, w), append(r.Read, rd)
+	}
+	r.WriteRel, r.ReadRel = median(r.Write), median(r.Read)
+	fmt.Printf("median ratio: write %.3f, read %.3f (block %d, depth %d, %s)\n", r.WriteRel, r.ReadRel, *block, *depth, r.Disk)
+	if *jsonPath == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(*jsonPath, append(text, '\n'), 0o644)
+}
+
+func median(pairs []Pair) float64 {
+	var v []float64
+	for _, p := range pairs {
+		v = append(v, p.Spillway/p.Fio)
+	}
+	slices.Sort(v)
+	if n := len(v); n%2 == 0 {
+		return (v[n/2-1] + v[n/2]) / 2
+	}
+	return v[len(v)/2]
+}

@@ -1,0 +1,150 @@
+// Command step times two training programs step by step, in turn: while one
+// takes a step the other is stopped (SIGSTOP), so that both meet the same
+// machine. Each program must write a line that starts with "{" on its standard
+// output when a step ends.
+//
+//	go run ./benchmarks/step -pairs 15 \
+//	    -a "spillway train … --metrics /dev/stdout" -b "python3 torch_gpt2.py …" -csv pairs.csv
+//
+// It prints both medians, the ratio b/a pair by pair (median, least, most), and
+// each program's highest resident memory.
+package main
+
+import (
+	"bufio"
+	"encoding/csv"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	a := flag.String("a", "", "first command")
+	b := flag.String("b", "", "second command")
+	pairs := flag.Int("pairs", 15, "pairs of steps that count")
+	warm := flag.Int("warm", 2, "steps of each before the first pair")
+	out := flag.String("csv", "", "file for all pairs")
+	flag.Parse()
+	if err := run(*a, *b, *pairs, *warm, *out); err != nil {
+		fmt.Fprintln(os.Stderr, "step:", err)
+		os.Exit(1)
+	}
+}
+
+// program is a running training program, stopped between its steps.
+type program struct {
+	name  string
+	cmd   *exec.Cmd
+	lines *bufio.Reader
+}
+
+func start(name, command string) (*program, error) {
+	words := strings.Fields(command)
+	if len(words) == 0 {
+		return nil, fmt.Errorf("-%s: the command is missing", name)
+	}
+	cmd := exec.Command(words[0], words[1:]...)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("-%s: %w", name, err)
+	}
+	p := &program{name: name, cmd: cmd, lines: bufio.NewReader(stdout)}
+	return p, nil
+}
+
+// step lets the program run until it reports a step, and stops it.
+func (p *program) step() (time.Duration, error) {
+	began := time.Now()
+	if err := syscall.Kill(-p.cmd.Process.Pid, syscall.SIGCONT); err != nil {
+		return 0, fmt.Errorf("-%s: continue: %w", p.name, err)
+	}
+	for {
+		line, err := p.lines.ReadString('\n')
+		if strings.HasPrefix(line, "{") {
+			took := time.Since(began)
+			return took, syscall.Kill(-p.cmd.Process.Pid, syscall.SIGSTOP)
+		}
+		if err != nil {
+			return 0, fmt.Errorf("-%s ended before its steps: %w", p.name, err)
+		}
+	}
+}
+
+func (p *program) peakResident() string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		return "unknown"
+	}
+	for _, line := range strings.Split(string(text), "\n") {
+		if v, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			return strings.TrimSpace(v)
+		}
+	}
+	return "unknown"
+}
+
+func run(a, b string, pairs, warm int, out string) (err error) {
+	var programs [2]*program
+	for i, command := range []string{a, b} {
+		p, err := start(string(rune('a'+i)), command)
+		if err != nil {
+			return err
+		}
+		programs[i] = p
+		defer func() {
+			_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+			_ = p.cmd.Wait()
+		}()
+		for range warm {
+			if _, err := p.step(); err != nil {
+				return err
+			}
+		}
+	}
+	rows := [][]string{{"pair", "a_seconds", "b_seconds", "b_over_a"}}
+	var times [2][]float64
+	var ratios []float64
+	for k := range pairs {
+		var t [2]float64
+		for i, p := range programs {
+			d, err := p.step()
+			if err != nil {
+				return err
+			}
+			t[i] = d.Seconds()
+			times[i] = append(times[i], t[i])
+		}
+		ratios = append(ratios, t[1]/t[0])
+		rows = append(rows, []string{strconv.Itoa(k + 1), format(t[0]), format(t[1]), format(t[1] / t[0])})
+		fmt.Printf("pair %2d  a %8.4f s  b %8.4f s  b/a %.3f\n", k+1, t[0], t[1], t[1]/t[0])
+	}
+	for i, v := range times {
+		slices.Sort(v)
+		fmt.Printf("%s: median %.4f s a step (least %.4f, most %.4f), highest resident memory %s\n", programs[i].name, v[len(v)/2], v[0], v[len(v)-1], programs[i].peakResident())
+	}
+	slices.Sort(ratios)
+	fmt.Printf("b/a: median %.3f (least %.3f, most %.3f) of %d pairs\n", ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1], len(ratios))
+	if out == "" {
+		return nil
+	}
+	f, err := os.Create(out)
+	if err != nil {
+		return err
+	}
+	w := csv.NewWriter(f)
+	return errors.Join(w.WriteAll(rows), f.Close())
+}
+
+func format(v float64) string { return strconv.FormatFloat(v, 'f', 5, 64) }

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"github.com/ebitengine/purego"
+	"golang.org/x/sys/unix"
+)
+
+// lockableBytes is the limit on locked memory; nil: none, or the process may
+// ignore it.
+func lockableBytes() *int64 {
+	const capIPCLock = 14
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if unix.Capget(&hdr, &data[0]) == nil && data[0].Effective&(1<<capIPCLock) != 0 {
+		return nil
+	}
+	var l unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l) != nil || l.Cur == unix.RLIM_INFINITY {
+		return nil
+	}
+	n := int64(min(l.Cur, 1<<62))
+	return &n
+}
+
+// openable returns the first library that can be opened.
+func openable(names []string) string {
+	for _, name := range names {
+		if h, err := purego.Dlopen(name, purego.RTLD_LAZY|purego.RTLD_LOCAL); err == nil {
+			_ = purego.Dlclose(h)
+			return name
+		}
+	}
+	return ""
+}

@@ -1,0 +1,275 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/internal/presets"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+// planFlags are the flags of `spillway plan` beside train's.
+type planFlags struct {
+	gpu                  string
+	nodes, gpusPerNode   int
+	jsonPath, htmlPath   string
+	listModels, listGPUs bool
+	gpuFound             *gpus.GPU // what --gpu names
+	nodeSize             int       // GPUs of a server
+	countInNodes         bool      // ranks were given as nodes
+}
+
+func planCommand() *cobra.Command {
+	var c spillway.Config
+	var l later
+	var f planFlags
+	cmd := &cobra.Command{
+		Use:   "plan",
+		Short: "What a run needs of each memory and how long a step takes, exactly and before it starts",
+		Long: `Plan a run without running it: for each ZeRO stage what a rank needs of device
+memory, host memory and disk, what it sends, how long a step should take, and
+whether it fits; then what lies in memory at the peak; and where it does not
+fit, what would make it fit. It takes train's flags, and needs no weights, no
+data and no GPU.`,
+		Args: noArguments,
+	}
+	fs := cmd.Flags()
+	trainFlags(fs, &c, &l)
+	fs.StringVar(&f.gpu, "gpu", "", "plan for GPU `NAME` (--list-gpus), or detect for this machine's own")
+	fs.IntVar(&f.nodes, "nodes", 1, "servers; ranks are --nodes times --gpus-per-node")
+	fs.IntVar(&f.gpusPerNode, "gpus-per-node", 1, "GPUs of a server")
+	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; default: shard over all)")
+	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
+	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
+	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
+	fs.BoolVar(&f.listGPUs, "list-gpus", false, "list the GPUs that --gpu names")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		out := cmd.OutOrStdout()
+		switch {
+		case f.listModels:
+			return listModels(out)
+		case f.listGPUs:
+			return listGPUs(out)
+		}
+		if path := fs.Lookup("config").Value.String(); path != "" {
+			if err := applyConfigFile(fs, path); err != nil {
+				return err
+			}
+		}
+		if err := l.refuse(); err != nil {
+			return err
+		}
+		if err := f.settle(fs, &c); err != nil {
+			return err
+		}
+		if err := c.Validate(); err != nil {
+			return err
+		}
+		return runPlan(c, &f, out)
+	}
+	return cmd
+}
+
+// settle turns the flags of the hardware into ranks, caps and what is outside
+// the arena.
+func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
+	for _, n := range []struct {
+		flag string
+		v    int
+	}{{"nodes", f.nodes}, {"gpus-per-node", f.gpusPerNode}} {
+		if n.v < 1 {
+			return fmt.Errorf("--%s %d: at least 1 is needed", n.flag, n.v)
+		}
+	}
+	f.countInNodes = fs.Changed("nodes") || fs.Changed("gpus-per-node")
+	if f.countInNodes {
+		if f.nodes > 1<<20/f.gpusPerNode {
+			return fmt.Errorf("--nodes %d --gpus-per-node %d: more than %d ranks are not planned", f.nodes, f.gpusPerNode, 1<<20)
+		}
+		ranks := f.nodes * f.gpusPerNode
+		if fs.Changed("ranks") && c.Ranks != ranks {
+			return fmt.Errorf("--ranks %d contradicts --nodes %d times --gpus-per-node %d, which is %d; leave --ranks out", c.Ranks, f.nodes, f.gpusPerNode, ranks)
+		}
+		c.Ranks = ranks
+	}
+	f.nodeSize = min(c.Ranks, gpus.NodeGPUs)
+	if f.countInNodes {
+		f.nodeSize = f.gpusPerNode
+	}
+	if fs.Changed("shard-size") && c.ShardSize < 1 {
+		return fmt.Errorf("--shard-size %d: at least 1 rank is needed; leave it out to shard over all", c.ShardSize)
+	}
+	if f.gpu == "" {
+		return nil
+	}
+	var g gpus.GPU
+	if strings.EqualFold(f.gpu, "detect") {
+		found, err := gpus.Detect()
+		if err != nil {
+			return fmt.Errorf("--gpu detect: %w", err)
+		}
+		g = found[0]
+		for _, other := range found[1:] {
+			if other.Memory < g.Memory { // what fits the smallest fits all
+				g = other
+			}
+		}
+	} else {
+		var err error
+		if g, err = gpus.Lookup(f.gpu); err != nil {
+			return fmt.Errorf("--gpu: %w", err)
+		}
+	}
+	f.gpuFound = &g
+	if c.DeviceMemory == 0 || c.DeviceMemory > g.Memory {
+		c.DeviceMemory = g.Memory
+	}
+	c.Outside[graph.Device] = g.OutsideBytes()
+	return nil
+}
+
+// hardware is what the time is predicted on.
+func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
+	if f.gpuFound == nil {
+		return spillway.CPUHardware(c.ComputeThreads())
+	}
+	g, node := *f.gpuFound, f.nodeSize
+	hw := spillway.Hardware{HalfPrecision: true, Machine: func(ranks int) *cost.Machine { return g.Machine(min(node, ranks)) }}
+	if f.countInNodes {
+		hw.NodeSize = f.gpusPerNode
+	}
+	return hw
+}
+
+// runPlan plans all four stages, tells about them, and refuses what does not fit.
+func runPlan(c spillway.Config, f *planFlags, stdout io.Writer) error {
+	hw := f.hardware(&c)
+	stages, err := forecastStages(c, hw)
+	if err != nil {
+		return err
+	}
+	asked := stages[c.Zero]
+	text := stdout
+	if f.jsonPath == "-" {
+		text = io.Discard
+	}
+	r := planReport{flags: f, stages: stages, asked: asked}
+	if !asked.Fits {
+		r.ways, r.smallest = spillway.WaysOut(asked, hw)
+	}
+	if err := r.print(text); err != nil {
+		return err
+	}
+	if f.jsonPath != "" {
+		doc, err := planJSON(asked, stages)
+		if err != nil {
+			return err
+		}
+		if f.jsonPath == "-" {
+			if _, err := stdout.Write(doc); err != nil {
+				return err
+			}
+		} else if err := writeNew(f.jsonPath, doc); err != nil {
+			return fmt.Errorf("--json: %w", err)
+		}
+	}
+	if f.htmlPath != "" {
+		page, err := r.html()
+		if err == nil {
+			err = writeNew(f.htmlPath, page)
+		}
+		if err != nil {
+			return fmt.Errorf("--html: %w", err)
+		}
+	}
+	return asked.Plan.Fit()
+}
+
+// forecastStages plans a configuration at stages 0 to 3, two at a time: a plan
+// of thousands of layers takes memory of its own.
+func forecastStages(c spillway.Config, hw spillway.Hardware) ([]*spillway.Forecast, error) {
+	stages := make([]*spillway.Forecast, 4)
+	errs := make([]error, 4)
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 2)
+	for z := range stages {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			one := c
+			one.Zero = z
+			stages[z], errs[z] = spillway.Predict(one, hw.Machine(one.Ranks))
+		})
+	}
+	wg.Wait()
+	if errs[c.Zero] != nil {
+		return nil, errs[c.Zero]
+	}
+	return stages, errors.Join(errs...)
+}
+
+func writeNew(path string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, data, 0o644)
+}
+
+func listModels(w io.Writer) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "model\tlayers\twidth\theads\tvocabulary\tpositions\tsource")
+	for _, p := range presets.List() {
+		c := p.Config
+		fmt.Fprintf(tw, "%s\t%d\t%d\t%d\t%d\t%d\t%s\n", p.Name, c.Layers, c.Hidden, c.Heads, c.Vocab, c.Positions, p.Source)
+	}
+	return tw.Flush()
+}
+
+func listGPUs(w io.Writer) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	rate := func(v float64) string {
+		if v == 0 {
+			return "–"
+		}
+		return fmt.Sprintf("%g", v/1e12)
+	}
+	fmt.Fprintln(tw, "GPU\tmemory\toutside*\tfp32\ttf32\tfp16\tbf16\tint8\tfp8\tmemory GB/s\tNVLink\tPCIe\tnetwork\tsource")
+	for _, g := range gpus.List() {
+		r := g.Rates
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%g\t%g\t%g\t%g\t%s\n", g.Name, plan.Bytes(g.Memory), plan.Bytes(g.OutsideBytes()),
+			rate(r.FP32), rate(r.TF32), rate(r.FP16), rate(r.BF16), rate(r.INT8), rate(r.FP8),
+			g.MemoryBandwidth/1e9, g.NVLink/1e9, g.PCIe/1e9, g.Network/1e9, g.Source)
+	}
+	fmt.Fprintln(tw, "\nRates: dense matrix products, TFLOP/s. Links: GB/s of one GPU in one direction.")
+	fmt.Fprintln(tw, "* context and libraries of a process: an estimate by generation until it is measured.")
+	return tw.Flush()
+}
+
+// textbookStates is the paper's model states of the requested plan, for
+// comparison: 2 + 2 + 12 bytes a parameter in mixed precision, 4 + 4 + 8 in fp32.
+func textbookStates(f *spillway.Forecast) float64 {
+	n := float64(f.Parameters())
+	ranks := f.Config.Ranks
+	if f.Config.ShardSize > 0 {
+		ranks = f.Config.ShardSize
+	}
+	w, g, k := 4.0, 4.0, 8.0
+	if p := strings.ToLower(f.Config.Precision); p == "bf16" || p == "fp16" {
+		w, g, k = 2, 2, 12
+	}
+	return zero.Stage(f.Config.Zero).ModelStateBytes(n, float64(ranks), w, g, k)
+}

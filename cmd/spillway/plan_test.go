@@ -1,0 +1,233 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/internal/presets"
+)
+
+func planned(t *testing.T, args ...string) (int, planDoc) {
+	t.Helper()
+	r := command(append([]string{"plan", "--json", "-"}, args...)...)
+	var doc planDoc
+	dec := json.NewDecoder(strings.NewReader(r.stdout))
+	dec.DisallowUnknownFields()
+	require.NoError(t, dec.Decode(&doc), "%v: %s", args, r.stderr)
+	require.False(t, dec.More(), "stdout holds the JSON and nothing else")
+	return r.status, doc
+}
+
+func TestPlanJSON(t *testing.T) {
+	for _, args := range [][]string{
+		{"--model", "gpt2"},
+		{"--model", "gpt2-medium", "--ranks", "4", "--accum", "3", "--device-memory", "2GiB", "--host-memory", "1GiB"},
+		{"--model", "gpt2", "--ranks", "4", "--precision", "fp16", "--recompute", "full"},
+		{"--model", "llama-3-8b", "--gpu", "H100-80", "--nodes", "2", "--gpus-per-node", "8", "--precision", "bf16", "--seq", "2048", "--batch", "1"},
+		{"--model", "llama-2-7b", "--gpu", "a100-80", "--nodes", "2", "--gpus-per-node", "8", "--shard-size", "8", "--precision", "bf16", "--zero", "2"},
+	} {
+		status, doc := planned(t, args...)
+		require.Equal(t, doc.Requested.Fits, status == exitDone, args)
+		if !doc.Requested.Fits {
+			require.Equal(t, exitDoesNotFit, status, args)
+		}
+		require.Len(t, doc.Stages, 4)
+		require.Equal(t, doc.Stages[doc.Requested.Zero], doc.Requested)
+		for z, s := range doc.Stages {
+			require.Equal(t, z, s.Zero)
+			require.Positive(t, s.StepSeconds)
+			fits := true
+			for _, sp := range []planSpace{s.Device, s.Host, s.Disk} {
+				var sum int64
+				for class, n := range sp.ByClass {
+					sum += n
+					require.LessOrEqual(t, n, sp.ClassPeakBytes[class], "%v stage %d %s", args, z, class)
+				}
+				require.Len(t, sp.ByClass, 9)
+				require.Equal(t, sp.PeakBytes, sum, "%v stage %d", args, z)
+				require.Equal(t, sp.PeakBytes > 0, sp.PeakAt != "")
+				if sp.CapacityBytes != nil {
+					fits = fits && sp.PeakBytes+sp.OutsideBytes <= *sp.CapacityBytes
+				}
+			}
+			require.Equal(t, fits, s.Fits, "%v stage %d", args, z)
+		}
+	}
+}
+
+func TestPlanOfAGPUHasItsMemory(t *testing.T) {
+	_, doc := planned(t, "--model", "gpt2", "--gpu", "rtx-4090")
+	g, err := gpus.Lookup("rtx-4090")
+	require.NoError(t, err)
+	require.Equal(t, g.Memory, *doc.Requested.Device.CapacityBytes)
+	require.Equal(t, g.OutsideBytes(), doc.Requested.Device.OutsideBytes)
+	_, doc = planned(t, "--model", "gpt2", "--gpu", "rtx-4090", "--device-memory", "1GiB")
+	require.Equal(t, int64(1<<30), *doc.Requested.Device.CapacityBytes)
+	_, doc = planned(t, "--model", "gpt2")
+	require.Nil(t, doc.Requested.Device.CapacityBytes)
+	require.Zero(t, doc.Requested.Device.OutsideBytes)
+}
+
+// The wall of plan is that of train: the peak fits, a byte less does not.
+func TestPlanAndTrainAgree(t *testing.T) {
+	shape := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "16", "--ranks", "2"}
+	_, doc := planned(t, shape...)
+	peak := doc.Requested.Device.PeakBytes
+	for less, want := range []int{exitDone, exitDoesNotFit} {
+		limit := []string{"--device-memory", fmt.Sprint(peak - int64(less))}
+		status, _ := planned(t, append(shape, limit...)...)
+		require.Equal(t, want, status)
+		r := command(append(append([]string{"train", "--data", testdata + "/text.bin", "--steps", "1"}, shape...), limit...)...)
+		require.Equal(t, want, r.status, r.stderr)
+	}
+}
+
+func TestPlanBadInput(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		want []string
+	}{
+		{"", []string{"--model"}},
+		{"--model gpt9", []string{"gpt9", "gpt2"}},
+		{"--model gpt2 --gpu h10-80", []string{"h10-80", "h100-80"}},
+		{"--model gpt2 --nodes 0", []string{"--nodes 0", "at least 1"}},
+		{"--model gpt2 --gpus-per-node 0", []string{"--gpus-per-node 0"}},
+		{"--model gpt2 --nodes 2 --gpus-per-node 4 --ranks 9", []string{"--ranks 9", "8"}},
+		{"--model gpt2 --ranks 8 --shard-size 3", []string{"2 or 4"}},
+		{"--model gpt2 --shard-size 0", []string{"--shard-size 0"}},
+		{"--model gpt2 --precision fp8", []string{"fp8", "bf16"}},
+		{"--model gpt2 --seq 1025", []string{"1025", "1024"}},
+		{"--model gpt2 --zero 4", []string{"--zero 4"}},
+		{"--model gpt2 --nodes 1000000000 --gpus-per-node 1000000000", []string{"--nodes"}},
+		{"--nope", []string{"nope"}},
+	} {
+		r := command(append([]string{"plan"}, strings.Fields(c.args)...)...)
+		require.Equal(t, exitBadInput, r.status, c.args)
+		require.Empty(t, r.stdout, c.args)
+		require.Equal(t, 1, strings.Count(r.stderr, "\n"), r.stderr)
+		for _, w := range c.want {
+			require.Contains(t, r.stderr, w, c.args)
+		}
+	}
+	if _, err := gpus.Detect(); err != nil {
+		r := command("plan", "--model", "gpt2", "--gpu", "detect")
+		require.Equal(t, exitBadInput, r.status)
+		require.Contains(t, r.stderr, "--gpu detect")
+	}
+	// Less than a GPU's own context is a run that does not fit.
+	require.Equal(t, exitDoesNotFit, command("plan", "--model", "gpt2", "--gpu", "h100-80", "--device-memory", "100MiB").status)
+}
+
+func TestPlanLists(t *testing.T) {
+	r := command("plan", "--list-models")
+	require.Zero(t, r.status)
+	for _, p := range presets.List() {
+		require.Contains(t, r.stdout, p.Name+" ")
+	}
+	r = command("plan", "--list-gpus")
+	require.Zero(t, r.status)
+	for _, g := range gpus.List() {
+		require.Contains(t, r.stdout, g.Name+" ")
+	}
+}
+
+func TestPlanReportNamesWhatMatters(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "sub", "plan.json")
+	r := command("plan", "--model", "gpt2", "--ranks", "4", "--device-memory", "900MiB", "--json", path)
+	require.Equal(t, exitDoesNotFit, r.status)
+	for _, want := range []string{"gpt2", "124,439,808", "Device memory", "Host memory", "activations", "unsharded", "Largest buffers", "What would make it fit", "--recompute"} {
+		require.Contains(t, r.stdout, want)
+	}
+	require.Contains(t, r.stderr, "does not fit")
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.True(t, json.Valid(text))
+}
+
+// Every suggestion, applied, fits: over presets, hardware and stages that do not.
+func TestWaysOutFit(t *testing.T) {
+	grid := []string{
+		"--model gpt2 --ranks 4 --zero 0 --device-memory 1500MiB",
+		"--model gpt2 --ranks 4 --device-memory 900MiB",
+		"--model gpt2-medium --ranks 2 --zero 1 --device-memory 3GiB",
+		"--model gpt2-xl --gpu rtx-4090 --seq 1024 --batch 8",
+		"--model gpt2-xl --gpu v100-16 --ranks 4 --zero 0 --precision fp16 --seq 1024 --batch 4",
+		"--model llama-3.2-1b --gpu rtx-3090 --ranks 2 --zero 1 --precision bf16 --seq 2048 --batch 8",
+		"--model llama-2-7b --gpu a100-40 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 4096 --batch 4 --zero 2",
+		"--model llama-3-8b --gpu a100-40 --nodes 2 --gpus-per-node 8 --shard-size 2 --precision bf16 --seq 2048 --batch 2",
+		"--model qwen-2.5-7b --gpu h200-141 --precision bf16 --seq 4096 --batch 8",
+		"--model megatron-22b --gpu h100-80 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 2048",
+	}
+	for _, line := range grid {
+		args := strings.Fields(line)
+		r := command(append([]string{"plan"}, args...)...)
+		require.Equal(t, exitDoesNotFit, r.status, "%s: %s", line, r.stderr)
+		_, after, ok := strings.Cut(r.stdout, "What would make it fit")
+		require.True(t, ok, "%s has no way out:\n%s", line, r.stdout)
+		ways := 0
+		for _, l := range strings.Split(after, "\n") {
+			flags, _, ok := strings.Cut(strings.TrimSpace(l), "  ")
+			if !ok || !strings.HasPrefix(flags, "--") {
+				continue
+			}
+			ways++
+			status, doc := planned(t, append(args, strings.Fields(flags)...)...)
+			require.Equal(t, exitDone, status, "%s with %s", line, flags)
+			require.True(t, doc.Requested.Fits)
+		}
+		require.Positive(t, ways, line)
+	}
+}
+
+// The outcome of the search does not depend on which plan was ready first.
+func TestWaysOutAreDeterministic(t *testing.T) {
+	args := []string{"plan", "--model", "gpt2-medium", "--ranks", "4", "--zero", "1", "--device-memory", "2GiB"}
+	first := command(args...)
+	require.Equal(t, exitDoesNotFit, first.status)
+	for range 3 {
+		require.Equal(t, first, command(args...))
+	}
+}
+
+// Megatron's trillion parameters on 1,024 GPUs: sharded over all of them, and
+// over 8 and replicated 128 times, which does not fit and says what would.
+func TestPlanOfATrillion(t *testing.T) {
+	all := []string{"--model", "megatron-1t", "--gpu", "h100-80", "--nodes", "128", "--gpus-per-node", "8", "--batch", "1", "--precision", "bf16", "--recompute", "full"}
+	status, doc := planned(t, all...)
+	require.Equal(t, exitDone, status)
+	require.Equal(t, 1024, doc.Ranks)
+	require.InEpsilon(t, 1.008e12, doc.Model.Parameters, 0.001)
+	r := command(append([]string{"plan", "--shard-size", "8"}, all...)...)
+	require.Equal(t, exitDoesNotFit, r.status)
+	require.Contains(t, r.stdout, "--shard-size ")
+}
+
+func TestTrainRefusesWhatOnlyPlans(t *testing.T) {
+	for _, flags := range [][]string{{"--precision", "bf16"}, {"--precision", "fp16"}} {
+		r := command(tinyWith(flags...)...)
+		require.Equal(t, exitBadInput, r.status)
+		require.Contains(t, r.stderr, "--precision "+flags[1])
+	}
+	r := command(tinyWith("--ranks", "4", "--shard-size", "2")...)
+	require.Equal(t, exitBadInput, r.status)
+	require.Contains(t, r.stderr, "--shard-size")
+}
+
+func TestPlanPage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "new", "plan.html")
+	r := command("plan", "--model", "gpt2", "--ranks", "4", "--device-memory", "900MiB", "--html", path)
+	require.Equal(t, exitDoesNotFit, r.status)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for _, want := range []string{"Plan of gpt2", "Does not fit", "device memory over section", "host memory over section", "The peak of device memory explained", "What would make it fit", "A step, predicted, by stage"} {
+		require.Contains(t, string(text), want)
+	}
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spillway-ml/spillway/graph"
+	page "github.com/spillway-ml/spillway/memplan/report"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// html returns the report as one page.
+func (r *planReport) html() ([]byte, error) {
+	var head bytes.Buffer
+	r.heading(&head)
+	lines := strings.SplitN(strings.TrimSpace(head.String()), "\n", 2)
+	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, ". "), Fits: r.asked.Fits, Verdict: r.verdict()}
+	for s := range graph.NumSpaces {
+		use := &r.asked.Plan.Layout.Spaces[s]
+		if use.Peak == 0 {
+			continue
+		}
+		sections := []string{"step"}
+		if at, _, ok := strings.Cut(use.PeakAt, "/"); ok && at != "step" {
+			sections = append(sections, at)
+		}
+		for k := 0; k < len(sections); k++ {
+			name := sections[k]
+			t, err := page.NewTimeline(r.asked.Plan.Program, r.asked.Plan.Layout, name, s)
+			if err != nil {
+				return nil, err
+			}
+			if len(t.Columns) == 0 {
+				continue
+			}
+			if name == "step" && t.Columns[t.Peak].Total >= use.LowerBound {
+				sections = sections[:1] // the step reaches the peak too
+			}
+			chart := page.SpaceChart{Timeline: t}
+			if limit := r.asked.Plan.Config.Capacity[s]; limit > 0 {
+				chart.Capacity = limit - r.asked.Plan.Config.Outside[s]
+			}
+			doc.Spaces = append(doc.Spaces, chart)
+		}
+		doc.Tables = append(doc.Tables, r.spaceTable(s))
+		doc.Peak = append(doc.Peak, r.peakTable(s))
+	}
+	doc.Tables = append(doc.Tables, r.stepTable())
+	if len(r.ways) > 0 {
+		doc.Ways = r.waysTable()
+	}
+	var out bytes.Buffer
+	err := doc.HTML(&out)
+	return out.Bytes(), err
+}
+
+func (r *planReport) verdict() string {
+	var refused *plan.DoesNotFit
+	if errors.As(r.asked.Plan.Fit(), &refused) {
+		return fmt.Sprintf("Does not fit: %s of %s memory over the cap", plan.Bytes(refused.Peak+refused.Outside-refused.Capacity), refused.Space)
+	}
+	use, limit := r.asked.Plan.Layout.Spaces[graph.Device].Peak, r.asked.Plan.Config.Capacity[graph.Device]
+	if limit == 0 {
+		return fmt.Sprintf("A rank needs %s of device memory; no cap was given", plan.Bytes(use))
+	}
+	return fmt.Sprintf("Fits: %s of device memory stay free", plan.Bytes(limit-use-r.asked.Plan.Config.Outside[graph.Device]))
+}
+
+func (r *planReport) spaceTable(s graph.Space) page.Table {
+	t := page.Table{Title: fmt.Sprintf("%s memory of a rank at its peak, by stage", s), Head: []string{"ZeRO"}, Mark: r.asked.Config.Zero}
+	for c := range graph.NumClasses {
+		t.Head = append(t.Head, c.String())
+	}
+	t.Head = append(t.Head, "peak", "outside", "fits")
+	for _, f := range r.stages {
+		use, cfg := &f.Plan.Layout.Spaces[s], &f.Plan.Config
+		row := []string{fmt.Sprint(f.Config.Zero)}
+		for _, n := range use.ByClass {
+			row = append(row, plan.Bytes(n))
+		}
+		fits := "yes"
+		if limit := cfg.Capacity[s]; limit > 0 && use.Peak+cfg.Outside[s] > limit {
+			fits = "no, " + plan.Bytes(use.Peak+cfg.Outside[s]-limit) + " over"
+		}
+		t.Rows = append(t.Rows, append(row, plan.Bytes(use.Peak), plan.Bytes(cfg.Outside[s]), fits))
+	}
+	return t
+}
+
+func (r *planReport) stepTable() page.Table {
+	t := page.Table{Title: "A step, predicted, by stage", Mark: r.asked.Config.Zero,
+		Head: []string{"ZeRO", "sent by a rank", "time", "computing", "waiting", "tokens/s", "peak of device memory at"}}
+	for _, f := range r.stages {
+		t.Rows = append(t.Rows, []string{fmt.Sprint(f.Config.Zero), plan.Bytes(f.Plan.CommBytes), seconds(f.Step.Seconds), seconds(f.Step.Seconds - f.Step.Exposed),
+			seconds(f.Step.Exposed), fmt.Sprintf("%.0f", f.TokensPerSecond()), f.Plan.Layout.Spaces[graph.Device].PeakAt})
+	}
+	return t
+}
+
+func (r *planReport) peakTable(s graph.Space) page.Table {
+	use := &r.asked.Plan.Layout.Spaces[s]
+	t := page.Table{Title: fmt.Sprintf("The peak of %s memory explained", s), Mark: -1, Head: []string{"bytes", "class", "buffer", "type and shape", "of each"},
+		Note: fmt.Sprintf("At %s, %s are alive and the arena's extent is %s. Buffers that differ by layer alone are one line.", use.PeakAt, plan.Bytes(use.LowerBound), plan.Bytes(use.Peak))}
+	for i, e := range aliveRows(r.asked.Plan, s) {
+		if i == 40 {
+			break
+		}
+		t.Rows = append(t.Rows, []string{plan.Bytes(e.bytes), e.class.String(), e.name, shapeText(e.shape, e.dtype), e.each()})
+	}
+	return t
+}
+
+func (r *planReport) waysTable() *page.Table {
+	t := &page.Table{Title: "What would make it fit", Note: "The cheapest first; each was planned, and fits.", Mark: -1,
+		Head: []string{"flags", "device memory", "step", "time of a token", "sent by a rank", "costs"}}
+	for _, way := range r.ways {
+		t.Rows = append(t.Rows, []string{way.Text, plan.Bytes(way.Forecast.Plan.Layout.Spaces[graph.Device].Peak), seconds(way.Forecast.Step.Seconds),
+			fmt.Sprintf("%.2f ×", way.Slowdown), plan.Bytes(way.Forecast.Plan.CommBytes), way.Cost})
+	}
+	return t
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"encoding/json"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// The contract's names.
+type (
+	planDoc struct {
+		Model     planModel   `json:"model"`
+		Ranks     int         `json:"ranks"`
+		Batch     int         `json:"batch"`
+		Seq       int         `json:"seq"`
+		Requested planStage   `json:"requested"`
+		Stages    []planStage `json:"stages"`
+	}
+	planModel struct {
+		Name       string `json:"name"`
+		Parameters int64  `json:"parameters"`
+	}
+	planStage struct {
+		Zero             int       `json:"zero"`
+		Fits             bool      `json:"fits"`
+		Device           planSpace `json:"device"`
+		Host             planSpace `json:"host"`
+		Disk             planSpace `json:"disk"`
+		CommBytesPerStep int64     `json:"comm_bytes_per_step"` // a rank
+		StepSeconds      float64   `json:"step_seconds"`
+	}
+	planSpace struct {
+		CapacityBytes  *int64           `json:"capacity_bytes"` // null: no cap
+		PeakBytes      int64            `json:"peak_bytes"`
+		PeakAt         string           `json:"peak_at"`
+		OutsideBytes   int64            `json:"outside_bytes"`
+		ByClass        map[string]int64 `json:"by_class"`
+		ClassPeakBytes map[string]int64 `json:"class_peak_bytes"`
+	}
+)
+
+func planJSON(asked *spillway.Forecast, stages []*spillway.Forecast) ([]byte, error) {
+	c := asked.Config
+	doc := planDoc{Model: planModel{c.Model, asked.Parameters()}, Ranks: c.Ranks, Batch: c.Batch, Seq: c.Seq, Requested: stageJSON(asked)}
+	for _, f := range stages {
+		doc.Stages = append(doc.Stages, stageJSON(f))
+	}
+	text, err := json.MarshalIndent(doc, "", "  ")
+	return append(text, '\n'), err
+}
+
+func stageJSON(f *spillway.Forecast) planStage {
+	return planStage{Zero: f.Config.Zero, Fits: f.Fits, CommBytesPerStep: f.Plan.CommBytes, StepSeconds: f.Step.Seconds,
+		Device: spaceJSON(f, graph.Device), Host: spaceJSON(f, graph.Host), Disk: spaceJSON(f, graph.Disk)}
+}
+
+func spaceJSON(f *spillway.Forecast, s graph.Space) planSpace {
+	use := &f.Plan.Layout.Spaces[s]
+	v := planSpace{PeakBytes: use.Peak, PeakAt: use.PeakAt, OutsideBytes: f.Plan.Config.Outside[s], ByClass: map[string]int64{}, ClassPeakBytes: map[string]int64{}}
+	if limit := f.Plan.Config.Capacity[s]; limit > 0 {
+		v.CapacityBytes = &limit
+	}
+	for c := range graph.NumClasses {
+		v.ByClass[c.String()], v.ClassPeakBytes[c.String()] = use.ByClass[c], use.ClassPeak[c]
+	}
+	return v
+}

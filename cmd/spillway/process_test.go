@@ -1,0 +1,215 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+)
+
+// built builds the command once: what a signal does is a process's matter.
+var built = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "spillway-binary-")
+	if err != nil {
+		return "", err
+	}
+	buildFolder = dir
+	path := filepath.Join(dir, "spillway")
+	if out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return path, nil
+})
+
+var buildFolder string
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if buildFolder != "" {
+		_ = os.RemoveAll(buildFolder)
+	}
+	os.Exit(code)
+}
+
+// process is a started binary.
+type process struct {
+	*exec.Cmd
+	out, errs bytes.Buffer
+}
+
+func start(t *testing.T, args ...string) *process {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	path, err := built()
+	require.NoError(t, err)
+	p := &process{Cmd: exec.Command(path, args...)}
+	p.Stdout, p.Stderr = &p.out, &p.errs
+	require.NoError(t, p.Start())
+	t.Cleanup(func() { _ = p.Process.Kill() })
+	return p
+}
+
+// end waits for the process and returns its exit status, −1 for a signal.
+func (p *process) end(t *testing.T) int {
+	t.Helper()
+	err := p.Wait()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		require.NoError(t, err)
+	}
+	require.NotContains(t, p.errs.String(), "goroutine ")
+	return p.ProcessState.ExitCode()
+}
+
+// waitFor polls for what the process is going to write.
+func waitFor(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(60 * time.Second); !done(); time.Sleep(2 * time.Millisecond) {
+		require.True(t, time.Now().Before(deadline), "no %s in time", what)
+	}
+}
+
+func newest(t *testing.T, dir string) (step int, folder string) {
+	t.Helper()
+	list, err := checkpoint.List(dir)
+	require.NoError(t, err)
+	if len(list) == 0 {
+		return 0, ""
+	}
+	folder = list[len(list)-1]
+	m, err := checkpoint.Verify(folder)
+	require.NoError(t, err, "the newest checkpoint is whole")
+	return m.Step, folder
+}
+
+var shaLine = regexp.MustCompile(`parameters' SHA-256: ([0-9a-f]{64})`)
+
+func shaOf(t *testing.T, text string) string {
+	t.Helper()
+	m := shaLine.FindStringSubmatch(text)
+	require.NotNil(t, m, text)
+	return m[1]
+}
+
+// Killed at any moment of its saves, a run loses no more than the steps since
+// the last checkpoint, and goes on to the bits of a run that nobody killed.
+func TestKilledSavesLeaveALoadableCheckpoint(t *testing.T) {
+	dir := t.TempDir()
+	args := tinyWith("--ranks", "2", "--checkpoint", dir, "--save-every", "1", "--keep", "2", "--resume")
+	last := 0
+	for round := range 10 {
+		p := start(t, append(args, "--steps", "1000000")...)
+		from := last
+		waitFor(t, "checkpoint", func() bool { // a name is there only once it is complete
+			names, _ := filepath.Glob(filepath.Join(dir, "step-*"))
+			for _, name := range names {
+				if n, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(name), "step-")); err == nil && n > from {
+					return true
+				}
+			}
+			return false
+		})
+		time.Sleep(time.Duration(rand.Int64N(int64(20 * time.Millisecond))))
+		require.NoError(t, p.Process.Signal(syscall.SIGKILL))
+		require.Equal(t, -1, p.end(t))
+		step, _ := newest(t, dir)
+		require.Greater(t, step, last, "round %d", round)
+		last = step
+	}
+	steps := strconv.Itoa(last + 3)
+	p := start(t, append(args, "--steps", steps)...)
+	require.Equal(t, 0, p.end(t), p.errs.String())
+	whole := start(t, tinyWith("--ranks", "2", "--steps", steps)...)
+	require.Equal(t, 0, whole.end(t), whole.errs.String())
+	require.Equal(t, shaOf(t, whole.out.String()), shaOf(t, p.out.String()))
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 2, "what the killed saves left is cleared")
+}
+
+// Ctrl-C ends a run at a step's end with a checkpoint and status 130.
+func TestInterruptSavesAndExits130(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		dir, metrics := t.TempDir(), filepath.Join(t.TempDir(), "m.jsonl")
+		p := start(t, tinyWith("--ranks", "2", "--checkpoint", dir, "--metrics", metrics, "--steps", "1000000")...)
+		waitFor(t, "third step", func() bool { return len(readLines(t, metrics)) >= 3 })
+		require.NoError(t, p.Process.Signal(sig))
+		require.Equal(t, 130, p.end(t), p.errs.String())
+		lines := readLines(t, metrics)
+		done := lines[len(lines)-1]
+		require.NotContains(t, done, "event", "an interrupted run is not done")
+		step, _ := newest(t, dir)
+		require.EqualValues(t, done["step"], step, "no step is lost")
+		require.Contains(t, p.errs.String(), fmt.Sprintf("interrupted after step %d", step))
+
+		again := start(t, tinyWith("--ranks", "2", "--checkpoint", dir, "--resume", "--metrics", metrics, "--steps", strconv.Itoa(step+2))...)
+		require.Equal(t, 0, again.end(t), again.errs.String())
+		lines = readLines(t, metrics)
+		require.EqualValues(t, step+2, lines[len(lines)-1]["step"])
+		for i := range step + 2 {
+			require.EqualValues(t, i+1, lines[i]["step"], "--resume appends")
+		}
+	}
+	p := start(t, tinyWith("--steps", "1000000")...)
+	time.Sleep(200 * time.Millisecond)
+	require.NoError(t, p.Process.Signal(syscall.SIGINT))
+	require.Equal(t, 130, p.end(t), "without a folder there is nothing to save")
+}
+
+// readLines parses the complete lines of a metrics file.
+func readLines(t *testing.T, path string) (lines []map[string]any) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	require.NoError(t, err)
+	for _, line := range strings.SplitAfter(string(text), "\n") {
+		if strings.HasSuffix(line, "\n") {
+			var v map[string]any
+			require.NoError(t, json.Unmarshal([]byte(line), &v), line)
+			lines = append(lines, v)
+		}
+	}
+	return lines
+}
+
+// Statuses of the built binary for what only files can do wrong.
+func TestDamagedFiles(t *testing.T) {
+	dir := t.TempDir()
+	p := start(t, tinyWith("--checkpoint", dir)...)
+	require.Equal(t, 0, p.end(t), p.errs.String())
+	_, folder := newest(t, dir)
+	path := filepath.Join(folder, "exp_avg.safetensors")
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	text[len(text)/2]++
+	require.NoError(t, os.WriteFile(path, text, 0o644))
+	p = start(t, tinyWith("--checkpoint", dir, "--resume")...)
+	require.Equal(t, 2, p.end(t))
+	require.Contains(t, p.errs.String(), path)
+
+	weights := t.TempDir()
+	require.NoError(t, os.CopyFS(weights, os.DirFS(testdata+"/gpt2")))
+	require.NoError(t, os.Truncate(filepath.Join(weights, "model.safetensors"), 5000))
+	p = start(t, tinyWith("--init", weights)...)
+	require.Equal(t, 1, p.end(t))
+	require.Contains(t, p.errs.String(), filepath.Join(weights, "model.safetensors"))
+}

@@ -1,0 +1,17 @@
+package cpu
+
+import "fmt"
+
+// PinError is the system's refusal to lock host memory.
+type PinError struct {
+	Bytes  int64  // that were to be locked
+	Advice string // what the limit is and how to raise it
+	Err    error
+}
+
+func (e *PinError) Error() string {
+	return fmt.Sprintf("locking %d bytes of host memory is refused (%v): %s", e.Bytes, e.Err, e.Advice)
+}
+
+// Unwrap returns the system's error.
+func (e *PinError) Unwrap() error { return e.Err }

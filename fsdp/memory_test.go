@@ -1,0 +1,308 @@
+package fsdp_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+// Memory and communication of a plan as the ZeRO paper's formulas (Rajbhandari
+// et al., SC 2020), as equalities. Nothing here is computed by the code that is
+// tested: the formulas take the forward program's parameters and units alone.
+
+var models = map[string]model.Config{
+	"gpt2 tied": {Family: model.GPT2, Layers: 3, Width: 40, Heads: 4, Vocab: 97, Positions: 32, TiedHead: true},
+	// 1-element surpluses everywhere: no tensor is a multiple of 256.
+	"gpt2 odd":     {Family: model.GPT2, Layers: 2, Width: 18, Heads: 3, FFN: 31, Vocab: 101, Positions: 17},
+	"llama tied":   {Family: model.Llama, Layers: 2, Width: 32, Heads: 4, KVHeads: 2, FFN: 56, Vocab: 61, Positions: 32, TiedHead: true},
+	"llama untied": {Family: model.Llama, Layers: 4, Width: 24, Heads: 2, KVHeads: 1, FFN: 40, Vocab: 61, Positions: 32, QKVBias: true},
+	"mlp":          {Family: model.MLP, Inputs: 19, Hidden: []int{33, 21}, Classes: 7},
+	"cnn":          {Family: model.CNN, Height: 8, ImgWidth: 8, Chans: 3, Hidden: []int{5, 6}, Classes: 4},
+}
+
+var worlds = []int{1, 2, 3, 4, 5, 7, 8}
+
+const fp32 = 4 // bytes
+
+// unitSize is what the formulas take from a model.
+type unitSize struct {
+	name      string
+	tensors   []int64 // elements of each parameter
+	elems     int64
+	trainable bool
+}
+
+// unitsOf lists a model's units, with the trainable and the frozen parameters of
+// a unit apart, as they are gathered and reduced.
+func unitsOf(p *graph.Program, frozen func(name string) bool) (list []unitSize) {
+	for _, kind := range []bool{true, false} {
+		for u := range p.Units {
+			s := unitSize{name: p.Units[u].Name, trainable: kind}
+			for _, prm := range p.Params {
+				if prm.Unit == u && frozen(prm.Name) != kind {
+					s.tensors = append(s.tensors, prm.Elems())
+					s.elems += prm.Elems()
+				}
+			}
+			if s.elems > 0 {
+				list = append(list, s)
+			}
+		}
+	}
+	return list
+}
+
+func up(n, to int64) int64 { return (n + to - 1) / to * to }
+
+// flat is the length of a unit's flat parameter: each tensor starts at a
+// multiple of 256 elements, and so does each shard.
+func (u unitSize) flat(ranks int) int64 {
+	var n int64
+	for _, t := range u.tensors {
+		n = up(n, 256) + t
+	}
+	return up(n, 256*int64(ranks))
+}
+
+func buildPlan(t testing.TB, c model.Config, cfg plan.Config) *plan.Plan {
+	t.Helper()
+	seq := c.Positions
+	if seq == 0 {
+		seq = 1 // a classifier's
+	}
+	p, err := model.Build(c, model.Train, 2, seq)
+	require.NoError(t, err)
+	cfg.Target, cfg.Verify = graph.CPUTarget(), true
+	if cfg.Accum == 0 {
+		cfg.Accum = 1
+	}
+	if cfg.Optimizer.Name == "" {
+		cfg.Optimizer = zero.Optimizer{Name: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, Trust: 0.001}
+	}
+	out, err := plan.Build(plan.Forward{Train: p}, cfg)
+	require.NoError(t, err)
+	return out
+}
+
+func forwardUnits(t testing.TB, c model.Config, frozen func(string) bool) []unitSize {
+	seq := c.Positions
+	if seq == 0 {
+		seq = 1
+	}
+	p, err := model.Build(c, model.Train, 2, seq)
+	require.NoError(t, err)
+	return unitsOf(p, frozen)
+}
+
+// stateBytes is K of the paper in fp32: bytes of optimizer states a parameter,
+// and bytes a parameter tensor where there is one state a tensor.
+var stateBytes = map[string][2]int64{
+	"adamw": {8, 0}, "lamb": {8, 0}, // two moments
+	"sgd": {4, 0}, "lars": {4, 0}, "larc": {4, 0}, // momentum
+	"novograd": {4, 4}, // a first moment an element, a second one a tensor
+}
+
+// Section 5 and figure 1: a rank holds, of Ψ trainable and Φ frozen parameters
+// in fp32 over N ranks,
+//
+//	stage   parameters   gradients   optimizer
+//	0       4(Ψ+Φ)       4Ψ          KΨ
+//	1       4(Ψ+Φ)       4Ψ          KΨ/N
+//	2       4(Ψ+Φ)       4Ψ/N        KΨ/N
+//	3       4(Ψ+Φ)/N     4Ψ/N        KΨ/N
+//
+// where /N rounds up to an element of each tensor-like state. What alignment
+// and even shards add is no part of these classes but of padding.
+func TestMemoryByFormula(t *testing.T) {
+	for name, c := range models {
+		for optimizer, k := range stateBytes {
+			if optimizer != "adamw" && name != "gpt2 odd" {
+				continue // what an optimizer keeps does not depend on the model
+			}
+			for _, n := range worlds {
+				for stage := range 4 {
+					t.Run(fmt.Sprintf("%s/%s/%d ranks/stage %d", name, optimizer, n, stage), func(t *testing.T) {
+						none := func(string) bool { return false }
+						checkMemory(t, c, optimizer, k, n, stage, nil, none)
+					})
+				}
+			}
+		}
+	}
+}
+
+func TestMemoryByFormulaWithFrozenParameters(t *testing.T) {
+	for name, pattern := range map[string]string{"gpt2 tied": "h.0.*", "gpt2 odd": "*.bias", "llama untied": "model.embed_tokens.weight", "llama tied": "*q_proj*", "cnn": "layer.0.*"} {
+		for _, n := range worlds {
+			for stage := range 4 {
+				t.Run(fmt.Sprintf("%s without %s/%d ranks/stage %d", name, pattern, n, stage), func(t *testing.T) {
+					checkMemory(t, models[name], "adamw", stateBytes["adamw"], n, stage, []string{pattern}, matcher(pattern))
+				})
+			}
+		}
+	}
+}
+
+// matcher serves patterns with stars at their ends only.
+func matcher(pattern string) func(string) bool {
+	core := strings.Trim(pattern, "*")
+	return func(name string) bool {
+		switch {
+		case strings.HasPrefix(pattern, "*") && strings.HasSuffix(pattern, "*"):
+			return strings.Contains(name, core)
+		case strings.HasPrefix(pattern, "*"):
+			return strings.HasSuffix(name, core)
+		case strings.HasSuffix(pattern, "*"):
+			return strings.HasPrefix(name, core)
+		}
+		return name == pattern
+	}
+}
+
+func checkMemory(t *testing.T, c model.Config, optimizer string, k [2]int64, ranks, stage int, freeze []string, frozen func(string) bool) {
+	p := buildPlan(t, c, plan.Config{Ranks: ranks, Stage: zero.Stage(stage), Prefetch: 1, Freeze: freeze,
+		Optimizer: zero.Optimizer{Name: optimizer, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Trust: 0.001}})
+	n := int64(ranks)
+	var psi, phi, tensors int64
+	units := forwardUnits(t, c, frozen)
+	for _, u := range units {
+		if u.trainable {
+			psi += u.elems
+			tensors += int64(len(u.tensors))
+		} else {
+			phi += u.elems
+		}
+	}
+	over := func(elems int64, sharded bool) int64 { // elements a rank holds
+		if sharded {
+			return (elems + n - 1) / n
+		}
+		return elems
+	}
+	use := p.Layout.Spaces[graph.Device]
+	require.Equal(t, fp32*over(psi+phi, stage >= 3), use.ClassPeak[graph.Parameters], "parameters of Ψ=%d Φ=%d", psi, phi)
+	require.Equal(t, fp32*over(psi, stage >= 2), use.ClassPeak[graph.Gradients], "gradients of Ψ=%d", psi)
+	// k[0]/4 flat states of 4 bytes an element; those of one element a tensor are whole on every rank.
+	require.Equal(t, k[0]/fp32*fp32*over(psi, stage >= 1)+k[1]*tensors, use.ClassPeak[graph.Optimizer], "optimizer states of Ψ=%d", psi)
+
+	// The padding of what lives through the run: flat lengths less the above.
+	var want, got int64
+	for _, u := range units {
+		part := func(sharded bool) int64 {
+			if sharded {
+				return u.flat(ranks) / n
+			}
+			return u.flat(ranks)
+		}
+		want += fp32 * part(stage >= 3 && ranks > 1)
+		if u.trainable {
+			want += k[0]*part(stage >= 1 && ranks > 1) + k[1]*int64(len(u.tensors))
+		}
+	}
+	want -= use.ClassPeak[graph.Parameters] + use.ClassPeak[graph.Optimizer]
+	for i := range p.Program.Buffers {
+		if b := &p.Program.Buffers[i]; b.View == nil && p.Layout.Offset[i] >= 0 && b.Life == graph.LifeRun && b.Space == graph.Device && b.Class != graph.Inputs {
+			got += b.Pad
+		}
+	}
+	require.Equal(t, want, got, "padding of resident flat parameters and states")
+
+	for sp, use := range p.Layout.Spaces {
+		var sum int64
+		for class, n := range use.ByClass {
+			require.GreaterOrEqual(t, n, int64(0), "%s of %s", graph.Class(class), graph.Space(sp))
+			require.LessOrEqual(t, n, use.ClassPeak[class], "%s of %s", graph.Class(class), graph.Space(sp))
+			sum += n
+		}
+		require.Equal(t, use.Peak, sum, "classes add up to the peak of %s", graph.Space(sp))
+	}
+}
+
+// The paper's own numbers (figure 1): mixed-precision Adam, 7.5 billion
+// parameters over 64 ranks: 120, 31.4, 16.6 and 1.9 GB a rank.
+func TestThePapersExample(t *testing.T) {
+	for stage, want := range []float64{120e9, 31.4e9, 16.6e9, 1.88e9} {
+		require.InEpsilon(t, want, zero.Stage(stage).ModelStateBytes(7.5e9, 64, 2, 2, 12), 0.005, "stage %d", stage)
+	}
+}
+
+// gathersOf counts the stretches of a micro-step that use a unit's weights, by
+// hand from the architecture. Forward goes up, backward down:
+//
+//	embedding, positions   once: backward needs no weight, only the gradient
+//	blocks, final norm     twice: forward, and backward for the input's gradient
+//	head                   once: its forward and backward are adjacent
+//	tied head              the embedding is then used twice: at the bottom, and at the top
+//	first of a classifier  once: nobody wants the gradient of the input
+//	last of a classifier   once, as a head
+func gathersOf(c model.Config, unit string, layer, layers int) int64 {
+	switch {
+	case unit == "embed" && c.TiedHead:
+		return 2
+	case unit == "embed", unit == "pos", unit == "head":
+		return 1
+	case strings.HasPrefix(unit, "layer.") && (layer == 0 || layer == layers-1):
+		return 1
+	}
+	return 2
+}
+
+// Section 7 and its appendix: data parallel training and stages 1 and 2 send
+// 2Ψ a rank and step, stage 3 sends 3Ψ, each times (N−1)/N for a ring. Here each
+// collective moves its unit's padded flat parameter F:
+//
+//	stage 0   all-reduce = 2F(N−1)/N after the last micro-step; every micro-step where reproducible
+//	stage 1   reduce-scatter as often as stage 0's, and all-gather once: F(N−1)/N each
+//	stage 2   reduce-scatter every micro-step, all-gather once
+//	stage 3   reduce-scatter and the gathers of gathersOf every micro-step
+//
+// Scalars (loss) and exact accumulators of norms are not counted.
+func TestCommunicationByFormula(t *testing.T) {
+	for name, c := range models {
+		for _, n := range worlds {
+			for _, accum := range []int{1, 2, 5} {
+				for _, reproducible := range []bool{false, true} {
+					for stage := range 4 {
+						prefetch := []int{0, 1, 9}[(n+accum+stage)%3] // moves gathers, adds none
+						p := buildPlan(t, c, plan.Config{Ranks: n, Stage: zero.Stage(stage), Prefetch: prefetch, Accum: accum, Reproducible: reproducible})
+						units := forwardUnits(t, c, func(string) bool { return false })
+						var want int64
+						for i, u := range units {
+							each := fp32 * u.flat(n) / int64(n) * int64(n-1)
+							k, gathers := int64(accum), gathersOf(c, u.name, i, len(units))
+							reduces := int64(1)
+							if reproducible {
+								reduces = k
+							}
+							want += each * [...]int64{2 * reduces, reduces + 1, k + 1, k + gathers*k}[stage]
+						}
+						require.Equal(t, want, p.CommBytes, "%s, %d ranks, accum %d, reproducible %v, stage %d, prefetch %d", name, n, accum, reproducible, stage, prefetch)
+					}
+				}
+			}
+		}
+	}
+}
+
+// On a deep model padding and the ends no longer matter, and the sums are the
+// paper's 2Ψ and 3Ψ.
+func TestCommunicationNearsTheTextbook(t *testing.T) {
+	c := model.Config{Family: model.Llama, Layers: 24, Width: 512, Heads: 8, FFN: 1408, Vocab: 256, Positions: 64}
+	for stage := range 4 {
+		for _, n := range []int{2, 4, 8} {
+			p := buildPlan(t, c, plan.Config{Ranks: n, Stage: zero.Stage(stage), Prefetch: 1})
+			var psi int64
+			for _, prm := range p.Program.Params {
+				psi += prm.Elems()
+			}
+			require.InEpsilon(t, fp32*zero.Stage(stage).TextbookVolume(float64(psi), float64(n)), float64(p.CommBytes), 0.01, "stage %d at %d ranks", stage, n)
+		}
+	}
+}

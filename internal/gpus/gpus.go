@@ -1,0 +1,240 @@
+// Package gpus is the table of accelerators that `spillway plan --gpu` names:
+// memory, matrix rates and links, from their makers' documents; and what NVML
+// says of the machine's own.
+package gpus
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Rates are dense matrix products in FLOP/s (OP/s for integers) by the type of
+// the operands, with fp32 accumulation for the floating-point ones; 0 where the
+// chip has no such unit.
+type Rates struct{ FP32, TF32, FP16, BF16, INT8, FP8 float64 }
+
+// GPU is an accelerator, in a server as its maker sells it.
+type GPU struct {
+	Name    string   // as listed; lower case
+	Aliases []string // other names that Lookup takes; lower case
+	Product string   // as NVML calls it, after "NVIDIA "
+	Arch    Arch
+	Memory  int64 // bytes that the driver shows (nvidia-smi's total), after ECC
+	Rates   Rates
+
+	MemoryBandwidth float64 // bytes/s
+	NVLink          float64 // bytes/s in one direction, a GPU to its node; 0: none
+	PCIe            float64 // bytes/s in one direction to the host
+	Network         float64 // bytes/s in one direction, a GPU's share of the node's network
+	Source          string
+}
+
+// Arch is a generation.
+type Arch string
+
+// Generations.
+const (
+	Volta     Arch = "volta"
+	Turing    Arch = "turing"
+	Ampere    Arch = "ampere"
+	Ada       Arch = "ada"
+	Hopper    Arch = "hopper"
+	Blackwell Arch = "blackwell"
+)
+
+// outside is what a process takes of a GPU's memory beside its arena, in bytes:
+// the context (which grows with the number of multiprocessors and the driver's
+// modules), cuBLASLt's handle and workspace (32 MiB since Hopper, 4 MiB before),
+// and NCCL's channels. Estimates from nvidia-smi figures of such processes, to be
+// replaced by measurements on each generation.
+var outside = map[Arch]int64{
+	Volta:     500 << 20,
+	Turing:    350 << 20,
+	Ampere:    650 << 20,
+	Ada:       600 << 20,
+	Hopper:    850 << 20,
+	Blackwell: 1000 << 20,
+}
+
+// OutsideBytes is an estimate of what a process needs of the GPU's memory
+// outside its arena: context, libraries, communication buffers.
+func (g GPU) OutsideBytes() int64 {
+	if n, ok := outside[g.Arch]; ok {
+		return n
+	}
+	return outside[Blackwell]
+}
+
+const (
+	tera = 1e12
+	giga = 1e9
+	mib  = 1 << 20
+
+	// One direction of 16 lanes, after 128b/130b coding.
+	pcie3x16 = 15.75 * giga
+	pcie4x16 = 31.5 * giga
+	pcie5x16 = 63 * giga
+
+	gbit = giga / 8
+)
+
+// table: matrix rates are the dense ones (NVIDIA prints the sparse ones beside
+// or instead); memory is nvidia-smi's total.
+var table = []GPU{
+	{Name: "t4-16", Aliases: []string{"t4"}, Product: "Tesla T4", Arch: Turing, Memory: 15360 * mib,
+		Rates: Rates{FP32: 8.1 * tera, FP16: 65 * tera, INT8: 130 * tera}, MemoryBandwidth: 320 * giga, PCIe: pcie3x16, Network: 25 * gbit,
+		Source: "NVIDIA T4 datasheet"},
+	// DGX-1: 8 GPUs share four 100 Gb/s ports.
+	{Name: "v100-16", Product: "Tesla V100-SXM2-16GB", Arch: Volta, Memory: 16160 * mib,
+		Rates: Rates{FP32: 15.7 * tera, FP16: 125 * tera}, MemoryBandwidth: 900 * giga, NVLink: 150 * giga, PCIe: pcie3x16, Network: 50 * gbit,
+		Source: "NVIDIA V100 datasheet (SXM2); DGX-1 user guide"},
+	{Name: "v100-32", Aliases: []string{"v100"}, Product: "Tesla V100-SXM2-32GB", Arch: Volta, Memory: 32510 * mib,
+		Rates: Rates{FP32: 15.7 * tera, FP16: 125 * tera}, MemoryBandwidth: 900 * giga, NVLink: 150 * giga, PCIe: pcie3x16, Network: 50 * gbit,
+		Source: "NVIDIA V100 datasheet (SXM2); DGX-1 user guide"},
+	{Name: "a10-24", Aliases: []string{"a10", "a10g"}, Product: "A10", Arch: Ampere, Memory: 23028 * mib,
+		Rates: Rates{FP32: 31.2 * tera, TF32: 62.5 * tera, FP16: 125 * tera, BF16: 125 * tera, INT8: 250 * tera}, MemoryBandwidth: 600 * giga, PCIe: pcie4x16, Network: 25 * gbit,
+		Source: "NVIDIA A10 datasheet"},
+	// DGX A100: a 200 Gb/s port for each GPU.
+	{Name: "a100-40", Product: "A100-SXM4-40GB", Arch: Ampere, Memory: 40536 * mib,
+		Rates: Rates{FP32: 19.5 * tera, TF32: 156 * tera, FP16: 312 * tera, BF16: 312 * tera, INT8: 624 * tera}, MemoryBandwidth: 1555 * giga, NVLink: 300 * giga, PCIe: pcie4x16, Network: 200 * gbit,
+		Source: "NVIDIA A100 datasheet (SXM4); DGX A100 datasheet"},
+	{Name: "a100-80", Aliases: []string{"a100"}, Product: "A100-SXM4-80GB", Arch: Ampere, Memory: 81251 * mib,
+		Rates: Rates{FP32: 19.5 * tera, TF32: 156 * tera, FP16: 312 * tera, BF16: 312 * tera, INT8: 624 * tera}, MemoryBandwidth: 2039 * giga, NVLink: 300 * giga, PCIe: pcie4x16, Network: 200 * gbit,
+		Source: "NVIDIA A100 datasheet (SXM4); DGX A100 datasheet"},
+	{Name: "a6000-48", Aliases: []string{"a6000", "rtx-a6000"}, Product: "RTX A6000", Arch: Ampere, Memory: 49140 * mib,
+		Rates: Rates{FP32: 38.7 * tera, TF32: 77.4 * tera, FP16: 154.8 * tera, BF16: 154.8 * tera, INT8: 309.7 * tera}, MemoryBandwidth: 768 * giga, PCIe: pcie4x16, Network: 25 * gbit,
+		Source: "NVIDIA RTX A6000 datasheet; Ampere GA102 whitepaper"},
+	// An NVLink bridge joins two cards only: not counted.
+	{Name: "rtx-3090", Aliases: []string{"3090", "rtx3090"}, Product: "GeForce RTX 3090", Arch: Ampere, Memory: 24576 * mib,
+		Rates: Rates{FP32: 35.6 * tera, TF32: 35.6 * tera, FP16: 71 * tera, BF16: 71 * tera, INT8: 284 * tera}, MemoryBandwidth: 936 * giga, PCIe: pcie4x16, Network: 25 * gbit,
+		Source: "NVIDIA Ampere GA102 whitepaper, table of GeForce RTX 3090 (fp16 with fp32 accumulation)"},
+	{Name: "l4-24", Aliases: []string{"l4"}, Product: "L4", Arch: Ada, Memory: 23034 * mib,
+		Rates: Rates{FP32: 30.3 * tera, TF32: 60 * tera, FP16: 121 * tera, BF16: 121 * tera, INT8: 242 * tera, FP8: 242 * tera}, MemoryBandwidth: 300 * giga, PCIe: pcie4x16, Network: 25 * gbit,
+		Source: "NVIDIA L4 datasheet (half of the sparse rates)"},
+	{Name: "l40s", Aliases: []string{"l40s-48"}, Product: "L40S", Arch: Ada, Memory: 46068 * mib,
+		Rates: Rates{FP32: 91.6 * tera, TF32: 183 * tera, FP16: 362 * tera, BF16: 362 * tera, INT8: 733 * tera, FP8: 733 * tera}, MemoryBandwidth: 864 * giga, PCIe: pcie4x16, Network: 50 * gbit,
+		Source: "NVIDIA L40S datasheet"},
+	{Name: "rtx-4090", Aliases: []string{"4090", "rtx4090"}, Product: "GeForce RTX 4090", Arch: Ada, Memory: 24564 * mib,
+		Rates: Rates{FP32: 82.6 * tera, TF32: 82.6 * tera, FP16: 165.2 * tera, BF16: 165.2 * tera, INT8: 660.6 * tera, FP8: 330.3 * tera}, MemoryBandwidth: 1008 * giga, PCIe: pcie4x16, Network: 25 * gbit,
+		Source: "NVIDIA Ada GPU architecture whitepaper, appendix A (fp16 and fp8 with fp32 accumulation)"},
+	{Name: "rtx-6000-ada", Aliases: []string{"6000-ada"}, Product: "RTX 6000 Ada Generation", Arch: Ada, Memory: 49140 * mib,
+		Rates: Rates{FP32: 91.1 * tera, TF32: 182.1 * tera, FP16: 364.2 * tera, BF16: 364.2 * tera, INT8: 728.5 * tera, FP8: 728.5 * tera}, MemoryBandwidth: 960 * giga, PCIe: pcie4x16, Network: 25 * gbit,
+		Source: "NVIDIA RTX 6000 Ada Generation datasheet; Ada whitepaper"},
+	{Name: "h100-pcie-80", Aliases: []string{"h100-pcie"}, Product: "H100 PCIe", Arch: Hopper, Memory: 81559 * mib,
+		Rates: Rates{FP32: 51 * tera, TF32: 378 * tera, FP16: 756 * tera, BF16: 756 * tera, INT8: 1513 * tera, FP8: 1513 * tera}, MemoryBandwidth: 2000 * giga, PCIe: pcie5x16, Network: 200 * gbit,
+		Source: "NVIDIA H100 datasheet (PCIe; half of the sparse rates)"},
+	// DGX H100: a 400 Gb/s port for each GPU.
+	{Name: "h100-80", Aliases: []string{"h100"}, Product: "H100 80GB HBM3", Arch: Hopper, Memory: 81559 * mib,
+		Rates: Rates{FP32: 67 * tera, TF32: 494.7 * tera, FP16: 989.4 * tera, BF16: 989.4 * tera, INT8: 1978.9 * tera, FP8: 1978.9 * tera}, MemoryBandwidth: 3350 * giga, NVLink: 450 * giga, PCIe: pcie5x16, Network: 400 * gbit,
+		Source: "NVIDIA H100 datasheet and Hopper whitepaper (SXM5); DGX H100 datasheet"},
+	{Name: "h200-141", Aliases: []string{"h200"}, Product: "H200", Arch: Hopper, Memory: 143771 * mib,
+		Rates: Rates{FP32: 67 * tera, TF32: 494.7 * tera, FP16: 989.4 * tera, BF16: 989.4 * tera, INT8: 1978.9 * tera, FP8: 1978.9 * tera}, MemoryBandwidth: 4800 * giga, NVLink: 450 * giga, PCIe: pcie5x16, Network: 400 * gbit,
+		Source: "NVIDIA H200 datasheet (SXM5); DGX H200 datasheet"},
+	// The link to Grace takes PCIe's place: NVLink-C2C, 450 GB/s in a direction.
+	{Name: "gh200-96", Aliases: []string{"gh200"}, Product: "GH200 480GB", Arch: Hopper, Memory: 97871 * mib,
+		Rates: Rates{FP32: 67 * tera, TF32: 494.7 * tera, FP16: 989.4 * tera, BF16: 989.4 * tera, INT8: 1978.9 * tera, FP8: 1978.9 * tera}, MemoryBandwidth: 4000 * giga, PCIe: 450 * giga, Network: 400 * gbit,
+		Source: "NVIDIA GH200 Grace Hopper Superchip datasheet"},
+	{Name: "b200-192", Aliases: []string{"b200", "b200-180"}, Product: "B200", Arch: Blackwell, Memory: 183359 * mib,
+		Rates: Rates{FP32: 75 * tera, TF32: 1125 * tera, FP16: 2250 * tera, BF16: 2250 * tera, INT8: 4500 * tera, FP8: 4500 * tera}, MemoryBandwidth: 8000 * giga, NVLink: 900 * giga, PCIe: pcie5x16, Network: 400 * gbit,
+		Source: "NVIDIA HGX and DGX B200 datasheets (an eighth; half of the sparse rates)"},
+	{Name: "rtx-5080", Aliases: []string{"5080", "rtx5080"}, Product: "GeForce RTX 5080", Arch: Blackwell, Memory: 16303 * mib,
+		Rates: Rates{FP32: 56.3 * tera, TF32: 56.3 * tera, FP16: 112.6 * tera, BF16: 112.6 * tera, INT8: 450.2 * tera, FP8: 225.1 * tera}, MemoryBandwidth: 960 * giga, PCIe: pcie5x16, Network: 25 * gbit,
+		Source: "NVIDIA RTX Blackwell GPU architecture whitepaper (fp16 and fp8 with fp32 accumulation)"},
+	{Name: "rtx-5090", Aliases: []string{"5090", "rtx5090"}, Product: "GeForce RTX 5090", Arch: Blackwell, Memory: 32607 * mib,
+		Rates: Rates{FP32: 104.8 * tera, TF32: 104.8 * tera, FP16: 209.5 * tera, BF16: 209.5 * tera, INT8: 838 * tera, FP8: 419 * tera}, MemoryBandwidth: 1792 * giga, PCIe: pcie5x16, Network: 25 * gbit,
+		Source: "NVIDIA RTX Blackwell GPU architecture whitepaper (fp16 and fp8 with fp32 accumulation)"},
+}
+
+// List gives every preset, by generation and size. The caller may change what
+// it gets.
+func List() []GPU {
+	out := slices.Clone(table)
+	for i := range out {
+		out[i].Aliases = slices.Clone(out[i].Aliases)
+	}
+	return out
+}
+
+// Lookup finds a preset by its name or an alias, in any case; underscores and
+// spaces count as hyphens. The error of an unknown name gives the nearest ones.
+func Lookup(name string) (GPU, error) {
+	key := normal(name)
+	for _, g := range List() {
+		if g.Name == key || slices.Contains(g.Aliases, key) {
+			return g, nil
+		}
+	}
+	return GPU{}, fmt.Errorf("GPU %q is not known; the nearest are %s (all: spillway plan --list-gpus)", name, strings.Join(nearest(key, 3), ", "))
+}
+
+func normal(name string) string {
+	key := strings.ToLower(strings.TrimSpace(name))
+	key = strings.NewReplacer("_", "-", " ", "-").Replace(key)
+	return strings.TrimPrefix(key, "nvidia-")
+}
+
+// byProduct returns the preset of a product name as NVML has it.
+func byProduct(product string) (GPU, bool) {
+	product = strings.TrimPrefix(product, "NVIDIA ")
+	var best GPU
+	for _, g := range List() {
+		if product == g.Product || strings.HasPrefix(product, g.Product+" ") && len(g.Product) > len(best.Product) {
+			best = g
+		}
+	}
+	return best, best.Name != ""
+}
+
+// nearest gives the n presets with a name or alias of the fewest edits to key.
+func nearest(key string, n int) []string {
+	if len(key) > 64 {
+		key = key[:64] // the distance is quadratic, a typo short
+	}
+	type candidate struct {
+		name             string
+		distance, prefix int
+	}
+	var all []candidate
+	for _, g := range table {
+		best := candidate{g.Name, 1 << 30, 0}
+		for _, alias := range append([]string{g.Name}, g.Aliases...) {
+			same := 0
+			for same < min(len(key), len(alias)) && key[same] == alias[same] {
+				same++
+			}
+			best.distance, best.prefix = min(best.distance, editDistance(key, alias)), max(best.prefix, same)
+		}
+		all = append(all, best)
+	}
+	slices.SortStableFunc(all, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(a.distance, b.distance), cmp.Compare(b.prefix, a.prefix))
+	})
+	var names []string
+	for _, c := range all[:min(n, len(all))] {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+// editDistance is Levenshtein's, over bytes.
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			edit := diagonal
+			if a[i] != b[j] {
+				edit++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(edit, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// The AMX kernels keep up to 2×2 tiles of C, 32×32 elements. A tile of A is 16
+// rows of 16 units of k, read where A lies or from a packed copy; a tile of B
+// is 16 units of k of 16 columns, read from the slivers that the AVX-512
+// kernels use too. Tiles are configured and released within a call, so that a
+// goroutine is never moved while they hold anything.
+func amx() {
+	for _, k := range []struct {
+		name string
+		op   [2]int
+	}{{"bf16", tdpbf16ps}, {"s8", tdpbssd}, {"u8", tdpbusd}} {
+		for rows := 1; rows <= 2; rows++ {
+			for cols := 1; cols <= 2; cols++ {
+				microAMX(fmt.Sprintf("%sx%dx%dAMX", k.name, 16*rows, 16*cols), k.op, rows, cols)
+			}
+		}
+	}
+	bias512()
+}
+
+func microAMX(name string, op [2]int, rows, cols int) {
+	TEXT(name, NOSPLIT, "func(t *byte)")
+	Doc(fmt.Sprintf("%s multiplies t.n slivers of up to %d rows of A by a sliver of up to %d columns of B.", name, 16*rows, 16*cols))
+	// Machine numbers for tileMem.
+	const dx, si, di, r9, r10, r11, r13, r14 = 2, 6, 7, 9, 10, 11, 13, 14
+	// Tiles: C 0 … 3 by 2·row+column, A 4 and 5, B 6 and 7.
+	t, ap, b, c, ldc, n, next := reg.RDI, reg.RBX, reg.R8, reg.RDX, reg.R11, reg.R12, reg.R15
+	a, bp, count, ldb, aRow, aKB, a2 := reg.RSI, reg.R13, reg.RCX, reg.R9, reg.R10, reg.RAX, reg.R14
+	Load(Param("t"), t)
+	emit(loadConfig(di, tileCfg))
+	MOVQ(at(t, tileA), ap)
+	MOVQ(at(t, tileB), b)
+	MOVQ(at(t, tileC), c)
+	MOVQ(at(t, tileLdb), ldb)
+	MOVQ(at(t, tileLdc), ldc)
+	MOVQ(at(t, tileN), n)
+	MOVQ(at(t, tileRow), aRow)
+
+	Label("sliver")
+	// Rows 16 … 31 of C and of A.
+	MOVQ(ldc, a2)
+	SHLQ(operand.Imm(4), a2)
+	ADDQ(c, a2)
+	CMPQ(at(t, tileAdd), operand.Imm(0))
+	JE(operand.LabelRef("zero"))
+	for i := range rows {
+		for j := range cols {
+			emit(tileLoad(2*i+j, []int{dx, r14}[i], r11, 64*j))
+		}
+	}
+	JMP(operand.LabelRef("begin"))
+	Label("zero")
+	for i := range rows {
+		for j := range cols {
+			emit(tileZero(2*i + j))
+		}
+	}
+	Label("begin")
+	MOVQ(ap, a)
+	MOVQ(aRow, a2)
+	SHLQ(operand.Imm(4), a2)
+	ADDQ(a, a2)
+	MOVQ(b, bp)
+	MOVQ(at(t, tileK), count)
+	MOVQ(at(t, tileKB), aKB)
+	MOVQ(at(t, tileNext), next)
+	Label("block")
+	emit(tileLoad(6, r13, r9, 0))
+	emit(tileLoad(4, si, r10, 0))
+	emit(dpTiles(op, 0, 4, 6))
+	if cols == 2 {
+		emit(tileLoad(7, r13, r9, 64))
+		emit(dpTiles(op, 1, 4, 7))
+	}
+	if rows == 2 {
+		emit(tileLoad(5, r14, r10, 0))
+		emit(dpTiles(op, 2, 5, 6))
+		if cols == 2 {
+			emit(dpTiles(op, 3, 5, 7))
+		}
+		ADDQ(aKB, a2)
+	}
+	for i := range 4 {
+		PREFETCHT1(at(next, 64*i))
+	}
+	ADDQ(operand.U32(256), next)
+	ADDQ(aKB, a)
+	ADDQ(operand.U32(16*128), bp)
+	DECQ(count)
+	JNZ(operand.LabelRef("block"))
+	MOVQ(next, at(t, tileNext))
+
+	MOVQ(ldc, a2)
+	SHLQ(operand.Imm(4), a2)
+	ADDQ(c, a2)
+	for i := range rows {
+		for j := range cols {
+			emit(tileStore(2*i+j, []int{dx, r14}[i], r11, 64*j))
+		}
+	}
+	MOVQ(ldc, a)
+	SHLQ(operand.Imm(5), a)
+	ADDQ(a, c)
+	ADDQ(at(t, tileStep), ap)
+	DECQ(n)
+	JNZ(operand.LabelRef("sliver"))
+	emit(tileRelease())
+	RET()
+}
+
+// bias512 adds a row vector to rows of up to 32 columns.
+func bias512() {
+	TEXT("biasAVX512", NOSPLIT, "func(c, bias *byte, ldc, rows, mask int)")
+	Doc("biasAVX512 adds a vector of up to 32 float32 to each of rows rows; ldc is in bytes.")
+	c, b, ldc, rows := reg.RDI, reg.RSI, reg.R8, reg.RCX
+	Load(Param("c"), c)
+	Load(Param("bias"), b)
+	Load(Param("ldc"), ldc)
+	Load(Param("rows"), rows)
+	Load(Param("mask"), reg.RAX)
+	KMOVW(reg.EAX, reg.K1)
+	SHRQ(operand.Imm(16), reg.RAX)
+	KMOVW(reg.EAX, reg.K2)
+	VMOVUPS_Z(at(b, 0), reg.K1, zmm[0])
+	VMOVUPS_Z(at(b, 64), reg.K2, zmm[1])
+	Label("row")
+	VMOVUPS_Z(at(c, 0), reg.K1, zmm[2])
+	VMOVUPS_Z(at(c, 64), reg.K2, zmm[3])
+	VADDPS(zmm[0], zmm[2], zmm[2])
+	VADDPS(zmm[1], zmm[3], zmm[3])
+	VMOVUPS(zmm[2], reg.K1, at(c, 0))
+	VMOVUPS(zmm[3], reg.K2, at(c, 64))
+	ADDQ(ldc, c)
+	DECQ(rows)
+	JNZ(operand.LabelRef("row"))
+	VZEROUPPER()
+	RET()
+}

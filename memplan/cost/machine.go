@@ -1,0 +1,211 @@
+// Package cost predicts the time of a program: it runs the operations on the
+// streams that they are on, in the order that the events allow, each for the
+// time that a machine's rates give it.
+package cost
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Link is one direction of a rank's link to its peers.
+type Link struct {
+	Latency   float64 // s a message (α)
+	Bandwidth float64 // bytes/s (1/β); 0: there is no such link
+}
+
+// Machine is the speed of one rank and of its links, as pure data.
+type Machine struct {
+	Name string
+
+	// Matrix is the peak of matrix products in FLOP/s by the operands' type, and
+	// Vector that of everything else. Memory is the peak traffic in bytes/s.
+	Matrix map[graph.DType]float64
+	Vector float64
+	Memory float64
+	// MatrixShare, AttentionShare and MemoryShare are the shares of the peaks that
+	// kernels reach; 0 is taken for 1.
+	MatrixShare, AttentionShare, MemoryShare float64
+	// Launch is the least time of an operation, in s.
+	Launch float64
+	// Measured replaces the rates for single kinds (a calibrated machine): s of a
+	// FLOP and of a byte.
+	Measured map[graph.Kind]Rate
+
+	// ToDevice and ToHost are copies between device and host memory, DiskRead and
+	// DiskWrite between host memory and disk, HostMemory the traffic of kernels
+	// that run on the host; bytes/s.
+	ToDevice, ToHost, DiskRead, DiskWrite, HostMemory float64
+
+	// NodeSize ranks share a node (0: all do). Within one they talk over Intra;
+	// each has its share Inter of the network between nodes.
+	NodeSize int
+	Intra    Link
+	Inter    Link
+
+	// Serial says that a rank's streams share one processor, so that nothing
+	// overlaps: ranks of the CPU device are like that. Memory, Matrix and Vector
+	// are then already one rank's share.
+	Serial bool
+}
+
+// Rate is the time of a kind of operation: PerOp + flops·PerFlop + bytes·PerByte.
+type Rate struct{ PerOp, PerFlop, PerByte float64 }
+
+// Validate refuses rates that are not positive numbers where one is needed.
+func (m *Machine) Validate() error {
+	bad := func(v float64) bool { return !(v > 0) || math.IsInf(v, 0) }
+	if bad(m.Memory) || bad(m.Vector) || bad(m.Matrix[graph.F32]) {
+		return fmt.Errorf("cost: machine %q: memory %g B/s, vector %g and fp32 matrix rate %g FLOP/s; all must be positive", m.Name, m.Memory, m.Vector, m.Matrix[graph.F32])
+	}
+	return nil
+}
+
+func share(v float64) float64 {
+	if v <= 0 {
+		return 1
+	}
+	return v
+}
+
+// matrixRate is the rate of products with operands of type d: a type without
+// units of its own runs at the rate of fp32.
+func (m *Machine) matrixRate(d graph.DType) float64 {
+	if r := m.Matrix[d]; r > 0 {
+		return r
+	}
+	return m.Matrix[graph.F32]
+}
+
+// Op predicts the seconds of one execution of op on one rank. Computation takes
+// the larger of the time of its arithmetic and that of its traffic (the roofline
+// of Williams, Waterman and Patterson, CACM 2009), collectives α + β·bytes.
+func (m *Machine) Op(p *graph.Program, op *graph.Op) float64 {
+	flops, bytes := graph.Cost(p, op)
+	if r, ok := m.Measured[op.Kind]; ok {
+		if sent, ok := Sent(p, op); ok {
+			bytes = sent
+		}
+		return r.PerOp + float64(flops)*r.PerFlop + float64(bytes)*r.PerByte
+	}
+	switch op.Kind {
+	case graph.Join:
+		return 0
+	case graph.AllGather, graph.ReduceScatter, graph.AllReduce:
+		return m.collective(p, op)
+	case graph.Copy:
+		return m.copy(p, op)
+	case graph.Linear, graph.LinearGradX, graph.LinearGradW, graph.HeadLoss, graph.HeadLossGrad:
+		rate := m.matrixRate(p.Buf(op.In[0]).DType) * share(m.MatrixShare)
+		return m.Launch + max(float64(flops)/rate, m.traffic(op, bytes))
+	case graph.Attention, graph.AttentionGrad:
+		rate := m.matrixRate(p.Buf(op.In[0]).DType) * share(m.AttentionShare)
+		return m.Launch + max(float64(flops)/rate, m.traffic(op, bytes))
+	}
+	return m.Launch + max(float64(flops)/m.Vector, m.traffic(op, bytes))
+}
+
+func (m *Machine) traffic(op *graph.Op, bytes int64) float64 {
+	if op.Stream == graph.HostWork && m.HostMemory > 0 {
+		return float64(bytes) / m.HostMemory
+	}
+	return float64(bytes) / (m.Memory * share(m.MemoryShare))
+}
+
+func (m *Machine) copy(p *graph.Program, op *graph.Op) float64 {
+	from, to := p.Buf(op.In[0]), p.Buf(op.Out[0].Buf)
+	n := float64(from.Bytes())
+	rate := m.Memory * share(m.MemoryShare) / 2 // read and written
+	switch {
+	case from.Space == graph.Host && to.Space == graph.Device:
+		rate = m.ToDevice
+	case from.Space == graph.Device && to.Space == graph.Host:
+		rate = m.ToHost
+	case from.Space == graph.Disk:
+		rate = m.DiskRead
+	case to.Space == graph.Disk:
+		rate = m.DiskWrite
+	case from.Space == graph.Host && m.HostMemory > 0:
+		rate = m.HostMemory / 2
+	}
+	if rate <= 0 {
+		rate = m.Memory / 2
+	}
+	return m.Launch + n/rate
+}
+
+// group returns how a collective's ranks lie: ranks of the group in a node, and
+// nodes. The last axis of the mesh varies fastest over ranks.
+func (m *Machine) group(p *graph.Program, axis int) (inNode, nodes int) {
+	size, stride := p.WorldSize(), 1
+	if axis >= 0 {
+		size = p.Mesh[axis].Size
+		for _, a := range p.Mesh[axis+1:] {
+			stride *= a.Size
+		}
+	}
+	node := m.NodeSize
+	if node <= 0 {
+		node = p.WorldSize()
+	}
+	// Neighbours of the group are stride ranks apart.
+	inNode = min(size, max(1, node/stride))
+	return inNode, (size + inNode - 1) / inNode
+}
+
+// Sent returns the bytes that a rank of the group sends in a collective, as a
+// ring would; false for other operations.
+func Sent(p *graph.Program, op *graph.Op) (int64, bool) {
+	var whole, passes int64 = 0, 1
+	switch op.Kind {
+	case graph.AllGather:
+		whole = p.Buf(op.Out[0].Buf).Bytes()
+	case graph.ReduceScatter:
+		whole = p.Buf(op.In[0]).Bytes()
+	case graph.AllReduce:
+		whole, passes = p.Buf(op.Out[0].Buf).Bytes(), 2
+	default:
+		return 0, false
+	}
+	n := int64(p.WorldSize())
+	if axis := op.Attr.(graph.GroupAttr).Axis; axis >= 0 {
+		n = int64(p.Mesh[axis].Size)
+	}
+	return passes * whole / n * (n - 1), true
+}
+
+// collective is the time of a collective by the α-β model (Thakur, Rabenseifner
+// and Gropp, "Optimization of Collective Communication Operations in MPICH",
+// 2005). Within a node it is a ring. Over several nodes it is pipelined: every
+// rank's part crosses the network at the rank's share of it while the node's own
+// links spread it, so the slower of both counts; latencies are those of a ring in
+// the node and a tree over the nodes.
+func (m *Machine) collective(p *graph.Program, op *graph.Op) float64 {
+	total, _ := Sent(p, op)
+	passes := 1.0
+	if op.Kind == graph.AllReduce {
+		passes = 2
+	}
+	sent := float64(total) / passes
+	inNode, nodes := m.group(p, op.Attr.(graph.GroupAttr).Axis)
+	n := float64(inNode * nodes)
+	if n <= 1 {
+		return 0
+	}
+	latency, beta := 0.0, 0.0
+	if inNode > 1 {
+		latency += float64(inNode-1) * m.Intra.Latency
+		beta = 1 / m.Intra.Bandwidth
+	}
+	if nodes > 1 {
+		latency += float64(bits.Len(uint(nodes-1))) * m.Inter.Latency
+		// A node's ranks of the group share the crossing: each carries its part.
+		cross := float64(nodes-1) / float64(nodes) / ((n - 1) / n) / float64(inNode)
+		beta = max(beta, cross/m.Inter.Bandwidth)
+	}
+	// What arrives is also written to memory, and read where it is added.
+	return m.Launch + passes*(latency+max(sent*beta, 2*sent/(m.Memory*share(m.MemoryShare))))
+}

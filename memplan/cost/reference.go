@@ -1,0 +1,24 @@
+package cost
+
+// Formulas of the literature, to set beside what a plan says. No plan uses them.
+
+// MegatronActivationBytes is the activations of a decoder in 16 bits by
+// Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
+// Models" (2022), section 4.1, equation 1: sbh(34 + 5as/h) bytes a layer without
+// parallelism within a layer. It assumes that dropout masks (a byte an element)
+// and the attention's a·s² scores, their softmax and its dropped copy are kept.
+// With selective, those of the attention are computed again (section 5): 34sbh.
+// In it s is the tokens of a row, b the rows of a micro-batch, h the width and a
+// the heads.
+func MegatronActivationBytes(layers, s, b, h, a float64, selective bool) float64 {
+	perLayer := 34 * s * b * h
+	if !selective {
+		perLayer += 5 * a * s * s * b
+	}
+	return layers * perLayer
+}
+
+// ZeROActivationBytes is the estimate of the ZeRO paper (Rajbhandari et al., SC
+// 2020, section 3.2) for a GPT-2-like model: 12 · width · rows · tokens · layers
+// values, in 16 bits.
+func ZeROActivationBytes(layers, s, b, h float64) float64 { return 2 * 12 * h * b * s * layers }

@@ -1,0 +1,200 @@
+package report
+
+import (
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"io"
+	"strings"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Page is a plan as a person reads it. Texts are written out already: the
+// package draws.
+type Page struct {
+	Title    string
+	Subtitle string
+	Verdict  string // whether it fits, and by how much
+	Fits     bool
+	Tables   []Table
+	Spaces   []SpaceChart
+	Peak     []Table // the peak explained
+	Ways     *Table  // what would make it fit; nil where it does
+}
+
+// Table has a heading and rows of text; numbers are set to the right.
+type Table struct {
+	Title string
+	Note  string
+	Head  []string
+	Rows  [][]string
+	Mark  int // row that was asked for; −1 none
+}
+
+// SpaceChart is a timeline with its cap.
+type SpaceChart struct {
+	*Timeline
+	Capacity int64 // bytes that the arena may take; 0: no cap
+}
+
+//go:embed page.html
+var pageHTML string
+
+var page = template.Must(template.New("page").Funcs(template.FuncMap{
+	"chart":  chart,
+	"data":   chartData,
+	"number": isNumber,
+	"colour": func(c graph.Class) template.CSS { return template.CSS(colours[c]) },
+	"classes": func() []graph.Class {
+		var list []graph.Class
+		for c := range graph.NumClasses {
+			list = append(list, c)
+		}
+		return list
+	},
+	"share": func(c SpaceChart, class graph.Class) bool {
+		for i := range c.Columns {
+			if c.Columns[i].Bytes[class] > 0 {
+				return true
+			}
+		}
+		return false
+	},
+	"bytes": bytes,
+	"peak":  func(c SpaceChart) Column { return c.Columns[c.Timeline.Peak] },
+}).Parse(pageHTML))
+
+// HTML writes the page: one file, without anything to load.
+func (p *Page) HTML(w io.Writer) error {
+	if err := page.Execute(w, p); err != nil {
+		return fmt.Errorf("report: page: %w", err)
+	}
+	return nil
+}
+
+// colours by class: the Okabe–Ito palette, which people tell apart with any
+// colour vision, and grey for what holds nothing.
+var colours = [graph.NumClasses]string{
+	graph.Parameters: "#0072b2", graph.Gradients: "#d55e00", graph.Optimizer: "#cc79a7", graph.Activations: "#009e73",
+	graph.Unsharded: "#56b4e9", graph.Communication: "#8c6d31", graph.Workspace: "#f0e442", graph.Inputs: "#e69f00", graph.Padding: "#9a9a9a",
+}
+
+// The chart's coordinates.
+const (
+	chartW, chartH           = 1000, 300
+	left, right, top, bottom = 80, 10, 14, 34
+	plotW, plotH             = chartW - left - right, chartH - top - bottom
+)
+
+// scale is the bytes at the top of a chart: the arena, and the cap where that is
+// near enough to be of use.
+func scale(c SpaceChart) int64 {
+	limit := c.Extent
+	if c.Capacity > 0 && c.Capacity < 3*c.Extent {
+		limit = max(limit, c.Capacity)
+	}
+	return limit + limit/20
+}
+
+// chart draws the areas: readable without a script, and on paper.
+func chart(c SpaceChart) template.HTML {
+	var b strings.Builder
+	n := len(c.Columns)
+	limit := scale(c)
+	x := func(i int) float64 { return left + float64(i)*plotW/float64(n) }
+	y := func(v int64) float64 { return top + plotH*(1-float64(v)/float64(limit)) }
+	fmt.Fprintf(&b, `<svg viewBox="0 0 %d %d" role="img" aria-label="%s memory over section %s">`, chartW, chartH, c.Space, template.HTMLEscapeString(c.Section))
+	// Bands of passes, behind.
+	for i := 0; i < n; {
+		j := i
+		for j < n && c.Columns[j].Pass == c.Columns[i].Pass {
+			j++
+		}
+		fmt.Fprintf(&b, `<rect class="pass p%d" x="%.1f" y="%d" width="%.1f" height="%d"/>`, c.Columns[i].Pass, x(i), top, x(j)-x(i), plotH)
+		if x(j)-x(i) > 55 {
+			fmt.Fprintf(&b, `<text class="axis" x="%.1f" y="%d" text-anchor="middle">%s</text>`, (x(i)+x(j))/2, chartH-bottom+14, c.Columns[i].Pass)
+		}
+		i = j
+	}
+	for k := range 5 {
+		v := c.Extent * int64(k) / 4
+		fmt.Fprintf(&b, `<line class="grid" x1="%d" x2="%d" y1="%.1f" y2="%.1f"/><text class="axis" x="%d" y="%.1f" text-anchor="end">%s</text>`,
+			left, chartW-right, y(v), y(v), left-6, y(v)+4, bytes(v))
+	}
+	base := make([]int64, n)
+	for class := range graph.NumClasses {
+		used := false
+		var upper, lower []string
+		for i := range n {
+			v := c.Columns[i].Bytes[class]
+			used = used || v > 0
+			upper = append(upper, fmt.Sprintf("%.1f,%.1f %.1f,%.1f", x(i), y(base[i]+v), x(i+1), y(base[i]+v)))
+			lower = append(lower, fmt.Sprintf("%.1f,%.1f %.1f,%.1f", x(i+1), y(base[i]), x(i), y(base[i])))
+			base[i] += v
+		}
+		if !used {
+			continue
+		}
+		for i, j := 0, len(lower)-1; i < j; i, j = i+1, j-1 {
+			lower[i], lower[j] = lower[j], lower[i]
+		}
+		fmt.Fprintf(&b, `<polygon fill="%s" points="%s %s"/>`, colours[class], strings.Join(upper, " "), strings.Join(lower, " "))
+	}
+	line := func(class string, v int64, text string) {
+		fmt.Fprintf(&b, `<line class="%s" x1="%d" x2="%d" y1="%.1f" y2="%.1f"/><text class="%s" x="%d" y="%.1f" text-anchor="end">%s</text>`,
+			class, left, chartW-right, y(v), y(v), class, chartW-right-4, y(v)-4, text)
+	}
+	line("arena", c.Extent, "arena "+bytes(c.Extent))
+	if c.Capacity > 0 && c.Capacity <= limit {
+		line("cap", c.Capacity, "cap "+bytes(c.Capacity))
+	}
+	peak := c.Timeline.Peak
+	fmt.Fprintf(&b, `<line class="peak" x1="%.1f" x2="%.1f" y1="%d" y2="%d"/>`, x(peak)+plotW/float64(2*n), x(peak)+plotW/float64(2*n), top, chartH-bottom)
+	fmt.Fprintf(&b, `<rect class="hover" x="0" y="%d" width="1" height="%d" visibility="hidden"/></svg>`, top, plotH)
+	return template.HTML(b.String())
+}
+
+// chartData is what the script needs to name what is under the pointer.
+func chartData(c SpaceChart) (template.JS, error) {
+	type column struct {
+		Label string `json:"l"`
+		Total int64  `json:"t"`
+	}
+	doc := struct {
+		Scale   int64    `json:"scale"`
+		Columns []column `json:"columns"`
+		Classes []string `json:"classes"`
+		Buffers []any    `json:"buffers"` // name, class, bytes, shape, lives
+	}{Scale: scale(c)}
+	for _, col := range c.Columns {
+		doc.Columns = append(doc.Columns, column{col.Label, col.Total})
+	}
+	for class := range graph.NumClasses {
+		doc.Classes = append(doc.Classes, class.String())
+	}
+	for _, b := range c.Buffers {
+		doc.Buffers = append(doc.Buffers, []any{b.Name, int(b.Class), b.Bytes, b.Shape, b.Lives})
+	}
+	text, err := json.Marshal(doc)
+	return template.JS(text), err
+}
+
+func isNumber(s string) bool {
+	s = strings.TrimLeft(s, "−-→ ")
+	return s != "" && s[0] >= '0' && s[0] <= '9'
+}
+
+// bytes prints a size in binary units.
+func bytes(n int64) string {
+	v, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
+	u := 0
+	for v >= 1024 && u < len(units)-1 {
+		v, u = v/1024, u+1
+	}
+	if u == 0 {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.2f %s", v, units[u])
+}

@@ -1,0 +1,161 @@
+package offload
+
+import (
+	"sort"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// smallest is the least part of the largest parked activation that is worth a
+// copy of its own: norm statistics stay on the device.
+const smallest = 1.0 / 32
+
+// parking is where an activation waits, and what its later uses read.
+type parking struct {
+	stops   []graph.BufID // from the device to its place and back: [host] or [bounce out, disk, bounce in]
+	fetched graph.BufID
+}
+
+// park copies the activations of a phase that lie unused for long to the host
+// (or through it to disk) after the last use before that time, and back into a
+// new buffer before the next one:
+//
+//	compute:   x = f │ g(x) │ … a+1+Ahead ●… │ …      │ …  b │ g'(x₂)
+//	copy-out:              park x → h ●
+//	copy-in:                                   ● fetch h → x₂   Ahead stretches before b
+//
+// A stretch is a run of computing operations of one unit; a and b are the ones of
+// the last use before and of the first use after. Stretch a+1+Ahead waits for the
+// copy out, so that from there on x's bytes are free; the copy in waits for the
+// end of stretch b−1−Ahead. Where fewer stretches than those lie between, nothing
+// would be won and the activation stays. Fetches come in the order of their uses,
+// which in a backward is the reverse of the parks'.
+func (r *rewriter) park(w *weave, section string) {
+	stretch, ends := stretches(w)
+	type candidate struct {
+		root   graph.BufID
+		before int // last operation before the long time
+		after  []int
+	}
+	uses := map[graph.BufID][]int{}
+	var roots []graph.BufID
+	for i, n := range w.base {
+		effects(&n.op, r.root, func(root graph.BufID, e graph.Effect) {
+			b := r.p.Buf(root)
+			if b.Class != graph.Activations || b.Life != graph.LifePhase || b.Space != graph.Device {
+				return
+			}
+			list := uses[root]
+			if len(list) == 0 {
+				roots = append(roots, root)
+			}
+			if len(list) == 0 || list[len(list)-1] != i {
+				uses[root] = append(list, i)
+			}
+		})
+	}
+	var chosen []candidate
+	var largest int64
+	for _, root := range roots {
+		list := uses[root]
+		best, at := 0, 0
+		for k := 1; k < len(list); k++ {
+			if gap := stretch[list[k]] - stretch[list[k-1]]; gap > best {
+				best, at = gap, k
+			}
+		}
+		if best <= 2*r.o.Ahead+1 || !readsFirst(r, &w.base[list[at]].op, root) {
+			continue
+		}
+		chosen = append(chosen, candidate{root, list[at-1], list[at:]})
+		largest = max(largest, r.p.Buf(root).Bytes())
+	}
+	sort.SliceStable(chosen, func(i, j int) bool { return chosen[i].before < chosen[j].before })
+	kept := chosen[:0]
+	for _, c := range chosen {
+		if float64(r.p.Buf(c.root).Bytes()) >= smallest*float64(largest) {
+			kept = append(kept, c)
+		}
+	}
+	chosen = kept
+	for _, c := range chosen {
+		pk := r.parking(c.root)
+		from, name, op := c.root, r.p.Buf(c.root).Name, &w.base[c.before].op
+		var first *node
+		for _, to := range pk.stops[:(len(pk.stops)+2)/2] {
+			n := w.insertAfter(c.before, w.transfer(r.p, name, from, to, op.Pass, op.Unit))
+			if first == nil {
+				first = n
+			}
+			from = to
+		}
+		if s := stretch[c.before] + 1 + r.o.Ahead; s < len(ends) {
+			w.throttle(first, w.base[ends[s][0]])
+		}
+	}
+	sort.SliceStable(chosen, func(i, j int) bool { return chosen[i].after[0] < chosen[j].after[0] })
+	for _, c := range chosen {
+		pk := r.parking(c.root)
+		name, op := r.p.Buf(c.root).Name, &w.base[c.after[0]].op
+		s := stretch[c.after[0]] - r.o.Ahead
+		at := ends[s][0]
+		way := append(append([]graph.BufID(nil), pk.stops[len(pk.stops)/2:]...), pk.fetched)
+		for k := 1; k < len(way); k++ {
+			n := w.insertBefore(at, w.transfer(r.p, name, way[k-1], way[k], op.Pass, op.Unit))
+			if k == 1 {
+				w.throttle(w.base[ends[s-1][1]], n)
+			}
+		}
+		co := coherence{r: r, w: w}
+		for _, i := range c.after {
+			co.redirect(&w.base[i].op, c.root, pk.fetched, c.root)
+		}
+	}
+}
+
+// parking returns where an activation waits; all phases share it.
+func (r *rewriter) parking(root graph.BufID) *parking {
+	pk := r.parked[root]
+	if pk != nil {
+		return pk
+	}
+	twin := func(suffix string, space graph.Space, class graph.Class) graph.BufID {
+		b := *r.p.Buf(root)
+		b.Name, b.Space, b.Class = b.Name+suffix, space, class
+		return r.p.AddBuffer(b)
+	}
+	pk = &parking{}
+	if r.o.Activations == graph.Disk {
+		pk.stops = []graph.BufID{twin("@host/out", graph.Host, graph.Communication), twin("@disk", graph.Disk, graph.Activations), twin("@host/in", graph.Host, graph.Communication)}
+	} else {
+		pk.stops = []graph.BufID{twin("@host", graph.Host, graph.Activations)}
+	}
+	pk.fetched = twin("@fetched", graph.Device, graph.Activations)
+	r.parked[root] = pk
+	return pk
+}
+
+// readsFirst says whether an operation reads the root: the contents matter.
+func readsFirst(r *rewriter, op *graph.Op, root graph.BufID) bool {
+	reads := false
+	effects(op, r.root, func(id graph.BufID, e graph.Effect) { reads = reads || id == root && e.Read })
+	return reads
+}
+
+// stretches numbers the phase's operations by runs of computing operations of
+// one unit. Operations of other streams belong to the run before them. ends has
+// the first and last computing operation of each run.
+func stretches(w *weave) (of []int, ends [][2]int) {
+	unit := -2
+	for i, n := range w.base {
+		if n.op.Stream == graph.Compute {
+			if n.op.Unit != unit || len(ends) == 0 {
+				unit = n.op.Unit
+				ends = append(ends, [2]int{i, i})
+			}
+			ends[len(ends)-1][1] = i
+		}
+		of = append(of, max(0, len(ends)-1))
+	}
+	return of, ends
+}

@@ -1,0 +1,518 @@
+package offload
+
+import (
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// region is a stretch of a phase that uses the flat buffers of one kind of one
+// unit, between uses of other units' (a region of fsdp, of any kind of buffer),
+// or all uses of one other buffer. Indices are those of the phase's operations.
+type region struct {
+	unit, slot  int // slot: the chunk, −1 where there is none
+	first, last int
+	roots       []graph.BufID
+	closers     []*node // when these have run, its mirrors are free
+}
+
+// coherence runs the copy protocol over one phase.
+//
+// At its start a region's buffers are valid at home alone. An operation that
+// reads one in another space makes the copies that bring it there, one that
+// writes makes its own space the only valid one, and at the end of the region
+// what is not valid at home and is wanted later goes there. The mirrors die with
+// the region:
+//
+//	home host, used on the device            home device, updated on the host
+//
+//	copy-in:   fetch u ●                     copy-out:  park g, v ●
+//	compute:           ●use u … use u        host:                ●adamw g v m ●
+//	copy-out:                       ●park u  copy-in:                          ●fetch v
+//	           (only if u was written)
+//
+// From disk a value passes through a mirror in host memory, which is also what
+// an operation on the host works on. A fetch stands before the region Ahead
+// places earlier, and is throttled by the end of the one before that: at most
+// Ahead+1 regions of a kind have mirrors. Copies that depend on an operation of
+// the region itself stand beside it. Where all uses in a foreign space are of
+// one part of the buffer (a rank's own shard), the mirror holds that part only.
+type coherence struct {
+	r      *rewriter
+	w      *weave
+	sec    string
+	phases []graph.Phase // of the section, before the rewrite
+	phase  int
+
+	home   []graph.Space // by operation: where it runs
+	uses   map[graph.BufID][]int
+	byKind [numKinds][]*region
+	single []*region
+	turns  map[graph.BufID]int // regions of a root so far
+	closed map[graph.BufID][]closing
+	slot   []int // by operation: its chunk
+	wrote  map[graph.BufID]bool
+}
+
+// closing is the last operation of a region on a part of a root.
+type closing struct {
+	part extent
+	at   int
+}
+
+func effects(op *graph.Op, root func(graph.BufID) graph.BufID, visit func(root graph.BufID, e graph.Effect)) {
+	graph.Effects(op, func(e graph.Effect) { visit(root(e.Buf), e) })
+}
+
+// collect decides where each operation runs and finds the regions.
+func (c *coherence) collect() {
+	r := c.r
+	involved := map[graph.BufID]bool{}
+	c.uses, c.turns, c.wrote = map[graph.BufID][]int{}, map[graph.BufID]int{}, map[graph.BufID]bool{}
+	for i, n := range c.w.base {
+		op := &n.op
+		space := graph.Device
+		if r.onHost(op) {
+			space = graph.Host
+			op.Stream = graph.HostWork
+		}
+		c.home = append(c.home, space)
+		effects(op, r.root, func(root graph.BufID, e graph.Effect) {
+			if list := c.uses[root]; len(list) == 0 || list[len(list)-1] != i {
+				c.uses[root] = append(list, i)
+			}
+			if op.Kind != graph.Copy && r.p.Buf(root).Space != space {
+				involved[root] = true
+			}
+		})
+	}
+	// A unit's buffers of one kind go together; one of them involved is enough
+	// for the regions to be found, the others have nothing to copy.
+	for k := range numKinds {
+		open := map[[2]int]*region{}
+		for i, n := range c.w.base {
+			used := map[[2]int][]graph.BufID{}
+			effects(&n.op, r.root, func(root graph.BufID, e graph.Effect) {
+				m, ok := r.member[root]
+				if key := [2]int{m.unit, c.slot[i]}; ok && m.kind == k && involved[root] && !slices.Contains(used[key], root) {
+					used[key] = append(used[key], root)
+				}
+			})
+			if len(used) == 0 {
+				continue
+			}
+			for u := range open {
+				if used[u] == nil {
+					delete(open, u)
+				}
+			}
+			for u, roots := range used {
+				if open[u] == nil {
+					open[u] = &region{unit: u[0], slot: u[1], first: i, last: i}
+					c.byKind[k] = append(c.byKind[k], open[u])
+				}
+				open[u].last = i
+				for _, id := range roots {
+					if !slices.Contains(open[u].roots, id) {
+						open[u].roots = append(open[u].roots, id)
+					}
+				}
+			}
+		}
+		sortRegions(c.byKind[k])
+	}
+	for id := range r.p.Buffers {
+		root := graph.BufID(id)
+		if _, ours := r.member[root]; involved[root] && !ours {
+			list := c.uses[root]
+			c.single = append(c.single, &region{unit: r.p.Buf(root).Unit, slot: -1, first: list[0], last: list[len(list)-1], roots: []graph.BufID{root}})
+		}
+	}
+}
+
+func (c *coherence) run() {
+	for k := range numKinds {
+		list := c.byKind[k]
+		for i, reg := range list {
+			at, after := 0, []*node(nil)
+			if j := i - c.r.o.Ahead; j >= 0 {
+				at = list[j].first
+			}
+			if j := i - c.r.o.Ahead - 1; j >= 0 {
+				after = list[j].closers
+			}
+			for _, root := range reg.roots {
+				c.root(reg, root, at, after)
+			}
+			reg.closers = append(reg.closers, c.w.base[reg.last])
+		}
+	}
+	for _, reg := range c.single {
+		c.root(reg, reg.roots[0], -1, nil)
+	}
+}
+
+// root runs the protocol for one root buffer in one region. at is where its
+// fetches may stand (−1: where they are needed), after what they wait for.
+func (c *coherence) root(reg *region, root graph.BufID, at int, after []*node) {
+	r, w := c.r, c.w
+	home := r.p.Buf(root).Space
+	var ops []int
+	for _, i := range c.uses[root] {
+		if reg.first <= i && i <= reg.last {
+			ops = append(ops, i)
+		}
+	}
+	parts, used := c.parts(root, ops, home)
+	if used == [graph.NumSpaces]bool{} {
+		c.note(root, ops, r.place(root))
+		return
+	}
+	span := r.place(root) // what of the root the region is about
+	for s, yes := range used {
+		if yes && r.place(parts[s]) != r.place(root) {
+			span = r.place(parts[s])
+		}
+	}
+	for s, yes := range used {
+		if yes && r.place(parts[s]) == r.place(root) || c.atHome(root, ops, span) {
+			span = r.place(root)
+		}
+	}
+	turn := c.turns[root]
+	c.turns[root]++
+	where := func(s graph.Space) graph.BufID { // the buffer that holds s's part
+		if s == home {
+			return parts[home]
+		}
+		return r.mirror(mirrorKey{root, s, c.sec, turn, parts[s]})
+	}
+	content := c.content(root)
+	fresh := !content || c.replaces(root, ops)
+	var valid [graph.NumSpaces]bool
+	valid[home] = true
+	touched := false // an operation of the region has written
+	pass := w.base[ops[0]].op.Pass
+
+	// bring copies the contents to space s for operation i.
+	bring := func(s graph.Space, insert func(graph.Op) *node) []*node {
+		from := home
+		for x := range graph.NumSpaces {
+			if valid[x] && (!valid[from] || absInt(int(x)-int(s)) < absInt(int(from)-int(s))) {
+				from = x
+			}
+		}
+		var nodes []*node
+		if home == graph.Disk && !used[graph.Host] && from != s && from != graph.Host && s != graph.Host {
+			// Between disk and device, chunk by chunk through a bounce buffer.
+			part := parts[graph.Device]
+			for _, piece := range r.chunks(part) {
+				bounce := r.mirror(mirrorKey{root, graph.Host, c.sec, turn, piece})
+				there := r.in(piece, where(graph.Device), part)
+				way := []graph.BufID{piece, bounce, there}
+				if s == home {
+					slices.Reverse(way)
+				}
+				for k := 1; k < len(way); k++ {
+					nodes = append(nodes, insert(w.transfer(r.p, r.p.Buf(root).Name, way[k-1], way[k], pass, reg.unit)))
+				}
+			}
+			valid[s] = true
+			return nodes
+		}
+		for from != s {
+			next := from + 1
+			if s < from {
+				next = from - 1
+			}
+			src, dst := where(from), where(next)
+			// Of a larger part only what the smaller one holds moves.
+			if ps, pd := parts[from], parts[next]; r.place(ps) != r.place(pd) {
+				small := pd
+				if r.place(ps).size < r.place(pd).size {
+					small = ps
+				}
+				if from != home {
+					src = r.in(small, src, ps)
+				} else {
+					src = small
+				}
+				if next != home {
+					dst = r.in(small, dst, pd)
+				} else {
+					dst = small
+				}
+			}
+			nodes = append(nodes, insert(w.transfer(r.p, r.p.Buf(root).Name, src, dst, pass, reg.unit)))
+			valid[next] = true
+			from = next
+		}
+		return nodes
+	}
+
+	last := -1
+	for _, i := range ops {
+		op := &w.base[i].op
+		s := c.home[i]
+		if op.Kind == graph.Copy {
+			s = home
+		}
+		reads, writes := false, false
+		effects(op, r.root, func(id graph.BufID, e graph.Effect) {
+			if id != root {
+				return
+			}
+			whole := e.Fresh && (s != home && r.place(e.Buf) == r.place(parts[s]) || r.place(e.Buf).size == r.p.Buf(root).Bytes())
+			reads = reads || e.Read || !fresh && !whole && e.Write
+			writes = writes || e.Write
+		})
+		if !valid[s] {
+			if reads && (!fresh || touched) {
+				pos := i
+				if at >= 0 && !touched {
+					pos = min(i, max(at, c.closedAt(root, span)+1))
+				}
+				for _, n := range bring(s, func(op graph.Op) *node { return w.insertBefore(pos, op) }) {
+					if !touched {
+						for _, b := range after {
+							w.throttle(b, n)
+						}
+					}
+				}
+			} else {
+				for _, b := range after {
+					w.throttle(b, w.base[i])
+				}
+			}
+			valid[s] = true
+		}
+		if writes {
+			valid = [graph.NumSpaces]bool{}
+			valid[s] = true
+			touched, last = true, i
+		}
+		if s != home {
+			c.redirect(op, root, where(s), parts[s])
+		}
+	}
+	if touched && !valid[home] && c.wanted(root, ops[len(ops)-1]) {
+		nodes := bring(home, func(op graph.Op) *node { return w.insertAfter(last, op) })
+		reg.closers = append(reg.closers, nodes...)
+	}
+	c.note(root, ops, span)
+}
+
+func absInt(n int) int {
+	if n < 0 {
+		return -n
+	}
+	return n
+}
+
+// closedAt returns the last operation of earlier regions on the part; −1 none.
+func (c *coherence) closedAt(root graph.BufID, part extent) int {
+	last := -1
+	for _, cl := range c.closed[root] {
+		apart := cl.part.stride == part.stride && (cl.part.off+cl.part.size <= part.off || part.off+part.size <= cl.part.off)
+		if !apart {
+			last = max(last, cl.at)
+		}
+	}
+	return last
+}
+
+// atHome says whether an operation uses, where the root is at home, more of it
+// than the part.
+func (c *coherence) atHome(root graph.BufID, ops []int, part extent) bool {
+	more := false
+	for _, i := range ops {
+		op := &c.w.base[i].op
+		if op.Kind != graph.Copy && c.home[i] != c.r.p.Buf(root).Space {
+			continue
+		}
+		effects(op, c.r.root, func(id graph.BufID, e graph.Effect) { more = more || id == root && c.r.place(e.Buf) != part })
+	}
+	return more
+}
+
+func (c *coherence) note(root graph.BufID, ops []int, part extent) {
+	c.closed[root] = append(c.closed[root], closing{part, ops[len(ops)-1]})
+	for _, i := range ops {
+		effects(&c.phases[c.phase].Ops[i], c.r.root, func(id graph.BufID, e graph.Effect) {
+			if id == root && e.Write {
+				c.wrote[root] = true
+			}
+		})
+	}
+}
+
+// parts returns what of the root each foreign space's mirror holds, and which
+// foreign spaces there are. parts[home] is the root.
+func (c *coherence) parts(root graph.BufID, ops []int, home graph.Space) (parts [graph.NumSpaces]graph.BufID, used [graph.NumSpaces]bool) {
+	r := c.r
+	one := [graph.NumSpaces]graph.BufID{graph.NoBuf, graph.NoBuf, graph.NoBuf}
+	several := [graph.NumSpaces]bool{}
+	for _, i := range ops {
+		op := &c.w.base[i].op
+		s := c.home[i]
+		if s == home || op.Kind == graph.Copy {
+			continue
+		}
+		effects(op, r.root, func(id graph.BufID, e graph.Effect) {
+			if id != root {
+				return
+			}
+			used[s] = true
+			if one[s] == graph.NoBuf {
+				one[s] = e.Buf
+			} else if r.place(one[s]) != r.place(e.Buf) {
+				several[s] = true
+			}
+		})
+	}
+	for s := range parts {
+		parts[s] = root
+		if used[s] && !several[s] {
+			parts[s] = one[s]
+		}
+	}
+	parts[home] = root
+	if home == graph.Disk && used[graph.Device] {
+		// On the way to the device and back everything passes the host's mirror.
+		switch {
+		case !used[graph.Host]:
+			parts[graph.Host] = parts[graph.Device]
+		case r.place(parts[graph.Host]) != r.place(parts[graph.Device]):
+			parts[graph.Host], parts[graph.Device] = root, root
+		}
+	}
+	return parts, used
+}
+
+// content says whether the root holds something before its region at hand.
+func (c *coherence) content(root graph.BufID) bool {
+	if b := c.r.p.Buf(root); b.Life == graph.LifeRun || b.Class == graph.Inputs || c.wrote[root] {
+		return true
+	}
+	if c.r.p.Buf(root).Life == graph.LifePhase {
+		return false
+	}
+	for j := range c.phases {
+		if j > c.phase || j == c.phase && c.phases[j].Repeat < 2 {
+			break
+		}
+		ops := c.phases[j].Ops
+		for i := range ops {
+			found := false
+			effects(&ops[i], c.r.root, func(id graph.BufID, e graph.Effect) { found = found || id == root && e.Write })
+			if found {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// wanted says whether somebody uses the root after operation i.
+func (c *coherence) wanted(root graph.BufID, i int) bool {
+	b := c.r.p.Buf(root)
+	if b.Life == graph.LifeRun {
+		return true
+	}
+	list := c.uses[root]
+	if list[len(list)-1] > i {
+		return true
+	}
+	if b.Life == graph.LifePhase {
+		return false
+	}
+	for j := c.phase; j < len(c.phases); j++ {
+		if j == c.phase && c.phases[j].Repeat < 2 {
+			continue
+		}
+		ops := c.phases[j].Ops
+		for k := range ops {
+			found := false
+			effects(&ops[k], c.r.root, func(id graph.BufID, e graph.Effect) { found = found || id == root })
+			if found {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// replaces says whether the operations write anew, before they read it, all of
+// the root that anybody in the section ever touches.
+func (c *coherence) replaces(root graph.BufID, ops []int) bool {
+	r := c.r
+	var written spans
+	ok := true
+	for _, i := range ops {
+		op := &c.w.base[i].op
+		effects(op, r.root, func(id graph.BufID, e graph.Effect) {
+			if _, lo, hi := graph.Span(r.p, e.Buf); id == root && e.Read && !written.covers(lo, hi) {
+				ok = false
+			}
+		})
+		effects(op, r.root, func(id graph.BufID, e graph.Effect) {
+			if x := r.place(e.Buf); id == root && e.Fresh && x.stride == 0 {
+				written.add(x.off, x.off+x.size)
+			}
+		})
+	}
+	if !ok {
+		return false
+	}
+	for j := range c.phases {
+		phase := c.phases[j].Ops
+		for k := range phase {
+			effects(&phase[k], r.root, func(id graph.BufID, e graph.Effect) {
+				if _, lo, hi := graph.Span(r.p, e.Buf); id == root && r.p.Buf(e.Buf).View != nil && !written.covers(lo, hi) {
+					ok = false
+				}
+			})
+		}
+	}
+	return ok
+}
+
+// redirect points an operation's uses of the root into its mirror.
+func (c *coherence) redirect(op *graph.Op, root, mirror, part graph.BufID) {
+	move := func(id graph.BufID) graph.BufID {
+		if id == graph.NoBuf || c.r.root(id) != root {
+			return id
+		}
+		return c.r.in(id, mirror, part)
+	}
+	for a, id := range op.In {
+		op.In[a] = move(id)
+	}
+	for a, o := range op.Out {
+		op.Out[a].Buf = move(o.Buf)
+	}
+}
+
+// spans is a set of bytes.
+type spans [][2]int64
+
+func (s *spans) add(lo, hi int64) {
+	var out spans
+	for _, x := range *s {
+		if x[1] < lo || hi < x[0] {
+			out = append(out, x)
+			continue
+		}
+		lo, hi = min(lo, x[0]), max(hi, x[1])
+	}
+	*s = append(out, [2]int64{lo, hi})
+}
+
+func (s spans) covers(lo, hi int64) bool {
+	for _, x := range s {
+		if x[0] <= lo && hi <= x[1] {
+			return true
+		}
+	}
+	return false
+}

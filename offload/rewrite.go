@@ -1,0 +1,316 @@
+package offload
+
+import (
+	"fmt"
+	"sort"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Rewrite moves the classes that o names to host memory or disk, and inserts the
+// copies that keep every operation's operands in its own space. The program is
+// sharded and not scheduled yet.
+//
+// A resident buffer whose class is moved has a home there. What uses it runs
+// where it always ran, except that on the host run: the updates of units whose
+// optimizer states have left the device, sums of squares of gradients that rest
+// off the device (the norm stays where the gradient is), and fills of what rests
+// off the device. Each operation's space is thus fixed, and a copy protocol like
+// that of a cache does the rest, region of use by region of use: see regions.go.
+// Activations are parked: see park.go.
+func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	q := p.Clone()
+	if !o.Active() {
+		return q, nil
+	}
+	r := &rewriter{p: q, o: o, member: map[graph.BufID]member{}, hostUnits: map[int]bool{},
+		mirrors: map[mirrorKey]graph.BufID{}, views: map[viewKey]graph.BufID{}, parked: map[graph.BufID]*parking{}, pieces: map[pieceKey]graph.BufID{}}
+	r.classify()
+	r.settle()
+	for i := range q.Sections {
+		r.section(&q.Sections[i])
+	}
+	return q, nil
+}
+
+// kind groups the flat buffers of units.
+type kind uint8
+
+const (
+	values kind = iota
+	grads
+	states
+	numKinds
+)
+
+// member is a flat buffer's place in the model.
+type member struct {
+	kind kind
+	unit int
+}
+
+type rewriter struct {
+	p         *graph.Program
+	o         Options
+	member    map[graph.BufID]member // root buffers of units
+	hostUnits map[int]bool           // updated on the host
+	mirrors   map[mirrorKey]graph.BufID
+	views     map[viewKey]graph.BufID
+	parked    map[graph.BufID]*parking
+	pieces    map[pieceKey]graph.BufID
+}
+
+func (r *rewriter) root(id graph.BufID) graph.BufID {
+	root, _ := r.p.Resolve(id, nil)
+	return root
+}
+
+// classify finds the resident buffers of every unit.
+func (r *rewriter) classify() {
+	for u := range r.p.Units {
+		unit := &r.p.Units[u]
+		if unit.FlatLen == 0 {
+			continue
+		}
+		for _, s := range append([]graph.State{unit.Value}, unit.States...) {
+			k := states
+			if r.p.Buf(s.Buf).Class == graph.Parameters {
+				k = values
+			}
+			r.member[r.root(s.Buf)] = member{k, u}
+		}
+	}
+	for id := range r.p.Buffers {
+		b := &r.p.Buffers[id]
+		if b.View == nil && b.Class == graph.Gradients && b.Life == graph.LifeStep && b.Unit >= 0 {
+			r.member[graph.BufID(id)] = member{grads, b.Unit}
+		}
+	}
+}
+
+// settle gives every moved buffer, and the views of it, its home.
+func (r *rewriter) settle() {
+	if r.o.Optimizer != graph.Device {
+		r.chooseHostUnits()
+	}
+	home := map[graph.BufID]graph.Space{}
+	for id, m := range r.member {
+		space := graph.Device
+		switch m.kind {
+		case values:
+			space = r.o.Parameters
+		case grads:
+			space = r.o.Gradients
+		case states:
+			if r.hostUnits[m.unit] {
+				space = r.o.Optimizer
+			}
+		}
+		if space != graph.Device {
+			home[id] = space
+		}
+	}
+	for id := range r.p.Buffers {
+		if space, ok := home[r.root(graph.BufID(id))]; ok {
+			r.p.Buffers[id].Space = space
+		}
+	}
+}
+
+// chooseHostUnits leaves DeviceShare of the optimizer states on the device.
+func (r *rewriter) chooseHostUnits() {
+	bytes := func(u int) (n int64) {
+		for _, s := range r.p.Units[u].States {
+			n += r.p.Buf(s.Buf).Bytes()
+		}
+		return n
+	}
+	var total int64
+	for u := range r.p.Units {
+		total += bytes(u)
+	}
+	left := int64(r.o.DeviceShare * float64(total))
+	for u := len(r.p.Units) - 1; u >= 0; u-- {
+		n := bytes(u)
+		if n == 0 {
+			continue
+		}
+		if n <= left {
+			left -= n
+			continue
+		}
+		r.hostUnits[u] = true
+	}
+}
+
+// updates are the kinds of an optimizer's rule.
+var updates = map[graph.Kind]bool{
+	graph.AdamW: true, graph.SGD: true, graph.LAMBDirection: true, graph.ParamNorms: true,
+	graph.LAMBApply: true, graph.LARSApply: true, graph.NovoGrad: true,
+}
+
+// onHost says whether an operation runs on the host.
+func (r *rewriter) onHost(op *graph.Op) bool {
+	away := func(id graph.BufID) bool {
+		root := r.root(id)
+		_, ours := r.member[root]
+		return ours && r.p.Buf(root).Space != graph.Device
+	}
+	switch {
+	case updates[op.Kind]:
+		return r.hostUnits[op.Unit]
+	case op.Kind == graph.Fill, op.Kind == graph.Scale:
+		return away(op.Out[0].Buf)
+	case op.Kind == graph.SqSum:
+		return away(op.In[0])
+	}
+	return false
+}
+
+func (r *rewriter) section(sec *graph.Section) {
+	slots := make([][]int, len(sec.Phases))
+	for j := range sec.Phases {
+		slots[j] = r.split(&sec.Phases[j])
+	}
+	before := append([]graph.Phase(nil), sec.Phases...) // before anything is inserted
+	for j := range sec.Phases {
+		ph := &sec.Phases[j]
+		w := newWeave(ph.Ops)
+		c := &coherence{r: r, w: w, sec: sec.Name, phases: before, phase: j, slot: slots[j], closed: map[graph.BufID][]closing{}}
+		c.collect()
+		c.run()
+		if r.o.Activations != graph.Device {
+			r.park(w, sec.Name)
+		}
+		w.into(ph)
+	}
+}
+
+// transfer returns a copy between two neighbouring spaces, on the stream of its
+// direction.
+func (w *weave) transfer(p *graph.Program, what string, from, to graph.BufID, pass graph.Pass, unit int) graph.Op {
+	a, b := p.Buf(from).Space, p.Buf(to).Space
+	verb, stream := "fetch", graph.CopyIn
+	switch {
+	case a == graph.Device:
+		verb, stream = "park", graph.CopyOut
+	case b == graph.Disk:
+		verb, stream = "store", graph.CopyOut
+	case a == graph.Disk:
+		verb = "load"
+	}
+	name := what + "/" + verb
+	w.names[name]++
+	if n := w.names[name]; n > 1 {
+		name = fmt.Sprintf("%s.%d", name, n)
+	}
+	return graph.Op{Kind: graph.Copy, Name: name, In: []graph.BufID{from}, Out: []graph.Out{{Buf: to}},
+		Work: graph.NoBuf, Skip: graph.NoBuf, Stream: stream, Pass: pass, Unit: unit}
+}
+
+// mirrorKey tells mirrors apart: phases of a section share them.
+type mirrorKey struct {
+	root    graph.BufID
+	space   graph.Space
+	section string
+	turn    int         // which region of the root in its phase
+	part    graph.BufID // what of the root it holds
+}
+
+type viewKey struct{ id, base graph.BufID }
+
+// mirror returns the buffer in a foreign space that holds part of a root.
+func (r *rewriter) mirror(key mirrorKey) graph.BufID {
+	id, ok := r.mirrors[key]
+	if ok {
+		return id
+	}
+	src := *r.p.Buf(key.part)
+	root := r.p.Buf(key.root)
+	src.View, src.Space, src.Life, src.Class = nil, key.space, graph.LifePhase, graph.Communication
+	m, ours := r.member[key.root]
+	if ours && key.space == graph.Device && m.kind != states && src.Elems() == r.p.Units[m.unit].FlatLen {
+		src.Class = graph.Unsharded
+	}
+	if !ours {
+		src.Class = graph.Workspace
+	}
+	src.Name = fmt.Sprintf("%s@%s/%s.%d", root.Name, key.space, key.section, key.turn)
+	if key.part != key.root {
+		src.Name += "/part"
+	}
+	src.Pad = 0
+	if src.Bytes() == root.Bytes() {
+		src.Pad = root.Pad
+	}
+	id = r.p.AddBuffer(src)
+	r.mirrors[key] = id
+	return id
+}
+
+// in returns the place in a mirror (of the given part of a root) that id has in
+// the root.
+func (r *rewriter) in(id, mirror, part graph.BufID) graph.BufID {
+	at, from := r.place(id), r.place(part)
+	m, b := r.p.Buf(mirror), r.p.Buf(id)
+	if at == from && sameShape(m.Shape, b.Shape) && m.DType == b.DType {
+		return mirror
+	}
+	key := viewKey{id, mirror}
+	v, ok := r.views[key]
+	if !ok {
+		nb := *b
+		nb.Space, nb.Class, nb.Life, nb.Pad = m.Space, m.Class, m.Life, 0
+		nb.Name = b.Name + "@" + m.Space.String()
+		nb.View = &graph.View{Base: mirror, Offset: at.off - from.off}
+		if at.stride != from.stride {
+			nb.View.RankStride, nb.View.Axis = at.stride-from.stride, at.axis
+		}
+		v = r.p.AddBuffer(nb)
+		r.views[key] = v
+	}
+	return v
+}
+
+// extent is where a buffer lies in its root.
+type extent struct {
+	off, size, stride int64
+	axis              int
+}
+
+func (r *rewriter) place(id graph.BufID) extent {
+	e := extent{size: r.p.Buf(id).Bytes()}
+	for v := r.p.Buf(id).View; v != nil; v = r.p.Buf(id).View {
+		e.off += v.Offset
+		if v.RankStride != 0 {
+			e.stride += v.RankStride
+			e.axis = v.Axis
+		}
+		id = v.Base
+	}
+	return e
+}
+
+func sameShape(a, b []int64) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+func sortRegions(list []*region) {
+	sort.SliceStable(list, func(i, j int) bool {
+		if list[i].first != list[j].first {
+			return list[i].first < list[j].first
+		}
+		return list[i].unit < list[j].unit
+	})
+}

@@ -1,0 +1,227 @@
+package offload_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/fsdp"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/offload"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+// sharded returns a small GPT-2's step at a stage over so many ranks.
+func sharded(t *testing.T, layers, ranks int, o fsdp.Options) *graph.Program {
+	t.Helper()
+	p, err := model.Build(model.Config{Family: model.GPT2, Layers: layers, Width: 64, Heads: 2, Vocab: 96, Positions: 64, TiedHead: true}, model.Train, 2, 64)
+	require.NoError(t, err)
+	p, err = graph.Differentiate(p)
+	require.NoError(t, err)
+	p.Sections[0].Name = "train"
+	p = graph.Fuse(p)
+	p.Mesh = []graph.Axis{{Name: "shard", Size: ranks}}
+	o.Optimizer = zero.Optimizer{Name: "adamw", Beta1: 0.9, Beta2: 0.95}
+	o.Accum = max(o.Accum, 1)
+	p, err = fsdp.Shard(p, o)
+	require.NoError(t, err)
+	return p
+}
+
+func rewrite(t *testing.T, p *graph.Program, o offload.Options) *graph.Program {
+	t.Helper()
+	before := graph.Format(p)
+	q, err := offload.Rewrite(p, o)
+	require.NoError(t, err)
+	require.Equal(t, before, graph.Format(p), "the input is left alone")
+	q, err = graph.Schedule(q)
+	require.NoError(t, err)
+	require.NoError(t, graph.Verify(q))
+	l, err := memplan.Assign(q, memplan.Options{})
+	require.NoError(t, err)
+	require.NoError(t, memplan.Check(q, l))
+	return q
+}
+
+// listing has a phase's operations of the named units on the streams other than
+// compute, and updates: name @stream after what it waits for on other streams.
+func listing(p *graph.Program, phase string, units ...string) string {
+	var lines []string
+	for _, ph := range p.Section("step").Phases {
+		if ph.Name != phase {
+			continue
+		}
+		for i := range ph.Ops {
+			op := &ph.Ops[i]
+			if op.Unit < 0 || op.Stream == graph.Compute && op.Kind != graph.AdamW && op.Kind != graph.SqSum {
+				continue
+			}
+			for _, u := range units {
+				if p.Units[op.Unit].Name == u {
+					lines = append(lines, fmt.Sprintf("%s @%v", op.Name, op.Stream))
+				}
+			}
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+func golden(text string) string {
+	var lines []string
+	for _, l := range strings.Split(strings.TrimSpace(text), "\n") {
+		lines = append(lines, strings.TrimSpace(l))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// The gradient shard and the value shard go to the host, the update runs there,
+// the value comes back; the norm stays with the gradient.
+func TestOptimizerOnHost(t *testing.T) {
+	q := rewrite(t, sharded(t, 1, 2, fsdp.Options{Stage: 3}), offload.Options{Optimizer: graph.Host})
+	require.Equal(t, golden(`
+		h.0/grad_sq @compute
+		shard/h.0/park @copy-out
+		reduced/h.0/park @copy-out
+		h.0/adamw @host
+		shard/h.0/fetch @copy-in`), listing(q, "update", "h.0"))
+}
+
+// On disk the moments pass through host memory before and after.
+func TestOptimizerOnDisk(t *testing.T) {
+	q := rewrite(t, sharded(t, 1, 2, fsdp.Options{Stage: 3}), offload.Options{Optimizer: graph.Disk, Parameters: graph.Host, Gradients: graph.Host})
+	require.Equal(t, golden(`
+		h.0/grad_sq @host
+		exp_avg/h.0/load @copy-in
+		exp_avg_sq/h.0/load @copy-in
+		h.0/adamw @host
+		exp_avg/h.0/store @copy-out
+		exp_avg_sq/h.0/store @copy-out`), listing(q, "update", "h.0"))
+}
+
+// A shard that rests on the host is fetched before each all-gather; on one rank
+// the unit itself is.
+func TestParametersOnHost(t *testing.T) {
+	q := rewrite(t, sharded(t, 1, 2, fsdp.Options{Stage: 3}), offload.Options{Parameters: graph.Host})
+	require.Equal(t, golden(`
+		shard/h.0/fetch @copy-in
+		h.0/all_gather.2 @comm
+		shard/h.0/fetch.2 @copy-in
+		h.0/all_gather.6 @comm
+		h.0/reduce_scatter @comm`), listing(q, "only", "h.0"))
+	q = rewrite(t, sharded(t, 1, 1, fsdp.Options{Stage: 3}), offload.Options{Parameters: graph.Host})
+	require.Equal(t, golden(`
+		value/h.0/fetch @copy-in
+		value/h.0/fetch.2 @copy-in`), listing(q, "only", "h.0"))
+}
+
+// Gradients that accumulate are fetched in later micro-steps, not in the first.
+func TestGradientsOnHost(t *testing.T) {
+	q := rewrite(t, sharded(t, 1, 2, fsdp.Options{Stage: 2, Accum: 2}), offload.Options{Gradients: graph.Host})
+	require.Equal(t, golden(`
+		h.0/reduce_scatter @comm
+		reduced/h.0/park @copy-out`), listing(q, "first", "h.0"))
+	require.Equal(t, golden(`
+		reduced/h.0/fetch @copy-in
+		h.0/reduce_scatter @comm
+		reduced/h.0/park @copy-out`), listing(q, "last", "h.0"))
+}
+
+// Activations leave in the order of the forward and come back in the reverse,
+// and each byte of them leaves and comes once.
+func TestActivationsAreParkedAndFetchedInReverse(t *testing.T) {
+	for _, space := range []graph.Space{graph.Host, graph.Disk} {
+		q := rewrite(t, sharded(t, 6, 1, fsdp.Options{}), offload.Options{Activations: space, Ahead: 1})
+		var out, in []string
+		var outBytes, inBytes int64
+		for _, op := range q.Section("step").Phases[0].Ops {
+			what, verb, _ := strings.Cut(op.Name, "/")
+			switch {
+			case op.Kind != graph.Copy || !strings.HasPrefix(what, "h."):
+			case verb == "park":
+				out = append(out, q.Units[op.Unit].Name)
+				outBytes += q.Buf(op.Out[0].Buf).Bytes()
+			case verb == "fetch":
+				in = append([]string{q.Units[op.Unit].Name}, in...)
+				inBytes += q.Buf(op.Out[0].Buf).Bytes()
+			}
+		}
+		require.NotEmpty(t, out)
+		require.Equal(t, out, in)
+		require.Equal(t, outBytes, inBytes)
+		require.Equal(t, "h.0", out[0])
+	}
+}
+
+// The device's peak of activations no longer grows with the layers.
+func TestParkedActivationsFreeTheDevice(t *testing.T) {
+	peak := func(layers int, o offload.Options) (device, host int64) {
+		l, err := memplan.Assign(rewrite(t, sharded(t, layers, 1, fsdp.Options{}), o), memplan.Options{})
+		require.NoError(t, err)
+		return l.Spaces[graph.Device].ClassPeak[graph.Activations], l.Spaces[graph.Host].ClassPeak[graph.Activations]
+	}
+	d6, _ := peak(6, offload.Options{})
+	d12, _ := peak(12, offload.Options{})
+	p6, h6 := peak(6, offload.Options{Activations: graph.Host, Ahead: 1})
+	p12, h12 := peak(12, offload.Options{Activations: graph.Host, Ahead: 1})
+	stats := int64(6 * 6 * 2 * 64 * 4) // mean, rstd (2 norms), log-sum-exp (2 heads) of 128 tokens
+	require.LessOrEqual(t, p12-p6, stats)
+	require.Less(t, p12, d6)
+	require.Equal(t, d12-d6-(p12-p6), h12-h6, "what no longer grows on the device grows on the host")
+}
+
+// Whole units keep their states on the device, up to the share.
+func TestDeviceShare(t *testing.T) {
+	p := sharded(t, 4, 1, fsdp.Options{})
+	total := int64(0)
+	for _, u := range p.Units {
+		total += 2 * 4 * u.FlatLen
+	}
+	last := int64(-1)
+	for _, share := range []float64{0, 0.3, 0.6, 1} {
+		q := rewrite(t, p, offload.Options{Optimizer: graph.Host, DeviceShare: share})
+		on := int64(0)
+		for _, u := range q.Units {
+			for _, s := range u.States {
+				if q.Buf(s.Buf).Space == graph.Device {
+					on += q.Buf(s.Buf).Bytes()
+				}
+			}
+		}
+		require.LessOrEqual(t, float64(on), share*float64(total))
+		require.Greater(t, on, last)
+		last = on
+	}
+	require.Equal(t, total, last)
+}
+
+// Host memory of states on disk is bounded by the chunk, not by the unit.
+func TestChunksBoundHostMemory(t *testing.T) {
+	for _, chunk := range []int64{4096, 8192} {
+		o := offload.Options{Optimizer: graph.Disk, Parameters: graph.Disk, Gradients: graph.Disk, Ahead: 1, Chunk: chunk}
+		l, err := memplan.Assign(rewrite(t, sharded(t, 2, 1, fsdp.Options{}), o), memplan.Options{})
+		require.NoError(t, err)
+		// Two chunks ahead of value, gradient and two moments.
+		require.Equal(t, 2*4*4*chunk, l.Spaces[graph.Host].ClassPeak[graph.Communication])
+	}
+}
+
+func TestParse(t *testing.T) {
+	o, err := offload.Parse("Optimizer=DISK, parameters=host,activations=host")
+	require.NoError(t, err)
+	require.Equal(t, offload.Options{Optimizer: graph.Disk, Parameters: graph.Host, Activations: graph.Host}, o)
+	require.True(t, o.Active() && o.UsesDisk())
+	for _, bad := range []string{"x", "optimizer=", "optimizer=device", "weights=host", ","} {
+		_, err := offload.Parse(bad)
+		require.Error(t, err, bad)
+	}
+	_, err = offload.Rewrite(&graph.Program{}, offload.Options{Ahead: -1})
+	require.ErrorContains(t, err, "-1 regions ahead")
+	_, err = offload.Rewrite(&graph.Program{}, offload.Options{DeviceShare: 2})
+	require.ErrorContains(t, err, "share of 2")
+	_, err = offload.Rewrite(&graph.Program{}, offload.Options{Chunk: 5})
+	require.ErrorContains(t, err, "chunks of 5")
+}

@@ -1,0 +1,104 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Tuning is what `spillway doctor` has measured on a filesystem.
+type Tuning struct {
+	Block            int       `json:"block_bytes"`
+	Depth            int       `json:"queue_depth"`
+	ReadBytesPerSec  float64   `json:"read_bytes_per_second"`
+	WriteBytesPerSec float64   `json:"write_bytes_per_second"`
+	Measured         time.Time `json:"measured"`
+}
+
+// tuningFile is doctor.json: measurements by filesystem.
+type tuningFile struct {
+	Disks map[string]Tuning `json:"disks"`
+}
+
+// TuningPath is the file with the measurements, in the user's configuration
+// folder.
+func TuningPath() (string, error) {
+	dir, err := os.UserConfigDir()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, "spillway", "doctor.json"), nil
+}
+
+func readTunings() (tuningFile, string, error) {
+	var f tuningFile
+	path, err := TuningPath()
+	if err != nil {
+		return f, "", nil // no home, so nothing was measured
+	}
+	text, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return f, path, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &f)
+	}
+	if err != nil {
+		return tuningFile{}, path, fmt.Errorf("the measurements in %s can't be used (%v); run `spillway doctor --disk DIR` again", path, err)
+	}
+	return f, path, nil
+}
+
+// LoadTuning returns what was measured on the filesystem of a folder, or the
+// zero Tuning. What no Options could have counts as not measured.
+func LoadTuning(dir string) (Tuning, error) {
+	f, _, err := readTunings()
+	if err != nil {
+		return Tuning{}, err
+	}
+	t := f.Disks[FilesystemOf(dir)]
+	if t.Block < Page || t.Block > maxBlock || t.Block&(t.Block-1) != 0 || t.Depth < 1 || t.Depth > maxDepth {
+		return Tuning{}, nil
+	}
+	return t, nil
+}
+
+// SaveTuning stores a measurement for the filesystem of a folder and returns
+// the file that has it. Other filesystems' measurements stay.
+func SaveTuning(dir string, t Tuning) (string, error) {
+	f, path, err := readTunings()
+	if path == "" {
+		_, err := TuningPath()
+		return "", fmt.Errorf("store the measurement: %w", err)
+	}
+	if err != nil {
+		f = tuningFile{} // damaged: it is measured anew
+	}
+	if f.Disks == nil {
+		f.Disks = map[string]Tuning{}
+	}
+	f.Disks[FilesystemOf(dir)] = t
+	text, err := json.MarshalIndent(f, "", "  ")
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o777)
+	}
+	if err != nil {
+		return path, fmt.Errorf("store the measurement: %w", err)
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), "doctor-*.json")
+	if err != nil {
+		return path, fmt.Errorf("store the measurement: %w", err)
+	}
+	_, err = tmp.Write(append(text, '\n'))
+	err = errors.Join(err, tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return path, fmt.Errorf("store the measurement: %w", errors.Join(err, os.Remove(tmp.Name())))
+	}
+	return path, nil
+}

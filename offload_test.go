@@ -1,0 +1,173 @@
+package spillway
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Promise 1: recomputation changes no bit.
+func TestRecomputeGivesTheSameBits(t *testing.T) {
+	for _, model := range []string{"gpt2", "llama-tied"} {
+		for _, ranks := range []int{1, 2, 3} {
+			for _, accum := range []int{1, 3} {
+				c := tiny(model)
+				c.Ranks, c.Accum, c.Steps, c.Reproducible = ranks, accum, 2, true
+				policies := []string{"selective", "full"}
+				if model == "gpt2" {
+					c.Dropout = 0.1
+					policies = append(policies, "full:h.0;selective:h.1")
+				}
+				c.Zero = 0
+				want := runOf(t, c)
+				for zero := range 4 {
+					for _, policy := range policies {
+						c.Zero, c.Recompute = zero, policy
+						got := runOf(t, c)
+						require.Equal(t, want.losses, got.losses, "%s, %d ranks, accum %d, stage %d, %s", model, ranks, accum, zero, policy)
+						require.Equal(t, want.sha, got.sha, "%s, %d ranks, accum %d, stage %d, %s", model, ranks, accum, zero, policy)
+					}
+				}
+				c.Recompute = ""
+			}
+		}
+	}
+}
+
+// Placements of the grid: each class alone in each tier, and together.
+var placements = []string{
+	"optimizer=host", "optimizer=disk", "parameters=host", "parameters=disk", "gradients=host", "gradients=disk", "activations=host", "activations=disk",
+	"optimizer=host,parameters=host,gradients=host,activations=host",
+	"optimizer=disk,parameters=disk,gradients=disk,activations=disk",
+	"optimizer=disk,parameters=host", "optimizer=host,gradients=disk,activations=disk", "parameters=disk,gradients=host",
+}
+
+// Promise 1 over stage × recompute × placement × ranks, with accumulation 1 and
+// 3, clipping on and off and prefetch distances 0 to 2; promise 2 (in runOf) in
+// all three spaces.
+func TestOffloadGivesTheSameBits(t *testing.T) {
+	turn := 0
+	for _, ranks := range []int{1, 2, 3} {
+		want := map[string]outcome{}
+		for i, placement := range placements {
+			for zero := range 4 {
+				c := tiny("gpt2")
+				c.Ranks, c.Steps, c.Reproducible, c.Dropout = ranks, 2, true, 0.1
+				c.Accum = 1 + 2*((turn/3)%2)
+				c.Clip = float64(turn % 2)
+				key := fmt.Sprint(c.Accum, c.Clip)
+				if _, ok := want[key]; !ok {
+					c.Zero = 0
+					want[key] = runOf(t, c)
+				}
+				c.Zero, c.Prefetch, c.Offload, c.Disk = zero, turn%3, placement, t.TempDir()
+				c.offloadChunk = []int64{0, 1024, 3072}[(turn/2)%3]
+				c.Recompute = []string{"none", "full", "selective"}[(turn+i)%3]
+				got := runOf(t, c)
+				at := fmt.Sprintf("%d ranks, stage %d, accum %d, clip %g, prefetch %d, chunk %d, recompute %s, %s", ranks, zero, c.Accum, c.Clip, c.Prefetch, c.offloadChunk, c.Recompute, placement)
+				require.Equal(t, want[key].losses, got.losses, at)
+				require.Equal(t, want[key].sha, got.sha, at)
+				turn++
+			}
+		}
+	}
+}
+
+// A Llama, every optimizer, frozen parameters and held-out data go through the
+// same copies.
+func TestOffloadEveryOptimizer(t *testing.T) {
+	for i, name := range []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd"} {
+		for _, ranks := range []int{1, 2} {
+			c := tiny("llama-untied")
+			c.Ranks, c.Steps, c.Optimizer, c.Clip, c.Zero = ranks, 3, name, 1, 0
+			c.Freeze = []string{"model.layers.0.*"}
+			c.EvalData, c.EvalSteps = c.Data, 2
+			want := runOf(t, c)
+			for _, placement := range placements[8:] {
+				c.Zero, c.Offload, c.Disk = (i+ranks)%4, placement, t.TempDir()
+				c.offloadChunk = 2048 * int64(i%2)
+				got := runOf(t, c)
+				require.Equal(t, want.losses, got.losses, "%s, %d ranks, %s", name, ranks, placement)
+				require.Equal(t, want.sha, got.sha, "%s, %d ranks, %s", name, ranks, placement)
+			}
+		}
+	}
+}
+
+// What moves off the device is not on it any more, and each class is where it
+// was put: equalities.
+func TestOffloadMovesTheClass(t *testing.T) {
+	for zero := range 4 {
+		base := tiny("gpt2")
+		base.Ranks, base.Zero = 2, zero
+		plain, err := Build(base)
+		require.NoError(t, err)
+		on := &plain.Layout.Spaces[graph.Device].ClassPeak
+		for flag, class := range map[string]graph.Class{"optimizer": graph.Optimizer, "parameters": graph.Parameters, "gradients": graph.Gradients} {
+			for tier, space := range map[string]graph.Space{"host": graph.Host, "disk": graph.Disk} {
+				c := base
+				c.Offload = flag + "=" + tier
+				p, err := Build(c)
+				require.NoError(t, err)
+				require.Zero(t, p.Layout.Spaces[graph.Device].ClassPeak[class], c.Offload)
+				require.Equal(t, on[class], p.Layout.Spaces[space].ClassPeak[class], "%s at stage %d", c.Offload, zero)
+				require.Less(t, p.Layout.Spaces[graph.Device].Peak, plain.Layout.Spaces[graph.Device].Peak+on[class], c.Offload)
+			}
+		}
+	}
+}
+
+// The device's peak falls with each step down the ladder, and a cap at the
+// plan's peak is a wall in every space.
+func TestCapsOfAllTiersAreWalls(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Zero, c.Steps, c.Disk = 2, 3, 1, t.TempDir()
+	c.Recompute, c.Offload = "full", "optimizer=disk,parameters=host,activations=host"
+	p, err := Build(c)
+	require.NoError(t, err)
+	for space, limit := range []*int64{&c.DeviceMemory, &c.HostMemory, &c.DiskMemory} {
+		*limit = p.Layout.Spaces[space].Peak
+	}
+	runOf(t, c)
+	for space, limit := range []*int64{&c.DeviceMemory, &c.HostMemory, &c.DiskMemory} {
+		*limit--
+		_, err := New(context.Background(), c)
+		require.ErrorContains(t, err, "does not fit")
+		require.ErrorContains(t, err, graph.Space(space).String())
+		*limit++
+	}
+}
+
+// A checkpoint written with states on disk continues, bit for bit, with states
+// on the device, and the other way round.
+func TestResumeAcrossPlacements(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Disk = 2, 4, t.TempDir()
+	want := runOf(t, c)
+	for _, placement := range [][2]string{{placements[9], ""}, {"", placements[9]}, {placements[8], placements[4]}} {
+		c.Checkpoint, c.Resume = t.TempDir(), false
+		c.Steps, c.Offload = 2, placement[0]
+		runOf(t, c)
+		c.Steps, c.Offload, c.Resume = 4, placement[1], true
+		got := runOf(t, c)
+		require.Equal(t, want.losses[2:], got.losses)
+		require.Equal(t, want.sha, got.sha)
+	}
+}
+
+func TestDiskNeedsAFolder(t *testing.T) {
+	c := tiny("gpt2")
+	c.Offload = "optimizer=disk"
+	_, err := New(context.Background(), c)
+	require.ErrorContains(t, err, "--disk DIR")
+	for text, want := range map[string]string{"optimizer": "CLASS=host", "optimizer=tape": `"tape" is not a place`, "weights=host": `class "weights"`} {
+		c.Offload = text
+		_, err = New(context.Background(), c)
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "--offload")
+	}
+}

@@ -1,0 +1,61 @@
+package plan
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/fsdp"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/precision"
+)
+
+func (c Config) validateMesh() error {
+	switch {
+	case c.Precision < precision.FP32 || c.Precision > precision.FP16:
+		return fmt.Errorf("precision: %v does not exist; use fp32, bf16 or fp16", c.Precision)
+	case c.Reduce32 && c.Precision == precision.FP32:
+		return fmt.Errorf("reduce: fp32 gradients travel in fp32 already; leave it out, or compute in bf16 or fp16")
+	case c.ShardSize < 0:
+		return fmt.Errorf("shard size: %d is negative; 0 shards over all ranks", c.ShardSize)
+	case c.ShardSize > 0 && (c.ShardSize > c.Ranks || c.Ranks%c.ShardSize != 0):
+		return fmt.Errorf("--shard-size: %d ranks do not split into groups of %d; use %s", c.Ranks, c.ShardSize, nearestDivisors(c.Ranks, c.ShardSize))
+	}
+	return nil
+}
+
+// nearestDivisors names the divisors of n on both sides of k.
+func nearestDivisors(n, k int) string {
+	below, above := 1, n
+	for d := 1; d <= n; d++ {
+		if n%d != 0 {
+			continue
+		}
+		if d < k {
+			below = d
+		} else if d > k {
+			above = d
+			break
+		}
+	}
+	if below == above {
+		return fmt.Sprint(below)
+	}
+	return fmt.Sprintf("%d or %d", below, above)
+}
+
+// mesh is one axis of all ranks or, with a shard size, replicas by shards.
+func (c Config) mesh() []graph.Axis {
+	if c.ShardSize == 0 {
+		return []graph.Axis{{Name: "shard", Size: c.Ranks}}
+	}
+	return []graph.Axis{{Name: "replicate", Size: c.Ranks / c.ShardSize}, {Name: "shard", Size: c.ShardSize}}
+}
+
+func (c Config) shardOptions() fsdp.Options {
+	return fsdp.Options{Stage: c.Stage, Axis: len(c.mesh()) - 1, Accum: c.Accum, Reproducible: c.Reproducible,
+		Prefetch: c.Prefetch, Optimizer: c.Optimizer, Clip: c.Clip, Reduce32: c.Reduce32}
+}
+
+func (c Config) castOptions() precision.Options {
+	m := c.mesh()
+	return precision.Options{Precision: c.Precision, Grads32: fsdp.Grads32(c.shardOptions(), m[len(m)-1].Size)}
+}

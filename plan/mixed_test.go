@@ -1,0 +1,96 @@
+package plan
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/recompute"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+var adamW = zero.Optimizer{Name: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1}
+
+func forwardOf(t testing.TB, c model.Config, batch, seq int, all bool) Forward {
+	var f Forward
+	var err error
+	f.Train, err = model.Build(c, model.Train, batch, seq)
+	require.NoError(t, err)
+	if all {
+		f.Eval, err = model.Build(c, model.Eval, batch, seq)
+		require.NoError(t, err)
+		if c.Family == model.GPT2 || c.Family == model.Llama {
+			f.Generate, err = model.Build(c, model.Generate, 1, seq)
+			require.NoError(t, err)
+		}
+	}
+	return f
+}
+
+var (
+	smallGPT   = model.Config{Family: model.GPT2, Layers: 2, Width: 48, Heads: 3, Vocab: 300, Positions: 16, TiedHead: true, EmbdDropout: 0.1, ResidDropout: 0.1}
+	smallLlama = model.Config{Family: model.Llama, Layers: 2, Width: 48, Heads: 4, KVHeads: 2, FFN: 100, Vocab: 300, Positions: 16}
+	smallMLP   = model.Config{Family: model.MLP, Inputs: 20, Hidden: []int{30, 30}, Classes: 7}
+	smallCNN   = model.Config{Family: model.CNN, Height: 12, ImgWidth: 12, Chans: 3, Hidden: []int{8, 16}, Classes: 7}
+)
+
+// Every combination makes a program that verifies after each pass and lies in
+// memory without overlap.
+func TestMixedPrecisionPlans(t *testing.T) {
+	n := 0
+	models := map[string]model.Config{"gpt2": smallGPT, "llama": smallLlama, "mlp": smallMLP, "cnn": smallCNN}
+	for name, m := range models {
+		seq := 16
+		if m.Family == model.MLP || m.Family == model.CNN {
+			seq = 1
+		}
+		fwd := forwardOf(t, m, 2, seq, true)
+		for _, prec := range []precision.Precision{precision.BF16, precision.FP16} {
+			for stage := range 4 {
+				for _, mesh := range [][2]int{{1, 0}, {3, 0}, {4, 2}, {4, 1}, {6, 3}} {
+					for _, accum := range []int{1, 2, 3} {
+						n++
+						c := Config{Ranks: mesh[0], ShardSize: mesh[1], Stage: zero.Stage(stage), Accum: accum, Prefetch: 1, Optimizer: adamW, Clip: 1,
+							Target: graph.CPUTarget(), Verify: true, Precision: prec, Reduce32: n%3 == 0, Reproducible: n%2 == 0}
+						again, err := recompute.Parse([]string{"none", "selective", "full", "full:*1"}[n%4])
+						require.NoError(t, err)
+						c.Recompute = again
+						c.Optimizer.Name = zero.OptimizerNames()[n%6]
+						if n%5 == 0 && name == "gpt2" {
+							c.Freeze = []string{"h.0.*", "wpe.*"}
+						}
+						what := fmt.Sprintf("%s %v stage %d mesh %v accum %d %s reduce32 %v reproducible %v", name, prec, stage, mesh, accum, c.Optimizer.Name, c.Reduce32, c.Reproducible)
+						p, err := Build(fwd, c)
+						require.NoError(t, err, what)
+						require.NoError(t, memplan.Check(p.Program, p.Layout), what)
+						back, err := graph.Parse(graph.Format(p.Program))
+						require.NoError(t, err, what)
+						require.Equal(t, p.Hash(), graph.Hash(back), what)
+						require.Equal(t, prec == precision.FP16, p.Program.Scaler != nil)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestMeshAndPrecisionAreValidated(t *testing.T) {
+	fwd := forwardOf(t, smallMLP, 2, 1, false)
+	for want, change := range map[string]func(*Config){
+		"size: 6 ranks do not split into groups of 4; use 3 or 6": func(c *Config) { c.ShardSize = 4 },
+		"size: 6 ranks do not split into groups of 7; use 6":      func(c *Config) { c.ShardSize = 7 },
+		"size: -1 is negative":                                    func(c *Config) { c.ShardSize = -1 },
+		"fp32 gradients travel in fp32 already":                   func(c *Config) { c.Reduce32, c.Precision = true, precision.FP32 },
+		"precision(7) does not exist":                             func(c *Config) { c.Precision = 7 },
+	} {
+		c := mixed(6, zero.PartitionParams)
+		change(&c)
+		_, err := Build(fwd, c)
+		require.ErrorContains(t, err, want)
+	}
+}

@@ -1,0 +1,244 @@
+package precision
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// caster rewrites one program. Buffers are dealt with by root: all views of a
+// root have its type.
+type caster struct {
+	p       *graph.Program
+	half    graph.DType
+	grads32 bool
+
+	root  []graph.BufID // by buffer, of those that the program came with
+	kept  []bool        // by root: f32 buffers that stay f32
+	twins map[graph.BufID]graph.BufID
+}
+
+// operand is one use of a buffer by an operation.
+type operand struct {
+	sig    graph.Operand
+	buf    *graph.BufID // in the operation
+	reads  bool
+	writes bool
+}
+
+// operands lists an operation's uses of buffers, with their places in the kind
+// table.
+func operands(op *graph.Op) ([]operand, error) {
+	info, ok := graph.InfoOf(op.Kind)
+	if !ok {
+		return nil, fmt.Errorf("precision: operation %s is of the unknown kind %q", op.Name, op.Kind)
+	}
+	ins, outs := info.Operands(op.Attr)
+	if len(op.In) > len(ins) || len(op.Out) > len(outs) {
+		return nil, fmt.Errorf("precision: operation %s (%s) has %d inputs and %d outputs, want at most %d and %d",
+			op.Name, op.Kind, len(op.In), len(op.Out), len(ins), len(outs))
+	}
+	var list []operand
+	for i := range op.In {
+		if op.In[i] != graph.NoBuf {
+			list = append(list, operand{ins[i], &op.In[i], true, false})
+		}
+	}
+	for i := range op.Out {
+		if o := &op.Out[i]; o.Buf != graph.NoBuf {
+			list = append(list, operand{outs[i], &o.Buf, o.Mode != graph.Write, true})
+		}
+	}
+	return list, nil
+}
+
+// strict says that the operand must be f32, of all floats.
+func (o *operand) strict() bool {
+	return slices.Contains(o.sig.Types, graph.F32) && !slices.Contains(o.sig.Types, graph.BF16)
+}
+
+// classify finds which f32 buffers stay so: what the host reads or fills, what
+// only f32 operands use, and gradients where asked for.
+func (c *caster) classify() error {
+	p := c.p
+	n := len(p.Buffers)
+	c.root, c.kept = make([]graph.BufID, n), make([]bool, n)
+	flexible, strict := make([]bool, n), make([]bool, n)
+	for i := range c.root {
+		c.root[i], _ = p.Resolve(graph.BufID(i), nil)
+	}
+	for i := range p.Sections {
+		for j := range p.Sections[i].Phases {
+			for k := range p.Sections[i].Phases[j].Ops {
+				list, err := operands(&p.Sections[i].Phases[j].Ops[k])
+				if err != nil {
+					return err
+				}
+				for _, o := range list {
+					if o.strict() {
+						strict[c.root[*o.buf]] = true
+					} else if slices.Contains(o.sig.Types, graph.F32) {
+						flexible[c.root[*o.buf]] = true
+					}
+				}
+			}
+		}
+	}
+	for i := range c.kept {
+		c.kept[i] = strict[i] && !flexible[i] || p.Buffers[i].Class == graph.Inputs
+	}
+	if p.Logits != graph.NoBuf {
+		c.kept[c.root[p.Logits]] = true
+	}
+	for i := range p.Params {
+		prm := &p.Params[i]
+		if prm.Value == graph.NoBuf {
+			return fmt.Errorf("precision: parameter %q has no value of its own; cast before sharding", prm.Name)
+		}
+		if v := c.root[prm.Value]; strict[v] && !flexible[v] {
+			return fmt.Errorf("precision: parameter %q is used in f32 alone; no kind that does so may have parameters", prm.Name)
+		}
+		if prm.Grad != graph.NoBuf {
+			c.kept[c.root[prm.Grad]] = c.grads32
+		}
+	}
+	return nil
+}
+
+// convert changes the types of all buffers that are not kept.
+func (c *caster) convert() {
+	for i := range c.p.Buffers {
+		b := &c.p.Buffers[i]
+		if b.DType != graph.F32 || c.kept[c.root[i]] {
+			continue
+		}
+		b.DType = c.half
+		if b.View != nil {
+			b.View.Offset = b.View.Offset / graph.F32.Size() * c.half.Size()
+			b.View.RankStride = b.View.RankStride / graph.F32.Size() * c.half.Size()
+		}
+	}
+}
+
+// copies says which of a root and its twin hold its value.
+type copies struct{ root, twin bool }
+
+// phase gives operands that want another type than their buffer's its twin,
+// and casts where the value is in the other one.
+func (c *caster) phase(ph *graph.Phase) {
+	state := map[graph.BufID]*copies{}
+	touched := []graph.BufID{} // roots with twins, in order
+	of := func(root graph.BufID) *copies {
+		if state[root] == nil {
+			state[root] = &copies{root: true}
+			touched = append(touched, root)
+		}
+		return state[root]
+	}
+	names := map[string]bool{}
+	for i := range ph.Ops {
+		names[ph.Ops[i].Name] = true
+	}
+	var ops []graph.Op
+	cast := func(near *graph.Op, root graph.BufID, toTwin bool) {
+		from, to := c.twin(root), root
+		if toTwin {
+			from, to = to, from
+		}
+		name := fmt.Sprintf("%s/%v", c.p.Buf(root).Name, c.p.Buf(to).DType)
+		for k := 2; names[name]; k++ {
+			name = fmt.Sprintf("%s/%v.%d", c.p.Buf(root).Name, c.p.Buf(to).DType, k)
+		}
+		names[name] = true
+		ops = append(ops, graph.Op{Kind: graph.Cast, Name: name, In: []graph.BufID{from}, Out: []graph.Out{{Buf: to}},
+			Work: graph.NoBuf, Skip: graph.NoBuf, Stream: near.Stream, Pass: near.Pass, Unit: near.Unit})
+	}
+	for i := range ph.Ops {
+		op := &ph.Ops[i]
+		list, _ := operands(op) // classify has seen no error
+		for _, o := range list {
+			root := c.root[*o.buf]
+			wantTwin := c.wantsTwin(&o, root)
+			if state[root] == nil && !wantTwin {
+				continue
+			}
+			s := of(root)
+			if wantTwin {
+				if o.reads && !s.twin {
+					cast(op, root, true)
+					s.twin = true
+				}
+				*o.buf = c.twinOf(*o.buf, root)
+			} else if o.reads && !s.root {
+				cast(op, root, false)
+				s.root = true
+			}
+			if o.writes {
+				*s = copies{root: !wantTwin, twin: wantTwin}
+			}
+		}
+		ops = append(ops, *op)
+	}
+	for _, root := range touched {
+		lasts := c.p.Buf(root).Life != graph.LifePhase || c.p.Logits != graph.NoBuf && root == c.root[c.p.Logits]
+		if lasts && !state[root].root {
+			cast(&ph.Ops[len(ph.Ops)-1], root, false)
+		}
+	}
+	ph.Ops = ops
+}
+
+// wantsTwin says that an operand does not take the type that its buffer has.
+func (c *caster) wantsTwin(o *operand, root graph.BufID) bool {
+	switch dt := c.p.Buf(root).DType; {
+	case o.strict():
+		return dt == c.half
+	case dt == graph.F32:
+		return o.sig.Float == graph.ComputeFloat
+	}
+	return false
+}
+
+// twin returns the buffer that holds a root's value in the other type.
+func (c *caster) twin(root graph.BufID) graph.BufID {
+	id, ok := c.twins[root]
+	if !ok {
+		b := *c.p.Buf(root)
+		if b.DType == c.half {
+			b.DType = graph.F32
+		} else {
+			b.DType = c.half
+		}
+		b.Name += "." + b.DType.String()
+		b.Shape, b.Global, b.Place = slices.Clone(b.Shape), slices.Clone(b.Global), slices.Clone(b.Place)
+		b.Life = graph.LifePhase
+		if b.Class == graph.Inputs {
+			b.Class = graph.Activations
+		}
+		id = c.p.AddBuffer(b)
+		c.twins[root] = id
+	}
+	return id
+}
+
+// twinOf returns the twin of a buffer, which may be a view of root.
+func (c *caster) twinOf(id, root graph.BufID) graph.BufID {
+	t := c.twin(root)
+	if id == root {
+		return t
+	}
+	view, ok := c.twins[id]
+	if !ok {
+		b := *c.p.Buf(id)
+		_, off := c.p.Resolve(id, nil)
+		dt := c.p.Buf(t).DType
+		b.View = &graph.View{Base: t, Offset: off / b.DType.Size() * dt.Size()}
+		b.DType, b.Life, b.Class = dt, graph.LifePhase, c.p.Buf(t).Class
+		b.Name += "." + dt.String()
+		b.Shape = slices.Clone(b.Shape)
+		view = c.p.AddBuffer(b)
+		c.twins[id] = view
+	}
+	return view
+}

@@ -1,0 +1,81 @@
+package spillway
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// maxLocalRanks bounds the ranks of one process: each has a thread, streams
+// and an arena of its own, and every pair of them a record in the group.
+const maxLocalRanks = 1024
+
+// MachineTooSmall is the refusal of a run whose ranks together plan more memory
+// than the machine has, whatever their caps: it would be killed midway.
+type MachineTooSmall struct {
+	Ranks   int
+	Planned int64 // bytes of device (CPU) and host memory over all ranks
+	Total   int64 // bytes of memory and swap that this process may use
+}
+
+func (e *MachineTooSmall) Error() string {
+	return fmt.Sprintf("does not fit: %d rank(s) on this machine plan %s of memory together and it has %s", e.Ranks, plan.Bytes(e.Planned), plan.Bytes(e.Total))
+}
+
+// onThisMachine refuses a plan that the machine can't hold. It knows nothing on
+// systems that don't tell their memory.
+func onThisMachine(cfg Config, p *plan.Plan) error {
+	total := machineMemory()
+	// Divided, not multiplied: a rank's plan may be any int64.
+	rank := p.Layout.Spaces[graph.Device].Peak + p.Layout.Spaces[graph.Host].Peak
+	if total == 0 || rank <= total/int64(cfg.Ranks) {
+		return nil
+	}
+	return &MachineTooSmall{cfg.Ranks, rank * int64(cfg.Ranks), total}
+}
+
+// writable makes a folder that a flag names, and sees that files can be made in
+// it: better now than after the last step.
+func writable(flag, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("--%s %s: %w", flag, dir, err)
+	}
+	f, err := os.CreateTemp(dir, ".writing-probe-")
+	if err != nil {
+		return fmt.Errorf("--%s %s: files can't be made there: %w", flag, dir, err)
+	}
+	if err := f.Close(); err != nil {
+		return fmt.Errorf("--%s %s: %w", flag, dir, err)
+	}
+	return os.Remove(f.Name())
+}
+
+// openOutputs looks at every place that the run is going to write to, before it
+// starts.
+func (t *Trainer) openOutputs() error {
+	c := &t.cfg
+	if c.Checkpoint != "" {
+		if err := writable("checkpoint", c.Checkpoint); err != nil {
+			return err
+		}
+	}
+	if c.Trace != "" {
+		f, err := createWithFolder(c.Trace)
+		if err != nil {
+			return fmt.Errorf("--trace: %w", err)
+		}
+		t.traceFile = f
+	}
+	return nil
+}
+
+// createWithFolder creates a file named by a flag, and its folder.
+func createWithFolder(path string) (*os.File, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	return os.Create(path)
+}

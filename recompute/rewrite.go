@@ -1,0 +1,504 @@
+package recompute
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Rewrite returns the program whose section "train" recomputes as opt says. The
+// section has one phase: the differentiated step of a micro-batch.
+//
+// Values, not buffers, are followed: an operation in place makes a new value of
+// a buffer. For each stretch of backward operations of one unit, the values of
+// the forward that they read and that the policy drops are computed again, from
+// values that still lie in their buffers then, by clones that stand as late as
+// their first reader allows. Clones have Pass Recompute and their original as
+// Source; nothing is cloned that no backward needs, and an output that only the
+// dropped reads needed (a linear's pre-activation) is no longer written.
+//
+// Kept whatever the policy says: what the loss operation touches (its gradient
+// comes next), what an operation computes beside a value that is kept, and what
+// depends on a sum that the step accumulates.
+//
+// It fails where a rule matches no unit.
+func Rewrite(p *graph.Program, opt Options) (*graph.Program, error) {
+	q := p.Clone()
+	if !opt.Active() {
+		return q, nil
+	}
+	train := q.Section("train")
+	if train == nil || len(train.Phases) != 1 {
+		return nil, fmt.Errorf("recompute: the program has no section \"train\" of one phase")
+	}
+	policies := make([]Policy, len(q.Units))
+	matched := make([]bool, len(opt.Rules))
+	for u := range q.Units {
+		var rule int
+		if policies[u], rule = opt.policy(q.Units[u].Name); rule >= 0 {
+			matched[rule] = true
+		}
+	}
+	for i, ok := range matched {
+		if !ok && opt.Rules[i].Unit != "*" && !covered(q, opt.Rules[i].Unit) {
+			return nil, fmt.Errorf("recompute: no unit matches %q; units are %s", opt.Rules[i].Unit, unitNames(q))
+		}
+	}
+	r := &rewriter{p: q, ops: train.Phases[0].Ops, policy: policies}
+	r.number()
+	train.Phases[0].Ops = r.run()
+	dropOutputs(q, train.Phases[0].Ops)
+	return q, nil
+}
+
+// covered says whether a rule that decided for no unit names one after all (an
+// earlier rule had it).
+func covered(p *graph.Program, pattern string) bool {
+	o := Options{Rules: []Rule{{Full, pattern}}}
+	for u := range p.Units {
+		if _, i := o.policy(p.Units[u].Name); i >= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func unitNames(p *graph.Program) string {
+	s := ""
+	for i := range p.Units {
+		if i > 0 {
+			s += ", "
+		}
+		s += p.Units[i].Name
+	}
+	return s
+}
+
+// value is one content of a root buffer.
+type value struct {
+	root  graph.BufID
+	by    int // operation that makes it; −1: there before the phase
+	prev  int // the value that it was made from in place, −1 none
+	until int // operation that replaces it; len(ops) if none does
+	read  []int
+	keep  bool
+}
+
+type rewriter struct {
+	p      *graph.Program
+	ops    []graph.Op
+	policy []Policy
+	vals   []value
+	ins    [][]int // value by operation and input
+	outs   [][]int // value by operation and output
+}
+
+// number gives every value a number and finds those that all policies keep.
+func (r *rewriter) number() {
+	current := map[graph.BufID]int{}
+	get := func(root graph.BufID) int {
+		v, ok := current[root]
+		if !ok {
+			r.vals = append(r.vals, value{root: root, by: -1, prev: -1, until: len(r.ops), keep: true})
+			v = len(r.vals) - 1
+			current[root] = v
+		}
+		return v
+	}
+	for i := range r.ops {
+		op := &r.ops[i]
+		ins, outs := make([]int, len(op.In)), make([]int, len(op.Out))
+		for a, id := range op.In {
+			ins[a] = -1
+			if id != graph.NoBuf {
+				root, _ := r.p.Resolve(id, nil)
+				ins[a] = get(root)
+				r.vals[ins[a]].read = append(r.vals[ins[a]].read, i)
+			}
+		}
+		made := map[graph.BufID]int{}
+		for a, o := range op.Out {
+			outs[a] = -1
+			if o.Buf == graph.NoBuf {
+				continue
+			}
+			root, lo, hi := graph.Span(r.p, o.Buf)
+			if v, ok := made[root]; ok { // two parts of one buffer
+				outs[a] = v
+				continue
+			}
+			v := value{root: root, by: i, prev: -1, until: len(r.ops)}
+			if old, ok := current[root]; ok {
+				r.vals[old].until = i
+				if o.Mode != graph.Write || lo > 0 || hi < r.p.Buf(root).Bytes() {
+					v.prev = old
+				}
+			} else if o.Mode != graph.Write {
+				v.prev = get(root)
+				r.vals[v.prev].until = i
+			}
+			v.keep = o.Mode == graph.Accum || r.p.Buf(root).Life != graph.LifePhase || op.Pass != graph.Forward || op.Skip != graph.NoBuf
+			r.vals = append(r.vals, v)
+			outs[a] = len(r.vals) - 1
+			made[root] = outs[a]
+			current[root] = outs[a]
+		}
+		r.ins, r.outs = append(r.ins, ins), append(r.outs, outs)
+	}
+	for i := range r.ops {
+		loss := false
+		for _, o := range r.ops[i].Out {
+			loss = loss || o.Buf != graph.NoBuf && o.Buf == r.p.Loss
+		}
+		if loss {
+			for _, v := range append(append([]int(nil), r.ins[i]...), r.outs[i]...) {
+				if v >= 0 {
+					r.vals[v].keep = true
+				}
+			}
+		}
+	}
+	// Under full, what other units' forward reads is kept.
+	for i := range r.vals {
+		v := &r.vals[i]
+		if v.by < 0 || r.policyOf(v.by) != Full {
+			continue
+		}
+		for _, j := range v.read {
+			if r.ops[j].Pass == graph.Forward && r.ops[j].Unit != r.ops[v.by].Unit {
+				v.keep = true
+			}
+		}
+	}
+	for i := range r.ops {
+		any := false
+		for _, v := range r.outs[i] {
+			any = any || v >= 0 && r.vals[v].keep
+		}
+		for _, v := range r.outs[i] {
+			if v >= 0 && any {
+				r.vals[v].keep = true
+			}
+		}
+	}
+}
+
+func (r *rewriter) policyOf(op int) Policy {
+	if u := r.ops[op].Unit; u >= 0 {
+		return r.policy[u]
+	}
+	return None
+}
+
+// cheap are the kinds that selective recomputes.
+var cheap = map[graph.Kind]bool{
+	graph.LayerNorm: true, graph.RMSNorm: true, graph.Activation: true, graph.SwiGLU: true,
+	graph.Attention: true,
+}
+
+// activationOf returns the pre-activation that a fused linear writes beside v,
+// where v is the activation of it.
+func (r *rewriter) activationOf(v int) (pre int, ok bool) {
+	by := r.vals[v].by
+	op := &r.ops[by]
+	a, linear := op.Attr.(graph.LinearAttr)
+	if !linear || a.Act == graph.ActNone || len(op.Out) < 2 || op.Out[1].Buf == graph.NoBuf || r.outs[by][0] != v {
+		return -1, false
+	}
+	return r.outs[by][1], true
+}
+
+// stretch is a run of backward operations of one unit, [first, last].
+type stretch struct{ first, last int }
+
+// clone is an operation to run again in a stretch: ops[op], or the activation
+// that ops[op] has fused.
+type clone struct {
+	op      int
+	act     bool
+	ins     []int // values read
+	outs    []int // values made
+	emitted bool
+}
+
+// run weaves the clones in.
+func (r *rewriter) run() []graph.Op {
+	var out []graph.Op
+	names := map[string]int{}
+	for i := 0; i < len(r.ops); {
+		if r.ops[i].Pass != graph.Backward {
+			out = append(out, r.ops[i])
+			i++
+			continue
+		}
+		s := stretch{i, i}
+		for s.last+1 < len(r.ops) && r.ops[s.last+1].Pass == graph.Backward && r.ops[s.last+1].Unit == r.ops[i].Unit {
+			s.last++
+		}
+		out = append(out, r.rewriteStretch(s, names)...)
+		i = s.last + 1
+	}
+	return out
+}
+
+// available says whether a value lies in its buffer all through a stretch.
+func (r *rewriter) available(v int, s stretch) bool { return r.vals[v].until > s.last }
+
+// planner finds the clones that a stretch needs.
+type planner struct {
+	r     *rewriter
+	s     stretch
+	order []*clone // by forward position
+	make  map[int]*clone
+	state map[int]int8 // of values: 1 can be made, 2 can't
+}
+
+// want says whether v is to be computed again for stretch s.
+func (r *rewriter) want(v int, s stretch) bool {
+	val := &r.vals[v]
+	return val.by >= 0 && !val.keep && r.policyOf(val.by) != None && val.by < s.first
+}
+
+// plan finds the clones that make value v, and says whether it can be made.
+func (pl *planner) plan(v int) bool {
+	if st := pl.state[v]; st != 0 {
+		return st == 1
+	}
+	pl.state[v] = 2 // a value never depends on itself; this ends the search early
+	r := pl.r
+	val := &r.vals[v]
+	if val.by < 0 || r.ops[val.by].Pass != graph.Forward || r.ops[val.by].Skip != graph.NoBuf {
+		return false
+	}
+	c := &clone{op: val.by}
+	op := &r.ops[val.by]
+	if pre, ok := r.activationOf(v); ok && r.policyOf(val.by) == Selective {
+		c.act, c.ins, c.outs = true, []int{pre}, []int{v}
+	} else {
+		if r.policyOf(val.by) == Selective && !cheap[op.Kind] {
+			return false
+		}
+		for _, o := range op.Out {
+			if o.Buf != graph.NoBuf && o.Mode == graph.Accum {
+				return false
+			}
+		}
+		c.ins, c.outs = r.ins[val.by], r.outs[val.by]
+	}
+	need := append([]int(nil), c.ins...)
+	for a, o := range c.outs {
+		if o < 0 || r.vals[o].prev < 0 {
+			continue
+		}
+		// A write of a part builds on the rest of the buffer, which no clone has.
+		if op.Out[a].Mode == graph.Write || !slices.Contains(c.ins, r.vals[o].prev) {
+			return false
+		}
+		need = append(need, r.vals[o].prev)
+	}
+	for _, in := range need {
+		if in < 0 || pl.state[in] == 1 {
+			continue
+		}
+		if r.want(in, pl.s) && pl.plan(in) {
+			continue
+		}
+		if !r.available(in, pl.s) && !pl.plan(in) {
+			return false
+		}
+	}
+	for _, o := range c.outs {
+		if o >= 0 {
+			pl.state[o] = 1
+			pl.make[o] = c
+		}
+	}
+	pl.order = append(pl.order, c)
+	return true
+}
+
+func (r *rewriter) rewriteStretch(s stretch, names map[string]int) []graph.Op {
+	pl := &planner{r: r, s: s, make: map[int]*clone{}, state: map[int]int8{}}
+	wanted := map[int]bool{}
+	for i := s.first; i <= s.last; i++ {
+		for _, v := range r.ins[i] {
+			if v >= 0 && r.want(v, s) && pl.plan(v) {
+				wanted[v] = true
+			}
+		}
+	}
+	if len(wanted) == 0 {
+		return append([]graph.Op(nil), r.ops[s.first:s.last+1]...)
+	}
+	e := &emitter{r: r, pl: pl, live: map[int]graph.BufID{}, names: names, wanted: wanted}
+	e.needed()
+	for i := s.first; i <= s.last; i++ {
+		op := r.ops[i]
+		op.In = append([]graph.BufID(nil), op.In...)
+		for a, v := range r.ins[i] {
+			if v >= 0 && wanted[v] {
+				e.emit(pl.make[v])
+				op.In[a] = e.mapped(op.In[a], e.live[v])
+			}
+		}
+		e.out = append(e.out, op)
+	}
+	return e.out
+}
+
+// emitter writes the clones of one stretch.
+type emitter struct {
+	r      *rewriter
+	pl     *planner
+	wanted map[int]bool
+	use    map[*clone]bool
+	live   map[int]graph.BufID // value → root buffer of its clone
+	out    []graph.Op
+	names  map[string]int
+}
+
+// needed keeps, of the planned clones, those that lead to a wanted value.
+func (e *emitter) needed() {
+	e.use = map[*clone]bool{}
+	var mark func(v int)
+	mark = func(v int) {
+		c := e.pl.make[v]
+		if c == nil || e.use[c] {
+			return
+		}
+		e.use[c] = true
+		for _, in := range e.reads(c) {
+			mark(in)
+		}
+	}
+	for v := range e.wanted {
+		mark(v)
+	}
+}
+
+// reads lists the values that a clone reads, those that it changes in place too.
+func (e *emitter) reads(c *clone) []int {
+	var list []int
+	for _, v := range c.ins {
+		if v >= 0 {
+			list = append(list, v)
+		}
+	}
+	for _, v := range c.outs {
+		if v >= 0 && e.r.vals[v].prev >= 0 {
+			list = append(list, e.r.vals[v].prev)
+		}
+	}
+	return list
+}
+
+// emit writes c after the clones that it reads from. A clone that works in place
+// comes after all others that read the value which it replaces.
+func (e *emitter) emit(c *clone) {
+	if c.emitted {
+		return
+	}
+	c.emitted = true
+	r := e.r
+	for _, v := range e.reads(c) {
+		if from := e.pl.make[v]; from != nil {
+			e.emit(from)
+		}
+	}
+	for _, o := range c.outs {
+		if o < 0 || r.vals[o].prev < 0 {
+			continue
+		}
+		for _, other := range e.pl.order {
+			if other == c || !e.use[other] || other.emitted {
+				continue
+			}
+			for _, v := range e.reads(other) {
+				if v == r.vals[o].prev {
+					e.emit(other)
+				}
+			}
+		}
+	}
+	src := &r.ops[c.op]
+	op := *src
+	op.Pass, op.Source, op.Wait, op.Record, op.Work = graph.Recompute, src.Name, nil, 0, graph.NoBuf
+	if c.act {
+		op.Kind, op.Attr = graph.Activation, graph.ActAttr{Act: src.Attr.(graph.LinearAttr).Act}
+		op.In = []graph.BufID{src.Out[1].Buf}
+		op.Out = []graph.Out{src.Out[0]}
+	} else {
+		op.In, op.Out = append([]graph.BufID(nil), src.In...), append([]graph.Out(nil), src.Out...)
+	}
+	suffix := "/recompute"
+	if n := e.names[src.Name]; n > 0 {
+		suffix = fmt.Sprintf("/recompute.%d", n)
+	}
+	e.names[src.Name]++
+	op.Name = src.Name + suffix
+	for a, v := range c.ins {
+		if v < 0 {
+			continue
+		}
+		if root, ok := e.live[v]; ok {
+			op.In[a] = e.mapped(op.In[a], root)
+		}
+	}
+	for a, v := range c.outs {
+		if v < 0 {
+			continue
+		}
+		root, ok := e.live[v]
+		prev := r.vals[v].prev
+		if !ok && prev >= 0 {
+			// In place: the clone of the old value becomes that of the new one. Where
+			// the old value was not cloned the original must stay as it is.
+			root, ok = e.live[prev]
+			if !ok {
+				op.Out[a].Mode = graph.Write
+			}
+		}
+		if !ok {
+			b := *r.p.Buf(r.vals[v].root)
+			b.Name, b.Class, b.Life = b.Name+suffix, graph.Activations, graph.LifePhase
+			root = r.p.AddBuffer(b)
+		}
+		e.live[v] = root
+		op.Out[a].Buf = e.mapped(op.Out[a].Buf, root)
+	}
+	e.out = append(e.out, op)
+}
+
+// mapped returns the place in root that id has in its own root.
+func (e *emitter) mapped(id, root graph.BufID) graph.BufID {
+	p := e.r.p
+	b := *p.Buf(id)
+	if b.View == nil {
+		return root
+	}
+	_, off := p.Resolve(id, nil)
+	b.View = &graph.View{Base: root, Offset: off}
+	b.Class, b.Life = graph.Activations, graph.LifePhase
+	return p.AddBuffer(b)
+}
+
+// dropOutputs takes away outputs of linears that nothing reads any more.
+func dropOutputs(p *graph.Program, ops []graph.Op) {
+	used := map[graph.BufID]int{}
+	for i := range ops {
+		graph.Effects(&ops[i], func(e graph.Effect) {
+			root, _ := p.Resolve(e.Buf, nil)
+			used[root]++
+		})
+	}
+	for i := range ops {
+		op := &ops[i]
+		if op.Kind != graph.Linear || len(op.Out) < 2 || op.Out[1].Buf == graph.NoBuf {
+			continue
+		}
+		if root, _ := p.Resolve(op.Out[1].Buf, nil); used[root] == 1 {
+			op.Out[1].Buf = graph.NoBuf
+		}
+	}
+}
