@@ -86,6 +86,9 @@ func (m *Machine) matrixRate(d graph.DType) float64 {
 func (m *Machine) Op(p *graph.Program, op *graph.Op) float64 {
 	flops, bytes := graph.Cost(p, op)
 	if r, ok := m.Measured[op.Kind]; ok {
+		if sent, ok := Sent(p, op); ok {
+			bytes = sent
+		}
 		return r.PerOp + float64(flops)*r.PerFlop + float64(bytes)*r.PerByte
 	}
 	switch op.Kind {
@@ -153,6 +156,27 @@ func (m *Machine) group(p *graph.Program, axis int) (inNode, nodes int) {
 	return inNode, (size + inNode - 1) / inNode
 }
 
+// Sent returns the bytes that a rank of the group sends in a collective, as a
+// ring would; false for other operations.
+func Sent(p *graph.Program, op *graph.Op) (int64, bool) {
+	var whole, passes int64 = 0, 1
+	switch op.Kind {
+	case graph.AllGather:
+		whole = p.Buf(op.Out[0].Buf).Bytes()
+	case graph.ReduceScatter:
+		whole = p.Buf(op.In[0]).Bytes()
+	case graph.AllReduce:
+		whole, passes = p.Buf(op.Out[0].Buf).Bytes(), 2
+	default:
+		return 0, false
+	}
+	n := int64(p.WorldSize())
+	if axis := op.Attr.(graph.GroupAttr).Axis; axis >= 0 {
+		n = int64(p.Mesh[axis].Size)
+	}
+	return passes * whole / n * (n - 1), true
+}
+
 // collective is the time of a collective by the α-β model (Thakur, Rabenseifner
 // and Gropp, "Optimization of Collective Communication Operations in MPICH",
 // 2005). Within a node it is a ring. Over several nodes it is pipelined: every
@@ -160,20 +184,17 @@ func (m *Machine) group(p *graph.Program, axis int) (inNode, nodes int) {
 // links spread it, so the slower of both counts; latencies are those of a ring in
 // the node and a tree over the nodes.
 func (m *Machine) collective(p *graph.Program, op *graph.Op) float64 {
-	whole := p.Buf(op.Out[0].Buf).Bytes()
+	total, _ := Sent(p, op)
 	passes := 1.0
-	switch op.Kind {
-	case graph.ReduceScatter:
-		whole = p.Buf(op.In[0]).Bytes()
-	case graph.AllReduce:
+	if op.Kind == graph.AllReduce {
 		passes = 2
 	}
+	sent := float64(total) / passes
 	inNode, nodes := m.group(p, op.Attr.(graph.GroupAttr).Axis)
 	n := float64(inNode * nodes)
 	if n <= 1 {
 		return 0
 	}
-	sent := float64(whole) * (n - 1) / n
 	latency, beta := 0.0, 0.0
 	if inNode > 1 {
 		latency += float64(inNode-1) * m.Intra.Latency
