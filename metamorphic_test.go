@@ -108,6 +108,7 @@ func variant(t testing.TB, r *rand.Rand, c Config) Config {
 			}
 		}
 		c.Offload, c.Disk = strings.Join(parts, ","), scratch(t)
+		c.offloadChunk = []int64{0, 1024, 5120}[r.IntN(3)]
 	}
 	return c
 }
