@@ -36,6 +36,14 @@ Any flag overrides a value of the demo.`,
 		if err != nil {
 			return err
 		}
+		if l.fit {
+			best, err := spillway.Fit(c, cmd.Flags().Changed, l.globalBatch, spillway.CPUHardware(c.ComputeThreads()))
+			if err != nil {
+				return err
+			}
+			printFitted(cmd.ErrOrStderr(), best)
+			takeFitted(&c, best)
+		}
 		return train(cmd.Context(), c, isDemo, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	}
 	return cmd
