@@ -114,7 +114,7 @@ func variant(t testing.TB, r *rand.Rand, c Config) Config {
 }
 
 func seedOf(t *testing.T) (first uint64, cases int) {
-	cases = 14
+	cases = 8
 	if testing.Short() {
 		cases = 3
 	}

@@ -91,6 +91,13 @@ func changeAxes(cfg Config, hw Hardware) [][]change {
 	}
 	axis(list...)
 	list = nil
+	if cfg.Offload == "" {
+		for _, where := range fitOffload[1:] {
+			list = append(list, change{"--offload " + where, sameJob, func(c *Config) { c.Offload = where }})
+		}
+	}
+	axis(list...)
+	list = nil
 	for batch, accum := cfg.Batch, cfg.Accum; batch > 1; {
 		if batch%2 != 0 {
 			batch, accum = 1, accum*batch
@@ -269,7 +276,7 @@ func WaysOut(asked *Forecast, hw Hardware) (ways []Way, smallest [graph.NumSpace
 // statesTooLarge says that a configuration's model states alone are over the
 // cap of device memory, without a plan: all of them are alive in the update.
 func statesTooLarge(asked *Forecast, c *Config) bool {
-	if c.DeviceMemory == 0 || len(c.Freeze) > 0 {
+	if c.DeviceMemory == 0 || len(c.Freeze) > 0 || c.Offload != "" {
 		return false
 	}
 	flat, _ := c.optimizer().StateNames()

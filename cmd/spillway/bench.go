@@ -53,6 +53,9 @@ func benchZeroCommand() *cobra.Command {
 		if _, err := settle(cmd.Flags(), &c, &l); err != nil {
 			return err
 		}
+		if l.fit {
+			return errors.New("--fit chooses a stage, and bench zero runs all of them; leave it out")
+		}
 		if isDemo {
 			root, err := goroot()
 			if err != nil {

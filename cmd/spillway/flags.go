@@ -120,11 +120,11 @@ func (l *later) refuse() error {
 			return fmt.Errorf("--%s %s is not built yet; leave it out", f.flag, f.value)
 		}
 	}
-	switch {
-	case l.fit:
-		return errors.New("--fit is not built yet; choose --zero, --batch and --accum yourself")
-	case l.globalBatch != 0:
-		return errors.New("--global-batch is not built yet; choose --batch and --accum yourself")
+	if l.globalBatch != 0 && !l.fit {
+		return errors.New("--global-batch is for --fit, which chooses --batch and --accum by it; give --fit too, or choose them yourself")
+	}
+	if l.globalBatch < 0 {
+		return fmt.Errorf("--global-batch %d: at least 1 row is needed", l.globalBatch)
 	}
 	return nil
 }

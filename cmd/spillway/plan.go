@@ -79,7 +79,15 @@ data and no GPU.`,
 		if err := c.Validate(); err != nil {
 			return err
 		}
-		return runPlan(c, &f, out)
+		var best *spillway.Fitted
+		if l.fit {
+			var err error
+			if best, err = spillway.Fit(c, fs.Changed, l.globalBatch, f.hardware(&c)); err != nil {
+				return err
+			}
+			takeFitted(&c, best)
+		}
+		return runPlan(c, &f, best, out)
 	}
 	return cmd
 }
@@ -156,7 +164,7 @@ func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
 }
 
 // runPlan plans all four stages, tells about them, and refuses what does not fit.
-func runPlan(c spillway.Config, f *planFlags, stdout io.Writer) error {
+func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.Writer) error {
 	hw := f.hardware(&c)
 	stages, err := forecastStages(c, hw)
 	if err != nil {
@@ -167,7 +175,7 @@ func runPlan(c spillway.Config, f *planFlags, stdout io.Writer) error {
 	if f.jsonPath == "-" {
 		text = io.Discard
 	}
-	r := planReport{flags: f, stages: stages, asked: asked}
+	r := planReport{flags: f, stages: stages, asked: asked, best: best}
 	if !asked.Fits {
 		r.ways, r.smallest = spillway.WaysOut(asked, hw)
 	}
@@ -197,6 +205,20 @@ func runPlan(c spillway.Config, f *planFlags, stdout io.Writer) error {
 		}
 	}
 	return asked.Plan.Fit()
+}
+
+// takeFitted sets what the search chose.
+func takeFitted(c *spillway.Config, best *spillway.Fitted) {
+	b := best.Forecast.Config
+	c.Zero, c.Batch, c.Accum, c.Prefetch, c.Recompute, c.Offload = b.Zero, b.Batch, b.Accum, b.Prefetch, b.Recompute, b.Offload
+}
+
+// printFitted says what the search chose, and why.
+func printFitted(w io.Writer, best *spillway.Fitted) {
+	fmt.Fprintf(w, "recommended: %s: the fastest by prediction of %d configurations planned, %s a step and %.0f tokens/s\n", best.Flags, best.Tried, seconds(best.Step.Seconds), best.TokensPerSecond())
+	for _, why := range best.Reasons {
+		fmt.Fprintf(w, "  %s\n", why)
+	}
 }
 
 // forecastStages plans a configuration at stages 0 to 3, two at a time: a plan

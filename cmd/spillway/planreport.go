@@ -21,11 +21,16 @@ type planReport struct {
 	stages   []*spillway.Forecast
 	asked    *spillway.Forecast
 	ways     []spillway.Way
+	best     *spillway.Fitted       // nil without --fit
 	smallest [graph.NumSpaces]int64 // bytes: the least that a way tried needs
 }
 
 func (r *planReport) print(w io.Writer) error {
 	r.heading(w)
+	if r.best != nil {
+		printFitted(w, r.best)
+		fmt.Fprintln(w)
+	}
 	for s := range graph.NumSpaces {
 		r.space(w, s)
 	}

@@ -36,6 +36,14 @@ Any flag overrides a value of the demo.`,
 		if err != nil {
 			return err
 		}
+		if l.fit {
+			best, err := spillway.Fit(c, cmd.Flags().Changed, l.globalBatch, spillway.CPUHardware(c.ComputeThreads()))
+			if err != nil {
+				return err
+			}
+			printFitted(cmd.ErrOrStderr(), best)
+			takeFitted(&c, best)
+		}
 		return train(cmd.Context(), c, isDemo, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	}
 	return cmd
@@ -79,6 +87,9 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 	var metrics *spillway.MetricsWriter
 	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", text) }
 	t, err := spillway.New(ctx, c)
+	if errors.Is(err, context.Canceled) {
+		return fmt.Errorf("interrupted before the first step: %w", context.Canceled)
+	}
 	if err != nil {
 		return err
 	}
