@@ -270,11 +270,11 @@ func (c *coherence) root(reg *region, root graph.BufID, at int, after []*node) {
 				if at >= 0 && !touched {
 					pos = min(i, max(at, c.closedAt(root, span)+1))
 				}
-				for _, n := range bring(s, func(op graph.Op) *node { return w.insertBefore(pos, op) }) {
-					if !touched {
-						for _, b := range after {
-							w.throttle(b, n)
-						}
+				// The copies are on one stream: what holds the first holds all.
+				nodes := bring(s, func(op graph.Op) *node { return w.insertBefore(pos, op) })
+				if !touched {
+					for _, b := range after {
+						w.throttle(b, nodes[0])
 					}
 				}
 			} else {
@@ -295,7 +295,7 @@ func (c *coherence) root(reg *region, root graph.BufID, at int, after []*node) {
 	}
 	if touched && !valid[home] && c.wanted(root, ops[len(ops)-1]) {
 		nodes := bring(home, func(op graph.Op) *node { return w.insertAfter(last, op) })
-		reg.closers = append(reg.closers, nodes...)
+		reg.closers = append(reg.closers, nodes[len(nodes)-1])
 	}
 	c.note(root, ops, span)
 }

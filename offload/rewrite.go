@@ -31,10 +31,12 @@ func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
 	r.classify()
 	r.settle()
 	var elems int64
-	for u := range q.Units {
-		if q.Units[u].FlatLen > 0 {
-			elems += q.Units[u].Value.Len
-		}
+	largest := make([]int64, len(q.Units))
+	for id, m := range r.member {
+		largest[m.unit] = max(largest[m.unit], q.Buf(id).Elems())
+	}
+	for _, n := range largest {
+		elems += n
 	}
 	r.chunk = o.chunk(elems)
 	for i := range q.Sections {
