@@ -36,6 +36,9 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	if cfg.Seq > h.Positions {
 		return nil, none, fmt.Errorf("--seq %d is over the model's %d positions", cfg.Seq, h.Positions)
 	}
+	if cfg.layers > 0 {
+		h.Layers = cfg.layers
+	}
 	m, err := hfmodel.Config(h)
 	if err != nil {
 		return nil, none, fmt.Errorf("--model %s: %w", cfg.Model, err)
