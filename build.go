@@ -70,11 +70,11 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	if err != nil {
 		return nil, none, err
 	}
+	away.Chunk = cfg.offloadChunk
 	prec, err := precision.Parse(cfg.precision())
 	if err != nil {
 		return nil, none, err
 	}
-	away.Chunk = cfg.offloadChunk
 	if away.Chunk == 0 && away.Active() {
 		away.Chunk = offloadChunk(fwd.Train, cfg)
 	}

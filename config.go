@@ -189,7 +189,7 @@ func (c *Config) Validate() error {
 		case v < least:
 			return fmt.Errorf("--%s %d: at least %d %s is needed", flag, v, least, what)
 		case int64(v) > largest[flag] && largest[flag] > 0:
-			return fmt.Errorf("--%s %d: at most %d %ss are possible", flag, v, largest[flag], what)
+			return fmt.Errorf("--%s %d: at most %d is possible", flag, v, largest[flag])
 		}
 		return nil
 	}

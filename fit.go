@@ -194,7 +194,9 @@ type fitted struct {
 
 // A model of more layers than foldedFrom is planned at the numbers of
 // foldedLayers only: layers are alike, so memory and time grow by the same with
-// each. What is chosen is then planned whole.
+// each. The peak is the highest of several such lines (at the head, in a layer),
+// so that the extension is under it where another line takes over: nothing that
+// fits is left out, and what is chosen is then planned whole.
 const foldedFrom = 16
 
 var foldedLayers = [2]int{5, 9}

@@ -42,7 +42,7 @@ func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampli
 			return "", err
 		}
 		window := tokens[max(0, len(tokens)-t.cfg.Seq):]
-		err := t.each(func(r *rank) error {
+		err := t.each("the generation", func(r *rank) error {
 			return r.exec.RunSection("generate", func(*graph.Phase, int) error {
 				dst, err := r.exec.HostI32(p.HostTokens)
 				if err != nil {

@@ -26,7 +26,7 @@ func presetConfig(name string) (hfconfig.Config, error) {
 // section, then parameters from Init, or everything from a checkpoint.
 func (t *Trainer) initialize(ctx context.Context) error {
 	if t.plan.Program.Section("init") != nil {
-		if err := t.each(func(r *rank) error { return r.exec.RunSection("init", nil) }); err != nil {
+		if err := t.each("the initialisation", func(r *rank) error { return r.exec.RunSection("init", nil) }); err != nil {
 			return fmt.Errorf("initialise: %w", err)
 		}
 	}

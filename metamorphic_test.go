@@ -108,12 +108,13 @@ func variant(t testing.TB, r *rand.Rand, c Config) Config {
 			}
 		}
 		c.Offload, c.Disk = strings.Join(parts, ","), scratch(t)
+		c.offloadChunk = []int64{0, 1024, 5120}[r.IntN(3)]
 	}
 	return c
 }
 
 func seedOf(t *testing.T) (first uint64, cases int) {
-	cases = 14
+	cases = 8
 	if testing.Short() {
 		cases = 3
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan"
 )
 
 // Promise 1: recomputation changes no bit.
@@ -169,5 +170,59 @@ func TestDiskNeedsAFolder(t *testing.T) {
 		_, err = New(context.Background(), c)
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, "--offload")
+	}
+}
+
+// Sharding within groups and half precision (planned, not run) take the same
+// rewrite: their programs verify, and their layouts hold.
+func TestOffloadOfPlannedPrograms(t *testing.T) {
+	for i, precision := range []string{"bf16", "fp16", "fp32"} {
+		for _, placement := range placements {
+			c := tiny("gpt2")
+			c.Ranks, c.Precision, c.Zero, c.Offload, c.Recompute = 4, precision, i+1, placement, "full"
+			if precision == "fp32" {
+				c.ShardSize = 2
+			}
+			p, err := Build(c)
+			require.NoError(t, err, "%s, %s", precision, placement)
+			require.NoError(t, memplan.Check(p.Program, p.Layout), "%s, %s", precision, placement)
+		}
+	}
+}
+
+// Groups of ranks that shard, replicated over groups, with every placement.
+func TestOffloadWithinGroups(t *testing.T) {
+	for zero := 1; zero < 4; zero++ {
+		c := tiny("gpt2")
+		c.Ranks, c.ShardSize, c.Steps, c.Zero, c.Clip = 4, 2, 2, zero, 0.5
+		want := runOf(t, c)
+		for _, placement := range placements[8:] {
+			c.Offload, c.Disk, c.Recompute, c.offloadChunk = placement, t.TempDir(), "full", 1024
+			got := runOf(t, c)
+			require.Equal(t, want.losses, got.losses, "stage %d, %s", zero, placement)
+			require.Equal(t, want.sha, got.sha, "stage %d, %s", zero, placement)
+		}
+	}
+}
+
+// Evaluation and generation fetch parameters too, nothing writes outside of what
+// it declares, and the text is the same.
+func TestOffloadGeneratesTheSameText(t *testing.T) {
+	text := func(offload string) string {
+		c := tiny("gpt2")
+		c.Ranks, c.Steps, c.Generate, c.CheckWrites = 2, 1, true, offload != ""
+		c.EvalData, c.EvalSteps = c.Data, 1
+		c.Offload, c.Disk, c.Recompute = offload, t.TempDir(), "full"
+		tr, err := New(context.Background(), c)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tr.Close()) }()
+		require.NoError(t, tr.Run(context.Background(), nil))
+		out, err := tr.Generate(context.Background(), "the", 12, Sampling{Temperature: 1, Seed: 1})
+		require.NoError(t, err)
+		return out
+	}
+	want := text("")
+	for _, placement := range placements[8:] {
+		require.Equal(t, want, text(placement), placement)
 	}
 }

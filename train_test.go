@@ -197,3 +197,24 @@ func TestOptimizersAgreeAtEveryStage(t *testing.T) {
 		}
 	}
 }
+
+// A sample is the same at every stage, and what it reads after a section is
+// still there when released memory is filled with NaN.
+func TestGenerateAtEveryStage(t *testing.T) {
+	var want string
+	for zero := range 4 {
+		c := tiny("gpt2")
+		c.Ranks, c.Zero, c.Steps, c.Generate = 2, zero, 2, true
+		tr, err := New(context.Background(), c)
+		require.NoError(t, err)
+		require.NoError(t, tr.Run(context.Background(), nil))
+		text, err := tr.Generate(context.Background(), "We the", 60, Sampling{Temperature: 0.8, TopK: 40, Seed: 3})
+		require.NoError(t, err)
+		require.NoError(t, tr.Close())
+		if zero == 0 {
+			want = text
+			require.Greater(t, len(text), len("We the"))
+		}
+		require.Equal(t, want, text, "stage %d", zero)
+	}
+}

@@ -206,11 +206,11 @@ func (t *Trainer) start() error {
 // runs a kernel which never returns does not; it is then left behind.
 const stopGrace = 5 * time.Second
 
-// each runs f for all ranks at once and joins their errors: first those that
+// each runs f, which is called what, for all ranks at once and joins their errors: first those that
 // are causes, not echoes of another rank's abort. A rank that fails ends the
 // others; so does one that is still busy Timeout after the first has ended: the
 // collectives' own timeouts don't see a rank that is stuck after the last of them.
-func (t *Trainer) each(f func(r *rank) error) error {
+func (t *Trainer) each(what string, f func(r *rank) error) error {
 	type end struct {
 		rank int
 		err  error
@@ -249,7 +249,7 @@ func (t *Trainer) each(f func(r *rank) error) error {
 			if first != nil {
 				return fmt.Errorf("%w; %s did not stop within %s", first, t.whereabouts(busy), stopGrace)
 			}
-			first = fmt.Errorf("%w: %s did not end step %d within %s of the first rank that did", comm.ErrTimeout, t.whereabouts(busy), t.step+1, t.cfg.Timeout)
+			first = fmt.Errorf("%w: %s did not end %s within %s of the first rank that did", comm.ErrTimeout, t.whereabouts(busy), what, t.cfg.Timeout)
 			abort(first)
 			late = time.After(stopGrace)
 		}
@@ -292,7 +292,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	}
 	hyper := t.hyper(s, lr, targets)
 	sent, moved := t.commBytes(), t.diskTraffic()
-	err = t.each(func(r *rank) error {
+	err = t.each(fmt.Sprintf("step %d", s+1), func(r *rank) error {
 		r.exec.SetStep(int64(s + 1))
 		micro := 0
 		return r.exec.RunSection("step", func(ph *graph.Phase, _ int) error {
@@ -410,7 +410,7 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 		if err != nil {
 			return EvalResult{}, err
 		}
-		err = t.each(func(r *rank) error {
+		err = t.each("the evaluation", func(r *rank) error {
 			return r.exec.RunSection("eval", func(*graph.Phase, int) error {
 				return t.fill(r, t.eval, t.hyper(t.step, 0, max(n, 1)), k, 0)
 			})

@@ -109,11 +109,12 @@ func operands(op *graph.Op) []graph.BufID {
 	return slices.DeleteFunc(ids, func(id graph.BufID) bool { return id == graph.NoBuf })
 }
 
-// hostBuffers returns the roots that the host reads or writes between operations.
+// hostBuffers returns the roots that the host reads or writes between operations
+// or after a section.
 func (e *Executor) hostBuffers() []graph.BufID {
 	p := e.cfg.Program
 	var roots []graph.BufID
-	for _, id := range [...]graph.BufID{p.HostTokens, p.HostTargets, p.HostHyper, p.HostKey, p.HostLoss, p.HostGradNorm, p.Staging} {
+	for _, id := range [...]graph.BufID{p.HostTokens, p.HostTargets, p.HostHyper, p.HostKey, p.HostLoss, p.HostGradNorm, p.Staging, p.Loss, p.GradNorm, p.Logits} {
 		if id != graph.NoBuf {
 			r, _ := p.Resolve(id, nil)
 			roots = append(roots, r)

@@ -45,7 +45,8 @@ func (o Options) align() (int64, error) {
 //	         the streams may really run
 //	place    LifeRun buffers at the bottom, packed; the others one by one, by
 //	         several rankings, each at the lowest or the tightest free place that no
-//	         buffer overlapping it in time covers; the smallest extent wins
+//	         buffer overlapping it in time covers; then again with what came out
+//	         too high moved forward; the smallest extent wins
 //
 // The lower bound holds for every assignment under these rules: in any order
 // that the streams may run in, two ranges that both have a use at or before
@@ -167,7 +168,8 @@ type timeline struct {
 	ids   []graph.BufID
 	first []int64 // by index into ids: first and last step over all sections laid end to end
 	last  []int64
-	clash bitMatrix
+	phase []int32 // the only phase that uses it, numbered from 1 over all sections; 0 for several
+	clash bitRows
 }
 
 func analyse(p *graph.Program) (*analysis, error) { return analyseOnly(p, true) }
@@ -213,29 +215,39 @@ func analyseOnly(p *graph.Program, clashes bool) (*analysis, error) {
 	}
 	for s := range a.spaces {
 		sp := &a.spaces[s]
-		sp.clash = newBitMatrix(len(sp.ids))
+		sp.clash = newBitRows(len(sp.ids), len(sp.ids))
+		sp.phase = make([]int32, len(sp.ids))
 		sp.first = make([]int64, len(sp.ids))
 		sp.last = make([]int64, len(sp.ids))
 		for i := range sp.first {
 			sp.first[i], sp.last[i] = -1, -1
 		}
 	}
-	base := int64(0)
+	base, phases := int64(0), int32(1)
 	for i := range a.sections {
 		sec := &a.sections[i]
 		sec.sweep(func(x, y graph.BufID) {
 			if s := p.Buf(x).Space; s == p.Buf(y).Space {
-				a.spaces[s].clash.set(index[x], index[y])
+				a.spaces[s].clash.relate(index[x], index[y])
 			}
 		})
 		for i, r := range sec.ranges {
 			sp, k := &a.spaces[p.Buf(r.Buf).Space], index[r.Buf]
-			if sp.first[k] < 0 {
+			fresh := sp.first[k] < 0
+			if fresh {
 				sp.first[k] = base + int64(r.Steps[0])
 			}
 			sp.last[k] = max(sp.last[k], base+int64(sec.lastStep(int32(i))))
+			first, last := sec.trace.Steps[r.Steps[0]].Phase, sec.trace.Steps[sec.lastStep(int32(i))].Phase
+			switch phase := phases + first; {
+			case first == last && (fresh || sp.phase[k] == phase):
+				sp.phase[k] = phase
+			default:
+				sp.phase[k] = 0
+			}
 		}
 		base += int64(len(sec.trace.Steps))
+		phases += int32(len(sec.trace.Section.Phases))
 	}
 	a.findBounds()
 	return a, nil
@@ -277,20 +289,21 @@ func (a *analysis) report(sp graph.Space, peak int64) SpaceUse {
 	return u
 }
 
-// bitMatrix is a symmetric relation on 0 … n−1.
-type bitMatrix struct {
-	words int
+// bitRows are sets of numbers below some n, all in one piece of memory.
+type bitRows struct {
+	words int // a row
 	bits  []uint64
 }
 
-func newBitMatrix(n int) bitMatrix {
+func newBitRows(rows, n int) bitRows {
 	w := (n + 63) / 64
-	return bitMatrix{w, make([]uint64, n*w)}
+	return bitRows{w, make([]uint64, rows*w)}
 }
 
-func (m *bitMatrix) set(i, j int32) {
+func (m *bitRows) row(i int32) []uint64 { return m.bits[int(i)*m.words : (int(i)+1)*m.words] }
+
+// relate puts i into row j and j into row i.
+func (m *bitRows) relate(i, j int32) {
 	m.bits[int(i)*m.words+int(j>>6)] |= 1 << (j & 63)
 	m.bits[int(j)*m.words+int(i>>6)] |= 1 << (i & 63)
 }
-
-func (m *bitMatrix) row(i int32) []uint64 { return m.bits[int(i)*m.words : (int(i)+1)*m.words] }

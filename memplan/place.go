@@ -2,6 +2,7 @@ package memplan
 
 import (
 	"cmp"
+	mathbits "math/bits"
 	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -45,9 +46,14 @@ func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64
 		{true, []func(x, y int32) int{byEnd, byDur, bySize}},
 		{true, []func(x, y int32) int{bySize, byDur}},
 	}
+	type start struct {
+		rank   []int32
+		tight  bool
+		extent int64
+	}
 	var best []int64
-	var bestRank []int32
-	bestExtent, bestTight := int64(-1), false
+	bestExtent := int64(-1)
+	var starts []start
 	for _, try := range tries {
 		slices.SortFunc(rank, func(x, y int32) int {
 			for _, key := range try.keys {
@@ -57,87 +63,184 @@ func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64
 			}
 			return cmp.Compare(x, y)
 		})
-		if off, extent := pl.run(rank, try.tight, bestExtent); off != nil {
-			best, bestExtent, bestTight = off, extent, try.tight
-			bestRank = slices.Clone(rank)
+		off, extent := pl.run(rank, try.tight)
+		if bestExtent < 0 || extent < bestExtent {
+			best, bestExtent = off, extent
 		}
-		if bestExtent <= bound || pl.work > placeWork && bestExtent <= bound+bound/1000 {
+		starts = append(starts, start{slices.Clone(rank), try.tight, extent})
+		if pl.content(bestExtent, bound) {
 			return best, bestExtent
 		}
 	}
-	// Squeaky wheel optimization (Joslin and Clements, 1999): what ends above the
-	// bound moves forward in the ranking, and all is placed again.
-	for round := 0; round < 64 && bestExtent > bound && pl.work < 3*placeWork; round++ {
-		off, extent := pl.run(bestRank, bestTight, -1)
-		if extent < bestExtent {
-			best, bestExtent = off, extent
-		}
-		for k, i := range bestRank {
-			if off[i]+pl.size[i] > bound {
-				to := k / 2
-				copy(bestRank[to+1:k+1], bestRank[to:k])
-				bestRank[to] = i
+	// Squeaky wheel optimization (Joslin and Clements, 1999), from the rankings
+	// that came out best: what ends above the bound moves forward in the ranking,
+	// and all is placed again. How far it moves changes every three rounds, or the
+	// rounds would soon repeat each other.
+	pushes := [...]float64{0.5, 0.75, 0, 0.875, 0.25}
+	slices.SortStableFunc(starts, func(x, y start) int { return cmp.Compare(x.extent, y.extent) })
+	for _, s := range starts[:4] {
+		for round := range squeakyRounds {
+			off, extent := pl.run(s.rank, s.tight)
+			if extent < bestExtent {
+				best, bestExtent = off, extent
+			}
+			if pl.content(bestExtent, bound) || pl.work > maxWork {
+				return best, bestExtent
+			}
+			for k, i := range s.rank {
+				if off[i]+pl.size[i] > bound {
+					to := int(float64(k) * pushes[round/3%len(pushes)])
+					copy(s.rank[to+1:k+1], s.rank[to:k])
+					s.rank[to] = i
+				}
 			}
 		}
 	}
 	return best, bestExtent
 }
 
-// placeWork is how many pairs of buffers the search looks at before it is
-// content with an extent within a thousandth of the bound; three times that is
-// when it stops improving by rounds. Counted work, unlike time, gives the same
-// plan on every machine.
-const placeWork = 50e6
+// How long the search goes on, in pairs of buffers looked at: counted work,
+// unlike time, gives the same plan on every machine. For every unitWork the
+// extent may be a thousandth further above the bound; at maxWork it ends anyway.
+const (
+	unitWork      = 20e6
+	maxWork       = 150e6
+	squeakyRounds = 96 // of each of the best rankings
+)
+
+// content says whether the search is over.
+func (pl *placer) content(extent, bound int64) bool {
+	return float64(extent-bound) <= float64(bound)/1000*float64(pl.work/unitWork)
+}
 
 // placer puts buffers one by one where nothing that overlaps them in time is.
 type placer struct {
 	tl     *timeline
 	align  []int64
 	size   []int64
-	placed []place // by offset
-	work   int64   // pairs of buffers looked at so far
+	group  []int32 // by buffer: see groups
+	placed [][]place
+	work   int64 // pairs of buffers looked at so far
 }
 
+// place is where a buffer lies.
 type place struct {
 	lo, hi int64
 	item   int32
 }
 
-// run places the buffers in the given order, at the lowest place that fits, or
-// with tight at the smallest gap that does. It gives up with nil as soon as the
-// extent reaches limit (−1: none).
-func (pl *placer) run(rank []int32, tight bool, limit int64) (off []int64, extent int64) {
-	off = make([]int64, len(rank))
-	pl.placed = pl.placed[:0]
-	for _, i := range rank {
-		row := pl.tl.clash.row(i)
-		size := pl.size[i]
-		at, gap := int64(-1), int64(-1)
-		free := int64(0) // the lowest offset above all clashing buffers so far
-		for k := range pl.placed {
-			b := &pl.placed[k]
-			if row[b.item>>6]>>(b.item&63)&1 == 0 {
-				continue
-			}
-			if room := b.lo - alignUp(free, pl.align[i]); room >= size && (gap < 0 || room < gap) {
-				at, gap = alignUp(free, pl.align[i]), room
-				if !tight {
-					break
+// groups sorts buffers by the phase that they are used in, so that a search
+// need not look at the other phases' ones: a buffer of group g > 0 overlaps in
+// time only with buffers of groups g and 0. Phases that no barrier parts are one
+// group.
+func (tl *timeline) groups() (group []int32, n int) {
+	group = slices.Clone(tl.phase)
+	n = 1
+	for _, g := range group {
+		n = max(n, int(g)+1)
+	}
+	mask := newBitRows(n, len(tl.ids))
+	for i, g := range group {
+		mask.row(g)[i>>6] |= 1 << (i & 63)
+	}
+	into := make([]int32, n)
+	for g := range into {
+		into[g] = int32(g)
+	}
+	find := func(g int32) int32 {
+		for into[g] != g {
+			g = into[g]
+		}
+		return g
+	}
+	for i, g := range group {
+		if g == 0 {
+			continue
+		}
+		own, all := mask.row(g), mask.row(0)
+		for w, bits := range tl.clash.row(int32(i)) {
+			for rest := bits &^ (own[w] | all[w]); rest != 0; rest &= rest - 1 {
+				if a, b := find(g), find(group[w<<6+mathbits.TrailingZeros64(rest)]); a != b {
+					into[max(a, b)] = min(a, b)
 				}
 			}
-			free = max(free, b.hi)
 		}
-		pl.work += int64(len(pl.placed))
-		if at < 0 {
-			at = alignUp(free, pl.align[i])
+	}
+	for i, g := range group {
+		group[i] = find(g)
+	}
+	return group, n
+}
+
+// run places the buffers in the given order, at the lowest place that fits, or
+// with tight at the smallest gap that does.
+func (pl *placer) run(rank []int32, tight bool) (off []int64, extent int64) {
+	if pl.group == nil {
+		var n int
+		pl.group, n = pl.tl.groups()
+		pl.placed = make([][]place, n)
+	}
+	for g := range pl.placed {
+		pl.placed[g] = pl.placed[g][:0]
+	}
+	off = make([]int64, len(rank))
+	var lists [][]place
+	for _, i := range rank {
+		g := pl.group[i]
+		if g == 0 {
+			lists = append(lists[:0], pl.placed...)
+		} else {
+			lists = append(lists[:0], pl.placed[0], pl.placed[g])
 		}
+		at := pl.find(pl.tl.clash.row(i), pl.size[i], pl.align[i], lists, tight)
 		off[i] = at
-		extent = max(extent, at+size)
-		if limit >= 0 && extent >= limit {
-			return nil, 0
-		}
-		k, _ := slices.BinarySearchFunc(pl.placed, at, func(b place, at int64) int { return cmp.Compare(b.lo, at) })
-		pl.placed = slices.Insert(pl.placed, k, place{at, at + size, i})
+		extent = max(extent, at+pl.size[i])
+		k, _ := slices.BinarySearchFunc(pl.placed[g], at, func(b place, at int64) int { return cmp.Compare(b.lo, at) })
+		pl.placed[g] = slices.Insert(pl.placed[g], k, place{at, at + pl.size[i], i})
 	}
 	return off, extent
+}
+
+// find returns the offset for a buffer of the given size and alignment that
+// clashes with those of row, among the buffers of lists, each sorted by offset.
+func (pl *placer) find(row []uint64, size, align int64, lists [][]place, tight bool) int64 {
+	at, gap := int64(-1), int64(-1)
+	free := int64(0)                     // the lowest aligned offset above all clashing buffers so far
+	next := func(list []place) []place { // from the first that clashes on
+		for k := range list {
+			if i := list[k].item; row[i>>6]>>(i&63)&1 == 1 {
+				pl.work += int64(k) + 1
+				return list[k:]
+			}
+		}
+		pl.work += int64(len(list))
+		return nil
+	}
+	for l := range lists {
+		lists[l] = next(lists[l])
+	}
+	for {
+		low := -1 // the list whose next buffer lies lowest
+		for l, list := range lists {
+			if len(list) > 0 && (low < 0 || list[0].lo < lists[low][0].lo) {
+				low = l
+			}
+		}
+		if low < 0 {
+			break
+		}
+		b := lists[low][0]
+		if room := b.lo - free; room >= size && (gap < 0 || room < gap) {
+			at, gap = free, room
+			if !tight {
+				break
+			}
+		}
+		free = max(free, alignUp(b.hi, align))
+		lists[low] = next(lists[low][1:])
+	}
+	if at < 0 {
+		at = free
+	}
+	return at
 }

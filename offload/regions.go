@@ -491,6 +491,7 @@ func (c *coherence) redirect(op *graph.Op, root, mirror, part graph.BufID) {
 	for a, o := range op.Out {
 		op.Out[a].Buf = move(o.Buf)
 	}
+	op.Skip = move(op.Skip)
 }
 
 // spans is a set of bytes.

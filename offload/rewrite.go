@@ -85,8 +85,14 @@ func (r *rewriter) classify() {
 	}
 	for id := range r.p.Buffers {
 		b := &r.p.Buffers[id]
-		if b.View == nil && b.Class == graph.Gradients && b.Life == graph.LifeStep && b.Unit >= 0 {
+		if b.View != nil || b.Unit < 0 || r.p.Units[b.Unit].FlatLen == 0 {
+			continue
+		}
+		switch {
+		case b.Class == graph.Gradients && b.Life == graph.LifeStep:
 			r.member[graph.BufID(id)] = member{grads, b.Unit}
+		case b.Class == graph.Parameters && b.Life == graph.LifeRun: // beside masters
+			r.member[graph.BufID(id)] = member{values, b.Unit}
 		}
 	}
 }
@@ -232,7 +238,7 @@ func (r *rewriter) mirror(key mirrorKey) graph.BufID {
 	root := r.p.Buf(key.root)
 	src.View, src.Space, src.Life, src.Class = nil, key.space, graph.LifePhase, graph.Communication
 	m, ours := r.member[key.root]
-	if ours && key.space == graph.Device && m.kind != states && src.Elems() == r.p.Units[m.unit].FlatLen {
+	if ours && key.space == graph.Device && m.kind != states && r.place(key.part).stride == 0 && root.Elems() == r.p.Units[m.unit].FlatLen {
 		src.Class = graph.Unsharded
 	}
 	if !ours {

@@ -23,7 +23,7 @@ var demoValues = map[string]string{
 	"batch":         "2",
 	"accum":         "2",
 	"seq":           "128",
-	"steps":         "300",
+	"steps":         "400",
 	"lr":            "1e-3",
 	"lr-schedule":   "cosine",
 	"warmup":        "20",

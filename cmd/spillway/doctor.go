@@ -66,7 +66,7 @@ type diskReport struct {
 	Filesystem string         `json:"filesystem"`
 	Samples    []store.Sample `json:"samples"`
 	Chosen     store.Tuning   `json:"chosen"`
-	StoredIn   string         `json:"stored_in"`
+	StoredIn   string         `json:"stored_in"` // empty: it could not be, see warnings
 	Warnings   []string       `json:"warnings"`
 }
 
@@ -98,7 +98,7 @@ filesystem.`,
 	cmd.Flags().StringVar(&dir, "disk", "", "measure the disk of this `DIR`")
 	cmd.Flags().StringVar(&jsonPath, "json", "", "write what was found as JSON to `FILE`, - for stdout")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		d, err := diagnose(cmd.Context(), dir, sweepEach)
+		d, err := diagnose(cmd.Context(), dir, store.Effort{})
 		if err != nil {
 			return err
 		}
@@ -125,10 +125,7 @@ filesystem.`,
 	return cmd
 }
 
-// sweepEach is how long the reads, and the writes, of one choice are timed.
-const sweepEach = 200 * time.Millisecond
-
-func diagnose(ctx context.Context, dir string, each time.Duration) (*diagnosis, error) {
+func diagnose(ctx context.Context, dir string, effort store.Effort) (*diagnosis, error) {
 	d := &diagnosis{GPU: findGPUs()}
 	d.CPU.Model, d.CPU.Arch, d.CPU.Cores = cpuModel(), runtime.GOARCH, runtime.GOMAXPROCS(0)
 	d.CPU.Best, d.CPU.Current = level.Best().String(), level.Current().String()
@@ -143,12 +140,13 @@ func diagnose(ctx context.Context, dir string, each time.Duration) (*diagnosis, 
 	}
 	r := &diskReport{Dir: dir, Filesystem: store.FilesystemOf(dir)}
 	var err error
-	r.Samples, r.Chosen, err = store.Measure(ctx, dir, each, func(s string) { r.Warnings = append(r.Warnings, s) })
+	r.Samples, r.Chosen, err = store.Measure(ctx, dir, effort, func(s string) { r.Warnings = append(r.Warnings, s) })
 	if err != nil {
 		return nil, fmt.Errorf("--disk %s: %w", dir, err)
 	}
 	if r.StoredIn, err = store.SaveTuning(dir, r.Chosen); err != nil {
-		return nil, err
+		r.StoredIn = ""
+		r.Warnings = append(r.Warnings, err.Error())
 	}
 	d.Disk = r
 	return d, nil
@@ -270,5 +268,7 @@ func (d *diagnosis) print(w io.Writer) {
 		}
 		line("", "%9s %6d %12s %12s%s", plan.Bytes(int64(s.Block)), s.Depth, gbps(s.Read), gbps(s.Write), mark)
 	}
-	line("", "kept in %s", d.Disk.StoredIn)
+	if d.Disk.StoredIn != "" {
+		line("", "kept in %s", d.Disk.StoredIn)
+	}
 }

@@ -37,13 +37,16 @@ func TestDoctorTellsTheMachine(t *testing.T) {
 	}
 }
 
+// quick measures nothing that one should believe.
+var quick = store.Effort{Bytes: 4 << 20, Each: time.Millisecond}
+
 func TestDoctorMeasuresADiskOnce(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("the disk tier is Linux's")
 	}
 	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
 	dir := filepath.Join(t.TempDir(), "disk")
-	d, err := diagnose(context.Background(), dir, time.Millisecond)
+	d, err := diagnose(context.Background(), dir, quick)
 	require.NoError(t, err)
 	require.NoDirExists(t, dir, "left as it was found")
 	for _, s := range d.Disk.Samples {
@@ -57,6 +60,25 @@ func TestDoctorMeasuresADiskOnce(t *testing.T) {
 	d.print(&out)
 	require.Equal(t, 1, strings.Count(out.String(), "chosen"))
 	require.Contains(t, out.String(), filepath.Join("spillway", "doctor.json"))
+}
+
+// A measurement that can't be kept is told all the same.
+func TestDoctorWithoutAConfigurationFolder(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the disk tier is Linux's")
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for _, home := range []string{"", file} {
+		t.Setenv("XDG_CONFIG_HOME", home)
+		t.Setenv("HOME", "")
+		d, err := diagnose(context.Background(), t.TempDir(), quick)
+		require.NoError(t, err)
+		require.Positive(t, d.Disk.Chosen.Block)
+		require.Empty(t, d.Disk.StoredIn)
+		require.Len(t, d.Disk.Warnings, 1)
+		require.Contains(t, d.Disk.Warnings[0], "store the measurement: ")
+	}
 }
 
 func TestDoctorRefusesBadFolders(t *testing.T) {

@@ -213,3 +213,20 @@ func TestDamagedFiles(t *testing.T) {
 	require.Equal(t, 1, p.end(t))
 	require.Contains(t, p.errs.String(), filepath.Join(weights, "model.safetensors"))
 }
+
+// Ranks that are late are a run-time fault: status 3, and the line names them
+// (which operation and step, where they fail in one: the root package's test).
+func TestTimeoutExits3(t *testing.T) {
+	p := start(t, tinyWith("--ranks", "4", "--timeout", "1ns")...)
+	require.Equal(t, 3, p.end(t), p.errs.String())
+	require.Regexp(t, `spillway: .*timeout.*rank \d.*`, p.errs.String())
+}
+
+// Ctrl-C before the first step ends the run as cleanly.
+func TestInterruptWhileInitializing(t *testing.T) {
+	p := start(t, "train", "--model", "gpt2", "--data", testdata+"/text.bin", "--steps", "1000000", "--batch", "1", "--seq", "8")
+	time.Sleep(300 * time.Millisecond)
+	require.NoError(t, p.Process.Signal(syscall.SIGINT))
+	require.Equal(t, 130, p.end(t), p.errs.String())
+	require.Contains(t, p.errs.String(), "interrupted")
+}

@@ -87,6 +87,9 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 	var metrics *spillway.MetricsWriter
 	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", text) }
 	t, err := spillway.New(ctx, c)
+	if errors.Is(err, context.Canceled) {
+		return fmt.Errorf("interrupted before the first step: %w", context.Canceled)
+	}
 	if err != nil {
 		return err
 	}

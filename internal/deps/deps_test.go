@@ -25,6 +25,7 @@ const table = `
 	zero      < graph
 	fsdp      < graph zero
 	offload   < graph
+	offload/store < graph device
 	memplan   < graph
 	plan      < graph model precision recompute zero fsdp offload memplan
 	device    < graph
@@ -75,7 +76,7 @@ func TestImportTable(t *testing.T) {
 		may := append(strings.Fields(allowed), name)
 		for path, p := range all {
 			// offload/store is a mechanism beside device, not part of the rewrite.
-			if !below(path, name) || path == "offload/store" {
+			if !below(path, name) || path == "offload/store" && name != path {
 				continue
 			}
 			for _, dep := range p.Deps {

@@ -148,26 +148,6 @@ func TestJobsThatStartAndEndTogether(t *testing.T) {
 	}
 }
 
-// writeForever is a job that is killed: it says when it writes.
-func writeForever(dir string) {
-	f, err := Open(dir, small())
-	if err == nil {
-		var file *File
-		if file, err = f.create(0, 1<<20, 0); err == nil {
-			mem := make([]byte, 1<<20)
-			for i := 0; err == nil; i++ {
-				fillBytes(mem, byte(i))
-				err = file.Store(mem, 0).Run()
-				if i == 2 {
-					fmt.Println("writing")
-				}
-			}
-		}
-	}
-	fmt.Println(err)
-	os.Exit(1)
-}
-
 func TestKilledWhileWriting(t *testing.T) {
 	dir := mountTmpfs(t, 2<<20)
 	before := freeBytes(t, dir)

@@ -17,23 +17,35 @@ type Sample struct {
 	Write float64 `json:"write_bytes_per_second"`
 }
 
-// Sweep is what Measure tries: blocks × depths.
-var sweepBlocks, sweepDepths = []int{256 << 10, 1 << 20, 4 << 20}, []int{4, 16, 32}
+// What Measure tries: blocks × depths that take no more than sweepMemory, since a
+// run has that beside its plan.
+var sweepBlocks, sweepDepths = []int{256 << 10, 1 << 20, 4 << 20}, []int{4, 8, 16, 32}
 
-// measureBytes is the size of the file that is written and read, measureWindow
-// the memory that it goes from and to.
-const (
-	measureBytes  = 256 << 20
-	measureWindow = 32 << 20
-)
+const sweepMemory = 32 << 20
+
+// Effort is how much Measure does. The zero value takes some 8 seconds.
+type Effort struct {
+	// Bytes of the file that is written and read; 0: 256 MiB.
+	Bytes int64
+	// Each is how long the reads, and the writes, of one choice are timed; 0: 200 ms.
+	Each time.Duration
+}
+
+// maxWindow is the memory that the file goes from and to.
+const maxWindow = 32 << 20
 
 // Measure writes and reads a file in the folder, as a training run would,
-// checksums included, for each of some choices of block and depth, about as long
-// as each says (for the reads and the writes of a choice each). It returns the
-// samples, and of the choices within a twentieth of the best the one that takes
-// the least memory.
-func Measure(ctx context.Context, dir string, each time.Duration, warn func(string)) (samples []Sample, best Tuning, err error) {
-	mem, err := mapPages(measureWindow)
+// checksums included, with each of some choices of block and depth. It returns
+// the samples, and of the choices within a twentieth of the best the one that
+// takes the least memory.
+func Measure(ctx context.Context, dir string, e Effort, warn func(string)) (samples []Sample, best Tuning, err error) {
+	if e.Bytes <= 0 {
+		e.Bytes = 256 << 20
+	}
+	if e.Each <= 0 {
+		e.Each = 200 * time.Millisecond
+	}
+	mem, err := mapPages(int(min(maxWindow, e.Bytes)))
 	if err != nil {
 		return nil, best, err
 	}
@@ -43,7 +55,10 @@ func Measure(ctx context.Context, dir string, each time.Duration, warn func(stri
 	}
 	for _, block := range sweepBlocks {
 		for _, depth := range sweepDepths {
-			s, err := measure(ctx, dir, Options{Block: block, Depth: depth, Warn: warn}, each, mem)
+			if block*depth > sweepMemory {
+				continue
+			}
+			s, err := measure(ctx, dir, Options{Block: block, Depth: depth, Warn: warn}, e, mem)
 			if err != nil {
 				return nil, best, err
 			}
@@ -79,40 +94,41 @@ func choose(samples []Sample) Sample {
 	return got
 }
 
-func measure(ctx context.Context, dir string, o Options, each time.Duration, mem []byte) (s Sample, err error) {
+func measure(ctx context.Context, dir string, o Options, e Effort, mem []byte) (s Sample, err error) {
 	folder, err := Open(dir, o)
 	if err != nil {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, folder.Close()) }()
-	file, err := folder.create(0, measureBytes, 0)
+	file, err := folder.create(0, e.Bytes, 0)
 	if err != nil {
 		return s, err
 	}
 	var stores, loads []device.Transfer
-	for off := int64(0); off < measureBytes; off += measureWindow {
+	window := int64(len(mem))
+	for off := int64(0); off+window <= e.Bytes; off += window {
 		stores, loads = append(stores, file.Store(mem, off)), append(loads, file.Load(mem, off))
 	}
 	// The first writes to preallocated space are slower than all later ones.
-	if _, err := timed(ctx, stores, 0); err != nil {
+	if _, err := timed(ctx, stores, window, 0); err != nil {
 		return s, err
 	}
 	s = Sample{Block: o.Block, Depth: o.Depth}
-	if s.Write, err = timed(ctx, stores, each); err != nil {
+	if s.Write, err = timed(ctx, stores, window, e.Each); err != nil {
 		return s, err
 	}
-	s.Read, err = timed(ctx, loads, each)
+	s.Read, err = timed(ctx, loads, window, e.Each)
 	return s, err
 }
 
-// timed runs the transfers in a circle for about that long, or once, and returns
-// bytes per second.
-func timed(ctx context.Context, list []device.Transfer, long time.Duration) (float64, error) {
+// timed runs the transfers, of that many bytes each, in a circle for about that
+// long, or once, and returns bytes per second.
+func timed(ctx context.Context, list []device.Transfer, bytes int64, long time.Duration) (float64, error) {
 	start := time.Now()
 	for i := 0; ; i++ {
 		took := time.Since(start)
 		if long == 0 && i == len(list) || long > 0 && took >= long && i > 0 {
-			return float64(i) * measureWindow / took.Seconds(), nil
+			return float64(i) * float64(bytes) / took.Seconds(), nil
 		}
 		if err := ctx.Err(); err != nil {
 			return 0, fmt.Errorf("measure the disk: %w", err)

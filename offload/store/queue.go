@@ -2,8 +2,10 @@ package store
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // queue is the workers that all files of a folder share: the device that they
@@ -61,10 +63,22 @@ func (q *queue) work(w *worker) {
 	}
 }
 
+// closeGrace is how long close waits for requests that the system does not end.
+const closeGrace = 10 * time.Second
+
 func (q *queue) close() error {
 	close(q.jobs)
-	q.workers.Wait()
-	return unmapPages(q.memory)
+	ended := make(chan struct{})
+	go func() {
+		q.workers.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return unmapPages(q.memory)
+	case <-time.After(closeGrace):
+		return fmt.Errorf("disk tier: close: a request is still running after %v; its memory is left mapped", closeGrace)
+	}
 }
 
 type verb uint8
