@@ -3,6 +3,7 @@ package spillway
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -35,6 +36,9 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	}
 	if cfg.Seq > h.Positions {
 		return nil, none, fmt.Errorf("--seq %d is over the model's %d positions", cfg.Seq, h.Positions)
+	}
+	if cfg.layers > 0 {
+		h.Layers = cfg.layers
 	}
 	m, err := hfmodel.Config(h)
 	if err != nil {
@@ -71,6 +75,9 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	if err != nil {
 		return nil, none, err
 	}
+	if away.Chunk == 0 && away.Active() {
+		away.Chunk = offloadChunk(fwd.Train, cfg)
+	}
 	p, err := plan.Build(fwd, plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
 		Recompute: again, Offload: away, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
@@ -81,6 +88,32 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 		Early:   early,
 	})
 	return p, h, err
+}
+
+// chunksOfUnit is how many chunks of a unit's states pass through the host at
+// most. It bounds the program: at stage 0 of a 405B model, chunks of the default
+// size make a million operations.
+const chunksOfUnit = 64
+
+// offloadChunk returns the elements of a chunk, 0 for the default.
+func offloadChunk(p *graph.Program, cfg *Config) int64 {
+	units := make([]int64, len(p.Units))
+	for i := range p.Params {
+		units[p.Params[i].Unit] += p.Params[i].Elems()
+	}
+	shards := int64(1)
+	if zero.Stage(cfg.Zero).ShardsStates() {
+		shards = int64(cfg.Ranks)
+		if cfg.ShardSize > 0 {
+			shards = int64(cfg.ShardSize)
+		}
+	}
+	const multiple = 1024 // offload.Options.Chunk's
+	chunk := (slices.Max(units)/shards/chunksOfUnit + multiple - 1) / multiple * multiple
+	if chunk <= offload.DefaultChunk {
+		return 0
+	}
+	return chunk
 }
 
 // fits returns nil if the plan is within its capacities, and otherwise the

@@ -24,7 +24,8 @@ type Fitted struct {
 var (
 	fitPrefetch  = []int{1, 0}
 	fitRecompute = []string{"none", "selective", "full"}
-	fitOffload   = []string{"", "optimizer=host", "optimizer=host,activations=host", "optimizer=host,parameters=host,activations=host"}
+	fitOffload   = []string{"", "optimizer=host", "optimizer=host,activations=host", "optimizer=host,parameters=host,activations=host",
+		"optimizer=host,parameters=host,gradients=host,activations=host"}
 )
 
 // fitPoint is a candidate: indices into the levels.
@@ -58,11 +59,19 @@ func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware)
 	if err != nil {
 		return nil, err
 	}
-	base, err := Predict(cfg, hw.Machine(cfg.Ranks)) // sizes, and what is wrong with any of them
+	h, err := modelConfig(cfg.Model)
 	if err != nil {
 		return nil, err
 	}
-	s := &fitSearch{cfg: base.Config, base: base, hw: hw}
+	s := &fitSearch{cfg: cfg, hw: hw, layers: h.Layers, folded: h.Layers > foldedFrom && len(cfg.Freeze) == 0}
+	if s.folded {
+		cfg.layers = foldedLayers[0]
+	}
+	base, err := Predict(cfg, hw.Machine(cfg.Ranks)) // what is wrong with all of them
+	if err != nil {
+		return nil, err
+	}
+	s.cfg.Seq = base.Config.Seq
 	type branch struct{ batch, accum, zero int }
 	var branches []branch
 	for _, b := range d.batches {
@@ -86,12 +95,17 @@ func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware)
 		return nil, fmt.Errorf("--fit: nothing of %d configurations fits; the smallest: %w", s.tried, s.refused)
 	}
 	slices.SortStableFunc(all, func(a, b fitted) int { return cmp.Compare(a.perToken, b.perToken) })
+	if s.folded {
+		if all = s.confirm(all); len(all) == 0 {
+			return nil, fmt.Errorf("--fit: nothing of %d configurations fits; the smallest: %w", s.tried, s.refused)
+		}
+	}
 	best := all[0]
 	if c := best.f.Config; !given("prefetch") && c.Zero == 3 && c.Prefetch > 0 {
 		// Further ahead costs a unit of memory: only where it is worth one.
 		c.Prefetch = 2
 		if f, err := predict(c, hw.Machine(c.Ranks), true); err == nil && f.Fits && 1/f.TokensPerSecond() < 0.99*best.perToken {
-			best = fitted{best.at, f, 1 / f.TokensPerSecond()}
+			best = fitted{best.at, f, 1 / f.TokensPerSecond(), f.Plan.Layout.Spaces[graph.Device].Peak}
 		}
 	}
 	out := &Fitted{Forecast: best.f, Flags: d.flags(best.at), Tried: s.tried}
@@ -99,7 +113,7 @@ func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware)
 		out.Flags = strings.Replace(out.Flags, "--prefetch 1", "--prefetch 2", 1)
 	}
 	for _, r := range all[1:min(len(all), 4)] {
-		out.Reasons = append(out.Reasons, fmt.Sprintf("%s fits too, at %.2f × the time a token and %s of device memory", d.flags(r.at), r.perToken/best.perToken, plan.Bytes(r.f.Plan.Layout.Spaces[graph.Device].Peak)))
+		out.Reasons = append(out.Reasons, fmt.Sprintf("%s fits too, at %.2f × the time a token and %s of device memory", d.flags(r.at), r.perToken/best.perToken, plan.Bytes(r.device)))
 	}
 	slices.SortStableFunc(s.over, func(a, b overCap) int { return cmp.Compare(a.by, b.by) })
 	for _, o := range s.over[:min(len(s.over), 2)] {
@@ -173,8 +187,91 @@ func (d fitDomain) flags(at fitPoint) string {
 
 type fitted struct {
 	at       fitPoint
-	f        *Forecast
+	f        *Forecast // nil: extrapolated from fewer layers
 	perToken float64
+	device   int64 // bytes
+}
+
+// A model of more layers than foldedFrom is planned at the numbers of
+// foldedLayers only: layers are alike, so memory and time grow by the same with
+// each. The peak is the highest of several such lines (at the head, in a layer),
+// so that the extension is under it where another line takes over: nothing that
+// fits is left out, and what is chosen is then planned whole.
+const foldedFrom = 16
+
+var foldedLayers = [2]int{5, 9}
+
+// foldedSlack is how much over a cap an extrapolated plan may be and still be
+// planned whole: placement and the ends of the model are not quite linear.
+const foldedSlack = 1.01
+
+// extrapolate plans a choice at few layers and extends both lines.
+func (s *fitSearch) extrapolate(c Config) (perToken float64, need [graph.NumSpaces]int64, err error) {
+	var seconds [2]float64
+	var peaks [2][graph.NumSpaces]int64
+	for i, n := range foldedLayers {
+		c.layers = n
+		f, err := predict(c, s.hw.Machine(c.Ranks), false)
+		if err != nil {
+			return 0, need, err
+		}
+		seconds[i] = f.Step.Seconds
+		for sp := range need {
+			peaks[i][sp] = f.Plan.Layout.Spaces[sp].LowerBound
+		}
+	}
+	more := float64(s.layers-foldedLayers[1]) / float64(foldedLayers[1]-foldedLayers[0])
+	for sp := range need {
+		need[sp] = peaks[1][sp] + int64(more*float64(peaks[1][sp]-peaks[0][sp]))
+	}
+	step := seconds[1] + more*(seconds[1]-seconds[0])
+	return step / (float64(c.Ranks) * float64(c.Batch) * float64(c.Accum) * float64(c.Seq)), need, nil
+}
+
+// tryFolded is try at few layers.
+func (s *fitSearch) tryFolded(at fitPoint, c Config) *fitted {
+	perToken, need, err := s.extrapolate(c)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tried++
+	if err != nil {
+		return nil
+	}
+	caps := [graph.NumSpaces]int64{graph.Device: c.DeviceMemory, graph.Host: c.HostMemory, graph.Disk: c.DiskMemory}
+	for sp, limit := range caps {
+		by := need[sp] + c.Outside[sp] - limit
+		if limit == 0 || float64(need[sp]+c.Outside[sp]) <= foldedSlack*float64(limit) {
+			continue
+		}
+		s.over = append(s.over, overCap{at, by})
+		if r := s.refused; r == nil || by < r.Peak+r.Outside-r.Capacity {
+			s.refused = &plan.DoesNotFit{Space: graph.Space(sp), Peak: need[sp], Outside: c.Outside[sp], Capacity: limit, At: "its highest point", Largest: "extrapolated from fewer layers"}
+		}
+		return nil
+	}
+	return &fitted{at: at, perToken: perToken, device: need[graph.Device]}
+}
+
+// confirm plans extrapolated choices whole, the fastest first, until one fits,
+// and drops those before it.
+func (s *fitSearch) confirm(all []fitted) []fitted {
+	for i, r := range all {
+		c := s.config(r.at)
+		f, err := predict(c, s.hw.Machine(c.Ranks), true)
+		if err == nil {
+			err = f.Plan.Fit()
+		}
+		if err == nil {
+			all[i].f, all[i].perToken, all[i].device = f, 1/f.TokensPerSecond(), f.Plan.Layout.Spaces[graph.Device].Peak
+			return all[i:]
+		}
+		var refused *plan.DoesNotFit
+		if errors.As(err, &refused) {
+			s.refused = refused
+			s.over = append(s.over, overCap{r.at, refused.Peak + refused.Outside - refused.Capacity})
+		}
+	}
+	return nil
 }
 
 type overCap struct {
@@ -183,9 +280,10 @@ type overCap struct {
 }
 
 type fitSearch struct {
-	cfg  Config
-	base *Forecast
-	hw   Hardware
+	cfg    Config
+	hw     Hardware
+	layers int  // of the model
+	folded bool // few of them are planned
 
 	mu      sync.Mutex
 	tried   int
@@ -211,8 +309,8 @@ func (s *fitSearch) config(at fitPoint) Config {
 // try plans one choice; nil where it does not fit or cannot be planned.
 func (s *fitSearch) try(at fitPoint) *fitted {
 	c := s.config(at)
-	if statesTooLarge(s.base, &c) {
-		return nil
+	if s.folded {
+		return s.tryFolded(at, c)
 	}
 	f, err := predict(c, s.hw.Machine(c.Ranks), true)
 	if err == nil {
@@ -232,7 +330,7 @@ func (s *fitSearch) try(at fitPoint) *fitted {
 	if err != nil {
 		return nil
 	}
-	return &fitted{at, f, 1 / f.TokensPerSecond()}
+	return &fitted{at, f, 1 / f.TokensPerSecond(), f.Plan.Layout.Spaces[graph.Device].Peak}
 }
 
 // branch looks for what fits of one micro-batch and stage. The smallest choice

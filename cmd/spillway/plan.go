@@ -31,6 +31,8 @@ type planFlags struct {
 	gpuFound             *gpus.GPU // what --gpu names
 	nodeSize             int       // GPUs of a server
 	countInNodes         bool      // ranks were given as nodes
+	calibrate            bool
+	calibration          *cost.Calibration // what --calibrate measured
 }
 
 func planCommand() *cobra.Command {
@@ -55,6 +57,7 @@ data and no GPU.`,
 	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; default: shard over all)")
 	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
 	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
+	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time (without --gpu)")
 	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
 	fs.BoolVar(&f.listGPUs, "list-gpus", false, "list the GPUs that --gpu names")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -78,6 +81,16 @@ data and no GPU.`,
 		}
 		if err := c.Validate(); err != nil {
 			return err
+		}
+		if f.calibrate {
+			if f.gpuFound != nil {
+				return errors.New("--calibrate measures this machine's CPU, and --gpu plans for a GPU; leave one of them out")
+			}
+			cal, err := spillway.Calibrate(cmd.Context(), c.Threads)
+			if err != nil {
+				return fault(err)
+			}
+			f.calibration = cal
 		}
 		var best *spillway.Fitted
 		if l.fit {
@@ -152,6 +165,9 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 
 // hardware is what the time is predicted on.
 func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
+	if f.calibration != nil {
+		return spillway.Hardware{Machine: f.calibration.Machine}
+	}
 	if f.gpuFound == nil {
 		return spillway.CPUHardware(c.ComputeThreads())
 	}

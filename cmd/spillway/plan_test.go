@@ -231,3 +231,17 @@ func TestPlanPage(t *testing.T) {
 		require.Contains(t, string(text), want)
 	}
 }
+
+// train --fit runs what it recommends, within the cap.
+func TestTrainFit(t *testing.T) {
+	shape := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "16", "--ranks", "2"}
+	_, doc := planned(t, shape...)
+	limit := fmt.Sprint(doc.Stages[0].Device.PeakBytes - 1) // stage 0 as it is does not fit
+	r := command(append([]string{"train", "--data", testdata + "/text.bin", "--steps", "1", "--fit", "--device-memory", limit}, shape...)...)
+	require.Equal(t, exitDone, r.status, r.stderr)
+	require.Contains(t, r.stderr, "recommended: --zero")
+	r = command(append([]string{"plan", "--fit", "--device-memory", limit}, shape...)...)
+	require.Equal(t, exitDone, r.status, r.stderr)
+	require.Contains(t, r.stdout, "recommended: --zero")
+	require.Equal(t, exitBadInput, command(append([]string{"plan", "--global-batch", "8"}, shape...)...).status)
+}

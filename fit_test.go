@@ -1,0 +1,105 @@
+package spillway
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+func nothingGiven(string) bool { return false }
+
+func fitConfig() Config {
+	c := Default()
+	c.Model, c.Ranks, c.Batch, c.Seq, c.DeviceMemory = "spillway-demo", 2, 4, 128, 60<<20
+	return c
+}
+
+// What the search leaves out is never faster: it finds what planning every
+// combination finds.
+func TestFitFindsTheFastest(t *testing.T) {
+	c, hw := fitConfig(), CPUHardware(2)
+	got, err := Fit(c, nothingGiven, 0, hw)
+	require.NoError(t, err)
+	require.True(t, got.Fits)
+	require.NoError(t, got.Plan.Fit())
+	best := 0.0
+	for z := range 4 {
+		for _, p := range fitPrefetch {
+			for _, r := range fitRecompute {
+				for _, o := range fitOffload {
+					one := c
+					one.Zero, one.Prefetch, one.Recompute, one.Offload = z, p, r, o
+					if f, err := Predict(one, hw.Machine(2)); err == nil && f.Fits {
+						best = max(best, f.TokensPerSecond())
+					}
+				}
+			}
+		}
+	}
+	require.InEpsilon(t, best, got.TokensPerSecond(), 1e-9, got.Flags)
+	for range 2 {
+		again, err := Fit(c, nothingGiven, 0, hw)
+		require.NoError(t, err)
+		require.Equal(t, got.Flags, again.Flags)
+		require.Equal(t, got.Reasons, again.Reasons)
+	}
+}
+
+func TestFitLeavesWhatWasGiven(t *testing.T) {
+	c := fitConfig()
+	c.Zero, c.Recompute, c.Prefetch = 2, "full", 5
+	got, err := Fit(c, func(flag string) bool { return flag == "zero" || flag == "recompute" || flag == "prefetch" }, 0, CPUHardware(2))
+	require.NoError(t, err)
+	require.Equal(t, 2, got.Config.Zero)
+	require.Equal(t, "full", got.Config.Recompute)
+	require.Equal(t, 5, got.Config.Prefetch)
+	require.Equal(t, []int{4, 1}, []int{got.Config.Batch, got.Config.Accum}) // without a global batch
+
+	got, err = Fit(c, nothingGiven, 24, CPUHardware(2))
+	require.NoError(t, err)
+	require.Equal(t, 24, got.Config.Ranks*got.Config.Batch*got.Config.Accum)
+	_, err = Fit(c, nothingGiven, 25, CPUHardware(2))
+	require.ErrorContains(t, err, "--global-batch 25")
+	require.ErrorContains(t, err, "24 and 26")
+}
+
+func TestFitRefusesWhatNothingFits(t *testing.T) {
+	c := fitConfig()
+	c.DeviceMemory = 100 << 10
+	_, err := Fit(c, nothingGiven, 0, CPUHardware(2))
+	var refused *plan.DoesNotFit
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, graph.Device, refused.Space)
+}
+
+// Planned at few layers and extended, memory and time are those of the whole
+// model, within what the search allows for.
+func TestExtrapolationOverLayers(t *testing.T) {
+	for _, change := range []func(*Config){
+		func(*Config) {},
+		func(c *Config) { c.Zero, c.Accum = 1, 3 },
+		func(c *Config) { c.Recompute, c.Prefetch = "full", 0 },
+		func(c *Config) { c.Recompute, c.Precision = "selective", "bf16" },
+		func(c *Config) { c.Offload = "optimizer=host,activations=host" },
+	} {
+		c := Default()
+		c.Model, c.Ranks, c.Batch, c.Seq = "gpt2-large", 4, 2, 512
+		change(&c)
+		hw := Hardware{Machine: func(int) *cost.Machine { return cost.CPU(2, 4) }}
+		s := &fitSearch{cfg: c, hw: hw, layers: 36, folded: true}
+		perToken, need, err := s.extrapolate(c)
+		require.NoError(t, err)
+		whole, err := Predict(c, hw.Machine(4))
+		require.NoError(t, err)
+		for sp, n := range need {
+			bound := whole.Plan.Layout.Spaces[sp].LowerBound
+			require.LessOrEqual(t, float64(n), foldedSlack*float64(bound), "%v: what fits would be left out", graph.Space(sp))
+			require.GreaterOrEqual(t, float64(n), 0.95*float64(bound), "%v", graph.Space(sp))
+		}
+		require.InEpsilon(t, 1/whole.TokensPerSecond(), perToken, 0.02)
+	}
+}
