@@ -4161,7 +4161,7 @@ store:
 	RET
 
 // func transposeAVX512(dst *byte, src *byte, dstStride int, srcStride int, rows int, depth int, mask int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·transposeAVX512(SB), NOSPLIT, $0-56
 	MOVQ  dst+0(FP), DI
 	MOVQ  src+8(FP), SI
@@ -4181,66 +4181,82 @@ full:
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z0
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z1
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z2
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z3
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z4
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z5
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z6
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z7
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z8
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z9
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z10
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z11
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z12
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z13
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z14
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z15
+	PREFETCHT0 256(AX)
 	VUNPCKLPS  Z1, Z0, Z16
 	VUNPCKHPS  Z1, Z0, Z17
 	VUNPCKLPS  Z3, Z2, Z18

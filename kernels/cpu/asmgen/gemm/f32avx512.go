@@ -179,6 +179,7 @@ func transpose512() {
 				VMOVUPS_Z(at(row, 0), reg.K2, zmm[i])
 			} else {
 				VMOVUPS(at(row, 0), zmm[i])
+				PREFETCHT0(at(row, 256))
 			}
 			if i < 15 {
 				ADDQ(step, row)
