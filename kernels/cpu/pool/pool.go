@@ -24,8 +24,11 @@ type Task interface{ RunIndex(i int) }
 
 // spins is how many times an idle worker, or a caller whose last indices are
 // on other threads, yields to other goroutines and looks again before it
-// sleeps: some 100 µs. Between, it looks glances times.
-const spins, glances = 400, 50
+// sleeps: some 400 µs. Between, it looks glances times. A caller first looks
+// patience times without yielding, some 50 µs: where it is locked to its thread,
+// as it must be for some libraries, to yield takes two switches of threads, and
+// they may land on the core of the worker that it waits for.
+const spins, glances, patience = 1600, 50, 100_000
 
 // Pool runs Tasks. The zero value is not usable; call New.
 type Pool struct {
@@ -41,6 +44,8 @@ type Pool struct {
 	jobs []*job // whose indices are not all taken
 	free []*job
 	turn int // the job that the next worker joins
+
+	places places
 }
 
 type job struct {
@@ -62,6 +67,7 @@ func New(threads int) *Pool {
 		p.slots <- struct{}{}
 		p.free = append(p.free, &job{done: make(chan struct{}, 1)})
 	}
+	p.places.init(threads)
 	// A job lives while its caller holds a token, so there are never more.
 	p.jobs = make([]*job, 0, threads)
 	for range threads - 1 {
@@ -96,9 +102,11 @@ func (p *Pool) Run(n int, t Task) {
 		}
 		return
 	}
+	cpu := p.places.enter(false)
 	j := p.publish(n, t)
 	p.drain(j)
 	j.wait()
+	p.places.leave(cpu)
 	j.task = nil
 	p.mu.Lock()
 	p.free = append(p.free, j)
@@ -143,6 +151,11 @@ func (p *Pool) drain(j *job) {
 
 // wait returns when no worker holds a reference to the job.
 func (j *job) wait() {
+	for range patience {
+		if j.state.Load() == 0 {
+			return
+		}
+	}
 	for range spins {
 		for range glances {
 			if j.state.Load() == 0 {
@@ -211,7 +224,9 @@ func (p *Pool) help() bool {
 	}
 	j := p.join()
 	if j != nil {
+		cpu := p.places.enter(true)
 		p.drain(j)
+		p.places.leave(cpu)
 		j.leave()
 	}
 	p.slots <- struct{}{} // no wake: this worker itself looks for an open job
