@@ -3,6 +3,7 @@ package pool
 import (
 	"runtime"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -16,9 +17,14 @@ import (
 // places counts the goroutines that compute on each core. Counts are hints: a
 // thread that the kernel moves meanwhile stays counted where it began.
 type places struct {
-	apart bool // there are cores enough
+	apart bool         // there are cores enough
+	moved atomic.Int64 // when a worker last moved
 	on    [1024]atomic.Int32
 }
+
+// seldom is how far apart moves are: what costs some 20 µs must not be done for
+// every Run where other processes keep all cores busy.
+const seldom = 5 * time.Millisecond
 
 const nowhere = -1
 
@@ -53,6 +59,10 @@ func (p *places) leave(cpu int) {
 // move takes the calling thread to an allowed core where the pool does not
 // compute and returns that core, or nowhere if there is none.
 func (p *places) move() int {
+	now, last := time.Now().UnixNano(), p.moved.Load()
+	if now-last < int64(seldom) || !p.moved.CompareAndSwap(last, now) {
+		return nowhere
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var allowed, one unix.CPUSet

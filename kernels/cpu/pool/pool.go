@@ -22,13 +22,19 @@ import (
 // Run.
 type Task interface{ RunIndex(i int) }
 
-// spins is how many times an idle worker, or a caller whose last indices are
-// on other threads, yields to other goroutines and looks again before it
-// sleeps: some 400 µs. Between, it looks glances times. A caller first looks
-// patience times without yielding, some 50 µs: where it is locked to its thread,
-// as it must be for some libraries, to yield takes two switches of threads, and
-// they may land on the core of the worker that it waits for.
-const spins, glances, patience = 1600, 50, 100_000
+// An idle worker looks glances times for work, yields to other goroutines, and
+// so on spins times, some 400 µs, before it sleeps. A caller whose last indices
+// are on other threads looks patience times, some 50 µs, then yields between as
+// a worker does, some 100 µs. It doesn't begin with that because where it is
+// locked to its thread, as it must be for some libraries, to yield takes two
+// switches of threads, and they may land on the core of the worker that it waits
+// for.
+const (
+	glances     = 50
+	spins       = 1600
+	patience    = 100_000
+	callerSpins = 400
+)
 
 // Pool runs Tasks. The zero value is not usable; call New.
 type Pool struct {
@@ -156,7 +162,7 @@ func (j *job) wait() {
 			return
 		}
 	}
-	for range spins {
+	for range callerSpins {
 		for range glances {
 			if j.state.Load() == 0 {
 				return
