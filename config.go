@@ -91,9 +91,12 @@ type Config struct {
 	// nil drops it.
 	Warn func(string)
 
-	// Outside is what the process needs of each memory space outside its arena, in
-	// bytes (a GPU's context and libraries); it counts against the caps.
+	// Outside is what a rank's device needs of each memory space outside its arena,
+	// in bytes (a GPU's context and libraries). The plan adds what the process
+	// itself needs of host memory; both count against the caps.
 	Outside [graph.NumSpaces]int64
+	// LocalRanks is how many ranks share a process; 0: all.
+	LocalRanks int
 	// Precision is "fp32" (or ""), "bf16" or "fp16". ShardSize shards over groups
 	// of this many neighbouring ranks and replicates over the groups (HSDP); 0
 	// shards over all. Both can be planned; New refuses what cannot run yet.
