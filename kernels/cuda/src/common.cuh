@@ -23,6 +23,12 @@ struct f16 { u16 bits; };
 
 #ifndef SHIM
 #define KERNEL(threads, name, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
+// SHARED declares `type name[count]` in shared memory, DYNAMIC_SHARED names what
+// the launch asked for. The shim poisons both for every block.
+#define SHARED(type, name, count) __shared__ type name[count]
+#define DYNAMIC_SHARED(type, name) extern __shared__ __align__(16) unsigned char dynamic_shared_[]; type *const name = (type *)dynamic_shared_
+// ALIGNED is where the shim checks the address of a wide load or store.
+#define ALIGNED(p, to)
 #endif
 
 #define SKIP() do { if (skip && *skip != 0) return; } while (0)
