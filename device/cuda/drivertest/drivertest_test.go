@@ -93,12 +93,15 @@ func TestUnorderedAccessesAreFound(t *testing.T) {
 		first, second  func(d *Driver, m driver.Address, s driver.Stream) error
 		ordered, fault bool
 	}{
-		"write write":   {write, write, false, true},
-		"write read":    {write, read, false, true},
-		"read write":    {read, write, false, true},
-		"read read":     {read, read, false, false},
-		"elsewhere":     {write, func(d *Driver, m driver.Address, s driver.Stream) error { return d.Fill8(m+100, 1, 100, s) }, false, false},
-		"told":          {write, func(d *Driver, m driver.Address, s driver.Stream) error { d.Access("k", s, ranges(m+50, 1), nil); return nil }, false, true},
+		"write write": {write, write, false, true},
+		"write read":  {write, read, false, true},
+		"read write":  {read, write, false, true},
+		"read read":   {read, read, false, false},
+		"elsewhere":   {write, func(d *Driver, m driver.Address, s driver.Stream) error { return d.Fill8(m+100, 1, 100, s) }, false, false},
+		"told": {write, func(d *Driver, m driver.Address, s driver.Stream) error {
+			d.Access("k", s, ranges(m+50, 1), nil)
+			return nil
+		}, false, true},
 		"ordered write": {write, write, true, false},
 		"ordered read":  {write, read, true, false},
 	} {
@@ -228,6 +231,7 @@ func TestFailuresAsTold(t *testing.T) {
 	require.NoError(t, d.Run(s, "k", func() error { ran++; return nil }))
 	require.NoError(t, d.Synchronize(s))
 	require.NoError(t, d.Run(s, "k", func() error { ran++; return nil }))
+	require.Equal(t, 719, code(t, d.Synchronize(s)))
 	require.Equal(t, 719, code(t, d.Synchronize(u)), "every stream of the context")
 	require.Equal(t, 1, ran)
 	require.Equal(t, 2, d.Calls()["run"])
