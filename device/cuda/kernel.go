@@ -44,3 +44,11 @@ type Checked interface {
 	Kernel
 	Check() error
 }
+
+// Accessor is a Kernel or HostKernel that tells its reads from its writes, for
+// a driver.Observer. Of one that doesn't, every range that it touches counts as
+// written. Its slices are made at bind.
+type Accessor interface {
+	Reads() []device.Ptr
+	Writes() []device.Ptr // an accumulated output is a write
+}
