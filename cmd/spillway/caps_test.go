@@ -56,7 +56,7 @@ func TestARunThatFitsAlsoResumes(t *testing.T) {
 		require.NoError(t, p.Process.Signal(syscall.SIGKILL))
 		require.Equal(t, -1, p.end(t))
 		step, from := newest(t, folder)
-		r := command(slices.Concat([]string{"train"}, full, []string{"--steps", fmt.Sprint(step+2)})...)
+		r := command(slices.Concat([]string{"train"}, full, []string{"--steps", fmt.Sprint(step + 2)})...)
 		require.Equal(t, exitDone, r.status, r.stderr)
 		touched()
 		r = command(slices.Concat([]string{"train"}, caps, []string{"--metrics", metrics, "--init", from, "--steps", "2"})...)

@@ -58,6 +58,11 @@ var outside = map[Arch]int64{
 	Blackwell: 1000 << 20,
 }
 
+// HostOutsideBytes is what a rank's GPU adds to its process's host memory: the
+// driver's structures of a context, the libraries' loaded code and NCCL's host
+// buffers. An estimate, to be replaced by a measurement.
+const HostOutsideBytes = 300 << 20
+
 // OutsideBytes is an estimate of what a process needs of the GPU's memory
 // outside its arena: context, libraries, communication buffers.
 func (g GPU) OutsideBytes() int64 {
