@@ -86,7 +86,7 @@ data and no GPU.`,
 			if f.gpuFound != nil {
 				return errors.New("--calibrate measures this machine's CPU, and --gpu plans for a GPU; leave one of them out")
 			}
-			cal, err := spillway.Calibrate(cmd.Context(), c.Threads)
+			cal, err := spillway.Calibrate(cmd.Context(), c.Threads, c.Disk)
 			if err != nil {
 				return fault(err)
 			}
