@@ -38,9 +38,23 @@ var calibrationModels = []struct {
 
 const smallModel = `{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":256,"vocab_size":512,"n_positions":128}`
 
+// Runs of several ranks, one more than there are threads, that show what ranks
+// lose by waiting for each other.
+var calibrationRanks = []struct {
+	config     string
+	batch, seq int
+	zero       int
+	offload    string
+}{
+	{`{"model_type":"gpt2","n_layer":3,"n_head":4,"n_embd":256,"vocab_size":1024,"n_positions":512}`, 2, 128, 0, ""},
+	{`{"model_type":"gpt2","n_layer":3,"n_head":4,"n_embd":256,"vocab_size":1024,"n_positions":512}`, 2, 128, 2, ""},
+	{`{"model_type":"llama","hidden_size":256,"intermediate_size":704,"num_hidden_layers":3,"num_attention_heads":4,"vocab_size":1024,"max_position_embeddings":512}`, 2, 128, 3, ""},
+}
+
 // calibrationSteps of each model are run; the first touches its memory for the
-// first time and does not count.
-const calibrationSteps = 6
+// first time and does not count. Times are means, not medians: on a machine that
+// does other work too, a step meets all of it.
+const calibrationSteps = 7
 
 // Calibrate measures this machine's CPU device with so many threads (0: all):
 // it trains small models for a few steps, on all threads and as many at a time
@@ -89,8 +103,53 @@ func Calibrate(ctx context.Context, threads int, disk string) (_ *cost.Calibrati
 		return nil, fmt.Errorf("calibrate: %w", err)
 	}
 	c := cost.Fit(threads, samples)
-	c.Start, c.Gap, c.Handoff = middleLeads(lead)
+	c.Start, c.Gap, c.Handoff = meanLeads(lead)
+	if c.Crowd, err = crowding(ctx, cfg, c, dir); err != nil {
+		return nil, fmt.Errorf("calibrate: %w", err)
+	}
 	return c, nil
+}
+
+// crowding returns by how much the step of several ranks takes longer than what
+// is predicted without knowing it: the mean over calibrationRanks.
+func crowding(ctx context.Context, cfg Config, c *cost.Calibration, dir string) (float64, error) {
+	sum := 0.0
+	for i, m := range calibrationRanks {
+		one := cfg
+		one.Model = filepath.Join(dir, fmt.Sprint("r", i))
+		one.Batch, one.Seq, one.Zero, one.Offload, one.Steps = m.batch, m.seq, m.zero, m.offload, calibrationSteps
+		one.Ranks = min(c.Threads+1, maxCalibrationRanks)
+		if err := calibrationModel(one.Model, m.config); err != nil {
+			return 0, err
+		}
+		f, err := Predict(one, c.Machine(one.Ranks))
+		if err != nil {
+			return 0, err
+		}
+		t, err := New(ctx, one)
+		if err != nil {
+			return 0, err
+		}
+		var walls []float64
+		if err := errors.Join(t.Run(ctx, func(r StepResult) error { walls = append(walls, r.Seconds); return nil }), t.Close()); err != nil {
+			return 0, err
+		}
+		sum += mean(walls[1:]) / f.Step.Seconds
+	}
+	return max(1, sum/float64(len(calibrationRanks))), nil
+}
+
+const maxCalibrationRanks = 17
+
+func mean(v []float64) float64 {
+	if len(v) == 0 {
+		return 0
+	}
+	sum := 0.0
+	for _, x := range v {
+		sum += x
+	}
+	return sum / float64(len(v))
 }
 
 func calibrationModel(folder, config string) error {
@@ -127,23 +186,16 @@ func timedTogether(ctx context.Context, c Config, n int) ([]cost.Sample, error) 
 // operation and the start of one on another stream that waited for it.
 type leads struct{ start, gap, handoff []float64 }
 
-func middleLeads(all []leads) (start, gap, handoff float64) {
+func meanLeads(all []leads) (start, gap, handoff float64) {
 	var sum leads
 	for _, l := range all {
 		sum.start, sum.gap, sum.handoff = append(sum.start, l.start...), append(sum.gap, l.gap...), append(sum.handoff, l.handoff...)
 	}
-	middle := func(v []float64) float64 {
-		if len(v) == 0 {
-			return 0
-		}
-		slices.Sort(v)
-		return v[len(v)/2]
-	}
-	return middle(sum.start), middle(sum.gap), middle(sum.handoff)
+	return mean(sum.start), mean(sum.gap), mean(sum.handoff)
 }
 
 // timedSteps runs a configuration of one rank with a trace and returns each size
-// of operation of the step with its median time, and the times in between.
+// of operation of the step with its mean time, and the times in between.
 func timedSteps(ctx context.Context, c Config) (samples []cost.Sample, l leads, err error) {
 	dir, err := os.MkdirTemp(filepath.Dir(c.Model), "trace-")
 	if err != nil {
@@ -212,8 +264,7 @@ func timedSteps(ctx context.Context, c Config) (samples []cost.Sample, l leads, 
 		}
 	}
 	for k, all := range times {
-		slices.Sort(all)
-		samples = append(samples, cost.Sample{Class: k.class, Size: k.size, Seconds: all[len(all)/2]})
+		samples = append(samples, cost.Sample{Class: k.class, Size: k.size, Seconds: mean(all)})
 	}
 	slices.SortFunc(samples, compareSamples) // maps have no order
 	return samples, l, nil

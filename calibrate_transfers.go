@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -18,11 +17,8 @@ import (
 	"github.com/spillway-ml/spillway/offload/store"
 )
 
-// How long a transfer of one size is repeated, and how often that is timed.
-const (
-	transferTime   = 8 * time.Millisecond
-	transferRounds = 3
-)
+// transferTime is how long a transfer of one size is repeated.
+const transferTime = 20 * time.Millisecond
 
 // timedTransfers measures copies between device and host memory, collectives,
 // and copies between host memory and disk.
@@ -67,23 +63,14 @@ func together(runs []func() error, times int) (float64, error) {
 	return time.Since(start).Seconds() / float64(times), errors.Join(errs...)
 }
 
-// steady is together's median, for as many times as take transferTime.
+// steady is together's mean, for as many times as take transferTime.
 func steady(runs []func() error) (float64, error) {
 	once, err := together(runs, 2) // touches the memory
 	if err != nil {
 		return 0, err
 	}
 	times := max(3, int(transferTime.Seconds()/once))
-	var all []float64
-	for range transferRounds {
-		t, err := together(runs, times)
-		if err != nil {
-			return 0, err
-		}
-		all = append(all, t)
-	}
-	slices.Sort(all)
-	return all[len(all)/2], nil
+	return together(runs, times)
 }
 
 // arenaOf returns touched memory of a context.

@@ -1,7 +1,8 @@
 // Command plantime holds the cost model to the clock: it calibrates the CPU
-// device, predicts the step of every configuration of the grid and measures it,
-// in rounds (calibrate, then measure the whole grid) so that both meet the same
-// machine, and prints predicted and measured times with their errors.
+// device, predicts the step of every configuration of the grid and measures it.
+// Calibrations and measurements take turns, so that both meet the same machine,
+// and a prediction is the mean of those of the calibrations before and after. It
+// prints predicted and measured times with their errors.
 //
 //	go run ./benchmarks/plantime -rounds 3 -csv FILE
 package main
@@ -25,12 +26,14 @@ import (
 )
 
 type options struct {
-	rounds int
-	only   string
-	csv    string
-	disk   string
-	window time.Duration
-	kinds  bool
+	rounds   int
+	only     string
+	csv      string
+	disk     string
+	window   time.Duration
+	block    int
+	patience time.Duration
+	kinds    bool
 }
 
 func main() {
@@ -39,7 +42,9 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "only configurations whose line contains this `TEXT`")
 	flag.StringVar(&o.csv, "csv", "", "write every prediction and measurement to `FILE`")
 	flag.StringVar(&o.disk, "disk", os.TempDir(), "folder of the disk tier")
-	flag.DurationVar(&o.window, "window", 200*time.Millisecond, "steps are timed together for at least so long")
+	flag.DurationVar(&o.window, "window", 300*time.Millisecond, "steps are timed for at least so long")
+	flag.DurationVar(&o.patience, "patience", 0, "wait at most so long, each time, for others to be quiet")
+	flag.IntVar(&o.block, "block", 12, "configurations that are measured between two calibrations")
 	flag.BoolVar(&o.kinds, "kinds", false, "also print predicted and traced seconds by kind of operation")
 	flag.Parse()
 	if err := run(o); err != nil {
@@ -56,7 +61,7 @@ type point struct {
 
 type result struct {
 	predicted, measured float64 // s
-	windows             int     // that were timed undisturbed
+	others              float64 // share of the processors that others had meanwhile
 }
 
 func run(o options) error {
@@ -71,28 +76,39 @@ func run(o options) error {
 	}
 	ctx := context.Background()
 	began := time.Now()
-	for round := range o.rounds {
-		start := time.Now()
-		cal, err := calibrate(ctx, o)
-		if err != nil {
-			return err
-		}
-		fmt.Printf("round %d: calibrated in %.1f s\n", round+1, time.Since(start).Seconds())
-		for _, p := range points {
-			r, err := p.meet(ctx, cal, o)
-			if err != nil {
-				return fmt.Errorf("%s: %w", p, err)
-			}
-			p.results = append(p.results, r)
-			if o.kinds {
-				if err := p.printKinds(ctx, cal, dir); err != nil {
-					return err
+	cal, err := o.calibrate(ctx)
+	if err != nil {
+		return err
+	}
+	calibrations := 1
+	for range o.rounds {
+		for from := 0; from < len(points); from += o.block {
+			block := points[from:min(from+o.block, len(points))]
+			for _, p := range block {
+				if err := p.measure(ctx, o); err != nil {
+					return fmt.Errorf("%s: %w", p, err)
+				}
+				if o.kinds {
+					if err := p.printKinds(ctx, cal, dir); err != nil {
+						return err
+					}
 				}
 			}
+			next, err := o.calibrate(ctx)
+			if err != nil {
+				return err
+			}
+			calibrations++
+			for _, p := range block {
+				if err := p.predict(cal, next); err != nil {
+					return fmt.Errorf("%s: %w", p, err)
+				}
+			}
+			cal = next
 		}
 	}
 	report(points)
-	fmt.Printf("%.0f s in all\n", time.Since(began).Seconds())
+	fmt.Printf("%d rounds, %d calibrations, %.0f s in all\n", o.rounds, calibrations, time.Since(began).Seconds())
 	if o.csv == "" {
 		return nil
 	}
@@ -140,115 +156,90 @@ func configurations(o options, dir string) ([]*point, error) {
 	return points, nil
 }
 
-// A window is disturbed if more than this share of the processors' time in it
-// went elsewhere.
-const disturbed = 0.04
+// quiet is the share of the processors below which others don't disturb.
+const quiet = 0.06
 
-// enough undisturbed windows end a measurement; so does patience.
-const (
-	enough   = 3
-	patience = 6 * time.Second
-)
-
-// calibrate calibrates again, a few times at most, where others disturbed it.
-func calibrate(ctx context.Context, o options) (best *cost.Calibration, err error) {
-	least := math.Inf(1)
-	for range 4 {
+// await sleeps until others have been quiet for a moment, or o.patience is over.
+func (o options) await() {
+	for began := time.Now(); time.Since(began) < o.patience; {
 		before := lookAround()
-		cal, err := spillway.Calibrate(ctx, 0, o.disk)
-		if err != nil {
-			return nil, err
-		}
-		share := lookAround().since(before)
-		if share < least {
-			best, least = cal, share
-		}
-		if least < disturbed {
-			break
+		time.Sleep(100 * time.Millisecond)
+		if lookAround().since(before) < quiet {
+			return
 		}
 	}
-	if least >= disturbed {
-		fmt.Printf("calibration was disturbed: others had %.0f %% of the processors\n", least*100)
-	}
-	return best, nil
 }
 
-// meet predicts and measures the configuration's step.
-func (p *point) meet(ctx context.Context, cal *cost.Calibration, o options) (r result, err error) {
-	f, err := spillway.Predict(p.cfg, cal.Machine(p.cfg.Ranks))
-	if err != nil {
-		return r, err
+func (o options) calibrate(ctx context.Context) (*cost.Calibration, error) {
+	o.await()
+	return spillway.Calibrate(ctx, 0, o.disk)
+}
+
+// predict adds what two calibrations, before and after the measurement, expect on
+// average.
+func (p *point) predict(before, after *cost.Calibration) error {
+	r := &p.results[len(p.results)-1]
+	for _, cal := range []*cost.Calibration{before, after} {
+		f, err := spillway.Predict(p.cfg, cal.Machine(p.cfg.Ranks))
+		if err != nil {
+			return err
+		}
+		r.predicted += f.Step.Seconds / 2
 	}
-	r.predicted = f.Step.Seconds
+	return nil
+}
+
+// measure times steps behind the first two, which touch the pages, for o.window
+// and for three at least.
+func (p *point) measure(ctx context.Context, o options) (err error) {
+	o.await()
 	t, err := spillway.New(ctx, p.cfg)
 	if err != nil {
-		return r, err
+		return err
 	}
 	defer func() {
 		if e := t.Close(); err == nil {
 			err = e
 		}
 	}()
-	for range 2 { // the first step touches the pages
+	for range 2 {
 		if _, err := t.Step(ctx); err != nil {
-			return r, err
+			return err
 		}
 	}
-	type window struct{ seconds, share float64 }
-	var all []window
-	for began := time.Now(); r.windows < enough && time.Since(began) < patience; {
-		before, start, steps := lookAround(), time.Now(), 0
-		for time.Since(start) < o.window || steps < 2 {
-			if _, err := t.Step(ctx); err != nil {
-				return r, err
-			}
-			steps++
+	before, start, steps := lookAround(), time.Now(), 0
+	for time.Since(start) < o.window || steps < 3 {
+		if _, err := t.Step(ctx); err != nil {
+			return err
 		}
-		wall := time.Since(start).Seconds()
-		w := window{wall / float64(steps), lookAround().since(before)}
-		if all = append(all, w); w.share < disturbed {
-			r.windows++
-		}
+		steps++
 	}
-	// Those that were disturbed least.
-	slices.SortStableFunc(all, func(a, b window) int {
-		switch {
-		case a.share < b.share:
-			return -1
-		case a.share > b.share:
-			return 1
-		}
-		return 0
-	})
-	var seconds []float64
-	for _, w := range all[:min(len(all), max(r.windows, 1))] {
-		seconds = append(seconds, w.seconds)
-	}
-	r.measured = median(seconds)
-	return r, nil
+	r := result{measured: time.Since(start).Seconds() / float64(steps), others: max(0, lookAround().since(before))}
+	p.results = append(p.results, r)
+	return nil
 }
 
-func (p *point) middle() (predicted, measured, e float64, windows int) {
-	var a, b []float64
+// middle is the medians over the rounds.
+func (p *point) middle() (predicted, measured, e, others float64) {
+	var a, b, c []float64
 	for _, r := range p.results {
-		a, b = append(a, r.predicted), append(b, r.measured)
-		windows += r.windows
+		a, b, c = append(a, r.predicted), append(b, r.measured), append(c, r.others)
 	}
 	predicted, measured = median(a), median(b)
-	return predicted, measured, predicted/measured - 1, windows
+	return predicted, measured, predicted/measured - 1, median(c)
 }
 
 func report(points []*point) {
 	var errs []float64
 	worst := 0
-	fmt.Printf("%-54s %12s %12s %8s %8s\n", "", "predicted ms", "measured ms", "error", "windows")
+	fmt.Printf("%-54s %12s %12s %8s %8s\n", "", "predicted ms", "measured ms", "error", "others")
 	for i, p := range points {
-		predicted, measured, e, windows := p.middle()
+		predicted, measured, e, others := p.middle()
 		errs = append(errs, math.Abs(e))
 		if errs[i] > errs[worst] {
 			worst = i
 		}
-		fmt.Printf("%-54s %12.2f %12.2f %+7.1f%% %8d\n", p, predicted*1e3, measured*1e3, e*100, windows)
+		fmt.Printf("%-54s %12.2f %12.2f %+7.1f%% %7.0f%%\n", p, predicted*1e3, measured*1e3, e*100, others*100)
 	}
 	fmt.Println()
 	for _, by := range []struct {
@@ -283,11 +274,11 @@ func write(path string, points []*point) error {
 		return err
 	}
 	w := csv.NewWriter(f)
-	rows := [][]string{{"model", "ranks", "zero", "recompute", "offload", "round", "predicted_ms", "measured_ms", "error_percent", "windows"}}
+	rows := [][]string{{"model", "ranks", "zero", "recompute", "offload", "round", "predicted_ms", "measured_ms", "error_percent", "others_percent"}}
 	for _, p := range points {
 		for i, r := range p.results {
 			rows = append(rows, []string{p.Model, fmt.Sprint(p.Ranks), fmt.Sprint(p.Zero), p.Recompute, p.Tier(), fmt.Sprint(i + 1),
-				fmt.Sprintf("%.3f", r.predicted*1e3), fmt.Sprintf("%.3f", r.measured*1e3), fmt.Sprintf("%+.1f", (r.predicted/r.measured-1)*100), fmt.Sprint(r.windows)})
+				fmt.Sprintf("%.3f", r.predicted*1e3), fmt.Sprintf("%.3f", r.measured*1e3), fmt.Sprintf("%+.1f", (r.predicted/r.measured-1)*100), fmt.Sprintf("%.0f", r.others*100)})
 		}
 	}
 	if err := w.WriteAll(rows); err != nil {

@@ -128,7 +128,11 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 
 // steps tells of each stage where the peak is, what a rank sends, and the time.
 func (r *planReport) steps(w io.Writer) {
-	fmt.Fprintln(w, "A step, predicted")
+	if r.flags.rates == "" {
+		fmt.Fprintln(w, "A step, predicted")
+	} else {
+		fmt.Fprintf(w, "A step, predicted (CPU: %s)\n", r.flags.rates)
+	}
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "ZeRO\tsent by a rank\ttime\tcomputing\twaiting\ttokens/s\tfits\tpeak of device memory at")
 	for _, f := range r.stages {

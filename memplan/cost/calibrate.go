@@ -88,6 +88,9 @@ type Calibration struct {
 	Start   float64 `json:"start"`
 	Gap     float64 `json:"gap"`
 	Handoff float64 `json:"handoff"`
+	// Crowd is how many times as long everything takes where ranks wait for each
+	// other.
+	Crowd float64 `json:"crowd"`
 }
 
 // Fit finds the rates that are closest to the samples. A class without samples
@@ -204,5 +207,8 @@ func (c *Calibration) Machine(ranks int) *Machine {
 	m.Name = "cpu, calibrated"
 	m.Measured = c.Rates
 	m.Start, m.Gap, m.Handoff = c.Start, c.Gap, c.Handoff
+	if ranks > 1 {
+		m.Crowd = c.Crowd
+	}
 	return m
 }

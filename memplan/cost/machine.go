@@ -55,6 +55,9 @@ type Machine struct {
 	// measured operation takes beside its rates, and Handoff what it takes longer
 	// where it waits for one of another stream; s.
 	Start, Gap, Handoff float64
+	// Crowd, where it is not 0, is how many times as long measured operations take
+	// because ranks wait for each other.
+	Crowd float64
 }
 
 // Validate refuses rates that are not positive numbers where one is needed.
@@ -107,6 +110,9 @@ func (m *Machine) Op(p *graph.Program, op *graph.Op) Work {
 	}
 	if r, ok := m.Measured[ClassOf(p, op)]; ok {
 		w := r.work(SizeOf(p, op)).later(m.Gap)
+		if m.Crowd > 0 {
+			w.Alone, w.Core = w.Alone*m.Crowd, w.Core*m.Crowd
+		}
 		if m.Cores == 0 {
 			w.Core, w.Disk = 0, 0
 		}
