@@ -65,8 +65,9 @@ type simulation struct {
 type active struct {
 	step  int // −1: nothing
 	work  Work
-	rest  float64 // share of the work that is left
-	speed float64 // of that share, 1/s
+	until float64 // s: when it ends, if nothing starts or ends before
+	rest  float64 // share of the work that is left, and how fast it falls (1/s), where cores are shared
+	speed float64
 }
 
 func newSimulation(p *graph.Program, m *Machine, t *graph.Trace) *simulation {
@@ -90,7 +91,7 @@ func newSimulation(p *graph.Program, m *Machine, t *graph.Trace) *simulation {
 func (s *simulation) run() {
 	for left := len(s.t.Steps); left > 0; {
 		for s.start() { // what takes no time ends at once, and lets others start
-			left -= s.finish(0)
+			left -= s.finish(s.time)
 		}
 		if left == 0 {
 			return
@@ -99,7 +100,7 @@ func (s *simulation) run() {
 		next := math.Inf(1)
 		for st := range s.now {
 			if a := &s.now[st]; a.step >= 0 {
-				next = min(next, a.rest/a.speed)
+				next = min(next, a.until)
 			}
 		}
 		left -= s.finish(next)
@@ -128,39 +129,40 @@ func (s *simulation) start() (any bool) {
 			w = w.later(s.m.Handoff)
 		}
 		s.queue[st] = s.queue[st][1:]
-		s.now[st] = active{step: i, work: w, rest: 1}
+		s.now[st] = active{step: i, work: w, until: s.time + w.Alone, rest: 1}
+		if w.Core > 0 {
+			s.now[st].until = math.Inf(1) // until share has looked at it
+		}
 		s.started[i] = s.time
 		any = true
 	}
 	return any
 }
 
-// finish lets d seconds pass and counts what ends with them.
-func (s *simulation) finish(d float64) (n int) {
-	s.time += d
+// finish lets the time go on to at and counts what has ended by then.
+func (s *simulation) finish(at float64) (n int) {
+	passed := at - s.time
+	s.time = at
 	for st := range s.now {
 		a := &s.now[st]
-		if a.step < 0 {
-			continue
+		switch {
+		case a.step < 0:
+		case a.until <= at:
+			s.done[a.step], s.ended[a.step] = true, at
+			a.step = -1
+			n++
+		case s.m.Cores > 0:
+			a.rest -= passed * a.speed
 		}
-		if a.work.Alone > 0 || a.work.Core > 0 {
-			if d == 0 {
-				continue
-			}
-			a.rest -= d * a.speed
-			if a.rest > 1e-12 {
-				continue
-			}
-		}
-		s.done[a.step], s.ended[a.step] = true, s.time
-		a.step = -1
-		n++
 	}
 	return n
 }
 
-// share gives what runs its speed.
+// share gives what runs its speed, where that depends on what else runs.
 func (s *simulation) share() {
+	if s.m.Cores == 0 {
+		return
+	}
 	disks := 0
 	for st := range s.now {
 		if a := &s.now[st]; a.step >= 0 {
@@ -172,9 +174,6 @@ func (s *simulation) share() {
 				disks++
 			}
 		}
-	}
-	if s.m.Cores == 0 {
-		return
 	}
 	sharers := float64(max(s.m.Sharers, 1))
 	for st := range s.now {
@@ -204,6 +203,11 @@ func (s *simulation) share() {
 		got := min(a.speed*a.work.Core, free/float64(n-k))
 		a.speed = got / a.work.Core
 		free -= got
+	}
+	for st := range s.now {
+		if a := &s.now[st]; a.step >= 0 {
+			a.until = s.time + max(0, a.rest)/a.speed
+		}
 	}
 }
 
