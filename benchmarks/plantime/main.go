@@ -4,7 +4,7 @@
 // and a prediction is the mean of those of the calibrations before and after. It
 // prints predicted and measured times with their errors.
 //
-//	go run ./benchmarks/plantime -rounds 3 -csv FILE
+//	go run ./benchmarks/plantime -csv FILE
 package main
 
 import (
@@ -38,13 +38,13 @@ type options struct {
 
 func main() {
 	var o options
-	flag.IntVar(&o.rounds, "rounds", 3, "times that everything is calibrated and measured")
+	flag.IntVar(&o.rounds, "rounds", 2, "times that the whole grid is measured")
 	flag.StringVar(&o.only, "only", "", "only configurations whose line contains this `TEXT`")
 	flag.StringVar(&o.csv, "csv", "", "write every prediction and measurement to `FILE`")
 	flag.StringVar(&o.disk, "disk", os.TempDir(), "folder of the disk tier")
-	flag.DurationVar(&o.window, "window", 300*time.Millisecond, "steps are timed for at least so long")
+	flag.DurationVar(&o.window, "window", 200*time.Millisecond, "steps are timed for at least so long")
 	flag.DurationVar(&o.patience, "patience", 0, "wait at most so long, each time, for others to be quiet")
-	flag.IntVar(&o.block, "block", 12, "configurations that are measured between two calibrations")
+	flag.IntVar(&o.block, "block", 24, "configurations that are measured between two calibrations")
 	flag.BoolVar(&o.kinds, "kinds", false, "also print predicted and traced seconds by kind of operation")
 	flag.Parse()
 	if err := run(o); err != nil {
