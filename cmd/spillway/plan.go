@@ -33,6 +33,7 @@ type planFlags struct {
 	gpuFound             *gpus.GPU // what --gpu names
 	nodeSize             int       // GPUs of a server
 	countInNodes         bool      // ranks were given as nodes
+	reference            string
 	calibrate            bool
 	cpu                  spillway.Hardware // without --gpu
 	rates                string            // where its rates are from
@@ -63,6 +64,7 @@ data and no GPU.`,
 	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
 	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
 	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
+	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
 	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
 	fs.BoolVar(&f.listGPUs, "list-gpus", false, "list the GPUs that --gpu names")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -79,6 +81,9 @@ data and no GPU.`,
 			}
 		}
 		if err := l.refuse(); err != nil {
+			return err
+		}
+		if err := f.validateReference(); err != nil {
 			return err
 		}
 		if err := f.settle(fs, &c); err != nil {
@@ -165,7 +170,8 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 	if c.DeviceMemory == 0 || c.DeviceMemory > g.Memory {
 		c.DeviceMemory = g.Memory
 	}
-	c.Outside[graph.Device] = g.OutsideBytes()
+	c.Outside[graph.Device], c.Outside[graph.Host] = g.OutsideBytes(), gpus.HostOutsideBytes
+	c.LocalRanks = f.nodeSize
 	c.Target = graph.CUDATarget()
 	return nil
 }
