@@ -92,7 +92,7 @@ func changeAxes(cfg Config, hw Hardware) [][]change {
 	axis(list...)
 	list = nil
 	if cfg.Offload == "" {
-		for _, where := range fitOffload[1:] {
+		for _, where := range wholePlacements[1:] {
 			list = append(list, change{"--offload " + where, sameJob, func(c *Config) { c.Offload = where }})
 		}
 	}
@@ -174,7 +174,7 @@ func WaysOut(asked *Forecast, hw Hardware) (ways []Way, smallest [graph.NumSpace
 		if c.ShardSize > 0 && c.Ranks%c.ShardSize != 0 || statesTooLarge(asked, &c) {
 			return nil, 0, false, nil
 		}
-		f, err := predict(c, hw.Machine(c.Ranks), true)
+		f, err := predict(c, hw.Machine(c.Ranks), early)
 		var refused *plan.DoesNotFit
 		mu.Lock()
 		defer mu.Unlock()

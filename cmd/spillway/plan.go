@@ -226,7 +226,7 @@ func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.W
 // takeFitted sets what the search chose.
 func takeFitted(c *spillway.Config, best *spillway.Fitted) {
 	b := best.Forecast.Config
-	c.Zero, c.Batch, c.Accum, c.Prefetch, c.Recompute, c.Offload = b.Zero, b.Batch, b.Accum, b.Prefetch, b.Recompute, b.Offload
+	c.Zero, c.Batch, c.Accum, c.Prefetch, c.Recompute, c.Offload, c.Precision = b.Zero, b.Batch, b.Accum, b.Prefetch, b.Recompute, b.Offload, b.Precision
 }
 
 // printFitted says what the search chose, and why.
