@@ -1,10 +1,8 @@
 package spillway
 
 import (
-	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
@@ -135,30 +133,4 @@ func offloadChunk(p *graph.Program, cfg *Config) int64 {
 		return 0
 	}
 	return chunk
-}
-
-// fits returns nil if the plan is within its capacities, and otherwise the
-// refusal with what would make it fit.
-func fits(cfg Config, p *plan.Plan) error {
-	err := p.Fit()
-	if err == nil {
-		return nil
-	}
-	hw := CPUHardware(cfg.threads())
-	asked, simErr := Predict(cfg, hw.Machine(cfg.Ranks))
-	if simErr != nil {
-		return errors.Join(err, simErr)
-	}
-	ways, smallest := WaysOut(asked, hw)
-	if len(ways) == 0 {
-		var refused *plan.DoesNotFit
-		errors.As(err, &refused)
-		return fmt.Errorf("%w; no stage, micro-batch or row length of this model on %d rank(s) fits: the smallest plan tried needs %s of %s memory",
-			err, cfg.Ranks, plan.Bytes(smallest[refused.Space]), refused.Space)
-	}
-	var texts []string
-	for _, w := range ways {
-		texts = append(texts, w.Text)
-	}
-	return fmt.Errorf("%w; it fits with %s", err, strings.Join(texts, ", or with "))
 }

@@ -271,7 +271,9 @@ func (c *Config) Validate() error {
 // ComputeThreads returns the computing threads of the process.
 func (c *Config) ComputeThreads() int { return c.threads() }
 
-func (c *Config) recomputeAuto() bool { return strings.EqualFold(strings.TrimSpace(c.Recompute), recompute.Auto) }
+func (c *Config) recomputeAuto() bool {
+	return strings.EqualFold(strings.TrimSpace(c.Recompute), recompute.Auto)
+}
 
 func (c *Config) precision() string {
 	if c.Precision == "" {

@@ -171,7 +171,9 @@ func (set *moveSet) texts(x mix, n int) (recompute, offload string) {
 				continue
 			}
 			tier := m.space.String()
-			if rest := total >= 1 && !slices.ContainsFunc(set.moves[i+1:], func(o move) bool { return o.kind == placeMove && o.class == class && x[set.find(placeMove, "", class, o.space)] > 0 }); !rest {
+			if rest := total >= 1 && !slices.ContainsFunc(set.moves[i+1:], func(o move) bool {
+				return o.kind == placeMove && o.class == class && x[set.find(placeMove, "", class, o.space)] > 0
+			}); !rest {
 				tier += fmt.Sprintf(":%d%%", percentOf(x[i]))
 			}
 			tiers = append(tiers, tier)

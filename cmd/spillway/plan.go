@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -173,6 +175,15 @@ func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
 	}
 	g, node := *f.gpuFound, f.nodeSize
 	hw := spillway.Hardware{HalfPrecision: true, Machine: func(ranks int) *cost.Machine { return g.Machine(min(node, ranks)) }}
+	if c.DeviceMemory == g.Memory { // a cap of one's own stays
+		for _, o := range gpus.List() {
+			if o.Memory > g.Memory {
+				hw.Larger = append(hw.Larger, spillway.LargerDevice{Name: o.Name, Memory: o.Memory, Outside: o.OutsideBytes(),
+					Machine: func(ranks int) *cost.Machine { return o.Machine(min(node, ranks)) }})
+			}
+		}
+		slices.SortStableFunc(hw.Larger, func(a, b spillway.LargerDevice) int { return cmp.Compare(a.Memory, b.Memory) })
+	}
 	if f.countInNodes {
 		hw.NodeSize = f.gpusPerNode
 	}
@@ -193,7 +204,7 @@ func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.W
 	}
 	r := planReport{flags: f, stages: stages, asked: asked, best: best}
 	if !asked.Fits {
-		r.ways, r.smallest = spillway.WaysOut(asked, hw)
+		r.ways, r.noWay = spillway.WaysOut(asked, hw)
 	}
 	if err := r.print(text); err != nil {
 		return err
