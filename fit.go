@@ -170,8 +170,7 @@ func tiersOf(cfg *Config) []graph.Space {
 func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) *Fitted {
 	batches, precisions := len(d.batches) > 1, len(d.precisions) > 1
 	out := &Fitted{Forecast: best, Flags: flagsOf(&best.Config, batches, precisions), Tried: s.tried}
-	out.Reasons = append(out.Reasons, bound(best))
-	out.Reasons = append(out.Reasons, Explain(best).Lines()...)
+	out.Reasons = Reasons(best)
 	seen := map[string]bool{out.Flags: true}
 	speed := 1 / best.TokensPerSecond()
 	for _, p := range all {
@@ -209,6 +208,10 @@ func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) 
 	}
 	return out
 }
+
+// Reasons say what bounds a plan and what it computes again and moves, a line
+// each.
+func Reasons(f *Forecast) []string { return append([]string{bound(f)}, Explain(f).Lines()...) }
 
 // bound says what a plan's time goes into, and which memory is fullest.
 func bound(f *Forecast) string {

@@ -34,6 +34,7 @@ type planFlags struct {
 	nodeSize             int       // GPUs of a server
 	countInNodes         bool      // ranks were given as nodes
 	calibrate            bool
+	chosen               bool              // --fit has chosen the configuration
 	calibration          *cost.Calibration // what --calibrate measured
 }
 
@@ -102,6 +103,7 @@ data and no GPU.`,
 			}
 			takeFitted(&c, best)
 		}
+		f.chosen = l.fit
 		return runPlan(c, &f, best, out)
 	}
 	return cmd
@@ -206,11 +208,14 @@ func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.W
 	if !asked.Fits {
 		r.ways, r.noWay = spillway.WaysOut(asked, hw)
 	}
+	if best == nil {
+		r.recommend(c, hw)
+	}
 	if err := r.print(text); err != nil {
 		return err
 	}
 	if f.jsonPath != "" {
-		doc, err := planJSON(asked, stages)
+		doc, err := planJSON(asked, stages, r.best)
 		if err != nil {
 			return err
 		}
@@ -246,6 +251,49 @@ func printFitted(w io.Writer, best *spillway.Fitted) {
 	for _, why := range best.Reasons {
 		fmt.Fprintf(w, "  %s\n", why)
 	}
+}
+
+// recommend looks for the fastest configuration of the same micro-batch, ranks
+// and layout. Where what was asked for does not fit, the ways out have searched
+// that already.
+func (r *planReport) recommend(c spillway.Config, hw spillway.Hardware) {
+	if !r.asked.Fits {
+		for _, way := range r.ways {
+			if way.Cost == "" && (r.best == nil || way.Forecast.TokensPerSecond() > r.best.TokensPerSecond()) {
+				r.best = &spillway.Fitted{Forecast: way.Forecast, Flags: way.Text, Reasons: spillway.Reasons(way.Forecast)}
+			}
+		}
+		return
+	}
+	c.Recompute, c.Offload = "none", ""
+	if best, err := spillway.Fit(c, func(string) bool { return false }, 0, hw); err == nil {
+		r.best = best
+	}
+}
+
+// printRecommended sets the recommended configuration beside the requested one.
+func (r *planReport) printRecommended(w io.Writer) {
+	asked, best := r.asked, r.best
+	if best == nil {
+		return
+	}
+	ratio := best.TokensPerSecond() / asked.TokensPerSecond()
+	switch {
+	case asked.Fits && ratio < 1.005:
+		fmt.Fprintf(w, "recommended: as requested; nothing found is faster (%s a step, %.0f tokens/s predicted)\n", seconds(asked.Step.Seconds), asked.TokensPerSecond())
+		fmt.Fprintf(w, "  %s\n\n", spillway.Reasons(asked)[0])
+		return
+	case asked.Fits:
+		fmt.Fprintf(w, "recommended: %s: %s a step and %.0f tokens/s predicted, against %s and %.0f as requested (%.2f × as fast)\n",
+			best.Flags, seconds(best.Step.Seconds), best.TokensPerSecond(), seconds(asked.Step.Seconds), asked.TokensPerSecond(), ratio)
+	default:
+		fmt.Fprintf(w, "recommended: %s: %s a step and %.0f tokens/s predicted; as requested it does not fit, and would take %s\n",
+			best.Flags, seconds(best.Step.Seconds), best.TokensPerSecond(), seconds(asked.Step.Seconds))
+	}
+	for _, why := range best.Reasons {
+		fmt.Fprintf(w, "  %s\n", why)
+	}
+	fmt.Fprintln(w)
 }
 
 // forecastStages plans a configuration at stages 0 to 3, two at a time: a plan

@@ -27,9 +27,14 @@ type planReport struct {
 
 func (r *planReport) print(w io.Writer) error {
 	r.heading(w)
-	if r.best != nil {
+	if r.flags.chosen {
 		printFitted(w, r.best)
 		fmt.Fprintln(w)
+	} else {
+		r.printRecommended(w)
+	}
+	if r.asked.Config.Auto != "" {
+		fmt.Fprintf(w, "recompute auto: %s\n\n", r.asked.Config.Auto)
 	}
 	for s := range graph.NumSpaces {
 		r.space(w, s)
