@@ -52,15 +52,18 @@ func chooseRecompute(cfg *Config, m *cost.Machine) (*Forecast, error) {
 		f.Config.Auto = cfg.Auto
 		return f, nil
 	}
-	saved, names := 0.0, 0
-	for i, mv := range set.moves {
+	saved, names, all := 0.0, 0, 0
+	for i := range set.moves {
+		mv := &set.moves[i]
+		n := mv.layers(s.layers)
+		all += n
 		if at.x[i] > 0 {
-			k := layersOf(at.x[i], s.layers)
+			k := layersOf(at.x[i], n)
 			names += k
-			saved += mv.bytes * float64(k) / float64(s.layers)
+			saved += mv.bytes * float64(k) / float64(n)
 		}
 	}
-	cfg.Auto = fmt.Sprintf("%d of %d activations are computed again (%s), for %+.1f %% of the predicted step: --recompute %s", names, set.dropCount*s.layers, plan.Bytes(int64(saved)),
+	cfg.Auto = fmt.Sprintf("%d of %d activations are computed again (%s), for %+.1f %% of the predicted step: --recompute %s", names, all, plan.Bytes(int64(saved)),
 		100*(f.Step.Seconds/from.seconds-1), quote(cfg.Recompute))
 	f.Config.Auto = cfg.Auto
 	return f, nil

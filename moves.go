@@ -6,6 +6,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -27,6 +28,7 @@ const (
 type move struct {
 	kind          moveKind
 	before, after string // the buffers' names around the layer's number
+	first, last   int    // layers that have them; last −1: the model's last
 	class         graph.Class
 	space         graph.Space
 	bytes         float64 // of device memory, estimated
@@ -59,7 +61,10 @@ func newMoveSet(cfg Config, layers int, drop bool, spaces []graph.Space, m *cost
 		set.recompute = "none"
 	}
 	few := cfg
-	few.layers = min(layers, 3)
+	few.layers = min(layers, 3) // they are alike
+	if len(cfg.Freeze) > 0 {
+		few.layers = layers
+	}
 	few.Recompute = set.recompute
 	fwd, conf, _, err := passesOf(&few)
 	if err != nil {
@@ -71,38 +76,62 @@ func newMoveSet(cfg Config, layers int, drop bool, spaces []graph.Space, m *cost
 	}
 	type group struct {
 		before, after string
+		first, last   int
 		bytes         float64
 		seconds       float64 // −1: cannot be dropped
 	}
 	var groups []group
-	largest := 0.0
 	for _, c := range list {
 		part := layerNumber.FindStringSubmatch(c.Name)
-		if part == nil || slices.ContainsFunc(groups, func(g group) bool { return g.before == part[1] && g.after == part[3] }) {
+		if part == nil {
 			continue
 		}
-		g := group{before: part[1], after: part[3], bytes: float64(c.Bytes) * float64(layers), seconds: -1}
+		layer, err := strconv.Atoi(part[2])
+		if err != nil {
+			continue
+		}
+		at := slices.IndexFunc(groups, func(g group) bool { return g.before == part[1] && g.after == part[3] })
+		if at >= 0 {
+			groups[at].last = layer
+			continue
+		}
+		g := group{before: part[1], after: part[3], first: layer, last: layer, bytes: float64(c.Bytes), seconds: -1}
 		if len(c.Ops) > 0 {
 			g.seconds = 0
 			for i := range c.Ops {
-				g.seconds += m.Op(p, &c.Ops[i]) * float64(layers) * float64(cfg.Accum)
+				g.seconds += m.Op(p, &c.Ops[i]) * float64(cfg.Accum)
 			}
 		}
-		largest = max(largest, g.bytes)
 		groups = append(groups, g)
+	}
+	largest := 0.0
+	for i := range groups {
+		g := &groups[i]
+		if len(cfg.Freeze) == 0 {
+			g.first, g.last = 0, layers-1
+		}
+		n := float64(g.last - g.first + 1)
+		g.bytes *= n
+		if g.seconds > 0 {
+			g.seconds *= n
+		}
+		if len(cfg.Freeze) == 0 {
+			g.last = -1
+		}
+		largest = max(largest, g.bytes)
 	}
 	groups = slices.DeleteFunc(groups, func(g group) bool { return g.bytes < smallestMove*largest })
 	if drop {
 		for _, g := range groups {
 			if g.seconds >= 0 {
-				set.moves = append(set.moves, move{kind: dropMove, before: g.before, after: g.after, bytes: g.bytes, seconds: g.seconds})
+				set.moves = append(set.moves, move{kind: dropMove, before: g.before, after: g.after, first: g.first, last: g.last, bytes: g.bytes, seconds: g.seconds})
 				set.dropCount++
 			}
 		}
 	}
 	for _, space := range spaces {
 		for _, g := range groups {
-			set.moves = append(set.moves, move{kind: parkMove, before: g.before, after: g.after, space: space, bytes: g.bytes})
+			set.moves = append(set.moves, move{kind: parkMove, before: g.before, after: g.after, first: g.first, last: g.last, space: space, bytes: g.bytes})
 		}
 		for _, class := range []graph.Class{graph.Optimizer, graph.Parameters, graph.Gradients} {
 			set.moves = append(set.moves, move{kind: placeMove, class: class, space: space})
@@ -121,6 +150,14 @@ func (set *moveSet) find(kind moveKind, after string, class graph.Class, space g
 	})
 }
 
+// layers are those that have the move's buffers in a model of n layers.
+func (m *move) layers(n int) int {
+	if m.last < 0 {
+		return n - m.first
+	}
+	return m.last - m.first + 1
+}
+
 // layersOf is how many of n layers a share is.
 func layersOf(share float64, n int) int { return min(n, int(math.Ceil(share*float64(n)-1e-9))) }
 
@@ -133,7 +170,7 @@ func (set *moveSet) texts(x mix, n int) (recompute, offload string) {
 	recompute, offload = set.recompute, set.offload
 	pattern := func(i int) string {
 		m := &set.moves[i]
-		return fmt.Sprintf("%s{0-%d}%s", m.before, layersOf(x[i], n)-1, m.after)
+		return fmt.Sprintf("%s{%d-%d}%s", m.before, m.first, m.first+layersOf(x[i], m.layers(n))-1, m.after)
 	}
 	var drops []string
 	wholes := 0
@@ -141,7 +178,7 @@ func (set *moveSet) texts(x mix, n int) (recompute, offload string) {
 	for i, m := range set.moves {
 		if m.kind == dropMove && x[i] > 0 {
 			drops = append(drops, pattern(i))
-			if layersOf(x[i], n) == n {
+			if k := m.layers(n); layersOf(x[i], k) == k {
 				wholes++
 				gone[m.after] = true
 			}
@@ -189,7 +226,7 @@ func (set *moveSet) texts(x mix, n int) (recompute, offload string) {
 		for i, m := range set.moves {
 			if m.kind == parkMove && m.space == space && x[i] > 0 {
 				names = append(names, pattern(i))
-				if layersOf(x[i], n) == n {
+				if k := m.layers(n); layersOf(x[i], k) == k {
 					all[space]++
 				}
 			}

@@ -344,10 +344,12 @@ func (s *searcher) part(p *point, r rung, all *measured, fits func(*point) (*mea
 		return all.seconds, all.need[graph.Device] // the whole rung costs no time
 	}
 	step := func(share float64) float64 { // a share that can be made
-		if p.set.moves[r.move].kind == placeMove {
+		mv := &p.set.moves[r.move]
+		if mv.kind == placeMove {
 			return float64(percentOf(share)) / 100
 		}
-		return float64(layersOf(share, s.layers)) / float64(s.layers)
+		n := mv.layers(s.layers)
+		return float64(layersOf(share, n)) / float64(n)
 	}
 	share := step(float64(none.need[graph.Device]-room) / span)
 	if share >= 1 {
