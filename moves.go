@@ -28,6 +28,7 @@ const (
 type move struct {
 	kind          moveKind
 	before, after string // the buffers' names around the layer's number
+	also          string // "", or the end of the names of others that go with them
 	first, last   int    // layers that have them; last −1: the model's last
 	class         graph.Class
 	space         graph.Space
@@ -38,7 +39,6 @@ type move struct {
 // moveSet is what one kind of micro-batch offers.
 type moveSet struct {
 	moves                []move
-	buffers              int // kinds of activations: each has a drop or parks
 	recompute, offload   string
 	canDrop, canOffload  bool
 	dropCount, parkCount int
@@ -75,12 +75,14 @@ func newMoveSet(cfg Config, layers int, drop bool, spaces []graph.Space, m *cost
 		return nil, err
 	}
 	type group struct {
-		before, after string
-		first, last   int
-		bytes         float64
-		seconds       float64 // −1: cannot be dropped
+		before, after, also string
+		first, last         int
+		bytes               float64
+		seconds             float64 // −1: cannot be dropped
+		act                 graph.BufID
 	}
 	var groups []group
+	buffer := map[graph.BufID]int{} // group of the first layer's
 	for _, c := range list {
 		part := layerNumber.FindStringSubmatch(c.Name)
 		if part == nil {
@@ -95,7 +97,11 @@ func newMoveSet(cfg Config, layers int, drop bool, spaces []graph.Space, m *cost
 			groups[at].last = layer
 			continue
 		}
-		g := group{before: part[1], after: part[3], first: layer, last: layer, bytes: float64(c.Bytes), seconds: -1}
+		g := group{before: part[1], after: part[3], first: layer, last: layer, bytes: float64(c.Bytes), seconds: -1, act: graph.NoBuf}
+		if n := len(c.Ops); n > 0 && c.Ops[n-1].Kind == graph.Linear && len(c.Ops[n-1].Out) > 1 && c.Ops[n-1].Out[1].Buf == c.Buf {
+			g.act = c.Ops[n-1].Out[0].Buf // a pre-activation: the product makes both again
+		}
+		buffer[c.Buf] = len(groups)
 		if len(c.Ops) > 0 {
 			g.seconds = 0
 			for i := range c.Ops {
@@ -103,6 +109,21 @@ func newMoveSet(cfg Config, layers int, drop bool, spaces []graph.Space, m *cost
 			}
 		}
 		groups = append(groups, g)
+	}
+	// A product that makes a pre-activation again makes the activation too: where
+	// both together save more for a second than the activation alone, they go
+	// together; otherwise the second costs what the first has not paid.
+	for i := range groups {
+		pre := &groups[i]
+		k, ok := buffer[pre.act]
+		if act := &groups[k]; pre.act != graph.NoBuf && ok && act.seconds >= 0 {
+			if pre.seconds/(pre.bytes+act.bytes) <= act.seconds/act.bytes {
+				act.also, act.bytes, act.seconds = pre.after, act.bytes+pre.bytes, pre.seconds
+				pre.bytes = 0
+			} else {
+				pre.seconds -= act.seconds
+			}
+		}
 	}
 	largest := 0.0
 	for i := range groups {
@@ -120,18 +141,18 @@ func newMoveSet(cfg Config, layers int, drop bool, spaces []graph.Space, m *cost
 		}
 		largest = max(largest, g.bytes)
 	}
-	groups = slices.DeleteFunc(groups, func(g group) bool { return g.bytes < smallestMove*largest })
+	groups = slices.DeleteFunc(groups, func(g group) bool { return g.bytes == 0 || g.bytes < smallestMove*largest })
 	if drop {
 		for _, g := range groups {
 			if g.seconds >= 0 {
-				set.moves = append(set.moves, move{kind: dropMove, before: g.before, after: g.after, first: g.first, last: g.last, bytes: g.bytes, seconds: g.seconds})
+				set.moves = append(set.moves, move{kind: dropMove, before: g.before, after: g.after, also: g.also, first: g.first, last: g.last, bytes: g.bytes, seconds: g.seconds})
 				set.dropCount++
 			}
 		}
 	}
 	for _, space := range spaces {
 		for _, g := range groups {
-			set.moves = append(set.moves, move{kind: parkMove, before: g.before, after: g.after, first: g.first, last: g.last, space: space, bytes: g.bytes})
+			set.moves = append(set.moves, move{kind: parkMove, before: g.before, after: g.after, also: g.also, first: g.first, last: g.last, space: space, bytes: g.bytes})
 		}
 		for _, class := range []graph.Class{graph.Optimizer, graph.Parameters, graph.Gradients} {
 			set.moves = append(set.moves, move{kind: placeMove, class: class, space: space})
@@ -168,16 +189,21 @@ func percentOf(share float64) int { return int(math.Ceil(share*100 - 1e-9)) }
 // layers.
 func (set *moveSet) texts(x mix, n int) (recompute, offload string) {
 	recompute, offload = set.recompute, set.offload
-	pattern := func(i int) string {
+	patterns := func(i int) (list []string) {
 		m := &set.moves[i]
-		return fmt.Sprintf("%s{%d-%d}%s", m.before, m.first, m.first+layersOf(x[i], m.layers(n))-1, m.after)
+		for _, end := range []string{m.after, m.also} {
+			if end != "" {
+				list = append(list, fmt.Sprintf("%s{%d-%d}%s", m.before, m.first, m.first+layersOf(x[i], m.layers(n))-1, end))
+			}
+		}
+		return list
 	}
 	var drops []string
 	wholes := 0
 	gone := map[string]bool{} // activations that leave in all layers
 	for i, m := range set.moves {
 		if m.kind == dropMove && x[i] > 0 {
-			drops = append(drops, pattern(i))
+			drops = append(drops, patterns(i)...)
 			if k := m.layers(n); layersOf(x[i], k) == k {
 				wholes++
 				gone[m.after] = true
@@ -223,9 +249,11 @@ func (set *moveSet) texts(x mix, n int) (recompute, offload string) {
 	all := map[graph.Space]int{}
 	for _, space := range []graph.Space{graph.Host, graph.Disk} {
 		var names []string
+		kinds := 0
 		for i, m := range set.moves {
 			if m.kind == parkMove && m.space == space && x[i] > 0 {
-				names = append(names, pattern(i))
+				names = append(names, patterns(i)...)
+				kinds++
 				if k := m.layers(n); layersOf(x[i], k) == k {
 					all[space]++
 				}
@@ -233,7 +261,7 @@ func (set *moveSet) texts(x mix, n int) (recompute, offload string) {
 		}
 		if len(names) > 0 {
 			tiers = append(tiers, space.String()+":"+strings.Join(names, ";"))
-			if all[space] == len(names) && all[space]+len(gone) == set.parkCount {
+			if all[space] == kinds && all[space]+len(gone) == set.parkCount {
 				tiers[len(tiers)-1] = space.String()
 			}
 		}

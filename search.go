@@ -514,7 +514,7 @@ func (s *searcher) confirm(all []*point) (best *Forecast, at *point, err error) 
 			break
 		}
 		var mg margins
-		for range 6 {
+		for try := range int64(8) {
 			var f *Forecast
 			f, err = predict(s.whole(p), s.machine, early)
 			if err == nil {
@@ -531,7 +531,7 @@ func (s *searcher) confirm(all []*point) (best *Forecast, at *point, err error) 
 				break
 			}
 			by := refused.Peak + refused.Outside - refused.Capacity
-			mg[refused.Space] += by + by/8 + 1
+			mg[refused.Space] += by + by/8 + 1 + try*refused.Capacity/256
 			if s.folded {
 				mg[refused.Space] += int64(float64(refused.Capacity-refused.Outside) * (foldedSlack - 1) / 2)
 			}
