@@ -42,7 +42,11 @@ func buildPlan(cfg *Config, to depth) (*plan.Plan, hfconfig.Config, error) {
 	}
 	conf.Early, conf.BoundsOnly = to == early, to == bounds
 	p, err := plan.Build(fwd, conf)
-	return p, h, err
+	if err != nil {
+		return nil, h, err
+	}
+	p.Config.Outside = cfg.outside(p)
+	return p, h, nil
 }
 
 // passesOf turns cfg into what the passes take, and fills in what depends on the
@@ -98,12 +102,17 @@ func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Confi
 	if away.Chunk == 0 && away.Active() {
 		away.Chunk = offloadChunk(fwd.Train, cfg)
 	}
+	outside := cfg.Outside
+	if cfg.FrozenCache.Bytes > 0 {
+		outside[cfg.FrozenCache.Tier] += cfg.FrozenCache.Bytes
+	}
 	conf = plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
-		Recompute: again, Offload: away, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
+		Recompute: again, Offload: away, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: cfg.target(),
 		Capacity:  [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		Precision: prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,
-		Outside: cfg.Outside,
+		CachePrefix: cfg.FrozenCache.Bytes > 0, Rows: int64(cfg.Batch),
+		Outside: outside,
 		Verify:  cfg.Poison,
 	}
 	return fwd, conf, h, nil

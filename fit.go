@@ -56,7 +56,11 @@ func Shortfall(f *Forecast) string {
 		}
 		text := fmt.Sprintf("needs %s of %s memory%s of the cap of %s", plan.Bytes(use.Peak), sp, outside, plan.Bytes(limit))
 		if use.Peak+f.Plan.Config.Outside[sp] > limit {
-			text += fmt.Sprintf(" (bound by %s at %s)", most(use.ByClass[:]), use.PeakAt)
+			by := most(use.ByClass[:]) + " at " + use.PeakAt
+			if n := f.Plan.Config.Outside[sp]; n > use.Peak {
+				by = "what the process itself needs"
+			}
+			text += fmt.Sprintf(" (bound by %s)", by)
 		}
 		parts = append(parts, text)
 	}

@@ -100,7 +100,7 @@ func TestExtrapolationOverLayers(t *testing.T) {
 		whole, err := Predict(c, hw.Machine(4))
 		require.NoError(t, err)
 		for sp, n := range m.need {
-			bound := whole.Plan.Layout.Spaces[sp].LowerBound
+			bound := whole.Plan.Layout.Spaces[sp].LowerBound + whole.Plan.Config.Outside[sp]
 			require.LessOrEqual(t, float64(n), foldedSlack*float64(bound), "%v: what fits would be left out", graph.Space(sp))
 			require.GreaterOrEqual(t, float64(n), 0.95*float64(bound), "%v", graph.Space(sp))
 		}

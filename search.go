@@ -66,7 +66,7 @@ type point struct {
 // measured is what a plan says: whole, or extended from few layers.
 type measured struct {
 	seconds, forward float64 // of a step, and its forward's computing
-	need             [graph.NumSpaces]int64
+	need             [graph.NumSpaces]int64 // with what is outside the arenas
 	err              error
 }
 
@@ -133,7 +133,7 @@ func (s *searcher) at(c Config) *measured {
 	}
 	m := &measured{seconds: f.Step.Seconds, forward: f.Step.Pass[graph.Forward]}
 	for sp := range m.need {
-		m.need[sp] = f.Plan.Layout.Spaces[sp].LowerBound
+		m.need[sp] = f.Plan.Layout.Spaces[sp].LowerBound + f.Plan.Config.Outside[sp]
 	}
 	return m
 }
@@ -164,13 +164,12 @@ func (s *searcher) perToken(p *point, seconds float64) float64 {
 // margins are taken off the caps, where plans came out over their lower bounds.
 type margins [graph.NumSpaces]int64
 
-// room is what a space's arena may take; 0: anything.
+// room is what a space may take; 0: anything.
 func (s *searcher) room(sp graph.Space, mg margins) int64 {
 	limit := [graph.NumSpaces]int64{graph.Device: s.cfg.DeviceMemory, graph.Host: s.cfg.HostMemory, graph.Disk: s.cfg.DiskMemory}[sp]
 	if limit == 0 {
 		return 0
 	}
-	limit = max(1, limit-s.cfg.Outside[sp])
 	if s.folded {
 		limit = int64(float64(limit) * foldedSlack)
 	}
@@ -533,7 +532,7 @@ func (s *searcher) confirm(all []*point) (best *Forecast, at *point, err error) 
 			by := refused.Peak + refused.Outside - refused.Capacity
 			mg[refused.Space] += by + by/8 + 1 + try*refused.Capacity/256
 			if s.folded {
-				mg[refused.Space] += int64(float64(refused.Capacity-refused.Outside) * (foldedSlack - 1) / 2)
+				mg[refused.Space] += int64(float64(refused.Capacity) * (foldedSlack - 1) / 2)
 			}
 			if p.x == nil {
 				break

@@ -124,7 +124,7 @@ func TestFitMovesAShareOfTheStates(t *testing.T) {
 // With a cap on the host the rest goes to disk; without a disk it can't.
 func TestFitUsesTheTiers(t *testing.T) {
 	c := demo(t)
-	c.DeviceMemory, c.HostMemory = 24<<20, 15<<20
+	c.DeviceMemory, c.HostMemory = 24<<20, 46<<20
 	_, err := Fit(c, nothingGiven, 0, CPUHardware(2))
 	var none *NothingFits
 	require.ErrorAs(t, err, &none)
@@ -188,7 +188,7 @@ func TestNoWayOut(t *testing.T) {
 // is proposed.
 func TestWaysOutOfTheHostsCap(t *testing.T) {
 	c := demo(t)
-	c.Offload, c.HostMemory = "optimizer=host,activations=host", 16<<20
+	c.Offload, c.HostMemory = "optimizer=host,activations=host", 46<<20
 	asked, err := Predict(c, cost.CPU(2, 1))
 	require.NoError(t, err)
 	require.False(t, asked.Fits)

@@ -540,6 +540,9 @@ func fits(cfg Config, p *plan.Plan) error {
 	if err == nil {
 		return nil
 	}
+	if err := cacheFits(&cfg, p); err != nil {
+		return err
+	}
 	hw := CPUHardware(cfg.threads())
 	asked, simErr := Predict(cfg, hw.Machine(cfg.Ranks))
 	if simErr != nil {
