@@ -124,7 +124,7 @@ func TestFitMovesAShareOfTheStates(t *testing.T) {
 // With a cap on the host the rest goes to disk; without a disk it can't.
 func TestFitUsesTheTiers(t *testing.T) {
 	c := demo(t)
-	c.DeviceMemory, c.HostMemory = 24<<20, 46<<20
+	c.DeviceMemory, c.HostMemory = 24<<20, 60<<20
 	_, err := Fit(c, nothingGiven, 0, CPUHardware(2))
 	var none *NothingFits
 	require.ErrorAs(t, err, &none)
@@ -195,7 +195,7 @@ func TestWaysOutOfTheHostsCap(t *testing.T) {
 	ways, _ := WaysOut(asked, CPUHardware(2))
 	require.NotEmpty(t, ways)
 	require.Equal(t, []string{"--offload", "none"}, ways[0].Args)
-	c.DeviceMemory, c.Disk = 34<<20, t.TempDir()
+	c.DeviceMemory, c.HostMemory, c.Disk = 34<<20, 59<<20, t.TempDir()
 	c.Recompute = "full"
 	asked, err = Predict(c, cost.CPU(2, 1))
 	require.NoError(t, err)
