@@ -17,19 +17,24 @@ import (
 
 // planReport is what a person is told.
 type planReport struct {
-	flags    *planFlags
-	stages   []*spillway.Forecast
-	asked    *spillway.Forecast
-	ways     []spillway.Way
-	best     *spillway.Fitted       // nil without --fit
-	smallest [graph.NumSpaces]int64 // bytes: the least that a way tried needs
+	flags  *planFlags
+	stages []*spillway.Forecast
+	asked  *spillway.Forecast
+	ways   []spillway.Way
+	best   *spillway.Fitted // nil without --fit
+	noWay  *spillway.NoWay  // where there are no ways
 }
 
 func (r *planReport) print(w io.Writer) error {
 	r.heading(w)
-	if r.best != nil {
+	if r.flags.chosen {
 		printFitted(w, r.best)
 		fmt.Fprintln(w)
+	} else {
+		r.printRecommended(w)
+	}
+	if r.asked.Config.Auto != "" {
+		fmt.Fprintf(w, "recompute auto: %s\n\n", r.asked.Config.Auto)
 	}
 	for s := range graph.NumSpaces {
 		r.space(w, s)
@@ -162,7 +167,11 @@ func (r *planReport) outsideNote(s graph.Space) string {
 
 // steps tells of each stage what a rank sends, the time, and where the peak is.
 func (r *planReport) steps(w io.Writer) {
-	fmt.Fprintln(w, "A step, predicted")
+	if r.flags.rates == "" {
+		fmt.Fprintln(w, "A step, predicted")
+	} else {
+		fmt.Fprintf(w, "A step, predicted (CPU: %s)\n", r.flags.rates)
+	}
 	t := r.stageTable(w)
 	t.row("sent by a rank", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.CommBytes) })
 	t.row("time", func(f *spillway.Forecast) string { return seconds(f.Step.Seconds) })
@@ -266,23 +275,38 @@ func (r *planReport) waysOut(w io.Writer) {
 		return
 	}
 	if len(r.ways) == 0 {
-		fmt.Fprintf(w, "Nothing tried makes it fit: the smallest plans need %s of device and %s of host memory a rank.\n",
-			plan.Bytes(r.smallest[graph.Device]), plan.Bytes(r.smallest[graph.Host]))
+		fmt.Fprintln(w, r.noWay)
 		return
 	}
 	fmt.Fprintln(w, "What would make it fit, the cheapest first (each was planned and fits)")
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	asked := r.asked.Plan.Layout.Spaces[graph.Device].Peak
 	for _, way := range r.ways {
-		use := way.Forecast.Plan.Layout.Spaces[graph.Device].Peak
-		note := way.Cost
-		if note != "" {
-			note = "costs " + note
+		fmt.Fprintf(w, "  %s\n", way.Text)
+		fmt.Fprintf(w, "      %s\n", r.wayText(way))
+		if way.Note != "" {
+			fmt.Fprintf(w, "      auto: %s\n", way.Note)
 		}
-		fmt.Fprintf(tw, "  %s\tdevice %s (−%s)\tstep %s, %.2f × the time a token of a rank\tsends %s\t%s\n", way.Text, plan.Bytes(use), plan.Bytes(asked-use),
-			seconds(way.Forecast.Step.Seconds), way.Slowdown, plan.Bytes(way.Forecast.Plan.CommBytes), note)
 	}
-	tw.Flush()
+}
+
+// wayText is what a way out costs.
+func (r *planReport) wayText(way spillway.Way) string {
+	var parts []string
+	for s := range graph.NumSpaces {
+		asked, use := r.asked.Plan.Layout.Spaces[s].Peak, way.Forecast.Plan.Layout.Spaces[s].Peak
+		switch {
+		case s == graph.Device, use-asked >= 1<<20, asked-use >= 1<<20:
+			sign, by := "+", use-asked
+			if by < 0 {
+				sign, by = "−", -by
+			}
+			parts = append(parts, fmt.Sprintf("%s %s (%s%s)", s, plan.Bytes(use), sign, plan.Bytes(by)))
+		}
+	}
+	parts = append(parts, fmt.Sprintf("step %s, %.2f × the time a token of a rank", seconds(way.Forecast.Step.Seconds), way.Slowdown), "sends "+plan.Bytes(way.Forecast.Plan.CommBytes))
+	if way.Cost != "" {
+		parts = append(parts, "costs "+way.Cost)
+	}
+	return strings.Join(parts, "; ")
 }
 
 func seconds(v float64) string {
