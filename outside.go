@@ -31,11 +31,11 @@ func (c *Config) processRanks() int {
 }
 
 // outside returns what a rank's process needs of each space outside the arenas:
-// what the configuration says of its device, and the rank's part of the process's
+// what the plan was told of its device and caches, and the rank's part of the process's
 // own host memory. The CPU device's memory is host memory, but all that is
 // outside counts as host.
 func (c *Config) outside(p *plan.Plan) [graph.NumSpaces]int64 {
-	all := c.Outside
+	all := p.Config.Outside
 	ranks := int64(c.processRanks())
 	ops, streams := programSize(p.Program)
 	process := processOutside + ranks*rankOutside + ops*(opOutside+ranks*boundOutside)
