@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -33,11 +35,13 @@ type planFlags struct {
 	gpuFound             *gpus.GPU // what --gpu names
 	nodeSize             int       // GPUs of a server
 	countInNodes         bool      // ranks were given as nodes
+	reference            string
 	calibrate            bool
 	cpu                  spillway.Hardware // without --gpu
 	rates                string            // where its rates are from
 	memory               float64           // bytes/s of this machine's memory, with --gpu detect; 0: not measured
 	diskRead, diskWrite  float64           // bytes/s of --disk, likewise
+	chosen               bool              // --fit has chosen the configuration
 }
 
 func planCommand() *cobra.Command {
@@ -63,6 +67,7 @@ data and no GPU.`,
 	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
 	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
 	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
+	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
 	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
 	fs.BoolVar(&f.listGPUs, "list-gpus", false, "list the GPUs that --gpu names")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -79,6 +84,9 @@ data and no GPU.`,
 			}
 		}
 		if err := l.refuse(); err != nil {
+			return err
+		}
+		if err := f.validateReference(); err != nil {
 			return err
 		}
 		if err := f.settle(fs, &c); err != nil {
@@ -100,11 +108,12 @@ data and no GPU.`,
 		var best *spillway.Fitted
 		if l.fit {
 			var err error
-			if best, err = spillway.Fit(c, fs.Changed, l.globalBatch, f.hardware()); err != nil {
+			if best, err = spillway.Fit(c, fs.Changed, l.globalBatch, f.hardware(&c)); err != nil {
 				return err
 			}
 			takeFitted(&c, best)
 		}
+		f.chosen = l.fit
 		return runPlan(c, &f, best, out)
 	}
 	return cmd
@@ -165,7 +174,8 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 	if c.DeviceMemory == 0 || c.DeviceMemory > g.Memory {
 		c.DeviceMemory = g.Memory
 	}
-	c.Outside[graph.Device] = g.OutsideBytes()
+	c.Outside[graph.Device], c.Outside[graph.Host] = g.OutsideBytes(), gpus.HostOutsideBytes
+	c.LocalRanks = f.nodeSize
 	c.Target = graph.CUDATarget()
 	return nil
 }
@@ -210,7 +220,7 @@ func (f *planFlags) measured(m *cost.Machine, ranks int) {
 }
 
 // hardware is what the time is predicted on.
-func (f *planFlags) hardware() spillway.Hardware {
+func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
 	if f.gpuFound == nil {
 		return f.cpu
 	}
@@ -220,6 +230,15 @@ func (f *planFlags) hardware() spillway.Hardware {
 		f.measured(m, min(node, ranks))
 		return m
 	}}
+	if c.DeviceMemory == g.Memory { // a cap of one's own stays
+		for _, o := range gpus.List() {
+			if o.Memory > g.Memory {
+				hw.Larger = append(hw.Larger, spillway.LargerDevice{Name: o.Name, Memory: o.Memory, Outside: o.OutsideBytes(),
+					Machine: func(ranks int) *cost.Machine { return o.Machine(min(node, ranks)) }})
+			}
+		}
+		slices.SortStableFunc(hw.Larger, func(a, b spillway.LargerDevice) int { return cmp.Compare(a.Memory, b.Memory) })
+	}
 	if f.countInNodes {
 		hw.NodeSize = f.gpusPerNode
 	}
@@ -228,7 +247,7 @@ func (f *planFlags) hardware() spillway.Hardware {
 
 // runPlan plans all four stages, tells about them, and refuses what does not fit.
 func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.Writer) error {
-	hw := f.hardware()
+	hw := f.hardware(&c)
 	stages, err := forecastStages(c, hw)
 	if err != nil {
 		return err
@@ -240,13 +259,16 @@ func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.W
 	}
 	r := planReport{flags: f, stages: stages, asked: asked, best: best}
 	if !asked.Fits {
-		r.ways, r.smallest = spillway.WaysOut(asked, hw)
+		r.ways, r.noWay = spillway.WaysOut(asked, hw)
+	}
+	if best == nil {
+		r.recommend(c, hw)
 	}
 	if err := r.print(text); err != nil {
 		return err
 	}
 	if f.jsonPath != "" {
-		doc, err := planJSON(asked, stages)
+		doc, err := planJSON(asked, stages, r.best)
 		if err != nil {
 			return err
 		}
@@ -273,7 +295,7 @@ func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.W
 // takeFitted sets what the search chose.
 func takeFitted(c *spillway.Config, best *spillway.Fitted) {
 	b := best.Forecast.Config
-	c.Zero, c.Batch, c.Accum, c.Prefetch, c.Recompute, c.Offload = b.Zero, b.Batch, b.Accum, b.Prefetch, b.Recompute, b.Offload
+	c.Zero, c.Batch, c.Accum, c.Prefetch, c.Recompute, c.Offload, c.Precision = b.Zero, b.Batch, b.Accum, b.Prefetch, b.Recompute, b.Offload, b.Precision
 }
 
 // printFitted says what the search chose, and why.
@@ -282,6 +304,49 @@ func printFitted(w io.Writer, best *spillway.Fitted) {
 	for _, why := range best.Reasons {
 		fmt.Fprintf(w, "  %s\n", why)
 	}
+}
+
+// recommend looks for the fastest configuration of the same micro-batch, ranks
+// and layout. Where what was asked for does not fit, the ways out have searched
+// that already.
+func (r *planReport) recommend(c spillway.Config, hw spillway.Hardware) {
+	if !r.asked.Fits {
+		for _, way := range r.ways {
+			if way.Cost == "" && (r.best == nil || way.Forecast.TokensPerSecond() > r.best.TokensPerSecond()) {
+				r.best = &spillway.Fitted{Forecast: way.Forecast, Flags: way.Text, Reasons: spillway.Reasons(way.Forecast)}
+			}
+		}
+		return
+	}
+	c.Recompute, c.Offload = "none", ""
+	if best, err := spillway.Fit(c, func(string) bool { return false }, 0, hw); err == nil {
+		r.best = best
+	}
+}
+
+// printRecommended sets the recommended configuration beside the requested one.
+func (r *planReport) printRecommended(w io.Writer) {
+	asked, best := r.asked, r.best
+	if best == nil {
+		return
+	}
+	ratio := best.TokensPerSecond() / asked.TokensPerSecond()
+	switch {
+	case asked.Fits && ratio < 1.005:
+		fmt.Fprintf(w, "recommended: as requested; nothing found is faster (%s a step, %.0f tokens/s predicted)\n", seconds(asked.Step.Seconds), asked.TokensPerSecond())
+		fmt.Fprintf(w, "  %s\n\n", spillway.Reasons(asked)[0])
+		return
+	case asked.Fits:
+		fmt.Fprintf(w, "recommended: %s: %s a step and %.0f tokens/s predicted, against %s and %.0f as requested (%.2f × as fast)\n",
+			best.Flags, seconds(best.Step.Seconds), best.TokensPerSecond(), seconds(asked.Step.Seconds), asked.TokensPerSecond(), ratio)
+	default:
+		fmt.Fprintf(w, "recommended: %s: %s a step and %.0f tokens/s predicted; as requested it does not fit, and would take %s\n",
+			best.Flags, seconds(best.Step.Seconds), best.TokensPerSecond(), seconds(asked.Step.Seconds))
+	}
+	for _, why := range best.Reasons {
+		fmt.Fprintf(w, "  %s\n", why)
+	}
+	fmt.Fprintln(w)
 }
 
 // forecastStages plans a configuration at stages 0 to 3, two at a time: a plan
