@@ -80,6 +80,10 @@ func (f diskFlag) Set(s string) error {
 	if i := strings.LastIndexByte(s, ':'); i >= 0 {
 		if n, err := parseSize(s[i+1:]); err == nil {
 			dir, size = s[:i], n
+		} else if text, negative := strings.CutPrefix(s[i+1:], "-"); negative {
+			if _, err := parseSize(text); err == nil {
+				return fmt.Errorf("%q: a size is not negative", s)
+			}
 		}
 	}
 	if dir == "" {
