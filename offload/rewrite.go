@@ -27,8 +27,12 @@ func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
 		return q, nil
 	}
 	r := &rewriter{p: q, o: o, member: map[graph.BufID]member{}, hostUnits: map[int]bool{},
-		mirrors: map[mirrorKey]graph.BufID{}, views: map[viewKey]graph.BufID{}, parked: map[graph.BufID]*parking{}, pieces: map[pieceKey]graph.BufID{}}
+		mirrors: map[mirrorKey]graph.BufID{}, views: map[viewKey]graph.BufID{}, parked: map[graph.BufID]*parking{}, pieces: map[pieceKey]graph.BufID{}, stays: map[graph.BufID]bool{}}
 	r.classify()
+	if o.Optimizer != graph.Device {
+		r.chooseHostUnits()
+		r.overlap()
+	}
 	r.settle()
 	var elems int64
 	largest := make([]int64, len(q.Units))
@@ -66,6 +70,7 @@ type rewriter struct {
 	o         Options
 	member    map[graph.BufID]member // root buffers of units
 	hostUnits map[int]bool           // updated on the host
+	stays     map[graph.BufID]bool   // gradients that are used up where they are made
 	mirrors   map[mirrorKey]graph.BufID
 	views     map[viewKey]graph.BufID
 	parked    map[graph.BufID]*parking
@@ -109,9 +114,6 @@ func (r *rewriter) classify() {
 
 // settle gives every moved buffer, and the views of it, its home.
 func (r *rewriter) settle() {
-	if r.o.Optimizer != graph.Device {
-		r.chooseHostUnits()
-	}
 	home := map[graph.BufID]graph.Space{}
 	for id, m := range r.member {
 		space := graph.Device
@@ -119,7 +121,9 @@ func (r *rewriter) settle() {
 		case values:
 			space = r.o.Parameters
 		case grads:
-			space = r.o.Gradients
+			if !r.stays[id] {
+				space = r.o.Gradients
+			}
 		case states:
 			if r.hostUnits[m.unit] {
 				space = r.o.Optimizer
@@ -181,7 +185,7 @@ func (r *rewriter) onHost(op *graph.Op) bool {
 	case op.Kind == graph.Fill, op.Kind == graph.Scale:
 		return away(op.Out[0].Buf)
 	case op.Kind == graph.SqSum:
-		return away(op.In[0])
+		return op.Pass == graph.Update && away(op.In[0])
 	}
 	return false
 }
@@ -206,13 +210,17 @@ func (r *rewriter) section(sec *graph.Section) {
 	for j := range sec.Phases {
 		ph := &sec.Phases[j]
 		w := newWeave(ph.Ops)
-		c := &coherence{r: r, w: w, sec: sec.Name, phases: before, index: index, phase: j, slot: slots[j], closed: map[graph.BufID][]closing{}}
+		name := sec.Name
+		if name == "flush" {
+			name = "step" // the same updates have the same mirrors
+		}
+		c := &coherence{r: r, w: w, sec: name, phases: before, index: index, phase: j, slot: slots[j], closed: map[graph.BufID][]closing{}}
 		c.collect()
 		c.run()
 		if r.o.Activations != graph.Device {
 			r.park(w, sec.Name)
 		}
-		w.into(ph)
+		w.into(ph, min(r.o.Ahead, 1)+1)
 	}
 }
 
@@ -225,9 +233,9 @@ func (w *weave) transfer(p *graph.Program, what string, from, to graph.BufID, pa
 	case a == graph.Device:
 		verb, stream = "park", graph.CopyOut
 	case b == graph.Disk:
-		verb, stream = "store", graph.CopyOut
+		verb, stream = "store", graph.DiskOut
 	case a == graph.Disk:
-		verb = "load"
+		verb, stream = "load", graph.DiskIn
 	}
 	name := what + "/" + verb
 	w.names[name]++

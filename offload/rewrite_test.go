@@ -95,11 +95,11 @@ func TestOptimizerOnDisk(t *testing.T) {
 	q := rewrite(t, sharded(t, 1, 2, fsdp.Options{Stage: 3}), offload.Options{Optimizer: graph.Disk, Parameters: graph.Host, Gradients: graph.Host})
 	require.Equal(t, golden(`
 		h.0/grad_sq @host
-		exp_avg/h.0/load @copy-in
-		exp_avg_sq/h.0/load @copy-in
+		exp_avg/h.0/load @disk-in
+		exp_avg_sq/h.0/load @disk-in
 		h.0/adamw @host
-		exp_avg/h.0/store @copy-out
-		exp_avg_sq/h.0/store @copy-out`), listing(q, "update", "h.0"))
+		exp_avg/h.0/store @disk-out
+		exp_avg_sq/h.0/store @disk-out`), listing(q, "update", "h.0"))
 }
 
 // A shard that rests on the host is fetched before each all-gather; on one rank
