@@ -80,6 +80,10 @@ type Config struct {
 	// round all that is on disk, so a cache of a tenth of it saves up to a tenth of
 	// the reads.
 	DiskCache int64
+	// FrozenCache keeps what a frozen beginning of the model (Freeze) hands on, by
+	// sample, so that later epochs skip its forward: the same bits. It is outside
+	// the arenas and counts against the tier's cap.
+	FrozenCache FrozenCache
 	// RequirePinned refuses to run where host memory can't be locked. Otherwise
 	// the run goes on with unlocked memory, and Warn says so.
 	RequirePinned bool
@@ -87,9 +91,15 @@ type Config struct {
 	// nil drops it.
 	Warn func(string)
 
-	// Outside is what the process needs of each memory space outside its arena, in
-	// bytes (a GPU's context and libraries); it counts against the caps.
+	// Outside is what a rank's device needs of each memory space outside its arena,
+	// in bytes (a GPU's context and libraries). The plan adds what the process
+	// itself needs of host memory; both count against the caps.
 	Outside [graph.NumSpaces]int64
+	// LocalRanks is how many ranks share a process; 0: all.
+	LocalRanks int
+	// Target describes the device's kernels and alignment to the passes; its zero
+	// value stands for what Device names. Plans for a GPU set it.
+	Target graph.Target
 	// Precision is "fp32" (or ""), "bf16" or "fp16". ShardSize shards over groups
 	// of this many neighbouring ranks and replicates over the groups (HSDP); 0
 	// shards over all. Both can be planned; New refuses what cannot run yet.
@@ -236,6 +246,16 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("--%s %d: a size is not negative", s.flag, s.v)
 		}
 	}
+	if f := c.FrozenCache; f.Bytes != 0 {
+		switch {
+		case f.Bytes < 0 || f.Tier != graph.Host && f.Tier != graph.Disk:
+			return fmt.Errorf("--frozen-cache: %s tier of %d bytes; host or disk with a positive size is possible", f.Tier, f.Bytes)
+		case len(c.Freeze) == 0:
+			return fmt.Errorf("--frozen-cache needs --freeze: the parameters that are not trained")
+		case f.Tier == graph.Disk && c.Disk == "":
+			return fmt.Errorf("--frozen-cache %s needs --disk: the folder of the disk tier", f)
+		}
+	}
 	if _, err := recompute.Parse(c.Recompute); err != nil {
 		return fmt.Errorf("--recompute %s: %w", c.Recompute, err)
 	}
@@ -271,6 +291,17 @@ func (c *Config) precision() string {
 // fp32 there is nothing to choose.
 func (c *Config) reduce32() bool {
 	return strings.EqualFold(c.Reduce, "fp32") && !strings.EqualFold(c.precision(), "fp32")
+}
+
+// target describes the device to the passes.
+func (c *Config) target() graph.Target {
+	switch {
+	case c.Target != (graph.Target{}):
+		return c.Target
+	case strings.EqualFold(c.Device, "cuda"):
+		return graph.CUDATarget()
+	}
+	return graph.CPUTarget()
 }
 
 // threads returns the computing threads of the process.

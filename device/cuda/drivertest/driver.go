@@ -1,0 +1,332 @@
+//go:build linux
+
+package drivertest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+)
+
+// Options of a Driver.
+type Options struct {
+	// Memory of the device in bytes, and how much of it others use. Default 1 GiB, 0.
+	Memory, Used int64
+	// Devices is how many there are. Default 1. Less than 0: none.
+	Devices int
+	// Seed, where it is not 0, chooses the order in which streams run, one
+	// operation at a time: for a while one stream comes first and another last.
+	// 0 runs streams as they come, two operations at a time.
+	Seed uint64
+	// NoStreamMemOps is a device without WriteValue and WaitValue.
+	NoStreamMemOps bool
+}
+
+// Driver is the double. It implements driver.API and driver.Observer.
+type Driver struct {
+	opts Options
+
+	mu   sync.Mutex
+	cond *sync.Cond // something was enqueued, has run or has failed
+	wg   sync.WaitGroup
+
+	calls   map[string]int
+	fail    map[string]map[int]int // by call, count: the code
+	failRun map[int]int            // by number of work item: the code
+	ran     int                    // work items begun
+	faults  []error
+	sticky  *driver.Error
+	closed  bool
+
+	retained  map[int]int // by ordinal
+	current   map[int]driver.Context
+	allocs    []*allocation // by address, freed ones too
+	used      int64
+	next      uintptr // handles
+	streams   map[driver.Stream]*stream
+	order     []*stream
+	events    map[driver.Event]*event
+	modules   map[driver.Module]*module
+	functions map[driver.Function]*function
+
+	rng   *rand.Rand
+	rank  map[*stream]int // of the present era, lower first
+	era   int             // picks left of it
+	races *races
+}
+
+var (
+	_ driver.API      = (*Driver)(nil)
+	_ driver.Observer = (*Driver)(nil)
+)
+
+// New starts a double. Close ends it.
+func New(o Options) *Driver {
+	if o.Memory == 0 {
+		o.Memory = 1 << 30
+	}
+	if o.Devices == 0 {
+		o.Devices = 1
+	}
+	d := &Driver{
+		opts: o, calls: map[string]int{}, fail: map[string]map[int]int{}, failRun: map[int]int{},
+		retained: map[int]int{}, current: map[int]driver.Context{}, streams: map[driver.Stream]*stream{},
+		events: map[driver.Event]*event{}, modules: map[driver.Module]*module{}, functions: map[driver.Function]*function{},
+		rng: rand.New(rand.NewPCG(o.Seed, 1)), rank: map[*stream]int{}, races: newRaces(),
+	}
+	d.cond = sync.NewCond(&d.mu)
+	workers := 2
+	if o.Seed != 0 {
+		workers = 1
+	}
+	for range workers {
+		d.wg.Add(1)
+		go d.work()
+	}
+	return d
+}
+
+// Start is New for a test's own goroutine: it locks it to its thread with the
+// first device's context current, and at the end of the test fails it for what
+// the double has found and what was not given back.
+func Start(t testing.TB, o Options) *Driver {
+	t.Helper()
+	runtime.LockOSThread()
+	d := New(o)
+	c, err := d.Retain(0)
+	if err == nil {
+		err = d.SetCurrent(c)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = d.Release(0)
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+		runtime.UnlockOSThread()
+	})
+	return d
+}
+
+// Fail makes the n-th call of a name ("cuMemAlloc_v2"), from 1 and counted from
+// the start, return a code. Some codes: 1 invalid value, 2 out of memory,
+// 999 unknown.
+func (d *Driver) Fail(call string, n, code int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.fail[call] == nil {
+		d.fail[call] = map[int]int{}
+	}
+	d.fail[call][n] = code
+}
+
+// FailRun makes the n-th copy, fill, launch or Run, from 1 in the order in
+// which they run, fail with a code when its turn comes. As on a GPU, the context
+// is lost: this and every later call returns the code.
+func (d *Driver) FailRun(n, code int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.failRun[n] = code
+}
+
+// Calls returns how often each call was made so far; "run" counts what ran.
+func (d *Driver) Calls() map[string]int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	m := map[string]int{"run": d.ran}
+	for k, v := range d.calls {
+		m[k] = v
+	}
+	return m
+}
+
+// Faults returns what the double has found so far.
+func (d *Driver) Faults() []error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.faults)
+}
+
+// Close ends the double. Its error says all that it has found, and what was not
+// given back: memory, streams, events, modules, contexts.
+func (d *Driver) Close() error {
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil
+	}
+	d.closed = true
+	d.cond.Broadcast()
+	d.mu.Unlock()
+	d.wg.Wait()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	errs := d.faults
+	for _, s := range d.order {
+		if n := len(s.queue); n > 0 {
+			errs = append(errs, fmt.Errorf("%s: %d operation(s) never ran, the first is %s", s.agent.name, n, quote(s.queue[0].label)))
+		}
+	}
+	for _, a := range d.allocs {
+		if a.live() {
+			errs = append(errs, fmt.Errorf("leak: %s", a))
+		}
+		if err := a.unmap(); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for _, leak := range []struct {
+		what string
+		n    int
+	}{{"stream", len(d.streams)}, {"event", len(d.events)}, {"module", len(d.modules)}} {
+		if leak.n > 0 {
+			errs = append(errs, fmt.Errorf("leak: %d %s(s)", leak.n, leak.what))
+		}
+	}
+	for ordinal, n := range d.retained {
+		if n != 0 {
+			errs = append(errs, fmt.Errorf("leak: the context of device %d, retained %d time(s) more than released", ordinal, n))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+const maxFaults = 20
+
+func (d *Driver) fault(format string, args ...any) {
+	if len(d.faults) < maxFaults {
+		d.faults = append(d.faults, fmt.Errorf(format, args...))
+	}
+}
+
+// codes are the driver's names of the codes that the double gives.
+var codes = map[int]string{
+	1: "CUDA_ERROR_INVALID_VALUE", 2: "CUDA_ERROR_OUT_OF_MEMORY", 100: "CUDA_ERROR_NO_DEVICE", 101: "CUDA_ERROR_INVALID_DEVICE",
+	200: "CUDA_ERROR_INVALID_IMAGE", 201: "CUDA_ERROR_INVALID_CONTEXT", 400: "CUDA_ERROR_INVALID_HANDLE", 500: "CUDA_ERROR_NOT_FOUND",
+	700: "CUDA_ERROR_ILLEGAL_ADDRESS", 701: "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", 719: "CUDA_ERROR_LAUNCH_FAILED",
+	801: "CUDA_ERROR_NOT_SUPPORTED", 999: "CUDA_ERROR_UNKNOWN",
+}
+
+func failure(call string, code int, format string, args ...any) *driver.Error {
+	name := codes[code]
+	if name == "" {
+		name = fmt.Sprintf("CUDA_ERROR_%d", code)
+	}
+	return &driver.Error{Call: call, Code: code, Name: name, Text: fmt.Sprintf(format, args...)}
+}
+
+// free lists calls that need no current context.
+var free = []string{"cuDriverGetVersion", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent"}
+
+// enter begins a call: it counts it and gives the error that it was told to
+// give. The caller holds mu.
+func (d *Driver) enter(call string) error {
+	d.calls[call]++
+	if code, ok := d.fail[call][d.calls[call]]; ok {
+		return failure(call, code, "as told")
+	}
+	if d.sticky != nil {
+		e := *d.sticky
+		e.Call = call
+		return &e
+	}
+	if !slices.Contains(free, call) && d.current[unix.Gettid()] == 0 {
+		d.fault("%s on a thread that has no current context", call)
+		return failure(call, 201, "no current context on this thread")
+	}
+	return nil
+}
+
+// teardown is enter for calls that give something back: they do so even where
+// they report an error.
+func (d *Driver) teardown(call string) error { return d.enter(call) }
+
+func (d *Driver) handle() uintptr {
+	d.next++
+	return d.next
+}
+
+// Version returns 12.4's.
+func (d *Driver) Version() (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return 12040, d.enter("cuDriverGetVersion")
+}
+
+// Devices describes the doubles.
+func (d *Driver) Devices() ([]driver.Device, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.enter("cuDeviceGet"); err != nil {
+		return nil, err
+	}
+	var list []driver.Device
+	for i := range max(0, d.opts.Devices) {
+		list = append(list, driver.Device{
+			Ordinal: i, Name: "Double", UUID: [16]byte{15: byte(i)}, Major: 8, Minor: 0, Memory: d.opts.Memory,
+			SMs: 4, SharedOptin: sharedOptin, ClockKHz: 1_000_000, StreamMemOps: !d.opts.NoStreamMemOps,
+		})
+	}
+	return list, nil
+}
+
+// Retain gives a device's context.
+func (d *Driver) Retain(ordinal int) (driver.Context, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.enter("cuDevicePrimaryCtxRetain"); err != nil {
+		return 0, err
+	}
+	if ordinal < 0 || ordinal >= d.opts.Devices {
+		return 0, failure("cuDevicePrimaryCtxRetain", 101, "device %d of %d", ordinal, d.opts.Devices)
+	}
+	d.retained[ordinal]++
+	return driver.Context(0x1000 + ordinal), nil
+}
+
+// Release gives it back.
+func (d *Driver) Release(ordinal int) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err := d.teardown("cuDevicePrimaryCtxRelease_v2")
+	d.retained[ordinal]--
+	return err
+}
+
+// SetCurrent makes a context the calling thread's; 0 takes it away.
+func (d *Driver) SetCurrent(c driver.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.enter("cuCtxSetCurrent"); err != nil {
+		return err
+	}
+	if c != 0 && d.retained[int(c)-0x1000] <= 0 {
+		return failure("cuCtxSetCurrent", 201, "no such context")
+	}
+	d.current[unix.Gettid()] = c
+	return nil
+}
+
+// MemInfo returns what is left of the device's memory, and all of it.
+func (d *Driver) MemInfo() (available, total int64, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.enter("cuMemGetInfo_v2"); err != nil {
+		return 0, 0, err
+	}
+	return d.opts.Memory - d.opts.Used - d.used, d.opts.Memory, nil
+}
+
+// quote shortens a label for a message.
+func quote(label string) string { return fmt.Sprintf("%q", strings.TrimSpace(label)) }
