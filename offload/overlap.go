@@ -26,9 +26,31 @@ import (
 //
 // In both, a gradient's squares are summed where it is reduced. The bits do not
 // change: the sums are exact, and a rule reads the same values.
+//
+// Every form of a step (with and without what is cached of frozen layers) gets
+// the same; what one leaves pending, the next one takes.
 func (r *rewriter) overlap() {
-	sec := r.p.Section("step")
-	if sec == nil || len(sec.Phases) < 2 || len(r.hostUnits) == 0 {
+	d := &deferral{idle: graph.NoBuf, coef: graph.NoBuf, pending: map[int]graph.BufID{}}
+	for i := range r.p.Sections {
+		sec := &r.p.Sections[i]
+		if n := len(sec.Phases); n >= 2 && sec.Phases[n-1].Name == "update" {
+			r.overlapSection(sec, d)
+		}
+	}
+	if d.flush.Ops != nil {
+		r.p.Sections = append(r.p.Sections, graph.Section{Name: "flush", Phases: []graph.Phase{d.flush}})
+	}
+}
+
+// deferral is what the forms of a step share of their pending updates.
+type deferral struct {
+	idle, coef graph.BufID
+	pending    map[int]graph.BufID // by unit: its gradient in host memory
+	flush      graph.Phase
+}
+
+func (r *rewriter) overlapSection(sec *graph.Section, d *deferral) {
+	if len(r.hostUnits) == 0 {
 		return
 	}
 	last := len(sec.Phases) - 1
@@ -71,7 +93,7 @@ func (r *rewriter) overlap() {
 	}
 	up.Ops = rest
 	if needsNorm {
-		r.deferred(sec, order, start)
+		r.deferred(sec, order, start, d)
 	} else {
 		r.early(sec, order, start)
 	}
@@ -121,14 +143,9 @@ func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op) 
 			g.reduced = max(g.reduced, i)
 		}
 	})
+	old := coefOf(&sec.Phases[len(sec.Phases)-1])
 	// Nothing is clipped and nothing scaled: the coefficient of every update is 1.
 	coef := r.p.AddBuffer(graph.Buffer{Name: "update_coef", DType: graph.F32, Shape: []int64{1}, Class: graph.Workspace, Life: graph.LifeStep, Unit: -1})
-	old := graph.NoBuf
-	for i := range sec.Phases[len(sec.Phases)-1].Ops {
-		if op := &sec.Phases[len(sec.Phases)-1].Ops[i]; op.Kind == graph.ClipCoef {
-			old = op.Out[0].Buf
-		}
-	}
 	fill := graph.Op{Kind: graph.Fill, Name: "update_coef", Out: []graph.Out{{Buf: coef}}, Work: graph.NoBuf, Skip: graph.NoBuf,
 		Attr: graph.FillAttr{Value: 1}, Stream: graph.Compute, Pass: graph.Update, Unit: -1}
 	behind := make([][]graph.Op, len(ph.Ops))
@@ -136,13 +153,7 @@ func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op) 
 		behind[g.reduced] = append(behind[g.reduced], g.sums...)
 	}
 	for _, g := range groups {
-		for i := range g.rule {
-			for k, id := range g.rule[i].In {
-				if id == old {
-					g.rule[i].In[k] = coef
-				}
-			}
-		}
+		replace(g.rule, old, coef)
 		behind[g.at] = append(behind[g.at], g.rule...)
 	}
 	insert(ph, r.inputsEnd(ph.Ops), append(start, fill), nil, behind)
@@ -184,9 +195,8 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 		for i := s.first; i <= g.reduced; i++ {
 			alone = alone && (firsts[i] == graph.NoBuf || firsts[i] == root)
 		}
-		if alone {
-			r.stays[root] = true
-		}
+		before, seen := r.stays[root]
+		r.stays[root] = alone && (before || !seen) // in every form of the step
 	}
 	// So that they do not pile up on the device, a unit's gradients are made
 	// after the update of the unit Ahead + 1 before it.
@@ -205,15 +215,62 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 	}
 }
 
-// deferred puts each unit's update into the next step's first micro-step.
-func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.Op) {
-	idle := graph.NoBuf
-	if s := r.p.Scaler; s != nil {
-		idle = s.Overflow
-	} else {
-		idle = r.p.AddBuffer(graph.Buffer{Name: "update_idle", DType: graph.I32, Shape: []int64{1}, Class: graph.Workspace, Unit: -1})
+// coefOf returns the coefficient that an update phase computes.
+func coefOf(up *graph.Phase) graph.BufID {
+	for i := range up.Ops {
+		if up.Ops[i].Kind == graph.ClipCoef {
+			return up.Ops[i].Out[0].Buf
+		}
 	}
-	r.keep(idle)
+	return graph.NoBuf
+}
+
+// replace puts one buffer in another's place.
+func replace(ops []graph.Op, old, with graph.BufID) {
+	for i := range ops {
+		for k, id := range ops[i].In {
+			if id == old {
+				ops[i].In[k] = with
+			}
+		}
+		for k, o := range ops[i].Out {
+			if o.Buf == old {
+				ops[i].Out[k].Buf = with
+			}
+		}
+	}
+}
+
+// deferred puts each unit's update into the next step's first micro-step.
+func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.Op, d *deferral) {
+	up := &sec.Phases[len(sec.Phases)-1]
+	flag := func(name string, v float64) graph.Op {
+		return graph.Op{Kind: graph.Fill, Name: name, Out: []graph.Out{{Buf: d.idle}}, Work: graph.NoBuf, Skip: graph.NoBuf,
+			Attr: graph.FillAttr{Value: v}, Stream: graph.Compute, Pass: graph.Update, Unit: -1}
+	}
+	firstForm := d.idle == graph.NoBuf
+	if firstForm {
+		if s := r.p.Scaler; s != nil {
+			d.idle = s.Overflow
+		} else {
+			d.idle = r.p.AddBuffer(graph.Buffer{Name: "update_idle", DType: graph.I32, Shape: []int64{1}, Class: graph.Workspace, Life: graph.LifeRun, Unit: -1})
+		}
+		d.coef = coefOf(up)
+		r.keep(d.idle)
+		r.keep(d.coef)
+		if init := r.p.Section("init"); init != nil {
+			init.Phases[0].Ops = append(init.Phases[0].Ops, flag("update_idle", 1))
+		}
+	}
+	if own := coefOf(up); own != d.coef {
+		replace(up.Ops, own, d.coef)
+		for _, g := range groups {
+			replace(g.rule, own, d.coef)
+		}
+	}
+	if r.p.Scaler == nil {
+		up.Ops = append(up.Ops, flag("update_idle/pending", 0))
+	}
 	last := &sec.Phases[len(sec.Phases)-2]
 	r.touches(last.Ops, groups, func(g *group, i int, grad bool) {
 		if grad {
@@ -224,35 +281,17 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 	for _, g := range groups {
 		behind[g.reduced] = append(behind[g.reduced], g.sums...)
 		if r.o.Gradients == graph.Device {
-			behind[g.reduced] = append(behind[g.reduced], r.streamOut(g))
+			behind[g.reduced] = append(behind[g.reduced], r.streamOut(g, d))
 		} else {
 			r.keep(g.grad)
 		}
 		for i := range g.rule {
-			op := &g.rule[i]
-			if updates[op.Kind] {
-				op.Skip = idle
-			}
-			for _, id := range op.In {
-				if b := r.p.Buf(id); b.Class == graph.Workspace && b.Unit < 0 && b.Life == graph.LifeStep && b.DType == graph.F32 {
-					r.keep(id) // the coefficient
-				}
+			if op := &g.rule[i]; updates[op.Kind] {
+				op.Skip = d.idle
 			}
 		}
 	}
 	insert(last, r.inputsEnd(last.Ops), start, nil, behind)
-
-	flag := func(name string, v float64) graph.Op {
-		return graph.Op{Kind: graph.Fill, Name: name, Out: []graph.Out{{Buf: idle}}, Work: graph.NoBuf, Skip: graph.NoBuf,
-			Attr: graph.FillAttr{Value: v}, Stream: graph.Compute, Pass: graph.Update, Unit: -1}
-	}
-	up := &sec.Phases[len(sec.Phases)-1]
-	if r.p.Scaler == nil {
-		up.Ops = append(up.Ops, flag("update_idle/pending", 0))
-	}
-	if init := r.p.Section("init"); init != nil {
-		init.Phases[0].Ops = append(init.Phases[0].Ops, flag("update_idle", 1))
-	}
 
 	first := &sec.Phases[0]
 	r.inputsFirst(first)
@@ -278,8 +317,10 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 		flush.Ops = append(flush.Ops, graph.CloneOps(g.rule)...)
 	}
 	insert(first, -1, nil, before, nil)
-	flush.Ops = append(flush.Ops, flag("update_idle", 1))
-	r.p.Sections = append(r.p.Sections, graph.Section{Name: "flush", Phases: []graph.Phase{flush}})
+	if firstForm {
+		d.flush = flush
+		d.flush.Ops = append(d.flush.Ops, flag("update_idle", 1))
+	}
 }
 
 // keep makes a buffer, and the views of it, live over steps.
@@ -294,23 +335,16 @@ func (r *rewriter) keep(id graph.BufID) {
 
 // streamOut returns the copy of a unit's reduced gradient to a buffer in host
 // memory, from which the update then reads it.
-func (r *rewriter) streamOut(g *group) graph.Op {
-	b := *r.p.Buf(g.grad)
-	b.Name, b.Space, b.Class, b.Life, b.View = "pending/"+r.p.Units[g.unit].Name, graph.Host, graph.Gradients, graph.LifeRun, nil
-	pending := r.p.AddBuffer(b)
-	for i := range g.rule {
-		for k, id := range g.rule[i].In {
-			if id == g.grad {
-				g.rule[i].In[k] = pending
-			}
-		}
-		for k, o := range g.rule[i].Out {
-			if o.Buf == g.grad {
-				g.rule[i].Out[k].Buf = pending
-			}
-		}
+func (r *rewriter) streamOut(g *group, d *deferral) graph.Op {
+	pending, ok := d.pending[g.unit]
+	if !ok {
+		b := *r.p.Buf(g.grad)
+		b.Name, b.Space, b.Class, b.Life, b.View = "pending/"+r.p.Units[g.unit].Name, graph.Host, graph.Gradients, graph.LifeRun, nil
+		pending = r.p.AddBuffer(b)
+		d.pending[g.unit] = pending
 	}
-	return graph.Op{Kind: graph.Copy, Name: b.Name + "/park", In: []graph.BufID{g.grad}, Out: []graph.Out{{Buf: pending}},
+	replace(g.rule, g.grad, pending)
+	return graph.Op{Kind: graph.Copy, Name: r.p.Buf(pending).Name + "/park", In: []graph.BufID{g.grad}, Out: []graph.Out{{Buf: pending}},
 		Work: graph.NoBuf, Skip: graph.NoBuf, Stream: graph.CopyOut, Pass: graph.Backward, Unit: g.unit}
 }
 
