@@ -167,7 +167,7 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 	if r.o.Gradients == graph.Device || ph.Name != "only" {
 		return
 	}
-	type stretch struct{ first, last, written int }
+	type stretch struct{ first, last int }
 	uses := map[graph.BufID]*stretch{}
 	firsts := make([]graph.BufID, len(ph.Ops)) // the gradient that an operation writes
 	for i := range ph.Ops {
