@@ -167,8 +167,7 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 	if r.o.Gradients == graph.Device || ph.Name != "only" {
 		return
 	}
-	type stretch struct{ first, last int }
-	uses := map[graph.BufID]*stretch{}
+	starts := map[graph.BufID]int{} // by gradient: the first operation on it
 	firsts := make([]graph.BufID, len(ph.Ops)) // the gradient that an operation writes
 	for i := range ph.Ops {
 		firsts[i] = graph.NoBuf
@@ -176,10 +175,9 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 			if m, ok := r.member[root]; !ok || m.kind != grads {
 				return
 			}
-			if uses[root] == nil {
-				uses[root] = &stretch{first: i}
+			if _, ok := starts[root]; !ok {
+				starts[root] = i
 			}
-			uses[root].last = i
 			if e.Write {
 				firsts[i] = root
 			}
@@ -187,12 +185,12 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 	}
 	for _, g := range groups {
 		root := r.root(g.grad)
-		s := uses[root]
-		if s == nil || r.member[root].kind != grads {
+		first, ok := starts[root]
+		if !ok || r.member[root].kind != grads {
 			continue
 		}
 		alone := true
-		for i := s.first; i <= g.reduced; i++ {
+		for i := first; i <= g.reduced; i++ {
 			alone = alone && (firsts[i] == graph.NoBuf || firsts[i] == root)
 		}
 		before, seen := r.stays[root]
@@ -206,11 +204,11 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 			list = append(list, g)
 		}
 	}
-	slices.SortFunc(list, func(a, b *group) int { return cmp.Compare(uses[r.root(a.grad)].first, uses[r.root(b.grad)].first) })
+	slices.SortFunc(list, func(a, b *group) int { return cmp.Compare(starts[r.root(a.grad)], starts[r.root(b.grad)]) })
 	for k := range list {
-		if j := k - r.o.Ahead - 1; j >= 0 && list[j].at < uses[r.root(list[k].grad)].first {
+		if j := k - r.o.Ahead - 1; j >= 0 && list[j].at < starts[r.root(list[k].grad)] {
 			done := list[j].rule[len(list[j].rule)-1].Name
-			ph.Throttles = append(ph.Throttles, graph.Throttle{Before: done, After: ph.Ops[uses[r.root(list[k].grad)].first].Name})
+			ph.Throttles = append(ph.Throttles, graph.Throttle{Before: done, After: ph.Ops[starts[r.root(list[k].grad)]].Name})
 		}
 	}
 }
