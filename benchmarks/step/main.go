@@ -161,6 +161,9 @@ func run(a, b string, pairs, warm int, out string) (err error) {
 		ratios = append(ratios, t[1]/t[0])
 		cpuRatios = append(cpuRatios, cpu[1]/cpu[0])
 		rows = append(rows, []string{strconv.Itoa(k + 1), format(t[0]), format(t[1]), format(t[1] / t[0]), format(cpu[0]), format(cpu[1]), format(cpu[1] / cpu[0])})
+		if err := write(out, rows); err != nil {
+			return err
+		}
 		fmt.Printf("pair %2d  a %8.4f s  b %8.4f s  b/a %.3f\n", k+1, t[0], t[1], t[1]/t[0])
 	}
 	for i, v := range times {
@@ -171,6 +174,11 @@ func run(a, b string, pairs, warm int, out string) (err error) {
 	fmt.Printf("b/a: median %.3f (least %.3f, most %.3f) of %d pairs\n", ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1], len(ratios))
 	slices.Sort(cpuRatios)
 	fmt.Printf("b/a of processor time: median %.3f (least %.3f, most %.3f)\n", cpuRatios[len(cpuRatios)/2], cpuRatios[0], cpuRatios[len(cpuRatios)-1])
+	return nil
+}
+
+// write keeps the pairs so far, so that an interrupted run loses none.
+func write(out string, rows [][]string) error {
 	if out == "" {
 		return nil
 	}
