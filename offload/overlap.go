@@ -164,7 +164,7 @@ func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op) 
 // stay on the device: they would go to their home only to come back. Those that
 // wait while other units' gradients are made (of a tied head) do not.
 func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
-	if r.o.Gradients == graph.Device || ph.Name != "only" {
+	if ph.Name != "only" {
 		return
 	}
 	starts := map[graph.BufID]int{} // by gradient: the first operation on it
@@ -186,7 +186,7 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 	for _, g := range groups {
 		root := r.root(g.grad)
 		first, ok := starts[root]
-		if !ok || r.member[root].kind != grads {
+		if !ok || r.member[root].kind != grads || r.homes[grads][g.unit] == graph.Device {
 			continue
 		}
 		alone := true
@@ -278,7 +278,7 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 	behind := make([][]graph.Op, len(last.Ops))
 	for _, g := range groups {
 		behind[g.reduced] = append(behind[g.reduced], g.sums...)
-		if r.o.Gradients == graph.Device {
+		if r.homes[grads][g.unit] == graph.Device {
 			behind[g.reduced] = append(behind[g.reduced], r.streamOut(g, d))
 		} else {
 			r.keep(g.grad)

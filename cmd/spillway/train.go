@@ -36,8 +36,12 @@ Any flag overrides a value of the demo.`,
 		if err != nil {
 			return err
 		}
+		if err := c.Runnable(); err != nil {
+			return err
+		}
 		if l.fit {
-			best, err := spillway.Fit(c, cmd.Flags().Changed, l.globalBatch, spillway.CPUHardware(c.ComputeThreads()))
+			hw, _ := spillway.KnownHardware(c.ComputeThreads())
+			best, err := spillway.Fit(c, cmd.Flags().Changed, l.globalBatch, hw)
 			if err != nil {
 				return err
 			}
@@ -159,6 +163,9 @@ func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
 		line += fmt.Sprintf(" of its cap of %s (the model's states alone are %s on one device)", plan.Bytes(c.DeviceMemory), plan.Bytes(states))
 	}
 	fmt.Fprintf(w, "%s, host %s\n", line, plan.Bytes(p.Layout.Spaces[graph.Host].Peak))
+	if c.Auto != "" {
+		fmt.Fprintf(w, "recompute auto: %s\n", c.Auto)
+	}
 	if c.Resume && t.Done() > 0 {
 		fmt.Fprintf(w, "resumed after step %d from %s\n", t.Done(), c.Checkpoint)
 	} else if c.Resume {
