@@ -65,7 +65,7 @@ type point struct {
 
 // measured is what a plan says: whole, or extended from few layers.
 type measured struct {
-	seconds, forward float64 // of a step, and its forward's computing
+	seconds, forward float64                // of a step, and its forward's computing
 	need             [graph.NumSpaces]int64 // with what is outside the arenas
 	err              error
 }
