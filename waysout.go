@@ -156,7 +156,17 @@ func (w *wayFinder) asked() point {
 // singles tries one change at a time. Of one kind, the fastest that fits by its
 // lower bound is planned whole.
 func (w *wayFinder) singles() {
-	s, from := w.main, w.asked()
+	from := w.asked()
+	s, err := newSearcher(w.cfg, w.main.machine, false, nil)
+	if err != nil {
+		return
+	}
+	defer func() {
+		w.tried += s.tried
+		if n := s.smallest; n != nil && (w.main.smallest == nil || s.excess < w.main.excess) {
+			w.main.smallest, w.main.excess = n, s.excess
+		}
+	}()
 	var kinds [][]*point
 	kind := func(list ...*point) {
 		if len(list) > 0 {

@@ -60,16 +60,7 @@ data and no GPU.`,
 	}
 	fs := cmd.Flags()
 	trainFlags(fs, &c, &l)
-	fs.StringVar(&f.gpu, "gpu", "", "plan for GPU `NAME` (--list-gpus), or detect for this machine's own")
-	fs.IntVar(&f.nodes, "nodes", 1, "servers; ranks are --nodes times --gpus-per-node")
-	fs.IntVar(&f.gpusPerNode, "gpus-per-node", 1, "GPUs of a server")
-	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; default: shard over all)")
-	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
-	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
-	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
-	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
-	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
-	fs.BoolVar(&f.listGPUs, "list-gpus", false, "list the GPUs that --gpu names")
+	f.bind(fs, &c)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		out := cmd.OutOrStdout()
 		switch {
@@ -117,6 +108,20 @@ data and no GPU.`,
 		return runPlan(c, &f, best, out)
 	}
 	return cmd
+}
+
+// bind makes the flags that train does not have.
+func (f *planFlags) bind(fs *pflag.FlagSet, c *spillway.Config) {
+	fs.StringVar(&f.gpu, "gpu", "", "plan for GPU `NAME` (--list-gpus), or detect for this machine's own")
+	fs.IntVar(&f.nodes, "nodes", 1, "servers; ranks are --nodes times --gpus-per-node")
+	fs.IntVar(&f.gpusPerNode, "gpus-per-node", 1, "GPUs of a server")
+	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; default: shard over all)")
+	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
+	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
+	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
+	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
+	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
+	fs.BoolVar(&f.listGPUs, "list-gpus", false, "list the GPUs that --gpu names")
 }
 
 // settle turns the flags of the hardware into ranks, caps and what is outside
