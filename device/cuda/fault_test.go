@@ -226,20 +226,20 @@ func use(c *Context) error {
 // names the call, its code and, once there are operations, one of them, and
 // nothing leaks or hangs.
 func TestEveryCallCanFail(t *testing.T) {
-	attempt := func(tell func(d *drivertest.Driver)) (runErr, closeErr, doubleErr error, calls map[string]int) {
+	attempt := func(tell func(d *drivertest.Driver)) (calls map[string]int, runErr, closeErr, doubleErr error) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		double := drivertest.New(drivertest.Options{})
 		tell(double)
 		c, err := New(3, Options{Driver: double, Marks: 2})
 		if err != nil {
-			return err, nil, double.Close(), double.Calls()
+			return double.Calls(), err, nil, double.Close()
 		}
 		runErr = use(c)
 		closeErr = c.Close()
-		return runErr, closeErr, double.Close(), double.Calls()
+		return double.Calls(), runErr, closeErr, double.Close()
 	}
-	runErr, closeErr, doubleErr, calls := attempt(func(*drivertest.Driver) {})
+	calls, runErr, closeErr, doubleErr := attempt(func(*drivertest.Driver) {})
 	require.NoError(t, errors.Join(runErr, closeErr, doubleErr))
 	require.Greater(t, len(calls), 20)
 	for call, n := range calls {
@@ -251,7 +251,7 @@ func TestEveryCallCanFail(t *testing.T) {
 			if call == "run" {
 				tell = func(d *drivertest.Driver) { d.FailRun(nth, 719) }
 			}
-			runErr, closeErr, doubleErr, _ := attempt(tell)
+			_, runErr, closeErr, doubleErr := attempt(tell)
 			err := errors.Join(runErr, closeErr)
 			name := fmt.Sprintf("%s, call %d of %d", call, nth, n)
 			require.Error(t, err, name)
