@@ -80,7 +80,7 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	}
 	p, err := plan.Build(fwd, plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
-		Recompute: again, Offload: away, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: graph.CPUTarget(),
+		Recompute: again, Offload: away, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: cfg.target(),
 		Capacity:  [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		Precision: prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,
 		Outside: cfg.Outside,

@@ -90,6 +90,9 @@ type Config struct {
 	// Outside is what the process needs of each memory space outside its arena, in
 	// bytes (a GPU's context and libraries); it counts against the caps.
 	Outside [graph.NumSpaces]int64
+	// Target describes the device's kernels and alignment to the passes; its zero
+	// value stands for what Device names. Plans for a GPU set it.
+	Target graph.Target
 	// Precision is "fp32" (or ""), "bf16" or "fp16". ShardSize shards over groups
 	// of this many neighbouring ranks and replicates over the groups (HSDP); 0
 	// shards over all. Both can be planned; New refuses what cannot run yet.
@@ -271,6 +274,17 @@ func (c *Config) precision() string {
 // fp32 there is nothing to choose.
 func (c *Config) reduce32() bool {
 	return strings.EqualFold(c.Reduce, "fp32") && !strings.EqualFold(c.precision(), "fp32")
+}
+
+// target describes the device to the passes.
+func (c *Config) target() graph.Target {
+	switch {
+	case c.Target != (graph.Target{}):
+		return c.Target
+	case strings.EqualFold(c.Device, "cuda"):
+		return graph.CUDATarget()
+	}
+	return graph.CPUTarget()
 }
 
 // threads returns the computing threads of the process.

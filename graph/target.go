@@ -19,6 +19,11 @@ type Target struct {
 	HeadRows int64
 	// SumElems is the elements of one partial sum of Sum.
 	SumElems int64
+
+	// CUDA describes the kernels of a GPU. The fields above then describe the
+	// kernels of its host, which run the operations of the HostWork stream. Its
+	// zero value: the device is the CPU.
+	CUDA CUDAKernels
 }
 
 // ProductBlocks is how a matrix product C(M,N) = A(M,K)·B(K,N) is cut. Packed
@@ -60,22 +65,12 @@ func CPUTarget() Target {
 // a multiple of Align; 0 for none. It depends on shapes and attribute alone,
 // never on the number of threads. The operation must pass Check.
 func (t Target) Workspace(p *Program, op *Op) int64 {
+	if t.CUDA != (CUDAKernels{}) && op.Stream != HostWork {
+		return t.cudaWorkspace(p, op)
+	}
 	switch op.Kind {
 	case Linear, LinearGradX, LinearGradW:
-		trans := op.Attr.(LinearAttr).TransW
-		m, in := matrixOf(p, op.In[0])
-		_, out := matrixOf(p, op.Out[0].Buf)
-		switch op.Kind {
-		case Linear: // x (m,in)
-			return t.product(m, out, in, trans)
-		case LinearGradX: // dy (m,in) here
-			return t.product(m, out, in, !trans)
-		}
-		_, out = matrixOf(p, op.In[1])
-		if trans {
-			in, out = out, in
-		}
-		return t.product(in, out, m, false)
+		return t.product(productOf(p, op))
 	case Attention:
 		a := op.Attr.(AttentionAttr)
 		q := min(t.Attention.Queries, roundUp(a.Seq, t.Attention.Keys))
@@ -108,6 +103,25 @@ func (t Target) Workspace(p *Program, op *Op) int64 {
 		return t.align(4*rows*v) + t.align(4*rows) + t.align(8*rows) + product
 	}
 	return 0
+}
+
+// productOf returns the matrix product C(m,n) = A(m,k)·B(k,n) of a linear or of
+// one of its gradients; transB: B is stored (n,k).
+func productOf(p *Program, op *Op) (m, n, k int64, transB bool) {
+	trans := op.Attr.(LinearAttr).TransW
+	m, in := matrixOf(p, op.In[0])
+	_, out := matrixOf(p, op.Out[0].Buf)
+	switch op.Kind {
+	case Linear: // x (m,in)
+		return m, out, in, trans
+	case LinearGradX: // dy (m,in) here
+		return m, out, in, !trans
+	}
+	_, out = matrixOf(p, op.In[1])
+	if trans {
+		in, out = out, in
+	}
+	return in, out, m, false
 }
 
 // product is the workspace of a matrix product; transB: B is stored (N,K).

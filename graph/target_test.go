@@ -64,3 +64,50 @@ func TestHeadWorkspace(t *testing.T) {
 		require.Equal(t, 4*rows*1000+roundUp(4*rows, 64)+roundUp(8*rows, 64)+panels, target.Workspace(p, &p.Sections[0].Phases[0].Ops[0]))
 	}
 }
+
+// A GPU's kernels take other workspace than the CPU's; what its host runs takes
+// the CPU's.
+func TestWorkspaceOfAHostOperationIsTheCPUs(t *testing.T) {
+	b := NewBuilder()
+	b.Unit("u")
+	b.Linear("fc", b.Input("x", 64, 1024), b.Param("w", Normal(1), 1024, 48), Value{}, LinearAttr{})
+	p, err := b.Program()
+	require.NoError(t, err)
+	op := &p.Sections[0].Phases[0].Ops[0]
+	target := CUDATarget()
+	require.EqualValues(t, 4*64*48*4, target.Workspace(p, op), "4 parts of K")
+	op.Stream = HostWork
+	require.Equal(t, roundUp(CPUTarget().Workspace(p, op), target.Align), target.Workspace(p, op))
+}
+
+// A tiny product pays nothing, and a large one no more than the cap.
+func TestProductWork(t *testing.T) {
+	c := CUDATarget().CUDA
+	for _, s := range []struct{ m, n, k, want int64 }{
+		{64, 64, 64, 0}, {1 << 20, 1 << 20, 511, 0}, {0, 8, 4096, 0}, {8, 0, 4096, 0},
+		{64, 32, 512, 4 * 64 * 32 * 2}, {64, 32, 1 << 20, 4 * 64 * 32 * 16},
+		{4096, 4096, 4096, 32 << 20}, {1 << 40, 1 << 40, 4096, 32 << 20},
+	} {
+		require.Equal(t, s.want, c.ProductWork(s.m, s.n, s.k), "%+v", s)
+	}
+}
+
+// Chunks of logits are whole steps within the bound, for every vocabulary.
+func TestHeadChunk(t *testing.T) {
+	c := CUDATarget().CUDA
+	for _, s := range []struct{ v, want int64 }{{256, 2048}, {32000, 2048}, {50257, 1280}, {128256, 512}, {1 << 20, 256}} {
+		rows := c.HeadChunk(s.v)
+		require.Equal(t, s.want, rows, "%d", s.v)
+		require.True(t, rows == c.HeadStep || 4*rows*c.LogitStride(s.v) <= c.HeadBytes)
+	}
+
+	b := NewBuilder()
+	b.Unit("u")
+	b.HeadLoss("loss", b.Input("x", 5000, 768), b.Param("w", Normal(1), 50257, 768), b.Targets(5000, 1))
+	p, err := b.Program()
+	require.NoError(t, err)
+	op := &p.Sections[0].Phases[0].Ops[0]
+	target := CUDATarget()
+	logits := int64(4*1280*50304 + 8*1280)
+	require.Equal(t, logits+(32<<20), target.Workspace(p, op))
+}

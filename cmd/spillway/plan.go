@@ -160,6 +160,7 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 		c.DeviceMemory = g.Memory
 	}
 	c.Outside[graph.Device] = g.OutsideBytes()
+	c.Target = graph.CUDATarget()
 	return nil
 }
 

@@ -70,9 +70,11 @@ func TestPlanOfAGPUHasItsMemory(t *testing.T) {
 	require.Equal(t, g.OutsideBytes(), doc.Requested.Device.OutsideBytes)
 	_, doc = planned(t, "--model", "gpt2", "--gpu", "rtx-4090", "--device-memory", "1GiB")
 	require.Equal(t, int64(1<<30), *doc.Requested.Device.CapacityBytes)
+	scratch := doc.Requested.Device.ClassPeakBytes["workspace"]
 	_, doc = planned(t, "--model", "gpt2")
 	require.Nil(t, doc.Requested.Device.CapacityBytes)
 	require.Zero(t, doc.Requested.Device.OutsideBytes)
+	require.Greater(t, scratch, doc.Requested.Device.ClassPeakBytes["workspace"], "a GPU's kernels have workspace of their own")
 }
 
 // The wall of plan is that of train: the peak fits, a byte less does not.

@@ -22,6 +22,29 @@ type HostKernel interface {
 	Run() error
 }
 
+// Addressed is an arena that kernels of the GPU reach: device memory, and
+// page-locked host memory.
+type Addressed interface {
+	device.Arena
+	// Address is where the arena's first byte lies.
+	Address() driver.Address
+}
+
+// Hosted is an arena in host memory, which the CPU's kernels reach as well.
+type Hosted interface {
+	device.Arena
+	// CPU is the same memory as an arena of device/cpu.
+	CPU() device.Arena
+}
+
+// Checked is a Kernel that can find its data wrong as it runs (a token outside
+// the vocabulary). Check says what it found, once it has run; the device asks
+// when it learns that it has.
+type Checked interface {
+	Kernel
+	Check() error
+}
+
 // Accessor is a Kernel or HostKernel that tells its reads from its writes, for
 // a driver.Observer. Of one that doesn't, every range that it touches counts as
 // written. Its slices are made at bind.

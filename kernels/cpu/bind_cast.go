@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels"
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
@@ -60,14 +61,14 @@ func (b *binding) low(i int) ([]uint16, vec.Half) {
 }
 
 // copies prepares the rounding of a rank's updated spans to output i.
-func (b *binding) copies(spans []span, p []float32, i int) []vec.Narrow {
+func (b *binding) copies(spans []kernels.Span, p []float32, i int) []vec.Narrow {
 	low, as := b.low(i)
 	if low == nil || b.err != nil {
 		return nil
 	}
 	var list []vec.Narrow
 	for _, s := range spans {
-		list = append(list, vec.Narrow{To: as, Src: p[s.lo:s.hi], Dst: low[s.lo:s.hi]})
+		list = append(list, vec.Narrow{To: as, Src: p[s.Lo:s.Hi], Dst: low[s.Lo:s.Hi]})
 	}
 	return list
 }

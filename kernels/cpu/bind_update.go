@@ -4,78 +4,25 @@ import (
 	"math"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels"
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// span is the part of a segment that a rank holds.
-type span struct {
-	param  int // index among the distinct parameters of the unit's segments, in their order
-	lo, hi int // elements of the rank's buffer
-	decay  bool
-}
-
-// blockElems is what the starts of parameters, segments and shards are multiples
-// of, so that no 256-element block of a norm is split.
-const blockElems = 256
-
-// spans returns the trainable parts of the unit that the rank holds, and for
-// each distinct parameter of the unit whether it is trainable.
-func (b *binding) spans(a graph.ShardAttr) (spans []span, trainable []bool) {
-	p := b.Program
-	index := int64(0)
-	if a.Axis >= 0 {
-		if a.Axis >= len(b.Coord) {
-			b.failf("shard lies along mesh axis %d, the rank has %d coordinates", a.Axis, len(b.Coord))
-			return nil, nil
-		}
-		index = int64(b.Coord[a.Axis])
-	}
-	from := a.From(index)
-	if from%blockElems != 0 {
-		b.failf("the shard starts at element %d of unit %s, want a multiple of %d", from, p.Units[a.Unit].Name, blockElems)
-	}
-	number := map[int]int{}
-	for i, s := range p.Units[a.Unit].Segments {
-		if s.Param < 0 || s.Param >= len(p.Params) {
-			b.failf("segment %d of unit %s: the program has no parameter %d", i, p.Units[a.Unit].Name, s.Param)
-			return nil, nil
-		}
-		param := &p.Params[s.Param]
-		if s.Flat%blockElems != 0 || s.Start%blockElems != 0 || s.Flat < 0 || s.Start < 0 || s.Len < 0 {
-			b.failf("segment of %s in unit %s: starts at element %d of the parameter and %d of the unit, want multiples of %d",
-				param.Name, p.Units[a.Unit].Name, s.Start, s.Flat, blockElems)
-			return nil, nil
-		}
-		j, ok := number[s.Param]
-		if !ok {
-			j = len(trainable)
-			number[s.Param] = j
-			trainable = append(trainable, !param.Frozen)
-		}
-		lo, hi := max(s.Flat, from), min(s.Flat+s.Len, from+a.Len)
-		if lo < hi && !param.Frozen {
-			spans = append(spans, span{param: j, lo: int(lo - from), hi: int(hi - from), decay: param.Decay})
-		}
+// spans returns the trainable parts of the unit that the rank holds; see
+// kernels.Binding.
+func (b *binding) spans(a graph.ShardAttr) ([]kernels.Span, []bool) {
+	spans, trainable, err := b.Spans(a)
+	if err != nil {
+		b.failf("%w", err)
 	}
 	return spans, trainable
 }
 
-// wholeParams refuses units that hold a part of a parameter only: a norm over
-// the unit's segments would not be the parameter's.
 func (b *binding) wholeParams(unit int) {
-	p := b.Program
-	held := map[int]int64{}
-	for _, s := range p.Units[unit].Segments {
-		held[s.Param] += s.Len
-	}
-	for i, n := range held {
-		if i >= 0 && i < len(p.Params) && n != p.Params[i].Elems() {
-			b.failf("unit %s holds %d of the %d elements of %s; norms by parameter need all of them in one unit",
-				p.Units[unit].Name, n, p.Params[i].Elems(), p.Params[i].Name)
-			return
-		}
+	if err := b.WholeParams(unit); err != nil {
+		b.failf("%w", err)
 	}
 }
 
@@ -87,7 +34,7 @@ func bindSqSum(b *binding) func() error {
 	}
 	var sums []vec.SqSum
 	for _, s := range spans {
-		sums = append(sums, vec.SqSum{X: g[s.lo:s.hi], Acc: acc})
+		sums = append(sums, vec.SqSum{X: g[s.Lo:s.Hi], Acc: acc})
 	}
 	pool := b.pool
 	return func() error { return runSums(sums, pool) }
@@ -104,12 +51,12 @@ func runSums(sums []vec.SqSum, p *pool.Pool) error {
 
 // normSums prepares the squares of p and g by parameter: norms is
 // (params, 2, exact.Limbs), p's first.
-func normSums(spans []span, p, g []float32, norms []int64) []vec.SqSum {
+func normSums(spans []kernels.Span, p, g []float32, norms []int64) []vec.SqSum {
 	var sums []vec.SqSum
 	for _, s := range spans {
 		sums = append(sums,
-			vec.SqSum{X: p[s.lo:s.hi], Acc: accumulator(norms, s.param, 0)},
-			vec.SqSum{X: g[s.lo:s.hi], Acc: accumulator(norms, s.param, 1)})
+			vec.SqSum{X: p[s.Lo:s.Hi], Acc: accumulator(norms, s.Param, 0)},
+			vec.SqSum{X: g[s.Lo:s.Hi], Acc: accumulator(norms, s.Param, 1)})
 	}
 	return sums
 }
@@ -150,7 +97,7 @@ func bindClipCoef(b *binding) func() error {
 // update is what optimizers share.
 type update struct {
 	attr      graph.UpdateAttr
-	spans     []span
+	spans     []kernels.Span
 	trainable []bool // by distinct parameter of the unit
 	coef      []float32
 	hyper     []float64
@@ -162,8 +109,8 @@ func (b *binding) update() update {
 	return u
 }
 
-func (u *update) decay(s span) float64 {
-	if s.decay {
+func (u *update) decay(s kernels.Span) float64 {
+	if s.Decay {
 		return u.attr.Decay
 	}
 	return 0
@@ -187,7 +134,7 @@ func bindAdamW(b *binding) func() error {
 	for _, s := range u.spans {
 		k := vec.AdamW{Moments: u.moments(s, p, g, m, v)}
 		if low != nil {
-			k.Low, k.LowAs = low[s.lo:s.hi], as
+			k.Low, k.LowAs = low[s.Lo:s.Hi], as
 		}
 		parts = append(parts, k)
 	}
@@ -203,9 +150,9 @@ func bindAdamW(b *binding) func() error {
 	}
 }
 
-func (u *update) moments(s span, p, g, m, v []float32) vec.Moments {
+func (u *update) moments(s kernels.Span, p, g, m, v []float32) vec.Moments {
 	return vec.Moments{
-		P: p[s.lo:s.hi], G: g[s.lo:s.hi], M: m[s.lo:s.hi], V: v[s.lo:s.hi],
+		P: p[s.Lo:s.Hi], G: g[s.Lo:s.Hi], M: m[s.Lo:s.Hi], V: v[s.Lo:s.Hi],
 		Beta1: u.attr.Beta1, Beta2: u.attr.Beta2, Eps: u.attr.Eps, Decay: u.decay(s),
 	}
 }
@@ -246,7 +193,7 @@ func (u *update) momenta(p, g, m []float32) []vec.Momentum {
 	var parts []vec.Momentum
 	for _, s := range u.spans {
 		parts = append(parts, vec.Momentum{
-			P: p[s.lo:s.hi], G: g[s.lo:s.hi], B: m[s.lo:s.hi],
+			P: p[s.Lo:s.Hi], G: g[s.Lo:s.Hi], B: m[s.Lo:s.Hi],
 			Decay: u.decay(s), Momentum: u.attr.Beta1, Nesterov: u.attr.Nesterov,
 		})
 	}
@@ -304,7 +251,7 @@ func bindLAMBApply(b *binding) func() error {
 	}
 	var parts []vec.LAMBApply
 	for _, s := range u.spans {
-		parts = append(parts, vec.LAMBApply{P: p[s.lo:s.hi], U: g[s.lo:s.hi]})
+		parts = append(parts, vec.LAMBApply{P: p[s.Lo:s.Hi], U: g[s.Lo:s.Hi]})
 	}
 	copies := b.copies(u.spans, p, 1)
 	if b.err != nil {
@@ -315,7 +262,7 @@ func bindLAMBApply(b *binding) func() error {
 		for i, s := range u.spans {
 			k := &parts[i]
 			k.LR = u.lr()
-			k.Ratio = vec.LAMBRatio(norm(accumulator(norms, s.param, 0)), norm(accumulator(norms, s.param, 1)))
+			k.Ratio = vec.LAMBRatio(norm(accumulator(norms, s.Param, 0)), norm(accumulator(norms, s.Param, 1)))
 			if err := k.Run(pool); err != nil {
 				return err
 			}
@@ -343,7 +290,7 @@ func bindLARSApply(b *binding) func() error {
 		lr, coef := u.lr(), float64(u.coef[0])
 		for i, s := range u.spans {
 			k := &parts[i]
-			normP, normG := norm(accumulator(norms, s.param, 0)), float64(norm(accumulator(norms, s.param, 1))*coef)
+			normP, normG := norm(accumulator(norms, s.Param, 0)), float64(norm(accumulator(norms, s.Param, 1))*coef)
 			k.GradScale = coef
 			if u.attr.Clip {
 				k.Rate, k.Step = vec.LARCRatio(normP, normG, k.Decay, u.attr.Trust, lr), lr
@@ -385,7 +332,7 @@ func bindNovoGrad(b *binding) func() error {
 		}
 		for i, s := range u.spans {
 			k := &parts[i]
-			k.GradScale = coef / (math.Sqrt(float64(v[s.param])) + u.attr.Eps)
+			k.GradScale = coef / (math.Sqrt(float64(v[s.Param])) + u.attr.Eps)
 			k.Rate, k.Step = 1, u.lr()
 			if err := k.Run(pool); err != nil {
 				return err

@@ -6,11 +6,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway/device"
 	devcpu "github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/kernels"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/kernels/optest"
 )
 
 // TestRefuses16Bits: operations that the kind table allows in 16 bits and that
@@ -19,16 +18,16 @@ func TestRefuses16Bits(t *testing.T) {
 	pl := pool.New(1)
 	defer pl.Close()
 	refused := 0
-	for kind := range shapes {
+	for _, kind := range optest.Kinds() {
 		for seed := range uint64(4) {
 			o := newOperation(kind, rand.New(rand.NewPCG(seed, 5)))
-			op := o.op()
+			op := o.Op()
 			info, _ := graph.InfoOf(kind)
 			ins, outs := info.Operands(op.Attr)
 			changed := false
 			half := func(d graph.Operand, id graph.BufID) {
 				if id != graph.NoBuf && d.Float != graph.AnyFloat {
-					o.p.Buf(id).DType = graph.BF16
+					o.P.Buf(id).DType = graph.BF16
 					changed = true
 				}
 			}
@@ -41,33 +40,12 @@ func TestRefuses16Bits(t *testing.T) {
 			if !changed {
 				continue
 			}
-			require.NoError(t, graph.Check(o.p, op), "%s", kind)
+			require.NoError(t, graph.Check(o.P, op), "%s", kind)
 			ctx := devcpu.New(0, devcpu.Options{})
-			size := int64(0)
-			at := map[graph.BufID]int64{}
-			for id := range o.p.Buffers {
-				at[graph.BufID(id)] = size
-				size += aligned(o.p.Buffers[id].Bytes())
-			}
+			offsets, size := o.Layout(workAlign)
 			arena, err := ctx.Alloc(graph.Device, size)
 			require.NoError(t, err)
-			ptr := func(id graph.BufID) device.Ptr {
-				if id == graph.NoBuf {
-					return device.Ptr{}
-				}
-				return device.Ptr{Arena: arena, Off: at[id], Len: o.p.Buf(id).Bytes()}
-			}
-			b := kernels.Binding{Program: o.p, Op: op, Work: ptr(op.Work), Skip: ptr(op.Skip)}
-			if o.p.Mesh != nil {
-				b.Coord = []int{o.rank}
-			}
-			for _, id := range op.In {
-				b.In = append(b.In, ptr(id))
-			}
-			for _, q := range op.Out {
-				b.Out = append(b.Out, ptr(q.Buf))
-			}
-			_, err = New(pl).Bind(b)
+			_, err = New(pl).Bind(o.Binding(arena, offsets))
 			require.ErrorContains(t, err, "is bf16; the CPU's kernel takes f32", "%s", kind)
 			require.ErrorContains(t, err, "cpu: bind op ("+string(kind)+")")
 			require.NoError(t, ctx.Close())

@@ -28,58 +28,14 @@ func (b *binding) failf(format string, args ...any) {
 	}
 }
 
-// places checks where the operands lie: in their arenas, as long as their
-// buffers, and no output over another operand, except for one buffer that the
-// kind lets be updated in place.
+// places checks where the operands lie; see kernels.Binding.
 func (b *binding) places() {
-	if len(b.In) != len(b.Op.In) || len(b.Out) != len(b.Op.Out) {
-		b.failf("got places for %d inputs and %d outputs, the operation has %d and %d",
-			len(b.In), len(b.Out), len(b.Op.In), len(b.Op.Out))
+	touches, err := b.Places()
+	if err != nil {
+		b.failf("%w", err)
 		return
 	}
-	type place struct {
-		what string
-		buf  graph.BufID
-		ptr  device.Ptr
-	}
-	var in, out []place
-	for i, id := range b.Op.In {
-		in = append(in, place{fmt.Sprintf("input %d", i), id, b.In[i]})
-	}
-	if b.Op.Skip != graph.NoBuf {
-		in = append(in, place{"skip", b.Op.Skip, b.Skip})
-	}
-	for i, o := range b.Op.Out {
-		out = append(out, place{fmt.Sprintf("output %d", i), o.Buf, b.Out[i]})
-	}
-	if b.Op.Work != graph.NoBuf {
-		out = append(out, place{"workspace", b.Op.Work, b.Work})
-	}
-	for _, list := range [2][]place{in, out} {
-		for _, p := range list {
-			if p.buf == graph.NoBuf {
-				continue
-			}
-			buf := b.Program.Buf(p.buf)
-			if err := p.ptr.Check(); err != nil {
-				b.failf("%s (%s): %w", p.what, buf.Name, err)
-				return
-			}
-			if p.ptr.Len != buf.Bytes() {
-				b.failf("%s (%s): got a place of %d bytes, shape %v of %v takes %d", p.what, buf.Name, p.ptr.Len, buf.Shape, buf.DType, buf.Bytes())
-				return
-			}
-			b.touches = append(b.touches, p.ptr)
-		}
-	}
-	for i, o := range out {
-		for _, q := range append(in, out[i+1:]...) {
-			if o.buf != graph.NoBuf && q.buf != graph.NoBuf && o.buf != q.buf && o.ptr.Overlaps(q.ptr) {
-				b.failf("%s (%s) and %s (%s) overlap", o.what, b.Program.Buf(o.buf).Name, q.what, b.Program.Buf(q.buf).Name)
-				return
-			}
-		}
-	}
+	b.touches = touches
 }
 
 // shape returns an operand's leading dimensions multiplied, and its last one.

@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 	"github.com/spillway-ml/spillway/kernels/cpu/interp"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/kernels/optest"
 	"github.com/spillway-ml/spillway/model"
 )
 
@@ -99,16 +100,16 @@ type inputs struct {
 
 func (b *bound) load(t testing.TB, c inputs) {
 	for id, v := range c.f32 {
-		place(t, b.ptr(id), asBytes(v))
+		place(t, b.ptr(id), optest.Bytes(v))
 	}
 	for id, v := range c.i32 {
-		place(t, b.ptr(id), asBytes(v))
+		place(t, b.ptr(id), optest.Bytes(v))
 	}
 	for id, v := range c.f64 {
-		place(t, b.ptr(id), asBytes(v))
+		place(t, b.ptr(id), optest.Bytes(v))
 	}
 	for id, v := range c.i64 {
-		place(t, b.ptr(id), asBytes(v))
+		place(t, b.ptr(id), optest.Bytes(v))
 	}
 }
 
@@ -195,7 +196,7 @@ func TestModelsEqualInterpreter(t *testing.T) {
 					require.NoError(t, err)
 					got, err := devcpu.Slice[float32](b.ptr(graph.BufID(id)))
 					require.NoError(t, err)
-					if !sameBits(graph.F32, asBytes(got), asBytes(want)) {
+					if !optest.SameBits(graph.F32, optest.Bytes(got), optest.Bytes(want)) {
 						require.Failf(t, "bits differ", "%s", p.Buffers[id].Name)
 					}
 				}
@@ -316,16 +317,16 @@ func TestRunRefuses(t *testing.T) {
 		want string
 		f    func(o *operation)
 	}{
-		{graph.Embed, "Tokens[0] is -1", func(o *operation) { o.i32[o.op().In[0]][0] = -1 }},
-		{graph.CrossEntropy, "Targets[0] is 1000000", func(o *operation) { o.i32[o.op().In[1]][0] = 1e6 }},
-		{graph.HeadLoss, "Targets[0] is -2", func(o *operation) { o.i32[o.op().In[2]][0] = -2 }},
-		{graph.SelectRow, "row is -1", func(o *operation) { o.i64[o.op().In[1]][graph.KeyRow] = -1 }},
-		{graph.AdamW, "BC1", func(o *operation) { o.f64[o.op().In[2]][graph.HyperBC1] = 0 }},
+		{graph.Embed, "Tokens[0] is -1", func(o *operation) { set(o, o.Op().In[0], 0, int32(-1)) }},
+		{graph.CrossEntropy, "Targets[0] is 1000000", func(o *operation) { set(o, o.Op().In[1], 0, int32(1e6)) }},
+		{graph.HeadLoss, "Targets[0] is -2", func(o *operation) { set(o, o.Op().In[2], 0, int32(-2)) }},
+		{graph.SelectRow, "row is -1", func(o *operation) { set(o, o.Op().In[1], graph.KeyRow, int64(-1)) }},
+		{graph.AdamW, "BC1", func(o *operation) { set(o, o.Op().In[2], graph.HyperBC1, float64(0)) }},
 	} {
 		t.Run(string(c.kind), func(t *testing.T) {
 			ctx := devcpu.New(0, devcpu.Options{})
 			var o *operation
-			for seed := uint64(0); o == nil || o.op().Skip != graph.NoBuf || c.kind == graph.AdamW && !trains(o); seed++ {
+			for seed := uint64(0); o == nil || o.Op().Skip != graph.NoBuf || c.kind == graph.AdamW && !trains(o); seed++ {
 				o = newOperation(c.kind, rand.New(rand.NewPCG(seed, 9)))
 			}
 			c.f(o)
@@ -339,8 +340,8 @@ func TestRunRefuses(t *testing.T) {
 
 // trains says whether the rank holds a trainable element.
 func trains(o *operation) bool {
-	b := &binding{Binding: kernels.Binding{Program: o.p, Op: o.op(), Coord: []int{o.rank}}}
-	spans, _ := b.spans(o.op().Attr.(graph.UpdateAttr).Shard)
+	b := &binding{Binding: kernels.Binding{Program: o.P, Op: o.Op(), Coord: []int{o.Rank}}}
+	spans, _ := b.spans(o.Op().Attr.(graph.UpdateAttr).Shard)
 	return len(spans) > 0
 }
 
@@ -351,8 +352,8 @@ func TestShardsAreTheWhole(t *testing.T) {
 	defer pl.Close()
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 50))
-		s, _ := units(rng)
-		full := s.unit.FlatLen
+		u := optest.Unit(rng)
+		full, world := u.Units[0].FlatLen, u.WorldSize()
 		data := make([][]float32, 4) // g, p, m, v
 		for i := range data {
 			data[i] = make([]float32, full)
@@ -366,10 +367,10 @@ func TestShardsAreTheWhole(t *testing.T) {
 			a, lo := graph.ShardAttr{Axis: -1, Len: full}, int64(0)
 			coord := 0
 			if rank >= 0 {
-				a = graph.ShardAttr{Axis: 0, Len: full / int64(s.world)}
+				a = graph.ShardAttr{Axis: 0, Len: full / int64(world)}
 				lo, coord = int64(rank)*a.Len, rank
 			}
-			p := &graph.Program{Mesh: []graph.Axis{{Name: "data", Size: s.world}}, Params: s.params, Units: []graph.Unit{*s.unit}}
+			p := &graph.Program{Mesh: u.Mesh, Params: u.Params, Units: u.Units}
 			var id []graph.BufID
 			for _, name := range []string{"g", "p", "m", "v"} {
 				id = append(id, p.AddBuffer(graph.Buffer{Name: name, Shape: []int64{a.Len}}))
@@ -412,7 +413,7 @@ func TestShardsAreTheWhole(t *testing.T) {
 		want, wantSum := step(-1)
 		var got []byte
 		total := make(exact.Accumulator, exact.Limbs)
-		for r := range s.world {
+		for r := range world {
 			part, sum := step(r)
 			got = append(got, part...)
 			total.Merge(sum)

@@ -1,4 +1,4 @@
-package cpu
+package optest
 
 import (
 	"math/rand/v2"
@@ -22,16 +22,19 @@ type spec struct {
 
 	types     []graph.DType // of a cast: from, to
 	overflows bool          // accumulators may hold Inf and NaN
+	finite    bool          // no infinities among the values
 }
 
-func asBytes[T any](v []T) []byte {
+// Bytes and Values see elements as bytes, and bytes as elements.
+func Bytes[T any](v []T) []byte {
 	if len(v) == 0 {
 		return nil
 	}
 	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), len(v)*int(unsafe.Sizeof(v[0])))
 }
 
-func values[T any](b []byte) []T {
+// Values is Bytes' inverse.
+func Values[T any](b []byte) []T {
 	if len(b) == 0 {
 		return nil
 	}

@@ -1,0 +1,147 @@
+// Package dynlib finds and opens NVIDIA's libraries at run time, where a
+// toolkit, a distribution or a Python environment put them.
+package dynlib
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Env names the environment variable with folders to look in first, separated
+// as in PATH.
+const Env = "SPILLWAY_CUDA_LIBS"
+
+// folders are the usual places beside those that the loader knows. Patterns are
+// path.Match's; the newest version, by name, comes first.
+var folders = []string{
+	"/usr/local/cuda/lib64",
+	"/usr/local/cuda-*/lib64",
+	"/opt/cuda/lib64",
+	"/usr/lib/x86_64-linux-gnu",
+	"/usr/lib/aarch64-linux-gnu",
+	"/usr/lib64",
+}
+
+// sites are where Python environments keep packages, below their root.
+var sites = []string{
+	"lib/python3*/site-packages/nvidia/*/lib",
+	"lib/python3*/dist-packages/nvidia/*/lib",
+	"lib64/python3*/site-packages/nvidia/*/lib",
+	"lib/python3/dist-packages/nvidia/*/lib",
+}
+
+// pythons returns the roots of Python environments: the active one, those of the
+// user and the system, and that of the python3 on PATH.
+func pythons() []string {
+	var roots []string
+	for _, v := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
+		if root := os.Getenv(v); root != "" {
+			roots = append(roots, root)
+		}
+	}
+	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+		if _, err := os.Stat(filepath.Join(dir, "python3")); err == nil && filepath.Base(dir) == "bin" {
+			roots = append(roots, filepath.Dir(dir))
+		}
+	}
+	if home, err := os.UserHomeDir(); err == nil {
+		roots = append(roots, filepath.Join(home, ".local"))
+	}
+	return append(roots, "/usr/local", "/usr", "/opt/conda")
+}
+
+// Candidates returns what Open tries for names, in order: each in the folders of
+// Env, then as the loader finds it, then in the usual places, then in Python
+// environments. A library of the environment variable wins over the system's.
+func Candidates(names ...string) []string {
+	var list []string
+	in := func(dir string) {
+		for _, name := range names {
+			path := filepath.Join(dir, name)
+			if _, err := os.Stat(path); err == nil && !slices.Contains(list, path) {
+				list = append(list, path)
+			}
+		}
+	}
+	for _, dir := range filepath.SplitList(os.Getenv(Env)) {
+		in(dir)
+	}
+	list = append(list, names...)
+	glob := func(pattern string) {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return // the patterns are constants but for a root with brackets in its name
+		}
+		slices.Reverse(found)
+		for _, dir := range found {
+			in(dir)
+		}
+	}
+	for _, pattern := range folders {
+		glob(pattern)
+	}
+	for _, root := range pythons() {
+		for _, site := range sites {
+			glob(filepath.Join(root, site))
+		}
+	}
+	return list
+}
+
+// NotFound is the error of a library that is nowhere.
+type NotFound struct {
+	What   string   // "cuBLASLt"
+	Names  []string // of its files
+	Tried  []string // paths that are there, but did not open
+	Reason string   // of the last of them
+}
+
+func (e *NotFound) Error() string {
+	text := fmt.Sprintf("%s was not found: looked for %s in $%s, the loader's path, /usr/local/cuda and Python's nvidia/*/lib", e.What, strings.Join(e.Names, ", "), Env)
+	if len(e.Tried) > 0 {
+		text += fmt.Sprintf("; %s did not open: %s", strings.Join(e.Tried, ", "), e.Reason)
+	}
+	return text
+}
+
+// Library is an open shared library.
+type Library struct {
+	Path   string // as it was opened
+	handle uintptr
+}
+
+// Open opens the first library that can be. what is its name for a person, names
+// are its files, the best first.
+func Open(what string, names ...string) (*Library, error) {
+	missing := &NotFound{What: what, Names: names}
+	for _, path := range Candidates(names...) {
+		h, err := open(path)
+		if err == nil {
+			return &Library{Path: path, handle: h}, nil
+		}
+		if filepath.IsAbs(path) {
+			missing.Tried = append(missing.Tried, path)
+			missing.Reason = err.Error()
+		}
+	}
+	return nil, missing
+}
+
+// Symbols fills in the addresses of functions by name. The error names the first
+// one that the library does not have.
+func (l *Library) Symbols(functions map[string]*uintptr) error {
+	for name, at := range functions {
+		p, err := symbol(l.handle, name)
+		if err != nil {
+			return fmt.Errorf("%s has no %s: %w", l.Path, name, err)
+		}
+		*at = p
+	}
+	return nil
+}
+
+// Close closes the library; nothing of it may run any more.
+func (l *Library) Close() error { return closeLibrary(l.handle) }

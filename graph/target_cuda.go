@@ -1,0 +1,96 @@
+package graph
+
+// CUDAKernels is how the kernels of a GPU (kernels/cuda) cut their work, as far
+// as their workspace depends on it.
+type CUDAKernels struct {
+	// A matrix product's library may sum parts of K on their own, in fp32 in the
+	// workspace: at most ProductParts, of ProductDepth or more. It gets what they
+	// need, and never more than ProductBytes.
+	ProductBytes, ProductParts, ProductDepth int64
+
+	// The head holds the logits of a chunk of rows: as many as HeadBytes takes, in
+	// steps of HeadStep rows, at least one step and at most HeadRows. A row of
+	// logits is padded to a multiple of LogitPad elements, so that each begins
+	// aligned for the library.
+	HeadBytes, HeadStep, HeadRows, LogitPad int64
+
+	// Sums over a matrix's rows, by column, are taken over parts of ColumnRows
+	// rows or more, at most ColumnParts of them, and the parts added in order.
+	ColumnRows, ColumnParts int64
+}
+
+// CUDATarget describes an NVIDIA GPU, whose kernels are in kernels/cuda, and the
+// CPU that is its host.
+func CUDATarget() Target {
+	t := CPUTarget()
+	t.Name = "cuda"
+	t.Align = 256 // what cuMemAlloc gives
+	t.CUDA = CUDAKernels{
+		ProductBytes: 32 << 20, ProductParts: 16, ProductDepth: 256,
+		HeadBytes: 256 << 20, HeadStep: 256, HeadRows: 2048, LogitPad: 64,
+		ColumnRows: 128, ColumnParts: 64,
+	}
+	return t
+}
+
+// cudaWorkspace is Workspace for an operation on the GPU.
+func (t Target) cudaWorkspace(p *Program, op *Op) int64 {
+	c := &t.CUDA
+	switch op.Kind {
+	case Linear, LinearGradX, LinearGradW:
+		m, n, k, _ := productOf(p, op)
+		return t.align(c.ProductWork(m, n, k))
+	case BiasGrad:
+		m, n := matrixOf(p, op.In[0])
+		if parts := c.Columns(m); parts > 1 {
+			return t.align(4 * parts * n)
+		}
+	case AttentionGrad: // Σ dy·y of every query, by head
+		a := op.Attr.(AttentionAttr)
+		return t.align(4 * a.Batch * a.Heads * a.Seq)
+	case CrossEntropy: // every row's loss in f64
+		n, _ := matrixOf(p, op.In[0])
+		return t.align(8 * n)
+	case HeadLoss, HeadLossGrad:
+		n, width := matrixOf(p, op.In[0])
+		v, _ := matrixOf(p, op.In[1])
+		rows := min(n, c.HeadChunk(v))
+		product := c.ProductWork(rows, v, width)
+		if len(op.Out) > 1 && op.Out[1].Buf != NoBuf {
+			product = max(product, c.ProductWork(rows, width, v))
+		}
+		if len(op.Out) > 2 && op.Out[2].Buf != NoBuf {
+			product = max(product, c.ProductWork(v, width, rows))
+		}
+		// Logits (rows, V padded) and loss in f64 by row.
+		return t.align(4*rows*c.LogitStride(v)) + t.align(8*rows) + t.align(product)
+	}
+	return 0
+}
+
+// ProductWork returns the bytes of workspace of a product C(m,n) = A(m,k)·B(k,n):
+// 0 where K is too short to be cut.
+func (c *CUDAKernels) ProductWork(m, n, k int64) int64 {
+	parts := min(k/c.ProductDepth, c.ProductParts)
+	if parts < 2 {
+		return 0
+	}
+	if m > 0 && n > c.ProductBytes/m { // m·n may not fit an int64
+		return c.ProductBytes
+	}
+	return min(4*m*n*parts, c.ProductBytes)
+}
+
+// HeadChunk returns the rows of a chunk of the head over a vocabulary of v.
+func (c *CUDAKernels) HeadChunk(v int64) int64 {
+	rows := c.HeadBytes / (4 * max(c.LogitStride(v), 1)) / c.HeadStep * c.HeadStep
+	return min(max(rows, c.HeadStep), c.HeadRows)
+}
+
+// LogitStride returns the elements from one row of v logits to the next.
+func (c *CUDAKernels) LogitStride(v int64) int64 { return roundUp(v, c.LogitPad) }
+
+// Columns returns the parts into which a sum over rows is cut.
+func (c *CUDAKernels) Columns(rows int64) int64 {
+	return min(max((rows+c.ColumnRows-1)/c.ColumnRows, 1), c.ColumnParts)
+}

@@ -1,0 +1,217 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/device"
+	devcpu "github.com/spillway-ml/spillway/device/cpu"
+	devcuda "github.com/spillway-ml/spillway/device/cuda"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels"
+)
+
+// binding is an operation that graph.Check has passed, while its kernel is
+// prepared: operands are present unless optional, and have the kind's dtypes
+// and shapes. The first error sticks; addresses are then of no meaning.
+type binding struct {
+	kernels.Binding
+	lib    *Library
+	kernel *kernel
+	skip   driver.Address // of the predicate, 0 if there is none
+	err    error
+}
+
+func (b *binding) failf(format string, args ...any) {
+	if b.err == nil {
+		b.err = fmt.Errorf("cuda: bind %s (%s): %w", b.Op.Name, b.Op.Kind, fmt.Errorf(format, args...))
+	}
+}
+
+// onHost says whether all operands rest in host memory.
+func (b *binding) onHost() bool {
+	for _, p := range b.kernel.touches {
+		if p.Arena.Space() != graph.Host {
+			return false
+		}
+	}
+	return len(b.kernel.touches) > 0
+}
+
+// bindHost binds the operation by the CPU's library, on the same memory.
+func (b *binding) bindHost() (device.Kernel, error) {
+	kb := b.Binding
+	kb.In, kb.Out = b.hosted(b.In), b.hosted(b.Out)
+	rest := b.hosted([]device.Ptr{b.Work, b.Skip})
+	kb.Work, kb.Skip = rest[0], rest[1]
+	if b.err != nil {
+		return nil, b.err
+	}
+	k, err := b.lib.o.Host.Bind(kb)
+	if err != nil {
+		return nil, err
+	}
+	run, ok := k.(devcpu.Kernel)
+	if !ok {
+		b.failf("the host's library gave a %T, want a kernel that the CPU runs", k)
+		return nil, b.err
+	}
+	return &hostKernel{touches: b.kernel.touches, Kernel: run}, nil
+}
+
+func (b *binding) hosted(list []device.Ptr) []device.Ptr {
+	out := make([]device.Ptr, len(list))
+	for i, p := range list {
+		if p.Arena == nil {
+			continue
+		}
+		h, ok := p.Arena.(devcuda.Hosted)
+		if !ok {
+			b.failf("host memory is a %T, which the CPU's kernels do not reach", p.Arena)
+			return out
+		}
+		p.Arena = h.CPU()
+		out[i] = p
+	}
+	return out
+}
+
+// address returns where a place lies, 0 for none.
+func (b *binding) address(what string, p device.Ptr) driver.Address {
+	if p.Arena == nil {
+		return 0
+	}
+	a, ok := p.Arena.(devcuda.Addressed)
+	if !ok {
+		b.failf("%s is in %s memory (%T), which a kernel of the GPU does not reach", what, p.Arena.Space(), p.Arena)
+		return 0
+	}
+	return a.Address() + driver.Address(p.Off)
+}
+
+// in and out return the addresses of operands, 0 for absent ones.
+func (b *binding) in(i int) driver.Address {
+	if !b.hasIn(i) {
+		return 0
+	}
+	return b.address(fmt.Sprintf("input %d", i), b.In[i])
+}
+
+func (b *binding) out(i int) driver.Address {
+	if !b.hasOut(i) {
+		return 0
+	}
+	return b.address(fmt.Sprintf("output %d", i), b.Out[i])
+}
+
+// hasIn and hasOut say whether an optional operand is there.
+func (b *binding) hasIn(i int) bool { return i < len(b.Op.In) && b.Op.In[i] != graph.NoBuf }
+func (b *binding) hasOut(i int) bool {
+	return i < len(b.Op.Out) && b.Op.Out[i].Buf != graph.NoBuf
+}
+
+// accum says whether an output is added to, as the int32 that kernels take.
+func (b *binding) accum(i int) int32 {
+	if b.hasOut(i) && b.Op.Out[i].Mode == graph.Accum {
+		return 1
+	}
+	return 0
+}
+
+// inBuf and outBuf describe an operand that is there.
+func (b *binding) inBuf(i int) *graph.Buffer  { return b.Program.Buf(b.Op.In[i]) }
+func (b *binding) outBuf(i int) *graph.Buffer { return b.Program.Buf(b.Op.Out[i].Buf) }
+
+// matrix returns a buffer's leading dimensions multiplied, and its last one.
+func matrix(buf *graph.Buffer) (rows, cols int64) {
+	rows, cols = 1, 1
+	for i, d := range buf.Shape {
+		if i == len(buf.Shape)-1 {
+			cols = d
+		} else {
+			rows *= d
+		}
+	}
+	return rows, cols
+}
+
+// suffix is how the names of kernels tell apart the types that they store.
+var suffix = map[graph.DType]string{graph.F32: "f32", graph.BF16: "bf16", graph.F16: "f16"}
+
+// float returns the suffix of a buffer of values: f32 or bf16.
+func (b *binding) float(buf *graph.Buffer) string {
+	switch buf.DType {
+	case graph.F32, graph.BF16:
+	default:
+		b.failf("%s is %v; the kernel takes f32 or bf16", buf.Name, buf.DType)
+	}
+	return suffix[buf.DType]
+}
+
+// work returns the address of the operation's workspace of at least n bytes.
+func (b *binding) work(n int64) driver.Address {
+	if n == 0 {
+		return 0
+	}
+	if b.Op.Work == graph.NoBuf || b.Work.Len < n {
+		b.failf("workspace has %d bytes, want %d", b.Work.Len, n)
+		return 0
+	}
+	if b.Work.Off%workAlign != 0 {
+		b.failf("workspace starts at byte %d, want a multiple of %d", b.Work.Off, workAlign)
+		return 0
+	}
+	return b.address("workspace", b.Work)
+}
+
+// workAlign is the alignment of a workspace in its arena, in bytes: the
+// driver's own for allocations.
+const workAlign = 256
+
+// attr returns the operation's attribute struct, whose type graph.Check knows.
+func attr[A any](b *binding) A {
+	a, ok := b.Op.Attr.(A)
+	if !ok {
+		b.failf("attribute is %T, want %T", b.Op.Attr, a)
+	}
+	return a
+}
+
+// args starts the parameters of a kernel: every one takes the predicate first,
+// and does nothing where it is there and not 0.
+func (b *binding) args() *driver.Args { return new(driver.Args).Pointer(b.skip) }
+
+// launch adds a launch of a kernel of a source, over grid blocks of block
+// threads with shared bytes of dynamic shared memory.
+func (b *binding) launch(source, name string, grid, block driver.Dim, shared int, args *driver.Args) {
+	if b.err != nil || grid.X == 0 || grid.Y == 0 || grid.Z == 0 {
+		return
+	}
+	f, err := b.lib.function(source, name, shared)
+	if err != nil {
+		b.failf("%w", err)
+		return
+	}
+	b.kernel.steps = append(b.kernel.steps, &launch{f: f, grid: grid, block: block, shared: shared, args: args})
+}
+
+// threads of a block of a kernel over elements.
+const threads = 256
+
+// over is the launch of a grid-stride kernel over n elements, each thread of
+// which takes per of them at a time.
+func (b *binding) over(source, name string, n, per int64, args *driver.Args) {
+	blocks := (n + threads*per - 1) / (threads * per)
+	blocks = min(blocks, int64(max(b.lib.o.Device.SMs, 1))*16)
+	b.launch(source, name, driver.Dim{X: uint32(blocks), Y: 1, Z: 1}, driver.Dim{X: threads, Y: 1, Z: 1}, 0, args)
+}
+
+// rows is the launch of a kernel with a block of threads for each of n rows or
+// pieces; the grid is a line as long as the device takes.
+func (b *binding) rows(source, name string, n, block int64, shared int, args *driver.Args) {
+	if n > 1<<31-1 {
+		b.failf("%d rows are more than a grid has blocks", n)
+		return
+	}
+	b.launch(source, name, driver.Dim{X: uint32(n), Y: 1, Z: 1}, driver.Dim{X: uint32(block), Y: 1, Z: 1}, shared, args)
+}

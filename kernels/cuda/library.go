@@ -1,0 +1,165 @@
+// Package cuda binds the operations of a step program to kernels of the GPU.
+//
+// The kernels are CUDA C in src/, compiled for the card when the first operation
+// that needs them is bound. Binding checks all that can be wrong and packs the
+// parameters; a launch allocates nothing. Operations whose operands rest in host
+// memory are bound by the CPU's library and run between the device work of their
+// stream.
+//
+// A file bind_*.go holds the binders of a group of kinds, and adds them to the
+// table in its init function; src/ has a source of the same name for each.
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+)
+
+// Options of a Library.
+type Options struct {
+	API      driver.API
+	Device   driver.Device // that the current context is of
+	Compiler Compiler
+	Products blas.Library    // matrix products
+	Host     kernels.Library // binds what runs on the host
+}
+
+// Library is the kernels of one device. The ranks that share its context may
+// share it: Bind may be called from several threads, each with the context
+// current.
+type Library struct {
+	o Options
+
+	mu        sync.Mutex
+	modules   map[string]driver.Module      // by source
+	functions map[string]driver.Function    // by "source:name"
+	shared    map[driver.Function]int       // bytes of dynamic shared memory allowed so far
+	reports   []*[reportsPerPage]reportSlot // page-locked
+	free      []slotAddress                 // slots of reports that no kernel has
+}
+
+// New returns the kernels of a device. The context of its use is current on the
+// caller's thread.
+func New(o Options) (*Library, error) {
+	if o.API == nil || o.Compiler == nil || o.Host == nil {
+		return nil, errors.New("cuda: library: want a driver, a compiler and the host's kernels")
+	}
+	return &Library{
+		o: o, modules: map[string]driver.Module{}, functions: map[string]driver.Function{}, shared: map[driver.Function]int{},
+	}, nil
+}
+
+// Close unloads the modules, once nothing that was bound runs any more.
+func (l *Library) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var errs []error
+	for _, m := range l.modules {
+		errs = append(errs, l.o.API.UnloadModule(m))
+	}
+	for _, page := range l.reports {
+		errs = append(errs, l.o.API.HostFree(unsafe.Pointer(page)))
+	}
+	l.modules, l.functions, l.reports = map[string]driver.Module{}, map[string]driver.Function{}, nil
+	l.free = nil
+	return errors.Join(errs...)
+}
+
+// binder prepares an operation: it adds the launches that execute it. They are
+// of no meaning once the binding has an error.
+type binder func(b *binding)
+
+// binders has an entry for every kind but collectives and copies. The files of
+// this package add theirs.
+var binders = map[graph.Kind]binder{}
+
+func register(m map[graph.Kind]binder) { maps.Copy(binders, m) }
+
+// Bind prepares an operation. It refuses, naming operation and operand, kinds
+// without a kernel (collectives and copies are the executor's), operations that
+// graph.Check refuses, and operands and workspace in wrong places. A source that
+// does not compile is an error here.
+func (l *Library) Bind(kb kernels.Binding) (device.Kernel, error) {
+	if kb.Program == nil || kb.Op == nil {
+		return nil, errors.New("cuda: bind: want a program and an operation")
+	}
+	bind, ok := binders[kb.Op.Kind]
+	if !ok {
+		return nil, fmt.Errorf("cuda: bind %s: no kernel for kind %q", kb.Op.Name, kb.Op.Kind)
+	}
+	if err := graph.Check(kb.Program, kb.Op); err != nil {
+		return nil, fmt.Errorf("cuda: bind: %w", err)
+	}
+	b := &binding{Binding: kb, lib: l, kernel: &kernel{label: kb.Op.Name}}
+	touches, err := b.Places()
+	if err != nil {
+		b.failf("%w", err)
+		return nil, b.err
+	}
+	b.kernel.touches = touches
+	if b.onHost() {
+		return b.bindHost()
+	}
+	if kb.Op.Skip != graph.NoBuf {
+		if buf := kb.Program.Buf(kb.Op.Skip); buf.DType != graph.I32 || buf.Elems() != 1 {
+			b.failf("skip (%s) is %v %v, want one i32", buf.Name, buf.DType, buf.Shape)
+		}
+		b.skip = b.address("skip", kb.Skip)
+	}
+	if b.err == nil {
+		bind(b)
+	}
+	if b.err != nil {
+		return nil, b.err
+	}
+	return b.kernel, nil
+}
+
+// function returns a kernel of a source, which it compiles and loads at its
+// first use.
+func (l *Library) function(source, name string, shared int) (driver.Function, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m, ok := l.modules[source]
+	if !ok {
+		text, err := Source(source)
+		if err != nil {
+			return 0, err
+		}
+		image, err := l.o.Compiler.Compile(source, text, l.o.Device)
+		if err != nil {
+			return 0, fmt.Errorf("compile %s: %w", source, err)
+		}
+		if m, err = l.o.API.LoadModule(image); err != nil {
+			return 0, fmt.Errorf("load %s: %w", source, err)
+		}
+		l.modules[source] = m
+	}
+	f, ok := l.functions[source+":"+name]
+	if !ok {
+		var err error
+		if f, err = l.o.API.Function(m, name); err != nil {
+			return 0, fmt.Errorf("kernel %s of %s: %w", name, source, err)
+		}
+		l.functions[source+":"+name] = f
+	}
+	if shared > maxSharedPlain && shared > l.shared[f] {
+		if err := l.o.API.AllowShared(f, shared); err != nil {
+			return 0, fmt.Errorf("kernel %s of %s: %d bytes of shared memory: %w", name, source, shared, err)
+		}
+		l.shared[f] = shared
+	}
+	return f, nil
+}
+
+// maxSharedPlain is the shared memory of a block, in bytes, that needs no leave.
+const maxSharedPlain = 48 << 10

@@ -1,0 +1,129 @@
+// Package shim runs the GPU's kernels on the CPU, for tests: it compiles their
+// CUDA C, unchanged, to a shared library in which a thread is a fiber.
+//
+// It finds wrong results, barriers that not all threads reach, and shuffles with
+// lanes that are not there. It does not find races between blocks, and has
+// neither inline PTX nor tensor cores: a source keeps those behind a function
+// that has a scalar twin where SHIM is defined.
+package shim
+
+import (
+	"bytes"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/cpu"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+)
+
+//go:embed shim.h
+var header string
+
+// ErrNoCompiler says that there is no C++ compiler.
+var ErrNoCompiler = errors.New("shim: no C++ compiler: looked for $CXX, g++ and clang++")
+
+// Prefix marks a module image that is the path of a shared library.
+const Prefix = "shim:"
+
+// Compiler compiles kernels for the CPU. It is a cuda.Compiler.
+type Compiler struct {
+	cxx     string
+	version string // of the compiler, part of a library's name
+	dir     string
+
+	mu sync.Mutex
+}
+
+// New returns a compiler that keeps what it made in the user's cache folder. It
+// returns ErrNoCompiler where there is none.
+func New() (*Compiler, error) {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		dir = os.TempDir()
+	}
+	return At(filepath.Join(dir, "spillway", "shim"))
+}
+
+// At is New with the folder of compiled libraries.
+func At(dir string) (*Compiler, error) {
+	for _, name := range []string{os.Getenv("CXX"), "g++", "clang++"} {
+		if name == "" {
+			continue
+		}
+		path, err := exec.LookPath(name)
+		if err != nil {
+			continue
+		}
+		version, err := exec.Command(path, "--version").Output()
+		if err != nil {
+			return nil, fmt.Errorf("shim: %s --version: %w", path, err)
+		}
+		return &Compiler{cxx: path, version: string(version), dir: dir}, nil
+	}
+	return nil, ErrNoCompiler
+}
+
+// flags keep the arithmetic that the sources say: no contraction, no fast math.
+func flags() []string {
+	f := []string{
+		"-x", "c++", "-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing",
+		"-fvisibility=hidden", "-Wno-unused-function", "-Wno-unknown-pragmas", "-Wno-narrowing",
+	}
+	if cpu.X86.HasFMA {
+		f = append(f, "-mfma")
+	}
+	return f
+}
+
+// Compile returns the image of a source: Prefix and the path of its library. A
+// source that was compiled before is not compiled again.
+func (c *Compiler) Compile(name, source string, _ driver.Device) ([]byte, error) {
+	text := header + source
+	h := sha256.New()
+	for _, s := range append(flags(), c.cxx, c.version, text) {
+		fmt.Fprintf(h, "%d:%s", len(s), s)
+	}
+	stem := strings.TrimSuffix(filepath.Base(name), ".cu")
+	path := filepath.Join(c.dir, stem+"-"+hex.EncodeToString(h.Sum(nil))[:24]+".so")
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, err := os.Stat(path); err == nil {
+		return []byte(Prefix + path), nil
+	}
+	if err := os.MkdirAll(c.dir, 0o755); err != nil {
+		return nil, fmt.Errorf("shim: %s: %w", name, err)
+	}
+	tmp, err := os.CreateTemp(c.dir, stem+"-*.tmp")
+	if err != nil {
+		return nil, fmt.Errorf("shim: %s: %w", name, err)
+	}
+	_ = tmp.Close()
+	defer func() { _ = os.Remove(tmp.Name()) }()
+	cmd := exec.Command(c.cxx, append(flags(), "-o", tmp.Name(), "-")...)
+	cmd.Stdin = strings.NewReader(text)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("shim: %s %s: %w\n%s", c.cxx, name, err, head(out.String(), 4000))
+	}
+	if err := os.Rename(tmp.Name(), path); err != nil {
+		return nil, fmt.Errorf("shim: %s: %w", name, err)
+	}
+	return []byte(Prefix + path), nil
+}
+
+func head(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return s[:n] + " …"
+}

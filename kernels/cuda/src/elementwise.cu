@@ -1,0 +1,1 @@
+// Fills and elementwise sums: see bind_elementwise.go.

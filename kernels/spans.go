@@ -1,0 +1,74 @@
+package kernels
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// BlockElems is what the starts of parameters, segments and shards are multiples
+// of, so that no 256-element block of a norm is split.
+const BlockElems = 256
+
+// Span is the part of a segment that a rank holds.
+type Span struct {
+	Param  int // index among the distinct parameters of the unit's segments, in their order
+	Lo, Hi int // elements of the rank's buffer
+	Decay  bool
+}
+
+// Spans returns the trainable parts of a unit that the rank holds, and for each
+// distinct parameter of the unit whether it is trainable.
+func (b *Binding) Spans(a graph.ShardAttr) (spans []Span, trainable []bool, err error) {
+	p := b.Program
+	index := int64(0)
+	if a.Axis >= 0 {
+		if a.Axis >= len(b.Coord) {
+			return nil, nil, fmt.Errorf("shard lies along mesh axis %d, the rank has %d coordinates", a.Axis, len(b.Coord))
+		}
+		index = int64(b.Coord[a.Axis])
+	}
+	from := a.From(index)
+	if from%BlockElems != 0 {
+		return nil, nil, fmt.Errorf("the shard starts at element %d of unit %s, want a multiple of %d", from, p.Units[a.Unit].Name, BlockElems)
+	}
+	number := map[int]int{}
+	for i, s := range p.Units[a.Unit].Segments {
+		if s.Param < 0 || s.Param >= len(p.Params) {
+			return nil, nil, fmt.Errorf("segment %d of unit %s: the program has no parameter %d", i, p.Units[a.Unit].Name, s.Param)
+		}
+		param := &p.Params[s.Param]
+		if s.Flat%BlockElems != 0 || s.Start%BlockElems != 0 || s.Flat < 0 || s.Start < 0 || s.Len < 0 {
+			return nil, nil, fmt.Errorf("segment of %s in unit %s: starts at element %d of the parameter and %d of the unit, want multiples of %d",
+				param.Name, p.Units[a.Unit].Name, s.Start, s.Flat, BlockElems)
+		}
+		j, ok := number[s.Param]
+		if !ok {
+			j = len(trainable)
+			number[s.Param] = j
+			trainable = append(trainable, !param.Frozen)
+		}
+		lo, hi := max(s.Flat, from), min(s.Flat+s.Len, from+a.Len)
+		if lo < hi && !param.Frozen {
+			spans = append(spans, Span{Param: j, Lo: int(lo - from), Hi: int(hi - from), Decay: param.Decay})
+		}
+	}
+	return spans, trainable, nil
+}
+
+// WholeParams refuses units that hold a part of a parameter only: a norm over
+// the unit's segments would not be the parameter's.
+func (b *Binding) WholeParams(unit int) error {
+	p := b.Program
+	held := map[int]int64{}
+	for _, s := range p.Units[unit].Segments {
+		held[s.Param] += s.Len
+	}
+	for i, n := range held {
+		if i >= 0 && i < len(p.Params) && n != p.Params[i].Elems() {
+			return fmt.Errorf("unit %s holds %d of the %d elements of %s; norms by parameter need all of them in one unit",
+				p.Units[unit].Name, n, p.Params[i].Elems(), p.Params[i].Name)
+		}
+	}
+	return nil
+}
