@@ -17,6 +17,9 @@ import (
 func (t *Trainer) openDisk() error {
 	c := &t.cfg
 	disk := t.plan.Layout.Spaces[graph.Disk].Peak
+	if c.FrozenCache.Tier == graph.Disk {
+		disk += c.FrozenCache.Bytes
+	}
 	if c.Disk == "" {
 		if disk > 0 {
 			return fmt.Errorf("the plan has %s on disk a rank and no folder for it: give --disk DIR", plan.Bytes(disk))
@@ -128,5 +131,8 @@ func (t *Trainer) diskTraffic() (sum device.Traffic) {
 		sum.Read += d.Read
 		sum.Written += d.Written
 	}
+	d := t.prefix.traffic()
+	sum.Read += d.Read
+	sum.Written += d.Written
 	return sum
 }

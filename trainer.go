@@ -38,6 +38,7 @@ type Trainer struct {
 	ranks  []*rank
 	states *states
 	disk   *store.Folder // nil: none
+	prefix *prefixCache  // of frozen layers' outputs; nil: none
 	procs  bool          // the runtime has more processors for its workers
 	trace  *exec.Trace
 
@@ -88,6 +89,7 @@ type StepResult struct {
 	CommBytes   int64 // all ranks, ring-equivalent
 	DiskRead    int64 // all ranks, bytes that copies moved, without what a cache served
 	DiskWritten int64
+	Cached      bool        // the frozen layers' outputs came from the cache
 	Eval        *EvalResult // set where the step was followed by an evaluation
 }
 
@@ -162,6 +164,9 @@ func (t *Trainer) start() error {
 		opt.Checker = cpu.NewChecker()
 	}
 	if err := t.openDisk(); err != nil {
+		return err
+	}
+	if err := t.openPrefixCache(); err != nil {
 		return err
 	}
 	t.memoryOptions(&opt)
@@ -292,16 +297,31 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	}
 	hyper := t.hyper(s, lr, targets)
 	sent, moved := t.commBytes(), t.diskTraffic()
+	section, cached := t.stepForm(s)
 	err = t.each(fmt.Sprintf("step %d", s+1), func(r *rank) error {
 		r.exec.SetStep(int64(s + 1))
 		micro := 0
-		return r.exec.RunSection("step", func(ph *graph.Phase, _ int) error {
+		err := r.exec.RunSection(section, func(ph *graph.Phase, _ int) error {
+			if !cached && micro > 0 {
+				if err := t.keepPrefix(r, s, micro-1); err != nil {
+					return err
+				}
+			}
 			if ph.Name == "update" {
 				return nil
 			}
 			defer func() { micro++ }()
+			if cached {
+				if err := t.givePrefix(r, s, micro); err != nil {
+					return err
+				}
+			}
 			return t.fill(r, t.train, hyper, s, micro)
 		})
+		if err != nil || cached {
+			return err
+		}
+		return t.keepPrefix(r, s, micro-1)
 	})
 	if err != nil {
 		t.fatal = err // names the rank and the step already
@@ -321,6 +341,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, CommBytes: t.commBytes() - sent}
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
+	res.Cached = cached
 	res.Seconds = time.Since(began).Seconds()
 	res.TokensPerS = float64(t.cfg.Ranks*t.cfg.Accum*t.cfg.Batch*t.cfg.Seq) / res.Seconds
 	for sp := range graph.NumSpaces {
@@ -496,6 +517,10 @@ func (t *Trainer) Close() error {
 		errs = append(errs, r.exec.Close())
 	}
 	t.ranks = nil
+	if t.prefix != nil {
+		errs = append(errs, t.prefix.close())
+		t.prefix = nil
+	}
 	errs = append(errs, t.closeDisk())
 	if t.pool != nil {
 		t.pool.Close()
