@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -57,10 +58,24 @@ func (a *Arena) HostMemory() ([]byte, error) {
 	return a.mem, nil
 }
 
+// Address returns where the GPU finds the arena's first byte; 0 for disk memory
+// and after Close.
+func (a *Arena) Address() driver.Address { return a.at }
+
+// CPU returns the arena itself: the CPU's kernels take it where it is in host
+// memory.
+func (a *Arena) CPU() device.Arena { return a }
+
+var (
+	_ Addressed      = (*Arena)(nil)
+	_ Hosted         = (*Arena)(nil)
+	_ cpu.HostMemory = (*Arena)(nil)
+)
+
 // Address returns where the GPU finds p, a range of an arena in graph.Device or
 // graph.Host, for kernels to keep when they are bound.
 func Address(p device.Ptr) (driver.Address, error) {
-	a, ok := p.Arena.(*Arena)
+	a, ok := p.Arena.(Addressed)
 	if !ok {
 		if p.Arena == nil {
 			return 0, errors.New("the operand is absent")
@@ -70,13 +85,14 @@ func Address(p device.Ptr) (driver.Address, error) {
 	if err := p.Check(); err != nil {
 		return 0, err
 	}
-	if a.space == graph.Disk {
-		return 0, fmt.Errorf("the range is in %s memory, which only copies reach", a.space)
+	if a.Space() == graph.Disk {
+		return 0, fmt.Errorf("the range is in %s memory, which only copies reach", graph.Disk)
 	}
-	if a.at == 0 {
+	at := a.Address()
+	if at == 0 {
 		return 0, errClosed
 	}
-	return a.at + driver.Address(p.Off), nil
+	return at + driver.Address(p.Off), nil
 }
 
 // Alloc makes an arena: device memory by one plain allocation, host memory

@@ -179,6 +179,16 @@ func (c *Context) NewEvent() (device.Event, error) {
 	return ev, nil
 }
 
+// DriverEvent returns an event of the driver's, which Close gives back, for
+// kernels that order streams of several ranks.
+func (c *Context) DriverEvent() (driver.Event, error) {
+	e, err := c.NewEvent()
+	if err != nil {
+		return 0, err
+	}
+	return e.(*event).handle, nil
+}
+
 // OnError registers f for the first sticky error.
 func (c *Context) OnError(f func(error)) {
 	c.mu.Lock()

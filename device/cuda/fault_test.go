@@ -67,6 +67,25 @@ func (refused) Enqueue(driver.API, driver.Stream) error {
 	return &driver.Error{Call: "cuLaunchKernel", Code: 1, Name: "CUDA_ERROR_INVALID_VALUE"}
 }
 
+// picky is a kernel that finds its data wrong.
+type picky struct {
+	fn
+	found error
+}
+
+func (p *picky) Check() error { return p.found }
+
+func TestWhatAKernelFindsWrongIsItsError(t *testing.T) {
+	c, _ := open(t, drivertest.Options{}, Options{})
+	s := stream(t, c, graph.Compute)
+	k := &picky{}
+	k.fn = fn{label: "embed", run: func() error { k.found = errors.New("token 7 of 5"); return nil }}
+	require.NoError(t, s.Launch(k))
+	require.NoError(t, s.Launch(onGPU("after", func() {})))
+	require.EqualError(t, s.Sync(), `rank 3, stream compute, operation "embed": token 7 of 5`)
+	require.ErrorContains(t, s.Launch(k), "token 7 of 5")
+}
+
 func TestPanicNamesOperationAndLine(t *testing.T) {
 	c, _ := open(t, drivertest.Options{}, Options{})
 	s := stream(t, c, graph.Compute)

@@ -28,7 +28,8 @@ type Stream struct {
 	unmarked int   // launches since the last mark
 	waitErr  error // of a Wait before the operation that comes next
 	touched  []touch
-	timing   *timings // nil: not timed
+	checked  map[Checked]struct{} // kernels launched so far that look at their data
+	timing   *timings             // nil: not timed
 	reads    []driver.Range
 	writes   []driver.Range
 
@@ -56,7 +57,7 @@ func (c *Context) NewStream(id graph.StreamID) (device.Stream, error) {
 	if c.closed {
 		return nil, errClosed
 	}
-	s := &Stream{ctx: c, id: id, ahead: true}
+	s := &Stream{ctx: c, id: id, ahead: true, checked: map[Checked]struct{}{}}
 	fail := func(err error) (device.Stream, error) {
 		return nil, fmt.Errorf("rank %d, stream %s: %w", c.rank, id, errors.Join(append([]error{err}, s.destroy()...)...))
 	}
@@ -215,6 +216,9 @@ func (s *Stream) launch(k Kernel) error {
 	for _, p := range k.Touches() {
 		s.touch(p.Arena.(*Arena), p.Off+p.Len)
 	}
+	if c, ok := k.(Checked); ok {
+		s.checked[c] = struct{}{} // once a kernel: the map stops growing after the first step
+	}
 	if s.unmarked++; s.unmarked >= s.ctx.opts.Marks && s.ctx.memOps {
 		s.unmarked = 0
 		if err := api.WriteValue(s.handle, s.mark.at, uint32(s.launched)); err != nil {
@@ -347,6 +351,12 @@ func (s *Stream) Sync() error {
 			return s.ctx.Err()
 		}
 		return s.stop(s.latest(), "wait for it", err)
+	}
+	for k := range s.checked {
+		if err := k.Check(); err != nil {
+			s.ctx.fail(s.opError(k, err))
+			return s.ctx.Err()
+		}
 	}
 	for i := range s.touched {
 		s.touched[i].arena.touch(s.touched[i].end)
