@@ -45,7 +45,7 @@ func TestKernelsFollowTheCPU(t *testing.T) {
 			b := newBench(t)
 			for seed := range uint64(24) {
 				for _, half := range []bool{false, true} {
-					o := optest.New(kind, rand.New(rand.NewPCG(seed, 11)), optest.Options{Target: target(), Half: half})
+					o := optest.New(kind, rand.New(rand.NewPCG(seed, 11)), optest.Options{Target: target(), Half: half, Aligned: seed%2 == 0})
 					require.NoError(t, graph.Check(o.P, o.Op()))
 					want, err := o.Interpret()
 					require.NoError(t, err)
@@ -100,6 +100,27 @@ func (b *bench) compare(t *testing.T, o *optest.Operation, want map[graph.BufID]
 	}
 	if r, ok := k.(devcuda.Checked); ok {
 		require.NoError(t, r.Check())
+	}
+}
+
+// TestLargeShapes is the same for shapes beyond a block of threads.
+func TestLargeShapes(t *testing.T) {
+	for _, kind := range optest.Kinds() {
+		if binders[kind] == nil || !optest.HasLarge(kind) {
+			continue
+		}
+		t.Run(string(kind), func(t *testing.T) {
+			b := newBench(t)
+			for seed := range uint64(3) {
+				for _, half := range []bool{false, true} {
+					o := optest.New(kind, rand.New(rand.NewPCG(seed, 12)), optest.Options{Target: target(), Half: half, Large: true, Aligned: seed%2 == 0, Finite: true})
+					require.NoError(t, graph.Check(o.P, o.Op()))
+					want, err := o.Interpret()
+					require.NoError(t, err)
+					b.compare(t, o, want, fmt.Sprintf("seed %d, bf16 %v", seed, half))
+				}
+			}
+		})
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	devcpu "github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/device/cuda/drivertest"
 	"github.com/spillway-ml/spillway/graph"
@@ -119,11 +118,3 @@ func (a *arena) download(t testing.TB) {
 
 // poisonByte fills memory with NaN of every float type.
 const poisonByte = 0xff
-
-// guard is an arena of the CPU device: the CPU's side of a comparison.
-func hostArena(t testing.TB, size int64) (*devcpu.Context, *devcpu.Arena) {
-	ctx := devcpu.New(0, devcpu.Options{})
-	a, err := ctx.Alloc(graph.Device, size)
-	require.NoError(t, err)
-	return ctx, a.(*devcpu.Arena)
-}
