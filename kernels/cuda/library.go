@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 )
 
 // Options of a Library.
@@ -28,6 +29,7 @@ type Options struct {
 	API      driver.API
 	Device   driver.Device // that the current context is of
 	Compiler Compiler
+	Products blas.Library    // matrix products
 	Host     kernels.Library // binds what runs on the host
 }
 

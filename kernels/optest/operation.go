@@ -54,11 +54,20 @@ func (o *Operation) Op() *graph.Op { return &o.P.Sections[0].Phases[0].Ops[0] }
 // New draws an operation of the kind: shapes, which optional operands there are,
 // output modes, and contents.
 func New(kind graph.Kind, rng *rand.Rand, opts Options) *Operation {
-	draw := shapes[kind]
+	shape := shapes[kind]
 	if large, ok := largeShapes[kind]; ok && opts.Large {
-		draw = large
+		shape = large
 	}
-	s := draw(rng)
+	return draw(kind, shape(rng), rng, opts)
+}
+
+// Of is New with an attribute and shapes, in the kind table's order. Tokens and
+// targets are below classes.
+func Of(kind graph.Kind, attr any, in, out [][]int64, classes int, rng *rand.Rand, opts Options) *Operation {
+	return draw(kind, spec{attr: attr, in: in, out: out, classes: classes}, rng, opts)
+}
+
+func draw(kind graph.Kind, s spec, rng *rand.Rand, opts Options) *Operation {
 	info, _ := graph.InfoOf(kind)
 	ins, outs := info.Operands(s.attr)
 	o := &Operation{P: &graph.Program{}, rng: rng, aligned: opts.Aligned, Before: map[graph.BufID][]byte{}}

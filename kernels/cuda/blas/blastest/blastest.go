@@ -1,0 +1,169 @@
+//go:build linux
+
+// Package blastest is a double of the GPU's products: it computes them on the
+// memory of the driver's double, in stream order.
+package blastest
+
+import (
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+)
+
+// Driver runs work in stream order, and knows its memory: drivertest.Driver.
+type Driver interface {
+	Run(s driver.Stream, label string, f func() error) error
+	Bytes(at driver.Address, n int64) ([]byte, error)
+}
+
+// Library is the double. Sums are fp64, rounded once. It leaves all of its
+// workspace full of NaN, as a library may.
+type Library struct {
+	// Unsupported, where it is set, says for which products there is no algorithm.
+	Unsupported func(p blas.Product) bool
+
+	driver Driver
+
+	mu    sync.Mutex
+	bound []blas.Product
+}
+
+var _ blas.Library = (*Library)(nil)
+
+// New returns the double of a library on a double of a driver.
+func New(d Driver) *Library { return &Library{driver: d} }
+
+// Bound returns the products that were bound so far.
+func (l *Library) Bound() []blas.Product {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]blas.Product(nil), l.bound...)
+}
+
+// Close implements blas.Library.
+func (l *Library) Close() error { return nil }
+
+// Bind implements blas.Library.
+func (l *Library) Bind(p blas.Product, at blas.Places) (blas.Call, error) {
+	if err := p.Validate(at); err != nil {
+		return nil, err
+	}
+	if l.Unsupported != nil && l.Unsupported(p) {
+		return nil, fmt.Errorf("%s: %w", p, blas.ErrUnsupported)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.bound = append(l.bound, p)
+	return &call{p: p, at: at, driver: l.driver}, nil
+}
+
+type call struct {
+	p      blas.Product
+	at     blas.Places
+	driver Driver
+}
+
+func (c *call) Enqueue(s driver.Stream) error { return c.driver.Run(s, "cublasLtMatmul", c.run) }
+
+// elements is an operand in memory, as one of the two.
+type elements struct {
+	f32  []float32
+	bf16 []uint16
+	m    blas.Matrix
+}
+
+func (c *call) operand(m blas.Matrix, rows, cols int64, at driver.Address) (elements, error) {
+	n := m.Elems(rows, cols)
+	mem, err := c.driver.Bytes(at, n*m.Type.Size())
+	if err != nil {
+		return elements{}, err
+	}
+	p := unsafe.Pointer(unsafe.SliceData(mem))
+	if m.Type == graph.BF16 {
+		return elements{bf16: unsafe.Slice((*uint16)(p), n), m: m}, nil
+	}
+	return elements{f32: unsafe.Slice((*float32)(p), n), m: m}, nil
+}
+
+func (e elements) get(i int64) float32 {
+	if e.bf16 != nil {
+		return num.FromBF16(e.bf16[i])
+	}
+	return e.f32[i]
+}
+
+func (e elements) set(i int64, v float32) {
+	if e.bf16 != nil {
+		e.bf16[i] = num.BF16(v)
+	} else {
+		e.f32[i] = v
+	}
+}
+
+// lines returns the n rows of length k after op, widened; of the columns where
+// byColumn is set.
+func (e elements) lines(n, k int64, byColumn bool) []float64 {
+	v := make([]float64, n*k)
+	for i := range n {
+		for j := range k {
+			at := i*e.m.Ld + j
+			if e.m.Trans != byColumn {
+				at = j*e.m.Ld + i
+			}
+			v[i*k+j] = float64(e.get(at))
+		}
+	}
+	return v
+}
+
+func (c *call) run() error {
+	p := c.p
+	var operands [4]elements
+	for i, o := range []struct {
+		m          blas.Matrix
+		rows, cols int64
+		at         driver.Address
+	}{{p.A, p.M, p.K, c.at.A}, {p.B, p.K, p.N, c.at.B}, {p.C, p.M, p.N, c.at.C}, {blas.Matrix{Type: p.C.Type, Ld: p.N}, 1, p.N, c.at.Bias}} {
+		if i == 3 && !p.Bias {
+			continue
+		}
+		var err error
+		if operands[i], err = c.operand(o.m, o.rows, o.cols, o.at); err != nil {
+			return fmt.Errorf("%s: %w", p, err)
+		}
+	}
+	a, b := operands[0].lines(p.M, p.K, false), operands[1].lines(p.N, p.K, true)
+	out, bias := operands[2], operands[3]
+	for i := range p.M {
+		for j := range p.N {
+			row, col := a[i*p.K:(i+1)*p.K], b[j*p.K:(j+1)*p.K]
+			var sum float64
+			for k, x := range row {
+				sum += x * col[k]
+			}
+			at := i*p.C.Ld + j
+			if p.Bias {
+				sum += float64(bias.get(j))
+			}
+			if p.Accumulate {
+				sum += float64(out.get(at))
+			}
+			out.set(at, float32(sum))
+		}
+	}
+	if p.Workspace > 0 {
+		work, err := c.driver.Bytes(c.at.Work, p.Workspace)
+		if err != nil {
+			return fmt.Errorf("%s: workspace: %w", p, err)
+		}
+		for i := range work {
+			work[i] = 0xff
+		}
+	}
+	return nil
+}

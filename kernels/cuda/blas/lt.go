@@ -1,0 +1,421 @@
+package blas
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/device/cuda/dynlib"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Names are the files of cuBLASLt, the newest first.
+var Names = []string{"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11", "libcublasLt.so"}
+
+// Constants of cublasLt.h, cublas_api.h and library_types.h.
+const (
+	cudaR32F  = 0
+	cudaR16BF = 14
+
+	compute32F = 68 // fp32 arithmetic and accumulation; no TF32
+
+	opN, opT = 0, 1
+
+	descTransA      = 3
+	descTransB      = 4
+	descEpilogue    = 7
+	descBiasPointer = 8
+
+	epilogueDefault = 1
+	epilogueBias    = 4
+
+	prefWorkspaceBytes = 1
+	prefReduction      = 3
+	prefAlignA         = 5 // and B, C, D after it
+
+	// Parts of K may be summed apart in fp32 in the workspace and then added in
+	// order; neither in place, in whatever order they come, nor in C's type.
+	reductionCompute = 2
+
+	statusNotSupported = 15
+)
+
+var statusNames = map[int]string{
+	1: "CUBLAS_STATUS_NOT_INITIALIZED", 3: "CUBLAS_STATUS_ALLOC_FAILED", 7: "CUBLAS_STATUS_INVALID_VALUE",
+	8: "CUBLAS_STATUS_ARCH_MISMATCH", 11: "CUBLAS_STATUS_MAPPING_ERROR", 13: "CUBLAS_STATUS_EXECUTION_FAILED",
+	14: "CUBLAS_STATUS_INTERNAL_ERROR", statusNotSupported: "CUBLAS_STATUS_NOT_SUPPORTED", 16: "CUBLAS_STATUS_LICENSE_ERROR",
+}
+
+func statusError(call string, status uintptr) error {
+	code := int(int32(status))
+	if code == 0 {
+		return nil
+	}
+	name := statusNames[code]
+	if name == "" {
+		name = "cublasStatus"
+	}
+	return &driver.Error{Call: call, Code: code, Name: name}
+}
+
+// heuristic is cublasLtMatmulHeuristicResult_t.
+type heuristic struct {
+	algo      [8]uint64 // cublasLtMatmulAlgo_t
+	workspace uintptr   // bytes
+	status    int32
+	waves     float32
+	reserved  [4]int32
+}
+
+// symbols are addresses of the library's functions.
+type symbols struct {
+	version, create, destroy                   uintptr
+	descCreate, descDestroy, descSet           uintptr
+	layoutCreate, layoutDestroy                uintptr
+	preferenceCreate, preferenceFree, prefsSet uintptr
+	choose, matmul                             uintptr
+}
+
+func (s *symbols) names() map[string]*uintptr {
+	return map[string]*uintptr{
+		"cublasLtGetVersion": &s.version, "cublasLtCreate": &s.create, "cublasLtDestroy": &s.destroy,
+		"cublasLtMatmulDescCreate": &s.descCreate, "cublasLtMatmulDescDestroy": &s.descDestroy, "cublasLtMatmulDescSetAttribute": &s.descSet,
+		"cublasLtMatrixLayoutCreate": &s.layoutCreate, "cublasLtMatrixLayoutDestroy": &s.layoutDestroy,
+		"cublasLtMatmulPreferenceCreate": &s.preferenceCreate, "cublasLtMatmulPreferenceDestroy": &s.preferenceFree,
+		"cublasLtMatmulPreferenceSetAttribute": &s.prefsSet,
+		"cublasLtMatmulAlgoGetHeuristic":       &s.choose, "cublasLtMatmul": &s.matmul,
+	}
+}
+
+// Lt is cuBLASLt.
+type Lt struct {
+	lib    *dynlib.Library
+	sym    symbols
+	handle uintptr
+
+	mu     sync.Mutex
+	plans  map[Product]*ltPlan
+	biased []*ltCall // that have a description of their own
+}
+
+var _ Library = (*Lt)(nil)
+
+// Open opens cuBLASLt and makes a handle for the context that is current on the
+// calling thread.
+func Open() (*Lt, error) {
+	l, err := load()
+	if err != nil {
+		return nil, err
+	}
+	if err := l.call("cublasLtCreate", l.sym.create, uintptr(unsafe.Pointer(&l.handle))); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", l.lib.Path, err), l.lib.Close())
+	}
+	return l, nil
+}
+
+func load() (*Lt, error) {
+	lib, err := dynlib.Open("cuBLASLt", Names...)
+	if err != nil {
+		return nil, err
+	}
+	l := &Lt{lib: lib, plans: map[Product]*ltPlan{}}
+	if err := lib.Symbols(l.sym.names()); err != nil {
+		return nil, errors.Join(err, lib.Close())
+	}
+	return l, nil
+}
+
+// Path is the file that was opened.
+func (l *Lt) Path() string { return l.lib.Path }
+
+// Version is the library's: 120401 for 12.4.1.
+func (l *Lt) Version() int {
+	v, _, _ := purego.SyscallN(l.sym.version)
+	return int(v)
+}
+
+// call calls a function that returns a status. What its arguments point to moves
+// to the heap, where it stays in place: this is for Bind, not for Enqueue.
+//
+//go:uintptrescapes
+func (l *Lt) call(name string, fn uintptr, args ...uintptr) error {
+	r, _, _ := purego.SyscallN(fn, args...)
+	return statusError(name, r)
+}
+
+// objects frees what it holds, last made first.
+type objects []func() error
+
+func (o objects) free() error {
+	var errs []error
+	for i := len(o) - 1; i >= 0; i-- {
+		errs = append(errs, o[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// ltPlan is a product and its algorithm, whatever its addresses.
+type ltPlan struct {
+	desc        uintptr
+	a, b, c     uintptr // layouts of the library's A, B and C: see plan
+	algo        [8]uint64
+	one, beta   float32
+	workspace   uintptr
+	owned       objects
+	failed      error
+	description func() (uintptr, func() error, error) // makes another desc
+}
+
+// ltCall is a plan with addresses.
+type ltCall struct {
+	lib    *Lt
+	plan   *ltPlan
+	desc   uintptr
+	free   func() error // desc, where it is the call's own
+	at     Places
+	bias   uint64
+	workAt uintptr
+	args   [16]uintptr // of cublasLtMatmul; the last is the stream
+}
+
+// Bind implements Library.
+func (l *Lt) Bind(p Product, at Places) (Call, error) {
+	if err := p.Validate(at); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	pl := l.plans[p]
+	if pl == nil {
+		pl = &ltPlan{}
+		if pl.failed = l.plan(p, pl); pl.failed != nil {
+			pl.failed = fmt.Errorf("%s: %w", p, pl.failed)
+			_ = pl.owned.free() // the failure says more
+		}
+		l.plans[p] = pl
+	}
+	if pl.failed != nil {
+		return nil, pl.failed
+	}
+	c := &ltCall{lib: l, plan: pl, desc: pl.desc, at: at}
+	if pl.workspace > 0 {
+		c.workAt = uintptr(at.Work)
+	}
+	if p.Bias {
+		var err error
+		if c.desc, c.free, err = pl.description(); err != nil {
+			return nil, fmt.Errorf("%s: %w", p, err)
+		}
+		l.biased = append(l.biased, c)
+		c.bias = uint64(at.Bias)
+		if err := l.set("cublasLtMatmulDescSetAttribute", l.sym.descSet, c.desc, descBiasPointer, &c.bias); err != nil {
+			return nil, fmt.Errorf("%s: %w", p, err)
+		}
+	}
+	c.words()
+	return c, nil
+}
+
+// set sets an attribute of a description or a preference.
+func (l *Lt) set(name string, fn, object uintptr, attribute int, value any) error {
+	var p unsafe.Pointer
+	var size uintptr
+	switch v := value.(type) {
+	case *int32:
+		p, size = unsafe.Pointer(v), 4
+	case *uint32:
+		p, size = unsafe.Pointer(v), 4
+	case *uint64:
+		p, size = unsafe.Pointer(v), 8
+	default:
+		return fmt.Errorf("%s: attribute of type %T", name, value)
+	}
+	if err := l.call(name, fn, object, uintptr(attribute), uintptr(p), size); err != nil {
+		return fmt.Errorf("attribute %d: %w", attribute, err)
+	}
+	return nil
+}
+
+// plan describes the product to the library, which stores by columns: memory
+// that holds rows of C (M,N) holds columns of Cᵀ (N,M), and Cᵀ = op(B)ᵀ·op(A)ᵀ.
+// So the library's A is B, its B is A, and a matrix that is not transposed here
+// is not there. Its bias is added to every column of Cᵀ: to every row of C.
+func (l *Lt) plan(p Product, pl *ltPlan) error {
+	pl.one = 1
+	if p.Accumulate {
+		pl.beta = 1
+	}
+	pl.workspace = uintptr(p.Workspace)
+	pl.description = func() (uintptr, func() error, error) { return l.describe(p) }
+	desc, free, err := l.describe(p)
+	if err != nil {
+		return err
+	}
+	pl.desc = desc
+	pl.owned = append(pl.owned, free)
+	for _, m := range []struct {
+		to         *uintptr
+		m          Matrix
+		rows, cols int64
+	}{{&pl.a, p.B, p.K, p.N}, {&pl.b, p.A, p.M, p.K}, {&pl.c, p.C, p.M, p.N}} {
+		if m.m.Trans {
+			m.rows, m.cols = m.cols, m.rows
+		}
+		if err := l.call("cublasLtMatrixLayoutCreate", l.sym.layoutCreate,
+			uintptr(unsafe.Pointer(m.to)), dataType(m.m.Type), uintptr(m.cols), uintptr(m.rows), uintptr(m.m.Ld)); err != nil {
+			return err
+		}
+		layout := *m.to
+		pl.owned = append(pl.owned, func() error { return l.call("cublasLtMatrixLayoutDestroy", l.sym.layoutDestroy, layout) })
+	}
+	if p.Bias { // the library looks at how its address is aligned
+		bias := uint64(Align)
+		if err := l.set("cublasLtMatmulDescSetAttribute", l.sym.descSet, pl.desc, descBiasPointer, &bias); err != nil {
+			return err
+		}
+	}
+	return l.chooseAlgorithm(p, pl)
+}
+
+func dataType(t graph.DType) uintptr {
+	if t == graph.BF16 {
+		return cudaR16BF
+	}
+	return cudaR32F
+}
+
+// describe makes a description of a product, and what frees it.
+func (l *Lt) describe(p Product) (desc uintptr, free func() error, err error) {
+	if err := l.call("cublasLtMatmulDescCreate", l.sym.descCreate, uintptr(unsafe.Pointer(&desc)), compute32F, cudaR32F); err != nil {
+		return 0, nil, err
+	}
+	free = func() error { return l.call("cublasLtMatmulDescDestroy", l.sym.descDestroy, desc) }
+	op := func(m Matrix) *int32 {
+		v := int32(opN)
+		if m.Trans {
+			v = opT
+		}
+		return &v
+	}
+	epilogue := uint32(epilogueDefault)
+	if p.Bias {
+		epilogue = epilogueBias
+	}
+	for _, a := range []struct {
+		attribute int
+		value     any
+	}{{descTransA, op(p.B)}, {descTransB, op(p.A)}, {descEpilogue, &epilogue}} {
+		if err := l.set("cublasLtMatmulDescSetAttribute", l.sym.descSet, desc, a.attribute, a.value); err != nil {
+			return 0, nil, errors.Join(err, free())
+		}
+	}
+	return desc, free, nil
+}
+
+// preference makes what an algorithm is chosen by, and what frees it.
+func (l *Lt) preference(p Product) (pref uintptr, free func() error, err error) {
+	if err := l.call("cublasLtMatmulPreferenceCreate", l.sym.preferenceCreate, uintptr(unsafe.Pointer(&pref))); err != nil {
+		return 0, nil, err
+	}
+	free = func() error { return l.call("cublasLtMatmulPreferenceDestroy", l.sym.preferenceFree, pref) }
+	workspace, reduction, align := uint64(p.Workspace), uint32(reductionCompute), uint32(Align)
+	for _, a := range []struct {
+		attribute int
+		value     any
+	}{{prefWorkspaceBytes, &workspace}, {prefReduction, &reduction}, {prefAlignA, &align}, {prefAlignA + 1, &align}, {prefAlignA + 2, &align}, {prefAlignA + 3, &align}} {
+		if err := l.set("cublasLtMatmulPreferenceSetAttribute", l.sym.prefsSet, pref, a.attribute, a.value); err != nil {
+			return 0, nil, errors.Join(err, free())
+		}
+	}
+	return pref, free, nil
+}
+
+func (l *Lt) chooseAlgorithm(p Product, pl *ltPlan) error {
+	if l.handle == 0 { // it would not look
+		return statusError("cublasLtMatmulAlgoGetHeuristic", 1)
+	}
+	pref, free, err := l.preference(p)
+	if err != nil {
+		return err
+	}
+	var results [8]heuristic
+	var count int32
+	err = l.call("cublasLtMatmulAlgoGetHeuristic", l.sym.choose, l.handle, pl.desc, pl.a, pl.b, pl.c, pl.c, pref,
+		uintptr(len(results)), uintptr(unsafe.Pointer(&results[0])), uintptr(unsafe.Pointer(&count)))
+	if e := free(); err == nil {
+		err = e
+	}
+	var status *driver.Error
+	if errors.As(err, &status) && status.Code == statusNotSupported {
+		return ErrUnsupported
+	}
+	if err != nil {
+		return err
+	}
+	for i := range results[:max(count, 0)] {
+		if r := &results[i]; r.status == 0 && r.workspace <= pl.workspace {
+			pl.algo = r.algo
+			return nil
+		}
+	}
+	return ErrUnsupported
+}
+
+// words fills in cublasLtMatmul's arguments. What they point to is on the heap,
+// held by the call, and stays in place.
+func (c *ltCall) words() {
+	p := c.plan
+	c.args = [16]uintptr{
+		c.lib.handle, c.desc,
+		uintptr(unsafe.Pointer(&p.one)), uintptr(c.at.B), p.a, uintptr(c.at.A), p.b,
+		uintptr(unsafe.Pointer(&p.beta)), uintptr(c.at.C), p.c, uintptr(c.at.C), p.c,
+		uintptr(unsafe.Pointer(&p.algo[0])), c.workAt, p.workspace, 0,
+	}
+}
+
+// Enqueue adds the product to a stream.
+func (c *ltCall) Enqueue(s driver.Stream) error {
+	c.args[len(c.args)-1] = uintptr(s)
+	r, _, _ := purego.SyscallN(c.lib.sym.matmul, c.args[:]...)
+	runtime.KeepAlive(c)
+	if r != 0 {
+		return statusError("cublasLtMatmul", r)
+	}
+	return nil
+}
+
+// Close implements Library.
+func (l *Lt) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var errs []error
+	for _, c := range l.biased {
+		errs = append(errs, c.free())
+	}
+	for _, p := range l.plans {
+		if p.failed == nil {
+			errs = append(errs, p.owned.free())
+		}
+	}
+	if l.handle != 0 {
+		errs = append(errs, l.call("cublasLtDestroy", l.sym.destroy, l.handle))
+	}
+	l.plans, l.biased, l.handle = map[Product]*ltPlan{}, nil, 0
+	return errors.Join(append(errs, l.lib.Close())...)
+}
+
+// String describes the product for messages.
+func (p Product) String() string {
+	side := func(m Matrix, name string) string {
+		if m.Trans {
+			name += "ᵀ"
+		}
+		return name + " " + m.Type.String()
+	}
+	return fmt.Sprintf("product %d×%d×%d (%s, %s, %s)", p.M, p.N, p.K, side(p.A, "A"), side(p.B, "B"), side(p.C, "C"))
+}

@@ -1,0 +1,125 @@
+package blas
+
+import (
+	"errors"
+	"testing"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/device/cuda/dynlib"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// found opens the library without a handle: descriptions need no GPU.
+func found(t *testing.T) *Lt {
+	l, err := load()
+	var missing *dynlib.NotFound
+	if errors.As(err, &missing) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.Close()) })
+	return l
+}
+
+var shapes = []Product{
+	{M: 5, N: 7, K: 3, A: Matrix{Type: graph.F32, Ld: 3}, B: Matrix{Type: graph.F32, Ld: 7}, C: Matrix{Type: graph.F32, Ld: 7}, Accumulate: true},
+	{M: 512, N: 768, K: 3072, A: Matrix{Type: graph.BF16, Trans: true, Ld: 512}, B: Matrix{Type: graph.BF16, Trans: true, Ld: 3072},
+		C: Matrix{Type: graph.BF16, Ld: 768}, Bias: true, Workspace: 1 << 20},
+	{M: 64, N: 100, K: 32, A: Matrix{Type: graph.BF16, Ld: 40}, B: Matrix{Type: graph.BF16, Ld: 128}, C: Matrix{Type: graph.F32, Ld: 104}, Bias: true},
+}
+
+// The library takes every attribute at its number and size, and gives back the
+// layouts that it was told.
+func TestDescriptions(t *testing.T) {
+	l := found(t)
+	t.Logf("%s, version %d", l.Path(), l.Version())
+	require.GreaterOrEqual(t, l.Version(), 110000)
+	var get, layoutGet uintptr
+	require.NoError(t, l.lib.Symbols(map[string]*uintptr{"cublasLtMatmulDescGetAttribute": &get, "cublasLtMatrixLayoutGetAttribute": &layoutGet}))
+	read := func(fn, object uintptr, attribute int, size uintptr) uint64 {
+		var v uint64
+		var written uintptr
+		r, _, _ := purego.SyscallN(fn, object, uintptr(attribute), uintptr(unsafe.Pointer(&v)), size, uintptr(unsafe.Pointer(&written)))
+		require.NoError(t, statusError("get", r))
+		require.Equal(t, size, written)
+		return v
+	}
+	for _, p := range shapes {
+		desc, free, err := l.describe(p)
+		require.NoError(t, err)
+		trans := map[bool]uint64{false: opN, true: opT}
+		require.Equal(t, trans[p.B.Trans], read(get, desc, descTransA, 4))
+		require.Equal(t, trans[p.A.Trans], read(get, desc, descTransB, 4))
+		require.Equal(t, map[bool]uint64{false: epilogueDefault, true: epilogueBias}[p.Bias], read(get, desc, descEpilogue, 4))
+		require.NoError(t, free())
+		_, free, err = l.preference(p)
+		require.NoError(t, err)
+		require.NoError(t, free())
+
+		// Without a handle the heuristic refuses, after everything else was made.
+		var pl ltPlan
+		require.Error(t, l.plan(p, &pl))
+		const layoutType, layoutRows, layoutCols, layoutLd = 0, 2, 3, 4
+		for _, m := range []struct {
+			layout     uintptr
+			m          Matrix
+			cols, rows int64 // as the library sees them
+		}{{pl.a, p.B, p.N, p.K}, {pl.b, p.A, p.K, p.M}, {pl.c, p.C, p.N, p.M}} {
+			if m.m.Trans {
+				m.cols, m.rows = m.rows, m.cols
+			}
+			require.EqualValues(t, dataType(m.m.Type), read(layoutGet, m.layout, layoutType, 4))
+			require.EqualValues(t, m.cols, read(layoutGet, m.layout, layoutRows, 8))
+			require.EqualValues(t, m.rows, read(layoutGet, m.layout, layoutCols, 8))
+			require.EqualValues(t, m.m.Ld, read(layoutGet, m.layout, layoutLd, 8))
+		}
+		require.NoError(t, pl.owned.free())
+	}
+}
+
+// Sixteen words reach the library, and a call that it refuses names itself.
+func TestACallThatTheLibraryRefuses(t *testing.T) {
+	l := found(t)
+	c := &ltCall{lib: l, plan: &ltPlan{one: 1}}
+	c.words()
+	err := c.Enqueue(0)
+	var failed *driver.Error
+	require.ErrorAs(t, err, &failed)
+	require.Equal(t, "cublasLtMatmul", failed.Call)
+	require.Contains(t, []string{"CUBLAS_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_INVALID_VALUE"}, failed.Name)
+}
+
+func TestEnqueueAllocatesNothing(t *testing.T) {
+	l := found(t)
+	libc, err := purego.Dlopen("libc.so.6", purego.RTLD_LAZY)
+	require.NoError(t, err)
+	l.sym.matmul, err = purego.Dlsym(libc, "ffs") // the first bit of its first word, the handle: 0
+	require.NoError(t, err)
+	c := &ltCall{lib: l, plan: &ltPlan{one: 1}}
+	c.words()
+	require.Zero(t, testing.AllocsPerRun(100, func() { err = c.Enqueue(7) }))
+	require.NoError(t, err)
+}
+
+func TestBindRemembersARefusal(t *testing.T) {
+	l := found(t)
+	p := shapes[0]
+	at := Places{A: 256, B: 512, C: 1024}
+	_, first := l.Bind(p, at)
+	require.ErrorContains(t, first, "product 5×7×3 (A f32, B f32, C f32)")
+	_, again := l.Bind(p, at)
+	require.Same(t, first, again)
+}
+
+func TestOpenNamesWhatIsMissing(t *testing.T) {
+	l, err := Open()
+	if err == nil {
+		require.NoError(t, l.Close())
+		t.Skip("there is a GPU, or a cuBLASLt that needs none")
+	}
+	require.Regexp(t, "cuBLASLt was not found|cublasLtCreate", err.Error())
+}
