@@ -1,0 +1,191 @@
+package cuda
+
+import (
+	"errors"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+)
+
+func init() {
+	register(map[graph.Kind]binder{
+		graph.Linear:      bindLinear,
+		graph.LinearGradX: bindLinearGrad,
+		graph.LinearGradW: bindLinearGrad,
+		graph.BiasGrad:    bindBiasGrad,
+	})
+}
+
+const linear = "linear.cu"
+
+// cut is how these kernels cut their work: what the planner took their workspace
+// from.
+var cut = graph.CUDATarget().CUDA
+
+// product is a step that a library of products runs.
+type product struct{ call blas.Call }
+
+func (p *product) enqueue(_ driver.API, s driver.Stream) error { return p.call.Enqueue(s) }
+
+// bindProduct returns a product as a step. The library decides on the device
+// whether to run it: there is no predicate.
+func (b *binding) bindProduct(p blas.Product, at blas.Places) (step, error) {
+	switch {
+	case b.err != nil:
+		return nil, b.err
+	case b.skip != 0:
+		return nil, errors.New("a matrix product cannot be skipped by a predicate")
+	case b.lib.o.Products == nil:
+		return nil, errors.New("there is no library of matrix products")
+	}
+	call, err := b.lib.o.Products.Bind(p, at)
+	if err != nil {
+		return nil, err
+	}
+	return &product{call}, nil
+}
+
+// product adds a product to the kernel.
+func (b *binding) product(p blas.Product, at blas.Places) {
+	s, err := b.bindProduct(p, at)
+	if err != nil {
+		b.failf("%w", err)
+		return
+	}
+	b.kernel.steps = append(b.kernel.steps, s)
+}
+
+// packed is a matrix whose rows of cols elements lie next to each other.
+func packed(t graph.DType, cols int64, trans bool) blas.Matrix {
+	return blas.Matrix{Type: t, Ld: cols, Trans: trans}
+}
+
+// linearProduct is the product of a linear over x (m,in) and w (in,out) or,
+// transposed, (out,in).
+func linearProduct(x, w, y graph.DType, m, in, out int64, trans bool) blas.Product {
+	cols := out
+	if trans {
+		cols = in
+	}
+	return blas.Product{
+		M: m, N: out, K: in, A: packed(x, in, false), B: packed(w, cols, trans), C: packed(y, out, false),
+		Workspace: cut.ProductWork(m, out, in),
+	}
+}
+
+// gradXProduct is dy (m,out) · wᵀ → dx (m,in).
+func gradXProduct(dy, w, dx graph.DType, m, in, out int64, trans bool) blas.Product {
+	return linearProduct(dy, w, dx, m, out, in, !trans)
+}
+
+// gradWProduct is xᵀ·dy → dw (in,out), or transposed dyᵀ·x → dw (out,in).
+func gradWProduct(x, dy, dw graph.DType, m, in, out int64, trans bool) blas.Product {
+	if trans {
+		in, out = out, in
+	}
+	return blas.Product{
+		M: in, N: out, K: m, A: packed(x, in, true), B: packed(dy, out, false), C: packed(dw, out, false),
+		Workspace: cut.ProductWork(in, out, m),
+	}
+}
+
+func bindLinear(b *binding) {
+	a := attr[graph.LinearAttr](b)
+	x, w, y := b.inBuf(0), b.inBuf(1), b.outBuf(0)
+	m, in := matrix(x)
+	_, out := matrix(y)
+	p := linearProduct(x.DType, w.DType, y.DType, m, in, out, a.TransW)
+	to := b.out(0)
+	if a.Act != graph.ActNone && b.hasOut(1) {
+		to = b.out(1)
+	}
+	at := blas.Places{A: b.in(0), B: b.in(1), C: to, Work: b.work(p.Workspace)}
+	if b.hasIn(2) {
+		b.biased(p, at, b.in(2), y)
+	} else {
+		b.product(p, at)
+	}
+	if a.Act != graph.ActNone {
+		n := m * out
+		b.over(elementwise, "act_"+string(a.Act)+"_"+b.float(y), n, perThread(y), b.args().Pointer(to).Pointer(b.out(0)).Int64(n))
+	}
+}
+
+// biased adds a product and a bias in every row: by the library, or where it has
+// no such algorithm by a kernel after it. Shapes and types alone decide.
+func (b *binding) biased(p blas.Product, at blas.Places, bias driver.Address, y *graph.Buffer) {
+	whole, with := p, at
+	whole.Bias, with.Bias = true, bias
+	s, err := b.bindProduct(whole, with)
+	if err == nil {
+		b.kernel.steps = append(b.kernel.steps, s)
+		return
+	}
+	if !errors.Is(err, blas.ErrUnsupported) {
+		b.failf("%w", err)
+		return
+	}
+	b.product(p, at)
+	b.over(linear, "add_bias_"+b.float(y), p.M*p.N, 1, b.args().Pointer(bias).Pointer(at.C).Int64(p.M).Int64(p.N))
+}
+
+func bindLinearGrad(b *binding) {
+	trans := attr[graph.LinearAttr](b).TransW
+	first, second, d := b.inBuf(0), b.inBuf(1), b.outBuf(0)
+	at := blas.Places{A: b.in(0), B: b.in(1), C: b.out(0)}
+	var p blas.Product
+	m, cols := matrix(first)
+	if b.Op.Kind == graph.LinearGradX { // dy, w → dx
+		_, in := matrix(d)
+		p = gradXProduct(first.DType, second.DType, d.DType, m, in, cols, trans)
+	} else { // x, dy → dw
+		_, out := matrix(second)
+		p = gradWProduct(first.DType, second.DType, d.DType, m, cols, out, trans)
+		if trans {
+			at.A, at.B = at.B, at.A
+		}
+	}
+	p.Accumulate = b.accum(0) == 1
+	at.Work = b.work(p.Workspace)
+	b.product(p, at)
+}
+
+func bindBiasGrad(b *binding) {
+	x, y := b.inBuf(0), b.outBuf(0)
+	rows, cols := matrix(x)
+	parts := cut.Columns(rows)
+	partRows := (rows + parts - 1) / parts
+	const columns, lanes = 32, 8 // of a block of linear.cu
+	grid := driver.Dim{X: uint32((cols + columns - 1) / columns), Y: uint32(parts), Z: 1}
+	block := driver.Dim{X: columns, Y: lanes, Z: 1}
+	in := "columns_" + b.float(x) + "_"
+	if parts == 1 {
+		b.launch(linear, in+b.float(y), grid, block, 0,
+			b.args().Pointer(b.in(0)).Int64(rows).Int64(cols).Int64(partRows).Pointer(b.out(0)).Int64(0).Int32(b.accum(0)))
+		return
+	}
+	work := b.work(4 * parts * cols)
+	b.launch(linear, in+"f32", grid, block, 0,
+		b.args().Pointer(b.in(0)).Int64(rows).Int64(cols).Int64(partRows).Pointer(work).Int64(cols).Int32(0))
+	b.over(linear, "column_parts_"+b.float(y), cols, 1,
+		b.args().Pointer(work).Int64(parts).Int64(cols).Pointer(b.out(0)).Int32(b.accum(0)))
+}
+
+// aligned says whether all addresses are multiples of n bytes.
+func aligned(n driver.Address, places ...driver.Address) bool {
+	for _, p := range places {
+		if p%n != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// flag is a truth as kernels take it.
+func flag(v bool) int32 {
+	if v {
+		return 1
+	}
+	return 0
+}

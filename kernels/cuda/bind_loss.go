@@ -1,0 +1,149 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+)
+
+func init() {
+	register(map[graph.Kind]binder{
+		graph.Softmax:          bindSoftmax,
+		graph.SoftmaxGrad:      bindSoftmaxGrad,
+		graph.CrossEntropy:     bindCrossEntropy,
+		graph.CrossEntropyGrad: bindCrossEntropyGrad,
+		graph.HeadLoss:         bindHeadLoss,
+		graph.HeadLossGrad:     bindHeadLoss,
+	})
+}
+
+const loss = "loss.cu"
+
+// rowThreads is the threads that loss.cu gives a row.
+const rowThreads = 256
+
+// fours says whether rows of cols elements at the places can be read four
+// elements at a time.
+func fours(t graph.DType, cols int64, places ...driver.Address) int32 {
+	return flag(cols%4 == 0 && aligned(driver.Address(4*t.Size()), places...))
+}
+
+func bindSoftmax(b *binding) {
+	x := b.inBuf(0)
+	rows, cols := matrix(x)
+	b.rows(loss, "softmax_"+b.float(x), rows, rowThreads, 0,
+		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(cols).Int32(fours(x.DType, cols, b.in(0), b.out(0))))
+}
+
+func bindSoftmaxGrad(b *binding) {
+	x := b.inBuf(0)
+	rows, cols := matrix(x)
+	b.rows(loss, "softmax_grad_"+b.float(x), rows, rowThreads, 0,
+		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.out(0)).Int64(cols).
+			Int32(fours(x.DType, cols, b.in(0), b.in(1), b.out(0))).Int32(b.accum(0)))
+}
+
+// targets returns where a kernel reports a target that is no class.
+func (b *binding) targets(classes int64) driver.Address {
+	return b.report("targets", fmt.Sprintf("-1 to %d", classes-1))
+}
+
+func bindCrossEntropy(b *binding) {
+	rows, cols := matrix(b.inBuf(0))
+	rowLoss := b.work(8 * rows)
+	b.rows(loss, "cross_entropy", rows, rowThreads, 0,
+		b.args().Pointer(b.in(0)).Int64(cols).Int32(fours(graph.F32, cols, b.in(0))).Pointer(b.in(1)).
+			Pointer(b.out(1)).Pointer(rowLoss).Pointer(b.targets(cols)))
+	b.sumLoss(rowLoss, rows)
+}
+
+// sumLoss adds the losses of rows to output 0.
+func (b *binding) sumLoss(rowLoss driver.Address, rows int64) {
+	b.rows(loss, "loss_sum", 1, rowThreads, 0, b.args().Pointer(rowLoss).Int64(rows).Pointer(b.out(0)))
+}
+
+// hyper returns the addresses of the two factors of a loss's gradient in input i.
+func (b *binding) hyper(i int) (invCount, lossScale driver.Address) {
+	at := b.in(i)
+	return at + 8*graph.HyperInvCount, at + 8*graph.HyperLossScale
+}
+
+func bindCrossEntropyGrad(b *binding) {
+	rows, cols := matrix(b.inBuf(0))
+	invCount, lossScale := b.hyper(3)
+	b.rows(loss, "cross_entropy_grad", rows, rowThreads, 0,
+		b.args().Pointer(b.in(0)).Int64(cols).Int32(fours(graph.F32, cols, b.in(0), b.out(0))).Pointer(b.in(1)).Pointer(b.in(2)).
+			Pointer(invCount).Pointer(lossScale).Pointer(b.out(0)).Pointer(b.targets(cols)))
+}
+
+// bindHeadLoss is the loss of logits x·wᵀ, and its gradients, over chunks of
+// rows, one chunk's logits in the workspace at a time:
+//
+//	for each chunk of rows of x:
+//		logits = x·wᵀ                          fp32 (rows, V), rows padded
+//		loss of its rows; logits = (softmax − onehot)·scale in place, in x's type
+//		loss += Σ of its rows
+//		dx = logits·w                          (rows, C)
+//		dw (+)= logitsᵀ·x                      (V, C)
+//
+// A gradient in bf16 takes the first half of its row of logits. Over chunks, dw
+// is added to in its own type.
+func bindHeadLoss(b *binding) {
+	xBuf, wBuf := b.inBuf(0), b.inBuf(1)
+	n, c := matrix(xBuf)
+	v, _ := matrix(wBuf)
+	x, w, targets := b.in(0), b.in(1), b.in(2)
+	typ, name := xBuf.DType, "head_"+b.float(xBuf)
+	size := driver.Address(typ.Size())
+	hasX, hasW := b.Op.Kind == graph.HeadLossGrad && b.hasOut(1), b.Op.Kind == graph.HeadLossGrad && b.hasOut(2)
+	var invCount, lossScale driver.Address
+	if hasX || hasW {
+		invCount, lossScale = b.hyper(3)
+	}
+
+	rows, ld := min(n, cut.HeadChunk(v)), cut.LogitStride(v)
+	logitBytes, lossBytes := roundUp(4*rows*ld, workAlign), roundUp(8*rows, workAlign)
+	logits := b.work(graph.CUDATarget().Workspace(b.Program, b.Op))
+	rowLoss := logits + driver.Address(logitBytes)
+	scratch := rowLoss + driver.Address(lossBytes)
+	report := b.targets(v)
+	gradLd := ld // of logits that have become gradients, in elements of their type
+	if typ != graph.F32 {
+		gradLd = 2 * ld
+	}
+	for r0 := int64(0); r0 < n && b.err == nil; r0 += rows {
+		m := min(rows, n-r0)
+		xAt := x + driver.Address(r0*c)*size
+
+		forward := linearProduct(typ, wBuf.DType, graph.F32, m, c, v, true)
+		forward.C.Ld = ld
+		b.product(forward, places(xAt, w, logits, scratch, &forward))
+		b.rows(loss, name, m, rowThreads, 0,
+			b.args().Pointer(logits).Int64(v).Int64(ld).Pointer(targets).Int64(r0).
+				Pointer(invCount).Pointer(lossScale).Pointer(rowLoss).Pointer(report))
+		b.sumLoss(rowLoss, m)
+		if hasX {
+			p := gradXProduct(typ, wBuf.DType, b.outBuf(1).DType, m, c, v, true)
+			p.A.Ld = gradLd
+			b.product(p, places(logits, w, b.out(1)+driver.Address(r0*c)*size, scratch, &p))
+		}
+		if hasW {
+			p := gradWProduct(typ, typ, b.outBuf(2).DType, m, c, v, true)
+			p.A.Ld = gradLd
+			p.Accumulate = r0 > 0 || b.accum(2) == 1
+			b.product(p, places(logits, xAt, b.out(2), scratch, &p))
+		}
+	}
+}
+
+func places(a, b, c, work driver.Address, p *blas.Product) blas.Places {
+	at := blas.Places{A: a, B: b, C: c}
+	if p.Workspace > 0 {
+		at.Work = work
+	}
+	return at
+}
+
+func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
