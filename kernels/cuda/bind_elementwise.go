@@ -1,12 +1,29 @@
 package cuda
 
-import "github.com/spillway-ml/spillway/graph"
+import (
+	"math"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
+)
 
 func init() {
 	register(map[graph.Kind]binder{
-		graph.Add: func(b *binding) { b.binary("add") },
-		graph.Sub: func(b *binding) { b.binary("sub") },
-		graph.Mul: func(b *binding) { b.binary("mul") },
+		graph.Add:   func(b *binding) { b.binary("add") },
+		graph.Sub:   func(b *binding) { b.binary("sub") },
+		graph.Mul:   func(b *binding) { b.binary("mul") },
+		graph.Scale: bindScale,
+
+		graph.SumGrad: bindSumGrad,
+		graph.Sum:     bindSum,
+		graph.Fill:    bindFill,
+		graph.Cast:    bindCast,
+		graph.Dropout: bindDropout,
+
+		graph.Activation:     bindActivation,
+		graph.ActivationGrad: bindActivationGrad,
+		graph.SwiGLU:         bindSwiGLU,
+		graph.SwiGLUGrad:     bindSwiGLUGrad,
 	})
 }
 
@@ -20,4 +37,109 @@ func (b *binding) binary(name string) {
 	y := b.outBuf(0)
 	b.over(elementwise, name+"_"+b.float(y), y.Elems(), perThread(y),
 		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.out(0)).Int64(y.Elems()).Int32(b.accum(0)))
+}
+
+func bindScale(b *binding) {
+	y := b.outBuf(0)
+	b.over(elementwise, "scale_"+b.float(y), y.Elems(), perThread(y),
+		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(y.Elems()).Int32(b.accum(0)).Float32(float32(attr[graph.ScaleAttr](b).Factor)))
+}
+
+func bindSumGrad(b *binding) {
+	dx := b.outBuf(0)
+	b.over(elementwise, "sum_grad_"+b.float(dx), dx.Elems(), 1,
+		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(dx.Elems()).Int32(b.accum(0)))
+}
+
+// sumPiece is the elements of a partial sum: PIECE of sum.cu.
+const sumPiece = 65536
+
+func bindSum(b *binding) {
+	x := b.inBuf(0)
+	pieces := (x.Elems() + sumPiece - 1) / sumPiece
+	work := b.work(8 * pieces)
+	b.rows("sum.cu", "sum_pieces_"+b.float(x), pieces, threads, 0, b.args().Pointer(b.in(0)).Pointer(work).Int64(x.Elems()))
+	b.rows("sum.cu", "sum_total", 1, threads, 0, b.args().Pointer(work).Pointer(b.out(0)).Int64(pieces).Int32(b.accum(0)))
+}
+
+func bindActivation(b *binding) {
+	y := b.outBuf(0)
+	b.over(elementwise, "act_"+string(attr[graph.ActAttr](b).Act)+"_"+b.float(y), y.Elems(), perThread(y),
+		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(y.Elems()))
+}
+
+func bindActivationGrad(b *binding) {
+	dx := b.outBuf(0)
+	b.over(elementwise, "act_grad_"+string(attr[graph.ActAttr](b).Act)+"_"+b.float(dx), dx.Elems(), perThread(dx),
+		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.out(0)).Int64(dx.Elems()).Int32(b.accum(0)))
+}
+
+func bindSwiGLU(b *binding) {
+	y := b.outBuf(0)
+	b.over(elementwise, "swiglu_"+b.float(y), y.Elems(), perThread(y),
+		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.out(0)).Int64(y.Elems()))
+}
+
+func bindSwiGLUGrad(b *binding) {
+	d := b.outBuf(0)
+	b.over(elementwise, "swiglu_grad_"+b.float(d), d.Elems(), 1,
+		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.in(2)).Pointer(b.out(0)).Pointer(b.out(1)).Int64(d.Elems()))
+}
+
+// bindFill converts the value as kernels/cpu does.
+func bindFill(b *binding) {
+	v, y := attr[graph.FillAttr](b).Value, b.outBuf(0)
+	var bits uint64
+	switch dt := y.DType; dt {
+	case graph.F32:
+		bits = uint64(math.Float32bits(float32(v)))
+	case graph.F64:
+		bits = math.Float64bits(v)
+	case graph.BF16:
+		bits = uint64(num.BF16(float32(v)))
+	case graph.F16:
+		bits = uint64(num.F16(float32(v)))
+	default:
+		lo, hi := -math.Ldexp(1, int(dt.Size())*8-1), math.Ldexp(1, int(dt.Size())*8-1)
+		if dt == graph.U8 {
+			lo, hi = 0, 256
+		}
+		if v != math.Trunc(v) || v < lo || v >= hi {
+			b.failf("value %g is no %v", v, dt)
+			return
+		}
+		bits = uint64(int64(v))
+	}
+	name := map[int64]string{1: "fill_1", 2: "fill_2", 4: "fill_4", 8: "fill_8"}[y.DType.Size()]
+	b.over(elementwise, name, y.Elems(), 4, b.args().Pointer(b.out(0)).Int64(y.Elems()).Uint64(bits))
+}
+
+// bindCast converts f32 to 16 bits or 16 bits to f32, as the CPU does.
+func bindCast(b *binding) {
+	src, dst := b.inBuf(0).DType, b.outBuf(0).DType
+	if (src == graph.F32) == (dst == graph.F32) {
+		b.failf("%v to %v; the kernel converts between f32 and 16 bits", src, dst)
+		return
+	}
+	if dst != graph.F32 && b.accum(0) != 0 {
+		b.failf("accumulates into %v; the kernel accumulates in f32", dst)
+		return
+	}
+	n := b.outBuf(0).Elems()
+	b.over(elementwise, "cast_"+suffix[src]+"_"+suffix[dst], n, 1, b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(n).Int32(b.accum(0)))
+}
+
+// maxDropout is the most elements of a sample, so that a counter has 32 bits.
+const maxDropout = 1 << 34
+
+func bindDropout(b *binding) {
+	a, y := attr[graph.DropoutAttr](b), b.outBuf(0)
+	if a.Elems > maxDropout {
+		b.failf("Elems is %d, want at most %d", a.Elems, int64(maxDropout))
+		return
+	}
+	samples := y.Elems() / a.Elems
+	b.over(elementwise, "dropout_"+b.float(y), samples*((a.Elems+63)/64*16), 1,
+		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(samples).Int64(a.Elems).Pointer(b.in(1)).
+			Int32(int32(uint32(a.Site))).Int32(int32(uint32(math.Ldexp(a.P, 32)))).Float32(float32(1/(1-a.P))))
 }

@@ -56,7 +56,7 @@ func (b *binding) bindHost() (device.Kernel, error) {
 		b.failf("the host's library gave a %T, want a kernel that the CPU runs", k)
 		return nil, b.err
 	}
-	return &hostKernel{touches: b.kernel.touches, Kernel: run}, nil
+	return &hostKernel{b.kernel.operands, run}, nil
 }
 
 func (b *binding) hosted(list []device.Ptr) []device.Ptr {

@@ -7,6 +7,7 @@ import (
 	devcpu "github.com/spillway-ml/spillway/device/cpu"
 	devcuda "github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/kernels"
 )
 
 // step is a part of a kernel's work: a launch, or a call of a library.
@@ -14,18 +15,47 @@ type step interface {
 	enqueue(api driver.API, s driver.Stream) error
 }
 
-// kernel is a bound operation of the GPU.
-type kernel struct {
-	label   string
-	touches []device.Ptr
-	steps   []step // in order; none where the rank holds nothing to update
-	report  *report
+// operands are what a bound operation is called and where its operands lie.
+type operands struct {
+	label                  string
+	touches, reads, writes []device.Ptr
 }
 
-var _ devcuda.Checked = (*kernel)(nil)
+// of takes a binding whose places are right.
+func of(b *kernels.Binding, touches []device.Ptr) operands {
+	o := operands{label: b.Op.Name, touches: touches}
+	add := func(list *[]device.Ptr, p device.Ptr) {
+		if p.Arena != nil {
+			*list = append(*list, p)
+		}
+	}
+	for _, p := range b.In {
+		add(&o.reads, p)
+	}
+	add(&o.reads, b.Skip)
+	for _, p := range b.Out {
+		add(&o.writes, p)
+	}
+	add(&o.writes, b.Work)
+	return o
+}
 
-func (k *kernel) Touches() []device.Ptr { return k.touches }
-func (k *kernel) Label() string         { return k.label }
+func (o *operands) Touches() []device.Ptr { return o.touches }
+func (o *operands) Reads() []device.Ptr   { return o.reads }
+func (o *operands) Writes() []device.Ptr  { return o.writes }
+func (o *operands) Label() string         { return o.label }
+
+// kernel is a bound operation of the GPU.
+type kernel struct {
+	operands
+	steps  []step // in order; none where the rank holds nothing to update
+	report *report
+}
+
+var (
+	_ devcuda.Checked  = (*kernel)(nil)
+	_ devcuda.Accessor = (*kernel)(nil)
+)
 
 // Enqueue adds the operation's launches to the stream.
 func (k *kernel) Enqueue(api driver.API, s driver.Stream) error {
@@ -62,10 +92,13 @@ func (l *launch) enqueue(api driver.API, s driver.Stream) error {
 
 // hostKernel is an operation of the CPU's library on page-locked memory.
 type hostKernel struct {
-	touches []device.Ptr
-	devcpu.Kernel
+	operands
+	k devcpu.Kernel
 }
 
-var _ devcuda.HostKernel = (*hostKernel)(nil)
+var (
+	_ devcuda.HostKernel = (*hostKernel)(nil)
+	_ devcuda.Accessor   = (*hostKernel)(nil)
+)
 
-func (k *hostKernel) Touches() []device.Ptr { return k.touches }
+func (k *hostKernel) Run() error { return k.k.Run() }

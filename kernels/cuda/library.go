@@ -99,13 +99,13 @@ func (l *Library) Bind(kb kernels.Binding) (device.Kernel, error) {
 	if err := graph.Check(kb.Program, kb.Op); err != nil {
 		return nil, fmt.Errorf("cuda: bind: %w", err)
 	}
-	b := &binding{Binding: kb, lib: l, kernel: &kernel{label: kb.Op.Name}}
+	b := &binding{Binding: kb, lib: l, kernel: &kernel{}}
 	touches, err := b.Places()
 	if err != nil {
 		b.failf("%w", err)
 		return nil, b.err
 	}
-	b.kernel.touches = touches
+	b.kernel.operands = of(&b.Binding, touches)
 	if b.onHost() {
 		return b.bindHost()
 	}

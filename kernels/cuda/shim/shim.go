@@ -72,11 +72,12 @@ func At(dir string) (*Compiler, error) {
 	return nil, ErrNoCompiler
 }
 
-// flags keep the arithmetic that the sources say: no contraction, no fast math.
+// flags keep the arithmetic that the sources say: no contraction, no fast math. A
+// library stays loaded once it was, because threads have stacks of fibers in it.
 func flags() []string {
 	f := []string{
 		"-x", "c++", "-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing",
-		"-fvisibility=hidden", "-Wno-unused-function", "-Wno-unknown-pragmas", "-Wno-narrowing",
+		"-fvisibility=hidden", "-Wl,-z,nodelete", "-Wno-unused-function", "-Wno-unknown-pragmas", "-Wno-narrowing",
 	}
 	if cpu.X86.HasFMA {
 		f = append(f, "-mfma")

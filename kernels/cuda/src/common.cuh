@@ -41,11 +41,16 @@ DEVICE float fma_(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
 DEVICE float of_bits(u32 b) { return __uint_as_float(b); }
 
-// load widens an element; as<T> rounds to nearest even.
-DEVICE float load(const float *p) { return *p; }
+// load widens an element; narrow rounds one to nearest even.
 DEVICE float widen(float x) { return x; }
 DEVICE float widen(bf16 h) { return of_bits((u32)h.bits << 16); }
-DEVICE float load(const bf16 *p) { return widen(*p); }
+DEVICE float widen(f16 h) {
+	u32 sign = (u32)(h.bits & 0x8000) << 16, e = h.bits >> 10 & 0x1f, m = h.bits & 0x3ff;
+	if (e == 0x1f) return of_bits(sign | (m ? 0x7fc00000u | m << 13 : 0x7f800000u));
+	if (e == 0) return of_bits(sign | bits_of((float)m * (1.0f / (1 << 24))));
+	return of_bits(sign | (e + 112) << 23 | m << 13);
+}
+template <class T> DEVICE float load(const T *p) { return widen(*p); }
 
 DEVICE u16 to_bf16(float x) {
 	u32 b = bits_of(x);
@@ -53,13 +58,66 @@ DEVICE u16 to_bf16(float x) {
 	return (u16)((b + 0x7fffu + (b >> 16 & 1)) >> 16);
 }
 
+DEVICE u16 to_f16(float x) {
+	u32 b = bits_of(x), sign = b >> 16 & 0x8000;
+	b &= 0x7fffffffu;
+	if (b > 0x7f800000u) return (u16)(sign | 0x7e00 | (b >> 13 & 0x3ff));
+	if (b >= 0x477ff000u) return (u16)(sign | 0x7c00); // 65520 and up round to infinity
+	if (b >= 0x38800000u) return (u16)(sign | (b - 0x38000000u + 0xfff + (b >> 13 & 1)) >> 13);
+	if (b < 0x33000000u) return (u16)sign; // below half the smallest subnormal
+	u32 m = (b & 0x7fffffu) | 0x800000u, shift = 126 - (b >> 23); // in units of 2^-24
+	u32 r = m >> shift, rest = m & ((1u << shift) - 1), half = 1u << (shift - 1);
+	if (rest > half || (rest == half && (r & 1))) r++;
+	return (u16)(sign | r);
+}
+
 DEVICE void narrow(float *p, float x) { *p = x; }
 DEVICE void narrow(bf16 *p, float x) { p->bits = to_bf16(x); }
+DEVICE void narrow(f16 *p, float x) { p->bits = to_f16(x); }
 
 // store writes or accumulates one element.
 template <class T> DEVICE void store(T *p, float x, int accumulate) {
 	narrow(p, accumulate ? load(p) + x : x);
 }
+
+// Pack is 16 bytes of elements, widened.
+template <class T> struct Pack;
+
+template <> struct Pack<float> {
+	enum { N = 4 };
+	float v[4];
+	static __device__ __forceinline__ Pack at(const float *p) {
+		ALIGNED(p, 16);
+		float4 u = *(const float4 *)p;
+		return {{u.x, u.y, u.z, u.w}};
+	}
+	__device__ __forceinline__ void to(float *p) const {
+		ALIGNED(p, 16);
+		*(float4 *)p = {v[0], v[1], v[2], v[3]};
+	}
+};
+
+template <> struct Pack<bf16> {
+	enum { N = 8 };
+	float v[8];
+	static __device__ __forceinline__ Pack at(const bf16 *p) {
+		ALIGNED(p, 16);
+		uint4 u = *(const uint4 *)p;
+		return {{of_bits(u.x << 16), of_bits(u.x & 0xffff0000u), of_bits(u.y << 16), of_bits(u.y & 0xffff0000u),
+			of_bits(u.z << 16), of_bits(u.z & 0xffff0000u), of_bits(u.w << 16), of_bits(u.w & 0xffff0000u)}};
+	}
+	__device__ __forceinline__ void to(bf16 *p) const {
+		ALIGNED(p, 16);
+		uint4 u = {two(0), two(2), two(4), two(6)};
+		*(uint4 *)p = u;
+	}
+	__device__ __forceinline__ u32 two(int i) const { return (u32)to_bf16(v[i]) | (u32)to_bf16(v[i + 1]) << 16; }
+};
+
+// wide says whether all addresses can be read 16 bytes at a time. Results never
+// depend on it.
+DEVICE bool wide(const void *a) { return ((u64)a & 15) == 0; }
+template <class... P> DEVICE bool wide(const void *a, P... more) { return wide(a) && wide(more...); }
 
 // first and stride of a thread in a grid-stride loop.
 DEVICE i64 first() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
@@ -76,7 +134,9 @@ DEVICE void wrong(Report *r, i64 index, int value) {
 	r->code = 1;
 }
 
-// Sums over a warp and a block: the same bits on every thread, by a fixed tree.
+// Sums over a warp and a block of whole warps: by a fixed tree, the same bits on
+// every thread. A block's needs 32 elements of shared memory, which it leaves
+// free for the next.
 DEVICE float warp_sum(float x) {
 	for (int m = 16; m > 0; m >>= 1) x += __shfl_xor_sync(0xffffffffu, x, m);
 	return x;
@@ -89,3 +149,45 @@ DEVICE float warp_max(float x) {
 	}
 	return x;
 }
+
+DEVICE float block_sum(float x, float *partial) {
+	x = warp_sum(x);
+	int warps = blockDim.x / 32;
+	if (warps == 1) return x;
+	if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
+	__syncthreads();
+	x = (int)(threadIdx.x % 32) < warps ? partial[threadIdx.x % 32] : 0.0f;
+	x = warp_sum(x);
+	__syncthreads();
+	return x;
+}
+
+// Functions with the bits of the CPU's: fixed polynomials of package num.
+
+DEVICE float sqrt_(float x) { return __fsqrt_rn(x); }
+
+DEVICE float pow2_(int n) { return of_bits((u32)(n + 127) << 23); }
+
+DEVICE float exp_(float x) {
+	if (x > 88.72284f) return of_bits(0x7f800000u);
+	if (x < -103.97f) return 0;
+	if (x != x) return x;
+	float n = rintf(x * 1.44269504088896341f);
+	float r = fma_(n, -0.693359375f, x);
+	r = fma_(n, 2.12194440e-4f, r);
+	float p = fma_(1.9875691500e-4f, r, 1.3981999507e-3f);
+	p = fma_(p, r, 8.3334519073e-3f);
+	p = fma_(p, r, 4.1665795894e-2f);
+	p = fma_(p, r, 1.6666665459e-1f);
+	p = fma_(p, r, 5.0000001201e-1f);
+	float y = fma_(p, r * r, r) + 1;
+	// Two factors, so that only the second can round (a subnormal result).
+	int i = (int)n, h = i >> 1;
+	return y * pow2_(h) * pow2_(i - h);
+}
+
+DEVICE float sigmoid_(float x) { return 1 / (1 + exp_(-x)); }
+
+// Types that a kernel is made for, and pairs: of values and of gradients.
+#define FOR_FLOATS(M) M(f32) M(bf16)
+#define FOR_PAIRS(M) M(f32, f32) M(bf16, bf16) M(bf16, f32)

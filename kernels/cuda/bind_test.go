@@ -1,0 +1,199 @@
+//go:build linux
+
+package cuda
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	devcuda "github.com/spillway-ml/spillway/device/cuda"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
+	"github.com/spillway-ml/spillway/kernels/optest"
+)
+
+// inexact are kinds whose sums run in another order than the CPU's: results
+// agree within a tolerance. All others have the CPU's bits.
+var inexact = []graph.Kind{
+	graph.LayerNorm, graph.LayerNormGrad, graph.RMSNorm, graph.RMSNormGrad,
+	graph.Linear, graph.LinearGradX, graph.LinearGradW, graph.BiasGrad, graph.Softmax, graph.SoftmaxGrad,
+	graph.CrossEntropy, graph.CrossEntropyGrad, graph.HeadLoss, graph.HeadLossGrad, graph.Attention, graph.AttentionGrad,
+}
+
+// multiplying are kinds with matrix products, whose operands are aligned and
+// which have no predicate.
+var multiplying = []graph.Kind{graph.Linear, graph.LinearGradX, graph.LinearGradW, graph.HeadLoss, graph.HeadLossGrad}
+
+// target is what the operations of the tests get workspace for.
+func target() graph.Target { return graph.CUDATarget() }
+
+// drawn is an operation as the kind's kernels take it.
+func drawn(kind graph.Kind, rng *rand.Rand, opts optest.Options) *optest.Operation {
+	many := slices.Contains(multiplying, kind)
+	opts.Aligned = opts.Aligned || many
+	o := drawn(kind, rng, opts)
+	if many {
+		o.Op().Skip = graph.NoBuf
+	}
+	return o
+}
+
+// tolerance is what an output of an operation may differ by, relative to its
+// elements or their mean magnitude: 0 for the CPU's bits.
+func tolerance(o *optest.Operation) float64 {
+	if !slices.Contains(inexact, o.Op().Kind) {
+		return 0
+	}
+	for i := range o.P.Buffers {
+		if o.P.Buffers[i].DType == graph.BF16 {
+			return 1e-2
+		}
+	}
+	return 1e-5
+}
+
+// TestKernelsFollowTheCPU runs random operations of every kind, with tails, at
+// addresses that are multiples of the element's size only, in f32 and in bf16
+// storage, and compares every byte of the arena with the CPU's results: with the
+// bits of the interpreter, which are the CPU's, or closely. Whatever order blocks
+// and threads run in, the bits are the same, and nothing else is written.
+func TestKernelsFollowTheCPU(t *testing.T) {
+	for _, kind := range optest.Kinds() {
+		if binders[kind] == nil {
+			continue
+		}
+		t.Run(string(kind), func(t *testing.T) {
+			b := newBench(t)
+			for seed := range uint64(24) {
+				for _, half := range []bool{false, true} {
+					o := drawn(kind, rand.New(rand.NewPCG(seed, 11)), optest.Options{Target: target(), Half: half, Aligned: seed%2 == 0})
+					require.NoError(t, graph.Check(o.P, o.Op()))
+					want, err := o.Interpret()
+					require.NoError(t, err)
+					b.compare(t, o, want, fmt.Sprintf("seed %d, bf16 %v", seed, half))
+				}
+			}
+		})
+	}
+}
+
+// compare runs an operation in both orders.
+func (b *bench) compare(t *testing.T, o *optest.Operation, want map[graph.BufID][]byte, what string) {
+	offsets, size := o.Layout(workAlign)
+	a := b.newArena(t, size)
+	defer a.free(t)
+	k, err := b.lib.Bind(o.Binding(a, offsets))
+	require.NoError(t, err, what)
+	var first []byte
+	for _, reversed := range []bool{false, true} {
+		mem := a.bytes()
+		for i := range mem {
+			mem[i] = poisonByte
+		}
+		for id, v := range o.Before {
+			copy(mem[offsets[id]:], v)
+		}
+		before := slices.Clone(mem)
+		a.upload(t)
+		b.reverse(t, reversed)
+		require.NoError(t, k.(devcuda.Kernel).Enqueue(b.api, b.stream), what)
+		a.download(t)
+		b.reverse(t, false)
+		for id := range o.P.Buffers {
+			at, n := offsets[id], o.P.Buffers[id].Bytes()
+			buf := graph.BufID(id)
+			if w, ok := want[buf]; ok {
+				got := mem[at : at+n]
+				if err := agree(o.P.Buf(buf).DType, got, w, tolerance(o)); err != nil {
+					require.Failf(t, "the result differs from the CPU's", "%s, reversed %v: %s of %+v attr %+v shapes %s: %v", what, reversed,
+						o.P.Buf(buf).Name, o.Op(), o.Op().Attr, shapesOf(o), err)
+				}
+				copy(before[at:], got)
+			} else {
+				copy(before[at:at+n], mem[at:at+n]) // workspace
+			}
+		}
+		require.True(t, bytes.Equal(before, mem), "%s: written outside the operands", what)
+		if first == nil {
+			first = slices.Clone(mem)
+		}
+		require.True(t, bytes.Equal(first, mem), "%s: the bits depend on the order of threads", what)
+	}
+	if r, ok := k.(devcuda.Checked); ok {
+		require.NoError(t, r.Check())
+	}
+}
+
+// TestLargeShapes is the same for shapes beyond a block of threads.
+func TestLargeShapes(t *testing.T) {
+	for _, kind := range optest.Kinds() {
+		if binders[kind] == nil || !optest.HasLarge(kind) {
+			continue
+		}
+		t.Run(string(kind), func(t *testing.T) {
+			b := newBench(t)
+			for seed := range uint64(3) {
+				for _, half := range []bool{false, true} {
+					o := drawn(kind, rand.New(rand.NewPCG(seed, 12)), optest.Options{Target: target(), Half: half, Large: true, Aligned: seed%2 == 0, Finite: true})
+					require.NoError(t, graph.Check(o.P, o.Op()))
+					want, err := o.Interpret()
+					require.NoError(t, err)
+					b.compare(t, o, want, fmt.Sprintf("seed %d, bf16 %v", seed, half))
+				}
+			}
+		})
+	}
+}
+
+func shapesOf(o *optest.Operation) string {
+	s := ""
+	for i := range o.P.Buffers {
+		s += fmt.Sprintf("%s %v%v ", o.P.Buffers[i].Name, o.P.Buffers[i].DType, o.P.Buffers[i].Shape)
+	}
+	return s
+}
+
+// agree compares two contents of a buffer: the same bits, or within a share of
+// the larger of the value and the mean magnitude.
+func agree(dt graph.DType, got, want []byte, tolerance float64) error {
+	if optest.SameBits(dt, got, want) {
+		return nil
+	}
+	var g, w []float64
+	switch dt {
+	case graph.F64:
+		g, w = optest.Values[float64](got), optest.Values[float64](want)
+	case graph.F32:
+		for i := range optest.Values[float32](got) {
+			g, w = append(g, float64(optest.Values[float32](got)[i])), append(w, float64(optest.Values[float32](want)[i]))
+		}
+	case graph.BF16:
+		for i := range optest.Values[uint16](got) {
+			g, w = append(g, float64(num.FromBF16(optest.Values[uint16](got)[i]))), append(w, float64(num.FromBF16(optest.Values[uint16](want)[i])))
+		}
+	default:
+		return fmt.Errorf("got %v, want %v", optest.Head(dt, got), optest.Head(dt, want))
+	}
+	scale, n := 0.0, 0
+	for _, v := range w {
+		if v-v == 0 {
+			scale += math.Abs(v)
+			n++
+		}
+	}
+	scale /= math.Max(float64(n), 1)
+	for i := range w {
+		same := g[i] == w[i] || g[i] != g[i] && w[i] != w[i]
+		if same || math.Abs(g[i]-w[i]) <= tolerance*math.Max(math.Abs(w[i]), scale) {
+			continue
+		}
+		return fmt.Errorf("element %d is %g, want %g", i, g[i], w[i])
+	}
+	return nil
+}

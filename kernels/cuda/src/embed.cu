@@ -1,0 +1,202 @@
+// Embeddings, positions, rows, rotary positions.
+
+// Embed: y (N,C) = rows of table (V,C). A wrong token is told and its row is 0.
+#define EMBED(T) \
+	KERNEL(256, embed_##T, const int *skip, const int *tokens, const T *table, T *y, i64 rows, i64 vocab, i64 cols, Report *report) { \
+		SKIP(); \
+		const int N = 16 / sizeof(T); \
+		bool packs = cols % N == 0 && wide(table, y); \
+		i64 per = packs ? cols / N : cols; \
+		for (i64 i = first(); i < rows * per; i += stride()) { \
+			i64 n = i / per, c = i % per; \
+			i64 t = tokens[n]; \
+			bool ok = t >= 0 && t < vocab; \
+			if (!ok && c == 0) wrong(report, n, (int)t); \
+			if (packs) { \
+				uint4 zero = {0, 0, 0, 0}; \
+				*(uint4 *)(y + n * cols + c * N) = ok ? *(const uint4 *)(table + t * cols + c * N) : zero; \
+			} else if (ok) { \
+				y[n * cols + c] = table[t * cols + c]; \
+			} else { \
+				narrow(y + n * cols + c, 0); \
+			} \
+		} \
+	}
+FOR_FLOATS(EMBED)
+
+// EmbedGrad: row v of dtable (V,C) is the sum of the rows of dy (N,C) whose token
+// is v, in increasing order. A block owns ROWS rows of the table by 256 columns
+// and looks at all tokens, so that nothing else writes them.
+#define ROWS 16
+
+template <class T, class G> DEVICE void embed_grad(const int *tokens, const T *dy, G *dtable, i64 n, i64 vocab, i64 cols, int accumulate, Report *report) {
+	SHARED(float, sum, ROWS * 256);
+	SHARED(u32, hits, 8);
+	SHARED(u32, touched, 8);
+	const int t = threadIdx.x;
+	const i64 v0 = (i64)blockIdx.x * ROWS, col = (i64)blockIdx.y * 256 + t;
+	for (int r = 0; r < ROWS; r++) {
+		bool there = accumulate && v0 + r < vocab && col < cols;
+		sum[r * 256 + t] = there ? load(dtable + (v0 + r) * cols + col) : 0.0f;
+	}
+	if (t < 8) touched[t] = 0;
+	for (i64 base = 0; base < n; base += 256) {
+		i64 token = base + t < n ? tokens[base + t] : v0 - 1;
+		if (base + t < n && (token < 0 || token >= vocab) && blockIdx.x == 0 && blockIdx.y == 0) wrong(report, base + t, (int)token);
+		u32 hit = __ballot_sync(0xffffffffu, token >= v0 && token < v0 + ROWS && token < vocab);
+		if (t % 32 == 0) hits[t / 32] = hit;
+		__syncthreads();
+		for (int w = 0; w < 8; w++) {
+			for (u32 m = hits[w]; m; m &= m - 1) {
+				i64 row = base + w * 32 + __ffs((int)m) - 1;
+				int r = (int)(tokens[row] - v0);
+				if (col < cols) sum[r * 256 + t] += load(dy + row * cols + col);
+				if (t == 0) touched[0] |= 1u << r;
+			}
+		}
+		__syncthreads();
+	}
+	__syncthreads();
+	for (int r = 0; r < ROWS; r++) {
+		bool changed = !accumulate || (touched[0] >> r & 1);
+		if (changed && v0 + r < vocab && col < cols) narrow(dtable + (v0 + r) * cols + col, sum[r * 256 + t]);
+	}
+}
+
+#define EMBED_GRAD(T, G) \
+	KERNEL(256, embed_grad_##T##_##G, const int *skip, const int *tokens, const T *dy, G *dtable, i64 n, i64 vocab, i64 cols, int accumulate, Report *report) { \
+		SKIP(); \
+		embed_grad(tokens, dy, dtable, n, vocab, cols, accumulate, report); \
+	}
+FOR_PAIRS(EMBED_GRAD)
+
+// AddPos: y[n] = x[n] + pos[n mod seq]; x, y (N,C), pos (P,C).
+#define ADD_POS(T) \
+	KERNEL(256, add_pos_##T, const int *skip, const T *x, const T *pos, T *y, i64 rows, i64 cols, i64 seq) { \
+		SKIP(); \
+		for (i64 i = first(); i < rows * cols; i += stride()) \
+			narrow(y + i, load(x + i) + load(pos + i / cols % seq * cols + i % cols)); \
+	}
+FOR_FLOATS(ADD_POS)
+
+// AddPosGrad: dpos[s] = Σ dy[n] over n mod seq = s, in increasing order; rows of
+// dpos (P,C) from seq on get 0, or stay where it is accumulated.
+template <class T, class G> DEVICE void add_pos_grad(const T *dy, G *dpos, i64 rows, i64 cols, i64 seq, i64 positions, int accumulate) {
+	for (i64 i = first(); i < positions * cols; i += stride()) {
+		float sum = accumulate ? load(dpos + i) : 0.0f;
+		if (i / cols < seq)
+			for (i64 at = i; at < rows * cols; at += seq * cols) sum += load(dy + at);
+		narrow(dpos + i, sum);
+	}
+}
+
+#define ADD_POS_GRAD(T, G) \
+	KERNEL(256, add_pos_grad_##T##_##G, const int *skip, const T *dy, G *dpos, i64 rows, i64 cols, i64 seq, i64 positions, int accumulate) { \
+		SKIP(); \
+		add_pos_grad(dy, dpos, rows, cols, seq, positions, accumulate); \
+	}
+FOR_PAIRS(ADD_POS_GRAD)
+
+// SelectRow: y (1,C) = row key[KeyRow] of x (N,C). A wrong row is told and gives 0.
+#define SELECT_ROW(T) \
+	KERNEL(256, select_row_##T, const int *skip, const T *x, const i64 *key, T *y, i64 rows, i64 cols, Report *report) { \
+		SKIP(); \
+		i64 r = key[3]; \
+		bool ok = r >= 0 && r < rows; \
+		if (!ok && first() == 0) wrong(report, 3, (int)r); \
+		for (i64 i = first(); i < cols; i += stride()) narrow(y + i, ok ? load(x + r * cols + i) : 0.0f); \
+	}
+FOR_FLOATS(SELECT_ROW)
+
+// Rotary positions. The table (Seq,D) has D/2 cosines, then D/2 sines for every
+// position, computed in double with the CPU's own polynomials (package num).
+
+DEVICE double log_(double x) { // of a positive, finite, normal x
+	u64 b = (u64)__double_as_longlong(x);
+	int e = (int)(b >> 52) - 1022;
+	b = (b & ((1ull << 52) - 1)) | 1022ull << 52;
+	u64 low = (b - 0x3fe6a09e667f3bcdull) >> 63; // 1 below √½
+	double f = __longlong_as_double((i64)(b + (low << 52))) - 1;
+	double k = (double)(e - (int)low);
+	double s = f / (2 + f), s2 = s * s, s4 = s2 * s2;
+	double t1 = s2 * (6.666666666666735130e-01 + s4 * (2.857142874366239149e-01 + s4 * (1.818357216161805012e-01 + s4 * 1.479819860511658591e-01)));
+	double t2 = s4 * (3.999999999940941908e-01 + s4 * (2.222219843214978396e-01 + s4 * 1.531383769920937332e-01));
+	double r = t1 + t2, h = 0.5 * f * f;
+	return k * 6.93147180369123816490e-01 - ((h - (s * (h + r) + k * 1.90821492927058770002e-10)) - f);
+}
+
+DEVICE double exp64_(double x) { // of an x whose result is normal, or 0
+	if (x < -700) return 0;
+	double k = rint(1.44269504088896338700e+00 * x);
+	double hi = x - k * 6.93147180369123816490e-01, lo = k * 1.90821492927058770002e-10, r = hi - lo, t = r * r;
+	double c = r - t * (1.66666666666666657415e-01 + t * (-2.77777777770155933842e-03 + t * (6.61375632143793436117e-05 + t * (-1.65339022054652515390e-06 + t * 4.13813679705723846039e-08))));
+	double y = 1 - ((lo - r * c / (2 - c)) - hi);
+	return y * __longlong_as_double((i64)((int)k + 1023) << 52);
+}
+
+DEVICE void sincos_(double x, double *sin, double *cos) { // of 0 ≤ x < 2^29
+	u64 j = (u64)(x * (4 / 3.14159265358979323846264338327950288));
+	j += j & 1;
+	double y = (double)j;
+	double z = ((x - y * 7.85398125648498535156e-1) - y * 3.77489470793079817668e-8) - y * 2.69515142907905952645e-15, zz = z * z;
+	double s = 1.58962301576546568060e-10;
+	s = s * zz - 2.50507477628578072866e-8;
+	s = s * zz + 2.75573136213857245213e-6;
+	s = s * zz - 1.98412698295895385996e-4;
+	s = s * zz + 8.33333333332211858878e-3;
+	s = s * zz - 1.66666666666666307295e-1;
+	s = z + z * zz * s;
+	double c = -1.13585365213876817300e-11;
+	c = c * zz + 2.08757008419747316778e-9;
+	c = c * zz - 2.75573141792967388112e-7;
+	c = c * zz + 2.48015872888517045348e-5;
+	c = c * zz - 1.38888888888730564116e-3;
+	c = c * zz + 4.16666666666665929218e-2;
+	c = 1 - 0.5 * zz + zz * zz * c;
+	u64 q = j >> 1;
+	*sin = (q & 1) ? c : s;
+	*cos = (q & 1) ? s : c;
+	if (q >> 1 & 1) *sin = -*sin;
+	if ((q + 1) >> 1 & 1) *cos = -*cos;
+}
+
+// rope_frequency is the radians a position of pair i: Theta^(-2i/D), scaled as
+// Llama 3.1 does where factor is not 0.
+DEVICE double rope_frequency(i64 i, i64 d, double theta, double factor, double low, double high, double original) {
+	double f = exp64_((double)(-2 * i) / (double)d * log_(theta));
+	if (factor == 0) return f;
+	double wave = 2 * 3.14159265358979323846264338327950288 / f;
+	if (wave > original / low) return f / factor;
+	if (wave >= original / high) {
+		double s = (original / wave - low) / (high - low);
+		return (1 - s) * (f / factor) + s * f;
+	}
+	return f;
+}
+
+KERNEL(256, rope_table, const int *skip, float *table, i64 seq, i64 d, double theta, double factor, double low, double high, double original) {
+	SKIP();
+	i64 h = d / 2;
+	for (i64 k = first(); k < seq * h; k += stride()) {
+		i64 t = k / h, i = k % h;
+		double sin, cos;
+		sincos_((double)t * rope_frequency(i, d, theta, factor, low, high, original), &sin, &cos);
+		table[t * d + i] = (float)cos;
+		table[t * d + h + i] = (float)sin;
+	}
+}
+
+// Rope turns the pairs (x[i], x[i+D/2]) of every head of a row by its position.
+#define ROPE(T) \
+	KERNEL(256, rope_##T, const int *skip, const T *x, T *y, const float *table, i64 rows, i64 heads, i64 d, i64 seq, int inverse) { \
+		SKIP(); \
+		i64 h = d / 2; \
+		for (i64 k = first(); k < rows * heads * h; k += stride()) { \
+			i64 i = k % h, head = k / h, at = head * d + i; \
+			const float *turn = table + head / heads % seq * d + i; \
+			float a = load(x + at), b = load(x + at + h), c = turn[0], s = inverse ? -turn[h] : turn[h]; \
+			narrow(y + at, fma_(-b, s, a * c)); \
+			narrow(y + at + h, fma_(a, s, b * c)); \
+		} \
+	}
+FOR_FLOATS(ROPE)
