@@ -37,7 +37,7 @@ func target() graph.Target { return graph.CUDATarget() }
 func drawn(kind graph.Kind, rng *rand.Rand, opts optest.Options) *optest.Operation {
 	many := slices.Contains(multiplying, kind)
 	opts.Aligned = opts.Aligned || many
-	o := drawn(kind, rng, opts)
+	o := optest.New(kind, rng, opts)
 	if many {
 		o.Op().Skip = graph.NoBuf
 	}
