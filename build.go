@@ -92,7 +92,11 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 		Verify:  cfg.Poison,
 		Early:   early,
 	})
-	return p, h, err
+	if err != nil {
+		return nil, h, err
+	}
+	p.Config.Outside = cfg.outside(p)
+	return p, h, nil
 }
 
 // chunksOfUnit is how many chunks of a unit's states pass through the host at
@@ -127,6 +131,9 @@ func fits(cfg Config, p *plan.Plan) error {
 	err := p.Fit()
 	if err == nil {
 		return nil
+	}
+	if err := cacheFits(&cfg, p); err != nil {
+		return err
 	}
 	hw := CPUHardware(cfg.threads())
 	asked, simErr := Predict(cfg, hw.Machine(cfg.Ranks))

@@ -91,9 +91,12 @@ type Config struct {
 	// nil drops it.
 	Warn func(string)
 
-	// Outside is what the process needs of each memory space outside its arena, in
-	// bytes (a GPU's context and libraries); it counts against the caps.
+	// Outside is what a rank's device needs of each memory space outside its arena,
+	// in bytes (a GPU's context and libraries). The plan adds what the process
+	// itself needs of host memory; both count against the caps.
 	Outside [graph.NumSpaces]int64
+	// LocalRanks is how many ranks share a process; 0: all.
+	LocalRanks int
 	// Target describes the device's kernels and alignment to the passes; its zero
 	// value stands for what Device names. Plans for a GPU set it.
 	Target graph.Target

@@ -26,9 +26,6 @@ func (t *Trainer) openDisk() error {
 		}
 		return nil
 	}
-	if host := t.plan.Layout.Spaces[graph.Host].Peak; c.DiskCache > 0 && c.HostMemory > 0 && c.DiskCache > c.HostMemory-host {
-		return fmt.Errorf("--disk-cache %d: of --host-memory %d the plan leaves %d bytes", c.DiskCache, c.HostMemory, max(0, c.HostMemory-host))
-	}
 	folder, err := store.Open(c.Disk, store.Options{Cache: c.DiskCache, Warn: c.Warn, Wrap: c.wrapDisk})
 	if err != nil {
 		return fmt.Errorf("--disk %s: %w", c.Disk, err)

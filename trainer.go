@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -141,6 +142,9 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if err := t.start(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
+	// What planning left on the heap would stay resident beside the arenas, which
+	// nothing has touched so far.
+	debug.FreeOSMemory()
 	if err := t.initialize(ctx); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
