@@ -232,7 +232,7 @@ func train(t *testing.T, p *graph.Program, m machine, steps int, lr float64) (lo
 		require.NoError(t, m.run("step", func(micro int) {
 			tokens, targets := m.hostI32(p.HostTokens), m.hostI32(p.HostTargets)
 			for i := range tokens {
-				tokens[i], targets[i] = int32((i*7+step)%stepVocab), int32((i*7+step+7)%stepVocab)
+				tokens[i], targets[i] = int32(i*7%stepVocab), int32((i*7+7)%stepVocab)
 			}
 			targets[3] = -1
 			h := m.hostF64(p.HostHyper)
@@ -274,11 +274,11 @@ func TestTrainingStepsFollowTheCPU(t *testing.T) {
 			t.Run(name+"/recompute "+again, func(t *testing.T) {
 				var want, got []float64
 				onCPU(t, stepPlan(t, name, graph.CPUTarget(), precision.FP32, adamW, again), func(m machine) {
-					want, _ = train(t, stepPlan(t, name, graph.CPUTarget(), precision.FP32, adamW, again).Program, m, 5, 3e-3)
+					want, _ = train(t, stepPlan(t, name, graph.CPUTarget(), precision.FP32, adamW, again).Program, m, 5, 1e-2)
 				})
 				p := stepPlan(t, name, graph.CUDATarget(), precision.FP32, adamW, again)
-				onDouble(t, p, uint64(seed), func(m machine) { got, _ = train(t, p.Program, m, 5, 3e-3) })
-				require.Less(t, want[4], want[0]-0.1, "it learns")
+				onDouble(t, p, uint64(seed), func(m machine) { got, _ = train(t, p.Program, m, 5, 1e-2) })
+				require.Less(t, want[4], want[0]-1, "it learns")
 				for i := range want {
 					require.InEpsilon(t, want[i], got[i], 1e-5, "step %d: %v, want %v", i+1, got, want)
 				}
@@ -318,9 +318,9 @@ func TestMixedPrecisionStepsFollowTheCPU(t *testing.T) {
 	for name := range stepModels {
 		t.Run(name, func(t *testing.T) {
 			p := stepPlan(t, name, graph.CUDATarget(), precision.BF16, adamW, "none")
-			want, _ := train(t, p.Program, &interpreted{t, interp.New[float32](p.Program)}, 5, 3e-3)
+			want, _ := train(t, p.Program, &interpreted{t, interp.New[float32](p.Program)}, 5, 1e-2)
 			var got []float64
-			onDouble(t, p, 7, func(m machine) { got, _ = train(t, p.Program, m, 5, 3e-3) })
+			onDouble(t, p, 7, func(m machine) { got, _ = train(t, p.Program, m, 5, 1e-2) })
 			for i := range want {
 				require.InEpsilon(t, want[i], got[i], 1e-2, fmt.Sprintf("step %d: %v, want %v", i+1, got, want))
 			}
