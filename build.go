@@ -78,16 +78,25 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	if away.Chunk == 0 && away.Active() {
 		away.Chunk = offloadChunk(fwd.Train, cfg)
 	}
+	outside := cfg.Outside
+	if cfg.FrozenCache.Bytes > 0 {
+		outside[cfg.FrozenCache.Tier] += cfg.FrozenCache.Bytes
+	}
 	p, err := plan.Build(fwd, plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
 		Recompute: again, Offload: away, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: cfg.target(),
 		Capacity:  [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		Precision: prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,
-		Outside: cfg.Outside,
+		CachePrefix: cfg.FrozenCache.Bytes > 0, Rows: int64(cfg.Batch),
+		Outside: outside,
 		Verify:  cfg.Poison,
 		Early:   early,
 	})
-	return p, h, err
+	if err != nil {
+		return nil, h, err
+	}
+	p.Config.Outside = cfg.outside(p)
+	return p, h, nil
 }
 
 // chunksOfUnit is how many chunks of a unit's states pass through the host at
@@ -122,6 +131,9 @@ func fits(cfg Config, p *plan.Plan) error {
 	err := p.Fit()
 	if err == nil {
 		return nil
+	}
+	if err := cacheFits(&cfg, p); err != nil {
+		return err
 	}
 	hw := CPUHardware(cfg.threads())
 	asked, simErr := Predict(cfg, hw.Machine(cfg.Ranks))

@@ -80,6 +80,10 @@ type Config struct {
 	// round all that is on disk, so a cache of a tenth of it saves up to a tenth of
 	// the reads.
 	DiskCache int64
+	// FrozenCache keeps what a frozen beginning of the model (Freeze) hands on, by
+	// sample, so that later epochs skip its forward: the same bits. It is outside
+	// the arenas and counts against the tier's cap.
+	FrozenCache FrozenCache
 	// RequirePinned refuses to run where host memory can't be locked. Otherwise
 	// the run goes on with unlocked memory, and Warn says so.
 	RequirePinned bool
@@ -87,9 +91,12 @@ type Config struct {
 	// nil drops it.
 	Warn func(string)
 
-	// Outside is what the process needs of each memory space outside its arena, in
-	// bytes (a GPU's context and libraries); it counts against the caps.
+	// Outside is what a rank's device needs of each memory space outside its arena,
+	// in bytes (a GPU's context and libraries). The plan adds what the process
+	// itself needs of host memory; both count against the caps.
 	Outside [graph.NumSpaces]int64
+	// LocalRanks is how many ranks share a process; 0: all.
+	LocalRanks int
 	// Target describes the device's kernels and alignment to the passes; its zero
 	// value stands for what Device names. Plans for a GPU set it.
 	Target graph.Target
@@ -237,6 +244,16 @@ func (c *Config) Validate() error {
 	}{{"device-memory", c.DeviceMemory}, {"host-memory", c.HostMemory}, {"disk-cache", c.DiskCache}} {
 		if s.v < 0 {
 			return fmt.Errorf("--%s %d: a size is not negative", s.flag, s.v)
+		}
+	}
+	if f := c.FrozenCache; f.Bytes != 0 {
+		switch {
+		case f.Bytes < 0 || f.Tier != graph.Host && f.Tier != graph.Disk:
+			return fmt.Errorf("--frozen-cache: %s tier of %d bytes; host or disk with a positive size is possible", f.Tier, f.Bytes)
+		case len(c.Freeze) == 0:
+			return fmt.Errorf("--frozen-cache needs --freeze: the parameters that are not trained")
+		case f.Tier == graph.Disk && c.Disk == "":
+			return fmt.Errorf("--frozen-cache %s needs --disk: the folder of the disk tier", f)
 		}
 	}
 	if _, err := recompute.Parse(c.Recompute); err != nil {

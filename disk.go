@@ -17,14 +17,14 @@ import (
 func (t *Trainer) openDisk() error {
 	c := &t.cfg
 	disk := t.plan.Layout.Spaces[graph.Disk].Peak
+	if c.FrozenCache.Tier == graph.Disk {
+		disk += c.FrozenCache.Bytes
+	}
 	if c.Disk == "" {
 		if disk > 0 {
 			return fmt.Errorf("the plan has %s on disk a rank and no folder for it: give --disk DIR", plan.Bytes(disk))
 		}
 		return nil
-	}
-	if host := t.plan.Layout.Spaces[graph.Host].Peak; c.DiskCache > 0 && c.HostMemory > 0 && c.DiskCache > c.HostMemory-host {
-		return fmt.Errorf("--disk-cache %d: of --host-memory %d the plan leaves %d bytes", c.DiskCache, c.HostMemory, max(0, c.HostMemory-host))
 	}
 	folder, err := store.Open(c.Disk, store.Options{Cache: c.DiskCache, Warn: c.Warn, Wrap: c.wrapDisk})
 	if err != nil {
@@ -128,5 +128,8 @@ func (t *Trainer) diskTraffic() (sum device.Traffic) {
 		sum.Read += d.Read
 		sum.Written += d.Written
 	}
+	d := t.prefix.traffic()
+	sum.Read += d.Read
+	sum.Written += d.Written
 	return sum
 }

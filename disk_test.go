@@ -41,9 +41,9 @@ func TestUnusedDiskFolder(t *testing.T) {
 
 func TestDiskCacheHasToFitTheHost(t *testing.T) {
 	c := tiny("gpt2")
-	c.Steps, c.Disk, c.HostMemory, c.DiskCache = 1, t.TempDir(), 8<<20, 9<<20
+	c.Steps, c.Disk, c.HostMemory, c.DiskCache = 1, t.TempDir(), 64<<20, 60<<20
 	_, err := New(context.Background(), c)
-	require.ErrorContains(t, err, "--disk-cache 9437184: of --host-memory 8388608 the plan leaves ")
+	require.ErrorContains(t, err, "--disk-cache 62914560: of --host-memory 67108864 the plan leaves ")
 }
 
 func TestProcessorsForTheDisk(t *testing.T) {

@@ -59,6 +59,7 @@ type stepLine struct {
 	CommBytes     int64           `json:"comm_bytes"`
 	DiskRead      int64           `json:"disk_read_bytes"`
 	DiskWritten   int64           `json:"disk_written_bytes"`
+	Cached        bool            `json:"frozen_cached,omitempty"`
 }
 
 // Step writes a step's line, and its evaluation's where it has one.
@@ -69,7 +70,7 @@ func (m *MetricsWriter) Step(r StepResult) error {
 		DevicePeak: r.Peak[graph.Device], DevicePlanned: r.Planned[graph.Device],
 		HostPeak: r.Peak[graph.Host], HostPlanned: r.Planned[graph.Host],
 		DiskPeak: r.Peak[graph.Disk], DiskPlanned: r.Planned[graph.Disk],
-		CommBytes: r.CommBytes, DiskRead: r.DiskRead, DiskWritten: r.DiskWritten,
+		CommBytes: r.CommBytes, DiskRead: r.DiskRead, DiskWritten: r.DiskWritten, Cached: r.Cached,
 	})
 	if err != nil || r.Eval == nil {
 		return err

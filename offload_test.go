@@ -131,7 +131,7 @@ func TestCapsOfAllTiersAreWalls(t *testing.T) {
 	p, err := Build(c)
 	require.NoError(t, err)
 	for space, limit := range []*int64{&c.DeviceMemory, &c.HostMemory, &c.DiskMemory} {
-		*limit = p.Layout.Spaces[space].Peak
+		*limit = p.Layout.Spaces[space].Peak + p.Config.Outside[space]
 	}
 	runOf(t, c)
 	for space, limit := range []*int64{&c.DeviceMemory, &c.HostMemory, &c.DiskMemory} {

@@ -30,7 +30,8 @@ func (e *MachineTooSmall) Error() string {
 func onThisMachine(cfg Config, p *plan.Plan) error {
 	total := machineMemory()
 	// Divided, not multiplied: a rank's plan may be any int64.
-	rank := p.Layout.Spaces[graph.Device].Peak + p.Layout.Spaces[graph.Host].Peak
+	rank := p.Config.Outside[graph.Device] + p.Config.Outside[graph.Host]
+	rank += p.Layout.Spaces[graph.Device].Peak + p.Layout.Spaces[graph.Host].Peak
 	if total == 0 || rank <= total/int64(cfg.Ranks) {
 		return nil
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -38,6 +39,7 @@ type Trainer struct {
 	ranks  []*rank
 	states *states
 	disk   *store.Folder // nil: none
+	prefix *prefixCache  // of frozen layers' outputs; nil: none
 	procs  bool          // the runtime has more processors for its workers
 	trace  *exec.Trace
 
@@ -88,6 +90,7 @@ type StepResult struct {
 	CommBytes   int64 // all ranks, ring-equivalent
 	DiskRead    int64 // all ranks, bytes that copies moved, without what a cache served
 	DiskWritten int64
+	Cached      bool        // the frozen layers' outputs came from the cache
 	Eval        *EvalResult // set where the step was followed by an evaluation
 }
 
@@ -139,6 +142,9 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if err := t.start(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
+	// What planning left on the heap would stay resident beside the arenas, which
+	// nothing has touched so far.
+	debug.FreeOSMemory()
 	if err := t.initialize(ctx); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -162,6 +168,9 @@ func (t *Trainer) start() error {
 		opt.Checker = cpu.NewChecker()
 	}
 	if err := t.openDisk(); err != nil {
+		return err
+	}
+	if err := t.openPrefixCache(); err != nil {
 		return err
 	}
 	t.memoryOptions(&opt)
@@ -292,16 +301,31 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	}
 	hyper := t.hyper(s, lr, targets)
 	sent, moved := t.commBytes(), t.diskTraffic()
+	section, cached := t.stepForm(s)
 	err = t.each(fmt.Sprintf("step %d", s+1), func(r *rank) error {
 		r.exec.SetStep(int64(s + 1))
 		micro := 0
-		return r.exec.RunSection("step", func(ph *graph.Phase, _ int) error {
+		err := r.exec.RunSection(section, func(ph *graph.Phase, _ int) error {
+			if !cached && micro > 0 {
+				if err := t.keepPrefix(r, s, micro-1); err != nil {
+					return err
+				}
+			}
 			if ph.Name == "update" {
 				return nil
 			}
 			defer func() { micro++ }()
+			if cached {
+				if err := t.givePrefix(r, s, micro); err != nil {
+					return err
+				}
+			}
 			return t.fill(r, t.train, hyper, s, micro)
 		})
+		if err != nil || cached {
+			return err
+		}
+		return t.keepPrefix(r, s, micro-1)
 	})
 	if err != nil {
 		t.fatal = err // names the rank and the step already
@@ -321,6 +345,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, CommBytes: t.commBytes() - sent}
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
+	res.Cached = cached
 	res.Seconds = time.Since(began).Seconds()
 	res.TokensPerS = float64(t.cfg.Ranks*t.cfg.Accum*t.cfg.Batch*t.cfg.Seq) / res.Seconds
 	for sp := range graph.NumSpaces {
@@ -496,6 +521,10 @@ func (t *Trainer) Close() error {
 		errs = append(errs, r.exec.Close())
 	}
 	t.ranks = nil
+	if t.prefix != nil {
+		errs = append(errs, t.prefix.close())
+		t.prefix = nil
+	}
 	errs = append(errs, t.closeDisk())
 	if t.pool != nil {
 		t.pool.Close()

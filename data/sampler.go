@@ -129,6 +129,9 @@ func mulAll(xs ...int64) (int64, bool) {
 	return product, true
 }
 
+// Seq is the tokens of a row.
+func (s *Sampler) Seq() int { return s.c.Seq }
+
 // Windows is the number of windows of the source, an epoch's samples.
 func (s *Sampler) Windows() int64 { return s.windows }
 

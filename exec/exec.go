@@ -234,12 +234,9 @@ func (e *Executor) bindAll() error {
 
 func (e *Executor) readsHostInput(op *graph.Op) bool {
 	p := e.cfg.Program
-	for _, in := range op.In {
-		if in == graph.NoBuf {
-			continue
-		}
+	for _, in := range operands(op) { // HostPrefix is written too
 		root, _ := p.Resolve(in, nil)
-		for _, host := range [...]graph.BufID{p.HostTokens, p.HostTargets, p.HostHyper, p.HostKey} {
+		for _, host := range [...]graph.BufID{p.HostTokens, p.HostTargets, p.HostHyper, p.HostKey, p.HostPrefix} {
 			if host == graph.NoBuf || int(host) >= len(p.Buffers) {
 				continue
 			}

@@ -117,7 +117,7 @@ func newBuilder(mesh ...graph.Axis) *builder {
 	n := graph.NoBuf
 	return &builder{layout: &memplan.Layout{}, p: &graph.Program{Mesh: mesh,
 		Tokens: n, Targets: n, Hyper: n, Key: n, Loss: n, GradNorm: n, Logits: n,
-		HostTokens: n, HostTargets: n, HostHyper: n, HostKey: n, HostLoss: n, HostGradNorm: n, Staging: n}}
+		HostTokens: n, HostTargets: n, HostHyper: n, HostKey: n, HostLoss: n, HostGradNorm: n, Staging: n, HostPrefix: n}}
 }
 
 const gap = 64

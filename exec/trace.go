@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -26,8 +27,14 @@ type Trace struct {
 }
 
 // NewTrace returns a trace that holds so many operations of each stream
-// (32 bytes each).
+// (TraceBytes in all).
 func NewTrace(perStream int) *Trace { return &Trace{spans: max(perStream, 1)} }
+
+// TraceBytes is what a stream of a rank takes of memory in a trace of so many
+// operations a stream.
+func TraceBytes(perStream int) int64 {
+	return int64(max(perStream, 1)) * int64(unsafe.Sizeof(span{})+unsafe.Sizeof((*operation)(nil)))
+}
 
 func (t *Trace) add(rank int, id graph.StreamID) *track {
 	k := &track{rank: rank, stream: id, ops: make([]*operation, t.spans), spans: make([]span, t.spans)}

@@ -2,6 +2,7 @@ package fsdp
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/zero"
@@ -38,8 +39,8 @@ func (o Options) Validate(p *graph.Program) error {
 
 // Shard turns a program with a section "train" (one phase: forward and
 // backward of a micro-batch) and forward-only sections into what the ranks of
-// one mesh axis run: "init", "step" (its micro-step phases and "update") and
-// the forward-only sections, with collectives, streams and throttles; graph.Schedule
+// one mesh axis run: "init", "step" (its micro-step phases and "update"), the
+// same from each other form "train-X" of it as "step-X", and the forward-only sections, with collectives, streams and throttles; graph.Schedule
 // gives them their events.
 //
 //	stage   after the last micro-step's backward of u      after the update of u
@@ -94,7 +95,11 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 	for i := range q.Sections {
 		sec := &q.Sections[i]
 		if sec.Name == "train" {
-			sections = append(sections, s.stepSection(sec.Phases[0].Ops))
+			sections = append(sections, s.stepSection("step", "train", sec.Phases[0].Ops))
+			continue
+		}
+		if step, ok := strings.CutPrefix(sec.Name, "train-"); ok { // another form of the step
+			sections = append(sections, s.stepSection("step-"+step, sec.Name, sec.Phases[0].Ops))
 			continue
 		}
 		for j := range sec.Phases {
@@ -267,13 +272,14 @@ func (s *sharder) initSection() graph.Section {
 	return graph.Section{Name: "init", Phases: []graph.Phase{{Name: "init", Repeat: 1, Ops: ops}}}
 }
 
-// stepSection expands a micro-batch's operations into the phases of a step.
-func (s *sharder) stepSection(micro []graph.Op) graph.Section {
-	sec := graph.Section{Name: "step"}
+// stepSection expands a micro-batch's operations, of section from, into the
+// phases of a step.
+func (s *sharder) stepSection(name, from string, micro []graph.Op) graph.Section {
+	sec := graph.Section{Name: name}
 	phase := func(name string, repeat int, first, last bool) {
 		w := newWeave(graph.CloneOps(micro))
 		s.reduceGrads(w, first, last)
-		s.unshard(w, "train")
+		s.unshard(w, from)
 		s.observeLoss(w, first, last)
 		sec.Phases = append(sec.Phases, w.phase(name, repeat))
 	}

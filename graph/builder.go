@@ -79,7 +79,7 @@ func NewBuilder() *Builder {
 	p := &Program{
 		Tokens: NoBuf, Targets: NoBuf, Hyper: NoBuf, Key: NoBuf, Loss: NoBuf, GradNorm: NoBuf, Logits: NoBuf,
 		HostTokens: NoBuf, HostTargets: NoBuf, HostHyper: NoBuf, HostKey: NoBuf,
-		HostLoss: NoBuf, HostGradNorm: NoBuf, Staging: NoBuf,
+		HostLoss: NoBuf, HostGradNorm: NoBuf, Staging: NoBuf, HostPrefix: NoBuf,
 	}
 	return &Builder{
 		p: p, unit: -1,

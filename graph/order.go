@@ -326,7 +326,7 @@ func (p *Program) HostBuffers() []BufID {
 			list = append(list, id)
 		}
 	}
-	for _, id := range []BufID{p.HostTokens, p.HostTargets, p.HostHyper, p.HostKey, p.HostLoss, p.HostGradNorm, p.Staging} {
+	for _, id := range []BufID{p.HostTokens, p.HostTargets, p.HostHyper, p.HostKey, p.HostLoss, p.HostGradNorm, p.HostPrefix, p.Staging} {
 		add(id)
 	}
 	if s := p.Scaler; s != nil {

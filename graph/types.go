@@ -345,6 +345,9 @@ type Program struct {
 	HostTokens, HostTargets, HostHyper, HostKey BufID
 	HostLoss, HostGradNorm                      BufID
 	Staging                                     BufID
+	// HostPrefix is the host's copy of what the frozen beginning of a micro-batch
+	// hands on: see recompute.CachePrefix.
+	HostPrefix BufID
 
 	// Scaler has the buffers of dynamic loss scaling; nil where the program has
 	// none (fp32, bf16).

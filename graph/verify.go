@@ -208,7 +208,7 @@ func (p *Program) wellKnown() []wellKnown {
 		{"host-tokens", &p.HostTokens, true, I32}, {"host-targets", &p.HostTargets, true, I32},
 		{"host-hyper", &p.HostHyper, true, F64}, {"host-key", &p.HostKey, true, I64},
 		{"host-loss", &p.HostLoss, true, F64}, {"host-grad-norm", &p.HostGradNorm, true, F64},
-		{"staging", &p.Staging, false, U8},
+		{"staging", &p.Staging, false, U8}, {"host-prefix", &p.HostPrefix, false, F32},
 	}
 	if s := p.Scaler; s != nil {
 		list = append(list, wellKnown{"loss-scale", &s.State, true, F64}, wellKnown{"overflow", &s.Overflow, true, I32},

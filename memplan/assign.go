@@ -250,6 +250,9 @@ func analyseOnly(p *graph.Program, clashes bool) (*analysis, error) {
 		phases += int32(len(sec.trace.Section.Phases))
 	}
 	a.findBounds()
+	for sp := range graph.NumSpaces {
+		a.findCliques(sp, index)
+	}
 	return a, nil
 }
 
@@ -262,15 +265,11 @@ func (a *analysis) report(sp graph.Space, peak int64) SpaceUse {
 	if peak == 0 {
 		return u
 	}
-	u.Live = append(u.Live, a.resident[sp]...)
+	u.Live = slices.Clone(a.resident[sp])
 	if b.section >= 0 {
 		sec := &a.sections[b.section]
 		u.PeakAt = sec.trace.Label(sec.orders[b.order].step[b.pos])
-		sec.eachLife(b.order, func(id graph.BufID, from, to int32) {
-			if a.p.Buf(id).Space == sp && int(from) <= b.pos && b.pos <= int(to) {
-				u.Live = append(u.Live, id)
-			}
-		})
+		u.Live = append(a.liveAt(sp, b), b.beside...)
 	}
 	slices.SortStableFunc(u.Live, func(x, y graph.BufID) int {
 		if c := cmp.Compare(a.p.Buf(y).Bytes(), a.p.Buf(x).Bytes()); c != 0 {

@@ -237,6 +237,7 @@ func (s *section) eachLife(o int, visit func(id graph.BufID, from, to int32)) {
 type bound struct {
 	bytes               int64
 	section, order, pos int
+	beside              []graph.BufID // of steps that run at the same time: see findCliques
 }
 
 // findBounds sums live bytes by space and class at every step of every order.
@@ -255,7 +256,7 @@ func (a *analysis) findBounds() {
 	}
 	a.classPeak = resident
 	for sp := range a.bound { // of a program that runs nothing
-		a.bound[sp] = bound{a.residentBytes[sp], -1, 0, 0}
+		a.bound[sp] = bound{bytes: a.residentBytes[sp], section: -1}
 	}
 	var starts, ends [][]graph.BufID
 	for si := range a.sections {
@@ -284,7 +285,7 @@ func (a *analysis) findBounds() {
 						a.classPeak[sp][c] = max(a.classPeak[sp][c], bytes)
 					}
 					if total > a.bound[sp].bytes || a.bound[sp].section < 0 {
-						a.bound[sp] = bound{total, si, oi, pos}
+						a.bound[sp] = bound{bytes: total, section: si, order: oi, pos: pos}
 					}
 				}
 				for _, id := range ends[pos] {

@@ -1,6 +1,9 @@
 package plan
 
-import "github.com/spillway-ml/spillway/graph"
+import (
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/recompute"
+)
 
 // stagingBytes is how much of a resident state passes through host memory at a
 // time when states are initialised, loaded and saved.
@@ -44,7 +47,7 @@ func stageInputs(p *graph.Program) *graph.Program {
 		sec := &q.Sections[i]
 		for j := range sec.Phases {
 			reads := map[graph.BufID]bool{}
-			if sec.Name == "train" {
+			if sec.Name == "train" || sec.Name == recompute.CachedTrain {
 				reads[q.Hyper] = true // the update reads it
 			}
 			for k := range sec.Phases[j].Ops {

@@ -32,6 +32,8 @@ type Config struct {
 	Recompute    recompute.Options
 	Offload      offload.Options // its Ahead is Prefetch
 	Freeze       []string        // patterns of parameters that are not trained
+	CachePrefix  bool            // the value that a frozen beginning hands on comes from the host where it has it
+	Rows         int64           // rows of a micro-batch; needed with CachePrefix
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm, 0: off
 	Target       graph.Target
@@ -64,6 +66,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("accum: %d; at least 1 micro-step is needed", c.Accum)
 	case c.Prefetch < 0:
 		return fmt.Errorf("prefetch: %d is negative; 0 gathers a unit when it is needed, 1 one unit ahead", c.Prefetch)
+	case c.CachePrefix && c.Rows < 1:
+		return fmt.Errorf("rows: %d; the cache of a frozen beginning needs the rows of a micro-batch", c.Rows)
 	case !(c.Clip >= 0):
 		return fmt.Errorf("clip: %g is negative or not a number; 0 turns clipping off", c.Clip)
 	}
@@ -271,7 +275,13 @@ var passes = []pass{
 	{"cast", func(s *state) (err error) { s.p, err = precision.Cast(s.p, s.cfg.castOptions()); return }, true},
 	{"fuse", func(s *state) error { s.p = graph.Fuse(s.p); return nil }, true},
 	{"recompute", func(s *state) (err error) { s.p, err = recompute.Rewrite(s.p, s.cfg.Recompute); return }, true},
-	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // its copies get their events in "schedule"
+	{"prefix", func(s *state) (err error) {
+		if s.cfg.CachePrefix {
+			s.p, err = recompute.CachePrefix(s.p, s.cfg.Rows)
+		}
+		return
+	}, false}, // its copies get their events in "schedule"
+	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // as are these
 	{"shard", func(s *state) (err error) {
 		s.p.Mesh = s.cfg.mesh()
 		s.p, err = fsdp.Shard(s.p, s.cfg.shardOptions())
@@ -306,6 +316,11 @@ var passOrder = []constraint{
 	{"recompute", "inputs", "inputs stay for the whole micro-step; their copies are not cloned"},
 	{"recompute", "shard", "a cloned use needs its own all-gather"},
 	{"fuse", "shard", "fusion must not depend on the stage"},
+	{"freeze", "prefix", "what is frozen does not change from step to step"},
+	{"fuse", "prefix", "both forms of the step have the same operations, or their rounding would differ"},
+	{"recompute", "prefix", "a clone may read a value of the beginning: then that is handed on"},
+	{"prefix", "inputs", "each form copies the inputs that it reads"},
+	{"prefix", "shard", "each form has its own all-gathers"},
 	{"inputs", "schedule", "the copies in are ordered with everything else"},
 	{"inputs", "shard", "a micro-step copies its inputs: they are there before it is repeated"},
 	{"shard", "offload", "what moves is each rank's part, and a fetch comes before its all-gather"},

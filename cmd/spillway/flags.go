@@ -54,6 +54,21 @@ func (f sizeFlag) String() string {
 	return fmt.Sprint(*f.bytes)
 }
 
+// frozenCacheFlag is none, host:SIZE or disk:SIZE.
+type frozenCacheFlag struct{ to *spillway.FrozenCache }
+
+func (f frozenCacheFlag) Set(s string) (err error) {
+	*f.to, err = spillway.ParseFrozenCache(s, parseSize)
+	return err
+}
+func (f frozenCacheFlag) Type() string { return "TIER:SIZE" }
+func (f frozenCacheFlag) String() string {
+	if f.to == nil || f.to.Bytes == 0 {
+		return ""
+	}
+	return f.to.String()
+}
+
 // diskFlag is DIR[:SIZE]; the last colon splits only before a size.
 type diskFlag struct {
 	dir  *string
@@ -177,6 +192,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, or by unit as in full:h.*")
 	fs.StringVar(&c.Offload, "offload", "", "what rests off the device: optimizer=host|disk,parameters=…,gradients=…,activations=…")
 	fs.Var(sizeFlag{&c.DiskCache}, "disk-cache", "host memory of a rank that holds what would be read from disk (default: none)")
+	fs.Var(frozenCacheFlag{&c.FrozenCache}, "frozen-cache", "room of a rank, host:SIZE or disk:SIZE, for what frozen first layers hand on, so that later epochs skip their forward (default: none)")
 	fs.BoolVar(&c.RequirePinned, "require-pinned", false, "refuse to run on host memory that cannot be locked")
 	fs.BoolVar(&l.fit, "fit", false, "choose what was not given: the fastest that fits")
 	fs.IntVar(&l.globalBatch, "global-batch", 0, "rows of a step over all ranks, for --fit")

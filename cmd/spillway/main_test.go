@@ -136,7 +136,7 @@ func TestBadInput(t *testing.T) {
 		{"no weights", tinyWith("--init", emptyFolder), 1, emptyFolder},
 		{"weights of another model", tinyWith("--init", testdata+"/llama-tied"), 1, "llama-tied"},
 		{"cap of 1 KiB", tinyWith("--device-memory", "1KiB"), 2, "the cap is 1.00 KiB"},
-		{"host cap of 1 KiB", tinyWith("--host-memory", "1KiB"), 2, "host memory and the cap is 1.00 KiB"},
+		{"host cap of 1 KiB", tinyWith("--host-memory", "1KiB"), 2, "outside its arena and the cap is 1.00 KiB"},
 		{"more than the machine has", tinyWith("--model", "llama-3-405b"), 2, "on this machine"},
 		{"the demo at stage 0", []string{"train", "--zero", "0"}, 2, "it fits with --zero"},
 		{"no n_layer", tinyWith("--model", without("gpt2", "n_layer")), 1, "n_layer"},

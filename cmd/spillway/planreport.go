@@ -89,8 +89,9 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 		}
 	}
 	fmt.Fprint(tw, "peak\t")
-	outside := r.asked.Plan.Config.Outside[s]
-	if outside > 0 {
+	outsideOf := func(f *spillway.Forecast) int64 { return f.Plan.Config.Outside[s] }
+	anyOutside := slices.ContainsFunc(r.stages, func(f *spillway.Forecast) bool { return outsideOf(f) > 0 })
+	if anyOutside {
 		fmt.Fprint(tw, "outside\t")
 	}
 	if limit > 0 {
@@ -110,11 +111,11 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 			}
 		}
 		fmt.Fprintf(tw, "%s\t", plan.Bytes(use.Peak))
-		if outside > 0 {
-			fmt.Fprintf(tw, "%s\t", plan.Bytes(outside))
+		if anyOutside {
+			fmt.Fprintf(tw, "%s\t", plan.Bytes(outsideOf(f)))
 		}
 		if limit > 0 {
-			if over := use.Peak + outside - limit; over <= 0 {
+			if over := use.Peak + outsideOf(f) - limit; over <= 0 {
 				fmt.Fprintf(tw, "yes, %s free\t", plan.Bytes(-over))
 			} else {
 				fmt.Fprintf(tw, "no, %s over\t", plan.Bytes(over))

@@ -13,16 +13,18 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cpu"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas/blastest"
 	"github.com/spillway-ml/spillway/kernels/cuda/shim"
 )
 
 // bench is a device to run kernels on: the driver's double with kernels compiled
-// by the shim.
+// by the shim, and products computed on the host.
 type bench struct {
-	api    driver.API
-	lib    *Library
-	stream driver.Stream
-	images *imageLog
+	api      driver.API
+	lib      *Library
+	stream   driver.Stream
+	images   *imageLog
+	products *blastest.Library
 }
 
 // imageLog remembers the libraries that a compiler made.
@@ -57,7 +59,8 @@ func newBench(t testing.TB) *bench {
 	require.NoError(t, err)
 	p := pool.New(1)
 	log := &imageLog{Compiler: c}
-	lib, err := New(Options{API: d, Device: devices[0], Compiler: log, Host: cpu.New(p)})
+	products := blastest.New(d)
+	lib, err := New(Options{API: d, Device: devices[0], Compiler: log, Products: products, Host: cpu.New(p)})
 	require.NoError(t, err)
 	s, err := d.NewStream()
 	require.NoError(t, err)
@@ -66,7 +69,7 @@ func newBench(t testing.TB) *bench {
 		require.NoError(t, lib.Close())
 		p.Close()
 	})
-	return &bench{api: d, lib: lib, stream: s, images: log}
+	return &bench{api: d, lib: lib, stream: s, images: log, products: products}
 }
 
 // arena is memory of a space in which a test puts operands.

@@ -82,6 +82,16 @@ func openBLAS() (*library, error) {
 	return l, nil
 }
 
+// ourF32 returns our float32 product of a shape.
+func ourF32(s gemm.Spec, pl *pool.Pool) (func(), error) {
+	p, err := gemm.New(s)
+	if err != nil {
+		return nil, err
+	}
+	a, b, c, work := random(s.M*s.K), random(s.K*s.N), random(s.M*s.N), filled(gemm.Workspace(s))
+	return func() { must(p.Run(pl, a, b, c, nil, work)) }, nil
+}
+
 func random(n int) []float32 {
 	r := rand.New(rand.NewPCG(1, uint64(n)))
 	v := make([]float32, n)

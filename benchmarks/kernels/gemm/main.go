@@ -8,8 +8,10 @@
 // in which the other's idle threads stop spinning, and a call that is not
 // timed. Every pair is a line of the CSV; the table gives medians, and the ratio
 // of both sides' best ("best"), which says more on a machine that others use.
-// Both sides pack within the timing. The last column compares with a loop of
-// FMA instructions that reads nothing.
+// Both sides pack within the timing. The last column of float32 compares with a
+// loop of FMA instructions that reads nothing; that of bf16 and int8 with our
+// float32 product of that shape, measured in the same turns: the median of the
+// pairs' ratios, and the ratio of bests.
 package main
 
 import (
@@ -53,9 +55,18 @@ func shapes() []shape {
 	return s
 }
 
-// bench is one product, ours and theirs, on the same operands.
+// bench is one product, ours and theirs, on the same operands. Where the op is
+// not float32, ours32 is our float32 product of that shape.
 type bench struct {
-	ours, theirs func()
+	ours, theirs, ours32 func()
+}
+
+// aside measures f in a goroutine of its own, as a training step calls it: the
+// main one is locked to its thread for the libraries' sake.
+func aside(f func(), pause, least time.Duration) float64 {
+	result := make(chan float64)
+	go func() { result <- measure(f, pause, least) }()
+	return <-result
 }
 
 func main() {
@@ -89,7 +100,7 @@ func run(op, threads string, pairs int, only, csv string, pause, least time.Dura
 			return err
 		}
 		defer out.Close()
-		fmt.Fprintln(out, "op,threads,shape,M,N,K,pair,ours_gops,theirs_gops")
+		fmt.Fprintln(out, "op,threads,shape,M,N,K,pair,ours_gops,theirs_gops,ours_f32_gops")
 	}
 	for _, t := range strings.Split(threads, ",") {
 		n, err := strconv.Atoi(t)
@@ -98,8 +109,12 @@ func run(op, threads string, pairs int, only, csv string, pause, least time.Dura
 		}
 		pl := pool.New(n)
 		lib.setThreads(n)
-		var logs, count, worst float64 = 0, 0, math.Inf(1)
-		fmt.Printf("\n%d threads\n%-10s %6s %6s %6s  %8s %8s  %7s  %6s  %s\n", n, "shape", "M", "N", "K", "ours", "theirs", "ratio", "best", "of FMA peak")
+		last := "of FMA peak"
+		if op != "f32" {
+			last = "of our f32, best"
+		}
+		var toLib, toF32 summary
+		fmt.Printf("\n%d threads\n%-10s %6s %6s %6s  %8s %8s  %7s  %6s  %s\n", n, "shape", "M", "N", "K", "ours", "theirs", "ratio", "best", last)
 		for _, s := range shapes() {
 			size := fmt.Sprintf("%dx%dx%d", s.spec.M, s.spec.N, s.spec.K)
 			if !strings.Contains(s.name+" "+size, only) {
@@ -109,25 +124,55 @@ func run(op, threads string, pairs int, only, csv string, pause, least time.Dura
 			if err != nil {
 				return err
 			}
-			work := 2 * float64(s.spec.M) * float64(s.spec.N) * float64(s.spec.K)
-			var ratio, ours, theirs, peak []float64
-			for i := range pairs {
-				o := work / measure(b.ours, pause, least) / 1e9
-				t := work / measure(b.theirs, pause, least) / 1e9
-				ratio, ours, theirs = append(ratio, o/t), append(ours, o), append(theirs, t)
-				peak = append(peak, o/float64(n)/fmaPeak())
-				if out != nil {
-					fmt.Fprintf(out, "%s,%d,%s,%d,%d,%d,%d,%.2f,%.2f\n", op, n, s.name, s.spec.M, s.spec.N, s.spec.K, i, o, t)
+			if op != "f32" {
+				if b.ours32, err = ourF32(s.spec, pl); err != nil {
+					return err
 				}
 			}
-			r := median(ratio)
-			logs, count, worst = logs+math.Log(r), count+1, min(worst, r)
-			fmt.Printf("%-10s %6d %6d %6d  %8.1f %8.1f  %7.3f  %6.3f  %.2f\n", s.name, s.spec.M, s.spec.N, s.spec.K, median(ours), median(theirs), r, slices.Max(ours)/slices.Max(theirs), median(peak))
+			work := 2 * float64(s.spec.M) * float64(s.spec.N) * float64(s.spec.K)
+			var ours, theirs, other []float64
+			var ratio, toOther []float64
+			for i := range pairs {
+				o, t := work/aside(b.ours, pause, least)/1e9, work/measure(b.theirs, pause, least)/1e9
+				f, csv32 := float64(n)*fmaPeak(), ""
+				if b.ours32 != nil {
+					f = work / aside(b.ours32, pause, least) / 1e9
+					csv32 = fmt.Sprintf("%.2f", f)
+				}
+				ours, theirs, other = append(ours, o), append(theirs, t), append(other, f)
+				ratio, toOther = append(ratio, o/t), append(toOther, o/f)
+				if out != nil {
+					fmt.Fprintf(out, "%s,%d,%s,%d,%d,%d,%d,%.2f,%.2f,%s\n", op, n, s.name, s.spec.M, s.spec.N, s.spec.K, i, o, t, csv32)
+				}
+			}
+			toLib.add(median(ratio))
+			toF32.add(median(toOther))
+			fmt.Printf("%-10s %6d %6d %6d  %8.1f %8.1f  %7.3f  %6.3f  %.2f", s.name, s.spec.M, s.spec.N, s.spec.K, median(ours), median(theirs), median(ratio), slices.Max(ours)/slices.Max(theirs), median(toOther))
+			if b.ours32 != nil {
+				fmt.Printf("  %.2f", slices.Max(ours)/slices.Max(other))
+			}
+			fmt.Println()
 		}
-		fmt.Printf("geometric mean %.3f, least %.3f\n", math.Exp(logs/count), worst)
+		fmt.Println(toLib.String())
+		if op != "f32" {
+			fmt.Println("against our f32:", toF32.String())
+		}
 		pl.Close()
 	}
 	return nil
+}
+
+// summary is the geometric mean and the least of some ratios.
+type summary struct{ ratios []float64 }
+
+func (s *summary) add(r float64) { s.ratios = append(s.ratios, r) }
+
+func (s *summary) String() string {
+	var logs float64
+	for _, r := range s.ratios {
+		logs += math.Log(r)
+	}
+	return fmt.Sprintf("geometric mean %.3f, least %.3f", math.Exp(logs/float64(len(s.ratios))), slices.Min(s.ratios))
 }
 
 // measure returns the seconds of a call of f.

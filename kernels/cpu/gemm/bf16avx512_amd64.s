@@ -5211,13 +5211,16 @@ store:
 	RET
 
 // func interleave16AVX512(dst *byte, src *byte, dstStride int, srcStride int, units int, load int, store int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·interleave16AVX512(SB), NOSPLIT, $0-56
 	MOVQ  dst+0(FP), DI
 	MOVQ  src+8(FP), SI
 	MOVQ  dstStride+16(FP), R8
 	MOVQ  srcStride+24(FP), R9
 	MOVQ  units+32(FP), CX
+	MOVQ  R9, R10
+	SHLQ  $0x04, R10
+	ADDQ  SI, R10
 	MOVQ  load+40(FP), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -5226,14 +5229,20 @@ TEXT ·interleave16AVX512(SB), NOSPLIT, $0-56
 	KMOVW AX, K3
 	SHRQ  $0x10, AX
 	KMOVW AX, K4
+	TESTQ AX, AX
+	JZ    narrow
 
-unit:
+wide:
 	VPMOVZXWD.Z (SI), K1, Z0
+	PREFETCHT0  (R10)
 	VPMOVZXWD.Z 32(SI), K2, Z8
 	ADDQ        R9, SI
+	ADDQ        R9, R10
 	VPMOVZXWD.Z (SI), K1, Z1
+	PREFETCHT0  (R10)
 	VPMOVZXWD.Z 32(SI), K2, Z9
 	ADDQ        R9, SI
+	ADDQ        R9, R10
 	VPSLLD      $0x10, Z1, Z1
 	VPSLLD      $0x10, Z9, Z9
 	VPORD       Z1, Z0, Z0
@@ -5242,6 +5251,24 @@ unit:
 	VMOVUPS     Z8, K4, 64(DI)
 	ADDQ        R8, DI
 	DECQ        CX
-	JNZ         unit
+	JNZ         wide
+	VZEROUPPER
+	RET
+
+narrow:
+	VPMOVZXWD.Z (SI), K1, Z0
+	PREFETCHT0  (R10)
+	ADDQ        R9, SI
+	ADDQ        R9, R10
+	VPMOVZXWD.Z (SI), K1, Z1
+	PREFETCHT0  (R10)
+	ADDQ        R9, SI
+	ADDQ        R9, R10
+	VPSLLD      $0x10, Z1, Z1
+	VPORD       Z1, Z0, Z0
+	VMOVUPS     Z0, K3, (DI)
+	ADDQ        R8, DI
+	DECQ        CX
+	JNZ         narrow
 	VZEROUPPER
 	RET

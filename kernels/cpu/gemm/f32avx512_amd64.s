@@ -4161,7 +4161,7 @@ store:
 	RET
 
 // func transposeAVX512(dst *byte, src *byte, dstStride int, srcStride int, rows int, depth int, mask int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·transposeAVX512(SB), NOSPLIT, $0-56
 	MOVQ  dst+0(FP), DI
 	MOVQ  src+8(FP), SI
@@ -4181,66 +4181,82 @@ full:
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z0
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z1
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z2
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z3
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z4
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z5
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z6
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z7
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z8
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z9
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z10
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z11
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z12
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z13
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z14
+	PREFETCHT0 256(AX)
 	ADDQ       R10, AX
 	SUBQ       $0x01, DX
 	CMOVQLE    R11, R10
 	VMOVUPS    (AX), Z15
+	PREFETCHT0 256(AX)
 	VUNPCKLPS  Z1, Z0, Z16
 	VUNPCKHPS  Z1, Z0, Z17
 	VUNPCKLPS  Z3, Z2, Z18
@@ -4542,13 +4558,16 @@ done:
 	RET
 
 // func copyAVX512(dst *byte, src *byte, dstStride int, srcStride int, depth int, load int, store int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·copyAVX512(SB), NOSPLIT, $0-56
 	MOVQ  dst+0(FP), DI
 	MOVQ  src+8(FP), SI
 	MOVQ  dstStride+16(FP), R8
 	MOVQ  srcStride+24(FP), R9
 	MOVQ  depth+32(FP), CX
+	MOVQ  R9, R10
+	SHLQ  $0x04, R10
+	ADDQ  SI, R10
 	MOVQ  load+40(FP), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -4561,46 +4580,61 @@ TEXT ·copyAVX512(SB), NOSPLIT, $0-56
 	JL    rest
 
 four:
-	VMOVUPS.Z (SI), K1, Z0
-	VMOVUPS.Z 64(SI), K2, Z1
-	ADDQ      R9, SI
-	VMOVUPS   Z0, K3, (DI)
-	VMOVUPS   Z1, K4, 64(DI)
-	ADDQ      R8, DI
-	VMOVUPS.Z (SI), K1, Z2
-	VMOVUPS.Z 64(SI), K2, Z3
-	ADDQ      R9, SI
-	VMOVUPS   Z2, K3, (DI)
-	VMOVUPS   Z3, K4, 64(DI)
-	ADDQ      R8, DI
-	VMOVUPS.Z (SI), K1, Z4
-	VMOVUPS.Z 64(SI), K2, Z5
-	ADDQ      R9, SI
-	VMOVUPS   Z4, K3, (DI)
-	VMOVUPS   Z5, K4, 64(DI)
-	ADDQ      R8, DI
-	VMOVUPS.Z (SI), K1, Z6
-	VMOVUPS.Z 64(SI), K2, Z7
-	ADDQ      R9, SI
-	VMOVUPS   Z6, K3, (DI)
-	VMOVUPS   Z7, K4, 64(DI)
-	ADDQ      R8, DI
-	SUBQ      $0x04, CX
-	JGE       four
+	VMOVUPS.Z  (SI), K1, Z0
+	VMOVUPS.Z  64(SI), K2, Z1
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	ADDQ       R9, SI
+	ADDQ       R9, R10
+	VMOVUPS    Z0, K3, (DI)
+	VMOVUPS    Z1, K4, 64(DI)
+	ADDQ       R8, DI
+	VMOVUPS.Z  (SI), K1, Z2
+	VMOVUPS.Z  64(SI), K2, Z3
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	ADDQ       R9, SI
+	ADDQ       R9, R10
+	VMOVUPS    Z2, K3, (DI)
+	VMOVUPS    Z3, K4, 64(DI)
+	ADDQ       R8, DI
+	VMOVUPS.Z  (SI), K1, Z4
+	VMOVUPS.Z  64(SI), K2, Z5
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	ADDQ       R9, SI
+	ADDQ       R9, R10
+	VMOVUPS    Z4, K3, (DI)
+	VMOVUPS    Z5, K4, 64(DI)
+	ADDQ       R8, DI
+	VMOVUPS.Z  (SI), K1, Z6
+	VMOVUPS.Z  64(SI), K2, Z7
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	ADDQ       R9, SI
+	ADDQ       R9, R10
+	VMOVUPS    Z6, K3, (DI)
+	VMOVUPS    Z7, K4, 64(DI)
+	ADDQ       R8, DI
+	SUBQ       $0x04, CX
+	JGE        four
 
 rest:
 	ADDQ $0x04, CX
 	JZ   done
 
 one:
-	VMOVUPS.Z (SI), K1, Z0
-	VMOVUPS.Z 64(SI), K2, Z1
-	ADDQ      R9, SI
-	VMOVUPS   Z0, K3, (DI)
-	VMOVUPS   Z1, K4, 64(DI)
-	ADDQ      R8, DI
-	DECQ      CX
-	JNZ       one
+	VMOVUPS.Z  (SI), K1, Z0
+	VMOVUPS.Z  64(SI), K2, Z1
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	ADDQ       R9, SI
+	ADDQ       R9, R10
+	VMOVUPS    Z0, K3, (DI)
+	VMOVUPS    Z1, K4, 64(DI)
+	ADDQ       R8, DI
+	DECQ       CX
+	JNZ        one
 
 done:
 	VZEROUPPER

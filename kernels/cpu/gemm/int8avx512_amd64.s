@@ -4161,13 +4161,16 @@ store:
 	RET
 
 // func interleave8AVX512(dst *byte, src *byte, dstStride int, srcStride int, units int, load int, store int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·interleave8AVX512(SB), NOSPLIT, $0-56
 	MOVQ  dst+0(FP), DI
 	MOVQ  src+8(FP), SI
 	MOVQ  dstStride+16(FP), R8
 	MOVQ  srcStride+24(FP), R9
 	MOVQ  units+32(FP), CX
+	MOVQ  R9, R10
+	SHLQ  $0x05, R10
+	ADDQ  SI, R10
 	MOVQ  load+40(FP), AX
 	KMOVW AX, K1
 	SHRQ  $0x10, AX
@@ -4176,24 +4179,34 @@ TEXT ·interleave8AVX512(SB), NOSPLIT, $0-56
 	KMOVW AX, K3
 	SHRQ  $0x10, AX
 	KMOVW AX, K4
+	TESTQ AX, AX
+	JZ    narrow
 
-unit:
+wide:
 	VPMOVZXBD.Z (SI), K1, Z0
+	PREFETCHT0  (R10)
 	VPMOVZXBD.Z 16(SI), K2, Z8
 	ADDQ        R9, SI
+	ADDQ        R9, R10
 	VPMOVZXBD.Z (SI), K1, Z1
+	PREFETCHT0  (R10)
 	VPMOVZXBD.Z 16(SI), K2, Z9
 	ADDQ        R9, SI
+	ADDQ        R9, R10
 	VPSLLD      $0x08, Z1, Z1
 	VPSLLD      $0x08, Z9, Z9
 	VPMOVZXBD.Z (SI), K1, Z2
+	PREFETCHT0  (R10)
 	VPMOVZXBD.Z 16(SI), K2, Z10
 	ADDQ        R9, SI
+	ADDQ        R9, R10
 	VPSLLD      $0x10, Z2, Z2
 	VPSLLD      $0x10, Z10, Z10
 	VPMOVZXBD.Z (SI), K1, Z3
+	PREFETCHT0  (R10)
 	VPMOVZXBD.Z 16(SI), K2, Z11
 	ADDQ        R9, SI
+	ADDQ        R9, R10
 	VPSLLD      $0x18, Z3, Z3
 	VPSLLD      $0x18, Z11, Z11
 	VPORD       Z1, Z0, Z0
@@ -4204,7 +4217,36 @@ unit:
 	VMOVUPS     Z8, K4, 64(DI)
 	ADDQ        R8, DI
 	DECQ        CX
-	JNZ         unit
+	JNZ         wide
+	VZEROUPPER
+	RET
+
+narrow:
+	VPMOVZXBD.Z (SI), K1, Z0
+	PREFETCHT0  (R10)
+	ADDQ        R9, SI
+	ADDQ        R9, R10
+	VPMOVZXBD.Z (SI), K1, Z1
+	PREFETCHT0  (R10)
+	ADDQ        R9, SI
+	ADDQ        R9, R10
+	VPSLLD      $0x08, Z1, Z1
+	VPMOVZXBD.Z (SI), K1, Z2
+	PREFETCHT0  (R10)
+	ADDQ        R9, SI
+	ADDQ        R9, R10
+	VPSLLD      $0x10, Z2, Z2
+	VPMOVZXBD.Z (SI), K1, Z3
+	PREFETCHT0  (R10)
+	ADDQ        R9, SI
+	ADDQ        R9, R10
+	VPSLLD      $0x18, Z3, Z3
+	VPORD       Z1, Z0, Z0
+	VPTERNLOGD  $0xfe, Z3, Z2, Z0
+	VMOVUPS     Z0, K3, (DI)
+	ADDQ        R8, DI
+	DECQ        CX
+	JNZ         narrow
 	VZEROUPPER
 	RET
 

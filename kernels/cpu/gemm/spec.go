@@ -208,23 +208,31 @@ type blocking struct {
 
 func (s *Spec) blocking(k *kernels) blocking {
 	b := blocking{layout: s.layout(), units: ceil(s.K, k.group)}
-	b.depth = min(b.units, chunkDepth)
 	b.serial = float64(s.M)*float64(s.N)*float64(b.units) < serialWork
-	b.tileRows, b.tileCols = k.tileRows, k.tileCols
-	for b.tileRows*b.tileCols*b.depth >= 2*serialWork && ceil(b.rows, b.tileRows)*ceil(b.cols, b.tileCols) < enoughTiles {
-		rows, cols := min(b.rows, b.tileRows), min(b.cols, b.tileCols)
-		moreRows, moreCols := b.tileRows/2%k.mr == 0, b.tileCols/2%k.nr == 0
-		switch {
-		case moreRows && (rows >= cols || !moreCols):
-			b.tileRows /= 2
-			continue
-		case moreCols:
-			b.tileCols /= 2
-			continue
+	b.rows = min(b.rows, even(s.M, ceil(s.M, max(b.rows, 1)), k.tileRows))
+	b.cols = min(b.cols, even(s.N, ceil(s.N, max(b.cols, 1)), k.tileCols))
+	b.depth = min(b.units, even(b.units, ceil(b.units, chunkDepth), KC))
+	gridRows, gridCols := ceil(b.rows, k.tileRows), ceil(b.cols, k.tileCols)
+	for {
+		b.tileRows, b.tileCols = even(b.rows, gridRows, k.mr), even(b.cols, gridCols, k.nr)
+		if b.tileRows*b.tileCols*b.depth < 2*serialWork || ceil(b.rows, b.tileRows)*ceil(b.cols, b.tileCols) >= enoughTiles {
+			return b
 		}
-		break
+		switch moreRows, moreCols := b.tileRows > k.mr, b.tileCols > k.nr; {
+		case moreRows && (b.tileRows >= b.tileCols || !moreCols):
+			gridRows *= 2
+		case moreCols:
+			gridCols *= 2
+		default:
+			return b
+		}
 	}
-	return b
+}
+
+// even is the size of parts, a multiple of unit, that cuts n into at most that
+// many parts as evenly as it can.
+func even(n, parts, unit int) int {
+	return ceil(ceil(n, max(parts, 1)), unit) * unit
 }
 
 func ceil(n, d int) int { return (n + d - 1) / d }

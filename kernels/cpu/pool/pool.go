@@ -22,10 +22,19 @@ import (
 // Run.
 type Task interface{ RunIndex(i int) }
 
-// spins is how many times an idle worker, or a caller whose last indices are
-// on other threads, yields to other goroutines and looks again before it
-// sleeps: some 100 µs. Between, it looks glances times.
-const spins, glances = 400, 50
+// An idle worker looks glances times for work, yields to other goroutines, and
+// so on spins times, some 400 µs, before it sleeps. A caller whose last indices
+// are on other threads looks patience times, some 50 µs, then yields between as
+// a worker does, some 100 µs. It doesn't begin with that because where it is
+// locked to its thread, as it must be for some libraries, to yield takes two
+// switches of threads, and they may land on the core of the worker that it waits
+// for.
+const (
+	glances     = 50
+	spins       = 1600
+	patience    = 100_000
+	callerSpins = 400
+)
 
 // Pool runs Tasks. The zero value is not usable; call New.
 type Pool struct {
@@ -41,6 +50,8 @@ type Pool struct {
 	jobs []*job // whose indices are not all taken
 	free []*job
 	turn int // the job that the next worker joins
+
+	places places
 }
 
 type job struct {
@@ -62,6 +73,7 @@ func New(threads int) *Pool {
 		p.slots <- struct{}{}
 		p.free = append(p.free, &job{done: make(chan struct{}, 1)})
 	}
+	p.places.init(threads)
 	// A job lives while its caller holds a token, so there are never more.
 	p.jobs = make([]*job, 0, threads)
 	for range threads - 1 {
@@ -96,9 +108,11 @@ func (p *Pool) Run(n int, t Task) {
 		}
 		return
 	}
+	cpu := p.places.enter(false)
 	j := p.publish(n, t)
 	p.drain(j)
 	j.wait()
+	p.places.leave(cpu)
 	j.task = nil
 	p.mu.Lock()
 	p.free = append(p.free, j)
@@ -143,7 +157,12 @@ func (p *Pool) drain(j *job) {
 
 // wait returns when no worker holds a reference to the job.
 func (j *job) wait() {
-	for range spins {
+	for range patience {
+		if j.state.Load() == 0 {
+			return
+		}
+	}
+	for range callerSpins {
 		for range glances {
 			if j.state.Load() == 0 {
 				return
@@ -211,7 +230,9 @@ func (p *Pool) help() bool {
 	}
 	j := p.join()
 	if j != nil {
+		cpu := p.places.enter(true)
 		p.drain(j)
+		p.places.leave(cpu)
 		j.leave()
 	}
 	p.slots <- struct{}{} // no wake: this worker itself looks for an open job

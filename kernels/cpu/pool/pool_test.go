@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -92,6 +93,33 @@ func TestRunAllocatesNothing(t *testing.T) {
 	defer p.Close()
 	var task Task = new(nothing)
 	require.Zero(t, testing.AllocsPerRun(200, func() { p.Run(9, task) }))
+}
+
+// uneven leaves one of two threads waiting for the other: its three indices
+// take 20 µs each.
+type uneven struct{}
+
+func (uneven) RunIndex(int) {
+	for start := time.Now(); time.Since(start) < 20*time.Microsecond; {
+	}
+}
+
+func BenchmarkWait(b *testing.B) {
+	for _, locked := range []bool{false, true} {
+		b.Run(map[bool]string{false: "caller", true: "locked caller"}[locked], func(b *testing.B) {
+			if locked {
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+			}
+			p := New(2)
+			defer p.Close()
+			var task Task = new(uneven)
+			b.ReportAllocs()
+			for b.Loop() {
+				p.Run(3, task)
+			}
+		})
+	}
 }
 
 func BenchmarkRun(b *testing.B) {

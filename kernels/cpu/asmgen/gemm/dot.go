@@ -1,6 +1,8 @@
 package main
 
 import (
+	"math/bits"
+
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -22,17 +24,24 @@ func int8AVX512() {
 	offset512()
 }
 
+// interleaveAhead is how many units further on source rows are brought nearer:
+// what package gemm packs of a sliver before it goes to the next one.
+const interleaveAhead = 8
+
 // interleave512 packs rows of k: unit u of column c holds rows g·u … g·u+g−1 of
 // that column.
 func interleave512(name string, g int) {
 	TEXT(name, NOSPLIT, "func(dst, src *byte, dstStride, srcStride, units, load, store int)")
 	Doc(name + " joins the elements of consecutive source rows in units of 32 bits, up to 32 columns. Lanes of load are read, the others are zeros, lanes of store are written. Strides are in bytes.")
-	dst, src, ds, ss, units, mask := reg.RDI, reg.RSI, reg.R8, reg.R9, reg.RCX, reg.RAX
+	dst, src, ds, ss, units, mask, ahead := reg.RDI, reg.RSI, reg.R8, reg.R9, reg.RCX, reg.RAX, reg.R10
 	Load(Param("dst"), dst)
 	Load(Param("src"), src)
 	Load(Param("dstStride"), ds)
 	Load(Param("srcStride"), ss)
 	Load(Param("units"), units)
+	MOVQ(ss, ahead)
+	SHLQ(operand.Imm(uint64(bits.TrailingZeros(uint(interleaveAhead*g)))), ahead)
+	ADDQ(src, ahead)
 	Load(Param("load"), mask)
 	KMOVW(reg.EAX, reg.K1)
 	SHRQ(operand.Imm(16), mask)
@@ -41,32 +50,47 @@ func interleave512(name string, g int) {
 	KMOVW(reg.EAX, reg.K3)
 	SHRQ(operand.Imm(16), mask)
 	KMOVW(reg.EAX, reg.K4)
-	Label("unit")
 	load, half := VPMOVZXWD_Z, 32
 	if g == 4 {
 		load, half = VPMOVZXBD_Z, 16
 	}
-	for i := range g {
-		load(at(src, 0), reg.K1, zmm[i])
-		load(at(src, half), reg.K2, zmm[8+i])
-		ADDQ(ss, src)
-		if i > 0 {
-			VPSLLD(operand.Imm(uint64(32/g*i)), zmm[i], zmm[i])
-			VPSLLD(operand.Imm(uint64(32/g*i)), zmm[8+i], zmm[8+i])
+	unit := func(vectors int) {
+		for i := range g {
+			load(at(src, 0), reg.K1, zmm[i])
+			PREFETCHT0(at(ahead, 0))
+			if vectors == 2 {
+				load(at(src, half), reg.K2, zmm[8+i])
+			}
+			ADDQ(ss, src)
+			ADDQ(ss, ahead)
+			for v := 0; v < vectors && i > 0; v++ {
+				VPSLLD(operand.Imm(uint64(32/g*i)), zmm[8*v+i], zmm[8*v+i])
+			}
 		}
-	}
-	for v := 0; v <= 8; v += 8 {
-		VPORD(zmm[v+1], zmm[v], zmm[v])
-		if g == 4 {
-			const orAll = 0xfe
-			VPTERNLOGD(operand.Imm(orAll), zmm[v+3], zmm[v+2], zmm[v])
+		for v := 0; v < 8*vectors; v += 8 {
+			VPORD(zmm[v+1], zmm[v], zmm[v])
+			if g == 4 {
+				const orAll = 0xfe
+				VPTERNLOGD(operand.Imm(orAll), zmm[v+3], zmm[v+2], zmm[v])
+			}
 		}
+		VMOVUPS(zmm[0], reg.K3, at(dst, 0))
+		if vectors == 2 {
+			VMOVUPS(zmm[8], reg.K4, at(dst, 64))
+		}
+		ADDQ(ds, dst)
+		DECQ(units)
 	}
-	VMOVUPS(zmm[0], reg.K3, at(dst, 0))
-	VMOVUPS(zmm[8], reg.K4, at(dst, 64))
-	ADDQ(ds, dst)
-	DECQ(units)
-	JNZ(operand.LabelRef("unit"))
+	TESTQ(mask, mask)
+	JZ(operand.LabelRef("narrow"))
+	Label("wide")
+	unit(2)
+	JNZ(operand.LabelRef("wide"))
+	VZEROUPPER()
+	RET()
+	Label("narrow")
+	unit(1)
+	JNZ(operand.LabelRef("narrow"))
 	VZEROUPPER()
 	RET()
 }

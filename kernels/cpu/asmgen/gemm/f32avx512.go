@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math/bits"
 
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
@@ -178,6 +179,7 @@ func transpose512() {
 				VMOVUPS_Z(at(row, 0), reg.K2, zmm[i])
 			} else {
 				VMOVUPS(at(row, 0), zmm[i])
+				PREFETCHT0(at(row, 256))
 			}
 			if i < 15 {
 				ADDQ(step, row)
@@ -242,16 +244,23 @@ func transpose512() {
 	RET()
 }
 
+// copyAhead is how many source rows further on are brought nearer: what package
+// gemm packs of a sliver before it goes to the next one.
+const copyAhead = 16
+
 // copy512 moves rows of up to 32 elements into a sliver.
 func copy512() {
 	TEXT("copyAVX512", NOSPLIT, "func(dst, src *byte, dstStride, srcStride, depth, load, store int)")
 	Doc("copyAVX512 copies depth rows of up to 32 elements: lanes of load are read, the others are zeros, lanes of store are written. Strides are in bytes.")
-	dst, src, ds, ss, depth, mask := reg.RDI, reg.RSI, reg.R8, reg.R9, reg.RCX, reg.RAX
+	dst, src, ds, ss, depth, mask, ahead := reg.RDI, reg.RSI, reg.R8, reg.R9, reg.RCX, reg.RAX, reg.R10
 	Load(Param("dst"), dst)
 	Load(Param("src"), src)
 	Load(Param("dstStride"), ds)
 	Load(Param("srcStride"), ss)
 	Load(Param("depth"), depth)
+	MOVQ(ss, ahead)
+	SHLQ(operand.Imm(uint64(bits.TrailingZeros(copyAhead))), ahead)
+	ADDQ(src, ahead)
 	Load(Param("load"), mask)
 	KMOVW(reg.EAX, reg.K1)
 	SHRQ(operand.Imm(16), mask)
@@ -263,7 +272,10 @@ func copy512() {
 	row := func(v int) {
 		VMOVUPS_Z(at(src, 0), reg.K1, zmm[2*v])
 		VMOVUPS_Z(at(src, 64), reg.K2, zmm[2*v+1])
+		PREFETCHT0(at(ahead, 0))
+		PREFETCHT0(at(ahead, 64))
 		ADDQ(ss, src)
+		ADDQ(ss, ahead)
 		VMOVUPS(zmm[2*v], reg.K3, at(dst, 0))
 		VMOVUPS(zmm[2*v+1], reg.K4, at(dst, 64))
 		ADDQ(ds, dst)

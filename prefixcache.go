@@ -1,0 +1,223 @@
+package spillway
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/recompute"
+)
+
+// FrozenCache is room for what the frozen beginning of a model hands on, by
+// sample: later epochs skip its forward. The zero value is none.
+type FrozenCache struct {
+	Tier  graph.Space // Host or Disk
+	Bytes int64       // a rank; the ranks of a process share the sum
+}
+
+func (f FrozenCache) String() string {
+	if f.Bytes == 0 {
+		return "none"
+	}
+	return fmt.Sprintf("%s:%d", f.Tier, f.Bytes)
+}
+
+// ParseFrozenCache reads "none", "host:SIZE" or "disk:SIZE"; size reads SIZE.
+func ParseFrozenCache(s string, size func(string) (int64, error)) (FrozenCache, error) {
+	if s == "" || strings.EqualFold(s, "none") {
+		return FrozenCache{}, nil
+	}
+	tier, room, _ := strings.Cut(s, ":")
+	var f FrozenCache
+	switch strings.ToLower(tier) {
+	case "host":
+		f.Tier = graph.Host
+	case "disk":
+		f.Tier = graph.Disk
+	default:
+		return f, fmt.Errorf("%q: use none, host:SIZE or disk:SIZE", s)
+	}
+	var err error
+	if f.Bytes, err = size(room); err != nil || f.Bytes <= 0 {
+		return f, errors.Join(fmt.Errorf("%q: a size is needed after the tier, as in %s:4GiB", s, strings.ToLower(tier)), err)
+	}
+	return f, nil
+}
+
+// prefixCache holds rows of the value that the frozen beginning hands on, in
+// slots of one size. A step uses it when it has every row of all ranks: the
+// program is the same on every rank, gathers included. What came first stays:
+// an epoch goes round all samples, so that nothing is gained by replacing one.
+type prefixCache struct {
+	row    int64   // bytes
+	slots  int64   // that there is room for
+	slotOf []int32 // by window of the data, from 1; 0: not there
+
+	mem  []byte // the host tier
+	ctx  device.Context
+	disk device.Disk // the disk tier
+
+	mu   sync.Mutex
+	used int64
+}
+
+// openPrefixCache makes the room, where the run has a cache. The disk's folder
+// is open.
+func (t *Trainer) openPrefixCache() error {
+	c := &t.cfg
+	if c.FrozenCache.Bytes == 0 {
+		return nil
+	}
+	p := t.plan.Program
+	row := p.Buf(p.HostPrefix).Bytes() / int64(c.Batch)
+	windows := t.train.sampler.Windows()
+	pc := &prefixCache{row: row, slots: min(c.FrozenCache.Bytes*int64(c.Ranks)/row, windows), slotOf: make([]int32, windows)}
+	if pc.slots == 0 {
+		return fmt.Errorf("--frozen-cache %s: %s on %d rank(s) has no room for one row of %s", c.FrozenCache, plan.Bytes(c.FrozenCache.Bytes), c.Ranks, plan.Bytes(row))
+	}
+	if pc.slots < windows && c.Warn != nil {
+		c.Warn(fmt.Sprintf("--frozen-cache holds %d of the data's %d rows; a step skips the frozen layers only where all its rows are there (%s would hold them all)",
+			pc.slots, windows, plan.Bytes(windows*row/int64(c.Ranks)+row)))
+	}
+	if c.FrozenCache.Tier == graph.Disk {
+		var err error
+		if pc.disk, err = t.disk.Create(c.Ranks, pc.slots*row, 0); err != nil {
+			return fmt.Errorf("--frozen-cache: %w", err)
+		}
+		t.prefix = pc
+		return nil
+	}
+	pc.ctx = cpu.New(c.Ranks, cpu.Options{})
+	t.prefix = pc
+	arena, err := pc.ctx.Alloc(graph.Host, pc.slots*row)
+	if err != nil {
+		return fmt.Errorf("--frozen-cache: %w", err)
+	}
+	pc.mem, err = pc.ctx.HostBytes(device.Ptr{Arena: arena, Len: pc.slots * row})
+	return err
+}
+
+func (pc *prefixCache) close() error {
+	var errs []error
+	if pc.ctx != nil {
+		errs = append(errs, pc.ctx.Close())
+	}
+	if pc.disk != nil {
+		errs = append(errs, pc.disk.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (pc *prefixCache) window(b *batches, step, micro, rank, row int) int64 {
+	return b.sampler.Start(step, micro, rank, row) / int64(b.sampler.Seq())
+}
+
+// has tells whether every row of the step is there.
+func (pc *prefixCache) has(b *batches, c *Config, step int) bool {
+	if pc.used == 0 {
+		return false
+	}
+	for micro := range c.Accum {
+		for rank := range c.Ranks {
+			for row := range c.Batch {
+				if pc.slotOf[pc.window(b, step, micro, rank, row)] == 0 {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
+
+// take keeps the rows of a micro-batch that are not there yet, while there is
+// room. Ranks call it at the same time.
+func (pc *prefixCache) take(b *batches, step, micro, rank int, rows []byte) error {
+	for r := range int64(len(rows)) / pc.row {
+		w := pc.window(b, step, micro, rank, int(r))
+		pc.mu.Lock()
+		room := pc.slotOf[w] == 0 && pc.used < pc.slots
+		var slot int64
+		if room {
+			slot = pc.used
+			pc.used++
+			pc.slotOf[w] = int32(slot + 1)
+		}
+		pc.mu.Unlock()
+		if !room {
+			continue
+		}
+		from := rows[r*pc.row : (r+1)*pc.row]
+		if pc.disk == nil {
+			copy(pc.mem[slot*pc.row:], from)
+		} else if err := pc.disk.Store(from, slot*pc.row).Run(); err != nil {
+			return fmt.Errorf("cache of the frozen layers: %w", err)
+		}
+	}
+	return nil
+}
+
+// give fills a micro-batch with its rows, which are all there.
+func (pc *prefixCache) give(b *batches, step, micro, rank int, rows []byte) error {
+	for r := range int64(len(rows)) / pc.row {
+		slot := int64(pc.slotOf[pc.window(b, step, micro, rank, int(r))]) - 1
+		to := rows[r*pc.row : (r+1)*pc.row]
+		if pc.disk == nil {
+			copy(to, pc.mem[slot*pc.row:])
+		} else if err := pc.disk.Load(to, slot*pc.row).Run(); err != nil {
+			return fmt.Errorf("cache of the frozen layers: %w", err)
+		}
+	}
+	return nil
+}
+
+func (pc *prefixCache) traffic() device.Traffic {
+	if pc == nil || pc.disk == nil {
+		return device.Traffic{}
+	}
+	return pc.disk.Traffic()
+}
+
+// stepForm is the section that a step runs, and what moves between the cache
+// and a rank's host memory around its micro-steps.
+func (t *Trainer) stepForm(step int) (section string, cached bool) {
+	if t.prefix != nil && t.prefix.has(t.train, &t.cfg, step) {
+		return recompute.CachedStep, true
+	}
+	return "step", false
+}
+
+// keepPrefix takes into the cache what a micro-step that has ended handed on.
+func (t *Trainer) keepPrefix(r *rank, step, micro int) error {
+	if t.prefix == nil {
+		return nil
+	}
+	rows, err := r.prefixBytes(t.plan.Program)
+	if err != nil {
+		return err
+	}
+	return t.prefix.take(t.train, step, micro, r.index, rows)
+}
+
+// givePrefix puts the rows of the next micro-step where its copy reads them.
+func (t *Trainer) givePrefix(r *rank, step, micro int) error {
+	rows, err := r.prefixBytes(t.plan.Program)
+	if err != nil {
+		return err
+	}
+	return t.prefix.give(t.train, step, micro, r.index, rows)
+}
+
+// prefixBytes is the rank's host copy of what the frozen beginning hands on.
+func (r *rank) prefixBytes(p *graph.Program) ([]byte, error) {
+	v, err := r.exec.HostF32(p.HostPrefix)
+	if err != nil || len(v) == 0 {
+		return nil, err
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), 4*len(v)), nil
+}
