@@ -93,7 +93,7 @@ func TestBindRefuses(t *testing.T) {
 			m, err := ctx.Alloc(graph.Device, kb.In[0].Len)
 			require.NoError(t, err)
 			kb.In[0] = device.Ptr{Arena: m, Len: kb.In[0].Len}
-		}, "input 0 is in device memory (*cpu.Arena), which a kernel of the GPU does not reach"},
+		}, "input 0: not memory of the CUDA device (*cpu.Arena)"},
 		{"no workspace", draw(graph.Sum, always), func(o *optest.Operation, kb *kernels.Binding) { o.Op().Work = graph.NoBuf }, "workspace has"},
 		{"misplaced workspace", draw(graph.Rope, always), func(o *optest.Operation, kb *kernels.Binding) { kb.Work.Off += 64 }, "want a multiple of 256"},
 		{"a value that is none of the type", draw(graph.Fill, func(o *optest.Operation) bool { return always(o) && o.P.Buf(o.Op().Out[0].Buf).DType == graph.I32 }),
