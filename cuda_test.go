@@ -13,9 +13,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/device/cuda/drivertest"
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
+	"github.com/spillway-ml/spillway/device/fault"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -80,6 +83,61 @@ func TestCUDAKernelsGiveTheSameBits(t *testing.T) {
 				require.Equal(t, want.sha, got.sha, at)
 			}
 		}
+	}
+}
+
+// What else changes what a run is made of: groups of a mesh, accumulation,
+// frozen parameters and their cache, other optimizers.
+func TestCUDAHostSideOfOtherRuns(t *testing.T) {
+	for name, change := range map[string]func(c *Config){
+		"hsdp": func(c *Config) { c.Ranks, c.ShardSize, c.Accum, c.Reproducible = 4, 2, 2, true },
+		"frozen": func(c *Config) {
+			c.Freeze, c.FrozenCache = []string{"wte*", "wpe*", "h.0.*"}, FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
+		},
+		"lamb":  func(c *Config) { c.Optimizer, c.Clip, c.Offload = "lamb", 1, "optimizer=host" },
+		"llama": func(c *Config) { c.Model, c.Init, c.Zero = "testdata/llama-untied", "testdata/llama-untied", 2 },
+	} {
+		c := tiny("gpt2")
+		c.Ranks, c.Steps, c.Batch, c.Seq = 2, 3, 1, 16
+		change(&c)
+		want := runOf(t, c)
+		got := runOnDouble(t, c, drivertest.Options{Seed: 5}, false)
+		require.Equal(t, want.losses, got.losses, name)
+		require.Equal(t, want.sha, got.sha, name)
+	}
+}
+
+// A rank that fails or is stuck ends the job on every rank: see
+// TestALostRankEndsTheJob.
+func TestCUDALostRank(t *testing.T) {
+	const timeout, sick = 700 * time.Millisecond, 1
+	for label, mode := range map[string]fault.Mode{"h.1.mlp.c_fc": fault.Hang, "adamw": fault.Panic, "h.0/all_gather": fault.AtLaunch, "tokens/in": fault.WhenRun, "loss/all_reduce": fault.Hang} {
+		c := tiny("gpt2")
+		c.Ranks, c.Zero, c.Steps, c.Timeout, c.Poison, c.Batch, c.Seq = 3, 3, 100, timeout, false, 1, 16
+		d := onDouble(t, &c, drivertest.Options{}, false)
+		var hurt *fault.Context
+		c.wrapDevice = func(rank int, ctx device.Context) device.Context {
+			if rank != sick {
+				return ctx
+			}
+			hurt = fault.Wrap(ctx, fault.Plan{Launch: 10, Label: label, Mode: mode})
+			return hurt
+		}
+		tr, err := New(context.Background(), c)
+		require.NoError(t, err)
+		began := time.Now()
+		err = tr.Run(context.Background(), nil)
+		require.True(t, hurt.Fired(), label)
+		require.Less(t, time.Since(began), timeout+20*time.Second, label)
+		require.ErrorContains(t, err, fmt.Sprintf("step %d", tr.Done()+1), label)
+		require.ErrorContains(t, err, fmt.Sprintf("rank %d", sick), label)
+		if mode == fault.Hang {
+			require.ErrorIs(t, err, comm.ErrTimeout, label)
+		} else {
+			require.ErrorContains(t, err, label)
+		}
+		_ = tr.Close() // its error is the run's
+		require.NoError(t, d.Close(), label)
 	}
 }
 
