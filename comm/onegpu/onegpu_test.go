@@ -306,7 +306,9 @@ func TestAllReduceOfEveryType(t *testing.T) {
 		wantD := make([]float64, n)
 		comm.NewAdder[float64](w).Sum(wantD, doubles, false)
 		j.run(1, func(r int, g comm.Group) (device.Kernel, error) { return g.AllReduce("f", j.ptr(r, 0, n*4), graph.F32) })
-		j.run(1, func(r int, g comm.Group) (device.Kernel, error) { return g.AllReduce("i", j.ptr(r, n*4, n*8), graph.I64) })
+		j.run(1, func(r int, g comm.Group) (device.Kernel, error) {
+			return g.AllReduce("i", j.ptr(r, n*4, n*8), graph.I64)
+		})
 		j.run(1, func(r int, g comm.Group) (device.Kernel, error) {
 			return g.AllReduce("d", j.ptr(r, n*12, n*8), graph.F64)
 		})

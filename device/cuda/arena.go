@@ -96,7 +96,7 @@ func Address(p device.Ptr) (driver.Address, error) {
 }
 
 // Alloc makes an arena: device memory by one plain allocation, host memory
-// page-locked. The error of memory that the GPU does not have says what is free.
+// page-locked. What is in fresh memory is not defined. The error of memory that the GPU does not have says what is free.
 func (c *Context) Alloc(space graph.Space, bytes int64) (device.Arena, error) {
 	fail := func(err error) (device.Arena, error) {
 		return nil, fmt.Errorf("rank %d: allocate %d bytes of %s memory: %w", c.rank, bytes, space, err)
@@ -138,8 +138,6 @@ func (c *Context) Alloc(space graph.Space, bytes int64) (device.Arena, error) {
 		a.at, a.mem = at, unsafe.Slice((*byte)(p), bytes)
 		if c.opts.Poison {
 			poison(a.mem)
-		} else {
-			clear(a.mem)
 		}
 	default:
 		initial := byte(0)
