@@ -379,6 +379,8 @@ func TestUseAfterClose(t *testing.T) {
 	require.ErrorContains(t, s.Sync(), "closed")
 	_, err = c.NewStream(graph.Comm)
 	require.ErrorContains(t, err, "closed")
+	c.Abort(errors.New("a peer failed later"))
+	require.Empty(t, c.Running())
 	_, err = c.HostBytes(h)
 	require.ErrorContains(t, err, "closed")
 	_, err = c.Alloc(graph.Device, 8)

@@ -59,6 +59,13 @@ func (h *hostWork) release() {
 	close(h.stop)
 }
 
+// retire is for when the words are given back: nothing waits any more.
+func (h *hostWork) retire() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.released = true
+}
+
 // finish tells the stream that a kernel has run.
 func (h *hostWork) finish(number uint32) {
 	h.mu.Lock()

@@ -37,6 +37,8 @@ type Stream struct {
 	launched uint64
 	synced   uint64 // launches that have run, as of the last Sync
 	recent   [1024]device.Kernel
+	// The mark's memory is given back.
+	destroyed bool
 }
 
 // touch is the highest byte of an arena that work since the last Sync touches.
@@ -140,8 +142,8 @@ func (s *Stream) atHand() device.Kernel {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.synced
-	if ran := s.launched - uint64(uint32(s.launched)-s.mark.host.Load()); s.ctx.memOps {
-		n = max(n, ran)
+	if s.ctx.memOps && !s.destroyed {
+		n = max(n, s.launched-uint64(uint32(s.launched)-s.mark.host.Load()))
 	}
 	if n >= s.launched {
 		return nil
@@ -416,8 +418,14 @@ func (s *Stream) stuck() error {
 	return fmt.Errorf("stream %s still runs %s after %v", s.id, what, closeGrace)
 }
 
-// destroy gives back what the stream has of the driver's.
+// destroy gives back what the stream has of the driver's. Its words are of no
+// meaning from then on.
 func (s *Stream) destroy() (errs []error) {
+	s.host.retire()
+	s.mu.Lock()
+	s.synced = s.launched
+	s.destroyed = true
+	s.mu.Unlock()
 	api := s.ctx.api
 	note := func(err error) {
 		if err != nil {

@@ -22,6 +22,7 @@ type GPU struct {
 	Product string   // as NVML calls it, after "NVIDIA "
 	Arch    Arch
 	Memory  int64 // bytes that the driver shows (nvidia-smi's total), after ECC
+	Used    int64 // bytes of it in use, where Detect found the GPU
 	Rates   Rates
 
 	MemoryBandwidth float64 // bytes/s
@@ -185,6 +186,25 @@ func byProduct(product string) (GPU, bool) {
 		}
 	}
 	return best, best.Name != ""
+}
+
+// Product returns the preset of a product name as the driver has it, with the
+// memory that it shows. Of an unknown one the rates are those of Usual.
+func Product(name string, memory int64) GPU {
+	g, ok := byProduct(name)
+	if !ok {
+		g = Usual()
+		g.Source = "not in the table: the rates are those of " + g.Name
+		g.Name, g.Product = normal(name), name
+	}
+	g.Memory = memory
+	return g
+}
+
+// Usual is the GPU that stands for one nobody has named.
+func Usual() GPU {
+	g, _ := byProduct("A100-SXM4-80GB")
+	return g
 }
 
 // nearest gives the n presets with a name or alias of the fewest edits to key.
