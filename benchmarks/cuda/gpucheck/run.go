@@ -37,7 +37,8 @@ func (o *outcome) last() string {
 // kept in logs/NAME.txt.
 func (b *bundle) execute(ctx context.Context, name, dir string, env []string, program string, args ...string) *outcome {
 	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+	// Compiled kernels are kept for the runs of this program only.
+	cmd.Dir, cmd.Env = dir, append(append(os.Environ(), "XDG_CACHE_HOME="+filepath.Join(b.work, "cache")), env...)
 	cmd.WaitDelay = 5 * time.Second
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
