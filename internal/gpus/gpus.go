@@ -47,7 +47,8 @@ const (
 
 // outside is what a process takes of a GPU's memory beside its arena, in bytes:
 // the context (which grows with the number of multiprocessors and the driver's
-// modules), cuBLASLt's handle and workspace (32 MiB since Hopper, 4 MiB before),
+// modules), cuBLASLt's handle and the workspace that it makes for itself (32 MiB
+// since Hopper, 4 MiB before; Spillway's products have theirs from the plan),
 // and NCCL's channels. Estimates from nvidia-smi figures of such processes, to be
 // replaced by measurements on each generation.
 var outside = map[Arch]int64{

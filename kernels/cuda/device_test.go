@@ -3,6 +3,8 @@
 package cuda
 
 import (
+	"os"
+	"runtime"
 	"testing"
 	"unsafe"
 
@@ -13,18 +15,24 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cpu"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas/blastest"
+	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 	"github.com/spillway-ml/spillway/kernels/cuda/shim"
 )
 
+// onGPU names the environment variable that makes these tests run on the first
+// GPU, with NVRTC and cuBLASLt, in place of the doubles.
+const onGPU = "SPILLWAY_TEST_GPU"
+
 // bench is a device to run kernels on: the driver's double with kernels compiled
-// by the shim, and products computed on the host.
+// by the shim, and products computed on the host; or a GPU.
 type bench struct {
 	api      driver.API
 	lib      *Library
 	stream   driver.Stream
-	images   *imageLog
-	products *blastest.Library
+	images   *imageLog         // of the shim
+	products *blastest.Library // nil on a GPU
 }
 
 // imageLog remembers the libraries that a compiler made.
@@ -41,6 +49,9 @@ func (l *imageLog) Compile(name, source string, dev driver.Device) ([]byte, erro
 
 // reverse changes the order in which threads and blocks run.
 func (b *bench) reverse(t testing.TB, on bool) {
+	if b.products == nil {
+		return // a GPU has no order
+	}
 	for _, image := range b.images.images {
 		l, err := shim.Open(image)
 		require.NoError(t, err)
@@ -48,7 +59,49 @@ func (b *bench) reverse(t testing.TB, on bool) {
 	}
 }
 
+// double returns the doubles; a test that tells them to fail is not for a GPU.
+func (b *bench) double(t testing.TB) *blastest.Library {
+	if b.products == nil {
+		t.Skip("for the doubles, not for a GPU")
+	}
+	return b.products
+}
+
+// gpu is a bench of the first GPU.
+func gpu(t testing.TB) *bench {
+	runtime.LockOSThread()
+	api, err := driver.Open()
+	require.NoError(t, err)
+	devices, err := api.Devices()
+	require.NoError(t, err)
+	require.NotEmpty(t, devices)
+	ctx, err := api.Retain(devices[0].Ordinal)
+	require.NoError(t, err)
+	require.NoError(t, api.SetCurrent(ctx))
+	c, err := nvrtc.Open(nvrtc.Options{})
+	require.NoError(t, err)
+	lt, err := blas.Open()
+	require.NoError(t, err)
+	p := pool.New(1)
+	lib, err := New(Options{API: api, Device: devices[0], Compiler: c, Products: lt, Host: cpu.New(p)})
+	require.NoError(t, err)
+	s, err := api.NewStream()
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, api.DestroyStream(s))
+		require.NoError(t, lib.Close())
+		require.NoError(t, lt.Close())
+		p.Close()
+		// A context that is retained again must not be made anew: it stays.
+		runtime.UnlockOSThread()
+	})
+	return &bench{api: api, lib: lib, stream: s}
+}
+
 func newBench(t testing.TB) *bench {
+	if os.Getenv(onGPU) != "" {
+		return gpu(t)
+	}
 	c, err := shim.New()
 	if err == shim.ErrNoCompiler {
 		t.Skip(err)

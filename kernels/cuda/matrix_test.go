@@ -121,7 +121,7 @@ func TestAttentionDoesNotLookAhead(t *testing.T) {
 // A bias for which the library has no algorithm is added after the product.
 func TestBiasWithoutTheLibrary(t *testing.T) {
 	b := newBench(t)
-	b.products.Unsupported = func(p blas.Product) bool { return p.Bias }
+	b.double(t).Unsupported = func(p blas.Product) bool { return p.Bias }
 	rng := rand.New(rand.NewPCG(11, 11))
 	for i := range 8 {
 		b.check(t, optest.New(graph.Linear, rng, optest.Options{Target: target(), Half: i%2 == 1, Finite: true, Aligned: true}))
