@@ -130,7 +130,7 @@ func Build(cfg Config) (*plan.Plan, error) {
 // memory, starts the ranks and gives parameters their first values (or those of
 // Init, or of the checkpoint to resume from).
 func New(ctx context.Context, cfg Config) (*Trainer, error) {
-	if err := runnable(&cfg); err != nil {
+	if err := cfg.Runnable(); err != nil {
 		return nil, err
 	}
 	if err := cfg.Validate(); err != nil {

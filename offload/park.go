@@ -38,11 +38,20 @@ func (r *rewriter) park(w *weave, section string) {
 		after  []int
 	}
 	uses := map[graph.BufID][]int{}
+	leaves := map[graph.BufID]bool{}
 	var roots []graph.BufID
 	for i, n := range w.base {
 		effects(&n.op, r.root, func(root graph.BufID, e graph.Effect) {
 			b := r.p.Buf(root)
 			if b.Class != graph.Activations || b.Life != graph.LifePhase || b.Space != graph.Device {
+				return
+			}
+			parks, known := leaves[root]
+			if !known {
+				parks = r.o.parkSpace(b.Name) != graph.Device
+				leaves[root] = parks
+			}
+			if !parks {
 				return
 			}
 			list := uses[root]
@@ -73,7 +82,7 @@ func (r *rewriter) park(w *weave, section string) {
 	sort.SliceStable(chosen, func(i, j int) bool { return chosen[i].before < chosen[j].before })
 	kept := chosen[:0]
 	for _, c := range chosen {
-		if float64(r.p.Buf(c.root).Bytes()) >= smallest*float64(largest) {
+		if b := r.p.Buf(c.root); float64(b.Bytes()) >= smallest*float64(largest) || r.o.named(b.Name) {
 			kept = append(kept, c)
 		}
 	}
@@ -125,7 +134,7 @@ func (r *rewriter) parking(root graph.BufID) *parking {
 		return r.p.AddBuffer(b)
 	}
 	pk = &parking{}
-	if r.o.Activations == graph.Disk {
+	if r.o.parkSpace(r.p.Buf(root).Name) == graph.Disk {
 		pk.stops = []graph.BufID{twin("@host/out", graph.Host, graph.Communication), twin("@disk", graph.Disk, graph.Activations), twin("@host/in", graph.Host, graph.Communication)}
 	} else {
 		pk.stops = []graph.BufID{twin("@host", graph.Host, graph.Activations)}

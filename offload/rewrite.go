@@ -42,7 +42,7 @@ func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
 	for i := range q.Sections {
 		r.section(&q.Sections[i])
 	}
-	return q, nil
+	return q, r.checkNames(p)
 }
 
 // kind groups the flat buffers of units.
@@ -109,56 +109,30 @@ func (r *rewriter) classify() {
 
 // settle gives every moved buffer, and the views of it, its home.
 func (r *rewriter) settle() {
-	if r.o.Optimizer != graph.Device {
-		r.chooseHostUnits()
+	var bytes [numKinds][]int64
+	for k := range bytes {
+		bytes[k] = make([]int64, len(r.p.Units))
 	}
-	home := map[graph.BufID]graph.Space{}
 	for id, m := range r.member {
-		space := graph.Device
-		switch m.kind {
-		case values:
-			space = r.o.Parameters
-		case grads:
-			space = r.o.Gradients
-		case states:
-			if r.hostUnits[m.unit] {
-				space = r.o.Optimizer
-			}
-		}
+		bytes[m.kind][m.unit] += r.p.Buf(id).Bytes()
+	}
+	var homes [numKinds][]graph.Space
+	for k, class := range [numKinds]graph.Class{values: graph.Parameters, grads: graph.Gradients, states: graph.Optimizer} {
+		homes[k] = r.o.placeUnits(class, bytes[k])
+	}
+	for u, space := range homes[states] {
 		if space != graph.Device {
-			home[id] = space
+			r.hostUnits[u] = true
 		}
 	}
 	for id := range r.p.Buffers {
-		if space, ok := home[r.root(graph.BufID(id))]; ok {
+		m, ours := r.member[r.root(graph.BufID(id))]
+		if !ours {
+			continue
+		}
+		if space := homes[m.kind][m.unit]; space != graph.Device {
 			r.p.Buffers[id].Space = space
 		}
-	}
-}
-
-// chooseHostUnits leaves DeviceShare of the optimizer states on the device.
-func (r *rewriter) chooseHostUnits() {
-	bytes := func(u int) (n int64) {
-		for _, s := range r.p.Units[u].States {
-			n += r.p.Buf(s.Buf).Bytes()
-		}
-		return n
-	}
-	var total int64
-	for u := range r.p.Units {
-		total += bytes(u)
-	}
-	left := int64(r.o.DeviceShare * float64(total))
-	for u := len(r.p.Units) - 1; u >= 0; u-- {
-		n := bytes(u)
-		if n == 0 {
-			continue
-		}
-		if n <= left {
-			left -= n
-			continue
-		}
-		r.hostUnits[u] = true
 	}
 }
 
@@ -209,7 +183,7 @@ func (r *rewriter) section(sec *graph.Section) {
 		c := &coherence{r: r, w: w, sec: sec.Name, phases: before, index: index, phase: j, slot: slots[j], closed: map[graph.BufID][]closing{}}
 		c.collect()
 		c.run()
-		if r.o.Activations != graph.Device {
+		if r.o.parks() {
 			r.park(w, sec.Name)
 		}
 		w.into(ph)
