@@ -545,7 +545,7 @@ func refusal(err error, ways []Way, no *NoWay) error {
 
 // fits returns nil if the plan is within its capacities, and otherwise the
 // refusal with what would make it fit.
-func fits(cfg Config, p *plan.Plan) error {
+func fits(cfg Config, p *plan.Plan, hw Hardware) error {
 	err := p.Fit()
 	if err == nil {
 		return nil
@@ -553,7 +553,6 @@ func fits(cfg Config, p *plan.Plan) error {
 	if err := cacheFits(&cfg, p); err != nil {
 		return err
 	}
-	hw := CPUHardware(cfg.threads())
 	asked, simErr := Predict(cfg, hw.Machine(cfg.Ranks))
 	if simErr != nil {
 		return errors.Join(err, simErr)
