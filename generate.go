@@ -27,8 +27,8 @@ func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampli
 	if p.Section("generate") == nil {
 		return "", errors.New("generate: the run was not planned with Config.Generate")
 	}
-	if t.fatal != nil {
-		return "", t.fatal
+	if err := t.flush(); err != nil {
+		return "", err
 	}
 	tokens := t.tokenizer.Encode(prompt)
 	if len(tokens) == 0 {
@@ -60,7 +60,7 @@ func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampli
 		if err != nil {
 			return "", t.fail(t.step, fmt.Errorf("generate: %w", err))
 		}
-		if err := t.ranks[0].exec.Read(p.Logits, 0, float32Bytes(logits)); err != nil {
+		if err := t.ranks[0].Read(p.Logits, 0, float32Bytes(logits)); err != nil {
 			return "", fmt.Errorf("generate: %w", err)
 		}
 		tokens = append(tokens, how.pick(logits, rng))

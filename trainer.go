@@ -9,20 +9,15 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"runtime/debug"
 	"strings"
 	"time"
 
 	"github.com/spillway-ml/spillway/comm"
-	"github.com/spillway-ml/spillway/comm/inproc"
 	"github.com/spillway-ml/spillway/data"
-	"github.com/spillway-ml/spillway/device"
-	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
-	kernelscpu "github.com/spillway-ml/spillway/kernels/cpu"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
@@ -35,13 +30,14 @@ type Trainer struct {
 	model hfconfig.Config
 	plan  *plan.Plan
 
-	pool   *pool.Pool
-	ranks  []*rank
-	states *states
-	disk   *store.Folder // nil: none
-	prefix *prefixCache  // of frozen layers' outputs; nil: none
-	procs  bool          // the runtime has more processors for its workers
-	trace  *exec.Trace
+	platform platform
+	pool     *pool.Pool
+	ranks    []*rank
+	states   *states
+	disk     *store.Folder // nil: none
+	prefix   *prefixCache  // of frozen layers' outputs; nil: none
+	procs    bool          // the runtime has more processors for its workers
+	trace    *exec.Trace
 
 	traceFile *os.File // opened before the run, written at its end
 
@@ -49,31 +45,84 @@ type Trainer struct {
 	train     *batches
 	eval      *batches
 
-	step  int   // steps done
-	fatal error // after a failed step nothing else runs
+	step    int // steps done
+	pending *pending
+	fatal   error // after a failed step nothing else runs
 }
 
 // rank is one rank: its executor and the goroutine that drives it, locked to
 // one thread as devices with a thread's context need.
 type rank struct {
+	*thread
 	index int
 	exec  *exec.Executor
-	work  chan func()
 	// batch of the micro-step at hand, rows · seq
 	inputs, targets []int32
 }
 
-// loop runs what the rank is given, on one thread.
-func (r *rank) loop() {
-	runtime.LockOSThread()
-	for f := range r.work {
-		f()
+// Write and Read move bytes between the host and the rank's buffers.
+func (r *rank) Write(buf graph.BufID, off int64, data []byte) error {
+	return r.do(func() error { return r.exec.Write(buf, off, data) })
+}
+
+func (r *rank) Read(buf graph.BufID, off int64, data []byte) error {
+	return r.do(func() error { return r.exec.Read(buf, off, data) })
+}
+
+// close gives back what the rank has, unless it does not come to an end.
+func (r *rank) close() error {
+	done := make(chan error, 1)
+	end := func() { done <- r.exec.Close() }
+	if r.exec == nil {
+		end = func() { done <- nil }
+	}
+	select {
+	case r.work <- end:
+		close(r.work)
+		return <-done
+	case <-time.After(2 * stopGrace):
+		close(r.work)
+		return fmt.Errorf("rank %d is still busy; its memory is not given back", r.index)
 	}
 }
 
 // traceSpans is how many operations of a stream a trace holds; the rest is
 // counted only.
 const traceSpans = 1 << 16
+
+// pending is an update that the next step's section begins with, where the plan
+// has it so, beside that step's forward; "flush" makes up for it where somebody
+// wants the states before. Its rate and bias corrections are those of its own
+// step.
+type pending struct {
+	due   bool
+	hyper [graph.NumHyper]float64
+}
+
+// updateSlots are what an update reads of the step's values.
+var updateSlots = [...]int{graph.HyperLR, graph.HyperBC1, graph.HyperBC2}
+
+// flush runs the pending update, if there is one.
+func (t *Trainer) flush() error {
+	if t.fatal != nil {
+		return t.fatal
+	}
+	if t.pending == nil || !t.pending.due {
+		return nil
+	}
+	err := t.each(fmt.Sprintf("the update of step %d", t.step), func(r *rank) error {
+		r.exec.SetStep(int64(t.step))
+		return r.exec.RunSection("flush", func(*graph.Phase, int) error {
+			return fillHost(r.exec.HostF64, t.plan.Program.HostHyper, t.pending.hyper[:])
+		})
+	})
+	if err != nil {
+		t.fatal = err
+		return err
+	}
+	t.pending.due = false
+	return nil
+}
 
 // StepResult is what a step tells.
 type StepResult struct {
@@ -109,7 +158,7 @@ func Build(cfg Config) (*plan.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p, fits(cfg, p)
+	return p, fits(cfg, p, plannedHardware(&cfg))
 }
 
 // New plans the run, refuses it if it does not fit, and only then allocates
@@ -119,20 +168,17 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if err := cfg.Runnable(); err != nil {
 		return nil, err
 	}
-	if cfg.Ranks > maxLocalRanks {
-		return nil, fmt.Errorf("--ranks %d: one process runs at most %d CPU ranks", cfg.Ranks, maxLocalRanks)
-	}
-	p, m, err := build(&cfg)
-	if err != nil {
+	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if err := fits(cfg, p); err != nil {
+	t := &Trainer{cfg: cfg}
+	var err error
+	if t.platform, err = newPlatform(&t.cfg); err != nil {
 		return nil, err
 	}
-	if err := onThisMachine(cfg, p); err != nil {
-		return nil, err
+	if err := t.fit(); err != nil {
+		return nil, errors.Join(err, t.Close())
 	}
-	t := &Trainer{cfg: cfg, model: m, plan: p}
 	if err := t.openData(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -151,6 +197,20 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	return t, nil
 }
 
+// fit plans the run and refuses what does not fit.
+func (t *Trainer) fit() (err error) {
+	if t.plan, t.model, err = build(&t.cfg); err != nil {
+		return err
+	}
+	if err := fits(t.cfg, t.plan, t.platform.hardware()); err != nil {
+		return t.platform.refused(err)
+	}
+	return t.platform.preflight(t.plan)
+}
+
+// Device describes the device in a line; "" for the CPU.
+func (t *Trainer) Device() string { return t.platform.about() }
+
 // Plan returns what the run does.
 func (t *Trainer) Plan() *plan.Plan { return t.plan }
 
@@ -163,52 +223,51 @@ func (t *Trainer) Done() int { return t.step }
 func (t *Trainer) start() error {
 	cfg, p := &t.cfg, t.plan
 	t.pool = pool.New(cfg.threads())
-	opt := cpu.Options{Capacity: p.Config.Capacity, Poison: cfg.Poison}
-	if cfg.CheckWrites {
-		opt.Checker = cpu.NewChecker()
-	}
 	if err := t.openDisk(); err != nil {
 		return err
 	}
 	if err := t.openPrefixCache(); err != nil {
 		return err
 	}
-	t.memoryOptions(&opt)
-	world, err := inproc.New(p.Program.Mesh, inproc.Options{Timeout: cfg.Timeout})
-	if err != nil {
+	if err := t.platform.start(t); err != nil {
 		return err
 	}
 	if cfg.Trace != "" {
 		t.trace = exec.NewTrace(traceSpans)
 	}
-	library := kernelscpu.New(t.pool)
 	var holders []stateRank
 	for i := range cfg.Ranks {
-		groups, err := world.Groups(i)
-		if err != nil {
-			return err
-		}
-		coord := make([]int, len(p.Program.Mesh))
-		for axis := range coord {
-			coord[axis] = groups[axis].Rank()
-		}
-		ctx := device.Context(cpu.New(i, opt))
-		if cfg.wrapDevice != nil {
-			ctx = cfg.wrapDevice(i, ctx)
-		}
-		ex, err := exec.New(exec.Config{Program: p.Program, Layout: p.Layout, Context: ctx, Library: library, Groups: groups,
-			Coord: coord, Trace: t.trace, Poison: cfg.Poison})
-		if err != nil {
+		n := cfg.Batch * cfg.Seq
+		r := &rank{thread: newThread(), index: i, inputs: make([]int32, n), targets: make([]int32, n)}
+		t.ranks = append(t.ranks, r)
+		if err := r.do(func() error { return t.openRank(r) }); err != nil {
 			return fmt.Errorf("rank %d: %w", i, err)
 		}
-		n := cfg.Batch * cfg.Seq
-		r := &rank{index: i, exec: ex, work: make(chan func()), inputs: make([]int32, n), targets: make([]int32, n)}
-		go r.loop()
-		t.ranks = append(t.ranks, r)
-		holders = append(holders, ex)
+		holders = append(holders, r)
 	}
 	t.states = newStates(p.Program, holders)
+	if p.Program.Section("flush") != nil {
+		t.pending = &pending{}
+	}
 	return nil
+}
+
+// openRank makes a rank's context and executor, on the rank's goroutine.
+func (t *Trainer) openRank(r *rank) error {
+	ctx, groups, err := t.platform.rank(r.index)
+	if err != nil {
+		return err
+	}
+	coord := make([]int, len(t.plan.Program.Mesh))
+	for axis := range coord {
+		coord[axis] = groups[axis].Rank()
+	}
+	if t.cfg.wrapDevice != nil {
+		ctx = t.cfg.wrapDevice(r.index, ctx)
+	}
+	r.exec, err = exec.New(exec.Config{Program: t.plan.Program, Layout: t.plan.Layout, Context: ctx, Library: t.platform.library(), Groups: groups,
+		Coord: coord, Trace: t.trace, Poison: t.cfg.Poison})
+	return err
 }
 
 // stopGrace is how long ranks have to notice that the job was aborted. One that
@@ -299,7 +358,13 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	if targets == 0 {
 		return StepResult{}, t.fail(s, errors.New("no target in the global batch counts: all are -1"))
 	}
-	hyper := t.hyper(s, lr, targets)
+	own := t.hyper(s, lr, targets)
+	hyper := own
+	if t.pending != nil {
+		for _, slot := range updateSlots {
+			hyper[slot] = t.pending.hyper[slot]
+		}
+	}
 	sent, moved := t.commBytes(), t.diskTraffic()
 	section, cached := t.stepForm(s)
 	err = t.each(fmt.Sprintf("step %d", s+1), func(r *rank) error {
@@ -332,6 +397,9 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, err
 	}
 	t.step++
+	if t.pending != nil {
+		*t.pending = pending{due: true, hyper: own}
+	}
 	loss, err := t.hostF64(t.plan.Program.HostLoss)
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
@@ -425,6 +493,9 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 		return EvalResult{}, t.fatal
 	}
 	began := time.Now()
+	if err := t.flush(); err != nil {
+		return EvalResult{}, err
+	}
 	var sum float64
 	var count int64
 	for k := range t.cfg.EvalSteps {
@@ -494,6 +565,9 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 // ParamsSHA256 returns the SHA-256 over all parameters in the byte order of
 // their Hugging Face names, fp32 little-endian, in Hugging Face's shapes.
 func (t *Trainer) ParamsSHA256() (string, error) {
+	if err := t.flush(); err != nil {
+		return "", err
+	}
 	h := sha256.New()
 	if err := t.states.hash(h); err != nil {
 		return "", err
@@ -506,6 +580,9 @@ func (t *Trainer) Parameter(name string) (shape []int64, values []float32, err e
 	for i := range t.plan.Program.Params {
 		prm := &t.plan.Program.Params[i]
 		if prm.Name == name {
+			if err := t.flush(); err != nil {
+				return nil, nil, err
+			}
 			values = make([]float32, prm.Elems())
 			return append([]int64(nil), prm.Shape...), values, t.states.read(i, "value", 0, values)
 		}
@@ -517,10 +594,13 @@ func (t *Trainer) Parameter(name string) (shape []int64, values []float32, err e
 func (t *Trainer) Close() error {
 	var errs []error
 	for _, r := range t.ranks {
-		close(r.work)
-		errs = append(errs, r.exec.Close())
+		errs = append(errs, r.close())
 	}
 	t.ranks = nil
+	if t.platform != nil {
+		errs = append(errs, t.platform.close())
+		t.platform = nil
+	}
 	if t.prefix != nil {
 		errs = append(errs, t.prefix.close())
 		t.prefix = nil

@@ -171,7 +171,7 @@ func TestAssignRefuses(t *testing.T) {
 		{strings.Replace(good, "-> a", "-> %7", 1), "memplan.Assign: step/main/a: output 0 is buffer 7, want one of the program's 1"},
 		{strings.Replace(good, "phase\n", "phase view=%3\n", 1), "memplan.Assign: buffer a: views buffer 3, want another of the program's 1"},
 		{strings.Replace(good, "[64]", "[9000000000,9000000000]", 1), "has more bytes than an int64 counts"},
-		{strings.Replace(good, "{}", "{} @stream(77)", 1), "stream(77) is not one of the 5 streams"},
+		{strings.Replace(good, "{}", "{} @stream(77)", 1), "stream(77) is not one of the 7 streams"},
 		{strings.Replace(good, "{}", "{} wait=1", 1), "waits for event 1, want one of 1 to 0"},
 	} {
 		p := parse(t, c.text)

@@ -95,6 +95,8 @@ func (r *rewriter) park(w *weave, section string) {
 			n := w.insertAfter(c.before, w.transfer(r.p, name, from, to, op.Pass, op.Unit))
 			if first == nil {
 				first = n
+			} else {
+				w.bounces[first] = n
 			}
 			from = to
 		}
@@ -109,10 +111,14 @@ func (r *rewriter) park(w *weave, section string) {
 		s := stretch[c.after[0]] - r.o.Ahead
 		at := ends[s][0]
 		way := append(append([]graph.BufID(nil), pk.stops[len(pk.stops)/2:]...), pk.fetched)
+		var loaded *node
 		for k := 1; k < len(way); k++ {
 			n := w.insertBefore(at, w.transfer(r.p, name, way[k-1], way[k], op.Pass, op.Unit))
 			if k == 1 {
 				w.throttle(w.base[ends[s-1][1]], n)
+				loaded = n
+			} else {
+				w.bounces[loaded] = n
 			}
 		}
 		co := coherence{r: r, w: w}
