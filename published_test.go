@@ -1,12 +1,16 @@
 package spillway
 
 import (
+	"fmt"
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/plan"
 )
 
 // The worked example of GPT-2 1.5B in fp32 at 32 rows of 1,024 tokens counts
@@ -37,17 +41,31 @@ func TestGPT2XLWorkedExample(t *testing.T) {
 	for class, want := range map[graph.Class]float64{graph.Parameters: 6, graph.Gradients: 6, graph.Optimizer: 12} {
 		require.InDelta(t, want, float64(use.ClassPeak[class])/n*1.5, 0.01, class.String())
 	}
+	// docs/worked-example.md has the planner's own figures, in its table's order.
+	page, err := os.ReadFile("docs/worked-example.md")
+	require.NoError(t, err)
+	cells := map[graph.Class][]string{}
 	// Values kept a token, layer and unit of width.
 	values := func(policy string) float64 {
 		one := c
 		one.Recompute = policy
 		g, err := Predict(one, cost.CPU(2, 1))
 		require.NoError(t, err)
-		return float64(g.Plan.Layout.Spaces[graph.Device].ClassPeak[graph.Activations]) / 4 / (48 * 1600 * 32 * 1024)
+		peaks := g.Plan.Layout.Spaces[graph.Device].ClassPeak
+		for _, class := range []graph.Class{graph.Parameters, graph.Gradients, graph.Optimizer, graph.Activations} {
+			cells[class] = append(cells[class], plan.Bytes(peaks[class]))
+		}
+		return float64(peaks[graph.Activations]) / 4 / (48 * 1600 * 32 * 1024)
 	}
 	megatron := cost.MegatronActivationBytes(48, 1024, 32, 1600, 25, false) / 2 / (48 * 1600 * 32 * 1024)
 	none, selective, full := values("none"), values("selective"), values("full")
 	t.Logf("values a token, layer and unit of width: Megatron's equation %.1f, ours %.1f, selective %.1f, full %.1f", megatron, none, selective, full)
+	for class, example := range map[graph.Class]string{graph.Parameters: "6 GB", graph.Gradients: "6 GB", graph.Optimizer: "18 GB", graph.Activations: "56 GB"} {
+		require.Contains(t, string(page), fmt.Sprintf("| %s | %s | %s |\n", class, example, strings.Join(cells[class], " | ")))
+	}
+	for _, v := range []string{fmt.Sprintf("there are %.0f", megatron), fmt.Sprintf("keeps %.1f", none), fmt.Sprintf("keeps %.1f", selective)} {
+		require.Contains(t, string(page), v)
+	}
 	require.Less(t, none, 17.0) // Megatron's 34 bytes, without the scores
 	require.Less(t, selective, 12.0)
 	require.Less(t, full, 2.5)
