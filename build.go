@@ -33,7 +33,7 @@ func buildPlan(cfg *Config, to depth) (*plan.Plan, hfconfig.Config, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, none, err
 	}
-	if _, err := chooseRecompute(cfg, CPUHardware(cfg.threads()).Machine(cfg.Ranks)); err != nil {
+	if _, err := chooseRecompute(cfg, plannedHardware(cfg).Machine(cfg.Ranks)); err != nil {
 		return nil, none, err
 	}
 	fwd, conf, h, err := passesOf(cfg)

@@ -69,7 +69,7 @@ type Config struct {
 	EvalEvery int    // steps between evaluations; 0: at the end only
 	EvalSteps int    // batches of an evaluation
 
-	Device       string // cpu
+	Device       string // cpu, or cuda: one GPU, which all ranks share
 	Ranks        int    // world size
 	DeviceMemory int64  // bytes of device memory a rank; 0: no cap
 	HostMemory   int64  // bytes of host memory a rank; 0: no cap
@@ -152,6 +152,8 @@ type Config struct {
 	// it declares, on all ranks. Very slow. For tests.
 	CheckWrites bool
 
+	// cuda takes the place of the machine's driver, compiler and libraries. For tests.
+	cuda *cudaParts
 	// wrapDevice takes the place of a rank's device context. For tests of failures.
 	wrapDevice func(rank int, ctx device.Context) device.Context
 }
@@ -172,6 +174,7 @@ var (
 	orders      = []string{"", "sequential", "shuffled"}
 	precisions  = []string{"", "fp32", "bf16", "fp16"}
 	reduces     = []string{"", "same", "fp32"}
+	devices     = []string{"cpu", "cuda"}
 )
 
 // largest bounds the counts, so that no product of them overflows and none asks
@@ -232,7 +235,7 @@ func (c *Config) Validate() error {
 		atLeast("lr-base-batch", c.LRBaseBatch, 1, "row"),
 		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders),
 		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), atLeast("shard-size", c.ShardSize, 0, "rank"),
-		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, []string{"cpu"}),
+		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, devices),
 		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0),
 		fraction("beta1", c.Beta1), fraction("beta2", c.Beta2), fraction("dropout", c.Dropout),
 	}

@@ -60,7 +60,7 @@ func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampli
 		if err != nil {
 			return "", t.fail(t.step, fmt.Errorf("generate: %w", err))
 		}
-		if err := t.ranks[0].exec.Read(p.Logits, 0, float32Bytes(logits)); err != nil {
+		if err := t.ranks[0].Read(p.Logits, 0, float32Bytes(logits)); err != nil {
 			return "", fmt.Errorf("generate: %w", err)
 		}
 		tokens = append(tokens, how.pick(logits, rng))

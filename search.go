@@ -83,7 +83,8 @@ func newSearcher(cfg Config, m *cost.Machine, drop bool, spaces []graph.Space) (
 	if cfg.Seq == 0 {
 		cfg.Seq = min(256, h.Positions)
 	}
-	named := strings.ContainsAny(cfg.Recompute, ":") || strings.Contains(strings.ReplaceAll(cfg.Offload, "%", ""), ":h") || strings.ContainsAny(cfg.Offload, ";{")
+	// Names and shares mean something else in a model of few layers.
+	named := !drop && strings.Contains(cfg.Recompute, ":") || len(spaces) == 0 && strings.Contains(cfg.Offload, ":")
 	return &searcher{cfg: cfg, machine: m, layers: h.Layers, folded: h.Layers > foldedFrom && len(cfg.Freeze) == 0 && !named,
 		drop: drop, spaces: spaces, memo: map[string]*measured{}, sets: map[string]*moveSet{}}, nil
 }

@@ -9,20 +9,15 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"runtime/debug"
 	"strings"
 	"time"
 
 	"github.com/spillway-ml/spillway/comm"
-	"github.com/spillway-ml/spillway/comm/inproc"
 	"github.com/spillway-ml/spillway/data"
-	"github.com/spillway-ml/spillway/device"
-	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
-	kernelscpu "github.com/spillway-ml/spillway/kernels/cpu"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
@@ -35,13 +30,14 @@ type Trainer struct {
 	model hfconfig.Config
 	plan  *plan.Plan
 
-	pool   *pool.Pool
-	ranks  []*rank
-	states *states
-	disk   *store.Folder // nil: none
-	prefix *prefixCache  // of frozen layers' outputs; nil: none
-	procs  bool          // the runtime has more processors for its workers
-	trace  *exec.Trace
+	platform platform
+	pool     *pool.Pool
+	ranks    []*rank
+	states   *states
+	disk     *store.Folder // nil: none
+	prefix   *prefixCache  // of frozen layers' outputs; nil: none
+	procs    bool          // the runtime has more processors for its workers
+	trace    *exec.Trace
 
 	traceFile *os.File // opened before the run, written at its end
 
@@ -57,18 +53,36 @@ type Trainer struct {
 // rank is one rank: its executor and the goroutine that drives it, locked to
 // one thread as devices with a thread's context need.
 type rank struct {
+	*thread
 	index int
 	exec  *exec.Executor
-	work  chan func()
 	// batch of the micro-step at hand, rows · seq
 	inputs, targets []int32
 }
 
-// loop runs what the rank is given, on one thread.
-func (r *rank) loop() {
-	runtime.LockOSThread()
-	for f := range r.work {
-		f()
+// Write and Read move bytes between the host and the rank's buffers.
+func (r *rank) Write(buf graph.BufID, off int64, data []byte) error {
+	return r.do(func() error { return r.exec.Write(buf, off, data) })
+}
+
+func (r *rank) Read(buf graph.BufID, off int64, data []byte) error {
+	return r.do(func() error { return r.exec.Read(buf, off, data) })
+}
+
+// close gives back what the rank has, unless it does not come to an end.
+func (r *rank) close() error {
+	done := make(chan error, 1)
+	end := func() { done <- r.exec.Close() }
+	if r.exec == nil {
+		end = func() { done <- nil }
+	}
+	select {
+	case r.work <- end:
+		close(r.work)
+		return <-done
+	case <-time.After(2 * stopGrace):
+		close(r.work)
+		return fmt.Errorf("rank %d is still busy; its memory is not given back", r.index)
 	}
 }
 
@@ -131,7 +145,7 @@ func Build(cfg Config) (*plan.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p, fits(cfg, p)
+	return p, fits(cfg, p, plannedHardware(&cfg))
 }
 
 // New plans the run, refuses it if it does not fit, and only then allocates
@@ -141,20 +155,17 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if err := cfg.Runnable(); err != nil {
 		return nil, err
 	}
-	if cfg.Ranks > maxLocalRanks {
-		return nil, fmt.Errorf("--ranks %d: one process runs at most %d CPU ranks", cfg.Ranks, maxLocalRanks)
-	}
-	p, m, err := build(&cfg)
-	if err != nil {
+	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if err := fits(cfg, p); err != nil {
+	t := &Trainer{cfg: cfg}
+	var err error
+	if t.platform, err = newPlatform(&t.cfg); err != nil {
 		return nil, err
 	}
-	if err := onThisMachine(cfg, p); err != nil {
-		return nil, err
+	if err := t.fit(); err != nil {
+		return nil, errors.Join(err, t.Close())
 	}
-	t := &Trainer{cfg: cfg, model: m, plan: p}
 	if err := t.openData(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -173,6 +184,20 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	return t, nil
 }
 
+// fit plans the run and refuses what does not fit.
+func (t *Trainer) fit() (err error) {
+	if t.plan, t.model, err = build(&t.cfg); err != nil {
+		return err
+	}
+	if err := fits(t.cfg, t.plan, t.platform.hardware()); err != nil {
+		return t.platform.refused(err)
+	}
+	return t.platform.preflight(t.plan)
+}
+
+// Device describes the device in a line; "" for the CPU.
+func (t *Trainer) Device() string { return t.platform.about() }
+
 // Plan returns what the run does.
 func (t *Trainer) Plan() *plan.Plan { return t.plan }
 
@@ -185,52 +210,48 @@ func (t *Trainer) Done() int { return t.step }
 func (t *Trainer) start() error {
 	cfg, p := &t.cfg, t.plan
 	t.pool = pool.New(cfg.threads())
-	opt := cpu.Options{Capacity: p.Config.Capacity, Poison: cfg.Poison}
-	if cfg.CheckWrites {
-		opt.Checker = cpu.NewChecker()
-	}
 	if err := t.openDisk(); err != nil {
 		return err
 	}
 	if err := t.openPrefixCache(); err != nil {
 		return err
 	}
-	t.memoryOptions(&opt)
-	world, err := inproc.New(p.Program.Mesh, inproc.Options{Timeout: cfg.Timeout})
-	if err != nil {
+	if err := t.platform.start(t); err != nil {
 		return err
 	}
 	if cfg.Trace != "" {
 		t.trace = exec.NewTrace(traceSpans)
 	}
-	library := kernelscpu.New(t.pool)
 	var holders []stateRank
 	for i := range cfg.Ranks {
-		groups, err := world.Groups(i)
-		if err != nil {
-			return err
-		}
-		coord := make([]int, len(p.Program.Mesh))
-		for axis := range coord {
-			coord[axis] = groups[axis].Rank()
-		}
-		ctx := device.Context(cpu.New(i, opt))
-		if cfg.wrapDevice != nil {
-			ctx = cfg.wrapDevice(i, ctx)
-		}
-		ex, err := exec.New(exec.Config{Program: p.Program, Layout: p.Layout, Context: ctx, Library: library, Groups: groups,
-			Coord: coord, Trace: t.trace, Poison: cfg.Poison})
-		if err != nil {
+		n := cfg.Batch * cfg.Seq
+		r := &rank{thread: newThread(), index: i, inputs: make([]int32, n), targets: make([]int32, n)}
+		t.ranks = append(t.ranks, r)
+		if err := r.do(func() error { return t.openRank(r) }); err != nil {
 			return fmt.Errorf("rank %d: %w", i, err)
 		}
-		n := cfg.Batch * cfg.Seq
-		r := &rank{index: i, exec: ex, work: make(chan func()), inputs: make([]int32, n), targets: make([]int32, n)}
-		go r.loop()
-		t.ranks = append(t.ranks, r)
-		holders = append(holders, ex)
+		holders = append(holders, r)
 	}
 	t.states = newStates(p.Program, holders)
 	return nil
+}
+
+// openRank makes a rank's context and executor, on the rank's goroutine.
+func (t *Trainer) openRank(r *rank) error {
+	ctx, groups, err := t.platform.rank(r.index)
+	if err != nil {
+		return err
+	}
+	coord := make([]int, len(t.plan.Program.Mesh))
+	for axis := range coord {
+		coord[axis] = groups[axis].Rank()
+	}
+	if t.cfg.wrapDevice != nil {
+		ctx = t.cfg.wrapDevice(r.index, ctx)
+	}
+	r.exec, err = exec.New(exec.Config{Program: t.plan.Program, Layout: t.plan.Layout, Context: ctx, Library: t.platform.library(), Groups: groups,
+		Coord: coord, Trace: t.trace, Poison: t.cfg.Poison})
+	return err
 }
 
 // stopGrace is how long ranks have to notice that the job was aborted. One that
@@ -549,10 +570,13 @@ func (t *Trainer) Parameter(name string) (shape []int64, values []float32, err e
 func (t *Trainer) Close() error {
 	var errs []error
 	for _, r := range t.ranks {
-		close(r.work)
-		errs = append(errs, r.exec.Close())
+		errs = append(errs, r.close())
 	}
 	t.ranks = nil
+	if t.platform != nil {
+		errs = append(errs, t.platform.close())
+		t.platform = nil
+	}
 	if t.prefix != nil {
 		errs = append(errs, t.prefix.close())
 		t.prefix = nil

@@ -156,7 +156,17 @@ func (w *wayFinder) asked() point {
 // singles tries one change at a time. Of one kind, the fastest that fits by its
 // lower bound is planned whole.
 func (w *wayFinder) singles() {
-	s, from := w.main, w.asked()
+	from := w.asked()
+	s, err := newSearcher(w.cfg, w.main.machine, false, nil)
+	if err != nil {
+		return
+	}
+	defer func() {
+		w.tried += s.tried
+		if n := s.smallest; n != nil && (w.main.smallest == nil || s.excess < w.main.excess) {
+			w.main.smallest, w.main.excess = n, s.excess
+		}
+	}()
 	var kinds [][]*point
 	kind := func(list ...*point) {
 		if len(list) > 0 {
@@ -535,7 +545,7 @@ func refusal(err error, ways []Way, no *NoWay) error {
 
 // fits returns nil if the plan is within its capacities, and otherwise the
 // refusal with what would make it fit.
-func fits(cfg Config, p *plan.Plan) error {
+func fits(cfg Config, p *plan.Plan, hw Hardware) error {
 	err := p.Fit()
 	if err == nil {
 		return nil
@@ -543,7 +553,6 @@ func fits(cfg Config, p *plan.Plan) error {
 	if err := cacheFits(&cfg, p); err != nil {
 		return err
 	}
-	hw := CPUHardware(cfg.threads())
 	asked, simErr := Predict(cfg, hw.Machine(cfg.Ranks))
 	if simErr != nil {
 		return errors.Join(err, simErr)

@@ -45,6 +45,11 @@ func (t Target) cudaWorkspace(p *Program, op *Op) int64 {
 		if parts := c.Columns(m); parts > 1 {
 			return t.align(4 * parts * n)
 		}
+	case Rope: // cosines and sines of every position
+		a := op.Attr.(RopeAttr)
+		return t.align(4 * a.Seq * a.HeadDim)
+	case Sum:
+		return t.align(8 * ((p.Buffers[op.In[0]].Elems() + t.SumElems - 1) / t.SumElems))
 	case AttentionGrad: // Σ dy·y of every query, by head
 		a := op.Attr.(AttentionAttr)
 		return t.align(4 * a.Batch * a.Heads * a.Seq)

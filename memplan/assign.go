@@ -159,6 +159,7 @@ type analysis struct {
 	spaces        [graph.NumSpaces]timeline
 	sections      []section
 	bound         [graph.NumSpaces]bound
+	work          [graph.NumSpaces]int64 // pairs of buffers that place looked at
 	classPeak     [graph.NumSpaces][graph.NumClasses]int64
 }
 

@@ -18,6 +18,7 @@ func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64
 		return nil, 0
 	}
 	pl := &placer{tl: tl, align: make([]int64, n), size: make([]int64, n)}
+	defer func() { a.work[sp] = pl.work }()
 	rank := make([]int32, n)
 	for i, id := range tl.ids {
 		pl.size[i] = a.p.Buf(id).Bytes()

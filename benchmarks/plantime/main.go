@@ -105,14 +105,17 @@ func run(o options) error {
 				}
 			}
 			cal = next
+			if o.csv != "" { // as far as it got
+				if err := write(o.csv, points); err != nil {
+					return err
+				}
+			}
+			fmt.Fprintf(os.Stderr, "%.0f s\n", time.Since(began).Seconds())
 		}
 	}
 	report(points)
 	fmt.Printf("%d rounds, %d calibrations, %.0f s in all\n", o.rounds, calibrations, time.Since(began).Seconds())
-	if o.csv == "" {
-		return nil
-	}
-	return write(o.csv, points)
+	return nil
 }
 
 // configurations writes the grid's models and some tokens into dir.

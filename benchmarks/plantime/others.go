@@ -1,15 +1,9 @@
 package main
 
 import (
-	"os"
 	"runtime"
-	"strconv"
-	"strings"
-	"syscall"
 	"time"
 )
-
-const tick = 0.01 // s: USER_HZ is 100 on every Linux architecture that Go runs on
 
 // look is the processor time in s that the machine has used so far for programs
 // at normal priority and up, and lost to other machines of its host, without what
@@ -17,28 +11,6 @@ const tick = 0.01 // s: USER_HZ is 100 on every Linux architecture that Go runs 
 type look struct {
 	at     time.Time
 	others float64
-}
-
-// lookAround reads /proc/stat; off Linux it sees nobody.
-func lookAround() look {
-	l := look{at: time.Now()}
-	text, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return l
-	}
-	f := strings.Fields(string(text)) // cpu user nice system idle iowait irq softirq steal
-	if len(f) < 9 {
-		return l
-	}
-	user, _ := strconv.ParseFloat(f[1], 64)
-	steal, _ := strconv.ParseFloat(f[8], 64)
-	var u syscall.Rusage
-	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
-		return l
-	}
-	own := float64(u.Utime.Sec) + float64(u.Utime.Usec)/1e6
-	l.others = (user+steal)*tick - own
-	return l
 }
 
 // since is the share of the processors that went elsewhere since before. The

@@ -80,6 +80,10 @@ func (f diskFlag) Set(s string) error {
 	if i := strings.LastIndexByte(s, ':'); i >= 0 {
 		if n, err := parseSize(s[i+1:]); err == nil {
 			dir, size = s[:i], n
+		} else if text, negative := strings.CutPrefix(s[i+1:], "-"); negative {
+			if _, err := parseSize(text); err == nil {
+				return fmt.Errorf("%q: a size is not negative", s)
+			}
 		}
 	}
 	if dir == "" {
@@ -179,7 +183,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&c.EvalData, "eval-data", "", "held-out data `PATH`")
 	fs.IntVar(&c.EvalEvery, "eval-every", 0, "steps between evaluations (default: at the end only)")
 	fs.IntVar(&c.EvalSteps, "eval-steps", d.EvalSteps, "batches of an evaluation")
-	fs.StringVar(&c.Device, "device", d.Device, "cpu")
+	fs.StringVar(&c.Device, "device", d.Device, "cpu, or cuda: one NVIDIA GPU, which the ranks share")
 	fs.IntVar(&c.Ranks, "ranks", d.Ranks, "world size")
 	fs.Var(sizeFlag{&c.DeviceMemory}, "device-memory", "cap on a rank's device memory")
 	fs.Var(sizeFlag{&c.HostMemory}, "host-memory", "cap on a rank's host memory")

@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -67,14 +68,18 @@ func exitStatus(err error) int {
 	var fault *faultError
 	var disk *store.Error
 	var unpinned *cpu.PinError
+	var missing *spillway.MissingDevice
+	var call *driver.Error
 	switch {
 	case err == nil:
 		return exitDone
 	case errors.Is(err, context.Canceled):
 		return exitInterrupted
+	case errors.As(err, &missing):
+		return exitBadInput
 	case errors.As(err, &refused), errors.As(err, &small), errors.Is(err, checkpoint.ErrDamaged):
 		return exitDoesNotFit
-	case errors.As(err, &op), errors.As(err, &fault), errors.As(err, &disk), errors.As(err, &unpinned), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
+	case errors.As(err, &op), errors.As(err, &fault), errors.As(err, &disk), errors.As(err, &unpinned), errors.As(err, &call), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
 		return exitFault
 	}
 	return exitBadInput

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/presets"
@@ -60,16 +61,7 @@ data and no GPU.`,
 	}
 	fs := cmd.Flags()
 	trainFlags(fs, &c, &l)
-	fs.StringVar(&f.gpu, "gpu", "", "plan for GPU `NAME` (--list-gpus), or detect for this machine's own")
-	fs.IntVar(&f.nodes, "nodes", 1, "servers; ranks are --nodes times --gpus-per-node")
-	fs.IntVar(&f.gpusPerNode, "gpus-per-node", 1, "GPUs of a server")
-	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; default: shard over all)")
-	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
-	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
-	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
-	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
-	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
-	fs.BoolVar(&f.listGPUs, "list-gpus", false, "list the GPUs that --gpu names")
+	f.bind(fs, &c)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		out := cmd.OutOrStdout()
 		switch {
@@ -119,6 +111,20 @@ data and no GPU.`,
 	return cmd
 }
 
+// bind makes the flags that train does not have.
+func (f *planFlags) bind(fs *pflag.FlagSet, c *spillway.Config) {
+	fs.StringVar(&f.gpu, "gpu", "", "plan for GPU `NAME` (--list-gpus), or detect for this machine's own")
+	fs.IntVar(&f.nodes, "nodes", 1, "servers; ranks are --nodes times --gpus-per-node")
+	fs.IntVar(&f.gpusPerNode, "gpus-per-node", 1, "GPUs of a server")
+	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; default: shard over all)")
+	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
+	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
+	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
+	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
+	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
+	fs.BoolVar(&f.listGPUs, "list-gpus", false, "list the GPUs that --gpu names")
+}
+
 // settle turns the flags of the hardware into ranks, caps and what is outside
 // the arena.
 func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
@@ -153,13 +159,13 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 	}
 	var g gpus.GPU
 	if strings.EqualFold(f.gpu, "detect") {
-		found, err := gpus.Detect()
+		found, err := detectGPUs(gpus.Detect, driver.Open)
 		if err != nil {
 			return fmt.Errorf("--gpu detect: %w", err)
 		}
 		g = found[0]
 		for _, other := range found[1:] {
-			if other.Memory < g.Memory { // what fits the smallest fits all
+			if other.Memory-other.Used < g.Memory-g.Used { // what fits the smallest fits all
 				g = other
 			}
 		}
@@ -171,13 +177,37 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 		}
 	}
 	f.gpuFound = &g
-	if c.DeviceMemory == 0 || c.DeviceMemory > g.Memory {
-		c.DeviceMemory = g.Memory
+	if free := g.Memory - g.Used; c.DeviceMemory == 0 || c.DeviceMemory > free {
+		c.DeviceMemory = free
 	}
 	c.Outside[graph.Device], c.Outside[graph.Host] = g.OutsideBytes(), gpus.HostOutsideBytes
 	c.LocalRanks = f.nodeSize
 	c.Target = graph.CUDATarget()
 	return nil
+}
+
+// detectGPUs asks NVML for the machine's GPUs, and where that can't be, the
+// driver, which does not tell without a context what is in use.
+func detectGPUs(nvml func() ([]gpus.GPU, error), open func() (driver.API, error)) ([]gpus.GPU, error) {
+	found, err := nvml()
+	if err == nil {
+		return found, nil
+	}
+	api, driverErr := open()
+	if driverErr != nil {
+		return nil, fmt.Errorf("%w (%w)", err, driverErr)
+	}
+	list, driverErr := api.Devices()
+	if driverErr != nil {
+		return nil, driverErr
+	}
+	for _, d := range list {
+		found = append(found, gpus.Product(d.Name, d.Memory))
+	}
+	if len(found) == 0 {
+		return nil, err
+	}
+	return found, nil
 }
 
 // calibrateCPU measures this machine and keeps the result for later plans.
@@ -230,7 +260,7 @@ func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
 		f.measured(m, min(node, ranks))
 		return m
 	}}
-	if c.DeviceMemory == g.Memory { // a cap of one's own stays
+	if c.DeviceMemory == g.Memory-g.Used { // a cap of one's own stays
 		for _, o := range gpus.List() {
 			if o.Memory > g.Memory {
 				hw.Larger = append(hw.Larger, spillway.LargerDevice{Name: o.Name, Memory: o.Memory, Outside: o.OutsideBytes(),

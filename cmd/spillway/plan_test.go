@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -95,6 +96,11 @@ func TestPlanAndTrainAgree(t *testing.T) {
 	}
 }
 
+// heads writes a GPT-2 of so many heads and returns its folder.
+func heads(t *testing.T, n, width int) string {
+	return edited(t, "gpt2", func(c map[string]any) { c["n_head"], c["n_embd"] = n, width })
+}
+
 func TestPlanBadInput(t *testing.T) {
 	for _, c := range []struct {
 		args string
@@ -112,6 +118,29 @@ func TestPlanBadInput(t *testing.T) {
 		{"--model gpt2 --seq 1025", []string{"1025", "1024"}},
 		{"--model gpt2 --zero 4", []string{"--zero 4"}},
 		{"--model gpt2 --nodes 1000000000 --gpus-per-node 1000000000", []string{"--nodes"}},
+		{"--model gpt2 --gpu tpu-v5", []string{"tpu-v5", "--list-gpus"}},
+		{"--model gpt2 --gpu a100-88", []string{"a100-88", "nearest are a100-80, a100-40"}},
+		{"--model llama-4-8b", []string{"llama-4-8b", "llama-3-8b"}},
+		{"--model " + heads(t, 5, 32), []string{"n_head is 5", "n_embd 32", "use 4 or 8"}},
+		{"--model " + heads(t, 0, 32), []string{"n_head"}},
+		{"--model gpt2 --ranks 0", []string{"--ranks 0", "at least 1"}},
+		{"--model gpt2 --ranks -3", []string{"--ranks -3", "at least 1"}},
+		{"--model gpt2 --gpus-per-node -8", []string{"--gpus-per-node -8", "at least 1"}},
+		{"--model gpt2 --nodes 3 --ranks 4", []string{"--ranks 4", "which is 3"}},
+		{"--model gpt2 --ranks 8 --shard-size 16", []string{"groups of 16", "use 8"}},
+		{"--model gpt2 --ranks 8 --shard-size -2", []string{"--shard-size -2", "at least 1"}},
+		{"--model gpt2 --device-memory -5GiB", []string{"--device-memory", `"-5GiB"`, "GiB"}},
+		{"--model gpt2 --host-memory -1", []string{"--host-memory", `"-1"`}},
+		{"--model gpt2 --disk d:-4GiB", []string{"--disk", `"d:-4GiB"`, "not negative"}},
+		{"--model gpt2 --device-memory 12XB", []string{`"12XB"`, "GiB"}},
+		{"--model gpt2 --batch 0", []string{"--batch 0", "at least 1"}},
+		{"--model gpt2 --batch -1", []string{"--batch -1"}},
+		{"--model gpt2 --seq -1", []string{"--seq -1"}},
+		{"--model gpt2 --accum 0", []string{"--accum 0"}},
+		{"--model gpt2 --prefetch -1", []string{"--prefetch -1"}},
+		{"--model gpt2 --recompute half", []string{"half", "selective"}},
+		{"--model gpt2 --offload optimizer=tape", []string{"tape", "host or disk"}},
+		{"--model gpt2 --optimizer adam", []string{"adam", "adamw"}},
 		{"--nope", []string{"nope"}},
 	} {
 		r := command(append([]string{"plan"}, strings.Fields(c.args)...)...)
@@ -197,9 +226,10 @@ func TestWaysOutFit(t *testing.T) {
 				continue
 			}
 			ways++
-			status, doc := planned(t, append(args, words(flags)...)...)
-			require.Equal(t, exitDone, status, "%s with %s", line, flags)
-			require.True(t, doc.Requested.Fits)
+			c, hw := asPlanned(t, append(slices.Clone(args), words(flags)...))
+			f, err := spillway.Predict(c, hw.Machine(c.Ranks))
+			require.NoError(t, err, "%s with %s", line, flags)
+			require.True(t, f.Fits, "%s with %s", line, flags)
 		}
 		require.Positive(t, ways, line)
 	}

@@ -46,7 +46,7 @@ func (r *planReport) reference() (*referenceSection, error) {
 		bytes int64
 	}{
 		{"sbh(34 + 5as/h) a layer", m.All},
-		{"34sbh a layer: selective (section 5)", m.Selective},
+		{"selective (section 5): 34sbh a layer", m.Selective},
 		{fmt.Sprintf("this plan: %s, --recompute %s", strings.ToLower(c.Precision), recomputeOf(c)), m.Ours},
 	} {
 		s.rows = append(s.rows, []string{row.name, plan.Bytes(row.bytes), fmt.Sprintf("%.1f", m.Values[i])})

@@ -40,8 +40,12 @@ Any flag overrides a value of the demo.`,
 			return err
 		}
 		if l.fit {
-			hw, _ := spillway.KnownHardware(c.ComputeThreads())
-			best, err := spillway.Fit(c, cmd.Flags().Changed, l.globalBatch, hw)
+			onDevice := c // with what the device has free as its cap
+			hw, err := spillway.DeviceHardware(&onDevice)
+			if err != nil {
+				return err
+			}
+			best, err := spillway.Fit(onDevice, cmd.Flags().Changed, l.globalBatch, hw)
 			if err != nil {
 				return err
 			}
@@ -155,6 +159,9 @@ func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
 	}
 	if isDemo {
 		fmt.Fprintf(w, "demo: a byte-level GPT on the Go source in %s\n", c.Data)
+	}
+	if d := t.Device(); d != "" {
+		fmt.Fprintln(w, d)
 	}
 	fmt.Fprintf(w, "model %s: %d parameters; %d rank(s) at ZeRO-%d; %d tokens a step\n", c.Model, params, c.Ranks, c.Zero, c.Ranks*c.Batch*c.Accum*c.Seq)
 	line := fmt.Sprintf("memory of a rank: device %s", plan.Bytes(p.Layout.Spaces[graph.Device].Peak))

@@ -313,13 +313,32 @@ func (a *Arena) touch(end int64) {
 	}
 }
 
+// HostMemory is an arena of another device whose memory the host reaches, as a
+// GPU's page-locked memory: the CPU's kernels compute on it too.
+type HostMemory interface {
+	device.Arena
+	// HostMemory returns the whole arena, until its device is closed, or why the
+	// host can't reach it.
+	HostMemory() ([]byte, error)
+}
+
 // Bytes returns the memory of p, for kernels to keep when they are bound. It
-// refuses ranges outside p's arena and other devices' memory.
+// refuses ranges outside p's arena and memory that the host does not reach.
 func Bytes(p device.Ptr) ([]byte, error) {
 	a, ok := p.Arena.(*Arena)
 	if !ok {
 		if p.Arena == nil {
 			return nil, errors.New("the operand is absent")
+		}
+		if h, ok := p.Arena.(HostMemory); ok {
+			if err := p.Check(); err != nil {
+				return nil, err
+			}
+			mem, err := h.HostMemory()
+			if err != nil {
+				return nil, err
+			}
+			return mem[p.Off : p.Off+p.Len : p.Off+p.Len], nil
 		}
 		return nil, fmt.Errorf("not memory of the CPU device (%T)", p.Arena)
 	}

@@ -3,6 +3,7 @@
 package gpus
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 
@@ -54,8 +55,27 @@ func describe(i int) (GPU, error) {
 	if !known {
 		g = unknown(d, name)
 	}
-	g.Memory = int64(mem.Total)
+	g.Memory, g.Used = int64(mem.Total), int64(mem.Used)
 	return g, nil
+}
+
+// Used returns the bytes in use, by all processes and the driver, of the GPU
+// with this identifier. Its error says why NVML does not tell.
+func Used(uuid [16]byte) (int64, error) {
+	if ret := nvml.Init(); ret != nvml.SUCCESS {
+		return 0, fmt.Errorf("NVML: %w", ret)
+	}
+	defer nvml.Shutdown()
+	h := hex.EncodeToString(uuid[:])
+	d, ret := nvml.DeviceGetHandleByUUID("GPU-" + h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:])
+	if ret != nvml.SUCCESS {
+		return 0, fmt.Errorf("NVML: the GPU's handle: %w", ret)
+	}
+	mem, ret := d.GetMemoryInfo()
+	if ret != nvml.SUCCESS {
+		return 0, fmt.Errorf("NVML: memory: %w", ret)
+	}
+	return int64(mem.Used), nil
 }
 
 // unknown estimates a GPU that has no preset from its counts and clocks: fp32

@@ -23,6 +23,7 @@ type GPU struct {
 	Product string   // as NVML calls it, after "NVIDIA "
 	Arch    Arch
 	Memory  int64 // bytes that the driver shows (nvidia-smi's total), after ECC
+	Used    int64 // bytes of it in use, where Detect found the GPU
 	Rates   Rates
 
 	MemoryBandwidth float64 // bytes/s
@@ -47,7 +48,8 @@ const (
 
 // outside is what a process takes of a GPU's memory beside its arena, in bytes:
 // the context (which grows with the number of multiprocessors and the driver's
-// modules), cuBLASLt's handle and workspace (32 MiB since Hopper, 4 MiB before),
+// modules), cuBLASLt's handle and the workspace that it makes for itself (32 MiB
+// since Hopper, 4 MiB before; Spillway's products have theirs from the plan),
 // and NCCL's channels. Estimates from nvidia-smi figures of such processes, to be
 // replaced by measurements on each generation.
 var outside = map[Arch]int64{
@@ -191,6 +193,25 @@ func byProduct(product string) (GPU, bool) {
 		}
 	}
 	return best, best.Name != ""
+}
+
+// Product returns the preset of a product name as the driver has it, with the
+// memory that it shows. Of an unknown one the rates are those of Usual.
+func Product(name string, memory int64) GPU {
+	g, ok := byProduct(name)
+	if !ok {
+		g = Usual()
+		g.Source = "not in the table: the rates are those of " + g.Name
+		g.Name, g.Product = normal(name), name
+	}
+	g.Memory = memory
+	return g
+}
+
+// Usual is the GPU that stands for one nobody has named.
+func Usual() GPU {
+	g, _ := byProduct("A100-SXM4-80GB")
+	return g
 }
 
 // nearest gives the n presets with the names most like key.

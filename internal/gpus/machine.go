@@ -45,3 +45,19 @@ func (g GPU) Machine(nodeSize int) *cost.Machine {
 	}
 	return m
 }
+
+// Shared returns the rates of one of so many ranks that share this GPU: each has
+// its part of everything, and what they exchange stays in the GPU's memory, where
+// every byte is read and written.
+func (g GPU) Shared(ranks int) *cost.Machine {
+	m := g.Machine(max(ranks, 1))
+	part := 1 / float64(max(ranks, 1))
+	for t, rate := range m.Matrix {
+		m.Matrix[t] = rate * part
+	}
+	m.Vector, m.Memory = m.Vector*part, m.Memory*part
+	m.ToDevice, m.ToHost = m.ToDevice*part, m.ToHost*part
+	m.DiskRead, m.DiskWrite, m.HostMemory = m.DiskRead*part, m.DiskWrite*part, m.HostMemory*part
+	m.Intra.Bandwidth = memoryShare * g.MemoryBandwidth / 2 * part
+	return m
+}

@@ -28,3 +28,12 @@ func TestEditDistance(t *testing.T) {
 		require.Equal(t, c.want, editDistance(c.b, c.a))
 	}
 }
+
+func TestDivisors(t *testing.T) {
+	for _, c := range []struct {
+		n, k int
+		want string
+	}{{32, 5, "4 or 8"}, {6, 4, "3 or 6"}, {8, 3, "2 or 4"}, {8, 16, "8"}, {7, 3, "1 or 7"}, {49, 8, "7 or 49"}, {1, 5, "1"}, {12, 0, "1"}} {
+		require.Equal(t, c.want, Divisors(c.n, c.k), "%d, %d", c.n, c.k)
+	}
+}

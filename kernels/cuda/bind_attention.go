@@ -14,9 +14,7 @@ func init() {
 	})
 }
 
-const attention = "attention.cu"
-
-// attentionTile is how attention.cu cuts heads of up to width elements: queries
+// attentionTile is how attention.cuh cuts heads of up to width elements: queries
 // and keys of a tile, forward and backward.
 type attentionTile struct{ width, queries, keys, gradQueries, gradKeys int64 }
 
@@ -45,13 +43,13 @@ func (t attentionTile) gradShared() int {
 // attentionThreads is the threads of a block.
 const attentionThreads = 256
 
-// bound is an attention while it is bound.
+// boundAttention is an attention while it is bound.
 type boundAttention struct {
 	graph.AttentionAttr
-	tile attentionTile
-	name string // suffix of its kernels: "64_f32"
-	typ  graph.DType
-	wide int32
+	tile   attentionTile
+	source string
+	typ    graph.DType
+	wide   int32
 }
 
 // attentionOf checks the shape. All places of values are looked at for how wide
@@ -73,7 +71,7 @@ func (b *binding) attentionOf(places ...driver.Address) *boundAttention {
 		b.failf("%d rows of %d heads are more than the kernel counts", n, a.Heads)
 		return a
 	}
-	a.name = fmt.Sprintf("%d_%s", a.tile.width, b.float(b.inBuf(0)))
+	a.source = fmt.Sprintf("attention_%d.cu", a.tile.width)
 	// Strides are multiples of HeadDim.
 	a.wide = flag(a.HeadDim%4 == 0 && aligned(driver.Address(4*a.typ.Size()), places...))
 	return a
@@ -85,7 +83,7 @@ func (a *boundAttention) shape(args *driver.Args) *driver.Args {
 		Int32(int32(a.HeadDim)).Float32(float32(a.Scale)).Int32(flag(a.Causal)).Int32(a.wide)
 }
 
-// heads is where queries, keys and values lie: side by side in the rows of one
+// attentionHeads is where queries, keys and values lie: side by side in the rows of one
 // operand, or in an operand each.
 type attentionHeads struct {
 	q, k, v   driver.Address
@@ -105,7 +103,7 @@ func (b *binding) attentionHeads(get func(int) driver.Address) attentionHeads {
 
 // tiles is the launch of a kernel with a block for each tile of each head.
 func (b *binding) tiles(a *boundAttention, name string, heads, tile int64, shared int, args *driver.Args) {
-	b.rows(attention, name+"_"+a.name, a.Batch*heads*((a.Seq+tile-1)/tile), attentionThreads, shared, a.shape(args))
+	b.rows(a.source, name+"_"+b.float(b.inBuf(0)), a.Batch*heads*((a.Seq+tile-1)/tile), attentionThreads, shared, a.shape(args))
 }
 
 func bindAttention(b *binding) {
@@ -129,7 +127,7 @@ func bindAttentionGrad(b *binding) {
 		return
 	}
 	const warps = attentionThreads / 32
-	b.rows(attention, "attention_delta_"+suffix[a.typ], (queries+warps-1)/warps, attentionThreads, 0,
+	b.rows(a.source, "attention_delta_"+b.float(b.inBuf(0)), (queries+warps-1)/warps, attentionThreads, 0,
 		a.shape(b.args().Pointer(y).Pointer(dy).Pointer(delta)))
 	operands := func() *driver.Args {
 		return b.args().Pointer(h.q).Pointer(h.k).Pointer(h.v).Int64(h.ldq).Int64(h.ldkv).Pointer(dy).Pointer(lse).Pointer(delta)

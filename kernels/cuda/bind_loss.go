@@ -21,8 +21,12 @@ func init() {
 
 const loss = "loss.cu"
 
-// rowThreads is the threads that loss.cu gives a row.
-const rowThreads = 256
+// mostRowThreads is the most threads that loss.cu gives a row: ROW_THREADS.
+const mostRowThreads = 256
+
+// rowThreads returns the threads of a row of cols elements: whole warps, with
+// four elements a thread or more.
+func rowThreads(cols int64) int64 { return min(roundUp(roundUp(cols, 4)/4, 32), mostRowThreads) }
 
 // fours says whether rows of cols elements at the places can be read four
 // elements at a time.
@@ -33,14 +37,14 @@ func fours(t graph.DType, cols int64, places ...driver.Address) int32 {
 func bindSoftmax(b *binding) {
 	x := b.inBuf(0)
 	rows, cols := matrix(x)
-	b.rows(loss, "softmax_"+b.float(x), rows, rowThreads, 0,
+	b.rows(loss, "softmax_"+b.float(x), rows, rowThreads(cols), 0,
 		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(cols).Int32(fours(x.DType, cols, b.in(0), b.out(0))))
 }
 
 func bindSoftmaxGrad(b *binding) {
 	x := b.inBuf(0)
 	rows, cols := matrix(x)
-	b.rows(loss, "softmax_grad_"+b.float(x), rows, rowThreads, 0,
+	b.rows(loss, "softmax_grad_"+b.float(x), rows, rowThreads(cols), 0,
 		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.out(0)).Int64(cols).
 			Int32(fours(x.DType, cols, b.in(0), b.in(1), b.out(0))).Int32(b.accum(0)))
 }
@@ -53,7 +57,7 @@ func (b *binding) targets(classes int64) driver.Address {
 func bindCrossEntropy(b *binding) {
 	rows, cols := matrix(b.inBuf(0))
 	rowLoss := b.work(8 * rows)
-	b.rows(loss, "cross_entropy", rows, rowThreads, 0,
+	b.rows(loss, "cross_entropy", rows, rowThreads(cols), 0,
 		b.args().Pointer(b.in(0)).Int64(cols).Int32(fours(graph.F32, cols, b.in(0))).Pointer(b.in(1)).
 			Pointer(b.out(1)).Pointer(rowLoss).Pointer(b.targets(cols)))
 	b.sumLoss(rowLoss, rows)
@@ -61,7 +65,7 @@ func bindCrossEntropy(b *binding) {
 
 // sumLoss adds the losses of rows to output 0.
 func (b *binding) sumLoss(rowLoss driver.Address, rows int64) {
-	b.rows(loss, "loss_sum", 1, rowThreads, 0, b.args().Pointer(rowLoss).Int64(rows).Pointer(b.out(0)))
+	b.rows(loss, "loss_sum", 1, mostRowThreads, 0, b.args().Pointer(rowLoss).Int64(rows).Pointer(b.out(0)))
 }
 
 // hyper returns the addresses of the two factors of a loss's gradient in input i.
@@ -73,7 +77,7 @@ func (b *binding) hyper(i int) (invCount, lossScale driver.Address) {
 func bindCrossEntropyGrad(b *binding) {
 	rows, cols := matrix(b.inBuf(0))
 	invCount, lossScale := b.hyper(3)
-	b.rows(loss, "cross_entropy_grad", rows, rowThreads, 0,
+	b.rows(loss, "cross_entropy_grad", rows, rowThreads(cols), 0,
 		b.args().Pointer(b.in(0)).Int64(cols).Int32(fours(graph.F32, cols, b.in(0), b.out(0))).Pointer(b.in(1)).Pointer(b.in(2)).
 			Pointer(invCount).Pointer(lossScale).Pointer(b.out(0)).Pointer(b.targets(cols)))
 }
@@ -120,7 +124,7 @@ func bindHeadLoss(b *binding) {
 		forward := linearProduct(typ, wBuf.DType, graph.F32, m, c, v, true)
 		forward.C.Ld = ld
 		b.product(forward, places(xAt, w, logits, scratch, &forward))
-		b.rows(loss, name, m, rowThreads, 0,
+		b.rows(loss, name, m, rowThreads(v), 0,
 			b.args().Pointer(logits).Int64(v).Int64(ld).Pointer(targets).Int64(r0).
 				Pointer(invCount).Pointer(lossScale).Pointer(rowLoss).Pointer(report))
 		b.sumLoss(rowLoss, m)

@@ -81,12 +81,11 @@ func (b *binding) address(what string, p device.Ptr) driver.Address {
 	if p.Arena == nil {
 		return 0
 	}
-	a, ok := p.Arena.(devcuda.Addressed)
-	if !ok {
-		b.failf("%s is in %s memory (%T), which a kernel of the GPU does not reach", what, p.Arena.Space(), p.Arena)
-		return 0
+	a, err := devcuda.Address(p)
+	if err != nil {
+		b.failf("%s: %w", what, err)
 	}
-	return a.Address() + driver.Address(p.Off)
+	return a
 }
 
 // in and out return the addresses of operands, 0 for absent ones.

@@ -39,10 +39,17 @@ func Sources() []string {
 	return names
 }
 
-// Source returns the whole text of a source: the prelude, then the file.
+// Source returns the whole text of a source: the prelude, what several sources
+// share (x.cuh of x_64.cu), then the file.
 func Source(name string) (string, error) {
 	var b strings.Builder
-	for _, f := range []string{prelude, name} {
+	files := []string{prelude, name}
+	if family, _, ok := strings.Cut(name, "_"); ok {
+		if _, err := fs.Stat(sources, "src/"+family+".cuh"); err == nil {
+			files = []string{prelude, family + ".cuh", name}
+		}
+	}
+	for _, f := range files {
 		text, err := sources.ReadFile("src/" + f)
 		if err != nil {
 			return "", fmt.Errorf("cuda: no kernel source %q", f)

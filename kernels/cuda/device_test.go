@@ -3,27 +3,36 @@
 package cuda
 
 import (
+	"os"
+	"runtime"
 	"testing"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
-	devcpu "github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/device/cuda/drivertest"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cpu"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas/blastest"
+	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 	"github.com/spillway-ml/spillway/kernels/cuda/shim"
 )
 
+// onGPU names the environment variable that makes these tests run on the first
+// GPU, with NVRTC and cuBLASLt, in place of the doubles.
+const onGPU = "SPILLWAY_TEST_GPU"
+
 // bench is a device to run kernels on: the driver's double with kernels compiled
-// by the shim.
+// by the shim, and products computed on the host; or a GPU.
 type bench struct {
-	api    driver.API
-	lib    *Library
-	stream driver.Stream
-	images *imageLog
+	api      driver.API
+	lib      *Library
+	stream   driver.Stream
+	images   *imageLog         // of the shim
+	products *blastest.Library // nil on a GPU
 }
 
 // imageLog remembers the libraries that a compiler made.
@@ -40,6 +49,9 @@ func (l *imageLog) Compile(name, source string, dev driver.Device) ([]byte, erro
 
 // reverse changes the order in which threads and blocks run.
 func (b *bench) reverse(t testing.TB, on bool) {
+	if b.products == nil {
+		return // a GPU has no order
+	}
 	for _, image := range b.images.images {
 		l, err := shim.Open(image)
 		require.NoError(t, err)
@@ -47,7 +59,49 @@ func (b *bench) reverse(t testing.TB, on bool) {
 	}
 }
 
+// double returns the doubles; a test that tells them to fail is not for a GPU.
+func (b *bench) double(t testing.TB) *blastest.Library {
+	if b.products == nil {
+		t.Skip("for the doubles, not for a GPU")
+	}
+	return b.products
+}
+
+// gpu is a bench of the first GPU.
+func gpu(t testing.TB) *bench {
+	runtime.LockOSThread()
+	api, err := driver.Open()
+	require.NoError(t, err)
+	devices, err := api.Devices()
+	require.NoError(t, err)
+	require.NotEmpty(t, devices)
+	ctx, err := api.Retain(devices[0].Ordinal)
+	require.NoError(t, err)
+	require.NoError(t, api.SetCurrent(ctx))
+	c, err := nvrtc.Open(nvrtc.Options{})
+	require.NoError(t, err)
+	lt, err := blas.Open()
+	require.NoError(t, err)
+	p := pool.New(1)
+	lib, err := New(Options{API: api, Device: devices[0], Compiler: c, Products: lt, Host: cpu.New(p)})
+	require.NoError(t, err)
+	s, err := api.NewStream()
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, api.DestroyStream(s))
+		require.NoError(t, lib.Close())
+		require.NoError(t, lt.Close())
+		p.Close()
+		// A context that is retained again must not be made anew: it stays.
+		runtime.UnlockOSThread()
+	})
+	return &bench{api: api, lib: lib, stream: s}
+}
+
 func newBench(t testing.TB) *bench {
+	if os.Getenv(onGPU) != "" {
+		return gpu(t)
+	}
 	c, err := shim.New()
 	if err == shim.ErrNoCompiler {
 		t.Skip(err)
@@ -58,7 +112,8 @@ func newBench(t testing.TB) *bench {
 	require.NoError(t, err)
 	p := pool.New(1)
 	log := &imageLog{Compiler: c}
-	lib, err := New(Options{API: d, Device: devices[0], Compiler: log, Host: cpu.New(p)})
+	products := blastest.New(d)
+	lib, err := New(Options{API: d, Device: devices[0], Compiler: log, Products: products, Host: cpu.New(p)})
 	require.NoError(t, err)
 	s, err := d.NewStream()
 	require.NoError(t, err)
@@ -67,7 +122,7 @@ func newBench(t testing.TB) *bench {
 		require.NoError(t, lib.Close())
 		p.Close()
 	})
-	return &bench{api: d, lib: lib, stream: s, images: log}
+	return &bench{api: d, lib: lib, stream: s, images: log, products: products}
 }
 
 // arena is memory of a space in which a test puts operands.
@@ -119,11 +174,3 @@ func (a *arena) download(t testing.TB) {
 
 // poisonByte fills memory with NaN of every float type.
 const poisonByte = 0xff
-
-// guard is an arena of the CPU device: the CPU's side of a comparison.
-func hostArena(t testing.TB, size int64) (*devcpu.Context, *devcpu.Arena) {
-	ctx := devcpu.New(0, devcpu.Options{})
-	a, err := ctx.Alloc(graph.Device, size)
-	require.NoError(t, err)
-	return ctx, a.(*devcpu.Arena)
-}

@@ -23,7 +23,8 @@ type Operation struct {
 	Rank   int
 	Before map[graph.BufID][]byte // contents of the operands; workspace has none
 
-	rng *rand.Rand
+	rng     *rand.Rand
+	aligned bool
 }
 
 // Options of an Operation.
@@ -32,6 +33,10 @@ type Options struct {
 	// Half makes the values bf16 where the kind table lets them be, and gradients
 	// of parameters bf16 or f32.
 	Half bool
+	// Large draws shapes beyond a block of threads, for the kinds that have such.
+	Large bool
+	// Aligned starts every operand at a multiple of Layout's alignment.
+	Aligned bool
 	// Finite keeps infinities out of the contents.
 	Finite bool
 }
@@ -40,13 +45,20 @@ type Options struct {
 // collectives, copies and joins.
 func Kinds() []graph.Kind { return slices.Sorted(maps.Keys(shapes)) }
 
+// HasLarge says whether the kind has shapes of Options.Large.
+func HasLarge(kind graph.Kind) bool { return largeShapes[kind] != nil }
+
 // Op returns the operation.
 func (o *Operation) Op() *graph.Op { return &o.P.Sections[0].Phases[0].Ops[0] }
 
 // New draws an operation of the kind: shapes, which optional operands there are,
 // output modes, and contents.
 func New(kind graph.Kind, rng *rand.Rand, opts Options) *Operation {
-	return draw(kind, shapes[kind](rng), rng, opts)
+	shape := shapes[kind]
+	if large, ok := largeShapes[kind]; ok && opts.Large {
+		shape = large
+	}
+	return draw(kind, shape(rng), rng, opts)
 }
 
 // Of is New with an attribute and shapes, in the kind table's order. Tokens and
@@ -58,7 +70,7 @@ func Of(kind graph.Kind, attr any, in, out [][]int64, classes int, rng *rand.Ran
 func draw(kind graph.Kind, s spec, rng *rand.Rand, opts Options) *Operation {
 	info, _ := graph.InfoOf(kind)
 	ins, outs := info.Operands(s.attr)
-	o := &Operation{P: &graph.Program{}, rng: rng, Before: map[graph.BufID][]byte{}}
+	o := &Operation{P: &graph.Program{}, rng: rng, aligned: opts.Aligned, Before: map[graph.BufID][]byte{}}
 	if s.unit != nil {
 		o.P.Mesh = []graph.Axis{{Name: "data", Size: s.world}}
 		o.P.Params, o.P.Units = s.params, []graph.Unit{*s.unit}
@@ -125,6 +137,9 @@ func (o *Operation) buffer(d graph.Operand, shape []int64, s spec) graph.BufID {
 			v[i] = uint16(rng.Uint32())
 			if d.Float != graph.AnyFloat || d.Name == "g" { // values: not any bits
 				v[i] = num.BF16(float32(rng.NormFloat64()))
+				if d.Types[0] == graph.F16 {
+					v[i] = num.F16(float32(rng.NormFloat64()))
+				}
 			}
 		}
 		o.Before[id] = Bytes(v)
@@ -218,14 +233,14 @@ func (o *Operation) Interpret() (map[graph.BufID][]byte, error) {
 }
 
 // Layout draws where the buffers lie in an arena: with gaps between them, at
-// starts that are multiples of the element's size only; workspace at multiples
-// of align. It returns the offsets by buffer and the bytes of all.
+// starts that are multiples of the element's size only, unless the operation is
+// Aligned; workspace at multiples of align. It returns the offsets by buffer and the bytes of all.
 func (o *Operation) Layout(align int64) (offsets []int64, size int64) {
 	off := int64(0)
 	for id := range o.P.Buffers {
 		b := &o.P.Buffers[id]
 		off = (off + 64 + align - 1) / align * align
-		if b.DType != graph.U8 {
+		if b.DType != graph.U8 && !o.aligned {
 			off += o.rng.Int64N(16) * b.DType.Size()
 		}
 		offsets = append(offsets, off)
@@ -261,8 +276,14 @@ func (o *Operation) Binding(arena device.Arena, offsets []int64) kernels.Binding
 func half(list []graph.Operand, rng *rand.Rand) []graph.Operand {
 	list = slices.Clone(list)
 	for i, d := range list {
+		if d.Name == "low" && rng.IntN(2) == 0 {
+			list[i].Types = []graph.DType{graph.F16}
+		}
 		if d.Float == graph.ComputeFloat || (d.Float == graph.GradFloat || d.Name == "g" && len(d.Types) > 1) && rng.IntN(2) == 0 {
 			list[i].Types = []graph.DType{graph.BF16}
+			if d.Float == graph.AnyFloat && rng.IntN(2) == 0 { // a gradient that is an update's input
+				list[i].Types = []graph.DType{graph.F16}
+			}
 		}
 	}
 	return list

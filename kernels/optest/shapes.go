@@ -320,9 +320,17 @@ func headShapes(r *rand.Rand, grad bool, rows, vocab, width int64) spec {
 // units draws a unit of parameters with padding between them, some frozen,
 // some without decay, over several ranks.
 func units(r *rand.Rand) (spec, graph.ShardAttr) {
+	n := make([]int64, upTo(r, 5))
+	for i := range n {
+		n[i] = upTo(r, 1500)
+	}
+	return unitOf(r, n)
+}
+
+// unitOf draws a unit of parameters of the lengths.
+func unitOf(r *rand.Rand, lengths []int64) (spec, graph.ShardAttr) {
 	s := spec{unit: &graph.Unit{Name: "u"}, world: int(upTo(r, 4)), classes: 1}
-	for i := range int(upTo(r, 5)) {
-		n := upTo(r, 1500)
+	for i, n := range lengths {
 		s.params = append(s.params, graph.Param{
 			Name: string(rune('a' + i)), Shape: dims{n}, Decay: r.IntN(2) == 0, Frozen: r.IntN(4) == 0,
 			Value: graph.NoBuf, Grad: graph.NoBuf,
@@ -341,6 +349,10 @@ func units(r *rand.Rand) (spec, graph.ShardAttr) {
 
 func updateShapes(r *rand.Rand, ins, outs string) spec {
 	s, a := units(r)
+	return updateOf(r, s, a, ins, outs)
+}
+
+func updateOf(r *rand.Rand, s spec, a graph.ShardAttr, ins, outs string) spec {
 	s.attr = graph.UpdateAttr{
 		Shard: a, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, Trust: 0.02, Nesterov: r.IntN(2) == 0, Clip: r.IntN(2) == 0,
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -74,7 +75,8 @@ func openDNN(op string) (*library, error) {
 
 const dnnBF16, dnnF32, dnnS32, dnnS8, dnnU8 = 2, 3, 4, 5, 6 // dnnl_data_type_t
 
-// matmul returns a call of the matmul primitive on plain layouts.
+// matmul returns a call of the matmul primitive on plain layouts. Who calls it
+// keeps the matrices alive: the library's pointers to them don't.
 func (d *oneDNN) matmul(s gemm.Spec, ta, tb, tc uintptr, a, b, c unsafe.Pointer) (func() error, error) {
 	// The structs of 2.6 are plain memory: a dnnl_memory_desc_t has less than
 	// 1 KiB, a dnnl_matmul_desc_t less than 8.
@@ -177,7 +179,7 @@ func (d *oneDNN) bf16(s gemm.Spec, pl *pool.Pool) (*bench, error) {
 		ours: func() { must(p.RunBytes(pl, gemm.Bytes(a), gemm.Bytes(b), gemm.Bytes(c), nil, work)) },
 		theirs: faster(func() {
 			status(d.gemmBF16(letter(s.TransA), letter(s.TransB), int64(s.M), int64(s.N), int64(s.K), 1, &a[0], lda, &b[0], ldb, 0, &e[0], int64(s.N)))
-		}, func() { must(matmul()) }),
+		}, func() { must(matmul()); runtime.KeepAlive([]any{a, b, e}) }),
 	}, nil
 }
 
@@ -209,7 +211,7 @@ func (d *oneDNN) int8(s gemm.Spec, pl *pool.Pool) (*bench, error) {
 		ours: func() { must(p.RunBytes(pl, gemm.Bytes(a), gemm.Bytes(b), gemm.Bytes(c), nil, work)) },
 		theirs: faster(func() {
 			status(d.gemmU8S8(letter(s.TransA), letter(s.TransB), 'F', int64(s.M), int64(s.N), int64(s.K), 1, &a[0], lda, 0, &b[0], ldb, 0, 0, &e[0], int64(s.N), &offset))
-		}, func() { must(matmul()) }),
+		}, func() { must(matmul()); runtime.KeepAlive([]any{a, b, e}) }),
 	}, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -167,15 +168,39 @@ func (d *Driver) Launch(f driver.Function, grid, block driver.Dim, shared int, s
 	g, b := [3]uint32{grid.X, grid.Y, grid.Z}, [3]uint32{block.X, block.Y, block.Z}
 	name, code := fn.name, fn.code
 	return d.push(call, s, item{label: name, run: func() error {
-		r, _, _ := purego.SyscallN(code, uintptr(unsafe.Pointer(&g)), uintptr(unsafe.Pointer(&b)), uintptr(shared), uintptr(unsafe.Pointer(&packed[0])))
-		runtime.KeepAlive(&g)
-		runtime.KeepAlive(&b)
-		runtime.KeepAlive(packed)
+		var r uintptr
+		onLaunchThread(func() {
+			r, _, _ = purego.SyscallN(code, uintptr(unsafe.Pointer(&g)), uintptr(unsafe.Pointer(&b)), uintptr(shared), uintptr(unsafe.Pointer(&packed[0])))
+			runtime.KeepAlive(&g)
+			runtime.KeepAlive(&b)
+			runtime.KeepAlive(packed)
+		})
 		if int32(r) != 0 {
 			return fmt.Errorf("kernel %s: the shim says %d", name, int32(r))
 		}
 		return nil
 	}})
+}
+
+// Libraries keep memory for each thread that they ran on (stacks of the kernel's
+// threads), for good: all doubles of a process launch on the same two.
+var launches = sync.OnceValue(func() chan func() {
+	work := make(chan func())
+	for range 2 {
+		go func() {
+			runtime.LockOSThread()
+			for f := range work {
+				f()
+			}
+		}()
+	}
+	return work
+})
+
+func onLaunchThread(f func()) {
+	done := make(chan struct{})
+	launches() <- func() { f(); close(done) }
+	<-done
 }
 
 // side is one end of a copy: memory of the double, or other memory of the host,

@@ -20,7 +20,10 @@ var folders = []string{
 	"/usr/local/cuda/lib64",
 	"/usr/local/cuda-*/lib64",
 	"/opt/cuda/lib64",
+	"/usr/local/nvidia/lib64", // containers
+	"/usr/lib/wsl/lib",
 	"/usr/lib/x86_64-linux-gnu",
+	"/usr/lib/x86_64-linux-gnu/nvidia/current",
 	"/usr/lib/aarch64-linux-gnu",
 	"/usr/lib64",
 }

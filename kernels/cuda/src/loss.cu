@@ -1,5 +1,5 @@
-// Softmax, cross-entropy and the head's loss: see bind_loss.go. A block of
-// threads takes a row; which thread takes which elements, and so every sum's
+// Softmax, cross-entropy and the head's loss: see bind_loss.go. A block of up to
+// ROW_THREADS threads, whole warps, takes a row; which thread takes which elements, and so every sum's
 // order, depends on the row's length alone.
 
 #define ROW_THREADS 256
@@ -72,22 +72,26 @@ DEVICE void put_four(bf16 *p, i64 i, i64 n, int wide, F4 v) {
 // again at once.
 DEVICE float row_sum(float x) {
 	SHARED(float, part, ROW_THREADS / 32);
+	int warps = blockDim.x / 32;
 	x = warp_sum(x);
+	if (warps == 1) return x;
 	if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
 	__syncthreads();
 	x = 0;
-	for (int w = 0; w < ROW_THREADS / 32; w++) x += part[w];
+	for (int w = 0; w < warps; w++) x += part[w];
 	__syncthreads();
 	return x;
 }
 
 DEVICE float row_max(float x) {
 	SHARED(float, most, ROW_THREADS / 32);
+	int warps = blockDim.x / 32;
 	x = warp_max(x);
+	if (warps == 1) return x;
 	if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = x;
 	__syncthreads();
 	x = most[0];
-	for (int w = 1; w < ROW_THREADS / 32; w++) x = most[w] > x ? most[w] : x;
+	for (int w = 1; w < warps; w++) x = most[w] > x ? most[w] : x;
 	__syncthreads();
 	return x;
 }
@@ -110,7 +114,7 @@ DEVICE void take(Stats &s, float x) {
 template <class T> DEVICE Stats stats_of_row(const T *x, i64 n, int wide) {
 	Stats s;
 	s.most = NEG_INF, s.sum = 0;
-	for (i64 i = 4 * (i64)threadIdx.x; i < n; i += 4 * ROW_THREADS) {
+	for (i64 i = 4 * (i64)threadIdx.x; i < n; i += 4 * (i64)blockDim.x) {
 		F4 v = four(x, i, n, wide, NEG_INF);
 		take(s, v.x), take(s, v.y), take(s, v.z), take(s, v.w);
 	}
@@ -126,7 +130,7 @@ template <class T> DEVICE void softmax(const T *x, T *y, i64 n, int wide) {
 	x += blockIdx.x * n, y += blockIdx.x * n;
 	Stats s = stats_of_row(x, n, wide);
 	float inverse = 1 / s.sum;
-	for (i64 i = 4 * (i64)threadIdx.x; i < n; i += 4 * ROW_THREADS) {
+	for (i64 i = 4 * (i64)threadIdx.x; i < n; i += 4 * (i64)blockDim.x) {
 		F4 v = four(x, i, n, wide, 0);
 		v.x = expf(v.x - s.most) * inverse, v.y = expf(v.y - s.most) * inverse;
 		v.z = expf(v.z - s.most) * inverse, v.w = expf(v.w - s.most) * inverse;
@@ -147,13 +151,13 @@ KERNEL(ROW_THREADS, softmax_bf16, const int *skip, const bf16 *x, bf16 *y, i64 n
 template <class T> DEVICE void softmax_grad(const T *dy, const T *y, T *dx, i64 n, int wide, int accumulate) {
 	dy += blockIdx.x * n, y += blockIdx.x * n, dx += blockIdx.x * n;
 	float dot = 0;
-	for (i64 i = 4 * (i64)threadIdx.x; i < n; i += 4 * ROW_THREADS) {
+	for (i64 i = 4 * (i64)threadIdx.x; i < n; i += 4 * (i64)blockDim.x) {
 		F4 a = four(dy, i, n, wide, 0), b = four(y, i, n, wide, 0);
 		dot = fma_(a.x, b.x, dot), dot = fma_(a.y, b.y, dot);
 		dot = fma_(a.z, b.z, dot), dot = fma_(a.w, b.w, dot);
 	}
 	dot = row_sum(dot);
-	for (i64 i = 4 * (i64)threadIdx.x; i < n; i += 4 * ROW_THREADS) {
+	for (i64 i = 4 * (i64)threadIdx.x; i < n; i += 4 * (i64)blockDim.x) {
 		F4 a = four(dy, i, n, wide, 0), b = four(y, i, n, wide, 0);
 		a.x = b.x * (a.x - dot), a.y = b.y * (a.y - dot), a.z = b.z * (a.z - dot), a.w = b.w * (a.w - dot);
 		if (accumulate) {
@@ -214,7 +218,7 @@ KERNEL(ROW_THREADS, cross_entropy_grad, const int *skip, const float *logits, i6
 	float *dx = dlogits + row * n;
 	int t = target_of(targets, row, n, report);
 	float l = lse[row], scale = gradient_scale(inv_count, loss_scale);
-	for (i64 i = 4 * (i64)threadIdx.x; i < n; i += 4 * ROW_THREADS) {
+	for (i64 i = 4 * (i64)threadIdx.x; i < n; i += 4 * (i64)blockDim.x) {
 		F4 v = four(x, i, n, wide, 0);
 		if (t < 0) v.x = v.y = v.z = v.w = 0;
 		else v = gradients(v, i, t, l, scale);
@@ -233,7 +237,7 @@ template <class T> DEVICE void head(float *logits, i64 n, i64 ld, const int *tar
 	if (!inv_count) return;
 	float scale = gradient_scale(inv_count, loss_scale);
 	__syncthreads();
-	for (i64 base = 0; base < n; base += 4 * ROW_THREADS) {
+	for (i64 base = 0; base < n; base += 4 * (i64)blockDim.x) {
 		i64 i = base + 4 * (i64)threadIdx.x;
 		F4 v;
 		v.x = v.y = v.z = v.w = 0;

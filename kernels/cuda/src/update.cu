@@ -59,6 +59,7 @@ DEVICE void exact_add(u64 *a, double x) {
 
 DEVICE void exact_normalize(i64 *a) {
 	i64 carry = 0;
+#pragma unroll 1
 	for (int i = 0; i < DIGITS - 1; i++) {
 		i64 v = a[i] + carry;
 		carry = v >> 32;
@@ -67,8 +68,9 @@ DEVICE void exact_normalize(i64 *a) {
 	a[DIGITS - 1] += carry;
 }
 
-// exact_value rounds an accumulator to nearest even.
-DEVICE double exact_value(const i64 *a) {
+// exact_value rounds an accumulator to nearest even. One thread of a block calls
+// it: as a function of its own it costs the others no registers.
+static __device__ __noinline__ double exact_value(const i64 *a) {
 	const double inf = __longlong_as_double(0x7ff0000000000000ll);
 	if (a[DIGITS] != 0 || (a[DIGITS + 1] != 0 && a[DIGITS + 2] != 0)) return __longlong_as_double(0x7ff8000000000000ll);
 	if (a[DIGITS + 1] != 0) return inf;

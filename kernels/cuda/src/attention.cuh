@@ -409,34 +409,30 @@ template <class T, int DM, int BQ, int BK> DEVICE void backward_kv(const T *q, c
 #define SHAPE_PARAMETERS int batch, int seq, int heads, int group, int dim, float scale, int causal, int wide
 #define SHAPE {batch, seq, heads, group, dim, scale, causal, wide}
 
-// Kernels by the width that a head is padded to; bind_attention.go has the same
-// tiles.
-#define ATTENTION(name, T, DM, BQ, BK, GQ, GK) \
-	KERNEL(TILE_THREADS, attention_##DM##_##name, const int *skip, const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, T *y, float *lse, SHAPE_PARAMETERS) { \
+// Kernels for heads that are padded to DM elements; bind_attention.go has the same
+// tiles. A source for each width keeps what one run compiles small.
+#define ATTENTION_OF(name, T, DM, BQ, BK, GQ, GK) \
+	KERNEL(TILE_THREADS, attention_##name, const int *skip, const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, T *y, float *lse, SHAPE_PARAMETERS) { \
 		SKIP(); \
 		Shape s = SHAPE; \
 		forward<T, DM, BQ, BK>(q, k, v, ldq, ldkv, y, lse, s); \
 	} \
-	KERNEL(TILE_THREADS, attention_dq_##DM##_##name, const int *skip, const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, const T *dy, const float *lse, const float *delta, T *dq, i64 lddq, SHAPE_PARAMETERS) { \
+	KERNEL(TILE_THREADS, attention_delta_##name, const int *skip, const T *y, const T *dy, float *delta, SHAPE_PARAMETERS) { \
+		SKIP(); \
+		Shape s = SHAPE; \
+		deltas(y, dy, delta, s); \
+	} \
+	KERNEL(TILE_THREADS, attention_dq_##name, const int *skip, const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, const T *dy, const float *lse, const float *delta, T *dq, i64 lddq, SHAPE_PARAMETERS) { \
 		SKIP(); \
 		Shape s = SHAPE; \
 		backward_q<T, DM, GQ, GK>(q, k, v, ldq, ldkv, dy, lse, delta, dq, lddq, s); \
 	} \
-	KERNEL(TILE_THREADS, attention_dkv_##DM##_##name, const int *skip, const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, const T *dy, const float *lse, const float *delta, T *dk, T *dv, i64 lddkv, SHAPE_PARAMETERS) { \
+	KERNEL(TILE_THREADS, attention_dkv_##name, const int *skip, const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, const T *dy, const float *lse, const float *delta, T *dk, T *dv, i64 lddkv, SHAPE_PARAMETERS) { \
 		SKIP(); \
 		Shape s = SHAPE; \
 		backward_kv<T, DM, GQ, GK>(q, k, v, ldq, ldkv, dy, lse, delta, dk, dv, lddkv, s); \
 	}
 
-#define ATTENTIONS(name, T) \
-	ATTENTION(name, T, 32, 64, 64, 64, 64) \
-	ATTENTION(name, T, 64, 64, 64, 64, 64) \
-	ATTENTION(name, T, 128, 64, 64, 32, 32) \
-	ATTENTION(name, T, 256, 32, 32, 16, 16) \
-	KERNEL(TILE_THREADS, attention_delta_##name, const int *skip, const T *y, const T *dy, float *delta, SHAPE_PARAMETERS) { \
-		SKIP(); \
-		Shape s = SHAPE; \
-		deltas(y, dy, delta, s); \
-	}
-ATTENTIONS(f32, float)
-ATTENTIONS(bf16, bf16)
+#define ATTENTION(DM, BQ, BK, GQ, GK) \
+	ATTENTION_OF(f32, float, DM, BQ, BK, GQ, GK) \
+	ATTENTION_OF(bf16, bf16, DM, BQ, BK, GQ, GK)

@@ -1,0 +1,20 @@
+# The parts of a build that are more than `go build ./cmd/spillway`.
+
+BUNDLE = build/gpu
+GOFLAGS_BUNDLE = -trimpath -ldflags "-s -w"
+
+# Packages with tests of the device, and the trainer's own.
+GPU_TESTS = ./device/cuda ./device/cuda/driver ./kernels/cuda ./kernels/cuda/blas ./kernels/cuda/nvrtc ./comm/onegpu .
+
+.PHONY: gpu
+# gpu builds a folder, and an archive of it, that needs no Go where it runs:
+# build/gpu/run.sh does all that a GPU is needed for.
+gpu:
+	rm -rf $(BUNDLE) $(BUNDLE).tar.gz
+	mkdir -p $(BUNDLE)/tests
+	CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go build $(GOFLAGS_BUNDLE) -o $(BUNDLE)/ ./cmd/spillway ./benchmarks/cuda/gpucheck
+	$(foreach p,$(GPU_TESTS),CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go test -c $(GOFLAGS_BUNDLE) -o $(BUNDLE)/tests/$(subst /,_,$(patsubst ./%,%,$(p:.=spillway))).test $(p) && ) true
+	cp benchmarks/cuda/gpucheck/run.sh benchmarks/cuda/gpucheck/torch_gpt2.py $(BUNDLE)/
+	git rev-parse HEAD > $(BUNDLE)/commit 2>/dev/null || echo unknown > $(BUNDLE)/commit
+	tar -C $(dir $(BUNDLE)) -czf $(BUNDLE).tar.gz $(notdir $(BUNDLE))
+	du -sh $(BUNDLE) $(BUNDLE).tar.gz

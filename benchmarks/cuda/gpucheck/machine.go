@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
+)
+
+// gpu is the first card.
+type gpu struct {
+	name   string
+	memory int64
+}
+
+// look finds out what there is. Its error says what is missing without which
+// nothing can be run.
+func (b *bundle) look(ctx context.Context, doc *document) error {
+	add := func(name, format string, args ...any) {
+		doc.Machine = append(doc.Machine, fact{name, fmt.Sprintf(format, args...)})
+	}
+	if _, err := os.Stat(b.program("spillway")); err != nil {
+		return fmt.Errorf("the bundle is not whole: %w", err)
+	}
+	add("host", "%s/%s, %d CPUs", runtime.GOOS, runtime.GOARCH, runtime.NumCPU())
+	if commit, err := os.ReadFile(filepath.Join(b.dir, "commit")); err == nil {
+		add("commit", "%s", strings.TrimSpace(string(commit)))
+	}
+	if b.device == "cuda" {
+		if err := b.lookCUDA(add); err != nil {
+			return err
+		}
+	}
+	b.lookTorch(ctx, add)
+	return nil
+}
+
+func (b *bundle) lookCUDA(add func(name, format string, args ...any)) error {
+	api, err := driver.Open()
+	if err != nil {
+		return fmt.Errorf("no GPU: %w", err)
+	}
+	devices, err := api.Devices()
+	if err != nil {
+		return fmt.Errorf("no GPU: %w", err)
+	}
+	if len(devices) == 0 {
+		return errors.New("no GPU: the driver knows of none")
+	}
+	version, err := api.Version()
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		add("GPU "+strconv.Itoa(d.Ordinal), "%s, compute capability %d.%d, %.1f GiB, %d multiprocessors", d.Name, d.Major, d.Minor, float64(d.Memory)/(1<<30), d.SMs)
+	}
+	add("driver's CUDA", "%d.%d", version/1000, version%1000/10)
+	b.gpu = &gpu{devices[0].Name, devices[0].Memory}
+	c, err := nvrtc.Open(nvrtc.Options{Cache: "-"})
+	if err != nil {
+		return err
+	}
+	add("NVRTC", "%s (%s)", c.Version(), c.Path())
+	// cuBLASLt wants a context; the thread goes away with the process's only use.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	held, err := api.Retain(devices[0].Ordinal)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = api.Release(devices[0].Ordinal) }()
+	if err := api.SetCurrent(held); err != nil {
+		return err
+	}
+	lt, err := blas.Open()
+	if err != nil {
+		return err
+	}
+	add("cuBLASLt", "%d (%s)", lt.Version(), lt.Path())
+	return lt.Close()
+}
+
+// lookTorch looks for a Python that has torch, with CUDA where that is wanted.
+func (b *bundle) lookTorch(ctx context.Context, add func(name, format string, args ...any)) {
+	ask := "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"
+	for _, p := range []string{b.python, "python3", "/usr/bin/python3", "/usr/local/bin/python3", "/opt/conda/bin/python3"} {
+		if p == "" {
+			continue
+		}
+		limit, cancel := context.WithTimeout(ctx, time.Minute)
+		out, err := exec.CommandContext(limit, p, "-c", ask).Output()
+		cancel()
+		f := strings.Fields(string(out))
+		if err == nil && len(f) == 3 && (b.device != "cuda" || f[2] == "True") {
+			b.python, b.torch = p, fmt.Sprintf("torch %s, CUDA %s", f[0], f[1])
+			add("PyTorch", "%s (%s)", b.torch, p)
+			return
+		}
+	}
+	b.python = ""
+	add("PyTorch", "not found: its side is left out")
+}
+
+func (b *bundle) program(name string) string { return filepath.Join(b.dir, name) }
+
+// used returns the bytes of the first card's memory that are in use, by anybody.
+func used(ctx context.Context) (int64, error) {
+	out, err := exec.CommandContext(ctx, "nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits").Output()
+	if err != nil {
+		return 0, err
+	}
+	mib, err := strconv.ParseInt(strings.TrimSpace(string(out)), 10, 64)
+	return mib << 20, err
+}

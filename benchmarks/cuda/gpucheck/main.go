@@ -1,0 +1,144 @@
+// Command gpucheck runs what only a GPU can prove, on a machine with a driver,
+// CUDA's libraries and no Go, and writes results.json and results.md: every
+// device test, each kernel against the CPU, losses against PyTorch's, the same
+// bits whatever the sharding, memory as planned, the wall, step times against
+// PyTorch's.
+//
+// `make gpu` builds it into a folder with everything that it runs; run.sh there
+// starts it. What is slow has a limit of its own, and results are written as
+// they come.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// bundle is where things are and what they run on.
+type bundle struct {
+	dir    string // of this program: spillway, tests/, torch_gpt2.py
+	out    string // results and logs
+	work   string // weights, tokens, metrics; removed at the end
+	device string // cuda; cpu to try this program without a GPU
+	quick  bool   // tiny models, likewise
+	python string // that has torch; empty if none was found
+	torch  string // its version and CUDA's
+	gpu    *gpu   // nil: on the CPU
+}
+
+// part is one of the things that are checked.
+type part struct {
+	name, title string
+	limit       time.Duration
+	run         func(ctx context.Context, b *bundle, r *result)
+}
+
+// parts are in the order of their worth: the time may run out.
+var parts = []part{
+	{"tests", "Device tests, and each kernel against the CPU", 150 * time.Second, runTests},
+	{"losses", "GPT-2 124M: 20 fp32 losses against PyTorch's; memory as planned", 100 * time.Second, runLosses},
+	{"bits", "The same bits at every stage, recompute and offload, 1 and 4 ranks on one card", 110 * time.Second, runBits},
+	{"wall", "A cap one byte under the plan is refused", 40 * time.Second, runWall},
+	{"speed-124m", "Step time of GPT-2 124M", 80 * time.Second, speed("gpt2")},
+	{"speed-1.5b", "Step time of GPT-2 1.5B", 110 * time.Second, speed("gpt2-xl")},
+}
+
+func main() {
+	b := &bundle{}
+	budget := flag.Duration("budget", 9*time.Minute, "time for all of it")
+	flag.StringVar(&b.out, "out", "results", "folder of the results")
+	flag.StringVar(&b.device, "device", "cuda", "cuda, or cpu to try this program without a GPU")
+	flag.BoolVar(&b.quick, "quick", false, "tiny models, to try this program")
+	only := flag.String("only", "", "one part alone: tests, losses, bits, wall, speed-124m or speed-1.5b")
+	flag.StringVar(&b.python, "python", "", "python3 with torch; looked for if not given")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, *budget)
+	defer cancel()
+	code, err := check(ctx, b, *only)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gpucheck:", err)
+	}
+	cancel()
+	stop()
+	os.Exit(code)
+}
+
+// check runs the parts; it returns the exit status: 0 if all passed or were
+// skipped for a reason that is told, else 1.
+func check(ctx context.Context, b *bundle, only string) (int, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return 1, err
+	}
+	b.dir = filepath.Dir(self)
+	if err := os.MkdirAll(filepath.Join(b.out, "logs"), 0o755); err != nil {
+		return 1, err
+	}
+	if b.out, err = filepath.Abs(b.out); err != nil {
+		return 1, err
+	}
+	if b.work, err = os.MkdirTemp("", "gpucheck-*"); err != nil {
+		return 1, err
+	}
+	defer func() { _ = os.RemoveAll(b.work) }()
+	doc := &document{Started: time.Now().UTC().Format(time.RFC3339), Device: b.device, Quick: b.quick}
+	if err := b.look(ctx, doc); err != nil {
+		doc.Missing = err.Error()
+		if e := doc.write(b.out); e != nil {
+			return 1, e
+		}
+		return 1, err
+	}
+	if err := doc.write(b.out); err != nil {
+		return 1, err
+	}
+	failed := false
+	for _, p := range parts {
+		if only != "" && only != p.name {
+			continue
+		}
+		r := &result{Name: p.name, Title: p.title}
+		start := time.Now()
+		limit, cancel := context.WithTimeout(ctx, p.limit)
+		if ctx.Err() != nil {
+			r.skip("no time was left for it")
+		} else {
+			fmt.Printf("== %s\n", p.title)
+			p.run(limit, b, r)
+		}
+		if r.Status == "" {
+			r.Status = passed
+		}
+		if limit.Err() != nil && r.Status != skipped {
+			r.fail("ran out of its time of %v", p.limit)
+		}
+		cancel()
+		r.Seconds = time.Since(start).Seconds()
+		fmt.Printf("   %s in %.0f s\n", r.Status, r.Seconds)
+		for _, l := range r.Lines {
+			fmt.Println("   " + l)
+		}
+		failed = failed || r.Status == failedStatus
+		doc.Parts = append(doc.Parts, r)
+		if err := doc.write(b.out); err != nil {
+			return 1, err
+		}
+	}
+	doc.Finished = time.Now().UTC().Format(time.RFC3339)
+	if err := doc.write(b.out); err != nil {
+		return 1, err
+	}
+	fmt.Println("results:", filepath.Join(b.out, "results.md"))
+	if failed {
+		return 1, nil
+	}
+	return 0, nil
+}

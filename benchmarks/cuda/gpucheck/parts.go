@@ -1,0 +1,307 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+var verdict = regexp.MustCompile(`(?m)^(\s*)--- (PASS|FAIL|SKIP): (\S+)`)
+
+// runTests runs the test binaries; those of kernels/cuda take the GPU.
+func runTests(ctx context.Context, b *bundle, r *result) {
+	list, err := filepath.Glob(filepath.Join(b.dir, "tests", "*.test"))
+	if err != nil || len(list) == 0 {
+		r.fail("the bundle has no tests")
+		return
+	}
+	var env []string
+	if b.gpu != nil {
+		env = append(env, "SPILLWAY_TEST_GPU=1")
+	}
+	slices.SortStableFunc(list, func(x, y string) int { return cmp.Compare(worth(x), worth(y)) })
+	r.Table = [][]string{{"tests", "passed", "failed", "skipped", "seconds"}}
+	for _, path := range list {
+		name := strings.TrimSuffix(filepath.Base(path), ".test")
+		args := []string{"-test.v", "-test.timeout=140s"}
+		switch name {
+		case "spillway": // the root package: those of the GPU alone
+			args = append(args, "-test.run=CUDA|GPU")
+		case "kernels_cuda_nvrtc": // compiling for cards that are not here is CI's
+			args = append(args, "-test.skip=TestEverySourceCompiles")
+		}
+		dir := filepath.Join(b.dir, "tests", name)
+		if _, err := os.Stat(dir); err != nil {
+			dir = b.work
+		}
+		start := time.Now()
+		o := b.execute(ctx, "test-"+name, dir, env, path, args...)
+		count := map[string]int{}
+		var failed []string
+		for _, m := range verdict.FindAllStringSubmatch(string(o.out), -1) {
+			if m[1] == "" {
+				count[m[2]]++
+			}
+			if m[2] == "FAIL" {
+				failed = append(failed, m[3])
+			}
+		}
+		r.Table = append(r.Table, []string{name, number(count["PASS"]), number(count["FAIL"]), number(count["SKIP"]), fmt.Sprintf("%.1f", time.Since(start).Seconds())})
+		switch {
+		case len(failed) > 0:
+			r.fail("%s: failed: %s (logs/test-%s.txt)", name, strings.Join(failed[:min(len(failed), 8)], ", "), name)
+		case o.status != 0:
+			r.fail("%s ended with status %d: %s", name, o.status, o.last())
+		}
+	}
+}
+
+// worth orders the tests: what the GPU runs first, in case the time runs out.
+func worth(path string) int {
+	return slices.Index([]string{"device_cuda.test", "comm_onegpu.test", "spillway.test"}, filepath.Base(path))
+}
+
+// model writes weights and tokens once, and returns the flags that use them.
+func (b *bundle) model(name string, s shape) (dir, data string, err error) {
+	dir, data = filepath.Join(b.work, name), filepath.Join(b.work, name+".bin")
+	if _, err := os.Stat(data); err == nil {
+		return dir, data, nil
+	}
+	if err := s.write(dir, 1); err != nil {
+		return "", "", err
+	}
+	return dir, data, tokens(data, 1<<19, s.vocab, 1)
+}
+
+// runLosses trains GPT-2 124M from the same weights on the same tokens as
+// PyTorch, in fp32 without TF32.
+func runLosses(ctx context.Context, b *bundle, r *result) {
+	s, batch, seq := gpt2Small, "4", "256"
+	if b.quick {
+		s, seq = tinyShape, "64"
+	}
+	dir, data, err := b.model("small", s)
+	if err != nil {
+		r.fail("%v", err)
+		return
+	}
+	const steps = "20"
+	before, watch := int64(0), func() int64 { return 0 }
+	if b.gpu != nil {
+		if before, err = used(ctx); err != nil {
+			r.say("nvidia-smi says nothing about memory: %v", err)
+		} else {
+			watch = watchMemory(ctx)
+		}
+	}
+	mine, err := b.train(ctx, "losses", "--model", dir, "--init", dir, "--data", data, "--steps", steps, "--batch", batch, "--seq", seq, "--zero", "0")
+	most := watch()
+	if err != nil {
+		r.fail("%v", err)
+		return
+	}
+	if p := mine.peaks(); p != "" {
+		r.fail("touched is not planned: %s", p)
+	} else {
+		r.say("planned = touched = %d bytes of device memory", mine.steps[0].DevicePlanned[0])
+	}
+	if most > 0 {
+		b.compareUsed(ctx, r, most-before, mine.steps[0].DevicePlanned[0], "--model", dir, "--batch", batch, "--seq", seq, "--zero", "0")
+	}
+	if b.python == "" {
+		r.skip("python3 has no torch: no losses to compare with")
+		return
+	}
+	theirs, err := b.runTorch(ctx, "losses-torch", "--model", dir, "--data", data, "--steps", steps, "--batch", batch, "--seq", seq)
+	if err != nil {
+		r.fail("%v", err)
+		return
+	}
+	worst, ok := compareLosses(mine.steps, theirs)
+	r.Table = [][]string{{"step", "Spillway", "PyTorch", "relative difference"}}
+	for i := range min(len(mine.steps), len(theirs)) {
+		m, t := mine.steps[i].Loss, theirs[i].Loss
+		r.Table = append(r.Table, []string{number(i + 1), fmt.Sprintf("%.7g", m), fmt.Sprintf("%.7g", t), fmt.Sprintf("%.1e", math.Abs(m-t)/math.Abs(t))})
+	}
+	r.say("largest relative difference of a loss: %.2e (wanted: 1e-4)", worst)
+	if !ok {
+		r.fail("the losses are not PyTorch's")
+	}
+}
+
+// compareLosses returns the largest relative difference, and whether both have
+// as many steps and agree to 1e-4.
+func compareLosses(mine, theirs []step) (worst float64, ok bool) {
+	ok = len(mine) == len(theirs) && len(mine) > 0
+	for i := range min(len(mine), len(theirs)) {
+		d := math.Abs(mine[i].Loss-theirs[i].Loss) / math.Abs(theirs[i].Loss)
+		if !(d <= 1e-4) {
+			ok = false
+		}
+		worst = math.Max(worst, d)
+	}
+	return worst, ok
+}
+
+// watchMemory asks for the used memory again and again; the function returned
+// ends that and gives the most that was seen.
+func watchMemory(ctx context.Context) func() int64 {
+	ctx, stop := context.WithCancel(ctx)
+	done := make(chan int64)
+	go func() {
+		most := int64(0)
+		for ctx.Err() == nil {
+			if n, err := used(ctx); err == nil {
+				most = max(most, n)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+		done <- most
+	}()
+	return func() int64 { stop(); return <-done }
+}
+
+// planned is what `spillway plan` says of the device's memory.
+type planned struct {
+	Requested struct {
+		Device struct {
+			Peak    int64 `json:"peak_bytes"`
+			Outside int64 `json:"outside_bytes"`
+		} `json:"device"`
+	} `json:"requested"`
+}
+
+func (b *bundle) plan(ctx context.Context, name string, args ...string) (peak, outside int64, err error) {
+	all := append([]string{"plan", "--json", "-"}, args...)
+	if b.gpu != nil {
+		all = append(all, "--gpu", "detect")
+	}
+	o := b.execute(ctx, name, b.work, nil, b.program("spillway"), all...)
+	var p planned
+	if err := json.Unmarshal(o.out, &p); err != nil {
+		return 0, 0, fmt.Errorf("plan ended with status %d: %s", o.status, o.last())
+	}
+	return p.Requested.Device.Peak, p.Requested.Device.Outside, nil
+}
+
+// compareUsed holds the driver's count of used bytes to the plan.
+func (b *bundle) compareUsed(ctx context.Context, r *result, used, touched int64, args ...string) {
+	_, outside, err := b.plan(ctx, "plan-losses", args...)
+	if err != nil {
+		r.fail("%v", err)
+		return
+	}
+	want := touched + outside
+	limit := int64(0.03*float64(want)) + 64<<20
+	r.say("NVML's used bytes: %d; plan + outside: %d + %d; difference %+d, allowed %d", used, touched, outside, used-want, limit)
+	if d := used - want; d > limit || d < -limit {
+		r.fail("the GPU's used memory is not the plan's")
+	}
+}
+
+// variant is one way to run the same training.
+type variant struct {
+	name  string
+	flags []string
+}
+
+// variants are the ways of which none may change a bit.
+func variants() []variant {
+	var list []variant
+	for zero := range 4 {
+		z := []string{"--zero", number(zero)}
+		list = append(list,
+			variant{fmt.Sprintf("ZeRO-%d", zero), z},
+			variant{fmt.Sprintf("ZeRO-%d, full recompute", zero), append(slices.Clone(z), "--recompute", "full")},
+			variant{fmt.Sprintf("ZeRO-%d, optimizer on the host", zero), append(slices.Clone(z), "--offload", "optimizer=host")})
+	}
+	return append(list, variant{"ZeRO-3, selective recompute, all states on the host",
+		[]string{"--zero", "3", "--recompute", "selective", "--offload", "optimizer=host,parameters=host,gradients=host,activations=host"}})
+}
+
+// runBits trains a small model in every way, at 1 and at 4 ranks.
+func runBits(ctx context.Context, b *bundle, r *result) {
+	dir, data, err := b.model("tiny", tinyShape)
+	if err != nil {
+		r.fail("%v", err)
+		return
+	}
+	r.Table = [][]string{{"ranks", "run", "parameters", "last loss", "planned = touched (bytes a rank)"}}
+	for _, ranks := range []int{1, 4} {
+		var want *training
+		for i, v := range variants() {
+			args := append([]string{"--model", dir, "--init", dir, "--data", data, "--steps", "4", "--batch", "2", "--seq", "64", "--ranks", number(ranks)}, v.flags...)
+			got, err := b.train(ctx, fmt.Sprintf("bits-%d-%d", ranks, i), args...)
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				r.fail("%d ranks, %s: %v", ranks, v.name, err)
+				continue
+			}
+			last := got.steps[len(got.steps)-1]
+			row := []string{number(ranks), v.name, got.params[:min(12, len(got.params))], fmt.Sprintf("%.9g", last.Loss), fmt.Sprint(last.DevicePlanned)}
+			if p := got.peaks(); p != "" {
+				r.fail("%d ranks, %s: %s", ranks, v.name, p)
+				row[4] = "**" + p + "**"
+			}
+			if want == nil {
+				want = got
+			} else if !sameBits(want, got) {
+				r.fail("%d ranks, %s: other bits than ZeRO-0's", ranks, v.name)
+				row[2] = "**" + row[2] + "**"
+			}
+			r.Table = append(r.Table, row)
+		}
+	}
+}
+
+// sameBits compares all losses and the final parameters.
+func sameBits(a, b *training) bool {
+	return a.params != "" && a.params == b.params && slices.EqualFunc(a.steps, b.steps, func(x, y step) bool { return x.Loss == y.Loss })
+}
+
+// runWall asks for exactly what the plan needs, and for a byte less.
+func runWall(ctx context.Context, b *bundle, r *result) {
+	dir, data, err := b.model("tiny", tinyShape)
+	if err != nil {
+		r.fail("%v", err)
+		return
+	}
+	shape := []string{"--model", dir, "--batch", "2", "--seq", "64", "--zero", "2"}
+	peak, outside, err := b.plan(ctx, "plan-wall", shape...)
+	if err != nil {
+		r.fail("%v", err)
+		return
+	}
+	run := append(slices.Clone(shape), "--data", data, "--steps", "1", "--device-memory")
+	fits, err := b.train(ctx, "wall-fits", append(slices.Clone(run), fmt.Sprint(peak+outside))...)
+	if err != nil {
+		r.fail("with exactly what the plan needs, %d + %d bytes: %v", peak, outside, err)
+		return
+	}
+	if got := fits.steps[0].DevicePlanned[0]; got != peak {
+		r.fail("plan says %d bytes, the run planned %d", peak, got)
+	}
+	refused, err := b.train(ctx, "wall-refused", append(slices.Clone(run), fmt.Sprint(peak+outside-1))...)
+	if err == nil {
+		r.fail("with a byte less it ran all the same")
+		return
+	}
+	if refused.end.status != 2 {
+		r.fail("with a byte less it ended with status %d, want 2: %s", refused.end.status, refused.end.last())
+		return
+	}
+	r.say("%d + %d bytes run; a byte less is refused: %s", peak, outside, strings.SplitN(strings.TrimSpace(string(refused.end.err)), "\n", 2)[0])
+}

@@ -1,0 +1,177 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// timing is a side's step time.
+type timing struct {
+	Side      string  `json:"side"`
+	Precision string  `json:"precision"`
+	Seconds   float64 `json:"seconds,omitempty"` // median
+	Tokens    float64 `json:"tokens_per_s,omitempty"`
+	Error     string  `json:"error,omitempty"`
+}
+
+// speed times steps of a preset on random weights, against PyTorch eager and
+// compiled in the same run.
+func speed(preset string) func(context.Context, *bundle, *result) {
+	return func(ctx context.Context, b *bundle, r *result) {
+		s, seq, batch := gpt2Small, 1024, 4
+		if preset == "gpt2-xl" {
+			s, batch = shape{48, 25, 1600, 50257, 1024}, 1
+			if b.gpu != nil && b.gpu.memory < 38<<30 {
+				r.skip("fp32 states of 1.5 billion parameters take 25 GB and its step more; the card has %.1f GiB", float64(b.gpu.memory)/(1<<30))
+				return
+			}
+		}
+		if b.quick {
+			s, seq = tinyShape, 64
+		}
+		config := filepath.Join(b.work, "config-"+preset)
+		data := config + ".bin"
+		if err := s.writeConfig(config); err != nil {
+			r.fail("%v", err)
+			return
+		}
+		if err := tokens(data, 1<<18, s.vocab, 3); err != nil {
+			r.fail("%v", err)
+			return
+		}
+		shape := []string{"--model", config, "--data", data, "--batch", number(batch), "--seq", number(seq)}
+		each := float64(batch * seq)
+		var list []timing
+		add := func(side, precision string, steps []step, err error) {
+			t := timing{Side: side, Precision: precision}
+			if err != nil {
+				t.Error = err.Error()
+			} else {
+				t.Seconds = median(steps)
+				t.Tokens = each / t.Seconds
+			}
+			list = append(list, t)
+		}
+		for _, precision := range []string{"fp32", "bf16"} {
+			mine, err := b.train(ctx, "speed-"+preset+"-"+precision, append(slices.Clone(shape), "--steps", "9", "--zero", "0", "--precision", precision)...)
+			add("Spillway", precision, mine.steps, err)
+			if err != nil {
+				if precision == "fp32" {
+					r.fail("%v", err)
+				}
+				continue // nothing to compare with
+			}
+			for _, mode := range []string{"eager", "compiled"} {
+				if b.python == "" || ctx.Err() != nil || mode == "compiled" && b.gpu == nil {
+					continue
+				}
+				args := append(slices.Clone(shape), "--steps", "9", "--random", "--dtype", precision)
+				if mode == "compiled" {
+					args = append(args, "--compile")
+				}
+				limit, cancel := context.WithTimeout(ctx, 45*time.Second)
+				theirs, err := b.runTorch(limit, "speed-"+preset+"-torch-"+mode+"-"+precision, args...)
+				cancel()
+				add("PyTorch "+mode, precision, theirs, err)
+			}
+		}
+		r.Data = list
+		r.Table = speedTable(list)
+		if b.python == "" {
+			r.say("python3 has no torch: no times to compare with")
+		}
+		b.breakdown(ctx, r, preset, shape)
+	}
+}
+
+// speedTable has a row for each side; the ratio is PyTorch's time over Spillway's
+// in the same precision, above 1 where Spillway is faster.
+func speedTable(list []timing) [][]string {
+	rows := [][]string{{"side", "precision", "step (ms)", "tokens/s", "its time / Spillway's"}}
+	mine := map[string]float64{}
+	for _, t := range list {
+		if t.Side == "Spillway" {
+			mine[t.Precision] = t.Seconds
+		}
+	}
+	for _, t := range list {
+		row := []string{t.Side, t.Precision, "", "", ""}
+		if t.Error != "" {
+			row[2] = t.Error
+		} else {
+			row[2], row[3] = fmt.Sprintf("%.2f", 1000*t.Seconds), fmt.Sprintf("%.0f", t.Tokens)
+			if m := mine[t.Precision]; m > 0 {
+				row[4] = fmt.Sprintf("%.2f", t.Seconds/m)
+			}
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// breakdown says where a step's time goes, by kind of operation and pass.
+func (b *bundle) breakdown(ctx context.Context, r *result, preset string, shape []string) {
+	if ctx.Err() != nil {
+		return
+	}
+	trace := filepath.Join(b.work, "trace.json")
+	const steps = 4
+	if _, err := b.train(ctx, "trace-"+preset, append(slices.Clone(shape), "--steps", number(steps), "--zero", "0", "--trace", trace)...); err != nil {
+		r.say("no breakdown: %v", err)
+		return
+	}
+	text, err := os.ReadFile(trace)
+	if err != nil {
+		r.say("no breakdown: %v", err)
+		return
+	}
+	ms, err := byKind(text)
+	if err != nil {
+		r.say("no breakdown: %v", err)
+		return
+	}
+	total := 0.0
+	for _, v := range ms {
+		total += v
+	}
+	keys := slices.SortedFunc(maps.Keys(ms), func(a, b string) int { return cmp.Or(cmp.Compare(ms[b], ms[a]), cmp.Compare(a, b)) })
+	for _, k := range keys[:min(len(keys), 12)] {
+		r.say("fp32, %s: %.2f ms a step, %.1f %%", k, ms[k]/steps, 100*ms[k]/total)
+	}
+	r.say("fp32, all operations: %.2f ms a step on their streams, of which some run beside each other", total/steps)
+}
+
+// byKind adds up the milliseconds of a trace's operations of steps.
+func byKind(trace []byte) (map[string]float64, error) {
+	var doc struct {
+		Events []struct {
+			Phase string  `json:"ph"`
+			Dur   float64 `json:"dur"` // µs
+			Cat   string  `json:"cat"`
+			Args  struct {
+				Kind    string `json:"kind"`
+				Section string `json:"section"`
+			} `json:"args"`
+		} `json:"traceEvents"`
+	}
+	if err := json.Unmarshal(trace, &doc); err != nil {
+		return nil, err
+	}
+	ms := map[string]float64{}
+	for _, e := range doc.Events {
+		if e.Phase == "X" && e.Args.Section == "step" {
+			ms[e.Args.Kind+" ("+e.Cat+")"] += e.Dur / 1000
+		}
+	}
+	if len(ms) == 0 {
+		return nil, fmt.Errorf("the trace has no operations")
+	}
+	return ms, nil
+}

@@ -1,0 +1,330 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Options of a Context.
+type Options struct {
+	// Driver is the API that the context calls.
+	Driver driver.API
+	// Ordinal is the GPU's.
+	Ordinal int
+	// Capacity in bytes of each space: Alloc refuses what does not fit. 0: no cap.
+	Capacity [graph.NumSpaces]int64
+	// Queue is how many host kernels a stream holds before Launch blocks. Default 4096.
+	Queue int
+	// Marks is how many launches there are between two marks of a stream's
+	// progress, from which errors and Running name the operation at hand. Default 8.
+	Marks int
+	// Disk makes the storage of a rank's arena in graph.Disk; bytes that were
+	// never written read as initial. nil: the rank has no disk memory.
+	Disk func(rank int, bytes int64, initial byte) (device.Disk, error)
+	// Poison fills arenas with 0xFF bytes (NaN in every float type) when they are
+	// made, for tests.
+	Poison bool
+}
+
+// poisonByte, repeated, is NaN in every float type.
+const poisonByte = 0xFF
+
+// closeGrace is how long Close waits for what still runs.
+var closeGrace = 10 * time.Second
+
+var (
+	errClosed = errors.New("the context is closed")
+	errNoWork = errors.New("aborted")
+)
+
+// Context is one rank's use of a GPU. All ranks of a process share the primary
+// context of their device.
+//
+// Its methods, and those of its streams, are called from one goroutine that is
+// locked to its thread, which New makes the CUDA context current on; Abort, Err,
+// Running and DiskTraffic from any.
+type Context struct {
+	rank     int
+	opts     Options
+	api      driver.API
+	observer driver.Observer // nil: none
+	memOps   bool            // the device has WriteValue and WaitValue
+	gpu      driver.Device
+
+	used    [graph.NumSpaces]int64
+	arenas  []*Arena
+	events  []*event
+	streams []*Stream // grows on the driving goroutine, under mu
+	words   wordBlock
+	waiting []func() // see WhileWaiting
+	closed  bool
+
+	failed atomic.Bool // set after err
+	mu     sync.Mutex  // guards err, hooks, streams, disks
+	err    error
+	hooks  []func(error)
+	disks  []device.Disk
+}
+
+var (
+	_ device.Context  = (*Context)(nil)
+	_ device.Poisoner = (*Context)(nil)
+	_ device.DiskUser = (*Context)(nil)
+	_ device.Observer = (*Context)(nil)
+	_ device.Timed    = (*Stream)(nil)
+)
+
+// New returns rank's context on a GPU and makes it current on the calling
+// thread, which the caller has locked.
+func New(rank int, o Options) (*Context, error) {
+	fail := func(err error) (*Context, error) {
+		return nil, fmt.Errorf("rank %d: CUDA device %d: %w", rank, o.Ordinal, err)
+	}
+	if o.Queue <= 0 {
+		o.Queue = 4096
+	}
+	if o.Marks <= 0 {
+		o.Marks = 8
+	}
+	if o.Driver == nil {
+		return fail(errors.New("want a driver"))
+	}
+	list, err := o.Driver.Devices()
+	if err != nil {
+		return fail(err)
+	}
+	if o.Ordinal < 0 || o.Ordinal >= len(list) {
+		return fail(fmt.Errorf("there are %d", len(list)))
+	}
+	c := &Context{rank: rank, opts: o, api: o.Driver, gpu: list[o.Ordinal], memOps: list[o.Ordinal].StreamMemOps}
+	c.observer, _ = o.Driver.(driver.Observer)
+	handle, err := c.api.Retain(o.Ordinal)
+	if err != nil {
+		return fail(err)
+	}
+	if err := c.api.SetCurrent(handle); err != nil {
+		return fail(errors.Join(err, c.api.Release(o.Ordinal)))
+	}
+	if err := c.words.alloc(c.api); err != nil {
+		return fail(errors.Join(err, c.api.Release(o.Ordinal)))
+	}
+	return c, nil
+}
+
+// Rank returns the rank that the context belongs to.
+func (c *Context) Rank() int { return c.rank }
+
+// Driver returns the API that the context calls.
+func (c *Context) Driver() driver.API { return c.api }
+
+// GPU describes the device.
+func (c *Context) GPU() driver.Device { return c.gpu }
+
+// wordBlock is the page-locked words through which streams and their host
+// kernels signal each other, a cache line each.
+type wordBlock struct {
+	mem unsafe.Pointer
+	at  driver.Address
+	n   int
+}
+
+const (
+	wordStride  = 64
+	wordsBytes  = 4096
+	wordsStream = 3 // of a stream: reached, finished, mark
+)
+
+func (b *wordBlock) alloc(api driver.API) (err error) {
+	b.mem, b.at, err = api.HostAlloc(wordsBytes)
+	if err != nil {
+		return fmt.Errorf("words for signals: %w", err)
+	}
+	clear(unsafe.Slice((*byte)(b.mem), wordsBytes))
+	return nil
+}
+
+// word is a uint32 that the host and a stream both reach.
+type word struct {
+	host *atomic.Uint32
+	at   driver.Address
+}
+
+func (b *wordBlock) next() (word, error) {
+	if (b.n+1)*wordStride > wordsBytes {
+		return word{}, fmt.Errorf("a context has %d words for signals: %d for a stream, 2 for a group", wordsBytes/wordStride, wordsStream)
+	}
+	w := word{(*atomic.Uint32)(unsafe.Add(b.mem, b.n*wordStride)), b.at + driver.Address(b.n*wordStride)}
+	b.n++
+	return w, nil
+}
+
+// NewEvent returns an event that was never recorded.
+func (c *Context) NewEvent() (device.Event, error) {
+	if c.closed {
+		return nil, errClosed
+	}
+	e, err := c.api.NewEvent(false)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d: event: %w", c.rank, err)
+	}
+	ev := &event{ctx: c, handle: e}
+	c.events = append(c.events, ev)
+	return ev, nil
+}
+
+// DriverEvent returns an event of the driver's, which Close gives back, for
+// kernels that order streams of several ranks.
+func (c *Context) DriverEvent() (driver.Event, error) {
+	e, err := c.NewEvent()
+	if err != nil {
+		return 0, err
+	}
+	return e.(*event).handle, nil
+}
+
+// Word gives a word of page-locked memory for WriteValue on the rank's streams,
+// which reads 0; ok is false where the device has no stream memory operations. It
+// is of no meaning after Close.
+func (c *Context) Word() (host *atomic.Uint32, at driver.Address, ok bool, err error) {
+	if !c.memOps {
+		return nil, 0, false, nil
+	}
+	w, err := c.words.next()
+	return w.host, w.at, err == nil, err
+}
+
+// WhileWaiting registers f to be called now and then on the rank's goroutine
+// while that waits for a stream, so that somebody looks at what holds it up.
+func (c *Context) WhileWaiting(f func()) { c.waiting = append(c.waiting, f) }
+
+// OnError registers f for the first sticky error.
+func (c *Context) OnError(f func(error)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hooks = append(c.hooks, f)
+}
+
+// Abort makes err sticky and releases the streams' waits. What is enqueued on
+// the device behind them still runs, on whatever is in memory.
+func (c *Context) Abort(err error) {
+	if err == nil {
+		err = errNoWork
+	}
+	c.fail(err)
+}
+
+// Err returns the sticky error, nil while there is none.
+func (c *Context) Err() error {
+	if !c.failed.Load() {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+func (c *Context) fail(err error) {
+	c.mu.Lock()
+	if c.err != nil {
+		c.mu.Unlock()
+		return
+	}
+	c.err = err
+	c.failed.Store(true)
+	hooks, streams := c.hooks, c.streams
+	c.mu.Unlock()
+	if c.observer != nil {
+		c.observer.Abandon()
+	}
+	for _, s := range streams {
+		s.host.release()
+	}
+	for _, f := range hooks {
+		f(err)
+	}
+}
+
+// DiskTraffic returns what the rank's copies have moved from and to disk so far.
+func (c *Context) DiskTraffic() (sum device.Traffic) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, d := range c.disks {
+		t := d.Traffic()
+		sum.Read += t.Read
+		sum.Written += t.Written
+	}
+	return sum
+}
+
+// Running lists what the streams are running, as far as is known: a host
+// kernel, or the first operation after the last mark of the stream's progress.
+func (c *Context) Running() (list []string) {
+	c.mu.Lock()
+	streams := c.streams
+	c.mu.Unlock()
+	for _, s := range streams {
+		if k := s.atHand(); k != nil {
+			list = append(list, fmt.Sprintf("operation %s on stream %s", k.Label(), s.id))
+		}
+	}
+	return list
+}
+
+// Close ends the streams and gives the memory back. Where something does not
+// end within ten seconds, the memory stays and the error names it.
+func (c *Context) Close() error {
+	if c.closed {
+		return nil
+	}
+	known := c.Err()
+	var errs, late []error
+	for _, s := range c.streams { // what is enqueued runs
+		if err := s.Sync(); err != nil && known == nil { // a known error is the caller's already
+			known = err
+			late = append(late, err)
+		}
+	}
+	c.closed = true
+	deadline := time.Now().Add(closeGrace)
+	for _, s := range c.streams {
+		if err := s.end(deadline); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if len(errs) > 0 {
+		return fmt.Errorf("rank %d: close: %w; its memory is not given back", c.rank, errors.Join(errs...))
+	}
+	note := func(err error) {
+		// A context that is lost says so of every call.
+		var now, then *driver.Error
+		if err == nil || errors.As(err, &now) && errors.As(known, &then) && now.Code == then.Code {
+			return
+		}
+		errs = append(errs, err)
+	}
+	for _, s := range c.streams {
+		for _, err := range s.destroy() {
+			note(err)
+		}
+	}
+	for _, e := range c.events {
+		note(c.api.DestroyEvent(e.handle))
+	}
+	for _, a := range c.arenas {
+		note(a.free())
+	}
+	note(c.api.HostFree(c.words.mem))
+	note(c.api.Release(c.opts.Ordinal))
+	if errs = append(late, errs...); len(errs) > 0 {
+		return fmt.Errorf("rank %d: close: %w", c.rank, errors.Join(errs...))
+	}
+	return nil
+}

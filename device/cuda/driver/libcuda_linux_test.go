@@ -1,0 +1,103 @@
+package driver
+
+import (
+	"errors"
+	"testing"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/device/cuda/dynlib"
+)
+
+// With the driver's library on this machine every function is found, and with a
+// GPU memory goes there and back; without one cuInit says so.
+func TestRealLibrary(t *testing.T) {
+	l, err := load()
+	var missing *dynlib.NotFound
+	if errors.As(err, &missing) {
+		t.Skipf("the driver's library is not here: %v", err)
+	}
+	require.NoError(t, err)
+	for name, at := range l.symbols() {
+		require.NotZero(t, *at, name)
+	}
+	api, err := Open()
+	if err != nil {
+		var e *Error
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, "cuInit", e.Call)
+		require.Equal(t, "CUDA_ERROR_NO_DEVICE", e.Name)
+		require.Equal(t, 100, e.Code)
+		require.Equal(t, "no CUDA-capable device is detected", e.Text)
+		require.ErrorContains(t, err, "libcuda.so.1")
+		t.Skipf("the library is here, a GPU is not: %v", err)
+	}
+	require.NoError(t, roundTrip(api))
+}
+
+func roundTrip(api API) error {
+	c, err := api.Retain(0)
+	if err != nil {
+		return err
+	}
+	if err := api.SetCurrent(c); err != nil {
+		return err
+	}
+	a, err := api.Alloc(1 << 20)
+	if err != nil {
+		return err
+	}
+	p, _, err := api.HostAlloc(1 << 20)
+	if err != nil {
+		return err
+	}
+	s, err := api.NewStream()
+	if err != nil {
+		return err
+	}
+	host := unsafe.Slice((*byte)(p), 1<<20)
+	host[12345] = 0
+	err = errors.Join(api.Fill8(a, 7, 1<<20, s), api.CopyToHost(p, a, 1<<20, s), api.Synchronize(s))
+	if err == nil && host[12345] != 7 {
+		err = errors.New("a fill did not come back")
+	}
+	return errors.Join(err, api.DestroyStream(s), api.Free(a), api.HostFree(p), api.Release(0))
+}
+
+func TestWithoutTheLibrary(t *testing.T) {
+	if _, err := load(); err == nil {
+		t.Skip("the driver's library is on this machine")
+	}
+	_, err := Open()
+	require.ErrorContains(t, err, "NVIDIA's driver was not found: looked for libcuda.so.1 in")
+	require.NotContains(t, err.Error(), "\n")
+}
+
+// Calls that a step makes do not allocate. A function of the C library takes the
+// place of the driver's: it returns 0 of any arguments.
+func TestCallsAllocateNothing(t *testing.T) {
+	zero, err := purego.Dlsym(purego.RTLD_DEFAULT, "sched_yield")
+	if err != nil {
+		t.Skip("the C library has no sched_yield to call")
+	}
+	l := &libcuda{}
+	for _, at := range l.symbols() {
+		*at = zero
+	}
+	var args Args
+	p, n := args.Pointer(8).Int64(1).Packed()
+	one := Dim{1, 1, 1}
+	run := func() {
+		_ = l.Record(1, 2)
+		_ = l.Wait(1, 2)
+		_, _ = l.Done(1)
+		_ = l.WriteValue(1, 2, 3)
+		_ = l.WaitValue(1, 2, 3)
+		_ = l.CopyOnDevice(1, 2, 3, 4)
+		_ = l.Launch(1, one, one, 0, 2, p, n)
+	}
+	run()
+	require.Zero(t, testing.AllocsPerRun(100, run))
+}

@@ -1,0 +1,457 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Stream is an in-order queue of device and host work. The CUDA stream is its
+// spine: events and device work are enqueued there at once, and host kernels run
+// beside it, between two values in memory (see hostWork).
+type Stream struct {
+	ctx    *Context
+	id     graph.StreamID
+	handle driver.Stream
+	fence  driver.Event // recorded by Sync
+	host   hostWork
+	mark   word // launches that have run, as of the last mark
+
+	// Of the driving goroutine.
+	behind   bool  // the latest host kernel is not waited for on the CUDA stream
+	ahead    bool  // the CUDA stream has work that the latest host kernel did not wait for
+	unmarked int   // launches since the last mark
+	waitErr  error // of a Wait before the operation that comes next
+	touched  []touch
+	checked  map[Checked]struct{} // kernels launched so far that look at their data
+	timing   *timings             // nil: not timed
+	reads    []driver.Range
+	writes   []driver.Range
+
+	mu       sync.Mutex // guards what follows, which Running reads
+	launched uint64
+	synced   uint64 // launches that have run, as of the last Sync
+	recent   [1024]device.Kernel
+	// The mark's memory is given back.
+	destroyed bool
+}
+
+// touch is the highest byte of an arena that work since the last Sync touches.
+type touch struct {
+	arena *Arena
+	end   int64
+}
+
+type event struct {
+	ctx      *Context
+	handle   driver.Event
+	recorded bool
+	stream   *Stream // of the latest record
+}
+
+// NewStream makes a stream, which does not synchronise with the default stream.
+func (c *Context) NewStream(id graph.StreamID) (device.Stream, error) {
+	if c.closed {
+		return nil, errClosed
+	}
+	s := &Stream{ctx: c, id: id, ahead: true, checked: map[Checked]struct{}{}}
+	fail := func(err error) (device.Stream, error) {
+		return nil, fmt.Errorf("rank %d, stream %s: %w", c.rank, id, errors.Join(append([]error{err}, s.destroy()...)...))
+	}
+	var err error
+	for _, w := range []*word{&s.host.reached, &s.host.done, &s.mark} {
+		if *w, err = c.words.next(); err != nil {
+			return fail(err)
+		}
+	}
+	if s.handle, err = c.api.NewStream(); err != nil {
+		return fail(err)
+	}
+	if s.fence, err = c.api.NewEvent(true); err != nil {
+		return fail(err)
+	}
+	s.host.s, s.host.queue = s, make(chan hostItem, c.opts.Queue)
+	s.host.stop, s.host.ended = make(chan struct{}), make(chan struct{})
+	c.mu.Lock()
+	c.streams = append(c.streams, s)
+	failed := c.err != nil
+	c.mu.Unlock()
+	if failed {
+		s.host.release()
+	}
+	go s.host.work()
+	return s, nil
+}
+
+func (s *Stream) opError(k device.Kernel, err error) error {
+	return &device.OpError{Rank: s.ctx.rank, Stream: s.id, Kernel: k, Err: err}
+}
+
+// stop makes a failed call of the driver sticky. It names k; an error of work
+// that the device ran earlier, which any call returns, names the first operation
+// of the stream that is not known to have run.
+func (s *Stream) stop(k device.Kernel, doing string, err error) error {
+	var e *driver.Error
+	if errors.As(err, &e) && asynchronous(e.Code) {
+		if first := s.atHand(); first != nil {
+			k, doing = first, "this is the first operation of the stream that is not known to have run"
+		}
+	}
+	if doing != "" {
+		err = fmt.Errorf("%s: %w", doing, err)
+	}
+	if k != nil {
+		err = s.opError(k, err)
+	} else {
+		err = fmt.Errorf("rank %d, stream %s: %w", s.ctx.rank, s.id, err)
+	}
+	s.ctx.fail(err)
+	return s.ctx.Err()
+}
+
+// asynchronous codes are those of a kernel or copy that failed while it ran.
+func asynchronous(code int) bool {
+	switch code {
+	case 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719:
+		return true
+	}
+	return false
+}
+
+// latest is the last operation launched, nil for none.
+func (s *Stream) latest() device.Kernel {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.launched == 0 {
+		return nil
+	}
+	return s.recent[(s.launched-1)%uint64(len(s.recent))]
+}
+
+// atHand is the operation that the stream is running, or the first that is not
+// known to have run; nil for none.
+func (s *Stream) atHand() device.Kernel {
+	if k := s.host.current(); k != nil {
+		return k
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.synced
+	if s.ctx.memOps && !s.destroyed {
+		n = max(n, s.launched-uint64(uint32(s.launched)-s.mark.host.Load()))
+	}
+	if n >= s.launched {
+		return nil
+	}
+	if s.launched-n > uint64(len(s.recent)) {
+		n = s.launched - uint64(len(s.recent))
+	}
+	return s.recent[n%uint64(len(s.recent))]
+}
+
+func (s *Stream) usable() error {
+	if s.ctx.closed {
+		return errClosed
+	}
+	return s.ctx.Err()
+}
+
+// Launch enqueues a Kernel or a HostKernel whose ranges all lie in the rank's
+// own arenas.
+func (s *Stream) Launch(k device.Kernel) error {
+	if err := s.usable(); err != nil {
+		return err
+	}
+	gpu, onGPU := k.(Kernel)
+	host, onHost := k.(HostKernel)
+	if !onGPU && !onHost {
+		return fmt.Errorf("rank %d, stream %s, operation %q: not a kernel of the CUDA device (%T)", s.ctx.rank, s.id, k.Label(), k)
+	}
+	for _, p := range k.Touches() {
+		if _, err := s.ctx.own(p); err != nil {
+			return s.opError(k, fmt.Errorf("operand: %w", err))
+		}
+	}
+	s.mu.Lock()
+	s.recent[s.launched%uint64(len(s.recent))] = k
+	s.launched++
+	s.mu.Unlock()
+	if onGPU {
+		return s.launch(gpu)
+	}
+	return s.launchHost(host)
+}
+
+func (s *Stream) launch(k Kernel) error {
+	api := s.ctx.api
+	if err := s.catchUp(); err != nil {
+		return s.stop(k, "before it", err)
+	}
+	if o := s.ctx.observer; o != nil {
+		s.reads, s.writes = s.ctx.accesses(k, s.reads[:0], s.writes[:0])
+		o.Access(k.Label(), s.handle, s.reads, s.writes)
+	}
+	var t *timing
+	if s.timing != nil {
+		var err error
+		if t, err = s.next(false); err == nil {
+			err = api.Record(t.start, s.handle)
+		}
+		if err != nil {
+			return s.stop(k, "time it", err)
+		}
+	}
+	if err := s.call(k); err != nil {
+		return s.stop(k, "", err)
+	}
+	s.ahead = true
+	if t != nil {
+		if err := api.Record(t.end, s.handle); err != nil {
+			return s.stop(k, "time it", err)
+		}
+	}
+	for _, p := range k.Touches() {
+		s.touch(p.Arena.(*Arena), p.Off+p.Len)
+	}
+	if c, ok := k.(Checked); ok {
+		s.checked[c] = struct{}{} // once a kernel: the map stops growing after the first step
+	}
+	if s.unmarked++; s.unmarked >= s.ctx.opts.Marks && s.ctx.memOps {
+		s.unmarked = 0
+		if err := api.WriteValue(s.handle, s.mark.at, uint32(s.launched)); err != nil {
+			return s.stop(k, "mark the progress after it", err)
+		}
+	}
+	return nil
+}
+
+// call is Enqueue without its panics.
+func (s *Stream) call(k Kernel) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("broken invariant: the launch panicked at %s: %v", panicSite(), r)
+		}
+	}()
+	return k.Enqueue(s.ctx.api, s.handle)
+}
+
+func (s *Stream) touch(a *Arena, end int64) {
+	for i := range s.touched {
+		if t := &s.touched[i]; t.arena == a {
+			t.end = max(t.end, end)
+			return
+		}
+	}
+	s.touched = append(s.touched, touch{a, end})
+}
+
+// launchHost announces the kernel's turn on the CUDA stream, unless that has
+// nothing that the host kernel before it did not wait for.
+func (s *Stream) launchHost(k HostKernel) error {
+	if !s.ctx.memOps {
+		return s.stop(k, "", errors.New("it runs on the host between device work, which needs stream memory operations (cuStreamWaitValue32): this GPU, or its driver, has none"))
+	}
+	if s.waitErr != nil {
+		return s.stop(k, "wait for an event before it", s.waitErr)
+	}
+	i := hostItem{kernel: k, number: s.host.number.Load() + 1, reach: s.ahead}
+	if s.timing != nil {
+		var err error
+		if i.timing, err = s.next(true); err != nil {
+			return s.stop(k, "time it", err)
+		}
+	}
+	s.host.number.Store(i.number)
+	if s.ahead {
+		if err := s.ctx.api.WriteValue(s.handle, s.host.reached.at, i.number); err != nil {
+			return s.stop(k, "announce its turn", err)
+		}
+		s.ahead = false
+	}
+	s.behind = true
+	return s.host.push(i)
+}
+
+// catchUp makes the CUDA stream wait for the latest host kernel.
+func (s *Stream) catchUp() error {
+	if s.waitErr != nil {
+		return fmt.Errorf("wait for an event: %w", s.waitErr)
+	}
+	if !s.behind {
+		return nil
+	}
+	if err := s.ctx.api.WaitValue(s.handle, s.host.done.at, s.host.number.Load()); err != nil {
+		return fmt.Errorf("wait for a host kernel: %w", err)
+	}
+	s.behind = false
+	return nil
+}
+
+// Record makes the event stand for what the stream holds.
+func (s *Stream) Record(e device.Event) error {
+	ev, ok := e.(*event)
+	if !ok || ev.ctx != s.ctx {
+		return fmt.Errorf("rank %d, stream %s: record: not an event of this context (%T)", s.ctx.rank, s.id, e)
+	}
+	if err := s.usable(); err != nil {
+		return err
+	}
+	err := s.catchUp()
+	if err == nil {
+		err = s.ctx.api.Record(ev.handle, s.handle)
+	}
+	if err != nil {
+		return s.stop(s.latest(), "record an event after it", err)
+	}
+	ev.recorded, ev.stream = true, s
+	return nil
+}
+
+// Wait makes what is enqueued after it run after the event's latest Record. A
+// failure of the driver comes from the next call, whose operation it is that
+// waits.
+func (s *Stream) Wait(e device.Event) error {
+	ev, ok := e.(*event)
+	if !ok || ev.ctx != s.ctx {
+		return fmt.Errorf("rank %d, stream %s: wait: not an event of this context (%T)", s.ctx.rank, s.id, e)
+	}
+	if err := s.usable(); err != nil {
+		return err
+	}
+	if !ev.recorded || ev.stream == s {
+		return nil
+	}
+	if s.waitErr == nil {
+		s.waitErr = s.ctx.api.Wait(s.handle, ev.handle)
+	}
+	s.ahead = true
+	return nil
+}
+
+// Sync returns when the stream has run everything, or the sticky error.
+func (s *Stream) Sync() error {
+	if err := s.usable(); err != nil {
+		return err
+	}
+	err := s.catchUp()
+	if err == nil {
+		err = s.ctx.api.Record(s.fence, s.handle)
+	}
+	if err == nil {
+		err = s.await(s.fence)
+	}
+	if err == nil && s.timing != nil {
+		err = s.collect()
+	}
+	if err != nil {
+		if s.ctx.failed.Load() {
+			return s.ctx.Err()
+		}
+		return s.stop(s.latest(), "wait for it", err)
+	}
+	for k := range s.checked {
+		if err := k.Check(); err != nil {
+			s.ctx.fail(s.opError(k, err))
+			return s.ctx.Err()
+		}
+	}
+	for i := range s.touched {
+		s.touched[i].arena.touch(s.touched[i].end)
+	}
+	s.mu.Lock()
+	s.synced = s.launched
+	s.mu.Unlock()
+	s.ahead = true // of what the host does next
+	return s.ctx.Err()
+}
+
+// await returns when an event has passed, or on failure. It asks rather than
+// block in the driver, which no abort could end.
+func (s *Stream) await(e driver.Event) error {
+	began := time.Now()
+	looked := began
+	for p := (pause{}); ; p.next(began) {
+		if done, err := s.ctx.api.Done(e); done || err != nil {
+			return err
+		}
+		if p.sleep > 0 && time.Since(looked) > lookAfter {
+			for _, f := range s.ctx.waiting {
+				f()
+			}
+			looked = time.Now()
+		}
+		if s.ctx.failed.Load() {
+			return s.ctx.Err()
+		}
+	}
+}
+
+// lookAfter is how often a wait calls what WhileWaiting registered.
+const lookAfter = 5 * time.Millisecond
+
+// end waits until the stream, which is given nothing more, runs nothing.
+func (s *Stream) end(deadline time.Time) error {
+	close(s.host.queue)
+	timer := time.NewTimer(time.Until(deadline))
+	defer timer.Stop()
+	select {
+	case <-s.host.ended:
+	case <-timer.C:
+		return s.stuck()
+	}
+	if !s.ctx.failed.Load() {
+		return nil // Sync returned
+	}
+	if err := s.ctx.api.Record(s.fence, s.handle); err != nil {
+		return nil // the context is lost: nothing runs any more
+	}
+	for began, p := time.Now(), (pause{}); ; p.next(began) {
+		if done, err := s.ctx.api.Done(s.fence); done || err != nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return s.stuck()
+		}
+	}
+}
+
+func (s *Stream) stuck() error {
+	what := "what it was given"
+	if k := s.atHand(); k != nil {
+		what = fmt.Sprintf("operation %q", k.Label())
+	}
+	return fmt.Errorf("stream %s still runs %s after %v", s.id, what, closeGrace)
+}
+
+// destroy gives back what the stream has of the driver's. Its words are of no
+// meaning from then on.
+func (s *Stream) destroy() (errs []error) {
+	s.host.retire()
+	s.mu.Lock()
+	s.synced = s.launched
+	s.destroyed = true
+	s.mu.Unlock()
+	api := s.ctx.api
+	note := func(err error) {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if s.timing != nil {
+		for _, e := range s.timing.events() {
+			note(api.DestroyEvent(e))
+		}
+	}
+	if s.fence != 0 {
+		note(api.DestroyEvent(s.fence))
+	}
+	if s.handle != 0 {
+		note(api.DestroyStream(s.handle))
+	}
+	return errs
+}

@@ -1,0 +1,175 @@
+//go:build linux
+
+package blastest
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+)
+
+// matrix is a row-major matrix in device memory, with gaps between its rows, and
+// its contents.
+type matrix struct {
+	m    blas.Matrix
+	at   driver.Address
+	host unsafe.Pointer // page-locked
+	n    int64          // elements
+}
+
+func (m *matrix) index(i, j int64) int64 {
+	if m.m.Trans {
+		i, j = j, i
+	}
+	return i*m.m.Ld + j
+}
+
+func (m *matrix) elements() elements {
+	if m.m.Type == graph.BF16 {
+		return elements{bf16: unsafe.Slice((*uint16)(m.host), m.n), m: m.m}
+	}
+	return elements{f32: unsafe.Slice((*float32)(m.host), m.n), m: m.m}
+}
+
+func (m *matrix) get(i, j int64) float64 { return float64(m.elements().get(m.index(i, j))) }
+
+// checker compares a library's products with sums on the host.
+type checker struct {
+	t   testing.TB
+	api driver.API
+	lib blas.Library
+	s   driver.Stream
+	rng *rand.Rand
+}
+
+// Check compares the library's products with sums on the host, over random
+// shapes with tails, transposes, types, biases and accumulation: of small
+// integers, which are exact in every type and order, and of normal numbers,
+// where a product in TF32 would not pass. The driver's context is current.
+func Check(t testing.TB, api driver.API, lib blas.Library) {
+	t.Helper()
+	s, err := api.NewStream()
+	require.NoError(t, err)
+	rng := rand.New(rand.NewPCG(1, 1))
+	c := &checker{t: t, api: api, lib: lib, s: s, rng: rng}
+	for i := range 150 {
+		most, deep := int64(9), int64(9)
+		if i%10 == 0 {
+			most, deep = 90, 1500
+		}
+		c.product(most, deep, rng.IntN(2) == 0, rng.IntN(3) == 0)
+	}
+	require.NoError(t, api.DestroyStream(s))
+}
+
+func (c *checker) alloc(rows, cols int64, typ graph.DType, trans, integers bool) *matrix {
+	if trans {
+		rows, cols = cols, rows
+	}
+	m := &matrix{m: blas.Matrix{Type: typ, Trans: trans, Ld: cols + c.rng.Int64N(4)}}
+	m.n = (rows-1)*m.m.Ld + cols
+	var err error
+	m.at, err = c.api.Alloc(m.n * typ.Size())
+	require.NoError(c.t, err)
+	m.host, _, err = c.api.HostAlloc(m.n * typ.Size())
+	require.NoError(c.t, err)
+	e := m.elements()
+	for i := range m.n {
+		v := float32(c.rng.IntN(5) - 2)
+		if !integers {
+			v = float32(c.rng.NormFloat64())
+		}
+		e.set(i, v)
+	}
+	require.NoError(c.t, c.api.CopyToDevice(m.at, m.host, m.n*typ.Size(), c.s))
+	return m
+}
+
+func (c *checker) free(list ...*matrix) {
+	for _, m := range list {
+		require.NoError(c.t, c.api.Free(m.at))
+		require.NoError(c.t, c.api.HostFree(m.host))
+	}
+}
+
+func (c *checker) product(most, deep int64, half, real bool) {
+	t, rng := c.t, c.rng
+	m, n, k := 1+rng.Int64N(most), 1+rng.Int64N(most), 1+rng.Int64N(deep)
+	in, out := graph.F32, graph.F32
+	if half {
+		in, out = graph.BF16, []graph.DType{graph.BF16, graph.F32}[rng.IntN(2)]
+	}
+	a, b := c.alloc(m, k, in, rng.IntN(2) == 0, !real), c.alloc(k, n, in, rng.IntN(2) == 0, !real)
+	y, bias := c.alloc(m, n, out, false, !real), c.alloc(1, n, out, false, !real)
+	work := c.alloc(1, 1<<18, graph.F32, false, true)
+	p := blas.Product{M: m, N: n, K: k, A: a.m, B: b.m, C: y.m, Workspace: 1 << 20}
+	switch rng.IntN(3) {
+	case 0:
+		p.Bias = true
+	case 1:
+		p.Accumulate = true
+	}
+	at := blas.Places{A: a.at, B: b.at, C: y.at, Bias: bias.at, Work: work.at}
+	call, err := c.lib.Bind(p, at)
+	require.NoError(t, err)
+	want, scale := make([]float64, m*n), math.Sqrt(float64(k)+1)
+	for i := range m {
+		for j := range n {
+			sum := 0.0
+			for x := range k {
+				sum += a.get(i, x) * b.get(x, j)
+			}
+			if p.Bias {
+				sum += bias.get(0, j)
+			}
+			if p.Accumulate {
+				sum += y.get(i, j)
+			}
+			want[i*n+j] = sum
+		}
+	}
+	tolerance := 0.0
+	if real {
+		tolerance = 1e-5 * scale
+	}
+	before := append([]float32(nil), c.gaps(y, n)...)
+	require.NoError(t, call.Enqueue(c.s))
+	require.NoError(t, c.api.CopyToHost(y.host, y.at, y.n*out.Size(), c.s))
+	require.NoError(t, c.api.Synchronize(c.s))
+	for i := range m {
+		for j := range n {
+			w, slack := want[i*n+j], tolerance
+			if out == graph.BF16 {
+				if real {
+					slack += math.Abs(w) / 256
+				} else {
+					w = float64(num.FromBF16(num.BF16(float32(w))))
+				}
+			}
+			if got := y.get(i, j); !(math.Abs(got-w) <= slack) {
+				t.Fatalf("%s, bias %v, accumulate %v: element (%d, %d) is %g, want %g", p, p.Bias, p.Accumulate, i, j, got, w)
+			}
+		}
+	}
+	require.Equal(t, before, c.gaps(y, n), "%s: what is between rows is left alone", p)
+	c.free(a, b, y, bias, work)
+}
+
+// gaps returns what lies between the rows of n elements.
+func (c *checker) gaps(m *matrix, n int64) (list []float32) {
+	e := m.elements()
+	for i := range m.n {
+		if i%m.m.Ld >= n {
+			list = append(list, e.get(i))
+		}
+	}
+	return list
+}

@@ -1,0 +1,89 @@
+//go:build linux
+
+package cuda_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/device/cuda/drivertest"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/kernels/cuda"
+	"github.com/spillway-ml/spillway/kernels/cuda/shim"
+)
+
+// Sums over ranks follow comm.Adder's order, bit for bit.
+func TestRankSum(t *testing.T) {
+	compiler, err := shim.New()
+	if errors.Is(err, shim.ErrNoCompiler) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	d := drivertest.Start(t, drivertest.Options{})
+	devices, err := d.Devices()
+	require.NoError(t, err)
+	lib, err := cuda.New(cuda.Options{API: d, Device: devices[0], Compiler: compiler, Host: cpu.New(pool.New(1))})
+	require.NoError(t, err)
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	sumRanks[float32](t, d, lib, s, graph.F32)
+	sumRanks[float64](t, d, lib, s, graph.F64)
+	sumRanks[int64](t, d, lib, s, graph.I64)
+	_, err = lib.RankSum(graph.BF16)
+	require.ErrorContains(t, err, "no sum of bf16")
+	require.NoError(t, errors.Join(d.DestroyStream(s), lib.Close()))
+}
+
+func sumRanks[T comm.Number](t *testing.T, d *drivertest.Driver, lib *cuda.Library, s driver.Stream, dtype graph.DType) {
+	sum, err := lib.RankSum(dtype)
+	require.NoError(t, err)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, ranks := range []int{1, 2, 3, 5, 6, 7, 8, 13, 64} {
+		const n = 3000
+		var zero T
+		size := int64(unsafe.Sizeof(zero)) * n
+		var at []driver.Address
+		var in [][]T
+		view := func(a driver.Address) []T {
+			b, err := d.Bytes(a, size)
+			require.NoError(t, err)
+			return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), n)
+		}
+		for range ranks + 1 { // the last is a destination apart
+			a, err := d.Alloc(size)
+			require.NoError(t, err)
+			at = append(at, a)
+			v := view(a)
+			for i := range v {
+				v[i] = T(rng.NormFloat64() * 1e6)
+			}
+			in = append(in, append([]T(nil), v...))
+		}
+		want := make([]T, n)
+		adder := comm.NewAdder[T](ranks)
+		adder.Sum(want, in[:ranks], false)
+		added := in[ranks]
+		adder.Sum(added, in[:ranks], true)
+		require.NoError(t, sum.Enqueue(d, s, at[ranks:], at[:ranks], n, true))
+		require.NoError(t, d.Synchronize(s))
+		require.Equal(t, added, view(at[ranks]), "%d ranks, accumulated", ranks)
+		if ranks < cuda.MostRanks { // into every source and the other one
+			require.NoError(t, sum.Enqueue(d, s, at, at[:ranks], n, false))
+			require.NoError(t, d.Synchronize(s))
+			for _, a := range at {
+				require.Equal(t, want, view(a), "%d ranks", ranks)
+			}
+		}
+		for _, a := range at {
+			require.NoError(t, d.Free(a))
+		}
+	}
+}

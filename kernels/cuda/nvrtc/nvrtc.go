@@ -1,0 +1,254 @@
+// Package nvrtc compiles CUDA C with NVIDIA's runtime compiler, which it opens
+// at run time, and keeps what it made on disk.
+package nvrtc
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/device/cuda/dynlib"
+)
+
+// names are NVRTC's files, the newest first. Debian's package of CUDA 11.8
+// calls it 11.2, which is the name of its interface.
+var names = []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"}
+
+// calls are the addresses of NVRTC's functions.
+type calls struct {
+	version, errorString                     uintptr
+	numArchs, archs                          uintptr
+	create, compile, destroy                 uintptr
+	logSize, log                             uintptr
+	cubinSize, cubin, assemblySize, assembly uintptr
+}
+
+// Options of a Compiler.
+type Options struct {
+	// Cache is the folder of compiled kernels. Empty: a folder of the user's cache.
+	// "-": nothing is kept.
+	Cache string
+	// Warn is told what a person should know of the cache, one line a call; nil
+	// drops it.
+	Warn func(string)
+}
+
+// Compiler is NVRTC. It is a cuda.Compiler, and may be used from several threads.
+type Compiler struct {
+	lib          *dynlib.Library
+	c            calls
+	major, minor int   // NVRTC's version
+	archs        []int // compute capabilities that it compiles for, as 10·major+minor, sorted
+	cache        *cache
+
+	mu sync.Mutex
+}
+
+// Open finds NVRTC: see dynlib for where it looks. Where it is not there, the
+// error is a *dynlib.NotFound.
+func Open(o Options) (*Compiler, error) {
+	lib, err := dynlib.Open("NVRTC (CUDA's runtime compiler)", names...)
+	if err != nil {
+		return nil, err
+	}
+	n := &Compiler{lib: lib, cache: newCache(o)}
+	n.builtins()
+	if err := lib.Symbols(map[string]*uintptr{
+		"nvrtcVersion": &n.c.version, "nvrtcGetErrorString": &n.c.errorString,
+		"nvrtcGetNumSupportedArchs": &n.c.numArchs, "nvrtcGetSupportedArchs": &n.c.archs,
+		"nvrtcCreateProgram": &n.c.create, "nvrtcCompileProgram": &n.c.compile, "nvrtcDestroyProgram": &n.c.destroy,
+		"nvrtcGetProgramLogSize": &n.c.logSize, "nvrtcGetProgramLog": &n.c.log,
+		"nvrtcGetCUBINSize": &n.c.cubinSize, "nvrtcGetCUBIN": &n.c.cubin,
+		"nvrtcGetPTXSize": &n.c.assemblySize, "nvrtcGetPTX": &n.c.assembly,
+	}); err != nil {
+		return nil, fmt.Errorf("nvrtc: %w (NVRTC 11.2 or newer is needed)", err)
+	}
+	if err := n.describe(); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// builtins opens the library that NVRTC opens by its name alone, where it lies
+// beside NVRTC in a folder that the loader does not know.
+func (n *Compiler) builtins() {
+	if !filepath.IsAbs(n.lib.Path) {
+		return
+	}
+	found, _ := filepath.Glob(filepath.Join(filepath.Dir(n.lib.Path), "libnvrtc-builtins.so*"))
+	for _, path := range found {
+		_, _ = purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_GLOBAL) // NVRTC says what is missing
+	}
+}
+
+func (n *Compiler) describe() error {
+	var major, minor, count int32
+	if err := n.call("nvrtcVersion", n.c.version, uintptr(unsafe.Pointer(&major)), uintptr(unsafe.Pointer(&minor))); err != nil {
+		return err
+	}
+	n.major, n.minor = int(major), int(minor)
+	if err := n.call("nvrtcGetNumSupportedArchs", n.c.numArchs, uintptr(unsafe.Pointer(&count))); err != nil {
+		return err
+	}
+	list := make([]int32, max(count, 1))
+	if err := n.call("nvrtcGetSupportedArchs", n.c.archs, uintptr(unsafe.Pointer(&list[0]))); err != nil {
+		return err
+	}
+	for _, a := range list[:count] {
+		n.archs = append(n.archs, int(a))
+	}
+	slices.Sort(n.archs)
+	if len(n.archs) == 0 {
+		return fmt.Errorf("nvrtc: %s compiles for no architecture", n.lib.Path)
+	}
+	return nil
+}
+
+// Version is NVRTC's, "12.8".
+func (n *Compiler) Version() string { return fmt.Sprintf("%d.%d", n.major, n.minor) }
+
+// Path is the file that was opened.
+func (n *Compiler) Path() string { return n.lib.Path }
+
+// call makes a call of NVRTC, whose pointers the caller keeps alive.
+func (n *Compiler) call(name string, f uintptr, args ...uintptr) error {
+	code, _, _ := purego.SyscallN(f, args...)
+	if int32(code) == 0 {
+		return nil
+	}
+	s, _, _ := purego.SyscallN(n.c.errorString, code)
+	return &driver.Error{Call: name, Code: int(int32(code)), Name: text(s)}
+}
+
+// text copies a C string.
+func text(p uintptr) string {
+	if p == 0 {
+		return ""
+	}
+	var b []byte
+	for at := *(*unsafe.Pointer)(unsafe.Pointer(&p)); *(*byte)(at) != 0; at = unsafe.Add(at, 1) {
+		b = append(b, *(*byte)(at))
+	}
+	return string(b)
+}
+
+// arch chooses what to compile for a card: its own machine code, or that of an
+// older card of its generation, or where NVRTC knows neither, code that the
+// driver translates ("compute_90").
+func (n *Compiler) arch(major, minor int) (string, error) {
+	card, best := 10*major+minor, 0
+	for _, a := range n.archs {
+		if a <= card {
+			best = a
+		}
+	}
+	switch {
+	case best == 0:
+		return "", fmt.Errorf("NVRTC %s compiles for compute capability %.1f and newer, the card has %d.%d", n.Version(), float64(n.archs[0])/10, major, minor)
+	case best/10 == major:
+		return fmt.Sprintf("sm_%d", best), nil
+	}
+	return fmt.Sprintf("compute_%d", best), nil
+}
+
+// options keep the arithmetic that the sources say: no contraction to fused
+// multiply-adds, IEEE division and roots, no flushing of subnormals.
+func options(arch string) []string {
+	return []string{"--gpu-architecture=" + arch, "--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"}
+}
+
+// Compile returns a cubin for a device, from the cache or compiled and kept
+// there; for a card that NVRTC does not know, PTX. The error of a source that
+// does not compile has NVRTC's log.
+func (n *Compiler) Compile(name, source string, dev driver.Device) ([]byte, error) {
+	arch, err := n.arch(dev.Major, dev.Minor)
+	if err != nil {
+		return nil, fmt.Errorf("nvrtc: %s: %w", name, err)
+	}
+	opts := options(arch)
+	key := append([]string{n.Version(), name, source}, opts...)
+	if image := n.cache.get(name, arch, key); image != nil {
+		return image, nil
+	}
+	image, _, err := n.compile(name, source, opts)
+	if err != nil {
+		return nil, err
+	}
+	n.cache.put(name, arch, key, image)
+	return image, nil
+}
+
+// Report compiles a source to machine code of an architecture ("sm_90") and
+// returns it with what the assembler says of every kernel's resources. The cache
+// has no part in it.
+func (n *Compiler) Report(name, source, arch string) (image []byte, log string, err error) {
+	return n.compile(name, source, append(options(arch), "--ptxas-options=-v"))
+}
+
+func (n *Compiler) compile(name, source string, opts []string) (image []byte, log string, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	src, file := append([]byte(source), 0), append([]byte(name), 0)
+	var pin runtime.Pinner
+	defer pin.Unpin()
+	var list []*byte
+	for _, o := range opts {
+		c := append([]byte(o), 0)
+		pin.Pin(&c[0])
+		list = append(list, &c[0])
+	}
+	var prog uintptr
+	if err := n.call("nvrtcCreateProgram", n.c.create, uintptr(unsafe.Pointer(&prog)), uintptr(unsafe.Pointer(&src[0])), uintptr(unsafe.Pointer(&file[0])), 0, 0, 0); err != nil {
+		return nil, "", fmt.Errorf("nvrtc: %s: %w", name, err)
+	}
+	defer func() { _ = n.call("nvrtcDestroyProgram", n.c.destroy, uintptr(unsafe.Pointer(&prog))) }()
+	failed := n.call("nvrtcCompileProgram", n.c.compile, prog, uintptr(len(list)), uintptr(unsafe.Pointer(&list[0])))
+	runtime.KeepAlive(src)
+	runtime.KeepAlive(file)
+	said, err := n.fetch("nvrtcGetProgramLog", prog, n.c.logSize, n.c.log)
+	if err != nil {
+		return nil, "", fmt.Errorf("nvrtc: %s: %w", name, err)
+	}
+	log = strings.TrimSpace(string(bytes.TrimRight(said, "\x00")))
+	if failed != nil {
+		return nil, log, fmt.Errorf("nvrtc: %s (NVRTC %s, %s): %w\n%s", name, n.Version(), opts[0], failed, shorten(log, 6000))
+	}
+	if strings.Contains(opts[0], "=sm_") {
+		image, err = n.fetch("nvrtcGetCUBIN", prog, n.c.cubinSize, n.c.cubin)
+	} else {
+		image, err = n.fetch("nvrtcGetPTX", prog, n.c.assemblySize, n.c.assembly)
+	}
+	if err != nil {
+		return nil, log, fmt.Errorf("nvrtc: %s: %w", name, err)
+	}
+	return image, log, nil
+}
+
+// fetch gets bytes whose number one call tells and another one writes.
+func (n *Compiler) fetch(name string, prog, size, get uintptr) ([]byte, error) {
+	var bytes uintptr
+	if err := n.call(name+"Size", size, prog, uintptr(unsafe.Pointer(&bytes))); err != nil {
+		return nil, err
+	}
+	if bytes == 0 {
+		return nil, nil
+	}
+	b := make([]byte, bytes)
+	err := n.call(name, get, prog, uintptr(unsafe.Pointer(&b[0])))
+	return b, err
+}
+
+func shorten(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return s[:n] + " …"
+}
