@@ -14,9 +14,9 @@ import (
 // step, whoever looks at the states between steps (an evaluation, a checkpoint, a
 // hash) sees those of the step, and whether anybody looks changes no bit.
 func TestPendingUpdatesAreThereWhenNeeded(t *testing.T) {
-	for i, placement := range []string{"optimizer=host", "optimizer=disk", placements[8], placements[9]} {
+	for i, placement := range []string{"optimizer=host", "optimizer=disk", placements[8], placements[9], "optimizer=host:55%", "optimizer=host:30%+disk:30%"} {
 		c := tiny("gpt2")
-		c.Ranks, c.Zero, c.Steps, c.Clip, c.Dropout = 1+i%2, i, 4, 0.5, 0.1
+		c.Ranks, c.Zero, c.Steps, c.Clip, c.Dropout = 1+i%2, i%4, 4, 0.5, 0.1
 		c.LRSchedule, c.Warmup, c.MinLR = "cosine", 2, 1e-5
 		c.EvalData, c.EvalSteps = c.Data, 1
 		type seen struct {

@@ -45,8 +45,8 @@ type Trainer struct {
 	train     *batches
 	eval      *batches
 
-	step    int // steps done
-	pending *pending
+	step    int   // steps done
+	pending bool  // the last step's update waits for the next step, or flush
 	fatal   error // after a failed step nothing else runs
 }
 
@@ -90,37 +90,24 @@ func (r *rank) close() error {
 // counted only.
 const traceSpans = 1 << 16
 
-// pending is an update that the next step's section begins with, where the plan
-// has it so, beside that step's forward; "flush" makes up for it where somebody
-// wants the states before. Its rate and bias corrections are those of its own
-// step.
-type pending struct {
-	due   bool
-	hyper [graph.NumHyper]float64
-}
-
-// updateSlots are what an update reads of the step's values.
-var updateSlots = [...]int{graph.HyperLR, graph.HyperBC1, graph.HyperBC2}
-
-// flush runs the pending update, if there is one.
+// flush runs the update that the next step's section would begin with, where the
+// plan has it so, beside that step's forward: somebody wants the states before.
 func (t *Trainer) flush() error {
 	if t.fatal != nil {
 		return t.fatal
 	}
-	if t.pending == nil || !t.pending.due {
+	if !t.pending {
 		return nil
 	}
 	err := t.each(fmt.Sprintf("the update of step %d", t.step), func(r *rank) error {
 		r.exec.SetStep(int64(t.step))
-		return r.exec.RunSection("flush", func(*graph.Phase, int) error {
-			return fillHost(r.exec.HostF64, t.plan.Program.HostHyper, t.pending.hyper[:])
-		})
+		return r.exec.RunSection("flush", nil)
 	})
 	if err != nil {
 		t.fatal = err
 		return err
 	}
-	t.pending.due = false
+	t.pending = false
 	return nil
 }
 
@@ -246,9 +233,6 @@ func (t *Trainer) start() error {
 		holders = append(holders, r)
 	}
 	t.states = newStates(p.Program, holders)
-	if p.Program.Section("flush") != nil {
-		t.pending = &pending{}
-	}
 	return nil
 }
 
@@ -358,13 +342,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	if targets == 0 {
 		return StepResult{}, t.fail(s, errors.New("no target in the global batch counts: all are -1"))
 	}
-	own := t.hyper(s, lr, targets)
-	hyper := own
-	if t.pending != nil {
-		for _, slot := range updateSlots {
-			hyper[slot] = t.pending.hyper[slot]
-		}
-	}
+	hyper := t.hyper(s, lr, targets)
 	sent, moved := t.commBytes(), t.diskTraffic()
 	section, cached := t.stepForm(s)
 	err = t.each(fmt.Sprintf("step %d", s+1), func(r *rank) error {
@@ -397,9 +375,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, err
 	}
 	t.step++
-	if t.pending != nil {
-		*t.pending = pending{due: true, hyper: own}
-	}
+	t.pending = t.plan.Program.Section("flush") != nil
 	loss, err := t.hostF64(t.plan.Program.HostLoss)
 	if err != nil {
 		return StepResult{}, t.fail(s, err)

@@ -45,6 +45,7 @@ func (r *rewriter) overlap() {
 // deferral is what the forms of a step share of their pending updates.
 type deferral struct {
 	idle, coef graph.BufID
+	hyper      graph.BufID         // the values of the step that the update belongs to, in host memory
 	pending    map[int]graph.BufID // by unit: its gradient in host memory
 	flush      graph.Phase
 }
@@ -167,7 +168,7 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 	if ph.Name != "only" {
 		return
 	}
-	starts := map[graph.BufID]int{} // by gradient: the first operation on it
+	starts := map[graph.BufID]int{}            // by gradient: the first operation on it
 	firsts := make([]graph.BufID, len(ph.Ops)) // the gradient that an operation writes
 	for i := range ph.Ops {
 		firsts[i] = graph.NoBuf
@@ -253,6 +254,9 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 		} else {
 			d.idle = r.p.AddBuffer(graph.Buffer{Name: "update_idle", DType: graph.I32, Shape: []int64{1}, Class: graph.Workspace, Life: graph.LifeRun, Unit: -1})
 		}
+		b := *r.p.Buf(r.p.Hyper)
+		b.Name, b.Space, b.Class, b.Life, b.View = "update_hyper", graph.Host, graph.Workspace, graph.LifeRun, nil
+		d.hyper = r.p.AddBuffer(b)
 		d.coef = coefOf(up)
 		r.keep(d.idle)
 		r.keep(d.coef)
@@ -269,6 +273,8 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 	if r.p.Scaler == nil {
 		up.Ops = append(up.Ops, flag("update_idle/pending", 0))
 	}
+	up.Ops = append(up.Ops, graph.Op{Kind: graph.Copy, Name: "update_hyper/park", In: []graph.BufID{r.p.Hyper}, Out: []graph.Out{{Buf: d.hyper}},
+		Work: graph.NoBuf, Skip: graph.NoBuf, Stream: graph.CopyOut, Pass: graph.Update, Unit: -1})
 	last := &sec.Phases[len(sec.Phases)-2]
 	r.touches(last.Ops, groups, func(g *group, i int, grad bool) {
 		if grad {
@@ -283,6 +289,7 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 		} else {
 			r.keep(g.grad)
 		}
+		replace(g.rule, r.p.Hyper, d.hyper)
 		for i := range g.rule {
 			if op := &g.rule[i]; updates[op.Kind] {
 				op.Skip = d.idle
@@ -301,10 +308,6 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 	before := make([][]graph.Op, len(first.Ops)+1)
 	from := r.inputsEnd(first.Ops)
 	flush := graph.Phase{Name: "flush", Repeat: 1}
-	if r.p.HostHyper != graph.NoBuf {
-		flush.Ops = append(flush.Ops, graph.Op{Kind: graph.Copy, Name: r.p.Buf(r.p.Hyper).Name + "/in", In: []graph.BufID{r.p.HostHyper},
-			Out: []graph.Out{{Buf: r.p.Hyper}}, Work: graph.NoBuf, Skip: graph.NoBuf, Stream: graph.CopyIn, Pass: graph.Update, Unit: -1})
-	}
 	for k, g := range groups {
 		at := from
 		if j := k - r.o.Ahead; j >= 0 {
@@ -355,7 +358,7 @@ func (r *rewriter) copiesInput(op *graph.Op) bool {
 }
 
 // inputsFirst moves the copies of the inputs to the front of a phase, before
-// gathers too: an update reads the step's values.
+// gathers and updates: forward does not wait for what stands behind those.
 func (r *rewriter) inputsFirst(ph *graph.Phase) {
 	slices.SortStableFunc(ph.Ops, func(a, b graph.Op) int {
 		switch {
