@@ -105,7 +105,7 @@ func newMoveSet(cfg Config, layers int, drop bool, spaces []graph.Space, m *cost
 		if len(c.Ops) > 0 {
 			g.seconds = 0
 			for i := range c.Ops {
-				g.seconds += m.Op(p, &c.Ops[i]) * float64(cfg.Accum)
+				g.seconds += busy(m, m.Op(p, &c.Ops[i])) * float64(cfg.Accum)
 			}
 		}
 		groups = append(groups, g)
@@ -308,6 +308,15 @@ func (set *moveSet) tierings() []tiering {
 	return list
 }
 
+// busy is what an operation adds to the step: where the ranks share cores, all
+// of them run it.
+func busy(m *cost.Machine, w cost.Work) float64 {
+	if m.Cores == 0 {
+		return w.Alone
+	}
+	return max(w.Alone, w.Core*float64(max(m.Sharers, 1))/float64(m.Cores))
+}
+
 // ladder orders moves by seconds lost for a byte saved, the cheapest first:
 //
 //	park      costs nothing as long as the link has time for it beside the forward,
@@ -332,7 +341,7 @@ func (set *moveSet) ladder(m *cost.Machine, forward float64, accum int, t tierin
 		if out <= 0 || in <= 0 {
 			return 2 / m.Memory
 		}
-		if m.Serial {
+		if m.Cores > 0 {
 			return 1/out + 1/in
 		}
 		return 1 / out
@@ -343,7 +352,7 @@ func (set *moveSet) ladder(m *cost.Machine, forward float64, accum int, t tierin
 	}
 	link *= float64(accum)
 	slack := 0.0 // bytes of a micro-batch that the link moves beside the forward
-	if !m.Serial && rate > 0 {
+	if m.Cores == 0 && rate > 0 {
 		slack = forward / float64(accum) * rate
 	}
 	type activation struct {

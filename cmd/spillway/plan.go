@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -33,9 +35,13 @@ type planFlags struct {
 	gpuFound             *gpus.GPU // what --gpu names
 	nodeSize             int       // GPUs of a server
 	countInNodes         bool      // ranks were given as nodes
+	reference            string
 	calibrate            bool
+	cpu                  spillway.Hardware // without --gpu
+	rates                string            // where its rates are from
+	memory               float64           // bytes/s of this machine's memory, with --gpu detect; 0: not measured
+	diskRead, diskWrite  float64           // bytes/s of --disk, likewise
 	chosen               bool              // --fit has chosen the configuration
-	calibration          *cost.Calibration // what --calibrate measured
 }
 
 func planCommand() *cobra.Command {
@@ -71,6 +77,9 @@ data and no GPU.`,
 		if err := l.refuse(); err != nil {
 			return err
 		}
+		if err := f.validateReference(); err != nil {
+			return err
+		}
 		if err := f.settle(fs, &c); err != nil {
 			return err
 		}
@@ -81,11 +90,11 @@ data and no GPU.`,
 			if f.gpuFound != nil {
 				return errors.New("--calibrate measures this machine's CPU, and --gpu plans for a GPU; leave one of them out")
 			}
-			cal, err := spillway.Calibrate(cmd.Context(), c.Threads)
-			if err != nil {
-				return fault(err)
+			if err := f.calibrateCPU(cmd.Context(), &c); err != nil {
+				return err
 			}
-			f.calibration = cal
+		} else if f.gpuFound == nil {
+			f.cpu, f.rates = spillway.KnownHardware(c.ComputeThreads())
 		}
 		var best *spillway.Fitted
 		if l.fit {
@@ -109,7 +118,8 @@ func (f *planFlags) bind(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; default: shard over all)")
 	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
 	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
-	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time (without --gpu)")
+	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
+	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
 	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
 	fs.BoolVar(&f.listGPUs, "list-gpus", false, "list the GPUs that --gpu names")
 }
@@ -158,6 +168,7 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 				g = other
 			}
 		}
+		f.readMeasurements(c.Disk)
 	} else {
 		var err error
 		if g, err = gpus.Lookup(f.gpu); err != nil {
@@ -168,21 +179,62 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 	if c.DeviceMemory == 0 || c.DeviceMemory > g.Memory {
 		c.DeviceMemory = g.Memory
 	}
-	c.Outside[graph.Device] = g.OutsideBytes()
+	c.Outside[graph.Device], c.Outside[graph.Host] = g.OutsideBytes(), gpus.HostOutsideBytes
+	c.LocalRanks = f.nodeSize
 	c.Target = graph.CUDATarget()
 	return nil
 }
 
+// calibrateCPU measures this machine and keeps the result for later plans.
+func (f *planFlags) calibrateCPU(ctx context.Context, c *spillway.Config) error {
+	cal, err := spillway.Calibrate(ctx, c.Threads, c.Disk)
+	if err != nil {
+		return fault(err)
+	}
+	f.cpu, f.rates = spillway.Hardware{Machine: cal.Machine}, "as calibrated just now"
+	if path, err := spillway.KeepCalibration(cal); err == nil {
+		f.rates += ", kept in " + path
+	} else {
+		f.rates += "; " + err.Error()
+	}
+	return nil
+}
+
+// readMeasurements takes what doctor has measured of this machine, for a plan of
+// its own GPUs.
+func (f *planFlags) readMeasurements(disk string) {
+	f.memory = spillway.KeptMemoryBandwidth()
+	if disk == "" {
+		return
+	}
+	if t, err := store.LoadTuning(disk); err == nil {
+		f.diskRead, f.diskWrite = t.ReadBytesPerSec, t.WriteBytesPerSec
+	}
+}
+
+// measured replaces a preset's rates of the host by measured ones, of which each
+// of a node's ranks has its share.
+func (f *planFlags) measured(m *cost.Machine, ranks int) {
+	n := float64(max(ranks, 1))
+	if f.memory > 0 {
+		m.HostMemory = f.memory / n
+	}
+	if f.diskRead > 0 && f.diskWrite > 0 {
+		m.DiskRead, m.DiskWrite = f.diskRead/n, f.diskWrite/n
+	}
+}
+
 // hardware is what the time is predicted on.
 func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
-	if f.calibration != nil {
-		return spillway.Hardware{Machine: f.calibration.Machine}
-	}
 	if f.gpuFound == nil {
-		return spillway.CPUHardware(c.ComputeThreads())
+		return f.cpu
 	}
 	g, node := *f.gpuFound, f.nodeSize
-	hw := spillway.Hardware{HalfPrecision: true, Machine: func(ranks int) *cost.Machine { return g.Machine(min(node, ranks)) }}
+	hw := spillway.Hardware{HalfPrecision: true, Machine: func(ranks int) *cost.Machine {
+		m := g.Machine(min(node, ranks))
+		f.measured(m, min(node, ranks))
+		return m
+	}}
 	if c.DeviceMemory == g.Memory { // a cap of one's own stays
 		for _, o := range gpus.List() {
 			if o.Memory > g.Memory {

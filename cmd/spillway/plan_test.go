@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,8 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/presets"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/offload/store"
 )
 
 func planned(t *testing.T, args ...string) (int, planDoc) {
@@ -261,4 +264,58 @@ func TestTrainFit(t *testing.T) {
 	require.Equal(t, exitDone, r.status, r.stderr)
 	require.Contains(t, r.stdout, "recommended: --zero")
 	require.Equal(t, exitBadInput, command(append([]string{"plan", "--global-batch", "8"}, shape...)...).status)
+}
+
+// Where predicted times come from is told, and what is measured once is used by
+// later plans.
+func TestPlanTellsItsRates(t *testing.T) {
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	args := []string{"plan", "--model", "gpt2", "--threads", "2"}
+	r := command(args...)
+	require.Contains(t, r.stdout, "A step, predicted (CPU: rates of a typical server core; spillway plan --calibrate measures this machine)")
+	require.Contains(t, command(append(args, "--gpu", "h100-80")...).stdout, "A step, predicted\n")
+	_, before := planned(t, args[1:]...)
+
+	slow := cost.Rates{Alone: cost.Rate{PerFlop: 1e-9}, Core: cost.Rate{PerFlop: 2e-9}}
+	_, err := spillway.KeepCalibration(&cost.Calibration{Threads: 2, Rates: map[cost.Class]cost.Rates{"linear": slow}})
+	require.NoError(t, err)
+	require.Regexp(t, `A step, predicted \(CPU: as calibrated on \S+, \d{4}-\d\d-\d\d\)`, command(args...).stdout)
+	_, after := planned(t, args[1:]...)
+	require.Greater(t, after.Requested.StepSeconds, 2*before.Requested.StepSeconds)
+	require.Contains(t, command("plan", "--model", "gpt2", "--threads", "3").stdout, "is stale: it is for 2 threads, not for 3")
+	r = command(append(args, "--calibrate", "--gpu", "h100-80")...)
+	require.Equal(t, exitBadInput, r.status)
+	require.Contains(t, r.stderr, "--calibrate measures this machine's CPU, and --gpu plans for a GPU")
+}
+
+func TestPlanCalibrates(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures for seconds")
+	}
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	args := []string{"plan", "--model", "gpt2", "--threads", "1"}
+	require.Contains(t, command(append(args, "--calibrate")...).stdout, "A step, predicted (CPU: as calibrated just now, kept in ")
+	require.Contains(t, command(args...).stdout, "A step, predicted (CPU: as calibrated on ")
+}
+
+// A plan of this machine's own GPUs takes its host's speeds as doctor measured
+// them, each rank of the node its share.
+func TestDetectTakesMeasuredHost(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the disk tier is Linux's")
+	}
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	disk := t.TempDir()
+	m := cost.Machine{HostMemory: 1, DiskRead: 2, DiskWrite: 3}
+	var f planFlags
+	f.readMeasurements(disk)
+	f.measured(&m, 4)
+	require.Equal(t, cost.Machine{HostMemory: 1, DiskRead: 2, DiskWrite: 3}, m, "nothing was measured")
+	_, err := spillway.KeepMemoryBandwidth(80e9)
+	require.NoError(t, err)
+	_, err = store.SaveTuning(disk, store.Tuning{Block: 1 << 20, Depth: 8, ReadBytesPerSec: 4e9, WriteBytesPerSec: 2e9})
+	require.NoError(t, err)
+	f.readMeasurements(disk)
+	f.measured(&m, 4)
+	require.Equal(t, cost.Machine{HostMemory: 20e9, DiskRead: 1e9, DiskWrite: 0.5e9}, m)
 }

@@ -15,8 +15,8 @@ import (
 func (r *planReport) html() ([]byte, error) {
 	var head bytes.Buffer
 	r.heading(&head)
-	lines := strings.SplitN(strings.TrimSpace(head.String()), "\n", 2)
-	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, ". "), Fits: r.asked.Fits, Verdict: r.verdict()}
+	lines := strings.Split(strings.TrimSpace(head.String()), "\n")
+	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, "; "), Fits: r.asked.Fits, Verdict: r.verdict()}
 	for s := range graph.NumSpaces {
 		use := &r.asked.Plan.Layout.Spaces[s]
 		if use.Peak == 0 {
@@ -48,11 +48,18 @@ func (r *planReport) html() ([]byte, error) {
 		doc.Peak = append(doc.Peak, r.peakTable(s))
 	}
 	doc.Tables = append(doc.Tables, r.stepTable())
+	ref, err := r.reference()
+	if err != nil {
+		return nil, err
+	}
+	if ref != nil {
+		doc.Tables = append(doc.Tables, ref.table())
+	}
 	if len(r.ways) > 0 {
 		doc.Ways = r.waysTable()
 	}
 	var out bytes.Buffer
-	err := doc.HTML(&out)
+	err = doc.HTML(&out)
 	return out.Bytes(), err
 }
 
@@ -70,6 +77,9 @@ func (r *planReport) verdict() string {
 
 func (r *planReport) spaceTable(s graph.Space) page.Table {
 	t := page.Table{Title: fmt.Sprintf("%s memory of a rank at its peak, by stage", s), Head: []string{"ZeRO"}, Mark: r.asked.Config.Zero}
+	if r.asked.Plan.Config.Outside[s] > 0 {
+		t.Note = "Outside the arena: " + r.outsideNote(s) + "."
+	}
 	for c := range graph.NumClasses {
 		t.Head = append(t.Head, c.String())
 	}

@@ -40,7 +40,8 @@ Any flag overrides a value of the demo.`,
 			return err
 		}
 		if l.fit {
-			best, err := spillway.Fit(c, cmd.Flags().Changed, l.globalBatch, spillway.CPUHardware(c.ComputeThreads()))
+			hw, _ := spillway.KnownHardware(c.ComputeThreads())
+			best, err := spillway.Fit(c, cmd.Flags().Changed, l.globalBatch, hw)
 			if err != nil {
 				return err
 			}

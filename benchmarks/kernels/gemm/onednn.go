@@ -22,6 +22,10 @@ type oneDNN struct {
 	lib      uintptr
 }
 
+// call calls a function of the library. Pointers must be converted in the call,
+// so that what they point to is on the heap: a stack may move.
+//
+//go:uintptrescapes
 func (d *oneDNN) call(name string, args ...uintptr) error {
 	f, err := purego.Dlsym(d.lib, name)
 	if err != nil {
@@ -89,9 +93,8 @@ func (d *oneDNN) matmul(s gemm.Spec, ta, tb, tc uintptr, a, b, c unsafe.Pointer)
 			return nil, err
 		}
 	}
-	md := func(i int) uintptr { return uintptr(unsafe.Pointer(&mds[i])) }
 	desc := make([]byte, 16384)
-	if err := d.call("dnnl_matmul_desc_init", uintptr(unsafe.Pointer(&desc[0])), md(0), md(1), 0, md(2)); err != nil {
+	if err := d.call("dnnl_matmul_desc_init", uintptr(unsafe.Pointer(&desc[0])), uintptr(unsafe.Pointer(&mds[0])), uintptr(unsafe.Pointer(&mds[1])), 0, uintptr(unsafe.Pointer(&mds[2]))); err != nil {
 		return nil, err
 	}
 	var pd, prim uintptr
@@ -108,7 +111,7 @@ func (d *oneDNN) matmul(s gemm.Spec, ta, tb, tc uintptr, a, b, c unsafe.Pointer)
 	const src, weights, dst = 1, 33, 17
 	args := []arg{{index: src}, {index: weights}, {index: dst}}
 	for i, p := range []unsafe.Pointer{a, b, c} {
-		if err := d.call("dnnl_memory_create", uintptr(unsafe.Pointer(&args[i].memory)), md(i), d.engine, uintptr(p)); err != nil {
+		if err := d.call("dnnl_memory_create", uintptr(unsafe.Pointer(&args[i].memory)), uintptr(unsafe.Pointer(&mds[i])), d.engine, uintptr(p)); err != nil {
 			return nil, err
 		}
 	}
@@ -213,9 +216,9 @@ func (d *oneDNN) int8(s gemm.Spec, pl *pool.Pool) (*bench, error) {
 // faster returns the function whose best of three calls is shorter.
 func faster(f, g func()) func() {
 	best := func(f func()) float64 {
-		t := measure(f, 0, 0)
+		t := measure(f, timing{})
 		for range 2 {
-			t = min(t, measure(f, 0, 0))
+			t = min(t, measure(f, timing{}))
 		}
 		return t
 	}
