@@ -41,7 +41,12 @@ func predict(cfg Config, machine *cost.Machine, to depth) (*Forecast, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if f, err := chooseRecompute(&cfg, machine); f != nil || err != nil {
+	// What auto comes to on a CPU must not depend on what was measured of this one.
+	rates := machine
+	if machine.Cores > 0 {
+		rates = CPUHardware(cfg.threads()).Machine(cfg.Ranks)
+	}
+	if f, err := chooseRecompute(&cfg, rates); err != nil || f != nil && rates == machine {
 		return f, err
 	}
 	p, _, err := buildPlan(&cfg, to)

@@ -255,6 +255,9 @@ func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
 		return f.cpu
 	}
 	g, node := *f.gpuFound, f.nodeSize
+	if !f.countInNodes {
+		node = gpus.NodeGPUs // more ranks than asked for fill nodes too
+	}
 	hw := spillway.Hardware{HalfPrecision: true, Machine: func(ranks int) *cost.Machine {
 		m := g.Machine(min(node, ranks))
 		f.measured(m, min(node, ranks))
