@@ -1,10 +1,8 @@
 package spillway
 
 import (
-	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
@@ -18,62 +16,88 @@ import (
 )
 
 // build validates cfg, fills in what depends on the model, and plans.
-func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) { return buildPlan(cfg, false) }
+func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) { return buildPlan(cfg, whole) }
 
-// buildPlan is build; with early, the error is a *plan.DoesNotFit where the
-// largest sum of live buffers is over a cap already.
-func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
+// depth is how far a configuration is planned.
+type depth int
+
+const (
+	whole  depth = iota
+	early        // as whole, but a *plan.DoesNotFit where the largest sum of live buffers is over a cap
+	bounds       // lower bounds of the peaks alone, fit or not
+)
+
+// buildPlan is build to a depth.
+func buildPlan(cfg *Config, to depth) (*plan.Plan, hfconfig.Config, error) {
 	var none hfconfig.Config
 	if err := cfg.Validate(); err != nil {
 		return nil, none, err
 	}
-	h, err := modelConfig(cfg.Model)
+	if _, err := chooseRecompute(cfg, plannedHardware(cfg).Machine(cfg.Ranks)); err != nil {
+		return nil, none, err
+	}
+	fwd, conf, h, err := passesOf(cfg)
 	if err != nil {
 		return nil, none, err
+	}
+	conf.Early, conf.BoundsOnly = to == early, to == bounds
+	p, err := plan.Build(fwd, conf)
+	if err != nil {
+		return nil, h, err
+	}
+	p.Config.Outside = cfg.outside(p)
+	return p, h, nil
+}
+
+// passesOf turns cfg into what the passes take, and fills in what depends on the
+// model.
+func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Config, err error) {
+	h, err = modelConfig(cfg.Model)
+	if err != nil {
+		return fwd, conf, h, err
 	}
 	if cfg.Seq == 0 {
 		cfg.Seq = min(256, h.Positions)
 	}
 	if cfg.Seq > h.Positions {
-		return nil, none, fmt.Errorf("--seq %d is over the model's %d positions", cfg.Seq, h.Positions)
+		return fwd, conf, h, fmt.Errorf("--seq %d is over the model's %d positions", cfg.Seq, h.Positions)
 	}
 	if cfg.layers > 0 {
 		h.Layers = cfg.layers
 	}
 	m, err := hfmodel.Config(h)
 	if err != nil {
-		return nil, none, fmt.Errorf("--model %s: %w", cfg.Model, err)
+		return fwd, conf, h, fmt.Errorf("--model %s: %w", cfg.Model, err)
 	}
 	m.EmbdDropout, m.ResidDropout = cfg.Dropout, cfg.Dropout
 	if m.Family == model.Llama && cfg.Dropout > 0 {
-		return nil, none, fmt.Errorf("--dropout %g with a Llama: the architecture has no dropout; leave it out", cfg.Dropout)
+		return fwd, conf, h, fmt.Errorf("--dropout %g with a Llama: the architecture has no dropout; leave it out", cfg.Dropout)
 	}
-	var fwd plan.Forward
 	if fwd.Train, err = model.Build(m, model.Train, cfg.Batch, cfg.Seq); err != nil {
-		return nil, none, err
+		return fwd, conf, h, err
 	}
 	if cfg.EvalData != "" {
 		if fwd.Eval, err = model.Build(m, model.Eval, cfg.Batch, cfg.Seq); err != nil {
-			return nil, none, err
+			return fwd, conf, h, err
 		}
 	}
 	if cfg.Generate {
 		if fwd.Generate, err = model.Build(m, model.Generate, 1, cfg.Seq); err != nil {
-			return nil, none, err
+			return fwd, conf, h, err
 		}
 	}
 	again, err := recompute.Parse(cfg.Recompute)
 	if err != nil {
-		return nil, none, err
+		return fwd, conf, h, err
 	}
 	away, err := offload.Parse(cfg.Offload)
 	if err != nil {
-		return nil, none, err
+		return fwd, conf, h, err
 	}
 	away.Chunk = cfg.offloadChunk
 	prec, err := precision.Parse(cfg.precision())
 	if err != nil {
-		return nil, none, err
+		return fwd, conf, h, err
 	}
 	if away.Chunk == 0 && away.Active() {
 		away.Chunk = offloadChunk(fwd.Train, cfg)
@@ -82,7 +106,7 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 	if cfg.FrozenCache.Bytes > 0 {
 		outside[cfg.FrozenCache.Tier] += cfg.FrozenCache.Bytes
 	}
-	p, err := plan.Build(fwd, plan.Config{
+	conf = plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
 		Recompute: again, Offload: away, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: cfg.target(),
 		Capacity:  [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
@@ -90,13 +114,8 @@ func buildPlan(cfg *Config, early bool) (*plan.Plan, hfconfig.Config, error) {
 		CachePrefix: cfg.FrozenCache.Bytes > 0, Rows: int64(cfg.Batch),
 		Outside: outside,
 		Verify:  cfg.Poison,
-		Early:   early,
-	})
-	if err != nil {
-		return nil, h, err
 	}
-	p.Config.Outside = cfg.outside(p)
-	return p, h, nil
+	return fwd, conf, h, nil
 }
 
 // chunksOfUnit is how many chunks of a unit's states pass through the host at
@@ -123,32 +142,4 @@ func offloadChunk(p *graph.Program, cfg *Config) int64 {
 		return 0
 	}
 	return chunk
-}
-
-// fits returns nil if the plan is within its capacities, and otherwise the
-// refusal with what would make it fit.
-func fits(cfg Config, p *plan.Plan, hw Hardware) error {
-	err := p.Fit()
-	if err == nil {
-		return nil
-	}
-	if err := cacheFits(&cfg, p); err != nil {
-		return err
-	}
-	asked, simErr := Predict(cfg, hw.Machine(cfg.Ranks))
-	if simErr != nil {
-		return errors.Join(err, simErr)
-	}
-	ways, smallest := WaysOut(asked, hw)
-	if len(ways) == 0 {
-		var refused *plan.DoesNotFit
-		errors.As(err, &refused)
-		return fmt.Errorf("%w; no stage, micro-batch or row length of this model on %d rank(s) fits: the smallest plan tried needs %s of %s memory",
-			err, cfg.Ranks, plan.Bytes(smallest[refused.Space]), refused.Space)
-	}
-	var texts []string
-	for _, w := range ways {
-		texts = append(texts, w.Text)
-	}
-	return fmt.Errorf("%w; it fits with %s", err, strings.Join(texts, ", or with "))
 }

@@ -109,13 +109,19 @@ type Config struct {
 	// (or "") or "fp32".
 	Reduce string
 	// Recompute drops activations and computes them again in the backward: none,
-	// selective, full, or policies by unit (see package recompute). Less memory,
-	// more computing, the same bits.
+	// selective, full, policies by unit or buffers by name (see package recompute),
+	// or auto: as few buffers as the cap on device memory asks for, those first that
+	// save the most bytes for a second. Less memory, more computing, the same bits.
 	Recompute string
+	// Allow lists precisions that a search may choose beside Precision.
+	Allow []string
+	// Auto says what "auto" chose, for a person; "" where it was not asked for.
+	Auto string
 
 	// Offload says which classes rest in host memory or on disk:
-	// "optimizer=host|disk,parameters=…,gradients=…,activations=…"; "" none. Less
-	// device memory, more copies, the same bits.
+	// "optimizer=host|disk,parameters=…,gradients=…,activations=…", each with a
+	// share or names (see offload.Parse); "" none. Less device memory, more copies,
+	// the same bits.
 	Offload string
 
 	Zero         int  // ZeRO stage
@@ -259,11 +265,16 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("--frozen-cache %s needs --disk: the folder of the disk tier", f)
 		}
 	}
-	if _, err := recompute.Parse(c.Recompute); err != nil {
+	if _, err := recompute.Parse(c.Recompute); err != nil && !c.recomputeAuto() {
 		return fmt.Errorf("--recompute %s: %w", c.Recompute, err)
 	}
 	if _, err := offload.Parse(c.Offload); err != nil {
 		return fmt.Errorf("--offload %s: %w", c.Offload, err)
+	}
+	for _, p := range c.Allow {
+		if err := oneOf("allow", p, precisions[1:]); err != nil {
+			return err
+		}
 	}
 	if c.Timeout <= 0 {
 		return fmt.Errorf("--timeout %s: a positive duration is needed", c.Timeout)
@@ -282,6 +293,10 @@ func (c *Config) Validate() error {
 
 // ComputeThreads returns the computing threads of the process.
 func (c *Config) ComputeThreads() int { return c.threads() }
+
+func (c *Config) recomputeAuto() bool {
+	return strings.EqualFold(strings.TrimSpace(c.Recompute), recompute.Auto)
+}
 
 func (c *Config) precision() string {
 	if c.Precision == "" {

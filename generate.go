@@ -27,8 +27,8 @@ func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampli
 	if p.Section("generate") == nil {
 		return "", errors.New("generate: the run was not planned with Config.Generate")
 	}
-	if t.fatal != nil {
-		return "", t.fatal
+	if err := t.flush(); err != nil {
+		return "", err
 	}
 	tokens := t.tokenizer.Encode(prompt)
 	if len(tokens) == 0 {

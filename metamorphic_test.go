@@ -18,6 +18,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
+	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
 // A run under random options gives the bits of the same run at stage 0
@@ -103,14 +104,63 @@ func variant(t testing.TB, r *rand.Rand, c Config) Config {
 	if r.IntN(2) == 0 {
 		var parts []string
 		for _, class := range []string{"optimizer", "parameters", "gradients", "activations"} {
-			if tier := []string{"", "host", "disk"}[r.IntN(3)]; tier != "" {
+			tiers := []string{"", "host", "disk", "host:40%", "host:30%+disk", "disk:55%"}
+			if class == "activations" {
+				tiers = tiers[:3]
+			}
+			if tier := tiers[r.IntN(len(tiers))]; tier != "" {
 				parts = append(parts, class+"="+tier)
 			}
 		}
 		c.Offload, c.Disk = strings.Join(parts, ","), scratch(t)
 		c.offloadChunk = []int64{0, 1024, 5120}[r.IntN(3)]
 	}
+	switch r.IntN(4) {
+	case 0:
+		byBuffer(t, r, &c)
+	case 1:
+		auto(t, r, &c)
+	}
 	return c
+}
+
+// byBuffer drops and parks some kinds of activations in some layers, as a search
+// does.
+func byBuffer(t testing.TB, r *rand.Rand, c *Config) {
+	h, err := modelConfig(c.Model)
+	require.NoError(t, err)
+	c.Recompute = "none"
+	set, err := newMoveSet(*c, h.Layers, true, []graph.Space{graph.Host, graph.Disk}, cost.CPU(1, 1))
+	require.NoError(t, err)
+	x := make(mix, len(set.moves))
+	taken := map[string]bool{}
+	for i, m := range set.moves {
+		if m.kind != placeMove && !taken[m.after] && r.IntN(3) == 0 {
+			taken[m.after] = true
+			x[i] = r.Float64()
+		}
+	}
+	again, away := set.texts(x, h.Layers)
+	c.Recompute = again
+	if c.Offload == "" && away != "" {
+		c.Offload, c.Disk = away, scratch(t)
+	}
+}
+
+// auto caps the device's memory between the peaks of full and no recomputation.
+func auto(t testing.TB, r *rand.Rand, c *Config) {
+	var peak [2]int64 // the highest of all stages: which one runs is settled later
+	for i, policy := range []string{"none", "full"} {
+		for zero := range 8 {
+			one := *c
+			one.Recompute, one.Zero, one.Reproducible = policy, zero/2, zero%2 == 1
+			p, err := Build(one)
+			require.NoError(t, err)
+			peak[i] = max(peak[i], p.Layout.Spaces[graph.Device].Peak)
+		}
+	}
+	c.Recompute = "auto"
+	c.DeviceMemory = max(peak[0], peak[1]) - int64(r.Float64()*float64(max(0, peak[0]-peak[1])))
 }
 
 func seedOf(t *testing.T) (first uint64, cases int) {

@@ -32,6 +32,9 @@ func (t *Trainer) Save() (string, error) {
 	if t.cfg.Checkpoint == "" {
 		return "", errors.New("save: no --checkpoint folder is configured")
 	}
+	if err := t.flush(); err != nil {
+		return "", err
+	}
 	run, err := json.Marshal(runIdentity{Optimizer: t.cfg.optimizer().Name})
 	if err != nil {
 		return "", err

@@ -8,10 +8,15 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// runnable refuses, by name, what can be planned but not run.
-func runnable(cfg *Config) error {
+// Runnable refuses, by name, what can be planned but not run.
+func (cfg *Config) Runnable() error {
 	if p := strings.ToLower(cfg.Precision); p != "" && p != "fp32" {
 		return fmt.Errorf("--precision %s has no kernels yet: it can be planned (spillway plan), not trained; use fp32", cfg.Precision)
+	}
+	for _, p := range cfg.Allow {
+		if !strings.EqualFold(p, "fp32") {
+			return fmt.Errorf("--allow %s: that precision has no kernels yet: it can be planned (spillway plan), not trained; leave it out", p)
+		}
 	}
 	return nil
 }
@@ -28,13 +33,18 @@ type Forecast struct {
 // It reads no weights and no data, and needs no device. That the plan does not
 // fit is no error here.
 func Predict(cfg Config, machine *cost.Machine) (*Forecast, error) {
-	return predict(cfg, machine, false)
+	return predict(cfg, machine, whole)
 }
 
-// predict is Predict; with early, a configuration whose lower bound does not fit
-// is refused without a plan.
-func predict(cfg Config, machine *cost.Machine, early bool) (*Forecast, error) {
-	p, _, err := buildPlan(&cfg, early)
+// predict is Predict to a depth.
+func predict(cfg Config, machine *cost.Machine, to depth) (*Forecast, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if f, err := chooseRecompute(&cfg, machine); f != nil || err != nil {
+		return f, err
+	}
+	p, _, err := buildPlan(&cfg, to)
 	if err != nil {
 		return nil, err
 	}

@@ -53,6 +53,10 @@ func newPlatform(cfg *Config) (platform, error) {
 // cfg names, on this machine. It puts into cfg what only the device knows: its
 // cap, and what is outside the arenas.
 func DeviceHardware(cfg *Config) (Hardware, error) {
+	if !strings.EqualFold(cfg.Device, "cuda") {
+		hw, _ := KnownHardware(cfg.threads())
+		return hw, nil
+	}
 	p, err := newPlatform(cfg)
 	if err != nil {
 		return Hardware{}, err

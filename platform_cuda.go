@@ -155,8 +155,10 @@ func (c *cudaPlatform) measure() error {
 	if c.asked == 0 || c.asked > share {
 		c.cfg.DeviceMemory = share
 	}
-	if c.cfg.Outside[graph.Device] == 0 {
-		c.cfg.Outside[graph.Device] = (outside + ranks - 1) / ranks
+	for space, bytes := range map[graph.Space]int64{graph.Device: outside, graph.Host: gpus.HostOutsideBytes} {
+		if c.cfg.Outside[space] == 0 {
+			c.cfg.Outside[space] = (bytes + ranks - 1) / ranks
+		}
 	}
 	return nil
 }
@@ -198,7 +200,7 @@ func (c *cudaPlatform) refused(err error) error {
 // preflight looks at host memory: page-locked, it must be there whole.
 func (c *cudaPlatform) preflight(p *plan.Plan) error {
 	total := machineMemory()
-	rank := p.Layout.Spaces[graph.Host].Peak
+	rank := p.Layout.Spaces[graph.Host].Peak + p.Config.Outside[graph.Host]
 	if total == 0 || rank <= total/int64(c.cfg.Ranks) {
 		return nil
 	}

@@ -45,8 +45,9 @@ type Trainer struct {
 	train     *batches
 	eval      *batches
 
-	step  int   // steps done
-	fatal error // after a failed step nothing else runs
+	step    int // steps done
+	pending *pending
+	fatal   error // after a failed step nothing else runs
 }
 
 // rank is one rank: its executor and the goroutine that drives it, locked to
@@ -89,6 +90,40 @@ func (r *rank) close() error {
 // counted only.
 const traceSpans = 1 << 16
 
+// pending is an update that the next step's section begins with, where the plan
+// has it so, beside that step's forward; "flush" makes up for it where somebody
+// wants the states before. Its rate and bias corrections are those of its own
+// step.
+type pending struct {
+	due   bool
+	hyper [graph.NumHyper]float64
+}
+
+// updateSlots are what an update reads of the step's values.
+var updateSlots = [...]int{graph.HyperLR, graph.HyperBC1, graph.HyperBC2}
+
+// flush runs the pending update, if there is one.
+func (t *Trainer) flush() error {
+	if t.fatal != nil {
+		return t.fatal
+	}
+	if t.pending == nil || !t.pending.due {
+		return nil
+	}
+	err := t.each(fmt.Sprintf("the update of step %d", t.step), func(r *rank) error {
+		r.exec.SetStep(int64(t.step))
+		return r.exec.RunSection("flush", func(*graph.Phase, int) error {
+			return fillHost(r.exec.HostF64, t.plan.Program.HostHyper, t.pending.hyper[:])
+		})
+	})
+	if err != nil {
+		t.fatal = err
+		return err
+	}
+	t.pending.due = false
+	return nil
+}
+
 // StepResult is what a step tells.
 type StepResult struct {
 	Step        int     // from 1
@@ -130,7 +165,7 @@ func Build(cfg Config) (*plan.Plan, error) {
 // memory, starts the ranks and gives parameters their first values (or those of
 // Init, or of the checkpoint to resume from).
 func New(ctx context.Context, cfg Config) (*Trainer, error) {
-	if err := runnable(&cfg); err != nil {
+	if err := cfg.Runnable(); err != nil {
 		return nil, err
 	}
 	if err := cfg.Validate(); err != nil {
@@ -211,6 +246,9 @@ func (t *Trainer) start() error {
 		holders = append(holders, r)
 	}
 	t.states = newStates(p.Program, holders)
+	if p.Program.Section("flush") != nil {
+		t.pending = &pending{}
+	}
 	return nil
 }
 
@@ -320,7 +358,13 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	if targets == 0 {
 		return StepResult{}, t.fail(s, errors.New("no target in the global batch counts: all are -1"))
 	}
-	hyper := t.hyper(s, lr, targets)
+	own := t.hyper(s, lr, targets)
+	hyper := own
+	if t.pending != nil {
+		for _, slot := range updateSlots {
+			hyper[slot] = t.pending.hyper[slot]
+		}
+	}
 	sent, moved := t.commBytes(), t.diskTraffic()
 	section, cached := t.stepForm(s)
 	err = t.each(fmt.Sprintf("step %d", s+1), func(r *rank) error {
@@ -353,6 +397,9 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, err
 	}
 	t.step++
+	if t.pending != nil {
+		*t.pending = pending{due: true, hyper: own}
+	}
 	loss, err := t.hostF64(t.plan.Program.HostLoss)
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
@@ -446,6 +493,9 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 		return EvalResult{}, t.fatal
 	}
 	began := time.Now()
+	if err := t.flush(); err != nil {
+		return EvalResult{}, err
+	}
 	var sum float64
 	var count int64
 	for k := range t.cfg.EvalSteps {
@@ -515,6 +565,9 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 // ParamsSHA256 returns the SHA-256 over all parameters in the byte order of
 // their Hugging Face names, fp32 little-endian, in Hugging Face's shapes.
 func (t *Trainer) ParamsSHA256() (string, error) {
+	if err := t.flush(); err != nil {
+		return "", err
+	}
 	h := sha256.New()
 	if err := t.states.hash(h); err != nil {
 		return "", err
@@ -527,6 +580,9 @@ func (t *Trainer) Parameter(name string) (shape []int64, values []float32, err e
 	for i := range t.plan.Program.Params {
 		prm := &t.plan.Program.Params[i]
 		if prm.Name == name {
+			if err := t.flush(); err != nil {
+				return nil, nil, err
+			}
 			values = make([]float32, prm.Elems())
 			return append([]int64(nil), prm.Shape...), values, t.states.read(i, "value", 0, values)
 		}

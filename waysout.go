@@ -1,16 +1,15 @@
 package spillway
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/plan"
-	"github.com/spillway-ml/spillway/zero"
 )
 
 // Hardware is what a plan's time is predicted on.
@@ -22,6 +21,15 @@ type Hardware struct {
 	NodeSize int
 	// HalfPrecision says that products of 16-bit operands have units of their own.
 	HalfPrecision bool
+	// Larger lists devices with more memory that could take the place of this one.
+	Larger []LargerDevice
+}
+
+// LargerDevice is a device that a plan could move to.
+type LargerDevice struct {
+	Name            string // as --gpu takes it
+	Memory, Outside int64  // bytes
+	Machine         func(ranks int) *cost.Machine
 }
 
 // CPUHardware is the CPU device of this process with so many threads, before it
@@ -33,261 +41,522 @@ func CPUHardware(threads int) Hardware {
 // What a way out costs beside time.
 const (
 	sameJob      = iota // the same steps, the same numbers, the same ranks
-	moreHardware        // more ranks
+	moreDisk            // a folder for the disk tier
 	otherNumbers        // another precision
+	moreHardware        // more ranks, or larger ones
 	smallerJob          // shorter rows
 )
 
 // Way is a change of a configuration that makes it fit.
 type Way struct {
-	Text     string // flags that replace those of the configuration
+	Text     string   // flags that replace those of the configuration, as a shell takes them
+	Args     []string // the same, each word for itself
 	Forecast *Forecast
 	// Slowdown is the predicted time of a token over that of the configuration as
 	// asked, if it had fitted; ranks together.
 	Slowdown float64
-	Cost     string // "", "more ranks", "other numbers", "a smaller job"
-}
+	Cost     string // "", "a disk", "other numbers", "more ranks", "a larger GPU", "a smaller job"
+	Note     string // what "auto" comes to
 
-var wayCosts = [...]string{sameJob: "", moreHardware: "more ranks", otherNumbers: "other numbers", smallerJob: "a smaller job"}
-
-// change is a single change of a Config.
-type change struct {
-	text  string
 	order int
-	apply func(*Config)
 }
 
-// changeAxes returns the single changes that need less memory, by axis: of one
-// axis at most one applies, and each needs less than the one before it.
-func changeAxes(cfg Config, hw Hardware) [][]change {
-	var axes [][]change
-	axis := func(list ...change) {
-		if len(list) > 0 {
-			axes = append(axes, list)
-		}
-	}
-	var list []change
-	if cfg.Ranks > 1 {
-		for z := cfg.Zero + 1; z <= 3; z++ {
-			list = append(list, change{fmt.Sprintf("--zero %d", z), sameJob, func(c *Config) { c.Zero = z }})
-		}
-	}
-	axis(list...)
-	list = nil
-	if cfg.ShardSize > 0 {
-		for n := cfg.ShardSize + 1; n <= cfg.Ranks; n++ {
-			if cfg.Ranks%n == 0 && n%cfg.ShardSize == 0 {
-				list = append(list, change{fmt.Sprintf("--shard-size %d", n), sameJob, func(c *Config) { c.ShardSize = n }})
-			}
-		}
-	}
-	axis(list...)
-	if cfg.Prefetch > 0 {
-		axis(change{"--prefetch 0", sameJob, func(c *Config) { c.Prefetch = 0 }})
-	}
-	list = nil
-	for _, policy := range recomputePolicies(cfg.Recompute) {
-		list = append(list, change{"--recompute " + policy, sameJob, func(c *Config) { c.Recompute = policy }})
-	}
-	axis(list...)
-	list = nil
-	if cfg.Offload == "" {
-		for _, where := range fitOffload[1:] {
-			list = append(list, change{"--offload " + where, sameJob, func(c *Config) { c.Offload = where }})
-		}
-	}
-	axis(list...)
-	list = nil
-	for batch, accum := cfg.Batch, cfg.Accum; batch > 1; {
-		if batch%2 != 0 {
-			batch, accum = 1, accum*batch
-		} else {
-			batch, accum = batch/2, accum*2
-		}
-		list = append(list, change{fmt.Sprintf("--batch %d --accum %d", batch, accum), sameJob, func(c *Config) { c.Batch, c.Accum = batch, accum }})
-	}
-	axis(list...)
-	if p := strings.ToLower(cfg.Precision); p == "" || p == "fp32" {
-		if hw.HalfPrecision {
-			axis(change{"--precision bf16", otherNumbers, func(c *Config) { c.Precision = "bf16" }})
-		}
-	}
-	list = nil
-	for ranks := cfg.Ranks * 2; ranks <= max(64, 64*cfg.Ranks) && ranks <= 1<<15; ranks *= 2 {
-		text := fmt.Sprintf("--ranks %d", ranks)
-		if hw.NodeSize > 0 && ranks%hw.NodeSize == 0 {
-			text = fmt.Sprintf("--nodes %d --gpus-per-node %d", ranks/hw.NodeSize, hw.NodeSize)
-		}
-		list = append(list, change{text, moreHardware, func(c *Config) { c.Ranks = ranks }})
-	}
-	axis(list...)
-	list = nil
-	for seq := cfg.Seq / 2; seq >= 16; seq /= 2 {
-		list = append(list, change{fmt.Sprintf("--seq %d", seq), smallerJob, func(c *Config) { c.Seq = seq }})
-	}
-	axis(list...)
-	return axes
+// NoWay says what was tried where nothing makes a configuration fit.
+type NoWay struct {
+	Nearest *Forecast // the plan nearest to the caps, of the same job on the same ranks
+	Flags   string    // its choices
+	Tried   int       // configurations planned
+	Beyond  []string  // what else was tried
 }
 
-// recomputePolicies are those that keep less than the given one.
-func recomputePolicies(now string) []string {
-	switch strings.ToLower(now) {
-	case "", "none":
-		return []string{"selective", "full"}
-	case "selective":
-		return []string{"full"}
+func (n *NoWay) String() string {
+	text := fmt.Sprintf("Nothing of %d configurations tried makes it fit.", n.Tried)
+	if n.Nearest != nil {
+		text += fmt.Sprintf(" The nearest, %s, %s.", n.Flags, Shortfall(n.Nearest))
 	}
-	return nil
+	if len(n.Beyond) > 0 {
+		text += " Tried in vain beside it: " + strings.Join(n.Beyond, ", ") + "."
+	}
+	return text
 }
 
-// ladder applies changes of one axis on top of fixed ones.
-func ladder(cfg Config, fixed, rungs []change) plan.Ladder[Config] {
-	var l plan.Ladder[Config]
-	for _, r := range rungs {
-		c := cfg
-		var texts []string
-		for _, s := range append(slices.Clone(fixed), r) {
-			s.apply(&c)
-			l.Order = max(l.Order, s.order)
-			texts = append(texts, s.text)
-		}
-		l.Rungs = append(l.Rungs, c)
-		l.Texts = append(l.Texts, strings.Join(texts, " "))
-	}
-	return l
+// mostWays are printed of the changes that keep the job as it is.
+const mostWays = 3
+
+// wayFinder looks for changes of a configuration.
+type wayFinder struct {
+	cfg      Config // as asked
+	hw       Hardware
+	perToken float64 // s of a token of a rank, as asked
+	ways     []Way
+	main     *searcher // same ranks, same device
+	tried    int
 }
 
-// WaysOut looks for changes that make a configuration fit which does not, and
-// returns the fastest that keep the job as it is, up to three, and where there
-// are not two of those, ones that change numbers, need more ranks or shrink the
-// job. Each was planned, and fits.
-// Single changes come first, then pairs, then everything that keeps the job; a
-// set of changes is not looked at where a part of it fits. The second result is
-// the smallest need of each space that it came across, in bytes.
-func WaysOut(asked *Forecast, hw Hardware) (ways []Way, smallest [graph.NumSpaces]int64) {
+// WaysOut looks for changes that make a configuration fit which does not: single
+// ones (stage, shard size, prefetch, recomputation, placement, micro-batch), the
+// fastest of their combinations, and where there are not two of those, ones that
+// need a disk, other numbers, more or larger devices, or shorter rows. Each was
+// planned, and fits; those that keep the job come first, then the fastest. Where
+// there are none, the second result says what came nearest.
+func WaysOut(asked *Forecast, hw Hardware) ([]Way, *NoWay) {
 	cfg := asked.Config
-	for sp := range smallest {
-		smallest[sp] = asked.Plan.Layout.Spaces[sp].Peak
+	cfg.Auto = ""
+	w := &wayFinder{cfg: cfg, hw: hw, perToken: float64(cfg.Ranks) / asked.TokensPerSecond()}
+	var err error
+	if w.main, err = newSearcher(cfg, hw.Machine(cfg.Ranks), true, tiersOf(&cfg)); err != nil {
+		return nil, &NoWay{}
 	}
-	var mu sync.Mutex
-	try := func(c Config) (*Forecast, float64, bool, error) {
-		if c.ShardSize > 0 && c.Ranks%c.ShardSize != 0 || statesTooLarge(asked, &c) {
-			return nil, 0, false, nil
-		}
-		f, err := predict(c, hw.Machine(c.Ranks), true)
-		var refused *plan.DoesNotFit
-		mu.Lock()
-		defer mu.Unlock()
-		switch {
-		case errors.As(err, &refused):
-			smallest[refused.Space] = min(smallest[refused.Space], refused.Peak)
-			return nil, 0, false, nil
-		case err != nil:
-			return nil, 0, false, err
-		}
-		for sp := range smallest {
-			smallest[sp] = min(smallest[sp], f.Plan.Layout.Spaces[sp].Peak)
-		}
-		return f, float64(c.Ranks) / f.TokensPerSecond(), f.Fits, nil
+	w.singles()
+	w.combined()
+	if len(w.ways) == 0 || len(w.ways) == 1 && len(w.ways[0].Args) > 4 {
+		w.beyond()
 	}
-	axes := changeAxes(cfg, hw)
-	var same, other [][]change
-	for _, a := range axes {
-		if a[0].order == sameJob {
-			same = append(same, a)
-		} else {
-			other = append(other, a)
-		}
-	}
-	perToken := float64(cfg.Ranks) / asked.TokensPerSecond()
-	climb := func(ladders []plan.Ladder[Config], limit int) (fit []int) {
-		for _, f := range plan.Climb(ladders, try) {
-			fit = append(fit, f.Ladder)
-			if limit > 0 {
-				limit--
-				ways = append(ways, Way{Text: f.Text, Forecast: f.Result, Slowdown: f.Seconds / perToken, Cost: wayCosts[f.Order]})
-			}
-		}
-		return fit
-	}
-	var singles []plan.Ladder[Config]
-	for _, a := range same {
-		singles = append(singles, ladder(cfg, nil, a))
-	}
-	enough := map[int]bool{} // axes that do alone
-	for _, i := range climb(singles, 3) {
-		enough[i] = true
-	}
-	if len(ways) < 3 {
-		var pairs []plan.Ladder[Config]
-		for i, a := range same {
-			for j, b := range same[i+1:] {
-				if !enough[i] && !enough[i+1+j] {
-					for _, x := range a {
-						pairs = append(pairs, ladder(cfg, []change{x}, b))
-					}
-				}
-			}
-		}
-		climb(pairs, 3-len(ways))
-	}
-	strongest := make([]change, 0, len(same))
-	for _, a := range same {
-		strongest = append(strongest, a[len(a)-1])
-	}
-	if n := len(strongest); len(ways) == 0 && n > 2 {
-		climb([]plan.Ladder[Config]{ladder(cfg, strongest[:n-1], same[n-1])}, 1)
-	}
-	if len(ways) > 1 {
-		return ways, smallest
-	}
-	// What else would do: the least of it beside everything that keeps the job, and
-	// then without what of that was not needed.
-	base := strongest
-	if len(ways) > 0 {
-		base = nil
-	}
-	others := make([]*Way, len(other))
-	plan.Parallel(len(other), func(k int) {
-		a := other[k]
-		found := plan.Climb([]plan.Ladder[Config]{ladder(cfg, base, a)}, try)
-		if len(found) == 0 {
-			return
-		}
-		rung := a[found[0].Rung]
-		kept := slices.Clone(base)
-		best := found[0]
-		for i := len(base) - 1; i >= 0; i-- {
-			fewer := slices.DeleteFunc(slices.Clone(kept), func(c change) bool { return c.text == base[i].text })
-			if f := plan.Climb([]plan.Ladder[Config]{ladder(cfg, fewer, []change{rung})}, try); len(f) > 0 {
-				kept, best = fewer, f[0]
-			}
-		}
-		others[k] = &Way{Text: best.Text, Forecast: best.Result, Slowdown: best.Seconds / perToken, Cost: wayCosts[best.Order]}
+	slices.SortStableFunc(w.ways, func(a, b Way) int {
+		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Slowdown, b.Slowdown))
 	})
-	for _, w := range others {
-		if w != nil {
-			ways = append(ways, *w)
-		}
+	w.tried += w.main.tried
+	if len(w.ways) > 0 {
+		return w.ways, nil
 	}
-	return ways, smallest
+	no := &NoWay{Nearest: w.main.nearest(), Tried: w.tried}
+	if no.Nearest != nil {
+		no.Flags = flagsOf(&no.Nearest.Config, no.Nearest.Config.Batch != cfg.Batch, false)
+	}
+	no.Beyond = w.beyondNames()
+	return nil, no
 }
 
-// statesTooLarge says that a configuration's model states alone are over the
-// cap of device memory, without a plan: all of them are alive in the update.
-func statesTooLarge(asked *Forecast, c *Config) bool {
-	if c.DeviceMemory == 0 || len(c.Freeze) > 0 || c.Offload != "" {
+// add plans a changed configuration whole and keeps it as a way where it fits.
+func (w *wayFinder) add(c Config, m *cost.Machine, order int, costs string, device string) bool {
+	args := changes(&w.cfg, &c, w.hw.NodeSize, device)
+	text := shell(args)
+	if len(args) == 0 || slices.ContainsFunc(w.ways, func(o Way) bool { return o.Text == text }) {
 		return false
 	}
-	flat, _ := c.optimizer().StateNames()
-	weight, grad, states := 4.0, 4.0, 4*float64(len(flat))
-	if p := strings.ToLower(c.Precision); p == "bf16" || p == "fp16" {
-		weight, grad, states = 2, 2, states+4
+	f, err := predict(c, m, early)
+	if err != nil || f.Plan.Fit() != nil {
+		return false
 	}
-	ranks := c.Ranks
-	if c.ShardSize > 0 {
-		ranks = c.ShardSize
+	w.keep(f, args, order, costs)
+	return true
+}
+
+func (w *wayFinder) keep(f *Forecast, args []string, order int, costs string) {
+	w.ways = append(w.ways, Way{Text: shell(args), Args: args, Forecast: f, order: order, Cost: costs, Note: f.Config.Auto,
+		Slowdown: float64(f.Config.Ranks) / f.TokensPerSecond() / w.perToken})
+}
+
+// asked is the configuration as a point of the search.
+func (w *wayFinder) asked() point {
+	c := &w.cfg
+	return point{base: base{c.Batch, c.Accum, c.Zero, c.Prefetch, c.precision()}, again: c.Recompute, away: c.Offload, tier: presetTier}
+}
+
+// singles tries one change at a time. Of one kind, the fastest that fits by its
+// lower bound is planned whole.
+func (w *wayFinder) singles() {
+	from := w.asked()
+	s, err := newSearcher(w.cfg, w.main.machine, false, nil)
+	if err != nil {
+		return
 	}
-	least := zero.Stage(c.Zero).ModelStateBytes(float64(asked.Parameters()), float64(ranks), weight, grad, states)
-	return least > float64(c.DeviceMemory-c.Outside[graph.Device])
+	defer func() {
+		w.tried += s.tried
+		if n := s.smallest; n != nil && (w.main.smallest == nil || s.excess < w.main.excess) {
+			w.main.smallest, w.main.excess = n, s.excess
+		}
+	}()
+	var kinds [][]*point
+	kind := func(list ...*point) {
+		if len(list) > 0 {
+			kinds = append(kinds, list)
+		}
+	}
+	change := func(f func(*point)) *point {
+		p := from
+		f(&p)
+		return &p
+	}
+	var list []*point
+	for z := w.cfg.Zero + 1; z <= 3 && w.cfg.Ranks > 1; z++ {
+		list = append(list, change(func(p *point) { p.zero = z }))
+	}
+	kind(list...)
+	if w.cfg.Prefetch > 0 {
+		kind(change(func(p *point) { p.prefetch = 0 }))
+	}
+	if !strings.EqualFold(w.cfg.Recompute, "full") {
+		kind(change(func(p *point) { p.again = "auto" }))
+	}
+	list = nil
+	for _, text := range wholePlacements {
+		if text != w.cfg.Offload {
+			list = append(list, change(func(p *point) { p.away = text }))
+		}
+		if disk := strings.ReplaceAll(text, "host", "disk"); text != "" && w.cfg.Disk != "" && disk != w.cfg.Offload {
+			list = append(list, change(func(p *point) { p.away = disk }))
+		}
+	}
+	kind(list...)
+	list = nil
+	for _, b := range splits(w.cfg.Batch, w.cfg.Accum) {
+		list = append(list, change(func(p *point) { p.batch, p.accum = b[0], b[1] }))
+	}
+	kind(list...)
+	// The lower bounds of all of them, at the same time.
+	var all []*point
+	for _, k := range kinds {
+		all = append(all, k...)
+	}
+	plan.Parallel(len(all), func(i int) {
+		p := *all[i]
+		if p.again == "auto" { // everything dropped: the least that it can need
+			p.again = "full"
+		}
+		m := s.measure(&p)
+		all[i].perToken = 0
+		if m.err != nil {
+			return
+		}
+		if _, ok := s.over(m, margins{}); ok {
+			all[i].perToken, all[i].device = s.perToken(&p, m.seconds), m.need[graph.Device]
+		} else {
+			s.refused(&p, m)
+		}
+	})
+	var best []*point
+	for _, k := range kinds {
+		k = slices.DeleteFunc(slices.Clone(k), func(p *point) bool { return p.perToken == 0 })
+		slices.SortStableFunc(k, comparePoints)
+		best = append(best, k[:min(len(k), 2)]...)
+	}
+	slices.SortStableFunc(best, comparePoints)
+	done := map[string]bool{}
+	for _, p := range best {
+		c := s.whole(p)
+		if what := strings.Join(changes(&w.cfg, &c, 0, "")[:1], ""); !done[what] && len(w.ways) < mostWays-1 {
+			done[what] = w.add(c, s.machine, sameJob, "", "")
+		}
+	}
+	// Shards over more ranks, the fewest that will do.
+	if w.cfg.ShardSize > 0 && len(w.ways) < mostWays {
+		for n := w.cfg.ShardSize + 1; n <= w.cfg.Ranks; n++ {
+			if w.cfg.Ranks%n != 0 || n%w.cfg.ShardSize != 0 {
+				continue
+			}
+			c := w.cfg
+			c.ShardSize = n
+			if fitsQuickly(c, s.machine) && w.add(c, s.machine, sameJob, "", "") {
+				break
+			}
+		}
+	}
+}
+
+// fitsQuickly says whether a configuration fits by its lower bounds.
+func fitsQuickly(c Config, m *cost.Machine) bool {
+	s, err := newSearcher(c, m, false, nil)
+	if err != nil {
+		return false
+	}
+	p := &point{base: base{c.Batch, c.Accum, c.Zero, c.Prefetch, c.precision()}, again: c.Recompute, away: c.Offload, tier: presetTier}
+	got := s.measure(p)
+	_, ok := s.over(got, margins{})
+	return got.err == nil && ok
+}
+
+// splits are smaller micro-batches with as many rows a step.
+func splits(batch, accum int) (list [][2]int) {
+	for b := batch - 1; b >= 1; b-- {
+		if batch%b == 0 {
+			list = append(list, [2]int{b, accum * (batch / b)})
+		}
+	}
+	return list
+}
+
+// domain is everything that keeps the job: the rows of a rank stay the same.
+func (w *wayFinder) domain(split bool) fitDomain {
+	c := &w.cfg
+	d := fitDomain{prefetches: []int{c.Prefetch}, batches: [][2]int{{c.Batch, c.Accum}}, precisions: []string{c.precision()}}
+	for z := 3; z >= c.Zero; z-- {
+		if z == c.Zero || c.Ranks > 1 {
+			d.zeros = append(d.zeros, z)
+		}
+	}
+	if c.Prefetch > 0 {
+		d.prefetches = append(d.prefetches, 0)
+	}
+	if split {
+		d.batches = append(d.batches, splits(c.Batch, c.Accum)...)
+	}
+	return d
+}
+
+// worthMore is how much faster a combination must be than a single change.
+const worthMore = 0.98
+
+// combined looks for the fastest of all changes together: with shards over all
+// ranks first, where they are over fewer.
+func (w *wayFinder) combined() {
+	try := func(s *searcher, split bool) bool {
+		f, _, _ := s.confirm(s.search(w.domain(split).bases()))
+		if f == nil {
+			return false
+		}
+		c := f.Config
+		args := changes(&w.cfg, &c, 0, "")
+		text := shell(args)
+		slow := float64(c.Ranks) / f.TokensPerSecond() / w.perToken
+		if !slices.ContainsFunc(w.ways, func(o Way) bool { return o.Text == text || slow > worthMore*o.Slowdown }) {
+			w.keep(f, args, sameJob, "")
+		}
+		return true
+	}
+	list := []*searcher{w.main}
+	if n := w.cfg.ShardSize; n > 0 && n < w.cfg.Ranks {
+		c := w.cfg
+		c.ShardSize = c.Ranks
+		if s, err := newSearcher(c, w.main.machine, true, w.main.spaces); err == nil {
+			list = []*searcher{s, w.main}
+		}
+	}
+	for _, s := range list {
+		found := try(s, false) || w.cfg.Batch > 1 && try(s, true)
+		if s != w.main {
+			w.tried += s.tried
+		}
+		if found {
+			// Beside one that needs host memory, one that does not.
+			if last := &w.ways[len(w.ways)-1]; len(w.ways) < mostWays && last.Forecast.Config.Offload != w.cfg.Offload {
+				c := s.cfg
+				c.Offload = ""
+				if t, err := newSearcher(c, s.machine, true, nil); err == nil {
+					try(t, false)
+					w.tried += t.tried
+				}
+			}
+			return
+		}
+	}
+}
+
+// alternative is a row of changes of one kind beyond the job, each with more
+// room than the one before.
+type alternative struct {
+	name    string
+	order   int
+	costs   string
+	configs []Config
+	machine func(i int) *cost.Machine
+	device  func(i int) string
+}
+
+func (w *wayFinder) alternatives() (list []alternative) {
+	same := func(int) *cost.Machine { return w.main.machine }
+	none := func(int) string { return "" }
+	if w.cfg.Disk == "" && w.cfg.HostMemory > 0 {
+		c := w.cfg
+		c.Disk = "spillway-disk"
+		list = append(list, alternative{"a disk tier", moreDisk, "a disk", []Config{c}, same, none})
+	}
+	if p := w.cfg.precision(); strings.EqualFold(p, "fp32") && w.hw.HalfPrecision {
+		c := w.cfg
+		c.Precision = "bf16"
+		list = append(list, alternative{"bf16", otherNumbers, "other numbers", []Config{c}, same, none})
+	}
+	a := alternative{order: moreHardware, costs: "more ranks", device: none}
+	for ranks := w.cfg.Ranks * 2; ranks <= 64*w.cfg.Ranks && ranks <= 1<<15; ranks *= 2 {
+		c := w.cfg
+		c.Ranks = ranks
+		if c.ShardSize > 0 {
+			c.ShardSize = ranks // a larger shard is what more ranks are for
+		}
+		a.configs = append(a.configs, c)
+	}
+	if len(a.configs) > 0 {
+		a.name = fmt.Sprintf("up to %d ranks", a.configs[len(a.configs)-1].Ranks)
+		a.machine = func(i int) *cost.Machine { return w.hw.Machine(a.configs[i].Ranks) }
+		list = append(list, a)
+	}
+	if len(w.hw.Larger) > 0 {
+		g := alternative{name: "GPUs up to " + w.hw.Larger[len(w.hw.Larger)-1].Name, order: moreHardware, costs: "a larger GPU"}
+		for _, d := range w.hw.Larger {
+			c := w.cfg
+			c.DeviceMemory, c.Outside[graph.Device] = d.Memory, d.Outside
+			g.configs = append(g.configs, c)
+		}
+		g.machine = func(i int) *cost.Machine { return w.hw.Larger[i].Machine(w.cfg.Ranks) }
+		g.device = func(i int) string { return w.hw.Larger[i].Name }
+		list = append(list, g)
+	}
+	q := alternative{order: smallerJob, costs: "a smaller job", machine: same, device: none}
+	for seq := w.cfg.Seq / 2; seq >= 16; seq /= 2 {
+		c := w.cfg
+		c.Seq = seq
+		q.configs = append(q.configs, c)
+	}
+	if len(q.configs) > 0 {
+		q.name = fmt.Sprintf("rows down to %d tokens", q.configs[len(q.configs)-1].Seq)
+		list = append(list, q)
+	}
+	return list
+}
+
+func (w *wayFinder) beyondNames() (names []string) {
+	for _, a := range w.alternatives() {
+		names = append(names, a.name)
+	}
+	return names
+}
+
+// beyond finds, of each alternative, the least that does alone; or where none
+// does, the least that does with everything that keeps the job beside it.
+func (w *wayFinder) beyond() {
+	for _, a := range w.alternatives() {
+		alone := 0
+		for alone < len(a.configs) && !fitsQuickly(a.configs[alone], a.machine(alone)) {
+			alone++
+		}
+		if alone < len(a.configs) && w.add(a.configs[alone], a.machine(alone), a.order, a.costs, a.device(alone)) {
+			continue
+		}
+		lo, hi := 0, len(a.configs)
+		for lo < hi {
+			if mid := (lo + hi) / 2; w.feasible(a.configs[mid], a.machine(mid)) {
+				hi = mid
+			} else {
+				lo = mid + 1
+			}
+		}
+		if hi == len(a.configs) {
+			continue
+		}
+		if best := w.fastest(a.configs[hi], a.machine(hi)); best != nil {
+			c := best.Config
+			w.keep(best, changes(&w.cfg, &c, w.hw.NodeSize, a.device(hi)), a.order, a.costs)
+		}
+	}
+}
+
+// beside returns the search of everything that keeps the job, beside a change.
+func (w *wayFinder) beside(c Config, m *cost.Machine) (*searcher, []base) {
+	s, err := newSearcher(c, m, true, tiersOf(&c))
+	if err != nil {
+		return nil, nil
+	}
+	d := w.domain(true)
+	d.precisions = []string{c.precision()}
+	if c.Ranks > 1 {
+		d.zeros = []int{3}
+	}
+	return s, d.bases()
+}
+
+// feasible says whether the smallest configurations that it knows fit by their
+// lower bounds.
+func (w *wayFinder) feasible(c Config, m *cost.Machine) bool {
+	s, bases := w.beside(c, m)
+	if s == nil {
+		return false
+	}
+	b := bases[len(bases)-1] // the smallest micro-batch, without prefetch
+	set, err := s.moves(b)
+	if err != nil {
+		return false
+	}
+	points := s.presets(b, set)
+	slices.Reverse(points)
+	for _, p := range points {
+		m := s.measure(p)
+		if _, ok := s.over(m, margins{}); ok && m.err == nil {
+			w.tried += s.tried
+			return true
+		}
+	}
+	w.tried += s.tried
+	return false
+}
+
+// fastest returns the fastest plan of a changed configuration with everything
+// that keeps the job beside the change; nil: nothing fits.
+func (w *wayFinder) fastest(c Config, m *cost.Machine) *Forecast {
+	s, bases := w.beside(c, m)
+	if s == nil {
+		return nil
+	}
+	f, _, _ := s.confirm(s.search(bases))
+	w.tried += s.tried
+	return f
+}
+
+// changes are the flags that turn one configuration into another. device is the
+// name of another device.
+func changes(from, to *Config, nodeSize int, device string) (args []string) {
+	add := func(changed bool, words ...string) {
+		if changed {
+			args = append(args, words...)
+		}
+	}
+	number := func(flag string, a, b int) { add(a != b, "--"+flag, fmt.Sprint(b)) }
+	add(device != "", "--gpu", device)
+	if to.Ranks != from.Ranks && nodeSize > 0 && to.Ranks%nodeSize == 0 {
+		add(true, "--nodes", fmt.Sprint(to.Ranks/nodeSize), "--gpus-per-node", fmt.Sprint(nodeSize))
+	} else {
+		number("ranks", from.Ranks, to.Ranks)
+	}
+	number("shard-size", from.ShardSize, to.ShardSize)
+	number("zero", from.Zero, to.Zero)
+	add(from.Batch != to.Batch || from.Accum != to.Accum, "--batch", fmt.Sprint(to.Batch), "--accum", fmt.Sprint(to.Accum))
+	number("seq", from.Seq, to.Seq)
+	add(!strings.EqualFold(from.precision(), to.precision()), "--precision", to.precision())
+	number("prefetch", from.Prefetch, to.Prefetch)
+	add(!strings.EqualFold(orNone(from.Recompute), orNone(to.Recompute)), "--recompute", orNone(to.Recompute))
+	add(from.Disk != to.Disk, "--disk", to.Disk)
+	add(!strings.EqualFold(orNone(from.Offload), orNone(to.Offload)), "--offload", orNone(to.Offload))
+	return args
+}
+
+// shell joins words as a shell takes them.
+func shell(args []string) string {
+	words := make([]string, len(args))
+	for i, a := range args {
+		words[i] = quote(a)
+	}
+	return strings.Join(words, " ")
+}
+
+// refusal adds to the refusal of a plan what would make it fit.
+func refusal(err error, ways []Way, no *NoWay) error {
+	if len(ways) == 0 {
+		return fmt.Errorf("%w; %s", err, strings.TrimSuffix(strings.ToLower(no.String()[:1])+no.String()[1:], "."))
+	}
+	var texts []string
+	for _, way := range ways {
+		text := way.Text
+		if way.Cost != "" {
+			text += " (" + way.Cost + ")"
+		}
+		texts = append(texts, text)
+	}
+	return fmt.Errorf("%w; it fits with %s", err, strings.Join(texts, ", or with "))
+}
+
+// fits returns nil if the plan is within its capacities, and otherwise the
+// refusal with what would make it fit.
+func fits(cfg Config, p *plan.Plan, hw Hardware) error {
+	err := p.Fit()
+	if err == nil {
+		return nil
+	}
+	if err := cacheFits(&cfg, p); err != nil {
+		return err
+	}
+	asked, simErr := Predict(cfg, hw.Machine(cfg.Ranks))
+	if simErr != nil {
+		return errors.Join(err, simErr)
+	}
+	ways, no := WaysOut(asked, hw)
+	return refusal(err, ways, no)
 }

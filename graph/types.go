@@ -112,13 +112,15 @@ type StreamID uint8
 const (
 	Compute  StreamID = iota
 	Comm              // collectives, all on one stream so that their order is total
-	CopyIn            // host to device, disk to host
-	CopyOut           // device to host, host to disk
+	CopyIn            // host to device
+	CopyOut           // device to host
 	HostWork          // kernels that run on the host (offloaded updates)
+	DiskIn            // disk to host
+	DiskOut           // host to disk
 	NumStreams
 )
 
-var streamNames = [...]string{"compute", "comm", "copy-in", "copy-out", "host"}
+var streamNames = [...]string{"compute", "comm", "copy-in", "copy-out", "host", "disk-in", "disk-out"}
 
 func (s StreamID) String() string { return name(streamNames[:], int(s), "stream") }
 

@@ -159,6 +159,7 @@ type analysis struct {
 	spaces        [graph.NumSpaces]timeline
 	sections      []section
 	bound         [graph.NumSpaces]bound
+	work          [graph.NumSpaces]int64 // pairs of buffers that place looked at
 	classPeak     [graph.NumSpaces][graph.NumClasses]int64
 }
 
@@ -168,6 +169,8 @@ type timeline struct {
 	ids   []graph.BufID
 	first []int64 // by index into ids: first and last step over all sections laid end to end
 	last  []int64
+	late  []bool  // made from the turn on: see section.turn
+	kept  []bool  // kept from the forward to the backward, or for the update
 	phase []int32 // the only phase that uses it, numbered from 1 over all sections; 0 for several
 	clash bitRows
 }
@@ -219,6 +222,8 @@ func analyseOnly(p *graph.Program, clashes bool) (*analysis, error) {
 		sp.phase = make([]int32, len(sp.ids))
 		sp.first = make([]int64, len(sp.ids))
 		sp.last = make([]int64, len(sp.ids))
+		sp.late = make([]bool, len(sp.ids))
+		sp.kept = make([]bool, len(sp.ids))
 		for i := range sp.first {
 			sp.first[i], sp.last[i] = -1, -1
 		}
@@ -231,11 +236,17 @@ func analyseOnly(p *graph.Program, clashes bool) (*analysis, error) {
 				a.spaces[s].clash.relate(index[x], index[y])
 			}
 		})
+		turn := sec.turn()
 		for i, r := range sec.ranges {
 			sp, k := &a.spaces[p.Buf(r.Buf).Space], index[r.Buf]
 			fresh := sp.first[k] < 0
 			if fresh {
 				sp.first[k] = base + int64(r.Steps[0])
+				sp.late[k] = int(r.Steps[0]) >= turn
+			}
+			from, to := sec.trace.Op(int(r.Steps[0])).Pass, sec.trace.Op(sec.lastStep(int32(i))).Pass
+			if int(r.Steps[0]) < turn && to != graph.Forward || from != graph.Update && to == graph.Update {
+				sp.kept[k] = true
 			}
 			sp.last[k] = max(sp.last[k], base+int64(sec.lastStep(int32(i))))
 			first, last := sec.trace.Steps[r.Steps[0]].Phase, sec.trace.Steps[sec.lastStep(int32(i))].Phase
@@ -305,4 +316,16 @@ func (m *bitRows) row(i int32) []uint64 { return m.bits[int(i)*m.words : (int(i)
 func (m *bitRows) relate(i, j int32) {
 	m.bits[int(i)*m.words+int(j>>6)] |= 1 << (j & 63)
 	m.bits[int(j)*m.words+int(i>>6)] |= 1 << (i & 63)
+}
+
+// turn returns the step from which what is first used comes late: where the
+// backward begins, and a little before, since the loss makes gradients too.
+func (s *section) turn() int {
+	n := len(s.trace.Steps)
+	for i := range n {
+		if s.trace.Op(i).Pass != graph.Forward {
+			return i - n/50
+		}
+	}
+	return n
 }

@@ -18,6 +18,7 @@ func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64
 		return nil, 0
 	}
 	pl := &placer{tl: tl, align: make([]int64, n), size: make([]int64, n)}
+	defer func() { a.work[sp] = pl.work }()
 	rank := make([]int32, n)
 	for i, id := range tl.ids {
 		pl.size[i] = a.p.Buf(id).Bytes()
@@ -32,23 +33,50 @@ func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64
 	}
 	byStart := func(x, y int32) int { return cmp.Compare(tl.first[x], tl.first[y]) }
 	byEnd := func(x, y int32) int { return cmp.Compare(tl.last[y], tl.last[x]) }
+	// Of fromBothEnds: what is kept comes first, in the order in which it is made,
+	// so that what stays longest lies outermost. The rest fills the gap.
+	steps := slices.Max(tl.last)
+	pl.high = make([]bool, n)
+	for i := range rank {
+		tl.kept[i] = tl.kept[i] || dur(int32(i)) > steps/16
+		pl.high[i] = tl.kept[i] && tl.late[i]
+	}
+	byKept := func(x, y int32) int {
+		switch {
+		case tl.kept[x] && tl.kept[y]:
+			return byStart(x, y)
+		case tl.kept[x]:
+			return -1
+		case tl.kept[y]:
+			return 1
+		}
+		return 0
+	}
+	pl.ceiling = bound + bound/nearBound
 	// What wins most often comes first. Tight by start is what a good allocator
-	// does at run time; by size and by area suit programs with few large buffers.
+	// does at run time. By size, the last of a size at the bottom, keeps room for
+	// what comes at the end of the backward, where gradients have piled up. From
+	// both ends suits steps with many layers, by area programs with few large
+	// buffers.
 	tries := []struct {
-		tight bool
-		keys  []func(x, y int32) int
+		fit  fit
+		keys []func(x, y int32) int
 	}{
-		{true, []func(x, y int32) int{byStart, byDur, bySize}},
-		{false, []func(x, y int32) int{bySize, byDur}},
-		{false, []func(x, y int32) int{byArea}},
-		{false, []func(x, y int32) int{byStart, byDur, bySize}},
-		{false, []func(x, y int32) int{byDur, bySize}},
-		{true, []func(x, y int32) int{byEnd, byDur, bySize}},
-		{true, []func(x, y int32) int{bySize, byDur}},
+		{tightest, []func(x, y int32) int{byStart, byDur, bySize}},
+		{lowest, []func(x, y int32) int{bySize, byEnd}},
+		{fromBothEnds, []func(x, y int32) int{byKept, bySize, byStart}},
+		{fromBothEnds, []func(x, y int32) int{byKept, bySize, byEnd}},
+		{lowest, []func(x, y int32) int{bySize, byDur}},
+		{lowest, []func(x, y int32) int{bySize, byStart}},
+		{lowest, []func(x, y int32) int{byArea}},
+		{lowest, []func(x, y int32) int{byStart, byDur, bySize}},
+		{lowest, []func(x, y int32) int{byDur, bySize}},
+		{tightest, []func(x, y int32) int{byEnd, byDur, bySize}},
+		{tightest, []func(x, y int32) int{bySize, byDur}},
 	}
 	type start struct {
 		rank   []int32
-		tight  bool
+		fit    fit
 		extent int64
 	}
 	var best []int64
@@ -63,11 +91,11 @@ func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64
 			}
 			return cmp.Compare(x, y)
 		})
-		off, extent := pl.run(rank, try.tight)
+		off, extent := pl.run(rank, try.fit)
 		if bestExtent < 0 || extent < bestExtent {
 			best, bestExtent = off, extent
 		}
-		starts = append(starts, start{slices.Clone(rank), try.tight, extent})
+		starts = append(starts, start{slices.Clone(rank), try.fit, extent})
 		if pl.content(bestExtent, bound) {
 			return best, bestExtent
 		}
@@ -76,11 +104,11 @@ func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64
 	// that came out best: what ends above the bound moves forward in the ranking,
 	// and all is placed again. How far it moves changes every three rounds, or the
 	// rounds would soon repeat each other.
-	pushes := [...]float64{0.5, 0.75, 0, 0.875, 0.25}
+	pushes := [...][]float64{lowest: {0.5, 0.75, 0, 0.875, 0.25}, tightest: {0.5, 0.75, 0, 0.875, 0.25}, fromBothEnds: {0.97, 0.9, 0.8, 0.95, 0.5}}
 	slices.SortStableFunc(starts, func(x, y start) int { return cmp.Compare(x.extent, y.extent) })
-	for _, s := range starts[:4] {
-		for round := range squeakyRounds {
-			off, extent := pl.run(s.rank, s.tight)
+	for round := range squeakyRounds {
+		for _, s := range starts[:squeakyStarts] {
+			off, extent := pl.run(s.rank, s.fit)
 			if extent < bestExtent {
 				best, bestExtent = off, extent
 			}
@@ -89,7 +117,7 @@ func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64
 			}
 			for k, i := range s.rank {
 				if off[i]+pl.size[i] > bound {
-					to := int(float64(k) * pushes[round/3%len(pushes)])
+					to := int(float64(k) * pushes[s.fit][round/3%len(pushes[s.fit])])
 					copy(s.rank[to+1:k+1], s.rank[to:k])
 					s.rank[to] = i
 				}
@@ -100,27 +128,47 @@ func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64
 }
 
 // How long the search goes on, in pairs of buffers looked at: counted work,
-// unlike time, gives the same plan on every machine. For every unitWork the
-// extent may be a thousandth further above the bound; at maxWork it ends anyway.
+// unlike time, gives the same plan on every machine. The extent may be one part
+// in nearBound above the bound, and for every unitWork a thousandth further; at
+// maxWork the search ends anyway.
 const (
+	nearBound     = 2000
 	unitWork      = 20e6
 	maxWork       = 150e6
-	squeakyRounds = 96 // of each of the best rankings
+	squeakyStarts = 5 // the best rankings, in turn
+	squeakyRounds = 96
 )
 
 // content says whether the search is over.
 func (pl *placer) content(extent, bound int64) bool {
-	return float64(extent-bound) <= float64(bound)/1000*float64(pl.work/unitWork)
+	return float64(extent-bound) <= float64(bound)/nearBound+float64(bound)/1000*float64(pl.work/unitWork)
 }
+
+// fit is where a buffer goes of the places that are free.
+type fit uint8
+
+const (
+	lowest   fit = iota
+	tightest     // the smallest gap
+	highest      // below the ceiling, or the lowest where nothing is free there
+	// fromBothEnds is highest for what is made in the backward and kept, and
+	// otherwise lowest. Activations that are kept go off the stack in the backward
+	// while reduced gradients come: from the two ends of the arena, what is free
+	// stays one gap between them.
+	fromBothEnds
+)
 
 // placer puts buffers one by one where nothing that overlaps them in time is.
 type placer struct {
-	tl     *timeline
-	align  []int64
-	size   []int64
-	group  []int32 // by buffer: see groups
-	placed [][]place
-	work   int64 // pairs of buffers looked at so far
+	tl    *timeline
+	align []int64
+	size  []int64
+	// Of fromBothEnds: the ceiling, and by buffer whether it goes below that.
+	ceiling int64
+	high    []bool
+	group   []int32 // by buffer: see groups
+	placed  [][]place
+	work    int64 // pairs of buffers looked at so far
 }
 
 // place is where a buffer lies.
@@ -172,9 +220,8 @@ func (tl *timeline) groups() (group []int32, n int) {
 	return group, n
 }
 
-// run places the buffers in the given order, at the lowest place that fits, or
-// with tight at the smallest gap that does.
-func (pl *placer) run(rank []int32, tight bool) (off []int64, extent int64) {
+// run places the buffers in the given order.
+func (pl *placer) run(rank []int32, how fit) (off []int64, extent int64) {
 	if pl.group == nil {
 		var n int
 		pl.group, n = pl.tl.groups()
@@ -192,7 +239,14 @@ func (pl *placer) run(rank []int32, tight bool) (off []int64, extent int64) {
 		} else {
 			lists = append(lists[:0], pl.placed[0], pl.placed[g])
 		}
-		at := pl.find(pl.tl.clash.row(i), pl.size[i], pl.align[i], lists, tight)
+		where := how
+		if how == fromBothEnds {
+			where = lowest
+			if pl.high[i] {
+				where = highest
+			}
+		}
+		at := pl.find(pl.tl.clash.row(i), pl.size[i], pl.align[i], lists, where)
 		off[i] = at
 		extent = max(extent, at+pl.size[i])
 		k, _ := slices.BinarySearchFunc(pl.placed[g], at, func(b place, at int64) int { return cmp.Compare(b.lo, at) })
@@ -203,7 +257,7 @@ func (pl *placer) run(rank []int32, tight bool) (off []int64, extent int64) {
 
 // find returns the offset for a buffer of the given size and alignment that
 // clashes with those of row, among the buffers of lists, each sorted by offset.
-func (pl *placer) find(row []uint64, size, align int64, lists [][]place, tight bool) int64 {
+func (pl *placer) find(row []uint64, size, align int64, lists [][]place, where fit) int64 {
 	at, gap := int64(-1), int64(-1)
 	free := int64(0)                     // the lowest aligned offset above all clashing buffers so far
 	next := func(list []place) []place { // from the first that clashes on
@@ -230,14 +284,22 @@ func (pl *placer) find(row []uint64, size, align int64, lists [][]place, tight b
 			break
 		}
 		b := lists[low][0]
-		if room := b.lo - free; room >= size && (gap < 0 || room < gap) {
-			at, gap = free, room
-			if !tight {
-				break
+		switch room := b.lo - free; {
+		case room < size:
+		case where == lowest:
+			return free
+		case where == highest:
+			if top := (min(b.lo, pl.ceiling) - size) &^ (align - 1); top >= free {
+				at = top
 			}
+		case gap < 0 || room < gap:
+			at, gap = free, room
 		}
 		free = max(free, alignUp(b.hi, align))
 		lists[low] = next(lists[low][1:])
+	}
+	if top := (pl.ceiling - size) &^ (align - 1); where == highest && top >= free {
+		return top
 	}
 	if at < 0 {
 		at = free

@@ -20,6 +20,7 @@ import (
 func (r *rewriter) split(ph *graph.Phase) (slot []int) {
 	var out []graph.Op
 	chunk := r.chunk
+	parts := map[string][2]string{} // by name: of the first and the last chunk
 	for _, op := range ph.Ops {
 		n, ok := int64(0), r.onHost(&op) && op.Kind != graph.NovoGrad
 		if ok {
@@ -63,9 +64,22 @@ func (r *rewriter) split(ph *graph.Phase) (slot []int) {
 				c.Attr = a
 			}
 			out, slot = append(out, c), append(slot, k)
+			if k == 0 {
+				parts[op.Name] = [2]string{c.Name, c.Name}
+			}
+			parts[op.Name] = [2]string{parts[op.Name][0], c.Name}
 		}
 	}
 	ph.Ops = out
+	for i := range ph.Throttles {
+		t := &ph.Throttles[i]
+		if names, ok := parts[t.Before]; ok {
+			t.Before = names[1]
+		}
+		if names, ok := parts[t.After]; ok {
+			t.After = names[0]
+		}
+	}
 	return slot
 }
 

@@ -2,6 +2,7 @@ package offload
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -11,6 +12,8 @@ import (
 // leaves it where it is.
 type Options struct {
 	Optimizer, Parameters, Gradients, Activations graph.Space
+	// Parts place pieces of classes that are not placed whole.
+	Parts []Part
 
 	// Ahead is how many regions of use before its own a fetch may start, and how
 	// many later ones may start before what was written is stored away. 0: copies
@@ -43,11 +46,16 @@ func (o Options) chunk(elems int64) int64 {
 
 // Active says whether anything is offloaded.
 func (o Options) Active() bool {
-	return o.Optimizer != graph.Device || o.Parameters != graph.Device || o.Gradients != graph.Device || o.Activations != graph.Device
+	return o.Optimizer != graph.Device || o.Parameters != graph.Device || o.Gradients != graph.Device || o.Activations != graph.Device || len(o.Parts) > 0
 }
 
 // UsesDisk says whether anything rests on disk.
 func (o Options) UsesDisk() bool {
+	for _, p := range o.Parts {
+		if p.Space == graph.Disk {
+			return true
+		}
+	}
 	return o.Optimizer == graph.Disk || o.Parameters == graph.Disk || o.Gradients == graph.Disk || o.Activations == graph.Disk
 }
 
@@ -66,12 +74,15 @@ func (o Options) Validate() error {
 	case !(o.DeviceShare >= 0 && o.DeviceShare <= 1):
 		return fmt.Errorf("offload: a share of %g of the optimizer states on the device; a number from 0 to 1 is needed", o.DeviceShare)
 	}
-	return nil
+	return o.validateParts()
 }
 
 // Parse reads "optimizer=host|disk,parameters=…,gradients=…,activations=…", any
-// of them in any order. "" and "none" offload nothing. Where a class is given
-// twice, the last counts.
+// of them in any order. A place may be followed by what goes there: a share of
+// the class, as in "optimizer=host:60%" (at least 60 % of it leaves the device,
+// the last units stay) or "optimizer=host:25%+disk" (the rest on disk), or
+// activations by patterns of names, as in "activations=host:h.*.mlp.act;h.*.ln_1".
+// "" and "none" offload nothing. Where a class is given twice, the last counts.
 func Parse(s string) (Options, error) {
 	var o Options
 	if s == "" || strings.EqualFold(s, "none") {
@@ -82,27 +93,37 @@ func Parse(s string) (Options, error) {
 		if !ok {
 			return o, fmt.Errorf("%q: write CLASS=host or CLASS=disk", part)
 		}
-		var space graph.Space
-		switch strings.ToLower(where) {
-		case "host":
-			space = graph.Host
-		case "disk":
-			space = graph.Disk
-		default:
-			return o, fmt.Errorf("%q: %q is not a place; use host or disk", part, where)
-		}
+		var class graph.Class
+		var whole *graph.Space
 		switch strings.ToLower(name) {
 		case "optimizer":
-			o.Optimizer = space
+			class, whole = graph.Optimizer, &o.Optimizer
 		case "parameters":
-			o.Parameters = space
+			class, whole = graph.Parameters, &o.Parameters
 		case "gradients":
-			o.Gradients = space
+			class, whole = graph.Gradients, &o.Gradients
 		case "activations":
-			o.Activations = space
+			class, whole = graph.Activations, &o.Activations
 		default:
 			return o, fmt.Errorf("%q: class %q is not known; use optimizer, parameters, gradients or activations", part, name)
 		}
+		list, err := parseParts(class, where, part)
+		if err != nil {
+			return o, err
+		}
+		*whole = graph.Device
+		o.Parts = slices.DeleteFunc(o.Parts, func(p Part) bool { return p.Class == class })
+		if len(list) == 1 && (list[0].Share == 0 || list[0].Share == 1) && len(list[0].Buffers) == 0 {
+			*whole = list[0].Space
+			continue
+		}
+		o.Parts = append(o.Parts, list...)
+		if err := o.validateParts(); err != nil {
+			return o, fmt.Errorf("%q: %w", part, err)
+		}
+	}
+	if len(o.Parts) == 0 {
+		o.Parts = nil
 	}
 	return o, nil
 }

@@ -38,11 +38,20 @@ func (r *rewriter) park(w *weave, section string) {
 		after  []int
 	}
 	uses := map[graph.BufID][]int{}
+	leaves := map[graph.BufID]bool{}
 	var roots []graph.BufID
 	for i, n := range w.base {
 		effects(&n.op, r.root, func(root graph.BufID, e graph.Effect) {
 			b := r.p.Buf(root)
 			if b.Class != graph.Activations || b.Life != graph.LifePhase || b.Space != graph.Device {
+				return
+			}
+			parks, known := leaves[root]
+			if !known {
+				parks = r.o.parkSpace(b.Name) != graph.Device
+				leaves[root] = parks
+			}
+			if !parks {
 				return
 			}
 			list := uses[root]
@@ -73,7 +82,7 @@ func (r *rewriter) park(w *weave, section string) {
 	sort.SliceStable(chosen, func(i, j int) bool { return chosen[i].before < chosen[j].before })
 	kept := chosen[:0]
 	for _, c := range chosen {
-		if float64(r.p.Buf(c.root).Bytes()) >= smallest*float64(largest) {
+		if b := r.p.Buf(c.root); float64(b.Bytes()) >= smallest*float64(largest) || r.o.named(b.Name) {
 			kept = append(kept, c)
 		}
 	}
@@ -86,6 +95,8 @@ func (r *rewriter) park(w *weave, section string) {
 			n := w.insertAfter(c.before, w.transfer(r.p, name, from, to, op.Pass, op.Unit))
 			if first == nil {
 				first = n
+			} else {
+				w.bounces[first] = n
 			}
 			from = to
 		}
@@ -100,10 +111,14 @@ func (r *rewriter) park(w *weave, section string) {
 		s := stretch[c.after[0]] - r.o.Ahead
 		at := ends[s][0]
 		way := append(append([]graph.BufID(nil), pk.stops[len(pk.stops)/2:]...), pk.fetched)
+		var loaded *node
 		for k := 1; k < len(way); k++ {
 			n := w.insertBefore(at, w.transfer(r.p, name, way[k-1], way[k], op.Pass, op.Unit))
 			if k == 1 {
 				w.throttle(w.base[ends[s-1][1]], n)
+				loaded = n
+			} else {
+				w.bounces[loaded] = n
 			}
 		}
 		co := coherence{r: r, w: w}
@@ -125,7 +140,7 @@ func (r *rewriter) parking(root graph.BufID) *parking {
 		return r.p.AddBuffer(b)
 	}
 	pk = &parking{}
-	if r.o.Activations == graph.Disk {
+	if r.o.parkSpace(r.p.Buf(root).Name) == graph.Disk {
 		pk.stops = []graph.BufID{twin("@host/out", graph.Host, graph.Communication), twin("@disk", graph.Disk, graph.Activations), twin("@host/in", graph.Host, graph.Communication)}
 	} else {
 		pk.stops = []graph.BufID{twin("@host", graph.Host, graph.Activations)}

@@ -129,10 +129,11 @@ func (c *coherence) collect() {
 }
 
 func (c *coherence) run() {
+	start := c.r.inputsEnd(c.phases[c.phase].Ops) // the inputs do not wait for fetches
 	for k := range numKinds {
 		list := c.byKind[k]
 		for i, reg := range list {
-			at, after := 0, []*node(nil)
+			at, after := start, []*node(nil)
 			if j := i - c.r.o.Ahead; j >= 0 {
 				at = list[j].first
 			}
@@ -214,6 +215,7 @@ func (c *coherence) root(reg *region, root graph.BufID, at int, after []*node) {
 				for k := 1; k < len(way); k++ {
 					nodes = append(nodes, insert(w.transfer(r.p, r.p.Buf(root).Name, way[k-1], way[k], pass, reg.unit)))
 				}
+				w.bounces[nodes[len(nodes)-2]] = nodes[len(nodes)-1]
 			}
 			valid[s] = true
 			return nodes

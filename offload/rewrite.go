@@ -27,8 +27,10 @@ func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
 		return q, nil
 	}
 	r := &rewriter{p: q, o: o, member: map[graph.BufID]member{}, hostUnits: map[int]bool{},
-		mirrors: map[mirrorKey]graph.BufID{}, views: map[viewKey]graph.BufID{}, parked: map[graph.BufID]*parking{}, pieces: map[pieceKey]graph.BufID{}}
+		mirrors: map[mirrorKey]graph.BufID{}, views: map[viewKey]graph.BufID{}, parked: map[graph.BufID]*parking{}, pieces: map[pieceKey]graph.BufID{}, stays: map[graph.BufID]bool{}}
 	r.classify()
+	r.chooseHomes()
+	r.overlap()
 	r.settle()
 	var elems int64
 	largest := make([]int64, len(q.Units))
@@ -42,7 +44,7 @@ func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
 	for i := range q.Sections {
 		r.section(&q.Sections[i])
 	}
-	return q, nil
+	return q, r.checkNames(p)
 }
 
 // kind groups the flat buffers of units.
@@ -64,8 +66,10 @@ type member struct {
 type rewriter struct {
 	p         *graph.Program
 	o         Options
-	member    map[graph.BufID]member // root buffers of units
-	hostUnits map[int]bool           // updated on the host
+	member    map[graph.BufID]member  // root buffers of units
+	homes     [numKinds][]graph.Space // by unit
+	hostUnits map[int]bool            // updated on the host
+	stays     map[graph.BufID]bool    // gradients that are used up where they are made
 	mirrors   map[mirrorKey]graph.BufID
 	views     map[viewKey]graph.BufID
 	parked    map[graph.BufID]*parking
@@ -107,58 +111,37 @@ func (r *rewriter) classify() {
 	}
 }
 
-// settle gives every moved buffer, and the views of it, its home.
-func (r *rewriter) settle() {
-	if r.o.Optimizer != graph.Device {
-		r.chooseHostUnits()
+// chooseHomes says where each unit's buffers of a kind go, and which units are
+// updated on the host.
+func (r *rewriter) chooseHomes() {
+	var bytes [numKinds][]int64
+	for k := range bytes {
+		bytes[k] = make([]int64, len(r.p.Units))
 	}
-	home := map[graph.BufID]graph.Space{}
 	for id, m := range r.member {
-		space := graph.Device
-		switch m.kind {
-		case values:
-			space = r.o.Parameters
-		case grads:
-			space = r.o.Gradients
-		case states:
-			if r.hostUnits[m.unit] {
-				space = r.o.Optimizer
-			}
-		}
-		if space != graph.Device {
-			home[id] = space
-		}
+		bytes[m.kind][m.unit] += r.p.Buf(id).Bytes()
 	}
-	for id := range r.p.Buffers {
-		if space, ok := home[r.root(graph.BufID(id))]; ok {
-			r.p.Buffers[id].Space = space
+	for k, class := range [numKinds]graph.Class{values: graph.Parameters, grads: graph.Gradients, states: graph.Optimizer} {
+		r.homes[k] = r.o.placeUnits(class, bytes[k])
+	}
+	for u, space := range r.homes[states] {
+		if space != graph.Device {
+			r.hostUnits[u] = true
 		}
 	}
 }
 
-// chooseHostUnits leaves DeviceShare of the optimizer states on the device.
-func (r *rewriter) chooseHostUnits() {
-	bytes := func(u int) (n int64) {
-		for _, s := range r.p.Units[u].States {
-			n += r.p.Buf(s.Buf).Bytes()
-		}
-		return n
-	}
-	var total int64
-	for u := range r.p.Units {
-		total += bytes(u)
-	}
-	left := int64(r.o.DeviceShare * float64(total))
-	for u := len(r.p.Units) - 1; u >= 0; u-- {
-		n := bytes(u)
-		if n == 0 {
+// settle gives every moved buffer, and the views of it, its home.
+func (r *rewriter) settle() {
+	for id := range r.p.Buffers {
+		root := r.root(graph.BufID(id))
+		m, ours := r.member[root]
+		if !ours || r.stays[root] {
 			continue
 		}
-		if n <= left {
-			left -= n
-			continue
+		if space := r.homes[m.kind][m.unit]; space != graph.Device {
+			r.p.Buffers[id].Space = space
 		}
-		r.hostUnits[u] = true
 	}
 }
 
@@ -181,7 +164,7 @@ func (r *rewriter) onHost(op *graph.Op) bool {
 	case op.Kind == graph.Fill, op.Kind == graph.Scale:
 		return away(op.Out[0].Buf)
 	case op.Kind == graph.SqSum:
-		return away(op.In[0])
+		return op.Pass == graph.Update && away(op.In[0])
 	}
 	return false
 }
@@ -206,13 +189,17 @@ func (r *rewriter) section(sec *graph.Section) {
 	for j := range sec.Phases {
 		ph := &sec.Phases[j]
 		w := newWeave(ph.Ops)
-		c := &coherence{r: r, w: w, sec: sec.Name, phases: before, index: index, phase: j, slot: slots[j], closed: map[graph.BufID][]closing{}}
+		name := sec.Name
+		if name == "flush" {
+			name = "step" // the same updates have the same mirrors
+		}
+		c := &coherence{r: r, w: w, sec: name, phases: before, index: index, phase: j, slot: slots[j], closed: map[graph.BufID][]closing{}}
 		c.collect()
 		c.run()
-		if r.o.Activations != graph.Device {
+		if r.o.parks() {
 			r.park(w, sec.Name)
 		}
-		w.into(ph)
+		w.into(ph, min(r.o.Ahead, 1)+1)
 	}
 }
 
@@ -225,9 +212,9 @@ func (w *weave) transfer(p *graph.Program, what string, from, to graph.BufID, pa
 	case a == graph.Device:
 		verb, stream = "park", graph.CopyOut
 	case b == graph.Disk:
-		verb, stream = "store", graph.CopyOut
+		verb, stream = "store", graph.DiskOut
 	case a == graph.Disk:
-		verb = "load"
+		verb, stream = "load", graph.DiskIn
 	}
 	name := what + "/" + verb
 	w.names[name]++

@@ -78,28 +78,40 @@ func golden(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// The gradient shard and the value shard go to the host, the update runs there,
-// the value comes back; the norm stays with the gradient.
+// Nothing is clipped: the update of a unit stands behind its reduced gradient and
+// the last use of its parameters. The gradient shard and the value shard go to
+// the host, the update runs there, the value comes back; the norm is the device's.
 func TestOptimizerOnHost(t *testing.T) {
 	q := rewrite(t, sharded(t, 1, 2, fsdp.Options{Stage: 3}), offload.Options{Optimizer: graph.Host})
 	require.Equal(t, golden(`
-		h.0/grad_sq @compute
+		h.0/all_gather.2 @comm
 		shard/h.0/park @copy-out
+		h.0/all_gather.6 @comm
+		h.0/reduce_scatter @comm
+		h.0/grad_sq @compute
 		reduced/h.0/park @copy-out
 		h.0/adamw @host
-		shard/h.0/fetch @copy-in`), listing(q, "update", "h.0"))
+		shard/h.0/fetch @copy-in`), listing(q, "only", "h.0"))
+	require.Empty(t, listing(q, "update", "h.0"))
 }
 
 // On disk the moments pass through host memory before and after.
 func TestOptimizerOnDisk(t *testing.T) {
-	q := rewrite(t, sharded(t, 1, 2, fsdp.Options{Stage: 3}), offload.Options{Optimizer: graph.Disk, Parameters: graph.Host, Gradients: graph.Host})
+	q := rewrite(t, sharded(t, 1, 2, fsdp.Options{Stage: 2}), offload.Options{Optimizer: graph.Disk, Parameters: graph.Host, Gradients: graph.Host})
 	require.Equal(t, golden(`
-		h.0/grad_sq @host
-		exp_avg/h.0/load @copy-in
-		exp_avg_sq/h.0/load @copy-in
+		value/h.0/fetch @copy-in
+		value/h.0/fetch.2 @copy-in
+		h.0/reduce_scatter @comm
+		h.0/grad_sq @compute
+		reduced/h.0/park @copy-out
+		exp_avg/h.0/load @disk-in
+		exp_avg_sq/h.0/load @disk-in
 		h.0/adamw @host
-		exp_avg/h.0/store @copy-out
-		exp_avg_sq/h.0/store @copy-out`), listing(q, "update", "h.0"))
+		exp_avg/h.0/store @disk-out
+		exp_avg_sq/h.0/store @disk-out
+		value/h.0/fetch.3 @copy-in
+		h.0/all_gather @comm
+		value/h.0/park @copy-out`), listing(q, "only", "h.0"))
 }
 
 // A shard that rests on the host is fetched before each all-gather; on one rank
@@ -204,8 +216,9 @@ func TestChunksBoundHostMemory(t *testing.T) {
 		o := offload.Options{Optimizer: graph.Disk, Parameters: graph.Disk, Gradients: graph.Disk, Ahead: 1, Chunk: chunk}
 		l, err := memplan.Assign(rewrite(t, sharded(t, 2, 1, fsdp.Options{}), o), memplan.Options{})
 		require.NoError(t, err)
-		// Two chunks ahead of value, gradient and two moments.
-		require.Equal(t, 2*4*4*chunk, l.Spaces[graph.Host].ClassPeak[graph.Communication])
+		// Two chunks of value, gradient and two moments, and two bounce buffers a
+		// direction between disk and device.
+		require.LessOrEqual(t, l.Spaces[graph.Host].ClassPeak[graph.Communication], (2*4+2*2)*4*chunk)
 	}
 }
 

@@ -8,6 +8,7 @@ type weave struct {
 	base          []*node
 	before, after [][]*node // by base index
 	throttles     [][2]*node
+	bounces       map[*node]*node // the copy into a bounce buffer → the one out of it
 	names         map[string]int
 }
 
@@ -17,7 +18,7 @@ type node struct {
 }
 
 func newWeave(ops []graph.Op) *weave {
-	w := &weave{before: make([][]*node, len(ops)), after: make([][]*node, len(ops)), names: map[string]int{}}
+	w := &weave{before: make([][]*node, len(ops)), after: make([][]*node, len(ops)), names: map[string]int{}, bounces: map[*node]*node{}}
 	for _, op := range graph.CloneOps(ops) {
 		w.base = append(w.base, &node{op: op})
 	}
@@ -42,12 +43,23 @@ func (w *weave) throttle(before, after *node) {
 
 // into puts the woven operations into the phase. A throttle whose operations
 // came to stand the other way round bounds nothing and is dropped.
-func (w *weave) into(ph *graph.Phase) {
+//
+// At most so many bounce buffers a direction are full at a time: with two, the
+// disk works on one while the link to the device empties or fills the other.
+func (w *weave) into(ph *graph.Phase, buffers int) {
 	ph.Ops = nil
+	drains := map[graph.StreamID][]*node{} // by the stream that fills
 	put := func(ns ...*node) {
 		for _, n := range ns {
 			n.at = len(ph.Ops)
 			ph.Ops = append(ph.Ops, n.op)
+			if out := w.bounces[n]; out != nil {
+				d := drains[n.op.Stream]
+				if k := len(d) - buffers; k >= 0 {
+					w.throttle(d[k], n)
+				}
+				drains[n.op.Stream] = append(d, out)
+			}
 		}
 	}
 	for i, n := range w.base {

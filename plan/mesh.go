@@ -5,6 +5,7 @@ import (
 
 	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/nearest"
 	"github.com/spillway-ml/spillway/precision"
 )
 
@@ -17,29 +18,9 @@ func (c Config) validateMesh() error {
 	case c.ShardSize < 0:
 		return fmt.Errorf("shard size: %d is negative; 0 shards over all ranks", c.ShardSize)
 	case c.ShardSize > 0 && (c.ShardSize > c.Ranks || c.Ranks%c.ShardSize != 0):
-		return fmt.Errorf("--shard-size: %d ranks do not split into groups of %d; use %s", c.Ranks, c.ShardSize, nearestDivisors(c.Ranks, c.ShardSize))
+		return fmt.Errorf("--shard-size: %d ranks do not split into groups of %d; use %s", c.Ranks, c.ShardSize, nearest.Divisors(c.Ranks, c.ShardSize))
 	}
 	return nil
-}
-
-// nearestDivisors names the divisors of n on both sides of k.
-func nearestDivisors(n, k int) string {
-	below, above := 1, n
-	for d := 1; d <= n; d++ {
-		if n%d != 0 {
-			continue
-		}
-		if d < k {
-			below = d
-		} else if d > k {
-			above = d
-			break
-		}
-	}
-	if below == above {
-		return fmt.Sprint(below)
-	}
-	return fmt.Sprintf("%d or %d", below, above)
 }
 
 // mesh is one axis of all ranks or, with a shard size, replicas by shards.

@@ -53,6 +53,9 @@ type Config struct {
 	// Early makes Build refuse, with a *DoesNotFit and before it gives buffers a
 	// place, what cannot fit: searches plan many configurations.
 	Early bool
+	// BoundsOnly stops before buffers get a place: of Plan.Layout there are only
+	// the spaces, with the lower bound as the peak.
+	BoundsOnly bool
 	// Verify runs graph.Verify after every pass (tests always do).
 	Verify bool
 }
@@ -122,11 +125,37 @@ func Build(fwd Forward, cfg Config) (*Plan, error) {
 			return nil, err
 		}
 	}
+	if cfg.BoundsOnly {
+		bounds, err := memplan.Bounds(st.p)
+		if err != nil {
+			return nil, fmt.Errorf("plan: memory: %w", err)
+		}
+		return &Plan{Config: cfg, Program: st.p, Layout: &memplan.Layout{Spaces: bounds}, CommBytes: CommBytes(st.p)}, nil
+	}
 	layout, err := memplan.Assign(st.p, memplan.Options{Align: cfg.Target.Align})
 	if err != nil {
 		return nil, fmt.Errorf("plan: memory: %w", err)
 	}
 	return &Plan{Config: cfg, Program: st.p, Layout: layout, CommBytes: CommBytes(st.p)}, nil
+}
+
+// Candidates lists the activations that the forward leaves for the backward, of
+// which a search may drop or park some, and the program whose buffers they name.
+func Candidates(fwd Forward, cfg Config) (*graph.Program, []recompute.Candidate, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, nil, err
+	}
+	st := &state{cfg: cfg, fwd: fwd}
+	for _, ps := range passes {
+		if ps.name == "recompute" {
+			break
+		}
+		if err := ps.run(st); err != nil {
+			return nil, nil, fmt.Errorf("plan: %s: %w", ps.name, err)
+		}
+	}
+	list, err := recompute.Candidates(st.p)
+	return st.p, list, err
 }
 
 // cannotFit refuses a program whose lower bound of a space is over its cap.

@@ -2,8 +2,9 @@ package recompute
 
 import (
 	"fmt"
-	"path"
 	"strings"
+
+	"github.com/spillway-ml/spillway/graph"
 )
 
 // Policy says which activations of a unit are dropped.
@@ -21,18 +22,28 @@ const (
 
 var policyNames = map[string]Policy{"none": None, "selective": Selective, "full": Full}
 
-// Rule gives the units whose name matches Unit (path.Match) a policy.
+// Rule gives the units whose name matches Unit (graph.MatchName) a policy.
 type Rule struct {
 	Policy Policy
 	Unit   string
 }
 
 // Options of the rewrite. The first rule that matches a unit's name holds for
-// it; a unit without one keeps everything.
-type Options struct{ Rules []Rule }
+// it; a unit without one keeps everything but the buffers that Drop names.
+type Options struct {
+	Rules []Rule
+	// Drop has patterns (graph.MatchName) of activations that are computed again
+	// whatever their unit's policy: what an operation computes beside the first of
+	// its results goes with that, but for a pre-activation that a fused product
+	// writes. See Candidates for what can be dropped.
+	Drop []string
+}
 
 // Active says whether any unit may recompute.
 func (o Options) Active() bool {
+	if len(o.Drop) > 0 {
+		return true
+	}
 	for _, r := range o.Rules {
 		if r.Policy != None {
 			return true
@@ -41,9 +52,13 @@ func (o Options) Active() bool {
 	return false
 }
 
+// Auto is what asks a search for Options; Parse refuses it.
+const Auto = "auto"
+
 // Parse reads "none", "selective", "full", or policies by unit: parts separated
 // by semicolons, each a policy, a colon and patterns of unit names separated by
-// commas, as in "full:h.?,h.1*;selective:h.*". "" is none.
+// commas, as in "full:h.?,h.1*;selective:h.*". A part "drop:" names buffers
+// instead, as in "drop:h.{0-11}.mlp.act,h.*.ln_1". "" is none.
 func Parse(s string) (Options, error) {
 	var o Options
 	if s == "" {
@@ -53,16 +68,28 @@ func Parse(s string) (Options, error) {
 		name, patterns, by := strings.Cut(strings.TrimSpace(part), ":")
 		policy, ok := policyNames[strings.ToLower(name)]
 		switch {
-		case strings.EqualFold(name, "auto"):
-			return o, fmt.Errorf("recompute: auto is not built yet; use none, selective or full, or a policy by unit such as full:h.*")
+		case strings.EqualFold(name, Auto):
+			return o, fmt.Errorf("recompute: auto stands alone: it chooses for every buffer")
+		case strings.EqualFold(name, "drop"):
+			if !by {
+				return o, fmt.Errorf("recompute: drop needs the names of buffers, as in drop:h.*.mlp.act")
+			}
+			for _, buf := range strings.Split(patterns, ",") {
+				buf = strings.TrimSpace(buf)
+				if err := graph.CheckPattern(buf); err != nil {
+					return o, fmt.Errorf("recompute: %w in %q", err, part)
+				}
+				o.Drop = append(o.Drop, buf)
+			}
+			continue
 		case !ok:
-			return o, fmt.Errorf("recompute: policy %q is not known; use none, selective or full", name)
+			return o, fmt.Errorf("recompute: policy %q is not known; use none, selective, full or auto, or drop with the names of buffers", name)
 		case !by:
 			patterns = "*"
 		}
 		for _, unit := range strings.Split(patterns, ",") {
 			unit = strings.TrimSpace(unit)
-			if _, err := path.Match(unit, ""); err != nil || unit == "" {
+			if graph.CheckPattern(unit) != nil {
 				return o, fmt.Errorf("recompute: %q is not a pattern of unit names in %q", unit, part)
 			}
 			o.Rules = append(o.Rules, Rule{policy, unit})
@@ -73,7 +100,7 @@ func Parse(s string) (Options, error) {
 
 func (o Options) policy(unit string) (Policy, int) {
 	for i, r := range o.Rules {
-		if ok, _ := path.Match(r.Unit, unit); ok {
+		if ok, _ := graph.MatchName(r.Unit, unit); ok {
 			return r.Policy, i
 		}
 	}

@@ -22,7 +22,8 @@ import (
 // comes next), what an operation computes beside a value that is kept, and what
 // depends on a sum that the step accumulates.
 //
-// It fails where a rule matches no unit.
+// It fails where a rule matches no unit, and where a pattern of Drop matches no
+// buffer that the policies alone would keep and that can be computed again.
 func Rewrite(p *graph.Program, opt Options) (*graph.Program, error) {
 	q := p.Clone()
 	if !opt.Active() {
@@ -45,9 +46,12 @@ func Rewrite(p *graph.Program, opt Options) (*graph.Program, error) {
 			return nil, fmt.Errorf("recompute: no unit matches %q; units are %s", opt.Rules[i].Unit, unitNames(q))
 		}
 	}
-	r := &rewriter{p: q, ops: train.Phases[0].Ops, policy: policies}
+	r := &rewriter{p: q, ops: train.Phases[0].Ops, policy: policies, drop: opt.Drop, made: map[graph.BufID]bool{}}
 	r.number()
 	train.Phases[0].Ops = r.run()
+	if err := r.checkDrops(p); err != nil {
+		return nil, err
+	}
 	dropOutputs(q, train.Phases[0].Ops)
 	return q, nil
 }
@@ -92,6 +96,10 @@ type rewriter struct {
 	vals   []value
 	ins    [][]int // value by operation and input
 	outs   [][]int // value by operation and output
+
+	drop    []string
+	dropped []bool               // by value: one of drop names it
+	made    map[graph.BufID]bool // buffers that are computed again
 }
 
 // number gives every value a number and finds those that all policies keep.
@@ -159,10 +167,12 @@ func (r *rewriter) number() {
 			}
 		}
 	}
-	// Under full, what other units' forward reads is kept.
+	r.markDropped()
+	// Under full, and of what is dropped by name, what other units' forward reads
+	// is kept.
 	for i := range r.vals {
 		v := &r.vals[i]
-		if v.by < 0 || r.policyOf(v.by) != Full {
+		if v.by < 0 || r.policyOf(v.by) != Full && !r.dropped[i] {
 			continue
 		}
 		for _, j := range v.read {
@@ -257,7 +267,7 @@ type planner struct {
 // want says whether v is to be computed again for stretch s.
 func (r *rewriter) want(v int, s stretch) bool {
 	val := &r.vals[v]
-	return val.by >= 0 && !val.keep && r.policyOf(val.by) != None && val.by < s.first
+	return val.by >= 0 && !val.keep && (r.dropped[v] || r.policyOf(val.by) != None) && val.by < s.first
 }
 
 // plan finds the clones that make value v, and says whether it can be made.
@@ -273,10 +283,10 @@ func (pl *planner) plan(v int) bool {
 	}
 	c := &clone{op: val.by}
 	op := &r.ops[val.by]
-	if pre, ok := r.activationOf(v); ok && r.policyOf(val.by) == Selective {
+	if pre, ok := r.activationOf(v); ok && !r.dropped[pre] && (r.policyOf(val.by) == Selective || r.dropped[v] && r.policyOf(val.by) != Full) {
 		c.act, c.ins, c.outs = true, []int{pre}, []int{v}
 	} else {
-		if r.policyOf(val.by) == Selective && !cheap[op.Kind] {
+		if r.policyOf(val.by) == Selective && !cheap[op.Kind] && !r.dropped[v] {
 			return false
 		}
 		for _, o := range op.Out {
@@ -304,7 +314,10 @@ func (pl *planner) plan(v int) bool {
 		if r.want(in, pl.s) && pl.plan(in) {
 			continue
 		}
-		if !r.available(in, pl.s) && !pl.plan(in) {
+		switch {
+		case r.available(in, pl.s) && !r.idle(in):
+		case pl.plan(in), r.available(in, pl.s):
+		default:
 			return false
 		}
 	}
@@ -325,6 +338,7 @@ func (r *rewriter) rewriteStretch(s stretch, names map[string]int) []graph.Op {
 		for _, v := range r.ins[i] {
 			if v >= 0 && r.want(v, s) && pl.plan(v) {
 				wanted[v] = true
+				r.made[r.vals[v].root] = true
 			}
 		}
 	}

@@ -154,7 +154,8 @@ func TestFullKeepsOneInputALayer(t *testing.T) {
 
 func TestParseRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		"auto": "auto is not built yet", "most": `"most" is not known`, "full:": "not a pattern", "full:[": "not a pattern",
+		"full;auto": "auto stands alone", "most": `"most" is not known`, "full:": "not a pattern", "full:[": "not a pattern",
+		"drop": "names of buffers", "drop:h.{3}": "range of numbers", "drop:": "empty",
 	} {
 		_, err := recompute.Parse(text)
 		require.ErrorContains(t, err, want)

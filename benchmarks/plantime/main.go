@@ -1,134 +1,293 @@
 // Command plantime holds the cost model to the clock: it calibrates the CPU
-// device, predicts the step of a grid of configurations and measures them, in
-// rounds (calibrate, then measure the whole grid) so that both meet the same
-// machine, and prints predicted and measured times with their errors.
+// device, predicts the step of every configuration of the grid and measures it.
+// Calibrations and measurements take turns, so that both meet the same machine,
+// and a prediction is the mean of those of the calibrations before and after. It
+// prints predicted and measured times with their errors.
 //
-//	go run ./benchmarks/plantime -rounds 3
+//	go run ./benchmarks/plantime -csv FILE
 package main
 
 import (
 	"context"
+	"encoding/csv"
 	"flag"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/internal/grid"
+	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
+type options struct {
+	rounds   int
+	only     string
+	csv      string
+	disk     string
+	window   time.Duration
+	block    int
+	patience time.Duration
+	kinds    bool
+}
+
 func main() {
-	rounds := flag.Int("rounds", 3, "times that everything is calibrated and measured")
-	steps := flag.Int("steps", 4, "steps of a measurement; the first does not count")
+	var o options
+	flag.IntVar(&o.rounds, "rounds", 2, "times that the whole grid is measured")
+	flag.StringVar(&o.only, "only", "", "only configurations whose line contains this `TEXT`")
+	flag.StringVar(&o.csv, "csv", "", "write every prediction and measurement to `FILE`")
+	flag.StringVar(&o.disk, "disk", os.TempDir(), "folder of the disk tier")
+	flag.DurationVar(&o.window, "window", 200*time.Millisecond, "steps are timed for at least so long")
+	flag.DurationVar(&o.patience, "patience", 0, "wait at most so long, each time, for others to be quiet")
+	flag.IntVar(&o.block, "block", 24, "configurations that are measured between two calibrations")
+	flag.BoolVar(&o.kinds, "kinds", false, "also print predicted and traced seconds by kind of operation")
 	flag.Parse()
-	if err := run(*rounds, *steps); err != nil {
+	if err := run(o); err != nil {
 		fmt.Fprintln(os.Stderr, "plantime:", err)
 		os.Exit(1)
 	}
 }
 
-var models = []struct{ name, config string }{
-	{"gpt2-4x384", `{"model_type":"gpt2","n_layer":4,"n_head":6,"n_embd":384,"vocab_size":4096,"n_positions":512}`},
-	{"llama-3x320", `{"model_type":"llama","hidden_size":320,"intermediate_size":864,"num_hidden_layers":3,"num_attention_heads":5,"vocab_size":4096,"max_position_embeddings":512}`},
-}
-
 type point struct {
-	model     string
-	cfg       spillway.Config
-	predicted []float64 // s, by round
-	measured  []float64
+	grid.Point
+	cfg     spillway.Config
+	results []result // by round
 }
 
-func run(rounds, steps int) error {
+type result struct {
+	predicted, measured float64 // s
+	others              float64 // share of the processors that others had meanwhile
+}
+
+func run(o options) error {
 	dir, err := os.MkdirTemp("", "plantime-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	tokens := make([]byte, 1<<17)
-	for i := range tokens {
-		tokens[i] = byte(i * 7 % 251 * (1 - i%2)) // uint16 below 251
-	}
-	data := filepath.Join(dir, "tokens.bin")
-	if err := os.WriteFile(data, tokens, 0o644); err != nil {
+	points, err := configurations(o, dir)
+	if err != nil {
 		return err
 	}
-	var grid []*point
-	for _, m := range models {
-		folder := filepath.Join(dir, m.name)
-		if err := os.MkdirAll(folder, 0o755); err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(folder, "config.json"), []byte(m.config), 0o644); err != nil {
-			return err
-		}
-		for _, ranks := range []int{1, 3} {
-			for z := range 4 {
-				if ranks == 1 && z > 0 {
-					continue // nothing to shard
+	ctx := context.Background()
+	began := time.Now()
+	cal, err := o.calibrate(ctx)
+	if err != nil {
+		return err
+	}
+	calibrations := 1
+	for range o.rounds {
+		for from := 0; from < len(points); from += o.block {
+			block := points[from:min(from+o.block, len(points))]
+			for _, p := range block {
+				if err := p.measure(ctx, o); err != nil {
+					return fmt.Errorf("%s: %w", p, err)
 				}
-				for _, again := range []string{"none", "full"} {
-					for _, shape := range [][2]int{{2, 128}} {
-						c := spillway.Default()
-						c.Model, c.Data, c.Ranks, c.Zero, c.Recompute = folder, data, ranks, z, again
-						c.Batch, c.Seq, c.Steps = shape[0], shape[1], steps
-						grid = append(grid, &point{model: m.name, cfg: c})
+				if o.kinds {
+					if err := p.printKinds(ctx, cal, dir); err != nil {
+						return err
 					}
 				}
 			}
+			next, err := o.calibrate(ctx)
+			if err != nil {
+				return err
+			}
+			calibrations++
+			for _, p := range block {
+				if err := p.predict(cal, next); err != nil {
+					return fmt.Errorf("%s: %w", p, err)
+				}
+			}
+			cal = next
+			if o.csv != "" { // as far as it got
+				if err := write(o.csv, points); err != nil {
+					return err
+				}
+			}
+			fmt.Fprintf(os.Stderr, "%.0f s\n", time.Since(began).Seconds())
 		}
 	}
-	ctx := context.Background()
-	for range rounds {
-		cal, err := spillway.Calibrate(ctx, 0)
+	report(points)
+	fmt.Printf("%d rounds, %d calibrations, %.0f s in all\n", o.rounds, calibrations, time.Since(began).Seconds())
+	return nil
+}
+
+// configurations writes the grid's models and some tokens into dir.
+func configurations(o options, dir string) ([]*point, error) {
+	r := rand.New(rand.NewPCG(3, 4))
+	tokens := make([]byte, 1<<17) // little-endian uint16 below 4,096
+	for i := 0; i < len(tokens); i += 2 {
+		tokens[i], tokens[i+1] = byte(r.IntN(256)), byte(r.IntN(16))
+	}
+	data := filepath.Join(dir, "tokens.bin")
+	if err := os.WriteFile(data, tokens, 0o644); err != nil {
+		return nil, err
+	}
+	folders := map[string]string{}
+	for _, m := range grid.Timed {
+		folder, err := m.Write(dir)
+		if err != nil {
+			return nil, err
+		}
+		folders[m.Name] = folder
+	}
+	disk, err := os.MkdirTemp(o.disk, "plantime-disk-")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(disk); err != nil { // a run makes it and removes it
+		return nil, err
+	}
+	var points []*point
+	for _, g := range grid.Points() {
+		if !strings.Contains(g.String(), o.only) {
+			continue
+		}
+		m := g.ModelOf(grid.Timed)
+		c := spillway.Default()
+		c.Model, c.Data, c.Disk = folders[m.Name], data, disk
+		c.Ranks, c.Zero, c.Recompute, c.Offload = g.Ranks, g.Zero, g.Recompute, g.Offload
+		c.Batch, c.Seq, c.Steps = m.Batch, m.Seq, math.MaxInt32
+		points = append(points, &point{Point: g, cfg: c})
+	}
+	return points, nil
+}
+
+// quiet is the share of the processors below which others don't disturb.
+const quiet = 0.06
+
+// await sleeps until others have been quiet for a moment, or o.patience is over.
+func (o options) await() {
+	for began := time.Now(); time.Since(began) < o.patience; {
+		before := lookAround()
+		time.Sleep(100 * time.Millisecond)
+		if lookAround().since(before) < quiet {
+			return
+		}
+	}
+}
+
+func (o options) calibrate(ctx context.Context) (*cost.Calibration, error) {
+	o.await()
+	return spillway.Calibrate(ctx, 0, o.disk)
+}
+
+// predict adds what two calibrations, before and after the measurement, expect on
+// average.
+func (p *point) predict(before, after *cost.Calibration) error {
+	r := &p.results[len(p.results)-1]
+	for _, cal := range []*cost.Calibration{before, after} {
+		f, err := spillway.Predict(p.cfg, cal.Machine(p.cfg.Ranks))
 		if err != nil {
 			return err
 		}
-		for _, p := range grid {
-			f, err := spillway.Predict(p.cfg, cal.Machine(p.cfg.Ranks))
-			if err != nil {
-				return err
-			}
-			p.predicted = append(p.predicted, f.Step.Seconds)
-			seconds, err := measure(ctx, p.cfg)
-			if err != nil {
-				return err
-			}
-			p.measured = append(p.measured, seconds)
+		r.predicted += f.Step.Seconds / 2
+	}
+	return nil
+}
+
+// measure times steps behind the first two, which touch the pages, for o.window
+// and for three at least.
+func (p *point) measure(ctx context.Context, o options) (err error) {
+	o.await()
+	t, err := spillway.New(ctx, p.cfg)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := t.Close(); err == nil {
+			err = e
+		}
+	}()
+	for range 2 {
+		if _, err := t.Step(ctx); err != nil {
+			return err
 		}
 	}
+	before, start, steps := lookAround(), time.Now(), 0
+	for time.Since(start) < o.window || steps < 3 {
+		if _, err := t.Step(ctx); err != nil {
+			return err
+		}
+		steps++
+	}
+	r := result{measured: time.Since(start).Seconds() / float64(steps), others: max(0, lookAround().since(before))}
+	p.results = append(p.results, r)
+	return nil
+}
+
+// middle is the medians over the rounds.
+func (p *point) middle() (predicted, measured, e, others float64) {
+	var a, b, c []float64
+	for _, r := range p.results {
+		a, b, c = append(a, r.predicted), append(b, r.measured), append(c, r.others)
+	}
+	predicted, measured = median(a), median(b)
+	return predicted, measured, predicted/measured - 1, median(c)
+}
+
+func report(points []*point) {
 	var errs []float64
 	worst := 0
-	fmt.Println("model,ranks,zero,recompute,batch,seq,predicted_ms,measured_ms,error")
-	for i, p := range grid {
-		pred, real := median(p.predicted), median(p.measured)
-		e := pred/real - 1
+	fmt.Printf("%-54s %12s %12s %8s %8s\n", "", "predicted ms", "measured ms", "error", "others")
+	for i, p := range points {
+		predicted, measured, e, others := p.middle()
 		errs = append(errs, math.Abs(e))
 		if errs[i] > errs[worst] {
 			worst = i
 		}
-		c := p.cfg
-		fmt.Printf("%s,%d,%d,%s,%d,%d,%.2f,%.2f,%+.1f%%\n", p.model, c.Ranks, c.Zero, c.Recompute, c.Batch, c.Seq, pred*1e3, real*1e3, e*100)
+		fmt.Printf("%-54s %12.2f %12.2f %+7.1f%% %7.0f%%\n", p, predicted*1e3, measured*1e3, e*100, others*100)
 	}
-	w := grid[worst]
-	fmt.Printf("\nmedian error %.1f%% over %d configurations; worst %.1f%%: %s, %d ranks, stage %d, recompute %s, %d × %d tokens\n",
-		median(errs)*100, len(grid), errs[worst]*100, w.model, w.cfg.Ranks, w.cfg.Zero, w.cfg.Recompute, w.cfg.Batch, w.cfg.Seq)
-	return nil
+	fmt.Println()
+	for _, by := range []struct {
+		name string
+		of   func(p *point) string
+	}{
+		{"model", func(p *point) string { return p.Model }}, {"ranks", func(p *point) string { return fmt.Sprint(p.Ranks) }},
+		{"stage", func(p *point) string { return fmt.Sprint(p.Zero) }}, {"recompute", func(p *point) string { return p.Recompute }},
+		{"offload", func(p *point) string { return p.Tier() }},
+	} {
+		groups := map[string][]float64{}
+		var names []string
+		for i, p := range points {
+			n := by.of(p)
+			if groups[n] == nil {
+				names = append(names, n)
+			}
+			groups[n] = append(groups[n], errs[i])
+		}
+		fmt.Printf("median error by %s:", by.name)
+		for _, n := range names {
+			fmt.Printf("  %s %.1f %%", n, median(groups[n])*100)
+		}
+		fmt.Println()
+	}
+	fmt.Printf("\nmedian error %.1f %% over %d configurations; worst %.1f %%: %s\n", median(errs)*100, len(points), errs[worst]*100, points[worst])
 }
 
-// measure returns the median time of a step after the first.
-func measure(ctx context.Context, c spillway.Config) (float64, error) {
-	t, err := spillway.New(ctx, c)
+func write(path string, points []*point) error {
+	f, err := os.Create(path)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	defer t.Close()
-	var times []float64
-	if err := t.Run(ctx, func(r spillway.StepResult) error { times = append(times, r.Seconds); return nil }); err != nil {
-		return 0, err
+	w := csv.NewWriter(f)
+	rows := [][]string{{"model", "ranks", "zero", "recompute", "offload", "round", "predicted_ms", "measured_ms", "error_percent", "others_percent"}}
+	for _, p := range points {
+		for i, r := range p.results {
+			rows = append(rows, []string{p.Model, fmt.Sprint(p.Ranks), fmt.Sprint(p.Zero), p.Recompute, p.Tier(), fmt.Sprint(i + 1),
+				fmt.Sprintf("%.3f", r.predicted*1e3), fmt.Sprintf("%.3f", r.measured*1e3), fmt.Sprintf("%+.1f", (r.predicted/r.measured-1)*100), fmt.Sprintf("%.0f", r.others*100)})
+		}
 	}
-	return median(times[1:]), nil
+	if err := w.WriteAll(rows); err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 func median(v []float64) float64 {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
@@ -32,6 +33,8 @@ type diagnosis struct {
 		Available int64   `json:"available_bytes"`
 		Lockable  *int64  `json:"lockable_bytes"`        // null: no limit
 		Copy      float64 `json:"copy_bytes_per_second"` // read + written, all cores
+		StoredIn  string  `json:"stored_in"`             // empty: it could not be, see warning
+		Warning   string  `json:"warning"`
 	} `json:"memory"`
 	GPU       gpuReport      `json:"gpu"`
 	Libraries []libraryState `json:"libraries"`
@@ -90,7 +93,7 @@ func doctorCommand() *cobra.Command {
 		Short: "Tell what this machine has, and measure its memory and a disk",
 		Long: `Tell what this machine has: processor, memory and how much of it may be
 locked, GPUs, libraries that are opened at run time; and measure the memory's
-bandwidth. With --disk, write and read a file of 256 MiB in that folder with
+bandwidth, which is kept for plan --gpu detect. With --disk, write and read a file of 256 MiB in that folder with
 several block sizes and queue depths, and keep the best for later runs on that
 filesystem.`,
 		Args: noArguments,
@@ -127,11 +130,15 @@ filesystem.`,
 
 func diagnose(ctx context.Context, dir string, effort store.Effort) (*diagnosis, error) {
 	d := &diagnosis{GPU: findGPUs()}
-	d.CPU.Model, d.CPU.Arch, d.CPU.Cores = cpuModel(), runtime.GOARCH, runtime.GOMAXPROCS(0)
+	d.CPU.Model, d.CPU.Arch, d.CPU.Cores = spillway.CPUModel(), runtime.GOARCH, runtime.GOMAXPROCS(0)
 	d.CPU.Best, d.CPU.Current = level.Best().String(), level.Current().String()
 	d.Memory.Total, d.Memory.Available = memorySizes()
 	d.Memory.Lockable = lockableBytes()
 	d.Memory.Copy = copyBandwidth(200 * time.Millisecond)
+	var err error
+	if d.Memory.StoredIn, err = spillway.KeepMemoryBandwidth(d.Memory.Copy); err != nil {
+		d.Memory.StoredIn, d.Memory.Warning = "", err.Error()
+	}
 	for _, l := range libraries {
 		d.Libraries = append(d.Libraries, libraryState{l.name, l.use, openable(l.names), l.names})
 	}
@@ -139,7 +146,6 @@ func diagnose(ctx context.Context, dir string, effort store.Effort) (*diagnosis,
 		return d, nil
 	}
 	r := &diskReport{Dir: dir, Filesystem: store.FilesystemOf(dir)}
-	var err error
 	r.Samples, r.Chosen, err = store.Measure(ctx, dir, effort, func(s string) { r.Warnings = append(r.Warnings, s) })
 	if err != nil {
 		return nil, fmt.Errorf("--disk %s: %w", dir, err)
@@ -193,14 +199,6 @@ func field(text, name string) string {
 	return ""
 }
 
-func cpuModel() string {
-	text, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return ""
-	}
-	return field(string(text), "model name")
-}
-
 func memorySizes() (total, available int64) {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -234,6 +232,11 @@ func (d *diagnosis) print(w io.Writer) {
 		size = fmt.Sprintf("%s, %s available", plan.Bytes(d.Memory.Total), plan.Bytes(d.Memory.Available))
 	}
 	line("memory", "%s; copies %s (read + written)", size, gbps(d.Memory.Copy))
+	if d.Memory.StoredIn != "" {
+		line("", "kept in %s", d.Memory.StoredIn)
+	} else {
+		line("", "%s", d.Memory.Warning)
+	}
 	if d.Memory.Lockable == nil {
 		line("locking", "no limit")
 	} else {

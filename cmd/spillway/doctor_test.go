@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/offload/store"
 )
 
@@ -28,6 +29,8 @@ func TestDoctorTellsTheMachine(t *testing.T) {
 	require.NoError(t, json.Unmarshal(out.Bytes(), &d))
 	require.Equal(t, runtime.GOMAXPROCS(0), d.CPU.Cores)
 	require.Positive(t, d.Memory.Copy)
+	require.Equal(t, d.Memory.Copy, spillway.KeptMemoryBandwidth(), "kept for plan --gpu detect")
+	require.NotEmpty(t, d.Memory.StoredIn)
 	require.Len(t, d.Libraries, len(libraries))
 	require.Nil(t, d.Disk)
 	require.True(t, (len(d.GPU.GPUs) == 0) == (d.GPU.Note != ""), "GPUs, or why there are none")
@@ -77,6 +80,7 @@ func TestDoctorWithoutAConfigurationFolder(t *testing.T) {
 		require.Positive(t, d.Disk.Chosen.Block)
 		require.Empty(t, d.Disk.StoredIn)
 		require.Len(t, d.Disk.Warnings, 1)
+		require.Contains(t, d.Memory.Warning, "keep the measurement: ")
 		require.Contains(t, d.Disk.Warnings[0], "store the measurement: ")
 	}
 }

@@ -80,6 +80,10 @@ func (f diskFlag) Set(s string) error {
 	if i := strings.LastIndexByte(s, ':'); i >= 0 {
 		if n, err := parseSize(s[i+1:]); err == nil {
 			dir, size = s[:i], n
+		} else if text, negative := strings.CutPrefix(s[i+1:], "-"); negative {
+			if _, err := parseSize(text); err == nil {
+				return fmt.Errorf("%q: a size is not negative", s)
+			}
 		}
 	}
 	if dir == "" {
@@ -189,12 +193,13 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&c.Precision, "precision", d.Precision, "fp32, bf16 or fp16")
 	fs.StringVar(&c.Reduce, "reduce", d.Reduce, "dtype of gradients on the way: same or fp32")
 	fs.StringVar(&l.int8, "int8", "", "optimizer,gather,reduce,activations,matmul")
-	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, or by unit as in full:h.*")
-	fs.StringVar(&c.Offload, "offload", "", "what rests off the device: optimizer=host|disk,parameters=…,gradients=…,activations=…")
+	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, auto (as few as the cap asks for), by unit as in full:h.*, or by name as in drop:h.{0-11}.mlp.act")
+	fs.StringVar(&c.Offload, "offload", "", "what rests off the device: optimizer=host|disk,parameters=…,gradients=…,activations=…; in part as in optimizer=host:60%, optimizer=host:25%+disk or activations=host:h.{0-3}.mlp.act")
 	fs.Var(sizeFlag{&c.DiskCache}, "disk-cache", "host memory of a rank that holds what would be read from disk (default: none)")
 	fs.Var(frozenCacheFlag{&c.FrozenCache}, "frozen-cache", "room of a rank, host:SIZE or disk:SIZE, for what frozen first layers hand on, so that later epochs skip their forward (default: none)")
 	fs.BoolVar(&c.RequirePinned, "require-pinned", false, "refuse to run on host memory that cannot be locked")
 	fs.BoolVar(&l.fit, "fit", false, "choose what was not given: the fastest that fits")
+	fs.Var(listFlag{&c.Allow}, "allow", "precisions that --fit may choose beside --precision, separated by commas: bf16, fp16")
 	fs.IntVar(&l.globalBatch, "global-batch", 0, "rows of a step over all ranks, for --fit")
 	fs.StringVar(&c.Checkpoint, "checkpoint", "", "`DIR` of checkpoints (default: nothing is written)")
 	fs.IntVar(&c.SaveEvery, "save-every", 0, "steps between checkpoints (default: at the end only)")

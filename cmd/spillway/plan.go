@@ -1,11 +1,14 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -19,6 +22,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -32,8 +36,13 @@ type planFlags struct {
 	gpuFound             *gpus.GPU // what --gpu names
 	nodeSize             int       // GPUs of a server
 	countInNodes         bool      // ranks were given as nodes
+	reference            string
 	calibrate            bool
-	calibration          *cost.Calibration // what --calibrate measured
+	cpu                  spillway.Hardware // without --gpu
+	rates                string            // where its rates are from
+	memory               float64           // bytes/s of this machine's memory, with --gpu detect; 0: not measured
+	diskRead, diskWrite  float64           // bytes/s of --disk, likewise
+	chosen               bool              // --fit has chosen the configuration
 }
 
 func planCommand() *cobra.Command {
@@ -52,15 +61,7 @@ data and no GPU.`,
 	}
 	fs := cmd.Flags()
 	trainFlags(fs, &c, &l)
-	fs.StringVar(&f.gpu, "gpu", "", "plan for GPU `NAME` (--list-gpus), or detect for this machine's own")
-	fs.IntVar(&f.nodes, "nodes", 1, "servers; ranks are --nodes times --gpus-per-node")
-	fs.IntVar(&f.gpusPerNode, "gpus-per-node", 1, "GPUs of a server")
-	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; default: shard over all)")
-	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
-	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
-	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time (without --gpu)")
-	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
-	fs.BoolVar(&f.listGPUs, "list-gpus", false, "list the GPUs that --gpu names")
+	f.bind(fs, &c)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		out := cmd.OutOrStdout()
 		switch {
@@ -77,6 +78,9 @@ data and no GPU.`,
 		if err := l.refuse(); err != nil {
 			return err
 		}
+		if err := f.validateReference(); err != nil {
+			return err
+		}
 		if err := f.settle(fs, &c); err != nil {
 			return err
 		}
@@ -87,11 +91,11 @@ data and no GPU.`,
 			if f.gpuFound != nil {
 				return errors.New("--calibrate measures this machine's CPU, and --gpu plans for a GPU; leave one of them out")
 			}
-			cal, err := spillway.Calibrate(cmd.Context(), c.Threads)
-			if err != nil {
-				return fault(err)
+			if err := f.calibrateCPU(cmd.Context(), &c); err != nil {
+				return err
 			}
-			f.calibration = cal
+		} else if f.gpuFound == nil {
+			f.cpu, f.rates = spillway.KnownHardware(c.ComputeThreads())
 		}
 		var best *spillway.Fitted
 		if l.fit {
@@ -101,9 +105,24 @@ data and no GPU.`,
 			}
 			takeFitted(&c, best)
 		}
+		f.chosen = l.fit
 		return runPlan(c, &f, best, out)
 	}
 	return cmd
+}
+
+// bind makes the flags that train does not have.
+func (f *planFlags) bind(fs *pflag.FlagSet, c *spillway.Config) {
+	fs.StringVar(&f.gpu, "gpu", "", "plan for GPU `NAME` (--list-gpus), or detect for this machine's own")
+	fs.IntVar(&f.nodes, "nodes", 1, "servers; ranks are --nodes times --gpus-per-node")
+	fs.IntVar(&f.gpusPerNode, "gpus-per-node", 1, "GPUs of a server")
+	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; default: shard over all)")
+	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
+	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
+	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
+	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
+	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
+	fs.BoolVar(&f.listGPUs, "list-gpus", false, "list the GPUs that --gpu names")
 }
 
 // settle turns the flags of the hardware into ranks, caps and what is outside
@@ -150,6 +169,7 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 				g = other
 			}
 		}
+		f.readMeasurements(c.Disk)
 	} else {
 		var err error
 		if g, err = gpus.Lookup(f.gpu); err != nil {
@@ -160,7 +180,8 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 	if free := g.Memory - g.Used; c.DeviceMemory == 0 || c.DeviceMemory > free {
 		c.DeviceMemory = free
 	}
-	c.Outside[graph.Device] = g.OutsideBytes()
+	c.Outside[graph.Device], c.Outside[graph.Host] = g.OutsideBytes(), gpus.HostOutsideBytes
+	c.LocalRanks = f.nodeSize
 	c.Target = graph.CUDATarget()
 	return nil
 }
@@ -189,16 +210,65 @@ func detectGPUs(nvml func() ([]gpus.GPU, error), open func() (driver.API, error)
 	return found, nil
 }
 
+// calibrateCPU measures this machine and keeps the result for later plans.
+func (f *planFlags) calibrateCPU(ctx context.Context, c *spillway.Config) error {
+	cal, err := spillway.Calibrate(ctx, c.Threads, c.Disk)
+	if err != nil {
+		return fault(err)
+	}
+	f.cpu, f.rates = spillway.Hardware{Machine: cal.Machine}, "as calibrated just now"
+	if path, err := spillway.KeepCalibration(cal); err == nil {
+		f.rates += ", kept in " + path
+	} else {
+		f.rates += "; " + err.Error()
+	}
+	return nil
+}
+
+// readMeasurements takes what doctor has measured of this machine, for a plan of
+// its own GPUs.
+func (f *planFlags) readMeasurements(disk string) {
+	f.memory = spillway.KeptMemoryBandwidth()
+	if disk == "" {
+		return
+	}
+	if t, err := store.LoadTuning(disk); err == nil {
+		f.diskRead, f.diskWrite = t.ReadBytesPerSec, t.WriteBytesPerSec
+	}
+}
+
+// measured replaces a preset's rates of the host by measured ones, of which each
+// of a node's ranks has its share.
+func (f *planFlags) measured(m *cost.Machine, ranks int) {
+	n := float64(max(ranks, 1))
+	if f.memory > 0 {
+		m.HostMemory = f.memory / n
+	}
+	if f.diskRead > 0 && f.diskWrite > 0 {
+		m.DiskRead, m.DiskWrite = f.diskRead/n, f.diskWrite/n
+	}
+}
+
 // hardware is what the time is predicted on.
 func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
-	if f.calibration != nil {
-		return spillway.Hardware{Machine: f.calibration.Machine}
-	}
 	if f.gpuFound == nil {
-		return spillway.CPUHardware(c.ComputeThreads())
+		return f.cpu
 	}
 	g, node := *f.gpuFound, f.nodeSize
-	hw := spillway.Hardware{HalfPrecision: true, Machine: func(ranks int) *cost.Machine { return g.Machine(min(node, ranks)) }}
+	hw := spillway.Hardware{HalfPrecision: true, Machine: func(ranks int) *cost.Machine {
+		m := g.Machine(min(node, ranks))
+		f.measured(m, min(node, ranks))
+		return m
+	}}
+	if c.DeviceMemory == g.Memory-g.Used { // a cap of one's own stays
+		for _, o := range gpus.List() {
+			if o.Memory > g.Memory {
+				hw.Larger = append(hw.Larger, spillway.LargerDevice{Name: o.Name, Memory: o.Memory, Outside: o.OutsideBytes(),
+					Machine: func(ranks int) *cost.Machine { return o.Machine(min(node, ranks)) }})
+			}
+		}
+		slices.SortStableFunc(hw.Larger, func(a, b spillway.LargerDevice) int { return cmp.Compare(a.Memory, b.Memory) })
+	}
 	if f.countInNodes {
 		hw.NodeSize = f.gpusPerNode
 	}
@@ -219,13 +289,16 @@ func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.W
 	}
 	r := planReport{flags: f, stages: stages, asked: asked, best: best}
 	if !asked.Fits {
-		r.ways, r.smallest = spillway.WaysOut(asked, hw)
+		r.ways, r.noWay = spillway.WaysOut(asked, hw)
+	}
+	if best == nil {
+		r.recommend(c, hw)
 	}
 	if err := r.print(text); err != nil {
 		return err
 	}
 	if f.jsonPath != "" {
-		doc, err := planJSON(asked, stages)
+		doc, err := planJSON(asked, stages, r.best)
 		if err != nil {
 			return err
 		}
@@ -252,7 +325,7 @@ func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.W
 // takeFitted sets what the search chose.
 func takeFitted(c *spillway.Config, best *spillway.Fitted) {
 	b := best.Forecast.Config
-	c.Zero, c.Batch, c.Accum, c.Prefetch, c.Recompute, c.Offload = b.Zero, b.Batch, b.Accum, b.Prefetch, b.Recompute, b.Offload
+	c.Zero, c.Batch, c.Accum, c.Prefetch, c.Recompute, c.Offload, c.Precision = b.Zero, b.Batch, b.Accum, b.Prefetch, b.Recompute, b.Offload, b.Precision
 }
 
 // printFitted says what the search chose, and why.
@@ -261,6 +334,49 @@ func printFitted(w io.Writer, best *spillway.Fitted) {
 	for _, why := range best.Reasons {
 		fmt.Fprintf(w, "  %s\n", why)
 	}
+}
+
+// recommend looks for the fastest configuration of the same micro-batch, ranks
+// and layout. Where what was asked for does not fit, the ways out have searched
+// that already.
+func (r *planReport) recommend(c spillway.Config, hw spillway.Hardware) {
+	if !r.asked.Fits {
+		for _, way := range r.ways {
+			if way.Cost == "" && (r.best == nil || way.Forecast.TokensPerSecond() > r.best.TokensPerSecond()) {
+				r.best = &spillway.Fitted{Forecast: way.Forecast, Flags: way.Text, Reasons: spillway.Reasons(way.Forecast)}
+			}
+		}
+		return
+	}
+	c.Recompute, c.Offload = "none", ""
+	if best, err := spillway.Fit(c, func(string) bool { return false }, 0, hw); err == nil {
+		r.best = best
+	}
+}
+
+// printRecommended sets the recommended configuration beside the requested one.
+func (r *planReport) printRecommended(w io.Writer) {
+	asked, best := r.asked, r.best
+	if best == nil {
+		return
+	}
+	ratio := best.TokensPerSecond() / asked.TokensPerSecond()
+	switch {
+	case asked.Fits && ratio < 1.005:
+		fmt.Fprintf(w, "recommended: as requested; nothing found is faster (%s a step, %.0f tokens/s predicted)\n", seconds(asked.Step.Seconds), asked.TokensPerSecond())
+		fmt.Fprintf(w, "  %s\n\n", spillway.Reasons(asked)[0])
+		return
+	case asked.Fits:
+		fmt.Fprintf(w, "recommended: %s: %s a step and %.0f tokens/s predicted, against %s and %.0f as requested (%.2f × as fast)\n",
+			best.Flags, seconds(best.Step.Seconds), best.TokensPerSecond(), seconds(asked.Step.Seconds), asked.TokensPerSecond(), ratio)
+	default:
+		fmt.Fprintf(w, "recommended: %s: %s a step and %.0f tokens/s predicted; as requested it does not fit, and would take %s\n",
+			best.Flags, seconds(best.Step.Seconds), best.TokensPerSecond(), seconds(asked.Step.Seconds))
+	}
+	for _, why := range best.Reasons {
+		fmt.Fprintf(w, "  %s\n", why)
+	}
+	fmt.Fprintln(w)
 }
 
 // forecastStages plans a configuration at stages 0 to 3, two at a time: a plan

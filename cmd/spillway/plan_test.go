@@ -5,13 +5,18 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/presets"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/offload/store"
 )
 
 func planned(t *testing.T, args ...string) (int, planDoc) {
@@ -91,6 +96,11 @@ func TestPlanAndTrainAgree(t *testing.T) {
 	}
 }
 
+// heads writes a GPT-2 of so many heads and returns its folder.
+func heads(t *testing.T, n, width int) string {
+	return edited(t, "gpt2", func(c map[string]any) { c["n_head"], c["n_embd"] = n, width })
+}
+
 func TestPlanBadInput(t *testing.T) {
 	for _, c := range []struct {
 		args string
@@ -108,6 +118,29 @@ func TestPlanBadInput(t *testing.T) {
 		{"--model gpt2 --seq 1025", []string{"1025", "1024"}},
 		{"--model gpt2 --zero 4", []string{"--zero 4"}},
 		{"--model gpt2 --nodes 1000000000 --gpus-per-node 1000000000", []string{"--nodes"}},
+		{"--model gpt2 --gpu tpu-v5", []string{"tpu-v5", "--list-gpus"}},
+		{"--model gpt2 --gpu a100-88", []string{"a100-88", "nearest are a100-80, a100-40"}},
+		{"--model llama-4-8b", []string{"llama-4-8b", "llama-3-8b"}},
+		{"--model " + heads(t, 5, 32), []string{"n_head is 5", "n_embd 32", "use 4 or 8"}},
+		{"--model " + heads(t, 0, 32), []string{"n_head"}},
+		{"--model gpt2 --ranks 0", []string{"--ranks 0", "at least 1"}},
+		{"--model gpt2 --ranks -3", []string{"--ranks -3", "at least 1"}},
+		{"--model gpt2 --gpus-per-node -8", []string{"--gpus-per-node -8", "at least 1"}},
+		{"--model gpt2 --nodes 3 --ranks 4", []string{"--ranks 4", "which is 3"}},
+		{"--model gpt2 --ranks 8 --shard-size 16", []string{"groups of 16", "use 8"}},
+		{"--model gpt2 --ranks 8 --shard-size -2", []string{"--shard-size -2", "at least 1"}},
+		{"--model gpt2 --device-memory -5GiB", []string{"--device-memory", `"-5GiB"`, "GiB"}},
+		{"--model gpt2 --host-memory -1", []string{"--host-memory", `"-1"`}},
+		{"--model gpt2 --disk d:-4GiB", []string{"--disk", `"d:-4GiB"`, "not negative"}},
+		{"--model gpt2 --device-memory 12XB", []string{`"12XB"`, "GiB"}},
+		{"--model gpt2 --batch 0", []string{"--batch 0", "at least 1"}},
+		{"--model gpt2 --batch -1", []string{"--batch -1"}},
+		{"--model gpt2 --seq -1", []string{"--seq -1"}},
+		{"--model gpt2 --accum 0", []string{"--accum 0"}},
+		{"--model gpt2 --prefetch -1", []string{"--prefetch -1"}},
+		{"--model gpt2 --recompute half", []string{"half", "selective"}},
+		{"--model gpt2 --offload optimizer=tape", []string{"tape", "host or disk"}},
+		{"--model gpt2 --optimizer adam", []string{"adam", "adamw"}},
 		{"--nope", []string{"nope"}},
 	} {
 		r := command(append([]string{"plan"}, strings.Fields(c.args)...)...)
@@ -154,6 +187,18 @@ func TestPlanReportNamesWhatMatters(t *testing.T) {
 	require.True(t, json.Valid(text))
 }
 
+// words splits a line as a shell does: values in single quotes are one word.
+func words(line string) (list []string) {
+	for i, part := range strings.Split(line, "'") {
+		if i%2 == 1 {
+			list = append(list, part)
+		} else {
+			list = append(list, strings.Fields(part)...)
+		}
+	}
+	return list
+}
+
 // Every suggestion, applied, fits: over presets, hardware and stages that do not.
 func TestWaysOutFit(t *testing.T) {
 	grid := []string{
@@ -176,14 +221,15 @@ func TestWaysOutFit(t *testing.T) {
 		require.True(t, ok, "%s has no way out:\n%s", line, r.stdout)
 		ways := 0
 		for _, l := range strings.Split(after, "\n") {
-			flags, _, ok := strings.Cut(strings.TrimSpace(l), "  ")
-			if !ok || !strings.HasPrefix(flags, "--") {
+			flags := strings.TrimSpace(l)
+			if !strings.HasPrefix(flags, "--") {
 				continue
 			}
 			ways++
-			status, doc := planned(t, append(args, strings.Fields(flags)...)...)
-			require.Equal(t, exitDone, status, "%s with %s", line, flags)
-			require.True(t, doc.Requested.Fits)
+			c, hw := asPlanned(t, append(slices.Clone(args), words(flags)...))
+			f, err := spillway.Predict(c, hw.Machine(c.Ranks))
+			require.NoError(t, err, "%s with %s", line, flags)
+			require.True(t, f.Fits, "%s with %s", line, flags)
 		}
 		require.Positive(t, ways, line)
 	}
@@ -246,4 +292,58 @@ func TestTrainFit(t *testing.T) {
 	require.Equal(t, exitDone, r.status, r.stderr)
 	require.Contains(t, r.stdout, "recommended: --zero")
 	require.Equal(t, exitBadInput, command(append([]string{"plan", "--global-batch", "8"}, shape...)...).status)
+}
+
+// Where predicted times come from is told, and what is measured once is used by
+// later plans.
+func TestPlanTellsItsRates(t *testing.T) {
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	args := []string{"plan", "--model", "gpt2", "--threads", "2"}
+	r := command(args...)
+	require.Contains(t, r.stdout, "A step, predicted (CPU: rates of a typical server core; spillway plan --calibrate measures this machine)")
+	require.Contains(t, command(append(args, "--gpu", "h100-80")...).stdout, "A step, predicted\n")
+	_, before := planned(t, args[1:]...)
+
+	slow := cost.Rates{Alone: cost.Rate{PerFlop: 1e-9}, Core: cost.Rate{PerFlop: 2e-9}}
+	_, err := spillway.KeepCalibration(&cost.Calibration{Threads: 2, Rates: map[cost.Class]cost.Rates{"linear": slow}})
+	require.NoError(t, err)
+	require.Regexp(t, `A step, predicted \(CPU: as calibrated on \S+, \d{4}-\d\d-\d\d\)`, command(args...).stdout)
+	_, after := planned(t, args[1:]...)
+	require.Greater(t, after.Requested.StepSeconds, 2*before.Requested.StepSeconds)
+	require.Contains(t, command("plan", "--model", "gpt2", "--threads", "3").stdout, "is stale: it is for 2 threads, not for 3")
+	r = command(append(args, "--calibrate", "--gpu", "h100-80")...)
+	require.Equal(t, exitBadInput, r.status)
+	require.Contains(t, r.stderr, "--calibrate measures this machine's CPU, and --gpu plans for a GPU")
+}
+
+func TestPlanCalibrates(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures for seconds")
+	}
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	args := []string{"plan", "--model", "gpt2", "--threads", "1"}
+	require.Contains(t, command(append(args, "--calibrate")...).stdout, "A step, predicted (CPU: as calibrated just now, kept in ")
+	require.Contains(t, command(args...).stdout, "A step, predicted (CPU: as calibrated on ")
+}
+
+// A plan of this machine's own GPUs takes its host's speeds as doctor measured
+// them, each rank of the node its share.
+func TestDetectTakesMeasuredHost(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the disk tier is Linux's")
+	}
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	disk := t.TempDir()
+	m := cost.Machine{HostMemory: 1, DiskRead: 2, DiskWrite: 3}
+	var f planFlags
+	f.readMeasurements(disk)
+	f.measured(&m, 4)
+	require.Equal(t, cost.Machine{HostMemory: 1, DiskRead: 2, DiskWrite: 3}, m, "nothing was measured")
+	_, err := spillway.KeepMemoryBandwidth(80e9)
+	require.NoError(t, err)
+	_, err = store.SaveTuning(disk, store.Tuning{Block: 1 << 20, Depth: 8, ReadBytesPerSec: 4e9, WriteBytesPerSec: 2e9})
+	require.NoError(t, err)
+	f.readMeasurements(disk)
+	f.measured(&m, 4)
+	require.Equal(t, cost.Machine{HostMemory: 20e9, DiskRead: 1e9, DiskWrite: 0.5e9}, m)
 }

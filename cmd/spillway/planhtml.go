@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
+	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/graph"
 	page "github.com/spillway-ml/spillway/memplan/report"
 	"github.com/spillway-ml/spillway/plan"
@@ -15,8 +17,8 @@ import (
 func (r *planReport) html() ([]byte, error) {
 	var head bytes.Buffer
 	r.heading(&head)
-	lines := strings.SplitN(strings.TrimSpace(head.String()), "\n", 2)
-	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, ". "), Fits: r.asked.Fits, Verdict: r.verdict()}
+	lines := strings.Split(strings.TrimSpace(head.String()), "\n")
+	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, "; "), Fits: r.asked.Fits, Verdict: r.verdict()}
 	for s := range graph.NumSpaces {
 		use := &r.asked.Plan.Layout.Spaces[s]
 		if use.Peak == 0 {
@@ -48,11 +50,18 @@ func (r *planReport) html() ([]byte, error) {
 		doc.Peak = append(doc.Peak, r.peakTable(s))
 	}
 	doc.Tables = append(doc.Tables, r.stepTable())
+	ref, err := r.reference()
+	if err != nil {
+		return nil, err
+	}
+	if ref != nil {
+		doc.Tables = append(doc.Tables, ref.table())
+	}
 	if len(r.ways) > 0 {
 		doc.Ways = r.waysTable()
 	}
 	var out bytes.Buffer
-	err := doc.HTML(&out)
+	err = doc.HTML(&out)
 	return out.Bytes(), err
 }
 
@@ -68,34 +77,57 @@ func (r *planReport) verdict() string {
 	return fmt.Sprintf("Fits: %s of device memory stay free", plan.Bytes(limit-use-r.asked.Plan.Config.Outside[graph.Device]))
 }
 
-func (r *planReport) spaceTable(s graph.Space) page.Table {
-	t := page.Table{Title: fmt.Sprintf("%s memory of a rank at its peak, by stage", s), Head: []string{"ZeRO"}, Mark: r.asked.Config.Zero}
-	for c := range graph.NumClasses {
-		t.Head = append(t.Head, c.String())
-	}
-	t.Head = append(t.Head, "peak", "outside", "fits")
-	for _, f := range r.stages {
-		use, cfg := &f.Plan.Layout.Spaces[s], &f.Plan.Config
-		row := []string{fmt.Sprint(f.Config.Zero)}
-		for _, n := range use.ByClass {
-			row = append(row, plan.Bytes(n))
+// byStage is a table with a column a stage: narrow enough for paper.
+func (r *planReport) byStage(title string) page.Table {
+	t := page.Table{Title: title, Mark: -1, Head: []string{"ZeRO"}}
+	for i, f := range r.stages {
+		t.Head = append(t.Head, fmt.Sprint(f.Config.Zero))
+		if f == r.asked {
+			t.MarkColumn = i + 1
 		}
-		fits := "yes"
-		if limit := cfg.Capacity[s]; limit > 0 && use.Peak+cfg.Outside[s] > limit {
-			fits = "no, " + plan.Bytes(use.Peak+cfg.Outside[s]-limit) + " over"
-		}
-		t.Rows = append(t.Rows, append(row, plan.Bytes(use.Peak), plan.Bytes(cfg.Outside[s]), fits))
 	}
 	return t
 }
 
-func (r *planReport) stepTable() page.Table {
-	t := page.Table{Title: "A step, predicted, by stage", Mark: r.asked.Config.Zero,
-		Head: []string{"ZeRO", "sent by a rank", "time", "computing", "waiting", "tokens/s", "peak of device memory at"}}
+func (r *planReport) addRow(t *page.Table, name string, cell func(*spillway.Forecast) string) {
+	row := []string{name}
 	for _, f := range r.stages {
-		t.Rows = append(t.Rows, []string{fmt.Sprint(f.Config.Zero), plan.Bytes(f.Plan.CommBytes), seconds(f.Step.Seconds), seconds(f.Step.Seconds - f.Step.Exposed),
-			seconds(f.Step.Exposed), fmt.Sprintf("%.0f", f.TokensPerSecond()), f.Plan.Layout.Spaces[graph.Device].PeakAt})
+		row = append(row, cell(f))
 	}
+	t.Rows = append(t.Rows, row)
+}
+
+func (r *planReport) spaceTable(s graph.Space) page.Table {
+	t := r.byStage(fmt.Sprintf("%s memory of a rank at its peak, by stage", s))
+	if r.asked.Plan.Config.Outside[s] > 0 {
+		t.Note = "Outside the arena: " + r.outsideNote(s) + "."
+	}
+	for c := range graph.NumClasses {
+		if !slices.ContainsFunc(r.stages, func(f *spillway.Forecast) bool { return f.Plan.Layout.Spaces[s].ByClass[c] > 0 }) {
+			continue
+		}
+		r.addRow(&t, c.String(), func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].ByClass[c]) })
+	}
+	r.addRow(&t, "peak", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].Peak) })
+	r.addRow(&t, "outside", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Config.Outside[s]) })
+	r.addRow(&t, "fits", func(f *spillway.Forecast) string {
+		use, cfg := &f.Plan.Layout.Spaces[s], &f.Plan.Config
+		if limit := cfg.Capacity[s]; limit > 0 && use.Peak+cfg.Outside[s] > limit {
+			return "no, " + plan.Bytes(use.Peak+cfg.Outside[s]-limit) + " over"
+		}
+		return "yes"
+	})
+	return t
+}
+
+func (r *planReport) stepTable() page.Table {
+	t := r.byStage("A step, predicted, by stage")
+	r.addRow(&t, "sent by a rank", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.CommBytes) })
+	r.addRow(&t, "time", func(f *spillway.Forecast) string { return seconds(f.Step.Seconds) })
+	r.addRow(&t, "computing", func(f *spillway.Forecast) string { return seconds(f.Step.Seconds - f.Step.Exposed) })
+	r.addRow(&t, "waiting", func(f *spillway.Forecast) string { return seconds(f.Step.Exposed) })
+	r.addRow(&t, "tokens/s", func(f *spillway.Forecast) string { return fmt.Sprintf("%.0f", f.TokensPerSecond()) })
+	r.addRow(&t, "device memory is highest at", func(f *spillway.Forecast) string { return f.Plan.Layout.Spaces[graph.Device].PeakAt })
 	return t
 }
 

@@ -16,6 +16,36 @@ type (
 		Seq       int         `json:"seq"`
 		Requested planStage   `json:"requested"`
 		Stages    []planStage `json:"stages"`
+		// Explanation says what of the requested plan is made twice or moved, in
+		// names that --recompute and --offload take.
+		Explanation planWhy          `json:"explanation"`
+		Recommended *planRecommended `json:"recommended"` // null: nothing fits
+	}
+	planWhy struct {
+		Recompute        string                 `json:"recompute"`
+		Auto             string                 `json:"auto,omitempty"`
+		Offload          string                 `json:"offload"`
+		Recomputed       []spillway.BufferGroup `json:"recomputed"`
+		RecomputeSeconds float64                `json:"recompute_seconds"` // a step
+		Parked           []planParked           `json:"parked"`
+		Placed           []planPlaced           `json:"placed"`
+		Notes            []string               `json:"notes"`
+	}
+	planParked struct {
+		spillway.BufferGroup
+		Space string `json:"space"`
+	}
+	planPlaced struct {
+		Class string `json:"class"`
+		Space string `json:"space"`
+		Units int    `json:"units"`
+		Of    int    `json:"of_units"`
+		Bytes int64  `json:"bytes"`
+	}
+	planRecommended struct {
+		Flags string    `json:"flags"`
+		Notes []string  `json:"notes"`
+		Plan  planStage `json:"plan"`
 	}
 	planModel struct {
 		Name       string `json:"name"`
@@ -40,11 +70,33 @@ type (
 	}
 )
 
-func planJSON(asked *spillway.Forecast, stages []*spillway.Forecast) ([]byte, error) {
+// why explains a plan.
+func why(f *spillway.Forecast) planWhy {
+	e := spillway.Explain(f)
+	recompute := f.Config.Recompute
+	if recompute == "" {
+		recompute = "none"
+	}
+	w := planWhy{Recompute: recompute, Auto: f.Config.Auto, Offload: f.Config.Offload, Recomputed: append([]spillway.BufferGroup{}, e.Recomputed...), RecomputeSeconds: e.RecomputeSeconds,
+		Parked: []planParked{}, Placed: []planPlaced{}, Notes: spillway.Reasons(f)}
+	for _, g := range e.Parked {
+		w.Parked = append(w.Parked, planParked{g, g.Space.String()})
+	}
+	for _, p := range e.Placed {
+		w.Placed = append(w.Placed, planPlaced{p.Class.String(), p.Space.String(), p.Units, p.Of, p.Bytes})
+	}
+	return w
+}
+
+func planJSON(asked *spillway.Forecast, stages []*spillway.Forecast, best *spillway.Fitted) ([]byte, error) {
 	c := asked.Config
 	doc := planDoc{Model: planModel{c.Model, asked.Parameters()}, Ranks: c.Ranks, Batch: c.Batch, Seq: c.Seq, Requested: stageJSON(asked)}
 	for _, f := range stages {
 		doc.Stages = append(doc.Stages, stageJSON(f))
+	}
+	doc.Explanation = why(asked)
+	if best != nil {
+		doc.Recommended = &planRecommended{best.Flags, best.Reasons, stageJSON(best.Forecast)}
 	}
 	text, err := json.MarshalIndent(doc, "", "  ")
 	return append(text, '\n'), err

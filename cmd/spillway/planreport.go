@@ -17,24 +17,36 @@ import (
 
 // planReport is what a person is told.
 type planReport struct {
-	flags    *planFlags
-	stages   []*spillway.Forecast
-	asked    *spillway.Forecast
-	ways     []spillway.Way
-	best     *spillway.Fitted       // nil without --fit
-	smallest [graph.NumSpaces]int64 // bytes: the least that a way tried needs
+	flags  *planFlags
+	stages []*spillway.Forecast
+	asked  *spillway.Forecast
+	ways   []spillway.Way
+	best   *spillway.Fitted // nil without --fit
+	noWay  *spillway.NoWay  // where there are no ways
 }
 
 func (r *planReport) print(w io.Writer) error {
 	r.heading(w)
-	if r.best != nil {
+	if r.flags.chosen {
 		printFitted(w, r.best)
 		fmt.Fprintln(w)
+	} else {
+		r.printRecommended(w)
+	}
+	if r.asked.Config.Auto != "" {
+		fmt.Fprintf(w, "recompute auto: %s\n\n", r.asked.Config.Auto)
 	}
 	for s := range graph.NumSpaces {
 		r.space(w, s)
 	}
 	r.steps(w)
+	ref, err := r.reference()
+	if err != nil {
+		return err
+	}
+	if ref != nil {
+		ref.print(w)
+	}
 	r.alive(w)
 	r.waysOut(w)
 	return nil
@@ -52,21 +64,48 @@ func (r *planReport) heading(w io.Writer) {
 	if c.ShardSize > 0 && c.ShardSize < c.Ranks {
 		fmt.Fprintf(w, ", sharded over %d and replicated %d times", c.ShardSize, c.Ranks/c.ShardSize)
 	}
-	fmt.Fprintf(w, "; micro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum, grouped(int64(c.Ranks)*int64(c.Batch)*int64(c.Accum)*int64(c.Seq)))
+	fmt.Fprintf(w, "\nmicro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum, grouped(int64(c.Ranks)*int64(c.Batch)*int64(c.Accum)*int64(c.Seq)))
 	if g := r.flags.gpuFound; g != nil {
-		fmt.Fprintf(w, "GPU %s: %s of memory, of which about %s go to the context and libraries (an estimate for its generation)\n", g.Name, plan.Bytes(g.Memory), plan.Bytes(g.OutsideBytes()))
+		fmt.Fprintf(w, "GPU %s: %s of memory\n", g.Name, plan.Bytes(g.Memory))
 	}
 	fmt.Fprintln(w)
 }
 
-// space tells about one memory space, a line a stage; spaces that no stage uses
-// are left out.
+// stageTable writes a table with a column a stage, narrow enough for a terminal
+// of 80 columns.
+type stageTable struct {
+	*tabwriter.Writer
+	r *planReport
+}
+
+func (r *planReport) stageTable(w io.Writer) stageTable {
+	t := stageTable{tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight), r}
+	t.row("ZeRO", func(f *spillway.Forecast) string {
+		if f == r.asked {
+			return fmt.Sprintf("→ %d", f.Config.Zero)
+		}
+		return fmt.Sprint(f.Config.Zero)
+	})
+	return t
+}
+
+func (t stageTable) row(name string, cell func(*spillway.Forecast) string) {
+	fmt.Fprintf(t, "%-14s\t", name)
+	for _, f := range t.r.stages {
+		fmt.Fprintf(t, "%s\t", cell(f))
+	}
+	fmt.Fprintln(t)
+}
+
+// space tells about one memory space by stage; spaces that no stage uses are
+// left out.
 func (r *planReport) space(w io.Writer, s graph.Space) {
 	var used [graph.NumClasses]bool
-	any := false
+	any, outside := false, false
 	for _, f := range r.stages {
 		use := &f.Plan.Layout.Spaces[s]
 		any = any || use.Peak > 0
+		outside = outside || f.Plan.Config.Outside[s] > 0
 		for c, n := range use.ByClass {
 			used[c] = used[c] || n > 0
 		}
@@ -81,68 +120,79 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 		fmt.Fprintf(w, "; the cap is %s", plan.Bytes(limit))
 	}
 	fmt.Fprintln(w)
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(tw, "ZeRO\t")
+	t := r.stageTable(w)
 	for c := range graph.NumClasses {
 		if used[c] {
-			fmt.Fprintf(tw, "%s\t", c)
+			t.row(c.String(), func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].ByClass[c]) })
 		}
 	}
-	fmt.Fprint(tw, "peak\t")
-	outsideOf := func(f *spillway.Forecast) int64 { return f.Plan.Config.Outside[s] }
-	anyOutside := slices.ContainsFunc(r.stages, func(f *spillway.Forecast) bool { return outsideOf(f) > 0 })
-	if anyOutside {
-		fmt.Fprint(tw, "outside\t")
+	t.row("peak", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].Peak) })
+	if outside {
+		t.row("outside", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Config.Outside[s]) })
 	}
 	if limit > 0 {
-		fmt.Fprint(tw, "fits\t")
-	}
-	fmt.Fprintln(tw)
-	for _, f := range r.stages {
-		use := &f.Plan.Layout.Spaces[s]
-		mark := ""
-		if f == r.asked {
-			mark = "→ "
+		free := func(f *spillway.Forecast) int64 {
+			return limit - f.Plan.Layout.Spaces[s].Peak - f.Plan.Config.Outside[s]
 		}
-		fmt.Fprintf(tw, "%s%d\t", mark, f.Config.Zero)
-		for c := range graph.NumClasses {
-			if used[c] {
-				fmt.Fprintf(tw, "%s\t", plan.Bytes(use.ByClass[c]))
+		t.row("fits", func(f *spillway.Forecast) string {
+			if free(f) < 0 {
+				return "no"
 			}
-		}
-		fmt.Fprintf(tw, "%s\t", plan.Bytes(use.Peak))
-		if anyOutside {
-			fmt.Fprintf(tw, "%s\t", plan.Bytes(outsideOf(f)))
-		}
-		if limit > 0 {
-			if over := use.Peak + outsideOf(f) - limit; over <= 0 {
-				fmt.Fprintf(tw, "yes, %s free\t", plan.Bytes(-over))
-			} else {
-				fmt.Fprintf(tw, "no, %s over\t", plan.Bytes(over))
+			return "yes"
+		})
+		t.row("free", func(f *spillway.Forecast) string {
+			if n := free(f); n < 0 {
+				return "−" + plan.Bytes(-n)
 			}
-		}
-		fmt.Fprintln(tw)
+			return plan.Bytes(free(f))
+		})
 	}
-	tw.Flush()
+	t.Flush()
+	if outside {
+		fmt.Fprintf(w, "  outside: %s\n", r.outsideNote(s))
+	}
 	fmt.Fprintln(w)
 }
 
-// steps tells of each stage where the peak is, what a rank sends, and the time.
+// outsideNote says what is outside the arena of a space, and how it is known.
+func (r *planReport) outsideNote(s graph.Space) string {
+	switch {
+	case s == graph.Device:
+		return "the GPU's context and libraries; an estimate for its generation"
+	case r.flags.gpuFound != nil:
+		return "code, heap, queues and the driver's part; an estimate"
+	}
+	return "code, heap and queues of the process, a rank's part; measured"
+}
+
+// steps tells of each stage what a rank sends, the time, and where the peak is.
 func (r *planReport) steps(w io.Writer) {
-	fmt.Fprintln(w, "A step, predicted")
+	if r.flags.rates == "" {
+		fmt.Fprintln(w, "A step, predicted")
+	} else {
+		fmt.Fprintf(w, "A step, predicted (CPU: %s)\n", r.flags.rates)
+	}
+	t := r.stageTable(w)
+	t.row("sent by a rank", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.CommBytes) })
+	t.row("time", func(f *spillway.Forecast) string { return seconds(f.Step.Seconds) })
+	t.row("computing", func(f *spillway.Forecast) string { return seconds(f.Step.Seconds - f.Step.Exposed) })
+	t.row("waiting", func(f *spillway.Forecast) string { return seconds(f.Step.Exposed) })
+	t.row("tokens/s", func(f *spillway.Forecast) string { return fmt.Sprintf("%.0f", f.TokensPerSecond()) })
+	t.row("fits", func(f *spillway.Forecast) string {
+		if f.Fits {
+			return "yes"
+		}
+		return "no"
+	})
+	t.Flush()
+	fmt.Fprintln(w, "\nWhere device memory is highest")
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "ZeRO\tsent by a rank\ttime\tcomputing\twaiting\ttokens/s\tfits\tpeak of device memory at")
 	for _, f := range r.stages {
-		mark, fits := "  ", "yes"
+		mark := "  "
 		if f == r.asked {
 			mark = "→ "
 		}
-		if !f.Fits {
-			fits = "no"
-		}
-		at := f.Plan.Layout.Spaces[graph.Device].PeakAt
-		fmt.Fprintf(tw, "%s%d\t%s\t%s\t%s\t%s\t%.0f\t%s\t%s\n", mark, f.Config.Zero, plan.Bytes(f.Plan.CommBytes), seconds(f.Step.Seconds),
-			seconds(f.Step.Seconds-f.Step.Exposed), seconds(f.Step.Exposed), f.TokensPerSecond(), fits, at)
+		fmt.Fprintf(tw, "%s%d\t%s\n", mark, f.Config.Zero, f.Plan.Layout.Spaces[graph.Device].PeakAt)
 	}
 	tw.Flush()
 	fmt.Fprintf(w, "\nModel states by the ZeRO paper's formula (section 5) at stage %d: %s a rank\n\n", r.asked.Config.Zero, plan.Bytes(int64(textbookStates(r.asked))))
@@ -193,7 +243,7 @@ func aliveRows(p *plan.Plan, s graph.Space) []*aliveRow {
 // alive prints the largest buffers in device memory at the peak.
 func (r *planReport) alive(w io.Writer) {
 	use := &r.asked.Plan.Layout.Spaces[graph.Device]
-	fmt.Fprintf(w, "Largest buffers in device memory at the peak (stage %d, at %s)\n", r.asked.Config.Zero, use.PeakAt)
+	fmt.Fprintf(w, "Largest buffers in device memory at the peak of stage %d,\nat %s\n", r.asked.Config.Zero, use.PeakAt)
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	const most = 12
 	rest, restBytes := 0, int64(0)
@@ -203,10 +253,10 @@ func (r *planReport) alive(w io.Writer) {
 			restBytes += e.bytes
 			continue
 		}
-		fmt.Fprintf(tw, "  %s\t%s\t%s\t%s\t%s\n", plan.Bytes(e.bytes), e.class, e.name, shapeText(e.shape, e.dtype), e.each())
+		fmt.Fprintf(tw, "  %s\t%s\t%s\t%s\t%s\n", plan.Bytes(e.bytes), e.each(), e.class, e.name, shapeText(e.shape, e.dtype))
 	}
 	if rest > 0 {
-		fmt.Fprintf(tw, "  %s\t\t%d smaller ones\t\t\n", plan.Bytes(restBytes), rest)
+		fmt.Fprintf(tw, "  %s\t\t\t%d smaller ones\t\n", plan.Bytes(restBytes), rest)
 	}
 	tw.Flush()
 	fmt.Fprintln(w)
@@ -225,23 +275,38 @@ func (r *planReport) waysOut(w io.Writer) {
 		return
 	}
 	if len(r.ways) == 0 {
-		fmt.Fprintf(w, "Nothing tried makes it fit: the smallest plans need %s of device and %s of host memory a rank.\n",
-			plan.Bytes(r.smallest[graph.Device]), plan.Bytes(r.smallest[graph.Host]))
+		fmt.Fprintln(w, r.noWay)
 		return
 	}
 	fmt.Fprintln(w, "What would make it fit, the cheapest first (each was planned and fits)")
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	asked := r.asked.Plan.Layout.Spaces[graph.Device].Peak
 	for _, way := range r.ways {
-		use := way.Forecast.Plan.Layout.Spaces[graph.Device].Peak
-		note := way.Cost
-		if note != "" {
-			note = "costs " + note
+		fmt.Fprintf(w, "  %s\n", way.Text)
+		fmt.Fprintf(w, "      %s\n", r.wayText(way))
+		if way.Note != "" {
+			fmt.Fprintf(w, "      auto: %s\n", way.Note)
 		}
-		fmt.Fprintf(tw, "  %s\tdevice %s (−%s)\tstep %s, %.2f × the time a token of a rank\tsends %s\t%s\n", way.Text, plan.Bytes(use), plan.Bytes(asked-use),
-			seconds(way.Forecast.Step.Seconds), way.Slowdown, plan.Bytes(way.Forecast.Plan.CommBytes), note)
 	}
-	tw.Flush()
+}
+
+// wayText is what a way out costs.
+func (r *planReport) wayText(way spillway.Way) string {
+	var parts []string
+	for s := range graph.NumSpaces {
+		asked, use := r.asked.Plan.Layout.Spaces[s].Peak, way.Forecast.Plan.Layout.Spaces[s].Peak
+		switch {
+		case s == graph.Device, use-asked >= 1<<20, asked-use >= 1<<20:
+			sign, by := "+", use-asked
+			if by < 0 {
+				sign, by = "−", -by
+			}
+			parts = append(parts, fmt.Sprintf("%s %s (%s%s)", s, plan.Bytes(use), sign, plan.Bytes(by)))
+		}
+	}
+	parts = append(parts, fmt.Sprintf("step %s, %.2f × the time a token of a rank", seconds(way.Forecast.Step.Seconds), way.Slowdown), "sends "+plan.Bytes(way.Forecast.Plan.CommBytes))
+	if way.Cost != "" {
+		parts = append(parts, "costs "+way.Cost)
+	}
+	return strings.Join(parts, "; ")
 }
 
 func seconds(v float64) string {

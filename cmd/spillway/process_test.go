@@ -39,7 +39,21 @@ var built = sync.OnceValues(func() (string, error) {
 var buildFolder string
 
 func TestMain(m *testing.M) {
+	// What a user has measured on this machine neither shows nor is lost. The go
+	// command, which some tests run, keeps its settings.
+	if dir, err := os.UserConfigDir(); err == nil && os.Getenv("GOENV") == "" {
+		_ = os.Setenv("GOENV", filepath.Join(dir, "go", "env"))
+	}
+	config, err := os.MkdirTemp("", "spillway-config-")
+	if err == nil {
+		err = os.Setenv("XDG_CONFIG_HOME", config)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	code := m.Run()
+	_ = os.RemoveAll(config)
 	if buildFolder != "" {
 		_ = os.RemoveAll(buildFolder)
 	}

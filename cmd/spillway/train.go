@@ -36,6 +36,9 @@ Any flag overrides a value of the demo.`,
 		if err != nil {
 			return err
 		}
+		if err := c.Runnable(); err != nil {
+			return err
+		}
 		if l.fit {
 			onDevice := c // with what the device has free as its cap
 			hw, err := spillway.DeviceHardware(&onDevice)
@@ -167,6 +170,9 @@ func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
 		line += fmt.Sprintf(" of its cap of %s (the model's states alone are %s on one device)", plan.Bytes(c.DeviceMemory), plan.Bytes(states))
 	}
 	fmt.Fprintf(w, "%s, host %s\n", line, plan.Bytes(p.Layout.Spaces[graph.Host].Peak))
+	if c.Auto != "" {
+		fmt.Fprintf(w, "recompute auto: %s\n", c.Auto)
+	}
 	if c.Resume && t.Done() > 0 {
 		fmt.Fprintf(w, "resumed after step %d from %s\n", t.Done(), c.Checkpoint)
 	} else if c.Resume {

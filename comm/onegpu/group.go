@@ -28,6 +28,9 @@ import (
 // what is enqueued later: streams can't wait for each other in a circle, also
 // where the GPU has fewer queues than there are streams.
 //
+// A rank whose GPU work is stuck has enqueued the operation all the same: that it
+// does not arrive shows on its peers' streams only (see watch.go).
+//
 // An error (Abort, a timeout, a mismatch) releases who waits on the host.
 type group struct {
 	world   *World
@@ -61,6 +64,7 @@ type member struct {
 	calls    uint64 // collectives begun
 	meetings uint64 // of the group, that the rank has come to
 	counter  comm.Counter
+	progress progress
 }
 
 var _ comm.Group = (*member)(nil)
@@ -117,10 +121,16 @@ func (k *kernel) Enqueue(api driver.API, s driver.Stream) error {
 		return k.point(api, s)
 	}
 	m.calls++
+	if err := m.progress.enter(api, s, k); err != nil {
+		return err
+	}
 	if err := k.meet(true); err != nil {
 		return err
 	}
 	if err := k.waitPeers(api, s, func(p *member) driver.Event { return p.ready }); err != nil {
+		return err
+	}
+	if err := m.progress.pass(api, s, m.calls); err != nil {
 		return err
 	}
 	read, written, err := k.move(k, api, s)
@@ -223,16 +233,25 @@ func (g *group) compare() error {
 
 // missing is the error of a timeout in a meeting.
 func (g *group) missing(k *kernel) error {
+	return g.late(k, k.m.calls, func(m *member) bool { return m.meetings < k.m.meetings })
+}
+
+// late is the error of an operation in which some ranks miss others; nil where
+// none is lost.
+func (g *group) late(k *kernel, call uint64, isLost func(m *member) bool) error {
 	var lost, here []int
 	for i, m := range g.members {
-		if m.meetings < k.m.meetings {
+		if isLost(m) {
 			lost = append(lost, g.ranks[i])
 		} else {
 			here = append(here, g.ranks[i])
 		}
 	}
+	if len(lost) == 0 {
+		return nil
+	}
 	return fmt.Errorf("%w: %s %q (call %d of the %s group): %s did not arrive within %v; %s waited",
-		comm.ErrTimeout, k.sig.Op, k.label, k.m.calls, g.name, names(lost), g.world.opts.Timeout, names(here))
+		comm.ErrTimeout, k.sig.Op, k.label, call, g.name, names(lost), g.world.opts.Timeout, names(here))
 }
 
 // point is Enqueue of a Send or a Recv. Both return when the other has enqueued

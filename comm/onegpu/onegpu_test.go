@@ -92,7 +92,11 @@ type rank struct {
 }
 
 func newJob(t *testing.T, mesh []graph.Axis, arena int64, timeout time.Duration) *job {
-	j := &job{t: t, double: drivertest.New(drivertest.Options{Seed: uint64(len(mesh) + int(arena)%3)})}
+	return newJobOn(t, drivertest.Options{Seed: uint64(len(mesh) + int(arena)%3)}, mesh, arena, timeout)
+}
+
+func newJobOn(t *testing.T, o drivertest.Options, mesh []graph.Axis, arena int64, timeout time.Duration) *job {
+	j := &job{t: t, double: drivertest.New(o)}
 	var err error
 	j.world, err = onegpu.New(mesh, onegpu.Options{Timeout: timeout, Sum: hostSums(j.double)})
 	require.NoError(t, err)
@@ -431,6 +435,39 @@ func TestAMissingRankIsNamed(t *testing.T) {
 		require.ErrorContains(t, errs[i], `barrier "step" (call 1 of the world group): rank 1 did not arrive within 30ms; ranks 0, 2 waited`)
 	}
 	require.ErrorContains(t, j.ranks[1].do(j.ranks[1].stream.Sync), "rank 1 did not arrive", "it learns of it")
+}
+
+// stuck is GPU work that does not end.
+type stuck struct{ gate chan struct{} }
+
+func (stuck) Label() string         { return "stuck" }
+func (stuck) Touches() []device.Ptr { return nil }
+func (k stuck) Enqueue(api driver.API, s driver.Stream) error {
+	return api.(*drivertest.Driver).Run(s, "stuck", func() error { <-k.gate; return nil })
+}
+
+// A rank that has enqueued an operation and whose stream never gets there is
+// missed as one that never called.
+func TestARankWhoseGPUIsStuckIsNamed(t *testing.T) {
+	const timeout = 50 * time.Millisecond
+	j := newJobOn(t, drivertest.Options{}, ranks(3), 64, timeout) // two operations at a time
+	gate := make(chan struct{})
+	errs := j.all(func(i int, r *rank) error {
+		for n := range 3 {
+			if i == 1 && n == 2 {
+				require.NoError(t, r.stream.Launch(stuck{gate}))
+			}
+			k, err := r.groups[-1].AllReduce(fmt.Sprintf("step %d", n), j.ptr(i, 0, 8), graph.F32)
+			require.NoError(t, err)
+			require.NoError(t, r.stream.Launch(k))
+		}
+		return r.stream.Sync()
+	})
+	close(gate)
+	for _, err := range errs {
+		require.ErrorIs(t, err, comm.ErrTimeout)
+		require.ErrorContains(t, err, `all_reduce "step 2" (call 3 of the world group): rank 1 did not arrive within 50ms; ranks 0, 2 waited`)
+	}
 }
 
 func TestAnAbortReleasesWhoWaits(t *testing.T) {

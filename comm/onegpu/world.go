@@ -141,6 +141,9 @@ func (w *World) Groups(ctx *cuda.Context) (map[int]comm.Group, error) {
 				return nil, fmt.Errorf("onegpu: %w", err)
 			}
 		}
+		if err := m.watch(); err != nil {
+			return nil, fmt.Errorf("onegpu: %w", err)
+		}
 		groups[i-1] = m
 	}
 	return groups, nil

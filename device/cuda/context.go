@@ -64,6 +64,7 @@ type Context struct {
 	events  []*event
 	streams []*Stream // grows on the driving goroutine, under mu
 	words   wordBlock
+	waiting []func() // see WhileWaiting
 	closed  bool
 
 	failed atomic.Bool // set after err
@@ -158,7 +159,7 @@ type word struct {
 
 func (b *wordBlock) next() (word, error) {
 	if (b.n+1)*wordStride > wordsBytes {
-		return word{}, fmt.Errorf("a context has at most %d streams", wordsBytes/wordStride/wordsStream)
+		return word{}, fmt.Errorf("a context has %d words for signals: %d for a stream, 2 for a group", wordsBytes/wordStride, wordsStream)
 	}
 	w := word{(*atomic.Uint32)(unsafe.Add(b.mem, b.n*wordStride)), b.at + driver.Address(b.n*wordStride)}
 	b.n++
@@ -188,6 +189,21 @@ func (c *Context) DriverEvent() (driver.Event, error) {
 	}
 	return e.(*event).handle, nil
 }
+
+// Word gives a word of page-locked memory for WriteValue on the rank's streams,
+// which reads 0; ok is false where the device has no stream memory operations. It
+// is of no meaning after Close.
+func (c *Context) Word() (host *atomic.Uint32, at driver.Address, ok bool, err error) {
+	if !c.memOps {
+		return nil, 0, false, nil
+	}
+	w, err := c.words.next()
+	return w.host, w.at, err == nil, err
+}
+
+// WhileWaiting registers f to be called now and then on the rank's goroutine
+// while that waits for a stream, so that somebody looks at what holds it up.
+func (c *Context) WhileWaiting(f func()) { c.waiting = append(c.waiting, f) }
 
 // OnError registers f for the first sticky error.
 func (c *Context) OnError(f func(error)) {

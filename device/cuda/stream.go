@@ -374,15 +374,25 @@ func (s *Stream) Sync() error {
 // block in the driver, which no abort could end.
 func (s *Stream) await(e driver.Event) error {
 	began := time.Now()
+	looked := began
 	for p := (pause{}); ; p.next(began) {
 		if done, err := s.ctx.api.Done(e); done || err != nil {
 			return err
+		}
+		if p.sleep > 0 && time.Since(looked) > lookAfter {
+			for _, f := range s.ctx.waiting {
+				f()
+			}
+			looked = time.Now()
 		}
 		if s.ctx.failed.Load() {
 			return s.ctx.Err()
 		}
 	}
 }
+
+// lookAfter is how often a wait calls what WhileWaiting registered.
+const lookAfter = 5 * time.Millisecond
 
 // end waits until the stream, which is given nothing more, runs nothing.
 func (s *Stream) end(deadline time.Time) error {

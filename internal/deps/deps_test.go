@@ -27,11 +27,11 @@ const table = `
 	offload   < graph
 	offload/store < graph device
 	memplan   < graph
-	plan      < graph model precision recompute zero fsdp offload memplan
+	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest
 	device    < graph
 	kernels   < graph device
 	comm      < graph device kernels
-	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute
+	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest
 	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan
 	data      < internal
 `

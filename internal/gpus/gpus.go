@@ -4,10 +4,11 @@
 package gpus
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
+
+	names "github.com/spillway-ml/spillway/internal/nearest"
 )
 
 // Rates are dense matrix products in FLOP/s (OP/s for integers) by the type of
@@ -59,6 +60,11 @@ var outside = map[Arch]int64{
 	Hopper:    850 << 20,
 	Blackwell: 1000 << 20,
 }
+
+// HostOutsideBytes is what a rank's GPU adds to its process's host memory: the
+// driver's structures of a context, the libraries' loaded code and NCCL's host
+// buffers. An estimate, to be replaced by a measurement.
+const HostOutsideBytes = 300 << 20
 
 // OutsideBytes is an estimate of what a process needs of the GPU's memory
 // outside its arena: context, libraries, communication buffers.
@@ -208,54 +214,11 @@ func Usual() GPU {
 	return g
 }
 
-// nearest gives the n presets with a name or alias of the fewest edits to key.
+// nearest gives the n presets with the names most like key.
 func nearest(key string, n int) []string {
-	if len(key) > 64 {
-		key = key[:64] // the distance is quadratic, a typo short
-	}
-	type candidate struct {
-		name             string
-		distance, prefix int
-	}
-	var all []candidate
+	var entries [][]string
 	for _, g := range table {
-		best := candidate{g.Name, 1 << 30, 0}
-		for _, alias := range append([]string{g.Name}, g.Aliases...) {
-			same := 0
-			for same < min(len(key), len(alias)) && key[same] == alias[same] {
-				same++
-			}
-			best.distance, best.prefix = min(best.distance, editDistance(key, alias)), max(best.prefix, same)
-		}
-		all = append(all, best)
+		entries = append(entries, append([]string{g.Name}, g.Aliases...))
 	}
-	slices.SortStableFunc(all, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(a.distance, b.distance), cmp.Compare(b.prefix, a.prefix))
-	})
-	var names []string
-	for _, c := range all[:min(n, len(all))] {
-		names = append(names, c.name)
-	}
-	return names
-}
-
-// editDistance is Levenshtein's, over bytes.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			edit := diagonal
-			if a[i] != b[j] {
-				edit++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(edit, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
+	return names.Names(key, entries, n)
 }

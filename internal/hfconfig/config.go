@@ -11,6 +11,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+
+	"github.com/spillway-ml/spillway/internal/nearest"
 )
 
 // Arch is an architecture: a forward program with its parameters.
@@ -172,7 +174,7 @@ func parseGPT2(o *object) Config {
 		return c
 	}
 	if c.Hidden%c.Heads != 0 {
-		o.failf("n_head is %d, which does not divide n_embd %d; every head needs the same width", c.Heads, c.Hidden)
+		o.failf("n_head is %d, which does not divide n_embd %d; every head needs the same width: use %s", c.Heads, c.Hidden, nearest.Divisors(c.Hidden, c.Heads))
 		return c
 	}
 	c.KVHeads, c.HeadDim = c.Heads, c.Hidden/c.Heads
@@ -217,12 +219,12 @@ func parseLlama(o *object, modelType string) Config {
 		return c
 	}
 	if c.Heads%c.KVHeads != 0 {
-		o.failf("num_key_value_heads is %d, which does not divide num_attention_heads %d; each key-value head serves the same number of query heads", c.KVHeads, c.Heads)
+		o.failf("num_key_value_heads is %d, which does not divide num_attention_heads %d; each key-value head serves the same number of query heads: use %s", c.KVHeads, c.Heads, nearest.Divisors(c.Heads, c.KVHeads))
 		return c
 	}
 	if c.HeadDim == 0 {
 		if c.Hidden%c.Heads != 0 {
-			o.failf("num_attention_heads is %d, which does not divide hidden_size %d; every head needs the same width (or give head_dim)", c.Heads, c.Hidden)
+			o.failf("num_attention_heads is %d, which does not divide hidden_size %d; every head needs the same width: use %s (or give head_dim)", c.Heads, c.Hidden, nearest.Divisors(c.Hidden, c.Heads))
 			return c
 		}
 		c.HeadDim = c.Hidden / c.Heads

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway/internal/hfconfig"
+	names "github.com/spillway-ml/spillway/internal/nearest"
 )
 
 // Preset is a published model's shape.
@@ -172,61 +173,11 @@ func Lookup(name string) (Preset, error) {
 	return Preset{}, fmt.Errorf("model %q is neither a preset nor a folder; the nearest presets are %s", name, strings.Join(nearest(key, 3), ", "))
 }
 
-// nearest gives the n presets whose name, or one of whose aliases, takes the
-// fewest edits to become key, nearest first; a shared prefix breaks ties.
+// nearest gives the n presets with the names most like key.
 func nearest(key string, n int) []string {
-	type candidate struct {
-		name                string
-		distance, negPrefix int
-	}
-	// Bounded: a person's typo is short, and the distance is quadratic.
-	if len(key) > 64 {
-		key = key[:64]
-	}
-	var all []candidate
+	var entries [][]string
 	for _, p := range table {
-		best := candidate{name: p.Name, distance: 1 << 30}
-		for _, alias := range append([]string{p.Name}, p.Aliases...) {
-			d, pre := editDistance(key, alias), 0
-			for pre < min(len(key), len(alias)) && key[pre] == alias[pre] {
-				pre++
-			}
-			if d < best.distance || d == best.distance && -pre < best.negPrefix {
-				best.distance, best.negPrefix = d, -pre
-			}
-		}
-		all = append(all, best)
+		entries = append(entries, append([]string{p.Name}, p.Aliases...))
 	}
-	slices.SortStableFunc(all, func(a, b candidate) int {
-		if a.distance != b.distance {
-			return a.distance - b.distance
-		}
-		return a.negPrefix - b.negPrefix
-	})
-	names := make([]string, 0, n)
-	for _, c := range all[:min(n, len(all))] {
-		names = append(names, c.name)
-	}
-	return names
-}
-
-// editDistance is Levenshtein's, over bytes.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
+	return names.Names(key, entries, n)
 }

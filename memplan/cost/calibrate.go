@@ -6,100 +6,209 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Sample is one operation that was timed while it ran alone on its process's
-// threads.
+// Class is a set of operations that have rates of their own: those of a kind,
+// or the copies between two spaces.
+type Class string
+
+// CopyClass is the class of copies from one space to another.
+func CopyClass(from, to graph.Space) Class {
+	return Class(string(graph.Copy) + " " + from.String() + " to " + to.String())
+}
+
+// ClassOf returns the class of an operation.
+func ClassOf(p *graph.Program, op *graph.Op) Class {
+	if op.Kind == graph.Copy {
+		return CopyClass(p.Buf(op.In[0]).Space, p.Buf(op.Out[0].Buf).Space)
+	}
+	return Class(op.Kind)
+}
+
+// Size is what the time of an operation grows with.
+type Size struct {
+	Flops float64 `json:"flops"` // as graph.Cost has it
+	Bytes float64 `json:"bytes"` // as graph.Cost has it; of a copy: what it copies; of a collective: what the rank sends
+}
+
+// SizeOf returns the size of one execution of an operation on one rank.
+func SizeOf(p *graph.Program, op *graph.Op) Size {
+	if sent, ok := Sent(p, op); ok {
+		return Size{Bytes: float64(sent)}
+	}
+	if op.Kind == graph.Copy {
+		return Size{Bytes: float64(p.Buf(op.Out[0].Buf).Bytes())}
+	}
+	flops, bytes := graph.Cost(p, op)
+	return Size{Flops: float64(flops), Bytes: float64(bytes)}
+}
+
+// Rate is the time of a class: PerOp + flops·PerFlop + bytes·PerByte, in s.
+type Rate struct {
+	PerOp   float64 `json:"per_op"`
+	PerFlop float64 `json:"per_flop"`
+	PerByte float64 `json:"per_byte"`
+}
+
+// Of is the time of an operation of that size.
+func (r Rate) Of(s Size) float64 { return r.PerOp + s.Flops*r.PerFlop + s.Bytes*r.PerByte }
+
+// Rates are a class's parts of Work.
+type Rates struct {
+	Alone Rate `json:"alone"`
+	Core  Rate `json:"core"`
+	Disk  Rate `json:"disk"`
+}
+
+func (r Rates) work(s Size) Work {
+	w := Work{Alone: r.Alone.Of(s), Core: r.Core.Of(s), Disk: r.Disk.Of(s)}
+	// It can't take less alone than its share of the disk, nor leave cores unused
+	// that it would have needed.
+	w.Alone = max(w.Alone, w.Disk)
+	return w
+}
+
+// Sample is a measured time of an operation of a size.
 type Sample struct {
-	Kind    graph.Kind
-	Flops   int64
-	Bytes   int64 // as graph.Cost has it; of a collective: what all ranks together send
+	Class   Class
+	Size    Size
 	Seconds float64
 }
 
-// Calibration is the CPU device as measured: a straight line a kind.
+// Samples are what a calibration has measured.
+type Samples struct {
+	Alone []Sample // s, with nothing else on the machine
+	Core  []Sample // s of a core, with all cores busy
+	Disk  []Sample // s of the disk, with all of it busy
+}
+
+// Calibration is the CPU device as measured.
 type Calibration struct {
-	Threads int
-	Rates   map[graph.Kind]Rate
+	Threads int             `json:"threads"`
+	Rates   map[Class]Rates `json:"rates"`
+	// See Machine; s.
+	Start   float64 `json:"start"`
+	Gap     float64 `json:"gap"`
+	Handoff float64 `json:"handoff"`
+	// Crowd is how many times as long everything takes where ranks wait for each
+	// other.
+	Crowd float64 `json:"crowd"`
 }
 
-// byFlops are the kinds whose time follows their arithmetic; that of the others
-// follows their traffic.
-var byFlops = map[graph.Kind]bool{
-	graph.Linear: true, graph.LinearGradX: true, graph.LinearGradW: true, graph.HeadLoss: true, graph.HeadLossGrad: true,
-	graph.Attention: true, graph.AttentionGrad: true,
-}
-
-// Fit draws the line t = a + b·x through each kind's samples that has the least
-// relative squares, with neither a nor b negative.
-func Fit(threads int, samples []Sample) *Calibration {
-	c := &Calibration{Threads: threads, Rates: map[graph.Kind]Rate{}}
-	byKind := map[graph.Kind][]Sample{}
-	for _, s := range samples {
-		if s.Seconds > 0 {
-			byKind[s.Kind] = append(byKind[s.Kind], s)
-		}
-	}
-	for kind, list := range byKind {
-		x := func(s Sample) float64 {
-			if byFlops[kind] {
-				return float64(s.Flops)
+// Fit finds the rates that are closest to the samples. A class without samples
+// of one of the three parts has none of it.
+func Fit(threads int, s Samples) *Calibration {
+	c := &Calibration{Threads: threads, Rates: map[Class]Rates{}}
+	for _, part := range []struct {
+		samples []Sample
+		of      func(r *Rates) *Rate
+	}{
+		{s.Alone, func(r *Rates) *Rate { return &r.Alone }},
+		{s.Core, func(r *Rates) *Rate { return &r.Core }},
+		{s.Disk, func(r *Rates) *Rate { return &r.Disk }},
+	} {
+		byClass := map[Class][]Sample{}
+		for _, one := range part.samples {
+			if one.Seconds > 0 {
+				byClass[one.Class] = append(byClass[one.Class], one)
 			}
-			return float64(s.Bytes)
 		}
-		a, b := line(list, x)
-		r := Rate{PerOp: a, PerByte: b}
-		if byFlops[kind] {
-			r = Rate{PerOp: a, PerFlop: b}
+		for class, list := range byClass {
+			r := c.Rates[class]
+			*part.of(&r) = fit(list)
+			c.Rates[class] = r
 		}
-		c.Rates[kind] = r
 	}
 	return c
 }
 
-// line minimises Σ ((a + b·x − t)/t)².
-func line(list []Sample, x func(Sample) float64) (a, b float64) {
-	var w, wx, wxx, wt, wxt float64
+// fit minimises Σ (r(size) − t)²/t over rates none of whose parts is negative:
+// the least over all choices of parts that are not zero. Samples count by their
+// time, since what matters is the sum over a step.
+func fit(list []Sample) Rate {
+	var best Rate
+	least := math.Inf(1)
+	for parts := 1; parts < 8; parts++ {
+		var columns []int
+		for k := range 3 {
+			if parts>>k&1 == 1 {
+				columns = append(columns, k)
+			}
+		}
+		x, ok := leastSquares(list, columns)
+		if !ok {
+			continue
+		}
+		r := Rate{x[0], x[1], x[2]}
+		sum := 0.0
+		for _, s := range list {
+			d := r.Of(s.Size) - s.Seconds
+			sum += d * d / s.Seconds
+		}
+		if sum < least*(1-1e-9) {
+			best, least = r, sum
+		}
+	}
+	return best
+}
+
+// leastSquares solves for the parts in columns; false where they do not
+// determine each other or one would be negative.
+func leastSquares(list []Sample, columns []int) (x [3]float64, ok bool) {
+	n := len(columns)
+	var a [3][4]float64
+	var scale [3]float64
+	value := func(s Sample, k int) float64 {
+		return [3]float64{1, s.Size.Flops, s.Size.Bytes}[columns[k]]
+	}
+	for k := range n {
+		for _, s := range list {
+			scale[k] = max(scale[k], value(s, k))
+		}
+		if scale[k] == 0 {
+			return x, false
+		}
+	}
 	for _, s := range list {
-		k, v := 1/(s.Seconds*s.Seconds), x(s)
-		w += k
-		wx += k * v
-		wxx += k * v * v
-		wt += k * s.Seconds
-		wxt += k * v * s.Seconds
-	}
-	slope := func() float64 { // through the origin
-		if wxx == 0 {
-			return 0
+		for i := range n {
+			vi := value(s, i) / scale[i] / s.Seconds
+			for j := range n {
+				a[i][j] += vi * value(s, j) / scale[j]
+			}
+			a[i][n] += vi * s.Seconds
 		}
-		return wxt / wxx
 	}
-	det := w*wxx - wx*wx
-	if !(det > 1e-9*w*wxx) {
-		if wxx > 0 {
-			return 0, slope()
+	for i := range n { // Gauss with pivots of the diagonal: the matrix is positive definite
+		if a[i][i] <= 1e-9*a[0][0] {
+			return x, false
 		}
-		return wt / w, 0
+		for k := range n {
+			if k == i {
+				continue
+			}
+			f := a[k][i] / a[i][i]
+			for j := i; j <= n; j++ {
+				a[k][j] -= float64(f * a[i][j])
+			}
+		}
 	}
-	a, b = (wt*wxx-wx*wxt)/det, (w*wxt-wx*wt)/det
-	switch {
-	case a < 0:
-		return 0, slope()
-	case b < 0 || math.IsNaN(b):
-		return wt / w, 0
+	for i := range n {
+		v := a[i][n] / a[i][i] / scale[i]
+		if v < 0 || math.IsNaN(v) || math.IsInf(v, 0) {
+			return x, false
+		}
+		x[columns[i]] = v
 	}
-	return a, b
+	return x, true
 }
 
 // Machine returns one of so many ranks of a process on the calibrated device:
-// they share its threads, so each takes as many times as long.
+// they share its cores.
 func (c *Calibration) Machine(ranks int) *Machine {
 	m := CPU(c.Threads, ranks)
 	m.Name = "cpu, calibrated"
-	m.Measured = map[graph.Kind]Rate{}
-	n := float64(max(ranks, 1))
-	// Small operations of different ranks run on different threads.
-	each := max(1, n/float64(max(c.Threads, 1)))
-	for kind, r := range c.Rates {
-		m.Measured[kind] = Rate{PerOp: r.PerOp * each, PerFlop: r.PerFlop * n, PerByte: r.PerByte * n}
+	m.Measured = c.Rates
+	m.Start, m.Gap, m.Handoff = c.Start, c.Gap, c.Handoff
+	if ranks > 1 {
+		m.Crowd = c.Crowd
 	}
 	return m
 }

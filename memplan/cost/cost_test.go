@@ -34,7 +34,7 @@ func collective(t *testing.T, kind graph.Kind, mesh []graph.Axis, axis int, byte
 	m := machine()
 	m.NodeSize = nodeSize
 	m.Memory = 1e18 // links alone
-	return m.Op(p, &op)
+	return m.Op(p, &op).Alone
 }
 
 func TestCollectives(t *testing.T) {
@@ -95,10 +95,6 @@ func TestSimulateOverlapsStreams(t *testing.T) {
 	require.InDelta(t, 3, r.Busy[graph.Compute], 1e-9)
 	require.InDelta(t, 7, r.Exposed, 1e-9)
 
-	m.Serial = true
-	r, err = Simulate(two(t, 1), "step", m)
-	require.NoError(t, err)
-	require.InDelta(t, 8+1+2, r.Seconds, 1e-9)
 }
 
 // What is extrapolated from two copies of a phase is what every repetition by
@@ -130,7 +126,7 @@ func TestBadMachines(t *testing.T) {
 
 func TestMeasuredRatesReplaceTheRoofline(t *testing.T) {
 	m := machine()
-	m.Measured = map[graph.Kind]Rate{graph.Linear: {PerOp: 5, PerFlop: 0.001, PerByte: 0.01}}
+	m.Measured = map[Class]Rates{Class(graph.Linear): {Alone: Rate{PerOp: 5, PerFlop: 0.001, PerByte: 0.01}}}
 	r, err := Simulate(two(t, 1), "step", m)
 	require.NoError(t, err)
 	require.InDelta(t, 8+5+1000*0.001+800*0.01, r.Seconds, 1e-9)

@@ -7,15 +7,16 @@ import "github.com/spillway-ml/spillway/graph"
 // are those of a server core with 512-bit units (190 GFLOP/s of matrix
 // products) and of two channels of its memory.
 func CPU(threads, ranks int) *Machine {
-	part := float64(max(threads, 1)) / float64(max(ranks, 1))
+	n := float64(max(threads, 1))
 	return &Machine{
 		Name:   "cpu",
-		Matrix: map[graph.DType]float64{graph.F32: 190e9 * part},
-		Vector: 8e9 * part, Memory: 15e9 * part,
+		Matrix: map[graph.DType]float64{graph.F32: 190e9 * n},
+		Vector: 8e9 * n, Memory: 15e9 * n,
 		AttentionShare: 0.5,
 		Launch:         10e-6,
-		ToDevice:       5e9 * part, ToHost: 5e9 * part, DiskRead: 0.5e9 * part, DiskWrite: 0.5e9 * part, HostMemory: 15e9 * part,
-		Intra:  Link{Latency: 20e-6, Bandwidth: 5e9 * part},
-		Serial: true,
+		// Copies and collectives are a stream's own thread's.
+		ToDevice: 5e9, ToHost: 5e9, DiskRead: 1e9, DiskWrite: 1e9, HostMemory: 15e9 * n,
+		Intra: Link{Latency: 20e-6, Bandwidth: 5e9},
+		Cores: max(threads, 1), Sharers: max(ranks, 1),
 	}
 }

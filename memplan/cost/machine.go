@@ -31,9 +31,9 @@ type Machine struct {
 	MatrixShare, AttentionShare, MemoryShare float64
 	// Launch is the least time of an operation, in s.
 	Launch float64
-	// Measured replaces the rates for single kinds (a calibrated machine): s of a
-	// FLOP and of a byte.
-	Measured map[graph.Kind]Rate
+	// Measured replaces the rates for single classes of operations (a calibrated
+	// machine).
+	Measured map[Class]Rates
 
 	// ToDevice and ToHost are copies between device and host memory, DiskRead and
 	// DiskWrite between host memory and disk, HostMemory the traffic of kernels
@@ -46,14 +46,19 @@ type Machine struct {
 	Intra    Link
 	Inter    Link
 
-	// Serial says that a rank's streams share one processor, so that nothing
-	// overlaps: ranks of the CPU device are like that. Memory, Matrix and Vector
-	// are then already one rank's share.
-	Serial bool
+	// Cores, where it is not 0, says that all streams of Sharers ranks compute,
+	// copy and communicate on so many processor cores, as the CPU device does; the
+	// rates above are then those of all cores together. 0: each stream of each rank
+	// has an engine of its own.
+	Cores, Sharers int
+	// Start is what a section takes before and behind its operations, Gap what a
+	// measured operation takes beside its rates, and Handoff what it takes longer
+	// where it waits for one of another stream; s.
+	Start, Gap, Handoff float64
+	// Crowd, where it is not 0, is how many times as long measured operations take
+	// because ranks wait for each other.
+	Crowd float64
 }
-
-// Rate is the time of a kind of operation: PerOp + flops·PerFlop + bytes·PerByte.
-type Rate struct{ PerOp, PerFlop, PerByte float64 }
 
 // Validate refuses rates that are not positive numbers where one is needed.
 func (m *Machine) Validate() error {
@@ -80,20 +85,60 @@ func (m *Machine) matrixRate(d graph.DType) float64 {
 	return m.Matrix[graph.F32]
 }
 
-// Op predicts the seconds of one execution of op on one rank. Computation takes
+// Work is what one execution of an operation on one rank needs.
+type Work struct {
+	Alone float64 // s, if nothing else runs on the machine
+	Core  float64 // s of one processor core, if all cores are busy; 0 where the machine has no Cores
+	Disk  float64 // s of the disk that the ranks share
+}
+
+// later is the work with so much more time of one core before it.
+func (w Work) later(s float64) Work {
+	w.Alone += s
+	if w.Core > 0 {
+		w.Core += s
+	}
+	return w
+}
+
+// Op predicts what one execution of op on one rank needs. Computation takes
 // the larger of the time of its arithmetic and that of its traffic (the roofline
 // of Williams, Waterman and Patterson, CACM 2009), collectives α + β·bytes.
-func (m *Machine) Op(p *graph.Program, op *graph.Op) float64 {
-	flops, bytes := graph.Cost(p, op)
-	if r, ok := m.Measured[op.Kind]; ok {
-		if sent, ok := Sent(p, op); ok {
-			bytes = sent
+func (m *Machine) Op(p *graph.Program, op *graph.Op) Work {
+	if op.Kind == graph.Join {
+		return Work{}
+	}
+	if r, ok := m.Measured[ClassOf(p, op)]; ok {
+		w := r.work(SizeOf(p, op)).later(m.Gap)
+		if m.Crowd > 0 {
+			w.Alone, w.Core = w.Alone*m.Crowd, w.Core*m.Crowd
 		}
-		return r.PerOp + float64(flops)*r.PerFlop + float64(bytes)*r.PerByte
+		if m.Cores == 0 {
+			w.Core, w.Disk = 0, 0
+		}
+		return w
+	}
+	w := Work{Alone: m.roofline(p, op)}
+	if m.Cores == 0 {
+		return w
 	}
 	switch op.Kind {
-	case graph.Join:
-		return 0
+	case graph.Copy:
+		w.Core = w.Alone // by the stream's own thread
+		if p.Buf(op.In[0]).Space == graph.Disk || p.Buf(op.Out[0].Buf).Space == graph.Disk {
+			w.Core, w.Disk = w.Alone/4, w.Alone // checksums
+		}
+	case graph.AllGather, graph.ReduceScatter, graph.AllReduce:
+		w.Core = w.Alone
+	default:
+		w.Core = w.Alone * float64(m.Cores)
+	}
+	return w
+}
+
+func (m *Machine) roofline(p *graph.Program, op *graph.Op) float64 {
+	flops, bytes := graph.Cost(p, op)
+	switch op.Kind {
 	case graph.AllGather, graph.ReduceScatter, graph.AllReduce:
 		return m.collective(p, op)
 	case graph.Copy:

@@ -2,6 +2,7 @@ package cost
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -20,6 +21,11 @@ type Run struct {
 // Simulate runs section name of p on m: an operation starts when the one before
 // it on its stream and all that its events wait for have finished. Of a phase
 // that repeats, the second copy is what further repetitions cost.
+//
+// Where ranks share cores, all of them do the same at the same time, and what
+// runs at one time divides the cores equally, nobody getting more than it can
+// use (max-min fairness); the disk likewise. Between two starts or ends these
+// shares are constant.
 func Simulate(p *graph.Program, name string, m *Machine) (*Run, error) {
 	if err := m.Validate(); err != nil {
 		return nil, err
@@ -36,10 +42,179 @@ func Simulate(p *graph.Program, name string, m *Machine) (*Run, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cost: %w", err)
 	}
-	r := &Run{Trace: t, Start: make([]float64, len(t.Steps)), End: make([]float64, len(t.Steps)), Pass: map[graph.Pass]float64{}}
-	var free [graph.NumStreams]float64
-	all := 0.0    // latest end so far
-	before := 0.0 // latest end before copy 1 of the phase at hand
+	s := newSimulation(p, m, t)
+	s.run()
+	return s.result(sec), nil
+}
+
+// simulation is the state of Simulate at a time.
+type simulation struct {
+	p *graph.Program
+	m *Machine
+	t *graph.Trace
+
+	queue   [graph.NumStreams][]int // steps that have not started, by stream
+	now     [graph.NumStreams]active
+	time    float64
+	done    []bool
+	started []float64
+	ended   []float64
+}
+
+// active is what a stream runs.
+type active struct {
+	step  int // −1: nothing
+	work  Work
+	until float64 // s: when it ends, if nothing starts or ends before
+	rest  float64 // share of the work that is left, and how fast it falls (1/s), where cores are shared
+	speed float64
+}
+
+func newSimulation(p *graph.Program, m *Machine, t *graph.Trace) *simulation {
+	n := len(t.Steps)
+	s := &simulation{p: p, m: m, t: t, done: make([]bool, n), started: make([]float64, n), ended: make([]float64, n), time: m.Start}
+	var count [graph.NumStreams]int
+	for i := range t.Steps {
+		count[t.Op(i).Stream]++
+	}
+	for st := range s.queue {
+		s.queue[st] = make([]int, 0, count[st])
+		s.now[st].step = -1
+	}
+	for i := range t.Steps {
+		st := t.Op(i).Stream
+		s.queue[st] = append(s.queue[st], i)
+	}
+	return s
+}
+
+func (s *simulation) run() {
+	for left := len(s.t.Steps); left > 0; {
+		for s.start() { // what takes no time ends at once, and lets others start
+			left -= s.finish(s.time)
+		}
+		if left == 0 {
+			return
+		}
+		s.share()
+		next := math.Inf(1)
+		for st := range s.now {
+			if a := &s.now[st]; a.step >= 0 {
+				next = min(next, a.until)
+			}
+		}
+		left -= s.finish(next)
+	}
+}
+
+// start starts what can start, and tells whether anything did.
+func (s *simulation) start() (any bool) {
+	for st := range s.now {
+		if s.now[st].step >= 0 || len(s.queue[st]) == 0 {
+			continue
+		}
+		i := s.queue[st][0]
+		ready := true
+		for u := range graph.NumStreams {
+			if j := s.t.Known(i, u); j >= 0 {
+				ready = ready && s.done[j]
+			}
+		}
+		if !ready {
+			continue
+		}
+		op := s.t.Op(i)
+		w := s.m.Op(s.p, op)
+		if len(op.Wait) > 0 && op.Kind != graph.Join {
+			w = w.later(s.m.Handoff)
+		}
+		s.queue[st] = s.queue[st][1:]
+		s.now[st] = active{step: i, work: w, until: s.time + w.Alone, rest: 1}
+		if w.Core > 0 {
+			s.now[st].until = math.Inf(1) // until share has looked at it
+		}
+		s.started[i] = s.time
+		any = true
+	}
+	return any
+}
+
+// finish lets the time go on to at and counts what has ended by then.
+func (s *simulation) finish(at float64) (n int) {
+	passed := at - s.time
+	s.time = at
+	for st := range s.now {
+		a := &s.now[st]
+		switch {
+		case a.step < 0:
+		case a.until <= at:
+			s.done[a.step], s.ended[a.step] = true, at
+			a.step = -1
+			n++
+		case s.m.Cores > 0:
+			a.rest -= passed * a.speed
+		}
+	}
+	return n
+}
+
+// share gives what runs its speed, where that depends on what else runs.
+func (s *simulation) share() {
+	if s.m.Cores == 0 {
+		return
+	}
+	disks := 0
+	for st := range s.now {
+		if a := &s.now[st]; a.step >= 0 {
+			a.speed = math.Inf(1)
+			if a.work.Alone > 0 {
+				a.speed = 1 / a.work.Alone
+			}
+			if a.work.Disk > 0 {
+				disks++
+			}
+		}
+	}
+	sharers := float64(max(s.m.Sharers, 1))
+	for st := range s.now {
+		if a := &s.now[st]; a.step >= 0 && a.work.Disk > 0 {
+			a.speed = min(a.speed, 1/(a.work.Disk*sharers*float64(disks)))
+		}
+	}
+	// Fill the cores: who can use the least first.
+	var order [graph.NumStreams]*active
+	n := 0
+	for st := range s.now {
+		a := &s.now[st]
+		if a.step < 0 || a.work.Core <= 0 {
+			continue
+		}
+		k := n
+		for k > 0 && order[k-1].speed*order[k-1].work.Core > a.speed*a.work.Core {
+			order[k] = order[k-1]
+			k--
+		}
+		order[k] = a
+		n++
+	}
+	free := float64(s.m.Cores) / sharers
+	for k := range n {
+		a := order[k]
+		got := min(a.speed*a.work.Core, free/float64(n-k))
+		a.speed = got / a.work.Core
+		free -= got
+	}
+	for st := range s.now {
+		if a := &s.now[st]; a.step >= 0 {
+			a.until = s.time + max(0, a.rest)/a.speed
+		}
+	}
+}
+
+func (s *simulation) result(sec *graph.Section) *Run {
+	r := &Run{Trace: s.t, Start: s.started, End: s.ended, Pass: map[graph.Pass]float64{}}
+	all := s.m.Start // latest end so far
+	before := 0.0    // latest end before copy 1 of the phase at hand
 	prior := graph.Step{Phase: -1}
 	extra := 0.0
 	settle := func() {
@@ -49,28 +224,17 @@ func Simulate(p *graph.Program, name string, m *Machine) (*Run, error) {
 			}
 		}
 	}
-	for i := range t.Steps {
-		at := t.Steps[i]
+	for i := range s.t.Steps {
+		at := s.t.Steps[i]
 		if at.Phase != prior.Phase {
 			settle()
 		} else if at.Copy != prior.Copy {
 			before = all
 		}
 		prior = at
-		op := t.Op(i)
-		start := free[op.Stream]
-		if m.Serial {
-			start = all
-		}
-		for st := range graph.NumStreams {
-			if j := t.Known(i, st); j >= 0 {
-				start = max(start, r.End[j])
-			}
-		}
-		d := m.Op(p, op)
-		r.Start[i], r.End[i] = start, start+d
-		free[op.Stream] = start + d
-		all = max(all, start+d)
+		op := s.t.Op(i)
+		d := r.End[i] - r.Start[i]
+		all = max(all, r.End[i])
 		times := 1.0
 		if ph := &sec.Phases[at.Phase]; at.Copy == 1 && ph.Repeat > 2 {
 			times = float64(ph.Repeat - 1)
@@ -83,5 +247,5 @@ func Simulate(p *graph.Program, name string, m *Machine) (*Run, error) {
 	settle()
 	r.Seconds = all + extra
 	r.Exposed = max(0, r.Seconds-r.Busy[graph.Compute])
-	return r, nil
+	return r
 }

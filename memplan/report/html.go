@@ -31,6 +31,8 @@ type Table struct {
 	Head  []string
 	Rows  [][]string
 	Mark  int // row that was asked for; −1 none
+	// MarkColumn is the column that was asked for; 0, which holds names: none.
+	MarkColumn int
 }
 
 // SpaceChart is a timeline with its cap.
@@ -46,6 +48,15 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"chart":  chart,
 	"data":   chartData,
 	"number": isNumber,
+	// right says that a column holds numbers, which its heading follows.
+	"right": func(t Table, column int) bool {
+		for _, row := range t.Rows {
+			if column < len(row) && isNumber(row[column]) {
+				return true
+			}
+		}
+		return false
+	},
 	"colour": func(c graph.Class) template.CSS { return template.CSS(colours[c]) },
 	"classes": func() []graph.Class {
 		var list []graph.Class

@@ -74,6 +74,7 @@ func TestPageStandsAlone(t *testing.T) {
 	require.NoError(t, err)
 	page := Page{Title: "Plan of <model>", Verdict: "Fits", Fits: true, Spaces: []SpaceChart{{Timeline: tl, Capacity: 5000}},
 		Tables: []Table{{Title: "stages", Head: []string{"ZeRO", "peak"}, Rows: [][]string{{"0", "3.00 MiB"}, {"1", "2.00 MiB"}}, Mark: 1}},
+		Peak:   []Table{{Title: "by stage", Head: []string{"ZeRO", "0", "1"}, Rows: [][]string{{"peak", "3.00 MiB", "2.00 MiB"}, {"at", "head", "tail"}}, Mark: -1, MarkColumn: 2}},
 		Ways:   &Table{Title: "ways", Rows: [][]string{{"--zero 3"}}, Mark: -1}}
 	var out stdbytes.Buffer
 	require.NoError(t, page.HTML(&out))
@@ -84,6 +85,9 @@ func TestPageStandsAlone(t *testing.T) {
 	require.Equal(t, 1, strings.Count(text, "<svg "))
 	require.Contains(t, text, "cap 4.88 KiB")
 	require.Contains(t, text, `<tr class="mark"><td class="n">1</td>`)
+	require.Contains(t, text, `<td>peak</td><td class="n">3.00 MiB</td><td class="n asked">2.00 MiB</td>`)
+	require.Contains(t, text, `<td>at</td><td class="n">head</td><td class="n asked">tail</td>`)
+	require.Contains(t, text, `<th>ZeRO</th><th class="n">0</th>`)
 	_, after, ok := strings.Cut(text, `<script type="application/json">`)
 	require.True(t, ok)
 	data, _, _ := strings.Cut(after, "</script>")

@@ -63,9 +63,9 @@ type bench struct {
 
 // aside measures f in a goroutine of its own, as a training step calls it: the
 // main one is locked to its thread for the libraries' sake.
-func aside(f func(), pause, least time.Duration) float64 {
+func aside(f func(), t timing) float64 {
 	result := make(chan float64)
-	go func() { result <- measure(f, pause, least) }()
+	go func() { result <- measure(f, t) }()
 	return <-result
 }
 
@@ -77,14 +77,15 @@ func main() {
 	csv := flag.String("csv", "", "file for all pairs")
 	pause := flag.Duration("pause", 60*time.Millisecond, "pause before each measurement")
 	least := flag.Duration("least", 30*time.Millisecond, "least time of a measurement; short calls repeat")
+	wait := flag.Duration("wait", 0, "how long to repeat the pause at most while other processes compute in it")
 	flag.Parse()
-	if err := run(*op, *threads, *pairs, *only, *csv, *pause, *least); err != nil {
+	if err := run(*op, *threads, *pairs, *only, *csv, timing{*pause, *least, *wait}); err != nil {
 		fmt.Fprintln(os.Stderr, "gemm:", err)
 		os.Exit(1)
 	}
 }
 
-func run(op, threads string, pairs int, only, csv string, pause, least time.Duration) error {
+func run(op, threads string, pairs int, only, csv string, t timing) error {
 	runtime.LockOSThread() // OpenMP and OpenBLAS keep their threads by caller
 	if err := level.Err(); err != nil {
 		return err
@@ -102,8 +103,8 @@ func run(op, threads string, pairs int, only, csv string, pause, least time.Dura
 		defer out.Close()
 		fmt.Fprintln(out, "op,threads,shape,M,N,K,pair,ours_gops,theirs_gops,ours_f32_gops")
 	}
-	for _, t := range strings.Split(threads, ",") {
-		n, err := strconv.Atoi(t)
+	for _, text := range strings.Split(threads, ",") {
+		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 {
 			return fmt.Errorf("threads %q: numbers of threads are like 1,2", threads)
 		}
@@ -133,16 +134,16 @@ func run(op, threads string, pairs int, only, csv string, pause, least time.Dura
 			var ours, theirs, other []float64
 			var ratio, toOther []float64
 			for i := range pairs {
-				o, t := work/aside(b.ours, pause, least)/1e9, work/measure(b.theirs, pause, least)/1e9
+				o, th := work/aside(b.ours, t)/1e9, work/measure(b.theirs, t)/1e9
 				f, csv32 := float64(n)*fmaPeak(), ""
 				if b.ours32 != nil {
-					f = work / aside(b.ours32, pause, least) / 1e9
+					f = work / aside(b.ours32, t) / 1e9
 					csv32 = fmt.Sprintf("%.2f", f)
 				}
-				ours, theirs, other = append(ours, o), append(theirs, t), append(other, f)
-				ratio, toOther = append(ratio, o/t), append(toOther, o/f)
+				ours, theirs, other = append(ours, o), append(theirs, th), append(other, f)
+				ratio, toOther = append(ratio, o/th), append(toOther, o/f)
 				if out != nil {
-					fmt.Fprintf(out, "%s,%d,%s,%d,%d,%d,%d,%.2f,%.2f,%s\n", op, n, s.name, s.spec.M, s.spec.N, s.spec.K, i, o, t, csv32)
+					fmt.Fprintf(out, "%s,%d,%s,%d,%d,%d,%d,%.2f,%.2f,%s\n", op, n, s.name, s.spec.M, s.spec.N, s.spec.K, i, o, th, csv32)
 				}
 			}
 			toLib.add(median(ratio))
@@ -175,17 +176,42 @@ func (s *summary) String() string {
 	return fmt.Sprintf("geometric mean %.3f, least %.3f", math.Exp(logs/float64(len(s.ratios))), slices.Min(s.ratios))
 }
 
+// timing is how a measurement is made.
+type timing struct{ pause, least, wait time.Duration }
+
 // measure returns the seconds of a call of f.
-func measure(f func(), pause, least time.Duration) float64 {
-	time.Sleep(pause)
+func measure(f func(), t timing) float64 {
+	for until := time.Now().Add(t.wait); ; {
+		before := busy()
+		time.Sleep(t.pause)
+		const most = 0.2 // of a core
+		if time.Now().After(until) || busy()-before < most*t.pause.Seconds() {
+			break
+		}
+	}
 	f()
 	start := time.Now()
 	for n := 1; ; n++ {
 		f()
-		if d := time.Since(start); d >= least {
+		if d := time.Since(start); d >= t.least {
 			return d.Seconds() / float64(n)
 		}
 	}
+}
+
+// busy returns the seconds that all cores have computed, in steps of 10 ms, or 0
+// where /proc/stat does not say.
+func busy() float64 {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0
+	}
+	var user, nice, system float64
+	if _, err := fmt.Sscanf(string(text), "cpu %f %f %f", &user, &nice, &system); err != nil {
+		return 0
+	}
+	const ticks = 100 // a second
+	return (user + nice + system) / ticks
 }
 
 func median(v []float64) float64 {

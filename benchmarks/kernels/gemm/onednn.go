@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -22,6 +23,10 @@ type oneDNN struct {
 	lib      uintptr
 }
 
+// call calls a function of the library. Pointers must be converted in the call,
+// so that what they point to is on the heap: a stack may move.
+//
+//go:uintptrescapes
 func (d *oneDNN) call(name string, args ...uintptr) error {
 	f, err := purego.Dlsym(d.lib, name)
 	if err != nil {
@@ -70,7 +75,8 @@ func openDNN(op string) (*library, error) {
 
 const dnnBF16, dnnF32, dnnS32, dnnS8, dnnU8 = 2, 3, 4, 5, 6 // dnnl_data_type_t
 
-// matmul returns a call of the matmul primitive on plain layouts.
+// matmul returns a call of the matmul primitive on plain layouts. Who calls it
+// keeps the matrices alive: the library's pointers to them don't.
 func (d *oneDNN) matmul(s gemm.Spec, ta, tb, tc uintptr, a, b, c unsafe.Pointer) (func() error, error) {
 	// The structs of 2.6 are plain memory: a dnnl_memory_desc_t has less than
 	// 1 KiB, a dnnl_matmul_desc_t less than 8.
@@ -89,9 +95,8 @@ func (d *oneDNN) matmul(s gemm.Spec, ta, tb, tc uintptr, a, b, c unsafe.Pointer)
 			return nil, err
 		}
 	}
-	md := func(i int) uintptr { return uintptr(unsafe.Pointer(&mds[i])) }
 	desc := make([]byte, 16384)
-	if err := d.call("dnnl_matmul_desc_init", uintptr(unsafe.Pointer(&desc[0])), md(0), md(1), 0, md(2)); err != nil {
+	if err := d.call("dnnl_matmul_desc_init", uintptr(unsafe.Pointer(&desc[0])), uintptr(unsafe.Pointer(&mds[0])), uintptr(unsafe.Pointer(&mds[1])), 0, uintptr(unsafe.Pointer(&mds[2]))); err != nil {
 		return nil, err
 	}
 	var pd, prim uintptr
@@ -108,7 +113,7 @@ func (d *oneDNN) matmul(s gemm.Spec, ta, tb, tc uintptr, a, b, c unsafe.Pointer)
 	const src, weights, dst = 1, 33, 17
 	args := []arg{{index: src}, {index: weights}, {index: dst}}
 	for i, p := range []unsafe.Pointer{a, b, c} {
-		if err := d.call("dnnl_memory_create", uintptr(unsafe.Pointer(&args[i].memory)), md(i), d.engine, uintptr(p)); err != nil {
+		if err := d.call("dnnl_memory_create", uintptr(unsafe.Pointer(&args[i].memory)), uintptr(unsafe.Pointer(&mds[i])), d.engine, uintptr(p)); err != nil {
 			return nil, err
 		}
 	}
@@ -174,7 +179,7 @@ func (d *oneDNN) bf16(s gemm.Spec, pl *pool.Pool) (*bench, error) {
 		ours: func() { must(p.RunBytes(pl, gemm.Bytes(a), gemm.Bytes(b), gemm.Bytes(c), nil, work)) },
 		theirs: faster(func() {
 			status(d.gemmBF16(letter(s.TransA), letter(s.TransB), int64(s.M), int64(s.N), int64(s.K), 1, &a[0], lda, &b[0], ldb, 0, &e[0], int64(s.N)))
-		}, func() { must(matmul()) }),
+		}, func() { must(matmul()); runtime.KeepAlive([]any{a, b, e}) }),
 	}, nil
 }
 
@@ -206,16 +211,16 @@ func (d *oneDNN) int8(s gemm.Spec, pl *pool.Pool) (*bench, error) {
 		ours: func() { must(p.RunBytes(pl, gemm.Bytes(a), gemm.Bytes(b), gemm.Bytes(c), nil, work)) },
 		theirs: faster(func() {
 			status(d.gemmU8S8(letter(s.TransA), letter(s.TransB), 'F', int64(s.M), int64(s.N), int64(s.K), 1, &a[0], lda, 0, &b[0], ldb, 0, 0, &e[0], int64(s.N), &offset))
-		}, func() { must(matmul()) }),
+		}, func() { must(matmul()); runtime.KeepAlive([]any{a, b, e}) }),
 	}, nil
 }
 
 // faster returns the function whose best of three calls is shorter.
 func faster(f, g func()) func() {
 	best := func(f func()) float64 {
-		t := measure(f, 0, 0)
+		t := measure(f, timing{})
 		for range 2 {
-			t = min(t, measure(f, 0, 0))
+			t = min(t, measure(f, timing{}))
 		}
 		return t
 	}

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway"
+)
+
+// Spans by hand: 10 to 30 of the copy lies under 0–20 and 25–40.
+func TestOverlaps(t *testing.T) {
+	got := overlaps([]span{
+		{stream: "compute", start: 25, end: 40}, {stream: "compute", start: 0, end: 20}, {rank: 1, stream: "compute", start: 20, end: 25},
+		{stream: "copy-in", start: 10, end: 30}, {stream: "copy-in", start: 50, end: 51}, {stream: "host", start: 1, end: 2},
+	})
+	require.Equal(t, []overlap{{"copy-in", 21, 15}, {"host", 1, 1}}, got)
+}
+
+// The trace of a run shows updates and their disk traffic under computing. How
+// much depends on what else the machine does; without the overlap it is none.
+func TestTraceShowsCopiesUnderCompute(t *testing.T) {
+	model := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(model, "config.json"), []byte(
+		`{"model_type":"gpt2","n_layer":4,"n_head":4,"n_embd":128,"vocab_size":512,"n_positions":64}`), 0o644))
+	for _, clip := range []float64{0, 1} { // during backward; beside the next forward
+		c := spillway.Default()
+		c.Model, c.Data, c.Order = model, "../../testdata/text.bin", "sequential"
+		c.Batch, c.Seq, c.Steps, c.Clip, c.Threads = 4, 64, 8, clip, 2
+		c.Offload, c.Disk, c.Trace = "optimizer=disk", t.TempDir(), filepath.Join(t.TempDir(), "trace.json")
+		tr, err := spillway.New(context.Background(), c)
+		require.NoError(t, err)
+		require.NoError(t, tr.Run(context.Background(), nil))
+		require.NoError(t, tr.Close())
+		events, err := read(c.Trace)
+		require.NoError(t, err)
+		streams := map[string]overlap{}
+		for _, o := range overlaps(events) {
+			streams[o.stream] = o
+		}
+		t.Log(clip, streams)
+		for _, stream := range []string{"host", "disk-in", "disk-out"} {
+			o := streams[stream]
+			require.Greater(t, o.under, 0.01*o.us, "%s, clip %g: %v", stream, clip, streams)
+		}
+	}
+}

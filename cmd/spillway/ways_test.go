@@ -1,0 +1,128 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/internal/presets"
+)
+
+// gridVariable, set to "all", makes TestWaysOutOverPresets go over every model
+// and GPU, which takes minutes.
+const gridVariable = "SPILLWAY_TEST_GRID"
+
+// asPlanned reads the flags of `spillway plan`.
+func asPlanned(t *testing.T, args []string) (spillway.Config, spillway.Hardware) {
+	t.Helper()
+	var c spillway.Config
+	var l later
+	var f planFlags
+	fs := pflag.NewFlagSet("plan", pflag.ContinueOnError)
+	trainFlags(fs, &c, &l)
+	f.bind(fs, &c)
+	require.NoError(t, fs.Parse(args), args)
+	require.NoError(t, f.settle(fs, &c), args)
+	require.NoError(t, c.Validate(), args)
+	return c, f.hardware(&c)
+}
+
+// Every suggestion for a model on a GPU that it does not fit, added to the flags,
+// fits.
+func TestWaysOutOverPresets(t *testing.T) {
+	models, cards := presets.List(), gpus.List()
+	all := os.Getenv(gridVariable) == "all"
+	shapes := []string{"", "--nodes 1 --gpus-per-node 8", "--zero 1 --ranks 4", "--nodes 4 --gpus-per-node 8 --shard-size 8", "--host-memory 24GiB --recompute selective"}
+	tried, none := 0, 0
+	for i := range len(models) * len(cards) {
+		m, g := models[i%len(models)], cards[(i/len(models)+i)%len(cards)]
+		if !all && i%131 != 5 {
+			continue
+		}
+		seq := min(m.Config.Positions, 2048)
+		args := strings.Fields(fmt.Sprintf("--model %s --gpu %s --seq %d --batch %d --precision %s %s", m.Name, g.Name, seq, 1+i%4*3, []string{"fp32", "bf16"}[i%2], shapes[i%len(shapes)]))
+		c, hw := asPlanned(t, args)
+		asked, err := spillway.Predict(c, hw.Machine(c.Ranks))
+		require.NoError(t, err, args)
+		if asked.Fits {
+			continue
+		}
+		tried++
+		ways, no := spillway.WaysOut(asked, hw)
+		if len(ways) == 0 {
+			none++
+			require.NotNil(t, no, args)
+			require.NotNil(t, no.Nearest, args)
+			t.Logf("%v: %s", args, no)
+			continue
+		}
+		last := 0.0
+		for _, way := range ways {
+			applied, machine := asPlanned(t, append(append([]string{}, args...), way.Args...))
+			require.Equal(t, words(way.Text), way.Args)
+			f, err := spillway.Predict(applied, machine.Machine(applied.Ranks))
+			require.NoError(t, err, "%v %s", args, way.Text)
+			require.True(t, f.Fits, "%v %s", args, way.Text)
+			require.InEpsilon(t, way.Forecast.Step.Seconds, f.Step.Seconds, 1e-9)
+			if way.Cost == "" { // those that keep the job come first, by time
+				require.GreaterOrEqual(t, way.Slowdown, last, args)
+				last = way.Slowdown
+			}
+		}
+	}
+	require.Greater(t, tried, none)
+	t.Logf("%d did not fit, %d of them with nothing that helps", tried, none)
+}
+
+func TestPlanInParts(t *testing.T) {
+	base := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "16"}
+	status, doc := planned(t, append(base, "--offload", "optimizer=host:50%,activations=host:h.{0-0}.mlp.act")...)
+	require.Equal(t, exitDone, status)
+	require.Positive(t, doc.Requested.Host.ByClass["optimizer"])
+	require.Positive(t, doc.Requested.Device.ByClass["optimizer"])
+	for flags, want := range map[string]string{
+		"--offload optimizer=host:0%":           "over 0 and up to 100",
+		"--offload activations=host:30%":        "go by buffers",
+		"--offload parameters=disk:h.*":         "not a share",
+		"--recompute drop":                      "names of buffers",
+		"--recompute drop:h.99.mlp.act":         "those are h.*",
+		"--recompute auto;full":                 "auto stands alone",
+		"--offload activations=host:nope":       "no activation matches",
+		"--allow fp8":                           "bf16",
+		"--offload optimizer=host:60%+disk:50%": "110 %",
+	} {
+		name, value, _ := strings.Cut(flags, " ")
+		r := command(append(append([]string{"plan"}, base...), name, value)...)
+		require.Equal(t, exitBadInput, r.status, flags)
+		require.Contains(t, r.stderr, want, flags)
+		require.Equal(t, 1, strings.Count(r.stderr, "\n"), r.stderr)
+	}
+}
+
+// The plan says what auto comes to, and train runs that.
+func TestAutoIsPrintedAndRun(t *testing.T) {
+	shape := []string{"--model", testdata + "/gpt2", "--batch", "2", "--seq", "16"}
+	_, doc := planned(t, shape...)
+	_, full := planned(t, append(shape, "--recompute", "full")...)
+	limit := fmt.Sprint((doc.Requested.Device.PeakBytes + full.Requested.Device.PeakBytes) / 2)
+	args := append(shape, "--device-memory", limit, "--recompute", "auto")
+	r := command(append([]string{"plan", "--json", "-"}, args...)...)
+	require.Equal(t, exitDone, r.status, r.stderr)
+	require.Contains(t, r.stdout, `"recompute": "drop:`)
+	require.Contains(t, r.stdout, `"explanation"`)
+	text := command(append([]string{"plan"}, args...)...).stdout
+	_, chosen, found := strings.Cut(text, "recompute auto: ")
+	require.True(t, found, text)
+	chosen, _, _ = strings.Cut(chosen, "\n")
+	ran := command(append([]string{"train", "--data", testdata + "/text.bin", "--steps", "1"}, args...)...)
+	require.Equal(t, exitDone, ran.status, ran.stderr)
+	require.Contains(t, ran.stderr, "recompute auto: "+chosen)
+	r = command(append([]string{"train", "--data", testdata + "/text.bin", "--steps", "1", "--recompute", "auto"}, shape...)...)
+	require.Contains(t, r.stderr, "no cap on device memory")
+}

@@ -1,0 +1,403 @@
+package offload
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// overlap takes the updates of the units that are updated on the host out of the
+// phase "update", where nothing else runs beside them:
+//
+//	nothing needs the global norm                 clipping or loss scaling, Ahead ≥ 1
+//	compute:  bwd u ● │ bwd u−1 …                 compute:  fwd u−1 … │ ●fwd u …
+//	host:            ●update u                    host:      update u ●       (of the step before)
+//
+// Without clipping and loss scaling the update of a unit stands in the last
+// micro-step, behind the last use of its parameters and its reduced gradient.
+//
+// With either, the step's section begins with the update of the step before:
+// each unit's stands Ahead units before the unit's first use, which waits for
+// it. The gradients of the last micro-step wait for that in host memory, where
+// they go as soon as they are reduced (or where Gradients puts them). Until
+// there is something to update the rules are skipped; section "flush" updates
+// what is left, for whoever reads or writes the states.
+//
+// In both, a gradient's squares are summed where it is reduced. The bits do not
+// change: the sums are exact, and a rule reads the same values.
+//
+// Every form of a step (with and without what is cached of frozen layers) gets
+// the same; what one leaves pending, the next one takes.
+func (r *rewriter) overlap() {
+	d := &deferral{idle: graph.NoBuf, coef: graph.NoBuf, pending: map[int]graph.BufID{}}
+	for i := range r.p.Sections {
+		sec := &r.p.Sections[i]
+		if n := len(sec.Phases); n >= 2 && sec.Phases[n-1].Name == "update" {
+			r.overlapSection(sec, d)
+		}
+	}
+	if d.flush.Ops != nil {
+		r.p.Sections = append(r.p.Sections, graph.Section{Name: "flush", Phases: []graph.Phase{d.flush}})
+	}
+}
+
+// deferral is what the forms of a step share of their pending updates.
+type deferral struct {
+	idle, coef graph.BufID
+	pending    map[int]graph.BufID // by unit: its gradient in host memory
+	flush      graph.Phase
+}
+
+func (r *rewriter) overlapSection(sec *graph.Section, d *deferral) {
+	if len(r.hostUnits) == 0 {
+		return
+	}
+	last := len(sec.Phases) - 1
+	up := &sec.Phases[last]
+	needsNorm := r.p.Scaler != nil
+	for i := range up.Ops {
+		if a, ok := up.Ops[i].Attr.(graph.ClipAttr); ok {
+			needsNorm = needsNorm || a.Max > 0
+		}
+	}
+	if needsNorm && r.o.Ahead == 0 {
+		return // copies and computation take turns
+	}
+	// The phase's operations: those of each unit on the host, the fill that the
+	// sums of squares start from, and the rest.
+	groups := map[int]*group{}
+	var order []*group
+	var rest, start []graph.Op
+	for _, op := range up.Ops {
+		switch {
+		case op.Unit >= 0 && r.hostUnits[op.Unit]:
+			g := groups[op.Unit]
+			if g == nil {
+				g = &group{unit: op.Unit, at: -1, reduced: -1}
+				groups[op.Unit] = g
+				order = append(order, g)
+			}
+			if op.Kind == graph.SqSum {
+				op.Pass = graph.Backward
+				g.sums = append(g.sums, op)
+				g.grad = op.In[0]
+			} else {
+				g.rule = append(g.rule, op)
+			}
+		case op.Kind == graph.Fill && op.Unit < 0:
+			start = append(start, op)
+		default:
+			rest = append(rest, op)
+		}
+	}
+	up.Ops = rest
+	if needsNorm {
+		r.deferred(sec, order, start, d)
+	} else {
+		r.early(sec, order, start)
+	}
+}
+
+// group is what the update phase does for one unit.
+type group struct {
+	unit       int
+	sums, rule []graph.Op
+	grad       graph.BufID
+	at         int // in the phase that takes it: the rule stands behind, or before, this operation
+	reduced    int // the last operation on its gradient
+}
+
+// touches reports every operation of ops that uses a buffer of a group: its
+// gradient, or anything resident.
+func (r *rewriter) touches(ops []graph.Op, groups []*group, visit func(g *group, i int, grad bool)) {
+	type use struct {
+		g    *group
+		grad bool
+	}
+	users := map[graph.BufID]use{}
+	for _, g := range groups {
+		for i := range g.rule {
+			effects(&g.rule[i], r.root, func(root graph.BufID, _ graph.Effect) {
+				if m, ok := r.member[root]; ok && m.unit == g.unit {
+					users[root] = use{g, root == r.root(g.grad)}
+				}
+			})
+		}
+	}
+	for i := range ops {
+		effects(&ops[i], r.root, func(root graph.BufID, _ graph.Effect) {
+			if u, ok := users[root]; ok {
+				visit(u.g, i, u.grad)
+			}
+		})
+	}
+}
+
+// early puts each unit's update into the last micro-step.
+func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op) {
+	ph := &sec.Phases[len(sec.Phases)-2]
+	r.touches(ph.Ops, groups, func(g *group, i int, grad bool) {
+		g.at = max(g.at, i)
+		if grad {
+			g.reduced = max(g.reduced, i)
+		}
+	})
+	old := coefOf(&sec.Phases[len(sec.Phases)-1])
+	// Nothing is clipped and nothing scaled: the coefficient of every update is 1.
+	coef := r.p.AddBuffer(graph.Buffer{Name: "update_coef", DType: graph.F32, Shape: []int64{1}, Class: graph.Workspace, Life: graph.LifeStep, Unit: -1})
+	fill := graph.Op{Kind: graph.Fill, Name: "update_coef", Out: []graph.Out{{Buf: coef}}, Work: graph.NoBuf, Skip: graph.NoBuf,
+		Attr: graph.FillAttr{Value: 1}, Stream: graph.Compute, Pass: graph.Update, Unit: -1}
+	behind := make([][]graph.Op, len(ph.Ops))
+	for _, g := range groups {
+		behind[g.reduced] = append(behind[g.reduced], g.sums...)
+	}
+	for _, g := range groups {
+		replace(g.rule, old, coef)
+		behind[g.at] = append(behind[g.at], g.rule...)
+	}
+	insert(ph, r.inputsEnd(ph.Ops), append(start, fill), nil, behind)
+	r.settleGrads(ph, groups)
+}
+
+// settleGrads lets gradients that are updated in the micro-step that made them
+// stay on the device: they would go to their home only to come back. Those that
+// wait while other units' gradients are made (of a tied head) do not.
+func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
+	if ph.Name != "only" {
+		return
+	}
+	starts := map[graph.BufID]int{} // by gradient: the first operation on it
+	firsts := make([]graph.BufID, len(ph.Ops)) // the gradient that an operation writes
+	for i := range ph.Ops {
+		firsts[i] = graph.NoBuf
+		effects(&ph.Ops[i], r.root, func(root graph.BufID, e graph.Effect) {
+			if m, ok := r.member[root]; !ok || m.kind != grads {
+				return
+			}
+			if _, ok := starts[root]; !ok {
+				starts[root] = i
+			}
+			if e.Write {
+				firsts[i] = root
+			}
+		})
+	}
+	for _, g := range groups {
+		root := r.root(g.grad)
+		first, ok := starts[root]
+		if !ok || r.member[root].kind != grads || r.homes[grads][g.unit] == graph.Device {
+			continue
+		}
+		alone := true
+		for i := first; i <= g.reduced; i++ {
+			alone = alone && (firsts[i] == graph.NoBuf || firsts[i] == root)
+		}
+		before, seen := r.stays[root]
+		r.stays[root] = alone && (before || !seen) // in every form of the step
+	}
+	// So that they do not pile up on the device, a unit's gradients are made
+	// after the update of the unit Ahead + 1 before it.
+	var list []*group
+	for _, g := range groups {
+		if r.stays[r.root(g.grad)] {
+			list = append(list, g)
+		}
+	}
+	slices.SortFunc(list, func(a, b *group) int { return cmp.Compare(starts[r.root(a.grad)], starts[r.root(b.grad)]) })
+	for k := range list {
+		if j := k - r.o.Ahead - 1; j >= 0 && list[j].at < starts[r.root(list[k].grad)] {
+			done := list[j].rule[len(list[j].rule)-1].Name
+			ph.Throttles = append(ph.Throttles, graph.Throttle{Before: done, After: ph.Ops[starts[r.root(list[k].grad)]].Name})
+		}
+	}
+}
+
+// coefOf returns the coefficient that an update phase computes.
+func coefOf(up *graph.Phase) graph.BufID {
+	for i := range up.Ops {
+		if up.Ops[i].Kind == graph.ClipCoef {
+			return up.Ops[i].Out[0].Buf
+		}
+	}
+	return graph.NoBuf
+}
+
+// replace puts one buffer in another's place.
+func replace(ops []graph.Op, old, with graph.BufID) {
+	for i := range ops {
+		for k, id := range ops[i].In {
+			if id == old {
+				ops[i].In[k] = with
+			}
+		}
+		for k, o := range ops[i].Out {
+			if o.Buf == old {
+				ops[i].Out[k].Buf = with
+			}
+		}
+	}
+}
+
+// deferred puts each unit's update into the next step's first micro-step.
+func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.Op, d *deferral) {
+	up := &sec.Phases[len(sec.Phases)-1]
+	flag := func(name string, v float64) graph.Op {
+		return graph.Op{Kind: graph.Fill, Name: name, Out: []graph.Out{{Buf: d.idle}}, Work: graph.NoBuf, Skip: graph.NoBuf,
+			Attr: graph.FillAttr{Value: v}, Stream: graph.Compute, Pass: graph.Update, Unit: -1}
+	}
+	firstForm := d.idle == graph.NoBuf
+	if firstForm {
+		if s := r.p.Scaler; s != nil {
+			d.idle = s.Overflow
+		} else {
+			d.idle = r.p.AddBuffer(graph.Buffer{Name: "update_idle", DType: graph.I32, Shape: []int64{1}, Class: graph.Workspace, Life: graph.LifeRun, Unit: -1})
+		}
+		d.coef = coefOf(up)
+		r.keep(d.idle)
+		r.keep(d.coef)
+		if init := r.p.Section("init"); init != nil {
+			init.Phases[0].Ops = append(init.Phases[0].Ops, flag("update_idle", 1))
+		}
+	}
+	if own := coefOf(up); own != d.coef {
+		replace(up.Ops, own, d.coef)
+		for _, g := range groups {
+			replace(g.rule, own, d.coef)
+		}
+	}
+	if r.p.Scaler == nil {
+		up.Ops = append(up.Ops, flag("update_idle/pending", 0))
+	}
+	last := &sec.Phases[len(sec.Phases)-2]
+	r.touches(last.Ops, groups, func(g *group, i int, grad bool) {
+		if grad {
+			g.reduced = max(g.reduced, i)
+		}
+	})
+	behind := make([][]graph.Op, len(last.Ops))
+	for _, g := range groups {
+		behind[g.reduced] = append(behind[g.reduced], g.sums...)
+		if r.homes[grads][g.unit] == graph.Device {
+			behind[g.reduced] = append(behind[g.reduced], r.streamOut(g, d))
+		} else {
+			r.keep(g.grad)
+		}
+		for i := range g.rule {
+			if op := &g.rule[i]; updates[op.Kind] {
+				op.Skip = d.idle
+			}
+		}
+	}
+	insert(last, r.inputsEnd(last.Ops), start, nil, behind)
+
+	first := &sec.Phases[0]
+	r.inputsFirst(first)
+	for _, g := range groups {
+		g.at = len(first.Ops)
+	}
+	r.touches(first.Ops, groups, func(g *group, i int, grad bool) { g.at = min(g.at, i) })
+	slices.SortStableFunc(groups, func(a, b *group) int { return cmp.Compare(a.at, b.at) })
+	before := make([][]graph.Op, len(first.Ops)+1)
+	from := r.inputsEnd(first.Ops)
+	flush := graph.Phase{Name: "flush", Repeat: 1}
+	if r.p.HostHyper != graph.NoBuf {
+		flush.Ops = append(flush.Ops, graph.Op{Kind: graph.Copy, Name: r.p.Buf(r.p.Hyper).Name + "/in", In: []graph.BufID{r.p.HostHyper},
+			Out: []graph.Out{{Buf: r.p.Hyper}}, Work: graph.NoBuf, Skip: graph.NoBuf, Stream: graph.CopyIn, Pass: graph.Update, Unit: -1})
+	}
+	for k, g := range groups {
+		at := from
+		if j := k - r.o.Ahead; j >= 0 {
+			at = max(at, groups[j].at)
+		}
+		at = min(at, g.at)
+		before[at] = append(before[at], graph.CloneOps(g.rule)...)
+		flush.Ops = append(flush.Ops, graph.CloneOps(g.rule)...)
+	}
+	insert(first, -1, nil, before, nil)
+	if firstForm {
+		d.flush = flush
+		d.flush.Ops = append(d.flush.Ops, flag("update_idle", 1))
+	}
+}
+
+// keep makes a buffer, and the views of it, live over steps.
+func (r *rewriter) keep(id graph.BufID) {
+	root := r.root(id)
+	for i := range r.p.Buffers {
+		if r.root(graph.BufID(i)) == root {
+			r.p.Buffers[i].Life = graph.LifeRun
+		}
+	}
+}
+
+// streamOut returns the copy of a unit's reduced gradient to a buffer in host
+// memory, from which the update then reads it.
+func (r *rewriter) streamOut(g *group, d *deferral) graph.Op {
+	pending, ok := d.pending[g.unit]
+	if !ok {
+		b := *r.p.Buf(g.grad)
+		b.Name, b.Space, b.Class, b.Life, b.View = "pending/"+r.p.Units[g.unit].Name, graph.Host, graph.Gradients, graph.LifeRun, nil
+		pending = r.p.AddBuffer(b)
+		d.pending[g.unit] = pending
+	}
+	replace(g.rule, g.grad, pending)
+	return graph.Op{Kind: graph.Copy, Name: r.p.Buf(pending).Name + "/park", In: []graph.BufID{g.grad}, Out: []graph.Out{{Buf: pending}},
+		Work: graph.NoBuf, Skip: graph.NoBuf, Stream: graph.CopyOut, Pass: graph.Backward, Unit: g.unit}
+}
+
+func (r *rewriter) copiesInput(op *graph.Op) bool {
+	if op.Kind != graph.Copy {
+		return false
+	}
+	b := r.p.Buf(op.Out[0].Buf)
+	return b.Class == graph.Inputs && b.Space == graph.Device
+}
+
+// inputsFirst moves the copies of the inputs to the front of a phase, before
+// gathers too: an update reads the step's values.
+func (r *rewriter) inputsFirst(ph *graph.Phase) {
+	slices.SortStableFunc(ph.Ops, func(a, b graph.Op) int {
+		switch {
+		case r.copiesInput(&a) == r.copiesInput(&b):
+			return 0
+		case r.copiesInput(&a):
+			return -1
+		}
+		return 1
+	})
+}
+
+// inputsEnd returns the index behind the copies of the inputs, near the start of
+// a phase.
+func (r *rewriter) inputsEnd(ops []graph.Op) int {
+	end := 0
+	for i := range ops {
+		if r.copiesInput(&ops[i]) {
+			end = i + 1
+		}
+	}
+	return end
+}
+
+// insert puts operations before index at of a phase, and before and behind each
+// of its operations (nil: none; before has one place more, the end).
+func insert(ph *graph.Phase, at int, ops []graph.Op, before, behind [][]graph.Op) {
+	var out []graph.Op
+	for i := range ph.Ops {
+		if i == at {
+			out = append(out, ops...)
+		}
+		if before != nil {
+			out = append(out, before[i]...)
+		}
+		out = append(out, ph.Ops[i])
+		if behind != nil {
+			out = append(out, behind[i]...)
+		}
+	}
+	if before != nil {
+		out = append(out, before[len(ph.Ops)]...)
+	}
+	ph.Ops = out
+}

@@ -1,0 +1,257 @@
+package offload
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Part is a piece of a class with a place of its own.
+type Part struct {
+	Class graph.Class // Optimizer, Parameters, Gradients or Activations
+	Space graph.Space // Host or Disk
+	// Share is the part of a class of units' buffers that goes to Space, by bytes,
+	// in (0, 1]; 0: all that the parts after it leave. Of several parts of a class
+	// the later ones take the later units, and what no part takes stays on the
+	// device: the last units. Whole units are placed, so that at least the sum of
+	// the shares leaves the device.
+	Share float64
+	// Buffers has patterns (graph.MatchName) of the activations that go to Space;
+	// none: all that the parts before it leave.
+	Buffers []string
+}
+
+func (p Part) validate() error {
+	switch p.Class {
+	case graph.Optimizer, graph.Parameters, graph.Gradients:
+		if len(p.Buffers) > 0 {
+			return fmt.Errorf("offload: %v goes by units, not by buffers %q; give a share, as in optimizer=host:60%%", p.Class, p.Buffers)
+		}
+	case graph.Activations:
+		if p.Share != 0 {
+			return fmt.Errorf("offload: activations go by buffers, not by shares; give patterns of names, as in activations=host:h.*.mlp.act")
+		}
+	default:
+		return fmt.Errorf("offload: %v is not a class that can be placed", p.Class)
+	}
+	if p.Space != graph.Host && p.Space != graph.Disk {
+		return fmt.Errorf("offload: %v is not a place; use host or disk", p.Space)
+	}
+	if !(p.Share >= 0 && p.Share <= 1) {
+		return fmt.Errorf("offload: a share of %g; a number over 0 and up to 1 is needed", p.Share)
+	}
+	for _, b := range p.Buffers {
+		if err := graph.CheckPattern(b); err != nil {
+			return fmt.Errorf("offload: %w", err)
+		}
+	}
+	return nil
+}
+
+// validateParts refuses parts that contradict each other or the whole classes.
+func (o Options) validateParts() error {
+	sum := map[graph.Class]float64{}
+	rest := map[graph.Class]bool{}
+	for _, p := range o.Parts {
+		if err := p.validate(); err != nil {
+			return err
+		}
+		if o.whole(p.Class) != graph.Device {
+			return fmt.Errorf("offload: %v is placed whole and in parts; leave one of them out", p.Class)
+		}
+		if rest[p.Class] {
+			return fmt.Errorf("offload: a part of %v comes after the one that takes all the rest", p.Class)
+		}
+		rest[p.Class] = p.Share == 0 && len(p.Buffers) == 0
+		if sum[p.Class] += p.Share; sum[p.Class] > 1+1e-9 {
+			return fmt.Errorf("offload: the shares of %v come to %g %%; 100 %% is all of it", p.Class, math.Round(sum[p.Class]*1e4)/1e2)
+		}
+	}
+	return nil
+}
+
+// whole is where a class goes as one.
+func (o Options) whole(c graph.Class) graph.Space {
+	switch c {
+	case graph.Optimizer:
+		return o.Optimizer
+	case graph.Parameters:
+		return o.Parameters
+	case graph.Gradients:
+		return o.Gradients
+	case graph.Activations:
+		return o.Activations
+	}
+	return graph.Device
+}
+
+func (o Options) parts(c graph.Class) (list []Part) {
+	for _, p := range o.Parts {
+		if p.Class == c {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// placeUnits gives each unit's buffers of a class their home. bytes is by unit.
+func (o Options) placeUnits(c graph.Class, bytes []int64) []graph.Space {
+	home := make([]graph.Space, len(bytes))
+	parts := o.parts(c)
+	if s := o.whole(c); s != graph.Device {
+		parts = []Part{{Class: c, Space: s, Share: 1}}
+		if c == graph.Optimizer {
+			if o.DeviceShare == 1 {
+				return home
+			}
+			parts[0].Share -= o.DeviceShare
+		}
+	}
+	if len(parts) == 0 {
+		return home
+	}
+	var total int64
+	for _, n := range bytes {
+		total += n
+	}
+	// The last units stay on the device, those before them go to the last part,
+	// and so on to the first.
+	stay := 1.0
+	for _, p := range parts {
+		stay -= p.Share
+	}
+	if last := parts[len(parts)-1]; last.Share == 0 {
+		stay = 0
+	}
+	left := make([]float64, len(parts)+1) // bytes; the device's at the end
+	left[len(parts)] = stay * float64(total)
+	named := stay
+	for i, p := range parts {
+		left[i] = p.Share * float64(total)
+		named += p.Share
+	}
+	if last := len(parts) - 1; parts[last].Share == 0 {
+		left[last] = (1 - named) * float64(total)
+	}
+	const rounding = 1e-6 // of the total: shares are decimal fractions
+	for u := len(bytes) - 1; u >= 0; u-- {
+		n := float64(bytes[u])
+		if n == 0 {
+			continue
+		}
+		at := 0
+		for k := len(parts); k > 0; k-- {
+			if n <= left[k]+rounding*float64(total) {
+				at = k
+				break
+			}
+		}
+		left[at] -= n
+		if at < len(parts) {
+			home[u] = parts[at].Space
+		}
+	}
+	return home
+}
+
+// parkSpace is where an activation of the given name waits; Device: it stays.
+func (o Options) parkSpace(name string) graph.Space {
+	for _, p := range o.Parts {
+		if p.Class != graph.Activations {
+			continue
+		}
+		if len(p.Buffers) == 0 {
+			return p.Space
+		}
+		for _, pattern := range p.Buffers {
+			if ok, _ := graph.MatchName(pattern, name); ok {
+				return p.Space
+			}
+		}
+	}
+	return o.Activations
+}
+
+// parks says whether any activation may leave the device.
+func (o Options) parks() bool {
+	return o.Activations != graph.Device || len(o.parts(graph.Activations)) > 0
+}
+
+// named says whether a pattern names the activation: then it is parked however
+// small it is.
+func (o Options) named(name string) bool {
+	for _, p := range o.parts(graph.Activations) {
+		for _, pattern := range p.Buffers {
+			if ok, _ := graph.MatchName(pattern, name); ok {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// parseParts reads PLACE[:WHAT][+PLACE[:WHAT]…] of a class.
+func parseParts(class graph.Class, text, whole string) ([]Part, error) {
+	var list []Part
+	for _, one := range strings.Split(text, "+") {
+		place, what, by := strings.Cut(one, ":")
+		p := Part{Class: class}
+		switch strings.ToLower(strings.TrimSpace(place)) {
+		case "host":
+			p.Space = graph.Host
+		case "disk":
+			p.Space = graph.Disk
+		default:
+			return nil, fmt.Errorf("%q: %q is not a place; use host or disk", whole, place)
+		}
+		what = strings.TrimSpace(what)
+		switch percent, isShare := strings.CutSuffix(what, "%"); {
+		case !by:
+		case isShare && class != graph.Activations:
+			v, err := strconv.ParseFloat(strings.TrimSpace(percent), 64)
+			if err != nil || !(v > 0 && v <= 100) {
+				return nil, fmt.Errorf("%q: %q is not a share of the class; write a percentage over 0 and up to 100, as in %v=host:60%%", whole, what, class)
+			}
+			p.Share = v / 100
+		case class == graph.Activations && !isShare:
+			for _, b := range strings.Split(what, ";") {
+				p.Buffers = append(p.Buffers, strings.TrimSpace(b))
+			}
+		case class == graph.Activations:
+			return nil, fmt.Errorf("%q: activations go by buffers, not by shares; write patterns of names separated by semicolons, as in activations=host:h.*.mlp.act;h.*.ln_1", whole)
+		default:
+			return nil, fmt.Errorf("%q: %v goes by units, and %q is not a share; write a percentage, as in %v=host:60%%", whole, class, what, class)
+		}
+		if err := p.validate(); err != nil {
+			return nil, fmt.Errorf("%q: %w", whole, err)
+		}
+		list = append(list, p)
+	}
+	return list, nil
+}
+
+// checkNames refuses a pattern that names no activation of the program.
+func (r *rewriter) checkNames(before *graph.Program) error {
+	for _, p := range r.o.parts(graph.Activations) {
+		for _, pattern := range p.Buffers {
+			found := false
+			for id := range before.Buffers {
+				b := &before.Buffers[id]
+				if b.Class != graph.Activations || b.Life != graph.LifePhase || b.View != nil {
+					continue
+				}
+				if ok, _ := graph.MatchName(pattern, b.Name); ok {
+					found = true
+					break
+				}
+			}
+			if !found {
+				return fmt.Errorf("offload: no activation matches %q; spillway plan lists the largest by name", pattern)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,183 @@
+package recompute
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// markDropped finds the values that a pattern of Drop names.
+func (r *rewriter) markDropped() {
+	r.dropped = make([]bool, len(r.vals))
+	if len(r.drop) == 0 {
+		return
+	}
+	named := map[graph.BufID]bool{}
+	is := func(v int) bool {
+		root := r.vals[v].root
+		yes, known := named[root]
+		if !known {
+			for _, pattern := range r.drop {
+				if ok, _ := graph.MatchName(pattern, r.p.Buf(root).Name); ok {
+					yes = true
+					break
+				}
+			}
+			named[root] = yes
+		}
+		return yes
+	}
+	for i := range r.vals {
+		v := &r.vals[i]
+		if v.by < 0 || r.ops[v.by].Pass != graph.Forward {
+			continue
+		}
+		main := r.outs[v.by][0]
+		_, fused := r.ops[v.by].Attr.(graph.LinearAttr)
+		r.dropped[i] = is(i) || !fused && main >= 0 && is(main)
+	}
+}
+
+// idle says that nothing but a clone would keep v for the backward: then v is
+// made again too, or dropping what it goes into would win nothing.
+func (r *rewriter) idle(v int) bool {
+	val := &r.vals[v]
+	if len(r.drop) == 0 || val.keep || val.by < 0 {
+		return false
+	}
+	for _, i := range val.read {
+		if r.ops[i].Pass != graph.Forward {
+			return false
+		}
+	}
+	return true
+}
+
+// checkDrops refuses patterns that drop nothing. p is the program before.
+func (r *rewriter) checkDrops(p *graph.Program) error {
+	for _, pattern := range r.drop {
+		hit := false
+		for root := range r.made {
+			if ok, _ := graph.MatchName(pattern, r.p.Buf(root).Name); ok {
+				hit = true
+				break
+			}
+		}
+		if hit {
+			continue
+		}
+		list, err := Candidates(p)
+		if err != nil {
+			return err
+		}
+		var names []string
+		seen := map[string]bool{}
+		for _, c := range list {
+			name := layerNumber.ReplaceAllString(c.Name, ".*.")
+			if c.Ops != nil && !seen[name] {
+				seen[name] = true
+				names = append(names, name)
+			}
+		}
+		return fmt.Errorf("recompute: no activation that can be computed again matches %q; those are %s", pattern, strings.Join(names, ", "))
+	}
+	return nil
+}
+
+var layerNumber = regexp.MustCompile(`\.[0-9]+\.`)
+
+// Candidate is an activation that the forward leaves for the backward.
+type Candidate struct {
+	Name  string // of its buffer
+	Buf   graph.BufID
+	Unit  int
+	Bytes int64
+	// Ops are the operations that compute it again where all else is kept; nil: it
+	// cannot be dropped, as what one unit hands to another.
+	Ops []graph.Op
+}
+
+// Candidates lists the activations of section "train" that the backward reads,
+// in the order of the forward.
+func Candidates(p *graph.Program) ([]Candidate, error) {
+	train := p.Section("train")
+	if train == nil || len(train.Phases) != 1 {
+		return nil, fmt.Errorf("recompute: the program has no section \"train\" of one phase")
+	}
+	r := &rewriter{p: p, ops: train.Phases[0].Ops, policy: make([]Policy, len(p.Units)), drop: []string{"*"}, made: map[graph.BufID]bool{}}
+	r.number()
+	for v := range r.dropped {
+		r.dropped[v] = false
+	}
+	byRoot := map[graph.BufID]*Candidate{}
+	var order []graph.BufID
+	for i := 0; i < len(r.ops); {
+		if r.ops[i].Pass != graph.Backward {
+			i++
+			continue
+		}
+		s := stretch{i, i}
+		for s.last+1 < len(r.ops) && r.ops[s.last+1].Pass == graph.Backward && r.ops[s.last+1].Unit == r.ops[i].Unit {
+			s.last++
+		}
+		i = s.last + 1
+		done := map[int]bool{}
+		for k := s.first; k <= s.last; k++ {
+			for _, v := range r.ins[k] {
+				if v < 0 || done[v] || r.vals[v].by < 0 || r.ops[r.vals[v].by].Pass != graph.Forward {
+					continue
+				}
+				done[v] = true
+				b := p.Buf(r.vals[v].root)
+				if b.Class != graph.Activations || b.Life != graph.LifePhase || b.Space != graph.Device {
+					continue
+				}
+				c := byRoot[r.vals[v].root]
+				if c == nil {
+					c = &Candidate{Name: b.Name, Buf: r.vals[v].root, Unit: r.ops[r.vals[v].by].Unit, Bytes: b.Bytes()}
+					byRoot[r.vals[v].root] = c
+					order = append(order, r.vals[v].root)
+				}
+				if !r.vals[v].keep {
+					c.Ops = append(c.Ops, r.again(v, s)...)
+				}
+			}
+		}
+	}
+	first := map[graph.BufID]int{}
+	for i := range r.vals {
+		if _, ok := first[r.vals[i].root]; !ok {
+			first[r.vals[i].root] = r.vals[i].by
+		}
+	}
+	list := make([]Candidate, 0, len(order))
+	for _, root := range order {
+		list = append(list, *byRoot[root])
+	}
+	slices.SortStableFunc(list, func(a, b Candidate) int { return first[a.Buf] - first[b.Buf] })
+	return list, nil
+}
+
+// again returns the operations that make v for a stretch, nil where it can't be
+// made.
+func (r *rewriter) again(v int, s stretch) []graph.Op {
+	r.dropped[v] = true
+	defer func() { r.dropped[v] = false }()
+	pl := &planner{r: r, s: s, make: map[int]*clone{}, state: map[int]int8{}}
+	if !pl.plan(v) {
+		return nil
+	}
+	var ops []graph.Op
+	for _, c := range pl.order {
+		op := r.ops[c.op]
+		if c.act {
+			op = graph.Op{Kind: graph.Activation, Name: op.Name, Attr: graph.ActAttr{Act: op.Attr.(graph.LinearAttr).Act},
+				In: []graph.BufID{op.Out[1].Buf}, Out: op.Out[:1], Work: graph.NoBuf, Skip: graph.NoBuf, Unit: op.Unit, Pass: graph.Recompute}
+		}
+		ops = append(ops, op)
+	}
+	return ops
+}

@@ -1,0 +1,89 @@
+package recompute_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/recompute"
+)
+
+func TestDropByName(t *testing.T) {
+	p := differentiated(t, gpt2(3))
+	q := rewrite(t, p, "drop:h.{0-1}.ln_1,h.1.mlp.act")
+	require.Equal(t, golden(`
+		h.1.mlp.c_fc | h.1.mlp.c_proj/dw
+		h.1.ln_1 | h.1.attn.c_attn/dw
+		h.0.ln_1 | h.0.attn.c_attn/dw`), clones(q))
+	for _, op := range q.Sections[0].Phases[0].Ops {
+		if op.Name == "h.1.mlp.c_fc/recompute" {
+			require.Equal(t, graph.Activation, op.Kind, "its pre-activation is kept")
+		}
+	}
+	// Without its pre-activation, the product is run again, once.
+	q = rewrite(t, p, "drop:h.1.mlp.act,h.1.mlp.c_fc")
+	require.Equal(t, golden(`h.1.mlp.c_fc | h.1.mlp.c_proj/dw`), clones(q))
+	for _, op := range q.Sections[0].Phases[0].Ops {
+		if op.Name == "h.1.mlp.c_fc/recompute" {
+			require.Equal(t, graph.Linear, op.Kind)
+		}
+	}
+	// Beside a policy by unit.
+	q = rewrite(t, p, "full:h.0;drop:h.2.ln_2")
+	require.Contains(t, clones(q), "h.2.ln_2 | h.2.mlp.c_fc/dw")
+	require.Contains(t, clones(q), "h.0.attn.c_attn")
+}
+
+// Everything that can be dropped, dropped by name, is what full drops.
+func TestDropAllIsFull(t *testing.T) {
+	p := differentiated(t, llama(3))
+	require.Equal(t, clones(rewrite(t, p, "full:h.*")), clones(rewrite(t, p, "drop:model.layers.*")))
+}
+
+func TestDropRefusesWhatItCannotDo(t *testing.T) {
+	p := differentiated(t, gpt2(2))
+	for _, text := range []string{"drop:h.7.mlp.act", "drop:h.*.mlp.add", "drop:nothing"} {
+		opt, err := recompute.Parse(text)
+		require.NoError(t, err)
+		_, err = recompute.Rewrite(p, opt)
+		require.ErrorContains(t, err, "no activation that can be computed again matches")
+		require.ErrorContains(t, err, "h.*.mlp.act", "the choices are named")
+		require.NotContains(t, err.Error()[80:], "h.*.mlp.add", "what one layer hands to the next")
+	}
+}
+
+// Each candidate, dropped alone, runs just the operations that it says, and
+// takes its bytes off what the backward holds.
+func TestCandidates(t *testing.T) {
+	for _, p := range []*graph.Program{differentiated(t, gpt2(4)), differentiated(t, llama(4))} {
+		list, err := recompute.Candidates(p)
+		require.NoError(t, err)
+		before, err := memplan.Bounds(rewrite(t, p, "none"))
+		require.NoError(t, err)
+		dropped := 0
+		for _, c := range list {
+			require.Equal(t, p.Buf(c.Buf).Bytes(), c.Bytes)
+			if c.Ops == nil || p.Units[c.Unit].Name != "h.0" {
+				continue
+			}
+			dropped++
+			q := rewrite(t, p, "drop:"+c.Name)
+			var kinds, want []graph.Kind
+			for _, op := range q.Sections[0].Phases[0].Ops {
+				if op.Pass == graph.Recompute {
+					kinds = append(kinds, op.Kind)
+				}
+			}
+			for _, op := range c.Ops {
+				want = append(want, op.Kind)
+			}
+			require.Equal(t, want, kinds, c.Name)
+			after, err := memplan.Bounds(q)
+			require.NoError(t, err)
+			require.LessOrEqual(t, after[graph.Device].ClassPeak[graph.Activations], before[graph.Device].ClassPeak[graph.Activations]-c.Bytes, c.Name)
+		}
+		require.GreaterOrEqual(t, dropped, 6)
+	}
+}
