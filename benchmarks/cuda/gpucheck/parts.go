@@ -32,10 +32,7 @@ func runTests(ctx context.Context, b *bundle, r *result) {
 	for _, path := range list {
 		name := strings.TrimSuffix(filepath.Base(path), ".test")
 		args := []string{"-test.v", "-test.timeout=140s"}
-		switch name {
-		case "spillway": // the root package: those of the GPU alone
-			args = append(args, "-test.run=CUDA|GPU")
-		case "kernels_cuda_nvrtc": // compiling for cards that are not here is CI's
+		if name == "kernels_cuda_nvrtc" { // compiling for cards that are not here is CI's
 			args = append(args, "-test.skip=TestEverySourceCompiles")
 		}
 		dir := filepath.Join(b.dir, "tests", name)
@@ -66,7 +63,7 @@ func runTests(ctx context.Context, b *bundle, r *result) {
 
 // worth orders the tests: what the GPU runs first, in case the time runs out.
 func worth(path string) int {
-	return slices.Index([]string{"device_cuda.test", "comm_onegpu.test", "spillway.test"}, filepath.Base(path))
+	return slices.Index([]string{"device_cuda.test", "comm_onegpu.test"}, filepath.Base(path))
 }
 
 // model writes weights and tokens once, and returns the flags that use them.
