@@ -114,7 +114,7 @@ func TestVerify(t *testing.T) {
 		{"attribute type", []string{"fc:", "  fc: linear x fc.w _ -> y ScaleAttr{Factor=2}"}, `step/micro/fc: (linear): attribute is graph.ScaleAttr, want graph.LinearAttr`},
 		{"operand index", []string{"fc:", "  fc: linear %99 fc.w _ -> y {}"}, `step/micro/fc: input 0 is buffer 99, want one of the program's 13`},
 		{"event index", []string{"done:", "  done: join -> wait=7 record=3"}, `step/update/done: waits for event 7, want one of 1 to 6`},
-		{"stream", []string{"done:", "  done: join -> wait=2 record=3 @stream(9)"}, `step/update/done: stream(9) is not one of the 5 streams`},
+		{"stream", []string{"done:", "  done: join -> wait=2 record=3 @stream(9)"}, `step/update/done: stream(9) is not one of the 7 streams`},
 		{"two memory spaces", []string{"see:", "  see: add y y -> y2 wait=1", "buffer ws", "buffer ws u8 [64] device workspace phase\nbuffer y2 f32 [16,10] host activations phase"},
 			`step/micro/see: y is in device memory and y2 in host, want one memory space`},
 		{"disk", []string{"buffer x", "buffer x f32 [16,64] disk activations phase"}, `step/micro/x: x is on disk, which only copies reach`},
