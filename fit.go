@@ -254,7 +254,12 @@ func newFitDomain(cfg *Config, given func(string) bool, globalBatch int) (fitDom
 		return d, nil
 	}
 	if globalBatch%cfg.Ranks != 0 {
-		return d, fmt.Errorf("--global-batch %d is not a multiple of %d ranks; %d and %d are", globalBatch, cfg.Ranks, max(1, globalBatch/cfg.Ranks)*cfg.Ranks, (globalBatch/cfg.Ranks+1)*cfg.Ranks)
+		below := globalBatch / cfg.Ranks * cfg.Ranks
+		right := fmt.Sprintf("%d is", below+cfg.Ranks)
+		if below > 0 {
+			right = fmt.Sprintf("%d and %d are", below, below+cfg.Ranks)
+		}
+		return d, fmt.Errorf("--global-batch %d is not a multiple of %d ranks; %s", globalBatch, cfg.Ranks, right)
 	}
 	rows := globalBatch / cfg.Ranks
 	d.batches = nil

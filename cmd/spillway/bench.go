@@ -13,6 +13,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/plotutil"
@@ -45,6 +46,10 @@ func benchZeroCommand() *cobra.Command {
 	cmd.Flags().StringVar(&svgPath, "svg", "", "write the chart of memory by class to `FILE`")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		isDemo := !cmd.Flags().Changed("model") && !cmd.Flags().Changed("data") && !cmd.Flags().Changed("config")
+		capped := cmd.Flags().Changed("device-memory")
+		if err := refuseOfOneRun(cmd.Flags()); err != nil {
+			return err
+		}
 		if isDemo && !cmd.Flags().Changed("steps") {
 			if err := cmd.Flags().Set("steps", "20"); err != nil {
 				return err
@@ -53,18 +58,21 @@ func benchZeroCommand() *cobra.Command {
 		if _, err := settle(cmd.Flags(), &c, &l); err != nil {
 			return err
 		}
-		if l.fit {
-			return errors.New("--fit chooses a stage, and bench zero runs all of them; leave it out")
-		}
-		if isDemo {
+		if !isDemo { // the config file's keys too
+			if err := refuseOfOneRun(cmd.Flags()); err != nil {
+				return err
+			}
+		} else {
 			root, err := goroot()
 			if err != nil {
 				return err
 			}
 			c.Data = filepath.Join(root, "src")
-			c.DeviceMemory = 0 // stage 0 is measured too
+			if !capped {
+				c.DeviceMemory = 0 // stage 0 is measured too
+			}
+			c.Checkpoint, c.Keep = "", 0 // the demo's own
 		}
-		c.Checkpoint, c.Resume, c.SaveEvery = "", false, 0
 		table := cmd.OutOrStdout()
 		if jsonPath == "-" {
 			table = io.Discard
@@ -72,6 +80,25 @@ func benchZeroCommand() *cobra.Command {
 		return benchZero(cmd.Context(), c, table, cmd.ErrOrStderr(), cmd.OutOrStdout(), jsonPath, svgPath)
 	}
 	return cmd
+}
+
+// refuseOfOneRun refuses the flags that mean something for a single run only.
+func refuseOfOneRun(fs *pflag.FlagSet) error {
+	for _, f := range []struct{ flag, why string }{
+		{"zero", "; leave it out"},
+		{"fit", ", and --fit chooses one; leave it out"},
+		{"global-batch", ", and --global-batch is for --fit, which chooses one; leave it out and give --batch and --accum"},
+		{"metrics", " and writes no lines of steps; leave it out (--json has a row a stage)"},
+		{"checkpoint", " and keeps none of them; leave it out"},
+		{"resume", ", each from its first step; leave it out"},
+		{"save-every", " and keeps none of them; leave it out"},
+		{"keep", " and keeps none of them; leave it out"},
+	} {
+		if fs.Changed(f.flag) {
+			return fmt.Errorf("--%s: bench zero runs every stage%s", f.flag, f.why)
+		}
+	}
+	return nil
 }
 
 // stageRow is a stage's line in --json; the first six keys are contracted.
@@ -93,11 +120,12 @@ func benchZero(ctx context.Context, c spillway.Config, table, progress, stdout i
 	var rows []stageRow
 	for z := range 4 {
 		c.Zero = z
-		row, err := benchStage(ctx, c, progress)
+		row, seq, err := benchStage(ctx, c, progress)
 		if err != nil {
 			return fmt.Errorf("stage %d: %w", z, err)
 		}
 		rows = append(rows, row)
+		c.Seq = seq
 	}
 	printStages(table, c, rows)
 	if svgPath != "" {
@@ -123,10 +151,12 @@ func benchZero(ctx context.Context, c spillway.Config, table, progress, stdout i
 	return os.WriteFile(jsonPath, text, 0o644)
 }
 
-func benchStage(ctx context.Context, c spillway.Config, progress io.Writer) (row stageRow, err error) {
+// benchStage runs a stage; seq is the tokens of a row, with the model's default
+// filled in.
+func benchStage(ctx context.Context, c spillway.Config, progress io.Writer) (row stageRow, seq int, err error) {
 	t, err := spillway.New(ctx, c)
 	if err != nil {
-		return row, err
+		return row, 0, err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
 	c = t.Config()
@@ -155,12 +185,12 @@ func benchStage(ctx context.Context, c spillway.Config, progress io.Writer) (row
 		return nil
 	})
 	if err != nil {
-		return row, fault(err)
+		return row, 0, fault(err)
 	}
 	row.CommBytesPerStep = sent / int64(c.Ranks)
 	row.StepSecondsMedian = median(row.StepSeconds[min(1, len(row.StepSeconds)-1):]) // the first step faults memory in
 	row.TokensPerS = float64(c.Ranks*c.Accum*c.Batch*c.Seq) / row.StepSecondsMedian
-	return row, nil
+	return row, c.Seq, nil
 }
 
 // textbook is what a rank sends in a step by the ZeRO paper's section 7, from

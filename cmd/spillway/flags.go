@@ -38,7 +38,7 @@ func parseSize(s string) (int64, error) {
 func (f sizeFlag) Set(s string) error {
 	n, err := parseSize(s)
 	if err == nil && n == 0 {
-		err = fmt.Errorf("a size of 0 leaves no memory at all; leave the flag out for no cap")
+		err = errors.New("a size of 0 leaves no memory at all; leave the flag out for no cap")
 	}
 	if err != nil {
 		return err
@@ -79,6 +79,9 @@ func (f diskFlag) Set(s string) error {
 	dir, size := s, int64(0)
 	if i := strings.LastIndexByte(s, ':'); i >= 0 {
 		if n, err := parseSize(s[i+1:]); err == nil {
+			if n == 0 {
+				return fmt.Errorf("%q: a size of 0 leaves no memory at all; leave it out, as in --disk %s, for no cap", s, s[:i])
+			}
 			dir, size = s[:i], n
 		} else if text, negative := strings.CutPrefix(s[i+1:], "-"); negative {
 			if _, err := parseSize(text); err == nil {

@@ -169,7 +169,21 @@ func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
 		states := 16 * params // fp32 parameters, gradients and two moments, 4 bytes each
 		line += fmt.Sprintf(" of its cap of %s (the model's states alone are %s on one device)", plan.Bytes(c.DeviceMemory), plan.Bytes(states))
 	}
-	fmt.Fprintf(w, "%s, host %s\n", line, plan.Bytes(p.Layout.Spaces[graph.Host].Peak))
+	line += ", host " + plan.Bytes(p.Layout.Spaces[graph.Host].Peak)
+	if c.FrozenCache.Bytes > 0 && c.FrozenCache.Tier == graph.Host {
+		line += fmt.Sprintf(" and %s of --frozen-cache", plan.Bytes(c.FrozenCache.Bytes))
+	}
+	disk, frozen := p.Layout.Spaces[graph.Disk].Peak, int64(0)
+	if c.FrozenCache.Tier == graph.Disk {
+		frozen = c.FrozenCache.Bytes
+	}
+	if disk+frozen > 0 {
+		line += ", disk " + plan.Bytes(disk)
+		if frozen > 0 {
+			line += fmt.Sprintf(" and %s of --frozen-cache", plan.Bytes(frozen))
+		}
+	}
+	fmt.Fprintln(w, line)
 	if c.Auto != "" {
 		fmt.Fprintf(w, "recompute auto: %s\n", c.Auto)
 	}

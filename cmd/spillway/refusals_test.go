@@ -1,0 +1,67 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// benched is the tiny run as bench zero takes it: without a stage.
+func benched(args ...string) []string {
+	return append([]string{"bench", "zero", "--model", testdata + "/gpt2", "--data", testdata + "/text.bin", "--batch", "1", "--steps", "1"}, args...)
+}
+
+func TestBenchZeroRefusesWhatItWouldIgnore(t *testing.T) {
+	for _, flag := range []string{"--zero=3", "--fit", "--global-batch=8", "--metrics=m.jsonl", "--checkpoint=c", "--resume", "--save-every=1", "--keep=2"} {
+		got := command(benched(flag)...)
+		name, _, _ := strings.Cut(flag, "=")
+		require.Equal(t, exitBadInput, got.status, flag)
+		require.Contains(t, got.stderr, "spillway: "+name+": bench zero runs every stage")
+		require.Contains(t, got.stderr, "leave it out")
+		require.NotContains(t, got.stderr, "give --fit")
+	}
+	got := command(benched("--config", writeFile(t, "c.yaml", "keep: 2\n"))...)
+	require.Equal(t, exitBadInput, got.status)
+	require.Contains(t, got.stderr, "--keep: bench zero runs every stage")
+}
+
+func TestBenchZeroTellsTheRowsItRan(t *testing.T) {
+	got := command(benched()...)
+	require.Zero(t, got.status, got.stderr)
+	require.NotContains(t, got.stdout, "× 0 tokens")
+	require.Regexp(t, `micro-batch 1 × [1-9][0-9]* tokens`, got.stdout)
+}
+
+// What can't be meant is refused in one line that says what would be right.
+func TestOneLineRefusals(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"--disk d:0", `--disk: "d:0": a size of 0 leaves no memory at all`},
+		{"--disk d:0KiB", `--disk: "d:0KiB": a size of 0 leaves no memory at all`},
+		{"--frozen-cache host", `--frozen-cache: "host": a size is needed after the tier, as in host:4GiB`},
+		{"--frozen-cache host:-1", `--frozen-cache: "host:-1": "-1" is not a size;`},
+		{"--frozen-cache disk:1XB", `--frozen-cache: "disk:1XB": "1XB" is not a size;`},
+		{"--frozen-cache disk:0", `--frozen-cache: "disk:0": a size of more than 0 is needed`},
+		{"--ranks 2 --fit --global-batch 1", "--global-batch 1 is not a multiple of 2 ranks; 2 is\n"},
+		{"--ranks 2 --fit --global-batch 5", "--global-batch 5 is not a multiple of 2 ranks; 4 and 6 are\n"},
+	} {
+		got := command(tinyWith(strings.Fields(c.args)...)...)
+		require.Equal(t, exitBadInput, got.status, c.args)
+		require.Contains(t, got.stderr, c.want)
+		require.Equal(t, 1, strings.Count(got.stderr, "\n"), got.stderr)
+	}
+}
+
+func TestTrainTellsItsDisk(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "d")
+	got := command(tinyWith("--disk", dir, "--offload", "optimizer=disk", "--steps", "1")...)
+	require.Zero(t, got.status, got.stderr)
+	require.Regexp(t, `memory of a rank: device .*, host .*, disk [0-9.]+ .?i?B\n`, got.stderr)
+	got = command(tinyWith("--disk", dir, "--steps", "1")...)
+	require.Zero(t, got.status, got.stderr)
+	require.NotContains(t, got.stderr, ", disk ")
+	_, err := os.Stat(dir)
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
