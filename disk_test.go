@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/spillway-ml/spillway/device/fault"
 	"github.com/spillway-ml/spillway/offload/store"
+	"github.com/spillway-ml/spillway/plan"
 )
 
 // A folder that no buffer lies in is left as it was found, and refused as soon
@@ -43,7 +45,17 @@ func TestDiskCacheHasToFitTheHost(t *testing.T) {
 	c := tiny("gpt2")
 	c.Steps, c.Disk, c.HostMemory, c.DiskCache = 1, t.TempDir(), 64<<20, 60<<20
 	_, err := New(context.Background(), c)
-	require.ErrorContains(t, err, "--disk-cache 62914560: of --host-memory 67108864 the plan leaves ")
+	var refused *plan.DoesNotFit
+	require.ErrorAs(t, err, &refused)
+	require.Regexp(t, `^does not fit: a rank needs .* of host memory and .*; it fits with --disk-cache [0-9]+MiB or less instead of 60.00 MiB$`, err.Error())
+	_, size, _ := strings.Cut(err.Error(), "--disk-cache ")
+	var mib int64
+	_, scanErr := fmt.Sscanf(size, "%dMiB", &mib)
+	require.NoError(t, scanErr)
+	c.DiskCache = mib << 20
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err, "as it says")
+	require.NoError(t, tr.Close())
 }
 
 func TestProcessorsForTheDisk(t *testing.T) {
@@ -85,10 +97,10 @@ func TestDiskFaultsEndTheRunAndItResumes(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			c := c
 			c.Checkpoint, c.SaveEvery, c.Timeout = t.TempDir(), 1, 20*time.Second
-			plan := f.plan(count.reads.Load()/2, count.writes.Load()/2)
+			faults := f.plan(count.reads.Load()/2, count.writes.Load()/2)
 			c.wrapDisk = func(rank int, file store.RawFile) store.RawFile {
 				if rank == 1 {
-					return fault.WrapFile(file, plan)
+					return fault.WrapFile(file, faults)
 				}
 				return file
 			}

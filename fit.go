@@ -31,7 +31,11 @@ func (e *NothingFits) Error() string {
 	if e.Smallest == nil {
 		return fmt.Sprintf("no configuration of %d could be planned", e.Tried)
 	}
-	return fmt.Sprintf("nothing of %d configurations fits (%s); the nearest, %s, %s", e.Tried, e.What, e.Flags, Shortfall(e.Smallest))
+	text := fmt.Sprintf("nothing of %d configurations fits (%s); the nearest, %s, %s", e.Tried, e.What, e.Flags, Shortfall(e.Smallest))
+	if caches := smallerCaches(&e.Smallest.Config, e.Smallest.Plan); caches != "" {
+		text += "; it fits with " + caches
+	}
+	return text
 }
 
 func (e *NothingFits) Unwrap() error {
@@ -58,7 +62,7 @@ func Shortfall(f *Forecast) string {
 		if use.Peak+f.Plan.Config.Outside[sp] > limit {
 			by := most(use.ByClass[:]) + " at " + use.PeakAt
 			if n := f.Plan.Config.Outside[sp]; n > use.Peak {
-				by = "what the process itself needs"
+				by = f.Config.mostOutside(sp, n)
 			}
 			text += fmt.Sprintf(" (bound by %s)", by)
 		}

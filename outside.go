@@ -69,14 +69,91 @@ func diskOptions(dir string) store.Options {
 	return store.Options{Block: t.Block, Depth: t.Depth}
 }
 
-// cacheFits refuses a cache of the disk tier that is all that does not fit the
-// host.
-func cacheFits(c *Config, p *plan.Plan) error {
-	left := c.HostMemory - p.Layout.Spaces[graph.Host].Peak - (p.Config.Outside[graph.Host] - c.DiskCache)
-	if c.HostMemory > 0 && left >= 0 && c.DiskCache > left {
-		return fmt.Errorf("--disk-cache %d: of --host-memory %d the plan leaves %d bytes", c.DiskCache, c.HostMemory, left)
+// caches are the bytes of a space that flags give to caches outside the arena.
+func (c *Config) caches(sp graph.Space) (disk, frozen int64) {
+	if sp == graph.Host {
+		disk = c.DiskCache
 	}
-	return nil
+	if c.FrozenCache.Bytes > 0 && c.FrozenCache.Tier == sp {
+		frozen = c.FrozenCache.Bytes
+	}
+	return disk, frozen
+}
+
+// mostOutside names the most of what is outside a space's arena, n bytes.
+func (c *Config) mostOutside(sp graph.Space, n int64) string {
+	disk, frozen := c.caches(sp)
+	switch rest := n - disk - frozen; {
+	case frozen > max(disk, rest):
+		return fmt.Sprintf("--frozen-cache of %s", plan.Bytes(frozen))
+	case disk > rest:
+		return fmt.Sprintf("--disk-cache of %s", plan.Bytes(disk))
+	}
+	return "what the process itself needs"
+}
+
+// smallerCaches says what caches would fit, where caches are all that does not;
+// "" otherwise. A rank's caches come after what its plan and process need.
+func smallerCaches(c *Config, p *plan.Plan) string {
+	var texts []string
+	for sp := range graph.NumSpaces {
+		limit := p.Config.Capacity[sp]
+		need := p.Layout.Spaces[sp].Peak + p.Config.Outside[sp]
+		if limit == 0 || need <= limit {
+			continue
+		}
+		disk, frozen := c.caches(sp)
+		left := limit - (need - disk - frozen)
+		if left < 0 {
+			return ""
+		}
+		toDisk := func(room int64) string {
+			if text := sizeBelow(room); text != "" {
+				return fmt.Sprintf("--disk-cache %s or less instead of %s", text, plan.Bytes(disk))
+			}
+			return fmt.Sprintf("no --disk-cache (it is %s)", plan.Bytes(disk))
+		}
+		toFrozen := func(room int64) string {
+			row := int64(1)
+			if b := p.Program.HostPrefix; b != graph.NoBuf {
+				row = p.Program.Buf(b).Bytes() / int64(c.Batch)
+			}
+			if text := sizeBelow(room); text != "" && room*int64(c.Ranks) >= row {
+				return fmt.Sprintf("--frozen-cache %s:%s or less instead of %s", sp, text, plan.Bytes(frozen))
+			}
+			return fmt.Sprintf("no --frozen-cache (it is %s)", plan.Bytes(frozen))
+		}
+		switch {
+		case frozen == 0:
+			texts = append(texts, toDisk(left))
+		case disk == 0:
+			texts = append(texts, toFrozen(left))
+		case frozen <= left: // what skips a forward stays
+			texts = append(texts, toDisk(left-frozen))
+		case disk <= left:
+			texts = append(texts, toFrozen(left-disk))
+		default:
+			texts = append(texts, fmt.Sprintf("--disk-cache and --frozen-cache of %s together", plan.Bytes(left)))
+		}
+	}
+	return strings.Join(texts, " and ")
+}
+
+// sizeBelow writes a size as flags take it, rounded down by less than a
+// sixteenth; "" for none.
+func sizeBelow(n int64) string {
+	for _, u := range []struct {
+		name  string
+		bytes int64
+	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
+		if n >= u.bytes && (n >= 16*u.bytes || n%u.bytes == 0) {
+			return fmt.Sprintf("%d%s", n/u.bytes, u.name)
+		}
+	}
+	if n <= 0 {
+		return ""
+	}
+	return fmt.Sprint(n)
 }
 
 // programSize counts a program's operations and the streams that they run on.

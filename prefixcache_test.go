@@ -13,6 +13,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload/store"
+	"github.com/spillway-ml/spillway/plan"
 )
 
 // frozenRun trains on a few rows of the text, so that epochs are short. The
@@ -136,6 +137,48 @@ func TestFrozenCacheRefusals(t *testing.T) {
 		}
 		if tr != nil {
 			require.NoError(t, tr.Close())
+		}
+	}
+}
+
+// A cache that is all that does not fit is named, with the size that does.
+func TestFrozenCacheOverACap(t *testing.T) {
+	for _, tier := range []graph.Space{graph.Host, graph.Disk} {
+		c := frozenRun(t, "gpt2", 8, 40)
+		c.Disk, c.FrozenCache = scratch(t), FrozenCache{tier, 3 << 20}
+		p, err := Build(c)
+		require.NoError(t, err)
+		limit := p.Layout.Spaces[tier].Peak + p.Config.Outside[tier] - 1<<20
+		if tier == graph.Host {
+			c.HostMemory = limit
+		} else {
+			c.DiskMemory = limit
+		}
+		want := fmt.Sprintf("; it fits with --frozen-cache %s:2MiB or less instead of 3.00 MiB", tier)
+		_, err = Build(c)
+		var refused *plan.DoesNotFit
+		require.ErrorAs(t, err, &refused)
+		require.ErrorContains(t, err, want)
+		require.Equal(t, tier == graph.Host, strings.Contains(err.Error(), "the peak is at "), "disk has no arena: %v", err)
+
+		none := func(string) bool { return false }
+		_, err = Fit(c, none, 0, CPUHardware(1))
+		require.ErrorAs(t, err, &refused)
+		if tier == graph.Disk {
+			require.ErrorContains(t, err, want)
+			require.ErrorContains(t, err, "(bound by --frozen-cache of 3.00 MiB)")
+		} else {
+			require.ErrorContains(t, err, "; it fits with --frozen-cache host:")
+		}
+
+		c.FrozenCache.Bytes = 2 << 20
+		_, err = Build(c)
+		require.NoError(t, err, "as it says")
+		c.FrozenCache.Bytes = 3 << 20
+		if tier == graph.Disk {
+			c.DiskMemory = 100 // less than a row
+			_, err = Build(c)
+			require.ErrorContains(t, err, "; it fits with no --frozen-cache (it is 3.00 MiB)")
 		}
 	}
 }

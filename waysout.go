@@ -550,8 +550,8 @@ func fits(cfg Config, p *plan.Plan, hw Hardware) error {
 	if err == nil {
 		return nil
 	}
-	if err := cacheFits(&cfg, p); err != nil {
-		return err
+	if caches := smallerCaches(&cfg, p); caches != "" {
+		return fmt.Errorf("%w; it fits with %s", err, caches)
 	}
 	asked, simErr := Predict(cfg, hw.Machine(cfg.Ranks))
 	if simErr != nil {

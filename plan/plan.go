@@ -187,8 +187,12 @@ func (e *DoesNotFit) Error() string {
 	if e.Outside > 0 {
 		outside = " and " + Bytes(e.Outside) + " outside its arena"
 	}
-	return fmt.Sprintf("does not fit: a rank needs %s of %s memory%s and the cap is %s (%d over); the peak is at %s: %s",
-		Bytes(e.Peak), e.Space, outside, Bytes(e.Capacity), e.Peak+e.Outside-e.Capacity, e.At, e.Largest)
+	text := fmt.Sprintf("does not fit: a rank needs %s of %s memory%s and the cap is %s (%d over)",
+		Bytes(e.Peak), e.Space, outside, Bytes(e.Capacity), e.Peak+e.Outside-e.Capacity)
+	if e.Peak > 0 { // an arena has a peak
+		text += fmt.Sprintf("; the peak is at %s: %s", e.At, e.Largest)
+	}
+	return text
 }
 
 // Fit returns nil if every space's peak, with what is outside, is within its

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -51,6 +52,23 @@ func TestOneLineRefusals(t *testing.T) {
 		require.Equal(t, exitBadInput, got.status, c.args)
 		require.Contains(t, got.stderr, c.want)
 		require.Equal(t, 1, strings.Count(got.stderr, "\n"), got.stderr)
+	}
+}
+
+// A folder that can't be one is bad input; a disk that fails is a fault
+// (TestDiskFaultsOfTheMachine).
+func TestDiskFoldersThatCannotBe(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("/proc is Linux's")
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for _, dir := range []string{"/proc/nope", filepath.Join(file, "sub"), file, filepath.Join(t.TempDir(), strings.Repeat("x", 300))} {
+		for _, args := range [][]string{tinyWith("--disk", dir), tinyWith("--disk", dir, "--offload", "optimizer=disk"), {"doctor", "--disk", dir}} {
+			got := command(args...)
+			require.Equal(t, exitBadInput, got.status, got.stderr)
+			require.Contains(t, got.stderr, "spillway: --disk "+dir+": disk tier: ")
+		}
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 
 	"github.com/spillway-ml/spillway/device"
 )
@@ -163,7 +164,7 @@ func (f *Folder) makeFolder() error {
 			break
 		}
 		if !errors.Is(err, os.ErrNotExist) {
-			return &Error{Op: "open folder", File: p, Len: -1, Err: cause(err)}
+			return badFolder("open folder", p, err)
 		}
 		missing = append(missing, p)
 		if p == filepath.Dir(p) {
@@ -176,10 +177,23 @@ func (f *Folder) makeFolder() error {
 			f.made = append([]string{missing[i]}, f.made...)
 		case !errors.Is(err, os.ErrExist):
 			f.removeMade()
-			return &Error{Op: "make folder", File: missing[i], Len: -1, Err: cause(err)}
+			return badFolder("make folder", missing[i], err)
 		}
 	}
 	return nil
+}
+
+// badFolder is the error of a folder that can't be had: an *Error where the
+// machine is at fault (a disk that is full, read-only or broken), another one
+// where the path can't be such a folder.
+func badFolder(op, path string, err error) error {
+	e := &Error{Op: op, File: path, Len: -1, Err: cause(err)}
+	for _, fault := range []error{syscall.EROFS, syscall.ENOSPC, syscall.EIO} {
+		if errors.Is(err, fault) {
+			return e
+		}
+	}
+	return errors.New(e.Error())
 }
 
 // removeMade removes the folders that makeFolder made, as far as they are empty.
