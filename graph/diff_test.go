@@ -274,7 +274,7 @@ func TestFreezePatterns(t *testing.T) {
 		}
 	})
 	for pattern, want := range map[string]int{
-		"h.1.*": 2, "h.1*": 4, "*.bias": 4, "h.?.bias": 2, "embed.attn.weight": 1, "*": 8, "h.*weight": 3, "*a*t*": 4, "**bias**": 4,
+		"h.1.*": 2, "h.1*": 4, "*.bias": 4, "h.?.bias": 2, "embed.attn.weight": 1, "*": 8, "h.*weight": 3, "*a*t*": 4, "**bias**": 4, "h.{0-1}.*": 4, "h.{1-10}.bias": 2,
 	} {
 		n, err := graph.Freeze(p.Clone(), pattern)
 		require.NoError(t, err, pattern)
@@ -283,6 +283,10 @@ func TestFreezePatterns(t *testing.T) {
 	for _, pattern := range []string{"", "h", "h.2.*", "*.bias?", "transformer.h.0.*"} {
 		_, err := graph.Freeze(p.Clone(), pattern)
 		require.ErrorContains(t, err, fmt.Sprintf("%q: no parameter matches", pattern))
+	}
+	for _, pattern := range []string{"h.{1}.*", "h.[", "h.{3-1}.bias"} {
+		_, err := graph.Freeze(p.Clone(), pattern)
+		require.ErrorContains(t, err, "graph: freeze: ", pattern)
 	}
 	_, err := graph.Freeze(p, "h.1.*")
 	require.NoError(t, err)

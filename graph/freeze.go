@@ -3,15 +3,21 @@ package graph
 import "fmt"
 
 // Freeze marks the parameters whose name matches pattern as frozen: they get no
-// gradient and no optimizer state. In a pattern, * stands for any characters,
-// dots too, ? for one; "h.0.*" is the first block of a GPT-2. A unit whose
+// gradient and no optimizer state. Patterns are MatchName's, in which * stands
+// for dots too: "h.0.*" is the first block of a GPT-2, "h.{0-3}.*" the first
+// four. A unit whose
 // parameters are all frozen is frozen too. It returns how many parameters
 // matched; none is an error. Call it before Differentiate.
 func Freeze(p *Program, pattern string) (int, error) {
+	if pattern != "" { // which matches no name
+		if err := CheckPattern(pattern); err != nil {
+			return 0, fmt.Errorf("graph: freeze: %w", err)
+		}
+	}
 	n := 0
 	for i := range p.Params {
 		pr := &p.Params[i]
-		if !matchName(pattern, pr.Name) {
+		if ok, _ := MatchName(pattern, pr.Name); !ok {
 			continue
 		}
 		if pr.Grad != NoBuf {
@@ -42,30 +48,4 @@ func firstParam(p *Program) string {
 		return ""
 	}
 	return p.Params[0].Name
-}
-
-// matchName matches with * and ?. A star remembers where it stood, so that a
-// mismatch later takes one more character into it: linear in practice, never
-// exponential.
-func matchName(pattern, name string) bool {
-	p, n, star, mark := 0, 0, -1, 0
-	for n < len(name) {
-		switch {
-		case p < len(pattern) && pattern[p] == '*':
-			star, mark = p, n
-			p++
-		case p < len(pattern) && (pattern[p] == '?' || pattern[p] == name[n]):
-			p++
-			n++
-		case star >= 0:
-			mark++
-			p, n = star+1, mark
-		default:
-			return false
-		}
-	}
-	for p < len(pattern) && pattern[p] == '*' {
-		p++
-	}
-	return p == len(pattern)
 }

@@ -2,7 +2,6 @@ package offload
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -82,12 +81,13 @@ func (o Options) Validate() error {
 // the class, as in "optimizer=host:60%" (at least 60 % of it leaves the device,
 // the last units stay) or "optimizer=host:25%+disk" (the rest on disk), or
 // activations by patterns of names, as in "activations=host:h.*.mlp.act;h.*.ln_1".
-// "" and "none" offload nothing. Where a class is given twice, the last counts.
+// "" and "none" offload nothing. A class is given once, and a place once in it.
 func Parse(s string) (Options, error) {
 	var o Options
 	if s == "" || strings.EqualFold(s, "none") {
 		return o, nil
 	}
+	given := map[graph.Class]bool{}
 	for _, part := range strings.Split(s, ",") {
 		name, where, ok := strings.Cut(strings.TrimSpace(part), "=")
 		if !ok {
@@ -107,12 +107,14 @@ func Parse(s string) (Options, error) {
 		default:
 			return o, fmt.Errorf("%q: class %q is not known; use optimizer, parameters, gradients or activations", part, name)
 		}
+		if given[class] {
+			return o, fmt.Errorf("%q: %v is given twice; give it once, its places joined by +, as in optimizer=host:25%%+disk", part, class)
+		}
+		given[class] = true
 		list, err := parseParts(class, where, part)
 		if err != nil {
 			return o, err
 		}
-		*whole = graph.Device
-		o.Parts = slices.DeleteFunc(o.Parts, func(p Part) bool { return p.Class == class })
 		if len(list) == 1 && (list[0].Share == 0 || list[0].Share == 1) && len(list[0].Buffers) == 0 {
 			*whole = list[0].Space
 			continue
@@ -121,9 +123,6 @@ func Parse(s string) (Options, error) {
 		if err := o.validateParts(); err != nil {
 			return o, fmt.Errorf("%q: %w", part, err)
 		}
-	}
-	if len(o.Parts) == 0 {
-		o.Parts = nil
 	}
 	return o, nil
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/nearest"
 )
 
 // Part is a piece of a class with a place of its own.
@@ -228,6 +229,11 @@ func parseParts(class graph.Class, text, whole string) ([]Part, error) {
 		if err := p.validate(); err != nil {
 			return nil, fmt.Errorf("%q: %w", whole, err)
 		}
+		for _, q := range list {
+			if q.Space == p.Space {
+				return nil, fmt.Errorf("%q: %v is given twice; give each place once, with all that goes there", whole, p.Space)
+			}
+		}
 		list = append(list, p)
 	}
 	return list, nil
@@ -238,6 +244,7 @@ func (r *rewriter) checkNames(before *graph.Program) error {
 	for _, p := range r.o.parts(graph.Activations) {
 		for _, pattern := range p.Buffers {
 			found := false
+			var names []string
 			for id := range before.Buffers {
 				b := &before.Buffers[id]
 				if b.Class != graph.Activations || b.Life != graph.LifePhase || b.View != nil {
@@ -247,9 +254,10 @@ func (r *rewriter) checkNames(before *graph.Program) error {
 					found = true
 					break
 				}
+				names = append(names, b.Name)
 			}
 			if !found {
-				return fmt.Errorf("offload: no activation matches %q; spillway plan lists the largest by name", pattern)
+				return fmt.Errorf("offload: no activation matches %q; the nearest are %s; spillway plan lists the largest by name", pattern, strings.Join(nearest.Patterns(pattern, names, 3), ", "))
 			}
 		}
 	}

@@ -69,29 +69,29 @@ func TestParkByName(t *testing.T) {
 	require.NoError(t, err)
 	require.Less(t, both[graph.Host].ByClass[graph.Activations], all[graph.Host].ByClass[graph.Activations])
 	_, err = offload.Rewrite(p, parse(t, "activations=host:h.9.mlp.act"))
-	require.ErrorContains(t, err, `no activation matches "h.9.mlp.act"`)
+	require.ErrorContains(t, err, `no activation matches "h.9.mlp.act"; the nearest are h.0.mlp.act, `)
 }
 
 func TestParsePartsRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		"optimizer=host:0%":            "over 0 and up to 100",
-		"optimizer=host:120%":          "over 0 and up to 100",
-		"optimizer=host:h.*":           "is not a share",
-		"optimizer=host:":              "is not a share",
-		"optimizer=host:70%+disk:40%":  "come to 110 %",
-		"optimizer=host+disk:40%":      "after the one that takes all the rest",
-		"optimizer=device:40%":         "is not a place",
-		"activations=host:60%":         "go by buffers",
-		"activations=host:":            "pattern is empty",
-		"activations=host:h.{1}":       "range of numbers",
-		"activations=host:a;+disk:b":   "pattern is empty",
-		"parameters=disk:NaN%":         "over 0 and up to 100",
-		"optimizer=host:50%,optimizer": "write CLASS=host",
+		"optimizer=host:0%":             "over 0 and up to 100",
+		"optimizer=host:120%":           "over 0 and up to 100",
+		"optimizer=host:h.*":            "is not a share",
+		"optimizer=host:":               "is not a share",
+		"optimizer=host:70%+disk:40%":   "come to 110 %",
+		"optimizer=host+disk:40%":       "after the one that takes all the rest",
+		"optimizer=device:40%":          "is not a place",
+		"activations=host:60%":          "go by buffers",
+		"activations=host:":             "pattern is empty",
+		"activations=host:h.{1}":        "range of numbers",
+		"activations=host:a;+disk:b":    "pattern is empty",
+		"parameters=disk:NaN%":          "over 0 and up to 100",
+		"optimizer=host:50%,optimizer":  "write CLASS=host",
+		"optimizer=host,optimizer=disk": "optimizer is given twice",
+		"optimizer=host:25%+host":       "host is given twice",
+		"activations=disk:a+disk:b":     "disk is given twice",
 	} {
 		_, err := offload.Parse(text)
 		require.ErrorContains(t, err, want, text)
 	}
-	o, err := offload.Parse("optimizer=host:50%,optimizer=disk")
-	require.NoError(t, err)
-	require.Equal(t, offload.Options{Optimizer: graph.Disk}, o, "the last one counts")
 }

@@ -6,9 +6,11 @@ package plan
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/nearest"
 	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/precision"
@@ -112,7 +114,7 @@ func Build(fwd Forward, cfg Config) (*Plan, error) {
 	st := &state{cfg: cfg, fwd: fwd}
 	for _, ps := range passes {
 		if err := ps.run(st); err != nil {
-			return nil, fmt.Errorf("plan: %s: %w", ps.name, err)
+			return nil, &passError{ps.name, err}
 		}
 		if cfg.Verify && st.p != nil && ps.verified {
 			if err := graph.Verify(st.p); err != nil {
@@ -151,7 +153,7 @@ func Candidates(fwd Forward, cfg Config) (*graph.Program, []recompute.Candidate,
 			break
 		}
 		if err := ps.run(st); err != nil {
-			return nil, nil, fmt.Errorf("plan: %s: %w", ps.name, err)
+			return nil, nil, &passError{ps.name, err}
 		}
 	}
 	list, err := recompute.Candidates(st.p)
@@ -294,6 +296,17 @@ type state struct {
 	p   *graph.Program
 }
 
+// passError says which pass failed, once: some name themselves.
+type passError struct {
+	pass string
+	err  error
+}
+
+func (e *passError) Error() string {
+	return "plan: " + e.pass + ": " + strings.TrimPrefix(e.err.Error(), e.pass+": ")
+}
+func (e *passError) Unwrap() error { return e.err }
+
 type pass struct {
 	name     string
 	run      func(*state) error
@@ -390,8 +403,15 @@ func init() {
 func freeze(p *graph.Program, patterns []string) (*graph.Program, error) {
 	q := p.Clone()
 	for _, pattern := range patterns {
-		if _, err := graph.Freeze(q, pattern); err != nil {
-			return nil, err
+		if n, err := graph.Freeze(q, pattern); err != nil {
+			if n > 0 || graph.CheckPattern(pattern) != nil {
+				return nil, err
+			}
+			names := make([]string, len(q.Params))
+			for i := range q.Params {
+				names[i] = q.Params[i].Name
+			}
+			return nil, fmt.Errorf("no parameter matches %q; the nearest are %s", pattern, strings.Join(nearest.Patterns(pattern, names, 3), ", "))
 		}
 	}
 	return q, nil

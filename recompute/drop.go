@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/nearest"
 )
 
 // markDropped finds the values that a pattern of Drop names.
@@ -73,16 +74,20 @@ func (r *rewriter) checkDrops(p *graph.Program) error {
 		if err != nil {
 			return err
 		}
-		var names []string
+		var all, names []string
 		seen := map[string]bool{}
 		for _, c := range list {
 			name := layerNumber.ReplaceAllString(c.Name, ".*.")
-			if c.Ops != nil && !seen[name] {
+			if c.Ops == nil {
+				continue
+			}
+			all = append(all, c.Name)
+			if !seen[name] {
 				seen[name] = true
 				names = append(names, name)
 			}
 		}
-		return fmt.Errorf("recompute: no activation that can be computed again matches %q; those are %s", pattern, strings.Join(names, ", "))
+		return fmt.Errorf("recompute: no activation that can be computed again matches %q; the nearest are %s; all of those are %s", pattern, strings.Join(nearest.Patterns(pattern, all, 3), ", "), strings.Join(names, ", "))
 	}
 	return nil
 }

@@ -49,6 +49,7 @@ func TestDropRefusesWhatItCannotDo(t *testing.T) {
 		require.NoError(t, err)
 		_, err = recompute.Rewrite(p, opt)
 		require.ErrorContains(t, err, "no activation that can be computed again matches")
+		require.Contains(t, err.Error(), "; the nearest are h.")
 		require.ErrorContains(t, err, "h.*.mlp.act", "the choices are named")
 		require.NotContains(t, err.Error()[80:], "h.*.mlp.add", "what one layer hands to the next")
 	}

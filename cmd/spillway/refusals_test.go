@@ -45,6 +45,12 @@ func TestOneLineRefusals(t *testing.T) {
 		{"--frozen-cache host:-1", `--frozen-cache: "host:-1": "-1" is not a size;`},
 		{"--frozen-cache disk:1XB", `--frozen-cache: "disk:1XB": "1XB" is not a size;`},
 		{"--frozen-cache disk:0", `--frozen-cache: "disk:0": a size of more than 0 is needed`},
+		{"--freeze h.{0-1}.mpl.*", `plan: freeze: no parameter matches "h.{0-1}.mpl.*"; the nearest are h.*.mlp.*, `},
+		{"--freeze h.{1", `plan: freeze: graph: freeze: "h.{1": write a range of numbers`},
+		{"--recompute drop:h.0.mlp.actt", `plan: recompute: no activation that can be computed again matches "h.0.mlp.actt"; the nearest are h.0.mlp.act, `},
+		{"--offload activations=host:h.0.mlp.actt", `plan: offload: no activation matches "h.0.mlp.actt"; the nearest are h.0.mlp.act, `},
+		{"--offload optimizer=host,optimizer=disk", "optimizer is given twice"},
+		{"--offload optimizer=host:25%+host", "host is given twice"},
 		{"--ranks 2 --fit --global-batch 1", "--global-batch 1 is not a multiple of 2 ranks; 2 is\n"},
 		{"--ranks 2 --fit --global-batch 5", "--global-batch 5 is not a multiple of 2 ranks; 4 and 6 are\n"},
 	} {

@@ -21,10 +21,10 @@ const table = `
 	graph     <
 	model     < graph
 	precision < graph
-	recompute < graph
+	recompute < graph internal/nearest
 	zero      < graph
 	fsdp      < graph zero
-	offload   < graph
+	offload   < graph internal/nearest
 	offload/store < graph device
 	memplan   < graph
 	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest

@@ -1,0 +1,46 @@
+package nearest
+
+import (
+	"regexp"
+	"strings"
+)
+
+var (
+	numbers = regexp.MustCompile(`\{[^}]*\}?`)
+	layer   = regexp.MustCompile(`\.[0-9]+\.`)
+)
+
+// Patterns gives the n names nearest to a pattern that matches none of them, in
+// its form: with * for numbers of layers where it has one for several (or a range
+// as {0-3}), and cut to a beginning where it ends in *.
+func Patterns(pattern string, names []string, n int) []string {
+	key := numbers.ReplaceAllString(pattern, "*")
+	body, cut := strings.CutSuffix(key, "*")
+	var entries [][]string
+	seen := map[string]bool{}
+	add := func(s string) {
+		if !seen[s] {
+			seen[s] = true
+			entry := []string{s}
+			if strings.HasSuffix(s, "."+key) || strings.HasSuffix(key, "."+s) {
+				entry = append(entry, key) // a beginning that is missing, or too much
+			}
+			entries = append(entries, entry)
+		}
+	}
+	for _, name := range names {
+		if strings.Contains(body, "*") {
+			name = layer.ReplaceAllString(name, ".*.")
+		}
+		if !cut || !strings.Contains(name, ".") {
+			add(name)
+			continue
+		}
+		for i := range len(name) {
+			if name[i] == '.' {
+				add(name[:i] + ".*")
+			}
+		}
+	}
+	return Names(key, entries, n)
+}
