@@ -124,8 +124,8 @@ func (k *kernel) waitPeers(api driver.API, s driver.Stream, event func(*member) 
 	return nil
 }
 
-// point is Enqueue of a Send or a Recv. Both return when the other has enqueued
-// its part.
+// point is Enqueue of a Send or a Recv: they meet for the operands, for the copy,
+// and for the sender's wait, before which the receiver may not record done again.
 func (k *kernel) point(api driver.API, s driver.Stream) error {
 	other := k.m.peer(k.Peer)
 	if err := k.Meet(true); err != nil {
@@ -150,7 +150,7 @@ func (k *kernel) point(api driver.API, s driver.Stream) error {
 			return err
 		}
 	}
-	if err := k.Meet(false); err != nil { // the receiver may record done again
+	if err := k.Meet(false); err != nil {
 		return err
 	}
 	if k.Sends() {
