@@ -180,7 +180,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.Float64Var(&c.Clip, "clip", d.Clip, "largest global gradient norm; 0: off")
 	fs.Float64Var(&c.Dropout, "dropout", d.Dropout, "dropout rate")
 	fs.Int64Var(&c.Seed, "seed", d.Seed, "seed of weights, data order and dropout")
-	fs.Var(listFlag{&c.Freeze}, "freeze", "parameters that are not trained: patterns, separated by commas")
+	fs.Var(listFlag{&c.Freeze}, "freeze", "parameters that are not trained: patterns, separated by commas, as in h.{0-3}.*")
 	fs.IntVar(&c.Threads, "threads", d.Threads, "computing threads, shared by the ranks (default: all cores)")
 	fs.IntVar(&c.Prefetch, "prefetch", d.Prefetch, "units gathered ahead of their use")
 	fs.StringVar(&c.EvalData, "eval-data", "", "held-out data `PATH`")
