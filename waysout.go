@@ -445,8 +445,15 @@ func (w *wayFinder) beyond() {
 		if hi == len(a.configs) {
 			continue
 		}
-		if best := w.fastest(a.configs[hi], a.machine(hi)); best != nil && !w.idleDisk(best) {
+		if best := w.fastest(a.configs[hi], a.machine(hi)); best != nil {
 			c := best.Config
+			if w.idleDisk(best) {
+				if len(w.ways) == 0 {
+					c.Disk = w.cfg.Disk
+					w.add(c, w.main.machine, sameJob, "", "")
+				}
+				continue
+			}
 			w.keep(best, changes(&w.typed, &c, w.hw.NodeSize, a.device(hi)), a.order, a.costs)
 		}
 	}
