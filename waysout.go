@@ -499,11 +499,16 @@ func (w *wayFinder) feasible(c Config, m *cost.Machine) bool {
 }
 
 // fastest returns the fastest plan of a changed configuration with everything
-// that keeps the job beside the change; nil: nothing fits.
+// that keeps the job beside the change, of the micro-batch and prefetch distance
+// asked for and of the smallest ones; nil: nothing fits. Those between cost
+// seconds of search for each change and are seldom the best.
 func (w *wayFinder) fastest(c Config, m *cost.Machine) *Forecast {
 	s, bases := w.beside(c, m)
 	if s == nil {
 		return nil
+	}
+	if n := len(bases); n > 2 {
+		bases = []base{bases[0], bases[n-1]}
 	}
 	f, _, _ := s.confirm(s.search(bases))
 	w.tried += s.tried

@@ -182,6 +182,14 @@ func CanSum(dtype graph.DType) bool {
 	return dtype == graph.F32 || dtype == graph.F64 || dtype == graph.I64
 }
 
+// CheckSum returns an error unless reductions add elements of dtype.
+func CheckSum(dtype graph.DType) error {
+	if !CanSum(dtype) {
+		return fmt.Errorf("no sum of %s, want f32, f64 or i64", dtype)
+	}
+	return nil
+}
+
 // CheckShards returns an error unless full holds size shards, each a whole
 // number of elements, and shard lies apart from full or is its part of rank.
 // apart asks for the former. The ranges themselves are the device's to check.

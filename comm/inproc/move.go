@@ -1,9 +1,8 @@
 package inproc
 
 import (
-	"fmt"
-
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/meet"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
@@ -16,14 +15,13 @@ import (
 type gather struct{}
 
 func (gather) move(k *kernel) (read, written int64) {
-	posted := k.m.group.posted
 	size := len(k.in)
-	for j := range posted {
-		i := (k.m.index + j) % len(posted) // ranks start at different peers
-		if i == k.m.index && k.inPlace {
+	for j := range k.m.Size() {
+		i := (k.m.Rank() + j) % k.m.Size() // ranks start at different peers
+		if i == k.m.Rank() && k.InPlace {
 			continue
 		}
-		n := int64(copy(k.out[i*size:(i+1)*size], posted[i].in))
+		n := int64(copy(k.out[i*size:(i+1)*size], k.met(i).in))
 		read, written = read+n, written+n
 	}
 	return read, written
@@ -33,10 +31,10 @@ func (gather) move(k *kernel) (read, written int64) {
 type spread struct{}
 
 func (spread) move(k *kernel) (read, written int64) {
-	if k.m.index == k.sig.Root {
+	if k.m.Rank() == k.Sig.Root {
 		return 0, 0
 	}
-	n := int64(copy(k.out, k.m.group.posted[k.sig.Root].out))
+	n := int64(copy(k.out, k.met(k.Sig.Root).out))
 	return n, n
 }
 
@@ -44,11 +42,11 @@ func (spread) move(k *kernel) (read, written int64) {
 type exchange struct{}
 
 func (exchange) move(k *kernel) (read, written int64) {
-	posted := k.m.group.posted
-	size := len(k.in) / len(posted)
-	for j := range posted {
-		i := (k.m.index + j) % len(posted)
-		n := int64(copy(k.out[i*size:(i+1)*size], posted[i].in[k.m.index*size:(k.m.index+1)*size]))
+	self, w := k.m.Rank(), k.m.Size()
+	size := len(k.in) / w
+	for j := range w {
+		i := (self + j) % w
+		n := int64(copy(k.out[i*size:(i+1)*size], k.met(i).in[self*size:(self+1)*size]))
 		read, written = read+n, written+n
 	}
 	return read, written
@@ -106,7 +104,7 @@ func newReducer(m *member, dtype graph.DType, full, shard device.Ptr) (mover, er
 	case graph.I64:
 		return makeReducer[int64](m, 2, full, shard)
 	}
-	return nil, fmt.Errorf("no sum of %s, want f32, f64 or i64", dtype)
+	return nil, comm.CheckSum(dtype)
 }
 
 func makeReducer[T comm.Number](m *member, slot int, full, shard device.Ptr) (mover, error) {
@@ -130,22 +128,23 @@ func makeReducer[T comm.Number](m *member, slot int, full, shard device.Ptr) (mo
 }
 
 func (r *reducer[T]) move(k *kernel) (read, written int64) {
-	w, i := len(r.parts), k.m.index
-	from, to := share(len(r.full), i, w)
-	if k.sig.Op == comm.ReduceScatter {
+	w, i := len(r.parts), k.m.Rank()
+	begin, end := meet.Share(int64(len(r.full)), int64(i), int64(w))
+	from, to := int(begin), int(end)
+	if k.Sig.Op == comm.ReduceScatter {
 		from, to = i*len(r.shard), (i+1)*len(r.shard)
 	}
-	for j, peer := range k.m.group.posted {
-		r.parts[j] = peer.mover.(*reducer[T]).full[from:to]
+	for j := range r.parts {
+		r.parts[j] = k.met(j).mover.(*reducer[T]).full[from:to]
 	}
-	part := int64(to-from) * k.sig.DType.Size()
+	part := int64(to-from) * k.Sig.DType.Size()
 	switch {
-	case k.sig.Op == comm.ReduceScatter && w == 1 && k.inPlace, k.sig.Op == comm.AllReduce && w == 1:
+	case k.Sig.Op == comm.ReduceScatter && w == 1 && k.InPlace, k.Sig.Op == comm.AllReduce && w == 1:
 		return 0, 0
-	case k.sig.Op == comm.ReduceScatter:
-		r.adder.Sum(r.shard, r.parts, k.sig.Accumulate)
+	case k.Sig.Op == comm.ReduceScatter:
+		r.adder.Sum(r.shard, r.parts, k.Sig.Accumulate)
 		read, written = part*int64(w), part
-		if k.sig.Accumulate {
+		if k.Sig.Accumulate {
 			read += part
 		}
 	default:
@@ -153,18 +152,4 @@ func (r *reducer[T]) move(k *kernel) (read, written int64) {
 		read, written = part*int64(w), part*int64(w)
 	}
 	return read, written
-}
-
-// share returns the elements that rank i of w adds in an all-reduce of n: equal
-// parts that start at multiples of a cache line, so that ranks don't write to
-// one line at once.
-func share(n, i, w int) (from, to int) {
-	const line = 16
-	at := func(i int) int {
-		if i == w {
-			return n
-		}
-		return n * i / w / line * line
-	}
-	return at(i), at(i + 1)
 }

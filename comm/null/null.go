@@ -78,13 +78,6 @@ func (g *Group) peer(i int) error {
 	return nil
 }
 
-func sums(dtype graph.DType) error {
-	if !comm.CanSum(dtype) {
-		return fmt.Errorf("no sum of %s, want f32, f64 or i64", dtype)
-	}
-	return nil
-}
-
 func first(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {
@@ -101,12 +94,12 @@ func (g *Group) AllGather(label string, shard, full device.Ptr, dtype graph.DTyp
 
 // ReduceScatter binds a sum of full buffers.
 func (g *Group) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool) (device.Kernel, error) {
-	return g.kernel(comm.ReduceScatter, label, first(comm.CheckShards(full, shard, dtype, g.rank, g.size, accumulate), sums(dtype)), full, shard)
+	return g.kernel(comm.ReduceScatter, label, first(comm.CheckShards(full, shard, dtype, g.rank, g.size, accumulate), comm.CheckSum(dtype)), full, shard)
 }
 
 // AllReduce binds a sum in place.
 func (g *Group) AllReduce(label string, buf device.Ptr, dtype graph.DType) (device.Kernel, error) {
-	return g.kernel(comm.AllReduce, label, first(comm.CheckBuffer(buf, dtype), sums(dtype)), buf)
+	return g.kernel(comm.AllReduce, label, first(comm.CheckBuffer(buf, dtype), comm.CheckSum(dtype)), buf)
 }
 
 // Broadcast binds a broadcast.

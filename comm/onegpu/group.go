@@ -2,18 +2,17 @@ package onegpu
 
 import (
 	"fmt"
-	"sync"
-	"time"
 
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/meet"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// group is what the members of one group share. A collective is enqueued by all
-// ranks together; it allocates nothing:
+// member is one rank in a group. A collective is enqueued by all ranks together;
+// it allocates nothing:
 //
 //	record ready   on the rank's stream: its operands are as the operation finds them
 //	meet           on the host: every rank has posted its kernel and recorded;
@@ -32,63 +31,25 @@ import (
 // does not arrive shows on its peers' streams only (see watch.go).
 //
 // An error (Abort, a timeout, a mismatch) releases who waits on the host.
-type group struct {
-	world   *World
-	name    string
-	ranks   []int // global rank by index
-	members []*member
-
-	mu      sync.Mutex
-	cond    *sync.Cond
-	arrived int
-	round   uint64 // meetings over
-	posted  []*kernel
-	pairs   []pair // by from·W + to
-}
-
-// pair is the rendezvous of a Send with its Recv, under group.mu.
-type pair struct {
-	send, recv *kernel
-	copied     bool // the receiver has enqueued the copy and recorded done
-}
-
-// member is one rank's comm.Group.
 type member struct {
-	group       *group
-	index       int
+	*meet.Member
+	newSum      func(graph.DType) (Sum, error)
 	ctx         *cuda.Context
 	ready, done driver.Event
-	timer       *time.Timer
-	late        bool // the timer has run out; under group.mu
-
-	calls    uint64 // collectives begun
-	meetings uint64 // of the group, that the rank has come to
-	counter  comm.Counter
-	progress progress
+	progress    progress
 }
 
-var _ comm.Group = (*member)(nil)
-
-func (m *member) Rank() int             { return m.index }
-func (m *member) Size() int             { return len(m.group.ranks) }
-func (m *member) Abort(err error)       { m.group.world.Abort(err) }
-func (m *member) OnError(f func(error)) { m.group.world.OnError(f) }
-func (m *member) Err() error            { return m.group.world.Err() }
-func (m *member) Stats() comm.Stats     { return m.counter.Stats() }
+// peer returns the member of index i of the group.
+func (m *member) peer(i int) *member { return m.Own(i).(*member) }
 
 // kernel is one bound operation of one rank.
 type kernel struct {
+	*meet.Op
 	m             *member
-	label         string
-	sig           comm.Signature
 	reads, writes []device.Ptr
-	touches       []device.Ptr
-	sent          int64
 
 	in, out driver.Address // of the operands
 	bytes   int64          // of a shard, or of the whole buffer where there are none
-	inPlace bool
-	peer    int // of a Send or Recv
 	move    func(k *kernel, api driver.API, s driver.Stream) (read, written int64, err error)
 
 	sum        Sum
@@ -102,35 +63,36 @@ var (
 	_ cuda.Accessor = (*kernel)(nil)
 )
 
-func (k *kernel) Label() string         { return k.label }
-func (k *kernel) Touches() []device.Ptr { return k.touches }
-func (k *kernel) Reads() []device.Ptr   { return k.reads }
-func (k *kernel) Writes() []device.Ptr  { return k.writes }
+func (k *kernel) Reads() []device.Ptr  { return k.reads }
+func (k *kernel) Writes() []device.Ptr { return k.writes }
+
+// met returns a member's kernel at the meeting: see meet.Op.Met.
+func (k *kernel) met(i int) *kernel { return k.Op.Met(i).(*kernel) }
 
 // Enqueue adds the operation to the rank's stream. It returns when every rank
 // has done so.
 func (k *kernel) Enqueue(api driver.API, s driver.Stream) error {
-	m, g := k.m, k.m.group
-	if err := g.world.Err(); err != nil {
+	m := k.m
+	if err := m.Err(); err != nil {
 		return err
 	}
 	if err := api.Record(m.ready, s); err != nil {
 		return err
 	}
-	if k.sig.Op == comm.SendRecv {
+	if k.Sig.Op == comm.SendRecv {
 		return k.point(api, s)
 	}
-	m.calls++
-	if err := m.progress.enter(api, s, k); err != nil {
+	call := k.Begin()
+	if err := m.progress.enter(api, s, k, call); err != nil {
 		return err
 	}
-	if err := k.meet(true); err != nil {
+	if err := k.Meet(true); err != nil {
 		return err
 	}
 	if err := k.waitPeers(api, s, func(p *member) driver.Event { return p.ready }); err != nil {
 		return err
 	}
-	if err := m.progress.pass(api, s, m.calls); err != nil {
+	if err := m.progress.pass(api, s, call); err != nil {
 		return err
 	}
 	read, written, err := k.move(k, api, s)
@@ -140,207 +102,116 @@ func (k *kernel) Enqueue(api driver.API, s driver.Stream) error {
 	if err := api.Record(m.done, s); err != nil {
 		return err
 	}
-	if err := k.meet(false); err != nil {
+	if err := k.Meet(false); err != nil {
 		return err
 	}
 	if err := k.waitPeers(api, s, func(p *member) driver.Event { return p.done }); err != nil {
 		return err
 	}
-	m.counter.Add(k.sent, read, written)
+	k.Count(k.Sent, read, written)
 	return nil
 }
 
 func (k *kernel) waitPeers(api driver.API, s driver.Stream, event func(*member) driver.Event) error {
-	for i, p := range k.m.group.members {
-		if i == k.m.index {
+	for i := range k.m.Size() {
+		if i == k.m.Rank() {
 			continue
 		}
-		if err := api.Wait(s, event(p)); err != nil {
+		if err := api.Wait(s, event(k.m.peer(i))); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// await holds the rank until ok, or the world's error or the timeout, for which
-// late gives the error. The caller holds the group's lock, which await gives
-// back.
-func (k *kernel) await(ok func() bool, late func() error) error {
-	m, g := k.m, k.m.group
-	m.late = false
-	m.timer.Reset(g.world.opts.Timeout)
-	defer m.timer.Stop()
-	for {
-		if ok() {
-			g.mu.Unlock()
-			return nil
-		}
-		if g.world.failed.Load() {
-			g.mu.Unlock()
-			return g.world.Err()
-		}
-		if m.late {
-			err := late()
-			g.mu.Unlock()
-			return g.world.fail(err)
-		}
-		g.cond.Wait()
-	}
-}
-
-// meet returns when every rank has come to the same meeting. The first of an
-// operation posts it.
-func (k *kernel) meet(post bool) error {
-	m, g := k.m, k.m.group
-	g.mu.Lock()
-	if post {
-		g.posted[m.index] = k
-	}
-	m.meetings++
-	g.arrived++
-	if g.arrived == len(g.ranks) {
-		var err error
-		if post {
-			err = g.compare()
-		}
-		if err == nil {
-			g.arrived = 0
-			g.round++
-			g.cond.Broadcast()
-		}
-		g.mu.Unlock()
-		if err != nil {
-			return g.world.fail(err)
-		}
-		return nil
-	}
-	number := m.meetings
-	return k.await(func() bool { return g.round >= number }, func() error { return g.missing(k) })
-}
-
-// compare returns an error unless every rank has posted the same operation.
-func (g *group) compare() error {
-	a, m := g.posted[0], g.members[0]
-	for i, b := range g.posted[1:] {
-		n := g.members[i+1]
-		if b.sig != a.sig || n.calls != m.calls {
-			return fmt.Errorf("%w in the %s group: rank %d runs %s (%q, call %d), rank %d runs %s (%q, call %d)", comm.ErrMismatch, g.name,
-				g.ranks[0], a.sig, a.label, m.calls, g.ranks[i+1], b.sig, b.label, n.calls)
-		}
-	}
-	return nil
-}
-
-// missing is the error of a timeout in a meeting.
-func (g *group) missing(k *kernel) error {
-	return g.late(k, k.m.calls, func(m *member) bool { return m.meetings < k.m.meetings })
-}
-
-// late is the error of an operation in which some ranks miss others; nil where
-// none is lost.
-func (g *group) late(k *kernel, call uint64, isLost func(m *member) bool) error {
-	var lost, here []int
-	for i, m := range g.members {
-		if isLost(m) {
-			lost = append(lost, g.ranks[i])
-		} else {
-			here = append(here, g.ranks[i])
-		}
-	}
-	if len(lost) == 0 {
-		return nil
-	}
-	return fmt.Errorf("%w: %s %q (call %d of the %s group): %s did not arrive within %v; %s waited",
-		comm.ErrTimeout, k.sig.Op, k.label, call, g.name, names(lost), g.world.opts.Timeout, names(here))
-}
-
-// point is Enqueue of a Send or a Recv. Both return when the other has enqueued
-// its part.
+// point is Enqueue of a Send or a Recv: they meet for the operands, for the copy,
+// and for the sender's wait, before which the receiver may not record done again.
 func (k *kernel) point(api driver.API, s driver.Stream) error {
-	m, g := k.m, k.m.group
-	sends := k.out == 0
-	from, to := k.peer, m.index
-	if sends {
-		from, to = to, from
+	other := k.m.peer(k.Peer)
+	if err := k.Meet(true); err != nil {
+		return err
 	}
-	p := &g.pairs[from*len(g.ranks)+to]
-	late := func() error {
-		verb := "receive"
-		if sends {
-			verb = "send"
-		}
-		return fmt.Errorf("%w: %s %q (%s group): rank %d did not come within %v; rank %d waited",
-			comm.ErrTimeout, verb, k.label, g.name, g.ranks[k.peer], g.world.opts.Timeout, g.ranks[m.index])
-	}
-	other := g.members[k.peer]
-	g.mu.Lock()
-	if sends {
-		p.send = k
-		g.cond.Broadcast()
-		if err := k.await(func() bool { return p.copied }, late); err != nil {
+	if !k.Sends() {
+		if err := api.Wait(s, other.ready); err != nil {
 			return err
 		}
+		if err := api.CopyOnDevice(k.out, k.met(0).in, k.bytes, s); err != nil {
+			return err
+		}
+		if err := api.Record(k.m.done, s); err != nil {
+			return err
+		}
+	}
+	if err := k.Meet(false); err != nil {
+		return err
+	}
+	if k.Sends() {
 		if err := api.Wait(s, other.done); err != nil {
 			return err
 		}
-		g.mu.Lock()
-		*p = pair{} // the receiver may record done again
-		g.cond.Broadcast()
-		g.mu.Unlock()
-		m.counter.Add(k.sent, 0, 0)
-		return nil
 	}
-	p.recv = k
-	if err := k.await(func() bool { return p.send != nil }, late); err != nil {
+	if err := k.Meet(false); err != nil {
 		return err
 	}
-	if sig := p.send.sig; sig != k.sig {
-		return g.world.fail(fmt.Errorf("%w in the %s group: rank %d sends %s (%q), rank %d receives %s (%q)", comm.ErrMismatch, g.name,
-			g.ranks[from], sig, p.send.label, g.ranks[to], k.sig, k.label))
+	if k.Sends() {
+		k.Count(k.Sent, 0, 0)
+	} else {
+		k.Count(0, k.bytes, k.bytes)
 	}
-	if err := api.Wait(s, other.ready); err != nil {
-		return err
-	}
-	if err := api.CopyOnDevice(k.out, p.send.in, k.bytes, s); err != nil {
-		return err
-	}
-	if err := api.Record(m.done, s); err != nil {
-		return err
-	}
-	g.mu.Lock()
-	p.copied = true
-	g.cond.Broadcast()
-	if err := k.await(func() bool { return p.recv != k }, late); err != nil {
-		return err
-	}
-	m.counter.Add(0, k.bytes, k.bytes)
 	return nil
 }
 
-// bind fills in what every kernel needs. in and out may be the zero Ptr.
-func (m *member) bind(label string, sig comm.Signature, in, out device.Ptr) (*kernel, error) {
-	k := &kernel{m: m, label: label, sig: sig, sent: comm.RingBytes(sig, m.index, m.Size())}
-	for _, o := range []struct {
+// Bind finds the operands in the GPU's memory, and how to move them.
+func (m *member) Bind(o *meet.Op) (device.Kernel, error) {
+	k := &kernel{Op: o, m: m, bytes: o.Sig.Bytes}
+	for _, x := range []struct {
 		p    device.Ptr
 		at   *driver.Address
 		list *[]device.Ptr
-	}{{in, &k.in, &k.reads}, {out, &k.out, &k.writes}} {
-		if o.p.Arena == nil {
+	}{{o.In, &k.in, &k.reads}, {o.Out, &k.out, &k.writes}} {
+		if x.p.Arena == nil {
 			continue
 		}
 		var err error
-		if *o.at, err = cuda.Address(o.p); err == nil && o.p.Arena.Space() != graph.Device {
-			err = fmt.Errorf("the range is in %s memory, want the GPU's", o.p.Arena.Space())
+		if *x.at, err = cuda.Address(x.p); err == nil && x.p.Arena.Space() != graph.Device {
+			err = fmt.Errorf("the range is in %s memory, want the GPU's", x.p.Arena.Space())
 		}
 		if err != nil {
-			return nil, m.refuse(sig.Op, label, err)
+			return nil, err
 		}
-		*o.list = append(*o.list, o.p)
-		k.touches = append(k.touches, o.p)
+		*x.list = append(*x.list, x.p)
 	}
-	return k, nil
+	return k, k.plan()
 }
 
-func (m *member) refuse(op comm.Op, label string, err error) error {
-	return fmt.Errorf("rank %d: %s %q: %w", m.group.ranks[m.index], op, label, err)
+// plan gives the kernel its move, and narrows what it reads and writes of its
+// own operands.
+func (k *kernel) plan() error {
+	switch shard, full := k.In, k.Out; k.Sig.Op {
+	case comm.AllGather:
+		k.bytes, k.move = shard.Len, gather
+		if k.InPlace {
+			k.writes = []device.Ptr{{Arena: full.Arena, Off: full.Off, Len: shard.Off - full.Off},
+				{Arena: full.Arena, Off: shard.Off + shard.Len, Len: full.Off + full.Len - shard.Off - shard.Len}}
+		}
+	case comm.ReduceScatter:
+		k.bytes, k.move = k.Out.Len, scatter
+		if k.InPlace { // peers read the other parts
+			k.reads = nil
+		}
+		return k.add()
+	case comm.AllReduce:
+		k.move = reduce
+		return k.add()
+	case comm.Broadcast:
+		k.move = spread
+		if k.m.Rank() == k.Sig.Root {
+			k.reads, k.writes = k.writes, nil
+		}
+	case comm.AllToAll:
+		k.bytes, k.move = k.Out.Len/int64(k.m.Size()), exchange
+	case comm.Barrier:
+		k.move = func(*kernel, driver.API, driver.Stream) (read, written int64, err error) { return 0, 0, nil }
+	}
+	return nil
 }

@@ -41,12 +41,12 @@ func (m *member) watch() (err error) {
 
 // enter and pass mark a call on the stream: that the rank is there, and that all
 // are.
-func (p *progress) enter(api driver.API, s driver.Stream, k *kernel) error {
+func (p *progress) enter(api driver.API, s driver.Stream, k *kernel, call uint64) error {
 	if !p.ok {
 		return nil
 	}
-	p.recent[k.m.calls%uint64(len(p.recent))] = k
-	return api.WriteValue(s, p.arrivedAt, uint32(k.m.calls))
+	p.recent[call%uint64(len(p.recent))] = k
+	return api.WriteValue(s, p.arrivedAt, uint32(call))
 }
 
 func (p *progress) pass(api driver.API, s driver.Stream, call uint64) error {
@@ -59,10 +59,10 @@ func (p *progress) pass(api driver.API, s driver.Stream, call uint64) error {
 // look ends the world where the rank has been held up in one call for longer than
 // the timeout by peers that have not arrived.
 func (m *member) look() {
-	p, w := &m.progress, m.group.world
+	p := &m.progress
 	passed, arrived := p.passed.Load(), p.arrived.Load() // in this order: passed is never ahead
 	p.shown.Store(arrived)
-	if arrived == passed || w.failed.Load() {
+	if arrived == passed || m.Err() != nil {
 		p.held = passed
 		return
 	}
@@ -70,13 +70,13 @@ func (m *member) look() {
 		p.held, p.since = arrived, time.Now()
 		return
 	}
-	if time.Since(p.since) < w.opts.Timeout {
+	if time.Since(p.since) < m.Timeout() {
 		return
 	}
-	call := m.calls - uint64(uint32(m.calls)-arrived)
+	call := m.Calls() - uint64(uint32(m.Calls())-arrived)
 	k := p.recent[call%uint64(len(p.recent))]
-	err := m.group.late(k, call, func(peer *member) bool { return peer != m && int32(peer.progress.shown.Load()-arrived) < 0 })
+	err := k.Late(call, func(i int) bool { return i != m.Rank() && int32(m.peer(i).progress.shown.Load()-arrived) < 0 })
 	if err != nil {
-		_ = w.fail(err)
+		_ = m.Fail(err)
 	}
 }
