@@ -13,7 +13,7 @@ import (
 // Fitted is the outcome of a search for the fastest configuration that fits.
 type Fitted struct {
 	*Forecast
-	Flags   string   // what was chosen, as a shell takes it
+	Flags   string   // what was chosen: added to the flags of the request, they plan it again
 	Reasons []string // what bounds it, why not what would have been faster, and the runners-up, a line each
 	Tried   int      // configurations that were planned
 }
@@ -84,6 +84,7 @@ func most(byClass []int64) string {
 
 // fitDomain is what a search may choose from, beside the moves.
 type fitDomain struct {
+	rows       int      // of a rank and step, to make of batch and accum; 0: both are given
 	batches    [][2]int // batch, accum
 	zeros      []int
 	prefetches []int
@@ -152,7 +153,7 @@ func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware)
 			if e.Smallest.Fits { // its lower bound was over the folded line
 				return s.fitted(d, e.Smallest, s.smallest, all), nil
 			}
-			e.Flags = flagsOf(&e.Smallest.Config, len(d.batches) > 1, len(d.precisions) > 1)
+			e.Flags = flagsOf(&e.Smallest.Config, globalBatch > 0, len(d.precisions) > 1)
 		}
 		return nil, e
 	}
@@ -176,9 +177,12 @@ func tiersOf(cfg *Config) []graph.Space {
 
 // fitted says what was found, and why.
 func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) *Fitted {
-	batches, precisions := len(d.batches) > 1, len(d.precisions) > 1
+	batches, precisions := d.rows > 0, len(d.precisions) > 1
 	out := &Fitted{Forecast: best, Flags: flagsOf(&best.Config, batches, precisions), Tried: s.tried}
 	out.Reasons = Reasons(best)
+	if why := OtherBits(&s.cfg, &best.Config); why != "" {
+		out.Reasons = append(out.Reasons, why)
+	}
 	seen := map[string]bool{out.Flags: true}
 	speed := 1 / best.TokensPerSecond()
 	for _, p := range all {
@@ -220,6 +224,17 @@ func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) 
 // Reasons say what bounds a plan and what it computes again and moves, a line
 // each.
 func Reasons(f *Forecast) []string { return append([]string{bound(f)}, Explain(f).Lines()...) }
+
+// OtherBits says that two configurations of one job differ in the last bits of
+// their results, as stages below 2 and from 2 on do with accumulation: the first
+// add up a step's micro-batches before they reduce, the others after. "" where
+// they do not.
+func OtherBits(asked, chosen *Config) string {
+	if chosen.Ranks == 1 || chosen.Accum == 1 || chosen.Reproducible || (asked.Zero < 2) == (chosen.Zero < 2) {
+		return ""
+	}
+	return fmt.Sprintf("with accumulation, stage %d differs from stage %d in the last bits; --reproducible makes them equal", chosen.Zero, asked.Zero)
+}
 
 // bound says what a plan's time goes into, and which memory is fullest.
 func bound(f *Forecast) string {
@@ -266,7 +281,7 @@ func newFitDomain(cfg *Config, given func(string) bool, globalBatch int) (fitDom
 		return d, fmt.Errorf("--global-batch %d is not a multiple of %d ranks; %s", globalBatch, cfg.Ranks, right)
 	}
 	rows := globalBatch / cfg.Ranks
-	d.batches = nil
+	d.rows, d.batches = rows, nil
 	for b := rows; b >= 1; b-- { // the largest micro-batch first
 		if rows%b != 0 || given("batch") && b != cfg.Batch || given("accum") && rows/b != cfg.Accum {
 			continue
@@ -302,7 +317,8 @@ func (d fitDomain) what(drop bool, spaces []graph.Space) string {
 	return "free to choose: " + strings.Join(parts, ", ")
 }
 
-// flagsOf writes what a search chose as a person would type it.
+// flagsOf writes what a search chose as a person would type it. A flag that
+// means "without" is written too: what was asked for may have been with.
 func flagsOf(c *Config, batches, precisions bool) string {
 	parts := []string{fmt.Sprintf("--zero %d", c.Zero)}
 	if batches {
@@ -311,10 +327,7 @@ func flagsOf(c *Config, batches, precisions bool) string {
 	if precisions {
 		parts = append(parts, "--precision "+c.precision())
 	}
-	parts = append(parts, fmt.Sprintf("--prefetch %d", c.Prefetch), "--recompute "+quote(orNone(c.Recompute)))
-	if c.Offload != "" {
-		parts = append(parts, "--offload "+quote(c.Offload))
-	}
+	parts = append(parts, fmt.Sprintf("--prefetch %d", c.Prefetch), "--recompute "+quote(orNone(c.Recompute)), "--offload "+quote(orNone(c.Offload)))
 	return strings.Join(parts, " ")
 }
 

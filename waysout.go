@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/recompute"
 )
 
 // Hardware is what a plan's time is predicted on.
@@ -86,6 +87,7 @@ const mostWays = 3
 // wayFinder looks for changes of a configuration.
 type wayFinder struct {
 	cfg      Config // as asked
+	typed    Config // the same as it was written: auto stays auto
 	hw       Hardware
 	perToken float64 // s of a token of a rank, as asked
 	ways     []Way
@@ -102,7 +104,11 @@ type wayFinder struct {
 func WaysOut(asked *Forecast, hw Hardware) ([]Way, *NoWay) {
 	cfg := asked.Config
 	cfg.Auto = ""
-	w := &wayFinder{cfg: cfg, hw: hw, perToken: float64(cfg.Ranks) / asked.TokensPerSecond()}
+	typed := cfg
+	if asked.Config.Auto != "" {
+		typed.Recompute = recompute.Auto
+	}
+	w := &wayFinder{cfg: cfg, typed: typed, hw: hw, perToken: float64(cfg.Ranks) / asked.TokensPerSecond()}
 	var err error
 	if w.main, err = newSearcher(cfg, hw.Machine(cfg.Ranks), true, tiersOf(&cfg)); err != nil {
 		return nil, &NoWay{}
@@ -129,17 +135,23 @@ func WaysOut(asked *Forecast, hw Hardware) ([]Way, *NoWay) {
 
 // add plans a changed configuration whole and keeps it as a way where it fits.
 func (w *wayFinder) add(c Config, m *cost.Machine, order int, costs string, device string) bool {
-	args := changes(&w.cfg, &c, w.hw.NodeSize, device)
+	args := changes(&w.typed, &c, w.hw.NodeSize, device)
 	text := shell(args)
 	if len(args) == 0 || slices.ContainsFunc(w.ways, func(o Way) bool { return o.Text == text }) {
 		return false
 	}
 	f, err := predict(c, m, early)
-	if err != nil || f.Plan.Fit() != nil {
+	if err != nil || f.Plan.Fit() != nil || w.idleDisk(f) {
 		return false
 	}
 	w.keep(f, args, order, costs)
 	return true
+}
+
+// idleDisk says that a configuration was given a disk and leaves it empty: it is
+// another way with a flag too many.
+func (w *wayFinder) idleDisk(f *Forecast) bool {
+	return f.Config.Disk != w.cfg.Disk && f.Plan.Layout.Spaces[graph.Disk].Peak == 0
 }
 
 func (w *wayFinder) keep(f *Forecast, args []string, order int, costs string) {
@@ -186,7 +198,7 @@ func (w *wayFinder) singles() {
 	if w.cfg.Prefetch > 0 {
 		kind(change(func(p *point) { p.prefetch = 0 }))
 	}
-	if !strings.EqualFold(w.cfg.Recompute, "full") {
+	if !strings.EqualFold(w.cfg.Recompute, "full") && !w.typed.recomputeAuto() {
 		kind(change(func(p *point) { p.again = "auto" }))
 	}
 	list = nil
@@ -235,7 +247,7 @@ func (w *wayFinder) singles() {
 	done := map[string]bool{}
 	for _, p := range best {
 		c := s.whole(p)
-		if what := strings.Join(changes(&w.cfg, &c, 0, "")[:1], ""); !done[what] && len(w.ways) < mostWays-1 {
+		if what := strings.Join(changes(&w.typed, &c, 0, "")[:1], ""); !done[what] && len(w.ways) < mostWays-1 {
 			done[what] = w.add(c, s.machine, sameJob, "", "")
 		}
 	}
@@ -306,7 +318,7 @@ func (w *wayFinder) combined() {
 			return false
 		}
 		c := f.Config
-		args := changes(&w.cfg, &c, 0, "")
+		args := changes(&w.typed, &c, 0, "")
 		text := shell(args)
 		slow := float64(c.Ranks) / f.TokensPerSecond() / w.perToken
 		if !slices.ContainsFunc(w.ways, func(o Way) bool { return o.Text == text || slow > worthMore*o.Slowdown }) {
@@ -435,7 +447,14 @@ func (w *wayFinder) beyond() {
 		}
 		if best := w.fastest(a.configs[hi], a.machine(hi)); best != nil {
 			c := best.Config
-			w.keep(best, changes(&w.cfg, &c, w.hw.NodeSize, a.device(hi)), a.order, a.costs)
+			if w.idleDisk(best) {
+				if len(w.ways) == 0 {
+					c.Disk = w.cfg.Disk
+					w.add(c, w.main.machine, sameJob, "", "")
+				}
+				continue
+			}
+			w.keep(best, changes(&w.typed, &c, w.hw.NodeSize, a.device(hi)), a.order, a.costs)
 		}
 	}
 }

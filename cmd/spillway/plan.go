@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"text/tabwriter"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -43,6 +44,7 @@ type planFlags struct {
 	memory               float64           // bytes/s of this machine's memory, with --gpu detect; 0: not measured
 	diskRead, diskWrite  float64           // bytes/s of --disk, likewise
 	chosen               bool              // --fit has chosen the configuration
+	hopeless             bool              // --fit has found nothing that fits
 }
 
 func planCommand() *cobra.Command {
@@ -75,7 +77,7 @@ data and no GPU.`,
 				return err
 			}
 		}
-		if err := l.refuse(); err != nil {
+		if err := cmp.Or(refuseZero(fs), l.refuse()); err != nil {
 			return err
 		}
 		if err := f.validateReference(); err != nil {
@@ -85,6 +87,9 @@ data and no GPU.`,
 			return err
 		}
 		if err := c.Validate(); err != nil {
+			return err
+		}
+		if err := f.outputs(); err != nil {
 			return err
 		}
 		if f.calibrate {
@@ -100,7 +105,12 @@ data and no GPU.`,
 		var best *spillway.Fitted
 		if l.fit {
 			var err error
-			if best, err = spillway.Fit(c, fs.Changed, l.globalBatch, f.hardware(&c)); err != nil {
+			best, err = spillway.Fit(c, fs.Changed, l.globalBatch, f.hardware(&c))
+			var none *spillway.NothingFits
+			switch {
+			case errors.As(err, &none):
+				return f.nothingFits(c, none, l.globalBatch, out)
+			case err != nil:
 				return err
 			}
 			takeFitted(&c, best)
@@ -155,6 +165,12 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 		return fmt.Errorf("--shard-size %d: at least 1 rank is needed; leave it out to shard over all", c.ShardSize)
 	}
 	if f.gpu == "" {
+		switch {
+		case fs.Changed("gpu"):
+			return errors.New(`--gpu "": the name of a GPU is missing; --list-gpus lists them, and detect is this machine's own`)
+		case strings.EqualFold(c.Device, "cuda"):
+			return errors.New("--device cuda: say which GPU to plan for: --gpu NAME (--list-gpus lists them) or --gpu detect")
+		}
 		return nil
 	}
 	var g gpus.GPU
@@ -278,6 +294,66 @@ func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
 	return hw
 }
 
+// refuseZero refuses what counts from 1 and was given as 0, which inside means
+// that it was not given.
+func refuseZero(fs *pflag.FlagSet) error {
+	for _, f := range []struct{ flag, what, without string }{
+		{"seq", "token", "the smaller of 256 and the model's positions"},
+		{"global-batch", "row", "--batch and --accum as they are"},
+	} {
+		if fs.Changed(f.flag) && fs.Lookup(f.flag).Value.String() == "0" {
+			return fmt.Errorf("--%s 0: at least 1 %s is needed; leave it out for %s", f.flag, f.what, f.without)
+		}
+	}
+	return nil
+}
+
+// outputs refuses files that cannot be written, before time is spent on what
+// goes into them. What a file holds stays until there is a plan.
+func (f *planFlags) outputs() error {
+	if f.htmlPath == "-" {
+		return errors.New("--html -: the page goes to a file, not to stdout; give its name")
+	}
+	for _, o := range []struct{ flag, path string }{{"json", f.jsonPath}, {"html", f.htmlPath}} {
+		if o.path == "" || o.path == "-" {
+			continue
+		}
+		_, err := os.Stat(o.path)
+		isNew := errors.Is(err, os.ErrNotExist)
+		if err := os.MkdirAll(filepath.Dir(o.path), 0o755); err != nil {
+			return fmt.Errorf("--%s: %w", o.flag, err)
+		}
+		file, err := os.OpenFile(o.path, os.O_CREATE|os.O_WRONLY, 0o644)
+		if err == nil {
+			err = file.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("--%s: %w", o.flag, err)
+		}
+		if isNew {
+			if err := os.Remove(o.path); err != nil {
+				return fmt.Errorf("--%s: %w", o.flag, err)
+			}
+		}
+	}
+	return nil
+}
+
+// nothingFits tells about the configuration as requested, and refuses it with
+// what the search has found. Of a global batch, the request is the split that
+// came nearest.
+func (f *planFlags) nothingFits(c spillway.Config, none *spillway.NothingFits, globalBatch int, out io.Writer) error {
+	if globalBatch > 0 && none.Smallest != nil {
+		c.Batch, c.Accum = none.Smallest.Config.Batch, none.Smallest.Config.Accum
+	}
+	f.hopeless = true
+	var refused *plan.DoesNotFit
+	if err := runPlan(c, f, nil, out); err != nil && !errors.As(err, &refused) {
+		return err
+	}
+	return none
+}
+
 // runPlan plans all four stages, tells about them, and refuses what does not fit.
 func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.Writer) error {
 	hw := f.hardware(&c)
@@ -294,7 +370,7 @@ func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.W
 	if !asked.Fits {
 		r.ways, r.noWay = spillway.WaysOut(asked, hw)
 	}
-	if best == nil {
+	if best == nil && !f.hopeless {
 		r.recommend(c, hw)
 	}
 	if err := r.print(text); err != nil {
@@ -331,12 +407,51 @@ func takeFitted(c *spillway.Config, best *spillway.Fitted) {
 	c.Zero, c.Batch, c.Accum, c.Prefetch, c.Recompute, c.Offload, c.Precision = b.Zero, b.Batch, b.Accum, b.Prefetch, b.Recompute, b.Offload, b.Precision
 }
 
-// printFitted says what the search chose, and why.
-func printFitted(w io.Writer, best *spillway.Fitted) {
-	fmt.Fprintf(w, "recommended: %s: the fastest by prediction of %d configurations planned, %s a step and %.0f tokens/s\n", best.Flags, best.Tried, seconds(best.Step.Seconds), best.TokensPerSecond())
-	for _, why := range best.Reasons {
-		fmt.Fprintf(w, "  %s\n", why)
+// recommendation is what a person is told to run: flags, which stay on a line of
+// their own to be copied, or words in their place, and lines about them.
+type recommendation struct {
+	flags, words string
+	lines        []string
+}
+
+// fittedText says what the search chose, and why.
+func fittedText(best *spillway.Fitted) *recommendation {
+	return &recommendation{flags: best.Flags, lines: append([]string{fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %.0f tokens/s",
+		best.Tried, seconds(best.Step.Seconds), best.TokensPerSecond())}, best.Reasons...)}
+}
+
+func (rec *recommendation) print(w io.Writer) {
+	if rec.flags != "" {
+		fmt.Fprintf(w, "recommended: %s\n", rec.flags)
+	} else {
+		wrap(w, "", "  ", "recommended: "+rec.words)
 	}
+	for _, line := range rec.lines {
+		wrap(w, "  ", "    ", line)
+	}
+}
+
+// printFitted prints what the search chose, and why.
+func printFitted(w io.Writer, best *spillway.Fitted) { fittedText(best).print(w) }
+
+// terminal is how many columns a line of text takes at most.
+const terminal = 80
+
+// wrap prints text in lines of a terminal, broken at spaces: the first after
+// first, the others after rest. A word longer than that has a line of its own.
+func wrap(w io.Writer, first, rest, text string) {
+	line, begun := first, false
+	for _, word := range strings.Fields(text) {
+		if begun && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > terminal {
+			fmt.Fprintln(w, line)
+			line, begun = rest, false
+		}
+		if begun {
+			line += " "
+		}
+		line, begun = line+word, true
+	}
+	fmt.Fprintln(w, line)
 }
 
 // recommend looks for the fastest configuration of the same micro-batch, ranks
@@ -347,6 +462,9 @@ func (r *planReport) recommend(c spillway.Config, hw spillway.Hardware) {
 		for _, way := range r.ways {
 			if way.Cost == "" && (r.best == nil || way.Forecast.TokensPerSecond() > r.best.TokensPerSecond()) {
 				r.best = &spillway.Fitted{Forecast: way.Forecast, Flags: way.Text, Reasons: spillway.Reasons(way.Forecast)}
+				if why := spillway.OtherBits(&c, &way.Forecast.Config); why != "" {
+					r.best.Reasons = append(r.best.Reasons, why)
+				}
 			}
 		}
 		return
@@ -357,29 +475,27 @@ func (r *planReport) recommend(c spillway.Config, hw spillway.Hardware) {
 	}
 }
 
-// printRecommended sets the recommended configuration beside the requested one.
-func (r *planReport) printRecommended(w io.Writer) {
+// recommended sets the recommended configuration beside the requested one; nil:
+// there is none.
+func (r *planReport) recommended() *recommendation {
 	asked, best := r.asked, r.best
 	if best == nil {
-		return
+		return nil
 	}
-	ratio := best.TokensPerSecond() / asked.TokensPerSecond()
-	switch {
+	if r.flags.chosen {
+		return fittedText(best)
+	}
+	took := fmt.Sprintf("%s a step and %.0f tokens/s predicted", seconds(best.Step.Seconds), best.TokensPerSecond())
+	switch ratio := best.TokensPerSecond() / asked.TokensPerSecond(); {
 	case asked.Fits && ratio < 1.005:
-		fmt.Fprintf(w, "recommended: as requested; nothing found is faster (%s a step, %.0f tokens/s predicted)\n", seconds(asked.Step.Seconds), asked.TokensPerSecond())
-		fmt.Fprintf(w, "  %s\n\n", spillway.Reasons(asked)[0])
-		return
+		return &recommendation{words: fmt.Sprintf("as requested; nothing found is faster (%s a step, %.0f tokens/s predicted)", seconds(asked.Step.Seconds), asked.TokensPerSecond()),
+			lines: spillway.Reasons(asked)[:1]}
 	case asked.Fits:
-		fmt.Fprintf(w, "recommended: %s: %s a step and %.0f tokens/s predicted, against %s and %.0f as requested (%.2f × as fast)\n",
-			best.Flags, seconds(best.Step.Seconds), best.TokensPerSecond(), seconds(asked.Step.Seconds), asked.TokensPerSecond(), ratio)
+		took += fmt.Sprintf(", against %s and %.0f as requested (%.2f × as fast)", seconds(asked.Step.Seconds), asked.TokensPerSecond(), ratio)
 	default:
-		fmt.Fprintf(w, "recommended: %s: %s a step and %.0f tokens/s predicted; as requested it does not fit, and would take %s\n",
-			best.Flags, seconds(best.Step.Seconds), best.TokensPerSecond(), seconds(asked.Step.Seconds))
+		took += fmt.Sprintf("; as requested it does not fit, and would take %s", seconds(asked.Step.Seconds))
 	}
-	for _, why := range best.Reasons {
-		fmt.Fprintf(w, "  %s\n", why)
-	}
-	fmt.Fprintln(w)
+	return &recommendation{flags: best.Flags, lines: append([]string{took}, best.Reasons...)}
 }
 
 // forecastStages plans a configuration at stages 0 to 3, two at a time: a plan

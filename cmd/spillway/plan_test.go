@@ -137,6 +137,11 @@ func TestPlanBadInput(t *testing.T) {
 		{"--model gpt2 --batch 0", []string{"--batch 0", "at least 1"}},
 		{"--model gpt2 --batch -1", []string{"--batch -1"}},
 		{"--model gpt2 --seq -1", []string{"--seq -1"}},
+		{"--model gpt2 --seq 0", []string{"--seq 0", "at least 1"}},
+		{"--model gpt2 --fit --global-batch 0", []string{"--global-batch 0", "at least 1"}},
+		{"--model gpt2 --device cuda", []string{"--device cuda", "--gpu NAME", "detect"}},
+		{"--model gpt2 --gpu=", []string{`--gpu ""`, "--list-gpus"}},
+		{"--model gpt2 --html -", []string{"--html -", "file"}},
 		{"--model gpt2 --accum 0", []string{"--accum 0"}},
 		{"--model gpt2 --prefetch -1", []string{"--prefetch -1"}},
 		{"--model gpt2 --recompute half", []string{"half", "selective"}},
@@ -312,17 +317,17 @@ func TestPlanTellsItsRates(t *testing.T) {
 	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
 	args := []string{"plan", "--model", "gpt2", "--threads", "2"}
 	r := command(args...)
-	require.Contains(t, r.stdout, "A step, predicted (CPU: rates of a typical server core; spillway plan --calibrate measures this machine)")
+	require.Contains(t, r.stdout, "A step, predicted (CPU: rates of a typical server core; spillway plan\n  --calibrate measures this machine)\n")
 	require.Contains(t, command(append(args, "--gpu", "h100-80")...).stdout, "A step, predicted\n")
 	_, before := planned(t, args[1:]...)
 
 	slow := cost.Rates{Alone: cost.Rate{PerFlop: 1e-9}, Core: cost.Rate{PerFlop: 2e-9}}
 	_, err := spillway.KeepCalibration(&cost.Calibration{Threads: 2, Rates: map[cost.Class]cost.Rates{"linear": slow}})
 	require.NoError(t, err)
-	require.Regexp(t, `A step, predicted \(CPU: as calibrated on \S+, \d{4}-\d\d-\d\d\)`, command(args...).stdout)
+	require.Regexp(t, `A step, predicted \(CPU: as calibrated on \S+,\s+\d{4}-\d\d-\d\d\)`, command(args...).stdout)
 	_, after := planned(t, args[1:]...)
 	require.Greater(t, after.Requested.StepSeconds, 2*before.Requested.StepSeconds)
-	require.Contains(t, command("plan", "--model", "gpt2", "--threads", "3").stdout, "is stale: it is for 2 threads, not for 3")
+	require.Contains(t, unwrapped(command("plan", "--model", "gpt2", "--threads", "3").stdout), "is stale: it is for 2 threads, not for 3")
 	r = command(append(args, "--calibrate", "--gpu", "h100-80")...)
 	require.Equal(t, exitBadInput, r.status)
 	require.Contains(t, r.stderr, "--calibrate measures this machine's CPU, and --gpu plans for a GPU")
@@ -334,8 +339,8 @@ func TestPlanCalibrates(t *testing.T) {
 	}
 	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
 	args := []string{"plan", "--model", "gpt2", "--threads", "1"}
-	require.Contains(t, command(append(args, "--calibrate")...).stdout, "A step, predicted (CPU: as calibrated just now, kept in ")
-	require.Contains(t, command(args...).stdout, "A step, predicted (CPU: as calibrated on ")
+	require.Contains(t, unwrapped(command(append(args, "--calibrate")...).stdout), "A step, predicted (CPU: as calibrated just now, kept in ")
+	require.Contains(t, unwrapped(command(args...).stdout), "A step, predicted (CPU: as calibrated on ")
 }
 
 // A plan of this machine's own GPUs takes its host's speeds as doctor measured

@@ -57,8 +57,13 @@ func (r *planReport) html() ([]byte, error) {
 	if ref != nil {
 		doc.Tables = append(doc.Tables, ref.table())
 	}
+	if rec := r.recommended(); rec != nil {
+		doc.Advice = &page.Advice{Flags: rec.flags, Words: rec.words, Lines: rec.lines}
+	}
 	if len(r.ways) > 0 {
 		doc.Ways = r.waysTable()
+	} else if !r.asked.Fits {
+		doc.NoWay = r.noWay.String()
 	}
 	var out bytes.Buffer
 	err = doc.HTML(&out)
@@ -146,9 +151,10 @@ func (r *planReport) peakTable(s graph.Space) page.Table {
 
 func (r *planReport) waysTable() *page.Table {
 	t := &page.Table{Title: "What would make it fit", Note: "The cheapest first; each was planned, and fits.", Mark: -1,
-		Head: []string{"flags", "device memory", "step", "time of a token", "sent by a rank", "costs"}}
+		Head: []string{"device memory", "step", "time of a token", "sent by a rank", "costs"}}
 	for _, way := range r.ways {
-		t.Rows = append(t.Rows, []string{way.Text, plan.Bytes(way.Forecast.Plan.Layout.Spaces[graph.Device].Peak), seconds(way.Forecast.Step.Seconds),
+		t.Above = append(t.Above, way.Text)
+		t.Rows = append(t.Rows, []string{plan.Bytes(way.Forecast.Plan.Layout.Spaces[graph.Device].Peak), seconds(way.Forecast.Step.Seconds),
 			fmt.Sprintf("%.2f ×", way.Slowdown), plan.Bytes(way.Forecast.Plan.CommBytes), way.Cost})
 	}
 	return t

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/graph"
@@ -27,11 +28,9 @@ type planReport struct {
 
 func (r *planReport) print(w io.Writer) error {
 	r.heading(w)
-	if r.flags.chosen {
-		printFitted(w, r.best)
+	if rec := r.recommended(); rec != nil {
+		rec.print(w)
 		fmt.Fprintln(w)
-	} else {
-		r.printRecommended(w)
 	}
 	if r.asked.Config.Auto != "" {
 		fmt.Fprintf(w, "recompute auto: %s\n\n", r.asked.Config.Auto)
@@ -149,7 +148,7 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 	}
 	t.Flush()
 	if outside {
-		fmt.Fprintf(w, "  outside: %s\n", r.outsideNote(s))
+		wrap(w, "  ", "    ", "outside: "+r.outsideNote(s))
 	}
 	fmt.Fprintln(w)
 }
@@ -170,7 +169,7 @@ func (r *planReport) steps(w io.Writer) {
 	if r.flags.rates == "" {
 		fmt.Fprintln(w, "A step, predicted")
 	} else {
-		fmt.Fprintf(w, "A step, predicted (CPU: %s)\n", r.flags.rates)
+		wrap(w, "", "  ", fmt.Sprintf("A step, predicted (CPU: %s)", r.flags.rates))
 	}
 	t := r.stageTable(w)
 	t.row("sent by a rank", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.CommBytes) })
@@ -195,7 +194,9 @@ func (r *planReport) steps(w io.Writer) {
 		fmt.Fprintf(tw, "%s%d\t%s\n", mark, f.Config.Zero, f.Plan.Layout.Spaces[graph.Device].PeakAt)
 	}
 	tw.Flush()
-	fmt.Fprintf(w, "\nModel states by the ZeRO paper's formula (section 5) at stage %d: %s a rank\n\n", r.asked.Config.Zero, plan.Bytes(int64(textbookStates(r.asked))))
+	fmt.Fprintln(w)
+	wrap(w, "", "  ", fmt.Sprintf("Model states by the ZeRO paper's formula (section 5) at stage %d: %s a rank", r.asked.Config.Zero, plan.Bytes(int64(textbookStates(r.asked)))))
+	fmt.Fprintln(w)
 }
 
 var digits = regexp.MustCompile(`[0-9]+`)
@@ -244,8 +245,9 @@ func aliveRows(p *plan.Plan, s graph.Space) []*aliveRow {
 func (r *planReport) alive(w io.Writer) {
 	use := &r.asked.Plan.Layout.Spaces[graph.Device]
 	fmt.Fprintf(w, "Largest buffers in device memory at the peak of stage %d,\nat %s\n", r.asked.Config.Zero, use.PeakAt)
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	const most = 12
+	var lines [][4]string // bytes, class, name, count and shape
+	var widest [4]int     // of all but the name
 	rest, restBytes := 0, int64(0)
 	for i, e := range aliveRows(r.asked.Plan, graph.Device) {
 		if i >= most {
@@ -253,13 +255,37 @@ func (r *planReport) alive(w io.Writer) {
 			restBytes += e.bytes
 			continue
 		}
-		fmt.Fprintf(tw, "  %s\t%s\t%s\t%s\t%s\n", plan.Bytes(e.bytes), e.each(), e.class, e.name, shapeText(e.shape, e.dtype))
+		shape := shapeText(e.shape, e.dtype)
+		if e.count > 1 {
+			shape = fmt.Sprintf("%d × %s", e.count, shape)
+		}
+		lines = append(lines, [4]string{plan.Bytes(e.bytes), e.class.String(), e.name, shape})
 	}
 	if rest > 0 {
-		fmt.Fprintf(tw, "  %s\t\t\t%d smaller ones\t\n", plan.Bytes(restBytes), rest)
+		lines = append(lines, [4]string{plan.Bytes(restBytes), "", fmt.Sprintf("%d smaller ones", rest), ""})
+	}
+	for _, l := range lines {
+		for i := range l {
+			widest[i] = max(widest[i], utf8.RuneCountInString(l[i]))
+		}
+	}
+	const gap = 2
+	room := max(16, terminal-4*gap-widest[0]-widest[1]-widest[3])
+	tw := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
+	for _, l := range lines {
+		fmt.Fprintf(tw, "  %s\t%s\t%s\t%s\n", l[0], l[1], ending(l[2], room), l[3])
 	}
 	tw.Flush()
 	fmt.Fprintln(w)
+}
+
+// ending is the last n characters of a name that is longer: where in a layer a
+// buffer is says more than what all layers' names begin with.
+func ending(name string, n int) string {
+	if long := []rune(name); len(long) > n {
+		return "…" + string(long[len(long)-n+1:])
+	}
+	return name
 }
 
 func shapeText(shape []int64, d graph.DType) string {
@@ -275,15 +301,15 @@ func (r *planReport) waysOut(w io.Writer) {
 		return
 	}
 	if len(r.ways) == 0 {
-		fmt.Fprintln(w, r.noWay)
+		wrap(w, "", "", r.noWay.String())
 		return
 	}
 	fmt.Fprintln(w, "What would make it fit, the cheapest first (each was planned and fits)")
 	for _, way := range r.ways {
 		fmt.Fprintf(w, "  %s\n", way.Text)
-		fmt.Fprintf(w, "      %s\n", r.wayText(way))
+		wrap(w, "      ", "        ", r.wayText(way))
 		if way.Note != "" {
-			fmt.Fprintf(w, "      auto: %s\n", way.Note)
+			wrap(w, "      ", "        ", "auto: "+way.Note)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -78,7 +79,7 @@ func settle(fs *pflag.FlagSet, c *spillway.Config, l *later) (isDemo bool, err e
 			return false, err
 		}
 	}
-	if err := l.refuse(); err != nil {
+	if err := cmp.Or(refuseZero(fs), l.refuse()); err != nil {
 		return isDemo, err
 	}
 	return isDemo, c.Validate()

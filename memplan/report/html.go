@@ -21,7 +21,16 @@ type Page struct {
 	Tables   []Table
 	Spaces   []SpaceChart
 	Peak     []Table // the peak explained
-	Ways     *Table  // what would make it fit; nil where it does
+	Advice   *Advice // what to run; nil: nothing that fits is known
+	Ways     *Table  // what would make it fit; nil where it does, or nothing would
+	NoWay    string  // where nothing makes it fit: what was tried
+}
+
+// Advice is a recommended configuration: its flags, or words in their place, and
+// what is to be said about it.
+type Advice struct {
+	Flags, Words string
+	Lines        []string
 }
 
 // Table has a heading and rows of text; numbers are set to the right.
@@ -30,6 +39,9 @@ type Table struct {
 	Note  string
 	Head  []string
 	Rows  [][]string
+	// Above holds, a row each, what stands above it over the whole width, as flags
+	// of any length do; nil: nothing.
+	Above []string
 	Mark  int // row that was asked for; −1 none
 	// MarkColumn is the column that was asked for; 0, which holds names: none.
 	MarkColumn int

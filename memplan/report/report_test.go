@@ -75,7 +75,8 @@ func TestPageStandsAlone(t *testing.T) {
 	page := Page{Title: "Plan of <model>", Verdict: "Fits", Fits: true, Spaces: []SpaceChart{{Timeline: tl, Capacity: 5000}},
 		Tables: []Table{{Title: "stages", Head: []string{"ZeRO", "peak"}, Rows: [][]string{{"0", "3.00 MiB"}, {"1", "2.00 MiB"}}, Mark: 1}},
 		Peak:   []Table{{Title: "by stage", Head: []string{"ZeRO", "0", "1"}, Rows: [][]string{{"peak", "3.00 MiB", "2.00 MiB"}, {"at", "head", "tail"}}, Mark: -1, MarkColumn: 2}},
-		Ways:   &Table{Title: "ways", Rows: [][]string{{"--zero 3"}}, Mark: -1}}
+		Advice: &Advice{Flags: "--zero <3>", Lines: []string{"1.00 s a step"}}, NoWay: "Nothing <helps>",
+		Ways: &Table{Title: "ways", Head: []string{"step", "costs"}, Above: []string{"--zero 3"}, Rows: [][]string{{"1.00 s", "a disk"}}, Mark: -1}}
 	var out stdbytes.Buffer
 	require.NoError(t, page.HTML(&out))
 	text := out.String()
@@ -88,6 +89,10 @@ func TestPageStandsAlone(t *testing.T) {
 	require.Contains(t, text, `<td>peak</td><td class="n">3.00 MiB</td><td class="n asked">2.00 MiB</td>`)
 	require.Contains(t, text, `<td>at</td><td class="n">head</td><td class="n asked">tail</td>`)
 	require.Contains(t, text, `<th>ZeRO</th><th class="n">0</th>`)
+	require.Contains(t, text, `<code>--zero &lt;3&gt;</code>`)
+	require.Contains(t, text, `<li>1.00 s a step</li>`)
+	require.Contains(t, text, `Nothing &lt;helps&gt;`)
+	require.Contains(t, text, `<td colspan="2"><code>--zero 3</code></td></tr>`)
 	_, after, ok := strings.Cut(text, `<script type="application/json">`)
 	require.True(t, ok)
 	data, _, _ := strings.Cut(after, "</script>")

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// unwrapped is a text without its line breaks.
+func unwrapped(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// The recommended flags, added to those of the request, plan what was
+// recommended, whatever the request had chosen itself.
+func TestRecommendedFlagsReproduceIt(t *testing.T) {
+	tiny := "--model " + testdata + "/gpt2 --batch 2 --seq 16 --ranks 2 "
+	for _, line := range []string{
+		tiny + "--offload optimizer=host,activations=host",
+		tiny + "--recompute full --zero 1 --accum 2",
+		tiny + "--recompute auto --offload parameters=host --prefetch 0",
+		tiny + "--fit --global-batch 16",
+		"--model " + testdata + "/gpt2 --seq 16 --ranks 1 --fit --batch 4 --global-batch 16",
+		"--model gpt2 --ranks 2 --seq 256 --offload optimizer=host --recompute auto --zero 1 --device-memory 1200MiB",
+		"--model gpt2 --ranks 2 --batch 8 --recompute selective --prefetch 0 --device-memory 1400MiB",
+	} {
+		args := strings.Fields(line)
+		_, doc := planned(t, args...)
+		require.NotNil(t, doc.Recommended, line)
+		flags := doc.Recommended.Flags
+		_, again := planned(t, append(slices.Clone(args), words(flags)...)...)
+		require.Equal(t, doc.Recommended.Plan, again.Requested, "%s with %s", line, flags)
+		if text := command(append([]string{"plan"}, args...)...).stdout; !strings.Contains(text, "recommended: as requested") {
+			require.Contains(t, text, "recommended: "+flags+"\n", line)
+		}
+		if strings.Contains(line, "--global-batch") {
+			require.Contains(t, flags, "--accum ", line)
+		}
+	}
+}
+
+// Where --fit finds nothing, what was requested is told all the same.
+func TestFitWithoutOutcomeTellsTheRequest(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "plan.html")
+	args := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "16", "--device-memory", "10KB"}
+	plain := command(append([]string{"plan"}, args...)...)
+	args = append(args, "--fit")
+	fit := command(append([]string{"plan"}, args...)...)
+	require.Equal(t, exitDoesNotFit, fit.status)
+	require.Equal(t, plain.stdout, fit.stdout)
+	require.Contains(t, fit.stderr, "spillway: nothing of ")
+	status, doc := planned(t, append(args, "--html", page)...)
+	require.Equal(t, exitDoesNotFit, status)
+	require.False(t, doc.Requested.Fits)
+	require.Nil(t, doc.Recommended)
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "Nothing makes it fit")
+	require.Contains(t, string(text), "configurations tried makes it fit")
+}
+
+// The page recommends what the text does.
+func TestPageRecommends(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "plan.html")
+	_, doc := planned(t, "--model", testdata+"/gpt2", "--batch", "1", "--seq", "16", "--recompute", "full", "--offload", "optimizer=host", "--html", page)
+	require.Regexp(t, "--recompute none --offload none$", doc.Recommended.Flags)
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "<h2>Recommended</h2>")
+	require.Contains(t, string(text), "<code>"+doc.Recommended.Flags+"</code>")
+}
+
+// Lines of the terminal's width, but for flags and single words, which cannot be
+// broken and still be copied.
+func TestReportIsAsWideAsATerminal(t *testing.T) {
+	for _, line := range []string{
+		"--model gpt2 --ranks 4 --accum 4 --device-memory 900MiB --reference megatron",
+		"--model gpt2 --ranks 2 --accum 2 --offload optimizer=host --fit",
+		"--model " + testdata + "/gpt2 --device-memory 10KB",
+		"--model llama-3-8b --gpu a100-40 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 2048 --batch 4",
+	} {
+		for _, l := range strings.Split(command(append([]string{"plan"}, strings.Fields(line)...)...).stdout, "\n") {
+			words := strings.Fields(l)
+			if len(words) < 2 || strings.HasPrefix(words[0], "--") || words[0] == "recommended:" && strings.HasPrefix(words[1], "--") {
+				continue
+			}
+			require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimRight(l, " ")), terminal, "%s: %s", line, l)
+		}
+	}
+}
+
+// Files that cannot be written are found before anything is planned, and those
+// that can are left as they are until then.
+func TestPlanOutputsAreTriedFirst(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, []byte("kept"), 0o644))
+	for _, flag := range []string{"--json", "--html"} {
+		for _, path := range []string{dir, filepath.Join(file, "below")} {
+			r := command("plan", "--model", "gpt2", flag, path)
+			require.Equal(t, exitBadInput, r.status)
+			require.Empty(t, r.stdout, "it was planned first")
+			require.Contains(t, r.stderr, "spillway: "+flag+": ")
+		}
+		other := filepath.Join(dir, "new")
+		require.Equal(t, exitBadInput, command("plan", "--model", "gpt9", flag, file).status)
+		require.Equal(t, exitBadInput, command("plan", "--model", "gpt9", flag, other).status)
+		require.NoFileExists(t, other)
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.Equal(t, "kept", string(text))
+	}
+}
+
+// A suggestion that adds a disk puts something there.
+func TestSuggestedDiskIsUsed(t *testing.T) {
+	c, hw := asPlanned(t, strings.Fields("--model gpt2 --ranks 2 --zero 1 --batch 1 --device-memory 700MiB --host-memory 700MiB"))
+	asked, err := spillway.Predict(c, hw.Machine(c.Ranks))
+	require.NoError(t, err)
+	ways, _ := spillway.WaysOut(asked, hw)
+	require.NotEmpty(t, ways)
+	for _, way := range ways {
+		if slices.Contains(way.Args, "--disk") {
+			require.Positive(t, way.Forecast.Plan.Layout.Spaces[graph.Disk].Peak, way.Text)
+		}
+	}
+}
+
+// A stage of the other class of bits is told, with accumulation alone.
+func TestOtherBitsAreTold(t *testing.T) {
+	const told = "differs from stage 3 in the last bits; --reproducible makes them equal"
+	args := []string{"--model", testdata + "/gpt2", "--data", testdata + "/text.bin", "--steps", "1", "--batch", "1", "--seq", "16", "--ranks", "2", "--fit"}
+	for _, c := range []struct {
+		more []string
+		want bool
+	}{
+		{[]string{"--accum", "2"}, true},
+		{nil, false},
+		{[]string{"--accum", "2", "--reproducible"}, false},
+		{[]string{"--accum", "2", "--zero", "1"}, false}, // what was asked for is no surprise
+	} {
+		r := command(slices.Concat([]string{"plan"}, args, c.more)...)
+		require.Equal(t, exitDone, r.status, r.stderr)
+		require.Regexp(t, "--zero [01] ", r.stdout)
+		require.Equal(t, c.want, strings.Contains(unwrapped(r.stdout), told), r.stdout)
+	}
+	r := command(slices.Concat([]string{"train"}, args, []string{"--accum", "2"})...)
+	require.Equal(t, exitDone, r.status, r.stderr)
+	require.Contains(t, unwrapped(r.stderr), told)
+}
