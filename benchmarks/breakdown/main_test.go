@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -21,30 +22,47 @@ func TestOverlaps(t *testing.T) {
 }
 
 // The trace of a run shows updates and their disk traffic under computing. How
-// much depends on what else the machine does; without the overlap it is none.
+// much depends on what else the machine does, so a few runs may try; without the
+// overlap it is none in each of them.
 func TestTraceShowsCopiesUnderCompute(t *testing.T) {
 	model := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(model, "config.json"), []byte(
 		`{"model_type":"gpt2","n_layer":4,"n_head":4,"n_embd":128,"vocab_size":512,"n_positions":64}`), 0o644))
+	const tries = 5
 	for _, clip := range []float64{0, 1} { // during backward; beside the next forward
-		c := spillway.Default()
-		c.Model, c.Data, c.Order = model, "../../testdata/text.bin", "sequential"
-		c.Batch, c.Seq, c.Steps, c.Clip, c.Threads = 4, 64, 8, clip, 2
-		c.Offload, c.Disk, c.Trace = "optimizer=disk", t.TempDir(), filepath.Join(t.TempDir(), "trace.json")
-		tr, err := spillway.New(context.Background(), c)
-		require.NoError(t, err)
-		require.NoError(t, tr.Run(context.Background(), nil))
-		require.NoError(t, tr.Close())
-		events, err := read(c.Trace)
-		require.NoError(t, err)
-		streams := map[string]overlap{}
-		for _, o := range overlaps(events) {
-			streams[o.stream] = o
+		missing := []string{"host", "disk-in", "disk-out"}
+		for range tries {
+			streams := tracedRun(t, model, clip)
+			missing = slices.DeleteFunc(missing, func(stream string) bool {
+				o := streams[stream]
+				return o.under > 0.01*o.us
+			})
+			if len(missing) == 0 {
+				break
+			}
+			t.Log(clip, streams)
 		}
-		t.Log(clip, streams)
-		for _, stream := range []string{"host", "disk-in", "disk-out"} {
-			o := streams[stream]
-			require.Greater(t, o.under, 0.01*o.us, "%s, clip %g: %v", stream, clip, streams)
-		}
+		require.Empty(t, missing, "clip %g: never under computing in %d runs", clip, tries)
 	}
+}
+
+// tracedRun trains with the optimizer on disk and returns what its trace shows
+// by stream.
+func tracedRun(t *testing.T, model string, clip float64) map[string]overlap {
+	t.Helper()
+	c := spillway.Default()
+	c.Model, c.Data, c.Order = model, "../../testdata/text.bin", "sequential"
+	c.Batch, c.Seq, c.Steps, c.Clip, c.Threads = 4, 64, 8, clip, 2
+	c.Offload, c.Disk, c.Trace = "optimizer=disk", t.TempDir(), filepath.Join(t.TempDir(), "trace.json")
+	tr, err := spillway.New(context.Background(), c)
+	require.NoError(t, err)
+	require.NoError(t, tr.Run(context.Background(), nil))
+	require.NoError(t, tr.Close())
+	events, err := read(c.Trace)
+	require.NoError(t, err)
+	streams := map[string]overlap{}
+	for _, o := range overlaps(events) {
+		streams[o.stream] = o
+	}
+	return streams
 }

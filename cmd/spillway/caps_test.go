@@ -22,7 +22,11 @@ func capFlags(doc planDoc, disk string, space string, less int64) []string {
 		return fmt.Sprint(n)
 	}
 	q := doc.Requested
-	return []string{"--device-memory", need("device", q.Device), "--host-memory", need("host", q.Host), "--disk", disk + ":" + need("disk", q.Disk)}
+	flags := []string{"--device-memory", need("device", q.Device), "--host-memory", need("host", q.Host)}
+	if q.Disk.PeakBytes > 0 {
+		flags = append(flags, "--disk", disk+":"+need("disk", q.Disk))
+	}
+	return flags
 }
 
 // A run that fits initialises, loads, trains, evaluates, saves and resumes in

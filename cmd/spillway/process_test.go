@@ -95,7 +95,7 @@ func (p *process) end(t *testing.T) int {
 // waitFor polls for what the process is going to write.
 func waitFor(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(60 * time.Second); !done(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(120 * time.Second); !done(); time.Sleep(2 * time.Millisecond) {
 		require.True(t, time.Now().Before(deadline), "no %s in time", what)
 	}
 }
