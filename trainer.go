@@ -349,19 +349,19 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		r.exec.SetStep(int64(s + 1))
 		micro := 0
 		err := r.exec.RunSection(section, func(ph *graph.Phase, _ int) error {
-			if !cached && micro > 0 {
-				if err := t.keepPrefix(r, s, micro-1); err != nil {
-					return err
-				}
-			}
 			if ph.Name == "update" {
 				return nil
 			}
 			defer func() { micro++ }()
-			if cached {
-				if err := t.givePrefix(r, s, micro); err != nil {
-					return err
-				}
+			var err error
+			switch {
+			case cached:
+				err = t.givePrefix(r, s, micro)
+			case micro > 0: // of the last one: after the section
+				err = t.keepPrefix(r, s, micro-1)
+			}
+			if err != nil {
+				return err
 			}
 			return t.fill(r, t.train, hyper, s, micro)
 		})
