@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/recompute"
+	"github.com/spillway-ml/spillway/run"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -153,7 +154,7 @@ type Config struct {
 	CheckWrites bool
 
 	// cuda takes the place of the machine's driver, compiler and libraries. For tests.
-	cuda *cudaParts
+	cuda *run.CUDAParts
 	// wrapDevice takes the place of a rank's device context. For tests of failures.
 	wrapDevice func(rank int, ctx device.Context) device.Context
 }
