@@ -24,7 +24,7 @@ type Sampling struct {
 // with Generate.
 func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampling) (string, error) {
 	p := t.plan.Program
-	if p.Section("generate") == nil {
+	if p.SectionOf(graph.SectionGenerate, graph.FormWhole) == nil {
 		return "", errors.New("generate: the run was not planned with Config.Generate")
 	}
 	if err := t.flush(); err != nil {
@@ -43,8 +43,8 @@ func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampli
 		}
 		window := tokens[max(0, len(tokens)-t.cfg.Seq):]
 		err := t.each("the generation", func(r *rank) error {
-			return r.exec.RunSection("generate", func(*graph.Phase, int) error {
-				dst, err := r.exec.HostI32(p.HostTokens)
+			return r.exec.RunSection(graph.SectionGenerate.String(), func(*graph.Phase, int) error {
+				dst, err := r.exec.HostI32(t.ports[graph.PortTokens])
 				if err != nil {
 					return err
 				}
@@ -54,7 +54,7 @@ func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampli
 				key[graph.KeySeed] = t.cfg.Seed
 				key[graph.KeyRow] = int64(len(window) - 1)
 				key[graph.KeyValid] = int64(len(window))
-				return fillHost(r.exec.HostI64, p.HostKey, key[:])
+				return fillHost(r.exec.HostI64, t.ports[graph.PortKey], key[:])
 			})
 		})
 		if err != nil {

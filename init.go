@@ -25,8 +25,8 @@ func presetConfig(name string) (hfconfig.Config, error) {
 // initialize gives every state its first values: zeros by the program's "init"
 // section, then parameters from Init, or everything from a checkpoint.
 func (t *Trainer) initialize(ctx context.Context) error {
-	if t.plan.Program.Section("init") != nil {
-		if err := t.each("the initialisation", func(r *rank) error { return r.exec.RunSection("init", nil) }); err != nil {
+	if t.plan.Program.SectionOf(graph.SectionInit, graph.FormWhole) != nil {
+		if err := t.each("the initialisation", func(r *rank) error { return r.exec.RunSection(graph.SectionInit.String(), nil) }); err != nil {
 			return fmt.Errorf("initialise: %w", err)
 		}
 	}

@@ -5,13 +5,11 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"unsafe"
 
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
-	"github.com/spillway-ml/spillway/recompute"
 )
 
 // FrozenCache is room for what the frozen beginning of a model hands on, by
@@ -83,7 +81,7 @@ func (t *Trainer) openPrefixCache() error {
 		return nil
 	}
 	p := t.plan.Program
-	row := p.Buf(p.HostPrefix).Bytes() / int64(c.Batch)
+	row := p.Buf(p.Port(graph.PortPrefix)).Bytes() / int64(c.Batch)
 	windows := t.train.sampler.Windows()
 	pc := &prefixCache{row: row, slots: min(c.FrozenCache.Bytes*int64(c.Ranks)/row, windows), slotOf: make([]int32, windows)}
 	if pc.slots == 0 {
@@ -195,9 +193,9 @@ func (pc *prefixCache) traffic() device.Traffic {
 // and a rank's host memory around its micro-steps.
 func (t *Trainer) stepForm(step int) (section string, cached bool) {
 	if t.prefix != nil && t.prefix.has(t.train, &t.cfg, step) {
-		return recompute.CachedStep, true
+		return graph.SectionName(graph.SectionStep, graph.FormCached), true
 	}
-	return "step", false
+	return graph.SectionStep.String(), false
 }
 
 // keepPrefix takes into the cache what a micro-step that has ended handed on.
@@ -205,7 +203,7 @@ func (t *Trainer) keepPrefix(r *rank, step, micro int) error {
 	if t.prefix == nil {
 		return nil
 	}
-	rows, err := r.prefixBytes(t.plan.Program)
+	rows, err := r.prefixBytes(t.ports[graph.PortPrefix])
 	if err != nil {
 		return err
 	}
@@ -214,7 +212,7 @@ func (t *Trainer) keepPrefix(r *rank, step, micro int) error {
 
 // givePrefix puts the rows of the next micro-step where its copy reads them.
 func (t *Trainer) givePrefix(r *rank, step, micro int) error {
-	rows, err := r.prefixBytes(t.plan.Program)
+	rows, err := r.prefixBytes(t.ports[graph.PortPrefix])
 	if err != nil {
 		return err
 	}
@@ -222,10 +220,6 @@ func (t *Trainer) givePrefix(r *rank, step, micro int) error {
 }
 
 // prefixBytes is the rank's host copy of what the frozen beginning hands on.
-func (r *rank) prefixBytes(p *graph.Program) ([]byte, error) {
-	v, err := r.exec.HostF32(p.HostPrefix)
-	if err != nil || len(v) == 0 {
-		return nil, err
-	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), 4*len(v)), nil
+func (r *rank) prefixBytes(buf graph.BufID) ([]byte, error) {
+	return r.exec.HostBytes(buf)
 }

@@ -29,6 +29,7 @@ type Trainer struct {
 	cfg   Config
 	model hfconfig.Config
 	plan  *plan.Plan
+	ports [graph.NumPorts]graph.BufID // of the plan's program
 
 	platform platform
 	pool     *pool.Pool
@@ -101,7 +102,7 @@ func (t *Trainer) flush() error {
 	}
 	err := t.each(fmt.Sprintf("the update of step %d", t.step), func(r *rank) error {
 		r.exec.SetStep(int64(t.step))
-		return r.exec.RunSection("flush", nil)
+		return r.exec.RunSection(graph.SectionFlush.String(), nil)
 	})
 	if err != nil {
 		t.fatal = err
@@ -189,6 +190,7 @@ func (t *Trainer) fit() (err error) {
 	if t.plan, t.model, err = build(&t.cfg); err != nil {
 		return err
 	}
+	t.ports = t.plan.Program.Ports()
 	if err := fits(t.cfg, t.plan, t.platform.hardware()); err != nil {
 		return t.platform.refused(err)
 	}
@@ -349,7 +351,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		r.exec.SetStep(int64(s + 1))
 		micro := 0
 		err := r.exec.RunSection(section, func(ph *graph.Phase, _ int) error {
-			if ph.Name == "update" {
+			if ph.Kind == graph.UpdatePhase {
 				return nil
 			}
 			defer func() { micro++ }()
@@ -375,14 +377,14 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, err
 	}
 	t.step++
-	t.pending = t.plan.Program.Section("flush") != nil
-	loss, err := t.hostF64(t.plan.Program.HostLoss)
+	t.pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
+	loss, err := t.hostF64(t.ports[graph.PortLoss])
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
 	}
 	norm := 0.0
-	if t.plan.Program.Section("step").Phases[len(t.plan.Program.Section("step").Phases)-1].Name == "update" {
-		if norm, err = t.hostF64(t.plan.Program.HostGradNorm); err != nil {
+	if t.plan.Program.SectionOf(graph.SectionStep, graph.FormWhole).Update() != nil {
+		if norm, err = t.hostF64(t.ports[graph.PortGradNorm]); err != nil {
 			return StepResult{}, t.fail(s, err)
 		}
 	}
@@ -419,7 +421,6 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 
 // fill gives a rank the inputs of one micro-step.
 func (t *Trainer) fill(r *rank, b *batches, hyper [graph.NumHyper]float64, step, micro int) error {
-	p := t.plan.Program
 	if err := b.fill(step, micro, r.index, r.inputs, r.targets); err != nil {
 		return err
 	}
@@ -428,8 +429,8 @@ func (t *Trainer) fill(r *rank, b *batches, hyper [graph.NumHyper]float64, step,
 	key[graph.KeyStep] = int64(step)
 	key[graph.KeySample] = ((int64(step)*int64(t.cfg.Accum)+int64(micro))*int64(t.cfg.Ranks) + int64(r.index)) * int64(t.cfg.Batch)
 	return errors.Join(
-		fillHost(r.exec.HostI32, p.HostTokens, r.inputs), fillHost(r.exec.HostI32, p.HostTargets, r.targets),
-		fillHost(r.exec.HostF64, p.HostHyper, hyper[:]), fillHost(r.exec.HostI64, p.HostKey, key[:]))
+		fillHost(r.exec.HostI32, t.ports[graph.PortTokens], r.inputs), fillHost(r.exec.HostI32, t.ports[graph.PortTargets], r.targets),
+		fillHost(r.exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r.exec.HostI64, t.ports[graph.PortKey], key[:]))
 }
 
 // fillHost copies v to the start of a host buffer, where the program has it.
@@ -483,7 +484,7 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 			return EvalResult{}, err
 		}
 		err = t.each("the evaluation", func(r *rank) error {
-			return r.exec.RunSection("eval", func(*graph.Phase, int) error {
+			return r.exec.RunSection(graph.SectionEval.String(), func(*graph.Phase, int) error {
 				return t.fill(r, t.eval, t.hyper(t.step, 0, max(n, 1)), k, 0)
 			})
 		})
@@ -491,7 +492,7 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 			t.fatal = fmt.Errorf("evaluation: %w", err)
 			return EvalResult{}, t.fatal
 		}
-		loss, err := t.hostF64(t.plan.Program.HostLoss)
+		loss, err := t.hostF64(t.ports[graph.PortLoss])
 		if err != nil {
 			return EvalResult{}, err
 		}
