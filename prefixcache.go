@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/run"
 )
 
 // FrozenCache is room for what the frozen beginning of a model hands on, by
@@ -199,27 +200,22 @@ func (t *Trainer) stepForm(step int) (section string, cached bool) {
 }
 
 // keepPrefix takes into the cache what a micro-step that has ended handed on.
-func (t *Trainer) keepPrefix(r *rank, step, micro int) error {
+func (t *Trainer) keepPrefix(r *run.Rank, step, micro int) error {
 	if t.prefix == nil {
 		return nil
 	}
-	rows, err := r.prefixBytes(t.ports[graph.PortPrefix])
+	rows, err := r.Exec.HostBytes(t.ports[graph.PortPrefix])
 	if err != nil {
 		return err
 	}
-	return t.prefix.take(t.train, step, micro, r.index, rows)
+	return t.prefix.take(t.train, step, micro, r.Index, rows)
 }
 
 // givePrefix puts the rows of the next micro-step where its copy reads them.
-func (t *Trainer) givePrefix(r *rank, step, micro int) error {
-	rows, err := r.prefixBytes(t.ports[graph.PortPrefix])
+func (t *Trainer) givePrefix(r *run.Rank, step, micro int) error {
+	rows, err := r.Exec.HostBytes(t.ports[graph.PortPrefix])
 	if err != nil {
 		return err
 	}
-	return t.prefix.give(t.train, step, micro, r.index, rows)
-}
-
-// prefixBytes is the rank's host copy of what the frozen beginning hands on.
-func (r *rank) prefixBytes(buf graph.BufID) ([]byte, error) {
-	return r.exec.HostBytes(buf)
+	return t.prefix.give(t.train, step, micro, r.Index, rows)
 }

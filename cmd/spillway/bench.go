@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,13 +15,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/plotutil"
-	"gonum.org/v1/plot/vg"
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/graph"
+	page "github.com/spillway-ml/spillway/memplan/report"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -44,10 +42,13 @@ func benchZeroCommand() *cobra.Command {
 	trainFlags(cmd.Flags(), &c, &l)
 	cmd.Flags().StringVar(&jsonPath, "json", "", "write a row a stage as JSON to `FILE`, - for stdout")
 	cmd.Flags().StringVar(&svgPath, "svg", "", "write the chart of memory by class to `FILE`")
+	for _, f := range ofOneRun {
+		cmd.Flags().Lookup(f.flag).Hidden = true
+	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		isDemo := !cmd.Flags().Changed("model") && !cmd.Flags().Changed("data") && !cmd.Flags().Changed("config")
 		capped := cmd.Flags().Changed("device-memory")
-		if err := refuseOfOneRun(cmd.Flags()); err != nil {
+		if err := errors.Join(refuseOfOneRun(cmd.Flags()), svgName(svgPath)); err != nil {
 			return err
 		}
 		if isDemo && !cmd.Flags().Changed("steps") {
@@ -82,18 +83,20 @@ func benchZeroCommand() *cobra.Command {
 	return cmd
 }
 
-// refuseOfOneRun refuses the flags that mean something for a single run only.
+// ofOneRun are the flags that mean something for a single run only.
+var ofOneRun = []struct{ flag, why string }{
+	{"zero", "; leave it out"},
+	{"fit", ", and --fit chooses one; leave it out"},
+	{"global-batch", ", and --global-batch is for --fit, which chooses one; leave it out and give --batch and --accum"},
+	{"metrics", " and writes no lines of steps; leave it out (--json has a row a stage)"},
+	{"checkpoint", " and keeps none of them; leave it out"},
+	{"resume", ", each from its first step; leave it out"},
+	{"save-every", " and keeps none of them; leave it out"},
+	{"keep", " and keeps none of them; leave it out"},
+}
+
 func refuseOfOneRun(fs *pflag.FlagSet) error {
-	for _, f := range []struct{ flag, why string }{
-		{"zero", "; leave it out"},
-		{"fit", ", and --fit chooses one; leave it out"},
-		{"global-batch", ", and --global-batch is for --fit, which chooses one; leave it out and give --batch and --accum"},
-		{"metrics", " and writes no lines of steps; leave it out (--json has a row a stage)"},
-		{"checkpoint", " and keeps none of them; leave it out"},
-		{"resume", ", each from its first step; leave it out"},
-		{"save-every", " and keeps none of them; leave it out"},
-		{"keep", " and keeps none of them; leave it out"},
-	} {
+	for _, f := range ofOneRun {
 		if fs.Changed(f.flag) {
 			return fmt.Errorf("--%s: bench zero runs every stage%s", f.flag, f.why)
 		}
@@ -129,7 +132,11 @@ func benchZero(ctx context.Context, c spillway.Config, table, progress, stdout i
 	}
 	printStages(table, c, rows)
 	if svgPath != "" {
-		if err := stageChart(svgPath, rows); err != nil {
+		chart, err := stageChart(c, rows)
+		if err == nil {
+			err = writeNew(svgPath, chart)
+		}
+		if err != nil {
 			return fmt.Errorf("--svg: %w", err)
 		}
 	}
@@ -238,41 +245,25 @@ func printStages(w io.Writer, c spillway.Config, rows []stageRow) {
 }
 
 // stageChart draws device memory at the peak, stacked by class, a bar a stage.
-func stageChart(path string, rows []stageRow) error {
-	p := plot.New()
-	p.Title.Text = "Device memory of a rank at the peak, by class"
-	p.Y.Label.Text = "MiB"
-	p.Y.Min = 0
-	p.Legend.Top = true
-	var below *plotter.BarChart
-	var names []string
-	for i, class := range []string{"parameters", "gradients", "optimizer", "activations", "unsharded", "workspace", "inputs", "padding"} {
-		values := make(plotter.Values, len(rows))
-		for k, r := range rows {
-			values[k] = float64(r.ByClass[class]) / (1 << 20)
-		}
-		bars, err := plotter.NewBarChart(values, vg.Points(50))
-		if err != nil {
-			return err
-		}
-		bars.Color = plotutil.Color(i)
-		bars.LineStyle.Width = 0
-		if below != nil {
-			bars.StackOn(below)
-		}
-		p.Add(bars)
-		p.Legend.Add(class, bars)
-		below = bars
-	}
+func stageChart(c spillway.Config, rows []stageRow) ([]byte, error) {
+	chart := page.Bars{Title: "Device memory of a rank at its peak, by class", Capacity: c.DeviceMemory,
+		Note: fmt.Sprintf("%s, %d rank(s), micro-batch %d × %d tokens, accumulation %d", c.Model, c.Ranks, c.Batch, c.Seq, c.Accum)}
 	for _, r := range rows {
-		names = append(names, fmt.Sprintf("ZeRO-%d", r.Zero))
+		bar := page.Bar{Name: fmt.Sprintf("ZeRO-%d", r.Zero)}
+		for class := range graph.NumClasses {
+			bar.Bytes[class] = r.ByClass[class.String()]
+		}
+		chart.Bars = append(chart.Bars, bar)
 	}
-	p.NominalX(names...)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
+	var out bytes.Buffer
+	err := chart.SVG(&out)
+	return out.Bytes(), err
+}
+
+// svgName refuses names that no viewer takes for an SVG, before the runs.
+func svgName(path string) error {
+	if path == "" || strings.HasSuffix(strings.ToLower(path), ".svg") {
+		return nil
 	}
-	if !strings.HasSuffix(strings.ToLower(path), ".svg") {
-		return fmt.Errorf("%s: the chart is an SVG; give a name that ends in .svg", path)
-	}
-	return p.Save(7*vg.Inch, 4.5*vg.Inch, path)
+	return fmt.Errorf("--svg %s: the chart is an SVG; give a name that ends in .svg", path)
 }

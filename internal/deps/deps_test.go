@@ -34,6 +34,7 @@ const table = `
 	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest
 	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan
 	data      < internal
+	run       < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal
 `
 
 // pure packages touch no device, file or network: what they import beside the
@@ -114,5 +115,19 @@ func TestNothingBelowImportsTheTop(t *testing.T) {
 			continue
 		}
 		require.NotContains(t, p.Deps, module, path)
+	}
+}
+
+// Heavy modules stay out of the command and of programs that import the root
+// package: charts of gonum, tensors of gorgonia.
+func TestTheCommandStaysLight(t *testing.T) {
+	all := load(t)
+	for _, path := range []string{"", "cmd/spillway"} {
+		require.NotEmpty(t, all[path].Deps, path)
+		for _, dep := range all[path].Deps {
+			for _, heavy := range []string{"gonum.org", "gorgonia.org", "github.com/apache/arrow"} {
+				require.False(t, below(dep, heavy), "%q imports %s", path, dep)
+			}
+		}
 	}
 }
