@@ -70,6 +70,9 @@ func noArguments(_ *cobra.Command, args []string) error {
 func settle(fs *pflag.FlagSet, c *spillway.Config, l *later) (isDemo bool, err error) {
 	isDemo = !fs.Changed("model") && !fs.Changed("data") && !fs.Changed("config")
 	if isDemo {
+		if !fs.Changed("checkpoint") { // a folder of the user's own is not replaced
+			c.CheckpointMark = demoMark
+		}
 		if err := applyDemo(fs); err != nil {
 			return true, err
 		}
