@@ -6,6 +6,7 @@ import (
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/safetensors"
+	"github.com/spillway-ml/spillway/run"
 )
 
 // tensorFile is a checkpoint's file of one flat state: parameters under "model".
@@ -21,11 +22,11 @@ func (t *Trainer) checkpointStates() []checkpoint.State {
 	p := t.plan.Program
 	index := map[string]int{}
 	var files []checkpoint.State
-	chunk := make([]float32, chunkElems)
+	chunk := make([]float32, run.ChunkElems)
 	byName := map[string]int{}
 	for i := range p.Params {
 		byName[p.Params[i].Name] = i
-		for _, st := range t.states.stateNames(i) {
+		for _, st := range t.states.Names(i) {
 			k, ok := index[st.Name]
 			if !ok {
 				k = len(files)
@@ -46,13 +47,13 @@ func (t *Trainer) streamer(st graph.State, byName map[string]int, chunk []float3
 	return func(tensor string, sink func(int64, []float32) error) error {
 		i := byName[tensor]
 		if st.PerParam {
-			v, err := t.states.readScalar(i, st.Name)
+			v, err := t.states.ReadScalar(i, st.Name)
 			if err != nil {
 				return err
 			}
 			return sink(0, []float32{v})
 		}
-		return t.states.stream(i, st.Name, chunk, sink)
+		return t.states.Stream(i, st.Name, chunk, sink)
 	}
 }
 
@@ -64,9 +65,9 @@ func (t *Trainer) restore(folder string) error {
 			r.Close()
 		}
 	}()
-	chunk := make([]float32, chunkElems)
+	chunk := make([]float32, run.ChunkElems)
 	for i := range p.Params {
-		for _, st := range t.states.stateNames(i) {
+		for _, st := range t.states.Names(i) {
 			r := readers[st.Name]
 			if r == nil {
 				var err error
@@ -96,7 +97,7 @@ func (t *Trainer) restore(folder string) error {
 				if err := r.ReadFloat32(name, 0, v); err != nil {
 					return err
 				}
-				if err := t.states.writeScalar(i, st.Name, v[0]); err != nil {
+				if err := t.states.WriteScalar(i, st.Name, v[0]); err != nil {
 					return err
 				}
 				continue

@@ -167,12 +167,14 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.IntVar(&c.Seq, "seq", 0, "tokens of a row (default: the smaller of 256 and the model's positions)")
 	fs.IntVar(&c.Accum, "accum", d.Accum, "micro-batches a step")
 	fs.StringVar(&c.Optimizer, "optimizer", d.Optimizer, "adamw, sgd, lamb, lars, larc or novograd")
+	fs.Float64Var(&c.Trust, "trust", d.Trust, "trust coefficient of lars and larc: a parameter's rate is this times its norm over its gradient's")
+	fs.BoolVar(&c.AdaptAll, "adapt-all", false, "lamb, lars and larc adapt parameters without weight decay too, as the papers are written; by default those keep the rate (lars: the rate times --trust)")
 	fs.Float64Var(&c.LR, "lr", d.LR, "learning rate")
-	fs.StringVar(&c.LRSchedule, "lr-schedule", d.LRSchedule, "constant, linear, cosine or inverse-sqrt")
+	fs.StringVar(&c.LRSchedule, "lr-schedule", d.LRSchedule, "of step s = 0 … N-1 with w steps of warm-up and x = (s-w)/(N-1-w): constant lr; linear lr + (min-lr)x, where min is --min-lr; cosine min + (lr-min)(1+cos πx)/2; inverse-sqrt max(min, lr·√(w/(s+1))). The last step has min exactly; Hugging Face's get there one step after the last (x = (s-w)/(N-w)), and inverse-sqrt's there is lr·√(w/s)")
 	fs.StringVar(&c.LRScale, "lr-scale", d.LRScale, "scale --lr by the global batch over --lr-base-batch: none, sqrt or linear")
 	fs.IntVar(&c.LRBaseBatch, "lr-base-batch", d.LRBaseBatch, "rows at which --lr holds as it is")
-	fs.IntVar(&c.Warmup, "warmup", d.Warmup, "steps of linear warm-up")
-	fs.Float64Var(&c.MinLR, "min-lr", d.MinLR, "floor of the decaying schedules")
+	fs.IntVar(&c.Warmup, "warmup", d.Warmup, "steps w of linear warm-up: step s = 0 … w-1 has lr(s+1)/w, the first lr/w; Hugging Face's has lr·s/w, so its first step moves nothing and ours is one step ahead")
+	fs.Float64Var(&c.MinLR, "min-lr", d.MinLR, "rate min that linear and cosine end at, and inverse-sqrt never falls below (Hugging Face's linear and cosine end at 0)")
 	fs.Float64Var(&c.WeightDecay, "weight-decay", d.WeightDecay, "on parameters of 2 or more dimensions")
 	fs.Float64Var(&c.Beta1, "beta1", d.Beta1, "decay of the first moment (momentum)")
 	fs.Float64Var(&c.Beta2, "beta2", d.Beta2, "decay of the second moment")
@@ -197,7 +199,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&c.Reduce, "reduce", d.Reduce, "dtype of gradients on the way: same or fp32")
 	fs.StringVar(&l.int8, "int8", "", "optimizer,gather,reduce,activations,matmul")
 	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, auto (as few as the cap asks for), by unit as in full:h.*, or by name as in drop:h.{0-11}.mlp.act")
-	fs.StringVar(&c.Offload, "offload", "", "what rests off the device: optimizer=host|disk,parameters=…,gradients=…,activations=…; in part as in optimizer=host:60%, optimizer=host:25%+disk or activations=host:h.{0-3}.mlp.act")
+	fs.StringVar(&c.Offload, "offload", "", "what rests off the device: optimizer, parameters, gradients, activations, each =host or =disk, separated by commas; in part as in optimizer=host:60%, optimizer=host:25%+disk or activations=host:h.{0-3}.mlp.act")
 	fs.Var(sizeFlag{&c.DiskCache}, "disk-cache", "host memory of a rank that holds what would be read from disk (default: none)")
 	fs.Var(frozenCacheFlag{&c.FrozenCache}, "frozen-cache", "room of a rank, host:SIZE or disk:SIZE, for what frozen first layers hand on, so that later epochs skip their forward (default: none)")
 	fs.BoolVar(&c.RequirePinned, "require-pinned", false, "refuse to run on host memory that cannot be locked")
@@ -298,6 +300,9 @@ func applyPair(fs *pflag.FlagSet, path string, pair *ast.MappingValueNode, given
 	seen[key] = line
 	flag := fs.Lookup(key)
 	if flag == nil || key == "config" || key == "help" {
+		if near := nearestFlag(fs, key); near != "" && near != key {
+			return fmt.Errorf("%s: unknown key %q; did you mean %s?", at, key, near)
+		}
 		return fmt.Errorf("%s: unknown key %q; keys are the flags of this command without the dashes", at, key)
 	}
 	value, err := scalarText(pair.Value)
