@@ -59,7 +59,9 @@ func TestDataTokenizeAndInspect(t *testing.T) {
 func TestTokenizerOfTheModel(t *testing.T) {
 	text := writeFile(t, "a.txt", strings.Repeat("some text ", 100))
 	small := []string{"--steps", "1", "--seq", "8", "--batch", "1"}
-	run := func(args ...string) result { return command(append(append([]string{"train", "--data", text}, small...), args...)...) }
+	run := func(args ...string) result {
+		return command(append(append([]string{"train", "--data", text}, small...), args...)...)
+	}
 
 	got := run("--model", "gpt2", "--tokenizer", "bytes", "--device-memory", "100GB")
 	require.Equal(t, 1, got.status, got.stderr)
