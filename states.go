@@ -129,6 +129,19 @@ func (s *states) read(param int, name string, start int64, v []float32) error {
 	})
 }
 
+// holder returns the first rank that holds an element of a parameter's flat state.
+func (s *states) holder(param int, name string, elem int64) (rank int, err error) {
+	err = s.each(param, name, elem, 1, func(_ graph.BufID, _, _, _ int64, holders []stateRank) error {
+		for i, r := range s.ranks {
+			if r == holders[0] {
+				rank = i
+			}
+		}
+		return nil
+	})
+	return rank, err
+}
+
 // perParam returns the buffer, byte offset and index of a parameter's element
 // in a PerParam state.
 func (s *states) perParam(param int, name string) (graph.BufID, int64, error) {

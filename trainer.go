@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -48,6 +49,7 @@ type Trainer struct {
 	step    int   // steps done
 	pending bool  // the last step's update waits for the next step, or flush
 	fatal   error // after a failed step nothing else runs
+	skipped skips // steps whose update was left out, with OnNonFinite "skip"
 }
 
 // rank is one rank: its executor and the goroutine that drives it, locked to
@@ -344,52 +346,39 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	}
 	hyper := t.hyper(s, lr, targets)
 	sent, moved := t.commBytes(), t.diskTraffic()
-	section, cached := t.stepForm(s)
-	err = t.each(fmt.Sprintf("step %d", s+1), func(r *rank) error {
-		r.exec.SetStep(int64(s + 1))
-		micro := 0
-		err := r.exec.RunSection(section, func(ph *graph.Phase, _ int) error {
-			if ph.Name == "update" {
-				return nil
-			}
-			defer func() { micro++ }()
-			var err error
-			switch {
-			case cached:
-				err = t.givePrefix(r, s, micro)
-			case micro > 0: // of the last one: after the section
-				err = t.keepPrefix(r, s, micro-1)
-			}
-			if err != nil {
-				return err
-			}
-			return t.fill(r, t.train, hyper, s, micro)
-		})
-		if err != nil || cached {
-			return err
-		}
-		return t.keepPrefix(r, s, micro-1)
-	})
+	at := stepAt{index: s, hyper: hyper}
+	at.section, at.cached = t.stepForm(s)
+	err = t.runStep(&at)
 	if err != nil {
 		t.fatal = err // names the rank and the step already
 		return StepResult{}, err
 	}
-	t.step++
-	t.pending = t.plan.Program.Section("flush") != nil
 	loss, err := t.hostF64(t.plan.Program.HostLoss)
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
 	}
 	norm := 0.0
-	if t.plan.Program.Section("step").Phases[len(t.plan.Program.Section("step").Phases)-1].Name == "update" {
-		if norm, err = t.hostF64(t.plan.Program.HostGradNorm); err != nil {
+	if t.updates() {
+		if norm, err = t.gradNorm(&at); err != nil {
 			return StepResult{}, t.fail(s, err)
 		}
 	}
-	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, CommBytes: t.commBytes() - sent}
+	skipped := false
+	if !isFinite(loss) || !isFinite(norm) {
+		if skipped, err = t.nonFinite(&at, loss/float64(targets), norm); err != nil {
+			t.fatal = err
+			return StepResult{}, err
+		}
+	}
+	if !skipped {
+		t.skipped.inRow = 0
+	}
+	t.step++
+	t.pending = t.plan.Program.Section("flush") != nil
+	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, Skipped: skipped, CommBytes: t.commBytes() - sent}
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
-	res.Cached = cached
+	res.Cached = at.cached
 	res.Seconds = time.Since(began).Seconds()
 	res.TokensPerS = float64(t.cfg.Ranks*t.cfg.Accum*t.cfg.Batch*t.cfg.Seq) / res.Seconds
 	for sp := range graph.NumSpaces {
@@ -399,6 +388,58 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		}
 	}
 	return res, nil
+}
+
+// stepAt is a step on its way through the ranks.
+type stepAt struct {
+	index   int    // steps done before it
+	section string // the form of the step that runs
+	cached  bool   // what frozen layers hand on comes from the cache
+	stopped bool   // it is not finite, and ended before its update
+	noNorm  bool   // it ended before its gradient norm was known
+	hyper   [graph.NumHyper]float64
+}
+
+// runStep runs a step on all ranks.
+func (t *Trainer) runStep(at *stepAt) error {
+	ran := make([]bool, len(t.ranks))
+	err := t.each(fmt.Sprintf("step %d", at.index+1), func(r *rank) error {
+		r.exec.SetStep(int64(at.index + 1))
+		micro := 0
+		var err error
+		if t.stopsNonFinite() {
+			ran[r.index], err = r.exec.RunGated(at.section, t.inputsOf(r, at, &micro), func(norm bool) (bool, error) { return t.gate(r, norm) })
+		} else {
+			ran[r.index], err = true, r.exec.RunSection(at.section, t.inputsOf(r, at, &micro))
+		}
+		if err != nil || at.cached || !ran[r.index] {
+			return err
+		}
+		return t.keepPrefix(r, at.index, micro-1)
+	})
+	at.stopped = slices.Contains(ran, false)
+	return err
+}
+
+// inputsOf returns what gives a rank the inputs of each micro-step, which it counts.
+func (t *Trainer) inputsOf(r *rank, at *stepAt, micro *int) func(*graph.Phase, int) error {
+	return func(ph *graph.Phase, _ int) error {
+		if ph.Name == "update" {
+			return nil
+		}
+		defer func() { *micro++ }()
+		var err error
+		switch {
+		case at.cached:
+			err = t.givePrefix(r, at.index, *micro)
+		case *micro > 0: // of the last one: after the section
+			err = t.keepPrefix(r, at.index, *micro-1)
+		}
+		if err != nil {
+			return err
+		}
+		return t.fill(r, t.train, at.hyper, at.index, *micro)
+	}
 }
 
 func (t *Trainer) fail(step int, err error) error {
@@ -412,8 +453,9 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 	h[graph.HyperLR] = lr
 	h[graph.HyperInvCount] = 1 / float64(targets)
 	h[graph.HyperLossScale] = 1
-	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, float64(step+1))
-	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, float64(step+1))
+	updates := float64(step + 1 - t.skipped.all) // a skipped step moves no moment
+	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, updates)
+	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, updates)
 	return h
 }
 

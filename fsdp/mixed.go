@@ -156,7 +156,7 @@ func (s *sharder) refreshSection() graph.Section {
 
 // initScale gives the loss scale its first value.
 func (s *sharder) initScale() []graph.Op {
-	if s.p.Scaler == nil {
+	if s.p.Scaler == nil || s.p.Scaler.State == graph.NoBuf {
 		return nil
 	}
 	slot := func(name string, i int64, v float64) graph.Op {
@@ -171,10 +171,13 @@ func (s *sharder) initScale() []graph.Op {
 // observeScale tells the host of the loss scale and of a skipped step.
 func (s *sharder) observeScale(w *weave) {
 	c := s.p.Scaler
-	if c == nil || c.HostState == graph.NoBuf {
+	if c == nil {
 		return
 	}
 	out := func(name string, from, to graph.BufID) {
+		if to == graph.NoBuf {
+			return
+		}
 		w.append(newOp(graph.Copy, name, graph.CopyOut, graph.Update, -1, []graph.BufID{from}, []graph.Out{{Buf: to}}, nil))
 	}
 	out("loss_scale/out", c.State, c.HostState)

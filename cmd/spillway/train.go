@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -116,13 +115,11 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 	}
 	bar := newProgress(stderr, t.Done(), c.Steps)
 	var losses []float32
-	lost := false
 	err = t.Run(ctx, func(r spillway.StepResult) error {
 		losses = append(losses, r.Loss)
 		bar.step(r)
-		if f := float64(r.Loss); !lost && (math.IsNaN(f) || math.IsInf(f, 0)) {
-			lost = true
-			fmt.Fprintf(stderr, "warning: the loss is not finite from step %d on; a lower --lr or --clip 1 often helps\n", r.Step)
+		if r.Skipped {
+			fmt.Fprintf(stderr, "warning: step %d is not finite (loss %v, gradient norm %v): its update is skipped\n", r.Step, r.Loss, r.GradNorm)
 		}
 		if metrics != nil {
 			return metrics.Step(r)
