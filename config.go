@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/recompute"
+	"github.com/spillway-ml/spillway/run"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -57,7 +58,14 @@ type Config struct {
 	Beta1       float64 // decay of the first moment; momentum of SGD, LARS, LARC
 	Beta2       float64
 	Eps         float64
-	Clip        float64 // largest global gradient norm; 0: off
+	// Trust is the trust coefficient η of LARS and LARC: a parameter's rate is η
+	// times its norm over its gradient's.
+	Trust float64
+	// AdaptAll has LAMB, LARS and LARC adapt the rate of parameters without weight
+	// decay (biases, norms) too, as their papers are written. A bias that starts at
+	// zero then hardly moves under LAMB, and takes the whole rate under LARS.
+	AdaptAll bool
+	Clip     float64 // largest global gradient norm; 0: off
 
 	Dropout  float64  // of residual branches and embeddings
 	Seed     int64    // of initial weights, data order and dropout
@@ -158,7 +166,7 @@ type Config struct {
 	CheckWrites bool
 
 	// cuda takes the place of the machine's driver, compiler and libraries. For tests.
-	cuda *cudaParts
+	cuda *run.CUDAParts
 	// wrapDevice takes the place of a rank's device context. For tests of failures.
 	wrapDevice func(rank int, ctx device.Context) device.Context
 }
@@ -167,7 +175,7 @@ type Config struct {
 func Default() Config {
 	return Config{
 		Init: "random", Tokenizer: "bytes", Steps: 100, Batch: 4, Accum: 1,
-		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8,
+		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Trust: 1e-3,
 		Seed: 1, Prefetch: 1, OnNonFinite: "stop", Precision: "fp32", Reduce: "same", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
 	}
 }
@@ -243,13 +251,16 @@ func (c *Config) Validate() error {
 		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), atLeast("shard-size", c.ShardSize, 0, "rank"),
 		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, devices),
 		oneOf("on-nonfinite", c.OnNonFinite, nonFinites),
-		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0),
+		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0), finite("trust", c.Trust, 0),
 		fraction("beta1", c.Beta1), fraction("beta2", c.Beta2), fraction("dropout", c.Dropout),
 	}
 	for _, err := range checks {
 		if err != nil {
 			return err
 		}
+	}
+	if o := strings.ToLower(c.Optimizer); c.Trust == 0 && (o == "lars" || o == "larc") {
+		return fmt.Errorf("--trust 0: %s would train nothing; a positive number is needed", o)
 	}
 	if _, err := zero.ParseStage(c.Zero); err != nil {
 		return fmt.Errorf("--zero %d: stages are 0, 1, 2 and 3", c.Zero)
@@ -339,5 +350,6 @@ func (c *Config) threads() int {
 
 // optimizer returns the update rule.
 func (c *Config) optimizer() zero.Optimizer {
-	return zero.Optimizer{Name: strings.ToLower(c.Optimizer), Beta1: c.Beta1, Beta2: c.Beta2, Eps: c.Eps, Decay: c.WeightDecay, Trust: 0.001}
+	return zero.Optimizer{Name: strings.ToLower(c.Optimizer), Beta1: c.Beta1, Beta2: c.Beta2, Eps: c.Eps, Decay: c.WeightDecay,
+		Trust: c.Trust, AdaptAll: c.AdaptAll}
 }

@@ -22,6 +22,7 @@ import (
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas/blastest"
 	"github.com/spillway-ml/spillway/kernels/cuda/shim"
+	"github.com/spillway-ml/spillway/run"
 )
 
 // onDouble makes cfg run on a double of the driver, with kernels of the CPU in
@@ -34,9 +35,9 @@ func onDouble(t testing.TB, cfg *Config, o drivertest.Options, own bool) *driver
 	}
 	d := drivertest.New(o)
 	cfg.Device = "cuda"
-	cfg.cuda = &cudaParts{
-		driver: func() (driver.API, error) { return d, nil },
-		used:   func([16]byte) (int64, error) { return o.Used, nil },
+	cfg.cuda = &run.CUDAParts{
+		Driver: func() (driver.API, error) { return d, nil },
+		Used:   func([16]byte) (int64, error) { return o.Used, nil },
 	}
 	if own {
 		compiler, err := shim.New()
@@ -44,19 +45,19 @@ func onDouble(t testing.TB, cfg *Config, o drivertest.Options, own bool) *driver
 			t.Skip(err)
 		}
 		require.NoError(t, err)
-		cfg.cuda.kernels = shimKernels(d, compiler)
+		cfg.cuda.Kernels = shimKernels(d, compiler)
 	} else {
 		cfg.Target = graph.CPUTarget() // these kernels' alignment and workspace
-		cfg.cuda.kernels = func(_ *Config, _ driver.API, _ driver.Device, host kernels.Library) (gpuKernels, error) {
+		cfg.cuda.Kernels = func(_ run.Options, _ driver.API, _ driver.Device, host kernels.Library) (run.GPUKernels, error) {
 			return &hostKernels{d, host}, nil
 		}
 	}
 	return d
 }
 
-func shimKernels(d *drivertest.Driver, compiler *shim.Compiler) func(*Config, driver.API, driver.Device, kernels.Library) (gpuKernels, error) {
-	return func(_ *Config, api driver.API, dev driver.Device, host kernels.Library) (gpuKernels, error) {
-		return newGPUKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: blastest.New(d), Host: host})
+func shimKernels(d *drivertest.Driver, compiler *shim.Compiler) func(run.Options, driver.API, driver.Device, kernels.Library) (run.GPUKernels, error) {
+	return func(_ run.Options, api driver.API, dev driver.Device, host kernels.Library) (run.GPUKernels, error) {
+		return run.NewGPUKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: blastest.New(d), Host: host})
 	}
 }
 
@@ -156,9 +157,9 @@ func (h *hostKernels) Bind(b kernels.Binding) (device.Kernel, error) {
 	return shownOnGPU{k}, nil
 }
 
-func (h *hostKernels) close() error { return nil }
+func (h *hostKernels) Close() error { return nil }
 
-func (h *hostKernels) sum(t graph.DType) (onegpu.Sum, error) {
+func (h *hostKernels) Sum(t graph.DType) (onegpu.Sum, error) {
 	switch t {
 	case graph.F64:
 		return &hostSum[float64]{double: h.double}, nil

@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/device/fault"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/run"
 )
 
 // runOnDouble is runOf on a double that must find nothing: no conflicting
@@ -221,7 +222,7 @@ func TestCUDACapIsTheSmallerOfWhatIsAskedAndFree(t *testing.T) {
 func TestCUDAWithoutADriver(t *testing.T) {
 	c := tiny("gpt2")
 	c.Device = "cuda"
-	c.cuda = &cudaParts{driver: func() (driver.API, error) {
+	c.cuda = &run.CUDAParts{Driver: func() (driver.API, error) {
 		return nil, &dynlib.NotFound{What: "NVIDIA's driver", Names: []string{"libcuda.so.1"}}
 	}}
 	_, err := New(context.Background(), c)

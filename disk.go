@@ -6,7 +6,6 @@ import (
 	"sync"
 
 	"github.com/spillway-ml/spillway/device"
-	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
@@ -92,42 +91,8 @@ func (e *extraProcs) procs() int {
 	return max(1, n)
 }
 
-// memoryOptions adds to a CPU context's options where its host and disk memory
-// come from.
-func (t *Trainer) memoryOptions(o *cpu.Options) {
-	o.Warn = t.cfg.Warn
-	o.RequirePinned = t.cfg.RequirePinned
-	o.Pin = usesHostTier(t.plan)
-	if t.disk != nil {
-		o.Disk = t.disk.Create
-	}
-}
-
-// usesHostTier tells whether a plan keeps more in host memory than what every
-// run has there, inputs and the staging of its states: only then is locking
-// worth a warning where it is refused.
-func usesHostTier(p *plan.Plan) bool {
-	if p.Layout.Spaces[graph.Disk].Peak > 0 {
-		return true
-	}
-	for class := range graph.NumClasses {
-		switch class {
-		case graph.Inputs, graph.Communication, graph.Padding:
-		default:
-			if p.Layout.Spaces[graph.Host].ClassPeak[class] > 0 {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 func (t *Trainer) diskTraffic() (sum device.Traffic) {
-	for _, r := range t.ranks {
-		d := r.exec.DiskTraffic()
-		sum.Read += d.Read
-		sum.Written += d.Written
-	}
+	sum = t.ranks.DiskTraffic()
 	d := t.prefix.traffic()
 	sum.Read += d.Read
 	sum.Written += d.Written

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/run"
 )
 
 // Diverged is the end of a run at a step that is not finite. Nothing computed
@@ -83,12 +84,12 @@ func (t *Trainer) stopsNonFinite() bool { return t.plan.Program.Scaler == nil &&
 
 // gate lets a rank's update pass where the step is finite, as far as is known. Loss
 // and norm are sums over all ranks, the same on each.
-func (t *Trainer) gate(r *rank, norm bool) (bool, error) {
-	loss, err := r.exec.HostF64(t.plan.Program.HostLoss)
+func (t *Trainer) gate(r *run.Rank, norm bool) (bool, error) {
+	loss, err := r.Exec.HostF64(t.plan.Program.HostLoss)
 	if err != nil || !norm {
 		return err == nil && isFinite(loss[0]), err
 	}
-	v, err := r.exec.Scalar(t.plan.Program.GradNorm)
+	v, err := r.Exec.Scalar(t.plan.Program.GradNorm)
 	return isFinite(loss[0]) && isFinite(v), err
 }
 
@@ -101,9 +102,11 @@ func (t *Trainer) gradNorm(at *stepAt) (norm float64, err error) {
 	if at.noNorm = len(t.overlappingRules(at.section)) > 0; at.noNorm {
 		return 0, nil
 	}
-	r := t.ranks[0]
-	err = r.do(func() error {
-		norm, err = r.exec.Scalar(t.plan.Program.GradNorm)
+	err = t.ranks.Each("the gradient norm", func(r *run.Rank) (err error) {
+		v, err := r.Exec.Scalar(t.plan.Program.GradNorm)
+		if r.Slot == 0 {
+			norm = v
+		}
 		return err
 	})
 	return norm, err
@@ -136,10 +139,10 @@ func (t *Trainer) name(e *Diverged, at *stepAt) error {
 		e.Overwritten = true
 		return t.nameFromStates(e, rules)
 	}
-	list := make([]*exec.NonFinite, len(t.ranks))
-	err := t.each(fmt.Sprintf("the search in step %d", at.index+1), func(r *rank) (err error) {
+	list := make([]*exec.NonFinite, len(t.micro))
+	err := t.ranks.Each(fmt.Sprintf("the search in step %d", at.index+1), func(r *run.Rank) (err error) {
 		micro := 0
-		list[r.index], err = r.exec.FindNonFinite(at.section, t.inputsOf(r, at, &micro))
+		list[r.Slot], err = r.Exec.FindNonFinite(at.section, t.inputsOf(r, at, &micro))
 		return err
 	})
 	if err != nil {
@@ -196,18 +199,17 @@ func (t *Trainer) nameParameter(e *Diverged, unit int) (bool, error) {
 
 // nameState puts a parameter's state into e where it is not finite.
 func (t *Trainer) nameState(e *Diverged, param int, state string) (bool, error) {
-	chunk := make([]float32, chunkElems)
+	chunk := make([]float32, run.ChunkElems)
 	found := false
-	err := t.states.stream(param, state, chunk, func(start int64, v []float32) error {
+	err := t.states.Stream(param, state, chunk, func(start int64, v []float32) error {
 		for k, x := range v {
 			if !found && !isFinite(float64(x)) {
 				found = true
 				e.Tensor, e.Value = fmt.Sprintf("%q", t.plan.Program.Params[param].Name), float64(x)
-				rank, err := t.states.holder(param, state, start+int64(k))
+				err := t.states.Extents(param, state, start+int64(k), 1, func(x run.Extent) error { e.Rank = x.Holders[0]; return nil })
 				if err != nil {
 					return err
 				}
-				e.Rank = rank
 			}
 		}
 		return nil
@@ -264,7 +266,7 @@ func (t *Trainer) nameFromStates(e *Diverged, rules []*graph.Op) error {
 			if t.plan.Program.Params[i].Unit != op.Unit {
 				continue
 			}
-			for _, st := range t.states.stateNames(i) {
+			for _, st := range t.states.Names(i) {
 				if st.PerParam {
 					continue
 				}

@@ -44,11 +44,11 @@ func Explain(f *Forecast) Explanation {
 	p := f.Plan.Program
 	e := Explanation{RecomputeSeconds: f.Step.Pass[graph.Recompute]}
 	groups := map[string]*BufferGroup{}
-	add := func(list *[]string, kind, name string, bytes int64, space graph.Space) {
-		key, layer := name, -1
-		if part := layerNumber.FindStringSubmatch(name); part != nil {
-			fmt.Sscan(part[2], &layer)
-			key = part[1] + "*" + part[3]
+	add := func(list *[]string, kind, name string, b *graph.Buffer, space graph.Space) {
+		key, layer, bytes := name, -1, b.Bytes()
+		block := p.BlockOf(b.Unit)
+		if before, after, ok := block.Cut(name); ok {
+			key, layer = before+"*"+after, block.Index
 		}
 		id := kind + key
 		g := groups[id]
@@ -70,10 +70,10 @@ func Explain(f *Forecast) Explanation {
 		name, suffix, _ := strings.Cut(b.Name, "/recompute")
 		switch {
 		case name != b.Name && suffix == "":
-			add(&again, "again ", name, b.Bytes(), graph.Device)
+			add(&again, "again ", name, b, graph.Device)
 		case b.Space != graph.Device:
 			name, _, _ = strings.Cut(b.Name, "@")
-			add(&parked, b.Space.String()+" ", name, b.Bytes(), b.Space)
+			add(&parked, b.Space.String()+" ", name, b, b.Space)
 		}
 	}
 	finish := func(ids []string) (list []BufferGroup) {

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/run"
 )
 
 // Sampling says how the next token is drawn.
@@ -42,9 +43,9 @@ func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampli
 			return "", err
 		}
 		window := tokens[max(0, len(tokens)-t.cfg.Seq):]
-		err := t.each("the generation", func(r *rank) error {
-			return r.exec.RunSection("generate", func(*graph.Phase, int) error {
-				dst, err := r.exec.HostI32(p.HostTokens)
+		err := t.ranks.Each("the generation", func(r *run.Rank) error {
+			return r.Exec.RunSection("generate", func(*graph.Phase, int) error {
+				dst, err := r.Exec.HostI32(p.HostTokens)
 				if err != nil {
 					return err
 				}
@@ -54,13 +55,13 @@ func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampli
 				key[graph.KeySeed] = t.cfg.Seed
 				key[graph.KeyRow] = int64(len(window) - 1)
 				key[graph.KeyValid] = int64(len(window))
-				return fillHost(r.exec.HostI64, p.HostKey, key[:])
+				return fillHost(r.Exec.HostI64, p.HostKey, key[:])
 			})
 		})
 		if err != nil {
 			return "", t.fail(t.step, fmt.Errorf("generate: %w", err))
 		}
-		if err := t.ranks[0].Read(p.Logits, 0, float32Bytes(logits)); err != nil {
+		if err := t.ranks.First().Read(p.Logits, 0, run.Float32Bytes(logits)); err != nil {
 			return "", fmt.Errorf("generate: %w", err)
 		}
 		tokens = append(tokens, how.pick(logits, rng))

@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
+	"github.com/spillway-ml/spillway/run"
 )
 
 func presetConfig(name string) (hfconfig.Config, error) {
@@ -26,7 +27,7 @@ func presetConfig(name string) (hfconfig.Config, error) {
 // section, then parameters from Init, or everything from a checkpoint.
 func (t *Trainer) initialize(ctx context.Context) error {
 	if t.plan.Program.Section("init") != nil {
-		if err := t.each("the initialisation", func(r *rank) error { return r.exec.RunSection("init", nil) }); err != nil {
+		if err := t.ranks.Each("the initialisation", func(r *run.Rank) error { return r.Exec.RunSection("init", nil) }); err != nil {
 			return fmt.Errorf("initialise: %w", err)
 		}
 	}
@@ -46,7 +47,7 @@ func (t *Trainer) initialize(ctx context.Context) error {
 // seed, the parameter's name and the element alone, so it is the same at every
 // world size and stage.
 func (t *Trainer) randomize(ctx context.Context) error {
-	chunk := make([]float32, chunkElems)
+	chunk := make([]float32, run.ChunkElems)
 	draw := &drawing{}
 	for i := range t.plan.Program.Params {
 		prm := &t.plan.Program.Params[i]
@@ -58,7 +59,7 @@ func (t *Trainer) randomize(ctx context.Context) error {
 			v := chunk[:min(int64(len(chunk)), prm.Elems()-at)]
 			*draw = drawing{v: v, prm: prm, seed: uint64(t.cfg.Seed), stream: stream, first: uint64(at)}
 			t.pool.Run((len(v)+drawBlock-1)/drawBlock, draw)
-			if err := t.states.write(i, "value", at, v); err != nil {
+			if err := t.states.Write(i, "value", at, v); err != nil {
 				return fmt.Errorf("initialise parameter %q: %w", prm.Name, err)
 			}
 			at += int64(len(v))
@@ -116,7 +117,7 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 	if err != nil {
 		return fmt.Errorf("--init %s: %w", path, err)
 	}
-	chunk := make([]float32, chunkElems)
+	chunk := make([]float32, run.ChunkElems)
 	for i := range t.plan.Program.Params {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -170,7 +171,7 @@ func (t *Trainer) loadTensor(r *safetensors.Reader, name string, param int, stat
 		if err := r.ReadFloat32(name, at, v); err != nil {
 			return err
 		}
-		if err := t.states.write(param, state, at, v); err != nil {
+		if err := t.states.Write(param, state, at, v); err != nil {
 			return err
 		}
 		at += int64(len(v))

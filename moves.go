@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -47,8 +45,6 @@ type moveSet struct {
 // mix is how much of each move of a set is made, each from 0 to 1.
 type mix []float64
 
-var layerNumber = regexp.MustCompile(`^(.*?\.)([0-9]+)(\..*)$`)
-
 // smallestMove is the least part of the largest kind of activation that is a
 // choice of its own.
 const smallestMove = 1.0 / 32
@@ -84,20 +80,18 @@ func newMoveSet(cfg Config, layers int, drop bool, spaces []graph.Space, m *cost
 	var groups []group
 	buffer := map[graph.BufID]int{} // group of the first layer's
 	for _, c := range list {
-		part := layerNumber.FindStringSubmatch(c.Name)
-		if part == nil {
-			continue
+		block := p.BlockOf(c.Unit)
+		before, after, ok := block.Cut(c.Name)
+		if !ok {
+			continue // of a block that stands alone
 		}
-		layer, err := strconv.Atoi(part[2])
-		if err != nil {
-			continue
-		}
-		at := slices.IndexFunc(groups, func(g group) bool { return g.before == part[1] && g.after == part[3] })
+		layer := block.Index
+		at := slices.IndexFunc(groups, func(g group) bool { return g.before == before && g.after == after })
 		if at >= 0 {
 			groups[at].last = layer
 			continue
 		}
-		g := group{before: part[1], after: part[3], first: layer, last: layer, bytes: float64(c.Bytes), seconds: -1, act: graph.NoBuf}
+		g := group{before: before, after: after, first: layer, last: layer, bytes: float64(c.Bytes), seconds: -1, act: graph.NoBuf}
 		if n := len(c.Ops); n > 0 && c.Ops[n-1].Kind == graph.Linear && len(c.Ops[n-1].Out) > 1 && c.Ops[n-1].Out[1].Buf == c.Buf {
 			g.act = c.Ops[n-1].Out[0].Buf // a pre-activation: the product makes both again
 		}

@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -74,7 +75,11 @@ func l2(v []float64) float64 {
 // rules are the optimizers in float64, straight from their papers: step k (from
 // 1) of one parameter w with gradient g, states m and v (as long as w, v[0] for
 // a second moment by layer). decay is 0 for vectors.
-type hyper struct{ lr, b1, b2, eps, decay, trust float64 }
+type hyper struct {
+	lr, b1, b2, eps, decay, trust float64
+	adapt                         bool    // the rate of this parameter is adapted to its norms
+	unadapted                     float64 // LARS's local rate where it is not
+}
 
 var papers = map[string]func(w, g, m, v []float64, k int, h hyper){
 	// Loshchilov and Hutter, Decoupled Weight Decay Regularization (ICLR 2019), algorithm 2.
@@ -103,7 +108,7 @@ var papers = map[string]func(w, g, m, v []float64, k int, h hyper){
 			r[i] = mhat/(math.Sqrt(vhat)+h.eps) + h.decay*w[i]
 		}
 		ratio := 1.0
-		if l2(w) > 0 && l2(r) > 0 {
+		if h.adapt && l2(w) > 0 && l2(r) > 0 {
 			ratio = l2(w) / l2(r)
 		}
 		for i := range w {
@@ -112,8 +117,8 @@ var papers = map[string]func(w, g, m, v []float64, k int, h hyper){
 	},
 	// You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks (2017), algorithm 1.
 	"lars": func(w, g, m, v []float64, k int, h hyper) {
-		local := 1.0
-		if l2(w) > 0 && l2(g) > 0 {
+		local := h.unadapted
+		if h.adapt && l2(w) > 0 && l2(g) > 0 {
 			local = h.trust * l2(w) / (l2(g) + h.decay*l2(w))
 		}
 		for i := range w {
@@ -124,7 +129,7 @@ var papers = map[string]func(w, g, m, v []float64, k int, h hyper){
 	// The same with the local rate no larger than the global one (LARC, NVIDIA Apex, clip=True).
 	"larc": func(w, g, m, v []float64, k int, h hyper) {
 		local := 1.0
-		if l2(w) > 0 && l2(g) > 0 {
+		if h.adapt && l2(w) > 0 && l2(g) > 0 {
 			local = min(h.trust*l2(w)/(l2(g)+h.decay*l2(w))/h.lr, 1)
 		}
 		for i := range w {
@@ -148,7 +153,9 @@ var papers = map[string]func(w, g, m, v []float64, k int, h hyper){
 }
 
 // Every optimizer, through the whole Trainer: four steps' updates are the
-// paper's in float64, from the gradients at the weights before each.
+// paper's in float64, from the gradients at the weights before each; with and
+// without the rates of parameters without decay adapted, at two trust
+// coefficients.
 func TestOptimizersFollowTheirPapers(t *testing.T) {
 	for name, rule := range papers {
 		for _, clip := range []float64{0, 0.5} {
@@ -161,6 +168,9 @@ func TestOptimizersFollowTheirPapers(t *testing.T) {
 			require.NoError(t, os.WriteFile(c.Data, text[:2*(2*24+1)], 0o644))
 			c.Optimizer, c.LR, c.Beta1, c.Beta2, c.Eps, c.WeightDecay, c.Clip = name, 0.01, 0.8, 0.9, 1e-6, 0.3, clip
 			c.LRSchedule, c.Warmup = "linear", 1
+			if clip > 0 {
+				c.Trust, c.AdaptAll = 0.02, true
+			}
 			c.Checkpoint, c.SaveEvery = scratch(t), 1
 			tr, err := New(context.Background(), c)
 			require.NoError(t, err)
@@ -188,9 +198,12 @@ func TestOptimizersFollowTheirPapers(t *testing.T) {
 					for i := range g {
 						g[i] *= coef
 					}
-					h := hyper{lr: r.LR, b1: c.Beta1, b2: c.Beta2, eps: c.Eps, trust: 0.001}
+					h := hyper{lr: r.LR, b1: c.Beta1, b2: c.Beta2, eps: c.Eps, trust: c.Trust, adapt: w.decay || c.AdaptAll, unadapted: c.Trust}
 					if w.decay {
 						h.decay = c.WeightDecay
+					}
+					if c.AdaptAll {
+						h.unadapted = 1
 					}
 					want := append([]float64(nil), w.v...)
 					rule(want, g, m[p], v[p], k, h)
@@ -276,4 +289,47 @@ func TestLearningRates(t *testing.T) {
 	require.Equal(t, lr, rate("linear", 0, func(c *Config) { c.Steps, c.Warmup = 1, 0 }), "a single step has the peak")
 	require.Equal(t, lr, rate("constant", 0, func(c *Config) { c.MinLR, c.Warmup = 9, 0 }), "a floor above the peak does not raise it")
 	require.Equal(t, lr, rate("cosine", 5, func(c *Config) { c.MinLR = 9 }), "a floor above the peak does not raise it")
+}
+
+// Biases that start at zero learn under LAMB as under AdamW, and do not run away
+// under LARS: by default only parameters with weight decay have their rate
+// adapted to their norms. By the papers' letter LAMB holds such a bias at the
+// size of its first step, and LARS gives it the whole rate.
+func TestZeroBiasesUnderLayerwiseRates(t *testing.T) {
+	biases := func(optimizer string, lr float64, all bool) float64 {
+		c := tiny("gpt2")
+		c.Init, c.Optimizer, c.LR, c.AdaptAll = "random", optimizer, lr, all
+		tr, err := New(context.Background(), c)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tr.Close()) }()
+		require.NoError(t, tr.Run(context.Background(), nil))
+		sum, n := 0.0, 0
+		for name, w := range parameters(t, tr) {
+			if strings.HasSuffix(name, ".bias") {
+				sum, n = sum+l2(w.v)*l2(w.v), n+len(w.v)
+			}
+		}
+		return math.Sqrt(sum / float64(n))
+	}
+	adamw := biases("adamw", 3e-3, false)
+	lamb, letter := biases("lamb", 3e-3, false), biases("lamb", 3e-3, true)
+	require.InEpsilon(t, adamw, lamb, 0.5, "lamb")
+	require.Less(t, letter, adamw/3, "lamb by the letter: frozen")
+	lars, letter := biases("lars", 1, false), biases("lars", 1, true)
+	require.Greater(t, letter, 30*lars, "lars by the letter: the whole rate")
+}
+
+func TestTrustIsValidated(t *testing.T) {
+	for _, c := range []struct {
+		optimizer string
+		trust     float64
+		text      string
+	}{{"lars", 0, "--trust 0: lars"}, {"LARC", 0, "--trust 0: larc"}, {"adamw", -1, "--trust -1"}, {"lars", math.NaN(), "--trust NaN"}} {
+		config := tiny("gpt2")
+		config.Optimizer, config.Trust = c.optimizer, c.trust
+		require.ErrorContains(t, config.Validate(), c.text)
+	}
+	config := tiny("gpt2")
+	config.Trust = 0
+	require.NoError(t, config.Validate(), "adamw has none")
 }

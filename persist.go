@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/safetensors"
+	"github.com/spillway-ml/spillway/run"
 )
 
 // runIdentity is what a resumed run must agree on with the run that saved:
@@ -54,11 +55,11 @@ func (t *Trainer) checkpointStates() []checkpoint.State {
 	p := t.plan.Program
 	index := map[string]int{}
 	var files []checkpoint.State
-	chunk := make([]float32, chunkElems)
+	chunk := make([]float32, run.ChunkElems)
 	byName := map[string]int{}
 	for i := range p.Params {
 		byName[p.Params[i].Name] = i
-		for _, st := range t.states.stateNames(i) {
+		for _, st := range t.states.Names(i) {
 			k, ok := index[st.Name]
 			if !ok {
 				k = len(files)
@@ -79,13 +80,13 @@ func (t *Trainer) streamer(st graph.State, byName map[string]int, chunk []float3
 	return func(tensor string, sink func(int64, []float32) error) error {
 		i := byName[tensor]
 		if st.PerParam {
-			v, err := t.states.readScalar(i, st.Name)
+			v, err := t.states.ReadScalar(i, st.Name)
 			if err != nil {
 				return err
 			}
 			return sink(0, []float32{v})
 		}
-		return t.states.stream(i, st.Name, chunk, sink)
+		return t.states.Stream(i, st.Name, chunk, sink)
 	}
 }
 
@@ -129,9 +130,9 @@ func (t *Trainer) restore(folder string) error {
 			r.Close()
 		}
 	}()
-	chunk := make([]float32, chunkElems)
+	chunk := make([]float32, run.ChunkElems)
 	for i := range p.Params {
-		for _, st := range t.states.stateNames(i) {
+		for _, st := range t.states.Names(i) {
 			r := readers[st.Name]
 			if r == nil {
 				var err error
@@ -161,7 +162,7 @@ func (t *Trainer) restore(folder string) error {
 				if err := r.ReadFloat32(name, 0, v); err != nil {
 					return err
 				}
-				if err := t.states.writeScalar(i, st.Name, v[0]); err != nil {
+				if err := t.states.WriteScalar(i, st.Name, v[0]); err != nil {
 					return err
 				}
 				continue

@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/recompute"
+	"github.com/spillway-ml/spillway/run"
 )
 
 // FrozenCache is room for what the frozen beginning of a model hands on, by
@@ -201,29 +202,29 @@ func (t *Trainer) stepForm(step int) (section string, cached bool) {
 }
 
 // keepPrefix takes into the cache what a micro-step that has ended handed on.
-func (t *Trainer) keepPrefix(r *rank, step, micro int) error {
+func (t *Trainer) keepPrefix(r *run.Rank, step, micro int) error {
 	if t.prefix == nil {
 		return nil
 	}
-	rows, err := r.prefixBytes(t.plan.Program)
+	rows, err := prefixBytes(r, t.plan.Program)
 	if err != nil {
 		return err
 	}
-	return t.prefix.take(t.train, step, micro, r.index, rows)
+	return t.prefix.take(t.train, step, micro, r.Index, rows)
 }
 
 // givePrefix puts the rows of the next micro-step where its copy reads them.
-func (t *Trainer) givePrefix(r *rank, step, micro int) error {
-	rows, err := r.prefixBytes(t.plan.Program)
+func (t *Trainer) givePrefix(r *run.Rank, step, micro int) error {
+	rows, err := prefixBytes(r, t.plan.Program)
 	if err != nil {
 		return err
 	}
-	return t.prefix.give(t.train, step, micro, r.index, rows)
+	return t.prefix.give(t.train, step, micro, r.Index, rows)
 }
 
 // prefixBytes is the rank's host copy of what the frozen beginning hands on.
-func (r *rank) prefixBytes(p *graph.Program) ([]byte, error) {
-	v, err := r.exec.HostF32(p.HostPrefix)
+func prefixBytes(r *run.Rank, p *graph.Program) ([]byte, error) {
+	v, err := r.Exec.HostF32(p.HostPrefix)
 	if err != nil || len(v) == 0 {
 		return nil, err
 	}

@@ -9,10 +9,6 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// maxLocalRanks bounds the ranks of one process: each has a thread, streams
-// and an arena of its own, and every pair of them a record in the group.
-const maxLocalRanks = 1024
-
 // MachineTooSmall is the refusal of a run whose ranks together plan more memory
 // than the machine has, whatever their caps: it would be killed midway.
 type MachineTooSmall struct {
@@ -25,13 +21,16 @@ func (e *MachineTooSmall) Error() string {
 	return fmt.Sprintf("does not fit: %d rank(s) on this machine plan %s of memory together and it has %s", e.Ranks, plan.Bytes(e.Planned), plan.Bytes(e.Total))
 }
 
-// onThisMachine refuses a plan that the machine can't hold. It knows nothing on
-// systems that don't tell their memory.
-func onThisMachine(cfg Config, p *plan.Plan) error {
+// onThisMachine refuses a plan that the machine can't hold, whose own memory the
+// arenas of some spaces lie in. It knows nothing on systems that don't tell their
+// memory.
+func onThisMachine(cfg Config, p *plan.Plan, spaces []graph.Space) error {
 	total := machineMemory()
 	// Divided, not multiplied: a rank's plan may be any int64.
-	rank := p.Config.Outside[graph.Device] + p.Config.Outside[graph.Host]
-	rank += p.Layout.Spaces[graph.Device].Peak + p.Layout.Spaces[graph.Host].Peak
+	rank := int64(0)
+	for _, sp := range spaces {
+		rank += p.Config.Outside[sp] + p.Layout.Spaces[sp].Peak
+	}
 	if total == 0 || rank <= total/int64(cfg.Ranks) {
 		return nil
 	}

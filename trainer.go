@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
@@ -22,6 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/run"
 )
 
 // Trainer runs a training job over the ranks of this process. Its methods are
@@ -31,10 +31,11 @@ type Trainer struct {
 	model hfconfig.Config
 	plan  *plan.Plan
 
-	platform platform
+	platform run.Platform
 	pool     *pool.Pool
-	ranks    []*rank
-	states   *states
+	ranks    *run.Ranks
+	micro    []microBatch // by slot of the rank in this process
+	states   *run.States
 	disk     *store.Folder // nil: none
 	prefix   *prefixCache  // of frozen layers' outputs; nil: none
 	procs    bool          // the runtime has more processors for its workers
@@ -52,41 +53,8 @@ type Trainer struct {
 	skipped skips // steps whose update was left out, with OnNonFinite "skip"
 }
 
-// rank is one rank: its executor and the goroutine that drives it, locked to
-// one thread as devices with a thread's context need.
-type rank struct {
-	*thread
-	index int
-	exec  *exec.Executor
-	// batch of the micro-step at hand, rows · seq
-	inputs, targets []int32
-}
-
-// Write and Read move bytes between the host and the rank's buffers.
-func (r *rank) Write(buf graph.BufID, off int64, data []byte) error {
-	return r.do(func() error { return r.exec.Write(buf, off, data) })
-}
-
-func (r *rank) Read(buf graph.BufID, off int64, data []byte) error {
-	return r.do(func() error { return r.exec.Read(buf, off, data) })
-}
-
-// close gives back what the rank has, unless it does not come to an end.
-func (r *rank) close() error {
-	done := make(chan error, 1)
-	end := func() { done <- r.exec.Close() }
-	if r.exec == nil {
-		end = func() { done <- nil }
-	}
-	select {
-	case r.work <- end:
-		close(r.work)
-		return <-done
-	case <-time.After(2 * stopGrace):
-		close(r.work)
-		return fmt.Errorf("rank %d is still busy; its memory is not given back", r.index)
-	}
-}
+// microBatch is a rank's place for the micro-batch at hand, rows · seq each.
+type microBatch struct{ inputs, targets []int32 }
 
 // traceSpans is how many operations of a stream a trace holds; the rest is
 // counted only.
@@ -101,9 +69,9 @@ func (t *Trainer) flush() error {
 	if !t.pending {
 		return nil
 	}
-	err := t.each(fmt.Sprintf("the update of step %d", t.step), func(r *rank) error {
-		r.exec.SetStep(int64(t.step))
-		return r.exec.RunSection("flush", nil)
+	err := t.ranks.Each(fmt.Sprintf("the update of step %d", t.step), func(r *run.Rank) error {
+		r.Exec.SetStep(int64(t.step))
+		return r.Exec.RunSection("flush", nil)
 	})
 	if err != nil {
 		t.fatal = err
@@ -191,14 +159,14 @@ func (t *Trainer) fit() (err error) {
 	if t.plan, t.model, err = build(&t.cfg); err != nil {
 		return err
 	}
-	if err := fits(t.cfg, t.plan, t.platform.hardware()); err != nil {
-		return t.platform.refused(err)
+	if err := fits(t.cfg, t.plan, hardwareOf(t.platform, &t.cfg)); err != nil {
+		return t.platform.Refused(err)
 	}
-	return t.platform.preflight(t.plan)
+	return onThisMachine(t.cfg, t.plan, t.platform.InMachine())
 }
 
 // Device describes the device in a line; "" for the CPU.
-func (t *Trainer) Device() string { return t.platform.about() }
+func (t *Trainer) Device() string { return t.platform.About() }
 
 // Plan returns what the run does.
 func (t *Trainer) Plan() *plan.Plan { return t.plan }
@@ -218,112 +186,28 @@ func (t *Trainer) start() error {
 	if err := t.openPrefixCache(); err != nil {
 		return err
 	}
-	if err := t.platform.start(t); err != nil {
+	setup := run.Setup{Plan: p, Pool: t.pool}
+	if t.disk != nil {
+		setup.Disk = t.disk.Create
+	}
+	if err := t.platform.Start(setup); err != nil {
 		return err
 	}
 	if cfg.Trace != "" {
 		t.trace = exec.NewTrace(traceSpans)
 	}
-	var holders []stateRank
-	for i := range cfg.Ranks {
-		n := cfg.Batch * cfg.Seq
-		r := &rank{thread: newThread(), index: i, inputs: make([]int32, n), targets: make([]int32, n)}
-		t.ranks = append(t.ranks, r)
-		if err := r.do(func() error { return t.openRank(r) }); err != nil {
-			return fmt.Errorf("rank %d: %w", i, err)
-		}
-		holders = append(holders, r)
-	}
-	t.states = newStates(p.Program, holders)
-	return nil
-}
-
-// openRank makes a rank's context and executor, on the rank's goroutine.
-func (t *Trainer) openRank(r *rank) error {
-	ctx, groups, err := t.platform.rank(r.index)
+	var err error
+	t.ranks, err = run.Open(run.RankOptions{World: run.OneProcess(cfg.Ranks), Plan: p, Platform: t.platform, Trace: t.trace, Poison: cfg.Poison,
+		Timeout: cfg.Timeout, Wrap: cfg.wrapDevice})
 	if err != nil {
 		return err
 	}
-	coord := make([]int, len(t.plan.Program.Mesh))
-	for axis := range coord {
-		coord[axis] = groups[axis].Rank()
+	n := cfg.Batch * cfg.Seq
+	for range t.ranks.Local {
+		t.micro = append(t.micro, microBatch{make([]int32, n), make([]int32, n)})
 	}
-	if t.cfg.wrapDevice != nil {
-		ctx = t.cfg.wrapDevice(r.index, ctx)
-	}
-	r.exec, err = exec.New(exec.Config{Program: t.plan.Program, Layout: t.plan.Layout, Context: ctx, Library: t.platform.library(), Groups: groups,
-		Coord: coord, Trace: t.trace, Poison: t.cfg.Poison})
-	return err
-}
-
-// stopGrace is how long ranks have to notice that the job was aborted. One that
-// runs a kernel which never returns does not; it is then left behind.
-const stopGrace = 5 * time.Second
-
-// each runs f, which is called what, for all ranks at once and joins their errors: first those that
-// are causes, not echoes of another rank's abort. A rank that fails ends the
-// others; so does one that is still busy Timeout after the first has ended: the
-// collectives' own timeouts don't see a rank that is stuck after the last of them.
-func (t *Trainer) each(what string, f func(r *rank) error) error {
-	type end struct {
-		rank int
-		err  error
-	}
-	ends := make(chan end, len(t.ranks))
-	for i, r := range t.ranks {
-		r.work <- func() { ends <- end{i, f(r)} }
-	}
-	abort := func(why error) {
-		for _, r := range t.ranks {
-			r.exec.Abort(why)
-		}
-	}
-	var first error
-	busy := map[int]bool{}
-	for i := range t.ranks {
-		busy[i] = true
-	}
-	var late <-chan time.Time
-	for len(busy) > 0 {
-		select {
-		case e := <-ends:
-			delete(busy, e.rank)
-			switch {
-			case e.err == nil && late == nil:
-				late = time.After(t.cfg.Timeout)
-			case e.err == nil:
-			case first == nil:
-				first = e.err
-				abort(fmt.Errorf("rank %d failed: %w", e.rank, e.err))
-				late = time.After(stopGrace)
-			case errors.Is(first, comm.ErrAborted) && !errors.Is(e.err, comm.ErrAborted):
-				first = e.err
-			}
-		case <-late:
-			if first != nil {
-				return fmt.Errorf("%w; %s did not stop within %s", first, t.whereabouts(busy), stopGrace)
-			}
-			first = fmt.Errorf("%w: %s did not end %s within %s of the first rank that did", comm.ErrTimeout, t.whereabouts(busy), what, t.cfg.Timeout)
-			abort(first)
-			late = time.After(stopGrace)
-		}
-	}
-	return first
-}
-
-// whereabouts names the ranks and what they run.
-func (t *Trainer) whereabouts(busy map[int]bool) string {
-	var list []string
-	for i, r := range t.ranks {
-		if busy[i] {
-			at := fmt.Sprintf("rank %d", i)
-			if ops := r.exec.Running(); len(ops) > 0 {
-				at += " (in " + strings.Join(ops, " and ") + ")"
-			}
-			list = append(list, at)
-		}
-	}
-	return strings.Join(list, ", ")
+	t.states = t.ranks.States()
+	return nil
 }
 
 // Step runs one optimizer step on all ranks.
@@ -345,7 +229,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, t.fail(s, errors.New("no target in the global batch counts: all are -1"))
 	}
 	hyper := t.hyper(s, lr, targets)
-	sent, moved := t.commBytes(), t.diskTraffic()
+	sent, moved := t.ranks.CommSent(), t.diskTraffic()
 	at := stepAt{index: s, hyper: hyper}
 	at.section, at.cached = t.stepForm(s)
 	err = t.runStep(&at)
@@ -375,18 +259,13 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	}
 	t.step++
 	t.pending = t.plan.Program.Section("flush") != nil
-	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, Skipped: skipped, CommBytes: t.commBytes() - sent}
+	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, Skipped: skipped, CommBytes: t.ranks.CommSent() - sent}
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
 	res.Cached = at.cached
 	res.Seconds = time.Since(began).Seconds()
 	res.TokensPerS = float64(t.cfg.Ranks*t.cfg.Accum*t.cfg.Batch*t.cfg.Seq) / res.Seconds
-	for sp := range graph.NumSpaces {
-		for _, r := range t.ranks {
-			res.Peak[sp] = append(res.Peak[sp], r.exec.Touched(sp))
-			res.Planned[sp] = append(res.Planned[sp], t.plan.Layout.Spaces[sp].Peak)
-		}
-	}
+	res.Peak, res.Planned = t.ranks.Memory()
 	return res, nil
 }
 
@@ -402,17 +281,17 @@ type stepAt struct {
 
 // runStep runs a step on all ranks.
 func (t *Trainer) runStep(at *stepAt) error {
-	ran := make([]bool, len(t.ranks))
-	err := t.each(fmt.Sprintf("step %d", at.index+1), func(r *rank) error {
-		r.exec.SetStep(int64(at.index + 1))
+	ran := make([]bool, len(t.micro))
+	err := t.ranks.Each(fmt.Sprintf("step %d", at.index+1), func(r *run.Rank) error {
+		r.Exec.SetStep(int64(at.index + 1))
 		micro := 0
 		var err error
 		if t.stopsNonFinite() {
-			ran[r.index], err = r.exec.RunGated(at.section, t.inputsOf(r, at, &micro), func(norm bool) (bool, error) { return t.gate(r, norm) })
+			ran[r.Slot], err = r.Exec.RunGated(at.section, t.inputsOf(r, at, &micro), func(norm bool) (bool, error) { return t.gate(r, norm) })
 		} else {
-			ran[r.index], err = true, r.exec.RunSection(at.section, t.inputsOf(r, at, &micro))
+			ran[r.Slot], err = true, r.Exec.RunSection(at.section, t.inputsOf(r, at, &micro))
 		}
-		if err != nil || at.cached || !ran[r.index] {
+		if err != nil || at.cached || !ran[r.Slot] {
 			return err
 		}
 		return t.keepPrefix(r, at.index, micro-1)
@@ -422,7 +301,7 @@ func (t *Trainer) runStep(at *stepAt) error {
 }
 
 // inputsOf returns what gives a rank the inputs of each micro-step, which it counts.
-func (t *Trainer) inputsOf(r *rank, at *stepAt, micro *int) func(*graph.Phase, int) error {
+func (t *Trainer) inputsOf(r *run.Rank, at *stepAt, micro *int) func(*graph.Phase, int) error {
 	return func(ph *graph.Phase, _ int) error {
 		if ph.Name == "update" {
 			return nil
@@ -460,18 +339,18 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 }
 
 // fill gives a rank the inputs of one micro-step.
-func (t *Trainer) fill(r *rank, b *batches, hyper [graph.NumHyper]float64, step, micro int) error {
-	p := t.plan.Program
-	if err := b.fill(step, micro, r.index, r.inputs, r.targets); err != nil {
+func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, step, micro int) error {
+	p, at := t.plan.Program, &t.micro[r.Slot]
+	if err := b.fill(step, micro, r.Index, at.inputs, at.targets); err != nil {
 		return err
 	}
 	var key [graph.NumKey]int64
 	key[graph.KeySeed] = t.cfg.Seed
 	key[graph.KeyStep] = int64(step)
-	key[graph.KeySample] = ((int64(step)*int64(t.cfg.Accum)+int64(micro))*int64(t.cfg.Ranks) + int64(r.index)) * int64(t.cfg.Batch)
+	key[graph.KeySample] = ((int64(step)*int64(t.cfg.Accum)+int64(micro))*int64(t.cfg.Ranks) + int64(r.Index)) * int64(t.cfg.Batch)
 	return errors.Join(
-		fillHost(r.exec.HostI32, p.HostTokens, r.inputs), fillHost(r.exec.HostI32, p.HostTargets, r.targets),
-		fillHost(r.exec.HostF64, p.HostHyper, hyper[:]), fillHost(r.exec.HostI64, p.HostKey, key[:]))
+		fillHost(r.Exec.HostI32, p.HostTokens, at.inputs), fillHost(r.Exec.HostI32, p.HostTargets, at.targets),
+		fillHost(r.Exec.HostF64, p.HostHyper, hyper[:]), fillHost(r.Exec.HostI64, p.HostKey, key[:]))
 }
 
 // fillHost copies v to the start of a host buffer, where the program has it.
@@ -488,18 +367,11 @@ func fillHost[T any](host func(graph.BufID) ([]T, error), buf graph.BufID, v []T
 }
 
 func (t *Trainer) hostF64(buf graph.BufID) (float64, error) {
-	v, err := t.ranks[0].exec.HostF64(buf)
+	v, err := t.ranks.First().Exec.HostF64(buf)
 	if err != nil {
 		return 0, err
 	}
 	return v[0], nil
-}
-
-func (t *Trainer) commBytes() (n int64) {
-	for _, r := range t.ranks {
-		n += r.exec.CommStats().Sent
-	}
-	return n
 }
 
 // Evaluate returns the mean loss over EvalSteps batches of the held-out data.
@@ -524,8 +396,8 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 		if err != nil {
 			return EvalResult{}, err
 		}
-		err = t.each("the evaluation", func(r *rank) error {
-			return r.exec.RunSection("eval", func(*graph.Phase, int) error {
+		err = t.ranks.Each("the evaluation", func(r *run.Rank) error {
+			return r.Exec.RunSection("eval", func(*graph.Phase, int) error {
 				return t.fill(r, t.eval, t.hyper(t.step, 0, max(n, 1)), k, 0)
 			})
 		})
@@ -587,7 +459,7 @@ func (t *Trainer) ParamsSHA256() (string, error) {
 		return "", err
 	}
 	h := sha256.New()
-	if err := t.states.hash(h); err != nil {
+	if err := t.states.Hash(h); err != nil {
 		return "", err
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil
@@ -602,7 +474,7 @@ func (t *Trainer) Parameter(name string) (shape []int64, values []float32, err e
 				return nil, nil, err
 			}
 			values = make([]float32, prm.Elems())
-			return append([]int64(nil), prm.Shape...), values, t.states.read(i, "value", 0, values)
+			return append([]int64(nil), prm.Shape...), values, t.states.Read(i, "value", 0, values)
 		}
 	}
 	return nil, nil, fmt.Errorf("the model has no parameter %q", name)
@@ -611,12 +483,12 @@ func (t *Trainer) Parameter(name string) (shape []int64, values []float32, err e
 // Close ends the ranks, gives their memory back and writes the trace.
 func (t *Trainer) Close() error {
 	var errs []error
-	for _, r := range t.ranks {
-		errs = append(errs, r.close())
+	if t.ranks != nil {
+		errs = append(errs, t.ranks.Close())
+		t.ranks = nil
 	}
-	t.ranks = nil
 	if t.platform != nil {
-		errs = append(errs, t.platform.close())
+		errs = append(errs, t.platform.Close())
 		t.platform = nil
 	}
 	if t.prefix != nil {

@@ -110,7 +110,7 @@ func splitFrozen(p *graph.Program) {
 		switch {
 		case frozen[u] && live[u]:
 			moved[u] = len(p.Units)
-			p.Units = append(p.Units, graph.Unit{Name: p.Units[u].Name + ".frozen", Frozen: true})
+			p.Units = append(p.Units, graph.Unit{Name: p.Units[u].Name + ".frozen", Frozen: true, Block: p.Units[u].Block})
 		case frozen[u]:
 			p.Units[u].Frozen = true
 		}

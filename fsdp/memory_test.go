@@ -2,6 +2,7 @@ package fsdp_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -264,6 +265,9 @@ func gathersOf(c model.Config, unit string, layer, layers int) int64 {
 //	stage 3   reduce-scatter and the gathers of gathersOf every micro-step
 //
 // Scalars (loss) and exact accumulators of norms are not counted.
+//
+// The frozen parameters of a block are gathered beside the others, as often as
+// their own stretches ask for, and nothing of them is reduced or updated.
 func TestCommunicationByFormula(t *testing.T) {
 	for name, c := range models {
 		for _, n := range worlds {
@@ -271,24 +275,53 @@ func TestCommunicationByFormula(t *testing.T) {
 				for _, reproducible := range []bool{false, true} {
 					for stage := range 4 {
 						prefetch := []int{0, 1, 9}[(n+accum+stage)%3] // moves gathers, adds none
-						p := buildPlan(t, c, plan.Config{Ranks: n, Stage: zero.Stage(stage), Prefetch: prefetch, Accum: accum, Reproducible: reproducible})
-						units := forwardUnits(t, c, func(string) bool { return false })
-						var want int64
-						for i, u := range units {
-							each := fp32 * u.flat(n) / int64(n) * int64(n-1)
-							k, gathers := int64(accum), gathersOf(c, u.name, i, len(units))
-							reduces := int64(1)
-							if reproducible {
-								reduces = k
+						for _, freeze := range frozenColumns[c.Family] {
+							if freeze.pattern != "" && (n%3 != 2 || accum > 2 || reproducible) {
+								continue // 2, 5 and 8 ranks, once and twice
 							}
-							want += each * [...]int64{2 * reduces, reduces + 1, k + 1, k + gathers*k}[stage]
+							cfg := plan.Config{Ranks: n, Stage: zero.Stage(stage), Prefetch: prefetch, Accum: accum, Reproducible: reproducible}
+							if freeze.pattern != "" {
+								cfg.Freeze = []string{freeze.pattern}
+							}
+							frozen := func(name string) bool { ok, _ := graph.MatchName(freeze.pattern, name); return ok }
+							var want int64
+							whole := forwardUnits(t, c, func(string) bool { return false })
+							for _, u := range forwardUnits(t, c, frozen) {
+								layer := slices.IndexFunc(whole, func(w unitSize) bool { return w.name == u.name })
+								each := fp32 * u.flat(n) / int64(n) * int64(n-1)
+								k, gathers := int64(accum), gathersOf(c, u.name, layer, len(whole))
+								if !u.trainable {
+									if stage == 3 {
+										want += each * k * min(gathers, freeze.gathers)
+									}
+									continue
+								}
+								reduces := int64(1)
+								if reproducible {
+									reduces = k
+								}
+								want += each * [...]int64{2 * reduces, reduces + 1, k + 1, k + gathers*k}[stage]
+							}
+							require.Equal(t, want, buildPlan(t, c, cfg).CommBytes, "%s, %d ranks, accum %d, reproducible %v, stage %d, prefetch %d, frozen %q", name, n, accum, reproducible, stage, prefetch, freeze.pattern)
 						}
-						require.Equal(t, want, p.CommBytes, "%s, %d ranks, accum %d, reproducible %v, stage %d, prefetch %d", name, n, accum, reproducible, stage, prefetch)
 					}
 				}
 			}
 		}
 	}
+}
+
+// frozenColumns are what is frozen of a model in TestCommunicationByFormula, and
+// how often a micro-step wants it: a frozen weight or scale in the forward, and in
+// the backward for the gradient of its input; a bias in the forward alone.
+var frozenColumns = map[model.Family][]struct {
+	pattern string
+	gathers int64
+}{
+	model.GPT2:  {{"", 0}, {"h.*.ln_*", 2}, {"h.*.mlp.*", 2}, {"*.bias", 1}},
+	model.Llama: {{"", 0}, {"model.layers.*layernorm*", 2}, {"*.q_proj.weight", 2}},
+	model.MLP:   {{"", 0}, {"*.bias", 1}},
+	model.CNN:   {{"", 0}, {"*.bias", 1}},
 }
 
 // On a deep model padding and the ends no longer matter, and the sums are the

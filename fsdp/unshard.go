@@ -1,19 +1,25 @@
 package fsdp
 
 import (
+	"cmp"
 	"fmt"
-	"sort"
+	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// region is a stretch of a phase that uses a unit's parameters, as base
-// indices, between uses of other units.
-type region struct{ unit, first, last int }
+// region is a stretch of a phase that uses a block's parameters, as base
+// indices, between uses of other blocks. Its units are gathered together, in the
+// order of their first use.
+type region struct {
+	units       []int
+	first, last int
+}
 
 type gatherKey struct {
 	section string
 	region  int
+	unit    int
 }
 
 type gathered struct {
@@ -23,57 +29,53 @@ type gathered struct {
 
 // regions finds the use regions of a phase in order of their first use.
 func (s *sharder) regions(w *weave, owner map[graph.BufID]int) []region {
-	var done []region
-	open := map[int]*region{}
+	var done, open []region
 	var reads []int
 	for i, n := range w.base {
 		reads = reads[:0]
 		for _, id := range n.op.In {
-			if u, ok := owner[id]; ok {
+			if u, ok := owner[id]; ok && !slices.Contains(reads, u) {
 				reads = append(reads, u)
 			}
 		}
 		if len(reads) == 0 {
 			continue
 		}
-		for u, r := range open {
-			if !contains(reads, u) {
-				done = append(done, *r)
-				delete(open, u)
+		used := func(r region) bool {
+			return slices.ContainsFunc(reads, func(u int) bool { return s.p.SameBlock(u, r.units[0]) })
+		}
+		kept := open[:0]
+		for _, r := range open {
+			if used(r) {
+				kept = append(kept, r)
+			} else {
+				done = append(done, r)
 			}
 		}
+		open = kept
 		for _, u := range reads {
-			if open[u] == nil {
-				open[u] = &region{u, i, i}
+			k := slices.IndexFunc(open, func(r region) bool { return s.p.SameBlock(u, r.units[0]) })
+			if k < 0 {
+				k = len(open)
+				open = append(open, region{first: i})
 			}
-			open[u].last = i
+			if !slices.Contains(open[k].units, u) {
+				open[k].units = append(open[k].units, u)
+			}
+			open[k].last = i
 		}
 	}
-	for _, r := range open {
-		done = append(done, *r)
-	}
-	sort.Slice(done, func(i, j int) bool {
-		if done[i].first != done[j].first {
-			return done[i].first < done[j].first
-		}
-		return done[i].unit < done[j].unit
+	done = append(done, open...)
+	slices.SortFunc(done, func(a, b region) int {
+		return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.units[0], b.units[0]))
 	})
 	return done
 }
 
-func contains(list []int, v int) bool {
-	for _, x := range list {
-		if x == v {
-			return true
-		}
-	}
-	return false
-}
-
-// unshard gathers each unit before every region that uses it, into a buffer
-// that lives for the region only. The gather of region k is issued when region
+// unshard gathers the units of a block before every region that uses them, into
+// buffers that live for the region only. The gather of region k is issued when region
 // k−d starts computing, and not before region k−d−1 has finished (d is the
-// prefetch distance), so that at most d+1 units are whole at a time:
+// prefetch distance), so that at most d+1 blocks are whole at a time:
 //
 //	comm:     AG 0  AG 1 │      AG 2 │      AG 3 │
 //	compute:             region 0    region 1    region 2       (d = 1)
@@ -89,28 +91,30 @@ func (s *sharder) unshard(w *weave, section string) {
 	regions := s.regions(w, owner)
 	d := s.o.Prefetch
 	for k, r := range regions {
-		g := s.gatheredBuffer(gatherKey{section, k}, r.unit)
-		for i := r.first; i <= r.last; i++ {
-			for a, id := range w.base[i].op.In {
-				if u, ok := owner[id]; ok && u == r.unit {
-					w.base[i].op.In[a] = s.viewIn(g, id)
-				}
-			}
-		}
 		at := 0
 		if k-d >= 0 {
 			at = regions[k-d].first
 		}
-		ag := w.insertBefore(at, newOp(graph.AllGather, fmt.Sprintf("%s/all_gather.%d", p.Units[r.unit].Name, k), graph.Comm, w.base[r.first].op.Pass, r.unit,
-			[]graph.BufID{s.units[r.unit].valueShard}, []graph.Out{{Buf: g.whole}}, s.group()))
-		if k-d-1 >= 0 {
-			w.order(w.base[regions[k-d-1].last], ag)
+		for _, u := range r.units {
+			g := s.gatheredBuffer(gatherKey{section, k, u})
+			for i := r.first; i <= r.last; i++ {
+				for a, id := range w.base[i].op.In {
+					if v, ok := owner[id]; ok && v == u {
+						w.base[i].op.In[a] = s.viewIn(g, id)
+					}
+				}
+			}
+			ag := w.insertBefore(at, newOp(graph.AllGather, fmt.Sprintf("%s/all_gather.%d", p.Units[u].Name, k), graph.Comm, w.base[r.first].op.Pass, u,
+				[]graph.BufID{s.units[u].valueShard}, []graph.Out{{Buf: g.whole}}, s.group()))
+			if k-d-1 >= 0 {
+				w.order(w.base[regions[k-d-1].last], ag)
+			}
 		}
 	}
 }
 
-func (s *sharder) gatheredBuffer(key gatherKey, u int) *gathered {
-	g := s.gathered[key]
+func (s *sharder) gatheredBuffer(key gatherKey) *gathered {
+	g, u := s.gathered[key], key.unit
 	if g == nil {
 		unit := &s.p.Units[u]
 		g = &gathered{views: map[graph.BufID]graph.BufID{}}

@@ -9,7 +9,7 @@ import (
 // the first error sticks, later calls do nothing, and Program returns it.
 //
 //	b := graph.NewBuilder()
-//	b.Unit("fc")
+//	b.Unit("fc")   // or b.Block("h", 3)
 //	x := b.Input("x", 8, 784)
 //	w := b.Param("fc.weight", graph.Normal(0.02), 10, 784)
 //	y := b.Linear("fc", x, w, graph.Value{}, graph.LinearAttr{TransW: true})
@@ -106,15 +106,28 @@ func (b *Builder) failf(format string, args ...any) {
 	}
 }
 
-// Unit makes name the unit of what follows; a unit may be returned to.
-func (b *Builder) Unit(name string) {
+// Unit makes name the unit of what follows, a block that stands alone; a unit
+// may be returned to.
+func (b *Builder) Unit(name string) { b.enter(name, Block{name, -1}) }
+
+// Block makes the block of the given template and index, from 0, the unit of what
+// follows. The unit's name is "template.index". Names of what belongs to it have
+// the index between dots where a person is to choose it by pattern.
+func (b *Builder) Block(template string, index int) {
+	if b.err == nil && (template == "" || index < 0) {
+		b.failf("block %q %d: a block needs the name of its template and an index from 0", template, index)
+	}
+	b.enter(fmt.Sprintf("%s.%d", template, index), Block{template, index})
+}
+
+func (b *Builder) enter(name string, block Block) {
 	if b.err != nil {
 		return
 	}
 	i, ok := b.units[name]
 	if !ok {
 		i = len(b.p.Units)
-		b.p.Units = append(b.p.Units, Unit{Name: name})
+		b.p.Units = append(b.p.Units, Unit{Name: name, Block: block})
 		b.units[name] = i
 	}
 	b.unit = i

@@ -85,7 +85,7 @@ func init() {
 		},
 		&Info{
 			Kind: LAMBDirection,
-			Doc: "LAMB's (You et al. 2020) Adam direction, which replaces g, and norms += the exact squares of p and of it for each parameter of the unit; " +
+			Doc: "LAMB's (You et al. 2020) Adam direction, which replaces g, and norms += the exact squares of p and of it for each parameter of the unit with decay (AdaptAll: for each); " +
 				"p, g, m, v (Len), norms i64 (2·params·Limbs).",
 			In:    []Operand{in("p", "(Len)").typ(isF32), coef, hyper},
 			Out:   []Operand{state("g"), state("m"), state("v"), norms.mode(modeA)},
@@ -95,7 +95,7 @@ func init() {
 		},
 		&Info{
 			Kind:  ParamNorms,
-			Doc:   "norms += the exact squares of p and g for each parameter of the unit; p, g (Len), norms i64 (2·params·Limbs).",
+			Doc:   "norms += the exact squares of p and g for each parameter of the unit with decay (AdaptAll: for each); p, g (Len), norms i64 (2·params·Limbs).",
 			In:    []Operand{in("p", "(Len)").typ(isF32), g},
 			Out:   []Operand{norms.mode(modeA)},
 			Attr:  UpdateAttr{},
@@ -104,7 +104,7 @@ func init() {
 		},
 		&Info{
 			Kind:  LAMBApply,
-			Doc:   "p −= lr·(‖p‖/‖g‖)·g for each parameter, g the direction; g, p (Len), norms i64 (2·params·Limbs).",
+			Doc:   "p −= lr·(‖p‖/‖g‖)·g for each parameter, g the direction, the ratio 1 where a norm is 0; g, p (Len), norms i64 (2·params·Limbs).",
 			In:    []Operand{g, norms, coef, hyper},
 			Out:   []Operand{state("p"), low},
 			Attr:  UpdateAttr{},

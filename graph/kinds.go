@@ -259,4 +259,19 @@ type UpdateAttr struct {
 	Shard                           ShardAttr
 	Beta1, Beta2, Eps, Decay, Trust float64 // Decay applies to segments whose Param.Decay is set
 	Nesterov, Clip                  bool    // Clip: LARC's clipped form
+	// AdaptAll takes the norms of every parameter, not only of those with decay.
+	AdaptAll bool
+}
+
+// Unadapted is LARS's local rate over the global one where there is no norm to
+// adapt it by: of a parameter without decay (biases, norms) unless AdaptAll, and
+// of one whose weights or gradients are all zero. It is the trust coefficient,
+// as if both norms were equal: at the rates that LARS is run with, the global
+// rate itself is thousands of times what a weight matrix gets. The papers' letter
+// (AdaptAll) and LARC, whose global rate is a ceiling, take the global rate.
+func (a UpdateAttr) Unadapted() float64 {
+	if a.AdaptAll || a.Clip {
+		return 1
+	}
+	return a.Trust
 }

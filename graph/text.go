@@ -19,7 +19,7 @@ import (
 //	mesh data=4
 //	events 12
 //	role tokens tokens
-//	unit h.0 flat=1024 frozen
+//	unit h.0 flat=1024 frozen block=h:0
 //	  segment h.0.w start=0 len=640 flat=0
 //	  value value/h.0 name=value axis=0 len=256 per-param
 //	  state exp_avg/h.0 name=exp_avg axis=0 len=256
@@ -196,6 +196,9 @@ func (f *formatter) unit(i int) {
 	f.word(quoteName(u.Name))
 	f.num("flat", u.FlatLen, 0)
 	f.flag("frozen", u.Frozen)
+	if u.Block != (Block{}) {
+		f.key("block", quoteName(u.Block.Template)+":"+strconv.Itoa(u.Block.Index))
+	}
 	f.end()
 	for _, s := range u.Segments {
 		f.indent()

@@ -241,6 +241,17 @@ func (a *args) ref(what string, table map[string][]int, s string) int {
 	return i
 }
 
+func (a *args) block(s string) Block {
+	i := strings.LastIndexByte(s, ':')
+	if i < 0 {
+		a.fail(fmt.Errorf("block %q, want template:index", clip(s)))
+		return Block{}
+	}
+	name, err := unquoteName(s[:i])
+	a.fail(err)
+	return Block{name, int(a.int(s[i+1:], 32))}
+}
+
 func (a *args) unit(s string) int { return a.ref("unit", a.ps.units, s) }
 
 // keys takes the rest of the words as key=value or flags (with empty value).
@@ -298,6 +309,8 @@ func (ps *textParser) statement(words []string) error {
 				u.FlatLen = a.int(value, 64)
 			case "frozen":
 				u.Frozen = true
+			case "block":
+				u.Block = a.block(value)
 			default:
 				return false
 			}

@@ -301,6 +301,7 @@ type Unit struct {
 	Segments []Segment
 	FlatLen  int64 // padded length in elements; set by the sharding rewrite
 	Frozen   bool
+	Block    Block // what it is a part of: of a partly frozen block there are two units
 
 	// Where the unit's states rest between steps; set by the sharding rewrite.
 	// Value is the (master) parameters, States the optimizer's.
@@ -474,6 +475,7 @@ func (p *Program) Clone() *Program {
 	q.Units = append([]Unit(nil), p.Units...)
 	for i := range q.Units {
 		q.Units[i].Segments = append([]Segment(nil), q.Units[i].Segments...)
+		q.Units[i].States = append([]State(nil), q.Units[i].States...)
 	}
 	q.Sections = append([]Section(nil), p.Sections...)
 	for i := range q.Sections {

@@ -56,6 +56,21 @@ func (b *Binding) Spans(a graph.ShardAttr) (spans []Span, trainable []bool, err 
 	return spans, trainable, nil
 }
 
+// Adapted returns the spans whose norms an update takes; see
+// graph.UpdateAttr.AdaptAll.
+func Adapted(a graph.UpdateAttr, spans []Span) []Span {
+	if a.AdaptAll {
+		return spans
+	}
+	var some []Span
+	for _, s := range spans {
+		if s.Decay {
+			some = append(some, s)
+		}
+	}
+	return some
+}
+
 // WholeParams refuses units that hold a part of a parameter only: a norm over
 // the unit's segments would not be the parameter's.
 func (b *Binding) WholeParams(unit int) error {

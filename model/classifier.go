@@ -28,7 +28,7 @@ func (w *writer) cnn() {
 	x := w.Input("x", w.batch, int64(c.Height), int64(c.ImgWidth), int64(c.Chans))
 	for i, n := range c.Hidden {
 		name := fmt.Sprintf("layer.%d", i)
-		w.Unit(name)
+		w.Block("layer", i)
 		fan := 9 * w.last(x)
 		weight := w.Param(name+".weight", graph.Normal(math.Sqrt(2/float64(fan))), int64(n), fan)
 		bias := w.Param(name+".bias", graph.Zeros, int64(n))
@@ -50,7 +50,7 @@ func (w *writer) classify(i int, x graph.Value) {
 
 func (w *writer) dense(i int, x graph.Value, out int64) graph.Value {
 	name := fmt.Sprintf("layer.%d", i)
-	w.Unit(name)
+	w.Block("layer", i)
 	fan := w.last(x)
 	weight := w.Param(name+".weight", graph.Normal(math.Sqrt(2/float64(fan))), out, fan)
 	return w.Linear(name, x, weight, w.Param(name+".bias", graph.Zeros, out), graph.LinearAttr{TransW: true})

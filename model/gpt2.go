@@ -30,7 +30,7 @@ func (w *writer) gpt2() {
 	}
 	for i := range c.Layers {
 		h := fmt.Sprintf("h.%d", i)
-		w.Unit(h)
+		w.Block("h", i)
 		a := w.layerNorm(h+".ln_1", x)                                // (N,C)
 		a = w.conv1D(h+".attn.c_attn", a, w.normal(), width, 3*width) // (N,3C)
 		a = w.AttentionPacked(h+".attn", a, attn)                     // (N,C)

@@ -25,7 +25,7 @@ func (w *writer) llama() {
 		Scale: 1 / math.Sqrt(float64(c.HeadDim)), Causal: true,
 	}
 	for i := range c.Layers {
-		w.Unit(fmt.Sprintf("h.%d", i))
+		w.Block("h", i)
 		h := fmt.Sprintf("model.layers.%d", i)
 		sa, mlp := h+".self_attn", h+".mlp"
 		a := w.rmsNorm(h+".input_layernorm", x)                // (N,C)

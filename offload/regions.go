@@ -7,7 +7,7 @@ import (
 )
 
 // region is a stretch of a phase that uses the flat buffers of one kind of one
-// unit, between uses of other units' (a region of fsdp, of any kind of buffer),
+// unit, between uses of other blocks' (a region of fsdp, of any kind of buffer),
 // or all uses of one other buffer. Indices are those of the phase's operations.
 type region struct {
 	unit, slot  int // slot: the chunk, −1 where there is none
@@ -99,9 +99,9 @@ func (c *coherence) collect() {
 			if len(used) == 0 {
 				continue
 			}
-			for u := range open {
-				if used[u] == nil {
-					delete(open, u)
+			for key := range open {
+				if !c.stillUsed(key, used) {
+					delete(open, key)
 				}
 			}
 			for u, roots := range used {
@@ -126,6 +126,21 @@ func (c *coherence) collect() {
 			c.single = append(c.single, &region{unit: r.p.Buf(root).Unit, slot: -1, first: list[0], last: list[len(list)-1], roots: []graph.BufID{root}})
 		}
 	}
+}
+
+// stillUsed says whether a region, of a unit and a chunk, goes on where used are
+// the units and chunks of an operation: the halves of a partly frozen block do
+// not end each other's.
+func (c *coherence) stillUsed(key [2]int, used map[[2]int][]graph.BufID) bool {
+	if used[key] != nil {
+		return true
+	}
+	for other := range used {
+		if key[1] < 0 && other[1] < 0 && c.r.p.SameBlock(key[0], other[0]) {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *coherence) run() {

@@ -2,7 +2,6 @@ package recompute
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -77,9 +76,12 @@ func (r *rewriter) checkDrops(p *graph.Program) error {
 		var all, names []string
 		seen := map[string]bool{}
 		for _, c := range list {
-			name := layerNumber.ReplaceAllString(c.Name, ".*.")
 			if c.Ops == nil {
 				continue
+			}
+			name := c.Name
+			if before, after, ok := p.BlockOf(c.Unit).Cut(name); ok {
+				name = before + "*" + after
 			}
 			all = append(all, c.Name)
 			if !seen[name] {
@@ -91,8 +93,6 @@ func (r *rewriter) checkDrops(p *graph.Program) error {
 	}
 	return nil
 }
-
-var layerNumber = regexp.MustCompile(`\.[0-9]+\.`)
 
 // Candidate is an activation that the forward leaves for the backward.
 type Candidate struct {

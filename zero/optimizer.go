@@ -21,6 +21,11 @@ type Optimizer struct {
 	Decay        float64 // on parameters whose Decay is set
 	Trust        float64 // LARS and LARC: trust coefficient η
 	Nesterov     bool    // SGD
+	// AdaptAll adapts LAMB's, LARS's and LARC's rate to the norms of every
+	// parameter, as the papers are written. Otherwise parameters without Decay
+	// (biases, norms) keep the unadapted rate, as the recipes of these optimizers
+	// do: a bias that starts at zero has no norm to adapt to.
+	AdaptAll bool
 }
 
 type rule struct {
@@ -64,6 +69,8 @@ func (o Optimizer) Validate() error {
 		return fmt.Errorf("optimizer: eps %g is negative or not a number", o.Eps)
 	case !(o.Decay >= 0):
 		return fmt.Errorf("optimizer: weight decay %g is negative or not a number", o.Decay)
+	case !(o.Trust >= 0):
+		return fmt.Errorf("optimizer: trust coefficient %g is negative or not a number", o.Trust)
 	}
 	return nil
 }
@@ -140,7 +147,7 @@ func (o Optimizer) EmitUpdate(p *graph.Program, targets []Target, clip float64) 
 
 	attr := func(t Target) graph.UpdateAttr {
 		return graph.UpdateAttr{Shard: t.Shard, Beta1: o.Beta1, Beta2: o.Beta2, Eps: o.Eps, Decay: o.Decay,
-			Trust: o.Trust, Nesterov: o.Nesterov, Clip: o.Name == "larc"}
+			Trust: o.Trust, Nesterov: o.Nesterov, Clip: o.Name == "larc", AdaptAll: o.AdaptAll || o.Name == "novograd"}
 	}
 	rw := func(ids ...graph.BufID) (out []graph.Out) {
 		for _, id := range ids {

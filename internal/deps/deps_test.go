@@ -34,6 +34,7 @@ const table = `
 	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest
 	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan
 	data      < internal
+	run       < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal
 `
 
 // pure packages touch no device, file or network: what they import beside the

@@ -214,7 +214,7 @@ func bindLAMBDirection(b *binding) func() error {
 	for _, s := range u.spans {
 		parts = append(parts, vec.LAMBDirection{Moments: u.moments(s, p, g, m, v)})
 	}
-	sums := normSums(u.spans, p, g, norms)
+	sums := normSums(kernels.Adapted(u.attr, u.spans), p, g, norms)
 	pool := b.pool
 	return func() error {
 		for i := range parts {
@@ -235,7 +235,7 @@ func bindParamNorms(b *binding) func() error {
 	if b.err != nil {
 		return nil
 	}
-	sums := normSums(u.spans, p, g, norms)
+	sums := normSums(kernels.Adapted(u.attr, u.spans), p, g, norms)
 	pool := b.pool
 	return func() error { return runSums(sums, pool) }
 }
@@ -295,7 +295,7 @@ func bindLARSApply(b *binding) func() error {
 			if u.attr.Clip {
 				k.Rate, k.Step = vec.LARCRatio(normP, normG, k.Decay, u.attr.Trust, lr), lr
 			} else {
-				k.Rate, k.Step = lr*vec.LARSRatio(normP, normG, k.Decay, u.attr.Trust), 1
+				k.Rate, k.Step = lr*vec.LARSRatio(normP, normG, k.Decay, u.attr.Trust, u.attr.Unadapted()), 1
 			}
 			if err := k.Run(pool); err != nil {
 				return err

@@ -168,8 +168,9 @@ func bindLAMBDirection(b *binding) {
 			k.Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.in(2)).Pointer(b.out(0)).Pointer(b.out(1)).Pointer(b.out(2))
 		},
 		func(k *driver.Args) { k.Float64(a.Beta1).Float64(a.Beta2).Float64(a.Eps) })
-	b.sqSums(spans, b.in(0), b.inBuf(0), b.out(3), 2, 0)
-	b.sqSums(spans, b.out(0), b.outBuf(0), b.out(3), 2, 1)
+	adapted := kernels.Adapted(a, spans)
+	b.sqSums(adapted, b.in(0), b.inBuf(0), b.out(3), 2, 0)
+	b.sqSums(adapted, b.out(0), b.outBuf(0), b.out(3), 2, 1)
 }
 
 func bindParamNorms(b *binding) {
@@ -179,8 +180,9 @@ func bindParamNorms(b *binding) {
 		b.failf("%w", err)
 	}
 	b.norms(b.outBuf(0), len(trainable))
-	b.sqSums(spans, b.in(0), b.inBuf(0), b.out(0), 2, 0)
-	b.sqSums(spans, b.in(1), b.inBuf(1), b.out(0), 2, 1)
+	adapted := kernels.Adapted(a, spans)
+	b.sqSums(adapted, b.in(0), b.inBuf(0), b.out(0), 2, 0)
+	b.sqSums(adapted, b.in(1), b.inBuf(1), b.out(0), 2, 1)
 }
 
 func bindLAMBApply(b *binding) {
@@ -230,7 +232,7 @@ func (b *binding) momentum(a graph.UpdateAttr, spans []kernels.Span, rule int32,
 			k.Pointer(b.in(0)).Pointer(norms).Pointer(coef).Pointer(hyper).Pointer(b.out(0)).Pointer(b.out(1)).Pointer(second).Pointer(low)
 		},
 		func(k *driver.Args) {
-			k.Float64(a.Beta1).Float64(a.Eps).Float64(a.Trust).Int32(rule).Int32(nesterov).Int32(b.floatType(b.inBuf(0))).Int32(lowType)
+			k.Float64(a.Beta1).Float64(a.Eps).Float64(a.Trust).Float64(a.Unadapted()).Int32(rule).Int32(nesterov).Int32(b.floatType(b.inBuf(0))).Int32(lowType)
 		})
 }
 

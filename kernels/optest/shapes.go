@@ -354,7 +354,7 @@ func updateShapes(r *rand.Rand, ins, outs string) spec {
 
 func updateOf(r *rand.Rand, s spec, a graph.ShardAttr, ins, outs string) spec {
 	s.attr = graph.UpdateAttr{
-		Shard: a, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, Trust: 0.02, Nesterov: r.IntN(2) == 0, Clip: r.IntN(2) == 0,
+		Shard: a, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, Trust: 0.02, Nesterov: r.IntN(2) == 0, Clip: r.IntN(2) == 0, AdaptAll: r.IntN(2) == 0,
 	}
 	shape := func(name string) dims {
 		switch name {

@@ -50,12 +50,24 @@ func params(p *graph.Program, unit int) map[int]int {
 // parameter: each 256-element block of a parameter enters as one float64, the
 // tree over 16 lanes.
 func (c *call[T]) squares(a graph.ShardAttr, x []T, acc func(param int) []int64) {
+	c.squaresOf(a, x, acc, func(element) bool { return true })
+}
+
+// normSquares does the same for the parameters whose norms the update takes.
+func (c *call[T]) normSquares(a graph.UpdateAttr, x []T, acc func(param int) []int64) {
+	c.squaresOf(a.Shard, x, acc, func(e element) bool { return e.decay || a.AdaptAll })
+}
+
+func (c *call[T]) squaresOf(a graph.ShardAttr, x []T, acc func(param int) []int64, counts func(element) bool) {
 	type block struct {
 		param int
 		n     int64
 	}
 	lanes := map[block]*[16]float64{}
 	c.shard(a, func(i int, e element) {
+		if !counts(e) {
+			return
+		}
 		b := block{e.param, e.at / 256}
 		if lanes[b] == nil {
 			lanes[b] = new([16]float64)
@@ -144,8 +156,8 @@ func lambDirection[T num.Float](c *call[T]) {
 		d := adam(a, hyper, T(g.v[i]*coef.v[0]), &m.v[i], &v.v[i])
 		g.v[i] = num.Fma(T(decayOf(a, e)), p.v[i], T(m.v[i]*T(1/hyper[graph.HyperBC1]))/d)
 	})
-	c.squares(a.Shard, p.v, norms(sq, 0))
-	c.squares(a.Shard, g.v, norms(sq, 1))
+	c.normSquares(a, p.v, norms(sq, 0))
+	c.normSquares(a, g.v, norms(sq, 1))
 }
 
 func paramNorms[T num.Float](c *call[T]) {
@@ -154,8 +166,8 @@ func paramNorms[T num.Float](c *call[T]) {
 	if c.err != nil {
 		return
 	}
-	c.squares(a.Shard, p.v, norms(sq, 0))
-	c.squares(a.Shard, g.v, norms(sq, 1))
+	c.normSquares(a, p.v, norms(sq, 0))
+	c.normSquares(a, g.v, norms(sq, 1))
 }
 
 func lambApply[T num.Float](c *call[T]) {
@@ -206,7 +218,7 @@ func larsApply[T num.Float](c *call[T]) {
 	lr, f := hyper[graph.HyperLR], float64(coef.v[0])
 	c.shard(a.Shard, func(i int, e element) {
 		np, ng := root(norms(sq, 0)(e.param)), float64(root(norms(sq, 1)(e.param))*f)
-		ratio := 1.0
+		ratio := a.Unadapted()
 		if np > 0 && ng > 0 {
 			ratio = a.Trust * np / (ng + float64(decayOf(a, e)*np))
 			if a.Clip {

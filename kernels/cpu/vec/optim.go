@@ -241,18 +241,19 @@ type Momentum struct {
 type momentumScalars struct{ gradScale, decay, rate, momentum, step float32 }
 
 // LARSRatio returns the local learning rate of a parameter over the global one:
-// trust·‖P‖ / (‖G‖ + decay·‖P‖), and 1 where either norm is 0.
-func LARSRatio(normP, normG, decay, trust float64) float64 {
+// trust·‖P‖ / (‖G‖ + decay·‖P‖), and unadapted where either norm is 0.
+func LARSRatio(normP, normG, decay, trust, unadapted float64) float64 {
 	if normP > 0 && normG > 0 {
 		return trust * normP / (normG + float64(decay*normP))
 	}
-	return 1
+	return unadapted
 }
 
-// LARCRatio returns LARC's clipped ratio: min(LARSRatio/lr, 1).
+// LARCRatio returns LARC's clipped ratio: min(LARSRatio/lr, 1), and 1 where
+// either norm is 0.
 func LARCRatio(normP, normG, decay, trust, lr float64) float64 {
 	if normP > 0 && normG > 0 {
-		return math.Min(LARSRatio(normP, normG, decay, trust)/lr, 1)
+		return math.Min(LARSRatio(normP, normG, decay, trust, 1)/lr, 1)
 	}
 	return 1
 }

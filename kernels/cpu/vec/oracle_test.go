@@ -439,7 +439,7 @@ func TestOptimizers(t *testing.T) {
 		{"sgd", Momentum{GradScale: 0.5, Decay: 0.1, Rate: 1, Step: lr}},
 		{"sgd momentum", Momentum{GradScale: 0.5, Decay: 0.1, Rate: 1, Momentum: 0.9, Step: lr}},
 		{"sgd nesterov", Momentum{GradScale: 0.5, Decay: 0.1, Rate: 1, Momentum: 0.9, Step: lr, Nesterov: true}},
-		{"lars", Momentum{GradScale: 0.5, Decay: 0.1, Rate: lr * LARSRatio(3, 2, 0.1, 1e-3), Momentum: 0.9, Step: 1}},
+		{"lars", Momentum{GradScale: 0.5, Decay: 0.1, Rate: lr * LARSRatio(3, 2, 0.1, 1e-3, 1), Momentum: 0.9, Step: 1}},
 	} {
 		p, g := randoms[float32](r, n), randoms[float32](r, n)
 		p64, b64 := wide(p), make([]float64, n)
@@ -462,8 +462,11 @@ func TestOptimizers(t *testing.T) {
 		near(t, p64, p, 1e-6)
 	}
 	require.Equal(t, 1.0, LAMBRatio(0, 2))
-	require.InDelta(t, 1e-3*3/(2+0.3), LARSRatio(3, 2, 0.1, 1e-3), 1e-15)
+	require.InDelta(t, 1e-3*3/(2+0.3), LARSRatio(3, 2, 0.1, 1e-3, 1), 1e-15)
+	require.Equal(t, 0.25, LARSRatio(0, 2, 0.1, 1e-3, 0.25))
+	require.Equal(t, 0.25, LARSRatio(2, 0, 0.1, 1e-3, 0.25))
 	require.Equal(t, 1.0, LARCRatio(3, 2, 0.1, 1e-3, 1e-6))
+	require.Equal(t, 1.0, LARCRatio(0, 2, 0.1, 1e-3, 1e-6))
 	require.Equal(t, 4.0, NovoGradMoment(0, 4, 0.9, true))
 	require.InDelta(t, 0.9*2+0.1*4, NovoGradMoment(2, 4, 0.9, false), 1e-15)
 }

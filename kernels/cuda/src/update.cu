@@ -291,7 +291,7 @@ struct Momentum { float scale, decay, rate, momentum, step; };
 enum { SGD, LARS, LARC, NOVOGRAD };
 
 KERNEL(256, momentum, const int *skip, const void *g, const i64 *norms, const float *coef, const double *hyper, float *p, float *b, const float *second, void *low,
-	Spans s, double beta, double eps, double trust, int rule, int nesterov, int grad_type, int low_type) {
+	Spans s, double beta, double eps, double trust, double unadapted, int rule, int nesterov, int grad_type, int low_type) {
 	SKIP();
 	SHARED(Momentum, shared, 1);
 	i64 from;
@@ -300,7 +300,7 @@ KERNEL(256, momentum, const int *skip, const void *g, const i64 *norms, const fl
 		double c = *coef, lr = hyper[LR], decay = s.decay[span], scale = c, rate = 1, step = lr;
 		if (rule == LARS || rule == LARC) {
 			const i64 *acc = norms + 2 * LIMBS * s.param[span];
-			double np = norm_of(acc), ng = norm_of(acc + LIMBS) * c, ratio = 1;
+			double np = norm_of(acc), ng = norm_of(acc + LIMBS) * c, ratio = unadapted;
 			if (np > 0 && ng > 0) {
 				ratio = trust * np / (ng + decay * np);
 				if (rule == LARC) {

@@ -1,9 +1,8 @@
-package spillway
+package run
 
 import (
 	"errors"
 	"fmt"
-	"runtime"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/onegpu"
@@ -32,24 +31,24 @@ func (e *MissingDevice) Error() string { return fmt.Sprintf("--device %s: %v", e
 // Unwrap returns the cause.
 func (e *MissingDevice) Unwrap() error { return e.Err }
 
-// gpuKernels is the kernels of a GPU that its ranks share.
-type gpuKernels interface {
+// GPUKernels is the kernels of a GPU that its ranks share.
+type GPUKernels interface {
 	kernels.Library
-	// sum adds buffers of the ranks.
-	sum(dtype graph.DType) (onegpu.Sum, error)
-	close() error
+	// Sum adds buffers of the ranks.
+	Sum(dtype graph.DType) (onegpu.Sum, error)
+	Close() error
 }
 
-// cudaParts is where the driver, the kernels and what NVML says come from.
-type cudaParts struct {
-	driver  func() (driver.API, error)
-	kernels func(cfg *Config, api driver.API, dev driver.Device, host kernels.Library) (gpuKernels, error)
-	// used is the bytes that all processes together use of a GPU's memory.
-	used func(uuid [16]byte) (int64, error)
+// CUDAParts is where the driver, the kernels and what NVML says come from.
+type CUDAParts struct {
+	Driver  func() (driver.API, error)
+	Kernels func(o Options, api driver.API, dev driver.Device, host kernels.Library) (GPUKernels, error)
+	// Used is the bytes that all processes together use of a GPU's memory.
+	Used func(uuid [16]byte) (int64, error)
 }
 
 // realCUDA is the machine's own.
-var realCUDA = cudaParts{driver: driver.Open, kernels: openGPUKernels, used: gpus.Used}
+var realCUDA = CUDAParts{Driver: driver.Open, Kernels: openGPUKernels, Used: gpus.Used}
 
 // laterOutside is what kernels and cuBLASLt take of device memory beside the
 // context when operations are bound: code of modules, handles. An estimate until
@@ -58,63 +57,42 @@ const laterOutside = 48 << 20
 
 // cudaPlatform is one GPU, which all ranks share: its first.
 type cudaPlatform struct {
-	cfg    *Config
-	parts  cudaParts
+	o      Options
+	parts  CUDAParts
 	api    driver.API
 	gpu    driver.Device
 	preset gpus.GPU
 	host   *thread // with the GPU's context current
 
-	asked     int64 // --device-memory, 0: none
+	limits    Limits
 	available int64 // bytes of the GPU that this process may take, its context included
 	others    int64 // bytes that others use; −1: not known
 
 	opt   cuda.Options
 	world *onegpu.World
-	lib   gpuKernels
+	lib   GPUKernels
 }
 
-// thread is a goroutine that is locked to its thread.
-type thread struct{ work chan func() }
-
-func newThread() *thread {
-	t := &thread{work: make(chan func())}
-	go func() {
-		runtime.LockOSThread()
-		for f := range t.work {
-			f()
-		}
-	}()
-	return t
-}
-
-// do runs f there and returns its error.
-func (t *thread) do(f func() error) error {
-	done := make(chan error, 1)
-	t.work <- func() { done <- f() }
-	return <-done
-}
-
-func newCUDAPlatform(cfg *Config) (_ *cudaPlatform, err error) {
+func newCUDA(o Options) (_ *cudaPlatform, err error) {
 	switch {
-	case cfg.CheckWrites:
+	case o.CheckWrites:
 		return nil, errors.New("--device cuda: CheckWrites watches kernels of the CPU device only")
-	case cfg.Ranks > kernelscuda.MostRanks:
-		return nil, fmt.Errorf("--ranks %d: at most %d ranks share a GPU", cfg.Ranks, kernelscuda.MostRanks)
+	case len(o.World.Local) > kernelscuda.MostRanks:
+		return nil, fmt.Errorf("--ranks %d: at most %d ranks share a GPU", len(o.World.Local), kernelscuda.MostRanks)
 	}
-	c := &cudaPlatform{cfg: cfg, parts: realCUDA, asked: cfg.DeviceMemory}
-	if cfg.cuda != nil {
-		c.parts = *cfg.cuda
+	c := &cudaPlatform{o: o, parts: realCUDA}
+	if o.CUDA != nil {
+		c.parts = *o.CUDA
 	}
-	if c.api, err = c.parts.driver(); err != nil {
-		return nil, &MissingDevice{cfg.Device, err}
+	if c.api, err = c.parts.Driver(); err != nil {
+		return nil, &MissingDevice{o.Device, err}
 	}
 	list, err := c.api.Devices()
 	if err != nil {
 		return nil, fmt.Errorf("--device cuda: %w", err)
 	}
 	if len(list) == 0 {
-		return nil, &MissingDevice{cfg.Device, errors.New("the driver shows no GPU (CUDA_VISIBLE_DEVICES hides them, where it is set)")}
+		return nil, &MissingDevice{o.Device, errors.New("the driver shows no GPU (CUDA_VISIBLE_DEVICES hides them, where it is set)")}
 	}
 	c.gpu = list[0]
 	c.preset = gpus.Product(c.gpu.Name, c.gpu.Memory)
@@ -129,7 +107,7 @@ func newCUDAPlatform(cfg *Config) (_ *cudaPlatform, err error) {
 // measure makes the GPU's context current and finds what memory there is. What
 // the context takes is measured where NVML tells what was in use before.
 func (c *cudaPlatform) measure() error {
-	used, nvmlErr := c.parts.used(c.gpu.UUID)
+	used, nvmlErr := c.parts.Used(c.gpu.UUID)
 	handle, err := c.api.Retain(c.gpu.Ordinal)
 	if err != nil {
 		return err
@@ -150,22 +128,26 @@ func (c *cudaPlatform) measure() error {
 		c.others = -1
 		c.available = min(total, free+outside)
 	}
-	ranks := int64(c.cfg.Ranks)
-	share := max(c.available/ranks, 1)
-	if c.asked == 0 || c.asked > share {
-		c.cfg.DeviceMemory = share
+	ranks := int64(len(c.o.World.Local))
+	c.limits = Limits{max(c.available/ranks, 1), c.o.Outside}
+	if asked := c.o.DeviceMemory; asked > 0 {
+		c.limits.DeviceMemory = min(c.limits.DeviceMemory, asked)
 	}
 	for space, bytes := range map[graph.Space]int64{graph.Device: outside, graph.Host: gpus.HostOutsideBytes} {
-		if c.cfg.Outside[space] == 0 {
-			c.cfg.Outside[space] = (bytes + ranks - 1) / ranks
+		if c.limits.Outside[space] == 0 {
+			c.limits.Outside[space] = (bytes + ranks - 1) / ranks
 		}
 	}
 	return nil
 }
 
-func (c *cudaPlatform) hardware() Hardware { return gpuHardware(c.preset) }
+func (c *cudaPlatform) GPU() *gpus.GPU { return &c.preset }
+func (c *cudaPlatform) Limits() Limits { return c.limits }
 
-func (c *cudaPlatform) about() string {
+// InMachine is host memory alone: page-locked, it must be there whole.
+func (c *cudaPlatform) InMachine() []graph.Space { return []graph.Space{graph.Host} }
+
+func (c *cudaPlatform) About() string {
 	line := fmt.Sprintf("GPU %d, %s (compute capability %d.%d, %d multiprocessors): %s, of which %s were free", c.gpu.Ordinal, c.gpu.Name,
 		c.gpu.Major, c.gpu.Minor, c.gpu.SMs, plan.Bytes(c.gpu.Memory), plan.Bytes(c.available))
 	if c.others > 0 {
@@ -176,54 +158,41 @@ func (c *cudaPlatform) about() string {
 
 // refused says which of the two caps it was: the one that was asked for, or what
 // is really free.
-func (c *cudaPlatform) refused(err error) error {
+func (c *cudaPlatform) Refused(err error) error {
 	var r *plan.DoesNotFit
 	if !errors.As(err, &r) || r.Space != graph.Device {
 		return err
 	}
-	if c.cfg.DeviceMemory == c.asked {
+	if c.limits.DeviceMemory == c.o.DeviceMemory {
 		return fmt.Errorf("%w; this cap is --device-memory (the GPU has %s free)", err, plan.Bytes(c.available))
 	}
 	text := fmt.Sprintf("this cap is what is free on GPU %d, %s: %s", c.gpu.Ordinal, c.gpu.Name, plan.Bytes(c.available))
-	if c.cfg.Ranks > 1 {
-		text += fmt.Sprintf(" over %d ranks", c.cfg.Ranks)
+	if n := len(c.o.World.Local); n > 1 {
+		text += fmt.Sprintf(" over %d ranks", n)
 	}
 	if c.others > 0 {
 		text += fmt.Sprintf(", where others use %s", plan.Bytes(c.others))
 	}
-	if c.asked > 0 {
-		text += fmt.Sprintf("; --device-memory allows %s", plan.Bytes(c.asked))
+	if c.o.DeviceMemory > 0 {
+		text += fmt.Sprintf("; --device-memory allows %s", plan.Bytes(c.o.DeviceMemory))
 	}
 	return fmt.Errorf("%w; %s", err, text)
 }
 
-// preflight looks at host memory: page-locked, it must be there whole.
-func (c *cudaPlatform) preflight(p *plan.Plan) error {
-	total := machineMemory()
-	rank := p.Layout.Spaces[graph.Host].Peak + p.Config.Outside[graph.Host]
-	if total == 0 || rank <= total/int64(c.cfg.Ranks) {
-		return nil
-	}
-	return &MachineTooSmall{c.cfg.Ranks, rank * int64(c.cfg.Ranks), total}
-}
-
-func (c *cudaPlatform) start(t *Trainer) error {
-	c.opt = cuda.Options{Driver: c.api, Ordinal: c.gpu.Ordinal, Capacity: t.plan.Config.Capacity, Poison: t.cfg.Poison}
-	if t.disk != nil {
-		c.opt.Disk = t.disk.Create
-	}
+func (c *cudaPlatform) Start(s Setup) error {
+	c.opt = cuda.Options{Driver: c.api, Ordinal: c.gpu.Ordinal, Capacity: s.Plan.Config.Capacity, Poison: c.o.Poison, Disk: s.Disk}
 	err := c.host.do(func() (err error) {
-		c.lib, err = c.parts.kernels(&t.cfg, c.api, c.gpu, kernelscpu.New(t.pool))
+		c.lib, err = c.parts.Kernels(c.o, c.api, c.gpu, kernelscpu.New(s.Pool))
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	c.world, err = onegpu.New(t.plan.Program.Mesh, onegpu.Options{Timeout: t.cfg.Timeout, Sum: c.lib.sum})
+	c.world, err = onegpu.New(s.Plan.Program.Mesh, onegpu.Options{Timeout: c.o.Timeout, Sum: c.lib.Sum})
 	return err
 }
 
-func (c *cudaPlatform) rank(i int) (device.Context, map[int]comm.Group, error) {
+func (c *cudaPlatform) Rank(i int) (device.Context, map[int]comm.Group, error) {
 	ctx, err := cuda.New(i, c.opt)
 	if err != nil {
 		return nil, nil, err
@@ -235,12 +204,12 @@ func (c *cudaPlatform) rank(i int) (device.Context, map[int]comm.Group, error) {
 	return ctx, groups, nil
 }
 
-func (c *cudaPlatform) library() kernels.Library { return c.lib }
+func (c *cudaPlatform) Library() kernels.Library { return c.lib }
 
-func (c *cudaPlatform) close() error {
+func (c *cudaPlatform) Close() error {
 	err := c.host.do(func() (err error) {
 		if c.lib != nil {
-			err = c.lib.close()
+			err = c.lib.Close()
 		}
 		return errors.Join(err, c.api.Release(c.gpu.Ordinal))
 	})
@@ -255,19 +224,20 @@ type compiledKernels struct {
 	products blas.Library
 }
 
-func openGPUKernels(cfg *Config, api driver.API, dev driver.Device, host kernels.Library) (gpuKernels, error) {
-	compiler, err := nvrtc.Open(nvrtc.Options{Warn: cfg.Warn})
+func openGPUKernels(o Options, api driver.API, dev driver.Device, host kernels.Library) (GPUKernels, error) {
+	compiler, err := nvrtc.Open(nvrtc.Options{Warn: o.Warn})
 	if err != nil {
-		return nil, &MissingDevice{cfg.Device, err}
+		return nil, &MissingDevice{o.Device, err}
 	}
 	products, err := blas.Open()
 	if err != nil {
-		return nil, &MissingDevice{cfg.Device, err}
+		return nil, &MissingDevice{o.Device, err}
 	}
-	return newGPUKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: products, Host: host})
+	return NewGPUKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: products, Host: host})
 }
 
-func newGPUKernels(o kernelscuda.Options) (gpuKernels, error) {
+// NewGPUKernels makes the kernels that o describes.
+func NewGPUKernels(o kernelscuda.Options) (GPUKernels, error) {
 	lib, err := kernelscuda.New(o)
 	if err != nil {
 		return nil, errors.Join(err, o.Products.Close())
@@ -275,6 +245,8 @@ func newGPUKernels(o kernelscuda.Options) (gpuKernels, error) {
 	return &compiledKernels{lib, o.Products}, nil
 }
 
-func (k *compiledKernels) sum(dtype graph.DType) (onegpu.Sum, error) { return k.RankSum(dtype) }
+// Sum adds buffers of the ranks.
+func (k *compiledKernels) Sum(dtype graph.DType) (onegpu.Sum, error) { return k.RankSum(dtype) }
 
-func (k *compiledKernels) close() error { return errors.Join(k.Close(), k.products.Close()) }
+// Close ends the kernels and the products.
+func (k *compiledKernels) Close() error { return errors.Join(k.Library.Close(), k.products.Close()) }

@@ -1,0 +1,147 @@
+package run
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/inproc"
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/kernels"
+	kernelscpu "github.com/spillway-ml/spillway/kernels/cpu"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// MaxLocalRanks bounds the ranks of one process: each has a thread, streams
+// and an arena of its own, and every pair of them a record in the group.
+const MaxLocalRanks = 1024
+
+// Platform is what a run takes from its device: contexts, kernels, groups.
+// Everything else is the same on every device.
+type Platform interface {
+	// GPU is the preset of the GPU that the run is on; nil on the CPU.
+	GPU() *gpus.GPU
+	// Limits is what only the device knows of its memory.
+	Limits() Limits
+	// Refused says of a refusal where its cap comes from.
+	Refused(err error) error
+	// InMachine lists the spaces whose arenas lie in the machine's own memory.
+	InMachine() []graph.Space
+	// Start makes what the ranks share, once the plan is there.
+	Start(s Setup) error
+	// Rank gives a rank's context and its groups by mesh axis, −1 for all ranks. It
+	// is called on the rank's goroutine.
+	Rank(i int) (device.Context, map[int]comm.Group, error)
+	// Library binds operations to contexts that Rank has given.
+	Library() kernels.Library
+	// About describes the device in a line, "" for nothing to say.
+	About() string
+	// Close ends what the ranks share, once they are closed.
+	Close() error
+}
+
+// Options are what a platform is opened with.
+type Options struct {
+	Device string // cpu or cuda, in any case
+	World  World
+	// DeviceMemory is the cap that was asked for, bytes a rank; 0: none.
+	DeviceMemory int64
+	// Outside is what a rank is said to need of each space outside its arena; 0:
+	// the device says.
+	Outside [graph.NumSpaces]int64
+	Timeout time.Duration // of any collective
+	Poison  bool
+	// CheckWrites watches kernels' writes. For tests, on the CPU.
+	CheckWrites   bool
+	RequirePinned bool
+	Warn          func(string)
+	// CUDA takes the place of the machine's driver, kernels and NVML. For tests.
+	CUDA *CUDAParts
+}
+
+// Limits are a rank's part of a device's memory, in bytes.
+type Limits struct {
+	DeviceMemory int64 // the least of what was asked for and what is free; 0: no cap
+	Outside      [graph.NumSpaces]int64
+}
+
+// Setup is what a platform starts with.
+type Setup struct {
+	Plan *plan.Plan
+	Pool *pool.Pool
+	// Disk makes a rank's file of the disk tier; nil: there is none.
+	Disk func(rank int, bytes int64, initial byte) (device.Disk, error)
+}
+
+// NewPlatform opens the device that o names.
+func NewPlatform(o Options) (Platform, error) {
+	if err := o.World.Check(); err != nil {
+		return nil, err
+	}
+	if strings.EqualFold(o.Device, "cuda") {
+		return newCUDA(o)
+	}
+	if n := len(o.World.Local); n > MaxLocalRanks {
+		return nil, fmt.Errorf("--ranks %d: one process runs at most %d CPU ranks", n, MaxLocalRanks)
+	}
+	return &cpuPlatform{o: o}, nil
+}
+
+// cpuPlatform is the CPU device.
+type cpuPlatform struct {
+	o     Options
+	opt   cpu.Options
+	world *inproc.World
+	lib   kernels.Library
+}
+
+func (c *cpuPlatform) GPU() *gpus.GPU           { return nil }
+func (c *cpuPlatform) Limits() Limits           { return Limits{c.o.DeviceMemory, c.o.Outside} }
+func (c *cpuPlatform) Refused(err error) error  { return err }
+func (c *cpuPlatform) InMachine() []graph.Space { return []graph.Space{graph.Device, graph.Host} }
+func (c *cpuPlatform) Library() kernels.Library { return c.lib }
+func (c *cpuPlatform) About() string            { return "" }
+func (c *cpuPlatform) Close() error             { return nil }
+
+func (c *cpuPlatform) Start(s Setup) (err error) {
+	c.opt = cpu.Options{Capacity: s.Plan.Config.Capacity, Poison: c.o.Poison, Warn: c.o.Warn, RequirePinned: c.o.RequirePinned,
+		Pin: usesHostTier(s.Plan), Disk: s.Disk}
+	if c.o.CheckWrites {
+		c.opt.Checker = cpu.NewChecker()
+	}
+	c.lib = kernelscpu.New(s.Pool)
+	c.world, err = inproc.New(s.Plan.Program.Mesh, inproc.Options{Timeout: c.o.Timeout})
+	return err
+}
+
+func (c *cpuPlatform) Rank(i int) (device.Context, map[int]comm.Group, error) {
+	groups, err := c.world.Groups(i)
+	if err != nil {
+		return nil, nil, err
+	}
+	return cpu.New(i, c.opt), groups, nil
+}
+
+// usesHostTier tells whether a plan keeps more in host memory than what every
+// run has there, inputs and the staging of its states: only then is locking
+// worth a warning where it is refused.
+func usesHostTier(p *plan.Plan) bool {
+	if p.Layout.Spaces[graph.Disk].Peak > 0 {
+		return true
+	}
+	for class := range graph.NumClasses {
+		switch class {
+		case graph.Inputs, graph.Communication, graph.Padding:
+		default:
+			if p.Layout.Spaces[graph.Host].ClassPeak[class] > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}

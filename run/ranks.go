@@ -1,0 +1,219 @@
+package run
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/exec"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// stopGrace is how long ranks have to notice that the job was aborted. One that
+// runs a kernel which never returns does not; it is then left behind.
+const stopGrace = 5 * time.Second
+
+// Ranks are the ranks of this process. Their methods are for one goroutine.
+type Ranks struct {
+	World
+	plan    *plan.Plan
+	timeout time.Duration
+	list    []*Rank
+}
+
+// Rank is one rank: its executor and the goroutine that drives it.
+type Rank struct {
+	*thread
+	// Index is the rank in the world, Slot its place among those of the process.
+	Index, Slot int
+	Exec        *exec.Executor
+}
+
+// RankOptions are what the ranks are opened with.
+type RankOptions struct {
+	World    World
+	Plan     *plan.Plan
+	Platform Platform // started
+	Trace    *exec.Trace
+	Poison   bool          // fill released memory, to show stray reads
+	Timeout  time.Duration // how long a rank may be busy after the first has ended
+	// Wrap takes the place of a rank's device context. For tests of failures.
+	Wrap func(rank int, ctx device.Context) device.Context
+}
+
+// Open makes the executors of this process's ranks. Where it fails, what was made
+// is in the result all the same, to be closed.
+func Open(o RankOptions) (*Ranks, error) {
+	rs := &Ranks{World: o.World, plan: o.Plan, timeout: o.Timeout}
+	if err := o.World.Check(); err != nil {
+		return rs, err
+	}
+	for slot, i := range o.World.Local {
+		r := &Rank{thread: newThread(), Index: i, Slot: slot}
+		rs.list = append(rs.list, r)
+		if err := r.do(func() error { return r.open(&o) }); err != nil {
+			return rs, fmt.Errorf("rank %d: %w", i, err)
+		}
+	}
+	return rs, nil
+}
+
+// open makes a rank's context and executor, on the rank's goroutine.
+func (r *Rank) open(o *RankOptions) error {
+	ctx, groups, err := o.Platform.Rank(r.Index)
+	if err != nil {
+		return err
+	}
+	coord := make([]int, len(o.Plan.Program.Mesh))
+	for axis := range coord {
+		coord[axis] = groups[axis].Rank()
+	}
+	if o.Wrap != nil {
+		ctx = o.Wrap(r.Index, ctx)
+	}
+	r.Exec, err = exec.New(exec.Config{Program: o.Plan.Program, Layout: o.Plan.Layout, Context: ctx, Library: o.Platform.Library(), Groups: groups,
+		Coord: coord, Trace: o.Trace, Poison: o.Poison})
+	return err
+}
+
+// Write and Read move bytes between the host and the rank's buffers.
+func (r *Rank) Write(buf graph.BufID, off int64, data []byte) error {
+	return r.do(func() error { return r.Exec.Write(buf, off, data) })
+}
+
+// Read is Write the other way.
+func (r *Rank) Read(buf graph.BufID, off int64, data []byte) error {
+	return r.do(func() error { return r.Exec.Read(buf, off, data) })
+}
+
+// close gives back what the rank has, unless it does not come to an end.
+func (r *Rank) close() error {
+	done := make(chan error, 1)
+	end := func() { done <- r.Exec.Close() }
+	if r.Exec == nil {
+		end = func() { done <- nil }
+	}
+	select {
+	case r.work <- end:
+		close(r.work)
+		return <-done
+	case <-time.After(2 * stopGrace):
+		close(r.work)
+		return fmt.Errorf("rank %d is still busy; its memory is not given back", r.Index)
+	}
+}
+
+// Close ends the ranks.
+func (rs *Ranks) Close() error {
+	var errs []error
+	for _, r := range rs.list {
+		errs = append(errs, r.close())
+	}
+	rs.list = nil
+	return errors.Join(errs...)
+}
+
+// First is the first of this process's ranks.
+func (rs *Ranks) First() *Rank { return rs.list[0] }
+
+// Each runs f, which is called what, for all ranks of the process at once and
+// joins their errors: first those that are causes, not echoes of another rank's
+// abort. A rank that fails ends the others; so does one that is still busy
+// Timeout after the first has ended: the collectives' own timeouts don't see a
+// rank that is stuck after the last of them.
+func (rs *Ranks) Each(what string, f func(r *Rank) error) error {
+	type end struct {
+		slot int
+		err  error
+	}
+	ends := make(chan end, len(rs.list))
+	for i, r := range rs.list {
+		r.work <- func() { ends <- end{i, f(r)} }
+	}
+	var first error
+	busy := map[int]bool{}
+	for i := range rs.list {
+		busy[i] = true
+	}
+	var late <-chan time.Time
+	for len(busy) > 0 {
+		select {
+		case e := <-ends:
+			delete(busy, e.slot)
+			switch {
+			case e.err == nil && late == nil:
+				late = time.After(rs.timeout)
+			case e.err == nil:
+			case first == nil:
+				first = e.err
+				rs.abort(fmt.Errorf("rank %d failed: %w", rs.list[e.slot].Index, e.err))
+				late = time.After(stopGrace)
+			case errors.Is(first, comm.ErrAborted) && !errors.Is(e.err, comm.ErrAborted):
+				first = e.err
+			}
+		case <-late:
+			if first != nil {
+				return fmt.Errorf("%w; %s did not stop within %s", first, rs.whereabouts(busy), stopGrace)
+			}
+			first = fmt.Errorf("%w: %s did not end %s within %s of the first rank that did", comm.ErrTimeout, rs.whereabouts(busy), what, rs.timeout)
+			rs.abort(first)
+			late = time.After(stopGrace)
+		}
+	}
+	return first
+}
+
+func (rs *Ranks) abort(why error) {
+	for _, r := range rs.list {
+		r.Exec.Abort(why)
+	}
+}
+
+// whereabouts names the busy ranks, by slot, and what they run.
+func (rs *Ranks) whereabouts(busy map[int]bool) string {
+	var list []string
+	for i, r := range rs.list {
+		if busy[i] {
+			at := fmt.Sprintf("rank %d", r.Index)
+			if ops := r.Exec.Running(); len(ops) > 0 {
+				at += " (in " + strings.Join(ops, " and ") + ")"
+			}
+			list = append(list, at)
+		}
+	}
+	return strings.Join(list, ", ")
+}
+
+// CommSent is the ring-equivalent bytes that this process's ranks have sent.
+func (rs *Ranks) CommSent() (n int64) {
+	for _, r := range rs.list {
+		n += r.Exec.CommStats().Sent
+	}
+	return n
+}
+
+// DiskTraffic is what this process's ranks have moved to and from the disk tier.
+func (rs *Ranks) DiskTraffic() (sum device.Traffic) {
+	for _, r := range rs.list {
+		d := r.Exec.DiskTraffic()
+		sum.Read += d.Read
+		sum.Written += d.Written
+	}
+	return sum
+}
+
+// Memory gives, by space and for each rank of this process, the highest byte that
+// an operation has touched so far and the planned extent of the arena.
+func (rs *Ranks) Memory() (touched, planned [graph.NumSpaces][]int64) {
+	for sp := range graph.NumSpaces {
+		for _, r := range rs.list {
+			touched[sp] = append(touched[sp], r.Exec.Touched(sp))
+			planned[sp] = append(planned[sp], rs.plan.Layout.Spaces[sp].Peak)
+		}
+	}
+	return touched, planned
+}

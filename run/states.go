@@ -1,0 +1,272 @@
+package run
+
+import (
+	"errors"
+	"fmt"
+	"hash"
+	"sort"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// States reads and writes resident states by parameter and element, whichever
+// ranks hold them. Nothing above it knows about stages, shards or padding.
+type States struct {
+	p     *graph.Program
+	world World
+	local map[int]Holder // by rank: those of this process
+	along [][][]int      // by mesh axis and index along it: the ranks there, ascending
+	all   []int
+	where [][]place // by parameter, in element order
+}
+
+// Holder moves bytes between the host and one rank's buffers.
+type Holder interface {
+	Write(buf graph.BufID, off int64, data []byte) error
+	Read(buf graph.BufID, off int64, data []byte) error
+}
+
+// ErrRemote is that a range of a state lies in another process.
+var ErrRemote = errors.New("held by another process")
+
+// Extent is a run of elements of a parameter's flat state that lies in one buffer
+// of each of its holders, with the same bytes.
+type Extent struct {
+	Buf      graph.BufID
+	Off      int64 // bytes into Buf
+	From, To int64 // elements, counted from the start of the range that was asked for
+	Holders  []int // ranks of the world, ascending
+}
+
+// place is a segment of a parameter in its unit.
+type place struct {
+	unit int
+	seg  graph.Segment
+}
+
+// States answers for the states of a program, held by ranks.
+func (rs *Ranks) States() *States {
+	local := map[int]Holder{}
+	for _, r := range rs.list {
+		local[r.Index] = r
+	}
+	return NewStates(rs.plan.Program, rs.World, local)
+}
+
+// NewStates answers for the states of p in a world of which the ranks in local are
+// reached from here.
+func NewStates(p *graph.Program, w World, local map[int]Holder) *States {
+	s := &States{p: p, world: w, local: local, where: make([][]place, len(p.Params)), all: make([]int, w.Size)}
+	for i := range s.all {
+		s.all[i] = i
+	}
+	for axis, a := range p.Mesh {
+		s.along = append(s.along, make([][]int, a.Size))
+		for i := range w.Size {
+			k := comm.Coord(p.Mesh, i)[axis]
+			s.along[axis][k] = append(s.along[axis][k], i)
+		}
+	}
+	for u := range p.Units {
+		for _, seg := range p.Units[u].Segments {
+			s.where[seg.Param] = append(s.where[seg.Param], place{u, seg})
+		}
+	}
+	for _, w := range s.where {
+		sort.Slice(w, func(i, j int) bool { return w[i].seg.Start < w[j].seg.Start })
+	}
+	return s
+}
+
+// Float32Bytes is the memory of v.
+func Float32Bytes(v []float32) []byte {
+	if len(v) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), 4*len(v))
+}
+
+// Names lists the states of a parameter: "value" and its optimizer's.
+func (s *States) Names(param int) []graph.State {
+	w := s.where[param]
+	if len(w) == 0 {
+		return nil
+	}
+	u := &s.p.Units[w[0].unit]
+	return append([]graph.State{u.Value}, u.States...)
+}
+
+// Extents calls visit for each run of elements [start, start+n) of a parameter's
+// flat state, in order. It is the one place that knows who holds what.
+func (s *States) Extents(param int, name string, start, n int64, visit func(Extent) error) error {
+	for _, w := range s.where[param] {
+		lo, hi := max(start, w.seg.Start), min(start+n, w.seg.Start+w.seg.Len)
+		if lo >= hi {
+			continue
+		}
+		st, err := s.find(w.unit, name)
+		if err != nil {
+			return err
+		}
+		for lo < hi {
+			flat := w.seg.Flat + lo - w.seg.Start
+			e := Extent{Buf: st.Buf, Off: flat * 4, From: lo - start, To: hi - start, Holders: s.all}
+			if st.Axis >= 0 {
+				shard := flat / st.Len
+				e.To = min(e.To, e.From+(shard+1)*st.Len-flat)
+				e.Holders = s.along[st.Axis][shard]
+				e.Off = (flat - shard*st.Len) * 4
+			}
+			if err := visit(e); err != nil {
+				return err
+			}
+			lo = start + e.To
+		}
+	}
+	return nil
+}
+
+// reader is the first holder that is in this process.
+func (s *States) reader(holders []int) (Holder, error) {
+	for _, r := range holders {
+		if h, ok := s.local[r]; ok {
+			return h, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: rank %d", ErrRemote, holders[0])
+}
+
+func (s *States) find(unit int, name string) (graph.State, error) {
+	u := &s.p.Units[unit]
+	for _, st := range append([]graph.State{u.Value}, u.States...) {
+		if st.Name == name {
+			return st, nil
+		}
+	}
+	return graph.State{}, fmt.Errorf("states: unit %q has no state %q", u.Name, name)
+}
+
+// Write sets elements [start, start+len(v)) of a parameter's flat state on every
+// rank of this process that holds them.
+func (s *States) Write(param int, name string, start int64, v []float32) error {
+	return s.Extents(param, name, start, int64(len(v)), func(e Extent) error {
+		return s.writeTo(e.Holders, e.Buf, e.Off, Float32Bytes(v[e.From:e.To]))
+	})
+}
+
+func (s *States) writeTo(holders []int, buf graph.BufID, off int64, data []byte) error {
+	for _, r := range holders {
+		h, ok := s.local[r]
+		if !ok {
+			continue
+		}
+		if err := h.Write(buf, off, data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Read gets elements [start, start+len(v)) of a parameter's flat state. The error
+// is ErrRemote where no rank of this process holds some of them.
+func (s *States) Read(param int, name string, start int64, v []float32) error {
+	return s.Extents(param, name, start, int64(len(v)), func(e Extent) error {
+		h, err := s.reader(e.Holders)
+		if err != nil {
+			return err
+		}
+		return h.Read(e.Buf, e.Off, Float32Bytes(v[e.From:e.To]))
+	})
+}
+
+// perParam returns the buffer, byte offset and index of a parameter's element
+// in a PerParam state.
+func (s *States) perParam(param int, name string) (graph.BufID, int64, error) {
+	w := s.where[param][0]
+	st, err := s.find(w.unit, name)
+	if err != nil {
+		return graph.NoBuf, 0, err
+	}
+	index, seen := int64(0), map[int]bool{}
+	for _, seg := range s.p.Units[w.unit].Segments {
+		if seg.Param == param {
+			break
+		}
+		if !seen[seg.Param] {
+			seen[seg.Param] = true
+			index++
+		}
+	}
+	return st.Buf, index * 4, nil
+}
+
+// WriteScalar sets a parameter's element of a PerParam state on every rank of this
+// process.
+func (s *States) WriteScalar(param int, name string, v float32) error {
+	buf, off, err := s.perParam(param, name)
+	if err != nil {
+		return err
+	}
+	return s.writeTo(s.all, buf, off, Float32Bytes([]float32{v}))
+}
+
+// ReadScalar gets a parameter's element of a PerParam state.
+func (s *States) ReadScalar(param int, name string) (float32, error) {
+	buf, off, err := s.perParam(param, name)
+	if err != nil {
+		return 0, err
+	}
+	h, err := s.reader(s.all)
+	if err != nil {
+		return 0, err
+	}
+	v := make([]float32, 1)
+	err = h.Read(buf, off, Float32Bytes(v))
+	return v[0], err
+}
+
+// ChunkElems is how many elements move at a time: the staging buffer's size.
+const ChunkElems = 1 << 18
+
+// Stream reads a whole flat state of a parameter in chunks.
+func (s *States) Stream(param int, name string, chunk []float32, sink func(start int64, v []float32) error) error {
+	n := s.p.Params[param].Elems()
+	for at := int64(0); at < n; {
+		v := chunk[:min(int64(len(chunk)), n-at)]
+		if err := s.Read(param, name, at, v); err != nil {
+			return err
+		}
+		if err := sink(at, v); err != nil {
+			return err
+		}
+		at += int64(len(v))
+	}
+	return nil
+}
+
+// ByName returns the parameters' indices in the byte order of their names.
+func (s *States) ByName() []int {
+	order := make([]int, len(s.p.Params))
+	for i := range order {
+		order[i] = i
+	}
+	sort.Slice(order, func(i, j int) bool { return s.p.Params[order[i]].Name < s.p.Params[order[j]].Name })
+	return order
+}
+
+// Hash feeds all parameters, fp32 little-endian, in name order into h.
+func (s *States) Hash(h hash.Hash) error {
+	chunk := make([]float32, ChunkElems)
+	for _, i := range s.ByName() {
+		err := s.Stream(i, "value", chunk, func(_ int64, v []float32) error {
+			_, err := h.Write(Float32Bytes(v))
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("hash of parameter %q: %w", s.p.Params[i].Name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,45 @@
+// Package run holds the ranks of a job that live in this process: their device,
+// executors and states. It knows the whole world and which of its ranks are
+// local; who holds a range of a state, here or in another process, is answered
+// by States alone.
+package run
+
+import (
+	"fmt"
+	"slices"
+)
+
+// World is the ranks of a job and those of them that this process runs.
+type World struct {
+	Size  int   // ranks of the job
+	Local []int // this process's ranks, ascending
+}
+
+// OneProcess is a world whose ranks are all here.
+func OneProcess(size int) World {
+	w := World{Size: size, Local: make([]int, size)}
+	for i := range w.Local {
+		w.Local[i] = i
+	}
+	return w
+}
+
+// Check tells what is wrong with a world: a process runs at least one rank, each
+// is in the world, and they ascend.
+func (w World) Check() error {
+	if w.Size < 1 || len(w.Local) == 0 {
+		return fmt.Errorf("world of %d rank(s), %d of them in this process: at least one is needed", w.Size, len(w.Local))
+	}
+	for i, r := range w.Local {
+		if r < 0 || r >= w.Size || i > 0 && w.Local[i-1] >= r {
+			return fmt.Errorf("world of %d rank(s): the ranks of this process are %v; they must ascend within 0 to %d", w.Size, w.Local, w.Size-1)
+		}
+	}
+	return nil
+}
+
+// IsLocal tells whether this process runs a rank.
+func (w World) IsLocal(rank int) bool {
+	_, ok := slices.BinarySearch(w.Local, rank)
+	return ok
+}
