@@ -218,6 +218,7 @@ func (e *Executor) bindAll() error {
 				return fmt.Errorf("exec: rank %d, section %s: %w", e.rank, s.graph.Name, err)
 			}
 		}
+		s.bindGate()
 	}
 	var reads [graph.NumStreams]bool
 	for i := range e.sections {

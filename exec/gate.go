@@ -18,11 +18,17 @@ import (
 // Where updates run beside the backward, that is in the last micro-step, before the
 // gradient norm is known. The loss is: the operations that sum it over the ranks
 // and tell the host, which stand behind the gate, are hoisted to it. They use
-// nothing else and nothing before them uses what they write.
+// nothing else and nothing before them uses what they write. In their own place
+// they still wait and record: what follows on their streams stands on that.
 type gate struct {
 	phase, op int
-	hoisted   []int // of the same phase
-	norm      bool  // GradNorm is known at the gate
+	norm      bool // GradNorm is known at the gate
+	hoisted   []hoisted
+}
+
+type hoisted struct {
+	at           int         // in the phase
+	early, place []operation // what runs at the gate, and what stays: one each
 }
 
 // gateOf finds the gate of a section.
@@ -51,7 +57,7 @@ func gateOf(p *graph.Program, s *graph.Section) gate {
 }
 
 // observers lists the operations from index first on that finish the loss.
-func observers(p *graph.Program, ops []graph.Op, first int) (list []int) {
+func observers(p *graph.Program, ops []graph.Op, first int) (list []hoisted) {
 	loss := map[graph.BufID]bool{}
 	for _, id := range []graph.BufID{p.Loss, p.HostLoss} {
 		if id != graph.NoBuf {
@@ -61,10 +67,21 @@ func observers(p *graph.Program, ops []graph.Op, first int) (list []int) {
 	}
 	for k := first; k < len(ops); k++ {
 		if writesAny(p, &ops[k], loss) {
-			list = append(list, k)
+			list = append(list, hoisted{at: k})
 		}
 	}
 	return list
+}
+
+// bindGate prepares what is hoisted, once the section is bound.
+func (s *section) bindGate() {
+	for i := range s.gate.hoisted {
+		h := &s.gate.hoisted[i]
+		early, place := s.phases[s.gate.phase].ops[h.at], s.phases[s.gate.phase].ops[h.at]
+		early.wait, early.record, early.release = nil, nil, nil // all streams are at rest
+		place.kernel = nil
+		h.early, h.place = []operation{early}, []operation{place}
+	}
 }
 
 // residents returns the roots of the units' values and optimizer states.
@@ -145,11 +162,11 @@ func (e *Executor) pass(s *section, pass func(norm bool) (bool, error)) (bool, e
 	if err := e.Sync(); err != nil {
 		return false, err
 	}
-	for _, k := range g.hoisted {
-		if err := e.enqueue(ops[k : k+1]); err != nil {
+	for i := range g.hoisted {
+		if err := e.enqueue(g.hoisted[i].early); err != nil {
 			return false, err
 		}
-		if err := e.Sync(); err != nil { // what it waits for may be recorded behind the gate
+		if err := e.Sync(); err != nil {
 			return false, err
 		}
 	}
@@ -163,11 +180,15 @@ func (e *Executor) pass(s *section, pass func(norm bool) (bool, error)) (bool, e
 		return false, nil
 	}
 	from := g.op
-	for _, k := range g.hoisted {
-		if err := e.enqueue(ops[from:k]); err != nil {
+	for i := range g.hoisted {
+		h := &g.hoisted[i]
+		if err := e.enqueue(ops[from:h.at]); err != nil {
 			return false, err
 		}
-		from = k + 1
+		if err := e.enqueue(h.place); err != nil {
+			return false, err
+		}
+		from = h.at + 1
 	}
 	return true, e.enqueue(ops[from:])
 }
