@@ -38,7 +38,11 @@ func (t *Trainer) openData() error {
 
 func (t *Trainer) open(flag, path string, accum int) (*batches, error) {
 	c := &t.cfg
-	buf, err := data.Open(path, data.Options{Tokenizer: t.tokenizer, Vocab: t.model.Vocab, Glob: c.DataGlob})
+	glob := c.DataGlob
+	if flag == "eval-data" {
+		glob = c.EvalGlob
+	}
+	buf, err := data.Open(path, data.Options{Tokenizer: t.tokenizer, Vocab: t.model.Vocab, Glob: glob})
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", flag, err)
 	}

@@ -34,8 +34,9 @@ type Config struct {
 	Init string
 	// Data is a token file (*.bin), a text file, or a folder of text files.
 	Data string
-	// DataGlob limits a folder to files whose name matches; "" takes all.
-	DataGlob string
+	// DataGlob limits a folder to files whose name matches; "" takes all. EvalGlob
+	// is the same for EvalData.
+	DataGlob, EvalGlob string
 	// Tokenizer is "bytes", "gpt2" or a Hugging Face tokenizer.json.
 	Tokenizer string
 	// Order is "sequential", "shuffled", or "" for sequential on files and

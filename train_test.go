@@ -218,3 +218,57 @@ func TestGenerateAtEveryStage(t *testing.T) {
 		require.Equal(t, want, text, "stage %d", zero)
 	}
 }
+
+// The held-out loss is the mean over its batches of what training says of the
+// same rows at the same weights, and of one batch PyTorch's first loss.
+func TestHeldOutLossIsTheLoss(t *testing.T) {
+	for _, want := range readReference(t).Cases {
+		if want.Accum != 1 {
+			continue
+		}
+		c := tiny(want.Model)
+		c.Ranks, c.EvalData = want.Ranks, c.Data
+		evaluate := func(c Config) float32 {
+			tr, err := New(context.Background(), c)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, tr.Close()) }()
+			held, err := tr.Evaluate(context.Background())
+			require.NoError(t, err)
+			require.Equal(t, int64(c.EvalSteps*c.Ranks*c.Batch*c.Seq), held.Targets)
+			return held.Loss
+		}
+		c.EvalSteps = 1
+		require.InEpsilon(t, want.Losses[0], float64(evaluate(c)), 1e-4, "%s at %d ranks against PyTorch", want.Model, want.Ranks)
+
+		c.EvalSteps, c.Steps, c.LR = 5, 5, 0 // the weights stay
+		held := evaluate(c)
+		c.EvalData = ""
+		mean := 0.0
+		for _, l := range runOf(t, c).losses {
+			mean += float64(l) / float64(c.Steps)
+		}
+		require.InEpsilon(t, mean, float64(held), 1e-6, "%s at %d ranks", want.Model, want.Ranks)
+	}
+}
+
+// What dropout takes away goes by the sample, whichever rank and micro-batch has
+// it: any split of the same rows has the same losses but for the order of sums.
+func TestDropoutGoesBySample(t *testing.T) {
+	losses := func(ranks, accum, batch int, seed int64) []float32 {
+		c := tiny("gpt2")
+		c.Ranks, c.Accum, c.Batch, c.Dropout, c.Steps, c.Seed, c.LR = ranks, accum, batch, 0.3, 4, seed, 1e-4
+		return runOf(t, c).losses
+	}
+	want := losses(1, 1, 4, 1)
+	for _, split := range [][3]int{{4, 1, 1}, {2, 1, 2}, {1, 4, 1}, {2, 2, 1}} {
+		got := losses(split[0], split[1], split[2], 1)
+		for s := range want {
+			require.InEpsilon(t, want[s], got[s], 2e-5, "%d ranks, %d micro-batches of %d rows, step %d", split[0], split[1], split[2], s+1)
+		}
+	}
+	other, off := losses(1, 1, 4, 2), 0.0
+	for s := range want {
+		off = max(off, math.Abs(float64(want[s]-other[s])/float64(want[s])))
+	}
+	require.Greater(t, off, 1e-3, "another seed shows what other masks are worth")
+}

@@ -136,7 +136,7 @@ func WaysOut(asked *Forecast, hw Hardware) ([]Way, *NoWay) {
 // add plans a changed configuration whole and keeps it as a way where it fits.
 func (w *wayFinder) add(c Config, m *cost.Machine, order int, costs string, device string) bool {
 	args := changes(&w.typed, &c, w.hw.NodeSize, device)
-	text := shell(args)
+	text := Shell(args)
 	if len(args) == 0 || slices.ContainsFunc(w.ways, func(o Way) bool { return o.Text == text }) {
 		return false
 	}
@@ -155,7 +155,7 @@ func (w *wayFinder) idleDisk(f *Forecast) bool {
 }
 
 func (w *wayFinder) keep(f *Forecast, args []string, order int, costs string) {
-	w.ways = append(w.ways, Way{Text: shell(args), Args: args, Forecast: f, order: order, Cost: costs, Note: f.Config.Auto,
+	w.ways = append(w.ways, Way{Text: Shell(args), Args: args, Forecast: f, order: order, Cost: costs, Note: f.Config.Auto,
 		Slowdown: float64(f.Config.Ranks) / f.TokensPerSecond() / w.perToken})
 }
 
@@ -319,7 +319,7 @@ func (w *wayFinder) combined() {
 		}
 		c := f.Config
 		args := changes(&w.typed, &c, 0, "")
-		text := shell(args)
+		text := Shell(args)
 		slow := float64(c.Ranks) / f.TokensPerSecond() / w.perToken
 		if !slices.ContainsFunc(w.ways, func(o Way) bool { return o.Text == text || slow > worthMore*o.Slowdown }) {
 			w.keep(f, args, sameJob, "")
@@ -542,8 +542,8 @@ func changes(from, to *Config, nodeSize int, device string) (args []string) {
 	return args
 }
 
-// shell joins words as a shell takes them.
-func shell(args []string) string {
+// Shell joins words as a shell takes them.
+func Shell(args []string) string {
 	words := make([]string, len(args))
 	for i, a := range args {
 		words[i] = quote(a)
@@ -564,8 +564,18 @@ func refusal(err error, ways []Way, no *NoWay) error {
 		}
 		texts = append(texts, text)
 	}
-	return fmt.Errorf("%w; it fits with %s", err, strings.Join(texts, ", or with "))
+	return &Refusal{Cause: err, Ways: ways, text: fmt.Sprintf("%s; it fits with %s", err, strings.Join(texts, ", or with "))}
 }
+
+// Refusal is the error of a plan that does not fit where something else would.
+type Refusal struct {
+	Cause error // a *plan.DoesNotFit
+	Ways  []Way // at least one
+	text  string
+}
+
+func (r *Refusal) Error() string { return r.text }
+func (r *Refusal) Unwrap() error { return r.Cause }
 
 // fits returns nil if the plan is within its capacities, and otherwise the
 // refusal with what would make it fit.

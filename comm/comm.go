@@ -110,6 +110,7 @@ var (
 	ErrTimeout  = errors.New("timeout")
 	ErrMismatch = errors.New("ranks disagree")
 	ErrAborted  = errors.New("aborted")
+	ErrLost     = errors.New("rank lost") // its process died, or ended before the others
 )
 
 // Stats counts what one rank has moved.

@@ -466,12 +466,9 @@ func (e *emitter) emit(c *clone) {
 		root, ok := e.live[v]
 		prev := r.vals[v].prev
 		if !ok && prev >= 0 {
-			// In place: the clone of the old value becomes that of the new one. Where
-			// the old value was not cloned the original must stay as it is.
+			// In place: the clone of the old value becomes that of the new one. There
+			// always is one: the forward has replaced the old value, so plan made it.
 			root, ok = e.live[prev]
-			if !ok {
-				op.Out[a].Mode = graph.Write
-			}
 		}
 		if !ok {
 			b := *r.p.Buf(r.vals[v].root)

@@ -100,14 +100,28 @@ func TestSelectiveKeepsMatrixProducts(t *testing.T) {
 }
 
 // In a Llama rotation works in place, so a clone of it works on the clone of
-// the product before it.
+// the product before it: it changes in place too, what a clone has written
+// before in the same run of clones.
 func TestClonesInPlace(t *testing.T) {
 	q := rewrite(t, differentiated(t, llama(2)), "full:h.1")
 	seen := 0
+	written := map[graph.BufID]bool{}
 	for _, op := range q.Sections[0].Phases[0].Ops {
+		if op.Pass != graph.Recompute {
+			clear(written)
+		} else {
+			for _, o := range op.Out {
+				root, _ := q.Resolve(o.Buf, nil)
+				if o.Mode != graph.Write {
+					require.True(t, written[root], "%s changes %s, which no clone has made", op.Name, q.Buf(o.Buf).Name)
+				}
+				written[root] = true
+			}
+		}
 		if op.Pass == graph.Recompute && op.Kind == graph.Rope {
 			seen++
 			require.Equal(t, op.In[0], op.Out[0].Buf)
+			require.Equal(t, graph.ReadWrite, op.Out[0].Mode)
 			require.Contains(t, q.Buf(op.In[0]).Name, "/recompute")
 		}
 		require.False(t, op.Pass == graph.Recompute && q.Units[op.Unit].Name != "h.1", op.Name)

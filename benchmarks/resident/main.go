@@ -1,3 +1,5 @@
+//go:build unix
+
 // Command resident compares a run's highest resident memory, as the kernel
 // counts it, with what the plan says of it: arenas and what is outside of them,
 // over all ranks.

@@ -1,3 +1,5 @@
+//go:build unix
+
 // Command step times two training programs step by step, in turn: while one
 // takes a step the other is stopped (SIGSTOP), so that both meet the same
 // machine. Each program must write a line that starts with "{" on its standard

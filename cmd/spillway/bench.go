@@ -44,6 +44,9 @@ func benchZeroCommand() *cobra.Command {
 	trainFlags(cmd.Flags(), &c, &l)
 	cmd.Flags().StringVar(&jsonPath, "json", "", "write a row a stage as JSON to `FILE`, - for stdout")
 	cmd.Flags().StringVar(&svgPath, "svg", "", "write the chart of memory by class to `FILE`")
+	for _, f := range ofOneRun {
+		cmd.Flags().Lookup(f.flag).Hidden = true
+	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		isDemo := !cmd.Flags().Changed("model") && !cmd.Flags().Changed("data") && !cmd.Flags().Changed("config")
 		capped := cmd.Flags().Changed("device-memory")
@@ -82,18 +85,20 @@ func benchZeroCommand() *cobra.Command {
 	return cmd
 }
 
-// refuseOfOneRun refuses the flags that mean something for a single run only.
+// ofOneRun are the flags that mean something for a single run only.
+var ofOneRun = []struct{ flag, why string }{
+	{"zero", "; leave it out"},
+	{"fit", ", and --fit chooses one; leave it out"},
+	{"global-batch", ", and --global-batch is for --fit, which chooses one; leave it out and give --batch and --accum"},
+	{"metrics", " and writes no lines of steps; leave it out (--json has a row a stage)"},
+	{"checkpoint", " and keeps none of them; leave it out"},
+	{"resume", ", each from its first step; leave it out"},
+	{"save-every", " and keeps none of them; leave it out"},
+	{"keep", " and keeps none of them; leave it out"},
+}
+
 func refuseOfOneRun(fs *pflag.FlagSet) error {
-	for _, f := range []struct{ flag, why string }{
-		{"zero", "; leave it out"},
-		{"fit", ", and --fit chooses one; leave it out"},
-		{"global-batch", ", and --global-batch is for --fit, which chooses one; leave it out and give --batch and --accum"},
-		{"metrics", " and writes no lines of steps; leave it out (--json has a row a stage)"},
-		{"checkpoint", " and keeps none of them; leave it out"},
-		{"resume", ", each from its first step; leave it out"},
-		{"save-every", " and keeps none of them; leave it out"},
-		{"keep", " and keeps none of them; leave it out"},
-	} {
+	for _, f := range ofOneRun {
 		if fs.Changed(f.flag) {
 			return fmt.Errorf("--%s: bench zero runs every stage%s", f.flag, f.why)
 		}

@@ -199,7 +199,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&c.Reduce, "reduce", d.Reduce, "dtype of gradients on the way: same or fp32")
 	fs.StringVar(&l.int8, "int8", "", "optimizer,gather,reduce,activations,matmul")
 	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, auto (as few as the cap asks for), by unit as in full:h.*, or by name as in drop:h.{0-11}.mlp.act")
-	fs.StringVar(&c.Offload, "offload", "", "what rests off the device: optimizer=host|disk,parameters=…,gradients=…,activations=…; in part as in optimizer=host:60%, optimizer=host:25%+disk or activations=host:h.{0-3}.mlp.act")
+	fs.StringVar(&c.Offload, "offload", "", "what rests off the device: optimizer, parameters, gradients, activations, each =host or =disk, separated by commas; in part as in optimizer=host:60%, optimizer=host:25%+disk or activations=host:h.{0-3}.mlp.act")
 	fs.Var(sizeFlag{&c.DiskCache}, "disk-cache", "host memory of a rank that holds what would be read from disk (default: none)")
 	fs.Var(frozenCacheFlag{&c.FrozenCache}, "frozen-cache", "room of a rank, host:SIZE or disk:SIZE, for what frozen first layers hand on, so that later epochs skip their forward (default: none)")
 	fs.BoolVar(&c.RequirePinned, "require-pinned", false, "refuse to run on host memory that cannot be locked")
@@ -301,6 +301,9 @@ func applyPair(fs *pflag.FlagSet, path string, pair *ast.MappingValueNode, given
 	seen[key] = line
 	flag := fs.Lookup(key)
 	if flag == nil || key == "config" || key == "help" {
+		if near := nearestFlag(fs, key); near != "" && near != key {
+			return fmt.Errorf("%s: unknown key %q; did you mean %s?", at, key, near)
+		}
 		return fmt.Errorf("%s: unknown key %q; keys are the flags of this command without the dashes", at, key)
 	}
 	value, err := scalarText(pair.Value)

@@ -4,7 +4,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -51,12 +50,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetArgs(args)
-	root.CompletionOptions.DisableDefaultCmd = true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return plainFlagError(err) })
+	root.Version = versionText()
+	root.SetVersionTemplate("spillway {{.Version}}\n")
+	root.SetFlagErrorFunc(flagError)
+	groupFlags(root)
 	root.AddCommand(trainCommand(), planCommand(), benchCommand(), doctorCommand())
+	completeValues(root)
 	err := root.ExecuteContext(ctx)
 	if err != nil {
-		fmt.Fprintln(stderr, "spillway:", err)
+		printError(stderr, err, args)
 	}
 	return exitStatus(err)
 }

@@ -3,44 +3,38 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
+	"math"
 	"time"
-
-	"github.com/schollz/progressbar/v3"
-	"golang.org/x/term"
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// progress is the live line of a run on a terminal; elsewhere a plain line now
-// and then.
+// progress is the live line of a run on a terminal, with a line of its own for
+// what is to stay; elsewhere a plain line now and then.
 type progress struct {
 	w       io.Writer
-	bar     *progressbar.ProgressBar
+	live    *liveLine // nil: not a terminal
+	bytes   bool      // a token of the held-out data is a byte
 	steps   int
 	started time.Time
 	first   int // steps done before this process
 	told    time.Time
 	last    spillway.StepResult
+	eval    *spillway.EvalResult // the last one
 	pending bool
 }
 
 // tellEvery is the least time between two lines where there is no terminal.
 const tellEvery = 5 * time.Second
 
-func newProgress(w io.Writer, done, steps int) *progress {
-	p := &progress{w: w, steps: steps, started: time.Now(), first: done}
-	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		p.bar = progressbar.NewOptions(steps, progressbar.OptionSetWriter(w), progressbar.OptionSetPredictTime(true),
-			progressbar.OptionShowCount(), progressbar.OptionSetWidth(20), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionFullWidth())
-		_ = p.bar.Set(done)
-	}
-	return p
+func newProgress(w io.Writer, done, steps int, bytes bool) *progress {
+	return &progress{w: w, live: newLiveLine(w), steps: steps, started: time.Now(), first: done, bytes: bytes}
 }
 
-func describeStep(r spillway.StepResult) string {
+// memory is the highest byte of a rank that was touched, and what is planned.
+func memory(r spillway.StepResult) string {
 	var peak, planned int64
 	for _, v := range r.Peak[graph.Device] {
 		peak = max(peak, v)
@@ -48,41 +42,82 @@ func describeStep(r spillway.StepResult) string {
 	for _, v := range r.Planned[graph.Device] {
 		planned = max(planned, v)
 	}
-	return fmt.Sprintf("loss %.4f  %.0f tokens/s  device %s of %s planned", r.Loss, r.TokensPerS, plan.Bytes(peak), plan.Bytes(planned))
+	return fmt.Sprintf("device %s of %s planned", plan.Bytes(peak), plan.Bytes(planned))
+}
+
+// lossText is a mean loss in nats a token, with what it means: bits a byte where
+// a token is one, and the perplexity else.
+func lossText(loss float32, bytes bool) string {
+	if bytes {
+		return fmt.Sprintf("%.4f (%.3f bits a byte)", loss, float64(loss)/math.Ln2)
+	}
+	return fmt.Sprintf("%.4f (perplexity %.4g)", loss, math.Exp(float64(loss)))
+}
+
+func evalText(e *spillway.EvalResult, bytes bool) string {
+	return fmt.Sprintf("held-out loss %s over %d targets", lossText(e.Loss, bytes), e.Targets)
 }
 
 func (p *progress) step(r spillway.StepResult) {
 	p.last, p.pending = r, true
-	if p.bar != nil {
-		p.bar.Describe(describeStep(r))
-		_ = p.bar.Set(r.Step)
+	if r.Eval != nil {
+		p.eval = r.Eval
+	}
+	if p.live == nil {
+		if time.Since(p.told) >= tellEvery || r.Eval != nil {
+			p.line()
+		}
 		return
 	}
-	if time.Since(p.told) >= tellEvery || r.Eval != nil {
-		p.line()
+	if r.Eval != nil {
+		p.live.above(fmt.Sprintf("step %d: %s", r.Step, evalText(r.Eval, p.bytes)))
 	}
+	p.live.show(p.fields(), r.Step == p.steps)
+}
+
+// note prints a line that stays.
+func (p *progress) note(text string) {
+	if p.live != nil {
+		p.live.above(text)
+		return
+	}
+	fmt.Fprintln(p.w, text)
+}
+
+// left is the time until the last step, by those of this process.
+func (p *progress) left() time.Duration {
+	n := p.last.Step - p.first
+	if n <= 0 {
+		return 0
+	}
+	return time.Duration(float64(time.Since(p.started)) / float64(n) * float64(p.steps-p.last.Step)).Round(time.Second)
+}
+
+// fields are the live line's, the most wanted first.
+func (p *progress) fields() []string {
+	r := p.last
+	held := ""
+	if p.eval != nil {
+		held = fmt.Sprintf("held-out %.4f", p.eval.Loss)
+	}
+	return []string{fmt.Sprintf("step %d/%d %s", r.Step, p.steps, gauge(int64(r.Step), int64(p.steps))), fmt.Sprintf("loss %.4f", r.Loss),
+		held, fmt.Sprintf("%s left", p.left()), fmt.Sprintf("%.0f tokens/s", r.TokensPerS), memory(r)}
 }
 
 func (p *progress) line() {
 	r := p.last
-	left := time.Duration(0)
-	if n := r.Step - p.first; n > 0 {
-		left = time.Duration(float64(time.Since(p.started)) / float64(n) * float64(p.steps-r.Step)).Round(time.Second)
-	}
-	fmt.Fprintf(p.w, "step %d/%d  %s  %s left\n", r.Step, p.steps, describeStep(r), left)
+	fmt.Fprintf(p.w, "step %d/%d  loss %.4f  %.0f tokens/s  %s  %s left\n", r.Step, p.steps, r.Loss, r.TokensPerS, memory(r), p.left())
 	if r.Eval != nil {
-		fmt.Fprintf(p.w, "  held-out loss %.4f over %d targets\n", r.Eval.Loss, r.Eval.Targets)
+		fmt.Fprintf(p.w, "  %s\n", evalText(r.Eval, p.bytes))
 	}
 	p.told, p.pending = time.Now(), false
 }
 
 func (p *progress) finish() {
-	if p.bar != nil {
-		_ = p.bar.Exit()
-		fmt.Fprintln(p.w)
-		return
-	}
-	if p.pending {
+	switch {
+	case p.live != nil:
+		p.live.end()
+	case p.pending:
 		p.line()
 	}
 }

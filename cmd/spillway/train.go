@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -68,6 +69,12 @@ func noArguments(_ *cobra.Command, args []string) error {
 // refuses what is not built.
 func settle(fs *pflag.FlagSet, c *spillway.Config, l *later) (isDemo bool, err error) {
 	isDemo = !fs.Changed("model") && !fs.Changed("data") && !fs.Changed("config")
+	demoGlob := isDemo && !fs.Changed("data-glob")
+	defer func() {
+		if !demoGlob { // the demo's own pattern is for Go's source alone
+			c.EvalGlob = c.DataGlob
+		}
+	}()
 	if isDemo {
 		if err := applyDemo(fs); err != nil {
 			return true, err
@@ -93,7 +100,14 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 		}
 	}
 	var metrics *spillway.MetricsWriter
-	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", text) }
+	var bar *progress
+	c.Warn = func(text string) {
+		if bar == nil {
+			fmt.Fprintln(stderr, "warning:", text)
+			return
+		}
+		bar.note("warning: " + text)
+	}
 	t, err := spillway.New(ctx, c)
 	if errors.Is(err, context.Canceled) {
 		return fmt.Errorf("interrupted before the first step: %w", context.Canceled)
@@ -113,13 +127,13 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 	if t.Done() >= c.Steps {
 		fmt.Fprintf(stdout, "nothing to do: the checkpoint has %d steps and --steps is %d\n", t.Done(), c.Steps)
 	}
-	bar := newProgress(stderr, t.Done(), c.Steps)
+	bar = newProgress(stderr, t.Done(), c.Steps, tokensAreBytes(c, c.EvalData))
 	var losses []float32
 	err = t.Run(ctx, func(r spillway.StepResult) error {
 		losses = append(losses, r.Loss)
 		bar.step(r)
 		if r.Skipped {
-			fmt.Fprintf(stderr, "warning: step %d is not finite (loss %v, gradient norm %v): its update is skipped\n", r.Step, r.Loss, r.GradNorm)
+			bar.note(fmt.Sprintf("warning: step %d is not finite (loss %v, gradient norm %v): its update is skipped", r.Step, r.Loss, r.GradNorm))
 		}
 		if metrics != nil {
 			return metrics.Step(r)
@@ -145,7 +159,12 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 			return err
 		}
 	}
-	return report(ctx, stdout, t, losses, sum, isDemo)
+	return report(ctx, stdout, t, losses, bar.eval, sum, isDemo)
+}
+
+// tokensAreBytes says whether a token of the run's data at path is a byte of text.
+func tokensAreBytes(c spillway.Config, path string) bool {
+	return strings.EqualFold(c.Tokenizer, "bytes") && !strings.HasSuffix(path, ".bin")
 }
 
 // describe says before the first step what will run and what it takes.
@@ -208,16 +227,29 @@ func trains(p *plan.Plan) bool {
 	return false
 }
 
+// lastLoss is the mean training loss of the last steps, without the first, which
+// knows nothing.
+func lastLoss(losses []float32, bytes bool) string {
+	last := losses[max(min(1, len(losses)-1), len(losses)-10):]
+	mean := 0.0
+	for _, v := range last {
+		mean += float64(v) / float64(len(last))
+	}
+	what := "at the last"
+	if len(last) > 1 {
+		what = fmt.Sprintf("mean of the last %d", len(last))
+	}
+	return fmt.Sprintf("%s %s", lossText(float32(mean), bytes), what)
+}
+
 // report tells how the run ended.
-func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []float32, sum string, isDemo bool) error {
+func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []float32, eval *spillway.EvalResult, sum string, isDemo bool) error {
 	c := t.Config()
 	if len(losses) > 0 {
-		last := losses[max(0, len(losses)-10):]
-		mean := 0.0
-		for _, v := range last {
-			mean += float64(v) / float64(len(last))
-		}
-		fmt.Fprintf(w, "loss: %.4f before, %.4f after (mean of the last %d steps)\n", losses[0], mean, len(last))
+		fmt.Fprintf(w, "training loss: %.4f at the first step, %s\n", losses[0], lastLoss(losses, tokensAreBytes(c, c.Data)))
+	}
+	if eval != nil {
+		fmt.Fprintf(w, "%s, after step %d\n", evalText(eval, tokensAreBytes(c, c.EvalData)), eval.Step)
 	}
 	fmt.Fprintf(w, "parameters' SHA-256: %s\n", sum)
 	if isDemo {
@@ -228,6 +260,9 @@ func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []floa
 			return fmt.Errorf("interrupted after training: %w", err)
 		case err != nil:
 			return fault(err)
+		}
+		if isTerminal(w) {
+			text = visible(text)
 		}
 		fmt.Fprintf(w, "\nsample, continuing %q:\n%s\n\n", prompt, text)
 	}

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/direct"
 	"github.com/spillway-ml/spillway/comm/meet"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
@@ -25,8 +26,7 @@ import (
 // copying, and ends.
 type member struct {
 	*meet.Member
-	busy   atomic.Bool
-	adders [3]any // by dtype, shared by the rank's kernels: only one runs at a time
+	busy atomic.Bool
 }
 
 var _ cpu.PeerKernel = (*kernel)(nil)
@@ -37,14 +37,8 @@ type kernel struct {
 	m   *member
 	own device.Ptr // any range of the rank, for the checker
 
-	in, out []byte
-	mover   mover // of a collective
-}
-
-// mover does a collective's work for one rank once all have arrived, and
-// returns the bytes that it loaded and stored.
-type mover interface {
-	move(k *kernel) (read, written int64)
+	memory direct.Operands
+	mover  *direct.Mover
 }
 
 func (k *kernel) ReachesPeers() {}
@@ -82,9 +76,12 @@ func (k *kernel) work() {
 			k.AllLeft()
 		}
 	}()
+	for i := range k.mover.Peers {
+		k.mover.Peers[i] = k.met(i).memory
+	}
 	cpu.Enter(k.own)
 	defer cpu.Leave(k.own)
-	read, written := k.mover.move(k)
+	read, written := k.mover.Move()
 	k.Count(k.Sent, read, written)
 	moved = true
 }
@@ -100,47 +97,23 @@ func (k *kernel) point() error {
 		k.Count(k.Sent, 0, 0)
 		return nil
 	}
-	cpu.Enter(k.own)
-	copy(k.out, k.met(0).in)
-	cpu.Leave(k.own)
-	k.Count(0, int64(len(k.out)), int64(len(k.out)))
-	k.Leave()
+	k.work()
 	return nil
 }
 
 // Bind finds the operands in the rank's memory, and how to move them.
 func (m *member) Bind(o *meet.Op) (device.Kernel, error) {
-	k := &kernel{Op: o, m: m}
-	for _, x := range []struct {
-		p   device.Ptr
-		mem *[]byte
-	}{{o.In, &k.in}, {o.Out, &k.out}} {
-		if x.p.Arena == nil {
-			continue
-		}
-		b, err := cpu.Bytes(x.p)
-		if err != nil {
-			return nil, err
-		}
-		*x.mem, k.own = b, x.p
+	size := m.Size()
+	if o.Sig.Op == comm.SendRecv {
+		size = 2
 	}
-	var err error
-	switch o.Sig.Op {
-	case comm.AllGather:
-		k.mover = gather{}
-	case comm.ReduceScatter:
-		k.mover, err = newReducer(m, o.Sig.DType, o.In, o.Out)
-	case comm.AllReduce:
-		k.mover, err = newReducer(m, o.Sig.DType, o.Out, device.Ptr{})
-	case comm.Broadcast:
-		k.mover = spread{}
-	case comm.AllToAll:
-		k.mover = exchange{}
-	case comm.Barrier:
-		k.mover = nothing{}
-	}
+	mover, memory, err := direct.New(o.Call, m.Rank(), size)
 	if err != nil {
 		return nil, err
+	}
+	k := &kernel{Op: o, m: m, mover: mover, memory: memory}
+	for _, p := range o.Touches() {
+		k.own = p
 	}
 	return k, nil
 }

@@ -75,7 +75,7 @@ func TestSharesPartTheBuffer(t *testing.T) {
 		for w := int64(1); w < 6; w++ {
 			var next int64
 			for i := range w {
-				from, to := meet.Share(n, i, w)
+				from, to := comm.Share(n, i, w)
 				require.Equal(t, next, from)
 				require.Zero(t, from%16)
 				require.LessOrEqual(t, from, to)

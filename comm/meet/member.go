@@ -1,13 +1,10 @@
 package meet
 
 import (
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device"
-	"github.com/spillway-ml/spillway/graph"
 )
 
 // Binder is what a transport adds to a member.
@@ -19,30 +16,13 @@ type Binder interface {
 
 // Op is one bound operation of one rank. A transport's kernel embeds it.
 type Op struct {
-	Sig comm.Signature
-	// In and Out are the operands; the zero Ptr stands for none. An operation in
-	// place, on one buffer, has Out alone; so has a Recv, and a Send In.
-	In, Out device.Ptr
-	InPlace bool  // the shard is the rank's part of the full buffer
-	Peer    int   // of a Send or Recv
-	Sent    int64 // what a run of it counts as: see comm.Stats
+	comm.Call
 
 	member   *Member
-	label    string
-	touches  []device.Ptr
 	kernel   device.Kernel
 	place    *place
 	position int
 }
-
-// Label returns the name for errors and traces.
-func (o *Op) Label() string { return o.label }
-
-// Touches returns the operands.
-func (o *Op) Touches() []device.Ptr { return o.touches }
-
-// Sends tells whether it is a Send.
-func (o *Op) Sends() bool { return o.Sig.Op == comm.SendRecv && o.Out.Arena == nil }
 
 // Begin counts a run of a collective, and returns its number among the rank's.
 func (o *Op) Begin() uint64 {
@@ -59,8 +39,8 @@ func (o *Op) Count(sent, read, written int64) { o.member.counter.Add(sent, read,
 
 // Member is one rank's comm.Group.
 type Member struct {
+	comm.Caller
 	group *group
-	index int
 	own   Binder
 	wake  chan struct{} // holds one token: look again
 	timer *time.Timer
@@ -70,12 +50,6 @@ type Member struct {
 }
 
 var _ comm.Group = (*Member)(nil)
-
-// Rank returns the rank's index in the group.
-func (m *Member) Rank() int { return m.index }
-
-// Size returns the group's size.
-func (m *Member) Size() int { return len(m.group.ranks) }
 
 // Abort ends every group of the world with err.
 func (m *Member) Abort(err error) { m.group.world.Abort(err) }
@@ -97,9 +71,6 @@ func (m *Member) Calls() uint64 { return m.calls }
 
 // Name returns the group's: "world" or "axis data".
 func (m *Member) Name() string { return m.group.name }
-
-// GlobalRank returns the rank in the world.
-func (m *Member) GlobalRank() int { return m.group.ranks[m.index] }
 
 // Timeout is how long the rank waits for another one to arrive.
 func (m *Member) Timeout() time.Duration { return m.group.world.timeout }
@@ -124,111 +95,22 @@ func (m *Member) sleep() (late bool) {
 	}
 }
 
-// bind makes the kernel of o, unless its operands are wrong.
-func (m *Member) bind(label string, wrong error, o *Op) (device.Kernel, error) {
-	if wrong != nil {
-		return nil, m.refuse(o, label, wrong)
-	}
-	o.member, o.label, o.place, o.position = m, label, m.group.all, m.index
-	o.Sent = comm.RingBytes(o.Sig, m.index, m.Size())
-	o.InPlace = o.In.Overlaps(o.Out)
-	for _, p := range []device.Ptr{o.In, o.Out} {
-		if p.Arena != nil {
-			o.touches = append(o.touches, p)
-		}
-	}
+// bind makes the kernel of an operation whose operands have been checked.
+func (m *Member) bind(c comm.Call) (device.Kernel, error) {
+	o := &Op{Call: c, member: m, place: m.group.all, position: m.Index}
 	if o.Sig.Op == comm.SendRecv {
-		from, to := o.Peer, m.index
+		from, to := o.Peer, m.Index
 		o.position = 1
 		if o.Sends() {
 			from, to = to, from
-			o.position, o.Sent = 0, o.Sig.Bytes
+			o.position = 0
 		}
 		o.place = m.group.pairs[from*m.Size()+to]
 	}
 	k, err := m.own.Bind(o)
 	if err != nil {
-		return nil, m.refuse(o, label, err)
+		return nil, err
 	}
 	o.kernel = k
 	return k, nil
-}
-
-func (m *Member) refuse(o *Op, label string, err error) error {
-	return fmt.Errorf("rank %d: %s %q: %w", m.GlobalRank(), o.Sig.Op, label, err)
-}
-
-// AllGather binds a gather of shards.
-func (m *Member) AllGather(label string, shard, full device.Ptr, dtype graph.DType) (device.Kernel, error) {
-	return m.bind(label, comm.CheckShards(full, shard, dtype, m.index, m.Size(), false),
-		&Op{Sig: comm.Signature{Op: comm.AllGather, Bytes: full.Len, DType: dtype}, In: shard, Out: full})
-}
-
-// ReduceScatter binds a sum of the rank's part over the ranks.
-func (m *Member) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool) (device.Kernel, error) {
-	return m.bind(label, comm.CheckShards(full, shard, dtype, m.index, m.Size(), accumulate),
-		&Op{Sig: comm.Signature{Op: comm.ReduceScatter, Bytes: full.Len, DType: dtype, Accumulate: accumulate}, In: full, Out: shard})
-}
-
-// AllReduce binds a sum in place.
-func (m *Member) AllReduce(label string, buf device.Ptr, dtype graph.DType) (device.Kernel, error) {
-	return m.bind(label, comm.CheckBuffer(buf, dtype),
-		&Op{Sig: comm.Signature{Op: comm.AllReduce, Bytes: buf.Len, DType: dtype}, Out: buf})
-}
-
-// Broadcast binds a copy of the root's buffer.
-func (m *Member) Broadcast(label string, buf device.Ptr, dtype graph.DType, root int) (device.Kernel, error) {
-	err := comm.CheckBuffer(buf, dtype)
-	if err == nil && (root < 0 || root >= m.Size()) {
-		err = fmt.Errorf("root %d of %d ranks", root, m.Size())
-	}
-	return m.bind(label, err, &Op{Sig: comm.Signature{Op: comm.Broadcast, Bytes: buf.Len, DType: dtype, Root: root}, Out: buf})
-}
-
-// AllToAll binds an exchange of parts.
-func (m *Member) AllToAll(label string, send, recv device.Ptr, dtype graph.DType) (device.Kernel, error) {
-	part := device.Ptr{Arena: recv.Arena, Off: recv.Off, Len: recv.Len / int64(m.Size())}
-	err := comm.CheckShards(send, part, dtype, m.index, m.Size(), true)
-	if err == nil && (recv.Len != send.Len || recv.Overlaps(send)) {
-		err = errors.New("want buffers of one length that lie apart")
-	}
-	return m.bind(label, err, &Op{Sig: comm.Signature{Op: comm.AllToAll, Bytes: send.Len, DType: dtype}, In: send, Out: recv})
-}
-
-// Send binds the giving of buf to a peer's Recv.
-func (m *Member) Send(label string, buf device.Ptr, dtype graph.DType, to int) (device.Kernel, error) {
-	return m.point(label, &Op{In: buf, Peer: to}, buf, dtype)
-}
-
-// Recv binds the copy of the buffer of a peer's Send.
-func (m *Member) Recv(label string, buf device.Ptr, dtype graph.DType, from int) (device.Kernel, error) {
-	return m.point(label, &Op{Out: buf, Peer: from}, buf, dtype)
-}
-
-func (m *Member) point(label string, o *Op, buf device.Ptr, dtype graph.DType) (device.Kernel, error) {
-	o.Sig = comm.Signature{Op: comm.SendRecv, Bytes: buf.Len, DType: dtype}
-	err := comm.CheckBuffer(buf, dtype)
-	if err == nil && (o.Peer < 0 || o.Peer >= m.Size() || o.Peer == m.index) {
-		err = fmt.Errorf("the peer of rank %d is %d, want another of %d ranks", m.index, o.Peer, m.Size())
-	}
-	return m.bind(label, err, o)
-}
-
-// Barrier binds a meeting of all ranks.
-func (m *Member) Barrier(label string) (device.Kernel, error) {
-	return m.bind(label, nil, &Op{Sig: comm.Signature{Op: comm.Barrier}})
-}
-
-// Share returns the elements that rank i of w adds in an all-reduce of n: equal
-// parts that start at multiples of 16 elements, a cache line of f32, so that
-// ranks don't write to one line at once.
-func Share(n, i, w int64) (from, to int64) {
-	const line = 16
-	at := func(i int64) int64 {
-		if i == w {
-			return n
-		}
-		return n * i / w / line * line
-	}
-	return at(i), at(i + 1)
 }

@@ -133,11 +133,11 @@ func (o *Op) compare() error {
 		if o.Sig.Op == comm.SendRecv {
 			if a.Sig != b.Sig {
 				return fmt.Errorf("%w in the %s group: rank %d sends %s (%q), rank %d receives %s (%q)", comm.ErrMismatch, g.name,
-					m.GlobalRank(), a.Sig, a.label, n.GlobalRank(), b.Sig, b.label)
+					m.GlobalRank(), a.Sig, a.Name, n.GlobalRank(), b.Sig, b.Name)
 			}
 		} else if b.Sig != a.Sig || n.calls != m.calls {
 			return fmt.Errorf("%w in the %s group: rank %d runs %s (%q, call %d), rank %d runs %s (%q, call %d)", comm.ErrMismatch, g.name,
-				m.GlobalRank(), a.Sig, a.label, m.calls, n.GlobalRank(), b.Sig, b.label, n.calls)
+				m.GlobalRank(), a.Sig, a.Name, m.calls, n.GlobalRank(), b.Sig, b.Name, n.calls)
 		}
 	}
 	return nil
@@ -154,7 +154,7 @@ func (o *Op) missing(number uint64) error {
 		verb = "send"
 	}
 	return fmt.Errorf("%w: %s %q (%s group): rank %d did not come within %v; rank %d waited",
-		comm.ErrTimeout, verb, o.label, g.name, g.ranks[o.Peer], g.world.timeout, o.member.GlobalRank())
+		comm.ErrTimeout, verb, o.Name, g.name, g.ranks[o.Peer], g.world.timeout, o.member.GlobalRank())
 }
 
 // Late is the error of a collective, run as the rank's call-th, in which some
@@ -173,5 +173,5 @@ func (o *Op) Late(call uint64, isLost func(i int) bool) error {
 		return nil
 	}
 	return fmt.Errorf("%w: %s %q (call %d of the %s group): %s did not arrive within %v; %s waited",
-		comm.ErrTimeout, o.Sig.Op, o.label, call, g.name, names(lost), g.world.timeout, names(here))
+		comm.ErrTimeout, o.Sig.Op, o.Name, call, g.name, names(lost), g.world.timeout, names(here))
 }

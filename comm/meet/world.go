@@ -80,7 +80,8 @@ func New(transport string, mesh []graph.Axis, timeout time.Duration, join func(*
 func (w *World) add(slot int, name string, ranks []int, join func(*Member) Binder) {
 	g := &group{world: w, name: name, ranks: ranks}
 	for i, r := range ranks {
-		m := &Member{group: g, index: i, wake: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
+		m := &Member{group: g, wake: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
+		m.Caller = comm.Caller{Index: i, Ranks: len(ranks), World: r, Bind: m.bind}
 		m.timer.Stop()
 		m.own = join(m)
 		g.members = append(g.members, m)

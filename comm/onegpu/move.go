@@ -2,7 +2,6 @@ package onegpu
 
 import (
 	"github.com/spillway-ml/spillway/comm"
-	"github.com/spillway-ml/spillway/comm/meet"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
@@ -85,7 +84,7 @@ func scatter(k *kernel, api driver.API, s driver.Stream) (read, written int64, e
 // buffers of all.
 func reduce(k *kernel, api driver.API, s driver.Stream) (read, written int64, err error) {
 	w, size := k.m.Size(), k.Sig.DType.Size()
-	from, to := meet.Share(k.bytes/size, int64(k.m.Rank()), int64(w))
+	from, to := comm.Share(k.bytes/size, int64(k.m.Rank()), int64(w))
 	if from == to || w == 1 {
 		return 0, 0, nil
 	}

@@ -42,6 +42,9 @@ type Options struct {
 	// Disk makes the storage of a rank's arena in graph.Disk; bytes that were
 	// never written read as initial. nil: the rank has no disk memory.
 	Disk func(rank int, bytes int64, initial byte) (device.Disk, error)
+	// Map makes the memory of device and host arenas: zero-filled, at the start of
+	// a page, its length the arena's. unmap gives it back. nil: a private mapping.
+	Map func(space graph.Space, bytes int64) (data []byte, unmap func() error, err error)
 	// Poison fills arenas with 0xFF bytes (NaN in every float type) when they
 	// are made. It touches every page: for tests.
 	Poison bool
@@ -129,17 +132,17 @@ func (c *Context) Alloc(space graph.Space, bytes int64) (device.Arena, error) {
 		c.disks = append(c.disks, disk)
 		c.mu.Unlock()
 	} else {
-		m, err := mapMemory(bytes)
+		m, unmap, err := c.mapArena(space, bytes)
 		if err != nil {
 			return fail("%v", err)
 		}
 		if space == graph.Host && (c.opts.Pin || c.opts.RequirePinned) {
 			if err := c.pin(m); err != nil {
-				_ = m.unmap()
+				_ = unmap()
 				return nil, fmt.Errorf("rank %d: allocate %d bytes of %s memory: %w", c.rank, bytes, space, err)
 			}
 		}
-		a.mapping, a.mem = m, m.data
+		a.unmap, a.mem = unmap, m.data
 		if c.opts.Poison {
 			poison(a.mem)
 		}
@@ -150,6 +153,19 @@ func (c *Context) Alloc(space graph.Space, bytes int64) (device.Arena, error) {
 	c.used[space] += bytes
 	c.arenas = append(c.arenas, a)
 	return a, nil
+}
+
+// mapArena makes the memory of an arena, and says how it is given back.
+func (c *Context) mapArena(space graph.Space, bytes int64) (mapping, func() error, error) {
+	if c.opts.Map != nil {
+		data, unmap, err := c.opts.Map(space, bytes)
+		if err == nil && int64(len(data)) != bytes {
+			err = fmt.Errorf("the mapping has %d bytes", len(data))
+		}
+		return mapping{data: data, size: bytes}, unmap, err
+	}
+	m, err := mapMemory(bytes)
+	return m, m.unmap, err
 }
 
 // NewEvent returns an event that was never recorded.
@@ -269,7 +285,7 @@ func (c *Context) Close() error {
 		if a.disk != nil {
 			err = a.disk.Close()
 		} else {
-			err = a.mapping.unmap()
+			err = a.unmap()
 		}
 		a.mem = nil
 		if first == nil && err != nil {
@@ -286,7 +302,7 @@ type Arena struct {
 	ctx     *Context
 	space   graph.Space
 	size    int64
-	mapping mapping
+	unmap   func() error
 	mem     []byte
 	disk    device.Disk
 	touched atomic.Int64

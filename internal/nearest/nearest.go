@@ -41,6 +41,12 @@ func Names(key string, entries [][]string, n int) []string {
 	return names
 }
 
+// Distance is how many edits of a byte make b of a.
+func Distance(a, b string) int {
+	const most = 64 // the distance is quadratic, a typo short
+	return editDistance(a[:min(len(a), most)], b[:min(len(b), most)])
+}
+
 // editDistance is Levenshtein's, over bytes.
 func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)

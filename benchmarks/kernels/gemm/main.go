@@ -1,3 +1,5 @@
+//go:build unix
+
 // Command gemm measures the CPU device's matrix products against OpenBLAS
 // (float32) and oneDNN (bf16 and int8), which it opens at run time.
 //

@@ -1,3 +1,5 @@
+//go:build unix
+
 package main
 
 import "github.com/spillway-ml/spillway/kernels/cpu/level"

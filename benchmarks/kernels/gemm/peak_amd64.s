@@ -1,3 +1,5 @@
+//go:build unix
+
 #include "textflag.h"
 
 // func fma512(n int)

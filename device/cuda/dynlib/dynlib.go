@@ -148,3 +148,7 @@ func (l *Library) Symbols(functions map[string]*uintptr) error {
 
 // Close closes the library; nothing of it may run any more.
 func (l *Library) Close() error { return closeLibrary(l.handle) }
+
+// Preload opens the library at path for the whole process and leaves it open:
+// what is opened after it finds its symbols.
+func Preload(path string) error { return preload(path) }

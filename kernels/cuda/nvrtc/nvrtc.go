@@ -85,7 +85,7 @@ func (n *Compiler) builtins() {
 	}
 	found, _ := filepath.Glob(filepath.Join(filepath.Dir(n.lib.Path), "libnvrtc-builtins.so*"))
 	for _, path := range found {
-		_, _ = purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_GLOBAL) // NVRTC says what is missing
+		_ = dynlib.Preload(path) // NVRTC says what is missing
 	}
 }
 

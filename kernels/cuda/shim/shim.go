@@ -1,3 +1,5 @@
+//go:build unix
+
 // Package shim runs the GPU's kernels on the CPU, for tests: it compiles their
 // CUDA C, unchanged, to a shared library in which a thread is a fiber.
 //

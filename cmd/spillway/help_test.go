@@ -1,0 +1,87 @@
+package main
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestVersion(t *testing.T) {
+	got := command("--version")
+	require.Equal(t, 0, got.status)
+	require.Regexp(t, `^spillway .+, go1\..+, \w+/\w+\n$`, got.stdout)
+	require.Empty(t, got.stderr)
+}
+
+func TestCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		got := command("completion", shell)
+		require.Equal(t, 0, got.status, got.stderr)
+		require.Contains(t, got.stdout, "spillway", shell)
+	}
+	got := command("__complete", "train", "--model", "llama-3-")
+	require.Equal(t, 0, got.status)
+	require.Contains(t, got.stdout, "llama-3-8b\n")
+	require.Contains(t, command("__complete", "plan", "--gpu", "h1").stdout, "h100-80\n")
+}
+
+func TestHelpHasGroups(t *testing.T) {
+	for _, cmd := range []string{"train", "plan", "bench zero"} {
+		got := command(append(strings.Fields(cmd), "--help")...)
+		require.Equal(t, 0, got.status)
+		require.Empty(t, got.stderr)
+		common, data := strings.Index(got.stdout, "\nCommon:\n"), strings.Index(got.stdout, "\nOptimizer:\n")
+		require.True(t, common > 0 && data > common, "%s: common flags are not the first group", cmd)
+		require.Contains(t, got.stdout[common:data], "--model NAME")
+		seen := map[string]bool{}
+		for _, m := range regexp.MustCompile(`(?m)^ {2,6}(?:-\w, )?--([\w-]+)`).FindAllStringSubmatch(got.stdout, -1) {
+			require.False(t, seen[m[1]], "%s shows --%s twice", cmd, m[1])
+			seen[m[1]] = true
+		}
+		require.Greater(t, len(seen), 20)
+		for _, line := range strings.Split(got.stdout, "\n") {
+			require.LessOrEqual(t, utf8.RuneCountInString(line), 90, "a line of %s --help is wider than a terminal: %s", cmd, line)
+		}
+	}
+	plan := command("plan", "--help").stdout
+	require.NotContains(t, plan, "      --checkpoint", "what plan ignores is only named at its end")
+	require.Contains(t, plan, "without effect here")
+	require.NotContains(t, command("bench", "zero", "--help").stdout, "--resume", "what bench refuses is not in its help")
+}
+
+func TestUnknownFlagsNameTheNearest(t *testing.T) {
+	for typed, meant := range map[string]string{"--modle": "--model", "--rank": "--ranks", "--zer": "--zero", "--ckeckpoint": "--checkpoint", "--learning": "train --help", "--device_memory": "--device-memory"} {
+		got := command("train", typed, "1")
+		require.Equal(t, 1, got.status)
+		require.Contains(t, got.stderr, meant)
+		require.Contains(t, got.stderr, "unknown flag "+typed)
+		require.Equal(t, 1, strings.Count(got.stderr, "\n"))
+	}
+	long := command("train", "--"+strings.Repeat("x", 500))
+	require.Less(t, len(long.stderr), 200)
+	require.NotContains(t, command("train", "--a\x1b[2Jb").stderr, "\x1b")
+	require.Contains(t, command(tinyWith("--config", writeFile(t, "c.yaml", "step: 2\n"))...).stderr, "did you mean steps?")
+}
+
+func TestRefusalsAreWholeCommands(t *testing.T) {
+	got := command("train", "--zero=0", "--steps", "1", "--offload", "none", "--data-glob", "a b*.go")
+	require.Equal(t, 2, got.status, got.stderr)
+	lines := strings.Split(strings.TrimSuffix(got.stderr, "\n"), "\n")
+	require.Greater(t, len(lines), 1)
+	require.True(t, strings.HasPrefix(lines[0], "spillway: does not fit: "), lines[0])
+	for _, line := range lines[1:] {
+		require.True(t, strings.HasPrefix(line, "  spillway train --"), line)
+		require.Contains(t, line, "--data-glob 'a b*.go'", "flags that were given stay")
+		require.LessOrEqual(t, strings.Count(line, "--zero"), 1)
+		require.LessOrEqual(t, strings.Count(line, "--offload"), 1)
+		require.Contains(t, line, "--steps 1")
+	}
+}
+
+func TestWithFlags(t *testing.T) {
+	got := withFlags([]string{"plan", "--ranks", "8", "--zero=2", "--fit", "--batch", "4"}, []string{"--nodes", "2", "--gpus-per-node", "8", "--zero", "3"})
+	require.Equal(t, []string{"plan", "--fit", "--batch", "4", "--nodes", "2", "--gpus-per-node", "8", "--zero", "3"}, got)
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+)
+
+// liveLine is a line at the foot of a terminal that is written over again and
+// again. It never takes more than a terminal's line: fields that have no room are
+// dropped, the last first. It is for one goroutine.
+type liveLine struct {
+	w     io.Writer
+	file  *os.File
+	shown bool
+	last  time.Time
+}
+
+// refreshEvery is the least time between two states of a live line.
+const refreshEvery = 100 * time.Millisecond
+
+// newLiveLine returns nil where w is not a terminal that can overwrite a line.
+func newLiveLine(w io.Writer) *liveLine {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("TERM") == "dumb" {
+		return nil
+	}
+	return &liveLine{w: w, file: f}
+}
+
+// show writes the line, unless it did a moment ago; now writes it in any case.
+func (l *liveLine) show(fields []string, now bool) {
+	if !now && time.Since(l.last) < refreshEvery {
+		return
+	}
+	columns, _, err := term.GetSize(int(l.file.Fd()))
+	if err != nil || columns < 1 {
+		columns = terminal
+	}
+	l.last, l.shown = time.Now(), true
+	fmt.Fprint(l.w, "\r"+fitFields(fields, columns-1)+"\x1b[K")
+}
+
+// above writes a whole line where the live line is, which moves down.
+func (l *liveLine) above(text string) {
+	if l.shown {
+		fmt.Fprint(l.w, "\r\x1b[K")
+	}
+	fmt.Fprintln(l.w, text)
+	l.shown = false
+}
+
+// end leaves the line as it stands and goes to the next.
+func (l *liveLine) end() {
+	if l.shown {
+		fmt.Fprintln(l.w)
+	}
+	l.shown = false
+}
+
+// fitFields joins the fields that fit into so many columns, from the left; of the
+// first, what fits.
+func fitFields(fields []string, columns int) string {
+	line := ""
+	for _, f := range fields {
+		if f == "" {
+			continue
+		}
+		next := f
+		if line != "" {
+			next = line + "  " + f
+		}
+		if utf8.RuneCountInString(next) > columns {
+			if line == "" {
+				return string([]rune(next)[:max(columns, 0)])
+			}
+			break
+		}
+		line = next
+	}
+	return line
+}
+
+// gauge draws a part of a whole in a few columns.
+func gauge(done, of int64) string {
+	const width = 12
+	full := 0
+	if of > 0 {
+		full = int(min(max(done, 0), of) * width / of)
+	}
+	return "[" + strings.Repeat("=", full) + strings.Repeat(" ", width-full) + "]"
+}
+
+// isTerminal says whether w is one.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// visible escapes what a terminal would obey or not show: control bytes but line
+// ends and tabs, and what is not UTF-8.
+func visible(s string) string {
+	var b strings.Builder
+	for i, r := range s {
+		switch {
+		case r == utf8.RuneError && !strings.HasPrefix(s[i:], "\uFFFD"):
+			fmt.Fprintf(&b, "\\x%02x", s[i])
+		case r == '\n' || r == '\t' || unicode.IsPrint(r):
+			b.WriteRune(r)
+		case r < utf8.RuneSelf:
+			fmt.Fprintf(&b, "\\x%02x", r)
+		default:
+			fmt.Fprintf(&b, "\\u%04x", r)
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,148 @@
+package comm
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Call is an operation of a Group with its operands, which have been checked
+// but for where they lie and, of a sum, the dtype.
+type Call struct {
+	Sig  Signature
+	Name string // for errors and traces
+	// In and Out are the operands; the zero Ptr stands for none. An operation in
+	// place, on one buffer, has Out alone; so has a Recv, and a Send In.
+	In, Out device.Ptr
+	InPlace bool  // the shard is the rank's part of the full buffer
+	Peer    int   // of a Send or Recv
+	Sent    int64 // what a run of it counts as: see Stats
+
+	touches []device.Ptr
+}
+
+// Label returns the name for errors and traces.
+func (c *Call) Label() string { return c.Name }
+
+// Touches returns the operands.
+func (c *Call) Touches() []device.Ptr { return c.touches }
+
+// Sends tells whether it is a Send.
+func (c *Call) Sends() bool { return c.Sig.Op == SendRecv && c.Out.Arena == nil }
+
+// Caller is the part of a Group that all transports share: it checks the
+// operands of an operation and hands it to Bind.
+type Caller struct {
+	Index int // of the rank in the group
+	Ranks int // the group's size
+	World int // the rank in the world, for errors
+	// Bind makes the kernel of an operation.
+	Bind func(Call) (device.Kernel, error)
+}
+
+// Rank returns the rank's index in the group.
+func (c *Caller) Rank() int { return c.Index }
+
+// Size returns the group's size.
+func (c *Caller) Size() int { return c.Ranks }
+
+// GlobalRank returns the rank in the world.
+func (c *Caller) GlobalRank() int { return c.World }
+
+func (c *Caller) bind(label string, wrong error, call Call) (device.Kernel, error) {
+	call.Name = label
+	for _, p := range []device.Ptr{call.In, call.Out} {
+		if p.Arena != nil {
+			call.touches = append(call.touches, p)
+		}
+	}
+	call.Sent = RingBytes(call.Sig, c.Index, c.Ranks)
+	if call.Sends() {
+		call.Sent = call.Sig.Bytes
+	}
+	call.InPlace = call.In.Overlaps(call.Out)
+	if wrong == nil {
+		var k device.Kernel
+		if k, wrong = c.Bind(call); wrong == nil {
+			return k, nil
+		}
+	}
+	return nil, fmt.Errorf("rank %d: %s %q: %w", c.World, call.Sig.Op, label, wrong)
+}
+
+// AllGather binds a gather of shards.
+func (c *Caller) AllGather(label string, shard, full device.Ptr, dtype graph.DType) (device.Kernel, error) {
+	return c.bind(label, CheckShards(full, shard, dtype, c.Index, c.Ranks, false),
+		Call{Sig: Signature{Op: AllGather, Bytes: full.Len, DType: dtype}, In: shard, Out: full})
+}
+
+// ReduceScatter binds a sum of the rank's part over the ranks.
+func (c *Caller) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool) (device.Kernel, error) {
+	return c.bind(label, CheckShards(full, shard, dtype, c.Index, c.Ranks, accumulate),
+		Call{Sig: Signature{Op: ReduceScatter, Bytes: full.Len, DType: dtype, Accumulate: accumulate}, In: full, Out: shard})
+}
+
+// AllReduce binds a sum in place.
+func (c *Caller) AllReduce(label string, buf device.Ptr, dtype graph.DType) (device.Kernel, error) {
+	return c.bind(label, CheckBuffer(buf, dtype),
+		Call{Sig: Signature{Op: AllReduce, Bytes: buf.Len, DType: dtype}, Out: buf})
+}
+
+// Broadcast binds a copy of the root's buffer.
+func (c *Caller) Broadcast(label string, buf device.Ptr, dtype graph.DType, root int) (device.Kernel, error) {
+	err := CheckBuffer(buf, dtype)
+	if err == nil && (root < 0 || root >= c.Ranks) {
+		err = fmt.Errorf("root %d of %d ranks", root, c.Ranks)
+	}
+	return c.bind(label, err, Call{Sig: Signature{Op: Broadcast, Bytes: buf.Len, DType: dtype, Root: root}, Out: buf})
+}
+
+// AllToAll binds an exchange of parts.
+func (c *Caller) AllToAll(label string, send, recv device.Ptr, dtype graph.DType) (device.Kernel, error) {
+	part := device.Ptr{Arena: recv.Arena, Off: recv.Off, Len: recv.Len / int64(c.Ranks)}
+	err := CheckShards(send, part, dtype, c.Index, c.Ranks, true)
+	if err == nil && (recv.Len != send.Len || recv.Overlaps(send)) {
+		err = errors.New("want buffers of one length that lie apart")
+	}
+	return c.bind(label, err, Call{Sig: Signature{Op: AllToAll, Bytes: send.Len, DType: dtype}, In: send, Out: recv})
+}
+
+// Send binds the giving of buf to a peer's Recv.
+func (c *Caller) Send(label string, buf device.Ptr, dtype graph.DType, to int) (device.Kernel, error) {
+	return c.point(label, Call{In: buf, Peer: to}, buf, dtype)
+}
+
+// Recv binds the copy of the buffer of a peer's Send.
+func (c *Caller) Recv(label string, buf device.Ptr, dtype graph.DType, from int) (device.Kernel, error) {
+	return c.point(label, Call{Out: buf, Peer: from}, buf, dtype)
+}
+
+func (c *Caller) point(label string, call Call, buf device.Ptr, dtype graph.DType) (device.Kernel, error) {
+	call.Sig = Signature{Op: SendRecv, Bytes: buf.Len, DType: dtype}
+	err := CheckBuffer(buf, dtype)
+	if err == nil && (call.Peer < 0 || call.Peer >= c.Ranks || call.Peer == c.Index) {
+		err = fmt.Errorf("the peer of rank %d is %d, want another of %d ranks", c.Index, call.Peer, c.Ranks)
+	}
+	return c.bind(label, err, call)
+}
+
+// Barrier binds a meeting of all ranks.
+func (c *Caller) Barrier(label string) (device.Kernel, error) {
+	return c.bind(label, nil, Call{Sig: Signature{Op: Barrier}})
+}
+
+// Share returns the elements that rank i of w adds in an all-reduce of n: equal
+// parts that start at multiples of 16 elements, a cache line of f32, so that
+// ranks don't write to one line at once.
+func Share(n, i, w int64) (from, to int64) {
+	const line = 16
+	at := func(i int64) int64 {
+		if i == w {
+			return n
+		}
+		return n * i / w / line * line
+	}
+	return at(i), at(i + 1)
+}

@@ -1,0 +1,225 @@
+// Package direct moves the bytes of an operation between ranks that reach each
+// other's memory, and adds them: every byte is read once and written once.
+package direct
+
+import (
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/vec"
+)
+
+// Operands is the memory of a rank's operands, as the process that moves the
+// bytes has it mapped: nil where the operation has none.
+type Operands struct{ In, Out []byte }
+
+// Mover does one rank's part of one bound operation.
+type Mover struct {
+	// Peers is the operands by index in the group, one's own among them; of a Send
+	// and Recv the sender's, then the receiver's. The transport sets them.
+	Peers []Operands
+
+	call comm.Call
+	rank int
+	move func(*Mover) (read, written int64)
+}
+
+// New returns the mover of an operation of index rank of size, and where its own
+// operands lie. It refuses memory that the host does not reach, and sums of a
+// dtype that has none.
+func New(c comm.Call, rank, size int) (*Mover, Operands, error) {
+	m := &Mover{Peers: make([]Operands, size), call: c, rank: rank}
+	var own Operands
+	for _, x := range []struct {
+		p   device.Ptr
+		mem *[]byte
+	}{{c.In, &own.In}, {c.Out, &own.Out}} {
+		if x.p.Arena == nil {
+			continue
+		}
+		b, err := cpu.Bytes(x.p)
+		if err != nil {
+			return nil, own, err
+		}
+		*x.mem = b
+	}
+	var err error
+	switch c.Sig.Op {
+	case comm.AllGather:
+		m.move = gather
+	case comm.ReduceScatter, comm.AllReduce:
+		m.move, err = newReducer(c, rank, size)
+	case comm.Broadcast:
+		m.move = spread
+	case comm.AllToAll:
+		m.move = exchange
+	case comm.SendRecv:
+		m.move = receive
+	case comm.Barrier:
+		m.move = func(*Mover) (int64, int64) { return 0, 0 }
+	}
+	return m, own, err
+}
+
+// Move does this rank's part, once every rank has come, and returns the bytes
+// that it loaded and stored. It allocates nothing.
+func (m *Mover) Move() (read, written int64) { return m.move(m) }
+
+// gather copies every rank's shard to this rank's full buffer. In place, peers
+// read only their own parts of their full buffers from each other, and each
+// rank writes only the parts of others in its own.
+func gather(m *Mover) (read, written int64) {
+	own, w := m.Peers[m.rank], len(m.Peers)
+	size := len(own.In)
+	for j := range w {
+		i := (m.rank + j) % w // ranks start at different peers
+		if i == m.rank && m.call.InPlace {
+			continue
+		}
+		n := int64(copy(own.Out[i*size:(i+1)*size], m.Peers[i].In))
+		read, written = read+n, written+n
+	}
+	return read, written
+}
+
+// spread copies the root's buffer to this rank's.
+func spread(m *Mover) (read, written int64) {
+	if m.rank == m.call.Sig.Root {
+		return 0, 0
+	}
+	n := int64(copy(m.Peers[m.rank].Out, m.Peers[m.call.Sig.Root].Out))
+	return n, n
+}
+
+// exchange copies this rank's part of every rank's send buffer.
+func exchange(m *Mover) (read, written int64) {
+	self, w := m.rank, len(m.Peers)
+	out := m.Peers[self].Out
+	size := len(out) / w
+	for j := range w {
+		i := (self + j) % w
+		n := int64(copy(out[i*size:(i+1)*size], m.Peers[i].In[self*size:(self+1)*size]))
+		read, written = read+n, written+n
+	}
+	return read, written
+}
+
+// receive copies the sender's buffer; the sender has nothing to do.
+func receive(m *Mover) (read, written int64) {
+	if m.call.Sends() {
+		return 0, 0
+	}
+	n := int64(copy(m.Peers[1].Out, m.Peers[0].In))
+	return n, n
+}
+
+// reducer sums over ranks. Each rank adds one part of the buffers: its shard of
+// a reduce-scatter, which it keeps; or its share of an all-reduce, whose sum it
+// stores into the buffers of all ranks. No other rank reads or writes that part,
+// so both work in place.
+type reducer[T comm.Number] struct {
+	parts [][]T
+	adder adder[T]
+}
+
+// adder sums over ranks in comm.Adder's order.
+type adder[T comm.Number] interface {
+	Sum(dst []T, srcs [][]T, accumulate bool)
+	SumAll(bufs [][]T)
+}
+
+// simdAdder is comm.Adder[float32] at memory bandwidth: the same bits.
+type simdAdder struct {
+	one vec.SumTree
+	all vec.SumTreeAll
+}
+
+// Sum adds srcs, all of dst's length, of which there is at least one.
+func (a *simdAdder) Sum(dst []float32, srcs [][]float32, accumulate bool) {
+	a.one = vec.SumTree{Dst: dst, Srcs: srcs, Accumulate: accumulate}
+	if err := a.one.Run(nil); err != nil {
+		panic(err) // CheckShards compared the lengths
+	}
+}
+
+// SumAll replaces every slice of bufs by their sum.
+func (a *simdAdder) SumAll(bufs [][]float32) {
+	a.all = vec.SumTreeAll{Bufs: bufs}
+	if err := a.all.Run(nil); err != nil {
+		panic(err)
+	}
+}
+
+func newReducer(c comm.Call, rank, size int) (func(*Mover) (int64, int64), error) {
+	switch c.Sig.DType {
+	case graph.F32:
+		return makeReducer[float32](c, size, &simdAdder{})
+	case graph.F64:
+		return makeReducer[float64](c, size, comm.NewAdder[float64](size))
+	case graph.I64:
+		return makeReducer[int64](c, size, comm.NewAdder[int64](size))
+	}
+	return nil, comm.CheckSum(c.Sig.DType)
+}
+
+func makeReducer[T comm.Number](c comm.Call, size int, a adder[T]) (func(*Mover) (int64, int64), error) {
+	for _, p := range []device.Ptr{c.In, c.Out} {
+		if p.Arena == nil {
+			continue
+		}
+		if _, err := cpu.Slice[T](p); err != nil {
+			return nil, err
+		}
+	}
+	r := &reducer[T]{parts: make([][]T, size), adder: a}
+	if c.Sig.Op == comm.ReduceScatter {
+		return r.scatter, nil
+	}
+	return r.all, nil
+}
+
+// elements is b as elements of type T, which cpu.Slice has checked of the
+// owner's operand.
+func elements[T comm.Number](b []byte) []T {
+	if len(b) == 0 {
+		return nil
+	}
+	var zero T
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(zero)))
+}
+
+func (r *reducer[T]) scatter(m *Mover) (read, written int64) {
+	w := len(m.Peers)
+	if w == 1 && m.call.InPlace {
+		return 0, 0
+	}
+	shard := elements[T](m.Peers[m.rank].Out)
+	for j := range r.parts {
+		r.parts[j] = elements[T](m.Peers[j].In)[m.rank*len(shard) : (m.rank+1)*len(shard)]
+	}
+	r.adder.Sum(shard, r.parts, m.call.Sig.Accumulate)
+	part := int64(len(m.Peers[m.rank].Out))
+	read, written = part*int64(w), part
+	if m.call.Sig.Accumulate {
+		read += part
+	}
+	return read, written
+}
+
+func (r *reducer[T]) all(m *Mover) (read, written int64) {
+	w := int64(len(m.Peers))
+	if w == 1 {
+		return 0, 0
+	}
+	size := m.call.Sig.DType.Size()
+	from, to := comm.Share(int64(len(m.Peers[m.rank].Out))/size, int64(m.rank), w)
+	for j := range r.parts {
+		r.parts[j] = elements[T](m.Peers[j].Out)[from:to]
+	}
+	r.adder.SumAll(r.parts)
+	part := (to - from) * size
+	return part * w, part * w
+}

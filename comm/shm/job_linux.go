@@ -1,0 +1,217 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The control segment. Every field that another process reads while it changes
+// is atomic; the layout is that of these structs, whose version is in magic.
+const (
+	magic      = 0x5350_4c57_0001 // "SPLW", version 1
+	maxSlots   = 4                // groups of a rank: the world and up to three mesh axes
+	maxRegions = 8                // arenas of a rank
+	records    = 64               // operations that the flight recorder keeps
+	maxRanks   = 256
+)
+
+// header is the job's.
+type header struct {
+	Magic uint64
+	World uint32
+	_     uint32
+	// ended: 0 sound, 1 somebody writes the error, 2 it is there.
+	ended   atomic.Uint32
+	kind    uint32
+	rank    uint32
+	textLen uint32
+	text    [1024]byte
+}
+
+// region is an arena of a rank in its file.
+type region struct{ off, size atomic.Int64 }
+
+// rankArea is what a rank shows of itself.
+type rankArea struct {
+	state   atomic.Uint32 // watch.State
+	pid     atomic.Uint32
+	beat    atomic.Uint64
+	regions [maxRegions]region
+	count   atomic.Uint32 // of regions
+	_       uint32
+
+	point     atomic.Uint32 // phase of the Send or Recv at hand
+	pointPeer atomic.Uint32
+	pointCall atomic.Uint64
+	pointText text
+
+	flight atomic.Uint64 // operations recorded so far
+	log    [records]record
+}
+
+// record is one operation in the flight recorder.
+type record struct {
+	begin, end atomic.Int64 // now(); end is 0 while it runs
+	call       uint64
+	bytes      int64
+	text       text
+}
+
+// text is a string of at most 116 bytes.
+type text struct {
+	n uint32
+	b [116]byte
+}
+
+func (t *text) set(s string) { t.n = uint32(copy(t.b[:], s)) }
+
+func (t *text) String() string { return string(t.b[:min(int(t.n), len(t.b))]) }
+
+// operand is a range of a rank's region; region -1: none.
+type operand struct {
+	region int64
+	off, n int64
+}
+
+// post is a rank's place at a meeting, of a group or of a pair.
+type post struct {
+	bell   atomic.Uint32 // changes when the rank should look again
+	asleep atomic.Uint32
+	came   atomic.Uint64 // meetings that the rank came to
+	left   atomic.Uint64 // and has left
+	phase  atomic.Uint32 // watch.Phase
+	kind   uint32        // of the operation, by the order of comm's
+	dtype  uint32
+	flags  uint32 // 1: accumulate
+	bytes  int64
+	root   int64
+	sig    atomic.Uint64 // hash of the signature
+	in     operand
+	out    operand
+	text   text
+}
+
+// Job is the shared memory of a job's processes.
+type Job struct {
+	control []byte
+	world   int
+	files   []*os.File // the control segment's, then a file for each rank's arenas
+}
+
+func segmentSize(world int) int {
+	n := align(int(unsafe.Sizeof(header{}))) + world*align(int(unsafe.Sizeof(rankArea{}))) + maxSlots*world*postSize + maxSlots*world*world*2*postSize
+	return n
+}
+
+const postSize = 512 // apart from each other by cache lines
+
+func align(n int) int { return (n + 63) &^ 63 }
+
+// Create makes the memory of a job of world ranks. Its Files go to the processes.
+func Create(world int) (*Job, error) {
+	if world < 1 || world > maxRanks {
+		return nil, fmt.Errorf("shared memory: %d ranks, want 1 to %d", world, maxRanks)
+	}
+	j := &Job{world: world}
+	for i := range world + 1 {
+		fd, err := unix.MemfdCreate(fmt.Sprintf("spillway-%d", i), unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("shared memory: %w", os.NewSyscallError("memfd_create", err)), j.Close())
+		}
+		j.files = append(j.files, os.NewFile(uintptr(fd), "shared memory"))
+		// A file that can't shrink can't take a page from under a reader.
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK); err != nil {
+			return nil, errors.Join(fmt.Errorf("shared memory: %w", os.NewSyscallError("fcntl", err)), j.Close())
+		}
+	}
+	if err := j.files[0].Truncate(int64(segmentSize(world))); err != nil {
+		return nil, errors.Join(fmt.Errorf("shared memory: %w", err), j.Close())
+	}
+	if err := j.attach(); err != nil {
+		return nil, errors.Join(err, j.Close())
+	}
+	j.header().World = uint32(world)
+	atomic.StoreUint64(&j.header().Magic, magic)
+	return j, nil
+}
+
+// Attach opens the job whose Files a process has inherited, in their order.
+func Attach(files []*os.File) (*Job, error) {
+	if len(files) < 2 || len(files) > maxRanks+1 {
+		return nil, fmt.Errorf("shared memory: %d files, want the job's and one a rank", len(files))
+	}
+	j := &Job{world: len(files) - 1, files: files}
+	st, err := files[0].Stat()
+	if err != nil {
+		return nil, fmt.Errorf("shared memory: the job's file: %w", err)
+	}
+	if st.Size() != int64(segmentSize(j.world)) {
+		return nil, fmt.Errorf("shared memory: the job's file has %d bytes, want %d for %d ranks: another build of the program?", st.Size(), segmentSize(j.world), j.world)
+	}
+	if err := j.attach(); err != nil {
+		return nil, err
+	}
+	if h := j.header(); atomic.LoadUint64(&h.Magic) != magic || int(h.World) != j.world {
+		return nil, errors.Join(errors.New("shared memory: not a job of this version of the program"), j.Close())
+	}
+	for _, f := range files {
+		unix.CloseOnExec(int(f.Fd()))
+	}
+	return j, nil
+}
+
+func (j *Job) attach() (err error) {
+	j.control, err = unix.Mmap(int(j.files[0].Fd()), 0, segmentSize(j.world), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("shared memory: %w", os.NewSyscallError("mmap", err))
+	}
+	return nil
+}
+
+// World returns the number of ranks.
+func (j *Job) World() int { return j.world }
+
+// Files returns what a process of the job inherits.
+func (j *Job) Files() []*os.File { return j.files }
+
+// Close gives up this process's view of the job. It must not be in use.
+func (j *Job) Close() error {
+	var errs []error
+	if j.control != nil {
+		errs = append(errs, os.NewSyscallError("munmap", unix.Munmap(j.control)))
+		j.control = nil
+	}
+	for _, f := range j.files {
+		errs = append(errs, f.Close())
+	}
+	j.files = nil
+	return errors.Join(errs...)
+}
+
+func at[T any](j *Job, off int) *T { return (*T)(unsafe.Pointer(&j.control[off])) }
+
+func (j *Job) header() *header { return at[header](j, 0) }
+
+func (j *Job) rank(r int) *rankArea {
+	return at[rankArea](j, align(int(unsafe.Sizeof(header{})))+r*align(int(unsafe.Sizeof(rankArea{}))))
+}
+
+func (j *Job) posts() int {
+	return align(int(unsafe.Sizeof(header{}))) + j.world*align(int(unsafe.Sizeof(rankArea{})))
+}
+
+// post is rank's place in its group of a slot.
+func (j *Job) post(slot, rank int) *post {
+	return at[post](j, j.posts()+(slot*j.world+rank)*postSize)
+}
+
+// pair is the place of the sender (0) or the receiver (1) of a pair of ranks.
+func (j *Job) pair(slot, from, to, side int) *post {
+	base := j.posts() + maxSlots*j.world*postSize
+	return at[post](j, base+(((slot*j.world+from)*j.world+to)*2+side)*postSize)
+}
