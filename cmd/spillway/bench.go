@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,13 +15,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/plotutil"
-	"gonum.org/v1/plot/vg"
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/graph"
+	page "github.com/spillway-ml/spillway/memplan/report"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -50,7 +48,7 @@ func benchZeroCommand() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		isDemo := !cmd.Flags().Changed("model") && !cmd.Flags().Changed("data") && !cmd.Flags().Changed("config")
 		capped := cmd.Flags().Changed("device-memory")
-		if err := refuseOfOneRun(cmd.Flags()); err != nil {
+		if err := errors.Join(refuseOfOneRun(cmd.Flags()), svgName(svgPath)); err != nil {
 			return err
 		}
 		if isDemo && !cmd.Flags().Changed("steps") {
@@ -134,7 +132,11 @@ func benchZero(ctx context.Context, c spillway.Config, table, progress, stdout i
 	}
 	printStages(table, c, rows)
 	if svgPath != "" {
-		if err := stageChart(svgPath, rows); err != nil {
+		chart, err := stageChart(c, rows)
+		if err == nil {
+			err = writeNew(svgPath, chart)
+		}
+		if err != nil {
 			return fmt.Errorf("--svg: %w", err)
 		}
 	}
@@ -243,41 +245,25 @@ func printStages(w io.Writer, c spillway.Config, rows []stageRow) {
 }
 
 // stageChart draws device memory at the peak, stacked by class, a bar a stage.
-func stageChart(path string, rows []stageRow) error {
-	p := plot.New()
-	p.Title.Text = "Device memory of a rank at the peak, by class"
-	p.Y.Label.Text = "MiB"
-	p.Y.Min = 0
-	p.Legend.Top = true
-	var below *plotter.BarChart
-	var names []string
-	for i, class := range []string{"parameters", "gradients", "optimizer", "activations", "unsharded", "workspace", "inputs", "padding"} {
-		values := make(plotter.Values, len(rows))
-		for k, r := range rows {
-			values[k] = float64(r.ByClass[class]) / (1 << 20)
-		}
-		bars, err := plotter.NewBarChart(values, vg.Points(50))
-		if err != nil {
-			return err
-		}
-		bars.Color = plotutil.Color(i)
-		bars.LineStyle.Width = 0
-		if below != nil {
-			bars.StackOn(below)
-		}
-		p.Add(bars)
-		p.Legend.Add(class, bars)
-		below = bars
-	}
+func stageChart(c spillway.Config, rows []stageRow) ([]byte, error) {
+	chart := page.Bars{Title: "Device memory of a rank at its peak, by class", Capacity: c.DeviceMemory,
+		Note: fmt.Sprintf("%s, %d rank(s), micro-batch %d × %d tokens, accumulation %d", c.Model, c.Ranks, c.Batch, c.Seq, c.Accum)}
 	for _, r := range rows {
-		names = append(names, fmt.Sprintf("ZeRO-%d", r.Zero))
+		bar := page.Bar{Name: fmt.Sprintf("ZeRO-%d", r.Zero)}
+		for class := range graph.NumClasses {
+			bar.Bytes[class] = r.ByClass[class.String()]
+		}
+		chart.Bars = append(chart.Bars, bar)
 	}
-	p.NominalX(names...)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
+	var out bytes.Buffer
+	err := chart.SVG(&out)
+	return out.Bytes(), err
+}
+
+// svgName refuses names that no viewer takes for an SVG, before the runs.
+func svgName(path string) error {
+	if path == "" || strings.HasSuffix(strings.ToLower(path), ".svg") {
+		return nil
 	}
-	if !strings.HasSuffix(strings.ToLower(path), ".svg") {
-		return fmt.Errorf("%s: the chart is an SVG; give a name that ends in .svg", path)
-	}
-	return p.Save(7*vg.Inch, 4.5*vg.Inch, path)
+	return fmt.Errorf("--svg %s: the chart is an SVG; give a name that ends in .svg", path)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -34,6 +35,27 @@ func TestBenchZeroTellsTheRowsItRan(t *testing.T) {
 	require.Zero(t, got.status, got.stderr)
 	require.NotContains(t, got.stdout, "× 0 tokens")
 	require.Regexp(t, `micro-batch 1 × [1-9][0-9]* tokens`, got.stdout)
+}
+
+// The chart has a bar a stage that says what the table says, and a name that is
+// no SVG's is refused before anything runs.
+func TestBenchZeroDrawsTheStages(t *testing.T) {
+	got := command(benched("--svg", filepath.Join(t.TempDir(), "chart.png"))...)
+	require.Equal(t, exitBadInput, got.status)
+	require.Contains(t, got.stderr, "give a name that ends in .svg")
+	require.NotContains(t, got.stderr, "stage 0")
+
+	path := filepath.Join(t.TempDir(), "new", "chart.svg")
+	got = command(benched("--svg", path)...)
+	require.Zero(t, got.status, got.stderr)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	planned := regexp.MustCompile(`(?m)^ +([0-3])  +([0-9.]+ [KM]iB) `).FindAllStringSubmatch(got.stdout, -1)
+	require.Len(t, planned, 4, got.stdout)
+	for _, row := range planned {
+		require.Contains(t, string(text), ">ZeRO-"+row[1]+"<")
+		require.Contains(t, string(text), ">"+row[2]+"<")
+	}
 }
 
 // What can't be meant is refused in one line that says what would be right.

@@ -117,3 +117,17 @@ func TestNothingBelowImportsTheTop(t *testing.T) {
 		require.NotContains(t, p.Deps, module, path)
 	}
 }
+
+// Heavy modules stay out of the command and of programs that import the root
+// package: charts of gonum, tensors of gorgonia.
+func TestTheCommandStaysLight(t *testing.T) {
+	all := load(t)
+	for _, path := range []string{"", "cmd/spillway"} {
+		require.NotEmpty(t, all[path].Deps, path)
+		for _, dep := range all[path].Deps {
+			for _, heavy := range []string{"gonum.org", "gorgonia.org", "github.com/apache/arrow"} {
+				require.False(t, below(dep, heavy), "%q imports %s", path, dep)
+			}
+		}
+	}
+}
