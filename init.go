@@ -32,7 +32,7 @@ func (t *Trainer) initialize(ctx context.Context) error {
 		}
 	}
 	if t.cfg.Resume {
-		resumed, err := t.resume()
+		resumed, err := t.resume(ctx)
 		if err != nil || resumed {
 			return err
 		}

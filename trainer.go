@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
@@ -36,9 +37,10 @@ type Trainer struct {
 	ranks    *run.Ranks
 	micro    []microBatch // by slot of the rank in this process
 	states   *run.States
-	disk     *store.Folder // nil: none
-	prefix   *prefixCache  // of frozen layers' outputs; nil: none
-	procs    bool          // the runtime has more processors for its workers
+	disk     *store.Folder     // nil: none
+	store    *checkpoint.Store // open for this run; nil: no checkpoints
+	prefix   *prefixCache      // of frozen layers' outputs; nil: none
+	procs    bool              // the runtime has more processors for its workers
 	trace    *exec.Trace
 
 	traceFile *os.File // opened before the run, written at its end
@@ -129,7 +131,10 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 		return nil, err
 	}
 	t := &Trainer{cfg: cfg}
-	var err error
+	err := t.lookAtCheckpoints()
+	if err != nil {
+		return nil, err
+	}
 	if t.platform, err = newPlatform(&t.cfg); err != nil {
 		return nil, err
 	}
@@ -263,6 +268,9 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
 	res.Cached = at.cached
+	if !skipped {
+		t.confirm()
+	}
 	res.Seconds = time.Since(began).Seconds()
 	res.TokensPerS = float64(t.cfg.Ranks*t.cfg.Accum*t.cfg.Batch*t.cfg.Seq) / res.Seconds
 	res.Peak, res.Planned = t.ranks.Memory()
@@ -422,7 +430,7 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 	for t.step < t.cfg.Steps {
 		res, err := t.Step(ctx)
 		if err != nil {
-			if t.fatal == nil && t.cfg.Checkpoint != "" { // interrupted between steps
+			if t.fatal == nil && t.cfg.Checkpoint != "" && !t.saved() { // interrupted between steps
 				_, saveErr := t.Save()
 				err = errors.Join(err, saveErr)
 			}
@@ -516,6 +524,10 @@ func (t *Trainer) Close() error {
 		}
 	}
 	t.train, t.eval = nil, nil
+	if t.store != nil {
+		errs = append(errs, t.store.Close())
+		t.store = nil
+	}
 	return errors.Join(errs...)
 }
 
