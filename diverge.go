@@ -73,8 +73,7 @@ func (cfg *Config) skipsNonFinite() bool { return strings.EqualFold(cfg.OnNonFin
 
 // updates tells whether a step has an update: with everything frozen it has none.
 func (t *Trainer) updates() bool {
-	phases := t.plan.Program.Section("step").Phases
-	return phases[len(phases)-1].Name == "update"
+	return t.plan.Program.SectionOf(graph.SectionStep, graph.FormWhole).Update() != nil
 }
 
 // stopsNonFinite tells whether each step waits before its update until the host has
@@ -85,7 +84,7 @@ func (t *Trainer) stopsNonFinite() bool { return t.plan.Program.Scaler == nil &&
 // gate lets a rank's update pass where the step is finite, as far as is known. Loss
 // and norm are sums over all ranks, the same on each.
 func (t *Trainer) gate(r *run.Rank, norm bool) (bool, error) {
-	loss, err := r.Exec.HostF64(t.plan.Program.HostLoss)
+	loss, err := r.Exec.HostF64(t.ports[graph.PortLoss])
 	if err != nil || !norm {
 		return err == nil && isFinite(loss[0]), err
 	}
@@ -97,7 +96,7 @@ func (t *Trainer) gate(r *run.Rank, norm bool) (bool, error) {
 // twin is written with the update.
 func (t *Trainer) gradNorm(at *stepAt) (norm float64, err error) {
 	if !at.stopped {
-		return t.hostF64(t.plan.Program.HostGradNorm)
+		return t.hostF64(t.ports[graph.PortGradNorm])
 	}
 	if at.noNorm = len(t.overlappingRules(at.section)) > 0; at.noNorm {
 		return 0, nil
@@ -245,7 +244,7 @@ func (t *Trainer) overlappingRules(section string) (list []*graph.Op) {
 	for i := range sec.Phases {
 		ph := &sec.Phases[i]
 		for k := range ph.Ops {
-			if op := &ph.Ops[k]; ph.Name != "update" && isRule(op) && op.Skip == graph.NoBuf {
+			if op := &ph.Ops[k]; ph.Kind != graph.UpdatePhase && isRule(op) && op.Skip == graph.NoBuf {
 				list = append(list, op)
 			}
 		}

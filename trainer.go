@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"time"
 
@@ -31,6 +30,7 @@ type Trainer struct {
 	cfg   Config
 	model hfconfig.Config
 	plan  *plan.Plan
+	ports [graph.NumPorts]graph.BufID // of the plan's program
 
 	platform run.Platform
 	pool     *pool.Pool
@@ -73,7 +73,7 @@ func (t *Trainer) flush() error {
 	}
 	err := t.ranks.Each(fmt.Sprintf("the update of step %d", t.step), func(r *run.Rank) error {
 		r.Exec.SetStep(int64(t.step))
-		return r.Exec.RunSection("flush", nil)
+		return r.Exec.RunSection(graph.SectionFlush.String(), nil)
 	})
 	if err != nil {
 		t.fatal = err
@@ -164,6 +164,7 @@ func (t *Trainer) fit() (err error) {
 	if t.plan, t.model, err = build(&t.cfg); err != nil {
 		return err
 	}
+	t.ports = t.plan.Program.Ports()
 	if err := fits(t.cfg, t.plan, hardwareOf(t.platform, &t.cfg)); err != nil {
 		return t.platform.Refused(err)
 	}
@@ -242,7 +243,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		t.fatal = err // names the rank and the step already
 		return StepResult{}, err
 	}
-	loss, err := t.hostF64(t.plan.Program.HostLoss)
+	loss, err := t.hostF64(t.ports[graph.PortLoss])
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
 	}
@@ -263,7 +264,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		t.skipped.inRow = 0
 	}
 	t.step++
-	t.pending = t.plan.Program.Section("flush") != nil
+	t.pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
 	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, Skipped: skipped, CommBytes: t.ranks.CommSent() - sent}
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
@@ -275,58 +276,6 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	res.TokensPerS = float64(t.cfg.Ranks*t.cfg.Accum*t.cfg.Batch*t.cfg.Seq) / res.Seconds
 	res.Peak, res.Planned = t.ranks.Memory()
 	return res, nil
-}
-
-// stepAt is a step on its way through the ranks.
-type stepAt struct {
-	index   int    // steps done before it
-	section string // the form of the step that runs
-	cached  bool   // what frozen layers hand on comes from the cache
-	stopped bool   // it is not finite, and ended before its update
-	noNorm  bool   // it ended before its gradient norm was known
-	hyper   [graph.NumHyper]float64
-}
-
-// runStep runs a step on all ranks.
-func (t *Trainer) runStep(at *stepAt) error {
-	ran := make([]bool, len(t.micro))
-	err := t.ranks.Each(fmt.Sprintf("step %d", at.index+1), func(r *run.Rank) error {
-		r.Exec.SetStep(int64(at.index + 1))
-		micro := 0
-		var err error
-		if t.stopsNonFinite() {
-			ran[r.Slot], err = r.Exec.RunGated(at.section, t.inputsOf(r, at, &micro), func(norm bool) (bool, error) { return t.gate(r, norm) })
-		} else {
-			ran[r.Slot], err = true, r.Exec.RunSection(at.section, t.inputsOf(r, at, &micro))
-		}
-		if err != nil || at.cached || !ran[r.Slot] {
-			return err
-		}
-		return t.keepPrefix(r, at.index, micro-1)
-	})
-	at.stopped = slices.Contains(ran, false)
-	return err
-}
-
-// inputsOf returns what gives a rank the inputs of each micro-step, which it counts.
-func (t *Trainer) inputsOf(r *run.Rank, at *stepAt, micro *int) func(*graph.Phase, int) error {
-	return func(ph *graph.Phase, _ int) error {
-		if ph.Name == "update" {
-			return nil
-		}
-		defer func() { *micro++ }()
-		var err error
-		switch {
-		case at.cached:
-			err = t.givePrefix(r, at.index, *micro)
-		case *micro > 0: // of the last one: after the section
-			err = t.keepPrefix(r, at.index, *micro-1)
-		}
-		if err != nil {
-			return err
-		}
-		return t.fill(r, t.train, at.hyper, at.index, *micro)
-	}
 }
 
 func (t *Trainer) fail(step int, err error) error {
@@ -348,7 +297,7 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 
 // fill gives a rank the inputs of one micro-step.
 func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, step, micro int) error {
-	p, at := t.plan.Program, &t.micro[r.Slot]
+	at := &t.micro[r.Slot]
 	if err := b.fill(step, micro, r.Index, at.inputs, at.targets); err != nil {
 		return err
 	}
@@ -357,8 +306,8 @@ func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, s
 	key[graph.KeyStep] = int64(step)
 	key[graph.KeySample] = ((int64(step)*int64(t.cfg.Accum)+int64(micro))*int64(t.cfg.Ranks) + int64(r.Index)) * int64(t.cfg.Batch)
 	return errors.Join(
-		fillHost(r.Exec.HostI32, p.HostTokens, at.inputs), fillHost(r.Exec.HostI32, p.HostTargets, at.targets),
-		fillHost(r.Exec.HostF64, p.HostHyper, hyper[:]), fillHost(r.Exec.HostI64, p.HostKey, key[:]))
+		fillHost(r.Exec.HostI32, t.ports[graph.PortTokens], at.inputs), fillHost(r.Exec.HostI32, t.ports[graph.PortTargets], at.targets),
+		fillHost(r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r.Exec.HostI64, t.ports[graph.PortKey], key[:]))
 }
 
 // fillHost copies v to the start of a host buffer, where the program has it.
@@ -405,7 +354,7 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 			return EvalResult{}, err
 		}
 		err = t.ranks.Each("the evaluation", func(r *run.Rank) error {
-			return r.Exec.RunSection("eval", func(*graph.Phase, int) error {
+			return r.Exec.RunSection(graph.SectionEval.String(), func(*graph.Phase, int) error {
 				return t.fill(r, t.eval, t.hyper(t.step, 0, max(n, 1)), k, 0)
 			})
 		})
@@ -413,7 +362,7 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 			t.fatal = fmt.Errorf("evaluation: %w", err)
 			return EvalResult{}, t.fatal
 		}
-		loss, err := t.hostF64(t.plan.Program.HostLoss)
+		loss, err := t.hostF64(t.ports[graph.PortLoss])
 		if err != nil {
 			return EvalResult{}, err
 		}

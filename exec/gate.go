@@ -46,9 +46,9 @@ func gateOf(p *graph.Program, s *graph.Section) gate {
 		for k := range ph.Ops {
 			op := &ph.Ops[k]
 			switch _, rule := op.Attr.(graph.UpdateAttr); {
-			case ph.Name == "update" && writesAny(p, op, resident):
+			case ph.Kind == graph.UpdatePhase && writesAny(p, op, resident):
 				return gate{phase: i, op: k, norm: true}
-			case ph.Name != "update" && rule && op.Skip == graph.NoBuf:
+			case ph.Kind != graph.UpdatePhase && rule && op.Skip == graph.NoBuf:
 				return gate{phase: i, op: k, hoisted: observers(p, ph.Ops, k)}
 			}
 		}
@@ -59,7 +59,7 @@ func gateOf(p *graph.Program, s *graph.Section) gate {
 // observers lists the operations from index first on that finish the loss.
 func observers(p *graph.Program, ops []graph.Op, first int) (list []hoisted) {
 	loss := map[graph.BufID]bool{}
-	for _, id := range []graph.BufID{p.Loss, p.HostLoss} {
+	for _, id := range []graph.BufID{p.Loss, p.Port(graph.PortLoss)} {
 		if id != graph.NoBuf {
 			r, _ := p.Resolve(id, nil)
 			loss[r] = true
@@ -118,7 +118,7 @@ func writesAny(p *graph.Program, op *graph.Op, roots map[graph.BufID]bool) bool 
 
 // RunGated runs a section as RunSection does. Where it has a gate (see gateOf),
 // the rank's streams come to rest there, and the update is enqueued only if pass
-// says so; norm tells it whether GradNorm is known, HostLoss is. RunGated tells
+// says so; norm tells it whether GradNorm is known; the loss is. RunGated tells
 // whether pass did: if not, the resident states are those from before the section.
 //
 // pass must say the same on every rank: it may look at what was summed over the
@@ -212,10 +212,10 @@ func (e *Executor) Scalar(id graph.BufID) (float64, error) {
 		}
 		return v[0], nil
 	}
-	if e.cfg.Program.Staging == graph.NoBuf {
-		return fail(errors.New("the program has no staging buffer"))
+	staging, err := e.ptr(e.cfg.Program.Port(graph.PortStaging))
+	if err == nil && staging.Len < 8 {
+		err = errors.New("the program has no staging buffer")
 	}
-	staging, err := e.ptr(e.cfg.Program.Staging)
 	if err != nil {
 		return fail(err)
 	}

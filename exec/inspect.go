@@ -25,7 +25,7 @@ type NonFinite struct {
 }
 
 // FindNonFinite runs a section once more, one operation at a time, up to and
-// without the phase "update", and returns the first operation after which one of
+// without the update phase, and returns the first operation after which one of
 // its outputs has a value that is not finite; nil where there is none. What would
 // change the units' resident states is left out, so that they stay as they are; what
 // else belongs to the update of the step before is not looked at.
@@ -43,7 +43,7 @@ func (e *Executor) FindNonFinite(name string, before func(phase *graph.Phase, re
 	at := 0
 	for i := range s.phases {
 		ph := &s.phases[i]
-		if ph.graph.Name == "update" {
+		if ph.graph.Kind == graph.UpdatePhase {
 			break
 		}
 		for r := range ph.graph.Repeat {

@@ -151,7 +151,7 @@ func (s *sharder) refreshSection() graph.Section {
 				[]graph.BufID{b.valueShard}, []graph.Out{{Buf: b.value}}, s.group()))
 		}
 	}
-	return graph.Section{Name: "refresh", Phases: []graph.Phase{w.phase("refresh", 1)}}
+	return graph.NewSection(graph.SectionRefresh, graph.FormWhole, w.phase("refresh", 1))
 }
 
 // initScale gives the loss scale its first value.
@@ -174,12 +174,11 @@ func (s *sharder) observeScale(w *weave) {
 	if c == nil {
 		return
 	}
-	out := func(name string, from, to graph.BufID) {
-		if to == graph.NoBuf {
-			return
+	out := func(name string, from graph.BufID, port graph.Port) {
+		if to := s.p.Port(port); to != graph.NoBuf {
+			w.append(graph.NewCopy(name, from, to, graph.CopyOut, graph.Update, -1))
 		}
-		w.append(newOp(graph.Copy, name, graph.CopyOut, graph.Update, -1, []graph.BufID{from}, []graph.Out{{Buf: to}}, nil))
 	}
-	out("loss_scale/out", c.State, c.HostState)
-	out("overflow/out", c.Overflow, c.HostFlag)
+	out("loss_scale/out", c.State, graph.PortScale)
+	out("overflow/out", c.Overflow, graph.PortOverflow)
 }

@@ -10,7 +10,7 @@ func SkipNonFinite(p *graph.Program) *graph.Program {
 		return p
 	}
 	q := p.Clone()
-	q.Scaler = &graph.Scaler{State: graph.NoBuf, HostState: graph.NoBuf, HostFlag: graph.NoBuf}
+	q.Scaler = &graph.Scaler{State: graph.NoBuf}
 	q.Scaler.Overflow = overflowFlag(q)
 	return q
 }
