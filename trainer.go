@@ -45,7 +45,8 @@ type Trainer struct {
 
 	traceFile *os.File // opened before the run, written at its end
 
-	tokenizer data.Tokenizer
+	tokenizer data.Tokenizer // nil: the run reads no text
+	notes     []string       // what a person should know before the first step
 	train     *batches
 	eval      *batches
 
@@ -179,6 +180,9 @@ func (t *Trainer) Plan() *plan.Plan { return t.plan }
 
 // Config returns the configuration with its defaults filled in.
 func (t *Trainer) Config() Config { return t.cfg }
+
+// Notes are lines about the run that a person should see before its first step.
+func (t *Trainer) Notes() []string { return t.notes }
 
 // Done returns the number of steps done.
 func (t *Trainer) Done() int { return t.step }
