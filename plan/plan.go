@@ -339,6 +339,7 @@ var passes = []pass{
 		s.p, err = offload.Rewrite(s.p, o)
 		return
 	}, false},
+	{"sweep", func(s *state) error { s.p = graph.Sweep(s.p); return nil }, false},
 	{"staging", func(s *state) error { s.p = sizeStaging(s.p); return nil }, false},
 	{"workspace", func(s *state) error { s.p = graph.AddWorkspace(s.p, s.cfg.Target); return nil }, false},
 	{"schedule", func(s *state) (err error) { s.p, err = graph.Schedule(s.p); return }, true},
@@ -373,6 +374,8 @@ var passOrder = []constraint{
 	{"recompute", "offload", "only what is kept is worth parking"},
 	{"offload", "workspace", "scratch lies where the operation runs"},
 	{"offload", "schedule", "its copies run beside computation, behind events"},
+	{"offload", "sweep", "moved and whole parameters leave buffers that nothing uses"},
+	{"sweep", "workspace", "what nothing uses needs no place"},
 	{"shard", "staging", "the staging buffer is no larger than the largest resident state"},
 	{"shard", "workspace", "the update's operations exist only then"},
 	{"workspace", "schedule", "streams share a workspace only behind an event"},
