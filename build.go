@@ -62,6 +62,9 @@ func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Confi
 	if cfg.Seq > h.Positions {
 		return fwd, conf, h, fmt.Errorf("--seq %d is over the model's %d positions", cfg.Seq, h.Positions)
 	}
+	if cfg.Tokenizer == "" && cfg.readsText() {
+		cfg.Tokenizer = modelTokenizer(cfg, h.Vocab)
+	}
 	if cfg.layers > 0 {
 		h.Layers = cfg.layers
 	}

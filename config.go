@@ -37,8 +37,11 @@ type Config struct {
 	// DataGlob limits a folder to files whose name matches; "" takes all. EvalGlob
 	// is the same for EvalData.
 	DataGlob, EvalGlob string
-	// Tokenizer is "bytes", "gpt2" or a Hugging Face tokenizer.json.
+	// Tokenizer is "bytes", "gpt2" or a Hugging Face tokenizer.json; "" is the
+	// model's own, and an error where none is known and text is read.
 	Tokenizer string
+	// TextField is the field of JSON lines (*.jsonl) that holds their text.
+	TextField string
 	// Order is "sequential", "shuffled", or "" for sequential on files and
 	// shuffled on folders.
 	Order string
@@ -178,7 +181,7 @@ type Config struct {
 // Default returns the contract's defaults outside the demo.
 func Default() Config {
 	return Config{
-		Init: "random", Tokenizer: "bytes", Steps: 100, Batch: 4, Accum: 1,
+		Init: "random", Steps: 100, Batch: 4, Accum: 1,
 		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Trust: 1e-3,
 		Seed: 1, Prefetch: 1, Precision: "fp32", Reduce: "same", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
 	}

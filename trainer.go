@@ -30,6 +30,7 @@ type Trainer struct {
 	cfg   Config
 	model hfconfig.Config
 	plan  *plan.Plan
+	ports [graph.NumPorts]graph.BufID // of the plan's program
 
 	platform run.Platform
 	pool     *pool.Pool
@@ -44,7 +45,8 @@ type Trainer struct {
 
 	traceFile *os.File // opened before the run, written at its end
 
-	tokenizer data.Tokenizer
+	tokenizer data.Tokenizer // nil: the run reads no text
+	notes     []string       // what a person should know before the first step
 	train     *batches
 	eval      *batches
 
@@ -74,7 +76,7 @@ func (t *Trainer) flush() error {
 	}
 	err := t.ranks.Each(fmt.Sprintf("the update of step %d", t.step), func(r *run.Rank) error {
 		r.Exec.SetStep(int64(t.step))
-		return r.Exec.RunSection("flush", nil)
+		return r.Exec.RunSection(graph.SectionFlush.String(), nil)
 	})
 	if err != nil {
 		t.fatal = err
@@ -165,6 +167,7 @@ func (t *Trainer) fit() (err error) {
 	if t.plan, t.model, err = build(&t.cfg); err != nil {
 		return err
 	}
+	t.ports = t.plan.Program.Ports()
 	if err := fits(t.cfg, t.plan, hardwareOf(t.platform, &t.cfg)); err != nil {
 		return t.platform.Refused(err)
 	}
@@ -179,6 +182,9 @@ func (t *Trainer) Plan() *plan.Plan { return t.plan }
 
 // Config returns the configuration with its defaults filled in.
 func (t *Trainer) Config() Config { return t.cfg }
+
+// Notes are lines about the run that a person should see before its first step.
+func (t *Trainer) Notes() []string { return t.notes }
 
 // Done returns the number of steps done.
 func (t *Trainer) Done() int { return t.step }
@@ -241,7 +247,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		r.Exec.SetStep(int64(s + 1))
 		micro := 0
 		err := r.Exec.RunSection(section, func(ph *graph.Phase, _ int) error {
-			if ph.Name == "update" {
+			if ph.Kind == graph.UpdatePhase {
 				return nil
 			}
 			defer func() { micro++ }()
@@ -267,14 +273,14 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, err
 	}
 	t.step++
-	t.pending = t.plan.Program.Section("flush") != nil
-	loss, err := t.hostF64(t.plan.Program.HostLoss)
+	t.pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
+	loss, err := t.hostF64(t.ports[graph.PortLoss])
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
 	}
 	norm := 0.0
-	if t.plan.Program.Section("step").Phases[len(t.plan.Program.Section("step").Phases)-1].Name == "update" {
-		if norm, err = t.hostF64(t.plan.Program.HostGradNorm); err != nil {
+	if t.plan.Program.SectionOf(graph.SectionStep, graph.FormWhole).Update() != nil {
+		if norm, err = t.hostF64(t.ports[graph.PortGradNorm]); err != nil {
 			return StepResult{}, t.fail(s, err)
 		}
 	}
@@ -311,7 +317,7 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 
 // fill gives a rank the inputs of one micro-step.
 func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, step, micro int) error {
-	p, at := t.plan.Program, &t.micro[r.Slot]
+	at := &t.micro[r.Slot]
 	if err := b.fill(step, micro, r.Index, at.inputs, at.targets); err != nil {
 		return err
 	}
@@ -320,8 +326,8 @@ func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, s
 	key[graph.KeyStep] = int64(step)
 	key[graph.KeySample] = b.sampler.GlobalSample(step, micro, r.Index, 0)
 	return errors.Join(
-		fillHost(r.Exec.HostI32, p.HostTokens, at.inputs), fillHost(r.Exec.HostI32, p.HostTargets, at.targets),
-		fillHost(r.Exec.HostF64, p.HostHyper, hyper[:]), fillHost(r.Exec.HostI64, p.HostKey, key[:]))
+		fillHost(r.Exec.HostI32, t.ports[graph.PortTokens], at.inputs), fillHost(r.Exec.HostI32, t.ports[graph.PortTargets], at.targets),
+		fillHost(r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r.Exec.HostI64, t.ports[graph.PortKey], key[:]))
 }
 
 // fillHost copies v to the start of a host buffer, where the program has it.
@@ -368,7 +374,7 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 			return EvalResult{}, err
 		}
 		err = t.ranks.Each("the evaluation", func(r *run.Rank) error {
-			return r.Exec.RunSection("eval", func(*graph.Phase, int) error {
+			return r.Exec.RunSection(graph.SectionEval.String(), func(*graph.Phase, int) error {
 				return t.fill(r, t.eval, t.hyper(t.step, 0, max(n, 1)), k, 0)
 			})
 		})
@@ -376,7 +382,7 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 			t.fatal = fmt.Errorf("evaluation: %w", err)
 			return EvalResult{}, t.fatal
 		}
-		loss, err := t.hostF64(t.plan.Program.HostLoss)
+		loss, err := t.hostF64(t.ports[graph.PortLoss])
 		if err != nil {
 			return EvalResult{}, err
 		}

@@ -207,6 +207,9 @@ func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
 		}
 	}
 	fmt.Fprintln(w, line)
+	for _, note := range t.Notes() {
+		fmt.Fprintln(w, note)
+	}
 	if c.Auto != "" {
 		fmt.Fprintf(w, "recompute auto: %s\n", c.Auto)
 	}
