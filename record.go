@@ -163,7 +163,3 @@ func (t *Trainer) markDivergence(step int) {
 func (t *Trainer) note(format string, args ...any) {
 	t.notes = append(t.notes, fmt.Sprintf(format, args...))
 }
-
-// Notes tells what a person should know about how the run began, a line each: what
-// changed since the checkpoint that it goes on from.
-func (t *Trainer) Notes() []string { return t.notes }

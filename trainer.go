@@ -50,8 +50,7 @@ type Trainer struct {
 	train     *batches
 	eval      *batches
 
-	data  data.Fingerprint // of train's source, where checkpoints are written
-	notes []string
+	data data.Fingerprint // of train's source, where checkpoints are written
 
 	step    int   // steps done
 	pending bool  // the last step's update waits for the next step, or flush

@@ -215,9 +215,6 @@ func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
 	}
 	if c.Resume && t.Done() > 0 {
 		fmt.Fprintf(w, "resumed after step %d from %s\n", t.Done(), c.Checkpoint)
-		for _, line := range t.Notes() {
-			fmt.Fprintln(w, line)
-		}
 	} else if c.Resume {
 		fmt.Fprintf(w, "no checkpoint in %s yet: starting from step 1\n", c.Checkpoint)
 	}
