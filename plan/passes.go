@@ -34,6 +34,7 @@ var passes = []pass{
 	{"differentiate", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Differentiate(p) }, has(forward), has(gradients), true},
 	{"merge", func(p *graph.Program, s *Spec) (*graph.Program, error) { return merge(p, s.Forward) }, has(forward), has(train), true},
 	{"cast", func(p *graph.Program, s *Spec) (*graph.Program, error) { return precision.Cast(p, s.castOptions()) }, has(train, wholeParams, gradients), has(gradients), true},
+	{"skip", skipNonFinite, has(train), has(train), true},
 	{"fuse", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Fuse(p), nil }, has(train), has(train), true},
 	{"recompute", func(p *graph.Program, s *Spec) (*graph.Program, error) { return recompute.Rewrite(p, s.Recompute) }, has(train, gradients), has(train), true},
 	{"prefix", cachePrefix, has(train), has(train), false}, // its copies get their events in "schedule"
@@ -57,6 +58,8 @@ var passOrder = []constraint{
 	{"differentiate", "cast", "gradients are defined in fp32; the cast follows the values of forward and backward alike"},
 	{"merge", "cast", "every section computes with the 16-bit parameters"},
 	{"cast", "fuse", "what fuses depends on the types"},
+	{"cast", "skip", "what scales the loss skips already"},
+	{"skip", "inputs", "the flag of a skipped step has a host twin"},
 	{"cast", "inputs", "the loss scale has host twins"},
 	{"cast", "shard", "flat parameters have the type of their parts, and masters lie in the shard"},
 	{"merge", "shard", "every section that uses parameters needs their all-gathers"},
@@ -170,6 +173,13 @@ func cachePrefix(p *graph.Program, s *Spec) (*graph.Program, error) {
 		return p, nil
 	}
 	return recompute.CachePrefix(p, s.Rows)
+}
+
+func skipNonFinite(p *graph.Program, s *Spec) (*graph.Program, error) {
+	if !s.SkipNonFinite {
+		return p, nil
+	}
+	return precision.SkipNonFinite(p), nil
 }
 
 // onMesh gives the program the mesh of the run.

@@ -37,6 +37,10 @@ type Config struct {
 	Clip         float64 // largest global gradient norm, 0: off
 	Target       graph.Target
 
+	// SkipNonFinite leaves the update of a step out, on all ranks, where the norm of
+	// its gradients is not finite: updates wait for the norm, as with Clip.
+	SkipNonFinite bool
+
 	Precision precision.Precision
 	Reduce32  bool // gradients of a 16-bit precision travel and rest in fp32
 	// ShardSize is how many ranks share the states (HSDP): ranks are a mesh of
