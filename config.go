@@ -141,6 +141,11 @@ type Config struct {
 	// the same bits.
 	Offload string
 
+	// OnNonFinite is what a step whose loss or gradient norm is not finite does:
+	// "stop" (or "") ends the run with a *Diverged; "skip" leaves its update out, on
+	// all ranks, and stops at the tenth in a row.
+	OnNonFinite string
+
 	Zero         int  // ZeRO stage
 	Reproducible bool // stages 0 and 1 reduce every micro-step: same bits at all stages with accumulation
 
@@ -185,7 +190,7 @@ func Default() Config {
 	return Config{
 		Init: "random", Steps: 100, Batch: 4, Accum: 1,
 		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Trust: 1e-3,
-		Seed: 1, Prefetch: 1, Precision: "fp32", Reduce: "same", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
+		Seed: 1, Prefetch: 1, OnNonFinite: "stop", Precision: "fp32", Reduce: "same", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
 	}
 }
 
@@ -197,6 +202,7 @@ var (
 	precisions  = []string{"", "fp32", "bf16", "fp16"}
 	reduces     = []string{"", "same", "fp32"}
 	devices     = []string{"cpu", "cuda"}
+	nonFinites  = []string{"", "stop", "skip"}
 )
 
 // largest bounds the counts, so that no product of them overflows and none asks
@@ -258,6 +264,7 @@ func (c *Config) Validate() error {
 		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders),
 		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), atLeast("shard-size", c.ShardSize, 0, "rank"),
 		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, devices),
+		oneOf("on-nonfinite", c.OnNonFinite, nonFinites),
 		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0), finite("trust", c.Trust, 0),
 		fraction("beta1", c.Beta1), fraction("beta2", c.Beta2), fraction("dropout", c.Dropout),
 	}

@@ -53,6 +53,7 @@ type Trainer struct {
 	step    int   // steps done
 	pending bool  // the last step's update waits for the next step, or flush
 	fatal   error // after a failed step nothing else runs
+	skipped skips // steps whose update was left out, with OnNonFinite "skip"
 }
 
 // microBatch is a rank's place for the micro-batch at hand, rows · seq each.
@@ -242,53 +243,40 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	}
 	hyper := t.hyper(s, lr, targets)
 	sent, moved := t.ranks.CommSent(), t.diskTraffic()
-	section, cached := t.stepForm(s)
-	err = t.ranks.Each(fmt.Sprintf("step %d", s+1), func(r *run.Rank) error {
-		r.Exec.SetStep(int64(s + 1))
-		micro := 0
-		err := r.Exec.RunSection(section, func(ph *graph.Phase, _ int) error {
-			if ph.Kind == graph.UpdatePhase {
-				return nil
-			}
-			defer func() { micro++ }()
-			var err error
-			switch {
-			case cached:
-				err = t.givePrefix(r, s, micro)
-			case micro > 0: // of the last one: after the section
-				err = t.keepPrefix(r, s, micro-1)
-			}
-			if err != nil {
-				return err
-			}
-			return t.fill(r, t.train, hyper, s, micro)
-		})
-		if err != nil || cached {
-			return err
-		}
-		return t.keepPrefix(r, s, micro-1)
-	})
+	at := stepAt{index: s, hyper: hyper}
+	at.section, at.cached = t.stepForm(s)
+	err = t.runStep(&at)
 	if err != nil {
 		t.fatal = err // names the rank and the step already
 		return StepResult{}, err
 	}
-	t.step++
-	t.pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
 	loss, err := t.hostF64(t.ports[graph.PortLoss])
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
 	}
 	norm := 0.0
-	if t.plan.Program.SectionOf(graph.SectionStep, graph.FormWhole).Update() != nil {
-		if norm, err = t.hostF64(t.ports[graph.PortGradNorm]); err != nil {
+	if t.updates() {
+		if norm, err = t.gradNorm(&at); err != nil {
 			return StepResult{}, t.fail(s, err)
 		}
 	}
-	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, CommBytes: t.ranks.CommSent() - sent}
+	skipped := false
+	if !isFinite(loss) || !isFinite(norm) {
+		if skipped, err = t.nonFinite(&at, loss/float64(targets), norm); err != nil {
+			t.fatal = err
+			return StepResult{}, err
+		}
+	}
+	if !skipped {
+		t.skipped.inRow = 0
+	}
+	t.step++
+	t.pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
+	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, Skipped: skipped, CommBytes: t.ranks.CommSent() - sent}
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
-	res.Cached = cached
-	if finite(loss) && finite(norm) {
+	res.Cached = at.cached
+	if !skipped {
 		t.confirm()
 	}
 	res.Seconds = time.Since(began).Seconds()
@@ -296,8 +284,6 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	res.Peak, res.Planned = t.ranks.Memory()
 	return res, nil
 }
-
-func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
 func (t *Trainer) fail(step int, err error) error {
 	t.fatal = fmt.Errorf("step %d: %w", step+1, err)
@@ -310,8 +296,9 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 	h[graph.HyperLR] = lr
 	h[graph.HyperInvCount] = 1 / float64(targets)
 	h[graph.HyperLossScale] = 1
-	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, float64(step+1))
-	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, float64(step+1))
+	updates := float64(step + 1 - t.skipped.all) // a skipped step moves no moment
+	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, updates)
+	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, updates)
 	return h
 }
 
