@@ -77,6 +77,11 @@ type Config struct {
 	Threads  int      // computing threads of the process, shared by its ranks; 0: all cores
 	Prefetch int      // units gathered ahead of use; more hides communication and costs memory
 
+	// Inference is a run that only evaluates (EvalData, all of it) or generates
+	// (Generate): it needs no Data, trains nothing, and plans no gradients and no
+	// optimizer.
+	Inference bool
+
 	EvalData  string // held-out data, as Data; "" turns evaluation off
 	EvalEvery int    // steps between evaluations; 0: at the end only
 	EvalSteps int    // batches of an evaluation
@@ -152,7 +157,10 @@ type Config struct {
 
 	SaveEvery int  // steps between checkpoints; 0: at the end only
 	Keep      int  // confirmed checkpoints of this run kept, beside the newest; 0: all
-	Resume    bool // continue from the newest checkpoint, or start where there is none
+	Resume    bool // continue from the newest whole checkpoint, or start where there is none
+	// AcceptChanges lets a resumed run go on with other data, another seed or another
+	// order than the checkpoint's run had.
+	AcceptChanges bool
 
 	Timeout time.Duration // of any collective
 	Metrics string        // JSON lines file; "" writes none
@@ -311,6 +319,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Resume && c.Checkpoint == "" {
 		return fmt.Errorf("--resume needs --checkpoint: the folder to resume from")
+	}
+	if c.AcceptChanges && !c.Resume {
+		return fmt.Errorf("--accept-changes is for --resume: changes since the checkpoint")
 	}
 	if c.SaveEvery > 0 && c.Checkpoint == "" {
 		return fmt.Errorf("--save-every needs --checkpoint: the folder to save to")
