@@ -19,6 +19,7 @@ type runRecord struct {
 	Data      *data.Fingerprint `json:"data,omitempty"`     // nil: version 1
 	Settings  map[string]string `json:"settings,omitempty"` // by flag, see Config.settings
 	Trained   int               `json:"trained"`            // parameters that are not frozen
+	Skipped   int               `json:"skipped,omitempty"`  // steps whose update was left out
 }
 
 // settings lists what fixes the order of the data and the update, by flag. Memory's
@@ -50,6 +51,9 @@ func (c *Config) settings() map[string]string {
 	}
 	if c.AdaptAll {
 		s["adapt-all"] = "true"
+	}
+	if c.skipsNonFinite() {
+		s["on-nonfinite"] = "skip"
 	}
 	if s["precision"] != "fp32" {
 		s["reduce"] = strings.ToLower(c.Reduce)
@@ -97,7 +101,7 @@ func (t *Trainer) record() ([]byte, error) {
 			trained++
 		}
 	}
-	return json.Marshal(runRecord{Optimizer: t.cfg.optimizer().Name, Samples: t.train.sampler.Tell(t.step), Data: &print, Settings: t.cfg.settings(), Trained: trained})
+	return json.Marshal(runRecord{Optimizer: t.cfg.optimizer().Name, Samples: t.train.sampler.Tell(t.step), Data: &print, Settings: t.cfg.settings(), Trained: trained, Skipped: t.skipped.all})
 }
 
 // seek moves the data to where the checkpoint's run stopped and notes what changed.
@@ -124,6 +128,7 @@ func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
 	if len(moved) > 0 && !t.cfg.AcceptChanges {
 		return fmt.Errorf("resume: %s was made by a run on other samples: %s; give what it had, or --accept-changes to go on all the same", c.Name, strings.Join(moved, "; "))
 	}
+	t.skipped.all = was.Skipped
 	sample := was.Samples
 	if seq, err := strconv.Atoi(was.Settings["seq"]); err == nil && seq > 0 && seq != t.cfg.Seq {
 		sample = t.train.sampler.Translate(sample, seq)
