@@ -19,6 +19,7 @@ type runRecord struct {
 	Data      *data.Fingerprint `json:"data,omitempty"`     // nil: version 1
 	Settings  map[string]string `json:"settings,omitempty"` // by flag, see Config.settings
 	Trained   int               `json:"trained"`            // parameters that are not frozen
+	Skipped   int               `json:"skipped,omitempty"`  // steps whose update was left out
 }
 
 // settings lists what fixes the order of the data and the update, by flag. Memory's
@@ -38,6 +39,10 @@ func (c *Config) settings() map[string]string {
 		"weight-decay": number(c.WeightDecay), "beta1": number(c.Beta1), "beta2": number(c.Beta2), "eps": number(c.Eps),
 		"clip": number(c.Clip), "dropout": number(c.Dropout), "freeze": strings.Join(freeze, ","),
 		"precision": strings.ToLower(c.precision()), "warmup": strconv.Itoa(c.Warmup), "min-lr": number(c.MinLR),
+		"on-nonfinite": "stop",
+	}
+	if c.skipsNonFinite() {
+		s["on-nonfinite"] = "skip"
 	}
 	if s["lr-scale"] != "none" {
 		s["lr-base-batch"] = strconv.Itoa(c.LRBaseBatch)
@@ -97,7 +102,7 @@ func (t *Trainer) record() ([]byte, error) {
 			trained++
 		}
 	}
-	return json.Marshal(runRecord{Optimizer: t.cfg.optimizer().Name, Samples: t.train.sampler.Tell(t.step), Data: &print, Settings: t.cfg.settings(), Trained: trained})
+	return json.Marshal(runRecord{Optimizer: t.cfg.optimizer().Name, Samples: t.train.sampler.Tell(t.step), Data: &print, Settings: t.cfg.settings(), Trained: trained, Skipped: t.skipped.all})
 }
 
 // seek moves the data to where the checkpoint's run stopped and notes what changed.
@@ -131,6 +136,7 @@ func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
 	if err := t.train.sampler.Seek(step, sample); err != nil {
 		return fmt.Errorf("resume: %w", err)
 	}
+	t.skipped.all = was.Skipped
 	for _, line := range lines {
 		t.note("changed since %s: %s", c.Name, line)
 	}
