@@ -10,12 +10,9 @@ import (
 
 // Runnable refuses, by name, what can be planned but not run.
 func (cfg *Config) Runnable() error {
-	if p := strings.ToLower(cfg.Precision); p != "" && p != "fp32" {
-		return fmt.Errorf("--precision %s has no kernels yet: it can be planned (spillway plan), not trained; use fp32", cfg.Precision)
-	}
-	for _, p := range cfg.Allow {
-		if !strings.EqualFold(p, "fp32") {
-			return fmt.Errorf("--allow %s: that precision has no kernels yet: it can be planned (spillway plan), not trained; leave it out", p)
+	for _, p := range append([]string{cfg.Precision}, cfg.Allow...) {
+		if strings.EqualFold(p, "fp16") {
+			return fmt.Errorf("--precision %s cannot be trained yet: it can be planned (spillway plan); use bf16 or fp32", p)
 		}
 	}
 	return nil
