@@ -54,7 +54,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetVersionTemplate("spillway {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
 	groupFlags(root)
-	root.AddCommand(trainCommand(), planCommand(), benchCommand(), doctorCommand())
+	root.AddCommand(trainCommand(), planCommand(), benchCommand(), doctorCommand(), dataCommand())
 	completeValues(root)
 	err := root.ExecuteContext(ctx)
 	if err != nil {
@@ -72,6 +72,7 @@ func exitStatus(err error) int {
 	var unpinned *cpu.PinError
 	var missing *spillway.MissingDevice
 	var call *driver.Error
+	var diverged *spillway.Diverged
 	switch {
 	case err == nil:
 		return exitDone
@@ -81,7 +82,7 @@ func exitStatus(err error) int {
 		return exitBadInput
 	case errors.As(err, &refused), errors.As(err, &small), errors.Is(err, checkpoint.ErrDamaged):
 		return exitDoesNotFit
-	case errors.As(err, &op), errors.As(err, &fault), errors.As(err, &disk), errors.As(err, &unpinned), errors.As(err, &call), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
+	case errors.As(err, &op), errors.As(err, &fault), errors.As(err, &disk), errors.As(err, &unpinned), errors.As(err, &call), errors.As(err, &diverged), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
 		return exitFault
 	}
 	return exitBadInput
