@@ -32,6 +32,9 @@ func (t *Trainer) initialize(ctx context.Context) error {
 			return fmt.Errorf("initialise: %w", err)
 		}
 	}
+	if err := t.startScale(nil); err != nil {
+		return fmt.Errorf("initialise: %w", err)
+	}
 	if err := t.firstValues(ctx); err != nil {
 		return err
 	}

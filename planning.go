@@ -1,7 +1,7 @@
 package spillway
 
 import (
-	"fmt"
+	"errors"
 	"strings"
 
 	"github.com/spillway-ml/spillway/memplan/cost"
@@ -10,9 +10,15 @@ import (
 
 // Runnable refuses, by name, what can be planned but not run.
 func (cfg *Config) Runnable() error {
-	for _, p := range append([]string{cfg.Precision}, cfg.Allow...) {
+	if !strings.EqualFold(cfg.Device, "cuda") {
+		return nil
+	}
+	if strings.EqualFold(cfg.Precision, "fp16") {
+		return errors.New("--precision fp16 with --device cuda: the GPU's kernels have none; use bf16 or fp32 (spillway plan plans all)")
+	}
+	for _, p := range cfg.Allow {
 		if strings.EqualFold(p, "fp16") {
-			return fmt.Errorf("--precision %s cannot be trained yet: it can be planned (spillway plan); use bf16 or fp32", p)
+			return errors.New("--allow fp16 with --device cuda: the GPU's kernels have none; leave it out")
 		}
 	}
 	return nil
