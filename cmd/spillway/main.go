@@ -54,7 +54,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetVersionTemplate("spillway {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
 	groupFlags(root)
-	root.AddCommand(trainCommand(), planCommand(), benchCommand(), doctorCommand(), dataCommand())
+	root.AddCommand(trainCommand(), planCommand(), benchCommand(), doctorCommand(), dataCommand(), generateCommand(), evalCommand())
 	completeValues(root)
 	err := root.ExecuteContext(ctx)
 	if err != nil {
