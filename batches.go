@@ -19,8 +19,8 @@ type batches struct {
 func (t *Trainer) openData() error {
 	c := &t.cfg
 	var err error
-	if t.tokenizer, err = data.OpenTokenizer(c.Tokenizer); err != nil {
-		return fmt.Errorf("--tokenizer: %w", err)
+	if err = t.openTokenizer(); err != nil {
+		return err
 	}
 	if c.Data == "" {
 		return fmt.Errorf("--data is missing: give a token file (*.bin), a text file, or a folder of text files")
@@ -42,9 +42,12 @@ func (t *Trainer) open(flag, path string, accum int) (*batches, error) {
 	if flag == "eval-data" {
 		glob = c.EvalGlob
 	}
-	buf, err := data.Open(path, data.Options{Tokenizer: t.tokenizer, Vocab: t.model.Vocab, Glob: glob})
+	buf, err := data.Open(path, data.Options{Tokenizer: t.tokenizer, Vocab: t.model.Vocab, Glob: glob, TextField: c.TextField, Threads: c.threads()})
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", flag, err)
+	}
+	if left := buf.LeftOut(); left != "" {
+		t.notes = append(t.notes, fmt.Sprintf("--%s %s: left out %s", flag, path, left))
 	}
 	order := data.DefaultOrder(path)
 	if c.Order != "" {

@@ -62,6 +62,9 @@ func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Confi
 	if cfg.Seq > h.Positions {
 		return fwd, conf, h, fmt.Errorf("--seq %d is over the model's %d positions", cfg.Seq, h.Positions)
 	}
+	if cfg.Tokenizer == "" && cfg.readsText() {
+		cfg.Tokenizer = modelTokenizer(cfg, h.Vocab)
+	}
 	if cfg.layers > 0 {
 		h.Layers = cfg.layers
 	}
@@ -109,8 +112,9 @@ func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Confi
 	conf = plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
 		Recompute: again, Offload: away, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: cfg.target(),
-		Capacity:  [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
-		Precision: prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,
+		Capacity:      [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
+		SkipNonFinite: cfg.skipsNonFinite(),
+		Precision:     prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,
 		CachePrefix: cfg.FrozenCache.Bytes > 0, Rows: int64(cfg.Batch),
 		Outside: outside,
 		Verify:  cfg.Poison,

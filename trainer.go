@@ -45,13 +45,17 @@ type Trainer struct {
 
 	traceFile *os.File // opened before the run, written at its end
 
-	tokenizer data.Tokenizer
+	tokenizer data.Tokenizer // nil: the run reads no text
+	notes     []string       // what a person should know before the first step
 	train     *batches
 	eval      *batches
+
+	data data.Fingerprint // of train's source, where checkpoints are written
 
 	step    int   // steps done
 	pending bool  // the last step's update waits for the next step, or flush
 	fatal   error // after a failed step nothing else runs
+	skipped skips // steps whose update was left out, with OnNonFinite "skip"
 }
 
 // microBatch is a rank's place for the micro-batch at hand, rows · seq each.
@@ -179,6 +183,9 @@ func (t *Trainer) Plan() *plan.Plan { return t.plan }
 // Config returns the configuration with its defaults filled in.
 func (t *Trainer) Config() Config { return t.cfg }
 
+// Notes are lines about the run that a person should see before its first step.
+func (t *Trainer) Notes() []string { return t.notes }
+
 // Done returns the number of steps done.
 func (t *Trainer) Done() int { return t.step }
 
@@ -228,53 +235,40 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	}
 	hyper := t.hyper(s, lr, targets)
 	sent, moved := t.ranks.CommSent(), t.diskTraffic()
-	section, cached := t.stepForm(s)
-	err = t.ranks.Each(fmt.Sprintf("step %d", s+1), func(r *run.Rank) error {
-		r.Exec.SetStep(int64(s + 1))
-		micro := 0
-		err := r.Exec.RunSection(section, func(ph *graph.Phase, _ int) error {
-			if ph.Kind == graph.UpdatePhase {
-				return nil
-			}
-			defer func() { micro++ }()
-			var err error
-			switch {
-			case cached:
-				err = t.givePrefix(r, s, micro)
-			case micro > 0: // of the last one: after the section
-				err = t.keepPrefix(r, s, micro-1)
-			}
-			if err != nil {
-				return err
-			}
-			return t.fill(r, t.train, hyper, s, micro)
-		})
-		if err != nil || cached {
-			return err
-		}
-		return t.keepPrefix(r, s, micro-1)
-	})
+	at := stepAt{index: s, hyper: hyper}
+	at.section, at.cached = t.stepForm(s)
+	err = t.runStep(&at)
 	if err != nil {
 		t.fatal = err // names the rank and the step already
 		return StepResult{}, err
 	}
-	t.step++
-	t.pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
 	loss, err := t.hostF64(t.ports[graph.PortLoss])
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
 	}
 	norm := 0.0
-	if t.plan.Program.SectionOf(graph.SectionStep, graph.FormWhole).Update() != nil {
-		if norm, err = t.hostF64(t.ports[graph.PortGradNorm]); err != nil {
+	if t.updates() {
+		if norm, err = t.gradNorm(&at); err != nil {
 			return StepResult{}, t.fail(s, err)
 		}
 	}
-	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, CommBytes: t.ranks.CommSent() - sent}
+	skipped := false
+	if !isFinite(loss) || !isFinite(norm) {
+		if skipped, err = t.nonFinite(&at, loss/float64(targets), norm); err != nil {
+			t.fatal = err
+			return StepResult{}, err
+		}
+	}
+	if !skipped {
+		t.skipped.inRow = 0
+	}
+	t.step++
+	t.pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
+	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, Skipped: skipped, CommBytes: t.ranks.CommSent() - sent}
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
-	res.Cached = cached
-	if finite(loss) && finite(norm) {
+	res.Cached = at.cached
+	if !skipped {
 		t.confirm()
 	}
 	res.Seconds = time.Since(began).Seconds()
@@ -282,8 +276,6 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	res.Peak, res.Planned = t.ranks.Memory()
 	return res, nil
 }
-
-func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
 func (t *Trainer) fail(step int, err error) error {
 	t.fatal = fmt.Errorf("step %d: %w", step+1, err)
@@ -296,8 +288,9 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 	h[graph.HyperLR] = lr
 	h[graph.HyperInvCount] = 1 / float64(targets)
 	h[graph.HyperLossScale] = 1
-	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, float64(step+1))
-	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, float64(step+1))
+	updates := float64(step + 1 - t.skipped.all) // a skipped step moves no moment
+	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, updates)
+	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, updates)
 	return h
 }
 
@@ -310,7 +303,7 @@ func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, s
 	var key [graph.NumKey]int64
 	key[graph.KeySeed] = t.cfg.Seed
 	key[graph.KeyStep] = int64(step)
-	key[graph.KeySample] = ((int64(step)*int64(t.cfg.Accum)+int64(micro))*int64(t.cfg.Ranks) + int64(r.Index)) * int64(t.cfg.Batch)
+	key[graph.KeySample] = b.sampler.GlobalSample(step, micro, r.Index, 0)
 	return errors.Join(
 		fillHost(r.Exec.HostI32, t.ports[graph.PortTokens], at.inputs), fillHost(r.Exec.HostI32, t.ports[graph.PortTargets], at.targets),
 		fillHost(r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r.Exec.HostI64, t.ports[graph.PortKey], key[:]))
@@ -492,8 +485,13 @@ func (t *Trainer) Close() error {
 }
 
 // modelConfig reads the model's shape: from the folder name, if it holds a
-// config.json, or else from the preset of that name.
+// config.json or checkpoints, or else from the preset of that name.
 func modelConfig(name string) (hfconfig.Config, error) {
+	given := name
+	name, _, err := checkpoint.Resolve(context.Background(), name, hfconfig.FileName)
+	if err != nil {
+		return hfconfig.Config{}, fmt.Errorf("--model %s: %w", given, err)
+	}
 	st, err := os.Stat(name)
 	isFolder := err == nil && st.IsDir()
 	if _, err := os.Stat(filepath.Join(name, hfconfig.FileName)); isFolder && (err == nil || strings.ContainsAny(name, `/\`)) {

@@ -156,7 +156,7 @@ func (s *sharder) refreshSection() graph.Section {
 
 // initScale gives the loss scale its first value.
 func (s *sharder) initScale() []graph.Op {
-	if s.p.Scaler == nil {
+	if s.p.Scaler == nil || s.p.Scaler.State == graph.NoBuf {
 		return nil
 	}
 	slot := func(name string, i int64, v float64) graph.Op {
@@ -171,9 +171,14 @@ func (s *sharder) initScale() []graph.Op {
 // observeScale tells the host of the loss scale and of a skipped step.
 func (s *sharder) observeScale(w *weave) {
 	c := s.p.Scaler
-	if c == nil || s.p.Port(graph.PortScale) == graph.NoBuf {
+	if c == nil {
 		return
 	}
-	w.append(graph.NewCopy("loss_scale/out", c.State, s.p.Port(graph.PortScale), graph.CopyOut, graph.Update, -1))
-	w.append(graph.NewCopy("overflow/out", c.Overflow, s.p.Port(graph.PortOverflow), graph.CopyOut, graph.Update, -1))
+	out := func(name string, from graph.BufID, port graph.Port) {
+		if to := s.p.Port(port); to != graph.NoBuf {
+			w.append(graph.NewCopy(name, from, to, graph.CopyOut, graph.Update, -1))
+		}
+	}
+	out("loss_scale/out", c.State, graph.PortScale)
+	out("overflow/out", c.Overflow, graph.PortOverflow)
 }

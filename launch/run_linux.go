@@ -117,8 +117,8 @@ func run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 		}
 	}
 	end := w.end()
-	if end.Status == LostStatus {
-		end.Failure, end.Flight = job.Failure(), job.Flight(3)
+	if end.Failure = job.Failure(); end.Status == LostStatus && (end.Failure != "" || end.Lost != "") {
+		end.Flight = job.Flight(3)
 	}
 	return end, nil
 }

@@ -40,6 +40,10 @@ type Config struct {
 	Clip         float64 // largest global gradient norm, 0: off
 	Target       graph.Target
 
+	// SkipNonFinite leaves the update of a step out, on all ranks, where the norm of
+	// its gradients is not finite: updates wait for the norm, as with Clip.
+	SkipNonFinite bool
+
 	Precision precision.Precision
 	Reduce32  bool // gradients of a 16-bit precision travel and rest in fp32
 	// ShardSize is how many ranks share the states (HSDP): ranks are a mesh of
@@ -318,7 +322,12 @@ var passes = []pass{
 	{"freeze", func(s *state) (err error) { s.p, err = freeze(s.fwd.Train, s.cfg.Freeze); return }, true},
 	{"differentiate", func(s *state) (err error) { s.p, err = graph.Differentiate(s.p); return }, true},
 	{"merge", func(s *state) (err error) { s.p, err = merge(s.p, s.fwd); return }, true},
-	{"cast", func(s *state) (err error) { s.p, err = precision.Cast(s.p, s.cfg.castOptions()); return }, true},
+	{"cast", func(s *state) (err error) {
+		if s.p, err = precision.Cast(s.p, s.cfg.castOptions()); err == nil && s.cfg.SkipNonFinite {
+			s.p = precision.SkipNonFinite(s.p)
+		}
+		return
+	}, true},
 	{"fuse", func(s *state) error { s.p = graph.Fuse(s.p); return nil }, true},
 	{"recompute", func(s *state) (err error) { s.p, err = recompute.Rewrite(s.p, s.cfg.Recompute); return }, true},
 	{"prefix", func(s *state) (err error) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -18,6 +19,9 @@ import (
 type Executor interface {
 	SetStep(step int64)
 	RunSection(name string, before func(phase *graph.Phase, repeat int) error) error
+	RunGated(name string, before func(phase *graph.Phase, repeat int) error, pass func(norm bool) (bool, error)) (bool, error)
+	FindNonFinite(name string, before func(phase *graph.Phase, repeat int) error) (*exec.NonFinite, error)
+	Scalar(buf graph.BufID) (float64, error)
 	Write(buf graph.BufID, off int64, data []byte) error
 	Read(buf graph.BufID, off int64, data []byte) error
 	HostF64(buf graph.BufID) ([]float64, error)
@@ -149,21 +153,56 @@ func (r *remote) SetStep(step int64) { r.step = step }
 
 // RunSection runs a section there. before is called here.
 func (r *remote) RunSection(name string, before func(*graph.Phase, int) error) error {
-	id, c, err := r.ask(request{Verb: verbRun, Name: name, Step: r.step, N: int64(b2i(before != nil))})
+	_, err := r.section(verbRun, name, before, nil)
+	return err
+}
+
+// RunGated runs a section there. before and pass are called here.
+func (r *remote) RunGated(name string, before func(*graph.Phase, int) error, pass func(bool) (bool, error)) (bool, error) {
+	m, err := r.section(verbGated, name, before, pass)
+	return m.Passed, err
+}
+
+// FindNonFinite looks there. before is called here.
+func (r *remote) FindNonFinite(name string, before func(*graph.Phase, int) error) (*exec.NonFinite, error) {
+	m, err := r.section(verbFind, name, before, nil)
+	if err != nil || m.Found == nil {
+		return nil, err
+	}
+	f := m.Found.NonFinite
+	s := r.p.Section(name)
+	if s == nil || m.Found.InPhase < 0 || m.Found.InPhase >= len(s.Phases) || m.Found.Op < 0 || m.Found.Op >= len(s.Phases[m.Found.InPhase].Ops) {
+		return nil, fmt.Errorf("rank %d names operation %d of phase %d of section %q, which has none", r.link.Rank, m.Found.Op, m.Found.InPhase, name)
+	}
+	f.Op = &s.Phases[m.Found.InPhase].Ops[m.Found.Op]
+	return &f, nil
+}
+
+// section runs a section there, and answers what it asks on the way.
+func (r *remote) section(v verb, name string, before func(*graph.Phase, int) error, pass func(bool) (bool, error)) (reply, error) {
+	id, c, err := r.ask(request{Verb: v, Name: name, Step: r.step, N: int64(b2i(before != nil))})
 	if err != nil {
-		return err
+		return reply{}, err
 	}
 	defer r.forget(id)
 	for {
 		m, err := r.answer(c)
-		if err != nil || m.Phase == "" {
-			return err
+		if err != nil {
+			return m, err
 		}
 		next := request{ID: id, Verb: verbGo}
-		next.Err = toWire(before(phaseOf(r.p, name, m.Phase), m.Repeat), failRun)
+		switch {
+		case m.Gate:
+			next.Pass, err = pass(m.Norm)
+		case m.Phase != "":
+			err = before(phaseOf(r.p, name, m.Phase), m.Repeat)
+		default:
+			return m, nil
+		}
+		next.Err = toWire(err, failRun)
 		next.Host = r.changed()
 		if err := r.link.send(next); err != nil {
-			return err
+			return m, err
 		}
 	}
 }
@@ -208,6 +247,12 @@ func (r *remote) Read(buf graph.BufID, off int64, data []byte) error {
 		err = fmt.Errorf("rank %d sent %d bytes of %d", r.link.Rank, len(m.Data), len(data))
 	}
 	return err
+}
+
+// Scalar reads an f64 of one element.
+func (r *remote) Scalar(buf graph.BufID) (float64, error) {
+	m, err := r.call(request{Verb: verbScalar, Buf: buf})
+	return m.Scalar, err
 }
 
 // isInput tells whether only the host writes a buffer: what was sent is then

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -21,8 +22,11 @@ import (
 type verb uint8
 
 const (
-	verbRun verb = iota + 1
-	verbGo       // goes on with a phase, after the host's inputs are filled
+	verbRun   verb = iota + 1
+	verbGated      // verbRun, and asks before the update
+	verbFind       // the first value that is not finite
+	verbGo         // goes on with a phase, after the host's inputs are filled
+	verbScalar
 	verbWrite
 	verbRead
 	verbHost // reads a buffer in host memory, between phases too
@@ -40,6 +44,7 @@ type request struct {
 	Buf  graph.BufID
 	Off  int64
 	N    int64
+	Pass bool // of verbGo, at the gate
 	Data []byte
 	Host []hostData // of verbGo
 	Err  *wireError
@@ -56,10 +61,21 @@ type reply struct {
 	ID     uint64
 	Phase  string // not "": a section is about to run this phase, and waits for verbGo
 	Repeat int
+	Gate   bool // a section is at its gate, and waits for verbGo
+	Norm   bool // and knows its gradient norm
+	Passed bool
+	Found  *found
+	Scalar float64
 	Data   []byte
 	List   []string
 	Err    *wireError
 	State  *state // of a finished request
+}
+
+// found is an exec.NonFinite whose operation is named by its place.
+type found struct {
+	exec.NonFinite // without its Op
+	InPhase, Op    int
 }
 
 // state is what the leader keeps of a rank elsewhere.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -56,13 +57,14 @@ func (l *Link) Opened() error {
 type worker struct {
 	link *Link
 	rank *Rank
+	p    *graph.Program
 	work chan request
 }
 
 // Serve tells the leader that the rank is open, and does what it asks until it
 // closes the rank (nil), or is gone.
 func (l *Link) Serve(rs *Ranks) error {
-	w := &worker{link: l, rank: rs.First(), work: make(chan request, 16)}
+	w := &worker{link: l, rank: rs.First(), p: rs.plan.Program, work: make(chan request, 16)}
 	if err := l.send(opened{}); err != nil {
 		return err
 	}
@@ -110,62 +112,101 @@ func (w *worker) state() *state {
 
 // do serves a request on the rank's goroutine.
 func (w *worker) do(q request) (m reply) {
-	err := w.rank.do(func() (err error) {
-		switch q.Verb {
-		case verbRun:
-			w.rank.Exec.SetStep(q.Step)
-			var before func(*graph.Phase, int) error
-			if q.N != 0 {
-				before = func(ph *graph.Phase, repeat int) error { return w.before(q.ID, ph, repeat) }
-			}
-			return w.rank.Exec.RunSection(q.Name, before)
-		case verbWrite:
-			return w.rank.Exec.Write(q.Buf, q.Off, q.Data)
-		case verbRead:
-			if q.N < 0 || q.N > 1<<34 {
-				return fmt.Errorf("read of %d bytes", q.N)
-			}
-			m.Data = make([]byte, q.N)
-			return w.rank.Exec.Read(q.Buf, q.Off, m.Data)
-		case verbHost:
-			m.Data, err = w.rank.Exec.HostBytes(q.Buf)
-			return err
-		}
-		return fmt.Errorf("the leader asks for something unknown (%d)", q.Verb)
-	})
+	err := w.rank.do(func() error { return w.serve(q, &m) })
 	m.Err = toWire(err, failRun)
 	return m
 }
 
-// before has the leader fill the host's inputs of a phase.
-func (w *worker) before(id uint64, ph *graph.Phase, repeat int) error {
-	if err := w.link.send(reply{ID: id, Phase: ph.Name, Repeat: repeat}); err != nil {
+func (w *worker) serve(q request, m *reply) (err error) {
+	e := w.rank.Exec
+	var before func(*graph.Phase, int) error
+	if q.N != 0 {
+		before = func(ph *graph.Phase, repeat int) error {
+			_, err := w.ask(reply{ID: q.ID, Phase: ph.Name, Repeat: repeat})
+			return err
+		}
+	}
+	switch q.Verb {
+	case verbRun:
+		e.SetStep(q.Step)
+		return e.RunSection(q.Name, before)
+	case verbGated:
+		e.SetStep(q.Step)
+		m.Passed, err = e.RunGated(q.Name, before, func(norm bool) (bool, error) { return w.ask(reply{ID: q.ID, Gate: true, Norm: norm}) })
+		return err
+	case verbFind:
+		f, err := e.FindNonFinite(q.Name, before)
+		if f != nil {
+			m.Found = w.place(q.Name, *f)
+		}
+		return err
+	case verbScalar:
+		m.Scalar, err = e.Scalar(q.Buf)
+		return err
+	case verbWrite:
+		return e.Write(q.Buf, q.Off, q.Data)
+	case verbRead:
+		if q.N < 0 || q.N > 1<<34 {
+			return fmt.Errorf("read of %d bytes", q.N)
+		}
+		m.Data = make([]byte, q.N)
+		return e.Read(q.Buf, q.Off, m.Data)
+	case verbHost:
+		m.Data, err = e.HostBytes(q.Buf)
 		return err
 	}
+	return fmt.Errorf("the leader asks for something unknown (%d)", q.Verb)
+}
+
+// place names the operation of f by where it is in its section.
+func (w *worker) place(section string, f exec.NonFinite) *found {
+	to := &found{NonFinite: f, InPhase: -1}
+	to.NonFinite.Op = nil
+	if s := w.p.Section(section); s != nil {
+		for i := range s.Phases {
+			for k := range s.Phases[i].Ops {
+				if &s.Phases[i].Ops[k] == f.Op {
+					to.InPhase, to.Op = i, k
+				}
+			}
+		}
+	}
+	return to
+}
+
+// ask asks the leader in the middle of a section, and does what it needs for its
+// answer: the host's inputs of a phase, or whether the update may pass.
+func (w *worker) ask(m reply) (bool, error) {
+	if err := w.link.send(m); err != nil {
+		return false, err
+	}
 	for q := range w.work {
-		if q.Verb == verbHost {
-			data, err := w.rank.Exec.HostBytes(q.Buf)
-			if err := w.link.send(reply{ID: q.ID, Data: data, Err: toWire(err, failRun)}); err != nil {
-				return err
+		switch q.Verb {
+		case verbHost, verbScalar:
+			var m reply
+			err := w.serve(q, &m)
+			m.ID, m.Err = q.ID, toWire(err, failRun)
+			if err := w.link.send(m); err != nil {
+				return false, err
 			}
 			continue
-		}
-		if q.Verb != verbGo {
-			return fmt.Errorf("the leader asks for something else (%d) in phase %s", q.Verb, ph.Name)
+		case verbGo:
+		default:
+			return false, fmt.Errorf("the leader asks for something else (%d) within a section", q.Verb)
 		}
 		for _, h := range q.Host {
 			data, err := w.rank.Exec.HostBytes(h.Buf)
 			if err != nil {
-				return err
+				return false, err
 			}
 			if copy(data, h.Data) != len(h.Data) {
-				return fmt.Errorf("the leader sends %d bytes for buffer %d of %d", len(h.Data), h.Buf, len(data))
+				return false, fmt.Errorf("the leader sends %d bytes for buffer %d of %d", len(h.Data), h.Buf, len(data))
 			}
 		}
 		if q.Err != nil {
-			return errors.New(q.Err.Text)
+			return false, errors.New(q.Err.Text)
 		}
-		return nil
+		return q.Pass, nil
 	}
-	return fmt.Errorf("the process of rank %d, which leads the job, has ended", w.link.Rank)
+	return false, fmt.Errorf("the process of rank %d, which leads the job, has ended", w.link.Rank)
 }

@@ -107,7 +107,7 @@ type Target struct {
 // sets p.GradNorm.
 //
 // With p.Scaler the rules are skipped, on every rank together, in a step whose
-// gradients overflowed, and the loss scale moves.
+// gradients are not finite, and the loss scale, where there is one, moves.
 func (o Optimizer) EmitUpdate(p *graph.Program, targets []Target, clip float64) []graph.Op {
 	r := rules[o.Name]
 	var ops []graph.Op
@@ -140,7 +140,9 @@ func (o Optimizer) EmitUpdate(p *graph.Program, targets []Target, clip float64) 
 	if sc := p.Scaler; sc != nil {
 		skip = sc.Overflow
 		op(graph.OverflowCheck, "overflow_check", -1, []graph.BufID{acc}, []graph.Out{{Buf: skip}}, nil)
-		op(graph.LossScaleUpdate, "loss_scale", -1, []graph.BufID{skip}, []graph.Out{{Buf: sc.State, Mode: graph.ReadWrite}}, graph.DefaultLossScale)
+		if sc.State != graph.NoBuf {
+			op(graph.LossScaleUpdate, "loss_scale", -1, []graph.BufID{skip}, []graph.Out{{Buf: sc.State, Mode: graph.ReadWrite}}, graph.DefaultLossScale)
+		}
 	}
 
 	attr := func(t Target) graph.UpdateAttr {

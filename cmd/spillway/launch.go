@@ -101,7 +101,7 @@ func tellEnd(w io.Writer, end launch.End) {
 	if end.Lost != "" {
 		fmt.Fprintln(w, "spillway: launch:", end.Lost)
 	}
-	if end.Failure != "" {
+	if end.Failure != "" && end.Flight != "" {
 		fmt.Fprintln(w, "spillway: launch: the job ended with:", end.Failure)
 	}
 	if end.Flight != "" {

@@ -90,6 +90,7 @@ func TestLaunchRefuses(t *testing.T) {
 		{1, "--ranks 3: spillway launch has started 2 processes", launched(2, tinyWith("--ranks", "3")...)},
 		{1, "--transport mpi joins processes that an MPI launcher has started", launched(2, tinyWith("--transport", "mpi")...)},
 		{1, "--transport shm joins the processes that spillway launch", tinyWith("--transport", "shm")},
+		{3, "is not finite", launched(2, tinyWith("--lr", "1e30", "--steps", "20")...)},
 		{1, "--zero 4", launched(2, tinyWith("--zero", "4")...)},
 		{2, "does not fit", launched(2, tinyWith("--device-memory", "1KiB")...)},
 	} {

@@ -55,7 +55,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetVersionTemplate("spillway {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
 	groupFlags(root)
-	root.AddCommand(trainCommand(), launchCommand(), planCommand(), benchCommand(), doctorCommand())
+	root.AddCommand(trainCommand(), launchCommand(), planCommand(), benchCommand(), doctorCommand(), dataCommand())
 	completeValues(root)
 	err := root.ExecuteContext(ctx)
 	var silent *silentError
@@ -77,6 +77,7 @@ func exitStatus(err error) int {
 	var call *driver.Error
 	var status *statusError
 	var remote *ranks.RemoteError
+	var diverged *spillway.Diverged
 	switch {
 	case err == nil:
 		return exitDone
@@ -90,7 +91,7 @@ func exitStatus(err error) int {
 		return exitDoesNotFit
 	case errors.As(err, &remote) && remote.Fault(), errors.Is(err, comm.ErrLost):
 		return exitFault
-	case errors.As(err, &op), errors.As(err, &fault), errors.As(err, &disk), errors.As(err, &unpinned), errors.As(err, &call), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
+	case errors.As(err, &op), errors.As(err, &fault), errors.As(err, &disk), errors.As(err, &unpinned), errors.As(err, &call), errors.As(err, &diverged), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
 		return exitFault
 	}
 	return exitBadInput

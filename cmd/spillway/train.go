@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"strings"
 
@@ -154,13 +153,11 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 	}
 	bar = newProgress(stderr, t.Done(), c.Steps, tokensAreBytes(c, c.EvalData))
 	var losses []float32
-	lost := false
 	err = t.Run(ctx, func(r spillway.StepResult) error {
 		losses = append(losses, r.Loss)
 		bar.step(r)
-		if f := float64(r.Loss); !lost && (math.IsNaN(f) || math.IsInf(f, 0)) {
-			lost = true
-			bar.note(fmt.Sprintf("warning: the loss is not finite from step %d on; a lower --lr or --clip 1 often helps", r.Step))
+		if r.Skipped {
+			bar.note(fmt.Sprintf("warning: step %d is not finite (loss %v, gradient norm %v): its update is skipped", r.Step, r.Loss, r.GradNorm))
 		}
 		if metrics != nil {
 			return metrics.Step(r)
@@ -228,6 +225,9 @@ func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
 		}
 	}
 	fmt.Fprintln(w, line)
+	for _, note := range t.Notes() {
+		fmt.Fprintln(w, note)
+	}
 	if c.Auto != "" {
 		fmt.Fprintf(w, "recompute auto: %s\n", c.Auto)
 	}
