@@ -105,13 +105,17 @@ func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Confi
 	if away.Chunk == 0 && away.Active() {
 		away.Chunk = offloadChunk(fwd.Train, cfg)
 	}
+	freeze := cfg.Freeze
+	if cfg.Inference {
+		freeze = []string{"*"}
+	}
 	outside := cfg.Outside
 	if cfg.FrozenCache.Bytes > 0 {
 		outside[cfg.FrozenCache.Tier] += cfg.FrozenCache.Bytes
 	}
 	conf = plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
-		Recompute: again, Offload: away, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: cfg.target(),
+		Recompute: again, Offload: away, Freeze: freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: cfg.target(),
 		Capacity:      [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		SkipNonFinite: cfg.skipsNonFinite(),
 		Precision:     prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,

@@ -77,6 +77,11 @@ type Config struct {
 	Threads  int      // computing threads of the process, shared by its ranks; 0: all cores
 	Prefetch int      // units gathered ahead of use; more hides communication and costs memory
 
+	// Inference is a run that only evaluates (EvalData, all of it) or generates
+	// (Generate): it needs no Data, trains nothing, and plans no gradients and no
+	// optimizer.
+	Inference bool
+
 	EvalData  string // held-out data, as Data; "" turns evaluation off
 	EvalEvery int    // steps between evaluations; 0: at the end only
 	EvalSteps int    // batches of an evaluation

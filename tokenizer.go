@@ -77,3 +77,26 @@ func (t *Trainer) openTokenizer() error {
 	t.tokenizer = tok
 	return nil
 }
+
+// Positions is the longest sequence of the model that --model names.
+func Positions(model string) (int, error) {
+	h, err := modelConfig(model)
+	return h.Positions, err
+}
+
+// ContextFor is the Seq of a run that continues a prompt by n tokens: as many as
+// there will be, up to the model's positions.
+func ContextFor(cfg Config, prompt string, n int) (int, error) {
+	h, err := modelConfig(cfg.Model)
+	if err != nil {
+		return 0, err
+	}
+	t := &Trainer{cfg: cfg, model: h}
+	if t.cfg.Tokenizer == "" {
+		t.cfg.Tokenizer = modelTokenizer(&cfg, h.Vocab)
+	}
+	if err := t.openTokenizer(); err != nil {
+		return 0, err
+	}
+	return max(1, min(h.Positions, len(t.tokenizer.Encode(prompt))+n)), nil
+}

@@ -223,6 +223,9 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	if err := ctx.Err(); err != nil {
 		return StepResult{}, err
 	}
+	if t.train == nil {
+		return StepResult{}, errors.New("step: the run was configured for inference alone")
+	}
 	began := time.Now()
 	s := t.step
 	lr := t.cfg.LearningRate(s)
@@ -332,6 +335,13 @@ func (t *Trainer) hostF64(buf graph.BufID) (float64, error) {
 
 // Evaluate returns the mean loss over EvalSteps batches of the held-out data.
 func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
+	return t.EvaluateTold(ctx, nil)
+}
+
+// EvaluateTold is Evaluate that tells after each batch how many of EvalSteps are
+// done and the mean loss so far. With Config.Inference the batches are all of the
+// data: every target counts once.
+func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss float64)) (EvalResult, error) {
 	if t.eval == nil {
 		return EvalResult{}, errors.New("evaluate: the run has no --eval-data")
 	}
@@ -367,6 +377,9 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 		}
 		sum += loss
 		count += n
+		if tell != nil {
+			tell(k+1, t.cfg.EvalSteps, sum/float64(max(count, 1)))
+		}
 	}
 	return EvalResult{Step: t.step, Loss: float32(sum / float64(count)), Targets: count, Seconds: time.Since(began).Seconds()}, nil
 }
