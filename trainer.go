@@ -55,7 +55,8 @@ type Trainer struct {
 	step    int   // steps done
 	pending bool  // the last step's update waits for the next step, or flush
 	fatal   error // after a failed step nothing else runs
-	skipped skips // steps whose update was left out, with OnNonFinite "skip"
+	skipped skips // steps whose update was left out: with OnNonFinite "skip", and of fp16
+	scale   scaleState
 }
 
 // microBatch is a rank's place for the micro-batch at hand, rows · seq each.
@@ -94,6 +95,7 @@ type StepResult struct {
 	GradNorm    float64 // before clipping
 	LossScale   float64
 	Skipped     bool
+	SkippedAll  int // steps of the run so far whose update was left out
 	Seconds     float64
 	TokensPerS  float64 // all ranks
 	Peak        [graph.NumSpaces][]int64
@@ -255,6 +257,9 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 			return StepResult{}, t.fail(s, err)
 		}
 	}
+	if err := t.readScale(); err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
 	skipped := false
 	if !isFinite(loss) || !isFinite(norm) {
 		if skipped, err = t.nonFinite(&at, loss/float64(targets), norm); err != nil {
@@ -267,7 +272,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	}
 	t.step++
 	t.pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
-	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, Skipped: skipped, CommBytes: t.ranks.CommSent() - sent}
+	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: hyper[graph.HyperLossScale], Skipped: skipped, SkippedAll: t.skipped.all, CommBytes: t.ranks.CommSent() - sent}
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
 	res.Cached = at.cached
@@ -290,7 +295,7 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 	var h [graph.NumHyper]float64
 	h[graph.HyperLR] = lr
 	h[graph.HyperInvCount] = 1 / float64(targets)
-	h[graph.HyperLossScale] = 1
+	h[graph.HyperLossScale] = t.scale.Scale
 	updates := float64(step + 1 - t.skipped.all) // a skipped step moves no moment
 	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, updates)
 	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, updates)

@@ -156,7 +156,10 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 	err = t.Run(ctx, func(r spillway.StepResult) error {
 		losses = append(losses, r.Loss)
 		bar.step(r)
-		if r.Skipped {
+		switch {
+		case r.Skipped && r.LossScale != 1:
+			bar.note(fmt.Sprintf("step %d overflowed at a loss scale of %g: its update is skipped", r.Step, r.LossScale))
+		case r.Skipped:
 			bar.note(fmt.Sprintf("warning: step %d is not finite (loss %v, gradient norm %v): its update is skipped", r.Step, r.Loss, r.GradNorm))
 		}
 		if metrics != nil {
