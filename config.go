@@ -187,6 +187,8 @@ type Config struct {
 	// it declares, on all ranks. Very slow. For tests.
 	CheckWrites bool
 
+	// job is the processes that the ranks run in; nil: this one alone.
+	job *Job
 	// cuda takes the place of the machine's driver, compiler and libraries. For tests.
 	cuda *run.CUDAParts
 	// wrapDevice takes the place of a rank's device context. For tests of failures.

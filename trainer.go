@@ -193,7 +193,10 @@ func (t *Trainer) Notes() []string { return t.notes }
 func (t *Trainer) Done() int { return t.step }
 
 func (t *Trainer) start() error {
-	cfg, p := &t.cfg, t.plan
+	cfg := &t.cfg
+	if err := t.lead(); err != nil {
+		return err
+	}
 	t.pool = pool.New(cfg.threads())
 	if err := t.openDisk(); err != nil {
 		return err
@@ -201,24 +204,14 @@ func (t *Trainer) start() error {
 	if err := t.openPrefixCache(); err != nil {
 		return err
 	}
-	setup := run.Setup{Plan: p, Pool: t.pool}
-	if t.disk != nil {
-		setup.Disk = t.disk.Create
-	}
-	if err := t.platform.Start(setup); err != nil {
+	if err := t.platform.Start(t.setup()); err != nil {
 		return err
 	}
-	if cfg.Trace != "" {
-		t.trace = exec.NewTrace(traceSpans)
-	}
-	var err error
-	t.ranks, err = run.Open(run.RankOptions{World: run.OneProcess(cfg.Ranks), Plan: p, Platform: t.platform, Trace: t.trace, Poison: cfg.Poison,
-		Timeout: cfg.Timeout, Wrap: cfg.wrapDevice})
-	if err != nil {
+	if err := t.openRanks(); err != nil {
 		return err
 	}
 	n := cfg.Batch * cfg.Seq
-	for range t.ranks.Local {
+	for range t.ranks.Len() {
 		t.micro = append(t.micro, microBatch{make([]int32, n), make([]int32, n)})
 	}
 	t.states = t.ranks.States()
@@ -469,6 +462,11 @@ func (t *Trainer) Close() error {
 	if t.ranks != nil {
 		errs = append(errs, t.ranks.Close())
 		t.ranks = nil
+	}
+	if t.cfg.job != nil {
+		for _, l := range t.cfg.job.Links {
+			errs = append(errs, l.Close())
+		}
 	}
 	if t.platform != nil {
 		errs = append(errs, t.platform.Close())
