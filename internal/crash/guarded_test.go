@@ -60,9 +60,9 @@ func TestEveryGoroutineIsGuarded(t *testing.T) {
 				case *ast.FuncLit:
 					ok = guards(fn.Body)
 				case *ast.Ident:
-					ok = len(bodies[fn.Name]) > 0 && guardsAll(bodies[fn.Name])
+					ok = len(bodies[fn.Name]) > 0 && guardsOne(bodies[fn.Name])
 				case *ast.SelectorExpr:
-					ok = len(bodies[fn.Sel.Name]) > 0 && guardsAll(bodies[fn.Sel.Name])
+					ok = len(bodies[fn.Sel.Name]) > 0 && guardsOne(bodies[fn.Sel.Name])
 				}
 				if !ok {
 					t.Errorf("%s: the goroutine does not defer crash.Guard first", files.Position(g.Pos()))
@@ -74,7 +74,7 @@ func TestEveryGoroutineIsGuarded(t *testing.T) {
 	require.Greater(t, seen, 5)
 }
 
-func guardsAll(bodies []*ast.BlockStmt) bool {
+func guardsOne(bodies []*ast.BlockStmt) bool {
 	for _, b := range bodies {
 		if guards(b) {
 			return true
