@@ -22,6 +22,9 @@ import (
 // over the same parameters. Eval and Generate may be nil.
 type Forward struct {
 	Train, Eval, Generate *graph.Program
+	// Next is generation by one token with the keys and values that Generate keeps;
+	// nil where it keeps none.
+	Next *graph.Program
 }
 
 // Config is what shapes a run's program and memory.
@@ -440,6 +443,11 @@ func merge(p *graph.Program, fwd Forward) (*graph.Program, error) {
 	}
 	if fwd.Generate != nil {
 		if q, err = graph.Merge(q, fwd.Generate, graph.SectionGenerate); err != nil {
+			return nil, err
+		}
+	}
+	if fwd.Next != nil {
+		if q, err = graph.Merge(q, fwd.Next, graph.SectionGenerate); err != nil {
 			return nil, err
 		}
 	}
