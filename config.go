@@ -157,7 +157,10 @@ type Config struct {
 
 	SaveEvery int  // steps between checkpoints; 0: at the end only
 	Keep      int  // confirmed checkpoints of this run kept, beside the newest; 0: all
-	Resume    bool // continue from the newest checkpoint, or start where there is none
+	Resume    bool // continue from the newest whole checkpoint, or start where there is none
+	// AcceptChanges lets a resumed run go on with other data, another seed or another
+	// order than the checkpoint's run had.
+	AcceptChanges bool
 
 	Timeout time.Duration // of any collective
 	Metrics string        // JSON lines file; "" writes none
@@ -319,6 +322,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Resume && c.Checkpoint == "" {
 		return fmt.Errorf("--resume needs --checkpoint: the folder to resume from")
+	}
+	if c.AcceptChanges && !c.Resume {
+		return fmt.Errorf("--accept-changes is for --resume: changes since the checkpoint")
 	}
 	if c.SaveEvery > 0 && c.Checkpoint == "" {
 		return fmt.Errorf("--save-every needs --checkpoint: the folder to save to")

@@ -50,6 +50,8 @@ type Trainer struct {
 	train     *batches
 	eval      *batches
 
+	data data.Fingerprint // of train's source, where checkpoints are written
+
 	step    int   // steps done
 	pending bool  // the last step's update waits for the next step, or flush
 	fatal   error // after a failed step nothing else runs
@@ -311,7 +313,7 @@ func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, s
 	var key [graph.NumKey]int64
 	key[graph.KeySeed] = t.cfg.Seed
 	key[graph.KeyStep] = int64(step)
-	key[graph.KeySample] = ((int64(step)*int64(t.cfg.Accum)+int64(micro))*int64(t.cfg.Ranks) + int64(r.Index)) * int64(t.cfg.Batch)
+	key[graph.KeySample] = b.sampler.GlobalSample(step, micro, r.Index, 0)
 	return errors.Join(
 		fillHost(r.Exec.HostI32, t.ports[graph.PortTokens], at.inputs), fillHost(r.Exec.HostI32, t.ports[graph.PortTargets], at.targets),
 		fillHost(r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r.Exec.HostI64, t.ports[graph.PortKey], key[:]))
@@ -498,8 +500,13 @@ func (t *Trainer) Close() error {
 }
 
 // modelConfig reads the model's shape: from the folder name, if it holds a
-// config.json, or else from the preset of that name.
+// config.json or checkpoints, or else from the preset of that name.
 func modelConfig(name string) (hfconfig.Config, error) {
+	given := name
+	name, _, err := checkpoint.Resolve(context.Background(), name, hfconfig.FileName)
+	if err != nil {
+		return hfconfig.Config{}, fmt.Errorf("--model %s: %w", given, err)
+	}
 	st, err := os.Stat(name)
 	isFolder := err == nil && st.IsDir()
 	if _, err := os.Stat(filepath.Join(name, hfconfig.FileName)); isFolder && (err == nil || strings.ContainsAny(name, `/\`)) {
