@@ -40,6 +40,10 @@ func (c *Config) settings() map[string]string {
 		"weight-decay": number(c.WeightDecay), "beta1": number(c.Beta1), "beta2": number(c.Beta2), "eps": number(c.Eps),
 		"clip": number(c.Clip), "dropout": number(c.Dropout), "freeze": strings.Join(freeze, ","),
 		"precision": strings.ToLower(c.precision()), "warmup": strconv.Itoa(c.Warmup), "min-lr": number(c.MinLR),
+		"on-nonfinite": "stop",
+	}
+	if c.skipsNonFinite() {
+		s["on-nonfinite"] = "skip"
 	}
 	if s["lr-scale"] != "none" {
 		s["lr-base-batch"] = strconv.Itoa(c.LRBaseBatch)
