@@ -37,8 +37,8 @@ type exchange struct {
 	count    int
 }
 
-// maxMessage is the longest message: MPI counts in 32 bits.
-const maxMessage = 1 << 30
+// maxMessage is the longest message: MPI counts in 32 bits. Tests shorten it.
+var maxMessage = 1 << 30
 
 // How the engine waits, from the last time that anything moved: it looks without a
 // pause for spinFor, then sleeps, twice as long each time.

@@ -51,30 +51,44 @@ type lib struct {
 	}
 }
 
-// open opens the first library of the families, in their order. A path from the
-// user is opened alone, as the first family.
-func open(order []Family, path string) (*lib, error) {
+// open opens the first library of the families, in their order; a file that the
+// user names alone, as the family that its symbols tell.
+func open(order []Family, named string) (*lib, error) {
+	if named != "" {
+		h, err := dlopen(named)
+		if err != nil {
+			return nil, fmt.Errorf("mpi: %s=%.80q: %w", LibraryVar, named, err)
+		}
+		f := MPICH
+		if _, err := purego.Dlsym(h, "ompi_mpi_comm_world"); err == nil {
+			f = OpenMPI
+		} else if _, err := purego.Dlsym(h, "MPI_Abi_get_version"); err == nil && strings.Contains(named, "abi") {
+			f = ABI // MPICH's own library has the call too, behind its own handles
+		}
+		return newLib(families[f], named, h)
+	}
 	var tried []string
 	for _, f := range order {
-		fam := families[f]
-		files := fam.files
-		if path != "" {
-			files = []string{path}
-		}
-		for _, file := range files {
-			h, err := purego.Dlopen(file, purego.RTLD_NOW|purego.RTLD_GLOBAL)
-			if err != nil {
-				tried = append(tried, file)
-				continue
+		for _, file := range families[f].files {
+			if h, err := dlopen(file); err == nil {
+				return newLib(families[f], file, h)
 			}
-			l := &lib{family: fam, path: file}
-			if err := l.bind(h); err != nil {
-				return nil, fmt.Errorf("mpi: %s is no library of %s: %w", file, fam.name, err)
-			}
-			return l, nil
+			tried = append(tried, file)
 		}
 	}
-	return nil, fmt.Errorf("mpi: none of %s can be opened; install the library that the launcher belongs to, or name it in %s", strings.Join(tried, ", "), LibraryVar)
+	return nil, fmt.Errorf("mpi: none of %s can be opened; install the library that the launcher belongs to, or name its file in %s", strings.Join(tried, ", "), LibraryVar)
+}
+
+func dlopen(file string) (uintptr, error) {
+	return purego.Dlopen(file, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+}
+
+func newLib(f family, path string, handle uintptr) (*lib, error) {
+	l := &lib{family: f, path: path}
+	if err := l.bind(handle); err != nil {
+		return nil, fmt.Errorf("mpi: %s is no library of %s: %w", path, f.name, err)
+	}
+	return l, nil
 }
 
 // LibraryVar is the environment variable that names the library's file.
