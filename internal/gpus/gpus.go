@@ -214,6 +214,15 @@ func Usual() GPU {
 	return g
 }
 
+// Generation returns the generation of a preset's card; "" of an unknown one.
+func Generation(name string) string {
+	g, err := Lookup(name)
+	if err != nil {
+		return ""
+	}
+	return string(g.Arch)
+}
+
 // nearest gives the n presets with the names most like key.
 func nearest(key string, n int) []string {
 	var entries [][]string
