@@ -137,9 +137,14 @@ type Config struct {
 	Reproducible bool // stages 0 and 1 reduce every micro-step: same bits at all stages with accumulation
 
 	Checkpoint string // folder; "" writes none
-	SaveEvery  int    // steps between checkpoints; 0: at the end only
-	Keep       int    // newest checkpoints kept; 0: all
-	Resume     bool   // continue from the newest checkpoint, or start where there is none
+	// CheckpointMark, where it is not empty, marks this run's checkpoints as ones
+	// that a later run of the same mark may replace: it starts in a folder that
+	// holds no others, and removes them once its own first one is complete.
+	CheckpointMark string
+
+	SaveEvery int  // steps between checkpoints; 0: at the end only
+	Keep      int  // confirmed checkpoints of this run kept, beside the newest; 0: all
+	Resume    bool // continue from the newest checkpoint, or start where there is none
 
 	Timeout time.Duration // of any collective
 	Metrics string        // JSON lines file; "" writes none

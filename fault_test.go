@@ -82,7 +82,7 @@ func TestALostRankEndsTheJob(t *testing.T) {
 				list, err := checkpoint.List(c.Checkpoint)
 				require.NoError(t, err)
 				require.Len(t, list, tr.Done(), "the steps that were done are there")
-				m, err := checkpoint.Verify(list[len(list)-1])
+				m, err := checkpoint.Verify(context.Background(), list[len(list)-1])
 				require.NoError(t, err)
 				require.Equal(t, tr.Done(), m.Step)
 			})

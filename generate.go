@@ -25,7 +25,7 @@ type Sampling struct {
 // with Generate.
 func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampling) (string, error) {
 	p := t.plan.Program
-	if p.Section("generate") == nil {
+	if p.SectionOf(graph.SectionGenerate, graph.FormWhole) == nil {
 		return "", errors.New("generate: the run was not planned with Config.Generate")
 	}
 	if err := t.flush(); err != nil {
@@ -44,8 +44,8 @@ func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampli
 		}
 		window := tokens[max(0, len(tokens)-t.cfg.Seq):]
 		err := t.ranks.Each("the generation", func(r *run.Rank) error {
-			return r.Exec.RunSection("generate", func(*graph.Phase, int) error {
-				dst, err := r.Exec.HostI32(p.HostTokens)
+			return r.Exec.RunSection(graph.SectionGenerate.String(), func(*graph.Phase, int) error {
+				dst, err := r.Exec.HostI32(t.ports[graph.PortTokens])
 				if err != nil {
 					return err
 				}
@@ -55,7 +55,7 @@ func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampli
 				key[graph.KeySeed] = t.cfg.Seed
 				key[graph.KeyRow] = int64(len(window) - 1)
 				key[graph.KeyValid] = int64(len(window))
-				return fillHost(r.Exec.HostI64, p.HostKey, key[:])
+				return fillHost(r.Exec.HostI64, t.ports[graph.PortKey], key[:])
 			})
 		})
 		if err != nil {

@@ -26,13 +26,13 @@ func presetConfig(name string) (hfconfig.Config, error) {
 // initialize gives every state its first values: zeros by the program's "init"
 // section, then parameters from Init, or everything from a checkpoint.
 func (t *Trainer) initialize(ctx context.Context) error {
-	if t.plan.Program.Section("init") != nil {
-		if err := t.ranks.Each("the initialisation", func(r *run.Rank) error { return r.Exec.RunSection("init", nil) }); err != nil {
+	if t.plan.Program.SectionOf(graph.SectionInit, graph.FormWhole) != nil {
+		if err := t.ranks.Each("the initialisation", func(r *run.Rank) error { return r.Exec.RunSection(graph.SectionInit.String(), nil) }); err != nil {
 			return fmt.Errorf("initialise: %w", err)
 		}
 	}
 	if t.cfg.Resume {
-		resumed, err := t.resume()
+		resumed, err := t.resume(ctx)
 		if err != nil || resumed {
 			return err
 		}

@@ -115,7 +115,7 @@ func smallerCaches(c *Config, p *plan.Plan) string {
 		}
 		toFrozen := func(room int64) string {
 			row := int64(1)
-			if b := p.Program.HostPrefix; b != graph.NoBuf {
+			if b := p.Program.Port(graph.PortPrefix); b != graph.NoBuf {
 				row = p.Program.Buf(b).Bytes() / int64(c.Batch)
 			}
 			if text := sizeBelow(room); text != "" && room*int64(c.Ranks) >= row {

@@ -1,23 +1,13 @@
 package spillway
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"path/filepath"
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/run"
 )
-
-// runIdentity is what a resumed run must agree on with the run that saved:
-// otherwise the states mean something else.
-type runIdentity struct {
-	Optimizer string `json:"optimizer"`
-}
 
 // tensorFile is a checkpoint's file of one flat state: parameters under "model".
 func tensorFile(state string) string {
@@ -25,29 +15,6 @@ func tensorFile(state string) string {
 		return "model"
 	}
 	return state
-}
-
-// Save writes a checkpoint of the current step and prunes old ones. It returns
-// the checkpoint's folder.
-func (t *Trainer) Save() (string, error) {
-	if t.cfg.Checkpoint == "" {
-		return "", errors.New("save: no --checkpoint folder is configured")
-	}
-	if err := t.flush(); err != nil {
-		return "", err
-	}
-	run, err := json.Marshal(runIdentity{Optimizer: t.cfg.optimizer().Name})
-	if err != nil {
-		return "", err
-	}
-	m := checkpoint.Manifest{Step: t.step, PlanHash: t.plan.Hash(), Ranks: t.cfg.Ranks, Zero: t.cfg.Zero, Run: run}
-	folder, err := checkpoint.Save(t.cfg.Checkpoint, m, t.checkpointStates(), func(folder string) error {
-		return hfconfig.Write(folder, t.model, "float32")
-	})
-	if err != nil {
-		return "", err
-	}
-	return folder, checkpoint.Prune(t.cfg.Checkpoint, t.cfg.Keep)
 }
 
 // checkpointStates lists every state of every parameter, by file.
@@ -88,38 +55,6 @@ func (t *Trainer) streamer(st graph.State, byName map[string]int, chunk []float3
 		}
 		return t.states.Stream(i, st.Name, chunk, sink)
 	}
-}
-
-// resume loads the newest checkpoint, if there is one.
-func (t *Trainer) resume() (bool, error) {
-	list, err := checkpoint.List(t.cfg.Checkpoint)
-	if err != nil || len(list) == 0 {
-		return false, err
-	}
-	folder := list[len(list)-1]
-	m, err := checkpoint.Verify(folder)
-	if err != nil {
-		return false, fmt.Errorf("resume: %w", err)
-	}
-	var run runIdentity
-	if err := json.Unmarshal(m.Run, &run); err != nil {
-		return false, fmt.Errorf("resume: %w: %s: %w", checkpoint.ErrDamaged, folder, err)
-	}
-	if want := t.cfg.optimizer().Name; run.Optimizer != want {
-		return false, fmt.Errorf("resume: %s was written with --optimizer %s, this run has %s", folder, run.Optimizer, want)
-	}
-	c, err := hfconfig.Read(filepath.Join(folder, "config.json"))
-	if err != nil {
-		return false, fmt.Errorf("resume: %w", err)
-	}
-	if !c.SameModel(t.model) {
-		return false, fmt.Errorf("resume: the checkpoint %s holds another model than --model %s", folder, t.cfg.Model)
-	}
-	if err := t.restore(folder); err != nil {
-		return false, fmt.Errorf("resume from %s: %w", folder, err)
-	}
-	t.step = m.Step
-	return true, nil
 }
 
 func (t *Trainer) restore(folder string) error {

@@ -5,13 +5,11 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"unsafe"
 
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
-	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/run"
 )
 
@@ -84,7 +82,7 @@ func (t *Trainer) openPrefixCache() error {
 		return nil
 	}
 	p := t.plan.Program
-	row := p.Buf(p.HostPrefix).Bytes() / int64(c.Batch)
+	row := p.Buf(p.Port(graph.PortPrefix)).Bytes() / int64(c.Batch)
 	windows := t.train.sampler.Windows()
 	pc := &prefixCache{row: row, slots: min(c.FrozenCache.Bytes*int64(c.Ranks)/row, windows), slotOf: make([]int32, windows)}
 	if pc.slots == 0 {
@@ -196,9 +194,9 @@ func (pc *prefixCache) traffic() device.Traffic {
 // and a rank's host memory around its micro-steps.
 func (t *Trainer) stepForm(step int) (section string, cached bool) {
 	if t.prefix != nil && t.prefix.has(t.train, &t.cfg, step) {
-		return recompute.CachedStep, true
+		return graph.SectionName(graph.SectionStep, graph.FormCached), true
 	}
-	return "step", false
+	return graph.SectionStep.String(), false
 }
 
 // keepPrefix takes into the cache what a micro-step that has ended handed on.
@@ -206,7 +204,7 @@ func (t *Trainer) keepPrefix(r *run.Rank, step, micro int) error {
 	if t.prefix == nil {
 		return nil
 	}
-	rows, err := prefixBytes(r, t.plan.Program)
+	rows, err := r.Exec.HostBytes(t.ports[graph.PortPrefix])
 	if err != nil {
 		return err
 	}
@@ -215,18 +213,9 @@ func (t *Trainer) keepPrefix(r *run.Rank, step, micro int) error {
 
 // givePrefix puts the rows of the next micro-step where its copy reads them.
 func (t *Trainer) givePrefix(r *run.Rank, step, micro int) error {
-	rows, err := prefixBytes(r, t.plan.Program)
+	rows, err := r.Exec.HostBytes(t.ports[graph.PortPrefix])
 	if err != nil {
 		return err
 	}
 	return t.prefix.give(t.train, step, micro, r.Index, rows)
-}
-
-// prefixBytes is the rank's host copy of what the frozen beginning hands on.
-func prefixBytes(r *run.Rank, p *graph.Program) ([]byte, error) {
-	v, err := r.Exec.HostF32(p.HostPrefix)
-	if err != nil || len(v) == 0 {
-		return nil, err
-	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), 4*len(v)), nil
 }

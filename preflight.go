@@ -37,30 +37,12 @@ func onThisMachine(cfg Config, p *plan.Plan, spaces []graph.Space) error {
 	return &MachineTooSmall{cfg.Ranks, rank * int64(cfg.Ranks), total}
 }
 
-// writable makes a folder that a flag names, and sees that files can be made in
-// it: better now than after the last step.
-func writable(flag, dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("--%s %s: %w", flag, dir, err)
-	}
-	f, err := os.CreateTemp(dir, ".writing-probe-")
-	if err != nil {
-		return fmt.Errorf("--%s %s: files can't be made there: %w", flag, dir, err)
-	}
-	if err := f.Close(); err != nil {
-		return fmt.Errorf("--%s %s: %w", flag, dir, err)
-	}
-	return os.Remove(f.Name())
-}
-
 // openOutputs looks at every place that the run is going to write to, before it
 // starts.
 func (t *Trainer) openOutputs() error {
 	c := &t.cfg
-	if c.Checkpoint != "" {
-		if err := writable("checkpoint", c.Checkpoint); err != nil {
-			return err
-		}
+	if err := t.openStore(); err != nil {
+		return err
 	}
 	if c.Trace != "" {
 		f, err := createWithFolder(c.Trace)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
@@ -29,15 +30,17 @@ type Trainer struct {
 	cfg   Config
 	model hfconfig.Config
 	plan  *plan.Plan
+	ports [graph.NumPorts]graph.BufID // of the plan's program
 
 	platform run.Platform
 	pool     *pool.Pool
 	ranks    *run.Ranks
 	micro    []microBatch // by slot of the rank in this process
 	states   *run.States
-	disk     *store.Folder // nil: none
-	prefix   *prefixCache  // of frozen layers' outputs; nil: none
-	procs    bool          // the runtime has more processors for its workers
+	disk     *store.Folder     // nil: none
+	store    *checkpoint.Store // open for this run; nil: no checkpoints
+	prefix   *prefixCache      // of frozen layers' outputs; nil: none
+	procs    bool              // the runtime has more processors for its workers
 	trace    *exec.Trace
 
 	traceFile *os.File // opened before the run, written at its end
@@ -69,7 +72,7 @@ func (t *Trainer) flush() error {
 	}
 	err := t.ranks.Each(fmt.Sprintf("the update of step %d", t.step), func(r *run.Rank) error {
 		r.Exec.SetStep(int64(t.step))
-		return r.Exec.RunSection("flush", nil)
+		return r.Exec.RunSection(graph.SectionFlush.String(), nil)
 	})
 	if err != nil {
 		t.fatal = err
@@ -127,7 +130,10 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 		return nil, err
 	}
 	t := &Trainer{cfg: cfg}
-	var err error
+	err := t.lookAtCheckpoints()
+	if err != nil {
+		return nil, err
+	}
 	if t.platform, err = newPlatform(&t.cfg); err != nil {
 		return nil, err
 	}
@@ -157,6 +163,7 @@ func (t *Trainer) fit() (err error) {
 	if t.plan, t.model, err = build(&t.cfg); err != nil {
 		return err
 	}
+	t.ports = t.plan.Program.Ports()
 	if err := fits(t.cfg, t.plan, hardwareOf(t.platform, &t.cfg)); err != nil {
 		return t.platform.Refused(err)
 	}
@@ -233,7 +240,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		r.Exec.SetStep(int64(s + 1))
 		micro := 0
 		err := r.Exec.RunSection(section, func(ph *graph.Phase, _ int) error {
-			if ph.Name == "update" {
+			if ph.Kind == graph.UpdatePhase {
 				return nil
 			}
 			defer func() { micro++ }()
@@ -259,14 +266,14 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, err
 	}
 	t.step++
-	t.pending = t.plan.Program.Section("flush") != nil
-	loss, err := t.hostF64(t.plan.Program.HostLoss)
+	t.pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
+	loss, err := t.hostF64(t.ports[graph.PortLoss])
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
 	}
 	norm := 0.0
-	if t.plan.Program.Section("step").Phases[len(t.plan.Program.Section("step").Phases)-1].Name == "update" {
-		if norm, err = t.hostF64(t.plan.Program.HostGradNorm); err != nil {
+	if t.plan.Program.SectionOf(graph.SectionStep, graph.FormWhole).Update() != nil {
+		if norm, err = t.hostF64(t.ports[graph.PortGradNorm]); err != nil {
 			return StepResult{}, t.fail(s, err)
 		}
 	}
@@ -274,11 +281,16 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
 	res.Cached = cached
+	if finite(loss) && finite(norm) {
+		t.confirm()
+	}
 	res.Seconds = time.Since(began).Seconds()
 	res.TokensPerS = float64(t.cfg.Ranks*t.cfg.Accum*t.cfg.Batch*t.cfg.Seq) / res.Seconds
 	res.Peak, res.Planned = t.ranks.Memory()
 	return res, nil
 }
+
+func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
 func (t *Trainer) fail(step int, err error) error {
 	t.fatal = fmt.Errorf("step %d: %w", step+1, err)
@@ -298,7 +310,7 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 
 // fill gives a rank the inputs of one micro-step.
 func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, step, micro int) error {
-	p, at := t.plan.Program, &t.micro[r.Slot]
+	at := &t.micro[r.Slot]
 	if err := b.fill(step, micro, r.Index, at.inputs, at.targets); err != nil {
 		return err
 	}
@@ -307,8 +319,8 @@ func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, s
 	key[graph.KeyStep] = int64(step)
 	key[graph.KeySample] = ((int64(step)*int64(t.cfg.Accum)+int64(micro))*int64(t.cfg.Ranks) + int64(r.Index)) * int64(t.cfg.Batch)
 	return errors.Join(
-		fillHost(r.Exec.HostI32, p.HostTokens, at.inputs), fillHost(r.Exec.HostI32, p.HostTargets, at.targets),
-		fillHost(r.Exec.HostF64, p.HostHyper, hyper[:]), fillHost(r.Exec.HostI64, p.HostKey, key[:]))
+		fillHost(r.Exec.HostI32, t.ports[graph.PortTokens], at.inputs), fillHost(r.Exec.HostI32, t.ports[graph.PortTargets], at.targets),
+		fillHost(r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r.Exec.HostI64, t.ports[graph.PortKey], key[:]))
 }
 
 // fillHost copies v to the start of a host buffer, where the program has it.
@@ -355,7 +367,7 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 			return EvalResult{}, err
 		}
 		err = t.ranks.Each("the evaluation", func(r *run.Rank) error {
-			return r.Exec.RunSection("eval", func(*graph.Phase, int) error {
+			return r.Exec.RunSection(graph.SectionEval.String(), func(*graph.Phase, int) error {
 				return t.fill(r, t.eval, t.hyper(t.step, 0, max(n, 1)), k, 0)
 			})
 		})
@@ -363,7 +375,7 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 			t.fatal = fmt.Errorf("evaluation: %w", err)
 			return EvalResult{}, t.fatal
 		}
-		loss, err := t.hostF64(t.plan.Program.HostLoss)
+		loss, err := t.hostF64(t.ports[graph.PortLoss])
 		if err != nil {
 			return EvalResult{}, err
 		}
@@ -380,7 +392,7 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 	for t.step < t.cfg.Steps {
 		res, err := t.Step(ctx)
 		if err != nil {
-			if t.fatal == nil && t.cfg.Checkpoint != "" { // interrupted between steps
+			if t.fatal == nil && t.cfg.Checkpoint != "" && !t.saved() { // interrupted between steps
 				_, saveErr := t.Save()
 				err = errors.Join(err, saveErr)
 			}
@@ -474,6 +486,10 @@ func (t *Trainer) Close() error {
 		}
 	}
 	t.train, t.eval = nil, nil
+	if t.store != nil {
+		errs = append(errs, t.store.Close())
+		t.store = nil
+	}
 	return errors.Join(errs...)
 }
 

@@ -1,16 +1,22 @@
 package checkpoint
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
+
+var background = context.Background()
 
 func state(name string, v ...float32) State {
 	return State{
@@ -26,6 +32,47 @@ func state(name string, v ...float32) State {
 	}
 }
 
+// save writes a checkpoint of a step whose values say which it is.
+func save(t *testing.T, s *Store, step int) string {
+	t.Helper()
+	folder, err := s.Save(background, Manifest{Step: step, Ranks: 2, Zero: 3, Run: json.RawMessage(`{"optimizer":"adamw"}`)},
+		[]State{state("model", float32(step), 2, 3), state("exp_avg", 5, 6, float32(step))}, []Blob{{"config.json", []byte("{}\n")}})
+	require.NoError(t, err)
+	return folder
+}
+
+func open(t *testing.T, dir string, o Options) *Store {
+	t.Helper()
+	s, err := Open(dir, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// goOn opens dir as a resumed run does.
+func goOn(t *testing.T, dir string, o Options) (*Store, Choice) {
+	t.Helper()
+	s := open(t, dir, o)
+	c, err := Choose(background, dir)
+	require.NoError(t, err)
+	require.True(t, c.Found())
+	require.NoError(t, s.Continue(c))
+	return s, c
+}
+
+// names lists what a folder holds, without what a store keeps beside checkpoints.
+func names(t *testing.T, dir string) (list []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	for _, e := range entries {
+		if e.Name() != lockName && e.Name() != marksName {
+			list = append(list, e.Name())
+		}
+	}
+	return list
+}
+
 func readBack(t *testing.T, folder, name string, n int) []float32 {
 	r, err := OpenState(folder, name)
 	require.NoError(t, err)
@@ -36,37 +83,32 @@ func readBack(t *testing.T, folder, name string, n int) []float32 {
 }
 
 func TestSaveListVerify(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "ckpt")
+	dir := filepath.Join(t.TempDir(), "a", "ckpt")
 	list, err := List(dir)
 	require.NoError(t, err)
 	require.Empty(t, list)
-
+	s := open(t, dir, Options{})
 	for step := 1; step <= 3; step++ {
-		_, err := Save(dir, Manifest{Step: step, Ranks: 2, Zero: 3}, []State{state("model", float32(step), 2, 3), state("exp_avg", 5, 6, 7)}, func(folder string) error {
-			return os.WriteFile(filepath.Join(folder, "config.json"), []byte("{}"), 0o644)
-		})
-		require.NoError(t, err)
+		save(t, s, step)
 	}
 	list, err = List(dir)
 	require.NoError(t, err)
 	require.Len(t, list, 3)
-	m, err := Verify(list[2])
+	m, err := Verify(background, list[2])
 	require.NoError(t, err)
 	require.Equal(t, 3, m.Step)
+	require.Equal(t, s.Owner(), m.Owner)
 	require.Len(t, m.Files, 3)
 	require.Equal(t, []float32{3, 2, 3}, readBack(t, list[2], "model", 3))
-
-	require.NoError(t, Prune(dir, 2))
-	list, err = List(dir)
-	require.NoError(t, err)
-	require.Len(t, list, 2)
-	require.Equal(t, "step-00000002", filepath.Base(list[0]))
+	require.NoError(t, s.Close())
+	require.Equal(t, []string{"step-00000001", "step-00000002", "step-00000003"}, names(t, dir))
+	require.NoFileExists(t, filepath.Join(dir, lockName))
 }
 
-func TestAFailedSaveLeavesTheOneBefore(t *testing.T) {
+func TestAFailedSaveLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
-	_, err := Save(dir, Manifest{Step: 7}, []State{state("model", 1, 2)}, nil)
-	require.NoError(t, err)
+	s := open(t, dir, Options{})
+	first := save(t, s, 7)
 	boom := errors.New("boom")
 	broken := state("model", 3, 4)
 	broken.Stream = func(_ string, sink func(int64, []float32) error) error {
@@ -75,76 +117,367 @@ func TestAFailedSaveLeavesTheOneBefore(t *testing.T) {
 		}
 		return boom
 	}
-	_, err = Save(dir, Manifest{Step: 7}, []State{broken}, nil)
+	_, err := s.Save(background, Manifest{Step: 8}, []State{broken}, nil)
 	require.ErrorIs(t, err, boom)
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, entries, 1, "nothing but the checkpoint before")
-	_, err = Verify(filepath.Join(dir, "step-00000007"))
-	require.NoError(t, err)
-	require.Equal(t, []float32{1, 2}, readBack(t, filepath.Join(dir, "step-00000007"), "model", 2))
+	canceled, cancel := context.WithCancel(background)
+	cancel()
+	_, err = s.Save(canceled, Manifest{Step: 8}, []State{state("model", 1, 2)}, nil)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, []string{"step-00000007"}, names(t, dir))
+	require.Equal(t, []float32{7, 2, 3}, readBack(t, first, "model", 3))
 }
 
-// What a process killed at the worst moments leaves behind.
-func TestRemainsOfKilledSaves(t *testing.T) {
+func TestNonFiniteStatesAreNotSaved(t *testing.T) {
+	inf, nan := float32(math.Inf(-1)), float32(math.NaN())
 	dir := t.TempDir()
-	_, err := Save(dir, Manifest{Step: 1}, []State{state("model", 1, 2)}, nil)
+	s := open(t, dir, Options{})
+	_, err := s.Save(background, Manifest{Step: 1}, []State{state("model", 1, 2, 3, 4), state("exp_avg", 1, inf, 3, nan)}, nil)
+	var odd *NonFinite
+	require.ErrorAs(t, err, &odd)
+	require.Equal(t, NonFinite{State: "exp_avg", Tensor: "w", Count: 2, Of: 4, First: 1}, *odd)
+	require.ErrorContains(t, err, `exp_avg of "w": 2 of 4 values are not finite`)
+	require.Empty(t, names(t, dir))
+	_, err = s.Save(background, Manifest{Step: 1}, []State{state("model", math.MaxFloat32, -math.MaxFloat32, math.SmallestNonzeroFloat32)}, nil)
 	require.NoError(t, err)
-	// killed while writing
-	require.NoError(t, os.MkdirAll(filepath.Join(dir, tempPrefix+"step-00000002"), 0o755))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, tempPrefix+"step-00000002", "model.safetensors"), []byte("half"), 0o644))
-	// killed between the two renames of a replacement
-	require.NoError(t, os.Rename(filepath.Join(dir, "step-00000001"), filepath.Join(dir, tempPrefix+"old-step-00000001")))
+}
+
+// Nothing that somebody else made is moved, removed, counted or written over.
+func TestWhatIsNotOursIsLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	foreign := []string{"step-1", "step-2", "step-+5", "step--5", "step-0000001", "step-00000003", "step-00000004.1", "step-00000004.02", ".writing-thesis",
+		".writing-step-00000009", ".removing-x", ".writing-step-00000001-0123456789abcdef0123456789abcdef", "notes"}
+	for _, name := range foreign {
+		require.NoError(t, os.MkdirAll(filepath.Join(dir, name), 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name, "mine"), []byte(name), 0o644))
+	}
 	list, err := List(dir)
 	require.NoError(t, err)
-	require.Len(t, list, 1)
-	_, err = Verify(list[0])
+	require.Empty(t, list)
+	s := open(t, dir, Options{Keep: 1})
+	for step := 1; step <= 5; step++ {
+		save(t, s, step)
+		require.NoError(t, s.Confirm())
+	}
+	require.NoError(t, s.Close())
+	for _, name := range foreign {
+		text, err := os.ReadFile(filepath.Join(dir, name, "mine"))
+		require.NoError(t, err)
+		require.Equal(t, name, string(text))
+	}
+	list, err = List(dir)
 	require.NoError(t, err)
+	require.Equal(t, []string{filepath.Join(dir, "step-00000005")}, list)
+	require.Len(t, names(t, dir), len(foreign)+1)
 }
 
-func TestVerifyNamesTheDamagedFile(t *testing.T) {
-	for name, damage := range map[string]func(path string) error{
-		"flipped": func(p string) error {
-			b, err := os.ReadFile(p)
-			if err != nil {
-				return err
+// A step whose name is taken by something damaged takes the next.
+func TestATakenNameIsNotWrittenOver(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"step-00000003", "step-00000003.2"} {
+		require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o755))
+	}
+	s := open(t, dir, Options{})
+	require.Equal(t, filepath.Join(dir, "step-00000003.3"), save(t, s, 3))
+	require.Equal(t, filepath.Join(dir, "step-00000003.4"), save(t, s, 3))
+	c, err := Choose(background, dir)
+	require.NoError(t, err)
+	require.Equal(t, "step-00000003.4", c.Name)
+	_, err = Verify(background, filepath.Join(dir, "step-00000003"))
+	require.ErrorIs(t, err, ErrDamaged)
+	require.ErrorContains(t, err, "manifest.json is missing")
+}
+
+// Keep counts confirmed checkpoints of this run; the newest is kept beside them.
+func TestKeep(t *testing.T) {
+	for keep, want := range map[int][]int{0: {1, 2, 3, 4, 5, 6}, 1: {5, 6}, 2: {4, 5, 6}, 9: {1, 2, 3, 4, 5, 6}} {
+		dir := t.TempDir()
+		s := open(t, dir, Options{Keep: keep})
+		require.NoError(t, s.Confirm(), "nothing to confirm")
+		for step := 1; step <= 6; step++ {
+			save(t, s, step)
+			if step < 6 {
+				require.NoError(t, s.Confirm())
+				require.NoError(t, s.Confirm(), "twice is once")
 			}
-			b[len(b)-1] ^= 1
-			return os.WriteFile(p, b, 0o644)
-		},
-		"truncated": func(p string) error { return os.Truncate(p, 10) },
-		"missing":   os.Remove,
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			folder, err := Save(dir, Manifest{Step: 1}, []State{state("model", 1, 2)}, nil)
-			require.NoError(t, err)
-			require.NoError(t, damage(filepath.Join(folder, "model.safetensors")))
-			_, err = Verify(folder)
-			require.ErrorIs(t, err, ErrDamaged)
-			require.ErrorContains(t, err, "model.safetensors")
-		})
+		}
+		var list []string
+		for _, step := range want {
+			list = append(list, Name(step, 1))
+		}
+		require.Equal(t, list, names(t, dir), "keep %d", keep)
 	}
 }
 
-// No flipped bit of a manifest goes unseen, unless it changes nothing.
-func TestManifestChecksItself(t *testing.T) {
+// Unconfirmed checkpoints push no confirmed one out.
+func TestUnconfirmedDoNotCount(t *testing.T) {
 	dir := t.TempDir()
-	folder, err := Save(dir, Manifest{Step: 12, Ranks: 3, Run: json.RawMessage(`{"optimizer": "adamw"}`)}, nil, nil)
+	s := open(t, dir, Options{Keep: 1})
+	save(t, s, 1)
+	require.NoError(t, s.Confirm())
+	save(t, s, 2)
+	save(t, s, 3)
+	require.Equal(t, []string{"step-00000001", "step-00000002", "step-00000003"}, names(t, dir))
+	require.NoError(t, s.Confirm())
+	require.Equal(t, []string{"step-00000003"}, names(t, dir))
+}
+
+// A run that went back behind newer checkpoints removes its old ones, not what it
+// writes now.
+func TestKeepAfterGoingBack(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, Options{})
+	for step := 10; step <= 30; step += 10 {
+		save(t, s, step)
+		require.NoError(t, s.Confirm())
+	}
+	require.NoError(t, s.Close())
+	flip(t, filepath.Join(dir, "step-00000030", "model.safetensors"), -1)
+	s, c := goOn(t, dir, Options{Keep: 1})
+	require.Equal(t, 20, c.Step)
+	require.Len(t, c.Passed, 1)
+	require.Contains(t, c.Passed[0].String(), "step-00000030 is passed over: "+filepath.Join(dir, "step-00000030", "model.safetensors")+" has CRC-32C")
+	save(t, s, 25)
+	require.NoError(t, s.Confirm())
+	require.Equal(t, []string{"step-00000025", "step-00000030"}, names(t, dir))
+	require.NoError(t, s.Close())
+	s, c = goOn(t, dir, Options{Keep: 1})
+	require.Equal(t, 25, c.Step)
+	require.Equal(t, filepath.Join(dir, "step-00000030.2"), save(t, s, 30))
+	require.NoError(t, s.Confirm())
+	require.Equal(t, []string{"step-00000030.2"}, names(t, dir))
+}
+
+func TestAnotherRunsCheckpointsAreKept(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, Options{})
+	save(t, s, 1)
+	require.NoError(t, s.Close())
+	require.NoError(t, os.CopyFS(filepath.Join(dir, "step-00000007"), os.DirFS("testdata/v1/step-00000007")))
+	s, c := goOn(t, dir, Options{Keep: 1}) // version 1: no owner
+	require.Equal(t, 7, c.Step)
+	for step := 8; step < 12; step++ {
+		save(t, s, step)
+		require.NoError(t, s.Confirm())
+	}
+	require.Equal(t, []string{"step-00000001", "step-00000007", "step-00000011"}, names(t, dir))
+}
+
+// What runs of the same mark left goes when asked for, nothing else.
+func TestReplace(t *testing.T) {
+	dir := t.TempDir()
+	a := open(t, dir, Options{Mark: "demo"})
+	save(t, a, 4)
+	require.NoError(t, a.Close())
+	b := open(t, dir, Options{})
+	save(t, b, 3)
+	require.NoError(t, b.Replace())
+	require.NoError(t, b.Close())
+	c := open(t, dir, Options{Mark: "demo"})
+	save(t, c, 2)
+	require.NoError(t, c.Replace())
+	require.Equal(t, []string{"step-00000002", "step-00000003"}, names(t, dir))
+}
+
+func TestOneProcessAtATime(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "ck")
+	require.NoError(t, Held(dir))
+	s := open(t, dir, Options{})
+	var busy *Busy
+	_, err := Open(dir, Options{})
+	require.ErrorAs(t, err, &busy)
+	require.ErrorContains(t, err, fmt.Sprintf("process %d on ", os.Getpid()))
+	require.ErrorAs(t, Held(dir), &busy)
+	save(t, s, 1)
+	require.NoError(t, s.Close())
+	require.NoError(t, Held(dir))
+	require.NoError(t, open(t, dir, Options{}).Close())
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, lockName), []byte("process 1 on \x1b[31mx\n"), 0o644)) // a killed holder's
+	s = open(t, dir, Options{})
+	require.NoError(t, os.WriteFile(filepath.Join(dir, lockName), []byte("process 1 on \x1b[31mx\n"), 0o644))
+	require.ErrorContains(t, Held(dir), "process 1 on ?[31mx")
+	require.NoError(t, s.Close())
+}
+
+func TestAnUnusedFolderIsLeftAsItWas(t *testing.T) {
+	top := t.TempDir()
+	require.NoError(t, open(t, filepath.Join(top, "a", "b"), Options{}).Close())
+	require.Empty(t, names(t, top))
+	require.NoError(t, open(t, top, Options{}).Close())
+	require.DirExists(t, top)
+}
+
+// A folder that is removed under a run is made again.
+func TestTheFolderIsRemoved(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "ck")
+	s := open(t, dir, Options{})
+	save(t, s, 1)
+	require.NoError(t, os.RemoveAll(dir))
+	save(t, s, 2)
+	require.Error(t, Held(dir), "and locked again")
+	require.NoError(t, s.Confirm())
+	require.NoError(t, s.Close())
+	c, err := Choose(background, dir)
 	require.NoError(t, err)
-	want, err := ReadManifest(folder)
+	require.Equal(t, 2, c.Step)
+	require.True(t, c.Marks.Confirmed(c.Manifest))
+}
+
+// A killed save's and a killed removal's remains go, by the journal alone.
+func TestRemainsOfAKill(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, Options{})
+	save(t, s, 1)
+	for _, stem := range []string{tempPrefix + "step-00000002", gonePrefix + "step-00000000"} {
+		temp, err := s.working(stem)
+		require.NoError(t, err)
+		require.NoError(t, os.Mkdir(temp, 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(temp, "model.safetensors"), []byte("half"), 0o644))
+	}
+	other := filepath.Join(dir, ".writing-step-00000002-00000000000000000000000000000000")
+	require.NoError(t, os.Mkdir(other, 0o755))
+	list, err := List(dir)
 	require.NoError(t, err)
-	path := filepath.Join(folder, manifestName)
-	text, err := os.ReadFile(path)
+	require.Len(t, list, 1)
+	require.Len(t, names(t, dir), 4, "listing changes nothing")
+	require.NoError(t, s.Close())
+	open(t, dir, Options{})
+	require.Equal(t, []string{filepath.Base(other), "step-00000001"}, names(t, dir))
+}
+
+// What the marks name is removed only where it has the form of the store's own.
+func TestMarksRemoveNothingElse(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "mine"), 0o755))
+	var text []byte
+	for _, name := range []string{"mine", "../" + filepath.Base(dir), ".writing-x", ".writing-../mine-0123456789abcdef0123456789abcdef", "step-00000001"} {
+		line, err := mark{Event: markWorking, Name: name}.line()
+		require.NoError(t, err)
+		text = append(text, line...)
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, marksName), text, 0o644))
+	s := open(t, dir, Options{})
+	require.NoError(t, s.Damaged())
+	require.DirExists(t, filepath.Join(dir, "mine"))
+}
+
+func TestDivergence(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, Options{})
+	save(t, s, 10)
+	require.NoError(t, s.Confirm())
+	save(t, s, 20)
+	require.NoError(t, s.MarkDivergence(21, map[string]string{"lr": "1e30"}))
+	require.NoError(t, s.Close())
+
+	s, c := goOn(t, dir, Options{Keep: 1})
+	require.Equal(t, 10, c.Step)
+	require.Equal(t, "step-00000020 is passed over: "+errDiverged.Error(), c.Passed[0].String())
+	require.Equal(t, []Divergence{{Step: 21, From: "step-00000020", Settings: map[string]string{"lr": "1e30"}}}, s.Diverged())
+	require.NoError(t, s.MarkDivergence(15, nil)) // confirmed: stays
+	require.Equal(t, filepath.Join(dir, "step-00000020.2"), save(t, s, 20))
+	require.NoError(t, s.Confirm())
+	require.Equal(t, []string{"step-00000020.2"}, names(t, dir))
+	require.NoError(t, s.MarkDivergence(22, nil))
+	require.NoError(t, s.Close())
+	c, err := Choose(background, dir)
 	require.NoError(t, err)
-	for i := range text {
-		for bit := range 8 {
-			text[i] ^= 1 << bit
-			require.NoError(t, os.WriteFile(path, text, 0o644))
-			if got, err := ReadManifest(folder); err == nil {
-				require.Equal(t, want, got, "bit %d of byte %d", bit, i)
-			}
-			text[i] ^= 1 << bit
+	require.Equal(t, "step-00000020.2", c.Name, "a confirmed one is not passed over")
+	require.Len(t, c.Marks.Divergences, 3)
+}
+
+// Where a run diverged from every whole checkpoint, the newest is better than none;
+// an update after it lifts the mark.
+func TestDivergedFromAll(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, Options{})
+	save(t, s, 10)
+	require.NoError(t, s.MarkDivergence(11, nil))
+	save(t, s, 20)
+	require.NoError(t, s.MarkDivergence(21, nil))
+	save(t, s, 30)
+	require.NoError(t, s.Close())
+	flip(t, filepath.Join(dir, "step-00000030", "config.json"), 0)
+	s, c := goOn(t, dir, Options{})
+	require.Equal(t, 20, c.Step)
+	require.Len(t, c.Passed, 1)
+	require.NoError(t, s.Confirm())
+	require.NoError(t, s.Close())
+	c, err := Choose(background, dir)
+	require.NoError(t, err)
+	require.Equal(t, 20, c.Step)
+	require.False(t, c.Marks.Diverged(c.Manifest))
+}
+
+// A kill cuts the last line of the marks short; a flipped byte costs its line.
+func TestDamagedMarks(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, Options{})
+	save(t, s, 1)
+	require.NoError(t, s.Confirm())
+	save(t, s, 2)
+	require.NoError(t, s.MarkDivergence(3, nil))
+	require.NoError(t, s.Close())
+	path := filepath.Join(dir, marksName)
+	whole, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for n := range whole {
+		m := parseMarks(path, whole[:n])
+		require.NoError(t, m.Damaged)
+		require.Equal(t, strings.LastIndexByte(string(whole[:n]), '\n')+1, int(m.whole))
+	}
+	for i := range whole {
+		bad := append([]byte(nil), whole...)
+		bad[i] ^= 4
+		m := parseMarks(path, bad)
+		if i < len(whole)-1 { // without its last byte it is a line cut short
+			require.ErrorIs(t, m.Damaged, ErrDamaged, "byte %d", i)
 		}
+	}
+	require.NoError(t, os.WriteFile(path, whole[:len(whole)-5], 0o644))
+	s, c := goOn(t, dir, Options{})
+	require.Equal(t, 2, c.Step)
+	require.NoError(t, s.Confirm())
+	require.NoError(t, s.Close())
+	m, err := ReadMarks(dir)
+	require.NoError(t, err)
+	require.NoError(t, m.Damaged, "what was cut is cut off before the next line")
+	require.Len(t, m.confirmed, 2)
+}
+
+func TestLongMarksAreShortened(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, Options{Keep: 1})
+	save(t, s, 1)
+	require.NoError(t, s.Confirm())
+	save(t, s, 2)
+	require.NoError(t, s.MarkDivergence(3, map[string]string{"lr": "1"}))
+	for s.marks.whole < longMarks {
+		require.NoError(t, s.append(mark{Event: markConfirmed, Key: strings.Repeat("x", 1000)}))
+	}
+	require.NoError(t, s.Close())
+	s = open(t, dir, Options{})
+	require.Less(t, s.marks.whole, int64(2000))
+	require.Equal(t, []string{"step-00000001", "step-00000002"}, names(t, dir))
+	c, err := Choose(background, dir)
+	require.NoError(t, err)
+	require.Equal(t, 1, c.Step)
+	require.True(t, c.Marks.Confirmed(c.Manifest))
+	require.Equal(t, []Divergence{{Step: 3, Settings: map[string]string{"lr": "1"}, From: "step-00000002"}}, s.Diverged())
+	save(t, s, 3)
+	require.NoError(t, s.Confirm())
+}
+
+func TestUmask(t *testing.T) {
+	old := umask(0o077)
+	defer umask(old)
+	dir := filepath.Join(t.TempDir(), "ck")
+	s := open(t, dir, Options{})
+	folder := save(t, s, 1)
+	require.NoError(t, s.Confirm())
+	for _, path := range []string{dir, folder, filepath.Join(folder, "model.safetensors"), filepath.Join(folder, "config.json"), filepath.Join(folder, manifestName), filepath.Join(dir, marksName)} {
+		st, err := os.Stat(path)
+		require.NoError(t, err)
+		require.Zero(t, st.Mode().Perm()&0o077, path)
 	}
 }

@@ -38,9 +38,11 @@ type Group interface {
 	AllGather(label string, shard, full device.Ptr, dtype graph.DType) (device.Kernel, error)
 	// ReduceScatter sums full (W·S) over the ranks and gives rank i the part
 	// [i·S, (i+1)·S) in shard, which it overwrites or, if accumulate, adds to.
-	// shard may be the rank's own part of full, unless accumulating. f32, f64, i64.
+	// shard may be the rank's own part of full, unless accumulating. f32, f64, i64; bf16
+	// and f16 are added in f32 and rounded once.
 	ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool) (device.Kernel, error)
-	// AllReduce replaces buf by its sum over the ranks. f32, f64, i64.
+	// AllReduce replaces buf by its sum over the ranks, of the types of
+	// ReduceScatter.
 	AllReduce(label string, buf device.Ptr, dtype graph.DType) (device.Kernel, error)
 	// Broadcast copies the root's buf to every rank's.
 	Broadcast(label string, buf device.Ptr, dtype graph.DType, root int) (device.Kernel, error)
@@ -180,13 +182,17 @@ func Coord(mesh []graph.Axis, rank int) []int {
 
 // CanSum tells whether reductions add elements of dtype.
 func CanSum(dtype graph.DType) bool {
-	return dtype == graph.F32 || dtype == graph.F64 || dtype == graph.I64
+	switch dtype {
+	case graph.F32, graph.F64, graph.I64, graph.BF16, graph.F16:
+		return true
+	}
+	return false
 }
 
 // CheckSum returns an error unless reductions add elements of dtype.
 func CheckSum(dtype graph.DType) error {
 	if !CanSum(dtype) {
-		return fmt.Errorf("no sum of %s, want f32, f64 or i64", dtype)
+		return fmt.Errorf("no sum of %s, want f32, f64, i64, bf16 or f16", dtype)
 	}
 	return nil
 }

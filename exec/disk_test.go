@@ -20,14 +20,14 @@ import (
 // and moved by the program's copies.
 func TestDiskBuffers(t *testing.T) {
 	for _, wrapped := range []bool{false, true} {
-		p := &graph.Program{HostTokens: graph.NoBuf, HostTargets: graph.NoBuf, HostHyper: graph.NoBuf, HostKey: graph.NoBuf, HostLoss: graph.NoBuf, HostGradNorm: graph.NoBuf}
+		p := &graph.Program{}
 		buffer := func(name string, space graph.Space, n int64, class graph.Class) graph.BufID {
 			return p.AddBuffer(graph.Buffer{Name: name, DType: graph.U8, Shape: []int64{n}, Space: space, Class: class, Life: graph.LifeRun, Unit: -1})
 		}
 		const size = 50_001
 		a, b := buffer("a", graph.Disk, size, graph.Optimizer), buffer("b", graph.Disk, size, graph.Optimizer)
 		host := buffer("host", graph.Host, size, graph.Optimizer)
-		p.Staging = buffer("staging", graph.Host, 7000, graph.Communication)
+		p.Buf(buffer("staging", graph.Host, 7000, graph.Communication)).Port = graph.PortStaging
 		p.Events = 1
 		p.Sections = []graph.Section{{Name: "step", Phases: []graph.Phase{{Name: "update", Repeat: 1, Ops: []graph.Op{
 			{Kind: graph.Copy, Name: "fetch", Stream: graph.CopyIn, In: []graph.BufID{a}, Out: []graph.Out{{Buf: host}}, Work: graph.NoBuf, Skip: graph.NoBuf, Unit: -1, Record: 1},

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -216,11 +217,16 @@ func (e *Executor) bindAll() error {
 		}
 	}
 	var reads [graph.NumStreams]bool
+	inputs := map[graph.BufID]bool{}
+	for _, id := range e.cfg.Program.InPorts() {
+		root, _ := e.cfg.Program.Resolve(id, nil)
+		inputs[root] = true
+	}
 	for i := range e.sections {
 		for j := range e.sections[i].phases {
 			for k := range e.sections[i].phases[j].ops {
 				op := e.sections[i].phases[j].ops[k].op
-				reads[op.Stream] = reads[op.Stream] || e.readsHostInput(op)
+				reads[op.Stream] = reads[op.Stream] || e.usesHostInput(op, inputs)
 			}
 		}
 	}
@@ -232,20 +238,13 @@ func (e *Executor) bindAll() error {
 	return nil
 }
 
-func (e *Executor) readsHostInput(op *graph.Op) bool {
-	p := e.cfg.Program
-	for _, in := range operands(op) { // HostPrefix is written too
-		root, _ := p.Resolve(in, nil)
-		for _, host := range [...]graph.BufID{p.HostTokens, p.HostTargets, p.HostHyper, p.HostKey, p.HostPrefix} {
-			if host == graph.NoBuf || int(host) >= len(p.Buffers) {
-				continue
-			}
-			if r, _ := p.Resolve(host, nil); r == root {
-				return true
-			}
-		}
-	}
-	return false
+// usesHostInput says whether an operation uses one of the buffers, by root, that
+// the host fills: the prefix is written too.
+func (e *Executor) usesHostInput(op *graph.Op, inputs map[graph.BufID]bool) bool {
+	return slices.ContainsFunc(operands(op), func(id graph.BufID) bool {
+		root, _ := e.cfg.Program.Resolve(id, nil)
+		return inputs[root]
+	})
 }
 
 // stream returns the device's stream, made at first use.
@@ -532,8 +531,7 @@ func (e *Executor) enqueue(ph *phase) error {
 // RunSection runs a whole section and returns when all of it is done.
 //
 // before, if not nil, is called before each enqueuing of a phase, with how many
-// times the phase has run. It may fill the host's inputs (HostTokens,
-// HostTargets, HostHyper, HostKey): every operation enqueued before it that
+// times the phase has run. It may fill the host's inputs (graph.Port.In): every operation enqueued before it that
 // reads them has run. Its error ends the job on every rank.
 func (e *Executor) RunSection(name string, before func(phase *graph.Phase, repeat int) error) error {
 	s, err := e.section(name)
@@ -643,6 +641,25 @@ func (e *Executor) HostI64(id graph.BufID) ([]int64, error) { return host[int64]
 
 // HostI32 is HostF64 for i32 buffers.
 func (e *Executor) HostI32(id graph.BufID) ([]int32, error) { return host[int32](e, id, graph.I32) }
+
+// HostBytes is HostF64 for a buffer of any type, as bytes.
+func (e *Executor) HostBytes(id graph.BufID) ([]byte, error) {
+	fail := func(err error) ([]byte, error) {
+		return nil, fmt.Errorf("exec: rank %d: host view of buffer %d: %w", e.rank, id, err)
+	}
+	if id == graph.NoBuf {
+		return fail(errors.New("the program lacks it"))
+	}
+	p, err := e.ptr(id)
+	if err != nil {
+		return fail(err)
+	}
+	b, err := e.cfg.Context.HostBytes(p)
+	if err != nil {
+		return fail(err)
+	}
+	return b, nil
+}
 
 func host[T float64 | float32 | int64 | int32](e *Executor, id graph.BufID, dtype graph.DType) ([]T, error) {
 	fail := func(err error) ([]T, error) {

@@ -43,7 +43,7 @@ func factor(step, rank, micro int) float64 {
 func (z *zero3) step(e *exec.Executor, step, rank int) (loss float64, err error) {
 	e.SetStep(int64(step))
 	err = e.RunSection("step", func(ph *graph.Phase, repeat int) error {
-		h, err := e.HostF64(z.p.HostHyper)
+		h, err := e.HostF64(z.p.Port(graph.PortHyper))
 		if err != nil {
 			return err
 		}
@@ -57,7 +57,7 @@ func (z *zero3) step(e *exec.Executor, step, rank int) (loss float64, err error)
 	if err != nil {
 		return 0, err
 	}
-	l, err := e.HostF64(z.p.HostLoss)
+	l, err := e.HostF64(z.p.Port(graph.PortLoss))
 	if err != nil {
 		return 0, err
 	}
@@ -268,24 +268,24 @@ func TestTransfersThroughStaging(t *testing.T) {
 	require.Equal(t, data[90:101], got[:11])
 	require.Equal(t, data[:150], got[11:161])
 	require.Equal(t, data[251:290], got[161:200])
-	require.NoError(t, e.Write(z.p.HostHyper, 8, data[:8]))
-	h, err := e.HostF64(z.p.HostHyper)
+	require.NoError(t, e.Write(z.p.Port(graph.PortHyper), 8, data[:8]))
+	h, err := e.HostF64(z.p.Port(graph.PortHyper))
 	require.NoError(t, err)
 	require.Equal(t, binary.LittleEndian.Uint64(data), math.Float64bits(h[1]))
-	require.NoError(t, e.Read(z.p.HostHyper, 8, got[:8]))
+	require.NoError(t, e.Read(z.p.Port(graph.PortHyper), 8, got[:8]))
 	require.Equal(t, data[:8], got[:8])
 
 	require.EqualError(t, e.Write(z.shard, 390, data[:11]), "exec: rank 0: write 11 bytes at byte 390 of p: it has 400 bytes")
 	require.ErrorContains(t, e.Read(z.shard, -1, got[:1]), "it has 400 bytes")
 	require.ErrorContains(t, e.Read(graph.NoBuf, 0, got[:1]), "buffer -1")
 	require.ErrorContains(t, e.Read(99, 0, got[:1]), "buffer 99 of")
-	_, err = e.HostI64(z.p.HostHyper)
+	_, err = e.HostI64(z.p.Port(graph.PortHyper))
 	require.ErrorContains(t, err, `"host hyper" has dtype f64, want i64`)
 	_, err = e.HostF32(z.shard)
 	require.ErrorContains(t, err, "in device memory, want host memory")
 	_, err = e.HostI32(graph.NoBuf)
 	require.ErrorContains(t, err, "the program lacks it")
-	z.p.Staging = graph.NoBuf
+	z.p.Buf(z.p.Port(graph.PortStaging)).Port = graph.NoPort
 	require.ErrorContains(t, e.Read(z.shard, 0, got), "the program has no staging buffer")
 }
 
@@ -296,7 +296,7 @@ func TestRankViews(t *testing.T) {
 	full := b.buf("full", graph.F32, 4*w, graph.Device, graph.LifeRun)
 	part := b.view("part", graph.F32, 4, graph.View{Base: full, RankStride: 16})
 	tail := b.view("tail", graph.F32, 2, graph.View{Base: part, Offset: 8})
-	b.p.Staging = b.buf("staging", graph.U8, 64, graph.Host, graph.LifeRun)
+	b.port(graph.PortStaging, "staging", graph.U8, 64)
 	b.p.Sections = []graph.Section{{Name: "gather", Phases: []graph.Phase{{Name: "p", Repeat: 1, Ops: []graph.Op{
 		grouped(op(graph.AllGather, "ag", graph.Comm, ins(part), wr(full))),
 		grouped(op(graph.AllReduce, "ar", graph.Comm, nil, rw(tail))),
@@ -321,11 +321,11 @@ func TestRankViews(t *testing.T) {
 func TestHostInputsAreNotOverwrittenTooSoon(t *testing.T) {
 	b := newBuilder()
 	p := b.p
-	p.HostHyper = b.buf("host hyper", graph.F64, graph.NumHyper, graph.Host, graph.LifeRun)
-	p.HostLoss = b.buf("host loss", graph.F64, 1, graph.Host, graph.LifeRun)
+	b.port(graph.PortHyper, "host hyper", graph.F64, graph.NumHyper)
+	b.port(graph.PortLoss, "host loss", graph.F64, 1)
 	var seen []float64
 	b.p.Sections = []graph.Section{{Name: "step", Phases: []graph.Phase{{Name: "micro", Repeat: 5, Ops: []graph.Op{
-		op(spy, "host update", graph.HostWork, ins(p.HostHyper), wr(p.HostLoss)),
+		op(spy, "host update", graph.HostWork, ins(p.Port(graph.PortHyper)), wr(p.Port(graph.PortLoss))),
 	}}}}}
 	j := newRanks(t, b, jobOptions{lib: library{spy: func(b kernels.Binding) error {
 		time.Sleep(2 * time.Millisecond)
@@ -334,7 +334,7 @@ func TestHostInputsAreNotOverwrittenTooSoon(t *testing.T) {
 		return err
 	}}})
 	require.NoError(t, j.ex[0].RunSection("step", func(_ *graph.Phase, repeat int) error {
-		h, err := j.ex[0].HostF64(p.HostHyper)
+		h, err := j.ex[0].HostF64(p.Port(graph.PortHyper))
 		if err == nil {
 			h[3] = float64(repeat)
 		}

@@ -116,11 +116,15 @@ type builder struct {
 func newBuilder(mesh ...graph.Axis) *builder {
 	n := graph.NoBuf
 	return &builder{layout: &memplan.Layout{}, p: &graph.Program{Mesh: mesh,
-		Tokens: n, Targets: n, Hyper: n, Key: n, Loss: n, GradNorm: n, Logits: n,
-		HostTokens: n, HostTargets: n, HostHyper: n, HostKey: n, HostLoss: n, HostGradNorm: n, Staging: n, HostPrefix: n}}
+		Tokens: n, Targets: n, Hyper: n, Key: n, Loss: n, GradNorm: n, Logits: n}}
 }
 
 const gap = 64
+
+// port adds a buffer that the host uses.
+func (b *builder) port(port graph.Port, name string, d graph.DType, n int64) {
+	b.p.Buf(b.buf(name, d, n, graph.Host, graph.LifeRun)).Port = port
+}
 
 func (b *builder) buf(name string, d graph.DType, n int64, space graph.Space, life graph.Life) graph.BufID {
 	id := b.p.AddBuffer(graph.Buffer{Name: name, DType: d, Shape: []int64{n}, Space: space, Life: life, Unit: -1})
@@ -188,16 +192,16 @@ func newZero3(w int, n int64) *zero3 {
 	b := newBuilder(graph.Axis{Name: "data", Size: w})
 	z := &zero3{builder: b, n: n * int64(w)}
 	p := b.p
-	p.HostHyper = b.buf("host hyper", graph.F64, graph.NumHyper, graph.Host, graph.LifeRun)
+	b.port(graph.PortHyper, "host hyper", graph.F64, graph.NumHyper)
 	p.Hyper = b.buf("hyper", graph.F64, graph.NumHyper, graph.Device, graph.LifeStep)
 	p.Loss = b.buf("loss", graph.F64, 1, graph.Device, graph.LifeStep)
-	p.HostLoss = b.buf("host loss", graph.F64, 1, graph.Host, graph.LifeRun)
+	b.port(graph.PortLoss, "host loss", graph.F64, 1)
 	z.shard = b.buf("p", graph.F32, n, graph.Device, graph.LifeRun)
 	z.gs = b.buf("gs", graph.F32, n, graph.Device, graph.LifeStep)
 	z.full = b.buf("full", graph.F32, z.n, graph.Device, graph.LifePhase)
 	z.g = b.buf("g", graph.F32, z.n, graph.Device, graph.LifePhase)
 	z.side = b.over("side", graph.F32, n, graph.LifePhase, z.full) // the update's scratch, where full was
-	p.Staging = b.buf("staging", graph.U8, 48, graph.Host, graph.LifeRun)
+	b.port(graph.PortStaging, "staging", graph.U8, 48)
 	hyperIn, hyperFree, gathered, fullFree, gReady, gFree, gsReady, lossReady, zeroed := p.NewEvent(), p.NewEvent(), p.NewEvent(), p.NewEvent(), p.NewEvent(), p.NewEvent(), p.NewEvent(), p.NewEvent(), p.NewEvent()
 	p.Units = []graph.Unit{{Name: "h.0"}}
 	p.Sections = []graph.Section{{Name: "step", Phases: []graph.Phase{
@@ -206,7 +210,7 @@ func newZero3(w int, n int64) *zero3 {
 			with(op(zero, "gs/zero", graph.Compute, nil, wr(z.gs)), zeroed),
 		}},
 		{Name: "micro", Repeat: 2, Ops: []graph.Op{
-			with(op(graph.Copy, "hyper/in", graph.CopyIn, ins(p.HostHyper), wr(p.Hyper)), hyperIn, hyperFree),
+			with(op(graph.Copy, "hyper/in", graph.CopyIn, ins(p.Port(graph.PortHyper)), wr(p.Hyper)), hyperIn, hyperFree),
 			with(grouped(op(graph.AllGather, "p/gather", graph.Comm, ins(z.shard), wr(z.full))), gathered, fullFree),
 			with(op(scaleBy, "g", graph.Compute, ins(z.full, p.Hyper), wr(z.g)), fullFree, hyperIn, gathered, gFree),
 			with(op(sum, "loss", graph.Compute, ins(z.g), acc(p.Loss)), gReady),
@@ -216,7 +220,7 @@ func newZero3(w int, n int64) *zero3 {
 		{Name: "update", Repeat: 1, Ops: []graph.Op{
 			with(op(graph.Copy, "gs/side", graph.Comm, ins(z.gs), wr(z.side)), gsReady, hyperFree),
 			with(op(sub, "p/update", graph.Compute, ins(z.side), rw(z.shard)), lossReady, gsReady),
-			with(op(graph.Copy, "loss/out", graph.CopyOut, ins(p.Loss), wr(p.HostLoss)), 0, lossReady),
+			with(op(graph.Copy, "loss/out", graph.CopyOut, ins(p.Loss), wr(p.Port(graph.PortLoss))), 0, lossReady),
 		}},
 	}}}
 	// "scrap" overwrites full's bytes once scaleBy is done with them: the gather

@@ -114,7 +114,13 @@ func operands(op *graph.Op) []graph.BufID {
 func (e *Executor) hostBuffers() []graph.BufID {
 	p := e.cfg.Program
 	var roots []graph.BufID
-	for _, id := range [...]graph.BufID{p.HostTokens, p.HostTargets, p.HostHyper, p.HostKey, p.HostLoss, p.HostGradNorm, p.HostPrefix, p.Staging, p.Loss, p.GradNorm, p.Logits} {
+	for id := range p.Buffers {
+		if p.Buffers[id].Port != graph.NoPort {
+			r, _ := p.Resolve(graph.BufID(id), nil)
+			roots = append(roots, r)
+		}
+	}
+	for _, id := range [...]graph.BufID{p.Loss, p.GradNorm, p.Logits} {
 		if id != graph.NoBuf {
 			r, _ := p.Resolve(id, nil)
 			roots = append(roots, r)

@@ -55,7 +55,7 @@ func (e *Executor) transfer(verb string, id graph.BufID, off int64, data []byte,
 		}
 		return nil
 	}
-	staging, err := e.ptr(e.cfg.Program.Staging)
+	staging, err := e.ptr(e.cfg.Program.Port(graph.PortStaging))
 	if err != nil {
 		return fail(fmt.Errorf("staging: %w", err))
 	}

@@ -151,7 +151,7 @@ func (s *sharder) refreshSection() graph.Section {
 				[]graph.BufID{b.valueShard}, []graph.Out{{Buf: b.value}}, s.group()))
 		}
 	}
-	return graph.Section{Name: "refresh", Phases: []graph.Phase{w.phase("refresh", 1)}}
+	return graph.NewSection(graph.SectionRefresh, graph.FormWhole, w.phase("refresh", 1))
 }
 
 // initScale gives the loss scale its first value.
@@ -171,12 +171,9 @@ func (s *sharder) initScale() []graph.Op {
 // observeScale tells the host of the loss scale and of a skipped step.
 func (s *sharder) observeScale(w *weave) {
 	c := s.p.Scaler
-	if c == nil || c.HostState == graph.NoBuf {
+	if c == nil || s.p.Port(graph.PortScale) == graph.NoBuf {
 		return
 	}
-	out := func(name string, from, to graph.BufID) {
-		w.append(newOp(graph.Copy, name, graph.CopyOut, graph.Update, -1, []graph.BufID{from}, []graph.Out{{Buf: to}}, nil))
-	}
-	out("loss_scale/out", c.State, c.HostState)
-	out("overflow/out", c.Overflow, c.HostFlag)
+	w.append(graph.NewCopy("loss_scale/out", c.State, s.p.Port(graph.PortScale), graph.CopyOut, graph.Update, -1))
+	w.append(graph.NewCopy("overflow/out", c.Overflow, s.p.Port(graph.PortOverflow), graph.CopyOut, graph.Update, -1))
 }

@@ -2,7 +2,6 @@ package fsdp
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/zero"
@@ -39,8 +38,8 @@ func (o Options) Validate(p *graph.Program) error {
 
 // Shard turns a program with a section "train" (one phase: forward and
 // backward of a micro-batch) and forward-only sections into what the ranks of
-// one mesh axis run: "init", "step" (its micro-step phases and "update"), the
-// same from each other form "train-X" of it as "step-X", and the forward-only sections, with collectives, streams and throttles; graph.Schedule
+// one mesh axis run: "init", "step" (its micro-step phases and "update") in every
+// form that "train" has, and the forward-only sections, with collectives, streams and throttles; graph.Schedule
 // gives them their events.
 //
 //	stage   after the last micro-step's backward of u      after the update of u
@@ -63,8 +62,7 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 	if err := o.Validate(p); err != nil {
 		return nil, err
 	}
-	train := p.Section("train")
-	if train == nil || len(train.Phases) != 1 {
+	if p.SectionOf(graph.SectionTrain, graph.FormWhole).Micro() == nil {
 		return nil, fmt.Errorf("fsdp: the program has no section \"train\" of one phase")
 	}
 	ranks := p.Mesh[o.Axis].Size
@@ -94,12 +92,8 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 	}
 	for i := range q.Sections {
 		sec := &q.Sections[i]
-		if sec.Name == "train" {
-			sections = append(sections, s.stepSection("step", "train", sec.Phases[0].Ops))
-			continue
-		}
-		if step, ok := strings.CutPrefix(sec.Name, "train-"); ok { // another form of the step
-			sections = append(sections, s.stepSection("step-"+step, sec.Name, sec.Phases[0].Ops))
+		if sec.Kind == graph.SectionTrain {
+			sections = append(sections, s.stepSection(sec))
 			continue
 		}
 		for j := range sec.Phases {
@@ -269,19 +263,20 @@ func (s *sharder) initSection() graph.Section {
 		}
 	}
 	ops = append(ops, s.initScale()...)
-	return graph.Section{Name: "init", Phases: []graph.Phase{{Name: "init", Repeat: 1, Ops: ops}}}
+	return graph.NewSection(graph.SectionInit, graph.FormWhole, graph.Phase{Name: "init", Repeat: 1, Ops: ops})
 }
 
-// stepSection expands a micro-batch's operations, of section from, into the
-// phases of a step.
-func (s *sharder) stepSection(name, from string, micro []graph.Op) graph.Section {
-	sec := graph.Section{Name: name}
+// stepSection expands a micro-batch into the phases of a step in the same form.
+func (s *sharder) stepSection(train *graph.Section) graph.Section {
+	sec := graph.NewSection(graph.SectionStep, train.Form)
 	phase := func(name string, repeat int, first, last bool) {
-		w := newWeave(graph.CloneOps(micro))
+		w := newWeave(graph.CloneOps(train.Phases[0].Ops))
 		s.reduceGrads(w, first, last)
-		s.unshard(w, from)
+		s.unshard(w, train.Name)
 		s.observeLoss(w, first, last)
-		sec.Phases = append(sec.Phases, w.phase(name, repeat))
+		ph := w.phase(name, repeat)
+		ph.Kind, ph.First, ph.Last = graph.MicroPhase, first, last
+		sec.Phases = append(sec.Phases, ph)
 	}
 	switch k := s.o.Accum; k {
 	case 1:
@@ -322,11 +317,13 @@ func (s *sharder) updatePhase() graph.Phase {
 		return graph.Phase{}
 	}
 	w := newWeave(s.o.Optimizer.EmitUpdate(s.p, targets, s.o.Clip))
-	if s.p.HostGradNorm != graph.NoBuf {
-		w.append(newOp(graph.Copy, "grad_norm/out", graph.CopyOut, graph.Update, -1, []graph.BufID{s.p.GradNorm}, []graph.Out{{Buf: s.p.HostGradNorm}}, nil))
+	if host := s.p.Port(graph.PortGradNorm); host != graph.NoBuf {
+		w.append(graph.NewCopy("grad_norm/out", s.p.GradNorm, host, graph.CopyOut, graph.Update, -1))
 	}
 	s.observeScale(w)
-	return w.phase("update", 1)
+	ph := w.phase("update", 1)
+	ph.Kind = graph.UpdatePhase
+	return ph
 }
 
 // observeLoss zeroes the loss at the start of a step, sums it over the ranks at
@@ -345,8 +342,8 @@ func (s *sharder) observeLoss(w *weave, first, last bool) {
 	if p.WorldSize() > 1 {
 		w.append(newOp(graph.AllReduce, "loss/all_reduce", graph.Comm, graph.Forward, -1, nil, []graph.Out{{Buf: p.Loss, Mode: graph.ReadWrite}}, graph.GroupAttr{Axis: -1}))
 	}
-	if p.HostLoss != graph.NoBuf {
-		w.append(newOp(graph.Copy, "loss/out", graph.CopyOut, graph.Forward, -1, []graph.BufID{p.Loss}, []graph.Out{{Buf: p.HostLoss}}, nil))
+	if host := p.Port(graph.PortLoss); host != graph.NoBuf {
+		w.append(graph.NewCopy("loss/out", p.Loss, host, graph.CopyOut, graph.Forward, -1))
 	}
 }
 

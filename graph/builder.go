@@ -78,8 +78,6 @@ const maxElems = int64(1) << 46
 func NewBuilder() *Builder {
 	p := &Program{
 		Tokens: NoBuf, Targets: NoBuf, Hyper: NoBuf, Key: NoBuf, Loss: NoBuf, GradNorm: NoBuf, Logits: NoBuf,
-		HostTokens: NoBuf, HostTargets: NoBuf, HostHyper: NoBuf, HostKey: NoBuf,
-		HostLoss: NoBuf, HostGradNorm: NoBuf, Staging: NoBuf, HostPrefix: NoBuf,
 	}
 	return &Builder{
 		p: p, unit: -1,
@@ -93,7 +91,7 @@ func (b *Builder) Program() (*Program, error) {
 		return nil, b.err
 	}
 	p := b.p.Clone()
-	p.Sections = []Section{{Name: "forward", Phases: []Phase{{Name: "micro", Repeat: 1, Ops: CloneOps(b.ops)}}}}
+	p.Sections = []Section{NewSection(SectionForward, FormWhole, Phase{Name: "micro", Kind: MicroPhase, First: true, Last: true, Repeat: 1, Ops: CloneOps(b.ops)})}
 	return p, nil
 }
 

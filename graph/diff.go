@@ -85,8 +85,8 @@ func (d *differ) failf(format string, args ...any) {
 }
 
 func (d *differ) run() error {
-	s := d.p.Section("forward")
-	if s == nil || len(s.Phases) != 1 {
+	s := d.p.SectionOf(SectionForward, FormWhole)
+	if s.Micro() == nil {
 		return errors.New(`graph: differentiate: the program has no section "forward" with one phase; Builder makes one`)
 	}
 	if d.p.Loss == NoBuf {

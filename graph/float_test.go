@@ -134,7 +134,7 @@ func TestScalerInText(t *testing.T) {
 	p := graph.NewBuilder()
 	q, err := p.Program()
 	require.NoError(t, err)
-	q.Scaler = &graph.Scaler{HostState: graph.NoBuf, HostFlag: graph.NoBuf}
+	q.Scaler = &graph.Scaler{}
 	q.Scaler.State = q.AddBuffer(graph.Buffer{Name: "s", DType: graph.F64, Shape: []int64{graph.NumScale}, Life: graph.LifeRun, Unit: -1})
 	q.Scaler.Overflow = q.AddBuffer(graph.Buffer{Name: "o", DType: graph.I32, Shape: []int64{1}, Unit: -1})
 	back, err := graph.Parse(graph.Format(q))

@@ -2,15 +2,16 @@ package graph
 
 import "fmt"
 
-// Merge returns p with the only section of other added under the given name.
+// Merge returns p with the only section of other added as one of the given kind.
 // Both are programs of the same model: parameters are matched by name, inputs
 // and the loss by role (an input of other that is smaller than p's becomes a
 // view of its start), everything else of other is added.
-func Merge(p, other *Program, name string) (*Program, error) {
+func Merge(p, other *Program, kind SectionKind) (*Program, error) {
+	name := kind.String()
 	if len(other.Sections) != 1 {
 		return nil, fmt.Errorf("graph: merge %q: the other program has %d sections, 1 is needed", name, len(other.Sections))
 	}
-	if p.Section(name) != nil {
+	if p.SectionOf(kind, FormWhole) != nil {
 		return nil, fmt.Errorf("graph: merge %q: the program has that section already", name)
 	}
 	q := p.Clone()
@@ -84,7 +85,7 @@ func Merge(p, other *Program, name string) (*Program, error) {
 		units[q.Units[i].Name] = i
 	}
 	sec := other.Sections[0]
-	sec.Name = name
+	sec.Become(kind)
 	sec.Phases = append([]Phase(nil), sec.Phases...)
 	ref := func(id BufID) BufID {
 		if id == NoBuf {

@@ -316,23 +316,18 @@ func (t *Trace) LiveRanges() []LiveRange {
 }
 
 // HostBuffers returns the buffers that the host reads or writes between
-// sections, besides what operations do: the host twins, Staging and the units'
-// resident states. They have a place and are filled even where no operation
-// uses them.
+// sections, besides what operations do: those with a port, the state of the loss
+// scale and the units' resident states. They have a place and are filled even
+// where no operation uses them.
 func (p *Program) HostBuffers() []BufID {
-	var list []BufID
+	list := p.portBuffers(func(Port) bool { return true })
 	add := func(id BufID) {
 		if id >= 0 && int(id) < len(p.Buffers) {
 			list = append(list, id)
 		}
 	}
-	for _, id := range []BufID{p.HostTokens, p.HostTargets, p.HostHyper, p.HostKey, p.HostLoss, p.HostGradNorm, p.HostPrefix, p.Staging} {
-		add(id)
-	}
 	if s := p.Scaler; s != nil {
-		for _, id := range []BufID{s.State, s.HostState, s.HostFlag} {
-			add(id)
-		}
+		add(s.State)
 	}
 	for i := range p.Units {
 		u := &p.Units[i]

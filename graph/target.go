@@ -70,7 +70,8 @@ func (t Target) Workspace(p *Program, op *Op) int64 {
 	}
 	switch op.Kind {
 	case Linear, LinearGradX, LinearGradW:
-		return t.product(productOf(p, op))
+		m, n, k, transB := productOf(p, op)
+		return t.product(m, n, k, transB, half(p, op.In[0]), half(p, op.Out[0].Buf))
 	case Attention:
 		a := op.Attr.(AttentionAttr)
 		q := min(t.Attention.Queries, roundUp(a.Seq, t.Attention.Keys))
@@ -81,8 +82,15 @@ func (t Target) Workspace(p *Program, op *Op) int64 {
 		a := op.Attr.(AttentionAttr)
 		q := min(t.Attention.Queries, roundUp(a.Seq, t.Attention.Keys))
 		d, keys := roundUp(a.HeadDim, t.Attention.Lanes), t.Attention.Keys
-		slots := min(a.Batch*a.KVHeads, t.Attention.Slots)
-		return t.align(4 * slots * (3*q*d + q + 5*keys*d + 2*keys*keys + 16))
+		slots, sums := min(a.Batch*a.KVHeads, t.Attention.Slots), int64(0)
+		if half(p, op.In[0]) { // dk and dv of a head in f32
+			sums = 2 * a.Seq * a.HeadDim
+		}
+		return t.align(4 * slots * (3*q*d + q + 5*keys*d + 2*keys*keys + 16 + sums))
+	case EmbedGrad: // of a 16-bit gradient, the rows by token
+		if half(p, op.In[1]) {
+			return t.align(8 * p.Buffers[op.In[0]].Elems())
+		}
 	case Rope: // cosines and sines of every position
 		a := op.Attr.(RopeAttr)
 		return t.align(4 * a.Seq * a.HeadDim)
@@ -92,17 +100,28 @@ func (t Target) Workspace(p *Program, op *Op) int64 {
 		n, c := matrixOf(p, op.In[0])
 		v, _ := matrixOf(p, op.In[1])
 		rows := min(n, t.HeadRows)
-		product := t.product(rows, v, c, true)
+		in16, sum := half(p, op.In[0]), int64(0)
+		product := t.product(rows, v, c, true, in16, false)
 		if len(op.Out) > 1 && op.Out[1].Buf != NoBuf {
-			product = max(product, t.product(rows, c, v, false))
+			product = max(product, t.product(rows, c, v, false, in16, in16))
 		}
 		if len(op.Out) > 2 && op.Out[2].Buf != NoBuf {
-			product = max(product, t.product(v, c, rows, false))
+			out16 := half(p, op.Out[2].Buf)
+			if out16 && n > rows { // dw's sum over chunks stays f32
+				out16, sum = false, t.align(4*v*c)
+			}
+			product = max(product, t.product(v, c, rows, false, in16, out16))
 		}
 		// Logits (rows, V), their log-sum-exp in f32 and loss in f64 by row.
-		return t.align(4*rows*v) + t.align(4*rows) + t.align(8*rows) + product
+		return t.align(4*rows*v) + t.align(4*rows) + t.align(8*rows) + sum + product
 	}
 	return 0
+}
+
+// half says that a buffer has 16-bit elements.
+func half(p *Program, id BufID) bool {
+	dt := p.Buffers[id].DType
+	return dt == BF16 || dt == F16
 }
 
 // productOf returns the matrix product C(m,n) = A(m,k)·B(k,n) of a linear or of
@@ -124,19 +143,25 @@ func productOf(p *Program, op *Op) (m, n, k int64, transB bool) {
 	return in, out, m, false
 }
 
-// product is the workspace of a matrix product; transB: B is stored (N,K).
-func (t Target) product(m, n, k int64, transB bool) int64 {
+// product is the workspace of a matrix product; transB: B is stored (N,K). in16
+// and out16: the factors, or the product, have 16-bit elements.
+func (t Target) product(m, n, k int64, transB, in16, out16 bool) int64 {
 	if m == 0 || n == 0 || k == 0 {
 		return 0
 	}
 	b := t.Product
+	rows, cols, sums := min(m, b.Rows), min(n, b.Cols), int64(0)
+	if out16 && k > b.Depth { // sums of a chunk over several passes
+		rows, cols = min(m, b.Rows/2), min(n, b.Cols/2)
+		sums = t.align(4 * rows * (cols + b.PadCols))
+	}
 	depth := roundUp(min(k, b.Depth), b.PadDepth)
-	packA := t.align(4 * depth * (min(m, b.Rows) + b.PadRows))
-	packB := 4 * depth * (min(n, b.Cols) + b.PadCols)
-	if !transB && m <= b.DirectRows {
+	packA := t.align(4 * depth * (rows + b.PadRows))
+	packB := 4 * depth * (cols + b.PadCols)
+	if !in16 && !transB && m <= b.DirectRows {
 		packB = 4 * depth * b.PadCols
 	}
-	return packA + t.align(packB) + t.Align
+	return packA + t.align(packB) + sums + t.Align
 }
 
 func (t Target) align(bytes int64) int64 { return roundUp(bytes, t.Align) }

@@ -24,9 +24,10 @@ import (
 //	  value value/h.0 name=value axis=0 len=256 per-param
 //	  state exp_avg/h.0 name=exp_avg axis=0 len=256
 //	param h.0.w [64,10] normal std=0.02 unit=h.0 decay frozen value=h.0.w grad=h.0.w.grad
+//	buffer host/tokens i32 [4,64] host inputs run port=tokens
 //	buffer h.0.w f32 [64,10] device parameters run unit=h.0 pad=8 view=flat/h.0 offset=0 stride=256 axis=0 global=[256] place=[shard]
-//	section step
-//	phase micro ×3
+//	section step kind=step
+//	phase middle ×3 kind=micro
 //	  h.0.fc: linear x h.0.w _ -> h.0.fc {TransW=true} @comm work=ws wait=1,2 record=3 pass=backward unit=h.0 from=h.0.fc skip=flag
 //
 // Outputs are written; +y is accumulated into, ~y changed in place. Attributes
@@ -121,12 +122,23 @@ func formatLines(p *Program) []string {
 		s := &p.Sections[i]
 		f.word("section")
 		f.word(quoteName(s.Name))
+		if s.Kind != SectionOther {
+			f.key("kind", s.Kind.String())
+		}
+		if s.Form != FormWhole {
+			f.key("form", s.Form.String())
+		}
 		f.end()
 		for j := range s.Phases {
 			ph := &s.Phases[j]
 			f.word("phase")
 			f.word(quoteName(ph.Name))
 			f.word("×" + strconv.Itoa(ph.Repeat))
+			if ph.Kind != OtherPhase {
+				f.key("kind", ph.Kind.String())
+			}
+			f.flag("first", ph.First)
+			f.flag("last", ph.Last)
 			f.end()
 			for k := range ph.Ops {
 				f.op(&ph.Ops[k])
@@ -267,6 +279,10 @@ func (f *formatter) buffer(i int) {
 		f.num("stride", v.RankStride, 0)
 		f.num("axis", int64(v.Axis), 0)
 	}
+	if b.Port != NoPort {
+		f.key("port", b.Port.String())
+	}
+	f.num("micro", int64(b.Micro), 0)
 	if len(b.Global) > 0 {
 		f.key("global", formatInts(b.Global))
 	}
@@ -321,6 +337,7 @@ func (f *formatter) op(op *Op) {
 		f.key("pass", op.Pass.String())
 	}
 	f.unitOf(op.Unit)
+	f.num("micro", int64(op.Micro), 0)
 	if op.Source != "" {
 		f.key("from", quoteName(op.Source))
 	}

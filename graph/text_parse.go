@@ -290,8 +290,8 @@ func (ps *textParser) statement(words []string) error {
 	case "role":
 		role := a.next("role")
 		id := a.buf(a.next("buffer"))
-		if p.Scaler == nil && (role == "loss-scale" || role == "overflow" || role == "host-loss-scale" || role == "host-overflow") {
-			p.Scaler = &Scaler{State: NoBuf, Overflow: NoBuf, HostState: NoBuf, HostFlag: NoBuf}
+		if p.Scaler == nil && (role == "loss-scale" || role == "overflow") {
+			p.Scaler = &Scaler{State: NoBuf, Overflow: NoBuf}
 		}
 		for _, w := range p.wellKnown() {
 			if w.name == role {
@@ -328,8 +328,20 @@ func (ps *textParser) statement(words []string) error {
 	case "buffer":
 		return ps.buffer(a)
 	case "section":
-		p.Sections = append(p.Sections, Section{Name: a.name("name")})
-		return a.keys(func(string, string) bool { return false })
+		s := Section{Name: a.name("name")}
+		err := a.keys(func(key, value string) bool {
+			switch key {
+			case "kind":
+				s.Kind = SectionKind(a.enum("section", value, sectionKindNames[:]))
+			case "form":
+				s.Form = Form(a.enum("form", value, formNames[:]))
+			default:
+				return false
+			}
+			return true
+		})
+		p.Sections = append(p.Sections, s)
+		return err
 	case "phase":
 		if len(p.Sections) == 0 {
 			return fmt.Errorf("phase before the first section")
@@ -340,9 +352,22 @@ func (ps *textParser) statement(words []string) error {
 			a.fail(fmt.Errorf("want ×N, how often the phase runs, after its name"))
 		}
 		ph.Repeat = int(a.int(times, 32))
+		err := a.keys(func(key, value string) bool {
+			switch key {
+			case "kind":
+				ph.Kind = PhaseKind(a.enum("phase", value, phaseKindNames[:]))
+			case "first":
+				ph.First = true
+			case "last":
+				ph.Last = true
+			default:
+				return false
+			}
+			return true
+		})
 		s := &p.Sections[len(p.Sections)-1]
 		s.Phases = append(s.Phases, ph)
-		return a.keys(func(string, string) bool { return false })
+		return err
 	}
 	if words[0] == "throttle" {
 		if len(p.Sections) == 0 || len(p.Sections[len(p.Sections)-1].Phases) == 0 {
@@ -461,6 +486,10 @@ func (ps *textParser) buffer(a *args) error {
 			v.RankStride = a.int(value, 64)
 		case "axis":
 			v.Axis = int(a.int(value, 32))
+		case "port":
+			b.Port = Port(a.enum("port", value, portNames[:]))
+		case "micro":
+			b.Micro = int(a.int(value, 32))
 		case "global":
 			b.Global = a.ints(value)
 		case "place":
@@ -543,6 +572,8 @@ func (ps *textParser) op(ph *Phase, words []string) error {
 			op.Pass = Pass(a.enum("pass", value, passNames[:]))
 		case "unit":
 			op.Unit = a.unit(value)
+		case "micro":
+			op.Micro = int(a.int(value, 32))
 		case "from":
 			s, err := unquoteName(value)
 			a.fail(err)

@@ -68,7 +68,7 @@ func drawText(t *rapid.T) *Program {
 		return list
 	}
 	for range nBuf {
-		b := Buffer{Name: nm(), DType: DType(small(0, 9)), Shape: ints(), Space: Space(small(0, 4)), Class: Class(small(0, 10)), Life: Life(small(0, 4)), Unit: small(-2, 3), Pad: num(), Global: ints()}
+		b := Buffer{Name: nm(), DType: DType(small(0, 9)), Shape: ints(), Space: Space(small(0, 4)), Class: Class(small(0, 10)), Life: Life(small(0, 4)), Unit: small(-2, 3), Pad: num(), Global: ints(), Port: Port(small(0, 12)), Micro: small(-1, 3)}
 		if flag() {
 			b.View = &View{buf(), num(), num(), small(-1, 2)}
 		}
@@ -79,7 +79,7 @@ func drawText(t *rapid.T) *Program {
 	}
 	state := func() State { return State{nm(), buf(), small(-1, 2), num(), flag()} }
 	for range small(0, 2) {
-		u := Unit{Name: nm(), FlatLen: num(), Frozen: flag()}
+		u := Unit{Name: nm(), FlatLen: num(), Frozen: flag(), Block: Block{nm(), small(-1, 3)}}
 		for range small(0, 3) {
 			u.Segments = append(u.Segments, Segment{small(-1, 3), num(), num(), num()})
 		}
@@ -100,13 +100,13 @@ func drawText(t *rapid.T) *Program {
 	attrs := []any{nil, PosAttr{num()}, LinearAttr{flag(), ActKind(nm())}, FillAttr{float()}, GroupAttr{small(-1, 2)},
 		UpdateAttr{Shard: ShardAttr{small(0, 2), small(-1, 2), num(), num(), num()}, Beta1: float(), Nesterov: flag()}}
 	for range small(0, 2) {
-		s := Section{Name: nm()}
+		s := Section{Name: nm(), Kind: SectionKind(small(0, 12)), Form: Form(small(0, 3))}
 		for range small(0, 2) {
-			ph := Phase{Name: nm(), Repeat: small(-1, 3)}
+			ph := Phase{Name: nm(), Kind: PhaseKind(small(0, 4)), First: flag(), Last: flag(), Repeat: small(-1, 3)}
 			for range small(0, 8) {
 				op := Op{Kind: rapid.SampledFrom([]Kind{Linear, Fill, AdamW, Join, "no such", ""}).Draw(t, "kind"), Name: nm(),
 					Work: buf(), Attr: rapid.SampledFrom(attrs).Draw(t, "attr"), Stream: StreamID(small(0, 6)), Record: EventID(small(-1, 5)),
-					Pass: Pass(small(0, 5)), Unit: small(-2, 3), Source: nm(), Skip: buf()}
+					Pass: Pass(small(0, 5)), Unit: small(-2, 3), Micro: small(-1, 2), Source: nm(), Skip: buf()}
 				for range small(0, 3) {
 					op.In = append(op.In, buf())
 					op.Out = append(op.Out, Out{buf(), Mode(small(0, 4))})

@@ -183,6 +183,8 @@ type Buffer struct {
 	Unit  int   // index into Program.Units, or -1
 	Pad   int64 // of Bytes(), how many are flat-parameter padding (reported as class padding)
 	View  *View // nil for a root buffer
+	Port  Port  // what the host does with it between operations
+	Micro int   // which of a phase's micro-batches it belongs to, from 0
 
 	// Global is the global shape where it differs from Shape, and Place has a
 	// placement for each mesh axis (nil: replicated on all).
@@ -225,15 +227,19 @@ type Op struct {
 
 	Pass   Pass
 	Unit   int    // index into Program.Units of the unit it belongs to, or -1
+	Micro  int    // which of the phase's micro-batches it belongs to, from 0
 	Source string // name of the operation that this one was derived from
 	Skip   BufID  // I32 scalar: the operation does nothing while it is non-zero; NoBuf: always runs
 }
 
-// Phase is a straight line of operations, run Repeat times in a row.
+// Phase is a straight line of operations, run Repeat times in a row. Of a step's
+// micro-steps First and Last say which it has: a phase of all has both.
 type Phase struct {
-	Name   string
-	Repeat int
-	Ops    []Op
+	Name        string
+	Kind        PhaseKind
+	First, Last bool
+	Repeat      int
+	Ops         []Op
 	// Throttles are orders beyond what the data demands. They wait here, by
 	// name, for Schedule, which makes them events.
 	Throttles []Throttle
@@ -244,11 +250,14 @@ type Phase struct {
 // is bounded so.
 type Throttle struct{ Before, After string }
 
-// Section is something that the program can be asked to run as a whole: "step",
-// "eval", "generate". Sections share one arena; only LifeRun buffers carry
+// Section is something that the program can be asked to run as a whole: a step,
+// an evaluation, a generation. Kind and Form say what it is, Name is what a person
+// calls it (SectionName). Sections share one arena; only LifeRun buffers carry
 // contents from one to the next, and one starts after the other has finished.
 type Section struct {
 	Name   string
+	Kind   SectionKind
+	Form   Form
 	Phases []Phase
 }
 
@@ -334,23 +343,14 @@ type Program struct {
 
 	Events int // events are numbered 1..Events
 
-	// Well-known buffers; NoBuf where a program lacks them.
+	// Well-known buffers on the device; NoBuf where a program lacks them. What the
+	// host fills and reads has a Port.
 	Tokens, Targets BufID // I32 (rows, T)
 	Hyper           BufID // F64 (NumHyper): see Hyper* constants
 	Key             BufID // I64 (NumKey): see Key* constants
 	Loss            BufID // F64 (1): this rank's sum over its counted targets since the step began
 	GradNorm        BufID // F64 (1)
 	Logits          BufID // F32 (1, V): of the row KeyRow, in section "generate"
-
-	// Host twins of the above: the host fills or reads these, and copies in the
-	// program move them. Staging is host memory through which states are
-	// initialised, loaded and saved.
-	HostTokens, HostTargets, HostHyper, HostKey BufID
-	HostLoss, HostGradNorm                      BufID
-	Staging                                     BufID
-	// HostPrefix is the host's copy of what the frozen beginning of a micro-batch
-	// hands on: see recompute.CachePrefix.
-	HostPrefix BufID
 
 	// Scaler has the buffers of dynamic loss scaling; nil where the program has
 	// none (fp32, bf16).
@@ -361,10 +361,8 @@ type Program struct {
 // loss's gradient, and the clip coefficient that divides by it, through
 // HyperLossScale: the host fills that with the scale that the step before left.
 type Scaler struct {
-	State     BufID // F64 (NumScale): see Scale* constants; lives for the run, on every rank the same
-	Overflow  BufID // I32 (1): not 0 where this step's gradients overflowed: nothing is updated
-	HostState BufID // host twins, copied out at the end of a step
-	HostFlag  BufID
+	State    BufID // F64 (NumScale): see Scale* constants; lives for the run, on every rank the same
+	Overflow BufID // I32 (1): not 0 where this step's gradients overflowed: nothing is updated
 }
 
 // Slots of the Scaler's state, as float64.
@@ -442,6 +440,19 @@ func (p *Program) Section(name string) *Section {
 func (p *Program) AddBuffer(b Buffer) BufID {
 	p.Buffers = append(p.Buffers, b)
 	return BufID(len(p.Buffers) - 1)
+}
+
+// NewOp returns an operation on the compute stream, of the forward pass and of no
+// unit, without workspace and predicate.
+func NewOp(kind Kind, name string, in []BufID, out []Out, attr any) Op {
+	return Op{Kind: kind, Name: name, In: in, Out: out, Attr: attr, Work: NoBuf, Skip: NoBuf, Unit: -1}
+}
+
+// NewCopy returns a copy between two buffers on a stream.
+func NewCopy(name string, from, to BufID, stream StreamID, pass Pass, unit int) Op {
+	op := NewOp(Copy, name, []BufID{from}, []Out{{Buf: to}}, nil)
+	op.Stream, op.Pass, op.Unit = stream, pass, unit
+	return op
 }
 
 // NewEvent returns a fresh event.

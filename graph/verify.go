@@ -68,10 +68,35 @@ func (v *verifier) tables() error {
 		}
 		return nil
 	}
+	type portKey struct {
+		port  Port
+		micro int
+	}
+	ported := map[portKey]BufID{}
 	for id := range p.Buffers {
-		if err := unit(p.Buffers[id].Unit); err != nil {
+		b := &p.Buffers[id]
+		if err := unit(b.Unit); err != nil {
 			return fmt.Errorf("buffer %s: %w", p.bufName(BufID(id)), err)
 		}
+		if b.Micro < 0 {
+			return fmt.Errorf("buffer %s: belongs to micro-batch %d, want 0 or more", p.bufName(BufID(id)), b.Micro)
+		}
+		if b.Port == NoPort {
+			continue
+		}
+		key := portKey{b.Port, b.Micro}
+		other, twice := ported[key]
+		switch {
+		case b.Port >= NumPorts:
+			return fmt.Errorf("buffer %s: %v is not a port", p.bufName(BufID(id)), b.Port)
+		case twice:
+			return fmt.Errorf("buffers %s and %s are both the port %v of micro-batch %d, want one", p.bufName(other), p.bufName(BufID(id)), b.Port, b.Micro)
+		case b.Space != Host:
+			return fmt.Errorf("buffer %s is the port %v and lies in %v memory, want host: the host uses it", p.bufName(BufID(id)), b.Port, b.Space)
+		case ports[b.Port].typed && b.DType != ports[b.Port].dtype:
+			return fmt.Errorf("buffer %s is the port %v and %v, want %v", p.bufName(BufID(id)), b.Port, b.DType, ports[b.Port].dtype)
+		}
+		ported[key] = BufID(id)
 	}
 	ref := func(what string, id BufID) error {
 		if id != NoBuf && (id < 0 || int(id) >= len(p.Buffers)) {
@@ -205,14 +230,9 @@ func (p *Program) wellKnown() []wellKnown {
 		{"tokens", &p.Tokens, true, I32}, {"targets", &p.Targets, true, I32},
 		{"hyper", &p.Hyper, true, F64}, {"key", &p.Key, true, I64},
 		{"loss", &p.Loss, true, F64}, {"grad-norm", &p.GradNorm, true, F64}, {"logits", &p.Logits, false, F32},
-		{"host-tokens", &p.HostTokens, true, I32}, {"host-targets", &p.HostTargets, true, I32},
-		{"host-hyper", &p.HostHyper, true, F64}, {"host-key", &p.HostKey, true, I64},
-		{"host-loss", &p.HostLoss, true, F64}, {"host-grad-norm", &p.HostGradNorm, true, F64},
-		{"staging", &p.Staging, false, U8}, {"host-prefix", &p.HostPrefix, false, F32},
 	}
 	if s := p.Scaler; s != nil {
-		list = append(list, wellKnown{"loss-scale", &s.State, true, F64}, wellKnown{"overflow", &s.Overflow, true, I32},
-			wellKnown{"host-loss-scale", &s.HostState, true, F64}, wellKnown{"host-overflow", &s.HostFlag, true, I32})
+		list = append(list, wellKnown{"loss-scale", &s.State, true, F64}, wellKnown{"overflow", &s.Overflow, true, I32})
 	}
 	return list
 }

@@ -15,14 +15,12 @@ mesh data=4
 events 6
 role tokens tokens
 role loss loss
-role host-tokens host/tokens
-role host-loss host/loss
 unit fc flat=1024
   segment fc.w len=640
   value value/fc name=value axis=-1 len=1024
 param fc.w [64,10] normal std=0.02 unit=fc decay value=fc.w
-buffer host/tokens i32 [2,8] host inputs run
-buffer host/loss f64 [1] host inputs run
+buffer host/tokens i32 [2,8] host inputs run port=tokens
+buffer host/loss f64 [1] host inputs run port=loss
 buffer tokens i32 [2,8] device inputs step
 buffer seen i32 [2,8] device activations phase
 buffer loss f64 [1] device activations step
@@ -106,7 +104,7 @@ func TestVerify(t *testing.T) {
 		{"padding needs no writer", []string{"x:", "  x: fill -> half {Value=1}", "buffer x", "buffer x f32 [16,64] device activations phase pad=2048\nbuffer half f32 [8,64] device activations phase view=x"}, ""},
 		{"state that nothing fills", []string{"flag: fill", "", "buffer flag", "buffer flag i32 [1] device optimizer run"},
 			`step/micro/z: reads "flag", which no operation writes and the host does not fill`},
-		{"host twin that does not last", []string{"buffer host/loss", "buffer host/loss f64 [1] host inputs step"},
+		{"host twin that does not last", []string{"buffer host/loss", "buffer host/loss f64 [1] host inputs step port=loss"},
 			`buffer host/loss: lives for a step, want run`},
 
 		// Operations by themselves.
@@ -115,6 +113,10 @@ func TestVerify(t *testing.T) {
 		{"operand index", []string{"fc:", "  fc: linear %99 fc.w _ -> y {}"}, `step/micro/fc: input 0 is buffer 99, want one of the program's 13`},
 		{"event index", []string{"done:", "  done: join -> wait=7 record=3"}, `step/update/done: waits for event 7, want one of 1 to 6`},
 		{"stream", []string{"done:", "  done: join -> wait=2 record=3 @stream(9)"}, `step/update/done: stream(9) is not one of the 7 streams`},
+		{"two ports of one name", []string{"buffer host/loss", "buffer host/loss f64 [1] host inputs run port=loss\nbuffer again f64 [1] host inputs run port=loss"},
+			`buffers host/loss and again are both the port loss of micro-batch 0, want one`},
+		{"a port on the device", []string{"buffer loss", "buffer loss f64 [1] device activations step port=grad-norm"}, `buffer loss is the port grad-norm and lies in device memory, want host`},
+		{"a port's type", []string{"buffer host/tokens", "buffer host/tokens i64 [2,8] host inputs run port=tokens"}, `buffer host/tokens is the port tokens and i64, want i32`},
 		{"two memory spaces", []string{"see:", "  see: add y y -> y2 wait=1", "buffer ws", "buffer ws u8 [64] device workspace phase\nbuffer y2 f32 [16,10] host activations phase"},
 			`step/micro/see: y is in device memory and y2 in host, want one memory space`},
 		{"disk", []string{"buffer x", "buffer x f32 [16,64] disk activations phase"}, `step/micro/x: x is on disk, which only copies reach`},

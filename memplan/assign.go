@@ -113,8 +113,8 @@ func alignments(p *graph.Program, least int64) []int64 {
 	if !disk {
 		return list
 	}
-	if p.Staging != graph.NoBuf {
-		list[p.Staging] = page
+	if id := p.Port(graph.PortStaging); id != graph.NoBuf {
+		list[id] = page
 	}
 	for i := range p.Sections {
 		for _, ph := range p.Sections[i].Phases {

@@ -183,7 +183,7 @@ const (
 	Generate
 )
 
-var sections = [...]string{"forward", "eval", "generate"}
+var sections = [...]graph.SectionKind{graph.SectionForward, graph.SectionEval, graph.SectionGenerate}
 
 // Build writes the forward program for batch rows of seq tokens (classifiers:
 // batch samples, seq 1 or 0). Its one section is "forward" for Train, "eval",
@@ -240,7 +240,7 @@ func Build(c Config, kind Kind, batch, seq int) (*graph.Program, error) {
 	if err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
-	p.Sections[0].Name = sections[kind]
+	p.Sections[0].Become(sections[kind])
 	return p, nil
 }
 

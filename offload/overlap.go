@@ -33,12 +33,12 @@ func (r *rewriter) overlap() {
 	d := &deferral{idle: graph.NoBuf, coef: graph.NoBuf, pending: map[int]graph.BufID{}}
 	for i := range r.p.Sections {
 		sec := &r.p.Sections[i]
-		if n := len(sec.Phases); n >= 2 && sec.Phases[n-1].Name == "update" {
+		if sec.Kind == graph.SectionStep && sec.Update() != nil {
 			r.overlapSection(sec, d)
 		}
 	}
 	if d.flush.Ops != nil {
-		r.p.Sections = append(r.p.Sections, graph.Section{Name: "flush", Phases: []graph.Phase{d.flush}})
+		r.p.Sections = append(r.p.Sections, graph.NewSection(graph.SectionFlush, graph.FormWhole, d.flush))
 	}
 }
 
@@ -165,7 +165,7 @@ func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op) 
 // stay on the device: they would go to their home only to come back. Those that
 // wait while other units' gradients are made (of a tied head) do not.
 func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
-	if ph.Name != "only" {
+	if !ph.First || !ph.Last {
 		return
 	}
 	starts := map[graph.BufID]int{}            // by gradient: the first operation on it
@@ -260,7 +260,7 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 		d.coef = coefOf(up)
 		r.keep(d.idle)
 		r.keep(d.coef)
-		if init := r.p.Section("init"); init != nil {
+		if init := r.p.SectionOf(graph.SectionInit, graph.FormWhole); init != nil {
 			init.Phases[0].Ops = append(init.Phases[0].Ops, flag("update_idle", 1))
 		}
 	}

@@ -190,8 +190,8 @@ func (r *rewriter) section(sec *graph.Section) {
 		ph := &sec.Phases[j]
 		w := newWeave(ph.Ops)
 		name := sec.Name
-		if name == "flush" {
-			name = "step" // the same updates have the same mirrors
+		if sec.Kind == graph.SectionFlush {
+			name = graph.SectionStep.String() // the same updates have the same mirrors
 		}
 		c := &coherence{r: r, w: w, sec: name, phases: before, index: index, phase: j, slot: slots[j], closed: map[graph.BufID][]closing{}}
 		c.collect()

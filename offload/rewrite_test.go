@@ -22,7 +22,7 @@ func sharded(t *testing.T, layers, ranks int, o fsdp.Options) *graph.Program {
 	require.NoError(t, err)
 	p, err = graph.Differentiate(p)
 	require.NoError(t, err)
-	p.Sections[0].Name = "train"
+	p.Sections[0].Become(graph.SectionTrain)
 	p = graph.Fuse(p)
 	p.Mesh = []graph.Axis{{Name: "shard", Size: ranks}}
 	o.Optimizer = zero.Optimizer{Name: "adamw", Beta1: 0.9, Beta2: 0.95}

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/recompute"
 )
 
 // stagingBytes is how much of a resident state passes through host memory at a
@@ -19,35 +18,35 @@ const stagingBytes = 1 << 20
 // them out once they are summed over the ranks.
 func stageInputs(p *graph.Program) *graph.Program {
 	q := p.Clone()
-	twin := func(id graph.BufID, into *graph.BufID) {
+	twin := func(id graph.BufID, port graph.Port) {
 		if id == graph.NoBuf {
 			return
 		}
 		b := q.Buf(id)
-		*into = hostBuffer(q, "host/"+b.Name, b.DType, b.Shape)
+		hostBuffer(q, port, "host/"+b.Name, b.DType, b.Shape)
 	}
 	// Resident buffers lie in the order in which they were made. The tokens come
 	// last: every step copies all of them, so the arena's highest byte is touched
 	// even where the staging buffer (sized later) is never full.
-	q.Staging = q.AddBuffer(graph.Buffer{Name: "host/staging", DType: graph.U8, Shape: []int64{1}, Space: graph.Host, Class: graph.Communication, Life: graph.LifeRun, Unit: -1})
-	if q.Section("train") != nil {
-		q.HostGradNorm = hostBuffer(q, "host/grad_norm", graph.F64, []int64{1})
+	q.AddBuffer(graph.Buffer{Name: "host/staging", Port: graph.PortStaging, DType: graph.U8, Shape: []int64{1}, Space: graph.Host, Class: graph.Communication, Life: graph.LifeRun, Unit: -1})
+	if q.SectionOf(graph.SectionTrain, graph.FormWhole) != nil {
+		hostBuffer(q, graph.PortGradNorm, "host/grad_norm", graph.F64, []int64{1})
 	}
 	if q.Scaler != nil {
-		twin(q.Scaler.State, &q.Scaler.HostState)
-		twin(q.Scaler.Overflow, &q.Scaler.HostFlag)
+		twin(q.Scaler.State, graph.PortScale)
+		twin(q.Scaler.Overflow, graph.PortOverflow)
 	}
-	twin(q.Key, &q.HostKey)
-	twin(q.Hyper, &q.HostHyper)
-	twin(q.Loss, &q.HostLoss)
-	twin(q.Targets, &q.HostTargets)
-	twin(q.Tokens, &q.HostTokens)
-	inputs := [][2]graph.BufID{{q.Tokens, q.HostTokens}, {q.Targets, q.HostTargets}, {q.Hyper, q.HostHyper}, {q.Key, q.HostKey}}
+	twin(q.Key, graph.PortKey)
+	twin(q.Hyper, graph.PortHyper)
+	twin(q.Loss, graph.PortLoss)
+	twin(q.Targets, graph.PortTargets)
+	twin(q.Tokens, graph.PortTokens)
+	inputs := [][2]graph.BufID{{q.Tokens, q.Port(graph.PortTokens)}, {q.Targets, q.Port(graph.PortTargets)}, {q.Hyper, q.Port(graph.PortHyper)}, {q.Key, q.Port(graph.PortKey)}}
 	for i := range q.Sections {
 		sec := &q.Sections[i]
 		for j := range sec.Phases {
 			reads := map[graph.BufID]bool{}
-			if sec.Name == "train" || sec.Name == recompute.CachedTrain {
+			if sec.Kind == graph.SectionTrain {
 				reads[q.Hyper] = true // the update reads it
 			}
 			for k := range sec.Phases[j].Ops {
@@ -63,8 +62,7 @@ func stageInputs(p *graph.Program) *graph.Program {
 				if in[0] == graph.NoBuf || !reads[in[0]] {
 					continue
 				}
-				copies = append(copies, graph.Op{Kind: graph.Copy, Name: q.Buf(in[0]).Name + "/in", In: []graph.BufID{in[1]}, Out: []graph.Out{{Buf: in[0]}},
-					Work: graph.NoBuf, Skip: graph.NoBuf, Stream: graph.CopyIn, Pass: graph.Forward, Unit: -1})
+				copies = append(copies, graph.NewCopy(q.Buf(in[0]).Name+"/in", in[1], in[0], graph.CopyIn, graph.Forward, -1))
 			}
 			sec.Phases[j].Ops = append(copies, sec.Phases[j].Ops...)
 		}
@@ -72,8 +70,8 @@ func stageInputs(p *graph.Program) *graph.Program {
 	return q
 }
 
-func hostBuffer(p *graph.Program, name string, d graph.DType, shape []int64) graph.BufID {
-	return p.AddBuffer(graph.Buffer{Name: name, DType: d, Shape: append([]int64(nil), shape...), Space: graph.Host, Class: graph.Inputs, Life: graph.LifeRun, Unit: -1})
+func hostBuffer(p *graph.Program, port graph.Port, name string, d graph.DType, shape []int64) graph.BufID {
+	return p.AddBuffer(graph.Buffer{Name: name, Port: port, DType: d, Shape: append([]int64(nil), shape...), Space: graph.Host, Class: graph.Inputs, Life: graph.LifeRun, Unit: -1})
 }
 
 // sizeStaging sizes the host buffer through which states move: no larger than
@@ -88,6 +86,6 @@ func sizeStaging(p *graph.Program) *graph.Program {
 			}
 		}
 	}
-	q.Buf(q.Staging).Shape = []int64{min(largest, stagingBytes)}
+	q.Buf(q.Port(graph.PortStaging)).Shape = []int64{min(largest, stagingBytes)}
 	return q
 }

@@ -249,7 +249,7 @@ func Bytes(n int64) string {
 // CommBytes returns what a rank sends in one run of section "step" (see
 // Plan.CommBytes).
 func CommBytes(p *graph.Program) int64 {
-	sec := p.Section("step")
+	sec := p.SectionOf(graph.SectionStep, graph.FormWhole)
 	if sec == nil {
 		return 0
 	}
@@ -422,15 +422,15 @@ func merge(p *graph.Program, fwd Forward) (*graph.Program, error) {
 	if len(q.Sections) != 1 {
 		return nil, fmt.Errorf("the training program has %d sections, 1 is needed", len(q.Sections))
 	}
-	q.Sections[0].Name = "train"
+	q.Sections[0].Become(graph.SectionTrain)
 	var err error
 	if fwd.Eval != nil {
-		if q, err = graph.Merge(q, fwd.Eval, "eval"); err != nil {
+		if q, err = graph.Merge(q, fwd.Eval, graph.SectionEval); err != nil {
 			return nil, err
 		}
 	}
 	if fwd.Generate != nil {
-		if q, err = graph.Merge(q, fwd.Generate, "generate"); err != nil {
+		if q, err = graph.Merge(q, fwd.Generate, graph.SectionGenerate); err != nil {
 			return nil, err
 		}
 	}

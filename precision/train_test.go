@@ -114,26 +114,26 @@ func (r *run) next(lossScale float64) float64 {
 	ranks := r.w.Ranks()
 	count := float64(ranks * batch * seq * r.accum())
 	for rank := range ranks {
-		tokens, err := r.w.I32(rank, r.p.HostTokens)
+		tokens, err := r.w.I32(rank, r.p.Port(graph.PortTokens))
 		require.NoError(r.t, err)
-		targets, err := r.w.I32(rank, r.p.HostTargets)
+		targets, err := r.w.I32(rank, r.p.Port(graph.PortTargets))
 		require.NoError(r.t, err)
 		for i := range tokens {
 			tokens[i] = int32((i*7 + rank*31) % vocab)
 			targets[i] = int32((i*7 + rank*31 + 7) % vocab)
 		}
-		h := r.f64(rank, r.p.HostHyper)
+		h := r.f64(rank, r.p.Port(graph.PortHyper))
 		clear(h)
 		h[graph.HyperLR], h[graph.HyperInvCount], h[graph.HyperLossScale] = 3e-3, 1/count, lossScale
 		h[graph.HyperBC1], h[graph.HyperBC2] = 1-math.Pow(0.9, float64(r.step+1)), 1-math.Pow(0.95, float64(r.step+1))
-		key, err := r.w.I64(rank, r.p.HostKey)
+		key, err := r.w.I64(rank, r.p.Port(graph.PortKey))
 		require.NoError(r.t, err)
 		clear(key)
 		key[graph.KeySeed], key[graph.KeyStep], key[graph.KeySample] = 1, int64(r.step), int64(rank*batch)
 	}
 	require.NoError(r.t, r.w.Run("step"))
 	r.step++
-	return r.f64(0, r.p.HostLoss)[0] / count
+	return r.f64(0, r.p.Port(graph.PortLoss))[0] / count
 }
 
 func (r *run) accum() int {
@@ -277,13 +277,13 @@ func TestOverflowSkipsTheStepOnEveryRank(t *testing.T) {
 			r := start(t, c)
 			what := fmt.Sprintf("%s, stage %d", name, stage)
 			r.next(1024)
-			require.Equal(t, []float64{graph.InitialLossScale, 1}, r.f64(0, r.p.Scaler.HostState), what)
+			require.Equal(t, []float64{graph.InitialLossScale, 1}, r.f64(0, r.p.Port(graph.PortScale)), what)
 			values, resident, states := r.values(), r.resident(), r.states()
 			loss := r.next(1e30) // no f16 holds the gradients of that
 			require.False(t, math.IsNaN(loss) || math.IsInf(loss, 0), "%s: the loss itself is not scaled", what)
 			for rank := range r.w.Ranks() {
-				require.Equal(t, []float64{graph.InitialLossScale / 2, 0}, r.f64(rank, r.p.Scaler.HostState), what)
-				flag, err := r.w.I32(rank, r.p.Scaler.HostFlag)
+				require.Equal(t, []float64{graph.InitialLossScale / 2, 0}, r.f64(rank, r.p.Port(graph.PortScale)), what)
+				flag, err := r.w.I32(rank, r.p.Port(graph.PortOverflow))
 				require.NoError(t, err)
 				require.Equal(t, []int32{1}, flag, "%s, rank %d", what, rank)
 			}
@@ -291,7 +291,7 @@ func TestOverflowSkipsTheStepOnEveryRank(t *testing.T) {
 			require.Equal(t, resident, r.resident(), what)
 			require.Equal(t, states, r.states(), what)
 			r.next(1024)
-			require.Equal(t, []float64{graph.InitialLossScale / 2, 1}, r.f64(3, r.p.Scaler.HostState), what)
+			require.Equal(t, []float64{graph.InitialLossScale / 2, 1}, r.f64(3, r.p.Port(graph.PortScale)), what)
 			require.NotEqual(t, values, r.values(), what)
 		}
 	}

@@ -108,8 +108,8 @@ type Candidate struct {
 // Candidates lists the activations of section "train" that the backward reads,
 // in the order of the forward.
 func Candidates(p *graph.Program) ([]Candidate, error) {
-	train := p.Section("train")
-	if train == nil || len(train.Phases) != 1 {
+	train := p.SectionOf(graph.SectionTrain, graph.FormWhole)
+	if train.Micro() == nil {
 		return nil, fmt.Errorf("recompute: the program has no section \"train\" of one phase")
 	}
 	r := &rewriter{p: p, ops: train.Phases[0].Ops, policy: make([]Policy, len(p.Units)), drop: []string{"*"}, made: map[graph.BufID]bool{}}

@@ -6,19 +6,12 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Sections of a program whose frozen beginning is cached: before sharding, and
-// the step's after it.
-const (
-	CachedTrain = "train-cached"
-	CachedStep  = "step-cached"
-)
-
-// CachePrefix returns the program with a second form of section "train", without
-// the operations at its beginning that depend on nothing that is trained. Both
-// share a host buffer, HostPrefix, for the one value x that these hand on:
+// CachePrefix returns the program with a second form of section "train",
+// FormCached, without the operations at its beginning that depend on nothing that
+// is trained. Both share a host buffer, PortPrefix, for the one value x that these hand on:
 //
-//	train:         x = …frozen…;  HostPrefix ← x;  y = block(x); …
-//	train-cached:  x ← HostPrefix;                 y = block(x); …
+//	train:         x = …frozen…;  host ← x;  y = block(x); …
+//	train-cached:  x ← host;                 y = block(x); …
 //
 // The host keeps x by sample, and runs the second form where it has x of every
 // row. The bits are the same: x depends on the row's tokens alone. rows is the
@@ -30,8 +23,8 @@ const (
 // there is dropout, which is another mask each time.
 func CachePrefix(p *graph.Program, rows int64) (*graph.Program, error) {
 	q := p.Clone()
-	train := q.Section("train")
-	if train == nil || len(train.Phases) != 1 {
+	train := q.SectionOf(graph.SectionTrain, graph.FormWhole)
+	if train.Micro() == nil {
 		return nil, fmt.Errorf("cache of the frozen beginning: the program has no section \"train\" of one phase")
 	}
 	ops := train.Phases[0].Ops
@@ -51,18 +44,14 @@ func CachePrefix(p *graph.Program, rows int64) (*graph.Program, error) {
 		return nil, fmt.Errorf("cache of the frozen beginning: the model's first operation, %s, is trained or feeds several; freeze the embeddings and the blocks that follow them", ops[0].Name)
 	}
 	b := q.Buf(x)
-	q.HostPrefix = q.AddBuffer(graph.Buffer{Name: "host/prefix", DType: b.DType, Shape: append([]int64(nil), b.Shape...), Space: graph.Host, Class: graph.Activations, Life: graph.LifeRun, Unit: -1})
-	move := func(name string, stream graph.StreamID, from, to graph.BufID) graph.Op {
-		return graph.Op{Kind: graph.Copy, Name: name, In: []graph.BufID{from}, Out: []graph.Out{{Buf: to}},
-			Work: graph.NoBuf, Skip: graph.NoBuf, Stream: stream, Pass: graph.Forward, Unit: -1}
-	}
+	host := q.AddBuffer(graph.Buffer{Name: "host/prefix", Port: graph.PortPrefix, DType: b.DType, Shape: append([]int64(nil), b.Shape...), Space: graph.Host, Class: graph.Activations, Life: graph.LifeRun, Unit: -1})
 	rest := ops[n:]
-	cached := append([]graph.Op{move("prefix/in", graph.CopyIn, q.HostPrefix, x)}, graph.CloneOps(rest)...)
-	whole := append(append(graph.CloneOps(ops[:n]), move("prefix/out", graph.CopyOut, x, q.HostPrefix)), graph.CloneOps(rest)...)
+	cached := append([]graph.Op{graph.NewCopy("prefix/in", host, x, graph.CopyIn, graph.Forward, -1)}, graph.CloneOps(rest)...)
+	whole := append(append(graph.CloneOps(ops[:n]), graph.NewCopy("prefix/out", x, host, graph.CopyOut, graph.Forward, -1)), graph.CloneOps(rest)...)
 	ph := train.Phases[0]
 	train.Phases[0].Ops = whole
 	ph.Ops = cached
-	q.Sections = append(q.Sections, graph.Section{Name: CachedTrain, Phases: []graph.Phase{ph}})
+	q.Sections = append(q.Sections, graph.NewSection(graph.SectionTrain, graph.FormCached, ph))
 	return q, nil
 }
 

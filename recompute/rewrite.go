@@ -29,8 +29,8 @@ func Rewrite(p *graph.Program, opt Options) (*graph.Program, error) {
 	if !opt.Active() {
 		return q, nil
 	}
-	train := q.Section("train")
-	if train == nil || len(train.Phases) != 1 {
+	train := q.SectionOf(graph.SectionTrain, graph.FormWhole)
+	if train.Micro() == nil {
 		return nil, fmt.Errorf("recompute: the program has no section \"train\" of one phase")
 	}
 	policies := make([]Policy, len(q.Units))

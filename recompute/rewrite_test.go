@@ -19,7 +19,7 @@ func differentiated(t *testing.T, c model.Config) *graph.Program {
 	require.NoError(t, err)
 	p, err = graph.Differentiate(p)
 	require.NoError(t, err)
-	p.Sections[0].Name = "train"
+	p.Sections[0].Become(graph.SectionTrain)
 	return graph.Fuse(p)
 }
 

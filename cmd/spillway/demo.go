@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-ml/spillway"
-	"github.com/spillway-ml/spillway/checkpoint"
 )
 
 // demoValues are the flags of the run that `spillway train` does by itself.
@@ -47,25 +46,17 @@ func applyDemo(fs *pflag.FlagSet) error {
 	return nil
 }
 
-// prepareDemo finds the text and clears the checkpoint of an earlier demo.
+// demoMark is in the manifests of the demo's checkpoints: the next demo may replace
+// them.
+const demoMark = "demo"
+
+// prepareDemo finds the text.
 func prepareDemo(c *spillway.Config) error {
 	root, err := goroot()
 	if err != nil {
 		return err
 	}
 	c.Data = filepath.Join(root, "src")
-	if c.Resume {
-		return nil
-	}
-	list, err := checkpoint.List(c.Checkpoint)
-	if err != nil {
-		return err
-	}
-	for _, old := range list {
-		if err := os.RemoveAll(old); err != nil {
-			return fmt.Errorf("demo: replace the checkpoint of an earlier run: %w", err)
-		}
-	}
 	return nil
 }
 

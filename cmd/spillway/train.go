@@ -77,6 +77,9 @@ func settle(fs *pflag.FlagSet, c *spillway.Config, l *later) (isDemo bool, err e
 		}
 	}()
 	if isDemo {
+		if !fs.Changed("checkpoint") { // a folder of the user's own is not replaced
+			c.CheckpointMark = demoMark
+		}
 		if err := applyDemo(fs); err != nil {
 			return true, err
 		}

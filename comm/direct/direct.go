@@ -120,13 +120,16 @@ func receive(m *Mover) (read, written int64) {
 // a reduce-scatter, which it keeps; or its share of an all-reduce, whose sum it
 // stores into the buffers of all ranks. No other rank reads or writes that part,
 // so both work in place.
-type reducer[T comm.Number] struct {
+type reducer[T word] struct {
 	parts [][]T
 	adder adder[T]
 }
 
+// word is an element that a sum reads: a number, or the bits of a 16-bit float.
+type word interface{ comm.Number | uint16 }
+
 // adder sums over ranks in comm.Adder's order.
-type adder[T comm.Number] interface {
+type adder[T word] interface {
 	Sum(dst []T, srcs [][]T, accumulate bool)
 	SumAll(bufs [][]T)
 }
@@ -153,6 +156,28 @@ func (a *simdAdder) SumAll(bufs [][]float32) {
 	}
 }
 
+// halfAdder adds 16-bit floats in float32, in comm.Adder's order, and rounds the
+// sum once.
+type halfAdder struct{ k vec.HalfSumTree }
+
+func newHalfAdder(as vec.Half) *halfAdder { return &halfAdder{vec.HalfSumTree{As: as}} }
+
+// Sum is simdAdder's.
+func (a *halfAdder) Sum(dst []uint16, srcs [][]uint16, accumulate bool) {
+	a.k.Dst, a.k.Srcs, a.k.Accumulate, a.k.All = dst, srcs, accumulate, false
+	if err := a.k.Run(nil); err != nil {
+		panic(err) // CheckShards compared the lengths
+	}
+}
+
+// SumAll is simdAdder's.
+func (a *halfAdder) SumAll(bufs [][]uint16) {
+	a.k.Srcs, a.k.All = bufs, true
+	if err := a.k.Run(nil); err != nil {
+		panic(err)
+	}
+}
+
 func newReducer(c comm.Call, rank, size int) (func(*Mover) (int64, int64), error) {
 	switch c.Sig.DType {
 	case graph.F32:
@@ -161,11 +186,15 @@ func newReducer(c comm.Call, rank, size int) (func(*Mover) (int64, int64), error
 		return makeReducer[float64](c, size, comm.NewAdder[float64](size))
 	case graph.I64:
 		return makeReducer[int64](c, size, comm.NewAdder[int64](size))
+	case graph.BF16:
+		return makeReducer[uint16](c, size, newHalfAdder(vec.BF16))
+	case graph.F16:
+		return makeReducer[uint16](c, size, newHalfAdder(vec.F16))
 	}
 	return nil, comm.CheckSum(c.Sig.DType)
 }
 
-func makeReducer[T comm.Number](c comm.Call, size int, a adder[T]) (func(*Mover) (int64, int64), error) {
+func makeReducer[T word](c comm.Call, size int, a adder[T]) (func(*Mover) (int64, int64), error) {
 	for _, p := range []device.Ptr{c.In, c.Out} {
 		if p.Arena == nil {
 			continue
@@ -183,7 +212,7 @@ func makeReducer[T comm.Number](c comm.Call, size int, a adder[T]) (func(*Mover)
 
 // elements is b as elements of type T, which cpu.Slice has checked of the
 // owner's operand.
-func elements[T comm.Number](b []byte) []T {
+func elements[T word](b []byte) []T {
 	if len(b) == 0 {
 		return nil
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
 var worlds = []int{1, 2, 3, 4, 5, 8}
@@ -295,8 +296,80 @@ func TestAllReduceOfOtherTypes(t *testing.T) {
 		require.Equal(t, doubles[:], b)
 		require.Zero(t, j.group(r, -1).Stats().Sent, "losses and norms are not counted as communication")
 	}
-	_, err := j.group(0, -1).AllReduce("h", j.ptr(0, 0, 64), graph.BF16)
-	require.ErrorContains(t, err, `rank 0: all_reduce "h": no sum of bf16, want f32, f64 or i64`)
+	_, err := j.group(0, -1).AllReduce("h", j.ptr(0, 0, 64), graph.I32)
+	require.ErrorContains(t, err, `rank 0: all_reduce "h": no sum of i32, want f32, f64, i64, bf16 or f16`)
+}
+
+// Sums of 16-bit floats are those of their float32 values, rounded once, at any
+// number of ranks and length; infinities and NaN reach every rank.
+func TestSumsOf16Bits(t *testing.T) {
+	formats := map[graph.DType]struct {
+		narrow func(float32) uint16
+		widen  func(uint16) float32
+	}{graph.BF16: {num.BF16, num.FromBF16}, graph.F16: {num.F16, num.FromF16}}
+	for dt, f := range formats {
+		for _, w := range worlds {
+			for _, n := range []int64{1, 17, 3000} {
+				for _, form := range []string{"all", "scatter", "in place", "accumulate"} {
+					rng := rand.New(rand.NewPCG(uint64(w), uint64(n)))
+					shard, full := n*2, n*2*int64(w)
+					j := newJob(t, ranks(w), full+shard, time.Minute)
+					at := func(r int) (device.Ptr, device.Ptr) {
+						if form == "in place" {
+							return j.ptr(r, 0, full), j.ptr(r, int64(r)*shard, shard)
+						}
+						return j.ptr(r, 0, full), j.ptr(r, full, shard)
+					}
+					in, old := make([][]float32, w), make([][]float32, w)
+					draw := func(p device.Ptr) (wide []float32) {
+						bits, err := cpu.Slice[uint16](p)
+						require.NoError(t, err)
+						for i := range bits {
+							bits[i] = f.narrow(float32(rng.NormFloat64() * math.Pow(10, float64(rng.IntN(5)))))
+							if rng.IntN(50) == 0 {
+								bits[i] = f.narrow(float32(math.Inf(1 - 2*rng.IntN(2))))
+							}
+							wide = append(wide, f.widen(bits[i]))
+						}
+						return wide
+					}
+					for r := range w {
+						whole, part := at(r)
+						old[r] = draw(part)
+						in[r] = draw(whole)
+					}
+					j.launch(func(r int, g comm.Group) (device.Kernel, error) {
+						whole, part := at(r)
+						if form == "all" {
+							return g.AllReduce("ar", whole, dt)
+						}
+						return g.ReduceScatter("rs", whole, part, dt, form == "accumulate")
+					})
+					j.sync()
+					sum := sumOver(in)
+					for r := range w {
+						whole, part := at(r)
+						want := sum[int64(r)*n:][:n]
+						if form == "all" {
+							part, want = whole, sum
+						}
+						got, err := cpu.Slice[uint16](part)
+						require.NoError(t, err)
+						for i, v := range want {
+							if form == "accumulate" {
+								v = old[r][i] + v
+							}
+							if x := f.widen(got[i]); v != v {
+								require.True(t, x != x, "want NaN")
+							} else {
+								require.Equal(t, f.widen(f.narrow(v)), x, "%v, %d ranks, %s, rank %d, element %d", dt, w, form, r, i)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
 }
 
 func TestBroadcastAndAllToAll(t *testing.T) {

@@ -330,8 +330,8 @@ func TestAllReduceOfEveryType(t *testing.T) {
 		require.Equal(t, int64(2*n*4*(w-1)), sent)
 	}
 	j := newJob(t, ranks(2), 64, time.Minute)
-	_, err := j.ranks[0].groups[-1].AllReduce("h", j.ptr(0, 0, 64), graph.BF16)
-	require.ErrorContains(t, err, `rank 0: all_reduce "h": no sum of bf16, want f32, f64 or i64`)
+	_, err := j.ranks[0].groups[-1].AllReduce("h", j.ptr(0, 0, 64), graph.I32)
+	require.ErrorContains(t, err, `rank 0: all_reduce "h": no sum of i32, want f32, f64, i64, bf16 or f16`)
 }
 
 func TestBroadcastAllToAllAndPoints(t *testing.T) {

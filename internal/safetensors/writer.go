@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,7 +27,12 @@ type Writer struct {
 	written map[string][]span // sorted, disjoint, not touching
 	err     error             // the first failed write: Commit repeats it
 	done    bool
+	crc     uint32 // CRC-32C of the bytes before next
+	next    int64
+	size    int64
 }
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // span is elements [begin, end).
 type span struct{ begin, end int64 }
@@ -77,28 +84,77 @@ func Create(path string, tensors []Tensor, metadata map[string]string) (*Writer,
 	if err != nil {
 		return nil, fmt.Errorf("write weights %s: %w", path, err)
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".tmp-*")
+	f, err := createBeside(path)
 	if err != nil {
 		return nil, fmt.Errorf("write weights %s: %w", path, err)
 	}
-	w := &Writer{path: path, f: f, entries: map[string]*entry{}, written: map[string][]span{}}
+	w := &Writer{path: path, f: f, entries: map[string]*entry{}, written: map[string][]span{}, size: int64(len(header)) + at}
 	for i := range entries {
 		entries[i].begin += int64(len(header))
 		entries[i].end += int64(len(header))
 		w.entries[entries[i].Name] = &entries[i]
 	}
-	_, err = f.WriteAt(header, 0)
+	err = w.put(header, 0)
 	if err == nil {
-		err = f.Truncate(int64(len(header)) + at)
-	}
-	if err == nil {
-		err = f.Chmod(0o644)
+		err = f.Truncate(w.size)
 	}
 	if err != nil {
 		w.Abort()
 		return nil, fmt.Errorf("write weights %s: %w", path, err)
 	}
 	return w, nil
+}
+
+// createBeside makes a temporary file beside path, with the permissions that the
+// process's umask leaves.
+func createBeside(path string) (f *os.File, err error) {
+	for range 100 {
+		name := fmt.Sprintf("%s.tmp-%016x", path, rand.Uint64())
+		f, err = os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+		if !errors.Is(err, os.ErrExist) {
+			break
+		}
+	}
+	return f, err
+}
+
+// Tensors lists the tensors in the order of the file.
+func (w *Writer) Tensors() []Tensor {
+	list := make([]entry, 0, len(w.entries))
+	for _, e := range w.entries {
+		list = append(list, *e)
+	}
+	slices.SortFunc(list, func(a, b entry) int {
+		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end), cmp.Compare(a.Name, b.Name))
+	})
+	out := make([]Tensor, len(list))
+	for i := range list {
+		out[i] = list[i].Tensor
+	}
+	return out
+}
+
+// put writes bytes and takes them into the checksum where they follow the last.
+func (w *Writer) put(b []byte, at int64) error {
+	w.mu.Lock()
+	if at == w.next {
+		w.crc = crc32.Update(w.crc, castagnoli, b)
+		w.next += int64(len(b))
+	}
+	w.mu.Unlock()
+	_, err := w.f.WriteAt(b, at)
+	return err
+}
+
+// Sum returns the file's size in bytes and the CRC-32C of what was handed over,
+// after Commit. Elements must have come in the order of Tensors.
+func (w *Writer) Sum() (size int64, crc uint32, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.next != w.size {
+		return 0, 0, fmt.Errorf("checksum of %s: its elements were not written in the file's order", w.path)
+	}
+	return w.size, w.crc, nil
 }
 
 // WriteFloat32 writes elements [start, start+len(src)) of a tensor, rounded to
@@ -164,8 +220,7 @@ var chunks = sync.Pool{New: func() any { return new([1 << 16]byte) }}
 
 func (w *Writer) writeAt(e *entry, start int64, src []float32) error {
 	if e.DType == F32 && nativeLittle {
-		_, err := w.f.WriteAt(bytesOf(src), e.begin+4*start)
-		return err
+		return w.put(bytesOf(src), e.begin+4*start)
 	}
 	buf := chunks.Get().(*[1 << 16]byte)
 	defer chunks.Put(buf)
@@ -180,7 +235,7 @@ func (w *Writer) writeAt(e *entry, start int64, src []float32) error {
 				binary.LittleEndian.PutUint16(buf[2*i:], toBF16(x))
 			}
 		}
-		if _, err := w.f.WriteAt(buf[:n*int(size)], at); err != nil {
+		if err := w.put(buf[:n*int(size)], at); err != nil {
 			return err
 		}
 		at += int64(n) * size

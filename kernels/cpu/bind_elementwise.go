@@ -6,12 +6,19 @@ import (
 )
 
 func bindActivation(b *binding) func() error {
+	if as := b.asIn(0); as != vec.NoHalf {
+		return b.run(vec.HalfActivation(as, acts[attr[graph.ActAttr](b).Act], in[uint16](b, 0), out[uint16](b, 0)))
+	}
 	return b.run(&vec.Activation[float32]{
 		Act: acts[attr[graph.ActAttr](b).Act], X: in[float32](b, 0), Y: out[float32](b, 0),
 	})
 }
 
 func bindActivationGrad(b *binding) func() error {
+	if as := b.asIn(0); as != vec.NoHalf {
+		return b.run(vec.HalfActivationGrad(as, acts[attr[graph.ActAttr](b).Act],
+			in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0), b.accum(0)))
+	}
 	return b.run(&vec.ActivationGrad[float32]{
 		Act: acts[attr[graph.ActAttr](b).Act],
 		DY:  in[float32](b, 0), X: in[float32](b, 1), DX: out[float32](b, 0), Accumulate: b.accum(0),
@@ -19,10 +26,16 @@ func bindActivationGrad(b *binding) func() error {
 }
 
 func bindSwiGLU(b *binding) func() error {
+	if as := b.asIn(0); as != vec.NoHalf {
+		return b.run(vec.HalfSwiGLU(as, in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0)))
+	}
 	return b.run(&vec.SwiGLU[float32]{Gate: in[float32](b, 0), Up: in[float32](b, 1), Y: out[float32](b, 0)})
 }
 
 func bindSwiGLUGrad(b *binding) func() error {
+	if as := b.asIn(0); as != vec.NoHalf {
+		return b.run(vec.HalfSwiGLUGrad(as, in[uint16](b, 0), in[uint16](b, 1), in[uint16](b, 2), out[uint16](b, 0), out[uint16](b, 1)))
+	}
 	return b.run(&vec.SwiGLUGrad[float32]{
 		DY: in[float32](b, 0), Gate: in[float32](b, 1), Up: in[float32](b, 2),
 		DGate: out[float32](b, 0), DUp: out[float32](b, 1),
@@ -30,18 +43,30 @@ func bindSwiGLUGrad(b *binding) func() error {
 }
 
 func bindAdd(b *binding) func() error {
+	if as := b.asIn(0); as != vec.NoHalf {
+		return b.run(vec.HalfAdd(as, in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0), b.accum(0)))
+	}
 	return b.run(&vec.Add[float32]{A: in[float32](b, 0), B: in[float32](b, 1), Y: out[float32](b, 0), Accumulate: b.accum(0)})
 }
 
 func bindSub(b *binding) func() error {
+	if as := b.asIn(0); as != vec.NoHalf {
+		return b.run(vec.HalfSub(as, in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0), b.accum(0)))
+	}
 	return b.run(&vec.Sub[float32]{A: in[float32](b, 0), B: in[float32](b, 1), Y: out[float32](b, 0), Accumulate: b.accum(0)})
 }
 
 func bindMul(b *binding) func() error {
+	if as := b.asIn(0); as != vec.NoHalf {
+		return b.run(vec.HalfMul(as, in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0), b.accum(0)))
+	}
 	return b.run(&vec.Mul[float32]{A: in[float32](b, 0), B: in[float32](b, 1), Y: out[float32](b, 0), Accumulate: b.accum(0)})
 }
 
 func bindScale(b *binding) func() error {
+	if as := b.asIn(0); as != vec.NoHalf {
+		return b.run(vec.HalfScale(as, in[uint16](b, 0), out[uint16](b, 0), float32(attr[graph.ScaleAttr](b).Factor), b.accum(0)))
+	}
 	return b.run(&vec.Scale[float32]{
 		Factor: float32(attr[graph.ScaleAttr](b).Factor),
 		X:      in[float32](b, 0), Y: out[float32](b, 0), Accumulate: b.accum(0),

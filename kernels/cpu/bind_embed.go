@@ -12,6 +12,9 @@ import (
 func bindEmbed(b *binding) func() error {
 	v, c := b.inShape(1)
 	tokens := in[int32](b, 0)
+	if b.asIn(1) != vec.NoHalf {
+		return b.run(&vec.Embed[uint16]{N: len(tokens), V: v, C: c, Tokens: tokens, Table: in[uint16](b, 1), Y: out[uint16](b, 0)})
+	}
 	return b.run(&vec.Embed[float32]{
 		N: len(tokens), V: v, C: c, Tokens: tokens, Table: in[float32](b, 1), Y: out[float32](b, 0),
 	})
@@ -20,6 +23,13 @@ func bindEmbed(b *binding) func() error {
 func bindEmbedGrad(b *binding) func() error {
 	v, c := b.outShape(0)
 	tokens := in[int32](b, 0)
+	if as := b.asIn(1); as != vec.NoHalf {
+		work := slab(b.work(workspace(b.Program, b.Op)))
+		return b.run(&vec.HalfEmbedGrad{
+			As: as, N: len(tokens), V: v, C: c, Tokens: tokens, DY: in[uint16](b, 1), DTable: b.sum(0),
+			Order: take[int64](&work, int64(len(tokens))),
+		})
+	}
 	return b.run(&vec.EmbedGrad[float32]{
 		N: len(tokens), V: v, C: c, Tokens: tokens, DY: in[float32](b, 1), DTable: out[float32](b, 0), Accumulate: b.accum(0),
 	})
@@ -27,6 +37,9 @@ func bindEmbedGrad(b *binding) func() error {
 
 func bindAddPos(b *binding) func() error {
 	n, c := b.inShape(0)
+	if as := b.asIn(0); as != vec.NoHalf {
+		return b.run(vec.HalfAddPos(as, c, int(attr[graph.PosAttr](b).Seq), in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0)))
+	}
 	return b.run(&vec.AddPos[float32]{
 		N: n, C: c, Seq: int(attr[graph.PosAttr](b).Seq),
 		X: in[float32](b, 0), Pos: in[float32](b, 1), Y: out[float32](b, 0),
@@ -35,6 +48,9 @@ func bindAddPos(b *binding) func() error {
 
 func bindAddPosGrad(b *binding) func() error {
 	n, c := b.inShape(0)
+	if as := b.asIn(0); as != vec.NoHalf {
+		return b.run(&vec.HalfAddPosGrad{As: as, C: c, Seq: int(attr[graph.PosAttr](b).Seq), DY: in[uint16](b, 0), DPos: b.sum(0)})
+	}
 	return b.run(&vec.AddPosGrad[float32]{
 		N: n, C: c, Seq: int(attr[graph.PosAttr](b).Seq),
 		DY: in[float32](b, 0), DPos: out[float32](b, 0), Accumulate: b.accum(0),
@@ -43,6 +59,9 @@ func bindAddPosGrad(b *binding) func() error {
 
 func bindBiasGrad(b *binding) func() error {
 	n, c := b.inShape(0)
+	if as := b.asIn(0); as != vec.NoHalf {
+		return b.run(vec.HalfColumnSum(as, c, in[uint16](b, 0), b.sum(0)))
+	}
 	return b.run(&vec.ColumnSum[float32]{N: n, C: c, X: in[float32](b, 0), Y: out[float32](b, 0), Accumulate: b.accum(0)})
 }
 
@@ -57,9 +76,14 @@ func bindRope(b *binding) func() error {
 		Seq: int(a.Seq), D: int(a.HeadDim), Theta: a.Theta, Table: table,
 		Factor: a.ScaleFactor, LowFreq: a.LowFreq, HighFreq: a.HighFreq, Original: float64(a.OriginalPositions),
 	}
-	k := &vec.Rope[float32]{
-		N: n, Heads: int(a.Heads), D: int(a.HeadDim), Seq: int(a.Seq), Inverse: a.Inverse,
-		X: in[float32](b, 0), Y: out[float32](b, 0), Table: table,
+	var k runner
+	if as := b.asIn(0); as != vec.NoHalf {
+		k = vec.HalfRope(as, int(a.Heads), int(a.HeadDim), int(a.Seq), a.Inverse, in[uint16](b, 0), out[uint16](b, 0), table)
+	} else {
+		k = &vec.Rope[float32]{
+			N: n, Heads: int(a.Heads), D: int(a.HeadDim), Seq: int(a.Seq), Inverse: a.Inverse,
+			X: in[float32](b, 0), Y: out[float32](b, 0), Table: table,
+		}
 	}
 	pool := b.pool
 	return func() error {
@@ -74,10 +98,17 @@ func bindRope(b *binding) func() error {
 func bindDropout(b *binding) func() error {
 	a := attr[graph.DropoutAttr](b)
 	key := in[int64](b, 1)
+	pool := b.pool
+	if as := b.asIn(0); as != vec.NoHalf {
+		k := &vec.HalfDropout{As: as, X: in[uint16](b, 0), Y: out[uint16](b, 0), Elems: int(a.Elems), P: a.P, Site: uint32(a.Site)}
+		return func() error {
+			k.Seed, k.Sample = uint64(key[graph.KeySeed]), DropoutSample(key)
+			return k.Run(pool)
+		}
+	}
 	k := &vec.Dropout[float32]{
 		X: in[float32](b, 0), Y: out[float32](b, 0), Elems: int(a.Elems), P: a.P, Site: uint32(a.Site),
 	}
-	pool := b.pool
 	return func() error {
 		k.Seed, k.Sample = uint64(key[graph.KeySeed]), DropoutSample(key)
 		return k.Run(pool)
@@ -93,8 +124,15 @@ func DropoutSample(key []int64) uint64 {
 }
 
 func bindSelectRow(b *binding) func() error {
+	if b.asIn(0) != vec.NoHalf {
+		return selectRow(b, in[uint16](b, 0), out[uint16](b, 0))
+	}
+	return selectRow(b, in[float32](b, 0), out[float32](b, 0))
+}
+
+func selectRow[T any](b *binding, x, y []T) func() error {
 	n, c := b.inShape(0)
-	x, key, y := in[float32](b, 0), in[int64](b, 1), out[float32](b, 0)
+	key := in[int64](b, 1)
 	name := b.Op.Name
 	return func() error {
 		r := key[graph.KeyRow]
@@ -107,8 +145,14 @@ func bindSelectRow(b *binding) func() error {
 }
 
 func bindSum(b *binding) func() error {
-	x := in[float32](b, 0)
 	work := slab(b.work(workspace(b.Program, b.Op)))
+	if as := b.asIn(0); as != vec.NoHalf {
+		x := in[uint16](b, 0)
+		return b.run(&vec.HalfTotal{
+			As: as, X: x, Y: out[float64](b, 0), Work: take[float64](&work, int64(vec.SumWork(len(x)))), Accumulate: b.accum(0),
+		})
+	}
+	x := in[float32](b, 0)
 	return b.run(&vec.Sum[float32]{
 		X: x, Y: out[float64](b, 0), Work: take[float64](&work, int64(vec.SumWork(len(x)))), Accumulate: b.accum(0),
 	})
@@ -116,8 +160,16 @@ func bindSum(b *binding) func() error {
 
 func bindSumGrad(b *binding) func() error {
 	dy := in[float64](b, 0)
-	k := &vec.Fill[float32]{Y: out[float32](b, 0), Accumulate: b.accum(0)}
 	pool := b.pool
+	if as := b.asOut(0); as != vec.NoHalf {
+		value := new(float32)
+		k := vec.HalfFill(as, out[uint16](b, 0), value, b.accum(0))
+		return func() error {
+			*value = float32(dy[0])
+			return k.Run(pool)
+		}
+	}
+	k := &vec.Fill[float32]{Y: out[float32](b, 0), Accumulate: b.accum(0)}
 	return func() error {
 		k.Value = float32(dy[0])
 		return k.Run(pool)

@@ -28,8 +28,11 @@ func linearSpec(p *graph.Program, op *graph.Op) gemm.Spec {
 		s = gemm.WeightGradient(m, in, out, trans)
 	}
 	s.Accumulate = op.Out[0].Mode == graph.Accum
+	s.In, s.Out = gemmTypes[p.Buf(op.In[0]).DType], gemmTypes[p.Buf(op.Out[0].Buf).DType]
 	return s
 }
+
+var gemmTypes = map[graph.DType]gemm.Type{graph.F32: gemm.F32, graph.BF16: gemm.BF16, graph.F16: gemm.F16}
 
 var acts = map[graph.ActKind]vec.Act{
 	graph.ActGELUTanh: vec.GELUTanh,
@@ -54,8 +57,25 @@ func (a *activate) Tile(r0, r1, c0, c1 int) {
 	}
 }
 
+// activate16 is activate of 16-bit elements. x is rounded already: y has the
+// same bits whether x is kept, or y is made again from it.
+type activate16 struct {
+	act  vec.Act
+	as   vec.Half
+	x, y []uint16
+	n    int
+}
+
+// Tile applies the activation to rows [r0, r1) and columns [c0, c1).
+func (a *activate16) Tile(r0, r1, c0, c1 int) {
+	vec.ActivateTile16(a.as, a.act, a.x, a.y, a.n, r0, r1, c0, c1)
+}
+
 func bindLinear(b *binding) func() error {
 	a := attr[graph.LinearAttr](b)
+	if b.asIn(0) != vec.NoHalf {
+		return bindLinear16(b, a)
+	}
 	x, w, bias := in[float32](b, 0), in[float32](b, 1), in[float32](b, 2)
 	y := out[float32](b, 0)
 	var epilogue gemm.Epilogue
@@ -71,14 +91,56 @@ func bindLinear(b *binding) func() error {
 	return b.product(linearSpec(b.Program, b.Op), epilogue, x, w, y, bias)
 }
 
+func bindLinear16(b *binding, a graph.LinearAttr) func() error {
+	y := out[uint16](b, 0)
+	var epilogue gemm.Epilogue
+	if a.Act != graph.ActNone {
+		e := &activate16{act: acts[a.Act], as: b.asIn(0), x: y, y: y}
+		_, e.n = b.outShape(0)
+		if b.hasOut(1) {
+			e.x = out[uint16](b, 1)
+			y = e.x
+		}
+		epilogue = e
+	}
+	return b.product16(linearSpec(b.Program, b.Op), epilogue, in[uint16](b, 0), in[uint16](b, 1), gemm.Bytes(y), in[uint16](b, 2))
+}
+
 func bindLinearGrad(b *binding) func() error {
 	attr[graph.LinearAttr](b)
 	s := linearSpec(b.Program, b.Op)
+	if b.asIn(0) != vec.NoHalf {
+		return bindLinearGrad16(b, s)
+	}
 	first, second, c := in[float32](b, 0), in[float32](b, 1), out[float32](b, 0)
 	if b.Op.Kind == graph.LinearGradW && b.Op.Attr.(graph.LinearAttr).TransW {
 		first, second = second, first // dyᵀ·x
 	}
 	return b.product(s, nil, first, second, c, nil)
+}
+
+func bindLinearGrad16(b *binding, s gemm.Spec) func() error {
+	first, second := in[uint16](b, 0), in[uint16](b, 1)
+	if b.Op.Kind == graph.LinearGradW && b.Op.Attr.(graph.LinearAttr).TransW {
+		first, second = second, first
+	}
+	if b.asOut(0) == vec.NoHalf {
+		return b.product16(s, nil, first, second, gemm.Bytes(out[float32](b, 0)), nil)
+	}
+	return b.product16(s, nil, first, second, gemm.Bytes(out[uint16](b, 0)), nil)
+}
+
+// product16 is product of 16-bit operands; c has the type that s says.
+func (b *binding) product16(s gemm.Spec, e gemm.Epilogue, a, w []uint16, c []byte, bias []uint16) func() error {
+	k, err := gemm.New(s)
+	if err != nil {
+		b.failf("%w", err)
+		return nil
+	}
+	k.Epilogue = e
+	work := b.work(workspace(b.Program, b.Op))
+	pool := b.pool
+	return func() error { return k.RunHalf(pool, a, w, c, bias, work) }
 }
 
 // product prepares C = A·B with the operation's whole workspace.

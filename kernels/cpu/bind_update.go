@@ -28,13 +28,15 @@ func (b *binding) wholeParams(unit int) {
 
 func bindSqSum(b *binding) func() error {
 	spans, _ := b.spans(attr[graph.ShardAttr](b))
-	g, acc := in[float32](b, 0), out[int64](b, 0)
+	g, acc := b.gradient(0), out[int64](b, 0)
 	if b.err != nil {
 		return nil
 	}
 	var sums []vec.SqSum
 	for _, s := range spans {
-		sums = append(sums, vec.SqSum{X: g[s.Lo:s.Hi], Acc: acc})
+		k := vec.SqSum{Acc: acc}
+		k.X, k.X16 = g.part(s)
+		sums = append(sums, k)
 	}
 	pool := b.pool
 	return func() error { return runSums(sums, pool) }
@@ -49,14 +51,36 @@ func runSums(sums []vec.SqSum, p *pool.Pool) error {
 	return nil
 }
 
+// gradient is the operand that a float32 gradient, or one in the compute type,
+// is.
+type gradient struct {
+	f32  []float32
+	half vec.Half16
+}
+
+func (b *binding) gradient(i int) gradient {
+	if dt := b.Program.Buf(b.Op.In[i]).DType; halves[dt] != vec.NoHalf {
+		return gradient{half: vec.Half16{X: in[uint16](b, i), As: halves[dt]}}
+	}
+	return gradient{f32: in[float32](b, i)}
+}
+
+// part is the gradient of a span.
+func (g *gradient) part(s kernels.Span) ([]float32, vec.Half16) {
+	if g.half.X != nil {
+		return nil, vec.Half16{X: g.half.X[s.Lo:s.Hi], As: g.half.As}
+	}
+	return g.f32[s.Lo:s.Hi], vec.Half16{}
+}
+
 // normSums prepares the squares of p and g by parameter: norms is
 // (params, 2, exact.Limbs), p's first.
-func normSums(spans []kernels.Span, p, g []float32, norms []int64) []vec.SqSum {
+func normSums(spans []kernels.Span, p []float32, g gradient, norms []int64) []vec.SqSum {
 	var sums []vec.SqSum
 	for _, s := range spans {
-		sums = append(sums,
-			vec.SqSum{X: p[s.Lo:s.Hi], Acc: accumulator(norms, s.Param, 0)},
-			vec.SqSum{X: g[s.Lo:s.Hi], Acc: accumulator(norms, s.Param, 1)})
+		of := vec.SqSum{Acc: accumulator(norms, s.Param, 1)}
+		of.X, of.X16 = g.part(s)
+		sums = append(sums, vec.SqSum{X: p[s.Lo:s.Hi], Acc: accumulator(norms, s.Param, 0)}, of)
 	}
 	return sums
 }
@@ -120,7 +144,7 @@ func (u *update) lr() float64 { return u.hyper[graph.HyperLR] }
 
 func bindAdamW(b *binding) func() error {
 	u := b.update()
-	g := in[float32](b, 0)
+	g := b.gradient(0)
 	u.coef, u.hyper = in[float32](b, 1), in[float64](b, 2)
 	p, m, v := out[float32](b, 0), out[float32](b, 1), out[float32](b, 2)
 	if b.err != nil {
@@ -150,11 +174,13 @@ func bindAdamW(b *binding) func() error {
 	}
 }
 
-func (u *update) moments(s kernels.Span, p, g, m, v []float32) vec.Moments {
-	return vec.Moments{
-		P: p[s.Lo:s.Hi], G: g[s.Lo:s.Hi], M: m[s.Lo:s.Hi], V: v[s.Lo:s.Hi],
+func (u *update) moments(s kernels.Span, p []float32, g gradient, m, v []float32) vec.Moments {
+	k := vec.Moments{
+		P: p[s.Lo:s.Hi], M: m[s.Lo:s.Hi], V: v[s.Lo:s.Hi],
 		Beta1: u.attr.Beta1, Beta2: u.attr.Beta2, Eps: u.attr.Eps, Decay: u.decay(s),
 	}
+	k.G, k.G16 = g.part(s)
+	return k
 }
 
 // setMoments takes what changes by step.
@@ -165,7 +191,7 @@ func (u *update) setMoments(m *vec.Moments) {
 
 func bindSGD(b *binding) func() error {
 	u := b.update()
-	g := in[float32](b, 0)
+	g := b.gradient(0)
 	u.coef, u.hyper = in[float32](b, 1), in[float64](b, 2)
 	p, m := out[float32](b, 0), out[float32](b, 1)
 	if b.err != nil {
@@ -189,13 +215,15 @@ func bindSGD(b *binding) func() error {
 	}
 }
 
-func (u *update) momenta(p, g, m []float32) []vec.Momentum {
+func (u *update) momenta(p []float32, g gradient, m []float32) []vec.Momentum {
 	var parts []vec.Momentum
 	for _, s := range u.spans {
-		parts = append(parts, vec.Momentum{
-			P: p[s.Lo:s.Hi], G: g[s.Lo:s.Hi], B: m[s.Lo:s.Hi],
+		k := vec.Momentum{
+			P: p[s.Lo:s.Hi], B: m[s.Lo:s.Hi],
 			Decay: u.decay(s), Momentum: u.attr.Beta1, Nesterov: u.attr.Nesterov,
-		})
+		}
+		k.G, k.G16 = g.part(s)
+		parts = append(parts, k)
 	}
 	return parts
 }
@@ -204,7 +232,8 @@ func bindLAMBDirection(b *binding) func() error {
 	u := b.update()
 	p := in[float32](b, 0)
 	u.coef, u.hyper = in[float32](b, 1), in[float64](b, 2)
-	g, m, v, norms := out[float32](b, 0), out[float32](b, 1), out[float32](b, 2), out[int64](b, 3)
+	g := gradient{f32: out[float32](b, 0)} // the direction replaces it
+	m, v, norms := out[float32](b, 1), out[float32](b, 2), out[int64](b, 3)
 	b.wholeParams(u.attr.Shard.Unit)
 	b.normsLen(norms, len(u.trainable))
 	if b.err != nil {
@@ -229,7 +258,7 @@ func bindLAMBDirection(b *binding) func() error {
 
 func bindParamNorms(b *binding) func() error {
 	u := b.update()
-	p, g, norms := in[float32](b, 0), in[float32](b, 1), out[int64](b, 0)
+	p, g, norms := in[float32](b, 0), b.gradient(1), out[int64](b, 0)
 	b.wholeParams(u.attr.Shard.Unit)
 	b.normsLen(norms, len(u.trainable))
 	if b.err != nil {
@@ -242,7 +271,7 @@ func bindParamNorms(b *binding) func() error {
 
 func bindLAMBApply(b *binding) func() error {
 	u := b.update()
-	g, norms := in[float32](b, 0), in[int64](b, 1)
+	g, norms := b.gradient(0), in[int64](b, 1)
 	u.hyper = in[float64](b, 3)
 	p := out[float32](b, 0)
 	b.normsLen(norms, len(u.trainable))
@@ -251,7 +280,9 @@ func bindLAMBApply(b *binding) func() error {
 	}
 	var parts []vec.LAMBApply
 	for _, s := range u.spans {
-		parts = append(parts, vec.LAMBApply{P: p[s.Lo:s.Hi], U: g[s.Lo:s.Hi]})
+		k := vec.LAMBApply{P: p[s.Lo:s.Hi]}
+		k.U, k.U16 = g.part(s)
+		parts = append(parts, k)
 	}
 	copies := b.copies(u.spans, p, 1)
 	if b.err != nil {
@@ -273,7 +304,7 @@ func bindLAMBApply(b *binding) func() error {
 
 func bindLARSApply(b *binding) func() error {
 	u := b.update()
-	g, norms := in[float32](b, 0), in[int64](b, 1)
+	g, norms := b.gradient(0), in[int64](b, 1)
 	u.coef, u.hyper = in[float32](b, 2), in[float64](b, 3)
 	p, m := out[float32](b, 0), out[float32](b, 1)
 	b.normsLen(norms, len(u.trainable))
@@ -309,7 +340,7 @@ func bindLARSApply(b *binding) func() error {
 // unit, also of those that lie on other ranks: v is the same on all.
 func bindNovoGrad(b *binding) func() error {
 	u := b.update()
-	g, norms := in[float32](b, 0), in[int64](b, 1)
+	g, norms := b.gradient(0), in[int64](b, 1)
 	u.coef, u.hyper = in[float32](b, 2), in[float64](b, 3)
 	p, m, v := out[float32](b, 0), out[float32](b, 1), out[float32](b, 2)
 	b.normsLen(norms, len(u.trainable))

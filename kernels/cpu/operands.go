@@ -9,6 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
 // binding is an operation that graph.Check has passed, while its kernel is
@@ -80,8 +81,25 @@ func out[T devcpu.Element](b *binding, i int) []T {
 	return view[T](b, fmt.Sprintf("output %d", i), b.Out[i])
 }
 
-// typed refuses a float operand whose type the kernel does not read: the kind
-// table allows 16 bits in many places where the CPU's kernels take f32 alone.
+// asIn and asOut are the 16-bit types of operands; NoHalf of float32 ones.
+func (b *binding) asIn(i int) vec.Half  { return halves[b.Program.Buf(b.Op.In[i]).DType] }
+func (b *binding) asOut(i int) vec.Half { return halves[b.Program.Buf(b.Op.Out[i].Buf).DType] }
+
+// sum is where the sum over rows of 16-bit operands, output i, goes; none where
+// it is absent.
+func (b *binding) sum(i int) vec.HalfSum {
+	s := vec.HalfSum{Accumulate: b.accum(i)}
+	switch {
+	case !b.hasOut(i):
+	case b.asOut(i) != vec.NoHalf:
+		s.To = out[uint16](b, i)
+	default:
+		s.To32 = out[float32](b, i)
+	}
+	return s
+}
+
+// typed refuses a float operand whose type the kernel does not read.
 func typed[T devcpu.Element](b *binding, what string, id graph.BufID) bool {
 	var want []graph.DType
 	switch any(*new(T)).(type) {

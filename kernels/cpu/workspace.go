@@ -26,7 +26,14 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 	case graph.Attention:
 		return aligned(4 * int64(attn.ForwardWorkspace(attnShape(op.Attr.(graph.AttentionAttr)))))
 	case graph.AttentionGrad:
+		if halves[p.Buf(op.In[0]).DType] != vec.NoHalf {
+			return aligned(4 * int64(attn.BackwardWorkspace16(attnShape(op.Attr.(graph.AttentionAttr)))))
+		}
 		return aligned(4 * int64(attn.BackwardWorkspace(attnShape(op.Attr.(graph.AttentionAttr)))))
+	case graph.EmbedGrad: // of a 16-bit gradient, the rows by token
+		if halves[p.Buf(op.In[1]).DType] != vec.NoHalf {
+			return aligned(8 * p.Buf(op.In[0]).Elems())
+		}
 	case graph.Rope:
 		a := op.Attr.(graph.RopeAttr)
 		return aligned(4 * a.Seq * a.HeadDim)
@@ -36,7 +43,14 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 		n, c := shape(op.In[0])
 		v, _ := shape(op.In[1])
 		rows := min(n, headRows)
-		forward, gradX, gradW := headSpecs(rows, c, v, false)
+		t, dw, sum := gemmTypes[p.Buf(op.In[0]).DType], gemm.F32, int64(0)
+		if hasOut(op, 2) {
+			var inWork bool
+			if dw, inWork = headSum(p.Buf(op.Out[2].Buf).DType, n); inWork {
+				sum = aligned(4 * int64(v) * int64(c))
+			}
+		}
+		forward, gradX, gradW := headSpecs(rows, c, v, t, dw, false)
 		product := gemm.Workspace(forward) // a last, smaller chunk needs no more
 		if hasOut(op, 1) {
 			product = max(product, gemm.Workspace(gradX))
@@ -44,7 +58,7 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 		if hasOut(op, 2) {
 			product = max(product, gemm.Workspace(gradW))
 		}
-		return aligned(4*int64(rows)*int64(v)) + aligned(4*int64(rows)) + aligned(8*int64(rows)) + aligned(product)
+		return aligned(4*int64(rows)*int64(v)) + aligned(4*int64(rows)) + aligned(8*int64(rows)) + sum + aligned(product)
 	}
 	return 0
 }

@@ -31,11 +31,12 @@ type rankSumArgs struct {
 	accumulate int32
 }
 
-// RankSum returns a sum of f32, f64 or i64 elements. One is for one goroutine.
+// RankSum returns a sum of f32, f64, i64, bf16 or f16 elements; 16 bits are added
+// in f32 and rounded once. One is for one goroutine.
 func (l *Library) RankSum(dtype graph.DType) (*RankSum, error) {
-	name, ok := map[graph.DType]string{graph.F32: "f32", graph.F64: "f64", graph.I64: "i64"}[dtype]
+	name, ok := map[graph.DType]string{graph.F32: "f32", graph.F64: "f64", graph.I64: "i64", graph.BF16: "bf16", graph.F16: "f16"}[dtype]
 	if !ok {
-		return nil, fmt.Errorf("no sum of %s, want f32, f64 or i64", dtype)
+		return nil, fmt.Errorf("no sum of %s, want f32, f64, i64, bf16 or f16", dtype)
 	}
 	f, err := l.function("comm.cu", "sum_ranks_"+name, 0)
 	if err != nil {

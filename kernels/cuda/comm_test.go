@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/drivertest"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cpu"
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/kernels/cuda"
 	"github.com/spillway-ml/spillway/kernels/cuda/shim"
@@ -37,8 +38,10 @@ func TestRankSum(t *testing.T) {
 	sumRanks[float32](t, d, lib, s, graph.F32)
 	sumRanks[float64](t, d, lib, s, graph.F64)
 	sumRanks[int64](t, d, lib, s, graph.I64)
-	_, err = lib.RankSum(graph.BF16)
-	require.ErrorContains(t, err, "no sum of bf16")
+	sumRanks16(t, d, lib, s, graph.BF16, num.BF16, num.FromBF16)
+	sumRanks16(t, d, lib, s, graph.F16, num.F16, num.FromF16)
+	_, err = lib.RankSum(graph.I32)
+	require.ErrorContains(t, err, "no sum of i32")
 	require.NoError(t, errors.Join(d.DestroyStream(s), lib.Close()))
 }
 
@@ -81,6 +84,44 @@ func sumRanks[T comm.Number](t *testing.T, d *drivertest.Driver, lib *cuda.Libra
 			for _, a := range at {
 				require.Equal(t, want, view(a), "%d ranks", ranks)
 			}
+		}
+		for _, a := range at {
+			require.NoError(t, d.Free(a))
+		}
+	}
+}
+
+// sumRanks16 is sumRanks of 16-bit floats: their float32 values are added in the
+// same order, and the sum is rounded once.
+func sumRanks16(t *testing.T, d *drivertest.Driver, lib *cuda.Library, s driver.Stream, dtype graph.DType, narrow func(float32) uint16, widen func(uint16) float32) {
+	sum, err := lib.RankSum(dtype)
+	require.NoError(t, err)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, ranks := range []int{1, 2, 3, 7, 64} {
+		const n = 3000
+		var at []driver.Address
+		var wide [][]float32
+		view := func(a driver.Address) []uint16 {
+			b, err := d.Bytes(a, 2*n)
+			require.NoError(t, err)
+			return unsafe.Slice((*uint16)(unsafe.Pointer(&b[0])), n)
+		}
+		for range ranks + 1 { // the last is a destination apart
+			a, err := d.Alloc(2 * n)
+			require.NoError(t, err)
+			at = append(at, a)
+			v := make([]float32, n)
+			for i, bits := 0, view(a); i < n; i++ {
+				bits[i] = narrow(float32(rng.NormFloat64() * 100))
+				v[i] = widen(bits[i])
+			}
+			wide = append(wide, v)
+		}
+		comm.NewAdder[float32](ranks).Sum(wide[ranks], wide[:ranks], true)
+		require.NoError(t, sum.Enqueue(d, s, at[ranks:], at[:ranks], n, true))
+		require.NoError(t, d.Synchronize(s))
+		for i, bits := range view(at[ranks]) {
+			require.Equal(t, narrow(wide[ranks][i]), bits, "%v, %d ranks, element %d", dtype, ranks, i)
 		}
 		for _, a := range at {
 			require.NoError(t, d.Free(a))

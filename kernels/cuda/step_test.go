@@ -230,22 +230,22 @@ func train(t *testing.T, p *graph.Program, m machine, steps int, lr float64) (lo
 	const counted = 2 * (stepBatch*stepSeq - 1) // of two micro-batches
 	for step := range steps {
 		require.NoError(t, m.run("step", func(micro int) {
-			tokens, targets := m.hostI32(p.HostTokens), m.hostI32(p.HostTargets)
+			tokens, targets := m.hostI32(p.Port(graph.PortTokens)), m.hostI32(p.Port(graph.PortTargets))
 			for i := range tokens {
 				tokens[i], targets[i] = int32(i*7%stepVocab), int32((i*7+7)%stepVocab)
 			}
 			targets[3] = -1
-			h := m.hostF64(p.HostHyper)
+			h := m.hostF64(p.Port(graph.PortHyper))
 			clear(h)
 			h[graph.HyperLR], h[graph.HyperInvCount], h[graph.HyperLossScale] = lr, 1.0/counted, 1
 			h[graph.HyperBC1], h[graph.HyperBC2] = 1-math.Pow(0.9, float64(step+1)), 1-math.Pow(0.95, float64(step+1))
-			if p.HostKey != graph.NoBuf {
-				key := m.hostI64(p.HostKey)
+			if p.Port(graph.PortKey) != graph.NoBuf {
+				key := m.hostI64(p.Port(graph.PortKey))
 				clear(key)
 				key[graph.KeySeed], key[graph.KeyStep] = 1, int64(step)
 			}
 		}))
-		losses = append(losses, m.hostF64(p.HostLoss)[0]/counted)
+		losses = append(losses, m.hostF64(p.Port(graph.PortLoss))[0]/counted)
 	}
 	for i := range p.Units {
 		var n int64

@@ -33,6 +33,8 @@ type Options struct {
 	// Half makes the values bf16 where the kind table lets them be, and gradients
 	// of parameters bf16 or f32.
 	Half bool
+	// F16 makes them f16 instead.
+	F16 bool
 	// Large draws shapes beyond a block of threads, for the kinds that have such.
 	Large bool
 	// Aligned starts every operand at a multiple of Layout's alignment.
@@ -85,7 +87,7 @@ func draw(kind graph.Kind, s spec, rng *rand.Rand, opts Options) *Operation {
 		}
 	}
 	if opts.Half {
-		ins, outs = half(ins, rng), half(outs, rng)
+		ins, outs = half(ins, rng, opts.compute()), half(outs, rng, opts.compute())
 	}
 	s.finite = opts.Finite
 	for i, d := range ins {
@@ -272,15 +274,23 @@ func (o *Operation) Binding(arena device.Arena, offsets []int64) kernels.Binding
 	return b
 }
 
-// half returns operands whose values are bf16.
-func half(list []graph.Operand, rng *rand.Rand) []graph.Operand {
+// compute is the type of values of Options.Half.
+func (o *Options) compute() graph.DType {
+	if o.F16 {
+		return graph.F16
+	}
+	return graph.BF16
+}
+
+// half returns operands whose values are of a 16-bit type.
+func half(list []graph.Operand, rng *rand.Rand, dt graph.DType) []graph.Operand {
 	list = slices.Clone(list)
 	for i, d := range list {
 		if d.Name == "low" && rng.IntN(2) == 0 {
 			list[i].Types = []graph.DType{graph.F16}
 		}
 		if d.Float == graph.ComputeFloat || (d.Float == graph.GradFloat || d.Name == "g" && len(d.Types) > 1) && rng.IntN(2) == 0 {
-			list[i].Types = []graph.DType{graph.BF16}
+			list[i].Types = []graph.DType{dt}
 			if d.Float == graph.AnyFloat && rng.IntN(2) == 0 { // a gradient that is an update's input
 				list[i].Types = []graph.DType{graph.F16}
 			}
@@ -291,14 +301,20 @@ func half(list []graph.Operand, rng *rand.Rand) []graph.Operand {
 
 // Big draws an operation of a kind that needs workspace, of shapes at which that
 // reaches its bounds; nothing has contents. It is false for other kinds.
-func Big(kind graph.Kind, rng *rand.Rand) (*graph.Program, *graph.Op, bool) {
+func Big(kind graph.Kind, rng *rand.Rand, opts Options) (*graph.Program, *graph.Op, bool) {
 	draw, ok := bigShapes[kind]
+	if !ok && opts.Half {
+		draw, ok = bigHalfShapes[kind]
+	}
 	if !ok {
 		return nil, nil, false
 	}
 	s := draw(rng)
 	info, _ := graph.InfoOf(kind)
 	ins, outs := info.Operands(s.attr)
+	if opts.Half {
+		ins, outs = half(ins, rng, opts.compute()), half(outs, rng, opts.compute())
+	}
 	p := &graph.Program{}
 	op := &graph.Op{Kind: kind, Name: "op", Attr: s.attr, Work: graph.NoBuf, Skip: graph.NoBuf, Unit: -1}
 	for i, d := range ins {
@@ -331,6 +347,14 @@ func SameBits(dt graph.DType, a, b []byte) bool {
 	case graph.F32:
 		return slices.EqualFunc(Values[float32](a), Values[float32](b), func(x, y float32) bool {
 			return math.Float32bits(x) == math.Float32bits(y) || x != x && y != y
+		})
+	case graph.BF16, graph.F16:
+		infinity := uint16(0x7f80)
+		if dt == graph.F16 {
+			infinity = 0x7c00
+		}
+		return slices.EqualFunc(Values[uint16](a), Values[uint16](b), func(x, y uint16) bool {
+			return x == y || x&0x7fff > infinity && y&0x7fff > infinity
 		})
 	case graph.I64: // exact accumulators: their digits carry as they were added
 		return slices.Equal(normalized(a), normalized(b))

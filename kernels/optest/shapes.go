@@ -223,6 +223,14 @@ var bigShapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.Sum:           func(r *rand.Rand) spec { return spec{in: of(dims{upTo(r, 1<<20)}), out: of(dims{1})} },
 }
 
+// bigHalfShapes has the kinds that need workspace where values are 16-bit alone.
+var bigHalfShapes = map[graph.Kind]func(*rand.Rand) spec{
+	graph.EmbedGrad: func(r *rand.Rand) spec {
+		n, v, c := upTo(r, 1<<16), upTo(r, 1<<16), upTo(r, 1<<12)
+		return spec{in: of(dims{n}, dims{n, c}), out: of(dims{v, c}), classes: int(v)}
+	},
+}
+
 func rowsOf(r *rand.Rand, attr any, ins, outs int) spec {
 	x := lead(r, upTo(r, 12), upTo(r, 300))
 	s := spec{attr: attr}

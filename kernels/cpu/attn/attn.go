@@ -8,6 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
 // Float is the element type of a kernel: float32 to train, float64 to check
@@ -25,6 +26,10 @@ type Forward[T Float] struct {
 	Y     []T // (B·Tq, H·D), written; may share a buffer with no operand that is read
 	Lse   []T // (B, H, Tq), log-sum-exp of the scaled scores, written; nil if not wanted
 	Work  []T // ForwardWorkspace(Shape) elements, contents before and after are of no meaning
+
+	// As says that the operands are 16-bit: Q16 … in place of Q …, with T float32.
+	As                 vec.Half
+	Q16, K16, V16, Y16 []uint16
 
 	LdQ, LdK, LdV, LdY int // row strides in elements
 	// KVRows is the number of rows from a sequence's first key to the next
@@ -50,7 +55,12 @@ type Backward[T Float] struct {
 	Dq    []T // (B·Tq, H·D), written
 	Dk    []T // (B·Tk, KV·D), written
 	Dv    []T // (B·Tk, KV·D), written
-	Work  []T // BackwardWorkspace(Shape) elements
+	Work  []T // BackwardWorkspace(Shape) elements; of 16-bit operands BackwardWorkspace16
+
+	// As and the 16-bit operands are as Forward's. Sums are float32 and rounded
+	// once.
+	As                                         vec.Half
+	Q16, K16, V16, Y16, Dy16, Dq16, Dk16, Dv16 []uint16
 
 	LdQ, LdK, LdV, LdY, LdDy, LdDq, LdDk, LdDv int // row strides in elements
 
@@ -63,14 +73,59 @@ type Backward[T Float] struct {
 // rows is an operand: head h of row t of sequence b.
 type rows[T Float] struct {
 	data   []T
+	half   []uint16 // in place of data
+	as     vec.Half
 	ld     int
 	perSeq int
+	one    bool // of one sequence and head alone
 }
 
+func (r *rows[T]) at(b, t, h, d int) int {
+	if r.one {
+		return t * r.ld
+	}
+	return (b*r.perSeq+t)*r.ld + h*d
+}
+
+// row is a row of T elements.
 func (r *rows[T]) row(b, t, h, d int) []T {
-	at := (b*r.perSeq+t)*r.ld + h*d
+	at := r.at(b, t, h, d)
 	return r.data[at : at+d : at+d]
 }
+
+// row16 is a row of 16-bit elements.
+func (r *rows[T]) row16(b, t, h, d int) []uint16 {
+	at := r.at(b, t, h, d)
+	return r.half[at : at+d : at+d]
+}
+
+// read is a row, or its values in to.
+func (r *rows[T]) read(b, t, h, d int, to []T) []T {
+	if r.half == nil {
+		return r.row(b, t, h, d)
+	}
+	wide, _ := any(to[:d]).([]float32)
+	vec.WidenRow(r.as, wide, r.row16(b, t, h, d))
+	return to[:d]
+}
+
+// write is where a row is computed: where it lies, or to; stored puts it in its
+// place.
+func (r *rows[T]) write(b, t, h, d int, to []T) []T {
+	if r.half == nil {
+		return r.row(b, t, h, d)
+	}
+	return to[:d]
+}
+
+func (r *rows[T]) stored(b, t, h, d int, v []T) {
+	if r.half != nil {
+		wide, _ := any(v).([]float32)
+		vec.NarrowRow(r.as, r.row16(b, t, h, d), wide)
+	}
+}
+
+func (r *rows[T]) len() int { return max(len(r.data), len(r.half)) }
 
 func roundUp(n, to int) int { return (n + to - 1) / to * to }
 
@@ -124,6 +179,10 @@ func (s *Shape) forwardSlot() int {
 	return 2*b*d + 17*b + 2*KeyTile*d + KeyTile*KeyTile + 2*KeyTile + 16
 }
 
+// backwardSlot16 is backwardSlot with the float32 sums of a key/value head's dk
+// and dv, which rest there over blocks of queries and heads of a group.
+func (s *Shape) backwardSlot16() int { return s.backwardSlot() + 2*s.Tk*s.D }
+
 func (s *Shape) backwardSlot() int {
 	d, b := roundUp(s.D, 16), s.queryBlock()
 	// q, dy, dq; delta; kᵀ, vᵀ, k, dk, dv tiles; p and ds; alignment.
@@ -148,6 +207,14 @@ func BackwardWorkspace(s Shape) int {
 	return min(s.backwardTasks(), maxSlots) * s.backwardSlot()
 }
 
+// BackwardWorkspace16 is BackwardWorkspace for 16-bit operands.
+func BackwardWorkspace16(s Shape) int {
+	if s.Validate() != nil {
+		return 0
+	}
+	return min(s.backwardTasks(), maxSlots) * s.backwardSlot16()
+}
+
 // levelNow is level.Current, but for tests that compare levels.
 var levelNow = level.Current
 
@@ -168,21 +235,46 @@ func scaleOf[T Float](op string, scale T, d int) (T, error) {
 	return scale, nil
 }
 
+// rowsOf is an operand: 16-bit where as says so.
+func rowsOf[T Float](data []T, half []uint16, as vec.Half, ld, perSeq int) rows[T] {
+	if as == vec.NoHalf {
+		half = nil
+	} else {
+		data = nil
+		if half == nil {
+			half = []uint16{} // too short for any operand, but no T
+		}
+	}
+	return rows[T]{data: data, half: half, as: as, ld: ld, perSeq: perSeq}
+}
+
+// checkHalf refuses 16-bit operands where T is not float32.
+func checkHalf[T Float](op string, as vec.Half) error {
+	var z T
+	if _, ok := any(z).(float32); as != vec.NoHalf && !ok {
+		return fmt.Errorf("%s: 16-bit operands with elements of %T, must be float32", op, z)
+	}
+	return nil
+}
+
 func (f *Forward[T]) check() error {
 	const op = "attention"
 	if err := f.Shape.Validate(); err != nil {
 		return err
 	}
 	perSeq := or(f.KVRows, f.Tk)
-	f.q = rows[T]{f.Q, or(f.LdQ, f.H*f.D), f.Tq}
-	f.k = rows[T]{f.K, or(f.LdK, f.KV*f.D), perSeq}
-	f.v = rows[T]{f.V, or(f.LdV, f.KV*f.D), perSeq}
-	f.y = rows[T]{f.Y, or(f.LdY, f.H*f.D), f.Tq}
+	f.q = rowsOf(f.Q, f.Q16, f.As, or(f.LdQ, f.H*f.D), f.Tq)
+	f.k = rowsOf(f.K, f.K16, f.As, or(f.LdK, f.KV*f.D), perSeq)
+	f.v = rowsOf(f.V, f.V16, f.As, or(f.LdV, f.KV*f.D), perSeq)
+	f.y = rowsOf(f.Y, f.Y16, f.As, or(f.LdY, f.H*f.D), f.Tq)
+	if err := checkHalf[T](op, f.As); err != nil {
+		return err
+	}
 	for _, o := range [...]operand{
-		{"q", len(f.Q), f.q.ld, f.Tq, f.Tq, f.H * f.D, f.B, "LdQ", "Tq"},
-		{"k", len(f.K), f.k.ld, f.Tk, perSeq, f.KV * f.D, f.B, "LdK", "KVRows"},
-		{"v", len(f.V), f.v.ld, f.Tk, perSeq, f.KV * f.D, f.B, "LdV", "KVRows"},
-		{"y", len(f.Y), f.y.ld, f.Tq, f.Tq, f.H * f.D, f.B, "LdY", "Tq"},
+		{"q", f.q.len(), f.q.ld, f.Tq, f.Tq, f.H * f.D, f.B, "LdQ", "Tq"},
+		{"k", f.k.len(), f.k.ld, f.Tk, perSeq, f.KV * f.D, f.B, "LdK", "KVRows"},
+		{"v", f.v.len(), f.v.ld, f.Tk, perSeq, f.KV * f.D, f.B, "LdV", "KVRows"},
+		{"y", f.y.len(), f.y.ld, f.Tq, f.Tq, f.H * f.D, f.B, "LdY", "Tq"},
 	} {
 		if err := o.check(op); err != nil {
 			return err
@@ -206,23 +298,26 @@ func (f *Backward[T]) check() error {
 		return err
 	}
 	wq, wk := f.H*f.D, f.KV*f.D
-	f.q = rows[T]{f.Q, or(f.LdQ, wq), f.Tq}
-	f.k = rows[T]{f.K, or(f.LdK, wk), f.Tk}
-	f.v = rows[T]{f.V, or(f.LdV, wk), f.Tk}
-	f.y = rows[T]{f.Y, or(f.LdY, wq), f.Tq}
-	f.dy = rows[T]{f.Dy, or(f.LdDy, wq), f.Tq}
-	f.dq = rows[T]{f.Dq, or(f.LdDq, wq), f.Tq}
-	f.dk = rows[T]{f.Dk, or(f.LdDk, wk), f.Tk}
-	f.dv = rows[T]{f.Dv, or(f.LdDv, wk), f.Tk}
+	f.q = rowsOf(f.Q, f.Q16, f.As, or(f.LdQ, wq), f.Tq)
+	f.k = rowsOf(f.K, f.K16, f.As, or(f.LdK, wk), f.Tk)
+	f.v = rowsOf(f.V, f.V16, f.As, or(f.LdV, wk), f.Tk)
+	f.y = rowsOf(f.Y, f.Y16, f.As, or(f.LdY, wq), f.Tq)
+	f.dy = rowsOf(f.Dy, f.Dy16, f.As, or(f.LdDy, wq), f.Tq)
+	f.dq = rowsOf(f.Dq, f.Dq16, f.As, or(f.LdDq, wq), f.Tq)
+	f.dk = rowsOf(f.Dk, f.Dk16, f.As, or(f.LdDk, wk), f.Tk)
+	f.dv = rowsOf(f.Dv, f.Dv16, f.As, or(f.LdDv, wk), f.Tk)
+	if err := checkHalf[T](op, f.As); err != nil {
+		return err
+	}
 	for _, o := range [...]operand{
-		{"q", len(f.Q), f.q.ld, f.Tq, f.Tq, wq, f.B, "LdQ", "Tq"},
-		{"k", len(f.K), f.k.ld, f.Tk, f.Tk, wk, f.B, "LdK", "Tk"},
-		{"v", len(f.V), f.v.ld, f.Tk, f.Tk, wk, f.B, "LdV", "Tk"},
-		{"y", len(f.Y), f.y.ld, f.Tq, f.Tq, wq, f.B, "LdY", "Tq"},
-		{"dy", len(f.Dy), f.dy.ld, f.Tq, f.Tq, wq, f.B, "LdDy", "Tq"},
-		{"dq", len(f.Dq), f.dq.ld, f.Tq, f.Tq, wq, f.B, "LdDq", "Tq"},
-		{"dk", len(f.Dk), f.dk.ld, f.Tk, f.Tk, wk, f.B, "LdDk", "Tk"},
-		{"dv", len(f.Dv), f.dv.ld, f.Tk, f.Tk, wk, f.B, "LdDv", "Tk"},
+		{"q", f.q.len(), f.q.ld, f.Tq, f.Tq, wq, f.B, "LdQ", "Tq"},
+		{"k", f.k.len(), f.k.ld, f.Tk, f.Tk, wk, f.B, "LdK", "Tk"},
+		{"v", f.v.len(), f.v.ld, f.Tk, f.Tk, wk, f.B, "LdV", "Tk"},
+		{"y", f.y.len(), f.y.ld, f.Tq, f.Tq, wq, f.B, "LdY", "Tq"},
+		{"dy", f.dy.len(), f.dy.ld, f.Tq, f.Tq, wq, f.B, "LdDy", "Tq"},
+		{"dq", f.dq.len(), f.dq.ld, f.Tq, f.Tq, wq, f.B, "LdDq", "Tq"},
+		{"dk", f.dk.len(), f.dk.ld, f.Tk, f.Tk, wk, f.B, "LdDk", "Tk"},
+		{"dv", f.dv.len(), f.dv.ld, f.Tk, f.Tk, wk, f.B, "LdDv", "Tk"},
 	} {
 		if err := o.check(op); err != nil {
 			return err
@@ -235,7 +330,11 @@ func (f *Backward[T]) check() error {
 	if f.scale, err = scaleOf(op, f.Scale, f.D); err != nil {
 		return err
 	}
-	return checkFlat(op, "the workspace", len(f.Work), BackwardWorkspace(f.Shape))
+	work := BackwardWorkspace(f.Shape)
+	if f.As != vec.NoHalf {
+		work = BackwardWorkspace16(f.Shape)
+	}
+	return checkFlat(op, "the workspace", len(f.Work), work)
 }
 
 // Run computes Y and Lse on the pool. It allocates nothing. Sizes that do not
@@ -270,7 +369,7 @@ func (f *Forward[T]) RunIndex(slot int) {
 			continue
 		}
 		for t := from; t < to; t++ {
-			f.forwardRow(b, h, t)
+			f.forwardRow(b, h, t, scratch)
 		}
 	}
 }
@@ -293,14 +392,38 @@ func (f *Backward[T]) Run(p *pool.Pool) error {
 // key/value head: one goroutine does all that is added into its dk and dv.
 func (f *Backward[T]) RunIndex(slot int) {
 	n := f.backwardSlot()
+	if f.As != vec.NoHalf {
+		n = f.backwardSlot16()
+	}
 	scratch := f.Work[slot*n : (slot+1)*n]
 	group := f.H / f.KV
 	for task := int(f.next.Add(1)) - 1; task < f.backwardTasks(); task = int(f.next.Add(1)) - 1 {
 		b, g := task/f.KV, task%f.KV
 		for h := g * group; h < (g+1)*group; h++ {
 			if !simdBackward(f, b, h, scratch) {
-				f.backwardHead(b, h)
+				f.backwardHead(b, h, scratch)
 			}
 		}
+	}
+}
+
+// sums are the float32 sums of dk and dv of 16-bit operands, in a slot's scratch;
+// else the outputs themselves.
+func (f *Backward[T]) sums(scratch []T) (dk, dv rows[T]) {
+	if f.As == vec.NoHalf {
+		return f.dk, f.dv
+	}
+	rest, n := scratch[f.backwardSlot():], f.Tk*f.D
+	return rows[T]{data: rest[:n], ld: f.D, one: true}, rows[T]{data: rest[n : 2*n], ld: f.D, one: true}
+}
+
+// settle rounds the sums of a key/value head to the outputs.
+func (f *Backward[T]) settle(b, g int, dk, dv *rows[T]) {
+	if f.As == vec.NoHalf {
+		return
+	}
+	for j := range f.Tk {
+		f.dk.stored(b, j, g, f.D, dk.row(b, j, g, f.D))
+		f.dv.stored(b, j, g, f.D, dv.row(b, j, g, f.D))
 	}
 }

@@ -27,10 +27,11 @@ func axpy[T Float](p T, x, acc []T) {
 }
 
 // forwardRow computes query row t of sequence b, head h.
-func (f *Forward[T]) forwardRow(b, h, t int) {
+func (f *Forward[T]) forwardRow(b, h, t int, scratch []T) {
 	g := h / (f.H / f.KV)
-	q := f.q.row(b, t, h, f.D)
-	y := f.y.row(b, t, h, f.D)
+	other := scratch[2*f.D:]
+	q := f.q.read(b, t, h, f.D, scratch)
+	y := f.y.write(b, t, h, f.D, scratch[f.D:])
 	clear(y)
 	m := negInf[T]()
 	var l [16]T
@@ -40,7 +41,7 @@ func (f *Forward[T]) forwardRow(b, h, t int) {
 		w := min(KeyTile, n-j0)
 		next := m
 		for j := range w {
-			p[j] = T(f.scale * dot(q, f.k.row(b, j0+j, g, f.D)))
+			p[j] = T(f.scale * dot(q, f.k.read(b, j0+j, g, f.D, other)))
 			if p[j] > next {
 				next = p[j]
 			}
@@ -60,13 +61,14 @@ func (f *Forward[T]) forwardRow(b, h, t int) {
 		for j := range w {
 			p[j] = num.Exp(p[j] - c)
 			l[j%16] += p[j]
-			axpy(p[j], f.v.row(b, j0+j, g, f.D), y)
+			axpy(p[j], f.v.read(b, j0+j, g, f.D, other), y)
 		}
 	}
 	sum := tree16(&l)
 	for d := range y {
 		y[d] /= sum
 	}
+	f.y.stored(b, t, h, f.D, y)
 	if f.Lse != nil {
 		f.Lse[(b*f.H+h)*f.Tq+t] = logSumExp(m, sum)
 	}
@@ -87,30 +89,36 @@ func deltaOf[T Float](dy, y []T) T {
 
 // backwardHead adds query head h of sequence b to dk and dv of its key/value
 // head, which the first head of a group clears, and writes its dq.
-func (f *Backward[T]) backwardHead(b, h int) {
+func (f *Backward[T]) backwardHead(b, h int, scratch []T) {
 	group := f.H / f.KV
 	g := h / group
+	dk, dv := f.sums(scratch)
+	row := func(i int) []T { return scratch[i*f.D : (i+1)*f.D] }
 	if h%group == 0 {
 		for j := range f.Tk {
-			clear(f.dk.row(b, j, g, f.D))
-			clear(f.dv.row(b, j, g, f.D))
+			clear(dk.row(b, j, g, f.D))
+			clear(dv.row(b, j, g, f.D))
 		}
 	}
 	for t := range f.Tq {
-		q, dy, dq := f.q.row(b, t, h, f.D), f.dy.row(b, t, h, f.D), f.dq.row(b, t, h, f.D)
+		q, dy, dq := f.q.read(b, t, h, f.D, row(0)), f.dy.read(b, t, h, f.D, row(1)), f.dq.write(b, t, h, f.D, row(2))
 		clear(dq)
-		delta := deltaOf(dy, f.y.row(b, t, h, f.D))
+		delta := deltaOf(dy, f.y.read(b, t, h, f.D, row(3)))
 		lse := f.Lse[(b*f.H+h)*f.Tq+t]
 		for j := range f.visible(t) {
-			k := f.k.row(b, j, g, f.D)
+			k := f.k.read(b, j, g, f.D, row(4))
 			s := T(f.scale * dot(q, k))
 			p := num.Exp(s - lse)
-			dp := dot(dy, f.v.row(b, j, g, f.D))
+			dp := dot(dy, f.v.read(b, j, g, f.D, row(5)))
 			ds := T(T(p*(dp-delta)) * f.scale)
-			axpy(p, dy, f.dv.row(b, j, g, f.D))
-			axpy(ds, q, f.dk.row(b, j, g, f.D))
+			axpy(p, dy, dv.row(b, j, g, f.D))
+			axpy(ds, q, dk.row(b, j, g, f.D))
 			axpy(ds, k, dq)
 		}
+		f.dq.stored(b, t, h, f.D, dq)
+	}
+	if h%group == group-1 {
+		f.settle(b, g, &dk, &dv)
 	}
 }
 

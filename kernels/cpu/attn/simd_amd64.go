@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
+	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
 // The SIMD path. A task packs its queries into rows without gaps, padded to a
@@ -72,6 +73,15 @@ func simdBackward[T Float](f *Backward[T], b, h int, scratch []T) bool {
 // packRows copies rows [from, to) of an operand to rows of width dp from out,
 // and clears the channels beyond d.
 func packRows(r *rows[float32], b, h, d, from, to int, out fptr, dp int) {
+	if r.half != nil {
+		for t := from; t < to; t++ {
+			dst := unsafe.Slice(out, dp)
+			vec.WidenRow(r.as, dst[:d], r.row16(b, t, h, d))
+			clear(dst[d:])
+			out = at(out, dp)
+		}
+		return
+	}
 	if d == dp && from < to {
 		copyAVX(&copyArgs{in: unsafe.SliceData(r.row(b, from, h, d)), inRow: 4 * r.ld, out: out, outRow: 4 * dp, rows: to - from, columns: d})
 		return
@@ -92,6 +102,13 @@ func packTile(r *rows[float32], b, h, d, j0, w int, out fptr, dp int) {
 
 // unpackRows is packRows the other way.
 func unpackRows(r *rows[float32], b, h, d, from, to int, in fptr, dp int) {
+	if r.half != nil {
+		for t := from; t < to; t++ {
+			vec.NarrowRow(r.as, r.row16(b, t, h, d), unsafe.Slice(in, d))
+			in = at(in, dp)
+		}
+		return
+	}
 	if d == dp && from < to {
 		copyAVX(&copyArgs{in: in, inRow: 4 * dp, out: unsafe.SliceData(r.row(b, from, h, d)), outRow: 4 * r.ld, rows: to - from, columns: d})
 		return
@@ -119,7 +136,11 @@ func (a *ahead) add(r *rows[float32], b, t, h, d, rows int) {
 		return
 	}
 	tile := &a.tiles[(a.head+a.n)%len(a.tiles)]
-	tile.first, tile.row = uintptr(unsafe.Pointer(unsafe.SliceData(r.row(b, t, h, d)))), 4*r.ld
+	if r.half != nil {
+		tile.first, tile.row = uintptr(unsafe.Pointer(unsafe.SliceData(r.row16(b, t, h, d)))), 2*r.ld
+	} else {
+		tile.first, tile.row = uintptr(unsafe.Pointer(unsafe.SliceData(r.row(b, t, h, d)))), 4*r.ld
+	}
 	a.n++
 }
 
@@ -248,10 +269,16 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 	lse := f.Lse[(b*f.H+h)*f.Tq:][:f.Tq]
 	var pre ahead
 
+	// 16-bit dk and dv are written once where one block of one head is all.
+	dkSum, dvSum := &f.dk, &f.dv
+	if f.As != vec.NoHalf && (group > 1 || f.Tq > n-f.lead() || f.Tq == 0) {
+		x, y := f.sums(scratch)
+		dkSum, dvSum = &x, &y
+	}
 	if f.Tq == 0 {
 		for j := range f.Tk {
-			clear(f.dk.row(b, j, g, d))
-			clear(f.dv.row(b, j, g, d))
+			clear(dkSum.row(b, j, g, d))
+			clear(dvSum.row(b, j, g, d))
 		}
 	}
 	for from := 0; from < f.Tq; {
@@ -276,8 +303,8 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 			if fresh(j0) {
 				init = 0
 			} else {
-				packRows(&f.dk, b, g, d, j0, j0+w, dk, dp)
-				packRows(&f.dv, b, g, d, j0, j0+w, dv, dp)
+				packRows(dkSum, b, g, d, j0, j0+w, dk, dp)
+				packRows(dvSum, b, g, d, j0, j0+w, dv, dp)
 			}
 			for i0 := first; i0 < hi; i0 += KeyTile {
 				diagonal := f.Causal && base+i0 == j0
@@ -302,8 +329,8 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 					if !fresh(j0 + KeyTile) {
 						j += KeyTile
 					}
-					pre.add(&f.dk, b, j, g, d, keys)
-					pre.add(&f.dv, b, j, g, d, keys)
+					pre.add(dkSum, b, j, g, d, keys)
+					pre.add(dvSum, b, j, g, d, keys)
 					pre.add(&f.v, b, j0+KeyTile, g, d, keys)
 					pre.add(&f.k, b, j0+KeyTile, g, d, keys)
 				}
@@ -331,10 +358,13 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 					unpackRows(&f.dq, b, h, d, t, t+r1-r0, at(dq, (i0+r0)*dp), dp)
 				}
 			}
-			unpackRows(&f.dk, b, g, d, j0, j0+w, dk, dp)
-			unpackRows(&f.dv, b, g, d, j0, j0+w, dv, dp)
+			unpackRows(dkSum, b, g, d, j0, j0+w, dk, dp)
+			unpackRows(dvSum, b, g, d, j0, j0+w, dv, dp)
 		}
 		from = to
+	}
+	if dkSum != &f.dk && h%group == group-1 {
+		f.settle(b, g, dkSum, dvSum)
 	}
 }
 

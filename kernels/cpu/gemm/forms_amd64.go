@@ -157,7 +157,8 @@ func (p *Product) tileStrip(s area, c unsafe.Pointer, ldc int) {
 		}
 	}
 	if p.last && p.bias != nil {
-		biasAVX512(c, unsafe.Add(p.bias, 4*s.j0), ldc, rows, 1<<cols-1)
+		var bias [maxNR]float32
+		biasAVX512(c, p.biasOf(s.j0, s.j1, &bias), ldc, rows, 1<<cols-1)
 	}
 }
 

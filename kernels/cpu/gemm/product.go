@@ -26,6 +26,7 @@ type Product struct {
 	kernels kernels
 
 	a, b, c, bias  unsafe.Pointer // of the call; bias may be nil
+	biasIn         bool           // bias has the type of the inputs, 16 bits
 	packA, packB   unsafe.Pointer
 	offsets, sums  unsafe.Pointer
 	lda, ldb, ldc  int // bytes between stored rows
@@ -84,12 +85,25 @@ func (p *Product) Run(pl *pool.Pool, a, b, c, bias []float32, work []byte) error
 // least Workspace bytes with any content. C must overlap neither A, B, bias nor
 // work.
 func (p *Product) RunBytes(pl *pool.Pool, a, b, c []byte, bias []float32, work []byte) error {
+	return p.execute(pl, a, b, c, Bytes(bias), 4, work)
+}
+
+// RunHalf is RunBytes for 16-bit inputs and a bias of their type.
+func (p *Product) RunHalf(pl *pool.Pool, a, b []uint16, c []byte, bias []uint16, work []byte) error {
+	if p.spec.In.size() != 2 {
+		return fmt.Errorf("gemm: RunHalf on a product of %v: it takes bf16 or f16", p.spec.In)
+	}
+	return p.execute(pl, Bytes(a), Bytes(b), c, Bytes(bias), 2, work)
+}
+
+// execute is RunBytes with a bias of elements of so many bytes.
+func (p *Product) execute(pl *pool.Pool, a, b, c, bias []byte, biasSize int, work []byte) error {
 	for i, v := range [3][]byte{a, b, c} {
 		if err := p.mem[i].holds(len(v) / p.typeOf(i).size()); err != nil {
 			return err
 		}
 	}
-	if err := p.spec.holdsBias(bias != nil, len(bias)); err != nil {
+	if err := p.spec.holdsBias(bias != nil, len(bias)/biasSize); err != nil {
 		return err
 	}
 	if need := p.cut.bytes(); int64(len(work)) < need {
@@ -99,7 +113,7 @@ func (p *Product) RunBytes(pl *pool.Pool, a, b, c []byte, bias []float32, work [
 		return nil
 	}
 	out := c[:p.mem[2].elements()*p.spec.Out.size()]
-	for i, v := range [4][]byte{a, b, Bytes(bias), work} {
+	for i, v := range [4][]byte{a, b, bias, work} {
 		if overlap(out, v) {
 			return fmt.Errorf("gemm: C overlaps %s", [4]string{"A", "B", "bias", "the workspace"}[i])
 		}
@@ -108,6 +122,7 @@ func (p *Product) RunBytes(pl *pool.Pool, a, b, c []byte, bias []float32, work [
 	if bias != nil {
 		p.bias = unsafe.Pointer(unsafe.SliceData(bias))
 	}
+	p.biasIn = biasSize == 2
 	if p.spec.K == 0 {
 		p.noDepth()
 	} else {
@@ -148,7 +163,7 @@ func (p *Product) noDepth() {
 			if p.bias == nil {
 				break
 			}
-			b := *f32at(p.bias, 4*j)
+			b := p.biasAt(j)
 			switch p.spec.Out {
 			case F32:
 				*f32at(row, 4*j) += b
@@ -161,6 +176,24 @@ func (p *Product) noDepth() {
 	if p.Epilogue != nil {
 		p.Epilogue.Tile(0, p.spec.M, 0, p.spec.N)
 	}
+}
+
+// biasAt returns the bias of a column.
+func (p *Product) biasAt(j int) float32 {
+	if p.biasIn {
+		return widened(p.spec.In, *(*uint16)(unsafe.Add(p.bias, 2*j)))
+	}
+	return *f32at(p.bias, 4*j)
+}
+
+// biasOf returns the bias of columns [j0, j1) as float32: where it lies, or
+// widened into to.
+func (p *Product) biasOf(j0, j1 int, to *[maxNR]float32) unsafe.Pointer {
+	if !p.biasIn {
+		return unsafe.Add(p.bias, 4*j0)
+	}
+	p.kernels.widen(p.spec.In, unsafe.Pointer(to), unsafe.Add(p.bias, 2*j0), j1-j0)
+	return unsafe.Pointer(to)
 }
 
 // run goes over chunks. K is innermost, so that a chunk of C is finished before
@@ -314,6 +347,7 @@ func (p *Product) strip(s area, c unsafe.Pointer, ldc int) {
 	mr, nr := p.kernels.mr, p.kernels.nr
 	rows := s.i1 - s.i0
 	whole, rest := rows/mr, rows%mr
+	var bias [maxNR]float32
 	t := tile{ldb: 4 * nr, ldc: ldc, step: 4 * p.depth * mr, mask: 1<<(s.j1-s.j0) - 1}
 	a := unsafe.Add(p.packA, 4*p.depth*(s.i0-p.m0))
 	b := unsafe.Add(p.packB, 4*p.depth*(s.j0-p.n0))
@@ -338,7 +372,7 @@ func (p *Product) strip(s area, c unsafe.Pointer, ldc int) {
 			case p.kernels.form == formFlipped:
 				t.bias = unsafe.Add(p.offsets, 4*(s.j0-p.n0))
 			case p.bias != nil && p.last:
-				t.bias = unsafe.Add(p.bias, 4*s.j0)
+				t.bias = p.biasOf(s.j0, s.j1, &bias)
 			}
 		}
 		t.b = unsafe.Add(b, k*t.ldb)

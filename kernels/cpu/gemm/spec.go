@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/level"
 )
 
 // KC is the depth of a block of K, the same for every shape and level: an
@@ -28,6 +30,14 @@ type Spec struct {
 	// In is the type of A and B, Out that of C. Float inputs have any float
 	// output, int8 inputs have I32.
 	In, Out Type
+}
+
+// Widened says that a product's sums are those of float32 inputs at the level in
+// use, bit for bit: of f32 and f16 always, of bf16 where no instruction for it is
+// used.
+func Widened(in Type) bool {
+	k := bestKernels(in, level.Current())
+	return k.form == formF32 || k.form == formWide
 }
 
 // Forward is y(tokens,out) = x(tokens,in)·W(in,out), or ·Wᵀ where W is stored

@@ -45,6 +45,18 @@ func (c *call[T]) floats(id graph.BufID) ([]T, error) {
 	return v, err
 }
 
+// round rounds values to the type of output i, without storing them.
+func (c *call[T]) round(i int, v []T) { c.roundAs(c.w.prog.Buf(c.output(i)).DType, v) }
+
+func (c *call[T]) roundAs(dt graph.DType, v []T) {
+	if !isHalf(dt) || c.err != nil {
+		return
+	}
+	for i, x := range v {
+		v[i] = T(widenFrom(dt, narrowTo(dt, float32(x))))
+	}
+}
+
 // narrow rounds the 16-bit outputs into their buffers.
 func (c *call[T]) narrow() {
 	for i, t := range c.half {

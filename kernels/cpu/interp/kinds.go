@@ -131,6 +131,9 @@ func linear[T num.Float](c *call[T]) {
 	x, w, bias, y, pre := c.in(0), c.in(1), c.in(2), c.out(0), c.out(1)
 	a := attr[graph.LinearAttr](c)
 	c.product(x.rows, y.cols, x.cols, x.v, w.v, y.v, bias.v, false, a.TransW, false)
+	if a.Act != graph.ActNone { // of what is stored, or would be
+		c.round(0, y.v)
+	}
 	copy(pre.v, y.v)
 	if a.Act != graph.ActNone {
 		f, _ := act[T](a.Act)
@@ -472,6 +475,7 @@ func headLoss[T num.Float](c *call[T]) {
 		N: x.rows, V: w.rows, Logits: logits, Targets: targets, LSE: lse, DLogits: logits,
 		Scale: T(hyper[graph.HyperInvCount] * hyper[graph.HyperLossScale]),
 	})
+	c.roundAs(c.w.prog.Buf(c.input(0)).DType, logits) // as the products read it
 	if dx.v != nil {
 		c.product(x.rows, x.cols, w.rows, logits, w.v, dx.v, nil, false, false, false)
 	}

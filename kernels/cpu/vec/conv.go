@@ -38,7 +38,7 @@ func (w *Window) check(c *check) {
 // Im2Col gathers the window of every output position into a row, so that a
 // convolution is a matrix product with weights (KH·KW·C, out channels). What lies
 // in the padding is 0.
-type Im2Col[T num.Float] struct {
+type Im2Col[T Element] struct {
 	Window
 	X    []T // (B, H, W, C)
 	Cols []T // (B·OutH·OutW, KH·KW·C)

@@ -72,6 +72,13 @@ func (k *Widen) RunIndex(i int) {
 	widen(k.From, k.Dst[lo:hi], k.Src[lo:hi])
 }
 
+// WidenRow and NarrowRow convert elements on the caller's goroutine; both sides
+// have the same length.
+func WidenRow(from Half, dst []float32, src []uint16) { widen(from, dst, src) }
+
+// NarrowRow rounds as Narrow does; see WidenRow.
+func NarrowRow(to Half, dst []uint16, src []float32) { narrow(to, dst, src) }
+
 func narrow(h Half, dst []uint16, src []float32) {
 	if m := groups[float32](len(src)); m > 0 {
 		simd.narrow[h-BF16](unsafe.SliceData(dst), ptr(src), m)

@@ -29,21 +29,26 @@ type Dropout[T num.Float] struct {
 // Run computes the dropout.
 func (k *Dropout[T]) Run(p *pool.Pool) error {
 	c := check{op: "dropout"}
-	if k.Elems < 1 || k.Elems > 1<<34 {
-		c.fail("Elems is %d, want from 1 to 2^34", k.Elems)
-	}
-	if !(k.P >= 0 && k.P < 1) {
-		c.fail("P is %g, want in [0, 1)", k.P)
-	}
-	c.size1("Y", "that of X", len(k.Y), len(k.X))
-	if c.err == nil && len(k.X)%k.Elems != 0 {
-		c.fail("X has %d elements, want whole samples of Elems = %d", len(k.X), k.Elems)
-	}
+	c.dropout(k.Elems, k.P, len(k.X), len(k.Y))
 	if c.err == nil {
 		k.rounds.schedule(uint32(k.Seed), uint32(k.Seed>>32))
 		run(p, len(k.X)/k.Elems*tasks(k.Elems, grain), k)
 	}
 	return c.err
+}
+
+// dropout checks a dropout of x elements into y.
+func (c *check) dropout(elems int, p float64, x, y int) {
+	if elems < 1 || elems > 1<<34 {
+		c.fail("Elems is %d, want from 1 to 2^34", elems)
+	}
+	if !(p >= 0 && p < 1) {
+		c.fail("P is %g, want in [0, 1)", p)
+	}
+	c.size1("Y", "that of X", y, x)
+	if c.err == nil && x%elems != 0 {
+		c.fail("X has %d elements, want whole samples of Elems = %d", x, elems)
+	}
 }
 
 // RunIndex is a pool.Task's; call Run.

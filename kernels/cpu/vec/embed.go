@@ -5,8 +5,11 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
+// Element is what kernels that only copy take: floats, or 16 bits as they are.
+type Element interface{ num.Float | uint16 }
+
 // Embed is Y[n] = Table[Tokens[n]].
-type Embed[T num.Float] struct {
+type Embed[T Element] struct {
 	N, V, C int
 	Tokens  []int32 // (N), in [0, V)
 	Table   []T     // (V, C)

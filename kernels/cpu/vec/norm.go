@@ -42,11 +42,15 @@ func (k *LayerNorm[T]) RunIndex(i int) {
 	lo, hi := piece(i, rowGrain(k.C), k.N)
 	for n := lo; n < hi; n++ {
 		x, y := k.X[n*k.C:(n+1)*k.C], k.Y[n*k.C:(n+1)*k.C]
-		mean := rowSum(x) / T(k.C)
-		rstd := 1 / num.Sqrt(rowSqDiff(x, mean)/T(k.C)+k.Eps)
-		normApply(y, x, k.Gamma, k.Beta, mean, rstd)
-		k.Mean[n], k.Rstd[n] = mean, rstd
+		k.Mean[n], k.Rstd[n] = layerNormRow(y, x, k.Gamma, k.Beta, k.Eps)
 	}
+}
+
+func layerNormRow[T num.Float](y, x, gamma, beta []T, eps T) (mean, rstd T) {
+	mean = rowSum(x) / T(len(x))
+	rstd = 1 / num.Sqrt(rowSqDiff(x, mean)/T(len(x))+eps)
+	normApply(y, x, gamma, beta, mean, rstd)
+	return mean, rstd
 }
 
 // LayerNormGrad is the gradient of LayerNorm. With h = (X-Mean)·Rstd and
@@ -159,10 +163,14 @@ func (k *RMSNorm[T]) RunIndex(i int) {
 	lo, hi := piece(i, rowGrain(k.C), k.N)
 	for n := lo; n < hi; n++ {
 		x, y := k.X[n*k.C:(n+1)*k.C], k.Y[n*k.C:(n+1)*k.C]
-		rstd := 1 / num.Sqrt(rowDot(x, x)/T(k.C)+k.Eps)
-		rmsApply(y, x, k.Gamma, rstd)
-		k.Rstd[n] = rstd
+		k.Rstd[n] = rmsNormRow(y, x, k.Gamma, k.Eps)
 	}
+}
+
+func rmsNormRow[T num.Float](y, x, gamma []T, eps T) (rstd T) {
+	rstd = 1 / num.Sqrt(rowDot(x, x)/T(len(x))+eps)
+	rmsApply(y, x, gamma, rstd)
+	return rstd
 }
 
 // RMSNormGrad is the gradient of RMSNorm. With h = X·Rstd and g = DY·Gamma,

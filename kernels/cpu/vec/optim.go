@@ -13,9 +13,39 @@ import (
 // float32 once; the elements' arithmetic is float32. GradScale multiplies every
 // gradient first: the clip coefficient over the loss scale.
 
+// Half16 is 16-bit elements in place of float32 ones: a gradient that rests in
+// the compute type.
+type Half16 struct {
+	X  []uint16
+	As Half
+}
+
+// widened calls f for blocks [lo, hi) of elements [from, to) and their float32
+// values.
+func (h *Half16) widened(from, to int, f func(lo, hi int, x []float32)) {
+	s := borrow(halfBlock)
+	defer s.giveBack()
+	for lo := from; lo < to; lo += halfBlock {
+		hi := min(lo+halfBlock, to)
+		widen(h.As, s.buf[:hi-lo], h.X[lo:hi])
+		f(lo, hi, s.buf[:hi-lo])
+	}
+}
+
+// gradient refuses a gradient that is not n elements of one of the two kinds.
+func (c *check) gradient(name string, g []float32, half *Half16, n int) {
+	if half.X == nil {
+		c.size1(name, "that of P", len(g), n)
+		return
+	}
+	c.half(name+"16.As", half.As)
+	c.size1(name+"16", "that of P", len(half.X), n)
+}
+
 // Moments are the arguments that Adam's kin share.
 type Moments struct {
 	P, G, M, V   []float32 // parameter, gradient, first and second moment
+	G16          Half16    // the gradient, if G is nil; of AdamW alone
 	GradScale    float32
 	LR           float64
 	Beta1, Beta2 float64
@@ -26,7 +56,7 @@ type Moments struct {
 
 func (k *Moments) check(c *check) {
 	n := len(k.P)
-	c.size1("G", "that of P", len(k.G), n)
+	c.gradient("G", k.G, &k.G16, n)
 	c.size1("M", "that of P", len(k.M), n)
 	c.size1("V", "that of P", len(k.V), n)
 	if !(k.BC1 > 0 && k.BC2 > 0) {
@@ -83,11 +113,19 @@ func (k *AdamW) Run(p *pool.Pool) error {
 // RunIndex is a pool.Task's; call Run.
 func (k *AdamW) RunIndex(i int) {
 	lo, hi := piece(i, grain, len(k.P))
-	if k.Low == nil {
-		adamw(k.P[lo:hi], k.G[lo:hi], k.M[lo:hi], k.V[lo:hi], nil, NoHalf, &k.s)
+	if k.G16.X == nil {
+		k.block(lo, hi, k.G[lo:hi])
 		return
 	}
-	adamw(k.P[lo:hi], k.G[lo:hi], k.M[lo:hi], k.V[lo:hi], k.Low[lo:hi], k.LowAs, &k.s)
+	k.G16.widened(lo, hi, k.block)
+}
+
+func (k *AdamW) block(lo, hi int, g []float32) {
+	if k.Low == nil {
+		adamw(k.P[lo:hi], g, k.M[lo:hi], k.V[lo:hi], nil, NoHalf, &k.s)
+		return
+	}
+	adamw(k.P[lo:hi], g, k.M[lo:hi], k.V[lo:hi], k.Low[lo:hi], k.LowAs, &k.s)
 }
 
 func adamw(p, g, m, v []float32, low []uint16, as Half, s *adamScalars) {
@@ -132,6 +170,9 @@ type LAMBDirection struct {
 func (k *LAMBDirection) Run(p *pool.Pool) error {
 	c := check{op: "lamb direction"}
 	k.Moments.check(&c)
+	if k.G16.X != nil {
+		c.fail("G16 is set; the direction replaces a float32 gradient")
+	}
 	if c.err != nil {
 		return c.err
 	}
@@ -169,6 +210,7 @@ func lambDirection(p, g, m, v []float32, s *adamScalars) {
 // LAMBApply is P = P - LR·Ratio·U for one parameter's range.
 type LAMBApply struct {
 	P, U  []float32
+	U16   Half16 // the direction, if U is nil
 	LR    float64
 	Ratio float64 // LAMBRatio of the parameter's norms
 	step  float32
@@ -185,7 +227,7 @@ func LAMBRatio(normP, normU float64) float64 {
 // Run updates.
 func (k *LAMBApply) Run(p *pool.Pool) error {
 	c := check{op: "lamb apply"}
-	c.size1("U", "that of P", len(k.U), len(k.P))
+	c.gradient("U", k.U, &k.U16, len(k.P))
 	if c.err != nil {
 		return c.err
 	}
@@ -197,8 +239,14 @@ func (k *LAMBApply) Run(p *pool.Pool) error {
 // RunIndex is a pool.Task's; call Run.
 func (k *LAMBApply) RunIndex(i int) {
 	lo, hi := piece(i, grain, len(k.P))
-	axpy(k.P[lo:hi], k.U[lo:hi], -k.step)
+	if k.U16.X == nil {
+		k.block(lo, hi, k.U[lo:hi])
+		return
+	}
+	k.U16.widened(lo, hi, k.block)
 }
+
+func (k *LAMBApply) block(lo, hi int, u []float32) { axpy(k.P[lo:hi], u, -k.step) }
 
 // axpy is y = y + f·x, fused.
 func axpy(y, x []float32, f float32) {
@@ -227,6 +275,7 @@ func axpy(y, x []float32, f float32) {
 // Without a buffer (B nil) B is D and Momentum must be 0.
 type Momentum struct {
 	P, G, B   []float32 // parameter, gradient, momentum or nil
+	G16       Half16    // the gradient, if G is nil
 	GradScale float64
 	Decay     float64
 	Rate      float64
@@ -271,7 +320,7 @@ func NovoGradMoment(v, sqNormG, beta2 float64, first bool) float64 {
 // Run updates.
 func (k *Momentum) Run(p *pool.Pool) error {
 	c := check{op: "momentum update"}
-	c.size1("G", "that of P", len(k.G), len(k.P))
+	c.gradient("G", k.G, &k.G16, len(k.P))
 	if k.B != nil {
 		c.size1("B", "that of P", len(k.B), len(k.P))
 	} else if k.Momentum != 0 {
@@ -288,11 +337,19 @@ func (k *Momentum) Run(p *pool.Pool) error {
 // RunIndex is a pool.Task's; call Run.
 func (k *Momentum) RunIndex(i int) {
 	lo, hi := piece(i, grain, len(k.P))
-	if k.B == nil {
-		momentumUpdate(k.P[lo:hi], k.G[lo:hi], nil, &k.s, false)
+	if k.G16.X == nil {
+		k.block(lo, hi, k.G[lo:hi])
 		return
 	}
-	momentumUpdate(k.P[lo:hi], k.G[lo:hi], k.B[lo:hi], &k.s, k.Nesterov)
+	k.G16.widened(lo, hi, k.block)
+}
+
+func (k *Momentum) block(lo, hi int, g []float32) {
+	if k.B == nil {
+		momentumUpdate(k.P[lo:hi], g, nil, &k.s, false)
+		return
+	}
+	momentumUpdate(k.P[lo:hi], g, k.B[lo:hi], &k.s, k.Nesterov)
 }
 
 func momentumUpdate(p, g, b []float32, s *momentumScalars, nesterov bool) {

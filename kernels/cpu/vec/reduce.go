@@ -39,15 +39,7 @@ func (k *Sum[T]) Run(p *pool.Pool) error {
 		return c.err
 	}
 	run(p, len(k.Work), k)
-	var t treeSum
-	for _, s := range k.Work {
-		t.push(s)
-	}
-	s := t.sum()
-	if k.Accumulate {
-		s += k.Y[0]
-	}
-	k.Y[0] = s
+	k.Y[0] = total(k.Work, k.Y[0], k.Accumulate)
 	return nil
 }
 
@@ -123,6 +115,7 @@ func blockSqSum(x []float32) float64 {
 // parameter is split.
 type SqSum struct {
 	X   []float32
+	X16 Half16  // the elements, if X is nil
 	Acc []int64 // (exact.Limbs)
 }
 
@@ -130,25 +123,36 @@ type SqSum struct {
 func (k *SqSum) Run(p *pool.Pool) error {
 	c := check{op: "sqsum"}
 	c.size1("Acc", "exact.Limbs", len(k.Acc), exact.Limbs)
+	if k.X16.X != nil {
+		c.half("X16.As", k.X16.As)
+	}
 	if c.err == nil {
-		run(p, tasks(len(k.X), sumGrain), k)
+		run(p, tasks(max(len(k.X), len(k.X16.X)), sumGrain), k)
 	}
 	return c.err
 }
 
 // RunIndex is a pool.Task's; call Run.
 func (k *SqSum) RunIndex(i int) {
-	lo, hi := piece(i, sumGrain, len(k.X))
+	lo, hi := piece(i, sumGrain, max(len(k.X), len(k.X16.X)))
 	var limbs [exact.Limbs]int64
 	acc := exact.Accumulator(limbs[:])
-	for ; lo < hi; lo += block {
-		acc.Add(blockSqSum(k.X[lo:min(lo+block, hi)]))
+	if k.X16.X == nil {
+		addSquares(acc, k.X[lo:hi])
+	} else { // blocks of whole sums
+		k.X16.widened(lo, hi, func(_, _ int, x []float32) { addSquares(acc, x) })
 	}
 	acc.Normalize()
 	for j, v := range limbs {
 		if v != 0 {
 			atomic.AddInt64(&k.Acc[j], v)
 		}
+	}
+}
+
+func addSquares(acc exact.Accumulator, x []float32) {
+	for lo := 0; lo < len(x); lo += block {
+		acc.Add(blockSqSum(x[lo:min(lo+block, len(x))]))
 	}
 }
 

@@ -1,6 +1,8 @@
 package vec
 
 import (
+	"unsafe"
+
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
@@ -30,9 +32,13 @@ func (k *Softmax[T]) RunIndex(i int) {
 	lo, hi := piece(i, rowGrain(k.C), k.N)
 	for n := lo; n < hi; n++ {
 		x, y := k.X[n*k.C:(n+1)*k.C], k.Y[n*k.C:(n+1)*k.C]
-		s := rowExpSum(y, x, rowMax(x))
-		scale(y, y, 1/s, false)
+		softmaxRow(y, x)
 	}
+}
+
+func softmaxRow[T num.Float](y, x []T) {
+	s := rowExpSum(y, x, rowMax(x))
+	scale(y, y, 1/s, false)
 }
 
 // SoftmaxGrad is DX = Y·(DY - ΣDY·Y) over each row, or DX += that. DX may be DY or Y.
@@ -74,7 +80,9 @@ func (k *SoftmaxGrad[T]) RunIndex(i int) {
 // so that a batch computed in pieces of rows gives the same bits as a whole one.
 // A row whose target is -1 adds nothing (its LSE is computed). With DLogits not
 // nil it also writes the gradient as CrossEntropyGrad does, with the same bits,
-// while the row is in the cache; DLogits may be Logits, and RowLoss is needed.
+// while the row is in the cache; DLogits may be Logits, and RowLoss is needed. With
+// LowAs the gradient's rows are then rounded to 16 bits, each over the first half
+// of its own memory.
 type CrossEntropy[T num.Float] struct {
 	N, V    int
 	Logits  []T     // (N, V)
@@ -84,6 +92,7 @@ type CrossEntropy[T num.Float] struct {
 
 	DLogits []T // (N, V) or nil
 	Scale   T   // factor of DLogits
+	LowAs   Half
 
 	RowLoss []float64 // workspace (N), needed with DLogits
 }
@@ -148,7 +157,19 @@ func (k *CrossEntropy[T]) RunIndex(i int) {
 		if t >= 0 {
 			k.RowLoss[n] = float64(lse) - float64(x[t])
 		}
-		crossEntropyGrad(k.DLogits[n*k.V:(n+1)*k.V], x, t, lse, k.Scale)
+		d := k.DLogits[n*k.V : (n+1)*k.V]
+		crossEntropyGrad(d, x, t, lse, k.Scale)
+		if k.LowAs != NoHalf {
+			narrowInPlace(k.LowAs, d)
+		}
+	}
+}
+
+// narrowInPlace rounds a row of float32 to 16 bits at the row's start: element i
+// is written behind what has been read when it is.
+func narrowInPlace[T num.Float](as Half, row []T) {
+	if f, ok := any(row).([]float32); ok {
+		narrow(as, unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(f))), len(f)), f)
 	}
 }
 

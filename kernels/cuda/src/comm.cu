@@ -8,42 +8,61 @@ template <class T> struct Ranks {
 	T *dst[MOST_RANKS];
 };
 
+template <class T> DEVICE T value_of(T v) { return v; }
+DEVICE float value_of(bf16 v) { return widen(v); }
+DEVICE float value_of(f16 v) { return widen(v); }
+template <class T> DEVICE void set_value(T *p, T v) { *p = v; }
+DEVICE void set_value(bf16 *p, float v) { narrow(p, v); }
+DEVICE void set_value(f16 *p, float v) { narrow(p, v); }
+
 // tree_sum adds element i of n buffers in the order of comm.Adder: a binary tree
 // over the rank, split at the largest power of two below the count. As a binary
 // counter does, it joins neighbours of one size as they come, and what is left
 // from the right.
-template <class T> DEVICE T tree_sum(const Ranks<T> &r, int n, i64 i) {
-	T part[7];
+template <class S, class T> DEVICE S tree_sum(const Ranks<T> &r, int n, i64 i) {
+	S part[7];
 	int top = 0;
 	for (int k = 0; k < n; k++) {
-		T v = r.src[k][i];
+		S v = value_of(r.src[k][i]);
 		for (int m = k + 1; !(m & 1); m >>= 1) v = part[--top] + v;
 		part[top++] = v;
 	}
-	T v = part[--top];
+	S v = part[--top];
 	while (top > 0) v = part[--top] + v;
 	return v;
 }
 
-template <class T> DEVICE void sum_ranks(const Ranks<T> &r, i64 n, int ranks, int outs, int accumulate) {
+// sum_ranks adds elements of T in S.
+template <class S, class T> DEVICE void sum_ranks(const Ranks<T> &r, i64 n, int ranks, int outs, int accumulate) {
 	for (i64 i = first(); i < n; i += stride()) {
-		T v = tree_sum(r, ranks, i);
-		for (int o = 0; o < outs; o++) r.dst[o][i] = accumulate ? r.dst[o][i] + v : v;
+		S v = tree_sum<S>(r, ranks, i);
+		for (int o = 0; o < outs; o++) set_value(&r.dst[o][i], accumulate ? value_of(r.dst[o][i]) + v : v);
 	}
 }
 
 KERNEL(256, sum_ranks_f32, const int *skip, Ranks<float> r, i64 n, int ranks, int outs, int accumulate) {
 	SKIP();
-	sum_ranks(r, n, ranks, outs, accumulate);
+	sum_ranks<float>(r, n, ranks, outs, accumulate);
 }
 
 KERNEL(256, sum_ranks_f64, const int *skip, Ranks<double> r, i64 n, int ranks, int outs, int accumulate) {
 	SKIP();
-	sum_ranks(r, n, ranks, outs, accumulate);
+	sum_ranks<double>(r, n, ranks, outs, accumulate);
 }
 
 // Integer sums wrap, so they are of unsigned numbers.
 KERNEL(256, sum_ranks_i64, const int *skip, Ranks<u64> r, i64 n, int ranks, int outs, int accumulate) {
 	SKIP();
-	sum_ranks(r, n, ranks, outs, accumulate);
+	sum_ranks<u64>(r, n, ranks, outs, accumulate);
+}
+
+// 16 bits are added in f32 and rounded once.
+KERNEL(256, sum_ranks_bf16, const int *skip, Ranks<bf16> r, i64 n, int ranks, int outs, int accumulate) {
+	SKIP();
+	sum_ranks<float>(r, n, ranks, outs, accumulate);
+}
+
+KERNEL(256, sum_ranks_f16, const int *skip, Ranks<f16> r, i64 n, int ranks, int outs, int accumulate) {
+	SKIP();
+	sum_ranks<float>(r, n, ranks, outs, accumulate);
 }

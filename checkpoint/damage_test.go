@@ -1,0 +1,302 @@
+package checkpoint
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// flip changes a bit of a byte; at counts from the end where it is negative.
+func flip(t *testing.T, path string, at int) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	if at < 0 {
+		at += len(text)
+	}
+	text[at] ^= 0x10
+	require.NoError(t, os.WriteFile(path, text, 0o644))
+}
+
+// twoSteps is a folder with checkpoints of steps 1 and 2.
+func twoSteps(t *testing.T) (dir, older, newer string) {
+	dir = t.TempDir()
+	s := open(t, dir, Options{})
+	older, newer = save(t, s, 1), save(t, s, 2)
+	require.NoError(t, s.Close())
+	return dir, older, newer
+}
+
+// chosen asserts that the newer of twoSteps is found damaged, that file is named,
+// and that the older is used.
+func chosen(t *testing.T, dir, file string) {
+	t.Helper()
+	_, err := Verify(background, filepath.Join(dir, "step-00000002"))
+	require.ErrorIs(t, err, ErrDamaged)
+	require.ErrorContains(t, err, file)
+	c, err := Choose(background, dir)
+	require.NoError(t, err)
+	require.Equal(t, "step-00000001", c.Name)
+	require.Len(t, c.Passed, 1)
+	require.Equal(t, "step-00000002", c.Passed[0].Name)
+	require.ErrorContains(t, c.Passed[0].Why, file)
+}
+
+var fileNames = []string{"config.json", "exp_avg.safetensors", "manifest.json", "model.safetensors"}
+
+// Every byte of every file, flipped.
+func TestAnyByteFlipped(t *testing.T) {
+	dir, _, newer := twoSteps(t)
+	for _, name := range fileNames {
+		path := filepath.Join(newer, name)
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for i := range text {
+			flip(t, path, i)
+			_, err := Verify(background, newer)
+			require.ErrorIs(t, err, ErrDamaged, "%s, byte %d", name, i)
+			require.ErrorContains(t, err, name)
+			flip(t, path, i)
+		}
+		flip(t, path, len(text)/2)
+		chosen(t, dir, name)
+		flip(t, path, len(text)/2)
+		_, err = Verify(background, newer)
+		require.NoError(t, err)
+	}
+}
+
+// Every file cut, made longer, removed, renamed, swapped with the other step's, or
+// something else than a file.
+func TestAnyFileDamaged(t *testing.T) {
+	for what, damage := range map[string]func(path, other string) error{
+		"cut by a byte": func(p, _ string) error { return cut(p, 1) },
+		"cut by half":   func(p, _ string) error { st, err := os.Stat(p); require.NoError(t, err); return cut(p, st.Size()/2) },
+		"empty":         func(p, _ string) error { return os.Truncate(p, 0) },
+		"longer": func(p, _ string) error {
+			text, err := os.ReadFile(p)
+			require.NoError(t, err)
+			return os.WriteFile(p, append(text, '\n'), 0o644)
+		},
+		"removed":     func(p, _ string) error { return os.Remove(p) },
+		"renamed":     func(p, _ string) error { return os.Rename(p, p+".old") },
+		"a pipe":      func(p, _ string) error { require.NoError(t, os.Remove(p)); return unix.Mkfifo(p, 0o644) },
+		"a device":    func(p, _ string) error { require.NoError(t, os.Remove(p)); return os.Symlink("/dev/zero", p) },
+		"a folder":    func(p, _ string) error { require.NoError(t, os.Remove(p)); return os.Mkdir(p, 0o755) },
+		"a dead link": func(p, _ string) error { require.NoError(t, os.Remove(p)); return os.Symlink("nowhere", p) },
+		"swapped": func(p, other string) error {
+			text, err := os.ReadFile(other)
+			require.NoError(t, err)
+			return os.WriteFile(p, text, 0o644)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			for _, name := range fileNames {
+				if what == "swapped" && name == "config.json" {
+					continue // the same bytes in both
+				}
+				dir, older, newer := twoSteps(t)
+				require.NoError(t, damage(filepath.Join(newer, name), filepath.Join(older, name)))
+				if what == "renamed" && name != manifestName || what == "swapped" && name == manifestName {
+					chosen(t, dir, "") // the folder or either name is named
+					continue
+				}
+				chosen(t, dir, name)
+			}
+		})
+	}
+}
+
+func cut(path string, n int64) error {
+	st, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	return os.Truncate(path, st.Size()-n)
+}
+
+func TestAFileAdded(t *testing.T) {
+	dir, _, newer := twoSteps(t)
+	require.NoError(t, os.WriteFile(filepath.Join(newer, "exp_avg_sq.safetensors"), nil, 0o644))
+	chosen(t, dir, "exp_avg_sq.safetensors is not in its manifest")
+}
+
+// A manifest with a valid checksum that lists less than there is.
+func TestAFileUnlisted(t *testing.T) {
+	dir, _, newer := twoSteps(t)
+	m, err := ReadManifest(newer)
+	require.NoError(t, err)
+	for i, f := range m.Files {
+		if f.Name == "exp_avg.safetensors" {
+			m.Files = append(m.Files[:i:i], m.Files[i+1:]...)
+			break
+		}
+	}
+	seal(t, newer, m)
+	chosen(t, dir, "exp_avg.safetensors")
+}
+
+func seal(t *testing.T, folder string, m Manifest) {
+	t.Helper()
+	text, err := m.text()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(folder, manifestName), text, 0o644))
+}
+
+func TestARenamedFolder(t *testing.T) {
+	dir, older, newer := twoSteps(t)
+	require.NoError(t, os.Rename(newer, filepath.Join(dir, "step-00000009")))
+	c, err := Choose(background, dir)
+	require.NoError(t, err)
+	require.Equal(t, older, c.Folder)
+	require.ErrorContains(t, c.Passed[0].Why, "step-00000009 says step 2 in its manifest")
+	require.NoError(t, os.RemoveAll(older))
+	_, err = Choose(background, dir)
+	require.ErrorIs(t, err, ErrDamaged, "none is whole")
+	require.ErrorContains(t, err, "step-00000009")
+}
+
+// Manifests with a good checksum that no writer wrote.
+func TestManifestsOfIllWill(t *testing.T) {
+	for what, change := range map[string]func(*Manifest){
+		"..":              func(m *Manifest) { m.Files[0].Name = ".." },
+		"a path":          func(m *Manifest) { m.Files[0].Name = "../x" },
+		"an absolute one": func(m *Manifest) { m.Files[0].Name = "/etc/passwd" },
+		"none":            func(m *Manifest) { m.Files[0].Name = "" },
+		"itself":          func(m *Manifest) { m.Files[0].Name = manifestName },
+		"twice":           func(m *Manifest) { m.Files[0].Name = m.Files[1].Name },
+		"a negative size": func(m *Manifest) { m.Files[0].Bytes = -1 },
+		"no run":          func(m *Manifest) { m.Owner = "" },
+		"version 0":       func(m *Manifest) { m.Version = 0 },
+		"version -1":      func(m *Manifest) { m.Version = -1 },
+	} {
+		dir, _, newer := twoSteps(t)
+		m, err := ReadManifest(newer)
+		require.NoError(t, err)
+		change(&m)
+		seal(t, newer, m)
+		_, err = ReadManifest(newer)
+		require.ErrorIs(t, err, ErrDamaged, what)
+		chosen(t, dir, manifestName)
+	}
+}
+
+// A whole checkpoint of a later version is no damage: going back behind it would
+// lose it without a word.
+func TestALaterVersion(t *testing.T) {
+	dir, _, newer := twoSteps(t)
+	m, err := ReadManifest(newer)
+	require.NoError(t, err)
+	m.Version = Version + 1
+	seal(t, newer, m)
+	_, err = Choose(background, dir)
+	require.ErrorIs(t, err, ErrNewer)
+	require.NotErrorIs(t, err, ErrDamaged)
+}
+
+func TestVerifyEndsWhenTold(t *testing.T) {
+	_, _, newer := twoSteps(t)
+	ctx, cancel := context.WithCancel(background)
+	cancel()
+	_, err := Verify(ctx, newer)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NotErrorIs(t, err, ErrDamaged)
+	_, err = Choose(ctx, filepath.Dir(newer))
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+// A folder stands for its newest checkpoint, which stands for itself.
+func TestResolve(t *testing.T) {
+	dir, older, newer := twoSteps(t)
+	for path, want := range map[string]string{dir: newer, newer: newer, older: older, "testdata": "testdata", "nowhere": "nowhere"} {
+		got, passed, err := Resolve(background, path)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		require.Empty(t, passed)
+	}
+	flip(t, filepath.Join(newer, "exp_avg.safetensors"), -1)
+	got, _, err := Resolve(background, dir, "config.json", "model.safetensors")
+	require.NoError(t, err)
+	require.Equal(t, newer, got, "only what is used is verified")
+	got, passed, err := Resolve(background, dir)
+	require.NoError(t, err)
+	require.Equal(t, older, got)
+	require.Len(t, passed, 1)
+	_, _, err = Resolve(background, newer)
+	require.ErrorIs(t, err, ErrDamaged)
+}
+
+// Checkpoints of the first layout read as they did.
+func TestVersion1(t *testing.T) {
+	const folder = "testdata/v1/step-00000007"
+	m, err := Verify(background, folder)
+	require.NoError(t, err)
+	require.Equal(t, 1, m.Version)
+	require.Equal(t, 7, m.Step)
+	require.Empty(t, m.Owner)
+	require.JSONEq(t, `{"optimizer":"adamw"}`, string(m.Run))
+	dir := filepath.Join(t.TempDir(), "step-00000007")
+	require.NoError(t, os.CopyFS(dir, os.DirFS(folder)))
+	path := filepath.Join(dir, manifestName)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for i := range text {
+		flip(t, path, i)
+		_, err := Verify(background, dir)
+		require.ErrorIs(t, err, ErrDamaged, "byte %d", i)
+		flip(t, path, i)
+	}
+}
+
+func FuzzManifest(f *testing.F) {
+	text, err := Manifest{Version: Version, Step: 3, Owner: "a", ID: "b", Run: []byte("{}"), Files: []File{{"model.safetensors", 3, "00000000"}}}.text()
+	require.NoError(f, err)
+	f.Add(text)
+	old, err := os.ReadFile("testdata/v1/step-00000007/manifest.json")
+	require.NoError(f, err)
+	f.Add(old)
+	f.Add([]byte(`{"version":2,"crc32c": "`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		m, err := parseManifest(text)
+		if err != nil {
+			return
+		}
+		require.NoError(t, m.check())
+		for _, file := range m.Files {
+			require.Equal(t, file.Name, filepath.Base(file.Name))
+		}
+	})
+}
+
+func FuzzMarks(f *testing.F) {
+	line, err := mark{Event: markWorking, Name: tempPrefix + "x-0123456789abcdef0123456789abcdef"}.line()
+	require.NoError(f, err)
+	f.Add(line)
+	line, err = mark{Event: markDiverged, Key: "k", Divergence: &Divergence{Step: 2}}.line()
+	require.NoError(f, err)
+	f.Add(append(line, line[:7]...))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		m := parseMarks("marks", text)
+		require.LessOrEqual(t, m.whole, int64(len(text)))
+		for _, name := range m.working {
+			require.Equal(t, name, filepath.Base(name))
+			require.NotEqual(t, "..", name)
+		}
+	})
+}
+
+func FuzzName(f *testing.F) {
+	for _, s := range []string{"step-00000001", "step-00000001.2", "step-1", "step-00000001.1", "step-123456789012", "step-9999999999999999999"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if step, copy, ok := parseName(s); ok {
+			require.Equal(t, s, Name(step, copy))
+			require.GreaterOrEqual(t, step, 0)
+		}
+	})
+}

@@ -1,0 +1,124 @@
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Busy is the refusal of a folder that another process writes to.
+type Busy struct {
+	Dir    string
+	Holder string // what the lock says of it: process, host, since when
+}
+
+func (e *Busy) Error() string {
+	return fmt.Sprintf("another run has %s open (%s); wait for it, or give another folder", e.Dir, e.Holder)
+}
+
+// lock takes the folder's lock for this process until release: the kernel gives it
+// back when the process ends, however it ends.
+func lock(dir string) (*os.File, error) {
+	path := filepath.Join(dir, lockName)
+	for {
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|noFollow, 0o666)
+		if err != nil {
+			return nil, err
+		}
+		ours, err := claim(f, path)
+		if ours || err != nil {
+			return f, err
+		}
+		if err := f.Close(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// claim locks f and sees that it still has its name: the holder before removes it
+// while it has the lock. It closes f on errors.
+func claim(f *os.File, path string) (ours bool, err error) {
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+		}
+	}()
+	st, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	if !st.Mode().IsRegular() {
+		return false, fmt.Errorf("%s is not a regular file", path)
+	}
+	got, err := tryLock(f)
+	if err != nil {
+		return false, err
+	}
+	if !got {
+		return false, &Busy{filepath.Dir(path), holder(f)}
+	}
+	now, err := os.Stat(path)
+	if errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(st, now) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	host, _ := os.Hostname() // "" where it has no name
+	text := fmt.Sprintf("process %d on %s since %s\n", os.Getpid(), host, time.Now().UTC().Format(time.RFC3339))
+	return true, errors.Join(f.Truncate(0), writeAt(f, text))
+}
+
+func writeAt(f *os.File, text string) error {
+	_, err := f.WriteAt([]byte(text), 0)
+	return err
+}
+
+// holder reads who has the lock.
+func holder(f *os.File) string {
+	text, err := io.ReadAll(io.NewSectionReader(f, 0, 200))
+	line, _, _ := strings.Cut(string(text), "\n")
+	if err != nil || line == "" {
+		return "it does not say which"
+	}
+	return fmt.Sprintf("%.80s", strings.Map(printable, line))
+}
+
+func printable(r rune) rune {
+	if r < ' ' || r > '~' {
+		return '?'
+	}
+	return r
+}
+
+// release removes the lock's name while it is still ours, and gives it back.
+func release(f *os.File) error {
+	var err error
+	if ours, _ := f.Stat(); ours != nil {
+		if named, _ := os.Stat(f.Name()); named != nil && os.SameFile(ours, named) {
+			err = os.Remove(f.Name())
+		}
+	}
+	return errors.Join(err, f.Close())
+}
+
+// Held returns a *Busy if a process has dir open for writing. It changes nothing.
+func Held(dir string) error {
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|noFollow, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	got, err := tryLock(f)
+	if err == nil && !got {
+		return &Busy{dir, holder(f)}
+	}
+	return err
+}

@@ -1,0 +1,189 @@
+package checkpoint
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spillway-ml/spillway/internal/regular"
+)
+
+// Version of the layout that Save writes. Readers take it and version 1, which
+// has no owner, no id and no samples.
+const Version = 2
+
+const manifestName = "manifest.json"
+
+// maxManifest bounds what is read of a manifest, in bytes: it holds a line a file
+// and the run's settings.
+const maxManifest = 4 << 20
+
+var (
+	// ErrDamaged is wrapped by errors about a checkpoint whose files are not what
+	// its manifest says.
+	ErrDamaged = errors.New("damaged checkpoint")
+	// ErrNewer is wrapped by errors about a whole checkpoint of a later version.
+	ErrNewer = errors.New("written by a newer version of Spillway")
+)
+
+// Manifest describes a checkpoint.
+type Manifest struct {
+	Version  int             `json:"version"`
+	Step     int             `json:"step"`      // steps that were done
+	PlanHash string          `json:"plan_hash"` // of the program that wrote it, for information
+	Ranks    int             `json:"ranks"`     // that wrote it, for information
+	Zero     int             `json:"zero"`      // stage that wrote it, for information
+	ID       string          `json:"id,omitempty"`
+	Owner    string          `json:"owner,omitempty"`   // the run that wrote it and alone may remove it; "": version 1
+	Mark     string          `json:"mark,omitempty"`    // who may replace it, see Options.Mark
+	Written  *time.Time      `json:"written,omitempty"` // UTC, for information
+	Run      json.RawMessage `json:"run"`               // what a resumed run must know
+	Files    []File          `json:"files"`
+	CRC32C   string          `json:"crc32c"` // of the manifest itself, see sealed
+}
+
+// File is one file of a checkpoint.
+type File struct {
+	Name   string `json:"name"`
+	Bytes  int64  `json:"bytes"`
+	CRC32C string `json:"crc32c"`
+}
+
+// file finds a file by its name.
+func (m *Manifest) file(name string) (File, bool) {
+	i := slices.IndexFunc(m.Files, func(f File) bool { return f.Name == name })
+	if i < 0 {
+		return File{}, false
+	}
+	return m.Files[i], true
+}
+
+// Has tells whether the checkpoint holds a state.
+func (m *Manifest) Has(state string) bool {
+	_, ok := m.file(state + ".safetensors")
+	return ok
+}
+
+// key tells checkpoints of one name apart in the store's marks.
+func (m *Manifest) key() string {
+	if m.ID != "" {
+		return m.ID
+	}
+	return fmt.Sprintf("%d-%s", m.Step, m.CRC32C)
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func sum(text []byte) string { return fmt.Sprintf("%08x", crc32.Checksum(text, castagnoli)) }
+
+const sumKey = `"crc32c": "`
+
+// text writes the manifest as its file holds it. The last field is the CRC-32C
+// of the text with zeros in its place: it holds for later versions too, whose
+// fields this program does not know.
+func (m Manifest) text() ([]byte, error) {
+	m.CRC32C = "00000000"
+	text, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	text = append(text, '\n')
+	copy(text[bytes.LastIndex(text, []byte(sumKey))+len(sumKey):], sum(text))
+	return text, nil
+}
+
+// sealed tells whether the text carries its own checksum.
+func sealed(text []byte) bool {
+	i := bytes.LastIndex(text, []byte(sumKey)) + len(sumKey)
+	if i < len(sumKey) || i+8 > len(text) {
+		return false
+	}
+	blank := slices.Clone(text)
+	copy(blank[i:], "00000000")
+	return sum(blank) == string(text[i:i+8])
+}
+
+// sealedV1 tells the same of version 1, whose sum is of the compact JSON without
+// the sum's value, and whose text is what its writer made of the fields.
+func (m Manifest) sealedV1(text []byte) bool {
+	whole, err := json.MarshalIndent(m, "", "  ")
+	if err != nil || !bytes.Equal(append(whole, '\n'), text) {
+		return false
+	}
+	want := m.CRC32C
+	m.CRC32C = ""
+	compact, err := json.Marshal(m)
+	return err == nil && sum(compact) == want
+}
+
+// parseManifest reads a manifest's text. Errors wrap ErrDamaged or ErrNewer.
+func parseManifest(text []byte) (Manifest, error) {
+	var m Manifest
+	if err := json.Unmarshal(text, &m); err != nil {
+		return Manifest{}, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	if whole := m.Version == 1 && m.sealedV1(text) || m.Version != 1 && sealed(text); !whole {
+		return Manifest{}, fmt.Errorf("%w: it does not have the checksum that it says", ErrDamaged)
+	}
+	if m.Version > Version {
+		return Manifest{}, fmt.Errorf("%w: its layout is version %d; this program reads versions 1 to %d", ErrNewer, m.Version, Version)
+	}
+	return m, m.check()
+}
+
+// check refuses what no writer writes: a checksum is no proof of good will.
+func (m *Manifest) check() error {
+	switch {
+	case m.Version < 1:
+		return fmt.Errorf("%w: version %d", ErrDamaged, m.Version)
+	case m.Step < 0 || m.Step > largestStep:
+		return fmt.Errorf("%w: step %d", ErrDamaged, m.Step)
+	case m.Version > 1 && (m.Owner == "" || m.ID == ""):
+		return fmt.Errorf("%w: it names no run", ErrDamaged)
+	}
+	seen := map[string]bool{manifestName: true}
+	for _, f := range m.Files {
+		if f.Name == "" || f.Name == "." || !filepath.IsLocal(f.Name) || strings.ContainsAny(f.Name, `/\`) || seen[f.Name] {
+			return fmt.Errorf("%w: it lists a file %.80q, which is no name of one file in the folder", ErrDamaged, f.Name)
+		}
+		if f.Bytes < 0 {
+			return fmt.Errorf("%w: it gives %s %d bytes", ErrDamaged, f.Name, f.Bytes)
+		}
+		seen[f.Name] = true
+	}
+	return nil
+}
+
+// ReadManifest reads a checkpoint's manifest without looking at its files.
+// Errors wrap ErrDamaged, or ErrNewer.
+func ReadManifest(folder string) (Manifest, error) {
+	path := filepath.Join(folder, manifestName)
+	f, err := regular.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return Manifest{}, fmt.Errorf("%w: %s is missing", ErrDamaged, path)
+	}
+	if err != nil {
+		return Manifest{}, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
+	switch {
+	case err != nil:
+		return Manifest{}, fmt.Errorf("%w: %w", ErrDamaged, err)
+	case len(text) > maxManifest:
+		return Manifest{}, fmt.Errorf("%w: %s is over %d bytes", ErrDamaged, path, maxManifest)
+	}
+	m, err := parseManifest(text)
+	if err != nil {
+		return Manifest{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return m, nil
+}

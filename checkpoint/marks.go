@@ -1,0 +1,165 @@
+package checkpoint
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spillway-ml/spillway/internal/regular"
+)
+
+// A Divergence is an attempt that ended in values that are not finite.
+type Divergence struct {
+	Step     int               `json:"step"`           // whose values were not finite, from 1
+	From     string            `json:"from,omitempty"` // name of the checkpoint that it had last, "" for none
+	Settings map[string]string `json:"settings"`       // of the attempt, by flag
+}
+
+// mark is a line of the marks: one thing that happened to the folder.
+type mark struct {
+	Event      string      `json:"event"`          // confirmed, diverged, left, working
+	Key        string      `json:"key,omitempty"`  // of the checkpoint it happened to
+	Keys       []string    `json:"keys,omitempty"` // left: of checkpoints that a resumed run went back behind
+	Name       string      `json:"name,omitempty"` // working: a temporary name
+	Divergence *Divergence `json:"divergence,omitempty"`
+}
+
+const (
+	markConfirmed = "confirmed" // an update was applied after it
+	markDiverged  = "diverged"  // a run stopped non-finite before it applied any; Key may be empty
+	markLeft      = "left"      // a run went on from an older one
+	markWorking   = "working"   // the store is about to use a temporary name
+)
+
+// Marks is what a folder remembers beside its checkpoints. Readers use it too.
+type Marks struct {
+	confirmed   map[string]bool
+	diverged    map[string]bool
+	left        map[string]bool
+	working     []string
+	Divergences []Divergence // oldest first
+	// Damaged says which lines were passed over, and why; nil: none.
+	Damaged error
+	whole   int64 // bytes up to the last whole line: what follows was cut off by a kill
+}
+
+// maxMarks bounds the file: a Store rewrites it long before.
+const maxMarks = 64 << 20
+
+// ReadMarks reads the marks of dir; a missing file has none. Lines whose checksum
+// is wrong are passed over and told of in Damaged.
+func ReadMarks(dir string) (Marks, error) {
+	path := filepath.Join(dir, marksName)
+	f, err := regular.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return parseMarks(path, nil), nil
+	}
+	if err != nil {
+		return Marks{}, fmt.Errorf("read marks: %w", err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxMarks+1))
+	if err != nil {
+		return Marks{}, fmt.Errorf("read marks %s: %w", path, err)
+	}
+	if len(text) > maxMarks {
+		return Marks{}, fmt.Errorf("read marks: %s is over %d bytes", path, maxMarks)
+	}
+	return parseMarks(path, text), nil
+}
+
+// parseMarks reads lines of "CRC-32C of the JSON, a space, JSON".
+func parseMarks(path string, text []byte) Marks {
+	m := Marks{confirmed: map[string]bool{}, diverged: map[string]bool{}, left: map[string]bool{}}
+	lines := bufio.NewReader(bytes.NewReader(text))
+	for number := 1; ; number++ {
+		line, err := lines.ReadBytes('\n')
+		if err != nil { // what is left has no end
+			return m
+		}
+		m.whole += int64(len(line))
+		var v mark
+		crc, body, ok := bytes.Cut(line[:len(line)-1], []byte(" "))
+		if !ok || sum(body) != string(crc) || json.Unmarshal(body, &v) != nil {
+			m.Damaged = errors.Join(m.Damaged, fmt.Errorf("%w: %s: line %d does not have the checksum that it says", ErrDamaged, path, number))
+			continue
+		}
+		m.add(v)
+	}
+}
+
+func (m *Marks) add(v mark) {
+	switch v.Event {
+	case markConfirmed:
+		m.confirmed[v.Key] = true
+		delete(m.left, v.Key)
+		delete(m.diverged, v.Key)
+	case markDiverged:
+		if v.Key != "" {
+			m.diverged[v.Key] = true
+		}
+		if v.Divergence != nil {
+			m.Divergences = append(m.Divergences, *v.Divergence)
+		}
+	case markLeft:
+		for _, key := range v.Keys {
+			m.left[key] = true
+		}
+	case markWorking:
+		if ownTemp.MatchString(v.Name) {
+			m.working = append(m.working, v.Name)
+		}
+	}
+}
+
+// Confirmed tells whether an update was applied after the checkpoint.
+func (m *Marks) Confirmed(c Manifest) bool { return m.confirmed[c.key()] }
+
+// Diverged tells whether a run stopped non-finite right after the checkpoint.
+func (m *Marks) Diverged(c Manifest) bool { return m.diverged[c.key()] }
+
+// lines returns the marks that still say something about entries, for a file that
+// replaces one of many lines.
+func (m *Marks) lines(entries []Entry) []mark {
+	var out []mark
+	var left []string
+	for _, e := range entries {
+		key := e.Manifest.key()
+		if e.Err != nil {
+			continue
+		}
+		if m.confirmed[key] {
+			out = append(out, mark{Event: markConfirmed, Key: key})
+		}
+		if m.diverged[key] {
+			out = append(out, mark{Event: markDiverged, Key: key})
+		}
+		if m.left[key] {
+			left = append(left, key)
+		}
+	}
+	if len(left) > 0 {
+		out = append(out, mark{Event: markLeft, Keys: left})
+	}
+	for _, d := range m.Divergences[max(0, len(m.Divergences)-maxDivergences):] {
+		out = append(out, mark{Event: markDiverged, Divergence: &d})
+	}
+	return out
+}
+
+// maxDivergences is how many a rewritten file keeps, the newest.
+const maxDivergences = 100
+
+func (v mark) line() ([]byte, error) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat([]byte(sum(body)), []byte(" "), body, []byte("\n")), nil
+}

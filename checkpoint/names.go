@@ -1,0 +1,59 @@
+package checkpoint
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+const (
+	prefix      = "step-"
+	tempPrefix  = ".writing-"  // a checkpoint being written
+	gonePrefix  = ".removing-" // one being removed
+	lockName    = ".spillway-lock"
+	marksName   = ".spillway-marks"
+	largestStep = 1<<53 - 1 // what JSON numbers keep exactly
+)
+
+// Name is the canonical name of a checkpoint's folder: step-00000100, and
+// step-00000100.2 for a second one of that step, beside one that can't be used.
+func Name(step, copy int) string {
+	if copy <= 1 {
+		return fmt.Sprintf("%s%08d", prefix, step)
+	}
+	return fmt.Sprintf("%s%08d.%d", prefix, step, copy)
+}
+
+// parseName reads a canonical name; others (step-1, step-+5) are not ours.
+func parseName(name string) (step, copy int, ok bool) {
+	digits, found := strings.CutPrefix(name, prefix)
+	if !found {
+		return 0, 0, false
+	}
+	digits, second, twice := strings.Cut(digits, ".")
+	step, err := strconv.Atoi(digits)
+	if err != nil || step < 0 || step > largestStep {
+		return 0, 0, false
+	}
+	copy = 1
+	if twice {
+		if copy, err = strconv.Atoi(second); err != nil || copy < 2 {
+			return 0, 0, false
+		}
+	}
+	return step, copy, Name(step, copy) == name
+}
+
+// ownTemp is the form of the names that a Store works under. A name of this form
+// is removed only where the store's own journal holds it.
+var ownTemp = regexp.MustCompile(`^\.(writing|removing)-[a-z0-9.-]+-[0-9a-f]{32}$`)
+
+// random returns 128 random bits as hexadecimal digits.
+func random() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails: the process ends where the system has no randomness
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,380 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Options is how a run opens its checkpoint folder.
+type Options struct {
+	// Keep is how many confirmed checkpoints of this run are kept; 0: all.
+	Keep int
+	// Mark, where it is not empty, goes into every manifest, and checkpoints of
+	// other runs that bear it are removed once this run's first one is complete.
+	Mark string
+}
+
+// Store is a checkpoint folder that one process has open for one run. Its methods
+// are for one goroutine.
+//
+// A checkpoint is confirmed by the first update that is applied after it: only then
+// is it known that training can go on from it. Prune counts confirmed ones alone,
+// and keeps the newest beside them.
+type Store struct {
+	dir   string
+	o     Options
+	owner string // the run's id
+	lock  *os.File
+	marks Marks
+	log   *os.File // of marks, appended to; nil before the first
+	made  []string // folders that Open made, outermost first
+	wrote bool     // something that stays
+	base  *Entry   // the checkpoint that the run wrote or went on from last
+}
+
+// Open makes dir, locks it for this process and clears what killed saves of this
+// store left under its own temporary names. The error is a *Busy where another
+// process has it.
+func Open(dir string, o Options) (*Store, error) {
+	s := &Store{dir: dir, o: o, owner: random()}
+	err := s.open()
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+func (s *Store) open() (err error) {
+	if s.made, err = makeFolder(s.dir); err != nil {
+		return err
+	}
+	if s.lock, err = lock(s.dir); err != nil {
+		return err
+	}
+	if s.marks, err = ReadMarks(s.dir); err != nil {
+		return err
+	}
+	for _, name := range s.marks.working {
+		if err := os.RemoveAll(filepath.Join(s.dir, name)); err != nil {
+			return fmt.Errorf("clear what a killed save left: %w", err)
+		}
+	}
+	return s.shorten()
+}
+
+// Close gives the folder back. One that Open made and nothing was written to goes.
+func (s *Store) Close() error {
+	var errs []error
+	if s.log != nil {
+		errs = append(errs, s.log.Close())
+		s.log = nil
+	}
+	if s.lock != nil {
+		errs = append(errs, release(s.lock))
+		s.lock = nil
+	}
+	for i := len(s.made) - 1; i >= 0 && !s.wrote; i-- {
+		if os.Remove(s.made[i]) != nil { // somebody put something there
+			break
+		}
+	}
+	s.made = nil
+	return errors.Join(errs...)
+}
+
+// Owner is the id of the run.
+func (s *Store) Owner() string { return s.owner }
+
+// Damaged tells which of the folder's marks can't be read; nil: all can.
+func (s *Store) Damaged() error { return s.marks.Damaged }
+
+// Diverged lists what attempts in this folder ended in values that are not finite,
+// oldest first.
+func (s *Store) Diverged() []Divergence { return s.marks.Divergences }
+
+// Continue makes the run go on from a checkpoint of the folder: as the same run,
+// where the checkpoint names one. Newer checkpoints of it count no more.
+func (s *Store) Continue(c Choice) error {
+	if c.Manifest.Owner != "" {
+		s.owner = c.Manifest.Owner
+	}
+	s.base = &c.Entry
+	var left []string
+	for _, p := range c.Passed {
+		if p.Err == nil && p.Manifest.Owner == s.owner && !s.marks.left[p.Manifest.key()] {
+			left = append(left, p.Manifest.key())
+		}
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	return s.mark(mark{Event: markLeft, Keys: left})
+}
+
+// Last is the checkpoint that the run wrote or went on from last; nil: none.
+func (s *Store) Last() *Entry { return s.base }
+
+// Save writes a checkpoint of m.Step and returns its folder. The folder appears
+// under its name complete and synced, or not at all; a name that is taken is never
+// written over, the next one of the step is used. Values that are not finite are a
+// *NonFinite.
+func (s *Store) Save(ctx context.Context, m Manifest, states []State, blobs []Blob) (string, error) {
+	folder, err := s.save(ctx, m, states, blobs)
+	if err != nil {
+		return "", fmt.Errorf("save checkpoint of step %d in %s: %w", m.Step, s.dir, err)
+	}
+	return folder, nil
+}
+
+func (s *Store) save(ctx context.Context, m Manifest, states []State, blobs []Blob) (string, error) {
+	now := time.Now().UTC().Truncate(time.Second)
+	m.ID, m.Owner, m.Mark, m.Written = random(), s.owner, s.o.Mark, &now
+	if err := s.stillOurs(); err != nil {
+		return "", err
+	}
+	temp, err := s.working(tempPrefix + Name(m.Step, 1))
+	if err != nil {
+		return "", err
+	}
+	if err := os.Mkdir(temp, 0o777); err != nil {
+		return "", err
+	}
+	m, err = writeFolder(ctx, temp, m, states, blobs)
+	var e Entry
+	if err == nil {
+		e, err = s.commit(temp, m)
+	}
+	if err != nil {
+		return "", errors.Join(err, os.RemoveAll(temp))
+	}
+	s.base, s.wrote = &e, true
+	return e.Folder, nil
+}
+
+// stillOurs sees that the folder and its lock are what Open left. A folder that
+// somebody removed is made and locked again, without what it remembered.
+func (s *Store) stillOurs() error {
+	made, err := makeFolder(s.dir)
+	if err != nil {
+		return err
+	}
+	named, err := os.Stat(s.lock.Name())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err == nil {
+		if held, err := s.lock.Stat(); err != nil || os.SameFile(named, held) {
+			return err
+		}
+	}
+	again, err := lock(s.dir)
+	if err != nil {
+		return err
+	}
+	err = s.lock.Close() // its name is gone already
+	s.lock = again
+	if s.log != nil && len(made) > 0 {
+		err = errors.Join(err, s.log.Close())
+		s.log = nil
+	}
+	if len(made) > 0 {
+		s.marks, s.base = parseMarks(filepath.Join(s.dir, marksName), nil), nil
+	}
+	return err
+}
+
+// commit gives a complete folder the first free name of its step.
+func (s *Store) commit(temp string, m Manifest) (Entry, error) {
+	e := Entry{Step: m.Step, Copy: 1, Manifest: m}
+	for ; ; e.Copy++ {
+		e.Name = Name(e.Step, e.Copy)
+		e.Folder = filepath.Join(s.dir, e.Name)
+		_, err := os.Lstat(e.Folder)
+		if errors.Is(err, os.ErrNotExist) {
+			err = renameNew(temp, e.Folder)
+			if err == nil {
+				return e, syncDir(s.dir)
+			}
+		}
+		if err != nil && !errors.Is(err, os.ErrExist) {
+			return e, err
+		}
+	}
+}
+
+// working journals a temporary name before it is used, so that whoever opens the
+// folder next knows what of a killed process is ours to remove.
+func (s *Store) working(stem string) (path string, err error) {
+	name := stem + "-" + random()
+	return filepath.Join(s.dir, name), s.append(mark{Event: markWorking, Name: name})
+}
+
+// Confirm records that an update was applied after the newest checkpoint, and
+// removes what Options.Keep no longer covers. Without a new checkpoint it does
+// nothing.
+func (s *Store) Confirm() error {
+	if s.base == nil || s.marks.Confirmed(s.base.Manifest) {
+		return nil
+	}
+	if err := s.mark(mark{Event: markConfirmed, Key: s.base.Manifest.key()}); err != nil {
+		return err
+	}
+	return s.prune()
+}
+
+// MarkDivergence records that the run stopped at a step whose values are not
+// finite. The newest checkpoint is passed over from now on if no update was applied
+// after it.
+func (s *Store) MarkDivergence(step int, settings map[string]string) error {
+	v := mark{Event: markDiverged, Divergence: &Divergence{Step: step, Settings: settings}}
+	if s.base != nil {
+		v.Divergence.From = s.base.Name
+		if !s.marks.Confirmed(s.base.Manifest) {
+			v.Key = s.base.Manifest.key()
+		}
+	}
+	return s.mark(v)
+}
+
+// mark records what must outlive a power loss.
+func (s *Store) mark(v mark) error {
+	err := s.append(v)
+	if err == nil {
+		err = s.log.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("mark %s in %s: %w", v.Event, s.dir, err)
+	}
+	return nil
+}
+
+// append writes a line at the end of the marks' whole lines.
+func (s *Store) append(v mark) error {
+	line, err := v.line()
+	if err != nil {
+		return err
+	}
+	if s.log == nil {
+		if err := s.openLog(); err != nil {
+			return err
+		}
+	}
+	if _, err := s.log.WriteAt(line, s.marks.whole); err != nil {
+		return err
+	}
+	s.marks.whole += int64(len(line))
+	s.marks.add(v)
+	s.wrote = true
+	return nil
+}
+
+func (s *Store) openLog() error {
+	f, err := os.OpenFile(filepath.Join(s.dir, marksName), os.O_WRONLY|os.O_CREATE|noFollow, 0o666)
+	if err != nil {
+		return err
+	}
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file", f.Name())
+	}
+	if err == nil && st.Size() > s.marks.whole {
+		err = f.Truncate(s.marks.whole)
+	}
+	if err == nil {
+		err = syncDir(s.dir)
+	}
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	s.log = f
+	return nil
+}
+
+// longMarks is the size in bytes from which on the marks are rewritten.
+const longMarks = 1 << 20
+
+// shorten replaces long marks by those that still say something.
+func (s *Store) shorten() error {
+	if s.marks.whole < longMarks || s.marks.Damaged != nil {
+		return nil
+	}
+	entries, err := Scan(s.dir)
+	if err != nil {
+		return err
+	}
+	var text []byte
+	for _, v := range s.marks.lines(entries) {
+		line, err := v.line()
+		if err != nil {
+			return err
+		}
+		text = append(text, line...)
+	}
+	temp, err := s.working(tempPrefix + "marks")
+	if err != nil {
+		return err
+	}
+	if err := writeSynced(temp, text); err != nil {
+		return errors.Join(err, os.Remove(temp))
+	}
+	if err := s.log.Close(); err != nil {
+		return err
+	}
+	s.log = nil
+	path := filepath.Join(s.dir, marksName)
+	if err := os.Rename(temp, path); err != nil {
+		return err
+	}
+	s.marks = parseMarks(path, text)
+	return syncDir(s.dir)
+}
+
+// prune removes what Keep does not cover, and checkpoints that this run replaces.
+func (s *Store) prune() error {
+	entries, err := Scan(s.dir)
+	if err != nil {
+		return fmt.Errorf("remove old checkpoints: %w", err)
+	}
+	return s.remove(expendable(entries, &s.marks, s.owner, s.o.Keep))
+}
+
+// Replace removes the checkpoints of other runs that bear Options.Mark.
+func (s *Store) Replace() error {
+	if s.o.Mark == "" {
+		return nil
+	}
+	entries, err := Scan(s.dir)
+	if err != nil {
+		return fmt.Errorf("remove replaced checkpoints: %w", err)
+	}
+	var gone []Entry
+	for _, e := range entries {
+		if e.Err == nil && e.Manifest.Mark == s.o.Mark && e.Manifest.Owner != s.owner {
+			gone = append(gone, e)
+		}
+	}
+	return s.remove(gone)
+}
+
+// remove takes checkpoints' names away first, so that a killed removal leaves no
+// half checkpoint.
+func (s *Store) remove(gone []Entry) error {
+	var errs []error
+	for _, e := range gone {
+		temp, err := s.working(gonePrefix + e.Name)
+		if err == nil {
+			err = renameNew(e.Folder, temp)
+		}
+		if err == nil {
+			err = os.RemoveAll(temp)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("remove old checkpoint: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,5 @@
+package checkpoint
+
+import "golang.org/x/sys/unix"
+
+func umask(mask int) int { return unix.Umask(mask) }

@@ -1,0 +1,99 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spillway-ml/spillway/internal/regular"
+)
+
+// Verify compares a checkpoint's folder with its manifest: exactly the files that
+// it lists, each with its size and CRC-32C, and the step that its name says. Errors
+// name the file and wrap ErrDamaged; those of ctx do not. With names given, only
+// those files are read.
+func Verify(ctx context.Context, folder string, only ...string) (Manifest, error) {
+	m, err := ReadManifest(folder)
+	if err != nil {
+		return m, err
+	}
+	if step, copy, ok := parseName(filepath.Base(folder)); ok {
+		e := Entry{Folder: folder, Step: step, Copy: copy, Manifest: m}
+		if err := e.agrees(); err != nil {
+			return m, err
+		}
+	}
+	if err := m.exactly(folder); err != nil {
+		return m, err
+	}
+	for _, want := range m.Files {
+		if len(only) > 0 && !slices.Contains(only, want.Name) {
+			continue
+		}
+		if err := want.verify(ctx, folder); err != nil {
+			return m, err
+		}
+	}
+	return m, nil
+}
+
+// exactly compares the names in a folder with the manifest's.
+func (m *Manifest) exactly(folder string) error {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	found := map[string]bool{}
+	for _, e := range entries {
+		found[e.Name()] = true
+	}
+	for _, f := range m.Files {
+		if !found[f.Name] {
+			return fmt.Errorf("%w: %s is missing", ErrDamaged, filepath.Join(folder, f.Name))
+		}
+	}
+	for _, e := range entries {
+		if _, ok := m.file(e.Name()); !ok && e.Name() != manifestName {
+			return fmt.Errorf("%w: %s is not in its manifest", ErrDamaged, filepath.Join(folder, e.Name()))
+		}
+	}
+	return nil
+}
+
+func (want File) verify(ctx context.Context, folder string) error {
+	path := filepath.Join(folder, want.Name)
+	f, err := regular.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%w: %s is missing", ErrDamaged, path)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err != nil {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	} else if st.Size() != want.Bytes {
+		return fmt.Errorf("%w: %s has %d bytes; the manifest says %d", ErrDamaged, path, st.Size(), want.Bytes)
+	}
+	h := crc32.New(castagnoli)
+	buf := make([]byte, 1<<20)
+	for n := int64(0); n < want.Bytes; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		k, err := f.Read(buf[:min(int64(len(buf)), want.Bytes-n)])
+		_, _ = h.Write(buf[:k]) // a hash never fails
+		if n += int64(k); err != nil && !(errors.Is(err, io.EOF) && n == want.Bytes) {
+			return fmt.Errorf("%w: %s: %w", ErrDamaged, path, err)
+		}
+	}
+	if got := fmt.Sprintf("%08x", h.Sum32()); got != want.CRC32C {
+		return fmt.Errorf("%w: %s has CRC-32C %s; the manifest says %s", ErrDamaged, path, got, want.CRC32C)
+	}
+	return nil
+}

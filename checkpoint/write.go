@@ -1,0 +1,151 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+
+	"github.com/spillway-ml/spillway/internal/safetensors"
+)
+
+// State is a file of tensors to be written: Stream calls sink with the elements
+// of a tensor in order.
+type State struct {
+	Name    string // "model", "exp_avg" …: the file is Name.safetensors
+	Tensors []safetensors.Tensor
+	Stream  func(tensor string, sink func(start int64, v []float32) error) error
+}
+
+// Blob is a small file of a checkpoint.
+type Blob struct {
+	Name string
+	Data []byte
+}
+
+// NonFinite is a state that is not saved: it holds values that are not finite.
+type NonFinite struct {
+	State, Tensor string
+	Count, Of     int64 // elements of the tensor
+	First         int64 // index of the first of them
+}
+
+func (e *NonFinite) Error() string {
+	return fmt.Sprintf("%s of %q: %d of %d values are not finite, first element %d; nothing is saved", e.State, e.Tensor, e.Count, e.Of, e.First)
+}
+
+// writeFolder writes states, blobs and the manifest into an empty folder and syncs
+// all of it. Checksums are of the bytes as they are handed over, not of what comes
+// back from the file.
+func writeFolder(ctx context.Context, folder string, m Manifest, states []State, blobs []Blob) (Manifest, error) {
+	m.Version, m.Files = Version, nil
+	for _, s := range states {
+		f, err := s.write(ctx, folder)
+		if err != nil {
+			return m, err
+		}
+		m.Files = append(m.Files, f)
+	}
+	for _, b := range blobs {
+		if err := writeSynced(filepath.Join(folder, b.Name), b.Data); err != nil {
+			return m, err
+		}
+		m.Files = append(m.Files, File{b.Name, int64(len(b.Data)), sum(b.Data)})
+	}
+	if err := m.check(); err != nil {
+		return m, err
+	}
+	text, err := m.text()
+	if err != nil {
+		return m, err
+	}
+	if err := writeSynced(filepath.Join(folder, manifestName), text); err != nil {
+		return m, err
+	}
+	return m, syncDir(folder)
+}
+
+func (s *State) write(ctx context.Context, folder string) (File, error) {
+	name := s.Name + ".safetensors"
+	w, err := safetensors.Create(filepath.Join(folder, name), s.Tensors, nil)
+	if err != nil {
+		return File{}, err
+	}
+	for _, t := range w.Tensors() { // in the file's order, so that its checksum needs no second reading
+		odd := NonFinite{State: s.Name, Tensor: t.Name, Of: t.Elements()}
+		err := s.Stream(t.Name, func(start int64, v []float32) error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			odd.look(start, v)
+			return w.WriteFloat32(t.Name, start, v)
+		})
+		if err == nil && odd.Count > 0 {
+			err = &odd
+		}
+		if err != nil {
+			w.Abort()
+			return File{}, err
+		}
+	}
+	if err := w.Commit(); err != nil {
+		return File{}, err
+	}
+	n, crc, err := w.Sum()
+	return File{name, n, fmt.Sprintf("%08x", crc)}, err
+}
+
+// look counts the values of v, elements from start on, that are not finite.
+func (e *NonFinite) look(start int64, v []float32) {
+	const exponent = 0x7f800000 // all ones: infinite, or not a number
+	for i, x := range v {
+		if math.Float32bits(x)&exponent == exponent {
+			if e.Count == 0 {
+				e.First = start + int64(i)
+			}
+			e.Count++
+		}
+	}
+}
+
+func writeSynced(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// makeFolder makes a folder and those above it, each durable in its parent, and
+// returns those that were missing, outermost first.
+func makeFolder(dir string) (made []string, err error) {
+	if st, err := os.Stat(dir); err == nil {
+		if !st.IsDir() {
+			return nil, fmt.Errorf("%s is not a folder", dir)
+		}
+		return nil, nil
+	}
+	parent := filepath.Dir(dir)
+	if parent != dir {
+		if made, err = makeFolder(parent); err != nil {
+			return made, err
+		}
+	}
+	if err := os.Mkdir(dir, 0o777); errors.Is(err, os.ErrExist) {
+		return made, nil // somebody made it meanwhile
+	} else if err != nil {
+		return made, err
+	}
+	return append(made, dir), syncDir(parent)
+}

@@ -1,0 +1,157 @@
+package spillway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+)
+
+// runIdentity is what a resumed run must agree on with the run that saved:
+// otherwise the states mean something else.
+type runIdentity struct {
+	Optimizer string `json:"optimizer"`
+}
+
+// lookAtCheckpoints refuses, before anything is made, what the folder of
+// checkpoints can't be used for: a start beside the checkpoints of another run,
+// and a second process.
+func (t *Trainer) lookAtCheckpoints() error {
+	c := &t.cfg
+	if c.Checkpoint == "" {
+		return nil
+	}
+	if err := checkpoint.Held(c.Checkpoint); err != nil {
+		return fmt.Errorf("--checkpoint %s: %w", c.Checkpoint, err)
+	}
+	if c.Resume {
+		return nil
+	}
+	entries, err := checkpoint.Scan(c.Checkpoint)
+	if err != nil {
+		return fmt.Errorf("--checkpoint %s: %w", c.Checkpoint, err)
+	}
+	for _, e := range entries {
+		if c.CheckpointMark == "" {
+			return fmt.Errorf("--checkpoint %s holds checkpoints already (%s); give --resume to go on from the newest, or a fresh folder", c.Checkpoint, e.Name)
+		}
+		if e.Err != nil || e.Manifest.Mark != c.CheckpointMark {
+			return fmt.Errorf("--checkpoint %s: %s does not bear the mark %q of runs that may be replaced; give --resume to go on from the newest, or a fresh folder", c.Checkpoint, e.Name, c.CheckpointMark)
+		}
+	}
+	return nil
+}
+
+// openStore locks the folder of checkpoints. What was found there before may have
+// changed until now.
+func (t *Trainer) openStore() error {
+	c := &t.cfg
+	if c.Checkpoint == "" {
+		return nil
+	}
+	s, err := checkpoint.Open(c.Checkpoint, checkpoint.Options{Keep: c.Keep, Mark: c.CheckpointMark})
+	if err != nil {
+		return fmt.Errorf("--checkpoint %s: %w", c.Checkpoint, err)
+	}
+	t.store = s
+	if err := s.Damaged(); err != nil {
+		t.cfg.warn("what --checkpoint %s remembers beside its checkpoints is damaged and read in part: %v", c.Checkpoint, err)
+	}
+	return nil
+}
+
+func (c *Config) warn(format string, args ...any) {
+	if c.Warn != nil {
+		c.Warn(fmt.Sprintf(format, args...))
+	}
+}
+
+// Save writes a checkpoint of the current step and returns its folder. Values that
+// are not finite are a *checkpoint.NonFinite, and nothing is saved.
+func (t *Trainer) Save() (string, error) {
+	if t.store == nil {
+		return "", errors.New("save: no --checkpoint folder is configured")
+	}
+	if err := t.flush(); err != nil {
+		return "", err
+	}
+	run, err := json.Marshal(runIdentity{Optimizer: t.cfg.optimizer().Name})
+	if err != nil {
+		return "", err
+	}
+	config, err := hfconfig.Marshal(t.model, "float32")
+	if err != nil {
+		return "", err
+	}
+	m := checkpoint.Manifest{Step: t.step, PlanHash: t.plan.Hash(), Ranks: t.cfg.Ranks, Zero: t.cfg.Zero, Run: run}
+	folder, err := t.store.Save(context.Background(), m, t.checkpointStates(), []checkpoint.Blob{{Name: hfconfig.FileName, Data: config}})
+	if err != nil {
+		return "", err
+	}
+	if err := t.store.Replace(); err != nil {
+		t.cfg.warn("%v", err)
+	}
+	return folder, nil
+}
+
+// saved tells whether the newest checkpoint holds the state as it is.
+func (t *Trainer) saved() bool { return t.store.Last() != nil && t.store.Last().Step == t.step }
+
+// confirm tells the store that training went on from its newest checkpoint: an
+// update was applied after it.
+func (t *Trainer) confirm() {
+	if t.store == nil || t.store.Last() == nil {
+		return
+	}
+	applied := t.step
+	if t.pending { // the last step's update waits for the next step
+		applied--
+	}
+	if applied <= t.store.Last().Step {
+		return
+	}
+	if err := t.store.Confirm(); err != nil {
+		t.cfg.warn("%v", err)
+	}
+}
+
+// resume loads the newest whole checkpoint, if there is any.
+func (t *Trainer) resume(ctx context.Context) (bool, error) {
+	choice, err := checkpoint.Choose(ctx, t.cfg.Checkpoint)
+	if err != nil {
+		return false, fmt.Errorf("resume: %w", err)
+	}
+	for _, p := range choice.Passed {
+		t.cfg.warn("%s", p)
+	}
+	if !choice.Found() {
+		return false, nil
+	}
+	folder, m := choice.Folder, choice.Manifest
+	var run runIdentity
+	if err := json.Unmarshal(m.Run, &run); err != nil {
+		return false, fmt.Errorf("resume: %w: %s: %w", checkpoint.ErrDamaged, folder, err)
+	}
+	if want := t.cfg.optimizer().Name; run.Optimizer != want {
+		return false, fmt.Errorf("resume: %s was written with --optimizer %s, this run has %s", folder, run.Optimizer, want)
+	}
+	c, err := hfconfig.Read(filepath.Join(folder, hfconfig.FileName))
+	if err != nil {
+		return false, fmt.Errorf("resume: %w", err)
+	}
+	if !c.SameModel(t.model) {
+		return false, fmt.Errorf("resume: the checkpoint %s holds another model than --model %s", folder, t.cfg.Model)
+	}
+	if err := t.restore(folder); err != nil {
+		return false, fmt.Errorf("resume from %s: %w", folder, err)
+	}
+	if err := t.store.Continue(choice); err != nil {
+		return false, err
+	}
+	t.step = m.Step
+	return true, nil
+}

@@ -1,0 +1,399 @@
+package vec
+
+import (
+	"math"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+)
+
+// HalfActivation is Activation of 16-bit operands. y may be x.
+func HalfActivation(as Half, act Act, x, y []uint16) *HalfRows {
+	return elementwise16("activation", as, [3][]uint16{x}, y, false, func(t *tile) { activate(act, t.out[0], t.in[0]) })
+}
+
+// ActivateTile16 applies an activation to rows [r0, r1) and columns [c0, c1) of
+// 16-bit matrices of n columns. y may be x.
+func ActivateTile16(as Half, act Act, x, y []uint16, n, r0, r1, c0, c1 int) {
+	s := borrow(c1 - c0)
+	defer s.giveBack()
+	v := s.buf[:c1-c0]
+	for r := r0; r < r1; r++ {
+		widen(as, v, x[r*n+c0:r*n+c1])
+		activate(act, v, v)
+		narrow(as, y[r*n+c0:r*n+c1], v)
+	}
+}
+
+// HalfActivationGrad is ActivationGrad of 16-bit operands.
+func HalfActivationGrad(as Half, act Act, dy, x, dx []uint16, accumulate bool) *HalfRows {
+	return elementwise16("activation gradient", as, [3][]uint16{dy, x}, dx, accumulate, func(t *tile) {
+		activateGrad(act, t.out[0], t.in[0], t.in[1], accumulate)
+	})
+}
+
+// HalfSwiGLU is SwiGLU of 16-bit operands.
+func HalfSwiGLU(as Half, gate, up, y []uint16) *HalfRows {
+	return elementwise16("swiglu", as, [3][]uint16{gate, up}, y, false, func(t *tile) { swiglu(t.out[0], t.in[0], t.in[1]) })
+}
+
+// HalfSwiGLUGrad is SwiGLUGrad of 16-bit operands.
+func HalfSwiGLUGrad(as Half, dy, gate, up, dgate, dup []uint16) *HalfRows {
+	k := elementwise16("swiglu gradient", as, [3][]uint16{dy, gate, up}, dgate, false, func(t *tile) {
+		swigluGrad(t.out[0], t.out[1], t.in[0], t.in[1], t.in[2])
+	})
+	k.out[1] = dup
+	return k
+}
+
+// HalfAdd, HalfSub and HalfMul are Add, Sub and Mul of 16-bit operands.
+func HalfAdd(as Half, a, b, y []uint16, accumulate bool) *HalfRows {
+	return binary16("add", opAdd, as, a, b, y, accumulate)
+}
+
+// HalfSub is y = a - b: see HalfAdd.
+func HalfSub(as Half, a, b, y []uint16, accumulate bool) *HalfRows {
+	return binary16("sub", opSub, as, a, b, y, accumulate)
+}
+
+// HalfMul is y = a·b: see HalfAdd.
+func HalfMul(as Half, a, b, y []uint16, accumulate bool) *HalfRows {
+	return binary16("mul", opMul, as, a, b, y, accumulate)
+}
+
+func binary16(name string, op int, as Half, a, b, y []uint16, acc bool) *HalfRows {
+	return elementwise16(name, as, [3][]uint16{a, b}, y, acc, func(t *tile) { binary(op, t.out[0], t.in[0], t.in[1], acc) })
+}
+
+// HalfScale is Scale of 16-bit operands.
+func HalfScale(as Half, x, y []uint16, factor float32, accumulate bool) *HalfRows {
+	return elementwise16("scale", as, [3][]uint16{x}, y, accumulate, func(t *tile) { scale(t.out[0], t.in[0], factor, accumulate) })
+}
+
+// HalfFill is y = *value, or y += *value, of 16-bit elements.
+func HalfFill(as Half, y []uint16, value *float32, accumulate bool) *HalfRows {
+	return elementwise16("fill", as, [3][]uint16{}, y, accumulate, func(t *tile) { fill(t.out[0], *value, accumulate) })
+}
+
+func elementwise16(name string, as Half, in [3][]uint16, y []uint16, acc bool, body func(*tile)) *HalfRows {
+	return &HalfRows{name: name, as: as, n: len(y), c: 1, in: in, out: [2][]uint16{y}, acc: acc, body: body}
+}
+
+// HalfSoftmax is Softmax of rows of c 16-bit elements.
+func HalfSoftmax(as Half, c int, x, y []uint16) *HalfRows {
+	return rows16("softmax", as, c, [3][]uint16{x}, y, false, func(t *tile) {
+		for o := 0; o < len(t.in[0]); o += c {
+			softmaxRow(t.out[0][o:o+c], t.in[0][o:o+c])
+		}
+	})
+}
+
+// HalfSoftmaxGrad is SoftmaxGrad of rows of c 16-bit elements.
+func HalfSoftmaxGrad(as Half, c int, dy, y, dx []uint16, accumulate bool) *HalfRows {
+	return rows16("softmax gradient", as, c, [3][]uint16{dy, y}, dx, accumulate, func(t *tile) {
+		for o := 0; o < len(t.in[0]); o += c {
+			dy, y := t.in[0][o:o+c], t.in[1][o:o+c]
+			softmaxGrad(t.out[0][o:o+c], dy, y, rowDot(dy, y), accumulate)
+		}
+	})
+}
+
+func rows16(name string, as Half, c int, in [3][]uint16, y []uint16, acc bool, body func(*tile)) *HalfRows {
+	return &HalfRows{name: name, as: as, n: len(in[0]) / max(c, 1), c: c, in: in, out: [2][]uint16{y}, acc: acc, body: body}
+}
+
+// HalfLayerNorm is LayerNorm of 16-bit operands with float32 statistics.
+func HalfLayerNorm(as Half, eps float32, x, gamma, beta, y []uint16, mean, rstd []float32) *HalfRows {
+	c := len(gamma)
+	k := rows16("layernorm", as, c, [3][]uint16{x}, y, false, func(t *tile) {
+		for n := t.lo; n < t.hi; n++ {
+			o := (n - t.lo) * c
+			mean[n], rstd[n] = layerNormRow(t.out[0][o:o+c], t.in[0][o:o+c], t.vec[0], t.vec[1], eps)
+		}
+	})
+	k.vec = [2][]uint16{gamma, beta}
+	return k
+}
+
+// HalfRMSNorm is RMSNorm of 16-bit operands with a float32 statistic.
+func HalfRMSNorm(as Half, eps float32, x, gamma, y []uint16, rstd []float32) *HalfRows {
+	c := len(gamma)
+	k := rows16("rmsnorm", as, c, [3][]uint16{x}, y, false, func(t *tile) {
+		for n := t.lo; n < t.hi; n++ {
+			o := (n - t.lo) * c
+			rstd[n] = rmsNormRow(t.out[0][o:o+c], t.in[0][o:o+c], t.vec[0], eps)
+		}
+	})
+	k.vec[0] = gamma
+	return k
+}
+
+// HalfSum is where a sum over rows goes: 16-bit or float32 elements.
+type HalfSum struct {
+	To         []uint16
+	To32       []float32 // instead of To
+	Accumulate bool
+}
+
+func (s *HalfSum) wanted() bool { return s.To != nil || s.To32 != nil }
+
+// HalfNormGrad are the operands of LayerNormGrad and RMSNormGrad in 16 bits.
+type HalfNormGrad struct {
+	As            Half
+	DY, X         []uint16 // (N, C)
+	Gamma         []uint16 // (C)
+	Mean, Rstd    []float32
+	DX            []uint16 // (N, C) or nil; may be DY
+	AccumulateDX  bool
+	DGamma, DBeta HalfSum // not wanted if empty
+}
+
+// HalfLayerNormGrad is LayerNormGrad of 16-bit operands.
+func HalfLayerNormGrad(g HalfNormGrad) Steps {
+	c := len(g.Gamma)
+	var s Steps
+	if g.DBeta.wanted() { // columns first: DX may overwrite DY
+		s = append(s, HalfColumnSum(g.As, c, g.DY, g.DBeta))
+	}
+	if g.DGamma.wanted() {
+		s = append(s, columns16("layernorm gradient", g.As, c, [2][]uint16{g.DY, g.X}, g.DGamma, func(sum []float32, t *tile) {
+			normCols(sum, t.in[0], t.in[1], g.Mean[t.lo:t.hi], g.Rstd[t.lo:t.hi], t.hi-t.lo, len(sum), 0, true)
+		}))
+	}
+	if g.DX == nil {
+		return s
+	}
+	k := rows16("layernorm gradient", g.As, c, [3][]uint16{g.DY, g.X}, g.DX, g.AccumulateDX, func(t *tile) {
+		for n := t.lo; n < t.hi; n++ {
+			o := (n - t.lo) * c
+			dy, x, mean, rstd := t.in[0][o:o+c], t.in[1][o:o+c], g.Mean[n], g.Rstd[n]
+			s1, s2 := normGradSums(dy, x, t.vec[0], mean, rstd)
+			normGradApply(t.out[0][o:o+c], dy, x, t.vec[0], mean, rstd, s1/float32(c), s2/float32(c), g.AccumulateDX)
+		}
+	})
+	k.vec[0] = g.Gamma
+	return append(s, k)
+}
+
+// HalfRMSNormGrad is RMSNormGrad of 16-bit operands.
+func HalfRMSNormGrad(g HalfNormGrad) Steps {
+	c := len(g.Gamma)
+	var s Steps
+	if g.DGamma.wanted() {
+		s = append(s, columns16("rmsnorm gradient", g.As, c, [2][]uint16{g.DY, g.X}, g.DGamma, func(sum []float32, t *tile) {
+			rmsCols(sum, t.in[0], t.in[1], g.Rstd[t.lo:t.hi], t.hi-t.lo, len(sum), 0, true)
+		}))
+	}
+	if g.DX == nil {
+		return s
+	}
+	k := rows16("rmsnorm gradient", g.As, c, [3][]uint16{g.DY, g.X}, g.DX, g.AccumulateDX, func(t *tile) {
+		for n := t.lo; n < t.hi; n++ {
+			o := (n - t.lo) * c
+			dy, x := t.in[0][o:o+c], t.in[1][o:o+c]
+			sum := rmsGradSum(dy, x, t.vec[0], g.Rstd[n])
+			rmsGradApply(t.out[0][o:o+c], dy, x, t.vec[0], g.Rstd[n], sum/float32(c), g.AccumulateDX)
+		}
+	})
+	k.vec[0] = g.Gamma
+	return append(s, k)
+}
+
+// HalfColumnSum is ColumnSum of rows of c 16-bit elements.
+func HalfColumnSum(as Half, c int, x []uint16, to HalfSum) *HalfColumns {
+	return columns16("column sum", as, c, [2][]uint16{x}, to, func(sum []float32, t *tile) {
+		colSum(sum, t.in[0], t.hi-t.lo, len(sum), 0, true)
+	})
+}
+
+func columns16(name string, as Half, c int, in [2][]uint16, to HalfSum, body func([]float32, *tile)) *HalfColumns {
+	return &HalfColumns{
+		name: name, as: as, n: len(in[0]) / max(c, 1), c: c, in: in, out: to.To, out32: to.To32, acc: to.Accumulate, body: body,
+	}
+}
+
+// HalfRope is Rope of rows of heads·d 16-bit elements; the table is float32.
+func HalfRope(as Half, heads, d, seq int, inverse bool, x, y []uint16, table []float32) *HalfRows {
+	w, h := heads*d, d/2
+	return rows16("rope", as, w, [3][]uint16{x}, y, false, func(t *tile) {
+		for n := t.lo; n < t.hi; n++ {
+			at := n % seq * d
+			cos, sin := table[at:at+h], table[at+h:at+d]
+			for o := (n - t.lo) * w; o < (n-t.lo+1)*w; o += d {
+				in, out := t.in[0], t.out[0]
+				rotate(out[o:o+h], out[o+h:o+d], in[o:o+h], in[o+h:o+d], cos, sin, inverse)
+			}
+		}
+	})
+}
+
+// HalfAddPos is AddPos of rows of c 16-bit elements.
+func HalfAddPos(as Half, c, seq int, x, pos, y []uint16) *HalfRows {
+	return rows16("add positions", as, c, [3][]uint16{x}, y, false, func(t *tile) {
+		p := borrow(c)
+		defer p.giveBack()
+		for n := t.lo; n < t.hi; n++ {
+			o, at := (n-t.lo)*c, n%seq*c
+			widen(as, p.buf[:c], pos[at:at+c])
+			binary(opAdd, t.out[0][o:o+c], t.in[0][o:o+c], p.buf[:c], false)
+		}
+	})
+}
+
+// HalfAddPosGrad is AddPosGrad of 16-bit rows; DPos is 16-bit or float32.
+type HalfAddPosGrad struct {
+	As     Half
+	C, Seq int
+	DY     []uint16 // (N, C)
+	DPos   HalfSum  // (P, C), P >= Seq
+}
+
+// Run computes the sums.
+func (k *HalfAddPosGrad) Run(p *pool.Pool) error {
+	c := check{op: "add positions gradient"}
+	c.half("As", k.As)
+	c.positive("C", k.C)
+	c.positive("Seq", k.Seq)
+	if c.err == nil && len(k.DY)%k.C != 0 {
+		c.fail("DY has %d elements, want rows of C = %d", len(k.DY), k.C)
+	}
+	n := max(len(k.DPos.To), len(k.DPos.To32))
+	c.atLeastRows("DPos", n, k.Seq, k.C)
+	if c.err == nil {
+		run(p, tasks(n/k.C, rowGrain(k.C)), k)
+	}
+	return c.err
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *HalfAddPosGrad) RunIndex(i int) {
+	s := borrow(2 * k.C)
+	defer s.giveBack()
+	row := s.buf[k.C : 2*k.C]
+	lo, hi := piece(i, rowGrain(k.C), max(len(k.DPos.To), len(k.DPos.To32))/k.C)
+	for t := lo; t < hi; t++ {
+		if t >= k.Seq && k.DPos.Accumulate {
+			return
+		}
+		sum := k.DPos.begin(k.As, s.buf[:k.C], t*k.C)
+		for n := t; t < k.Seq && n < len(k.DY)/k.C; n += k.Seq {
+			widen(k.As, row, k.DY[n*k.C:(n+1)*k.C])
+			binary(opAdd, sum, sum, row, false)
+		}
+		k.DPos.end(k.As, sum, t*k.C)
+	}
+}
+
+// begin returns the float32 sum that starts at element at: scratch, or where it
+// will stay, holding 0 or the old value.
+func (s *HalfSum) begin(as Half, scratch []float32, at int) []float32 {
+	sum := scratch
+	if s.To == nil {
+		sum = s.To32[at : at+len(scratch)]
+	}
+	switch {
+	case !s.Accumulate:
+		clear(sum)
+	case s.To != nil:
+		widen(as, sum, s.To[at:at+len(sum)])
+	}
+	return sum
+}
+
+// end stores a sum that begin returned.
+func (s *HalfSum) end(as Half, sum []float32, at int) {
+	if s.To != nil {
+		narrow(as, s.To[at:at+len(sum)], sum)
+	}
+}
+
+// HalfDropout is Dropout of 16-bit elements.
+type HalfDropout struct {
+	As   Half
+	X, Y []uint16 // whole samples, Elems elements each; Y may be X
+
+	Elems  int
+	P      float64
+	Seed   uint64
+	Site   uint32
+	Sample uint64
+
+	rounds roundKeys
+}
+
+// Run computes the dropout.
+func (k *HalfDropout) Run(p *pool.Pool) error {
+	c := check{op: "dropout"}
+	c.half("As", k.As)
+	c.dropout(k.Elems, k.P, len(k.X), len(k.Y))
+	if c.err == nil {
+		k.rounds.schedule(uint32(k.Seed), uint32(k.Seed>>32))
+		run(p, len(k.X)/k.Elems*tasks(k.Elems, grain), k)
+	}
+	return c.err
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *HalfDropout) RunIndex(i int) {
+	per := tasks(k.Elems, grain)
+	base, sample := i/per*k.Elems, k.Sample+uint64(i/per)
+	s := borrow(halfBlock)
+	defer s.giveBack()
+	lo, hi := piece(i%per, grain, k.Elems)
+	for ; lo < hi; lo += halfBlock { // a multiple of 64, as drop wants
+		a, b := base+lo, base+min(lo+halfBlock, hi)
+		x := s.buf[:b-a]
+		widen(k.As, x, k.X[a:b])
+		counter := [4]uint32{uint32(lo / 4), k.Site, uint32(sample), uint32(sample >> 32)}
+		drop(x, x, counter, &k.rounds, uint32(math.Ldexp(k.P, 32)), float32(1/(1-k.P)))
+		narrow(k.As, k.Y[a:b], x)
+	}
+}
+
+// HalfTotal is Sum of 16-bit elements.
+type HalfTotal struct {
+	As         Half
+	X          []uint16
+	Y          []float64 // (1)
+	Work       []float64 // (SumWork(len(X)))
+	Accumulate bool
+}
+
+// Run computes the sum.
+func (k *HalfTotal) Run(p *pool.Pool) error {
+	c := check{op: "sum"}
+	c.half("As", k.As)
+	c.size1("Y", "1", len(k.Y), 1)
+	c.size1("Work", "SumWork(len(X))", len(k.Work), SumWork(len(k.X)))
+	if c.err != nil {
+		return c.err
+	}
+	run(p, len(k.Work), k)
+	k.Y[0] = total(k.Work, k.Y[0], k.Accumulate)
+	return nil
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *HalfTotal) RunIndex(i int) {
+	s := borrow(block)
+	defer s.giveBack()
+	lo, hi := piece(i, sumGrain, len(k.X))
+	var t treeSum
+	for ; lo < hi; lo += block {
+		x := s.buf[:min(block, hi-lo)]
+		widen(k.As, x, k.X[lo:lo+len(x)])
+		t.push(blockSum(x))
+	}
+	k.Work[i] = t.sum()
+}
+
+// total adds the sums of tasks by the tree.
+func total(work []float64, old float64, accumulate bool) float64 {
+	var t treeSum
+	for _, s := range work {
+		t.push(s)
+	}
+	if accumulate {
+		return t.sum() + old
+	}
+	return t.sum()
+}
