@@ -19,14 +19,17 @@ type batches struct {
 func (t *Trainer) openData() error {
 	c := &t.cfg
 	var err error
-	if t.tokenizer, err = data.OpenTokenizer(c.Tokenizer); err != nil {
-		return fmt.Errorf("--tokenizer: %w", err)
-	}
-	if c.Data == "" {
-		return fmt.Errorf("--data is missing: give a token file (*.bin), a text file, or a folder of text files")
-	}
-	if t.train, err = t.open("data", c.Data, c.Accum); err != nil {
+	if err = t.openTokenizer(); err != nil {
 		return err
+	}
+	switch {
+	case c.Inference:
+	case c.Data == "":
+		return fmt.Errorf("--data is missing: give a token file (*.bin), a text file, or a folder of text files")
+	default:
+		if t.train, err = t.open("data", c.Data, c.Accum); err != nil {
+			return err
+		}
 	}
 	if c.EvalData != "" {
 		if t.eval, err = t.open("eval-data", c.EvalData, 1); err != nil {
@@ -42,9 +45,12 @@ func (t *Trainer) open(flag, path string, accum int) (*batches, error) {
 	if flag == "eval-data" {
 		glob = c.EvalGlob
 	}
-	buf, err := data.Open(path, data.Options{Tokenizer: t.tokenizer, Vocab: t.model.Vocab, Glob: glob})
+	buf, err := data.Open(path, data.Options{Tokenizer: t.tokenizer, Vocab: t.model.Vocab, Glob: glob, TextField: c.TextField, Threads: c.threads()})
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", flag, err)
+	}
+	if left := buf.LeftOut(); left != "" {
+		t.notes = append(t.notes, fmt.Sprintf("--%s %s: left out %s", flag, path, left))
 	}
 	order := data.DefaultOrder(path)
 	if c.Order != "" {
@@ -55,12 +61,20 @@ func (t *Trainer) open(flag, path string, accum int) (*batches, error) {
 	if flag == "eval-data" {
 		order = data.Sequential
 	}
-	s, err := data.NewSampler(buf, data.SamplerConfig{Order: order, Seed: c.Seed, Seq: c.Seq, Batch: c.Batch, Accum: accum, Ranks: c.Ranks, Vocab: t.model.Vocab})
+	b := &batches{source: buf, buffer: buf, perRank: int64(c.Batch) * int64(c.Seq)}
+	if c.Inference && buf.Len() > 1 {
+		rows := int64(c.Batch) * int64(c.Ranks)
+		rows *= (data.WholeRows(buf, c.Seq) + rows - 1) / rows
+		b.source, b.perRank = data.Whole(buf, c.Seq, rows), -1
+		b.scratch = [2][]int32{make([]int32, c.Batch*c.Seq), make([]int32, c.Batch*c.Seq)}
+		c.EvalSteps = int(rows / int64(c.Batch) / int64(c.Ranks))
+	}
+	b.sampler, err = data.NewSampler(b.source, data.SamplerConfig{Order: order, Seed: c.Seed, Seq: c.Seq, Batch: c.Batch, Accum: accum, Ranks: c.Ranks, Vocab: t.model.Vocab})
 	if err != nil {
 		buf.Close()
 		return nil, fmt.Errorf("--%s: %w", flag, err)
 	}
-	return &batches{sampler: s, source: buf, buffer: buf, perRank: int64(c.Batch) * int64(c.Seq)}, nil
+	return b, nil
 }
 
 func (b *batches) fill(step, micro, rank int, inputs, targets []int32) error {

@@ -3,6 +3,7 @@ package spillway
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
@@ -62,6 +63,9 @@ func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Confi
 	if cfg.Seq > h.Positions {
 		return fwd, conf, h, fmt.Errorf("--seq %d is over the model's %d positions", cfg.Seq, h.Positions)
 	}
+	if cfg.Tokenizer == "" && cfg.readsText() {
+		cfg.Tokenizer = modelTokenizer(cfg, h.Vocab)
+	}
 	if cfg.layers > 0 {
 		h.Layers = cfg.layers
 	}
@@ -82,7 +86,7 @@ func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Confi
 		}
 	}
 	if cfg.Generate {
-		if fwd.Generate, err = model.Build(m, model.Generate, 1, cfg.Seq); err != nil {
+		if err = buildGeneration(&fwd, m, cfg); err != nil {
 			return fwd, conf, h, err
 		}
 	}
@@ -102,20 +106,40 @@ func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Confi
 	if away.Chunk == 0 && away.Active() {
 		away.Chunk = offloadChunk(fwd.Train, cfg)
 	}
+	freeze := cfg.Freeze
+	if cfg.Inference {
+		freeze = []string{"*"}
+	}
 	outside := cfg.Outside
 	if cfg.FrozenCache.Bytes > 0 {
 		outside[cfg.FrozenCache.Tier] += cfg.FrozenCache.Bytes
 	}
 	conf = plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
-		Recompute: again, Offload: away, Freeze: cfg.Freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: cfg.target(),
-		Capacity:  [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
-		Precision: prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,
+		Recompute: again, Offload: away, Freeze: freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: cfg.target(),
+		Capacity:      [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
+		SkipNonFinite: cfg.skipsNonFinite(),
+		Precision:     prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,
 		CachePrefix: cfg.FrozenCache.Bytes > 0, Rows: int64(cfg.Batch),
 		Outside: outside,
 		Verify:  cfg.Poison,
 	}
 	return fwd, conf, h, nil
+}
+
+// buildGeneration adds the programs of generation. Keys and values are kept where
+// there are kernels for it: on the CPU in fp32. Elsewhere each token is a forward
+// over all.
+func buildGeneration(fwd *plan.Forward, m model.Config, cfg *Config) (err error) {
+	kind := model.Generate
+	if !cfg.wholeGeneration && strings.EqualFold(cfg.precision(), "fp32") && cfg.target().Name == graph.CPUTarget().Name {
+		kind = model.Prompt
+		if fwd.Next, err = model.Build(m, model.Next, 1, cfg.Seq); err != nil {
+			return err
+		}
+	}
+	fwd.Generate, err = model.Build(m, kind, 1, cfg.Seq)
+	return err
 }
 
 // chunksOfUnit is how many chunks of a unit's states pass through the host at

@@ -8,14 +8,9 @@ import (
 	"path/filepath"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 )
-
-// runIdentity is what a resumed run must agree on with the run that saved:
-// otherwise the states mean something else.
-type runIdentity struct {
-	Optimizer string `json:"optimizer"`
-}
 
 // lookAtCheckpoints refuses, before anything is made, what the folder of
 // checkpoints can't be used for: a start beside the checkpoints of another run,
@@ -58,6 +53,9 @@ func (t *Trainer) openStore() error {
 		return fmt.Errorf("--checkpoint %s: %w", c.Checkpoint, err)
 	}
 	t.store = s
+	if t.data, err = data.FingerprintOf(t.train.source); err != nil {
+		return fmt.Errorf("--data: %w", err)
+	}
 	if err := s.Damaged(); err != nil {
 		t.cfg.warn("what --checkpoint %s remembers beside its checkpoints is damaged and read in part: %v", c.Checkpoint, err)
 	}
@@ -79,7 +77,7 @@ func (t *Trainer) Save() (string, error) {
 	if err := t.flush(); err != nil {
 		return "", err
 	}
-	run, err := json.Marshal(runIdentity{Optimizer: t.cfg.optimizer().Name})
+	record, err := t.record()
 	if err != nil {
 		return "", err
 	}
@@ -87,7 +85,7 @@ func (t *Trainer) Save() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	m := checkpoint.Manifest{Step: t.step, PlanHash: t.plan.Hash(), Ranks: t.cfg.Ranks, Zero: t.cfg.Zero, Run: run}
+	m := checkpoint.Manifest{Step: t.step, PlanHash: t.plan.Hash(), Ranks: t.cfg.Ranks, Zero: t.cfg.Zero, Run: record}
 	folder, err := t.store.Save(context.Background(), m, t.checkpointStates(), []checkpoint.Blob{{Name: hfconfig.FileName, Data: config}})
 	if err != nil {
 		return "", err
@@ -121,7 +119,7 @@ func (t *Trainer) confirm() {
 
 // resume loads the newest whole checkpoint, if there is any.
 func (t *Trainer) resume(ctx context.Context) (bool, error) {
-	choice, err := checkpoint.Choose(ctx, t.cfg.Checkpoint)
+	choice, err := checkpoint.Choose(ctx, t.cfg.Checkpoint, t.expect)
 	if err != nil {
 		return false, fmt.Errorf("resume: %w", err)
 	}
@@ -131,27 +129,42 @@ func (t *Trainer) resume(ctx context.Context) (bool, error) {
 	if !choice.Found() {
 		return false, nil
 	}
-	folder, m := choice.Folder, choice.Manifest
-	var run runIdentity
-	if err := json.Unmarshal(m.Run, &run); err != nil {
-		return false, fmt.Errorf("resume: %w: %s: %w", checkpoint.ErrDamaged, folder, err)
-	}
-	if want := t.cfg.optimizer().Name; run.Optimizer != want {
-		return false, fmt.Errorf("resume: %s was written with --optimizer %s, this run has %s", folder, run.Optimizer, want)
-	}
-	c, err := hfconfig.Read(filepath.Join(folder, hfconfig.FileName))
+	was, err := t.sameRun(choice)
 	if err != nil {
-		return false, fmt.Errorf("resume: %w", err)
+		return false, err
 	}
-	if !c.SameModel(t.model) {
-		return false, fmt.Errorf("resume: the checkpoint %s holds another model than --model %s", folder, t.cfg.Model)
+	if err := t.seek(choice, was); err != nil {
+		return false, err
 	}
-	if err := t.restore(folder); err != nil {
-		return false, fmt.Errorf("resume from %s: %w", folder, err)
+	if err := t.refuseLoop(choice); err != nil {
+		return false, err
+	}
+	if err := t.restore(choice); err != nil {
+		return false, fmt.Errorf("resume from %s: %w", choice.Folder, err)
 	}
 	if err := t.store.Continue(choice); err != nil {
 		return false, err
 	}
-	t.step = m.Step
-	return true, nil
+	t.step = choice.Manifest.Step
+	t.skipped.all = was.Skipped
+	return true, t.startScale(was.LossScale)
+}
+
+// sameRun refuses a checkpoint whose states mean something else than this run's.
+func (t *Trainer) sameRun(choice checkpoint.Choice) (was runRecord, err error) {
+	folder := choice.Folder
+	if err := json.Unmarshal(choice.Manifest.Run, &was); err != nil {
+		return was, fmt.Errorf("resume: %w: %s: %w", checkpoint.ErrDamaged, folder, err)
+	}
+	if want := t.cfg.optimizer().Name; was.Optimizer != want {
+		return was, fmt.Errorf("resume: %s was written with --optimizer %s, this run has %s", folder, was.Optimizer, want)
+	}
+	c, err := hfconfig.Read(filepath.Join(folder, hfconfig.FileName))
+	if err != nil {
+		return was, fmt.Errorf("resume: %w", err)
+	}
+	if !c.SameModel(t.model) {
+		return was, fmt.Errorf("resume: the checkpoint %s holds another model than --model %s", folder, t.cfg.Model)
+	}
+	return was, nil
 }

@@ -37,8 +37,11 @@ type Config struct {
 	// DataGlob limits a folder to files whose name matches; "" takes all. EvalGlob
 	// is the same for EvalData.
 	DataGlob, EvalGlob string
-	// Tokenizer is "bytes", "gpt2" or a Hugging Face tokenizer.json.
+	// Tokenizer is "bytes", "gpt2" or a Hugging Face tokenizer.json; "" is the
+	// model's own, and an error where none is known and text is read.
 	Tokenizer string
+	// TextField is the field of JSON lines (*.jsonl) that holds their text.
+	TextField string
 	// Order is "sequential", "shuffled", or "" for sequential on files and
 	// shuffled on folders.
 	Order string
@@ -73,6 +76,11 @@ type Config struct {
 	Freeze   []string // patterns of parameter names that are not trained
 	Threads  int      // computing threads of the process, shared by its ranks; 0: all cores
 	Prefetch int      // units gathered ahead of use; more hides communication and costs memory
+
+	// Inference is a run that only evaluates (EvalData, all of it) or generates
+	// (Generate): it needs no Data, trains nothing, and plans no gradients and no
+	// optimizer.
+	Inference bool
 
 	EvalData  string // held-out data, as Data; "" turns evaluation off
 	EvalEvery int    // steps between evaluations; 0: at the end only
@@ -117,6 +125,11 @@ type Config struct {
 	// Reduce is what gradients of a 16-bit precision travel and rest in: "same"
 	// (or "") or "fp32".
 	Reduce string
+	// LossScale multiplies the loss before the backward of fp16, so that small
+	// gradients do not become zero: "dynamic" (or "") starts at 65536, doubles after
+	// 2,000 updates and is halved, down to 1, where a gradient overflows, whose step
+	// is then skipped; a number stays.
+	LossScale string
 	// Recompute drops activations and computes them again in the backward: none,
 	// selective, full, policies by unit or buffers by name (see package recompute),
 	// or auto: as few buffers as the cap on device memory asks for, those first that
@@ -133,6 +146,11 @@ type Config struct {
 	// the same bits.
 	Offload string
 
+	// OnNonFinite is what a step whose loss or gradient norm is not finite does:
+	// "stop" (or "") ends the run with a *Diverged; "skip" leaves its update out, on
+	// all ranks, and stops at the tenth in a row.
+	OnNonFinite string
+
 	Zero         int  // ZeRO stage
 	Reproducible bool // stages 0 and 1 reduce every micro-step: same bits at all stages with accumulation
 
@@ -144,7 +162,10 @@ type Config struct {
 
 	SaveEvery int  // steps between checkpoints; 0: at the end only
 	Keep      int  // confirmed checkpoints of this run kept, beside the newest; 0: all
-	Resume    bool // continue from the newest checkpoint, or start where there is none
+	Resume    bool // continue from the newest whole checkpoint, or start where there is none
+	// AcceptChanges lets a resumed run go on with other data, another seed or another
+	// order than the checkpoint's run had.
+	AcceptChanges bool
 
 	Timeout time.Duration // of any collective
 	Metrics string        // JSON lines file; "" writes none
@@ -166,8 +187,13 @@ type Config struct {
 	// it declares, on all ranks. Very slow. For tests.
 	CheckWrites bool
 
+	// job is the processes that the ranks run in; nil: this one alone.
+	job *Job
 	// cuda takes the place of the machine's driver, compiler and libraries. For tests.
 	cuda *run.CUDAParts
+	// wholeGeneration keeps no keys and values: each token is a forward over all
+	// before it. For tests, which hold the other way to it.
+	wholeGeneration bool
 	// wrapDevice takes the place of a rank's device context. For tests of failures.
 	wrapDevice func(rank int, ctx device.Context) device.Context
 }
@@ -175,9 +201,9 @@ type Config struct {
 // Default returns the contract's defaults outside the demo.
 func Default() Config {
 	return Config{
-		Init: "random", Tokenizer: "bytes", Steps: 100, Batch: 4, Accum: 1,
+		Init: "random", Steps: 100, Batch: 4, Accum: 1,
 		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Trust: 1e-3,
-		Seed: 1, Prefetch: 1, Precision: "fp32", Reduce: "same", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
+		Seed: 1, Prefetch: 1, OnNonFinite: "stop", Precision: "fp32", Reduce: "same", LossScale: dynamicScale, EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
 	}
 }
 
@@ -189,6 +215,7 @@ var (
 	precisions  = []string{"", "fp32", "bf16", "fp16"}
 	reduces     = []string{"", "same", "fp32"}
 	devices     = []string{"cpu", "cuda"}
+	nonFinites  = []string{"", "stop", "skip"}
 )
 
 // largest bounds the counts, so that no product of them overflows and none asks
@@ -248,8 +275,9 @@ func (c *Config) Validate() error {
 		atLeast("eval-steps", c.EvalSteps, 1, "batch"), atLeast("save-every", c.SaveEvery, 0, "step"), atLeast("keep", c.Keep, 0, "checkpoint"),
 		atLeast("lr-base-batch", c.LRBaseBatch, 1, "row"),
 		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders),
-		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), atLeast("shard-size", c.ShardSize, 0, "rank"),
+		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), validScale(c), atLeast("shard-size", c.ShardSize, 0, "rank"),
 		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, devices),
+		oneOf("on-nonfinite", c.OnNonFinite, nonFinites),
 		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0), finite("trust", c.Trust, 0),
 		fraction("beta1", c.Beta1), fraction("beta2", c.Beta2), fraction("dropout", c.Dropout),
 	}
@@ -302,6 +330,9 @@ func (c *Config) Validate() error {
 	if c.Resume && c.Checkpoint == "" {
 		return fmt.Errorf("--resume needs --checkpoint: the folder to resume from")
 	}
+	if c.AcceptChanges && !c.Resume {
+		return fmt.Errorf("--accept-changes is for --resume: changes since the checkpoint")
+	}
 	if c.SaveEvery > 0 && c.Checkpoint == "" {
 		return fmt.Errorf("--save-every needs --checkpoint: the folder to save to")
 	}
@@ -350,5 +381,5 @@ func (c *Config) threads() int {
 // optimizer returns the update rule.
 func (c *Config) optimizer() zero.Optimizer {
 	return zero.Optimizer{Name: strings.ToLower(c.Optimizer), Beta1: c.Beta1, Beta2: c.Beta2, Eps: c.Eps, Decay: c.WeightDecay,
-		Trust: c.Trust, AdaptAll: c.AdaptAll}
+		Trust: c.Trust, AdaptAll: c.AdaptAll, LossScale: c.scalePolicy()}
 }

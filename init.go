@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/presets"
@@ -31,6 +32,17 @@ func (t *Trainer) initialize(ctx context.Context) error {
 			return fmt.Errorf("initialise: %w", err)
 		}
 	}
+	if err := t.startScale(nil); err != nil {
+		return fmt.Errorf("initialise: %w", err)
+	}
+	if err := t.firstValues(ctx); err != nil {
+		return err
+	}
+	return t.refresh()
+}
+
+// firstValues gives parameters, or every state, the values that the run begins with.
+func (t *Trainer) firstValues(ctx context.Context) error {
 	if t.cfg.Resume {
 		resumed, err := t.resume(ctx)
 		if err != nil || resumed {
@@ -41,6 +53,17 @@ func (t *Trainer) initialize(ctx context.Context) error {
 		return t.randomize(ctx)
 	}
 	return t.load(ctx, t.cfg.Init)
+}
+
+// refresh makes the 16-bit parameters anew from the masters that the host has
+// written.
+func (t *Trainer) refresh() error {
+	if t.plan.Program.SectionOf(graph.SectionRefresh, graph.FormWhole) == nil {
+		return nil
+	}
+	return t.ranks.Each("the rounding of parameters to 16 bits", func(r *run.Rank) error {
+		return r.Exec.RunSection(graph.SectionRefresh.String(), nil)
+	})
 }
 
 // randomize draws every parameter from its distribution. A value depends on the
@@ -101,6 +124,14 @@ func (d *drawing) RunIndex(i int) {
 // load reads the parameters from safetensors in Hugging Face's layout, with or
 // without the "transformer." prefix.
 func (t *Trainer) load(ctx context.Context, path string) error {
+	given := path
+	path, passed, err := checkpoint.Resolve(ctx, path, hfconfig.FileName, safetensors.FileName)
+	if err != nil {
+		return fmt.Errorf("--init %s: %w", given, err)
+	}
+	for _, p := range passed {
+		t.cfg.warn("--init: %s", p)
+	}
 	if st, err := os.Stat(path); err != nil {
 		return fmt.Errorf("--init %s: %w", path, err)
 	} else if st.IsDir() {
@@ -122,8 +153,12 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := t.loadTensor(r, names[i], i, "value", chunk); err != nil {
+		odd := checkpoint.NonFinite{State: "weights", Tensor: names[i], Of: t.plan.Program.Params[i].Elems()}
+		if err := t.loadTensor(r, names[i], i, "value", chunk, odd.Look); err != nil {
 			return fmt.Errorf("--init %s: %w", path, err)
+		}
+		if odd.Count > 0 {
+			return fmt.Errorf("--init %s: tensor %q: %d of %d values are not finite, first element %d; training can't start from them", path, odd.Tensor, odd.Count, odd.Of, odd.First)
 		}
 	}
 	return nil
@@ -164,12 +199,16 @@ func equalShape(a, b []int64) bool {
 	return true
 }
 
-func (t *Trainer) loadTensor(r *safetensors.Reader, name string, param int, state string, chunk []float32) error {
+// loadTensor reads a whole flat state of a parameter; look sees its values pass.
+func (t *Trainer) loadTensor(r *safetensors.Reader, name string, param int, state string, chunk []float32, look ...func(start int64, v []float32)) error {
 	n := t.plan.Program.Params[param].Elems()
 	for at := int64(0); at < n; {
 		v := chunk[:min(int64(len(chunk)), n-at)]
 		if err := r.ReadFloat32(name, at, v); err != nil {
 			return err
+		}
+		for _, f := range look {
+			f(at, v)
 		}
 		if err := t.states.Write(param, state, at, v); err != nil {
 			return err

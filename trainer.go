@@ -1,6 +1,7 @@
 package spillway
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -45,13 +46,18 @@ type Trainer struct {
 
 	traceFile *os.File // opened before the run, written at its end
 
-	tokenizer data.Tokenizer
+	tokenizer data.Tokenizer // nil: the run reads no text
+	notes     []string       // what a person should know before the first step
 	train     *batches
 	eval      *batches
+
+	data data.Fingerprint // of train's source, where checkpoints are written
 
 	step    int   // steps done
 	pending bool  // the last step's update waits for the next step, or flush
 	fatal   error // after a failed step nothing else runs
+	skipped skips // steps whose update was left out: with OnNonFinite "skip", and of fp16
+	scale   scaleState
 }
 
 // microBatch is a rank's place for the micro-batch at hand, rows · seq each.
@@ -90,6 +96,7 @@ type StepResult struct {
 	GradNorm    float64 // before clipping
 	LossScale   float64
 	Skipped     bool
+	SkippedAll  int // steps of the run so far whose update was left out
 	Seconds     float64
 	TokensPerS  float64 // all ranks
 	Peak        [graph.NumSpaces][]int64
@@ -130,7 +137,7 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 		return nil, err
 	}
 	t := &Trainer{cfg: cfg}
-	err := t.lookAtCheckpoints()
+	err := cmp.Or(t.cfg.refuseOverwriting(), t.lookAtCheckpoints())
 	if err != nil {
 		return nil, err
 	}
@@ -179,11 +186,17 @@ func (t *Trainer) Plan() *plan.Plan { return t.plan }
 // Config returns the configuration with its defaults filled in.
 func (t *Trainer) Config() Config { return t.cfg }
 
+// Notes are lines about the run that a person should see before its first step.
+func (t *Trainer) Notes() []string { return t.notes }
+
 // Done returns the number of steps done.
 func (t *Trainer) Done() int { return t.step }
 
 func (t *Trainer) start() error {
-	cfg, p := &t.cfg, t.plan
+	cfg := &t.cfg
+	if err := t.lead(); err != nil {
+		return err
+	}
 	t.pool = pool.New(cfg.threads())
 	if err := t.openDisk(); err != nil {
 		return err
@@ -191,24 +204,14 @@ func (t *Trainer) start() error {
 	if err := t.openPrefixCache(); err != nil {
 		return err
 	}
-	setup := run.Setup{Plan: p, Pool: t.pool}
-	if t.disk != nil {
-		setup.Disk = t.disk.Create
-	}
-	if err := t.platform.Start(setup); err != nil {
+	if err := t.platform.Start(t.setup()); err != nil {
 		return err
 	}
-	if cfg.Trace != "" {
-		t.trace = exec.NewTrace(traceSpans)
-	}
-	var err error
-	t.ranks, err = run.Open(run.RankOptions{World: run.OneProcess(cfg.Ranks), Plan: p, Platform: t.platform, Trace: t.trace, Poison: cfg.Poison,
-		Timeout: cfg.Timeout, Wrap: cfg.wrapDevice})
-	if err != nil {
+	if err := t.openRanks(); err != nil {
 		return err
 	}
 	n := cfg.Batch * cfg.Seq
-	for range t.ranks.Local {
+	for range t.ranks.Len() {
 		t.micro = append(t.micro, microBatch{make([]int32, n), make([]int32, n)})
 	}
 	t.states = t.ranks.States()
@@ -223,6 +226,9 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	if err := ctx.Err(); err != nil {
 		return StepResult{}, err
 	}
+	if t.train == nil {
+		return StepResult{}, errors.New("step: the run was configured for inference alone")
+	}
 	began := time.Now()
 	s := t.step
 	lr := t.cfg.LearningRate(s)
@@ -235,53 +241,44 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	}
 	hyper := t.hyper(s, lr, targets)
 	sent, moved := t.ranks.CommSent(), t.diskTraffic()
-	section, cached := t.stepForm(s)
-	err = t.ranks.Each(fmt.Sprintf("step %d", s+1), func(r *run.Rank) error {
-		r.Exec.SetStep(int64(s + 1))
-		micro := 0
-		err := r.Exec.RunSection(section, func(ph *graph.Phase, _ int) error {
-			if ph.Kind == graph.UpdatePhase {
-				return nil
-			}
-			defer func() { micro++ }()
-			var err error
-			switch {
-			case cached:
-				err = t.givePrefix(r, s, micro)
-			case micro > 0: // of the last one: after the section
-				err = t.keepPrefix(r, s, micro-1)
-			}
-			if err != nil {
-				return err
-			}
-			return t.fill(r, t.train, hyper, s, micro)
-		})
-		if err != nil || cached {
-			return err
-		}
-		return t.keepPrefix(r, s, micro-1)
-	})
+	at := stepAt{index: s, hyper: hyper}
+	at.section, at.cached = t.stepForm(s)
+	err = t.runStep(&at)
 	if err != nil {
 		t.fatal = err // names the rank and the step already
 		return StepResult{}, err
 	}
-	t.step++
-	t.pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
 	loss, err := t.hostF64(t.ports[graph.PortLoss])
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
 	}
 	norm := 0.0
-	if t.plan.Program.SectionOf(graph.SectionStep, graph.FormWhole).Update() != nil {
-		if norm, err = t.hostF64(t.ports[graph.PortGradNorm]); err != nil {
+	if t.updates() {
+		if norm, err = t.gradNorm(&at); err != nil {
 			return StepResult{}, t.fail(s, err)
 		}
 	}
-	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, CommBytes: t.ranks.CommSent() - sent}
+	if err := t.readScale(); err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
+	skipped := false
+	if !isFinite(loss) || !isFinite(norm) {
+		if skipped, err = t.nonFinite(&at, loss/float64(targets), norm); err != nil {
+			t.markDivergence(s + 1)
+			t.fatal = err
+			return StepResult{}, err
+		}
+	}
+	if !skipped {
+		t.skipped.inRow = 0
+	}
+	t.step++
+	t.pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
+	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: hyper[graph.HyperLossScale], Skipped: skipped, SkippedAll: t.skipped.all, CommBytes: t.ranks.CommSent() - sent}
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
-	res.Cached = cached
-	if finite(loss) && finite(norm) {
+	res.Cached = at.cached
+	if !skipped {
 		t.confirm()
 	}
 	res.Seconds = time.Since(began).Seconds()
@@ -289,8 +286,6 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	res.Peak, res.Planned = t.ranks.Memory()
 	return res, nil
 }
-
-func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
 func (t *Trainer) fail(step int, err error) error {
 	t.fatal = fmt.Errorf("step %d: %w", step+1, err)
@@ -302,9 +297,10 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 	var h [graph.NumHyper]float64
 	h[graph.HyperLR] = lr
 	h[graph.HyperInvCount] = 1 / float64(targets)
-	h[graph.HyperLossScale] = 1
-	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, float64(step+1))
-	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, float64(step+1))
+	h[graph.HyperLossScale] = t.scale.Scale
+	updates := float64(step + 1 - t.skipped.all) // a skipped step moves no moment
+	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, updates)
+	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, updates)
 	return h
 }
 
@@ -317,7 +313,7 @@ func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, s
 	var key [graph.NumKey]int64
 	key[graph.KeySeed] = t.cfg.Seed
 	key[graph.KeyStep] = int64(step)
-	key[graph.KeySample] = ((int64(step)*int64(t.cfg.Accum)+int64(micro))*int64(t.cfg.Ranks) + int64(r.Index)) * int64(t.cfg.Batch)
+	key[graph.KeySample] = b.sampler.GlobalSample(step, micro, r.Index, 0)
 	return errors.Join(
 		fillHost(r.Exec.HostI32, t.ports[graph.PortTokens], at.inputs), fillHost(r.Exec.HostI32, t.ports[graph.PortTargets], at.targets),
 		fillHost(r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r.Exec.HostI64, t.ports[graph.PortKey], key[:]))
@@ -346,6 +342,13 @@ func (t *Trainer) hostF64(buf graph.BufID) (float64, error) {
 
 // Evaluate returns the mean loss over EvalSteps batches of the held-out data.
 func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
+	return t.EvaluateTold(ctx, nil)
+}
+
+// EvaluateTold is Evaluate that tells after each batch how many of EvalSteps are
+// done and the mean loss so far. With Config.Inference the batches are all of the
+// data: every target counts once.
+func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss float64)) (EvalResult, error) {
 	if t.eval == nil {
 		return EvalResult{}, errors.New("evaluate: the run has no --eval-data")
 	}
@@ -381,6 +384,9 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 		}
 		sum += loss
 		count += n
+		if tell != nil {
+			tell(k+1, t.cfg.EvalSteps, sum/float64(max(count, 1)))
+		}
 	}
 	return EvalResult{Step: t.step, Loss: float32(sum / float64(count)), Targets: count, Seconds: time.Since(began).Seconds()}, nil
 }
@@ -457,6 +463,11 @@ func (t *Trainer) Close() error {
 		errs = append(errs, t.ranks.Close())
 		t.ranks = nil
 	}
+	if t.cfg.job != nil {
+		for _, l := range t.cfg.job.Links {
+			errs = append(errs, l.Close())
+		}
+	}
 	if t.platform != nil {
 		errs = append(errs, t.platform.Close())
 		t.platform = nil
@@ -494,8 +505,15 @@ func (t *Trainer) Close() error {
 }
 
 // modelConfig reads the model's shape: from the folder name, if it holds a
-// config.json, or else from the preset of that name.
+// config.json or checkpoints, or else from the preset of that name.
 func modelConfig(name string) (hfconfig.Config, error) {
+	_, err := presetConfig(name)
+	if err != nil { // a preset is not taken for a folder of checkpoints of its name
+		given := name
+		if name, _, err = checkpoint.Resolve(context.Background(), name, hfconfig.FileName); err != nil {
+			return hfconfig.Config{}, fmt.Errorf("--model %s: %w", given, err)
+		}
+	}
 	st, err := os.Stat(name)
 	isFolder := err == nil && st.IsDir()
 	if _, err := os.Stat(filepath.Join(name, hfconfig.FileName)); isFolder && (err == nil || strings.ContainsAny(name, `/\`)) {

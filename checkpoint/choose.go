@@ -36,10 +36,11 @@ var errDiverged = errors.New("a run that went on from it became non-finite befor
 
 // Choose finds the newest whole checkpoint of dir that no run diverged from,
 // verifying newest first; where runs diverged from every whole one, the newest of
-// them. With names given, only those files are verified. Nothing is written, no
-// lock is taken. An error wraps ErrDamaged where checkpoints are and none is whole,
+// them. also, if not nil, may find a verified one damaged or refuse it. With names
+// given, only those files are verified. Nothing is written, no lock is taken. An
+// error wraps ErrDamaged where checkpoints are and none is whole,
 // and ErrNewer where the newest whole one can't be read by this version.
-func Choose(ctx context.Context, dir string, only ...string) (Choice, error) {
+func Choose(ctx context.Context, dir string, also func(Entry) error, only ...string) (Choice, error) {
 	var c Choice
 	for attempt := 0; ; attempt++ {
 		entries, err := Scan(dir)
@@ -52,8 +53,10 @@ func Choose(ctx context.Context, dir string, only ...string) (Choice, error) {
 		}
 		var moved bool
 		c, moved, err = choose(entries, marks, func(e Entry) error {
-			_, err := Verify(ctx, e.Folder, only...)
-			return err
+			if _, err := Verify(ctx, e.Folder, only...); err != nil || also == nil {
+				return err
+			}
+			return also(e)
 		})
 		// A run beside us may have removed what we looked at, for newer ones.
 		if !moved || attempt == 3 {
@@ -119,14 +122,14 @@ func Resolve(ctx context.Context, path string, only ...string) (folder string, p
 	if st, err := os.Stat(path); err != nil || !st.IsDir() {
 		return path, nil, nil // whoever opens it says what is wrong
 	}
-	if _, err := os.Lstat(filepath.Join(path, manifestName)); err == nil {
+	if _, ok := Stat(path); ok { // a model's folder may have a manifest.json of another kind
 		_, err := Verify(ctx, path, only...)
 		return path, nil, err
 	}
 	if _, err := os.Stat(filepath.Join(path, "config.json")); err == nil {
 		return path, nil, nil
 	}
-	c, err := Choose(ctx, path, only...)
+	c, err := Choose(ctx, path, nil, only...)
 	if err != nil || !c.Found() {
 		return path, nil, err
 	}

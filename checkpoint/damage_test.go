@@ -38,7 +38,7 @@ func chosen(t *testing.T, dir, file string) {
 	_, err := Verify(background, filepath.Join(dir, "step-00000002"))
 	require.ErrorIs(t, err, ErrDamaged)
 	require.ErrorContains(t, err, file)
-	c, err := Choose(background, dir)
+	c, err := Choose(background, dir, nil)
 	require.NoError(t, err)
 	require.Equal(t, "step-00000001", c.Name)
 	require.Len(t, c.Passed, 1)
@@ -150,12 +150,12 @@ func seal(t *testing.T, folder string, m Manifest) {
 func TestARenamedFolder(t *testing.T) {
 	dir, older, newer := twoSteps(t)
 	require.NoError(t, os.Rename(newer, filepath.Join(dir, "step-00000009")))
-	c, err := Choose(background, dir)
+	c, err := Choose(background, dir, nil)
 	require.NoError(t, err)
 	require.Equal(t, older, c.Folder)
 	require.ErrorContains(t, c.Passed[0].Why, "step-00000009 says step 2 in its manifest")
 	require.NoError(t, os.RemoveAll(older))
-	_, err = Choose(background, dir)
+	_, err = Choose(background, dir, nil)
 	require.ErrorIs(t, err, ErrDamaged, "none is whole")
 	require.ErrorContains(t, err, "step-00000009")
 }
@@ -193,7 +193,7 @@ func TestALaterVersion(t *testing.T) {
 	require.NoError(t, err)
 	m.Version = Version + 1
 	seal(t, newer, m)
-	_, err = Choose(background, dir)
+	_, err = Choose(background, dir, nil)
 	require.ErrorIs(t, err, ErrNewer)
 	require.NotErrorIs(t, err, ErrDamaged)
 }
@@ -205,7 +205,7 @@ func TestVerifyEndsWhenTold(t *testing.T) {
 	_, err := Verify(ctx, newer)
 	require.ErrorIs(t, err, context.Canceled)
 	require.NotErrorIs(t, err, ErrDamaged)
-	_, err = Choose(ctx, filepath.Dir(newer))
+	_, err = Choose(ctx, filepath.Dir(newer), nil)
 	require.ErrorIs(t, err, context.Canceled)
 }
 

@@ -79,7 +79,7 @@ func (s *State) write(ctx context.Context, folder string) (File, error) {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			odd.look(start, v)
+			odd.Look(start, v)
 			return w.WriteFloat32(t.Name, start, v)
 		})
 		if err == nil && odd.Count > 0 {
@@ -97,8 +97,8 @@ func (s *State) write(ctx context.Context, folder string) (File, error) {
 	return File{name, n, fmt.Sprintf("%08x", crc)}, err
 }
 
-// look counts the values of v, elements from start on, that are not finite.
-func (e *NonFinite) look(start int64, v []float32) {
+// Look counts the values of v, elements from start on, that are not finite.
+func (e *NonFinite) Look(start int64, v []float32) {
 	const exponent = 0x7f800000 // all ones: infinite, or not a number
 	for i, x := range v {
 		if math.Float32bits(x)&exponent == exponent {

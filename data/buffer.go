@@ -25,13 +25,22 @@ type Buffer struct {
 	width  int64 // bytes a token
 	n      int64
 	after  func() // runs after file is closed; may be nil
+
+	leftOut string // of a folder, by kind; "" for nothing
 }
+
+// LeftOut counts, in a line, the files of a folder that were not read because
+// they are not text; "" where there are none.
+func (b *Buffer) LeftOut() string { return b.leftOut }
 
 // Len is the number of tokens.
 func (b *Buffer) Len() int64 { return b.n }
 
 // Name is the path that the tokens come from.
 func (b *Buffer) Name() string { return b.name }
+
+// TokenBytes is what a token takes where it lies.
+func (b *Buffer) TokenBytes() int64 { return b.width }
 
 // MemoryBytes is what the tokens take of the Go heap: 0 if they are in a file.
 func (b *Buffer) MemoryBytes() int64 { return int64(len(b.data)) }

@@ -42,15 +42,20 @@ type Options struct {
 	// Glob, as in path.Match on a file's base name, limits which files of a
 	// folder are read, such as "*.go". Empty means all.
 	Glob string
+	// TextField is the field of the records of JSON lines (*.jsonl) that holds
+	// their text. Empty: none, and JSON lines are refused.
+	TextField string
+	// Threads bounds the goroutines that tokenize. 0 means all cores.
+	Threads int
 }
 
 // Open opens --data's PATH: a *.bin file is tokens (OpenTokenFile), another
-// file is text (OpenText), a folder is its text files in name order
-// (OpenText). Close the result when done.
+// file is text or JSON lines, as it is or compressed, and a folder is such files
+// in name order (OpenText). Close the result when done.
 func Open(path string, o Options) (*Buffer, error) {
 	st, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("open data: %s does not exist; it must be a *.bin token file, a text file or a folder of text files", path)
+		return nil, fmt.Errorf("open data: %s does not exist; it must be a *.bin token file, a text or *.jsonl file (or either as .gz or .zst), or a folder of them", path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open data: %w", err)

@@ -58,17 +58,18 @@ type SamplerConfig struct {
 // Sampler gives batches. Samples are numbered over the whole run: row b of
 // rank r's micro-batch k of step s is sample
 //
-//	i = ((s·K + k)·W + r)·B + b
+//	i = N + (((s − s₀)·K + k)·W + r)·B + b
 //
-// so that every rank gets the same number of batches, and the order of samples
-// depends on the product K·W·B alone: a run resumed on another number of ranks
-// with the same global batch goes on with the same samples. Its methods may be
-// called at the same time.
+// where N samples were seen before step s₀ (both 0 until Seek), so that every rank
+// gets the same number of batches, and a run resumed at another batch, accumulation
+// or number of ranks goes on with the sample after the last one seen. Its methods
+// but Seek may be called at the same time.
 type Sampler struct {
 	src     Source
 	targets TargetSource // nil: the next tokens
 	c       SamplerConfig
 	windows int64 // (length-1)/T
+	offset  int64 // N − s₀·K·W·B
 	// Shuffled: the permutation of the last epoch asked for. Ranks are within a
 	// step of each other, so it nearly always serves; another is derived when
 	// not.
@@ -145,7 +146,32 @@ func (s *Sampler) StepsPerEpoch() float64 {
 // from 0 and must be in range.
 func (s *Sampler) GlobalSample(step, micro, rank, row int) int64 {
 	c := &s.c
-	return ((int64(step)*int64(c.Accum)+int64(micro))*int64(c.Ranks)+int64(rank))*int64(c.Batch) + int64(row)
+	return s.offset + ((int64(step)*int64(c.Accum)+int64(micro))*int64(c.Ranks)+int64(rank))*int64(c.Batch) + int64(row)
+}
+
+// Seek makes step, from 0, begin with the given sample. Neither may be negative.
+func (s *Sampler) Seek(step int, sample int64) error {
+	rows, _ := mulAll(int64(s.c.Accum), int64(s.c.Ranks), int64(s.c.Batch)) // NewSampler looked
+	if step < 0 || sample < 0 || int64(step) > (math.MaxInt64-sample)/rows {
+		return fmt.Errorf("sample data: step %d from sample %d of steps of %d rows is over 2^63 samples", step, sample, rows)
+	}
+	s.offset = sample - int64(step)*rows
+	return nil
+}
+
+// Tell is the sample that a step begins with: how many were seen before it.
+func (s *Sampler) Tell(step int) int64 { return s.GlobalSample(step, 0, 0, 0) }
+
+// Translate gives this sampler's sample that goes on where n samples of seq tokens
+// a row ended: after as many epochs, and no earlier in the data.
+func (s *Sampler) Translate(n int64, seq int) int64 {
+	windows := (s.src.Len() - 1) / int64(seq)
+	if windows <= 0 || n <= 0 {
+		return 0
+	}
+	tokens := n % windows * int64(seq)
+	inEpoch := (tokens + int64(s.c.Seq) - 1) / int64(s.c.Seq)
+	return n/windows*s.windows + min(inEpoch, s.windows)
 }
 
 // Start is the token at which a row's window starts.
@@ -182,8 +208,10 @@ func (s *Sampler) Fill(step, micro, rank int, inputs, targets []int32) error {
 	c := &s.c
 	rowsPerStep := int64(c.Accum) * int64(c.Ranks) * int64(c.Batch)
 	switch {
-	case step < 0 || int64(step) >= math.MaxInt64/rowsPerStep:
-		return fmt.Errorf("sample data: step %d; it must be 0 to %d", step, math.MaxInt64/rowsPerStep-1)
+	case step < 0 || int64(step) >= (math.MaxInt64-max(s.offset, 0))/rowsPerStep:
+		return fmt.Errorf("sample data: step %d; it must be 0 to %d", step, (math.MaxInt64-max(s.offset, 0))/rowsPerStep-1)
+	case s.Tell(step) < 0:
+		return fmt.Errorf("sample data: step %d is before the first sample", step)
 	case micro < 0 || micro >= c.Accum:
 		return fmt.Errorf("sample data: micro-batch %d; it must be 0 to %d", micro, c.Accum-1)
 	case rank < 0 || rank >= c.Ranks:

@@ -1,14 +1,10 @@
 package data
 
 import (
-	"errors"
+	"context"
 	"fmt"
-	"io"
 	"os"
-	"path"
-	"path/filepath"
 	"slices"
-	"strings"
 	"unicode/utf8"
 )
 
@@ -22,134 +18,60 @@ const (
 	spillBytes = 4 << 20
 )
 
-// OpenText tokenizes a text file, or the text files of a folder in name order
-// (by the names along the path, folders in place, recursively), one after
-// another. A text file is UTF-8 without NUL; others in a folder are passed
-// over, as are .git, .hg and .svn. Between two files of a folder comes the
-// tokenizer's EOT if it has one. Symbolic links are followed; one that leads
-// back to a folder above it is an error, as is an unreadable file. A folder
+// OpenText tokenizes a file of text or of JSON lines, or those of a folder in name
+// order (by the names along the path, folders in place, recursively), one after
+// another; each may be compressed (see formats.go). A text file is UTF-8 without
+// NUL. What a folder holds beside such files (JSON, HTML, binary files, and JSON
+// lines where Options.TextField is empty) is left out and counted in
+// Buffer.LeftOut; given by name it is an error that says what to do. .git, .hg and
+// .svn are passed over. Between two documents (files, or records of JSON lines)
+// comes the tokenizer's EOT if it has one. Symbolic links are followed; one that
+// leads back to a folder above it is an error, as is an unreadable file. A folder
 // with no text is an error that names it.
 //
-// The text is read as a stream; the tokens, of 1, 2 or 4 bytes each by the
-// vocabulary, are in memory up to 4 MiB and beyond in a temporary file that
-// vanishes with the process.
+// The text is read as a stream and tokenized on all cores; the tokens, of 1, 2 or
+// 4 bytes each by the vocabulary, are in memory up to 4 MiB and beyond in a
+// temporary file that vanishes with the process.
 func OpenText(root string, o Options) (*Buffer, error) {
 	if o.Tokenizer == nil {
 		o.Tokenizer = Bytes()
 	}
-	if _, err := path.Match(o.Glob, ""); err != nil {
-		return nil, fmt.Errorf("open text: pattern %q is malformed; it must be like *.go", o.Glob)
-	}
-	st, err := os.Stat(root)
+	c, err := listCorpus([]string{root}, o)
 	if err != nil {
 		return nil, fmt.Errorf("open text: %w", err)
 	}
 	b := newBuilder(root, o)
 	defer b.discard()
-	if !st.IsDir() {
-		if !st.Mode().IsRegular() {
-			return nil, fmt.Errorf("open text: %s is neither a regular file nor a folder", root)
-		}
-		if err := b.addFile(root); err != nil {
-			return nil, fmt.Errorf("open text: %w", err)
-		}
-		if b.n == 0 {
-			return nil, fmt.Errorf("open text: %s is empty", root)
-		}
-		return b.finish()
-	}
-	w := walker{glob: o.Glob, add: b.addOne}
-	if err := w.folder(root, []os.FileInfo{st}); err != nil {
+	if err := tokenize(context.Background(), c, o, b, position{}, nil); err != nil {
 		return nil, fmt.Errorf("open text: %w", err)
 	}
 	if b.n == 0 {
-		what := "text"
-		if o.Glob != "" {
-			what += " that matches " + o.Glob
-		}
-		hint := ""
-		if w.tokenFile != "" {
-			hint = fmt.Sprintf("; for tokens name a file, such as %s", w.tokenFile)
-		}
-		return nil, fmt.Errorf("open text: folder %s has no %s: %d files looked at, none of them UTF-8 without NUL and not empty%s", root, what, w.files, hint)
+		return nil, fmt.Errorf("open text: %w", c.empty(root, o.Glob))
 	}
-	return b.finish()
-}
-
-// walker finds the files of a folder.
-type walker struct {
-	glob      string
-	add       func(path string) error
-	files     int    // looked at
-	tokenFile string // a *.bin seen
-}
-
-// folder walks one folder; above holds it and the folders that lead to it.
-func (w *walker) folder(dir string, above []os.FileInfo) error {
-	entries, err := os.ReadDir(dir) // sorted by name
-	if err != nil {
-		return err
+	out, err := b.finish()
+	if err == nil {
+		out.leftOut = c.leftOut()
 	}
-	for _, e := range entries {
-		name := e.Name()
-		full := filepath.Join(dir, name)
-		st, err := e.Info()
-		if err == nil && st.Mode()&os.ModeSymlink != 0 {
-			st, err = os.Stat(full)
-		}
-		if err != nil {
-			if ok, _ := path.Match(w.glob, name); w.glob != "" && !ok {
-				continue
-			}
-			return err
-		}
-		switch {
-		case st.IsDir():
-			if name == ".git" || name == ".hg" || name == ".svn" {
-				continue
-			}
-			for _, a := range above {
-				if os.SameFile(a, st) {
-					return fmt.Errorf("%s leads back to a folder above it; remove the link, or name a folder without it", full)
-				}
-			}
-			if err := w.folder(full, append(above[:len(above):len(above)], st)); err != nil {
-				return err
-			}
-		case st.Mode().IsRegular():
-			if ok, _ := path.Match(w.glob, name); w.glob != "" && !ok {
-				continue
-			}
-			if strings.HasSuffix(name, ".bin") && w.tokenFile == "" {
-				w.tokenFile = full
-			}
-			w.files++
-			if err := w.add(full); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return out, err
 }
 
 // builder packs tokens.
 type builder struct {
 	name    string
 	tok     Tokenizer
-	cutter  cutter // nil: a file is tokenized in one piece
 	vocab   int
 	width   int
 	n       int64 // tokens so far
 	mem     []byte
 	file    *os.File // nil: all is in mem
-	spilled int64    // bytes in file
+	base    int64    // bytes of file before the tokens
+	spilled int64    // bytes of tokens in file
 	after   func()   // removes the file where dropName could not
-	read    []byte   // of one file, not yet tokenized
+	named   bool     // the file is the caller's
 }
 
 func newBuilder(name string, o Options) *builder {
 	b := &builder{name: name, tok: o.Tokenizer, vocab: o.Vocab, width: 4}
-	b.cutter, _ = o.Tokenizer.(cutter)
 	switch v := o.Tokenizer.VocabSize(); {
 	case v <= 1<<8:
 		b.width = 1
@@ -157,77 +79,6 @@ func newBuilder(name string, o Options) *builder {
 		b.width = 2
 	}
 	return b
-}
-
-// errNotText marks a file that is passed over in a folder.
-type errNotText struct{ error }
-
-// addOne adds a folder's file: EOT, if another came before, and its tokens; or
-// nothing if it is empty or not text.
-func (b *builder) addOne(path string) error {
-	before := b.n
-	if eot := b.tok.EOT(); b.n > 0 && eot >= 0 {
-		if err := b.append([]int32{eot}, path); err != nil {
-			return err
-		}
-	}
-	start := b.n
-	err := b.addFile(path)
-	if err == nil && b.n > start {
-		return nil
-	}
-	if _, ok := errors.AsType[errNotText](err); err != nil && !ok {
-		return err
-	}
-	return b.rollBack(before)
-}
-
-// addFile adds the tokens of a text file.
-func (b *builder) addFile(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	var (
-		text    = b.read[:0] // read, not yet tokenized
-		checked = 0          // text[:checked] is UTF-8 without NUL
-		tried   = 0          // text[:tried] holds no place to cut
-		at      = int64(0)   // offset of text[0]
-	)
-	defer func() { b.read = text[:0] }()
-	for {
-		text = slices.Grow(text, readBytes)
-		n, err := io.ReadFull(f, text[len(text):len(text)+readBytes])
-		text = text[:len(text)+n]
-		end := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
-		if err != nil && !end {
-			return fmt.Errorf("read %s: %w", path, err)
-		}
-		if err := checkText(text, &checked, end); err != nil {
-			return errNotText{fmt.Errorf("%s is not text: %w", path, withOffset(err, at))}
-		}
-		cut := 0
-		if end {
-			cut = len(text)
-		} else if b.cutter != nil {
-			if cut = b.cutter.cut(text[:checked], tried); cut == 0 {
-				tried = checked
-			}
-		}
-		if cut > 0 {
-			if err := b.encode(text[:cut], path); err != nil {
-				return err
-			}
-			text = text[:copy(text, text[cut:])]
-			checked -= cut
-			tried = 0
-			at += int64(cut)
-		}
-		if end {
-			return nil
-		}
-	}
 }
 
 type textError struct {
@@ -275,15 +126,29 @@ func checkText(text []byte, checked *int, end bool) *textError {
 	return nil
 }
 
-// encode adds the tokens of a text.
-func (b *builder) encode(text []byte, path string) error {
-	if _, ok := b.tok.(byteTokenizer); ok && (b.vocab == 0 || b.vocab >= 256) {
-		b.mem = append(b.mem, text...)
-		b.n += int64(len(text))
-		return b.spill(spillBytes)
+// writeError says where the tokens could not be written.
+func (b *builder) writeError(err error) error {
+	if b.named {
+		return fmt.Errorf("write the tokens: %w", err)
 	}
-	return b.append(b.tok.Encode(string(text)), path)
+	return fmt.Errorf("write the tokens to a temporary file (TMPDIR chooses its folder): %w", err)
 }
+
+// appendBytes adds text whose bytes are its tokens.
+func (b *builder) appendBytes(text []byte) error {
+	if b.width == 1 {
+		b.mem = append(b.mem, text...)
+	} else {
+		for _, c := range text {
+			b.mem = append(b.mem, c)
+			b.mem = append(b.mem, make([]byte, b.width-1)...)
+		}
+	}
+	b.n += int64(len(text))
+	return b.spill(spillBytes)
+}
+
+func (b *builder) count() int64 { return b.n }
 
 // append adds tokens, checked against the vocabulary.
 func (b *builder) append(tokens []int32, path string) error {
@@ -325,8 +190,8 @@ func (b *builder) spill(limit int) error {
 			b.after = func() { os.Remove(f.Name()) }
 		}
 	}
-	if _, err := b.file.WriteAt(b.mem, b.spilled); err != nil {
-		return fmt.Errorf("write the tokens to a temporary file (TMPDIR chooses its folder): %w", err)
+	if _, err := b.file.WriteAt(b.mem, b.base+b.spilled); err != nil {
+		return b.writeError(err)
 	}
 	b.spilled += int64(len(b.mem))
 	b.mem = b.mem[:0]
@@ -342,7 +207,7 @@ func (b *builder) rollBack(n int64) error {
 		return nil
 	}
 	b.mem, b.spilled = b.mem[:0], bytes
-	return b.file.Truncate(bytes)
+	return b.file.Truncate(b.base + bytes)
 }
 
 // finish gives the tokens. The builder must not be used after, but for

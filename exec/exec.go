@@ -87,6 +87,8 @@ type Executor struct {
 	// readers are the streams on which operations read the host's inputs.
 	readers []device.Stream
 	closed  bool
+	// peek moves Loss or GradNorm to the staging buffer: see Scalar.
+	peek map[graph.BufID]device.Kernel
 
 	step    atomic.Int64
 	current atomic.Pointer[section]
@@ -95,6 +97,7 @@ type Executor struct {
 type section struct {
 	graph  *graph.Section
 	phases []phase
+	gate   gate
 }
 
 type phase struct {
@@ -197,6 +200,7 @@ func (e *Executor) bindAll() error {
 	for i := range p.Sections {
 		s := &e.sections[i]
 		s.graph = &p.Sections[i]
+		s.gate = gateOf(p, s.graph)
 		s.phases = make([]phase, len(s.graph.Phases))
 		for j := range s.phases {
 			ph := &s.phases[j]
@@ -215,6 +219,7 @@ func (e *Executor) bindAll() error {
 				return fmt.Errorf("exec: rank %d, section %s: %w", e.rank, s.graph.Name, err)
 			}
 		}
+		s.bindGate()
 	}
 	var reads [graph.NumStreams]bool
 	inputs := map[graph.BufID]bool{}
@@ -493,15 +498,15 @@ func (e *Executor) RunPhase(sectionName, phaseName string) error {
 	for i := range s.phases {
 		if s.phases[i].graph.Name == phaseName {
 			e.current.Store(s)
-			return e.enqueue(&s.phases[i])
+			return e.enqueue(s.phases[i].ops)
 		}
 	}
 	return fmt.Errorf("exec: rank %d: section %s has no phase %q", e.rank, sectionName, phaseName)
 }
 
-func (e *Executor) enqueue(ph *phase) error {
-	for i := range ph.ops {
-		o := &ph.ops[i]
+func (e *Executor) enqueue(ops []operation) error {
+	for i := range ops {
+		o := &ops[i]
 		for _, w := range o.wait {
 			if err := o.stream.Wait(w); err != nil {
 				return e.stop(err)
@@ -542,22 +547,31 @@ func (e *Executor) RunSection(name string, before func(phase *graph.Phase, repea
 	for i := range s.phases {
 		ph := &s.phases[i]
 		for r := range ph.graph.Repeat {
-			if before != nil {
-				for _, st := range e.readers {
-					if err := st.Sync(); err != nil {
-						return e.stop(err)
-					}
-				}
-				if err := before(ph.graph, r); err != nil {
-					return e.stop(fmt.Errorf("phase %s: %w", ph.graph.Name, err))
-				}
+			if err := e.prepare(ph, r, before); err != nil {
+				return err
 			}
-			if err := e.enqueue(ph); err != nil {
+			if err := e.enqueue(ph.ops); err != nil {
 				return err
 			}
 		}
 	}
 	return e.Sync()
+}
+
+// prepare lets the host fill its inputs before a phase is enqueued: see RunSection.
+func (e *Executor) prepare(ph *phase, repeat int, before func(phase *graph.Phase, repeat int) error) error {
+	if before == nil {
+		return nil
+	}
+	for _, st := range e.readers {
+		if err := st.Sync(); err != nil {
+			return e.stop(err)
+		}
+	}
+	if err := before(ph.graph, repeat); err != nil {
+		return e.stop(fmt.Errorf("phase %s: %w", ph.graph.Name, err))
+	}
+	return nil
 }
 
 // Sync returns when everything enqueued has run on this rank, or with the error

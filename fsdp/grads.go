@@ -9,7 +9,7 @@ import (
 // gradSpan is where a unit's gradient is written in a phase, as base indices.
 type gradSpan struct{ unit, first, last int }
 
-func (s *sharder) gradSpans(w *weave) []gradSpan {
+func (s *sharder) gradSpans(w *graph.Editor) []gradSpan {
 	byRoot := map[graph.BufID]int{}
 	for u, b := range s.units {
 		if b.grad != graph.NoBuf {
@@ -17,8 +17,8 @@ func (s *sharder) gradSpans(w *weave) []gradSpan {
 		}
 	}
 	at := map[int]*gradSpan{}
-	for i, n := range w.base {
-		for _, o := range n.op.Out {
+	for i, n := range w.Base {
+		for _, o := range n.Op.Out {
 			if o.Buf == graph.NoBuf {
 				continue
 			}
@@ -51,20 +51,20 @@ func (s *sharder) gradSpans(w *weave) []gradSpan {
 // and over ranks, as the stage has it (see Shard). Reductions run on the comm
 // stream as soon as a unit's last gradient is written; at stages 2 and 3 at
 // most Prefetch+1 units' whole gradients are alive beside those still written.
-func (s *sharder) reduceGrads(w *weave, first, last bool) {
+func (s *sharder) reduceGrads(w *graph.Editor, first, last bool) {
 	spans := s.gradSpans(w)
 	o := s.o
 	every := o.Stage.ShardsGrads() || s.everyMicroStep()
-	var reduces []*node
+	var reduces []*graph.Node
 	for _, g := range spans {
 		b := &s.units[g.unit]
 		name := s.p.Units[g.unit].Name
-		comm := func(kind graph.Kind, in, out graph.BufID, mode graph.Mode) *node {
+		comm := func(kind graph.Kind, in, out graph.BufID, mode graph.Mode) *graph.Node {
 			var ins []graph.BufID
 			if in != graph.NoBuf {
 				ins = []graph.BufID{in}
 			}
-			return w.insertAfter(g.last, newOp(kind, name+"/"+string(kind), graph.Comm, graph.Backward, g.unit, ins, []graph.Out{{Buf: out, Mode: mode}}, s.group()))
+			return w.After(g.last, newOp(kind, name+"/"+string(kind), graph.Comm, graph.Backward, g.unit, ins, []graph.Out{{Buf: out, Mode: mode}}, s.group()))
 		}
 		switch {
 		case s.halves(g.unit):
@@ -91,7 +91,7 @@ func (s *sharder) reduceGrads(w *weave, first, last bool) {
 			} else {
 				reduces = append(reduces, comm(graph.AllReduce, graph.NoBuf, whole, graph.ReadWrite))
 			}
-			w.insertAfter(g.last, newOp(graph.Scale, name+"/accumulate", graph.Compute, graph.Backward, g.unit,
+			w.After(g.last, newOp(graph.Scale, name+"/accumulate", graph.Compute, graph.Backward, g.unit,
 				[]graph.BufID{part}, []graph.Out{{Buf: b.gradShard, Mode: graph.Accum}}, graph.ScaleAttr{Factor: 1}))
 			s.reduceReplicas(w, g, last)
 		}
@@ -101,20 +101,20 @@ func (s *sharder) reduceGrads(w *weave, first, last bool) {
 	}
 	for i := range reduces {
 		if next := i + 1 + o.Prefetch; next < len(spans) {
-			w.order(reduces[i], w.base[spans[next].first])
+			w.Throttle(reduces[i], w.Base[spans[next].first])
 		}
 	}
 }
 
 // accumulate makes writes into the gradient buffer additions.
-func accumulate(w *weave, p *graph.Program, grad graph.BufID) {
-	for _, n := range w.base {
-		for k, o := range n.op.Out {
+func accumulate(w *graph.Editor, p *graph.Program, grad graph.BufID) {
+	for _, n := range w.Base {
+		for k, o := range n.Op.Out {
 			if o.Buf == graph.NoBuf || o.Mode != graph.Write {
 				continue
 			}
 			if root, _ := p.Resolve(o.Buf, nil); root == grad {
-				n.op.Out[k].Mode = graph.Accum
+				n.Op.Out[k].Mode = graph.Accum
 			}
 		}
 	}
@@ -136,12 +136,12 @@ func (s *sharder) extraGrad(u int) (whole, part graph.BufID) {
 
 // redirect points the writes into the gradient buffer at the same places of
 // another one.
-func (s *sharder) redirect(w *weave, grad, to graph.BufID) {
+func (s *sharder) redirect(w *graph.Editor, grad, to graph.BufID) {
 	if s.extra == nil {
 		s.extra = map[graph.BufID]graph.BufID{}
 	}
-	for _, n := range w.base {
-		for k, o := range n.op.Out {
+	for _, n := range w.Base {
+		for k, o := range n.Op.Out {
 			if o.Buf == graph.NoBuf {
 				continue
 			}
@@ -157,7 +157,7 @@ func (s *sharder) redirect(w *weave, grad, to graph.BufID) {
 				twin = s.p.AddBuffer(v)
 				s.extra[o.Buf] = twin
 			}
-			n.op.Out[k].Buf = twin
+			n.Op.Out[k].Buf = twin
 		}
 	}
 }

@@ -3,12 +3,12 @@ package fsdp
 import "github.com/spillway-ml/spillway/graph"
 
 // insert adds an operation on gradients after the last write of g's.
-func (s *sharder) insert(w *weave, g gradSpan, kind graph.Kind, name string, in graph.BufID, out graph.Out, attr any) *node {
+func (s *sharder) insert(w *graph.Editor, g gradSpan, kind graph.Kind, name string, in graph.BufID, out graph.Out, attr any) *graph.Node {
 	var ins []graph.BufID
 	if in != graph.NoBuf {
 		ins = []graph.BufID{in}
 	}
-	return w.insertAfter(g.last, newOp(kind, s.p.Units[g.unit].Name+"/"+name, graph.Comm, graph.Backward, g.unit, ins, []graph.Out{out}, attr))
+	return w.After(g.last, newOp(kind, s.p.Units[g.unit].Name+"/"+name, graph.Comm, graph.Backward, g.unit, ins, []graph.Out{out}, attr))
 }
 
 // reduceWhole sums a whole gradient over the shard axis, leaving the rank's part
@@ -20,7 +20,7 @@ func (s *sharder) insert(w *weave, g gradSpan, kind graph.Kind, name string, in 
 // on different nodes, and is gathered again:
 //
 //	grad 1/4   reduce_scatter ─ all_reduce over replicas ─ all_gather   grad
-func (s *sharder) reduceWhole(w *weave, g gradSpan, whole, part graph.BufID, final bool) {
+func (s *sharder) reduceWhole(w *graph.Editor, g gradSpan, whole, part graph.BufID, final bool) {
 	switch {
 	case s.ranks == 1:
 		s.allReduceReplicas(w, g, whole, final)
@@ -39,11 +39,11 @@ func (s *sharder) reduceWhole(w *weave, g gradSpan, whole, part graph.BufID, fin
 
 // reduceReplicas sums what a unit's gradients have become over the replicas,
 // after the last micro-step.
-func (s *sharder) reduceReplicas(w *weave, g gradSpan, last bool) {
+func (s *sharder) reduceReplicas(w *graph.Editor, g gradSpan, last bool) {
 	s.allReduceReplicas(w, g, s.units[g.unit].gradShard, last)
 }
 
-func (s *sharder) allReduceReplicas(w *weave, g gradSpan, buf graph.BufID, final bool) {
+func (s *sharder) allReduceReplicas(w *graph.Editor, g gradSpan, buf graph.BufID, final bool) {
 	if final && s.replicas > 1 {
 		s.insert(w, g, graph.AllReduce, "all_reduce_replicas", graph.NoBuf, graph.Out{Buf: buf, Mode: graph.ReadWrite}, graph.GroupAttr{Axis: s.replicate})
 	}

@@ -97,7 +97,7 @@ func (s *sharder) halves(u int) bool {
 
 // reduceHalves is reduceGrads for such a unit. It returns what must be done
 // before the memory of the unit's whole gradient is free.
-func (s *sharder) reduceHalves(w *weave, g gradSpan, first, last bool) []*node {
+func (s *sharder) reduceHalves(w *graph.Editor, g gradSpan, first, last bool) []*graph.Node {
 	b := &s.units[g.unit]
 	if b.reduced == graph.NoBuf { // reduced once
 		if !first {
@@ -123,7 +123,7 @@ func (s *sharder) reduceHalves(w *weave, g gradSpan, first, last bool) []*node {
 		s.insert(w, g, graph.Cast, "wire", b.reduced, graph.Out{Buf: b.wire}, nil)
 		s.allReduceReplicas(w, g, b.wire, true)
 	}
-	return []*node{done}
+	return []*graph.Node{done}
 }
 
 // allocateMaster makes the f32 parameters of which the unit's are a 16-bit copy.
@@ -138,25 +138,27 @@ func (s *sharder) allocateMaster(u int, b *unitBufs) {
 // refreshSection makes the 16-bit parameters anew from their masters, padding
 // too: after the host has initialised or loaded those.
 func (s *sharder) refreshSection() graph.Section {
-	w := newWeave(nil)
+	ph := graph.Phase{Name: "refresh", Repeat: 1}
+	w := graph.NewEditor(&ph)
 	for u := range s.units {
 		b := &s.units[u]
 		if b.master == graph.NoBuf {
 			continue
 		}
 		name := s.p.Units[u].Name
-		w.append(newOp(graph.Cast, name+"/refresh", graph.Compute, graph.Update, u, []graph.BufID{b.master}, []graph.Out{{Buf: b.valueShard}}, nil))
+		w.Append(newOp(graph.Cast, name+"/refresh", graph.Compute, graph.Update, u, []graph.BufID{b.master}, []graph.Out{{Buf: b.valueShard}}, nil))
 		if b.value != b.valueShard && !s.o.Stage.ShardsParams() {
-			w.append(newOp(graph.AllGather, name+"/all_gather", graph.Comm, graph.Update, u,
+			w.Append(newOp(graph.AllGather, name+"/all_gather", graph.Comm, graph.Update, u,
 				[]graph.BufID{b.valueShard}, []graph.Out{{Buf: b.value}}, s.group()))
 		}
 	}
-	return graph.NewSection(graph.SectionRefresh, graph.FormWhole, w.phase("refresh", 1))
+	w.Commit()
+	return graph.NewSection(graph.SectionRefresh, graph.FormWhole, ph)
 }
 
 // initScale gives the loss scale its first value.
 func (s *sharder) initScale() []graph.Op {
-	if s.p.Scaler == nil {
+	if s.p.Scaler == nil || s.p.Scaler.State == graph.NoBuf {
 		return nil
 	}
 	slot := func(name string, i int64, v float64) graph.Op {
@@ -169,11 +171,16 @@ func (s *sharder) initScale() []graph.Op {
 }
 
 // observeScale tells the host of the loss scale and of a skipped step.
-func (s *sharder) observeScale(w *weave) {
+func (s *sharder) observeScale(w *graph.Editor) {
 	c := s.p.Scaler
-	if c == nil || s.p.Port(graph.PortScale) == graph.NoBuf {
+	if c == nil {
 		return
 	}
-	w.append(graph.NewCopy("loss_scale/out", c.State, s.p.Port(graph.PortScale), graph.CopyOut, graph.Update, -1))
-	w.append(graph.NewCopy("overflow/out", c.Overflow, s.p.Port(graph.PortOverflow), graph.CopyOut, graph.Update, -1))
+	out := func(name string, from graph.BufID, port graph.Port) {
+		if to := s.p.Port(port); to != graph.NoBuf {
+			w.Append(graph.NewCopy(name, from, to, graph.CopyOut, graph.Update, -1))
+		}
+	}
+	out("loss_scale/out", c.State, graph.PortScale)
+	out("overflow/out", c.Overflow, graph.PortOverflow)
 }

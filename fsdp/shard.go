@@ -97,10 +97,10 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 			continue
 		}
 		for j := range sec.Phases {
-			w := newWeave(sec.Phases[j].Ops)
+			w := graph.NewEditor(&sec.Phases[j])
 			s.unshard(w, sec.Name)
 			s.observeLoss(w, true, true)
-			sec.Phases[j].Ops, sec.Phases[j].Throttles = w.ops()
+			w.Commit()
 		}
 		sections = append(sections, *sec)
 	}
@@ -270,12 +270,12 @@ func (s *sharder) initSection() graph.Section {
 func (s *sharder) stepSection(train *graph.Section) graph.Section {
 	sec := graph.NewSection(graph.SectionStep, train.Form)
 	phase := func(name string, repeat int, first, last bool) {
-		w := newWeave(graph.CloneOps(train.Phases[0].Ops))
+		ph := graph.Phase{Name: name, Kind: graph.MicroPhase, First: first, Last: last, Repeat: repeat, Ops: train.Phases[0].Ops}
+		w := graph.NewEditor(&ph)
 		s.reduceGrads(w, first, last)
 		s.unshard(w, train.Name)
 		s.observeLoss(w, first, last)
-		ph := w.phase(name, repeat)
-		ph.Kind, ph.First, ph.Last = graph.MicroPhase, first, last
+		w.Commit()
 		sec.Phases = append(sec.Phases, ph)
 	}
 	switch k := s.o.Accum; k {
@@ -316,40 +316,40 @@ func (s *sharder) updatePhase() graph.Phase {
 	if len(targets) == 0 {
 		return graph.Phase{}
 	}
-	w := newWeave(s.o.Optimizer.EmitUpdate(s.p, targets, s.o.Clip))
+	ph := graph.Phase{Name: "update", Kind: graph.UpdatePhase, Repeat: 1, Ops: s.o.Optimizer.EmitUpdate(s.p, targets, s.o.Clip)}
+	w := graph.NewEditor(&ph)
 	if host := s.p.Port(graph.PortGradNorm); host != graph.NoBuf {
-		w.append(graph.NewCopy("grad_norm/out", s.p.GradNorm, host, graph.CopyOut, graph.Update, -1))
+		w.Append(graph.NewCopy("grad_norm/out", s.p.GradNorm, host, graph.CopyOut, graph.Update, -1))
 	}
 	s.observeScale(w)
-	ph := w.phase("update", 1)
-	ph.Kind = graph.UpdatePhase
+	w.Commit()
 	return ph
 }
 
 // observeLoss zeroes the loss at the start of a step, sums it over the ranks at
 // its end and copies it to the host.
-func (s *sharder) observeLoss(w *weave, first, last bool) {
+func (s *sharder) observeLoss(w *graph.Editor, first, last bool) {
 	p := s.p
 	if p.Loss == graph.NoBuf || !writes(w, p.Loss) {
 		return
 	}
 	if first {
-		w.insertBefore(0, newOp(graph.Fill, "loss/zero", graph.Compute, graph.Forward, -1, nil, []graph.Out{{Buf: p.Loss}}, graph.FillAttr{}))
+		w.Before(0, newOp(graph.Fill, "loss/zero", graph.Compute, graph.Forward, -1, nil, []graph.Out{{Buf: p.Loss}}, graph.FillAttr{}))
 	}
 	if !last {
 		return
 	}
 	if p.WorldSize() > 1 {
-		w.append(newOp(graph.AllReduce, "loss/all_reduce", graph.Comm, graph.Forward, -1, nil, []graph.Out{{Buf: p.Loss, Mode: graph.ReadWrite}}, graph.GroupAttr{Axis: -1}))
+		w.Append(newOp(graph.AllReduce, "loss/all_reduce", graph.Comm, graph.Forward, -1, nil, []graph.Out{{Buf: p.Loss, Mode: graph.ReadWrite}}, graph.GroupAttr{Axis: -1}))
 	}
 	if host := p.Port(graph.PortLoss); host != graph.NoBuf {
-		w.append(graph.NewCopy("loss/out", p.Loss, host, graph.CopyOut, graph.Forward, -1))
+		w.Append(graph.NewCopy("loss/out", p.Loss, host, graph.CopyOut, graph.Forward, -1))
 	}
 }
 
-func writes(w *weave, id graph.BufID) bool {
-	for _, n := range w.base {
-		for _, o := range n.op.Out {
+func writes(w *graph.Editor, id graph.BufID) bool {
+	for _, n := range w.Base {
+		for _, o := range n.Op.Out {
 			if o.Buf == id {
 				return true
 			}

@@ -28,12 +28,12 @@ type gathered struct {
 }
 
 // regions finds the use regions of a phase in order of their first use.
-func (s *sharder) regions(w *weave, owner map[graph.BufID]int) []region {
+func (s *sharder) regions(w *graph.Editor, owner map[graph.BufID]int) []region {
 	var done, open []region
 	var reads []int
-	for i, n := range w.base {
+	for i, n := range w.Base {
 		reads = reads[:0]
-		for _, id := range n.op.In {
+		for _, id := range n.Op.In {
 			if u, ok := owner[id]; ok && !slices.Contains(reads, u) {
 				reads = append(reads, u)
 			}
@@ -79,7 +79,7 @@ func (s *sharder) regions(w *weave, owner map[graph.BufID]int) []region {
 //
 //	comm:     AG 0  AG 1 │      AG 2 │      AG 3 │
 //	compute:             region 0    region 1    region 2       (d = 1)
-func (s *sharder) unshard(w *weave, section string) {
+func (s *sharder) unshard(w *graph.Editor, section string) {
 	if !s.o.Stage.ShardsParams() {
 		return
 	}
@@ -98,16 +98,16 @@ func (s *sharder) unshard(w *weave, section string) {
 		for _, u := range r.units {
 			g := s.gatheredBuffer(gatherKey{section, k, u})
 			for i := r.first; i <= r.last; i++ {
-				for a, id := range w.base[i].op.In {
+				for a, id := range w.Base[i].Op.In {
 					if v, ok := owner[id]; ok && v == u {
-						w.base[i].op.In[a] = s.viewIn(g, id)
+						w.Base[i].Op.In[a] = s.viewIn(g, id)
 					}
 				}
 			}
-			ag := w.insertBefore(at, newOp(graph.AllGather, fmt.Sprintf("%s/all_gather.%d", p.Units[u].Name, k), graph.Comm, w.base[r.first].op.Pass, u,
+			ag := w.Before(at, newOp(graph.AllGather, fmt.Sprintf("%s/all_gather.%d", p.Units[u].Name, k), graph.Comm, w.Base[r.first].Op.Pass, u,
 				[]graph.BufID{s.units[u].valueShard}, []graph.Out{{Buf: g.whole}}, s.group()))
 			if k-d-1 >= 0 {
-				w.order(w.base[regions[k-d-1].last], ag)
+				w.Throttle(w.Base[regions[k-d-1].last], ag)
 			}
 		}
 	}

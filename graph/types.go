@@ -352,12 +352,14 @@ type Program struct {
 	GradNorm        BufID // F64 (1)
 	Logits          BufID // F32 (1, V): of the row KeyRow, in section "generate"
 
-	// Scaler has the buffers of dynamic loss scaling; nil where the program has
-	// none (fp32, bf16).
+	// Scaler has the buffers of dynamic loss scaling and of updates that may be
+	// skipped; nil where every update is applied.
 	Scaler *Scaler
 }
 
-// Scaler is the state of dynamic loss scaling. The scale of a step reaches the
+// Scaler decides for each step, on every rank the same, whether its update is left
+// out because a gradient is not finite, and has the state of dynamic loss scaling;
+// where there is none (State is NoBuf) steps are only left out. The scale of a step reaches the
 // loss's gradient, and the clip coefficient that divides by it, through
 // HyperLossScale: the host fills that with the scale that the step before left.
 type Scaler struct {
@@ -395,6 +397,7 @@ const (
 	KeySample        // global sample index of this rank's row 0 in this micro-step
 	KeyRow           // generate: row of the (1, T) input whose logits are wanted
 	KeyValid         // generate: number of valid positions
+	KeyStart         // generate: position of row 0, after those whose keys and values are kept
 	NumKey    = 8
 )
 

@@ -5,14 +5,40 @@ import (
 	"strings"
 )
 
-// Verify returns an error unless p is a program that can run as it is written:
+// Verify returns an error unless p is a program that can run as it is written. It
+// is VerifyStructure and VerifyOrder.
+func Verify(p *Program) error {
+	v, err := structure(p)
+	if err == nil {
+		err = v.order()
+	}
+	if err != nil {
+		return fmt.Errorf("graph: verify: %w", err)
+	}
+	return nil
+}
+
+// VerifyStructure checks what holds of a program after every pass:
 //
 //   - buffers have sizes, views lie inside their bases, aligned and of their
 //     type; parameters, units and well-known buffers refer to what exists;
 //   - every operation is right by the kind table (Check), its operands are in one
 //     memory space (a copy's may be in two), and its name is unique in its phase;
 //   - collectives of one mesh axis are on one stream, so that every rank meets
-//     them in one order;
+//     them in one order.
+//
+// The error names section, phase and operation, and the buffer. The time grows
+// with the number of operands.
+func VerifyStructure(p *Program) error {
+	if _, err := structure(p); err != nil {
+		return fmt.Errorf("graph: verify: %w", err)
+	}
+	return nil
+}
+
+// VerifyOrder checks what holds once operations have their events, and in a
+// program on one stream before that. The program's structure must be sound:
+//
 //   - each wait has a record before it in the section;
 //   - of two operations that touch the same bytes, one of them writing, one
 //     happens before the other (see Trace), also from one repetition of a phase
@@ -23,24 +49,40 @@ import (
 //     host. Inputs that no operation writes are the host's.
 //
 // The error names section, phase and operation, the buffer, and the other
-// operation where there is one. Programs between two rewrites pass as well as
-// whole ones. The time grows with the number of operands; a buffer that is used
-// in many different ranges costs that number again for each use.
-func Verify(p *Program) error {
-	v := verifier{p: p}
-	if err := v.tables(); err != nil {
+// operation where there is one. A buffer that is used in many different ranges
+// costs that number for each use.
+func VerifyOrder(p *Program) error {
+	regions, err := NewRegions(p)
+	if err == nil {
+		v := verifier{p: p, regions: regions}
+		err = v.order()
+	}
+	if err != nil {
 		return fmt.Errorf("graph: verify: %w", err)
+	}
+	return nil
+}
+
+func structure(p *Program) (*verifier, error) {
+	v := &verifier{p: p}
+	if err := v.tables(); err != nil {
+		return nil, err
 	}
 	var err error
 	if v.regions, err = NewRegions(p); err != nil {
-		return fmt.Errorf("graph: verify: %w", err)
+		return nil, err
 	}
-	for _, check := range []func() error{v.buffers, v.operations, v.collectives, v.writers, v.sections} {
+	for _, check := range []func() error{v.buffers, v.operations, v.collectives} {
 		if err := check(); err != nil {
-			return fmt.Errorf("graph: verify: %w", err)
+			return nil, err
 		}
 	}
-	return nil
+	return v, nil
+}
+
+func (v *verifier) order() error {
+	v.writers()
+	return v.sections()
 }
 
 type verifier struct {
@@ -350,7 +392,7 @@ func (v *verifier) collectives() error {
 
 // writers finds what the host fills, and LifeRun buffers that are read and that
 // nothing fills.
-func (v *verifier) writers() error {
+func (v *verifier) writers() {
 	p := v.p
 	v.filled = make([]bool, len(p.Buffers))
 	written := make([]bool, len(p.Buffers))
@@ -394,5 +436,4 @@ func (v *verifier) writers() error {
 			v.filled[id] = true
 		}
 	}
-	return nil
 }

@@ -231,11 +231,7 @@ func analyseOnly(p *graph.Program, clashes bool) (*analysis, error) {
 	base, phases := int64(0), int32(1)
 	for i := range a.sections {
 		sec := &a.sections[i]
-		sec.sweep(func(x, y graph.BufID) {
-			if s := p.Buf(x).Space; s == p.Buf(y).Space {
-				a.spaces[s].clash.relate(index[x], index[y])
-			}
-		})
+		sec.sweep(&a.spaces, index)
 		turn := sec.turn()
 		for i, r := range sec.ranges {
 			sp, k := &a.spaces[p.Buf(r.Buf).Space], index[r.Buf]
@@ -262,6 +258,7 @@ func analyseOnly(p *graph.Program, clashes bool) (*analysis, error) {
 	}
 	a.findBounds()
 	for sp := range graph.NumSpaces {
+		a.spaces[sp].clash.mirror()
 		a.findCliques(sp, index)
 	}
 	return a, nil
@@ -297,25 +294,6 @@ func (a *analysis) report(sp graph.Space, peak int64) SpaceUse {
 	u.ByClass[graph.Padding] += rest
 	u.ClassPeak[graph.Padding] = max(u.ClassPeak[graph.Padding], u.ByClass[graph.Padding])
 	return u
-}
-
-// bitRows are sets of numbers below some n, all in one piece of memory.
-type bitRows struct {
-	words int // a row
-	bits  []uint64
-}
-
-func newBitRows(rows, n int) bitRows {
-	w := (n + 63) / 64
-	return bitRows{w, make([]uint64, rows*w)}
-}
-
-func (m *bitRows) row(i int32) []uint64 { return m.bits[int(i)*m.words : (int(i)+1)*m.words] }
-
-// relate puts i into row j and j into row i.
-func (m *bitRows) relate(i, j int32) {
-	m.bits[int(i)*m.words+int(j>>6)] |= 1 << (j & 63)
-	m.bits[int(j)*m.words+int(i>>6)] |= 1 << (i & 63)
 }
 
 // turn returns the step from which what is first used comes late: where the

@@ -67,69 +67,6 @@ func (s *section) before(x, y int32) bool {
 	return true
 }
 
-// sweep calls clash for each pair of different buffers that have overlapping
-// live ranges. It goes through the ranges by their first steps and keeps those
-// that some step still to come does not know to be over.
-func (s *section) sweep(clash func(x, y graph.BufID)) {
-	n := len(s.trace.Steps)
-	// sure[i] has, by stream, the last step that every step from i on, of those
-	// that use a buffer, knows to have finished. A stream's steps know more and
-	// more, so its next one decides.
-	sure := make([][graph.NumStreams]int32, n+1)
-	var next [graph.NumStreams]int
-	for st := range next {
-		next[st] = -1
-		sure[n][st] = int32(n)
-	}
-	for i := n - 1; i >= 0; i-- {
-		if usesAny(s.trace.Op(i)) {
-			next[s.trace.Op(i).Stream] = i
-		}
-		for u := range sure[i] {
-			sure[i][u] = int32(n)
-			for _, j := range next {
-				if j >= 0 {
-					sure[i][u] = min(sure[i][u], int32(s.trace.Known(j, graph.StreamID(u))))
-				}
-			}
-		}
-	}
-	byStart := make([]int32, len(s.ranges))
-	for i := range byStart {
-		byStart[i] = int32(i)
-	}
-	slices.SortStableFunc(byStart, func(x, y int32) int { return int(s.ranges[x].Steps[0]) - int(s.ranges[y].Steps[0]) })
-	type openRange struct {
-		r, last int32 // the range and its last step
-		buf     graph.BufID
-	}
-	var open [graph.NumSpaces][]openRange
-	p := s.trace.Program()
-	for _, y := range byStart {
-		start := s.ranges[y].Steps[0]
-		buf := s.ranges[y].Buf
-		space := p.Buf(buf).Space
-		list := open[space]
-		keep := list[:0]
-		for _, x := range list {
-			if x.last < start {
-				over := true
-				for st, j := range s.last[x.r] {
-					over = over && j <= sure[start][st]
-				}
-				if over {
-					continue
-				}
-			}
-			keep = append(keep, x)
-			if x.buf != buf && (x.last >= start || !s.before(x.r, y)) {
-				clash(x.buf, buf)
-			}
-		}
-		open[space] = append(keep, openRange{y, int32(s.lastStep(y)), buf})
-	}
-}
-
 func usesAny(op *graph.Op) bool {
 	any := false
 	graph.Effects(op, func(graph.Effect) { any = true })

@@ -167,14 +167,9 @@ type placer struct {
 	ceiling int64
 	high    []bool
 	group   []int32 // by buffer: see groups
-	placed  [][]place
-	work    int64 // pairs of buffers looked at so far
-}
-
-// place is where a buffer lies.
-type place struct {
-	lo, hi int64
-	item   int32
+	placed  []placedGroup
+	order   []int32 // by buffer: its position in this run's order
+	work    int64   // pairs of buffers looked at so far
 }
 
 // groups sorts buffers by the phase that they are used in, so that a search
@@ -225,19 +220,26 @@ func (pl *placer) run(rank []int32, how fit) (off []int64, extent int64) {
 	if pl.group == nil {
 		var n int
 		pl.group, n = pl.tl.groups()
-		pl.placed = make([][]place, n)
+		pl.placed = make([]placedGroup, n)
 	}
 	for g := range pl.placed {
-		pl.placed[g] = pl.placed[g][:0]
+		pl.placed[g].clear()
 	}
-	off = make([]int64, len(rank))
-	var lists [][]place
-	for _, i := range rank {
-		g := pl.group[i]
-		if g == 0 {
-			lists = append(lists[:0], pl.placed...)
+	off, pl.order = make([]int64, len(rank)), make([]int32, len(rank))
+	for k, i := range rank {
+		pl.order[i] = int32(k)
+	}
+	last := pl.lastClash(rank)
+	var among []*placedGroup
+	for k, i := range rank {
+		own := &pl.placed[pl.group[i]]
+		among = append(among[:0], own)
+		if pl.group[i] == 0 {
+			for g := range pl.placed[1:] {
+				among = append(among, &pl.placed[1+g])
+			}
 		} else {
-			lists = append(lists[:0], pl.placed[0], pl.placed[g])
+			among = append(among, &pl.placed[0])
 		}
 		where := how
 		if how == fromBothEnds {
@@ -246,47 +248,60 @@ func (pl *placer) run(rank []int32, how fit) (off []int64, extent int64) {
 				where = highest
 			}
 		}
-		at := pl.find(pl.tl.clash.row(i), pl.size[i], pl.align[i], lists, where)
+		at := pl.find(pl.tl.clash.row(i), pl.size[i], pl.align[i], among, where)
 		off[i] = at
 		extent = max(extent, at+pl.size[i])
-		k, _ := slices.BinarySearchFunc(pl.placed[g], at, func(b place, at int64) int { return cmp.Compare(b.lo, at) })
-		pl.placed[g] = slices.Insert(pl.placed[g], k, place{at, at + pl.size[i], i})
+		own.add(i, span{at, at + pl.size[i]}, last, int32(k))
 	}
 	return off, extent
 }
 
-// find returns the offset for a buffer of the given size and alignment that
-// clashes with those of row, among the buffers of lists, each sorted by offset.
-func (pl *placer) find(row []uint64, size, align int64, lists [][]place, where fit) int64 {
-	at, gap := int64(-1), int64(-1)
-	free := int64(0)                     // the lowest aligned offset above all clashing buffers so far
-	next := func(list []place) []place { // from the first that clashes on
-		for k := range list {
-			if i := list[k].item; row[i>>6]>>(i&63)&1 == 1 {
-				pl.work += int64(k) + 1
-				return list[k:]
+// lastClash returns by buffer the last position in rank of one that overlaps it
+// in time, −1 for none: after that nobody asks where it lies.
+func (pl *placer) lastClash(rank []int32) []int32 {
+	last := make([]int32, len(rank))
+	for i := range last {
+		last[i] = -1
+	}
+	seen := make([]uint64, pl.tl.clash.words)
+	for k, i := range slices.Backward(rank) {
+		for w, bits := range pl.tl.clash.row(i) {
+			fresh := bits &^ seen[w]
+			seen[w] |= bits
+			for ; fresh != 0; fresh &= fresh - 1 {
+				last[w<<6+mathbits.TrailingZeros64(fresh)] = int32(k)
 			}
 		}
-		pl.work += int64(len(list))
-		return nil
 	}
-	for l := range lists {
-		lists[l] = next(lists[l])
+	return last
+}
+
+// find returns the offset for a buffer of the given size and alignment that
+// clashes with those of row, among placed ones. The work that it counts is that of
+// a search through all of them, by offset.
+func (pl *placer) find(row []uint64, size, align int64, among []*placedGroup, where fit) int64 {
+	at, gap := int64(-1), int64(-1)
+	free := int64(0) // the lowest aligned offset above all clashing buffers so far
+	for _, g := range among {
+		g.seek(row, 0)
 	}
 	for {
-		low := -1 // the list whose next buffer lies lowest
-		for l, list := range lists {
-			if len(list) > 0 && (low < 0 || list[0].lo < lists[low][0].lo) {
-				low = l
+		var low *placedGroup // the one whose next clashing buffer lies lowest
+		for _, g := range among {
+			if g.head < len(g.live) && (low == nil || g.span[g.head].lo < low.span[low.head].lo) {
+				low = g
 			}
 		}
-		if low < 0 {
+		if low == nil {
 			break
 		}
-		b := lists[low][0]
+		b := low.span[low.head]
 		switch room := b.lo - free; {
 		case room < size:
 		case where == lowest:
+			for _, g := range among {
+				pl.work += g.passed(pl.order)
+			}
 			return free
 		case where == highest:
 			if top := (min(b.lo, pl.ceiling) - size) &^ (align - 1); top >= free {
@@ -295,8 +310,14 @@ func (pl *placer) find(row []uint64, size, align int64, lists [][]place, where f
 		case gap < 0 || room < gap:
 			at, gap = free, room
 		}
+		if gap == size { // none is tighter
+			break
+		}
 		free = max(free, alignUp(b.hi, align))
-		lists[low] = next(lists[low][1:])
+		low.seek(row, low.head+1)
+	}
+	for _, g := range among {
+		pl.work += int64(len(g.all))
 	}
 	if top := (pl.ceiling - size) &^ (align - 1); where == highest && top >= free {
 		return top

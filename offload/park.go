@@ -40,8 +40,8 @@ func (r *rewriter) park(w *weave, section string) {
 	uses := map[graph.BufID][]int{}
 	leaves := map[graph.BufID]bool{}
 	var roots []graph.BufID
-	for i, n := range w.base {
-		effects(&n.op, r.root, func(root graph.BufID, e graph.Effect) {
+	for i, n := range w.Base {
+		effects(&n.Op, r.root, func(root graph.BufID, e graph.Effect) {
 			b := r.p.Buf(root)
 			if b.Class != graph.Activations || b.Life != graph.LifePhase || b.Space != graph.Device {
 				return
@@ -73,7 +73,7 @@ func (r *rewriter) park(w *weave, section string) {
 				best, at = gap, k
 			}
 		}
-		if best <= 2*r.o.Ahead+1 || !readsFirst(r, &w.base[list[at]].op, root) {
+		if best <= 2*r.o.Ahead+1 || !readsFirst(r, &w.Base[list[at]].Op, root) {
 			continue
 		}
 		chosen = append(chosen, candidate{root, list[at-1], list[at:]})
@@ -89,10 +89,10 @@ func (r *rewriter) park(w *weave, section string) {
 	chosen = kept
 	for _, c := range chosen {
 		pk := r.parking(c.root)
-		from, name, op := c.root, r.p.Buf(c.root).Name, &w.base[c.before].op
-		var first *node
+		from, name, op := c.root, r.p.Buf(c.root).Name, &w.Base[c.before].Op
+		var first *graph.Node
 		for _, to := range pk.stops[:(len(pk.stops)+2)/2] {
-			n := w.insertAfter(c.before, w.transfer(r.p, name, from, to, op.Pass, op.Unit))
+			n := w.After(c.before, w.transfer(r.p, name, from, to, op.Pass, op.Unit))
 			if first == nil {
 				first = n
 			} else {
@@ -101,21 +101,21 @@ func (r *rewriter) park(w *weave, section string) {
 			from = to
 		}
 		if s := stretch[c.before] + 1 + r.o.Ahead; s < len(ends) {
-			w.throttle(first, w.base[ends[s][0]])
+			w.Throttle(first, w.Base[ends[s][0]])
 		}
 	}
 	sort.SliceStable(chosen, func(i, j int) bool { return chosen[i].after[0] < chosen[j].after[0] })
 	for _, c := range chosen {
 		pk := r.parking(c.root)
-		name, op := r.p.Buf(c.root).Name, &w.base[c.after[0]].op
+		name, op := r.p.Buf(c.root).Name, &w.Base[c.after[0]].Op
 		s := stretch[c.after[0]] - r.o.Ahead
 		at := ends[s][0]
 		way := append(append([]graph.BufID(nil), pk.stops[len(pk.stops)/2:]...), pk.fetched)
-		var loaded *node
+		var loaded *graph.Node
 		for k := 1; k < len(way); k++ {
-			n := w.insertBefore(at, w.transfer(r.p, name, way[k-1], way[k], op.Pass, op.Unit))
+			n := w.Before(at, w.transfer(r.p, name, way[k-1], way[k], op.Pass, op.Unit))
 			if k == 1 {
-				w.throttle(w.base[ends[s-1][1]], n)
+				w.Throttle(w.Base[ends[s-1][1]], n)
 				loaded = n
 			} else {
 				w.bounces[loaded] = n
@@ -123,7 +123,7 @@ func (r *rewriter) park(w *weave, section string) {
 		}
 		co := coherence{r: r, w: w}
 		for _, i := range c.after {
-			co.redirect(&w.base[i].op, c.root, pk.fetched, c.root)
+			co.redirect(&w.Base[i].Op, c.root, pk.fetched, c.root)
 		}
 	}
 }
@@ -162,10 +162,10 @@ func readsFirst(r *rewriter, op *graph.Op, root graph.BufID) bool {
 // the first and last computing operation of each run.
 func stretches(w *weave) (of []int, ends [][2]int) {
 	unit := -2
-	for i, n := range w.base {
-		if n.op.Stream == graph.Compute {
-			if n.op.Unit != unit || len(ends) == 0 {
-				unit = n.op.Unit
+	for i, n := range w.Base {
+		if n.Op.Stream == graph.Compute {
+			if n.Op.Unit != unit || len(ends) == 0 {
+				unit = n.Op.Unit
 				ends = append(ends, [2]int{i, i})
 			}
 			ends[len(ends)-1][1] = i

@@ -13,7 +13,7 @@ type region struct {
 	unit, slot  int // slot: the chunk, −1 where there is none
 	first, last int
 	roots       []graph.BufID
-	closers     []*node // when these have run, its mirrors are free
+	closers     []*graph.Node // when these have run, its mirrors are free
 }
 
 // coherence runs the copy protocol over one phase.
@@ -70,8 +70,8 @@ func (c *coherence) collect() {
 	r := c.r
 	involved := map[graph.BufID]bool{}
 	c.uses, c.turns, c.wrote = c.index[c.phase], map[graph.BufID]int{}, map[graph.BufID]bool{}
-	for _, n := range c.w.base {
-		op := &n.op
+	for _, n := range c.w.Base {
+		op := &n.Op
 		space := graph.Device
 		if r.onHost(op) {
 			space = graph.Host
@@ -88,9 +88,9 @@ func (c *coherence) collect() {
 	// for the regions to be found, the others have nothing to copy.
 	for k := range numKinds {
 		open := map[[2]int]*region{}
-		for i, n := range c.w.base {
+		for i, n := range c.w.Base {
 			used := map[[2]int][]graph.BufID{}
-			effects(&n.op, r.root, func(root graph.BufID, e graph.Effect) {
+			effects(&n.Op, r.root, func(root graph.BufID, e graph.Effect) {
 				m, ok := r.member[root]
 				if key := [2]int{m.unit, c.slot[i]}; ok && m.kind == k && involved[root] && !slices.Contains(used[key], root) {
 					used[key] = append(used[key], root)
@@ -148,7 +148,7 @@ func (c *coherence) run() {
 	for k := range numKinds {
 		list := c.byKind[k]
 		for i, reg := range list {
-			at, after := start, []*node(nil)
+			at, after := start, []*graph.Node(nil)
 			if j := i - c.r.o.Ahead; j >= 0 {
 				at = list[j].first
 			}
@@ -158,7 +158,7 @@ func (c *coherence) run() {
 			for _, root := range reg.roots {
 				c.root(reg, root, at, after)
 			}
-			reg.closers = append(reg.closers, c.w.base[reg.last])
+			reg.closers = append(reg.closers, c.w.Base[reg.last])
 		}
 	}
 	for _, reg := range c.single {
@@ -168,7 +168,7 @@ func (c *coherence) run() {
 
 // root runs the protocol for one root buffer in one region. at is where its
 // fetches may stand (−1: where they are needed), after what they wait for.
-func (c *coherence) root(reg *region, root graph.BufID, at int, after []*node) {
+func (c *coherence) root(reg *region, root graph.BufID, at int, after []*graph.Node) {
 	r, w := c.r, c.w
 	home := r.p.Buf(root).Space
 	var ops []int
@@ -206,17 +206,17 @@ func (c *coherence) root(reg *region, root graph.BufID, at int, after []*node) {
 	var valid [graph.NumSpaces]bool
 	valid[home] = true
 	touched := false // an operation of the region has written
-	pass := w.base[ops[0]].op.Pass
+	pass := w.Base[ops[0]].Op.Pass
 
 	// bring copies the contents to space s for operation i.
-	bring := func(s graph.Space, insert func(graph.Op) *node) []*node {
+	bring := func(s graph.Space, insert func(graph.Op) *graph.Node) []*graph.Node {
 		from := home
 		for x := range graph.NumSpaces {
 			if valid[x] && (!valid[from] || absInt(int(x)-int(s)) < absInt(int(from)-int(s))) {
 				from = x
 			}
 		}
-		var nodes []*node
+		var nodes []*graph.Node
 		if home == graph.Disk && !used[graph.Host] && from != s && from != graph.Host && s != graph.Host {
 			// Between disk and device, chunk by chunk through a bounce buffer.
 			part := parts[graph.Device]
@@ -267,7 +267,7 @@ func (c *coherence) root(reg *region, root graph.BufID, at int, after []*node) {
 
 	last := -1
 	for _, i := range ops {
-		op := &w.base[i].op
+		op := &w.Base[i].Op
 		s := c.home[i]
 		if op.Kind == graph.Copy {
 			s = home
@@ -288,15 +288,15 @@ func (c *coherence) root(reg *region, root graph.BufID, at int, after []*node) {
 					pos = min(i, max(at, c.closedAt(root, span)+1))
 				}
 				// The copies are on one stream: what holds the first holds all.
-				nodes := bring(s, func(op graph.Op) *node { return w.insertBefore(pos, op) })
+				nodes := bring(s, func(op graph.Op) *graph.Node { return w.Before(pos, op) })
 				if !touched {
 					for _, b := range after {
-						w.throttle(b, nodes[0])
+						w.Throttle(b, nodes[0])
 					}
 				}
 			} else {
 				for _, b := range after {
-					w.throttle(b, w.base[i])
+					w.Throttle(b, w.Base[i])
 				}
 			}
 			valid[s] = true
@@ -311,7 +311,7 @@ func (c *coherence) root(reg *region, root graph.BufID, at int, after []*node) {
 		}
 	}
 	if touched && !valid[home] && c.wanted(root, ops[len(ops)-1]) {
-		nodes := bring(home, func(op graph.Op) *node { return w.insertAfter(last, op) })
+		nodes := bring(home, func(op graph.Op) *graph.Node { return w.After(last, op) })
 		reg.closers = append(reg.closers, nodes[len(nodes)-1])
 	}
 	c.note(root, ops, span)
@@ -341,7 +341,7 @@ func (c *coherence) closedAt(root graph.BufID, part extent) int {
 func (c *coherence) atHome(root graph.BufID, ops []int, part extent) bool {
 	more := false
 	for _, i := range ops {
-		op := &c.w.base[i].op
+		op := &c.w.Base[i].Op
 		if op.Kind != graph.Copy && c.home[i] != c.r.p.Buf(root).Space {
 			continue
 		}
@@ -368,7 +368,7 @@ func (c *coherence) parts(root graph.BufID, ops []int, home graph.Space) (parts 
 	one := [graph.NumSpaces]graph.BufID{graph.NoBuf, graph.NoBuf, graph.NoBuf}
 	several := [graph.NumSpaces]bool{}
 	for _, i := range ops {
-		op := &c.w.base[i].op
+		op := &c.w.Base[i].Op
 		s := c.home[i]
 		if s == home || op.Kind == graph.Copy {
 			continue
@@ -458,7 +458,7 @@ func (c *coherence) replaces(root graph.BufID, ops []int) bool {
 	var written spans
 	ok := true
 	for _, i := range ops {
-		op := &c.w.base[i].op
+		op := &c.w.Base[i].Op
 		effects(op, r.root, func(id graph.BufID, e graph.Effect) {
 			if _, lo, hi := graph.Span(r.p, e.Buf); id == root && e.Read && !written.covers(lo, hi) {
 				ok = false

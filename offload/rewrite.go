@@ -188,7 +188,7 @@ func (r *rewriter) section(sec *graph.Section) {
 	}
 	for j := range sec.Phases {
 		ph := &sec.Phases[j]
-		w := newWeave(ph.Ops)
+		w := newWeave(ph)
 		name := sec.Name
 		if sec.Kind == graph.SectionFlush {
 			name = graph.SectionStep.String() // the same updates have the same mirrors
@@ -199,7 +199,7 @@ func (r *rewriter) section(sec *graph.Section) {
 		if r.o.parks() {
 			r.park(w, sec.Name)
 		}
-		w.into(ph, min(r.o.Ahead, 1)+1)
+		w.commit(min(r.o.Ahead, 1) + 1)
 	}
 }
 
@@ -221,8 +221,7 @@ func (w *weave) transfer(p *graph.Program, what string, from, to graph.BufID, pa
 	if n := w.names[name]; n > 1 {
 		name = fmt.Sprintf("%s.%d", name, n)
 	}
-	return graph.Op{Kind: graph.Copy, Name: name, In: []graph.BufID{from}, Out: []graph.Out{{Buf: to}},
-		Work: graph.NoBuf, Skip: graph.NoBuf, Stream: stream, Pass: pass, Unit: unit}
+	return graph.NewCopy(name, from, to, stream, pass, unit)
 }
 
 // mirrorKey tells mirrors apart: phases of a section share them.

@@ -6,11 +6,8 @@ package plan
 import (
 	"errors"
 	"fmt"
-	"strings"
 
-	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/nearest"
 	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/precision"
@@ -22,6 +19,9 @@ import (
 // over the same parameters. Eval and Generate may be nil.
 type Forward struct {
 	Train, Eval, Generate *graph.Program
+	// Next is generation by one token with the keys and values that Generate keeps;
+	// nil where it keeps none.
+	Next *graph.Program
 }
 
 // Config is what shapes a run's program and memory.
@@ -39,6 +39,10 @@ type Config struct {
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm, 0: off
 	Target       graph.Target
+
+	// SkipNonFinite leaves the update of a step out, on all ranks, where the norm of
+	// its gradients is not finite: updates wait for the norm, as with Clip.
+	SkipNonFinite bool
 
 	Precision precision.Precision
 	Reduce32  bool // gradients of a 16-bit precision travel and rest in fp32
@@ -58,8 +62,13 @@ type Config struct {
 	// BoundsOnly stops before buffers get a place: of Plan.Layout there are only
 	// the spaces, with the lower bound as the peak.
 	BoundsOnly bool
-	// Verify runs graph.Verify after every pass (tests always do).
+	// Verify checks the order of operations after every pass that leaves one to
+	// check (tests always do). The structure is checked after every pass, and the
+	// order after the last, without it.
 	Verify bool
+	// Observe, where it is not nil, is shown the model's program and the program
+	// after each pass. It must not change them.
+	Observe func(pass string, p *graph.Program)
 }
 
 // Validate refuses values out of range.
@@ -111,34 +120,27 @@ func Build(fwd Forward, cfg Config) (*Plan, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	st := &state{cfg: cfg, fwd: fwd}
-	for _, ps := range passes {
-		if err := ps.run(st); err != nil {
-			return nil, &passError{ps.name, err}
-		}
-		if cfg.Verify && st.p != nil && ps.verified {
-			if err := graph.Verify(st.p); err != nil {
-				return nil, fmt.Errorf("plan: after %s: %w", ps.name, err)
-			}
-		}
+	p, err := rewrite(Spec{cfg, fwd}, "")
+	if err != nil {
+		return nil, err
 	}
 	if cfg.Early {
-		if err := cannotFit(st.p, cfg); err != nil {
+		if err := cannotFit(p, cfg); err != nil {
 			return nil, err
 		}
 	}
 	if cfg.BoundsOnly {
-		bounds, err := memplan.Bounds(st.p)
+		bounds, err := memplan.Bounds(p)
 		if err != nil {
 			return nil, fmt.Errorf("plan: memory: %w", err)
 		}
-		return &Plan{Config: cfg, Program: st.p, Layout: &memplan.Layout{Spaces: bounds}, CommBytes: CommBytes(st.p)}, nil
+		return &Plan{Config: cfg, Program: p, Layout: &memplan.Layout{Spaces: bounds}, CommBytes: CommBytes(p)}, nil
 	}
-	layout, err := memplan.Assign(st.p, memplan.Options{Align: cfg.Target.Align})
+	layout, err := memplan.Assign(p, memplan.Options{Align: cfg.Target.Align})
 	if err != nil {
 		return nil, fmt.Errorf("plan: memory: %w", err)
 	}
-	return &Plan{Config: cfg, Program: st.p, Layout: layout, CommBytes: CommBytes(st.p)}, nil
+	return &Plan{Config: cfg, Program: p, Layout: layout, CommBytes: CommBytes(p)}, nil
 }
 
 // Candidates lists the activations that the forward leaves for the backward, of
@@ -147,17 +149,12 @@ func Candidates(fwd Forward, cfg Config) (*graph.Program, []recompute.Candidate,
 	if err := cfg.Validate(); err != nil {
 		return nil, nil, err
 	}
-	st := &state{cfg: cfg, fwd: fwd}
-	for _, ps := range passes {
-		if ps.name == "recompute" {
-			break
-		}
-		if err := ps.run(st); err != nil {
-			return nil, nil, &passError{ps.name, err}
-		}
+	p, err := rewrite(Spec{cfg, fwd}, "recompute")
+	if err != nil {
+		return nil, nil, err
 	}
-	list, err := recompute.Candidates(st.p)
-	return st.p, list, err
+	list, err := recompute.Candidates(p)
+	return p, list, err
 }
 
 // cannotFit refuses a program whose lower bound of a space is over its cap.
@@ -288,153 +285,6 @@ func OpCommBytes(p *graph.Program, op *graph.Op) int64 {
 		n = int64(p.Mesh[axis].Size)
 	}
 	return times * whole.Bytes() * (n - 1) / n
-}
-
-type state struct {
-	cfg Config
-	fwd Forward
-	p   *graph.Program
-}
-
-// passError says which pass failed, once: some name themselves.
-type passError struct {
-	pass string
-	err  error
-}
-
-func (e *passError) Error() string {
-	return "plan: " + e.pass + ": " + strings.TrimPrefix(e.err.Error(), e.pass+": ")
-}
-func (e *passError) Unwrap() error { return e.err }
-
-type pass struct {
-	name     string
-	run      func(*state) error
-	verified bool // the program is complete enough for graph.Verify
-}
-
-// passes is the whole pipeline; passOrder has the reasons for its order.
-var passes = []pass{
-	{"freeze", func(s *state) (err error) { s.p, err = freeze(s.fwd.Train, s.cfg.Freeze); return }, true},
-	{"differentiate", func(s *state) (err error) { s.p, err = graph.Differentiate(s.p); return }, true},
-	{"merge", func(s *state) (err error) { s.p, err = merge(s.p, s.fwd); return }, true},
-	{"cast", func(s *state) (err error) { s.p, err = precision.Cast(s.p, s.cfg.castOptions()); return }, true},
-	{"fuse", func(s *state) error { s.p = graph.Fuse(s.p); return nil }, true},
-	{"recompute", func(s *state) (err error) { s.p, err = recompute.Rewrite(s.p, s.cfg.Recompute); return }, true},
-	{"prefix", func(s *state) (err error) {
-		if s.cfg.CachePrefix {
-			s.p, err = recompute.CachePrefix(s.p, s.cfg.Rows)
-		}
-		return
-	}, false}, // its copies get their events in "schedule"
-	{"inputs", func(s *state) error { s.p = stageInputs(s.p); return nil }, false}, // as are these
-	{"shard", func(s *state) (err error) {
-		s.p.Mesh = s.cfg.mesh()
-		s.p, err = fsdp.Shard(s.p, s.cfg.shardOptions())
-		return
-	}, false},
-	{"offload", func(s *state) (err error) {
-		o := s.cfg.Offload
-		o.Ahead = s.cfg.Prefetch
-		s.p, err = offload.Rewrite(s.p, o)
-		return
-	}, false},
-	{"staging", func(s *state) error { s.p = sizeStaging(s.p); return nil }, false},
-	{"workspace", func(s *state) error { s.p = graph.AddWorkspace(s.p, s.cfg.Target); return nil }, false},
-	{"schedule", func(s *state) (err error) { s.p, err = graph.Schedule(s.p); return }, true},
-}
-
-// constraint says that pass before must come before pass after, and why.
-type constraint struct{ before, after, why string }
-
-var passOrder = []constraint{
-	{"freeze", "differentiate", "frozen parameters have no gradient, and nothing below the lowest trainable unit a backward"},
-	{"differentiate", "merge", "evaluation and generation have no backward"},
-	{"differentiate", "fuse", "what a fused operation must also write depends on what backward reads"},
-	{"differentiate", "cast", "gradients are defined in fp32; the cast follows the values of forward and backward alike"},
-	{"merge", "cast", "every section computes with the 16-bit parameters"},
-	{"cast", "fuse", "what fuses depends on the types"},
-	{"cast", "inputs", "the loss scale has host twins"},
-	{"cast", "shard", "flat parameters have the type of their parts, and masters lie in the shard"},
-	{"merge", "shard", "every section that uses parameters needs their all-gathers"},
-	{"fuse", "recompute", "a clone copies the fused operation, or its rounding would differ"},
-	{"merge", "recompute", "it looks for section \"train\", which merging names"},
-	{"recompute", "inputs", "inputs stay for the whole micro-step; their copies are not cloned"},
-	{"recompute", "shard", "a cloned use needs its own all-gather"},
-	{"fuse", "shard", "fusion must not depend on the stage"},
-	{"freeze", "prefix", "what is frozen does not change from step to step"},
-	{"fuse", "prefix", "both forms of the step have the same operations, or their rounding would differ"},
-	{"recompute", "prefix", "a clone may read a value of the beginning: then that is handed on"},
-	{"prefix", "inputs", "each form copies the inputs that it reads"},
-	{"prefix", "shard", "each form has its own all-gathers"},
-	{"inputs", "schedule", "the copies in are ordered with everything else"},
-	{"inputs", "shard", "a micro-step copies its inputs: they are there before it is repeated"},
-	{"shard", "offload", "what moves is each rank's part, and a fetch comes before its all-gather"},
-	{"recompute", "offload", "only what is kept is worth parking"},
-	{"offload", "workspace", "scratch lies where the operation runs"},
-	{"offload", "schedule", "its copies run beside computation, behind events"},
-	{"shard", "staging", "the staging buffer is no larger than the largest resident state"},
-	{"shard", "workspace", "the update's operations exist only then"},
-	{"workspace", "schedule", "streams share a workspace only behind an event"},
-	{"shard", "schedule", "collectives are ordered with what they move"},
-}
-
-func checkPassOrder() error {
-	at := map[string]int{}
-	for i, p := range passes {
-		at[p.name] = i
-	}
-	for _, c := range passOrder {
-		b, ok1 := at[c.before]
-		a, ok2 := at[c.after]
-		if !ok1 || !ok2 || b >= a {
-			return fmt.Errorf("plan: pass %q must come before %q: %s", c.before, c.after, c.why)
-		}
-	}
-	return nil
-}
-
-func init() {
-	if err := checkPassOrder(); err != nil {
-		panic(err)
-	}
-}
-
-func freeze(p *graph.Program, patterns []string) (*graph.Program, error) {
-	q := p.Clone()
-	for _, pattern := range patterns {
-		if n, err := graph.Freeze(q, pattern); err != nil {
-			if n > 0 || graph.CheckPattern(pattern) != nil {
-				return nil, err
-			}
-			names := make([]string, len(q.Params))
-			for i := range q.Params {
-				names[i] = q.Params[i].Name
-			}
-			return nil, fmt.Errorf("no parameter matches %q; the nearest are %s", pattern, strings.Join(nearest.Patterns(pattern, names, 3), ", "))
-		}
-	}
-	return q, nil
-}
-
-func merge(p *graph.Program, fwd Forward) (*graph.Program, error) {
-	q := p.Clone()
-	if len(q.Sections) != 1 {
-		return nil, fmt.Errorf("the training program has %d sections, 1 is needed", len(q.Sections))
-	}
-	q.Sections[0].Become(graph.SectionTrain)
-	var err error
-	if fwd.Eval != nil {
-		if q, err = graph.Merge(q, fwd.Eval, graph.SectionEval); err != nil {
-			return nil, err
-		}
-	}
-	if fwd.Generate != nil {
-		if q, err = graph.Merge(q, fwd.Generate, graph.SectionGenerate); err != nil {
-			return nil, err
-		}
-	}
-	return q, nil
 }
 
 // Hash is the SHA-256 of the program's text form: ranks of one job must have the

@@ -100,8 +100,7 @@ func Cast(p *graph.Program, o Options) (*graph.Program, error) {
 		c.p.Scaler = &graph.Scaler{}
 		c.p.Scaler.State = c.p.AddBuffer(graph.Buffer{Name: "loss_scale", DType: graph.F64, Shape: []int64{graph.NumScale},
 			Class: graph.Optimizer, Life: graph.LifeRun, Unit: -1})
-		c.p.Scaler.Overflow = c.p.AddBuffer(graph.Buffer{Name: "overflow", DType: graph.I32, Shape: []int64{1},
-			Class: graph.Workspace, Life: graph.LifeStep, Unit: -1})
+		c.p.Scaler.Overflow = overflowFlag(c.p)
 	}
 	return c.p, nil
 }

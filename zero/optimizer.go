@@ -1,6 +1,7 @@
 package zero
 
 import (
+	"cmp"
 	"fmt"
 	"sort"
 	"strings"
@@ -26,6 +27,9 @@ type Optimizer struct {
 	// (biases, norms) keep the unadapted rate, as the recipes of these optimizers
 	// do: a bias that starts at zero has no norm to adapt to.
 	AdaptAll bool
+	// LossScale is how the scale of a program that has one moves; its zero value
+	// stands for graph.DefaultLossScale.
+	LossScale graph.LossScaleAttr
 }
 
 type rule struct {
@@ -107,7 +111,7 @@ type Target struct {
 // sets p.GradNorm.
 //
 // With p.Scaler the rules are skipped, on every rank together, in a step whose
-// gradients overflowed, and the loss scale moves.
+// gradients are not finite, and the loss scale, where there is one, moves.
 func (o Optimizer) EmitUpdate(p *graph.Program, targets []Target, clip float64) []graph.Op {
 	r := rules[o.Name]
 	var ops []graph.Op
@@ -140,7 +144,9 @@ func (o Optimizer) EmitUpdate(p *graph.Program, targets []Target, clip float64) 
 	if sc := p.Scaler; sc != nil {
 		skip = sc.Overflow
 		op(graph.OverflowCheck, "overflow_check", -1, []graph.BufID{acc}, []graph.Out{{Buf: skip}}, nil)
-		op(graph.LossScaleUpdate, "loss_scale", -1, []graph.BufID{skip}, []graph.Out{{Buf: sc.State, Mode: graph.ReadWrite}}, graph.DefaultLossScale)
+		if sc.State != graph.NoBuf {
+			op(graph.LossScaleUpdate, "loss_scale", -1, []graph.BufID{skip}, []graph.Out{{Buf: sc.State, Mode: graph.ReadWrite}}, cmp.Or(o.LossScale, graph.DefaultLossScale))
+		}
 	}
 
 	attr := func(t Target) graph.UpdateAttr {

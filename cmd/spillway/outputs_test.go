@@ -91,21 +91,6 @@ func TestLossIsShortest(t *testing.T) {
 	}
 }
 
-// A loss that is no number is null, the run goes on, and a person is told.
-func TestNonFiniteLossIsNull(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "m.jsonl")
-	got := command(tinyWith("--metrics", path, "--lr", "1e30", "--steps", "3")...)
-	require.Equal(t, 0, got.status, got.stderr)
-	lines := readLines(t, path)
-	require.Len(t, lines, 4)
-	require.NotNil(t, lines[0]["loss"])
-	for _, l := range lines[1:3] {
-		require.Contains(t, l, "loss")
-		require.Nil(t, l["loss"])
-	}
-	require.Contains(t, got.stderr, "warning: the loss is not finite from step 2 on")
-}
-
 type traceFile struct {
 	Events []traceEvent `json:"traceEvents"`
 }

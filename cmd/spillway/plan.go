@@ -33,6 +33,7 @@ type planFlags struct {
 	gpu                  string
 	nodes, gpusPerNode   int
 	jsonPath, htmlPath   string
+	dump                 string
 	listModels, listGPUs bool
 	gpuFound             *gpus.GPU // what --gpu names
 	nodeSize             int       // GPUs of a server
@@ -82,7 +83,7 @@ data and no GPU.`,
 				return err
 			}
 		}
-		if err := cmp.Or(refuseZero(fs), l.refuse()); err != nil {
+		if err := cmp.Or(refuseZero(fs), l.refuse(), refuseOverwriting(fs)); err != nil {
 			return err
 		}
 		if err := f.validateReference(); err != nil {
@@ -135,6 +136,7 @@ func (f *planFlags) bind(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.Var(sizeFlag{&f.nodeMemory}, "node-memory", "memory of a server, which its ranks share (default with --gpu: that of a usual one, within which recommendations stay)")
 	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
 	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
+	fs.StringVar(&f.dump, "dump", "", "write the program after each pass, and what the pass changed, into the new folder `DIR`")
 	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
 	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
 	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
@@ -328,6 +330,9 @@ func refuseZero(fs *pflag.FlagSet) error {
 // outputs refuses files that cannot be written, before time is spent on what
 // goes into them. What a file holds stays until there is a plan.
 func (f *planFlags) outputs() error {
+	if err := checkDump(f.dump); f.dump != "" && err != nil {
+		return err
+	}
 	if f.htmlPath == "-" {
 		return errors.New("--html -: the page goes to a file, not to stdout; give its name")
 	}
@@ -377,6 +382,11 @@ func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.W
 	stages, err := forecastStages(c, hw)
 	if err != nil {
 		return err
+	}
+	if f.dump != "" {
+		if err := dumpPasses(stages[c.Zero].Config, f.dump); err != nil {
+			return err
+		}
 	}
 	asked := stages[c.Zero]
 	text := stdout

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -142,4 +143,14 @@ func TestFitFields(t *testing.T) {
 	require.Equal(t, "step 1/2", fitFields(fields, 15))
 	require.Equal(t, "step", fitFields(fields, 4))
 	require.Equal(t, "", fitFields(fields, -1))
+}
+
+// Sampled text on a terminal has no control bytes, and none that is not UTF-8.
+func TestGeneratedTextOnATerminal(t *testing.T) {
+	status, bytes := onTerminal(t, 80, "generate", "--model", filepath.Join(testdata, "gpt2"), "--prompt", "a\x1b[2Jb", "--tokens", "50", "--temperature", "2", "--top-k", "0", "--seq", "64")
+	require.Equal(t, 0, status, bytes)
+	require.True(t, utf8.ValidString(bytes))
+	require.NotContains(t, bytes, "\x1b")
+	require.Contains(t, bytes, `a\x1b[2Jb`)
+	require.Contains(t, bytes, "50 tokens, ")
 }

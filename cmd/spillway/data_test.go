@@ -1,0 +1,96 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestDataTokenizeAndInspect(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.txt"), []byte(strings.Repeat("the quick brown fox ", 50)), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "b.jsonl"), []byte(`{"body": "jumps over the lazy dog"}`), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "c.html"), []byte("<p>"), 0o644))
+	out := filepath.Join(t.TempDir(), "tokens.bin")
+	got := command("data", "tokenize", "--tokenizer", "gpt2", "--out", out, "--text-field", "body", dir)
+	require.Equal(t, 0, got.status, got.stderr)
+	require.Contains(t, got.stdout, "tokens of 2 bytes each, of 2 files (tokenizer gpt2)")
+	require.Contains(t, got.stderr, "left out: 1 .html")
+	got = command("data", "inspect", out, "--tokenizer", "gpt2", "--tokens", "4")
+	require.Equal(t, 0, got.status, got.stderr)
+	require.Contains(t, got.stdout, `"the quick brown fox"`)
+	require.Contains(t, got.stdout, "raw, 2 bytes a token")
+	got = command("data", "inspect", out, "--json", "-")
+	var s tokenStats
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &s))
+	require.EqualValues(t, 2*s.Tokens, s.Bytes)
+	require.EqualValues(t, 50256, s.Largest, "the end of text between two documents")
+	model := edited(t, "gpt2", func(c map[string]any) { c["vocab_size"] = 50257 })
+	got = command(tinyWith("--model", model, "--data", out, "--steps", "1")...)
+	require.Equal(t, 0, got.status, "a token file needs no tokenizer: %s", got.stderr)
+
+	for _, c := range []struct {
+		names string
+		args  []string
+	}{
+		{"--tokenizer is missing", []string{"tokenize", "--out", out, dir}},
+		{"ends in .bin", []string{"tokenize", "--tokenizer", "bytes", "--out", "x.txt", dir}},
+		{"name the files", []string{"tokenize", "--tokenizer", "bytes", "--out", out}},
+		{"no-such", []string{"tokenize", "--tokenizer", "bytes", "--out", out, "no-such"}},
+		{"HTML", []string{"tokenize", "--tokenizer", "bytes", "--out", out, filepath.Join(dir, "c.html")}},
+		{"name one token file", []string{"inspect"}},
+		{"no-such.bin", []string{"inspect", "no-such.bin"}},
+		{"the file that is inspected", []string{"inspect", out, "--json", out}},
+		{"beyond tokenizer bytes", []string{"inspect", out, "--tokenizer", "bytes"}},
+		{"tokenize or inspect", nil},
+	} {
+		got := command(append([]string{"data"}, c.args...)...)
+		require.Equal(t, 1, got.status, "%v: %s", c.args, got.stderr)
+		require.Contains(t, got.stderr, c.names)
+		require.Equal(t, 1, strings.Count(got.stderr, "\n"))
+	}
+}
+
+// The tokenizer is the model's own, and one that can't be is refused.
+func TestTokenizerOfTheModel(t *testing.T) {
+	text := writeFile(t, "a.txt", strings.Repeat("some text ", 100))
+	small := []string{"--steps", "1", "--seq", "8", "--batch", "1"}
+	run := func(args ...string) result {
+		return command(append(append([]string{"train", "--data", text}, small...), args...)...)
+	}
+
+	got := run("--model", "gpt2", "--tokenizer", "bytes", "--device-memory", "100GB")
+	require.Equal(t, 1, got.status, got.stderr)
+	require.Contains(t, got.stderr, "--tokenizer bytes has 256 tokens, under half of the 50257 of model gpt2; leave it out for the model's own, gpt2")
+
+	got = run("--model", filepath.Join(testdata, "gpt2"), "--tokenizer", "gpt2")
+	require.Equal(t, 1, got.status)
+	require.Contains(t, got.stderr, "--tokenizer gpt2 has 50257 tokens, more than the 256 of model")
+	require.Equal(t, 0, run("--model", filepath.Join(testdata, "gpt2")).status, "a vocabulary of 256 is bytes")
+
+	words := edited(t, "gpt2", func(c map[string]any) { c["vocab_size"] = 400 })
+	got = run("--model", words)
+	require.Equal(t, 1, got.status)
+	require.Contains(t, got.stderr, "--tokenizer is missing")
+	require.Contains(t, got.stderr, "400 tokens")
+	require.Equal(t, 0, run("--model", words, "--tokenizer", "bytes").status)
+
+	own, err := os.ReadFile("../../data/testdata/tokenizer-gpt2.json")
+	require.NoError(t, err)
+	words = edited(t, "gpt2", func(c map[string]any) { c["vocab_size"] = 720 })
+	require.NoError(t, os.WriteFile(filepath.Join(words, "tokenizer.json"), own, 0o644))
+	got = run("--model", words)
+	require.Equal(t, 0, got.status, got.stderr)
+}
+
+func TestJSONLinesNeedTheirField(t *testing.T) {
+	lines := writeFile(t, "a.jsonl", strings.Repeat(`{"text": "the quick brown fox"}`+"\n", 20))
+	got := command(tinyWith("--data", lines)...)
+	require.Equal(t, 1, got.status)
+	require.Contains(t, got.stderr, "--text-field text")
+	require.Equal(t, 0, command(tinyWith("--data", lines, "--text-field", "text")...).status)
+}

@@ -1,0 +1,278 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/checkpoint"
+)
+
+// inferenceFlags binds what generate and eval have in common with train.
+func inferenceFlags(fs *pflag.FlagSet, c *spillway.Config) {
+	*c = spillway.Default()
+	c.Inference = true
+	fs.StringVar(&c.Model, "model", "", "a Hugging Face folder, a checkpoint, or a folder of checkpoints (its newest): `DIR`")
+	fs.StringVar(&c.Tokenizer, "tokenizer", "", "bytes, gpt2, or a tokenizer.json `FILE` (default: the model's own)")
+	fs.IntVar(&c.Ranks, "ranks", 1, "world size")
+	fs.IntVar(&c.Zero, "zero", c.Zero, "ZeRO stage: 0, 1, 2 or 3; at 3 each rank holds a part of the parameters")
+	fs.IntVar(&c.Prefetch, "prefetch", c.Prefetch, "units gathered ahead of their use")
+	fs.StringVar(&c.Device, "device", c.Device, "cpu, or cuda: one NVIDIA GPU, which the ranks share")
+	fs.IntVar(&c.Threads, "threads", 0, "computing threads, shared by the ranks (default: all cores)")
+	fs.Var(sizeFlag{&c.DeviceMemory}, "device-memory", "cap on a rank's device memory")
+	fs.Var(sizeFlag{&c.HostMemory}, "host-memory", "cap on a rank's host memory")
+	fs.DurationVar(&c.Timeout, "timeout", c.Timeout, "longest wait of a collective")
+}
+
+// findModel turns --model into the folder with the weights.
+func findModel(ctx context.Context, c *spillway.Config, stderr io.Writer) error {
+	if c.Model == "" {
+		return errors.New("--model is missing: a Hugging Face folder, a checkpoint, or a folder of checkpoints")
+	}
+	if st, err := os.Stat(c.Model); err != nil || !st.IsDir() {
+		return fmt.Errorf("--model %s: no such folder; a Hugging Face folder, a checkpoint or a folder of checkpoints is needed (a preset has no weights)", c.Model)
+	}
+	folder, passed, err := checkpoint.Resolve(ctx, c.Model, "model.safetensors", "config.json")
+	if err != nil {
+		return fmt.Errorf("--model: %w", err)
+	}
+	for _, p := range passed {
+		fmt.Fprintln(stderr, p)
+	}
+	if _, err := os.Stat(filepath.Join(folder, "config.json")); err != nil {
+		return fmt.Errorf("--model %s: there is neither a config.json nor a checkpoint", c.Model)
+	}
+	if folder == filepath.Base(folder) {
+		folder = "." + string(filepath.Separator) + folder // never a preset's name
+	}
+	c.Model, c.Init = folder, folder
+	return nil
+}
+
+func generateCommand() *cobra.Command {
+	var c spillway.Config
+	var prompt string
+	var n int
+	how := spillway.Sampling{Temperature: 0.8, TopK: 50}
+	cmd := &cobra.Command{
+		Use:   "generate",
+		Short: "Continue a text with a trained model",
+		Long: `Continue a text with the model of a Hugging Face folder, of a checkpoint, or of a
+folder of checkpoints. The text appears as it is made, after the prompt. Keys and
+values of earlier tokens are kept in memory that is planned before the start.`,
+		Example: "  spillway generate --model run1 --prompt 'Once upon a time' --tokens 100",
+		Args:    noArguments,
+	}
+	fs := cmd.Flags()
+	inferenceFlags(fs, &c)
+	fs.StringVar(&prompt, "prompt", "", "the `TEXT` to continue, - for standard input")
+	fs.IntVar(&n, "tokens", 100, "tokens to generate, at most")
+	fs.Float64Var(&how.Temperature, "temperature", how.Temperature, "divides the logits; 0 takes the likeliest token")
+	fs.IntVar(&how.TopK, "top-k", how.TopK, "consider only the likeliest; 0: all")
+	fs.Float64Var(&how.TopP, "top-p", 1, "consider only the likeliest whose probabilities reach this sum; 1: all")
+	fs.Uint64Var(&how.Seed, "seed", 1, "seed of the draws")
+	fs.IntVar(&c.Seq, "seq", 0, "tokens that are looked back at (default: all, up to the model's positions)")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		switch {
+		case !fs.Changed("prompt"):
+			return errors.New("--prompt is missing: the text to continue, or - for standard input")
+		case n < 1:
+			return fmt.Errorf("--tokens %d: at least 1 is needed", n)
+		case fs.Changed("seq") && c.Seq < 1:
+			return fmt.Errorf("--seq %d: at least 1 token is needed; leave it out for all", c.Seq)
+		}
+		if err := how.Validate(); err != nil {
+			return err
+		}
+		if prompt == "-" {
+			text, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), maxPrompt+1))
+			if err != nil {
+				return fmt.Errorf("--prompt -: %w", err)
+			}
+			if len(text) > maxPrompt {
+				return fmt.Errorf("--prompt -: standard input is over %d bytes", maxPrompt)
+			}
+			prompt = string(text)
+		}
+		if prompt == "" {
+			return errors.New("--prompt is empty: give the text to continue")
+		}
+		if err := findModel(cmd.Context(), &c, cmd.ErrOrStderr()); err != nil {
+			return err
+		}
+		return generate(cmd.Context(), c, prompt, n, how, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	}
+	return cmd
+}
+
+// maxPrompt bounds what is read of standard input.
+const maxPrompt = 16 << 20
+
+func generate(ctx context.Context, c spillway.Config, prompt string, n int, how spillway.Sampling, stdout, stderr io.Writer) (err error) {
+	c.Generate, c.Batch, c.Steps = true, 1, 1
+	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", text) }
+	if c.Seq == 0 {
+		if c.Seq, err = spillway.ContextFor(c, prompt, n); err != nil {
+			return err
+		}
+	}
+	t, err := spillway.New(ctx, c)
+	if errors.Is(err, context.Canceled) {
+		return fmt.Errorf("interrupted before the first token: %w", context.Canceled)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	clean := func(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+	if isTerminal(stdout) {
+		clean = visible
+	}
+	if _, err := io.WriteString(stdout, clean(strings.ToValidUTF8(prompt, "\uFFFD"))); err != nil {
+		return err
+	}
+	began := time.Now()
+	made, err := t.GenerateTo(ctx, prompt, n, how, func(text string) error {
+		_, err := io.WriteString(stdout, clean(text))
+		return err
+	})
+	fmt.Fprintln(stdout)
+	if errors.Is(err, context.Canceled) {
+		return fmt.Errorf("interrupted after %d tokens: %w", made, context.Canceled)
+	}
+	if err != nil {
+		return fault(err)
+	}
+	if isTerminal(stderr) {
+		fmt.Fprintf(stderr, "%d tokens, %.1f a second\n", made, float64(made)/time.Since(began).Seconds())
+	}
+	return nil
+}
+
+func evalCommand() *cobra.Command {
+	var c spillway.Config
+	var path, jsonPath string
+	cmd := &cobra.Command{
+		Use:   "eval",
+		Short: "Measure a trained model's loss on a data set",
+		Long: `Measure the mean loss of the model of a Hugging Face folder, of a checkpoint, or of
+a folder of checkpoints over all of a data set: in rows of --seq tokens, each
+target once.`,
+		Example: "  spillway eval --model run1 --data held-out.txt",
+		Args:    noArguments,
+	}
+	fs := cmd.Flags()
+	inferenceFlags(fs, &c)
+	fs.StringVar(&path, "data", "", "`PATH` of tokens (*.bin), of text or JSON lines (each also as .gz or .zst), or a folder of them")
+	fs.StringVar(&c.TextField, "text-field", "", "the `NAME` of the field of JSON lines (*.jsonl) that holds the text")
+	fs.StringVar(&c.EvalGlob, "data-glob", "", "take only a folder's files whose name matches `PATTERN`")
+	fs.IntVar(&c.Batch, "batch", c.Batch, "rows of a batch, a rank")
+	fs.IntVar(&c.Seq, "seq", 0, "tokens of a row (default: the smaller of 1024 and the model's positions)")
+	fs.StringVar(&jsonPath, "json", "", "write the loss and the number of targets as JSON to `FILE`, - for stdout")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if path == "" {
+			return errors.New("--data is missing: the text, tokens or folder to evaluate on")
+		}
+		if fs.Changed("seq") && c.Seq < 1 {
+			return fmt.Errorf("--seq %d: at least 1 token is needed; leave it out for the smaller of 1024 and the model's positions", c.Seq)
+		}
+		if jsonPath != "" && jsonPath != "-" {
+			if same, err := sameFile(jsonPath, path); err != nil || same {
+				return errors.Join(err, fmt.Errorf("--json %s is the data that is read; write to another file", jsonPath))
+			}
+		}
+		if err := findModel(cmd.Context(), &c, cmd.ErrOrStderr()); err != nil {
+			return err
+		}
+		c.EvalData = path
+		return evaluate(cmd.Context(), c, jsonPath, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	}
+	return cmd
+}
+
+// evaluation is what `eval --json` writes; loss and targets are contracted.
+type evaluation struct {
+	Loss        float32 `json:"loss"` // mean, nats a token
+	Targets     int64   `json:"targets"`
+	Perplexity  float64 `json:"perplexity"`
+	BitsPerByte float64 `json:"bits_per_byte,omitempty"` // where a token is a byte
+	Seconds     float64 `json:"seconds"`
+	Model       string  `json:"model"` // the folder of the weights
+}
+
+func evaluate(ctx context.Context, c spillway.Config, jsonPath string, stdout, stderr io.Writer) (err error) {
+	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", text) }
+	if c.Seq == 0 {
+		positions, err := spillway.Positions(c.Model)
+		if err != nil {
+			return err
+		}
+		c.Seq = min(1024, positions)
+	}
+	t, err := spillway.New(ctx, c)
+	if errors.Is(err, context.Canceled) {
+		return fmt.Errorf("interrupted before the first batch: %w", context.Canceled)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	for _, note := range t.Notes() {
+		fmt.Fprintln(stderr, note)
+	}
+	live := newLiveLine(stderr)
+	r, err := t.EvaluateTold(ctx, func(done, of int, loss float64) {
+		if live != nil {
+			live.show([]string{fmt.Sprintf("batch %d/%d %s", done, of, gauge(int64(done), int64(of))), fmt.Sprintf("loss %.4f", loss)}, done == of)
+		}
+	})
+	if live != nil {
+		live.end()
+	}
+	if errors.Is(err, context.Canceled) {
+		return fmt.Errorf("interrupted: %w", context.Canceled)
+	}
+	if err != nil {
+		return fault(err)
+	}
+	isBytes := tokensAreBytes(t.Config(), c.EvalData)
+	e := evaluation{Loss: r.Loss, Targets: r.Targets, Perplexity: math.Exp(float64(r.Loss)), Seconds: r.Seconds, Model: c.Model}
+	if isBytes {
+		e.BitsPerByte = float64(r.Loss) / math.Ln2
+	}
+	if f := float64(r.Loss); math.IsNaN(f) || math.IsInf(e.Perplexity, 1) {
+		return fault(fmt.Errorf("the loss on %s is %v: the model's weights are not those of this architecture, or damaged", c.EvalData, f))
+	}
+	if jsonPath != "-" {
+		fmt.Fprintf(stdout, "loss %s over %d targets\n", lossText(r.Loss, isBytes), r.Targets)
+	}
+	if jsonPath == "" {
+		return nil
+	}
+	var doc bytes.Buffer
+	enc := json.NewEncoder(&doc)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(e); err != nil {
+		return err
+	}
+	if jsonPath == "-" {
+		_, err = stdout.Write(doc.Bytes())
+		return err
+	}
+	if err := writeNew(jsonPath, doc.Bytes()); err != nil {
+		return fmt.Errorf("--json: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+package data
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"unicode/utf8"
+)
+
+// piece is consecutive text of one file, ready to be tokenized by itself.
+type piece struct {
+	file  int // of the corpus
+	parts []part
+	end   int64 // of the file's text: where the next piece starts
+	// last says that the file ends here; drop that it is not text after all, and
+	// that nothing of it counts.
+	last bool
+	drop error
+}
+
+// part is text of one document.
+type part struct {
+	text   []byte
+	starts bool // a document
+}
+
+// position is a place in a corpus between two pieces.
+type position struct {
+	File   int   `json:"file"`
+	Offset int64 `json:"offset"` // of the file's text
+	Before int64 `json:"before"` // tokens before that file
+}
+
+// documents gives the pieces of a corpus from a position on.
+type documents struct {
+	c      *corpus
+	o      Options
+	cutter cutter // nil: a file is tokenized in one piece
+	give   func(*piece) error
+	read   []byte // of one file, not yet given
+}
+
+func (d *documents) run(from position) error {
+	for i := from.File; i < len(d.c.files); i++ {
+		if err := d.file(i, from.Offset); err != nil {
+			return err
+		}
+		from.Offset = 0
+	}
+	return nil
+}
+
+// file gives one file's pieces, without its first bytes.
+func (d *documents) file(i int, skip int64) error {
+	e := &d.c.files[i]
+	r, err := e.open()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	if _, err := io.CopyN(io.Discard, r, skip); err != nil {
+		return fmt.Errorf("read %s: go on at byte %d of its text: %w", e.path, skip, err)
+	}
+	if e.kind == jsonLines {
+		return d.lines(i, r, skip)
+	}
+	return d.text(i, r, skip)
+}
+
+// text gives a text file in pieces of about readBytes, cut where tokens end.
+func (d *documents) text(file int, r io.Reader, at int64) error {
+	path := d.c.files[file].path
+	var (
+		text    = d.read[:0] // read, not yet given
+		checked = 0          // text[:checked] is UTF-8 without NUL
+		tried   = 0          // text[:tried] holds no place to cut
+		starts  = at == 0
+	)
+	defer func() { d.read = text[:0] }()
+	for {
+		text = slices.Grow(text, readBytes)
+		n, err := io.ReadFull(r, text[len(text):len(text)+readBytes])
+		text = text[:len(text)+n]
+		end := errors.Is(err, io.EOF) || err == io.ErrUnexpectedEOF && n < readBytes
+		if err != nil && !end {
+			return fmt.Errorf("read %s: %w", path, err)
+		}
+		if err := checkText(text, &checked, end); err != nil {
+			return d.give(&piece{file: file, last: true, drop: fmt.Errorf("%s is not text: %w", path, withOffset(err, at))})
+		}
+		cut := 0
+		if end {
+			cut = len(text)
+		} else if d.cutter != nil {
+			if cut = d.cutter.cut(text[:checked], tried); cut == 0 {
+				tried = checked
+			}
+		}
+		if cut > 0 || end {
+			at += int64(cut)
+			p := &piece{file: file, parts: []part{{bytes.Clone(text[:cut]), starts}}, end: at, last: end}
+			if err := d.give(p); err != nil {
+				return err
+			}
+			starts = false
+			text = text[:copy(text, text[cut:])]
+			checked -= cut
+			tried = 0
+		}
+		if end {
+			return nil
+		}
+	}
+}
+
+// Bounds of JSON lines.
+const (
+	maxLine    = 256 << 20 // bytes of a record
+	batchBytes = 256 << 10 // text of records that are tokenized together
+)
+
+// lines gives the text of the records of JSON lines.
+func (d *documents) lines(file int, r io.Reader, skip int64) error {
+	at := skip
+	path := d.c.files[file].path
+	in := bufio.NewReaderSize(r, readBytes)
+	p, size := &piece{file: file}, 0
+	where := func(line int) string {
+		if skip > 0 {
+			return fmt.Sprintf("%s, line %d after byte %d of its text", path, line, skip)
+		}
+		return fmt.Sprintf("%s:%d", path, line)
+	}
+	for line := 1; ; line++ {
+		text, err := readLine(in)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return fmt.Errorf("read %s: %w", where(line), err)
+		}
+		end := err != nil
+		at += int64(len(text))
+		if text = bytes.TrimSpace(text); len(text) > 0 {
+			doc, err := d.field(text)
+			if err != nil {
+				return fmt.Errorf("read %s: %w", where(line), err)
+			}
+			p.parts = append(p.parts, part{doc, true})
+			size += len(doc)
+		}
+		if size >= batchBytes || end {
+			p.end, p.last = at, end
+			if err := d.give(p); err != nil {
+				return err
+			}
+			p, size = &piece{file: file}, 0
+		}
+		if end {
+			return nil
+		}
+	}
+}
+
+// readLine reads up to a line end, which it keeps, or the end of the file.
+func readLine(in *bufio.Reader) (line []byte, err error) {
+	for {
+		more, err := in.ReadSlice('\n')
+		line = append(line, more...)
+		if len(line) > maxLine {
+			return nil, fmt.Errorf("the record is over %d bytes; JSON lines have a record a line", maxLine)
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return line, err
+		}
+	}
+}
+
+// field is the text of a record.
+func (d *documents) field(line []byte) ([]byte, error) {
+	if !utf8.Valid(line) {
+		return nil, errors.New("the record is not UTF-8")
+	}
+	var record map[string]json.RawMessage
+	if err := json.Unmarshal(line, &record); err != nil {
+		return nil, fmt.Errorf("the record is not a JSON object: %w", err)
+	}
+	raw, ok := record[d.o.TextField]
+	if !ok {
+		return nil, fmt.Errorf("the record has no field %q; --text-field names the one with the text", d.o.TextField)
+	}
+	var text *string
+	if err := json.Unmarshal(raw, &text); err != nil {
+		return nil, fmt.Errorf("field %q is not a string", d.o.TextField)
+	}
+	if text == nil {
+		return nil, nil // null: no document
+	}
+	return []byte(*text), nil
+}

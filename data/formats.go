@@ -1,0 +1,269 @@
+package data
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+// kind is what a file is by its name.
+type kind uint8
+
+const (
+	plainText kind = iota
+	jsonLines
+	tokensFile // *.bin
+	jsonFile
+	htmlFile
+	tableFile // *.parquet, *.arrow
+)
+
+var kinds = map[string]kind{
+	".jsonl": jsonLines, ".ndjson": jsonLines, ".bin": tokensFile, ".json": jsonFile,
+	".html": htmlFile, ".htm": htmlFile, ".xhtml": htmlFile, ".parquet": tableFile, ".arrow": tableFile,
+}
+
+// compression is the suffix of a compressed file's name, in lower case; "" for
+// none.
+func compression(name string) string {
+	switch ext := strings.ToLower(filepath.Ext(name)); ext {
+	case ".gz", ".zst":
+		return ext
+	}
+	return ""
+}
+
+// uncompressed is a file's name without the suffix of its compression.
+func uncompressed(name string) string { return name[:len(name)-len(compression(name))] }
+
+func kindOf(name string) kind { return kinds[strings.ToLower(filepath.Ext(uncompressed(name)))] }
+
+// why says what to do with a file that is not read; nil for one that is.
+func (k kind) why(name, textField string) error {
+	switch {
+	case k == jsonLines && textField == "":
+		return fmt.Errorf("%s holds JSON lines: name the field with the text, as in --text-field text", name)
+	case k == jsonFile:
+		return fmt.Errorf("%s is JSON, not text: make it JSON lines (*.jsonl, a record a line) and name the field with the text with --text-field, or write its text into a .txt file", name)
+	case k == htmlFile:
+		return fmt.Errorf("%s is HTML, whose tags would be trained on: extract its text into a .txt file", name)
+	case k == tableFile:
+		return fmt.Errorf("%s is a binary table, which is not read: export it as JSON lines (*.jsonl) and name the field with the text with --text-field", name)
+	case k == tokensFile && compression(name) != "":
+		return fmt.Errorf("%s is a compressed token file, which can't be read at any place: decompress it first", name)
+	case k == tokensFile:
+		return fmt.Errorf("%s is a token file; give it to --data by itself", name)
+	}
+	return nil
+}
+
+// entry is a file to be tokenized.
+type entry struct {
+	path string
+	kind kind
+	size int64 // as it lies there
+	mod  time.Time
+	only bool // given by name: it must be text
+}
+
+// open opens the text of a file, whatever its compression.
+func (e *entry) open() (io.ReadCloser, error) {
+	f, err := os.Open(e.path)
+	if err != nil {
+		return nil, err
+	}
+	switch compression(e.path) {
+	case ".gz":
+		z, err := gzip.NewReader(f)
+		if err != nil {
+			f.Close()
+			return nil, fmt.Errorf("read %s: it is not gzip: %w", e.path, err)
+		}
+		return &unpacked{z, f.Close}, nil
+	case ".zst":
+		z, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
+		if err != nil {
+			f.Close()
+			return nil, fmt.Errorf("read %s: it is not Zstandard: %w", e.path, err)
+		}
+		return &unpacked{z, func() error { z.Close(); return f.Close() }}, nil
+	}
+	return f, nil
+}
+
+// maxWindow bounds the memory that a .zst file may ask for: --ultra and --long=27
+// need as much.
+const maxWindow = 128 << 20
+
+// unpacked is a decompressor over an open file.
+type unpacked struct {
+	io.Reader
+	close func() error
+}
+
+// Read gives an early end a name of its own: readers take io.ErrUnexpectedEOF for
+// the end of a file that is shorter than they asked for.
+func (u *unpacked) Read(p []byte) (int, error) {
+	n, err := u.Reader.Read(p)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		err = errors.New("the compressed data ends early")
+	}
+	return n, err
+}
+
+func (u *unpacked) Close() error { return u.close() }
+
+// corpus is the files that paths stand for, in the order in which they are read.
+type corpus struct {
+	files     []entry
+	looked    int            // files looked at
+	left      map[string]int // of folders, not read: by what they are
+	tokenFile string         // a *.bin seen in a folder
+}
+
+// listCorpus finds the files of paths.
+func listCorpus(paths []string, o Options) (*corpus, error) {
+	if _, err := path.Match(o.Glob, ""); err != nil {
+		return nil, fmt.Errorf("pattern %q is malformed; it must be like *.go", o.Glob)
+	}
+	c := &corpus{left: map[string]int{}}
+	for _, root := range paths {
+		st, err := os.Stat(root)
+		if err != nil {
+			return nil, err
+		}
+		if st.IsDir() {
+			if err := c.folder(root, o, []os.FileInfo{st}); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if !st.Mode().IsRegular() {
+			return nil, fmt.Errorf("%s is neither a regular file nor a folder", root)
+		}
+		k := kindOf(root)
+		if err := k.why(root, o.TextField); err != nil {
+			return nil, err
+		}
+		c.looked++
+		c.files = append(c.files, entry{root, k, st.Size(), st.ModTime(), true})
+	}
+	return c, nil
+}
+
+// folder walks one folder; above holds it and the folders that lead to it.
+func (c *corpus) folder(dir string, o Options, above []os.FileInfo) error {
+	entries, err := os.ReadDir(dir) // sorted by name
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		name := e.Name()
+		full := filepath.Join(dir, name)
+		st, err := e.Info()
+		if err == nil && st.Mode()&os.ModeSymlink != 0 {
+			st, err = os.Stat(full)
+		}
+		if err != nil {
+			if !matches(o.Glob, name) {
+				continue
+			}
+			return err
+		}
+		switch {
+		case st.IsDir():
+			if name == ".git" || name == ".hg" || name == ".svn" {
+				continue
+			}
+			for _, a := range above {
+				if os.SameFile(a, st) {
+					return fmt.Errorf("%s leads back to a folder above it; remove the link, or name a folder without it", full)
+				}
+			}
+			if err := c.folder(full, o, append(above[:len(above):len(above)], st)); err != nil {
+				return err
+			}
+		case st.Mode().IsRegular() && matches(o.Glob, name):
+			c.add(full, st, o.TextField)
+		}
+	}
+	return nil
+}
+
+// matches says whether a pattern, "" for all, takes a file's name, with or without
+// the suffix of its compression.
+func matches(glob, name string) bool {
+	if glob == "" {
+		return true
+	}
+	whole, _ := path.Match(glob, name)
+	bare, _ := path.Match(glob, uncompressed(name))
+	return whole || bare
+}
+
+// add takes a folder's file, or counts it.
+func (c *corpus) add(full string, st os.FileInfo, textField string) {
+	c.looked++
+	k := kindOf(full)
+	if k == tokensFile && c.tokenFile == "" {
+		c.tokenFile = full
+	}
+	if k.why(full, textField) != nil {
+		what := strings.ToLower(filepath.Ext(uncompressed(full)))
+		if k == jsonLines {
+			what += " (no --text-field)"
+		}
+		c.left[what]++
+		return
+	}
+	c.files = append(c.files, entry{full, k, st.Size(), st.ModTime(), false})
+}
+
+// notText is how files are counted whose content shows that they are not text.
+const notText = "not UTF-8 text"
+
+// leftOut counts what was left out, in a line; "" for nothing.
+func (c *corpus) leftOut() string {
+	var parts []string
+	for what, n := range c.left {
+		parts = append(parts, fmt.Sprintf("%d %s", n, what))
+	}
+	sort.Strings(parts)
+	return strings.Join(parts, ", ")
+}
+
+// bytes is the files' size, as they lie there.
+func (c *corpus) bytes() (n int64) {
+	for i := range c.files {
+		n += c.files[i].size
+	}
+	return n
+}
+
+// empty is the error of a corpus that came to no token.
+func (c *corpus) empty(root, glob string) error {
+	if len(c.files) == 1 && c.files[0].only {
+		return fmt.Errorf("%s is empty", root)
+	}
+	what := "text"
+	if glob != "" {
+		what += " that matches " + glob
+	}
+	text := fmt.Sprintf("folder %s has no %s: %d files looked at, none of them UTF-8 without NUL and not empty", root, what, c.looked)
+	if left := c.leftOut(); left != "" {
+		text += "; left out: " + left
+	}
+	if c.tokenFile != "" {
+		text += fmt.Sprintf("; for tokens name a file, such as %s", c.tokenFile)
+	}
+	return fmt.Errorf("%s", text)
+}

@@ -1,0 +1,151 @@
+package data
+
+import (
+	"context"
+	"runtime"
+	"sync"
+)
+
+// sink takes the tokens of a corpus, in order.
+type sink interface {
+	count() int64
+	append(tokens []int32, path string) error
+	appendBytes(text []byte) error
+	rollBack(n int64) error // to the first n tokens
+}
+
+// job is a piece on its way through the tokenizers.
+type job struct {
+	*piece
+	tokens [][]int32 // by part
+	err    error     // ends the pipeline
+	done   chan struct{}
+}
+
+// tokenize runs the corpus through the tokenizer into a sink: one goroutine
+// reads, several tokenize, and the caller's puts the tokens in order, so that the
+// result does not depend on how many there are. after, if not nil, is told each
+// position up to which everything is in the sink.
+//
+//	files → documents → jobs → tokenizers
+//	                     └─────── in order ──→ sink
+func tokenize(ctx context.Context, c *corpus, o Options, to sink, from position, after func(position) error) error {
+	workers := o.Threads
+	if workers < 1 {
+		workers = runtime.GOMAXPROCS(0)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	work, ordered := make(chan *job, workers), make(chan *job, 2*workers)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+
+	tok := o.Tokenizer
+	_, isBytes := tok.(byteTokenizer)
+	isBytes = isBytes && (o.Vocab == 0 || o.Vocab >= 256)
+	for range workers {
+		wg.Go(func() {
+			for j := range work {
+				if !isBytes {
+					for _, p := range j.parts {
+						j.tokens = append(j.tokens, tok.Encode(string(p.text)))
+					}
+				}
+				close(j.done)
+			}
+		})
+	}
+	wg.Go(func() {
+		defer close(ordered)
+		defer close(work)
+		d := &documents{c: c, o: o}
+		d.cutter, _ = tok.(cutter)
+		d.give = func(p *piece) error {
+			j := &job{piece: p, done: make(chan struct{})}
+			for _, ch := range []chan *job{ordered, work} {
+				select {
+				case ch <- j:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			return nil
+		}
+		if err := d.run(from); err != nil {
+			j := &job{err: err, done: make(chan struct{})}
+			close(j.done)
+			select {
+			case ordered <- j:
+			case <-ctx.Done():
+			}
+		}
+	})
+	s := &collector{c: c, sink: to, eot: tok.EOT(), raw: isBytes, start: from.Before}
+	for j := range ordered {
+		select {
+		case <-j.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if j.err != nil {
+			return j.err
+		}
+		at, err := s.take(j)
+		if err == nil && after != nil {
+			err = after(at)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// collector puts the jobs' tokens into the sink, with the end of text between
+// documents.
+type collector struct {
+	c     *corpus
+	sink  sink
+	eot   int32 // -1: none
+	raw   bool  // tokens are the bytes of the text
+	owed  bool  // EOT, before the next token
+	start int64 // tokens before the file at hand
+}
+
+// take adds a job and says where it ends.
+func (s *collector) take(j *job) (position, error) {
+	next := position{j.file, j.end, s.start}
+	if j.drop != nil {
+		if s.c.files[j.file].only {
+			return next, j.drop
+		}
+		s.c.left[notText]++
+		return position{j.file + 1, 0, s.start}, s.sink.rollBack(s.start)
+	}
+	for i, p := range j.parts {
+		s.owed = s.owed || p.starts
+		if len(p.text) == 0 {
+			continue
+		}
+		if s.owed && s.eot >= 0 && s.sink.count() > 0 {
+			if err := s.sink.append([]int32{s.eot}, s.c.files[j.file].path); err != nil {
+				return next, err
+			}
+		}
+		s.owed = false
+		var err error
+		if s.raw {
+			err = s.sink.appendBytes(p.text)
+		} else {
+			err = s.sink.append(j.tokens[i], s.c.files[j.file].path)
+		}
+		if err != nil {
+			return next, err
+		}
+	}
+	if j.last {
+		s.start = s.sink.count()
+		next = position{j.file + 1, 0, s.start}
+	}
+	return next, nil
+}

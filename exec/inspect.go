@@ -1,0 +1,205 @@
+package exec
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// NonFinite is the first value that is not finite, in program order.
+type NonFinite struct {
+	Rank   int
+	Phase  string // of the section, and its repetition from 0
+	Repeat int
+	At     int // position of the operation among those that the section ran
+	Op     *graph.Op
+	Buffer string // what the operation wrote it to
+	Loss   bool   // that is the program's Loss
+	// Input is what the operation read that was not finite: no operation of the
+	// section made it, so it is a resident state. "" for none.
+	Input string
+	Elem  int64 // element of that buffer
+	Value float64
+}
+
+// FindNonFinite runs a section once more, one operation at a time, up to and
+// without the update phase, and returns the first operation after which one of
+// its outputs has a value that is not finite; nil where there is none. What would
+// change the units' resident states is left out, so that they stay as they are; what
+// else belongs to the update of the step before is not looked at.
+//
+// It is for the failing path alone: it waits for every operation and reads every
+// output through the staging buffer. All ranks must call it together.
+func (e *Executor) FindNonFinite(name string, before func(phase *graph.Phase, repeat int) error) (*NonFinite, error) {
+	s, err := e.section(name)
+	if err != nil {
+		return nil, err
+	}
+	e.current.Store(s)
+	resident := residents(e.cfg.Program)
+	var found *NonFinite
+	at := 0
+	for i := range s.phases {
+		ph := &s.phases[i]
+		if ph.graph.Kind == graph.UpdatePhase {
+			break
+		}
+		for r := range ph.graph.Repeat {
+			if err := e.prepare(ph, r, before); err != nil {
+				return nil, err
+			}
+			for k := range ph.ops {
+				o := ph.ops[k]
+				o.release = nil // a poisoned output would be taken for what it computed
+				at++
+				if writesAny(e.cfg.Program, o.op, resident) {
+					o.kernel = nil
+				}
+				if err := e.enqueue([]operation{o}); err != nil {
+					return nil, err
+				}
+				if found != nil || o.kernel == nil || o.op.Pass == graph.Update {
+					continue // the rest still runs: collectives need this rank
+				}
+				if err := e.Sync(); err != nil {
+					return nil, err
+				}
+				e.current.Store(s)
+				if found, err = e.scanOutputs(o.op); err != nil {
+					return nil, err
+				}
+				if found != nil {
+					found.Phase, found.Repeat, found.At = ph.graph.Name, r, at
+				}
+			}
+		}
+	}
+	return found, e.Sync()
+}
+
+// scanOutputs looks at what an operation has written. Collectives and copies of
+// flat parameters and gradients also move padding, which nothing computes with:
+// there only the segments of parameters count.
+func (e *Executor) scanOutputs(op *graph.Op) (*NonFinite, error) {
+	p := e.cfg.Program
+	for _, o := range op.Out {
+		i, v, err := e.scan(op, o.Buf)
+		if err != nil {
+			return nil, err
+		}
+		if i < 0 {
+			continue
+		}
+		found := &NonFinite{Rank: e.rank, Op: op, Buffer: p.Buf(o.Buf).Name, Loss: o.Buf == p.Loss, Elem: i, Value: v}
+		outputs := map[graph.BufID]bool{}
+		for _, o := range op.Out {
+			if o.Buf != graph.NoBuf {
+				r, _ := p.Resolve(o.Buf, nil)
+				outputs[r] = true
+			}
+		}
+		for _, in := range op.In {
+			if in == graph.NoBuf {
+				continue
+			}
+			if r, _ := p.Resolve(in, nil); outputs[r] {
+				continue // changed in place
+			}
+			if k, _, err := e.scan(op, in); err != nil {
+				return nil, err
+			} else if k >= 0 {
+				found.Input = p.Buf(in).Name
+				break
+			}
+		}
+		return found, nil
+	}
+	return nil, nil
+}
+
+// computed tells whether element i of a buffer that op wrote may be something
+// else than padding.
+func (e *Executor) computed(op *graph.Op, id graph.BufID, i int64) bool {
+	switch op.Kind {
+	case graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce:
+	default:
+		return true
+	}
+	if op.Unit < 0 || op.Unit >= len(e.cfg.Program.Units) {
+		return true
+	}
+	u := &e.cfg.Program.Units[op.Unit]
+	n := e.cfg.Program.Buf(id).Elems()
+	if n > u.FlatLen || u.FlatLen == 0 {
+		return true
+	}
+	// A whole flat buffer, or this rank's shard of one.
+	flat := i
+	if attr, ok := op.Attr.(graph.GroupAttr); ok && n < u.FlatLen && attr.Axis >= 0 {
+		flat += int64(e.cfg.Coord[attr.Axis]) * n
+	}
+	for _, s := range u.Segments {
+		if flat >= s.Flat && flat < s.Flat+s.Len {
+			return true
+		}
+	}
+	return false
+}
+
+// scan returns the first element of an operation's floating-point operand that is
+// not finite, and its value; −1 where all are, or where it holds no floats.
+func (e *Executor) scan(op *graph.Op, id graph.BufID) (int64, float64, error) {
+	if id == graph.NoBuf {
+		return -1, 0, nil
+	}
+	b := e.cfg.Program.Buf(id)
+	var value func([]byte) float64
+	switch b.DType {
+	case graph.F32:
+		value = func(v []byte) float64 { return float64(math.Float32frombits(binary.LittleEndian.Uint32(v))) }
+	case graph.F64:
+		value = func(v []byte) float64 { return math.Float64frombits(binary.LittleEndian.Uint64(v)) }
+	case graph.BF16:
+		value = func(v []byte) float64 {
+			return float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(v)) << 16))
+		}
+	case graph.F16:
+		value = halfRange
+	default:
+		return -1, 0, nil
+	}
+	size := b.DType.Size()
+	chunk := make([]byte, min(b.Bytes(), scanBytes))
+	for off := int64(0); off < b.Bytes(); off += int64(len(chunk)) {
+		part := chunk[:min(int64(len(chunk)), b.Bytes()-off)]
+		if err := e.Read(id, off, part); err != nil {
+			return -1, 0, fmt.Errorf("inspect: %w", err)
+		}
+		for k := int64(0); k < int64(len(part)); k += size {
+			if v := value(part[k:]); (math.IsNaN(v) || math.IsInf(v, 0)) && e.computed(op, id, (off+k)/size) {
+				return (off + k) / size, v, nil
+			}
+		}
+	}
+	return -1, 0, nil
+}
+
+// scanBytes is how much of a buffer is looked at at a time; a multiple of every
+// element's size.
+const scanBytes = 1 << 20
+
+// halfRange is NaN or ±Inf where a half-precision value is, else 0.
+func halfRange(v []byte) float64 {
+	h := binary.LittleEndian.Uint16(v)
+	switch {
+	case h&0x7c00 != 0x7c00:
+		return 0
+	case h&0x03ff != 0:
+		return math.NaN()
+	case h&0x8000 != 0:
+		return math.Inf(-1)
+	}
+	return math.Inf(1)
+}

@@ -1,0 +1,226 @@
+package graph
+
+// Editor rewrites one phase while the phase's own operations keep their indices:
+// what is inserted stands before or behind one of them, in the order in which it
+// was inserted there, or at the end. Orders between operations are by identity.
+//
+//	e := NewEditor(ph)
+//	gather := e.Before(3, op)          … 2  gather  3 …
+//	e.Throttle(e.Base[1], gather)      gather starts when 1 has finished
+//	e.Split(5, parts)                  … 4  parts[0]  parts[1]  6 …
+//	e.Commit()
+//
+// Operations of Base may be changed in place until Commit, but for their names.
+type Editor struct {
+	Base []*Node // the phase's own operations
+
+	ph            *Phase
+	before, after [][]*Node // by base index
+	split         map[int][]*Node
+	tail          []*Node
+	throttles     [][2]*Node
+}
+
+// Node is an operation of a phase that is being edited.
+type Node struct {
+	Op Op
+	at int // index once placed
+}
+
+// NewEditor edits a phase, whose operations it copies.
+func NewEditor(ph *Phase) *Editor {
+	e := &Editor{ph: ph, before: make([][]*Node, len(ph.Ops)), after: make([][]*Node, len(ph.Ops)), split: map[int][]*Node{}}
+	for _, op := range CloneOps(ph.Ops) {
+		e.Base = append(e.Base, &Node{Op: op})
+	}
+	return e
+}
+
+// Before inserts an operation before the phase's operation i, behind what has been
+// inserted there already; i may be one past the last.
+func (e *Editor) Before(i int, op Op) *Node {
+	if i == len(e.Base) {
+		return e.Append(op)
+	}
+	n := &Node{Op: op}
+	e.before[i] = append(e.before[i], n)
+	return n
+}
+
+// After inserts an operation behind the phase's operation i and what has been
+// inserted there already.
+func (e *Editor) After(i int, op Op) *Node {
+	n := &Node{Op: op}
+	e.after[i] = append(e.after[i], n)
+	return n
+}
+
+// Append inserts an operation at the end.
+func (e *Editor) Append(op Op) *Node {
+	n := &Node{Op: op}
+	e.tail = append(e.tail, n)
+	return n
+}
+
+// Split puts operations in the place of the phase's operation i. The phase's
+// throttles that name it hold for the last of them, where it came before another
+// operation, and for the first where it came after.
+func (e *Editor) Split(i int, ops []Op) []*Node {
+	nodes := make([]*Node, len(ops))
+	for k, op := range ops {
+		nodes[k] = &Node{Op: op}
+	}
+	e.split[i] = nodes
+	return nodes
+}
+
+// Throttle makes one operation start only when another one has finished. Where
+// they come to stand the other way round it bounds nothing and is dropped.
+func (e *Editor) Throttle(before, after *Node) {
+	e.throttles = append(e.throttles, [2]*Node{before, after})
+}
+
+// Nodes returns all operations in the order in which Commit will place them.
+func (e *Editor) Nodes() []*Node {
+	var all []*Node
+	for i, n := range e.Base {
+		all = append(all, e.before[i]...)
+		if parts, ok := e.split[i]; ok {
+			all = append(all, parts...)
+		} else {
+			all = append(all, n)
+		}
+		all = append(all, e.after[i]...)
+	}
+	return append(all, e.tail...)
+}
+
+// Commit writes the edited operations and throttles into the phase.
+func (e *Editor) Commit() {
+	nodes := e.Nodes()
+	e.ph.Ops = make([]Op, len(nodes))
+	for i, n := range nodes {
+		n.at = i
+		e.ph.Ops[i] = n.Op
+	}
+	if len(e.split) > 0 {
+		ends := map[string][2]string{} // by the name of a split operation: of its first and last part
+		for i, parts := range e.split {
+			ends[e.Base[i].Op.Name] = [2]string{parts[0].Op.Name, parts[len(parts)-1].Op.Name}
+		}
+		for i := range e.ph.Throttles {
+			t := &e.ph.Throttles[i]
+			if names, ok := ends[t.Before]; ok {
+				t.Before = names[1]
+			}
+			if names, ok := ends[t.After]; ok {
+				t.After = names[0]
+			}
+		}
+	}
+	for _, t := range e.throttles {
+		if t[0].at < t[1].at {
+			e.ph.Throttles = append(e.ph.Throttles, Throttle{Before: t[0].Op.Name, After: t[1].Op.Name})
+		}
+	}
+}
+
+// Replace puts one buffer in another's place in all operands.
+func Replace(ops []Op, old, with BufID) {
+	for i := range ops {
+		o := &ops[i]
+		for k, id := range o.In {
+			if id == old {
+				o.In[k] = with
+			}
+		}
+		for k := range o.Out {
+			if o.Out[k].Buf == old {
+				o.Out[k].Buf = with
+			}
+		}
+	}
+}
+
+// Sweep returns the program without the buffers that nothing uses: no operation,
+// parameter, unit, port or well-known place, and no view of theirs. The others keep
+// their order.
+func Sweep(p *Program) *Program {
+	q := p.Clone()
+	used := make([]bool, len(q.Buffers))
+	mark := func(id BufID) {
+		for id != NoBuf && !used[id] {
+			used[id] = true
+			if v := q.Buffers[id].View; v != nil {
+				id = v.Base
+			} else {
+				id = NoBuf
+			}
+		}
+	}
+	q.references(func(id *BufID) { mark(*id) })
+	for id := range q.Buffers {
+		if q.Buffers[id].Port != NoPort {
+			mark(BufID(id))
+		}
+	}
+	to := make([]BufID, len(q.Buffers))
+	kept := q.Buffers[:0]
+	for id := range q.Buffers {
+		to[id] = NoBuf
+		if used[id] {
+			to[id] = BufID(len(kept))
+			kept = append(kept, q.Buffers[id])
+		}
+	}
+	q.Buffers = kept
+	for id := range q.Buffers {
+		if v := q.Buffers[id].View; v != nil {
+			v.Base = to[v.Base]
+		}
+	}
+	q.references(func(id *BufID) {
+		if *id != NoBuf {
+			*id = to[*id]
+		}
+	})
+	return q
+}
+
+// references calls visit for every place of the program that names a buffer, but
+// for views.
+func (p *Program) references(visit func(*BufID)) {
+	for _, w := range p.wellKnown() {
+		visit(w.id)
+	}
+	for i := range p.Params {
+		visit(&p.Params[i].Value)
+		visit(&p.Params[i].Grad)
+	}
+	for i := range p.Units {
+		u := &p.Units[i]
+		if u.FlatLen == 0 {
+			continue // not laid out yet
+		}
+		visit(&u.Value.Buf)
+		for k := range u.States {
+			visit(&u.States[k].Buf)
+		}
+	}
+	for i := range p.Sections {
+		for j := range p.Sections[i].Phases {
+			ops := p.Sections[i].Phases[j].Ops
+			for k := range ops {
+				o := &ops[k]
+				for a := range o.In {
+					visit(&o.In[a])
+				}
+				for a := range o.Out {
+					visit(&o.Out[a].Buf)
+				}
+				visit(&o.Work)
+				visit(&o.Skip)
+			}
+		}
+	}
+}

@@ -1,0 +1,240 @@
+package plan
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spillway-ml/spillway/fsdp"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/nearest"
+	"github.com/spillway-ml/spillway/offload"
+	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/recompute"
+)
+
+// Spec is what the passes are told.
+type Spec struct {
+	Config
+	Forward Forward
+}
+
+// pass is one rewrite: a function from program to program that leaves its input
+// alone. needs and gives are what must hold of the program before and after; they
+// are checked in every run, beside the program's structure.
+type pass struct {
+	name         string
+	run          func(p *graph.Program, s *Spec) (*graph.Program, error)
+	needs, gives []property
+	ordered      bool // the operations that it leaves are in an order that can be verified
+}
+
+// passes is the whole pipeline; passOrder has the reasons for its order.
+var passes = []pass{
+	{"freeze", func(p *graph.Program, s *Spec) (*graph.Program, error) { return freeze(p, s.Freeze) }, has(forward, wholeParams), nil, true},
+	{"differentiate", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Differentiate(p) }, has(forward), has(gradients), true},
+	{"merge", func(p *graph.Program, s *Spec) (*graph.Program, error) { return merge(p, s.Forward) }, has(forward), has(train), true},
+	{"cast", func(p *graph.Program, s *Spec) (*graph.Program, error) { return precision.Cast(p, s.castOptions()) }, has(train, wholeParams, gradients), has(gradients), true},
+	{"skip", skipNonFinite, has(train), has(train), true},
+	{"fuse", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Fuse(p), nil }, has(train), has(train), true},
+	{"recompute", func(p *graph.Program, s *Spec) (*graph.Program, error) { return recompute.Rewrite(p, s.Recompute) }, has(train, gradients), has(train), true},
+	{"prefix", cachePrefix, has(train), has(train), false}, // its copies get their events in "schedule"
+	{"inputs", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return stageInputs(p), nil }, has(train), has(train, hostPorts), false},
+	{"mesh", onMesh, has(wholeParams), has(mesh), false},
+	{"shard", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Shard(p, s.shardOptions()) }, has(train, gradients, hostPorts, mesh), has(step, flatParams), false},
+	{"offload", func(p *graph.Program, s *Spec) (*graph.Program, error) { return offload.Rewrite(p, s.offloadOptions()) }, has(step, flatParams), has(step, reachable), false},
+	{"sweep", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Sweep(p), nil }, nil, has(noDeadBuffers), false},
+	{"staging", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return sizeStaging(p), nil }, has(flatParams, hostPorts), nil, false},
+	{"workspace", func(p *graph.Program, s *Spec) (*graph.Program, error) { return graph.AddWorkspace(p, s.Target), nil }, has(step, reachable), nil, false},
+	{"schedule", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Schedule(p) }, has(step), has(step, noThrottles), true},
+}
+
+// constraint says that pass before must come before pass after, and why.
+type constraint struct{ before, after, why string }
+
+var passOrder = []constraint{
+	{"freeze", "differentiate", "frozen parameters have no gradient, and nothing below the lowest trainable unit a backward"},
+	{"differentiate", "merge", "evaluation and generation have no backward"},
+	{"differentiate", "fuse", "what a fused operation must also write depends on what backward reads"},
+	{"differentiate", "cast", "gradients are defined in fp32; the cast follows the values of forward and backward alike"},
+	{"merge", "cast", "every section computes with the 16-bit parameters"},
+	{"cast", "fuse", "what fuses depends on the types"},
+	{"cast", "skip", "what scales the loss skips already"},
+	{"skip", "inputs", "the flag of a skipped step has a host twin"},
+	{"cast", "inputs", "the loss scale has host twins"},
+	{"cast", "shard", "flat parameters have the type of their parts, and masters lie in the shard"},
+	{"merge", "shard", "every section that uses parameters needs their all-gathers"},
+	{"fuse", "recompute", "a clone copies the fused operation, or its rounding would differ"},
+	{"merge", "recompute", "it looks for the training section, which merging makes"},
+	{"recompute", "inputs", "inputs stay for the whole micro-step; their copies are not cloned"},
+	{"recompute", "shard", "a cloned use needs its own all-gather"},
+	{"fuse", "shard", "fusion must not depend on the stage"},
+	{"freeze", "prefix", "what is frozen does not change from step to step"},
+	{"fuse", "prefix", "both forms of the step have the same operations, or their rounding would differ"},
+	{"recompute", "prefix", "a clone may read a value of the beginning: then that is handed on"},
+	{"prefix", "inputs", "each form copies the inputs that it reads"},
+	{"prefix", "shard", "each form has its own all-gathers"},
+	{"inputs", "schedule", "the copies in are ordered with everything else"},
+	{"inputs", "shard", "a micro-step copies its inputs: they are there before it is repeated"},
+	{"mesh", "shard", "what is sharded lies along the mesh's axes"},
+	{"shard", "offload", "what moves is each rank's part, and a fetch comes before its all-gather"},
+	{"recompute", "offload", "only what is kept is worth parking"},
+	{"offload", "sweep", "moved and whole parameters leave buffers that nothing uses"},
+	{"offload", "workspace", "scratch lies where the operation runs"},
+	{"offload", "schedule", "its copies run beside computation, behind events"},
+	{"sweep", "workspace", "what nothing uses needs no place"},
+	{"shard", "staging", "the staging buffer is no larger than the largest resident state"},
+	{"shard", "workspace", "the update's operations exist only then"},
+	{"workspace", "schedule", "streams share a workspace only behind an event"},
+	{"shard", "schedule", "collectives are ordered with what they move"},
+}
+
+func checkPassOrder() error {
+	at := map[string]int{}
+	for i, p := range passes {
+		at[p.name] = i
+	}
+	for _, c := range passOrder {
+		b, ok1 := at[c.before]
+		a, ok2 := at[c.after]
+		if !ok1 || !ok2 || b >= a {
+			return fmt.Errorf("plan: pass %q must come before %q: %s", c.before, c.after, c.why)
+		}
+	}
+	return nil
+}
+
+func init() {
+	if err := checkPassOrder(); err != nil {
+		panic(err)
+	}
+}
+
+// rewrite runs the passes in order, up to the named one ("": all), on the forward
+// program of a micro-batch.
+func rewrite(s Spec, until string) (*graph.Program, error) {
+	p := s.Forward.Train
+	if s.Observe != nil {
+		s.Observe("model", p)
+	}
+	for i := range passes {
+		ps := &passes[i]
+		if ps.name == until {
+			break
+		}
+		if err := hold(p, ps.needs); err != nil {
+			return nil, fmt.Errorf("plan: before %s: %w", ps.name, err)
+		}
+		q, err := ps.run(p, &s)
+		if err != nil {
+			return nil, &passError{ps.name, err}
+		}
+		p = q
+		if err := s.verify(p, ps); err != nil {
+			return nil, fmt.Errorf("plan: after %s: %w", ps.name, err)
+		}
+		if s.Observe != nil {
+			s.Observe(ps.name, p)
+		}
+	}
+	return p, nil
+}
+
+// verify checks a program after a pass. A search that only wants to know what
+// could fit plans again what it chooses, and skips this.
+func (s *Spec) verify(p *graph.Program, ps *pass) error {
+	if err := hold(p, ps.gives); err != nil {
+		return err
+	}
+	if s.BoundsOnly && !s.Verify {
+		return nil
+	}
+	if err := graph.VerifyStructure(p); err != nil {
+		return err
+	}
+	if ps.ordered && (s.Verify || ps == &passes[len(passes)-1]) {
+		return graph.VerifyOrder(p)
+	}
+	return nil
+}
+
+// passError says which pass failed, once: some name themselves.
+type passError struct {
+	pass string
+	err  error
+}
+
+func (e *passError) Error() string {
+	return "plan: " + e.pass + ": " + strings.TrimPrefix(e.err.Error(), e.pass+": ")
+}
+func (e *passError) Unwrap() error { return e.err }
+
+func cachePrefix(p *graph.Program, s *Spec) (*graph.Program, error) {
+	if !s.CachePrefix {
+		return p, nil
+	}
+	return recompute.CachePrefix(p, s.Rows)
+}
+
+func skipNonFinite(p *graph.Program, s *Spec) (*graph.Program, error) {
+	if !s.SkipNonFinite {
+		return p, nil
+	}
+	return precision.SkipNonFinite(p), nil
+}
+
+// onMesh gives the program the mesh of the run.
+func onMesh(p *graph.Program, s *Spec) (*graph.Program, error) {
+	q := p.Clone()
+	q.Mesh = s.mesh()
+	return q, nil
+}
+
+func (c Config) offloadOptions() offload.Options {
+	o := c.Offload
+	o.Ahead = c.Prefetch
+	return o
+}
+
+// freeze marks the parameters that the patterns name as not trained.
+func freeze(p *graph.Program, patterns []string) (*graph.Program, error) {
+	q := p.Clone()
+	for _, pattern := range patterns {
+		if n, err := graph.Freeze(q, pattern); err != nil {
+			if n > 0 || graph.CheckPattern(pattern) != nil {
+				return nil, err
+			}
+			names := make([]string, len(q.Params))
+			for i := range q.Params {
+				names[i] = q.Params[i].Name
+			}
+			return nil, fmt.Errorf("no parameter matches %q; the nearest are %s", pattern, strings.Join(nearest.Patterns(pattern, names, 3), ", "))
+		}
+	}
+	return q, nil
+}
+
+// merge adds evaluation and generation as sections over the same parameters.
+func merge(p *graph.Program, fwd Forward) (*graph.Program, error) {
+	q := p.Clone()
+	if len(q.Sections) != 1 {
+		return nil, fmt.Errorf("the training program has %d sections, 1 is needed", len(q.Sections))
+	}
+	q.Sections[0].Become(graph.SectionTrain)
+	var err error
+	if fwd.Eval != nil {
+		if q, err = graph.Merge(q, fwd.Eval, graph.SectionEval); err != nil {
+			return nil, err
+		}
+	}
+	if fwd.Generate != nil {
+		if q, err = graph.Merge(q, fwd.Generate, graph.SectionGenerate); err != nil {
+			return nil, err
+		}
+	}
+	if fwd.Next != nil {
+		if q, err = graph.Merge(q, fwd.Next, graph.SectionGenerate); err != nil {
+			return nil, err
+		}
+	}
+	return q, nil
+}

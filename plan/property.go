@@ -1,0 +1,155 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// property is something that holds of a program between two passes.
+type property struct {
+	name  string
+	holds func(p *graph.Program) error
+}
+
+func has(list ...property) []property { return list }
+
+// hold returns the first property that does not hold.
+func hold(p *graph.Program, list []property) error {
+	for _, pr := range list {
+		if err := pr.holds(p); err != nil {
+			return fmt.Errorf("the program is not %s: %w", pr.name, err)
+		}
+	}
+	return nil
+}
+
+func oneMicro(kind graph.SectionKind) func(p *graph.Program) error {
+	return func(p *graph.Program) error {
+		if p.SectionOf(kind, graph.FormWhole).Micro() == nil {
+			return fmt.Errorf("it has no section %q of one phase", kind)
+		}
+		return nil
+	}
+}
+
+var (
+	forward = property{"one micro-batch by itself", oneMicro(graph.SectionForward)}
+	train   = property{"one micro-batch beside other sections", oneMicro(graph.SectionTrain)}
+
+	// wholeParams: every parameter has a buffer of its own and no unit is laid out.
+	wholeParams = property{"of whole parameters", func(p *graph.Program) error {
+		for u := range p.Units {
+			if p.Units[u].FlatLen != 0 {
+				return fmt.Errorf("unit %q is laid out already", p.Units[u].Name)
+			}
+		}
+		return nil
+	}}
+	// flatParams: every unit with parameters is laid out, and its value is held.
+	flatParams = property{"of flat parameters", func(p *graph.Program) error {
+		for i := range p.Params {
+			if u := &p.Units[p.Params[i].Unit]; u.FlatLen == 0 || u.Value.Len == 0 {
+				return fmt.Errorf("unit %q of parameter %q is not laid out", u.Name, p.Params[i].Name)
+			}
+		}
+		return nil
+	}}
+	// gradients: what is trained has a gradient, what is frozen has none.
+	gradients = property{"differentiated", func(p *graph.Program) error {
+		for i := range p.Params {
+			if q := &p.Params[i]; q.Frozen != (q.Grad == graph.NoBuf) {
+				return fmt.Errorf("parameter %q: frozen %v, gradient %v", q.Name, q.Frozen, q.Grad != graph.NoBuf)
+			}
+		}
+		return nil
+	}}
+	mesh = property{"on a mesh", func(p *graph.Program) error {
+		if len(p.Mesh) == 0 {
+			return errors.New("it has no axis")
+		}
+		return nil
+	}}
+	// hostPorts: what the host fills and reads has a port.
+	hostPorts = property{"given its ports", func(p *graph.Program) error {
+		ports := p.Ports()
+		for _, need := range []struct {
+			buf  graph.BufID
+			port graph.Port
+		}{{p.Tokens, graph.PortTokens}, {p.Targets, graph.PortTargets}, {p.Hyper, graph.PortHyper}, {p.Key, graph.PortKey}, {p.Loss, graph.PortLoss}} {
+			if need.buf != graph.NoBuf && ports[need.port] == graph.NoBuf {
+				return fmt.Errorf("%q has no port %v", p.Buf(need.buf).Name, need.port)
+			}
+		}
+		return nil
+	}}
+	// step: micro-steps, the first to the last, then the update where there is one;
+	// no section of a bare micro-batch is left.
+	step = property{"made of steps", func(p *graph.Program) error {
+		found := false
+		for i := range p.Sections {
+			s := &p.Sections[i]
+			switch s.Kind {
+			case graph.SectionForward, graph.SectionTrain:
+				return fmt.Errorf("section %q is left", s.Name)
+			case graph.SectionStep:
+				found = true
+				if ph := s.Phases; len(ph) == 0 || !ph[0].First || s.LastMicro() == nil {
+					return fmt.Errorf("section %q has no first and last micro-step", s.Name)
+				}
+			}
+		}
+		if !found {
+			return errors.New("it has no step")
+		}
+		return nil
+	}}
+	// reachable: only copies touch two memory spaces, or a disk.
+	reachable = property{"in one memory space an operation", func(p *graph.Program) error {
+		return eachOp(p, func(op *graph.Op) error {
+			if op.Kind == graph.Copy {
+				return nil
+			}
+			space, err := graph.NumSpaces, error(nil)
+			graph.Effects(op, func(e graph.Effect) {
+				s := p.Buf(e.Buf).Space
+				if s == graph.Disk || space != graph.NumSpaces && s != space {
+					err = fmt.Errorf("%s uses %q in %v memory", op.Name, p.Buf(e.Buf).Name, s)
+				}
+				space = s
+			})
+			return err
+		})
+	}}
+	noThrottles = property{"scheduled", func(p *graph.Program) error {
+		for i := range p.Sections {
+			for _, ph := range p.Sections[i].Phases {
+				if len(ph.Throttles) > 0 {
+					return fmt.Errorf("%s/%s has throttles left", p.Sections[i].Name, ph.Name)
+				}
+			}
+		}
+		return nil
+	}}
+	noDeadBuffers = property{"swept", func(p *graph.Program) error {
+		if n := len(p.Buffers) - len(graph.Sweep(p).Buffers); n != 0 {
+			return fmt.Errorf("%d buffers are used by nothing", n)
+		}
+		return nil
+	}}
+)
+
+func eachOp(p *graph.Program, visit func(op *graph.Op) error) error {
+	for i := range p.Sections {
+		for j := range p.Sections[i].Phases {
+			ops := p.Sections[i].Phases[j].Ops
+			for k := range ops {
+				if err := visit(&ops[k]); err != nil {
+					return fmt.Errorf("%s/%s: %w", p.Sections[i].Name, p.Sections[i].Phases[j].Name, err)
+				}
+			}
+		}
+	}
+	return nil
+}
