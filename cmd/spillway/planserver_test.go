@@ -116,9 +116,18 @@ func TestNodeMemory(t *testing.T) {
 	require.Contains(t, d.Server.Source, "DGX H100")
 	require.Less(t, d.Time.Low, d.Time.High)
 
-	text := unwrapped(command(strings.Fields("plan --model llama-3.1-70b --gpu rtx-4090 --nodes 1 --gpus-per-node 2 --precision bf16 --batch 1 --seq 512 --offload optimizer=host,parameters=host")...).stdout)
-	require.Contains(t, text, "What was asked for needs more than that")
-	require.Contains(t, text, "a desktop or workstation of 64 GB for each GPU")
+	c := spillway.Default()
+	c.Model, c.Ranks, c.Offload = "gpt2", 2, "optimizer=host"
+	asked, err := spillway.Predict(c, spillway.CPUHardware(1).Machine(2))
+	require.NoError(t, err)
+	card, err := gpus.Lookup("rtx-4090")
+	require.NoError(t, err)
+	server := card.Server()
+	f := planFlags{nodeSize: 2, server: &server}
+	require.Contains(t, f.serverNote(asked), "a server of 2 is taken to have 119.21 GiB (a desktop or workstation of 64 GB for each GPU)")
+	require.NotContains(t, f.serverNote(asked), "needs more")
+	server.Memory = 100e6
+	require.Contains(t, f.serverNote(asked), "What was asked for needs more than that")
 }
 
 // bf16 where the card has it, said; where it has not, that is said too.
