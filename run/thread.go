@@ -1,6 +1,10 @@
 package run
 
-import "runtime"
+import (
+	"runtime"
+
+	"github.com/spillway-ml/spillway/internal/crash"
+)
 
 // thread is a goroutine that is locked to its thread, as devices with a thread's
 // context need.
@@ -9,6 +13,7 @@ type thread struct{ work chan func() }
 func newThread() *thread {
 	t := &thread{work: make(chan func())}
 	go func() {
+		defer crash.Guard()
 		runtime.LockOSThread()
 		for f := range t.work {
 			f()

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sort"
 	"strings"
+
+	"github.com/spillway-ml/spillway/graph"
 )
 
 // ExactLimbs is the length of an exact accumulator in int64 (package
@@ -25,6 +27,9 @@ type Optimizer struct {
 	// (biases, norms) keep the unadapted rate, as the recipes of these optimizers
 	// do: a bias that starts at zero has no norm to adapt to.
 	AdaptAll bool
+	// LossScale is how the scale of a program that has one moves; its zero value
+	// stands for graph.DefaultLossScale.
+	LossScale graph.LossScaleAttr
 }
 
 // Rule is an update rule as a value. A new one is a file with a value of this

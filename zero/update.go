@@ -1,6 +1,10 @@
 package zero
 
-import "github.com/spillway-ml/spillway/graph"
+import (
+	"cmp"
+
+	"github.com/spillway-ml/spillway/graph"
+)
 
 // Target is one unit's update: its gradients and resident values as laid out by
 // the sharding rewrite. Grad, Value and States are flat buffers of Shard.Len
@@ -51,7 +55,7 @@ func (o Optimizer) Section(p *graph.Program, targets []Target, clip float64) gra
 		e.skip = sc.Overflow
 		e.Op(graph.OverflowCheck, "overflow_check", -1, []graph.BufID{acc}, []graph.Out{{Buf: e.skip}}, nil)
 		if sc.State != graph.NoBuf {
-			e.Op(graph.LossScaleUpdate, "loss_scale", -1, []graph.BufID{e.skip}, []graph.Out{{Buf: sc.State, Mode: graph.ReadWrite}}, graph.DefaultLossScale)
+			e.Op(graph.LossScaleUpdate, "loss_scale", -1, []graph.BufID{e.skip}, []graph.Out{{Buf: sc.State, Mode: graph.ReadWrite}}, cmp.Or(o.LossScale, graph.DefaultLossScale))
 		}
 	}
 	part(graph.UpdateNorm, "norm")

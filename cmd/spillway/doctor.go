@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
@@ -168,6 +169,7 @@ func copyBandwidth(long time.Duration) float64 {
 	for i := range n {
 		wg.Add(1)
 		go func() {
+			defer crash.Guard()
 			defer wg.Done()
 			from, to := make([]byte, size), make([]byte, size)
 			for j := range from {

@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/watch"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // Options of a World.
@@ -100,7 +101,10 @@ func (j *Job) Join(mesh []graph.Axis, ranks []int, o Options) (*World, error) {
 	for r := range w.regions {
 		w.regions[r] = make([]atomic.Pointer[[]byte], maxRegions)
 	}
-	go w.monitor()
+	go func() {
+		defer crash.Guard()
+		w.monitor()
+	}()
 	return w, nil
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // Stream is an in-order queue with a goroutine that works it off.
@@ -176,6 +177,7 @@ func (s *Stream) current() string {
 
 // work runs the queue until it is closed; after a failure it drops what is left.
 func (s *Stream) work() {
+	defer crash.Guard()
 	defer close(s.ended)
 	debug.SetPanicOnFault(true) // a kernel that runs out of an arena hits an unreadable page
 	for i := range s.queue {

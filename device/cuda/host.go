@@ -13,6 +13,7 @@ import (
 
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // hostWork runs a stream's host kernels, in order, on a goroutine of its own.
@@ -91,6 +92,7 @@ func (h *hostWork) push(i hostItem) error {
 }
 
 func (h *hostWork) work() {
+	defer crash.Guard()
 	defer close(h.ended)
 	debug.SetPanicOnFault(true) // a kernel that runs out of an arena may hit an unreadable page
 	for i := range h.queue {

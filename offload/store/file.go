@@ -41,7 +41,10 @@ type File struct {
 	cache   *cache
 
 	read_, wrote atomic.Int64
-	closed       atomic.Bool
+
+	mu     sync.Mutex // guards what follows
+	closed bool
+	users  int // requests that are at work on the file
 }
 
 var _ device.Disk = (*File)(nil)
@@ -114,12 +117,44 @@ func (f *File) Traffic() device.Traffic {
 // Name returns what errors call the file.
 func (f *File) Name() string { return f.name }
 
-// Close gives the disk's space back.
+// Close gives the disk's space back. While a request is at work, which the system
+// may never end, that is left to the request.
 func (f *File) Close() error {
-	if f.closed.Swap(true) {
+	f.mu.Lock()
+	was := f.closed
+	f.closed = true
+	free := f.users == 0
+	f.mu.Unlock()
+	if was || !free {
 		return nil
 	}
 	return f.shut()
+}
+
+// enter says that a request is going to work on the file; false once it is closed.
+func (f *File) enter() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return false
+	}
+	f.users++
+	return true
+}
+
+// leave ends what enter began. The last request of a closed file shuts it.
+func (f *File) leave() {
+	f.mu.Lock()
+	f.users--
+	last := f.closed && f.users == 0
+	f.mu.Unlock()
+	if last {
+		_ = f.shut() // nobody waits for it any more
+	}
+}
+
+func (f *File) errClosed(off, n int64) error {
+	return &Error{Op: "use", File: f.name, Off: off, Len: n, Err: os.ErrClosed}
 }
 
 func (f *File) shut() error {
@@ -135,9 +170,12 @@ func (f *File) shut() error {
 }
 
 func (f *File) check(off, n int64) error {
+	f.mu.Lock()
+	closed := f.closed
+	f.mu.Unlock()
 	switch {
-	case f.closed.Load():
-		return &Error{Op: "use", File: f.name, Off: off, Len: n, Err: os.ErrClosed}
+	case closed:
+		return f.errClosed(off, n)
 	case off < 0 || n < 0 || off > f.size-n:
 		return &Error{Op: "reach", File: f.name, Off: off, Len: n, Err: fmt.Errorf("the arena has %d bytes", f.size)}
 	}

@@ -22,6 +22,7 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/spillway-ml/spillway/device"
 )
@@ -66,6 +67,8 @@ type Options struct {
 	Warn func(string)
 	// Wrap puts something between the store and a rank's file: injected faults.
 	Wrap func(rank int, f RawFile) RawFile
+
+	grace time.Duration // how long Close waits for requests; 0: closeGrace
 
 	named bool // make files with a name even where the filesystem can do without
 }
@@ -255,14 +258,14 @@ func (f *Folder) create(rank int, bytes int64, initial byte) (*File, error) {
 // it and nobody else uses it.
 func (f *Folder) Close() error {
 	var errs []error
+	if f.queue != nil { // first: nothing is taken away from a worker
+		errs = append(errs, f.queue.close())
+		f.queue = nil
+	}
 	for _, file := range f.files {
 		errs = append(errs, file.Close())
 	}
 	f.files = nil
-	if f.queue != nil {
-		errs = append(errs, f.queue.close())
-		f.queue = nil
-	}
 	if f.lock != nil {
 		if len(f.made) > 0 && f.alone() {
 			f.removeMade()

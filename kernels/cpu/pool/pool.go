@@ -15,6 +15,8 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+
+	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // Task is work split into independent indices. RunIndex must be safe to call
@@ -240,6 +242,7 @@ func (p *Pool) help() bool {
 }
 
 func (p *Pool) work() {
+	defer crash.Guard()
 	for idle := 0; !p.closed.Load(); {
 		for range glances {
 			if p.open.Load() > 0 {

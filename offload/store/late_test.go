@@ -1,0 +1,53 @@
+package store
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// stuckFile holds every write until it is let go.
+type stuckFile struct {
+	RawFile
+	entered, release chan struct{}
+}
+
+func (s *stuckFile) WriteAt(b []byte, off int64) (int, error) {
+	s.entered <- struct{}{}
+	<-s.release
+	return s.RawFile.WriteAt(b, off)
+}
+
+// A request that the system held until after Close comes back to a file whose
+// state is still there, and shuts it; one that is sent after Close is refused.
+func TestARequestThatComesBackAfterClose(t *testing.T) {
+	for name, o := range map[string]Options{"plain": small(), "cached": {Block: small().Block, Depth: small().Depth, Cache: 1 << 20}} {
+		t.Run(name, func(t *testing.T) {
+			held := &stuckFile{entered: make(chan struct{}, 16), release: make(chan struct{})}
+			o.grace = time.Millisecond
+			o.Wrap = func(_ int, f RawFile) RawFile {
+				held.RawFile = f
+				return held
+			}
+			folder, err := Open(t.TempDir(), o)
+			require.NoError(t, err)
+			f, err := folder.create(0, 1<<16, 0)
+			require.NoError(t, err)
+			mem := make([]byte, 3000) // a part of a granule: its sum is made after the write began
+			done := make(chan error, 1)
+			go func() { done <- f.Store(mem, 100).Run() }()
+			<-held.entered
+			require.ErrorContains(t, folder.Close(), "a request is still running")
+			require.NotNil(t, f.sums, "the request's state is there")
+			require.ErrorIs(t, f.Load(mem, 0).Run(), os.ErrClosed)
+			require.False(t, f.queue.send(job{}), "a late rank is refused, not a panic")
+
+			close(held.release)
+			require.NoError(t, <-done)
+			f.queue.workers.Wait()
+			require.Nil(t, f.sums, "the last request shut the file")
+		})
+	}
+}
