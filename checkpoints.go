@@ -146,7 +146,8 @@ func (t *Trainer) resume(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	t.step = choice.Manifest.Step
-	return true, nil
+	t.skipped.all = was.Skipped
+	return true, t.startScale(was.LossScale)
 }
 
 // sameRun refuses a checkpoint whose states mean something else than this run's.

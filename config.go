@@ -125,6 +125,11 @@ type Config struct {
 	// Reduce is what gradients of a 16-bit precision travel and rest in: "same"
 	// (or "") or "fp32".
 	Reduce string
+	// LossScale multiplies the loss before the backward of fp16, so that small
+	// gradients do not become zero: "dynamic" (or "") starts at 65536, doubles after
+	// 2,000 updates and is halved, down to 1, where a gradient overflows, whose step
+	// is then skipped; a number stays.
+	LossScale string
 	// Recompute drops activations and computes them again in the backward: none,
 	// selective, full, policies by unit or buffers by name (see package recompute),
 	// or auto: as few buffers as the cap on device memory asks for, those first that
@@ -182,6 +187,8 @@ type Config struct {
 	// it declares, on all ranks. Very slow. For tests.
 	CheckWrites bool
 
+	// job is the processes that the ranks run in; nil: this one alone.
+	job *Job
 	// cuda takes the place of the machine's driver, compiler and libraries. For tests.
 	cuda *run.CUDAParts
 	// wholeGeneration keeps no keys and values: each token is a forward over all
@@ -196,7 +203,7 @@ func Default() Config {
 	return Config{
 		Init: "random", Steps: 100, Batch: 4, Accum: 1,
 		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Trust: 1e-3,
-		Seed: 1, Prefetch: 1, OnNonFinite: "stop", Precision: "fp32", Reduce: "same", EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
+		Seed: 1, Prefetch: 1, OnNonFinite: "stop", Precision: "fp32", Reduce: "same", LossScale: dynamicScale, EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
 	}
 }
 
@@ -268,7 +275,7 @@ func (c *Config) Validate() error {
 		atLeast("eval-steps", c.EvalSteps, 1, "batch"), atLeast("save-every", c.SaveEvery, 0, "step"), atLeast("keep", c.Keep, 0, "checkpoint"),
 		atLeast("lr-base-batch", c.LRBaseBatch, 1, "row"),
 		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders),
-		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), atLeast("shard-size", c.ShardSize, 0, "rank"),
+		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), validScale(c), atLeast("shard-size", c.ShardSize, 0, "rank"),
 		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, devices),
 		oneOf("on-nonfinite", c.OnNonFinite, nonFinites),
 		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0), finite("trust", c.Trust, 0),
@@ -374,5 +381,5 @@ func (c *Config) threads() int {
 // optimizer returns the update rule.
 func (c *Config) optimizer() zero.Optimizer {
 	return zero.Optimizer{Name: strings.ToLower(c.Optimizer), Beta1: c.Beta1, Beta2: c.Beta2, Eps: c.Eps, Decay: c.WeightDecay,
-		Trust: c.Trust, AdaptAll: c.AdaptAll}
+		Trust: c.Trust, AdaptAll: c.AdaptAll, LossScale: c.scalePolicy()}
 }

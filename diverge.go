@@ -30,6 +30,9 @@ type Diverged struct {
 	// parameters already: Tensor is known by what its gradient left in the
 	// optimizer's states.
 	Overwritten bool
+	// LossScale is the scale at which a step of fp16 overflowed and that cannot be
+	// lowered; 0 in other precisions.
+	LossScale float64
 }
 
 func (e *Diverged) Error() string {
@@ -47,11 +50,14 @@ func (e *Diverged) Error() string {
 	default:
 		fmt.Fprintf(&b, ": first the %s %s, by operation %s on rank %d, is %v", e.What, e.Tensor, e.Operation, e.Rank, e.Value)
 	}
+	if e.LossScale != 0 {
+		fmt.Fprintf(&b, "; it overflowed at a loss scale of %g", e.LossScale)
+	}
 	if e.Skipped > 1 {
 		fmt.Fprintf(&b, "; it is the %dth step in a row that was skipped", e.Skipped)
 	}
 	b.WriteString("; nothing computed from it was saved; a lower --lr or --clip 1 often helps")
-	if e.Skipped == 0 {
+	if e.Skipped == 0 && e.LossScale == 0 {
 		b.WriteString(", and --on-nonfinite skip leaves single steps out")
 	}
 	return b.String()
@@ -115,6 +121,18 @@ func (t *Trainer) gradNorm(at *stepAt) (norm float64, err error) {
 // of the run.
 func (t *Trainer) nonFinite(at *stepAt, loss, norm float64) (skipped bool, err error) {
 	e := &Diverged{Step: at.index + 1, Loss: loss, GradNorm: norm, Rank: -1}
+	if t.scales() && !isFinite(norm) {
+		t.skipped.inRow++
+		t.skipped.all++
+		if t.overflowed(e, at.hyper[graph.HyperLossScale]) {
+			return true, nil
+		}
+		e.Skipped = t.skipped.inRow
+		if err := t.name(e, at); err != nil {
+			return false, fmt.Errorf("%w; looking for the tensor failed: %w", e, err)
+		}
+		return false, e
+	}
 	if t.cfg.skipsNonFinite() && !isFinite(norm) {
 		t.skipped.inRow++
 		t.skipped.all++

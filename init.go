@@ -32,6 +32,17 @@ func (t *Trainer) initialize(ctx context.Context) error {
 			return fmt.Errorf("initialise: %w", err)
 		}
 	}
+	if err := t.startScale(nil); err != nil {
+		return fmt.Errorf("initialise: %w", err)
+	}
+	if err := t.firstValues(ctx); err != nil {
+		return err
+	}
+	return t.refresh()
+}
+
+// firstValues gives parameters, or every state, the values that the run begins with.
+func (t *Trainer) firstValues(ctx context.Context) error {
 	if t.cfg.Resume {
 		resumed, err := t.resume(ctx)
 		if err != nil || resumed {
@@ -42,6 +53,17 @@ func (t *Trainer) initialize(ctx context.Context) error {
 		return t.randomize(ctx)
 	}
 	return t.load(ctx, t.cfg.Init)
+}
+
+// refresh makes the 16-bit parameters anew from the masters that the host has
+// written.
+func (t *Trainer) refresh() error {
+	if t.plan.Program.SectionOf(graph.SectionRefresh, graph.FormWhole) == nil {
+		return nil
+	}
+	return t.ranks.Each("the rounding of parameters to 16 bits", func(r *run.Rank) error {
+		return r.Exec.RunSection(graph.SectionRefresh.String(), nil)
+	})
 }
 
 // randomize draws every parameter from its distribution. A value depends on the

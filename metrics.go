@@ -48,6 +48,7 @@ type stepLine struct {
 	GradNorm      json.RawMessage `json:"grad_norm"`
 	LossScale     json.RawMessage `json:"loss_scale"`
 	Skipped       bool            `json:"skipped"`
+	SkippedAll    int             `json:"skipped_steps,omitempty"`
 	Seconds       json.RawMessage `json:"seconds"`
 	TokensPerS    json.RawMessage `json:"tokens_per_s"`
 	DevicePeak    []int64         `json:"device_peak_bytes"`
@@ -66,7 +67,7 @@ type stepLine struct {
 func (m *MetricsWriter) Step(r StepResult) error {
 	err := m.line(stepLine{
 		Step: r.Step, Loss: number(float64(r.Loss), 32), LR: number(r.LR, 64), GradNorm: number(r.GradNorm, 64), LossScale: number(r.LossScale, 64),
-		Skipped: r.Skipped, Seconds: number(r.Seconds, 64), TokensPerS: number(r.TokensPerS, 64),
+		Skipped: r.Skipped, SkippedAll: r.SkippedAll, Seconds: number(r.Seconds, 64), TokensPerS: number(r.TokensPerS, 64),
 		DevicePeak: r.Peak[graph.Device], DevicePlanned: r.Planned[graph.Device],
 		HostPeak: r.Peak[graph.Host], HostPlanned: r.Planned[graph.Host],
 		DiskPeak: r.Peak[graph.Disk], DiskPlanned: r.Planned[graph.Disk],

@@ -1,7 +1,7 @@
 package spillway
 
 import (
-	"fmt"
+	"errors"
 	"strings"
 
 	"github.com/spillway-ml/spillway/memplan/cost"
@@ -10,12 +10,15 @@ import (
 
 // Runnable refuses, by name, what can be planned but not run.
 func (cfg *Config) Runnable() error {
-	if p := strings.ToLower(cfg.Precision); p != "" && p != "fp32" {
-		return fmt.Errorf("--precision %s has no kernels yet: it can be planned (spillway plan), not trained; use fp32", cfg.Precision)
+	if !strings.EqualFold(cfg.Device, "cuda") {
+		return nil
+	}
+	if strings.EqualFold(cfg.Precision, "fp16") {
+		return errors.New("--precision fp16 with --device cuda: the GPU's kernels have none; use bf16 or fp32 (spillway plan plans all)")
 	}
 	for _, p := range cfg.Allow {
-		if !strings.EqualFold(p, "fp32") {
-			return fmt.Errorf("--allow %s: that precision has no kernels yet: it can be planned (spillway plan), not trained; leave it out", p)
+		if strings.EqualFold(p, "fp16") {
+			return errors.New("--allow fp16 with --device cuda: the GPU's kernels have none; leave it out")
 		}
 	}
 	return nil

@@ -15,7 +15,7 @@ type MissingDevice = run.MissingDevice
 // newPlatform opens the device that cfg names and puts into cfg what only the
 // device knows: what it has free, and what is outside the arenas.
 func newPlatform(cfg *Config) (run.Platform, error) {
-	p, err := run.NewPlatform(run.Options{Device: cfg.Device, World: run.OneProcess(cfg.Ranks), DeviceMemory: cfg.DeviceMemory, Outside: cfg.Outside,
+	p, err := run.NewPlatform(run.Options{Device: cfg.Device, World: cfg.world(), Transport: cfg.transport(), DeviceMemory: cfg.DeviceMemory, Outside: cfg.Outside,
 		Timeout: cfg.Timeout, Poison: cfg.Poison, CheckWrites: cfg.CheckWrites, RequirePinned: cfg.RequirePinned, Warn: cfg.Warn, CUDA: cfg.cuda})
 	if err != nil {
 		return nil, err

@@ -31,10 +31,10 @@ func onThisMachine(cfg Config, p *plan.Plan, spaces []graph.Space) error {
 	for _, sp := range spaces {
 		rank += p.Config.Outside[sp] + p.Layout.Spaces[sp].Peak
 	}
-	if total == 0 || rank <= total/int64(cfg.Ranks) {
+	if total == 0 || rank <= total/int64(cfg.hostRanks()) {
 		return nil
 	}
-	return &MachineTooSmall{cfg.Ranks, rank * int64(cfg.Ranks), total}
+	return &MachineTooSmall{cfg.hostRanks(), rank * int64(cfg.hostRanks()), total}
 }
 
 // openOutputs looks at every place that the run is going to write to, before it

@@ -19,6 +19,8 @@ type runRecord struct {
 	Data      *data.Fingerprint `json:"data,omitempty"`     // nil: version 1
 	Settings  map[string]string `json:"settings,omitempty"` // by flag, see Config.settings
 	Trained   int               `json:"trained"`            // parameters that are not frozen
+	Skipped   int               `json:"skipped,omitempty"`  // steps so far whose update was left out
+	LossScale *scaleState       `json:"loss_scale,omitempty"`
 }
 
 // settings lists what fixes the order of the data and the update, by flag. Memory's
@@ -38,6 +40,10 @@ func (c *Config) settings() map[string]string {
 		"weight-decay": number(c.WeightDecay), "beta1": number(c.Beta1), "beta2": number(c.Beta2), "eps": number(c.Eps),
 		"clip": number(c.Clip), "dropout": number(c.Dropout), "freeze": strings.Join(freeze, ","),
 		"precision": strings.ToLower(c.precision()), "warmup": strconv.Itoa(c.Warmup), "min-lr": number(c.MinLR),
+		"on-nonfinite": "stop",
+	}
+	if c.skipsNonFinite() {
+		s["on-nonfinite"] = "skip"
 	}
 	if s["lr-scale"] != "none" {
 		s["lr-base-batch"] = strconv.Itoa(c.LRBaseBatch)
@@ -53,6 +59,9 @@ func (c *Config) settings() map[string]string {
 	}
 	if s["precision"] != "fp32" {
 		s["reduce"] = strings.ToLower(c.Reduce)
+	}
+	if scale := strings.ToLower(c.LossScale); scale != "" && scale != dynamicScale {
+		s["loss-scale"] = scale
 	}
 	return s
 }
@@ -97,7 +106,12 @@ func (t *Trainer) record() ([]byte, error) {
 			trained++
 		}
 	}
-	return json.Marshal(runRecord{Optimizer: t.cfg.optimizer().Name, Samples: t.train.sampler.Tell(t.step), Data: &print, Settings: t.cfg.settings(), Trained: trained})
+	r := runRecord{Optimizer: t.cfg.optimizer().Name, Samples: t.train.sampler.Tell(t.step), Data: &print, Settings: t.cfg.settings(), Trained: trained,
+		Skipped: t.skipped.all}
+	if t.scales() {
+		r.LossScale = &t.scale
+	}
+	return json.Marshal(r)
 }
 
 // seek moves the data to where the checkpoint's run stopped and notes what changed.

@@ -155,7 +155,8 @@ func TestFitChoosesAllowedPrecisions(t *testing.T) {
 	require.Equal(t, "bf16", faster.Config.precision())
 	require.Contains(t, faster.Flags, "--precision bf16")
 	require.Greater(t, faster.TokensPerSecond(), got.TokensPerSecond())
-	require.ErrorContains(t, c.Runnable(), "--allow bf16")
+	c.Device, c.Allow = "cuda", []string{"fp16"}
+	require.ErrorContains(t, c.Runnable(), "--allow fp16 with --device cuda")
 }
 
 // At a cap that nothing meets, what came nearest is named with what it needs of

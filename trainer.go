@@ -1,6 +1,7 @@
 package spillway
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -55,7 +56,8 @@ type Trainer struct {
 	step    int   // steps done
 	pending bool  // the last step's update waits for the next step, or flush
 	fatal   error // after a failed step nothing else runs
-	skipped skips // steps whose update was left out, with OnNonFinite "skip"
+	skipped skips // steps whose update was left out: with OnNonFinite "skip", and of fp16
+	scale   scaleState
 }
 
 // microBatch is a rank's place for the micro-batch at hand, rows · seq each.
@@ -94,6 +96,7 @@ type StepResult struct {
 	GradNorm    float64 // before clipping
 	LossScale   float64
 	Skipped     bool
+	SkippedAll  int // steps of the run so far whose update was left out
 	Seconds     float64
 	TokensPerS  float64 // all ranks
 	Peak        [graph.NumSpaces][]int64
@@ -134,7 +137,7 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 		return nil, err
 	}
 	t := &Trainer{cfg: cfg}
-	err := t.lookAtCheckpoints()
+	err := cmp.Or(t.cfg.refuseOverwriting(), t.lookAtCheckpoints())
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +196,10 @@ func (t *Trainer) Notes() []string { return t.notes }
 func (t *Trainer) Done() int { return t.step }
 
 func (t *Trainer) start() error {
-	cfg, p := &t.cfg, t.plan
+	cfg := &t.cfg
+	if err := t.lead(); err != nil {
+		return err
+	}
 	t.pool = pool.New(cfg.threads())
 	if err := t.openDisk(); err != nil {
 		return err
@@ -201,24 +207,14 @@ func (t *Trainer) start() error {
 	if err := t.openPrefixCache(); err != nil {
 		return err
 	}
-	setup := run.Setup{Plan: p, Pool: t.pool}
-	if t.disk != nil {
-		setup.Disk = t.disk.Create
-	}
-	if err := t.platform.Start(setup); err != nil {
+	if err := t.platform.Start(t.setup()); err != nil {
 		return err
 	}
-	if cfg.Trace != "" {
-		t.trace = exec.NewTrace(traceSpans)
-	}
-	var err error
-	t.ranks, err = run.Open(run.RankOptions{World: run.OneProcess(cfg.Ranks), Plan: p, Platform: t.platform, Trace: t.trace, Poison: cfg.Poison,
-		Timeout: cfg.Timeout, Wrap: cfg.wrapDevice})
-	if err != nil {
+	if err := t.openRanks(); err != nil {
 		return err
 	}
 	n := cfg.Batch * cfg.Seq
-	for range t.ranks.Local {
+	for range t.ranks.Len() {
 		t.micro = append(t.micro, microBatch{make([]int32, n), make([]int32, n)})
 	}
 	t.states = t.ranks.States()
@@ -265,9 +261,13 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 			return StepResult{}, t.fail(s, err)
 		}
 	}
+	if err := t.readScale(); err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
 	skipped := false
 	if !isFinite(loss) || !isFinite(norm) {
 		if skipped, err = t.nonFinite(&at, loss/float64(targets), norm); err != nil {
+			t.markDivergence(s + 1)
 			t.fatal = err
 			return StepResult{}, err
 		}
@@ -277,7 +277,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	}
 	t.step++
 	t.pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
-	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: 1, Skipped: skipped, CommBytes: t.ranks.CommSent() - sent}
+	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: hyper[graph.HyperLossScale], Skipped: skipped, SkippedAll: t.skipped.all, CommBytes: t.ranks.CommSent() - sent}
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
 	res.Cached = at.cached
@@ -300,7 +300,7 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 	var h [graph.NumHyper]float64
 	h[graph.HyperLR] = lr
 	h[graph.HyperInvCount] = 1 / float64(targets)
-	h[graph.HyperLossScale] = 1
+	h[graph.HyperLossScale] = t.scale.Scale
 	updates := float64(step + 1 - t.skipped.all) // a skipped step moves no moment
 	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, updates)
 	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, updates)
@@ -466,6 +466,11 @@ func (t *Trainer) Close() error {
 		errs = append(errs, t.ranks.Close())
 		t.ranks = nil
 	}
+	if t.cfg.job != nil {
+		for _, l := range t.cfg.job.Links {
+			errs = append(errs, l.Close())
+		}
+	}
 	if t.platform != nil {
 		errs = append(errs, t.platform.Close())
 		t.platform = nil
@@ -505,10 +510,12 @@ func (t *Trainer) Close() error {
 // modelConfig reads the model's shape: from the folder name, if it holds a
 // config.json or checkpoints, or else from the preset of that name.
 func modelConfig(name string) (hfconfig.Config, error) {
-	given := name
-	name, _, err := checkpoint.Resolve(context.Background(), name, hfconfig.FileName)
-	if err != nil {
-		return hfconfig.Config{}, fmt.Errorf("--model %s: %w", given, err)
+	_, err := presetConfig(name)
+	if err != nil { // a preset is not taken for a folder of checkpoints of its name
+		given := name
+		if name, _, err = checkpoint.Resolve(context.Background(), name, hfconfig.FileName); err != nil {
+			return hfconfig.Config{}, fmt.Errorf("--model %s: %w", given, err)
+		}
 	}
 	st, err := os.Stat(name)
 	isFolder := err == nil && st.IsDir()

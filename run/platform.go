@@ -1,6 +1,7 @@
 package run
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -60,8 +61,26 @@ type Options struct {
 	CheckWrites   bool
 	RequirePinned bool
 	Warn          func(string)
+	// Transport joins the ranks of several processes, each with its own part of
+	// the world; nil: all ranks are in this process.
+	Transport Transport
 	// CUDA takes the place of the machine's driver, kernels and NVML. For tests.
 	CUDA *CUDAParts
+}
+
+// Transport is how CPU ranks of several processes meet.
+type Transport interface {
+	// Join makes this process the one that runs the given ranks of a mesh.
+	Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (Joined, error)
+}
+
+// Joined is a process's part of a job over processes.
+type Joined interface {
+	Groups(rank int) (map[int]comm.Group, error)
+	// Map makes the memory of a rank's arenas (see cpu.Options); nil: any will do.
+	Map(rank int) func(space graph.Space, bytes int64) ([]byte, func() error, error)
+	OnError(func(error))
+	Close() error
 }
 
 // Limits are a rank's part of a device's memory, in bytes.
@@ -76,6 +95,8 @@ type Setup struct {
 	Pool *pool.Pool
 	// Disk makes a rank's file of the disk tier; nil: there is none.
 	Disk func(rank int, bytes int64, initial byte) (device.Disk, error)
+	// Failed is told the error that ends a job over processes; nil: nobody is.
+	Failed func(error)
 }
 
 // NewPlatform opens the device that o names.
@@ -84,7 +105,13 @@ func NewPlatform(o Options) (Platform, error) {
 		return nil, err
 	}
 	if strings.EqualFold(o.Device, "cuda") {
+		if o.Transport != nil {
+			return nil, errors.New("--device cuda in several processes needs --transport nccl, which is not built yet; run the ranks of one GPU in one process (--ranks)")
+		}
 		return newCUDA(o)
+	}
+	if o.Transport != nil && o.CheckWrites {
+		return nil, errors.New("CheckWrites watches the kernels of one process only")
 	}
 	if n := len(o.World.Local); n > MaxLocalRanks {
 		return nil, fmt.Errorf("--ranks %d: one process runs at most %d CPU ranks", n, MaxLocalRanks)
@@ -96,8 +123,11 @@ func NewPlatform(o Options) (Platform, error) {
 type cpuPlatform struct {
 	o     Options
 	opt   cpu.Options
-	world *inproc.World
-	lib   kernels.Library
+	world interface {
+		Groups(rank int) (map[int]comm.Group, error)
+	}
+	joined Joined // nil: one process
+	lib    kernels.Library
 }
 
 func (c *cpuPlatform) GPU() *gpus.GPU           { return nil }
@@ -106,7 +136,6 @@ func (c *cpuPlatform) Refused(err error) error  { return err }
 func (c *cpuPlatform) InMachine() []graph.Space { return []graph.Space{graph.Device, graph.Host} }
 func (c *cpuPlatform) Library() kernels.Library { return c.lib }
 func (c *cpuPlatform) About() string            { return "" }
-func (c *cpuPlatform) Close() error             { return nil }
 
 func (c *cpuPlatform) Start(s Setup) (err error) {
 	c.opt = cpu.Options{Capacity: s.Plan.Config.Capacity, Poison: c.o.Poison, Warn: c.o.Warn, RequirePinned: c.o.RequirePinned,
@@ -115,7 +144,26 @@ func (c *cpuPlatform) Start(s Setup) (err error) {
 		c.opt.Checker = cpu.NewChecker()
 	}
 	c.lib = kernelscpu.New(s.Pool)
-	c.world, err = inproc.New(s.Plan.Program.Mesh, inproc.Options{Timeout: c.o.Timeout})
+	if c.o.Transport == nil {
+		c.world, err = inproc.New(s.Plan.Program.Mesh, inproc.Options{Timeout: c.o.Timeout})
+		return err
+	}
+	if c.joined, err = c.o.Transport.Join(s.Plan.Program.Mesh, c.o.World.Local, c.o.Timeout, c.o.Warn); err != nil {
+		return err
+	}
+	c.world = c.joined
+	if s.Failed != nil {
+		c.joined.OnError(s.Failed)
+	}
+	return nil
+}
+
+func (c *cpuPlatform) Close() error {
+	if c.joined == nil {
+		return nil
+	}
+	err := c.joined.Close()
+	c.joined = nil
 	return err
 }
 
@@ -124,7 +172,11 @@ func (c *cpuPlatform) Rank(i int) (device.Context, map[int]comm.Group, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return cpu.New(i, c.opt), groups, nil
+	opt := c.opt
+	if c.joined != nil {
+		opt.Map = c.joined.Map(i)
+	}
+	return cpu.New(i, opt), groups, nil
 }
 
 // usesHostTier tells whether a plan keeps more in host memory than what every

@@ -17,7 +17,8 @@ import (
 // runs a kernel which never returns does not; it is then left behind.
 const stopGrace = 5 * time.Second
 
-// Ranks are the ranks of this process. Their methods are for one goroutine.
+// Ranks are the ranks that are driven from here: those of this process, and those
+// that other processes run for it. Their methods are for one goroutine.
 type Ranks struct {
 	World
 	plan    *plan.Plan
@@ -30,7 +31,7 @@ type Rank struct {
 	*thread
 	// Index is the rank in the world, Slot its place among those of the process.
 	Index, Slot int
-	Exec        *exec.Executor
+	Exec        Executor
 }
 
 // RankOptions are what the ranks are opened with.
@@ -41,11 +42,14 @@ type RankOptions struct {
 	Trace    *exec.Trace
 	Poison   bool          // fill released memory, to show stray reads
 	Timeout  time.Duration // how long a rank may be busy after the first has ended
+	// Links are the streams to the processes of the ranks of World that this one
+	// does not run itself, by rank: each has opened its rank.
+	Links map[int]*Link
 	// Wrap takes the place of a rank's device context. For tests of failures.
 	Wrap func(rank int, ctx device.Context) device.Context
 }
 
-// Open makes the executors of this process's ranks. Where it fails, what was made
+// Open makes the executors of the world's local ranks. Where it fails, what was made
 // is in the result all the same, to be closed.
 func Open(o RankOptions) (*Ranks, error) {
 	rs := &Ranks{World: o.World, plan: o.Plan, timeout: o.Timeout}
@@ -64,6 +68,10 @@ func Open(o RankOptions) (*Ranks, error) {
 
 // open makes a rank's context and executor, on the rank's goroutine.
 func (r *Rank) open(o *RankOptions) error {
+	if link := o.Links[r.Index]; link != nil {
+		r.Exec = newRemote(link, o.Plan.Program)
+		return nil
+	}
 	ctx, groups, err := o.Platform.Rank(r.Index)
 	if err != nil {
 		return err
@@ -75,9 +83,13 @@ func (r *Rank) open(o *RankOptions) error {
 	if o.Wrap != nil {
 		ctx = o.Wrap(r.Index, ctx)
 	}
-	r.Exec, err = exec.New(exec.Config{Program: o.Plan.Program, Layout: o.Plan.Layout, Context: ctx, Library: o.Platform.Library(), Groups: groups,
+	e, err := exec.New(exec.Config{Program: o.Plan.Program, Layout: o.Plan.Layout, Context: ctx, Library: o.Platform.Library(), Groups: groups,
 		Coord: coord, Trace: o.Trace, Poison: o.Poison})
-	return err
+	if err != nil {
+		return err
+	}
+	r.Exec = e
+	return nil
 }
 
 // Write and Read move bytes between the host and the rank's buffers.
@@ -217,3 +229,6 @@ func (rs *Ranks) Memory() (touched, planned [graph.NumSpaces][]int64) {
 	}
 	return touched, planned
 }
+
+// Len is how many ranks are driven from here.
+func (rs *Ranks) Len() int { return len(rs.list) }

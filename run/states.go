@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
 // States reads and writes resident states by parameter and element, whichever
@@ -35,6 +36,7 @@ var ErrRemote = errors.New("held by another process")
 // of each of its holders, with the same bytes.
 type Extent struct {
 	Buf      graph.BufID
+	DType    graph.DType
 	Off      int64 // bytes into Buf
 	From, To int64 // elements, counted from the start of the range that was asked for
 	Holders  []int // ranks of the world, ascending
@@ -112,12 +114,13 @@ func (s *States) Extents(param int, name string, start, n int64, visit func(Exte
 		}
 		for lo < hi {
 			flat := w.seg.Flat + lo - w.seg.Start
-			e := Extent{Buf: st.Buf, Off: flat * 4, From: lo - start, To: hi - start, Holders: s.all}
+			dt := s.p.Buf(st.Buf).DType
+			e := Extent{Buf: st.Buf, DType: dt, Off: flat * dt.Size(), From: lo - start, To: hi - start, Holders: s.all}
 			if st.Axis >= 0 {
 				shard := flat / st.Len
 				e.To = min(e.To, e.From+(shard+1)*st.Len-flat)
 				e.Holders = s.along[st.Axis][shard]
-				e.Off = (flat - shard*st.Len) * 4
+				e.Off = (flat - shard*st.Len) * dt.Size()
 			}
 			if err := visit(e); err != nil {
 				return err
@@ -149,11 +152,26 @@ func (s *States) find(unit int, name string) (graph.State, error) {
 }
 
 // Write sets elements [start, start+len(v)) of a parameter's flat state on every
-// rank of this process that holds them.
+// rank of this process that holds them; a state of 16 bits (a frozen parameter of
+// a 16-bit precision) takes them rounded to nearest even.
 func (s *States) Write(param int, name string, start int64, v []float32) error {
 	return s.Extents(param, name, start, int64(len(v)), func(e Extent) error {
+		if as := halves[e.DType]; as != vec.NoHalf {
+			low := make([]uint16, e.To-e.From)
+			vec.NarrowRow(as, low, v[e.From:e.To])
+			return s.writeTo(e.Holders, e.Buf, e.Off, halfBytes(low))
+		}
 		return s.writeTo(e.Holders, e.Buf, e.Off, Float32Bytes(v[e.From:e.To]))
 	})
+}
+
+var halves = map[graph.DType]vec.Half{graph.BF16: vec.BF16, graph.F16: vec.F16}
+
+func halfBytes(v []uint16) []byte {
+	if len(v) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), 2*len(v))
 }
 
 func (s *States) writeTo(holders []int, buf graph.BufID, off int64, data []byte) error {
@@ -176,6 +194,14 @@ func (s *States) Read(param int, name string, start int64, v []float32) error {
 		h, err := s.reader(e.Holders)
 		if err != nil {
 			return err
+		}
+		if as := halves[e.DType]; as != vec.NoHalf {
+			low := make([]uint16, e.To-e.From)
+			if err := h.Read(e.Buf, e.Off, halfBytes(low)); err != nil {
+				return err
+			}
+			vec.WidenRow(as, v[e.From:e.To], low)
+			return nil
 		}
 		return h.Read(e.Buf, e.Off, Float32Bytes(v[e.From:e.To]))
 	})

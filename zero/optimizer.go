@@ -1,6 +1,7 @@
 package zero
 
 import (
+	"cmp"
 	"fmt"
 	"sort"
 	"strings"
@@ -26,6 +27,9 @@ type Optimizer struct {
 	// (biases, norms) keep the unadapted rate, as the recipes of these optimizers
 	// do: a bias that starts at zero has no norm to adapt to.
 	AdaptAll bool
+	// LossScale is how the scale of a program that has one moves; its zero value
+	// stands for graph.DefaultLossScale.
+	LossScale graph.LossScaleAttr
 }
 
 type rule struct {
@@ -141,7 +145,7 @@ func (o Optimizer) EmitUpdate(p *graph.Program, targets []Target, clip float64) 
 		skip = sc.Overflow
 		op(graph.OverflowCheck, "overflow_check", -1, []graph.BufID{acc}, []graph.Out{{Buf: skip}}, nil)
 		if sc.State != graph.NoBuf {
-			op(graph.LossScaleUpdate, "loss_scale", -1, []graph.BufID{skip}, []graph.Out{{Buf: sc.State, Mode: graph.ReadWrite}}, graph.DefaultLossScale)
+			op(graph.LossScaleUpdate, "loss_scale", -1, []graph.BufID{skip}, []graph.Out{{Buf: sc.State, Mode: graph.ReadWrite}}, cmp.Or(o.LossScale, graph.DefaultLossScale))
 		}
 	}
 

@@ -197,6 +197,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.IntVar(&c.Zero, "zero", d.Zero, "ZeRO stage: 0, 1, 2 or 3")
 	fs.BoolVar(&c.Reproducible, "reproducible", false, "the same bits at every stage, with accumulation too")
 	fs.StringVar(&c.Precision, "precision", d.Precision, "fp32, bf16 or fp16")
+	fs.StringVar(&c.LossScale, "loss-scale", d.LossScale, "of --precision fp16: dynamic, or a number that stays")
 	fs.StringVar(&c.Reduce, "reduce", d.Reduce, "dtype of gradients on the way: same or fp32")
 	fs.StringVar(&l.int8, "int8", "", "optimizer,gather,reduce,activations,matmul")
 	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, auto (as few as the cap asks for), by unit as in full:h.*, or by name as in drop:h.{0-11}.mlp.act")

@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
+	ranks "github.com/spillway-ml/spillway/run"
 )
 
 // Exit statuses, as contracted.
@@ -54,10 +55,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetVersionTemplate("spillway {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
 	groupFlags(root)
-	root.AddCommand(trainCommand(), planCommand(), benchCommand(), doctorCommand(), dataCommand(), generateCommand(), evalCommand())
+	root.AddCommand(trainCommand(), launchCommand(), planCommand(), benchCommand(), doctorCommand(), dataCommand(), generateCommand(), evalCommand(), ckptCommand())
 	completeValues(root)
 	err := root.ExecuteContext(ctx)
-	if err != nil {
+	var silent *silentError
+	var status *statusError
+	if err != nil && !errors.As(err, &silent) && !errors.As(err, &status) {
 		printError(stderr, err, args)
 	}
 	return exitStatus(err)
@@ -72,16 +75,22 @@ func exitStatus(err error) int {
 	var unpinned *cpu.PinError
 	var missing *spillway.MissingDevice
 	var call *driver.Error
+	var status *statusError
+	var remote *ranks.RemoteError
 	var diverged *spillway.Diverged
 	switch {
 	case err == nil:
 		return exitDone
+	case errors.As(err, &status):
+		return status.status
 	case errors.Is(err, context.Canceled):
 		return exitInterrupted
 	case errors.As(err, &missing):
 		return exitBadInput
-	case errors.As(err, &refused), errors.As(err, &small), errors.Is(err, checkpoint.ErrDamaged):
+	case errors.As(err, &refused), errors.As(err, &small), errors.Is(err, checkpoint.ErrDamaged), errors.As(err, &remote) && remote.DoesNotFit():
 		return exitDoesNotFit
+	case errors.As(err, &remote) && remote.Fault(), errors.Is(err, comm.ErrLost):
+		return exitFault
 	case errors.As(err, &op), errors.As(err, &fault), errors.As(err, &disk), errors.As(err, &unpinned), errors.As(err, &call), errors.As(err, &diverged), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
 		return exitFault
 	}

@@ -101,12 +101,24 @@ func (p *progress) fields() []string {
 		held = fmt.Sprintf("held-out %.4f", p.eval.Loss)
 	}
 	return []string{fmt.Sprintf("step %d/%d %s", r.Step, p.steps, gauge(int64(r.Step), int64(p.steps))), fmt.Sprintf("loss %.4f", r.Loss),
-		held, fmt.Sprintf("%s left", p.left()), fmt.Sprintf("%.0f tokens/s", r.TokensPerS), memory(r)}
+		held, skipped(r), fmt.Sprintf("%s left", p.left()), fmt.Sprintf("%.0f tokens/s", r.TokensPerS), memory(r)}
+}
+
+// skipped counts the steps without an update, "" where there were none.
+func skipped(r spillway.StepResult) string {
+	if r.SkippedAll == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d skipped", r.SkippedAll)
 }
 
 func (p *progress) line() {
 	r := p.last
-	fmt.Fprintf(p.w, "step %d/%d  loss %.4f  %.0f tokens/s  %s  %s left\n", r.Step, p.steps, r.Loss, r.TokensPerS, memory(r), p.left())
+	left := ""
+	if s := skipped(r); s != "" {
+		left = s + "  "
+	}
+	fmt.Fprintf(p.w, "step %d/%d  loss %.4f  %s%.0f tokens/s  %s  %s left\n", r.Step, p.steps, r.Loss, left, r.TokensPerS, memory(r), p.left())
 	if r.Eval != nil {
 		fmt.Fprintf(p.w, "  %s\n", evalText(r.Eval, p.bytes))
 	}

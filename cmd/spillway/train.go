@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -32,10 +33,30 @@ Any flag overrides a value of the demo.`,
 		Args: noArguments,
 	}
 	trainFlags(cmd.Flags(), &c, &l)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		isDemo, err := settle(cmd.Flags(), &c, &l)
+	fs := cmd.Flags()
+	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; default: shard over all)")
+	transport := fs.String("transport", cluster.Auto, "how ranks meet: auto, inproc (one process), shm (spillway launch) or mpi (mpirun)")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		p, err := findPlace(*transport)
 		if err != nil {
 			return err
+		}
+		if !p.leads() {
+			return p.work(cmd.ErrOrStderr())
+		}
+		ranksAsked := fs.Changed("ranks")
+		isDemo, err := settle(fs, &c, &l)
+		if err != nil {
+			return err
+		}
+		if p.transport != cluster.InProc {
+			if err := p.lead(&c, ranksAsked); err != nil {
+				return err
+			}
+			defer func() {
+				p.job.Dismiss(err)
+				err = errors.Join(err, p.close())
+			}()
 		}
 		if err := c.Runnable(); err != nil {
 			return err
@@ -91,7 +112,7 @@ func settle(fs *pflag.FlagSet, c *spillway.Config, l *later) (isDemo bool, err e
 	if err := cmp.Or(refuseZero(fs), l.refuse()); err != nil {
 		return isDemo, err
 	}
-	return isDemo, c.Validate()
+	return isDemo, cmp.Or(c.Validate(), refuseOverwriting(fs))
 }
 
 // train runs a configured job and tells a person about it.
@@ -135,7 +156,10 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 	err = t.Run(ctx, func(r spillway.StepResult) error {
 		losses = append(losses, r.Loss)
 		bar.step(r)
-		if r.Skipped {
+		switch {
+		case r.Skipped && r.LossScale != 1:
+			bar.note(fmt.Sprintf("step %d overflowed at a loss scale of %g: its update is skipped", r.Step, r.LossScale))
+		case r.Skipped:
 			bar.note(fmt.Sprintf("warning: step %d is not finite (loss %v, gradient norm %v): its update is skipped", r.Step, r.Loss, r.GradNorm))
 		}
 		if metrics != nil {

@@ -34,12 +34,14 @@ const table = `
 	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash
 	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan
 	data      < internal
+	cluster   <
+	launch    < graph device kernels comm cluster
 	run       < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal
 `
 
 // pure packages touch no device, file or network: what they import beside the
 // module is checked too.
-var pure = []string{"graph", "model", "precision", "recompute", "zero", "fsdp", "offload", "memplan", "plan"}
+var pure = []string{"graph", "model", "precision", "recompute", "zero", "fsdp", "offload", "memplan", "plan", "cluster", "comm/watch"}
 
 var impure = []string{"os", "net", "syscall", "os/exec", "golang.org/x/sys", "unsafe"}
 

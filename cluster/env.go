@@ -1,0 +1,242 @@
+// Package cluster reads from a process's environment which rank of a job it is,
+// as mpirun, Slurm, torchrun, a Kubernetes indexed Job and spillway launch say it.
+// It is pure: a table of variables in, facts out.
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Source is who started the process.
+type Source string
+
+// Sources, in the order in which they are looked for: one that started this
+// process comes before those whose variables are inherited from outside.
+const (
+	Alone      Source = ""
+	Launch     Source = "spillway launch"
+	OpenMPI    Source = "Open MPI's mpirun"
+	PMI        Source = "a PMI launcher (MPICH's mpirun, srun --mpi=pmi2)"
+	PMIx       Source = "a PMIx launcher (srun --mpi=pmix, prterun)"
+	Slurm      Source = "srun"
+	Torchrun   Source = "torchrun"
+	Kubernetes Source = "a Kubernetes indexed Job"
+)
+
+// Variables by which spillway launch tells its processes who they are.
+const (
+	LaunchRank  = "SPILLWAY_RANK"
+	LaunchWorld = "SPILLWAY_WORLD_SIZE"
+	// LaunchThreads is how many computing threads a process has to itself.
+	LaunchThreads = "SPILLWAY_THREADS"
+)
+
+// Env is a process's place in its job.
+type Env struct {
+	Source Source
+	Rank   int
+	World  int // processes of the job; 1 where it is alone
+	// LocalRank and LocalWorld are the place among the processes of its host;
+	// LocalWorld is 0 where nobody says.
+	LocalRank, LocalWorld int
+	Threads               int // of this process, from spillway launch; 0: nobody says
+}
+
+// form is how one source says it.
+type form struct {
+	source                Source
+	rank, world           []string // the first that is set
+	localRank, localWorld []string
+	needs                 []string // all set, or it is not this source
+	worldMissing          string   // what to do where the world's size is not set; "": it is then not this source
+	localIsList           bool     // localWorld is Slurm's list: "2(x3),1"
+}
+
+var forms = []form{
+	{source: Launch, rank: []string{LaunchRank}, world: []string{LaunchWorld}, worldMissing: "it is set by spillway launch"},
+	{source: OpenMPI, rank: []string{"OMPI_COMM_WORLD_RANK"}, world: []string{"OMPI_COMM_WORLD_SIZE"},
+		localRank: []string{"OMPI_COMM_WORLD_LOCAL_RANK"}, localWorld: []string{"OMPI_COMM_WORLD_LOCAL_SIZE"}, worldMissing: "mpirun sets both"},
+	{source: PMI, rank: []string{"PMI_RANK"}, world: []string{"PMI_SIZE"},
+		localRank: []string{"MPI_LOCALRANKID", "SLURM_LOCALID"}, localWorld: []string{"MPI_LOCALNRANKS"}, worldMissing: "the launcher sets both"},
+	{source: PMIx, rank: []string{"PMIX_RANK"}, needs: []string{"PMIX_NAMESPACE"}, world: []string{"SLURM_STEP_NUM_TASKS", "PRTE_NUM_PROCS"},
+		localRank: []string{"SLURM_LOCALID"}, worldMissing: "PMIx itself does not say it; start with mpirun or srun"},
+	// SLURM_PROCID alone is also in the environment of a batch script, which is not
+	// a task of the job: only srun's tasks have a step.
+	{source: Slurm, rank: []string{"SLURM_PROCID"}, needs: []string{"SLURM_STEP_NUM_TASKS"}, world: []string{"SLURM_STEP_NUM_TASKS"},
+		localRank: []string{"SLURM_LOCALID"}, localWorld: []string{"SLURM_STEP_TASKS_PER_NODE"}, localIsList: true},
+	{source: Torchrun, rank: []string{"RANK"}, needs: []string{"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}, world: []string{"WORLD_SIZE"},
+		localRank: []string{"LOCAL_RANK"}, localWorld: []string{"LOCAL_WORLD_SIZE"}},
+	// An indexed Job says no size of its own: without one its pods are runs of
+	// their own, as a sweep's.
+	{source: Kubernetes, rank: []string{"JOB_COMPLETION_INDEX"}, needs: []string{"WORLD_SIZE"}, world: []string{"WORLD_SIZE"},
+		localRank: []string{"LOCAL_RANK"}, localWorld: []string{"LOCAL_WORLD_SIZE"}},
+}
+
+// Read finds out who started the process. It refuses variables that contradict
+// each other, naming them.
+func Read(getenv func(string) string) (Env, error) {
+	for _, f := range forms {
+		name, rank := first(getenv, f.rank)
+		if name == "" || !all(getenv, f.needs) {
+			continue
+		}
+		e := Env{Source: f.source}
+		var err error
+		if e.Rank, err = number(name, rank, 0); err != nil {
+			return Env{}, err
+		}
+		world, size := first(getenv, f.world)
+		if world == "" {
+			return Env{}, fmt.Errorf("%s=%s without %s: %s", name, rank, strings.Join(f.world, " or "), f.worldMissing)
+		}
+		if e.World, err = number(world, size, 1); err != nil {
+			return Env{}, err
+		}
+		if e.Rank >= e.World {
+			return Env{}, fmt.Errorf("%s=%d is not a rank of %s=%d", name, e.Rank, world, e.World)
+		}
+		return e, e.local(getenv, f)
+	}
+	return Env{World: 1, LocalWorld: 1}, nil
+}
+
+// local fills in the place on the host.
+func (e *Env) local(getenv func(string) string, f form) (err error) {
+	if name, v := first(getenv, f.localRank); name != "" {
+		if e.LocalRank, err = number(name, v, 0); err != nil {
+			return err
+		}
+	}
+	switch name, v := first(getenv, f.localWorld); {
+	case e.Source == Launch:
+		e.LocalRank, e.LocalWorld = e.Rank, e.World
+	case name == "":
+	case f.localIsList:
+		if e.LocalWorld, err = tasksHere(name, v, getenv("SLURM_NODEID")); err != nil {
+			return err
+		}
+	default:
+		if e.LocalWorld, err = number(name, v, 1); err != nil {
+			return err
+		}
+	}
+	if e.LocalWorld > 0 && e.LocalRank >= e.LocalWorld {
+		return fmt.Errorf("the environment of %s says local rank %d of %d on this host", e.Source, e.LocalRank, e.LocalWorld)
+	}
+	if v := getenv(LaunchThreads); v != "" && e.Source == Launch {
+		e.Threads, err = number(LaunchThreads, v, 1)
+	}
+	return err
+}
+
+// tasksHere reads Slurm's list of tasks by node, "2(x3),1", for a node.
+func tasksHere(name, list, node string) (int, error) {
+	wrong := fmt.Errorf("%s=%.80q is not a list of tasks by node", name, list)
+	at := 0
+	if node != "" {
+		var err error
+		if at, err = number("SLURM_NODEID", node, 0); err != nil {
+			return 0, err
+		}
+	}
+	for _, part := range strings.Split(list, ",") {
+		tasks, times, repeated := strings.Cut(strings.TrimSuffix(part, ")"), "(x")
+		n, err := strconv.Atoi(tasks)
+		count := 1
+		if repeated && err == nil {
+			count, err = strconv.Atoi(times)
+		}
+		if err != nil || n < 1 || count < 1 {
+			return 0, wrong
+		}
+		if at < count {
+			return n, nil
+		}
+		at -= count
+	}
+	return 0, wrong
+}
+
+func first(getenv func(string) string, names []string) (name, value string) {
+	for _, n := range names {
+		if v := getenv(n); v != "" {
+			return n, v
+		}
+	}
+	return "", ""
+}
+
+func all(getenv func(string) string, names []string) bool {
+	for _, n := range names {
+		if getenv(n) == "" {
+			return false
+		}
+	}
+	return true
+}
+
+func number(name, value string, least int) (int, error) {
+	n, err := strconv.Atoi(value)
+	if err != nil || n < least || n > 1<<20 {
+		return 0, fmt.Errorf("%s=%.80q: want a number from %d", name, value, least)
+	}
+	return n, nil
+}
+
+// Transports of CPU ranks.
+const (
+	Auto   = "auto"
+	InProc = "inproc"
+	SHM    = "shm"
+	MPI    = "mpi"
+	NCCL   = "nccl"
+)
+
+// Transport settles --transport in the process's place: what it asks for, or,
+// for auto, what the place has. It refuses what can't be, and says how it can.
+func (e Env) Transport(asked string) (string, error) {
+	asked = strings.ToLower(asked)
+	hasMPI := e.Source == OpenMPI || e.Source == PMI || e.Source == PMIx
+	switch asked {
+	case "", Auto:
+		switch {
+		case e.Source == Launch:
+			return SHM, nil
+		case hasMPI:
+			return MPI, nil
+		case e.World == 1:
+			return InProc, nil
+		}
+		return "", fmt.Errorf("started by %s as rank %d of %d: CPU ranks have nothing to meet by there; start them with mpirun (in a Kubernetes cluster: an MPIJob), "+
+			"or with spillway launch on one host", e.Source, e.Rank, e.World)
+	case InProc:
+		if e.World > 1 {
+			return "", fmt.Errorf("--transport inproc: started by %s as rank %d of %d, and inproc joins the ranks of one process; leave it out", e.Source, e.Rank, e.World)
+		}
+		return asked, nil
+	case SHM:
+		if e.Source != Launch {
+			return "", errors.New("--transport shm joins the processes that spillway launch has started on one host: spillway launch -n N -- train …")
+		}
+		return asked, nil
+	case MPI:
+		if !hasMPI {
+			return "", errors.New("--transport mpi joins processes that an MPI launcher has started: mpirun -np N spillway train …")
+		}
+		return asked, nil
+	case NCCL:
+		return "", errors.New("--transport nccl is not built yet; the ranks of one GPU run in one process (--device cuda --ranks N)")
+	}
+	return "", fmt.Errorf("--transport %.80q: want auto, inproc, shm, mpi or nccl", asked)
+}
+
+// CheckRanks refuses a --ranks that differs from the job's size.
+func (e Env) CheckRanks(ranks int) error {
+	if e.World > 1 && ranks != e.World {
+		return fmt.Errorf("--ranks %d: %s has started %d processes, one a rank; leave --ranks out", ranks, e.Source, e.World)
+	}
+	return nil
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/spillway-ml/spillway/launch"
+)
+
+func launchCommand() *cobra.Command {
+	var o launch.Options
+	var restarts int
+	var bind bool
+	cmd := &cobra.Command{
+		Use:   "launch -n N [flags] -- train [train's flags]",
+		Short: "Run a job in several processes of this machine, a rank each",
+		Long: `Run a job in several processes of this machine, a rank each, which meet in shared
+memory. Rank 0 speaks for all; what the others write gets their rank in front.
+A rank that dies or stops ends the job, with status 3 and a word on who it was.`,
+		Args: cobra.ArbitraryArgs,
+	}
+	fs := cmd.Flags()
+	fs.IntVarP(&o.Ranks, "ranks", "n", 0, "`N` processes, a rank each")
+	fs.IntVar(&restarts, "restarts", 0, "how many times a job that lost a rank goes on from its newest checkpoint")
+	fs.BoolVar(&bind, "bind", true, "bind each rank to its share of the processors")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := checkLaunch(&o, args, restarts); err != nil {
+			return err
+		}
+		self, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("launch: %w", err)
+		}
+		o.Program, o.Args = self, args
+		o.Stdout, o.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
+		if f, ok := o.Stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+			o.Terminal = f
+		}
+		if bind {
+			o.CPUs = launch.CPUs()
+		}
+		return runLaunch(cmd, o, restarts)
+	}
+	return cmd
+}
+
+// checkLaunch refuses what can't be launched.
+func checkLaunch(o *launch.Options, args []string, restarts int) error {
+	switch {
+	case o.Ranks < 1:
+		return fmt.Errorf("launch -n %d: at least 1 rank is needed: spillway launch -n N -- train …", o.Ranks)
+	case len(args) == 0 || args[0] != "train":
+		return errors.New("launch runs `train`: spillway launch -n N -- train [train's flags]")
+	case restarts < 0:
+		return fmt.Errorf("--restarts %d: a number from 0", restarts)
+	case restarts > 0 && !slices.ContainsFunc(args, func(a string) bool { return a == "--checkpoint" || strings.HasPrefix(a, "--checkpoint=") }):
+		return errors.New("--restarts needs train's --checkpoint: the folder to go on from")
+	}
+	return nil
+}
+
+// runLaunch runs the job, again from its newest checkpoint where it lost a rank.
+func runLaunch(cmd *cobra.Command, o launch.Options, restarts int) error {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGTSTP)
+	defer signal.Stop(signals)
+	for {
+		// The command's own context ends with the first interrupt; the job has until
+		// its ranks have ended in good order.
+		end, err := launch.Run(context.WithoutCancel(cmd.Context()), o, signals)
+		if err != nil {
+			return err
+		}
+		tellEnd(o.Stderr, end)
+		if end.Status != launch.LostStatus || restarts == 0 {
+			if end.Status == exitDone {
+				return nil
+			}
+			return &statusError{end.Status}
+		}
+		restarts--
+		fmt.Fprintf(o.Stderr, "spillway: starting again from the newest checkpoint; %d restart(s) left\n", restarts)
+		if !slices.Contains(o.Args, "--resume") {
+			o.Args = append(slices.Clone(o.Args), "--resume")
+		}
+	}
+}
+
+// tellEnd says what the processes of a job that was lost can't say any more.
+func tellEnd(w io.Writer, end launch.End) {
+	if end.Lost != "" {
+		fmt.Fprintln(w, "spillway: launch:", end.Lost)
+	}
+	if end.Failure != "" && end.Flight != "" {
+		fmt.Fprintln(w, "spillway: launch: the job ended with:", end.Failure)
+	}
+	if end.Flight != "" {
+		fmt.Fprint(w, "the last operations of each rank:\n", end.Flight)
+	}
+}
+
+// statusError is the exit status of a job whose processes have told why.
+type statusError struct{ status int }
+
+func (e *statusError) Error() string { return fmt.Sprintf("status %d", e.status) }

@@ -1,0 +1,212 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func launched(ranks int, args ...string) []string {
+	return append([]string{"launch", "-n", strconv.Itoa(ranks), "--"}, args...)
+}
+
+// outcome is what a run's metrics say of its numbers and memory.
+type outcome struct {
+	losses  []string
+	sha     string
+	peaks   string
+	planned string
+}
+
+func outcomeOf(t *testing.T, metrics string) (o outcome) {
+	t.Helper()
+	text, err := os.ReadFile(metrics)
+	require.NoError(t, err)
+	for _, line := range strings.Split(strings.TrimSpace(string(text)), "\n") {
+		var m map[string]json.RawMessage
+		require.NoError(t, json.Unmarshal([]byte(line), &m))
+		o.losses = append(o.losses, string(m["loss"]))
+		if m["event"] == nil {
+			o.peaks = fmt.Sprintf("%s %s %s", m["device_peak_bytes"], m["host_peak_bytes"], m["disk_peak_bytes"])
+			o.planned = fmt.Sprintf("%s %s %s", m["device_planned_bytes"], m["host_planned_bytes"], m["disk_planned_bytes"])
+		}
+		o.sha = string(m["params_sha256"])
+	}
+	require.NotEmpty(t, o.sha)
+	return o
+}
+
+// The same run in one process and in several: the same losses, parameters and
+// lists by rank.
+func TestLaunchGivesTheBitsOfOneProcess(t *testing.T) {
+	disk := t.TempDir()
+	for _, c := range []struct {
+		ranks int
+		flags string
+	}{
+		{2, "--zero 3"}, {3, "--zero 0"}, {4, "--zero 1"}, {8, "--zero 2"}, {3, "--zero 2 --accum 2 --recompute full"},
+		{2, "--offload optimizer=disk,parameters=disk,activations=host --disk " + disk}, {4, "--shard-size 2"},
+	} {
+		t.Run(fmt.Sprint(c.ranks, " ", c.flags), func(t *testing.T) {
+			dir := t.TempDir()
+			args := tinyWith(strings.Fields(c.flags)...)
+			one, many := filepath.Join(dir, "one.jsonl"), filepath.Join(dir, "many.jsonl")
+			p := start(t, append(args, "--ranks", strconv.Itoa(c.ranks), "--metrics", one)...)
+			require.Zero(t, p.end(t), p.errs.String())
+			p = start(t, launched(c.ranks, append(args, "--metrics", many)...)...)
+			require.Zero(t, p.end(t), p.errs.String())
+			require.NotContains(t, p.errs.String(), "[rank", "rank 0 speaks for all")
+			got := outcomeOf(t, many)
+			require.Equal(t, outcomeOf(t, one), got)
+			require.Equal(t, got.planned, got.peaks)
+		})
+	}
+	left, err := os.ReadDir(disk)
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+func TestLaunchRefuses(t *testing.T) {
+	for _, c := range []struct {
+		status int
+		want   string
+		args   []string
+	}{
+		{1, "at least 1 rank", []string{"launch", "--", "train"}},
+		{1, "launch runs `train`", []string{"launch", "-n", "2"}},
+		{1, "launch runs `train`", []string{"launch", "-n", "2", "--", "plan"}},
+		{1, "--restarts needs train's --checkpoint", []string{"launch", "-n", "2", "--restarts", "1", "--", "train"}},
+		{1, "--ranks 3: spillway launch has started 2 processes", launched(2, tinyWith("--ranks", "3")...)},
+		{1, "--transport mpi joins processes that an MPI launcher has started", launched(2, tinyWith("--transport", "mpi")...)},
+		{1, "--transport shm joins the processes that spillway launch", tinyWith("--transport", "shm")},
+		{3, "is not finite", launched(2, tinyWith("--lr", "1e30", "--steps", "20")...)},
+		{1, "--zero 4", launched(2, tinyWith("--zero", "4")...)},
+		{2, "does not fit", launched(2, tinyWith("--device-memory", "1KiB")...)},
+	} {
+		p := start(t, c.args...)
+		require.Equal(t, c.status, p.end(t), "%v: %s", c.args, p.errs.String())
+		require.Contains(t, p.errs.String(), c.want)
+		require.Equal(t, 1, strings.Count(p.errs.String(), c.want), "once: %s", p.errs.String())
+	}
+}
+
+// ranksOf lists the processes of a launch in the order of their ranks.
+func ranksOf(t *testing.T, p *process, n int) (pids []int) {
+	waitFor(t, "rank", func() bool {
+		pids = nil
+		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", p.Process.Pid))
+		for _, task := range tasks {
+			text, _ := os.ReadFile(task)
+			for _, f := range strings.Fields(string(text)) {
+				pid, _ := strconv.Atoi(f)
+				pids = append(pids, pid)
+			}
+		}
+		return len(pids) == n
+	})
+	return pids
+}
+
+func gone(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err != nil || strings.Contains(string(text), ") Z ")
+}
+
+// A rank that dies at any moment ends the job at once on all, and the job goes on
+// from its newest checkpoint to the same bits.
+func TestLaunchLosesARank(t *testing.T) {
+	dir := t.TempDir()
+	whole := start(t, launched(3, tinyWith("--steps", "60")...)...)
+	require.Zero(t, whole.end(t), whole.errs.String())
+	want := shaOf(t, whole.out.String())
+	for i := range 10 {
+		victim := i % 3
+		ck := filepath.Join(dir, strconv.Itoa(i))
+		args := tinyWith("--steps", "60", "--checkpoint", ck, "--save-every", "10", "--keep", "2")
+		p := start(t, launched(3, args...)...)
+		pids := ranksOf(t, p, 3)
+		if i >= 3 { // the first ones may die before anything has begun
+			waitFor(t, "checkpoint", func() bool { m, _ := filepath.Glob(filepath.Join(ck, "step-*")); return len(m) > 0 })
+		}
+		time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
+		_ = syscall.Kill(pids[victim], syscall.SIGKILL)
+		status := p.end(t)
+		for _, pid := range pids {
+			require.True(t, gone(pid), "process %d is left", pid)
+		}
+		if status != exitDone { // it may have been done by then
+			require.Equal(t, exitFault, status, p.errs.String())
+			require.Contains(t, p.errs.String(), fmt.Sprintf("rank %d (process %d): signal: killed", victim, pids[victim]))
+		}
+		p = start(t, launched(3, append(args, "--resume")...)...)
+		require.Zero(t, p.end(t), p.errs.String())
+		if strings.Contains(p.out.String(), "nothing to do") {
+			continue
+		}
+		require.Equal(t, want, shaOf(t, p.out.String()), "after the loss of rank %d", victim)
+	}
+}
+
+func TestLaunchStartsAgain(t *testing.T) {
+	ck := filepath.Join(t.TempDir(), "ck")
+	p := start(t, append([]string{"launch", "-n", "2", "--restarts", "1", "--"}, tinyWith("--steps", "400", "--checkpoint", ck, "--save-every", "20", "--keep", "2")...)...)
+	pids := ranksOf(t, p, 2)
+	waitFor(t, "checkpoint", func() bool { m, _ := filepath.Glob(filepath.Join(ck, "step-*")); return len(m) > 0 })
+	require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
+	require.Zero(t, p.end(t), p.errs.String())
+	require.Contains(t, p.errs.String(), "starting again from the newest checkpoint; 0 restart(s) left")
+	require.Contains(t, p.errs.String(), "resumed after step")
+}
+
+// A rank that is stopped is named by its heartbeat, and ends the job at the
+// timeout.
+func TestLaunchNamesAStoppedRank(t *testing.T) {
+	for victim := range 2 {
+		p := start(t, launched(2, tinyWith("--steps", "1000000", "--timeout", "3s")...)...)
+		pids := ranksOf(t, p, 2)
+		time.Sleep(500 * time.Millisecond)
+		require.NoError(t, syscall.Kill(pids[victim], syscall.SIGSTOP))
+		require.Equal(t, exitFault, p.end(t), p.errs.String())
+		require.Regexp(t, fmt.Sprintf(`warning: rank %d \(host .*, process %d\) gives no sign of life`, victim, pids[victim]), p.errs.String())
+		require.Regexp(t, fmt.Sprintf(`timeout: .*rank %d \(host .*, process %d\).* (gave no sign of life for|did not (arrive|finish) within) 3s`, victim, pids[victim]), p.errs.String())
+		for _, pid := range pids {
+			require.True(t, gone(pid), "process %d is left", pid)
+		}
+	}
+}
+
+func TestLaunchPassesSignalsOn(t *testing.T) {
+	ck := filepath.Join(t.TempDir(), "ck")
+	p := start(t, launched(2, tinyWith("--steps", "1000000", "--checkpoint", ck)...)...)
+	pids := ranksOf(t, p, 2)
+	waitFor(t, "first step", func() bool { return strings.Contains(p.errs.String(), "step ") })
+	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, exitInterrupted, p.end(t), p.errs.String())
+	step, _ := newest(t, ck)
+	require.Positive(t, step)
+	for _, pid := range pids {
+		require.True(t, gone(pid), "process %d is left", pid)
+	}
+}
+
+// The launcher itself dies: its ranks end with it.
+func TestLaunchLeavesNoOrphan(t *testing.T) {
+	p := start(t, launched(2, tinyWith("--steps", "1000000")...)...)
+	pids := ranksOf(t, p, 2)
+	require.NoError(t, p.Process.Kill())
+	_ = p.Wait()
+	for _, pid := range pids {
+		waitFor(t, "end of a rank", func() bool { return gone(pid) })
+	}
+}

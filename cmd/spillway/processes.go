@@ -1,0 +1,133 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"time"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/comm/shm"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/launch"
+	ranks "github.com/spillway-ml/spillway/run"
+)
+
+// silentError ends a process without a word: another one of its job tells.
+type silentError struct{ err error }
+
+func (e *silentError) Error() string { return e.err.Error() }
+func (e *silentError) Unwrap() error { return e.err }
+
+// place is this process's place in a job over processes.
+type place struct {
+	env       cluster.Env
+	transport string
+	job       *spillway.Job
+	close     func() error
+}
+
+// findPlace reads who started the process, and settles --transport. What is wrong
+// is rank 0's to tell.
+func findPlace(transport string) (*place, error) {
+	env, err := cluster.Read(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	p := &place{env: env, close: func() error { return nil }}
+	if p.transport, err = env.Transport(transport); err != nil {
+		if env.Rank > 0 {
+			err = &silentError{err}
+		}
+		return nil, err
+	}
+	return p, nil
+}
+
+// leads tells whether the process decides, as rank 0 of its job or alone.
+func (p *place) leads() bool { return p.transport == cluster.InProc || p.env.Rank == 0 }
+
+// spareProcs is how many processors the runtime has beyond the computing threads:
+// the watchdog and a stream that waits for a peer need one to go on.
+const spareProcs = 2
+
+// threads is how many computing threads this process has to itself: what its
+// launcher says, or its share of the host's.
+func (p *place) threads(asked int) int {
+	switch local := max(1, p.env.LocalWorld); {
+	case asked > 0:
+		return max(1, asked/local)
+	case p.env.Threads > 0:
+		return p.env.Threads
+	case runtime.NumCPU() < onlineCPUs(): // bound by the launcher
+		return runtime.NumCPU()
+	default:
+		return max(1, runtime.NumCPU()/local)
+	}
+}
+
+// join meets the other processes.
+func (p *place) join() (err error) {
+	var conns []io.ReadWriteCloser
+	j := &spillway.Job{Rank: p.env.Rank, Size: p.env.World, LocalRanks: p.env.LocalWorld}
+	switch p.transport {
+	case cluster.SHM:
+		var memory *shm.Job
+		if memory, conns, err = launch.Inherited(p.env); err != nil {
+			return err
+		}
+		j.Transport, p.close = sharedMemory{memory}, memory.Close
+	default:
+		return fmt.Errorf("--transport %s is not built yet", p.transport)
+	}
+	for i, c := range conns {
+		peer := 0
+		if p.env.Rank == 0 {
+			peer = i + 1
+		}
+		j.Links = append(j.Links, ranks.NewLink(peer, c))
+	}
+	p.job = j
+	return nil
+}
+
+// work lends this process's rank to the process of rank 0.
+func (p *place) work(stderr io.Writer) (err error) {
+	if err := p.join(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.close()) }()
+	runtime.GOMAXPROCS(p.threads(0) + spareProcs)
+	began, err := spillway.Work(p.job, func(text string) { fmt.Fprintln(stderr, "warning:", text) })
+	if err != nil && !began {
+		return &silentError{err} // rank 0 has not come to the run, and has said why
+	}
+	return fault(err)
+}
+
+// lead makes c a run over the job's processes. asked tells whether --ranks was
+// given.
+func (p *place) lead(c *spillway.Config, asked bool) error {
+	if asked {
+		if err := p.env.CheckRanks(c.Ranks); err != nil {
+			return err
+		}
+	}
+	if err := p.join(); err != nil {
+		return err
+	}
+	c.Threads = p.threads(c.Threads)
+	runtime.GOMAXPROCS(c.Threads + spareProcs)
+	c.Over(p.job)
+	return nil
+}
+
+// sharedMemory is the transport between the processes of one host.
+type sharedMemory struct{ job *shm.Job }
+
+func (s sharedMemory) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (ranks.Joined, error) {
+	return s.job.Join(mesh, local, shm.Options{Timeout: timeout, Warn: warn})
+}

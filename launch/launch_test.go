@@ -1,0 +1,97 @@
+//go:build linux
+
+package launch
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// shell runs a script as every rank.
+func shell(t *testing.T, o Options, script string, signals <-chan os.Signal) (End, string, string) {
+	var out, errs bytes.Buffer
+	o.Program, o.Args, o.Stdout, o.Stderr = "/bin/sh", []string{"-c", script}, &out, &errs
+	end, err := Run(context.Background(), o, signals)
+	require.NoError(t, err)
+	return end, out.String(), errs.String()
+}
+
+func TestTheMergedLog(t *testing.T) {
+	end, out, errs := shell(t, Options{Ranks: 3}, `echo "out $SPILLWAY_RANK of $SPILLWAY_WORLD_SIZE"; printf "err" >&2`, nil)
+	require.Equal(t, End{}, end)
+	require.Equal(t, "out 0 of 3\n", out)
+	for _, want := range []string{"[rank 1] out 1 of 3", "[rank 2] out 2 of 3", "[rank 1] ", "[rank 2] "} {
+		require.Contains(t, errs, want)
+	}
+	require.Equal(t, 3, strings.Count(errs, "err"), errs)
+}
+
+func TestHowAJobEnds(t *testing.T) {
+	for _, c := range []struct {
+		script string
+		status int
+		lost   string
+	}{
+		{"exit 0", 0, ""}, {"exit 2", 2, ""},
+		{`exit $SPILLWAY_RANK`, LostStatus, ""},                 // rank 0 has nothing to say of it
+		{`[ $SPILLWAY_RANK = 0 ] && exit 130; exit 3`, 130, ""}, // rank 0's word counts
+		{`[ $SPILLWAY_RANK = 1 ] && kill -9 $$; exit 0`, LostStatus, "rank 1"},
+		{`[ $SPILLWAY_RANK = 0 ] && kill -SEGV $$; exit 0`, LostStatus, "rank 0"},
+	} {
+		end, _, _ := shell(t, Options{Ranks: 2}, c.script, nil)
+		require.Equal(t, c.status, end.Status, c.script)
+		if c.lost == "" {
+			require.Empty(t, end.Lost)
+		} else {
+			require.Contains(t, end.Lost, c.lost+" (process ")
+		}
+	}
+}
+
+func TestWhoDoesNotEndIsKilled(t *testing.T) {
+	end, _, _ := shell(t, Options{Ranks: 2, Grace: 50 * time.Millisecond}, `[ $SPILLWAY_RANK = 1 ] && exec sleep 1000; exit 0`, nil)
+	require.Equal(t, LostStatus, end.Status)
+	require.Equal(t, "1 rank(s) did not end within 50ms of the first", end.Lost)
+	require.Contains(t, end.Flight, "rank 1 (process 0, not started)")
+}
+
+func TestSignalsGoToRankZero(t *testing.T) {
+	ready := filepath.Join(t.TempDir(), "ready")
+	signals := make(chan os.Signal, 1)
+	go func() {
+		for {
+			if _, err := os.Stat(ready); err == nil {
+				signals <- syscall.SIGTERM
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	end, _, _ := shell(t, Options{Ranks: 2, Grace: time.Minute},
+		`if [ $SPILLWAY_RANK = 1 ]; then exit 0; fi; trap "exit 130" TERM; touch `+ready+`; while :; do sleep 0.01; done`, signals)
+	require.Equal(t, End{Status: 130}, end)
+}
+
+func TestSharesOfProcessors(t *testing.T) {
+	o := Options{Ranks: 3, CPUs: []int{0, 1, 2, 3, 4, 5, 6, 7}}
+	require.Equal(t, [][]int{{0, 1}, {2, 3, 4}, {5, 6, 7}}, [][]int{o.share(0), o.share(1), o.share(2)})
+	require.Equal(t, 2, o.threads(8))
+	o.CPUs = o.CPUs[:2]
+	require.Nil(t, o.share(0), "ranks that outnumber the processors are not bound")
+	require.Equal(t, 1, o.threads(2))
+}
+
+func TestRefusals(t *testing.T) {
+	_, err := Run(context.Background(), Options{}, nil)
+	require.EqualError(t, err, "-n 0: at least 1 rank is needed")
+	_, err = Run(context.Background(), Options{Ranks: 2, Program: "/nowhere/at/all"}, nil)
+	require.ErrorContains(t, err, "launch: rank 0")
+}

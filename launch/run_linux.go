@@ -1,0 +1,188 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/spillway-ml/spillway/comm/shm"
+)
+
+// stream is an inherited socket.
+func stream(fd int) (io.ReadWriteCloser, error) {
+	f := os.NewFile(uintptr(fd), "stream")
+	defer f.Close()
+	return net.FileConn(f)
+}
+
+// CPUs lists the processors that this process may run on.
+func CPUs() []int {
+	var set unix.CPUSet
+	if unix.SchedGetaffinity(0, &set) != nil {
+		return nil
+	}
+	var list []int
+	for i := range len(set) * 64 {
+		if set.IsSet(i) {
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
+// bind binds this thread, and what it starts, to CPUs; none: to nothing else
+// than before.
+func bind(cpus []int) {
+	if len(cpus) == 0 {
+		return
+	}
+	var set unix.CPUSet
+	for _, c := range cpus {
+		set.Set(c)
+	}
+	_ = unix.SchedSetaffinity(0, &set) // a hint: ranks run without it
+}
+
+// process is a rank's.
+type process struct {
+	*exec.Cmd
+	pipes []*os.File // ends of this process, closed once the child has its own
+	lines *lines     // of a rank other than 0
+}
+
+type ended struct {
+	rank  int
+	state *os.ProcessState
+}
+
+func run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) {
+	// The kernel ends the children when the thread that made them ends: it stays.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	job, err := shm.Create(o.Ranks)
+	if err != nil {
+		return End{}, err
+	}
+	defer job.Close()
+	list, err := startAll(&o, job)
+	kill := func() {
+		for _, p := range list {
+			_ = p.Process.Kill()
+		}
+	}
+	ends := make(chan ended)
+	for rank, p := range list {
+		go func() {
+			_ = p.Wait() // its outcome is in ProcessState
+			if p.lines != nil {
+				p.lines.flush()
+			}
+			ends <- ended{rank, p.ProcessState}
+		}()
+	}
+	if err != nil {
+		kill()
+		for range list {
+			<-ends
+		}
+		return End{}, err
+	}
+	w := wait{left: o.Ranks, codes: make([]int, o.Ranks)}
+	for w.left > 0 {
+		select {
+		case e := <-ends:
+			w.ended(e.rank, e.state, o.Grace)
+		case s := <-signals:
+			forward(list, s)
+		case <-w.timeout:
+			w.killed = true
+			if w.lost == "" {
+				w.lost = fmt.Sprintf("%d rank(s) did not end within %v of the first", w.left, o.Grace)
+			}
+			kill()
+			w.timeout = nil
+		case <-ctx.Done():
+			w.killed = true
+			kill()
+			ctx = context.Background()
+		}
+	}
+	end := w.end()
+	if end.Failure = job.Failure(); end.Status == LostStatus && (end.Failure != "" || end.Lost != "") {
+		end.Flight = job.Flight(3)
+	}
+	return end, nil
+}
+
+// forward passes a signal on: a stop and its end to all, the rest to rank 0, whose
+// decisions the others follow.
+func forward(list []*process, s os.Signal) {
+	switch s {
+	case syscall.SIGTSTP:
+		for _, p := range list {
+			_ = p.Process.Signal(syscall.SIGSTOP)
+		}
+		_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)
+		for _, p := range list {
+			_ = p.Process.Signal(syscall.SIGCONT)
+		}
+	default:
+		_ = list[0].Process.Signal(s)
+	}
+}
+
+// startAll starts the ranks. What was started before an error is in the result.
+func startAll(o *Options, job *shm.Job) (list []*process, err error) {
+	own := CPUs()
+	defer bind(own)
+	threads := o.threads(len(own))
+	streams := make([][]*os.File, o.Ranks) // by rank: what it inherits
+	defer func() {
+		for _, files := range streams {
+			for _, f := range files {
+				err = errors.Join(err, f.Close())
+			}
+		}
+	}()
+	for rank := 1; rank < o.Ranks; rank++ {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return nil, fmt.Errorf("launch: %w", os.NewSyscallError("socketpair", err))
+		}
+		streams[0] = append(streams[0], os.NewFile(uintptr(fds[0]), "stream"))
+		streams[rank] = append(streams[rank], os.NewFile(uintptr(fds[1]), "stream"))
+	}
+	merged := newMerger(o.Stderr)
+	for rank := range o.Ranks {
+		p := &process{Cmd: exec.Command(o.Program, o.Args...)}
+		p.Dir = o.Dir
+		p.Env = o.environment(os.Environ(), rank, threads)
+		p.ExtraFiles = slices.Concat(job.Files(), streams[rank])
+		// A group of its own: what a terminal sends reaches them through here alone.
+		p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+		if rank == 0 {
+			p.Stdout, p.Stderr = o.Stdout, merged
+			if o.Terminal != nil {
+				p.Stderr = o.Terminal
+			}
+		} else {
+			p.lines = merged.rank(rank)
+			p.Stdout, p.Stderr = p.lines, p.lines
+		}
+		bind(o.share(rank))
+		if err := p.Start(); err != nil {
+			return list, fmt.Errorf("launch: rank %d: %w", rank, err)
+		}
+		list = append(list, p)
+	}
+	return list, nil
+}

@@ -1,0 +1,274 @@
+package spillway
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// Losses of 16-bit runs stay within 0.5 % of PyTorch's in fp32 over twenty steps.
+func TestHalfLossesFollowPyTorch(t *testing.T) {
+	for i, want := range readReference(t).Cases {
+		for _, precision := range []string{"bf16", "fp16"} {
+			t.Run(fmt.Sprintf("%s/%s/%d ranks/accum %d/clip %g", precision, want.Model, want.Ranks, want.Accum, want.Clip), func(t *testing.T) {
+				c := tiny(want.Model)
+				c.Ranks, c.Accum, c.Clip, c.Precision = want.Ranks, want.Accum, want.Clip, precision
+				c.Zero = i % 4
+				got := runOf(t, c)
+				require.Len(t, got.losses, len(want.Losses))
+				for s := range want.Losses {
+					require.InEpsilon(t, want.Losses[s], float64(got.losses[s]), 5e-3, "step %d", s+1)
+				}
+			})
+		}
+	}
+}
+
+// Promise 1 within a precision: stages, recomputation, placements, prefetch
+// distances and threads change no bit.
+func TestHalfBitsDoNotDependOnTheConfiguration(t *testing.T) {
+	for _, precision := range []string{"bf16", "fp16"} {
+		for _, model := range []string{"gpt2", "llama-untied"} {
+			c := tiny(model)
+			c.Ranks, c.Steps, c.Clip, c.Precision, c.Zero = 3, 3, 1, precision, 0
+			want := runOf(t, c)
+			for i, change := range []func(*Config){
+				func(c *Config) { c.Zero = 1 },
+				func(c *Config) { c.Zero, c.Prefetch = 2, 0 },
+				func(c *Config) { c.Zero, c.Threads = 3, 1 },
+				func(c *Config) { c.Zero, c.Recompute = 0, "full" },
+				func(c *Config) { c.Zero, c.Recompute = 3, "selective" },
+				func(c *Config) {
+					c.Zero, c.Offload = 3, "optimizer=host,gradients=host,parameters=host,activations=host"
+				},
+				func(c *Config) { c.Zero, c.Offload, c.Recompute = 1, "optimizer=host,activations=host", "full" },
+			} {
+				d := c
+				change(&d)
+				got := runOf(t, d)
+				require.Equal(t, want.losses, got.losses, "%s, %s, change %d", precision, model, i)
+				require.Equal(t, want.sha, got.sha, "%s, %s, change %d", precision, model, i)
+			}
+		}
+	}
+}
+
+// With accumulation the stages agree as they do in fp32.
+func TestHalfAccumulationAgreesWithinItsHalves(t *testing.T) {
+	for _, precision := range []string{"bf16", "fp16"} {
+		c := tiny("gpt2")
+		c.Ranks, c.Accum, c.Steps, c.Precision = 2, 3, 2, precision
+		var plain, reproducible [4]outcome
+		for z := range 4 {
+			c.Zero, c.Reproducible = z, false
+			plain[z] = runOf(t, c)
+			c.Reproducible = true
+			reproducible[z] = runOf(t, c)
+		}
+		require.Equal(t, plain[0].sha, plain[1].sha)
+		require.Equal(t, plain[2].sha, plain[3].sha)
+		for z := range 4 {
+			require.Equal(t, plain[2].sha, reproducible[z].sha, "%s, stage %d", precision, z)
+		}
+	}
+}
+
+// A checkpoint holds the masters and the loss scale: a run that is resumed, at
+// another stage, is the run that was not interrupted.
+func TestHalfRunResumes(t *testing.T) {
+	for _, precision := range []string{"bf16", "fp16"} {
+		c := tiny("gpt2")
+		c.Ranks, c.Steps, c.Precision, c.Zero = 2, 6, precision, 3
+		want := runOf(t, c)
+		c.Checkpoint, c.Steps, c.Zero = t.TempDir(), 3, 0
+		first := runOf(t, c)
+		require.Equal(t, want.losses[:3], first.losses)
+		c.Resume, c.Steps, c.Zero, c.Offload = true, 6, 2, "optimizer=host"
+		rest := runOf(t, c)
+		require.Equal(t, want.losses[3:], rest.losses, precision)
+		require.Equal(t, want.sha, rest.sha, precision)
+	}
+}
+
+// Frozen parameters rest in 16 bits, without a master.
+func TestHalfFrozenParameters(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Precision, c.Freeze = 2, 2, "bf16", []string{"wte.*", "wpe.*", "h.0.*"}
+	want := runOf(t, c)
+	for z := range 3 {
+		c.Zero = z
+		require.Equal(t, want.sha, runOf(t, c).sha, "stage %d", z)
+	}
+	tr, err := New(t.Context(), c)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tr.Close()) }()
+	_, v, err := tr.Parameter("wpe.weight")
+	require.NoError(t, err)
+	for _, x := range v {
+		require.Zero(t, math.Float32bits(x)&0xffff, "rounded to bf16")
+	}
+}
+
+// trainerAt starts a run of fp16 with a loss scale.
+func trainerAt(t *testing.T, c Config, scale float64) *Trainer {
+	tr, err := New(t.Context(), c)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, tr.Close()) })
+	require.NoError(t, tr.startScale(&scaleState{Scale: scale}))
+	return tr
+}
+
+// A step that overflows changes nothing but the scale, which is halved until
+// gradients are finite; bias corrections count updates alone.
+func TestOverflowHalvesTheScale(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Precision, c.Zero = 2, 40, "fp16", 3
+	tr := trainerAt(t, c, 1<<40)
+	before, err := tr.ParamsSHA256()
+	require.NoError(t, err)
+	scale, skipped := float64(1<<40), 0
+	for {
+		r, err := tr.Step(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, scale, r.LossScale)
+		require.Equal(t, float32(r.Loss), r.Loss)
+		require.False(t, math.IsNaN(float64(r.Loss)))
+		after, err := tr.ParamsSHA256()
+		require.NoError(t, err)
+		if !r.Skipped {
+			require.NotEqual(t, before, after)
+			require.Equal(t, skipped, r.SkippedAll)
+			break
+		}
+		require.Equal(t, before, after, "a skipped step changes no parameter")
+		scale, skipped = scale/2, skipped+1
+		require.Equal(t, skipped, r.SkippedAll)
+	}
+	require.Greater(t, skipped, 5)
+	h := tr.hyper(tr.step, 1, 1)
+	require.InDelta(t, 1-c.Beta1*c.Beta1, h[graph.HyperBC1], 1e-12, "one update so far")
+
+	// The run from this scale without the skipped steps has the same losses,
+	// but for the data, which goes on.
+	require.Equal(t, scaleState{scale, 1}, tr.scale)
+}
+
+// plantInf makes an element of a rank's 16-bit copy of a parameter infinite.
+func plantInf(t *testing.T, tr *Trainer, rank int) {
+	p := tr.plan.Program
+	require.NoError(t, tr.ranks.Each("the plant", func(r *run.Rank) error {
+		if r.Index != rank {
+			return nil
+		}
+		return r.Exec.Write(p.Params[len(p.Params)-1].Value, 0, binary.NativeEndian.AppendUint16(nil, 0x7c00))
+	}))
+}
+
+// An overflow on one rank makes all skip; training goes on when it has passed.
+func TestOverflowOnOneRankSkipsOnAll(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Precision, c.Zero = 3, 40, "fp16", 0
+	tr := trainerAt(t, c, 1<<10)
+	step := func() StepResult {
+		r, err := tr.Step(t.Context())
+		require.NoError(t, err)
+		return r
+	}
+	require.False(t, step().Skipped)
+	before, err := tr.ParamsSHA256()
+	require.NoError(t, err)
+	plantInf(t, tr, 1)
+	r := step()
+	require.True(t, r.Skipped)
+	after, err := tr.ParamsSHA256()
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+	require.NoError(t, tr.refresh())
+	r = step()
+	require.False(t, r.Skipped)
+	require.Equal(t, float64(1<<9), r.LossScale)
+	require.Equal(t, 1, r.SkippedAll)
+}
+
+// Planted for good, the scale sinks to its floor; there the run stops, names the
+// tensor and the rank, and the checkpoint before is whole.
+func TestOverflowForGoodStopsAtTheFloor(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Precision, c.Zero, c.Checkpoint = 2, 40, "fp16", 0, t.TempDir()
+	tr := trainerAt(t, c, 4)
+	_, err := tr.Step(t.Context())
+	require.NoError(t, err)
+	_, err = tr.Save()
+	require.NoError(t, err)
+	plantInf(t, tr, 1)
+	for range 2 { // at 4 and 2
+		r, err := tr.Step(t.Context())
+		require.NoError(t, err)
+		require.True(t, r.Skipped)
+	}
+	_, err = tr.Step(t.Context())
+	var stop *Diverged
+	require.True(t, errors.As(err, &stop), "%v", err)
+	require.Equal(t, 1.0, stop.LossScale)
+	require.Equal(t, 1, stop.Rank)
+	require.NotEmpty(t, stop.Tensor)
+	require.ErrorContains(t, err, "overflowed at a loss scale of 1")
+	_, err = tr.Step(context.Background())
+	require.Error(t, err, "nothing runs after it")
+	require.NoError(t, tr.Close()) // and again at the end
+
+	c.Resume, c.Steps = true, 2
+	require.Len(t, runOf(t, c).losses, 1)
+}
+
+// A static scale stays; a run that overflows at it step after step stops.
+func TestStaticLossScale(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Precision, c.LossScale = 2, 3, "fp16", "128"
+	tr, err := New(t.Context(), c)
+	require.NoError(t, err)
+	for range 3 {
+		r, err := tr.Step(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, 128.0, r.LossScale)
+		require.False(t, r.Skipped)
+	}
+	require.NoError(t, tr.Close())
+
+	c.LossScale, c.Steps = "1e30", 40
+	tr, err = New(t.Context(), c)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tr.Close()) }()
+	for range maxSkips - 1 {
+		r, err := tr.Step(t.Context())
+		require.NoError(t, err)
+		require.True(t, r.Skipped)
+		require.Equal(t, 1e30, r.LossScale)
+	}
+	_, err = tr.Step(t.Context())
+	require.ErrorContains(t, err, "gradient")
+	require.ErrorContains(t, err, "loss scale of 1e+30")
+}
+
+func TestLossScaleIsValidated(t *testing.T) {
+	for _, bad := range []struct{ precision, scale, want string }{
+		{"fp16", "0", "dynamic or a number"}, {"fp16", "much", "dynamic or a number"}, {"fp16", "NaN", "dynamic or a number"}, {"fp16", "inf", "dynamic or a number"},
+		{"bf16", "128", "--precision fp16"}, {"fp32", "128", "--precision fp16"},
+	} {
+		c := tiny("gpt2")
+		c.Precision, c.LossScale = bad.precision, bad.scale
+		require.ErrorContains(t, c.Validate(), bad.want, "%+v", bad)
+		require.ErrorContains(t, c.Validate(), "--loss-scale")
+	}
+	c := Default()
+	c.Precision, c.Device = "fp16", "cuda"
+	require.ErrorContains(t, c.Runnable(), "--precision fp16 with --device cuda")
+}

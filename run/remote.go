@@ -1,0 +1,355 @@
+package run
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/exec"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Executor drives one rank's part of the program, in this process (exec.Executor)
+// or in another.
+type Executor interface {
+	SetStep(step int64)
+	RunSection(name string, before func(phase *graph.Phase, repeat int) error) error
+	RunGated(name string, before func(phase *graph.Phase, repeat int) error, pass func(norm bool) (bool, error)) (bool, error)
+	FindNonFinite(name string, before func(phase *graph.Phase, repeat int) error) (*exec.NonFinite, error)
+	Scalar(buf graph.BufID) (float64, error)
+	Write(buf graph.BufID, off int64, data []byte) error
+	Read(buf graph.BufID, off int64, data []byte) error
+	HostF64(buf graph.BufID) ([]float64, error)
+	HostF32(buf graph.BufID) ([]float32, error)
+	HostI64(buf graph.BufID) ([]int64, error)
+	HostI32(buf graph.BufID) ([]int32, error)
+	HostBytes(buf graph.BufID) ([]byte, error)
+	Abort(err error)
+	Running() []string
+	Touched(space graph.Space) int64
+	CommStats() comm.Stats
+	DiskTraffic() device.Traffic
+	Close() error
+}
+
+// remote is the Executor of a rank in another process. Its buffers in host memory
+// are copies here: those that RunSection's before changes are sent before the
+// phase runs.
+type remote struct {
+	link *Link
+	p    *graph.Program
+	step int64
+	host map[graph.BufID]*hostCopy
+
+	mu      sync.Mutex
+	waiting map[uint64]chan reply
+	next    uint64
+	err     error // the stream's end
+	last    state
+}
+
+// hostCopy is a buffer of the rank's host memory: as it is here, and as the rank
+// has it.
+type hostCopy struct{ here, there []byte }
+
+var _ Executor = (*remote)(nil)
+
+func newRemote(link *Link, p *graph.Program) *remote {
+	r := &remote{link: link, p: p, host: map[graph.BufID]*hostCopy{}, waiting: map[uint64]chan reply{}}
+	go r.receive()
+	return r
+}
+
+// endGrace is how long the end of a stream waits to be taken as the end of the
+// process: the watchdog of the collectives sees that too, and knows more of it.
+const endGrace = 300 * time.Millisecond
+
+// receive gives replies to who waits for them, until the stream ends.
+func (r *remote) receive() {
+	for {
+		var m reply
+		if err := r.link.receive(&m); err != nil {
+			time.Sleep(endGrace)
+			r.fail(err)
+			return
+		}
+		r.mu.Lock()
+		if m.State != nil {
+			r.last = *m.State
+		}
+		c := r.waiting[m.ID]
+		r.mu.Unlock()
+		if c != nil {
+			c <- m
+		}
+	}
+}
+
+// fail ends every request that waits, and those that follow.
+func (r *remote) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.err != nil {
+		return
+	}
+	r.err = err
+	for _, c := range r.waiting {
+		close(c)
+	}
+	r.waiting = map[uint64]chan reply{}
+}
+
+// ask sends a request and returns where its replies come.
+func (r *remote) ask(q request) (uint64, chan reply, error) {
+	r.mu.Lock()
+	if r.err != nil {
+		defer r.mu.Unlock()
+		return 0, nil, r.err
+	}
+	r.next++
+	q.ID = r.next
+	c := make(chan reply, 2)
+	r.waiting[q.ID] = c
+	r.mu.Unlock()
+	return q.ID, c, r.link.send(q)
+}
+
+// answer waits for a reply.
+func (r *remote) answer(c chan reply) (reply, error) {
+	m, ok := <-c
+	if !ok {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return reply{}, r.err
+	}
+	if m.Err != nil {
+		return m, &RemoteError{r.link.Rank, *m.Err}
+	}
+	return m, nil
+}
+
+func (r *remote) forget(id uint64) {
+	r.mu.Lock()
+	delete(r.waiting, id)
+	r.mu.Unlock()
+}
+
+// call asks and waits.
+func (r *remote) call(q request) (reply, error) {
+	id, c, err := r.ask(q)
+	if err != nil {
+		return reply{}, err
+	}
+	defer r.forget(id)
+	return r.answer(c)
+}
+
+func (r *remote) SetStep(step int64) { r.step = step }
+
+// RunSection runs a section there. before is called here.
+func (r *remote) RunSection(name string, before func(*graph.Phase, int) error) error {
+	_, err := r.section(verbRun, name, before, nil)
+	return err
+}
+
+// RunGated runs a section there. before and pass are called here.
+func (r *remote) RunGated(name string, before func(*graph.Phase, int) error, pass func(bool) (bool, error)) (bool, error) {
+	m, err := r.section(verbGated, name, before, pass)
+	return m.Passed, err
+}
+
+// FindNonFinite looks there. before is called here.
+func (r *remote) FindNonFinite(name string, before func(*graph.Phase, int) error) (*exec.NonFinite, error) {
+	m, err := r.section(verbFind, name, before, nil)
+	if err != nil || m.Found == nil {
+		return nil, err
+	}
+	f := m.Found.NonFinite
+	s := r.p.Section(name)
+	if s == nil || m.Found.InPhase < 0 || m.Found.InPhase >= len(s.Phases) || m.Found.Op < 0 || m.Found.Op >= len(s.Phases[m.Found.InPhase].Ops) {
+		return nil, fmt.Errorf("rank %d names operation %d of phase %d of section %q, which has none", r.link.Rank, m.Found.Op, m.Found.InPhase, name)
+	}
+	f.Op = &s.Phases[m.Found.InPhase].Ops[m.Found.Op]
+	return &f, nil
+}
+
+// section runs a section there, and answers what it asks on the way.
+func (r *remote) section(v verb, name string, before func(*graph.Phase, int) error, pass func(bool) (bool, error)) (reply, error) {
+	id, c, err := r.ask(request{Verb: v, Name: name, Step: r.step, N: int64(b2i(before != nil))})
+	if err != nil {
+		return reply{}, err
+	}
+	defer r.forget(id)
+	for {
+		m, err := r.answer(c)
+		if err != nil {
+			return m, err
+		}
+		next := request{ID: id, Verb: verbGo}
+		switch {
+		case m.Gate:
+			next.Pass, err = pass(m.Norm)
+		case m.Phase != "":
+			err = before(phaseOf(r.p, name, m.Phase), m.Repeat)
+		default:
+			return m, nil
+		}
+		next.Err = toWire(err, failRun)
+		next.Host = r.changed()
+		if err := r.link.send(next); err != nil {
+			return m, err
+		}
+	}
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func phaseOf(p *graph.Program, section, name string) *graph.Phase {
+	if s := p.Section(section); s != nil {
+		for i := range s.Phases {
+			if s.Phases[i].Name == name {
+				return &s.Phases[i]
+			}
+		}
+	}
+	return &graph.Phase{Name: name}
+}
+
+// changed returns the host's buffers that differ from the rank's.
+func (r *remote) changed() (list []hostData) {
+	for id, b := range r.host {
+		if !bytes.Equal(b.here, b.there) {
+			copy(b.there, b.here)
+			list = append(list, hostData{id, b.here})
+		}
+	}
+	return list
+}
+
+func (r *remote) Write(buf graph.BufID, off int64, data []byte) error {
+	_, err := r.call(request{Verb: verbWrite, Buf: buf, Off: off, Data: data})
+	return err
+}
+
+func (r *remote) Read(buf graph.BufID, off int64, data []byte) error {
+	m, err := r.call(request{Verb: verbRead, Buf: buf, Off: off, N: int64(len(data))})
+	if err == nil && copy(data, m.Data) != len(data) {
+		err = fmt.Errorf("rank %d sent %d bytes of %d", r.link.Rank, len(m.Data), len(data))
+	}
+	return err
+}
+
+// Scalar reads an f64 of one element.
+func (r *remote) Scalar(buf graph.BufID) (float64, error) {
+	m, err := r.call(request{Verb: verbScalar, Buf: buf})
+	return m.Scalar, err
+}
+
+// isInput tells whether only the host writes a buffer: what was sent is then
+// what the rank has.
+func (r *remote) isInput(buf graph.BufID) bool {
+	switch r.p.Buf(buf).Port {
+	case graph.PortTokens, graph.PortTargets, graph.PortHyper, graph.PortKey:
+		return true
+	}
+	return false
+}
+
+// HostBytes is a buffer of the rank's host memory, as a copy.
+func (r *remote) HostBytes(buf graph.BufID) ([]byte, error) {
+	if buf < 0 || int(buf) >= len(r.p.Buffers) {
+		return nil, fmt.Errorf("rank %d: host view of buffer %d: the program lacks it", r.link.Rank, buf)
+	}
+	b := r.host[buf]
+	if b != nil && r.isInput(buf) {
+		return b.here, nil
+	}
+	m, err := r.call(request{Verb: verbHost, Buf: buf})
+	if err != nil {
+		return nil, err
+	}
+	if b == nil {
+		b = &hostCopy{make([]byte, len(m.Data)), nil}
+		r.host[buf] = b
+	}
+	copy(b.here, m.Data)
+	b.there = m.Data
+	return b.here, nil
+}
+
+func (r *remote) HostF64(buf graph.BufID) ([]float64, error) { return hostAs[float64](r, buf) }
+func (r *remote) HostF32(buf graph.BufID) ([]float32, error) { return hostAs[float32](r, buf) }
+func (r *remote) HostI64(buf graph.BufID) ([]int64, error)   { return hostAs[int64](r, buf) }
+func (r *remote) HostI32(buf graph.BufID) ([]int32, error)   { return hostAs[int32](r, buf) }
+
+func hostAs[T float64 | float32 | int64 | int32](r *remote, buf graph.BufID) ([]T, error) {
+	b, err := r.HostBytes(buf)
+	if err != nil || len(b) == 0 {
+		return nil, err
+	}
+	var zero T
+	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), len(b)/int(unsafe.Sizeof(zero))), nil
+}
+
+// Abort ends the job there too. It does not wait: the rank may be stuck.
+func (r *remote) Abort(err error) {
+	go func() { _ = r.link.send(request{Verb: verbAbort, Err: toWire(err, failAborted)}) }()
+}
+
+// Running asks what the rank's streams are running; one that does not answer in
+// a second tells nothing.
+func (r *remote) Running() []string {
+	id, c, err := r.ask(request{Verb: verbRunning})
+	if err != nil {
+		return nil
+	}
+	defer r.forget(id)
+	select {
+	case m := <-c:
+		return m.List
+	case <-time.After(time.Second):
+		return nil
+	}
+}
+
+func (r *remote) snapshot() state {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last
+}
+
+// Touched, CommStats and DiskTraffic are as of the last request that has ended.
+func (r *remote) Touched(s graph.Space) int64 {
+	if s >= graph.NumSpaces {
+		return 0
+	}
+	return r.snapshot().Touched[s]
+}
+func (r *remote) CommStats() comm.Stats       { return r.snapshot().Comm }
+func (r *remote) DiskTraffic() device.Traffic { return r.snapshot().Disk }
+
+// Close ends the rank and its process's part of the job.
+func (r *remote) Close() error {
+	done := make(chan error, 1)
+	go func() {
+		_, err := r.call(request{Verb: verbClose})
+		done <- err
+	}()
+	var err error
+	select {
+	case err = <-done:
+	case <-time.After(2 * stopGrace):
+		err = fmt.Errorf("%w: the process of rank %d does not end", comm.ErrTimeout, r.link.Rank)
+	}
+	return errors.Join(err, r.link.Close())
+}

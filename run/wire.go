@@ -1,0 +1,221 @@
+package run
+
+import (
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/exec"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Between the process that leads a job (of rank 0) and one of another rank runs
+// a stream of messages: the leader asks, the other answers. All decisions are the
+// leader's; the other process runs sections of its program and moves bytes.
+
+// verb is what a request asks for.
+type verb uint8
+
+const (
+	verbRun   verb = iota + 1
+	verbGated      // verbRun, and asks before the update
+	verbFind       // the first value that is not finite
+	verbGo         // goes on with a phase, after the host's inputs are filled
+	verbScalar
+	verbWrite
+	verbRead
+	verbHost // reads a buffer in host memory, between phases too
+	verbAbort
+	verbRunning
+	verbClose
+)
+
+// request is a message of the leader.
+type request struct {
+	ID   uint64
+	Verb verb
+	Name string // of the section
+	Step int64
+	Buf  graph.BufID
+	Off  int64
+	N    int64
+	Pass bool // of verbGo, at the gate
+	Data []byte
+	Host []hostData // of verbGo
+	Err  *wireError
+}
+
+// hostData is the contents of a buffer in host memory.
+type hostData struct {
+	Buf  graph.BufID
+	Data []byte
+}
+
+// reply answers the request of its ID.
+type reply struct {
+	ID     uint64
+	Phase  string // not "": a section is about to run this phase, and waits for verbGo
+	Repeat int
+	Gate   bool // a section is at its gate, and waits for verbGo
+	Norm   bool // and knows its gradient norm
+	Passed bool
+	Found  *found
+	Scalar float64
+	Data   []byte
+	List   []string
+	Err    *wireError
+	State  *state // of a finished request
+}
+
+// found is an exec.NonFinite whose operation is named by its place.
+type found struct {
+	exec.NonFinite // without its Op
+	InPhase, Op    int
+}
+
+// state is what the leader keeps of a rank elsewhere.
+type state struct {
+	Touched [graph.NumSpaces]int64
+	Comm    comm.Stats
+	Disk    device.Traffic
+}
+
+// failure is the kind of an error that crosses processes.
+type failure uint8
+
+const (
+	failInput failure = iota // bad input
+	failFit                  // does not fit
+	failRun                  // a fault at run time
+	failAborted
+	failTimeout
+	failMismatch
+	failLost
+)
+
+var failures = map[failure]error{failAborted: comm.ErrAborted, failTimeout: comm.ErrTimeout, failMismatch: comm.ErrMismatch, failLost: comm.ErrLost}
+
+// wireError is an error on its way.
+type wireError struct {
+	Kind failure
+	Text string
+}
+
+// RemoteError is an error of a rank in another process.
+type RemoteError struct {
+	Rank int
+	wire wireError
+}
+
+func (e *RemoteError) Error() string { return e.wire.Text }
+
+// Unwrap returns the kind of a communication error, else nil.
+func (e *RemoteError) Unwrap() error { return failures[e.wire.Kind] }
+
+// DoesNotFit tells whether it is the refusal of a plan that does not fit there.
+func (e *RemoteError) DoesNotFit() bool { return e.wire.Kind == failFit }
+
+// Fault tells whether it went wrong while running, as opposed to bad input.
+func (e *RemoteError) Fault() bool { return e.wire.Kind >= failRun }
+
+func toWire(err error, other failure) *wireError {
+	if err == nil {
+		return nil
+	}
+	for _, kind := range []failure{failTimeout, failMismatch, failLost, failAborted} {
+		if errors.Is(err, failures[kind]) {
+			other = kind
+			break
+		}
+	}
+	return &wireError{other, err.Error()}
+}
+
+// Link is the leader's stream to another rank's process, or that process's to the
+// leader.
+type Link struct {
+	Rank int // of the other end
+	conn io.ReadWriteCloser
+	dec  *gob.Decoder
+
+	mu  sync.Mutex // of what is sent
+	enc *gob.Encoder
+
+	broken sync.Once
+	why    atomic.Pointer[error]
+}
+
+// NewLink speaks over conn with the process of a rank.
+func NewLink(rank int, conn io.ReadWriteCloser) *Link {
+	return &Link{Rank: rank, conn: conn, enc: gob.NewEncoder(conn), dec: gob.NewDecoder(conn)}
+}
+
+func (l *Link) send(v any) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.enc.Encode(v); err != nil {
+		if why := l.why.Load(); why != nil {
+			return *why
+		}
+		return fmt.Errorf("%w: the process of rank %d takes no more messages: %v", comm.ErrLost, l.Rank, err)
+	}
+	return nil
+}
+
+func (l *Link) receive(v any) error {
+	if err := l.dec.Decode(v); err != nil {
+		if why := l.why.Load(); why != nil {
+			return *why
+		}
+		return fmt.Errorf("%w: the process of rank %d has ended: %v", comm.ErrLost, l.Rank, err)
+	}
+	return nil
+}
+
+// Close ends the stream.
+func (l *Link) Close() (err error) {
+	l.broken.Do(func() { err = l.conn.Close() })
+	return err
+}
+
+// Break ends the stream because the job has ended with err: who waits for a
+// message gets it.
+func (l *Link) Break(err error) {
+	l.why.CompareAndSwap(nil, &err)
+	_ = l.Close()
+}
+
+// Hello is what a process says of itself first.
+type Hello struct {
+	Rank    int
+	Host    string
+	Build   string // of the program
+	Kernels string // level of the CPU's kernels
+}
+
+// Differs says what keeps two processes from running one job; "" for nothing.
+func (h Hello) Differs(o Hello) string {
+	switch {
+	case h.Build != o.Build:
+		return fmt.Sprintf("rank %d (host %s) runs build %s of the program, rank %d (host %s) build %s", h.Rank, h.Host, h.Build, o.Rank, o.Host, o.Build)
+	case h.Kernels != o.Kernels:
+		return fmt.Sprintf("rank %d (host %s) has kernels of level %s, rank %d (host %s) of %s: set SPILLWAY_SIMD to one that all have",
+			h.Rank, h.Host, h.Kernels, o.Rank, o.Host, o.Kernels)
+	}
+	return ""
+}
+
+// Task is the leader's answer to a Hello: what to run, or an end.
+type Task struct {
+	Config  []byte // nil: there is nothing to do
+	Program string // hash of the program and its layout
+	Err     string // why there is nothing to do
+}
+
+// opened is the answer to a Task.
+type opened struct{ Err *wireError }

@@ -1,0 +1,212 @@
+package run
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spillway-ml/spillway/exec"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Greet introduces this process to the leader and returns what it is to run. A
+// Task without a Config says that there is nothing, in good order or, with Err,
+// not.
+func (l *Link) Greet(h Hello) (Task, error) {
+	var t Task
+	if err := l.send(h); err != nil {
+		return t, err
+	}
+	err := l.receive(&t)
+	return t, err
+}
+
+// Welcome gives a process its task, once it has said who it is.
+func (l *Link) Welcome() (Hello, error) {
+	var h Hello
+	err := l.receive(&h)
+	return h, err
+}
+
+// Assign sends the task.
+func (l *Link) Assign(t Task) error { return l.send(t) }
+
+// Refused tells the leader that the task can't be run here. notFit: the machine
+// is too small for it.
+func (l *Link) Refused(err error, notFit bool) error {
+	kind := failInput
+	if notFit {
+		kind = failFit
+	}
+	return l.send(opened{toWire(err, kind)})
+}
+
+// Opened waits until the process has opened its rank.
+func (l *Link) Opened() error {
+	var o opened
+	if err := l.receive(&o); err != nil {
+		return err
+	}
+	if o.Err != nil {
+		return &RemoteError{l.Rank, *o.Err}
+	}
+	return nil
+}
+
+// worker runs a rank for the leader.
+type worker struct {
+	link *Link
+	rank *Rank
+	p    *graph.Program
+	work chan request
+}
+
+// Serve tells the leader that the rank is open, and does what it asks until it
+// closes the rank (nil), or is gone.
+func (l *Link) Serve(rs *Ranks) error {
+	w := &worker{link: l, rank: rs.First(), p: rs.plan.Program, work: make(chan request, 16)}
+	if err := l.send(opened{}); err != nil {
+		return err
+	}
+	gone := make(chan error, 1)
+	go func() {
+		defer close(w.work)
+		for {
+			var q request
+			if err := l.receive(&q); err != nil {
+				time.Sleep(endGrace)
+				w.rank.Exec.Abort(err)
+				gone <- err
+				return
+			}
+			switch q.Verb {
+			case verbAbort:
+				w.rank.Exec.Abort(errors.New(q.Err.Text))
+			case verbRunning:
+				_ = l.send(reply{ID: q.ID, List: w.rank.Exec.Running()})
+			default:
+				w.work <- q
+			}
+		}
+	}()
+	for q := range w.work {
+		if q.Verb == verbClose {
+			return l.send(reply{ID: q.ID, State: w.state()})
+		}
+		m := w.do(q)
+		m.ID, m.State = q.ID, w.state()
+		if err := l.send(m); err != nil {
+			return err
+		}
+	}
+	return <-gone
+}
+
+func (w *worker) state() *state {
+	s := &state{Comm: w.rank.Exec.CommStats(), Disk: w.rank.Exec.DiskTraffic()}
+	for sp := range graph.NumSpaces {
+		s.Touched[sp] = w.rank.Exec.Touched(sp)
+	}
+	return s
+}
+
+// do serves a request on the rank's goroutine.
+func (w *worker) do(q request) (m reply) {
+	err := w.rank.do(func() error { return w.serve(q, &m) })
+	m.Err = toWire(err, failRun)
+	return m
+}
+
+func (w *worker) serve(q request, m *reply) (err error) {
+	e := w.rank.Exec
+	var before func(*graph.Phase, int) error
+	if q.N != 0 {
+		before = func(ph *graph.Phase, repeat int) error {
+			_, err := w.ask(reply{ID: q.ID, Phase: ph.Name, Repeat: repeat})
+			return err
+		}
+	}
+	switch q.Verb {
+	case verbRun:
+		e.SetStep(q.Step)
+		return e.RunSection(q.Name, before)
+	case verbGated:
+		e.SetStep(q.Step)
+		m.Passed, err = e.RunGated(q.Name, before, func(norm bool) (bool, error) { return w.ask(reply{ID: q.ID, Gate: true, Norm: norm}) })
+		return err
+	case verbFind:
+		f, err := e.FindNonFinite(q.Name, before)
+		if f != nil {
+			m.Found = w.place(q.Name, *f)
+		}
+		return err
+	case verbScalar:
+		m.Scalar, err = e.Scalar(q.Buf)
+		return err
+	case verbWrite:
+		return e.Write(q.Buf, q.Off, q.Data)
+	case verbRead:
+		if q.N < 0 || q.N > 1<<34 {
+			return fmt.Errorf("read of %d bytes", q.N)
+		}
+		m.Data = make([]byte, q.N)
+		return e.Read(q.Buf, q.Off, m.Data)
+	case verbHost:
+		m.Data, err = e.HostBytes(q.Buf)
+		return err
+	}
+	return fmt.Errorf("the leader asks for something unknown (%d)", q.Verb)
+}
+
+// place names the operation of f by where it is in its section.
+func (w *worker) place(section string, f exec.NonFinite) *found {
+	to := &found{NonFinite: f, InPhase: -1}
+	to.NonFinite.Op = nil
+	if s := w.p.Section(section); s != nil {
+		for i := range s.Phases {
+			for k := range s.Phases[i].Ops {
+				if &s.Phases[i].Ops[k] == f.Op {
+					to.InPhase, to.Op = i, k
+				}
+			}
+		}
+	}
+	return to
+}
+
+// ask asks the leader in the middle of a section, and does what it needs for its
+// answer: the host's inputs of a phase, or whether the update may pass.
+func (w *worker) ask(m reply) (bool, error) {
+	if err := w.link.send(m); err != nil {
+		return false, err
+	}
+	for q := range w.work {
+		switch q.Verb {
+		case verbHost, verbScalar:
+			var m reply
+			err := w.serve(q, &m)
+			m.ID, m.Err = q.ID, toWire(err, failRun)
+			if err := w.link.send(m); err != nil {
+				return false, err
+			}
+			continue
+		case verbGo:
+		default:
+			return false, fmt.Errorf("the leader asks for something else (%d) within a section", q.Verb)
+		}
+		for _, h := range q.Host {
+			data, err := w.rank.Exec.HostBytes(h.Buf)
+			if err != nil {
+				return false, err
+			}
+			if copy(data, h.Data) != len(h.Data) {
+				return false, fmt.Errorf("the leader sends %d bytes for buffer %d of %d", len(h.Data), h.Buf, len(data))
+			}
+		}
+		if q.Err != nil {
+			return false, errors.New(q.Err.Text)
+		}
+		return q.Pass, nil
+	}
+	return false, fmt.Errorf("the process of rank %d, which leads the job, has ended", w.link.Rank)
+}
