@@ -37,12 +37,12 @@ Any flag overrides a value of the demo.`,
 	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; default: shard over all)")
 	transport := fs.String("transport", cluster.Auto, "how ranks meet: auto, inproc (one process), shm (spillway launch) or mpi (mpirun)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
-		p, err := findPlace(*transport)
+		p, err := findPlace(*transport, cmd.ErrOrStderr())
 		if err != nil {
 			return err
 		}
 		if !p.leads() {
-			return p.work(cmd.ErrOrStderr())
+			return p.work()
 		}
 		ranksAsked := fs.Changed("ranks")
 		isDemo, err := settle(fs, &c, &l)
