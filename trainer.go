@@ -44,8 +44,9 @@ type Trainer struct {
 	procs    bool              // the runtime has more processors for its workers
 	trace    *exec.Trace
 
-	tokenizer data.Tokenizer // nil: the run reads no text
-	notes     []string       // what a person should know before the first step
+	tokenizer data.Tokenizer    // nil: the run reads no text
+	notes     []string          // what a person should know before the first step
+	files     []checkpoint.Blob // small files of every checkpoint; nil: not made yet
 	train     *batches
 	eval      *batches
 
@@ -148,6 +149,9 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if err := t.fit(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
+	if t.model.Dropouts != "" && !cfg.Inference {
+		t.notes = append(t.notes, fmt.Sprintf("dropout of the model's config.json (%s) is not applied: --dropout, which is %g, rules", t.model.Dropouts, cfg.Dropout))
+	}
 	if err := t.openData(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -187,6 +191,9 @@ func (t *Trainer) Plan() *plan.Plan { return t.plan }
 
 // Config returns the configuration with its defaults filled in.
 func (t *Trainer) Config() Config { return t.cfg }
+
+// ByteTokens says that the run's tokenizer takes each byte of text for a token.
+func (t *Trainer) ByteTokens() bool { return t.tokenizer != nil && t.tokenizer.Name() == "bytes" }
 
 // Notes are lines about the run that a person should see before its first step.
 func (t *Trainer) Notes() []string { return t.notes }
@@ -460,7 +467,9 @@ func (t *Trainer) Close() error {
 	}
 	t.train, t.eval = nil, nil
 	if t.store != nil {
-		errs = append(errs, t.store.Close())
+		if err := t.store.Close(); err != nil { // what was saved is complete and synced
+			t.cfg.warn("close --checkpoint %s: %v", t.cfg.Checkpoint, err)
+		}
 		t.store = nil
 	}
 	return errors.Join(errs...)
