@@ -10,6 +10,11 @@ func init() {
 	state := func(name string) Operand {
 		return Operand{Name: name, Shape: "(Len)", Types: isF32, Modes: modeRW}
 	}
+	moment := func(name string) Operand {
+		o := state(name)
+		o.Types = []DType{F32, U8}
+		return o
+	}
 	register(
 		&Info{
 			Kind: SqSum,
@@ -66,10 +71,11 @@ func init() {
 			},
 		},
 		&Info{
-			Kind:  AdamW,
-			Doc:   "AdamW (Loshchilov & Hutter 2019) on coef·g; g, p, m, v (Len). low, of every rule: the new p rounded to 16 bits (Len).",
+			Kind: AdamW,
+			Doc: "AdamW (Loshchilov & Hutter 2019) on coef·g; g, p, m, v (Len). low, of every rule: the new p rounded to 16 bits (Len). " +
+				"m and v may be u8: blocks of 256 elements in 260 bytes (State), m of the signed dynamic map, v of the unsigned one.",
 			In:    []Operand{g, coef, hyper},
-			Out:   []Operand{state("p"), state("m"), state("v"), low},
+			Out:   []Operand{state("p"), moment("m"), moment("v"), low},
 			Attr:  UpdateAttr{},
 			check: func(c *checker) { c.update(1, 2, -1, false) },
 			flops: func(c *checker) int64 { return 16 * c.in(0).elems() },
@@ -184,8 +190,13 @@ func (c *checker) update(coef, hyper, norms int, outNorms bool) {
 			norm(c.out(i))
 		case o.Shape == "(params)":
 			c.vector(c.out(i), params, "one for each of the unit's parameters")
+		case c.out(i).ok() && c.out(i).buf.DType == U8:
+			c.vector(c.out(i), QuantLen(a.Shard.Len), "the blocks of the shard's Len")
 		default:
 			c.vector(c.out(i), a.Shard.Len, "the shard's Len")
 		}
+	}
+	if c.op.Kind == AdamW && c.err == nil && c.out(1).buf.DType != c.out(2).buf.DType {
+		c.failf("operands m and v are %v and %v, want one type", c.out(1).buf.DType, c.out(2).buf.DType)
 	}
 }
