@@ -3,6 +3,7 @@ package spillway
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
@@ -85,7 +86,7 @@ func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Confi
 		}
 	}
 	if cfg.Generate {
-		if fwd.Generate, err = model.Build(m, model.Generate, 1, cfg.Seq); err != nil {
+		if err = buildGeneration(&fwd, m, cfg); err != nil {
 			return fwd, conf, h, err
 		}
 	}
@@ -124,6 +125,21 @@ func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Confi
 		Verify:  cfg.Poison,
 	}
 	return fwd, conf, h, nil
+}
+
+// buildGeneration adds the programs of generation. Keys and values are kept where
+// there are kernels for it: on the CPU in fp32. Elsewhere each token is a forward
+// over all.
+func buildGeneration(fwd *plan.Forward, m model.Config, cfg *Config) (err error) {
+	kind := model.Generate
+	if !cfg.wholeGeneration && strings.EqualFold(cfg.precision(), "fp32") && cfg.target().Name == graph.CPUTarget().Name {
+		kind = model.Prompt
+		if fwd.Next, err = model.Build(m, model.Next, 1, cfg.Seq); err != nil {
+			return err
+		}
+	}
+	fwd.Generate, err = model.Build(m, kind, 1, cfg.Seq)
+	return err
 }
 
 // chunksOfUnit is how many chunks of a unit's states pass through the host at

@@ -194,6 +194,9 @@ type Config struct {
 	job *Job
 	// cuda takes the place of the machine's driver, compiler and libraries. For tests.
 	cuda *run.CUDAParts
+	// wholeGeneration keeps no keys and values: each token is a forward over all
+	// before it. For tests, which hold the other way to it.
+	wholeGeneration bool
 	// wrapDevice takes the place of a rank's device context. For tests of failures.
 	wrapDevice func(rank int, ctx device.Context) device.Context
 }

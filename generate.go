@@ -112,33 +112,43 @@ func wholeRunes(b []byte) int {
 	return len(b)
 }
 
-// decoder runs the program's generation over a growing row of tokens.
+// decoder runs the program's generation over a growing row of tokens. Where the
+// plan keeps keys and values, only tokens that it has not seen are computed, as
+// long as the row fits into Config.Seq; then each token is a forward over the last
+// Seq of them, whose positions move with every token.
 type decoder struct {
-	t *Trainer
+	t    *Trainer
+	seen int // tokens whose keys and values are kept
 }
 
 // next gives the logits of the token after the given ones.
 func (d *decoder) next(tokens []int32, logits []float32) error {
-	t := d.t
+	t, form := d.t, graph.FormWhole
 	window := tokens[max(0, len(tokens)-t.cfg.Seq):]
+	var key [graph.NumKey]int64
+	key[graph.KeySeed] = t.cfg.Seed
+	key[graph.KeyRow] = int64(len(window) - 1)
+	key[graph.KeyValid] = int64(len(window))
+	last := len(tokens) - 1
+	if t.plan.Program.SectionOf(graph.SectionGenerate, graph.FormNext) != nil && d.seen > 0 && d.seen == last && len(tokens) <= t.cfg.Seq {
+		form, window = graph.FormNext, tokens[last:]
+		key[graph.KeyStart], key[graph.KeyValid] = int64(last), 1
+	}
 	err := t.ranks.Each("the generation", func(r *run.Rank) error {
-		return r.Exec.RunSection(graph.SectionGenerate.String(), func(*graph.Phase, int) error {
+		return r.Exec.RunSection(graph.SectionName(graph.SectionGenerate, form), func(*graph.Phase, int) error {
 			dst, err := r.Exec.HostI32(t.ports[graph.PortTokens])
 			if err != nil {
 				return err
 			}
 			clear(dst)
 			copy(dst, window)
-			var key [graph.NumKey]int64
-			key[graph.KeySeed] = t.cfg.Seed
-			key[graph.KeyRow] = int64(len(window) - 1)
-			key[graph.KeyValid] = int64(len(window))
 			return fillHost(r.Exec.HostI64, t.ports[graph.PortKey], key[:])
 		})
 	})
 	if err != nil {
 		return err
 	}
+	d.seen = len(tokens)
 	return t.ranks.First().Read(t.plan.Program.Logits, 0, run.Float32Bytes(logits))
 }
 

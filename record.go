@@ -40,6 +40,10 @@ func (c *Config) settings() map[string]string {
 		"weight-decay": number(c.WeightDecay), "beta1": number(c.Beta1), "beta2": number(c.Beta2), "eps": number(c.Eps),
 		"clip": number(c.Clip), "dropout": number(c.Dropout), "freeze": strings.Join(freeze, ","),
 		"precision": strings.ToLower(c.precision()), "warmup": strconv.Itoa(c.Warmup), "min-lr": number(c.MinLR),
+		"on-nonfinite": "stop",
+	}
+	if c.skipsNonFinite() {
+		s["on-nonfinite"] = "skip"
 	}
 	if s["lr-scale"] != "none" {
 		s["lr-base-batch"] = strconv.Itoa(c.LRBaseBatch)
@@ -156,7 +160,11 @@ func (t *Trainer) refuseLoop(c checkpoint.Choice) error {
 	now := t.cfg.settings()
 	for _, d := range slices.Backward(t.store.Diverged()) {
 		if flags, _ := changed(d.Settings, now); d.Step > c.Manifest.Step && len(flags) == 0 {
-			return fmt.Errorf("resume: with these settings the run became non-finite at step %d, and from %s it would again; change --lr, --warmup, --clip, --seed with --accept-changes, or give --on-nonfinite skip", d.Step, c.Name)
+			from := "the start"
+			if c.Found() {
+				from = c.Name
+			}
+			return fmt.Errorf("resume: with these settings the run became non-finite at step %d, and from %s it would again; change --lr, --warmup, --clip, --seed with --accept-changes, or give --on-nonfinite skip", d.Step, from)
 		}
 	}
 	return nil

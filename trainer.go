@@ -1,6 +1,7 @@
 package spillway
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -53,6 +54,7 @@ type Trainer struct {
 	data data.Fingerprint // of train's source, where checkpoints are written
 
 	step    int   // steps done
+	base    int   // updates that the newest checkpoint's states have seen
 	pending bool  // the last step's update waits for the next step, or flush
 	fatal   error // after a failed step nothing else runs
 	skipped skips // steps whose update was left out: with OnNonFinite "skip", and of fp16
@@ -136,7 +138,7 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 		return nil, err
 	}
 	t := &Trainer{cfg: cfg}
-	err := t.lookAtCheckpoints()
+	err := cmp.Or(t.cfg.refuseOverwriting(), t.lookAtCheckpoints())
 	if err != nil {
 		return nil, err
 	}
@@ -263,6 +265,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	skipped := false
 	if !isFinite(loss) || !isFinite(norm) {
 		if skipped, err = t.nonFinite(&at, loss/float64(targets), norm); err != nil {
+			t.markDivergence(s + 1)
 			t.fatal = err
 			return StepResult{}, err
 		}
@@ -505,10 +508,12 @@ func (t *Trainer) Close() error {
 // modelConfig reads the model's shape: from the folder name, if it holds a
 // config.json or checkpoints, or else from the preset of that name.
 func modelConfig(name string) (hfconfig.Config, error) {
-	given := name
-	name, _, err := checkpoint.Resolve(context.Background(), name, hfconfig.FileName)
-	if err != nil {
-		return hfconfig.Config{}, fmt.Errorf("--model %s: %w", given, err)
+	_, err := presetConfig(name)
+	if err != nil { // a preset is not taken for a folder of checkpoints of its name
+		given := name
+		if name, _, err = checkpoint.Resolve(context.Background(), name, hfconfig.FileName); err != nil {
+			return hfconfig.Config{}, fmt.Errorf("--model %s: %w", given, err)
+		}
 	}
 	st, err := os.Stat(name)
 	isFolder := err == nil && st.IsDir()

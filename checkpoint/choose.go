@@ -122,8 +122,7 @@ func Resolve(ctx context.Context, path string, only ...string) (folder string, p
 	if st, err := os.Stat(path); err != nil || !st.IsDir() {
 		return path, nil, nil // whoever opens it says what is wrong
 	}
-	_, _, canonical := parseName(filepath.Base(path))
-	if _, err := ReadManifest(path); err == nil || canonical { // a model's folder may have a manifest.json of another kind
+	if _, ok := Stat(path); ok { // a model's folder may have a manifest.json of another kind
 		_, err := Verify(ctx, path, only...)
 		return path, nil, err
 	}

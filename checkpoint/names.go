@@ -57,3 +57,6 @@ func random() string {
 	_, _ = rand.Read(b[:]) // never fails: the process ends where the system has no randomness
 	return hex.EncodeToString(b[:])
 }
+
+// OwnFiles are the names of what a Store keeps beside checkpoints.
+func OwnFiles() []string { return []string{lockName, marksName} }

@@ -116,17 +116,10 @@ func init() {
 			Attr:       RopeAttr{},
 			check: func(c *checker) {
 				x, a := c.in(0), c.op.Attr.(RopeAttr)
-				c.within("Heads", a.Heads, 1<<24)
-				c.within("HeadDim", a.HeadDim, 1<<24)
-				if c.err == nil && a.HeadDim%2 != 0 {
-					c.failf("HeadDim is %d, want an even number (pairs turn)", a.HeadDim)
-				}
+				c.rope(a)
 				c.matrix(x, x.rows(), a.Heads*a.HeadDim, "Heads·HeadDim")
 				c.divides("Seq", a.Seq, x, "the number of rows", x.rows())
 				c.same(c.out(0), x)
-				if c.err == nil && !(a.Theta > 0 && a.Theta <= math.MaxFloat64) {
-					c.failf("Theta is %g, want a positive finite number", a.Theta)
-				}
 			},
 			flops: func(c *checker) int64 { return 3 * c.out(0).elems() },
 			derive: func(d *differ) {
@@ -258,4 +251,16 @@ func checkAct(a ActKind, noneAllowed bool) error {
 		}
 	}
 	return fmt.Errorf("activation is %q, want %s, %s, %s or %s", a, ActGELUTanh, ActGELU, ActSiLU, ActReLU)
+}
+
+// rope checks what does not depend on the operands' shapes.
+func (c *checker) rope(a RopeAttr) {
+	c.within("Heads", a.Heads, 1<<24)
+	c.within("HeadDim", a.HeadDim, 1<<24)
+	if c.err == nil && a.HeadDim%2 != 0 {
+		c.failf("HeadDim is %d, want an even number (pairs turn)", a.HeadDim)
+	}
+	if c.err == nil && !(a.Theta > 0 && a.Theta <= math.MaxFloat64) {
+		c.failf("Theta is %g, want a positive finite number", a.Theta)
+	}
 }

@@ -104,6 +104,11 @@ const (
 
 	// x (N,C), key i64 → y (1,C): row KeyRow.
 	SelectRow Kind = "select_row"
+	// x (1, Heads·HeadDim), key i64 → y: rope of the position KeyStart. RopeAttr. In place allowed.
+	RopeAt Kind = "rope_at"
+	// qkv or q, k, v of Seq rows, key i64 → y; keys rw, values rw (Capacity, KVHeads·HeadDim):
+	// attention over the rows before KeyStart, which they hold, and these. AttentionAttr.
+	AttentionCached Kind = "attention_cached"
 )
 
 // Collectives. Reductions add float32 (or int64) in the fixed tree order over ranks.

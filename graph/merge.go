@@ -1,17 +1,21 @@
 package graph
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Merge returns p with the only section of other added as one of the given kind.
 // Both are programs of the same model: parameters are matched by name, inputs
 // and the loss by role (an input of other that is smaller than p's becomes a
-// view of its start), everything else of other is added.
+// view of its start), what generation keeps (Builder.Cache) by name; everything
+// else of other is added. The section keeps its form.
 func Merge(p, other *Program, kind SectionKind) (*Program, error) {
 	name := kind.String()
 	if len(other.Sections) != 1 {
 		return nil, fmt.Errorf("graph: merge %q: the other program has %d sections, 1 is needed", name, len(other.Sections))
 	}
-	if p.SectionOf(kind, FormWhole) != nil {
+	if p.SectionOf(kind, other.Sections[0].Form) != nil {
 		return nil, fmt.Errorf("graph: merge %q: the program has that section already", name)
 	}
 	q := p.Clone()
@@ -60,11 +64,24 @@ func Merge(p, other *Program, kind SectionKind) (*Program, error) {
 			return nil, err
 		}
 	}
+	kept := map[string]BufID{}
+	for i := range q.Buffers {
+		if b := &q.Buffers[i]; b.Class == Activations && b.Life == LifeRun && b.View == nil {
+			kept[b.Name] = BufID(i)
+		}
+	}
 	for i := range other.Buffers {
 		if to[i] != NoBuf {
 			continue
 		}
 		b := other.Buffers[i]
+		if have, ok := kept[b.Name]; ok && b.Life == LifeRun {
+			if h := q.Buf(have); h.DType != b.DType || !slices.Equal(h.Shape, b.Shape) {
+				return nil, fmt.Errorf("graph: merge %q: %q is %v %v here and %v %v there", name, b.Name, h.DType, h.Shape, b.DType, b.Shape)
+			}
+			to[i] = have
+			continue
+		}
 		b.Shape = append([]int64(nil), b.Shape...)
 		to[i] = q.AddBuffer(b)
 	}

@@ -30,10 +30,11 @@ type Form uint8
 const (
 	FormWhole  Form = iota // everything is computed
 	FormCached             // what the frozen beginning hands on comes from the host
+	FormNext               // one token after those whose keys and values are kept
 	NumForms
 )
 
-var formNames = [NumForms]string{"whole", "cached"}
+var formNames = [NumForms]string{"whole", "cached", "next"}
 
 func (f Form) String() string { return name(formNames[:], int(f), "form") }
 

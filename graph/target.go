@@ -74,10 +74,14 @@ func (t Target) Workspace(p *Program, op *Op) int64 {
 		return t.product(m, n, k, transB, half(p, op.In[0]), half(p, op.Out[0].Buf))
 	case Attention:
 		a := op.Attr.(AttentionAttr)
-		q := min(t.Attention.Queries, roundUp(a.Seq, t.Attention.Keys))
-		d, keys := roundUp(a.HeadDim, t.Attention.Lanes), t.Attention.Keys
-		slots := min(a.Batch*a.Heads*((a.Seq+q-1)/q), t.Attention.Slots)
-		return t.align(4 * slots * (2*q*d + 17*q + 2*keys*d + keys*keys + 2*keys + 16))
+		return t.align(t.attention(a, a.Seq))
+	case AttentionCached: // queries begin anywhere in a tile of keys
+		a := op.Attr.(AttentionAttr)
+		span := a.Seq
+		if p.Buffers[op.Out[1].Buf].Shape[0] > a.Seq {
+			span += t.Attention.Keys - 1
+		}
+		return t.align(t.attention(a, span))
 	case AttentionGrad:
 		a := op.Attr.(AttentionAttr)
 		q := min(t.Attention.Queries, roundUp(a.Seq, t.Attention.Keys))
@@ -91,7 +95,7 @@ func (t Target) Workspace(p *Program, op *Op) int64 {
 		if half(p, op.In[1]) {
 			return t.align(8 * p.Buffers[op.In[0]].Elems())
 		}
-	case Rope: // cosines and sines of every position
+	case Rope, RopeAt: // cosines and sines of every position
 		a := op.Attr.(RopeAttr)
 		return t.align(4 * a.Seq * a.HeadDim)
 	case Sum:
@@ -211,4 +215,13 @@ func AddWorkspace(p *Program, t Target) *Program {
 		}
 	}
 	return q
+}
+
+// attention is the scratch of attention whose queries span so many positions of
+// the tiles of keys.
+func (t Target) attention(a AttentionAttr, span int64) int64 {
+	q := min(t.Attention.Queries, roundUp(span, t.Attention.Keys))
+	d, keys := roundUp(a.HeadDim, t.Attention.Lanes), t.Attention.Keys
+	slots := min(a.Batch*a.Heads*((span+q-1)/q), t.Attention.Slots)
+	return 4 * slots * (2*q*d + 17*q + 2*keys*d + keys*keys + 2*keys + 16)
 }

@@ -410,6 +410,7 @@ const (
 	KeySample        // global sample index of this rank's row 0 in this micro-step
 	KeyRow           // generate: row of the (1, T) input whose logits are wanted
 	KeyValid         // generate: number of valid positions
+	KeyStart         // generate: position of row 0, after those whose keys and values are kept
 	NumKey    = 8
 )
 

@@ -175,15 +175,19 @@ func (c Config) validateLM() error {
 // Kind is what a program is for.
 type Kind uint8
 
-// Kinds of programs. Eval and Generate have no dropout; Generate is a batch of
-// one, whose row Key[KeyRow] gets its Logits.
+// Kinds of programs. Only Train has dropout. The last three are batches of one:
+// Generate gives the row Key[KeyRow] its Logits; Prompt is the same and keeps the
+// keys and values of all its rows for Next, which takes one token, at position
+// Key[KeyStart] (and Key[KeyRow], the same), and gives the Logits after it.
 const (
 	Train Kind = iota
 	Eval
 	Generate
+	Prompt
+	Next
 )
 
-var sections = [...]graph.SectionKind{graph.SectionForward, graph.SectionEval, graph.SectionGenerate}
+var sections = [...]graph.SectionKind{graph.SectionForward, graph.SectionEval, graph.SectionGenerate, graph.SectionGenerate, graph.SectionGenerate}
 
 // Build writes the forward program for batch rows of seq tokens (classifiers:
 // batch samples, seq 1 or 0). Its one section is "forward" for Train, "eval",
@@ -203,19 +207,22 @@ func Build(c Config, kind Kind, batch, seq int) (*graph.Program, error) {
 		return nil, err
 	}
 	c = c.withDefaults()
-	if kind > Generate {
-		return nil, fmt.Errorf("model: program kind is %d, want Train, Eval or Generate", kind)
+	if kind > Next {
+		return nil, fmt.Errorf("model: program kind is %d, want Train, Eval, Generate, Prompt or Next", kind)
 	}
 	if batch < 1 || batch > maxBatch {
 		return nil, fmt.Errorf("model: batch is %d, want 1 to %d", batch, maxBatch)
 	}
-	w := &writer{Builder: graph.NewBuilder(), c: c, kind: kind, batch: int64(batch), seq: int64(seq)}
+	w := &writer{Builder: graph.NewBuilder(), c: c, kind: kind, batch: int64(batch), seq: int64(seq), kept: int64(seq)}
+	if kind == Next {
+		w.seq = 1
+	}
 	switch c.Family {
 	case GPT2, Llama:
 		if seq < 1 || seq > c.Positions {
 			return nil, fmt.Errorf("model: seq is %d, want 1 to the model's %d positions", seq, c.Positions)
 		}
-		if kind == Generate && batch != 1 {
+		if kind >= Generate && batch != 1 {
 			return nil, fmt.Errorf("model: batch is %d, want 1: generation follows one sequence", batch)
 		}
 		if c.Family == GPT2 {
@@ -224,7 +231,7 @@ func Build(c Config, kind Kind, batch, seq int) (*graph.Program, error) {
 			w.llama()
 		}
 	default:
-		if kind == Generate {
+		if kind >= Generate {
 			return nil, fmt.Errorf("model: a classifier (%s) generates nothing; want Train or Eval", c.Family)
 		}
 		if seq > 1 || seq < 0 {
@@ -240,6 +247,9 @@ func Build(c Config, kind Kind, batch, seq int) (*graph.Program, error) {
 	if err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
+	if kind == Next {
+		p.Sections[0].Form = graph.FormNext
+	}
 	p.Sections[0].Become(sections[kind])
 	return p, nil
 }
@@ -249,7 +259,8 @@ type writer struct {
 	*graph.Builder
 	c          Config
 	kind       Kind
-	batch, seq int64
+	batch, seq int64 // rows, and tokens of one
+	kept       int64 // positions whose keys and values Prompt and Next keep
 }
 
 func (w *writer) normal() graph.Init { return graph.Normal(w.c.InitStd) }
@@ -265,10 +276,13 @@ func (w *writer) dropout(name string, x graph.Value, p float64) graph.Value {
 // head ends a language model: the loss, or the logits of one row. table is the
 // (V,C) matrix.
 func (w *writer) head(x, table graph.Value) {
-	if w.kind != Generate {
+	if w.kind < Generate {
 		w.HeadLoss("head", x, table, w.Targets(w.batch, w.seq))
 		return
 	}
-	row := w.SelectRow("head.row", x)
+	row := x
+	if w.kind != Next {
+		row = w.SelectRow("head.row", x)
+	}
 	w.Logits(w.Linear("head", row, table, graph.Value{}, graph.LinearAttr{TransW: true}))
 }

@@ -19,7 +19,7 @@ func (w *writer) gpt2() {
 	x := w.Embed("wte", w.Tokens(w.batch, w.seq), wte) // (N,C)
 	w.Unit("pos")
 	wpe := w.Param("wpe.weight", w.normal(), int64(c.Positions), width)
-	x = w.AddPos("wpe", x, wpe, w.seq, graph.InPlace)
+	x = w.positions("wpe", x, wpe)
 	x = w.dropout("drop", x, c.EmbdDropout)
 
 	// Two projections a block add to the residual stream.
@@ -31,18 +31,18 @@ func (w *writer) gpt2() {
 	for i := range c.Layers {
 		h := fmt.Sprintf("h.%d", i)
 		w.Block("h", i)
-		a := w.layerNorm(h+".ln_1", x)                                // (N,C)
-		a = w.conv1D(h+".attn.c_attn", a, w.normal(), width, 3*width) // (N,3C)
-		a = w.AttentionPacked(h+".attn", a, attn)                     // (N,C)
-		a = w.conv1D(h+".attn.c_proj", a, residual, width, width)     // (N,C)
-		a = w.dropout(h+".attn.resid_dropout", a, c.ResidDropout)     //
-		x = w.Add(h+".attn.add", x, a)                                // (N,C)
-		a = w.layerNorm(h+".ln_2", x)                                 // (N,C)
-		a = w.conv1D(h+".mlp.c_fc", a, w.normal(), width, ffn)        // (N,F)
-		a = w.Activation(h+".mlp.act", a, c.Act)                      // (N,F)
-		a = w.conv1D(h+".mlp.c_proj", a, residual, ffn, width)        // (N,C)
-		a = w.dropout(h+".mlp.dropout", a, c.ResidDropout)            //
-		x = w.Add(h+".mlp.add", x, a)                                 // (N,C)
+		a := w.layerNorm(h+".ln_1", x)                                 // (N,C)
+		a = w.conv1D(h+".attn.c_attn", a, w.normal(), width, 3*width)  // (N,3C)
+		a = w.attend(h+".attn", a, graph.Value{}, graph.Value{}, attn) // (N,C)
+		a = w.conv1D(h+".attn.c_proj", a, residual, width, width)      // (N,C)
+		a = w.dropout(h+".attn.resid_dropout", a, c.ResidDropout)      //
+		x = w.Add(h+".attn.add", x, a)                                 // (N,C)
+		a = w.layerNorm(h+".ln_2", x)                                  // (N,C)
+		a = w.conv1D(h+".mlp.c_fc", a, w.normal(), width, ffn)         // (N,F)
+		a = w.Activation(h+".mlp.act", a, c.Act)                       // (N,F)
+		a = w.conv1D(h+".mlp.c_proj", a, residual, ffn, width)         // (N,C)
+		a = w.dropout(h+".mlp.dropout", a, c.ResidDropout)             //
+		x = w.Add(h+".mlp.add", x, a)                                  // (N,C)
 	}
 	w.Unit("norm")
 	x = w.layerNorm("ln_f", x)

@@ -32,9 +32,9 @@ func (w *writer) llama() {
 		qs := w.project(sa+".q_proj", a, width, q, c.QKVBias)  // (N,Heads·D)
 		ks := w.project(sa+".k_proj", a, width, kv, c.QKVBias) // (N,KVHeads·D)
 		vs := w.project(sa+".v_proj", a, width, kv, c.QKVBias) // (N,KVHeads·D)
-		qs = w.Rope(sa+".q_rope", qs, w.rope(c.Heads), graph.InPlace)
-		ks = w.Rope(sa+".k_rope", ks, w.rope(c.KVHeads), graph.InPlace)
-		a = w.Attention(sa, qs, ks, vs, attn)                         // (N,Heads·D)
+		qs = w.turn(sa+".q_rope", qs, c.Heads)
+		ks = w.turn(sa+".k_rope", ks, c.KVHeads)
+		a = w.attend(sa, qs, ks, vs, attn)                            // (N,Heads·D)
 		a = w.project(sa+".o_proj", a, q, width, c.OutBias)           // (N,C)
 		a = w.dropout(sa+".dropout", a, c.ResidDropout)               //
 		x = w.Add(sa+".add", x, a)                                    // (N,C)

@@ -231,5 +231,10 @@ func merge(p *graph.Program, fwd Forward) (*graph.Program, error) {
 			return nil, err
 		}
 	}
+	if fwd.Next != nil {
+		if q, err = graph.Merge(q, fwd.Next, graph.SectionGenerate); err != nil {
+			return nil, err
+		}
+	}
 	return q, nil
 }

@@ -19,6 +19,9 @@ import (
 // over the same parameters. Eval and Generate may be nil.
 type Forward struct {
 	Train, Eval, Generate *graph.Program
+	// Next is generation by one token with the keys and values that Generate keeps;
+	// nil where it keeps none.
+	Next *graph.Program
 }
 
 // Config is what shapes a run's program and memory.

@@ -55,7 +55,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetVersionTemplate("spillway {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
 	groupFlags(root)
-	root.AddCommand(trainCommand(), launchCommand(), planCommand(), benchCommand(), doctorCommand(), dataCommand(), generateCommand(), evalCommand())
+	root.AddCommand(trainCommand(), launchCommand(), planCommand(), benchCommand(), doctorCommand(), dataCommand(), generateCommand(), evalCommand(), ckptCommand())
 	completeValues(root)
 	err := root.ExecuteContext(ctx)
 	var silent *silentError

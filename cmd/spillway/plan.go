@@ -79,7 +79,7 @@ data and no GPU.`,
 				return err
 			}
 		}
-		if err := cmp.Or(refuseZero(fs), l.refuse()); err != nil {
+		if err := cmp.Or(refuseZero(fs), l.refuse(), refuseOverwriting(fs)); err != nil {
 			return err
 		}
 		if err := f.validateReference(); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/comm/mpi"
 	"github.com/spillway-ml/spillway/comm/shm"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/launch"
@@ -80,8 +81,12 @@ func (p *place) join() (err error) {
 			return err
 		}
 		j.Transport, p.close = sharedMemory{memory}, memory.Close
+	case cluster.MPI:
+		if conns, err = p.startMPI(j); err != nil {
+			return err
+		}
 	default:
-		return fmt.Errorf("--transport %s is not built yet", p.transport)
+		return fmt.Errorf("--transport %s joins no processes", p.transport)
 	}
 	for i, c := range conns {
 		peer := 0
@@ -93,6 +98,49 @@ func (p *place) join() (err error) {
 	p.job = j
 	return nil
 }
+
+// startMPI opens the launcher's MPI, and the streams between rank 0 and the others.
+func (p *place) startMPI(j *spillway.Job) (conns []io.ReadWriteCloser, err error) {
+	order := []mpi.Family{mpi.ABI, mpi.MPICH}
+	switch p.env.Source {
+	case cluster.OpenMPI:
+		order = []mpi.Family{mpi.OpenMPI}
+	case cluster.PMIx:
+		order = []mpi.Family{mpi.OpenMPI, mpi.ABI, mpi.MPICH}
+	}
+	process, err := mpi.Start(order, p.env.Rank, p.env.World)
+	if err != nil {
+		return nil, err
+	}
+	j.Transport, p.close = messages{process}, process.Close
+	for peer := range p.env.World {
+		if peer == p.env.Rank || p.env.Rank > 0 && peer > 0 {
+			continue
+		}
+		c, err := process.Stream(peer)
+		if err != nil {
+			return nil, err
+		}
+		conns = append(conns, c)
+	}
+	return conns, nil
+}
+
+// messages is the transport over the launcher's MPI.
+type messages struct{ process *mpi.Process }
+
+func (m messages) Join(mesh []graph.Axis, _ []int, timeout time.Duration, warn func(string)) (ranks.Joined, error) {
+	w, err := m.process.Join(mesh, mpi.Options{Timeout: timeout, Warn: warn})
+	if err != nil {
+		return nil, err
+	}
+	return messageWorld{w}, nil
+}
+
+// messageWorld is a World whose arenas may be any memory.
+type messageWorld struct{ *mpi.World }
+
+func (messageWorld) Map(int) func(graph.Space, int64) ([]byte, func() error, error) { return nil }
 
 // work lends this process's rank to the process of rank 0.
 func (p *place) work(stderr io.Writer) (err error) {

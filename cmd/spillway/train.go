@@ -112,7 +112,7 @@ func settle(fs *pflag.FlagSet, c *spillway.Config, l *later) (isDemo bool, err e
 	if err := cmp.Or(refuseZero(fs), l.refuse()); err != nil {
 		return isDemo, err
 	}
-	return isDemo, c.Validate()
+	return isDemo, cmp.Or(c.Validate(), refuseOverwriting(fs))
 }
 
 // train runs a configured job and tells a person about it.

@@ -112,9 +112,12 @@ var binders = map[graph.Kind]binder{
 	graph.Cast:           bindCast,
 	graph.SelectRow:      bindSelectRow,
 	graph.Rope:           bindRope,
+	graph.RopeAt:         bindRopeAt,
 	graph.Dropout:        bindDropout,
 	graph.Attention:      bindAttention,
-	graph.AttentionGrad:  bindAttentionGrad,
+
+	graph.AttentionCached: bindAttentionCached,
+	graph.AttentionGrad:   bindAttentionGrad,
 
 	graph.Im2Col:      bindIm2Col,
 	graph.Col2Im:      bindCol2Im,

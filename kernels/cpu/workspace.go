@@ -25,6 +25,8 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 		return aligned(gemm.Workspace(linearSpec(p, op)))
 	case graph.Attention:
 		return aligned(4 * int64(attn.ForwardWorkspace(attnShape(op.Attr.(graph.AttentionAttr)))))
+	case graph.AttentionCached:
+		return aligned(4 * int64(attn.ForwardWorkspace(cachedShape(p, op))))
 	case graph.AttentionGrad:
 		if halves[p.Buf(op.In[0]).DType] != vec.NoHalf {
 			return aligned(4 * int64(attn.BackwardWorkspace16(attnShape(op.Attr.(graph.AttentionAttr)))))
@@ -34,7 +36,7 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 		if halves[p.Buf(op.In[1]).DType] != vec.NoHalf {
 			return aligned(8 * p.Buf(op.In[0]).Elems())
 		}
-	case graph.Rope:
+	case graph.Rope, graph.RopeAt:
 		a := op.Attr.(graph.RopeAttr)
 		return aligned(4 * a.Seq * a.HeadDim)
 	case graph.Sum:

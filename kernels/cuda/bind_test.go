@@ -68,7 +68,7 @@ func tolerance(o *optest.Operation) float64 {
 // bits of the interpreter, which are the CPU's, or closely. Whatever order blocks
 // and threads run in, the bits are the same, and nothing else is written.
 func TestKernelsFollowTheCPU(t *testing.T) {
-	for _, kind := range optest.Kinds() {
+	for _, kind := range optest.Everywhere() {
 		require.Contains(t, binders, kind)
 		t.Run(string(kind), func(t *testing.T) {
 			b := newBench(t)
@@ -134,7 +134,7 @@ func (b *bench) compare(t *testing.T, o *optest.Operation, want map[graph.BufID]
 
 // TestLargeShapes is the same for shapes beyond a block of threads.
 func TestLargeShapes(t *testing.T) {
-	for _, kind := range optest.Kinds() {
+	for _, kind := range optest.Everywhere() {
 		if !optest.HasLarge(kind) {
 			continue
 		}

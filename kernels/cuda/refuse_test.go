@@ -194,7 +194,7 @@ func (d *nullDriver) Launch(driver.Function, driver.Dim, driver.Dim, int, driver
 func TestLaunchAllocatesNothing(t *testing.T) {
 	b := newBench(t)
 	d := &nullDriver{}
-	for _, kind := range optest.Kinds() {
+	for _, kind := range optest.Everywhere() {
 		if slices.Contains(multiplying, kind) {
 			continue // calls of a library, which package blas tests
 		}

@@ -69,7 +69,7 @@ func TestWorkspaceOfTarget(t *testing.T) {
 	b := newBench(t)
 	rng := rand.New(rand.NewPCG(3, 3))
 	needed := map[graph.Kind]bool{}
-	for _, kind := range optest.Kinds() {
+	for _, kind := range optest.Everywhere() {
 		for range 12 {
 			p, op, ok := optest.Big(kind, rng, optest.Options{})
 			if !ok {

@@ -47,6 +47,12 @@ type Options struct {
 // collectives, copies and joins.
 func Kinds() []graph.Kind { return slices.Sorted(maps.Keys(shapes)) }
 
+// Everywhere returns the kinds that every device has kernels for: all of Kinds but
+// those of generation with kept keys and values, which are the CPU's alone.
+func Everywhere() []graph.Kind {
+	return slices.DeleteFunc(Kinds(), func(k graph.Kind) bool { return k == graph.RopeAt || k == graph.AttentionCached })
+}
+
 // HasLarge says whether the kind has shapes of Options.Large.
 func HasLarge(kind graph.Kind) bool { return largeShapes[kind] != nil }
 
@@ -169,6 +175,7 @@ func (o *Operation) buffer(d graph.Operand, shape []int64, s spec) graph.BufID {
 		switch {
 		case d.Name == "key":
 			v = []int64{rng.Int64(), rng.Int64N(1000), rng.Int64N(1000), rng.Int64N(int64(max(s.classes, 1))), 1, 0, 0, 0}
+			v[graph.KeyStart] = v[graph.KeyRow]
 		default: // exact accumulators
 			for i := 0; i+exact.Limbs <= len(v); i += exact.Limbs {
 				exact.Accumulator(v[i : i+exact.Limbs]).Add(rng.Float64() * 100)

@@ -151,7 +151,9 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 		n, c := upTo(r, 12), upTo(r, 80)
 		return spec{in: of(lead(r, n, c), dims{graph.NumKey}), out: of(dims{1, c}), classes: int(n)}
 	},
-	graph.Rope: func(r *rand.Rand) spec { return ropeShapes(r, 7, 9) },
+	graph.Rope:            func(r *rand.Rand) spec { return ropeShapes(r, 7, 9) },
+	graph.RopeAt:          func(r *rand.Rand) spec { return ropeAtShapes(r, 9) },
+	graph.AttentionCached: func(r *rand.Rand) spec { return cachedShapes(r, 70) },
 	graph.Dropout: func(r *rand.Rand) spec {
 		b, n := upTo(r, 4), upTo(r, 300)
 		x := dims{b, n}
@@ -212,15 +214,18 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 
 // bigShapes has the kinds that need workspace.
 var bigShapes = map[graph.Kind]func(*rand.Rand) spec{
-	graph.Linear:        func(r *rand.Rand) spec { return linearShapes(r, graph.Linear, 4000) },
-	graph.LinearGradX:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradX, 4000) },
-	graph.LinearGradW:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradW, 4000) },
-	graph.Rope:          func(r *rand.Rand) spec { return ropeShapes(r, 3000, 65) },
-	graph.Attention:     func(r *rand.Rand) spec { return attentionShapes(r, false, 3000) },
-	graph.AttentionGrad: func(r *rand.Rand) spec { return attentionShapes(r, true, 3000) },
-	graph.HeadLoss:      func(r *rand.Rand) spec { return headShapes(r, false, 3000, 50000, 3000) },
-	graph.HeadLossGrad:  func(r *rand.Rand) spec { return headShapes(r, true, 3000, 50000, 3000) },
-	graph.Sum:           func(r *rand.Rand) spec { return spec{in: of(dims{upTo(r, 1<<20)}), out: of(dims{1})} },
+	graph.Linear:      func(r *rand.Rand) spec { return linearShapes(r, graph.Linear, 4000) },
+	graph.LinearGradX: func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradX, 4000) },
+	graph.LinearGradW: func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradW, 4000) },
+	graph.Rope:        func(r *rand.Rand) spec { return ropeShapes(r, 3000, 65) },
+	graph.RopeAt:      func(r *rand.Rand) spec { return ropeAtShapes(r, 65) },
+
+	graph.AttentionCached: func(r *rand.Rand) spec { return cachedShapes(r, 3000) },
+	graph.Attention:       func(r *rand.Rand) spec { return attentionShapes(r, false, 3000) },
+	graph.AttentionGrad:   func(r *rand.Rand) spec { return attentionShapes(r, true, 3000) },
+	graph.HeadLoss:        func(r *rand.Rand) spec { return headShapes(r, false, 3000, 50000, 3000) },
+	graph.HeadLossGrad:    func(r *rand.Rand) spec { return headShapes(r, true, 3000, 50000, 3000) },
+	graph.Sum:             func(r *rand.Rand) spec { return spec{in: of(dims{upTo(r, 1<<20)}), out: of(dims{1})} },
 }
 
 // bigHalfShapes has the kinds that need workspace where values are 16-bit alone.
@@ -301,6 +306,27 @@ func attentionShapes(r *rand.Rand, grad bool, seq int64) spec {
 		return spec{attr: a, in: q, out: of(y, lse)}
 	}
 	return spec{attr: a, in: append(append([][]int64(nil), q...), y, lse, y), out: q}
+}
+
+func ropeAtShapes(r *rand.Rand, half int64) spec {
+	a := ropeShapes(r, 1, half).attr.(graph.RopeAttr)
+	a.Seq = 1
+	x := dims{1, a.Heads * a.HeadDim}
+	return spec{attr: a, in: of(x, dims{graph.NumKey}), out: of(x), classes: 500}
+}
+
+// cachedShapes is attention of the last rows of caches that are larger or not.
+func cachedShapes(r *rand.Rand, seq int64) spec {
+	a := attentionShapes(r, false, seq).attr.(graph.AttentionAttr)
+	a.Batch, a.Causal = 1, true
+	more := r.Int64N(90)
+	q, kv, cache := dims{a.Seq, a.Heads * a.HeadDim}, dims{a.Seq, a.KVHeads * a.HeadDim}, dims{a.Seq + more, a.KVHeads * a.HeadDim}
+	s := spec{attr: a, in: of(q, kv, kv), out: of(q, cache, cache), classes: int(more) + 1}
+	if a.Packed {
+		s.in = of(dims{a.Seq, q[1] + 2*kv[1]})
+	}
+	s.in = append(s.in, dims{graph.NumKey})
+	return s
 }
 
 func images(r *rand.Rand) (x, cols, y dims, a graph.ConvAttr) {

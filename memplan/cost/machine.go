@@ -146,7 +146,7 @@ func (m *Machine) roofline(p *graph.Program, op *graph.Op) float64 {
 	case graph.Linear, graph.LinearGradX, graph.LinearGradW, graph.HeadLoss, graph.HeadLossGrad:
 		rate := m.matrixRate(p.Buf(op.In[0]).DType) * share(m.MatrixShare)
 		return m.Launch + max(float64(flops)/rate, m.traffic(op, bytes))
-	case graph.Attention, graph.AttentionGrad:
+	case graph.Attention, graph.AttentionGrad, graph.AttentionCached:
 		rate := m.matrixRate(p.Buf(op.In[0]).DType) * share(m.AttentionShare)
 		return m.Launch + max(float64(flops)/rate, m.traffic(op, bytes))
 	}

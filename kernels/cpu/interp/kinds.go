@@ -45,9 +45,12 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 		graph.Cast:           castKind[T],
 		graph.SelectRow:      selectRow[T],
 		graph.Rope:           rope[T],
+		graph.RopeAt:         ropeAt[T],
 		graph.Dropout:        dropout[T],
 		graph.Attention:      attention[T],
-		graph.AttentionGrad:  attentionGrad[T],
+
+		graph.AttentionCached: attentionCached[T],
+		graph.AttentionGrad:   attentionGrad[T],
 
 		graph.Im2Col:      im2col[T],
 		graph.Col2Im:      col2im[T],
@@ -349,6 +352,43 @@ func rope[T num.Float](c *call[T]) {
 	})
 	c.run(&vec.Rope[T]{
 		N: x.rows, Heads: int(a.Heads), D: int(a.HeadDim), Seq: int(a.Seq), X: x.v, Y: y.v, Table: table, Inverse: a.Inverse,
+	})
+}
+
+func ropeAt[T num.Float](c *call[T]) {
+	x, key, y := c.in(0), c.inI64(1), c.out(0)
+	a := attr[graph.RopeAttr](c)
+	if c.err != nil {
+		return
+	}
+	table := make([]T, a.HeadDim)
+	c.run(&vec.RopeTable[T]{
+		Seq: 1, D: int(a.HeadDim), First: int(key[graph.KeyStart]), Theta: a.Theta, Table: table,
+		Factor: a.ScaleFactor, LowFreq: a.LowFreq, HighFreq: a.HighFreq, Original: float64(a.OriginalPositions),
+	})
+	c.run(&vec.Rope[T]{N: 1, Heads: int(a.Heads), D: int(a.HeadDim), Seq: 1, X: x.v, Y: y.v, Table: table, Inverse: a.Inverse})
+}
+
+func attentionCached[T num.Float](c *call[T]) {
+	a := attr[graph.AttentionAttr](c)
+	q, k, v, ldq, ldkv, n := heads(a, c.in)
+	key, keys, values := c.inI64(n), c.out(1), c.out(2)
+	if c.err != nil {
+		return
+	}
+	s, start := attnShape(a), int(key[graph.KeyStart])
+	if start < 0 || start > keys.rows-s.Tq {
+		c.note(fmt.Errorf("row 0 is at position %d of %d", start, keys.rows))
+		return
+	}
+	for r := range s.Tq {
+		copy(keys.v[(start+r)*keys.cols:(start+r+1)*keys.cols], k[r*ldkv:])
+		copy(values.v[(start+r)*keys.cols:(start+r+1)*keys.cols], v[r*ldkv:])
+	}
+	s.Tk = start + s.Tq
+	c.run(&attn.Forward[T]{
+		Shape: s, Scale: T(a.Scale), Q: q, K: keys.v, V: values.v, Y: c.out(0).v,
+		Work: make([]T, attn.ForwardWorkspace(s)), LdQ: ldq, KVRows: keys.rows,
 	})
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// RopeTable computes the rotations of Rope for the positions [0, Seq): for each
+// RopeTable computes the rotations of Rope for the positions [First, First+Seq): for each
 // position D/2 cosines, then D/2 sines of position·Theta^(-2i/D), computed in
 // float64 and rounded once. With Factor not 0 frequencies are scaled as Llama 3.1
 // does (Hugging Face's rope_type "llama3"): those with a wavelength above
@@ -15,6 +15,7 @@ import (
 // between the two the change is smooth.
 type RopeTable[T num.Float] struct {
 	Seq, D int // D: width of a head, even
+	First  int // the first position
 	Theta  float64
 	Table  []T // (Seq, D)
 
@@ -57,7 +58,7 @@ func (k *RopeTable[T]) RunIndex(i int) {
 	for j := range k.D / 2 {
 		f := k.frequency(j)
 		for t := lo; t < hi; t++ {
-			sin, cos := num.Sincos(float64(float64(t) * f))
+			sin, cos := num.Sincos(float64(float64(k.First+t) * f))
 			k.Table[t*k.D+j] = T(cos)
 			k.Table[t*k.D+k.D/2+j] = T(sin)
 		}

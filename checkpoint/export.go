@@ -1,0 +1,79 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// Stat looks at a folder that is a checkpoint itself: by its canonical name, or by
+// a manifest that can be read.
+func Stat(folder string) (Entry, bool) {
+	abs, err := filepath.Abs(folder)
+	if err != nil {
+		return Entry{}, false
+	}
+	e := Entry{Name: filepath.Base(abs), Folder: folder}
+	step, copy, canonical := parseName(e.Name)
+	if e.Manifest, e.Err = ReadManifest(folder); e.Err != nil && !canonical {
+		return Entry{}, false
+	}
+	if e.Step, e.Copy = step, copy; !canonical {
+		e.Step, e.Copy = e.Manifest.Step, 1
+	} else if e.Err == nil {
+		e.Err = e.agrees()
+	}
+	return e, true
+}
+
+// Export copies files of a checkpoint into a new folder, which appears complete and
+// synced or not at all; an empty one may be there already. What is copied is
+// verified once more on its way.
+func Export(ctx context.Context, folder, to string, names ...string) error {
+	m, err := ReadManifest(folder)
+	if err != nil {
+		return err
+	}
+	to, err = filepath.Abs(to)
+	if err != nil {
+		return fmt.Errorf("export: %w", err)
+	}
+	if _, err := makeFolder(filepath.Dir(to)); err != nil {
+		return fmt.Errorf("export: %w", err)
+	}
+	temp := filepath.Join(filepath.Dir(to), "."+filepath.Base(to)+".writing-"+random())
+	err = os.Mkdir(temp, 0o777)
+	for _, name := range names {
+		if err != nil {
+			break
+		}
+		want, ok := m.file(name)
+		if !ok {
+			err = fmt.Errorf("%w: %s lists no %s", ErrDamaged, folder, name)
+			break
+		}
+		err = want.copy(ctx, folder, temp)
+	}
+	if err == nil {
+		err = syncDir(temp)
+	}
+	if err == nil {
+		_ = os.Remove(to) // an empty folder gives way; the renaming says what else is there
+		err = renameNew(temp, to)
+	}
+	if err != nil {
+		return fmt.Errorf("export %s: %w", folder, errors.Join(err, os.RemoveAll(temp)))
+	}
+	return syncDir(filepath.Dir(to))
+}
+
+func (want File) copy(ctx context.Context, from, to string) error {
+	out, err := os.OpenFile(filepath.Join(to, want.Name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return err
+	}
+	err = want.read(ctx, from, out)
+	return errors.Join(err, out.Sync(), out.Close())
+}

@@ -1,0 +1,360 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/internal/safetensors"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+func ckptCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "ckpt", Short: "Inspect, verify and export checkpoints", Args: noArguments,
+		RunE: func(*cobra.Command, []string) error {
+			return errors.New("ckpt: name what to do: inspect, verify or export")
+		}}
+	cmd.AddCommand(ckptInspectCommand(), ckptVerifyCommand(), ckptExportCommand())
+	return cmd
+}
+
+// oneFolder takes the one DIR of ckpt's commands.
+func oneFolder(verb string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return fmt.Errorf("ckpt %s: name one checkpoint or checkpoint folder; %d were given", verb, len(args))
+		}
+		return nil
+	}
+}
+
+// entriesOf lists the checkpoints that DIR stands for: itself, or those in it.
+func entriesOf(dir string) (all []checkpoint.Entry, alone bool, err error) {
+	st, err := os.Stat(dir)
+	if err != nil {
+		return nil, false, fmt.Errorf("ckpt: %w", err)
+	}
+	if !st.IsDir() {
+		return nil, false, fmt.Errorf("ckpt: %.80q is not a folder; a checkpoint or a checkpoint folder is needed", dir)
+	}
+	if e, ok := checkpoint.Stat(dir); ok {
+		return []checkpoint.Entry{e}, true, nil
+	}
+	if all, err = checkpoint.Scan(dir); err != nil {
+		return nil, false, err
+	}
+	if len(all) == 0 {
+		return nil, false, fmt.Errorf("ckpt: %.80q is no checkpoint and holds none", dir)
+	}
+	return all, false, nil
+}
+
+func ckptVerifyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "verify DIR",
+		Short:   "Compare every byte of a checkpoint, or of all in a folder, with its manifest",
+		Long:    "Compare every file of a checkpoint, or of all checkpoints in a folder, with the size and the CRC-32C that its manifest gives. Status 2 where anything is damaged.",
+		Example: "  spillway ckpt verify run1",
+		Args:    oneFolder("verify"),
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return verifyAll(cmd.Context(), args[0], cmd.OutOrStdout())
+	}
+	return cmd
+}
+
+func verifyAll(ctx context.Context, dir string, stdout io.Writer) error {
+	all, alone, err := entriesOf(dir)
+	if err != nil {
+		return err
+	}
+	var first error
+	for _, e := range all {
+		m, err := checkpoint.Verify(ctx, e.Folder)
+		if err != nil && ctx.Err() != nil {
+			return err
+		}
+		if err != nil {
+			fmt.Fprintf(stdout, "%s: %v\n", e.Name, err)
+			first = cmp.Or(first, err)
+			continue
+		}
+		fmt.Fprintf(stdout, "%s: whole, step %d, %d files, %s\n", e.Name, m.Step, len(m.Files), plan.Bytes(sizeOf(m)))
+	}
+	if !alone {
+		marks, err := checkpoint.ReadMarks(dir)
+		if err := cmp.Or(err, marks.Damaged); err != nil {
+			fmt.Fprintf(stdout, "%s: %v\n", dir, err)
+			first = cmp.Or(first, err)
+		}
+	}
+	return first
+}
+
+func sizeOf(m checkpoint.Manifest) (n int64) {
+	for _, f := range m.Files {
+		n += f.Bytes
+	}
+	return n
+}
+
+// inspected is what `ckpt inspect --json` writes of a checkpoint.
+type inspected struct {
+	Name      string          `json:"name"`
+	Step      int             `json:"step"`
+	Bytes     int64           `json:"bytes"`
+	Run       string          `json:"run,omitempty"`
+	Written   *time.Time      `json:"written,omitempty"`
+	Ranks     int             `json:"ranks,omitempty"`
+	Confirmed bool            `json:"confirmed"`
+	Diverged  bool            `json:"diverged"`
+	Damage    string          `json:"damage,omitempty"`
+	Record    json.RawMessage `json:"record,omitempty"`
+	Files     []inspectedFile `json:"files,omitempty"`
+}
+
+type inspectedFile struct {
+	Name     string `json:"name"`
+	Bytes    int64  `json:"bytes"`
+	Tensors  int    `json:"tensors,omitempty"`
+	Elements int64  `json:"elements,omitempty"`
+}
+
+func ckptInspectCommand() *cobra.Command {
+	var jsonPath string
+	cmd := &cobra.Command{
+		Use:     "inspect DIR",
+		Short:   "Tell what a checkpoint, or a folder of them, holds",
+		Long:    "Tell what a checkpoint, or a folder of them, holds: steps, the run and its settings, files and tensors, and what the folder remembers. Reads manifests and headers; `ckpt verify` reads every byte.",
+		Example: "  spillway ckpt inspect run1\n  spillway ckpt inspect run1/step-00001000 --json -",
+		Args:    oneFolder("inspect"),
+	}
+	cmd.Flags().StringVar(&jsonPath, "json", "", "write it as JSON to `FILE`, - for stdout")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		all, alone, err := entriesOf(args[0])
+		if err != nil {
+			return err
+		}
+		of := args[0]
+		if alone {
+			of = filepath.Dir(filepath.Clean(args[0]))
+		}
+		marks, err := checkpoint.ReadMarks(of)
+		if err != nil {
+			return err
+		}
+		if marks.Damaged != nil {
+			fmt.Fprintln(cmd.ErrOrStderr(), "warning:", marks.Damaged)
+		}
+		var list []inspected
+		for _, e := range all {
+			list = append(list, inspect(e, &marks))
+		}
+		if jsonPath != "" {
+			return writeInspected(cmd.OutOrStdout(), jsonPath, args[0], list)
+		}
+		return printInspected(cmd.OutOrStdout(), list, marks)
+	}
+	return cmd
+}
+
+func inspect(e checkpoint.Entry, marks *checkpoint.Marks) inspected {
+	m := e.Manifest
+	v := inspected{Name: e.Name, Step: e.Step}
+	if e.Err != nil {
+		v.Damage = e.Err.Error()
+		return v
+	}
+	v.Bytes, v.Run, v.Written, v.Ranks, v.Record = sizeOf(m), m.Owner, m.Written, m.Ranks, m.Run
+	v.Confirmed, v.Diverged = marks.Confirmed(m), marks.Diverged(m)
+	for _, f := range m.Files {
+		file := inspectedFile{Name: f.Name, Bytes: f.Bytes}
+		if strings.HasSuffix(f.Name, ".safetensors") {
+			r, err := safetensors.Open(filepath.Join(e.Folder, f.Name))
+			if err != nil {
+				v.Damage = err.Error()
+				continue
+			}
+			for _, t := range r.Tensors() {
+				file.Tensors++
+				file.Elements += t.Elements()
+			}
+			if err := r.Close(); err != nil {
+				v.Damage = err.Error()
+			}
+		}
+		v.Files = append(v.Files, file)
+	}
+	return v
+}
+
+func writeInspected(stdout io.Writer, path, dir string, list []inspected) error {
+	text, err := json.MarshalIndent(map[string]any{"checkpoints": list}, "", "  ")
+	if err != nil {
+		return err
+	}
+	text = append(text, '\n')
+	if path == "-" {
+		_, err = stdout.Write(text)
+		return err
+	}
+	if inside, err := within(path, dir); err != nil || inside {
+		return cmp.Or(err, fmt.Errorf("--json %.80q lies in %.80q, which is inspected; write to another place", path, dir))
+	}
+	return writeNew(path, text)
+}
+
+// within tells whether path lies in the folder dir, or would.
+func within(path, dir string) (bool, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return false, err
+	}
+	folder, err := os.Stat(dir)
+	if err != nil {
+		return false, err
+	}
+	for at := filepath.Dir(abs); ; at = filepath.Dir(at) {
+		if st, err := os.Stat(at); err == nil && os.SameFile(st, folder) {
+			return true, nil
+		}
+		if at == filepath.Dir(at) {
+			return false, nil
+		}
+	}
+}
+
+func printInspected(w io.Writer, list []inspected, marks checkpoint.Marks) error {
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "checkpoint\twritten\tsize\trun\tranks\tstate")
+	for _, v := range list {
+		written, run := "-", "-"
+		if v.Written != nil {
+			written = v.Written.Format(time.RFC3339)
+		}
+		if v.Run != "" {
+			run = v.Run[:min(8, len(v.Run))]
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\n", v.Name, written, plan.Bytes(v.Bytes), run, v.Ranks, v.state())
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, d := range marks.Divergences {
+		fmt.Fprintf(w, "an attempt became non-finite at step %d, from %s\n", d.Step, orNone(d.From))
+	}
+	return printRecord(w, list[len(list)-1])
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "its start"
+	}
+	return s
+}
+
+func (v *inspected) state() string {
+	switch {
+	case v.Damage != "":
+		return v.Damage
+	case v.Diverged:
+		return "diverged from"
+	case v.Confirmed:
+		return "confirmed"
+	}
+	return "not confirmed yet"
+}
+
+// printRecord tells the newest checkpoint's run and files.
+func printRecord(w io.Writer, v inspected) error {
+	var record struct {
+		Optimizer string
+		Samples   int64
+		Data      struct {
+			Tokens int64
+			SHA256 string
+		}
+		Settings map[string]string
+	}
+	if v.Record == nil {
+		return nil
+	}
+	if err := json.Unmarshal(v.Record, &record); err != nil {
+		return fmt.Errorf("ckpt inspect: %s: its run can't be read: %w", v.Name, err)
+	}
+	fmt.Fprintf(w, "\n%s: optimizer %s", v.Name, record.Optimizer)
+	if record.Settings != nil {
+		fmt.Fprintf(w, ", %d samples seen of data of %d tokens (SHA-256 %.16s…)", record.Samples, record.Data.Tokens, record.Data.SHA256)
+	}
+	fmt.Fprintln(w)
+	for _, flag := range slices.Sorted(maps.Keys(record.Settings)) {
+		if value := record.Settings[flag]; value != "" {
+			fmt.Fprintf(w, "  --%s %.80q\n", flag, value)
+		}
+	}
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "file\tsize\ttensors\tvalues")
+	for _, f := range v.Files {
+		fmt.Fprintf(t, "%s\t%s\t%d\t%d\n", f.Name, plan.Bytes(f.Bytes), f.Tensors, f.Elements)
+	}
+	return t.Flush()
+}
+
+func ckptExportCommand() *cobra.Command {
+	var to string
+	cmd := &cobra.Command{
+		Use:     "export DIR --to DIR",
+		Short:   "Write a checkpoint's model as a Hugging Face folder",
+		Long:    "Write the model of a checkpoint, or of the newest whole one in a folder, as a Hugging Face folder: config.json and model.safetensors, fp32. The files are verified; the folder appears complete or not at all.",
+		Example: "  spillway ckpt export run1 --to model",
+		Args:    oneFolder("export"),
+	}
+	cmd.Flags().StringVar(&to, "to", "", "the `DIR` to write, which must be new or empty")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if to == "" {
+			return errors.New("ckpt export: --to is missing: the folder to write")
+		}
+		return exportModel(cmd.Context(), args[0], to, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	}
+	return cmd
+}
+
+func exportModel(ctx context.Context, from, to string, stdout, stderr io.Writer) error {
+	if _, _, err := entriesOf(from); err != nil {
+		return err
+	}
+	if inside, err := within(to, from); err != nil || inside {
+		return cmp.Or(err, fmt.Errorf("--to %.80q lies in %.80q; give a folder elsewhere", to, from))
+	}
+	if left, err := os.ReadDir(to); err == nil && len(left) > 0 {
+		return fmt.Errorf("--to %.80q is not empty (%.80q is there); give a new folder", to, left[0].Name())
+	} else if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("--to: %w", err)
+	}
+	folder, passed, err := checkpoint.Resolve(ctx, from, hfconfig.FileName, safetensors.FileName)
+	if err != nil {
+		return err
+	}
+	for _, p := range passed {
+		fmt.Fprintln(stderr, "warning:", p)
+	}
+	if err := checkpoint.Export(ctx, folder, to, hfconfig.FileName, safetensors.FileName); err != nil {
+		return err
+	}
+	fmt.Fprintf(stdout, "%s: the model of %s\n", to, folder)
+	return nil
+}

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestCkptVerify(t *testing.T) {
+	dir := saved(t)
+	one, two := filepath.Join(dir, "step-00000001"), filepath.Join(dir, "step-00000002")
+	for _, d := range []string{dir, one, one + "/"} {
+		got := command("ckpt", "verify", d)
+		require.Zero(t, got.status, got.stderr)
+		require.Contains(t, got.stdout, "step-00000001: whole, step 1, 4 files, ")
+	}
+	entries, err := os.ReadDir(two)
+	require.NoError(t, err)
+	require.Len(t, entries, 5)
+	for _, e := range entries {
+		path := filepath.Join(two, e.Name())
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		bad := append([]byte(nil), text...)
+		bad[len(bad)/2] ^= 1
+		require.NoError(t, os.WriteFile(path, bad, 0o644))
+		for _, d := range []string{dir, two} {
+			got := command("ckpt", "verify", d)
+			require.Equal(t, exitDoesNotFit, got.status, path)
+			require.Contains(t, got.stderr, path)
+			require.Contains(t, got.stdout, path)
+			require.Equal(t, d == dir, strings.Contains(got.stdout, "step-00000001: whole"), "the others are verified too")
+		}
+		require.NoError(t, os.WriteFile(path, text, 0o644))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(two, "added"), nil, 0o644))
+	got := command("ckpt", "verify", dir)
+	require.Equal(t, exitDoesNotFit, got.status)
+	require.Contains(t, got.stderr, "added")
+	require.NoError(t, os.Remove(filepath.Join(two, "added")))
+
+	marks := filepath.Join(dir, ".spillway-marks")
+	text, err := os.ReadFile(marks)
+	require.NoError(t, err)
+	text[3] ^= 1
+	require.NoError(t, os.WriteFile(marks, text, 0o644))
+	got = command("ckpt", "verify", dir)
+	require.Equal(t, exitDoesNotFit, got.status)
+	require.Contains(t, got.stderr, marks+": line 1")
+}
+
+func TestCkptRefusesWhatIsNone(t *testing.T) {
+	for _, verb := range []string{"inspect", "verify", "export"} {
+		for _, dir := range []string{"no/such", t.TempDir(), testdata + "/gpt2", testdata + "/text.txt"} {
+			args := []string{"ckpt", verb, dir}
+			if verb == "export" {
+				args = append(args, "--to", filepath.Join(t.TempDir(), "x"))
+			}
+			got := command(args...)
+			require.Equal(t, exitBadInput, got.status, args)
+			require.NotEmpty(t, got.stderr)
+		}
+		require.Equal(t, exitBadInput, command("ckpt", verb).status)
+		require.Equal(t, exitBadInput, command("ckpt", verb, "a", "b").status)
+	}
+	got := command("ckpt")
+	require.Equal(t, exitBadInput, got.status)
+	require.Contains(t, got.stderr, "inspect, verify or export")
+}
+
+func TestCkptInspect(t *testing.T) {
+	dir := saved(t)
+	before := tree(t, dir)
+	got := command("ckpt", "inspect", dir)
+	require.Zero(t, got.status, got.stderr)
+	require.Regexp(t, `step-00000001 .* confirmed\n`, got.stdout)
+	require.Regexp(t, `step-00000002 .* not confirmed yet\n`, got.stdout)
+	require.Contains(t, got.stdout, "optimizer adamw, 2 samples seen of data of ")
+	require.Contains(t, got.stdout, `--lr "0.001"`)
+	require.Contains(t, got.stdout, "exp_avg_sq.safetensors")
+
+	require.NoError(t, os.Truncate(filepath.Join(dir, "step-00000001", "manifest.json"), 3))
+	got = command("ckpt", "inspect", dir, "--json", "-")
+	require.Zero(t, got.status, got.stderr)
+	var doc struct{ Checkpoints []inspected }
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &doc))
+	require.Len(t, doc.Checkpoints, 2)
+	require.Contains(t, doc.Checkpoints[0].Damage, "manifest.json")
+	require.Equal(t, 2, doc.Checkpoints[1].Step)
+	require.Len(t, doc.Checkpoints[1].Run, 32)
+	require.Len(t, doc.Checkpoints[1].Files, 4)
+	for _, f := range doc.Checkpoints[1].Files {
+		require.Equal(t, strings.HasSuffix(f.Name, ".safetensors"), f.Tensors > 0)
+	}
+	got = command("ckpt", "inspect", filepath.Join(dir, "step-00000002"))
+	require.Zero(t, got.status, got.stderr)
+	require.NotContains(t, got.stdout, "step-00000001")
+	got = command("ckpt", "inspect", dir, "--json", filepath.Join(dir, "step-00000002", "manifest.json"))
+	require.Equal(t, exitBadInput, got.status)
+	delete(before, filepath.Join(dir, "step-00000001", "manifest.json"))
+	now := tree(t, dir)
+	delete(now, filepath.Join(dir, "step-00000001", "manifest.json"))
+	require.Equal(t, before, now, "inspecting changes nothing")
+}
+
+// What is exported is what a run ends with, and loads as a model.
+func TestCkptExport(t *testing.T) {
+	dir := saved(t)
+	to := filepath.Join(t.TempDir(), "new", "model")
+	got := command("ckpt", "export", dir, "--to", to)
+	require.Zero(t, got.status, got.stderr)
+	require.Contains(t, got.stdout, "step-00000002")
+	entries, err := os.ReadDir(to)
+	require.NoError(t, err)
+	require.Len(t, entries, 2)
+	around, err := os.ReadDir(filepath.Dir(to))
+	require.NoError(t, err)
+	require.Len(t, around, 1, "no remains")
+	for _, name := range []string{"config.json", "model.safetensors"} {
+		want, err := os.ReadFile(filepath.Join(dir, "step-00000002", name))
+		require.NoError(t, err)
+		have, err := os.ReadFile(filepath.Join(to, name))
+		require.NoError(t, err)
+		require.Equal(t, want, have)
+	}
+	whole := command(tinyWith("--checkpoint", dir, "--resume")...)
+	loaded := command("train", "--model", to, "--init", to, "--data", testdata+"/text.bin", "--steps", "1", "--batch", "1", "--seq", "16", "--lr", "0", "--weight-decay", "0")
+	require.Zero(t, loaded.status, loaded.stderr)
+	require.Equal(t, shaOf(t, whole.stdout), shaOf(t, loaded.stdout))
+
+	got = command("ckpt", "export", dir, "--to", to)
+	require.Equal(t, exitBadInput, got.status)
+	require.Contains(t, got.stderr, "not empty")
+	for _, inside := range []string{filepath.Join(dir, "x"), filepath.Join(dir, "step-00000002", "x"), dir} {
+		got = command("ckpt", "export", dir, "--to", inside)
+		require.Equal(t, exitBadInput, got.status, inside)
+	}
+	empty := t.TempDir()
+	require.NoError(t, os.Truncate(filepath.Join(dir, "step-00000002", "model.safetensors"), 8))
+	got = command("ckpt", "export", dir, "--to", empty)
+	require.Zero(t, got.status, got.stderr)
+	require.Contains(t, got.stderr, "step-00000002 is passed over")
+	require.Contains(t, got.stdout, "step-00000001")
+	require.Equal(t, exitDoesNotFit, command("ckpt", "export", filepath.Join(dir, "step-00000002"), "--to", filepath.Join(empty, "y")).status)
+	require.NoDirExists(t, filepath.Join(empty, "y"))
+	require.Equal(t, exitBadInput, command("ckpt", "export", dir).status)
+}

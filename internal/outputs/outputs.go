@@ -1,0 +1,143 @@
+// Package outputs sees, before a run touches anything, that no file it is going to
+// write is one that it reads, or writes for another purpose.
+package outputs
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// Path is a file or folder that a flag names; "" for none, "-" for the standard
+// streams.
+type Path struct{ Flag, Path string }
+
+func (p Path) none() bool { return p.Path == "" || p.Path == "-" }
+
+// Check returns an error that names both flags if an output is an input, a file in
+// an input's folder, or another output: the same file, by whatever name. Devices and
+// pipes may be named twice.
+func Check(outputs, inputs []Path) error {
+	for i, out := range outputs {
+		if out.none() {
+			continue
+		}
+		for _, other := range outputs[:i] {
+			if same, err := willBeSame(out.Path, other.Path); err != nil {
+				return fmt.Errorf("--%s: %w", out.Flag, err)
+			} else if same {
+				return fmt.Errorf("--%s %.80q is the file of --%s too; give each its own", out.Flag, out.Path, other.Flag)
+			}
+		}
+		st, err := os.Stat(out.Path)
+		if err != nil || !st.Mode().IsRegular() {
+			continue // what does not exist is nobody's input
+		}
+		for _, in := range inputs {
+			found, err := holds(in.Path, st)
+			if err != nil {
+				return fmt.Errorf("--%s %.80q: looking for --%s in it: %w", in.Flag, in.Path, out.Flag, err)
+			}
+			if found != "" {
+				return fmt.Errorf("--%s %.80q would overwrite %.80q, which --%s reads; give another file", out.Flag, out.Path, found, in.Flag)
+			}
+		}
+	}
+	return nil
+}
+
+// willBeSame tells whether two names are or will be one regular file.
+func willBeSame(a, b string) (bool, error) {
+	if (Path{Path: b}).none() {
+		return false, nil
+	}
+	x, errX := os.Stat(a)
+	y, errY := os.Stat(b)
+	if errX == nil && errY == nil {
+		return x.Mode().IsRegular() && os.SameFile(x, y), nil
+	}
+	if errX == nil || errY == nil {
+		return false, nil
+	}
+	a, err := settle(a)
+	if err != nil {
+		return false, err
+	}
+	b, err = settle(b)
+	return a == b, err
+}
+
+// settle is the absolute path of a file that may not be there yet, links of the
+// folders above it followed.
+func settle(path string) (string, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	rest := ""
+	for at := abs; ; at = filepath.Dir(at) {
+		real, err := filepath.EvalSymlinks(at)
+		if err == nil {
+			return filepath.Join(real, rest), nil
+		}
+		if at == filepath.Dir(at) {
+			return abs, nil
+		}
+		rest = filepath.Join(filepath.Base(at), rest)
+	}
+}
+
+// holds returns the name under which a file or folder is or holds want; "" if not.
+func holds(path string, want fs.FileInfo) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	st, err := os.Stat(path)
+	if err != nil {
+		return "", nil // whoever opens it says what is wrong
+	}
+	if !st.IsDir() {
+		if os.SameFile(st, want) {
+			return path, nil
+		}
+		return "", nil
+	}
+	found := ""
+	err = filepath.WalkDir(path, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return nil // what can't be read is not read
+		}
+		if st, err := os.Stat(name); err == nil && os.SameFile(st, want) {
+			found = name
+			return filepath.SkipAll
+		}
+		return nil
+	})
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	return found, err
+}
+
+// ModelFiles are the files that a run reads of a model's folder; none where path is
+// no folder.
+func ModelFiles(flag, path string) (list []Path) {
+	if path == "" {
+		return nil
+	}
+	if st, err := os.Stat(path); err != nil || !st.IsDir() {
+		return []Path{{flag, path}}
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil // whoever opens it says what is wrong
+	}
+	for _, e := range entries {
+		if ext := filepath.Ext(e.Name()); ext == ".json" || ext == ".safetensors" {
+			list = append(list, Path{flag, filepath.Join(path, e.Name())})
+		}
+	}
+	return list
+}

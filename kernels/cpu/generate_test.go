@@ -1,0 +1,28 @@
+package cpu
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// The target's account of the workspace is the kernels' own, with caches of any
+// size.
+func TestWorkspaceOfGeneration(t *testing.T) {
+	for _, seq := range []int64{1, 2, 63, 64, 65, 600} {
+		for _, more := range []int64{0, 1, 63, 500} {
+			b := graph.NewBuilder()
+			a := graph.AttentionAttr{Batch: 1, Seq: seq, Heads: 6, KVHeads: 2, HeadDim: 20, Scale: 1, Causal: true}
+			b.AttentionCached("a", b.Input("q", seq, 120), b.Input("k", seq, 40), b.Input("v", seq, 40), b.Cache("keys", seq+more, 40), b.Cache("values", seq+more, 40), a)
+			b.RopeAt("turn", b.Input("x", 1, 120), graph.RopeAttr{Heads: 6, HeadDim: 20, Theta: 10000})
+			p, err := b.Program()
+			require.NoError(t, err)
+			for i := range p.Sections[0].Phases[0].Ops {
+				op := &p.Sections[0].Phases[0].Ops[i]
+				require.Equal(t, workspace(p, op), graph.CPUTarget().Workspace(p, op), "%s of %d rows, %d more", op.Kind, seq, more)
+			}
+		}
+	}
+}
