@@ -281,9 +281,6 @@ func TestTrainRefusesWhatOnlyPlans(t *testing.T) {
 		require.Equal(t, exitBadInput, r.status)
 		require.Contains(t, r.stderr, strings.Join(flags[:2], " "))
 	}
-	r := command(tinyWith("--ranks", "4", "--shard-size", "2")...)
-	require.Equal(t, exitBadInput, r.status)
-	require.Contains(t, r.stderr, "--shard-size")
 }
 
 func TestPlanPage(t *testing.T) {
