@@ -28,17 +28,18 @@ type place struct {
 	env       cluster.Env
 	transport string
 	job       *spillway.Job
+	stderr    io.Writer
 	close     func() error
 }
 
 // findPlace reads who started the process, and settles --transport. What is wrong
 // is rank 0's to tell.
-func findPlace(transport string) (*place, error) {
+func findPlace(transport string, stderr io.Writer) (*place, error) {
 	env, err := cluster.Read(os.Getenv)
 	if err != nil {
 		return nil, err
 	}
-	p := &place{env: env, close: func() error { return nil }}
+	p := &place{env: env, stderr: stderr, close: func() error { return nil }}
 	if p.transport, err = env.Transport(transport); err != nil {
 		if env.Rank > 0 {
 			err = &silentError{err}
@@ -112,7 +113,7 @@ func (p *place) startMPI(j *spillway.Job) (conns []io.ReadWriteCloser, err error
 	if err != nil {
 		return nil, err
 	}
-	j.Transport, p.close = messages{process}, process.Close
+	j.Transport, p.close = messages{process, p.stderr}, process.Close
 	for peer := range p.env.World {
 		if peer == p.env.Rank || p.env.Rank > 0 && peer > 0 {
 			continue
@@ -126,14 +127,19 @@ func (p *place) startMPI(j *spillway.Job) (conns []io.ReadWriteCloser, err error
 	return conns, nil
 }
 
-// messages is the transport over the launcher's MPI.
-type messages struct{ process *mpi.Process }
+// messages is the transport over the launcher's MPI. Where the job fails, each
+// process tells the last operations of its rank.
+type messages struct {
+	process *mpi.Process
+	stderr  io.Writer
+}
 
 func (m messages) Join(mesh []graph.Axis, _ []int, timeout time.Duration, warn func(string)) (ranks.Joined, error) {
 	w, err := m.process.Join(mesh, mpi.Options{Timeout: timeout, Warn: warn})
 	if err != nil {
 		return nil, err
 	}
+	w.OnError(func(error) { fmt.Fprint(m.stderr, "the last operations of ", w.Flight(3)) })
 	return messageWorld{w}, nil
 }
 
@@ -143,13 +149,14 @@ type messageWorld struct{ *mpi.World }
 func (messageWorld) Map(int) func(graph.Space, int64) ([]byte, func() error, error) { return nil }
 
 // work lends this process's rank to the process of rank 0.
-func (p *place) work(stderr io.Writer) (err error) {
+func (p *place) work() (err error) {
+	defer shelter()() // rank 0 decides when it ends
 	if err := p.join(); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
 	runtime.GOMAXPROCS(p.threads(0) + spareProcs)
-	began, err := spillway.Work(p.job, func(text string) { fmt.Fprintln(stderr, "warning:", text) })
+	began, err := spillway.Work(p.job, func(text string) { fmt.Fprintln(p.stderr, "warning:", text) })
 	if err != nil && !began {
 		return &silentError{err} // rank 0 has not come to the run, and has said why
 	}
