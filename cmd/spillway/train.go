@@ -68,7 +68,11 @@ Any flag overrides a value of the demo.`,
 				return err
 			}
 			best, err := spillway.Fit(onDevice, cmd.Flags().Changed, l.globalBatch, hw)
-			if err != nil {
+			var none *spillway.NothingFits
+			switch {
+			case errors.As(err, &none):
+				return none.WithWays(onDevice, hw)
+			case err != nil:
 				return err
 			}
 			printFitted(cmd.ErrOrStderr(), best)
