@@ -155,6 +155,7 @@ func (messageWorld) Map(int) func(graph.Space, int64) ([]byte, func() error, err
 
 // work lends this process's rank to the process of rank 0.
 func (p *place) work() (err error) {
+	defer shelter()() // rank 0 decides when it ends
 	if err := p.join(); err != nil {
 		return err
 	}

@@ -127,7 +127,6 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 			return err
 		}
 	}
-	var metrics *spillway.MetricsWriter
 	var bar *progress
 	c.Warn = func(text string) {
 		if bar == nil {
@@ -138,24 +137,27 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 	}
 	t, err := spillway.New(ctx, c)
 	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("interrupted before the first step: %w", context.Canceled)
+		return &interrupted{"interrupted before the first step"}
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, t.Close()) }()
+	leave := shelter() // until all is given back
+	defer func() {
+		err = errors.Join(err, t.Close())
+		leave()
+	}()
 	c = t.Config()
-	if c.Metrics != "" {
-		if metrics, err = spillway.OpenMetrics(c.Metrics, c.Resume); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, metrics.Close()) }()
+	metrics := &metricsFile{warn: c.Warn}
+	if err := metrics.open(c, t.Done()); err != nil {
+		return err
 	}
+	defer metrics.close()
 	describe(stderr, t, isDemo)
 	if t.Done() >= c.Steps {
 		fmt.Fprintf(stdout, "nothing to do: the checkpoint has %d steps and --steps is %d\n", t.Done(), c.Steps)
 	}
-	bar = newProgress(stderr, t.Done(), c.Steps, tokensAreBytes(c, c.EvalData))
+	bar = newProgress(stderr, t.Done(), c.Steps, tokensAreBytes(t, c.EvalData))
 	var losses []float32
 	err = t.Run(ctx, func(r spillway.StepResult) error {
 		losses = append(losses, r.Loss)
@@ -166,17 +168,16 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 		case r.Skipped:
 			bar.note(fmt.Sprintf("warning: step %d is not finite (loss %v, gradient norm %v): its update is skipped", r.Step, r.Loss, r.GradNorm))
 		}
-		if metrics != nil {
-			return metrics.Step(r)
-		}
+		metrics.step(r)
 		return nil
 	})
 	bar.finish()
 	if errors.Is(err, context.Canceled) {
-		if c.Checkpoint != "" {
-			fmt.Fprintf(stderr, "interrupted after step %d; the checkpoint in %s has it (go on with --resume)\n", t.Done(), c.Checkpoint)
+		where := ""
+		if c.Checkpoint != "" && t.Done() > 0 {
+			where = fmt.Sprintf("; the checkpoint in %s has it (go on with --resume)", c.Checkpoint)
 		}
-		return fmt.Errorf("interrupted after step %d: %w", t.Done(), context.Canceled)
+		return &interrupted{fmt.Sprintf("interrupted after step %d%s", t.Done(), where)}
 	}
 	if err != nil {
 		return fault(err)
@@ -185,17 +186,13 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 	if err != nil {
 		return fault(err)
 	}
-	if metrics != nil {
-		if err := metrics.Done(t.Done(), sum); err != nil {
-			return err
-		}
-	}
+	metrics.done(t.Done(), sum)
 	return report(ctx, stdout, t, losses, bar.eval, sum, isDemo)
 }
 
 // tokensAreBytes says whether a token of the run's data at path is a byte of text.
-func tokensAreBytes(c spillway.Config, path string) bool {
-	return strings.EqualFold(c.Tokenizer, "bytes") && !strings.HasSuffix(path, ".bin")
+func tokensAreBytes(t *spillway.Trainer, path string) bool {
+	return t.ByteTokens() && !strings.HasSuffix(path, ".bin")
 }
 
 // describe says before the first step what will run and what it takes.
@@ -280,10 +277,10 @@ func lastLoss(losses []float32, bytes bool) string {
 func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []float32, eval *spillway.EvalResult, sum string, isDemo bool) error {
 	c := t.Config()
 	if len(losses) > 0 {
-		fmt.Fprintf(w, "training loss: %.4f at the first step, %s\n", losses[0], lastLoss(losses, tokensAreBytes(c, c.Data)))
+		fmt.Fprintf(w, "training loss: %.4f at the first step, %s\n", losses[0], lastLoss(losses, tokensAreBytes(t, c.Data)))
 	}
 	if eval != nil {
-		fmt.Fprintf(w, "%s, after step %d\n", evalText(eval, tokensAreBytes(c, c.EvalData)), eval.Step)
+		fmt.Fprintf(w, "%s, after step %d\n", evalText(eval, tokensAreBytes(t, c.EvalData)), eval.Step)
 	}
 	fmt.Fprintf(w, "parameters' SHA-256: %s\n", sum)
 	if isDemo {
