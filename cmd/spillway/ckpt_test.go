@@ -20,7 +20,7 @@ func TestCkptVerify(t *testing.T) {
 	}
 	entries, err := os.ReadDir(two)
 	require.NoError(t, err)
-	require.Len(t, entries, 5)
+	require.Len(t, entries, 8)
 	for _, e := range entries {
 		path := filepath.Join(two, e.Name())
 		text, err := os.ReadFile(path)
