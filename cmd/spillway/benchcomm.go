@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/launch"
 	"github.com/spillway-ml/spillway/plan"
 	ranks "github.com/spillway-ml/spillway/run"
@@ -161,6 +162,7 @@ func (b *commBench) run(p *place) (rows []commRow, err error) {
 	ends := make(chan end, len(w.local))
 	for _, r := range w.local {
 		go func() {
+			defer crash.Guard()
 			rows, err := b.measure(w, r, p.transport)
 			ends <- end{r, rows, err}
 		}()
