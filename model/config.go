@@ -39,6 +39,9 @@ type Config struct {
 
 	// Llama.
 	QKVBias, OutBias, MLPBias bool    // Qwen2 has QKVBias
+	NormHeads                 bool    // queries and keys are normed head by head before they turn, with one weight for all heads (Qwen3)
+	NormQK                    bool    // … all heads together (OLMo 2)
+	PostNorm                  bool    // attention and MLP are normed after, before they are added, not before (OLMo 2)
 	RopeTheta                 float64 // 0: 10000
 	RopeScaling               *RopeScaling
 
@@ -162,6 +165,8 @@ func (c Config) validateLM() error {
 		return fmt.Errorf("model: KVHeads is %d; a GPT-2 has one for each of its %d heads", c.KVHeads, c.Heads)
 	case c.Family == Llama && c.HeadDim%2 != 0:
 		return fmt.Errorf("model: HeadDim is %d, want an even number: rotary positions turn pairs", c.HeadDim)
+	case c.NormHeads && c.NormQK:
+		return fmt.Errorf("model: NormHeads and NormQK are both set; queries and keys are normed once")
 	case c.AttnDropout != 0:
 		return fmt.Errorf("model: AttnDropout is %g, want 0: attention here never holds its probabilities, so there is nothing to drop from; use ResidDropout", c.AttnDropout)
 	case !(c.EmbdDropout >= 0 && c.EmbdDropout < 1):

@@ -87,6 +87,27 @@ func TestTokenizerOfTheModel(t *testing.T) {
 	require.Equal(t, 0, got.status, got.stderr)
 }
 
+// The keys of dropout do not count; a line says so.
+func TestDropoutOfTheConfigIsNoted(t *testing.T) {
+	model := edited(t, "gpt2", func(c map[string]any) { c["attn_pdrop"], c["resid_pdrop"] = 0.1, 0.2 })
+	got := command(tinyWith("--model", model)...)
+	require.Equal(t, 0, got.status, got.stderr)
+	require.Contains(t, got.stderr, "dropout of the model's config.json (attn_pdrop 0.1, resid_pdrop 0.2) is not applied: --dropout, which is 0, rules")
+	require.NotContains(t, command(tinyRun...).stderr, "dropout")
+}
+
+// What is not built is refused by its key's name, in train and in plan.
+func TestUnsupportedKeysOfTheConfig(t *testing.T) {
+	for key, value := range map[string]any{"num_local_experts": 8, "quantization_config": map[string]any{"bits": 4}, "attn_logit_softcapping": 50} {
+		model := edited(t, "llama-tied", func(c map[string]any) { c[key] = value })
+		for _, args := range [][]string{tinyWith("--model", model), {"plan", "--model", model}} {
+			got := command(args...)
+			require.Equal(t, 1, got.status, got.stderr)
+			require.Contains(t, got.stderr, key)
+		}
+	}
+}
+
 func TestJSONLinesNeedTheirField(t *testing.T) {
 	lines := writeFile(t, "a.jsonl", strings.Repeat(`{"text": "the quick brown fox"}`+"\n", 20))
 	got := command(tinyWith("--data", lines)...)

@@ -1,5 +1,6 @@
 // Package hfconfig reads and writes Hugging Face's config.json for the two
-// architectures that Spillway has: GPT-2 and Llama. Keys have transformers'
+// architectures that Spillway has: GPT-2 and Llama, of which Mistral, Qwen2, Qwen3,
+// OLMo 2 and SmolLM are members. Keys have transformers'
 // meanings and defaults; what would change the model and is not built is
 // refused by name, never ignored.
 package hfconfig
@@ -23,8 +24,9 @@ const (
 	// matrix up and one down (Radford et al. 2019).
 	GPT2 Arch = "gpt2"
 	// Llama has rotary positions, RMS norm, grouped-query attention and a
-	// gated MLP (Touvron et al. 2023). Qwen2 is Llama with QKVBias; Mistral
-	// without its window is Llama.
+	// gated MLP (Touvron et al. 2023). Qwen2 is Llama with QKVBias, Qwen3 with
+	// QKNorm by head, OLMo 2 with QKNorm over all heads and PostNorm; Mistral
+	// without its window and SmolLM are Llama.
 	Llama Arch = "llama"
 )
 
@@ -48,7 +50,7 @@ const (
 // HeadDim.
 type Config struct {
 	Arch      Arch
-	ModelType string // config.json's model_type: gpt2, llama, qwen2 or mistral
+	ModelType string // config.json's model_type: gpt2, llama, mistral, qwen2, qwen3 or olmo2
 
 	Layers    int
 	Hidden    int // width of the residual stream: n_embd, hidden_size
@@ -67,9 +69,25 @@ type Config struct {
 	QKVBias     bool         // Llama: biases of q_proj, k_proj and v_proj
 	OutBias     bool         // Llama: bias of o_proj
 	MLPBias     bool         // Llama: biases of gate_proj, up_proj and down_proj
+	QKNorm      QKNorm       // Llama: an RMS norm of queries and of keys, before they turn
+	PostNorm    bool         // Llama: attention and MLP are normed after, not before
 	RopeTheta   float64      // Llama: base of the rotary angles
 	RopeScaling *RopeScaling // Llama: nil, or Llama 3.1's scaling of the frequencies
+
+	// Dropouts lists the file's dropout keys that are not 0, for a person: they are
+	// no part of the model here.
+	Dropouts string
 }
+
+// QKNorm says what an RMS norm of queries and keys is over.
+type QKNorm string
+
+// Norms of queries and keys.
+const (
+	NoQKNorm   QKNorm = ""
+	NormByHead QKNorm = "head" // each head by itself, with one weight for all (Qwen3)
+	NormAll    QKNorm = "all"  // all heads together (OLMo 2)
+)
 
 // RopeScaling is rope_scaling of type llama3: rotary frequencies whose
 // wavelength is over OriginalPositions/LowFreqFactor tokens are divided by
@@ -134,10 +152,11 @@ func readLimited(path string) ([]byte, error) {
 }
 
 // Parse reads the text of a config.json. Required keys: for gpt2 n_layer,
-// n_head, n_embd, vocab_size, n_positions; for llama, qwen2 and mistral
+// n_head, n_embd, vocab_size, n_positions; for llama, mistral, qwen2, qwen3 and olmo2
 // hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
 // vocab_size, max_position_embeddings; and model_type. The rest take
-// transformers' defaults; unknown keys are ignored.
+// transformers' defaults; keys that change nothing are ignored, and those that change
+// the result and are not built are refused by name.
 func Parse(data []byte) (Config, error) {
 	o, err := parseObject(data)
 	if err != nil {
@@ -151,11 +170,13 @@ func Parse(data []byte) (Config, error) {
 	switch modelType {
 	case "gpt2":
 		c = parseGPT2(o)
-	case "llama", "qwen2", "mistral":
+	case "llama", "mistral", "qwen2", "qwen3", "olmo2":
 		c = parseLlama(o, modelType)
 	default:
-		return Config{}, fmt.Errorf("model_type %q is not supported; it must be gpt2, llama, qwen2 or mistral", modelType)
+		return Config{}, fmt.Errorf("model_type %q is not supported; it must be gpt2, llama, mistral, qwen2, qwen3 or olmo2", cutText(modelType))
 	}
+	o.refuse()
+	c.Dropouts = o.dropouts()
 	if o.err != nil {
 		return Config{}, o.err
 	}
@@ -189,7 +210,8 @@ func parseGPT2(o *object) Config {
 	return c
 }
 
-// parseLlama follows transformers' LlamaConfig, Qwen2Config and MistralConfig.
+// parseLlama follows transformers' LlamaConfig, MistralConfig, Qwen2Config,
+// Qwen3Config and Olmo2Config.
 func parseLlama(o *object, modelType string) Config {
 	c := Config{Arch: Llama, ModelType: modelType}
 	c.Hidden = o.requiredInt("hidden_size", maxHidden)
@@ -202,19 +224,23 @@ func parseLlama(o *object, modelType string) Config {
 		return c
 	}
 	// An absent key and a null differ: the classes' own defaults are not None
-	// in Qwen2Config (32) and MistralConfig (8), while a null means one
+	// in Qwen2Config and Qwen3Config (32) and MistralConfig (8), while a null means one
 	// key-value head per query head everywhere.
 	kvDefault := c.Heads
 	if !o.has("num_key_value_heads") {
 		switch modelType {
-		case "qwen2":
+		case "qwen2", "qwen3":
 			kvDefault = 32
 		case "mistral":
 			kvDefault = 8
 		}
 	}
 	c.KVHeads = o.int("num_key_value_heads", kvDefault, maxHeads)
-	c.HeadDim = o.int("head_dim", 0, maxHidden)
+	headDim := 0
+	if modelType == "qwen3" {
+		headDim = 128
+	}
+	c.HeadDim = o.int("head_dim", headDim, maxHidden)
 	if o.err != nil {
 		return c
 	}
@@ -241,13 +267,26 @@ func parseLlama(o *object, modelType string) Config {
 	if o.err == nil && c.Activation != SiLU {
 		o.failf("hidden_act is %q, which is not built for a gated MLP; it must be silu", o.string("hidden_act", "silu"))
 	}
-	c.NormEps = o.positive("rms_norm_eps", 1e-6, 1)
+	eps := 1e-6
+	if modelType == "olmo2" {
+		eps = 1e-5
+	}
+	c.NormEps = o.positive("rms_norm_eps", eps, 1)
 	c.TieHead = o.bool("tie_word_embeddings", false)
 	c.InitStd = o.positive("initializer_range", 0.02, 1)
 	switch modelType {
 	case "qwen2":
 		c.QKVBias = true
 		o.mustBe("use_sliding_window", false, false, "sliding-window attention is not built")
+	case "qwen3":
+		c.QKNorm = NormByHead
+		c.QKVBias = o.bool("attention_bias", false)
+		c.OutBias = c.QKVBias
+		o.mustBe("use_sliding_window", false, false, "sliding-window attention is not built")
+	case "olmo2":
+		c.QKNorm, c.PostNorm = NormAll, true
+		c.QKVBias = o.bool("attention_bias", false)
+		c.OutBias = c.QKVBias
 	case "mistral":
 		window := o.int("sliding_window", 0, 1<<40)
 		if !o.has("sliding_window") {
@@ -369,7 +408,12 @@ func Marshal(c Config, torchDtype string) ([]byte, error) {
 		m.add("layer_norm_epsilon", c.NormEps)
 	case Llama:
 		modelType, class := "llama", "LlamaForCausalLM"
-		if c.QKVBias != c.OutBias {
+		switch {
+		case c.QKNorm == NormAll:
+			modelType, class = "olmo2", "Olmo2ForCausalLM"
+		case c.QKNorm == NormByHead:
+			modelType, class = "qwen3", "Qwen3ForCausalLM"
+		case c.QKVBias != c.OutBias:
 			modelType, class = "qwen2", "Qwen2ForCausalLM"
 		}
 		m.add("architectures", []string{class})
@@ -395,10 +439,13 @@ func Marshal(c Config, torchDtype string) ([]byte, error) {
 		} else {
 			m.add("rope_scaling", nil)
 		}
-		if modelType == "qwen2" {
+		if modelType == "qwen2" || modelType == "qwen3" {
 			m.add("use_sliding_window", false)
-		} else {
+		}
+		if modelType != "qwen2" {
 			m.add("attention_bias", c.QKVBias)
+		}
+		if modelType == "llama" {
 			m.add("mlp_bias", c.MLPBias)
 		}
 	default:
@@ -418,13 +465,13 @@ func Marshal(c Config, torchDtype string) ([]byte, error) {
 		return nil, fmt.Errorf("write model config: %w", err)
 	}
 	if !back.SameModel(c) {
-		return nil, fmt.Errorf("write model config: no model_type expresses %+v (QKVBias %v, OutBias %v, MLPBias %v); transformers has Llama, whose biases of attention come together, and Qwen2, with QKVBias alone", c.Arch, c.QKVBias, c.OutBias, c.MLPBias)
+		return nil, fmt.Errorf("write model config: no model_type expresses %+v (QKVBias %v, OutBias %v, MLPBias %v); transformers has Llama, whose biases of attention come together, Qwen2, with QKVBias alone, Qwen3 and OLMo 2", c.Arch, c.QKVBias, c.OutBias, c.MLPBias)
 	}
 	return data, nil
 }
 
 // SameModel says that two Configs describe the same model: all fields but
-// ModelType, and what RopeScaling points to.
+// ModelType and Dropouts, and what RopeScaling points to.
 func (c Config) SameModel(d Config) bool {
 	if (c.RopeScaling == nil) != (d.RopeScaling == nil) {
 		return false
@@ -434,6 +481,7 @@ func (c Config) SameModel(d Config) bool {
 	}
 	c.RopeScaling, d.RopeScaling = nil, nil
 	c.ModelType, d.ModelType = "", ""
+	c.Dropouts, d.Dropouts = "", ""
 	return c == d
 }
 

@@ -18,6 +18,7 @@ func Config(h hfconfig.Config) (model.Config, error) {
 		Layers: h.Layers, Width: h.Hidden, Heads: h.Heads, KVHeads: h.KVHeads, HeadDim: h.HeadDim, FFN: h.Inner,
 		Vocab: h.Vocab, Positions: h.Positions, TiedHead: h.TieHead, NormEps: h.NormEps, InitStd: h.InitStd,
 		QKVBias: h.QKVBias, OutBias: h.OutBias, MLPBias: h.MLPBias, RopeTheta: h.RopeTheta,
+		NormHeads: h.QKNorm == hfconfig.NormByHead, NormQK: h.QKNorm == hfconfig.NormAll, PostNorm: h.PostNorm,
 	}
 	switch h.Arch {
 	case hfconfig.GPT2:

@@ -29,6 +29,9 @@ const (
 	srcLlama3   = "Grattafiori et al. 2024, table 3, meta-llama/Meta-Llama-3-*, Llama-3.1-*"
 	srcLlama32  = "meta-llama/Llama-3.2-*"
 	srcQwen25   = "Qwen2.5 technical report 2024, Qwen/Qwen2.5-*"
+	srcQwen3    = "Qwen3 technical report 2025, Qwen/Qwen3-*"
+	srcOLMo2    = "OLMo et al. 2024 (2 OLMo 2 Furious), allenai/OLMo-2-1124-*"
+	srcSmolLM2  = "Allal et al. 2025 (SmolLM2), HuggingFaceTB/SmolLM2-*"
 	srcMistral  = "Jiang et al. 2023, mistralai/Mistral-7B-*"
 )
 
@@ -81,6 +84,14 @@ var table = []Preset{
 	qwen25("qwen-2.5-14b", shape{layers: 48, hidden: 5120, inner: 13824, heads: 40, kv: 8, vocab: 152064, positions: 131072, eps: 1e-5, theta: 1e6}),
 	qwen25("qwen-2.5-32b", shape{layers: 64, hidden: 5120, inner: 27648, heads: 40, kv: 8, vocab: 152064, positions: 131072, eps: 1e-5, theta: 1e6}),
 	qwen25("qwen-2.5-72b", shape{layers: 80, hidden: 8192, inner: 29568, heads: 64, kv: 8, vocab: 152064, positions: 131072, eps: 1e-5, theta: 1e6}),
+
+	qwen3("qwen-3-0.6b", shape{layers: 28, hidden: 1024, inner: 3072, heads: 16, kv: 8, vocab: 151936, positions: 40960, eps: 1e-6, theta: 1e6, tied: true}),
+	qwen3("qwen-3-8b", shape{layers: 36, hidden: 4096, inner: 12288, heads: 32, kv: 8, vocab: 151936, positions: 40960, eps: 1e-6, theta: 1e6}),
+
+	olmo2("olmo-2-7b", shape{layers: 32, hidden: 4096, inner: 11008, heads: 32, kv: 32, vocab: 100352, positions: 4096, eps: 1e-6, theta: 5e5}),
+
+	llama("smollm2-135m", srcSmolLM2, shape{layers: 30, hidden: 576, inner: 1536, heads: 9, kv: 3, vocab: 49152, positions: 8192, eps: 1e-5, theta: 1e5, tied: true}, "smollm-2-135m"),
+	llama("smollm2-360m", srcSmolLM2, shape{layers: 32, hidden: 960, inner: 2560, heads: 15, kv: 5, vocab: 49152, positions: 8192, eps: 1e-5, theta: 1e5, tied: true}, "smollm-2-360m"),
 
 	// v0.1 attends over a window of 4,096 tokens, which up to 4,096 positions
 	// is full attention; v0.3 dropped the window.
@@ -139,6 +150,19 @@ func qwen25(name string, s shape) Preset {
 	p := llama(name, srcQwen25, s, strings.Replace(name, "qwen-", "qwen", 1))
 	p.Config.ModelType = "qwen2"
 	p.Config.QKVBias = true
+	return p
+}
+
+// qwen3's heads are 128 wide whatever the width.
+func qwen3(name string, s shape) Preset {
+	p := llama(name, srcQwen3, s, strings.Replace(name, "qwen-", "qwen", 1))
+	p.Config.ModelType, p.Config.HeadDim, p.Config.QKNorm = "qwen3", 128, hfconfig.NormByHead
+	return p
+}
+
+func olmo2(name string, s shape) Preset {
+	p := llama(name, srcOLMo2, s, strings.Replace(name, "olmo-", "olmo", 1))
+	p.Config.ModelType, p.Config.QKNorm, p.Config.PostNorm = "olmo2", hfconfig.NormAll, true
 	return p
 }
 

@@ -32,6 +32,12 @@ func parameters(c hfconfig.Config) int64 {
 	if c.MLPBias {
 		block += 2*inner + h
 	}
+	switch c.QKNorm {
+	case hfconfig.NormByHead:
+		block += 2 * int64(c.HeadDim)
+	case hfconfig.NormAll:
+		block += q + kv
+	}
 	n := v*h + int64(c.Layers)*block + h
 	if !c.TieHead {
 		n += v * h
@@ -67,6 +73,11 @@ func TestParameterCountsArePublished(t *testing.T) {
 		"qwen-2.5-14b":    14_770_033_664,
 		"qwen-2.5-32b":    32_763_876_352,
 		"qwen-2.5-72b":    72_706_203_648,
+		"qwen-3-0.6b":     596_049_920,
+		"qwen-3-8b":       8_190_735_360,
+		"olmo-2-7b":       7_298_617_344,
+		"smollm2-135m":    134_515_008,
+		"smollm2-360m":    361_821_120,
 		"mistral-7b":      7_241_732_096,
 		"mistral-7b-v0.3": 7_248_023_552,
 	} {
