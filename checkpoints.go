@@ -81,12 +81,12 @@ func (t *Trainer) Save() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	config, err := hfconfig.Marshal(t.model, "float32")
+	files, err := t.modelFiles()
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("save: %w", err)
 	}
 	m := checkpoint.Manifest{Step: t.step, PlanHash: t.plan.Hash(), Ranks: t.cfg.Ranks, Zero: t.cfg.Zero, Run: record}
-	folder, err := t.store.Save(context.Background(), m, t.checkpointStates(), []checkpoint.Blob{{Name: hfconfig.FileName, Data: config}})
+	folder, err := t.store.Save(context.Background(), m, t.checkpointStates(), files)
 	if err != nil {
 		return "", err
 	}

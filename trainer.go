@@ -46,8 +46,9 @@ type Trainer struct {
 
 	traceFile *os.File // opened before the run, written at its end
 
-	tokenizer data.Tokenizer // nil: the run reads no text
-	notes     []string       // what a person should know before the first step
+	tokenizer data.Tokenizer    // nil: the run reads no text
+	notes     []string          // what a person should know before the first step
+	files     []checkpoint.Blob // small files of every checkpoint; nil: not made yet
 	train     *batches
 	eval      *batches
 
@@ -188,6 +189,9 @@ func (t *Trainer) Plan() *plan.Plan { return t.plan }
 
 // Config returns the configuration with its defaults filled in.
 func (t *Trainer) Config() Config { return t.cfg }
+
+// ByteTokens says that the run's tokenizer takes each byte of text for a token.
+func (t *Trainer) ByteTokens() bool { return t.tokenizer != nil && t.tokenizer.Name() == "bytes" }
 
 // Notes are lines about the run that a person should see before its first step.
 func (t *Trainer) Notes() []string { return t.notes }

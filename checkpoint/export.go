@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
 // Stat looks at a folder that is a checkpoint itself: by its canonical name, or by
@@ -30,8 +32,9 @@ func Stat(folder string) (Entry, bool) {
 
 // Export copies files of a checkpoint into a new folder, which appears complete and
 // synced or not at all; an empty one may be there already. What is copied is
-// verified once more on its way.
-func Export(ctx context.Context, folder, to string, names ...string) error {
+// verified once more on its way. Weights of over shardBytes are split into files of
+// up to that, with an index.
+func Export(ctx context.Context, folder, to string, shardBytes int64, names ...string) error {
 	m, err := ReadManifest(folder)
 	if err != nil {
 		return err
@@ -54,7 +57,11 @@ func Export(ctx context.Context, folder, to string, names ...string) error {
 			err = fmt.Errorf("%w: %s lists no %s", ErrDamaged, folder, name)
 			break
 		}
-		err = want.copy(ctx, folder, temp)
+		if name == safetensors.FileName && want.Bytes > shardBytes {
+			err = want.shard(ctx, folder, temp, shardBytes)
+		} else {
+			err = want.copy(ctx, folder, temp)
+		}
 	}
 	if err == nil {
 		err = syncDir(temp)

@@ -57,6 +57,9 @@ func LoadTokenizer(path string) (Tokenizer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open tokenizer %s: %w", path, err)
 	}
+	if t.isBytes() {
+		return Bytes(), nil
+	}
 	return t, nil
 }
 

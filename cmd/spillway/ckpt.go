@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/safetensors"
@@ -316,24 +317,26 @@ func printRecord(w io.Writer, v inspected) error {
 
 func ckptExportCommand() *cobra.Command {
 	var to string
+	shard := int64(checkpoint.ShardBytes)
 	cmd := &cobra.Command{
 		Use:     "export DIR --to DIR",
 		Short:   "Write a checkpoint's model as a Hugging Face folder",
-		Long:    "Write the model of a checkpoint, or of the newest whole one in a folder, as a Hugging Face folder: config.json and model.safetensors, fp32. The files are verified; the folder appears complete or not at all.",
+		Long:    "Write the model of a checkpoint, or of the newest whole one in a folder, as a Hugging Face folder: config.json, model.safetensors (above --max-shard-size several files and their index), fp32, and the tokenizer's files where the run knew them. The files are verified; the folder appears complete or not at all.",
 		Example: "  spillway ckpt export run1 --to model",
 		Args:    oneFolder("export"),
 	}
 	cmd.Flags().StringVar(&to, "to", "", "the `DIR` to write, which must be new or empty")
+	cmd.Flags().Var(sizeFlag{&shard}, "max-shard-size", "largest file of weights")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if to == "" {
 			return errors.New("ckpt export: --to is missing: the folder to write")
 		}
-		return exportModel(cmd.Context(), args[0], to, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return exportModel(cmd.Context(), args[0], to, shard, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	}
 	return cmd
 }
 
-func exportModel(ctx context.Context, from, to string, stdout, stderr io.Writer) error {
+func exportModel(ctx context.Context, from, to string, shard int64, stdout, stderr io.Writer) error {
 	if _, _, err := entriesOf(from); err != nil {
 		return err
 	}
@@ -352,7 +355,17 @@ func exportModel(ctx context.Context, from, to string, stdout, stderr io.Writer)
 	for _, p := range passed {
 		fmt.Fprintln(stderr, "warning:", p)
 	}
-	if err := checkpoint.Export(ctx, folder, to, hfconfig.FileName, safetensors.FileName); err != nil {
+	m, err := checkpoint.ReadManifest(folder)
+	if err != nil {
+		return err
+	}
+	names := []string{hfconfig.FileName, safetensors.FileName}
+	for _, f := range m.Files {
+		if slices.Contains(spillway.ModelFiles(), f.Name) && f.Name != hfconfig.FileName {
+			names = append(names, f.Name)
+		}
+	}
+	if err := checkpoint.Export(ctx, folder, to, shard, names...); err != nil {
 		return err
 	}
 	fmt.Fprintf(stdout, "%s: the model of %s\n", to, folder)

@@ -116,11 +116,11 @@ func TestCkptExport(t *testing.T) {
 	require.Contains(t, got.stdout, "step-00000002")
 	entries, err := os.ReadDir(to)
 	require.NoError(t, err)
-	require.Len(t, entries, 2)
+	require.Len(t, entries, 5, "the config, the weights, and three files for the tokenizer")
 	around, err := os.ReadDir(filepath.Dir(to))
 	require.NoError(t, err)
 	require.Len(t, around, 1, "no remains")
-	for _, name := range []string{"config.json", "model.safetensors"} {
+	for _, name := range []string{"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"} {
 		want, err := os.ReadFile(filepath.Join(dir, "step-00000002", name))
 		require.NoError(t, err)
 		have, err := os.ReadFile(filepath.Join(to, name))
@@ -148,4 +148,26 @@ func TestCkptExport(t *testing.T) {
 	require.Equal(t, exitDoesNotFit, command("ckpt", "export", filepath.Join(dir, "step-00000002"), "--to", filepath.Join(empty, "y")).status)
 	require.NoDirExists(t, filepath.Join(empty, "y"))
 	require.Equal(t, exitBadInput, command("ckpt", "export", dir).status)
+}
+
+// Weights above --max-shard-size become several files and an index that loads.
+func TestCkptExportSharded(t *testing.T) {
+	dir := saved(t)
+	to := filepath.Join(t.TempDir(), "model")
+	got := command("ckpt", "export", dir, "--to", to, "--max-shard-size", "50000")
+	require.Zero(t, got.status, got.stderr)
+	require.NoFileExists(t, filepath.Join(to, "model.safetensors"))
+	parts, err := filepath.Glob(filepath.Join(to, "model-0000*-of-0000*.safetensors"))
+	require.NoError(t, err)
+	require.Greater(t, len(parts), 1)
+	for _, p := range parts {
+		st, err := os.Stat(p)
+		require.NoError(t, err)
+		require.Less(t, st.Size(), int64(55000), "tensors of up to 50,000 bytes and a header")
+	}
+	whole := command(tinyWith("--checkpoint", dir, "--resume")...)
+	loaded := command("train", "--model", to, "--init", to, "--data", testdata+"/text.bin", "--steps", "1", "--batch", "1", "--seq", "16", "--lr", "0", "--weight-decay", "0")
+	require.Zero(t, loaded.status, loaded.stderr)
+	require.Equal(t, shaOf(t, whole.stdout), shaOf(t, loaded.stdout))
+	require.Zero(t, command("generate", "--model", to, "--prompt", "a", "--tokens", "2").status)
 }

@@ -247,7 +247,7 @@ func evaluate(ctx context.Context, c spillway.Config, jsonPath string, stdout, s
 	if err != nil {
 		return fault(err)
 	}
-	isBytes := tokensAreBytes(t.Config(), c.EvalData)
+	isBytes := tokensAreBytes(t, c.EvalData)
 	e := evaluation{Loss: r.Loss, Targets: r.Targets, Perplexity: math.Exp(float64(r.Loss)), Seconds: r.Seconds, Model: c.Model}
 	if isBytes {
 		e.BitsPerByte = float64(r.Loss) / math.Ln2

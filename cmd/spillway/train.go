@@ -151,7 +151,7 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 	if t.Done() >= c.Steps {
 		fmt.Fprintf(stdout, "nothing to do: the checkpoint has %d steps and --steps is %d\n", t.Done(), c.Steps)
 	}
-	bar = newProgress(stderr, t.Done(), c.Steps, tokensAreBytes(c, c.EvalData))
+	bar = newProgress(stderr, t.Done(), c.Steps, tokensAreBytes(t, c.EvalData))
 	var losses []float32
 	err = t.Run(ctx, func(r spillway.StepResult) error {
 		losses = append(losses, r.Loss)
@@ -190,8 +190,8 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 }
 
 // tokensAreBytes says whether a token of the run's data at path is a byte of text.
-func tokensAreBytes(c spillway.Config, path string) bool {
-	return strings.EqualFold(c.Tokenizer, "bytes") && !strings.HasSuffix(path, ".bin")
+func tokensAreBytes(t *spillway.Trainer, path string) bool {
+	return t.ByteTokens() && !strings.HasSuffix(path, ".bin")
 }
 
 // describe says before the first step what will run and what it takes.
@@ -276,10 +276,10 @@ func lastLoss(losses []float32, bytes bool) string {
 func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []float32, eval *spillway.EvalResult, sum string, isDemo bool) error {
 	c := t.Config()
 	if len(losses) > 0 {
-		fmt.Fprintf(w, "training loss: %.4f at the first step, %s\n", losses[0], lastLoss(losses, tokensAreBytes(c, c.Data)))
+		fmt.Fprintf(w, "training loss: %.4f at the first step, %s\n", losses[0], lastLoss(losses, tokensAreBytes(t, c.Data)))
 	}
 	if eval != nil {
-		fmt.Fprintf(w, "%s, after step %d\n", evalText(eval, tokensAreBytes(c, c.EvalData)), eval.Step)
+		fmt.Fprintf(w, "%s, after step %d\n", evalText(eval, tokensAreBytes(t, c.EvalData)), eval.Step)
 	}
 	fmt.Fprintf(w, "parameters' SHA-256: %s\n", sum)
 	if isDemo {

@@ -35,7 +35,7 @@ const table = `
 	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan
 	data      < internal
 	cluster   <
-	launch    < graph device kernels comm cluster
+	launch    < graph device kernels comm cluster internal/crash
 	run       < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal
 `
 

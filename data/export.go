@@ -1,0 +1,88 @@
+package data
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+)
+
+// HuggingFace returns the text of a tokenizer.json that gives a built-in
+// tokenizer's tokens: of Bytes and GPT2. Others come from such a file.
+func HuggingFace(tok Tokenizer) ([]byte, error) {
+	switch t := tok.(type) {
+	case byteTokenizer:
+		vocab := map[string]int{}
+		for b, r := range byteChars {
+			vocab[string(r)] = b
+		}
+		return tokenizerText(vocab, nil, nil, false)
+	case *bpeTokenizer:
+		if t == GPT2() {
+			return t.model.huggingFace(t.eot)
+		}
+	}
+	return nil, fmt.Errorf("tokenizer %s came from a tokenizer.json: copy that", tok.Name())
+}
+
+// huggingFace writes a model whose tokens before special, which is the last, come
+// from merges.
+func (m *bpe) huggingFace(special int32) ([]byte, error) {
+	spelled := func(id int32) string {
+		var out []rune
+		for _, b := range []byte(m.tokens[id]) {
+			out = append(out, byteChars[b])
+		}
+		return string(out)
+	}
+	vocab := map[string]int{}
+	for id := range special {
+		vocab[spelled(id)] = int(id)
+	}
+	type ranked struct {
+		rank int32
+		pair [2]string
+	}
+	var merges []ranked
+	for key, c := range m.merges {
+		merges = append(merges, ranked{c.rank, [2]string{spelled(int32(key >> 32)), spelled(int32(uint32(key)))}})
+	}
+	slices.SortFunc(merges, func(a, b ranked) int { return int(a.rank - b.rank) })
+	pairs := make([][2]string, len(merges))
+	for i, r := range merges {
+		pairs[i] = r.pair
+	}
+	added := map[string]any{"id": special, "content": m.tokens[special], "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}
+	return tokenizerText(vocab, pairs, []any{added}, true)
+}
+
+// tokenizerText is a tokenizer.json of a byte-level BPE; words says that text is
+// cut into words before.
+func tokenizerText(vocab map[string]int, merges [][2]string, added []any, words bool) ([]byte, error) {
+	if merges == nil {
+		merges = [][2]string{}
+	}
+	if added == nil {
+		added = []any{}
+	}
+	level := map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": words}
+	return json.Marshal(map[string]any{
+		"version": "1.0", "truncation": nil, "padding": nil, "normalizer": nil, "added_tokens": added,
+		"pre_tokenizer": level, "post_processor": nil, "decoder": level,
+		"model": map[string]any{"type": "BPE", "dropout": nil, "unk_token": nil, "continuing_subword_prefix": nil, "end_of_word_suffix": nil,
+			"fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": vocab, "merges": merges},
+	})
+}
+
+// isBytes says that the tokens are the bytes of the text, and there are no others.
+func (t *bpeTokenizer) isBytes() bool {
+	m := t.model
+	if len(m.tokens) != 256 || len(m.merges) > 0 || t.raw != nil || t.normed != nil || t.nfc {
+		return false
+	}
+	for b, id := range m.byteToken {
+		if int(id) != b {
+			return false
+		}
+	}
+	return true
+}
