@@ -23,6 +23,11 @@ func (t *Trainer) lookAtCheckpoints() error {
 	if err := checkpoint.Held(c.Checkpoint); err != nil {
 		return fmt.Errorf("--checkpoint %s: %w", c.Checkpoint, err)
 	}
+	return c.refuseUsed()
+}
+
+// refuseUsed refuses a start beside checkpoints that it would not go on from.
+func (c *Config) refuseUsed() error {
 	if c.Resume {
 		return nil
 	}
@@ -41,8 +46,8 @@ func (t *Trainer) lookAtCheckpoints() error {
 	return nil
 }
 
-// openStore locks the folder of checkpoints. What was found there before may have
-// changed until now.
+// openStore locks the folder of checkpoints, and looks again: another run may have
+// come and gone since lookAtCheckpoints.
 func (t *Trainer) openStore() error {
 	c := &t.cfg
 	if c.Checkpoint == "" {
@@ -53,6 +58,9 @@ func (t *Trainer) openStore() error {
 		return fmt.Errorf("--checkpoint %s: %w", c.Checkpoint, err)
 	}
 	t.store = s
+	if err := c.refuseUsed(); err != nil {
+		return err
+	}
 	if t.data, err = data.FingerprintOf(t.train.source); err != nil {
 		return fmt.Errorf("--data: %w", err)
 	}
@@ -87,9 +95,16 @@ func (t *Trainer) Save() (string, error) {
 	}
 	m := checkpoint.Manifest{Step: t.step, PlanHash: t.plan.Hash(), Ranks: t.cfg.Ranks, Zero: t.cfg.Zero, Run: record}
 	folder, err := t.store.Save(context.Background(), m, t.checkpointStates(), files)
+	var odd *checkpoint.NonFinite
+	if errors.As(err, &odd) { // the last update gave values that no step has looked at yet
+		t.markDivergence(t.step)
+		t.fatal = fmt.Errorf("step %d: %w", t.step, err)
+		return "", t.fatal
+	}
 	if err != nil {
 		return "", err
 	}
+	t.base = t.updatesDone()
 	if err := t.store.Replace(); err != nil {
 		t.cfg.warn("%v", err)
 	}
@@ -105,16 +120,21 @@ func (t *Trainer) confirm() {
 	if t.store == nil || t.store.Last() == nil {
 		return
 	}
-	applied := t.step
-	if t.pending { // the last step's update waits for the next step
-		applied--
-	}
-	if applied <= t.store.Last().Step {
+	if t.updatesDone() <= t.base {
 		return
 	}
 	if err := t.store.Confirm(); err != nil {
 		t.cfg.warn("%v", err)
 	}
+}
+
+// updatesDone is how many updates the states have seen, or one less.
+func (t *Trainer) updatesDone() int {
+	n := t.step - t.skipped.all
+	if t.pending { // the last step's update waits for the next step
+		n--
+	}
+	return n
 }
 
 // resume loads the newest whole checkpoint, if there is any.
@@ -127,7 +147,7 @@ func (t *Trainer) resume(ctx context.Context) (bool, error) {
 		t.cfg.warn("%s", p)
 	}
 	if !choice.Found() {
-		return false, nil
+		return false, t.refuseLoop(choice)
 	}
 	was, err := t.sameRun(choice)
 	if err != nil {
@@ -147,6 +167,7 @@ func (t *Trainer) resume(ctx context.Context) (bool, error) {
 	}
 	t.step = choice.Manifest.Step
 	t.skipped.all = was.Skipped
+	t.base = t.updatesDone()
 	return true, t.startScale(was.LossScale)
 }
 

@@ -157,7 +157,11 @@ func (t *Trainer) refuseLoop(c checkpoint.Choice) error {
 	now := t.cfg.settings()
 	for _, d := range slices.Backward(t.store.Diverged()) {
 		if flags, _ := changed(d.Settings, now); d.Step > c.Manifest.Step && len(flags) == 0 {
-			return fmt.Errorf("resume: with these settings the run became non-finite at step %d, and from %s it would again; change --lr, --warmup, --clip, --seed with --accept-changes, or give --on-nonfinite skip", d.Step, c.Name)
+			from := "the start"
+			if c.Found() {
+				from = c.Name
+			}
+			return fmt.Errorf("resume: with these settings the run became non-finite at step %d, and from %s it would again; change --lr, --warmup, --clip, --seed with --accept-changes, or give --on-nonfinite skip", d.Step, from)
 		}
 	}
 	return nil

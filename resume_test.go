@@ -357,3 +357,32 @@ func TestResumeFromVersion1(t *testing.T) {
 	require.NoError(t, tr.Close())
 	require.Equal(t, []string{".spillway-marks", "step-00000007", "step-00000010"}, names(t, c.Checkpoint))
 }
+
+// An update whose values no later step looks at is looked at as it is saved; what
+// starts the run again with the same settings is refused, with or without a
+// checkpoint before.
+func TestANonFiniteStateIsNotSaved(t *testing.T) {
+	c := saving(t, 1)
+	c.LR = 1e39 // over float32
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	var odd *checkpoint.NonFinite
+	require.ErrorAs(t, tr.Run(context.Background(), nil), &odd)
+	require.Equal(t, "model", odd.State)
+	_, err = tr.Save()
+	require.ErrorAs(t, err, &odd, "it stays so")
+	require.NoError(t, tr.Close())
+	require.Equal(t, []string{".spillway-marks"}, names(t, c.Checkpoint))
+	c.Resume = true
+	refused(t, c, "non-finite at step 1, and from the start")
+	d := c
+	d.LR = 1e-3
+	ended(t, d)
+	c.Steps = 2
+	tr, err = New(context.Background(), c)
+	require.NoError(t, err, "it is past that step")
+	require.ErrorAs(t, tr.Run(context.Background(), nil), &odd)
+	require.NoError(t, tr.Close())
+	refused(t, c, "non-finite at step 2, and from step-00000001")
+	require.Equal(t, []string{".spillway-marks", "step-00000001"}, names(t, c.Checkpoint))
+}

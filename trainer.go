@@ -55,6 +55,7 @@ type Trainer struct {
 	data data.Fingerprint // of train's source, where checkpoints are written
 
 	step    int   // steps done
+	base    int   // updates that the newest checkpoint's states have seen
 	pending bool  // the last step's update waits for the next step, or flush
 	fatal   error // after a failed step nothing else runs
 	skipped skips // steps whose update was left out: with OnNonFinite "skip", and of fp16

@@ -6,9 +6,9 @@ import (
 	"github.com/spillway-ml/spillway/internal/outputs"
 )
 
-// refuseOverwriting refuses an output of a command that is its config file, a file of
-// its model or another output, before anything is touched. What a run reads beside
-// that, the run looks at itself.
+// refuseOverwriting refuses an output of a command that it reads too or writes for
+// another purpose, before anything is touched. A run looks again at what it has by
+// default (the demo's data, its checkpoints).
 func refuseOverwriting(fs *pflag.FlagSet) error {
 	value := func(name string) string {
 		if f := fs.Lookup(name); f != nil {
@@ -20,5 +20,9 @@ func refuseOverwriting(fs *pflag.FlagSet) error {
 	for _, name := range []string{"metrics", "trace", "json", "html", "svg"} {
 		out = append(out, outputs.Path{Flag: name, Path: value(name)})
 	}
-	return outputs.Check(out, append(outputs.ModelFiles("model", value("model")), outputs.Path{Flag: "config", Path: value("config")}))
+	in := outputs.ModelFiles("model", value("model"))
+	for _, name := range []string{"config", "data", "eval-data", "tokenizer"} {
+		in = append(in, outputs.Path{Flag: name, Path: value(name)})
+	}
+	return outputs.Check(out, in)
 }

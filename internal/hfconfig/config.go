@@ -484,34 +484,3 @@ func (c Config) SameModel(d Config) bool {
 	c.Dropouts, d.Dropouts = "", ""
 	return c == d
 }
-
-// Write writes Marshal's text as config.json in the folder dir, aside and
-// renamed into place.
-func Write(dir string, c Config, torchDtype string) error {
-	data, err := Marshal(c, torchDtype)
-	if err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(dir, FileName+".tmp-*")
-	if err != nil {
-		return fmt.Errorf("write model config: %w", err)
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Chmod(0o644)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(dir, FileName))
-	}
-	if err != nil {
-		return fmt.Errorf("write model config: %w", err)
-	}
-	return nil
-}
