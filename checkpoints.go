@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 
 	"github.com/spillway-ml/spillway/checkpoint"
@@ -125,6 +126,7 @@ func (t *Trainer) confirm() {
 	}
 	if err := t.store.Confirm(); err != nil {
 		t.cfg.warn("%v", err)
+		t.base = math.MaxInt // told once; the next checkpoint is another try
 	}
 }
 

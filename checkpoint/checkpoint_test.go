@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
@@ -479,5 +480,29 @@ func TestUmask(t *testing.T) {
 		st, err := os.Stat(path)
 		require.NoError(t, err)
 		require.Zero(t, st.Mode().Perm()&0o077, path)
+	}
+}
+
+// What can't be a store's own file is found before the first step, and not written
+// through.
+func TestOwnFilesOfAnotherKind(t *testing.T) {
+	for _, name := range OwnFiles() {
+		for what, put := range map[string]func(path string) error{
+			"a link":   func(p string) error { return os.Symlink(filepath.Join(filepath.Dir(p), "victim"), p) },
+			"a pipe":   func(p string) error { return unix.Mkfifo(p, 0o644) },
+			"a folder": func(p string) error { return os.Mkdir(p, 0o755) },
+		} {
+			dir := t.TempDir()
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "victim"), nil, 0o644))
+			require.NoError(t, put(filepath.Join(dir, name)))
+			_, err := Open(dir, Options{})
+			require.ErrorContains(t, err, name, what)
+			text, err := os.ReadFile(filepath.Join(dir, "victim"))
+			require.NoError(t, err)
+			require.Empty(t, text)
+			entries, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Len(t, entries, 2, "%s under %s", what, name)
+		}
 	}
 }

@@ -58,6 +58,11 @@ func (s *Store) open() (err error) {
 	if s.marks, err = ReadMarks(s.dir); err != nil {
 		return err
 	}
+	if _, err := os.Lstat(filepath.Join(s.dir, marksName)); err == nil {
+		if err := s.openLog(); err != nil { // better now than after the last step
+			return err
+		}
+	}
 	for _, name := range s.marks.working {
 		if err := os.RemoveAll(filepath.Join(s.dir, name)); err != nil {
 			return fmt.Errorf("clear what a killed save left: %w", err)

@@ -188,10 +188,8 @@ target once.`,
 		if fs.Changed("seq") && c.Seq < 1 {
 			return fmt.Errorf("--seq %d: at least 1 token is needed; leave it out for the smaller of 1024 and the model's positions", c.Seq)
 		}
-		if jsonPath != "" && jsonPath != "-" {
-			if same, err := sameFile(jsonPath, path); err != nil || same {
-				return errors.Join(err, fmt.Errorf("--json %s is the data that is read; write to another file", jsonPath))
-			}
+		if err := refuseOverwriting(fs); err != nil {
+			return err
 		}
 		if err := findModel(cmd.Context(), &c, cmd.ErrOrStderr()); err != nil {
 			return err
