@@ -78,7 +78,7 @@ func (c *Config) warn(format string, args ...any) {
 }
 
 // Save writes a checkpoint of the current step and returns its folder. Values that
-// are not finite are a *checkpoint.NonFinite, and nothing is saved.
+// are not finite are a *Diverged, and nothing is saved.
 func (t *Trainer) Save() (string, error) {
 	if t.store == nil {
 		return "", errors.New("save: no --checkpoint folder is configured")
@@ -97,10 +97,8 @@ func (t *Trainer) Save() (string, error) {
 	m := checkpoint.Manifest{Step: t.step, PlanHash: t.plan.Hash(), Ranks: t.cfg.Ranks, Zero: t.cfg.Zero, Run: record}
 	folder, err := t.store.Save(context.Background(), m, t.checkpointStates(), files)
 	var odd *checkpoint.NonFinite
-	if errors.As(err, &odd) { // the last update gave values that no step has looked at yet
-		t.markDivergence(t.step)
-		t.fatal = fmt.Errorf("step %d: %w", t.step, err)
-		return "", t.fatal
+	if errors.As(err, &odd) {
+		return "", t.unsound(odd)
 	}
 	if err != nil {
 		return "", err

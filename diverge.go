@@ -26,6 +26,8 @@ type Diverged struct {
 	Value                   float64
 	// Skipped is how many steps in a row, this one among them, were not finite.
 	Skipped int
+	// Update says that the step itself was finite and its update was not.
+	Update bool
 	// Overwritten says that updates which ran beside the backward had changed the
 	// parameters already: Tensor is known by what its gradient left in the
 	// optimizer's states.
@@ -37,11 +39,15 @@ type Diverged struct {
 
 func (e *Diverged) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "step %d is not finite (loss %v", e.Step, float32(e.Loss))
-	if e.GradNorm != 0 {
-		fmt.Fprintf(&b, ", gradient norm %v", e.GradNorm)
+	if e.Update {
+		fmt.Fprintf(&b, "the update of step %d is not finite", e.Step)
+	} else {
+		fmt.Fprintf(&b, "step %d is not finite (loss %v", e.Step, float32(e.Loss))
+		if e.GradNorm != 0 {
+			fmt.Fprintf(&b, ", gradient norm %v", e.GradNorm)
+		}
+		b.WriteString(")")
 	}
-	b.WriteString(")")
 	switch {
 	case e.Rank < 0:
 		b.WriteString(": computed once more, every value is finite, so the machine may have failed")
@@ -57,7 +63,7 @@ func (e *Diverged) Error() string {
 		fmt.Fprintf(&b, "; it is the %dth step in a row that was skipped", e.Skipped)
 	}
 	b.WriteString("; nothing computed from it was saved; a lower --lr or --clip 1 often helps")
-	if e.Skipped == 0 && e.LossScale == 0 {
+	if e.Skipped == 0 && e.LossScale == 0 && !e.Update {
 		b.WriteString(", and --on-nonfinite skip leaves single steps out")
 	}
 	return b.String()
@@ -141,10 +147,13 @@ func (t *Trainer) nonFinite(at *stepAt, loss, norm float64) (skipped bool, err e
 		}
 		e.Skipped = t.skipped.inRow
 	}
-	if err := t.name(e, at); err != nil {
-		return false, fmt.Errorf("%w; looking for the tensor failed: %w", e, err)
+	if e.Skipped == 0 { // the pending update of the step before, if there was one, is applied
+		t.confirm()
 	}
-	return false, e
+	if err := t.name(e, at); err != nil {
+		return false, fmt.Errorf("%w; looking for the tensor failed: %w", t.diverged(e), err)
+	}
+	return false, t.diverged(e)
 }
 
 // name finds the first tensor of a step that is not finite, by running the step

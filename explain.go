@@ -97,12 +97,12 @@ func Explain(f *Forecast) Explanation {
 		return list
 	}
 	e.Recomputed, e.Parked = finish(again), finish(parked)
-	e.Placed = placed(p)
+	e.Placed = placed(p, f.Plan.Layout.Offset)
 	return e
 }
 
-// placed sums the units' buffers by class and space.
-func placed(p *graph.Program) []ClassPlace {
+// placed sums the units' buffers by class and space: those that have a place.
+func placed(p *graph.Program, offset []int64) []ClassPlace {
 	type key struct {
 		class graph.Class
 		space graph.Space
@@ -113,7 +113,7 @@ func placed(p *graph.Program) []ClassPlace {
 	all := map[graph.Class]int64{}
 	for id := range p.Buffers {
 		b := &p.Buffers[id]
-		if b.View != nil || b.Unit < 0 || b.Life == graph.LifePhase || b.Class != graph.Optimizer && b.Class != graph.Parameters && b.Class != graph.Gradients {
+		if b.View != nil || b.Unit < 0 || b.Life == graph.LifePhase || offset[id] < 0 || b.Class != graph.Optimizer && b.Class != graph.Parameters && b.Class != graph.Gradients {
 			continue
 		}
 		all[b.Class] += b.Bytes()

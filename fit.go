@@ -25,6 +25,8 @@ type NothingFits struct {
 	Smallest *Forecast // of what was tried, the nearest to the caps; nil: nothing could be planned
 	Flags    string    // its choices
 	What     string    // what was allowed to change
+	// HostShare is the cap on host memory where it was assumed; 0: it was not.
+	HostShare int64
 }
 
 func (e *NothingFits) Error() string {
@@ -35,7 +37,25 @@ func (e *NothingFits) Error() string {
 	if caches := smallerCaches(&e.Smallest.Config, e.Smallest.Plan); caches != "" {
 		text += "; it fits with " + caches
 	}
+	if e.HostShare > 0 {
+		text += fmt.Sprintf("; %s of host memory a rank are assumed, as usual for the GPU (--node-memory says what a server has)", plan.Bytes(e.HostShare))
+	}
 	return text
+}
+
+// WithWays adds to the error what makes the configuration fit that the search
+// was not free to change, as a refusal without a search does: smaller
+// micro-batches, other precisions, more ranks. What --fit knows is never less.
+func (e *NothingFits) WithWays(cfg Config, hw Hardware) error {
+	asked, err := Predict(cfg, hw.Machine(cfg.Ranks))
+	if err != nil || asked.Fits {
+		return e
+	}
+	ways, no := WaysOut(asked, hw)
+	if len(ways) == 0 {
+		return e
+	}
+	return refusal(e, ways, no)
 }
 
 func (e *NothingFits) Unwrap() error {
@@ -89,7 +109,11 @@ type fitDomain struct {
 	zeros      []int
 	prefetches []int
 	precisions []string
+	preferred  bool // the precision is the hardware's choice
 }
+
+// saysPrecision: what was chosen is a precision too.
+func (d fitDomain) saysPrecision() bool { return d.preferred || len(d.precisions) > 1 }
 
 // bases are all combinations of a domain.
 func (d fitDomain) bases() (list []base) {
@@ -117,10 +141,16 @@ func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware)
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	preferred := hw.Prefer != "" && !given("precision") && strings.EqualFold(cfg.precision(), "fp32")
+	if preferred {
+		cfg.Precision = hw.Prefer
+	}
+	assumed := hw.assumed(&cfg)
 	d, err := newFitDomain(&cfg, given, globalBatch)
 	if err != nil {
 		return nil, err
 	}
+	d.preferred = preferred
 	drop := !given("recompute") || cfg.recomputeAuto()
 	if cfg.recomputeAuto() {
 		cfg.Recompute = "none"
@@ -149,11 +179,14 @@ func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware)
 			return nil, err
 		}
 		e := &NothingFits{Tried: s.tried, Smallest: s.nearest(), What: d.what(drop, spaces)}
+		if assumed {
+			e.HostShare = cfg.HostMemory
+		}
 		if e.Smallest != nil {
 			if e.Smallest.Fits { // its lower bound was over the folded line
-				return s.fitted(d, e.Smallest, s.smallest, all), nil
+				return s.fitted(d, without(assumed, e.Smallest), s.smallest, all), nil
 			}
-			e.Flags = flagsOf(&e.Smallest.Config, globalBatch > 0, len(d.precisions) > 1)
+			e.Flags = flagsOf(&e.Smallest.Config, globalBatch > 0, d.saysPrecision())
 		}
 		return nil, e
 	}
@@ -164,7 +197,7 @@ func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware)
 			best = f
 		}
 	}
-	return s.fitted(d, best, at, all), nil
+	return s.fitted(d, without(assumed, best), at, all), nil
 }
 
 // tiersOf are the places that buffers may leave the device for.
@@ -177,9 +210,14 @@ func tiersOf(cfg *Config) []graph.Space {
 
 // fitted says what was found, and why.
 func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) *Fitted {
-	batches, precisions := d.rows > 0, len(d.precisions) > 1
+	batches, precisions := d.rows > 0, d.saysPrecision()
 	out := &Fitted{Forecast: best, Flags: flagsOf(&best.Config, batches, precisions), Tried: s.tried}
 	out.Reasons = Reasons(best)
+	if d.preferred {
+		m := s.machine.Matrix
+		out.Reasons = append(out.Reasons, fmt.Sprintf("in %s, for whose products the device has units (%.3g × the rate of fp32); other numbers than fp32's, which --precision fp32 plans",
+			best.Config.Precision, m[halfType(best.Config.Precision)]/m[graph.F32]))
+	}
 	if why := OtherBits(&s.cfg, &best.Config); why != "" {
 		out.Reasons = append(out.Reasons, why)
 	}
@@ -221,6 +259,14 @@ func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) 
 	return out
 }
 
+// halfType is the type of a 16-bit precision.
+func halfType(precision string) graph.DType {
+	if strings.EqualFold(precision, "fp16") {
+		return graph.F16
+	}
+	return graph.BF16
+}
+
 // Reasons say what bounds a plan and what it computes again and moves, a line
 // each.
 func Reasons(f *Forecast) []string { return append([]string{bound(f)}, Explain(f).Lines()...) }
@@ -251,7 +297,11 @@ func bound(f *Forecast) string {
 		text += fmt.Sprintf("; %s memory is %.1f %% full, at %s", at, 100*worst, f.Plan.Layout.Spaces[at].PeakAt)
 	}
 	if host := f.Plan.Layout.Spaces[graph.Host].Peak; host > 1<<30 && f.Plan.Config.Capacity[graph.Host] == 0 {
-		text += fmt.Sprintf("; it takes %s of host memory a rank, which has no cap (--host-memory)", plan.Bytes(host))
+		text += fmt.Sprintf("; it takes %s of host memory a rank", plan.Bytes(host+f.Plan.Config.Outside[graph.Host]))
+		if n := f.Config.LocalRanks; n > 1 {
+			text += fmt.Sprintf(", %s a server of %d", plan.Bytes(int64(n)*(host+f.Plan.Config.Outside[graph.Host])), n)
+		}
+		text += " (--host-memory and --node-memory cap it)"
 	}
 	return text
 }

@@ -1,6 +1,7 @@
 package spillway
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,27 +10,70 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// MetricsWriter writes a run's JSON lines, one object a line, each flushed.
-type MetricsWriter struct{ w io.WriteCloser }
+// MetricsWriter writes a run's JSON lines, one object a line, each flushed. A line
+// that could be written in part only is written over by the next one.
+type MetricsWriter struct {
+	f     *os.File
+	plain bool  // a regular file: lines have a place in it
+	end   int64 // of the last whole line
+}
 
-// OpenMetrics creates the file and its folder; appending keeps what is there.
-func OpenMetrics(path string, appending bool) (*MetricsWriter, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+// OpenMetrics creates the file and its folder. It starts empty, or, for a run that
+// goes on after step, with the lines of the steps up to that: what follows, and a
+// line that was cut off, is another attempt's. step −1: a new run.
+func OpenMetrics(path string, step int) (*MetricsWriter, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 		return nil, fmt.Errorf("--metrics: %w", err)
 	}
-	mode := os.O_CREATE | os.O_WRONLY | os.O_TRUNC
-	if appending {
-		mode = os.O_CREATE | os.O_WRONLY | os.O_APPEND
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o666)
+	if errors.Is(err, os.ErrPermission) || errors.Is(err, syscall.ENXIO) || errors.Is(err, syscall.EINVAL) {
+		f, err = os.OpenFile(path, os.O_WRONLY, 0)
 	}
-	f, err := os.OpenFile(path, mode, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("--metrics: %w", err)
 	}
-	return &MetricsWriter{f}, nil
+	m := &MetricsWriter{f: f}
+	st, err := f.Stat()
+	if err == nil && st.Mode().IsRegular() {
+		m.plain = true
+		if step >= 0 {
+			m.end, err = linesUpTo(f, step)
+		}
+		if err == nil {
+			err = f.Truncate(m.end)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("--metrics: %w", err), f.Close())
+	}
+	return m, nil
+}
+
+// linesUpTo returns the end of the last whole line before the first that is cut off
+// or of a step after the given one.
+func linesUpTo(r io.Reader, step int) (int64, error) {
+	lines := bufio.NewReader(r)
+	for end := int64(0); ; {
+		line, err := lines.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return end, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		var v struct {
+			Step int `json:"step"`
+		}
+		if json.Unmarshal(line, &v) != nil || v.Step > step {
+			return end, nil
+		}
+		end += int64(len(line))
+	}
 }
 
 // number is a JSON number as the shortest decimal that round-trips the type;
@@ -96,12 +140,22 @@ func (m *MetricsWriter) Done(step int, paramsSHA256 string) error {
 
 func (m *MetricsWriter) line(v any) error {
 	text, err := json.Marshal(v)
-	if err == nil {
-		_, err = m.w.Write(append(text, '\n'))
-	}
 	if err != nil {
 		return fmt.Errorf("--metrics: %w", err)
 	}
+	text = append(text, '\n')
+	if m.plain {
+		_, err = m.f.WriteAt(text, m.end)
+	} else {
+		_, err = m.f.Write(text)
+	}
+	if err != nil {
+		if m.plain { // nobody shall read half a line
+			err = errors.Join(err, m.f.Truncate(m.end))
+		}
+		return fmt.Errorf("--metrics: %w", err)
+	}
+	m.end += int64(len(text))
 	return nil
 }
 
@@ -110,5 +164,8 @@ func (m *MetricsWriter) Close() error {
 	if m == nil {
 		return nil
 	}
-	return errors.Join(m.w.Close())
+	if err := m.f.Close(); err != nil {
+		return fmt.Errorf("--metrics: %w", err)
+	}
+	return nil
 }

@@ -2,8 +2,6 @@ package spillway
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
@@ -45,19 +43,9 @@ func (t *Trainer) openOutputs() error {
 		return err
 	}
 	if c.Trace != "" {
-		f, err := createWithFolder(c.Trace)
-		if err != nil {
+		if err := canWriteAside(c.Trace); err != nil {
 			return fmt.Errorf("--trace: %w", err)
 		}
-		t.traceFile = f
 	}
 	return nil
-}
-
-// createWithFolder creates a file named by a flag, and its folder.
-func createWithFolder(path string) (*os.File, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	return os.Create(path)
 }

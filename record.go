@@ -57,6 +57,9 @@ func (c *Config) settings() map[string]string {
 	if c.AdaptAll {
 		s["adapt-all"] = "true"
 	}
+	if c.skipsNonFinite() {
+		s["on-nonfinite"] = "skip"
+	}
 	if s["precision"] != "fp32" {
 		s["reduce"] = strings.ToLower(c.Reduce)
 	}

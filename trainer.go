@@ -44,8 +44,6 @@ type Trainer struct {
 	procs    bool              // the runtime has more processors for its workers
 	trace    *exec.Trace
 
-	traceFile *os.File // opened before the run, written at its end
-
 	tokenizer data.Tokenizer    // nil: the run reads no text
 	notes     []string          // what a person should know before the first step
 	files     []checkpoint.Blob // small files of every checkpoint; nil: not made yet
@@ -54,12 +52,14 @@ type Trainer struct {
 
 	data data.Fingerprint // of train's source, where checkpoints are written
 
-	step    int   // steps done
-	base    int   // updates that the newest checkpoint's states have seen
-	pending bool  // the last step's update waits for the next step, or flush
-	fatal   error // after a failed step nothing else runs
-	skipped skips // steps whose update was left out: with OnNonFinite "skip", and of fp16
-	scale   scaleState
+	step     int   // steps done
+	base     int   // updates that the newest checkpoint's states have seen
+	pending  bool  // the last step's update waits for the next step, or flush
+	fatal    error // after a failed step nothing else runs
+	accepted bool  // New has made it: outputs may be touched
+	unsaved  bool  // a checkpoint that was due could not be saved
+	skipped  skips // steps whose update was left out: with OnNonFinite "skip", and of fp16
+	scale    scaleState
 }
 
 // microBatch is a rank's place for the micro-batch at hand, rows · seq each.
@@ -167,6 +167,7 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if err := t.initialize(ctx); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
+	t.accepted = true
 	return t, nil
 }
 
@@ -256,6 +257,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		t.fatal = err // names the rank and the step already
 		return StepResult{}, err
 	}
+	t.pending = false // the section began with the update of the step before
 	loss, err := t.hostF64(t.ports[graph.PortLoss])
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
@@ -272,8 +274,6 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	skipped := false
 	if !isFinite(loss) || !isFinite(norm) {
 		if skipped, err = t.nonFinite(&at, loss/float64(targets), norm); err != nil {
-			t.markDivergence(s + 1)
-			t.fatal = err
 			return StepResult{}, err
 		}
 	}
@@ -399,43 +399,6 @@ func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss
 	return EvalResult{Step: t.step, Loss: float32(sum / float64(count)), Targets: count, Seconds: time.Since(began).Seconds()}, nil
 }
 
-// Run trains until Steps are done, evaluating and saving as configured, and
-// tells each step. A canceled context saves a checkpoint where one is
-// configured and returns the context's error.
-func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
-	for t.step < t.cfg.Steps {
-		res, err := t.Step(ctx)
-		if err != nil {
-			if t.fatal == nil && t.cfg.Checkpoint != "" && !t.saved() { // interrupted between steps
-				_, saveErr := t.Save()
-				err = errors.Join(err, saveErr)
-			}
-			return err
-		}
-		last := t.step == t.cfg.Steps
-		if t.eval != nil && (last || t.cfg.EvalEvery > 0 && t.step%t.cfg.EvalEvery == 0) {
-			ev, err := t.Evaluate(ctx)
-			switch {
-			case err == nil:
-				res.Eval = &ev
-			case ctx.Err() == nil:
-				return err
-			}
-		}
-		if tell != nil {
-			if err := tell(res); err != nil {
-				return err
-			}
-		}
-		if t.cfg.Checkpoint != "" && (last || t.cfg.SaveEvery > 0 && t.step%t.cfg.SaveEvery == 0) {
-			if _, err := t.Save(); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
 // ParamsSHA256 returns the SHA-256 over all parameters in the byte order of
 // their Hugging Face names, fp32 little-endian, in Hugging Face's shapes.
 func (t *Trainer) ParamsSHA256() (string, error) {
@@ -490,14 +453,12 @@ func (t *Trainer) Close() error {
 		t.pool = nil
 	}
 	if t.trace != nil {
-		if err := t.trace.Write(t.traceFile); err != nil {
-			errs = append(errs, fmt.Errorf("--trace: %w", err))
+		if t.accepted {
+			if err := writeAside(t.cfg.Trace, t.trace.Write); err != nil {
+				t.cfg.warn("--trace: %v", err)
+			}
 		}
 		t.trace = nil
-	}
-	if t.traceFile != nil {
-		errs = append(errs, t.traceFile.Close())
-		t.traceFile = nil
 	}
 	for _, b := range []*batches{t.train, t.eval} {
 		if b != nil {

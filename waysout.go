@@ -24,12 +24,38 @@ type Hardware struct {
 	HalfPrecision bool
 	// Larger lists devices with more memory that could take the place of this one.
 	Larger []LargerDevice
+	// HostShare is what a rank may have of its server's memory in bytes where
+	// Config.HostMemory caps nothing: neither a search nor a way out goes beyond
+	// it, whatever would be faster. 0: anything goes.
+	HostShare int64
+	// Prefer is the precision that Fit takes where none was given: one that the
+	// device has units for, as "bf16". "": that of the Config.
+	Prefer string
+}
+
+// assumed caps the host memory of a configuration that has no cap of its own by
+// the server's share, and says whether it did.
+func (hw *Hardware) assumed(c *Config) bool {
+	if c.HostMemory > 0 || hw.HostShare == 0 {
+		return false
+	}
+	c.HostMemory = hw.HostShare
+	return true
+}
+
+// without takes an assumed cap out of what was planned with it.
+func without(assumed bool, f *Forecast) *Forecast {
+	if assumed && f != nil {
+		f.Config.HostMemory, f.Plan.Config.Capacity[graph.Host] = 0, 0
+	}
+	return f
 }
 
 // LargerDevice is a device that a plan could move to.
 type LargerDevice struct {
 	Name            string // as --gpu takes it
 	Memory, Outside int64  // bytes
+	HostShare       int64  // bytes; see Hardware
 	Machine         func(ranks int) *cost.Machine
 }
 
@@ -93,6 +119,7 @@ type wayFinder struct {
 	ways     []Way
 	main     *searcher // same ranks, same device
 	tried    int
+	assumed  bool // the cap on host memory is the hardware's share
 }
 
 // WaysOut looks for changes that make a configuration fit which does not: single
@@ -104,11 +131,12 @@ type wayFinder struct {
 func WaysOut(asked *Forecast, hw Hardware) ([]Way, *NoWay) {
 	cfg := asked.Config
 	cfg.Auto = ""
+	assumed := hw.assumed(&cfg)
 	typed := cfg
 	if asked.Config.Auto != "" {
 		typed.Recompute = recompute.Auto
 	}
-	w := &wayFinder{cfg: cfg, typed: typed, hw: hw, perToken: float64(cfg.Ranks) / asked.TokensPerSecond()}
+	w := &wayFinder{cfg: cfg, typed: typed, hw: hw, perToken: float64(cfg.Ranks) / asked.TokensPerSecond(), assumed: assumed}
 	var err error
 	if w.main, err = newSearcher(cfg, hw.Machine(cfg.Ranks), true, tiersOf(&cfg)); err != nil {
 		return nil, &NoWay{}
@@ -155,6 +183,7 @@ func (w *wayFinder) idleDisk(f *Forecast) bool {
 }
 
 func (w *wayFinder) keep(f *Forecast, args []string, order int, costs string) {
+	without(w.assumed, f)
 	w.ways = append(w.ways, Way{Text: Shell(args), Args: args, Forecast: f, order: order, Cost: costs, Note: f.Config.Auto,
 		Slowdown: float64(f.Config.Ranks) / f.TokensPerSecond() / w.perToken})
 }
@@ -397,6 +426,9 @@ func (w *wayFinder) alternatives() (list []alternative) {
 		for _, d := range w.hw.Larger {
 			c := w.cfg
 			c.DeviceMemory, c.Outside[graph.Device] = d.Memory, d.Outside
+			if w.assumed && d.HostShare > 0 {
+				c.HostMemory = d.HostShare
+			}
 			g.configs = append(g.configs, c)
 		}
 		g.machine = func(i int) *cost.Machine { return w.hw.Larger[i].Machine(w.cfg.Ranks) }

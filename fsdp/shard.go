@@ -38,8 +38,9 @@ func (o Options) Validate(p *graph.Program) error {
 
 // Shard turns a program with a section "train" (one phase: forward and
 // backward of a micro-batch) and forward-only sections into what the ranks of
-// one mesh axis run: "init", "step" (its micro-step phases and "update") in every
-// form that "train" has, and the forward-only sections, with collectives, streams and throttles; graph.Schedule
+// one mesh axis run: "init", "step" (its micro-step phases) in every form that
+// "train" has, "update" in parts that the next pass places (zero.Optimizer.Section),
+// and the forward-only sections, with collectives, streams and throttles; graph.Schedule
 // gives them their events.
 //
 //	stage   after the last micro-step's backward of u      after the update of u
@@ -94,6 +95,11 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 		sec := &q.Sections[i]
 		if sec.Kind == graph.SectionTrain {
 			sections = append(sections, s.stepSection(sec))
+			if sec.Form == graph.FormWhole {
+				if update := s.updateSection(); len(update.Phases) > 0 {
+					sections = append(sections, update)
+				}
+			}
 			continue
 		}
 		for j := range sec.Phases {
@@ -288,42 +294,42 @@ func (s *sharder) stepSection(train *graph.Section) graph.Section {
 		}
 		phase("last", 1, false, true)
 	}
-	if update := s.updatePhase(); len(update.Ops) > 0 {
-		sec.Phases = append(sec.Phases, update)
-	}
 	return sec
 }
 
-func (s *sharder) updatePhase() graph.Phase {
+// updateSection returns the update of all trainable units, in parts that have no
+// place yet: that is for the pass which knows where it runs. It is empty where
+// nothing is trained.
+func (s *sharder) updateSection() graph.Section {
 	var targets []zero.Target
 	for u := range s.p.Units {
 		b := s.units[u]
 		if b.gradShard == graph.NoBuf {
 			continue
 		}
-		t := zero.Target{Unit: u, Name: s.p.Units[u].Name, Shard: s.part(u, s.o.Stage.ShardsStates()), Grad: b.update, Value: b.valueShard, States: b.states}
+		t := zero.Target{Unit: u, Name: s.p.Units[u].Name, Shard: s.part(u, s.o.Stage.ShardsStates()), Grad: b.update, Value: b.valueShard, States: b.states, Low: graph.NoBuf}
 		if b.master != graph.NoBuf {
-			t.Value, t.Low, t.HasLow = b.master, b.valueShard, true
+			t.Value, t.Low = b.master, b.valueShard
 		}
 		if s.o.Stage.ShardsStates() && !s.o.Stage.ShardsParams() {
-			t.AfterOps = func() []graph.Op {
-				return []graph.Op{newOp(graph.AllGather, t.Name+"/all_gather", graph.Comm, graph.Update, u,
-					[]graph.BufID{b.valueShard}, []graph.Out{{Buf: b.value}}, s.group())}
-			}
+			t.After = []graph.Op{newOp(graph.AllGather, t.Name+"/all_gather", graph.Comm, graph.Update, u,
+				[]graph.BufID{b.valueShard}, []graph.Out{{Buf: b.value}}, s.group())}
 		}
 		targets = append(targets, t)
 	}
 	if len(targets) == 0 {
-		return graph.Phase{}
+		return graph.Section{}
 	}
-	ph := graph.Phase{Name: "update", Kind: graph.UpdatePhase, Repeat: 1, Ops: s.o.Optimizer.EmitUpdate(s.p, targets, s.o.Clip)}
+	sec := s.o.Optimizer.Section(s.p, targets, s.o.Clip)
+	ph := graph.Phase{Name: "out", Kind: graph.UpdateOut, Repeat: 1}
 	w := graph.NewEditor(&ph)
 	if host := s.p.Port(graph.PortGradNorm); host != graph.NoBuf {
 		w.Append(graph.NewCopy("grad_norm/out", s.p.GradNorm, host, graph.CopyOut, graph.Update, -1))
 	}
 	s.observeScale(w)
 	w.Commit()
-	return ph
+	sec.Phases = append(sec.Phases, ph)
+	return sec
 }
 
 // observeLoss zeroes the loss at the start of a step, sums it over the ranks at

@@ -9,8 +9,13 @@ import (
 
 // Operand is one place of a kind's signature.
 type Operand struct {
-	Name     string
-	Shape    string  // in the kind table's notation, for documentation
+	Name  string
+	Shape string // in the kind table's notation, for documentation
+	// Per is how many elements of the operation's shard one element of the operand
+	// stands for: 1 for (Len), 256 for the scales of blocks of 256. 0: it does not
+	// go by elements (a scalar). PerParam: it has one element a parameter, and the
+	// operation cannot be divided.
+	Per      int64
 	Types    []DType // allowed element types; nil: any
 	Optional bool    // may be NoBuf, or left off at the end of the list
 	Float    FloatRule
@@ -24,6 +29,9 @@ type Operand struct {
 	// No gradient flows through it.
 	Stat bool
 }
+
+// PerParam is Operand.Per of one element a parameter.
+const PerParam = -1
 
 // FloatRule relates the float types of an operation's operands to each other.
 type FloatRule uint8
@@ -506,5 +514,6 @@ func grad(name, shape string) Operand {
 func (o Operand) opt() Operand           { o.Optional = true; return o }
 func (o Operand) over(in string) Operand { o.Over = in; return o }
 func (o Operand) stat() Operand          { o.Stat = true; return o }
+func (o Operand) per(n int64) Operand    { o.Per = n; return o }
 func (o Operand) typ(t []DType) Operand  { o.Types, o.Float = t, AnyFloat; return o }
 func (o Operand) mode(ms []Mode) Operand { o.Modes = ms; return o }

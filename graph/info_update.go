@@ -1,14 +1,16 @@
 package graph
 
+import "strconv"
+
 // Updates over a unit's flat parameter or a shard of it.
 
 func init() {
 	coef, hyper := in("coef", "(1)").typ(isF32), in("hyper", "(NumHyper)").typ(isF64)
-	g := in("g", "(Len)").typ(isFloat) // rests in the compute type; p and the moments are f32
-	low := out("low", "(Len)").typ(isHalf).opt()
+	g := in("g", "(Len)").typ(isFloat).per(1) // rests in the compute type; p and the moments are f32
+	low := out("low", "(Len)").typ(isHalf).opt().per(1)
 	norms := Operand{Name: "norms", Shape: "(2·params·Limbs)", Types: isI64}
 	state := func(name string) Operand {
-		return Operand{Name: name, Shape: "(Len)", Types: isF32, Modes: modeRW}
+		return Operand{Name: name, Shape: "(Len)", Types: isF32, Modes: modeRW, Per: 1}
 	}
 	register(
 		&Info{
@@ -87,7 +89,7 @@ func init() {
 			Kind: LAMBDirection,
 			Doc: "LAMB's (You et al. 2020) Adam direction, which replaces g, and norms += the exact squares of p and of it for each parameter of the unit with decay (AdaptAll: for each); " +
 				"p, g, m, v (Len), norms i64 (2·params·Limbs).",
-			In:    []Operand{in("p", "(Len)").typ(isF32), coef, hyper},
+			In:    []Operand{in("p", "(Len)").typ(isF32).per(1), coef, hyper},
 			Out:   []Operand{state("g"), state("m"), state("v"), norms.mode(modeA)},
 			Attr:  UpdateAttr{},
 			check: func(c *checker) { c.update(1, 2, -1, true) },
@@ -96,7 +98,7 @@ func init() {
 		&Info{
 			Kind:  ParamNorms,
 			Doc:   "norms += the exact squares of p and g for each parameter of the unit with decay (AdaptAll: for each); p, g (Len), norms i64 (2·params·Limbs).",
-			In:    []Operand{in("p", "(Len)").typ(isF32), g},
+			In:    []Operand{in("p", "(Len)").typ(isF32).per(1), g},
 			Out:   []Operand{norms.mode(modeA)},
 			Attr:  UpdateAttr{},
 			check: func(c *checker) { c.update(-1, -1, -1, true) },
@@ -124,7 +126,7 @@ func init() {
 			Kind:  NovoGrad,
 			Doc:   "NovoGrad (Ginsburg et al. 2019) on coef·g: one second moment a parameter; g, p, m (Len), v (params of the unit), norms i64 (2·params·Limbs).",
 			In:    []Operand{g, norms, coef, hyper},
-			Out:   []Operand{state("p"), state("m"), {Name: "v", Shape: "(params)", Types: isF32, Modes: modeRW}, low},
+			Out:   []Operand{state("p"), state("m"), {Name: "v", Shape: "(params)", Types: isF32, Modes: modeRW, Per: PerParam}, low},
 			Attr:  UpdateAttr{},
 			check: func(c *checker) { c.update(2, 3, 1, false) },
 			flops: func(c *checker) int64 { return 10 * c.in(0).elems() },
@@ -166,7 +168,7 @@ func (c *checker) update(coef, hyper, norms int, outNorms bool) {
 				r.name, r.buf.Name, r.buf.Shape, r.elems(), 2*params, params)
 		}
 	}
-	for i := range c.inOps {
+	for i, o := range c.inOps {
 		switch i {
 		case coef:
 			c.vector(c.in(i), 1, "a scalar")
@@ -175,17 +177,31 @@ func (c *checker) update(coef, hyper, norms int, outNorms bool) {
 		case norms:
 			norm(c.in(i))
 		default:
-			c.vector(c.in(i), a.Shard.Len, "the shard's Len")
+			c.perElement(c.in(i), o, a.Shard.Len, params)
 		}
 	}
 	for i, o := range c.outOps {
-		switch {
-		case outNorms && i == len(c.outOps)-1:
+		if outNorms && i == len(c.outOps)-1 {
 			norm(c.out(i))
-		case o.Shape == "(params)":
-			c.vector(c.out(i), params, "one for each of the unit's parameters")
-		default:
-			c.vector(c.out(i), a.Shard.Len, "the shard's Len")
+		} else {
+			c.perElement(c.out(i), o, a.Shard.Len, params)
 		}
+	}
+}
+
+// perElement checks an operand that goes by the elements of a shard of n, or by
+// the unit's parameters.
+func (c *checker) perElement(r ref, o Operand, n, params int64) {
+	switch {
+	case o.Per == PerParam:
+		c.vector(r, params, "one for each of the unit's parameters")
+	case o.Per > 1 && n%o.Per != 0:
+		c.failf("operand %s has one element for each %d of the shard's %d, which is no multiple of that", r.name, o.Per, n)
+	case o.Per > 0:
+		what := "the shard's Len"
+		if o.Per > 1 {
+			what += "/" + strconv.FormatInt(o.Per, 10)
+		}
+		c.vector(r, n/o.Per, what)
 	}
 }

@@ -11,6 +11,7 @@ const (
 	SectionTrain                       // the same beside other sections, before it is made a step
 	SectionInit                        // states get their first values, but for what the host writes
 	SectionRefresh                     // 16-bit parameters are made anew from their masters
+	SectionUpdate                      // what follows a step's gradients, in parts that no section has yet
 	SectionStep                        // a step: micro-steps, then the update
 	SectionFlush                       // updates that wait for the next step are done now
 	SectionSnapshot                    // states are copied to where they can be saved from
@@ -19,7 +20,7 @@ const (
 	NumSectionKinds
 )
 
-var sectionKindNames = [NumSectionKinds]string{"other", "forward", "train", "init", "refresh", "step", "flush", "snapshot", "eval", "generate"}
+var sectionKindNames = [NumSectionKinds]string{"other", "forward", "train", "init", "refresh", "update", "step", "flush", "snapshot", "eval", "generate"}
 
 func (k SectionKind) String() string { return name(sectionKindNames[:], int(k), "section") }
 
@@ -107,9 +108,16 @@ const (
 	OtherPhase  PhaseKind = iota
 	MicroPhase            // one or, in layer order, all micro-steps: forward and backward
 	UpdatePhase           // what follows the last micro-step
+
+	// Parts of a SectionUpdate. Those of one unit have operations of that unit.
+	UpdateStart // what sums of squares start from
+	UpdateSum   // adds the squares of a unit's gradient, input 0 of the first operation
+	UpdateNorm  // the norm over all ranks, the coefficient, the flag of a step to be skipped
+	UpdateRule  // a unit's rule, and what makes its parameters whole again
+	UpdateOut   // what the host is told
 	NumPhaseKinds
 )
 
-var phaseKindNames = [NumPhaseKinds]string{"other", "micro", "update"}
+var phaseKindNames = [NumPhaseKinds]string{"other", "micro", "update", "update-start", "update-sum", "update-norm", "update-rule", "update-out"}
 
 func (k PhaseKind) String() string { return name(phaseKindNames[:], int(k), "phase") }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/spillway-ml/spillway/comm/shm"
+	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // stream is an inherited socket.
@@ -82,6 +83,7 @@ func run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 	ends := make(chan ended)
 	for rank, p := range list {
 		go func() {
+			defer crash.Guard()
 			_ = p.Wait() // its outcome is in ProcessState
 			if p.lines != nil {
 				p.lines.flush()

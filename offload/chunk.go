@@ -13,74 +13,93 @@ import (
 //
 // so that the mirrors of a large unit (an embedding) need not be whole in host
 // memory. Each element sees the same arithmetic, and sums of squares are exact,
-// so the bits are the same. NovoGrad is left whole: its second moment is one
-// number a parameter.
+// so the bits are the same. What stands for several elements (the scales of
+// blocks) is divided in that ratio; an operation with one number a parameter
+// (NovoGrad's second moment) is left whole. The kind table says which
+// (graph.Operand.Per).
 //
 // It returns each operation's chunk; −1 for those that have none.
 func (r *rewriter) split(ph *graph.Phase) (slot []int) {
-	var out []graph.Op
-	chunk := r.chunk
-	parts := map[string][2]string{} // by name: of the first and the last chunk
-	for _, op := range ph.Ops {
-		n, ok := int64(0), r.onHost(&op) && op.Kind != graph.NovoGrad
-		if ok {
-			switch a := op.Attr.(type) {
-			case graph.ShardAttr:
-				n, ok = a.Len, a.Part == 0
-			case graph.UpdateAttr:
-				n, ok = a.Shard.Len, a.Shard.Part == 0
-			case graph.FillAttr:
-				n = r.p.Buf(op.Out[0].Buf).Elems()
-			default:
-				ok = false
-			}
-		}
-		if !ok || n <= chunk {
-			out, slot = append(out, op), append(slot, -1)
+	e := graph.NewEditor(ph)
+	for i, n := range e.Base {
+		parts := r.chunksOf(&n.Op)
+		if parts == nil {
+			slot = append(slot, -1)
 			continue
 		}
-		for k, at := 0, int64(0); at < n; k, at = k+1, at+chunk {
-			size := min(chunk, n-at)
-			c := graph.CloneOps([]graph.Op{op})[0]
-			c.Name = fmt.Sprintf("%s.%d", op.Name, k)
-			part := func(id graph.BufID) graph.BufID {
-				if id == graph.NoBuf || r.p.Buf(id).Elems() != n {
-					return id
-				}
-				return r.piece(id, at, size)
-			}
-			for i, id := range c.In {
-				c.In[i] = part(id)
-			}
-			for i, o := range c.Out {
-				c.Out[i].Buf = part(o.Buf)
-			}
-			switch a := c.Attr.(type) {
-			case graph.ShardAttr:
-				a.Part, a.Start, a.Len = n, at, size
-				c.Attr = a
-			case graph.UpdateAttr:
-				a.Shard.Part, a.Shard.Start, a.Shard.Len = n, at, size
-				c.Attr = a
-			}
-			out, slot = append(out, c), append(slot, k)
-			if k == 0 {
-				parts[op.Name] = [2]string{c.Name, c.Name}
-			}
-			parts[op.Name] = [2]string{parts[op.Name][0], c.Name}
+		e.Split(i, parts)
+		for k := range parts {
+			slot = append(slot, k)
 		}
 	}
-	ph.Ops = out
-	for i := range ph.Throttles {
-		t := &ph.Throttles[i]
-		if names, ok := parts[t.Before]; ok {
-			t.Before = names[1]
-		}
-		if names, ok := parts[t.After]; ok {
-			t.After = names[0]
-		}
-	}
+	e.Commit()
 	return slot
+}
+
+// elementsOf returns how many elements an operation on the host works on one by
+// one, and the operands that go by them; 0 for one that is left whole.
+func (r *rewriter) elementsOf(op *graph.Op) (n int64, in, out []graph.Operand) {
+	switch a := op.Attr.(type) {
+	case graph.ShardAttr:
+		if a.Part == 0 {
+			n = a.Len
+		}
+	case graph.UpdateAttr:
+		if a.Shard.Part == 0 {
+			n = a.Shard.Len
+		}
+	case graph.FillAttr:
+		return r.p.Buf(op.Out[0].Buf).Elems(), nil, []graph.Operand{{Per: 1}}
+	}
+	info, ok := graph.InfoOf(op.Kind)
+	if n == 0 || !ok {
+		return 0, nil, nil
+	}
+	in, out = info.Operands(op.Attr)
+	for _, o := range append(append([]graph.Operand(nil), in...), out...) {
+		if o.Per == graph.PerParam || o.Per > 1 && r.chunk%o.Per != 0 {
+			return 0, nil, nil
+		}
+	}
+	return n, in, out
+}
+
+// chunksOf returns the chunks of an operation, nil for one that is left whole.
+func (r *rewriter) chunksOf(op *graph.Op) (parts []graph.Op) {
+	if !r.onHost(op) {
+		return nil
+	}
+	n, in, out := r.elementsOf(op)
+	if n <= r.chunk {
+		return nil
+	}
+	for at := int64(0); at < n; at += r.chunk {
+		size := min(r.chunk, n-at)
+		c := graph.CloneOps([]graph.Op{*op})[0]
+		c.Name = fmt.Sprintf("%s.%d", op.Name, len(parts))
+		part := func(id graph.BufID, o graph.Operand) graph.BufID {
+			if id == graph.NoBuf || o.Per == 0 {
+				return id
+			}
+			return r.piece(id, at/o.Per, size/o.Per)
+		}
+		for i, id := range c.In {
+			c.In[i] = part(id, in[i])
+		}
+		for i, o := range c.Out {
+			c.Out[i].Buf = part(o.Buf, out[i])
+		}
+		switch a := c.Attr.(type) {
+		case graph.ShardAttr:
+			a.Part, a.Start, a.Len = n, at, size
+			c.Attr = a
+		case graph.UpdateAttr:
+			a.Shard.Part, a.Shard.Start, a.Shard.Len = n, at, size
+			c.Attr = a
+		}
+		parts = append(parts, c)
+	}
+	return parts
 }
 
 type pieceKey struct {

@@ -7,9 +7,10 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Rewrite moves the classes that o names to host memory or disk, and inserts the
-// copies that keep every operation's operands in its own space. The program is
-// sharded and not scheduled yet.
+// Rewrite moves the classes that o names to host memory or disk, inserts the
+// copies that keep every operation's operands in its own space, and places the
+// update where it runs then (update.go). The program is sharded and not scheduled
+// yet.
 //
 // A resident buffer whose class is moved has a home there. What uses it runs
 // where it always ran, except that on the host run: the updates of units whose
@@ -23,14 +24,15 @@ func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
 		return nil, err
 	}
 	q := p.Clone()
-	if !o.Active() {
-		return q, nil
-	}
 	r := &rewriter{p: q, o: o, member: map[graph.BufID]member{}, hostUnits: map[int]bool{},
 		mirrors: map[mirrorKey]graph.BufID{}, views: map[viewKey]graph.BufID{}, parked: map[graph.BufID]*parking{}, pieces: map[pieceKey]graph.BufID{}, stays: map[graph.BufID]bool{}}
+	if !o.Active() {
+		r.placeUpdate()
+		return q, nil
+	}
 	r.classify()
 	r.chooseHomes()
-	r.overlap()
+	r.placeUpdate()
 	r.settle()
 	var elems int64
 	largest := make([]int64, len(q.Units))
@@ -145,11 +147,8 @@ func (r *rewriter) settle() {
 	}
 }
 
-// updates are the kinds of an optimizer's rule.
-var updates = map[graph.Kind]bool{
-	graph.AdamW: true, graph.SGD: true, graph.LAMBDirection: true, graph.ParamNorms: true,
-	graph.LAMBApply: true, graph.LARSApply: true, graph.NovoGrad: true,
-}
+// isRule says whether an operation belongs to an optimizer's rule.
+func isRule(op *graph.Op) bool { _, ok := op.Attr.(graph.UpdateAttr); return ok }
 
 // onHost says whether an operation runs on the host.
 func (r *rewriter) onHost(op *graph.Op) bool {
@@ -159,7 +158,7 @@ func (r *rewriter) onHost(op *graph.Op) bool {
 		return ours && r.p.Buf(root).Space != graph.Device
 	}
 	switch {
-	case updates[op.Kind]:
+	case isRule(op):
 		return r.hostUnits[op.Unit]
 	case op.Kind == graph.Fill, op.Kind == graph.Scale:
 		return away(op.Out[0].Buf)

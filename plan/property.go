@@ -122,6 +122,13 @@ var (
 			return err
 		})
 	}}
+	// placed: no part of the update waits for its place.
+	placed = property{"updated", func(p *graph.Program) error {
+		if p.SectionOf(graph.SectionUpdate, graph.FormWhole) != nil {
+			return errors.New("parts of the update have no place yet")
+		}
+		return nil
+	}}
 	noThrottles = property{"scheduled", func(p *graph.Program) error {
 		for i := range p.Sections {
 			for _, ph := range p.Sections[i].Phases {

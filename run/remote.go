@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // Executor drives one rank's part of the program, in this process (exec.Executor)
@@ -71,6 +72,7 @@ const endGrace = 300 * time.Millisecond
 
 // receive gives replies to who waits for them, until the stream ends.
 func (r *remote) receive() {
+	defer crash.Guard()
 	for {
 		var m reply
 		if err := r.link.receive(&m); err != nil {
@@ -303,7 +305,10 @@ func hostAs[T float64 | float32 | int64 | int32](r *remote, buf graph.BufID) ([]
 
 // Abort ends the job there too. It does not wait: the rank may be stuck.
 func (r *remote) Abort(err error) {
-	go func() { _ = r.link.send(request{Verb: verbAbort, Err: toWire(err, failAborted)}) }()
+	go func() {
+		defer crash.Guard()
+		_ = r.link.send(request{Verb: verbAbort, Err: toWire(err, failAborted)})
+	}()
 }
 
 // Running asks what the rank's streams are running; one that does not answer in
@@ -342,6 +347,7 @@ func (r *remote) DiskTraffic() device.Traffic { return r.snapshot().Disk }
 func (r *remote) Close() error {
 	done := make(chan error, 1)
 	go func() {
+		defer crash.Guard()
 		_, err := r.call(request{Verb: verbClose})
 		done <- err
 	}()

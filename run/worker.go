@@ -7,6 +7,7 @@ import (
 
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // Greet introduces this process to the leader and returns what it is to run. A
@@ -70,6 +71,7 @@ func (l *Link) Serve(rs *Ranks) error {
 	}
 	gone := make(chan error, 1)
 	go func() {
+		defer crash.Guard()
 		defer close(w.work)
 		for {
 			var q request

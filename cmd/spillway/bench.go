@@ -165,7 +165,11 @@ func benchStage(ctx context.Context, c spillway.Config, progress io.Writer) (row
 	if err != nil {
 		return row, 0, err
 	}
-	defer func() { err = errors.Join(err, t.Close()) }()
+	leave := shelter() // until all is given back
+	defer func() {
+		err = errors.Join(err, t.Close())
+		leave()
+	}()
 	c = t.Config()
 	fmt.Fprintf(progress, "stage %d …\n", c.Zero)
 	p := t.Plan()

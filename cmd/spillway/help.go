@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -126,7 +125,7 @@ func unusedFlags(fs *pflag.FlagSet) (list []string) {
 
 // columnsOf is the width of the terminal behind w, and 80 where there is none.
 func columnsOf(w io.Writer) int {
-	if f, ok := w.(*os.File); ok {
+	if f, ok := fileOf(w); ok {
 		if n, _, err := term.GetSize(int(f.Fd())); err == nil && n > 0 {
 			return n
 		}

@@ -9,7 +9,6 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -43,6 +42,12 @@ A rank that dies or stops ends the job, with status 3 and a word on who it was.`
 		}
 		o.Program, o.Args = self, args
 		o.Stdout, o.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
+		if f, ok := fileOf(o.Stdout); ok {
+			o.Stdout = f // the first rank's own, not a pipe
+		}
+		if f, ok := fileOf(o.Stderr); ok {
+			o.Stderr = f
+		}
 		if f, ok := o.Stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 			o.Terminal = f
 		}
@@ -72,8 +77,9 @@ func checkLaunch(o *launch.Options, args []string, restarts int) error {
 // runLaunch runs the job, again from its newest checkpoint where it lost a rank.
 func runLaunch(cmd *cobra.Command, o launch.Options, restarts int) error {
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGTSTP)
+	signal.Notify(signals, jobSignals...)
 	defer signal.Stop(signals)
+	defer shelter()() // until the ranks have ended
 	for {
 		// The command's own context ends with the first interrupt; the job has until
 		// its ranks have ended in good order.

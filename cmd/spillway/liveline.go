@@ -27,7 +27,7 @@ const refreshEvery = 100 * time.Millisecond
 
 // newLiveLine returns nil where w is not a terminal that can overwrite a line.
 func newLiveLine(w io.Writer) *liveLine {
-	f, ok := w.(*os.File)
+	f, ok := fileOf(w)
 	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("TERM") == "dumb" {
 		return nil
 	}
@@ -99,7 +99,7 @@ func gauge(done, of int64) string {
 
 // isTerminal says whether w is one.
 func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
+	f, ok := fileOf(w)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 

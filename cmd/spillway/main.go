@@ -6,8 +6,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -31,13 +29,7 @@ const (
 	exitInterrupted = 130
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C does not wait for the step's end
-	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	stop()
-	os.Exit(code)
-}
+func main() { os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr)) }
 
 // run is main without the process: it executes a command line and returns the
 // exit status. Errors go to stderr, one line first.

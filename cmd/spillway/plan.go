@@ -46,6 +46,10 @@ type planFlags struct {
 	diskRead, diskWrite  float64           // bytes/s of --disk, likewise
 	chosen               bool              // --fit has chosen the configuration
 	hopeless             bool              // --fit has found nothing that fits
+	nodeMemory           int64             // bytes of a server's memory, as given; 0: not
+	server               *gpus.Server      // what stands in for it, with --gpu
+	precisionGiven       bool
+	seqGiven             bool
 }
 
 func planCommand() *cobra.Command {
@@ -129,6 +133,7 @@ func (f *planFlags) bind(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.IntVar(&f.nodes, "nodes", 1, "servers; ranks are --nodes times --gpus-per-node")
 	fs.IntVar(&f.gpusPerNode, "gpus-per-node", 1, "GPUs of a server")
 	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; default: shard over all)")
+	fs.Var(sizeFlag{&f.nodeMemory}, "node-memory", "memory of a server, which its ranks share (default with --gpu: that of a usual one, within which recommendations stay)")
 	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
 	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
 	fs.StringVar(&f.dump, "dump", "", "write the program after each pass, and what the pass changed, into the new folder `DIR`")
@@ -167,6 +172,11 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 	if fs.Changed("shard-size") && c.ShardSize < 1 {
 		return fmt.Errorf("--shard-size %d: at least 1 rank is needed; leave it out to shard over all", c.ShardSize)
 	}
+	f.precisionGiven, f.seqGiven = fs.Changed("precision"), fs.Changed("seq")
+	if f.gpu == "" && !f.countInNodes {
+		f.nodeSize = c.Ranks // the CPU's ranks are on one machine
+	}
+	f.capHost(c)
 	if f.gpu == "" {
 		switch {
 		case fs.Changed("gpu"):
@@ -196,6 +206,9 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 		}
 	}
 	f.gpuFound = &g
+	if server := g.Server(); f.nodeMemory == 0 {
+		f.server = &server
+	}
 	if free := g.Memory - g.Used; c.DeviceMemory == 0 || c.DeviceMemory > free {
 		c.DeviceMemory = free
 	}
@@ -277,7 +290,7 @@ func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
 	if !f.countInNodes {
 		node = gpus.NodeGPUs // more ranks than asked for fill nodes too
 	}
-	hw := spillway.Hardware{HalfPrecision: true, Machine: func(ranks int) *cost.Machine {
+	hw := spillway.Hardware{HalfPrecision: g.Rates.BF16 > 0 || g.Rates.FP16 > 0, HostShare: f.hostShare(g), Machine: func(ranks int) *cost.Machine {
 		m := g.Machine(min(node, ranks))
 		f.measured(m, min(node, ranks))
 		return m
@@ -285,7 +298,7 @@ func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
 	if c.DeviceMemory == g.Memory-g.Used { // a cap of one's own stays
 		for _, o := range gpus.List() {
 			if o.Memory > g.Memory {
-				hw.Larger = append(hw.Larger, spillway.LargerDevice{Name: o.Name, Memory: o.Memory, Outside: o.OutsideBytes(),
+				hw.Larger = append(hw.Larger, spillway.LargerDevice{Name: o.Name, Memory: o.Memory, Outside: o.OutsideBytes(), HostShare: f.hostShare(o),
 					Machine: func(ranks int) *cost.Machine { return o.Machine(min(node, ranks)) }})
 			}
 		}
@@ -293,6 +306,9 @@ func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
 	}
 	if f.countInNodes {
 		hw.NodeSize = f.gpusPerNode
+	}
+	if g.Rates.BF16 > 0 && !f.precisionGiven {
+		hw.Prefer = "bf16"
 	}
 	return hw
 }
@@ -388,7 +404,7 @@ func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.W
 		return err
 	}
 	if f.jsonPath != "" {
-		doc, err := planJSON(asked, stages, r.best)
+		doc, err := f.planJSON(asked, stages, r.best)
 		if err != nil {
 			return err
 		}
@@ -426,9 +442,9 @@ type recommendation struct {
 }
 
 // fittedText says what the search chose, and why.
-func fittedText(best *spillway.Fitted) *recommendation {
-	return &recommendation{flags: best.Flags, lines: append([]string{fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %.0f tokens/s",
-		best.Tried, seconds(best.Step.Seconds), best.TokensPerSecond())}, best.Reasons...)}
+func (f *planFlags) fittedText(best *spillway.Fitted) *recommendation {
+	return &recommendation{flags: best.Flags, lines: append([]string{fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s",
+		best.Tried, f.seconds(best.Step.Seconds), f.speed(best.TokensPerSecond()))}, best.Reasons...)}
 }
 
 func (rec *recommendation) print(w io.Writer) {
@@ -443,7 +459,7 @@ func (rec *recommendation) print(w io.Writer) {
 }
 
 // printFitted prints what the search chose, and why.
-func printFitted(w io.Writer, best *spillway.Fitted) { fittedText(best).print(w) }
+func printFitted(w io.Writer, best *spillway.Fitted) { (&planFlags{}).fittedText(best).print(w) }
 
 // terminal is how many columns a line of text takes at most.
 const terminal = 80
@@ -469,7 +485,16 @@ func wrap(w io.Writer, first, rest, text string) {
 // and layout. Where what was asked for does not fit, the ways out have searched
 // that already.
 func (r *planReport) recommend(c spillway.Config, hw spillway.Hardware) {
+	given := func(flag string) bool { return flag == "precision" && r.flags.precisionGiven }
 	if !r.asked.Fits {
+		if hw.Prefer != "" {
+			free := c
+			free.Recompute, free.Offload = "none", ""
+			if best, err := spillway.Fit(free, given, 0, hw); err == nil {
+				r.best = best
+				return
+			}
+		}
 		for _, way := range r.ways {
 			if way.Cost == "" && (r.best == nil || way.Forecast.TokensPerSecond() > r.best.TokensPerSecond()) {
 				r.best = &spillway.Fitted{Forecast: way.Forecast, Flags: way.Text, Reasons: spillway.Reasons(way.Forecast)}
@@ -481,7 +506,7 @@ func (r *planReport) recommend(c spillway.Config, hw spillway.Hardware) {
 		return
 	}
 	c.Recompute, c.Offload = "none", ""
-	if best, err := spillway.Fit(c, func(string) bool { return false }, 0, hw); err == nil {
+	if best, err := spillway.Fit(c, given, 0, hw); err == nil {
 		r.best = best
 	}
 }
@@ -494,17 +519,18 @@ func (r *planReport) recommended() *recommendation {
 		return nil
 	}
 	if r.flags.chosen {
-		return fittedText(best)
+		return r.flags.fittedText(best)
 	}
-	took := fmt.Sprintf("%s a step and %.0f tokens/s predicted", seconds(best.Step.Seconds), best.TokensPerSecond())
+	f := r.flags
+	took := fmt.Sprintf("%s a step and %s predicted", f.seconds(best.Step.Seconds), f.speed(best.TokensPerSecond()))
 	switch ratio := best.TokensPerSecond() / asked.TokensPerSecond(); {
 	case asked.Fits && ratio < 1.005:
-		return &recommendation{words: fmt.Sprintf("as requested; nothing found is faster (%s a step, %.0f tokens/s predicted)", seconds(asked.Step.Seconds), asked.TokensPerSecond()),
+		return &recommendation{words: fmt.Sprintf("as requested; nothing found is faster (%s a step, %s predicted)", f.seconds(asked.Step.Seconds), f.speed(asked.TokensPerSecond())),
 			lines: spillway.Reasons(asked)[:1]}
 	case asked.Fits:
-		took += fmt.Sprintf(", against %s and %.0f as requested (%.2f × as fast)", seconds(asked.Step.Seconds), asked.TokensPerSecond(), ratio)
+		took += fmt.Sprintf(", against %s as requested (%.2f × as fast)", f.seconds(asked.Step.Seconds), ratio)
 	default:
-		took += fmt.Sprintf("; as requested it does not fit, and would take %s", seconds(asked.Step.Seconds))
+		took += fmt.Sprintf("; as requested it does not fit, and would take %s", f.seconds(asked.Step.Seconds))
 	}
 	return &recommendation{flags: best.Flags, lines: append([]string{took}, best.Reasons...)}
 }

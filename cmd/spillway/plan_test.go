@@ -318,7 +318,9 @@ func TestPlanTellsItsRates(t *testing.T) {
 	args := []string{"plan", "--model", "gpt2", "--threads", "2"}
 	r := command(args...)
 	require.Contains(t, r.stdout, "A step, predicted (CPU: rates of a typical server core; spillway plan\n  --calibrate measures this machine)\n")
-	require.Contains(t, command(append(args, "--gpu", "h100-80")...).stdout, "A step, predicted\n")
+	gpu := unwrapped(command(append(args, "--gpu", "h100-80")...).stdout)
+	require.Regexp(t, `A step, predicted from the GPU's rates: published runs \(\d+, of PyTorch FSDP, llmq\) took 1\.\d\d to 1\.\d\d times as long as predicted`, gpu)
+	require.Regexp(t, `time( [\d.]+–[\d.]+ (µs|ms|s)){4} `, gpu, "ranges of two digits, not four digits")
 	_, before := planned(t, args[1:]...)
 
 	slow := cost.Rates{Alone: cost.Rate{PerFlop: 1e-9}, Core: cost.Rate{PerFlop: 2e-9}}

@@ -115,6 +115,12 @@ func (r *planReport) spaceTable(s graph.Space) page.Table {
 	}
 	r.addRow(&t, "peak", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].Peak) })
 	r.addRow(&t, "outside", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Config.Outside[s]) })
+	if n := r.flags.ranksAServer(&r.asked.Config); s == graph.Host && n > 1 {
+		r.addRow(&t, fmt.Sprintf("%d, a server", n), func(f *spillway.Forecast) string { return plan.Bytes(r.flags.onServer(f, s)) })
+		if note := r.flags.serverNote(r.asked); note != "" {
+			t.Note = strings.TrimSpace(t.Note + " " + strings.ToUpper(note[:1]) + note[1:] + ".")
+		}
+	}
 	r.addRow(&t, "fits", func(f *spillway.Forecast) string {
 		use, cfg := &f.Plan.Layout.Spaces[s], &f.Plan.Config
 		if limit := cfg.Capacity[s]; limit > 0 && use.Peak+cfg.Outside[s] > limit {
@@ -128,10 +134,12 @@ func (r *planReport) spaceTable(s graph.Space) page.Table {
 func (r *planReport) stepTable() page.Table {
 	t := r.byStage("A step, predicted, by stage")
 	r.addRow(&t, "sent by a rank", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.CommBytes) })
-	r.addRow(&t, "time", func(f *spillway.Forecast) string { return seconds(f.Step.Seconds) })
-	r.addRow(&t, "computing", func(f *spillway.Forecast) string { return seconds(f.Step.Seconds - f.Step.Exposed) })
-	r.addRow(&t, "waiting", func(f *spillway.Forecast) string { return seconds(f.Step.Exposed) })
-	r.addRow(&t, "tokens/s", func(f *spillway.Forecast) string { return fmt.Sprintf("%.0f", f.TokensPerSecond()) })
+	for _, row := range r.stepRows() {
+		r.addRow(&t, row.name, row.cell)
+	}
+	if within := r.flags.timeRange(); within != nil {
+		t.Note = "From the GPU's rates: " + within.Text() + ", and times are that range. " + r.flags.elsewhere(r.asked)
+	}
 	r.addRow(&t, "device memory is highest at", func(f *spillway.Forecast) string { return f.Plan.Layout.Spaces[graph.Device].PeakAt })
 	return t
 }
@@ -154,7 +162,7 @@ func (r *planReport) waysTable() *page.Table {
 		Head: []string{"device memory", "step", "time of a token", "sent by a rank", "costs"}}
 	for _, way := range r.ways {
 		t.Above = append(t.Above, way.Text)
-		t.Rows = append(t.Rows, []string{plan.Bytes(way.Forecast.Plan.Layout.Spaces[graph.Device].Peak), seconds(way.Forecast.Step.Seconds),
+		t.Rows = append(t.Rows, []string{plan.Bytes(way.Forecast.Plan.Layout.Spaces[graph.Device].Peak), r.flags.seconds(way.Forecast.Step.Seconds),
 			fmt.Sprintf("%.2f ×", way.Slowdown), plan.Bytes(way.Forecast.Plan.CommBytes), way.Cost})
 	}
 	return t

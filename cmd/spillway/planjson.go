@@ -20,6 +20,24 @@ type (
 		// names that --recompute and --offload take.
 		Explanation planWhy          `json:"explanation"`
 		Recommended *planRecommended `json:"recommended"` // null: nothing fits
+		// Server is what the ranks of a server take together.
+		Server planServer `json:"server"`
+		// Time says how step_seconds is known, with --gpu.
+		Time *planTime `json:"time,omitempty"`
+	}
+	planServer struct {
+		Ranks     int64  `json:"ranks"`
+		HostBytes int64  `json:"host_bytes"`             // of the requested plan, with what is outside the arenas
+		Memory    int64  `json:"memory_bytes,omitempty"` // that it has, given or usual; left out where neither is known
+		Source    string `json:"source,omitempty"`
+	}
+	// planTime: published runs on the GPU took low to high times as long as
+	// predicted.
+	planTime struct {
+		Low  float64 `json:"low"`
+		High float64 `json:"high"`
+		Rows int     `json:"published_runs"`
+		Text string  `json:"text"`
 	}
 	planWhy struct {
 		Recompute        string                 `json:"recompute"`
@@ -88,11 +106,19 @@ func why(f *spillway.Forecast) planWhy {
 	return w
 }
 
-func planJSON(asked *spillway.Forecast, stages []*spillway.Forecast, best *spillway.Fitted) ([]byte, error) {
+func (f *planFlags) planJSON(asked *spillway.Forecast, stages []*spillway.Forecast, best *spillway.Fitted) ([]byte, error) {
 	c := asked.Config
 	doc := planDoc{Model: planModel{c.Model, asked.Parameters()}, Ranks: c.Ranks, Batch: c.Batch, Seq: c.Seq, Requested: stageJSON(asked)}
-	for _, f := range stages {
-		doc.Stages = append(doc.Stages, stageJSON(f))
+	for _, s := range stages {
+		doc.Stages = append(doc.Stages, stageJSON(s))
+	}
+	n := f.ranksAServer(&c)
+	doc.Server = planServer{Ranks: n, HostBytes: f.onServer(asked, graph.Host), Memory: f.nodeMemory}
+	if f.server != nil {
+		doc.Server.Memory, doc.Server.Source = n*f.server.Memory, f.server.Source
+	}
+	if r := f.timeRange(); r != nil {
+		doc.Time = &planTime{r.Low, r.High, r.Rows, r.Text()}
 	}
 	doc.Explanation = why(asked)
 	if best != nil {

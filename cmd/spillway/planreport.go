@@ -67,7 +67,34 @@ func (r *planReport) heading(w io.Writer) {
 	if g := r.flags.gpuFound; g != nil {
 		fmt.Fprintf(w, "GPU %s: %s of memory\n", g.Name, plan.Bytes(g.Memory))
 	}
+	for _, line := range append(r.flags.precisionNotes(&c), r.defaultsNote()...) {
+		wrap(w, "", "  ", line)
+	}
 	fmt.Fprintln(w)
+}
+
+// defaultsNote says where a plan for a GPU is of a job that nobody asked for: of
+// the defaults of train on a CPU.
+func (r *planReport) defaultsNote() []string {
+	f, c := r.flags, r.asked.Config
+	if f.gpuFound == nil || f.precisionGiven && f.seqGiven {
+		return nil
+	}
+	var words, flags []string
+	if !f.precisionGiven {
+		words = append(words, strings.ToLower(cmp.Or(c.Precision, "fp32")))
+		if f.gpuFound.Rates.BF16 > 0 {
+			flags = append(flags, "--precision bf16")
+		}
+	}
+	if n := f.positions(&c); !f.seqGiven && n > c.Seq {
+		words = append(words, fmt.Sprintf("rows of %d tokens", c.Seq))
+		flags = append(flags, fmt.Sprintf("--seq %d", n))
+	}
+	if len(flags) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("as requested means the defaults here: %s; as such models are trained: %s", strings.Join(words, " and "), strings.Join(flags, " "))}
 }
 
 // stageTable writes a table with a column a stage, narrow enough for a terminal
@@ -129,6 +156,9 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 	if outside {
 		t.row("outside", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Config.Outside[s]) })
 	}
+	if s == graph.Host && r.flags.ranksAServer(&r.asked.Config) > 1 {
+		t.row(fmt.Sprintf("%d, a server", r.flags.ranksAServer(&r.asked.Config)), func(f *spillway.Forecast) string { return plan.Bytes(r.flags.onServer(f, s)) })
+	}
 	if limit > 0 {
 		free := func(f *spillway.Forecast) int64 {
 			return limit - f.Plan.Layout.Spaces[s].Peak - f.Plan.Config.Outside[s]
@@ -150,6 +180,9 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 	if outside {
 		wrap(w, "  ", "    ", "outside: "+r.outsideNote(s))
 	}
+	if note := r.flags.serverNote(r.asked); s == graph.Host && note != "" {
+		wrap(w, "  ", "    ", note)
+	}
 	fmt.Fprintln(w)
 }
 
@@ -166,17 +199,20 @@ func (r *planReport) outsideNote(s graph.Space) string {
 
 // steps tells of each stage what a rank sends, the time, and where the peak is.
 func (r *planReport) steps(w io.Writer) {
-	if r.flags.rates == "" {
+	within := r.flags.timeRange()
+	switch {
+	case within != nil:
+		wrap(w, "", "  ", "A step, predicted from the GPU's rates: "+within.Text()+", and times are that range")
+	case r.flags.rates == "":
 		fmt.Fprintln(w, "A step, predicted")
-	} else {
+	default:
 		wrap(w, "", "  ", fmt.Sprintf("A step, predicted (CPU: %s)", r.flags.rates))
 	}
 	t := r.stageTable(w)
 	t.row("sent by a rank", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.CommBytes) })
-	t.row("time", func(f *spillway.Forecast) string { return seconds(f.Step.Seconds) })
-	t.row("computing", func(f *spillway.Forecast) string { return seconds(f.Step.Seconds - f.Step.Exposed) })
-	t.row("waiting", func(f *spillway.Forecast) string { return seconds(f.Step.Exposed) })
-	t.row("tokens/s", func(f *spillway.Forecast) string { return fmt.Sprintf("%.0f", f.TokensPerSecond()) })
+	for _, row := range r.stepRows() {
+		t.row(row.name, row.cell)
+	}
 	t.row("fits", func(f *spillway.Forecast) string {
 		if f.Fits {
 			return "yes"
@@ -184,6 +220,9 @@ func (r *planReport) steps(w io.Writer) {
 		return "no"
 	})
 	t.Flush()
+	if line := r.flags.elsewhere(r.asked); line != "" {
+		wrap(w, "", "  ", line)
+	}
 	fmt.Fprintln(w, "\nWhere device memory is highest")
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, f := range r.stages {
@@ -197,6 +236,36 @@ func (r *planReport) steps(w io.Writer) {
 	fmt.Fprintln(w)
 	wrap(w, "", "  ", fmt.Sprintf("Model states by the ZeRO paper's formula (section 5) at stage %d: %s a rank", r.asked.Config.Zero, plan.Bytes(int64(textbookStates(r.asked)))))
 	fmt.Fprintln(w)
+}
+
+// stepRow is a line of the table of times.
+type stepRow struct {
+	name string
+	cell func(*spillway.Forecast) string
+}
+
+// stepRows are the times of a stage: on a GPU as a range, with what of it is
+// computing.
+func (r *planReport) stepRows() []stepRow {
+	f := r.flags
+	if f.timeRange() == nil {
+		return []stepRow{
+			{"time", func(p *spillway.Forecast) string { return seconds(p.Step.Seconds) }},
+			{"computing", func(p *spillway.Forecast) string { return seconds(p.Step.Seconds - p.Step.Exposed) }},
+			{"waiting", func(p *spillway.Forecast) string { return seconds(p.Step.Exposed) }},
+			{"tokens/s", func(p *spillway.Forecast) string { return fmt.Sprintf("%.0f", p.TokensPerSecond()) }},
+		}
+	}
+	return []stepRow{
+		{"time", func(p *spillway.Forecast) string { return f.seconds(p.Step.Seconds) }},
+		{"computing", func(p *spillway.Forecast) string {
+			return fmt.Sprintf("%.0f %%", 100*(1-p.Step.Exposed/p.Step.Seconds))
+		}},
+		{"waiting", func(p *spillway.Forecast) string { return fmt.Sprintf("%.0f %%", 100*p.Step.Exposed/p.Step.Seconds) }},
+		{"tokens/s", func(p *spillway.Forecast) string {
+			return strings.TrimSuffix(f.speed(p.TokensPerSecond()), " tokens/s")
+		}},
+	}
 }
 
 var digits = regexp.MustCompile(`[0-9]+`)
@@ -328,7 +397,7 @@ func (r *planReport) wayText(way spillway.Way) string {
 			parts = append(parts, fmt.Sprintf("%s %s (%s%s)", s, plan.Bytes(use), sign, plan.Bytes(by)))
 		}
 	}
-	parts = append(parts, fmt.Sprintf("step %s, %.2f × the time a token of a rank", seconds(way.Forecast.Step.Seconds), way.Slowdown), "sends "+plan.Bytes(way.Forecast.Plan.CommBytes))
+	parts = append(parts, fmt.Sprintf("step %s, %.2f × the time a token of a rank", r.flags.seconds(way.Forecast.Step.Seconds), way.Slowdown), "sends "+plan.Bytes(way.Forecast.Plan.CommBytes))
 	if way.Cost != "" {
 		parts = append(parts, "costs "+way.Cost)
 	}

@@ -40,6 +40,9 @@ var built = sync.OnceValues(func() (string, error) {
 var buildFolder string
 
 func TestMain(m *testing.M) {
+	if os.Getenv("SPILLWAY_TEST_PANIC") != "" && panicInTest != nil {
+		panicInTest()
+	}
 	// What a user has measured on this machine neither shows nor is lost. The go
 	// command, which some tests run, keeps its settings.
 	if dir, err := os.UserConfigDir(); err == nil && os.Getenv("GOENV") == "" {
@@ -245,3 +248,6 @@ func TestInterruptWhileInitializing(t *testing.T) {
 	require.Equal(t, 130, p.end(t), p.errs.String())
 	require.Contains(t, p.errs.String(), "interrupted")
 }
+
+// panicInTest, where a platform has it, is what a child process of a test does.
+var panicInTest func()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/comm/mpi"
 	"github.com/spillway-ml/spillway/comm/shm"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/launch"
@@ -27,17 +28,18 @@ type place struct {
 	env       cluster.Env
 	transport string
 	job       *spillway.Job
+	stderr    io.Writer
 	close     func() error
 }
 
 // findPlace reads who started the process, and settles --transport. What is wrong
 // is rank 0's to tell.
-func findPlace(transport string) (*place, error) {
+func findPlace(transport string, stderr io.Writer) (*place, error) {
 	env, err := cluster.Read(os.Getenv)
 	if err != nil {
 		return nil, err
 	}
-	p := &place{env: env, close: func() error { return nil }}
+	p := &place{env: env, stderr: stderr, close: func() error { return nil }}
 	if p.transport, err = env.Transport(transport); err != nil {
 		if env.Rank > 0 {
 			err = &silentError{err}
@@ -80,8 +82,12 @@ func (p *place) join() (err error) {
 			return err
 		}
 		j.Transport, p.close = sharedMemory{memory}, memory.Close
+	case cluster.MPI:
+		if conns, err = p.startMPI(j); err != nil {
+			return err
+		}
 	default:
-		return fmt.Errorf("--transport %s is not built yet", p.transport)
+		return fmt.Errorf("--transport %s joins no processes", p.transport)
 	}
 	for i, c := range conns {
 		peer := 0
@@ -94,14 +100,63 @@ func (p *place) join() (err error) {
 	return nil
 }
 
+// startMPI opens the launcher's MPI, and the streams between rank 0 and the others.
+func (p *place) startMPI(j *spillway.Job) (conns []io.ReadWriteCloser, err error) {
+	order := []mpi.Family{mpi.ABI, mpi.MPICH}
+	switch p.env.Source {
+	case cluster.OpenMPI:
+		order = []mpi.Family{mpi.OpenMPI}
+	case cluster.PMIx:
+		order = []mpi.Family{mpi.OpenMPI, mpi.ABI, mpi.MPICH}
+	}
+	process, err := mpi.Start(order, p.env.Rank, p.env.World)
+	if err != nil {
+		return nil, err
+	}
+	j.Transport, p.close = messages{process, p.stderr}, process.Close
+	for peer := range p.env.World {
+		if peer == p.env.Rank || p.env.Rank > 0 && peer > 0 {
+			continue
+		}
+		c, err := process.Stream(peer)
+		if err != nil {
+			return nil, err
+		}
+		conns = append(conns, c)
+	}
+	return conns, nil
+}
+
+// messages is the transport over the launcher's MPI. Where the job fails, each
+// process tells the last operations of its rank.
+type messages struct {
+	process *mpi.Process
+	stderr  io.Writer
+}
+
+func (m messages) Join(mesh []graph.Axis, _ []int, timeout time.Duration, warn func(string)) (ranks.Joined, error) {
+	w, err := m.process.Join(mesh, mpi.Options{Timeout: timeout, Warn: warn})
+	if err != nil {
+		return nil, err
+	}
+	w.OnError(func(error) { fmt.Fprint(m.stderr, "the last operations of ", w.Flight(3)) })
+	return messageWorld{w}, nil
+}
+
+// messageWorld is a World whose arenas may be any memory.
+type messageWorld struct{ *mpi.World }
+
+func (messageWorld) Map(int) func(graph.Space, int64) ([]byte, func() error, error) { return nil }
+
 // work lends this process's rank to the process of rank 0.
-func (p *place) work(stderr io.Writer) (err error) {
+func (p *place) work() (err error) {
+	defer shelter()() // rank 0 decides when it ends
 	if err := p.join(); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
 	runtime.GOMAXPROCS(p.threads(0) + spareProcs)
-	began, err := spillway.Work(p.job, func(text string) { fmt.Fprintln(stderr, "warning:", text) })
+	began, err := spillway.Work(p.job, func(text string) { fmt.Fprintln(p.stderr, "warning:", text) })
 	if err != nil && !began {
 		return &silentError{err} // rank 0 has not come to the run, and has said why
 	}

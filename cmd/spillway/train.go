@@ -37,12 +37,12 @@ Any flag overrides a value of the demo.`,
 	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; default: shard over all)")
 	transport := fs.String("transport", cluster.Auto, "how ranks meet: auto, inproc (one process), shm (spillway launch) or mpi (mpirun)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
-		p, err := findPlace(*transport)
+		p, err := findPlace(*transport, cmd.ErrOrStderr())
 		if err != nil {
 			return err
 		}
 		if !p.leads() {
-			return p.work(cmd.ErrOrStderr())
+			return p.work()
 		}
 		ranksAsked := fs.Changed("ranks")
 		isDemo, err := settle(fs, &c, &l)
@@ -68,7 +68,11 @@ Any flag overrides a value of the demo.`,
 				return err
 			}
 			best, err := spillway.Fit(onDevice, cmd.Flags().Changed, l.globalBatch, hw)
-			if err != nil {
+			var none *spillway.NothingFits
+			switch {
+			case errors.As(err, &none):
+				return none.WithWays(onDevice, hw)
+			case err != nil:
 				return err
 			}
 			printFitted(cmd.ErrOrStderr(), best)
@@ -123,7 +127,6 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 			return err
 		}
 	}
-	var metrics *spillway.MetricsWriter
 	var bar *progress
 	c.Warn = func(text string) {
 		if bar == nil {
@@ -134,19 +137,22 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 	}
 	t, err := spillway.New(ctx, c)
 	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("interrupted before the first step: %w", context.Canceled)
+		return &interrupted{"interrupted before the first step"}
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, t.Close()) }()
+	leave := shelter() // until all is given back
+	defer func() {
+		err = errors.Join(err, t.Close())
+		leave()
+	}()
 	c = t.Config()
-	if c.Metrics != "" {
-		if metrics, err = spillway.OpenMetrics(c.Metrics, c.Resume); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, metrics.Close()) }()
+	metrics := &metricsFile{warn: c.Warn}
+	if err := metrics.open(c, t.Done()); err != nil {
+		return err
 	}
+	defer metrics.close()
 	describe(stderr, t, isDemo)
 	if t.Done() >= c.Steps {
 		fmt.Fprintf(stdout, "nothing to do: the checkpoint has %d steps and --steps is %d\n", t.Done(), c.Steps)
@@ -162,17 +168,16 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 		case r.Skipped:
 			bar.note(fmt.Sprintf("warning: step %d is not finite (loss %v, gradient norm %v): its update is skipped", r.Step, r.Loss, r.GradNorm))
 		}
-		if metrics != nil {
-			return metrics.Step(r)
-		}
+		metrics.step(r)
 		return nil
 	})
 	bar.finish()
 	if errors.Is(err, context.Canceled) {
-		if c.Checkpoint != "" {
-			fmt.Fprintf(stderr, "interrupted after step %d; the checkpoint in %s has it (go on with --resume)\n", t.Done(), c.Checkpoint)
+		where := ""
+		if c.Checkpoint != "" && t.Done() > 0 {
+			where = fmt.Sprintf("; the checkpoint in %s has it (go on with --resume)", c.Checkpoint)
 		}
-		return fmt.Errorf("interrupted after step %d: %w", t.Done(), context.Canceled)
+		return &interrupted{fmt.Sprintf("interrupted after step %d%s", t.Done(), where)}
 	}
 	if err != nil {
 		return fault(err)
@@ -181,11 +186,7 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 	if err != nil {
 		return fault(err)
 	}
-	if metrics != nil {
-		if err := metrics.Done(t.Done(), sum); err != nil {
-			return err
-		}
-	}
+	metrics.done(t.Done(), sum)
 	return report(ctx, stdout, t, losses, bar.eval, sum, isDemo)
 }
 

@@ -210,6 +210,47 @@ func makeReducer[T word](c comm.Call, size int, a adder[T]) (func(*Mover) (int64
 	return r.all, nil
 }
 
+// Adder sums buffers of a dtype in comm.Adder's order. It is for one goroutine.
+type Adder struct {
+	sum func(dst []byte, srcs [][]byte, accumulate bool)
+}
+
+// NewAdder returns an Adder of up to size buffers.
+func NewAdder(dtype graph.DType, size int) (*Adder, error) {
+	switch dtype {
+	case graph.F32:
+		return bytesAdder[float32](&simdAdder{}), nil
+	case graph.F64:
+		return bytesAdder[float64](comm.NewAdder[float64](size)), nil
+	case graph.I64:
+		return bytesAdder[int64](comm.NewAdder[int64](size)), nil
+	case graph.BF16:
+		return bytesAdder[uint16](newHalfAdder(vec.BF16)), nil
+	case graph.F16:
+		return bytesAdder[uint16](newHalfAdder(vec.F16)), nil
+	}
+	return nil, comm.CheckSum(dtype)
+}
+
+func bytesAdder[T word](a adder[T]) *Adder {
+	var parts [][]T
+	return &Adder{func(dst []byte, srcs [][]byte, accumulate bool) {
+		parts = parts[:0]
+		for _, s := range srcs {
+			parts = append(parts, elements[T](s))
+		}
+		a.Sum(elements[T](dst), parts, accumulate)
+	}}
+}
+
+// Sum writes the sum of srcs, all as long as dst and aligned to the dtype, to dst,
+// or adds it to dst. dst may be one of srcs.
+func (a *Adder) Sum(dst []byte, srcs [][]byte, accumulate bool) {
+	if len(dst) > 0 {
+		a.sum(dst, srcs, accumulate)
+	}
+}
+
 // elements is b as elements of type T, which cpu.Slice has checked of the
 // owner's operand.
 func elements[T word](b []byte) []T {

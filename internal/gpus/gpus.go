@@ -33,6 +33,45 @@ type GPU struct {
 	Source          string
 }
 
+// Server is what stands around GPUs of a kind as they are usually bought or
+// rented.
+type Server struct {
+	Memory int64 // bytes of host memory for each GPU
+	Source string
+}
+
+// servers by preset: what a plan assumes of the host where nobody says.
+var servers = map[string]Server{
+	"t4-16":        {48 << 30, "AWS g4dn.12xlarge: 192 GiB for 4 GPUs"},
+	"v100-16":      {64e9, "NVIDIA DGX-1: 512 GB for 8 GPUs"},
+	"v100-32":      {64e9, "NVIDIA DGX-1: 512 GB for 8 GPUs"},
+	"a10-24":       {96 << 30, "AWS g5.48xlarge: 768 GiB for 8 GPUs"},
+	"a100-40":      {128e9, "NVIDIA DGX A100 320GB: 1 TB for 8 GPUs"},
+	"a100-80":      {256e9, "NVIDIA DGX A100 640GB: 2 TB for 8 GPUs"},
+	"l4-24":        {48e9, "Google Cloud g2-standard-96: 384 GB for 8 GPUs"},
+	"l40s":         {192 << 30, "AWS g6e.48xlarge: 1,536 GiB for 8 GPUs"},
+	"h100-pcie-80": {128e9, "a server of 1 TB for 8 GPUs"},
+	"h100-80":      {256e9, "NVIDIA DGX H100: 2 TB for 8 GPUs"},
+	"h200-141":     {256e9, "NVIDIA DGX H200: 2 TB for 8 GPUs"},
+	"gh200-96":     {480e9, "the 480 GB of the Grace CPU"},
+	"b200-192":     {256e9, "NVIDIA DGX B200: 2 TB for 8 GPUs"},
+}
+
+// desktop is the server of cards that go into desktops and workstations.
+var desktop = Server{64e9, "a desktop or workstation of 64 GB for each GPU"}
+
+// Server returns what a server of this GPU usually has.
+func (g GPU) Server() Server {
+	if s, ok := servers[g.Name]; ok {
+		return s
+	}
+	return desktop
+}
+
+// ForRanks is what of a server's memory its ranks may have: a sixteenth is left
+// to the system.
+func ForRanks(memory int64) int64 { return memory - memory/16 }
+
 // Arch is a generation.
 type Arch string
 
@@ -212,6 +251,15 @@ func Product(name string, memory int64) GPU {
 func Usual() GPU {
 	g, _ := byProduct("A100-SXM4-80GB")
 	return g
+}
+
+// Generation returns the generation of a preset's card; "" of an unknown one.
+func Generation(name string) string {
+	g, err := Lookup(name)
+	if err != nil {
+		return ""
+	}
+	return string(g.Arch)
 }
 
 // nearest gives the n presets with the names most like key.

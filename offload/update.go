@@ -7,8 +7,10 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// overlap takes the updates of the units that are updated on the host out of the
-// phase "update", where nothing else runs beside them:
+// placeUpdate gives the parts of the step's update (zero.Optimizer.Section) their
+// place in every form of the step. On the device they follow the last micro-step,
+// as phase "update". The updates of units that are updated on the host would run
+// there with nothing beside them:
 //
 //	nothing needs the global norm                 clipping or loss scaling, Ahead ≥ 1
 //	compute:  bwd u ● │ bwd u−1 …                 compute:  fwd u−1 … │ ●fwd u …
@@ -29,12 +31,17 @@ import (
 //
 // Every form of a step (with and without what is cached of frozen layers) gets
 // the same; what one leaves pending, the next one takes.
-func (r *rewriter) overlap() {
+func (r *rewriter) placeUpdate() {
+	at := slices.IndexFunc(r.p.Sections, func(s graph.Section) bool { return s.Kind == graph.SectionUpdate })
+	if at < 0 {
+		return // nothing is trained
+	}
+	parts := r.p.Sections[at].Phases
+	r.p.Sections = slices.Delete(r.p.Sections, at, at+1)
 	d := &deferral{idle: graph.NoBuf, coef: graph.NoBuf, pending: map[int]graph.BufID{}}
 	for i := range r.p.Sections {
-		sec := &r.p.Sections[i]
-		if sec.Kind == graph.SectionStep && sec.Update() != nil {
-			r.overlapSection(sec, d)
+		if sec := &r.p.Sections[i]; sec.Kind == graph.SectionStep {
+			r.placeIn(sec, parts, d)
 		}
 	}
 	if d.flush.Ops != nil {
@@ -50,57 +57,59 @@ type deferral struct {
 	flush      graph.Phase
 }
 
-func (r *rewriter) overlapSection(sec *graph.Section, d *deferral) {
-	if len(r.hostUnits) == 0 {
-		return
-	}
-	last := len(sec.Phases) - 1
-	up := &sec.Phases[last]
-	needsNorm := r.p.Scaler != nil
-	for i := range up.Ops {
-		if a, ok := up.Ops[i].Attr.(graph.ClipAttr); ok {
-			needsNorm = needsNorm || a.Max > 0
+// placeIn places the parts of the update in one form of the step.
+func (r *rewriter) placeIn(sec *graph.Section, parts []graph.Phase, d *deferral) {
+	needsNorm, coef := r.p.Scaler != nil, graph.NoBuf
+	for i := range parts {
+		for k := range parts[i].Ops {
+			if op := &parts[i].Ops[k]; op.Kind == graph.ClipCoef {
+				needsNorm = needsNorm || op.Attr.(graph.ClipAttr).Max > 0
+				coef = op.Out[0].Buf
+			}
 		}
 	}
-	if needsNorm && r.o.Ahead == 0 {
-		return // copies and computation take turns
-	}
-	// The phase's operations: those of each unit on the host, the fill that the
-	// sums of squares start from, and the rest.
+	onHost := len(r.hostUnits) > 0 && !(needsNorm && r.o.Ahead == 0) // at 0 copies and computation take turns
 	groups := map[int]*group{}
 	var order []*group
+	of := func(unit int) *group {
+		g := groups[unit]
+		if g == nil {
+			g = &group{unit: unit, at: -1, reduced: -1}
+			groups[unit] = g
+			order = append(order, g)
+		}
+		return g
+	}
 	var rest, start []graph.Op
-	for _, op := range up.Ops {
-		switch {
-		case op.Unit >= 0 && r.hostUnits[op.Unit]:
-			g := groups[op.Unit]
-			if g == nil {
-				g = &group{unit: op.Unit, at: -1, reduced: -1}
-				groups[op.Unit] = g
-				order = append(order, g)
+	for i := range parts {
+		ops := graph.CloneOps(parts[i].Ops)
+		away := onHost && len(ops) > 0 && r.hostUnits[ops[0].Unit]
+		switch kind := parts[i].Kind; {
+		case kind == graph.UpdateSum && away:
+			g := of(ops[0].Unit)
+			for k := range ops {
+				ops[k].Pass = graph.Backward
 			}
-			if op.Kind == graph.SqSum {
-				op.Pass = graph.Backward
-				g.sums = append(g.sums, op)
-				g.grad = op.In[0]
-			} else {
-				g.rule = append(g.rule, op)
-			}
-		case op.Kind == graph.Fill && op.Unit < 0:
-			start = append(start, op)
+			g.sums, g.grad = ops, ops[0].In[0]
+		case kind == graph.UpdateRule && away:
+			of(ops[0].Unit).rule = ops
+		case kind == graph.UpdateStart && onHost:
+			start = ops
 		default:
-			rest = append(rest, op)
+			rest = append(rest, ops...)
 		}
 	}
-	up.Ops = rest
-	if needsNorm {
-		r.deferred(sec, order, start, d)
-	} else {
-		r.early(sec, order, start)
+	sec.Phases = append(sec.Phases, graph.Phase{Name: "update", Kind: graph.UpdatePhase, Repeat: 1, Ops: rest})
+	switch {
+	case !onHost:
+	case needsNorm:
+		r.deferred(sec, order, start, coef, d)
+	default:
+		r.early(sec, order, start, coef)
 	}
 }
 
-// group is what the update phase does for one unit.
+// group is the update of one unit.
 type group struct {
 	unit       int
 	sums, rule []graph.Op
@@ -136,7 +145,7 @@ func (r *rewriter) touches(ops []graph.Op, groups []*group, visit func(g *group,
 }
 
 // early puts each unit's update into the last micro-step.
-func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op) {
+func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op, old graph.BufID) {
 	ph := &sec.Phases[len(sec.Phases)-2]
 	r.touches(ph.Ops, groups, func(g *group, i int, grad bool) {
 		g.at = max(g.at, i)
@@ -144,7 +153,6 @@ func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op) 
 			g.reduced = max(g.reduced, i)
 		}
 	})
-	old := coefOf(&sec.Phases[len(sec.Phases)-1])
 	// Nothing is clipped and nothing scaled: the coefficient of every update is 1.
 	coef := r.p.AddBuffer(graph.Buffer{Name: "update_coef", DType: graph.F32, Shape: []int64{1}, Class: graph.Workspace, Life: graph.LifeStep, Unit: -1})
 	fill := graph.Op{Kind: graph.Fill, Name: "update_coef", Out: []graph.Out{{Buf: coef}}, Work: graph.NoBuf, Skip: graph.NoBuf,
@@ -154,7 +162,7 @@ func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op) 
 		behind[g.reduced] = append(behind[g.reduced], g.sums...)
 	}
 	for _, g := range groups {
-		replace(g.rule, old, coef)
+		graph.Replace(g.rule, old, coef)
 		behind[g.at] = append(behind[g.at], g.rule...)
 	}
 	insert(ph, r.inputsEnd(ph.Ops), append(start, fill), nil, behind)
@@ -214,34 +222,8 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 	}
 }
 
-// coefOf returns the coefficient that an update phase computes.
-func coefOf(up *graph.Phase) graph.BufID {
-	for i := range up.Ops {
-		if up.Ops[i].Kind == graph.ClipCoef {
-			return up.Ops[i].Out[0].Buf
-		}
-	}
-	return graph.NoBuf
-}
-
-// replace puts one buffer in another's place.
-func replace(ops []graph.Op, old, with graph.BufID) {
-	for i := range ops {
-		for k, id := range ops[i].In {
-			if id == old {
-				ops[i].In[k] = with
-			}
-		}
-		for k, o := range ops[i].Out {
-			if o.Buf == old {
-				ops[i].Out[k].Buf = with
-			}
-		}
-	}
-}
-
 // deferred puts each unit's update into the next step's first micro-step.
-func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.Op, d *deferral) {
+func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.Op, coef graph.BufID, d *deferral) {
 	up := &sec.Phases[len(sec.Phases)-1]
 	flag := func(name string, v float64) graph.Op {
 		return graph.Op{Kind: graph.Fill, Name: name, Out: []graph.Out{{Buf: d.idle}}, Work: graph.NoBuf, Skip: graph.NoBuf,
@@ -257,17 +239,11 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 		b := *r.p.Buf(r.p.Hyper)
 		b.Name, b.Space, b.Class, b.Life, b.View = "update_hyper", graph.Host, graph.Workspace, graph.LifeRun, nil
 		d.hyper = r.p.AddBuffer(b)
-		d.coef = coefOf(up)
+		d.coef = coef
 		r.keep(d.idle)
 		r.keep(d.coef)
 		if init := r.p.SectionOf(graph.SectionInit, graph.FormWhole); init != nil {
 			init.Phases[0].Ops = append(init.Phases[0].Ops, flag("update_idle", 1))
-		}
-	}
-	if own := coefOf(up); own != d.coef {
-		replace(up.Ops, own, d.coef)
-		for _, g := range groups {
-			replace(g.rule, own, d.coef)
 		}
 	}
 	if r.p.Scaler == nil {
@@ -289,9 +265,9 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 		} else {
 			r.keep(g.grad)
 		}
-		replace(g.rule, r.p.Hyper, d.hyper)
+		graph.Replace(g.rule, r.p.Hyper, d.hyper)
 		for i := range g.rule {
-			if op := &g.rule[i]; updates[op.Kind] {
+			if op := &g.rule[i]; isRule(op) {
 				op.Skip = d.idle
 			}
 		}
@@ -344,7 +320,7 @@ func (r *rewriter) streamOut(g *group, d *deferral) graph.Op {
 		pending = r.p.AddBuffer(b)
 		d.pending[g.unit] = pending
 	}
-	replace(g.rule, g.grad, pending)
+	graph.Replace(g.rule, g.grad, pending)
 	return graph.Op{Kind: graph.Copy, Name: r.p.Buf(pending).Name + "/park", In: []graph.BufID{g.grad}, Out: []graph.Out{{Buf: pending}},
 		Work: graph.NoBuf, Skip: graph.NoBuf, Stream: graph.CopyOut, Pass: graph.Backward, Unit: g.unit}
 }

@@ -1,0 +1,75 @@
+package spillway
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// canWriteAside makes the folder of a file that writeAside is going to write, and
+// sees that files can be made in it. The file itself is not touched.
+func canWriteAside(path string) error {
+	st, err := os.Stat(path)
+	switch {
+	case err == nil && st.IsDir():
+		return fmt.Errorf("%q is a folder; a file is needed", path)
+	case err == nil && !st.Mode().IsRegular(): // a device or a pipe: written as it is
+		return nil
+	case err != nil && !errors.Is(err, os.ErrNotExist):
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".spillway-probe-")
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+// writeAside gives a file new contents, whole or not at all: they are written into
+// a file beside it, which takes its name when it is complete.
+func writeAside(path string, write func(io.Writer) error) error {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	if st, err := os.Stat(path); err == nil && !st.Mode().IsRegular() {
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		return errors.Join(write(f), f.Close())
+	}
+	f, err := createAside(path)
+	if err != nil {
+		return err
+	}
+	err = write(f)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// createAside makes a file beside path under a name that nobody can foresee, with
+// the rights that the umask leaves.
+func createAside(path string) (*os.File, error) {
+	f, err := os.CreateTemp(filepath.Dir(path), ".spillway-")
+	if err != nil {
+		return nil, err
+	}
+	name := f.Name()
+	if err := errors.Join(f.Close(), os.Remove(name)); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+}

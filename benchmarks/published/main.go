@@ -1,0 +1,119 @@
+// Command published predicts every run of internal/published/rows.csv with the
+// planner's rates and writes predicted.csv beside it, a line each; and prints
+// the table of benchmarks/published/README.md.
+//
+// usage: go run ./benchmarks/published        (at the root of the repository)
+package main
+
+import (
+	"encoding/csv"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/internal/published"
+)
+
+const (
+	rowsFile      = "internal/published/rows.csv"
+	predictedFile = "internal/published/predicted.csv"
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "published:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	rows, err := read()
+	if err != nil {
+		return err
+	}
+	var out strings.Builder
+	for i := range rows {
+		if rows[i].Here, err = predict(&rows[i]); err != nil {
+			return fmt.Errorf("row %d: %w", i+1, err)
+		}
+		fmt.Fprintln(&out, rows[i].Here)
+	}
+
+	if err := os.WriteFile(predictedFile, []byte(out.String()), 0o644); err != nil {
+		return err
+	}
+	table(rows)
+	return nil
+}
+
+// read returns the rows as the file has them now; what the program was built
+// with may be older.
+func read() ([]published.Row, error) {
+	f, err := os.Open(rowsFile)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	records, err := csv.NewReader(f).ReadAll()
+	if err != nil {
+		return nil, err
+	}
+	return published.Parse(records, strings.Repeat("1 1 1\n", len(records)-1))
+}
+
+// predict plans a row's job.
+func predict(r *published.Row) (here published.Prediction, err error) {
+	g, err := gpus.Lookup(r.Card)
+	if err != nil {
+		return here, err
+	}
+	c := spillway.Default()
+	c.Model, c.Ranks, c.ShardSize, c.Seq, c.Batch, c.Accum, c.Zero = r.Model, r.Ranks, r.Shard, r.Seq, r.Batch, r.Accum, r.Zero
+	c.Precision, c.Recompute, c.Offload, c.Reduce = "bf16", r.Recompute, r.Offload, r.Reduce
+	c.Outside[graph.Device], c.Outside[graph.Host] = g.OutsideBytes(), gpus.HostOutsideBytes
+	c.Target, c.LocalRanks = graph.CUDATarget(), r.Node
+	f, err := spillway.Predict(c, g.Machine(min(r.Node, r.Ranks)))
+	if err != nil {
+		return here, err
+	}
+	use := func(sp graph.Space) float64 {
+		return float64(f.Plan.Layout.Spaces[sp].Peak + f.Plan.Config.Outside[sp])
+	}
+	return published.Prediction{TokensPerS: f.TokensPerSecond() / float64(r.Ranks), Device: use(graph.Device), Host: use(graph.Host) * float64(min(r.Node, r.Ranks))}, nil
+}
+
+func table(rows []published.Row) {
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 1, ' ', 0)
+	role := map[bool]string{true: "calibration", false: "held out"}
+	percent := func(v float64) string {
+		if v != v {
+			return "–"
+		}
+		return strconv.FormatFloat(100*v, 'f', 0, 64) + " %"
+	}
+	fmt.Fprintln(w, "| stack\t| card\t| rows\t| n\t| mean ratio\t| least to most\t| median error\t| after its stack's mean\t| within the range\t|")
+	fmt.Fprintln(w, "| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t|")
+	for _, g := range published.GroupsOf(rows, gpus.Generation) {
+		fmt.Fprintf(w, "| %s (%s)\t| %s\t| %s\t| %d\t| %.2f\t| %.2f to %.2f\t| %s\t| %s\t| %d of %d\t|\n", g.Stack, strings.Join(g.Projects, ", "), g.Card, role[g.Calibration],
+			g.N, g.Mean, g.Least, g.Most, percent(g.Error), percent(g.Scaled), g.Within, g.N)
+	}
+	_ = w.Flush()
+	fmt.Println()
+	for _, r := range rows {
+		if r.Device > 0 {
+			fmt.Printf("%s, %s on %d × %s: GPU memory %.1f GiB published, %.1f here\n", r.Project, r.Model, r.Ranks, r.Card, r.Device/(1<<30), r.Here.Device/(1<<30))
+		}
+		if r.Host > 0 {
+			fmt.Printf("%s, %s on %d × %s: host memory of a server %.0f GB published, %.0f here\n", r.Project, r.Model, r.Ranks, r.Card, r.Host/1e9, r.Here.Host/1e9)
+		}
+	}
+	fmt.Println()
+	for _, card := range []string{"a100-40", "a100-80", "h100-80", "h200-141", "rtx-4090", "v100-32"} {
+		fmt.Printf("%s: %s\n", card, published.RangeIn(rows, card, gpus.Generation).Text())
+	}
+}

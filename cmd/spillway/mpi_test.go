@@ -1,0 +1,96 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// mpirun starts the binary in n processes; it skips where the launcher is not
+// installed, which CI's environment makes a failure.
+func mpirun(t *testing.T, launcher string, n int, args ...string) *process {
+	t.Helper()
+	binary, err := built()
+	require.NoError(t, err)
+	return mpirunProgram(t, launcher, n, append([]string{binary}, args...)...)
+}
+
+func TestMPIGivesTheBitsOfOneProcess(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	for _, launcher := range []string{"mpirun.openmpi", "mpirun.mpich"} {
+		for n, flags := range map[int]string{2: "--zero 0 --accum 2", 3: "--zero 3 --recompute full", 4: "--zero 2 --shard-size 2"} {
+			t.Run(fmt.Sprint(launcher, " ", n, " ", flags), func(t *testing.T) {
+				dir := t.TempDir()
+				args := tinyWith(strings.Fields(flags)...)
+				one, many := filepath.Join(dir, "one.jsonl"), filepath.Join(dir, "many.jsonl")
+				p := mpirun(t, launcher, n, append(args, "--metrics", many)...)
+				require.Zero(t, p.end(t), p.errs.String())
+				p = start(t, append(args, "--ranks", strconv.Itoa(n), "--metrics", one)...)
+				require.Zero(t, p.end(t), p.errs.String())
+				require.Equal(t, outcomeOf(t, one), outcomeOf(t, many))
+			})
+		}
+	}
+}
+
+// A rank that is stopped is named by its heartbeat and ends the job at the timeout,
+// over MPI as in shared memory.
+func TestMPINamesAStoppedRank(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	for _, launcher := range []string{"mpirun.openmpi", "mpirun.mpich"} {
+		t.Run(launcher, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "pid") // of rank 1: a launcher's children are its own matter
+			binary, err := built()
+			require.NoError(t, err)
+			script := fmt.Sprintf(`[ "$OMPI_COMM_WORLD_RANK$PMI_RANK" = 1 ] && echo $$ > %s; exec %s "$@"`, file, binary)
+			p := mpirunProgram(t, launcher, 2, append([]string{"/bin/sh", "-c", script, "rank"}, tinyWith("--steps", "1000000", "--timeout", "4s")...)...)
+			waitFor(t, "first step", func() bool { return strings.Contains(p.errs.String()+p.out.String(), "step ") })
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+			require.NoError(t, err)
+			require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+			require.NotZero(t, p.end(t))
+			_ = syscall.Kill(pid, syscall.SIGKILL) // a launcher's own kill may not have reached it yet
+			said := p.errs.String() + p.out.String()
+			require.Regexp(t, fmt.Sprintf(`warning: rank 1 \(host .*, process %d\) gives no sign of life`, pid), said)
+			require.Regexp(t, fmt.Sprintf(`timeout: .*rank 1 \(host .*, process %d\)`, pid), said)
+			require.Contains(t, said, "the last operations of rank 0")
+		})
+	}
+}
+
+// mpirunProgram starts any program in n processes.
+func mpirunProgram(t *testing.T, launcher string, n int, program ...string) *process {
+	t.Helper()
+	path, err := exec.LookPath(launcher)
+	if err != nil && os.Getenv("SPILLWAY_TEST_MPI") == "" {
+		t.Skipf("%s is not installed", launcher)
+	}
+	require.NoError(t, err)
+	line := []string{"-np", strconv.Itoa(n)}
+	if launcher == "mpirun.openmpi" {
+		line = append(line, "--oversubscribe")
+		if os.Geteuid() == 0 {
+			line = append(line, "--allow-run-as-root")
+		}
+	}
+	p := &process{Cmd: exec.Command(path, append(line, program...)...)}
+	p.Stdout, p.Stderr = &p.out, &p.errs
+	require.NoError(t, p.Start())
+	t.Cleanup(func() { _ = p.Process.Kill() })
+	return p
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/internal/presets"
+)
+
+// clusters are servers as people have them, for recommendations over the presets.
+var clusters = []string{
+	"--gpu rtx-4090 --nodes 1 --gpus-per-node 1", "--gpu rtx-3090 --nodes 1 --gpus-per-node 4", "--gpu v100-32 --nodes 1 --gpus-per-node 8",
+	"--gpu a100-40 --nodes 2 --gpus-per-node 8", "--gpu a100-80 --nodes 8 --gpus-per-node 8", "--gpu l40s --nodes 1 --gpus-per-node 8",
+	"--gpu h100-80 --nodes 1 --gpus-per-node 8", "--gpu h100-80 --nodes 16 --gpus-per-node 8", "--gpu h200-141 --nodes 1 --gpus-per-node 1",
+	"--gpu b200-192 --nodes 64 --gpus-per-node 8",
+}
+
+// No recommendation and no way out takes more host memory than the servers have:
+// each preset on one of the clusters, and with SPILLWAY_TEST_GRID=all on each.
+func TestRecommendationsStayWithinTheirServers(t *testing.T) {
+	all := os.Getenv(gridVariable) == "all"
+	plans, hosts := 0, 0
+	for i, m := range presets.List() {
+		for k, cluster := range clusters {
+			if !all && (k != i%len(clusters) || testing.Short()) {
+				continue
+			}
+			seq := min(m.Config.Positions, 4096)
+			args := strings.Fields(fmt.Sprintf("--model %s %s --batch 1 --seq %d", m.Name, cluster, seq))
+			c, hw := asPlanned(t, args)
+			card, err := gpus.Lookup(strings.Fields(cluster)[1])
+			require.NoError(t, err)
+			per := int64(c.LocalRanks)
+			within := func(what string, f *spillway.Forecast) {
+				plans++
+				host := per * (f.Plan.Layout.Spaces[graph.Host].Peak + f.Plan.Config.Outside[graph.Host])
+				if f.Plan.Layout.Spaces[graph.Host].Peak > 1<<30 {
+					hosts++
+				}
+				require.LessOrEqual(t, host, per*gpus.ForRanks(card.Server().Memory), "%v: %s", args, what)
+				require.Zero(t, f.Plan.Config.Capacity[graph.Host], "%v: %s: an assumed cap is none of the plan's", args, what)
+			}
+			best, err := spillway.Fit(c, func(string) bool { return false }, 0, hw)
+			if err == nil {
+				within(best.Flags, best.Forecast)
+				if card.Rates.BF16 > 0 {
+					require.Contains(t, best.Flags, "--precision bf16", args)
+				}
+				continue
+			}
+			var none *spillway.NothingFits
+			require.ErrorAs(t, err, &none, args)
+			if k%3 != 0 { // a search for ways out takes longer than all else
+				continue
+			}
+			asked, err := spillway.Predict(c, hw.Machine(c.Ranks))
+			require.NoError(t, err, args)
+			ways, _ := spillway.WaysOut(asked, hw)
+			for _, way := range ways {
+				if way.Cost != "a larger GPU" { // in servers of its own
+					within(way.Text, way.Forecast)
+				}
+			}
+		}
+	}
+	require.Greater(t, plans, 20)
+	require.Positive(t, hosts, "some of them use the host")
+}
+
+// --node-memory is a cap on what the ranks of a server take together, and takes
+// the place of the usual server's memory.
+func TestNodeMemory(t *testing.T) {
+	base := strings.Fields("plan --model gpt2 --offload optimizer=host --json -")
+	type doc struct {
+		Requested struct {
+			Fits bool
+			Host struct {
+				CapacityBytes *int64 `json:"capacity_bytes"`
+				PeakBytes     int64  `json:"peak_bytes"`
+				OutsideBytes  int64  `json:"outside_bytes"`
+			}
+		}
+		Server planServer
+		Time   *planTime
+	}
+	read := func(more string) (d doc) {
+		r := command(append(base, strings.Fields(more)...)...)
+		require.Contains(t, []int{exitDone, exitDoesNotFit}, r.status, r.stderr)
+		require.NoError(t, json.Unmarshal([]byte(r.stdout), &d))
+		require.Equal(t, d.Server.Ranks*(d.Requested.Host.PeakBytes+d.Requested.Host.OutsideBytes), d.Server.HostBytes)
+		return d
+	}
+	d := read("--ranks 4 --node-memory 4GB")
+	require.Equal(t, int64(1e9), *d.Requested.Host.CapacityBytes)
+	require.Equal(t, int64(4e9), d.Server.Memory)
+	require.True(t, d.Requested.Fits)
+	require.Nil(t, d.Time)
+	require.False(t, read("--ranks 4 --node-memory 1GB").Requested.Fits)
+	d = read("--ranks 4 --node-memory 4GB --host-memory 500MB")
+	require.Equal(t, int64(500e6), *d.Requested.Host.CapacityBytes, "the smaller cap")
+	d = read("--gpu h100-80 --nodes 2 --gpus-per-node 4 --node-memory 64GB")
+	require.Equal(t, int64(16e9), *d.Requested.Host.CapacityBytes)
+	require.Equal(t, int64(4), d.Server.Ranks)
+	require.Empty(t, d.Server.Source)
+	d = read("--gpu h100-80 --nodes 2 --gpus-per-node 4")
+	require.Nil(t, d.Requested.Host.CapacityBytes, "what is usual caps only what is recommended")
+	require.Equal(t, int64(4*256e9), d.Server.Memory)
+	require.Contains(t, d.Server.Source, "DGX H100")
+	require.Less(t, d.Time.Low, d.Time.High)
+
+	c := spillway.Default()
+	c.Model, c.Ranks, c.Offload = "gpt2", 2, "optimizer=host"
+	asked, err := spillway.Predict(c, spillway.CPUHardware(1).Machine(2))
+	require.NoError(t, err)
+	card, err := gpus.Lookup("rtx-4090")
+	require.NoError(t, err)
+	server := card.Server()
+	f := planFlags{nodeSize: 2, server: &server}
+	require.Contains(t, f.serverNote(asked), "a server of 2 is taken to have 119.21 GiB (a desktop or workstation of 64 GB for each GPU)")
+	require.NotContains(t, f.serverNote(asked), "needs more")
+	server.Memory = 100e6
+	require.Contains(t, f.serverNote(asked), "What was asked for needs more than that")
+}
+
+// bf16 where the card has it, said; where it has not, that is said too.
+func TestPrecisionOfRecommendations(t *testing.T) {
+	text := unwrapped(command(strings.Fields("plan --model gpt2 --gpu a100-80")...).stdout)
+	require.Regexp(t, `recommended: --zero 3 --precision bf16 `, text)
+	require.Contains(t, text, "in bf16, for whose products the device has units (16 × the rate of fp32)")
+	require.Contains(t, text, "as requested means the defaults here: fp32 and rows of 256 tokens; as such models are trained: --precision bf16 --seq 1024")
+	require.Contains(t, text, "The job fits here, with Spillway's plan. PyTorch FSDP took ")
+	text = unwrapped(command(strings.Fields("plan --model gpt2 --gpu a100-80 --precision fp32 --seq 1024")...).stdout)
+	require.NotContains(t, text, "bf16", "what was asked for stays")
+	require.NotContains(t, text, "as requested means")
+	for _, precision := range []string{"", " --precision bf16"} {
+		text = unwrapped(command(strings.Fields("plan --model gpt2 --gpu v100-32" + precision)...).stdout)
+		require.Contains(t, text, "v100-32 has no units for bf16", precision)
+	}
+}
+
+func TestRoughNumbers(t *testing.T) {
+	for v, want := range map[float64]string{1.389: "1.4 s", 0.0469: "47 ms", 0.00469: "4.7 ms", 47.2: "47 s", 0.00002: "20 µs", 9.99: "10 s", 130: "2 min", 3700: "62 min"} {
+		require.Equal(t, want, roughSeconds(v))
+	}
+	require.Equal(t, "1.4–2.6 s", between("1.4 s", "2.6 s"))
+	require.Equal(t, "950 ms–1.2 s", between("950 ms", "1.2 s"))
+	require.Equal(t, "3 s", between("3 s", "3 s"))
+	require.Zero(t, rough(0))
+}
+
+// A search tells no less than a refusal: where it is not free to change what
+// would help, the error says what would.
+func TestFitTellsWhatARefusalTells(t *testing.T) {
+	args := []string{"train", "--model", testdata + "/gpt2", "--data", testdata + "/text.bin", "--batch", "8", "--seq", "40", "--steps", "1", "--device-memory", "1200KiB"}
+	plain, fit := command(args...), command(append(args, "--fit")...)
+	require.Equal(t, exitDoesNotFit, plain.status)
+	require.Equal(t, exitDoesNotFit, fit.status)
+	require.Contains(t, plain.stderr, "--batch 1 --accum 8")
+	require.Contains(t, fit.stderr, "nothing of ")
+	require.Contains(t, fit.stderr, "--batch 1 --accum 8")
+}

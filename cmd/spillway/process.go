@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/spillway-ml/spillway/internal/crash"
+)
+
+// execute runs a command line as this process and returns its exit status. It is
+// where signals, panics and what is wrong with the standard streams are dealt with.
+//
+// The first SIGINT, SIGTERM or SIGHUP cancels the command's context. What has a
+// state worth saving (see shelter) then ends by itself; everything else that does
+// not end within promptly is left behind: it may be in a search, a parser or a read
+// that nothing can interrupt, and has nothing to lose. A second signal ends the
+// process as if nobody had asked for it. Signals that were ignored when the process
+// started (nohup) stay so.
+func execute(args []string, stdout, stderr *os.File) int {
+	signal.Ignore(syscall.SIGPIPE) // a reader that left is an error of the write
+	errs := &outlet{file: stderr}
+	out := &outlet{file: stdout, tell: errs, name: "stdout"}
+	crash.Handle(func(what string) { die(errs, what) })
+	signals := make(chan os.Signal, 2)
+	for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP} {
+		if !signal.Ignored(s) {
+			signal.Notify(signals, s)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	status := make(chan int, 1)
+	go func() {
+		defer crash.Guard()
+		status <- run(ctx, args, out, errs)
+	}()
+	var late <-chan time.Time
+	for {
+		select {
+		case code := <-status:
+			return code
+		case s := <-signals:
+			if ctx.Err() != nil {
+				again(s)
+				return exitInterrupted
+			}
+			cancel()
+			late = time.After(promptly)
+		case <-late:
+			if sheltered.Load() == 0 {
+				fmt.Fprintln(errs, "spillway: interrupted")
+				return exitInterrupted
+			}
+			late = time.After(promptly)
+		}
+	}
+}
+
+// die ends the process because of a panic: a line, and the status of a fault.
+func die(errs io.Writer, what string) {
+	fmt.Fprintf(errs, "spillway: internal error, please report it: %s\n", what)
+	os.Exit(exitFault)
+}
+
+// promptly is how long a command has to end by itself when it is interrupted.
+const promptly = 300 * time.Millisecond
+
+// sheltered counts what a signal must not cut off.
+var sheltered atomic.Int32
+
+// shelter keeps the process alive, after a signal, until what it returns is called:
+// somebody has a state to save, and looks at the context.
+func shelter() (leave func()) {
+	sheltered.Add(1)
+	return func() { sheltered.Add(-1) }
+}
+
+// again gives a signal its usual effect.
+func again(s os.Signal) {
+	signal.Reset(s)
+	if p, err := os.FindProcess(os.Getpid()); err == nil && p.Signal(s) == nil {
+		time.Sleep(time.Second) // it ends us
+	}
+}
+
+// outlet is a standard stream. After a write has failed (a full disk, a pipe that
+// nobody reads any more) nothing more is tried; the first time is told to tell.
+type outlet struct {
+	file *os.File
+	name string
+	tell io.Writer // nil: nobody is left to tell
+
+	mu  sync.Mutex
+	err error
+}
+
+// Write writes to the file, or returns why it could not earlier.
+func (o *outlet) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.err != nil {
+		return 0, o.err
+	}
+	n, err := o.file.Write(b)
+	if o.err = err; err != nil && o.tell != nil {
+		fmt.Fprintf(o.tell, "warning: %s: %v; the rest of the output is lost\n", o.name, err)
+	}
+	return n, err
+}
+
+// fileOf returns the file behind a writer, for who asks whether it is a terminal.
+func fileOf(w io.Writer) (*os.File, bool) {
+	switch v := w.(type) {
+	case *os.File:
+		return v, true
+	case *outlet:
+		return v.file, true
+	}
+	return nil, false
+}

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/internal/crash"
+)
+
+// startWith is start with other standard streams.
+func startWith(t *testing.T, stdout, stderr *os.File, args ...string) *process {
+	t.Helper()
+	path, err := built()
+	require.NoError(t, err)
+	p := &process{Cmd: exec.Command(path, args...)}
+	p.Stdout, p.Stderr = &p.out, &p.errs
+	if stdout != nil {
+		p.Stdout = stdout
+	}
+	if stderr != nil {
+		p.Stderr = stderr
+	}
+	require.NoError(t, p.Start())
+	t.Cleanup(func() { _ = p.Process.Kill() })
+	return p
+}
+
+func full(t *testing.T) *os.File {
+	t.Helper()
+	f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// Metrics and traces on a full disk are a warning; training and its checkpoints
+// are whole.
+func TestFullOutputsEndNoRun(t *testing.T) {
+	full(t)
+	for _, flag := range []string{"--metrics", "--trace"} {
+		dir := filepath.Join(t.TempDir(), "ck")
+		got := command(tinyWith("--steps", "3", flag, "/dev/full", "--checkpoint", dir)...)
+		require.Equal(t, 0, got.status, got.stderr)
+		require.Equal(t, 1, strings.Count(got.stderr, "no space left on device"), got.stderr)
+		require.Contains(t, got.stderr, "warning: "+flag)
+		step, _ := newest(t, dir)
+		require.Equal(t, 3, step)
+	}
+}
+
+// Nobody who reads what a run tells, and no room for it, end no run.
+func TestNobodyReads(t *testing.T) {
+	for name, streams := range map[string]func() (stdout, stderr *os.File){
+		"full stdout": func() (*os.File, *os.File) { return full(t), nil },
+		"full stderr": func() (*os.File, *os.File) { return nil, full(t) },
+		"both full":   func() (*os.File, *os.File) { return full(t), full(t) },
+		"a reader that left": func() (*os.File, *os.File) {
+			r, w, err := os.Pipe()
+			require.NoError(t, err)
+			require.NoError(t, r.Close())
+			t.Cleanup(func() { w.Close() })
+			return w, w
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "ck")
+			stdout, stderr := streams()
+			p := startWith(t, stdout, stderr, tinyWith("--checkpoint", dir)...)
+			require.Equal(t, 0, p.end(t), p.errs.String())
+			step, _ := newest(t, dir)
+			require.Equal(t, 2, step)
+			if stdout != nil && stderr == nil {
+				require.Equal(t, 1, strings.Count(p.errs.String(), "warning: stdout: "), p.errs.String())
+			}
+		})
+	}
+	p := startWith(t, full(t), nil, "plan", "--model", testdata+"/gpt2", "--json", "-")
+	require.Equal(t, 1, p.end(t), "what was asked for could not be had")
+}
+
+// A hangup saves as Ctrl-C does; under nohup it is ignored.
+func TestHangup(t *testing.T) {
+	metrics := filepath.Join(t.TempDir(), "m.jsonl")
+	dir := filepath.Join(t.TempDir(), "ck")
+	long := tinyWith("--steps", "1000000", "--metrics", metrics, "--checkpoint", dir)
+	p := start(t, long...)
+	waitFor(t, "step", func() bool { st, err := os.Stat(metrics); return err == nil && st.Size() > 0 })
+	require.NoError(t, p.Process.Signal(syscall.SIGHUP))
+	require.Equal(t, 130, p.end(t), p.errs.String())
+	step, _ := newest(t, dir)
+	require.Positive(t, step)
+	require.Contains(t, p.errs.String(), fmt.Sprintf("spillway: interrupted after step %d; the checkpoint in %s has it (go on with --resume)\n", step, dir))
+	require.Equal(t, 1, strings.Count(p.errs.String(), "interrupted"))
+
+	path, err := built()
+	require.NoError(t, err)
+	q := &process{Cmd: exec.Command("sh", append([]string{"-c", `trap "" HUP; exec "$0" "$@"`, path}, append(long, "--resume")...)...)}
+	q.Stdout, q.Stderr = &q.out, &q.errs
+	require.NoError(t, q.Start())
+	t.Cleanup(func() { _ = q.Process.Kill() })
+	steps := func() int { return len(readWholeLines(t, metrics)) }
+	waitFor(t, "step", func() bool { return steps() > step })
+	require.NoError(t, q.Process.Signal(syscall.SIGHUP))
+	seen := steps()
+	waitFor(t, "steps after the hangup", func() bool { return steps() > seen+2 })
+	require.NoError(t, q.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 130, q.end(t), q.errs.String())
+}
+
+// readWholeLines reads the lines of a file that is being written.
+func readWholeLines(t *testing.T, path string) (lines []map[string]any) {
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for _, line := range strings.SplitAfter(string(text), "\n") {
+		if strings.HasSuffix(line, "\n") {
+			var v map[string]any
+			require.NoError(t, json.Unmarshal([]byte(line), &v), line)
+			lines = append(lines, v)
+		}
+	}
+	return lines
+}
+
+// A signal ends what is not training at once, whatever it is in.
+func TestASignalEndsWhatHasNothingToSave(t *testing.T) {
+	for name, args := range map[string][]string{
+		"fit":  tinyWith("--fit", "--global-batch", "1048576", "--ranks", "4", "--device-memory", "64KiB"),
+		"plan": {"plan", "--model", "gpt2-xl", "--ranks", "512", "--gpu", "rtx-4090"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := start(t, args...)
+			time.Sleep(50 * time.Millisecond) // in the middle, as a rule
+			require.NoError(t, p.Process.Signal(syscall.SIGTERM))
+			began := time.Now()
+			code := p.end(t)
+			require.Contains(t, []int{130, 2, 1}, code, p.errs.String()) // it may have been quicker
+			require.Less(t, time.Since(began), 30*time.Second)           // not to the end of a search of minutes
+		})
+	}
+}
+
+const panicHere = "SPILLWAY_TEST_PANIC"
+
+func init() { panicInTest = panicInAGoroutine }
+
+// panicInAGoroutine is the whole of a process of TestAPanicIsAFault.
+func panicInAGoroutine() {
+	crash.Handle(func(what string) { die(os.Stderr, what) })
+	go func() {
+		defer crash.Guard()
+		panic("a broken invariant")
+	}()
+	select {}
+}
+
+// A panic, wherever it is, is status 3 and one line.
+func TestAPanicIsAFault(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), panicHere+"=1")
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	require.ErrorAs(t, err, &exit)
+	require.Equal(t, exitFault, exit.ExitCode())
+	require.Regexp(t, `^spillway: internal error, please report it: panic at surroundings_linux_test.go:\d+: a broken invariant\n$`, string(out))
+}
+
+// A run that is refused leaves the last trace as it was.
+func TestARefusedRunKeepsTheTrace(t *testing.T) {
+	path := writeFile(t, "trace.json", "the last one")
+	got := command(tinyWith("--trace", path, "--init", t.TempDir())...)
+	require.Equal(t, 1, got.status)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "the last one", string(text))
+	list, err := os.ReadDir(filepath.Dir(path))
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+}

@@ -1,0 +1,185 @@
+package mpi
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+// Family is an interface of MPI libraries: what its handles are.
+type Family int
+
+// Families.
+const (
+	OpenMPI Family = iota // handles are addresses of symbols
+	ABI                   // MPI 5's: handles are numbers as wide as a pointer
+	MPICH                 // handles are 32-bit numbers; Intel MPI, MVAPICH, Cray MPICH
+)
+
+// family is what a library of it is called, and its constants.
+type family struct {
+	name         string
+	files        []string // tried in order
+	symbols      bool     // handles are addresses of symbols
+	world        uintptr
+	byteType     uintptr
+	errorsReturn uintptr
+	null         uintptr // of a request
+	ignore       uintptr // MPI_STATUSES_IGNORE
+	request      uintptr // bytes of a request
+	funneled     uintptr // MPI_THREAD_FUNNELED
+}
+
+var families = map[Family]family{
+	OpenMPI: {name: "Open MPI", files: []string{"libmpi.so.40", "libmpi.so.80", "libmpi.so.20"}, symbols: true, request: 8, funneled: 1},
+	ABI: {name: "the MPI 5 ABI", files: []string{"libmpi_abi.so.0", "libmpi_abi.so"}, world: 0x101, byteType: 0x247, errorsReturn: 0x143,
+		null: 0x180, request: 8, funneled: 1024},
+	MPICH: {name: "MPICH", files: []string{"libmpich.so.12", "libmpi.so.12", "libmpi_cray.so.12"}, world: 0x44000000, byteType: 0x4c00010d,
+		errorsReturn: 0x54000001, null: 0x2c000000, ignore: 1, request: 4, funneled: 1},
+}
+
+// lib is an opened library.
+type lib struct {
+	family
+	path string
+	fn   struct {
+		initThread, finalize, abort, size, rank, setErrhandler, isend, issend, irecv, testall, errorString, version uintptr
+	}
+}
+
+// open opens the first library of the families, in their order; a file that the
+// user names alone, as the family that its symbols tell.
+func open(order []Family, named string) (*lib, error) {
+	if named != "" {
+		h, err := dlopen(named)
+		if err != nil {
+			return nil, fmt.Errorf("mpi: %s=%.80q: %w", LibraryVar, named, err)
+		}
+		f := MPICH
+		if _, err := purego.Dlsym(h, "ompi_mpi_comm_world"); err == nil {
+			f = OpenMPI
+		} else if _, err := purego.Dlsym(h, "MPI_Abi_get_version"); err == nil && strings.Contains(named, "abi") {
+			f = ABI // MPICH's own library has the call too, behind its own handles
+		}
+		return newLib(families[f], named, h)
+	}
+	var tried []string
+	for _, f := range order {
+		for _, file := range families[f].files {
+			if h, err := dlopen(file); err == nil {
+				return newLib(families[f], file, h)
+			}
+			tried = append(tried, file)
+		}
+	}
+	return nil, fmt.Errorf("mpi: none of %s can be opened; install the library that the launcher belongs to, or name its file in %s", strings.Join(tried, ", "), LibraryVar)
+}
+
+func dlopen(file string) (uintptr, error) {
+	return purego.Dlopen(file, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+}
+
+func newLib(f family, path string, handle uintptr) (*lib, error) {
+	l := &lib{family: f, path: path}
+	if err := l.bind(handle); err != nil {
+		return nil, fmt.Errorf("mpi: %s is no library of %s: %w", path, f.name, err)
+	}
+	return l, nil
+}
+
+// LibraryVar is the environment variable that names the library's file.
+const LibraryVar = "SPILLWAY_MPI"
+
+func (l *lib) bind(handle uintptr) error {
+	for name, to := range map[string]*uintptr{
+		"MPI_Init_thread": &l.fn.initThread, "MPI_Finalize": &l.fn.finalize, "MPI_Abort": &l.fn.abort, "MPI_Comm_size": &l.fn.size,
+		"MPI_Comm_rank": &l.fn.rank, "MPI_Comm_set_errhandler": &l.fn.setErrhandler, "MPI_Isend": &l.fn.isend, "MPI_Issend": &l.fn.issend,
+		"MPI_Irecv": &l.fn.irecv, "MPI_Testall": &l.fn.testall, "MPI_Error_string": &l.fn.errorString, "MPI_Get_library_version": &l.fn.version,
+	} {
+		var err error
+		if *to, err = purego.Dlsym(handle, name); err != nil {
+			return err
+		}
+	}
+	if !l.symbols {
+		return nil
+	}
+	for name, to := range map[string]*uintptr{"ompi_mpi_comm_world": &l.world, "ompi_mpi_byte": &l.byteType,
+		"ompi_mpi_errors_return": &l.errorsReturn, "ompi_request_null": &l.null} {
+		var err error
+		if *to, err = purego.Dlsym(handle, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// callError is an error code of a call.
+type callError struct {
+	call string
+	code int32
+	text string
+}
+
+func (e *callError) Error() string {
+	return fmt.Sprintf("mpi: %s: %s (code %d)", e.call, e.text, e.code)
+}
+
+func (l *lib) check(call string, r uintptr) error {
+	code := int32(r)
+	if code == 0 {
+		return nil
+	}
+	text := make([]byte, 8192)
+	n := int32(0)
+	purego.SyscallN(l.fn.errorString, uintptr(uint32(code)), address(text), uintptr(unsafe.Pointer(&n)))
+	end := max(0, bytes.IndexByte(text, 0))
+	return &callError{call, code, string(text[:end])}
+}
+
+func call(fn uintptr, args ...uintptr) uintptr {
+	r, _, _ := purego.SyscallN(fn, args...)
+	return r
+}
+
+func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
+
+// start initialises MPI and checks that its world is the environment's.
+func (l *lib) start(rank, world int) error {
+	var provided, size, own int32
+	if err := l.check("MPI_Init_thread", call(l.fn.initThread, 0, 0, l.funneled, uintptr(unsafe.Pointer(&provided)))); err != nil {
+		return err
+	}
+	err := errors.Join(
+		l.check("MPI_Comm_set_errhandler", call(l.fn.setErrhandler, l.world, l.errorsReturn)),
+		l.check("MPI_Comm_size", call(l.fn.size, l.world, uintptr(unsafe.Pointer(&size)))),
+		l.check("MPI_Comm_rank", call(l.fn.rank, l.world, uintptr(unsafe.Pointer(&own)))))
+	if err != nil {
+		return err
+	}
+	if int(size) != world || int(own) != rank {
+		return &WorldError{fmt.Sprintf("mpi: %s (%s) says rank %d of %d, the launcher rank %d of %d: the library is not the launcher's; name its file in %s",
+			l.path, l.about(), own, size, rank, world, LibraryVar)}
+	}
+	return nil
+}
+
+// WorldError is the refusal of a library whose world is not the environment's.
+type WorldError struct{ text string }
+
+func (e *WorldError) Error() string { return e.text }
+
+// about is the first line of the library's own description.
+func (l *lib) about() string {
+	text := make([]byte, 8192)
+	n := int32(0)
+	if l.check("MPI_Get_library_version", call(l.fn.version, address(text), uintptr(unsafe.Pointer(&n)))) != nil {
+		return l.name
+	}
+	line, _, _ := bytes.Cut(text[:min(max(int(n), 0), len(text))], []byte("\n"))
+	return strings.TrimSpace(strings.TrimRight(string(line), "\x00"))
+}

@@ -1,0 +1,375 @@
+package mpi
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/direct"
+	"github.com/spillway-ml/spillway/comm/watch"
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Tags of messages. Those of a group follow, four for each of its slot.
+const (
+	tagBeat = iota + 1
+	tagStream
+	tagGroups
+)
+
+const (
+	tagHeader = iota
+	tagBytes
+	tagPairHeader
+	tagPairBytes
+	tagsOfGroup
+)
+
+// member is one rank in a group. An operation has two exchanges or more:
+//
+//	meet   each pair swaps headers: who runs what. A header that differs fails the
+//	       operation, before a byte of it has moved
+//	move   bytes, a bounded part of a sum at a time: see sum
+//
+// A message that is done leaves the rank's memory alone: when the operation
+// returns, nobody reads its inputs any more.
+type member struct {
+	comm.Caller
+	world *World
+	name  string
+	slot  int
+	ranks []int // global rank by index
+
+	busy    atomic.Bool
+	calls   uint64
+	counter comm.Counter
+	headers []byte // outside the Go heap: own, then by index
+	scratch []byte // outside the Go heap: two chunks from each rank
+}
+
+var _ comm.Group = (*member)(nil)
+
+// Abort ends every group of the job with err.
+func (m *member) Abort(err error) { m.world.Abort(err) }
+
+// OnError registers f for the error that ends the job.
+func (m *member) OnError(f func(error)) { m.world.OnError(f) }
+
+// Err returns the error that ended the job, nil while it is sound.
+func (m *member) Err() error { return m.world.Err() }
+
+// Stats returns what the rank has moved in the group.
+func (m *member) Stats() comm.Stats { return m.counter.Stats() }
+
+func (m *member) tag(kind int) int { return tagGroups + m.slot*tagsOfGroup + kind }
+
+// kernel is one bound operation of one rank.
+type kernel struct {
+	comm.Call
+	m     *member
+	own   device.Ptr
+	in    []byte
+	out   []byte
+	adder *direct.Adder
+	text  string
+	ranks []int // who takes part, by index
+	at    int   // this rank among them
+	list  []transfer
+	srcs  [][]byte
+}
+
+var _ cpu.PeerKernel = (*kernel)(nil)
+
+func (k *kernel) ReachesPeers() {}
+
+func (m *member) bind(c comm.Call) (device.Kernel, error) {
+	k := &kernel{Call: c, m: m, text: fmt.Sprintf("%s %q", c.Sig.Op, c.Name), ranks: m.ranks, at: m.Index}
+	if c.Sig.Op == comm.SendRecv {
+		k.ranks, k.at = []int{m.ranks[c.Peer], m.World}, 1
+	}
+	for _, x := range []struct {
+		p   device.Ptr
+		mem *[]byte
+	}{{c.In, &k.in}, {c.Out, &k.out}} {
+		if x.p.Arena == nil {
+			continue
+		}
+		b, err := cpu.Bytes(x.p)
+		if err != nil {
+			return nil, err
+		}
+		*x.mem, k.own = b, x.p
+	}
+	if c.Sig.Op == comm.ReduceScatter || c.Sig.Op == comm.AllReduce {
+		var err error
+		if k.adder, err = direct.NewAdder(c.Sig.DType, m.Ranks); err != nil {
+			return nil, err
+		}
+		size := c.Sig.DType.Size()
+		for _, p := range c.Touches() {
+			if p.Off%size != 0 {
+				return nil, fmt.Errorf("byte %d is not a multiple of the %d of an element", p.Off, size)
+			}
+		}
+	}
+	k.srcs = make([][]byte, len(k.ranks))
+	return k, nil
+}
+
+// Run returns when no peer reads its inputs any more.
+func (k *kernel) Run() error {
+	m, w := k.m, k.m.world
+	if !m.busy.CompareAndSwap(false, true) {
+		return w.fail(fmt.Errorf("%w: rank %d runs two operations of its %s group at once, the second is %s: they belong on one stream",
+			comm.ErrAborted, m.World, m.name, k.text))
+	}
+	defer m.busy.Store(false)
+	if err := w.Err(); err != nil {
+		return err
+	}
+	point := k.Sig.Op == comm.SendRecv
+	if !point {
+		m.calls++
+	}
+	w.show(k, watch.Waiting)
+	entry := w.flight.begin(k.text, m.calls, k.Sig.Bytes)
+	if err := k.meet(); err != nil {
+		return err
+	}
+	w.show(k, watch.Moving)
+	read, written, err := k.move()
+	if err != nil {
+		return w.failed(k, err)
+	}
+	w.show(k, watch.Idle)
+	w.flight.end(entry)
+	sent := k.Sent
+	if point && !k.Sends() {
+		sent = 0
+	}
+	m.counter.Add(sent, read, written)
+	return nil
+}
+
+// headerBytes is the length of a header: call, operation, dtype, bytes, root,
+// flags, each of 8 bytes.
+const headerBytes = 48
+
+var operations = [...]comm.Op{"", comm.AllGather, comm.ReduceScatter, comm.AllReduce, comm.Broadcast, comm.AllToAll, comm.SendRecv, comm.Barrier}
+
+func (k *kernel) writeHeader(b []byte) {
+	op := 0
+	for i, o := range operations {
+		if o == k.Sig.Op {
+			op = i
+		}
+	}
+	flags := uint64(0)
+	if k.Sig.Accumulate {
+		flags = 1
+	}
+	call := k.m.calls
+	if k.Sig.Op == comm.SendRecv {
+		call = 0
+	}
+	for i, v := range []uint64{call, uint64(op), uint64(k.Sig.DType), uint64(k.Sig.Bytes), uint64(k.Sig.Root), flags} {
+		binary.LittleEndian.PutUint64(b[8*i:], v)
+	}
+}
+
+func readHeader(b []byte) (call uint64, s comm.Signature) {
+	v := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
+	return v(0), comm.Signature{Op: operations[v(1)%uint64(len(operations))], DType: graph.DType(v(2)), Bytes: int64(v(3)), Root: int(v(4)), Accumulate: v(5)&1 != 0}
+}
+
+// meet swaps headers with every other rank of the operation, and compares.
+func (k *kernel) meet() error {
+	m, tag := k.m, k.m.tag(tagHeader)
+	if k.Sig.Op == comm.SendRecv {
+		tag = m.tag(tagPairHeader)
+	}
+	own := m.headers[:headerBytes]
+	theirs := func(i int) []byte { return m.headers[(i+1)*headerBytes : (i+2)*headerBytes] }
+	k.writeHeader(own)
+	k.list = k.list[:0]
+	for i, r := range k.ranks {
+		if i != k.at {
+			k.list = append(k.list, transfer{peer: r, tag: tag, mem: theirs(i)}, transfer{send: true, peer: r, tag: tag, mem: own})
+		}
+	}
+	if err := m.world.exchange(k.list); err != nil {
+		return m.world.failed(k, err)
+	}
+	for i, r := range k.ranks {
+		if i == k.at || string(theirs(i)) == string(own) {
+			continue
+		}
+		call, sig := readHeader(theirs(i))
+		return m.world.fail(fmt.Errorf("%w in the %s group: rank %d runs %s (%q, call %d), rank %d runs %s (call %d)", comm.ErrMismatch, m.name,
+			m.World, k.Sig, k.Name, m.calls, r, sig, call))
+	}
+	return nil
+}
+
+// all runs an exchange with every other rank: recv and send give the memory of a
+// message from, and to, index i; nil for none.
+func (k *kernel) all(recv, send func(i int) []byte) error {
+	tag := k.m.tag(tagBytes)
+	k.list = k.list[:0]
+	for j := 1; j < len(k.ranks); j++ {
+		i := (k.at + j) % len(k.ranks) // ranks start at different peers
+		if b := recv(i); len(b) > 0 {
+			k.list = append(k.list, transfer{peer: k.ranks[i], tag: tag, mem: b})
+		}
+	}
+	for j := 1; j < len(k.ranks); j++ {
+		i := (k.at + len(k.ranks) - j) % len(k.ranks)
+		if b := send(i); len(b) > 0 {
+			k.list = append(k.list, transfer{send: true, peer: k.ranks[i], tag: tag, mem: b})
+		}
+	}
+	return k.m.world.exchange(k.list)
+}
+
+func none(int) []byte { return nil }
+
+// move moves the bytes of the operation, and returns what the rank loaded and
+// stored of its own memory.
+func (k *kernel) move() (read, written int64, err error) {
+	w, self := len(k.ranks), k.at
+	part := func(b []byte, i int) []byte { n := len(b) / w; return b[i*n : (i+1)*n] }
+	switch k.Sig.Op {
+	case comm.AllGather:
+		if !k.InPlace {
+			copy(part(k.out, self), k.in)
+		}
+		err = k.all(func(i int) []byte { return part(k.out, i) }, func(int) []byte { return k.in })
+		return int64(len(k.in) * (w - 1)), int64(len(k.in) * (w - 1)), err
+	case comm.Broadcast:
+		recv, send := none, none
+		if self == k.Sig.Root {
+			send = func(int) []byte { return k.out }
+		} else {
+			recv = func(i int) []byte {
+				if i != k.Sig.Root {
+					return nil
+				}
+				return k.out
+			}
+		}
+		return 0, int64(len(k.out)), k.all(recv, send)
+	case comm.AllToAll:
+		copy(part(k.out, self), part(k.in, self))
+		err = k.all(func(i int) []byte { return part(k.out, i) }, func(i int) []byte { return part(k.in, i) })
+		return int64(len(k.in)), int64(len(k.out)), err
+	case comm.ReduceScatter:
+		if w == 1 && k.InPlace {
+			return 0, 0, nil
+		}
+		err = k.sum(k.out, k.Sig.Accumulate, int64(len(k.out)), func(i int) []byte { return part(k.in, i) })
+		return int64(len(k.in)), int64(len(k.out)), err
+	case comm.AllReduce:
+		return k.allReduce()
+	case comm.SendRecv:
+		t := transfer{peer: k.ranks[0], tag: k.m.tag(tagPairBytes), mem: k.out}
+		if k.Sends() {
+			t.send, t.sync, t.mem = true, true, k.in
+		}
+		k.list = append(k.list[:0], t)
+		return int64(len(k.in)), int64(len(k.out)), k.m.world.exchange(k.list)
+	}
+	return 0, 0, nil // a barrier
+}
+
+// smallBytes is up to where an all-reduce sends everything to everybody, who add
+// the same numbers in the same order: one exchange instead of two.
+const smallBytes = 8 << 10
+
+// allReduce sums the rank's share of the buffer over the ranks, and gives it to all.
+func (k *kernel) allReduce() (read, written int64, err error) {
+	w := len(k.ranks)
+	if w == 1 {
+		return 0, 0, nil
+	}
+	n := int64(len(k.out))
+	if n <= smallBytes {
+		m := k.m
+		for i := range k.srcs {
+			k.srcs[i] = m.scratch[int64(i)*chunkBytes:][:n]
+		}
+		copy(k.srcs[k.at], k.out)
+		if err := k.all(func(i int) []byte { return k.srcs[i] }, func(int) []byte { return k.out }); err != nil {
+			return 0, 0, err
+		}
+		k.adder.Sum(k.out, k.srcs, false)
+		return n, n, nil
+	}
+	size := k.Sig.DType.Size()
+	share := func(i int) []byte {
+		from, to := comm.Share(n/size, int64(i), int64(w))
+		return k.out[from*size : to*size]
+	}
+	longest := int64(0)
+	for i := range w {
+		longest = max(longest, int64(len(share(i))))
+	}
+	if err := k.sum(share(k.at), false, longest, share); err != nil {
+		return 0, 0, err
+	}
+	err = k.all(share, func(int) []byte { return share(k.at) })
+	return n, n, err
+}
+
+// chunkBytes is how much of a sum comes from each rank at a time: what the sum
+// needs beside the arenas is twice that a rank.
+const chunkBytes = 1 << 20
+
+// sum adds parts over the ranks into dst, which is this rank's part or lies apart:
+// part(i) is what this rank gives of the part of index i, longest the longest of
+// them. While a chunk is added the next one is under way.
+func (k *kernel) sum(dst []byte, accumulate bool, longest int64, part func(i int) []byte) error {
+	m := k.m
+	chunk := func(b []byte, c int64) []byte {
+		n := int64(len(b))
+		return b[min(n, c*chunkBytes):min(n, (c+1)*chunkBytes)]
+	}
+	from := func(i int, c int64) []byte { // where the chunk of index i lands
+		half := (c % 2) * int64(len(k.ranks))
+		return m.scratch[(half+int64(i))*chunkBytes:][:len(chunk(dst, c))]
+	}
+	begin := func(c int64) *exchange {
+		list := make([]transfer, 0, 2*len(k.ranks))
+		for j := 1; j < len(k.ranks); j++ {
+			i := (k.at + j) % len(k.ranks)
+			if b := from(i, c); len(b) > 0 {
+				list = append(list, transfer{peer: k.ranks[i], tag: m.tag(tagBytes), mem: b})
+			}
+			if b := chunk(part(i), c); len(b) > 0 {
+				list = append(list, transfer{send: true, peer: k.ranks[i], tag: m.tag(tagBytes), mem: b})
+			}
+		}
+		return m.world.engine.begin(list, false)
+	}
+	chunks := (longest + chunkBytes - 1) / chunkBytes
+	if chunks == 0 {
+		return nil
+	}
+	next := begin(0)
+	for c := range chunks {
+		if err := m.world.wait(next); err != nil {
+			return err
+		}
+		if c+1 < chunks {
+			next = begin(c + 1)
+		}
+		for i := range k.srcs {
+			k.srcs[i] = from(i, c)
+		}
+		k.srcs[k.at] = chunk(part(k.at), c)
+		k.adder.Sum(chunk(dst, c), k.srcs, accumulate)
+	}
+	return nil
+}

@@ -1,0 +1,247 @@
+package mpi
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spillway-ml/spillway/comm/watch"
+)
+
+// letter is a heartbeat on its way to or from a peer.
+type letter struct {
+	peer   int
+	memory []byte
+	x      *exchange // nil: none is under way
+	last   bool      // nothing comes after it
+}
+
+// monitor beats, hears the others, and watches all.
+func (w *World) monitor() {
+	defer close(w.stopped)
+	m := watch.New(watch.Config{World: w.engine.world, Groups: w.groups, Interval: beatEvery, Silent: silentAfter, Timeout: w.timeout, Where: w.where})
+	out, in, err := w.letters()
+	if err != nil {
+		_ = w.fail(err)
+		return
+	}
+	reports := make([]watch.Report, w.engine.world)
+	began := time.Now()
+	tick := time.NewTicker(beatEvery)
+	defer tick.Stop()
+	told := false
+	for {
+		w.hearAll(in)
+		w.mu.Lock()
+		w.own.Beat++
+		for r := range reports {
+			b := &w.peers[r]
+			if r == w.rank {
+				b = &w.own
+			}
+			reports[r] = b.Report
+			reports[r].In = append([]watch.Progress(nil), b.In...)
+			for i := range reports[r].In {
+				reports[r].In[i].Sig = 0 // headers are compared where the ranks meet
+			}
+		}
+		w.mu.Unlock()
+		for _, v := range m.Observe(time.Since(began), reports) {
+			switch {
+			case v.Kind == watch.End:
+				_ = w.fail(v.Err)
+			case w.speaks(m, reports):
+				w.warn(v.Text)
+			}
+		}
+		w.beatAll(out)
+		over := w.over
+		if told {
+			over = nil
+		}
+		select {
+		case <-tick.C:
+		case <-over:
+			told = true // and tell the others at once
+		case <-w.stop:
+			w.part(out, in)
+			return
+		}
+	}
+}
+
+func (w *World) where(r int) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	b := &w.peers[r]
+	if r == w.rank {
+		b = &w.own
+	}
+	if b.Host == "" {
+		return "not heard of yet"
+	}
+	return fmt.Sprintf("host %s, process %d", b.Host, b.PID)
+}
+
+// speaks tells whether this process is the one that tells people what all see:
+// that of the lowest rank which is not silent itself.
+func (w *World) speaks(m *watch.Machine, reports []watch.Report) bool {
+	silent := map[int]bool{}
+	for _, r := range m.Silence() {
+		silent[r] = true
+	}
+	for r, rep := range reports {
+		if rep.State == watch.Alive && !silent[r] {
+			return r == w.rank
+		}
+	}
+	return false
+}
+
+// letters makes the places of heartbeats to and from each peer.
+func (w *World) letters() (out, in []*letter, err error) {
+	for r := range w.engine.world {
+		if r == w.rank {
+			continue
+		}
+		var a, b []byte
+		if a, err = offHeap(beatBytes); err != nil {
+			return nil, nil, err
+		}
+		if b, err = offHeap(beatBytes); err != nil {
+			return nil, nil, err
+		}
+		out, in = append(out, &letter{peer: r, memory: a}), append(in, &letter{peer: r, memory: b})
+	}
+	return out, in, nil
+}
+
+// over tells whether the letter is not under way, or not any more.
+func (l *letter) over() (bool, error) {
+	if l.x == nil {
+		return true, nil
+	}
+	select {
+	case err := <-l.x.done:
+		l.x = nil
+		return true, err
+	default:
+		return false, nil
+	}
+}
+
+// hearAll takes what has come from the peers. A message that fails is a peer that
+// is not heard of: its silence tells.
+func (w *World) hearAll(in []*letter) {
+	for _, l := range in {
+		first := l.x == nil
+		done, err := l.over()
+		if !done || l.last {
+			continue
+		}
+		if !first && err == nil {
+			l.last = w.hear(l.peer, l.memory)
+		}
+		if !l.last {
+			l.x = w.engine.begin([]transfer{{peer: l.peer, tag: tagBeat, mem: l.memory}}, true)
+		}
+	}
+}
+
+// beatAll sends a heartbeat to each peer that has taken the one before.
+func (w *World) beatAll(out []*letter) {
+	for _, l := range out {
+		if done, _ := l.over(); !done || l.last {
+			continue
+		}
+		w.encode(l.memory)
+		l.x = w.engine.begin([]transfer{{send: true, peer: l.peer, tag: tagBeat, mem: l.memory}}, true)
+	}
+}
+
+// partGrace is how long the peers have to take and give the last heartbeat.
+const partGrace = 3 * time.Second
+
+// part tells the peers that the rank has ended, and waits until they have too, so
+// that no message is under way when MPI ends.
+func (w *World) part(out, in []*letter) {
+	deadline := time.Now().Add(partGrace)
+	w.mu.Lock()
+	w.own.State = watch.Done
+	w.mu.Unlock()
+	for left := true; left && time.Now().Before(deadline); {
+		left = false
+		for _, l := range out {
+			done, _ := l.over()
+			switch {
+			case done && !l.last:
+				l.last, left = true, true
+				w.encode(l.memory)
+				l.x = w.engine.begin([]transfer{{send: true, peer: l.peer, tag: tagBeat, mem: l.memory}}, true)
+			case !done:
+				left = true
+			}
+		}
+		w.hearAll(in)
+		for _, l := range in {
+			left = left || !l.last
+		}
+		if left {
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+	for _, l := range append(out, in...) {
+		if !l.last || l.x != nil {
+			w.process.unclean.Store(true)
+		}
+	}
+}
+
+// flight records the rank's last operations.
+type flight struct {
+	mu   sync.Mutex
+	n    int
+	list [64]operation
+}
+
+type operation struct {
+	text       string
+	call       uint64
+	bytes      int64
+	begin, end time.Time
+}
+
+func (f *flight) begin(text string, call uint64, bytes int64) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	at := f.n
+	f.list[at%len(f.list)] = operation{text: text, call: call, bytes: bytes, begin: time.Now()}
+	f.n++
+	return at
+}
+
+func (f *flight) end(at int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.list[at%len(f.list)].end = time.Now()
+}
+
+// Flight tells the last operations of the rank, at most n, oldest first.
+func (w *World) Flight(n int) string {
+	f := &w.flight
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var s strings.Builder
+	fmt.Fprintf(&s, "rank %d (%s): %d operations\n", w.rank, w.where(w.rank), f.n)
+	for i := max(0, f.n-min(n, len(f.list))); i < f.n; i++ {
+		o := &f.list[i%len(f.list)]
+		fmt.Fprintf(&s, "  #%d %s, call %d, %d bytes, begun %v ago", i+1, o.text, o.call, o.bytes, time.Since(o.begin).Round(time.Millisecond))
+		if o.end.IsZero() {
+			s.WriteString(", not finished\n")
+		} else {
+			fmt.Fprintf(&s, ", took %v\n", o.end.Sub(o.begin).Round(time.Microsecond))
+		}
+	}
+	return s.String()
+}

@@ -1,0 +1,418 @@
+//go:build linux
+
+package mpi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// A process of a job is this test binary again, started by an mpirun.
+const partVar = "SPILLWAY_TEST_MPI_PART"
+
+func TestMain(m *testing.M) {
+	if part := os.Getenv(partVar); part != "" {
+		if err := runPart(part); err != nil {
+			fmt.Println("error:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func runPart(part string) error {
+	env, err := cluster.Read(os.Getenv)
+	if err != nil {
+		return err
+	}
+	order := []Family{ABI, MPICH}
+	if env.Source == cluster.OpenMPI {
+		order = []Family{OpenMPI}
+	}
+	if part == "pieces" { // as if a message could have a thousand bytes
+		maxMessage, part = 1000, "bits"
+	}
+	p, err := Start(order, env.Rank, env.World)
+	if err != nil {
+		return err
+	}
+	mesh := []graph.Axis{{Name: "data", Size: env.World}}
+	if part == "mesh" {
+		mesh = []graph.Axis{{Name: "replicate", Size: env.World / 2}, {Name: "shard", Size: 2}}
+	}
+	timeout := time.Minute
+	if part == "stuck" {
+		timeout = 5 * time.Second
+	}
+	w, err := p.Join(mesh, Options{Timeout: timeout, Warn: func(s string) { fmt.Println("warning:", s) }})
+	if err != nil {
+		return err
+	}
+	r, err := newRank(w)
+	if err != nil {
+		return err
+	}
+	r.process = p
+	if err := parts[part](r); err != nil {
+		return errors.Join(err, w.Close(), p.Close())
+	}
+	return errors.Join(r.ctx.Close(), w.Close(), p.Close())
+}
+
+// rank is one rank of a job with an arena and a stream.
+type rank struct {
+	process *Process
+	world   *World
+	g       comm.Group
+	ctx     *cpu.Context
+	arena   device.Arena
+	stream  device.Stream
+}
+
+// arenaBytes holds two buffers of the longest test.
+const arenaBytes = 5 << 20
+
+func newRank(w *World) (*rank, error) {
+	r := &rank{world: w, ctx: cpu.New(w.rank, cpu.Options{})}
+	w.OnError(r.ctx.Abort)
+	r.ctx.OnError(w.Abort)
+	var errs [3]error
+	r.arena, errs[0] = r.ctx.Alloc(graph.Device, arenaBytes)
+	r.stream, errs[1] = r.ctx.NewStream(graph.Comm)
+	groups, err := w.Groups(w.rank)
+	errs[2] = err
+	r.g = groups[-1]
+	return r, errors.Join(errs[:]...)
+}
+
+func (r *rank) ptr(off, n int64) device.Ptr { return device.Ptr{Arena: r.arena, Off: off, Len: n} }
+
+func (r *rank) floats(off, n int64) []float32 {
+	v, err := cpu.Slice[float32](r.ptr(off, 4*n))
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func (r *rank) do(bind ...func() (device.Kernel, error)) error {
+	for _, b := range bind {
+		k, err := b()
+		if err != nil {
+			return err
+		}
+		if err := r.stream.Launch(k); err != nil {
+			return err
+		}
+	}
+	return r.stream.Sync()
+}
+
+func (r *rank) allReduce(n int64) error {
+	return r.do(func() (device.Kernel, error) { return r.g.AllReduce("ar", r.ptr(0, 4*n), graph.F32) })
+}
+
+var parts = map[string]func(*rank) error{
+	"bits": bits,
+	"mesh": func(r *rank) error {
+		groups, err := r.world.Groups(r.world.rank)
+		if err != nil {
+			return err
+		}
+		for axis, want := range [][]float32{{2, 4, 2, 4}, {1, 1, 5, 5}} {
+			r.floats(0, 1)[0] = float32(r.world.rank)
+			if err := r.do(func() (device.Kernel, error) { return groups[axis].AllReduce("ar", r.ptr(0, 4), graph.F32) }); err != nil {
+				return err
+			}
+			if got := r.floats(0, 1)[0]; got != want[r.world.rank] {
+				return fmt.Errorf("axis %d: %v, want %v", axis, got, want[r.world.rank])
+			}
+		}
+		return nil
+	},
+	"mismatch": func(r *rank) error {
+		if err := r.allReduce(10); err != nil {
+			return err
+		}
+		return r.allReduce(10 + int64(r.world.rank))
+	},
+	"stuck": func(r *rank) error { // rank 1 does not come
+		if r.world.rank == 1 {
+			time.Sleep(8 * time.Second)
+		}
+		return r.allReduce(10)
+	},
+	"abort": func(r *rank) error {
+		if r.world.rank == 1 {
+			r.world.Abort(errors.New("the disk is full"))
+		}
+		return r.allReduce(10)
+	},
+	"stream": func(r *rank) error { // a megabyte there and back
+		text := bytes.Repeat([]byte("spillway"), 1<<17)
+		s, err := r.process.Stream(1 - r.world.rank)
+		if err != nil {
+			return err
+		}
+		got := make([]byte, len(text))
+		if r.world.rank == 0 {
+			if _, err := s.Write(text); err != nil {
+				return err
+			}
+		}
+		if _, err := io.ReadFull(s, got); err != nil {
+			return err
+		}
+		if r.world.rank == 1 {
+			if _, err := s.Write(got); err != nil {
+				return err
+			}
+		}
+		if !bytes.Equal(got, text) {
+			return errors.New("not what was sent")
+		}
+		return s.Close()
+	},
+}
+
+// random numbers of widely different size: their sum depends on the order.
+func random(rank int, n int64) []float32 {
+	rng := rand.New(rand.NewPCG(uint64(rank), uint64(n)))
+	v := make([]float32, n)
+	for i := range v {
+		v[i] = float32(rng.NormFloat64() * math.Pow(10, float64(rng.IntN(7))))
+	}
+	return v
+}
+
+func equal(what string, got, want []float32) error {
+	for i := range want {
+		if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
+			return fmt.Errorf("%s: element %d is %v, want %v", what, i, got[i], want[i])
+		}
+	}
+	return nil
+}
+
+// bits runs every operation on random numbers and compares with what the
+// definition gives.
+func bits(r *rank) error {
+	self, w := r.g.Rank(), r.g.Size()
+	lengths := []int64{1, 17, 3000}
+	if w == 2 {
+		lengths = append(lengths, 300_000) // a sum of more than one chunk
+	}
+	for _, n := range lengths {
+		full := n * int64(w)
+		var all [][]float32
+		for i := range w {
+			all = append(all, random(i, full))
+		}
+		sum := make([]float32, full)
+		comm.NewAdder[float32](w).Sum(sum, all, false)
+		a, b := r.floats(0, full), r.floats(4*full, full)
+		part := func(v []float32, i int) []float32 { return v[int64(i)*n : int64(i+1)*n] }
+		parts := func(what string, got []float32, want func(i int) []float32) error {
+			for i := range w {
+				if err := equal(what, part(got, i), want(i)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		old := random(99, n)
+		accumulated := make([]float32, n)
+		for i := range accumulated {
+			accumulated[i] = old[i] + part(sum, self)[i]
+		}
+		steps := []struct {
+			name  string
+			bind  func() (device.Kernel, error)
+			check func() error
+		}{
+			{"all-reduce", func() (device.Kernel, error) { return r.g.AllReduce("x", r.ptr(0, 4*full), graph.F32) },
+				func() error { return equal("all-reduce", a, sum) }},
+			{"reduce-scatter", func() (device.Kernel, error) {
+				return r.g.ReduceScatter("x", r.ptr(0, 4*full), r.ptr(4*full, 4*n), graph.F32, true)
+			}, func() error { return equal("reduce-scatter", b[:n], accumulated) }},
+			{"reduce-scatter in place", func() (device.Kernel, error) {
+				return r.g.ReduceScatter("x", r.ptr(0, 4*full), r.ptr(int64(self)*4*n, 4*n), graph.F32, false)
+			}, func() error { return equal("reduce-scatter in place", part(a, self), part(sum, self)) }},
+			{"all-gather in place", func() (device.Kernel, error) {
+				return r.g.AllGather("x", r.ptr(int64(self)*4*n, 4*n), r.ptr(0, 4*full), graph.F32)
+			}, func() error { return parts("all-gather", a, func(i int) []float32 { return part(all[i], i) }) }},
+			{"broadcast", func() (device.Kernel, error) { return r.g.Broadcast("x", r.ptr(0, 4*full), graph.F32, w-1) },
+				func() error { return equal("broadcast", a, all[w-1]) }},
+			{"all-to-all", func() (device.Kernel, error) {
+				return r.g.AllToAll("x", r.ptr(0, 4*full), r.ptr(4*full, 4*full), graph.F32)
+			}, func() error { return parts("all-to-all", b, func(i int) []float32 { return part(all[i], self) }) }},
+		}
+		for _, s := range steps {
+			copy(a, all[self])
+			copy(b[:n], old)
+			if err := r.do(s.bind); err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
+			if err := s.check(); err != nil {
+				return err
+			}
+		}
+		if err := r.sendAround(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendAround passes a buffer from each rank to the next, the first receives last.
+func (r *rank) sendAround(n int64) error {
+	self, w := r.g.Rank(), r.g.Size()
+	if w == 1 {
+		return nil
+	}
+	if self == 0 {
+		copy(r.floats(0, n), random(9, n))
+	}
+	send := func() (device.Kernel, error) { return r.g.Send("s", r.ptr(0, 4*n), graph.F32, (self+1)%w) }
+	recv := func() (device.Kernel, error) { return r.g.Recv("r", r.ptr(0, 4*n), graph.F32, (self+w-1)%w) }
+	bind := []func() (device.Kernel, error){recv, send}
+	if self == 0 {
+		bind = []func() (device.Kernel, error){send, recv}
+	}
+	if err := r.do(bind...); err != nil {
+		return err
+	}
+	return equal("send", r.floats(0, n), random(9, n))
+}
+
+// launchers are the mpiruns of this machine. CI has both: it says so by setting
+// SPILLWAY_TEST_MPI, and a missing one is then a failure.
+var launchers = map[string][]string{"mpirun.openmpi": {"--oversubscribe"}, "mpirun.mpich": nil}
+
+// mpirun runs a part in n processes and returns what they have said.
+func mpirun(t *testing.T, launcher string, n int, part string, env ...string) (string, error) {
+	path, err := exec.LookPath(launcher)
+	if err != nil && os.Getenv("SPILLWAY_TEST_MPI") == "" {
+		t.Skipf("%s is not installed", launcher)
+	}
+	require.NoError(t, err)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	args := append([]string{}, launchers[launcher]...)
+	if os.Geteuid() == 0 && launcher == "mpirun.openmpi" {
+		args = append(args, "--allow-run-as-root")
+	}
+	args = append(args, "-np", fmt.Sprint(n), self)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env = append(append(os.Environ(), partVar+"="+part), env...)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func TestOverMPI(t *testing.T) {
+	for launcher := range launchers {
+		for _, n := range []int{1, 2, 3, 4} {
+			t.Run(fmt.Sprint(launcher, "/bits/", n), func(t *testing.T) {
+				out, err := mpirun(t, launcher, n, "bits")
+				require.NoError(t, err, out)
+			})
+		}
+		for part, n := range map[string]int{"mesh": 4, "stream": 2, "pieces": 3} {
+			t.Run(fmt.Sprint(launcher, "/", part), func(t *testing.T) {
+				out, err := mpirun(t, launcher, n, part)
+				require.NoError(t, err, out)
+			})
+		}
+	}
+}
+
+func TestFailuresAreNamed(t *testing.T) {
+	for launcher := range launchers {
+		for part, want := range map[string]string{
+			"mismatch": `ranks disagree in the world group: rank [01] runs all_reduce of 4[04] bytes of f32 \("ar", call 2\), rank [01] runs all_reduce of 4[04] bytes of f32 \(call 2\)`,
+			"stuck":    `timeout: all_reduce "ar" \(call 1\) of the world group: rank 1 \(host .*, process \d+\) did not arrive within 5s; rank 0 waited`,
+			"abort":    `aborted: the disk is full`,
+		} {
+			t.Run(launcher+"/"+part, func(t *testing.T) {
+				out, err := mpirun(t, launcher, 2, part)
+				require.Error(t, err)
+				require.Regexp(t, want, out)
+			})
+		}
+	}
+}
+
+func TestALibraryOfAnotherLauncherIsRefused(t *testing.T) {
+	for launcher, other := range map[string]string{"mpirun.openmpi": "libmpich.so.12", "mpirun.mpich": "libmpi.so.40"} {
+		t.Run(launcher, func(t *testing.T) {
+			if _, err := dlopen(other); err != nil && os.Getenv("SPILLWAY_TEST_MPI") == "" {
+				t.Skipf("%s is not installed", other)
+			}
+			out, err := mpirun(t, launcher, 2, "bits", LibraryVar+"="+other)
+			require.Error(t, err)
+			require.Contains(t, out, "says rank 0 of 1, the launcher rank", out)
+		})
+	}
+}
+
+// The ABI of MPI 5 on a stub: no library at hand has it yet.
+func TestTheABI(t *testing.T) {
+	cc, err := exec.LookPath("gcc")
+	if err != nil {
+		t.Skip("gcc is not installed")
+	}
+	path := filepath.Join(t.TempDir(), "libmpi_abi.so.0")
+	out, err := exec.Command(cc, "-shared", "-fPIC", "-o", path, "testdata/stub.c").CombinedOutput()
+	require.NoError(t, err, string(out))
+	l, err := open(nil, path)
+	require.NoError(t, err)
+	require.Equal(t, families[ABI].name, l.name)
+	_, err = startEngine(l, 1, 2)
+	var world *WorldError
+	require.ErrorAs(t, err, &world)
+	require.Contains(t, err.Error(), "(stub 1.0) says rank 0 of 1, the launcher rank 1 of 2")
+	e, err := startEngine(l, 0, 1)
+	require.NoError(t, err)
+	from, to := []byte("what goes round"), make([]byte, 15)
+	require.NoError(t, e.do([]transfer{{peer: 0, tag: 7, mem: to}, {send: true, peer: 0, tag: 7, mem: from}}))
+	require.Equal(t, from, to)
+	err = e.do([]transfer{{send: true, peer: 3, tag: 7, mem: from}})
+	require.EqualError(t, err, "mpi: MPI_Isend: stub refuses (code 3)")
+	e.stop <- true
+	require.NoError(t, <-e.ended)
+	require.ErrorIs(t, e.do(nil), errEnded)
+}
+
+func TestLibrariesThatAreNone(t *testing.T) {
+	_, err := open([]Family{ABI}, "")
+	if err != nil { // a machine with such a library has nothing to refuse
+		require.ErrorContains(t, err, "none of libmpi_abi.so.0, libmpi_abi.so can be opened")
+	}
+	_, err = open(nil, "/nowhere/libmpi.so")
+	require.ErrorContains(t, err, `SPILLWAY_MPI="/nowhere/libmpi.so"`)
+	_, err = open(nil, "libc.so.6")
+	require.ErrorContains(t, err, "libc.so.6 is no library of MPICH")
+	require.True(t, strings.HasPrefix((&callError{"MPI_X", 3, "no"}).Error(), "mpi: MPI_X: no"))
+}

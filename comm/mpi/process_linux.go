@@ -1,0 +1,153 @@
+package mpi
+
+import (
+	"encoding/binary"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Process is this process's MPI.
+type Process struct {
+	engine  *engine
+	unclean atomic.Bool // messages are left under way: MPI can't be ended in good order
+	streams sync.WaitGroup
+}
+
+// Start opens the library that the launcher belongs to, the first of order that
+// is there, and joins its world, which must be the launcher's: rank of world. The
+// environment variable LibraryVar names another file.
+func Start(order []Family, rank, world int) (*Process, error) {
+	l, err := open(order, os.Getenv(LibraryVar))
+	if err != nil {
+		return nil, err
+	}
+	e, err := startEngine(l, rank, world)
+	if err != nil {
+		return nil, err
+	}
+	return &Process{engine: e}, nil
+}
+
+// About describes the library in a line.
+func (p *Process) About() string { return p.engine.lib.path + ": " + p.engine.lib.name }
+
+// closeGrace is how long the streams' other ends have to be closed too.
+const closeGrace = 3 * time.Second
+
+// Close ends MPI in good order: every process of the job calls it. Where messages
+// are left under way, as after an error, it ends nothing, and the process is to
+// exit: its launcher then ends the others.
+func (p *Process) Close() error {
+	ended := make(chan struct{})
+	go func() {
+		p.streams.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(closeGrace):
+		p.unclean.Store(true)
+	}
+	p.engine.stop <- !p.unclean.Load()
+	select {
+	case err := <-p.engine.ended:
+		return err
+	case <-time.After(closeGrace): // a peer has not come to the end
+		return nil
+	}
+}
+
+// pieceBytes is the longest piece of a stream's message.
+const pieceBytes = 256 << 10
+
+// stream is bytes in both directions between this process and another: pieces
+// with their length in front, an empty one at the end.
+type stream struct {
+	p    *Process
+	peer int
+	in   *io.PipeReader
+
+	mu     sync.Mutex
+	out    []byte
+	closed bool
+}
+
+// Stream returns the stream to another rank's process, of which a pair of
+// processes has one.
+func (p *Process) Stream(peer int) (io.ReadWriteCloser, error) {
+	out, err := offHeap(pieceBytes + 4)
+	if err != nil {
+		return nil, err
+	}
+	into, err := offHeap(pieceBytes + 4)
+	if err != nil {
+		return nil, err
+	}
+	r, w := io.Pipe()
+	s := &stream{p: p, peer: peer, in: r, out: out}
+	p.streams.Go(func() {
+		for {
+			// The receiver can't know a piece's length: it takes the longest.
+			if err := p.engine.do([]transfer{{peer: peer, tag: tagStream, mem: into}}); err != nil {
+				_ = w.CloseWithError(err)
+				return
+			}
+			n := binary.LittleEndian.Uint32(into)
+			if n == 0 || n > pieceBytes {
+				_ = w.Close()
+				return
+			}
+			_, _ = w.Write(into[4 : 4+n]) // where the reader has closed, the rest is taken all the same
+		}
+	})
+	return s, nil
+}
+
+func (s *stream) Read(b []byte) (int, error) { return s.in.Read(b) }
+
+func (s *stream) Write(b []byte) (n int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return 0, io.ErrClosedPipe
+	}
+	for n < len(b) {
+		piece := b[n:min(len(b), n+pieceBytes)]
+		if err := s.send(piece); err != nil {
+			return n, err
+		}
+		n += len(piece)
+	}
+	return n, nil
+}
+
+func (s *stream) send(piece []byte) error {
+	binary.LittleEndian.PutUint32(s.out, uint32(len(piece)))
+	copy(s.out[4:], piece)
+	return s.p.engine.do([]transfer{{send: true, peer: s.peer, tag: tagStream, mem: s.out[:4+len(piece)]}})
+}
+
+// Close tells the other end that nothing comes any more. It does not wait for a
+// peer that takes nothing.
+func (s *stream) Close() error {
+	_ = s.in.Close()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !s.closed {
+			s.closed = true
+			_ = s.send(nil)
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(closeGrace):
+		s.p.unclean.Store(true)
+	}
+	return nil
+}

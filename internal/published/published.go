@@ -1,0 +1,298 @@
+// Package published holds throughputs that other projects have published, as
+// data, and how far this project's prediction of the same jobs is from them: what
+// a predicted time on a GPU is worth.
+package published
+
+import (
+	_ "embed"
+	"encoding/csv"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// Row is a published run: a job in this project's terms, and its speed. Facts
+// only; Source says where each was read.
+type Row struct {
+	Calibration bool   // the ranges are made of it; otherwise it is held out, to judge them by
+	Stack       string // the software
+	Project     string // whose page it stands on
+	Card        string // as --gpu takes it
+	Model       string // preset; the nearest where the project has its own
+	Ranks, Node int    // GPUs, and those of a server
+	Shard       int    // GPUs that share a copy of the states; 0: all
+	Seq, Batch  int
+	Accum, Zero int
+	Recompute   string
+	Offload     string
+	Reduce      string
+	TokensPerS  float64 // a GPU
+	Device      float64 // bytes of a GPU at its peak; 0: not published
+	Host        float64 // bytes of a server's host memory in use; 0: not published
+	Source      string
+	Here        Prediction
+}
+
+// Prediction is what this project says of the same job in bf16
+// (benchmarks/published makes it): tokens a second and GPU, and bytes as
+// published ones are counted.
+type Prediction struct{ TokensPerS, Device, Host float64 }
+
+func (p Prediction) String() string {
+	return fmt.Sprintf("%.4g %.0f %.0f", p.TokensPerS, p.Device, p.Host)
+}
+
+// Ratio is the published time over the predicted one: above 1, the prediction
+// is too fast for the stack.
+func (r *Row) Ratio() float64 { return r.Here.TokensPerS / r.TokensPerS }
+
+//go:embed rows.csv
+var rowsCSV string
+
+//go:embed predicted.csv
+var predictedCSV string
+
+var columns = []string{"role", "stack", "project", "card", "model", "ranks", "gpus_per_node", "shard_size", "seq", "batch", "accum", "zero", "recompute", "offload", "reduce", "tokens_per_s_per_gpu", "device_bytes", "host_bytes_per_server", "source"}
+
+// Rows returns all of them, in the order of the files. The caller may not change
+// them.
+var Rows = sync.OnceValue(func() []Row {
+	records, err := csv.NewReader(strings.NewReader(rowsCSV)).ReadAll()
+	if err != nil {
+		return nil // the files are part of the program: a test reads them
+	}
+	rows, err := Parse(records, predictedCSV)
+	if err != nil {
+		return nil
+	}
+	return rows
+})
+
+// Parse reads the records of rows.csv, with its heading, and what was predicted
+// for each: a Prediction a line.
+func Parse(records [][]string, predicted string) (list []Row, err error) {
+	if len(records) == 0 || !slices.Equal(records[0], columns) {
+		return nil, fmt.Errorf("published: the columns have to be %s", strings.Join(columns, ", "))
+	}
+	lines := strings.Split(strings.TrimSpace(predicted), "\n")
+	if len(lines) != len(records)-1 {
+		return nil, fmt.Errorf("published: %d rows and %d predictions; benchmarks/published makes them anew", len(records)-1, len(lines))
+	}
+	for i, rec := range records[1:] {
+		r := Row{Calibration: rec[0] == "calibration", Stack: rec[1], Project: rec[2], Card: rec[3], Model: rec[4], Recompute: rec[12], Offload: rec[13], Reduce: rec[14], Source: rec[18]}
+		if !r.Calibration && rec[0] != "held-out" {
+			return nil, fmt.Errorf("published: line %d: the role %q is neither calibration nor held-out", i+2, rec[0])
+		}
+		for c, to := range map[int]*int{5: &r.Ranks, 6: &r.Node, 7: &r.Shard, 8: &r.Seq, 9: &r.Batch, 10: &r.Accum, 11: &r.Zero} {
+			if rec[c] == "" && c == 7 {
+				continue
+			}
+			if *to, err = strconv.Atoi(rec[c]); err != nil {
+				return nil, fmt.Errorf("published: line %d: %s %q is not a number", i+2, columns[c], rec[c])
+			}
+		}
+		if r.TokensPerS, err = strconv.ParseFloat(rec[15], 64); err != nil || !(r.TokensPerS > 0) {
+			return nil, fmt.Errorf("published: line %d: %q tokens a second", i+2, rec[15])
+		}
+		for c, to := range map[int]*float64{16: &r.Device, 17: &r.Host} {
+			if rec[c] == "" {
+				continue
+			}
+			if *to, err = strconv.ParseFloat(rec[c], 64); err != nil || !(*to > 0) {
+				return nil, fmt.Errorf("published: line %d: %s %q is not a size", i+2, columns[c], rec[c])
+			}
+		}
+		if n, err := fmt.Sscan(lines[i], &r.Here.TokensPerS, &r.Here.Device, &r.Here.Host); err != nil || n != 3 || !(r.Here.TokensPerS > 0) {
+			return nil, fmt.Errorf("published: prediction %d is %q", i+1, lines[i])
+		}
+		list = append(list, r)
+	}
+	return list, nil
+}
+
+// Range is what published runs say of a predicted time: they took Low to High
+// times as long as this project predicts for the same job.
+type Range struct {
+	Low, High float64
+	Rows      int      // that it is made of
+	Stacks    []string // whose, in name order
+	// Elsewhere says that no row is of the card or its generation: the range is
+	// that of all cards.
+	Elsewhere bool
+}
+
+// Text says where a range is from.
+func (r Range) Text() string {
+	on := "published runs"
+	if r.Elsewhere {
+		on = "no published run of this generation is known; published runs on others"
+	}
+	return fmt.Sprintf("%s (%d, of %s) took %.2f to %.2f times as long as predicted", on, r.Rows, strings.Join(r.Stacks, ", "), r.Low, r.High)
+}
+
+// RangeOf returns the range of a card, from the least to the most of its
+// calibration rows, rounded outwards to two digits. Rows of cards of the same
+// generation stand for one that has none of its own.
+func RangeOf(card string, generation func(card string) string) Range {
+	return RangeIn(Rows(), card, generation)
+}
+
+// RangeIn returns the same of other rows.
+func RangeIn(rows []Row, card string, generation func(card string) string) Range {
+	same := func(r *Row) bool { return r.Card == card }
+	akin := func(r *Row) bool { return generation(r.Card) == generation(card) }
+	all := func(*Row) bool { return true }
+	for i, of := range []func(*Row) bool{same, akin, all} {
+		out := Range{Elsewhere: i == 2, Low: math.Inf(1)}
+		for k := range rows {
+			r := &rows[k]
+			if !r.Calibration || !of(r) {
+				continue
+			}
+			out.Rows++
+			out.Low, out.High = min(out.Low, r.Ratio()), max(out.High, r.Ratio())
+			if !slices.Contains(out.Stacks, r.Stack) {
+				out.Stacks = append(out.Stacks, r.Stack)
+			}
+		}
+		if out.Rows == 0 {
+			continue
+		}
+		out.Low, out.High = math.Floor(100*out.Low)/100, math.Ceil(100*out.High)/100
+		slices.Sort(out.Stacks)
+		return out
+	}
+	return Range{Low: 1, High: 1}
+}
+
+// quantile interpolates between the values in order.
+func quantile(v []float64, q float64) float64 {
+	s := slices.Sorted(slices.Values(v))
+	at := q * float64(len(s)-1)
+	lo := int(at)
+	if lo+1 >= len(s) {
+		return s[len(s)-1]
+	}
+	return s[lo] + (at-float64(lo))*(s[lo+1]-s[lo])
+}
+
+// Group is the rows of a stack on a card in one role.
+type Group struct {
+	Stack, Card string
+	Calibration bool
+	Projects    []string
+	N           int
+	Mean        float64 // geometric mean of the ratios
+	Least, Most float64 // ratios
+	// Error is the median of |ratio − 1|, Scaled the same after the calibration
+	// rows' mean of stack and card is taken out; NaN where there are none.
+	Error, Scaled float64
+	Within        int // rows whose published time lies in the card's range
+}
+
+// Groups says how far the prediction is from each group, in the order of the rows.
+func Groups(generation func(card string) string) []Group { return GroupsOf(Rows(), generation) }
+
+// GroupsOf says it of other rows.
+func GroupsOf(rows []Row, generation func(card string) string) (list []Group) {
+	type key struct {
+		stack, card string
+		calibration bool
+	}
+	of := map[key][]*Row{}
+	var order []key
+	for i := range rows {
+		r := &rows[i]
+		k := key{r.Stack, r.Card, r.Calibration}
+		if of[k] == nil {
+			order = append(order, k)
+		}
+		of[k] = append(of[k], r)
+	}
+	mean := func(list []*Row) float64 {
+		sum := 0.0
+		for _, r := range list {
+			sum += math.Log(r.Ratio())
+		}
+		return math.Exp(sum / float64(len(list)))
+	}
+	for _, k := range order {
+		g := Group{Stack: k.stack, Card: k.card, Calibration: k.calibration, N: len(of[k]), Mean: mean(of[k]), Least: math.Inf(1), Scaled: math.NaN()}
+		within := RangeIn(rows, k.card, generation)
+		scale := mean(of[key{k.stack, k.card, true}])
+		var off, scaled []float64
+		for _, r := range of[k] {
+			ratio := r.Ratio()
+			g.Least, g.Most = min(g.Least, ratio), max(g.Most, ratio)
+			off, scaled = append(off, math.Abs(ratio-1)), append(scaled, math.Abs(ratio/scale-1))
+			if within.Low <= ratio && ratio <= within.High {
+				g.Within++
+			}
+			if !slices.Contains(g.Projects, r.Project) {
+				g.Projects = append(g.Projects, r.Project)
+			}
+		}
+		g.Error = quantile(off, 0.5)
+		if !math.IsNaN(scale) {
+			g.Scaled = quantile(scaled, 0.5)
+		}
+		list = append(list, g)
+	}
+	return list
+}
+
+// Memory is how many times as much memory a stack's published runs took as this
+// project plans for the same job, least to most, over n runs; n is 0 where none
+// is known.
+type Memory struct {
+	Low, High float64
+	N         int
+}
+
+// Text writes the factor: one number where there is one.
+func (m Memory) Text() string {
+	runs := "runs"
+	if m.N == 1 {
+		runs = "run"
+	}
+	if m.High-m.Low < 0.01 {
+		return fmt.Sprintf("%.2f times as much in %d published %s", m.Low, m.N, runs)
+	}
+	return fmt.Sprintf("%.2f to %.2f times as much in %d published %s", m.Low, m.High, m.N, runs)
+}
+
+// DeviceMemory is that of a GPU, HostMemory that of a server.
+func DeviceMemory(stack string) Memory {
+	return memory(stack, func(r *Row) (there, here float64) { return r.Device, r.Here.Device })
+}
+
+// HostMemory: see DeviceMemory.
+func HostMemory(stack string) Memory {
+	return memory(stack, func(r *Row) (there, here float64) { return r.Host, r.Here.Host })
+}
+
+func memory(stack string, of func(*Row) (there, here float64)) (m Memory) {
+	rows := Rows()
+	for i := range rows {
+		there, here := of(&rows[i])
+		if rows[i].Stack != stack || there == 0 {
+			continue
+		}
+		ratio := there / here
+		if m.N == 0 {
+			m.Low, m.High = ratio, ratio
+		}
+		m.N++
+		m.Low, m.High = min(m.Low, ratio), max(m.High, ratio)
+	}
+	return m
+}
+
+// The stacks by name.
+const (
+	FSDP      = "PyTorch FSDP"
+	DeepSpeed = "DeepSpeed and DDP"
+)

@@ -1,0 +1,153 @@
+package zero
+
+import (
+	"cmp"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Target is one unit's update: its gradients and resident values as laid out by
+// the sharding rewrite. Grad, Value and States are flat buffers of Shard.Len
+// elements.
+type Target struct {
+	Unit   int
+	Name   string
+	Shard  graph.ShardAttr
+	Grad   graph.BufID
+	Value  graph.BufID
+	States []graph.BufID // in StateNames' order, flat ones first
+	Low    graph.BufID   // the 16-bit copy of Value that the model computes with, or NoBuf
+	After  []graph.Op    // stand behind the rule: what makes the parameters whole again
+}
+
+// Section returns the update of all targets as a section of kind SectionUpdate,
+// whose phases are its parts, for the pass that decides where and when each runs:
+//
+//	start          norm ← 0
+//	sum/u          norm += exact Σ g² of the unit
+//	norm           norm over the ranks where gradients are sharded; coef ← min(1, clip/norm);
+//	               with p.Scaler: the flag of a step to be skipped, the next loss scale
+//	rule/u         [per-parameter norms, summed over the ranks]  rule  [After]
+//
+// It allocates its small buffers in p and sets p.GradNorm. With p.Scaler the rules
+// are skipped, on every rank together, in a step whose gradients are not finite.
+func (o Optimizer) Section(p *graph.Program, targets []Target, clip float64) graph.Section {
+	acc := small(p, "grad_norm_acc", graph.I64, ExactLimbs)
+	e := &Emitter{o: &o, p: p, Coef: small(p, "clip_coef", graph.F32, 1), skip: graph.NoBuf}
+	p.GradNorm = small(p, "grad_norm", graph.F64, 1)
+	sec := graph.NewSection(graph.SectionUpdate, graph.FormWhole)
+	part := func(kind graph.PhaseKind, name string) {
+		sec.Phases = append(sec.Phases, graph.Phase{Name: name, Kind: kind, Repeat: 1, Ops: e.ops})
+		e.ops = nil
+	}
+	e.Op(graph.Fill, "grad_norm/zero", -1, nil, []graph.Out{{Buf: acc}}, graph.FillAttr{})
+	part(graph.UpdateStart, "start")
+	axis := -1
+	for i := range targets {
+		t := &targets[i]
+		e.Op(graph.SqSum, t.Name+"/grad_sq", t.Unit, []graph.BufID{t.Grad}, []graph.Out{{Buf: acc, Mode: graph.Accum}}, t.Shard)
+		axis = t.Shard.Axis
+		part(graph.UpdateSum, "sum/"+t.Name)
+	}
+	e.allReduce("grad_norm/all_reduce", acc, axis, -1)
+	e.Op(graph.ClipCoef, "clip_coef", -1, []graph.BufID{acc, p.Hyper}, []graph.Out{{Buf: e.Coef}, {Buf: p.GradNorm}}, graph.ClipAttr{Max: clip})
+	if sc := p.Scaler; sc != nil {
+		e.skip = sc.Overflow
+		e.Op(graph.OverflowCheck, "overflow_check", -1, []graph.BufID{acc}, []graph.Out{{Buf: e.skip}}, nil)
+		if sc.State != graph.NoBuf {
+			e.Op(graph.LossScaleUpdate, "loss_scale", -1, []graph.BufID{e.skip}, []graph.Out{{Buf: sc.State, Mode: graph.ReadWrite}}, cmp.Or(o.LossScale, graph.DefaultLossScale))
+		}
+	}
+	part(graph.UpdateNorm, "norm")
+	for i := range targets {
+		t := targets[i]
+		o.rule().Emit(e, &t)
+		e.ops = append(e.ops, t.After...)
+		part(graph.UpdateRule, "rule/"+t.Name)
+	}
+	return sec
+}
+
+func small(p *graph.Program, name string, d graph.DType, n int64) graph.BufID {
+	return p.AddBuffer(graph.Buffer{Name: name, DType: d, Shape: []int64{n}, Class: graph.Workspace, Life: graph.LifeStep, Unit: -1})
+}
+
+// Emitter writes the operations of a rule.
+type Emitter struct {
+	Coef graph.BufID // f32 (1): what a rule multiplies gradients by
+
+	o    *Optimizer
+	p    *graph.Program
+	skip graph.BufID
+	ops  []graph.Op
+}
+
+// Op appends an operation of the update.
+func (e *Emitter) Op(kind graph.Kind, name string, unit int, in []graph.BufID, out []graph.Out, attr any) *graph.Op {
+	op := graph.NewOp(kind, name, in, out, attr)
+	op.Pass, op.Unit = graph.Update, unit
+	e.ops = append(e.ops, op)
+	return &e.ops[len(e.ops)-1]
+}
+
+// allReduce sums a small buffer over the ranks of an axis; −1: each has all of it.
+func (e *Emitter) allReduce(name string, buf graph.BufID, axis, unit int) {
+	if axis >= 0 {
+		e.Op(graph.AllReduce, name, unit, nil, []graph.Out{{Buf: buf, Mode: graph.ReadWrite}}, graph.GroupAttr{Axis: axis}).Stream = graph.Comm
+	}
+}
+
+// Attr returns the attributes of a unit's rule.
+func (e *Emitter) Attr(t *Target) graph.UpdateAttr {
+	o := e.o
+	return graph.UpdateAttr{Shard: t.Shard, Beta1: o.Beta1, Beta2: o.Beta2, Eps: o.Eps, Decay: o.Decay,
+		Trust: o.Trust, Nesterov: o.Nesterov, AdaptAll: o.AdaptAll}
+}
+
+// Apply appends an operation that the step's flag skips, and that writes the
+// 16-bit copy of the parameters too where there is one.
+func (e *Emitter) Apply(t *Target, kind graph.Kind, name string, in []graph.BufID, out []graph.Out, attr graph.UpdateAttr) {
+	if t.Low != graph.NoBuf {
+		out = append(out, graph.Out{Buf: t.Low})
+	}
+	e.Op(kind, t.Name+"/"+name, t.Unit, in, out, attr).Skip = e.skip
+}
+
+// Scalars are the inputs of a rule that needs no norms: g, coef, hyper.
+func (e *Emitter) Scalars(t *Target) []graph.BufID {
+	return []graph.BufID{t.Grad, e.Coef, e.p.Hyper}
+}
+
+// Norms makes the buffer of a unit's per-parameter norms, two exact accumulators
+// for each parameter, zeroes it, calls fill with the output that adds to it, and
+// sums it over the ranks.
+func (e *Emitter) Norms(t *Target, fill func(into graph.Out)) graph.BufID {
+	buf := small(e.p, t.Name+"/norms", graph.I64, 2*int64(distinctParams(&e.p.Units[t.Unit]))*ExactLimbs)
+	e.Op(graph.Fill, t.Name+"/norms/zero", t.Unit, nil, []graph.Out{{Buf: buf}}, graph.FillAttr{})
+	fill(graph.Out{Buf: buf, Mode: graph.Accum})
+	e.allReduce(t.Name+"/norms/all_reduce", buf, t.Shard.Axis, t.Unit)
+	return buf
+}
+
+// ParamNorms is Norms of the parameters and gradients.
+func (e *Emitter) ParamNorms(t *Target, a graph.UpdateAttr) graph.BufID {
+	return e.Norms(t, func(into graph.Out) {
+		e.Op(graph.ParamNorms, t.Name+"/norms", t.Unit, []graph.BufID{t.Value, t.Grad}, []graph.Out{into}, a)
+	})
+}
+
+// InPlace returns outputs that are read and written.
+func InPlace(ids ...graph.BufID) (out []graph.Out) {
+	for _, id := range ids {
+		out = append(out, graph.Out{Buf: id, Mode: graph.ReadWrite})
+	}
+	return out
+}
+
+func distinctParams(u *graph.Unit) int {
+	seen := map[int]bool{}
+	for _, s := range u.Segments {
+		seen[s.Param] = true
+	}
+	return len(seen)
+}
