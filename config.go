@@ -130,6 +130,9 @@ type Config struct {
 	// 2,000 updates and is halved, down to 1, where a gradient overflows, whose step
 	// is then skipped; a number stays.
 	LossScale string
+	// Int8 lists what is kept in 8 bits: "optimizer", AdamW's moments, in blocks of
+	// 256 elements of the dynamic map.
+	Int8 []string
 	// Recompute drops activations and computes them again in the backward: none,
 	// selective, full, policies by unit or buffers by name (see package recompute),
 	// or auto: as few buffers as the cap on device memory asks for, those first that
@@ -275,7 +278,7 @@ func (c *Config) Validate() error {
 		atLeast("eval-steps", c.EvalSteps, 1, "batch"), atLeast("save-every", c.SaveEvery, 0, "step"), atLeast("keep", c.Keep, 0, "checkpoint"),
 		atLeast("lr-base-batch", c.LRBaseBatch, 1, "row"),
 		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders),
-		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), validScale(c), atLeast("shard-size", c.ShardSize, 0, "rank"),
+		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), validScale(c), validInt8(c), atLeast("shard-size", c.ShardSize, 0, "rank"),
 		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, devices),
 		oneOf("on-nonfinite", c.OnNonFinite, nonFinites),
 		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0), finite("trust", c.Trust, 0),
@@ -381,5 +384,5 @@ func (c *Config) threads() int {
 // optimizer returns the update rule.
 func (c *Config) optimizer() zero.Optimizer {
 	return zero.Optimizer{Name: strings.ToLower(c.Optimizer), Beta1: c.Beta1, Beta2: c.Beta2, Eps: c.Eps, Decay: c.WeightDecay,
-		Trust: c.Trust, AdaptAll: c.AdaptAll, LossScale: c.scalePolicy()}
+		Trust: c.Trust, AdaptAll: c.AdaptAll, LossScale: c.scalePolicy(), Int8: c.int8("optimizer")}
 }

@@ -13,6 +13,9 @@ func (cfg *Config) Runnable() error {
 	if !strings.EqualFold(cfg.Device, "cuda") {
 		return nil
 	}
+	if len(cfg.Int8) > 0 {
+		return errors.New("--int8 with --device cuda: the GPU's kernels have none; leave it out")
+	}
 	if strings.EqualFold(cfg.Precision, "fp16") {
 		return errors.New("--precision fp16 with --device cuda: the GPU's kernels have none; use bf16 or fp32 (spillway plan plans all)")
 	}

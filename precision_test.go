@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/run"
 )
 
@@ -271,4 +272,98 @@ func TestLossScaleIsValidated(t *testing.T) {
 	c := Default()
 	c.Precision, c.Device = "fp16", "cuda"
 	require.ErrorContains(t, c.Runnable(), "--precision fp16 with --device cuda")
+}
+
+// AdamW's moments in 8 bits: the same bits at every stage and with recomputation,
+// in every precision, and through a checkpoint; not those of f32 moments.
+func TestInt8OptimizerKeepsPromise1(t *testing.T) {
+	for _, precision := range []string{"fp32", "bf16"} {
+		c := tiny("gpt2")
+		c.Ranks, c.Steps, c.Clip, c.Precision, c.Zero = 3, 4, 1, precision, 0
+		plain := runOf(t, c)
+		c.Int8 = []string{"optimizer"}
+		want := runOf(t, c)
+		require.NotEqual(t, plain.sha, want.sha)
+		require.InEpsilon(t, plain.losses[3], want.losses[3], 5e-3)
+		for z := 1; z < 4; z++ {
+			d := c
+			d.Zero, d.Recompute, d.Offload = z, []string{"", "none", "full", "selective"}[z], []string{"", "", "activations=host", ""}[z]
+			require.Equal(t, want.sha, runOf(t, d).sha, "%s, stage %d", precision, z)
+		}
+		d := c
+		d.Checkpoint, d.Steps, d.Zero = t.TempDir(), 2, 3
+		runOf(t, d)
+		d.Resume, d.Steps, d.Zero = true, 4, 1
+		require.Equal(t, want.sha, runOf(t, d).sha, "%s, resumed", precision)
+	}
+}
+
+// Bytes of states: 16-bit parameters and gradients are 2Ψ each, masters and moments
+// 12Ψ/N, moments in 8 bits 2·260/256 bytes of a block and element.
+func TestHalfBytesOfStates(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Precision, c.Batch, c.Seq = 2, "bf16", 1, 8
+	states := func(z int, int8 ...string) (params, grads, optimizer int64) {
+		c.Zero, c.Int8 = z, int8
+		p, err := Build(c)
+		require.NoError(t, err)
+		for i := range p.Program.Buffers {
+			b := &p.Program.Buffers[i]
+			switch n := b.Bytes() - b.Pad; {
+			case b.View != nil || b.Space != graph.Device || b.Life == graph.LifePhase:
+			case b.Class == graph.Parameters:
+				params += n
+			case b.Class == graph.Gradients:
+				grads += n
+			case b.Class == graph.Optimizer:
+				optimizer += n
+			}
+		}
+		return params, grads, optimizer
+	}
+	p, err := Build(c)
+	require.NoError(t, err)
+	var psi, blocks int64
+	for i := range p.Program.Params {
+		psi += p.Program.Params[i].Elems()
+		blocks += (p.Program.Params[i].Elems() + 255) / 256
+	}
+	params, grads, optimizer := states(0)
+	require.Equal(t, []int64{2 * psi, 2 * psi, 12 * psi}, []int64{params, grads, optimizer})
+	_, _, optimizer = states(1)
+	require.Equal(t, (psi+1)/2*12, optimizer)
+	params, grads, _ = states(3)
+	require.Equal(t, []int64{(psi + 1) / 2 * 2, (psi + 1) / 2 * 2}, []int64{params, grads})
+	_, _, optimizer = states(0, "optimizer")
+	require.LessOrEqual(t, optimizer, 4*psi+2*(psi+4*blocks))
+	require.Greater(t, optimizer, 4*psi+2*psi)
+	_, _, optimizer = states(3, "optimizer")
+	require.LessOrEqual(t, optimizer, (4*psi+2*(psi+4*blocks))/2+2*graph.QuantBytes*int64(len(p.Program.Units)), "a block more a unit at most")
+}
+
+func TestInt8IsValidated(t *testing.T) {
+	for want, change := range map[string]func(*Config){
+		"use optimizer":            func(c *Config) { c.Int8 = []string{"everything"} },
+		"--int8 gather":            func(c *Config) { c.Int8 = []string{"optimizer", "gather"} },
+		"--optimizer sgd":          func(c *Config) { c.Optimizer = "sgd" },
+		"offload activations":      func(c *Config) { c.Offload = "optimizer=host" },
+		"offload activations ":     func(c *Config) { c.Offload = "parameters=host:50%" },
+		"--int8 with --device cud": func(c *Config) { c.Device = "cuda" },
+	} {
+		c := tiny("gpt2")
+		c.Int8 = []string{"optimizer"}
+		change(&c)
+		err := errors.Join(c.Validate(), c.Runnable())
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "--int8")
+	}
+	c := tiny("gpt2")
+	c.Int8 = []string{"optimizer"}
+	_, err := Fit(c, func(string) bool { return false }, 0, CPUHardware(1))
+	require.ErrorContains(t, err, "--fit with --int8")
+
+	c.Ranks, c.Zero, c.DeviceMemory = 2, 0, 100<<10 // refused as ever, with ways out that are no error
+	_, err = New(t.Context(), c)
+	var full *plan.DoesNotFit
+	require.ErrorAs(t, err, &full)
 }

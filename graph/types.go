@@ -323,6 +323,9 @@ type Unit struct {
 // holds elements [i·Len, (i+1)·Len); with Axis −1 every rank holds all of it.
 // PerParam states have one element for each distinct parameter of the unit, in
 // the order of the segments, on every rank.
+//
+// A state whose buffer has U8 elements is in 8 bits: blocks of QuantBlock elements,
+// each a byte a code and then a float32 scale, QuantBytes in all.
 type State struct {
 	Name     string // "value", "exp_avg", "exp_avg_sq", "momentum" …
 	Buf      BufID
@@ -330,6 +333,16 @@ type State struct {
 	Len      int64
 	PerParam bool
 }
+
+// Blockwise 8-bit numbers: elements of a block, counted from a parameter's start,
+// and its bytes.
+const (
+	QuantBlock = 256
+	QuantBytes = QuantBlock + 4
+)
+
+// QuantLen is the bytes of n elements in whole blocks.
+func QuantLen(n int64) int64 { return (n + QuantBlock - 1) / QuantBlock * QuantBytes }
 
 // Program is a whole run's operations over its buffers. It is the same on every
 // rank (SPMD): what differs by rank is only the rank's index, which views with a

@@ -249,7 +249,11 @@ func (v *verifier) unit(u *Unit) error {
 		if s.Buf < 0 || int(s.Buf) >= len(p.Buffers) {
 			return fmt.Errorf("state %s is buffer %d, want one of the program's %d", s.Name, s.Buf, len(p.Buffers))
 		}
-		if n := p.Buf(s.Buf).Elems(); n != s.Len {
+		want := s.Len
+		if p.Buf(s.Buf).DType == U8 {
+			want = QuantLen(s.Len)
+		}
+		if n := p.Buf(s.Buf).Elems(); n != want {
 			return fmt.Errorf("state %s (%s) has %d elements, want the %d that a rank holds", s.Name, p.bufName(s.Buf), n, s.Len)
 		}
 		if s.Axis < -1 || s.Axis >= len(p.Mesh) {

@@ -48,6 +48,17 @@ func (o Options) Active() bool {
 	return o.Optimizer != graph.Device || o.Parameters != graph.Device || o.Gradients != graph.Device || o.Activations != graph.Device || len(o.Parts) > 0
 }
 
+// States says whether anything but activations is offloaded: then updates, or
+// what they read, go by chunks.
+func (o Options) States() bool {
+	for _, p := range o.Parts {
+		if p.Class != graph.Activations {
+			return true
+		}
+	}
+	return o.Optimizer != graph.Device || o.Parameters != graph.Device || o.Gradients != graph.Device
+}
+
 // UsesDisk says whether anything rests on disk.
 func (o Options) UsesDisk() bool {
 	for _, p := range o.Parts {

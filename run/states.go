@@ -37,7 +37,7 @@ var ErrRemote = errors.New("held by another process")
 type Extent struct {
 	Buf      graph.BufID
 	DType    graph.DType
-	Off      int64 // bytes into Buf
+	Off      int64 // bytes into Buf; of a state in 8 bits, of the first element's block
 	From, To int64 // elements, counted from the start of the range that was asked for
 	Holders  []int // ranks of the world, ascending
 }
@@ -115,12 +115,12 @@ func (s *States) Extents(param int, name string, start, n int64, visit func(Exte
 		for lo < hi {
 			flat := w.seg.Flat + lo - w.seg.Start
 			dt := s.p.Buf(st.Buf).DType
-			e := Extent{Buf: st.Buf, DType: dt, Off: flat * dt.Size(), From: lo - start, To: hi - start, Holders: s.all}
+			e := Extent{Buf: st.Buf, DType: dt, Off: offset(dt, flat), From: lo - start, To: hi - start, Holders: s.all}
 			if st.Axis >= 0 {
 				shard := flat / st.Len
 				e.To = min(e.To, e.From+(shard+1)*st.Len-flat)
 				e.Holders = s.along[st.Axis][shard]
-				e.Off = (flat - shard*st.Len) * dt.Size()
+				e.Off = offset(dt, flat-shard*st.Len)
 			}
 			if err := visit(e); err != nil {
 				return err
@@ -129,6 +129,14 @@ func (s *States) Extents(param int, name string, start, n int64, visit func(Exte
 		}
 	}
 	return nil
+}
+
+// offset is where an element of a state lies, in bytes; of one in 8 bits, its block.
+func offset(dt graph.DType, elem int64) int64 {
+	if dt == graph.U8 {
+		return elem / graph.QuantBlock * graph.QuantBytes
+	}
+	return elem * dt.Size()
 }
 
 // reader is the first holder that is in this process.
@@ -153,9 +161,13 @@ func (s *States) find(unit int, name string) (graph.State, error) {
 
 // Write sets elements [start, start+len(v)) of a parameter's flat state on every
 // rank of this process that holds them; a state of 16 bits (a frozen parameter of
-// a 16-bit precision) takes them rounded to nearest even.
+// a 16-bit precision) takes them rounded to nearest even, one of 8 bits takes
+// whole blocks: what was read of it, written again, is the same bytes.
 func (s *States) Write(param int, name string, start int64, v []float32) error {
 	return s.Extents(param, name, start, int64(len(v)), func(e Extent) error {
+		if e.DType == graph.U8 {
+			return s.quantize(name, start, e, v)
+		}
 		if as := halves[e.DType]; as != vec.NoHalf {
 			low := make([]uint16, e.To-e.From)
 			vec.NarrowRow(as, low, v[e.From:e.To])
@@ -194,6 +206,9 @@ func (s *States) Read(param int, name string, start int64, v []float32) error {
 		h, err := s.reader(e.Holders)
 		if err != nil {
 			return err
+		}
+		if e.DType == graph.U8 {
+			return s.dequantize(h, name, start, e, v)
 		}
 		if as := halves[e.DType]; as != vec.NoHalf {
 			low := make([]uint16, e.To-e.From)

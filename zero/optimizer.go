@@ -30,6 +30,8 @@ type Optimizer struct {
 	// LossScale is how the scale of a program that has one moves; its zero value
 	// stands for graph.DefaultLossScale.
 	LossScale graph.LossScaleAttr
+	// Int8 keeps AdamW's moments in 8 bits (graph.State).
+	Int8 bool
 }
 
 // Rule is an update rule as a value. A new one is a file with a value of this
@@ -84,6 +86,8 @@ func (o Optimizer) Validate() error {
 		return fmt.Errorf("optimizer: eps %g is negative or not a number", o.Eps)
 	case !(o.Decay >= 0):
 		return fmt.Errorf("optimizer: weight decay %g is negative or not a number", o.Decay)
+	case o.Int8 && o.Name != "adamw":
+		return fmt.Errorf("optimizer: 8-bit states are adamw's, not %s's", o.Name)
 	case !(o.Trust >= 0):
 		return fmt.Errorf("optimizer: trust coefficient %g is negative or not a number", o.Trust)
 	}

@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"time"
 	"unsafe"
+
+	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // engine is the one thread of the process that calls MPI.
@@ -54,6 +56,7 @@ func startEngine(l *lib, rank, world int) (*engine, error) {
 	e := &engine{lib: l, rank: rank, world: world, submit: make(chan *exchange, 64), stop: make(chan bool, 1), ended: make(chan error, 1), closed: make(chan struct{})}
 	began := make(chan error)
 	go func() {
+		defer crash.Guard()
 		runtime.LockOSThread() // never given back: the thread is MPI's
 		err := l.start(rank, world)
 		began <- err

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // Process is this process's MPI.
@@ -43,6 +45,7 @@ const closeGrace = 3 * time.Second
 func (p *Process) Close() error {
 	ended := make(chan struct{})
 	go func() {
+		defer crash.Guard()
 		p.streams.Wait()
 		close(ended)
 	}()
@@ -136,6 +139,7 @@ func (s *stream) Close() error {
 	_ = s.in.Close()
 	done := make(chan struct{})
 	go func() {
+		defer crash.Guard()
 		defer close(done)
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/watch"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // Options of a World.
@@ -100,7 +101,10 @@ func (p *Process) Join(mesh []graph.Axis, o Options) (*World, error) {
 	for r := range w.peers {
 		w.peers[r].In = make([]watch.Progress, len(mesh)+1)
 	}
-	go w.monitor()
+	go func() {
+		defer crash.Guard()
+		w.monitor()
+	}()
 	return w, nil
 }
 

@@ -146,6 +146,9 @@ func bindAdamW(b *binding) func() error {
 	u := b.update()
 	g := b.gradient(0)
 	u.coef, u.hyper = in[float32](b, 1), in[float64](b, 2)
+	if b.Program.Buf(b.Op.Out[1].Buf).DType == graph.U8 {
+		return bindAdamW8(b, u, g)
+	}
 	p, m, v := out[float32](b, 0), out[float32](b, 1), out[float32](b, 2)
 	if b.err != nil {
 		return nil
@@ -167,6 +170,42 @@ func bindAdamW(b *binding) func() error {
 		for i := range parts {
 			u.setMoments(&parts[i].Moments)
 			if err := parts[i].Run(pool); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// bindAdamW8 is bindAdamW with moments in 8 bits. Spans begin at blocks.
+func bindAdamW8(b *binding, u update, g gradient) func() error {
+	p, m, v := out[float32](b, 0), out[uint8](b, 1), out[uint8](b, 2)
+	low, as := b.low(3)
+	if b.err != nil {
+		return nil
+	}
+	var parts []vec.AdamW8
+	for _, s := range u.spans {
+		if s.Lo%vec.Q8Block != 0 {
+			b.failf("a parameter's part begins at element %d, want a multiple of %d", s.Lo, vec.Q8Block)
+			return nil
+		}
+		lo, hi := vec.Q8Len(int64(s.Lo)), vec.Q8Len(int64(s.Hi))
+		k := vec.AdamW8{P: p[s.Lo:s.Hi], M: m[lo:hi], V: v[lo:hi],
+			Beta1: u.attr.Beta1, Beta2: u.attr.Beta2, Eps: u.attr.Eps, Decay: u.decay(s)}
+		k.G, k.G16 = g.part(s)
+		if low != nil {
+			k.Low, k.LowAs = low[s.Lo:s.Hi], as
+		}
+		parts = append(parts, k)
+	}
+	pool := b.pool
+	return func() error {
+		for i := range parts {
+			k := &parts[i]
+			k.GradScale, k.LR = u.coef[0], u.lr()
+			k.BC1, k.BC2 = u.hyper[graph.HyperBC1], u.hyper[graph.HyperBC2]
+			if err := k.Run(pool); err != nil {
 				return err
 			}
 		}

@@ -138,6 +138,10 @@ func bindLossScaleUpdate(b *binding) {
 
 func bindAdamW(b *binding) {
 	a := attr[graph.UpdateAttr](b)
+	if b.Program.Buf(b.Op.Out[1].Buf).DType == graph.U8 {
+		b.failf("moments in 8 bits; the GPU's kernel takes f32")
+		return
+	}
 	spans, _ := b.spans(a.Shard)
 	low, lowType := b.low(3)
 	b.perSpans("adamw", spans, updateChunk, a.Decay,

@@ -49,7 +49,7 @@ type File struct {
 
 var _ device.Disk = (*File)(nil)
 
-func (f *Folder) newFile(rank int, size int64, initial byte) (*File, error) {
+func (f *Folder) newFile(rank int, size int64, initial byte, cache int64) (*File, error) {
 	opened, err := openFile(f.dir, rank, f.opts)
 	if err != nil {
 		return nil, err
@@ -86,8 +86,8 @@ func (f *Folder) newFile(rank int, size int64, initial byte) (*File, error) {
 	if f.opts.Wrap != nil {
 		file.raw = f.opts.Wrap(rank, file.raw)
 	}
-	if f.opts.Cache > 0 {
-		if file.cache, err = newCache(f.opts.Cache, file.block, file.physical); err != nil {
+	if cache > 0 {
+		if file.cache, err = newCache(cache, file.block, file.physical); err != nil {
 			return nil, errors.Join(&Error{Op: "map the cache of", File: file.name, Len: -1, Err: err}, file.shut())
 		}
 	}

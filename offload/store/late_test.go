@@ -33,7 +33,7 @@ func TestARequestThatComesBackAfterClose(t *testing.T) {
 			}
 			folder, err := Open(t.TempDir(), o)
 			require.NoError(t, err)
-			f, err := folder.create(0, 1<<16, 0)
+			f, err := folder.create(0, 1<<16, 0, o.Cache)
 			require.NoError(t, err)
 			mem := make([]byte, 3000) // a part of a granule: its sum is made after the write began
 			done := make(chan error, 1)

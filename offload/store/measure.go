@@ -100,7 +100,7 @@ func measure(ctx context.Context, dir string, o Options, e Effort, mem []byte) (
 		return s, err
 	}
 	defer func() { err = errors.Join(err, folder.Close()) }()
-	file, err := folder.create(0, e.Bytes, 0)
+	file, err := folder.create(0, e.Bytes, 0, 0)
 	if err != nil {
 		return s, err
 	}

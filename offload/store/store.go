@@ -229,17 +229,23 @@ func (f *Folder) warn(text string) {
 // Create makes the file of a rank and reserves its bytes on the disk, rounded
 // up to a page. What was never written reads as bytes of value initial.
 func (f *Folder) Create(rank int, bytes int64, initial byte) (device.Disk, error) {
-	return f.create(rank, bytes, initial)
+	return f.create(rank, bytes, initial, f.opts.Cache)
 }
 
-func (f *Folder) create(rank int, bytes int64, initial byte) (*File, error) {
+// CreateUncached is Create for contents that are not read in a circle: no block
+// of them is pinned in memory.
+func (f *Folder) CreateUncached(rank int, bytes int64, initial byte) (device.Disk, error) {
+	return f.create(rank, bytes, initial, 0)
+}
+
+func (f *Folder) create(rank int, bytes int64, initial byte, cache int64) (*File, error) {
 	if bytes <= 0 {
 		return nil, fmt.Errorf("disk tier: a file of %d bytes, want a positive size", bytes)
 	}
 	if bytes > 1<<62 {
 		return nil, fmt.Errorf("disk tier: a file of %d bytes is more than a file can have", bytes)
 	}
-	file, err := f.newFile(rank, bytes, initial)
+	file, err := f.newFile(rank, bytes, initial, cache)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,232 @@
+package vec
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+)
+
+// snr is the signal over the error, in decibels.
+func snr(want, got []float64) float64 {
+	var signal, noise float64
+	for i, v := range want {
+		signal += v * v
+		noise += (v - got[i]) * (v - got[i])
+	}
+	return 10 * math.Log10(signal/noise)
+}
+
+func normals(r *rand.Rand, n int, square bool) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(r.NormFloat64() * 1e-3)
+		if square {
+			x[i] *= x[i]
+		}
+	}
+	return x
+}
+
+func (m *Q8Map) roundTrip(x []float32) []float32 {
+	y := make([]float32, len(x))
+	for lo := 0; lo < len(x); lo += Q8Block {
+		hi := min(lo+Q8Block, len(x))
+		var block [Q8Bytes]byte
+		m.Quantize(block[:], x[lo:hi])
+		m.Dequantize(y[lo:hi], block[:])
+	}
+	return y
+}
+
+func f64s(x []float32) []float64 {
+	y := make([]float64, len(x))
+	for i, v := range x {
+		y[i] = float64(v)
+	}
+	return y
+}
+
+// Codes ascend, and every number gets the nearest of all.
+func TestQ8CodesAreNearest(t *testing.T) {
+	for name, m := range map[string]*Q8Map{"signed": Q8Signed, "unsigned": Q8Unsigned} {
+		var values []float64
+		for c := range 256 {
+			if m.signed && c == 0x80 {
+				continue
+			}
+			values = append(values, float64(m.value[c]))
+		}
+		slices.Sort(values)
+		require.Len(t, slices.Compact(slices.Clone(values)), len(values), name)
+		require.Equal(t, 1.0, values[len(values)-1])
+		r := rand.New(rand.NewPCG(1, 2))
+		for range 300_000 {
+			x := float32(math.Exp(-r.Float64() * 18))
+			if m.signed && r.IntN(2) == 0 {
+				x = -x
+			}
+			got := float64(m.value[m.code(x)])
+			best := math.Inf(1)
+			at, _ := slices.BinarySearch(values, float64(x))
+			for _, v := range values[max(at-1, 0):min(at+1, len(values))] {
+				best = min(best, math.Abs(v-float64(x)))
+			}
+			if !m.signed && got == float64(m.value[1]) {
+				continue // never 0
+			}
+			require.InDelta(t, best, math.Abs(got-float64(x)), 1e-7*math.Abs(float64(x)), "%s: %v became %v", name, x, got)
+		}
+	}
+	require.Equal(t, uint8(1), Q8Unsigned.code(1e-30), "a positive second moment never becomes 0")
+	require.Zero(t, Q8Unsigned.code(0))
+	require.Zero(t, Q8Signed.code(float32(math.Copysign(0, -1))))
+}
+
+// What was quantised and read is quantised to the same bytes again: a checkpoint
+// in float32 loses nothing.
+func TestQ8IsStable(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for name, m := range map[string]*Q8Map{"signed": Q8Signed, "unsigned": Q8Unsigned} {
+		for range 2000 {
+			n := 1 + r.IntN(Q8Block)
+			x := normals(r, n, !m.signed)
+			for i := range x {
+				if r.IntN(3) == 0 {
+					x[i] *= float32(math.Exp(-20 * r.Float64()))
+				}
+			}
+			var first, second [Q8Bytes]byte
+			m.Quantize(first[:], x)
+			y := make([]float32, n)
+			m.Dequantize(y, first[:])
+			m.Quantize(second[:], y)
+			require.Equal(t, first, second, name)
+		}
+	}
+}
+
+func TestQ8OddBlocks(t *testing.T) {
+	var block [Q8Bytes]byte
+	for i := range block {
+		block[i] = 0xff
+	}
+	x := make([]float32, Q8Block)
+	Q8Signed.Quantize(block[:], x)
+	require.Equal(t, [Q8Bytes]byte{}, block, "a block of zeros")
+	Q8Signed.Dequantize(x, block[:])
+	require.Equal(t, make([]float32, Q8Block), x)
+	for _, odd := range []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1))} {
+		x = normals(rand.New(rand.NewPCG(1, 1)), Q8Block, false)
+		x[77] = odd
+		Q8Signed.Quantize(block[:], x)
+		Q8Signed.Dequantize(x, block[:])
+		for _, v := range x {
+			require.True(t, v != v, "%v", odd)
+		}
+	}
+	x = []float32{math.SmallestNonzeroFloat32, -math.SmallestNonzeroFloat32}
+	Q8Signed.Quantize(block[:], x)
+	Q8Signed.Dequantize(x, block[:])
+	require.Equal(t, []float32{math.SmallestNonzeroFloat32, -math.SmallestNonzeroFloat32}, x)
+}
+
+// Normal numbers, and their squares, keep 30 dB; a linear map of the squares, the
+// negative control, and scales of the neighbouring block do not.
+func TestQ8KeepsTheSignal(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	x, v := normals(r, 1<<16, false), normals(r, 1<<16, true)
+	require.Greater(t, snr(f64s(x), f64s(Q8Signed.roundTrip(x))), 30.0)
+	require.Greater(t, snr(f64s(v), f64s(Q8Unsigned.roundTrip(v))), 30.0)
+
+	// An update divides by the root of a second moment: small ones count.
+	lost := func(got []float32) (n int) {
+		for i, x := range got {
+			if r := math.Sqrt(float64(x) / float64(v[i])); v[i] > 1e-10 && !(r > 0.7 && r < 1.4) {
+				n++
+			}
+		}
+		return n
+	}
+	linear := make([]float32, len(v))
+	for lo := 0; lo < len(v); lo += Q8Block {
+		top := slices.Max(v[lo : lo+Q8Block])
+		for i := lo; i < lo+Q8Block; i++ {
+			linear[i] = float32(math.Round(float64(v[i]/top)*255)) / 255 * top
+		}
+	}
+	require.Zero(t, lost(Q8Unsigned.roundTrip(v)))
+	require.Greater(t, lost(linear), len(v)/50)
+
+	for lo := 0; lo < len(x); lo += Q8Block { // blocks of different size
+		for i := range Q8Block {
+			x[lo+i] *= float32(lo%7 + 1)
+		}
+	}
+	wrong := make([]float32, len(x))
+	for lo := 0; lo+2*Q8Block <= len(x); lo += Q8Block {
+		var a, b [Q8Bytes]byte
+		Q8Signed.Quantize(a[:], x[lo:lo+Q8Block])
+		Q8Signed.Quantize(b[:], x[lo+Q8Block:lo+2*Q8Block])
+		copy(a[Q8Block:], b[Q8Block:])
+		Q8Signed.Dequantize(wrong[lo:lo+Q8Block], a[:])
+	}
+	require.Less(t, snr(f64s(x), f64s(wrong)), 20.0)
+	require.Greater(t, snr(f64s(x), f64s(Q8Signed.roundTrip(x))), 30.0)
+}
+
+// The 8-bit rule follows AdamW in float64, whatever the number of threads, and
+// whether a parameter is updated whole or in pieces of blocks.
+func TestAdamW8FollowsAdamW(t *testing.T) {
+	const n, steps = 5*Q8Block + 100, 60
+	r := rand.New(rand.NewPCG(7, 8))
+	p := normals(r, n, false)
+	exact := f64s(p)
+	start := slices.Clone(exact)
+	em, ev := make([]float64, n), make([]float64, n)
+	m, v := make([]byte, Q8Len(n)), make([]byte, Q8Len(n))
+	q, qm, qv := slices.Clone(p), make([]byte, Q8Len(n)), make([]byte, Q8Len(n))
+	low := make([]uint16, n)
+	pl := pool.New(3)
+	defer pl.Close()
+	for s := 1; s <= steps; s++ {
+		g := normals(r, n, false)
+		for i := range g {
+			g[i] += 5e-4 // a drift, as of training
+		}
+		one := AdamW8{GradScale: 0.5, LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1,
+			BC1: 1 - math.Pow(0.9, float64(s)), BC2: 1 - math.Pow(0.95, float64(s))}
+		whole := one
+		whole.P, whole.G, whole.M, whole.V, whole.Low, whole.LowAs = p, g, m, v, low, BF16
+		require.NoError(t, whole.Run(pl))
+		for _, cut := range [][2]int{{2 * Q8Block, n}, {0, 2 * Q8Block}} {
+			part := one
+			lo, hi := cut[0], cut[1]
+			part.P, part.G = q[lo:hi], g[lo:hi]
+			part.M, part.V = qm[Q8Len(int64(lo)):Q8Len(int64(hi))], qv[Q8Len(int64(lo)):Q8Len(int64(hi))]
+			require.NoError(t, part.Run(nil))
+		}
+		require.Equal(t, p, q)
+		require.Equal(t, m, qm)
+		require.Equal(t, v, qv)
+		for i := range exact {
+			x := float64(g[i]) * 0.5
+			em[i] = 0.9*em[i] + 0.1*x
+			ev[i] = 0.95*ev[i] + 0.05*x*x
+			exact[i] = exact[i]*(1-1e-4) - 1e-3/one.BC1*em[i]/(math.Sqrt(ev[i]/one.BC2)+1e-8)
+		}
+	}
+	moved, got := make([]float64, n), make([]float64, n)
+	for i := range exact {
+		moved[i], got[i] = exact[i]-start[i], float64(p[i])-start[i]
+	}
+	require.Greater(t, snr(moved, got), 25.0)
+	back := make([]float32, n)
+	WidenRow(BF16, back, low)
+	require.Greater(t, snr(f64s(p), f64s(back)), 40.0)
+	require.Error(t, (&AdamW8{P: p, G: p, M: m[1:], V: v, BC1: 1, BC2: 1}).Run(nil))
+}
