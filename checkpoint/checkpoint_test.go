@@ -506,3 +506,25 @@ func TestOwnFilesOfAnotherKind(t *testing.T) {
 		}
 	}
 }
+
+// Any value of any place is seen.
+func TestLook(t *testing.T) {
+	for n := range 11 {
+		for at := range n {
+			for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), math.Float32frombits(0x7f800001), math.MaxFloat32, -math.SmallestNonzeroFloat32} {
+				v := make([]float32, n)
+				for i := range v {
+					v[i] = float32(i) - 3
+				}
+				v[at] = bad
+				var e NonFinite
+				e.Look(100, v)
+				if x := float64(bad); math.IsNaN(x) || math.IsInf(x, 0) {
+					require.Equal(t, NonFinite{Count: 1, First: 100 + int64(at)}, e)
+				} else {
+					require.Zero(t, e)
+				}
+			}
+		}
+	}
+}

@@ -97,8 +97,27 @@ func (s *State) write(ctx context.Context, folder string) (File, error) {
 	return File{name, n, fmt.Sprintf("%08x", crc)}, err
 }
 
+// finite tells whether all of v is: a finite value times zero is zero, others times
+// zero are not a number. Four sums, for each addition waits for the one before.
+func finite(v []float32) bool {
+	var a, b, c, d float32
+	for ; len(v) >= 4; v = v[4:] {
+		a += v[0] * 0
+		b += v[1] * 0
+		c += v[2] * 0
+		d += v[3] * 0
+	}
+	for _, x := range v {
+		a += x * 0
+	}
+	return a+b+c+d == 0
+}
+
 // Look counts the values of v, elements from start on, that are not finite.
 func (e *NonFinite) Look(start int64, v []float32) {
+	if finite(v) {
+		return
+	}
 	const exponent = 0x7f800000 // all ones: infinite, or not a number
 	for i, x := range v {
 		if math.Float32bits(x)&exponent == exponent {

@@ -302,22 +302,7 @@ func (ps *textParser) statement(words []string) error {
 		a.fail(fmt.Errorf("no role is named %q", clip(role)))
 		return a.err
 	case "unit":
-		u := Unit{Name: a.name("name")}
-		err := a.keys(func(key, value string) bool {
-			switch key {
-			case "flat":
-				u.FlatLen = a.int(value, 64)
-			case "frozen":
-				u.Frozen = true
-			case "block":
-				u.Block = a.block(value)
-			default:
-				return false
-			}
-			return true
-		})
-		p.Units = append(p.Units, u)
-		return err
+		return ps.unit(a)
 	case "segment", "value", "state":
 		if len(p.Units) == 0 {
 			return fmt.Errorf("%s before the first unit", words[0])
@@ -328,46 +313,9 @@ func (ps *textParser) statement(words []string) error {
 	case "buffer":
 		return ps.buffer(a)
 	case "section":
-		s := Section{Name: a.name("name")}
-		err := a.keys(func(key, value string) bool {
-			switch key {
-			case "kind":
-				s.Kind = SectionKind(a.enum("section", value, sectionKindNames[:]))
-			case "form":
-				s.Form = Form(a.enum("form", value, formNames[:]))
-			default:
-				return false
-			}
-			return true
-		})
-		p.Sections = append(p.Sections, s)
-		return err
+		return ps.section(a)
 	case "phase":
-		if len(p.Sections) == 0 {
-			return fmt.Errorf("phase before the first section")
-		}
-		ph := Phase{Name: a.name("name")}
-		times, ok := strings.CutPrefix(a.next("repetition"), "×")
-		if a.err == nil && !ok {
-			a.fail(fmt.Errorf("want ×N, how often the phase runs, after its name"))
-		}
-		ph.Repeat = int(a.int(times, 32))
-		err := a.keys(func(key, value string) bool {
-			switch key {
-			case "kind":
-				ph.Kind = PhaseKind(a.enum("phase", value, phaseKindNames[:]))
-			case "first":
-				ph.First = true
-			case "last":
-				ph.Last = true
-			default:
-				return false
-			}
-			return true
-		})
-		s := &p.Sections[len(p.Sections)-1]
-		s.Phases = append(s.Phases, ph)
-		return err
+		return ps.phase(a)
 	}
 	if words[0] == "throttle" {
 		if len(p.Sections) == 0 || len(p.Sections[len(p.Sections)-1].Phases) == 0 {
@@ -386,6 +334,73 @@ func (ps *textParser) statement(words []string) error {
 		return ps.op(&s.Phases[len(s.Phases)-1], words)
 	}
 	return fmt.Errorf("%q is not a statement", clip(words[0]))
+}
+
+func (ps *textParser) unit(a *args) error {
+	p := ps.p
+	u := Unit{Name: a.name("name")}
+	err := a.keys(func(key, value string) bool {
+		switch key {
+		case "flat":
+			u.FlatLen = a.int(value, 64)
+		case "frozen":
+			u.Frozen = true
+		case "block":
+			u.Block = a.block(value)
+		default:
+			return false
+		}
+		return true
+	})
+	p.Units = append(p.Units, u)
+	return err
+}
+
+func (ps *textParser) section(a *args) error {
+	p := ps.p
+	s := Section{Name: a.name("name")}
+	err := a.keys(func(key, value string) bool {
+		switch key {
+		case "kind":
+			s.Kind = SectionKind(a.enum("section", value, sectionKindNames[:]))
+		case "form":
+			s.Form = Form(a.enum("form", value, formNames[:]))
+		default:
+			return false
+		}
+		return true
+	})
+	p.Sections = append(p.Sections, s)
+	return err
+}
+
+func (ps *textParser) phase(a *args) error {
+	p := ps.p
+	if len(p.Sections) == 0 {
+		return fmt.Errorf("phase before the first section")
+	}
+	ph := Phase{Name: a.name("name")}
+	times, ok := strings.CutPrefix(a.next("repetition"), "×")
+	if a.err == nil && !ok {
+		a.fail(fmt.Errorf("want ×N, how often the phase runs, after its name"))
+	}
+	ph.Repeat = int(a.int(times, 32))
+	err := a.keys(func(key, value string) bool {
+		switch key {
+		case "kind":
+			ph.Kind = PhaseKind(a.enum("phase", value, phaseKindNames[:]))
+		case "first":
+			ph.First = true
+		case "last":
+			ph.Last = true
+		default:
+			return false
+		}
+		return true
+	})
+	s := &p.Sections[len(p.Sections)-1]
+	s.Phases = append(s.Phases, ph)
+	return err
 }
 
 func (ps *textParser) unitPart(what string, u *Unit, a *args) error {

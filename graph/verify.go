@@ -110,6 +110,37 @@ func (v *verifier) tables() error {
 		}
 		return nil
 	}
+	if err := v.ports(unit); err != nil {
+		return err
+	}
+	ref := func(what string, id BufID) error {
+		if id != NoBuf && (id < 0 || int(id) >= len(p.Buffers)) {
+			return fmt.Errorf("%s is buffer %d, want one of the program's %d or none", what, id, len(p.Buffers))
+		}
+		return nil
+	}
+	for _, w := range p.wellKnown() {
+		if err := ref(w.name, *w.id); err != nil {
+			return err
+		}
+		if *w.id != NoBuf && w.typed && p.Buf(*w.id).DType != w.dtype {
+			return fmt.Errorf("%s (%s) is %v, want %v", w.name, p.bufName(*w.id), p.Buf(*w.id).DType, w.dtype)
+		}
+	}
+	if err := v.params(ref); err != nil {
+		return err
+	}
+	for i := range p.Units {
+		if err := v.unit(&p.Units[i]); err != nil {
+			return fmt.Errorf("unit %d (%s): %w", i, p.Units[i].Name, err)
+		}
+	}
+	return v.sectionTables(unit)
+}
+
+// ports checks the buffers' units, micro-batches and ports.
+func (v *verifier) ports(unit func(int) error) error {
+	p := v.p
 	type portKey struct {
 		port  Port
 		micro int
@@ -140,20 +171,12 @@ func (v *verifier) tables() error {
 		}
 		ported[key] = BufID(id)
 	}
-	ref := func(what string, id BufID) error {
-		if id != NoBuf && (id < 0 || int(id) >= len(p.Buffers)) {
-			return fmt.Errorf("%s is buffer %d, want one of the program's %d or none", what, id, len(p.Buffers))
-		}
-		return nil
-	}
-	for _, w := range p.wellKnown() {
-		if err := ref(w.name, *w.id); err != nil {
-			return err
-		}
-		if *w.id != NoBuf && w.typed && p.Buf(*w.id).DType != w.dtype {
-			return fmt.Errorf("%s (%s) is %v, want %v", w.name, p.bufName(*w.id), p.Buf(*w.id).DType, w.dtype)
-		}
-	}
+	return nil
+}
+
+// params checks the parameters and where they and their gradients lie.
+func (v *verifier) params(ref func(what string, id BufID) error) error {
+	p := v.p
 	names := map[string]bool{}
 	for i := range p.Params {
 		q := &p.Params[i]
@@ -179,11 +202,12 @@ func (v *verifier) tables() error {
 			return fmt.Errorf("parameter %s: is frozen and has the gradient %s", q.Name, p.bufName(q.Grad))
 		}
 	}
-	for i := range p.Units {
-		if err := v.unit(&p.Units[i]); err != nil {
-			return fmt.Errorf("unit %d (%s): %w", i, p.Units[i].Name, err)
-		}
-	}
+	return nil
+}
+
+// sectionTables checks the names of sections, phases and operations.
+func (v *verifier) sectionTables(unit func(int) error) error {
+	p := v.p
 	sections := map[string]bool{}
 	for i := range p.Sections {
 		s := &p.Sections[i]

@@ -25,8 +25,8 @@ import (
 
 func benchCommand() *cobra.Command {
 	bench := &cobra.Command{Use: "bench", Short: "Measure", Args: noArguments,
-		RunE: func(*cobra.Command, []string) error { return errors.New("bench: name what to measure: zero") }}
-	bench.AddCommand(benchZeroCommand())
+		RunE: func(*cobra.Command, []string) error { return errors.New("bench: name what to measure: zero or comm") }}
+	bench.AddCommand(benchZeroCommand(), benchCommCommand())
 	return bench
 }
 

@@ -21,7 +21,7 @@ func launchCommand() *cobra.Command {
 	var restarts int
 	var bind bool
 	cmd := &cobra.Command{
-		Use:   "launch -n N [flags] -- train [train's flags]",
+		Use:   "launch -n N [flags] -- train|bench comm [their flags]",
 		Short: "Run a job in several processes of this machine, a rank each",
 		Long: `Run a job in several processes of this machine, a rank each, which meet in shared
 memory. Rank 0 speaks for all; what the others write gets their rank in front.
@@ -64,8 +64,8 @@ func checkLaunch(o *launch.Options, args []string, restarts int) error {
 	switch {
 	case o.Ranks < 1:
 		return fmt.Errorf("launch -n %d: at least 1 rank is needed: spillway launch -n N -- train …", o.Ranks)
-	case len(args) == 0 || args[0] != "train":
-		return errors.New("launch runs `train`: spillway launch -n N -- train [train's flags]")
+	case len(args) == 0 || args[0] != "train" && !(len(args) > 1 && args[0] == "bench" && args[1] == "comm"):
+		return errors.New("launch runs `train` or `bench comm`: spillway launch -n N -- train [train's flags]")
 	case restarts < 0:
 		return fmt.Errorf("--restarts %d: a number from 0", restarts)
 	case restarts > 0 && !slices.ContainsFunc(args, func(a string) bool { return a == "--checkpoint" || strings.HasPrefix(a, "--checkpoint=") }):

@@ -84,8 +84,8 @@ func TestLaunchRefuses(t *testing.T) {
 		args   []string
 	}{
 		{1, "at least 1 rank", []string{"launch", "--", "train"}},
-		{1, "launch runs `train`", []string{"launch", "-n", "2"}},
-		{1, "launch runs `train`", []string{"launch", "-n", "2", "--", "plan"}},
+		{1, "launch runs `train` or `bench comm`", []string{"launch", "-n", "2"}},
+		{1, "launch runs `train` or `bench comm`", []string{"launch", "-n", "2", "--", "plan"}},
 		{1, "--restarts needs train's --checkpoint", []string{"launch", "-n", "2", "--restarts", "1", "--", "train"}},
 		{1, "--ranks 3: spillway launch has started 2 processes", launched(2, tinyWith("--ranks", "3")...)},
 		{1, "--transport mpi joins processes that an MPI launcher has started", launched(2, tinyWith("--transport", "mpi")...)},
@@ -209,4 +209,34 @@ func TestLaunchLeavesNoOrphan(t *testing.T) {
 	for _, pid := range pids {
 		waitFor(t, "end of a rank", func() bool { return gone(pid) })
 	}
+}
+
+func TestBenchComm(t *testing.T) {
+	type row struct {
+		Transport  string  `json:"transport"`
+		Ranks      int     `json:"ranks"`
+		Op         string  `json:"op"`
+		Bytes      int64   `json:"bytes"`
+		Seconds    float64 `json:"seconds"`
+		Operations int     `json:"operations"`
+	}
+	for name, p := range map[string]*process{
+		"inproc": start(t, "bench", "comm", "--ranks", "3", "--max-bytes", "4KiB", "--json", "-"),
+		"shm":    start(t, launched(3, "bench", "comm", "--max-bytes", "4KiB", "--json", "-")...),
+	} {
+		require.Zero(t, p.end(t), p.errs.String())
+		var rows []row
+		require.NoError(t, json.Unmarshal(p.out.Bytes(), &rows), "stdout holds nothing else")
+		require.Len(t, rows, 2*5, "two sizes of five operations")
+		for i, r := range rows {
+			require.Equal(t, name, r.Transport)
+			require.Equal(t, 3, r.Ranks)
+			require.Equal(t, []int64{1020, 4092}[i/5], r.Bytes, "whole elements for each rank")
+			require.Positive(t, r.Seconds)
+			require.Positive(t, r.Operations)
+		}
+	}
+	p := start(t, "bench", "comm", "--max-bytes", "8")
+	require.Equal(t, exitBadInput, p.end(t))
+	require.Contains(t, p.errs.String(), "--max-bytes 8: at least 1024")
 }

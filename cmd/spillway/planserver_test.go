@@ -24,13 +24,14 @@ var clusters = []string{
 }
 
 // No recommendation and no way out takes more host memory than the servers have:
-// each preset on one of the clusters, and with SPILLWAY_TEST_GRID=all on each.
+// every fifth preset on one of the clusters, and with SPILLWAY_TEST_GRID=all each
+// on each, which takes an hour.
 func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 	all := os.Getenv(gridVariable) == "all"
 	plans, hosts := 0, 0
 	for i, m := range presets.List() {
 		for k, cluster := range clusters {
-			if !all && (k != i%len(clusters) || testing.Short()) {
+			if !all && (i%5 != 1 || k != i/5) {
 				continue
 			}
 			seq := min(m.Config.Positions, 4096)
@@ -58,7 +59,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 			}
 			var none *spillway.NothingFits
 			require.ErrorAs(t, err, &none, args)
-			if k%3 != 0 { // a search for ways out takes longer than all else
+			if !all && k > 3 { // a search for ways out takes longer than all else
 				continue
 			}
 			asked, err := spillway.Predict(c, hw.Machine(c.Ranks))
@@ -71,7 +72,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 			}
 		}
 	}
-	require.Greater(t, plans, 20)
+	require.Greater(t, plans, 5)
 	require.Positive(t, hosts, "some of them use the host")
 }
 

@@ -100,16 +100,21 @@ func (p *place) join() (err error) {
 	return nil
 }
 
+// mpiFamilies are the libraries that a launcher starts processes for, in the order
+// in which they are tried.
+func mpiFamilies(launcher cluster.Source) []mpi.Family {
+	switch launcher {
+	case cluster.OpenMPI:
+		return []mpi.Family{mpi.OpenMPI}
+	case cluster.PMIx:
+		return []mpi.Family{mpi.OpenMPI, mpi.ABI, mpi.MPICH}
+	}
+	return []mpi.Family{mpi.ABI, mpi.MPICH}
+}
+
 // startMPI opens the launcher's MPI, and the streams between rank 0 and the others.
 func (p *place) startMPI(j *spillway.Job) (conns []io.ReadWriteCloser, err error) {
-	order := []mpi.Family{mpi.ABI, mpi.MPICH}
-	switch p.env.Source {
-	case cluster.OpenMPI:
-		order = []mpi.Family{mpi.OpenMPI}
-	case cluster.PMIx:
-		order = []mpi.Family{mpi.OpenMPI, mpi.ABI, mpi.MPICH}
-	}
-	process, err := mpi.Start(order, p.env.Rank, p.env.World)
+	process, err := mpi.Start(mpiFamilies(p.env.Source), p.env.Rank, p.env.World)
 	if err != nil {
 		return nil, err
 	}

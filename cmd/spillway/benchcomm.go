@@ -1,0 +1,352 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/inproc"
+	"github.com/spillway-ml/spillway/comm/mpi"
+	"github.com/spillway-ml/spillway/comm/shm"
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/launch"
+	"github.com/spillway-ml/spillway/plan"
+	ranks "github.com/spillway-ml/spillway/run"
+)
+
+// commBench is what bench comm was asked for.
+type commBench struct {
+	transport, json string
+	ranks           int
+	most            int64 // bytes of the largest buffer
+	timeout         time.Duration
+}
+
+func benchCommCommand() *cobra.Command {
+	b := commBench{most: 256 << 20}
+	cmd := &cobra.Command{
+		Use:   "comm",
+		Short: "Every collective between ranks, from 1 KiB on: time, bandwidth, and the bound by memory",
+		Long: `Measure every collective, from 1 KiB to --max-bytes: between the ranks of this
+process (--ranks), of several (spillway launch -n N -- bench comm), or over MPI
+(mpirun -np N spillway bench comm). Beside it stands the bound by memory on one
+host: the bytes that the ranks load and store, over the bandwidth at which they all
+copy at once, measured in the same run.`,
+		Args: noArguments,
+	}
+	fs := cmd.Flags()
+	fs.StringVar(&b.transport, "transport", cluster.Auto, "auto, inproc, shm (spillway launch) or mpi (mpirun)")
+	fs.IntVar(&b.ranks, "ranks", 2, "ranks of this process, where it is alone")
+	fs.Var(sizeFlag{&b.most}, "max-bytes", "the largest buffer")
+	fs.DurationVar(&b.timeout, "timeout", time.Minute, "longest wait of a collective")
+	fs.StringVar(&b.json, "json", "", "write a row a measurement as JSON to `FILE`, - for stdout")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		p, err := findPlace(b.transport, cmd.ErrOrStderr())
+		if err != nil {
+			return err
+		}
+		if fs.Changed("ranks") {
+			if err := p.env.CheckRanks(b.ranks); err != nil {
+				return err
+			}
+		}
+		if b.ranks < 1 || b.ranks > ranks.MaxLocalRanks {
+			return fmt.Errorf("--ranks %d: 1 to %d", b.ranks, ranks.MaxLocalRanks)
+		}
+		if b.most < smallestBuffer {
+			return fmt.Errorf("--max-bytes %d: at least %d", b.most, smallestBuffer)
+		}
+		rows, err := b.run(p)
+		if err != nil || !p.leads() {
+			return err
+		}
+		return b.report(cmd.OutOrStdout(), rows)
+	}
+	return cmd
+}
+
+// benchWorld is the ranks of this process in a job that is measured.
+type benchWorld struct {
+	size  int
+	local []int
+	world interface {
+		Groups(rank int) (map[int]comm.Group, error)
+	}
+	mapped func(rank int) func(graph.Space, int64) ([]byte, func() error, error)
+	close  []func() error // in reverse
+}
+
+func (w *benchWorld) end() (err error) {
+	for _, f := range slices.Backward(w.close) {
+		err = errors.Join(err, f())
+	}
+	return err
+}
+
+// join meets the other ranks.
+func (b *commBench) join(p *place) (w *benchWorld, err error) {
+	w = &benchWorld{size: p.env.World, local: []int{p.env.Rank}, mapped: func(int) func(graph.Space, int64) ([]byte, func() error, error) { return nil }}
+	warn := func(text string) { fmt.Fprintln(p.stderr, "warning:", text) }
+	switch p.transport {
+	case cluster.SHM:
+		j, conns, err := launch.Inherited(p.env)
+		if err != nil {
+			return nil, err
+		}
+		w.close = append(w.close, j.Close)
+		for _, c := range conns {
+			w.close = append(w.close, c.Close)
+		}
+		s, err := j.Join([]graph.Axis{{Name: "data", Size: w.size}}, w.local, shm.Options{Timeout: b.timeout, Warn: warn})
+		if err != nil {
+			return nil, errors.Join(err, w.end())
+		}
+		w.world, w.mapped, w.close = s, s.Map, append(w.close, s.Close)
+	case cluster.MPI:
+		process, err := mpi.Start(mpiFamilies(p.env.Source), p.env.Rank, p.env.World)
+		if err != nil {
+			return nil, err
+		}
+		w.close = append(w.close, process.Close)
+		m, err := process.Join([]graph.Axis{{Name: "data", Size: w.size}}, mpi.Options{Timeout: b.timeout, Warn: warn})
+		if err != nil {
+			return nil, errors.Join(err, w.end())
+		}
+		w.world, w.close = m, append(w.close, m.Close)
+	default:
+		all := ranks.OneProcess(b.ranks)
+		w.size, w.local = all.Size, all.Local
+		w.world, err = inproc.New([]graph.Axis{{Name: "data", Size: w.size}}, inproc.Options{Timeout: b.timeout})
+	}
+	return w, err
+}
+
+// commRow is a measurement.
+type commRow struct {
+	Transport  string  `json:"transport"`
+	Ranks      int     `json:"ranks"`
+	Op         comm.Op `json:"op"`
+	Bytes      int64   `json:"bytes"`            // of the whole buffer
+	Seconds    float64 `json:"seconds"`          // the median of several runs of one operation after the other
+	BytesPerS  float64 `json:"bytes_per_s"`      // Bytes over Seconds
+	Bound      float64 `json:"bound_seconds"`    // by memory, with all ranks on one host; 0: not known
+	CopyPerS   float64 `json:"copy_bytes_per_s"` // read and written, all ranks at once
+	Operations int     `json:"operations"`
+}
+
+const smallestBuffer = 1 << 10
+
+// run measures on every rank of this process at once, and returns the rows of the
+// first of them.
+func (b *commBench) run(p *place) (rows []commRow, err error) {
+	w, err := b.join(p)
+	if err != nil {
+		return nil, err
+	}
+	type end struct {
+		rank int
+		rows []commRow
+		err  error
+	}
+	ends := make(chan end, len(w.local))
+	for _, r := range w.local {
+		go func() {
+			rows, err := b.measure(w, r, p.transport)
+			ends <- end{r, rows, err}
+		}()
+	}
+	for range w.local {
+		e := <-ends
+		err = errors.Join(err, e.err)
+		if e.rank == w.local[0] {
+			rows = e.rows
+		}
+	}
+	return rows, fault(errors.Join(err, w.end()))
+}
+
+// measure runs all operations as one rank.
+func (b *commBench) measure(w *benchWorld, rank int, transport string) (rows []commRow, err error) {
+	groups, err := w.world.Groups(rank)
+	if err != nil {
+		return nil, err
+	}
+	g := groups[-1]
+	ctx := cpu.New(rank, cpu.Options{Map: w.mapped(rank)})
+	g.OnError(ctx.Abort)
+	ctx.OnError(g.Abort)
+	defer func() { err = errors.Join(err, ctx.Close()) }()
+	// A buffer, and apart from it what an all-to-all receives.
+	whole := (b.most + 4095) / 4096 * 4096
+	arena, err := ctx.Alloc(graph.Device, 2*whole)
+	if err != nil {
+		return nil, err
+	}
+	s, err := ctx.NewStream(graph.Comm)
+	if err != nil {
+		return nil, err
+	}
+	mem, err := cpu.Slice[float32](device.Ptr{Arena: arena, Len: 2 * whole})
+	if err != nil {
+		return nil, err
+	}
+	for i := range mem {
+		mem[i] = 1 // pages that were never written would be read too fast
+	}
+	m := &meter{g: g, s: s, arena: arena, apart: whole}
+	copied, err := m.copies(mem, w.size)
+	if err != nil {
+		return nil, err
+	}
+	for size := int64(smallestBuffer); size <= b.most; size *= 4 {
+		size := size / int64(4*w.size) * int64(4*w.size) // whole elements for each rank
+		for _, op := range []comm.Op{comm.AllReduce, comm.ReduceScatter, comm.AllGather, comm.Broadcast, comm.AllToAll} {
+			row, err := m.time(op, size)
+			if err != nil {
+				return nil, err
+			}
+			row.Transport, row.Ranks, row.CopyPerS = transport, w.size, copied
+			row.Bound *= float64(w.size) / copied
+			rows = append(rows, row)
+		}
+	}
+	return rows, nil
+}
+
+// meter times operations of one rank.
+type meter struct {
+	g     comm.Group
+	s     device.Stream
+	arena device.Arena
+	apart int64
+}
+
+func (m *meter) ptr(off, n int64) device.Ptr { return device.Ptr{Arena: m.arena, Off: off, Len: n} }
+
+func (m *meter) launch(k device.Kernel, err error) error {
+	if err != nil {
+		return err
+	}
+	return m.s.Launch(k)
+}
+
+// batches is how often a run of operations is timed.
+const batches = 5
+
+// times returns the median time of f, which every rank begins at once.
+func (m *meter) times(f func() error) (time.Duration, error) {
+	var took []time.Duration
+	for i := range batches + 1 {
+		if err := m.launch(m.g.Barrier("begin")); err != nil {
+			return 0, err
+		}
+		if err := m.s.Sync(); err != nil {
+			return 0, err
+		}
+		began := time.Now()
+		if err := f(); err != nil {
+			return 0, err
+		}
+		if i > 0 { // the first one maps and warms
+			took = append(took, time.Since(began))
+		}
+	}
+	slices.Sort(took)
+	return took[len(took)/2], nil
+}
+
+// copies measures at how many bytes a second, read and written, all ranks copy at
+// once.
+func (m *meter) copies(mem []float32, size int) (float64, error) {
+	half := len(mem) / 2
+	n := min(half, 16<<20)
+	took, err := m.times(func() error {
+		copy(mem[half:half+n], mem[:n])
+		return nil
+	})
+	return float64(8*n*size) / took.Seconds(), err
+}
+
+// time measures an operation on a buffer of some bytes. Bound is the bytes that
+// this rank loads and stores in one.
+func (m *meter) time(op comm.Op, bytes int64) (row commRow, err error) {
+	shard := bytes / int64(m.g.Size())
+	full, own := m.ptr(0, bytes), m.ptr(int64(m.g.Rank())*shard, shard)
+	var k device.Kernel
+	switch op {
+	case comm.AllReduce:
+		k, err = m.g.AllReduce("measure", full, graph.F32)
+	case comm.ReduceScatter:
+		k, err = m.g.ReduceScatter("measure", full, m.ptr(m.apart, shard), graph.F32, false)
+	case comm.AllGather:
+		k, err = m.g.AllGather("measure", own, full, graph.F32)
+	case comm.Broadcast:
+		k, err = m.g.Broadcast("measure", full, graph.F32, 0)
+	case comm.AllToAll:
+		k, err = m.g.AllToAll("measure", full, m.ptr(m.apart, bytes), graph.F32)
+	}
+	if err != nil {
+		return row, err
+	}
+	count := int(min(max((16<<20)/max(bytes, 1), 1), 100)) // the same on every rank
+	before := m.g.Stats()
+	took, err := m.times(func() error {
+		for range count {
+			if err := m.s.Launch(k); err != nil {
+				return err
+			}
+		}
+		return m.s.Sync()
+	})
+	if err != nil {
+		return row, err
+	}
+	moved := m.g.Stats().Sub(before)
+	one := took.Seconds() / float64(count)
+	return commRow{Op: op, Bytes: bytes, Seconds: one, BytesPerS: float64(bytes) / one, Operations: count * batches,
+		Bound: float64(moved.Read+moved.Written) / float64(count*(batches+1))}, nil
+}
+
+// report writes the rows, as JSON where it was asked for, and as a table.
+func (b *commBench) report(out io.Writer, rows []commRow) error {
+	if b.json != "" {
+		text, err := json.MarshalIndent(rows, "", "  ")
+		if err != nil {
+			return err
+		}
+		text = append(text, '\n')
+		if b.json == "-" {
+			_, err := out.Write(text)
+			return err
+		}
+		if err := writeNew(b.json, text); err != nil {
+			return fmt.Errorf("--json: %w", err)
+		}
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	fmt.Fprintf(out, "%s, %d ranks; all copy at once at %.1f GB/s (read and written)\n", rows[0].Transport, rows[0].Ranks, rows[0].CopyPerS/1e9)
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "operation\tbuffer\ttime\tGB/s\tbound by memory\ttime / bound\t")
+	for _, r := range rows {
+		bound, over := "-", "-"
+		if r.Bound > 0 && r.Transport != cluster.MPI {
+			bound, over = micros(r.Bound), fmt.Sprintf("%.2f", r.Seconds/r.Bound)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%.2f\t%s\t%s\t\n", r.Op, plan.Bytes(r.Bytes), micros(r.Seconds), r.BytesPerS/1e9, bound, over)
+	}
+	return t.Flush()
+}
+
+func micros(seconds float64) string { return fmt.Sprintf("%.1f µs", seconds*1e6) }
