@@ -259,6 +259,9 @@ func (t *Trainer) openRanks() error {
 	cfg := &t.cfg
 	if cfg.Trace != "" {
 		t.trace = exec.NewTrace(traceSpans)
+		if cfg.job != nil && cfg.Warn != nil {
+			cfg.Warn("--trace shows rank 0 alone: the other ranks run in processes of their own")
+		}
 	}
 	links, err := t.opened()
 	if err != nil {

@@ -56,8 +56,7 @@ func bind(cpus []int) {
 // process is a rank's.
 type process struct {
 	*exec.Cmd
-	pipes []*os.File // ends of this process, closed once the child has its own
-	lines *lines     // of a rank other than 0
+	lines *lines // of a rank other than 0
 }
 
 type ended struct {
