@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spillway-ml/spillway/internal/regular"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
@@ -48,7 +49,7 @@ func CalibrationPath() (string, error) {
 }
 
 func readCalibrations(path string) (f calibrationFile, err error) {
-	text, err := os.ReadFile(path)
+	text, err := regular.ReadFile(path, 16<<20)
 	if err == nil {
 		err = json.Unmarshal(text, &f)
 	}

@@ -4,12 +4,16 @@ import (
 	"errors"
 	"strings"
 
+	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/plan"
 )
 
 // Runnable refuses, by name, what can be planned but not run.
 func (cfg *Config) Runnable() error {
+	if err := level.Err(); err != nil { // of SPILLWAY_SIMD
+		return err
+	}
 	if !strings.EqualFold(cfg.Device, "cuda") {
 		return nil
 	}

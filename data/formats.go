@@ -13,6 +13,8 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/spillway-ml/spillway/internal/regular"
 )
 
 // kind is what a file is by its name.
@@ -77,7 +79,7 @@ type entry struct {
 
 // open opens the text of a file, whatever its compression.
 func (e *entry) open() (io.ReadCloser, error) {
-	f, err := os.Open(e.path)
+	f, err := regular.Open(e.path)
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/text/unicode/norm"
+
+	"github.com/spillway-ml/spillway/internal/regular"
 )
 
 const (
@@ -41,7 +43,7 @@ func LoadTokenizer(path string) (Tokenizer, error) {
 	if !st.Mode().IsRegular() {
 		return nil, fmt.Errorf("open tokenizer: %s is not a regular file; it must be bytes, gpt2 or a tokenizer.json", path)
 	}
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("open tokenizer: %w", err)
 	}

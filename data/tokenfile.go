@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"github.com/spillway-ml/spillway/internal/regular"
 )
 
 // llm.c's token files (dev/data/data_common.py): a header of 256
@@ -80,7 +82,7 @@ func OpenTokenFile(path string, vocab int) (*Buffer, error) {
 	if !st.Mode().IsRegular() {
 		return nil, fmt.Errorf("open token file: %s is not a regular file", path)
 	}
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("open token file: %w", err)
 	}

@@ -185,7 +185,9 @@ func FuzzParse(f *testing.F) {
 	require.NoError(f, err)
 	for _, block := range strings.Split(string(golden), "\n\n") {
 		if _, text, ok := strings.Cut(block, "----\n"); ok && strings.HasPrefix(text, textHeader) {
-			f.Add(text)
+			if len(text) < 1<<10 { // minimising a long one takes the fuzzing's whole time
+				f.Add(text)
+			}
 		}
 	}
 	f.Fuzz(func(t *testing.T, text string) {

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/internal/regular"
 )
 
 // sizeFlag is a number of bytes: a bare integer, or KB, MB, GB (decimal), KiB,
@@ -133,9 +133,15 @@ type later struct {
 	globalBatch int
 }
 
+// maxGlobalBatch bounds what a search has to split: more rows than any step has.
+const maxGlobalBatch = 1 << 20
+
 func (l *later) refuse() error {
 	if l.globalBatch != 0 && !l.fit {
 		return errors.New("--global-batch is for --fit, which chooses --batch and --accum by it; give --fit too, or choose them yourself")
+	}
+	if l.globalBatch > maxGlobalBatch {
+		return fmt.Errorf("--global-batch %d: at most %d rows are possible", l.globalBatch, maxGlobalBatch)
 	}
 	if l.globalBatch < 0 {
 		return fmt.Errorf("--global-batch %d: at least 1 row is needed", l.globalBatch)
@@ -243,7 +249,10 @@ var yamlPosition = regexp.MustCompile(`^\[(\d+):\d+\] (.*)$`)
 // applyConfigFile sets every flag of a YAML file that the command line has not
 // set. Errors name the file and the line.
 func applyConfigFile(fs *pflag.FlagSet, path string) error {
-	text, err := os.ReadFile(path)
+	text, err := regular.ReadFile(path, maxConfig)
+	if err == nil {
+		err = shallow(text)
+	}
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
 	}

@@ -14,7 +14,7 @@ import (
 func printError(w io.Writer, err error, args []string) {
 	var refused *spillway.Refusal
 	if !errors.As(err, &refused) {
-		fmt.Fprintln(w, "spillway:", err)
+		fmt.Fprintln(w, "spillway:", visible(tame(err.Error(), args)))
 		return
 	}
 	fmt.Fprintf(w, "spillway: %v; it fits as:\n", refused.Cause)

@@ -25,13 +25,13 @@ const table = `
 	zero      < graph
 	fsdp      < graph zero
 	offload   < graph internal/nearest
-	offload/store < graph device internal/crash
+	offload/store < graph device internal/crash internal/regular
 	memplan   < graph
 	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest
 	device    < graph internal/crash
 	kernels   < graph device internal/crash
 	comm      < graph device kernels internal/crash
-	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash
+	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/regular
 	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan
 	data      < internal
 	cluster   <

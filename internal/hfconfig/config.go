@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 
 	"github.com/spillway-ml/spillway/internal/nearest"
+	"github.com/spillway-ml/spillway/internal/regular"
 )
 
 // Arch is an architecture: a forward program with its parameters.
@@ -136,7 +137,7 @@ func readLimited(path string) ([]byte, error) {
 	if !st.Mode().IsRegular() {
 		return nil, fmt.Errorf("read model config: %s is not a regular file", path)
 	}
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("read model config: %w", err)
 	}

@@ -4,6 +4,7 @@ package regular
 
 import (
 	"fmt"
+	"io"
 	"os"
 )
 
@@ -37,4 +38,18 @@ func kind(m os.FileMode) string {
 		return "it is a device"
 	}
 	return m.Type().String()
+}
+
+// ReadFile reads a regular file of at most max bytes.
+func ReadFile(path string, max int64) ([]byte, error) {
+	f, err := Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, max+1))
+	if err == nil && int64(len(text)) > max {
+		err = fmt.Errorf("%s has more than %d bytes", path, max)
+	}
+	return text, err
 }

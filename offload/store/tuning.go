@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/spillway-ml/spillway/internal/regular"
 )
 
 // Tuning is what `spillway doctor` has measured on a filesystem.
@@ -39,7 +41,7 @@ func readTunings() (tuningFile, string, error) {
 	if err != nil {
 		return f, "", nil // no home, so nothing was measured
 	}
-	text, err := os.ReadFile(path)
+	text, err := regular.ReadFile(path, 16<<20)
 	if errors.Is(err, os.ErrNotExist) {
 		return f, path, nil
 	}

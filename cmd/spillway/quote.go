@@ -1,0 +1,45 @@
+package main
+
+import (
+	"regexp"
+	"strconv"
+	"strings"
+	"unicode"
+)
+
+// maxQuoted is how much of what it was given an error repeats, in characters.
+const maxQuoted = 80
+
+// tame makes an error text fit to be shown: values of the command line that it
+// repeats are cut to maxQuoted characters and lose their control characters, so
+// that none can look like a line of our own.
+func tame(text string, args []string) string {
+	for _, arg := range args {
+		values := []string{arg}
+		if _, value, ok := strings.Cut(arg, "="); ok {
+			values = append(values, value)
+		}
+		for _, v := range values {
+			if len(v) > maxQuoted || strings.ContainsFunc(v, unicode.IsControl) {
+				text = strings.ReplaceAll(text, v, short(v))
+				quoted := strings.Trim(strconv.Quote(v), `"`)
+				text = strings.ReplaceAll(text, quoted, short(v))
+			}
+		}
+	}
+	return endless.ReplaceAllStringFunc(text, short)
+}
+
+// endless is a word that is no word: a part of a value, which no value matches. Paths
+// are shorter.
+var endless = regexp.MustCompile(`\S{257,}`)
+
+// short is the first maxQuoted characters of v, escaped.
+func short(v string) string {
+	r := []rune(v)
+	more := ""
+	if len(r) > maxQuoted {
+		r, more = r[:maxQuoted], "…"
+	}
+	return strings.Trim(strconv.Quote(string(r)), `"`) + more
+}
