@@ -16,11 +16,11 @@ func TestCkptVerify(t *testing.T) {
 	for _, d := range []string{dir, one, one + "/"} {
 		got := command("ckpt", "verify", d)
 		require.Zero(t, got.status, got.stderr)
-		require.Contains(t, got.stdout, "step-00000001: whole, step 1, 4 files, ")
+		require.Contains(t, got.stdout, "step-00000001: whole, step 1, 7 files, ")
 	}
 	entries, err := os.ReadDir(two)
 	require.NoError(t, err)
-	require.Len(t, entries, 5)
+	require.Len(t, entries, 8)
 	for _, e := range entries {
 		path := filepath.Join(two, e.Name())
 		text, err := os.ReadFile(path)
@@ -92,7 +92,7 @@ func TestCkptInspect(t *testing.T) {
 	require.Contains(t, doc.Checkpoints[0].Damage, "manifest.json")
 	require.Equal(t, 2, doc.Checkpoints[1].Step)
 	require.Len(t, doc.Checkpoints[1].Run, 32)
-	require.Len(t, doc.Checkpoints[1].Files, 4)
+	require.Len(t, doc.Checkpoints[1].Files, 7)
 	for _, f := range doc.Checkpoints[1].Files {
 		require.Equal(t, strings.HasSuffix(f.Name, ".safetensors"), f.Tensors > 0)
 	}

@@ -138,7 +138,7 @@ func TestInferenceRefusals(t *testing.T) {
 		{"the cap is 1.00 KiB", 2, []string{"generate", "--model", dir, "--prompt", "x", "--device-memory", "1KiB"}},
 		{"--data is missing", 1, []string{"eval", "--model", dir}},
 		{"no-such", 1, []string{"eval", "--model", dir, "--data", "no-such"}},
-		{"is the data that is read", 1, []string{"eval", "--model", dir, "--data", text, "--json", text}},
+		{"which --data reads", 1, []string{"eval", "--model", dir, "--data", text, "--json", text}},
 	} {
 		got := command(c.args...)
 		require.Equal(t, c.status, got.status, "%v: %s", c.args, got.stderr)

@@ -9,7 +9,6 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -78,7 +77,7 @@ func checkLaunch(o *launch.Options, args []string, restarts int) error {
 // runLaunch runs the job, again from its newest checkpoint where it lost a rank.
 func runLaunch(cmd *cobra.Command, o launch.Options, restarts int) error {
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGTSTP)
+	signal.Notify(signals, jobSignals...)
 	defer signal.Stop(signals)
 	defer shelter()() // until the ranks have ended
 	for {

@@ -1,0 +1,11 @@
+//go:build !unix
+
+package main
+
+import (
+	"os"
+	"syscall"
+)
+
+// jobSignals are what launch hands on to its job.
+var jobSignals = []os.Signal{os.Interrupt, syscall.SIGTERM}
