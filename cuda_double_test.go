@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/direct"
 	"github.com/spillway-ml/spillway/comm/onegpu"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
@@ -160,27 +160,23 @@ func (h *hostKernels) Bind(b kernels.Binding) (device.Kernel, error) {
 func (h *hostKernels) Close() error { return nil }
 
 func (h *hostKernels) Sum(t graph.DType) (onegpu.Sum, error) {
-	switch t {
-	case graph.F64:
-		return &hostSum[float64]{double: h.double}, nil
-	case graph.I64:
-		return &hostSum[int64]{double: h.double}, nil
-	}
-	return &hostSum[float32]{double: h.double}, nil
+	return &hostSum{h.double, t}, comm.CheckSum(t)
 }
 
-// hostSum adds on the double, in Go.
-type hostSum[T comm.Number] struct{ double *drivertest.Driver }
+// hostSum adds on the double, as ranks of a process do.
+type hostSum struct {
+	double *drivertest.Driver
+	dtype  graph.DType
+}
 
-func (h *hostSum[T]) Enqueue(_ driver.API, s driver.Stream, dsts, srcs []driver.Address, n int64, accumulate bool) error {
-	var zero T
-	view := func(list []driver.Address) (out [][]T, err error) {
+func (h *hostSum) Enqueue(_ driver.API, s driver.Stream, dsts, srcs []driver.Address, n int64, accumulate bool) error {
+	view := func(list []driver.Address) (out [][]byte, err error) {
 		for _, a := range list {
-			b, err := h.double.Bytes(a, n*int64(unsafe.Sizeof(zero)))
+			b, err := h.double.Bytes(a, n*h.dtype.Size())
 			if err != nil {
 				return nil, err
 			}
-			out = append(out, unsafe.Slice((*T)(unsafe.Pointer(&b[0])), n))
+			out = append(out, b)
 		}
 		return out, nil
 	}
@@ -193,12 +189,14 @@ func (h *hostSum[T]) Enqueue(_ driver.API, s driver.Stream, dsts, srcs []driver.
 		return err
 	}
 	return h.double.Run(s, "sum", func() error {
-		adder := comm.NewAdder[T](len(from))
-		if accumulate {
-			adder.Sum(to[0], from, true)
-			return nil
+		adder, err := direct.NewAdder(h.dtype, len(from))
+		if err != nil || accumulate {
+			if err == nil {
+				adder.Sum(to[0], from, true)
+			}
+			return err
 		}
-		sum := make([]T, n)
+		sum := make([]byte, n*h.dtype.Size())
 		adder.Sum(sum, from, false)
 		for _, d := range to {
 			copy(d, sum)

@@ -87,6 +87,31 @@ func TestCUDAKernelsGiveTheSameBits(t *testing.T) {
 	}
 }
 
+// In bf16 the host's side gives the CPU device's bits, and the GPU's own kernels one
+// result at every stage and placement, near the CPU's.
+func TestCUDATrainsInBF16(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Batch, c.Seq, c.Clip, c.Zero, c.Precision = 2, 3, 1, 8, 1, 0, "bf16"
+	onCPU := runOf(t, c)
+	var own *outcome
+	for zero, placement := range []string{"", "optimizer=host", "activations=host", "optimizer=disk,parameters=host"} {
+		one := c
+		one.Zero, one.Offload, one.Disk, one.Recompute = zero, placement, t.TempDir(), []string{"none", "full"}[zero%2]
+		host := runOnDouble(t, one, drivertest.Options{}, false)
+		require.Equal(t, onCPU.losses, host.losses, "stage %d", zero)
+		require.Equal(t, onCPU.sha, host.sha, "stage %d", zero)
+		got := runOnDouble(t, one, drivertest.Options{}, true)
+		if own == nil {
+			own = &got
+			for s := range onCPU.losses {
+				require.InEpsilon(t, onCPU.losses[s], got.losses[s], 5e-3, "step %d", s+1)
+			}
+		}
+		require.Equal(t, own.losses, got.losses, "stage %d", zero)
+		require.Equal(t, own.sha, got.sha, "stage %d", zero)
+	}
+}
+
 // What else changes what a run is made of: groups of a mesh, accumulation,
 // frozen parameters and their cache, other optimizers.
 func TestCUDAHostSideOfOtherRuns(t *testing.T) {
