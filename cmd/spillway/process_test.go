@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/internal/ownworld"
 )
 
 // built builds the command once: what a signal does is a process's matter.
@@ -43,21 +44,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv("SPILLWAY_TEST_PANIC") != "" && panicInTest != nil {
 		panicInTest()
 	}
-	// What a user has measured on this machine neither shows nor is lost. The go
-	// command, which some tests run, keeps its settings.
-	if dir, err := os.UserConfigDir(); err == nil && os.Getenv("GOENV") == "" {
-		_ = os.Setenv("GOENV", filepath.Join(dir, "go", "env"))
-	}
-	config, err := os.MkdirTemp("", "spillway-config-")
-	if err == nil {
-		err = os.Setenv("XDG_CONFIG_HOME", config)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	code := m.Run()
-	_ = os.RemoveAll(config)
+	code := ownworld.Run(m)
 	if buildFolder != "" {
 		_ = os.RemoveAll(buildFolder)
 	}

@@ -17,20 +17,14 @@ import (
 
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/fault"
+	"github.com/spillway-ml/spillway/internal/ownworld"
 )
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("SPILLWAY_TEST_WRITER"); dir != "" {
 		writeForever(dir)
 	}
-	home, err := os.MkdirTemp("", "spillway-config")
-	if err != nil {
-		panic(err)
-	}
-	os.Setenv("XDG_CONFIG_HOME", home) // nobody's measurements steer the tests
-	code := m.Run()
-	_ = os.RemoveAll(home)
-	os.Exit(code)
+	os.Exit(ownworld.Run(m)) // nobody's measurements steer the tests
 }
 
 // writeForever is a job that is killed: it says when it writes.

@@ -1,0 +1,91 @@
+// Package ownworld keeps a test process, and the processes it starts, out of the
+// user's configuration, caches and home, and what lies there out of the tests.
+package ownworld
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+const (
+	// CacheVar names a folder in which compiled kernels outlive the test process:
+	// without it each process compiles those that it needs, and drops them.
+	CacheVar = "SPILLWAY_TEST_CACHE"
+
+	// worldVar is for child processes: the world they were started in.
+	worldVar = "SPILLWAY_TEST_WORLD"
+)
+
+// goVars are what the go command, which some tests run, keeps of the user's: its
+// own settings, caches and modules.
+var goVars = []string{"GOENV", "GOPATH", "GOCACHE", "GOMODCACHE"}
+
+// Run is m.Run with HOME and the folders of configuration and caches in an empty
+// temporary folder, which is removed after it. It is the whole of a TestMain:
+//
+//	func TestMain(m *testing.M) { os.Exit(ownworld.Run(m)) }
+func Run(m *testing.M) int {
+	leave, err := enter()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "a world for the tests:", err)
+		return 1
+	}
+	defer leave()
+	return m.Run()
+}
+
+func enter() (leave func(), err error) {
+	if home := os.Getenv("HOME"); home != "" && os.Getenv(worldVar) == home {
+		return func() {}, nil // this process's parent, a test, is in one
+	}
+	// The cache's name is from outside: it is resolved before anything moves.
+	cache := os.Getenv(CacheVar)
+	if cache != "" {
+		if cache, err = filepath.Abs(cache); err != nil {
+			return nil, err
+		}
+	}
+	vars := goSettings()
+	dir, err := os.MkdirTemp("", "spillway-world-")
+	if err != nil {
+		return nil, err
+	}
+	if cache == "" {
+		cache = filepath.Join(dir, "cache")
+	}
+	config := filepath.Join(dir, "config")
+	for name, value := range map[string]string{
+		"HOME": dir, "XDG_CONFIG_HOME": config, "XDG_CACHE_HOME": cache, "XDG_DATA_HOME": filepath.Join(dir, "data"),
+		"USERPROFILE": dir, "AppData": config, "LocalAppData": cache, worldVar: dir,
+	} {
+		vars[name] = value
+	}
+	leave = func() { _ = os.RemoveAll(dir) }
+	for name, value := range vars {
+		if err := os.Setenv(name, value); err != nil {
+			leave()
+			return nil, err
+		}
+	}
+	return leave, nil
+}
+
+// goSettings returns goVars as the go command has them; none where there is no go
+// command, as where a test binary runs on another machine.
+func goSettings() map[string]string {
+	vars := map[string]string{}
+	out, err := exec.Command("go", append([]string{"env", "-json"}, goVars...)...).Output()
+	if err != nil || json.Unmarshal(out, &vars) != nil {
+		return map[string]string{}
+	}
+	for name, value := range vars {
+		if value == "" {
+			delete(vars, name)
+		}
+	}
+	return vars
+}
