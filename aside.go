@@ -14,7 +14,7 @@ func canWriteAside(path string) error {
 	st, err := os.Stat(path)
 	switch {
 	case err == nil && st.IsDir():
-		return fmt.Errorf("%q is a folder; a file is needed", path)
+		return fmt.Errorf("%.80q is a folder; a file is needed", path)
 	case err == nil && !st.Mode().IsRegular(): // a device or a pipe: written as it is
 		return nil
 	case err != nil && !errors.Is(err, os.ErrNotExist):

@@ -15,6 +15,7 @@ import (
 	"math"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
@@ -229,6 +230,15 @@ var largest = map[string]int64{
 	"threads": 4096, "prefetch": 1 << 30,
 }
 
+// asGiven is a value as an error repeats it: at most 80 characters, in quotes where
+// it is longer or has any that do not show.
+func asGiven(v string) string {
+	if len(v) <= 80 && !strings.ContainsFunc(v, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return v
+	}
+	return fmt.Sprintf("%.80q", v)
+}
+
 func oneOf(flag, v string, names []string) error {
 	for _, n := range names {
 		if strings.EqualFold(v, n) {
@@ -241,7 +251,7 @@ func oneOf(flag, v string, names []string) error {
 			known = append(known, n)
 		}
 	}
-	return fmt.Errorf("--%s %q is not known; use one of %s", flag, v, strings.Join(known, ", "))
+	return fmt.Errorf("--%s %.80q is not known; use one of %s", flag, v, strings.Join(known, ", "))
 }
 
 // Validate refuses values that no run could have; every error names its flag.
@@ -314,10 +324,10 @@ func (c *Config) Validate() error {
 		}
 	}
 	if _, err := recompute.Parse(c.Recompute); err != nil && !c.recomputeAuto() {
-		return fmt.Errorf("--recompute %s: %w", c.Recompute, err)
+		return fmt.Errorf("--recompute %s: %w", asGiven(c.Recompute), err)
 	}
 	if _, err := offload.Parse(c.Offload); err != nil {
-		return fmt.Errorf("--offload %s: %w", c.Offload, err)
+		return fmt.Errorf("--offload %s: %w", asGiven(c.Offload), err)
 	}
 	for _, p := range c.Allow {
 		if err := oneOf("allow", p, precisions[1:]); err != nil {

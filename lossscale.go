@@ -4,10 +4,10 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/decimal"
 	"github.com/spillway-ml/spillway/run"
 )
 
@@ -30,7 +30,7 @@ func (c *Config) lossScale() (scale float64, dynamic bool, err error) {
 	if !strings.EqualFold(c.precision(), "fp16") {
 		return 0, false, fmt.Errorf("--loss-scale %.80s: --precision %s has none, its range is fp32's; give it with --precision fp16 or leave it out", s, c.precision())
 	}
-	scale, err = strconv.ParseFloat(s, 64)
+	scale, err = decimal.Float(s)
 	// A gradient of 1 times the scale must be finite in fp32.
 	if err != nil || !(scale >= 1 && scale <= 1<<126) {
 		return 0, false, fmt.Errorf("--loss-scale %.80q: use dynamic or a number of at least 1", c.LossScale)

@@ -43,18 +43,18 @@ func ParseFrozenCache(s string, size func(string) (int64, error)) (FrozenCache, 
 	case "disk":
 		f.Tier = graph.Disk
 	default:
-		return f, fmt.Errorf("%q: use none, host:SIZE or disk:SIZE", s)
+		return f, fmt.Errorf("%.80q: use none, host:SIZE or disk:SIZE", s)
 	}
 	example := strings.ToLower(tier) + ":4GiB"
 	if room == "" {
-		return FrozenCache{}, fmt.Errorf("%q: a size is needed after the tier, as in %s", s, example)
+		return FrozenCache{}, fmt.Errorf("%.80q: a size is needed after the tier, as in %s", s, example)
 	}
 	n, err := size(room)
 	if err != nil {
-		return FrozenCache{}, fmt.Errorf("%q: %w, as in %s", s, err, example)
+		return FrozenCache{}, fmt.Errorf("%.80q: %w, as in %s", s, err, example)
 	}
 	if n <= 0 {
-		return FrozenCache{}, fmt.Errorf("%q: a size of more than 0 is needed after the tier, as in %s", s, example)
+		return FrozenCache{}, fmt.Errorf("%.80q: a size of more than 0 is needed after the tier, as in %s", s, example)
 	}
 	f.Bytes = n
 	return f, nil

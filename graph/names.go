@@ -44,10 +44,20 @@ func MatchName(pattern, name string) (bool, error) {
 	return false, nil
 }
 
+// Limits of a pattern: more is a typing error. No name is as long, and no model has
+// as many layers.
+const (
+	maxPattern = 256 // bytes
+	maxNumber  = 999_999
+)
+
 // CheckPattern returns what is wrong with a pattern of MatchName.
 func CheckPattern(pattern string) error {
 	if pattern == "" {
 		return fmt.Errorf("a pattern is empty")
+	}
+	if len(pattern) > maxPattern {
+		return fmt.Errorf("%.80q: a pattern of %d characters; at most %d are possible", pattern, len(pattern), maxPattern)
 	}
 	rest := pattern
 	for {
@@ -62,7 +72,7 @@ func CheckPattern(pattern string) error {
 		rest = rest[:i] + "0" + rest[end:]
 	}
 	if _, err := path.Match(rest, ""); err != nil {
-		return fmt.Errorf("%q is not a pattern of names", pattern)
+		return fmt.Errorf("%.80q is not a pattern of names", pattern)
 	}
 	return nil
 }
@@ -71,7 +81,7 @@ func digit(c byte) bool { return c >= '0' && c <= '9' }
 
 // numberRange reads the {A-B} at pattern[i:]; end is the index after it.
 func numberRange(pattern string, i int) (lo, hi int64, end int, err error) {
-	bad := fmt.Errorf("%q: write a range of numbers as {0-11}", pattern)
+	bad := fmt.Errorf("%.80q: write a range of numbers as {0-11}", pattern)
 	j := strings.IndexByte(pattern[i:], '}')
 	if j < 0 {
 		return 0, 0, 0, bad
@@ -84,6 +94,9 @@ func numberRange(pattern string, i int) (lo, hi int64, end int, err error) {
 	hi, err2 := strconv.ParseInt(b, 10, 64)
 	if err1 != nil || err2 != nil || lo < 0 || hi < lo {
 		return 0, 0, 0, bad
+	}
+	if hi > maxNumber {
+		return 0, 0, 0, fmt.Errorf("%.80q: a range of numbers ends at %d at most", pattern, maxNumber)
 	}
 	return lo, hi, i + j + 1, nil
 }

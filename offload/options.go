@@ -102,7 +102,7 @@ func Parse(s string) (Options, error) {
 	for _, part := range strings.Split(s, ",") {
 		name, where, ok := strings.Cut(strings.TrimSpace(part), "=")
 		if !ok {
-			return o, fmt.Errorf("%q: write CLASS=host or CLASS=disk", part)
+			return o, fmt.Errorf("%.80q: write CLASS=host or CLASS=disk", part)
 		}
 		var class graph.Class
 		var whole *graph.Space
@@ -116,10 +116,10 @@ func Parse(s string) (Options, error) {
 		case "activations":
 			class, whole = graph.Activations, &o.Activations
 		default:
-			return o, fmt.Errorf("%q: class %q is not known; use optimizer, parameters, gradients or activations", part, name)
+			return o, fmt.Errorf("%.80q: class %.80q is not known; use optimizer, parameters, gradients or activations", part, name)
 		}
 		if given[class] {
-			return o, fmt.Errorf("%q: %v is given twice; give it once, its places joined by +, as in optimizer=host:25%%+disk", part, class)
+			return o, fmt.Errorf("%.80q: %v is given twice; give it once, its places joined by +, as in optimizer=host:25%%+disk", part, class)
 		}
 		given[class] = true
 		list, err := parseParts(class, where, part)
@@ -132,7 +132,7 @@ func Parse(s string) (Options, error) {
 		}
 		o.Parts = append(o.Parts, list...)
 		if err := o.validateParts(); err != nil {
-			return o, fmt.Errorf("%q: %w", part, err)
+			return o, fmt.Errorf("%.80q: %w", part, err)
 		}
 	}
 	return o, nil

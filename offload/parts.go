@@ -3,10 +3,10 @@ package offload
 import (
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/decimal"
 	"github.com/spillway-ml/spillway/internal/nearest"
 )
 
@@ -29,7 +29,7 @@ func (p Part) validate() error {
 	switch p.Class {
 	case graph.Optimizer, graph.Parameters, graph.Gradients:
 		if len(p.Buffers) > 0 {
-			return fmt.Errorf("offload: %v goes by units, not by buffers %q; give a share, as in optimizer=host:60%%", p.Class, p.Buffers)
+			return fmt.Errorf("offload: %v goes by units, not by buffers %.80q; give a share, as in optimizer=host:60%%", p.Class, p.Buffers)
 		}
 	case graph.Activations:
 		if p.Share != 0 {
@@ -206,15 +206,15 @@ func parseParts(class graph.Class, text, whole string) ([]Part, error) {
 		case "disk":
 			p.Space = graph.Disk
 		default:
-			return nil, fmt.Errorf("%q: %q is not a place; use host or disk", whole, place)
+			return nil, fmt.Errorf("%.80q: %.80q is not a place; use host or disk", whole, place)
 		}
 		what = strings.TrimSpace(what)
 		switch percent, isShare := strings.CutSuffix(what, "%"); {
 		case !by:
 		case isShare && class != graph.Activations:
-			v, err := strconv.ParseFloat(strings.TrimSpace(percent), 64)
+			v, err := decimal.Float(strings.TrimSpace(percent))
 			if err != nil || !(v > 0 && v <= 100) {
-				return nil, fmt.Errorf("%q: %q is not a share of the class; write a percentage over 0 and up to 100, as in %v=host:60%%", whole, what, class)
+				return nil, fmt.Errorf("%.80q: %.80q is not a share of the class; write a percentage over 0 and up to 100, as in %v=host:60%%", whole, what, class)
 			}
 			p.Share = v / 100
 		case class == graph.Activations && !isShare:
@@ -222,16 +222,16 @@ func parseParts(class graph.Class, text, whole string) ([]Part, error) {
 				p.Buffers = append(p.Buffers, strings.TrimSpace(b))
 			}
 		case class == graph.Activations:
-			return nil, fmt.Errorf("%q: activations go by buffers, not by shares; write patterns of names separated by semicolons, as in activations=host:h.*.mlp.act;h.*.ln_1", whole)
+			return nil, fmt.Errorf("%.80q: activations go by buffers, not by shares; write patterns of names separated by semicolons, as in activations=host:h.*.mlp.act;h.*.ln_1", whole)
 		default:
-			return nil, fmt.Errorf("%q: %v goes by units, and %q is not a share; write a percentage, as in %v=host:60%%", whole, class, what, class)
+			return nil, fmt.Errorf("%.80q: %v goes by units, and %.80q is not a share; write a percentage, as in %v=host:60%%", whole, class, what, class)
 		}
 		if err := p.validate(); err != nil {
-			return nil, fmt.Errorf("%q: %w", whole, err)
+			return nil, fmt.Errorf("%.80q: %w", whole, err)
 		}
 		for _, q := range list {
 			if q.Space == p.Space {
-				return nil, fmt.Errorf("%q: %v is given twice; give each place once, with all that goes there", whole, p.Space)
+				return nil, fmt.Errorf("%.80q: %v is given twice; give each place once, with all that goes there", whole, p.Space)
 			}
 		}
 		list = append(list, p)
@@ -257,7 +257,7 @@ func (r *rewriter) checkNames(before *graph.Program) error {
 				names = append(names, b.Name)
 			}
 			if !found {
-				return fmt.Errorf("offload: no activation matches %q; the nearest are %s; spillway plan lists the largest by name", pattern, strings.Join(nearest.Patterns(pattern, names, 3), ", "))
+				return fmt.Errorf("offload: no activation matches %.80q; the nearest are %s; spillway plan lists the largest by name", pattern, strings.Join(nearest.Patterns(pattern, names, 3), ", "))
 			}
 		}
 	}

@@ -45,7 +45,7 @@ func Parse(name string) (Precision, error) {
 			return Precision(i), nil
 		}
 	}
-	return FP32, fmt.Errorf("precision: %q is not known; use one of %s", name, strings.Join(names[:], ", "))
+	return FP32, fmt.Errorf("precision: %.80q is not known; use one of %s", name, strings.Join(names[:], ", "))
 }
 
 // DType returns the type of parameters and activations.
@@ -83,7 +83,7 @@ func Cast(p *graph.Program, o Options) (*graph.Program, error) {
 	}
 	for u := range p.Units {
 		if p.Units[u].FlatLen != 0 {
-			return nil, fmt.Errorf("precision: unit %q is laid out already; cast before sharding", p.Units[u].Name)
+			return nil, fmt.Errorf("precision: unit %.80q is laid out already; cast before sharding", p.Units[u].Name)
 		}
 	}
 	c := &caster{p: p.Clone(), half: o.Precision.DType(), grads32: o.Grads32, twins: map[graph.BufID]graph.BufID{}}

@@ -89,7 +89,7 @@ func (r *rewriter) checkDrops(p *graph.Program) error {
 				names = append(names, name)
 			}
 		}
-		return fmt.Errorf("recompute: no activation that can be computed again matches %q; the nearest are %s; all of those are %s", pattern, strings.Join(nearest.Patterns(pattern, all, 3), ", "), strings.Join(names, ", "))
+		return fmt.Errorf("recompute: no activation that can be computed again matches %.80q; the nearest are %s; all of those are %s", pattern, strings.Join(nearest.Patterns(pattern, all, 3), ", "), strings.Join(names, ", "))
 	}
 	return nil
 }

@@ -77,20 +77,20 @@ func Parse(s string) (Options, error) {
 			for _, buf := range strings.Split(patterns, ",") {
 				buf = strings.TrimSpace(buf)
 				if err := graph.CheckPattern(buf); err != nil {
-					return o, fmt.Errorf("recompute: %w in %q", err, part)
+					return o, fmt.Errorf("recompute: %w in %.80q", err, part)
 				}
 				o.Drop = append(o.Drop, buf)
 			}
 			continue
 		case !ok:
-			return o, fmt.Errorf("recompute: policy %q is not known; use none, selective, full or auto, or drop with the names of buffers", name)
+			return o, fmt.Errorf("recompute: policy %.80q is not known; use none, selective, full or auto, or drop with the names of buffers", name)
 		case !by:
 			patterns = "*"
 		}
 		for _, unit := range strings.Split(patterns, ",") {
 			unit = strings.TrimSpace(unit)
-			if graph.CheckPattern(unit) != nil {
-				return o, fmt.Errorf("recompute: %q is not a pattern of unit names in %q", unit, part)
+			if err := graph.CheckPattern(unit); err != nil {
+				return o, fmt.Errorf("recompute: not a pattern of unit names in %.80q: %w", part, err)
 			}
 			o.Rules = append(o.Rules, Rule{policy, unit})
 		}

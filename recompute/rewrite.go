@@ -43,7 +43,7 @@ func Rewrite(p *graph.Program, opt Options) (*graph.Program, error) {
 	}
 	for i, ok := range matched {
 		if !ok && opt.Rules[i].Unit != "*" && !covered(q, opt.Rules[i].Unit) {
-			return nil, fmt.Errorf("recompute: no unit matches %q; units are %s", opt.Rules[i].Unit, unitNames(q))
+			return nil, fmt.Errorf("recompute: no unit matches %.80q; units are %s", opt.Rules[i].Unit, unitNames(q))
 		}
 	}
 	r := &rewriter{p: q, ops: train.Phases[0].Ops, policy: policies, drop: opt.Drop, made: map[graph.BufID]bool{}}

@@ -300,15 +300,15 @@ func applyPair(fs *pflag.FlagSet, path string, pair *ast.MappingValueNode, given
 	line, key := token.Position.Line, token.Value
 	at := fmt.Sprintf("--config %s:%d", path, line)
 	if first, twice := seen[key]; twice {
-		return fmt.Errorf("%s: %q is given twice (first in line %d)", at, key, first)
+		return fmt.Errorf("%s: %.80q is given twice (first in line %d)", at, key, first)
 	}
 	seen[key] = line
 	flag := fs.Lookup(key)
 	if flag == nil || key == "config" || key == "help" {
 		if near := nearestFlag(fs, key); near != "" && near != key {
-			return fmt.Errorf("%s: unknown key %q; did you mean %s?", at, key, near)
+			return fmt.Errorf("%s: unknown key %.80q; did you mean %s?", at, key, near)
 		}
-		return fmt.Errorf("%s: unknown key %q; keys are the flags of this command without the dashes", at, key)
+		return fmt.Errorf("%s: unknown key %.80q; keys are the flags of this command without the dashes", at, key)
 	}
 	value, err := scalarText(pair.Value)
 	if err != nil {
@@ -318,7 +318,7 @@ func applyPair(fs *pflag.FlagSet, path string, pair *ast.MappingValueNode, given
 		return nil
 	}
 	if err := fs.Set(key, value); err != nil {
-		return fmt.Errorf("%s: %w", at, plainFlagError(err))
+		return fmt.Errorf("%s: %s", at, tame(plainFlagError(err).Error(), []string{value}))
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -30,6 +31,16 @@ func TestLimits(t *testing.T) {
 		"a pipe as model":   {tinyWith("--model", model), "not a regular file"},
 		"a device as data":  {tinyWith("--data", "/dev/zero"), "neither a regular file nor a folder"},
 		"rows of the world": {tinyWith("--fit", "--global-batch", "9223372036854775807"), "--global-batch 9223372036854775807: at most 1048576 rows are possible"},
+		"an underscore":     {tinyWith("--lr", "1_0"), `--lr "1_0": a plain decimal number is needed`},
+		"a hexadecimal":     {tinyWith("--clip", "0x1p4"), `--clip "0x1p4": a plain decimal number is needed`},
+		"an octal":          {tinyWith("--seq", "010"), `--seq "010": a plain decimal number is needed`},
+		"a share's number":  {tinyWith("--offload", "optimizer=host:6_0%"), `"6_0%" is not a share of the class`},
+		"in a file":         {[]string{"train", "--config", writeFile(t, "c.yaml", "steps: 2\nlr: 1_0\n")}, `c.yaml:2: --lr "1_0": a plain decimal number is needed`},
+		"another command":   {[]string{"bench", "comm", "--ranks", "0b10"}, `--ranks "0b10": a plain decimal number is needed`},
+		"a range":           {tinyWith("--freeze", "h.{0-9999999999}.*"), "a range of numbers ends at 999999 at most"},
+		"a range to drop":   {tinyWith("--recompute", "drop:h.{0-9999999999}"), "a range of numbers ends at 999999 at most"},
+		"many stars":        {tinyWith("--recompute", "drop:"+strings.Repeat("*", 300)), "a pattern of 300 characters; at most 256 are possible"},
+		"stars of units":    {tinyWith("--recompute", "full:"+strings.Repeat("*", 300)), "a pattern of 300 characters; at most 256 are possible"},
 		"a long value":      {tinyWith("--offload", "optimizer=host:"+strings.Repeat("9", 5000)), "--offload"},
 		"a forged line":     {tinyWith("--recompute", "full\nspillway: all is well"), "--recompute"},
 		"an escape":         {tinyWith("--model", "\x1b[31mred"), "--model"},
@@ -43,6 +54,28 @@ func TestLimits(t *testing.T) {
 			require.NotContains(t, got.stderr, "\x1b")
 		})
 	}
+}
+
+// A configuration file's values are cut and escaped as the command line's are,
+// those that their flag refuses and those that the run does.
+func TestLongValuesOfAFile(t *testing.T) {
+	long := strings.Repeat("z", 150)
+	for key, text := range map[string]string{
+		"lr": long, "device-memory": long, "zero": long, "timeout": long, "optimizer": long, "model": long, "order": long,
+		"offload": "optimizer=" + long, "recompute": "drop:" + long + "[", "freeze": long + "[", "frozen-cache": long, "precision": long, long: "1",
+	} {
+		t.Run(key[:2], func(t *testing.T) {
+			got := command(tinyWith("--config", writeFile(t, "c.yaml", key+": \""+text+"\"\n"))...)
+			if given := slices.Contains(tinyRun, "--"+key); given {
+				got = command("train", "--config", writeFile(t, "c.yaml", key+": \""+text+"\"\n"))
+			}
+			require.Equal(t, 1, got.status, got.stderr)
+			require.NotContains(t, got.stderr, strings.Repeat("z", 81))
+			require.Contains(t, got.stderr, strings.Repeat("z", 60), "says what it was given")
+		})
+	}
+	got := command("train", "--config", writeFile(t, "c.yaml", `optimizer: "x\nspillway: all is well"`))
+	require.Equal(t, 1, strings.Count(got.stderr, "\n"), got.stderr)
 }
 
 // An unknown level of SIMD is refused, not left out.

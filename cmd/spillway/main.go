@@ -49,11 +49,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	groupFlags(root)
 	root.AddCommand(trainCommand(), launchCommand(), planCommand(), benchCommand(), doctorCommand(), dataCommand(), generateCommand(), evalCommand(), ckptCommand())
 	completeValues(root)
-	err := root.ExecuteContext(ctx)
+	decimalNumbers(root)
+	cmd, err := root.ExecuteContextC(ctx)
 	var silent *silentError
 	var status *statusError
 	if err != nil && !errors.As(err, &silent) && !errors.As(err, &status) {
-		printError(stderr, err, args)
+		printError(stderr, err, args, setValues(cmd))
 	}
 	return exitStatus(err)
 }

@@ -5,6 +5,9 @@ import (
 	"strconv"
 	"strings"
 	"unicode"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // maxQuoted is how much of what it was given an error repeats, in characters.
@@ -28,6 +31,19 @@ func tame(text string, args []string) string {
 		}
 	}
 	return endless.ReplaceAllStringFunc(text, short)
+}
+
+// setValues returns the values of the flags that were set, on the command line or in
+// a configuration file, and what lists among them hold.
+func setValues(cmd *cobra.Command) (list []string) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		value := f.Value.String()
+		list = append(list, value)
+		if parts := strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune(",;:=+", r) }); len(parts) > 1 {
+			list = append(list, parts...)
+		}
+	})
+	return list
 }
 
 // endless is a word that is no word: a part of a value, which no value matches. Paths

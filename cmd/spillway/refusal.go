@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway"
@@ -11,10 +12,10 @@ import (
 
 // printError tells a person what ended a command: one line, and after a refusal
 // with ways out a whole command a line, to be copied.
-func printError(w io.Writer, err error, args []string) {
+func printError(w io.Writer, err error, args, values []string) {
 	var refused *spillway.Refusal
 	if !errors.As(err, &refused) {
-		fmt.Fprintln(w, "spillway:", visible(tame(err.Error(), args)))
+		fmt.Fprintln(w, "spillway:", visible(tame(err.Error(), slices.Concat(args, values))))
 		return
 	}
 	fmt.Fprintf(w, "spillway: %v; it fits as:\n", refused.Cause)

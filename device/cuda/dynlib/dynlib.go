@@ -37,7 +37,7 @@ var sites = []string{
 }
 
 // pythons returns the roots of Python environments: the active one, those of the
-// user and the system, and that of the python3 on PATH.
+// user and the system, and that of the python3 in absolute folders of PATH.
 func pythons() []string {
 	var roots []string
 	for _, v := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
@@ -46,6 +46,9 @@ func pythons() []string {
 		}
 	}
 	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+		if !filepath.IsAbs(dir) { // it would be the working folder's library
+			continue
+		}
 		if _, err := os.Stat(filepath.Join(dir, "python3")); err == nil && filepath.Base(dir) == "bin" {
 			roots = append(roots, filepath.Dir(dir))
 		}

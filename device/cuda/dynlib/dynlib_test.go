@@ -25,6 +25,19 @@ func TestCandidatesInOrder(t *testing.T) {
 	require.Equal(t, []string{given, "libthing.so.3", "libthing.so.2", newer, older}, Candidates("libthing.so.3", "libthing.so.2"))
 }
 
+// The working folder's own library is never a candidate, whatever PATH says.
+func TestRelativePathEntriesAreNotLookedAt(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	file(t, filepath.Join(dir, "env", "bin", "python3"))
+	library := filepath.Join("env", "lib", "python3.12", "site-packages", "nvidia", "thing", "lib", "libthing.so.2")
+	file(t, filepath.Join(dir, library))
+	t.Setenv("PATH", filepath.Join("env", "bin"))
+	require.NotContains(t, Candidates("libthing.so.2"), library)
+	t.Setenv("PATH", filepath.Join(dir, "env", "bin"))
+	require.Contains(t, Candidates("libthing.so.2"), filepath.Join(dir, library))
+}
+
 func TestNotFoundSaysWhereItLooked(t *testing.T) {
 	dir := t.TempDir()
 	given := file(t, filepath.Join(dir, "libthing.so.2"))

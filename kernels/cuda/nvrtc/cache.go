@@ -5,10 +5,15 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+
+	"github.com/spillway-ml/spillway/internal/owned"
+	"github.com/spillway-ml/spillway/internal/regular"
 )
 
 // cache keeps compiled kernels in files named by source, architecture and a hash
@@ -17,10 +22,12 @@ import (
 //	spillway kernel 1 SHA256-OF-THE-IMAGE newline image
 //
 // and is renamed into place, so that it is whole or not there. A folder that
-// cannot be written or a file that is broken costs time and a warning only.
+// cannot be written or a file that is broken costs time and a warning only. So does
+// a folder or a file that others may write: what is in it runs on the device.
 type cache struct {
-	dir  string // empty: nothing is kept
-	warn func(string)
+	dir     string // empty: nothing is kept
+	warn    func(string)
+	foreign sync.Once // the one warning about what is not the user's own
 }
 
 const magic = "spillway kernel 1 "
@@ -59,8 +66,8 @@ func (c *cache) get(name, arch string, key []string) []byte {
 		return nil
 	}
 	path := c.path(name, arch, key)
-	b, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	b, err := c.read(path)
+	if errors.Is(err, fs.ErrNotExist) || c.refused(err) {
 		return nil
 	}
 	if err != nil {
@@ -78,17 +85,50 @@ func (c *cache) get(name, arch string, key []string) []byte {
 	return nil
 }
 
+// read returns a file of the folder, where both are the user's own.
+func (c *cache) read(path string) ([]byte, error) {
+	if err := owned.Folder(c.dir); err != nil {
+		return nil, err
+	}
+	f, err := regular.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err == nil {
+		err = owned.Check(path, st)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(f)
+}
+
+// refused tells whether err is about something that is not the user's own, and warns
+// of the first.
+func (c *cache) refused(err error) bool {
+	var e *owned.Error
+	if !errors.As(err, &e) {
+		return false
+	}
+	c.foreign.Do(func() {
+		c.warn(fmt.Sprintf("the cache of compiled kernels is not used, they are compiled again: %v", e))
+	})
+	return true
+}
+
 func (c *cache) put(name, arch string, key []string, image []byte) {
 	if c.dir == "" {
 		return
 	}
-	if err := c.write(c.path(name, arch, key), image); err != nil {
+	if err := c.write(c.path(name, arch, key), image); err != nil && !c.refused(err) {
 		c.warn(fmt.Sprintf("the compiled kernels of %s are not kept: %v", name, err))
 	}
 }
 
 func (c *cache) write(path string, image []byte) error {
-	if err := os.MkdirAll(c.dir, 0o755); err != nil {
+	if err := owned.Make(c.dir); err != nil {
 		return err
 	}
 	f, err := os.CreateTemp(c.dir, "tmp-*")

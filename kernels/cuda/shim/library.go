@@ -4,6 +4,8 @@ package shim
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"unsafe"
@@ -27,6 +29,7 @@ type Kernel func(grid, block *[3]uint32, shared uint32, params unsafe.Pointer) i
 
 var (
 	opened = map[string]*Library{}
+	once   = map[string]bool{} // libraries in folders of their own
 	openMu sync.Mutex
 )
 
@@ -45,6 +48,9 @@ func Open(image []byte) (*Library, error) {
 	h, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
 		return nil, fmt.Errorf("shim: open %s: %w", path, err)
+	}
+	if once[path] { // a loaded library needs no name
+		_ = os.RemoveAll(filepath.Dir(path))
 	}
 	l := &Library{path: path, handle: h, kernels: map[string]Kernel{}}
 	opened[path] = l

@@ -16,6 +16,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,6 +26,7 @@ import (
 	"golang.org/x/sys/cpu"
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/internal/owned"
 )
 
 //go:embed shim.h
@@ -42,7 +44,9 @@ type Compiler struct {
 	version string // of the compiler, part of a library's name
 	dir     string
 
-	mu sync.Mutex
+	mu      sync.Mutex
+	warn    func(string)
+	foreign sync.Once // the one warning about a folder that is not the user's own
 }
 
 // New returns a compiler that keeps what it made in the user's cache folder. It
@@ -69,7 +73,7 @@ func At(dir string) (*Compiler, error) {
 		if err != nil {
 			return nil, fmt.Errorf("shim: %s --version: %w", path, err)
 		}
-		return &Compiler{cxx: path, version: string(version), dir: dir}, nil
+		return &Compiler{cxx: path, version: string(version), dir: dir, warn: func(s string) { fmt.Fprintln(os.Stderr, s) }}, nil
 	}
 	return nil, ErrNoCompiler
 }
@@ -88,7 +92,8 @@ func flags() []string {
 }
 
 // Compile returns the image of a source: Prefix and the path of its library. A
-// source that was compiled before is not compiled again.
+// source that was compiled before is not compiled again, unless others may write
+// the folder or the library: then it goes to a folder of its own, which Open removes.
 func (c *Compiler) Compile(name, source string, _ driver.Device) ([]byte, error) {
 	text := header + source
 	h := sha256.New()
@@ -96,16 +101,17 @@ func (c *Compiler) Compile(name, source string, _ driver.Device) ([]byte, error)
 		fmt.Fprintf(h, "%d:%s", len(s), s)
 	}
 	stem := strings.TrimSuffix(filepath.Base(name), ".cu")
-	path := filepath.Join(c.dir, stem+"-"+hex.EncodeToString(h.Sum(nil))[:24]+".so")
+	file := stem + "-" + hex.EncodeToString(h.Sum(nil))[:24] + ".so"
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, err := os.Stat(path); err == nil {
-		return []byte(Prefix + path), nil
-	}
-	if err := os.MkdirAll(c.dir, 0o755); err != nil {
+	path, there, err := c.place(file)
+	if err != nil {
 		return nil, fmt.Errorf("shim: %s: %w", name, err)
 	}
-	tmp, err := os.CreateTemp(c.dir, stem+"-*.tmp")
+	if there {
+		return []byte(Prefix + path), nil
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), stem+"-*.tmp")
 	if err != nil {
 		return nil, fmt.Errorf("shim: %s: %w", name, err)
 	}
@@ -118,10 +124,44 @@ func (c *Compiler) Compile(name, source string, _ driver.Device) ([]byte, error)
 	if err := cmd.Run(); err != nil {
 		return nil, fmt.Errorf("shim: %s %s: %w\n%s", c.cxx, name, err, head(out.String(), 4000))
 	}
-	if err := os.Rename(tmp.Name(), path); err != nil {
+	err = os.Chmod(tmp.Name(), 0o700) // the linker's mode follows the umask
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("shim: %s: %w", name, err)
 	}
 	return []byte(Prefix + path), nil
+}
+
+// place returns where a library is, or goes: in the compiler's folder, or in a new
+// one where that, or the library in it, is not the user's own.
+func (c *Compiler) place(file string) (path string, there bool, err error) {
+	path = filepath.Join(c.dir, file)
+	err = owned.Make(c.dir)
+	if err == nil {
+		var st os.FileInfo
+		if st, err = os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			return path, false, nil
+		}
+		if err == nil {
+			err = owned.Check(path, st)
+		}
+	}
+	var e *owned.Error
+	if !errors.As(err, &e) {
+		return path, err == nil, err
+	}
+	c.foreign.Do(func() { c.warn(fmt.Sprintf("shim: compiled again, not loaded from the cache: %v", e)) })
+	dir, err := os.MkdirTemp("", "spillway-shim-")
+	if err != nil {
+		return "", false, err
+	}
+	path = filepath.Join(dir, file)
+	openMu.Lock()
+	defer openMu.Unlock()
+	once[path] = true
+	return path, false, nil
 }
 
 func head(s string, n int) string {

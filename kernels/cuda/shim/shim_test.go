@@ -155,7 +155,7 @@ func TestStructParameters(t *testing.T) {
 }
 
 func TestCompilesOnceAndSaysWhatIsWrong(t *testing.T) {
-	dir := t.TempDir()
+	dir := filepath.Join(t.TempDir(), "libraries")
 	c, err := At(dir)
 	if err == ErrNoCompiler {
 		t.Skip(err)
@@ -177,6 +177,47 @@ func TestCompilesOnceAndSaysWhatIsWrong(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(dir, "*.tmp"))
 	require.NoError(t, err)
 	require.Empty(t, left)
+}
+
+// A folder, or a library in it, that others may write is not loaded from; the
+// library runs all the same and leaves nothing behind.
+func TestFolderOfOthers(t *testing.T) {
+	dir, temp := filepath.Join(t.TempDir(), "libraries"), t.TempDir()
+	t.Setenv("TMPDIR", temp)
+	c, err := At(dir)
+	if err == ErrNoCompiler {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	var warnings []string
+	c.warn = func(s string) { warnings = append(warnings, s) }
+	const source = "KERNEL(32, k, int *y, int n) { y[0] = n + 3; }\n"
+	image, err := c.Compile("k.cu", source, driver.Device{})
+	require.NoError(t, err)
+	library := string(image[len(Prefix):])
+	require.Equal(t, dir, filepath.Dir(library))
+	st, err := os.Stat(dir)
+	require.NoError(t, err)
+	require.EqualValues(t, 0o700, st.Mode().Perm())
+	require.Empty(t, warnings)
+	require.NoError(t, os.WriteFile(library, []byte("of somebody else"), 0o700))
+	for _, spoil := range []string{library, dir} {
+		require.NoError(t, os.Chmod(spoil, 0o777))
+		image, err = c.Compile("k.cu", source, driver.Device{})
+		require.NoError(t, err)
+		require.NotContains(t, string(image), dir)
+		l, err := Open(image)
+		require.NoError(t, err)
+		launch(t, l, "k", line(1), line(32), 0, make([]int32, 1))
+		left, err := os.ReadDir(temp)
+		require.NoError(t, err)
+		for _, e := range left {
+			require.NotContains(t, e.Name(), "spillway-shim-")
+		}
+		require.NoError(t, os.Chmod(spoil, 0o700))
+	}
+	require.Len(t, warnings, 1)
+	require.Contains(t, warnings[0], "may be written by others")
 }
 
 // Streams launch from threads of their own.

@@ -1,0 +1,7 @@
+//go:build !unix
+
+package owned
+
+import "io/fs"
+
+func foreign(fs.FileInfo) string { return "" }
