@@ -103,7 +103,7 @@ func (t *Trainer) Save() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	t.base = t.updatesDone()
+	t.base, t.kept = t.updatesDone(), t.updatesSoFar()
 	if err := t.store.Replace(); err != nil {
 		t.cfg.warn("%v", err)
 	}
@@ -112,6 +112,16 @@ func (t *Trainer) Save() (string, error) {
 
 // saved tells whether the newest checkpoint holds the state as it is.
 func (t *Trainer) saved() bool { return t.store.Last() != nil && t.store.Last().Step == t.step }
+
+// updatesSoFar counts the updates of the run, with one that waits for the next step.
+func (t *Trainer) updatesSoFar() int { return t.step - t.skipped.all }
+
+// worthSaving tells whether an update followed the newest checkpoint. While steps are
+// skipped none does: more checkpoints would hold the same states, and hide the last
+// one from which training is known to go on.
+func (t *Trainer) worthSaving() bool {
+	return t.store.Last() == nil || t.updatesSoFar() > t.kept
+}
 
 // confirm tells the store that training went on from its newest checkpoint: an
 // update was applied after it.
@@ -167,7 +177,7 @@ func (t *Trainer) resume(ctx context.Context) (bool, error) {
 	}
 	t.step = choice.Manifest.Step
 	t.skipped.all = was.Skipped
-	t.base = t.updatesDone()
+	t.base, t.kept = t.updatesDone(), t.updatesSoFar()
 	return true, t.startScale(was.LossScale)
 }
 

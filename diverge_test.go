@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
@@ -241,4 +242,22 @@ func TestSkippedSteps(t *testing.T) {
 	whole := runOf(t, c)
 	c.OnNonFinite = "skip"
 	require.Equal(t, whole.sha, runOf(t, c).sha, "where nothing is skipped, skip changes nothing")
+}
+
+// While steps are skipped no checkpoint is written: it would hold the states of the
+// one before, from which training is not known to go on.
+func TestSkippedStepsAreNotSaved(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Zero, c.Steps, c.Batch, c.Seq = 1, 0, 40, 1, 8
+	c.Checkpoint, c.SaveEvery, c.Keep = scratch(t), 1, 2
+	c.LR, c.OnNonFinite = 1e30, "skip"
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	err = tr.Run(context.Background(), nil)
+	var diverged *Diverged
+	require.ErrorAs(t, err, &diverged)
+	require.NoError(t, tr.Close())
+	list, err := checkpoint.List(c.Checkpoint)
+	require.NoError(t, err)
+	require.Len(t, list, 1, "the states before the first skipped step: %v", list)
 }

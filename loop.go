@@ -39,7 +39,7 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 				return t.leave(err)
 			}
 		}
-		if t.store != nil && (last || t.unsaved || t.cfg.SaveEvery > 0 && t.step%t.cfg.SaveEvery == 0) {
+		if t.store != nil && t.worthSaving() && (last || t.unsaved || t.cfg.SaveEvery > 0 && t.step%t.cfg.SaveEvery == 0) {
 			if err := t.saveOrGoOn(last); err != nil {
 				return err
 			}

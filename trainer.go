@@ -54,6 +54,7 @@ type Trainer struct {
 
 	step     int   // steps done
 	base     int   // updates that the newest checkpoint's states have seen
+	kept     int   // base, with an update that waits for the next step
 	pending  bool  // the last step's update waits for the next step, or flush
 	fatal    error // after a failed step nothing else runs
 	accepted bool  // New has made it: outputs may be touched

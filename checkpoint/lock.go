@@ -30,8 +30,11 @@ func lock(dir string) (*os.File, error) {
 			return nil, err
 		}
 		ours, err := claim(f, path)
-		if ours || err != nil {
-			return f, err
+		if err != nil {
+			return nil, err
+		}
+		if ours {
+			return f, nil
 		}
 		if err := f.Close(); err != nil {
 			return nil, err

@@ -59,3 +59,8 @@ func short(v string) string {
 	}
 	return strings.Trim(strconv.Quote(string(r)), `"`) + more
 }
+
+// onOneLine is a path as one line of a report holds it.
+func onOneLine(path string) string {
+	return strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(visible(path))
+}

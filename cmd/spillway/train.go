@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
@@ -175,7 +177,7 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 	if errors.Is(err, context.Canceled) {
 		where := ""
 		if c.Checkpoint != "" && t.Done() > 0 {
-			where = fmt.Sprintf("; the checkpoint in %s has it (go on with --resume)", c.Checkpoint)
+			where = fmt.Sprintf("; the checkpoint in %s has it (go on with --resume)", onOneLine(c.Checkpoint))
 		}
 		return &interrupted{fmt.Sprintf("interrupted after step %d%s", t.Done(), where)}
 	}
@@ -236,15 +238,15 @@ func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
 		fmt.Fprintf(w, "recompute auto: %s\n", c.Auto)
 	}
 	if c.Resume && t.Done() > 0 {
-		fmt.Fprintf(w, "resumed after step %d from %s\n", t.Done(), c.Checkpoint)
+		fmt.Fprintf(w, "resumed after step %d from %s\n", t.Done(), onOneLine(c.Checkpoint))
 	} else if c.Resume {
-		fmt.Fprintf(w, "no checkpoint in %s yet: starting from step 1\n", c.Checkpoint)
+		fmt.Fprintf(w, "no checkpoint in %s yet: starting from step 1\n", onOneLine(c.Checkpoint))
 	}
 	if !trains(p) {
 		fmt.Fprintln(w, "warning: --freeze leaves nothing to train; the steps only measure the loss")
 	}
-	if _, err := os.Stat(c.Model + "/model.safetensors"); err == nil && c.Init == "random" {
-		fmt.Fprintf(w, "weights start random; --init %s loads the ones in the model's folder\n", c.Model)
+	if c.Init == "random" && !c.Resume && hasWeights(c.Model) {
+		fmt.Fprintf(w, "weights start random; --init %s loads the ones in the model's folder\n", onOneLine(c.Model))
 	}
 }
 
@@ -298,7 +300,18 @@ func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []floa
 		fmt.Fprintf(w, "\nsample, continuing %q:\n%s\n\n", prompt, text)
 	}
 	if c.Checkpoint != "" {
-		fmt.Fprintf(w, "checkpoint: %s\n", c.Checkpoint)
+		fmt.Fprintf(w, "checkpoint: %s\n", onOneLine(c.Checkpoint))
 	}
 	return nil
+}
+
+// hasWeights tells whether a folder, or the checkpoint that it stands for, holds a
+// model's weights.
+func hasWeights(model string) bool {
+	folder, _, err := checkpoint.Resolve(context.Background(), model, "config.json")
+	if err != nil {
+		return false
+	}
+	_, err = os.Stat(filepath.Join(folder, "model.safetensors"))
+	return err == nil
 }
