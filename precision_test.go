@@ -23,6 +23,9 @@ func TestHalfLossesFollowPyTorch(t *testing.T) {
 				c := tiny(want.Model)
 				c.Ranks, c.Accum, c.Clip, c.Precision = want.Ranks, want.Accum, want.Clip, precision
 				c.Zero = i % 4
+				if precision == "fp16" {
+					c.LossScale = "1024" // a dynamic one may skip the first steps, and then follows later losses
+				}
 				got := runOf(t, c)
 				require.Len(t, got.losses, len(want.Losses))
 				for s := range want.Losses {

@@ -95,7 +95,9 @@ func TestDiskFoldersThatCannotBe(t *testing.T) {
 		for _, args := range [][]string{tinyWith("--disk", dir), tinyWith("--disk", dir, "--offload", "optimizer=disk"), {"doctor", "--disk", dir}} {
 			got := command(args...)
 			require.Equal(t, exitBadInput, got.status, got.stderr)
-			require.Contains(t, got.stderr, "spillway: --disk "+dir+": disk tier: ")
+			shown, _, _ := strings.Cut(dir, "xxxxx") // a long value is cut
+			require.Contains(t, got.stderr, "spillway: --disk "+shown)
+			require.Contains(t, got.stderr, ": disk tier: ")
 		}
 	}
 }
