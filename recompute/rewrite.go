@@ -363,6 +363,7 @@ func (r *rewriter) rewriteStretch(s stretch, names map[string]int) []graph.Op {
 
 // emitter writes the clones of one stretch.
 type emitter struct {
+	views  map[[2]graph.BufID]graph.BufID // by buffer and new root: its place there, one for an operand in place
 	r      *rewriter
 	pl     *planner
 	wanted map[int]bool
@@ -488,10 +489,18 @@ func (e *emitter) mapped(id, root graph.BufID) graph.BufID {
 	if b.View == nil {
 		return root
 	}
+	key := [2]graph.BufID{id, root}
+	if view, ok := e.views[key]; ok {
+		return view
+	}
 	_, off := p.Resolve(id, nil)
 	b.View = &graph.View{Base: root, Offset: off}
 	b.Class, b.Life = graph.Activations, graph.LifePhase
-	return p.AddBuffer(b)
+	if e.views == nil {
+		e.views = map[[2]graph.BufID]graph.BufID{}
+	}
+	e.views[key] = p.AddBuffer(b)
+	return e.views[key]
 }
 
 // dropOutputs takes away outputs of linears that nothing reads any more.
