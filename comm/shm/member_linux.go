@@ -148,7 +148,7 @@ func (k *kernel) meet(call uint64) error {
 	own.phase.Store(uint32(watch.Leaving))
 	own.left.Store(call)
 	k.ring()
-	k.point(watch.Waiting, call)
+	k.point(watch.Leaving, call)
 	if err := k.await(call, left); err != nil {
 		return err
 	}

@@ -50,7 +50,7 @@ type Report struct {
 	State State
 	Beat  uint64     // changes as long as the process runs
 	In    []Progress // by slot: the rank's groups, one a mesh axis and the world
-	// Point is the Send or Recv at hand: Waiting for Peer, or Idle.
+	// Point is the Send or Recv at hand, with Peer.
 	Point Progress
 	Peer  int
 }
@@ -206,8 +206,10 @@ func (m *Machine) done(reports []Report) *Verdict {
 			}
 		}
 	}
+	// Reports are not of one moment, and of a Send and its Recv the first to be
+	// through may have left before the other has looked: the wait has to last.
 	for r, rep := range reports {
-		if rep.Point.Phase == Waiting && reports[rep.Peer].State == Done {
+		if rep.Point.Phase == Waiting && reports[rep.Peer].State == Done && m.clock-max(m.points[r].at, m.beats[rep.Peer].at) >= m.c.Silent {
 			return &Verdict{Ranks: []int{rep.Peer}, Err: fmt.Errorf("%w: %s has ended; rank %d waits in %s", comm.ErrLost, m.name(rep.Peer), r, rep.Point.Op)}
 		}
 	}
@@ -300,7 +302,7 @@ func (m *Machine) late(reports []Report) *Verdict {
 
 func (m *Machine) latePoint(reports []Report) *Verdict {
 	for r, rep := range reports {
-		if rep.Point.Phase == Waiting && m.clock-m.points[r].at >= m.c.Timeout {
+		if p := rep.Point.Phase; (p == Waiting || p == Leaving) && m.clock-m.points[r].at >= m.c.Timeout {
 			return &Verdict{Ranks: []int{rep.Peer}, Err: fmt.Errorf("%w: %s: %s%s did not come within %v; rank %d waited",
 				comm.ErrTimeout, rep.Point.Op, m.name(rep.Peer), during(reports[rep.Peer]), m.c.Timeout, r)}
 		}

@@ -24,14 +24,14 @@ const table = `
 	recompute < graph internal/nearest
 	zero      < graph
 	fsdp      < graph zero
-	offload   < graph internal/nearest
+	offload   < graph internal/nearest internal/decimal
 	offload/store < graph device internal/crash internal/regular
 	memplan   < graph
-	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest
+	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest internal/decimal
 	device    < graph internal/crash
-	kernels   < graph device internal/crash
+	kernels   < graph device internal/crash internal/owned internal/regular
 	comm      < graph device kernels internal/crash
-	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/regular
+	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/regular internal/decimal internal/owned
 	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan
 	data      < internal
 	cluster   <
