@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -93,4 +94,26 @@ func mpirunProgram(t *testing.T, launcher string, n int, program ...string) *pro
 	require.NoError(t, p.Start())
 	t.Cleanup(func() { _ = p.Process.Kill() })
 	return p
+}
+
+// A launcher that is told to end tells its ranks, who save first. Its own status is
+// its own matter.
+func TestMPISavesWhenItsLauncherIsTerminated(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	for launcher, flags := range map[string][]string{"mpirun.openmpi": {"--mca", "odls_base_sigkill_timeout", "60"}, "mpirun.mpich": nil} {
+		t.Run(launcher, func(t *testing.T) {
+			binary, err := built()
+			require.NoError(t, err)
+			dir := filepath.Join(t.TempDir(), "run")
+			p := mpirunProgram(t, launcher, 2, slices.Concat(flags, []string{binary}, tinyWith("--steps", "1000000", "--checkpoint", dir))...)
+			waitFor(t, "first step", func() bool { return strings.Contains(p.errs.String()+p.out.String(), "step ") })
+			require.NoError(t, p.Process.Signal(syscall.SIGTERM))
+			p.end(t)
+			require.Regexp(t, `interrupted after step [0-9]+; the checkpoint in`, p.errs.String()+p.out.String())
+			out, err := exec.Command(binary, "ckpt", "verify", dir).CombinedOutput()
+			require.NoError(t, err, string(out))
+		})
+	}
 }

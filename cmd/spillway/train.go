@@ -56,6 +56,7 @@ Any flag overrides a value of the demo.`,
 				return err
 			}
 			defer func() {
+				defer shelter()() // or a signal would cut off what is said of its effect
 				p.job.Dismiss(err)
 				err = errors.Join(err, p.close())
 			}()

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+	"github.com/stretchr/testify/require"
+)
+
+// trainLines returns the arguments of train in a cluster's script or manifest.
+func trainLines(t *testing.T, file string) (list [][]string) {
+	text, err := os.ReadFile(filepath.Join("../../examples/cluster", file))
+	require.NoError(t, err)
+	if filepath.Ext(file) != ".yaml" {
+		joined := strings.ReplaceAll(string(text), "\\\n", " ")
+		for _, m := range regexp.MustCompile(`spillway (train .*)`).FindAllStringSubmatch(joined, -1) {
+			list = append(list, strings.Fields(m[1]))
+		}
+		return list
+	}
+	var manifest any
+	require.NoError(t, yaml.Unmarshal(text, &manifest))
+	var visit func(any)
+	visit = func(v any) {
+		switch v := v.(type) {
+		case map[string]any:
+			for _, e := range v {
+				visit(e)
+			}
+		case []any:
+			var words []string
+			for _, e := range v {
+				visit(e)
+				if s, ok := e.(string); ok {
+					words = append(words, s)
+				}
+			}
+			if at := slices.Index(words, "train"); at >= 0 {
+				list = append(list, words)
+			}
+		}
+	}
+	visit(manifest)
+	return list
+}
+
+// What the examples for clusters start is a command that there is: its flags parse.
+func TestClusterExamplesStartWhatThereIs(t *testing.T) {
+	for file, commands := range map[string]int{"slurm.sh": 1, "jobset.yaml": 1, "mpijob.yaml": 1, "README.md": 2} {
+		lines := trainLines(t, file)
+		require.Len(t, lines, commands, file)
+		for _, args := range lines {
+			if args[0] == "launch" {
+				require.NoError(t, launchCommand().ParseFlags(args[1:slices.Index(args, "--")]), file)
+			}
+			train := trainCommand()
+			require.NoError(t, train.ParseFlags(args[slices.Index(args, "train")+1:]), file)
+			require.Empty(t, train.Flags().Args(), file)
+			require.NotEmpty(t, train.Flag("checkpoint").Value.String(), file)
+			require.True(t, train.Flag("resume").Changed, "%s: a retry goes on", file)
+		}
+	}
+}
