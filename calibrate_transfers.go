@@ -194,9 +194,9 @@ func timedCollectives(threads, ranks int, s *cost.Samples) (err error) {
 					case graph.AllGather:
 						k, err = g.AllGather("calibrate", part, whole, graph.F32)
 					case graph.ReduceScatter:
-						k, err = g.ReduceScatter("calibrate", whole, part, graph.F32, false)
+						k, err = g.ReduceScatter("calibrate", whole, part, graph.F32, graph.SumTree, false)
 					default:
-						k, err = g.AllReduce("calibrate", whole, graph.F32)
+						k, err = g.AllReduce("calibrate", whole, graph.F32, graph.SumTree)
 					}
 					if err != nil {
 						return err

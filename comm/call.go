@@ -1,6 +1,7 @@
 package comm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -79,15 +80,15 @@ func (c *Caller) AllGather(label string, shard, full device.Ptr, dtype graph.DTy
 }
 
 // ReduceScatter binds a sum of the rank's part over the ranks.
-func (c *Caller) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool) (device.Kernel, error) {
-	return c.bind(label, CheckShards(full, shard, dtype, c.Index, c.Ranks, accumulate),
-		Call{Sig: Signature{Op: ReduceScatter, Bytes: full.Len, DType: dtype, Accumulate: accumulate}, In: full, Out: shard})
+func (c *Caller) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool) (device.Kernel, error) {
+	return c.bind(label, cmp.Or(CheckOrder(order), CheckShards(full, shard, dtype, c.Index, c.Ranks, accumulate)),
+		Call{Sig: Signature{Op: ReduceScatter, Bytes: full.Len, DType: dtype, Order: order, Accumulate: accumulate}, In: full, Out: shard})
 }
 
 // AllReduce binds a sum in place.
-func (c *Caller) AllReduce(label string, buf device.Ptr, dtype graph.DType) (device.Kernel, error) {
-	return c.bind(label, CheckBuffer(buf, dtype),
-		Call{Sig: Signature{Op: AllReduce, Bytes: buf.Len, DType: dtype}, Out: buf})
+func (c *Caller) AllReduce(label string, buf device.Ptr, dtype graph.DType, order graph.SumOrder) (device.Kernel, error) {
+	return c.bind(label, cmp.Or(CheckOrder(order), CheckBuffer(buf, dtype)),
+		Call{Sig: Signature{Op: AllReduce, Bytes: buf.Len, DType: dtype, Order: order}, Out: buf})
 }
 
 // Broadcast binds a copy of the root's buffer.

@@ -36,14 +36,14 @@ type Group interface {
 	// AllGather copies shard (S) of each rank i to full[i·S : (i+1)·S] of every
 	// rank. shard may be the rank's own part of full.
 	AllGather(label string, shard, full device.Ptr, dtype graph.DType) (device.Kernel, error)
-	// ReduceScatter sums full (W·S) over the ranks and gives rank i the part
-	// [i·S, (i+1)·S) in shard, which it overwrites or, if accumulate, adds to.
-	// shard may be the rank's own part of full, unless accumulating. f32, f64, i64; bf16
-	// and f16 are added in f32 and rounded once.
-	ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool) (device.Kernel, error)
-	// AllReduce replaces buf by its sum over the ranks, of the types of
+	// ReduceScatter sums full (W·S) over the ranks, in the given order, and gives
+	// rank i the part [i·S, (i+1)·S) in shard, which it overwrites or, if accumulate,
+	// adds to. shard may be the rank's own part of full, unless accumulating. f32, f64,
+	// i64; bf16 and f16 are added in f32 and rounded once.
+	ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool) (device.Kernel, error)
+	// AllReduce replaces buf by its sum over the ranks, of the types and orders of
 	// ReduceScatter.
-	AllReduce(label string, buf device.Ptr, dtype graph.DType) (device.Kernel, error)
+	AllReduce(label string, buf device.Ptr, dtype graph.DType, order graph.SumOrder) (device.Kernel, error)
 	// Broadcast copies the root's buf to every rank's.
 	Broadcast(label string, buf device.Ptr, dtype graph.DType, root int) (device.Kernel, error)
 	// AllToAll copies part i of each rank j's send (W·S) to part j of rank i's
@@ -89,8 +89,9 @@ type Signature struct {
 	Op         Op
 	Bytes      int64 // of the whole buffer: W·S, or S where there are no shards
 	DType      graph.DType
-	Root       int  // of a broadcast
-	Accumulate bool // of a reduce-scatter
+	Root       int            // of a broadcast
+	Order      graph.SumOrder // of a reduce-scatter or all-reduce
+	Accumulate bool           // of a reduce-scatter
 }
 
 func (s Signature) String() string {
@@ -100,6 +101,9 @@ func (s Signature) String() string {
 	t := fmt.Sprintf("%s of %d bytes of %s", s.Op, s.Bytes, s.DType)
 	if s.Op == Broadcast {
 		t += fmt.Sprintf(" from rank %d", s.Root)
+	}
+	if s.Order != graph.SumTree {
+		t += fmt.Sprintf(" in the order %s", s.Order)
 	}
 	if s.Accumulate {
 		t += ", accumulating"
@@ -193,6 +197,15 @@ func CanSum(dtype graph.DType) bool {
 func CheckSum(dtype graph.DType) error {
 	if !CanSum(dtype) {
 		return fmt.Errorf("no sum of %s, want f32, f64, i64, bf16 or f16", dtype)
+	}
+	return nil
+}
+
+// CheckOrder returns an error unless transports add in the order. Each makes its
+// bits as Adder does.
+func CheckOrder(order graph.SumOrder) error {
+	if order != graph.SumTree {
+		return fmt.Errorf("no sum in the order %s, want %s", order, graph.SumTree)
 	}
 	return nil
 }

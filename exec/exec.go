@@ -363,7 +363,7 @@ func (e *Executor) bind(o *operation) error {
 	switch op.Kind {
 	case graph.Join:
 		return nil
-	case graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce:
+	case graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll:
 		o.kernel, err = e.bindTransfer(o, b)
 	default:
 		o.kernel, err = e.cfg.Library.Bind(b)
@@ -419,9 +419,11 @@ func (e *Executor) bindTransfer(o *operation, b kernels.Binding) (device.Kernel,
 	case op.Kind == graph.AllGather && mode == graph.Write:
 		return g.AllGather(label, b.In[0], b.Out[0], dtype)
 	case op.Kind == graph.ReduceScatter && mode != graph.ReadWrite:
-		return g.ReduceScatter(label, b.In[0], b.Out[0], dtype, mode == graph.Accum)
+		return g.ReduceScatter(label, b.In[0], b.Out[0], dtype, attr.Order, mode == graph.Accum)
 	case op.Kind == graph.AllReduce && mode == graph.ReadWrite:
-		return g.AllReduce(label, b.Out[0], dtype)
+		return g.AllReduce(label, b.Out[0], dtype, attr.Order)
+	case op.Kind == graph.AllToAll && mode == graph.Write:
+		return g.AllToAll(label, b.In[0], b.Out[0], dtype)
 	}
 	return nil, fmt.Errorf("%s with output mode %s", op.Kind, mode)
 }

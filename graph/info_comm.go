@@ -16,7 +16,7 @@ func init() {
 		},
 		&Info{
 			Kind:   ReduceScatter,
-			Doc:    "shard (+)= the rank's part of the sum over ranks of full, in the fixed tree order; full (W·S), shard (S), f32, f64, i64, or bf16 and f16, which are added in f32 and rounded once; shard may be the rank's view of full.",
+			Doc:    "shard (+)= the rank's part of the sum over ranks of full, in the order that Order names; full (W·S), shard (S), f32, f64, i64, or bf16 and f16, which are added in f32 and rounded once; shard may be the rank's view of full.",
 			In:     []Operand{{Name: "full", Shape: "(W·S)", Types: isSum}},
 			Out:    []Operand{{Name: "shard", Shape: "(S)", Types: isSum, Modes: modeWA}},
 			Attr:   GroupAttr{},
@@ -28,13 +28,21 @@ func init() {
 		},
 		&Info{
 			Kind: AllReduce,
-			Doc:  "buf = the sum over ranks of buf, in the fixed tree order, in place; f32, f64, i64, or bf16 and f16, which are added in f32 and rounded once.",
+			Doc:  "buf = the sum over ranks of buf, in the order that Order names, in place; f32, f64, i64, or bf16 and f16, which are added in f32 and rounded once.",
 			Out:  []Operand{{Name: "buf", Shape: "(S)", Types: isSum, Modes: modeRW}},
 			Attr: GroupAttr{},
 			check: func(c *checker) {
 				c.group()
 			},
 			flops: perElem,
+		},
+		&Info{
+			Kind:  AllToAll,
+			Doc:   "recv = part i of every rank's send in rank order, on the rank with index i; send, recv (W·S) of any type, apart from each other, W the size of the group.",
+			In:    []Operand{{Name: "send", Shape: "(W·S)"}},
+			Out:   []Operand{{Name: "recv", Shape: "(W·S)", Modes: modeW}},
+			Attr:  GroupAttr{},
+			check: func(c *checker) { c.exchange(c.in(0), c.out(0)) },
 		},
 		&Info{Kind: Join, Doc: "Does nothing: its waits and its event join the streams."},
 		&Info{
@@ -75,7 +83,15 @@ func init() {
 
 // group returns the number of ranks of the attribute's mesh axis.
 func (c *checker) group() int64 {
-	axis := c.op.Attr.(GroupAttr).Axis
+	attr := c.op.Attr.(GroupAttr)
+	sums := c.op.Kind == ReduceScatter || c.op.Kind == AllReduce
+	switch {
+	case attr.Order >= NumSumOrders:
+		c.failf("%v is no order of summation, want %v", attr.Order, SumTree)
+	case !sums && attr.Order != SumTree:
+		c.failf("has the order of summation %v, and sums nothing", attr.Order)
+	}
+	axis := attr.Axis
 	if axis == -1 {
 		return int64(c.p.WorldSize())
 	}
@@ -94,4 +110,16 @@ func (c *checker) collective(shard, full ref) {
 	if c.err == nil && full.elems() != w*shard.elems() {
 		c.bad(full, "number of elements", full.elems(), w*shard.elems(), " (the shard of each of the group's ranks)")
 	}
+}
+
+// exchange checks two whole buffers of a part for each rank.
+func (c *checker) exchange(send, recv ref) {
+	w := c.group()
+	if c.err == nil && send.buf.DType != recv.buf.DType {
+		c.failf("operand recv (%s) is %v, want %v (as send)", recv.buf.Name, recv.buf.DType, send.buf.DType)
+	}
+	if c.err == nil && send.elems()%w != 0 {
+		c.failf("operand send (%s, shape %v): number of elements is %d, want a multiple of %d (a part for each of the group's ranks)", send.buf.Name, send.buf.Shape, send.elems(), w)
+	}
+	c.vector(recv, send.elems(), "as send")
 }

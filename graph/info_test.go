@@ -129,6 +129,7 @@ func samples(t *testing.T) map[graph.Kind][]sample {
 	add(graph.AllGather, graph.GroupAttr{Axis: 0}, ids(part), graph.Out{Buf: whole})
 	add(graph.ReduceScatter, graph.GroupAttr{Axis: -1}, ids(whole), graph.Out{Buf: part, Mode: graph.Accum})
 	add(graph.AllReduce, graph.GroupAttr{Axis: 0}, nil, rw(whole))
+	add(graph.AllToAll, graph.GroupAttr{Axis: 0}, ids(whole), graph.Out{Buf: buf("recv", graph.F32, 768)})
 	add(graph.Join, nil, nil)
 	add(graph.Copy, nil, ids(part), graph.Out{Buf: moment})
 	add(graph.SqSum, shard, ids(part), graph.Out{Buf: acc, Mode: graph.Accum})
@@ -222,7 +223,7 @@ func mutate(t *testing.T, s sample, id graph.BufID, operand string, set func(op 
 			require.ErrorContains(t, check(b), "the blocks of the shard's Len")
 			b.Shape = []int64{graph.QuantLen(buf.Shape[0])}
 			require.ErrorContains(t, check(b), "want one type")
-		case k != graph.AllGather:
+		case k != graph.AllGather && k != graph.AllToAll:
 			require.ErrorContains(t, check(b), fmt.Sprintf("operand %s (changed) is u8, want ", operand), what)
 		default:
 			require.Error(t, check(b))

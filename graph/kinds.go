@@ -111,11 +111,12 @@ const (
 	AttentionCached Kind = "attention_cached"
 )
 
-// Collectives. Reductions add float32 (or int64) in the fixed tree order over ranks.
+// Collectives. Reductions add in the order over ranks that GroupAttr says.
 const (
 	AllGather     Kind = "all_gather"     // shard (S) → full (W·S); shard may be the rank's view of full. GroupAttr
 	ReduceScatter Kind = "reduce_scatter" // full (W·S) → shard (S) w/a; may be the rank's view of full. GroupAttr
 	AllReduce     Kind = "all_reduce"     // → buf rw, in place. GroupAttr
+	AllToAll      Kind = "all_to_all"     // send (W·S) → recv (W·S): part i of rank j's send is part j of rank i's recv. GroupAttr
 )
 
 // Memory operations, and Join, which does nothing: its waits and its event join
@@ -219,8 +220,28 @@ type ConvAttr struct{ KH, KW, Stride, Pad int64 }
 // FillAttr is the value that fills (converted to the buffer's dtype).
 type FillAttr struct{ Value float64 }
 
-// GroupAttr is the mesh axis of a collective, −1 for all ranks.
-type GroupAttr struct{ Axis int }
+// SumOrder is the order in which a reduction adds the ranks' addends: a float sum's
+// bits depend on it, so it is the program's to say, never a transport's.
+type SumOrder uint8
+
+// Orders of summation over the W ranks of a group.
+const (
+	// SumTree is a binary tree over the index: sum(0..n) = sum(0..p) + sum(p..n), p
+	// the largest power of two below n.
+	SumTree SumOrder = iota
+	NumSumOrders
+)
+
+var sumOrderNames = [NumSumOrders]string{"tree"}
+
+func (o SumOrder) String() string { return name(sumOrderNames[:], int(o), "sum order") }
+
+// GroupAttr is the mesh axis of a collective, −1 for all ranks, and of a reduction
+// the order in which it adds.
+type GroupAttr struct {
+	Axis  int
+	Order SumOrder
+}
 
 // ShardAttr says which part of a unit's flat parameter a buffer holds: elements
 // [i·Len, (i+1)·Len) with i the rank's index along Axis, or all of it (Len is

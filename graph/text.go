@@ -420,6 +420,8 @@ func formatAttr(k Kind, attr any) string {
 				fields = append(fields, name+"="+formatFloat(x.Float()))
 			case reflect.String:
 				fields = append(fields, name+"="+quoteName(x.String()))
+			case reflect.Uint8: // an enumeration, by number
+				fields = append(fields, fmt.Sprintf("%s=%d", name, x.Uint()))
 			default:
 				fields = append(fields, fmt.Sprintf("%s=%v", name, x))
 			}

@@ -109,7 +109,7 @@ type Plan struct {
 	Layout  *memplan.Layout
 
 	// CommBytes is what a rank sends in a step, ring-equivalent: for a gather or
-	// a scatter the padded buffer · (N−1)/N, twice that for an all-reduce;
+	// a scatter or an exchange the padded buffer · (N−1)/N, twice that for an all-reduce;
 	// scalars and exact accumulators are left out.
 	CommBytes int64
 }
@@ -270,7 +270,7 @@ func OpCommBytes(p *graph.Program, op *graph.Op) int64 {
 	switch op.Kind {
 	case graph.AllGather:
 		whole = p.Buf(op.Out[0].Buf)
-	case graph.ReduceScatter:
+	case graph.ReduceScatter, graph.AllToAll:
 		whole = p.Buf(op.In[0])
 	case graph.AllReduce:
 		whole, times = p.Buf(op.Out[0].Buf), 2

@@ -287,9 +287,9 @@ func (m *meter) time(op comm.Op, bytes int64) (row commRow, err error) {
 	var k device.Kernel
 	switch op {
 	case comm.AllReduce:
-		k, err = m.g.AllReduce("measure", full, graph.F32)
+		k, err = m.g.AllReduce("measure", full, graph.F32, graph.SumTree)
 	case comm.ReduceScatter:
-		k, err = m.g.ReduceScatter("measure", full, m.ptr(m.apart, shard), graph.F32, false)
+		k, err = m.g.ReduceScatter("measure", full, m.ptr(m.apart, shard), graph.F32, graph.SumTree, false)
 	case comm.AllGather:
 		k, err = m.g.AllGather("measure", own, full, graph.F32)
 	case comm.Broadcast:

@@ -72,13 +72,13 @@ func BenchmarkCollectives(b *testing.B) {
 		b.Run(fmt.Sprintf("all_reduce 64 MiB/%d ranks", w), func(b *testing.B) {
 			b.SetBytes(bytes)
 			benchmark(b, w, bytes, func(g comm.Group, a device.Arena, r int) (device.Kernel, error) {
-				return g.AllReduce("ar", full(a), graph.F32)
+				return g.AllReduce("ar", full(a), graph.F32, graph.SumTree)
 			})
 		})
 		b.Run(fmt.Sprintf("reduce_scatter 64 MiB/%d ranks", w), func(b *testing.B) {
 			b.SetBytes(bytes)
 			benchmark(b, w, bytes, func(g comm.Group, a device.Arena, r int) (device.Kernel, error) {
-				return g.ReduceScatter("rs", full(a), part(a, r), graph.F32, false)
+				return g.ReduceScatter("rs", full(a), part(a, r), graph.F32, graph.SumTree, false)
 			})
 		})
 		b.Run(fmt.Sprintf("all_gather 64 MiB/%d ranks", w), func(b *testing.B) {

@@ -193,7 +193,7 @@ func TestReduceScatter(t *testing.T) {
 					}
 					j.launch(func(r int, g comm.Group) (device.Kernel, error) {
 						f, s := at(r)
-						return g.ReduceScatter("rs", f, s, graph.F32, form == "accumulate")
+						return g.ReduceScatter("rs", f, s, graph.F32, graph.SumTree, form == "accumulate")
 					})
 					j.sync()
 					sum := sumOver(in)
@@ -240,7 +240,7 @@ func TestAllReduce(t *testing.T) {
 					in[r] = fill(rng, floats(t, j.ptr(r, 0, n*4)))
 				}
 				j.launch(func(r int, g comm.Group) (device.Kernel, error) {
-					return g.AllReduce("ar", j.ptr(r, 0, n*4), graph.F32)
+					return g.AllReduce("ar", j.ptr(r, 0, n*4), graph.F32, graph.SumTree)
 				})
 				j.sync()
 				want := sumOver(in)
@@ -284,9 +284,11 @@ func TestAllReduceOfOtherTypes(t *testing.T) {
 		}
 		doubles[i] = (column[0] + column[1]) + column[2]
 	}
-	j.launch(func(r int, g comm.Group) (device.Kernel, error) { return g.AllReduce("i", j.ptr(r, 0, n*8), graph.I64) })
 	j.launch(func(r int, g comm.Group) (device.Kernel, error) {
-		return g.AllReduce("d", j.ptr(r, n*8, n*8), graph.F64)
+		return g.AllReduce("i", j.ptr(r, 0, n*8), graph.I64, graph.SumTree)
+	})
+	j.launch(func(r int, g comm.Group) (device.Kernel, error) {
+		return g.AllReduce("d", j.ptr(r, n*8, n*8), graph.F64, graph.SumTree)
 	})
 	j.sync()
 	for r := range w {
@@ -296,7 +298,7 @@ func TestAllReduceOfOtherTypes(t *testing.T) {
 		require.Equal(t, doubles[:], b)
 		require.Zero(t, j.group(r, -1).Stats().Sent, "losses and norms are not counted as communication")
 	}
-	_, err := j.group(0, -1).AllReduce("h", j.ptr(0, 0, 64), graph.I32)
+	_, err := j.group(0, -1).AllReduce("h", j.ptr(0, 0, 64), graph.I32, graph.SumTree)
 	require.ErrorContains(t, err, `rank 0: all_reduce "h": no sum of i32, want f32, f64, i64, bf16 or f16`)
 }
 
@@ -341,9 +343,9 @@ func TestSumsOf16Bits(t *testing.T) {
 					j.launch(func(r int, g comm.Group) (device.Kernel, error) {
 						whole, part := at(r)
 						if form == "all" {
-							return g.AllReduce("ar", whole, dt)
+							return g.AllReduce("ar", whole, dt, graph.SumTree)
 						}
-						return g.ReduceScatter("rs", whole, part, dt, form == "accumulate")
+						return g.ReduceScatter("rs", whole, part, dt, graph.SumTree, form == "accumulate")
 					})
 					j.sync()
 					sum := sumOver(in)
@@ -449,7 +451,7 @@ func TestMeshAxes(t *testing.T) {
 	for r, s := range j.streams {
 		ag, err := j.group(r, 1).AllGather("ag", j.ptr(r, 0, 4), j.ptr(r, 16, 12), graph.F32)
 		require.NoError(t, err)
-		ar, err := j.group(r, 0).AllReduce("ar", j.ptr(r, 0, 4), graph.F32)
+		ar, err := j.group(r, 0).AllReduce("ar", j.ptr(r, 0, 4), graph.F32, graph.SumTree)
 		require.NoError(t, err)
 		require.NoError(t, s.Launch(ag))
 		require.NoError(t, s.Launch(ar))
@@ -482,20 +484,20 @@ func TestMismatchFailsOnEveryRank(t *testing.T) {
 			if r == 2 {
 				n = 128
 			}
-			return g.AllReduce("grad", j.ptr(r, 0, n), graph.F32)
+			return g.AllReduce("grad", j.ptr(r, 0, n), graph.F32, graph.SumTree)
 		}, []string{"rank 0 runs all_reduce of 64 bytes of f32", "rank 2 runs all_reduce of 128 bytes of f32"}},
 		{"dtype", func(j *job, r int, g comm.Group) (device.Kernel, error) {
 			d := graph.F32
 			if r == 1 {
 				d = graph.I64
 			}
-			return g.AllReduce("grad", j.ptr(r, 0, 64), d)
+			return g.AllReduce("grad", j.ptr(r, 0, 64), d, graph.SumTree)
 		}, []string{"of f32", "rank 1 runs all_reduce of 64 bytes of i64"}},
 		{"operation", func(j *job, r int, g comm.Group) (device.Kernel, error) {
 			if r == 1 {
 				return g.AllGather("h.0/ag", j.ptr(r, 0, 16), j.ptr(r, 16, 48), graph.F32)
 			}
-			return g.ReduceScatter("h.0/rs", j.ptr(r, 16, 48), j.ptr(r, 0, 16), graph.F32, false)
+			return g.ReduceScatter("h.0/rs", j.ptr(r, 16, 48), j.ptr(r, 0, 16), graph.F32, graph.SumTree, false)
 		}, []string{`reduce_scatter of 48 bytes of f32 ("h.0/rs", call 1)`, `rank 1 runs all_gather of 48 bytes of f32 ("h.0/ag", call 1)`}},
 	}
 	for _, c := range cases {
@@ -530,7 +532,7 @@ func TestLostRankIsNamedOnEveryRank(t *testing.T) {
 	j := newJob(t, ranks(4), 64, 50*time.Millisecond)
 	for range 2 { // the second call is the one that rank 2 misses
 		for r, s := range j.streams {
-			k, err := j.group(r, -1).AllReduce("h.3/ar", j.ptr(r, 0, 64), graph.F32)
+			k, err := j.group(r, -1).AllReduce("h.3/ar", j.ptr(r, 0, 64), graph.F32, graph.SumTree)
 			require.NoError(t, err)
 			if r == 2 && j.group(r, -1).Stats().Calls == 0 && j.group(0, -1).Stats().Calls > 0 {
 				continue
@@ -567,7 +569,7 @@ func TestLostPeerOfASend(t *testing.T) {
 func TestAbortReleasesEveryWaiterAndFollower(t *testing.T) {
 	j := newJob(t, ranks(3), 64, time.Minute)
 	for r := range 2 {
-		k, err := j.group(r, -1).AllReduce("ar", j.ptr(r, 0, 64), graph.F32)
+		k, err := j.group(r, -1).AllReduce("ar", j.ptr(r, 0, 64), graph.F32, graph.SumTree)
 		require.NoError(t, err)
 		require.NoError(t, j.streams[r].Launch(k))
 	}
@@ -599,18 +601,22 @@ func TestBadOperandsAreRefused(t *testing.T) {
 	check(k, err, "the full buffer has 48 bytes, want 2 ranks × the shard's 16")
 	k, err = g.AllGather("a", j.ptr(1, 64, 16), j.ptr(1, 64, 32), graph.F32)
 	check(k, err, "the shard at byte 0 of the full buffer is not the part of rank 1, at byte 16")
-	k, err = g.ReduceScatter("a", j.ptr(1, 64, 32), j.ptr(1, 80, 16), graph.F32, true)
+	k, err = g.ReduceScatter("a", j.ptr(1, 64, 32), j.ptr(1, 80, 16), graph.F32, graph.SumTree, true)
 	check(k, err, "want them apart")
 	k, err = g.AllGather("a", j.ptr(1, 0, 6), j.ptr(1, 64, 12), graph.F32)
 	check(k, err, "not a whole number of f32 elements")
-	k, err = g.AllReduce("a", j.ptr(1, 250, 16), graph.F32)
+	k, err = g.AllReduce("a", j.ptr(1, 250, 16), graph.F32, graph.SumTree)
 	check(k, err, "outside the device arena of 256 bytes")
-	k, err = g.AllReduce("a", j.ptr(1, 2, 16), graph.F32)
+	k, err = g.AllReduce("a", j.ptr(1, 2, 16), graph.F32, graph.SumTree)
 	check(k, err, "don't divide into elements of 4 bytes")
 	k, err = g.Broadcast("a", j.ptr(1, 0, 16), graph.F32, 2)
 	check(k, err, "root 2 of 2 ranks")
 	k, err = g.AllToAll("a", j.ptr(1, 0, 16), j.ptr(1, 8, 16), graph.F32)
 	check(k, err, "apart")
+	k, err = g.AllReduce("a", j.ptr(1, 0, 16), graph.F32, graph.NumSumOrders)
+	check(k, err, "no sum in the order sum order(1), want tree")
+	k, err = g.ReduceScatter("a", j.ptr(1, 64, 32), j.ptr(1, 0, 16), graph.F32, graph.NumSumOrders, false)
+	check(k, err, "no sum in the order")
 }
 
 // Two streams of one rank must not use one group at once: which of their
@@ -633,11 +639,11 @@ func TestNoAllocationPerCall(t *testing.T) {
 	var kernels [w][]device.Kernel
 	for r := range w {
 		g := j.group(r, -1)
-		ar, err := g.AllReduce("ar", j.ptr(r, 0, 1200), graph.F32)
+		ar, err := g.AllReduce("ar", j.ptr(r, 0, 1200), graph.F32, graph.SumTree)
 		require.NoError(t, err)
 		ag, err := g.AllGather("ag", j.ptr(r, int64(r)*400, 400), j.ptr(r, 0, 1200), graph.F32)
 		require.NoError(t, err)
-		rs, err := g.ReduceScatter("rs", j.ptr(r, 0, 1200), j.ptr(r, 2048, 400), graph.F32, true)
+		rs, err := g.ReduceScatter("rs", j.ptr(r, 0, 1200), j.ptr(r, 2048, 400), graph.F32, graph.SumTree, true)
 		require.NoError(t, err)
 		kernels[r] = []device.Kernel{ar, ag, rs}
 	}
@@ -665,7 +671,7 @@ func TestManyCallsStayInOrder(t *testing.T) {
 	}
 	for r, s := range j.streams {
 		g := j.group(r, -1)
-		sum, err := g.ReduceScatter("sum", j.ptr(r, 0, 64), j.ptr(r, int64(r)*16, 16), graph.F32, false)
+		sum, err := g.ReduceScatter("sum", j.ptr(r, 0, 64), j.ptr(r, int64(r)*16, 16), graph.F32, graph.SumTree, false)
 		require.NoError(t, err)
 		root, err := g.Broadcast("root", j.ptr(r, 0, 64), graph.F32, 1)
 		require.NoError(t, err)

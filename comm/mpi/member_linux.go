@@ -171,6 +171,7 @@ func (k *kernel) writeHeader(b []byte) {
 	if k.Sig.Accumulate {
 		flags = 1
 	}
+	flags |= uint64(k.Sig.Order) << 1
 	call := k.m.calls
 	if k.Sig.Op == comm.SendRecv {
 		call = 0
@@ -182,7 +183,7 @@ func (k *kernel) writeHeader(b []byte) {
 
 func readHeader(b []byte) (call uint64, s comm.Signature) {
 	v := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
-	return v(0), comm.Signature{Op: operations[v(1)%uint64(len(operations))], DType: graph.DType(v(2)), Bytes: int64(v(3)), Root: int(v(4)), Accumulate: v(5)&1 != 0}
+	return v(0), comm.Signature{Op: operations[v(1)%uint64(len(operations))], DType: graph.DType(v(2)), Bytes: int64(v(3)), Root: int(v(4)), Order: graph.SumOrder(v(5) >> 1), Accumulate: v(5)&1 != 0}
 }
 
 // meet swaps headers with every other rank of the operation, and compares.

@@ -129,7 +129,7 @@ func (r *rank) do(bind ...func() (device.Kernel, error)) error {
 }
 
 func (r *rank) allReduce(n int64) error {
-	return r.do(func() (device.Kernel, error) { return r.g.AllReduce("ar", r.ptr(0, 4*n), graph.F32) })
+	return r.do(func() (device.Kernel, error) { return r.g.AllReduce("ar", r.ptr(0, 4*n), graph.F32, graph.SumTree) })
 }
 
 var parts = map[string]func(*rank) error{
@@ -141,7 +141,9 @@ var parts = map[string]func(*rank) error{
 		}
 		for axis, want := range [][]float32{{2, 4, 2, 4}, {1, 1, 5, 5}} {
 			r.floats(0, 1)[0] = float32(r.world.rank)
-			if err := r.do(func() (device.Kernel, error) { return groups[axis].AllReduce("ar", r.ptr(0, 4), graph.F32) }); err != nil {
+			if err := r.do(func() (device.Kernel, error) {
+				return groups[axis].AllReduce("ar", r.ptr(0, 4), graph.F32, graph.SumTree)
+			}); err != nil {
 				return err
 			}
 			if got := r.floats(0, 1)[0]; got != want[r.world.rank] {
@@ -250,13 +252,13 @@ func bits(r *rank) error {
 			bind  func() (device.Kernel, error)
 			check func() error
 		}{
-			{"all-reduce", func() (device.Kernel, error) { return r.g.AllReduce("x", r.ptr(0, 4*full), graph.F32) },
+			{"all-reduce", func() (device.Kernel, error) { return r.g.AllReduce("x", r.ptr(0, 4*full), graph.F32, graph.SumTree) },
 				func() error { return equal("all-reduce", a, sum) }},
 			{"reduce-scatter", func() (device.Kernel, error) {
-				return r.g.ReduceScatter("x", r.ptr(0, 4*full), r.ptr(4*full, 4*n), graph.F32, true)
+				return r.g.ReduceScatter("x", r.ptr(0, 4*full), r.ptr(4*full, 4*n), graph.F32, graph.SumTree, true)
 			}, func() error { return equal("reduce-scatter", b[:n], accumulated) }},
 			{"reduce-scatter in place", func() (device.Kernel, error) {
-				return r.g.ReduceScatter("x", r.ptr(0, 4*full), r.ptr(int64(self)*4*n, 4*n), graph.F32, false)
+				return r.g.ReduceScatter("x", r.ptr(0, 4*full), r.ptr(int64(self)*4*n, 4*n), graph.F32, graph.SumTree, false)
 			}, func() error { return equal("reduce-scatter in place", part(a, self), part(sum, self)) }},
 			{"all-gather in place", func() (device.Kernel, error) {
 				return r.g.AllGather("x", r.ptr(int64(self)*4*n, 4*n), r.ptr(0, 4*full), graph.F32)

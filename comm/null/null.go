@@ -93,13 +93,13 @@ func (g *Group) AllGather(label string, shard, full device.Ptr, dtype graph.DTyp
 }
 
 // ReduceScatter binds a sum of full buffers.
-func (g *Group) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool) (device.Kernel, error) {
-	return g.kernel(comm.ReduceScatter, label, first(comm.CheckShards(full, shard, dtype, g.rank, g.size, accumulate), comm.CheckSum(dtype)), full, shard)
+func (g *Group) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool) (device.Kernel, error) {
+	return g.kernel(comm.ReduceScatter, label, first(comm.CheckOrder(order), comm.CheckShards(full, shard, dtype, g.rank, g.size, accumulate), comm.CheckSum(dtype)), full, shard)
 }
 
 // AllReduce binds a sum in place.
-func (g *Group) AllReduce(label string, buf device.Ptr, dtype graph.DType) (device.Kernel, error) {
-	return g.kernel(comm.AllReduce, label, first(comm.CheckBuffer(buf, dtype), comm.CheckSum(dtype)), buf)
+func (g *Group) AllReduce(label string, buf device.Ptr, dtype graph.DType, order graph.SumOrder) (device.Kernel, error) {
+	return g.kernel(comm.AllReduce, label, first(comm.CheckOrder(order), comm.CheckBuffer(buf, dtype), comm.CheckSum(dtype)), buf)
 }
 
 // Broadcast binds a broadcast.

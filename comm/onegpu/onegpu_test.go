@@ -264,7 +264,7 @@ func TestReduceScatter(t *testing.T) {
 				}
 				j.run(1, func(r int, g comm.Group) (device.Kernel, error) {
 					f, s := at(r)
-					return g.ReduceScatter("rs", f, s, graph.F32, form == "accumulate")
+					return g.ReduceScatter("rs", f, s, graph.F32, graph.SumTree, form == "accumulate")
 				})
 				sum := sumOver(in)
 				var sent int64
@@ -309,12 +309,14 @@ func TestAllReduceOfEveryType(t *testing.T) {
 		}
 		wantD := make([]float64, n)
 		comm.NewAdder[float64](w).Sum(wantD, doubles, false)
-		j.run(1, func(r int, g comm.Group) (device.Kernel, error) { return g.AllReduce("f", j.ptr(r, 0, n*4), graph.F32) })
 		j.run(1, func(r int, g comm.Group) (device.Kernel, error) {
-			return g.AllReduce("i", j.ptr(r, n*4, n*8), graph.I64)
+			return g.AllReduce("f", j.ptr(r, 0, n*4), graph.F32, graph.SumTree)
 		})
 		j.run(1, func(r int, g comm.Group) (device.Kernel, error) {
-			return g.AllReduce("d", j.ptr(r, n*12, n*8), graph.F64)
+			return g.AllReduce("i", j.ptr(r, n*4, n*8), graph.I64, graph.SumTree)
+		})
+		j.run(1, func(r int, g comm.Group) (device.Kernel, error) {
+			return g.AllReduce("d", j.ptr(r, n*12, n*8), graph.F64, graph.SumTree)
 		})
 		want := sumOver(in)
 		var sent int64
@@ -330,7 +332,7 @@ func TestAllReduceOfEveryType(t *testing.T) {
 		require.Equal(t, int64(2*n*4*(w-1)), sent)
 	}
 	j := newJob(t, ranks(2), 64, time.Minute)
-	_, err := j.ranks[0].groups[-1].AllReduce("h", j.ptr(0, 0, 64), graph.I32)
+	_, err := j.ranks[0].groups[-1].AllReduce("h", j.ptr(0, 0, 64), graph.I32, graph.SumTree)
 	require.ErrorContains(t, err, `rank 0: all_reduce "h": no sum of i32, want f32, f64, i64, bf16 or f16`)
 }
 
@@ -393,7 +395,7 @@ func TestGroupsOfAMesh(t *testing.T) {
 	}
 	for axis, want := range [][]float32{{1 + 4, 2 + 8, 1 + 4, 2 + 8}, {15, 15, 15, 15}} {
 		for _, err := range j.all(func(i int, r *rank) error {
-			k, err := r.groups[axis].AllReduce("ar", j.ptr(i, 0, 4), graph.F32)
+			k, err := r.groups[axis].AllReduce("ar", j.ptr(i, 0, 4), graph.F32, graph.SumTree)
 			if err == nil {
 				err = r.stream.Launch(k)
 			}
@@ -410,7 +412,7 @@ func TestGroupsOfAMesh(t *testing.T) {
 func TestRanksThatDisagree(t *testing.T) {
 	j := newJob(t, ranks(2), 64, time.Minute)
 	errs := j.all(func(i int, r *rank) error {
-		k, err := r.groups[-1].AllReduce(fmt.Sprintf("op%d", i), j.ptr(i, 0, int64(8+8*i)), graph.F32)
+		k, err := r.groups[-1].AllReduce(fmt.Sprintf("op%d", i), j.ptr(i, 0, int64(8+8*i)), graph.F32, graph.SumTree)
 		require.NoError(t, err)
 		return r.stream.Launch(k)
 	})
@@ -457,7 +459,7 @@ func TestARankWhoseGPUIsStuckIsNamed(t *testing.T) {
 			if i == 1 && n == 2 {
 				require.NoError(t, r.stream.Launch(stuck{gate}))
 			}
-			k, err := r.groups[-1].AllReduce(fmt.Sprintf("step %d", n), j.ptr(i, 0, 8), graph.F32)
+			k, err := r.groups[-1].AllReduce(fmt.Sprintf("step %d", n), j.ptr(i, 0, 8), graph.F32, graph.SumTree)
 			require.NoError(t, err)
 			require.NoError(t, r.stream.Launch(k))
 		}
@@ -475,7 +477,9 @@ func TestAnAbortReleasesWhoWaits(t *testing.T) {
 	lost := errors.New("lost")
 	time.AfterFunc(10*time.Millisecond, func() { j.ranks[1].ctx.Abort(lost) })
 	for _, bind := range []func(g comm.Group) (device.Kernel, error){
-		func(g comm.Group) (device.Kernel, error) { return g.AllReduce("ar", j.ptr(0, 0, 8), graph.F32) },
+		func(g comm.Group) (device.Kernel, error) {
+			return g.AllReduce("ar", j.ptr(0, 0, 8), graph.F32, graph.SumTree)
+		},
 		func(g comm.Group) (device.Kernel, error) { return g.Send("s", j.ptr(0, 0, 8), graph.F32, 1) },
 		func(g comm.Group) (device.Kernel, error) { return g.Recv("r", j.ptr(0, 0, 8), graph.F32, 1) },
 	} {

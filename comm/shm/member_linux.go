@@ -182,6 +182,7 @@ func (k *kernel) write(p *post) {
 	if k.Sig.Accumulate {
 		p.flags = 1
 	}
+	p.flags |= uint32(k.Sig.Order) << 1
 	p.bytes, p.root = k.Sig.Bytes, int64(k.Sig.Root)
 	p.in, p.out = k.in, k.out
 	p.text.set(k.text)
@@ -201,7 +202,7 @@ func opNumber(op comm.Op) uint32 {
 
 // signature is what a rank has posted.
 func (p *post) signature() comm.Signature {
-	return comm.Signature{Op: ops[p.kind%uint32(len(ops))], Bytes: p.bytes, DType: graph.DType(p.dtype), Root: int(p.root), Accumulate: p.flags&1 != 0}
+	return comm.Signature{Op: ops[p.kind%uint32(len(ops))], Bytes: p.bytes, DType: graph.DType(p.dtype), Root: int(p.root), Order: graph.SumOrder(p.flags >> 1), Accumulate: p.flags&1 != 0}
 }
 
 // ring wakes the others that sleep.

@@ -123,7 +123,7 @@ func (r *rank) do(bind ...func() (device.Kernel, error)) error {
 }
 
 func (r *rank) allReduce(n int64) error {
-	return r.do(func() (device.Kernel, error) { return r.g.AllReduce("ar", r.ptr(0, 4*n), graph.F32) })
+	return r.do(func() (device.Kernel, error) { return r.g.AllReduce("ar", r.ptr(0, 4*n), graph.F32, graph.SumTree) })
 }
 
 var parts = map[string]func(*rank) error{
@@ -135,7 +135,7 @@ var parts = map[string]func(*rank) error{
 				return err
 			}
 			r.floats(0, 1)[0] = float32(r.ctx.Rank())
-			if err := r.do(func() (device.Kernel, error) { return g.AllReduce("ar", r.ptr(0, 4), graph.F32) }); err != nil {
+			if err := r.do(func() (device.Kernel, error) { return g.AllReduce("ar", r.ptr(0, 4), graph.F32, graph.SumTree) }); err != nil {
 				return err
 			}
 			fmt.Println("sum", axis, r.floats(0, 1)[0])
@@ -236,10 +236,10 @@ func bits(r *rank) error {
 			bind  func() (device.Kernel, error)
 			check func() error
 		}{
-			{"all-reduce", func() (device.Kernel, error) { return r.g.AllReduce("x", r.ptr(0, 4*full), graph.F32) },
+			{"all-reduce", func() (device.Kernel, error) { return r.g.AllReduce("x", r.ptr(0, 4*full), graph.F32, graph.SumTree) },
 				func() error { return equal("all-reduce", a, sum) }},
 			{"reduce-scatter", func() (device.Kernel, error) {
-				return r.g.ReduceScatter("x", r.ptr(0, 4*full), r.ptr(4*full, 4*n), graph.F32, false)
+				return r.g.ReduceScatter("x", r.ptr(0, 4*full), r.ptr(4*full, 4*n), graph.F32, graph.SumTree, false)
 			}, func() error { return equal("reduce-scatter", b[:n], part(sum, self)) }},
 			{"all-gather in place", func() (device.Kernel, error) {
 				return r.g.AllGather("x", r.ptr(int64(self)*4*n, 4*n), r.ptr(0, 4*full), graph.F32)
@@ -504,7 +504,7 @@ func TestWhatIsNotAJobIsRefused(t *testing.T) {
 	require.NoError(t, err)
 	g, err := w.Group(0, -1)
 	require.NoError(t, err)
-	_, err = g.AllReduce("x", device.Ptr{Arena: a, Len: 64}, graph.F32)
+	_, err = g.AllReduce("x", device.Ptr{Arena: a, Len: 64}, graph.F32, graph.SumTree)
 	require.EqualError(t, err, `rank 0: all_reduce "x": the operand is not in the rank's shared memory`)
 	require.NoError(t, errors.Join(c.Close(), w.Close(), j.Close()))
 }

@@ -28,6 +28,9 @@ func collective(t *testing.T, kind graph.Kind, mesh []graph.Axis, axis int, byte
 		op.In, op.Out = []graph.BufID{part}, []graph.Out{{Buf: whole}}
 	case graph.ReduceScatter:
 		op.In, op.Out = []graph.BufID{whole}, []graph.Out{{Buf: part}}
+	case graph.AllToAll:
+		recv := p.AddBuffer(*p.Buf(whole))
+		op.In, op.Out = []graph.BufID{whole}, []graph.Out{{Buf: recv}}
 	default:
 		op.Out = []graph.Out{{Buf: whole, Mode: graph.ReadWrite}}
 	}
@@ -52,6 +55,10 @@ func TestCollectives(t *testing.T) {
 	mesh := []graph.Axis{{Name: "replicas", Size: 4}, {Name: "shard", Size: 2}}
 	require.InDelta(t, 0.5+800./100, collective(t, graph.AllGather, mesh, 1, 1600, 2), 1e-9)
 	require.InDelta(t, 2*(2*2+1200./10), collective(t, graph.AllReduce, mesh, 0, 1600, 2), 1e-9)
+	// An exchange: in one node as a scatter; of 8 ranks on 4 nodes each sends 6/8 of
+	// its bytes through the port that it has for itself, in 6 messages.
+	require.InDelta(t, 3*0.5+750./100, collective(t, graph.AllToAll, flat(4), 0, 1000, 8), 1e-9)
+	require.InDelta(t, 0.5+6*2+1200./10, collective(t, graph.AllToAll, flat(8), 0, 1600, 2), 1e-9)
 	// With nodes of 4, replicas are 2 to a node.
 	require.InDelta(t, 2*(0.5+1*2+800./20), collective(t, graph.AllReduce, mesh, 0, 1600, 4), 1e-9)
 }

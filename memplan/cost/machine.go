@@ -128,7 +128,7 @@ func (m *Machine) Op(p *graph.Program, op *graph.Op) Work {
 		if p.Buf(op.In[0]).Space == graph.Disk || p.Buf(op.Out[0].Buf).Space == graph.Disk {
 			w.Core, w.Disk = w.Alone/4, w.Alone // checksums
 		}
-	case graph.AllGather, graph.ReduceScatter, graph.AllReduce:
+	case graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll:
 		w.Core = w.Alone
 	default:
 		w.Core = w.Alone * float64(m.Cores)
@@ -139,7 +139,7 @@ func (m *Machine) Op(p *graph.Program, op *graph.Op) Work {
 func (m *Machine) roofline(p *graph.Program, op *graph.Op) float64 {
 	flops, bytes := graph.Cost(p, op)
 	switch op.Kind {
-	case graph.AllGather, graph.ReduceScatter, graph.AllReduce:
+	case graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll:
 		return m.collective(p, op)
 	case graph.Copy:
 		return m.copy(p, op)
@@ -208,7 +208,7 @@ func Sent(p *graph.Program, op *graph.Op) (int64, bool) {
 	switch op.Kind {
 	case graph.AllGather:
 		whole = p.Buf(op.Out[0].Buf).Bytes()
-	case graph.ReduceScatter:
+	case graph.ReduceScatter, graph.AllToAll:
 		whole = p.Buf(op.In[0]).Bytes()
 	case graph.AllReduce:
 		whole, passes = p.Buf(op.Out[0].Buf).Bytes(), 2
@@ -227,7 +227,7 @@ func Sent(p *graph.Program, op *graph.Op) (int64, bool) {
 // 2005). Within a node it is a ring. Over several nodes it is pipelined: every
 // rank's part crosses the network at the rank's share of it while the node's own
 // links spread it, so the slower of both counts; latencies are those of a ring in
-// the node and a tree over the nodes.
+// the node and a tree over the nodes, or of an exchange one for each pair.
 func (m *Machine) collective(p *graph.Program, op *graph.Op) float64 {
 	total, _ := Sent(p, op)
 	passes := 1.0
@@ -246,9 +246,18 @@ func (m *Machine) collective(p *graph.Program, op *graph.Op) float64 {
 		beta = 1 / m.Intra.Bandwidth
 	}
 	if nodes > 1 {
-		latency += float64(bits.Len(uint(nodes-1))) * m.Inter.Latency
-		// A node's ranks of the group share the crossing: each carries its part.
-		cross := float64(nodes-1) / float64(nodes) / ((n - 1) / n) / float64(inNode)
+		hops := bits.Len(uint(nodes - 1))
+		if op.Kind == graph.AllToAll { // a message to each rank elsewhere
+			hops = (nodes - 1) * inNode
+		}
+		latency += float64(hops) * m.Inter.Latency
+		// What crosses the network, as a share of what a rank sends. Of a gather or a
+		// sum the node's ranks of the group each carry their part; an exchange has
+		// nothing in common to carry.
+		cross := float64(nodes-1) / float64(nodes) / ((n - 1) / n)
+		if op.Kind != graph.AllToAll {
+			cross /= float64(inNode)
+		}
 		beta = max(beta, cross/m.Inter.Bandwidth)
 	}
 	// What arrives is also written to memory, and read where it is added.

@@ -8,7 +8,7 @@ import (
 )
 
 // collectives are the kinds that see every rank of a group.
-var collectives = map[graph.Kind]bool{graph.AllGather: true, graph.ReduceScatter: true, graph.AllReduce: true}
+var collectives = map[graph.Kind]bool{graph.AllGather: true, graph.ReduceScatter: true, graph.AllReduce: true, graph.AllToAll: true}
 
 // groups returns the ranks of each group along a mesh axis, in the order of
 // their index along it; −1 is one group of all ranks.
@@ -61,6 +61,8 @@ func runCollective[T num.Float](w *World[T], op *graph.Op) error {
 			err = collective(op.Kind, g, in, out, w.I64)
 		case graph.I32:
 			err = collective(op.Kind, g, in, out, w.I32)
+		case graph.U8:
+			err = collective(op.Kind, g, in, out, w.U8)
 		default:
 			err = fmt.Errorf("no interpretation of %v buffers", dt)
 		}
@@ -72,7 +74,7 @@ func runCollective[T num.Float](w *World[T], op *graph.Op) error {
 }
 
 type number interface {
-	float32 | float64 | int64 | int32
+	float32 | float64 | int64 | int32 | uint8
 }
 
 // collective runs one group's collective. Inputs are copied first: a shard may
@@ -102,6 +104,11 @@ func collective[E number](kind graph.Kind, group []int, in graph.BufID, out grap
 			}
 			for j, s := range srcs {
 				copy(d[j*n:], s)
+			}
+		case kind == graph.AllToAll:
+			part := n / len(group)
+			for j, s := range srcs {
+				copy(d[j*part:(j+1)*part], s[i*part:])
 			}
 		case kind == graph.ReduceScatter:
 			if len(d)*len(group) != n {

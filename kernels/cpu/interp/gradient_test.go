@@ -330,7 +330,7 @@ func TestGradientsOfModels(t *testing.T) {
 }
 
 // TestCollectives: every rank has the sums in the order of the tree, in its
-// shard, gathered, and in place.
+// shard, gathered, and in place; and its part of what every rank sends.
 func TestCollectives(t *testing.T) {
 	for _, ranks := range []int{1, 2, 3, 5, 8} {
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
@@ -339,6 +339,8 @@ func TestCollectives(t *testing.T) {
 			full := p.AddBuffer(graph.Buffer{Name: "full", Shape: []int64{n * int64(ranks)}})
 			shard := p.AddBuffer(graph.Buffer{Name: "shard", Shape: []int64{n}, View: &graph.View{Base: full, RankStride: 4 * n}})
 			all := p.AddBuffer(graph.Buffer{Name: "all", Shape: []int64{n}})
+			send := p.AddBuffer(graph.Buffer{Name: "send", DType: graph.U8, Shape: []int64{n * int64(ranks)}})
+			recv := p.AddBuffer(graph.Buffer{Name: "recv", DType: graph.U8, Shape: []int64{n * int64(ranks)}})
 			attr := graph.GroupAttr{Axis: 0}
 			op := func(k graph.Kind, in []graph.BufID, out graph.BufID, m graph.Mode) graph.Op {
 				return graph.Op{Kind: k, Name: string(k), Attr: attr, In: in, Out: []graph.Out{{Buf: out, Mode: m}}, Work: graph.NoBuf, Skip: graph.NoBuf}
@@ -347,6 +349,7 @@ func TestCollectives(t *testing.T) {
 				op(graph.ReduceScatter, []graph.BufID{full}, shard, graph.Write),
 				op(graph.AllGather, []graph.BufID{shard}, full, graph.Write),
 				op(graph.AllReduce, nil, all, graph.ReadWrite),
+				op(graph.AllToAll, []graph.BufID{send}, recv, graph.Write),
 			}}}}}
 			w := interp.New[float32](p)
 			rng := rand.New(rand.NewPCG(uint64(ranks), 0))
@@ -359,6 +362,11 @@ func TestCollectives(t *testing.T) {
 				a, err := w.Floats(r, all)
 				require.NoError(t, err)
 				copy(a, values[r])
+				s, err := w.U8(r, send)
+				require.NoError(t, err)
+				for i := range s {
+					s[i] = uint8(16*r + i/int(n))
+				}
 			}
 			require.NoError(t, w.Run("s"))
 			want := func(i int) float32 {
@@ -387,6 +395,10 @@ func TestCollectives(t *testing.T) {
 				a, _ := w.Floats(r, all)
 				for i := range a {
 					require.Equal(t, want(i), a[i])
+				}
+				got, _ := w.U8(r, recv)
+				for i := range got {
+					require.EqualValues(t, 16*(i/int(n))+r, got[i], "rank %d element %d: part %d of rank %d", r, i, r, i/int(n))
 				}
 			}
 		})

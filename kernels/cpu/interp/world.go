@@ -39,6 +39,7 @@ type storage[T num.Float] struct {
 	i64 []int64
 	i32 []int32
 	u16 []uint16 // BF16 and F16, as bits
+	u8  []uint8
 }
 
 // New returns the zero memory of every rank of p.
@@ -89,6 +90,15 @@ func (w *World[T]) I32(rank int, id graph.BufID) ([]int32, error) {
 		return nil, err
 	}
 	return s.i32[lo:hi:hi], nil
+}
+
+// U8 returns a U8 buffer of a rank.
+func (w *World[T]) U8(rank int, id graph.BufID) ([]uint8, error) {
+	s, lo, hi, err := w.at(rank, id, graph.U8)
+	if err != nil {
+		return nil, err
+	}
+	return s.u8[lo:hi:hi], nil
 }
 
 // U16 returns the bits of a BF16 or F16 buffer of a rank.
@@ -144,6 +154,8 @@ func (s *storage[T]) make(dt graph.DType, n int64) {
 	case (dt == graph.BF16 || dt == graph.F16) && s.u16 == nil:
 		s.u16 = make([]uint16, n)
 		fill(s.u16, 0xFFFF) // NaN in both
+	case dt == graph.U8 && s.u8 == nil:
+		s.u8 = make([]uint8, n)
 	}
 }
 

@@ -1,0 +1,59 @@
+package exec_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/exec"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// An exchange of bytes along one axis of a mesh: part i of rank j of the axis comes
+// to be part j of rank i, and what several types lie in one buffer of bytes moves
+// with one operation.
+func TestExchange(t *testing.T) {
+	b := newBuilder(graph.Axis{Name: "replicate", Size: 2}, graph.Axis{Name: "shard", Size: 3})
+	const part = 8
+	send := b.buf("send", graph.U8, 3*part, graph.Device, graph.LifeRun)
+	recv := b.buf("recv", graph.U8, 3*part, graph.Device, graph.LifeRun)
+	o := op(graph.AllToAll, "exchange", graph.Comm, ins(send), wr(recv))
+	o.Attr = graph.GroupAttr{Axis: 1}
+	b.p.Sections = []graph.Section{{Name: "step", Phases: []graph.Phase{{Name: "only", Repeat: 1, Ops: []graph.Op{o}}}}}
+	require.NoError(t, graph.VerifyStructure(b.p))
+
+	b.port(graph.PortStaging, "staging", graph.U8, 48)
+	j := newRanks(t, b, jobOptions{})
+	value := func(rank, to, i int) byte { return byte(100*rank + 10*to + i) }
+	j.all(func(r int, e *exec.Executor) error {
+		mem := make([]byte, 3*part)
+		for i := range mem {
+			mem[i] = value(r, i/part, i%part)
+		}
+		if err := e.Write(send, 0, mem); err != nil {
+			return err
+		}
+		return e.RunSection("step", nil)
+	})
+	for r, e := range j.ex {
+		got := make([]byte, 3*part)
+		require.NoError(t, e.Read(recv, 0, got))
+		group, self := r/3*3, r%3
+		for i, v := range got {
+			require.Equal(t, value(group+i/part, self, i%part), v, "rank %d, byte %d", r, i)
+		}
+	}
+}
+
+// The order in which a reduction adds is the program's, and one that no transport
+// has is refused.
+func TestUnknownOrderOfSummationIsRefused(t *testing.T) {
+	z := newZero3(1, 37)
+	for i := range z.p.Sections[0].Phases[1].Ops {
+		if o := &z.p.Sections[0].Phases[1].Ops[i]; o.Kind == graph.ReduceScatter {
+			o.Attr = graph.GroupAttr{Axis: -1, Order: graph.NumSumOrders}
+			p := *z.p
+			require.ErrorContains(t, graph.Check(&p, o), "sum order(1) is no order of summation, want tree")
+		}
+	}
+}
