@@ -164,9 +164,9 @@ func auto(t testing.TB, r *rand.Rand, c *Config) {
 }
 
 func seedOf(t *testing.T) (first uint64, cases int) {
-	cases = 8
+	cases = 4
 	if testing.Short() {
-		cases = 3
+		cases = 2
 	}
 	if n, err := strconv.Atoi(os.Getenv(casesVariable)); err == nil {
 		cases = n

@@ -27,7 +27,7 @@ func TestRecomputeGivesTheSameBits(t *testing.T) {
 				c.Zero = 0
 				want := runOf(t, c)
 				for zero := range 4 {
-					for _, policy := range policies {
+					for _, policy := range inTurn(zero+ranks+accum/2, policies) {
 						c.Zero, c.Recompute = zero, policy
 						got := runOf(t, c)
 						require.Equal(t, want.losses, got.losses, "%s, %d ranks, accum %d, stage %d, %s", model, ranks, accum, zero, policy)
@@ -51,20 +51,41 @@ var placements = []string{
 // allVariable asks for every combination where the usual run takes turns.
 const allVariable = "SPILLWAY_TEST_ALL"
 
+// inTurn returns one of the values, another each turn, or with allVariable all.
+func inTurn[T any](turn int, values []T) []T {
+	if os.Getenv(allVariable) != "" {
+		return values
+	}
+	return values[turn%len(values):][:1]
+}
+
+// stagePairs are what takes turns where all stages would take too long: two turns
+// that differ by one have all four.
+var stagePairs = [][]int{{0, 2}, {1, 3}}
+
+// stagesInTurn returns two stages, the others the next turn, or with allVariable all.
+func stagesInTurn(turn int) (list []int) {
+	for _, pair := range inTurn(turn, stagePairs) {
+		list = append(list, pair...)
+	}
+	return list
+}
+
 // Promise 1 over stage × placement × ranks, with accumulation 1 and 3, clipping
 // on and off and prefetch distances 0 to 2; promise 2 (in runOf) in all three
-// spaces. Each combination has one of the policies of recomputation in turn, or
-// with allVariable all of them.
+// spaces. Each placement has two of the stages and one of the policies of
+// recomputation in turn, over the numbers of ranks all stages, or with allVariable
+// every combination.
 func TestOffloadGivesTheSameBits(t *testing.T) {
 	turn := 0
 	for _, ranks := range []int{1, 2, 3} {
 		want := map[string]outcome{}
 		for i, placement := range placements {
-			for zero := range 4 {
+			for _, zero := range stagesInTurn(i + ranks) {
 				c := tiny("gpt2")
 				c.Ranks, c.Steps, c.Reproducible, c.Dropout = ranks, 2, true, 0.1
 				c.Accum = 1 + 2*((turn/3)%2)
-				c.Clip = float64(turn % 2)
+				c.Clip = float64((turn + i) % 2)
 				key := fmt.Sprint(c.Accum, c.Clip)
 				if _, ok := want[key]; !ok {
 					c.Zero = 0
@@ -72,11 +93,7 @@ func TestOffloadGivesTheSameBits(t *testing.T) {
 				}
 				c.Zero, c.Prefetch, c.Offload, c.Disk = zero, turn%3, placement, t.TempDir()
 				c.offloadChunk = []int64{0, 1024, 3072}[(turn/2)%3]
-				policies := []string{"none", "full", "selective"}
-				if os.Getenv(allVariable) == "" {
-					policies = policies[(turn+i)%3:][:1]
-				}
-				for _, policy := range policies {
+				for _, policy := range inTurn(turn+i, []string{"none", "full", "selective"}) {
 					c.Recompute = policy
 					got := runOf(t, c)
 					at := fmt.Sprintf("%d ranks, stage %d, accum %d, clip %g, prefetch %d, chunk %d, recompute %s, %s", ranks, zero, c.Accum, c.Clip, c.Prefetch, c.offloadChunk, c.Recompute, placement)
@@ -93,7 +110,7 @@ func TestOffloadGivesTheSameBits(t *testing.T) {
 // same copies.
 func TestOffloadEveryOptimizer(t *testing.T) {
 	for i, name := range []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd"} {
-		for _, ranks := range []int{1, 2} {
+		for _, ranks := range inTurn(i, []int{1, 2}) {
 			c := tiny("llama-untied")
 			c.Ranks, c.Steps, c.Optimizer, c.Clip, c.Zero = ranks, 3, name, 1, 0
 			c.Freeze = []string{"model.layers.0.*"}

@@ -102,7 +102,11 @@ func TestStagesGiveTheSameBits(t *testing.T) {
 			c.Zero = 0
 			want := runOf(t, c)
 			for zero := range 4 {
-				for _, prefetch := range []int{0, 1, 5} {
+				distances := []int{0, 1, 5}
+				if zero < 3 { // what is gathered ahead is most at stage 3
+					distances = inTurn(ranks+zero, distances)
+				}
+				for _, prefetch := range distances {
 					c.Zero, c.Prefetch = zero, prefetch
 					procs := 1 + (zero+prefetch)%2
 					before := runtime.GOMAXPROCS(procs)
@@ -120,7 +124,10 @@ func TestStagesGiveTheSameBits(t *testing.T) {
 // at all four.
 func TestAccumulationAgreesWithinItsHalves(t *testing.T) {
 	for _, ranks := range []int{1, 2, 3} {
-		for _, accum := range []int{2, 3, 4} {
+		for k, accum := range []int{2, 3, 4} {
+			if os.Getenv(allVariable) == "" && k == ranks%3 {
+				continue
+			}
 			c := tiny("gpt2")
 			c.Ranks, c.Accum, c.Steps, c.Clip = ranks, accum, 3, 0.5
 			var plain, reproducible [4]outcome

@@ -10,8 +10,12 @@ import (
 )
 
 func poison(b []byte) {
-	for i := range b {
-		b[i] = poisonByte
+	if len(b) == 0 {
+		return
+	}
+	b[0] = poisonByte
+	for n := 1; n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
 	}
 }
 
