@@ -1,12 +1,9 @@
 package spillway
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
-
-	"github.com/spillway-ml/spillway/offload"
 )
 
 // int8Switches are what Config.Int8 may list; those that are false are not built.
@@ -34,13 +31,6 @@ func validInt8(c *Config) error {
 	}
 	if !strings.EqualFold(c.Optimizer, "adamw") {
 		return fmt.Errorf("--int8 optimizer with --optimizer %.80s: only adamw's moments have an 8-bit form", c.Optimizer)
-	}
-	away, err := offload.Parse(c.Offload)
-	if err != nil {
-		return fmt.Errorf("--offload: %w", err)
-	}
-	if away.States() {
-		return errors.New("--int8 optimizer with --offload of optimizer, parameters or gradients: updates on the host go by pieces that 8-bit blocks have no form for; offload activations alone, or leave --int8 out")
 	}
 	return nil
 }

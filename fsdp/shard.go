@@ -123,7 +123,8 @@ type unitBufs struct {
 	wire                 graph.BufID // 16-bit copy in which an f32 sum over micro-steps travels, whole or the rank's part
 	update               graph.BufID // the gradient that the update reads
 	states               []graph.BufID
-	extra                graph.BufID // gradients of a later micro-step before they are added (reproducible)
+	scales               []graph.BufID // of states in 8 bits, in the order of states
+	extra                graph.BufID   // gradients of a later micro-step before they are added (reproducible)
 }
 
 type sharder struct {
@@ -168,19 +169,18 @@ func (s *sharder) shardBuffer(name string, dtype graph.DType, class graph.Class,
 	return b
 }
 
-// stateBuffer is one of the optimizer's flat states of a unit: f32, or blocks of 8
-// bits, which no shard cuts.
-func (s *sharder) stateBuffer(name string, u int) graph.Buffer {
+// addState makes one of the optimizer's flat states of a unit: f32, or values in 8
+// bits and their scales, whose blocks no shard cuts.
+func (s *sharder) addState(name string, u int) (buf, scales graph.BufID, err error) {
 	b := s.shardBuffer(name+"/"+s.p.Units[u].Name, graph.F32, graph.Optimizer, graph.LifeRun, u, s.o.Stage.ShardsStates())
 	if !s.o.Optimizer.Int8 {
-		return b
+		return s.p.AddBuffer(b), graph.NoBuf, nil
 	}
 	used := b.Elems() - b.Pad/b.DType.Size()
-	used += (used + graph.QuantBlock - 1) / graph.QuantBlock * (graph.QuantBytes - graph.QuantBlock)
+	blocks := func(n int64) int64 { return (n + graph.QuantBlock - 1) / graph.QuantBlock }
 	b.DType = graph.U8
-	b.Shape, b.Global = []int64{graph.QuantLen(b.Elems())}, []int64{graph.QuantLen(b.Global[0])}
-	b.Pad = b.Bytes() - used
-	return b
+	b.Pad = b.Elems() - used + (blocks(b.Elems())-blocks(used))*graph.F32.Size()
+	return s.p.AddQuantized(b, graph.QuantBlock)
 }
 
 // share is what of unit u's elements a rank holds in the mean over ranks. It is
@@ -244,8 +244,14 @@ func (s *sharder) allocate() error {
 				s.allocateMaster(u, &b)
 			}
 			for _, name := range flat {
-				id := p.AddBuffer(s.stateBuffer(name, u))
+				id, scales, err := s.addState(name, u)
+				if err != nil {
+					return err
+				}
 				b.states = append(b.states, id)
+				if scales != graph.NoBuf {
+					b.scales = append(b.scales, scales)
+				}
 				part := s.part(u, o.Stage.ShardsStates())
 				unit.States = append(unit.States, graph.State{Name: name, Buf: id, Axis: part.Axis, Len: part.Len})
 			}
@@ -280,7 +286,8 @@ func (s *sharder) initSection() graph.Section {
 		}
 		fill(s.p.Units[u].Value.Buf, u)
 		for _, id := range s.units[u].states {
-			fill(id, u)
+			root, _ := s.p.Resolve(id, nil) // with the scales of one in 8 bits
+			fill(root, u)
 		}
 	}
 	ops = append(ops, s.initScale()...)
@@ -322,7 +329,7 @@ func (s *sharder) updateSection() graph.Section {
 		if b.gradShard == graph.NoBuf {
 			continue
 		}
-		t := zero.Target{Unit: u, Name: s.p.Units[u].Name, Shard: s.part(u, s.o.Stage.ShardsStates()), Grad: b.update, Value: b.valueShard, States: b.states, Low: graph.NoBuf}
+		t := zero.Target{Unit: u, Name: s.p.Units[u].Name, Shard: s.part(u, s.o.Stage.ShardsStates()), Grad: b.update, Value: b.valueShard, States: b.states, Scales: b.scales, Low: graph.NoBuf}
 		if b.master != graph.NoBuf {
 			t.Value, t.Low = b.master, b.valueShard
 		}

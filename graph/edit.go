@@ -151,6 +151,9 @@ func Sweep(p *Program) *Program {
 	mark := func(id BufID) {
 		for id != NoBuf && !used[id] {
 			used[id] = true
+			if s := q.Buffers[id].Scale; s.Block > 0 {
+				used[s.Of] = true // views of one buffer, which is marked next
+			}
 			if v := q.Buffers[id].View; v != nil {
 				id = v.Base
 			} else {
@@ -177,6 +180,9 @@ func Sweep(p *Program) *Program {
 	for id := range q.Buffers {
 		if v := q.Buffers[id].View; v != nil {
 			v.Base = to[v.Base]
+		}
+		if s := &q.Buffers[id].Scale; s.Block > 0 {
+			s.Of = to[s.Of]
 		}
 	}
 	q.references(func(id *BufID) {

@@ -28,6 +28,10 @@ type Operand struct {
 	// Stat marks an output that only the derivative reads (a mean, a log-sum-exp).
 	// No gradient flows through it.
 	Stat bool
+
+	// ScaleOf names the operand whose scales this one has, one for each Per values:
+	// it is there where that one is quantised (I8 or U8), and tied to it (ScaleOf).
+	ScaleOf string
 }
 
 // PerParam is Operand.Per of one element a parameter.
@@ -215,6 +219,7 @@ func (c *checker) operands() {
 		return
 	}
 	c.floats()
+	c.scaled()
 	for i, o := range op.Out {
 		if o.Buf != NoBuf {
 			c.output(i)

@@ -17,6 +17,9 @@ func init() {
 		o.Types = []DType{F32, U8}
 		return o
 	}
+	scales := func(of string) Operand {
+		return Operand{Name: of + "_scales", Shape: "(Len/256)", Types: isF32, Modes: modeRW, Per: QuantBlock, ScaleOf: of, Optional: true}
+	}
 	register(
 		&Info{
 			Kind: SqSum,
@@ -75,9 +78,9 @@ func init() {
 		&Info{
 			Kind: AdamW,
 			Doc: "AdamW (Loshchilov & Hutter 2019) on coef·g; g, p, m, v (Len). low, of every rule: the new p rounded to 16 bits (Len). " +
-				"m and v may be u8: blocks of 256 elements in 260 bytes (State), m of the signed dynamic map, v of the unsigned one.",
+				"m and v may be u8, codes of the signed and of the unsigned dynamic map, with m_scales and v_scales (Len/256).",
 			In:    []Operand{g, coef, hyper},
-			Out:   []Operand{state("p"), moment("m"), moment("v"), low},
+			Out:   []Operand{state("p"), moment("m"), moment("v"), low, scales("m"), scales("v")},
 			Attr:  UpdateAttr{},
 			check: func(c *checker) { c.update(1, 2, -1, false) },
 			flops: func(c *checker) int64 { return 16 * c.in(0).elems() },
@@ -202,10 +205,9 @@ func (c *checker) update(coef, hyper, norms int, outNorms bool) {
 // the unit's parameters.
 func (c *checker) perElement(r ref, o Operand, n, params int64) {
 	switch {
+	case !r.ok():
 	case o.Per == PerParam:
 		c.vector(r, params, "one for each of the unit's parameters")
-	case r.ok() && r.buf.DType == U8:
-		c.vector(r, QuantLen(n), "the blocks of the shard's Len")
 	case o.Per > 1 && n%o.Per != 0:
 		c.failf("operand %s has one element for each %d of the shard's %d, which is no multiple of that", r.name, o.Per, n)
 	case o.Per > 0:

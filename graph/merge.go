@@ -91,6 +91,9 @@ func Merge(p, other *Program, kind SectionKind) (*Program, error) {
 			w.Base = to[v.Base]
 			q.Buf(to[i]).View = &w
 		}
+		if s := other.Buffers[i].Scale; s.Block > 0 {
+			q.Buf(to[i]).Scale.Of = to[s.Of]
+		}
 	}
 	for _, r := range roles {
 		if r.from != NoBuf && *r.into == NoBuf {

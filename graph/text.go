@@ -283,6 +283,10 @@ func (f *formatter) buffer(i int) {
 		f.key("port", b.Port.String())
 	}
 	f.num("micro", int64(b.Micro), 0)
+	if b.Scale != (ScaleOf{}) {
+		f.key("scale-of", f.buf(b.Scale.Of))
+		f.num("block", b.Scale.Block, 0)
+	}
 	if len(b.Global) > 0 {
 		f.key("global", formatInts(b.Global))
 	}

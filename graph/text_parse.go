@@ -505,6 +505,10 @@ func (ps *textParser) buffer(a *args) error {
 			b.Port = Port(a.enum("port", value, portNames[:]))
 		case "micro":
 			b.Micro = int(a.int(value, 32))
+		case "scale-of":
+			b.Scale.Of = a.buf(value)
+		case "block":
+			b.Scale.Block = a.int(value, 64)
 		case "global":
 			b.Global = a.ints(value)
 		case "place":

@@ -180,11 +180,12 @@ type Buffer struct {
 	Space Space
 	Class Class
 	Life  Life
-	Unit  int   // index into Program.Units, or -1
-	Pad   int64 // of Bytes(), how many are flat-parameter padding (reported as class padding)
-	View  *View // nil for a root buffer
-	Port  Port  // what the host does with it between operations
-	Micro int   // which of a phase's micro-batches it belongs to, from 0
+	Unit  int     // index into Program.Units, or -1
+	Pad   int64   // of Bytes(), how many are flat-parameter padding (reported as class padding)
+	View  *View   // nil for a root buffer
+	Port  Port    // what the host does with it between operations
+	Micro int     // which of a phase's micro-batches it belongs to, from 0
+	Scale ScaleOf // the quantised values whose scales these are
 
 	// Global is the global shape where it differs from Shape, and Place has a
 	// placement for each mesh axis (nil: replicated on all).
@@ -324,8 +325,8 @@ type Unit struct {
 // PerParam states have one element for each distinct parameter of the unit, in
 // the order of the segments, on every rank.
 //
-// A state whose buffer has U8 elements is in 8 bits: blocks of QuantBlock elements,
-// each a byte a code and then a float32 scale, QuantBytes in all.
+// A state whose buffer has U8 elements is quantised: they are codes, and their scales
+// are the buffer's that Program.ScalesOf returns.
 type State struct {
 	Name     string // "value", "exp_avg", "exp_avg_sq", "momentum" …
 	Buf      BufID
@@ -333,16 +334,6 @@ type State struct {
 	Len      int64
 	PerParam bool
 }
-
-// Blockwise 8-bit numbers: elements of a block, counted from a parameter's start,
-// and its bytes.
-const (
-	QuantBlock = 256
-	QuantBytes = QuantBlock + 4
-)
-
-// QuantLen is the bytes of n elements in whole blocks.
-func QuantLen(n int64) int64 { return (n + QuantBlock - 1) / QuantBlock * QuantBytes }
 
 // Program is a whole run's operations over its buffers. It is the same on every
 // rank (SPMD): what differs by rank is only the rank's index, which views with a

@@ -21,7 +21,8 @@ func Verify(p *Program) error {
 // VerifyStructure checks what holds of a program after every pass:
 //
 //   - buffers have sizes, views lie inside their bases, aligned and of their
-//     type; parameters, units and well-known buffers refer to what exists;
+//     type; scales are as many as their values' blocks and lie in one buffer with
+//     them; parameters, units and well-known buffers refer to what exists;
 //   - every operation is right by the kind table (Check), its operands are in one
 //     memory space (a copy's may be in two), and its name is unique in its phase;
 //   - collectives of one mesh axis are on one stream, so that every rank meets
@@ -72,7 +73,7 @@ func structure(p *Program) (*verifier, error) {
 	if v.regions, err = NewRegions(p); err != nil {
 		return nil, err
 	}
-	for _, check := range []func() error{v.buffers, v.operations, v.collectives} {
+	for _, check := range []func() error{v.buffers, v.scales, v.operations, v.collectives} {
 		if err := check(); err != nil {
 			return nil, err
 		}
@@ -273,11 +274,7 @@ func (v *verifier) unit(u *Unit) error {
 		if s.Buf < 0 || int(s.Buf) >= len(p.Buffers) {
 			return fmt.Errorf("state %s is buffer %d, want one of the program's %d", s.Name, s.Buf, len(p.Buffers))
 		}
-		want := s.Len
-		if p.Buf(s.Buf).DType == U8 {
-			want = QuantLen(s.Len)
-		}
-		if n := p.Buf(s.Buf).Elems(); n != want {
+		if n := p.Buf(s.Buf).Elems(); n != s.Len {
 			return fmt.Errorf("state %s (%s) has %d elements, want the %d that a rank holds", s.Name, p.bufName(s.Buf), n, s.Len)
 		}
 		if s.Axis < -1 || s.Axis >= len(p.Mesh) {

@@ -14,7 +14,7 @@ import (
 // so that the mirrors of a large unit (an embedding) need not be whole in host
 // memory. Each element sees the same arithmetic, and sums of squares are exact,
 // so the bits are the same. What stands for several elements (the scales of
-// blocks) is divided in that ratio; an operation with one number a parameter
+// blocks) is divided in that ratio, and tied to the piece of its values; an operation with one number a parameter
 // (NovoGrad's second moment) is left whole. The kind table says which
 // (graph.Operand.Per).
 //
@@ -116,6 +116,9 @@ func (r *rewriter) piece(id graph.BufID, at, size int64) graph.BufID {
 		b.Name = fmt.Sprintf("%s[%d:%d]", b.Name, at, at+size)
 		b.Shape, b.Pad, b.Global, b.Place = []int64{size}, 0, nil, nil
 		b.View = &graph.View{Base: id, Offset: at * b.DType.Size()}
+		if s := &b.Scale; s.Block > 0 {
+			s.Of = r.piece(s.Of, at*s.Block, size*s.Block)
+		}
 		v = r.p.AddBuffer(b)
 		r.pieces[key] = v
 	}

@@ -281,6 +281,9 @@ func (r *rewriter) in(id, mirror, part graph.BufID) graph.BufID {
 		if at.stride != from.stride {
 			nb.View.RankStride, nb.View.Axis = at.stride-from.stride, at.axis
 		}
+		if s := &nb.Scale; s.Block > 0 {
+			s.Of = r.in(s.Of, mirror, part)
+		}
 		v = r.p.AddBuffer(nb)
 		r.views[key] = v
 	}

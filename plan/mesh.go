@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/spillway-ml/spillway/fsdp"
@@ -14,8 +13,6 @@ func (c Config) validateMesh() error {
 	switch {
 	case c.Precision < precision.FP32 || c.Precision > precision.FP16:
 		return fmt.Errorf("precision: %v does not exist; use fp32, bf16 or fp16", c.Precision)
-	case c.Optimizer.Int8 && c.Offload.States():
-		return errors.New("8-bit optimizer states with optimizer states, parameters or gradients offloaded: updates in pieces have no form for their blocks; offload activations alone")
 	case c.Reduce32 && c.Precision == precision.FP32:
 		return fmt.Errorf("reduce: fp32 gradients travel in fp32 already; leave it out, or compute in bf16 or fp16")
 	case c.ShardSize < 0:

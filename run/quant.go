@@ -29,12 +29,19 @@ func (s *States) quantize(name string, start int64, e Extent, v []float32) error
 		return fmt.Errorf("states: element %d of %q is no block's first; 8-bit states are written by blocks of %d", start+e.From, name, graph.QuantBlock)
 	}
 	x := v[e.From:e.To]
-	data := make([]byte, graph.QuantLen(int64(len(x))))
+	codes, scales := make([]byte, len(x)), make([]float32, vec.Q8Blocks(len(x)))
 	for lo := 0; lo < len(x); lo += graph.QuantBlock {
-		m.Quantize(data[graph.QuantLen(int64(lo)):], x[lo:min(lo+graph.QuantBlock, len(x))])
+		hi := min(lo+graph.QuantBlock, len(x))
+		scales[lo/graph.QuantBlock] = m.Quantize(codes[lo:hi], x[lo:hi])
 	}
-	return s.writeTo(e.Holders, e.Buf, e.Off, data)
+	if err := s.writeTo(e.Holders, e.Buf, e.Off, codes); err != nil {
+		return err
+	}
+	return s.writeTo(e.Holders, s.scales[e.Buf], scaleOffset(e.Off), Float32Bytes(scales))
 }
+
+// scaleOffset is where the scale of the code at byte off of the values lies.
+func scaleOffset(off int64) int64 { return off / graph.QuantBlock * graph.F32.Size() }
 
 // dequantize reads an extent of a state in 8 bits.
 func (s *States) dequantize(h Holder, name string, start int64, e Extent, v []float32) error {
@@ -43,14 +50,19 @@ func (s *States) dequantize(h Holder, name string, start int64, e Extent, v []fl
 		return err
 	}
 	skip := (start + e.From) % graph.QuantBlock // elements of the first block before the extent
-	n := skip + e.To - e.From
-	data, x := make([]byte, graph.QuantLen(n)), make([]float32, n)
-	if err := h.Read(e.Buf, e.Off, data); err != nil {
+	codes := make([]byte, e.To-e.From)
+	scales := make([]float32, vec.Q8Blocks(int(skip)+len(codes)))
+	if err := h.Read(e.Buf, e.Off, codes); err != nil {
 		return err
 	}
-	for lo := int64(0); lo < n; lo += graph.QuantBlock {
-		m.Dequantize(x[lo:min(lo+graph.QuantBlock, n)], data[graph.QuantLen(lo):])
+	if err := h.Read(s.scales[e.Buf], scaleOffset(e.Off), Float32Bytes(scales)); err != nil {
+		return err
 	}
-	copy(v[e.From:e.To], x[skip:])
+	x := v[e.From:e.To]
+	for lo, block := 0, 0; lo < len(x); block++ {
+		hi := min((block+1)*graph.QuantBlock-int(skip), len(x))
+		m.Dequantize(x[lo:hi], codes[lo:hi], scales[block])
+		lo = hi
+	}
 	return nil
 }

@@ -21,6 +21,8 @@ type States struct {
 	along [][][]int      // by mesh axis and index along it: the ranks there, ascending
 	all   []int
 	where [][]place // by parameter, in element order
+
+	scales map[graph.BufID]graph.BufID // of states in 8 bits
 }
 
 // Holder moves bytes between the host and one rank's buffers.
@@ -37,7 +39,7 @@ var ErrRemote = errors.New("held by another process")
 type Extent struct {
 	Buf      graph.BufID
 	DType    graph.DType
-	Off      int64 // bytes into Buf; of a state in 8 bits, of the first element's block
+	Off      int64 // bytes into Buf
 	From, To int64 // elements, counted from the start of the range that was asked for
 	Holders  []int // ranks of the world, ascending
 }
@@ -60,7 +62,7 @@ func (rs *Ranks) States() *States {
 // NewStates answers for the states of p in a world of which the ranks in local are
 // reached from here.
 func NewStates(p *graph.Program, w World, local map[int]Holder) *States {
-	s := &States{p: p, world: w, local: local, where: make([][]place, len(p.Params)), all: make([]int, w.Size)}
+	s := &States{p: p, world: w, local: local, where: make([][]place, len(p.Params)), all: make([]int, w.Size), scales: map[graph.BufID]graph.BufID{}}
 	for i := range s.all {
 		s.all[i] = i
 	}
@@ -69,6 +71,11 @@ func NewStates(p *graph.Program, w World, local map[int]Holder) *States {
 		for i := range w.Size {
 			k := comm.Coord(p.Mesh, i)[axis]
 			s.along[axis][k] = append(s.along[axis][k], i)
+		}
+	}
+	for id := range p.Buffers {
+		if of := p.Buffers[id].Scale; of.Block > 0 {
+			s.scales[of.Of] = graph.BufID(id)
 		}
 	}
 	for u := range p.Units {
@@ -115,12 +122,12 @@ func (s *States) Extents(param int, name string, start, n int64, visit func(Exte
 		for lo < hi {
 			flat := w.seg.Flat + lo - w.seg.Start
 			dt := s.p.Buf(st.Buf).DType
-			e := Extent{Buf: st.Buf, DType: dt, Off: offset(dt, flat), From: lo - start, To: hi - start, Holders: s.all}
+			e := Extent{Buf: st.Buf, DType: dt, Off: flat * dt.Size(), From: lo - start, To: hi - start, Holders: s.all}
 			if st.Axis >= 0 {
 				shard := flat / st.Len
 				e.To = min(e.To, e.From+(shard+1)*st.Len-flat)
 				e.Holders = s.along[st.Axis][shard]
-				e.Off = offset(dt, flat-shard*st.Len)
+				e.Off = (flat - shard*st.Len) * dt.Size()
 			}
 			if err := visit(e); err != nil {
 				return err
@@ -129,14 +136,6 @@ func (s *States) Extents(param int, name string, start, n int64, visit func(Exte
 		}
 	}
 	return nil
-}
-
-// offset is where an element of a state lies, in bytes; of one in 8 bits, its block.
-func offset(dt graph.DType, elem int64) int64 {
-	if dt == graph.U8 {
-		return elem / graph.QuantBlock * graph.QuantBytes
-	}
-	return elem * dt.Size()
 }
 
 // reader is the first holder that is in this process.

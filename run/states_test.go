@@ -3,6 +3,7 @@ package run
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -36,10 +37,10 @@ func (m memory) Read(buf graph.BufID, off int64, data []byte) error {
 	return err
 }
 
-func sharded(t require.TestingT, ranks int, stage zero.Stage) *graph.Program {
+func sharded(t require.TestingT, ranks int, stage zero.Stage, int8 bool) *graph.Program {
 	fwd, err := model.Build(model.Config{Family: model.GPT2, Layers: 2, Heads: 2, Width: 32, Vocab: 67, Positions: 16, TiedHead: true}, model.Train, 1, 8)
 	require.NoError(t, err)
-	p, err := plan.Build(plan.Forward{Train: fwd}, plan.Config{Ranks: ranks, Stage: stage, Accum: 1, Optimizer: zero.Optimizer{Name: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8}, Target: graph.CPUTarget()})
+	p, err := plan.Build(plan.Forward{Train: fwd}, plan.Config{Ranks: ranks, Stage: stage, Accum: 1, Optimizer: zero.Optimizer{Name: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Int8: int8}, Target: graph.CPUTarget()})
 	require.NoError(t, err)
 	return p.Program
 }
@@ -54,7 +55,7 @@ func TestStatesByElement(t *testing.T) {
 		stage := rapid.IntRange(0, 3).Draw(t, "stage")
 		key := fmt.Sprint(ranks, stage)
 		if programs[key] == nil {
-			programs[key] = sharded(t, ranks, zero.Stage(stage))
+			programs[key] = sharded(t, ranks, zero.Stage(stage), false)
 		}
 		p := programs[key]
 		all := map[int]Holder{}
@@ -99,6 +100,34 @@ func TestStatesByElement(t *testing.T) {
 		})
 		require.NoError(t, err)
 	})
+}
+
+// States in 8 bits take whole blocks, and are read from anywhere: codes and scales of
+// a range lie at the same place of two buffers.
+func TestQuantisedStatesByElement(t *testing.T) {
+	const ranks = 3
+	for stage := range 4 {
+		p := sharded(t, ranks, zero.Stage(stage), true)
+		all := map[int]Holder{}
+		for r := range ranks {
+			all[r] = memory{}
+		}
+		s := NewStates(p, OneProcess(ranks), all)
+		param := slices.IndexFunc(p.Params, func(q graph.Param) bool { return q.Name == "h.1.mlp.c_fc.weight" })
+		v := make([]float32, p.Params[param].Elems())
+		for i := range v {
+			v[i] = float32(i%graph.QuantBlock+1) / graph.QuantBlock * float32(i/graph.QuantBlock+1)
+		}
+		require.NoError(t, s.Write(param, "exp_avg", 0, v))
+		for _, at := range []int{0, 1, 255, 256, 300, 1111} {
+			got := make([]float32, min(777, len(v)-at))
+			require.NoError(t, s.Read(param, "exp_avg", int64(at), got))
+			for i := range got {
+				require.InEpsilon(t, v[at+i], got[i], 0.2, "stage %d, element %d", stage, at+i)
+			}
+		}
+		require.ErrorContains(t, s.Write(param, "exp_avg", 100, v[:10]), "by blocks of 256")
+	}
 }
 
 func TestWorld(t *testing.T) {

@@ -16,6 +16,7 @@ type Target struct {
 	Grad   graph.BufID
 	Value  graph.BufID
 	States []graph.BufID // in StateNames' order, flat ones first
+	Scales []graph.BufID // of flat states in 8 bits, in their order; none of f32
 	Low    graph.BufID   // the 16-bit copy of Value that the model computes with, or NoBuf
 	After  []graph.Op    // stand behind the rule: what makes the parameters whole again
 }
@@ -105,11 +106,13 @@ func (e *Emitter) Attr(t *Target) graph.UpdateAttr {
 }
 
 // Apply appends an operation that the step's flag skips, and that writes the
-// 16-bit copy of the parameters too where there is one.
+// 16-bit copy of the parameters too where there is one, and the scales of states in
+// 8 bits.
 func (e *Emitter) Apply(t *Target, kind graph.Kind, name string, in []graph.BufID, out []graph.Out, attr graph.UpdateAttr) {
-	if t.Low != graph.NoBuf {
+	if t.Low != graph.NoBuf || len(t.Scales) > 0 {
 		out = append(out, graph.Out{Buf: t.Low})
 	}
+	out = append(out, InPlace(t.Scales...)...)
 	e.Op(kind, t.Name+"/"+name, t.Unit, in, out, attr).Skip = e.skip
 }
 

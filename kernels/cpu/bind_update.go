@@ -180,6 +180,7 @@ func bindAdamW(b *binding) func() error {
 // bindAdamW8 is bindAdamW with moments in 8 bits. Spans begin at blocks.
 func bindAdamW8(b *binding, u update, g gradient) func() error {
 	p, m, v := out[float32](b, 0), out[uint8](b, 1), out[uint8](b, 2)
+	ms, vs := out[float32](b, 4), out[float32](b, 5)
 	low, as := b.low(3)
 	if b.err != nil {
 		return nil
@@ -190,8 +191,8 @@ func bindAdamW8(b *binding, u update, g gradient) func() error {
 			b.failf("a parameter's part begins at element %d, want a multiple of %d", s.Lo, vec.Q8Block)
 			return nil
 		}
-		lo, hi := vec.Q8Len(int64(s.Lo)), vec.Q8Len(int64(s.Hi))
-		k := vec.AdamW8{P: p[s.Lo:s.Hi], M: m[lo:hi], V: v[lo:hi],
+		lo, hi := s.Lo/vec.Q8Block, (s.Hi+vec.Q8Block-1)/vec.Q8Block
+		k := vec.AdamW8{P: p[s.Lo:s.Hi], M: m[s.Lo:s.Hi], V: v[s.Lo:s.Hi], MScale: ms[lo:hi], VScale: vs[lo:hi],
 			Beta1: u.attr.Beta1, Beta2: u.attr.Beta2, Eps: u.attr.Eps, Decay: u.decay(s)}
 		k.G, k.G16 = g.part(s)
 		if low != nil {

@@ -7,13 +7,15 @@ import (
 )
 
 // AdamW8 is AdamW whose moments rest in 8 bits: a block's moments are read, the
-// float32 update is done, and they are written with a new scale. M and V hold
-// blocks of Q8Bytes for each 256 elements of P, which begins at a block: M of the
-// signed map, V of the unsigned one.
+// float32 update is done, and they are written with a new scale. M and V are codes
+// of P's elements, M of the signed map, V of the unsigned one; MScale and VScale have
+// a scale for each 256 of them. P begins at a block.
 type AdamW8 struct {
 	P, G         []float32
 	G16          Half16 // the gradient, if G is nil
 	M, V         []byte
+	MScale       []float32
+	VScale       []float32
 	GradScale    float32
 	LR           float64
 	Beta1, Beta2 float64
@@ -30,8 +32,10 @@ type AdamW8 struct {
 func (k *AdamW8) Run(p *pool.Pool) error {
 	c := check{op: "8-bit adamw"}
 	c.gradient("G", k.G, &k.G16, len(k.P))
-	c.size1("M", "Q8Len of P", len(k.M), int(Q8Len(int64(len(k.P)))))
-	c.size1("V", "Q8Len of P", len(k.V), int(Q8Len(int64(len(k.P)))))
+	c.size1("M", "that of P", len(k.M), len(k.P))
+	c.size1("V", "that of P", len(k.V), len(k.P))
+	c.size1("MScale", "the blocks of P", len(k.MScale), Q8Blocks(len(k.P)))
+	c.size1("VScale", "the blocks of P", len(k.VScale), Q8Blocks(len(k.P)))
 	if !(k.BC1 > 0 && k.BC2 > 0) {
 		c.fail("bias corrections BC1 = %g, BC2 = %g, want above 0", k.BC1, k.BC2)
 	}
@@ -64,9 +68,9 @@ func (k *AdamW8) RunIndex(i int) {
 		end := min(lo+Q8Block, hi)
 		n := end - lo
 		m, v, g := s.buf[:n], s.buf[Q8Block:][:n], s.buf[2*Q8Block:][:n]
-		mb, vb := k.M[lo/Q8Block*Q8Bytes:][:Q8Bytes], k.V[lo/Q8Block*Q8Bytes:][:Q8Bytes]
-		Q8Signed.Dequantize(m, mb)
-		Q8Unsigned.Dequantize(v, vb)
+		block := lo / Q8Block
+		Q8Signed.Dequantize(m, k.M[lo:end], k.MScale[block])
+		Q8Unsigned.Dequantize(v, k.V[lo:end], k.VScale[block])
 		if k.G16.X != nil {
 			widen(k.G16.As, g, k.G16.X[lo:end])
 		} else {
@@ -77,7 +81,7 @@ func (k *AdamW8) RunIndex(i int) {
 		} else {
 			adamw(k.P[lo:end], g, m, v, k.Low[lo:end], k.LowAs, &k.s)
 		}
-		Q8Signed.Quantize(mb, m)
-		Q8Unsigned.Quantize(vb, v)
+		k.MScale[block] = Q8Signed.Quantize(k.M[lo:end], m)
+		k.VScale[block] = Q8Unsigned.Quantize(k.V[lo:end], v)
 	}
 }

@@ -1,14 +1,11 @@
 package vec
 
-import (
-	endian "encoding/binary"
-	"math"
-)
+import "math"
 
 // Blockwise 8-bit numbers (Dettmers et al., "8-bit optimizers via block-wise
 // quantization", ICLR 2022): 256 numbers are codes of the dynamic map, a byte
-// each, times the largest magnitude among them, a float32 that follows them in
-// memory. Blocks are counted from a parameter's start, so what is quantised does
+// each, times the largest magnitude among them, their float32 scale. Blocks are
+// counted from a parameter's start, so what is quantised does
 // not depend on how the parameter is cut.
 //
 // The map's magnitudes are 0, 1, and between them decades down from [0.1, 1):
@@ -17,14 +14,11 @@ import (
 // The largest magnitude's code is 1 exactly, so quantising again what was
 // quantised gives the same codes and the same scale.
 
-// Q8Block is the numbers of a block, Q8Bytes its bytes.
-const (
-	Q8Block = 256
-	Q8Bytes = Q8Block + 4
-)
+// Q8Block is the numbers of a block.
+const Q8Block = 256
 
-// Q8Len is the bytes of n numbers: the last block is whole.
-func Q8Len(n int64) int64 { return (n + Q8Block - 1) / Q8Block * Q8Bytes }
+// Q8Blocks is the blocks of n numbers, of which the last may be short.
+func Q8Blocks(n int) int { return (n + Q8Block - 1) / Q8Block }
 
 // Q8Map is a map of codes.
 type Q8Map struct {
@@ -108,10 +102,9 @@ func (m *Q8Map) code(x float32) uint8 {
 	return c | uint8(bits>>24&0x80)
 }
 
-// Quantize writes up to 256 numbers as a block. What is behind them in the block
-// stays. Where one is not finite, all read as NaN.
-func (m *Q8Map) Quantize(block []byte, x []float32) {
-	scale := float32(0)
+// Quantize writes the codes of a block of up to 256 numbers and returns its scale.
+// Where one is not finite, all read as NaN.
+func (m *Q8Map) Quantize(codes []byte, x []float32) (scale float32) {
 	for _, v := range x {
 		if v = math.Float32frombits(math.Float32bits(v) &^ (1 << 31)); !(v <= scale) {
 			scale = v
@@ -120,23 +113,23 @@ func (m *Q8Map) Quantize(block []byte, x []float32) {
 			}
 		}
 	}
-	endian.LittleEndian.PutUint32(block[Q8Block:Q8Bytes], math.Float32bits(scale))
+	codes = codes[:len(x)]
 	if scale == 0 || scale != scale || math.IsInf(float64(scale), 1) {
-		clear(block[:len(x)])
+		clear(codes)
 		if scale != 0 {
-			endian.LittleEndian.PutUint32(block[Q8Block:Q8Bytes], math.Float32bits(float32(math.NaN())))
+			scale = float32(math.NaN())
 		}
-		return
+		return scale
 	}
 	for i, v := range x {
-		block[i] = m.code(v / scale)
+		codes[i] = m.code(v / scale)
 	}
+	return scale
 }
 
 // Dequantize reads the first len(x) numbers of a block.
-func (m *Q8Map) Dequantize(x []float32, block []byte) {
-	scale := math.Float32frombits(endian.LittleEndian.Uint32(block[Q8Block:Q8Bytes]))
-	codes := block[:len(x)]
+func (m *Q8Map) Dequantize(x []float32, codes []byte, scale float32) {
+	codes = codes[:len(x)]
 	for i := range x {
 		x[i] = float32(m.value[codes[i]] * scale)
 	}

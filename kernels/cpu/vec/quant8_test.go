@@ -36,9 +36,9 @@ func (m *Q8Map) roundTrip(x []float32) []float32 {
 	y := make([]float32, len(x))
 	for lo := 0; lo < len(x); lo += Q8Block {
 		hi := min(lo+Q8Block, len(x))
-		var block [Q8Bytes]byte
-		m.Quantize(block[:], x[lo:hi])
-		m.Dequantize(y[lo:hi], block[:])
+		var codes [Q8Block]byte
+		scale := m.Quantize(codes[:], x[lo:hi])
+		m.Dequantize(y[lo:hi], codes[:], scale)
 	}
 	return y
 }
@@ -100,38 +100,36 @@ func TestQ8IsStable(t *testing.T) {
 					x[i] *= float32(math.Exp(-20 * r.Float64()))
 				}
 			}
-			var first, second [Q8Bytes]byte
-			m.Quantize(first[:], x)
+			var first, second [Q8Block]byte
+			scale := m.Quantize(first[:], x)
 			y := make([]float32, n)
-			m.Dequantize(y, first[:])
-			m.Quantize(second[:], y)
+			m.Dequantize(y, first[:], scale)
+			require.Equal(t, scale, m.Quantize(second[:], y))
 			require.Equal(t, first, second, name)
 		}
 	}
 }
 
 func TestQ8OddBlocks(t *testing.T) {
-	var block [Q8Bytes]byte
+	var block [Q8Block]byte
 	for i := range block {
 		block[i] = 0xff
 	}
 	x := make([]float32, Q8Block)
-	Q8Signed.Quantize(block[:], x)
-	require.Equal(t, [Q8Bytes]byte{}, block, "a block of zeros")
-	Q8Signed.Dequantize(x, block[:])
+	require.Zero(t, Q8Signed.Quantize(block[:], x))
+	require.Equal(t, [Q8Block]byte{}, block, "a block of zeros")
+	Q8Signed.Dequantize(x, block[:], 0)
 	require.Equal(t, make([]float32, Q8Block), x)
 	for _, odd := range []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1))} {
 		x = normals(rand.New(rand.NewPCG(1, 1)), Q8Block, false)
 		x[77] = odd
-		Q8Signed.Quantize(block[:], x)
-		Q8Signed.Dequantize(x, block[:])
+		Q8Signed.Dequantize(x, block[:], Q8Signed.Quantize(block[:], x))
 		for _, v := range x {
 			require.True(t, v != v, "%v", odd)
 		}
 	}
 	x = []float32{math.SmallestNonzeroFloat32, -math.SmallestNonzeroFloat32}
-	Q8Signed.Quantize(block[:], x)
-	Q8Signed.Dequantize(x, block[:])
+	Q8Signed.Dequantize(x, block[:], Q8Signed.Quantize(block[:], x))
 	require.Equal(t, []float32{math.SmallestNonzeroFloat32, -math.SmallestNonzeroFloat32}, x)
 }
 
@@ -169,11 +167,9 @@ func TestQ8KeepsTheSignal(t *testing.T) {
 	}
 	wrong := make([]float32, len(x))
 	for lo := 0; lo+2*Q8Block <= len(x); lo += Q8Block {
-		var a, b [Q8Bytes]byte
+		var a, b [Q8Block]byte
 		Q8Signed.Quantize(a[:], x[lo:lo+Q8Block])
-		Q8Signed.Quantize(b[:], x[lo+Q8Block:lo+2*Q8Block])
-		copy(a[Q8Block:], b[Q8Block:])
-		Q8Signed.Dequantize(wrong[lo:lo+Q8Block], a[:])
+		Q8Signed.Dequantize(wrong[lo:lo+Q8Block], a[:], Q8Signed.Quantize(b[:], x[lo+Q8Block:lo+2*Q8Block]))
 	}
 	require.Less(t, snr(f64s(x), f64s(wrong)), 20.0)
 	require.Greater(t, snr(f64s(x), f64s(Q8Signed.roundTrip(x))), 30.0)
@@ -188,8 +184,8 @@ func TestAdamW8FollowsAdamW(t *testing.T) {
 	exact := f64s(p)
 	start := slices.Clone(exact)
 	em, ev := make([]float64, n), make([]float64, n)
-	m, v := make([]byte, Q8Len(n)), make([]byte, Q8Len(n))
-	q, qm, qv := slices.Clone(p), make([]byte, Q8Len(n)), make([]byte, Q8Len(n))
+	m, v, ms, vs := make([]byte, n), make([]byte, n), make([]float32, Q8Blocks(n)), make([]float32, Q8Blocks(n))
+	q, qm, qv, qms, qvs := slices.Clone(p), make([]byte, n), make([]byte, n), make([]float32, Q8Blocks(n)), make([]float32, Q8Blocks(n))
 	low := make([]uint16, n)
 	pl := pool.New(3)
 	defer pl.Close()
@@ -201,18 +197,21 @@ func TestAdamW8FollowsAdamW(t *testing.T) {
 		one := AdamW8{GradScale: 0.5, LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1,
 			BC1: 1 - math.Pow(0.9, float64(s)), BC2: 1 - math.Pow(0.95, float64(s))}
 		whole := one
-		whole.P, whole.G, whole.M, whole.V, whole.Low, whole.LowAs = p, g, m, v, low, BF16
+		whole.P, whole.G, whole.M, whole.V, whole.MScale, whole.VScale, whole.Low, whole.LowAs = p, g, m, v, ms, vs, low, BF16
 		require.NoError(t, whole.Run(pl))
 		for _, cut := range [][2]int{{2 * Q8Block, n}, {0, 2 * Q8Block}} {
 			part := one
 			lo, hi := cut[0], cut[1]
 			part.P, part.G = q[lo:hi], g[lo:hi]
-			part.M, part.V = qm[Q8Len(int64(lo)):Q8Len(int64(hi))], qv[Q8Len(int64(lo)):Q8Len(int64(hi))]
+			part.M, part.V = qm[lo:hi], qv[lo:hi]
+			part.MScale, part.VScale = qms[Q8Blocks(lo):Q8Blocks(hi)], qvs[Q8Blocks(lo):Q8Blocks(hi)]
 			require.NoError(t, part.Run(nil))
 		}
 		require.Equal(t, p, q)
 		require.Equal(t, m, qm)
 		require.Equal(t, v, qv)
+		require.Equal(t, ms, qms)
+		require.Equal(t, vs, qvs)
 		for i := range exact {
 			x := float64(g[i]) * 0.5
 			em[i] = 0.9*em[i] + 0.1*x
@@ -228,5 +227,6 @@ func TestAdamW8FollowsAdamW(t *testing.T) {
 	back := make([]float32, n)
 	WidenRow(BF16, back, low)
 	require.Greater(t, snr(f64s(p), f64s(back)), 40.0)
-	require.Error(t, (&AdamW8{P: p, G: p, M: m[1:], V: v, BC1: 1, BC2: 1}).Run(nil))
+	require.Error(t, (&AdamW8{P: p, G: p, M: m[1:], V: v, MScale: ms, VScale: vs, BC1: 1, BC2: 1}).Run(nil))
+	require.Error(t, (&AdamW8{P: p, G: p, M: m, V: v, MScale: ms, VScale: vs[1:], BC1: 1, BC2: 1}).Run(nil))
 }
