@@ -10,6 +10,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/run"
 )
@@ -61,7 +62,7 @@ func (t *Trainer) GenerateTo(ctx context.Context, prompt string, n int, how Samp
 	if err := t.flush(); err != nil {
 		return 0, err
 	}
-	tokens := t.tokenizer.Encode(prompt)
+	tokens := data.Prompt(t.tokenizer, prompt)
 	if len(tokens) == 0 {
 		return 0, errors.New("generate: the prompt is empty")
 	}

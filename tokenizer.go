@@ -98,5 +98,5 @@ func ContextFor(cfg Config, prompt string, n int) (int, error) {
 	if err := t.openTokenizer(); err != nil {
 		return 0, err
 	}
-	return max(1, min(h.Positions, len(t.tokenizer.Encode(prompt))+n)), nil
+	return max(1, min(h.Positions, len(data.Prompt(t.tokenizer, prompt))+n)), nil
 }

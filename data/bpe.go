@@ -8,16 +8,17 @@ import (
 	"sync"
 	"unicode"
 	"unicode/utf8"
-
-	"golang.org/x/text/unicode/norm"
 )
 
-// bpe merges the bytes of a piece of text into tokens (Sennrich et al. 2016,
-// on bytes as in GPT-2): of all neighbouring pairs that have a merge, the one
+// bpe merges the bytes of a piece of text into tokens (Sennrich et al. 2016, on
+// bytes as in GPT-2, or on characters as SentencePiece does): of all neighbouring pairs that have a merge, the one
 // of the lowest rank, the leftmost of equals, until none has.
 type bpe struct {
 	byteToken [256]int32 // -1: a byte that UTF-8 does not have
-	merges    map[uint64]merge
+	// chars, if not nil, are the characters that merging starts from; one that is
+	// not there starts as its bytes' tokens (byte_fallback).
+	chars  map[rune]int32
+	merges map[uint64]merge
 	// whole, if not nil, gives pieces that are a token as they are, whatever
 	// the merges would make of them: ignore_merges.
 	whole  map[string]int32
@@ -57,7 +58,7 @@ func (m *bpe) checkBytes() error {
 	for b, t := range m.byteToken {
 		inUTF8 := b < 0xC0 || b >= 0xC2 && b <= 0xF4
 		if t < 0 && inUTF8 {
-			return fmt.Errorf("the vocabulary has no token for byte %#02x; a byte-level BPE has one for each", b)
+			return fmt.Errorf("the vocabulary has no token for byte %#02x; a BPE on bytes, or with byte_fallback, has one for each", b)
 		}
 	}
 	return nil
@@ -65,6 +66,7 @@ func (m *bpe) checkBytes() error {
 
 // scratch is an encoder's working memory.
 type scratch struct {
+	start   []int32
 	symbols []symbol
 	queue   mergeQueue
 	out     []int32
@@ -97,6 +99,28 @@ func (q *mergeQueue) Pop() any {
 	return x
 }
 
+// start appends the tokens of a piece before any merge: at most one a byte.
+func (m *bpe) start(dst []int32, piece string) []int32 {
+	if m.chars == nil {
+		for i := range len(piece) {
+			if t := m.byteToken[piece[i]]; t >= 0 {
+				dst = append(dst, t)
+			}
+		}
+		return dst
+	}
+	for i, r := range piece {
+		if t, ok := m.chars[r]; ok {
+			dst = append(dst, t)
+			continue
+		}
+		for _, b := range []byte(piece[i : i+utf8.RuneLen(r)]) {
+			dst = append(dst, m.byteToken[b])
+		}
+	}
+	return dst
+}
+
 // shortPiece is up to how many bytes scanning all pairs for each merge is
 // faster than a queue.
 const shortPiece = 48
@@ -111,12 +135,9 @@ func (m *bpe) encodePiece(dst []int32, piece string, s *scratch) []int32 {
 	if len(piece) <= shortPiece {
 		return m.encodeShort(dst, piece)
 	}
-	s.symbols = s.symbols[:0]
-	for i := range len(piece) {
-		if t := m.byteToken[piece[i]]; t >= 0 {
-			n := int32(len(s.symbols))
-			s.symbols = append(s.symbols, symbol{t, n - 1, n + 1})
-		}
+	s.symbols, s.start = s.symbols[:0], m.start(s.start[:0], piece)
+	for i, t := range s.start {
+		s.symbols = append(s.symbols, symbol{t, int32(i) - 1, int32(i) + 1})
 	}
 	if len(s.symbols) == 0 {
 		return dst
@@ -165,13 +186,7 @@ func (m *bpe) encodePiece(dst []int32, piece string, s *scratch) []int32 {
 func (m *bpe) encodeShort(dst []int32, piece string) []int32 {
 	var tokens [shortPiece]int32
 	var merges [shortPiece]merge // of tokens[i] and tokens[i+1]
-	n := 0
-	for i := range len(piece) {
-		if t := m.byteToken[piece[i]]; t >= 0 {
-			tokens[n] = t
-			n++
-		}
-	}
+	n := len(m.start(tokens[:0], piece))
 	const none = 1<<31 - 1
 	look := func(i int) merge {
 		if c, ok := m.merges[pairKey(tokens[i], tokens[i+1])]; ok {
@@ -294,17 +309,19 @@ func (s *addedSet) sections(text string, plain func(string), token func(int32)) 
 	}
 }
 
-// bpeTokenizer is the whole way from text to tokens: added tokens, NFC,
-// splitting, merges.
+// bpeTokenizer is the whole way from text to tokens: added tokens,
+// normalization, splitting, merges.
 type bpeTokenizer struct {
-	name     string
-	model    *bpe
-	raw      *addedSet // found in the text as it is; nil: none
-	nfc      bool
-	normed   *addedSet // found in the normalized text; nil: none
-	split    []splitter
-	eot      int32
-	cuttable bool // cut's rule holds
+	name      string
+	model     *bpe
+	raw       *addedSet // found in the text as it is; nil: none
+	normalize []normalizer
+	normed    *addedSet  // found in the normalized text; nil: none
+	meta      *metaspace // nil: none; else split is its own
+	split     []splitter
+	before    []int32 // a prompt
+	eot       int32
+	cuttable  bool // cut's rule holds
 
 	scratch sync.Pool
 }
@@ -320,7 +337,13 @@ const (
 	cacheBytes   = 32
 )
 
-func (t *bpeTokenizer) Encode(text string) []int32 {
+func (t *bpeTokenizer) Encode(text string) []int32 { return t.encode(text, false) }
+
+// encodeMore encodes what follows a cut: what a tokenizer puts before a text is
+// not put there.
+func (t *bpeTokenizer) encodeMore(text string) []int32 { return t.encode(text, true) }
+
+func (t *bpeTokenizer) encode(text string, more bool) []int32 {
 	if !utf8.ValidString(text) {
 		text = string([]rune(text)) // each bad byte becomes U+FFFD
 	}
@@ -330,12 +353,16 @@ func (t *bpeTokenizer) Encode(text string) []int32 {
 	}
 	defer t.scratch.Put(s)
 	out := make([]int32, 0, len(text)/3+1)
-	token := func(id int32) { out = append(out, id) }
-	merge := func(text string) { out = t.appendText(out, text, 0, s) }
-	normalize := func(text string) {
-		if t.nfc {
-			text = norm.NFC.String(text)
+	first := true // nothing stands before this section of the text
+	token := func(id int32) { out, first = append(out, id), false }
+	merge := func(text string) {
+		if t.meta != nil {
+			text = t.meta.apply(text, first && !more, more && first)
 		}
+		out, first = t.appendText(out, text, 0, s), false
+	}
+	section := func(text string) {
+		text = t.normalized(text, more && first)
 		if t.normed == nil {
 			merge(text)
 		} else {
@@ -344,10 +371,10 @@ func (t *bpeTokenizer) Encode(text string) []int32 {
 	}
 	if t.raw == nil {
 		if len(text) > 0 {
-			normalize(text)
+			section(text)
 		}
 	} else {
-		t.raw.sections(text, normalize, token)
+		t.raw.sections(text, section, token)
 	}
 	return out
 }
@@ -402,7 +429,8 @@ func (t *bpeTokenizer) Decode(tokens []int32) string {
 
 // cut cuts between a letter or digit and an ASCII space, tab or line end.
 // There every pattern that this package knows ends a piece whatever follows,
-// and none looks behind, so both sides split as they do together.
+// and none looks behind, so both sides split as they do together. Merges of
+// characters end there before a space where no token has the two side by side.
 func (t *bpeTokenizer) cut(text []byte, from int) int {
 	if !t.cuttable {
 		return 0
@@ -410,7 +438,8 @@ func (t *bpeTokenizer) cut(text []byte, from int) int {
 	for i := len(text) - 1; i > 0 && i >= from; i-- {
 		switch text[i] {
 		case ' ', '\t', '\n', '\r':
-			if r, _ := utf8.DecodeLastRune(text[:i]); unicode.In(r, unicode.L, unicode.N) {
+			r, _ := utf8.DecodeLastRune(text[:i])
+			if unicode.In(r, unicode.L, unicode.N) && (t.meta == nil || text[i] == ' ' && t.meta.apart(r)) {
 				return i
 			}
 		}

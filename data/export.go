@@ -76,7 +76,7 @@ func tokenizerText(vocab map[string]int, merges [][2]string, added []any, words 
 // isBytes says that the tokens are the bytes of the text, and there are no others.
 func (t *bpeTokenizer) isBytes() bool {
 	m := t.model
-	if len(m.tokens) != 256 || len(m.merges) > 0 || t.raw != nil || t.normed != nil || t.nfc {
+	if len(m.tokens) != 256 || len(m.merges) > 0 || t.raw != nil || t.normed != nil || len(t.normalize) > 0 || t.meta != nil || t.before != nil {
 		return false
 	}
 	for b, id := range m.byteToken {

@@ -10,8 +10,8 @@ import (
 	"math"
 	"os"
 	"strings"
-
-	"golang.org/x/text/unicode/norm"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spillway-ml/spillway/internal/regular"
 )
@@ -23,16 +23,17 @@ const (
 	maxTokens = 1 << 22
 )
 
-// LoadTokenizer reads a Hugging Face tokenizer.json whose model is a
-// byte-level BPE, such as GPT-2's, Llama 3's and Qwen 2's: pre-tokenizers
-// ByteLevel, Digits and Split by their patterns, normalizer none or NFC, added
-// tokens, ignore_merges. Another kind (SentencePiece-style BPE, WordPiece,
-// Unigram, another normalizer, pre-tokenizer or pattern) is refused by name,
-// since its tokens would silently be others than the model was trained on.
+// LoadTokenizer reads a Hugging Face tokenizer.json whose model is a BPE: on bytes,
+// such as GPT-2's, Llama 3's and Qwen 2's (pre-tokenizers ByteLevel, Digits and
+// Split by their patterns, normalizer none or NFC, ignore_merges), or on characters
+// with byte_fallback, as Llama 2's and Mistral's come from SentencePiece
+// (normalizers Prepend and Replace of spaces, or pre-tokenizer Metaspace). Another
+// kind (WordPiece, Unigram, another normalizer, pre-tokenizer or pattern) is refused
+// by name, since its tokens would silently be others than the model was trained on.
 //
 // Encode gives what the reference implementation gives without special tokens
-// added: the post-processor, which puts a start token before each text, is for
-// single prompts and is not run. Special tokens spelled in the text are found.
+// added; Prompt puts the start token before a text. Special tokens spelled in the
+// text are found.
 // EOT is the special token called <|endoftext|>, <|end_of_text|>, </s>, <eos>
 // or <|eot_id|>, the first of these that there is.
 func LoadTokenizer(path string) (Tokenizer, error) {
@@ -68,7 +69,7 @@ func LoadTokenizer(path string) (Tokenizer, error) {
 // hfStage is a normalizer, pre-tokenizer or decoder.
 type hfStage struct {
 	Type           string     `json:"type"`
-	AddPrefixSpace *bool      `json:"add_prefix_space"` // ByteLevel: default true
+	AddPrefixSpace *bool      `json:"add_prefix_space"` // ByteLevel, Metaspace of before 2024: default true
 	UseRegex       *bool      `json:"use_regex"`        // ByteLevel: default true
 	Individual     bool       `json:"individual_digits"`
 	PreTokenizers  []*hfStage `json:"pretokenizers"`
@@ -77,8 +78,16 @@ type hfStage struct {
 		Regex  *string
 		String *string
 	} `json:"pattern"`
-	Behavior string `json:"behavior"`
-	Invert   bool   `json:"invert"`
+	Behavior      string     `json:"behavior"`
+	Invert        bool       `json:"invert"`
+	Prepend       string     `json:"prepend"`        // Prepend
+	Content       string     `json:"content"`        // Replace, Strip
+	Replacement   string     `json:"replacement"`    // Metaspace
+	PrependScheme string     `json:"prepend_scheme"` // Metaspace
+	Split         *bool      `json:"split"`          // Metaspace: default true
+	Decoders      []*hfStage `json:"decoders"`
+	Start         int        `json:"start"` // Strip
+	Stop          int        `json:"stop"`  // Strip
 }
 
 type hfModel struct {
@@ -109,6 +118,7 @@ func parseTokenizer(text []byte) (*bpeTokenizer, error) {
 		Normalizer   *hfStage  `json:"normalizer"`
 		PreTokenizer *hfStage  `json:"pre_tokenizer"`
 		Decoder      *hfStage  `json:"decoder"`
+		Post         *hfPost   `json:"post_processor"`
 		Model        *hfModel  `json:"model"`
 	}
 	dec := json.NewDecoder(bytes.NewReader(text))
@@ -130,14 +140,22 @@ func parseTokenizer(text []byte) (*bpeTokenizer, error) {
 	if err := t.addNormalizer(file.Normalizer); err != nil {
 		return nil, err
 	}
-	if file.PreTokenizer == nil {
+	pieces := file.Model.ByteFallback // as SentencePiece has them
+	switch d := file.Decoder; {
+	case pieces && d != nil:
+		if err := d.checkDecoder(0); err != nil {
+			return nil, err
+		}
+	case pieces:
+	case file.PreTokenizer == nil:
 		return nil, errors.New("it has no pre_tokenizer; a byte-level BPE has ByteLevel")
+	case d != nil && d.Type != "ByteLevel":
+		return nil, fmt.Errorf("decoder %.80q is not supported; a byte-level BPE has ByteLevel", d.Type)
 	}
-	if err := t.addPreTokenizers(file.PreTokenizer); err != nil {
-		return nil, err
-	}
-	if d := file.Decoder; d != nil && d.Type != "ByteLevel" {
-		return nil, fmt.Errorf("decoder %q is not supported; a byte-level BPE has ByteLevel", d.Type)
+	if !pieces {
+		if err := t.byteLevel(file.PreTokenizer); err != nil {
+			return nil, err
+		}
 	}
 	vocab, err := decodeVocab(file.Model.Vocab)
 	if err != nil {
@@ -146,10 +164,29 @@ func parseTokenizer(text []byte) (*bpeTokenizer, error) {
 	if t.model, err = newModel(file.Model, vocab); err != nil {
 		return nil, err
 	}
+	if pieces {
+		if err := t.addSentencePiece(file.Model, file.PreTokenizer, vocab); err != nil {
+			return nil, err
+		}
+	}
 	if err := t.addTokens(file.AddedTokens, vocab); err != nil {
 		return nil, err
 	}
+	if t.before, err = file.Post.start(len(t.model.tokens), 0); err != nil {
+		return nil, err
+	}
 	return t, nil
+}
+
+// byteLevel adds the pre_tokenizer of a byte-level BPE, whose normalizer is NFC at
+// most.
+func (t *bpeTokenizer) byteLevel(pre *hfStage) error {
+	for _, n := range t.normalize {
+		if !n.nfc {
+			return errors.New("normalizers Prepend and Replace are supported only with byte_fallback: a byte-level BPE has none but NFC")
+		}
+	}
+	return t.addPreTokenizers(pre)
 }
 
 func checkModel(m *hfModel) error {
@@ -160,33 +197,12 @@ func checkModel(m *hfModel) error {
 		return errors.New("the model has no type and no merges; it must be BPE")
 	case m.Merges == nil:
 		return errors.New("the model has no merges; a BPE has them")
-	case m.ByteFallback:
-		return errors.New("the model has byte_fallback: a SentencePiece-style BPE is not supported; it must be byte-level")
 	case m.Dropout != nil && *m.Dropout != 0:
 		return fmt.Errorf("the model has dropout %g, which makes tokens random; it must be null", *m.Dropout)
 	case m.Prefix != nil && *m.Prefix != "":
 		return fmt.Errorf("the model has continuing_subword_prefix %q, which a byte-level BPE does not", *m.Prefix)
 	case m.Suffix != nil && *m.Suffix != "":
 		return fmt.Errorf("the model has end_of_word_suffix %q, which a byte-level BPE does not", *m.Suffix)
-	}
-	return nil
-}
-
-func (t *bpeTokenizer) addNormalizer(s *hfStage) error {
-	if s == nil {
-		return nil
-	}
-	switch s.Type {
-	case "NFC":
-		t.nfc = true
-	case "Sequence":
-		for _, sub := range s.Normalizers {
-			if err := t.addNormalizer(sub); err != nil {
-				return err
-			}
-		}
-	default:
-		return fmt.Errorf("normalizer %q is not supported; it must be null or NFC", s.Type)
 	}
 	return nil
 }
@@ -325,13 +341,21 @@ func newModel(h *hfModel, vocab map[string]int32) (*bpe, error) {
 		for int(id) >= len(m.tokens) {
 			m.tokens = append(m.tokens, "")
 		}
-		m.tokens[id] = unspell(token)
+		if h.ByteFallback {
+			m.tokens[id] = spelledAs(token)
+		} else {
+			m.tokens[id] = unspell(token)
+		}
 		if m.whole != nil {
 			m.whole[m.tokens[id]] = id
 		}
 	}
 	for b, r := range byteChars {
-		if id, ok := vocab[string(r)]; ok {
+		spelling := string(r)
+		if h.ByteFallback {
+			spelling = fmt.Sprintf("<0x%02X>", b)
+		}
+		if id, ok := vocab[spelling]; ok {
 			m.byteToken[b] = id
 		} else {
 			m.byteToken[b] = -1
@@ -431,9 +455,7 @@ func (t *bpeTokenizer) addTokens(list []hfAdded, vocab map[string]int32) error {
 		}
 		entry := added{content, int32(id), a.SingleWord, a.LStrip, a.RStrip}
 		if a.Normalized != nil && *a.Normalized || a.Normalized == nil && !a.Special {
-			if t.nfc {
-				entry.content = norm.NFC.String(content)
-			}
+			entry.content = t.normalized(content, false)
 			normed = append(normed, entry)
 		} else {
 			raw = append(raw, entry)
@@ -441,6 +463,11 @@ func (t *bpeTokenizer) addTokens(list []hfAdded, vocab map[string]int32) error {
 		// What reaches over a cut, or looks over it, would be another token
 		// when the text comes in parts.
 		if a.SingleWord || a.RStrip || strings.ContainsAny(content, " \t\r\n") {
+			t.cuttable = false
+		}
+		// After it a space may be put, which a text that goes on after a cut would
+		// not get.
+		if r, _ := utf8.DecodeLastRuneInString(content); t.meta != nil && unicode.In(r, unicode.L, unicode.N) {
 			t.cuttable = false
 		}
 	}

@@ -41,6 +41,10 @@ func tokenize(ctx context.Context, c *corpus, o Options, to sink, from position,
 	defer cancel()
 
 	tok := o.Tokenizer
+	encodeMore := tok.Encode
+	if m, ok := tok.(continuer); ok {
+		encodeMore = m.encodeMore
+	}
 	_, isBytes := tok.(byteTokenizer)
 	isBytes = isBytes && (o.Vocab == 0 || o.Vocab >= 256)
 	for range workers {
@@ -48,7 +52,11 @@ func tokenize(ctx context.Context, c *corpus, o Options, to sink, from position,
 			for j := range work {
 				if !isBytes {
 					for _, p := range j.parts {
-						j.tokens = append(j.tokens, tok.Encode(string(p.text)))
+						encode := encodeMore
+						if p.starts {
+							encode = tok.Encode
+						}
+						j.tokens = append(j.tokens, encode(string(p.text)))
 					}
 				}
 				close(j.done)

@@ -29,11 +29,15 @@ type Tokenizer interface {
 // cutter is a Tokenizer that can encode a text in parts.
 type cutter interface {
 	// cut gives the largest c, from < c ≤ len(text), for which the tokens of
-	// text[:c] followed by those of text[c:] and whatever follows are those of
-	// the whole; or 0 if there is none that it knows. text[:from] was tried
+	// text[:c] followed by those of text[c:] and whatever follows (of encodeMore,
+	// for a continuer) are those of the whole; or 0 if there is none that it knows. text[:from] was tried
 	// before, but for its last character.
 	cut(text []byte, from int) int
 }
+
+// continuer is a cutter that puts something before a text: encodeMore does not, and
+// encodes what follows a cut.
+type continuer interface{ encodeMore(text string) []int32 }
 
 // OpenTokenizer opens --tokenizer's value: bytes or gpt2, in any case, or the
 // path of a Hugging Face tokenizer.json (see LoadTokenizer).

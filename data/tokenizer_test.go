@@ -115,7 +115,7 @@ func TestAgreesWithHuggingFace(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, json.Unmarshal(b, into))
 	}
-	require.Len(t, want, 5)
+	require.Len(t, want, 9)
 	for file, tokens := range want {
 		tok, err := OpenTokenizer(filepath.Join("testdata", file))
 		require.NoError(t, err)
@@ -124,8 +124,14 @@ func TestAgreesWithHuggingFace(t *testing.T) {
 			got := tok.Encode(text)
 			require.True(t, slices.Equal(tokens[i], got), "%s: %q\nwant %v\ngot  %v", file, text, tokens[i], got)
 		}
+		if tok.(*bpeTokenizer).meta != nil {
+			require.Equal(t, int32(2), tok.EOT(), file)
+			require.Equal(t, append([]int32{1}, tok.Encode("a b")...), Prompt(tok, "a b"), file)
+			continue
+		}
 		require.GreaterOrEqual(t, tok.VocabSize(), 701)
 		require.Equal(t, int32(700), tok.EOT(), file)
+		require.Equal(t, tok.Encode("a b"), Prompt(tok, "a b"), file)
 	}
 }
 
@@ -156,7 +162,7 @@ func TestScannersAgreeWithPatterns(t *testing.T) {
 func TestCutsChangeNothing(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 10))
 	toks := []Tokenizer{Bytes(), GPT2()}
-	for _, name := range []string{"llama3", "qwen2", "gpt4o", "gpt2", "digits"} {
+	for _, name := range []string{"llama3", "qwen2", "gpt4o", "gpt2", "digits", "mistral", "overspace", "metaspace", "llama2"} {
 		tok, err := LoadTokenizer("testdata/tokenizer-" + name + ".json")
 		require.NoError(t, err)
 		toks = append(toks, tok)
@@ -171,12 +177,16 @@ func TestCutsChangeNothing(t *testing.T) {
 				continue
 			}
 			cuts[tok.Name()]++
-			require.True(t, slices.Equal(want, append(tok.Encode(text[:at]), tok.Encode(text[at:])...)), "%d %q | %q", i, text[:at], text[at:])
+			more := tok.Encode
+			if c, ok := tok.(continuer); ok {
+				more = c.encodeMore
+			}
+			require.True(t, slices.Equal(want, append(tok.Encode(text[:at]), more(text[at:])...)), "%d %q | %q", i, text[:at], text[at:])
 		}
 	}
 	// llama3 has a token that strips what follows it, qwen2 too, gpt2 one that
 	// must be a word, digits puts a space first: those may not be cut.
-	require.Len(t, cuts, 3)
+	require.Len(t, cuts, 7)
 }
 
 func TestConcurrentEncode(t *testing.T) {
@@ -233,12 +243,16 @@ func TestTokenizerErrors(t *testing.T) {
 		"WordLevel":         {set("model", "type", "WordLevel"), `"WordLevel"`},
 		"no model":          {top("model", nil), "no model"},
 		"no merges":         {set("model", "merges", nil), "merges"},
-		"byte fallback":     {set("model", "byte_fallback", true), "byte_fallback"},
+		"byte fallback":     {func(m map[string]any) { set("model", "byte_fallback", true)(m); delete(m, "decoder") }, "byte 0x00"},
+		"its decoder":       {set("model", "byte_fallback", true), "decoder"},
 		"dropout":           {set("model", "dropout", 0.1), "dropout"},
 		"prefix":            {set("model", "continuing_subword_prefix", "##"), "##"},
 		"suffix":            {set("model", "end_of_word_suffix", "</w>"), "</w>"},
 		"normalizer":        {top("normalizer", stage("Lowercase")), `"Lowercase"`},
-		"normalizers":       {top("normalizer", map[string]any{"type": "Sequence", "normalizers": []any{stage("NFC"), stage("Prepend")}}), `"Prepend"`},
+		"normalizers":       {top("normalizer", map[string]any{"type": "Sequence", "normalizers": []any{stage("NFC"), stage("Strip")}}), `"Strip"`},
+		"Prepend of others": {top("normalizer", map[string]any{"type": "Prepend", "prepend": "x"}), `"x"`},
+		"Replace of others": {top("normalizer", map[string]any{"type": "Replace", "pattern": map[string]any{"Regex": " "}, "content": "▁"}), "Replace"},
+		"Prepend and bytes": {top("normalizer", map[string]any{"type": "Prepend", "prepend": "▁"}), "byte_fallback"},
 		"no pre-tokenizer":  {top("pre_tokenizer", nil), "pre_tokenizer"},
 		"pre-tokenizer":     {top("pre_tokenizer", stage("Metaspace")), `"Metaspace"`},
 		"no ByteLevel":      {top("pre_tokenizer", stage("Digits")), "ByteLevel"},
@@ -286,6 +300,43 @@ func TestTokenizerErrors(t *testing.T) {
 	}
 }
 
+// What is refused of a SentencePiece-style file, and what comes back of its tokens.
+func TestSentencePieceFile(t *testing.T) {
+	text, err := os.ReadFile("testdata/tokenizer-llama2.json")
+	require.NoError(t, err)
+	stage := func(kv ...string) map[string]any {
+		m := map[string]any{}
+		for i := 0; i < len(kv); i += 2 {
+			m[kv[i]] = kv[i+1]
+		}
+		return m
+	}
+	for want, change := range map[string]func(m map[string]any){
+		"ignore_merges":                 func(m map[string]any) { m["model"].(map[string]any)["ignore_merges"] = true },
+		`pre_tokenizer "Digits"`:        func(m map[string]any) { m["pre_tokenizer"] = stage("type", "Digits") },
+		`replacement "_"`:               func(m map[string]any) { m["pre_tokenizer"] = stage("type", "Metaspace", "replacement", "_") },
+		`prepend_scheme "second"`:       func(m map[string]any) { m["pre_tokenizer"] = stage("type", "Metaspace", "prepend_scheme", "second") },
+		"nothing makes spaces":          func(m map[string]any) { m["normalizer"] = nil },
+		"the decoder is not that":       func(m map[string]any) { m["decoder"] = stage("type", "ByteLevel") },
+		"decoder is not that of a Sent": func(m map[string]any) { m["decoder"] = map[string]any{"type": "Sequence", "decoders": []any{nil}} },
+		`no token for byte 0x0a`:        func(m map[string]any) { delete(m["model"].(map[string]any)["vocab"].(map[string]any), "<0x0A>") },
+		`token "<s>" has id 99999`: func(m map[string]any) {
+			m["post_processor"].(map[string]any)["special_tokens"].(map[string]any)["<s>"].(map[string]any)["ids"] = []int{99999}
+		},
+	} {
+		var m map[string]any
+		require.NoError(t, json.Unmarshal(text, &m))
+		change(m)
+		_, err := parseTokenizer(marshal(t, m))
+		require.ErrorContains(t, err, want)
+	}
+	tok, err := parseTokenizer(text)
+	require.NoError(t, err)
+	for _, s := range []string{"the lazy dog", " 日本語\n\ttwo  three", "🎉"} {
+		require.Equal(t, " "+s, tok.Decode(tok.Encode(s)), "the space put before a text stays, so that decoded parts concatenate")
+	}
+}
+
 // Merges as lines, no types, the old files' way, are the same tokenizer.
 func TestOldTokenizerFile(t *testing.T) {
 	m := tokenizerJSON(t, GPT2().(*bpeTokenizer).model, 2000, byteLevel, false, "</s>")
@@ -314,6 +365,9 @@ func FuzzTokenizerFile(f *testing.F) {
 		m["normalizer"] = map[string]any{"type": "NFC"}
 		f.Add(marshal(f, m), "Hello 'S 123 fooBar é\n")
 	}
+	pieces, err := os.ReadFile("testdata/tokenizer-metaspace.json")
+	require.NoError(f, err)
+	f.Add(pieces, "Hello  'S 123 <s>é\n")
 	f.Fuzz(func(t *testing.T, file []byte, text string) {
 		tok, err := parseTokenizer(file)
 		if err != nil {
