@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+
+	"github.com/spillway-ml/spillway/internal/aside"
 )
 
 // canWriteAside makes the folder of a file that writeAside is going to write, and
@@ -43,33 +45,5 @@ func writeAside(path string, write func(io.Writer) error) error {
 		}
 		return errors.Join(write(f), f.Close())
 	}
-	f, err := createAside(path)
-	if err != nil {
-		return err
-	}
-	err = write(f)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
-}
-
-// createAside makes a file beside path under a name that nobody can foresee, with
-// the rights that the umask leaves.
-func createAside(path string) (*os.File, error) {
-	f, err := os.CreateTemp(filepath.Dir(path), ".spillway-")
-	if err != nil {
-		return nil, err
-	}
-	name := f.Name()
-	if err := errors.Join(f.Close(), os.Remove(name)); err != nil {
-		return nil, err
-	}
-	return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	return aside.Write(path, 0o666, write)
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spillway-ml/spillway/internal/aside"
 	"github.com/spillway-ml/spillway/internal/regular"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/memplan/cost"
@@ -128,16 +129,8 @@ func keep(change func(*keptMachine)) (path string, err error) {
 	if err != nil {
 		return fail(err)
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), "calibration-*.json")
-	if err != nil {
+	if err := aside.WriteBytes(path, append(text, '\n'), 0o600); err != nil {
 		return fail(err)
-	}
-	_, err = tmp.Write(append(text, '\n'))
-	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		return fail(errors.Join(err, os.Remove(tmp.Name())))
 	}
 	return path, nil
 }

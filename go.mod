@@ -7,9 +7,11 @@ require (
 	github.com/cockroachdb/datadriven v1.0.2
 	github.com/dgraph-io/ristretto/v2 v2.2.0
 	github.com/dlclark/regexp2 v1.11.5
+	github.com/docker/go-units v0.5.0
 	github.com/dustin/go-humanize v1.0.1
 	github.com/ebitengine/purego v0.11.0
 	github.com/goccy/go-yaml v1.18.0
+	github.com/google/renameio/v2 v2.0.0
 	github.com/klauspost/compress v1.18.0
 	github.com/maruel/safetensors v1.0.0
 	github.com/spf13/cobra v1.9.1

@@ -2,6 +2,7 @@ package spillway
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
@@ -68,6 +69,25 @@ func predict(cfg Config, machine *cost.Machine, to depth) (*Forecast, error) {
 		return nil, err
 	}
 	return &Forecast{Config: cfg, Plan: p, Step: run, Fits: p.Fit() == nil}, nil
+}
+
+// Notes are lines for a person about what of the model's configuration is not
+// applied.
+func (f *Forecast) Notes() []string {
+	h, err := modelConfig(f.Config.Model)
+	if err != nil {
+		return nil // it was read before: there is a plan
+	}
+	return dropoutNote(h.Dropouts, &f.Config)
+}
+
+// dropoutNote says that the dropout keys of a config.json, as hfconfig lists them,
+// do not count.
+func dropoutNote(keys string, c *Config) []string {
+	if keys == "" {
+		return nil
+	}
+	return []string{fmt.Sprintf("dropout of the model's config.json (%s) is not applied: --dropout, which is %g, rules", keys, c.Dropout)}
 }
 
 // Parameters counts the model's parameters, a tied one once.

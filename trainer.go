@@ -150,8 +150,8 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if err := t.fit(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
-	if t.model.Dropouts != "" && !cfg.Inference {
-		t.notes = append(t.notes, fmt.Sprintf("dropout of the model's config.json (%s) is not applied: --dropout, which is %g, rules", t.model.Dropouts, cfg.Dropout))
+	if !cfg.Inference {
+		t.notes = append(t.notes, dropoutNote(t.model.Dropouts, &t.cfg)...)
 	}
 	if err := t.openData(); err != nil {
 		return nil, errors.Join(err, t.Close())

@@ -12,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/spillway-ml/spillway/internal/aside"
 )
 
 // Progress is how far Tokenize is.
@@ -228,11 +230,7 @@ func (w *tokenWriter) keep() error {
 	if err != nil {
 		return err
 	}
-	next := w.about() + ".new"
-	if err := os.WriteFile(next, text, 0o644); err != nil {
-		return err
-	}
-	return os.Rename(next, w.about())
+	return aside.WriteBytes(w.about(), text, 0o644)
 }
 
 // finish gives the whole file its name.

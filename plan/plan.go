@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/docker/go-units"
+
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/offload"
@@ -230,17 +232,15 @@ func largestClasses(use *memplan.SpaceUse) string {
 	return text
 }
 
+// binaryUnits are those that Bytes prints, from 1024 up.
+var binaryUnits = []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
+
 // Bytes prints a size for a person, in binary units.
 func Bytes(n int64) string {
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
-	v, u := float64(n), 0
-	for v >= 1024 && u < len(units)-1 {
-		v, u = v/1024, u+1
-	}
-	if u == 0 {
+	if n < 1024 {
 		return fmt.Sprintf("%d B", n)
 	}
-	return fmt.Sprintf("%.2f %s", v, units[u])
+	return units.CustomSize("%.2f %s", float64(n), 1024, binaryUnits)
 }
 
 // CommBytes returns what a rank sends in one run of section "step" (see

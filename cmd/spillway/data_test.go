@@ -94,6 +94,9 @@ func TestDropoutOfTheConfigIsNoted(t *testing.T) {
 	require.Equal(t, 0, got.status, got.stderr)
 	require.Contains(t, got.stderr, "dropout of the model's config.json (attn_pdrop 0.1, resid_pdrop 0.2) is not applied: --dropout, which is 0, rules")
 	require.NotContains(t, command(tinyRun...).stderr, "dropout")
+	got = command("plan", "--model", model, "--dropout", "0.1")
+	require.Equal(t, 0, got.status, got.stderr)
+	require.Contains(t, strings.Join(strings.Fields(got.stdout), " "), "(attn_pdrop 0.1, resid_pdrop 0.2) is not applied: --dropout, which is 0.1, rules")
 }
 
 // What is not built is refused by its key's name, in train and in plan.

@@ -67,7 +67,7 @@ func (r *planReport) heading(w io.Writer) {
 	if g := r.flags.gpuFound; g != nil {
 		fmt.Fprintf(w, "GPU %s: %s of memory\n", g.Name, plan.Bytes(g.Memory))
 	}
-	for _, line := range append(r.flags.precisionNotes(&c), r.defaultsNote()...) {
+	for _, line := range slices.Concat(r.asked.Notes(), r.flags.precisionNotes(&c), r.defaultsNote()) {
 		wrap(w, "", "  ", line)
 	}
 	fmt.Fprintln(w)

@@ -25,11 +25,11 @@ const table = `
 	zero      < graph
 	fsdp      < graph zero
 	offload   < graph internal/nearest internal/decimal
-	offload/store < graph device internal/crash internal/regular
+	offload/store < graph device internal/crash internal/regular internal/aside
 	memplan   < graph
 	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest internal/decimal
 	device    < graph internal/crash
-	kernels   < graph device internal/crash internal/owned internal/regular
+	kernels   < graph device internal/crash internal/owned internal/regular internal/aside
 	comm      < graph device kernels internal/crash
 	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/regular internal/decimal internal/owned
 	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan

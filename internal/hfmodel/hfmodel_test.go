@@ -1,8 +1,8 @@
 package hfmodel
 
 import (
+	"runtime"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -59,25 +59,47 @@ func TestEveryPresetBuilds(t *testing.T) {
 	}
 }
 
-// The largest preset's program, differentiated and fused, takes milliseconds:
-// nothing in the builder or the rewrites is quadratic in layers. The bound has
-// room for a loaded machine.
-func TestLargestPresetIsFast(t *testing.T) {
+// largest is Llama 3.1 405B with so many of its 126 layers.
+func largest(t testing.TB, layers int) model.Config {
 	preset, err := presets.Lookup("llama-3.1-405b")
 	require.NoError(t, err)
 	c, err := Config(preset.Config)
 	require.NoError(t, err)
-	best := time.Hour
-	for range 5 {
-		start := time.Now()
-		p, err := model.Build(c, model.Train, 1, 8192)
-		require.NoError(t, err)
-		p, err = graph.Differentiate(p)
-		require.NoError(t, err)
-		graph.Fuse(p)
-		best = min(best, time.Since(start))
+	c.Layers = layers
+	return c
+}
+
+func build(t testing.TB, c model.Config) {
+	p, err := model.Build(c, model.Train, 1, 8192)
+	require.NoError(t, err)
+	p, err = graph.Differentiate(p)
+	require.NoError(t, err)
+	graph.Fuse(p)
+}
+
+// Building, differentiating and fusing the largest preset is linear in its layers: a
+// fourfold depth allocates at most about four times as much, in number and bytes.
+// (BenchmarkLargestPreset has the time.)
+func TestLargestPresetIsLinear(t *testing.T) {
+	allocated := func(layers int) (number, bytes float64) {
+		c := largest(t, layers)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		build(t, c)
+		runtime.ReadMemStats(&after)
+		return float64(after.Mallocs - before.Mallocs), float64(after.TotalAlloc - before.TotalAlloc)
 	}
-	require.Less(t, best, 100*time.Millisecond)
+	number, bytes := allocated(126)
+	number4, bytes4 := allocated(4 * 126)
+	require.Less(t, number4, 4.5*number)
+	require.Less(t, bytes4, 5*bytes) // slices grow by doubling or less
+}
+
+func BenchmarkLargestPreset(b *testing.B) {
+	c := largest(b, 126)
+	for b.Loop() {
+		build(b, c)
+	}
 }
 
 func TestConfigKeepsEveryField(t *testing.T) {

@@ -7,11 +7,12 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
+
+	"github.com/spillway-ml/spillway/internal/aside"
 )
 
 // Writer writes one file. Tensors are declared at Create; their elements come
@@ -20,7 +21,7 @@ import (
 // writer leaves the file before it untouched.
 type Writer struct {
 	path    string
-	f       *os.File
+	f       *aside.File
 	entries map[string]*entry
 
 	mu      sync.Mutex
@@ -84,7 +85,7 @@ func Create(path string, tensors []Tensor, metadata map[string]string) (*Writer,
 	if err != nil {
 		return nil, fmt.Errorf("write weights %s: %w", path, err)
 	}
-	f, err := createBeside(path)
+	f, err := aside.Create(path, 0o666)
 	if err != nil {
 		return nil, fmt.Errorf("write weights %s: %w", path, err)
 	}
@@ -103,19 +104,6 @@ func Create(path string, tensors []Tensor, metadata map[string]string) (*Writer,
 		return nil, fmt.Errorf("write weights %s: %w", path, err)
 	}
 	return w, nil
-}
-
-// createBeside makes a temporary file beside path, with the permissions that the
-// process's umask leaves.
-func createBeside(path string) (f *os.File, err error) {
-	for range 100 {
-		name := fmt.Sprintf("%s.tmp-%016x", path, rand.Uint64())
-		f, err = os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
-		if !errors.Is(err, os.ErrExist) {
-			break
-		}
-	}
-	return f, err
 }
 
 // Tensors lists the tensors in the order of the file.
@@ -254,23 +242,13 @@ func (w *Writer) Commit() error {
 		return fmt.Errorf("write weights %s: the file is already finished", w.path)
 	}
 	err := cmp.Or(w.err, w.firstGap())
-	if err == nil {
-		if err = w.f.Sync(); err != nil {
-			err = fmt.Errorf("write weights %s: %w", w.path, err)
-		}
-	}
 	if err != nil {
 		w.discard()
 		return err
 	}
 	w.done = true
-	err = w.f.Close()
-	if err == nil {
-		err = os.Rename(w.f.Name(), w.path)
-	}
-	if err != nil {
-		os.Remove(w.f.Name())
-		return fmt.Errorf("write weights %s: %w", w.path, err)
+	if err := w.f.CloseAtomicallyReplace(); err != nil {
+		return fmt.Errorf("write weights %s: %w", w.path, errors.Join(err, w.f.Cleanup()))
 	}
 	// The rename is durable once the folder is.
 	dir, err := os.Open(filepath.Dir(w.path))
@@ -324,6 +302,5 @@ func (w *Writer) discard() {
 		return
 	}
 	w.done = true
-	w.f.Close()
-	os.Remove(w.f.Name())
+	_ = w.f.Cleanup() // nothing that the caller could do
 }

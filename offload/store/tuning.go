@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/spillway-ml/spillway/internal/aside"
 	"github.com/spillway-ml/spillway/internal/regular"
 )
 
@@ -90,17 +91,8 @@ func SaveTuning(dir string, t Tuning) (string, error) {
 	if err != nil {
 		return path, fmt.Errorf("store the measurement: %w", err)
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), "doctor-*.json")
-	if err != nil {
+	if err := aside.WriteBytes(path, append(text, '\n'), 0o600); err != nil {
 		return path, fmt.Errorf("store the measurement: %w", err)
-	}
-	_, err = tmp.Write(append(text, '\n'))
-	err = errors.Join(err, tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		return path, fmt.Errorf("store the measurement: %w", errors.Join(err, os.Remove(tmp.Name())))
 	}
 	return path, nil
 }

@@ -9,9 +9,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
+	"github.com/spillway-ml/spillway/internal/aside"
 	"github.com/spillway-ml/spillway/internal/owned"
 	"github.com/spillway-ml/spillway/internal/regular"
 )
@@ -131,23 +133,6 @@ func (c *cache) write(path string, image []byte) error {
 	if err := owned.Make(c.dir); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(c.dir, "tmp-*")
-	if err != nil {
-		return err
-	}
 	sum := sha256.Sum256(image)
-	_, err = f.WriteString(magic + hex.EncodeToString(sum[:]) + "\n")
-	if err == nil {
-		_, err = f.Write(image)
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
+	return aside.WriteBytes(path, slices.Concat([]byte(magic+hex.EncodeToString(sum[:])+"\n"), image), 0o600) // a file that others may write is not loaded
 }
