@@ -174,6 +174,11 @@ type Config struct {
 	Timeout time.Duration // of any collective
 	Metrics string        // JSON lines file; "" writes none
 	Trace   string        // Chrome trace file; "" writes none
+	// TensorBoard is a folder for event files, MetricsAddr HOST:PORT of a page for
+	// Prometheus; "": none. The command writes and serves them.
+	TensorBoard, MetricsAddr string
+	// Measure times collectives: StepResult.Comm and Overlap.
+	Measure bool
 
 	// Generate makes the plan cover text generation (a sample after training).
 	Generate bool

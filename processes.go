@@ -238,7 +238,7 @@ func (t *Trainer) lend(program string, threads int) (err error) {
 	if err := t.platform.Start(t.setup()); err != nil {
 		return err
 	}
-	t.ranks, err = run.Open(run.RankOptions{World: t.cfg.world(), Plan: t.plan, Platform: t.platform, Poison: t.cfg.Poison, Timeout: t.cfg.Timeout})
+	t.ranks, err = run.Open(run.RankOptions{World: t.cfg.world(), Plan: t.plan, Platform: t.platform, Meter: t.cfg.Measure, Poison: t.cfg.Poison, Timeout: t.cfg.Timeout})
 	return err
 }
 
@@ -267,7 +267,7 @@ func (t *Trainer) openRanks() error {
 	if err != nil {
 		return err
 	}
-	t.ranks, err = run.Open(run.RankOptions{World: run.OneProcess(cfg.Ranks), Plan: t.plan, Platform: t.platform, Trace: t.trace, Poison: cfg.Poison,
+	t.ranks, err = run.Open(run.RankOptions{World: run.OneProcess(cfg.Ranks), Plan: t.plan, Platform: t.platform, Trace: t.trace, Meter: cfg.Measure, Poison: cfg.Poison,
 		Timeout: cfg.Timeout, Wrap: cfg.wrapDevice, Links: links})
 	return err
 }

@@ -107,8 +107,20 @@ type StepResult struct {
 	CommBytes   int64 // all ranks, ring-equivalent
 	DiskRead    int64 // all ranks, bytes that copies moved, without what a cache served
 	DiskWritten int64
-	Cached      bool        // the frozen layers' outputs came from the cache
-	Eval        *EvalResult // set where the step was followed by an evaluation
+	Cached      bool // the frozen layers' outputs came from the cache
+	// Comm is what each kind of collective took, of all ranks, and Overlap the share of
+	// their time during which the rank computed: with Config.Measure, else nil and NaN.
+	Comm    []CommUse
+	Overlap float64
+	Eval    *EvalResult // set where the step was followed by an evaluation
+}
+
+// CommUse is what a kind of collective took in a step, summed over ranks.
+type CommUse struct {
+	Op      string
+	Calls   int64
+	Bytes   int64   // of the whole buffers: all shards of a gather or scatter
+	Seconds float64 // waiting for peers among it
 }
 
 // EvalResult is the outcome of an evaluation.
@@ -250,7 +262,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, t.fail(s, errors.New("no target in the global batch counts: all are -1"))
 	}
 	hyper := t.hyper(s, lr, targets)
-	sent, moved := t.ranks.CommSent(), t.diskTraffic()
+	sent, moved, used := t.ranks.CommSent(), t.diskTraffic(), t.ranks.Usage()
 	at := stepAt{index: s, hyper: hyper}
 	at.section, at.cached = t.stepForm(s)
 	err = t.runStep(&at)
@@ -287,6 +299,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
 	res.Cached = at.cached
+	res.tellComm(t.cfg.Measure, t.ranks.Usage().Sub(used))
 	if !skipped {
 		t.confirm()
 	}

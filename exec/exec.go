@@ -34,6 +34,8 @@ type Config struct {
 	Coord []int
 	// Trace receives when each operation ran; nil: no trace.
 	Trace *Trace
+	// Meter has Usage told.
+	Meter bool
 	// Poison fills the bytes of a buffer with NaN as soon as its last operation
 	// is done, for tests: see release.go. The Context must be a device.Poisoner.
 	Poison bool
@@ -80,6 +82,7 @@ type Executor struct {
 	arenas   [graph.NumSpaces]device.Arena
 	streams  [graph.NumStreams]device.Stream
 	tracks   [graph.NumStreams]*track
+	meter    *meter         // nil: none
 	events   []device.Event // by EventID − 1
 	sections []section
 	groups   []comm.Group // distinct
@@ -116,6 +119,7 @@ type operation struct {
 	wait   []device.Event
 	record device.Event // nil: none
 	bytes  int64        // of all operands
+	whole  int64        // of the largest
 	unit   string       // its name, empty for none
 
 	// release is launched after the kernel, before record: see Config.Poison.
@@ -156,6 +160,9 @@ func build(cfg Config) (*Executor, error) {
 		}
 	}
 	e := &Executor{cfg: cfg, rank: cfg.Context.Rank(), byKernel: map[device.Kernel]*operation{}}
+	if cfg.Meter {
+		e.meter = &meter{}
+	}
 	e.step.Store(-1)
 	for s := range graph.NumSpaces {
 		peak := cfg.Layout.Spaces[s].Peak
@@ -264,13 +271,12 @@ func (e *Executor) stream(id graph.StreamID) (device.Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	if t := e.cfg.Trace; t != nil {
+	if e.cfg.Trace != nil || e.meter != nil {
 		timed, ok := s.(device.Timed)
 		if !ok {
-			return nil, fmt.Errorf("stream %s: the device can't time its kernels for a trace (%T)", id, s)
+			return nil, fmt.Errorf("stream %s: the device can't time its kernels for a trace or a meter (%T)", id, s)
 		}
-		e.tracks[id] = t.add(e.rank, id)
-		if err := timed.Time(e.tracks[id]); err != nil {
+		if err := e.watch(id, timed); err != nil {
 			return nil, err
 		}
 	}
@@ -324,6 +330,7 @@ func (e *Executor) bind(o *operation) error {
 		p, err := e.ptr(id)
 		*to = p
 		o.bytes += p.Len
+		o.whole = max(o.whole, p.Len)
 		return err
 	}
 	b.In, b.Out = make([]device.Ptr, len(op.In)), make([]device.Ptr, len(op.Out))
@@ -586,6 +593,9 @@ func (e *Executor) Sync() error {
 		if err := s.Sync(); err != nil {
 			return e.stop(err)
 		}
+	}
+	if e.meter != nil {
+		e.meter.fold()
 	}
 	e.current.Store(nil)
 	return nil

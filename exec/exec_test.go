@@ -592,7 +592,7 @@ func TestBadProgramsAreRefused(t *testing.T) {
 		{"library", func(_ *zero3, c *exec.Config, _ []graph.Op) { c.Library = nil }, "want a program, a layout and a kernel library"},
 		{"untimed", func(_ *zero3, c *exec.Config, _ []graph.Op) {
 			c.Trace, c.Context = exec.NewTrace(1), plain{c.Context}
-		}, "the device can't time its kernels for a trace"},
+		}, "the device can't time its kernels for a trace or a meter"},
 		{"unpoisoned", func(_ *zero3, c *exec.Config, _ []graph.Op) {
 			c.Poison, c.Context = true, plain{c.Context}
 		}, "the device can't fill released memory"},

@@ -282,6 +282,7 @@ type jobOptions struct {
 	wrap    func(rank int, c device.Context) device.Context
 	lib     library
 	trace   *exec.Trace
+	meter   bool
 
 	unchecked bool // a checker runs one kernel at a time: not for one that hangs
 }
@@ -306,7 +307,7 @@ func newRanks(t *testing.T, b *builder, o jobOptions) *ranks {
 		groups, err := w.Groups(r)
 		require.NoError(t, err)
 		e, err := exec.New(exec.Config{Program: b.p, Layout: b.layout, Context: c, Library: o.lib, Groups: groups,
-			Coord: comm.Coord(b.p.Mesh, r), Trace: o.trace, Poison: true})
+			Coord: comm.Coord(b.p.Mesh, r), Trace: o.trace, Meter: o.meter, Poison: true})
 		require.NoError(t, err)
 		j.ex = append(j.ex, e)
 	}

@@ -36,7 +36,11 @@ func TraceBytes(perStream int) int64 {
 	return int64(max(perStream, 1)) * int64(unsafe.Sizeof(span{})+unsafe.Sizeof((*operation)(nil)))
 }
 
+// add returns the track of a stream; one of no trace holds nothing.
 func (t *Trace) add(rank int, id graph.StreamID) *track {
+	if t == nil {
+		return &track{rank: rank, stream: id}
+	}
 	k := &track{rank: rank, stream: id, ops: make([]*operation, t.spans), spans: make([]span, t.spans)}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -55,6 +59,7 @@ type track struct {
 	launched int
 	spans    []span
 	ran      atomic.Int64
+	lane     *lane // of the meter; nil: none
 }
 
 // launch notes what the executor is about to launch. A nil track notes nothing.
@@ -66,6 +71,9 @@ func (t *track) launch(o *operation) {
 		t.ops[t.launched] = o
 	}
 	t.launched++
+	if t.lane != nil {
+		t.lane.launch(o)
+	}
 }
 
 // Ran is device.Timer's.
@@ -75,6 +83,9 @@ func (t *track) Ran(start, end time.Duration) {
 		t.spans[i] = span{start, end}
 	}
 	t.ran.Store(i + 1)
+	if t.lane != nil {
+		t.lane.took(start, end)
+	}
 }
 
 // Chrome trace events; times are in microseconds.

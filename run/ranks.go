@@ -40,6 +40,7 @@ type RankOptions struct {
 	Plan     *plan.Plan
 	Platform Platform // started
 	Trace    *exec.Trace
+	Meter    bool          // has Ranks.Usage told
 	Poison   bool          // fill released memory, to show stray reads
 	Timeout  time.Duration // how long a rank may be busy after the first has ended
 	// Links are the streams to the processes of the ranks of World that this one
@@ -84,7 +85,7 @@ func (r *Rank) open(o *RankOptions) error {
 		ctx = o.Wrap(r.Index, ctx)
 	}
 	e, err := exec.New(exec.Config{Program: o.Plan.Program, Layout: o.Plan.Layout, Context: ctx, Library: o.Platform.Library(), Groups: groups,
-		Coord: coord, Trace: o.Trace, Poison: o.Poison})
+		Coord: coord, Trace: o.Trace, Meter: o.Meter, Poison: o.Poison})
 	if err != nil {
 		return err
 	}
@@ -206,6 +207,14 @@ func (rs *Ranks) CommSent() (n int64) {
 		n += r.Exec.CommStats().Sent
 	}
 	return n
+}
+
+// Usage is what the collectives of these ranks took, in all.
+func (rs *Ranks) Usage() (sum exec.Usage) {
+	for _, r := range rs.list {
+		sum = sum.Add(r.Exec.Usage())
+	}
+	return sum
 }
 
 // DiskTraffic is what this process's ranks have moved to and from the disk tier.

@@ -35,6 +35,7 @@ type Executor interface {
 	Touched(space graph.Space) int64
 	CommStats() comm.Stats
 	DiskTraffic() device.Traffic
+	Usage() exec.Usage
 	Close() error
 }
 
@@ -333,7 +334,7 @@ func (r *remote) snapshot() state {
 	return r.last
 }
 
-// Touched, CommStats and DiskTraffic are as of the last request that has ended.
+// Touched, CommStats, DiskTraffic and Usage are as of the last request that has ended.
 func (r *remote) Touched(s graph.Space) int64 {
 	if s >= graph.NumSpaces {
 		return 0
@@ -342,6 +343,7 @@ func (r *remote) Touched(s graph.Space) int64 {
 }
 func (r *remote) CommStats() comm.Stats       { return r.snapshot().Comm }
 func (r *remote) DiskTraffic() device.Traffic { return r.snapshot().Disk }
+func (r *remote) Usage() exec.Usage           { return r.snapshot().Usage }
 
 // Close ends the rank and its process's part of the job.
 func (r *remote) Close() error {

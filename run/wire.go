@@ -83,6 +83,7 @@ type state struct {
 	Touched [graph.NumSpaces]int64
 	Comm    comm.Stats
 	Disk    device.Traffic
+	Usage   exec.Usage
 }
 
 // failure is the kind of an error that crosses processes.

@@ -105,7 +105,7 @@ func (l *Link) Serve(rs *Ranks) error {
 }
 
 func (w *worker) state() *state {
-	s := &state{Comm: w.rank.Exec.CommStats(), Disk: w.rank.Exec.DiskTraffic()}
+	s := &state{Comm: w.rank.Exec.CommStats(), Disk: w.rank.Exec.DiskTraffic(), Usage: w.rank.Exec.Usage()}
 	for sp := range graph.NumSpaces {
 		s.Touched[sp] = w.rank.Exec.Touched(sp)
 	}

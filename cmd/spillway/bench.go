@@ -89,6 +89,8 @@ var ofOneRun = []struct{ flag, why string }{
 	{"fit", ", and --fit chooses one; leave it out"},
 	{"global-batch", ", and --global-batch is for --fit, which chooses one; leave it out and give --batch and --accum"},
 	{"metrics", " and writes no lines of steps; leave it out (--json has a row a stage)"},
+	{"metrics-addr", " and serves no metrics of steps; leave it out (--json has a row a stage)"},
+	{"tensorboard", " and writes no curves; leave it out (--json has a row a stage)"},
 	{"checkpoint", " and keeps none of them; leave it out"},
 	{"resume", ", each from its first step; leave it out"},
 	{"save-every", " and keeps none of them; leave it out"},

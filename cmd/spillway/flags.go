@@ -215,6 +215,8 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.DurationVar(&c.Timeout, "timeout", d.Timeout, "longest wait of a collective")
 	fs.StringVar(&c.Metrics, "metrics", "", "JSON lines `FILE`")
 	fs.StringVar(&c.Trace, "trace", "", "Chrome trace `FILE` (open it in Perfetto)")
+	fs.StringVar(&c.TensorBoard, "tensorboard", "", "`DIR` for an event file of the run that TensorBoard shows")
+	fs.StringVar(&c.MetricsAddr, "metrics-addr", "", "serve the run's metrics to Prometheus at http://`ADDR`/metrics: HOST:PORT, or a port of this machine alone; port 0: any")
 }
 
 // badValue is how pflag says that a flag's value does not parse.

@@ -119,7 +119,7 @@ func settle(fs *pflag.FlagSet, c *spillway.Config, l *later) (isDemo bool, err e
 	if err := cmp.Or(refuseZero(fs), l.refuse()); err != nil {
 		return isDemo, err
 	}
-	return isDemo, cmp.Or(c.Validate(), refuseOverwriting(fs))
+	return isDemo, cmp.Or(c.Validate(), checkAddress(c.MetricsAddr), refuseOverwriting(fs))
 }
 
 // train runs a configured job and tells a person about it.
@@ -130,6 +130,7 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 			return err
 		}
 	}
+	c.Measure = c.MetricsAddr != "" || c.TensorBoard != ""
 	var bar *progress
 	c.Warn = func(text string) {
 		if bar == nil {
@@ -151,8 +152,8 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 		leave()
 	}()
 	c = t.Config()
-	metrics := &metricsFile{warn: c.Warn}
-	if err := metrics.open(c, t.Done()); err != nil {
+	metrics := &metricsOut{warn: c.Warn}
+	if err := metrics.open(t, stderr); err != nil {
 		return err
 	}
 	defer metrics.close()

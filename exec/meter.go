@@ -1,0 +1,184 @@
+package exec
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// CollectiveKinds are the collectives that a program has, in the order of
+// Usage.Collectives.
+var CollectiveKinds = [...]graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce}
+
+// Usage is what a rank's collectives took so far, where Config.Meter asks for it.
+type Usage struct {
+	Collectives [len(CollectiveKinds)]Collective
+	// Busy is how long the communication stream ran collectives, waiting for peers
+	// among it; Overlapped how much of it the rank computed meanwhile, on the device
+	// or the host.
+	Busy, Overlapped time.Duration
+}
+
+// Collective is what the collectives of a kind took.
+type Collective struct {
+	Calls int64
+	Bytes int64 // of the whole buffers: all ranks' shards of a gather or scatter
+	Time  time.Duration
+}
+
+// Sub returns what was used between earlier and u.
+func (u Usage) Sub(earlier Usage) Usage {
+	for i := range u.Collectives {
+		u.Collectives[i].add(earlier.Collectives[i], -1)
+	}
+	u.Busy -= earlier.Busy
+	u.Overlapped -= earlier.Overlapped
+	return u
+}
+
+// Add returns the sum of both.
+func (u Usage) Add(o Usage) Usage {
+	for i := range u.Collectives {
+		u.Collectives[i].add(o.Collectives[i], 1)
+	}
+	u.Busy += o.Busy
+	u.Overlapped += o.Overlapped
+	return u
+}
+
+func (c *Collective) add(o Collective, sign int64) {
+	c.Calls += sign * o.Calls
+	c.Bytes += sign * o.Bytes
+	c.Time += time.Duration(sign) * o.Time
+}
+
+// lane is a stream's part of a rank's meter: what was launched and has not been
+// told yet, and when the others ran.
+type lane struct {
+	mu       sync.Mutex
+	launched []*operation // nil: not an operation of the program
+	told     int          // of launched
+	ran      []ranSpan
+}
+
+type ranSpan struct {
+	start, end time.Duration
+	o          *operation
+}
+
+func (l *lane) launch(o *operation) {
+	l.mu.Lock()
+	l.launched = append(l.launched, o)
+	l.mu.Unlock()
+}
+
+func (l *lane) took(start, end time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ran = append(l.ran, ranSpan{start, end, l.launched[l.told]})
+	l.told++
+}
+
+// meter adds up what a rank's streams did.
+type meter struct {
+	lanes [graph.NumStreams]*lane
+	work  []ranSpan // scratch of fold
+	mu    sync.Mutex
+	sum   Usage
+}
+
+// metered are the streams that the meter looks at.
+var metered = []graph.StreamID{graph.Comm, graph.Compute, graph.HostWork}
+
+// fold adds what ran since the last time. The streams are idle.
+func (m *meter) fold() {
+	m.work = m.work[:0]
+	var talk []ranSpan
+	for _, id := range metered {
+		l := m.lanes[id]
+		if l == nil {
+			continue
+		}
+		l.mu.Lock()
+		if id == graph.Comm {
+			talk = l.ran
+		} else {
+			m.work = append(m.work, l.ran...)
+		}
+		l.launched = append(l.launched[:0], l.launched[l.told:]...)
+		l.ran, l.told = l.ran[:0], 0
+		l.mu.Unlock()
+	}
+	m.work = union(m.work)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range talk {
+		if s.o == nil {
+			continue
+		}
+		i := slices.Index(CollectiveKinds[:], s.o.op.Kind)
+		if i < 0 {
+			continue
+		}
+		m.sum.Collectives[i].add(Collective{1, s.o.whole, s.end - s.start}, 1)
+		m.sum.Busy += s.end - s.start
+	}
+	m.sum.Overlapped += common(talk, m.work)
+}
+
+// union joins spans that overlap, in place, and returns them by start.
+func union(list []ranSpan) []ranSpan {
+	slices.SortFunc(list, func(a, b ranSpan) int { return cmp.Compare(a.start, b.start) })
+	n := 0
+	for _, s := range list {
+		if n > 0 && s.start <= list[n-1].end {
+			list[n-1].end = max(list[n-1].end, s.end)
+			continue
+		}
+		list[n] = s
+		n++
+	}
+	return list[:n]
+}
+
+// common is how long both lists have something running. The spans of each follow
+// each other.
+func common(a, b []ranSpan) (sum time.Duration) {
+	for len(a) > 0 && len(b) > 0 {
+		if from, to := max(a[0].start, b[0].start), min(a[0].end, b[0].end); from < to {
+			sum += to - from
+		}
+		if a[0].end < b[0].end {
+			a = a[1:]
+		} else {
+			b = b[1:]
+		}
+	}
+	return sum
+}
+
+// watch asks a stream for the times of its kernels, for the trace and the meter.
+func (e *Executor) watch(id graph.StreamID, timed device.Timed) error {
+	k := e.cfg.Trace.add(e.rank, id)
+	if e.meter != nil && slices.Contains(metered, id) {
+		k.lane = &lane{}
+		e.meter.lanes[id] = k.lane
+	}
+	e.tracks[id] = k
+	return timed.Time(k)
+}
+
+// Usage returns what the rank's collectives took, of all sections that have ended;
+// nothing without Config.Meter. Any goroutine may call it.
+func (e *Executor) Usage() Usage {
+	if e.meter == nil {
+		return Usage{}
+	}
+	e.meter.mu.Lock()
+	defer e.meter.mu.Unlock()
+	return e.meter.sum
+}
