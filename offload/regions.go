@@ -452,7 +452,8 @@ func (c *coherence) wanted(root graph.BufID, i int) bool {
 }
 
 // replaces says whether the operations write anew, before they read it, all of
-// the root that anybody in the section ever touches.
+// the root that anybody in the section ever touches. A write that may be skipped
+// leaves what was there, and so reads it.
 func (c *coherence) replaces(root graph.BufID, ops []int) bool {
 	r := c.r
 	var written spans
@@ -460,7 +461,7 @@ func (c *coherence) replaces(root graph.BufID, ops []int) bool {
 	for _, i := range ops {
 		op := &c.w.Base[i].Op
 		effects(op, r.root, func(id graph.BufID, e graph.Effect) {
-			if _, lo, hi := graph.Span(r.p, e.Buf); id == root && e.Read && !written.covers(lo, hi) {
+			if _, lo, hi := graph.Span(r.p, e.Buf); id == root && (e.Read || e.Write && !e.Fresh) && !written.covers(lo, hi) {
 				ok = false
 			}
 		})
