@@ -240,7 +240,8 @@ func (t *Trainer) start() error {
 	return nil
 }
 
-// Step runs one optimizer step on all ranks.
+// Step runs one optimizer step on all ranks. Where ctx is canceled, a step of several
+// micro-batches is abandoned between two of them, as if it had not begun.
 func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	if t.fatal != nil {
 		return StepResult{}, t.fatal
@@ -263,12 +264,15 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	}
 	hyper := t.hyper(s, lr, targets)
 	sent, moved, used := t.ranks.CommSent(), t.diskTraffic(), t.ranks.Usage()
-	at := stepAt{index: s, hyper: hyper}
+	at := stepAt{index: s, hyper: hyper, leaving: leaving{asked: ctx.Err}}
 	at.section, at.cached = t.stepForm(s)
 	err = t.runStep(&at)
 	if err != nil {
 		t.fatal = err // names the rank and the step already
 		return StepResult{}, err
+	}
+	if at.left {
+		return StepResult{}, at.leaving.why
 	}
 	t.pending = false // the section began with the update of the step before
 	loss, err := t.hostF64(t.ports[graph.PortLoss])

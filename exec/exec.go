@@ -4,6 +4,7 @@
 package exec
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -542,11 +543,17 @@ func (e *Executor) enqueue(ops []operation) error {
 	return nil
 }
 
+// ErrAbandoned, from a section's before, ends the section there, in good order: what
+// was enqueued runs to its end, the rest never does, and the section returns it. All
+// ranks must abandon it before the same repetition of the same phase, or collectives
+// wait for ranks that never come.
+var ErrAbandoned = errors.New("exec: the section was abandoned")
+
 // RunSection runs a whole section and returns when all of it is done.
 //
 // before, if not nil, is called before each enqueuing of a phase, with how many
 // times the phase has run. It may fill the host's inputs (graph.Port.In): every operation enqueued before it that
-// reads them has run. Its error ends the job on every rank.
+// reads them has run. Its error ends the job on every rank, but for ErrAbandoned.
 func (e *Executor) RunSection(name string, before func(phase *graph.Phase, repeat int) error) error {
 	s, err := e.section(name)
 	if err != nil {
@@ -577,7 +584,10 @@ func (e *Executor) prepare(ph *phase, repeat int, before func(phase *graph.Phase
 			return e.stop(err)
 		}
 	}
-	if err := before(ph.graph, repeat); err != nil {
+	switch err := before(ph.graph, repeat); {
+	case errors.Is(err, ErrAbandoned):
+		return cmp.Or(e.Sync(), ErrAbandoned)
+	case err != nil:
 		return e.stop(fmt.Errorf("phase %s: %w", ph.graph.Name, err))
 	}
 	return nil

@@ -199,10 +199,14 @@ func (r *remote) section(v verb, name string, before func(*graph.Phase, int) err
 			next.Pass, err = pass(m.Norm)
 		case m.Phase != "":
 			err = before(phaseOf(r.p, name, m.Phase), m.Repeat)
+		case m.Stopped:
+			return m, exec.ErrAbandoned
 		default:
 			return m, nil
 		}
-		next.Err = toWire(err, failRun)
+		if next.Stop = errors.Is(err, exec.ErrAbandoned); !next.Stop {
+			next.Err = toWire(err, failRun)
+		}
 		next.Host = r.changed()
 		if err := r.link.send(next); err != nil {
 			return m, err

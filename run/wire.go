@@ -45,6 +45,7 @@ type request struct {
 	Off  int64
 	N    int64
 	Pass bool // of verbGo, at the gate
+	Stop bool // of verbGo, before a phase: exec.ErrAbandoned
 	Data []byte
 	Host []hostData // of verbGo
 	Err  *wireError
@@ -58,18 +59,19 @@ type hostData struct {
 
 // reply answers the request of its ID.
 type reply struct {
-	ID     uint64
-	Phase  string // not "": a section is about to run this phase, and waits for verbGo
-	Repeat int
-	Gate   bool // a section is at its gate, and waits for verbGo
-	Norm   bool // and knows its gradient norm
-	Passed bool
-	Found  *found
-	Scalar float64
-	Data   []byte
-	List   []string
-	Err    *wireError
-	State  *state // of a finished request
+	ID      uint64
+	Phase   string // not "": a section is about to run this phase, and waits for verbGo
+	Repeat  int
+	Gate    bool // a section is at its gate, and waits for verbGo
+	Norm    bool // and knows its gradient norm
+	Passed  bool
+	Stopped bool // the section was abandoned
+	Found   *found
+	Scalar  float64
+	Data    []byte
+	List    []string
+	Err     *wireError
+	State   *state // of a finished request
 }
 
 // found is an exec.NonFinite whose operation is named by its place.

@@ -115,7 +115,9 @@ func (w *worker) state() *state {
 // do serves a request on the rank's goroutine.
 func (w *worker) do(q request) (m reply) {
 	err := w.rank.do(func() error { return w.serve(q, &m) })
-	m.Err = toWire(err, failRun)
+	if m.Stopped = errors.Is(err, exec.ErrAbandoned); !m.Stopped {
+		m.Err = toWire(err, failRun)
+	}
 	return m
 }
 
@@ -204,6 +206,9 @@ func (w *worker) ask(m reply) (bool, error) {
 			if copy(data, h.Data) != len(h.Data) {
 				return false, fmt.Errorf("the leader sends %d bytes for buffer %d of %d", len(h.Data), h.Buf, len(data))
 			}
+		}
+		if q.Stop {
+			return false, exec.ErrAbandoned
 		}
 		if q.Err != nil {
 			return false, errors.New(q.Err.Text)

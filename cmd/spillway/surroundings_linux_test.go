@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -188,4 +189,52 @@ func TestARefusedRunKeepsTheTrace(t *testing.T) {
 	list, err := os.ReadDir(filepath.Dir(path))
 	require.NoError(t, err)
 	require.Len(t, list, 1)
+}
+
+// cpuTime is what a process has computed so far, in clock ticks of 10 ms.
+func cpuTime(t *testing.T, pid int) (ticks int) {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	require.NoError(t, err)
+	_, rest, ok := strings.Cut(string(text), ") ")
+	require.True(t, ok)
+	fields := strings.Fields(rest) // from the third on: see proc(5)
+	for _, k := range []int{14 - 3, 15 - 3} {
+		n, err := strconv.Atoi(fields[k])
+		require.NoError(t, err)
+		ticks += n
+	}
+	return ticks
+}
+
+// A signal amid a step of a million micro-steps abandons it, in one process and in
+// several; the state of the step before is what --resume goes on from.
+func TestASignalAmidALongStep(t *testing.T) {
+	want := command(tinyWith("--ranks", "2")...)
+	require.Zero(t, want.status, want.stderr)
+	for name, with := range map[string]func(args ...string) []string{
+		"one process": func(args ...string) []string { return append(args, "--ranks", "2") },
+		"two":         func(args ...string) []string { return launched(2, args...) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ck, metrics := filepath.Join(t.TempDir(), "ck"), filepath.Join(t.TempDir(), "m.jsonl")
+			first := command(tinyWith("--ranks", "2", "--steps", "1", "--checkpoint", ck)...)
+			require.Zero(t, first.status, first.stderr)
+			p := start(t, with(tinyWith("--checkpoint", ck, "--resume", "--accum", "1000000", "--metrics", metrics)...)...)
+			waitFor(t, "start", func() bool { _, err := os.Stat(metrics); return err == nil })
+			rank := p.Process.Pid
+			if name != "one process" {
+				rank = ranksOf(t, p, 2)[0]
+			}
+			before := cpuTime(t, rank)
+			waitFor(t, "computing", func() bool { return cpuTime(t, rank) > before+20 })
+			require.NoError(t, p.Process.Signal(syscall.SIGTERM))
+			require.Equal(t, exitInterrupted, p.end(t), p.errs.String())
+			require.Contains(t, p.errs.String(), "interrupted after step 1; the checkpoint in "+ck+" has it")
+			require.Empty(t, readLines(t, metrics))
+			again := command(tinyWith("--ranks", "2", "--checkpoint", ck, "--resume")...)
+			require.Zero(t, again.status, again.stderr)
+			require.Equal(t, shaOf(t, want.stdout), shaOf(t, again.stdout))
+		})
+	}
 }
