@@ -166,13 +166,11 @@ type analysis struct {
 // timeline is the used buffers of one space that are not LifeRun, with what
 // overlaps in time.
 type timeline struct {
-	ids   []graph.BufID
-	first []int64 // by index into ids: first and last step over all sections laid end to end
-	last  []int64
-	late  []bool  // made from the turn on: see section.turn
-	kept  []bool  // kept from the forward to the backward, or for the update
-	phase []int32 // the only phase that uses it, numbered from 1 over all sections; 0 for several
-	clash bitRows
+	ids       []graph.BufID
+	*overlaps         // by index into ids, as all that follows
+	late      []bool  // made from the turn on: see section.turn
+	kept      []bool  // kept from the forward to the backward, or for the update
+	phase     []int32 // the only phase that uses it, numbered from 1 over all sections; 0 for several
 }
 
 func analyse(p *graph.Program) (*analysis, error) { return analyseOnly(p, true) }
@@ -216,35 +214,48 @@ func analyseOnly(p *graph.Program, clashes bool) (*analysis, error) {
 		a.findBounds()
 		return a, nil
 	}
+	a.findOverlaps(index)
+	a.findBounds()
+	for sp := range graph.NumSpaces {
+		a.findCliques(sp, index)
+	}
+	return a, nil
+}
+
+// findOverlaps fills the timelines of all spaces.
+func (a *analysis) findOverlaps(index []int32) {
+	var ranges [graph.NumSpaces][]ofBuffer
+	var beside [graph.NumSpaces][][]int32
 	for s := range a.spaces {
 		sp := &a.spaces[s]
-		sp.clash = newBitRows(len(sp.ids), len(sp.ids))
+		beside[s] = make([][]int32, len(sp.ids))
 		sp.phase = make([]int32, len(sp.ids))
-		sp.first = make([]int64, len(sp.ids))
-		sp.last = make([]int64, len(sp.ids))
 		sp.late = make([]bool, len(sp.ids))
 		sp.kept = make([]bool, len(sp.ids))
-		for i := range sp.first {
-			sp.first[i], sp.last[i] = -1, -1
-		}
 	}
+	met := make([]bool, len(a.p.Buffers))
 	base, phases := int64(0), int32(1)
+	var cuts []int64
 	for i := range a.sections {
 		sec := &a.sections[i]
-		sec.sweep(&a.spaces, index)
+		for k, step := range sec.trace.Steps {
+			if k == 0 && i > 0 || k > 0 && step.Phase != sec.trace.Steps[k-1].Phase {
+				cuts = append(cuts, base+int64(k))
+			}
+		}
+		sec.sweep(base, &ranges, &beside, index)
 		turn := sec.turn()
 		for i, r := range sec.ranges {
-			sp, k := &a.spaces[p.Buf(r.Buf).Space], index[r.Buf]
-			fresh := sp.first[k] < 0
+			sp, k := &a.spaces[a.p.Buf(r.Buf).Space], index[r.Buf]
+			fresh := !met[r.Buf]
 			if fresh {
-				sp.first[k] = base + int64(r.Steps[0])
+				met[r.Buf] = true
 				sp.late[k] = int(r.Steps[0]) >= turn
 			}
 			from, to := sec.trace.Op(int(r.Steps[0])).Pass, sec.trace.Op(sec.lastStep(int32(i))).Pass
 			if int(r.Steps[0]) < turn && to != graph.Forward || from != graph.Update && to == graph.Update {
 				sp.kept[k] = true
 			}
-			sp.last[k] = max(sp.last[k], base+int64(sec.lastStep(int32(i))))
 			first, last := sec.trace.Steps[r.Steps[0]].Phase, sec.trace.Steps[sec.lastStep(int32(i))].Phase
 			switch phase := phases + first; {
 			case first == last && (fresh || sp.phase[k] == phase):
@@ -256,12 +267,9 @@ func analyseOnly(p *graph.Program, clashes bool) (*analysis, error) {
 		base += int64(len(sec.trace.Steps))
 		phases += int32(len(sec.trace.Section.Phases))
 	}
-	a.findBounds()
-	for sp := range graph.NumSpaces {
-		a.spaces[sp].clash.mirror()
-		a.findCliques(sp, index)
+	for s := range a.spaces {
+		a.spaces[s].overlaps = newOverlaps(len(a.spaces[s].ids), ranges[s], beside[s], cuts)
 	}
-	return a, nil
 }
 
 // report fills the use of one space. Live bytes at the peak are counted by

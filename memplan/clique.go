@@ -2,7 +2,6 @@ package memplan
 
 import (
 	"cmp"
-	mathbits "math/bits"
 	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -29,29 +28,17 @@ func (a *analysis) findCliques(sp graph.Space, index []int32) {
 	var best []int32
 	most := a.bound[sp].bytes
 	var at bound
+	stab := tl.stabber()
+	is := newMarks(len(tl.ids))
 	for _, pt := range a.highPoints(sp) {
 		members := a.aliveAt(sp, pt, index)
-		common := slices.Clone(tl.clash.row(members[0]))
-		for _, i := range members[1:] {
-			for w, bits := range tl.clash.row(i) {
-				common[w] &= bits
-			}
-		}
-		var rest []int32
-		for w, bits := range common {
-			for ; bits != 0; bits &= bits - 1 {
-				rest = append(rest, int32(w<<6+mathbits.TrailingZeros64(bits)))
-			}
-		}
+		rest := tl.besideAll(members, stab, &is)
 		slices.SortStableFunc(rest, func(x, y int32) int { return cmp.Compare(a.p.Buf(tl.ids[y]).Bytes(), a.p.Buf(tl.ids[x]).Bytes()) })
 		total := pt.bytes
 		var added []int32
 		for _, i := range rest {
-			if common[i>>6]>>(i&63)&1 == 0 {
+			if slices.ContainsFunc(added, func(j int32) bool { return !tl.between(i, j) }) {
 				continue
-			}
-			for w, bits := range tl.clash.row(i) {
-				common[w] &= bits
 			}
 			added = append(added, i)
 			total += a.p.Buf(tl.ids[i]).Bytes()
@@ -78,6 +65,25 @@ func (a *analysis) findCliques(sp graph.Space, index []int32) {
 	for c, bytes := range classes {
 		a.classPeak[sp][c] = max(a.classPeak[sp][c], bytes)
 	}
+}
+
+// besideAll returns the buffers that are no members and overlap every member in
+// time, ascending. They are partners of the member that lives shortest, and most of
+// those are members.
+func (o *overlaps) besideAll(members []int32, stab *stabber, is *marks) (list []int32) {
+	short := slices.MinFunc(members, func(i, j int32) int { return cmp.Compare(o.last[i]-o.first[i], o.last[j]-o.first[j]) })
+	is.set(members)
+	o.partners(stab, short, func(j int32) {
+		if is.of[j] == is.now {
+			return
+		}
+		is.of[j] = is.now
+		if !slices.ContainsFunc(members, func(i int32) bool { return !o.between(i, j) }) {
+			list = append(list, j)
+		}
+	})
+	slices.Sort(list)
+	return list
 }
 
 // highPoints returns local maxima of what is alive in a space, resident buffers

@@ -2,7 +2,6 @@ package memplan
 
 import (
 	"cmp"
-	mathbits "math/bits"
 	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -17,30 +16,47 @@ func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64
 	if n == 0 {
 		return nil, 0
 	}
-	pl := &placer{tl: tl, align: make([]int64, n), size: make([]int64, n)}
+	pl := &placer{tl: tl, align: make([]int64, n), size: make([]int64, n), high: make([]bool, n), bound: bound, ceiling: bound + bound/nearBound, extent: -1}
 	defer func() { a.work[sp] = pl.work }()
-	rank := make([]int32, n)
+	steps := slices.Max(tl.last)
 	for i, id := range tl.ids {
-		pl.size[i] = a.p.Buf(id).Bytes()
-		pl.align[i] = a.align[id]
-		rank[i] = int32(i)
+		pl.size[i], pl.align[i] = a.p.Buf(id).Bytes(), a.align[id]
+		tl.kept[i] = tl.kept[i] || pl.duration(int32(i)) > steps/16
+		pl.high[i] = tl.kept[i] && tl.late[i]
 	}
-	dur := func(i int32) int64 { return tl.last[i] - tl.first[i] + 1 }
+	starts, done := pl.tries()
+	if !done {
+		pl.squeak(starts)
+	}
+	return pl.best, pl.extent
+}
+
+// duration is the number of steps from a buffer's first to its last.
+func (pl *placer) duration(i int32) int64 { return pl.tl.last[i] - pl.tl.first[i] + 1 }
+
+// ranking is an order of placing: by the first key that tells two buffers apart,
+// and otherwise by number.
+type ranking struct {
+	fit  fit
+	keys []func(x, y int32) int
+}
+
+// rankings are what is tried. What wins most often comes first. Tight by start is
+// what a good allocator does at run time. By size, the last of a size at the bottom,
+// keeps room for what comes at the end of the backward, where gradients have piled
+// up. From both ends suits steps with many layers, by area programs with few large
+// buffers.
+func (pl *placer) rankings() []ranking {
+	tl := pl.tl
 	bySize := func(x, y int32) int { return cmp.Compare(pl.size[y], pl.size[x]) }
-	byDur := func(x, y int32) int { return cmp.Compare(dur(y), dur(x)) }
+	byDur := func(x, y int32) int { return cmp.Compare(pl.duration(y), pl.duration(x)) }
 	byArea := func(x, y int32) int {
-		return cmp.Compare(float64(pl.size[y])*float64(dur(y)), float64(pl.size[x])*float64(dur(x)))
+		return cmp.Compare(float64(pl.size[y])*float64(pl.duration(y)), float64(pl.size[x])*float64(pl.duration(x)))
 	}
 	byStart := func(x, y int32) int { return cmp.Compare(tl.first[x], tl.first[y]) }
 	byEnd := func(x, y int32) int { return cmp.Compare(tl.last[y], tl.last[x]) }
 	// Of fromBothEnds: what is kept comes first, in the order in which it is made,
 	// so that what stays longest lies outermost. The rest fills the gap.
-	steps := slices.Max(tl.last)
-	pl.high = make([]bool, n)
-	for i := range rank {
-		tl.kept[i] = tl.kept[i] || dur(int32(i)) > steps/16
-		pl.high[i] = tl.kept[i] && tl.late[i]
-	}
 	byKept := func(x, y int32) int {
 		switch {
 		case tl.kept[x] && tl.kept[y]:
@@ -52,71 +68,71 @@ func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64
 		}
 		return 0
 	}
-	pl.ceiling = bound + bound/nearBound
-	// What wins most often comes first. Tight by start is what a good allocator
-	// does at run time. By size, the last of a size at the bottom, keeps room for
-	// what comes at the end of the backward, where gradients have piled up. From
-	// both ends suits steps with many layers, by area programs with few large
-	// buffers.
-	tries := []struct {
-		fit  fit
-		keys []func(x, y int32) int
-	}{
-		{tightest, []func(x, y int32) int{byStart, byDur, bySize}},
-		{lowest, []func(x, y int32) int{bySize, byEnd}},
-		{fromBothEnds, []func(x, y int32) int{byKept, bySize, byStart}},
-		{fromBothEnds, []func(x, y int32) int{byKept, bySize, byEnd}},
-		{lowest, []func(x, y int32) int{bySize, byDur}},
-		{lowest, []func(x, y int32) int{bySize, byStart}},
-		{lowest, []func(x, y int32) int{byArea}},
-		{lowest, []func(x, y int32) int{byStart, byDur, bySize}},
-		{lowest, []func(x, y int32) int{byDur, bySize}},
-		{tightest, []func(x, y int32) int{byEnd, byDur, bySize}},
-		{tightest, []func(x, y int32) int{bySize, byDur}},
+	type keys = []func(x, y int32) int
+	return []ranking{
+		{tightest, keys{byStart, byDur, bySize}},
+		{lowest, keys{bySize, byEnd}},
+		{fromBothEnds, keys{byKept, bySize, byStart}},
+		{fromBothEnds, keys{byKept, bySize, byEnd}},
+		{lowest, keys{bySize, byDur}},
+		{lowest, keys{bySize, byStart}},
+		{lowest, keys{byArea}},
+		{lowest, keys{byStart, byDur, bySize}},
+		{lowest, keys{byDur, bySize}},
+		{tightest, keys{byEnd, byDur, bySize}},
+		{tightest, keys{bySize, byDur}},
 	}
-	type start struct {
-		rank   []int32
-		fit    fit
-		extent int64
+}
+
+// start is a ranked list of all buffers, and how far placing them so reached.
+type start struct {
+	rank   []int32
+	fit    fit
+	extent int64
+}
+
+// tries places by each ranking until the search is over, or returns what the
+// rankings came to.
+func (pl *placer) tries() (starts []start, done bool) {
+	rank := make([]int32, len(pl.size))
+	for i := range rank {
+		rank[i] = int32(i)
 	}
-	var best []int64
-	bestExtent := int64(-1)
-	var starts []start
-	for _, try := range tries {
+	for _, by := range pl.rankings() {
 		slices.SortFunc(rank, func(x, y int32) int {
-			for _, key := range try.keys {
+			for _, key := range by.keys {
 				if c := key(x, y); c != 0 {
 					return c
 				}
 			}
 			return cmp.Compare(x, y)
 		})
-		off, extent := pl.run(rank, try.fit)
-		if bestExtent < 0 || extent < bestExtent {
-			best, bestExtent = off, extent
+		off, extent := pl.run(rank, by.fit)
+		pl.take(off, extent)
+		if pl.content() {
+			return nil, true
 		}
-		starts = append(starts, start{slices.Clone(rank), try.fit, extent})
-		if pl.content(bestExtent, bound) {
-			return best, bestExtent
-		}
+		starts = append(starts, start{slices.Clone(rank), by.fit, extent})
 	}
-	// Squeaky wheel optimization (Joslin and Clements, 1999), from the rankings
-	// that came out best: what ends above the bound moves forward in the ranking,
-	// and all is placed again. How far it moves changes every three rounds, or the
-	// rounds would soon repeat each other.
+	return starts, false
+}
+
+// squeak is squeaky wheel optimization (Joslin and Clements, 1999), from the
+// rankings that came out best: what ends above the bound moves forward in the
+// ranking, and all is placed again. How far it moves changes every three rounds, or
+// the rounds would soon repeat each other.
+func (pl *placer) squeak(starts []start) {
 	pushes := [...][]float64{lowest: {0.5, 0.75, 0, 0.875, 0.25}, tightest: {0.5, 0.75, 0, 0.875, 0.25}, fromBothEnds: {0.97, 0.9, 0.8, 0.95, 0.5}}
 	slices.SortStableFunc(starts, func(x, y start) int { return cmp.Compare(x.extent, y.extent) })
 	for round := range squeakyRounds {
 		for _, s := range starts[:squeakyStarts] {
 			off, extent := pl.run(s.rank, s.fit)
-			if extent < bestExtent {
-				best, bestExtent = off, extent
-			}
-			if pl.content(bestExtent, bound) || pl.work > maxWork {
-				return best, bestExtent
+			pl.take(off, extent)
+			if pl.content() || pl.work > maxWork {
+				return
 			}
 			for k, i := range s.rank {
-				if off[i]+pl.size[i] > bound {
+				if off[i]+pl.size[i] > pl.bound {
 					to := int(float64(k) * pushes[s.fit][round/3%len(pushes[s.fit])])
 					copy(s.rank[to+1:k+1], s.rank[to:k])
 					s.rank[to] = i
@@ -124,7 +140,13 @@ func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64
 			}
 		}
 	}
-	return best, bestExtent
+}
+
+// take keeps the lowest extent, and of equals the first.
+func (pl *placer) take(off []int64, extent int64) {
+	if pl.extent < 0 || extent < pl.extent {
+		pl.best, pl.extent = off, extent
+	}
 }
 
 // How long the search goes on, in pairs of buffers looked at: counted work,
@@ -140,8 +162,8 @@ const (
 )
 
 // content says whether the search is over.
-func (pl *placer) content(extent, bound int64) bool {
-	return float64(extent-bound) <= float64(bound)/nearBound+float64(bound)/1000*float64(pl.work/unitWork)
+func (pl *placer) content() bool {
+	return float64(pl.extent-pl.bound) <= float64(pl.bound)/nearBound+float64(pl.bound)/1000*float64(pl.work/unitWork)
 }
 
 // fit is where a buffer goes of the places that are free.
@@ -169,7 +191,11 @@ type placer struct {
 	group   []int32 // by buffer: see groups
 	placed  []placedGroup
 	order   []int32 // by buffer: its position in this run's order
-	work    int64   // pairs of buffers looked at so far
+	seeker  *seeker // of find
+	// What came out best, and what no extent is below.
+	best          []int64
+	extent, bound int64
+	work          int64 // pairs of buffers looked at so far
 }
 
 // groups sorts buffers by the phase that they are used in, so that a search
@@ -182,10 +208,6 @@ func (tl *timeline) groups() (group []int32, n int) {
 	for _, g := range group {
 		n = max(n, int(g)+1)
 	}
-	mask := newBitRows(n, len(tl.ids))
-	for i, g := range group {
-		mask.row(g)[i>>6] |= 1 << (i & 63)
-	}
 	into := make([]int32, n)
 	for g := range into {
 		into[g] = int32(g)
@@ -196,17 +218,31 @@ func (tl *timeline) groups() (group []int32, n int) {
 		}
 		return g
 	}
-	for i, g := range group {
-		if g == 0 {
-			continue
+	join := func(g, h int32) {
+		if g != 0 && h != 0 {
+			g, h = find(g), find(h)
+			into[max(g, h)] = min(g, h)
 		}
-		own, all := mask.row(g), mask.row(0)
-		for w, bits := range tl.clash.row(int32(i)) {
-			for rest := bits &^ (own[w] | all[w]); rest != 0; rest &= rest - 1 {
-				if a, b := find(g), find(group[w<<6+mathbits.TrailingZeros64(rest)]); a != b {
-					into[max(a, b)] = min(a, b)
-				}
+	}
+	// Ranges that share a step: a sweep that knows how many of each phase run.
+	spans := tl.stabber().span
+	byEnd := slices.Clone(spans)
+	slices.SortFunc(byEnd, func(x, y ofBuffer) int { return cmp.Compare(x.to, y.to) })
+	running := make([]int, n)
+	for _, s := range spans {
+		for ; byEnd[0].to < s.from; byEnd = byEnd[1:] {
+			running[group[byEnd[0].buf]]--
+		}
+		for h, count := range running {
+			if count > 0 {
+				join(group[s.buf], int32(h))
 			}
+		}
+		running[group[s.buf]]++
+	}
+	for i, list := range tl.beside {
+		for _, j := range list {
+			join(group[i], group[j])
 		}
 	}
 	for i, g := range group {
@@ -221,15 +257,27 @@ func (pl *placer) run(rank []int32, how fit) (off []int64, extent int64) {
 		var n int
 		pl.group, n = pl.tl.groups()
 		pl.placed = make([]placedGroup, n)
+		pl.seeker = newSeeker(pl.tl.overlaps)
 	}
 	for g := range pl.placed {
-		pl.placed[g].clear()
+		pl.placed[g].clear(how != tightest)
 	}
 	off, pl.order = make([]int64, len(rank)), make([]int32, len(rank))
 	for k, i := range rank {
 		pl.order[i] = int32(k)
 	}
-	last := pl.lastClash(rank)
+	last := pl.tl.lastOverlap(rank)
+	// Lists of those that nobody asks for from a position on: ending by position, then
+	// from each to the next; −1 ends a list.
+	ending, next := make([]int32, len(rank)), make([]int32, len(rank))
+	for k := range ending {
+		ending[k] = -1
+	}
+	for i, k := range last {
+		if k > pl.order[i] {
+			next[i], ending[k] = ending[k], int32(i)
+		}
+	}
 	var among []*placedGroup
 	for k, i := range rank {
 		own := &pl.placed[pl.group[i]]
@@ -248,55 +296,43 @@ func (pl *placer) run(rank []int32, how fit) (off []int64, extent int64) {
 				where = highest
 			}
 		}
-		at := pl.find(pl.tl.clash.row(i), pl.size[i], pl.align[i], among, where)
+		pl.seeker.start(i, pl.size[i])
+		at := pl.find(pl.align[i], among, where)
 		off[i] = at
 		extent = max(extent, at+pl.size[i])
-		own.add(i, span{at, at + pl.size[i]}, last, int32(k))
+		own.add(at, int32(k))
+		if last[i] > int32(k) {
+			own.insert(i, span{at, at + pl.size[i]}, pl.tl.overlaps)
+		}
+		for j := ending[k]; j >= 0; j = next[j] {
+			pl.placed[pl.group[j]].remove(j, off[j], pl.tl.overlaps)
+		}
 	}
 	return off, extent
 }
 
-// lastClash returns by buffer the last position in rank of one that overlaps it
-// in time, −1 for none: after that nobody asks where it lies.
-func (pl *placer) lastClash(rank []int32) []int32 {
-	last := make([]int32, len(rank))
-	for i := range last {
-		last[i] = -1
-	}
-	seen := make([]uint64, pl.tl.clash.words)
-	for k, i := range slices.Backward(rank) {
-		for w, bits := range pl.tl.clash.row(i) {
-			fresh := bits &^ seen[w]
-			seen[w] |= bits
-			for ; fresh != 0; fresh &= fresh - 1 {
-				last[w<<6+mathbits.TrailingZeros64(fresh)] = int32(k)
-			}
-		}
-	}
-	return last
-}
-
-// find returns the offset for a buffer of the given size and alignment that
-// clashes with those of row, among placed ones. The work that it counts is that of
-// a search through all of them, by offset.
-func (pl *placer) find(row []uint64, size, align int64, among []*placedGroup, where fit) int64 {
+// find returns the offset for the seeker's buffer, of the given alignment, among
+// placed ones. The work that it counts is that of a search through all of them, by
+// offset.
+func (pl *placer) find(align int64, among []*placedGroup, where fit) int64 {
+	q := pl.seeker
+	size := q.size
 	at, gap := int64(-1), int64(-1)
-	free := int64(0) // the lowest aligned offset above all clashing buffers so far
+	free := int64(0) // the lowest aligned offset above all overlapping buffers so far
 	for _, g := range among {
-		g.seek(row, 0)
+		g.begin(q)
 	}
 	for {
-		var low *placedGroup // the one whose next clashing buffer lies lowest
+		var low *placedGroup // the one whose next overlapping buffer lies lowest
 		for _, g := range among {
-			if g.head < len(g.live) && (low == nil || g.span[g.head].lo < low.span[low.head].lo) {
+			if !g.done() && (low == nil || g.at.lo < low.at.lo) {
 				low = g
 			}
 		}
 		if low == nil {
 			break
 		}
-		b := low.span[low.head]
-		switch room := b.lo - free; {
+		switch room := low.at.lo - free; {
 		case room < size:
 		case where == lowest:
 			for _, g := range among {
@@ -304,7 +340,7 @@ func (pl *placer) find(row []uint64, size, align int64, among []*placedGroup, wh
 			}
 			return free
 		case where == highest:
-			if top := (min(b.lo, pl.ceiling) - size) &^ (align - 1); top >= free {
+			if top := (min(low.at.lo, pl.ceiling) - size) &^ (align - 1); top >= free {
 				at = top
 			}
 		case gap < 0 || room < gap:
@@ -313,11 +349,11 @@ func (pl *placer) find(row []uint64, size, align int64, among []*placedGroup, wh
 		if gap == size { // none is tighter
 			break
 		}
-		free = max(free, alignUp(b.hi, align))
-		low.seek(row, low.head+1)
+		free = max(free, alignUp(low.at.hi, align))
+		low.next(q)
 	}
 	for _, g := range among {
-		pl.work += int64(len(g.all))
+		pl.work += int64(g.n)
 	}
 	if top := (pl.ceiling - size) &^ (align - 1); where == highest && top >= free {
 		return top

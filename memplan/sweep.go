@@ -7,16 +7,12 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// sweep puts into the clash rows of every space which of its buffers overlap in
-// time in this section: of each pair into the row of the one whose range starts
-// later (bitRows.mirror completes them). index numbers the buffers of a space.
-//
-// It goes through the ranges by their first steps. A range that runs, its last
-// step still to come, overlaps with whatever starts: those are a set of bits that
-// is or-ed into a row at once, or the pairs of a deep model, a square of its
-// layers, would be visited one by one. Ranges that have ended, but that some step
-// still to come does not know to be over, are few, and looked at singly.
-func (s *section) sweep(spaces *[graph.NumSpaces]timeline, index []int32) {
+// sweep adds this section's ranges to those of every space, base steps after the
+// first section's first, and to beside the pairs of buffers that no event orders:
+// a range that has ended in program order, but that some step still to come does
+// not know to be over, and one that starts. Those that have ended so are few, and
+// looked at singly. index numbers the buffers of a space.
+func (s *section) sweep(base int64, ranges *[graph.NumSpaces][]ofBuffer, beside *[graph.NumSpaces][][]int32, index []int32) {
 	sure := s.sureFrom()
 	byStart, byEnd := make([]int32, len(s.ranges)), make([]int32, len(s.ranges))
 	end := make([]int32, len(s.ranges))
@@ -26,51 +22,31 @@ func (s *section) sweep(spaces *[graph.NumSpaces]timeline, index []int32) {
 	}
 	slices.SortStableFunc(byStart, func(x, y int32) int { return cmp.Compare(s.ranges[x].Steps[0], s.ranges[y].Steps[0]) })
 	slices.SortStableFunc(byEnd, func(x, y int32) int { return cmp.Compare(end[x], end[y]) })
-	type state struct {
-		running []uint64 // bits of buffers with a range that runs
-		count   []int32  // such ranges by buffer
-		ended   []int32  // ranges that not all steps to come know to be over
-	}
-	var open [graph.NumSpaces]state
-	for sp := range open {
-		open[sp] = state{running: make([]uint64, spaces[sp].clash.words), count: make([]int32, len(spaces[sp].ids))}
-	}
+	var ended [graph.NumSpaces][]int32 // ranges that not all steps to come know to be over
 	p := s.trace.Program()
-	place := func(r int32) (*state, *timeline, int32) {
+	place := func(r int32) (sp graph.Space, buf int32) {
 		id := s.ranges[r].Buf
-		sp := p.Buf(id).Space
-		return &open[sp], &spaces[sp], index[id]
+		return p.Buf(id).Space, index[id]
 	}
 	for _, y := range byStart {
 		start := s.ranges[y].Steps[0]
 		for ; end[byEnd[0]] < start; byEnd = byEnd[1:] {
-			o, _, k := place(byEnd[0])
-			if o.count[k]--; o.count[k] == 0 {
-				o.running[k>>6] &^= 1 << (k & 63)
-			}
-			o.ended = append(o.ended, byEnd[0])
+			sp, _ := place(byEnd[0])
+			ended[sp] = append(ended[sp], byEnd[0])
 		}
-		o, tl, k := place(y)
-		row := tl.clash.row(k)
-		for w, bits := range o.running {
-			row[w] |= bits
-		}
-		keep := o.ended[:0]
-		for _, x := range o.ended {
+		sp, k := place(y)
+		ranges[sp] = append(ranges[sp], ofBuffer{steps{base + int64(start), base + int64(end[y])}, k})
+		keep := ended[sp][:0]
+		for _, x := range ended[sp] {
 			if s.isOver(x, &sure[start]) {
 				continue
 			}
 			keep = append(keep, x)
-			if !s.before(x, y) {
-				j := index[s.ranges[x].Buf]
-				row[j>>6] |= 1 << (j & 63)
+			if _, j := place(x); j != k && !s.before(x, y) {
+				beside[sp][k], beside[sp][j] = append(beside[sp][k], j), append(beside[sp][j], k)
 			}
 		}
-		o.ended = keep
-		row[k>>6] &^= 1 << (k & 63)
-		if o.count[k]++; o.count[k] == 1 {
-			o.running[k>>6] |= 1 << (k & 63)
-		}
+		ended[sp] = keep
 	}
 }
 

@@ -1,0 +1,284 @@
+package memplan
+
+import (
+	"cmp"
+	"math/bits"
+	"slices"
+)
+
+// overlaps tells which buffers of a space overlap in time. Two do where a range of
+// one and a range of the other have a step in common, in program order over all
+// sections laid end to end, or where they are beside each other. Deep models have
+// pairs that overlap by the square of their layers, of which nearly all are of the
+// first kind: nothing here has a row for each.
+type overlaps struct {
+	// The ranges of buffer i are span[at[i]:at[i+1]], in program order; of one buffer
+	// they are apart.
+	span []steps
+	at   []int32
+	// By buffer: the lowest and highest step of its ranges, −1 of one without.
+	first, last []int64
+	// By buffer: those that overlap it although their ranges have no step in common,
+	// because the events do not order them. Ascending.
+	beside [][]int32
+	// Phases are told apart: a buffer has ranges in several, but seldom several in
+	// one. Of buffer i and phase e, within[i·phases+e] is the lowest and highest step,
+	// if bit e of in[i] is set; bit e of split[i] says that there are several ranges.
+	phases    int
+	within    []steps
+	in, split []uint64
+
+	whole *stabber // of all ranges; see stabber
+}
+
+// steps is a range of steps, both ends included.
+type steps struct{ from, to int64 }
+
+// ofBuffer is a range with the buffer that it is of.
+type ofBuffer struct {
+	steps
+	buf int32
+}
+
+// mostPhases are told apart; all from there on are one.
+const mostPhases = 64
+
+// newOverlaps takes the ranges of n buffers in any order, and the first steps of
+// all phases but the first one.
+func newOverlaps(n int, ranges []ofBuffer, beside [][]int32, cuts []int64) *overlaps {
+	o := &overlaps{at: make([]int32, n+1), first: make([]int64, n), last: make([]int64, n), beside: beside,
+		in: make([]uint64, n), split: make([]uint64, n)}
+	slices.SortFunc(ranges, func(x, y ofBuffer) int {
+		return cmp.Or(cmp.Compare(x.buf, y.buf), cmp.Compare(x.from, y.from), cmp.Compare(x.to, y.to))
+	})
+	cuts = cuts[:min(len(cuts), mostPhases-1)]
+	o.phases = len(cuts) + 1
+	o.within = make([]steps, n*o.phases)
+	k := 0
+	for i := range n {
+		for ; k < len(ranges) && int(ranges[k].buf) == i; k++ {
+			if end := len(o.span); end > int(o.at[i]) && ranges[k].from <= o.span[end-1].to {
+				o.span[end-1].to = max(o.span[end-1].to, ranges[k].to)
+				continue
+			}
+			o.span = append(o.span, ranges[k].steps)
+		}
+		o.at[i+1] = int32(len(o.span))
+		o.first[i], o.last[i] = -1, -1
+		if own := o.of(int32(i)); len(own) > 0 {
+			o.first[i], o.last[i] = own[0].from, own[len(own)-1].to
+			o.byPhase(i, own, cuts)
+		}
+		slices.Sort(beside[i])
+		beside[i] = slices.Compact(beside[i])
+	}
+	return o
+}
+
+// byPhase divides the ranges of buffer i at the first steps of phases.
+func (o *overlaps) byPhase(i int, own []steps, cuts []int64) {
+	e := 0
+	for _, r := range own {
+		for e < len(cuts) && cuts[e] <= r.from {
+			e++
+		}
+		for part := r; part.from <= r.to; part.from = part.to + 1 {
+			for e < len(cuts) && cuts[e] <= part.from {
+				e++
+			}
+			if part.to = r.to; e < len(cuts) {
+				part.to = min(part.to, cuts[e]-1)
+			}
+			at := &o.within[i*o.phases+e]
+			if o.in[i]>>e&1 == 1 {
+				o.split[i] |= 1 << e
+				at.to = part.to
+			} else {
+				o.in[i] |= 1 << e
+				*at = part
+			}
+		}
+	}
+}
+
+// phase returns the lowest and highest step of buffer i in a phase that it is in.
+func (o *overlaps) phase(i int32, e int) steps { return o.within[int(i)*o.phases+e] }
+
+// of returns the ranges of buffer i.
+func (o *overlaps) of(i int32) []steps { return o.span[o.at[i]:o.at[i+1]] }
+
+// share says whether two buffers have ranges with a step in common.
+func (o *overlaps) share(i, j int32) bool {
+	for both := o.in[i] & o.in[j]; both != 0; both &= both - 1 {
+		e := bits.TrailingZeros64(both)
+		if a, b := o.phase(i, e), o.phase(j, e); a.from <= b.to && b.from <= a.to {
+			if (o.split[i]|o.split[j])>>e&1 == 0 || o.shareSplit(i, j) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// shareSplit is share of buffers with many ranges.
+func (o *overlaps) shareSplit(i, j int32) bool {
+	a, b := o.of(i), o.of(j)
+	if len(a) > len(b) {
+		a, b = b, a
+	}
+	for _, s := range a {
+		k, _ := slices.BinarySearchFunc(b, s.from, func(t steps, from int64) int { return cmp.Compare(t.to, from) })
+		if k < len(b) && b[k].from <= s.to {
+			return true
+		}
+	}
+	return false
+}
+
+// between says whether two different buffers overlap in time.
+func (o *overlaps) between(i, j int32) bool {
+	if o.share(i, j) {
+		return true
+	}
+	_, found := slices.BinarySearch(o.beside[i], j)
+	return found
+}
+
+// stabber finds the ranges that have a step in common with a given one: they lie
+// by first step, in a tree of the highest last step (a priority search tree).
+type stabber struct {
+	span []ofBuffer
+	most []int64 // by node: the highest to of its leaves; −1: none is left
+	size int     // leaves, a power of two
+}
+
+// stabber returns one of all ranges.
+func (o *overlaps) stabber() *stabber {
+	if o.whole == nil {
+		o.whole = newStabber(o)
+	}
+	s := *o.whole
+	s.most = slices.Clone(s.most)
+	return &s
+}
+
+func newStabber(o *overlaps) *stabber {
+	s := &stabber{span: make([]ofBuffer, 0, len(o.span)), size: 1}
+	for i := range o.first {
+		for _, r := range o.of(int32(i)) {
+			s.span = append(s.span, ofBuffer{r, int32(i)})
+		}
+	}
+	slices.SortFunc(s.span, func(x, y ofBuffer) int { return cmp.Or(cmp.Compare(x.from, y.from), cmp.Compare(x.buf, y.buf)) })
+	for s.size < len(s.span) {
+		s.size *= 2
+	}
+	s.most = make([]int64, 2*s.size)
+	for k := range s.most {
+		s.most[k] = -1
+	}
+	for k, r := range s.span {
+		s.most[s.size+k] = r.to
+	}
+	for k := s.size - 1; k > 0; k-- {
+		s.most[k] = max(s.most[2*k], s.most[2*k+1])
+	}
+	return s
+}
+
+// each calls visit with the index of every range left that shares a step with r.
+// visit may drop that one.
+func (s *stabber) each(r steps, visit func(k int)) {
+	end, _ := slices.BinarySearchFunc(s.span, r.to+1, func(x ofBuffer, to int64) int { return cmp.Compare(x.from, to) })
+	s.walk(1, 0, s.size, end, r.from, visit)
+}
+
+func (s *stabber) walk(node, lo, hi, end int, from int64, visit func(k int)) {
+	if lo >= end || s.most[node] < from {
+		return
+	}
+	if hi-lo == 1 {
+		visit(lo)
+		return
+	}
+	mid := (lo + hi) / 2
+	s.walk(2*node, lo, mid, end, from, visit)
+	s.walk(2*node+1, mid, hi, end, from, visit)
+}
+
+// drop takes a range out.
+func (s *stabber) drop(k int) {
+	node := s.size + k
+	s.most[node] = -1
+	for node /= 2; node > 0; node /= 2 {
+		s.most[node] = max(s.most[2*node], s.most[2*node+1])
+	}
+}
+
+// lastOverlap returns by buffer the last position in rank of one that overlaps it
+// in time, −1 for none: after that nobody asks where it lies.
+func (o *overlaps) lastOverlap(rank []int32) []int32 {
+	last := make([]int32, len(rank))
+	for i := range last {
+		last[i] = -1
+	}
+	s := o.stabber()
+	for k, i := range slices.Backward(rank) {
+		for _, r := range o.of(i) {
+			s.each(r, func(at int) {
+				if j := s.span[at].buf; j != i {
+					last[j] = max(last[j], int32(k))
+					s.drop(at)
+				}
+			})
+		}
+		for _, j := range o.beside[i] {
+			last[j] = max(last[j], int32(k))
+		}
+	}
+	return last
+}
+
+// partners calls visit with every buffer that overlaps buffer i, some more than
+// once.
+func (o *overlaps) partners(s *stabber, i int32, visit func(j int32)) {
+	for _, r := range o.of(i) {
+		s.each(r, func(at int) {
+			if j := s.span[at].buf; j != i {
+				visit(j)
+			}
+		})
+	}
+	for _, j := range o.beside[i] {
+		visit(j)
+	}
+}
+
+// rows returns all that overlaps as sets of bits: whatever overlaps a buffer that
+// runs is or-ed into its row at once.
+func (o *overlaps) rows() bitRows {
+	n := len(o.first)
+	m := newBitRows(n, n)
+	running := make([]uint64, m.words)
+	spans := o.stabber().span
+	byEnd := slices.Clone(spans)
+	slices.SortFunc(byEnd, func(x, y ofBuffer) int { return cmp.Compare(x.to, y.to) })
+	for _, s := range spans {
+		for ; byEnd[0].to < s.from; byEnd = byEnd[1:] {
+			j := byEnd[0].buf
+			running[j>>6] &^= 1 << (j & 63)
+		}
+		row := m.row(s.buf)
+		for w, some := range running {
+			row[w] |= some
+		}
+		running[s.buf>>6] |= 1 << (s.buf & 63)
+	}
+	for i, list := range o.beside {
+		for _, j := range list {
+			m.row(int32(i))[j>>6] |= 1 << (j & 63)
+		}
+	}
+	m.mirror()
+	return m
+}
