@@ -123,6 +123,12 @@ type Config struct {
 	// shards over all. Both can be planned; New refuses what cannot run yet.
 	Precision string
 	ShardSize int
+	// Collectives is the algorithm of all-gathers, reduce-scatters and all-reduces of CPU
+	// ranks, a comm/algo.Name; "": auto. All but ring keep the bits.
+	Collectives string
+	// PerHost is how many neighbouring ranks each host has, where every one has as many;
+	// 0: not known. The run finds it out.
+	PerHost int
 	// Reduce is what gradients of a 16-bit precision travel and rest in: "same"
 	// (or "") or "fp32".
 	Reduce string
@@ -212,7 +218,7 @@ func Default() Config {
 	return Config{
 		Init: "random", Steps: 100, Batch: 4, Accum: 1,
 		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Trust: 1e-3,
-		Seed: 1, Prefetch: 1, OnNonFinite: "stop", Precision: "fp32", Reduce: "same", LossScale: dynamicScale, EvalSteps: 10, Device: "cpu", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
+		Seed: 1, Prefetch: 1, OnNonFinite: "stop", Precision: "fp32", Reduce: "same", LossScale: dynamicScale, EvalSteps: 10, Device: "cpu", Collectives: "auto", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
 	}
 }
 
@@ -296,6 +302,7 @@ func (c *Config) Validate() error {
 		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), validScale(c), validInt8(c), atLeast("shard-size", c.ShardSize, 0, "rank"),
 		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, devices),
 		oneOf("on-nonfinite", c.OnNonFinite, nonFinites),
+		validCollectives(c),
 		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0), finite("trust", c.Trust, 0),
 		fraction("beta1", c.Beta1), fraction("beta2", c.Beta2), fraction("dropout", c.Dropout),
 	}

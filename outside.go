@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/spillway-ml/spillway/comm/algo"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload/store"
@@ -41,6 +42,9 @@ func (c *Config) outside(p *plan.Plan) [graph.NumSpaces]int64 {
 	process := processOutside + ranks*rankOutside + ops*(opOutside+ranks*boundOutside)
 	if t := strings.ToLower(c.Tokenizer); t != "" && t != "bytes" {
 		process += tokenizerOutside
+	}
+	if a := c.algorithm(); a != algo.Auto && a != algo.Direct || c.job != nil {
+		process += ranks * algo.ScratchBytes
 	}
 	if c.Trace != "" {
 		process += ranks * streams * exec.TraceBytes(traceSpans)

@@ -28,6 +28,7 @@ type Job struct {
 	Rank, Size int
 	// LocalRanks is how many of the ranks run on this host; 0: nobody says.
 	LocalRanks int
+	LocalRank  int // its place among them
 	Transport  run.Transport
 	// Links are the leader's streams to ranks 1, 2, …; another rank's to the leader.
 	Links []*run.Link
@@ -90,7 +91,7 @@ type assignment struct {
 // hello is what this process says of itself.
 func (j *Job) hello() run.Hello {
 	host, _ := os.Hostname()
-	return run.Hello{Rank: j.Rank, Host: host, Build: buildID(), Kernels: level.Current().String()}
+	return run.Hello{Rank: j.Rank, Host: host, Build: buildID(), Kernels: level.Current().String(), LocalRanks: j.LocalRanks, LocalRank: j.LocalRank}
 }
 
 // buildID tells builds of the program apart: by its version control state, or, of
@@ -138,13 +139,10 @@ func (t *Trainer) lead() error {
 	if j == nil {
 		return nil
 	}
-	a := assignment{Config: t.cfg, Threads: t.cfg.threads()}
-	a.Config.Threads = a.Threads
-	var b bytes.Buffer
-	if err := gob.NewEncoder(&b).Encode(a); err != nil {
-		return fmt.Errorf("send the configuration: %w", err)
-	}
 	self, program := j.hello(), programHash(t.plan)
+	if self.Aligned() {
+		t.cfg.PerHost = self.LocalRanks
+	}
 	for _, l := range j.Links {
 		h, err := l.Welcome()
 		if err != nil {
@@ -153,6 +151,15 @@ func (t *Trainer) lead() error {
 		if diff := self.Differs(h); diff != "" {
 			return errors.New("the processes of a job must be alike: " + diff)
 		}
+		if h.LocalRanks != self.LocalRanks || !h.Aligned() {
+			t.cfg.PerHost = 0
+		}
+	}
+	a := assignment{Config: t.cfg, Threads: t.cfg.threads()}
+	a.Config.Threads = a.Threads
+	var b bytes.Buffer
+	if err := gob.NewEncoder(&b).Encode(a); err != nil {
+		return fmt.Errorf("send the configuration: %w", err)
 	}
 	j.dismiss.Do(func() {}) // from here on they end with their streams
 	for _, l := range j.Links {
@@ -244,7 +251,7 @@ func (t *Trainer) lend(program string, threads int) (err error) {
 
 // setup is what the platform starts with.
 func (t *Trainer) setup() run.Setup {
-	s := run.Setup{Plan: t.plan, Pool: t.pool}
+	s := run.Setup{Plan: t.plan, Pool: t.pool, Collectives: t.cfg.algorithm(), PerHost: t.cfg.perHost()}
 	if t.disk != nil {
 		s.Disk = t.disk.Create
 	}

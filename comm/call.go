@@ -19,6 +19,7 @@ type Call struct {
 	In, Out device.Ptr
 	InPlace bool  // the shard is the rank's part of the full buffer
 	Peer    int   // of a Send or Recv
+	Round   Round // of one round of an algorithm, on Out; nil: a whole operation
 	Sent    int64 // what a run of it counts as: see Stats
 
 	touches []device.Ptr
@@ -62,6 +63,9 @@ func (c *Caller) bind(label string, wrong error, call Call) (device.Kernel, erro
 	call.Sent = RingBytes(call.Sig, c.Index, c.Ranks)
 	if call.Sends() {
 		call.Sent = call.Sig.Bytes
+	}
+	if call.Round != nil {
+		call.Sent = 0 // the whole operation counts
 	}
 	call.InPlace = call.In.Overlaps(call.Out)
 	if wrong == nil {
@@ -127,6 +131,29 @@ func (c *Caller) point(label string, call Call, buf device.Ptr, dtype graph.DTyp
 		err = fmt.Errorf("the peer of rank %d is %d, want another of %d ranks", c.Index, call.Peer, c.Ranks)
 	}
 	return c.bind(label, err, call)
+}
+
+// Move makes elements [At, At+Len) of a vector the sum of what ranks of the group had
+// there before the round, in the order of From; of one rank, a copy.
+type Move struct {
+	At, Len int64
+	From    []int
+}
+
+// Round is what every rank of a group does in one round of an algorithm, by index.
+// Nobody reads in it what another rank writes.
+type Round [][]Move
+
+// Round binds one round of an operation to a vector that every rank has of its own.
+// What it moves does not count as sent: see Stats. name tells rounds apart in
+// signatures.
+func (c *Caller) Round(label string, sig Signature, name string, vector device.Ptr, round Round) (device.Kernel, error) {
+	sig.Round = name
+	err := CheckBuffer(vector, sig.DType)
+	if err == nil && len(round) != c.Ranks {
+		err = fmt.Errorf("a round of %d ranks, want %d", len(round), c.Ranks)
+	}
+	return c.bind(label, err, Call{Sig: sig, Out: vector, Round: round})
 }
 
 // Barrier binds a meeting of all ranks.

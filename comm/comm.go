@@ -92,6 +92,7 @@ type Signature struct {
 	Root       int            // of a broadcast
 	Order      graph.SumOrder // of a reduce-scatter or all-reduce
 	Accumulate bool           // of a reduce-scatter
+	Round      string         // of an algorithm: its name and number; "": the operation as a whole
 }
 
 func (s Signature) String() string {

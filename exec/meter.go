@@ -12,7 +12,7 @@ import (
 
 // CollectiveKinds are the collectives that a program has, in the order of
 // Usage.Collectives.
-var CollectiveKinds = [...]graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce}
+var CollectiveKinds = [...]graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll}
 
 // Usage is what a rank's collectives took so far, where Config.Meter asks for it.
 type Usage struct {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/algo"
 	"github.com/spillway-ml/spillway/comm/inproc"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
@@ -97,6 +98,10 @@ type Setup struct {
 	Disk func(rank int, bytes int64, initial byte) (device.Disk, error)
 	// Failed is told the error that ends a job over processes; nil: nobody is.
 	Failed func(error)
+	// Collectives is the algorithm of collectives, "": auto; PerHost how many neighbouring
+	// ranks each host has, 0: nobody knows.
+	Collectives algo.Name
+	PerHost     int
 }
 
 // NewPlatform opens the device that o names.
@@ -126,8 +131,10 @@ type cpuPlatform struct {
 	world interface {
 		Groups(rank int) (map[int]comm.Group, error)
 	}
-	joined Joined // nil: one process
-	lib    kernels.Library
+	joined  Joined // nil: one process
+	setup   Setup
+	scratch []*cpu.Context // memory of the ranks' algorithms
+	lib     kernels.Library
 }
 
 func (c *cpuPlatform) GPU() *gpus.GPU           { return nil }
@@ -144,6 +151,10 @@ func (c *cpuPlatform) Start(s Setup) (err error) {
 		c.opt.Checker = cpu.NewChecker()
 	}
 	c.lib = kernelscpu.New(s.Pool)
+	c.setup = s
+	if err := s.checkCollectives(c.o.World.Size); err != nil {
+		return err
+	}
 	if c.o.Transport == nil {
 		c.world, err = inproc.New(s.Plan.Program.Mesh, inproc.Options{Timeout: c.o.Timeout})
 		return err
@@ -159,12 +170,16 @@ func (c *cpuPlatform) Start(s Setup) (err error) {
 }
 
 func (c *cpuPlatform) Close() error {
-	if c.joined == nil {
-		return nil
+	var errs []error
+	for _, s := range c.scratch {
+		errs = append(errs, s.Close())
 	}
-	err := c.joined.Close()
-	c.joined = nil
-	return err
+	c.scratch = nil
+	if c.joined != nil {
+		errs = append(errs, c.joined.Close())
+		c.joined = nil
+	}
+	return errors.Join(errs...)
 }
 
 func (c *cpuPlatform) Rank(i int) (device.Context, map[int]comm.Group, error) {
@@ -175,6 +190,9 @@ func (c *cpuPlatform) Rank(i int) (device.Context, map[int]comm.Group, error) {
 	opt := c.opt
 	if c.joined != nil {
 		opt.Map = c.joined.Map(i)
+	}
+	if err := c.wrap(i, opt, groups); err != nil {
+		return nil, nil, err
 	}
 	return cpu.New(i, opt), groups, nil
 }

@@ -199,7 +199,14 @@ type Hello struct {
 	Host    string
 	Build   string // of the program
 	Kernels string // level of the CPU's kernels
+	// LocalRanks is how many ranks its host has, LocalRank its place among them; 0 of 0
+	// where nobody says.
+	LocalRanks, LocalRank int
 }
+
+// Aligned tells whether the ranks of its host are neighbours that begin at a multiple
+// of their number.
+func (h Hello) Aligned() bool { return h.LocalRanks > 0 && h.Rank%h.LocalRanks == h.LocalRank }
 
 // Differs says what keeps two processes from running one job; "" for nothing.
 func (h Hello) Differs(o Hello) string {

@@ -35,7 +35,8 @@ func TestMPIGivesTheBitsOfOneProcess(t *testing.T) {
 				dir := t.TempDir()
 				args := tinyWith(strings.Fields(flags)...)
 				one, many := filepath.Join(dir, "one.jsonl"), filepath.Join(dir, "many.jsonl")
-				p := mpirun(t, launcher, n, append(args, "--metrics", many)...)
+				how := map[int]string{2: "tree", 3: "auto", 4: "halving-doubling"}[n]
+				p := mpirun(t, launcher, n, append(args, "--metrics", many, "--collectives", how)...)
 				require.Zero(t, p.end(t), p.errs.String())
 				p = start(t, append(args, "--ranks", strconv.Itoa(n), "--metrics", one)...)
 				require.Zero(t, p.end(t), p.errs.String())

@@ -74,7 +74,7 @@ func (p *place) threads(asked int) int {
 // join meets the other processes.
 func (p *place) join() (err error) {
 	var conns []io.ReadWriteCloser
-	j := &spillway.Job{Rank: p.env.Rank, Size: p.env.World, LocalRanks: p.env.LocalWorld}
+	j := &spillway.Job{Rank: p.env.Rank, Size: p.env.World, LocalRanks: p.env.LocalWorld, LocalRank: p.env.LocalRank}
 	switch p.transport {
 	case cluster.SHM:
 		var memory *shm.Job

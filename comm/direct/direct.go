@@ -46,6 +46,10 @@ func New(c comm.Call, rank, size int) (*Mover, Operands, error) {
 		}
 		*x.mem = b
 	}
+	if c.Round != nil {
+		err := m.bindRound()
+		return m, own, err
+	}
 	var err error
 	switch c.Sig.Op {
 	case comm.AllGather:

@@ -3,6 +3,7 @@ package mpi
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/spillway-ml/spillway/comm"
@@ -77,6 +78,7 @@ type kernel struct {
 	text  string
 	ranks []int // who takes part, by index
 	at    int   // this rank among them
+	with  []int // of a round: whom this rank meets, by index
 	list  []transfer
 	srcs  [][]byte
 }
@@ -102,6 +104,9 @@ func (m *member) bind(c comm.Call) (device.Kernel, error) {
 			return nil, err
 		}
 		*x.mem, k.own = b, x.p
+	}
+	if c.Round != nil {
+		k.with = partners(c.Round, m.Index)
 	}
 	if c.Sig.Op == comm.ReduceScatter || c.Sig.Op == comm.AllReduce {
 		var err error
@@ -176,14 +181,14 @@ func (k *kernel) writeHeader(b []byte) {
 	if k.Sig.Op == comm.SendRecv {
 		call = 0
 	}
-	for i, v := range []uint64{call, uint64(op), uint64(k.Sig.DType), uint64(k.Sig.Bytes), uint64(k.Sig.Root), flags} {
+	for i, v := range []uint64{call, uint64(op), uint64(k.Sig.DType), uint64(k.Sig.Bytes), uint64(k.Sig.Root) | uint64(roundMark(k.Sig.Round))<<32, flags} {
 		binary.LittleEndian.PutUint64(b[8*i:], v)
 	}
 }
 
 func readHeader(b []byte) (call uint64, s comm.Signature) {
 	v := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
-	return v(0), comm.Signature{Op: operations[v(1)%uint64(len(operations))], DType: graph.DType(v(2)), Bytes: int64(v(3)), Root: int(v(4)), Order: graph.SumOrder(v(5) >> 1), Accumulate: v(5)&1 != 0}
+	return v(0), comm.Signature{Op: operations[v(1)%uint64(len(operations))], DType: graph.DType(v(2)), Bytes: int64(v(3)), Root: int(uint32(v(4))), Order: graph.SumOrder(v(5) >> 1), Accumulate: v(5)&1 != 0}
 }
 
 // meet swaps headers with every other rank of the operation, and compares.
@@ -197,7 +202,7 @@ func (k *kernel) meet() error {
 	k.writeHeader(own)
 	k.list = k.list[:0]
 	for i, r := range k.ranks {
-		if i != k.at {
+		if k.meets(i) {
 			k.list = append(k.list, transfer{peer: r, tag: tag, mem: theirs(i)}, transfer{send: true, peer: r, tag: tag, mem: own})
 		}
 	}
@@ -205,7 +210,7 @@ func (k *kernel) meet() error {
 		return m.world.failed(k, err)
 	}
 	for i, r := range k.ranks {
-		if i == k.at || string(theirs(i)) == string(own) {
+		if !k.meets(i) || string(theirs(i)) == string(own) {
 			continue
 		}
 		call, sig := readHeader(theirs(i))
@@ -213,6 +218,11 @@ func (k *kernel) meet() error {
 			m.World, k.Sig, k.Name, m.calls, r, sig, call))
 	}
 	return nil
+}
+
+// meets tells whether the rank swaps headers with another.
+func (k *kernel) meets(i int) bool {
+	return i != k.at && (k.Round == nil || slices.Contains(k.with, i))
 }
 
 // all runs an exchange with every other rank: recv and send give the memory of a
@@ -240,6 +250,9 @@ func none(int) []byte { return nil }
 // move moves the bytes of the operation, and returns what the rank loaded and
 // stored of its own memory.
 func (k *kernel) move() (read, written int64, err error) {
+	if k.Round != nil {
+		return k.moveRound()
+	}
 	w, self := len(k.ranks), k.at
 	part := func(b []byte, i int) []byte { n := len(b) / w; return b[i*n : (i+1)*n] }
 	switch k.Sig.Op {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/algo/algotest"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
@@ -133,7 +134,8 @@ func (r *rank) allReduce(n int64) error {
 }
 
 var parts = map[string]func(*rank) error{
-	"bits": bits,
+	"bits":       bits,
+	"algorithms": func(r *rank) error { return algotest.Check(r.g, r.arena, r.stream) },
 	"mesh": func(r *rank) error {
 		groups, err := r.world.Groups(r.world.rank)
 		if err != nil {
@@ -341,7 +343,7 @@ func TestOverMPI(t *testing.T) {
 				require.NoError(t, err, out)
 			})
 		}
-		for part, n := range map[string]int{"mesh": 4, "stream": 2, "pieces": 3} {
+		for part, n := range map[string]int{"mesh": 4, "stream": 2, "pieces": 3, "algorithms": 4} {
 			t.Run(fmt.Sprint(launcher, "/", part), func(t *testing.T) {
 				out, err := mpirun(t, launcher, n, part)
 				require.NoError(t, err, out)

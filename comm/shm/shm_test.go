@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/algo/algotest"
 	"github.com/spillway-ml/spillway/comm/shm"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
@@ -127,7 +128,8 @@ func (r *rank) allReduce(n int64) error {
 }
 
 var parts = map[string]func(*rank) error{
-	"bits": bits,
+	"bits":       bits,
+	"algorithms": func(r *rank) error { return algotest.Check(r.g, r.arena, r.stream) },
 	"mesh": func(r *rank) error {
 		for axis := range 2 {
 			g, err := r.world.Group(r.ctx.Rank(), axis)
@@ -363,6 +365,15 @@ func TestProcessesGiveTheBitsOfTheDefinition(t *testing.T) {
 			}
 			require.Empty(t, j.shm.Failure())
 		})
+	}
+}
+
+func TestAlgorithmsKeepTheBits(t *testing.T) {
+	for _, world := range []int{3, 4} {
+		j := start(t, world, "algorithms", time.Minute)
+		for r := range world {
+			require.Equal(t, "done", j.rest(r), "rank %d", r)
+		}
 	}
 }
 

@@ -378,6 +378,6 @@ func (w *World) view(rank int, o operand) ([]byte, error) {
 // hash of a signature, equal where operations agree.
 func hash(s comm.Signature) uint64 {
 	h := fnv.New64a()
-	fmt.Fprintf(h, "%s %d %d %d %d %v", s.Op, s.Bytes, s.DType, s.Root, s.Order, s.Accumulate)
+	fmt.Fprintf(h, "%s %d %d %d %d %v %s", s.Op, s.Bytes, s.DType, s.Root, s.Order, s.Accumulate, s.Round)
 	return h.Sum64()
 }

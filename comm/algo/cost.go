@@ -1,0 +1,87 @@
+package algo
+
+import (
+	"sync"
+	"time"
+
+	"github.com/spillway-ml/spillway/comm"
+)
+
+// Link is what a message between two ranks costs: Latency + bytes × PerByte.
+type Link struct {
+	Latency time.Duration
+	PerByte time.Duration // of 1 MiB, to have a whole number
+}
+
+// Cluster is a link of tens of microseconds and about 1 GB/s, as MPI over Ethernet has
+// it, and progress by polling: what Auto reckons with where messages are sent.
+var Cluster = Link{Latency: 30 * time.Microsecond, PerByte: time.Millisecond}
+
+// Seconds is what an algorithm is reckoned to take: each round as long as its rank with
+// the most to receive, a message for each rank that it receives from.
+func (l Link) Seconds(a Name, op comm.Op, ranks, perHost int, bytes int64) (float64, error) {
+	perByte := l.PerByte.Seconds() / (1 << 20)
+	if a == Direct {
+		w := float64(ranks)
+		one := (w-1)*l.Latency.Seconds() + float64(bytes)*(w-1)/w*perByte
+		if op == comm.AllReduce {
+			one *= 2
+		}
+		return one, nil
+	}
+	n := bytes / int64(ranks) * int64(ranks)
+	rounds, err := Rounds(a, op, ranks, perHost, n)
+	if err != nil {
+		return 0, err
+	}
+	sum := 0.0
+	for _, round := range rounds {
+		longest := 0.0
+		for r, moves := range round {
+			from, got := map[int]bool{}, int64(0)
+			for _, m := range moves {
+				for _, f := range m.From {
+					if f != r {
+						from[f] = true
+						got += m.Len
+					}
+				}
+			}
+			longest = max(longest, float64(len(from))*l.Latency.Seconds()+float64(got)*perByte)
+		}
+		sum += longest
+	}
+	return sum, nil
+}
+
+type asked struct {
+	l              Link
+	op             comm.Op
+	ranks, perHost int
+	log            int
+}
+
+var best sync.Map // of asked: Name
+
+// Best is the algorithm of one bracketing that is reckoned to be fastest: the same on
+// every rank, by the size's power of two.
+func (l Link) Best(op comm.Op, ranks, perHost int, bytes int64) Name {
+	key := asked{l, op, ranks, perHost, 0}
+	for bytes>>key.log > 1 {
+		key.log++
+	}
+	if a, ok := best.Load(key); ok {
+		return a.(Name)
+	}
+	found, least := Direct, -1.0
+	for _, a := range []Name{Direct, Tree, Halving, Hierarchical, Server} {
+		if a == Hierarchical && perHost < 2 {
+			continue
+		}
+		if s, err := l.Seconds(a, op, ranks, perHost, 1<<key.log); err == nil && (least < 0 || s < least) {
+			found, least = a, s
+		}
+	}
+	best.Store(key, found)
+	return found
+}

@@ -1,0 +1,87 @@
+package algo_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/algo"
+	"github.com/spillway-ml/spillway/comm/algo/algotest"
+	"github.com/spillway-ml/spillway/comm/inproc"
+	"github.com/spillway-ml/spillway/comm/null"
+	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// All algorithms of one bracketing give inproc's bits, at any number of ranks.
+func TestBitsOfOneProcess(t *testing.T) {
+	for ranks := 1; ranks <= 8; ranks++ {
+		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
+			w, err := inproc.New([]graph.Axis{{Name: "data", Size: ranks}}, inproc.Options{})
+			require.NoError(t, err)
+			ends := make(chan error)
+			for r := range ranks {
+				go func() { ends <- check(w, r) }()
+			}
+			for range ranks {
+				require.NoError(t, <-ends)
+			}
+		})
+	}
+}
+
+func check(w *inproc.World, r int) error {
+	g, err := w.Group(r, -1)
+	if err != nil {
+		return err
+	}
+	ctx := cpu.New(r, cpu.Options{})
+	g.OnError(ctx.Abort)
+	ctx.OnError(g.Abort)
+	arena, err := ctx.Alloc(graph.Device, algotest.ArenaBytes)
+	if err != nil {
+		return err
+	}
+	s, err := ctx.NewStream(graph.Comm)
+	if err == nil {
+		err = algotest.Check(g, arena, s)
+	}
+	if err != nil {
+		g.Abort(err)
+	}
+	return errors.Join(err, ctx.Close())
+}
+
+func TestWrap(t *testing.T) {
+	g, err := inproc.New([]graph.Axis{{Name: "data", Size: 2}}, inproc.Options{})
+	require.NoError(t, err)
+	own, err := g.Group(0, -1)
+	require.NoError(t, err)
+	for _, o := range []algo.Options{{}, {Algorithm: algo.Direct}, {Algorithm: algo.Auto}} {
+		w, err := algo.Wrap(own, o)
+		require.NoError(t, err)
+		require.Same(t, own, w, "the transport's own way")
+	}
+	_, err = algo.Wrap(struct{ comm.Group }{&null.Group{}}, algo.Options{Algorithm: algo.Tree})
+	require.ErrorContains(t, err, "--collectives tree")
+}
+
+// Auto takes few rounds for few bytes and few bytes for many, and never the ring.
+func TestBest(t *testing.T) {
+	small := algo.Cluster.Best(comm.AllReduce, 64, 1, 64)
+	require.Contains(t, []algo.Name{algo.Tree, algo.Halving, algo.Server}, small)
+	for _, ranks := range []int{2, 3, 5, 8, 16} {
+		for log := range 28 {
+			a := algo.Cluster.Best(comm.AllReduce, ranks, 1, 1<<log)
+			require.NotEqual(t, algo.Ring, a)
+			mine, err := algo.Cluster.Seconds(a, comm.AllReduce, ranks, 1, 1<<log)
+			require.NoError(t, err)
+			direct, err := algo.Cluster.Seconds(algo.Direct, comm.AllReduce, ranks, 1, 1<<log)
+			require.NoError(t, err)
+			require.LessOrEqual(t, mine, direct)
+		}
+	}
+}

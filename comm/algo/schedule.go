@@ -1,0 +1,495 @@
+// Package algo has the algorithms of collectives, as data: an operation is rounds,
+// and in a round each rank makes ranges of its vector the sums, or copies, of what
+// ranks had there before the round. Transports carry rounds out (comm.Caller.Round);
+// nothing here moves a byte.
+//
+// All but Ring add in the bracketing of comm.Adder, so that which of them runs changes
+// no bits.
+package algo
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spillway-ml/spillway/comm"
+)
+
+// Name of an algorithm.
+type Name string
+
+// Algorithms. W ranks, n bytes of the whole buffer; what a rank receives in an
+// all-reduce, and in how many rounds.
+const (
+	// Auto chooses among those of one bracketing, by size and number of ranks.
+	Auto Name = "auto"
+	// Direct: each rank reads its share from all others and adds it, then all shares:
+	// 2n(W−1)/W in 2 rounds of W−1 messages. It is the transports' own.
+	Direct Name = "direct"
+	// Tree: a binary tree over the ranks, up and down: n·log2 W on the way up at rank 0,
+	// n at the others on the way down, 2⌈log2 W⌉ rounds of one message. Least for few
+	// bytes and many ranks.
+	Tree Name = "tree"
+	// Halving is recursive halving and doubling (Rabenseifner 2004): 2n(W−1)/W in
+	// 2·log2 W rounds of one message where W is a power of two. Otherwise the blocks of
+	// W's binary digits halve by themselves, are added from the last to the first, and
+	// ranks beyond the first block fetch the whole result.
+	Halving Name = "halving-doubling"
+	// Hierarchical halves within each host, then across hosts, where each of a host's
+	// ranks has its own part: between hosts go 2n/L·(H−1)/H for a rank, of L ranks on
+	// each of H hosts.
+	Hierarchical Name = "hierarchical"
+	// Ring (Patarasu and Yuan 2009): 2n(W−1)/W in 2(W−1) rounds of one message. The sum
+	// of each part begins at another rank: its bits are its own.
+	Ring Name = "ring"
+	// Server is a synchronous sharded parameter server (Li and others 2014): S = ⌈W/2⌉
+	// ranks, spread over all, hold a share each; the others push theirs, and pull the
+	// result: n(W−1)/S and then n(S−1)/S at a server, n at the others, in 2 rounds.
+	Server Name = "server"
+)
+
+// Names are all algorithms, Auto first.
+var Names = []Name{Auto, Direct, Tree, Halving, Hierarchical, Ring, Server}
+
+// Parse returns the algorithm of a name, in any case.
+func Parse(s string) (Name, error) {
+	var list []string
+	for _, n := range Names {
+		if strings.EqualFold(s, string(n)) {
+			return n, nil
+		}
+		list = append(list, string(n))
+	}
+	return "", fmt.Errorf("%.80q: want %s", s, strings.Join(list, ", "))
+}
+
+// Rounds is a collective over ranks as rounds. The vector has n elements; for
+// AllGather and ReduceScatter n is a multiple of ranks, and rank i's part is the i-th.
+// perHost is how many neighbouring ranks share a host, for Hierarchical: a power of two
+// that divides ranks, or 1.
+//
+// After AllReduce every rank has the whole sum, after ReduceScatter at least its own
+// part of it (what else it holds is not of use), after AllGather all parts.
+func Rounds(a Name, op comm.Op, ranks, perHost int, n int64) ([]comm.Round, error) {
+	s := &schedule{ranks: ranks, n: n}
+	if ranks == 1 {
+		return nil, nil
+	}
+	if perHost < 1 || ranks%perHost != 0 || perHost&(perHost-1) != 0 {
+		return nil, fmt.Errorf("%d of %d ranks on a host: want a power of two that divides them", perHost, ranks)
+	}
+	switch op {
+	case comm.AllReduce, comm.ReduceScatter:
+		if !s.reduce(a, perHost) {
+			return nil, fmt.Errorf("%s has no rounds", a)
+		}
+	case comm.AllGather:
+		for r := range ranks {
+			s.have = append(s.have, []span{s.part(r)})
+		}
+	default:
+		return nil, fmt.Errorf("%s has no rounds", op)
+	}
+	if op == comm.ReduceScatter {
+		s.scatter()
+		return s.rounds, nil
+	}
+	if !s.spread(a, perHost) {
+		return nil, fmt.Errorf("%s has no rounds", a)
+	}
+	return s.rounds, nil
+}
+
+// span is the elements [lo, hi) of the vector.
+type span struct{ lo, hi int64 }
+
+func (s span) and(o span) span { return span{max(s.lo, o.lo), min(s.hi, o.hi)} }
+func (s span) empty() bool     { return s.lo >= s.hi }
+
+// schedule is rounds in the making.
+type schedule struct {
+	ranks  int
+	n      int64
+	rounds []comm.Round
+	have   [][]span // by rank: what it has of the result
+}
+
+func (s *schedule) part(i int) span {
+	w := int64(s.ranks)
+	return span{s.n * int64(i) / w, s.n * int64(i+1) / w}
+}
+
+// at returns round i, which exists afterwards.
+func (s *schedule) at(i int) comm.Round {
+	for len(s.rounds) <= i {
+		s.rounds = append(s.rounds, make(comm.Round, s.ranks))
+	}
+	return s.rounds[i]
+}
+
+// add has a rank make a range the sum of what ranks have there, in their order.
+func (s *schedule) add(round, rank int, r span, from ...int) {
+	if !r.empty() {
+		t := s.at(round)
+		t[rank] = append(t[rank], comm.Move{At: r.lo, Len: r.hi - r.lo, From: from})
+	}
+}
+
+// fetch has a rank copy what it lacks of the result from one that has it.
+func (s *schedule) fetch(round, rank, from int, what []span) {
+	for _, r := range what {
+		for _, m := range lacks(s.have[rank], r) {
+			s.add(round, rank, m, from)
+		}
+	}
+}
+
+// lacks returns what of r is not in have.
+func lacks(have []span, r span) []span {
+	rest := []span{r}
+	for _, h := range have {
+		var next []span
+		for _, x := range rest {
+			if h.and(x).empty() {
+				next = append(next, x)
+				continue
+			}
+			for _, y := range []span{{x.lo, h.lo}, {h.hi, x.hi}} {
+				if !y.empty() {
+					next = append(next, y)
+				}
+			}
+		}
+		rest = next
+	}
+	return rest
+}
+
+// reduce makes the sum; have says who holds which part of it.
+func (s *schedule) reduce(a Name, perHost int) bool {
+	s.have = make([][]span, s.ranks)
+	all := span{0, s.n}
+	switch a {
+	case Tree:
+		s.up(0, s.ranks, func(round, to, from int) { s.add(round, to, all, to, from) })
+		s.have[0] = []span{all}
+	case Halving:
+		s.hold(s.halve(0, ascending(s.ranks), all))
+	case Hierarchical:
+		hosts := s.ranks / perHost
+		regions := map[int]span{}
+		for h := range hosts {
+			for r, region := range s.halveBlock(0, ascending(s.ranks)[h*perHost:(h+1)*perHost], all) {
+				regions[r] = region
+			}
+		}
+		next := len(s.rounds)
+		for l := range perHost {
+			across := make([]int, hosts)
+			for h := range across {
+				across[h] = h*perHost + l
+			}
+			s.hold(s.halve(next, across, regions[l]))
+		}
+	case Ring:
+		for k := range s.ranks - 1 {
+			for r := range s.ranks {
+				prev := (r + s.ranks - 1) % s.ranks
+				s.add(k, r, s.part((r+s.ranks-k-1)%s.ranks), prev, r)
+			}
+		}
+		for r := range s.ranks {
+			s.have[r] = []span{s.part((r + 1) % s.ranks)}
+		}
+	case Server:
+		for i, rank := range s.servers() {
+			s.add(0, rank, s.share(i), ascending(s.ranks)...)
+			s.have[rank] = []span{s.share(i)}
+		}
+	default:
+		return false
+	}
+	return true
+}
+
+func (s *schedule) hold(regions map[int]span) {
+	for r, region := range regions {
+		if !region.empty() {
+			s.have[r] = append(s.have[r], region)
+		}
+	}
+}
+
+func ascending(n int) []int {
+	list := make([]int, n)
+	for i := range list {
+		list[i] = i
+	}
+	return list
+}
+
+// below is the largest power of two below n, from 2.
+func below(n int) int {
+	p := 1
+	for 2*p < n {
+		p *= 2
+	}
+	return p
+}
+
+// up visits the tree of comm.Adder over ranks [lo, lo+n), leaves first: in a round, to
+// takes the sum of the subtree that begins at from. It returns the round after.
+func (s *schedule) up(lo, n int, visit func(round, to, from int)) int {
+	if n == 1 {
+		return 0
+	}
+	p := below(n)
+	round := max(s.up(lo, p, visit), s.up(lo+p, n-p, visit))
+	visit(round, lo, lo+p)
+	return round + 1
+}
+
+// halve sums a region over ranks, which are in the tree's order and whose sums nest as
+// the tree's, and returns which of it each of the first block holds.
+func (s *schedule) halve(round int, ranks []int, all span) map[int]span {
+	var blocks []map[int]span
+	next := round
+	for rest := ranks; len(rest) > 0; {
+		p := 1
+		for 2*p <= len(rest) {
+			p *= 2
+		}
+		blocks = append(blocks, s.halveBlock(round, rest[:p], all))
+		next = max(next, round+log2(p))
+		rest = rest[p:]
+	}
+	// The tree's sum is first + (second + (third …)): from the last block on.
+	for b := len(blocks) - 2; b >= 0; b-- {
+		for r, region := range blocks[b] {
+			for from, other := range blocks[b+1] {
+				s.add(next, r, region.and(other), r, from)
+			}
+		}
+		next++
+	}
+	return blocks[0]
+}
+
+func log2(p int) (n int) {
+	for ; p > 1; p /= 2 {
+		n++
+	}
+	return n
+}
+
+// halveBlock is halve of a power of two of ranks: neighbours first, as the tree adds.
+func (s *schedule) halveBlock(round int, ranks []int, all span) map[int]span {
+	region := make([]span, len(ranks))
+	for i := range region {
+		region[i] = all
+	}
+	for d := 1; d < len(ranks); d *= 2 {
+		for i, r := range ranks {
+			mid := region[i].lo + (region[i].hi-region[i].lo)/2
+			if i&d == 0 {
+				region[i].hi = mid
+			} else {
+				region[i].lo = mid
+			}
+			s.add(round, r, region[i], ranks[i&^d], ranks[i|d])
+		}
+		round++
+	}
+	of := map[int]span{}
+	for i, r := range ranks {
+		of[r] = region[i]
+	}
+	return of
+}
+
+// servers are the ranks that hold shares: every second one.
+func (s *schedule) servers() (list []int) {
+	for r := 0; r < s.ranks; r += 2 {
+		list = append(list, r)
+	}
+	return list
+}
+
+func (s *schedule) share(i int) span {
+	k := int64(len(s.servers()))
+	return span{s.n * int64(i) / k, s.n * int64(i+1) / k}
+}
+
+// scatter gives every rank its part, from those who hold it.
+func (s *schedule) scatter() {
+	round := len(s.rounds)
+	for r := range s.ranks {
+		for from, what := range s.have {
+			for _, h := range what {
+				if x := h.and(s.part(r)); !x.empty() && from != r {
+					s.add(round, r, x, from)
+				}
+			}
+		}
+	}
+}
+
+// spread gives everybody the whole result.
+func (s *schedule) spread(a Name, perHost int) bool {
+	switch a {
+	case Tree:
+		s.spreadTree()
+	case Halving:
+		s.double(ascending(s.ranks))
+	case Hierarchical:
+		s.spreadHosts(perHost)
+	case Ring:
+		s.spreadRing()
+	case Server:
+		s.spreadServers()
+	default:
+		return false
+	}
+	return true
+}
+
+// spreadTree brings what ranks have to rank 0, and down from there.
+func (s *schedule) spreadTree() {
+	first := len(s.rounds)
+	type edge struct{ round, to, from int }
+	var edges []edge
+	depth := s.up(0, s.ranks, func(round, to, from int) { edges = append(edges, edge{round, to, from}) })
+	for round := range depth {
+		for _, e := range edges {
+			if e.round == round && len(s.have[e.from]) > 0 {
+				s.fetch(first+round, e.to, e.from, s.have[e.from])
+			}
+		}
+		for _, e := range edges {
+			if e.round == round {
+				s.have[e.to] = join(s.have[e.to], s.have[e.from])
+			}
+		}
+	}
+	first = len(s.rounds)
+	for _, e := range edges {
+		s.fetch(first+depth-1-e.round, e.from, e.to, []span{{0, s.n}})
+	}
+}
+
+// join is both lists, in order, neighbours made one.
+func join(a, b []span) (list []span) {
+	all := slices.Concat(a, b)
+	slices.SortFunc(all, func(x, y span) int { return int(min(max(x.lo-y.lo, -1), 1)) })
+	for _, x := range all {
+		if n := len(list); n > 0 && x.lo <= list[n-1].hi {
+			list[n-1].hi = max(list[n-1].hi, x.hi)
+			continue
+		}
+		list = append(list, x)
+	}
+	return list
+}
+
+// double gives each of ranks what all of them have: by recursive doubling in the
+// largest power of two of them, of which each first fetches what one beyond has; those
+// fetch all at the end.
+func (s *schedule) double(ranks []int) { s.doubleAll([][]int{ranks}) }
+
+// doubleAll is double of groups of one size, at once.
+func (s *schedule) doubleAll(groups [][]int) {
+	size := len(groups[0])
+	p := 1
+	for 2*p <= size {
+		p *= 2
+	}
+	step := func(pairs func(ranks []int) [][2]int) { // to, from
+		round := len(s.rounds)
+		after := slices.Clone(s.have)
+		for _, ranks := range groups {
+			for _, e := range pairs(ranks) {
+				s.fetch(round, e[0], e[1], s.have[e[1]])
+				after[e[0]] = join(after[e[0]], s.have[e[1]])
+			}
+		}
+		s.have = after
+	}
+	step(func(ranks []int) (list [][2]int) {
+		for i := p; i < size; i++ {
+			list = append(list, [2]int{ranks[i-p], ranks[i]})
+		}
+		return list
+	})
+	for d := p / 2; d > 0; d /= 2 {
+		step(func(ranks []int) (list [][2]int) {
+			for i := range p {
+				list = append(list, [2]int{ranks[i], ranks[i^d]})
+			}
+			return list
+		})
+	}
+	step(func(ranks []int) (list [][2]int) {
+		for i := p; i < size; i++ {
+			list = append(list, [2]int{ranks[i], ranks[i-p]})
+		}
+		return list
+	})
+}
+
+// spreadHosts doubles across hosts, then within each.
+func (s *schedule) spreadHosts(perHost int) {
+	hosts := s.ranks / perHost
+	across, within := make([][]int, perHost), make([][]int, hosts)
+	for r := range s.ranks {
+		across[r%perHost] = append(across[r%perHost], r)
+		within[r/perHost] = append(within[r/perHost], r)
+	}
+	s.doubleAll(across)
+	s.doubleAll(within)
+}
+
+// spreadRing hands what each rank has on around the ring.
+func (s *schedule) spreadRing() {
+	moving := slices.Clone(s.have)
+	for range s.ranks - 1 {
+		round := len(s.rounds)
+		next := make([][]span, s.ranks)
+		for r := range s.ranks {
+			prev := (r + s.ranks - 1) % s.ranks
+			next[r] = moving[prev]
+			s.fetch(round, r, prev, moving[prev])
+		}
+		for r := range s.ranks {
+			s.have[r] = join(s.have[r], next[r])
+		}
+		moving = next
+	}
+}
+
+// spreadServers pushes to the servers what they lack of their shares, and pulls all
+// from them.
+func (s *schedule) spreadServers() {
+	round, servers := len(s.rounds), s.servers()
+	shares := make([][]span, s.ranks)
+	for i, rank := range servers {
+		for from, what := range s.have {
+			for _, h := range what {
+				if x := h.and(s.share(i)); from != rank {
+					s.fetch(round, rank, from, []span{x})
+				}
+			}
+		}
+		shares[rank] = []span{s.share(i)}
+	}
+	for r := range s.have {
+		s.have[r] = join(s.have[r], shares[r])
+	}
+	round = len(s.rounds)
+	for r := range s.ranks {
+		for _, rank := range servers {
+			if r != rank {
+				s.fetch(round, r, rank, shares[rank])
+			}
+		}
+	}
+}

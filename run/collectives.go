@@ -1,0 +1,74 @@
+package run
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/algo"
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+func isPower(n int) bool { return n > 0 && n&(n-1) == 0 }
+
+// checkCollectives refuses an algorithm that the job's hosts don't allow.
+func (s *Setup) checkCollectives(ranks int) error {
+	if s.Collectives != algo.Hierarchical || isPower(s.PerHost) && ranks%s.PerHost == 0 {
+		return nil
+	}
+	has := fmt.Sprintf("%d of %d ranks on a host", s.PerHost, ranks)
+	if s.PerHost == 0 {
+		has = "hosts that differ, or of which nobody says what they have"
+	}
+	return fmt.Errorf("--collectives %s: needs hosts with a power of two of neighbouring ranks each, or its sums were in another order; here are %s; leave it out", s.Collectives, has)
+}
+
+// wrap makes a rank's groups go by the algorithm that was asked for. Where peers reach
+// each other's memory the transport's own way moves each byte once: auto takes it.
+func (c *cpuPlatform) wrap(rank int, opt cpu.Options, groups map[int]comm.Group) error {
+	o := algo.Options{Algorithm: c.setup.Collectives}
+	if o.Algorithm == "" {
+		o.Algorithm = algo.Auto
+	}
+	if c.joined != nil && opt.Map == nil {
+		o.Link = algo.Cluster
+	}
+	if o.Algorithm == algo.Direct || o.Algorithm == algo.Auto && o.Link == (algo.Link{}) || c.o.World.Size == 1 {
+		return nil
+	}
+	memory := cpu.New(rank, cpu.Options{Map: opt.Map})
+	c.scratch = append(c.scratch, memory)
+	arena, err := memory.Alloc(graph.Device, algo.ScratchBytes)
+	if err != nil {
+		return fmt.Errorf("--collectives %s: scratch memory: %w", o.Algorithm, err)
+	}
+	o.Scratch = device.Ptr{Arena: arena, Len: algo.ScratchBytes}
+	stride := 1
+	mesh := c.setup.Plan.Program.Mesh
+	strides := map[int]int{-1: 1}
+	for axis := len(mesh) - 1; axis >= 0; axis-- {
+		strides[axis] = stride
+		stride *= mesh[axis].Size
+	}
+	for axis, g := range groups {
+		o.PerHost = perHost(c.setup.PerHost, strides[axis], g.Size())
+		if groups[axis], err = algo.Wrap(g, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// perHost is how many neighbours share a host, of a group of size ranks that are stride
+// apart: a power of two that divides size, 1 where they share none so.
+func perHost(ranks, stride, size int) int {
+	if ranks == 0 || ranks%stride != 0 {
+		return 1
+	}
+	n := min(ranks/stride, size)
+	if !isPower(n) || size%n != 0 {
+		return 1
+	}
+	return n
+}
