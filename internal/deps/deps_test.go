@@ -34,6 +34,7 @@ const table = `
 	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/regular internal/decimal internal/owned
 	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan
 	data      < internal
+	tensors   < checkpoint graph plan device internal model precision recompute zero fsdp offload memplan
 	cluster   <
 	launch    < graph device kernels comm cluster internal/crash
 	run       < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal

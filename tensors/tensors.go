@@ -1,0 +1,150 @@
+// Package tensors hands Spillway's weights to programs that compute with
+// gorgonia.org/tensor, and takes theirs: a run's parameter, and the weights of a
+// Hugging Face folder or a checkpoint, as dense tensors of float32, row-major, in
+// Hugging Face's names and shapes. A tensor's WriteNpy and ReadNpy lead on to NumPy.
+//
+// It is a package of its own because gorgonia.org/tensor brings Arrow and protobuf
+// with it, which neither the command nor a program that only trains needs.
+package tensors
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	"gorgonia.org/tensor"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/internal/safetensors"
+)
+
+// Source is what has parameters by name: a spillway.Trainer.
+type Source interface {
+	// Parameter returns a copy of one parameter, by its Hugging Face name.
+	Parameter(name string) (shape []int64, values []float32, err error)
+}
+
+// Parameter returns a copy of one parameter of a run.
+func Parameter(s Source, name string) (*tensor.Dense, error) {
+	shape, values, err := s.Parameter(name)
+	if err != nil {
+		return nil, err
+	}
+	return dense(name, shape, values)
+}
+
+// dense makes a tensor over values.
+func dense(name string, shape []int64, values []float32) (*tensor.Dense, error) {
+	dims := make([]int, len(shape))
+	for i, n := range shape {
+		dims[i] = int(n)
+	}
+	if len(values) == 0 {
+		return nil, fmt.Errorf("tensor %.80q of shape %v has no elements, which gorgonia.org/tensor does not have", name, shape)
+	}
+	if len(dims) == 0 {
+		return tensor.New(tensor.FromScalar(values[0])), nil
+	}
+	return tensor.New(tensor.WithShape(dims...), tensor.WithBacking(values)), nil
+}
+
+// Load reads all weights at path: a .safetensors file, its sharded index, a Hugging
+// Face folder, a checkpoint, or a folder of checkpoints (its newest whole one). F16
+// and BF16 become float32, exactly; other types are errors.
+func Load(ctx context.Context, path string) (map[string]*tensor.Dense, error) {
+	path, _, err := checkpoint.Resolve(ctx, path, safetensors.FileName, hfconfig.FileName)
+	if err != nil {
+		return nil, err
+	}
+	r, err := safetensors.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	all := map[string]*tensor.Dense{}
+	for _, t := range r.Tensors() {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		n := t.Elements()
+		if n > math.MaxInt/4 {
+			return nil, fmt.Errorf("read weights %s: tensor %q has %d elements", path, t.Name, n)
+		}
+		values := make([]float32, n)
+		if err := r.ReadFloat32(t.Name, 0, values); err != nil {
+			return nil, err
+		}
+		if all[t.Name], err = dense(t.Name, t.Shape, values); err != nil {
+			return nil, fmt.Errorf("read weights %s: %w", path, err)
+		}
+	}
+	return all, nil
+}
+
+// Save writes weights of float32 to a .safetensors file, whole or not at all. Named
+// model.safetensors, its folder is one for --init and spillway.Config.Init. Views
+// and transposed tensors are written as they read.
+func Save(path string, weights map[string]*tensor.Dense) error {
+	var list []safetensors.Tensor
+	for name, d := range weights {
+		if d == nil || d.Dtype() != tensor.Float32 {
+			return fmt.Errorf("write weights %s: tensor %.80q is not of float32", path, name)
+		}
+		shape := make([]int64, d.Dims())
+		for i, n := range d.Shape() {
+			shape[i] = int64(n)
+		}
+		list = append(list, safetensors.Tensor{Name: name, DType: safetensors.F32, Shape: shape})
+	}
+	slices.SortFunc(list, func(a, b safetensors.Tensor) int { return cmp.Compare(a.Name, b.Name) })
+	w, err := safetensors.Create(path, list, nil)
+	if err != nil {
+		return err
+	}
+	for _, t := range list {
+		values, err := inOrder(weights[t.Name])
+		if err == nil {
+			err = w.WriteFloat32(t.Name, 0, values)
+		}
+		if err != nil {
+			w.Abort()
+			return fmt.Errorf("write weights %s: tensor %.80q: %w", path, t.Name, err)
+		}
+	}
+	return w.Commit()
+}
+
+// inOrder is the elements of a tensor as its indexes count them, the last fastest:
+// those that lie there, or a copy where they lie in another order.
+func inOrder(d *tensor.Dense) ([]float32, error) {
+	values, ok := d.Data().([]float32)
+	if !ok { // a scalar's data is its value
+		value, ok := d.ScalarValue().(float32)
+		if !ok {
+			return nil, fmt.Errorf("its data is %T", d.Data())
+		}
+		return []float32{value}, nil
+	}
+	if o := d.DataOrder(); o.IsRowMajor() && !o.IsTransposed() && !d.RequiresIterator() {
+		return values, nil
+	}
+	out := make([]float32, 0, d.Shape().TotalSize())
+	at := make([]int, d.Dims())
+	for range cap(out) {
+		v, err := d.At(at...)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, v.(float32))
+		for k := len(at) - 1; k >= 0; k-- {
+			if at[k]++; at[k] < d.Shape()[k] {
+				break
+			}
+			at[k] = 0
+		}
+	}
+	return out, nil
+}
