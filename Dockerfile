@@ -1,7 +1,11 @@
 # The command in an image that has nothing else:
 #
 #   docker build -t spillway .
-#   docker run --rm -v "$PWD:/work" spillway train --model gpt2 --data corpus
+#   docker run --rm -u "$(id -u):$(id -g)" -v "$PWD:/work" spillway \
+#       train --model gpt2 --data corpus --steps 10 --checkpoint run
+#
+# There is no Go toolchain in it, on whose source `train` alone would train. BASE
+# must have glibc: the binary opens a driver's libraries at run time.
 #
 # On a machine with NVIDIA's container toolkit, add --gpus all: the driver comes
 # from the host, NVRTC and cuBLASLt from an image with CUDA's libraries, given as

@@ -188,12 +188,20 @@ func (e *DoesNotFit) Error() string {
 	if e.Outside > 0 {
 		outside = " and " + Bytes(e.Outside) + " outside its arena"
 	}
-	text := fmt.Sprintf("does not fit: a rank needs %s of %s memory%s and the cap is %s (%d over)",
-		Bytes(e.Peak), e.Space, outside, Bytes(e.Capacity), e.Peak+e.Outside-e.Capacity)
+	text := fmt.Sprintf("does not fit: a rank needs %s of %s memory%s and the cap is %s (%s over)",
+		Bytes(e.Peak), e.Space, outside, Bytes(e.Capacity), exactly(e.Peak+e.Outside-e.Capacity))
 	if e.Peak > 0 { // an arena has a peak
 		text += fmt.Sprintf("; the peak is at %s: %s", e.At, e.Largest)
 	}
 	return text
+}
+
+// exactly is a number of bytes in words, to the byte.
+func exactly(n int64) string {
+	if n == 1 {
+		return "1 byte"
+	}
+	return fmt.Sprintf("%d bytes", n)
 }
 
 // Fit returns nil if every space's peak, with what is outside, is within its

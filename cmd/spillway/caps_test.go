@@ -75,7 +75,7 @@ func TestARunThatFitsAlsoResumes(t *testing.T) {
 			require.Equal(t, exitDoesNotFit, r.status, r.stderr)
 			require.Contains(t, r.stderr, "of "+space+" memory")
 			first, _, _ := strings.Cut(r.stderr, "\n")
-			require.Contains(t, first, "(1 over)")
+			require.Contains(t, first, "(1 byte over)")
 		}
 	}
 }

@@ -31,18 +31,14 @@ const (
 
 func main() { os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr)) }
 
-// run is main without the process: it executes a command line and returns the
-// exit status. Errors go to stderr, one line first.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+// rootCommand is the command with all commands below it.
+func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "spillway",
 		Short:         "Plan and train models that are larger than one device",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.SetOut(stdout)
-	root.SetErr(stderr)
-	root.SetArgs(args)
 	root.Version = versionText()
 	root.SetVersionTemplate("spillway {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
@@ -50,11 +46,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.AddCommand(trainCommand(), launchCommand(), planCommand(), benchCommand(), doctorCommand(), dataCommand(), generateCommand(), evalCommand(), ckptCommand())
 	completeValues(root)
 	decimalNumbers(root)
+	return root
+}
+
+// run is main without the process: it executes a command line and returns the
+// exit status. Errors go to stderr, one line first.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := rootCommand()
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
 	var silent *silentError
 	var status *statusError
 	if err != nil && !errors.As(err, &silent) && !errors.As(err, &status) {
-		printError(stderr, err, args, setValues(cmd))
+		printError(stderr, err, args, cmd)
 	}
 	return exitStatus(err)
 }

@@ -7,20 +7,27 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/spillway-ml/spillway"
 )
 
 // printError tells a person what ended a command: one line, and after a refusal
 // with ways out a whole command a line, to be copied.
-func printError(w io.Writer, err error, args, values []string) {
+func printError(w io.Writer, err error, args []string, cmd *cobra.Command) {
 	var refused *spillway.Refusal
 	if !errors.As(err, &refused) {
-		fmt.Fprintln(w, "spillway:", visible(tame(err.Error(), slices.Concat(args, values))))
+		fmt.Fprintln(w, "spillway:", visible(tame(err.Error(), slices.Concat(args, setValues(cmd)))))
 		return
 	}
 	fmt.Fprintf(w, "spillway: %v; it fits as:\n", refused.Cause)
+	global := cmd.Flags().Lookup("global-batch")
 	for _, way := range refused.Ways {
-		line := "  spillway " + spillway.Shell(withFlags(args, way.Args))
+		flags := way.Args
+		if c := way.Forecast.Config; global != nil && global.Changed {
+			flags = append(slices.Clone(flags), "--global-batch", fmt.Sprint(c.Ranks*c.Batch*c.Accum))
+		}
+		line := "  spillway " + spillway.Shell(withFlags(args, flags))
 		if way.Cost != "" {
 			line += "  # " + way.Cost
 		}

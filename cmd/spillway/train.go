@@ -289,7 +289,7 @@ func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []floa
 	fmt.Fprintf(w, "parameters' SHA-256: %s\n", sum)
 	if isDemo {
 		const prompt = "func "
-		text, err := t.Generate(ctx, prompt, 300, spillway.Sampling{Temperature: 0.7, TopK: 40, Seed: uint64(c.Seed)})
+		text, err := t.Generate(ctx, prompt, 300, spillway.Sampling{Temperature: demoTemperature, TopK: 40, Seed: uint64(c.Seed)})
 		switch {
 		case errors.Is(err, context.Canceled):
 			return fmt.Errorf("interrupted after training: %w", err)

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -79,6 +81,31 @@ func TestWaysOutOverPresets(t *testing.T) {
 	}
 	require.Greater(t, tried, none)
 	t.Logf("%d did not fit, %d of them with nothing that helps", tried, none)
+}
+
+// What a refusal of --fit with a global batch says to run, runs: where it changes the
+// rows of a step, the global batch is theirs.
+func TestWaysOutOfAGlobalBatchRun(t *testing.T) {
+	model := edited(t, "gpt2", func(c map[string]any) {
+		c["n_layer"], c["n_head"], c["n_embd"], c["vocab_size"], c["n_positions"] = 3, 2, 64, 256, 256
+	})
+	args := []string{"train", "--model", model, "--data", testdata + "/text.bin", "--device-memory", "2MiB", "--batch", "8", "--seq", "256", "--fit", "--global-batch", "8", "--steps", "1"}
+	refused := command(args...)
+	require.Equal(t, exitDoesNotFit, refused.status, refused.stderr)
+	ways := regexp.MustCompile(`(?m)^  spillway (.*?)(  #.*)?$`).FindAllStringSubmatch(refused.stderr, -1)
+	require.NotEmpty(t, ways, refused.stderr)
+	for _, way := range ways {
+		got := command(words(way[1])...)
+		require.Equal(t, exitDone, got.status, "%s\n%s", way[1], got.stderr)
+	}
+
+	cmd := trainCommand()
+	require.NoError(t, cmd.Flags().Parse(args[1:]))
+	var out strings.Builder
+	two := spillway.Config{Ranks: 2, Batch: 8, Accum: 1}
+	printError(&out, &spillway.Refusal{Cause: errors.New("does not fit"), Ways: []spillway.Way{{Args: []string{"--ranks", "2"}, Forecast: &spillway.Forecast{Config: two}}}}, args, cmd)
+	require.Contains(t, out.String(), "--ranks 2 --global-batch 16")
+	require.NotContains(t, out.String(), "--global-batch 8")
 }
 
 func TestPlanInParts(t *testing.T) {
