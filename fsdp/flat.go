@@ -48,6 +48,7 @@ func Flatten(p *graph.Program, shards int) (*graph.Program, error) {
 		}
 		value := q.AddBuffer(flatBuffer("value/"+unit.Name, types.value, graph.Parameters, graph.LifeRun, u, unit.FlatLen, used))
 		unit.Value = graph.State{Name: "value", Buf: value, Axis: -1, Len: unit.FlatLen}
+		unit.Compute = unit.Value
 		grad := graph.NoBuf
 		if !unit.Frozen {
 			grad = q.AddBuffer(flatBuffer("grad/"+unit.Name, types.grad, graph.Gradients, graph.LifeStep, u, unit.FlatLen, used))

@@ -8,17 +8,17 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// region is a stretch of a phase that uses a block's parameters, as base
+// stretch is a run of a phase's operations that use a block's parameters, as base
 // indices, between uses of other blocks. Its units are gathered together, in the
 // order of their first use.
-type region struct {
+type stretch struct {
 	units       []int
 	first, last int
 }
 
 type gatherKey struct {
 	section string
-	region  int
+	stretch int
 	unit    int
 }
 
@@ -27,22 +27,74 @@ type gathered struct {
 	views map[graph.BufID]graph.BufID // parameter's value → its place in whole
 }
 
-// regions finds the use regions of a phase in order of their first use.
-func (s *sharder) regions(w *graph.Editor, owner map[graph.BufID]int) []region {
-	var done, open []region
+// Unshard gathers the units of a block whose parameters rest in shards before every
+// stretch that uses them, into buffers that live for the stretch only. The gather of
+// stretch k is issued when stretch k−d starts computing, and not before stretch k−d−1
+// has finished (d is the prefetch distance), so that at most d+1 blocks are whole at a
+// time:
+//
+//	comm:     AG 0  AG 1 │      AG 2 │      AG 3 │
+//	compute:             stretch 0   stretch 1   stretch 2      (d = 1)
+//
+// It is for every section: a step's micro-steps share the buffers, as do the phases
+// of any other. Whole values of sharded units are nobody's then: Param.Value is NoBuf.
+func Unshard(p *graph.Program, prefetch int) (*graph.Program, error) {
+	q := p.Clone()
+	g := &gatherer{p: q, prefetch: prefetch, owner: map[graph.BufID]int{}, made: map[gatherKey]*gathered{}}
+	for i := range q.Params {
+		if prm := &q.Params[i]; prm.Value != graph.NoBuf && q.Units[prm.Unit].Compute.Axis >= 0 {
+			g.owner[prm.Value] = prm.Unit
+			prm.Value = graph.NoBuf
+		}
+	}
+	if len(g.owner) == 0 {
+		return q, nil
+	}
+	for i := range q.Sections {
+		sec := &q.Sections[i]
+		if sec.Kind == graph.SectionUpdate { // its parts read shards
+			continue
+		}
+		for j := range sec.Phases {
+			w := graph.NewEditor(&sec.Phases[j])
+			g.phase(w, gatherName(sec))
+			w.Commit()
+		}
+	}
+	return q, nil
+}
+
+// gatherName is what a section's gathered buffers are named after.
+func gatherName(sec *graph.Section) string {
+	if sec.Kind == graph.SectionStep {
+		return graph.SectionName(graph.SectionTrain, sec.Form)
+	}
+	return sec.Name
+}
+
+type gatherer struct {
+	p        *graph.Program
+	prefetch int
+	owner    map[graph.BufID]int // unit by whole value
+	made     map[gatherKey]*gathered
+}
+
+// stretches finds those of a phase in order of their first use.
+func (g *gatherer) stretches(w *graph.Editor) []stretch {
+	var done, open []stretch
 	var reads []int
 	for i, n := range w.Base {
 		reads = reads[:0]
 		for _, id := range n.Op.In {
-			if u, ok := owner[id]; ok && !slices.Contains(reads, u) {
+			if u, ok := g.owner[id]; ok && !slices.Contains(reads, u) {
 				reads = append(reads, u)
 			}
 		}
 		if len(reads) == 0 {
 			continue
 		}
-		used := func(r region) bool {
-			return slices.ContainsFunc(reads, func(u int) bool { return s.p.SameBlock(u, r.units[0]) })
+		used := func(r stretch) bool {
+			return slices.ContainsFunc(reads, func(u int) bool { return g.p.SameBlock(u, r.units[0]) })
 		}
 		kept := open[:0]
 		for _, r := range open {
@@ -54,10 +106,10 @@ func (s *sharder) regions(w *graph.Editor, owner map[graph.BufID]int) []region {
 		}
 		open = kept
 		for _, u := range reads {
-			k := slices.IndexFunc(open, func(r region) bool { return s.p.SameBlock(u, r.units[0]) })
+			k := slices.IndexFunc(open, func(r stretch) bool { return g.p.SameBlock(u, r.units[0]) })
 			if k < 0 {
 				k = len(open)
-				open = append(open, region{first: i})
+				open = append(open, stretch{first: i})
 			}
 			if !slices.Contains(open[k].units, u) {
 				open[k].units = append(open[k].units, u)
@@ -66,72 +118,57 @@ func (s *sharder) regions(w *graph.Editor, owner map[graph.BufID]int) []region {
 		}
 	}
 	done = append(done, open...)
-	slices.SortFunc(done, func(a, b region) int {
+	slices.SortFunc(done, func(a, b stretch) int {
 		return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.units[0], b.units[0]))
 	})
 	return done
 }
 
-// unshard gathers the units of a block before every region that uses them, into
-// buffers that live for the region only. The gather of region k is issued when region
-// k−d starts computing, and not before region k−d−1 has finished (d is the
-// prefetch distance), so that at most d+1 blocks are whole at a time:
-//
-//	comm:     AG 0  AG 1 │      AG 2 │      AG 3 │
-//	compute:             region 0    region 1    region 2       (d = 1)
-func (s *sharder) unshard(w *graph.Editor, section string) {
-	if !s.o.Stage.ShardsParams() {
-		return
-	}
-	p := s.p
-	owner := map[graph.BufID]int{}
-	for i := range p.Params {
-		owner[p.Params[i].Value] = p.Params[i].Unit
-	}
-	regions := s.regions(w, owner)
-	d := s.o.Prefetch
-	for k, r := range regions {
+func (g *gatherer) phase(w *graph.Editor, section string) {
+	list, d := g.stretches(w), g.prefetch
+	for k, r := range list {
 		at := 0
 		if k-d >= 0 {
-			at = regions[k-d].first
+			at = list[k-d].first
 		}
 		for _, u := range r.units {
-			g := s.gatheredBuffer(gatherKey{section, k, u})
+			to := g.buffer(gatherKey{section, k, u})
 			for i := r.first; i <= r.last; i++ {
 				for a, id := range w.Base[i].Op.In {
-					if v, ok := owner[id]; ok && v == u {
-						w.Base[i].Op.In[a] = s.viewIn(g, id)
+					if v, ok := g.owner[id]; ok && v == u {
+						w.Base[i].Op.In[a] = g.viewIn(to, id)
 					}
 				}
 			}
-			ag := w.Before(at, newOp(graph.AllGather, fmt.Sprintf("%s/all_gather.%d", p.Units[u].Name, k), graph.Comm, w.Base[r.first].Op.Pass, u,
-				[]graph.BufID{s.units[u].valueShard}, []graph.Out{{Buf: g.whole}}, s.group()))
+			unit := &g.p.Units[u]
+			ag := w.Before(at, newOp(graph.AllGather, fmt.Sprintf("%s/all_gather.%d", unit.Name, k), graph.Comm, w.Base[r.first].Op.Pass, u,
+				[]graph.BufID{unit.Compute.Buf}, []graph.Out{{Buf: to.whole}}, graph.GroupAttr{Axis: unit.Compute.Axis}))
 			if k-d-1 >= 0 {
-				w.Throttle(w.Base[regions[k-d-1].last], ag)
+				w.Throttle(w.Base[list[k-d-1].last], ag)
 			}
 		}
 	}
 }
 
-func (s *sharder) gatheredBuffer(key gatherKey) *gathered {
-	g, u := s.gathered[key], key.unit
-	if g == nil {
-		unit := &s.p.Units[u]
-		g = &gathered{views: map[graph.BufID]graph.BufID{}}
-		g.whole = s.p.AddBuffer(flatBuffer(fmt.Sprintf("unshard/%s/%s.%d", unit.Name, key.section, key.region), s.p.Buf(s.units[u].valueShard).DType, graph.Unsharded, graph.LifePhase, u, unit.FlatLen, usedElems(unit)))
-		s.gathered[key] = g
+func (g *gatherer) buffer(key gatherKey) *gathered {
+	to, u := g.made[key], key.unit
+	if to == nil {
+		unit := &g.p.Units[u]
+		to = &gathered{views: map[graph.BufID]graph.BufID{}}
+		to.whole = g.p.AddBuffer(flatBuffer(fmt.Sprintf("unshard/%s/%s.%d", unit.Name, key.section, key.stretch), g.p.Buf(unit.Compute.Buf).DType, graph.Unsharded, graph.LifePhase, u, unit.FlatLen, usedElems(unit)))
+		g.made[key] = to
 	}
-	return g
+	return to
 }
 
-func (s *sharder) viewIn(g *gathered, param graph.BufID) graph.BufID {
-	id, ok := g.views[param]
+func (g *gatherer) viewIn(to *gathered, param graph.BufID) graph.BufID {
+	id, ok := to.views[param]
 	if !ok {
-		v := *s.p.Buf(param)
+		v := *g.p.Buf(param)
 		v.Class, v.Life = graph.Unsharded, graph.LifePhase
-		v.View = &graph.View{Base: g.whole, Offset: v.View.Offset}
-		id = s.p.AddBuffer(v)
-		g.views[param] = id
+		v.View = &graph.View{Base: to.whole, Offset: v.View.Offset}
+		id = g.p.AddBuffer(v)
+		to.views[param] = id
 	}
 	return id
 }

@@ -209,6 +209,12 @@ func (p *Program) references(visit func(*BufID)) {
 			continue // not laid out yet
 		}
 		visit(&u.Value.Buf)
+		visit(&u.Compute.Buf)
+		if u.Grad != nil {
+			for _, id := range u.Grad.buffers() {
+				visit(id)
+			}
+		}
 		for k := range u.States {
 			visit(&u.States[k].Buf)
 		}

@@ -236,9 +236,33 @@ func (f *formatter) unit(i int) {
 	if u.Value != (State{}) {
 		state("value", u.Value)
 	}
+	if u.Compute != (State{}) {
+		state("compute", u.Compute)
+	}
 	for _, s := range u.States {
 		state("state", s)
 	}
+	if g := u.Grad; g != nil {
+		f.gradient(g)
+	}
+}
+
+func (f *formatter) gradient(g *Gradient) {
+	f.indent()
+	f.word("gradient")
+	f.word(g.Leaf.String())
+	f.word(g.Wire.String())
+	f.num("order", int64(g.Order), 0)
+	f.flag("each", g.Each)
+	f.num("axis", int64(g.Axis), -1)
+	f.flag("parted", g.Parted)
+	f.num("replicas", int64(g.Replicas), -1)
+	for i, id := range g.buffers() {
+		if *id != NoBuf {
+			f.key(gradientBuffers[i], f.buf(*id))
+		}
+	}
+	f.end()
 }
 
 func (f *formatter) param(i int) {

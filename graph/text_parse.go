@@ -3,6 +3,7 @@ package graph
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -303,7 +304,7 @@ func (ps *textParser) statement(words []string) error {
 		return a.err
 	case "unit":
 		return ps.unit(a)
-	case "segment", "value", "state":
+	case "segment", "value", "compute", "state", "gradient":
 		if len(p.Units) == 0 {
 			return fmt.Errorf("%s before the first unit", words[0])
 		}
@@ -422,6 +423,10 @@ func (ps *textParser) unitPart(what string, u *Unit, a *args) error {
 			return true
 		})
 	}
+	if what == "gradient" {
+		u.Grad = &Gradient{Axis: -1, Replicas: -1}
+		return u.Grad.parse(a)
+	}
 	s := State{Buf: a.buf(a.next("buffer"))}
 	err := a.keys(func(key, value string) bool {
 		switch key {
@@ -440,12 +445,44 @@ func (ps *textParser) unitPart(what string, u *Unit, a *args) error {
 		}
 		return true
 	})
-	if what == "value" {
+	switch what {
+	case "value":
 		u.Value = s
-	} else {
+	case "compute":
+		u.Compute = s
+	default:
 		u.States = append(u.States, s)
 	}
 	return err
+}
+
+func (g *Gradient) parse(a *args) error {
+	g.Leaf = DType(a.enum("dtype", a.next("leaf"), dtypeNames[:]))
+	g.Wire = DType(a.enum("dtype", a.next("wire"), dtypeNames[:]))
+	for _, id := range g.buffers() {
+		*id = NoBuf
+	}
+	return a.keys(func(key, value string) bool {
+		switch key {
+		case "order":
+			g.Order = SumOrder(a.int(value, 8))
+		case "each":
+			g.Each = true
+		case "axis":
+			g.Axis = int(a.int(value, 32))
+		case "parted":
+			g.Parted = true
+		case "replicas":
+			g.Replicas = int(a.int(value, 32))
+		default:
+			i := slices.Index(gradientBuffers[:], key)
+			if i < 0 {
+				return false
+			}
+			*g.buffers()[i] = a.buf(value)
+		}
+		return true
+	})
 }
 
 func (ps *textParser) param(a *args) error {

@@ -87,6 +87,13 @@ func drawText(t *rapid.T) *Program {
 		for range small(0, 2) {
 			u.States = append(u.States, state())
 		}
+		if flag() {
+			u.Compute = state()
+		}
+		if flag() {
+			u.Grad = &Gradient{Leaf: DType(small(0, 9)), Wire: DType(small(0, 9)), Order: SumOrder(small(0, 2)), Each: flag(), Axis: small(-1, 2), Parted: flag(), Replicas: small(-1, 2),
+				Whole: buf(), Addend: buf(), Part: buf(), Home: buf(), Sent: buf(), Update: buf()}
+		}
 		p.Units = append(p.Units, u)
 	}
 	float := func() float64 {

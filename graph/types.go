@@ -314,9 +314,12 @@ type Unit struct {
 	Block    Block // what it is a part of: of a partly frozen block there are two units
 
 	// Where the unit's states rest between steps; set by the sharding rewrite.
-	// Value is the (master) parameters, States the optimizer's.
-	Value  State
-	States []State
+	// Value is the (master) parameters, Compute what the model computes with (Value
+	// itself, or its 16-bit copy), States the optimizer's.
+	Value, Compute State
+	States         []State
+	// Grad is the way of its gradients; nil for one that is frozen or not laid out.
+	Grad *Gradient
 }
 
 // State is a resident buffer that holds a unit's flat parameter, or something
@@ -492,6 +495,10 @@ func (p *Program) Clone() *Program {
 	for i := range q.Units {
 		q.Units[i].Segments = append([]Segment(nil), q.Units[i].Segments...)
 		q.Units[i].States = append([]State(nil), q.Units[i].States...)
+		if g := q.Units[i].Grad; g != nil {
+			way := *g
+			q.Units[i].Grad = &way
+		}
 	}
 	q.Sections = append([]Section(nil), p.Sections...)
 	for i := range q.Sections {

@@ -270,7 +270,12 @@ func (v *verifier) unit(u *Unit) error {
 	if u.FlatLen < end {
 		return fmt.Errorf("flat length %d, want at least the %d elements of its segments", u.FlatLen, end)
 	}
-	for _, s := range append([]State{u.Value}, u.States...) {
+	if u.Grad != nil {
+		if err := u.Grad.check(p, u); err != nil {
+			return err
+		}
+	}
+	for _, s := range append([]State{u.Value, u.Compute}, u.States...) {
 		if s.Buf < 0 || int(s.Buf) >= len(p.Buffers) {
 			return fmt.Errorf("state %s is buffer %d, want one of the program's %d", s.Name, s.Buf, len(p.Buffers))
 		}

@@ -18,6 +18,7 @@ role loss loss
 unit fc flat=1024
   segment fc.w len=640
   value value/fc name=value axis=-1 len=1024
+  compute value/fc name=value axis=-1 len=1024
 param fc.w [64,10] normal std=0.02 unit=fc decay value=fc.w
 buffer host/tokens i32 [2,8] host inputs run port=tokens
 buffer host/loss f64 [1] host inputs run port=loss

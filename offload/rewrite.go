@@ -84,7 +84,8 @@ func (r *rewriter) root(id graph.BufID) graph.BufID {
 	return root
 }
 
-// classify finds the resident buffers of every unit.
+// classify lists the resident buffers of every unit: what the model computes with,
+// what a gradient's way keeps until the update, and the update's states.
 func (r *rewriter) classify() {
 	for u := range r.p.Units {
 		unit := &r.p.Units[u]
@@ -92,23 +93,15 @@ func (r *rewriter) classify() {
 			continue
 		}
 		for _, s := range append([]graph.State{unit.Value}, unit.States...) {
-			k := states
-			if r.p.Buf(s.Buf).Class == graph.Parameters {
-				k = values
+			r.member[r.root(s.Buf)] = member{states, u} // of Value the master, where there is one
+		}
+		r.member[r.root(unit.Compute.Buf)] = member{values, u}
+		if g := unit.Grad; g != nil {
+			for _, id := range []graph.BufID{g.Home, g.Sent} {
+				if id != graph.NoBuf {
+					r.member[r.root(id)] = member{grads, u}
+				}
 			}
-			r.member[r.root(s.Buf)] = member{k, u}
-		}
-	}
-	for id := range r.p.Buffers {
-		b := &r.p.Buffers[id]
-		if b.View != nil || b.Unit < 0 || r.p.Units[b.Unit].FlatLen == 0 {
-			continue
-		}
-		switch {
-		case b.Class == graph.Gradients && b.Life == graph.LifeStep:
-			r.member[graph.BufID(id)] = member{grads, b.Unit}
-		case b.Class == graph.Parameters && b.Life == graph.LifeRun: // beside masters
-			r.member[graph.BufID(id)] = member{values, b.Unit}
 		}
 	}
 }

@@ -29,6 +29,12 @@ func sharded(t *testing.T, layers, ranks int, o fsdp.Options) *graph.Program {
 	o.Accum = max(o.Accum, 1)
 	p, err = fsdp.Shard(p, o)
 	require.NoError(t, err)
+	p, err = fsdp.Accumulate(p)
+	require.NoError(t, err)
+	p, err = fsdp.Reduce(p, o.Prefetch)
+	require.NoError(t, err)
+	p, err = fsdp.Unshard(p, o.Prefetch)
+	require.NoError(t, err)
 	return p
 }
 

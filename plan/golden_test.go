@@ -79,7 +79,7 @@ func passDiff(t *testing.T, d *datadriven.TestData, name string) string {
 	if f := text("freeze"); f != "" {
 		cfg.Freeze = []string{f}
 	}
-	cfg.CachePrefix, cfg.SkipNonFinite = d.HasArg("cached"), d.HasArg("skip")
+	cfg.CachePrefix, cfg.SkipNonFinite, cfg.Reproducible = d.HasArg("cached"), d.HasArg("skip"), d.HasArg("reproducible")
 	if d.HasArg("clip") {
 		cfg.Clip = 1
 	}

@@ -56,6 +56,36 @@ var (
 		}
 		return nil
 	}}
+	// ways: what is trained has its gradients' way, and nothing else has one.
+	ways = property{"told its gradients' ways", func(p *graph.Program) error {
+		for i := range p.Params {
+			if q := &p.Params[i]; q.Frozen != (p.Units[q.Unit].Grad == nil) {
+				return fmt.Errorf("parameter %q: frozen %v, and the gradient of unit %q has a way %v", q.Name, q.Frozen, p.Units[q.Unit].Name, p.Units[q.Unit].Grad != nil)
+			}
+		}
+		return nil
+	}}
+	// reduced: what an update reads has come about in the last micro-step, and where
+	// ranks share the work it has been summed over each axis of its way.
+	reduced = property{"reduced", func(p *graph.Program) error {
+		for i := range p.Sections {
+			if ph := p.Sections[i].LastMicro(); ph != nil && p.Sections[i].Kind == graph.SectionStep {
+				if err := isReduced(p, ph); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}}
+	// gathered: no operation uses the whole value of a unit that rests in shards.
+	gathered = property{"gathered", func(p *graph.Program) error {
+		for i := range p.Params {
+			if q := &p.Params[i]; q.Value != graph.NoBuf && p.Units[q.Unit].Compute.Axis >= 0 {
+				return fmt.Errorf("parameter %q is whole, and unit %q in shards", q.Name, p.Units[q.Unit].Name)
+			}
+		}
+		return nil
+	}}
 	// gradients: what is trained has a gradient, what is frozen has none.
 	gradients = property{"differentiated", func(p *graph.Program) error {
 		for i := range p.Params {
@@ -146,6 +176,43 @@ var (
 		return nil
 	}}
 )
+
+// isReduced holds the collectives on each unit's gradient in a step's last micro-step
+// against its way.
+func isReduced(p *graph.Program, ph *graph.Phase) error {
+	over := make([]map[int]bool, len(p.Units))
+	written := map[graph.BufID]bool{}
+	for i := range ph.Ops {
+		op := &ph.Ops[i]
+		for _, o := range op.Out {
+			if o.Buf != graph.NoBuf {
+				root, _ := p.Resolve(o.Buf, nil)
+				written[root] = true
+			}
+		}
+		if op.Pass != graph.Backward || op.Unit < 0 || op.Kind != graph.ReduceScatter && op.Kind != graph.AllReduce {
+			continue
+		}
+		if over[op.Unit] == nil {
+			over[op.Unit] = map[int]bool{}
+		}
+		over[op.Unit][op.Attr.(graph.GroupAttr).Axis] = true
+	}
+	for u := range p.Units {
+		g := p.Units[u].Grad
+		if g == nil {
+			continue
+		}
+		root, _ := p.Resolve(g.Update, nil)
+		switch {
+		case !written[root]:
+			return fmt.Errorf("%s writes nothing to %q, which the update of unit %q reads", ph.Name, p.Buf(root).Name, p.Units[u].Name)
+		case g.Axis >= 0 && !over[u][g.Axis], g.Replicas >= 0 && !over[u][g.Replicas]:
+			return fmt.Errorf("%s does not sum the gradient of unit %q over all axes of its way", ph.Name, p.Units[u].Name)
+		}
+	}
+	return nil
+}
 
 func eachOp(p *graph.Program, visit func(op *graph.Op) error) error {
 	for i := range p.Sections {

@@ -1,0 +1,202 @@
+package fsdp
+
+import (
+	"sort"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Reduce sums gradients over the ranks, each unit's by its way (graph.Gradient): on
+// the comm stream as soon as the last operation on it has run,
+//
+//	compute:  … h.1.fc/dw │ h.0.fc/dw …          every micro-step, or the last one
+//	comm:                  reduce h.1  ─ reduce h.0
+//
+// Where a gradient's memory is free once it is reduced, at most prefetch+1 units'
+// whole gradients are alive beside those still written.
+func Reduce(p *graph.Program, prefetch int) (*graph.Program, error) {
+	q := p.Clone()
+	eachMicroStep(q, func(ph *graph.Phase) {
+		r := &reducer{p: q, w: graph.NewEditor(ph), first: ph.First, last: ph.Last}
+		spans := gradSpans(q, r.w, func(g *graph.Gradient) graph.BufID { return g.OfMicro(ph.First) })
+		var done []*graph.Node
+		for _, g := range spans {
+			if n := r.unit(g); n != nil {
+				done = append(done, n)
+			}
+		}
+		for i := range done {
+			if next := i + 1 + prefetch; next < len(spans) {
+				r.w.Throttle(done[i], r.w.Base[spans[next].first])
+			}
+		}
+		r.w.Commit()
+	})
+	return q, nil
+}
+
+// reducer reduces the gradients of one micro-step.
+type reducer struct {
+	p           *graph.Program
+	w           *graph.Editor
+	first, last bool
+}
+
+// gradSpan is where a unit's gradient is written in a phase, as base indices.
+type gradSpan struct{ unit, first, last int }
+
+// gradSpans finds where the buffers of trainable units are written, in order of the
+// last write.
+func gradSpans(p *graph.Program, w *graph.Editor, of func(*graph.Gradient) graph.BufID) []gradSpan {
+	byRoot := map[graph.BufID]int{}
+	for u := range p.Units {
+		if g := p.Units[u].Grad; g != nil {
+			byRoot[of(g)] = u
+		}
+	}
+	at := map[int]*gradSpan{}
+	for i, n := range w.Base {
+		for _, o := range n.Op.Out {
+			if o.Buf == graph.NoBuf {
+				continue
+			}
+			root, _ := p.Resolve(o.Buf, nil)
+			u, ok := byRoot[root]
+			if !ok {
+				continue
+			}
+			if at[u] == nil {
+				at[u] = &gradSpan{u, i, i}
+			}
+			at[u].last = i
+		}
+	}
+	var spans []gradSpan
+	for _, g := range at {
+		spans = append(spans, *g)
+	}
+	sort.Slice(spans, func(i, j int) bool {
+		a, b := spans[i], spans[j]
+		if a.last != b.last {
+			return a.last < b.last
+		}
+		return a.unit < b.unit
+	})
+	return spans
+}
+
+// unit reduces the gradient of a unit. It returns what must be done before the
+// memory of the whole gradient is free, nil where that holds the sum.
+func (r *reducer) unit(s gradSpan) *graph.Node {
+	g := r.p.Units[s.unit].Grad
+	if !g.Each {
+		if r.last {
+			return r.once(s, g)
+		}
+		return nil
+	}
+	into, add := g.Lands(r.first)
+	whole, at := g.OfMicro(r.first), s.last
+	mode := graph.Write
+	if into == g.Home && !r.first {
+		mode = graph.Accum
+	}
+	done := r.overShards(s, at, g, whole, graph.Out{Buf: into, Mode: mode})
+	if add { // the operation that adds stands behind the last write
+		if at = r.writer(g.Home, at); r.w.Base[at].Op.Kind == graph.Cast {
+			done = r.w.Base[at]
+		}
+	}
+	if r.last {
+		sum := g.Home
+		if g.Sent != graph.NoBuf {
+			r.insert(s, at, graph.Cast, "wire", sum, graph.Out{Buf: g.Sent}, nil)
+			sum = g.Sent
+		}
+		r.overReplicas(s, at, g, sum)
+	}
+	if r.first && g.Addend != graph.NoBuf {
+		return nil
+	}
+	return done
+}
+
+// once reduces a sum over micro-steps, over the shard axis and the replicas.
+//
+// With both axes and stage 0 the part alone crosses between replicas, which are
+// on different nodes, and is gathered again:
+//
+//	grad 1/4   reduce_scatter ─ all_reduce over replicas ─ all_gather   grad
+func (r *reducer) once(s gradSpan, g *graph.Gradient) *graph.Node {
+	sum := g.Whole
+	if g.Sent != graph.NoBuf {
+		r.insert(s, s.last, graph.Cast, "wire", sum, graph.Out{Buf: g.Sent}, nil)
+		sum = g.Sent
+	}
+	if g.Axis >= 0 && !g.Parted && g.Replicas >= 0 {
+		own := ownPart(r.p, sum, s.unit, g.Axis)
+		r.insert(s, s.last, graph.ReduceScatter, "reduce_scatter", sum, graph.Out{Buf: own}, group(g, g.Axis))
+		r.overReplicas(s, s.last, g, own)
+		r.insert(s, s.last, graph.AllGather, "grad_all_gather", own, graph.Out{Buf: sum}, graph.GroupAttr{Axis: g.Axis})
+		return nil
+	}
+	done := r.overShards(s, s.last, g, sum, graph.Out{Buf: g.Update})
+	r.overReplicas(s, s.last, g, g.Update)
+	if root, _ := r.p.Resolve(g.Update, nil); root == sum {
+		return nil
+	}
+	return done
+}
+
+// overShards sums a whole gradient over the shard axis: into the rank's part of it,
+// or in place where each rank has all of it. nil where there is one rank.
+func (r *reducer) overShards(s gradSpan, at int, g *graph.Gradient, whole graph.BufID, into graph.Out) *graph.Node {
+	switch {
+	case g.Axis < 0:
+		return nil
+	case g.Parted:
+		return r.insert(s, at, graph.ReduceScatter, "reduce_scatter", whole, into, group(g, g.Axis))
+	}
+	return r.insert(s, at, graph.AllReduce, "all_reduce", graph.NoBuf, graph.Out{Buf: whole, Mode: graph.ReadWrite}, group(g, g.Axis))
+}
+
+// overReplicas sums what the ranks of a shard group hold over the groups. The order
+// of the whole sum is the same at every stage: the ranks of a group, then the groups.
+func (r *reducer) overReplicas(s gradSpan, at int, g *graph.Gradient, buf graph.BufID) {
+	if g.Replicas >= 0 {
+		r.insert(s, at, graph.AllReduce, "all_reduce_replicas", graph.NoBuf, graph.Out{Buf: buf, Mode: graph.ReadWrite}, group(g, g.Replicas))
+	}
+}
+
+func group(g *graph.Gradient, axis int) graph.GroupAttr {
+	return graph.GroupAttr{Axis: axis, Order: g.Order}
+}
+
+// writer returns the operation behind at that writes a buffer.
+func (r *reducer) writer(buf graph.BufID, at int) int {
+	for i := at + 1; i < len(r.w.Base); i++ {
+		for _, o := range r.w.Base[i].Op.Out {
+			if o.Buf == buf {
+				return i
+			}
+		}
+	}
+	return at
+}
+
+// insert adds an operation on a unit's gradient behind the phase's operation at.
+func (r *reducer) insert(s gradSpan, at int, kind graph.Kind, name string, in graph.BufID, out graph.Out, attr any) *graph.Node {
+	var ins []graph.BufID
+	if in != graph.NoBuf {
+		ins = []graph.BufID{in}
+	}
+	return r.w.After(at, newOp(kind, r.p.Units[s.unit].Name+"/"+name, graph.Comm, graph.Backward, s.unit, ins, []graph.Out{out}, attr))
+}
+
+// ownPart returns the view of the rank's own part of a whole flat buffer of a unit.
+func ownPart(p *graph.Program, flat graph.BufID, unit, axis int) graph.BufID {
+	f := p.Buf(flat)
+	n := f.Elems() / int64(p.Mesh[axis].Size)
+	return p.AddBuffer(graph.Buffer{Name: f.Name + "/own", DType: f.DType, Shape: []int64{n}, Space: f.Space, Class: f.Class, Life: f.Life, Unit: unit,
+		View: &graph.View{Base: flat, RankStride: n * f.DType.Size(), Axis: axis}})
+}

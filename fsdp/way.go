@@ -1,0 +1,98 @@
+package fsdp
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+// Gradients of f32 parameters are f32 throughout. Those of 16-bit parameters travel
+// and rest in 16 bits, and sums over micro-steps are f32:
+//
+//	Reduce32                as f32 parameters' do: the backward writes f32
+//	1 micro-step            16 bits throughout
+//	more, reduced each      the backward writes 16 bits, which are reduced and then
+//	(stages 2, 3;           added to the rank's f32 sum:
+//	 reproducible)            grad/u ─ reduce ─ cast, adding → accum/u
+//	more, reduced once      the backward adds to f32; the sum is cast and reduced:
+//	(stages 0, 1)             grad/u ─ cast → wire/u ─ reduce
+//
+// A sum that is all-reduced over replicas is cast to wire/u for that as well.
+
+// Grads32 says whether the backward must write 16-bit parameters' gradients in
+// f32 (precision.Options.Grads32). shards is the size of the shard axis.
+func Grads32(o Options, shards int) bool {
+	if shards == 1 {
+		o.Stage = zero.Replicate
+	}
+	return o.Reduce32 || o.Accum > 1 && !o.each(shards)
+}
+
+// each says that gradients are reduced over the ranks in every micro-step, as the
+// stage has it or for the sake of equal bits, and then added up.
+func (o Options) each(shards int) bool {
+	return o.Accum > 1 && (o.Stage.ShardsGrads() || o.Reproducible && shards > 1)
+}
+
+// way decides the way of a unit's gradients, which the backward writes into whole,
+// and makes its buffers.
+func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradient, error) {
+	p, o, name := s.p, s.o, s.p.Units[u].Name
+	none := graph.NoBuf
+	g := &graph.Gradient{Leaf: p.Buf(whole).DType, Wire: value, Order: graph.SumTree, Each: o.each(s.ranks), Axis: -1, Replicas: s.replicate,
+		Parted: o.Stage.ShardsStates(), Whole: whole, Addend: none, Part: none, Home: none, Sent: none}
+	if s.ranks > 1 {
+		g.Axis = o.Axis
+	}
+	if o.Reduce32 {
+		g.Wire = graph.F32
+	}
+	switch want := Grads32(o, s.ranks) || value == graph.F32; {
+	case want && g.Leaf != graph.F32:
+		return nil, fmt.Errorf("fsdp: unit %q: gradients are %v, want f32: they travel so, or micro-steps accumulate in them", name, g.Leaf)
+	case !want && g.Leaf != value:
+		return nil, fmt.Errorf("fsdp: unit %q: gradients are %v, want %v, in which they travel", name, g.Leaf, value)
+	}
+	resident := func(what string, dtype graph.DType, parted bool) graph.BufID {
+		return p.AddBuffer(s.shardBuffer(what+"/"+name, dtype, graph.Gradients, graph.LifeStep, u, parted))
+	}
+	part := func(of graph.BufID) graph.BufID {
+		if g.Parted {
+			return s.own(of, u)
+		}
+		return of
+	}
+	used := usedElems(&p.Units[u])
+	switch low := g.Leaf != graph.F32; {
+	case low && g.Each: // a sum of their own, in f32
+		g.Home = resident("accum", graph.F32, g.Parted)
+		if g.Replicas >= 0 {
+			g.Sent = resident("wire", g.Wire, g.Parted)
+		}
+		g.Part = part(whole)
+	case o.Stage.ShardsGrads(): // each reduction goes, or adds, right to its home
+		g.Home = resident("reduced", g.Leaf, true)
+	case g.Wire != g.Leaf && o.Accum > 1 && s.ranks*s.replicas > 1:
+		g.Home = whole
+		b := flatBuffer("wire/"+name, g.Wire, graph.Gradients, graph.LifeStep, u, p.Units[u].FlatLen, used)
+		g.Sent = p.AddBuffer(b)
+	default:
+		g.Home = part(whole)
+		if g.Each {
+			g.Addend = p.AddBuffer(flatBuffer("micrograd/"+name, g.Leaf, graph.Unsharded, graph.LifePhase, u, p.Units[u].FlatLen, used))
+			g.Part = part(g.Addend)
+		}
+	}
+	if root, _ := p.Resolve(g.Home, nil); root != whole { // it dies when it is reduced
+		p.Buf(whole).Class, p.Buf(whole).Life = graph.Unsharded, graph.LifePhase
+	}
+	g.Update = g.Home
+	if g.Sent != none {
+		g.Update = g.Sent
+		if g.Parted && p.Buf(g.Sent).Elems() == p.Units[u].FlatLen {
+			g.Update = s.own(g.Sent, u)
+		}
+	}
+	return g, nil
+}
