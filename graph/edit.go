@@ -223,16 +223,20 @@ func (p *Program) references(visit func(*BufID)) {
 		for j := range p.Sections[i].Phases {
 			ops := p.Sections[i].Phases[j].Ops
 			for k := range ops {
-				o := &ops[k]
-				for a := range o.In {
-					visit(&o.In[a])
-				}
-				for a := range o.Out {
-					visit(&o.Out[a].Buf)
-				}
-				visit(&o.Work)
-				visit(&o.Skip)
+				ops[k].buffers(visit)
 			}
 		}
 	}
+}
+
+// buffers calls visit for every place of the operation that names a buffer.
+func (o *Op) buffers(visit func(*BufID)) {
+	for a := range o.In {
+		visit(&o.In[a])
+	}
+	for a := range o.Out {
+		visit(&o.Out[a].Buf)
+	}
+	visit(&o.Work)
+	visit(&o.Skip)
 }

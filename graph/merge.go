@@ -11,129 +11,151 @@ import (
 // view of its start), what generation keeps (Builder.Cache) by name; everything
 // else of other is added. The section keeps its form.
 func Merge(p, other *Program, kind SectionKind) (*Program, error) {
-	name := kind.String()
 	if len(other.Sections) != 1 {
-		return nil, fmt.Errorf("graph: merge %q: the other program has %d sections, 1 is needed", name, len(other.Sections))
+		return nil, fmt.Errorf("graph: merge %q: the other program has %d sections, 1 is needed", kind, len(other.Sections))
 	}
 	if p.SectionOf(kind, other.Sections[0].Form) != nil {
-		return nil, fmt.Errorf("graph: merge %q: the program has that section already", name)
+		return nil, fmt.Errorf("graph: merge %q: the program has that section already", kind)
 	}
-	q := p.Clone()
-	to := make([]BufID, len(other.Buffers))
-	for i := range to {
-		to[i] = NoBuf
+	m := &merger{p: p.Clone(), other: other, to: make([]BufID, len(other.Buffers))}
+	for i := range m.to {
+		m.to[i] = NoBuf
 	}
+	for _, step := range []func() error{m.params, m.inputs, m.buffers, func() error { return m.section(kind) }} {
+		if err := step(); err != nil {
+			return nil, fmt.Errorf("graph: merge %q: %w", kind, err)
+		}
+	}
+	return m.p, nil
+}
+
+// merger adds a program to another one.
+type merger struct {
+	p, other *Program
+	to       []BufID // by buffer of other: the one in p, NoBuf while it has none
+}
+
+// params gives other's parameters the values of those with their names.
+func (m *merger) params() error {
 	byName := map[string]int{}
-	for i := range q.Params {
-		byName[q.Params[i].Name] = i
+	for i := range m.p.Params {
+		byName[m.p.Params[i].Name] = i
 	}
-	for i := range other.Params {
-		o := &other.Params[i]
+	for i := range m.other.Params {
+		o := &m.other.Params[i]
 		k, ok := byName[o.Name]
-		if !ok || q.Params[k].Elems() != o.Elems() {
-			return nil, fmt.Errorf("graph: merge %q: parameter %q is not in the program with %d elements", name, o.Name, o.Elems())
+		if !ok || m.p.Params[k].Elems() != o.Elems() {
+			return fmt.Errorf("parameter %q is not in the program with %d elements", o.Name, o.Elems())
 		}
-		to[o.Value] = q.Params[k].Value
+		m.to[o.Value] = m.p.Params[k].Value
 	}
-	role := func(from BufID, into *BufID) error {
-		if from == NoBuf {
-			return nil
+	return nil
+}
+
+// shared are the buffers that every section uses as one, by role: of a program, and
+// of the one that is added.
+func (m *merger) shared() [][2]*BufID {
+	p, o := m.p, m.other
+	return [][2]*BufID{{&p.Tokens, &o.Tokens}, {&p.Targets, &o.Targets}, {&p.Hyper, &o.Hyper}, {&p.Key, &o.Key}, {&p.Loss, &o.Loss}, {&p.Logits, &o.Logits}}
+}
+
+// inputs gives other's the place of the program's, whole or its start. A role that
+// the program has not is given to other's own buffer later.
+func (m *merger) inputs() error {
+	for _, r := range m.shared() {
+		into, from := *r[0], *r[1]
+		if into == NoBuf || from == NoBuf {
+			continue
 		}
-		if *into == NoBuf {
-			return nil // other's own buffer takes the role below
-		}
-		a, b := other.Buf(from), q.Buf(*into)
+		a, b := m.other.Buf(from), m.p.Buf(into)
 		switch {
 		case a.DType == b.DType && a.Bytes() == b.Bytes():
-			to[from] = *into
+			m.to[from] = into
 		case a.DType == b.DType && a.Bytes() < b.Bytes():
 			v := *a
-			v.View = &View{Base: *into}
-			to[from] = q.AddBuffer(v)
+			v.View = &View{Base: into}
+			m.to[from] = m.p.AddBuffer(v)
 		default:
-			return fmt.Errorf("graph: merge %q: input %q is larger than the program's %q", name, a.Name, b.Name)
-		}
-		return nil
-	}
-	roles := []struct {
-		from BufID
-		into *BufID
-	}{{other.Tokens, &q.Tokens}, {other.Targets, &q.Targets}, {other.Hyper, &q.Hyper}, {other.Key, &q.Key}, {other.Loss, &q.Loss}, {other.Logits, &q.Logits}}
-	for _, r := range roles {
-		if err := role(r.from, r.into); err != nil {
-			return nil, err
+			return fmt.Errorf("input %q is larger than the program's %q", a.Name, b.Name)
 		}
 	}
+	return nil
+}
+
+// buffers adds the rest of other's buffers, but for what generation keeps and the
+// program has.
+func (m *merger) buffers() error {
 	kept := map[string]BufID{}
-	for i := range q.Buffers {
-		if b := &q.Buffers[i]; b.Class == Activations && b.Life == LifeRun && b.View == nil {
+	for i := range m.p.Buffers {
+		if b := &m.p.Buffers[i]; b.Class == Activations && b.Life == LifeRun && b.View == nil {
 			kept[b.Name] = BufID(i)
 		}
 	}
-	for i := range other.Buffers {
-		if to[i] != NoBuf {
+	for i := range m.other.Buffers {
+		if m.to[i] != NoBuf {
 			continue
 		}
-		b := other.Buffers[i]
+		b := m.other.Buffers[i]
 		if have, ok := kept[b.Name]; ok && b.Life == LifeRun {
-			if h := q.Buf(have); h.DType != b.DType || !slices.Equal(h.Shape, b.Shape) {
-				return nil, fmt.Errorf("graph: merge %q: %q is %v %v here and %v %v there", name, b.Name, h.DType, h.Shape, b.DType, b.Shape)
+			if h := m.p.Buf(have); h.DType != b.DType || !slices.Equal(h.Shape, b.Shape) {
+				return fmt.Errorf("%q is %v %v here and %v %v there", b.Name, h.DType, h.Shape, b.DType, b.Shape)
 			}
-			to[i] = have
+			m.to[i] = have
 			continue
 		}
-		b.Shape = append([]int64(nil), b.Shape...)
-		to[i] = q.AddBuffer(b)
+		b.Shape = slices.Clone(b.Shape)
+		b.Global, b.Place = slices.Clone(b.Global), slices.Clone(b.Place)
+		m.to[i] = m.p.AddBuffer(b)
 	}
-	for i := range other.Buffers {
-		if v := other.Buffers[i].View; v != nil && q.Buf(to[i]).View == v {
+	for i := range m.other.Buffers {
+		if v := m.other.Buffers[i].View; v != nil && m.p.Buf(m.to[i]).View == v {
 			w := *v
-			w.Base = to[v.Base]
-			q.Buf(to[i]).View = &w
+			w.Base = m.to[v.Base]
+			m.p.Buf(m.to[i]).View = &w
 		}
-		if s := other.Buffers[i].Scale; s.Block > 0 {
-			q.Buf(to[i]).Scale.Of = to[s.Of]
-		}
-	}
-	for _, r := range roles {
-		if r.from != NoBuf && *r.into == NoBuf {
-			*r.into = to[r.from]
+		if s := m.other.Buffers[i].Scale; s.Block > 0 {
+			m.p.Buf(m.to[i]).Scale.Of = m.to[s.Of]
 		}
 	}
+	for _, r := range m.shared() {
+		if *r[1] != NoBuf && *r[0] == NoBuf {
+			*r[0] = m.to[*r[1]]
+		}
+	}
+	return nil
+}
+
+// section adds other's section, its operations on the program's buffers and units.
+func (m *merger) section(kind SectionKind) error {
 	units := map[string]int{}
-	for i := range q.Units {
-		units[q.Units[i].Name] = i
+	for i := range m.p.Units {
+		units[m.p.Units[i].Name] = i
 	}
-	sec := other.Sections[0]
+	sec := m.other.Sections[0]
 	sec.Become(kind)
-	sec.Phases = append([]Phase(nil), sec.Phases...)
-	ref := func(id BufID) BufID {
-		if id == NoBuf {
-			return NoBuf
+	sec.Phases = slices.Clone(sec.Phases)
+	here := func(id *BufID) {
+		if *id != NoBuf {
+			*id = m.to[*id]
 		}
-		return to[id]
 	}
 	for i := range sec.Phases {
 		ops := CloneOps(sec.Phases[i].Ops)
 		for k := range ops {
 			o := &ops[k]
-			for a := range o.In {
-				o.In[a] = ref(o.In[a])
+			o.buffers(here)
+			if o.Unit < 0 {
+				continue
 			}
-			for a := range o.Out {
-				o.Out[a].Buf = ref(o.Out[a].Buf)
+			u, ok := units[m.other.Units[o.Unit].Name]
+			if !ok {
+				return fmt.Errorf("unit %q is not in the program", m.other.Units[o.Unit].Name)
 			}
-			o.Work, o.Skip = ref(o.Work), ref(o.Skip)
-			if o.Unit >= 0 {
-				u, ok := units[other.Units[o.Unit].Name]
-				if !ok {
-					return nil, fmt.Errorf("graph: merge %q: unit %q is not in the program", name, other.Units[o.Unit].Name)
-				}
-				o.Unit = u
-			}
+			o.Unit = u
 		}
 		sec.Phases[i].Ops = ops
+		sec.Phases[i].Throttles = slices.Clone(sec.Phases[i].Throttles)
 	}
-	q.Sections = append(q.Sections, sec)
-	return q, nil
+	m.p.Sections = append(m.p.Sections, sec)
+	return nil
 }

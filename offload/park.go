@@ -30,16 +30,30 @@ type parking struct {
 // end of stretch b−1−Ahead. Where fewer stretches than those lie between, nothing
 // would be won and the activation stays. Fetches come in the order of their uses,
 // which in a backward is the reverse of the parks'.
-func (r *rewriter) park(w *weave, section string) {
+func (r *rewriter) park(w *weave) {
 	stretch, ends := stretches(w)
-	type candidate struct {
-		root   graph.BufID
-		before int // last operation before the long time
-		after  []int
+	chosen := r.chooseParked(w, stretch)
+	for _, c := range chosen {
+		r.parkOut(w, c, stretch, ends)
 	}
-	uses := map[graph.BufID][]int{}
+	sort.SliceStable(chosen, func(i, j int) bool { return chosen[i].after[0] < chosen[j].after[0] })
+	for _, c := range chosen {
+		r.fetchBack(w, c, stretch, ends)
+	}
+}
+
+// idle is an activation that lies unused for long in a phase.
+type idle struct {
+	root   graph.BufID
+	before int   // last operation before the long time
+	after  []int // those behind it
+}
+
+// parkable finds the uses of the activations that may leave the device, in order of
+// their first ones.
+func (r *rewriter) parkable(w *weave) (roots []graph.BufID, uses map[graph.BufID][]int) {
+	uses = map[graph.BufID][]int{}
 	leaves := map[graph.BufID]bool{}
-	var roots []graph.BufID
 	for i, n := range w.Base {
 		effects(&n.Op, r.root, func(root graph.BufID, e graph.Effect) {
 			b := r.p.Buf(root)
@@ -63,8 +77,15 @@ func (r *rewriter) park(w *weave, section string) {
 			}
 		})
 	}
-	var chosen []candidate
+	return roots, uses
+}
+
+// chooseParked takes those of which parking frees memory, in order of the last use
+// before the long time. stretch is by operation.
+func (r *rewriter) chooseParked(w *weave, stretch []int) []idle {
+	var chosen []idle
 	var largest int64
+	roots, uses := r.parkable(w)
 	for _, root := range roots {
 		list := uses[root]
 		best, at := 0, 0
@@ -76,7 +97,7 @@ func (r *rewriter) park(w *weave, section string) {
 		if best <= 2*r.o.Ahead+1 || !readsFirst(r, &w.Base[list[at]].Op, root) {
 			continue
 		}
-		chosen = append(chosen, candidate{root, list[at-1], list[at:]})
+		chosen = append(chosen, idle{root, list[at-1], list[at:]})
 		largest = max(largest, r.p.Buf(root).Bytes())
 	}
 	sort.SliceStable(chosen, func(i, j int) bool { return chosen[i].before < chosen[j].before })
@@ -86,45 +107,48 @@ func (r *rewriter) park(w *weave, section string) {
 			kept = append(kept, c)
 		}
 	}
-	chosen = kept
-	for _, c := range chosen {
-		pk := r.parking(c.root)
-		from, name, op := c.root, r.p.Buf(c.root).Name, &w.Base[c.before].Op
-		var first *graph.Node
-		for _, to := range pk.stops[:(len(pk.stops)+2)/2] {
-			n := w.After(c.before, w.transfer(r.p, name, from, to, op.Pass, op.Unit))
-			if first == nil {
-				first = n
-			} else {
-				w.bounces[first] = n
-			}
-			from = to
+	return kept
+}
+
+// parkOut copies an activation to where it waits.
+func (r *rewriter) parkOut(w *weave, c idle, stretch []int, ends [][2]int) {
+	pk := r.parking(c.root)
+	from, name, op := c.root, r.p.Buf(c.root).Name, &w.Base[c.before].Op
+	var first *graph.Node
+	for _, to := range pk.stops[:(len(pk.stops)+2)/2] {
+		n := w.After(c.before, w.transfer(r.p, name, from, to, op.Pass, op.Unit))
+		if first == nil {
+			first = n
+		} else {
+			w.bounces[first] = n
 		}
-		if s := stretch[c.before] + 1 + r.o.Ahead; s < len(ends) {
-			w.Throttle(first, w.Base[ends[s][0]])
+		from = to
+	}
+	if s := stretch[c.before] + 1 + r.o.Ahead; s < len(ends) {
+		w.Throttle(first, w.Base[ends[s][0]])
+	}
+}
+
+// fetchBack copies it into a new buffer, from which its later uses read.
+func (r *rewriter) fetchBack(w *weave, c idle, stretch []int, ends [][2]int) {
+	pk := r.parking(c.root)
+	name, op := r.p.Buf(c.root).Name, &w.Base[c.after[0]].Op
+	s := stretch[c.after[0]] - r.o.Ahead
+	at := ends[s][0]
+	path := append(append([]graph.BufID(nil), pk.stops[len(pk.stops)/2:]...), pk.fetched)
+	var loaded *graph.Node
+	for k := 1; k < len(path); k++ {
+		n := w.Before(at, w.transfer(r.p, name, path[k-1], path[k], op.Pass, op.Unit))
+		if k == 1 {
+			w.Throttle(w.Base[ends[s-1][1]], n)
+			loaded = n
+		} else {
+			w.bounces[loaded] = n
 		}
 	}
-	sort.SliceStable(chosen, func(i, j int) bool { return chosen[i].after[0] < chosen[j].after[0] })
-	for _, c := range chosen {
-		pk := r.parking(c.root)
-		name, op := r.p.Buf(c.root).Name, &w.Base[c.after[0]].Op
-		s := stretch[c.after[0]] - r.o.Ahead
-		at := ends[s][0]
-		way := append(append([]graph.BufID(nil), pk.stops[len(pk.stops)/2:]...), pk.fetched)
-		var loaded *graph.Node
-		for k := 1; k < len(way); k++ {
-			n := w.Before(at, w.transfer(r.p, name, way[k-1], way[k], op.Pass, op.Unit))
-			if k == 1 {
-				w.Throttle(w.Base[ends[s-1][1]], n)
-				loaded = n
-			} else {
-				w.bounces[loaded] = n
-			}
-		}
-		co := coherence{r: r, w: w}
-		for _, i := range c.after {
-			co.redirect(&w.Base[i].Op, c.root, pk.fetched, c.root)
-		}
+	co := coherence{r: r, w: w}
+	for _, i := range c.after {
+		co.redirect(&w.Base[i].Op, c.root, pk.fetched, c.root)
 	}
 }
 

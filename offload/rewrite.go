@@ -189,7 +189,7 @@ func (r *rewriter) section(sec *graph.Section) {
 		c.collect()
 		c.run()
 		if r.o.parks() {
-			r.park(w, sec.Name)
+			r.park(w)
 		}
 		w.commit(min(r.o.Ahead, 1) + 1)
 	}

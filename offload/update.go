@@ -155,17 +155,22 @@ func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op, 
 	})
 	// Nothing is clipped and nothing scaled: the coefficient of every update is 1.
 	coef := r.p.AddBuffer(graph.Buffer{Name: "update_coef", DType: graph.F32, Shape: []int64{1}, Class: graph.Workspace, Life: graph.LifeStep, Unit: -1})
-	fill := graph.Op{Kind: graph.Fill, Name: "update_coef", Out: []graph.Out{{Buf: coef}}, Work: graph.NoBuf, Skip: graph.NoBuf,
-		Attr: graph.FillAttr{Value: 1}, Stream: graph.Compute, Pass: graph.Update, Unit: -1}
-	behind := make([][]graph.Op, len(ph.Ops))
+	w, begin := graph.NewEditor(ph), r.inputsEnd(ph.Ops)
+	for _, op := range append(start, fillOp("update_coef", coef, 1)) {
+		w.Before(begin, op)
+	}
 	for _, g := range groups {
-		behind[g.reduced] = append(behind[g.reduced], g.sums...)
+		for _, op := range g.sums {
+			w.After(g.reduced, op)
+		}
 	}
 	for _, g := range groups {
 		graph.Replace(g.rule, old, coef)
-		behind[g.at] = append(behind[g.at], g.rule...)
+		for _, op := range g.rule {
+			w.After(g.at, op)
+		}
 	}
-	insert(ph, r.inputsEnd(ph.Ops), append(start, fill), nil, behind)
+	w.Commit()
 	r.settleGrads(ph, groups)
 }
 
@@ -225,10 +230,7 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 // deferred puts each unit's update into the next step's first micro-step.
 func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.Op, coef graph.BufID, d *deferral) {
 	up := &sec.Phases[len(sec.Phases)-1]
-	flag := func(name string, v float64) graph.Op {
-		return graph.Op{Kind: graph.Fill, Name: name, Out: []graph.Out{{Buf: d.idle}}, Work: graph.NoBuf, Skip: graph.NoBuf,
-			Attr: graph.FillAttr{Value: v}, Stream: graph.Compute, Pass: graph.Update, Unit: -1}
-	}
+	flag := func(name string, v float64) graph.Op { return fillOp(name, d.idle, v) }
 	firstForm := d.idle == graph.NoBuf
 	if firstForm {
 		if s := r.p.Scaler; s != nil {
@@ -249,19 +251,23 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 	if r.p.Scaler == nil {
 		up.Ops = append(up.Ops, flag("update_idle/pending", 0))
 	}
-	up.Ops = append(up.Ops, graph.Op{Kind: graph.Copy, Name: "update_hyper/park", In: []graph.BufID{r.p.Hyper}, Out: []graph.Out{{Buf: d.hyper}},
-		Work: graph.NoBuf, Skip: graph.NoBuf, Stream: graph.CopyOut, Pass: graph.Update, Unit: -1})
+	up.Ops = append(up.Ops, graph.NewCopy("update_hyper/park", r.p.Hyper, d.hyper, graph.CopyOut, graph.Update, -1))
 	last := &sec.Phases[len(sec.Phases)-2]
 	r.touches(last.Ops, groups, func(g *group, i int, grad bool) {
 		if grad {
 			g.reduced = max(g.reduced, i)
 		}
 	})
-	behind := make([][]graph.Op, len(last.Ops))
+	w, begin := graph.NewEditor(last), r.inputsEnd(last.Ops)
+	for _, op := range start {
+		w.Before(begin, op)
+	}
 	for _, g := range groups {
-		behind[g.reduced] = append(behind[g.reduced], g.sums...)
+		for _, op := range g.sums {
+			w.After(g.reduced, op)
+		}
 		if r.homes[grads][g.unit] == graph.Device {
-			behind[g.reduced] = append(behind[g.reduced], r.streamOut(g, d))
+			w.After(g.reduced, r.streamOut(g, d))
 		} else {
 			r.keep(g.grad)
 		}
@@ -272,7 +278,7 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 			}
 		}
 	}
-	insert(last, r.inputsEnd(last.Ops), start, nil, behind)
+	w.Commit()
 
 	first := &sec.Phases[0]
 	r.inputsFirst(first)
@@ -281,7 +287,7 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 	}
 	r.touches(first.Ops, groups, func(g *group, i int, grad bool) { g.at = min(g.at, i) })
 	slices.SortStableFunc(groups, func(a, b *group) int { return cmp.Compare(a.at, b.at) })
-	before := make([][]graph.Op, len(first.Ops)+1)
+	w = graph.NewEditor(first)
 	from := r.inputsEnd(first.Ops)
 	flush := graph.Phase{Name: "flush", Repeat: 1}
 	for k, g := range groups {
@@ -290,10 +296,12 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 			at = max(at, groups[j].at)
 		}
 		at = min(at, g.at)
-		before[at] = append(before[at], graph.CloneOps(g.rule)...)
+		for _, op := range graph.CloneOps(g.rule) {
+			w.Before(at, op)
+		}
 		flush.Ops = append(flush.Ops, graph.CloneOps(g.rule)...)
 	}
-	insert(first, -1, nil, before, nil)
+	w.Commit()
 	if firstForm {
 		d.flush = flush
 		d.flush.Ops = append(d.flush.Ops, flag("update_idle", 1))
@@ -321,8 +329,14 @@ func (r *rewriter) streamOut(g *group, d *deferral) graph.Op {
 		d.pending[g.unit] = pending
 	}
 	graph.Replace(g.rule, g.grad, pending)
-	return graph.Op{Kind: graph.Copy, Name: r.p.Buf(pending).Name + "/park", In: []graph.BufID{g.grad}, Out: []graph.Out{{Buf: pending}},
-		Work: graph.NoBuf, Skip: graph.NoBuf, Stream: graph.CopyOut, Pass: graph.Backward, Unit: g.unit}
+	return graph.NewCopy(r.p.Buf(pending).Name+"/park", g.grad, pending, graph.CopyOut, graph.Backward, g.unit)
+}
+
+// fillOp sets a scalar of the update.
+func fillOp(name string, buf graph.BufID, v float64) graph.Op {
+	op := graph.NewOp(graph.Fill, name, nil, []graph.Out{{Buf: buf}}, graph.FillAttr{Value: v})
+	op.Pass = graph.Update
+	return op
 }
 
 func (r *rewriter) copiesInput(op *graph.Op) bool {
@@ -357,26 +371,4 @@ func (r *rewriter) inputsEnd(ops []graph.Op) int {
 		}
 	}
 	return end
-}
-
-// insert puts operations before index at of a phase, and before and behind each
-// of its operations (nil: none; before has one place more, the end).
-func insert(ph *graph.Phase, at int, ops []graph.Op, before, behind [][]graph.Op) {
-	var out []graph.Op
-	for i := range ph.Ops {
-		if i == at {
-			out = append(out, ops...)
-		}
-		if before != nil {
-			out = append(out, before[i]...)
-		}
-		out = append(out, ph.Ops[i])
-		if behind != nil {
-			out = append(out, behind[i]...)
-		}
-	}
-	if before != nil {
-		out = append(out, before[len(ph.Ops)]...)
-	}
-	ph.Ops = out
 }

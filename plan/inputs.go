@@ -57,14 +57,13 @@ func stageInputs(p *graph.Program) *graph.Program {
 					}
 				}
 			}
-			var copies []graph.Op
+			w := graph.NewEditor(&sec.Phases[j])
 			for _, in := range inputs {
-				if in[0] == graph.NoBuf || !reads[in[0]] {
-					continue
+				if in[0] != graph.NoBuf && reads[in[0]] {
+					w.Before(0, graph.NewCopy(q.Buf(in[0]).Name+"/in", in[1], in[0], graph.CopyIn, graph.Forward, -1))
 				}
-				copies = append(copies, graph.NewCopy(q.Buf(in[0]).Name+"/in", in[1], in[0], graph.CopyIn, graph.Forward, -1))
 			}
-			sec.Phases[j].Ops = append(copies, sec.Phases[j].Ops...)
+			w.Commit()
 		}
 	}
 	return q

@@ -140,8 +140,9 @@ func (c *caster) phase(ph *graph.Phase) {
 	for i := range ph.Ops {
 		names[ph.Ops[i].Name] = true
 	}
-	var ops []graph.Op
-	cast := func(near *graph.Op, root graph.BufID, toTwin bool) {
+	w := graph.NewEditor(ph)
+	cast := func(at int, root graph.BufID, toTwin bool) {
+		near := &w.Base[min(at, len(w.Base)-1)].Op
 		from, to := c.twin(root), root
 		if toTwin {
 			from, to = to, from
@@ -151,12 +152,12 @@ func (c *caster) phase(ph *graph.Phase) {
 			name = fmt.Sprintf("%s/%v.%d", c.p.Buf(root).Name, c.p.Buf(to).DType, k)
 		}
 		names[name] = true
-		ops = append(ops, graph.Op{Kind: graph.Cast, Name: name, In: []graph.BufID{from}, Out: []graph.Out{{Buf: to}},
-			Work: graph.NoBuf, Skip: graph.NoBuf, Stream: near.Stream, Pass: near.Pass, Unit: near.Unit})
+		op := graph.NewOp(graph.Cast, name, []graph.BufID{from}, []graph.Out{{Buf: to}}, nil)
+		op.Stream, op.Pass, op.Unit, op.Micro = near.Stream, near.Pass, near.Unit, near.Micro
+		w.Before(at, op)
 	}
-	for i := range ph.Ops {
-		op := &ph.Ops[i]
-		list, _ := operands(op) // classify has seen no error
+	for i, n := range w.Base {
+		list, _ := operands(&n.Op) // classify has seen no error
 		for _, o := range list {
 			root := c.root[*o.buf]
 			wantTwin := c.wantsTwin(&o, root)
@@ -166,27 +167,26 @@ func (c *caster) phase(ph *graph.Phase) {
 			s := of(root)
 			if wantTwin {
 				if o.reads && !s.twin {
-					cast(op, root, true)
+					cast(i, root, true)
 					s.twin = true
 				}
 				*o.buf = c.twinOf(*o.buf, root)
 			} else if o.reads && !s.root {
-				cast(op, root, false)
+				cast(i, root, false)
 				s.root = true
 			}
 			if o.writes {
 				*s = copies{root: !wantTwin, twin: wantTwin}
 			}
 		}
-		ops = append(ops, *op)
 	}
 	for _, root := range touched {
 		lasts := c.p.Buf(root).Life != graph.LifePhase || c.p.Logits != graph.NoBuf && root == c.root[c.p.Logits]
 		if lasts && !state[root].root {
-			cast(&ph.Ops[len(ph.Ops)-1], root, false)
+			cast(len(w.Base), root, false)
 		}
 	}
-	ph.Ops = ops
+	w.Commit()
 }
 
 // wantsTwin says that an operand does not take the type that its buffer has.

@@ -48,7 +48,9 @@ func Rewrite(p *graph.Program, opt Options) (*graph.Program, error) {
 	}
 	r := &rewriter{p: q, ops: train.Phases[0].Ops, policy: policies, drop: opt.Drop, made: map[graph.BufID]bool{}}
 	r.number()
-	train.Phases[0].Ops = r.run()
+	r.w = graph.NewEditor(&train.Phases[0])
+	r.run()
+	r.w.Commit()
 	if err := r.checkDrops(p); err != nil {
 		return nil, err
 	}
@@ -91,7 +93,8 @@ type value struct {
 
 type rewriter struct {
 	p      *graph.Program
-	ops    []graph.Op
+	ops    []graph.Op // as they were
+	w      *graph.Editor
 	policy []Policy
 	vals   []value
 	ins    [][]int // value by operation and input
@@ -232,13 +235,11 @@ type clone struct {
 	emitted bool
 }
 
-// run weaves the clones in.
-func (r *rewriter) run() []graph.Op {
-	var out []graph.Op
+// run puts the clones in.
+func (r *rewriter) run() {
 	names := map[string]int{}
 	for i := 0; i < len(r.ops); {
 		if r.ops[i].Pass != graph.Backward {
-			out = append(out, r.ops[i])
 			i++
 			continue
 		}
@@ -246,10 +247,9 @@ func (r *rewriter) run() []graph.Op {
 		for s.last+1 < len(r.ops) && r.ops[s.last+1].Pass == graph.Backward && r.ops[s.last+1].Unit == r.ops[i].Unit {
 			s.last++
 		}
-		out = append(out, r.rewriteStretch(s, names)...)
+		r.rewriteStretch(s, names)
 		i = s.last + 1
 	}
-	return out
 }
 
 // available says whether a value lies in its buffer all through a stretch.
@@ -331,7 +331,7 @@ func (pl *planner) plan(v int) bool {
 	return true
 }
 
-func (r *rewriter) rewriteStretch(s stretch, names map[string]int) []graph.Op {
+func (r *rewriter) rewriteStretch(s stretch, names map[string]int) {
 	pl := &planner{r: r, s: s, make: map[int]*clone{}, state: map[int]int8{}}
 	wanted := map[int]bool{}
 	for i := s.first; i <= s.last; i++ {
@@ -343,22 +343,20 @@ func (r *rewriter) rewriteStretch(s stretch, names map[string]int) []graph.Op {
 		}
 	}
 	if len(wanted) == 0 {
-		return append([]graph.Op(nil), r.ops[s.first:s.last+1]...)
+		return
 	}
 	e := &emitter{r: r, pl: pl, live: map[int]graph.BufID{}, names: names, wanted: wanted}
 	e.needed()
 	for i := s.first; i <= s.last; i++ {
-		op := r.ops[i]
-		op.In = append([]graph.BufID(nil), op.In...)
+		e.at = i
+		op := &r.w.Base[i].Op
 		for a, v := range r.ins[i] {
 			if v >= 0 && wanted[v] {
 				e.emit(pl.make[v])
 				op.In[a] = e.mapped(op.In[a], e.live[v])
 			}
 		}
-		e.out = append(e.out, op)
 	}
-	return e.out
 }
 
 // emitter writes the clones of one stretch.
@@ -369,7 +367,7 @@ type emitter struct {
 	wanted map[int]bool
 	use    map[*clone]bool
 	live   map[int]graph.BufID // value → root buffer of its clone
-	out    []graph.Op
+	at     int                 // the operation that reads: clones stand before it
 	names  map[string]int
 }
 
@@ -479,7 +477,7 @@ func (e *emitter) emit(c *clone) {
 		e.live[v] = root
 		op.Out[a].Buf = e.mapped(op.Out[a].Buf, root)
 	}
-	e.out = append(e.out, op)
+	r.w.Before(e.at, op)
 }
 
 // mapped returns the place in root that id has in its own root.
