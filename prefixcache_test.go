@@ -95,6 +95,24 @@ func TestFrozenCacheGivesTheSameBits(t *testing.T) {
 	}
 }
 
+// In 16 bits what the frozen beginning hands on is kept in 16 bits, and comes back
+// with the bits that the model's forward gives.
+func TestFrozenCacheInHalfPrecision(t *testing.T) {
+	for zero, precision := range map[int]string{0: "bf16", 3: "bf16", 2: "fp16"} {
+		c := frozenRun(t, "gpt2", 8, 40)
+		c.Ranks, c.Steps, c.Precision, c.Zero = 2, 5, precision, zero
+		want := cachedRun(t, c)
+		c.FrozenCache, c.Disk = FrozenCache{[]graph.Space{graph.Host, graph.Disk}[zero%2], 1 << 20}, scratch(t)
+		p, err := Build(c)
+		require.NoError(t, err)
+		require.Equal(t, p.Program.Buf(p.Program.Port(graph.PortPrefix)).DType.String(), map[string]string{"bf16": "bf16", "fp16": "f16"}[precision])
+		got := cachedRun(t, c)
+		require.Contains(t, got.cached, true)
+		require.Equal(t, want.losses, got.losses, "%s, stage %d", precision, zero)
+		require.Equal(t, want.sha, got.sha, "%s, stage %d", precision, zero)
+	}
+}
+
 // What finds no room is computed: the first rows stay, and the run says so.
 func TestFrozenCacheWithoutRoomForAll(t *testing.T) {
 	c := frozenRun(t, "gpt2", 8, 40)
