@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -24,6 +25,7 @@ func main() {
 	kills := flag.Int("kills", 500, "how many runs to kill")
 	seed := flag.Uint64("seed", 0, "of the moments; 0: another each time")
 	dir := flag.String("dir", "", "`DIR` to work in, on the filesystem to try (default: the system's temporary folder)")
+	ranks := flag.Bool("ranks", false, "kill single ranks of jobs over processes (spillway launch) instead of whole runs")
 	binary := flag.String("binary", "", "the spillway `FILE` to kill (default: built from this tree)")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -31,14 +33,14 @@ func main() {
 	if *seed == 0 {
 		*seed = rand.Uint64()
 	}
-	if err := campaign(ctx, *kills, *seed, *dir, *binary); err != nil {
+	if err := campaign(ctx, *kills, *seed, *ranks, *dir, *binary); err != nil {
 		fmt.Fprintln(os.Stderr, "kills:", err)
 		os.Exit(1)
 	}
 }
 
 // campaign kills as many runs as told, in turn over the configurations.
-func campaign(ctx context.Context, kills int, seed uint64, dir, binary string) error {
+func campaign(ctx context.Context, kills int, seed uint64, ranks bool, dir, binary string) error {
 	fmt.Printf("seed %d\n", seed)
 	work, err := os.MkdirTemp(dir, "spillway-kills-")
 	if err != nil {
@@ -51,7 +53,7 @@ func campaign(ctx context.Context, kills int, seed uint64, dir, binary string) e
 			return fmt.Errorf("build: %w: %s", err, out)
 		}
 	}
-	jobs, err := prepare(ctx, work, binary)
+	jobs, err := prepare(ctx, work, binary, ranks)
 	if err != nil {
 		return err
 	}
@@ -88,6 +90,7 @@ const (
 // job is a configuration, its uninterrupted end and what became of its kills.
 type job struct {
 	name, work, binary string
+	ranks              int // processes of a launch; 0: one process for all
 	args               []string
 	sha                string
 	length             time.Duration // of the uninterrupted run
@@ -105,7 +108,7 @@ var configurations = []struct{ name, flags string }{
 }
 
 // prepare writes model and data and runs each configuration undisturbed.
-func prepare(ctx context.Context, work, binary string) ([]*job, error) {
+func prepare(ctx context.Context, work, binary string, ranks bool) ([]*job, error) {
 	model, text := filepath.Join(work, "model"), filepath.Join(work, "text.txt")
 	config := `{"model_type":"gpt2","n_layer":2,"n_head":2,"n_embd":32,"vocab_size":256,"n_positions":32}`
 	words := strings.Repeat("a run that is killed goes on where its last checkpoint stands; ", 200)
@@ -114,16 +117,25 @@ func prepare(ctx context.Context, work, binary string) ([]*job, error) {
 		return nil, err
 	}
 	var jobs []*job
+	common := []string{"train", "--model", model, "--data", text, "--batch", "2", "--seq", "16", "--steps", fmt.Sprint(steps)}
 	for _, c := range configurations {
 		flags := strings.Fields(strings.ReplaceAll(c.flags, "DISK", filepath.Join(work, "disk")))
-		j := &job{name: c.name, work: work, binary: binary}
-		j.args = append([]string{"train", "--model", model, "--data", text, "--batch", "2", "--seq", "16", "--steps", fmt.Sprint(steps)}, flags...)
+		jobs = append(jobs, &job{name: c.name, args: slices.Concat(common, flags)})
+	}
+	if ranks {
+		jobs = nil
+		for _, c := range launched {
+			args := slices.Concat([]string{"launch", "-n", fmt.Sprint(c.ranks), "--"}, common, strings.Fields(c.flags))
+			jobs = append(jobs, &job{name: c.name, ranks: c.ranks, args: args})
+		}
+	}
+	for _, j := range jobs {
+		j.work, j.binary = work, binary
 		began := time.Now()
 		if j.sha, err = j.end(ctx, filepath.Join(work, "whole")); err != nil {
-			return nil, fmt.Errorf("%s, undisturbed: %w", c.name, err)
+			return nil, fmt.Errorf("%s, undisturbed: %w", j.name, err)
 		}
 		j.length = time.Since(began)
-		jobs = append(jobs, j)
 	}
 	return jobs, nil
 }
@@ -232,6 +244,10 @@ func (j *job) kill(ctx context.Context, r *rand.Rand, dir string, aimed bool) (k
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
+	if j.ranks > 0 {
+		killed, err = j.killRank(ctx, cmd, out, ended, r)
+		return killed, len(underWay(dir)) > 0, err
+	}
 	if aimed {
 		waitForSave(dir, 1+r.IntN(steps/saveEvery), ended)
 		time.Sleep(time.Duration(r.Int64N(int64(4 * time.Millisecond))))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/algo"
 	"github.com/spillway-ml/spillway/comm/inproc"
 	"github.com/spillway-ml/spillway/comm/mpi"
 	"github.com/spillway-ml/spillway/comm/shm"
@@ -31,10 +32,12 @@ type commBench struct {
 	ranks           int
 	most            int64 // bytes of the largest buffer
 	timeout         time.Duration
+	collectives     string
+	algorithms      []algo.Name
 }
 
 func benchCommCommand() *cobra.Command {
-	b := commBench{most: 256 << 20}
+	b := commBench{most: 256 << 20, collectives: string(algo.Direct)}
 	cmd := &cobra.Command{
 		Use:   "comm",
 		Short: "Every collective between ranks, from 1 KiB on: time, bandwidth, and the bound by memory",
@@ -42,13 +45,16 @@ func benchCommCommand() *cobra.Command {
 process (--ranks), of several (spillway launch -n N -- bench comm), or over MPI
 (mpirun -np N spillway bench comm). Beside it stands the bound by memory on one
 host: the bytes that the ranks load and store, over the bandwidth at which they all
-copy at once, measured in the same run.`,
+copy at once, measured in the same run. Over MPI the library's own collectives run beside, in turn.
+--collectives all has a row for each algorithm, and what a link of the cluster kind is
+reckoned to need for it.`,
 		Args: noArguments,
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&b.transport, "transport", cluster.Auto, "auto, inproc, shm (spillway launch) or mpi (mpirun)")
 	fs.IntVar(&b.ranks, "ranks", 2, "ranks of this process, where it is alone")
 	fs.Var(sizeFlag{&b.most}, "max-bytes", "the largest buffer")
+	fs.StringVar(&b.collectives, "collectives", b.collectives, "an algorithm of train's --collectives, several separated by commas, or all")
 	fs.DurationVar(&b.timeout, "timeout", time.Minute, "longest wait of a collective")
 	fs.StringVar(&b.json, "json", "", "write a row a measurement as JSON to `FILE`, - for stdout")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -67,6 +73,9 @@ copy at once, measured in the same run.`,
 		if b.most < smallestBuffer {
 			return fmt.Errorf("--max-bytes %d: at least %d", b.most, smallestBuffer)
 		}
+		if b.algorithms, err = parseAlgorithms(b.collectives); err != nil {
+			return err
+		}
 		rows, err := b.run(p)
 		if err != nil || !p.leads() {
 			return err
@@ -83,8 +92,10 @@ type benchWorld struct {
 	world interface {
 		Groups(rank int) (map[int]comm.Group, error)
 	}
-	mapped func(rank int) func(graph.Space, int64) ([]byte, func() error, error)
-	close  []func() error // in reverse
+	mapped  func(rank int) func(graph.Space, int64) ([]byte, func() error, error)
+	perHost int            // ranks of a host, where it is known
+	peer    *mpi.Peer      // nil: none
+	close   []func() error // in reverse
 }
 
 func (w *benchWorld) end() (err error) {
@@ -96,7 +107,7 @@ func (w *benchWorld) end() (err error) {
 
 // join meets the other ranks.
 func (b *commBench) join(p *place) (w *benchWorld, err error) {
-	w = &benchWorld{size: p.env.World, local: []int{p.env.Rank}, mapped: func(int) func(graph.Space, int64) ([]byte, func() error, error) { return nil }}
+	w = &benchWorld{size: p.env.World, local: []int{p.env.Rank}, perHost: p.env.LocalWorld, mapped: func(int) func(graph.Space, int64) ([]byte, func() error, error) { return nil }}
 	warn := func(text string) { fmt.Fprintln(p.stderr, "warning:", text) }
 	switch p.transport {
 	case cluster.SHM:
@@ -124,9 +135,14 @@ func (b *commBench) join(p *place) (w *benchWorld, err error) {
 			return nil, errors.Join(err, w.end())
 		}
 		w.world, w.close = m, append(w.close, m.Close)
+		if w.peer, err = process.Peer(); err != nil {
+			warn(err.Error())
+			w.peer = nil
+		}
 	default:
 		all := ranks.OneProcess(b.ranks)
 		w.size, w.local = all.Size, all.Local
+		w.perHost = all.Size
 		w.world, err = inproc.New([]graph.Axis{{Name: "data", Size: w.size}}, inproc.Options{Timeout: b.timeout})
 	}
 	return w, err
@@ -134,15 +150,18 @@ func (b *commBench) join(p *place) (w *benchWorld, err error) {
 
 // commRow is a measurement.
 type commRow struct {
-	Transport  string  `json:"transport"`
-	Ranks      int     `json:"ranks"`
-	Op         comm.Op `json:"op"`
-	Bytes      int64   `json:"bytes"`            // of the whole buffer
-	Seconds    float64 `json:"seconds"`          // the median of several runs of one operation after the other
-	BytesPerS  float64 `json:"bytes_per_s"`      // Bytes over Seconds
-	Bound      float64 `json:"bound_seconds"`    // by memory, with all ranks on one host; 0: not known
-	CopyPerS   float64 `json:"copy_bytes_per_s"` // read and written, all ranks at once
-	Operations int     `json:"operations"`
+	Transport  string    `json:"transport"`
+	Ranks      int       `json:"ranks"`
+	Op         comm.Op   `json:"op"`
+	Algorithm  algo.Name `json:"algorithm"`
+	Bytes      int64     `json:"bytes"`            // of the whole buffer
+	Seconds    float64   `json:"seconds"`          // the median of several runs of one operation after the other
+	BytesPerS  float64   `json:"bytes_per_s"`      // Bytes over Seconds
+	Bound      float64   `json:"bound_seconds"`    // by memory, with all ranks on one host; 0: not known
+	CopyPerS   float64   `json:"copy_bytes_per_s"` // read and written, all ranks at once
+	Operations int       `json:"operations"`
+	Reckoned   float64   `json:"reckoned_seconds"`       // by algo.Cluster
+	Peer       float64   `json:"peer_seconds,omitempty"` // of the MPI library's own, in turn with it
 }
 
 const smallestBuffer = 1 << 10
@@ -190,7 +209,8 @@ func (b *commBench) measure(w *benchWorld, rank int, transport string) (rows []c
 	defer func() { err = errors.Join(err, ctx.Close()) }()
 	// A buffer, and apart from it what an all-to-all receives.
 	whole := (b.most + 4095) / 4096 * 4096
-	arena, err := ctx.Alloc(graph.Device, 2*whole)
+	scratch := int64(algo.ScratchBytes)
+	arena, err := ctx.Alloc(graph.Device, 2*whole+scratch)
 	if err != nil {
 		return nil, err
 	}
@@ -205,18 +225,18 @@ func (b *commBench) measure(w *benchWorld, rank int, transport string) (rows []c
 	for i := range mem {
 		mem[i] = 1 // pages that were never written would be read too fast
 	}
-	m := &meter{g: g, s: s, arena: arena, apart: whole}
+	m := &meter{g: g, s: s, arena: arena, apart: whole, scratch: device.Ptr{Arena: arena, Off: 2 * whole, Len: scratch}}
 	copied, err := m.copies(mem, w.size)
 	if err != nil {
 		return nil, err
 	}
 	for size := int64(smallestBuffer); size <= b.most; size *= 4 {
 		size := size / int64(4*w.size) * int64(4*w.size) // whole elements for each rank
-		for _, op := range []comm.Op{comm.AllReduce, comm.ReduceScatter, comm.AllGather, comm.Broadcast, comm.AllToAll} {
-			row, err := m.time(op, size)
-			if err != nil {
-				return nil, err
-			}
+		more, err := m.all(w, b.algorithms, size)
+		if err != nil {
+			return nil, err
+		}
+		for _, row := range more {
 			row.Transport, row.Ranks, row.CopyPerS = transport, w.size, copied
 			row.Bound *= float64(w.size) / copied
 			rows = append(rows, row)
@@ -227,10 +247,11 @@ func (b *commBench) measure(w *benchWorld, rank int, transport string) (rows []c
 
 // meter times operations of one rank.
 type meter struct {
-	g     comm.Group
-	s     device.Stream
-	arena device.Arena
-	apart int64
+	g       comm.Group
+	s       device.Stream
+	arena   device.Arena
+	apart   int64
+	scratch device.Ptr
 }
 
 func (m *meter) ptr(off, n int64) device.Ptr { return device.Ptr{Arena: m.arena, Off: off, Len: n} }
@@ -281,26 +302,26 @@ func (m *meter) copies(mem []float32, size int) (float64, error) {
 
 // time measures an operation on a buffer of some bytes. Bound is the bytes that
 // this rank loads and stores in one.
-func (m *meter) time(op comm.Op, bytes int64) (row commRow, err error) {
+func (m *meter) time(g comm.Group, op comm.Op, bytes int64) (row commRow, err error) {
 	shard := bytes / int64(m.g.Size())
 	full, own := m.ptr(0, bytes), m.ptr(int64(m.g.Rank())*shard, shard)
 	var k device.Kernel
 	switch op {
 	case comm.AllReduce:
-		k, err = m.g.AllReduce("measure", full, graph.F32, graph.SumTree)
+		k, err = g.AllReduce("measure", full, graph.F32, graph.SumTree)
 	case comm.ReduceScatter:
-		k, err = m.g.ReduceScatter("measure", full, m.ptr(m.apart, shard), graph.F32, graph.SumTree, false)
+		k, err = g.ReduceScatter("measure", full, m.ptr(m.apart, shard), graph.F32, graph.SumTree, false)
 	case comm.AllGather:
-		k, err = m.g.AllGather("measure", own, full, graph.F32)
+		k, err = g.AllGather("measure", own, full, graph.F32)
 	case comm.Broadcast:
-		k, err = m.g.Broadcast("measure", full, graph.F32, 0)
+		k, err = g.Broadcast("measure", full, graph.F32, 0)
 	case comm.AllToAll:
-		k, err = m.g.AllToAll("measure", full, m.ptr(m.apart, bytes), graph.F32)
+		k, err = g.AllToAll("measure", full, m.ptr(m.apart, bytes), graph.F32)
 	}
 	if err != nil {
 		return row, err
 	}
-	count := int(min(max((16<<20)/max(bytes, 1), 1), 100)) // the same on every rank
+	count := runsOf(bytes) // the same on every rank
 	before := m.g.Stats()
 	took, err := m.times(func() error {
 		for range count {
@@ -340,13 +361,20 @@ func (b *commBench) report(out io.Writer, rows []commRow) error {
 	}
 	fmt.Fprintf(out, "%s, %d ranks; all copy at once at %.1f GB/s (read and written)\n", rows[0].Transport, rows[0].Ranks, rows[0].CopyPerS/1e9)
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "operation\tbuffer\ttime\tGB/s\tbound by memory\ttime / bound\t")
+	fmt.Fprintln(t, "operation\tby\tbuffer\ttime\tGB/s\tbound by memory\ttime / bound\treckoned on a cluster\tMPI's own\ttime / MPI's own\t")
 	for _, r := range rows {
 		bound, over := "-", "-"
 		if r.Bound > 0 && r.Transport != cluster.MPI {
 			bound, over = micros(r.Bound), fmt.Sprintf("%.2f", r.Seconds/r.Bound)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%.2f\t%s\t%s\t\n", r.Op, plan.Bytes(r.Bytes), micros(r.Seconds), r.BytesPerS/1e9, bound, over)
+		reckoned, peer, against := "-", "-", "-"
+		if r.Reckoned > 0 {
+			reckoned = micros(r.Reckoned)
+		}
+		if r.Peer > 0 {
+			peer, against = micros(r.Peer), fmt.Sprintf("%.2f", r.Seconds/r.Peer)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%.2f\t%s\t%s\t%s\t%s\t%s\t\n", r.Op, r.Algorithm, plan.Bytes(r.Bytes), micros(r.Seconds), r.BytesPerS/1e9, bound, over, reckoned, peer, against)
 	}
 	return t.Flush()
 }

@@ -34,6 +34,7 @@ type exchange struct {
 	// quiet messages are looked for now and then only: nobody waits for them.
 	quiet bool
 	done  chan error
+	run   func() error // instead of messages: blocks the thread
 
 	requests []byte // of the library
 	count    int
@@ -136,6 +137,10 @@ func (e *engine) loop() {
 	moved, looked := time.Now(), time.Time{}
 	pause := firstSleep
 	take := func(x *exchange) {
+		if x.run != nil {
+			x.done <- x.run()
+			return
+		}
 		if err := e.post(x); err != nil {
 			x.done <- err
 			return

@@ -45,8 +45,9 @@ var families = map[Family]family{
 // lib is an opened library.
 type lib struct {
 	family
-	path string
-	fn   struct {
+	path   string
+	handle uintptr // of dlopen
+	fn     struct {
 		initThread, finalize, abort, size, rank, setErrhandler, isend, issend, irecv, testall, errorString, version uintptr
 	}
 }
@@ -95,6 +96,7 @@ func newLib(f family, path string, handle uintptr) (*lib, error) {
 const LibraryVar = "SPILLWAY_MPI"
 
 func (l *lib) bind(handle uintptr) error {
+	l.handle = handle
 	for name, to := range map[string]*uintptr{
 		"MPI_Init_thread": &l.fn.initThread, "MPI_Finalize": &l.fn.finalize, "MPI_Abort": &l.fn.abort, "MPI_Comm_size": &l.fn.size,
 		"MPI_Comm_rank": &l.fn.rank, "MPI_Comm_set_errhandler": &l.fn.setErrhandler, "MPI_Isend": &l.fn.isend, "MPI_Issend": &l.fn.issend,

@@ -70,3 +70,12 @@ func (*World) Flight(int) string { return "" }
 
 // Close does nothing.
 func (*World) Close() error { return nil }
+
+// Peer is the library's own collectives.
+type Peer struct{}
+
+// Peer fails.
+func (*Process) Peer() (*Peer, error) { return nil, errSystem }
+
+// Run fails.
+func (*Peer) Run(comm.Op, []byte, []byte, int) (time.Duration, error) { return 0, errSystem }
