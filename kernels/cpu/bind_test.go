@@ -94,7 +94,7 @@ func launch(t testing.TB, ctx *devcpu.Context, k device.Kernel) error {
 }
 
 // unbound are the kinds that the executor binds itself.
-var unbound = []graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.Copy, graph.Join}
+var unbound = []graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll, graph.Copy, graph.Join}
 
 // TestEveryKindEqualsInterpreter runs random operations of every kind on the
 // device and compares every byte of every operand with the interpreter's.

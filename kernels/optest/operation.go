@@ -78,6 +78,7 @@ func Of(kind graph.Kind, attr any, in, out [][]int64, classes int, rng *rand.Ran
 func draw(kind graph.Kind, s spec, rng *rand.Rand, opts Options) *Operation {
 	info, _ := graph.InfoOf(kind)
 	ins, outs := info.Operands(s.attr)
+	outs = outs[:min(len(outs), len(s.out))] // without scales: the moments drawn are f32
 	o := &Operation{P: &graph.Program{}, rng: rng, aligned: opts.Aligned, Before: map[graph.BufID][]byte{}}
 	if s.unit != nil {
 		o.P.Mesh = []graph.Axis{{Name: "data", Size: s.world}}
