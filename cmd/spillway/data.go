@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -115,6 +116,9 @@ func inspectCommand() *cobra.Command {
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fmt.Errorf("data inspect: name one token file; %d were given", len(args))
+			}
+			if filepath.Ext(args[0]) != ".bin" { // what train, too, takes for tokens
+				return fmt.Errorf(`data inspect: "%s" is not a token file, whose name ends in .bin; data tokenize makes one`, cut(args[0]))
 			}
 			return nil
 		},

@@ -152,6 +152,21 @@ func flagError(cmd *cobra.Command, err error) error {
 	return errors.New(text)
 }
 
+// unknownCommand says which command below cmd was likely meant.
+func unknownCommand(cmd *cobra.Command, typed string) error {
+	var names []string
+	var entries [][]string
+	for _, sub := range cmd.Commands() {
+		names = append(names, sub.Name())
+		entries = append(entries, []string{sub.Name()})
+	}
+	text := fmt.Sprintf(`%s has no command "%s"`, cmd.CommandPath(), cut(typed))
+	if best := nearest.Names(typed, entries, 1); len(best) > 0 && nearest.Distance(typed, best[0]) <= max(2, len(typed)/3) {
+		return fmt.Errorf("%s; did you mean %s?", text, best[0])
+	}
+	return fmt.Errorf("%s; there are %s", text, strings.Join(names, ", "))
+}
+
 // nearestFlag is the flag whose name is nearest to one that a person typed; ""
 // where none is near.
 func nearestFlag(fs *pflag.FlagSet, typed string) string {

@@ -28,6 +28,23 @@ func TestCompletion(t *testing.T) {
 	require.Contains(t, command("__complete", "plan", "--gpu", "h1").stdout, "h100-80\n")
 }
 
+// A command with a typo names the nearest, at every level.
+func TestUnknownCommands(t *testing.T) {
+	for args, want := range map[string]string{
+		"tarin":           "train",
+		"ckpt verfy x":    `spillway: spillway ckpt has no command "verfy"; did you mean verify?`,
+		"data tokenise x": `spillway: spillway data has no command "tokenise"; did you mean tokenize?`,
+		"bench speed":     `spillway: spillway bench has no command "speed"; there are comm, zero`,
+		"train gpt2":      `spillway: argument "gpt2" is not understood; every value goes with its --flag`,
+		"data inspect a":  `spillway: data inspect: "a" is not a token file, whose name ends in .bin; data tokenize makes one`,
+	} {
+		got := command(strings.Fields(args)...)
+		require.Equal(t, exitBadInput, got.status, args)
+		require.Contains(t, got.stderr, want)
+		require.Empty(t, got.stdout)
+	}
+}
+
 func TestHelpHasGroups(t *testing.T) {
 	for _, cmd := range []string{"train", "plan", "bench zero"} {
 		got := command(append(strings.Fields(cmd), "--help")...)

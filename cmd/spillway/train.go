@@ -86,11 +86,14 @@ Any flag overrides a value of the demo.`,
 	return cmd
 }
 
-func noArguments(_ *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return fmt.Errorf("argument %q is not understood; every value goes with its --flag", args[0])
+func noArguments(cmd *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0:
+		return nil
+	case cmd.HasSubCommands():
+		return unknownCommand(cmd, args[0])
 	}
-	return nil
+	return fmt.Errorf(`argument "%s" is not understood; every value goes with its --flag`, cut(args[0]))
 }
 
 // settle applies the config file or the demo's values below the flags, and
