@@ -36,10 +36,10 @@ func (c *Config) refuseUsed() error {
 	if err != nil {
 		return fmt.Errorf("--checkpoint %s: %w", c.Checkpoint, err)
 	}
+	if n := len(entries); n > 0 && c.CheckpointMark == "" {
+		return fmt.Errorf("--checkpoint %s holds checkpoints already (%d, the newest is %s); give --resume to go on from it, or a fresh folder", c.Checkpoint, n, entries[n-1].Name)
+	}
 	for _, e := range entries {
-		if c.CheckpointMark == "" {
-			return fmt.Errorf("--checkpoint %s holds checkpoints already (%s); give --resume to go on from the newest, or a fresh folder", c.Checkpoint, e.Name)
-		}
 		if e.Err != nil || e.Manifest.Mark != c.CheckpointMark {
 			return fmt.Errorf("--checkpoint %s: %s does not bear the mark %q of runs that may be replaced; give --resume to go on from the newest, or a fresh folder", c.Checkpoint, e.Name, c.CheckpointMark)
 		}

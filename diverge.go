@@ -24,8 +24,10 @@ type Diverged struct {
 	Tensor, What, Operation string
 	Rank                    int
 	Value                   float64
-	// Skipped is how many steps in a row, this one among them, were not finite.
+	// Skipped is how many steps in a row, this one among them, were not finite, or of
+	// fp16 overflowed. Skips says that the run leaves such steps out: --on-nonfinite.
 	Skipped int
+	Skips   bool
 	// Update says that the step itself was finite and its update was not.
 	Update bool
 	// Overwritten says that updates which ran beside the backward had changed the
@@ -59,11 +61,14 @@ func (e *Diverged) Error() string {
 	if e.LossScale != 0 {
 		fmt.Fprintf(&b, "; it overflowed at a loss scale of %g", e.LossScale)
 	}
-	if e.Skipped > 1 {
-		fmt.Fprintf(&b, "; it is the %dth step in a row that was skipped", e.Skipped)
+	switch {
+	case e.Skipped > 1 && e.LossScale != 0:
+		fmt.Fprintf(&b, ", as each of the last %d steps did at its own", e.Skipped)
+	case e.Skipped > 1:
+		fmt.Fprintf(&b, "; none of the last %d steps was finite", e.Skipped)
 	}
 	b.WriteString("; nothing computed from it was saved; a lower --lr or --clip 1 often helps")
-	if e.Skipped == 0 && e.LossScale == 0 && !e.Update {
+	if !e.Skips && e.LossScale == 0 && !e.Update {
 		b.WriteString(", and --on-nonfinite skip leaves single steps out")
 	}
 	return b.String()
@@ -126,7 +131,7 @@ func (t *Trainer) gradNorm(at *stepAt) (norm float64, err error) {
 // nonFinite decides what becomes of a step that is not finite: skipped, or the end
 // of the run.
 func (t *Trainer) nonFinite(at *stepAt, loss, norm float64) (skipped bool, err error) {
-	e := &Diverged{Step: at.index + 1, Loss: loss, GradNorm: norm, Rank: -1}
+	e := &Diverged{Step: at.index + 1, Loss: loss, GradNorm: norm, Rank: -1, Skips: t.cfg.skipsNonFinite()}
 	if t.scales() && !isFinite(norm) {
 		t.skipped.inRow++
 		t.skipped.all++

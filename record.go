@@ -3,6 +3,7 @@ package spillway
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,11 +58,8 @@ func (c *Config) settings() map[string]string {
 	if c.AdaptAll {
 		s["adapt-all"] = "true"
 	}
-	if c.skipsNonFinite() {
-		s["on-nonfinite"] = "skip"
-	}
-	if s["precision"] != "fp32" {
-		s["reduce"] = strings.ToLower(c.Reduce)
+	if c.reduce32() {
+		s["reduce"] = "fp32"
 	}
 	if len(c.Int8) > 0 {
 		s["int8"] = strings.ToLower(strings.Join(slices.Sorted(slices.Values(c.Int8)), ","))
@@ -74,6 +72,10 @@ func (c *Config) settings() map[string]string {
 
 // changed lists the flags whose values differ, in order, as "--lr 0.001 → 0.1".
 func changed(old, now map[string]string) (flags, lines []string) {
+	if r := old["reduce"]; r == "" || r == "same" { // earlier versions recorded the default too
+		old = maps.Clone(old)
+		delete(old, "reduce")
+	}
 	for flag := range now {
 		flags = append(flags, flag)
 	}
@@ -132,8 +134,12 @@ func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
 	flags, lines := changed(was.Settings, t.cfg.settings())
 	var moved []string // what makes the samples others than those that the run was going to see
 	if *was.Data != t.data {
-		moved = append(moved, fmt.Sprintf("--data is other data (%d tokens, then %d)", t.data.Tokens, was.Data.Tokens))
-		lines = append(lines, fmt.Sprintf("--data: other data of %d tokens, then %d", t.data.Tokens, was.Data.Tokens))
+		how := fmt.Sprintf("%d tokens → %d tokens", was.Data.Tokens, t.data.Tokens)
+		if was.Data.Tokens == t.data.Tokens {
+			how = fmt.Sprintf("as many tokens, %d, but not the same", t.data.Tokens)
+		}
+		moved = append(moved, "--data is other data: "+how)
+		lines = append(lines, "--data: other data: "+how)
 	}
 	shuffled := t.cfg.settings()["order"] == "shuffled"
 	for i, flag := range flags {
@@ -167,7 +173,11 @@ func (t *Trainer) refuseLoop(c checkpoint.Choice) error {
 			if c.Found() {
 				from = c.Name
 			}
-			return fmt.Errorf("resume: with these settings the run became non-finite at step %d, and from %s it would again; change --lr, --warmup, --clip, --seed with --accept-changes, or give --on-nonfinite skip", d.Step, from)
+			ways := "change --lr, --warmup, --clip, or --seed with --accept-changes"
+			if !t.cfg.skipsNonFinite() {
+				ways = "change --lr, --warmup, --clip, --seed with --accept-changes, or give --on-nonfinite skip"
+			}
+			return fmt.Errorf("resume: with these settings the run became non-finite at step %d, and from %s it would again; %s", d.Step, from, ways)
 		}
 	}
 	return nil

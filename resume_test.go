@@ -196,7 +196,7 @@ func TestStartRefusesAUsedFolder(t *testing.T) {
 	c := saving(t, 2)
 	ended(t, c)
 	before := names(t, c.Checkpoint)
-	refused(t, c, "holds checkpoints already (step-00000002)", "--resume", "fresh folder")
+	refused(t, c, "holds checkpoints already (1, the newest is step-00000002)", "--resume", "fresh folder")
 	require.Equal(t, before, names(t, c.Checkpoint))
 	c.Resume, c.Steps = true, 3
 	tr, err := New(context.Background(), c)

@@ -211,6 +211,10 @@ func (t *Trainer) ByteTokens() bool { return t.tokenizer != nil && t.tokenizer.N
 // Notes are lines about the run that a person should see before its first step.
 func (t *Trainer) Notes() []string { return t.notes }
 
+// Skipped returns how many of the steps done had no update, because they were not
+// finite.
+func (t *Trainer) Skipped() int { return t.skipped.all }
+
 // Done returns the number of steps done.
 func (t *Trainer) Done() int { return t.step }
 

@@ -43,9 +43,10 @@ func TestSkippedStepsAreTold(t *testing.T) {
 		require.Equal(t, true, l["skipped"])
 	}
 	require.Contains(t, got.stderr, "warning: step 2 is not finite (loss NaN, gradient norm NaN): its update is skipped")
+	require.Contains(t, got.stdout, "skipped: the updates of 2 of 3 steps")
 
 	got = command(tinyWith("--lr", "1e30", "--steps", "30", "--on-nonfinite", "skip")...)
 	require.Equal(t, exitFault, got.status, got.stderr)
 	require.Contains(t, got.stderr, "step 11 is not finite")
-	require.Contains(t, got.stderr, "the 10th step in a row")
+	require.Contains(t, got.stderr, "none of the last 10 steps was finite")
 }

@@ -69,7 +69,7 @@ func TestPlanJSON(t *testing.T) {
 }
 
 func TestPlanOfAGPUHasItsMemory(t *testing.T) {
-	_, doc := planned(t, "--model", "gpt2", "--gpu", "rtx-4090")
+	_, doc := planned(t, "--model", "spillway-demo", "--gpu", "rtx-4090")
 	g, err := gpus.Lookup("rtx-4090")
 	require.NoError(t, err)
 	require.Equal(t, g.Memory, *doc.Requested.Device.CapacityBytes)
@@ -219,7 +219,10 @@ func TestWaysOutFit(t *testing.T) {
 		"--model qwen-2.5-7b --gpu h200-141 --precision bf16 --seq 4096 --batch 8",
 		"--model megatron-22b --gpu h100-80 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 2048",
 	}
-	for _, line := range grid {
+	for i, line := range grid {
+		if os.Getenv(gridVariable) != "all" && i%2 == 0 && i > 0 { // the smallest and those of odd places show each kind of way
+			continue
+		}
 		args := strings.Fields(line)
 		r := command(append([]string{"plan"}, args...)...)
 		require.Equal(t, exitDoesNotFit, r.status, "%s: %s", line, r.stderr)
@@ -243,7 +246,7 @@ func TestWaysOutFit(t *testing.T) {
 
 // The outcome of the search does not depend on which plan was ready first.
 func TestWaysOutAreDeterministic(t *testing.T) {
-	args := []string{"plan", "--model", "gpt2-medium", "--ranks", "4", "--zero", "1", "--device-memory", "2GiB"}
+	args := []string{"plan", "--model", "spillway-demo", "--ranks", "4", "--zero", "1", "--device-memory", "30MiB"}
 	first := command(args...)
 	require.Equal(t, exitDoesNotFit, first.status)
 	for range 3 {

@@ -289,6 +289,9 @@ func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []floa
 	if eval != nil {
 		fmt.Fprintf(w, "%s, after step %d\n", evalText(eval, tokensAreBytes(t, c.EvalData)), eval.Step)
 	}
+	if n := t.Skipped(); n > 0 {
+		fmt.Fprintf(w, "skipped: the updates of %d of %d steps, whose gradients were not finite\n", n, t.Done())
+	}
 	fmt.Fprintf(w, "parameters' SHA-256: %s\n", sum)
 	if isDemo {
 		const prompt = "func "
