@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
@@ -517,7 +518,11 @@ func modelConfig(name string) (hfconfig.Config, error) {
 		return c, nil
 	}
 	if strings.ContainsAny(name, `/\`) {
-		return hfconfig.Config{}, fmt.Errorf("--model %s: no such folder", name)
+		err := fmt.Errorf("--model %s: no such folder", name)
+		if near := presets.Nearest(name[strings.LastIndexAny(name, `/\`)+1:]); near != "" {
+			err = fmt.Errorf("%w; nothing is downloaded: give a folder with its config.json, or for a plan or training from scratch the nearest preset, %s", err, near)
+		}
+		return hfconfig.Config{}, err
 	}
 	return presetConfig(name)
 }

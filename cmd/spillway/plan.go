@@ -48,6 +48,7 @@ type planFlags struct {
 	hopeless             bool              // --fit has found nothing that fits
 	nodeMemory           int64             // bytes of a server's memory, as given; 0: not
 	server               *gpus.Server      // what stands in for it, with --gpu
+	given                []string          // the command's flags, each "--name=value"
 	precisionGiven       bool
 	seqGiven             bool
 }
@@ -86,6 +87,11 @@ data and no GPU.`,
 		if err := cmp.Or(refuseZero(fs), l.refuse(), refuseOverwriting(fs)); err != nil {
 			return err
 		}
+		fs.Visit(func(given *pflag.Flag) {
+			if given.Name != "config" { // its flags stand here by themselves
+				f.given = append(f.given, "--"+given.Name+"="+given.Value.String())
+			}
+		})
 		if err := f.validateReference(); err != nil {
 			return err
 		}

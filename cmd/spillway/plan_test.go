@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -295,6 +296,14 @@ func TestPlanPage(t *testing.T) {
 	for _, want := range []string{"Plan of gpt2", "Does not fit", "device memory over section", "host memory over section", "The peak of device memory explained", "What would make it fit", "A step, predicted, by stage"} {
 		require.Contains(t, string(text), want)
 	}
+	made := regexp.MustCompile(`<code>spillway (plan [^<]*)</code>`).FindSubmatch(text)
+	require.NotNil(t, made)
+	require.NoError(t, os.Remove(path))
+	require.Equal(t, exitDoesNotFit, command(words(string(made[1]))...).status)
+	again, err := os.ReadFile(path)
+	require.NoError(t, err)
+	before := func(page []byte) string { s, _, _ := strings.Cut(string(page), "</code>"); return s } // the day may change
+	require.Equal(t, before(text), before(again), "the command on the page makes the page")
 }
 
 // train --fit runs what it recommends, within the cap.

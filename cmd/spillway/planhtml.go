@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/graph"
@@ -18,7 +19,9 @@ func (r *planReport) html() ([]byte, error) {
 	var head bytes.Buffer
 	r.heading(&head)
 	lines := strings.Split(strings.TrimSpace(head.String()), "\n")
-	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, "; "), Fits: r.asked.Fits, Verdict: r.verdict()}
+	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, "; "), Fits: r.asked.Fits, Verdict: r.verdict(),
+		Made: spillway.Shell(append([]string{"spillway", "plan"}, r.flags.given...)),
+		By:   fmt.Sprintf("spillway %s, on %s", versionText(), time.Now().UTC().Format(time.DateOnly))}
 	for s := range graph.NumSpaces {
 		use := &r.asked.Plan.Layout.Spaces[s]
 		if use.Peak == 0 {

@@ -197,6 +197,21 @@ func Lookup(name string) (Preset, error) {
 	return Preset{}, fmt.Errorf("model %q is neither a preset nor a folder; the nearest presets are %s", name, strings.Join(nearest(key, 3), ", "))
 }
 
+// Nearest is the preset whose name is nearest to that of a model on a hub, such as
+// Meta-Llama-3-8B; "" where none is near.
+func Nearest(name string) string {
+	key := strings.ReplaceAll(strings.ToLower(name), "_", "-")
+	var entries [][]string
+	for _, p := range table {
+		entries = append(entries, append([]string{p.Name}, p.Aliases...))
+	}
+	best := names.Names(key, entries, 1)
+	if len(best) == 0 || names.Distance(key, best[0]) > len(key)/3+1 {
+		return ""
+	}
+	return best[0]
+}
+
 // nearest gives the n presets with the names most like key.
 func nearest(key string, n int) []string {
 	var entries [][]string

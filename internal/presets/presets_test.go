@@ -152,3 +152,12 @@ func TestListIsACopy(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 8.0, p.Config.RopeScaling.Factor)
 }
+
+// A hub's name leads to the preset, another folder's to none.
+func TestNearest(t *testing.T) {
+	require.Equal(t, "llama-3-8b", Nearest("Meta-Llama-3-8B"))
+	require.Equal(t, "qwen-2.5-7b", Nearest("Qwen2.5-7B"))
+	for _, other := range []string{"", "run1", "corpus", "a-model-of-my-own-that-nobody-knows"} {
+		require.Empty(t, Nearest(other), other)
+	}
+}

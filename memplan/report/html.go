@@ -24,6 +24,8 @@ type Page struct {
 	Advice   *Advice // what to run; nil: nothing that fits is known
 	Ways     *Table  // what would make it fit; nil where it does, or nothing would
 	NoWay    string  // where nothing makes it fit: what was tried
+	Made     string  // the command that makes this page, to be run again; "": not told
+	By       string  // the program and its version, and when
 }
 
 // Advice is a recommended configuration: its flags, or words in their place, and
