@@ -29,6 +29,9 @@ var substitutions = []struct{ text, by, why string }{
 	{"spillway plan  --gpu detect --model gpt2-xl", "spillway plan  --gpu rtx-4090 --model gpt2-xl", "it needs a GPU"},
 	{"spillway train --device cuda --ranks 4 --zero 3 --model gpt2-xl --data tokens.bin --trace trace.json", "spillway train --ranks 4 --zero 3 --model tiny --data tokens.bin --trace trace.json --steps 2", "it needs a GPU"},
 	{"bench zero --device cuda ", "bench zero ", "it needs a GPU"},
+	{"mpirun -np 16 --hostfile hosts --map-by slot:PE=4 --mca odls_base_sigkill_timeout 240 ", "", "it needs four hosts; tests run mpirun on one"},
+	{"mpirun.mpich -np 16 -f hosts -bind-to core:4 ", "", "as above"},
+	{"--model gpt2-xl --data tokens.bin --checkpoint runs/gpt2-xl ", "--model tiny --data tokens.bin --steps 2 --checkpoint runs/gpt2-xl ", "1.5 billion parameters take hours on a CPU"},
 	{"/nvme/scratch:200GiB", "scratch:1GiB", "the folder is an example"},
 	{"go run ./examples/larger-than-device", "", "it takes minutes; the example has a test of its own"},
 	{"go test ./...", "", "a step of continuous integration by itself"},
@@ -45,7 +48,7 @@ type command struct {
 	output []string // lines of a console block
 }
 
-var starts = regexp.MustCompile(`^(spillway|go|gofmt|make|\./|\.ci/)`)
+var starts = regexp.MustCompile(`^(spillway|mpirun|go|gofmt|make|\./|\.ci/)`)
 
 // commandsOf takes the commands out of a page: the lines of its sh blocks, what
 // follows the prompt in its console blocks, and indented lines that begin with one
@@ -86,6 +89,8 @@ func commandsOf(t *testing.T, file string) (list []command) {
 			} else if last := len(list) - 1; last >= 0 {
 				list[last].output = append(list[last].output, line)
 			}
+		case block == " ":
+			require.False(t, starts.MatchString(strings.TrimSpace(line)), "%s:%d: a command in a block without a language is not run: call the block sh", file, i+1)
 		case block == "" && isIndented && starts.MatchString(indented):
 			add(indented)
 		}
