@@ -199,6 +199,11 @@ func (p *Program) references(visit func(*BufID)) {
 	for _, w := range p.wellKnown() {
 		visit(w.id)
 	}
+	for i := range p.Scalars {
+		for _, id := range p.Scalars[i].buffers() {
+			visit(id)
+		}
+	}
 	for i := range p.Params {
 		visit(&p.Params[i].Value)
 		visit(&p.Params[i].Grad)

@@ -2,9 +2,8 @@ package graph
 
 // Port says what the host does with a buffer between operations: it fills what
 // comes in and reads what goes out. Each lies in host memory for the whole run;
-// copies in the program move it from and to its twin on the device. Every port
-// but for the staging buffer may be there once for each micro-batch of a phase
-// (Buffer.Micro).
+// copies in the program move it from and to its twin on the device. What a micro-batch
+// brings has a port for each (EachMicro); the others are the step's.
 type Port uint8
 
 // Ports.
@@ -27,15 +26,16 @@ const (
 var ports = [NumPorts]struct {
 	name    string
 	in, out bool // while a section runs
+	each    bool // there is one for each micro-batch of a phase (Buffer.Micro)
 	typed   bool
 	dtype   DType
 }{
 	NoPort:       {name: "none"},
-	PortTokens:   {name: "tokens", in: true, typed: true, dtype: I32},
-	PortTargets:  {name: "targets", in: true, typed: true, dtype: I32},
+	PortTokens:   {name: "tokens", in: true, each: true, typed: true, dtype: I32},
+	PortTargets:  {name: "targets", in: true, each: true, typed: true, dtype: I32},
 	PortHyper:    {name: "hyper", in: true, typed: true, dtype: F64},
-	PortKey:      {name: "key", in: true, typed: true, dtype: I64},
-	PortPrefix:   {name: "prefix", in: true, out: true},
+	PortKey:      {name: "key", in: true, each: true, typed: true, dtype: I64},
+	PortPrefix:   {name: "prefix", in: true, out: true, each: true},
 	PortLoss:     {name: "loss", out: true, typed: true, dtype: F64},
 	PortGradNorm: {name: "grad-norm", out: true, typed: true, dtype: F64},
 	PortScale:    {name: "loss-scale", out: true, typed: true, dtype: F64},
@@ -57,6 +57,9 @@ func (p Port) In() bool { return p < NumPorts && ports[p].in }
 
 // Out says whether the host reads the buffer when a section has ended.
 func (p Port) Out() bool { return p < NumPorts && ports[p].out }
+
+// EachMicro says whether every micro-batch of a phase has the port for itself.
+func (p Port) EachMicro() bool { return p < NumPorts && ports[p].each }
 
 // Port returns the buffer of a port, of the first micro-batch; NoBuf where the
 // program has none.

@@ -109,6 +109,15 @@ func formatLines(p *Program) []string {
 			f.end()
 		}
 	}
+	for i := range p.Scalars {
+		f.word("scalars")
+		for k, id := range p.Scalars[i].buffers() {
+			if *id != NoBuf {
+				f.key(scalarNames[k], f.buf(*id))
+			}
+		}
+		f.end()
+	}
 	for i := range p.Units {
 		f.unit(i)
 	}

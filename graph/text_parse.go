@@ -302,6 +302,17 @@ func (ps *textParser) statement(words []string) error {
 		}
 		a.fail(fmt.Errorf("no role is named %q", clip(role)))
 		return a.err
+	case "scalars":
+		s := Scalars{NoBuf, NoBuf, NoBuf}
+		err := a.keys(func(key, value string) bool {
+			i := slices.Index(scalarNames[:], key)
+			if i >= 0 {
+				*s.buffers()[i] = a.buf(value)
+			}
+			return i >= 0
+		})
+		p.Scalars = append(p.Scalars, s)
+		return err
 	case "unit":
 		return ps.unit(a)
 	case "segment", "value", "compute", "state", "gradient":

@@ -59,6 +59,9 @@ func drawText(t *rapid.T) *Program {
 			*w.id = buf()
 		}
 	}
+	for range small(0, 2) {
+		p.Scalars = append(p.Scalars, Scalars{buf(), buf(), buf()})
+	}
 	ints := func() (list []int64) {
 		for range small(0, 3) {
 			list = append(list, num())

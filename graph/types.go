@@ -359,6 +359,10 @@ type Program struct {
 	GradNorm        BufID // F64 (1)
 	Logits          BufID // F32 (1, V): of the row KeyRow, in section "generate"
 
+	// Scalars are the sets of what changes by step: of the step at hand, and of updates
+	// with a time of their own. None before the update is there.
+	Scalars []Scalars
+
 	// Scaler has the buffers of dynamic loss scaling and of updates that may be
 	// skipped; nil where every update is applied.
 	Scaler *Scaler
@@ -394,6 +398,7 @@ const (
 	HyperLossScale        // loss scale; 1 where there is none
 	HyperBC1              // 1 - beta1^t
 	HyperBC2              // 1 - beta2^t
+	HyperUpdate           // t: the number of this update, from 1; skipped steps do not count
 	NumHyper       = 16
 )
 
@@ -490,6 +495,7 @@ func (p *Program) Clone() *Program {
 			b.View = &v
 		}
 	}
+	q.Scalars = append([]Scalars(nil), p.Scalars...)
 	q.Params = append([]Param(nil), p.Params...)
 	q.Units = append([]Unit(nil), p.Units...)
 	for i := range q.Units {

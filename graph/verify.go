@@ -25,6 +25,7 @@ func Verify(p *Program) error {
 //     them; parameters, units and well-known buffers refer to what exists;
 //   - every operation is right by the kind table (Check), its operands are in one
 //     memory space (a copy's may be in two), and its name is unique in its phase;
+//   - no operation mixes micro-batches;
 //   - collectives of one mesh axis are on one stream, so that every rank meets
 //     them in one order.
 //
@@ -73,7 +74,7 @@ func structure(p *Program) (*verifier, error) {
 	if v.regions, err = NewRegions(p); err != nil {
 		return nil, err
 	}
-	for _, check := range []func() error{v.buffers, v.scales, v.operations, v.collectives} {
+	for _, check := range []func() error{v.buffers, v.scales, v.operations, v.micros, v.collectives} {
 		if err := check(); err != nil {
 			return nil, err
 		}
@@ -136,6 +137,11 @@ func (v *verifier) tables() error {
 			return fmt.Errorf("unit %d (%s): %w", i, p.Units[i].Name, err)
 		}
 	}
+	for i := range p.Scalars {
+		if err := p.Scalars[i].check(p); err != nil {
+			return fmt.Errorf("scalars %d: %w", i, err)
+		}
+	}
 	return v.sectionTables(unit)
 }
 
@@ -154,6 +160,9 @@ func (v *verifier) ports(unit func(int) error) error {
 		}
 		if b.Micro < 0 {
 			return fmt.Errorf("buffer %s: belongs to micro-batch %d, want 0 or more", p.bufName(BufID(id)), b.Micro)
+		}
+		if b.Port != NoPort && !b.Port.EachMicro() && b.Micro > 0 {
+			return fmt.Errorf("buffer %s: is the port %v of micro-batch %d; the step has one for all", p.bufName(BufID(id)), b.Port, b.Micro)
 		}
 		if b.Port == NoPort {
 			continue

@@ -59,12 +59,11 @@ type deferral struct {
 
 // placeIn places the parts of the update in one form of the step.
 func (r *rewriter) placeIn(sec *graph.Section, parts []graph.Phase, d *deferral) {
-	needsNorm, coef := r.p.Scaler != nil, graph.NoBuf
+	needsNorm := r.p.Scaler != nil
 	for i := range parts {
 		for k := range parts[i].Ops {
 			if op := &parts[i].Ops[k]; op.Kind == graph.ClipCoef {
 				needsNorm = needsNorm || op.Attr.(graph.ClipAttr).Max > 0
-				coef = op.Out[0].Buf
 			}
 		}
 	}
@@ -103,9 +102,9 @@ func (r *rewriter) placeIn(sec *graph.Section, parts []graph.Phase, d *deferral)
 	switch {
 	case !onHost:
 	case needsNorm:
-		r.deferred(sec, order, start, coef, d)
+		r.deferred(sec, order, start, d)
 	default:
-		r.early(sec, order, start, coef)
+		r.early(sec, order, start)
 	}
 }
 
@@ -145,7 +144,7 @@ func (r *rewriter) touches(ops []graph.Op, groups []*group, visit func(g *group,
 }
 
 // early puts each unit's update into the last micro-step.
-func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op, old graph.BufID) {
+func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op) {
 	ph := &sec.Phases[len(sec.Phases)-2]
 	r.touches(ph.Ops, groups, func(g *group, i int, grad bool) {
 		g.at = max(g.at, i)
@@ -155,6 +154,10 @@ func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op, 
 	})
 	// Nothing is clipped and nothing scaled: the coefficient of every update is 1.
 	coef := r.p.AddBuffer(graph.Buffer{Name: "update_coef", DType: graph.F32, Shape: []int64{1}, Class: graph.Workspace, Life: graph.LifeStep, Unit: -1})
+	set := r.p.Scalars[0]
+	old := set.Coef
+	set.Coef = coef
+	r.p.Scalars = append(r.p.Scalars, set)
 	w, begin := graph.NewEditor(ph), r.inputsEnd(ph.Ops)
 	for _, op := range append(start, fillOp("update_coef", coef, 1)) {
 		w.Before(begin, op)
@@ -228,7 +231,7 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 }
 
 // deferred puts each unit's update into the next step's first micro-step.
-func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.Op, coef graph.BufID, d *deferral) {
+func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.Op, d *deferral) {
 	up := &sec.Phases[len(sec.Phases)-1]
 	flag := func(name string, v float64) graph.Op { return fillOp(name, d.idle, v) }
 	firstForm := d.idle == graph.NoBuf
@@ -241,7 +244,8 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 		b := *r.p.Buf(r.p.Hyper)
 		b.Name, b.Space, b.Class, b.Life, b.View = "update_hyper", graph.Host, graph.Workspace, graph.LifeRun, nil
 		d.hyper = r.p.AddBuffer(b)
-		d.coef = coef
+		d.coef = r.p.Scalars[0].Coef
+		r.p.Scalars = append(r.p.Scalars, graph.Scalars{Hyper: d.hyper, Coef: d.coef, Skip: d.idle})
 		r.keep(d.idle)
 		r.keep(d.coef)
 		if init := r.p.SectionOf(graph.SectionInit, graph.FormWhole); init != nil {

@@ -40,7 +40,7 @@ var passes = []pass{
 	{"prefix", cachePrefix, has(train), has(train), false}, // its copies get their events in "schedule"
 	{"inputs", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return stageInputs(p), nil }, has(train), has(train, hostPorts), false},
 	{"mesh", onMesh, has(wholeParams), has(mesh), false},
-	{"shard", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Shard(p, s.shardOptions()) }, has(train, gradients, hostPorts, mesh), has(step, flatParams, ways), false},
+	{"shard", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Shard(p, s.shardOptions()) }, has(train, gradients, hostPorts, mesh), has(step, flatParams, ways, scalars), false},
 	{"accumulate", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return fsdp.Accumulate(p) }, has(step, flatParams, ways), nil, false},
 	{"reduce", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Reduce(p, s.Prefetch) }, has(step, ways), has(reduced), false},
 	{"unshard", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Unshard(p, s.Prefetch) }, has(step, flatParams), has(gathered), false},

@@ -65,6 +65,18 @@ var (
 		}
 		return nil
 	}}
+	// scalars: every rule reads one of the program's sets of what changes by step.
+	scalars = property{"updated by its scalars", func(p *graph.Program) error {
+		return eachOp(p, func(op *graph.Op) error {
+			if _, rule := op.Attr.(graph.UpdateAttr); !rule {
+				return nil
+			}
+			if _, ok := p.ScalarsOf(op); !ok {
+				return fmt.Errorf("%s reads none of the %d sets of scalars, or parts of two", op.Name, len(p.Scalars))
+			}
+			return nil
+		})
+	}}
 	// reduced: what an update reads has come about in the last micro-step, and where
 	// ranks share the work it has been summed over each axis of its way.
 	reduced = property{"reduced", func(p *graph.Program) error {

@@ -53,3 +53,29 @@ func TestGradientsGoTheirWay(t *testing.T) {
 		}
 	}
 }
+
+// Every rule reads one set of scalars: the step's or, of an update that waits for the
+// norm on the host, a set that the next step leaves alone.
+func TestRulesReadTheirScalars(t *testing.T) {
+	fwd := forwardOf(t, model.Config{Family: model.GPT2, Layers: 1, Width: 16, Heads: 2, Vocab: 20, Positions: 8}, 1, 8, false)
+	for _, name := range zero.OptimizerNames() {
+		cfg := Config{Ranks: 2, Stage: 2, Accum: 1, Prefetch: 1, Clip: 1, Optimizer: adamW, Target: graph.CPUTarget()}
+		cfg.Optimizer.Name = name
+		cfg.Offload.Optimizer = graph.Host
+		p, err := rewrite(Spec{cfg, fwd}, "offload")
+		require.NoError(t, err)
+		require.Len(t, p.Scalars, 1)
+		require.NoError(t, hold(p, has(scalars)))
+		q, err := rewrite(Spec{cfg, fwd}, "sweep")
+		require.NoError(t, err)
+		require.Len(t, q.Scalars, 2, name)
+		require.NotEqual(t, q.Scalars[0].Hyper, q.Scalars[1].Hyper)
+		require.Equal(t, graph.LifeRun, q.Buf(q.Scalars[1].Hyper).Life, "they wait for the next step")
+		require.Equal(t, graph.LifeRun, q.Buf(q.Scalars[1].Coef).Life)
+
+		// A rule with the rate of one set and the coefficient of another is refused.
+		mixed := p.Clone()
+		mixed.Scalars[0].Hyper = mixed.AddBuffer(*mixed.Buf(mixed.Scalars[0].Hyper))
+		require.ErrorContains(t, hold(mixed, has(scalars)), "reads none of the 1 sets of scalars")
+	}
+}

@@ -149,7 +149,8 @@ func (r *rewriter) number() {
 				v.prev = get(root)
 				r.vals[v.prev].until = i
 			}
-			v.keep = o.Mode == graph.Accum || r.p.Buf(root).Life != graph.LifePhase || op.Pass != graph.Forward || op.Skip != graph.NoBuf
+			_, passing := r.p.MicroOf(root) // what micro-batches share is not made again for one
+			v.keep = o.Mode == graph.Accum || !passing || op.Pass != graph.Forward || op.Skip != graph.NoBuf
 			r.vals = append(r.vals, v)
 			outs[a] = len(r.vals) - 1
 			made[root] = outs[a]

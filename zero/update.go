@@ -30,7 +30,7 @@ type Target struct {
 //	               with p.Scaler: the flag of a step to be skipped, the next loss scale
 //	rule/u         [per-parameter norms, summed over the ranks]  rule  [After]
 //
-// It allocates its small buffers in p and sets p.GradNorm. With p.Scaler the rules
+// It allocates its small buffers in p, sets p.GradNorm, and adds the step's scalars. With p.Scaler the rules
 // are skipped, on every rank together, in a step whose gradients are not finite.
 func (o Optimizer) Section(p *graph.Program, targets []Target, clip float64) graph.Section {
 	acc := small(p, "grad_norm_acc", graph.I64, ExactLimbs)
@@ -60,6 +60,7 @@ func (o Optimizer) Section(p *graph.Program, targets []Target, clip float64) gra
 		}
 	}
 	part(graph.UpdateNorm, "norm")
+	p.Scalars = append(p.Scalars, graph.Scalars{Hyper: p.Hyper, Coef: e.Coef, Skip: e.skip})
 	for i := range targets {
 		t := targets[i]
 		o.rule().Emit(e, &t)
