@@ -14,7 +14,7 @@ type Options struct {
 	// Parts place pieces of classes that are not placed whole.
 	Parts []Part
 
-	// Ahead is how many regions of use before its own a fetch may start, and how
+	// Ahead is how many stretches of use before its own a fetch may start, and how
 	// many later ones may start before what was written is stored away. 0: copies
 	// and computation take turns, with the least memory.
 	Ahead int
@@ -78,7 +78,7 @@ func (o Options) Validate() error {
 	}
 	switch {
 	case o.Ahead < 0:
-		return fmt.Errorf("offload: %d regions ahead; 0 or more are needed", o.Ahead)
+		return fmt.Errorf("offload: %d stretches ahead; 0 or more are needed", o.Ahead)
 	case o.Chunk < 0 || o.Chunk%1024 != 0:
 		return fmt.Errorf("offload: chunks of %d elements; a multiple of 1024 is needed", o.Chunk)
 	case !(o.DeviceShare >= 0 && o.DeviceShare <= 1):

@@ -6,19 +6,19 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// passage is the protocol for one root buffer in one region: in which spaces its
+// passage is the protocol for one root buffer in one stretch: in which spaces its
 // contents are valid, operation by operation.
 type passage struct {
 	c    *coherence
-	reg  *region
+	reg  *stretch
 	root graph.BufID
 	home graph.Space
-	ops  []int // those of the region that use the root
+	ops  []int // those of the stretch that use the root
 
 	parts [graph.NumSpaces]graph.BufID // what of the root each space holds
 	used  [graph.NumSpaces]bool        // foreign spaces that operations work in
-	span  extent                       // what of the root the region is about
-	turn  int                          // the region's number among the root's
+	span  extent                       // what of the root the stretch is about
+	turn  int                          // the stretch's number among the root's
 
 	at    int           // where fetches may stand; −1: where they are needed
 	after []*graph.Node // what they wait for
@@ -26,13 +26,13 @@ type passage struct {
 
 	fresh   bool // the contents from before do not matter
 	valid   [graph.NumSpaces]bool
-	touched bool // an operation of the region has written
+	touched bool // an operation of the stretch has written
 	last    int  // the last one that has
 }
 
-// root runs the protocol for one root buffer in one region. at is where its
+// root runs the protocol for one root buffer in one stretch. at is where its
 // fetches may stand (−1: where they are needed), after what they wait for.
-func (c *coherence) root(reg *region, root graph.BufID, at int, after []*graph.Node) {
+func (c *coherence) root(reg *stretch, root graph.BufID, at int, after []*graph.Node) {
 	r := c.r
 	g := &passage{c: c, reg: reg, root: root, home: r.p.Buf(root).Space, at: at, after: after, last: -1}
 	for _, i := range c.uses[root] {
@@ -61,7 +61,7 @@ func (c *coherence) root(reg *region, root graph.BufID, at int, after []*graph.N
 	c.note(root, g.ops, g.span)
 }
 
-// chooseSpan finds what of the root the region is about: the part that its one
+// chooseSpan finds what of the root the stretch is about: the part that its one
 // foreign space holds, or all of it.
 func (g *passage) chooseSpan() {
 	r := g.c.r

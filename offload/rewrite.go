@@ -17,7 +17,7 @@ import (
 // optimizer states have left the device, sums of squares of gradients that rest
 // off the device (the norm stays where the gradient is), and fills of what rests
 // off the device. Each operation's space is thus fixed, and a copy protocol like
-// that of a cache does the rest, region of use by region of use: see regions.go.
+// that of a cache does the rest, stretch of use by stretch of use: see coherence.go.
 // Activations are parked: see park.go.
 func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
 	if err := o.Validate(); err != nil {
@@ -221,7 +221,7 @@ type mirrorKey struct {
 	root    graph.BufID
 	space   graph.Space
 	section string
-	turn    int         // which region of the root in its phase
+	turn    int         // which stretch of the root in its phase
 	part    graph.BufID // what of the root it holds
 }
 
@@ -314,7 +314,7 @@ func sameShape(a, b []int64) bool {
 	return true
 }
 
-func sortRegions(list []*region) {
+func sortStretches(list []*stretch) {
 	sort.SliceStable(list, func(i, j int) bool {
 		if list[i].first != list[j].first {
 			return list[i].first < list[j].first

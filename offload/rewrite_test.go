@@ -238,7 +238,7 @@ func TestParse(t *testing.T) {
 		require.Error(t, err, bad)
 	}
 	_, err = offload.Rewrite(&graph.Program{}, offload.Options{Ahead: -1})
-	require.ErrorContains(t, err, "-1 regions ahead")
+	require.ErrorContains(t, err, "-1 stretches ahead")
 	_, err = offload.Rewrite(&graph.Program{}, offload.Options{DeviceShare: 2})
 	require.ErrorContains(t, err, "share of 2")
 	_, err = offload.Rewrite(&graph.Program{}, offload.Options{Chunk: 5})

@@ -6,10 +6,10 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// region is a stretch of a phase that uses the flat buffers of one kind of one
-// unit, between uses of other blocks' (a region of fsdp, of any kind of buffer),
+// stretch is a run of a phase that uses the flat buffers of one kind of one
+// unit, between uses of other blocks' (as fsdp finds them, but of any kind of buffer),
 // or all uses of one other buffer. Indices are those of the phase's operations.
-type region struct {
+type stretch struct {
 	unit, slot  int // slot: the chunk, −1 where there is none
 	first, last int
 	roots       []graph.BufID
@@ -18,11 +18,11 @@ type region struct {
 
 // coherence runs the copy protocol over one phase.
 //
-// At its start a region's buffers are valid at home alone. An operation that
+// At its start a stretch's buffers are valid at home alone. An operation that
 // reads one in another space makes the copies that bring it there, one that
-// writes makes its own space the only valid one, and at the end of the region
+// writes makes its own space the only valid one, and at the end of the stretch
 // what is not valid at home and is wanted later goes there. The mirrors die with
-// the region:
+// the stretch:
 //
 //	home host, used on the device            home device, updated on the host
 //
@@ -32,10 +32,10 @@ type region struct {
 //	           (only if u was written)
 //
 // From disk a value passes through a mirror in host memory, which is also what
-// an operation on the host works on. A fetch stands before the region Ahead
+// an operation on the host works on. A fetch stands before the stretch Ahead
 // places earlier, and is throttled by the end of the one before that: at most
-// Ahead+1 regions of a kind have mirrors. Copies that depend on an operation of
-// the region itself stand beside it. Where all uses in a foreign space are of
+// Ahead+1 stretches of a kind have mirrors. Copies that depend on an operation of
+// the stretch itself stand beside it. Where all uses in a foreign space are of
 // one part of the buffer (a rank's own shard), the mirror holds that part only.
 type coherence struct {
 	r      *rewriter
@@ -47,15 +47,15 @@ type coherence struct {
 
 	home   []graph.Space // by operation: where it runs
 	uses   map[graph.BufID][]int
-	byKind [numKinds][]*region
-	single []*region
-	turns  map[graph.BufID]int // regions of a root so far
+	byKind [numKinds][]*stretch
+	single []*stretch
+	turns  map[graph.BufID]int // stretches of a root so far
 	closed map[graph.BufID][]closing
 	slot   []int // by operation: its chunk
 	wrote  map[graph.BufID]bool
 }
 
-// closing is the last operation of a region on a part of a root.
+// closing is the last operation of a stretch on a part of a root.
 type closing struct {
 	part extent
 	at   int
@@ -65,7 +65,7 @@ func effects(op *graph.Op, root func(graph.BufID) graph.BufID, visit func(root g
 	graph.Effects(op, func(e graph.Effect) { visit(root(e.Buf), e) })
 }
 
-// collect decides where each operation runs and finds the regions.
+// collect decides where each operation runs and finds the stretches.
 func (c *coherence) collect() {
 	r := c.r
 	involved := map[graph.BufID]bool{}
@@ -85,9 +85,9 @@ func (c *coherence) collect() {
 		})
 	}
 	// A unit's buffers of one kind go together; one of them involved is enough
-	// for the regions to be found, the others have nothing to copy.
+	// for the stretches to be found, the others have nothing to copy.
 	for k := range numKinds {
-		open := map[[2]int]*region{}
+		open := map[[2]int]*stretch{}
 		for i, n := range c.w.Base {
 			used := map[[2]int][]graph.BufID{}
 			effects(&n.Op, r.root, func(root graph.BufID, e graph.Effect) {
@@ -106,7 +106,7 @@ func (c *coherence) collect() {
 			}
 			for u, roots := range used {
 				if open[u] == nil {
-					open[u] = &region{unit: u[0], slot: u[1], first: i, last: i}
+					open[u] = &stretch{unit: u[0], slot: u[1], first: i, last: i}
 					c.byKind[k] = append(c.byKind[k], open[u])
 				}
 				open[u].last = i
@@ -117,18 +117,18 @@ func (c *coherence) collect() {
 				}
 			}
 		}
-		sortRegions(c.byKind[k])
+		sortStretches(c.byKind[k])
 	}
 	for id := range r.p.Buffers {
 		root := graph.BufID(id)
 		if _, ours := r.member[root]; involved[root] && !ours {
 			list := c.uses[root]
-			c.single = append(c.single, &region{unit: r.p.Buf(root).Unit, slot: -1, first: list[0], last: list[len(list)-1], roots: []graph.BufID{root}})
+			c.single = append(c.single, &stretch{unit: r.p.Buf(root).Unit, slot: -1, first: list[0], last: list[len(list)-1], roots: []graph.BufID{root}})
 		}
 	}
 }
 
-// stillUsed says whether a region, of a unit and a chunk, goes on where used are
+// stillUsed says whether a stretch, of a unit and a chunk, goes on where used are
 // the units and chunks of an operation: the halves of a partly frozen block do
 // not end each other's.
 func (c *coherence) stillUsed(key [2]int, used map[[2]int][]graph.BufID) bool {
@@ -173,7 +173,7 @@ func absInt(n int) int {
 	return n
 }
 
-// closedAt returns the last operation of earlier regions on the part; −1 none.
+// closedAt returns the last operation of earlier stretches on the part; −1 none.
 func (c *coherence) closedAt(root graph.BufID, part extent) int {
 	last := -1
 	for _, cl := range c.closed[root] {
@@ -253,7 +253,7 @@ func (c *coherence) parts(root graph.BufID, ops []int, home graph.Space) (parts 
 	return parts, used
 }
 
-// content says whether the root holds something before its region at hand.
+// content says whether the root holds something before its stretch at hand.
 func (c *coherence) content(root graph.BufID) bool {
 	if b := c.r.p.Buf(root); b.Life == graph.LifeRun || b.Class == graph.Inputs || c.wrote[root] {
 		return true
