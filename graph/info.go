@@ -62,6 +62,7 @@ type Info struct {
 	In, Out    []Operand
 	Attr       any      // zero value of the attribute struct; nil for none
 	Saves      []string // operands that the derivative reads: what stays alive until the backward
+	Cheap      bool     // little work for what its output takes: selective recomputation makes it again
 
 	// variant replaces In and Out for some attributes (packed attention).
 	variant func(attr any) (in, out []Operand)

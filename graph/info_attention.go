@@ -5,7 +5,8 @@ package graph
 func init() {
 	register(
 		&Info{
-			Kind: Attention,
+			Kind:  Attention,
+			Cheap: true,
 			Doc: "Multi-head attention (Vaswani et al. 2017) with KVHeads shared by groups of heads (Ainslie et al. 2023), streaming softmax: " +
 				"y = softmax(Scale·q·kᵀ + mask)·v for each sample and head; lse is the log-sum-exp of each row of scores. " +
 				"Packed: qkv (N, (Heads+2·KVHeads)·HeadDim), queries, keys, values side by side; " +

@@ -12,10 +12,12 @@ const (
 	actFlops = 12 // an activation or its derivative
 )
 
+// A table: as long as it has kinds.
 func init() {
 	register(
 		&Info{
 			Kind:       Activation,
+			Cheap:      true,
 			Doc:        "y = act(x), elementwise: gelu_tanh, gelu (exact, Hendrycks & Gimpel 2016), silu or relu; same shapes.",
 			Derivative: "dx = dy·act'(x); relu'(0) is 0",
 			In:         []Operand{in("x", "(…)")},
@@ -46,6 +48,7 @@ func init() {
 		},
 		&Info{
 			Kind:       SwiGLU,
+			Cheap:      true,
 			Doc:        "y = silu(gate)·up (Shazeer 2020); all (N,F).",
 			Derivative: "with s = sigmoid(gate): dgate = dy·up·s·(1 + gate·(1−s)); dup = dy·silu(gate)",
 			In:         []Operand{in("gate", "(N,F)"), in("up", "(N,F)")},

@@ -1,7 +1,6 @@
 package graph
 
-// Embeddings and matrix products.
-
+// Embeddings and matrix products. A table: as long as it has kinds.
 func init() {
 	register(
 		&Info{

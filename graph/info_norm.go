@@ -1,11 +1,11 @@
 package graph
 
-// Normalisations over the last dimension.
-
+// Normalisations over the last dimension. A table: as long as it has kinds.
 func init() {
 	register(
 		&Info{
-			Kind: LayerNorm,
+			Kind:  LayerNorm,
+			Cheap: true,
 			Doc: "Layer norm over each row (Ba et al. 2016): mean and rstd = 1/sqrt(var + Eps) with the biased variance, " +
 				"y = (x − mean)·rstd·gamma + beta; x, y (N,C), gamma, beta (C), mean, rstd (N).",
 			Derivative: "with x̂ = (x−mean)·rstd and g = dy·gamma: dx = rstd·(g − mean_C(g) − x̂·mean_C(g·x̂)); " +
@@ -59,7 +59,8 @@ func init() {
 			flops: func(c *checker) int64 { return 14 * c.in(1).elems() },
 		},
 		&Info{
-			Kind: RMSNorm,
+			Kind:  RMSNorm,
+			Cheap: true,
 			Doc: "Root-mean-square norm over each row (Zhang & Sennrich 2019): rstd = 1/sqrt(mean_C(x²) + Eps), y = x·rstd·gamma; " +
 				"x, y (N,C), gamma (C), rstd (N).",
 			Derivative: "with x̂ = x·rstd and g = dy·gamma: dx = rstd·(g − x̂·mean_C(g·x̂)); dgamma = Σ_N dy·x̂",

@@ -2,8 +2,7 @@ package graph
 
 import "strconv"
 
-// Updates over a unit's flat parameter or a shard of it.
-
+// Updates over a unit's flat parameter or a shard of it. A table: as long as it has kinds.
 func init() {
 	coef, hyper := in("coef", "(1)").typ(isF32), in("hyper", "(NumHyper)").typ(isF64)
 	g := in("g", "(Len)").typ(isFloat).per(1) // rests in the compute type; p and the moments are f32

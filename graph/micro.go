@@ -7,23 +7,22 @@ import "fmt"
 // times one after the other, has one micro-batch, number 0; one that goes through all
 // of a step's micro-batches layer by layer has as many as the step has micro-steps.
 
-// MicroOf returns which of a phase's micro-batches a buffer holds something of. ok is
-// false for what the micro-batches share: what lasts beyond a phase, as parameters and
-// sums do, but for the inputs that each has its own of.
+// MicroOf returns which of a phase's micro-batches a buffer holds something of:
+// activations and scratch that live for the phase, and the inputs that each has its own
+// of. ok is false for what the micro-batches share: parameters, also while they are
+// gathered, and sums.
 func (p *Program) MicroOf(id BufID) (micro int, ok bool) {
 	root, _ := p.Resolve(id, nil)
 	b := p.Buf(root)
-	if b.Life != LifePhase {
-		for _, in := range []BufID{p.Tokens, p.Targets, p.Key} {
-			if root == in {
-				return b.Micro, true
-			}
-		}
-		if !b.Port.EachMicro() {
-			return 0, false
-		}
+	switch {
+	case b.Life == LifePhase && (b.Class == Activations || b.Class == Workspace), b.Port.EachMicro():
+		return b.Micro, true
+	case root == p.Tokens, root == p.Targets, root == p.Key:
+		return b.Micro, true
+	case b.Class == Inputs && b.Port == NoPort && b.Micro > 0: // the tokens of another micro-batch than the first
+		return b.Micro, true
 	}
-	return b.Micro, true
+	return 0, false
 }
 
 // MicroBatches returns how many micro-batches one run of a phase goes through.

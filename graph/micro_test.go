@@ -69,6 +69,36 @@ func TestMicroBatchesOfInputs(t *testing.T) {
 	}
 }
 
+// Scratch is of its operation's micro-batch; gathered parameters are everybody's.
+func TestScratchIsOfAMicroBatch(t *testing.T) {
+	p := twoMicroBatches()
+	ph := &p.Sections[0].Phases[0]
+	add := func(name string, class graph.Class, shape ...int64) graph.BufID {
+		return p.AddBuffer(graph.Buffer{Name: name, DType: graph.F32, Shape: shape, Class: class, Unit: -1})
+	}
+	w := add("w", graph.Unsharded, 64, 64)
+	fill := graph.NewOp(graph.Fill, "fill/w", nil, []graph.Out{{Buf: w}}, graph.FillAttr{})
+	ph.Ops = append(ph.Ops, fill)
+	for micro := range 2 {
+		x, y := add("x", graph.Activations, 64, 64), add("y", graph.Activations, 64, 64)
+		p.Buf(x).Micro, p.Buf(y).Micro = micro, micro
+		in := graph.NewOp(graph.Fill, "x"+string(rune('0'+micro)), nil, []graph.Out{{Buf: x}}, graph.FillAttr{Value: 1})
+		op := graph.NewOp(graph.Linear, "y"+string(rune('0'+micro)), []graph.BufID{x, w}, []graph.Out{{Buf: y}}, graph.LinearAttr{})
+		in.Micro, op.Micro = micro, micro
+		ph.Ops = append(ph.Ops, in, op)
+	}
+	q := graph.AddWorkspace(p, graph.CPUTarget())
+	require.NoError(t, graph.Verify(q))
+	scratch := map[int]bool{}
+	for i := range q.Sections[0].Phases[0].Ops {
+		if op := &q.Sections[0].Phases[0].Ops[i]; op.Work != graph.NoBuf {
+			scratch[q.Buf(op.Work).Micro] = true
+			require.Equal(t, op.Micro, q.Buf(op.Work).Micro)
+		}
+	}
+	require.Equal(t, map[int]bool{0: true, 1: true}, scratch)
+}
+
 // Sets of scalars have the types that rules read.
 func TestScalars(t *testing.T) {
 	p := twoMicroBatches()

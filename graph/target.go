@@ -209,7 +209,7 @@ func AddWorkspace(p *Program, t Target) *Program {
 				}
 				op.Work = q.AddBuffer(Buffer{
 					Name: op.Name + "/work", DType: U8, Shape: []int64{n},
-					Space: space, Class: Workspace, Life: LifePhase, Unit: op.Unit,
+					Space: space, Class: Workspace, Life: LifePhase, Unit: op.Unit, Micro: op.Micro,
 				})
 			}
 		}

@@ -205,10 +205,10 @@ func (r *rewriter) policyOf(op int) Policy {
 	return None
 }
 
-// cheap are the kinds that selective recomputes.
-var cheap = map[graph.Kind]bool{
-	graph.LayerNorm: true, graph.RMSNorm: true, graph.Activation: true, graph.SwiGLU: true,
-	graph.Attention: true,
+// cheap says whether selective recomputation makes a kind again.
+func cheap(k graph.Kind) bool {
+	info, ok := graph.InfoOf(k)
+	return ok && info.Cheap
 }
 
 // activationOf returns the pre-activation that a fused linear writes beside v,
@@ -287,7 +287,7 @@ func (pl *planner) plan(v int) bool {
 	if pre, ok := r.activationOf(v); ok && !r.dropped[pre] && (r.policyOf(val.by) == Selective || r.dropped[v] && r.policyOf(val.by) != Full) {
 		c.act, c.ins, c.outs = true, []int{pre}, []int{v}
 	} else {
-		if r.policyOf(val.by) == Selective && !cheap[op.Kind] && !r.dropped[v] {
+		if r.policyOf(val.by) == Selective && !cheap(op.Kind) && !r.dropped[v] {
 			return false
 		}
 		for _, o := range op.Out {
