@@ -124,16 +124,19 @@ func (d *drawing) RunIndex(i int) {
 // load reads the parameters from safetensors in Hugging Face's layout, with or
 // without the "transformer." prefix.
 func (t *Trainer) load(ctx context.Context, path string) error {
-	given := path
+	given, flag := path, "--init"
+	if t.cfg.Inference {
+		flag = "--model" // generate's and eval's only folder
+	}
 	path, passed, err := checkpoint.Resolve(ctx, path, hfconfig.FileName, safetensors.FileName)
 	if err != nil {
-		return fmt.Errorf("--init %s: %w", given, err)
+		return fmt.Errorf("%s %s: %w", flag, given, err)
 	}
 	for _, p := range passed {
-		t.cfg.warn("--init: %s", p)
+		t.cfg.warn("%s: %s", flag, p)
 	}
 	if st, err := os.Stat(path); err != nil {
-		return fmt.Errorf("--init %s: %w", path, err)
+		return fmt.Errorf("%s %s: %w", flag, path, err)
 	} else if st.IsDir() {
 		if c, err := hfconfig.Read(filepath.Join(path, "config.json")); err == nil && !c.SameModel(t.model) {
 			return fmt.Errorf("--init %s: its config.json describes another model than --model %s", path, t.cfg.Model)
@@ -141,12 +144,12 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 	}
 	r, err := safetensors.Open(path)
 	if err != nil {
-		return fmt.Errorf("--init %s: %w", path, err)
+		return fmt.Errorf("%s %s: %w", flag, path, err)
 	}
 	defer r.Close()
 	names, err := t.match(r)
 	if err != nil {
-		return fmt.Errorf("--init %s: %w", path, err)
+		return fmt.Errorf("%s %s: %w", flag, path, err)
 	}
 	chunk := make([]float32, run.ChunkElems)
 	for i := range t.plan.Program.Params {
@@ -155,10 +158,10 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 		}
 		odd := checkpoint.NonFinite{State: "weights", Tensor: names[i], Of: t.plan.Program.Params[i].Elems()}
 		if err := t.loadTensor(r, names[i], i, "value", chunk, odd.Look); err != nil {
-			return fmt.Errorf("--init %s: %w", path, err)
+			return fmt.Errorf("%s %s: %w", flag, path, err)
 		}
 		if odd.Count > 0 {
-			return fmt.Errorf("--init %s: tensor %q: %d of %d values are not finite, first element %d; training can't start from them", path, odd.Tensor, odd.Count, odd.Of, odd.First)
+			return fmt.Errorf("%s %s: tensor %q: %d of %d values are not finite, first element %d; nothing can start from them", flag, path, odd.Tensor, odd.Count, odd.Of, odd.First)
 		}
 	}
 	return nil
