@@ -245,7 +245,7 @@ func (j *job) kill(ctx context.Context, r *rand.Rand, dir string, aimed bool) (k
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	if j.ranks > 0 {
-		killed, err = j.killRank(ctx, cmd, out, ended, r)
+		killed, err = j.killRank(ctx, cmd, out, ended, r, dir, aimed)
 		return killed, len(underWay(dir)) > 0, err
 	}
 	if aimed {

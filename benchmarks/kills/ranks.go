@@ -72,12 +72,17 @@ func stopped(pid int) bool {
 
 // killRank kills one rank of a job, and sees the others end, and the launcher with
 // them, in time.
-func (j *job) killRank(ctx context.Context, cmd *exec.Cmd, out *strings.Builder, ended chan error, r *rand.Rand) (killed bool, err error) {
+func (j *job) killRank(ctx context.Context, cmd *exec.Cmd, out *strings.Builder, ended chan error, r *rand.Rand, dir string, aimed bool) (killed bool, err error) {
 	pids := ranksOf(cmd.Process.Pid, j.ranks)
 	if pids == nil {
 		return false, <-ended
 	}
-	time.Sleep(time.Duration(r.Int64N(int64(j.length))))
+	if aimed {
+		waitForSave(dir, 1+r.IntN(steps/saveEvery), ended)
+		time.Sleep(time.Duration(r.Int64N(int64(4 * time.Millisecond))))
+	} else {
+		time.Sleep(time.Duration(r.Int64N(int64(j.length))))
+	}
 	victim := j.count.kills % j.ranks
 	p, err := os.FindProcess(pids[victim])
 	if err != nil {

@@ -144,7 +144,10 @@ func (m messages) Join(mesh []graph.Axis, _ []int, timeout time.Duration, warn f
 	if err != nil {
 		return nil, err
 	}
-	w.OnError(func(error) { fmt.Fprint(m.stderr, "the last operations of ", w.Flight(3)) })
+	// At once: when the first process ends, the launcher may end the others.
+	w.OnError(func(err error) {
+		fmt.Fprintf(m.stderr, "the job ends with: %v\nthe last operations of %s", err, w.Flight(3))
+	})
 	return messageWorld{w}, nil
 }
 

@@ -72,6 +72,9 @@ type stream struct {
 	p    *Process
 	peer int
 	in   *io.PipeReader
+	// lost is closed when the other end takes nothing any more: nobody waits for it.
+	lost   chan struct{}
+	giveUp sync.Once
 
 	mu     sync.Mutex
 	out    []byte
@@ -90,7 +93,7 @@ func (p *Process) Stream(peer int) (io.ReadWriteCloser, error) {
 		return nil, err
 	}
 	r, w := io.Pipe()
-	s := &stream{p: p, peer: peer, in: r, out: out}
+	s := &stream{p: p, peer: peer, in: r, out: out, lost: make(chan struct{})}
 	p.streams.Go(func() {
 		for {
 			// The receiver can't know a piece's length: it takes the longest.
@@ -130,7 +133,16 @@ func (s *stream) Write(b []byte) (n int, err error) {
 func (s *stream) send(piece []byte) error {
 	binary.LittleEndian.PutUint32(s.out, uint32(len(piece)))
 	copy(s.out[4:], piece)
-	return s.p.engine.do([]transfer{{send: true, peer: s.peer, tag: tagStream, mem: s.out[:4+len(piece)]}})
+	x := s.p.engine.begin([]transfer{{send: true, peer: s.peer, tag: tagStream, mem: s.out[:4+len(piece)]}}, false)
+	select {
+	case err := <-x.done:
+		return err
+	case <-s.p.engine.closed:
+		return errEnded
+	case <-s.lost:
+		s.closed = true // out is MPI's from here on
+		return io.ErrClosedPipe
+	}
 }
 
 // Close tells the other end that nothing comes any more. It does not wait for a
@@ -152,6 +164,7 @@ func (s *stream) Close() error {
 	case <-done:
 	case <-time.After(closeGrace):
 		s.p.unclean.Store(true)
+		s.giveUp.Do(func() { close(s.lost) })
 	}
 	return nil
 }
