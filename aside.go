@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/spillway-ml/spillway/internal/aside"
 )
@@ -17,8 +18,8 @@ func canWriteAside(path string) error {
 	switch {
 	case err == nil && st.IsDir():
 		return fmt.Errorf("%.80q is a folder; a file is needed", path)
-	case err == nil && !st.Mode().IsRegular(): // a device or a pipe: written as it is
-		return nil
+	case err == nil && !st.Mode().IsRegular():
+		return nil // a device or a pipe: written as it is; to try a pipe would end its reader
 	case err != nil && !errors.Is(err, os.ErrNotExist):
 		return err
 	}
@@ -39,11 +40,25 @@ func writeAside(path string, write func(io.Writer) error) error {
 		path = real
 	}
 	if st, err := os.Stat(path); err == nil && !st.Mode().IsRegular() {
-		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		open := func(path string) (*os.File, error) { return os.OpenFile(path, os.O_WRONLY, 0) }
+		if st.Mode()&os.ModeNamedPipe != 0 {
+			open = openPipe
+		}
+		f, err := open(path)
 		if err != nil {
 			return err
 		}
 		return errors.Join(write(f), f.Close())
 	}
 	return aside.Write(path, 0o666, write)
+}
+
+// openPipe opens a named pipe whose reader is there; without one the plain call
+// would wait for it for ever, deaf to signals.
+func openPipe(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, syscall.ENXIO) {
+		return nil, fmt.Errorf("%.80q is a pipe that nobody reads; start its reader first, or give a file", path)
+	}
+	return f, err
 }

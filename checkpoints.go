@@ -159,6 +159,9 @@ func (t *Trainer) resume(ctx context.Context) (bool, error) {
 	if !choice.Found() {
 		return false, t.refuseLoop(choice)
 	}
+	if choice.Diverged {
+		t.cfg.warn("%s is taken for want of a better one: a run that went on from it became non-finite before its first update, as from every other whole checkpoint here; if this run ends so too, start afresh in another folder", choice.Name)
+	}
 	was, err := t.sameRun(choice)
 	if err != nil {
 		return false, err

@@ -30,6 +30,13 @@ func OpenMetrics(path string, step int) (*MetricsWriter, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 		return nil, fmt.Errorf("--metrics: %w", err)
 	}
+	if st, err := os.Stat(path); err == nil && st.Mode()&os.ModeNamedPipe != 0 {
+		f, err := openPipe(path)
+		if err != nil {
+			return nil, fmt.Errorf("--metrics: %w", err)
+		}
+		return &MetricsWriter{f: f}, nil
+	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o666)
 	if errors.Is(err, os.ErrPermission) || errors.Is(err, syscall.ENXIO) || errors.Is(err, syscall.EINVAL) {
 		f, err = os.OpenFile(path, os.O_WRONLY, 0)
@@ -52,6 +59,31 @@ func OpenMetrics(path string, step int) (*MetricsWriter, error) {
 		return nil, errors.Join(fmt.Errorf("--metrics: %w", err), f.Close())
 	}
 	return m, nil
+}
+
+// refuseForeign refuses a file that is there already and does not begin as metrics
+// do: somebody else's, which a run would empty.
+func refuseForeign(path string) error {
+	st, err := os.Stat(path)
+	if err != nil || !st.Mode().IsRegular() {
+		return nil // what can't be written is told when it is opened
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	head := make([]byte, 16)
+	n, err := io.ReadFull(f, head)
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("--metrics: %w", err)
+	}
+	for _, start := range []string{`{"step":`, `{"event":`} {
+		if m := min(n, len(start)); string(head[:m]) == start[:m] {
+			return nil
+		}
+	}
+	return fmt.Errorf("--metrics %.80q is there already and holds no metrics; give another file, or remove it", path)
 }
 
 // linesUpTo returns the end of the last whole line before the first that is cut off

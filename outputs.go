@@ -13,6 +13,9 @@ import (
 // refuseOverwriting refuses an output that is an input of the run, a file of its
 // checkpoints or another output, before anything is touched.
 func (c *Config) refuseOverwriting() error {
+	if err := refuseForeign(c.Metrics); err != nil {
+		return err
+	}
 	out := []outputs.Path{{Flag: "metrics", Path: c.Metrics}, {Flag: "trace", Path: c.Trace}}
 	in := []outputs.Path{{Flag: "data", Path: c.Data}, {Flag: "eval-data", Path: c.EvalData}, {Flag: "tokenizer", Path: c.Tokenizer}}
 	in = slices.Concat(in, outputs.ModelFiles("model", c.Model), outputs.ModelFiles("init", c.Init))

@@ -14,6 +14,8 @@ type Choice struct {
 	Entry         // of the chosen one; Name is "" where the folder has none
 	Passed []Pass // newer ones that were passed over, newest first
 	Marks  Marks
+	// Diverged says that a run diverged from it, as from every other whole one.
+	Diverged bool
 }
 
 // Found tells whether there is a checkpoint.
@@ -95,7 +97,7 @@ func choose(entries []Entry, marks Marks, verify func(Entry) error) (c Choice, m
 		c.Passed = append(c.Passed, Pass{e, why})
 	}
 	if len(marked) > 0 {
-		c.Entry = marked[0]
+		c.Entry, c.Diverged = marked[0], true
 		for i, p := range c.Passed {
 			if p.Name == c.Name {
 				c.Passed = c.Passed[:i]

@@ -170,6 +170,9 @@ func (c *corpus) folder(dir string, o Options, above []os.FileInfo) error {
 	}
 	for _, e := range entries {
 		name := e.Name()
+		if strings.HasPrefix(name, ".spillway-") {
+			continue // a checkpoint folder's own files
+		}
 		full := filepath.Join(dir, name)
 		st, err := e.Info()
 		if err == nil && st.Mode()&os.ModeSymlink != 0 {

@@ -126,6 +126,9 @@ func benchZero(ctx context.Context, c spillway.Config, table, progress, stdout i
 	for z := range 4 {
 		c.Zero = z
 		row, seq, err := benchStage(ctx, c, progress)
+		if errors.Is(err, context.Canceled) {
+			return &interrupted{fmt.Sprintf("interrupted in stage %d", z)}
+		}
 		if err != nil {
 			return fmt.Errorf("stage %d: %w", z, err)
 		}

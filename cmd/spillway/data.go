@@ -30,6 +30,7 @@ func dataCommand() *cobra.Command {
 
 func tokenizeCommand() *cobra.Command {
 	var tokenizer, out string
+	var replace bool
 	var o data.Options
 	cmd := &cobra.Command{
 		Use:   "tokenize PATH…",
@@ -54,6 +55,7 @@ Interrupted, it goes on where it was when the same command is given again.`,
 	fs.StringVar(&out, "out", "", "the token `FILE` to write, named *.bin")
 	fs.StringVar(&o.TextField, "text-field", "", "the `NAME` of the field of JSON lines that holds the text")
 	fs.StringVar(&o.Glob, "data-glob", "", "take only a folder's files whose name matches `PATTERN`")
+	fs.BoolVar(&replace, "replace", false, "write --out even where a file of that name is")
 	fs.IntVar(&o.Threads, "threads", 0, "tokenizing threads (default: all cores)")
 	cmd.RunE = func(cmd *cobra.Command, paths []string) error {
 		switch {
@@ -63,6 +65,9 @@ Interrupted, it goes on where it was when the same command is given again.`,
 			return fmt.Errorf("--out %q: a token file's name ends in .bin", out)
 		case o.Threads < 0:
 			return fmt.Errorf("--threads %d: at least 1 is needed; leave it out for all cores", o.Threads)
+		}
+		if st, err := os.Stat(out); err == nil && st.Size() > 0 && !replace {
+			return fmt.Errorf("--out %q is there already; give another name, or --replace", out)
 		}
 		var err error
 		if o.Tokenizer, err = data.OpenTokenizer(tokenizer); err != nil {
@@ -90,7 +95,7 @@ func tokenize(ctx context.Context, out string, paths []string, o data.Options, s
 		live.end()
 	}
 	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("interrupted after %s tokens; the same command goes on there: %w", humanize.Comma(res.Tokens), context.Canceled)
+		return &interrupted{fmt.Sprintf("interrupted after %s tokens; the same command goes on there", humanize.Comma(res.Tokens))}
 	}
 	if err != nil {
 		return err

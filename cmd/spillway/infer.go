@@ -130,7 +130,7 @@ func generate(ctx context.Context, c spillway.Config, prompt string, n int, how 
 	}
 	t, err := spillway.New(ctx, c)
 	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("interrupted before the first token: %w", context.Canceled)
+		return &interrupted{"interrupted before the first token"}
 	}
 	if err != nil {
 		return err
@@ -150,7 +150,7 @@ func generate(ctx context.Context, c spillway.Config, prompt string, n int, how 
 	})
 	fmt.Fprintln(stdout)
 	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("interrupted after %d tokens: %w", made, context.Canceled)
+		return &interrupted{fmt.Sprintf("interrupted after %d tokens", made)}
 	}
 	if err != nil {
 		return fault(err)
@@ -221,7 +221,7 @@ func evaluate(ctx context.Context, c spillway.Config, jsonPath string, stdout, s
 	}
 	t, err := spillway.New(ctx, c)
 	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("interrupted before the first batch: %w", context.Canceled)
+		return &interrupted{"interrupted before the first batch"}
 	}
 	if err != nil {
 		return err
@@ -240,7 +240,7 @@ func evaluate(ctx context.Context, c spillway.Config, jsonPath string, stdout, s
 		live.end()
 	}
 	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("interrupted: %w", context.Canceled)
+		return &interrupted{"interrupted"}
 	}
 	if err != nil {
 		return fault(err)

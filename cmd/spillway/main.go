@@ -46,6 +46,7 @@ func rootCommand() *cobra.Command {
 	root.AddCommand(trainCommand(), launchCommand(), planCommand(), benchCommand(), doctorCommand(), dataCommand(), generateCommand(), evalCommand(), ckptCommand())
 	completeValues(root)
 	decimalNumbers(root)
+	namedPaths(root)
 	return root
 }
 
@@ -57,6 +58,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
+	if lost := lostOutput(stdout); lost != nil && (err == nil || errors.Is(err, lost)) {
+		return statusWithout(cmd, lost)
+	}
 	var silent *silentError
 	var status *statusError
 	if err != nil && !errors.As(err, &silent) && !errors.As(err, &status) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -10,6 +11,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/spf13/cobra"
 
 	"github.com/spillway-ml/spillway/internal/crash"
 )
@@ -113,6 +116,28 @@ func (o *outlet) Write(b []byte) (int, error) {
 		fmt.Fprintf(o.tell, "warning: %s: %v; the rest of the output is lost\n", o.name, err)
 	}
 	return n, err
+}
+
+// lostOutput is why a standard stream could not take all that was written; nil if
+// it did.
+func lostOutput(w io.Writer) error {
+	o, ok := w.(*outlet)
+	if !ok {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.err
+}
+
+// statusWithout is the exit status of a command that did all it was asked for, but
+// whose standard output was lost. A reader that left has had enough; for a run what
+// counts is its checkpoint; what else a command prints is what was asked for.
+func statusWithout(cmd *cobra.Command, lost error) int {
+	if errors.Is(lost, syscall.EPIPE) || cmd.Name() == "train" || cmd.Name() == "launch" {
+		return exitDone
+	}
+	return exitBadInput
 }
 
 // fileOf returns the file behind a writer, for who asks whether it is a terminal.

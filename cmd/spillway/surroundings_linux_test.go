@@ -86,8 +86,38 @@ func TestNobodyReads(t *testing.T) {
 			}
 		})
 	}
-	p := startWith(t, full(t), nil, "plan", "--model", testdata+"/gpt2", "--json", "-")
-	require.Equal(t, 1, p.end(t), "what was asked for could not be had")
+	for _, args := range [][]string{{"plan", "--model", testdata + "/gpt2", "--json", "-"}, {"plan", "--model", testdata + "/gpt2"}, {"--version"}} {
+		p := startWith(t, full(t), nil, args...)
+		require.Equal(t, 1, p.end(t), "what was asked for could not be had")
+		require.Equal(t, 1, strings.Count(p.errs.String(), "no space left"), p.errs.String())
+		r, w, err := os.Pipe()
+		require.NoError(t, err)
+		require.NoError(t, r.Close())
+		p = startWith(t, w, nil, args...)
+		require.Equal(t, 0, p.end(t), "its reader has had enough")
+		require.NoError(t, w.Close())
+	}
+}
+
+// A pipe that nobody reads holds up no run.
+func TestPipesWithoutReaders(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
+	got := command(tinyWith("--steps", "1", "--trace", pipe)...)
+	require.Equal(t, 0, got.status, got.stderr)
+	require.Contains(t, got.stderr, "that nobody reads")
+	got = command(tinyWith("--steps", "1", "--metrics", pipe)...)
+	require.Equal(t, 1, got.status, got.stderr)
+	require.Contains(t, got.stderr, "that nobody reads")
+
+	text := make(chan string)
+	go func() {
+		b, _ := os.ReadFile(pipe)
+		text <- string(b)
+	}()
+	p := start(t, tinyWith("--steps", "1", "--trace", pipe)...)
+	require.Equal(t, 0, p.end(t), p.errs.String())
+	require.Contains(t, <-text, "traceEvents")
 }
 
 // A hangup saves as Ctrl-C does; under nohup it is ignored.

@@ -298,7 +298,7 @@ func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []floa
 		text, err := t.Generate(ctx, prompt, 300, spillway.Sampling{Temperature: demoTemperature, TopK: 40, Seed: uint64(c.Seed)})
 		switch {
 		case errors.Is(err, context.Canceled):
-			return fmt.Errorf("interrupted after training: %w", err)
+			return &interrupted{"interrupted after training, while the sample was made; the checkpoint is whole"}
 		case err != nil:
 			return fault(err)
 		}

@@ -32,8 +32,13 @@ func Check(outputs, inputs []Path) error {
 			}
 		}
 		st, err := os.Stat(out.Path)
+		if errors.Is(err, fs.ErrNotExist) {
+			if err := refuseWithin(out, inputs); err != nil {
+				return err
+			}
+		}
 		if err != nil || !st.Mode().IsRegular() {
-			continue // what does not exist is nobody's input
+			continue
 		}
 		for _, in := range inputs {
 			found, err := holds(in.Path, st)
@@ -43,6 +48,29 @@ func Check(outputs, inputs []Path) error {
 			if found != "" {
 				return fmt.Errorf("--%s %.80q would overwrite %.80q, which --%s reads; give another file", out.Flag, out.Path, found, in.Flag)
 			}
+		}
+	}
+	return nil
+}
+
+// refuseWithin refuses an output that would be made in a folder which is read: the
+// next run would read it too.
+func refuseWithin(out Path, inputs []Path) error {
+	file, err := settle(out.Path)
+	if err != nil {
+		return fmt.Errorf("--%s: %w", out.Flag, err)
+	}
+	for _, in := range inputs {
+		st, err := os.Stat(in.Path)
+		if in.Path == "" || err != nil || !st.IsDir() {
+			continue
+		}
+		folder, err := settle(in.Path)
+		if err != nil {
+			return fmt.Errorf("--%s: %w", in.Flag, err)
+		}
+		if below, err := filepath.Rel(folder, file); err == nil && filepath.IsLocal(below) {
+			return fmt.Errorf("--%s %.80q would lie in %.80q, which --%s reads; give a file outside it", out.Flag, out.Path, in.Path, in.Flag)
 		}
 	}
 	return nil
