@@ -2,6 +2,7 @@ package memplan
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -259,24 +260,19 @@ func (pl *placer) run(rank []int32, how fit) (off []int64, extent int64) {
 		pl.placed = make([]placedGroup, n)
 		pl.seeker = newSeeker(pl.tl.overlaps)
 	}
+	plain := len(rank) <= fewBuffers
 	for g := range pl.placed {
-		pl.placed[g].clear(how != tightest)
+		pl.placed[g].clear(how != tightest, plain)
 	}
 	off, pl.order = make([]int64, len(rank)), make([]int32, len(rank))
 	for k, i := range rank {
 		pl.order[i] = int32(k)
 	}
-	last := pl.tl.lastOverlap(rank)
-	// Lists of those that nobody asks for from a position on: ending by position, then
-	// from each to the next; −1 ends a list.
-	ending, next := make([]int32, len(rank)), make([]int32, len(rank))
-	for k := range ending {
-		ending[k] = -1
-	}
-	for i, k := range last {
-		if k > pl.order[i] {
-			next[i], ending[k] = ending[k], int32(i)
-		}
+	var last []int32
+	var gone leaving
+	if !plain {
+		last = pl.tl.lastOverlap(rank)
+		gone = newLeaving(last, pl.order)
 	}
 	var among []*placedGroup
 	for k, i := range rank {
@@ -301,14 +297,41 @@ func (pl *placer) run(rank []int32, how fit) (off []int64, extent int64) {
 		off[i] = at
 		extent = max(extent, at+pl.size[i])
 		own.add(at, int32(k))
-		if last[i] > int32(k) {
+		if plain || last[i] > int32(k) {
 			own.insert(i, span{at, at + pl.size[i]}, pl.tl.overlaps)
 		}
-		for j := ending[k]; j >= 0; j = next[j] {
+		for j := range gone.after(k) {
 			pl.placed[pl.group[j]].remove(j, off[j], pl.tl.overlaps)
 		}
 	}
 	return off, extent
+}
+
+// leaving is lists of the buffers that nobody asks for from a position of the order
+// on: ending by position, then from each buffer to the next; −1 ends a list.
+type leaving struct{ ending, next []int32 }
+
+func newLeaving(last, order []int32) leaving {
+	l := leaving{make([]int32, len(last)), make([]int32, len(last))}
+	for k := range l.ending {
+		l.ending[k] = -1
+	}
+	for i, k := range last {
+		if k > order[i] {
+			l.next[i], l.ending[k] = l.ending[k], int32(i)
+		}
+	}
+	return l
+}
+
+func (l leaving) after(k int) iter.Seq[int32] {
+	return func(yield func(int32) bool) {
+		if l.ending == nil {
+			return
+		}
+		for j := l.ending[k]; j >= 0 && yield(j); j = l.next[j] {
+		}
+	}
 }
 
 // find returns the offset for the seeker's buffer, of the given alignment, among
