@@ -164,7 +164,7 @@ func TestTheWall(t *testing.T) {
 		c.DeviceMemory--
 		_, err := New(context.Background(), c)
 		require.ErrorContains(t, err, "does not fit")
-		require.ErrorContains(t, err, "1 over")
+		require.ErrorContains(t, err, "1 byte over")
 	}
 }
 
