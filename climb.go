@@ -183,30 +183,40 @@ func (s *searcher) above(f *foot) (list []*point) {
 // cheaper for a byte is not needed where all of a large class goes.
 var firsts = [][]graph.Class{nil, {graph.Optimizer}, {graph.Optimizer, graph.Parameters, graph.Gradients}}
 
-// hostFilled is how much of the host's cap a ladder fills: bytes of moves are
-// estimates.
+// hostShares are how much of what could go to the host a ladder lets go there: more
+// is not always faster, and less leaves more for those that a cap is low for.
+var hostShares = []float64{1, 1.0 / 2, 1.0 / 4, 1.0 / 8}
+
+// hostFilled is how much of the host's cap the ladder that goes by it fills: bytes
+// of moves are estimates.
 const hostFilled = 0.98
 
-// ladders are those of a base and a tiering. Where the host's cap does not take all
-// that could go there, ladders fill it, beside one that leaves it aside.
+// ladders are those of a base and a tiering.
 func (s *searcher) ladders(b base, set *moveSet, t tiering, from *measured) (list []*ladder) {
 	if t == onDevice {
 		return []*ladder{s.newLadder(b, set, t, from, 0, nil)}
 	}
-	most, free := 0.0, math.Inf(1)
+	for _, first := range firsts {
+		list = append(list, s.newLadder(b, set, t, from, math.Inf(1), first))
+	}
+	if t == diskTier {
+		return list
+	}
+	most := 0.0
 	for i := range set.moves {
 		if mv := &set.moves[i]; mv.space == graph.Host && mv.kind != dropMove {
 			most += mv.bytes
 		}
 	}
-	if room := s.room(graph.Host); room > 0 && t != diskTier {
-		free = hostFilled*float64(room) - float64(from.need[graph.Host])
+	for _, share := range hostShares[1:] {
+		list = append(list, s.newLadder(b, set, t, from, share*most, nil))
 	}
-	if free < most {
-		list = append(list, s.newLadder(b, set, t, from, math.Inf(1), nil))
-	}
-	for _, first := range firsts {
-		list = append(list, s.newLadder(b, set, t, from, free, first))
+	if room := s.room(graph.Host); room > 0 {
+		if free := hostFilled*float64(room) - float64(from.need[graph.Host]); free < most {
+			for _, first := range firsts {
+				list = append(list, s.newLadder(b, set, t, from, free, first))
+			}
+		}
 	}
 	return list
 }
@@ -243,7 +253,7 @@ func (s *searcher) look(o *candidates, perToken float64) {
 
 // How far confirm goes.
 const (
-	mostExamined = 24 // points planned to their lower bounds at all layers
+	mostExamined = 64 // points planned to their lower bounds at all layers
 	mostPlans    = 32 // points planned whole
 	// foldedError is how much the time at few layers, extended, may be off.
 	foldedError = 0.001
