@@ -34,18 +34,14 @@ func chooseRecompute(cfg *Config, m *cost.Machine) (*Forecast, error) {
 		cfg.Auto = "nothing is computed again: there is no cap on device memory (--device-memory)"
 		return nil, nil
 	}
-	lowest := s.foot(s.ladders(b, set, onDevice, from)[0])
-	if lowest == nil {
+	p := s.climb(b, set, onDevice, margins{})
+	if p == nil {
 		cfg.Recompute = "full"
 		cfg.Auto = "everything is computed again, and that alone does not make it fit"
 		return nil, nil
 	}
-	found := &candidates{feet: []*foot{lowest}}
-	if lowest.point != nil {
-		found.points = append(found.points, lowest.point)
-	}
-	f, at, err := s.confirm(found)
-	if err != nil || f == nil {
+	f, at, err := s.confirm([]*point{p})
+	if err != nil {
 		cfg.Recompute = "full"
 		cfg.Auto = "everything is computed again: with less it does not fit"
 		return nil, nil

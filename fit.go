@@ -121,9 +121,6 @@ func (d fitDomain) bases() (list []base) {
 		for _, b := range d.batches {
 			for _, z := range d.zeros {
 				for _, ahead := range d.prefetches {
-					if ahead == 2 && z < 3 && len(d.prefetches) > 1 {
-						continue // only gathers gain from it
-					}
 					list = append(list, base{b[0], b[1], z, ahead, p})
 				}
 			}
@@ -169,7 +166,6 @@ func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware)
 	if err != nil {
 		return nil, err
 	}
-	s.know(hw.Known)
 	cfg = s.cfg
 	trial := cfg // what is wrong with all of them
 	if s.folded {
@@ -178,9 +174,8 @@ func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware)
 	if _, err := predict(trial, s.machine, bounds); err != nil {
 		return nil, err
 	}
-	found := s.search(d.bases())
-	all := slices.Clone(found.points)
-	best, at, err := s.confirm(found)
+	all := s.search(d.bases())
+	best, at, err := s.confirm(all)
 	if best == nil {
 		var refused *plan.DoesNotFit
 		if err != nil && !errors.As(err, &refused) {
@@ -197,6 +192,13 @@ func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware)
 			e.Flags = flagsOf(&e.Smallest.Config, globalBatch > 0, d.saysPrecision())
 		}
 		return nil, e
+	}
+	if c := best.Config; !given("prefetch") && c.Prefetch == 1 && (c.Zero == 3 || c.Offload != "") {
+		// Further ahead costs a unit of memory: only where it is worth one.
+		c.Prefetch = 2
+		if f, err := predict(c, s.machine, early); err == nil && f.Fits && f.TokensPerSecond() > 1.01*best.TokensPerSecond() {
+			best = f
+		}
 	}
 	return s.fitted(d, without(assumed, best), at, all), nil
 }
@@ -308,7 +310,7 @@ func bound(f *Forecast) string {
 }
 
 func newFitDomain(cfg *Config, given func(string) bool, globalBatch int) (fitDomain, error) {
-	d := fitDomain{zeros: []int{3, 2, 1, 0}, prefetches: []int{1, 0, 2}, batches: [][2]int{{cfg.Batch, cfg.Accum}}, precisions: []string{cfg.precision()}}
+	d := fitDomain{zeros: []int{3, 2, 1, 0}, prefetches: []int{1, 0}, batches: [][2]int{{cfg.Batch, cfg.Accum}}, precisions: []string{cfg.precision()}}
 	if given("zero") || cfg.Ranks == 1 {
 		d.zeros = []int{cfg.Zero} // every stage is the same on one rank
 	}

@@ -2,9 +2,8 @@ package spillway
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
-	"math"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -37,9 +36,6 @@ type searcher struct {
 	drop   bool          // whether activations may be dropped by choice
 	spaces []graph.Space // tiers that may be used by choice
 
-	known    map[string]*Forecast // planned whole, whatever the caps, by keyOf
-	remember bool                 // what is planned whole is known from then on
-
 	mu       sync.Mutex
 	memo     map[string]*measured
 	sets     map[string]*moveSet
@@ -63,10 +59,8 @@ type point struct {
 	away  string // --offload
 	tier  tiering
 
-	perToken float64                // s, predicted
-	floor    float64                // of confirm: what another point must be expected below to be looked at first
-	device   int64                  // bytes
-	need     [graph.NumSpaces]int64 // bytes, of confirm
+	perToken float64 // s, predicted
+	device   int64   // bytes
 }
 
 // measured is what a plan says: whole, or extended from few layers.
@@ -92,7 +86,7 @@ func newSearcher(cfg Config, m *cost.Machine, drop bool, spaces []graph.Space) (
 	// Names and shares mean something else in a model of few layers.
 	named := !drop && strings.Contains(cfg.Recompute, ":") || len(spaces) == 0 && strings.Contains(cfg.Offload, ":")
 	return &searcher{cfg: cfg, machine: m, layers: h.Layers, folded: h.Layers > foldedFrom && len(cfg.Freeze) == 0 && !named,
-		drop: drop, spaces: spaces, known: map[string]*Forecast{}, memo: map[string]*measured{}, sets: map[string]*moveSet{}}, nil
+		drop: drop, spaces: spaces, memo: map[string]*measured{}, sets: map[string]*moveSet{}}, nil
 }
 
 // config is a point's configuration for a model of n layers.
@@ -109,15 +103,10 @@ func (s *searcher) config(p *point, n int) Config {
 // whole is a point's configuration for the model.
 func (s *searcher) whole(p *point) Config { return s.config(p, s.layers) }
 
-// keyOf tells configurations of one search apart.
-func keyOf(c *Config) string {
-	return fmt.Sprint(c.Batch, c.Accum, c.Zero, c.Prefetch, c.precision(), "|", orNone(c.Recompute), "|", orNone(c.Offload))
-}
-
 // measure plans a point to the lower bounds of its peaks.
 func (s *searcher) measure(p *point) *measured {
 	c := s.whole(p)
-	key := keyOf(&c)
+	key := fmt.Sprint(c.Batch, c.Accum, c.Zero, c.Prefetch, c.Precision, "|", c.Recompute, "|", c.Offload)
 	s.mu.Lock()
 	m, ok := s.memo[key]
 	s.mu.Unlock()
@@ -143,31 +132,11 @@ func (s *searcher) at(c Config) *measured {
 	if err != nil {
 		return &measured{err: err}
 	}
-	return f.measured()
-}
-
-// measured is what a forecast says to a search.
-func (f *Forecast) measured() *measured {
 	m := &measured{seconds: f.Step.Seconds, forward: f.Step.Pass[graph.Forward]}
 	for sp := range m.need {
 		m.need[sp] = f.Plan.Layout.Spaces[sp].LowerBound + f.Plan.Config.Outside[sp]
 	}
 	return m
-}
-
-// know takes forecasts that differ from what is searched only in what a search
-// chooses, and in caps.
-func (s *searcher) know(list []*Forecast) {
-	job := func(c Config) Config {
-		c.Batch, c.Accum, c.Zero, c.Prefetch, c.Precision, c.Recompute, c.Offload, c.Auto, c.Tokenizer = 0, 0, 0, 0, "", "", "", "", ""
-		c.DeviceMemory, c.HostMemory, c.DiskMemory, c.Allow = 0, 0, 0, nil
-		return c
-	}
-	for _, f := range list {
-		if reflect.DeepEqual(job(f.Config), job(s.cfg)) {
-			s.known[keyOf(&f.Config)] = f
-		}
-	}
 }
 
 // extrapolate plans a point at few layers and extends the lines.
@@ -193,19 +162,25 @@ func (s *searcher) perToken(p *point, seconds float64) float64 {
 	return seconds / (float64(s.cfg.Ranks) * float64(p.batch) * float64(p.accum) * float64(s.cfg.Seq))
 }
 
+// margins are taken off the caps, where plans came out over their lower bounds.
+type margins [graph.NumSpaces]int64
+
 // room is what a space may take; 0: anything.
-func (s *searcher) room(sp graph.Space) int64 {
+func (s *searcher) room(sp graph.Space, mg margins) int64 {
 	limit := [graph.NumSpaces]int64{graph.Device: s.cfg.DeviceMemory, graph.Host: s.cfg.HostMemory, graph.Disk: s.cfg.DiskMemory}[sp]
+	if limit == 0 {
+		return 0
+	}
 	if s.folded {
 		limit = int64(float64(limit) * foldedSlack)
 	}
-	return limit
+	return max(1, limit-mg[sp])
 }
 
 // over is the space that a point is over the cap of; ok: it is over none.
-func (s *searcher) over(m *measured) (sp graph.Space, ok bool) {
+func (s *searcher) over(m *measured, mg margins) (sp graph.Space, ok bool) {
 	for sp := range graph.NumSpaces {
-		if room := s.room(sp); room > 0 && m.need[sp] > room {
+		if room := s.room(sp, mg); room > 0 && m.need[sp] > room {
 			return sp, false
 		}
 	}
@@ -216,7 +191,7 @@ func (s *searcher) over(m *measured) (sp graph.Space, ok bool) {
 func (s *searcher) refused(p *point, m *measured) {
 	worst := 0.0
 	for sp := range graph.NumSpaces {
-		if room := s.room(sp); room > 0 {
+		if room := s.room(sp, margins{}); room > 0 {
 			worst = max(worst, float64(m.need[sp])/float64(room))
 		}
 	}
@@ -228,7 +203,7 @@ func (s *searcher) refused(p *point, m *measured) {
 }
 
 // less orders points where nothing else does, so that a search on several
-// processors has one candidates.
+// processors has one outcome.
 func (p *point) less(q *point) bool {
 	return cmp.Or(cmp.Compare(p.zero, q.zero), cmp.Compare(p.batch, q.batch), cmp.Compare(p.prefetch, q.prefetch), cmp.Compare(p.tier, q.tier), cmp.Compare(p.precision, q.precision), cmp.Compare(p.away, q.away), cmp.Compare(p.again, q.again)) < 0
 }
@@ -249,11 +224,6 @@ func (s *searcher) moves(b base) (*moveSet, error) {
 		s.sets[key] = set
 	}
 	return set, err
-}
-
-// plain says that no move is made.
-func (p *point) plain() bool {
-	return p.x != nil && !slices.ContainsFunc(p.x, func(share float64) bool { return share > 0 })
 }
 
 // plain is a base without any move.
@@ -277,6 +247,136 @@ func (s *searcher) priced(b base, set *moveSet, from *measured) *moveSet {
 		}
 	}
 	return &q
+}
+
+// climb finds how far up a ladder a base must go to fit, and takes back what
+// was not needed; nil: all of it is not enough, or another cap is in the way.
+func (s *searcher) climb(b base, set *moveSet, t tiering, mg margins) *point {
+	from := s.measure(s.plain(b, set))
+	if from.err != nil {
+		return nil
+	}
+	hostFree := 1e30
+	if room := s.room(graph.Host, mg); room > 0 {
+		hostFree = float64(room - from.need[graph.Host])
+	}
+	rungs := set.ladder(s.machine, from.forward, b.accum, t, hostFree)
+	made := func(n int) *point {
+		p := s.plain(b, set)
+		p.tier = t
+		for _, r := range rungs[:n] {
+			p.x[r.move] = r.share
+		}
+		return p
+	}
+	fits := func(p *point) (*measured, bool, graph.Space) {
+		m := s.measure(p)
+		if m.err != nil {
+			return m, false, graph.Device
+		}
+		sp, ok := s.over(m, mg)
+		if !ok {
+			s.refused(p, m)
+		}
+		return m, ok, sp
+	}
+	device := func(n int) bool {
+		_, ok, sp := fits(made(n))
+		return ok || sp != graph.Device
+	}
+	if !device(len(rungs)) {
+		return nil
+	}
+	lo, hi := 0, len(rungs) // hi is small enough for the device
+	for lo < hi {
+		mid := (lo + hi) / 2
+		if device(mid) {
+			hi = mid
+		} else {
+			lo = mid + 1
+		}
+	}
+	best := made(hi)
+	m, ok, _ := fits(best)
+	if !ok {
+		return nil
+	}
+	// What stands before a large move may not be needed with it.
+	back := slices.Clone(rungs[:max(0, hi-1)])
+	slices.SortStableFunc(back, func(x, y rung) int { return cmp.Compare(set.moves[y.move].bytes, set.moves[x.move].bytes) })
+	slices.SortStableFunc(back, func(x, y rung) int {
+		return cmp.Compare(set.moves[y.move].seconds, set.moves[x.move].seconds)
+	})
+	for _, r := range back {
+		p := *best
+		p.x = slices.Clone(best.x)
+		p.x[r.move] = 0
+		if less, ok, _ := fits(&p); ok && less.seconds <= m.seconds {
+			best, m = &p, less
+		}
+	}
+	seconds, need := m.seconds, m.need[graph.Device]
+	if hi > 0 {
+		seconds, need = s.part(best, rungs[hi-1], m, fits, mg)
+	}
+	best.perToken, best.device = s.perToken(best, seconds), need
+	return best
+}
+
+// part makes as little of the last rung as fits, and returns the time and device
+// memory with that. A model planned at few layers has no parts of them: the line
+// between without and with the rung says how much.
+func (s *searcher) part(p *point, r rung, all *measured, fits func(*point) (*measured, bool, graph.Space), mg margins) (seconds float64, need int64) {
+	without := *p
+	without.x = slices.Clone(p.x)
+	without.x[r.move] = 0
+	none, ok, _ := fits(&without)
+	if ok || none.err != nil {
+		if ok {
+			p.x = without.x
+			return none.seconds, none.need[graph.Device]
+		}
+		return all.seconds, all.need[graph.Device]
+	}
+	room := s.room(graph.Device, mg)
+	span := float64(none.need[graph.Device] - all.need[graph.Device])
+	if room == 0 || span <= 0 || all.seconds <= none.seconds {
+		return all.seconds, all.need[graph.Device] // the whole rung costs no time
+	}
+	step := func(share float64) float64 { // a share that can be made
+		mv := &p.set.moves[r.move]
+		if mv.kind == placeMove {
+			return float64(percentOf(share)) / 100
+		}
+		n := mv.layers(s.layers)
+		return float64(layersOf(share, n)) / float64(n)
+	}
+	share := step(float64(none.need[graph.Device]-room) / span)
+	if share >= 1 {
+		return all.seconds, all.need[graph.Device]
+	}
+	if s.folded {
+		p.x[r.move] = share
+		return none.seconds + share*(all.seconds-none.seconds), none.need[graph.Device] - int64(share*span)
+	}
+	got := all
+	low, high := 0.0, 1.0 // high fits
+	for range 5 {
+		if share <= low || share >= high {
+			break
+		}
+		try := *p
+		try.x = slices.Clone(p.x)
+		try.x[r.move] = share
+		if m, ok, _ := fits(&try); ok {
+			high, got = share, m
+		} else {
+			low = share
+		}
+		share = step((low + high) / 2)
+	}
+	p.x[r.move] = high
+	return got.seconds, got.need[graph.Device]
 }
 
 // presets are whole classes and policies, which a person would try.
@@ -308,73 +408,60 @@ func (s *searcher) presets(b base, set *moveSet) []*point {
 var wholePlacements = []string{"", "optimizer=host", "activations=host", "optimizer=host,activations=host", "optimizer=host,parameters=host,activations=host",
 	"optimizer=host,parameters=host,gradients=host,activations=host"}
 
-// branch finds what fits of a base: the feet of its ladders, and whole policies
-// and classes.
-func (s *searcher) branch(b base) (o candidates) {
+// closeEnough is how near to the time without any move ends the search of a base.
+const closeEnough = 1.002
+
+// branch finds what fits of a base: the best of every tiering, and of the
+// presets.
+func (s *searcher) branch(b base) (found []*point) {
 	set, err := s.moves(b)
 	if err != nil {
-		return o
+		return nil
 	}
 	from := s.measure(s.plain(b, set))
 	if from.err != nil {
-		return o
+		return nil
 	}
+	if _, ok := s.over(from, margins{}); ok {
+		p := s.plain(b, set)
+		p.perToken, p.device = s.perToken(p, from.seconds), from.need[graph.Device]
+		return []*point{p}
+	}
+	s.refused(s.plain(b, set), from)
 	set = s.priced(b, set, from)
-	_, plain := s.over(from)
-	saves := slices.ContainsFunc(set.moves, func(mv move) bool { return mv.kind == placeMove && mv.seconds < 0 })
+	good := func(p *point) bool { return p.perToken <= closeEnough*s.perToken(p, from.seconds) }
 	for _, t := range set.tierings() {
 		if t == onDevice && !set.canDrop {
 			continue
 		}
-		for _, l := range s.ladders(b, set, t, from) {
-			var f *foot
-			if plain { // it may be over the cap when it is placed
-				f = &foot{ladder: l, late: !saves}
-				f.point, _ = s.fitting(l, 0)
-			} else {
-				f = s.foot(l)
-			}
-			if f != nil {
-				o.feet = append(o.feet, f)
-				if f.point != nil {
-					o.points = append(o.points, f.point)
-				}
+		if p := s.climb(b, set, t, margins{}); p != nil {
+			if found = append(found, p); good(p) {
+				return found
 			}
 		}
-	}
-	if plain {
-		if len(o.points) == 0 {
-			p, _ := s.fitting(&ladder{base: b, set: set, tier: anyTier, start: []int{0}}, 0)
-			o.points = append(o.points, p)
-		}
-		return o
 	}
 	for _, p := range s.presets(b, set) {
 		m := s.measure(p)
 		if m.err != nil {
 			continue
 		}
-		if _, ok := s.over(m); !ok {
+		if _, ok := s.over(m, margins{}); !ok {
 			s.refused(p, m)
 			continue
 		}
 		p.perToken, p.device = s.perToken(p, m.seconds), m.need[graph.Device]
-		o.points = append(o.points, p)
+		found = append(found, p)
 	}
-	return o
+	return found
 }
 
 // waveSize is how many bases are looked at before what was found limits the
-// next: it does not depend on the processors, so that the candidates doesn't.
+// next: it does not depend on the processors, so that the outcome doesn't.
 const waveSize = 2
 
-// mostSaved is the largest part of a base's time that moves may save: where the update
-// on the host runs beside what the device does, a class that leaves saves time.
-const mostSaved = 0.1
-
-// search returns what fits of the bases. A base that cannot come below the time of
-// what was found is left out.
-func (s *searcher) search(bases []base) *candidates {
+// search returns what fits of the bases, the fastest by prediction first. A base
+// whose time without any move is no better than what was found is left out.
+func (s *searcher) search(bases []base) []*point {
 	type start struct {
 		base
 		perToken float64
@@ -392,46 +479,22 @@ func (s *searcher) search(bases []base) *candidates {
 	})
 	starts = slices.DeleteFunc(starts, func(b *start) bool { return b == nil })
 	slices.SortStableFunc(starts, func(a, b *start) int { return cmp.Compare(a.perToken, b.perToken) })
-	all := &candidates{}
-	best := math.Inf(1)
+	var all []*point
 	for len(starts) > 0 {
 		n := min(waveSize, len(starts))
-		found := make([]candidates, n)
-		plan.Parallel(n, func(i int) {
-			if b := starts[i]; b.perToken*(1-mostSaved) < best && s.least(b.base) < best {
-				found[i] = s.branch(b.base)
-			}
-		})
-		starts = starts[n:]
+		found := make([][]*point, n)
+		plan.Parallel(n, func(i int) { found[i] = s.branch(starts[i].base) })
 		for _, f := range found {
-			all.points, all.feet = append(all.points, f.points...), append(all.feet, f.feet...)
-			for _, p := range f.points {
-				best = min(best, p.perToken)
-			}
+			all = append(all, f...)
+		}
+		starts = starts[n:]
+		if len(all) > 0 {
+			best := slices.MinFunc(all, comparePoints)
+			starts = slices.DeleteFunc(starts, func(b *start) bool { return b.perToken*closeEnough >= best.perToken })
 		}
 	}
-	slices.SortStableFunc(all.points, comparePoints)
+	slices.SortStableFunc(all, comparePoints)
 	return all
-}
-
-// least is the time a token of a base without what costs time and with every class
-// that saves some.
-func (s *searcher) least(b base) float64 {
-	set, err := s.moves(b)
-	if err != nil {
-		return math.Inf(1)
-	}
-	from := s.measure(s.plain(b, set))
-	if from.err != nil {
-		return math.Inf(1)
-	}
-	seconds := from.seconds
-	for _, mv := range s.priced(b, set, from).moves {
-		if mv.kind == placeMove {
-			seconds += min(0, mv.seconds)
-		}
-	}
-	return s.perToken(s.plain(b, set), seconds)
 }
 
 // comparePoints orders by predicted time; of equals, the one with less memory on
@@ -440,31 +503,65 @@ func comparePoints(a, b *point) int {
 	return cmp.Or(cmp.Compare(a.perToken, b.perToken), cmp.Compare(a.device, b.device))
 }
 
-// planned is a configuration planned whole, unless its lower bounds are over a cap.
-// One that is known is not planned again.
-func (s *searcher) planned(c Config) (*Forecast, error) {
-	key := keyOf(&c)
-	if f := s.known[key]; f != nil {
-		return f.capped(&s.cfg), nil
+// confirms is how many points are planned whole at most.
+const confirms = 4
+
+// confirm plans points whole, the fastest first, and returns the fastest that
+// fits. One that is over after all goes further up its ladder.
+func (s *searcher) confirm(all []*point) (best *Forecast, at *point, err error) {
+	for i, p := range all {
+		if best != nil && (p.perToken >= 1/best.TokensPerSecond() || i >= confirms) {
+			break
+		}
+		var mg margins
+		for try := range int64(8) {
+			var f *Forecast
+			f, err = predict(s.whole(p), s.machine, early)
+			if err == nil {
+				err = f.Plan.Fit()
+			}
+			if err == nil {
+				if best == nil || f.TokensPerSecond() > best.TokensPerSecond() {
+					best, at = f, p
+				}
+				break
+			}
+			var refused *plan.DoesNotFit
+			if !errors.As(err, &refused) {
+				break
+			}
+			by := refused.Peak + refused.Outside - refused.Capacity
+			mg[refused.Space] += by + by/8 + 1 + try*refused.Capacity/256
+			if s.folded {
+				mg[refused.Space] += int64(float64(refused.Capacity) * (foldedSlack - 1) / 2)
+			}
+			if p.x == nil {
+				break
+			}
+			if p = s.again(p, mg); p == nil {
+				break
+			}
+		}
 	}
-	if !s.remember {
-		return predict(c, s.machine, early)
+	if best != nil {
+		err = nil
 	}
-	f, err := predict(c, s.machine, whole)
-	if err == nil {
-		s.known[key] = f
-		f = f.capped(&s.cfg)
-	}
-	return f, err
+	return best, at, err
 }
 
-// capped is a forecast under other caps.
-func (f *Forecast) capped(c *Config) *Forecast {
-	p := *f.Plan
-	p.Config.Capacity = [graph.NumSpaces]int64{graph.Device: c.DeviceMemory, graph.Host: c.HostMemory, graph.Disk: c.DiskMemory}
-	g := &Forecast{Config: f.Config, Plan: &p, Step: f.Step, Fits: p.Fit() == nil}
-	g.Config.DeviceMemory, g.Config.HostMemory, g.Config.DiskMemory = c.DeviceMemory, c.HostMemory, c.DiskMemory
-	return g
+// again looks for a point like p under smaller caps; nil: there is none.
+func (s *searcher) again(p *point, mg margins) *point {
+	if p.tier != anyTier {
+		return s.climb(p.base, p.set, p.tier, mg)
+	}
+	var best *point
+	set := s.priced(p.base, p.set, s.measure(s.plain(p.base, p.set)))
+	for _, t := range set.tierings() {
+		if q := s.climb(p.base, set, t, mg); q != nil && (best == nil || comparePoints(q, best) < 0) {
+			best = q
+		}
+	}
+	return best
 }
 
 // nearest plans the point that came nearest to the caps whole, for what to say

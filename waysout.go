@@ -31,9 +31,6 @@ type Hardware struct {
 	// Prefer is the precision that Fit takes where none was given: one that the
 	// device has units for, as "bf16". "": that of the Config.
 	Prefer string
-	// Known are forecasts on this hardware that exist already: a search that comes to
-	// one of them does not plan it again.
-	Known []*Forecast
 }
 
 // assumed caps the host memory of a configuration that has no cap of its own by
@@ -263,7 +260,7 @@ func (w *wayFinder) singles() {
 		if m.err != nil {
 			return
 		}
-		if _, ok := s.over(m); ok {
+		if _, ok := s.over(m, margins{}); ok {
 			all[i].perToken, all[i].device = s.perToken(&p, m.seconds), m.need[graph.Device]
 		} else {
 			s.refused(&p, m)
@@ -306,7 +303,7 @@ func fitsQuickly(c Config, m *cost.Machine) bool {
 	}
 	p := &point{base: base{c.Batch, c.Accum, c.Zero, c.Prefetch, c.precision()}, again: c.Recompute, away: c.Offload, tier: presetTier}
 	got := s.measure(p)
-	_, ok := s.over(got)
+	_, ok := s.over(got, margins{})
 	return got.err == nil && ok
 }
 
@@ -524,7 +521,7 @@ func (w *wayFinder) feasible(c Config, m *cost.Machine) bool {
 	slices.Reverse(points)
 	for _, p := range points {
 		m := s.measure(p)
-		if _, ok := s.over(m); ok && m.err == nil {
+		if _, ok := s.over(m, margins{}); ok && m.err == nil {
 			w.tried += s.tried
 			return true
 		}

@@ -404,7 +404,6 @@ func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.W
 		r.ways, r.noWay = spillway.WaysOut(asked, hw)
 	}
 	if best == nil && !f.hopeless {
-		hw.Known = stages
 		r.recommend(c, hw)
 	}
 	if err := r.print(text); err != nil {
