@@ -176,6 +176,5 @@ func TestTrillionParameters(t *testing.T) {
 		for class, bytes := range map[graph.Class]int64{graph.Parameters: 2, graph.Gradients: 2, graph.Optimizer: 12} {
 			require.InEpsilon(t, bytes*psi/n, use.ClassPeak[class], 1e-6, "%v", class)
 		}
-		require.Less(t, built.Seconds(), 20.0, "a machine that is busy with other things, too")
 	}
 }

@@ -32,8 +32,11 @@ func TestCheck(t *testing.T) {
 		require.ErrorContains(t, err, "--metrics", out)
 		require.ErrorContains(t, err, words+" reads", out)
 	}
-	for _, out := range []string{free, at("new"), at("data/new"), at("no/such/folder"), "/dev/null", "-", "", at("dead")} {
+	for _, out := range []string{free, at("new"), at("no/such/folder"), "/dev/null", "-", "", at("dead")} {
 		require.NoError(t, Check([]Path{{"metrics", out}}, inputs), out)
+	}
+	for _, out := range []string{at("data/new"), at("also/a/new"), at("data/no/such")} { // the next run would read it
+		require.ErrorContains(t, Check([]Path{{"metrics", out}}, inputs), "which --eval-data reads", out)
 	}
 	for _, pair := range [][2]string{{free, free}, {at("new"), at("./new")}, {at("also/x/y"), at("data/x/y")}, {text, at("hard")}} {
 		err := Check([]Path{{"metrics", pair[0]}, {"trace", pair[1]}}, nil)
