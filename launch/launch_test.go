@@ -5,6 +5,7 @@ package launch
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -61,6 +62,18 @@ func TestWhoDoesNotEndIsKilled(t *testing.T) {
 	require.Equal(t, LostStatus, end.Status)
 	require.Equal(t, "1 rank(s) did not end within 50ms of the first", end.Lost)
 	require.Contains(t, end.Flight, "rank 1 (process 0, not started)")
+}
+
+// A rank that somebody stopped does not hold up a job that has failed.
+func TestAStoppedRankEndsWithTheJob(t *testing.T) {
+	pid := filepath.Join(t.TempDir(), "pid")
+	end, _, errs := shell(t, Options{Ranks: 2, Grace: time.Minute}, fmt.Sprintf(`
+if [ $SPILLWAY_RANK = 1 ]; then echo $$ > %[1]s.new; mv %[1]s.new %[1]s; kill -STOP $$; echo "goes on"; exit 3; fi
+while [ "$state" != T ]; do sleep 0.01; [ -e %[1]s ] && read -r _ _ state _ < /proc/$(cat %[1]s)/stat; done
+exit 3`, pid), nil)
+	require.Equal(t, LostStatus, end.Status)
+	require.Empty(t, end.Lost, "nobody was killed")
+	require.Contains(t, errs, "goes on")
 }
 
 func TestSignalsGoToRankZero(t *testing.T) {

@@ -102,6 +102,9 @@ func run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 		select {
 		case e := <-ends:
 			w.ended(e.rank, e.state, o.Grace)
+			if !e.state.Success() {
+				wake(list)
+			}
 		case s := <-signals:
 			forward(list, s)
 		case <-w.timeout:
@@ -138,6 +141,14 @@ func forward(list []*process, s os.Signal) {
 		}
 	default:
 		_ = list[0].Process.Signal(s)
+	}
+}
+
+// wake lets ranks that are stopped go on: the job has ended without them, and they
+// end by themselves once they see it.
+func wake(list []*process) {
+	for _, p := range list {
+		_ = p.Process.Signal(syscall.SIGCONT)
 	}
 }
 

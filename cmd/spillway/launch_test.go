@@ -175,7 +175,7 @@ func TestLaunchNamesAStoppedRank(t *testing.T) {
 	for victim := range 2 {
 		p := start(t, launched(2, tinyWith("--steps", "1000000", "--timeout", "3s")...)...)
 		pids := ranksOf(t, p, 2)
-		time.Sleep(500 * time.Millisecond)
+		waitFor(t, "first step", func() bool { return strings.Contains(p.errs.String(), "step ") })
 		require.NoError(t, syscall.Kill(pids[victim], syscall.SIGSTOP))
 		require.Equal(t, exitFault, p.end(t), p.errs.String())
 		require.Regexp(t, fmt.Sprintf(`warning: rank %d \(host .*, process %d\) gives no sign of life`, victim, pids[victim]), p.errs.String())

@@ -103,7 +103,7 @@ func TestMPISavesWhenItsLauncherIsTerminated(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	for launcher, flags := range map[string][]string{"mpirun.openmpi": {"--mca", "odls_base_sigkill_timeout", "60"}, "mpirun.mpich": nil} {
+	for launcher, flags := range map[string][]string{"mpirun.openmpi": {"--mca", "odls_base_sigkill_timeout", "6"}, "mpirun.mpich": nil} {
 		t.Run(launcher, func(t *testing.T) {
 			binary, err := built()
 			require.NoError(t, err)
