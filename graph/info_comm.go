@@ -73,6 +73,26 @@ func init() {
 			flops: perElem,
 		},
 		&Info{
+			Kind: SumParts,
+			Doc: "sum (+)= the parts of (S) that lie one after another in parts, added element by element in the order that Order names; parts (W·S) of any W from 1, " +
+				"f32, bf16 or f16, which are added in f32, or f64; sum (S) f32, or f64 of f64. Accumulating, sum ((old + 0) + 1) + … where it is sequential, old + tree else.",
+			In:   []Operand{{Name: "parts", Shape: "(W·S)", Types: []DType{F32, BF16, F16, F64}}},
+			Out:  []Operand{{Name: "sum", Shape: "(S)", Types: []DType{F32, F64}, Modes: modeWA}},
+			Attr: SumPartsAttr{},
+			check: func(c *checker) {
+				parts, sum := c.in(0), c.out(0)
+				if o := c.op.Attr.(SumPartsAttr).Order; o >= NumSumOrders {
+					c.failf("%v is no order of summation, want %v or %v", o, SumTree, SumSequential)
+				}
+				if (parts.buf.DType == F64) != (sum.buf.DType == F64) {
+					c.failf("operand sum (%s) is %v of parts of %v, want f64 of f64 and f32 of all others", sum.buf.Name, sum.buf.DType, parts.buf.DType)
+				}
+				c.divides("the length of sum", sum.elems(), parts, "the number of elements", parts.elems())
+				c.within("the number of parts", parts.elems()/max(sum.elems(), 1), MaxParts)
+			},
+			flops: func(c *checker) int64 { return c.in(0).elems() },
+		},
+		&Info{
 			Kind: Fill,
 			Doc:  "dst = Value everywhere, converted to dst's type.",
 			Out:  []Operand{{Name: "dst", Shape: "(…)", Modes: modeW}},
@@ -81,13 +101,16 @@ func init() {
 	)
 }
 
+// MaxParts is the most that SumParts adds.
+const MaxParts = 1 << 16
+
 // group returns the number of ranks of the attribute's mesh axis.
 func (c *checker) group() int64 {
 	attr := c.op.Attr.(GroupAttr)
 	sums := c.op.Kind == ReduceScatter || c.op.Kind == AllReduce
 	switch {
 	case attr.Order >= NumSumOrders:
-		c.failf("%v is no order of summation, want %v", attr.Order, SumTree)
+		c.failf("%v is no order of summation, want %v or %v", attr.Order, SumTree, SumSequential)
 	case !sums && attr.Order != SumTree:
 		c.failf("has the order of summation %v, and sums nothing", attr.Order)
 	}

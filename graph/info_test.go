@@ -136,6 +136,7 @@ func samples(t *testing.T) map[graph.Kind][]sample {
 	add(graph.ClipCoef, graph.ClipAttr{Max: 1}, ids(acc, hyper), graph.Out{Buf: coef}, graph.Out{Buf: norm})
 	flag, scale := buf("flag", graph.I32, 1), buf("scale", graph.F64, graph.NumScale)
 	add(graph.Cast, nil, ids(part), graph.Out{Buf: buf("half", graph.BF16, 256)})
+	add(graph.SumParts, graph.SumPartsAttr{Order: graph.SumSequential}, ids(whole), graph.Out{Buf: part, Mode: graph.Accum})
 	add(graph.OverflowCheck, nil, ids(acc), graph.Out{Buf: flag})
 	add(graph.LossScaleUpdate, graph.DefaultLossScale, ids(flag), rw(scale))
 	add(graph.AdamW, update, ids(part, coef, hyper), rw(value), rw(moment), rw(second), graph.Out{Buf: buf("low", graph.BF16, 256)})

@@ -128,6 +128,9 @@ const (
 	// src → dst w/a: the same elements as another float type (f32, bf16, f16),
 	// rounded to nearest even; into an accumulated dst src is widened exactly.
 	Cast Kind = "cast"
+	// parts (W·S) → sum (S) w/a: W vectors that lie one after another, added element by
+	// element, as an all_to_all has left them. SumPartsAttr.
+	SumParts Kind = "sum_parts"
 )
 
 // Updates. Flat buffers follow the unit's segments; ShardAttr says which part a rank holds.
@@ -224,15 +227,19 @@ type FillAttr struct{ Value float64 }
 // bits depend on it, so it is the program's to say, never a transport's.
 type SumOrder uint8
 
-// Orders of summation over the W ranks of a group.
+// Orders of summation over the W ranks of a group, or over W parts. An accumulating
+// sum adds the tree's result to what is there, and begins a sequential one with it.
 const (
 	// SumTree is a binary tree over the index: sum(0..n) = sum(0..p) + sum(p..n), p
 	// the largest power of two below n.
 	SumTree SumOrder = iota
+	// SumSequential goes from left to right, ((0 + 1) + 2) + …: a sum that goes on
+	// where it stopped has the bits of one that never did, however it was cut.
+	SumSequential
 	NumSumOrders
 )
 
-var sumOrderNames = [NumSumOrders]string{"tree"}
+var sumOrderNames = [NumSumOrders]string{"tree", "sequential"}
 
 func (o SumOrder) String() string { return name(sumOrderNames[:], int(o), "sum order") }
 
@@ -242,6 +249,9 @@ type GroupAttr struct {
 	Axis  int
 	Order SumOrder
 }
+
+// SumPartsAttr is the order in which parts are added.
+type SumPartsAttr struct{ Order SumOrder }
 
 // ShardAttr says which part of a unit's flat parameter a buffer holds: elements
 // [i·Len, (i+1)·Len) with i the rank's index along Axis, or all of it (Len is

@@ -113,3 +113,18 @@ func bindLossScaleUpdate(b *binding) func() error {
 		return nil
 	}
 }
+
+// bindSumParts adds the parts that lie one after another in its input.
+func bindSumParts(b *binding) func() error {
+	sequential := attr[graph.SumPartsAttr](b).Order == graph.SumSequential
+	if b.Program.Buf(b.Op.Out[0].Buf).DType == graph.F64 {
+		return b.run(&vec.SumParts64{Dst: out[float64](b, 0), Parts: in[float64](b, 0), Sequential: sequential, Accumulate: b.accum(0)})
+	}
+	k := &vec.SumParts{Dst: out[float32](b, 0), As: b.asIn(0), Sequential: sequential, Accumulate: b.accum(0)}
+	if k.As != vec.NoHalf {
+		k.Half = in[uint16](b, 0)
+	} else {
+		k.Parts = in[float32](b, 0)
+	}
+	return b.run(k)
+}

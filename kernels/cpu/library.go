@@ -110,6 +110,7 @@ var binders = map[graph.Kind]binder{
 	graph.SumGrad:        bindSumGrad,
 	graph.Fill:           bindFill,
 	graph.Cast:           bindCast,
+	graph.SumParts:       bindSumParts,
 	graph.SelectRow:      bindSelectRow,
 	graph.Rope:           bindRope,
 	graph.RopeAt:         bindRopeAt,

@@ -18,6 +18,9 @@ func init() {
 		graph.Sum:     bindSum,
 		graph.Fill:    bindFill,
 		graph.Cast:    bindCast,
+
+		graph.SumParts: bindSumParts,
+
 		graph.Dropout: bindDropout,
 
 		graph.Activation:     bindActivation,
@@ -127,6 +130,22 @@ func bindCast(b *binding) {
 	}
 	n := b.outBuf(0).Elems()
 	b.over(elementwise, "cast_"+suffix[src]+"_"+suffix[dst], n, 1, b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(n).Int32(b.accum(0)))
+}
+
+// bindSumParts adds parts that lie one after another, as the CPU does.
+func bindSumParts(b *binding) {
+	parts, sum := b.inBuf(0), b.outBuf(0)
+	name, ok := map[graph.DType]string{graph.F32: "f32", graph.BF16: "bf16", graph.F16: "f16", graph.F64: "f64"}[parts.DType]
+	if !ok {
+		b.failf("no sum of parts of %v", parts.DType)
+		return
+	}
+	sequential := int32(0)
+	if attr[graph.SumPartsAttr](b).Order == graph.SumSequential {
+		sequential = 1
+	}
+	n := sum.Elems()
+	b.over("sum.cu", "sum_parts_"+name, n, 1, b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(n).Int64(parts.Elems()/n).Int32(sequential).Int32(b.accum(0)))
 }
 
 // maxDropout is the most elements of a sample, so that a counter has 32 bits.

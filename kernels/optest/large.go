@@ -38,7 +38,8 @@ var largeShapes = map[graph.Kind]func(*rand.Rand) spec{
 		n, c := tall(r)
 		return spec{attr: graph.NormAttr{Eps: 1e-6}, in: of(dims{n, c}, dims{n, c}, dims{c}, dims{n}), out: of(dims{n, c}, dims{c})}
 	},
-	graph.Sum: func(r *rand.Rand) spec { return spec{in: of(dims{upTo(r, 1<<19)}), out: of(dims{1})} },
+	graph.SumParts: func(r *rand.Rand) spec { return partsOf(r, upTo(r, 70), upTo(r, 90000)) },
+	graph.Sum:      func(r *rand.Rand) spec { return spec{in: of(dims{upTo(r, 1<<19)}), out: of(dims{1})} },
 	graph.Dropout: func(r *rand.Rand) spec {
 		x := dims{upTo(r, 4), upTo(r, 30000)}
 		return spec{attr: graph.DropoutAttr{P: r.Float64() * 0.9, Site: 1<<32 - 1, Elems: x[1]}, in: of(x, dims{graph.NumKey}), out: of(x), classes: 1}

@@ -89,7 +89,7 @@ func draw(kind graph.Kind, s spec, rng *rand.Rand, opts Options) *Operation {
 	if s.types != nil { // the kind table has several, the kernels these
 		ins, outs = slices.Clone(ins), slices.Clone(outs)
 		ins[0].Types, outs[0].Types = s.types[:1], s.types[1:]
-		if s.types[1] != graph.F32 {
+		if kind == graph.Cast && s.types[1] != graph.F32 {
 			outs[0].Modes = outs[0].Modes[:1]
 		}
 	}

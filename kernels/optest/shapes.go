@@ -20,7 +20,7 @@ type spec struct {
 	params []graph.Param
 	world  int
 
-	types     []graph.DType // of a cast: from, to
+	types     []graph.DType // of a cast or a sum of parts: from, to
 	overflows bool          // accumulators may hold Inf and NaN
 	finite    bool          // no infinities among the values
 }
@@ -140,6 +140,7 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 		types := [][]graph.DType{{graph.F32, graph.BF16}, {graph.F32, graph.F16}, {graph.BF16, graph.F32}, {graph.F16, graph.F32}}
 		return spec{in: of(x), out: of(x), types: types[r.IntN(len(types))]}
 	},
+	graph.SumParts: func(r *rand.Rand) spec { return partsOf(r, 1+upTo(r, 20), upTo(r, 9000)) },
 	graph.OverflowCheck: func(r *rand.Rand) spec {
 		return spec{in: of(dims{exact.Limbs}), out: of(dims{1}), classes: 1, overflows: true}
 	},
@@ -234,6 +235,12 @@ var bigHalfShapes = map[graph.Kind]func(*rand.Rand) spec{
 		n, v, c := upTo(r, 1<<16), upTo(r, 1<<16), upTo(r, 1<<12)
 		return spec{in: of(dims{n}, dims{n, c}), out: of(dims{v, c}), classes: int(v)}
 	},
+}
+
+// partsOf is a sum of parts of n elements.
+func partsOf(r *rand.Rand, parts, n int64) spec {
+	types := [][]graph.DType{{graph.F32, graph.F32}, {graph.BF16, graph.F32}, {graph.F16, graph.F32}, {graph.F64, graph.F64}}
+	return spec{attr: graph.SumPartsAttr{Order: graph.SumOrder(r.IntN(int(graph.NumSumOrders)))}, in: of(dims{parts, n}), out: of(dims{n}), types: types[r.IntN(len(types))]}
 }
 
 func rowsOf(r *rand.Rand, attr any, ins, outs int) spec {

@@ -43,6 +43,7 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 		graph.Fill:           fillKind[T],
 		graph.Copy:           copyKind[T],
 		graph.Cast:           castKind[T],
+		graph.SumParts:       sumParts[T],
 		graph.SelectRow:      selectRow[T],
 		graph.Rope:           rope[T],
 		graph.RopeAt:         ropeAt[T],
@@ -521,5 +522,44 @@ func headLoss[T num.Float](c *call[T]) {
 	}
 	if dw.v != nil {
 		c.product(w.rows, x.cols, x.rows, logits, x.v, dw.v, nil, true, false, c.accum(2))
+	}
+}
+
+func sumParts[T num.Float](c *call[T]) {
+	order := attr[graph.SumPartsAttr](c).Order
+	if c.err != nil {
+		return
+	}
+	if c.w.prog.Buf(c.output(0)).DType == graph.F64 {
+		addParts(c.outF64(0), c.inF64(0), order, c.accum(0))
+		return
+	}
+	addParts(c.out(0).v, c.in(0).v, order, c.accum(0))
+}
+
+// addParts adds the vectors of len(dst) elements that lie one after another in parts.
+func addParts[E float32 | float64](dst, parts []E, order graph.SumOrder, accum bool) {
+	n := len(dst)
+	var srcs [][]E
+	for at := 0; at < len(parts); at += n {
+		srcs = append(srcs, parts[at:at+n])
+	}
+	for i := range dst {
+		switch {
+		case order != graph.SumSequential:
+			v := treeSum(srcs, i)
+			if accum {
+				v = dst[i] + v
+			}
+			dst[i] = v
+			continue
+		case accum:
+			dst[i] += srcs[0][i]
+		default:
+			dst[i] = srcs[0][i]
+		}
+		for _, s := range srcs[1:] {
+			dst[i] += s[i]
+		}
 	}
 }

@@ -50,3 +50,42 @@ KERNEL(256, sum_total, const int *skip, double *work, double *y, i64 pieces, int
 	double total = tree_sum(work, pieces);
 	if (threadIdx.x == 0) *y = accumulate ? total + *y : total;
 }
+
+// Parts that lie one after another, added element by element: from left to right, or
+// in the tree over their index. As a binary counter does, that joins neighbours of one
+// size as they come, and what is left from the right.
+DEVICE double part_at(const double *p) { return *p; }
+template <class T> DEVICE float part_at(const T *p) { return load(p); }
+
+enum { PART_LEVELS = 18 }; // of a tree over 2^16 parts and more
+
+template <class S, class T> DEVICE S tree_of_parts(const T *x, i64 i, i64 n, i64 parts) {
+	S part[PART_LEVELS];
+	int top = 0;
+	for (i64 k = 0; k < parts; k++) {
+		S v = part_at(x + k * n + i);
+		for (i64 m = k + 1; !(m & 1); m >>= 1) v = part[--top] + v;
+		part[top++] = v;
+	}
+	S v = part[--top];
+	while (top > 0) v = part[--top] + v;
+	return v;
+}
+
+#define SUM_PARTS(T, S) \
+	KERNEL(256, sum_parts_##T, const int *skip, const T *x, S *y, i64 n, i64 parts, int sequential, int accumulate) { \
+		SKIP(); \
+		for (i64 i = first(); i < n; i += stride()) { \
+			S v = part_at(x + i); \
+			if (!sequential) v = tree_of_parts<S>(x, i, n, parts); \
+			if (accumulate) v = y[i] + v; \
+			if (sequential) \
+				for (i64 k = 1; k < parts; k++) v = v + part_at(x + k * n + i); \
+			y[i] = v; \
+		} \
+	}
+typedef double f64;
+SUM_PARTS(f32, float)
+SUM_PARTS(bf16, float)
+SUM_PARTS(f16, float)
+SUM_PARTS(f64, double)

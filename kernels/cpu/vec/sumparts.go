@@ -1,0 +1,169 @@
+package vec
+
+import "github.com/spillway-ml/spillway/kernels/cpu/pool"
+
+// SumParts adds R vectors that lie one after another, each as long as Dst, element by
+// element in float32, and writes the sum to Dst or adds it to Dst:
+//
+//	Sequential   ((0 + 1) + 2) + …, and from Dst on if accumulating
+//	else         SumTree's tree, which is added to Dst if accumulating
+//
+// The parts are float32, or 16-bit ones, which are widened.
+type SumParts struct {
+	Dst        []float32
+	Parts      []float32 // (R, len(Dst)); nil with Half
+	Half       []uint16  // (R, len(Dst)) of type As
+	As         Half
+	Sequential bool
+	Accumulate bool
+
+	srcs   [][]float32 // of a tree over float32 parts
+	halves [][]uint16
+}
+
+// partsBlock is the elements that are summed while they are in the first-level cache.
+const partsBlock = 1 << 11
+
+// Run adds. It allocates the first time that it has so many parts.
+func (k *SumParts) Run(p *pool.Pool) error {
+	c := check{op: "sum of parts"}
+	n, all := len(k.Dst), len(k.Parts)
+	if k.As != NoHalf {
+		c.half("As", k.As)
+		all = len(k.Half)
+	}
+	c.parts(n, all)
+	if c.err != nil || n == 0 {
+		return c.err
+	}
+	k.cut(all / n)
+	run(p, tasks(n, grain), k)
+	return nil
+}
+
+// parts checks the elements of all parts against those of one.
+func (c *check) parts(n, all int) {
+	switch {
+	case n == 0 && all == 0:
+	case n == 0 || all%n != 0:
+		c.fail("the parts have %d elements, want a multiple of those of Dst = %d", all, n)
+	default:
+		c.sources(all / n)
+	}
+}
+
+// cut makes the slices of r parts.
+func (k *SumParts) cut(r int) {
+	n := len(k.Dst)
+	if k.As != NoHalf {
+		k.halves = k.halves[:0]
+		for i := range r {
+			k.halves = append(k.halves, k.Half[i*n:(i+1)*n])
+		}
+		return
+	}
+	k.srcs = k.srcs[:0]
+	for i := range r {
+		k.srcs = append(k.srcs, k.Parts[i*n:(i+1)*n])
+	}
+}
+
+// RunIndex is a pool.Task's; call Run.
+func (k *SumParts) RunIndex(i int) {
+	lo, hi := piece(i, grain, len(k.Dst))
+	switch {
+	case k.As != NoHalf:
+		k.wide(lo, hi)
+	case k.Sequential:
+		for at := lo; at < hi; at += partsBlock {
+			end := min(at+partsBlock, hi)
+			for r, s := range k.srcs {
+				k.add(r, at, s[at:end])
+			}
+		}
+	default:
+		sumTree(k.Dst[lo:hi], k.srcs, lo, k.Accumulate)
+	}
+}
+
+// add adds part r to the elements from at on, or begins their sum with it.
+func (k *SumParts) add(r, at int, x []float32) {
+	y := k.Dst[at : at+len(x)]
+	if r == 0 && !k.Accumulate {
+		copy(y, x)
+		return
+	}
+	binary(opAdd, y, y, x, false)
+}
+
+// wide is RunIndex of 16-bit parts: one after the other through a block of scratch,
+// or a block of each at a time for the tree.
+func (k *SumParts) wide(lo, hi int) {
+	slots := 1
+	if !k.Sequential {
+		slots = len(k.halves)
+	}
+	block := max(partsBlock/slots, 64)
+	s := borrow(slots * block)
+	defer s.giveBack()
+	var list [8][]float32
+	tree := list[:0]
+	for at := lo; at < hi; at += block {
+		end := min(at+block, hi)
+		tree = tree[:0]
+		for r, h := range k.halves {
+			slot := r % slots
+			x := s.buf[slot*block:][:end-at]
+			widen(k.As, x, h[at:end])
+			if k.Sequential {
+				k.add(r, at, x)
+			} else {
+				tree = append(tree, x)
+			}
+		}
+		if !k.Sequential {
+			sumTree(k.Dst[at:end], tree, 0, k.Accumulate)
+		}
+	}
+}
+
+// SumParts64 is SumParts of float64 elements, which are few: losses.
+type SumParts64 struct {
+	Dst, Parts             []float64
+	Sequential, Accumulate bool
+}
+
+// Run adds.
+func (k *SumParts64) Run(*pool.Pool) error {
+	c := check{op: "sum of parts"}
+	n := len(k.Dst)
+	c.parts(n, len(k.Parts))
+	if c.err != nil || n == 0 {
+		return c.err
+	}
+	for i := range k.Dst {
+		sum := k.tree(i, 0, len(k.Parts)/n)
+		if k.Sequential {
+			sum = k.Parts[i]
+			if k.Accumulate {
+				sum = k.Dst[i] + k.Parts[i]
+			}
+			for at := n + i; at < len(k.Parts); at += n {
+				sum += k.Parts[at]
+			}
+		} else if k.Accumulate {
+			sum = k.Dst[i] + sum
+		}
+		k.Dst[i] = sum
+	}
+	return nil
+}
+
+// tree is the sum of element i of parts [lo, hi).
+func (k *SumParts64) tree(i, lo, hi int) float64 {
+	if hi-lo == 1 {
+		return k.Parts[lo*len(k.Dst)+i]
+	}
+	p := lo + split(hi-lo)
+	return k.tree(i, lo, p) + k.tree(i, p, hi)
+}
