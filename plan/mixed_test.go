@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -39,43 +40,38 @@ var (
 	smallCNN   = model.Config{Family: model.CNN, Height: 12, ImgWidth: 12, Chans: 3, Hidden: []int{8, 16}, Classes: 7}
 )
 
-// Every combination makes a program that verifies after each pass and lies in
+// Random combinations make programs that verify after each pass and lie in
 // memory without overlap.
 func TestMixedPrecisionPlans(t *testing.T) {
-	n := 0
-	models := map[string]model.Config{"gpt2": smallGPT, "llama": smallLlama, "mlp": smallMLP, "cnn": smallCNN}
-	for name, m := range models {
+	models := []model.Config{smallGPT, smallLlama, smallMLP, smallCNN}
+	var forwards []Forward
+	for _, m := range models {
 		seq := 16
 		if m.Family == model.MLP || m.Family == model.CNN {
 			seq = 1
 		}
-		fwd := forwardOf(t, m, 2, seq, true)
-		for _, prec := range []precision.Precision{precision.BF16, precision.FP16} {
-			for stage := range 4 {
-				for _, mesh := range [][2]int{{1, 0}, {3, 0}, {4, 2}, {4, 1}, {6, 3}} {
-					for _, accum := range []int{1, 2, 3} {
-						n++
-						c := Config{Ranks: mesh[0], ShardSize: mesh[1], Stage: zero.Stage(stage), Accum: accum, Prefetch: 1, Optimizer: adamW, Clip: 1,
-							Target: graph.CPUTarget(), Verify: true, Precision: prec, Reduce32: n%3 == 0, Reproducible: n%2 == 0}
-						again, err := recompute.Parse([]string{"none", "selective", "full", "full:*1"}[n%4])
-						require.NoError(t, err)
-						c.Recompute = again
-						c.Optimizer.Name = zero.OptimizerNames()[n%6]
-						if n%5 == 0 && name == "gpt2" {
-							c.Freeze = []string{"h.0.*", "wpe.*"}
-						}
-						what := fmt.Sprintf("%s %v stage %d mesh %v accum %d %s reduce32 %v reproducible %v", name, prec, stage, mesh, accum, c.Optimizer.Name, c.Reduce32, c.Reproducible)
-						p, err := Build(fwd, c)
-						require.NoError(t, err, what)
-						require.NoError(t, memplan.Check(p.Program, p.Layout), what)
-						back, err := graph.Parse(graph.Format(p.Program))
-						require.NoError(t, err, what)
-						require.Equal(t, p.Hash(), graph.Hash(back), what)
-						require.Equal(t, prec == precision.FP16, p.Program.Scaler != nil)
-					}
-				}
-			}
+		forwards = append(forwards, forwardOf(t, m, 2, seq, true))
+	}
+	r := rand.New(rand.NewPCG(6, 12))
+	for range 200 {
+		m, mesh := r.IntN(len(models)), [][2]int{{1, 0}, {3, 0}, {4, 2}, {4, 1}, {6, 3}}[r.IntN(5)]
+		c := Config{Ranks: mesh[0], ShardSize: mesh[1], Stage: zero.Stage(r.IntN(4)), Accum: 1 + r.IntN(3), Prefetch: 1, Optimizer: adamW, Clip: 1, Target: graph.CPUTarget(), Verify: true,
+			Precision: []precision.Precision{precision.BF16, precision.FP16}[r.IntN(2)], Reduce32: r.IntN(3) == 0, Reproducible: r.IntN(2) == 0}
+		again, err := recompute.Parse([]string{"none", "selective", "full", "full:*1"}[r.IntN(4)])
+		require.NoError(t, err)
+		c.Recompute = again
+		c.Optimizer.Name = zero.OptimizerNames()[r.IntN(6)]
+		if r.IntN(3) == 0 && models[m].Family == model.GPT2 {
+			c.Freeze = []string{"h.0.*", "wpe.*"}
 		}
+		what := fmt.Sprintf("%s %v stage %d mesh %v accum %d %s reduce32 %v reproducible %v", models[m].Family, c.Precision, c.Stage, mesh, c.Accum, c.Optimizer.Name, c.Reduce32, c.Reproducible)
+		p, err := Build(forwards[m], c)
+		require.NoError(t, err, what)
+		require.NoError(t, memplan.Check(p.Program, p.Layout), what)
+		back, err := graph.Parse(graph.Format(p.Program))
+		require.NoError(t, err, what)
+		require.Equal(t, p.Hash(), graph.Hash(back), what)
+		require.Equal(t, c.Precision == precision.FP16, p.Program.Scaler != nil)
 	}
 }
 
