@@ -42,7 +42,7 @@ func buildPlan(cfg *Config, to depth) (*plan.Plan, hfconfig.Config, error) {
 		return nil, none, err
 	}
 	conf.Early, conf.BoundsOnly = to == early, to == bounds
-	p, err := plan.Build(fwd, conf)
+	p, err := cfg.plans().Build(fwd, conf)
 	if err != nil {
 		return nil, h, err
 	}
@@ -77,11 +77,11 @@ func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Confi
 	if m.Family == model.Llama && cfg.Dropout > 0 {
 		return fwd, conf, h, fmt.Errorf("--dropout %g with a Llama: the architecture has no dropout; leave it out", cfg.Dropout)
 	}
-	if fwd.Train, err = model.Build(m, model.Train, cfg.Batch, cfg.Seq); err != nil {
+	if fwd.Train, err = cfg.shared.model(m, model.Train, cfg.Batch, cfg.Seq); err != nil {
 		return fwd, conf, h, err
 	}
 	if cfg.EvalData != "" {
-		if fwd.Eval, err = model.Build(m, model.Eval, cfg.Batch, cfg.Seq); err != nil {
+		if fwd.Eval, err = cfg.shared.model(m, model.Eval, cfg.Batch, cfg.Seq); err != nil {
 			return fwd, conf, h, err
 		}
 	}
@@ -134,11 +134,11 @@ func buildGeneration(fwd *plan.Forward, m model.Config, cfg *Config) (err error)
 	kind := model.Generate
 	if !cfg.wholeGeneration && strings.EqualFold(cfg.precision(), "fp32") && cfg.target().Name == graph.CPUTarget().Name {
 		kind = model.Prompt
-		if fwd.Next, err = model.Build(m, model.Next, 1, cfg.Seq); err != nil {
+		if fwd.Next, err = cfg.shared.model(m, model.Next, 1, cfg.Seq); err != nil {
 			return err
 		}
 	}
-	fwd.Generate, err = model.Build(m, kind, 1, cfg.Seq)
+	fwd.Generate, err = cfg.shared.model(m, kind, 1, cfg.Seq)
 	return err
 }
 

@@ -202,6 +202,9 @@ type Config struct {
 	// it declares, on all ranks. Very slow. For tests.
 	CheckWrites bool
 
+	// shared is what the plans of this configuration's copies have in common; nil: they
+	// are made each by itself.
+	shared *shared
 	// job is the processes that the ranks run in; nil: this one alone.
 	job *Job
 	// cuda takes the place of the machine's driver, compiler and libraries. For tests.

@@ -9,7 +9,6 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
-	"github.com/spillway-ml/spillway/plan"
 )
 
 // moveKind is what a search does to a group of buffers.
@@ -66,7 +65,7 @@ func newMoveSet(cfg Config, layers int, drop bool, spaces []graph.Space, m *cost
 	if err != nil {
 		return nil, err
 	}
-	p, list, err := plan.Candidates(fwd, conf)
+	p, list, err := cfg.plans().Candidates(fwd, conf)
 	if err != nil {
 		return nil, err
 	}

@@ -85,6 +85,7 @@ func newSearcher(cfg Config, m *cost.Machine, drop bool, spaces []graph.Space) (
 	}
 	// Names and shares mean something else in a model of few layers.
 	named := !drop && strings.Contains(cfg.Recompute, ":") || len(spaces) == 0 && strings.Contains(cfg.Offload, ":")
+	cfg = cfg.Sharing()
 	return &searcher{cfg: cfg, machine: m, layers: h.Layers, folded: h.Layers > foldedFrom && len(cfg.Freeze) == 0 && !named,
 		drop: drop, spaces: spaces, memo: map[string]*measured{}, sets: map[string]*moveSet{}}, nil
 }

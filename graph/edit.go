@@ -30,8 +30,11 @@ type Node struct {
 // NewEditor edits a phase, whose operations it copies.
 func NewEditor(ph *Phase) *Editor {
 	e := &Editor{ph: ph, before: make([][]*Node, len(ph.Ops)), after: make([][]*Node, len(ph.Ops)), split: map[int][]*Node{}}
-	for _, op := range CloneOps(ph.Ops) {
-		e.Base = append(e.Base, &Node{Op: op})
+	nodes := make([]Node, len(ph.Ops))
+	e.Base = make([]*Node, len(ph.Ops))
+	for i, op := range CloneOps(ph.Ops) {
+		nodes[i].Op = op
+		e.Base[i] = &nodes[i]
 	}
 	return e
 }
@@ -82,7 +85,7 @@ func (e *Editor) Throttle(before, after *Node) {
 
 // Nodes returns all operations in the order in which Commit will place them.
 func (e *Editor) Nodes() []*Node {
-	var all []*Node
+	all := make([]*Node, 0, len(e.Base)+len(e.Base)/8+len(e.tail))
 	for i, n := range e.Base {
 		all = append(all, e.before[i]...)
 		if parts, ok := e.split[i]; ok {
@@ -146,27 +149,11 @@ func Replace(ops []Op, old, with BufID) {
 // parameter, unit, port or well-known place, and no view of theirs. The others keep
 // their order.
 func Sweep(p *Program) *Program {
+	used, unused := p.used()
+	if unused == 0 {
+		return p
+	}
 	q := p.Clone()
-	used := make([]bool, len(q.Buffers))
-	mark := func(id BufID) {
-		for id != NoBuf && !used[id] {
-			used[id] = true
-			if s := q.Buffers[id].Scale; s.Block > 0 {
-				used[s.Of] = true // views of one buffer, which is marked next
-			}
-			if v := q.Buffers[id].View; v != nil {
-				id = v.Base
-			} else {
-				id = NoBuf
-			}
-		}
-	}
-	q.references(func(id *BufID) { mark(*id) })
-	for id := range q.Buffers {
-		if q.Buffers[id].Port != NoPort {
-			mark(BufID(id))
-		}
-	}
 	to := make([]BufID, len(q.Buffers))
 	kept := q.Buffers[:0]
 	for id := range q.Buffers {
@@ -191,6 +178,44 @@ func Sweep(p *Program) *Program {
 		}
 	})
 	return q
+}
+
+// Unused counts the buffers that Sweep takes out.
+func (p *Program) Unused() int {
+	_, n := p.used()
+	return n
+}
+
+// used says by buffer whether anything uses it, and of how many nothing does.
+func (p *Program) used() (used []bool, unused int) {
+	used, unused = make([]bool, len(p.Buffers)), len(p.Buffers)
+	one := func(id BufID) bool {
+		if used[id] {
+			return false
+		}
+		used[id] = true
+		unused--
+		return true
+	}
+	mark := func(id BufID) {
+		for id != NoBuf && one(id) {
+			if s := p.Buffers[id].Scale; s.Block > 0 {
+				one(s.Of) // views of one buffer, which is marked next
+			}
+			if v := p.Buffers[id].View; v != nil {
+				id = v.Base
+			} else {
+				id = NoBuf
+			}
+		}
+	}
+	p.references(func(id *BufID) { mark(*id) })
+	for id := range p.Buffers {
+		if p.Buffers[id].Port != NoPort {
+			mark(BufID(id))
+		}
+	}
+	return used, unused
 }
 
 // references calls visit for every place of the program that names a buffer, but

@@ -128,8 +128,11 @@ func Check(p *Program, op *Op) error {
 }
 
 // Check verifies op, whose kind is i's; see the function Check.
-func (i *Info) Check(p *Program, op *Op) error {
-	c := &checker{p: p, op: op, info: i}
+func (i *Info) Check(p *Program, op *Op) error { return i.check1(&checker{}, p, op) }
+
+// check1 is Check with a checker that may have checked others.
+func (i *Info) check1(c *checker, p *Program, op *Op) error {
+	*c = checker{p: p, op: op, info: i}
 	c.operands()
 	if c.err == nil && i.check != nil {
 		i.check(c)

@@ -13,6 +13,10 @@ import "fmt"
 // gathered, and sums.
 func (p *Program) MicroOf(id BufID) (micro int, ok bool) {
 	root, _ := p.Resolve(id, nil)
+	return p.microOfRoot(root)
+}
+
+func (p *Program) microOfRoot(root BufID) (micro int, ok bool) {
 	b := p.Buf(root)
 	switch {
 	case b.Life == LifePhase && (b.Class == Activations || b.Class == Workspace), b.Port.EachMicro():
@@ -41,7 +45,7 @@ func (v *verifier) micros() error {
 	of := make([]int, len(p.Buffers)) // −1: shared
 	several := false
 	for id := range p.Buffers {
-		if micro, ok := p.MicroOf(BufID(id)); ok {
+		if micro, ok := p.microOfRoot(v.regions.Of[id].Root); ok {
 			of[id] = micro
 			several = several || micro > 0
 		} else {

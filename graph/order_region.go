@@ -33,8 +33,9 @@ func NewRegions(p *Program) (*Regions, error) {
 			return nil, err
 		}
 	}
+	strides := make([]int64, len(p.Mesh))
 	for id := range p.Buffers {
-		strides := make([]int64, len(p.Mesh))
+		clear(strides)
 		lo, at, strided := int64(0), BufID(id), false
 		for depth := 0; p.Buffers[at].View != nil; depth++ {
 			v := p.Buffers[at].View

@@ -476,7 +476,9 @@ func (p *Program) NewEvent() EventID {
 	return EventID(p.Events)
 }
 
-// Clone returns a deep copy: rewrites work on one and leave their input alone.
+// Clone returns a deep copy: rewrites work on one and leave their input alone. What
+// is small and there many times lies in slabs, and there is room for buffers to be
+// added: copies are most of what a plan of a deep model allocates.
 func (p *Program) Clone() *Program {
 	q := *p
 	q.Mesh = append([]Axis(nil), p.Mesh...)
@@ -484,19 +486,16 @@ func (p *Program) Clone() *Program {
 		s := *p.Scaler
 		q.Scaler = &s
 	}
-	q.Buffers = append([]Buffer(nil), p.Buffers...)
-	for i := range q.Buffers {
-		b := &q.Buffers[i]
-		b.Shape = append([]int64(nil), b.Shape...)
-		b.Global = append([]int64(nil), b.Global...)
-		b.Place = append([]Placement(nil), b.Place...)
-		if b.View != nil {
-			v := *b.View
-			b.View = &v
-		}
-	}
+	q.Buffers = cloneBuffers(p.Buffers)
 	q.Scalars = append([]Scalars(nil), p.Scalars...)
 	q.Params = append([]Param(nil), p.Params...)
+	var dims slab[int64]
+	for i := range q.Params {
+		dims.need(q.Params[i].Shape)
+	}
+	for i := range q.Params {
+		q.Params[i].Shape = dims.copy(q.Params[i].Shape)
+	}
 	q.Units = append([]Unit(nil), p.Units...)
 	for i := range q.Units {
 		q.Units[i].Segments = append([]Segment(nil), q.Units[i].Segments...)
@@ -518,14 +517,67 @@ func (p *Program) Clone() *Program {
 	return &q
 }
 
+func cloneBuffers(bufs []Buffer) []Buffer {
+	out := append(make([]Buffer, 0, len(bufs)+len(bufs)/8), bufs...)
+	var dims slab[int64]
+	var places slab[Placement]
+	views := 0
+	for i := range out {
+		b := &out[i]
+		dims.need(b.Shape)
+		dims.need(b.Global)
+		places.need(b.Place)
+		if b.View != nil {
+			views++
+		}
+	}
+	copied := make([]View, 0, views)
+	for i := range out {
+		b := &out[i]
+		b.Shape, b.Global, b.Place = dims.copy(b.Shape), dims.copy(b.Global), places.copy(b.Place)
+		if b.View != nil {
+			copied = append(copied, *b.View)
+			b.View = &copied[len(copied)-1]
+		}
+	}
+	return out
+}
+
 // CloneOps returns a deep copy of ops.
 func CloneOps(ops []Op) []Op {
 	out := append([]Op(nil), ops...)
+	var ins slab[BufID]
+	var outs slab[Out]
+	var waits slab[EventID]
+	for i := range out {
+		ins.need(out[i].In)
+		outs.need(out[i].Out)
+		waits.need(out[i].Wait)
+	}
 	for i := range out {
 		o := &out[i]
-		o.In = append([]BufID(nil), o.In...)
-		o.Out = append([]Out(nil), o.Out...)
-		o.Wait = append([]EventID(nil), o.Wait...)
+		o.In, o.Out, o.Wait = ins.copy(o.In), outs.copy(o.Out), waits.copy(o.Wait)
 	}
 	return out
+}
+
+// slab copies many short slices into one allocation: it is told of all of them first.
+// A copy has no room to grow, so that appending to one does not reach the next.
+type slab[T any] struct {
+	n    int
+	free []T
+}
+
+func (s *slab[T]) need(list []T) { s.n += len(list) }
+
+func (s *slab[T]) copy(list []T) []T {
+	if len(list) == 0 {
+		return nil
+	}
+	if s.free == nil {
+		s.free = make([]T, s.n)
+	}
+	n := copy(s.free, list)
+	list, s.free = s.free[:n:n], s.free[n:]
+	return list
 }

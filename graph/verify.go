@@ -187,7 +187,7 @@ func (v *verifier) ports(unit func(int) error) error {
 // params checks the parameters and where they and their gradients lie.
 func (v *verifier) params(ref func(what string, id BufID) error) error {
 	p := v.p
-	names := map[string]bool{}
+	names := make(map[string]bool, len(p.Params))
 	for i := range p.Params {
 		q := &p.Params[i]
 		if names[q.Name] {
@@ -349,11 +349,16 @@ func (v *verifier) buffers() error {
 // operations checks each operation by itself.
 func (v *verifier) operations() error {
 	p := v.p
+	var c checker // one for all: a deep model has many operations
 	return v.each(func(op *Op) error {
 		if err := p.checkRefs(op); err != nil {
 			return err
 		}
-		if err := Check(p, op); err != nil {
+		info, ok := kindTable[op.Kind]
+		if !ok {
+			return Check(p, op)
+		}
+		if err := info.check1(&c, p, op); err != nil {
 			return err
 		}
 		if op.Pass > Update {

@@ -118,18 +118,28 @@ func init() {
 	}
 }
 
-// rewrite runs the passes in order, up to the named one ("": all), on the forward
-// program of a micro-batch.
-func rewrite(s Spec, until string) (*graph.Program, error) {
-	p := s.Forward.Train
-	if s.Observe != nil {
+// passIndex returns where a pass stands in the table; the length of it for "".
+func passIndex(name string) int {
+	for i := range passes {
+		if passes[i].name == name {
+			return i
+		}
+	}
+	return len(passes)
+}
+
+// rewrite runs the passes in order on p, from the named one ("": the first, on the
+// forward program of a micro-batch) up to another one ("": all).
+func rewrite(s Spec, p *graph.Program, from, until string) (*graph.Program, error) {
+	first := 0
+	if from != "" {
+		first = passIndex(from)
+	}
+	if s.Observe != nil && first == 0 {
 		s.Observe("model", p)
 	}
-	for i := range passes {
+	for i := first; i < passIndex(until); i++ {
 		ps := &passes[i]
-		if ps.name == until {
-			break
-		}
 		if err := hold(p, ps.needs); err != nil {
 			return nil, fmt.Errorf("plan: before %s: %w", ps.name, err)
 		}
@@ -137,8 +147,9 @@ func rewrite(s Spec, until string) (*graph.Program, error) {
 		if err != nil {
 			return nil, &passError{ps.name, err}
 		}
+		same := q == p && i > 0 // and so verified
 		p = q
-		if err := s.verify(p, ps); err != nil {
+		if err := s.verify(p, ps, same); err != nil {
 			return nil, fmt.Errorf("plan: after %s: %w", ps.name, err)
 		}
 		if s.Observe != nil {
@@ -150,15 +161,18 @@ func rewrite(s Spec, until string) (*graph.Program, error) {
 
 // verify checks a program after a pass. A search that only wants to know what
 // could fit plans again what it chooses, and skips this.
-func (s *Spec) verify(p *graph.Program, ps *pass) error {
+// same says that the pass had nothing to do: the structure was verified before it.
+func (s *Spec) verify(p *graph.Program, ps *pass, same bool) error {
 	if err := hold(p, ps.gives); err != nil {
 		return err
 	}
 	if s.BoundsOnly && !s.Verify {
 		return nil
 	}
-	if err := graph.VerifyStructure(p); err != nil {
-		return err
+	if !same {
+		if err := graph.VerifyStructure(p); err != nil {
+			return err
+		}
 	}
 	if ps.ordered && (s.Verify || ps == &passes[len(passes)-1]) {
 		return graph.VerifyOrder(p)
@@ -191,11 +205,12 @@ func skipNonFinite(p *graph.Program, s *Spec) (*graph.Program, error) {
 	return precision.SkipNonFinite(p), nil
 }
 
-// onMesh gives the program the mesh of the run.
+// onMesh gives the program the mesh of the run. Everything else is the same, and
+// shared: whoever changes it works on a clone.
 func onMesh(p *graph.Program, s *Spec) (*graph.Program, error) {
-	q := p.Clone()
+	q := *p
 	q.Mesh = s.mesh()
-	return q, nil
+	return &q, nil
 }
 
 func (c Config) offloadOptions() offload.Options {

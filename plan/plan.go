@@ -118,45 +118,12 @@ type Plan struct {
 
 // Build runs the passes in order and plans the memory. It does not look at the
 // capacities: Fit does.
-func Build(fwd Forward, cfg Config) (*Plan, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	p, err := rewrite(Spec{cfg, fwd}, "")
-	if err != nil {
-		return nil, err
-	}
-	if cfg.Early {
-		if err := cannotFit(p, cfg); err != nil {
-			return nil, err
-		}
-	}
-	if cfg.BoundsOnly {
-		bounds, err := memplan.Bounds(p)
-		if err != nil {
-			return nil, fmt.Errorf("plan: memory: %w", err)
-		}
-		return &Plan{Config: cfg, Program: p, Layout: &memplan.Layout{Spaces: bounds}, CommBytes: CommBytes(p)}, nil
-	}
-	layout, err := memplan.Assign(p, memplan.Options{Align: cfg.Target.Align})
-	if err != nil {
-		return nil, fmt.Errorf("plan: memory: %w", err)
-	}
-	return &Plan{Config: cfg, Program: p, Layout: layout, CommBytes: CommBytes(p)}, nil
-}
+func Build(fwd Forward, cfg Config) (*Plan, error) { return (*Shared)(nil).Build(fwd, cfg) }
 
 // Candidates lists the activations that the forward leaves for the backward, of
 // which a search may drop or park some, and the program whose buffers they name.
 func Candidates(fwd Forward, cfg Config) (*graph.Program, []recompute.Candidate, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, nil, err
-	}
-	p, err := rewrite(Spec{cfg, fwd}, "recompute")
-	if err != nil {
-		return nil, nil, err
-	}
-	list, err := recompute.Candidates(p)
-	return p, list, err
+	return (*Shared)(nil).Candidates(fwd, cfg)
 }
 
 // cannotFit refuses a program whose lower bound of a space is over its cap.
@@ -165,6 +132,11 @@ func cannotFit(p *graph.Program, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("plan: memory: %w", err)
 	}
+	return overBound(bounds, cfg)
+}
+
+// overBound refuses lower bounds over a cap.
+func overBound(bounds [graph.NumSpaces]memplan.SpaceUse, cfg Config) error {
 	for s := range graph.NumSpaces {
 		if limit := cfg.Capacity[s]; limit > 0 && bounds[s].LowerBound+cfg.Outside[s] > limit {
 			return &DoesNotFit{Space: s, Peak: bounds[s].LowerBound, Outside: cfg.Outside[s], Capacity: limit, At: bounds[s].PeakAt, Largest: largestClasses(&bounds[s])}

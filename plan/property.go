@@ -182,7 +182,7 @@ var (
 		return nil
 	}}
 	noDeadBuffers = property{"swept", func(p *graph.Program) error {
-		if n := len(p.Buffers) - len(graph.Sweep(p).Buffers); n != 0 {
+		if n := p.Unused(); n != 0 {
 			return fmt.Errorf("%d buffers are used by nothing", n)
 		}
 		return nil

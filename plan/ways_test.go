@@ -19,7 +19,7 @@ func TestGradientsGoTheirWay(t *testing.T) {
 			for _, shards := range []int{0, 2} {
 				cfg := Config{Ranks: 4, ShardSize: shards, Stage: zero.Stage(stage), Accum: accum, Optimizer: adamW, Target: graph.CPUTarget()}
 				until := func(pass string) *graph.Program {
-					p, err := rewrite(Spec{cfg, fwd}, pass)
+					p, err := rewrite(Spec{cfg, fwd}, fwd.Train, "", pass)
 					require.NoError(t, err)
 					return p
 				}
@@ -62,11 +62,11 @@ func TestRulesReadTheirScalars(t *testing.T) {
 		cfg := Config{Ranks: 2, Stage: 2, Accum: 1, Prefetch: 1, Clip: 1, Optimizer: adamW, Target: graph.CPUTarget()}
 		cfg.Optimizer.Name = name
 		cfg.Offload.Optimizer = graph.Host
-		p, err := rewrite(Spec{cfg, fwd}, "offload")
+		p, err := rewrite(Spec{cfg, fwd}, fwd.Train, "", "offload")
 		require.NoError(t, err)
 		require.Len(t, p.Scalars, 1)
 		require.NoError(t, hold(p, has(scalars)))
-		q, err := rewrite(Spec{cfg, fwd}, "sweep")
+		q, err := rewrite(Spec{cfg, fwd}, fwd.Train, "", "sweep")
 		require.NoError(t, err)
 		require.Len(t, q.Scalars, 2, name)
 		require.NotEqual(t, q.Scalars[0].Hyper, q.Scalars[1].Hyper)

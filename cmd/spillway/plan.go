@@ -114,6 +114,7 @@ data and no GPU.`,
 		} else if f.gpuFound == nil {
 			f.cpu, f.rates = spillway.KnownHardware(c.ComputeThreads())
 		}
+		c = c.Sharing()
 		var best *spillway.Fitted
 		if l.fit {
 			var err error

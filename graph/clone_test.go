@@ -1,0 +1,80 @@
+package graph_test
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// fill gives every field of a value something: slices have two elements, pointers
+// point.
+func fill(v reflect.Value, n *int) {
+	*n++
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			fill(v.Field(i), n)
+		}
+	case reflect.Array:
+		for i := range v.Len() {
+			fill(v.Index(i), n)
+		}
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+		for i := range 2 {
+			fill(v.Index(i), n)
+		}
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem(), n)
+	case reflect.Interface:
+		v.Set(reflect.ValueOf(graph.ScaleAttr{Factor: float64(*n)}))
+	case reflect.String:
+		v.SetString(string(rune('a' + *n%26)))
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Float64:
+		v.SetFloat(float64(*n))
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		v.SetInt(int64(*n % 100))
+	case reflect.Uint8:
+		v.SetUint(uint64(*n % 5))
+	default:
+		panic("a program has a field of kind " + v.Kind().String())
+	}
+}
+
+// apart says that two values share no memory that either could write.
+func apart(t *testing.T, path string, v, w reflect.Value) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			apart(t, path+"."+v.Type().Field(i).Name, v.Field(i), w.Field(i))
+		}
+	case reflect.Array:
+		for i := range v.Len() {
+			apart(t, path+"[]", v.Index(i), w.Index(i))
+		}
+	case reflect.Slice:
+		require.NotEqual(t, v.Pointer(), w.Pointer(), "%s is shared", path)
+		require.False(t, v.Len() < v.Cap() && path != ".Buffers", "%s has room to grow into what lies behind it", path)
+		for i := range v.Len() {
+			apart(t, path+"[]", v.Index(i), w.Index(i))
+		}
+	case reflect.Pointer:
+		require.NotEqual(t, v.Pointer(), w.Pointer(), "%s is shared", path)
+		apart(t, path, v.Elem(), w.Elem())
+	}
+}
+
+func TestCloneIsDeep(t *testing.T) {
+	p := &graph.Program{}
+	n := 0
+	fill(reflect.ValueOf(p).Elem(), &n)
+	q := p.Clone()
+	require.Equal(t, p, q)
+	apart(t, "", reflect.ValueOf(q).Elem(), reflect.ValueOf(p).Elem())
+}

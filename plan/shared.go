@@ -1,0 +1,219 @@
+package plan
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/recompute"
+)
+
+// Shared builds plans of configurations that have something in common: it keeps the
+// programs that passes have made, for the next configuration in which these passes
+// would make the same, and the last plans. The zero value is ready, and several
+// goroutines may use one. Nil shares nothing.
+//
+//	model ─ freeze … fuse ─┬─ recompute … inputs ─┬─ mesh, shard … schedule   stage 0
+//	                       │                      ├─ mesh, shard … schedule   stage 1
+//	                       ├─ recompute … inputs ─┴─ …
+//
+// It is for a command or a search: what it keeps is held as long as it is there.
+type Shared struct {
+	mu    sync.Mutex
+	stems [len(stemEnds)][]*stem // the latest last
+	plans []*Plan
+	fwds  []Forward // of plans
+}
+
+// stemEnds are the passes before which programs are kept. late has the fields of a
+// Config at what Build's callers leave them at where no pass before it reads them.
+// A field that is not there is taken to be read.
+var stemEnds = [...]struct {
+	before string
+	keep   int // programs kept at most
+	late   func(c *Config)
+}{
+	{"recompute", 8, func(c *Config) {
+		c.Ranks, c.ShardSize, c.Accum, c.Recompute, c.CachePrefix, c.Rows = 0, 0, 0, recompute.Options{}, false, 0
+		afterMesh(c)
+	}},
+	{"mesh", 2, afterMesh},
+}
+
+// afterMesh clears what decides how ranks share the work, and what memory they have.
+// Of the stage the cast reads whether gradients are fp32, which a stem's key has.
+func afterMesh(c *Config) {
+	var none Config
+	c.Stage, c.Reproducible, c.Prefetch, c.Offload = none.Stage, false, 0, none.Offload
+	limits(c)
+}
+
+// limits clears what no pass reads.
+func limits(c *Config) {
+	var none Config
+	c.Capacity, c.Outside, c.Early, c.BoundsOnly, c.Verify, c.Observe = none.Capacity, none.Outside, false, false, false, nil
+}
+
+// keptPlans is how many plans are kept: of the four stages.
+const keptPlans = 4
+
+// stem is what the passes before one of stemEnds made.
+type stem struct {
+	fwd  Forward
+	key  Config // without what they do not read
+	cast precision.Options
+	once sync.Once
+	p    *graph.Program
+	err  error
+}
+
+// stemKey returns what a program depends on before the k-th of stemEnds.
+func stemKey(k int, s *Spec) (Config, precision.Options) {
+	key := s.Config
+	stemEnds[k].late(&key)
+	if key.Precision == precision.FP32 {
+		return key, precision.Options{}
+	}
+	return key, s.castOptions()
+}
+
+// Build is the function Build.
+func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if known := sh.known(fwd, cfg); known != nil {
+		return known, nil
+	}
+	p, err := sh.rewrite(Spec{cfg, fwd}, "")
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Early {
+		if err := cannotFit(p, cfg); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.BoundsOnly {
+		bounds, err := memplan.Bounds(p)
+		if err != nil {
+			return nil, fmt.Errorf("plan: memory: %w", err)
+		}
+		return &Plan{Config: cfg, Program: p, Layout: &memplan.Layout{Spaces: bounds}, CommBytes: CommBytes(p)}, nil
+	}
+	layout, err := memplan.Assign(p, memplan.Options{Align: cfg.Target.Align})
+	if err != nil {
+		return nil, fmt.Errorf("plan: memory: %w", err)
+	}
+	made := &Plan{Config: cfg, Program: p, Layout: layout, CommBytes: CommBytes(p)}
+	sh.remember(fwd, made)
+	return made, nil
+}
+
+// Candidates is the function Candidates.
+func (sh *Shared) Candidates(fwd Forward, cfg Config) (*graph.Program, []recompute.Candidate, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, nil, err
+	}
+	p, err := sh.rewrite(Spec{cfg, fwd}, "recompute")
+	if err != nil {
+		return nil, nil, err
+	}
+	list, err := recompute.Candidates(p)
+	return p, list, err
+}
+
+// known returns the plan of a configuration that was planned whole, but for its caps;
+// nil where it is not there, or does not fit one that was to be refused early.
+func (sh *Shared) known(fwd Forward, cfg Config) *Plan {
+	if sh == nil || cfg.BoundsOnly || cfg.Verify || cfg.Observe != nil {
+		return nil
+	}
+	key := cfg
+	limits(&key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	for i, pl := range sh.plans {
+		of := pl.Config
+		limits(&of)
+		if sh.fwds[i] != fwd || !reflect.DeepEqual(of, key) {
+			continue
+		}
+		again := *pl
+		again.Config = cfg
+		if cfg.Early && overBound(pl.Layout.Spaces, cfg) != nil {
+			return nil // Build refuses it
+		}
+		return &again
+	}
+	return nil
+}
+
+func (sh *Shared) remember(fwd Forward, pl *Plan) {
+	if sh == nil || pl.Config.Observe != nil {
+		return
+	}
+	mine := *pl
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	sh.plans, sh.fwds = append(sh.plans, &mine), append(sh.fwds, fwd)
+	if n := len(sh.plans) - keptPlans; n > 0 {
+		sh.plans, sh.fwds = slices.Delete(sh.plans, 0, n), slices.Delete(sh.fwds, 0, n)
+	}
+}
+
+// rewrite runs the passes up to the named one, "" all, from the longest stem.
+func (sh *Shared) rewrite(s Spec, until string) (*graph.Program, error) {
+	if sh == nil || s.Observe != nil {
+		return rewrite(s, s.Forward.Train, "", until)
+	}
+	k := len(stemEnds) - 1
+	for k >= 0 && until != "" && passIndex(stemEnds[k].before) > passIndex(until) {
+		k--
+	}
+	if k < 0 {
+		return rewrite(s, s.Forward.Train, "", until)
+	}
+	p, err := sh.stem(k, s)
+	if err != nil {
+		return nil, err
+	}
+	return rewrite(s, p, stemEnds[k].before, until)
+}
+
+// stem returns the program before the k-th of stemEnds.
+func (sh *Shared) stem(k int, s Spec) (*graph.Program, error) {
+	key, cast := stemKey(k, &s)
+	sh.mu.Lock()
+	list := &sh.stems[k]
+	at := slices.IndexFunc(*list, func(st *stem) bool {
+		return st.fwd == s.Forward && st.cast == cast && reflect.DeepEqual(st.key, key)
+	})
+	if at < 0 {
+		*list = append(*list, &stem{fwd: s.Forward, key: key, cast: cast})
+	} else { // the latest last
+		st := (*list)[at]
+		*list = append(slices.Delete(*list, at, at+1), st)
+	}
+	st := (*list)[len(*list)-1]
+	if n := len(*list) - stemEnds[k].keep; n > 0 {
+		*list = slices.Delete(*list, 0, n)
+	}
+	sh.mu.Unlock()
+	st.once.Do(func() {
+		from, p := "", s.Forward.Train
+		if k > 0 {
+			from = stemEnds[k-1].before
+			if p, st.err = sh.stem(k-1, s); st.err != nil {
+				return
+			}
+		}
+		s.BoundsOnly = false // others will use it: its structure is verified
+		st.p, st.err = rewrite(s, p, from, stemEnds[k].before)
+	})
+	return st.p, st.err
+}
