@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -167,6 +168,20 @@ func TestLaunchStartsAgain(t *testing.T) {
 	require.Zero(t, p.end(t), p.errs.String())
 	require.Contains(t, p.errs.String(), "starting again from the newest checkpoint; 0 restart(s) left")
 	require.Contains(t, p.errs.String(), "resumed after step")
+}
+
+// Over processes a divergence is named as in one: the tensor, its operation, rank
+// and step.
+func TestLaunchNamesADivergence(t *testing.T) {
+	named := regexp.MustCompile(`step 2 is not finite .*first the .+ ".+", by operation .+ on rank [01], is .+; nothing computed from it was saved`)
+	diverging := tinyWith("--steps", "5", "--lr", "1e30", "--warmup", "0")
+	one := start(t, append(diverging, "--ranks", "2")...)
+	require.Equal(t, exitFault, one.end(t), one.errs.String())
+	want := named.FindString(one.errs.String())
+	require.NotEmpty(t, want, one.errs.String())
+	two := start(t, launched(2, diverging...)...)
+	require.Equal(t, exitFault, two.end(t), two.errs.String())
+	require.Equal(t, want, named.FindString(two.errs.String()))
 }
 
 // A rank that is stopped is named by its heartbeat, and ends the job at the
