@@ -14,38 +14,53 @@ import (
 
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/run"
 )
 
-// Job is this process's part of a run over several processes, a rank each. Rank
-// 0's process leads: it resolves the configuration, reads the data, and tells the
-// others what to run; all that a Trainer does is its. The others lend their rank:
-// see Work.
+// Job is this process's part of a run over several processes. The first one leads:
+// it resolves the configuration, reads the data, and tells the others what to run;
+// all that a Trainer does is its. The others lend their ranks: see Work. Each runs
+// Config.LocalRanks neighbouring ranks, the first process ranks 0, 1, ….
 type Job struct {
-	Rank, Size int
-	// LocalRanks is how many of the ranks run on this host; 0: nobody says.
-	LocalRanks int
-	LocalRank  int // its place among them
-	Transport  run.Transport
-	// Links are the leader's streams to ranks 1, 2, …; another rank's to the leader.
+	Process, Processes int // its number, and how many there are
+	// Locals is how many of the processes run on this host; 0: nobody says.
+	Locals    int
+	Local     int // its place among them
+	Transport run.Transport
+	// Links are the leader's streams to processes 1, 2, …; another's to the leader.
 	Links []*run.Link
 
+	greeted bool        // the leader has heard who the others are
+	least   *hostMemory // nil: no host's memory is known
 	dismiss sync.Once
 }
 
-// Over makes cfg a run over the processes of j, of which this one leads.
+// hostMemory is what a host of the job has.
+type hostMemory struct {
+	host  string
+	bytes int64 // of memory and swap that its processes may use
+	ranks int   // how many share it
+}
+
+// Over makes cfg a run over the processes of j, of which this one leads:
+// LocalRanks ranks in each, at least one.
 func (c *Config) Over(j *Job) {
 	c.job = j
-	c.Ranks, c.LocalRanks = j.Size, 1
+	c.LocalRanks = max(c.LocalRanks, 1)
+	c.Ranks = j.Processes * c.LocalRanks
+	for i, l := range j.Links {
+		l.Rank = (i + 1) * c.LocalRanks
+	}
 }
 
 // hostRanks is how many of the run's ranks share this host's memory.
 func (c *Config) hostRanks() int {
-	if c.job != nil && c.job.LocalRanks > 0 {
-		return c.job.LocalRanks
+	if c.job != nil && c.job.Locals > 0 {
+		return c.job.Locals * c.LocalRanks
 	}
 	return c.Ranks
 }
@@ -55,7 +70,11 @@ func (c *Config) world() run.World {
 	if c.job == nil {
 		return run.OneProcess(c.Ranks)
 	}
-	return run.World{Size: c.Ranks, Local: []int{c.job.Rank}}
+	w := run.World{Size: c.Ranks}
+	for i := range c.LocalRanks {
+		w.Local = append(w.Local, c.job.Process*c.LocalRanks+i)
+	}
+	return w
 }
 
 func (c *Config) transport() run.Transport {
@@ -74,7 +93,7 @@ func (j *Job) Dismiss(err error) {
 			t.Err = err.Error()
 		}
 		for _, l := range j.Links {
-			if l.Assign(t) == nil {
+			if l.Assign(t) == nil && !j.greeted {
 				_, _ = l.Welcome() // so that what it has said does not reset the stream
 			}
 			_ = l.Close()
@@ -82,7 +101,7 @@ func (j *Job) Dismiss(err error) {
 	})
 }
 
-// assignment is what a process needs to run its rank.
+// assignment is what a process needs to run its ranks.
 type assignment struct {
 	Config  Config
 	Threads int // computing threads of a process
@@ -91,7 +110,7 @@ type assignment struct {
 // hello is what this process says of itself.
 func (j *Job) hello() run.Hello {
 	host, _ := os.Hostname()
-	return run.Hello{Rank: j.Rank, Host: host, Build: buildID(), Kernels: level.Current().String(), LocalRanks: j.LocalRanks, LocalRank: j.LocalRank}
+	return run.Hello{Rank: j.Process, Host: host, Build: buildID(), Kernels: level.Current().String(), LocalRanks: j.Locals, LocalRank: j.Local, Memory: machineMemory()}
 }
 
 // buildID tells builds of the program apart: by its version control state, or, of
@@ -132,28 +151,64 @@ func programHash(p *plan.Plan) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// lead gives the other processes their task, once the plan stands. They open
-// their ranks beside this process's: see opened.
-func (t *Trainer) lead() error {
+// greet hears from the other processes what they are, before anything is planned:
+// they must be alike, and the least of the hosts' memory is what a plan may use.
+func (t *Trainer) greet() error {
 	j := t.cfg.job
 	if j == nil {
 		return nil
 	}
-	self, program := j.hello(), programHash(t.plan)
-	if self.Aligned() {
-		t.cfg.PerHost = self.LocalRanks
-	}
+	self := j.hello().In(t.cfg.LocalRanks)
+	all := []run.Hello{self}
 	for _, l := range j.Links {
 		h, err := l.Welcome()
 		if err != nil {
 			return err
 		}
+		all = append(all, h.In(t.cfg.LocalRanks))
+	}
+	j.greeted = true
+	t.cfg.PerHost = 0
+	if self.Aligned() {
+		t.cfg.PerHost = self.LocalRanks
+	}
+	for _, h := range all {
 		if diff := self.Differs(h); diff != "" {
 			return errors.New("the processes of a job must be alike: " + diff)
 		}
 		if h.LocalRanks != self.LocalRanks || !h.Aligned() {
 			t.cfg.PerHost = 0
 		}
+	}
+	j.least = leastMemory(all, t.cfg.LocalRanks)
+	return nil
+}
+
+// leastMemory is the host with the least memory for each of its ranks, of processes
+// of so many ranks each; nil where none tells.
+func leastMemory(all []run.Hello, each int) (least *hostMemory) {
+	byName := map[string]int{}
+	for _, h := range all {
+		byName[h.Host] += each
+	}
+	for _, h := range all {
+		m := hostMemory{h.Host, h.Memory, h.LocalRanks}
+		if m.ranks == 0 { // no launcher says
+			m.ranks = byName[h.Host]
+		}
+		if m.bytes > 0 && (least == nil || m.bytes/int64(m.ranks) < least.bytes/int64(least.ranks)) {
+			least = &m
+		}
+	}
+	return least
+}
+
+// lead gives the other processes their task, once the plan stands. They open
+// their ranks beside this process's: see opened.
+func (t *Trainer) lead() error {
+	j := t.cfg.job
+	if j == nil {
+		return nil
 	}
 	a := assignment{Config: t.cfg, Threads: t.cfg.threads()}
 	a.Config.Threads = a.Threads
@@ -162,15 +217,17 @@ func (t *Trainer) lead() error {
 		return fmt.Errorf("send the configuration: %w", err)
 	}
 	j.dismiss.Do(func() {}) // from here on they end with their streams
+	task := run.Task{Config: b.Bytes(), Program: programHash(t.plan)}
 	for _, l := range j.Links {
-		if err := l.Assign(run.Task{Config: b.Bytes(), Program: program}); err != nil {
+		if err := l.Assign(task); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// opened waits until every process has opened its rank, and returns the streams.
+// opened waits until every process has opened its ranks, and returns the streams to
+// them by rank.
 func (t *Trainer) opened() (map[int]*run.Link, error) {
 	if t.cfg.job == nil {
 		return nil, nil
@@ -180,26 +237,32 @@ func (t *Trainer) opened() (map[int]*run.Link, error) {
 		if err := l.Opened(); err != nil {
 			return nil, err
 		}
-		links[l.Rank] = l
+		for i := range t.cfg.LocalRanks {
+			links[l.Rank+i] = l
+		}
 	}
 	return links, nil
 }
 
-// breakGrace is how long the ranks of a job that has ended have to say what they
-// know of it.
-const breakGrace = 2 * time.Second
+// breakGrace is how long the ranks of a job that has failed have to say what they
+// know of it. All processes end within a second of the failure, also those that hear
+// of no other any more.
+const breakGrace = 400 * time.Millisecond
 
 // broken ends the streams of a job that has ended with err: a process that is
 // stopped or stuck does not answer any more.
 func (j *Job) broken(err error) {
 	time.AfterFunc(breakGrace, func() {
 		for _, l := range j.Links {
-			l.Break(err)
+			go func() { // each may take a moment to close
+				defer crash.Guard()
+				l.Break(err)
+			}()
 		}
 	})
 }
 
-// Work runs this process's rank for the process that leads the job, until that
+// Work runs this process's ranks for the process that leads the job, until that
 // lets it go. Its error is nil where the job ended in good order, or the leader
 // tells a person what was wrong. began tells whether there was something to run.
 func Work(j *Job, warn func(string)) (began bool, err error) {
@@ -221,13 +284,13 @@ func Work(j *Job, warn func(string)) (began bool, err error) {
 		var small *MachineTooSmall
 		var refused *plan.DoesNotFit
 		host, _ := os.Hostname()
-		return true, link.Refused(fmt.Errorf("rank %d (host %s): %w", j.Rank, host, err), errors.As(err, &small) || errors.As(err, &refused))
+		return true, link.Refused(fmt.Errorf("rank %d (host %s): %w", t.cfg.world().Local[0], host, err), errors.As(err, &small) || errors.As(err, &refused))
 	}
 	debug.FreeOSMemory()
 	return true, link.Serve(t.ranks)
 }
 
-// lend plans what the leader has planned, and opens this process's rank.
+// lend plans what the leader has planned, and opens this process's ranks.
 func (t *Trainer) lend(program string, threads int) (err error) {
 	if t.platform, err = newPlatform(&t.cfg); err != nil {
 		return err
@@ -267,7 +330,7 @@ func (t *Trainer) openRanks() error {
 	if cfg.Trace != "" {
 		t.trace = exec.NewTrace(traceSpans)
 		if cfg.job != nil && cfg.Warn != nil {
-			cfg.Warn("--trace shows rank 0 alone: the other ranks run in processes of their own")
+			cfg.Warn(fmt.Sprintf("--trace shows %s alone: the other ranks run in other processes", run.Names(cfg.world().Local)))
 		}
 	}
 	links, err := t.opened()

@@ -160,6 +160,9 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if t.platform, err = newPlatform(&t.cfg); err != nil {
 		return nil, err
 	}
+	if err := t.greet(); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
 	if err := t.fit(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}

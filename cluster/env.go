@@ -233,10 +233,16 @@ func (e Env) Transport(asked string) (string, error) {
 	return "", fmt.Errorf("--transport %.80q: want auto, inproc, shm, mpi or nccl", asked)
 }
 
-// CheckRanks refuses a --ranks that differs from the job's size.
-func (e Env) CheckRanks(ranks int) error {
-	if e.World > 1 && ranks != e.World {
-		return fmt.Errorf("--ranks %d: %s has started %d processes, one a rank; leave --ranks out", ranks, e.Source, e.World)
+// CheckRanks refuses a --ranks that differs from the job's size, of processes with so
+// many ranks each.
+func (e Env) CheckRanks(ranks, each int) error {
+	switch {
+	case e.World == 1 || ranks == e.World*each:
+		return nil
+	case each > 1:
+		return fmt.Errorf("--ranks %d: %s has started %d processes, and --ranks-per-process %d makes that %d ranks; leave --ranks out", ranks, e.Source, e.World, each, e.World*each)
+	case ranks%e.World == 0:
+		return fmt.Errorf("--ranks %d: %s has started %d processes, one a rank; leave --ranks out, or add --ranks-per-process %d", ranks, e.Source, e.World, ranks/e.World)
 	}
-	return nil
+	return fmt.Errorf("--ranks %d: %s has started %d processes, one a rank; leave --ranks out", ranks, e.Source, e.World)
 }

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/spillway-ml/spillway/cluster"
@@ -116,18 +115,19 @@ func Run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 // wait is what is left of a job that runs: processes end one by one.
 type wait struct {
 	left    int
-	codes   []int // exit statuses by rank; −1 where a signal ended it
+	codes   []int // exit statuses by process; −1 where a signal ended it
+	name    func(process int) string
 	lost    string
 	killed  bool // by us
 	timeout <-chan time.Time
 }
 
-// ended takes the end of a rank's process.
+// ended takes the end of a process.
 func (w *wait) ended(rank int, s *os.ProcessState, grace time.Duration) {
 	w.left--
 	w.codes[rank] = s.ExitCode()
 	if s.ExitCode() < 0 && !w.killed && w.lost == "" {
-		w.lost = fmt.Sprintf("rank %d (process %d): %s", rank, s.Pid(), s)
+		w.lost = fmt.Sprintf("%s (process %d): %s", w.name(rank), s.Pid(), s)
 	}
 	if w.timeout == nil && w.left > 0 {
 		w.timeout = time.After(grace)
@@ -143,5 +143,3 @@ func (w *wait) end() End {
 	}
 	return e
 }
-
-func itoa(n int) string { return strconv.Itoa(n) }

@@ -23,16 +23,17 @@ func (m *merger) Write(b []byte) (int, error) {
 
 // lines puts a rank in front of each of its lines.
 type lines struct {
-	m      *merger
-	prefix string
-	mu     sync.Mutex
-	part   []byte // of a line that has not ended
+	m    *merger
+	name func() string
+	mu   sync.Mutex
+	part []byte // of a line that has not ended
 }
 
 // longestLine is where a line without an end is broken.
 const longestLine = 1 << 16
 
-func (m *merger) rank(r int) *lines { return &lines{m: m, prefix: "[rank " + itoa(r) + "] "} }
+// rank is where a process writes that is called by name.
+func (m *merger) rank(name func() string) *lines { return &lines{m: m, name: name} }
 
 func (l *lines) Write(b []byte) (int, error) {
 	l.mu.Lock()
@@ -54,7 +55,7 @@ func (l *lines) Write(b []byte) (int, error) {
 }
 
 func (l *lines) line(text []byte) error {
-	_, err := l.m.Write([]byte(l.prefix + string(text) + "\n"))
+	_, err := l.m.Write([]byte("[" + l.name() + "] " + string(text) + "\n"))
 	return err
 }
 

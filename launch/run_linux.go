@@ -97,7 +97,7 @@ func run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 		}
 		return End{}, err
 	}
-	w := wait{left: o.Ranks, codes: make([]int, o.Ranks)}
+	w := wait{left: o.Ranks, codes: make([]int, o.Ranks), name: func(process int) string { return ranksOf(job, process) }}
 	for w.left > 0 {
 		select {
 		case e := <-ends:
@@ -152,6 +152,15 @@ func wake(list []*process) {
 	}
 }
 
+// ranksOf names the ranks of a process, as far as it has said how many they are.
+func ranksOf(job *shm.Job, process int) string {
+	_, each := job.Processes()
+	if each == 1 {
+		return fmt.Sprintf("rank %d", process)
+	}
+	return fmt.Sprintf("ranks %d to %d", process*each, (process+1)*each-1)
+}
+
 // startAll starts the ranks. What was started before an error is in the result.
 func startAll(o *Options, job *shm.Job) (list []*process, err error) {
 	own := CPUs()
@@ -187,7 +196,7 @@ func startAll(o *Options, job *shm.Job) (list []*process, err error) {
 				p.Stderr = o.Terminal
 			}
 		} else {
-			p.lines = merged.rank(rank)
+			p.lines = merged.rank(func() string { return ranksOf(job, rank) })
 			p.Stdout, p.Stderr = p.lines, p.lines
 		}
 		bind(o.share(rank))

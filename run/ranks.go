@@ -44,7 +44,7 @@ type RankOptions struct {
 	Poison   bool          // fill released memory, to show stray reads
 	Timeout  time.Duration // how long a rank may be busy after the first has ended
 	// Links are the streams to the processes of the ranks of World that this one
-	// does not run itself, by rank: each has opened its rank.
+	// does not run itself, by rank; neighbours share one. Each has opened its ranks.
 	Links map[int]*Link
 	// Wrap takes the place of a rank's device context. For tests of failures.
 	Wrap func(rank int, ctx device.Context) device.Context
@@ -57,9 +57,17 @@ func Open(o RankOptions) (*Ranks, error) {
 	if err := o.World.Check(); err != nil {
 		return rs, err
 	}
+	channels := map[*Link]*channel{}
 	for slot, i := range o.World.Local {
 		r := &Rank{thread: newThread(), Index: i, Slot: slot}
 		rs.list = append(rs.list, r)
+		if link := o.Links[i]; link != nil {
+			if channels[link] == nil {
+				channels[link] = newChannel(link)
+			}
+			r.Exec = channels[link].remote(i, o.Plan.Program)
+			continue
+		}
 		if err := r.do(func() error { return r.open(&o) }); err != nil {
 			return rs, fmt.Errorf("rank %d: %w", i, err)
 		}
@@ -69,10 +77,6 @@ func Open(o RankOptions) (*Ranks, error) {
 
 // open makes a rank's context and executor, on the rank's goroutine.
 func (r *Rank) open(o *RankOptions) error {
-	if link := o.Links[r.Index]; link != nil {
-		r.Exec = newRemote(link, o.Plan.Program)
-		return nil
-	}
 	ctx, groups, err := o.Platform.Rank(r.Index)
 	if err != nil {
 		return err

@@ -39,20 +39,34 @@ type Executor interface {
 	Close() error
 }
 
+// channel is the leader's end of the stream to a process, which the remotes of its
+// ranks share.
+type channel struct {
+	link *Link
+
+	mu      sync.Mutex
+	waiting map[uint64]*waiter
+	next    uint64
+	err     error // the stream's end
+	open    int   // remotes that are not closed
+}
+
+// waiter is who waits for the replies of a request.
+type waiter struct {
+	c  chan reply
+	of *remote
+}
+
 // remote is the Executor of a rank in another process. Its buffers in host memory
 // are copies here: those that RunSection's before changes are sent before the
 // phase runs.
 type remote struct {
-	link *Link
-	p    *graph.Program
-	step int64
-	host map[graph.BufID]*hostCopy
-
-	mu      sync.Mutex
-	waiting map[uint64]chan reply
-	next    uint64
-	err     error // the stream's end
-	last    state
+	*channel
+	rank, slot int // in the world, and among the ranks of its process
+	p          *graph.Program
+	step       int64
+	host       map[graph.BufID]*hostCopy
+	last       state // under channel.mu
 }
 
 // hostCopy is a buffer of the rank's host memory: as it is here, and as the rank
@@ -61,50 +75,73 @@ type hostCopy struct{ here, there []byte }
 
 var _ Executor = (*remote)(nil)
 
-func newRemote(link *Link, p *graph.Program) *remote {
-	r := &remote{link: link, p: p, host: map[graph.BufID]*hostCopy{}, waiting: map[uint64]chan reply{}}
-	go r.receive()
+func newChannel(link *Link) *channel {
+	c := &channel{link: link, waiting: map[uint64]*waiter{}}
+	go c.receive()
+	return c
+}
+
+// remote is the channel's next rank.
+func (c *channel) remote(rank int, p *graph.Program) *remote {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := &remote{channel: c, rank: rank, slot: c.open, p: p, host: map[graph.BufID]*hostCopy{}}
+	c.open++
 	return r
 }
 
-// endGrace is how long the end of a stream waits to be taken as the end of the
-// process: the watchdog of the collectives sees that too, and knows more of it.
-const endGrace = 300 * time.Millisecond
-
 // receive gives replies to who waits for them, until the stream ends.
-func (r *remote) receive() {
+func (c *channel) receive() {
 	defer crash.Guard()
 	for {
 		var m reply
-		if err := r.link.receive(&m); err != nil {
-			time.Sleep(endGrace)
-			r.fail(err)
+		if err := c.link.receive(&m); err != nil {
+			c.link.linger()
+			c.fail(err)
 			return
 		}
-		r.mu.Lock()
-		if m.State != nil {
-			r.last = *m.State
+		c.mu.Lock()
+		w := c.waiting[m.ID]
+		if w != nil && m.State != nil {
+			w.of.last = *m.State
 		}
-		c := r.waiting[m.ID]
-		r.mu.Unlock()
-		if c != nil {
-			c <- m
+		c.mu.Unlock()
+		if w != nil {
+			w.c <- m
 		}
 	}
 }
 
 // fail ends every request that waits, and those that follow.
-func (r *remote) fail(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.err != nil {
+func (c *channel) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
 		return
 	}
-	r.err = err
-	for _, c := range r.waiting {
-		close(c)
+	c.err = err
+	for _, w := range c.waiting {
+		close(w.c)
 	}
-	r.waiting = map[uint64]chan reply{}
+	c.waiting = map[uint64]*waiter{}
+}
+
+func (c *channel) forget(id uint64) {
+	c.mu.Lock()
+	delete(c.waiting, id)
+	c.mu.Unlock()
+}
+
+// closed is told that a remote is; the stream ends with the last one.
+func (c *channel) closed() error {
+	c.mu.Lock()
+	c.open--
+	last := c.open == 0
+	c.mu.Unlock()
+	if !last {
+		return nil
+	}
+	return c.link.Close()
 }
 
 // ask sends a request and returns where its replies come.
@@ -115,9 +152,9 @@ func (r *remote) ask(q request) (uint64, chan reply, error) {
 		return 0, nil, r.err
 	}
 	r.next++
-	q.ID = r.next
+	q.ID, q.Slot = r.next, r.slot
 	c := make(chan reply, 2)
-	r.waiting[q.ID] = c
+	r.waiting[q.ID] = &waiter{c, r}
 	r.mu.Unlock()
 	return q.ID, c, r.link.send(q)
 }
@@ -131,15 +168,9 @@ func (r *remote) answer(c chan reply) (reply, error) {
 		return reply{}, r.err
 	}
 	if m.Err != nil {
-		return m, &RemoteError{r.link.Rank, *m.Err}
+		return m, &RemoteError{r.rank, *m.Err}
 	}
 	return m, nil
-}
-
-func (r *remote) forget(id uint64) {
-	r.mu.Lock()
-	delete(r.waiting, id)
-	r.mu.Unlock()
 }
 
 // call asks and waits.
@@ -175,7 +206,7 @@ func (r *remote) FindNonFinite(name string, before func(*graph.Phase, int) error
 	f := m.Found.NonFinite
 	s := r.p.Section(name)
 	if s == nil || m.Found.InPhase < 0 || m.Found.InPhase >= len(s.Phases) || m.Found.Op < 0 || m.Found.Op >= len(s.Phases[m.Found.InPhase].Ops) {
-		return nil, fmt.Errorf("rank %d names operation %d of phase %d of section %q, which has none", r.link.Rank, m.Found.Op, m.Found.InPhase, name)
+		return nil, fmt.Errorf("rank %d names operation %d of phase %d of section %q, which has none", r.rank, m.Found.Op, m.Found.InPhase, name)
 	}
 	f.Op = &s.Phases[m.Found.InPhase].Ops[m.Found.Op]
 	return &f, nil
@@ -193,7 +224,7 @@ func (r *remote) section(v verb, name string, before func(*graph.Phase, int) err
 		if err != nil {
 			return m, err
 		}
-		next := request{ID: id, Verb: verbGo}
+		next := request{ID: id, Slot: r.slot, Verb: verbGo}
 		switch {
 		case m.Gate:
 			next.Pass, err = pass(m.Norm)
@@ -251,7 +282,7 @@ func (r *remote) Write(buf graph.BufID, off int64, data []byte) error {
 func (r *remote) Read(buf graph.BufID, off int64, data []byte) error {
 	m, err := r.call(request{Verb: verbRead, Buf: buf, Off: off, N: int64(len(data))})
 	if err == nil && copy(data, m.Data) != len(data) {
-		err = fmt.Errorf("rank %d sent %d bytes of %d", r.link.Rank, len(m.Data), len(data))
+		err = fmt.Errorf("rank %d sent %d bytes of %d", r.rank, len(m.Data), len(data))
 	}
 	return err
 }
@@ -275,7 +306,7 @@ func (r *remote) isInput(buf graph.BufID) bool {
 // HostBytes is a buffer of the rank's host memory, as a copy.
 func (r *remote) HostBytes(buf graph.BufID) ([]byte, error) {
 	if buf < 0 || int(buf) >= len(r.p.Buffers) {
-		return nil, fmt.Errorf("rank %d: host view of buffer %d: the program lacks it", r.link.Rank, buf)
+		return nil, fmt.Errorf("rank %d: host view of buffer %d: the program lacks it", r.rank, buf)
 	}
 	b := r.host[buf]
 	if b != nil && r.isInput(buf) {
@@ -312,7 +343,7 @@ func hostAs[T float64 | float32 | int64 | int32](r *remote, buf graph.BufID) ([]
 func (r *remote) Abort(err error) {
 	go func() {
 		defer crash.Guard()
-		_ = r.link.send(request{Verb: verbAbort, Err: toWire(err, failAborted)})
+		_ = r.link.send(request{Slot: r.slot, Verb: verbAbort, Err: toWire(err, failAborted)})
 	}()
 }
 
@@ -349,7 +380,7 @@ func (r *remote) CommStats() comm.Stats       { return r.snapshot().Comm }
 func (r *remote) DiskTraffic() device.Traffic { return r.snapshot().Disk }
 func (r *remote) Usage() exec.Usage           { return r.snapshot().Usage }
 
-// Close ends the rank and its process's part of the job.
+// Close ends the rank, and with the last of its process that one's part of the job.
 func (r *remote) Close() error {
 	done := make(chan error, 1)
 	go func() {
@@ -361,7 +392,7 @@ func (r *remote) Close() error {
 	select {
 	case err = <-done:
 	case <-time.After(2 * stopGrace):
-		err = fmt.Errorf("%w: the process of rank %d does not end", comm.ErrTimeout, r.link.Rank)
+		err = fmt.Errorf("%w: the process of rank %d does not end", comm.ErrTimeout, r.rank)
 	}
-	return errors.Join(err, r.link.Close())
+	return errors.Join(err, r.closed())
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device"
@@ -14,9 +15,9 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Between the process that leads a job (of rank 0) and one of another rank runs
-// a stream of messages: the leader asks, the other answers. All decisions are the
-// leader's; the other process runs sections of its program and moves bytes.
+// Between the process that leads a job (of rank 0) and each other one runs a stream
+// of messages: the leader asks, the other answers. All decisions are the leader's;
+// the other process runs sections of its program on its ranks and moves bytes.
 
 // verb is what a request asks for.
 type verb uint8
@@ -38,6 +39,7 @@ const (
 // request is a message of the leader.
 type request struct {
 	ID   uint64
+	Slot int // of the rank among those of the process
 	Verb verb
 	Name string // of the section
 	Step int64
@@ -142,7 +144,7 @@ func toWire(err error, other failure) *wireError {
 // Link is the leader's stream to another rank's process, or that process's to the
 // leader.
 type Link struct {
-	Rank int // of the other end
+	Rank int // the first of the other end's process
 	conn io.ReadWriteCloser
 	dec  *gob.Decoder
 
@@ -186,6 +188,17 @@ func (l *Link) Close() (err error) {
 	return err
 }
 
+// linger waits until the end of the stream may be taken as the end of the process:
+// the watchdog of the collectives sees that too, and knows more of it. A stream that
+// was broken has been told.
+func (l *Link) linger() {
+	if l.why.Load() == nil {
+		time.Sleep(endGrace)
+	}
+}
+
+const endGrace = 300 * time.Millisecond
+
 // Break ends the stream because the job has ended with err: who waits for a
 // message gets it.
 func (l *Link) Break(err error) {
@@ -193,7 +206,7 @@ func (l *Link) Break(err error) {
 	_ = l.Close()
 }
 
-// Hello is what a process says of itself first.
+// Hello is what a process says of itself first, as if it ran one rank: see In.
 type Hello struct {
 	Rank    int
 	Host    string
@@ -202,6 +215,13 @@ type Hello struct {
 	// LocalRanks is how many ranks its host has, LocalRank its place among them; 0 of 0
 	// where nobody says.
 	LocalRanks, LocalRank int
+	Memory                int64 // bytes that all of the job may use on its host; 0: not known
+}
+
+// In is h of a process that runs so many ranks, of which it names the first.
+func (h Hello) In(ranks int) Hello {
+	h.Rank, h.LocalRanks, h.LocalRank = h.Rank*ranks, h.LocalRanks*ranks, h.LocalRank*ranks
+	return h
 }
 
 // Aligned tells whether the ranks of its host are neighbours that begin at a multiple

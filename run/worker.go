@@ -3,7 +3,7 @@ package run
 import (
 	"errors"
 	"fmt"
-	"time"
+	"sync"
 
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
@@ -42,7 +42,7 @@ func (l *Link) Refused(err error, notFit bool) error {
 	return l.send(opened{toWire(err, kind)})
 }
 
-// Opened waits until the process has opened its rank.
+// Opened waits until the process has opened its ranks.
 func (l *Link) Opened() error {
 	var o opened
 	if err := l.receive(&o); err != nil {
@@ -54,7 +54,7 @@ func (l *Link) Opened() error {
 	return nil
 }
 
-// worker runs a rank for the leader.
+// worker runs one of the process's ranks for the leader.
 type worker struct {
 	link *Link
 	rank *Rank
@@ -62,46 +62,100 @@ type worker struct {
 	work chan request
 }
 
-// Serve tells the leader that the rank is open, and does what it asks until it
-// closes the rank (nil), or is gone.
+// Serve tells the leader that the process's ranks are open, and does what it asks
+// until it has closed them all (nil), or is gone.
 func (l *Link) Serve(rs *Ranks) error {
-	w := &worker{link: l, rank: rs.First(), p: rs.plan.Program, work: make(chan request, 16)}
+	var list []*worker
+	for _, r := range rs.list {
+		list = append(list, &worker{link: l, rank: r, p: rs.plan.Program, work: make(chan request, 16)})
+	}
 	if err := l.send(opened{}); err != nil {
 		return err
 	}
 	gone := make(chan error, 1)
+	var serving sync.Mutex // held to abort ranks, which are not there any more afterwards
+	over := false
+	defer func() {
+		serving.Lock()
+		defer serving.Unlock()
+		over = true
+	}()
 	go func() {
 		defer crash.Guard()
-		defer close(w.work)
-		for {
-			var q request
-			if err := l.receive(&q); err != nil {
-				time.Sleep(endGrace)
+		err := l.distribute(list)
+		l.linger()
+		serving.Lock()
+		defer serving.Unlock()
+		for _, w := range list {
+			if !over {
 				w.rank.Exec.Abort(err)
-				gone <- err
-				return
 			}
-			switch q.Verb {
-			case verbAbort:
-				w.rank.Exec.Abort(errors.New(q.Err.Text))
-			case verbRunning:
-				_ = l.send(reply{ID: q.ID, List: w.rank.Exec.Running()})
-			default:
-				w.work <- q
-			}
+			close(w.work)
 		}
+		gone <- err
 	}()
+	type end struct {
+		closed bool
+		err    error
+	}
+	ends := make(chan end, len(list))
+	for _, w := range list {
+		go func() {
+			defer crash.Guard()
+			closed, err := w.loop()
+			ends <- end{closed, err}
+		}()
+	}
+	all := true
+	for range list {
+		e := <-ends
+		if e.err != nil {
+			return e.err
+		}
+		all = all && e.closed
+	}
+	if all {
+		return nil
+	}
+	return <-gone
+}
+
+// distribute hands the leader's requests to the ranks that they are for, until the
+// stream ends.
+func (l *Link) distribute(list []*worker) error {
+	for {
+		var q request
+		err := l.receive(&q)
+		if err == nil && (q.Slot < 0 || q.Slot >= len(list)) {
+			err = fmt.Errorf("the leader asks something of rank %d of the %d of this process", q.Slot, len(list))
+		}
+		if err != nil {
+			return err
+		}
+		switch w := list[q.Slot]; q.Verb {
+		case verbAbort:
+			w.rank.Exec.Abort(errors.New(q.Err.Text))
+		case verbRunning:
+			_ = l.send(reply{ID: q.ID, List: w.rank.Exec.Running()})
+		default:
+			w.work <- q
+		}
+	}
+}
+
+// loop does what is asked of the rank until the leader closes it, or is gone.
+func (w *worker) loop() (closed bool, err error) {
 	for q := range w.work {
 		if q.Verb == verbClose {
-			return l.send(reply{ID: q.ID, State: w.state()})
+			return true, w.link.send(reply{ID: q.ID, State: w.state()})
 		}
 		m := w.do(q)
 		m.ID, m.State = q.ID, w.state()
-		if err := l.send(m); err != nil {
-			return err
+		if err := w.link.send(m); err != nil {
+			return false, err
 		}
 	}
-	return <-gone
+	return false, nil
 }
 
 func (w *worker) state() *state {

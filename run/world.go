@@ -24,6 +24,14 @@ func OneProcess(size int) World {
 	return w
 }
 
+// Names lists neighbouring ranks for a message: "rank 3", "ranks 2 to 3".
+func Names(ranks []int) string {
+	if len(ranks) == 1 {
+		return fmt.Sprintf("rank %d", ranks[0])
+	}
+	return fmt.Sprintf("ranks %d to %d", ranks[0], ranks[len(ranks)-1])
+}
+
 // Check tells what is wrong with a world: a process runs at least one rank, each
 // is in the world, and they ascend.
 func (w World) Check() error {

@@ -30,6 +30,7 @@ import (
 type commBench struct {
 	transport, json string
 	ranks           int
+	each            int   // ranks of every process, in a job over processes
 	most            int64 // bytes of the largest buffer
 	timeout         time.Duration
 	collectives     string
@@ -37,7 +38,7 @@ type commBench struct {
 }
 
 func benchCommCommand() *cobra.Command {
-	b := commBench{most: 256 << 20, collectives: string(algo.Direct)}
+	b := commBench{most: 256 << 20, collectives: string(algo.Direct), each: 1}
 	cmd := &cobra.Command{
 		Use:   "comm",
 		Short: "Every collective between ranks, from 1 KiB on: time, bandwidth, and the bound by memory",
@@ -53,6 +54,7 @@ reckoned to need for it.`,
 	fs := cmd.Flags()
 	fs.StringVar(&b.transport, "transport", cluster.Auto, "auto, inproc, shm (spillway launch) or mpi (mpirun)")
 	fs.IntVar(&b.ranks, "ranks", 2, "ranks of this process, where it is alone")
+	fs.IntVar(&b.each, "ranks-per-process", b.each, "ranks of each process of a job over processes")
 	fs.Var(sizeFlag{&b.most}, "max-bytes", "the largest buffer")
 	fs.StringVar(&b.collectives, "collectives", b.collectives, "an algorithm of train's --collectives, several separated by commas, or all")
 	fs.DurationVar(&b.timeout, "timeout", time.Minute, "longest wait of a collective")
@@ -63,12 +65,14 @@ reckoned to need for it.`,
 			return err
 		}
 		if fs.Changed("ranks") {
-			if err := p.env.CheckRanks(b.ranks); err != nil {
+			if err := p.env.CheckRanks(b.ranks, b.each); err != nil {
 				return err
 			}
 		}
-		if b.ranks < 1 || b.ranks > ranks.MaxLocalRanks {
-			return fmt.Errorf("--ranks %d: 1 to %d", b.ranks, ranks.MaxLocalRanks)
+		for name, n := range map[string]int{"ranks": b.ranks, "ranks-per-process": b.each} {
+			if n < 1 || n > ranks.MaxLocalRanks {
+				return fmt.Errorf("--%s %d: 1 to %d", name, n, ranks.MaxLocalRanks)
+			}
 		}
 		if b.most < smallestBuffer {
 			return fmt.Errorf("--max-bytes %d: at least %d", b.most, smallestBuffer)
@@ -107,7 +111,10 @@ func (w *benchWorld) end() (err error) {
 
 // join meets the other ranks.
 func (b *commBench) join(p *place) (w *benchWorld, err error) {
-	w = &benchWorld{size: p.env.World, local: []int{p.env.Rank}, perHost: p.env.LocalWorld, mapped: func(int) func(graph.Space, int64) ([]byte, func() error, error) { return nil }}
+	w = &benchWorld{size: p.env.World * b.each, perHost: p.env.LocalWorld * b.each, mapped: func(int) func(graph.Space, int64) ([]byte, func() error, error) { return nil }}
+	for i := range b.each {
+		w.local = append(w.local, p.env.Rank*b.each+i)
+	}
 	warn := func(text string) { fmt.Fprintln(p.stderr, "warning:", text) }
 	switch p.transport {
 	case cluster.SHM:
@@ -130,11 +137,14 @@ func (b *commBench) join(p *place) (w *benchWorld, err error) {
 			return nil, err
 		}
 		w.close = append(w.close, process.Close)
-		m, err := process.Join([]graph.Axis{{Name: "data", Size: w.size}}, mpi.Options{Timeout: b.timeout, Warn: warn})
+		m, err := process.Join([]graph.Axis{{Name: "data", Size: w.size}}, len(w.local), mpi.Options{Timeout: b.timeout, Warn: warn})
 		if err != nil {
 			return nil, errors.Join(err, w.end())
 		}
 		w.world, w.close = m, append(w.close, m.Close)
+		if b.each > 1 { // the library's own join processes
+			break
+		}
 		if w.peer, err = process.Peer(); err != nil {
 			warn(err.Error())
 			w.peer = nil

@@ -22,14 +22,15 @@ func launchCommand() *cobra.Command {
 	var bind bool
 	cmd := &cobra.Command{
 		Use:   "launch -n N [flags] -- train|bench comm [their flags]",
-		Short: "Run a job in several processes of this machine, a rank each",
-		Long: `Run a job in several processes of this machine, a rank each, which meet in shared
-memory. Rank 0 speaks for all; what the others write gets their rank in front.
-A rank that dies or stops ends the job, with status 3 and a word on who it was.`,
+		Short: "Run a job in several processes of this machine",
+		Long: `Run a job in several processes of this machine, which meet in shared memory: a rank
+each, or as many as train's --ranks-per-process says. Rank 0 speaks for all; what
+the others write gets their rank in front. A rank that dies or stops ends the job,
+with status 3 and a word on who it was.`,
 		Args: cobra.ArbitraryArgs,
 	}
 	fs := cmd.Flags()
-	fs.IntVarP(&o.Ranks, "ranks", "n", 0, "`N` processes, a rank each")
+	fs.IntVarP(&o.Ranks, "ranks", "n", 0, "`N` processes")
 	fs.IntVar(&restarts, "restarts", 0, "how many times a job that lost a rank goes on from its newest checkpoint")
 	fs.BoolVar(&bind, "bind", true, "bind each rank to its share of the processors")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -57,15 +57,19 @@ func TestLaunchGivesTheBitsOfOneProcess(t *testing.T) {
 		flags string
 	}{
 		{2, "--zero 3"}, {3, "--zero 0"}, {4, "--zero 1"}, {8, "--zero 2"}, {3, "--zero 2 --accum 2 --recompute full"},
-		{2, "--offload optimizer=disk,parameters=disk,activations=host --disk " + disk}, {4, "--shard-size 2"},
+		{2, "--offload optimizer=disk,parameters=disk,activations=host --disk " + disk}, {4, "--shard-size 2 --ranks-per-process 2"},
 	} {
 		t.Run(fmt.Sprint(c.ranks, " ", c.flags), func(t *testing.T) {
 			dir := t.TempDir()
 			args := tinyWith(strings.Fields(c.flags)...)
 			one, many := filepath.Join(dir, "one.jsonl"), filepath.Join(dir, "many.jsonl")
-			p := start(t, append(args, "--ranks", strconv.Itoa(c.ranks), "--metrics", one)...)
+			p := start(t, append(tinyWith(strings.Fields(strings.TrimSuffix(c.flags, " --ranks-per-process 2"))...), "--ranks", strconv.Itoa(c.ranks), "--metrics", one)...)
 			require.Zero(t, p.end(t), p.errs.String())
-			p = start(t, launched(c.ranks, append(args, "--metrics", many)...)...)
+			processes := c.ranks
+			if strings.Contains(c.flags, "--ranks-per-process") {
+				processes /= 2
+			}
+			p = start(t, launched(processes, append(args, "--metrics", many)...)...)
 			require.Zero(t, p.end(t), p.errs.String())
 			require.NotContains(t, p.errs.String(), "[rank", "rank 0 speaks for all")
 			got := outcomeOf(t, many)
@@ -89,6 +93,10 @@ func TestLaunchRefuses(t *testing.T) {
 		{1, "launch runs `train` or `bench comm`", []string{"launch", "-n", "2", "--", "plan"}},
 		{1, "--restarts needs train's --checkpoint", []string{"launch", "-n", "2", "--restarts", "1", "--", "train"}},
 		{1, "--ranks 3: spillway launch has started 2 processes", launched(2, tinyWith("--ranks", "3")...)},
+		{1, "--ranks 4: spillway launch has started 2 processes, one a rank; leave --ranks out, or add --ranks-per-process 2", launched(2, tinyWith("--ranks", "4")...)},
+		{1, "and --ranks-per-process 2 makes that 4 ranks; leave --ranks out", launched(2, tinyWith("--ranks", "3", "--ranks-per-process", "2")...)},
+		{1, "--ranks-per-process 0: 1 to", launched(2, tinyWith("--ranks-per-process", "0")...)},
+		{1, "--ranks 3 with --ranks-per-process 2: one process runs all ranks here", tinyWith("--ranks", "3", "--ranks-per-process", "2")},
 		{1, "--transport mpi joins processes that an MPI launcher has started", launched(2, tinyWith("--transport", "mpi")...)},
 		{1, "--transport shm joins the processes that spillway launch", tinyWith("--transport", "shm")},
 		{3, "is not finite", launched(2, tinyWith("--lr", "1e30", "--steps", "20")...)},

@@ -30,13 +30,17 @@ func TestMPIGivesTheBitsOfOneProcess(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	for _, launcher := range []string{"mpirun.openmpi", "mpirun.mpich"} {
-		for n, flags := range map[int]string{2: "--zero 0 --accum 2", 3: "--zero 3 --recompute full", 4: "--zero 2 --shard-size 2"} {
+		for n, flags := range map[int]string{2: "--zero 0 --accum 2", 3: "--zero 3 --recompute full", 4: "--zero 2 --shard-size 2", 6: "--zero 3 --shard-size 3"} {
 			t.Run(fmt.Sprint(launcher, " ", n, " ", flags), func(t *testing.T) {
 				dir := t.TempDir()
 				args := tinyWith(strings.Fields(flags)...)
 				one, many := filepath.Join(dir, "one.jsonl"), filepath.Join(dir, "many.jsonl")
-				how := map[int]string{2: "tree", 3: "auto", 4: "halving-doubling"}[n]
-				p := mpirun(t, launcher, n, append(args, "--metrics", many, "--collectives", how)...)
+				how := map[int]string{2: "tree", 3: "auto", 4: "halving-doubling", 6: "direct"}[n]
+				each := 1
+				if n == 6 {
+					each = 3
+				}
+				p := mpirun(t, launcher, n/each, append(args, "--metrics", many, "--collectives", how, "--ranks-per-process", strconv.Itoa(each))...)
 				require.Zero(t, p.end(t), p.errs.String())
 				p = start(t, append(args, "--ranks", strconv.Itoa(n), "--metrics", one)...)
 				require.Zero(t, p.end(t), p.errs.String())

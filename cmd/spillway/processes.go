@@ -74,7 +74,7 @@ func (p *place) threads(asked int) int {
 // join meets the other processes.
 func (p *place) join() (err error) {
 	var conns []io.ReadWriteCloser
-	j := &spillway.Job{Rank: p.env.Rank, Size: p.env.World, LocalRanks: p.env.LocalWorld, LocalRank: p.env.LocalRank}
+	j := &spillway.Job{Process: p.env.Rank, Processes: p.env.World, Locals: p.env.LocalWorld, Local: p.env.LocalRank}
 	switch p.transport {
 	case cluster.SHM:
 		var memory *shm.Job
@@ -139,8 +139,8 @@ type messages struct {
 	stderr  io.Writer
 }
 
-func (m messages) Join(mesh []graph.Axis, _ []int, timeout time.Duration, warn func(string)) (ranks.Joined, error) {
-	w, err := m.process.Join(mesh, mpi.Options{Timeout: timeout, Warn: warn})
+func (m messages) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (ranks.Joined, error) {
+	w, err := m.process.Join(mesh, len(local), mpi.Options{Timeout: timeout, Warn: warn})
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +175,7 @@ func (p *place) work() (err error) {
 // given.
 func (p *place) lead(c *spillway.Config, asked bool) error {
 	if asked {
-		if err := p.env.CheckRanks(c.Ranks); err != nil {
+		if err := p.env.CheckRanks(c.Ranks, max(c.LocalRanks, 1)); err != nil {
 			return err
 		}
 	}

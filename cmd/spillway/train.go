@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
+	ranks "github.com/spillway-ml/spillway/run"
 )
 
 func trainCommand() *cobra.Command {
@@ -37,6 +38,7 @@ Any flag overrides a value of the demo.`,
 	trainFlags(cmd.Flags(), &c, &l)
 	fs := cmd.Flags()
 	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; default: shard over all)")
+	fs.IntVar(&c.LocalRanks, "ranks-per-process", 0, "ranks that each process runs; --ranks is then all of them, and may be left out (default: 1 in a job over processes)")
 	transport := fs.String("transport", cluster.Auto, "how ranks meet: auto, inproc (one process), shm (spillway launch) or mpi (mpirun)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		p, err := findPlace(*transport, cmd.ErrOrStderr())
@@ -49,6 +51,9 @@ Any flag overrides a value of the demo.`,
 		ranksAsked := fs.Changed("ranks")
 		isDemo, err := settle(fs, &c, &l)
 		if err != nil {
+			return err
+		}
+		if err := settleRanks(&c, ranksAsked, fs.Changed("ranks-per-process"), p); err != nil {
 			return err
 		}
 		if p.transport != cluster.InProc {
@@ -84,6 +89,23 @@ Any flag overrides a value of the demo.`,
 		return train(cmd.Context(), c, isDemo, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	}
 	return cmd
+}
+
+// settleRanks refuses a --ranks-per-process that can't be, and makes it the number of
+// ranks of a process that is alone.
+func settleRanks(c *spillway.Config, total, perProcess bool, p *place) error {
+	switch {
+	case !perProcess:
+		return nil
+	case c.LocalRanks < 1 || c.LocalRanks > ranks.MaxLocalRanks:
+		return fmt.Errorf("--ranks-per-process %d: 1 to %d", c.LocalRanks, ranks.MaxLocalRanks)
+	case p.transport != cluster.InProc: // see place.lead
+	case total && c.Ranks != c.LocalRanks:
+		return fmt.Errorf("--ranks %d with --ranks-per-process %d: one process runs all ranks here; spillway launch -n N starts several", c.Ranks, c.LocalRanks)
+	default:
+		c.Ranks, c.LocalRanks = c.LocalRanks, 0
+	}
+	return nil
 }
 
 func noArguments(cmd *cobra.Command, args []string) error {

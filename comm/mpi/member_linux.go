@@ -65,7 +65,21 @@ func (m *member) Err() error { return m.world.Err() }
 // Stats returns what the rank has moved in the group.
 func (m *member) Stats() comm.Stats { return m.counter.Stats() }
 
-func (m *member) tag(kind int) int { return tagGroups + m.slot*tagsOfGroup + kind }
+// tag tells the messages of a group apart by their kind and by who of two processes'
+// ranks they are between.
+func (m *member) tag(kind, from, to int) int {
+	each := m.world.each
+	return tagGroups + ((m.slot*tagsOfGroup+kind)*each+from%each)*each + to%each
+}
+
+// to is a message from this rank to another, from one that comes from there.
+func (m *member) to(rank, kind int, mem []byte) transfer {
+	return transfer{send: true, peer: rank / m.world.each, tag: m.tag(kind, m.World, rank), mem: mem}
+}
+
+func (m *member) from(rank, kind int, mem []byte) transfer {
+	return transfer{peer: rank / m.world.each, tag: m.tag(kind, rank, m.World), mem: mem}
+}
 
 // kernel is one bound operation of one rank.
 type kernel struct {
@@ -140,7 +154,8 @@ func (k *kernel) Run() error {
 		m.calls++
 	}
 	w.show(k, watch.Waiting)
-	entry := w.flight.begin(k.text, m.calls, k.Sig.Bytes)
+	record := &w.flights[m.World-w.first]
+	entry := record.begin(k.text, m.calls, k.Sig.Bytes)
 	if err := k.meet(); err != nil {
 		return err
 	}
@@ -150,7 +165,7 @@ func (k *kernel) Run() error {
 		return w.failed(k, err)
 	}
 	w.show(k, watch.Idle)
-	w.flight.end(entry)
+	record.end(entry)
 	sent := k.Sent
 	if point && !k.Sends() {
 		sent = 0
@@ -193,9 +208,9 @@ func readHeader(b []byte) (call uint64, s comm.Signature) {
 
 // meet swaps headers with every other rank of the operation, and compares.
 func (k *kernel) meet() error {
-	m, tag := k.m, k.m.tag(tagHeader)
+	m, kind := k.m, tagHeader
 	if k.Sig.Op == comm.SendRecv {
-		tag = m.tag(tagPairHeader)
+		kind = tagPairHeader
 	}
 	own := m.headers[:headerBytes]
 	theirs := func(i int) []byte { return m.headers[(i+1)*headerBytes : (i+2)*headerBytes] }
@@ -203,7 +218,7 @@ func (k *kernel) meet() error {
 	k.list = k.list[:0]
 	for i, r := range k.ranks {
 		if k.meets(i) {
-			k.list = append(k.list, transfer{peer: r, tag: tag, mem: theirs(i)}, transfer{send: true, peer: r, tag: tag, mem: own})
+			k.list = append(k.list, m.from(r, kind, theirs(i)), m.to(r, kind, own))
 		}
 	}
 	if err := m.world.exchange(k.list); err != nil {
@@ -228,18 +243,17 @@ func (k *kernel) meets(i int) bool {
 // all runs an exchange with every other rank: recv and send give the memory of a
 // message from, and to, index i; nil for none.
 func (k *kernel) all(recv, send func(i int) []byte) error {
-	tag := k.m.tag(tagBytes)
 	k.list = k.list[:0]
 	for j := 1; j < len(k.ranks); j++ {
 		i := (k.at + j) % len(k.ranks) // ranks start at different peers
 		if b := recv(i); len(b) > 0 {
-			k.list = append(k.list, transfer{peer: k.ranks[i], tag: tag, mem: b})
+			k.list = append(k.list, k.m.from(k.ranks[i], tagBytes, b))
 		}
 	}
 	for j := 1; j < len(k.ranks); j++ {
 		i := (k.at + len(k.ranks) - j) % len(k.ranks)
 		if b := send(i); len(b) > 0 {
-			k.list = append(k.list, transfer{send: true, peer: k.ranks[i], tag: tag, mem: b})
+			k.list = append(k.list, k.m.to(k.ranks[i], tagBytes, b))
 		}
 	}
 	return k.m.world.exchange(k.list)
@@ -288,9 +302,10 @@ func (k *kernel) move() (read, written int64, err error) {
 	case comm.AllReduce:
 		return k.allReduce()
 	case comm.SendRecv:
-		t := transfer{peer: k.ranks[0], tag: k.m.tag(tagPairBytes), mem: k.out}
+		t := k.m.from(k.ranks[0], tagPairBytes, k.out)
 		if k.Sends() {
-			t.send, t.sync, t.mem = true, true, k.in
+			t = k.m.to(k.ranks[0], tagPairBytes, k.in)
+			t.sync = true
 		}
 		k.list = append(k.list[:0], t)
 		return int64(len(k.in)), int64(len(k.out)), k.m.world.exchange(k.list)
@@ -359,10 +374,10 @@ func (k *kernel) sum(dst []byte, accumulate bool, longest int64, part func(i int
 		for j := 1; j < len(k.ranks); j++ {
 			i := (k.at + j) % len(k.ranks)
 			if b := from(i, c); len(b) > 0 {
-				list = append(list, transfer{peer: k.ranks[i], tag: m.tag(tagBytes), mem: b})
+				list = append(list, m.from(k.ranks[i], tagBytes, b))
 			}
 			if b := chunk(part(i), c); len(b) > 0 {
-				list = append(list, transfer{send: true, peer: k.ranks[i], tag: m.tag(tagBytes), mem: b})
+				list = append(list, m.to(k.ranks[i], tagBytes, b))
 			}
 		}
 		return m.world.engine.begin(list, false)

@@ -20,13 +20,13 @@ type letter struct {
 // monitor beats, hears the others, and watches all.
 func (w *World) monitor() {
 	defer close(w.stopped)
-	m := watch.New(watch.Config{World: w.engine.world, Groups: w.groups, Interval: beatEvery, Silent: silentAfter, Timeout: w.timeout, Where: w.where})
+	m := watch.New(watch.Config{World: w.size, Groups: w.groups, Interval: beatEvery, Silent: silentAfter, Timeout: w.timeout, Where: w.where})
 	out, in, err := w.letters()
 	if err != nil {
 		_ = w.fail(err)
 		return
 	}
-	reports := make([]watch.Report, w.engine.world)
+	reports := make([]watch.Report, w.size)
 	began := time.Now()
 	tick := time.NewTicker(beatEvery)
 	defer tick.Stop()
@@ -34,14 +34,13 @@ func (w *World) monitor() {
 	for {
 		w.hearAll(in)
 		w.mu.Lock()
-		w.own.Beat++
+		for i := range w.own.Reports {
+			w.own.Reports[i].Beat++
+		}
 		for r := range reports {
-			b := &w.peers[r]
-			if r == w.rank {
-				b = &w.own
-			}
-			reports[r] = b.Report
-			reports[r].In = append([]watch.Progress(nil), b.In...)
+			of := &w.beatOf(r).Reports[r%w.each]
+			reports[r] = *of
+			reports[r].In = append([]watch.Progress(nil), of.In...)
 			for i := range reports[r].In {
 				reports[r].In[i].Sig = 0 // headers are compared where the ranks meet
 			}
@@ -74,14 +73,19 @@ func (w *World) monitor() {
 func (w *World) where(r int) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	b := &w.peers[r]
-	if r == w.rank {
-		b = &w.own
-	}
+	b := w.beatOf(r)
 	if b.Host == "" {
 		return "not heard of yet"
 	}
 	return fmt.Sprintf("host %s, process %d", b.Host, b.PID)
+}
+
+// beatOf is the last heartbeat of a rank's process, with mu held.
+func (w *World) beatOf(rank int) *beat {
+	if p := rank / w.each; p != w.engine.rank {
+		return &w.peers[p]
+	}
+	return &w.own
 }
 
 // speaks tells whether this process is the one that tells people what all see:
@@ -93,7 +97,7 @@ func (w *World) speaks(m *watch.Machine, reports []watch.Report) bool {
 	}
 	for r, rep := range reports {
 		if rep.State == watch.Alive && !silent[r] {
-			return r == w.rank
+			return r == w.first
 		}
 	}
 	return false
@@ -102,14 +106,14 @@ func (w *World) speaks(m *watch.Machine, reports []watch.Report) bool {
 // letters makes the places of heartbeats to and from each peer.
 func (w *World) letters() (out, in []*letter, err error) {
 	for r := range w.engine.world {
-		if r == w.rank {
+		if r == w.engine.rank {
 			continue
 		}
 		var a, b []byte
-		if a, err = offHeap(beatBytes); err != nil {
+		if a, err = offHeap(beatBytes * w.each); err != nil {
 			return nil, nil, err
 		}
-		if b, err = offHeap(beatBytes); err != nil {
+		if b, err = offHeap(beatBytes * w.each); err != nil {
 			return nil, nil, err
 		}
 		out, in = append(out, &letter{peer: r, memory: a}), append(in, &letter{peer: r, memory: b})
@@ -160,15 +164,14 @@ func (w *World) beatAll(out []*letter) {
 	}
 }
 
-// partGrace is how long the peers have to take and give the last heartbeat.
-const partGrace = 3 * time.Second
-
 // part tells the peers that the rank has ended, and waits until they have too, so
 // that no message is under way when MPI ends.
 func (w *World) part(out, in []*letter) {
-	deadline := time.Now().Add(partGrace)
+	deadline := time.Now().Add(w.process.grace())
 	w.mu.Lock()
-	w.own.State = watch.Done
+	for i := range w.own.Reports {
+		w.own.Reports[i].State = watch.Done
+	}
 	w.mu.Unlock()
 	for left := true; left && time.Now().Before(deadline); {
 		left = false
@@ -227,21 +230,28 @@ func (f *flight) end(at int) {
 	f.list[at%len(f.list)].end = time.Now()
 }
 
-// Flight tells the last operations of the rank, at most n, oldest first.
+// Flight tells the last operations of this process's ranks, at most n each, oldest
+// first.
 func (w *World) Flight(n int) string {
-	f := &w.flight
+	var s strings.Builder
+	for i := range w.flights {
+		rank := w.first + i
+		w.flights[i].tell(&s, fmt.Sprintf("rank %d (%s)", rank, w.where(rank)), n)
+	}
+	return s.String()
+}
+
+func (f *flight) tell(s *strings.Builder, who string, n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var s strings.Builder
-	fmt.Fprintf(&s, "rank %d (%s): %d operations\n", w.rank, w.where(w.rank), f.n)
+	fmt.Fprintf(s, "%s: %d operations\n", who, f.n)
 	for i := max(0, f.n-min(n, len(f.list))); i < f.n; i++ {
 		o := &f.list[i%len(f.list)]
-		fmt.Fprintf(&s, "  #%d %s, call %d, %d bytes, begun %v ago", i+1, o.text, o.call, o.bytes, time.Since(o.begin).Round(time.Millisecond))
+		fmt.Fprintf(s, "  #%d %s, call %d, %d bytes, begun %v ago", i+1, o.text, o.call, o.bytes, time.Since(o.begin).Round(time.Millisecond))
 		if o.end.IsZero() {
 			s.WriteString(", not finished\n")
 		} else {
-			fmt.Fprintf(&s, ", took %v\n", o.end.Sub(o.begin).Round(time.Microsecond))
+			fmt.Fprintf(s, ", took %v\n", o.end.Sub(o.begin).Round(time.Microsecond))
 		}
 	}
-	return s.String()
 }

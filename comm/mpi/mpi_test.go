@@ -65,7 +65,7 @@ func runPart(part string) error {
 	if part == "stuck" {
 		timeout = 5 * time.Second
 	}
-	w, err := p.Join(mesh, Options{Timeout: timeout, Warn: func(s string) { fmt.Println("warning:", s) }})
+	w, err := p.Join(mesh, 1, Options{Timeout: timeout, Warn: func(s string) { fmt.Println("warning:", s) }})
 	if err != nil {
 		return err
 	}
@@ -94,13 +94,13 @@ type rank struct {
 const arenaBytes = 5 << 20
 
 func newRank(w *World) (*rank, error) {
-	r := &rank{world: w, ctx: cpu.New(w.rank, cpu.Options{})}
+	r := &rank{world: w, ctx: cpu.New(w.first, cpu.Options{})}
 	w.OnError(r.ctx.Abort)
 	r.ctx.OnError(w.Abort)
 	var errs [3]error
 	r.arena, errs[0] = r.ctx.Alloc(graph.Device, arenaBytes)
 	r.stream, errs[1] = r.ctx.NewStream(graph.Comm)
-	groups, err := w.Groups(w.rank)
+	groups, err := w.Groups(w.first)
 	errs[2] = err
 	r.g = groups[-1]
 	return r, errors.Join(errs[:]...)
@@ -137,19 +137,19 @@ var parts = map[string]func(*rank) error{
 	"bits":       bits,
 	"algorithms": func(r *rank) error { return algotest.Check(r.g, r.arena, r.stream) },
 	"mesh": func(r *rank) error {
-		groups, err := r.world.Groups(r.world.rank)
+		groups, err := r.world.Groups(r.world.first)
 		if err != nil {
 			return err
 		}
 		for axis, want := range [][]float32{{2, 4, 2, 4}, {1, 1, 5, 5}} {
-			r.floats(0, 1)[0] = float32(r.world.rank)
+			r.floats(0, 1)[0] = float32(r.world.first)
 			if err := r.do(func() (device.Kernel, error) {
 				return groups[axis].AllReduce("ar", r.ptr(0, 4), graph.F32, graph.SumTree)
 			}); err != nil {
 				return err
 			}
-			if got := r.floats(0, 1)[0]; got != want[r.world.rank] {
-				return fmt.Errorf("axis %d: %v, want %v", axis, got, want[r.world.rank])
+			if got := r.floats(0, 1)[0]; got != want[r.world.first] {
+				return fmt.Errorf("axis %d: %v, want %v", axis, got, want[r.world.first])
 			}
 		}
 		return nil
@@ -158,28 +158,28 @@ var parts = map[string]func(*rank) error{
 		if err := r.allReduce(10); err != nil {
 			return err
 		}
-		return r.allReduce(10 + int64(r.world.rank))
+		return r.allReduce(10 + int64(r.world.first))
 	},
 	"stuck": func(r *rank) error { // rank 1 does not come
-		if r.world.rank == 1 {
+		if r.world.first == 1 {
 			time.Sleep(8 * time.Second)
 		}
 		return r.allReduce(10)
 	},
 	"abort": func(r *rank) error {
-		if r.world.rank == 1 {
+		if r.world.first == 1 {
 			r.world.Abort(errors.New("the disk is full"))
 		}
 		return r.allReduce(10)
 	},
 	"stream": func(r *rank) error { // a megabyte there and back
 		text := bytes.Repeat([]byte("spillway"), 1<<17)
-		s, err := r.process.Stream(1 - r.world.rank)
+		s, err := r.process.Stream(1 - r.world.first)
 		if err != nil {
 			return err
 		}
 		got := make([]byte, len(text))
-		if r.world.rank == 0 {
+		if r.world.first == 0 {
 			if _, err := s.Write(text); err != nil {
 				return err
 			}
@@ -187,7 +187,7 @@ var parts = map[string]func(*rank) error{
 		if _, err := io.ReadFull(s, got); err != nil {
 			return err
 		}
-		if r.world.rank == 1 {
+		if r.world.first == 1 {
 			if _, err := s.Write(got); err != nil {
 				return err
 			}

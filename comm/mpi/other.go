@@ -57,7 +57,7 @@ func (*Process) Close() error { return nil }
 func (*Process) Stream(int) (io.ReadWriteCloser, error) { return nil, errSystem }
 
 // Join refuses.
-func (*Process) Join([]graph.Axis, Options) (*World, error) { return nil, errSystem }
+func (*Process) Join([]graph.Axis, int, Options) (*World, error) { return nil, errSystem }
 
 // Groups refuses.
 func (*World) Groups(int) (map[int]comm.Group, error) { return nil, errSystem }

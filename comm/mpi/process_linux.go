@@ -15,6 +15,7 @@ import (
 type Process struct {
 	engine  *engine
 	unclean atomic.Bool // messages are left under way: MPI can't be ended in good order
+	failed  atomic.Bool // the job has ended with an error
 	streams sync.WaitGroup
 }
 
@@ -36,8 +37,19 @@ func Start(order []Family, rank, world int) (*Process, error) {
 // About describes the library in a line.
 func (p *Process) About() string { return p.engine.lib.path + ": " + p.engine.lib.name }
 
-// closeGrace is how long the streams' other ends have to be closed too.
-const closeGrace = 3 * time.Second
+// The other processes have this long for their part of a good end, each time that one
+// waits for them: of a job that has failed, which a host may be cut off from, less.
+const (
+	closeGrace  = 3 * time.Second
+	failedGrace = 100 * time.Millisecond
+)
+
+func (p *Process) grace() time.Duration {
+	if p.failed.Load() {
+		return failedGrace
+	}
+	return closeGrace
+}
 
 // Close ends MPI in good order: every process of the job calls it. Where messages
 // are left under way, as after an error, it ends nothing, and the process is to
@@ -51,14 +63,14 @@ func (p *Process) Close() error {
 	}()
 	select {
 	case <-ended:
-	case <-time.After(closeGrace):
+	case <-time.After(p.grace()):
 		p.unclean.Store(true)
 	}
 	p.engine.stop <- !p.unclean.Load()
 	select {
 	case err := <-p.engine.ended:
 		return err
-	case <-time.After(closeGrace): // a peer has not come to the end
+	case <-time.After(p.grace()): // a peer has not come to the end
 		return nil
 	}
 }
@@ -162,7 +174,7 @@ func (s *stream) Close() error {
 	}()
 	select {
 	case <-done:
-	case <-time.After(closeGrace):
+	case <-time.After(s.p.grace()):
 		s.p.unclean.Store(true)
 		s.giveUp.Do(func() { close(s.lost) })
 	}

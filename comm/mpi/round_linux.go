@@ -69,7 +69,7 @@ func (k *kernel) moveRound() (read, written int64, err error) {
 
 // piece moves bytes [at, at+room) of every move.
 func (k *kernel) piece(at, room int64) (moved int64, err error) {
-	size, tag := k.Sig.DType.Size(), k.m.tag(tagBytes)
+	size := k.Sig.DType.Size()
 	cut := func(m comm.Move) []byte {
 		n := m.Len * size
 		return k.out[m.At*size:][min(n, at):min(n, at+room)]
@@ -78,7 +78,7 @@ func (k *kernel) piece(at, room int64) (moved int64, err error) {
 	for i, moves := range k.Round {
 		for _, m := range moves {
 			if b := cut(m); i != k.at && len(b) > 0 && slices.Contains(m.From, k.at) {
-				k.list = append(k.list, transfer{send: true, peer: k.ranks[i], tag: tag, mem: b})
+				k.list = append(k.list, k.m.to(k.ranks[i], tagBytes, b))
 			}
 		}
 	}
@@ -95,7 +95,7 @@ func (k *kernel) piece(at, room int64) (moved int64, err error) {
 		}
 		moved += int64(len(dst))
 		if len(m.From) == 1 {
-			k.list = append(k.list, transfer{peer: k.ranks[m.From[0]], tag: tag, mem: dst})
+			k.list = append(k.list, k.m.from(k.ranks[m.From[0]], tagBytes, dst))
 			continue
 		}
 		s := sum{dst: dst}
@@ -103,7 +103,7 @@ func (k *kernel) piece(at, room int64) (moved int64, err error) {
 			src := dst
 			if from != k.at {
 				src, free = free[:len(dst):len(dst)], free[(len(dst)+63)/64*64:]
-				k.list = append(k.list, transfer{peer: k.ranks[from], tag: tag, mem: src})
+				k.list = append(k.list, k.m.from(k.ranks[from], tagBytes, src))
 			}
 			s.srcs = append(s.srcs, src)
 		}

@@ -30,22 +30,28 @@ type Options struct {
 const (
 	beatEvery   = 100 * time.Millisecond
 	silentAfter = 1200 * time.Millisecond
-	beatBytes   = 4 << 10 // of a heartbeat's message
+	beatBytes   = 4 << 10 // of a heartbeat's message, for each rank that it tells of
 )
 
-// World is this process's rank in a job, with its groups.
+// maxEach bounds the ranks of a process: every pair of ranks of two processes has
+// tags of its own, and MPI has at least 32768.
+const maxEach = 32
+
+// World is this process's ranks in a job, with their groups.
 //
 // An error in one group ends all, in every process.
 type World struct {
 	process *Process
 	engine  *engine
 	mesh    []graph.Axis
-	rank    int
+	each    int // ranks of every process
+	first   int // this process's first
+	size    int // ranks of all
 	groups  []watch.Group
-	members []*member // by axis + 1
+	members [][]*member // by axis + 1, and the rank's place in the process
 	timeout time.Duration
 	warn    func(string)
-	flight  flight
+	flights []flight // by the rank's place in the process
 
 	mu     sync.Mutex
 	err    error
@@ -53,29 +59,33 @@ type World struct {
 	over   chan struct{} // closed with err
 	hooks  []func(error)
 	own    beat
-	peers  []beat // by rank, as last heard
+	peers  []beat // by process, as last heard
 
 	stop    chan struct{}
 	stopped chan struct{}
 }
 
-// beat is what a rank says of itself to all others, again and again.
+// beat is what a process says of itself to all others, again and again.
 type beat struct {
-	watch.Report
-	Host string
-	PID  int
-	Err  string `json:",omitempty"` // what ended the job, where it found it
-	Kind int
+	Reports []watch.Report // of its ranks
+	Host    string
+	PID     int
+	Err     string `json:",omitempty"` // what ended the job, where it found it
+	Kind    int
 }
 
 // kinds of errors, by their number in a beat.
 var kinds = [...]error{comm.ErrAborted, comm.ErrTimeout, comm.ErrMismatch, comm.ErrLost}
 
-// Join makes this process's rank a member of the mesh's groups. Its heartbeat
-// begins.
-func (p *Process) Join(mesh []graph.Axis, o Options) (*World, error) {
-	w := &World{process: p, engine: p.engine, mesh: slices.Clone(mesh), rank: p.engine.rank, timeout: o.Timeout, warn: o.Warn,
-		over: make(chan struct{}), stop: make(chan struct{}), stopped: make(chan struct{}), peers: make([]beat, p.engine.world)}
+// Join makes this process's ranks members of the mesh's groups: each neighbouring ones,
+// as many in every process. Its heartbeat begins.
+func (p *Process) Join(mesh []graph.Axis, each int, o Options) (*World, error) {
+	if each < 1 || each > maxEach {
+		return nil, fmt.Errorf("mpi: %d ranks in a process, want 1 to %d: start more processes", each, maxEach)
+	}
+	w := &World{process: p, engine: p.engine, mesh: slices.Clone(mesh), each: each, first: p.engine.rank * each, size: p.engine.world * each,
+		timeout: o.Timeout, warn: o.Warn, flights: make([]flight, each), over: make(chan struct{}), stop: make(chan struct{}), stopped: make(chan struct{}),
+		peers: make([]beat, p.engine.world)}
 	if w.timeout <= 0 {
 		w.timeout = 60 * time.Second
 	}
@@ -89,17 +99,16 @@ func (p *Process) Join(mesh []graph.Axis, o Options) (*World, error) {
 		}
 		size *= a.Size
 	}
-	if size != p.engine.world {
-		return nil, fmt.Errorf("mpi: a mesh of %d ranks, want the job's %d", size, p.engine.world)
+	if size != w.size {
+		return nil, fmt.Errorf("mpi: a mesh of %d ranks, want the job's %d", size, w.size)
 	}
 	if err := w.addGroups(); err != nil {
 		return nil, err
 	}
 	host, _ := os.Hostname()
-	w.own = beat{Host: host, PID: os.Getpid()}
-	w.own.State, w.own.In = watch.Alive, make([]watch.Progress, len(mesh)+1)
-	for r := range w.peers {
-		w.peers[r].In = make([]watch.Progress, len(mesh)+1)
+	w.own = beat{Host: host, PID: os.Getpid(), Reports: w.reports(watch.Alive)}
+	for i := range w.peers {
+		w.peers[i].Reports = w.reports(watch.Absent)
 	}
 	go func() {
 		defer crash.Guard()
@@ -108,32 +117,47 @@ func (p *Process) Join(mesh []graph.Axis, o Options) (*World, error) {
 	return w, nil
 }
 
+// reports are those of a process's ranks, which have done nothing yet.
+func (w *World) reports(s watch.State) []watch.Report {
+	list := make([]watch.Report, w.each)
+	for i := range list {
+		list[i] = watch.Report{State: s, In: make([]watch.Progress, len(w.mesh)+1)}
+	}
+	return list
+}
+
 // offHeap is memory that MPI may use while the process goes on.
 func offHeap(n int) ([]byte, error) {
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	return b, os.NewSyscallError("mmap", err)
 }
 
-// addGroups makes all groups, for the watchdog, and this rank's memberships.
+// addGroups makes all groups, for the watchdog, and the memberships of this process's
+// ranks.
 func (w *World) addGroups() error {
-	w.members = make([]*member, len(w.mesh)+1)
-	add := func(slot int, name string, ranks []int) error {
-		w.groups = append(w.groups, watch.Group{Name: name, Slot: slot, Ranks: ranks})
-		i := slices.Index(ranks, w.rank)
-		if i < 0 {
-			return nil
-		}
-		m := &member{world: w, name: name, slot: slot, ranks: ranks}
-		m.Caller = comm.Caller{Index: i, Ranks: len(ranks), World: w.rank, Bind: m.bind}
-		var err error
-		if m.headers, err = offHeap((len(ranks) + 2) * headerBytes); err != nil {
-			return err
-		}
-		m.scratch, err = offHeap(2 * len(ranks) * chunkBytes)
-		w.members[slot] = m
-		return err
+	w.members = make([][]*member, len(w.mesh)+1)
+	for slot := range w.members {
+		w.members[slot] = make([]*member, w.each)
 	}
-	all := make([]int, w.engine.world)
+	add := func(slot int, name string, ranks []int) (err error) {
+		w.groups = append(w.groups, watch.Group{Name: name, Slot: slot, Ranks: ranks})
+		for i, r := range ranks {
+			if r < w.first || r >= w.first+w.each {
+				continue
+			}
+			m := &member{world: w, name: name, slot: slot, ranks: ranks}
+			m.Caller = comm.Caller{Index: i, Ranks: len(ranks), World: r, Bind: m.bind}
+			if m.headers, err = offHeap((len(ranks) + 2) * headerBytes); err != nil {
+				return err
+			}
+			if m.scratch, err = offHeap(2 * len(ranks) * chunkBytes); err != nil {
+				return err
+			}
+			w.members[slot][r-w.first] = m
+		}
+		return nil
+	}
+	all := make([]int, w.size)
 	for i := range all {
 		all[i] = i
 	}
@@ -159,15 +183,15 @@ func (w *World) addGroups() error {
 	return nil
 }
 
-// Groups returns all memberships of this process's rank by mesh axis, −1 for all
-// ranks.
+// Groups returns all memberships of one of this process's ranks by mesh axis, −1 for
+// all ranks.
 func (w *World) Groups(rank int) (map[int]comm.Group, error) {
-	if rank != w.rank {
-		return nil, fmt.Errorf("mpi: rank %d is not this process's %d", rank, w.rank)
+	if rank < w.first || rank >= w.first+w.each {
+		return nil, fmt.Errorf("mpi: rank %d is not of this process's %d from %d", rank, w.each, w.first)
 	}
 	all := map[int]comm.Group{}
-	for slot, m := range w.members {
-		all[slot-1] = m
+	for slot, list := range w.members {
+		all[slot-1] = list[rank-w.first]
 	}
 	return all, nil
 }
@@ -209,6 +233,7 @@ func (w *World) fail(err error) error {
 	}
 	w.err = err
 	w.broken.Store(true)
+	w.process.failed.Store(true)
 	for i, k := range kinds {
 		if errors.Is(err, k) {
 			w.own.Kind = i
@@ -230,7 +255,7 @@ func (w *World) failed(k *kernel, err error) error {
 	if job := w.Err(); job != nil {
 		return job
 	}
-	return w.fail(fmt.Errorf("%w: rank %d: %s: %w", comm.ErrLost, w.rank, k.text, err))
+	return w.fail(fmt.Errorf("%w: rank %d: %s: %w", comm.ErrLost, k.m.World, k.text, err))
 }
 
 // exchange runs messages, or ends with the job's error.
@@ -257,11 +282,12 @@ func (w *World) show(k *kernel, phase watch.Phase) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p := watch.Progress{Call: k.m.calls, Phase: phase, Op: k.text}
+	own := &w.own.Reports[k.m.World-w.first]
 	if k.Sig.Op == comm.SendRecv {
-		w.own.Point, w.own.Peer = p, k.ranks[0]
+		own.Point, own.Peer = p, k.ranks[0]
 		return
 	}
-	w.own.In[k.m.slot] = p
+	own.In[k.m.slot] = p
 }
 
 // encode writes the heartbeat as a message.
@@ -277,19 +303,24 @@ func (w *World) encode(to []byte) {
 }
 
 // hear takes a heartbeat.
-func (w *World) hear(rank int, message []byte) (done bool) {
+func (w *World) hear(process int, message []byte) (done bool) {
 	n := binary.LittleEndian.Uint32(message)
 	var b beat
-	if int(n) > len(message)-4 || json.Unmarshal(message[4:4+n], &b) != nil || len(b.In) != len(w.mesh)+1 {
+	if int(n) > len(message)-4 || json.Unmarshal(message[4:4+n], &b) != nil || len(b.Reports) != w.each {
 		return false // not a sign of life
 	}
+	for _, r := range b.Reports {
+		if len(r.In) != len(w.mesh)+1 {
+			return false
+		}
+	}
 	w.mu.Lock()
-	w.peers[rank] = b
+	w.peers[process] = b
 	w.mu.Unlock()
 	if b.Err != "" && w.Err() == nil {
 		_ = w.fail(&peerError{kinds[min(max(b.Kind, 0), len(kinds)-1)], b.Err})
 	}
-	return b.State == watch.Done
+	return b.Reports[0].State == watch.Done
 }
 
 // peerError is an error that another process has found.
@@ -301,7 +332,7 @@ type peerError struct {
 func (e *peerError) Error() string { return e.text }
 func (e *peerError) Unwrap() error { return e.kind }
 
-// Close ends the rank's part: the others learn that it has.
+// Close ends the process's part: the others learn that it has.
 func (w *World) Close() error {
 	close(w.stop)
 	<-w.stopped

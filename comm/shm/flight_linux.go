@@ -22,6 +22,7 @@ func (a *rankArea) begin(k *kernel, call uint64) *record {
 // any process of the job can, also of a rank that has died.
 func (j *Job) Flight(n int) string {
 	var s strings.Builder
+	_ = j.know() // or it tells of the first rank of each process
 	for r := range j.world {
 		a := j.rank(r)
 		state := [...]string{"not started", "running or dead", "ended"}[min(a.state.Load(), 2)]

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -22,9 +23,9 @@ const (
 
 // header is the job's.
 type header struct {
-	Magic uint64
-	World uint32
-	_     uint32
+	Magic     uint64
+	Processes uint32
+	each      atomic.Uint32 // ranks of every process; 0 until the first has joined
 	// ended: 0 sound, 1 somebody writes the error, 2 it is there.
 	ended   atomic.Uint32
 	kind    uint32
@@ -33,7 +34,7 @@ type header struct {
 	text    [1024]byte
 }
 
-// region is an arena of a rank in its file.
+// region is an arena of a rank in its process's file.
 type region struct{ off, size atomic.Int64 }
 
 // rankArea is what a rank shows of itself.
@@ -98,9 +99,11 @@ type post struct {
 
 // Job is the shared memory of a job's processes.
 type Job struct {
-	control []byte
-	world   int
-	files   []*os.File // the control segment's, then a file for each rank's arenas
+	control   []byte
+	processes int
+	world     int        // ranks; as many as processes until it is known
+	files     []*os.File // the control segment's, then a file for each process's arenas
+	mu        sync.Mutex // of know
 }
 
 func segmentSize(world int) int {
@@ -112,13 +115,14 @@ const postSize = 512 // apart from each other by cache lines
 
 func align(n int) int { return (n + 63) &^ 63 }
 
-// Create makes the memory of a job of world ranks. Its Files go to the processes.
-func Create(world int) (*Job, error) {
-	if world < 1 || world > maxRanks {
-		return nil, fmt.Errorf("shared memory: %d ranks, want 1 to %d", world, maxRanks)
+// Create makes the memory of a job of so many processes. Its Files go to them. How
+// many ranks each runs is what the first to join says.
+func Create(processes int) (*Job, error) {
+	if processes < 1 || processes > maxRanks {
+		return nil, fmt.Errorf("shared memory: %d ranks, want 1 to %d", processes, maxRanks)
 	}
-	j := &Job{world: world}
-	for i := range world + 1 {
+	j := &Job{processes: processes, world: processes}
+	for i := range processes + 1 {
 		fd, err := unix.MemfdCreate(fmt.Sprintf("spillway-%d", i), unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("shared memory: %w", os.NewSyscallError("memfd_create", err)), j.Close())
@@ -129,13 +133,13 @@ func Create(world int) (*Job, error) {
 			return nil, errors.Join(fmt.Errorf("shared memory: %w", os.NewSyscallError("fcntl", err)), j.Close())
 		}
 	}
-	if err := j.files[0].Truncate(int64(segmentSize(world))); err != nil {
+	if err := j.files[0].Truncate(int64(segmentSize(j.world))); err != nil {
 		return nil, errors.Join(fmt.Errorf("shared memory: %w", err), j.Close())
 	}
 	if err := j.attach(); err != nil {
 		return nil, errors.Join(err, j.Close())
 	}
-	j.header().World = uint32(world)
+	j.header().Processes = uint32(processes)
 	atomic.StoreUint64(&j.header().Magic, magic)
 	return j, nil
 }
@@ -143,20 +147,20 @@ func Create(world int) (*Job, error) {
 // Attach opens the job whose Files a process has inherited, in their order.
 func Attach(files []*os.File) (*Job, error) {
 	if len(files) < 2 || len(files) > maxRanks+1 {
-		return nil, fmt.Errorf("shared memory: %d files, want the job's and one a rank", len(files))
+		return nil, fmt.Errorf("shared memory: %d files, want the job's and one a process", len(files))
 	}
-	j := &Job{world: len(files) - 1, files: files}
+	j := &Job{processes: len(files) - 1, world: len(files) - 1, files: files}
 	st, err := files[0].Stat()
 	if err != nil {
 		return nil, fmt.Errorf("shared memory: the job's file: %w", err)
 	}
-	if st.Size() != int64(segmentSize(j.world)) {
-		return nil, fmt.Errorf("shared memory: the job's file has %d bytes, want %d for %d ranks: another build of the program?", st.Size(), segmentSize(j.world), j.world)
+	if st.Size() < int64(segmentSize(j.world)) { // another process may have made it longer
+		return nil, fmt.Errorf("shared memory: the job's file has %d bytes, want %d for %d processes: another build of the program?", st.Size(), segmentSize(j.world), j.processes)
 	}
 	if err := j.attach(); err != nil {
 		return nil, err
 	}
-	if h := j.header(); atomic.LoadUint64(&h.Magic) != magic || int(h.World) != j.world {
+	if h := j.header(); atomic.LoadUint64(&h.Magic) != magic || int(h.Processes) != j.processes {
 		return nil, errors.Join(errors.New("shared memory: not a job of this version of the program"), j.Close())
 	}
 	for _, f := range files {
@@ -173,8 +177,58 @@ func (j *Job) attach() (err error) {
 	return nil
 }
 
-// World returns the number of ranks.
-func (j *Job) World() int { return j.world }
+// each settles how many ranks every process runs: as the first to say so did.
+func (j *Job) each(ranks int) error {
+	if ranks < 1 || ranks*j.processes > maxRanks {
+		return fmt.Errorf("shared memory: %d processes of %d ranks, want 1 to %d ranks in all", j.processes, ranks, maxRanks)
+	}
+	if !j.header().each.CompareAndSwap(0, uint32(ranks)) && int(j.header().each.Load()) != ranks {
+		return fmt.Errorf("shared memory: this process runs %d ranks, another one of the job %d", ranks, j.header().each.Load())
+	}
+	return j.know()
+}
+
+// know maps the places of all ranks, once a process has said how many there are.
+func (j *Job) know() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.grow()
+}
+
+// grow is know with the lock held.
+func (j *Job) grow() error {
+	world := j.processes * max(1, int(j.header().each.Load()))
+	if world == j.world {
+		return nil
+	}
+	size := int64(segmentSize(world))
+	if st, err := j.files[0].Stat(); err != nil || st.Size() < size { // the file only grows: its seal
+		if err := j.files[0].Truncate(size); err != nil {
+			return fmt.Errorf("shared memory: %w", err)
+		}
+	}
+	before := j.control
+	j.world = world
+	if err := j.attach(); err != nil {
+		j.control, j.world = before, j.processes
+		return err
+	}
+	return os.NewSyscallError("munmap", unix.Munmap(before))
+}
+
+// Processes returns the number of processes, and how many ranks each of them runs: 1
+// until one of them has joined.
+func (j *Job) Processes() (processes, each int) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if err := j.grow(); err != nil {
+		return j.processes, 1
+	}
+	return j.processes, j.world / j.processes
+}
+
+// file is where the arenas of a rank lie.
+func (j *Job) file(rank int) *os.File { return j.files[1+rank/(j.world/j.processes)] }
 
 // Files returns what a process of the job inherits.
 func (j *Job) Files() []*os.File { return j.files }

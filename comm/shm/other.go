@@ -32,8 +32,8 @@ func Create(int) (*Job, error) { return nil, errSystem }
 // Attach refuses.
 func Attach([]*os.File) (*Job, error) { return nil, errSystem }
 
-// World returns 0.
-func (*Job) World() int { return 0 }
+// Processes returns none.
+func (*Job) Processes() (processes, each int) { return 0, 0 }
 
 // Files returns none.
 func (*Job) Files() []*os.File { return nil }

@@ -473,7 +473,7 @@ func TestAWaitingRankUsesNoCore(t *testing.T) {
 
 // Several ranks of one process meet through the same memory.
 func TestRanksOfOneProcess(t *testing.T) {
-	j, err := shm.Create(2)
+	j, err := shm.Create(1)
 	require.NoError(t, err)
 	w, err := j.Join(nil, []int{0, 1}, shm.Options{})
 	require.EqualError(t, err, "shm: a mesh of 1 ranks and 0 axes, want the job's 2 ranks and at most 3 axes")
@@ -481,8 +481,14 @@ func TestRanksOfOneProcess(t *testing.T) {
 	mesh := []graph.Axis{{Name: "data", Size: 2}}
 	w, err = j.Join(mesh, []int{0, 1}, shm.Options{})
 	require.NoError(t, err)
+	_, err = j.Join(mesh, []int{0, 1}, shm.Options{})
+	require.EqualError(t, err, "shm: rank 0 has joined the job already")
 	_, err = j.Join(mesh, []int{1}, shm.Options{})
-	require.EqualError(t, err, "shm: rank 1 has joined the job already")
+	require.EqualError(t, err, "shared memory: this process runs 1 ranks, another one of the job 2")
+	_, err = j.Join(mesh, nil, shm.Options{})
+	require.EqualError(t, err, "shared memory: 1 processes of 0 ranks, want 1 to 256 ranks in all")
+	processes, each := j.Processes()
+	require.Equal(t, [2]int{1, 2}, [2]int{processes, each})
 	errs := make(chan error, 2)
 	for i := range 2 {
 		r, err := newRank(w, i)

@@ -51,6 +51,7 @@ type World struct {
 	hooks   []func(error)
 	regions [][]atomic.Pointer[[]byte] // by rank, region: as mapped here
 	own     []ownRegion
+	free    int64 // of the process's file: where the next arena begins
 
 	stop    chan struct{}
 	stopped chan struct{}
@@ -80,12 +81,15 @@ func (j *Job) Join(mesh []graph.Axis, ranks []int, o Options) (*World, error) {
 		}
 		size *= a.Size
 	}
+	if err := j.each(len(ranks)); err != nil {
+		return nil, err
+	}
 	if size != j.world || len(mesh)+1 > maxSlots {
 		return nil, fmt.Errorf("shm: a mesh of %d ranks and %d axes, want the job's %d ranks and at most %d axes", size, len(mesh), j.world, maxSlots-1)
 	}
-	for _, r := range ranks {
-		if r < 0 || r >= size {
-			return nil, fmt.Errorf("shm: rank %d of %d ranks", r, size)
+	for i, r := range ranks {
+		if r < 0 || r >= size || r != ranks[0]+i || ranks[0]%len(ranks) != 0 {
+			return nil, fmt.Errorf("shm: ranks %v of %d ranks in one of %d processes: they are neighbours, as many in each", ranks, size, j.processes)
 		}
 		if !j.rank(r).state.CompareAndSwap(uint32(watch.Absent), uint32(watch.Alive)) {
 			return nil, fmt.Errorf("shm: rank %d has joined the job already", r)
@@ -308,23 +312,20 @@ func (w *World) Map(rank int) func(graph.Space, int64) ([]byte, func() error, er
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		area, file := w.job.rank(rank), w.job.files[rank+1]
+		area, file := w.job.rank(rank), w.job.file(rank)
 		index := int(area.count.Load())
 		if index == maxRegions {
 			return nil, nil, fmt.Errorf("a rank has at most %d arenas in shared memory", maxRegions)
 		}
-		off := int64(0)
-		if index > 0 {
-			last := &area.regions[index-1]
-			off = (last.off.Load() + last.size.Load() + hugeSize - 1) / hugeSize * hugeSize
-		}
+		off := w.free
 		if err := file.Truncate(off + bytes); err != nil {
-			return nil, nil, fmt.Errorf("grow the rank's shared memory: %w", err)
+			return nil, nil, fmt.Errorf("grow the process's shared memory: %w", err)
 		}
 		data, unmap, err := mapFile(file, off, bytes)
 		if err != nil {
 			return nil, nil, err
 		}
+		w.free = (off + bytes + hugeSize - 1) / hugeSize * hugeSize
 		area.regions[index].off.Store(off)
 		area.regions[index].size.Store(bytes)
 		area.count.Store(uint32(index + 1))
@@ -360,7 +361,7 @@ func (w *World) view(rank int, o operand) ([]byte, error) {
 		defer w.mu.Unlock()
 		if p = w.regions[rank][o.region].Load(); p == nil {
 			r := &w.job.rank(rank).regions[o.region]
-			b, err := unix.Mmap(int(w.job.files[rank+1].Fd()), r.off.Load(), int(r.size.Load()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			b, err := unix.Mmap(int(w.job.file(rank).Fd()), r.off.Load(), int(r.size.Load()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 			if err != nil {
 				return nil, fmt.Errorf("shm: map the memory of rank %d: %w", rank, os.NewSyscallError("mmap", err))
 			}
