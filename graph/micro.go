@@ -1,6 +1,10 @@
 package graph
 
-import "fmt"
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
 
 // The micro-batch of operations, buffers and ports (Micro) counts those that one run
 // of a phase goes through. A phase that runs micro-step by micro-step, its Repeat
@@ -21,12 +25,31 @@ func (p *Program) microOfRoot(root BufID) (micro int, ok bool) {
 	switch {
 	case b.Life == LifePhase && (b.Class == Activations || b.Class == Workspace), b.Port.EachMicro():
 		return b.Micro, true
-	case root == p.Tokens, root == p.Targets, root == p.Key:
-		return b.Micro, true
-	case b.Class == Inputs && b.Port == NoPort && b.Micro > 0: // the tokens of another micro-batch than the first
-		return b.Micro, true
+	case b.Class == Inputs && b.Port == NoPort: // tokens, targets, keys, a classifier's features
+		return b.Micro, root != p.Hyper
 	}
 	return 0, false
+}
+
+// microMark stands between a name and its micro-batch's number.
+const microMark = "/micro."
+
+// MicroName is the name of what belongs to a micro-batch of a phase, by the name of
+// the same thing of the first one.
+func MicroName(name string, micro int) string {
+	if micro == 0 {
+		return name
+	}
+	return name + microMark + strconv.Itoa(micro)
+}
+
+// PlainName is a buffer's name without its micro-batch's number: patterns of names
+// mean those of all micro-batches.
+func (b *Buffer) PlainName() string {
+	if b.Micro == 0 {
+		return b.Name
+	}
+	return strings.TrimSuffix(b.Name, microMark+strconv.Itoa(b.Micro))
 }
 
 // MicroBatches returns how many micro-batches one run of a phase goes through.

@@ -81,12 +81,15 @@ func (p *Program) PortOf(port Port, micro int) BufID {
 
 // Ports returns the buffers of all ports of the first micro-batch, for whoever
 // uses them in every step.
-func (p *Program) Ports() (list [NumPorts]BufID) {
+func (p *Program) Ports() [NumPorts]BufID { return p.PortsOf(0) }
+
+// PortsOf is Ports for a micro-batch of a phase; the step's own are the first one's.
+func (p *Program) PortsOf(micro int) (list [NumPorts]BufID) {
 	for i := range list {
 		list[i] = NoBuf
 	}
 	for id := range p.Buffers {
-		if b := &p.Buffers[id]; b.Port != NoPort && b.Port < NumPorts && b.Micro == 0 && list[b.Port] == NoBuf {
+		if b := &p.Buffers[id]; b.Port != NoPort && b.Port < NumPorts && b.Micro == micro && list[b.Port] == NoBuf {
 			list[b.Port] = BufID(id)
 		}
 	}

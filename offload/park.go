@@ -24,15 +24,19 @@ type parking struct {
 //	copy-out:              park x → h ●
 //	copy-in:                                   ● fetch h → x₂   Ahead stretches before b
 //
-// A stretch is a run of computing operations of one unit; a and b are the ones of
-// the last use before and of the first use after. Stretch a+1+Ahead waits for the
+// A stretch is a run of computing operations of one unit and micro-batch; a and b are
+// the ones of the last use before and of the first use after. Stretch a+1+Ahead waits for the
 // copy out, so that from there on x's bytes are free; the copy in waits for the
 // end of stretch b−1−Ahead. Where fewer stretches than those lie between, nothing
 // would be won and the activation stays. Fetches come in the order of their uses,
 // which in a backward is the reverse of the parks'.
+//
+// In layer order what one block hands to the next has the stretches of all other
+// micro-batches between its uses. It stays for those: all of them would go only to
+// come back at once.
 func (r *rewriter) park(w *weave) {
-	stretch, ends := stretches(w)
-	chosen := r.chooseParked(w, stretch)
+	stretch, run, ends := stretches(w)
+	chosen := r.chooseParked(w, stretch, run)
 	for _, c := range chosen {
 		r.parkOut(w, c, stretch, ends)
 	}
@@ -62,7 +66,7 @@ func (r *rewriter) parkable(w *weave) (roots []graph.BufID, uses map[graph.BufID
 			}
 			parks, known := leaves[root]
 			if !known {
-				parks = r.o.parkSpace(b.Name) != graph.Device
+				parks = r.o.parkSpace(b.PlainName()) != graph.Device
 				leaves[root] = parks
 			}
 			if !parks {
@@ -81,8 +85,8 @@ func (r *rewriter) parkable(w *weave) (roots []graph.BufID, uses map[graph.BufID
 }
 
 // chooseParked takes those of which parking frees memory, in order of the last use
-// before the long time. stretch is by operation.
-func (r *rewriter) chooseParked(w *weave, stretch []int) []idle {
+// before the long time. stretch and run, of whatever micro-batches, are by operation.
+func (r *rewriter) chooseParked(w *weave, stretch, run []int) []idle {
 	var chosen []idle
 	var largest int64
 	roots, uses := r.parkable(w)
@@ -90,7 +94,7 @@ func (r *rewriter) chooseParked(w *weave, stretch []int) []idle {
 		list := uses[root]
 		best, at := 0, 0
 		for k := 1; k < len(list); k++ {
-			if gap := stretch[list[k]] - stretch[list[k-1]]; gap > best {
+			if gap := stretch[list[k]] - stretch[list[k-1]]; gap > best && run[list[k]]-run[list[k-1]] > 1 {
 				best, at = gap, k
 			}
 		}
@@ -103,7 +107,7 @@ func (r *rewriter) chooseParked(w *weave, stretch []int) []idle {
 	sort.SliceStable(chosen, func(i, j int) bool { return chosen[i].before < chosen[j].before })
 	kept := chosen[:0]
 	for _, c := range chosen {
-		if b := r.p.Buf(c.root); float64(b.Bytes()) >= smallest*float64(largest) || r.o.named(b.Name) {
+		if b := r.p.Buf(c.root); float64(b.Bytes()) >= smallest*float64(largest) || r.o.named(b.PlainName()) {
 			kept = append(kept, c)
 		}
 	}
@@ -164,7 +168,7 @@ func (r *rewriter) parking(root graph.BufID) *parking {
 		return r.p.AddBuffer(b)
 	}
 	pk = &parking{}
-	if r.o.parkSpace(r.p.Buf(root).Name) == graph.Disk {
+	if r.o.parkSpace(r.p.Buf(root).PlainName()) == graph.Disk {
 		pk.stops = []graph.BufID{twin("@host/out", graph.Host, graph.Communication), twin("@disk", graph.Disk, graph.Activations), twin("@host/in", graph.Host, graph.Communication)}
 	} else {
 		pk.stops = []graph.BufID{twin("@host", graph.Host, graph.Activations)}
@@ -181,20 +185,24 @@ func readsFirst(r *rewriter, op *graph.Op, root graph.BufID) bool {
 	return reads
 }
 
-// stretches numbers the phase's operations by runs of computing operations of
-// one unit. Operations of other streams belong to the run before them. ends has
-// the first and last computing operation of each run.
-func stretches(w *weave) (of []int, ends [][2]int) {
-	unit := -2
+// stretches numbers the phase's operations by runs of computing operations of one
+// unit (runs), and of one micro-batch of it (of). Operations of other streams belong to
+// the run before them. ends has the first and last computing operation of each of the
+// latter.
+func stretches(w *weave) (of, runs []int, ends [][2]int) {
+	unit, micro, run := -2, 0, 0
 	for i, n := range w.Base {
 		if n.Op.Stream == graph.Compute {
-			if n.Op.Unit != unit || len(ends) == 0 {
-				unit = n.Op.Unit
+			if n.Op.Unit != unit {
+				run++
+			}
+			if n.Op.Unit != unit || n.Op.Micro != micro {
+				unit, micro = n.Op.Unit, n.Op.Micro
 				ends = append(ends, [2]int{i, i})
 			}
 			ends[len(ends)-1][1] = i
 		}
-		of = append(of, max(0, len(ends)-1))
+		of, runs = append(of, max(0, len(ends)-1)), append(runs, run)
 	}
-	return of, ends
+	return of, runs, ends
 }

@@ -98,7 +98,7 @@ func (r *rewriter) classify() {
 		r.member[r.root(unit.Compute.Buf)] = member{values, u}
 		if g := unit.Grad; g != nil {
 			for _, id := range []graph.BufID{g.Home, g.Sent} {
-				if id != graph.NoBuf {
+				if id != graph.NoBuf && r.p.Buf(id).Life != graph.LifePhase { // one that is reduced at once has no home
 					r.member[r.root(id)] = member{grads, u}
 				}
 			}
@@ -213,7 +213,13 @@ func (w *weave) transfer(p *graph.Program, what string, from, to graph.BufID, pa
 	if n := w.names[name]; n > 1 {
 		name = fmt.Sprintf("%s.%d", name, n)
 	}
-	return graph.NewCopy(name, from, to, stream, pass, unit)
+	op := graph.NewCopy(name, from, to, stream, pass, unit)
+	for _, id := range []graph.BufID{from, to} { // a parked activation's
+		if micro, ok := p.MicroOf(id); ok {
+			op.Micro = micro
+		}
+	}
+	return op
 }
 
 // mirrorKey tells mirrors apart: phases of a section share them.
