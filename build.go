@@ -115,7 +115,7 @@ func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Confi
 		outside[cfg.FrozenCache.Tier] += cfg.FrozenCache.Bytes
 	}
 	conf = plan.Config{
-		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
+		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, LayerOrder: cfg.inLayers(), Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
 		Recompute: again, Offload: away, Freeze: freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: cfg.target(),
 		Capacity:      [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		SkipNonFinite: cfg.skipsNonFinite(),

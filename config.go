@@ -51,6 +51,12 @@ type Config struct {
 	Batch int // rows of a micro-batch of one rank
 	Seq   int // tokens of a row; 0: the smaller of 256 and the model's positions
 	Accum int // micro-batches a step
+	// AccumOrder is "micro" (or ""): a step's micro-batches run one after the other; or
+	// "layer": each block runs all of them before the next block is touched, so that it
+	// is read and gathered once forward and once backward whatever Accum is, for their
+	// activations' memory. The bits are those of stages 0 and 1 in micro order, but
+	// for parameters that several blocks use (see plan.Plan.OwnSums).
+	AccumOrder string
 
 	Optimizer   string  // adamw, sgd, lamb, lars, larc, novograd
 	LR          float64 // peak learning rate
@@ -219,7 +225,7 @@ type Config struct {
 // Default returns the contract's defaults outside the demo.
 func Default() Config {
 	return Config{
-		Init: "random", Steps: 100, Batch: 4, Accum: 1,
+		Init: "random", Steps: 100, Batch: 4, Accum: 1, AccumOrder: microOrder,
 		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Trust: 1e-3,
 		Seed: 1, Prefetch: 1, OnNonFinite: "stop", Precision: "fp32", Reduce: "same", LossScale: dynamicScale, EvalSteps: 10, Device: "cpu", Collectives: "auto", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
 	}
@@ -234,7 +240,18 @@ var (
 	reduces     = []string{"", "same", "fp32"}
 	devices     = []string{"cpu", "cuda"}
 	nonFinites  = []string{"", "stop", "skip"}
+	accumOrders = []string{"", microOrder, layerOrder}
 )
+
+// Values of Config.AccumOrder.
+const (
+	microOrder = "micro"
+	layerOrder = "layer"
+)
+
+// inLayers says whether each block runs all micro-batches before the next one. With
+// one micro-batch there is no difference.
+func (c *Config) inLayers() bool { return c.Accum > 1 && strings.EqualFold(c.AccumOrder, layerOrder) }
 
 // largest bounds the counts, so that no product of them overflows and none asks
 // the machine for what it can't have. Others are bounded by what they multiply.
@@ -301,7 +318,7 @@ func (c *Config) Validate() error {
 		atLeast("threads", c.Threads, 0, "thread"), atLeast("prefetch", c.Prefetch, 0, "unit"), atLeast("eval-every", c.EvalEvery, 0, "step"),
 		atLeast("eval-steps", c.EvalSteps, 1, "batch"), atLeast("save-every", c.SaveEvery, 0, "step"), atLeast("keep", c.Keep, 0, "checkpoint"),
 		atLeast("lr-base-batch", c.LRBaseBatch, 1, "row"),
-		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders),
+		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders), oneOf("accum-order", c.AccumOrder, accumOrders),
 		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), validScale(c), validInt8(c), atLeast("shard-size", c.ShardSize, 0, "rank"),
 		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, devices),
 		oneOf("on-nonfinite", c.OnNonFinite, nonFinites),

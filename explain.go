@@ -64,7 +64,7 @@ func Explain(f *Forecast) Explanation {
 	var again, parked []string
 	for id := range p.Buffers {
 		b := &p.Buffers[id]
-		if b.View != nil || b.Class != graph.Activations {
+		if b.View != nil || b.Class != graph.Activations || b.Micro > 0 {
 			continue
 		}
 		name, suffix, _ := strings.Cut(b.Name, "/recompute")

@@ -99,6 +99,19 @@ func (f *Forecast) Parameters() int64 {
 	return n
 }
 
+// AccumOrder says what layer order means for a plan; "" in micro order.
+func (f *Forecast) AccumOrder() string {
+	c := &f.Config
+	if !c.inLayers() {
+		return ""
+	}
+	text := fmt.Sprintf("layer order: each layer runs its %d micro-batches in turn, and is read and gathered once forward and once backward", c.Accum)
+	if own := f.Plan.OwnSums(); own != "" {
+		return text + "; " + own
+	}
+	return text + "; bits as of stages 0 and 1 in micro order"
+}
+
 // TokensPerSecond is the predicted speed of all ranks together.
 func (f *Forecast) TokensPerSecond() float64 {
 	c := &f.Config

@@ -244,23 +244,31 @@ func (t *Trainer) stepForm(step int) (section string, cached bool) {
 	return graph.SectionStep.String(), false
 }
 
-// keepPrefix takes into the cache what a micro-step that has ended handed on.
+// keepPrefix takes into the cache what a run of a phase that has ended handed on, of
+// its micro-batches from the given one.
 func (t *Trainer) keepPrefix(r *run.Rank, step, micro int) error {
 	if t.prefix == nil {
 		return nil
 	}
-	rows, err := r.Exec.HostBytes(t.ports[graph.PortPrefix])
-	if err != nil {
-		return err
-	}
-	return t.prefix.take(t.train, step, micro, r.Index, rows)
+	return t.eachPrefix(r, func(slot int, rows []byte) error { return t.prefix.take(t.train, step, micro+slot, r.Index, rows) })
 }
 
-// givePrefix puts the rows of the next micro-step where its copy reads them.
+// givePrefix puts the rows of the next micro-batches where their copies read them.
 func (t *Trainer) givePrefix(r *run.Rank, step, micro int) error {
-	rows, err := r.Exec.HostBytes(t.ports[graph.PortPrefix])
-	if err != nil {
-		return err
+	return t.eachPrefix(r, func(slot int, rows []byte) error { return t.prefix.give(t.train, step, micro+slot, r.Index, rows) })
+}
+
+// eachPrefix calls visit with a rank's host memory for what each micro-batch of a
+// phase hands on.
+func (t *Trainer) eachPrefix(r *run.Rank, visit func(slot int, rows []byte) error) error {
+	for slot := range t.inputs {
+		rows, err := r.Exec.HostBytes(t.inputs[slot][graph.PortPrefix])
+		if err == nil {
+			err = visit(slot, rows)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return t.prefix.give(t.train, step, micro, r.Index, rows)
+	return nil
 }

@@ -105,7 +105,7 @@ func (t *Trainer) runStep(at *stepAt) error {
 		if err != nil || at.cached || !ran[r.Slot] {
 			return err
 		}
-		return t.keepPrefix(r, at.index, micro-1)
+		return t.keepPrefix(r, at.index, micro-len(t.inputs))
 	})
 	if err != nil {
 		return err
@@ -118,23 +118,28 @@ func (t *Trainer) runStep(at *stepAt) error {
 	return nil
 }
 
-// inputsOf returns what gives a rank the inputs of each micro-step, which it counts.
+// inputsOf returns what gives a rank the inputs of the micro-batches of each run of a
+// phase, which it counts.
 func (t *Trainer) inputsOf(r *run.Rank, at *stepAt, micro *int) func(*graph.Phase, int) error {
 	return func(ph *graph.Phase, _ int) error {
 		if ph.Kind == graph.UpdatePhase {
 			return nil
 		}
-		defer func() { *micro++ }()
+		first := *micro
+		*micro += len(t.inputs)
 		var err error
 		switch {
 		case at.cached:
-			err = t.givePrefix(r, at.index, *micro)
-		case *micro > 0: // of the last one: after the section
-			err = t.keepPrefix(r, at.index, *micro-1)
+			err = t.givePrefix(r, at.index, first)
+		case first > 0: // of the last ones: after the section
+			err = t.keepPrefix(r, at.index, first-len(t.inputs))
 		}
-		if err != nil {
-			return err
+		for slot := range t.inputs {
+			if err != nil {
+				break
+			}
+			err = t.fill(r, t.train, at.hyper, at.index, first+slot, slot)
 		}
-		return t.fill(r, t.train, at.hyper, at.index, *micro)
+		return err
 	}
 }

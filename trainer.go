@@ -33,6 +33,9 @@ type Trainer struct {
 	model hfconfig.Config
 	plan  *plan.Plan
 	ports [graph.NumPorts]graph.BufID // of the plan's program
+	// inputs are the ports of each micro-batch of a run of a step's phase: one, or in
+	// layer order all.
+	inputs [][graph.NumPorts]graph.BufID
 
 	platform run.Platform
 	pool     *pool.Pool
@@ -194,6 +197,10 @@ func (t *Trainer) fit() (err error) {
 		return err
 	}
 	t.ports = t.plan.Program.Ports()
+	t.inputs = nil
+	for k := range microsOfPhase(t.plan.Program) {
+		t.inputs = append(t.inputs, t.plan.Program.PortsOf(k))
+	}
 	if err := fits(t.cfg, t.plan, hardwareOf(t.platform, &t.cfg)); err != nil {
 		return t.platform.Refused(err)
 	}
@@ -249,7 +256,8 @@ func (t *Trainer) start() error {
 }
 
 // Step runs one optimizer step on all ranks. Where ctx is canceled, a step of several
-// micro-batches is abandoned between two of them, as if it had not begun.
+// micro-batches is abandoned between two of them, as if it had not begun; in layer
+// order, where all end together, it is finished.
 func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	if t.fatal != nil {
 		return StepResult{}, t.fatal
@@ -339,8 +347,18 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 	return h
 }
 
-// fill gives a rank the inputs of one micro-step.
-func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, step, micro int) error {
+// microsOfPhase is how many micro-batches one run of a phase of the step goes through.
+func microsOfPhase(p *graph.Program) int {
+	sec := p.SectionOf(graph.SectionStep, graph.FormWhole)
+	if sec == nil || len(sec.Phases) == 0 {
+		return 1
+	}
+	return sec.Phases[0].MicroBatches()
+}
+
+// fill gives a rank the inputs of a step's micro-batch, which is number slot of those
+// that the phase goes through.
+func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, step, micro, slot int) error {
 	at := &t.micro[r.Slot]
 	if err := b.fill(step, micro, r.Index, at.inputs, at.targets); err != nil {
 		return err
@@ -349,9 +367,10 @@ func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, s
 	key[graph.KeySeed] = t.cfg.Seed
 	key[graph.KeyStep] = int64(step)
 	key[graph.KeySample] = b.sampler.GlobalSample(step, micro, r.Index, 0)
+	ports := &t.inputs[slot]
 	return errors.Join(
-		fillHost(r.Exec.HostI32, t.ports[graph.PortTokens], at.inputs), fillHost(r.Exec.HostI32, t.ports[graph.PortTargets], at.targets),
-		fillHost(r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r.Exec.HostI64, t.ports[graph.PortKey], key[:]))
+		fillHost(r.Exec.HostI32, ports[graph.PortTokens], at.inputs), fillHost(r.Exec.HostI32, ports[graph.PortTargets], at.targets),
+		fillHost(r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r.Exec.HostI64, ports[graph.PortKey], key[:]))
 }
 
 // fillHost copies v to the start of a host buffer, where the program has it.
@@ -406,7 +425,7 @@ func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss
 		}
 		err = t.ranks.Each("the evaluation", func(r *run.Rank) error {
 			return r.Exec.RunSection(graph.SectionEval.String(), func(*graph.Phase, int) error {
-				return t.fill(r, t.eval, t.hyper(t.step, 0, max(n, 1)), k, 0)
+				return t.fill(r, t.eval, t.hyper(t.step, 0, max(n, 1)), k, 0, 0)
 			})
 		})
 		if err != nil {

@@ -11,7 +11,8 @@ import (
 type Options struct {
 	Stage        zero.Stage
 	Axis         int  // mesh axis to shard over; ranks of the other one, if there is one, hold replicas
-	Accum        int  // micro-steps a step, at least 1
+	Accum        int  // micro-batches a step, at least 1
+	InLayers     bool // one phase goes through all of them, and its backward adds up their gradients
 	Reproducible bool // stages 0 and 1 reduce every micro-step, as 2 and 3 do
 	Prefetch     int  // how many stretches of use ahead parameters are gathered; 0: not ahead
 	Optimizer    zero.Optimizer
@@ -175,8 +176,8 @@ func (s *sharder) stepSection(train *graph.Section) graph.Section {
 		s.observeLoss(&ph, first, last)
 		sec.Phases = append(sec.Phases, ph)
 	}
-	switch k := s.o.Accum; k {
-	case 1:
+	switch k := s.o.Accum; {
+	case k == 1, s.o.InLayers:
 		phase("only", 1, true, true)
 	default:
 		phase("first", 1, true, false)

@@ -16,7 +16,8 @@ import (
 //	(stages 2, 3;           added to the rank's f32 sum:
 //	 reproducible)            grad/u ─ reduce ─ cast, adding → accum/u
 //	more, reduced once      the backward adds to f32; the sum is cast and reduced:
-//	(stages 0, 1)             grad/u ─ cast → wire/u ─ reduce
+//	(stages 0, 1; all in      grad/u ─ cast → wire/u ─ reduce
+//	layer order)
 //
 // A sum that is all-reduced over replicas is cast to wire/u for that as well.
 
@@ -32,7 +33,7 @@ func Grads32(o Options, shards int) bool {
 // each says that gradients are reduced over the ranks in every micro-step, as the
 // stage has it or for the sake of equal bits, and then added up.
 func (o Options) each(shards int) bool {
-	return o.Accum > 1 && (o.Stage.ShardsGrads() || o.Reproducible && shards > 1)
+	return o.Accum > 1 && !o.InLayers && (o.Stage.ShardsGrads() || o.Reproducible && shards > 1)
 }
 
 // way decides the way of a unit's gradients, which the backward writes into whole,
@@ -71,6 +72,9 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradi
 			g.Sent = resident("wire", g.Wire, g.Parted)
 		}
 		g.Part = part(whole)
+	case o.Stage.ShardsGrads() && g.Wire != g.Leaf: // the f32 sum of all micro-batches travels in 16 bits
+		g.Home = resident("reduced", g.Wire, true)
+		g.Sent = p.AddBuffer(flatBuffer("wire/"+name, g.Wire, graph.Unsharded, graph.LifePhase, u, p.Units[u].FlatLen, used))
 	case o.Stage.ShardsGrads(): // each reduction goes, or adds, right to its home
 		g.Home = resident("reduced", g.Leaf, true)
 	case g.Wire != g.Leaf && o.Accum > 1 && s.ranks*s.replicas > 1:
@@ -88,7 +92,7 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradi
 		p.Buf(whole).Class, p.Buf(whole).Life = graph.Unsharded, graph.LifePhase
 	}
 	g.Update = g.Home
-	if g.Sent != none {
+	if g.Sent != none && p.Buf(g.Sent).Life == graph.LifeStep {
 		g.Update = g.Sent
 		if g.Parted && p.Buf(g.Sent).Elems() == p.Units[u].FlatLen {
 			g.Update = s.own(g.Sent, u)

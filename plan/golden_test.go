@@ -65,6 +65,7 @@ func passDiff(t *testing.T, d *datadriven.TestData, name string) string {
 	number("accum", &cfg.Accum)
 	number("prefetch", &cfg.Prefetch)
 	number("shard", &cfg.ShardSize)
+	cfg.LayerOrder = text("order") == "layer"
 	number("zero", &stage)
 	cfg.Stage = zero.Stage(stage)
 	var err error

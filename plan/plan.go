@@ -30,7 +30,8 @@ type Forward struct {
 type Config struct {
 	Ranks        int        // world size
 	Stage        zero.Stage // ZeRO stage over all ranks
-	Accum        int        // micro-steps a step
+	Accum        int        // micro-batches a step
+	LayerOrder   bool       // each block goes through all of them before the next one is touched
 	Reproducible bool       // stages 0 and 1 reduce every micro-step, so that all stages agree bit for bit
 	Prefetch     int        // units gathered ahead of their use at stage 3
 	Recompute    recompute.Options
@@ -87,7 +88,7 @@ func (c Config) Validate() error {
 	case !(c.Clip >= 0):
 		return fmt.Errorf("clip: %g is negative or not a number; 0 turns clipping off", c.Clip)
 	}
-	if err := c.validateMesh(); err != nil {
+	if err := errors.Join(c.validateMesh(), c.validateOrder()); err != nil {
 		return err
 	}
 	for s, v := range c.Capacity {
@@ -114,6 +115,9 @@ type Plan struct {
 	// a scatter or an exchange the padded buffer · (N−1)/N, twice that for an all-reduce;
 	// scalars and exact accumulators are left out.
 	CommBytes int64
+	// UsedTwice names, in layer order, the trained parameters that several blocks use
+	// (see OwnSums).
+	UsedTwice []string
 }
 
 // Build runs the passes in order and plans the memory. It does not look at the

@@ -38,7 +38,7 @@ var stemEnds = [...]struct {
 	late   func(c *Config)
 }{
 	{"recompute", 8, func(c *Config) {
-		c.Ranks, c.ShardSize, c.Accum, c.Recompute, c.CachePrefix, c.Rows = 0, 0, 0, recompute.Options{}, false, 0
+		c.Ranks, c.ShardSize, c.Accum, c.LayerOrder, c.Recompute, c.CachePrefix, c.Rows = 0, 0, 0, false, recompute.Options{}, false, 0
 		afterMesh(c)
 	}},
 	{"mesh", 2, afterMesh},
@@ -93,6 +93,10 @@ func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	made := &Plan{Config: cfg, Program: p, CommBytes: CommBytes(p)}
+	if made.UsedTwice, err = usedTwice(fwd, cfg); err != nil {
+		return nil, err
+	}
 	if cfg.Early {
 		if err := cannotFit(p, cfg); err != nil {
 			return nil, err
@@ -103,13 +107,12 @@ func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
 		if err != nil {
 			return nil, fmt.Errorf("plan: memory: %w", err)
 		}
-		return &Plan{Config: cfg, Program: p, Layout: &memplan.Layout{Spaces: bounds}, CommBytes: CommBytes(p)}, nil
+		made.Layout = &memplan.Layout{Spaces: bounds}
+		return made, nil
 	}
-	layout, err := memplan.Assign(p, memplan.Options{Align: cfg.Target.Align})
-	if err != nil {
+	if made.Layout, err = memplan.Assign(p, memplan.Options{Align: cfg.Target.Align}); err != nil {
 		return nil, fmt.Errorf("plan: memory: %w", err)
 	}
-	made := &Plan{Config: cfg, Program: p, Layout: layout, CommBytes: CommBytes(p)}
 	sh.remember(fwd, made)
 	return made, nil
 }

@@ -33,6 +33,7 @@ func drawConfig(t *testing.T, rng *rand.Rand) Config {
 	if rng.IntN(3) == 0 {
 		cfg.ShardSize = 2
 	}
+	cfg.LayerOrder = !cfg.Reproducible && rng.IntN(3) == 0
 	if rng.IntN(3) == 0 {
 		cfg.Freeze = []string{"h.0.*"}
 	}

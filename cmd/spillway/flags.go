@@ -165,6 +165,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.IntVar(&c.Batch, "batch", d.Batch, "rows of a micro-batch, a rank")
 	fs.IntVar(&c.Seq, "seq", 0, "tokens of a row (default: the smaller of 256 and the model's positions)")
 	fs.IntVar(&c.Accum, "accum", d.Accum, "micro-batches a step")
+	fs.StringVar(&c.AccumOrder, "accum-order", d.AccumOrder, "micro: a step's micro-batches one after the other; or layer: each layer runs all of them before the next, so that it is read and gathered once forward and once backward whatever --accum is, for the memory of their activations")
 	fs.StringVar(&c.Optimizer, "optimizer", d.Optimizer, "adamw, sgd, lamb, lars, larc or novograd")
 	fs.Float64Var(&c.Trust, "trust", d.Trust, "trust coefficient of lars and larc: a parameter's rate is this times its norm over its gradient's")
 	fs.BoolVar(&c.AdaptAll, "adapt-all", false, "lamb, lars and larc adapt parameters without weight decay too, as the papers are written; by default those keep the rate (lars: the rate times --trust)")

@@ -64,6 +64,9 @@ func (r *planReport) heading(w io.Writer) {
 		fmt.Fprintf(w, ", sharded over %d and replicated %d times", c.ShardSize, c.Ranks/c.ShardSize)
 	}
 	fmt.Fprintf(w, "\nmicro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum, grouped(int64(c.Ranks)*int64(c.Batch)*int64(c.Accum)*int64(c.Seq)))
+	if order := r.asked.AccumOrder(); order != "" {
+		wrap(w, "", "  ", order)
+	}
 	if g := r.flags.gpuFound; g != nil {
 		fmt.Fprintf(w, "GPU %s: %s of memory\n", g.Name, plan.Bytes(g.Memory))
 	}

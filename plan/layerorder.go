@@ -1,0 +1,259 @@
+package plan
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// layerOrder turns the micro-batch of every form of section "train" into all of a
+// step's, in layer order: each block goes through its k forward passes in turn before
+// the next block is touched, and through its k backward passes in turn:
+//
+//	micro order:  embed 0  h.0 0  h.1 0 … h.1 0  h.0 0 │ embed 1  h.0 1  h.1 1 …
+//	layer order:  embed 0  embed 1 … │ h.0 0  h.0 1 … │ h.1 0  h.1 1 … │ … h.1 0  h.1 1 …
+//
+// (Greedy Snake and others publish it for offloading.) A stretch that uses a block is
+// then one for all micro-batches: what fetches, gathers and reduces by stretch does so
+// once a step. Every micro-batch has its own inputs, activations and keys; its
+// gradients are added to those of the ones before. A block's recomputation stays with
+// its backward, so that the values of one micro-batch are made again at a time.
+//
+// The operations of a micro-batch keep their order, and so do the additions to a
+// parameter's gradient where one block alone uses it (see sharedByBlocks).
+func layerOrder(p *graph.Program, k int) (*graph.Program, error) {
+	q := p.Clone()
+	r := &layering{p: q, own: make([]bool, len(q.Buffers)), twins: make([][]graph.BufID, k)}
+	for id := range q.Buffers {
+		_, r.own[id] = q.MicroOf(graph.BufID(id))
+	}
+	r.makeTwins(k)
+	for i := range q.Sections {
+		sec := &q.Sections[i]
+		if sec.Kind != graph.SectionTrain {
+			continue
+		}
+		ph := sec.Micro()
+		if ph == nil {
+			return nil, fmt.Errorf("section %q has %d phases, want the one of a micro-batch", sec.Name, len(sec.Phases))
+		}
+		ph.Ops = r.layers(ph.Ops, k)
+	}
+	return q, nil
+}
+
+// layering makes the micro-batches behind the first.
+type layering struct {
+	p     *graph.Program
+	own   []bool          // by buffer: each micro-batch has one
+	twins [][]graph.BufID // by micro-batch, then buffer; those of the first are the buffers themselves
+}
+
+// makeTwins gives each micro-batch behind the first buffers of its own for what the
+// training sections touch, and for the ports that each has.
+func (r *layering) makeTwins(k int) {
+	used := make([]bool, len(r.own))
+	mark := func(id graph.BufID) {
+		for id != graph.NoBuf && !used[id] {
+			used[id] = true
+			b := r.p.Buf(id)
+			if b.Scale.Block > 0 {
+				used[b.Scale.Of] = true // a view of the same buffer as id
+			}
+			if b.View == nil {
+				return
+			}
+			id = b.View.Base
+		}
+	}
+	for i := range r.p.Sections {
+		if sec := &r.p.Sections[i]; sec.Kind == graph.SectionTrain {
+			for j := range sec.Phases {
+				for k := range sec.Phases[j].Ops {
+					graph.Effects(&sec.Phases[j].Ops[k], func(e graph.Effect) { mark(e.Buf) })
+				}
+			}
+		}
+	}
+	first := make([]graph.BufID, len(r.own))
+	for id := range first {
+		first[id] = graph.BufID(id)
+		if r.p.Buffers[id].Port.EachMicro() {
+			mark(first[id])
+		}
+	}
+	r.twins[0] = first
+	for m := 1; m < k; m++ {
+		list := append([]graph.BufID(nil), first...)
+		for id := range first {
+			if used[id] && r.own[id] {
+				b := *r.p.Buf(graph.BufID(id))
+				b.Name, b.Micro = graph.MicroName(b.Name, m), m
+				b.Shape = append([]int64(nil), b.Shape...)
+				list[id] = r.p.AddBuffer(b)
+			}
+		}
+		for id, twin := range list {
+			if twin == graph.BufID(id) {
+				continue
+			}
+			b := r.p.Buf(twin)
+			if v := b.View; v != nil {
+				w := *v
+				w.Base = list[v.Base]
+				b.View = &w
+			}
+			if b.Scale.Block > 0 {
+				b.Scale.Of = list[b.Scale.Of]
+			}
+		}
+		r.twins[m] = list
+	}
+}
+
+// layers puts k micro-batches' operations in the place of one's.
+func (r *layering) layers(ops []graph.Op, k int) []graph.Op {
+	out := make([]graph.Op, 0, k*len(ops))
+	for first := 0; first < len(ops); {
+		end := endOfBlock(r.p, ops, first)
+		for m := range k {
+			for _, op := range graph.CloneOps(ops[first:end]) {
+				if m == 0 || !r.once(&op) {
+					out = append(out, r.of(op, m))
+				}
+			}
+		}
+		first = end
+	}
+	return out
+}
+
+// endOfBlock returns the end of the run of operations from first on that belong to
+// one block's forward, or to its backward with what that makes again.
+func endOfBlock(p *graph.Program, ops []graph.Op, first int) int {
+	end := first + 1
+	for end < len(ops) && (ops[end].Pass == graph.Forward) == (ops[first].Pass == graph.Forward) && p.SameBlock(ops[end].Unit, ops[first].Unit) {
+		end++
+	}
+	return end
+}
+
+// once says whether an operation of every micro-batch would write the same to the
+// same place: one of them is enough.
+func (r *layering) once(op *graph.Op) bool {
+	same := true
+	graph.Effects(op, func(e graph.Effect) {
+		same = same && !r.own[e.Buf] && (!e.Write || e.Fresh)
+	})
+	return same
+}
+
+// of is an operation for a micro-batch.
+func (r *layering) of(op graph.Op, m int) graph.Op {
+	if m == 0 {
+		return op
+	}
+	op.Name, op.Micro = graph.MicroName(op.Name, m), m
+	in := func(id graph.BufID) graph.BufID {
+		if id == graph.NoBuf {
+			return id
+		}
+		return r.twins[m][id]
+	}
+	for a, id := range op.In {
+		op.In[a] = in(id)
+	}
+	for a, o := range op.Out {
+		if o.Buf == graph.NoBuf {
+			continue
+		}
+		if root, _ := r.p.Resolve(o.Buf, nil); o.Mode == graph.Write && r.p.Buf(root).Class == graph.Gradients {
+			op.Out[a].Mode = graph.Accum
+		}
+		op.Out[a].Buf = in(o.Buf)
+	}
+	op.Work, op.Skip = in(op.Work), in(op.Skip)
+	return op
+}
+
+// sharedByBlocks lists the trained parameters that more than one block of a
+// micro-batch's forward uses, as a tied head does: in layer order their gradients are
+// summed use by use, in micro order micro-batch by micro-batch.
+func sharedByBlocks(p *graph.Program) (names []string) {
+	uses := make([]int, len(p.Params))
+	of := map[graph.BufID]int{}
+	for i := range p.Params {
+		if !p.Params[i].Frozen {
+			of[p.Params[i].Value] = i
+		}
+	}
+	for i := range p.Sections {
+		for j := range p.Sections[i].Phases {
+			ops := p.Sections[i].Phases[j].Ops
+			for first := 0; first < len(ops); {
+				end := endOfBlock(p, ops, first)
+				seen := map[int]bool{}
+				for k := first; k < end; k++ {
+					for _, id := range ops[k].In {
+						if id == graph.NoBuf {
+							continue
+						}
+						root, _ := p.Resolve(id, nil)
+						if at, ok := of[root]; ok && !seen[at] {
+							seen[at] = true
+							uses[at]++
+						}
+					}
+				}
+				first = end
+			}
+		}
+	}
+	for i, n := range uses {
+		if n > 1 {
+			names = append(names, p.Params[i].Name)
+		}
+	}
+	return names
+}
+
+// usedTwice is sharedByBlocks of what is trained, in layer order.
+func usedTwice(fwd Forward, cfg Config) ([]string, error) {
+	if !cfg.inLayers() {
+		return nil, nil
+	}
+	trained, err := freeze(fwd.Train, cfg.Freeze)
+	if err != nil {
+		return nil, err
+	}
+	return sharedByBlocks(trained), nil
+}
+
+// layers is the pass "layers".
+func layers(p *graph.Program, s *Spec) (*graph.Program, error) {
+	if !s.inLayers() {
+		return p, nil
+	}
+	return layerOrder(p, s.Accum)
+}
+
+// inLayers says whether a phase goes through several micro-batches.
+func (c Config) inLayers() bool { return c.LayerOrder && c.Accum > 1 }
+
+// validateOrder refuses what layer order cannot keep.
+func (c Config) validateOrder() error {
+	if !c.inLayers() || !c.Reproducible {
+		return nil
+	}
+	return fmt.Errorf("--accum-order layer with --reproducible: a block's gradients are added up over its micro-batches before they are summed over the ranks; leave one of them out")
+}
+
+// OwnSums says, for a person, which sums of a plan in layer order have bits of their
+// own; "" where all are those of stages 0 and 1 in micro order.
+func (p *Plan) OwnSums() string {
+	if len(p.UsedTwice) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s is used by several blocks: its gradient is summed use by use, with bits of layer order's own, equal at every stage and placement", strings.Join(p.UsedTwice, ", "))
+}
