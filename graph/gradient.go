@@ -20,6 +20,7 @@ type Gradient struct {
 	Leaf  DType    // as the backward writes it
 	Wire  DType    // as it travels between ranks
 	Order SumOrder // in which the ranks' are added
+	Int8  bool     // along the shard axis it travels quantised (Quantize), not in Wire
 	Each  bool     // reduced in every micro-step and then added up, not the other way round
 
 	Axis     int  // mesh axis over which it is summed, −1 where there is one rank

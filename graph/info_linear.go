@@ -78,6 +78,7 @@ func init() {
 				c.matrix(y, x.rows(), n, "rows as x, columns as w's outputs")
 				c.same(pre, y)
 				c.activation(a.Act, true)
+				c.int8Product(x, a)
 				if pre.ok() && a.Act == ActNone {
 					c.failf("operand pre is given without an activation; y is its value already")
 				}
@@ -107,6 +108,7 @@ func init() {
 				c.matrix(dy, dx.rows(), n, "rows as dx, columns as w's outputs")
 				c.matrix(dx, dy.rows(), k, "rows as dy, columns as w's inputs")
 				c.noAct(a)
+				c.int8Product(dy, a)
 			},
 			flops: func(c *checker) int64 { return 2 * c.out(0).elems() * c.in(0).cols() },
 		},
@@ -123,6 +125,9 @@ func init() {
 				c.matrix(x, dy.rows(), k, "rows as dy, columns as w's inputs")
 				c.matrix(dy, x.rows(), n, "rows as x, columns as w's outputs")
 				c.noAct(a)
+				if a.Int8 {
+					c.failf("is of int8; gradients of weights are not")
+				}
 			},
 			flops: func(c *checker) int64 { return 2 * c.in(0).elems() * c.in(1).cols() },
 		},
@@ -166,6 +171,23 @@ func (c *checker) weight(w ref, trans bool) (k, n int64) {
 		k, n = n, k
 	}
 	return k, n
+}
+
+// int8Product checks what a product of int8 quantises; x is its first factor.
+func (c *checker) int8Product(x ref, a LinearAttr) {
+	switch {
+	case c.err != nil || !a.Int8:
+	case x.buf.DType == F32:
+		c.failf("is of int8 with operand %s (%s) of f32, want bf16 or f16", x.name, x.buf.Name)
+	case x.cols() > Int8Depth:
+		c.failf("sums %d products of int8, whose sum fits 32 bits up to %d", x.cols(), Int8Depth)
+	}
+}
+
+// Int8Traffic returns the bytes of the codes of a product of int8, which are written
+// and read again.
+func Int8Traffic(p *Program, op *Op) int64 {
+	return p.Buf(op.In[0]).Elems() + p.Buf(op.In[1]).Elems()
 }
 
 func dimOf(plain, transposed int, trans bool) string {

@@ -146,6 +146,12 @@ func samples(t *testing.T) map[graph.Kind][]sample {
 	add(graph.ParamNorms, update, ids(value, part), graph.Out{Buf: norms, Mode: graph.Accum})
 	add(graph.LAMBApply, update, ids(part, norms, coef, hyper), rw(value))
 	add(graph.LARSApply, update, ids(part, norms, coef, hyper), rw(value), rw(moment))
+	quant := graph.QuantAttr{Block: graph.QuantBlock, Parts: 1, Shard: shard}
+	add(graph.Quantize, quant, ids(part), graph.Out{Buf: buf("q", graph.U8, quant.Bytes(256))})
+	rows := graph.QuantAttr{Block: 64, Parts: 1}
+	add(graph.Dequantize, rows, ids(buf("rows", graph.U8, rows.Bytes(256))), graph.Out{Buf: buf("x", graph.BF16, 4, 64)})
+	parts := graph.QuantAttr{Block: graph.QuantBlock, Parts: 3}
+	add(graph.DequantizeSum, parts, ids(buf("parts", graph.U8, parts.Bytes(256))), graph.Out{Buf: part, Mode: graph.Accum})
 	add(graph.NovoGrad, update, ids(part, norms, coef, hyper), rw(value), rw(moment), rw(each))
 	return all
 }
@@ -216,7 +222,7 @@ func mutate(t *testing.T, s sample, id graph.BufID, operand string, set func(op 
 		b.Shape[d] = 0
 		require.ErrorContains(t, check(b), fmt.Sprintf("operand %s (changed): dimension %d is 0", operand, d))
 	}
-	if k := s.op.Kind; k != graph.Copy && k != graph.Fill {
+	if k := s.op.Kind; k != graph.Copy && k != graph.Fill && operand != "q" {
 		b := buf
 		b.DType = graph.U8
 		switch {

@@ -133,6 +133,19 @@ const (
 	SumParts Kind = "sum_parts"
 )
 
+// Quantised values. A u8 buffer holds parts one behind the other, each its int8 codes
+// and then its f32 scales (QuantAttr.Bytes): what moves together is one buffer.
+// A code is x·127/a rounded to nearest even, a the largest magnitude of its block but
+// at least QuantFloor, and the scale a/127; where a value of a block is not finite its
+// scale is NaN. Rounded to 16 bits, values that are quantised again stay as they are.
+const (
+	Quantize   Kind = "quantize"   // x (Len) → q u8. QuantAttr
+	Dequantize Kind = "dequantize" // q u8 → x (Len): code·scale, part behind part. QuantAttr
+	// q u8 (Parts parts of Len) → x (Len) w/a: the sum over parts of code·scale, in f32 in
+	// the order SumTree, rounded once. QuantAttr
+	DequantizeSum Kind = "dequantize_sum"
+)
+
 // Updates. Flat buffers follow the unit's segments; ShardAttr says which part a rank holds.
 // g may be bf16 or f16. Rules that write p also write it rounded to 16 bits
 // where they have a last output [low bf16 or f16]: p is then the master.
@@ -169,7 +182,15 @@ type PosAttr struct{ Seq int64 }
 type LinearAttr struct {
 	TransW bool    // w is (N,K)
 	Act    ActKind // fused activation of the epilogue; ActNone for none
+	// Int8 quantises both factors (Quantize): x or dy by row, w by column of the
+	// product. Their products are summed exactly; an element is float32(sum)·scale of
+	// the row·scale of the column + bias, each rounded in f32, then rounded once. Of
+	// 16-bit linears and gradients of inputs alone.
+	Int8 bool
 }
+
+// Int8Depth is the most products of two int8 codes whose sum surely fits an int32.
+const Int8Depth = (1<<31 - 1) / (127 * 127)
 
 // NormAttr is for layer norm and RMS norm.
 type NormAttr struct{ Eps float64 }
@@ -278,6 +299,24 @@ func (a ShardAttr) From(index int64) int64 {
 	}
 	return index*a.Part + a.Start
 }
+
+// QuantAttr is the form of quantised values: a scale for every Block of them, Parts
+// equal parts, each of whole blocks. Of a unit's flat buffer, or a part of it, Shard
+// says which elements are no padding (QuantBlock divides their starts): padding has
+// code 0. Shard.Len is 0 where the values are no unit's.
+type QuantAttr struct {
+	Block, Parts int64
+	Shard        ShardAttr
+}
+
+// Bytes returns the size of quantised values, n in each part.
+func (a QuantAttr) Bytes(n int64) int64 {
+	return a.Parts * (roundUp(n, F32.Size()) + n/max(a.Block, 1)*F32.Size())
+}
+
+// QuantFloor is the least magnitude that a block's scale stands for: a block of zeros
+// has a scale too.
+const QuantFloor = 0x1p-100
 
 // ClipAttr is the largest global gradient norm; 0 turns clipping off.
 type ClipAttr struct{ Max float64 }

@@ -71,6 +71,9 @@ func (t Target) Workspace(p *Program, op *Op) int64 {
 	switch op.Kind {
 	case Linear, LinearGradX, LinearGradW:
 		m, n, k, transB := productOf(p, op)
+		if op.Attr.(LinearAttr).Int8 { // codes and scales of both factors
+			return t.align(m*k) + t.align(k*n) + t.align(4*m) + t.align(4*n) + t.int8Product(m, n, k)
+		}
 		return t.product(m, n, k, transB, half(p, op.In[0]), half(p, op.Out[0].Buf))
 	case Attention:
 		a := op.Attr.(AttentionAttr)
@@ -166,6 +169,23 @@ func (t Target) product(m, n, k int64, transB, in16, out16 bool) int64 {
 		packB = 4 * depth * b.PadCols
 	}
 	return packA + t.align(packB) + sums + t.Align
+}
+
+// int8Product is the workspace of a product of int8 codes with a 16-bit result. What
+// is packed of K counts in pairs.
+func (t Target) int8Product(m, n, k int64) int64 {
+	if m == 0 || n == 0 || k == 0 {
+		return 0
+	}
+	b := t.Product
+	pairs := (k + 1) / 2
+	rows, cols, sums := min(m, b.Rows), min(n, b.Cols), int64(0)
+	if pairs > b.Depth {
+		rows, cols = min(m, b.Rows/2), min(n, b.Cols/2)
+		sums = t.align(4 * rows * (cols + b.PadCols))
+	}
+	depth := roundUp(min(pairs, b.Depth), b.PadDepth)
+	return t.align(4*depth*(rows+b.PadRows)) + t.align(4*depth*(cols+b.PadCols)) + t.align(4*(cols+b.PadCols)) + sums + t.Align
 }
 
 func (t Target) align(bytes int64) int64 { return roundUp(bytes, t.Align) }

@@ -262,6 +262,7 @@ func (f *formatter) gradient(g *Gradient) {
 	f.word(g.Leaf.String())
 	f.word(g.Wire.String())
 	f.num("order", int64(g.Order), 0)
+	f.flag("int8", g.Int8)
 	f.flag("each", g.Each)
 	f.num("axis", int64(g.Axis), -1)
 	f.flag("parted", g.Parted)

@@ -477,6 +477,8 @@ func (g *Gradient) parse(a *args) error {
 		switch key {
 		case "order":
 			g.Order = SumOrder(a.int(value, 8))
+		case "int8":
+			g.Int8 = true
 		case "each":
 			g.Each = true
 		case "axis":

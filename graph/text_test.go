@@ -94,7 +94,7 @@ func drawText(t *rapid.T) *Program {
 			u.Compute = state()
 		}
 		if flag() {
-			u.Grad = &Gradient{Leaf: DType(small(0, 9)), Wire: DType(small(0, 9)), Order: SumOrder(small(0, 2)), Each: flag(), Axis: small(-1, 2), Parted: flag(), Replicas: small(-1, 2),
+			u.Grad = &Gradient{Leaf: DType(small(0, 9)), Wire: DType(small(0, 9)), Order: SumOrder(small(0, 2)), Int8: flag(), Each: flag(), Axis: small(-1, 2), Parted: flag(), Replicas: small(-1, 2),
 				Whole: buf(), Addend: buf(), Part: buf(), Home: buf(), Sent: buf(), Update: buf()}
 		}
 		p.Units = append(p.Units, u)
@@ -105,7 +105,7 @@ func drawText(t *rapid.T) *Program {
 	for range small(0, 3) {
 		p.Params = append(p.Params, Param{Name: nm(), Shape: ints(), Init: InitKind(small(0, 5)), Std: float(), Unit: small(-1, 2), Decay: flag(), Frozen: flag(), Value: buf(), Grad: buf()})
 	}
-	attrs := []any{nil, PosAttr{num()}, LinearAttr{flag(), ActKind(nm())}, FillAttr{float()}, GroupAttr{Axis: small(-1, 2), Order: SumOrder(small(0, 3))},
+	attrs := []any{nil, PosAttr{num()}, LinearAttr{flag(), ActKind(nm()), flag()}, FillAttr{float()}, GroupAttr{Axis: small(-1, 2), Order: SumOrder(small(0, 3))},
 		UpdateAttr{Shard: ShardAttr{small(0, 2), small(-1, 2), num(), num(), num()}, Beta1: float(), Nesterov: flag()}}
 	for range small(0, 2) {
 		s := Section{Name: nm(), Kind: SectionKind(small(0, 12)), Form: Form(small(0, 3))}

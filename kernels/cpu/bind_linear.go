@@ -29,6 +29,9 @@ func linearSpec(p *graph.Program, op *graph.Op) gemm.Spec {
 	}
 	s.Accumulate = op.Out[0].Mode == graph.Accum
 	s.In, s.Out = gemmTypes[p.Buf(op.In[0]).DType], gemmTypes[p.Buf(op.Out[0].Buf).DType]
+	if op.Attr.(graph.LinearAttr).Int8 {
+		s.In = gemm.S8
+	}
 	return s
 }
 
@@ -103,6 +106,9 @@ func bindLinear16(b *binding, a graph.LinearAttr) func() error {
 		}
 		epilogue = e
 	}
+	if a.Int8 {
+		return b.int8Product(linearSpec(b.Program, b.Op), epilogue, in[uint16](b, 0), in[uint16](b, 1), gemm.Bytes(y), in[uint16](b, 2))
+	}
 	return b.product16(linearSpec(b.Program, b.Op), epilogue, in[uint16](b, 0), in[uint16](b, 1), gemm.Bytes(y), in[uint16](b, 2))
 }
 
@@ -123,6 +129,9 @@ func bindLinearGrad16(b *binding, s gemm.Spec) func() error {
 	first, second := in[uint16](b, 0), in[uint16](b, 1)
 	if b.Op.Kind == graph.LinearGradW && b.Op.Attr.(graph.LinearAttr).TransW {
 		first, second = second, first
+	}
+	if s.In == gemm.S8 {
+		return b.int8Product(s, nil, first, second, gemm.Bytes(out[uint16](b, 0)), nil)
 	}
 	if b.asOut(0) == vec.NoHalf {
 		return b.product16(s, nil, first, second, gemm.Bytes(out[float32](b, 0)), nil)

@@ -130,6 +130,10 @@ var binders = map[graph.Kind]binder{
 	graph.HeadLoss:         bindHeadLoss,
 	graph.HeadLossGrad:     bindHeadLoss,
 
+	graph.Quantize:      bindQuantize,
+	graph.Dequantize:    bindDequantize,
+	graph.DequantizeSum: bindDequantize,
+
 	graph.SqSum:    bindSqSum,
 	graph.ClipCoef: bindClipCoef,
 	graph.AdamW:    bindAdamW,

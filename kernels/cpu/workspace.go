@@ -22,6 +22,9 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 	}
 	switch op.Kind {
 	case graph.Linear, graph.LinearGradX, graph.LinearGradW:
+		if op.Attr.(graph.LinearAttr).Int8 {
+			return int8Workspace(linearSpec(p, op))
+		}
 		return aligned(gemm.Workspace(linearSpec(p, op)))
 	case graph.Attention:
 		return aligned(4 * int64(attn.ForwardWorkspace(attnShape(op.Attr.(graph.AttentionAttr)))))

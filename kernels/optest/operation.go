@@ -48,9 +48,11 @@ type Options struct {
 func Kinds() []graph.Kind { return slices.Sorted(maps.Keys(shapes)) }
 
 // Everywhere returns the kinds that every device has kernels for: all of Kinds but
-// those of generation with kept keys and values, which are the CPU's alone.
+// those of generation with kept keys and values and of quantised values, which are the
+// CPU's alone.
 func Everywhere() []graph.Kind {
-	return slices.DeleteFunc(Kinds(), func(k graph.Kind) bool { return k == graph.RopeAt || k == graph.AttentionCached })
+	alone := []graph.Kind{graph.RopeAt, graph.AttentionCached, graph.Quantize, graph.Dequantize, graph.DequantizeSum}
+	return slices.DeleteFunc(Kinds(), func(k graph.Kind) bool { return slices.Contains(alone, k) })
 }
 
 // HasLarge says whether the kind has shapes of Options.Large.
@@ -186,6 +188,15 @@ func (o *Operation) buffer(d graph.Operand, shape []int64, s spec) graph.BufID {
 			}
 		}
 		o.Before[id] = Bytes(v)
+	case graph.U8: // codes and scales
+		v := make([]byte, n)
+		for i := range v {
+			v[i] = byte(rng.Uint32())
+		}
+		if a, ok := s.attr.(graph.QuantAttr); ok {
+			quantScales(v, a, rng)
+		}
+		o.Before[id] = v
 	default:
 		v := make([]int32, n)
 		for i := range v {
@@ -197,6 +208,21 @@ func (o *Operation) buffer(d graph.Operand, shape []int64, s spec) graph.BufID {
 		o.Before[id] = Bytes(v)
 	}
 	return id
+}
+
+// quantScales writes the scales of quantised values, of any part's length.
+func quantScales(q []byte, a graph.QuantAttr, rng *rand.Rand) {
+	part := len(q) / int(a.Parts)
+	blocks := 1
+	for a.Bytes(int64(blocks)*a.Block) < int64(len(q)) {
+		blocks++
+	}
+	for p := range int(a.Parts) {
+		scales := Values[float32](q[(p+1)*part-4*blocks : (p+1)*part])
+		for i := range scales {
+			scales[i] = float32(math.Abs(rng.NormFloat64()))
+		}
+	}
 }
 
 // Interpret returns the bytes of every operand after the operation, by package
@@ -217,6 +243,8 @@ func (o *Operation) Interpret() (map[graph.BufID][]byte, error) {
 		case graph.I32:
 			v, err := w.I32(o.Rank, id)
 			return Bytes(v), err
+		case graph.U8:
+			return w.U8(o.Rank, id)
 		}
 		v, err := w.U16(o.Rank, id)
 		return Bytes(v), err

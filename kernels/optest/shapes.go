@@ -204,6 +204,9 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.ClipCoef: func(r *rand.Rand) spec {
 		return spec{attr: graph.ClipAttr{Max: r.Float64() * float64(r.IntN(2))}, in: of(dims{exact.Limbs}, dims{graph.NumHyper}), out: of(dims{1}, dims{1})}
 	},
+	graph.Quantize:      func(r *rand.Rand) spec { return quantShapes(r, graph.Quantize) },
+	graph.Dequantize:    func(r *rand.Rand) spec { return quantShapes(r, graph.Dequantize) },
+	graph.DequantizeSum: func(r *rand.Rand) spec { return quantShapes(r, graph.DequantizeSum) },
 	graph.AdamW:         func(r *rand.Rand) spec { return updateShapes(r, "g coef hyper", "x x x x") },
 	graph.SGD:           func(r *rand.Rand) spec { return updateShapes(r, "g coef hyper", "x x x") },
 	graph.LAMBDirection: func(r *rand.Rand) spec { return updateShapes(r, "p coef hyper", "x x x norms") },
@@ -416,6 +419,35 @@ func updateOf(r *rand.Rand, s spec, a graph.ShardAttr, ins, outs string) spec {
 	}
 	for name := range strings.FieldsSeq(outs) {
 		s.out = append(s.out, shape(name))
+	}
+	return s
+}
+
+// quantShapes draws a unit's flat buffer or a part of it, or rows that are no unit's.
+func quantShapes(r *rand.Rand, kind graph.Kind) spec {
+	s, a := units(r)
+	q := graph.QuantAttr{Block: graph.QuantBlock, Parts: 1, Shard: a}
+	if a.Axis < 0 {
+		q.Parts = int64(s.world)
+	}
+	x := dims{a.Len}
+	if r.IntN(2) == 0 {
+		s = spec{classes: 1}
+		q = graph.QuantAttr{Block: upTo(r, 300), Parts: upTo(r, 5)}
+		x = dims{q.Parts * upTo(r, 9), q.Block}
+	}
+	n := x[0]
+	if len(x) > 1 {
+		n *= x[1]
+	}
+	if kind == graph.DequantizeSum {
+		q.Shard = graph.ShardAttr{}
+	} else {
+		n /= q.Parts
+	}
+	s.attr, s.in, s.out = q, of(x), of(dims{q.Bytes(n)})
+	if kind != graph.Quantize {
+		s.in, s.out = s.out, s.in
 	}
 	return s
 }

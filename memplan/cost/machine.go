@@ -144,7 +144,12 @@ func (m *Machine) roofline(p *graph.Program, op *graph.Op) float64 {
 	case graph.Copy:
 		return m.copy(p, op)
 	case graph.Linear, graph.LinearGradX, graph.LinearGradW, graph.HeadLoss, graph.HeadLossGrad:
-		rate := m.matrixRate(p.Buf(op.In[0]).DType) * share(m.MatrixShare)
+		rate := m.matrixRate(p.Buf(op.In[0]).DType)
+		if a, ok := op.Attr.(graph.LinearAttr); ok && a.Int8 {
+			rate = max(rate, m.matrixRate(graph.I8))
+			bytes += 2 * graph.Int8Traffic(p, op)
+		}
+		rate *= share(m.MatrixShare)
 		return m.Launch + max(float64(flops)/rate, m.traffic(op, bytes))
 	case graph.Attention, graph.AttentionGrad, graph.AttentionCached:
 		rate := m.matrixRate(p.Buf(op.In[0]).DType) * share(m.AttentionShare)

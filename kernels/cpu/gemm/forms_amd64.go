@@ -137,7 +137,7 @@ func (p *Product) tileStrip(s area, c unsafe.Pointer, ldc int) {
 		units := min(tileKC, p.depth-k)
 		t.k = units / 16
 		t.add = 0
-		if p.spec.Accumulate || p.k0+k > 0 {
+		if p.spec.Accumulate && !p.spec.scaled() || p.k0+k > 0 {
 			t.add = 1
 		}
 		t.b = unsafe.Add(b, 4*edge*k)
@@ -156,7 +156,7 @@ func (p *Product) tileStrip(s area, c unsafe.Pointer, ldc int) {
 			p.kernels.microTiles(&t, rest, cols)
 		}
 	}
-	if p.last && p.bias != nil {
+	if p.last && p.bias != nil && !p.spec.scaled() {
 		var bias [maxNR]float32
 		biasAVX512(c, p.biasOf(s.j0, s.j1, &bias), ldc, rows, 1<<cols-1)
 	}

@@ -26,6 +26,7 @@ type Product struct {
 	kernels kernels
 
 	a, b, c, bias  unsafe.Pointer // of the call; bias may be nil
+	scales         [2][]float32   // of rows and of columns, where the product is scaled
 	biasIn         bool           // bias has the type of the inputs, 16 bits
 	packA, packB   unsafe.Pointer
 	offsets, sums  unsafe.Pointer
@@ -96,8 +97,27 @@ func (p *Product) RunHalf(pl *pool.Pool, a, b []uint16, c []byte, bias []uint16,
 	return p.execute(pl, Bytes(a), Bytes(b), c, Bytes(bias), 2, work)
 }
 
+// RunScaled is RunBytes for int8 codes with scales: an element is
+// float32(sum)·rows[i]·cols[j] + bias[j], or that added to the old one, each step
+// rounded in float32, and rounded to 16 bits once. The bias has C's type.
+func (p *Product) RunScaled(pl *pool.Pool, a, b []byte, rows, cols []float32, c []byte, bias []uint16, work []byte) error {
+	switch {
+	case !p.spec.scaled():
+		return fmt.Errorf("gemm: RunScaled on a product of %v with output %v: it takes s8 to bf16 or f16", p.spec.In, p.spec.Out)
+	case len(rows) < p.spec.M || len(cols) < p.spec.N:
+		return fmt.Errorf("gemm: %d scales of rows and %d of columns; M %d, N %d need one each", len(rows), len(cols), p.spec.M, p.spec.N)
+	}
+	p.scales = [2][]float32{rows, cols}
+	err := p.execute(pl, a, b, c, Bytes(bias), 2, work)
+	p.scales = [2][]float32{}
+	return err
+}
+
 // execute is RunBytes with a bias of elements of so many bytes.
 func (p *Product) execute(pl *pool.Pool, a, b, c, bias []byte, biasSize int, work []byte) error {
+	if p.spec.scaled() && p.scales[0] == nil && p.spec.M > 0 {
+		return fmt.Errorf("gemm: a product of %v with output %v without scales: RunScaled takes them", p.spec.In, p.spec.Out)
+	}
 	for i, v := range [3][]byte{a, b, c} {
 		if err := p.mem[i].holds(len(v) / p.typeOf(i).size()); err != nil {
 			return err
@@ -178,10 +198,18 @@ func (p *Product) noDepth() {
 	}
 }
 
+// biasType is the type of a 16-bit bias.
+func (p *Product) biasType() Type {
+	if p.spec.scaled() {
+		return p.spec.Out
+	}
+	return p.spec.In
+}
+
 // biasAt returns the bias of a column.
 func (p *Product) biasAt(j int) float32 {
 	if p.biasIn {
-		return widened(p.spec.In, *(*uint16)(unsafe.Add(p.bias, 2*j)))
+		return widened(p.biasType(), *(*uint16)(unsafe.Add(p.bias, 2*j)))
 	}
 	return *f32at(p.bias, 4*j)
 }
@@ -192,7 +220,7 @@ func (p *Product) biasOf(j0, j1 int, to *[maxNR]float32) unsafe.Pointer {
 	if !p.biasIn {
 		return unsafe.Add(p.bias, 4*j0)
 	}
-	p.kernels.widen(p.spec.In, unsafe.Pointer(to), unsafe.Add(p.bias, 2*j0), j1-j0)
+	p.kernels.widen(p.biasType(), unsafe.Pointer(to), unsafe.Add(p.bias, 2*j0), j1-j0)
 	return unsafe.Pointer(to)
 }
 
@@ -326,14 +354,43 @@ func (p *Product) narrowTile(x area) {
 // bytes between their rows.
 func (p *Product) narrowStrip(s area, sums unsafe.Pointer, ld int) {
 	c := unsafe.Add(p.c, s.i0*p.ldc+2*s.j0)
-	if p.spec.Accumulate && p.k0 == 0 {
+	if p.spec.Accumulate && p.k0 == 0 && !p.spec.scaled() {
 		for i := range s.i1 - s.i0 {
 			p.kernels.widen(p.spec.Out, unsafe.Add(sums, i*ld), unsafe.Add(c, i*p.ldc), s.j1-s.j0)
 		}
 	}
 	p.strip(s, sums, ld)
+	if p.last && p.spec.scaled() {
+		p.scale(s, c, sums, ld)
+	}
 	if p.last {
 		p.kernels.narrow(p.spec.Out, c, sums, p.ldc, ld, s.i1-s.i0, s.j1-s.j0)
+	}
+}
+
+// scale makes the int32 sums of a strip its float32 elements; c is where the old ones
+// lie.
+func (p *Product) scale(s area, c, sums unsafe.Pointer, ld int) {
+	n := s.j1 - s.j0
+	var biases, old [maxNR]float32
+	bias, cols := biases[:n], p.scales[1][s.j0:s.j1]
+	if p.bias != nil {
+		bias = unsafe.Slice((*float32)(p.biasOf(s.j0, s.j1, &biases)), n)
+	}
+	for i := range s.i1 - s.i0 {
+		row := unsafe.Add(sums, i*ld)
+		from, to, r := unsafe.Slice((*int32)(row), n), unsafe.Slice((*float32)(row), n), p.scales[0][s.i0+i]
+		for j, v := range from {
+			x := float32(float32(v) * r)
+			x = float32(x * cols[j])
+			to[j] = x + bias[j]
+		}
+		if p.spec.Accumulate {
+			p.kernels.widen(p.spec.Out, unsafe.Pointer(&old), unsafe.Add(c, i*p.ldc), n)
+			for j := range to {
+				to[j] += old[j]
+			}
+		}
 	}
 }
 
@@ -363,7 +420,7 @@ func (p *Product) strip(s area, c unsafe.Pointer, ldc int) {
 	for k := 0; k < p.depth; k += KC {
 		t.k = min(KC, p.depth-k)
 		t.add = 0
-		if p.spec.Accumulate || p.k0+k > 0 {
+		if p.spec.Accumulate && !p.spec.scaled() || p.k0+k > 0 {
 			t.add = 1
 		}
 		t.bias = nil
@@ -371,7 +428,7 @@ func (p *Product) strip(s area, c unsafe.Pointer, ldc int) {
 			switch {
 			case p.kernels.form == formFlipped:
 				t.bias = unsafe.Add(p.offsets, 4*(s.j0-p.n0))
-			case p.bias != nil && p.last:
+			case p.bias != nil && p.last && !p.spec.scaled():
 				t.bias = p.biasOf(s.j0, s.j1, &bias)
 			}
 		}

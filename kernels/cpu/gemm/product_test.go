@@ -328,7 +328,8 @@ func TestRefusals(t *testing.T) {
 		{Spec{M: 2, N: 3, K: 4, TransB: true, LdB: 3}, "gemm: LdB is 3; B is stored in rows of 4 elements, so it is at least that (or 0)"},
 		{Spec{M: 2, N: 3, K: 4, LdC: -1}, "gemm: LdC is -1; C is stored in rows of 3 elements, so it is at least that (or 0)"},
 		{Spec{In: I32}, "gemm: In is i32; inputs are f32, bf16, f16, s8 or u8s8"},
-		{Spec{In: S8}, "gemm: Out is f32; a product of s8 is i32"},
+		{Spec{In: S8}, "gemm: Out is f32; a product of s8 is i32, or scaled bf16 or f16"},
+		{Spec{In: U8S8}, "gemm: Out is f32; a product of u8s8 is i32"},
 		{Spec{In: BF16, Out: I32}, "gemm: Out is i32; a product of bf16 is f32, bf16 or f16"},
 		{Spec{M: 1 << 40, N: 1 << 40, K: 1}, "gemm: C of 1099511627776 rows, 1099511627776 elements apart, is larger than memory"},
 	} {

@@ -28,9 +28,13 @@ type Spec struct {
 	Accumulate bool
 
 	// In is the type of A and B, Out that of C. Float inputs have any float
-	// output, int8 inputs have I32.
+	// output, int8 inputs have I32; S8 also BF16 or F16, whose elements are scaled
+	// (Product.RunScaled).
 	In, Out Type
 }
+
+// scaled says that the int32 sums become 16-bit elements by scales.
+func (s *Spec) scaled() bool { return s.In == S8 && s.Out != I32 }
 
 // Widened says that a product's sums are those of float32 inputs at the level in
 // use, bit for bit: of f32 and f16 always, of bf16 where no instruction for it is
@@ -115,7 +119,9 @@ func (s *Spec) Validate() error {
 	switch floats := s.Out == F32 || s.Out == BF16 || s.Out == F16; {
 	case s.In > U8S8:
 		return fmt.Errorf("gemm: In is %v; inputs are f32, bf16, f16, s8 or u8s8", s.In)
-	case s.In.integer() && s.Out != I32:
+	case s.scaled() && s.Out != BF16 && s.Out != F16:
+		return fmt.Errorf("gemm: Out is %v; a product of %v is i32, or scaled bf16 or f16", s.Out, s.In)
+	case s.In == U8S8 && s.Out != I32:
 		return fmt.Errorf("gemm: Out is %v; a product of %v is i32", s.Out, s.In)
 	case !s.In.integer() && !floats:
 		return fmt.Errorf("gemm: Out is %v; a product of %v is f32, bf16 or f16", s.Out, s.In)

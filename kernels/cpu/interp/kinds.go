@@ -63,6 +63,10 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 		graph.HeadLoss:         headLoss[T],
 		graph.HeadLossGrad:     headLoss[T],
 
+		graph.Quantize:      quantize[T],
+		graph.Dequantize:    dequantize[T],
+		graph.DequantizeSum: dequantize[T],
+
 		graph.SqSum:    sqSum[T],
 		graph.ClipCoef: clipCoef[T],
 
@@ -134,7 +138,11 @@ func (c *call[T]) product(m, n, k int, a, b, out, bias []T, transA, transB, accu
 func linear[T num.Float](c *call[T]) {
 	x, w, bias, y, pre := c.in(0), c.in(1), c.in(2), c.out(0), c.out(1)
 	a := attr[graph.LinearAttr](c)
-	c.product(x.rows, y.cols, x.cols, x.v, w.v, y.v, bias.v, false, a.TransW, false)
+	if a.Int8 {
+		c.int8Product(x, w, y, bias.v, a.TransW)
+	} else {
+		c.product(x.rows, y.cols, x.cols, x.v, w.v, y.v, bias.v, false, a.TransW, false)
+	}
 	if a.Act != graph.ActNone { // of what is stored, or would be
 		c.round(0, y.v)
 	}
@@ -149,6 +157,10 @@ func linear[T num.Float](c *call[T]) {
 
 func linearGradX[T num.Float](c *call[T]) {
 	dy, w, dx := c.in(0), c.in(1), c.out(0)
+	if a := attr[graph.LinearAttr](c); a.Int8 {
+		c.int8Product(dy, w, dx, nil, !a.TransW)
+		return
+	}
 	c.product(dy.rows, dx.cols, dy.cols, dy.v, w.v, dx.v, nil, false, !attr[graph.LinearAttr](c).TransW, c.accum(0))
 }
 

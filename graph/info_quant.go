@@ -1,0 +1,66 @@
+package graph
+
+// Quantised values: how they rest and travel. None is differentiated: rewrites add
+// them to programs that have their gradients already.
+
+func init() {
+	packed := Operand{Name: "q", Shape: "(Parts·(Len+4·Len/Block))", Types: []DType{U8}}
+	register(
+		&Info{
+			Kind:  Quantize,
+			Doc:   "q = the int8 codes and f32 scales of x, symmetric, a scale for every Block; x (Len) in Parts parts, f32, bf16 or f16.",
+			In:    []Operand{in("x", "(Len)")},
+			Out:   []Operand{packed.mode(modeW)},
+			Attr:  QuantAttr{},
+			check: func(c *checker) { c.quantised(c.in(0), c.out(0), false) },
+			flops: func(c *checker) int64 { return 4 * c.in(0).elems() },
+		},
+		&Info{
+			Kind:  Dequantize,
+			Doc:   "x = code·scale, rounded once; the parts of q one behind the other; x (Len), f32, bf16 or f16.",
+			In:    []Operand{packed},
+			Out:   []Operand{out("x", "(Len)")},
+			Attr:  QuantAttr{},
+			check: func(c *checker) { c.quantised(c.out(0), c.in(0), false) },
+			flops: perElem,
+		},
+		&Info{
+			Kind:  DequantizeSum,
+			Doc:   "x (+)= the sum over the parts of q of code·scale, in f32 in the order tree, rounded once; each part and x (Len), f32, bf16 or f16.",
+			In:    []Operand{packed},
+			Out:   []Operand{acc("x", "(Len)")},
+			Attr:  QuantAttr{},
+			check: func(c *checker) { c.quantised(c.out(0), c.in(0), true) },
+			flops: func(c *checker) int64 { return 2 * c.op.Attr.(QuantAttr).Parts * c.out(0).elems() },
+		},
+	)
+}
+
+// quantised checks values against their quantised form; each: every part has as many.
+func (c *checker) quantised(x, q ref, each bool) {
+	a := c.op.Attr.(QuantAttr)
+	c.within("Block", a.Block, 1<<24)
+	c.within("Parts", a.Parts, 1<<24)
+	if c.err != nil {
+		return
+	}
+	n := x.elems()
+	if !each {
+		if n%a.Parts != 0 {
+			c.failf("operand %s (%s): number of elements is %d, want a multiple of Parts %d", x.name, x.buf.Name, n, a.Parts)
+			return
+		}
+		n /= a.Parts
+	}
+	if n%a.Block != 0 {
+		c.failf("operand %s (%s): number of elements of a part is %d, want a multiple of Block %d", x.name, x.buf.Name, n, a.Block)
+	}
+	c.vector(q, a.Bytes(n), "codes and scales of each part")
+	if a.Shard.Len != 0 {
+		c.shard(a.Shard)
+		c.vector(x, a.Shard.Len, "the shard's Len")
+		if c.err == nil && a.Block != QuantBlock {
+			c.failf("Block is %d, want %d for a unit's values", a.Block, QuantBlock)
+		}
+	}
+}
