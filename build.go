@@ -120,6 +120,8 @@ func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Confi
 		Capacity:      [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		SkipNonFinite: cfg.skipsNonFinite(),
 		Precision:     prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,
+		Int8Gather: cfg.int8("gather"), Int8Reduce: cfg.int8("reduce"),
+		Int8:        precision.Int8{Activations: cfg.int8("activations"), Matmul: cfg.int8("matmul")},
 		CachePrefix: cfg.FrozenCache.Bytes > 0, Rows: int64(cfg.Batch),
 		Outside: outside,
 		Verify:  cfg.Poison,

@@ -143,8 +143,14 @@ type Config struct {
 	// 2,000 updates and is halved, down to 1, where a gradient overflows, whose step
 	// is then skipped; a number stays.
 	LossScale string
-	// Int8 lists what is kept in 8 bits: "optimizer", AdamW's moments, in blocks of
-	// 256 elements of the dynamic map.
+	// Int8 lists what is in 8 bits: "optimizer", AdamW's moments, in blocks of 256
+	// elements of the dynamic map; and as int8 codes with a scale each: "gather",
+	// parameters between ranks, and "reduce", gradients between ranks, in blocks of 256;
+	// "activations", those that only products and gradients of activations read in the
+	// backward, by row; "matmul", both factors of forward products and of gradients of
+	// inputs, by row and column. gather and matmul need a 16-bit Precision. Bits stay
+	// the same at every stage; halves of what they stand for are saved, and precision
+	// is lost (docs/decisions/0019).
 	Int8 []string
 	// Recompute drops activations and computes them again in the backward: none,
 	// selective, full, policies by unit or buffers by name (see package recompute),

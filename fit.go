@@ -141,9 +141,6 @@ func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware)
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if len(cfg.Int8) > 0 {
-		return nil, errors.New("--fit with --int8: the search does not choose among 8-bit states; leave one of them out")
-	}
 	preferred := hw.Prefer != "" && !given("precision") && strings.EqualFold(cfg.precision(), "fp32")
 	if preferred {
 		cfg.Precision = hw.Prefer

@@ -364,6 +364,27 @@ func TestHalfBytesOfStates(t *testing.T) {
 	require.LessOrEqual(t, optimizer, (4*psi+2*(psi+4*blocks))/2+2*(graph.QuantBlock+4)*int64(len(p.Program.Units)), "a block more a unit at most")
 }
 
+// Every switch at once, on the kernels: placements, recomputation, threads and SIMD
+// levels aside, the same bits. What each does alone is tested in package precision.
+func TestInt8KeepsPromise1(t *testing.T) {
+	c := tiny("llama-untied")
+	c.Ranks, c.Steps, c.Clip, c.Precision, c.Zero = 3, 2, 1, "bf16", 0
+	c.Int8 = []string{"optimizer", "gather", "reduce", "activations", "matmul"}
+	want := runOf(t, c)
+	for _, change := range []func(*Config){
+		func(c *Config) { c.Zero, c.Prefetch, c.Recompute = 3, 0, "full" },
+		func(c *Config) {
+			c.Zero, c.Threads, c.Recompute, c.Offload = 2, 1, "selective", "optimizer=host,gradients=host,parameters=host,activations=host"
+		},
+	} {
+		d := c
+		change(&d)
+		got := runOf(t, d)
+		require.Equal(t, want.losses, got.losses)
+		require.Equal(t, want.sha, got.sha)
+	}
+}
+
 func TestInt8IsValidated(t *testing.T) {
 	for want, change := range map[string]func(*Config){
 		"use optimizer":            func(c *Config) { c.Int8 = []string{"everything"} },
@@ -378,11 +399,22 @@ func TestInt8IsValidated(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, "--int8")
 	}
+	for want, change := range map[string]func(*Config){
+		"--int8 matmul with --precision fp32":  func(c *Config) { c.Int8 = []string{"matmul"} },
+		"--int8 reduce with --reproducible":    func(c *Config) { c.Int8, c.Reproducible = []string{"reduce"}, true },
+		"use optimizer, gather, reduce, activ": func(c *Config) { c.Int8 = []string{"weights"} },
+	} {
+		c := tiny("gpt2")
+		change(&c)
+		require.ErrorContains(t, c.Validate(), want)
+	}
 	c := tiny("gpt2")
-	c.Int8 = []string{"optimizer"}
-	_, err := Fit(c, func(string) bool { return false }, 0, CPUHardware(1))
-	require.ErrorContains(t, err, "--fit with --int8")
+	c.Precision, c.Int8 = "bf16", []string{"gather", "activations"}
+	fitted, err := Fit(c, func(string) bool { return true }, 0, CPUHardware(1))
+	require.NoError(t, err)
+	require.Equal(t, c.Int8, fitted.Forecast.Config.Int8)
 
+	c.Int8 = []string{"optimizer"}
 	c.Ranks, c.Zero, c.DeviceMemory = 2, 0, 100<<10 // refused as ever, with ways out that are no error
 	_, err = New(t.Context(), c)
 	var full *plan.DoesNotFit

@@ -135,7 +135,13 @@ func (r *reducer) once(s gradSpan, g *graph.Gradient) *graph.Node {
 	}
 	if g.Axis >= 0 && !g.Parted && g.Replicas >= 0 {
 		own := ownPart(r.p, sum, s.unit, g.Axis)
-		r.insert(s, s.last, graph.ReduceScatter, "reduce_scatter", sum, graph.Out{Buf: own}, group(g, g.Axis))
+		if g.Int8 {
+			for _, op := range (quantised{r.p, s.unit, graph.Backward}).reduce(sum, graph.Out{Buf: own}, g.Axis) {
+				r.w.After(s.last, op)
+			}
+		} else {
+			r.insert(s, s.last, graph.ReduceScatter, "reduce_scatter", sum, graph.Out{Buf: own}, group(g, g.Axis))
+		}
 		r.overReplicas(s, s.last, g, own)
 		r.insert(s, s.last, graph.AllGather, "grad_all_gather", own, graph.Out{Buf: sum}, graph.GroupAttr{Axis: g.Axis})
 		return nil
@@ -154,10 +160,27 @@ func (r *reducer) overShards(s gradSpan, at int, g *graph.Gradient, whole graph.
 	switch {
 	case g.Axis < 0:
 		return nil
+	case g.Int8:
+		return r.exchange(s, at, g, whole, into)
 	case g.Parted:
 		return r.insert(s, at, graph.ReduceScatter, "reduce_scatter", whole, into, group(g, g.Axis))
 	}
 	return r.insert(s, at, graph.AllReduce, "all_reduce", graph.NoBuf, graph.Out{Buf: whole, Mode: graph.ReadWrite}, group(g, g.Axis))
+}
+
+// exchange is overShards by quantised values: each rank gets its part of every one's
+// gradient and sums it.
+func (r *reducer) exchange(s gradSpan, at int, g *graph.Gradient, whole graph.BufID, into graph.Out) (last *graph.Node) {
+	if !g.Parted {
+		into = graph.Out{Buf: ownPart(r.p, whole, s.unit, g.Axis)}
+	}
+	for _, op := range (quantised{r.p, s.unit, graph.Backward}).reduce(whole, into, g.Axis) {
+		last = r.w.After(at, op)
+	}
+	if !g.Parted {
+		last = r.insert(s, at, graph.AllGather, "grad_all_gather", into.Buf, graph.Out{Buf: whole}, graph.GroupAttr{Axis: g.Axis})
+	}
+	return last
 }
 
 // overReplicas sums what the ranks of a shard group hold over the groups. The order

@@ -18,6 +18,8 @@ type Options struct {
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm; 0: off
 	Reduce32     bool    // gradients of 16-bit parameters travel and rest in f32
+	Int8Gather   bool    // what has a master is gathered, and read, as quantised values
+	Int8Reduce   bool    // gradients travel along the shard axis as quantised values
 }
 
 // Validate refuses options out of range.
@@ -33,6 +35,9 @@ func (o Options) Validate(p *graph.Program) error {
 	}
 	if o.Prefetch < 0 {
 		return fmt.Errorf("fsdp: prefetch distance %d is negative", o.Prefetch)
+	}
+	if err := o.validateInt8(p); err != nil {
+		return err
 	}
 	return o.Optimizer.Validate()
 }
@@ -204,7 +209,11 @@ func (s *sharder) updateSection() graph.Section {
 		if b.master != graph.NoBuf {
 			t.Value, t.Low = b.master, b.valueShard
 		}
-		if s.o.Stage.ShardsStates() && !s.o.Stage.ShardsParams() {
+		switch {
+		case s.o.Stage.ShardsParams():
+		case s.o.Int8Gather:
+			t.After = s.wholeAgain(u)
+		case s.o.Stage.ShardsStates():
 			t.After = []graph.Op{newOp(graph.AllGather, t.Name+"/all_gather", graph.Comm, graph.Update, u,
 				[]graph.BufID{b.valueShard}, []graph.Out{{Buf: b.value}}, s.group())}
 		}

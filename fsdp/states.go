@@ -153,11 +153,27 @@ func (s *sharder) refreshSection() graph.Section {
 		}
 		name := s.p.Units[u].Name
 		w.Append(newOp(graph.Cast, name+"/refresh", graph.Compute, graph.Update, u, []graph.BufID{b.master}, []graph.Out{{Buf: b.valueShard}}, nil))
-		if b.value != b.valueShard && !s.o.Stage.ShardsParams() {
+		switch {
+		case s.o.Stage.ShardsParams():
+		case s.o.Int8Gather:
+			for _, op := range s.wholeAgain(u) {
+				w.Append(op)
+			}
+		case b.value != b.valueShard:
 			w.Append(newOp(graph.AllGather, name+"/all_gather", graph.Comm, graph.Update, u,
 				[]graph.BufID{b.valueShard}, []graph.Out{{Buf: b.value}}, s.group()))
 		}
 	}
 	w.Commit()
 	return graph.NewSection(graph.SectionRefresh, graph.FormWhole, ph)
+}
+
+// wholeAgain returns the operations by which the whole value of a unit becomes what
+// its ranks' shards quantised are.
+func (s *sharder) wholeAgain(u int) []graph.Op {
+	b, axis := &s.units[u], -1
+	if s.o.Stage.ShardsStates() {
+		axis = s.o.Axis
+	}
+	return quantised{s.p, u, graph.Update}.gather("", b.valueShard, b.value, axis)
 }

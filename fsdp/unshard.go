@@ -36,11 +36,13 @@ type gathered struct {
 //	comm:     AG 0  AG 1 │      AG 2 │      AG 3 │
 //	compute:             stretch 0   stretch 1   stretch 2      (d = 1)
 //
+// With int8 what has a master is gathered as quantised values (int8.go).
+//
 // It is for every section: a step's micro-steps share the buffers, as do the phases
 // of any other. Whole values of sharded units are nobody's then: Param.Value is NoBuf.
-func Unshard(p *graph.Program, prefetch int) (*graph.Program, error) {
+func Unshard(p *graph.Program, prefetch int, int8 bool) (*graph.Program, error) {
 	q := p.Clone()
-	g := &gatherer{p: q, prefetch: prefetch, owner: map[graph.BufID]int{}, made: map[gatherKey]*gathered{}}
+	g := &gatherer{p: q, prefetch: prefetch, int8: int8, owner: map[graph.BufID]int{}, made: map[gatherKey]*gathered{}}
 	for i := range q.Params {
 		if prm := &q.Params[i]; prm.Value != graph.NoBuf && q.Units[prm.Unit].Compute.Axis >= 0 {
 			g.owner[prm.Value] = prm.Unit
@@ -75,6 +77,7 @@ func gatherName(sec *graph.Section) string {
 type gatherer struct {
 	p        *graph.Program
 	prefetch int
+	int8     bool                // of what has a master the quantised values are gathered
 	owner    map[graph.BufID]int // unit by whole value
 	made     map[gatherKey]*gathered
 }
@@ -141,10 +144,17 @@ func (g *gatherer) phase(w *graph.Editor, section string) {
 				}
 			}
 			unit := &g.p.Units[u]
-			ag := w.Before(at, newOp(graph.AllGather, fmt.Sprintf("%s/all_gather.%d", unit.Name, k), graph.Comm, w.Base[r.first].Op.Pass, u,
-				[]graph.BufID{unit.Compute.Buf}, []graph.Out{{Buf: to.whole}}, graph.GroupAttr{Axis: unit.Compute.Axis}))
-			if k-d-1 >= 0 {
-				w.Throttle(w.Base[list[k-d-1].last], ag)
+			pass, suffix := w.Base[r.first].Op.Pass, fmt.Sprintf(".%d", k)
+			ops := []graph.Op{newOp(graph.AllGather, unit.Name+"/all_gather"+suffix, graph.Comm, pass, u,
+				[]graph.BufID{unit.Compute.Buf}, []graph.Out{{Buf: to.whole}}, graph.GroupAttr{Axis: unit.Compute.Axis})}
+			if g.int8 && !unit.Frozen {
+				ops = quantised{g.p, u, pass}.gather(suffix, unit.Compute.Buf, to.whole, unit.Compute.Axis)
+			}
+			for i, op := range ops {
+				n := w.Before(at, op)
+				if i == 0 && k-d-1 >= 0 {
+					w.Throttle(w.Base[list[k-d-1].last], n)
+				}
 			}
 		}
 	}

@@ -44,7 +44,7 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradi
 	g := &graph.Gradient{Leaf: p.Buf(whole).DType, Wire: value, Order: graph.SumTree, Each: o.each(s.ranks), Axis: -1, Replicas: s.replicate,
 		Parted: o.Stage.ShardsStates(), Whole: whole, Addend: none, Part: none, Home: none, Sent: none}
 	if s.ranks > 1 {
-		g.Axis = o.Axis
+		g.Axis, g.Int8 = o.Axis, o.Int8Reduce
 	}
 	if o.Reduce32 {
 		g.Wire = graph.F32

@@ -33,7 +33,7 @@ func sharded(t *testing.T, layers, ranks int, o fsdp.Options) *graph.Program {
 	require.NoError(t, err)
 	p, err = fsdp.Reduce(p, o.Prefetch)
 	require.NoError(t, err)
-	p, err = fsdp.Unshard(p, o.Prefetch)
+	p, err = fsdp.Unshard(p, o.Prefetch, o.Int8Gather)
 	require.NoError(t, err)
 	return p
 }

@@ -81,6 +81,18 @@ func passDiff(t *testing.T, d *datadriven.TestData, name string) string {
 		cfg.Freeze = []string{f}
 	}
 	cfg.CachePrefix, cfg.SkipNonFinite, cfg.Reproducible = d.HasArg("cached"), d.HasArg("skip"), d.HasArg("reproducible")
+	for _, s := range strings.Split(text("int8"), "+") {
+		switch s {
+		case "activations":
+			cfg.Int8.Activations = true
+		case "matmul":
+			cfg.Int8.Matmul = true
+		case "gather":
+			cfg.Int8Gather = true
+		case "reduce":
+			cfg.Int8Reduce = true
+		}
+	}
 	if d.HasArg("clip") {
 		cfg.Clip = 1
 	}

@@ -36,7 +36,8 @@ var passes = []pass{
 	{"cast", func(p *graph.Program, s *Spec) (*graph.Program, error) { return precision.Cast(p, s.castOptions()) }, has(train, wholeParams, gradients), has(gradients), true},
 	{"skip", skipNonFinite, has(train), has(train), true},
 	{"fuse", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Fuse(p), nil }, has(train), has(train), true},
-	{"recompute", func(p *graph.Program, s *Spec) (*graph.Program, error) { return recompute.Rewrite(p, s.Recompute) }, has(train, gradients), has(train), true},
+	{"int8", func(p *graph.Program, s *Spec) (*graph.Program, error) { return precision.Quantise(p, s.Int8) }, has(train, gradients), has(train, savedInt8), true},
+	{"recompute", func(p *graph.Program, s *Spec) (*graph.Program, error) { return recompute.Rewrite(p, s.Recompute) }, has(train, gradients), has(train, savedInt8), true},
 	{"prefix", cachePrefix, has(train), has(train), false}, // its copies get their events in "schedule"
 	{"inputs", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return stageInputs(p), nil }, has(train), has(train, hostPorts), false},
 	{"layers", layers, has(train, hostPorts), has(train), false},
@@ -44,7 +45,9 @@ var passes = []pass{
 	{"shard", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Shard(p, s.shardOptions()) }, has(train, gradients, hostPorts, mesh), has(step, flatParams, ways, scalars), false},
 	{"accumulate", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return fsdp.Accumulate(p) }, has(step, flatParams, ways), nil, false},
 	{"reduce", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Reduce(p, s.Prefetch) }, has(step, ways), has(reduced), false},
-	{"unshard", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Unshard(p, s.Prefetch) }, has(step, flatParams), has(gathered), false},
+	{"unshard", func(p *graph.Program, s *Spec) (*graph.Program, error) {
+		return fsdp.Unshard(p, s.Prefetch, s.Int8Gather)
+	}, has(step, flatParams), has(gathered), false},
 	{"offload", func(p *graph.Program, s *Spec) (*graph.Program, error) { return offload.Rewrite(p, s.offloadOptions()) }, has(step, flatParams, reduced, gathered), has(step, placed, reachable), false},
 	{"sweep", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Sweep(p), nil }, nil, has(noDeadBuffers), false},
 	{"staging", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return sizeStaging(p), nil }, has(flatParams, hostPorts), nil, false},
@@ -67,6 +70,9 @@ var passOrder = []constraint{
 	{"cast", "inputs", "the loss scale has host twins"},
 	{"cast", "shard", "flat parameters have the type of their parts, and masters lie in the shard"},
 	{"merge", "shard", "every section that uses parameters needs their all-gathers"},
+	{"cast", "int8", "int8 products stand for 16-bit ones, and what is saved has its type"},
+	{"fuse", "int8", "a fused product's pre-activation is saved"},
+	{"int8", "recompute", "what is computed again is quantised again: the backward reads the same"},
 	{"fuse", "recompute", "a clone copies the fused operation, or its rounding would differ"},
 	{"merge", "recompute", "it looks for the training section, which merging makes"},
 	{"recompute", "inputs", "inputs stay for the whole micro-step; their copies are not cloned"},

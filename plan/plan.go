@@ -49,6 +49,11 @@ type Config struct {
 
 	Precision precision.Precision
 	Reduce32  bool // gradients of a 16-bit precision travel and rest in fp32
+	// Int8 has products, and activations that wait for the backward, in int8.
+	Int8 precision.Int8
+	// Int8Gather gathers parameters as quantised values, Int8Reduce sends gradients so
+	// (package fsdp).
+	Int8Gather, Int8Reduce bool
 	// ShardSize is how many ranks share the states (HSDP): ranks are a mesh of
 	// Ranks/ShardSize replicas by ShardSize shards, neighbours in one shard group.
 	// 0: all ranks.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/precision"
 )
 
 // property is something that holds of a program between two passes.
@@ -181,6 +182,8 @@ var (
 		}
 		return nil
 	}}
+	// savedInt8: what was saved in int8 goes into products and activation gradients.
+	savedInt8     = property{"sparing of statistics", precision.CheckSaved}
 	noDeadBuffers = property{"swept", func(p *graph.Program) error {
 		if n := p.Unused(); n != 0 {
 			return fmt.Errorf("%d buffers are used by nothing", n)
@@ -193,6 +196,7 @@ var (
 // against its way.
 func isReduced(p *graph.Program, ph *graph.Phase) error {
 	over := make([]map[int]bool, len(p.Units))
+	exchanged := map[int]int{} // by unit: the axis over which quantised parts went
 	written := map[graph.BufID]bool{}
 	for i := range ph.Ops {
 		op := &ph.Ops[i]
@@ -202,13 +206,22 @@ func isReduced(p *graph.Program, ph *graph.Phase) error {
 				written[root] = true
 			}
 		}
-		if op.Pass != graph.Backward || op.Unit < 0 || op.Kind != graph.ReduceScatter && op.Kind != graph.AllReduce {
+		if op.Pass != graph.Backward || op.Unit < 0 {
 			continue
 		}
 		if over[op.Unit] == nil {
 			over[op.Unit] = map[int]bool{}
 		}
-		over[op.Unit][op.Attr.(graph.GroupAttr).Axis] = true
+		switch op.Kind {
+		case graph.ReduceScatter, graph.AllReduce:
+			over[op.Unit][op.Attr.(graph.GroupAttr).Axis] = true
+		case graph.AllToAll:
+			exchanged[op.Unit] = op.Attr.(graph.GroupAttr).Axis
+		case graph.DequantizeSum:
+			if axis, ok := exchanged[op.Unit]; ok {
+				over[op.Unit][axis] = true
+			}
+		}
 	}
 	for u := range p.Units {
 		g := p.Units[u].Grad

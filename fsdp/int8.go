@@ -1,0 +1,87 @@
+package fsdp
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Quantised collectives (after Wang et al., "ZeRO++: Extremely Efficient Collective
+// Communication for Giant Model Training", 2023), in blocks of 256 elements counted
+// from each parameter's start. Codes and scales are one buffer, which moves at once:
+//
+//	gather   shard ─ quantize → send ─ all_gather → recv ─ dequantize → whole
+//	reduce   whole ─ quantize → send ─ all_to_all → recv ─ dequantize_sum → part [─ all_gather → whole]
+//
+// A rank reads its own shard, and adds its own addend, from what was quantised, as the
+// others do. Where nothing is gathered the same values are quantised and read back in
+// place. Parameters rounded to 16 bits that are quantised a second time stay as they
+// are, so it does not matter how often that happens: every stage has the same bits.
+
+// quantised makes buffers and operations of one unit's quantised values.
+type quantised struct {
+	p    *graph.Program
+	unit int
+	pass graph.Pass
+}
+
+// buffer adds the buffer of parts quantised values, n in each.
+func (q quantised) buffer(name string, parts, n int64) graph.BufID {
+	bytes := graph.QuantAttr{Block: graph.QuantBlock, Parts: parts}.Bytes(n)
+	return q.p.AddBuffer(graph.Buffer{Name: name + "/" + q.p.Units[q.unit].Name, DType: graph.U8, Shape: []int64{bytes},
+		Class: graph.Communication, Life: graph.LifePhase, Unit: q.unit})
+}
+
+func (q quantised) op(kind graph.Kind, name string, in, out graph.BufID, mode graph.Mode, attr any) graph.Op {
+	return newOp(kind, q.p.Units[q.unit].Name+"/"+name, graph.Comm, q.pass, q.unit, []graph.BufID{in}, []graph.Out{{Buf: out, Mode: mode}}, attr)
+}
+
+// gather returns the operations by which a rank's shard becomes the whole value, as
+// quantised. With axis −1 the rank has the whole value, which shard then is as well.
+func (q quantised) gather(suffix string, shard, whole graph.BufID, axis int) []graph.Op {
+	parts := int64(1)
+	if axis >= 0 {
+		parts = int64(q.p.Mesh[axis].Size)
+	}
+	n := q.p.Units[q.unit].FlatLen / parts
+	attr := graph.QuantAttr{Block: graph.QuantBlock, Parts: 1, Shard: graph.ShardAttr{Unit: q.unit, Axis: axis, Len: n}}
+	send := q.buffer("send", 1, n)
+	ops := []graph.Op{q.op(graph.Quantize, "quantize"+suffix, shard, send, graph.Write, attr)}
+	recv := send
+	if axis >= 0 {
+		recv = q.buffer("recv", parts, n)
+		ops = append(ops, q.op(graph.AllGather, "all_gather"+suffix, send, recv, graph.Write, graph.GroupAttr{Axis: axis}))
+	}
+	attr.Parts, attr.Shard = parts, graph.ShardAttr{}
+	return append(ops, q.op(graph.Dequantize, "dequantize"+suffix, recv, whole, graph.Write, attr))
+}
+
+// reduce returns the operations that sum the rank's part of a whole gradient over the
+// ranks of an axis.
+func (q quantised) reduce(whole graph.BufID, into graph.Out, axis int) []graph.Op {
+	parts := int64(q.p.Mesh[axis].Size)
+	n := q.p.Units[q.unit].FlatLen
+	attr := graph.QuantAttr{Block: graph.QuantBlock, Parts: parts, Shard: graph.ShardAttr{Unit: q.unit, Axis: -1, Len: n}}
+	send, recv := q.buffer("send", parts, n/parts), q.buffer("recv", parts, n/parts)
+	sum := attr
+	sum.Shard = graph.ShardAttr{}
+	return []graph.Op{
+		q.op(graph.Quantize, "quantize_grad", whole, send, graph.Write, attr),
+		q.op(graph.AllToAll, "all_to_all", send, recv, graph.Write, graph.GroupAttr{Axis: axis}),
+		q.op(graph.DequantizeSum, "sum_grad", recv, into.Buf, into.Mode, sum),
+	}
+}
+
+// validateInt8 refuses what cannot be quantised.
+func (o Options) validateInt8(p *graph.Program) error {
+	if o.Int8Reduce && o.Reproducible {
+		return fmt.Errorf("fsdp: quantised gradients are summed in the order %v; another number of ranks quantises other sums", graph.SumTree)
+	}
+	for i := range p.Params {
+		q := &p.Params[i]
+		if o.Int8Gather && !q.Frozen && p.Buf(q.Value).DType == graph.F32 {
+			return fmt.Errorf("fsdp: parameter %q is f32, and a quantised gather needs a master beside what the model computes with", q.Name)
+		}
+	}
+	return nil
+}

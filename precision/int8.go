@@ -1,0 +1,218 @@
+package precision
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Int8 says what computes with, or rests as, int8 codes with a scale for each row.
+type Int8 struct {
+	Activations bool // what the forward saves for products and activation gradients
+	Matmul      bool // the products of linears and of the gradients of their inputs
+}
+
+// Quantise returns the program that computes and saves in int8 as o says. It follows
+// fusion, whose pre-activations it saves, and comes before recomputation: what is
+// computed again is quantised again, so that the backward reads the same.
+func Quantise(p *graph.Program, o Int8) (*graph.Program, error) {
+	if o == (Int8{}) {
+		return p, nil
+	}
+	q := p.Clone()
+	if o.Matmul {
+		if err := products(q); err != nil {
+			return nil, err
+		}
+	}
+	if o.Activations {
+		ph := q.SectionOf(graph.SectionTrain, graph.FormWhole).Micro()
+		if ph == nil {
+			return nil, fmt.Errorf("precision: the program has no section \"train\" of one phase")
+		}
+		saveInt8(q, ph)
+	}
+	return q, nil
+}
+
+// products makes the 16-bit products of linears, and of the gradients of their inputs,
+// products of int8, in every section:
+//
+//	y = linear(x, w)    →    y = linear(x, w){Int8}    x by row, w by output
+//	dx = dy·wᵀ          →    dx = dy·wᵀ {Int8}         dy by row, w by input
+//
+// The weights' gradients stay as they are, and so does the head, whose kinds are others.
+func products(p *graph.Program) error {
+	for i := range p.Sections {
+		for j := range p.Sections[i].Phases {
+			for k := range p.Sections[i].Phases[j].Ops {
+				op := &p.Sections[i].Phases[j].Ops[k]
+				if op.Kind != graph.Linear && op.Kind != graph.LinearGradX {
+					continue
+				}
+				x := p.Buf(op.In[0])
+				if x.DType == graph.F32 {
+					return fmt.Errorf("precision: product %s is of f32; int8 products stand for 16-bit ones", op.Name)
+				}
+				if n := x.Shape[len(x.Shape)-1]; n > graph.Int8Depth {
+					return fmt.Errorf("precision: product %s sums %d products of int8, whose sum fits 32 bits up to %d", op.Name, n, graph.Int8Depth)
+				}
+				a := op.Attr.(graph.LinearAttr)
+				a.Int8 = true
+				op.Attr = a
+			}
+		}
+	}
+	return nil
+}
+
+// saveInt8 makes what the forward saves rest in int8, a scale for each row, where all
+// that reads it in the backward is a product or the gradient of an activation:
+//
+//	forward   y = linear(x)         y = linear(x)
+//	                                q = quantize(x)        behind x's last use
+//	backward  dw = xᵀ·dy            x′ = dequantize(q)     before the first
+//	                                dw = x′ᵀ·dy
+//
+// What a norm's or attention's gradient reads stays: it goes with statistics of the
+// unrounded value.
+func saveInt8(p *graph.Program, ph *graph.Phase) {
+	w := graph.NewEditor(ph)
+	for _, s := range findSaved(p, w) {
+		b := *p.Buf(s.buf)
+		cols := b.Shape[len(b.Shape)-1]
+		attr := graph.QuantAttr{Block: cols, Parts: 1}
+		packed := graph.Buffer{Name: b.Name + ".int8", DType: graph.U8, Shape: []int64{attr.Bytes(b.Elems())},
+			Class: b.Class, Life: b.Life, Unit: b.Unit, Micro: b.Micro}
+		q := p.AddBuffer(packed)
+		b.Name += ".read"
+		b.Shape = slices.Clone(b.Shape)
+		read := p.AddBuffer(b)
+		op := func(near *graph.Op, kind graph.Kind, name string, in, out graph.BufID) graph.Op {
+			o := graph.NewOp(kind, name, []graph.BufID{in}, []graph.Out{{Buf: out}}, attr)
+			o.Stream, o.Pass, o.Unit, o.Micro = near.Stream, near.Pass, near.Unit, near.Micro
+			return o
+		}
+		last, first := &w.Base[s.forward].Op, &w.Base[s.backward[0]].Op
+		w.After(s.forward, op(last, graph.Quantize, packed.Name, s.buf, q))
+		w.Before(s.backward[0], op(first, graph.Dequantize, b.Name, q, read))
+		for _, i := range s.backward {
+			for a, id := range w.Base[i].Op.In {
+				if id == s.buf {
+					w.Base[i].Op.In[a] = read
+				}
+			}
+		}
+	}
+	w.Commit()
+}
+
+// saved is an activation that may rest in int8, with the index of its last use in the
+// forward and those of its uses in the backward.
+type saved struct {
+	buf      graph.BufID
+	forward  int
+	backward []int
+}
+
+// ReadsQuantised says whether input i of an operation may be what was saved in int8:
+// it is a factor of a product, or what an activation's gradient is taken at.
+func ReadsQuantised(op *graph.Op, i int) bool {
+	switch op.Kind {
+	case graph.LinearGradW:
+		return i == 0
+	case graph.ActivationGrad:
+		return i == 1
+	case graph.SwiGLUGrad:
+		return i == 1 || i == 2
+	}
+	return false
+}
+
+// findSaved lists them in the order of their last use in the forward.
+func findSaved(p *graph.Program, w *graph.Editor) []saved {
+	type state struct {
+		saved
+		writes int
+		unfit  bool
+	}
+	all := map[graph.BufID]*state{} // by root
+	var order []graph.BufID
+	for i, n := range w.Base {
+		op := &n.Op
+		forward := op.Pass == graph.Forward
+		use := func(id graph.BufID, fits bool) {
+			if id == graph.NoBuf {
+				return
+			}
+			root, _ := p.Resolve(id, nil)
+			s := all[root]
+			if s == nil {
+				s = &state{saved: saved{buf: root}}
+				all[root], order = s, append(order, root)
+			}
+			b := p.Buf(root)
+			if !fits || id != root || b.Class != graph.Activations || b.Life != graph.LifePhase || len(b.Shape) < 2 {
+				s.unfit = true
+			}
+			if forward {
+				s.forward = i
+			} else if len(s.backward) == 0 || s.backward[len(s.backward)-1] != i {
+				s.backward = append(s.backward, i)
+			}
+		}
+		for k, id := range op.In {
+			use(id, forward || ReadsQuantised(op, k))
+		}
+		for _, o := range op.Out {
+			use(o.Buf, forward && o.Mode == graph.Write)
+			if o.Buf != graph.NoBuf {
+				root, _ := p.Resolve(o.Buf, nil)
+				all[root].writes++
+			}
+		}
+		use(op.Skip, false)
+	}
+	var list []saved
+	for _, root := range order {
+		if s := all[root]; !s.unfit && s.writes == 1 && len(s.backward) > 0 {
+			list = append(list, s.saved)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b saved) int { return a.forward - b.forward })
+	return list
+}
+
+// CheckSaved holds a program to what quantised activations are for: only products and
+// gradients of activations read one.
+func CheckSaved(p *graph.Program) error {
+	for i := range p.Sections {
+		for j := range p.Sections[i].Phases {
+			ops := p.Sections[i].Phases[j].Ops
+			read := map[graph.BufID]string{} // what holds dequantised activations, by root
+			for k := range ops {
+				op := &ops[k]
+				for a, id := range op.In {
+					if id == graph.NoBuf {
+						continue
+					}
+					root, _ := p.Resolve(id, nil)
+					if name, ok := read[root]; ok && !ReadsQuantised(op, a) {
+						return fmt.Errorf("%s (%s) reads %s, which was saved in int8", op.Name, op.Kind, name)
+					}
+				}
+				for _, o := range op.Out {
+					if o.Buf == graph.NoBuf {
+						continue
+					}
+					root, _ := p.Resolve(o.Buf, nil)
+					if delete(read, root); op.Kind == graph.Dequantize && p.Buf(root).Class == graph.Activations {
+						read[root] = p.Buf(root).Name
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
