@@ -11,6 +11,7 @@
 package spillway
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strings"
@@ -340,6 +341,12 @@ func (c *Config) Validate() error {
 	if o := strings.ToLower(c.Optimizer); c.Trust == 0 && (o == "lars" || o == "larc") {
 		return fmt.Errorf("--trust 0: %s would train nothing; a positive number is needed", o)
 	}
+	return cmp.Or(c.validateMemory(), c.validateFiles())
+}
+
+// validateMemory refuses what decides where things rest: stage, caps, caches,
+// recomputation and offload.
+func (c *Config) validateMemory() error {
 	if _, err := zero.ParseStage(c.Zero); err != nil {
 		return fmt.Errorf("--zero %d: stages are 0, 1, 2 and 3", c.Zero)
 	}
@@ -372,6 +379,12 @@ func (c *Config) Validate() error {
 			return err
 		}
 	}
+	return nil
+}
+
+// validateFiles refuses what a run reads and writes beside its training data, and
+// flags that need another one.
+func (c *Config) validateFiles() error {
 	if c.Timeout <= 0 {
 		return fmt.Errorf("--timeout %s: a positive duration is needed", c.Timeout)
 	}

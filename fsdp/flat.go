@@ -26,6 +26,9 @@ func Flatten(p *graph.Program, shards int) (*graph.Program, error) {
 		if prm.Unit < 0 || prm.Unit >= len(q.Units) {
 			return nil, fmt.Errorf("fsdp: parameter %q belongs to unit %d of %d", prm.Name, prm.Unit, len(q.Units))
 		}
+		if s := prm.Split; s != nil {
+			return nil, fmt.Errorf("fsdp: parameter %q is split over mesh axis %d; flat parameters are of whole ones: the gradient norm goes over one axis", prm.Name, s.Axis)
+		}
 		members[prm.Unit] = append(members[prm.Unit], i)
 	}
 	for u := range q.Units {

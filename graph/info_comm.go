@@ -1,8 +1,7 @@
 package graph
 
 // Collectives and memory operations. None is differentiated: rewrites add them
-// to programs that have their gradients already.
-
+// to programs that have their gradients already. A table: as long as it has kinds.
 func init() {
 	register(
 		&Info{

@@ -23,7 +23,7 @@ import (
 //	  segment h.0.w start=0 len=640 flat=0
 //	  value value/h.0 name=value axis=0 len=256 per-param
 //	  state exp_avg/h.0 name=exp_avg axis=0 len=256
-//	param h.0.w [64,10] normal std=0.02 unit=h.0 decay frozen value=h.0.w grad=h.0.w.grad
+//	param h.0.w [64,10] normal std=0.02 unit=h.0 decay frozen split=0:1 value=h.0.w grad=h.0.w.grad
 //	buffer host/tokens i32 [4,64] host inputs run port=tokens
 //	buffer h.0.w f32 [64,10] device parameters run unit=h.0 pad=8 view=flat/h.0 offset=0 stride=256 axis=0 global=[256] place=[shard]
 //	section step kind=step
@@ -128,39 +128,42 @@ func formatLines(p *Program) []string {
 		f.buffer(i)
 	}
 	for i := range p.Sections {
-		s := &p.Sections[i]
-		f.word("section")
-		f.word(quoteName(s.Name))
-		if s.Kind != SectionOther {
-			f.key("kind", s.Kind.String())
-		}
-		if s.Form != FormWhole {
-			f.key("form", s.Form.String())
-		}
-		f.end()
-		for j := range s.Phases {
-			ph := &s.Phases[j]
-			f.word("phase")
-			f.word(quoteName(ph.Name))
-			f.word("×" + strconv.Itoa(ph.Repeat))
-			if ph.Kind != OtherPhase {
-				f.key("kind", ph.Kind.String())
-			}
-			f.flag("first", ph.First)
-			f.flag("last", ph.Last)
-			f.end()
-			for k := range ph.Ops {
-				f.op(&ph.Ops[k])
-			}
-			for _, t := range ph.Throttles {
-				f.word("throttle")
-				f.word(quoteName(t.Before))
-				f.word(quoteName(t.After))
-				f.end()
-			}
-		}
+		f.section(&p.Sections[i])
 	}
 	return f.lines
+}
+
+func (f *formatter) section(s *Section) {
+	f.word("section")
+	f.word(quoteName(s.Name))
+	if s.Kind != SectionOther {
+		f.key("kind", s.Kind.String())
+	}
+	if s.Form != FormWhole {
+		f.key("form", s.Form.String())
+	}
+	f.end()
+	for j := range s.Phases {
+		ph := &s.Phases[j]
+		f.word("phase")
+		f.word(quoteName(ph.Name))
+		f.word("×" + strconv.Itoa(ph.Repeat))
+		if ph.Kind != OtherPhase {
+			f.key("kind", ph.Kind.String())
+		}
+		f.flag("first", ph.First)
+		f.flag("last", ph.Last)
+		f.end()
+		for k := range ph.Ops {
+			f.op(&ph.Ops[k])
+		}
+		for _, t := range ph.Throttles {
+			f.word("throttle")
+			f.word(quoteName(t.Before))
+			f.word(quoteName(t.After))
+			f.end()
+		}
+	}
 }
 
 func (f *formatter) word(s string) {
@@ -287,6 +290,9 @@ func (f *formatter) param(i int) {
 	f.unitOf(q.Unit)
 	f.flag("decay", q.Decay)
 	f.flag("frozen", q.Frozen)
+	if s := q.Split; s != nil {
+		f.key("split", strconv.Itoa(s.Dim)+":"+strconv.Itoa(s.Axis))
+	}
 	if q.Value != NoBuf {
 		f.key("value", f.buf(q.Value))
 	}

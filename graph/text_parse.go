@@ -515,6 +515,14 @@ func (ps *textParser) param(a *args) error {
 			q.Decay = true
 		case "frozen":
 			q.Frozen = true
+		case "split":
+			dim, axis, ok := strings.Cut(value, ":")
+			d, err := strconv.Atoi(dim)
+			x, err2 := strconv.Atoi(axis)
+			if !ok || err != nil || err2 != nil {
+				a.fail(fmt.Errorf("split %q is not a dimension and a mesh axis, as in 0:1", clip(value)))
+			}
+			q.Split = &Split{d, x}
 		case "value":
 			q.Value = a.buf(value)
 		case "grad":

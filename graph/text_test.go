@@ -103,7 +103,11 @@ func drawText(t *rapid.T) *Program {
 		return rapid.OneOf(rapid.Float64(), rapid.SampledFrom([]float64{0, math.Copysign(0, -1), math.Inf(1), 1e-8})).Draw(t, "float")
 	}
 	for range small(0, 3) {
-		p.Params = append(p.Params, Param{Name: nm(), Shape: ints(), Init: InitKind(small(0, 5)), Std: float(), Unit: small(-1, 2), Decay: flag(), Frozen: flag(), Value: buf(), Grad: buf()})
+		var split *Split
+		if flag() {
+			split = &Split{small(-1, 3), small(-1, 2)}
+		}
+		p.Params = append(p.Params, Param{Split: split, Name: nm(), Shape: ints(), Init: InitKind(small(0, 5)), Std: float(), Unit: small(-1, 2), Decay: flag(), Frozen: flag(), Value: buf(), Grad: buf()})
 	}
 	attrs := []any{nil, PosAttr{num()}, LinearAttr{flag(), ActKind(nm()), flag()}, FillAttr{float()}, GroupAttr{Axis: small(-1, 2), Order: SumOrder(small(0, 3))},
 		UpdateAttr{Shard: ShardAttr{small(0, 2), small(-1, 2), num(), num(), num()}, Beta1: float(), Nesterov: flag()}}

@@ -197,15 +197,18 @@ func (v *verifier) params(ref func(what string, id BufID) error) error {
 		if q.Unit < 0 || q.Unit >= len(p.Units) {
 			return fmt.Errorf("parameter %s: belongs to unit %d, want one of the program's %d", q.Name, q.Unit, len(p.Units))
 		}
-		for _, b := range []struct {
+		if err := p.checkSplit(q); err != nil {
+			return fmt.Errorf("parameter %s: %w", q.Name, err)
+		}
+		for _, b := range [...]struct {
 			what string
 			id   BufID
 		}{{"value", q.Value}, {"gradient", q.Grad}} {
 			if err := ref("its "+b.what, b.id); err != nil {
 				return fmt.Errorf("parameter %s: %w", q.Name, err)
 			}
-			if b.id != NoBuf && p.Buf(b.id).Elems() != q.Elems() {
-				return fmt.Errorf("parameter %s: its %s %s has shape %v, want the %d elements of %v", q.Name, b.what, p.bufName(b.id), p.Buf(b.id).Shape, q.Elems(), q.Shape)
+			if b.id != NoBuf && p.Buf(b.id).Elems() != p.LocalElems(q) {
+				return fmt.Errorf("parameter %s: its %s %s has shape %v, want the %d elements of %v", q.Name, b.what, p.bufName(b.id), p.Buf(b.id).Shape, p.LocalElems(q), p.LocalShape(q))
 			}
 		}
 		if q.Frozen && q.Grad != NoBuf {
@@ -264,8 +267,8 @@ func (v *verifier) unit(u *Unit) error {
 		}
 		q := &p.Params[s.Param]
 		switch {
-		case s.Start < 0 || s.Len < 1 || s.Len > q.Elems() || s.Start > q.Elems()-s.Len:
-			return fmt.Errorf("segment %d has elements %d to %d of %s, want a part of its %d", i, s.Start, s.Start+s.Len, q.Name, q.Elems())
+		case s.Start < 0 || s.Len < 1 || s.Len > p.LocalElems(q) || s.Start > p.LocalElems(q)-s.Len:
+			return fmt.Errorf("segment %d has elements %d to %d of %s, want a part of its %d", i, s.Start, s.Start+s.Len, q.Name, p.LocalElems(q))
 		case s.Start%segmentElems != 0 || s.Flat%segmentElems != 0:
 			return fmt.Errorf("segment %d of %s starts at element %d of it and %d of the unit, want multiples of %d", i, q.Name, s.Start, s.Flat, segmentElems)
 		case s.Flat < end:
@@ -327,6 +330,9 @@ func (v *verifier) buffers() error {
 		if b.Place != nil && len(b.Place) != len(p.Mesh) {
 			return fmt.Errorf("buffer %s: %d placements, want one for each of %d mesh axes", p.bufName(BufID(id)), len(b.Place), len(p.Mesh))
 		}
+		if err := p.checkGlobal(b); err != nil {
+			return fmt.Errorf("buffer %s: %w", p.bufName(BufID(id)), err)
+		}
 		if b.View == nil {
 			continue
 		}
@@ -342,6 +348,26 @@ func (v *verifier) buffers() error {
 		if root := p.Buf(v.regions.Of[id].Root); root.Life != LifeRun {
 			return fmt.Errorf("buffer %s: lives for a %v, want run: the host uses it between sections", root.Name, root.Life)
 		}
+	}
+	return nil
+}
+
+// checkGlobal holds a buffer's global shape against its own and its placements.
+func (p *Program) checkGlobal(b *Buffer) error {
+	if len(b.Global) == 0 {
+		return nil
+	}
+	global, parts := int64(1), int64(1)
+	for _, d := range b.Global {
+		global *= d
+	}
+	for axis, place := range b.Place {
+		if place == Sharded {
+			parts *= int64(p.Mesh[axis].Size)
+		}
+	}
+	if b.Elems()*parts != global {
+		return fmt.Errorf("%d elements on each of %d ranks that have a part each, want the %d of global shape %v", b.Elems(), parts, global, b.Global)
 	}
 	return nil
 }

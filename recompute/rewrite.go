@@ -158,6 +158,13 @@ func (r *rewriter) number() {
 		}
 		r.ins, r.outs = append(r.ins, ins), append(r.outs, outs)
 	}
+	r.keepLoss()
+	r.markDropped()
+	r.keepAcross()
+}
+
+// keepLoss keeps what the operations that add to the loss read and make.
+func (r *rewriter) keepLoss() {
 	for i := range r.ops {
 		loss := false
 		for _, o := range r.ops[i].Out {
@@ -171,9 +178,11 @@ func (r *rewriter) number() {
 			}
 		}
 	}
-	r.markDropped()
-	// Under full, and of what is dropped by name, what other units' forward reads
-	// is kept.
+}
+
+// keepAcross keeps, under full and of what is dropped by name, what other units'
+// forward reads, and all results of an operation of which one is kept.
+func (r *rewriter) keepAcross() {
 	for i := range r.vals {
 		v := &r.vals[i]
 		if v.by < 0 || r.policyOf(v.by) != Full && !r.dropped[i] {

@@ -224,44 +224,7 @@ func parseLlama(o *object, modelType string) Config {
 	if o.err != nil {
 		return c
 	}
-	// An absent key and a null differ: the classes' own defaults are not None
-	// in Qwen2Config and Qwen3Config (32) and MistralConfig (8), while a null means one
-	// key-value head per query head everywhere.
-	kvDefault := c.Heads
-	if !o.has("num_key_value_heads") {
-		switch modelType {
-		case "qwen2", "qwen3":
-			kvDefault = 32
-		case "mistral":
-			kvDefault = 8
-		}
-	}
-	c.KVHeads = o.int("num_key_value_heads", kvDefault, maxHeads)
-	headDim := 0
-	if modelType == "qwen3" {
-		headDim = 128
-	}
-	c.HeadDim = o.int("head_dim", headDim, maxHidden)
-	if o.err != nil {
-		return c
-	}
-	if c.Heads%c.KVHeads != 0 {
-		o.failf("num_key_value_heads is %d, which does not divide num_attention_heads %d; each key-value head serves the same number of query heads: use %s", c.KVHeads, c.Heads, nearest.Divisors(c.Heads, c.KVHeads))
-		return c
-	}
-	if c.HeadDim == 0 {
-		if c.Hidden%c.Heads != 0 {
-			o.failf("num_attention_heads is %d, which does not divide hidden_size %d; every head needs the same width: use %s (or give head_dim)", c.Heads, c.Hidden, nearest.Divisors(c.Hidden, c.Heads))
-			return c
-		}
-		c.HeadDim = c.Hidden / c.Heads
-	}
-	if c.HeadDim%2 != 0 {
-		o.failf("a head is %d wide (head_dim, or hidden_size / num_attention_heads); rotary positions turn pairs, so it must be even", c.HeadDim)
-		return c
-	}
-	if int64(c.Heads)*int64(c.HeadDim) > maxInner {
-		o.failf("num_attention_heads %d × head_dim %d is over %d", c.Heads, c.HeadDim, maxInner)
+	if c.llamaHeads(o, modelType); o.err != nil {
 		return c
 	}
 	c.Activation = o.activation("hidden_act", "silu")
@@ -303,6 +266,50 @@ func parseLlama(o *object, modelType string) Config {
 	}
 	parseRope(o, &c)
 	return c
+}
+
+// llamaHeads reads how the width is cut into heads.
+func (c *Config) llamaHeads(o *object, modelType string) {
+	// An absent key and a null differ: the classes' own defaults are not None
+	// in Qwen2Config and Qwen3Config (32) and MistralConfig (8), while a null means one
+	// key-value head per query head everywhere.
+	kvDefault := c.Heads
+	if !o.has("num_key_value_heads") {
+		switch modelType {
+		case "qwen2", "qwen3":
+			kvDefault = 32
+		case "mistral":
+			kvDefault = 8
+		}
+	}
+	c.KVHeads = o.int("num_key_value_heads", kvDefault, maxHeads)
+	headDim := 0
+	if modelType == "qwen3" {
+		headDim = 128
+	}
+	c.HeadDim = o.int("head_dim", headDim, maxHidden)
+	if o.err != nil {
+		return
+	}
+	if c.Heads%c.KVHeads != 0 {
+		o.failf("num_key_value_heads is %d, which does not divide num_attention_heads %d; each key-value head serves the same number of query heads: use %s", c.KVHeads, c.Heads, nearest.Divisors(c.Heads, c.KVHeads))
+		return
+	}
+	if c.HeadDim == 0 {
+		if c.Hidden%c.Heads != 0 {
+			o.failf("num_attention_heads is %d, which does not divide hidden_size %d; every head needs the same width: use %s (or give head_dim)", c.Heads, c.Hidden, nearest.Divisors(c.Hidden, c.Heads))
+			return
+		}
+		c.HeadDim = c.Hidden / c.Heads
+	}
+	if c.HeadDim%2 != 0 {
+		o.failf("a head is %d wide (head_dim, or hidden_size / num_attention_heads); rotary positions turn pairs, so it must be even", c.HeadDim)
+		return
+	}
+	if int64(c.Heads)*int64(c.HeadDim) > maxInner {
+		o.failf("num_attention_heads %d × head_dim %d is over %d", c.Heads, c.HeadDim, maxInner)
+		return
+	}
 }
 
 // parseRope reads rope_theta and rope_scaling, or rope_parameters, which

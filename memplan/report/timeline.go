@@ -63,14 +63,32 @@ func NewTimeline(p *graph.Program, l *memplan.Layout, section string, sp graph.S
 	if n == 0 || t.Extent == 0 {
 		return t, nil
 	}
-	type life struct {
-		id       graph.BufID
-		from, to int
-	}
-	var lives []life
+	lives := livesOf(p, l, trace, sp)
+	column := t.choose(p, sec, trace, lives)
+	t.fill(p, lives, column)
+	slices.SortStableFunc(t.Buffers, func(a, b Buffer) int {
+		span := func(x Buffer) (s int) {
+			for _, v := range x.Lives {
+				s += v[1] - v[0]
+			}
+			return s
+		}
+		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(span(b), span(a)))
+	})
+	return t, nil
+}
+
+// life is the first and last step of one of a buffer's lives.
+type life struct {
+	id       graph.BufID
+	from, to int
+}
+
+// livesOf returns the lives of the buffers of a space that have a place.
+func livesOf(p *graph.Program, l *memplan.Layout, trace *graph.Trace, sp graph.Space) (lives []life) {
 	for id := range p.Buffers {
 		if b := &p.Buffers[id]; b.View == nil && b.Life == graph.LifeRun && b.Space == sp && l.Offset[id] >= 0 {
-			lives = append(lives, life{graph.BufID(id), 0, n - 1})
+			lives = append(lives, life{graph.BufID(id), 0, len(trace.Steps) - 1})
 		}
 	}
 	for _, r := range trace.LiveRanges() {
@@ -78,6 +96,13 @@ func NewTimeline(p *graph.Program, l *memplan.Layout, section string, sp graph.S
 			lives = append(lives, life{r.Buf, int(r.Steps[0]), int(r.Steps[len(r.Steps)-1])})
 		}
 	}
+	return lives
+}
+
+// choose makes the columns, each of the step among its own at which most is live, and
+// returns the column of every step.
+func (t *Timeline) choose(p *graph.Program, sec *graph.Section, trace *graph.Trace, lives []life) (column []int) {
+	n := len(trace.Steps)
 	// Live bytes by step, as differences.
 	totals := make([]int64, n+1)
 	for _, v := range lives {
@@ -88,7 +113,7 @@ func NewTimeline(p *graph.Program, l *memplan.Layout, section string, sp graph.S
 		totals[i] += totals[i-1]
 	}
 	columns := min(n, maxColumns)
-	column := make([]int, n) // by step
+	column = make([]int, n)
 	for c := range columns {
 		lo, hi := c*n/columns, (c+1)*n/columns
 		best := lo
@@ -105,6 +130,11 @@ func NewTimeline(p *graph.Program, l *memplan.Layout, section string, sp graph.S
 			t.Peak = c
 		}
 	}
+	return column
+}
+
+// fill gives the columns their bytes, and the timeline its buffers.
+func (t *Timeline) fill(p *graph.Program, lives []life, column []int) {
 	index := map[graph.BufID]int{}
 	for _, v := range lives {
 		// The columns whose own step lies in the life.
@@ -131,14 +161,4 @@ func NewTimeline(p *graph.Program, l *memplan.Layout, section string, sp graph.S
 		}
 		t.Buffers[k].Lives = append(t.Buffers[k].Lives, [2]int{from, to})
 	}
-	slices.SortStableFunc(t.Buffers, func(a, b Buffer) int {
-		span := func(x Buffer) (s int) {
-			for _, v := range x.Lives {
-				s += v[1] - v[0]
-			}
-			return s
-		}
-		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(span(b), span(a)))
-	})
-	return t, nil
 }

@@ -39,6 +39,8 @@ var (
 	int8 = unit{"int8", "four bytes of consecutive k, unsigned in A and signed in B", func(b, a, acc reg.VecPhysical) { VPDPBUSD(b, a, acc) }, VPADDD}
 )
 
+// micro512 generates the kernel of a unit.
+// In one piece: one kernel, in the order of its instructions.
 func micro512(mr int, u unit) {
 	name := fmt.Sprintf("%sx%dAVX512", u.name, mr)
 	TEXT(name, NOSPLIT, "func(t *byte)")

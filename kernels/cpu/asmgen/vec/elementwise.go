@@ -37,6 +37,7 @@ func variants(field, name, signature, doc, dst string, body func(g *vlib.Gen, pu
 const full = " for n elements, a multiple of 16."
 
 // elementwise kernels work on whole groups of 16; the Go code does the rest.
+// In one piece: a table of kernels, as long as it has entries.
 func elementwise() {
 	for i, op := range []struct {
 		name, sign string

@@ -11,6 +11,7 @@ import (
 func fmt2(format string, args ...any) string { return fmt.Sprintf(format, args...) }
 
 // rows are the kernels along one row of n elements, n at least 1.
+// In one piece: a table of kernels, as long as it has entries.
 func rows() {
 	kernel("rowSum", "rowSum", "func(x *float32, n int) float32", "returns Σx in 16 lanes.", func(g *vlib.Gen) {
 		x, n := g.Ptr("x"), g.Ptr("n")
