@@ -42,6 +42,7 @@ func drawConfig(t *testing.T, rng *rand.Rand) Config {
 		cfg.Early = rng.IntN(2) == 0
 	}
 	cfg.BoundsOnly = rng.IntN(4) == 0
+	cfg.LayerOrder = !cfg.Reproducible && rng.IntN(3) == 0
 	return cfg
 }
 
