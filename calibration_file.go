@@ -32,6 +32,8 @@ type keptMachine struct {
 	// MemoryBandwidth is that of copies by all cores, read and written; 0: not
 	// measured.
 	MemoryBandwidth float64 `json:"memory_bytes_per_second"`
+	// Links is what collectives took, by transport and ranks.
+	Links []keptLinks `json:"links,omitempty"`
 }
 
 // calibrationFile is calibration.json: what was measured, by machine.

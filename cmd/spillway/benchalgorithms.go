@@ -56,7 +56,7 @@ func (m *meter) all(w *benchWorld, algorithms []algo.Name, bytes int64) (rows []
 			if err != nil {
 				return nil, err
 			}
-			row.Algorithm = a
+			row.Algorithm, row.perHost = a, perHost
 			if !oneWay {
 				name := a
 				if a == algo.Auto {

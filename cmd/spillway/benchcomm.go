@@ -48,7 +48,8 @@ process (--ranks), of several (spillway launch -n N -- bench comm), or over MPI
 host: the bytes that the ranks load and store, over the bandwidth at which they all
 copy at once, measured in the same run. Over MPI the library's own collectives run beside, in turn.
 --collectives all has a row for each algorithm, and what a link of the cluster kind is
-reckoned to need for it.`,
+reckoned to need for it. What the algorithms took that auto chooses is kept, by
+transport and ranks, for the predicted times of plan --transport and train --fit.`,
 		Args: noArguments,
 	}
 	fs := cmd.Flags()
@@ -84,7 +85,11 @@ reckoned to need for it.`,
 		if err != nil || !p.leads() {
 			return err
 		}
-		return b.report(cmd.OutOrStdout(), rows)
+		if err := b.report(cmd.OutOrStdout(), rows); err != nil {
+			return err
+		}
+		fmt.Fprintln(cmd.ErrOrStderr(), keepLinks(rows))
+		return nil
 	}
 	return cmd
 }
@@ -172,6 +177,8 @@ type commRow struct {
 	Operations int       `json:"operations"`
 	Reckoned   float64   `json:"reckoned_seconds"`       // by algo.Cluster
 	Peer       float64   `json:"peer_seconds,omitempty"` // of the MPI library's own, in turn with it
+
+	perHost int // neighbours that share a host
 }
 
 const smallestBuffer = 1 << 10

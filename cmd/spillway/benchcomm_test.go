@@ -6,12 +6,14 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/algo"
+	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
 func TestBenchCommHasARowAnAlgorithm(t *testing.T) {
@@ -37,6 +39,53 @@ func TestBenchCommHasARowAnAlgorithm(t *testing.T) {
 	got = command("bench", "comm", "--collectives", "direct,rings")
 	require.Equal(t, 1, got.status)
 	require.Contains(t, got.stderr, `--collectives "rings": want auto, direct`)
+}
+
+// What bench comm measures is what plan predicts with, for that transport.
+func TestBenchCommKeepsLinksForPlan(t *testing.T) {
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	asked := []string{"plan", "--model", testdata + "/gpt2", "--ranks", "2", "--batch", "1", "--seq", "16"}
+	words := func(args ...string) string {
+		got := command(append(asked, args...)...)
+		require.Zero(t, got.status, got.stderr)
+		return strings.Join(strings.Fields(got.stdout), " ")
+	}
+	require.Contains(t, words("--transport", "shm"), "collectives as in one process, until spillway launch -n N -- bench comm has measured them")
+	require.NotContains(t, words(), "; collectives")
+	got := command("bench", "comm", "--ranks", "2", "--max-bytes", "1KiB")
+	require.Zero(t, got.status, got.stderr)
+	require.Contains(t, got.stderr, "not kept for plans: that takes two ranks or more, and buffers up to 1MiB at least")
+	got = command("bench", "comm", "--ranks", "2", "--max-bytes", "1MiB")
+	require.Zero(t, got.status, got.stderr)
+	require.Contains(t, got.stderr, "kept for plan --transport inproc and train --fit in "+os.Getenv("XDG_CONFIG_HOME"))
+	require.Contains(t, words(), "; collectives as measured over inproc between 2 ranks, ")
+	require.Contains(t, words("--transport", "SHM"), "collectives as in one process")
+
+	p := start(t, launched(2, "bench", "comm", "--max-bytes", "1MiB")...)
+	require.Zero(t, p.end(t), p.errs.String())
+	require.Contains(t, words("--transport", "shm"), "; collectives as measured over shm between 2 ranks, ")
+	for _, c := range [][]string{{"--transport", "tcp", `"tcp": want inproc, shm or mpi`}, {"--transport", "mpi", "--gpu", "v100-16", "leave it out with --gpu"}} {
+		got := command(append(asked, c[:len(c)-1]...)...)
+		require.Equal(t, 1, got.status)
+		require.Contains(t, got.stderr, c[len(c)-1])
+	}
+}
+
+// By each operation and size, what auto takes is what is kept.
+func TestLinkSamples(t *testing.T) {
+	row := func(transport string, op comm.Op, a algo.Name, bytes int64, s float64) commRow {
+		return commRow{Transport: transport, Ranks: 4, Op: op, Algorithm: a, Bytes: bytes, Seconds: s, perHost: 4}
+	}
+	got := linkSamples([]commRow{
+		row("shm", comm.AllGather, algo.Tree, 4096, 9), row("shm", comm.AllGather, algo.Direct, 4096, 1), row("shm", comm.AllGather, algo.Ring, 4096, 8),
+		row("shm", comm.AllReduce, algo.Direct, 4096, 2), row("shm", comm.Broadcast, algo.Direct, 4096, 3),
+	})
+	require.Equal(t, []cost.Sample{{Class: "all_gather", Size: cost.Size{Bytes: 3072}, Seconds: 1}, {Class: "all_reduce", Size: cost.Size{Bytes: 6144}, Seconds: 2}}, got)
+	best := algo.Cluster.Best(comm.AllReduce, 4, 4, 64)
+	require.NotEqual(t, algo.Direct, best)
+	got = linkSamples([]commRow{row("mpi", comm.AllReduce, best, 64, 1), row("mpi", comm.AllReduce, algo.Direct, 64, 2)})
+	require.Equal(t, 1.0, got[0].Seconds)
+	require.Empty(t, linkSamples([]commRow{{Transport: "inproc", Ranks: 1, Op: comm.AllReduce, Algorithm: algo.Direct, Bytes: 64, Seconds: 1}}))
 }
 
 // Over MPI the library's own collectives run beside ours.

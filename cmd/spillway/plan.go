@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
@@ -42,6 +43,7 @@ type planFlags struct {
 	calibrate            bool
 	cpu                  spillway.Hardware // without --gpu
 	rates                string            // where its rates are from
+	transport            string            // how its ranks meet
 	memory               float64           // bytes/s of this machine's memory, with --gpu detect; 0: not measured
 	diskRead, diskWrite  float64           // bytes/s of --disk, likewise
 	chosen               bool              // --fit has chosen the configuration
@@ -114,6 +116,13 @@ data and no GPU.`,
 		} else if f.gpuFound == nil {
 			f.cpu, f.rates = spillway.KnownHardware(c.ComputeThreads())
 		}
+		if f.gpuFound == nil {
+			if err := f.overTransport(c.Ranks); err != nil {
+				return err
+			}
+		} else if fs.Changed("transport") {
+			return errors.New("--transport is how CPU ranks meet; leave it out with --gpu")
+		}
 		c = c.Sharing()
 		var best *spillway.Fitted
 		if l.fit {
@@ -145,6 +154,7 @@ func (f *planFlags) bind(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
 	fs.StringVar(&f.dump, "dump", "", "write the program after each pass, and what the pass changed, into the new folder `DIR`")
 	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
+	fs.StringVar(&f.transport, "transport", cluster.InProc, "how CPU ranks meet, for the predicted time: inproc, shm or mpi, as bench comm has measured it")
 	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
 	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
 	fs.BoolVar(&f.listGPUs, "list-gpus", false, "list the GPUs that --gpu names")
@@ -260,6 +270,18 @@ func (f *planFlags) calibrateCPU(ctx context.Context, c *spillway.Config) error 
 		f.rates += ", kept in " + path
 	} else {
 		f.rates += "; " + err.Error()
+	}
+	return nil
+}
+
+// overTransport takes what bench comm has measured of how the ranks meet.
+func (f *planFlags) overTransport(ranks int) error {
+	if err := spillway.CheckLinks(f.transport); err != nil {
+		return err
+	}
+	var note string
+	if f.cpu, note = f.cpu.Over(strings.ToLower(f.transport), ranks); note != "" {
+		f.rates += "; " + note
 	}
 	return nil
 }

@@ -75,6 +75,9 @@ Any flag overrides a value of the demo.`,
 			if err != nil {
 				return err
 			}
+			if !strings.EqualFold(c.Device, "cuda") {
+				hw, _ = hw.Over(p.transport, c.Ranks)
+			}
 			best, err := spillway.Fit(onDevice, cmd.Flags().Changed, l.globalBatch, hw)
 			var none *spillway.NothingFits
 			switch {

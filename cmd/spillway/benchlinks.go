@@ -1,0 +1,72 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/algo"
+	"github.com/spillway-ml/spillway/memplan/cost"
+)
+
+// leastKept is the largest buffer that a measurement needs, to say what a byte takes.
+const leastKept = 1 << 20
+
+// keepLinks keeps what was measured for plans, and says where, or why not.
+func keepLinks(rows []commRow) string {
+	samples := linkSamples(rows)
+	largest := int64(0)
+	for _, r := range rows {
+		largest = max(largest, r.Bytes)
+	}
+	if len(samples) == 0 || largest < leastKept {
+		return "not kept for plans: that takes two ranks or more, and buffers up to 1MiB at least"
+	}
+	path, err := spillway.KeepLinks(cost.FitLinks(rows[0].Transport, rows[0].Ranks, samples))
+	if err != nil {
+		return "warning: " + err.Error()
+	}
+	return fmt.Sprintf("kept for plan --transport %s and train --fit in %s", rows[0].Transport, path)
+}
+
+// linkSamples are the measurements of those algorithms that train's --collectives auto
+// takes: of each operation and size the one that it chooses, or the transport's own.
+func linkSamples(rows []commRow) (samples []cost.Sample) {
+	type key struct {
+		op    comm.Op
+		bytes int64
+	}
+	chosen := map[key]commRow{}
+	for _, r := range rows {
+		if r.Ranks < 2 || r.Op == comm.Broadcast { // no program has one
+			continue
+		}
+		auto := algo.Direct
+		if r.Transport == cluster.MPI && r.Op != comm.AllToAll {
+			auto = algo.Cluster.Best(r.Op, r.Ranks, r.perHost, r.Bytes)
+		}
+		k := key{r.Op, r.Bytes}
+		if _, there := chosen[k]; !there && r.Algorithm == algo.Direct || r.Algorithm == auto || r.Algorithm == algo.Auto {
+			chosen[k] = r
+		}
+	}
+	for k, r := range chosen {
+		sent := k.bytes / int64(r.Ranks) * int64(r.Ranks-1)
+		if k.op == comm.AllReduce {
+			sent *= 2
+		}
+		samples = append(samples, cost.Sample{Class: cost.Class(k.op), Size: cost.Size{Bytes: float64(sent)}, Seconds: r.Seconds})
+	}
+	sortSamples(samples)
+	return samples
+}
+
+// sortSamples makes what is fitted to them independent of a map's order.
+func sortSamples(list []cost.Sample) {
+	slices.SortFunc(list, func(a, b cost.Sample) int {
+		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.Size.Bytes, b.Size.Bytes))
+	})
+}
