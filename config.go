@@ -153,6 +153,14 @@ type Config struct {
 	// the same at every stage; halves of what they stand for are saved, and precision
 	// is lost (docs/decisions/0019).
 	Int8 []string
+	// OptimizerDType is what AdamW keeps: "fp32" (or ""), or "bf16": moments in bf16 and,
+	// with Precision bf16, parameters without a master, 6 bytes a parameter for 14. It
+	// goes with StochasticRounding, without which small updates would be lost.
+	OptimizerDType string
+	// StochasticRounding rounds what rests in bf16 so that its mean over many updates is
+	// exact: by the seed, the parameter's name, element and the update's number, so at
+	// every stage the same.
+	StochasticRounding bool
 	// Recompute drops activations and computes them again in the backward: none,
 	// selective, full, policies by unit or buffers by name (see package recompute),
 	// or auto: as few buffers as the cap on device memory asks for, those first that
@@ -326,7 +334,7 @@ func (c *Config) Validate() error {
 		atLeast("eval-steps", c.EvalSteps, 1, "batch"), atLeast("save-every", c.SaveEvery, 0, "step"), atLeast("keep", c.Keep, 0, "checkpoint"),
 		atLeast("lr-base-batch", c.LRBaseBatch, 1, "row"),
 		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders), oneOf("accum-order", c.AccumOrder, accumOrders),
-		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), validScale(c), validInt8(c), atLeast("shard-size", c.ShardSize, 0, "rank"),
+		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), atLeast("shard-size", c.ShardSize, 0, "rank"),
 		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, devices),
 		oneOf("on-nonfinite", c.OnNonFinite, nonFinites),
 		validCollectives(c),
@@ -445,5 +453,5 @@ func (c *Config) threads() int {
 // optimizer returns the update rule.
 func (c *Config) optimizer() zero.Optimizer {
 	return zero.Optimizer{Name: strings.ToLower(c.Optimizer), Beta1: c.Beta1, Beta2: c.Beta2, Eps: c.Eps, Decay: c.WeightDecay,
-		Trust: c.Trust, AdaptAll: c.AdaptAll, LossScale: c.scalePolicy(), Int8: c.int8("optimizer")}
+		Trust: c.Trust, AdaptAll: c.AdaptAll, LossScale: c.scalePolicy(), Int8: c.int8("optimizer"), BF16: c.bf16States()}
 }

@@ -34,3 +34,30 @@ func validInt8(c *Config) error {
 	}
 	return nil
 }
+
+// bf16States tells whether the optimizer keeps bf16 and no masters.
+func (c *Config) bf16States() bool { return strings.EqualFold(c.OptimizerDType, "bf16") }
+
+// validStates refuses types of states that are unknown, and what they can't be combined
+// with.
+func validStates(c *Config) error {
+	bf16 := c.bf16States()
+	switch {
+	case c.OptimizerDType != "" && !bf16 && !strings.EqualFold(c.OptimizerDType, "fp32"):
+		return fmt.Errorf("--optimizer-dtype %.80q: use fp32 or bf16", c.OptimizerDType)
+	case !bf16 && c.StochasticRounding:
+		return fmt.Errorf("--stochastic-rounding without --optimizer-dtype bf16: fp32 states lose nothing that it would keep; give both or neither")
+	case !bf16:
+	case !c.StochasticRounding:
+		return fmt.Errorf("--optimizer-dtype bf16 without --stochastic-rounding: rounded to nearest, updates below a parameter's last place are lost; give both")
+	case !strings.EqualFold(c.Optimizer, "adamw"):
+		return fmt.Errorf("--optimizer-dtype bf16 with --optimizer %.80s: only adamw has that form", c.Optimizer)
+	case !strings.EqualFold(c.precision(), "bf16"):
+		return fmt.Errorf("--optimizer-dtype bf16 with --precision %.80s: parameters without a master rest in bf16; give --precision bf16", c.precision())
+	case c.int8("optimizer"):
+		return fmt.Errorf("--optimizer-dtype bf16 with --int8 optimizer: moments have 16 bits or 8; leave one of them out")
+	case c.int8("gather"):
+		return fmt.Errorf("--optimizer-dtype bf16 with --int8 gather: what is gathered in 8 bits needs a master; leave one of them out")
+	}
+	return nil
+}

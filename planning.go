@@ -21,6 +21,9 @@ func (cfg *Config) Runnable() error {
 	if len(cfg.Int8) > 0 {
 		return errors.New("--int8 with --device cuda: the GPU's kernels have none; leave it out")
 	}
+	if cfg.bf16States() {
+		return errors.New("--optimizer-dtype bf16 with --device cuda: the GPU's kernels have none; leave it out")
+	}
 	if strings.EqualFold(cfg.Precision, "fp16") {
 		return errors.New("--precision fp16 with --device cuda: the GPU's kernels have none; use bf16 or fp32 (spillway plan plans all)")
 	}

@@ -357,6 +357,10 @@ func TestHalfBytesOfStates(t *testing.T) {
 	require.Equal(t, (psi+1)/2*12, optimizer)
 	params, grads, _ = states(3)
 	require.Equal(t, []int64{(psi + 1) / 2 * 2, (psi + 1) / 2 * 2}, []int64{params, grads})
+	c.OptimizerDType, c.StochasticRounding = "bf16", true
+	params, grads, optimizer = states(0)
+	require.Equal(t, []int64{2 * psi, 2 * psi, 4 * psi}, []int64{params, grads, optimizer}, "bf16 moments and no masters")
+	c.OptimizerDType, c.StochasticRounding = "", false
 	_, _, optimizer = states(0, "optimizer")
 	require.LessOrEqual(t, optimizer, 4*psi+2*(psi+4*blocks))
 	require.Greater(t, optimizer, 4*psi+2*psi)
@@ -382,6 +386,43 @@ func TestInt8KeepsPromise1(t *testing.T) {
 		got := runOf(t, d)
 		require.Equal(t, want.losses, got.losses)
 		require.Equal(t, want.sha, got.sha)
+	}
+}
+
+// Parameters without masters and moments in bf16: the same bits at every stage and
+// placement, and through a checkpoint, which holds them exactly.
+func TestBF16StatesKeepPromise1(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Clip, c.Precision, c.Zero = 3, 4, 1, "bf16", 0
+	plain := runOf(t, c)
+	c.OptimizerDType, c.StochasticRounding = "bf16", true
+	want := runOf(t, c)
+	require.NotEqual(t, plain.sha, want.sha)
+	require.InEpsilon(t, plain.losses[3], want.losses[3], 1e-2)
+	d := c
+	d.Zero, d.Recompute, d.Offload = 3, "full", "optimizer=host,parameters=host,activations=host"
+	require.Equal(t, want.sha, runOf(t, d).sha)
+	d.Seed++
+	require.NotEqual(t, want.sha, runOf(t, d).sha)
+	d = c
+	d.Checkpoint, d.Steps, d.Zero = t.TempDir(), 2, 2
+	runOf(t, d)
+	d.Resume, d.Steps, d.Zero = true, 4, 1
+	require.Equal(t, want.sha, runOf(t, d).sha, "resumed")
+
+	for want, change := range map[string]func(*Config){
+		"without --stochastic-rounding": func(c *Config) { c.StochasticRounding = false },
+		"without --optimizer-dtype":     func(c *Config) { c.OptimizerDType = "" },
+		"with --precision fp16":         func(c *Config) { c.Precision = "fp16" },
+		"with --optimizer sgd":          func(c *Config) { c.Optimizer = "sgd" },
+		"with --int8 optimizer":         func(c *Config) { c.Int8 = []string{"optimizer"} },
+		"with --int8 gather":            func(c *Config) { c.Int8 = []string{"gather"} },
+		"with --device cuda":            func(c *Config) { c.Device = "cuda" },
+		"use fp32 or bf16":              func(c *Config) { c.OptimizerDType = "fp8" },
+	} {
+		d := c
+		change(&d)
+		require.ErrorContains(t, errors.Join(d.Validate(), d.Runnable()), want)
 	}
 }
 

@@ -64,6 +64,9 @@ func (c *Config) settings() map[string]string {
 	if len(c.Int8) > 0 {
 		s["int8"] = strings.ToLower(strings.Join(slices.Sorted(slices.Values(c.Int8)), ","))
 	}
+	if c.bf16States() {
+		s["optimizer-dtype"] = "bf16"
+	}
 	if scale := strings.ToLower(c.LossScale); scale != "" && scale != dynamicScale {
 		s["loss-scale"] = scale
 	}

@@ -342,6 +342,7 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 	h[graph.HyperLossScale] = t.scale.Scale
 	updates := float64(step + 1 - t.skipped.all) // a skipped step moves no moment
 	h[graph.HyperUpdate] = updates
+	h[graph.HyperSeed] = float64(t.cfg.Seed & (1<<53 - 1))
 	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, updates)
 	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, updates)
 	return h

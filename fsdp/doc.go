@@ -16,6 +16,7 @@
 //	master/u   f32  what the update changes and the host saves: in the shard from
 //	                stage 1 on (class optimizer)
 //	grad/u     T    f32 with Reduce32, and where micro-steps add up in it
+//	               (none with states in bf16: the rule rounds value/u itself)
 //	accum/u    f32  P or P/N: sum over micro-steps of reduced gradients
 //	wire/u     T    copy of an f32 sum in which it is reduced
 //

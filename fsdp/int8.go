@@ -77,6 +77,9 @@ func (o Options) validateInt8(p *graph.Program) error {
 	if o.Int8Reduce && o.Reproducible {
 		return fmt.Errorf("fsdp: quantised gradients are summed in the order %v; another number of ranks quantises other sums", graph.SumTree)
 	}
+	if o.Int8Gather && o.Optimizer.BF16 {
+		return fmt.Errorf("fsdp: a quantised gather needs masters, and states in bf16 have none")
+	}
 	for i := range p.Params {
 		q := &p.Params[i]
 		if o.Int8Gather && !q.Frozen && p.Buf(q.Value).DType == graph.F32 {

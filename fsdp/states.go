@@ -1,6 +1,10 @@
 package fsdp
 
-import "github.com/spillway-ml/spillway/graph"
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/graph"
+)
 
 // allocate makes the resident buffers of every unit, and decides its gradients' way.
 func (s *sharder) allocate() error {
@@ -51,7 +55,10 @@ func (s *sharder) allocateTrained(u int, grad graph.BufID) error {
 	if unit.Grad, err = s.way(u, grad, dtype); err != nil {
 		return err
 	}
-	if dtype != graph.F32 {
+	if s.o.Optimizer.BF16 && dtype != graph.BF16 {
+		return fmt.Errorf("fsdp: unit %q is %v; states in bf16 go with parameters in bf16", unit.Name, dtype)
+	}
+	if dtype != graph.F32 && !s.o.Optimizer.BF16 {
 		s.allocateMaster(u, b)
 	}
 	flat, perParam := s.o.Optimizer.StateNames()
@@ -80,6 +87,9 @@ func (s *sharder) allocateTrained(u int, grad graph.BufID) error {
 // bits and their scales, whose blocks no shard cuts.
 func (s *sharder) addState(name string, u int) (buf, scales graph.BufID, err error) {
 	b := s.shardBuffer(name+"/"+s.p.Units[u].Name, graph.F32, graph.Optimizer, graph.LifeRun, u, s.o.Stage.ShardsStates())
+	if s.o.Optimizer.BF16 {
+		b.Pad, b.DType = b.Pad/b.DType.Size()*graph.BF16.Size(), graph.BF16
+	}
 	if !s.o.Optimizer.Int8 {
 		return s.p.AddBuffer(b), graph.NoBuf, nil
 	}

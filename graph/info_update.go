@@ -13,9 +13,11 @@ func init() {
 	}
 	moment := func(name string) Operand {
 		o := state(name)
-		o.Types = []DType{F32, U8}
+		o.Types = []DType{F32, U8, BF16}
 		return o
 	}
+	either := state("p")
+	either.Types = []DType{F32, BF16}
 	scales := func(of string) Operand {
 		return Operand{Name: of + "_scales", Shape: "(Len/256)", Types: isF32, Modes: modeRW, Per: QuantBlock, ScaleOf: of, Optional: true}
 	}
@@ -77,9 +79,10 @@ func init() {
 		&Info{
 			Kind: AdamW,
 			Doc: "AdamW (Loshchilov & Hutter 2019) on coef·g; g, p, m, v (Len). low, of every rule: the new p rounded to 16 bits (Len). " +
-				"m and v may be u8, codes of the signed and of the unsigned dynamic map, with m_scales and v_scales (Len/256).",
+				"m and v may be u8, codes of the signed and of the unsigned dynamic map, with m_scales and v_scales (Len/256); or " +
+				"p, m and v are all bf16, rounded stochastically.",
 			In:    []Operand{g, coef, hyper},
-			Out:   []Operand{state("p"), moment("m"), moment("v"), low, scales("m"), scales("v")},
+			Out:   []Operand{either, moment("m"), moment("v"), low, scales("m"), scales("v")},
 			Attr:  UpdateAttr{},
 			check: func(c *checker) { c.update(1, 2, -1, false) },
 			flops: func(c *checker) int64 { return 16 * c.in(0).elems() },
@@ -197,6 +200,28 @@ func (c *checker) update(coef, hyper, norms int, outNorms bool) {
 	}
 	if c.op.Kind == AdamW && c.err == nil && c.out(1).buf.DType != c.out(2).buf.DType {
 		c.failf("operands m and v are %v and %v, want one type", c.out(1).buf.DType, c.out(2).buf.DType)
+	}
+	c.stochastic(a)
+}
+
+// stochastic checks that what rests in bf16 is rounded stochastically, and nothing else.
+func (c *checker) stochastic(a UpdateAttr) {
+	if c.err != nil {
+		return
+	}
+	if c.op.Kind != AdamW {
+		if a.Stochastic {
+			c.failf("is rounded stochastically; only adamw has that form")
+		}
+		return
+	}
+	for _, r := range []ref{c.out(0), c.out(1)} {
+		if low := r.buf.DType == BF16; low != a.Stochastic {
+			c.failf("operand %s (%s) is %v with stochastic rounding %v; what rests in bf16 is rounded so, p and both moments", r.name, r.buf.Name, r.buf.DType, a.Stochastic)
+		}
+	}
+	if a.Stochastic && c.out(3).ok() {
+		c.failf("operand low (%s) is a copy of p, which has 16 bits already", c.out(3).buf.Name)
 	}
 }
 

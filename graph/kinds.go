@@ -334,6 +334,10 @@ type UpdateAttr struct {
 	Shard                           ShardAttr
 	Beta1, Beta2, Eps, Decay, Trust float64 // Decay applies to segments whose Param.Decay is set
 	Nesterov, Clip                  bool    // Clip: LARC's clipped form
+	// Stochastic rounds what rests in bf16 up or down with probabilities that make the
+	// mean exact (AdamW with p, m and v in bf16, and no low). The bits are a function of
+	// HyperSeed, the parameter's name, its element and HyperUpdate (num.Rounding).
+	Stochastic bool
 	// AdaptAll takes the norms of every parameter, not only of those with decay.
 	AdaptAll bool
 }

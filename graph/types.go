@@ -448,6 +448,7 @@ const (
 	HyperBC1              // 1 - beta1^t
 	HyperBC2              // 1 - beta2^t
 	HyperUpdate           // t: the number of this update, from 1; skipped steps do not count
+	HyperSeed             // the run's seed, its low 53 bits: of stochastic rounding
 	NumHyper       = 16
 )
 

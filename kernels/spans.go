@@ -15,6 +15,8 @@ type Span struct {
 	Param  int // index among the distinct parameters of the unit's segments, in their order
 	Lo, Hi int // elements of the rank's buffer
 	Decay  bool
+	First  int64 // the parameter's element that Lo is
+	ID     int   // index into Program.Params
 }
 
 // Spans returns the trainable parts of a unit that the rank holds, and for each
@@ -50,7 +52,7 @@ func (b *Binding) Spans(a graph.ShardAttr) (spans []Span, trainable []bool, err 
 		}
 		lo, hi := max(s.Flat, from), min(s.Flat+s.Len, from+a.Len)
 		if lo < hi && !param.Frozen {
-			spans = append(spans, Span{Param: j, Lo: int(lo - from), Hi: int(hi - from), Decay: param.Decay})
+			spans = append(spans, Span{Param: j, Lo: int(lo - from), Hi: int(hi - from), Decay: param.Decay, First: s.Start + lo - s.Flat, ID: s.Param})
 		}
 	}
 	return spans, trainable, nil

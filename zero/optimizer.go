@@ -32,6 +32,9 @@ type Optimizer struct {
 	LossScale graph.LossScaleAttr
 	// Int8 keeps AdamW's moments in 8 bits (graph.State).
 	Int8 bool
+	// BF16 keeps AdamW's parameters, without a master, and moments in bf16, rounded
+	// stochastically.
+	BF16 bool
 }
 
 // Rule is an update rule as a value. A new one is a file with a value of this
@@ -88,6 +91,8 @@ func (o Optimizer) Validate() error {
 		return fmt.Errorf("optimizer: weight decay %g is negative or not a number", o.Decay)
 	case o.Int8 && o.Name != "adamw":
 		return fmt.Errorf("optimizer: 8-bit states are adamw's, not %s's", o.Name)
+	case o.BF16 && (o.Name != "adamw" || o.Int8):
+		return fmt.Errorf("optimizer: states in bf16 are adamw's, in 16 bits or 8, not both; not %s's", o.Name)
 	case !(o.Trust >= 0):
 		return fmt.Errorf("optimizer: trust coefficient %g is negative or not a number", o.Trust)
 	}

@@ -103,7 +103,7 @@ func (e *Emitter) allReduce(name string, buf graph.BufID, axis, unit int) {
 func (e *Emitter) Attr(t *Target) graph.UpdateAttr {
 	o := e.o
 	return graph.UpdateAttr{Shard: t.Shard, Beta1: o.Beta1, Beta2: o.Beta2, Eps: o.Eps, Decay: o.Decay,
-		Trust: o.Trust, Nesterov: o.Nesterov, AdaptAll: o.AdaptAll}
+		Trust: o.Trust, Nesterov: o.Nesterov, AdaptAll: o.AdaptAll, Stochastic: o.BF16}
 }
 
 // Apply appends an operation that the step's flag skips, and that writes the

@@ -200,6 +200,8 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&c.LossScale, "loss-scale", d.LossScale, "of --precision fp16: dynamic, or a number that stays")
 	fs.StringVar(&c.Reduce, "reduce", d.Reduce, "dtype of gradients on the way: same or fp32")
 	fs.Var(listFlag{&c.Int8}, "int8", "what is in 8 bits, of: optimizer (AdamW's moments), gather (parameters between ranks), reduce (gradients between ranks), activations (saved for products), matmul (products)")
+	fs.StringVar(&c.OptimizerDType, "optimizer-dtype", "fp32", "what AdamW keeps: fp32, or bf16 (moments, and parameters without masters; with --stochastic-rounding)")
+	fs.BoolVar(&c.StochasticRounding, "stochastic-rounding", false, "round what rests in bf16 up or down by chance, so that the mean is exact")
 	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, auto (as few as the cap asks for), by unit as in full:h.*, or by name as in drop:h.{0-11}.mlp.act")
 	fs.StringVar(&c.Offload, "offload", "", "what rests off the device: optimizer, parameters, gradients, activations, each =host or =disk, separated by commas; in part as in optimizer=host:60%, optimizer=host:25%+disk or activations=host:h.{0-3}.mlp.act")
 	fs.Var(sizeFlag{&c.DiskCache}, "disk-cache", "host memory of a rank that holds what would be read from disk (default: none)")

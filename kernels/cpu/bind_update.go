@@ -6,6 +6,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels"
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
@@ -146,8 +147,11 @@ func bindAdamW(b *binding) func() error {
 	u := b.update()
 	g := b.gradient(0)
 	u.coef, u.hyper = in[float32](b, 1), in[float64](b, 2)
-	if b.Program.Buf(b.Op.Out[1].Buf).DType == graph.U8 {
+	switch b.Program.Buf(b.Op.Out[1].Buf).DType {
+	case graph.U8:
 		return bindAdamW8(b, u, g)
+	case graph.BF16:
+		return bindAdamW16(b, u, g)
 	}
 	p, m, v := out[float32](b, 0), out[float32](b, 1), out[float32](b, 2)
 	if b.err != nil {
@@ -206,6 +210,34 @@ func bindAdamW8(b *binding, u update, g gradient) func() error {
 			k := &parts[i]
 			k.GradScale, k.LR = u.coef[0], u.lr()
 			k.BC1, k.BC2 = u.hyper[graph.HyperBC1], u.hyper[graph.HyperBC2]
+			if err := k.Run(pool); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// bindAdamW16 is bindAdamW with everything in bf16.
+func bindAdamW16(b *binding, u update, g gradient) func() error {
+	p, m, v := out[uint16](b, 0), out[uint16](b, 1), out[uint16](b, 2)
+	if b.err != nil {
+		return nil
+	}
+	var parts []vec.AdamW16
+	for _, s := range u.spans {
+		k := vec.AdamW16{P: p[s.Lo:s.Hi], M: m[s.Lo:s.Hi], V: v[s.Lo:s.Hi], Stream: num.Stream(b.Program.Params[s.ID].Name), First: s.First,
+			Beta1: u.attr.Beta1, Beta2: u.attr.Beta2, Eps: u.attr.Eps, Decay: u.decay(s)}
+		k.G, k.G16 = g.part(s)
+		parts = append(parts, k)
+	}
+	pool := b.pool
+	return func() error {
+		for i := range parts {
+			k := &parts[i]
+			k.GradScale, k.LR = u.coef[0], u.lr()
+			k.BC1, k.BC2 = u.hyper[graph.HyperBC1], u.hyper[graph.HyperBC2]
+			k.Seed, k.Update = uint64(u.hyper[graph.HyperSeed]), uint64(u.hyper[graph.HyperUpdate])
 			if err := k.Run(pool); err != nil {
 				return err
 			}

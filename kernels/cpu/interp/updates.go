@@ -35,6 +35,16 @@ func (c *call[T]) shard(a graph.ShardAttr, f func(i int, e element)) {
 	}
 }
 
+// nameOf returns the name of a unit's distinct parameter.
+func (c *call[T]) nameOf(unit, param int) string {
+	for p, i := range params(c.w.prog, unit) {
+		if i == param {
+			return c.w.prog.Params[p].Name
+		}
+	}
+	return ""
+}
+
 // params numbers the distinct parameters of a unit's segments.
 func params(p *graph.Program, unit int) map[int]int {
 	index := map[int]int{}
@@ -141,6 +151,15 @@ func adamW[T num.Float](c *call[T]) {
 		d := adam(a, hyper, T(g.v[i]*coef.v[0]), &m.v[i], &v.v[i])
 		kept := T(p.v[i] * T(1-float64(lr*decayOf(a, e))))
 		p.v[i] = num.Fma(-T(lr/hyper[graph.HyperBC1]), m.v[i]/d, kept)
+		if a.Stochastic {
+			even, odd := num.Rounding(uint64(hyper[graph.HyperSeed]), num.Stream(c.nameOf(a.Shard.Unit, e.param)), uint64(e.at)/2, uint64(hyper[graph.HyperUpdate]))
+			if e.at%2 == 1 {
+				even = odd
+			}
+			for k, x := range []*T{&p.v[i], &m.v[i], &v.v[i]} {
+				*x = T(num.FromBF16(num.StochasticBF16(float32(*x), even[k])))
+			}
+		}
 	})
 	c.low(a.Shard, p.v, 3)
 }

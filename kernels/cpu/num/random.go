@@ -82,3 +82,23 @@ func Stream(name string) uint64 {
 	}
 	return h
 }
+
+// Rounding returns the random bits of stochastic rounding for elements 2i and 2i+1 of
+// a parameter (stream: of its name) in an update: three numbers of 16 bits each, for
+// the parameter and its two moments.
+func Rounding(seed, stream, i, update uint64) (even, odd [3]uint16) {
+	r := Philox([4]uint32{uint32(i), uint32(update), uint32(stream), uint32(stream >> 32)},
+		[2]uint32{uint32(seed), uint32(seed>>32) ^ uint32(i>>32)<<21})
+	return [3]uint16{uint16(r[0]), uint16(r[0] >> 16), uint16(r[1])}, [3]uint16{uint16(r[1] >> 16), uint16(r[2]), uint16(r[2] >> 16)}
+}
+
+// StochasticBF16 rounds x to one of the two bfloat16 around it: away from zero where
+// the 16 bits that fall away and as many random ones have a sum of 2^16 or more. The
+// mean over the random bits is x. What is not finite stays so.
+func StochasticBF16(x float32, random uint16) uint16 {
+	b := math.Float32bits(x)
+	if b&0x7f800000 == 0x7f800000 {
+		return BF16(x)
+	}
+	return uint16((b + uint32(random)) >> 16)
+}
