@@ -32,7 +32,7 @@ func (t *Trainer) openData() error {
 		}
 	}
 	if c.EvalData != "" {
-		if t.eval, err = t.open("eval-data", c.EvalData, 1); err != nil {
+		if t.eval, err = t.open("eval-data", c.EvalData, c.evalAccum()); err != nil {
 			return err
 		}
 	}

@@ -182,8 +182,15 @@ type Config struct {
 	// all ranks, and stops at the tenth in a row.
 	OnNonFinite string
 
-	Zero         int  // ZeRO stage
-	Reproducible bool // stages 0 and 1 reduce every micro-step: same bits at all stages with accumulation
+	Zero int // ZeRO stage
+	// Reproducible makes the bits those of the step's Ranks·Accum micro-batches of
+	// Batch rows, at any number of ranks that divides them and at every stage: gradients
+	// and losses are added from left to right over them, and an evaluation takes
+	// EvalSteps times as many.
+	Reproducible bool
+	// GlobalBatch is the rows of a step over all ranks, from which Accum follows by
+	// FollowGlobalBatch; 0: Accum is as given.
+	GlobalBatch int
 
 	Checkpoint string // folder; "" writes none
 	// CheckpointMark, where it is not empty, marks this run's checkpoints as ones

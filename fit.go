@@ -333,7 +333,7 @@ func newFitDomain(cfg *Config, given func(string) bool, globalBatch int) (fitDom
 	rows := globalBatch / cfg.Ranks
 	d.rows, d.batches = rows, nil
 	for b := rows; b >= 1; b-- { // the largest micro-batch first
-		if rows%b != 0 || given("batch") && b != cfg.Batch || given("accum") && rows/b != cfg.Accum {
+		if rows%b != 0 || (given("batch") || cfg.Reproducible) && b != cfg.Batch || given("accum") && rows/b != cfg.Accum {
 			continue
 		}
 		d.batches = append(d.batches, [2]int{b, rows / b})

@@ -395,6 +395,15 @@ func (t *Trainer) hostF64(buf graph.BufID) (float64, error) {
 	return v[0], nil
 }
 
+// evalAccum is the micro-steps of a batch of an evaluation: with Reproducible those
+// of a step, so that it reads the same rows at any number of ranks.
+func (c *Config) evalAccum() int {
+	if c.Reproducible && !c.Inference {
+		return c.Accum
+	}
+	return 1
+}
+
 // Evaluate returns the mean loss over EvalSteps batches of the held-out data.
 func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 	return t.EvaluateTold(ctx, nil)
@@ -416,17 +425,21 @@ func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss
 	}
 	var sum float64
 	var count int64
+	accum := t.cfg.evalAccum()
 	for k := range t.cfg.EvalSteps {
 		if err := ctx.Err(); err != nil {
 			return EvalResult{}, err
 		}
-		n, err := t.eval.countTargets(k, 1, t.cfg.Ranks)
+		n, err := t.eval.countTargets(k, accum, t.cfg.Ranks)
 		if err != nil {
 			return EvalResult{}, err
 		}
 		err = t.ranks.Each("the evaluation", func(r *run.Rank) error {
-			return r.Exec.RunSection(graph.SectionEval.String(), func(*graph.Phase, int) error {
-				return t.fill(r, t.eval, t.hyper(t.step, 0, max(n, 1)), k, 0, 0)
+			return r.Exec.RunSection(graph.SectionEval.String(), func(ph *graph.Phase, micro int) error {
+				if ph.Kind != graph.MicroPhase {
+					return nil
+				}
+				return t.fill(r, t.eval, t.hyper(t.step, 0, max(n, 1)), k, micro, 0)
 			})
 		})
 		if err != nil {

@@ -125,7 +125,7 @@ type Stats struct {
 	// Calls is how many operations have run.
 	Calls int64
 	// Sent is ring-equivalent bytes: buffer × (W−1)/W for a gather or scatter,
-	// twice that for an all-reduce, buffer for a send. All-reduces of i64 and f64 are left out: these
+	// twice that for an all-reduce, buffer for a send. Those of i64 and f64 are left out: these
 	// dtypes hold losses, counts and exact norms, not tensors. The shares of the
 	// ranks of a group add up without rounding.
 	Sent int64
@@ -159,13 +159,13 @@ func (c *Counter) Stats() Stats {
 func RingBytes(s Signature, rank, size int) int64 {
 	w, r := int64(size), int64(rank)
 	var total int64 // of all ranks
+	if s.DType == graph.I64 || s.DType == graph.F64 {
+		return 0
+	}
 	switch s.Op {
 	case AllGather, ReduceScatter, AllToAll, Broadcast:
 		total = s.Bytes * (w - 1)
 	case AllReduce:
-		if s.DType == graph.I64 || s.DType == graph.F64 {
-			return 0
-		}
 		total = 2 * s.Bytes * (w - 1)
 	default:
 		return 0

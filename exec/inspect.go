@@ -92,7 +92,7 @@ func (e *Executor) scanOutputs(op *graph.Op) (*NonFinite, error) {
 		if i < 0 {
 			continue
 		}
-		found := &NonFinite{Rank: e.rank, Op: op, Buffer: p.Buf(o.Buf).Name, Loss: o.Buf == p.Loss, Elem: i, Value: v}
+		found := &NonFinite{Rank: e.rank, Op: op, Buffer: p.Buf(o.Buf).Name, Loss: isLoss(p, op, o.Buf), Elem: i, Value: v}
 		outputs := map[graph.BufID]bool{}
 		for _, o := range op.Out {
 			if o.Buf != graph.NoBuf {
@@ -119,11 +119,21 @@ func (e *Executor) scanOutputs(op *graph.Op) (*NonFinite, error) {
 	return nil, nil
 }
 
+// isLoss tells whether an operation's output is the loss: of the step, or of the
+// micro-batch whose own is added to it.
+func isLoss(p *graph.Program, op *graph.Op, out graph.BufID) bool {
+	switch op.Kind {
+	case graph.CrossEntropy, graph.HeadLoss, graph.HeadLossGrad:
+		return out == op.Out[0].Buf
+	}
+	return out == p.Loss
+}
+
 // computed tells whether element i of a buffer that op wrote may be something
 // else than padding.
 func (e *Executor) computed(op *graph.Op, id graph.BufID, i int64) bool {
 	switch op.Kind {
-	case graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce:
+	case graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll, graph.SumParts:
 	default:
 		return true
 	}
@@ -137,7 +147,10 @@ func (e *Executor) computed(op *graph.Op, id graph.BufID, i int64) bool {
 	}
 	// A whole flat buffer, or this rank's shard of one.
 	flat := i
-	if attr, ok := op.Attr.(graph.GroupAttr); ok && n < u.FlatLen && attr.Axis >= 0 {
+	if g := u.Grad; g != nil && g.Leaves() && id != g.Whole && (op.Kind == graph.AllToAll || op.Kind == graph.SumParts) && g.Axis >= 0 {
+		own := u.FlatLen / int64(e.cfg.Program.Mesh[g.Axis].Size) // all ranks' leaves of this part, or their sum
+		flat = int64(e.cfg.Coord[g.Axis])*own + i%own
+	} else if attr, ok := op.Attr.(graph.GroupAttr); ok && n < u.FlatLen && attr.Axis >= 0 {
 		flat += int64(e.cfg.Coord[attr.Axis]) * n
 	}
 	for _, s := range u.Segments {

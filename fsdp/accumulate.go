@@ -9,30 +9,35 @@ import "github.com/spillway-ml/spillway/graph"
 //	h.0.fc/dw: write grad/h.0    →    h.0.fc/dw: add to grad/h.0
 //
 // Where every micro-step is reduced, what a reduction leaves is added to its home
-// behind the last operation that writes the gradient; where the home is in the way,
-// later micro-steps write elsewhere:
+// behind the last operation that writes the gradient:
 //
-//	h.0.fc/dw: write grad/h.0    →    h.0.fc/dw: write micrograd/h.0
-//	                                  h.0/accumulate: add micrograd/h.0 to grad/h.0
+//	h.0.fc/dw: write grad/h.0    →    h.0.fc/dw: write grad/h.0
+//	                                  h.0/accumulate: add grad/h.0 to accum/h.0
+//
+// A sum that goes leaf by leaf is added to by an operation of its own, of the leaves
+// that the ranks have exchanged, or of the one that is there:
+//
+//	h.0.fc/dw: write grad/h.0    →    h.0.fc/dw: write grad/h.0
+//	                                  h.0/add_leaves: add leaves/h.0 to accum/h.0
 //
 // Reductions that add by themselves are left to Reduce, as are all collectives.
 func Accumulate(p *graph.Program) (*graph.Program, error) {
 	q := p.Clone()
-	twins := map[graph.BufID]graph.BufID{}
 	eachMicroStep(q, func(ph *graph.Phase) {
 		w := graph.NewEditor(ph)
-		for _, g := range gradSpans(q, w, func(g *graph.Gradient) graph.BufID { return g.Whole }) {
+		for _, g := range gradSpans(q, w) {
 			way := q.Units[g.unit].Grad
+			if way.Leaves() {
+				w.After(g.last, addLeaves(q, g.unit, ph.First))
+				continue
+			}
 			if !way.Each {
 				if !ph.First {
 					adding(q, w, way.Whole)
 				}
 				continue
 			}
-			if !ph.First && way.Addend != graph.NoBuf {
-				redirect(q, w, way.Whole, way.Addend, twins)
-			}
-			if from, add := way.Lands(ph.First); add {
+			if from, add := way.Lands(); add {
 				w.After(g.last, addPart(q, g.unit, from, way.Home, ph.First))
 			}
 		}
@@ -61,11 +66,19 @@ func addPart(p *graph.Program, unit int, from, home graph.BufID, first bool) gra
 	if first {
 		out.Mode = graph.Write
 	}
-	name := p.Units[unit].Name + "/accumulate"
-	if p.Buf(from).DType != p.Buf(home).DType {
-		return newOp(graph.Cast, name, graph.Comm, graph.Backward, unit, []graph.BufID{from}, []graph.Out{out}, nil)
+	return newOp(graph.Cast, p.Units[unit].Name+"/accumulate", graph.Comm, graph.Backward, unit, []graph.BufID{from}, []graph.Out{out}, nil)
+}
+
+// addLeaves adds a micro-step's leaves to their sum, in the order of the ranks, or
+// begins it. It stands on the stream of the exchange before it: the backward goes on.
+func addLeaves(p *graph.Program, unit int, first bool) graph.Op {
+	way := p.Units[unit].Grad
+	out := graph.Out{Buf: way.Home, Mode: graph.Accum}
+	if first {
+		out.Mode = graph.Write
 	}
-	return newOp(graph.Scale, name, graph.Compute, graph.Backward, unit, []graph.BufID{from}, []graph.Out{out}, graph.ScaleAttr{Factor: 1})
+	return newOp(graph.SumParts, p.Units[unit].Name+"/add_leaves", graph.Comm, graph.Backward, unit, []graph.BufID{way.Received()}, []graph.Out{out},
+		graph.SumPartsAttr{Order: way.Order})
 }
 
 // adding makes writes into the gradient buffer additions.
@@ -78,31 +91,6 @@ func adding(p *graph.Program, w *graph.Editor, grad graph.BufID) {
 			if root, _ := p.Resolve(o.Buf, nil); root == grad {
 				n.Op.Out[k].Mode = graph.Accum
 			}
-		}
-	}
-}
-
-// redirect points the writes into the gradient buffer at the same places of another
-// one. twins has the places made so far, for all phases.
-func redirect(p *graph.Program, w *graph.Editor, grad, to graph.BufID, twins map[graph.BufID]graph.BufID) {
-	for _, n := range w.Base {
-		for k, o := range n.Op.Out {
-			if o.Buf == graph.NoBuf {
-				continue
-			}
-			root, off := p.Resolve(o.Buf, nil)
-			if root != grad {
-				continue
-			}
-			twin, ok := twins[o.Buf]
-			if !ok {
-				v := *p.Buf(o.Buf)
-				v.View = &graph.View{Base: to, Offset: off}
-				v.Class, v.Life = graph.Unsharded, graph.LifePhase
-				twin = p.AddBuffer(v)
-				twins[o.Buf] = twin
-			}
-			n.Op.Out[k].Buf = twin
 		}
 	}
 }

@@ -20,6 +20,12 @@
 //	accum/u    f32  P or P/N: sum over micro-steps of reduced gradients
 //	wire/u     T    copy of an f32 sum in which it is reduced
 //
+// Reproducible (way.go), in every precision:
+//
+//	leaves/u   T    P: all ranks' gradients of a micro-step, of this rank's part
+//	accum/u    f32  P/N: their sum
+//	sum/u      f32  P: the same gathered (stage 0)
+//
 // On a mesh of two axes (HSDP) N is the size of the shard axis.
 //
 // A parameter is a view into value/u or unshard/u, its gradient one into grad/u.

@@ -5,6 +5,10 @@ import "github.com/spillway-ml/spillway/graph"
 // observeLoss zeroes the loss at the start of a step, sums it over the ranks at
 // its end and copies it to the host.
 func (s *sharder) observeLoss(ph *graph.Phase, first, last bool) {
+	if s.losses.leaf != graph.NoBuf {
+		s.observeLeaf(ph, first, last)
+		return
+	}
 	p, w := s.p, graph.NewEditor(ph)
 	defer w.Commit()
 	if p.Loss == graph.NoBuf || !writes(w, p.Loss) {
@@ -22,6 +26,100 @@ func (s *sharder) observeLoss(ph *graph.Phase, first, last bool) {
 	if host := p.Port(graph.PortLoss); host != graph.NoBuf {
 		w.Append(graph.NewCopy("loss/out", p.Loss, host, graph.CopyOut, graph.Forward, -1))
 	}
+}
+
+// leafLosses are the buffers of a loss that is summed leaf by leaf.
+type leafLosses struct {
+	leaf  graph.BufID // F64 (1): this rank's of a micro-batch; NoBuf where losses go another way
+	ranks graph.BufID // F64 (W): all ranks', NoBuf of one rank
+	sum   graph.BufID // F64 (1): of the micro-batches so far, on every rank
+}
+
+// splitLoss makes the program's loss the sum of leaves, and what the model adds to one
+// of them.
+func (s *sharder) splitLoss() {
+	p := s.p
+	s.losses = leafLosses{graph.NoBuf, graph.NoBuf, graph.NoBuf}
+	if p.Loss == graph.NoBuf || !s.o.leaves(p.WorldSize()) {
+		return
+	}
+	// The ranks' losses lie beside the sum, where they are kept as it is: what finishes
+	// the loss may run before its place (exec's gate).
+	b, w := *p.Buf(p.Loss), int64(p.WorldSize())
+	if w == 1 {
+		w = 0 // its own loss is all there is
+	}
+	b.Name, b.Shape, b.Life = b.Name+"/all", []int64{1 + w}, graph.LifeStep
+	all := p.AddBuffer(b)
+	part := func(what string, from, n int64) graph.BufID {
+		v := b
+		v.Name, v.Shape, v.View = "loss/"+what, []int64{n}, &graph.View{Base: all, Offset: from * b.DType.Size()}
+		return p.AddBuffer(v)
+	}
+	s.losses.leaf, s.losses.sum = p.Loss, part("sum", 0, 1)
+	if w > 0 {
+		s.losses.ranks = part("leaves", 1, w)
+	}
+	p.Loss = s.losses.sum
+}
+
+// observeLeaf adds the ranks' losses of a micro-batch to the sum, in the order of the
+// ranks: a sum of doubles from left to right over the leaves. It zeroes the sum before
+// the first and copies it to the host behind the last.
+func (s *sharder) observeLeaf(ph *graph.Phase, first, last bool) {
+	l, w := s.losses, graph.NewEditor(ph)
+	defer w.Commit()
+	if !writes(w, l.leaf) {
+		return
+	}
+	zero := func(name string, id graph.BufID) graph.Op {
+		return newOp(graph.Fill, name, graph.Compute, graph.Forward, -1, nil, []graph.Out{{Buf: id}}, graph.FillAttr{})
+	}
+	w.Before(0, zero("loss/zero", l.leaf))
+	if first {
+		w.Before(0, zero("loss/sum/zero", l.sum))
+	}
+	from := l.leaf
+	if l.ranks != graph.NoBuf {
+		from = l.ranks
+		w.Append(newOp(graph.AllGather, "loss/all_gather", graph.Comm, graph.Forward, -1, []graph.BufID{l.leaf}, []graph.Out{{Buf: l.ranks}}, graph.GroupAttr{Axis: -1}))
+	}
+	w.Append(newOp(graph.SumParts, "loss/add_leaves", graph.Comm, graph.Forward, -1, []graph.BufID{from}, []graph.Out{{Buf: l.sum, Mode: graph.Accum}}, graph.SumPartsAttr{Order: graph.SumSequential}))
+	if host := s.p.Port(graph.PortLoss); last && host != graph.NoBuf {
+		w.Append(graph.NewCopy("loss/out", l.sum, host, graph.CopyOut, graph.Forward, -1))
+	}
+}
+
+// forwardSection lays out a section that nothing is learned from. Where losses are
+// summed leaf by leaf, an evaluation goes over as many micro-batches as a step:
+//
+//	zero   sum ← 0
+//	micro  forward, sum += losses     × micro-steps
+//	out    sum → host
+func (s *sharder) forwardSection(sec *graph.Section) graph.Section {
+	out := *sec
+	if s.losses.leaf == graph.NoBuf || s.o.Accum == 1 || sec.Kind != graph.SectionEval || sec.Micro() == nil {
+		for j := range out.Phases {
+			s.observeLoss(&out.Phases[j], true, true)
+		}
+		return out
+	}
+	micro := sec.Phases[0]
+	micro.Repeat = s.o.Accum
+	s.observeLeaf(&micro, false, false)
+	one := func(name string, op graph.Op) graph.Phase {
+		ph := graph.Phase{Name: name, Repeat: 1}
+		w := graph.NewEditor(&ph)
+		w.Append(op)
+		w.Commit()
+		return ph
+	}
+	zero := one("zero", newOp(graph.Fill, "loss/sum/zero", graph.Compute, graph.Forward, -1, nil, []graph.Out{{Buf: s.losses.sum}}, graph.FillAttr{}))
+	out.Phases = []graph.Phase{zero, micro}
+	if host := s.p.Port(graph.PortLoss); host != graph.NoBuf {
+		out.Phases = append(out.Phases, one("out", graph.NewCopy("loss/out", s.losses.sum, host, graph.CopyOut, graph.Forward, -1)))
+	}
+	return out
 }
 
 func writes(w *graph.Editor, id graph.BufID) bool {

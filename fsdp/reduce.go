@@ -18,7 +18,7 @@ func Reduce(p *graph.Program, prefetch int) (*graph.Program, error) {
 	q := p.Clone()
 	eachMicroStep(q, func(ph *graph.Phase) {
 		r := &reducer{p: q, w: graph.NewEditor(ph), first: ph.First, last: ph.Last}
-		spans := gradSpans(q, r.w, func(g *graph.Gradient) graph.BufID { return g.OfMicro(ph.First) })
+		spans := gradSpans(q, r.w)
 		var done []*graph.Node
 		for _, g := range spans {
 			if n := r.unit(g); n != nil {
@@ -47,11 +47,11 @@ type gradSpan struct{ unit, first, last int }
 
 // gradSpans finds where the buffers of trainable units are written, in order of the
 // last write.
-func gradSpans(p *graph.Program, w *graph.Editor, of func(*graph.Gradient) graph.BufID) []gradSpan {
+func gradSpans(p *graph.Program, w *graph.Editor) []gradSpan {
 	byRoot := map[graph.BufID]int{}
 	for u := range p.Units {
 		if g := p.Units[u].Grad; g != nil {
-			byRoot[of(g)] = u
+			byRoot[g.Whole] = u
 		}
 	}
 	at := map[int]*gradSpan{}
@@ -89,23 +89,25 @@ func gradSpans(p *graph.Program, w *graph.Editor, of func(*graph.Gradient) graph
 // memory of the whole gradient is free, nil where that holds the sum.
 func (r *reducer) unit(s gradSpan) *graph.Node {
 	g := r.p.Units[s.unit].Grad
+	if g.Leaves() {
+		return r.leaves(s, g)
+	}
 	if !g.Each {
 		if r.last {
 			return r.once(s, g)
 		}
 		return nil
 	}
-	into, add := g.Lands(r.first)
-	whole, at := g.OfMicro(r.first), s.last
+	into, add := g.Lands()
+	at := s.last
 	mode := graph.Write
 	if into == g.Home && !r.first {
 		mode = graph.Accum
 	}
-	done := r.overShards(s, at, g, whole, graph.Out{Buf: into, Mode: mode})
+	done := r.overShards(s, at, g, g.Whole, graph.Out{Buf: into, Mode: mode})
 	if add { // the operation that adds stands behind the last write
-		if at = r.writer(g.Home, at); r.w.Base[at].Op.Kind == graph.Cast {
-			done = r.w.Base[at]
-		}
+		at = r.writer(g.Home, at)
+		done = r.w.Base[at]
 	}
 	if r.last {
 		sum := g.Home
@@ -115,10 +117,23 @@ func (r *reducer) unit(s gradSpan) *graph.Node {
 		}
 		r.overReplicas(s, at, g, sum)
 	}
-	if r.first && g.Addend != graph.NoBuf {
-		return nil
-	}
 	return done
+}
+
+// leaves exchanges the ranks' leaves of a micro-step, so that each has those of its
+// part, which the operation behind it adds. Where each rank has all of the sum, its
+// parts are gathered behind the last micro-step:
+//
+//	grad ─ all_to_all → leaves ─ add_leaves → accum 1/4 ─ all_gather → sum
+func (r *reducer) leaves(s gradSpan, g *graph.Gradient) *graph.Node {
+	at := r.writer(g.Home, s.last)
+	if g.Axis >= 0 {
+		r.insert(s, s.last, graph.AllToAll, "all_to_all", g.Whole, graph.Out{Buf: g.Part}, graph.GroupAttr{Axis: g.Axis})
+	}
+	if r.last && g.Update != g.Home {
+		r.insert(s, at, graph.AllGather, "grad_all_gather", g.Home, graph.Out{Buf: g.Update}, graph.GroupAttr{Axis: g.Axis})
+	}
+	return r.w.Base[at]
 }
 
 // once reduces a sum over micro-steps, over the shard axis and the replicas.

@@ -13,7 +13,7 @@ type Options struct {
 	Axis         int  // mesh axis to shard over; ranks of the other one, if there is one, hold replicas
 	Accum        int  // micro-batches a step, at least 1
 	InLayers     bool // one phase goes through all of them, and its backward adds up their gradients
-	Reproducible bool // stages 0 and 1 reduce every micro-step, as 2 and 3 do
+	Reproducible bool // sums go leaf by leaf: their bits depend on the step's micro-batches, not on the stage and the number of ranks
 	Prefetch     int  // how many stretches of use ahead parameters are gathered; 0: not ahead
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm; 0: off
@@ -29,6 +29,9 @@ func (o Options) Validate(p *graph.Program) error {
 	}
 	if len(p.Mesh) > 2 {
 		return fmt.Errorf("fsdp: a mesh of %d axes; one to shard over and one of replicas are the most", len(p.Mesh))
+	}
+	if replicas := p.WorldSize() / p.Mesh[o.Axis].Size; o.Reproducible && replicas > 1 {
+		return fmt.Errorf("fsdp: reproducible sums over shards of %d ranks in %d replicas: the order of the sum would depend on the mesh; shard over all ranks", p.Mesh[o.Axis].Size, replicas)
 	}
 	if o.Accum < 1 {
 		return fmt.Errorf("fsdp: %d micro-steps a step; at least 1 is needed", o.Accum)
@@ -55,6 +58,9 @@ func (o Options) Validate(p *graph.Program) error {
 //	1       reduce_scatter(grad/u) in place                all_gather(value/u) in place
 //	2       every micro-step: reduce_scatter → reduced/u   all_gather(value/u) in place
 //	3       as 2                                           –; all_gather before each stretch
+//
+// Reproducible, sums go leaf by leaf at every stage (way.go), and an evaluation has as
+// many micro-batches as a step.
 //
 // Along a mesh's second axis ranks hold replicas (HSDP): what a shard's ranks
 // have reduced is all-reduced over that axis, once a step; gathers and norms
@@ -89,6 +95,7 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 	if err := s.allocate(); err != nil {
 		return nil, err
 	}
+	s.splitLoss()
 	s.sections()
 	return q, nil
 }
@@ -112,10 +119,7 @@ func (s *sharder) sections() {
 			}
 			continue
 		}
-		for j := range sec.Phases {
-			s.observeLoss(&sec.Phases[j], true, true)
-		}
-		sections = append(sections, *sec)
+		sections = append(sections, s.forwardSection(sec))
 	}
 	s.p.Sections = sections
 }
@@ -133,6 +137,8 @@ type sharder struct {
 	o     Options
 	ranks int // along the shard axis
 	units []unitBufs
+
+	losses leafLosses
 
 	replicas  int // along the other axis, 1 where there is none
 	replicate int // that axis; −1 where nothing is replicated

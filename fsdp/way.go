@@ -13,13 +13,22 @@ import (
 //	Reduce32                as f32 parameters' do: the backward writes f32
 //	1 micro-step            16 bits throughout
 //	more, reduced each      the backward writes 16 bits, which are reduced and then
-//	(stages 2, 3;           added to the rank's f32 sum:
-//	 reproducible)            grad/u ─ reduce ─ cast, adding → accum/u
+//	(stages 2, 3)           added to the rank's f32 sum:
+//	                          grad/u ─ reduce ─ cast, adding → accum/u
 //	more, reduced once      the backward adds to f32; the sum is cast and reduced:
 //	(stages 0, 1; all in      grad/u ─ cast → wire/u ─ reduce
 //	layer order)
 //
 // A sum that is all-reduced over replicas is cast to wire/u for that as well.
+//
+// Reproducible sums do not depend on the number of ranks. A step's micro-batches are
+// its leaves, leaf k·W + r that of micro-step k on rank r of W, and an element's sum
+// goes over them from left to right in f32, at every stage and on one rank:
+//
+//	grad/u ─ exchange → leaves/u ─ add one by one → accum/u, the rank's part
+//
+// A leaf has the type in which it travels, whether it does or not. Each rank adds for
+// its part; at stage 0 the parts are gathered after the last micro-step, into sum/u.
 
 // Grads32 says whether the backward must write 16-bit parameters' gradients in
 // f32 (precision.Options.Grads32). shards is the size of the shard axis.
@@ -27,14 +36,17 @@ func Grads32(o Options, shards int) bool {
 	if shards == 1 {
 		o.Stage = zero.Replicate
 	}
-	return o.Reduce32 || o.Accum > 1 && !o.each(shards)
+	return o.Reduce32 || o.Accum > 1 && !o.each(shards) && !o.leaves(shards)
 }
 
 // each says that gradients are reduced over the ranks in every micro-step, as the
-// stage has it or for the sake of equal bits, and then added up.
+// stage has it, and then added up.
 func (o Options) each(shards int) bool {
-	return o.Accum > 1 && !o.InLayers && (o.Stage.ShardsGrads() || o.Reproducible && shards > 1)
+	return o.Accum > 1 && !o.InLayers && o.Stage.ShardsGrads()
 }
+
+// leaves says that gradients are summed leaf by leaf: not where there is one leaf.
+func (o Options) leaves(shards int) bool { return o.Reproducible && o.Accum*shards > 1 }
 
 // way decides the way of a unit's gradients, which the backward writes into whole,
 // and makes its buffers.
@@ -42,7 +54,7 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradi
 	p, o, name := s.p, s.o, s.p.Units[u].Name
 	none := graph.NoBuf
 	g := &graph.Gradient{Leaf: p.Buf(whole).DType, Wire: value, Order: graph.SumTree, Each: o.each(s.ranks), Axis: -1, Replicas: s.replicate,
-		Parted: o.Stage.ShardsStates(), Whole: whole, Addend: none, Part: none, Home: none, Sent: none}
+		Parted: o.Stage.ShardsStates(), Whole: whole, Part: none, Home: none, Sent: none}
 	if s.ranks > 1 {
 		g.Axis, g.Int8 = o.Axis, o.Int8Reduce
 	}
@@ -55,8 +67,12 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradi
 	case !want && g.Leaf != value:
 		return nil, fmt.Errorf("fsdp: unit %q: gradients are %v, want %v, in which they travel", name, g.Leaf, value)
 	}
+	if o.leaves(s.ranks) {
+		s.leafWay(u, g)
+		return g, nil
+	}
 	resident := func(what string, dtype graph.DType, parted bool) graph.BufID {
-		return p.AddBuffer(s.shardBuffer(what+"/"+name, dtype, graph.Gradients, graph.LifeStep, u, parted))
+		return s.resident(u, what, dtype, parted)
 	}
 	part := func(of graph.BufID) graph.BufID {
 		if g.Parted {
@@ -83,10 +99,6 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradi
 		g.Sent = p.AddBuffer(b)
 	default:
 		g.Home = part(whole)
-		if g.Each {
-			g.Addend = p.AddBuffer(flatBuffer("micrograd/"+name, g.Leaf, graph.Unsharded, graph.LifePhase, u, p.Units[u].FlatLen, used))
-			g.Part = part(g.Addend)
-		}
 	}
 	if root, _ := p.Resolve(g.Home, nil); root != whole { // it dies when it is reduced
 		p.Buf(whole).Class, p.Buf(whole).Life = graph.Unsharded, graph.LifePhase
@@ -99,4 +111,25 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradi
 		}
 	}
 	return g, nil
+}
+
+// resident makes a buffer of unit u in which a sum of gradients stays until the update.
+func (s *sharder) resident(u int, what string, dtype graph.DType, parted bool) graph.BufID {
+	return s.p.AddBuffer(s.shardBuffer(what+"/"+s.p.Units[u].Name, dtype, graph.Gradients, graph.LifeStep, u, parted))
+}
+
+// leafWay completes the way of gradients that are summed leaf by leaf.
+func (s *sharder) leafWay(u int, g *graph.Gradient) {
+	p, unit := s.p, &s.p.Units[u]
+	g.Order, g.Each = graph.SumSequential, true
+	p.Buf(g.Whole).Class, p.Buf(g.Whole).Life = graph.Unsharded, graph.LifePhase
+	g.Home = s.resident(u, "accum", graph.F32, g.Axis >= 0)
+	g.Update = g.Home
+	if g.Axis < 0 {
+		return
+	}
+	if !g.Parted {
+		g.Update = s.resident(u, "sum", graph.F32, false)
+	}
+	g.Part = p.AddBuffer(flatBuffer("leaves/"+unit.Name, g.Leaf, graph.Communication, graph.LifePhase, u, unit.FlatLen, usedElems(unit)))
 }

@@ -7,13 +7,22 @@ import "fmt"
 // micro-steps, what reduces them over ranks and what gives them a home elsewhere go
 // by it:
 //
-//	every micro-step     backward → Whole (Leaf)      later ones into Addend
+//	every micro-step     backward → Whole (Leaf)
 //	                     over the shard axis → Part, which is added to Home
 //	                     or, without Part, right into Home
 //	after the last one   Home → Sent, over the replicas
 //
 //	once a step          backward, adding up → Whole → Sent
 //	                     over the shard axis and the replicas → Update
+//
+//	leaf by leaf         every micro-step: backward → Whole (Leaf)
+//	                     exchanged over the shard axis → Part: all ranks' leaves of
+//	                     this rank's part (without Part they are its own, in Whole)
+//	                     which are added one after the other to Home
+//	after the last one   Home, gathered → Update, where each rank has all of it
+//
+// Leaf by leaf is Order SumSequential: the sum is then one from left to right over the
+// step's micro-batches, whatever the number of ranks.
 //
 // A buffer that a way does not need is NoBuf, and what it would hold goes on as it is.
 type Gradient struct {
@@ -28,42 +37,43 @@ type Gradient struct {
 	Replicas int  // mesh axis of ranks that hold the same parts, −1 where there is none
 
 	Whole  BufID // this rank's gradient of a micro-step, (FlatLen); where they add up there, of the step
-	Addend BufID // takes Whole's place in later micro-steps, where the sum rests in Whole
-	Part   BufID // what a reduction leaves of Addend (of Whole, without one)
+	Part   BufID // what a reduction leaves of Whole; leaf by leaf, what an exchange does
 	Home   BufID // where the sum rests until the update
 	Sent   BufID // copy of the sum, in type Wire, in which it travels
 	Update BufID // what the update reads
 }
 
-// OfMicro returns the whole gradient of a micro-step, the first of a step or a later
-// one.
-func (g *Gradient) OfMicro(first bool) BufID {
-	if !first && g.Addend != NoBuf {
-		return g.Addend
-	}
-	return g.Whole
-}
-
 // Lands returns where the reduction of one micro-step goes, when every one is
 // reduced, and whether it must then be added to Home.
-func (g *Gradient) Lands(first bool) (into BufID, add bool) {
-	if g.Part == NoBuf || first && g.Addend != NoBuf {
+func (g *Gradient) Lands() (into BufID, add bool) {
+	if g.Part == NoBuf {
 		return g.Home, false
 	}
 	return g.Part, true
 }
 
-// buffers lists the places of the way that name a buffer.
-func (g *Gradient) buffers() []*BufID {
-	return []*BufID{&g.Whole, &g.Addend, &g.Part, &g.Home, &g.Sent, &g.Update}
+// Leaves says whether a sum goes leaf by leaf.
+func (g *Gradient) Leaves() bool { return g.Order == SumSequential }
+
+// Received returns where the leaves of a micro-step lie that Home is made of.
+func (g *Gradient) Received() BufID {
+	if g.Part != NoBuf {
+		return g.Part
+	}
+	return g.Whole
 }
 
-var gradientBuffers = [...]string{"whole", "addend", "part", "home", "sent", "update"}
+// buffers lists the places of the way that name a buffer.
+func (g *Gradient) buffers() []*BufID {
+	return []*BufID{&g.Whole, &g.Part, &g.Home, &g.Sent, &g.Update}
+}
+
+var gradientBuffers = [...]string{"whole", "part", "home", "sent", "update"}
 
 // check holds a way against the program's buffers and mesh.
 func (g *Gradient) check(p *Program, u *Unit) error {
 	for i, id := range g.buffers() {
-		needed := i == 0 || i == 3 || i == 5
+		needed := i == 0 || i == 2 || i == 4
 		if *id == NoBuf && !needed {
 			continue
 		}
@@ -81,12 +91,14 @@ func (g *Gradient) check(p *Program, u *Unit) error {
 	case of(g.Whole).Elems() != u.FlatLen || of(g.Whole).DType != g.Leaf:
 		return fmt.Errorf("its gradient %s is %v of %d elements, want %v of the flat length %d", p.bufName(g.Whole), of(g.Whole).DType, of(g.Whole).Elems(), g.Leaf, u.FlatLen)
 	case g.Order >= NumSumOrders:
-		return fmt.Errorf("its gradient is summed in the order %v, want %v", g.Order, SumTree)
+		return fmt.Errorf("its gradient is summed in the order %v, want %v or %v", g.Order, SumTree, SumSequential)
 	case g.Sent != NoBuf && of(g.Sent).DType != g.Wire:
 		return fmt.Errorf("its gradient travels in %s of %v, want %v", p.bufName(g.Sent), of(g.Sent).DType, g.Wire)
-	case g.Addend != NoBuf && of(g.Addend).Elems() != u.FlatLen:
-		return fmt.Errorf("its gradient %s has %d elements, want the flat length %d", p.bufName(g.Addend), of(g.Addend).Elems(), u.FlatLen)
-	case g.Part != NoBuf && of(g.Part).Elems() != of(g.Home).Elems():
+	case g.Leaves() && (!g.Each || g.Replicas >= 0 || g.Sent != NoBuf || of(g.Home).DType != F32):
+		return fmt.Errorf("its gradient goes leaf by leaf into %s of %v: want f32, every micro-step reduced, no copy in which it travels and no replicas", p.bufName(g.Home), of(g.Home).DType)
+	case g.Leaves() && (of(g.Received()).Elems() != u.FlatLen || of(g.Received()).DType != g.Leaf):
+		return fmt.Errorf("the leaves %s of its gradient are %v of %d elements, want %v of the flat length %d", p.bufName(g.Received()), of(g.Received()).DType, of(g.Received()).Elems(), g.Leaf, u.FlatLen)
+	case !g.Leaves() && g.Part != NoBuf && of(g.Part).Elems() != of(g.Home).Elems():
 		return fmt.Errorf("a part %s of its gradient has %d elements, want the %d of %s", p.bufName(g.Part), of(g.Part).Elems(), of(g.Home).Elems(), p.bufName(g.Home))
 	}
 	return nil

@@ -95,7 +95,7 @@ func drawText(t *rapid.T) *Program {
 		}
 		if flag() {
 			u.Grad = &Gradient{Leaf: DType(small(0, 9)), Wire: DType(small(0, 9)), Order: SumOrder(small(0, 2)), Int8: flag(), Each: flag(), Axis: small(-1, 2), Parted: flag(), Replicas: small(-1, 2),
-				Whole: buf(), Addend: buf(), Part: buf(), Home: buf(), Sent: buf(), Update: buf()}
+				Whole: buf(), Part: buf(), Home: buf(), Sent: buf(), Update: buf()}
 		}
 		p.Units = append(p.Units, u)
 	}

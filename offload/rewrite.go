@@ -97,7 +97,7 @@ func (r *rewriter) classify() {
 		}
 		r.member[r.root(unit.Compute.Buf)] = member{values, u}
 		if g := unit.Grad; g != nil {
-			for _, id := range []graph.BufID{g.Home, g.Sent} {
+			for _, id := range []graph.BufID{g.Home, g.Sent, g.Update} {
 				if id != graph.NoBuf && r.p.Buf(id).Life != graph.LifePhase { // one that is reduced at once has no home
 					r.member[r.root(id)] = member{grads, u}
 				}

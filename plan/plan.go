@@ -32,7 +32,7 @@ type Config struct {
 	Stage        zero.Stage // ZeRO stage over all ranks
 	Accum        int        // micro-batches a step
 	LayerOrder   bool       // each block goes through all of them before the next one is touched
-	Reproducible bool       // stages 0 and 1 reduce every micro-step, so that all stages agree bit for bit
+	Reproducible bool       // sums over the micro-batches of a step have one order: the bits depend on them alone, not on stage and ranks
 	Prefetch     int        // units gathered ahead of their use at stage 3
 	Recompute    recompute.Options
 	Offload      offload.Options // its Ahead is Prefetch

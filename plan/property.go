@@ -196,7 +196,7 @@ var (
 // against its way.
 func isReduced(p *graph.Program, ph *graph.Phase) error {
 	over := make([]map[int]bool, len(p.Units))
-	exchanged := map[int]int{} // by unit: the axis over which quantised parts went
+	exchanged := map[int]int{} // by unit: the axis over which parts went that are added behind it
 	written := map[graph.BufID]bool{}
 	for i := range ph.Ops {
 		op := &ph.Ops[i]
@@ -217,7 +217,7 @@ func isReduced(p *graph.Program, ph *graph.Phase) error {
 			over[op.Unit][op.Attr.(graph.GroupAttr).Axis] = true
 		case graph.AllToAll:
 			exchanged[op.Unit] = op.Attr.(graph.GroupAttr).Axis
-		case graph.DequantizeSum:
+		case graph.DequantizeSum, graph.SumParts:
 			if axis, ok := exchanged[op.Unit]; ok {
 				over[op.Unit][axis] = true
 			}

@@ -59,6 +59,9 @@ func benchZeroCommand() *cobra.Command {
 		if _, err := settle(cmd.Flags(), &c, &l); err != nil {
 			return err
 		}
+		if err := l.follow(cmd.Flags(), &c); err != nil {
+			return err
+		}
 		if !isDemo { // the config file's keys too
 			if err := refuseOfOneRun(cmd.Flags()); err != nil {
 				return err
@@ -87,7 +90,6 @@ func benchZeroCommand() *cobra.Command {
 var ofOneRun = []struct{ flag, why string }{
 	{"zero", "; leave it out"},
 	{"fit", ", and --fit chooses one; leave it out"},
-	{"global-batch", ", and --global-batch is for --fit, which chooses one; leave it out and give --batch and --accum"},
 	{"metrics", " and writes no lines of steps; leave it out (--json has a row a stage)"},
 	{"metrics-addr", " and serves no metrics of steps; leave it out (--json has a row a stage)"},
 	{"tensorboard", " and writes no curves; leave it out (--json has a row a stage)"},
@@ -192,6 +194,9 @@ func benchStage(ctx context.Context, c spillway.Config, progress io.Writer) (row
 		micro = int64(c.Accum)
 	}
 	row.TextbookBytes = textbook(zero.Stage(c.Zero), 4*flat, int64(c.Ranks), micro)
+	if c.Reproducible && c.Zero == 0 { // every micro-step's leaves are exchanged, and their sum is gathered once
+		row.TextbookBytes = textbook(zero.PartitionStates, 4*flat, int64(c.Ranks), micro)
+	}
 	var sent int64
 	err = t.Run(ctx, func(r spillway.StepResult) error {
 		row.StepSeconds = append(row.StepSeconds, r.Seconds)

@@ -137,9 +137,6 @@ type later struct {
 const maxGlobalBatch = 1 << 20
 
 func (l *later) refuse() error {
-	if l.globalBatch != 0 && !l.fit {
-		return errors.New("--global-batch is for --fit, which chooses --batch and --accum by it; give --fit too, or choose them yourself")
-	}
 	if l.globalBatch > maxGlobalBatch {
 		return fmt.Errorf("--global-batch %d: at most %d rows are possible", l.globalBatch, maxGlobalBatch)
 	}
@@ -147,6 +144,16 @@ func (l *later) refuse() error {
 		return fmt.Errorf("--global-batch %d: at least 1 row is needed", l.globalBatch)
 	}
 	return nil
+}
+
+// follow makes the accumulation follow --global-batch, once the number of ranks is
+// known. --fit splits it by itself.
+func (l *later) follow(fs *pflag.FlagSet, c *spillway.Config) error {
+	if l.fit || l.globalBatch == 0 {
+		return nil
+	}
+	c.GlobalBatch = l.globalBatch
+	return c.FollowGlobalBatch(fs.Changed("accum"))
 }
 
 // trainFlags binds the contract's table of flags to c.
@@ -195,7 +202,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.Var(sizeFlag{&c.HostMemory}, "host-memory", "cap on a rank's host memory")
 	fs.Var(diskFlag{&c.Disk, &c.DiskMemory}, "disk", "folder of the disk tier, and a cap on a rank's use of it")
 	fs.IntVar(&c.Zero, "zero", d.Zero, "ZeRO stage: 0, 1, 2 or 3")
-	fs.BoolVar(&c.Reproducible, "reproducible", false, "the same bits at every stage, with accumulation too")
+	fs.BoolVar(&c.Reproducible, "reproducible", false, "the same bits at every stage and, of the same --batch and global batch, at every number of ranks: sums go over the micro-batches of a step from left to right")
 	fs.StringVar(&c.Precision, "precision", d.Precision, "fp32, bf16 or fp16")
 	fs.StringVar(&c.LossScale, "loss-scale", d.LossScale, "of --precision fp16: dynamic, or a number that stays")
 	fs.StringVar(&c.Reduce, "reduce", d.Reduce, "dtype of gradients on the way: same or fp32")
@@ -209,7 +216,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.BoolVar(&c.RequirePinned, "require-pinned", false, "refuse to run on host memory that cannot be locked")
 	fs.BoolVar(&l.fit, "fit", false, "choose what was not given: the fastest that fits")
 	fs.Var(listFlag{&c.Allow}, "allow", "precisions that --fit may choose beside --precision, separated by commas: bf16, fp16")
-	fs.IntVar(&l.globalBatch, "global-batch", 0, "rows of a step over all ranks, for --fit")
+	fs.IntVar(&l.globalBatch, "global-batch", 0, "`ROWS` of a step over all ranks: --accum follows from it, --batch and --ranks (--fit also chooses --batch)")
 	fs.StringVar(&c.OnNonFinite, "on-nonfinite", d.OnNonFinite, "what a step with a non-finite loss or gradient does: stop (status 3, the tensor named) or skip (its update is left out; the tenth in a row stops)")
 	fs.StringVar(&c.Checkpoint, "checkpoint", "", "`DIR` of checkpoints (default: nothing is written)")
 	fs.IntVar(&c.SaveEvery, "save-every", 0, "steps between checkpoints (default: at the end only)")

@@ -103,6 +103,9 @@ data and no GPU.`,
 		if err := c.Validate(); err != nil {
 			return err
 		}
+		if err := l.follow(fs, &c); err != nil {
+			return err
+		}
 		if err := f.outputs(); err != nil {
 			return err
 		}

@@ -319,7 +319,8 @@ func TestTrainFit(t *testing.T) {
 	r = command(append([]string{"plan", "--fit", "--device-memory", limit}, shape...)...)
 	require.Equal(t, exitDone, r.status, r.stderr)
 	require.Contains(t, r.stdout, "recommended: --zero")
-	require.Equal(t, exitBadInput, command(append([]string{"plan", "--global-batch", "8"}, shape...)...).status)
+	require.Equal(t, exitBadInput, command(append([]string{"plan", "--global-batch", "7"}, shape...)...).status)
+	require.Equal(t, exitDone, command(append([]string{"plan", "--global-batch", "8"}, shape...)...).status)
 }
 
 // Where predicted times come from is told, and what is measured once is used by

@@ -17,7 +17,7 @@ func benched(args ...string) []string {
 }
 
 func TestBenchZeroRefusesWhatItWouldIgnore(t *testing.T) {
-	for _, flag := range []string{"--zero=3", "--fit", "--global-batch=8", "--metrics=m.jsonl", "--checkpoint=c", "--resume", "--save-every=1", "--keep=2"} {
+	for _, flag := range []string{"--zero=3", "--fit", "--metrics=m.jsonl", "--checkpoint=c", "--resume", "--save-every=1", "--keep=2"} {
 		got := command(benched(flag)...)
 		name, _, _ := strings.Cut(flag, "=")
 		require.Equal(t, exitBadInput, got.status, flag)
@@ -73,6 +73,10 @@ func TestOneLineRefusals(t *testing.T) {
 		{"--offload activations=host:h.0.mlp.actt", `plan: offload: no activation matches "h.0.mlp.actt"; the nearest are h.0.mlp.act, `},
 		{"--offload optimizer=host,optimizer=disk", "optimizer is given twice"},
 		{"--offload optimizer=host:25%+host", "host is given twice"},
+		{"--batch 2 --ranks 5 --global-batch 24", "--global-batch 24 is 12 micro-batches of --batch 2, which 5 ranks do not divide; 4 or 6 ranks do\n"},
+		{"--batch 5 --ranks 2 --global-batch 24", "--global-batch 24 is no multiple of --batch 5 rows; micro-batches of 4 or 6 rows are possible\n"},
+		{"--batch 2 --ranks 2 --global-batch 24 --accum 3", "--global-batch 24 with --accum 3: 2 ranks of --batch 2 take 6 micro-batches each; leave one of them out\n"},
+		{"--ranks 4 --shard-size 2 --reproducible", "--reproducible with --shard-size 2 of 4 ranks: "},
 		{"--ranks 2 --fit --global-batch 1", "--global-batch 1 is not a multiple of 2 ranks; 2 is\n"},
 		{"--ranks 2 --fit --global-batch 5", "--global-batch 5 is not a multiple of 2 ranks; 4 and 6 are\n"},
 	} {

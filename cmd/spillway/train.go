@@ -66,6 +66,9 @@ Any flag overrides a value of the demo.`,
 				err = errors.Join(err, p.close())
 			}()
 		}
+		if err := l.follow(fs, &c); err != nil {
+			return err
+		}
 		if err := c.Runnable(); err != nil {
 			return err
 		}
