@@ -144,6 +144,10 @@ type Config struct {
 	// 2,000 updates and is halved, down to 1, where a gradient overflows, whose step
 	// is then skipped; a number stays.
 	LossScale string
+	// LossScaleHysteresis is the overflows in a row after which a dynamic loss scale is
+	// halved, 1 (or 0) at once; the steps are skipped in any case. More of them keep the
+	// scale through a single outlier, and waste steps where it is too large.
+	LossScaleHysteresis int
 	// Int8 lists what is in 8 bits: "optimizer", AdamW's moments, in blocks of 256
 	// elements of the dynamic map; and as int8 codes with a scale each: "gather",
 	// parameters between ranks, and "reduce", gradients between ranks, in blocks of 256;

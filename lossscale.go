@@ -14,7 +14,7 @@ import (
 // scaleState is the loss scale between two steps, as the program's Scaler has it.
 type scaleState struct {
 	Scale float64 `json:"scale"` // of the next step
-	Clean float64 `json:"clean"` // updates since it last moved
+	Clean float64 `json:"clean"` // updates since it last moved; negative: overflows in a row
 }
 
 // dynamicScale is Config.LossScale that follows overflows.
@@ -39,8 +39,16 @@ func (c *Config) lossScale() (scale float64, dynamic bool, err error) {
 }
 
 func validScale(c *Config) error {
-	_, _, err := c.lossScale()
-	return err
+	_, dynamic, err := c.lossScale()
+	switch n := c.LossScaleHysteresis; {
+	case err != nil:
+		return err
+	case n < 0 || n > maxSkips:
+		return fmt.Errorf("--loss-scale-hysteresis %d: use 1 to %d overflows in a row", n, maxSkips)
+	case n > 1 && (!dynamic || !strings.EqualFold(c.precision(), "fp16")):
+		return fmt.Errorf("--loss-scale-hysteresis %d: only a dynamic loss scale, of --precision fp16, is halved; leave it out", n)
+	}
+	return nil
 }
 
 // scalePolicy is how the program's loss scale moves.
@@ -48,7 +56,11 @@ func (c *Config) scalePolicy() graph.LossScaleAttr {
 	if scale, dynamic, err := c.lossScale(); err == nil && !dynamic {
 		return graph.LossScaleAttr{Growth: 1, Backoff: 1, Floor: scale, Interval: 1}
 	}
-	return graph.DefaultLossScale
+	policy := graph.DefaultLossScale
+	if c.LossScaleHysteresis > 1 {
+		policy.Hysteresis = int64(c.LossScaleHysteresis)
+	}
+	return policy
 }
 
 // scales tells whether the run has a loss scale.
@@ -98,7 +110,7 @@ func (t *Trainer) readScale() error {
 func (t *Trainer) overflowed(e *Diverged, scale float64) (skipped bool) {
 	e.LossScale = scale
 	if policy := t.cfg.scalePolicy(); policy.Backoff < 1 {
-		return scale > policy.Floor
+		return scale > policy.Floor || int64(t.skipped.inRow) < policy.Hysteresis
 	}
 	return t.skipped.inRow < maxSkips
 }

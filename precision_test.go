@@ -37,6 +37,49 @@ func TestHalfLossesFollowPyTorch(t *testing.T) {
 	}
 }
 
+// At the first step the gradients of 16 bits point where fp32's do, which follow
+// PyTorch's: a cosine of 0.999 for every parameter of the references, but for key
+// biases, whose true gradient is zero. They are read off a step of plain descent that
+// is large beside the weights.
+func TestHalfGradientsPointWhereFP32Does(t *testing.T) {
+	for _, model := range []string{"gpt2", "llama-tied", "llama-untied"} {
+		gradients := func(precision string) map[string][]float32 {
+			c := tiny(model)
+			c.Ranks, c.Steps, c.Precision, c.Optimizer, c.LR, c.Beta1, c.WeightDecay, c.LossScale = 1, 1, precision, "sgd", 1<<20, 0, 0, ""
+			if precision == "fp16" {
+				c.LossScale = "1024"
+			}
+			tr, err := New(t.Context(), c)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, tr.Close()) }()
+			_, err = tr.Step(t.Context())
+			require.NoError(t, err)
+			all := map[string][]float32{}
+			for i := range tr.plan.Program.Params {
+				name := tr.plan.Program.Params[i].Name
+				_, all[name], err = tr.Parameter(name)
+				require.NoError(t, err)
+			}
+			return all
+		}
+		want := gradients("fp32")
+		for _, precision := range []string{"bf16", "fp16"} {
+			got := gradients(precision)
+			for name, w := range want {
+				var dot, a, b float64
+				for i, v := range w {
+					if third := len(w) / 3; strings.HasSuffix(name, "c_attn.bias") && i >= third && i < 2*third {
+						continue
+					}
+					g := float64(got[name][i])
+					dot, a, b = dot+float64(v)*g, a+float64(v)*float64(v), b+g*g
+				}
+				require.GreaterOrEqual(t, dot/math.Sqrt(a*b), 0.999, "%s, %s, %s", model, precision, name)
+			}
+		}
+	}
+}
+
 // Promise 1 within a precision: stages, recomputation, placements, prefetch
 // distances and threads change no bit.
 func TestHalfBitsDoNotDependOnTheConfiguration(t *testing.T) {
@@ -236,6 +279,19 @@ func TestOverflowForGoodStopsAtTheFloor(t *testing.T) {
 }
 
 // A static scale stays; a run that overflows at it step after step stops.
+// With hysteresis the scale outlasts single overflows: so many in a row halve it.
+func TestLossScaleHysteresis(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Precision, c.LossScaleHysteresis = 2, 12, "fp16", 3
+	tr := trainerAt(t, c, 1<<40)
+	for step := range 7 {
+		r, err := tr.Step(t.Context())
+		require.NoError(t, err)
+		require.True(t, r.Skipped)
+		require.Equal(t, math.Exp2(float64(40-step/3)), r.LossScale)
+	}
+}
+
 func TestStaticLossScale(t *testing.T) {
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Precision, c.LossScale = 2, 3, "fp16", "128"
@@ -273,6 +329,11 @@ func TestLossScaleIsValidated(t *testing.T) {
 		c.Precision, c.LossScale = bad.precision, bad.scale
 		require.ErrorContains(t, c.Validate(), bad.want, "%+v", bad)
 		require.ErrorContains(t, c.Validate(), "--loss-scale")
+	}
+	for n, want := range map[int]string{-1: "use 1 to 10", 11: "use 1 to 10", 2: "only a dynamic loss scale"} {
+		c := tiny("gpt2")
+		c.LossScaleHysteresis = n
+		require.ErrorContains(t, c.Validate(), want)
 	}
 	c := Default()
 	c.Precision, c.Device = "fp16", "cuda"

@@ -67,6 +67,9 @@ func (c *Config) settings() map[string]string {
 	if c.bf16States() {
 		s["optimizer-dtype"] = "bf16"
 	}
+	if c.LossScaleHysteresis > 1 {
+		s["loss-scale-hysteresis"] = strconv.Itoa(c.LossScaleHysteresis)
+	}
 	if scale := strings.ToLower(c.LossScale); scale != "" && scale != dynamicScale {
 		s["loss-scale"] = scale
 	}

@@ -61,7 +61,7 @@ func init() {
 		},
 		&Info{
 			Kind: LossScaleUpdate,
-			Doc: "With flag ≠ 0: scale = max(Floor, scale·Backoff), clean = 0; else clean += 1, and at Interval scale ·= Growth, clean = 0; " +
+			Doc: "With flag ≠ 0, Hysteresis times in a row: scale = max(Floor, scale·Backoff), clean = 0; else clean += 1, and at Interval scale ·= Growth, clean = 0; " +
 				"flag i32 (1), state f64 (NumScale): scale, clean.",
 			In:   []Operand{{Name: "flag", Shape: "(1)", Types: isI32}},
 			Out:  []Operand{{Name: "state", Shape: "(NumScale)", Types: isF64, Modes: modeRW}},
@@ -71,6 +71,10 @@ func init() {
 				c.vector(c.out(0), NumScale, "the scale's slots")
 				a := c.op.Attr.(LossScaleAttr)
 				c.positive("Interval", a.Interval)
+				c.within("Hysteresis", max(a.Hysteresis, 1), 1<<30)
+				if a.Hysteresis < 0 {
+					c.failf("Hysteresis is %d, want at least 0", a.Hysteresis)
+				}
 				if c.err == nil && !(a.Growth >= 1 && a.Backoff > 0 && a.Backoff <= 1 && a.Floor > 0) {
 					c.failf("Growth %g, Backoff %g, Floor %g: want at least 1, in (0, 1] and above 0", a.Growth, a.Backoff, a.Floor)
 				}

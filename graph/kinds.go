@@ -327,6 +327,7 @@ type ClipAttr struct{ Max float64 }
 type LossScaleAttr struct {
 	Growth, Backoff, Floor float64
 	Interval               int64
+	Hysteresis             int64 // overflows in a row that it moves after; 0 is 1
 }
 
 // UpdateAttr describes an optimizer's step over a shard.

@@ -39,7 +39,11 @@ func (t Target) cudaWorkspace(p *Program, op *Op) int64 {
 	switch op.Kind {
 	case Linear, LinearGradX, LinearGradW:
 		m, n, k, _ := productOf(p, op)
-		return t.align(c.ProductWork(m, n, k))
+		codes := int64(0)
+		if op.Attr.(LinearAttr).Int8 { // and scales, of both factors
+			codes = t.align(m*k) + t.align(k*n) + t.align(4*m) + t.align(4*n)
+		}
+		return codes + t.align(c.ProductWork(m, n, k))
 	case BiasGrad:
 		m, n := matrixOf(p, op.In[0])
 		if parts := c.Columns(m); parts > 1 {

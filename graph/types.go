@@ -430,7 +430,7 @@ type Scaler struct {
 // Slots of the Scaler's state, as float64.
 const (
 	ScaleValue = iota // the scale of the next step
-	ScaleClean        // steps without overflow since it last moved
+	ScaleClean        // steps without overflow since it last moved; −n: n overflows in a row, and it has not moved yet
 	NumScale   = 2
 )
 

@@ -205,6 +205,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.BoolVar(&c.Reproducible, "reproducible", false, "the same bits at every stage and, of the same --batch and global batch, at every number of ranks: sums go over the micro-batches of a step from left to right")
 	fs.StringVar(&c.Precision, "precision", d.Precision, "fp32, bf16 or fp16")
 	fs.StringVar(&c.LossScale, "loss-scale", d.LossScale, "of --precision fp16: dynamic, or a number that stays")
+	fs.IntVar(&c.LossScaleHysteresis, "loss-scale-hysteresis", 1, "overflows in a row that halve a dynamic loss scale")
 	fs.StringVar(&c.Reduce, "reduce", d.Reduce, "dtype of gradients on the way: same or fp32")
 	fs.Var(listFlag{&c.Int8}, "int8", "what is in 8 bits, of: optimizer (AdamW's moments), gather (parameters between ranks), reduce (gradients between ranks), activations (saved for products), matmul (products)")
 	fs.StringVar(&c.OptimizerDType, "optimizer-dtype", "fp32", "what AdamW keeps: fp32, or bf16 (moments, and parameters without masters; with --stochastic-rounding)")

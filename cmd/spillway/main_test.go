@@ -191,7 +191,7 @@ var contractFlags = map[string]string{
 	"device-memory": "1GiB", "host-memory": "1GB", "disk": "d:1GiB", "zero": "3", "reproducible": "true",
 	"precision": "fp32", "reduce": "same", "int8": "optimizer", "recompute": "none", "offload": "optimizer=host", "require-pinned": "true",
 	"fit": "true", "global-batch": "8", "checkpoint": "ck", "save-every": "1", "keep": "1", "resume": "true", "timeout": "60s",
-	"optimizer-dtype": "bf16", "stochastic-rounding": "true", "metrics": "m.jsonl", "trace": "t.json", "tensorboard": "tb", "metrics-addr": "9090", "collectives": "tree",
+	"optimizer-dtype": "bf16", "stochastic-rounding": "true", "loss-scale-hysteresis": "1", "metrics": "m.jsonl", "trace": "t.json", "tensorboard": "tb", "metrics-addr": "9090", "collectives": "tree",
 }
 
 func newFlags() (*pflag.FlagSet, *spillway.Config, *later) {

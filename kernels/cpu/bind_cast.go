@@ -101,11 +101,15 @@ func bindLossScaleUpdate(b *binding) func() error {
 	flag, state := in[int32](b, 0), out[float64](b, 0)
 	return func() error {
 		if flag[0] != 0 {
+			if inRow := 1 - min(state[graph.ScaleClean], 0); inRow < float64(a.Hysteresis) {
+				state[graph.ScaleClean] = -inRow
+				return nil
+			}
 			state[graph.ScaleValue] = max(a.Floor, float64(state[graph.ScaleValue]*a.Backoff))
 			state[graph.ScaleClean] = 0
 			return nil
 		}
-		state[graph.ScaleClean]++
+		state[graph.ScaleClean] = max(state[graph.ScaleClean], 0) + 1
 		if state[graph.ScaleClean] >= float64(a.Interval) {
 			state[graph.ScaleValue] *= a.Growth
 			state[graph.ScaleClean] = 0

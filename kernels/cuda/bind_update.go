@@ -133,7 +133,7 @@ func bindOverflowCheck(b *binding) {
 func bindLossScaleUpdate(b *binding) {
 	a := attr[graph.LossScaleAttr](b)
 	b.rows(updates, "loss_scale_update", 1, 32, 0,
-		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Float64(a.Growth).Float64(a.Backoff).Float64(a.Floor).Int64(a.Interval))
+		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Float64(a.Growth).Float64(a.Backoff).Float64(a.Floor).Int64(a.Interval).Int64(a.Hysteresis))
 }
 
 func bindAdamW(b *binding) {

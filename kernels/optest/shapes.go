@@ -145,7 +145,7 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 		return spec{in: of(dims{exact.Limbs}), out: of(dims{1}), classes: 1, overflows: true}
 	},
 	graph.LossScaleUpdate: func(r *rand.Rand) spec {
-		a := graph.LossScaleAttr{Growth: 2, Backoff: 0.5, Floor: []float64{0.01, 1}[r.IntN(2)], Interval: upTo(r, 2)}
+		a := graph.LossScaleAttr{Growth: 2, Backoff: 0.5, Floor: []float64{0.01, 1}[r.IntN(2)], Interval: upTo(r, 2), Hysteresis: r.Int64N(4)}
 		return spec{attr: a, in: of(dims{1}), out: of(dims{graph.NumScale}), classes: 2}
 	},
 	graph.SelectRow: func(r *rand.Rand) spec {

@@ -148,8 +148,10 @@ func lossScaleUpdate[T num.Float](c *call[T]) {
 	if c.err != nil {
 		return
 	}
-	scale, clean := state[0], state[1]+1
-	switch {
+	scale, clean := state[0], math.Max(state[1], 0)+1
+	switch inRow := 1 + math.Max(-state[1], 0); {
+	case flag[0] != 0 && inRow < float64(a.Hysteresis):
+		clean = -inRow
 	case flag[0] != 0:
 		scale, clean = math.Max(a.Floor, scale*a.Backoff), 0
 	case clean >= float64(a.Interval):

@@ -164,16 +164,21 @@ KERNEL(32, overflow_check, const int *skip, const i64 *acc, int *flag) {
 	*flag = v - v != 0;
 }
 
-KERNEL(32, loss_scale_update, const int *skip, const int *flag, double *state, double growth, double backoff, double floor, i64 interval) {
+KERNEL(32, loss_scale_update, const int *skip, const int *flag, double *state, double growth, double backoff, double floor, i64 interval, i64 hysteresis) {
 	SKIP();
 	if (threadIdx.x != 0) return;
 	if (*flag != 0) {
+		double in_row = 1 - (state[1] < 0 ? state[1] : 0);
+		if (in_row < (double)hysteresis) {
+			state[1] = -in_row;
+			return;
+		}
 		double s = state[0] * backoff;
 		state[0] = s > floor || s != s ? s : floor;
 		state[1] = 0;
 		return;
 	}
-	double clean = state[1] + 1;
+	double clean = (state[1] < 0 ? 0 : state[1]) + 1;
 	if (clean >= (double)interval) {
 		state[0] *= growth;
 		clean = 0;
