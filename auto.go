@@ -21,7 +21,7 @@ func chooseRecompute(cfg *Config, m *cost.Machine) (*Forecast, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := base{cfg.Batch, cfg.Accum, cfg.Zero, cfg.Prefetch, cfg.Precision}
+	b := cfg.asBase()
 	set, err := s.moves(b)
 	if err != nil {
 		return nil, err

@@ -230,6 +230,8 @@ type Config struct {
 	// layers, where it is not 0, replaces the model's number of layers: searches
 	// plan a few and extrapolate.
 	layers int
+	// orderChosen says that a search changed AccumOrder: then it is told.
+	orderChosen bool
 	// CheckWrites runs one kernel at a time and looks for writes outside of what
 	// it declares, on all ranks. Very slow. For tests.
 	CheckWrites bool
@@ -277,7 +279,9 @@ const (
 
 // inLayers says whether each block runs all micro-batches before the next one. With
 // one micro-batch there is no difference.
-func (c *Config) inLayers() bool { return c.Accum > 1 && strings.EqualFold(c.AccumOrder, layerOrder) }
+func (c *Config) inLayers() bool { return c.Accum > 1 && c.asksLayers() }
+
+func (c *Config) asksLayers() bool { return strings.EqualFold(c.AccumOrder, layerOrder) }
 
 // largest bounds the counts, so that no product of them overflows and none asks
 // the machine for what it can't have. Others are bounded by what they multiply.

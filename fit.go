@@ -109,7 +109,35 @@ type fitDomain struct {
 	zeros      []int
 	prefetches []int
 	precisions []string
-	preferred  bool // the precision is the hardware's choice
+	preferred  bool   // the precision is the hardware's choice
+	orders     []bool // in layer order or not
+	sharded    bool   // over several ranks
+	moves      bool   // something may rest off the device
+}
+
+// mostLayered is the most micro-batches that a search puts in layer order: the program
+// has all of them, and what is saved grows little beyond.
+const mostLayered = 32
+
+// inOrders lists the orders of accum micro-batches that are worth a look at a stage.
+// Without anything that each micro-batch gathers, reduces or fetches for itself, layer
+// order wins nothing.
+func (d *fitDomain) inOrders(accum, zero int) []bool {
+	if len(d.orders) < 2 {
+		return d.orders
+	}
+	if accum == 1 || accum > mostLayered || !d.moves && !(d.sharded && zero >= 2) {
+		return []bool{false}
+	}
+	return d.orders
+}
+
+// freeOrders are the orders of micro-batches that may be chosen for a configuration.
+func (c *Config) freeOrders(given bool) []bool {
+	if given || c.Reproducible {
+		return []bool{c.asksLayers()}
+	}
+	return []bool{false, true}
 }
 
 // saysPrecision: what was chosen is a precision too.
@@ -121,7 +149,9 @@ func (d fitDomain) bases() (list []base) {
 		for _, b := range d.batches {
 			for _, z := range d.zeros {
 				for _, ahead := range d.prefetches {
-					list = append(list, base{b[0], b[1], z, ahead, p})
+					for _, layers := range d.inOrders(b[1], z) {
+						list = append(list, base{b[0], b[1], z, ahead, p, layers && b[1] > 1})
+					}
 				}
 			}
 		}
@@ -221,6 +251,9 @@ func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) 
 	if why := OtherBits(&s.cfg, &best.Config); why != "" {
 		out.Reasons = append(out.Reasons, why)
 	}
+	if order := best.AccumOrder(); order != "" && best.Config.orderChosen {
+		out.Reasons = append(out.Reasons, order)
+	}
 	seen := map[string]bool{out.Flags: true}
 	speed := 1 / best.TokensPerSecond()
 	for _, p := range all {
@@ -272,14 +305,21 @@ func halfType(precision string) graph.DType {
 func Reasons(f *Forecast) []string { return append([]string{bound(f)}, Explain(f).Lines()...) }
 
 // OtherBits says that two configurations of one job differ in the last bits of
-// their results, as stages below 2 and from 2 on do with accumulation: the first
-// add up a step's micro-batches before they reduce, the others after. "" where
-// they do not.
+// their results, as stages below 2 and from 2 on do with accumulation: the first, and
+// all in layer order, add up a step's micro-batches before they reduce, the others
+// after. "" where they do not.
 func OtherBits(asked, chosen *Config) string {
-	if chosen.Ranks == 1 || chosen.Accum == 1 || chosen.Reproducible || (asked.Zero < 2) == (chosen.Zero < 2) {
+	once := func(c *Config) bool { return c.Zero < 2 || c.inLayers() }
+	if chosen.Ranks == 1 || chosen.Accum == 1 || chosen.Reproducible || once(asked) == once(chosen) {
 		return ""
 	}
-	return fmt.Sprintf("with accumulation, stage %d differs from stage %d in the last bits; --reproducible makes them equal", chosen.Zero, asked.Zero)
+	order := func(c *Config) string {
+		if chosen.inLayers() == asked.inLayers() {
+			return ""
+		}
+		return " in " + base{layers: c.inLayers()}.order() + " order"
+	}
+	return fmt.Sprintf("with accumulation, stage %d%s differs from stage %d%s in the last bits; --reproducible makes them equal", chosen.Zero, order(chosen), asked.Zero, order(asked))
 }
 
 // bound says what a plan's time goes into, and which memory is fullest.
@@ -307,7 +347,8 @@ func bound(f *Forecast) string {
 }
 
 func newFitDomain(cfg *Config, given func(string) bool, globalBatch int) (fitDomain, error) {
-	d := fitDomain{zeros: []int{3, 2, 1, 0}, prefetches: []int{1, 0}, batches: [][2]int{{cfg.Batch, cfg.Accum}}, precisions: []string{cfg.precision()}}
+	d := fitDomain{zeros: []int{3, 2, 1, 0}, prefetches: []int{1, 0}, batches: [][2]int{{cfg.Batch, cfg.Accum}}, precisions: []string{cfg.precision()},
+		orders: cfg.freeOrders(given("accum-order")), sharded: cfg.Ranks > 1, moves: !given("offload") || cfg.Offload != ""}
 	if given("zero") || cfg.Ranks == 1 {
 		d.zeros = []int{cfg.Zero} // every stage is the same on one rank
 	}
@@ -357,6 +398,7 @@ func (d fitDomain) what(drop bool, spaces []graph.Space) string {
 	add(len(d.batches) > 1, "micro-batch")
 	add(len(d.precisions) > 1, "precision")
 	add(len(d.prefetches) > 1, "prefetch")
+	add(len(d.orders) > 1 && slices.ContainsFunc(d.batches, func(b [2]int) bool { return b[1] > 1 }), "order of micro-batches")
 	add(drop, "recomputation")
 	for _, s := range spaces {
 		add(true, "offload to "+s.String())
@@ -376,6 +418,9 @@ func flagsOf(c *Config, batches, precisions bool) string {
 	}
 	if precisions {
 		parts = append(parts, "--precision "+c.precision())
+	}
+	if c.inLayers() || c.orderChosen {
+		parts = append(parts, "--accum-order "+strings.ToLower(c.AccumOrder))
 	}
 	parts = append(parts, fmt.Sprintf("--prefetch %d", c.Prefetch), "--recompute "+quote(orNone(c.Recompute)), "--offload "+quote(orNone(c.Offload)))
 	return strings.Join(parts, " ")

@@ -118,7 +118,7 @@ func TestExtrapolationOverLayers(t *testing.T) {
 		s, err := newSearcher(c, hw.Machine(4), false, nil)
 		require.NoError(t, err)
 		require.True(t, s.folded)
-		m := s.extrapolate(&point{base: base{c.Batch, c.Accum, c.Zero, c.Prefetch, c.Precision}, again: c.Recompute, away: c.Offload})
+		m := s.extrapolate(&point{base: c.asBase(), again: c.Recompute, away: c.Offload})
 		require.NoError(t, m.err)
 		whole, err := Predict(c, hw.Machine(4))
 		require.NoError(t, err)

@@ -3,6 +3,8 @@ package spillway
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -153,4 +155,47 @@ func TestLayerOrderReadsOnce(t *testing.T) {
 	require.Equal(t, one.CommBytes, got.CommBytes)
 	c.Accum, c.AccumOrder = 8, microOrder
 	require.Greater(t, last(c).DiskRead, 3*one.DiskRead, "eight times the parameters")
+}
+
+// A search takes layer order where each micro-batch would read everything from disk
+// again, says so, and leaves what was given.
+func TestFitTakesLayerOrder(t *testing.T) {
+	c := layered("llama-untied", 1)
+	c.Poison, c.AccumOrder, c.Accum = false, microOrder, 8
+	c.Offload, c.Disk = "optimizer=disk,parameters=disk", t.TempDir()
+	fit := func(c Config, given ...string) *Fitted {
+		f, err := Fit(c, func(flag string) bool {
+			return slices.Contains(append(given, "zero", "offload", "recompute", "prefetch"), flag)
+		}, 0, CPUHardware(2))
+		require.NoError(t, err)
+		return f
+	}
+	got := fit(c)
+	require.Contains(t, got.Flags, "--accum-order layer ")
+	require.Contains(t, strings.Join(got.Reasons, "\n"), "layer order: each layer runs its 8 micro-batches in turn")
+	micro := fit(c, "accum-order")
+	require.NotContains(t, micro.Flags, "--accum-order")
+	require.Greater(t, got.TokensPerSecond(), 1.1*micro.TokensPerSecond())
+	c.Reproducible = true
+	require.NotContains(t, fit(c).Flags, "--accum-order")
+	c.Reproducible, c.Accum = false, mostLayered+1
+	require.NotContains(t, fit(c).Flags, "--accum-order", "the program would have them all")
+	c.Accum, c.Offload = 8, ""
+	require.NotContains(t, fit(c).Flags, "--accum-order", "nothing is read or gathered")
+	c.AccumOrder = layerOrder
+	require.Contains(t, fit(c, "accum-order").Flags, "--accum-order layer ")
+	require.Contains(t, fit(c).Flags, "--accum-order micro ", "what was asked for is told to change")
+}
+
+// Where micro order fits and layer order does not, that is a way out.
+func TestMicroOrderIsAWayOut(t *testing.T) {
+	c := layered("llama-untied", 1)
+	c.Poison, c.Accum, c.Seq, c.AccumOrder = false, 8, 40, microOrder
+	p, err := Build(c)
+	require.NoError(t, err)
+	c.DeviceMemory, c.AccumOrder = p.Layout.Spaces[graph.Device].Peak+p.Config.Outside[graph.Device], layerOrder
+	_, err = Build(c)
+	var refused *Refusal
+	require.ErrorAs(t, err, &refused)
+	require.Contains(t, err.Error(), "--accum-order micro")
 }

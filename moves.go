@@ -121,6 +121,9 @@ func newMoveSet(cfg Config, layers int, drop bool, spaces []graph.Space, m *cost
 	largest := 0.0
 	for i := range groups {
 		g := &groups[i]
+		if cfg.inLayers() {
+			g.bytes *= float64(cfg.Accum) // the micro-batches' are there at once
+		}
 		if len(cfg.Freeze) == 0 {
 			g.first, g.last = 0, layers-1
 		}
@@ -318,9 +321,9 @@ func busy(m *cost.Machine, w cost.Work) float64 {
 //	place     what the simulator found for the whole class
 //
 // The time of the link is spent on what is dearest to compute again. Of each kind
-// of activation there is at most one rung. hostFree is what is left of the host's
+// of activation there is at most one rung. A step has so many passes (base.passes). hostFree is what is left of the host's
 // cap, in bytes.
-func (set *moveSet) ladder(m *cost.Machine, forward float64, accum int, t tiering, hostFree float64) []rung {
+func (set *moveSet) ladder(m *cost.Machine, forward float64, passes int, t tiering, hostFree float64) []rung {
 	space := graph.Host
 	if t == diskTier {
 		space = graph.Disk
@@ -343,10 +346,10 @@ func (set *moveSet) ladder(m *cost.Machine, forward float64, accum int, t tierin
 	if space == graph.Disk {
 		link, rate = perByte(m.DiskWrite, m.DiskRead), m.DiskWrite
 	}
-	link *= float64(accum)
-	slack := 0.0 // bytes of a micro-batch that the link moves beside the forward
+	link *= float64(passes)
+	slack := 0.0 // bytes that the link moves beside a pass of the forward
 	if m.Cores == 0 && rate > 0 {
-		slack = forward / float64(accum) * rate
+		slack = forward / float64(passes) * rate
 	}
 	type activation struct {
 		drop, park int

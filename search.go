@@ -48,6 +48,29 @@ type searcher struct {
 type base struct {
 	batch, accum, zero, prefetch int
 	precision                    string
+	layers                       bool // in layer order
+}
+
+// asBase is what a search decides beside the moves, as it is.
+func (c *Config) asBase() base {
+	return base{c.Batch, c.Accum, c.Zero, c.Prefetch, c.precision(), c.inLayers()}
+}
+
+// order is a value of Config.AccumOrder.
+func (b base) order() string {
+	if b.layers {
+		return layerOrder
+	}
+	return microOrder
+}
+
+// passes is how often a step goes through what the forward leaves for the backward:
+// in layer order once, with the activations of all micro-batches.
+func (b base) passes() int {
+	if b.layers {
+		return 1
+	}
+	return b.accum
 }
 
 // point is a configuration that a search looks at.
@@ -94,6 +117,7 @@ func newSearcher(cfg Config, m *cost.Machine, drop bool, spaces []graph.Space) (
 func (s *searcher) config(p *point, n int) Config {
 	c := s.cfg
 	c.Batch, c.Accum, c.Zero, c.Prefetch, c.Precision = p.batch, p.accum, p.zero, p.prefetch, p.precision
+	c.AccumOrder, c.orderChosen = p.order(), p.accum > 1 && p.layers != s.cfg.asksLayers()
 	c.Recompute, c.Offload = p.again, p.away
 	if p.x != nil {
 		c.Recompute, c.Offload = p.set.texts(p.x, n)
@@ -107,7 +131,7 @@ func (s *searcher) whole(p *point) Config { return s.config(p, s.layers) }
 // measure plans a point to the lower bounds of its peaks.
 func (s *searcher) measure(p *point) *measured {
 	c := s.whole(p)
-	key := fmt.Sprint(c.Batch, c.Accum, c.Zero, c.Prefetch, c.Precision, "|", c.Recompute, "|", c.Offload)
+	key := fmt.Sprint(c.Batch, c.Accum, c.AccumOrder, c.Zero, c.Prefetch, c.Precision, "|", c.Recompute, "|", c.Offload)
 	s.mu.Lock()
 	m, ok := s.memo[key]
 	s.mu.Unlock()
@@ -206,20 +230,20 @@ func (s *searcher) refused(p *point, m *measured) {
 // less orders points where nothing else does, so that a search on several
 // processors has one outcome.
 func (p *point) less(q *point) bool {
-	return cmp.Or(cmp.Compare(p.zero, q.zero), cmp.Compare(p.batch, q.batch), cmp.Compare(p.prefetch, q.prefetch), cmp.Compare(p.tier, q.tier), cmp.Compare(p.precision, q.precision), cmp.Compare(p.away, q.away), cmp.Compare(p.again, q.again)) < 0
+	return cmp.Or(cmp.Compare(p.zero, q.zero), cmp.Compare(p.batch, q.batch), cmp.Compare(p.prefetch, q.prefetch), cmp.Compare(p.tier, q.tier), cmp.Compare(p.precision, q.precision), cmp.Compare(p.order(), q.order()), cmp.Compare(p.away, q.away), cmp.Compare(p.again, q.again)) < 0
 }
 
 // moves returns what a base offers, with the classes' bytes and seconds as the
 // simulator has them.
 func (s *searcher) moves(b base) (*moveSet, error) {
-	key := fmt.Sprint(b.batch, b.accum, b.precision)
+	key := fmt.Sprint(b.batch, b.accum, b.precision, b.layers)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if set := s.sets[key]; set != nil {
 		return set, nil
 	}
 	c := s.cfg
-	c.Batch, c.Accum, c.Precision = b.batch, b.accum, b.precision
+	c.Batch, c.Accum, c.Precision, c.AccumOrder = b.batch, b.accum, b.precision, b.order()
 	set, err := newMoveSet(c, s.layers, s.drop, s.spaces, s.machine)
 	if err == nil {
 		s.sets[key] = set
@@ -261,7 +285,7 @@ func (s *searcher) climb(b base, set *moveSet, t tiering, mg margins) *point {
 	if room := s.room(graph.Host, mg); room > 0 {
 		hostFree = float64(room - from.need[graph.Host])
 	}
-	rungs := set.ladder(s.machine, from.forward, b.accum, t, hostFree)
+	rungs := set.ladder(s.machine, from.forward, b.passes(), t, hostFree)
 	made := func(n int) *point {
 		p := s.plain(b, set)
 		p.tier = t
@@ -423,6 +447,9 @@ func (s *searcher) branch(b base) (found []*point) {
 	if from.err != nil {
 		return nil
 	}
+	if s.notWorth(b, from) {
+		return nil
+	}
 	if _, ok := s.over(from, margins{}); ok {
 		p := s.plain(b, set)
 		p.perToken, p.device = s.perToken(p, from.seconds), from.need[graph.Device]
@@ -454,6 +481,28 @@ func (s *searcher) branch(b base) (found []*point) {
 		found = append(found, p)
 	}
 	return found
+}
+
+// worthAnOrder is how much faster layer order must be than micro order that fits as it
+// is: it needs more memory, and a tied head's sums get bits of their own.
+const worthAnOrder = 1.01
+
+// notWorth says that a base in layer order wins nothing over the same in micro order.
+func (s *searcher) notWorth(b base, from *measured) bool {
+	if !b.layers || s.cfg.asksLayers() {
+		return false
+	}
+	b.layers = false
+	set, err := s.moves(b)
+	if err != nil {
+		return false
+	}
+	m := s.measure(s.plain(b, set))
+	if m.err != nil {
+		return false
+	}
+	_, fits := s.over(m, margins{})
+	return fits && m.seconds <= worthAnOrder*from.seconds
 }
 
 // waveSize is how many bases are looked at before what was found limits the

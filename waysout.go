@@ -191,7 +191,7 @@ func (w *wayFinder) keep(f *Forecast, args []string, order int, costs string) {
 // asked is the configuration as a point of the search.
 func (w *wayFinder) asked() point {
 	c := &w.cfg
-	return point{base: base{c.Batch, c.Accum, c.Zero, c.Prefetch, c.precision()}, again: c.Recompute, away: c.Offload, tier: presetTier}
+	return point{base: c.asBase(), again: c.Recompute, away: c.Offload, tier: presetTier}
 }
 
 // singles tries one change at a time. Of one kind, the fastest that fits by its
@@ -229,6 +229,9 @@ func (w *wayFinder) singles() {
 	}
 	if !strings.EqualFold(w.cfg.Recompute, "full") && !w.typed.recomputeAuto() {
 		kind(change(func(p *point) { p.again = "auto" }))
+	}
+	if from.layers {
+		kind(change(func(p *point) { p.layers = false }))
 	}
 	list = nil
 	for _, text := range wholePlacements {
@@ -301,7 +304,7 @@ func fitsQuickly(c Config, m *cost.Machine) bool {
 	if err != nil {
 		return false
 	}
-	p := &point{base: base{c.Batch, c.Accum, c.Zero, c.Prefetch, c.precision()}, again: c.Recompute, away: c.Offload, tier: presetTier}
+	p := &point{base: c.asBase(), again: c.Recompute, away: c.Offload, tier: presetTier}
 	got := s.measure(p)
 	_, ok := s.over(got, margins{})
 	return got.err == nil && ok
@@ -320,7 +323,8 @@ func splits(batch, accum int) (list [][2]int) {
 // domain is everything that keeps the job: the rows of a rank stay the same.
 func (w *wayFinder) domain(split bool) fitDomain {
 	c := &w.cfg
-	d := fitDomain{prefetches: []int{c.Prefetch}, batches: [][2]int{{c.Batch, c.Accum}}, precisions: []string{c.precision()}}
+	d := fitDomain{prefetches: []int{c.Prefetch}, batches: [][2]int{{c.Batch, c.Accum}}, precisions: []string{c.precision()},
+		orders: c.freeOrders(false), sharded: c.Ranks > 1, moves: true}
 	for z := 3; z >= c.Zero; z-- {
 		if z == c.Zero || c.Ranks > 1 {
 			d.zeros = append(d.zeros, z)
@@ -498,7 +502,7 @@ func (w *wayFinder) beside(c Config, m *cost.Machine) (*searcher, []base) {
 		return nil, nil
 	}
 	d := w.domain(true)
-	d.precisions = []string{c.precision()}
+	d.precisions, d.orders = []string{c.precision()}, []bool{c.inLayers()}
 	if c.Ranks > 1 {
 		d.zeros = []int{3}
 	}
@@ -565,6 +569,7 @@ func changes(from, to *Config, nodeSize int, device string) (args []string) {
 	number("shard-size", from.ShardSize, to.ShardSize)
 	number("zero", from.Zero, to.Zero)
 	add(from.Batch != to.Batch || from.Accum != to.Accum, "--batch", fmt.Sprint(to.Batch), "--accum", fmt.Sprint(to.Accum))
+	add(to.Accum > 1 && from.asksLayers() != to.inLayers(), "--accum-order", base{layers: to.inLayers()}.order())
 	number("seq", from.Seq, to.Seq)
 	add(!strings.EqualFold(from.precision(), to.precision()), "--precision", to.precision())
 	number("prefetch", from.Prefetch, to.Prefetch)

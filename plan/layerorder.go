@@ -14,7 +14,7 @@ import (
 //	micro order:  embed 0  h.0 0  h.1 0 … h.1 0  h.0 0 │ embed 1  h.0 1  h.1 1 …
 //	layer order:  embed 0  embed 1 … │ h.0 0  h.0 1 … │ h.1 0  h.1 1 … │ … h.1 0  h.1 1 …
 //
-// (Greedy Snake and others publish it for offloading.) A stretch that uses a block is
+// (Published for offloading as a vertical schedule.) A stretch that uses a block is
 // then one for all micro-batches: what fetches, gathers and reduces by stretch does so
 // once a step. Every micro-batch has its own inputs, activations and keys; its
 // gradients are added to those of the ones before. A block's recomputation stays with
