@@ -2,6 +2,7 @@ package vec
 
 import (
 	"math"
+	"unsafe"
 
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
@@ -59,29 +60,63 @@ func (k *AdamW8) Run(p *pool.Pool) error {
 	return nil
 }
 
+// adam8Scalars are what the assembly reads for a block, in its order, and what it
+// writes: the bits of the largest magnitudes of the new moments.
+type adam8Scalars struct {
+	adamScalars
+	mScale, vScale float32
+	mTop, vTop     uint32
+}
+
 // RunIndex is a pool.Task's; call Run.
 func (k *AdamW8) RunIndex(i int) {
 	s := borrow(3 * Q8Block)
 	defer s.giveBack()
+	s.adam8.adamScalars = k.s
 	lo, hi := piece(i, grain, len(k.P))
 	for ; lo < hi; lo += Q8Block {
-		end := min(lo+Q8Block, hi)
-		n := end - lo
-		m, v, g := s.buf[:n], s.buf[Q8Block:][:n], s.buf[2*Q8Block:][:n]
-		block := lo / Q8Block
-		Q8Signed.Dequantize(m, k.M[lo:end], k.MScale[block])
-		Q8Unsigned.Dequantize(v, k.V[lo:end], k.VScale[block])
-		if k.G16.X != nil {
-			widen(k.G16.As, g, k.G16.X[lo:end])
-		} else {
-			g = k.G[lo:end]
-		}
-		if k.Low == nil {
-			adamw(k.P[lo:end], g, m, v, nil, NoHalf, &k.s)
-		} else {
-			adamw(k.P[lo:end], g, m, v, k.Low[lo:end], k.LowAs, &k.s)
-		}
-		k.MScale[block] = Q8Signed.Quantize(k.M[lo:end], m)
-		k.VScale[block] = Q8Unsigned.Quantize(k.V[lo:end], v)
+		k.block(s, lo, min(lo+Q8Block, hi))
 	}
+}
+
+// block updates a block. What of it the assembly takes is read, updated and measured in
+// one sweep, so that the work on bytes hides behind divisions and roots.
+func (k *AdamW8) block(s *scratch, lo, hi int) {
+	n := hi - lo
+	m, v := s.buf[:n], s.buf[Q8Block:][:n]
+	g := k.gradient(s.buf[2*Q8Block:][:n], lo, hi)
+	block, low, as := lo/Q8Block, k.Low, NoHalf
+	if low != nil {
+		low, as = low[lo:hi], k.LowAs
+	}
+	done := groups[float32](n)
+	a := &s.adam8
+	a.mScale, a.vScale, a.mTop, a.vTop = k.MScale[block], k.VScale[block], 0, 0
+	if done > 0 {
+		simd.adamw8[as](ptr(k.P[lo:]), ptr(g), &k.M[lo], &k.V[lo], ptr(m), ptr(v), done, &a.gradScale,
+			unsafe.SliceData(low), &Q8Signed.t.slope[0], &Q8Unsigned.t.slope[0])
+	}
+	if done < n {
+		Q8Signed.Dequantize(m[done:], k.M[lo+done:hi], a.mScale)
+		Q8Unsigned.Dequantize(v[done:], k.V[lo+done:hi], a.vScale)
+		if low != nil {
+			low = low[done:]
+		}
+		adamw(k.P[lo+done:hi], g[done:], m[done:], v[done:], low, as, &k.s)
+		for i := done; i < n; i++ {
+			a.mTop = max(a.mTop, math.Float32bits(m[i])&^(1<<31))
+			a.vTop = max(a.vTop, math.Float32bits(v[i])&^(1<<31))
+		}
+	}
+	k.MScale[block] = Q8Signed.write(k.M[lo:hi], m, a.mTop)
+	k.VScale[block] = Q8Unsigned.write(k.V[lo:hi], v, a.vTop)
+}
+
+// gradient returns the gradient of a block, widened into to if it has 16 bits.
+func (k *AdamW8) gradient(to []float32, lo, hi int) []float32 {
+	if k.G16.X == nil {
+		return k.G[lo:hi]
+	}
+	widen(k.G16.As, to, k.G16.X[lo:hi])
+	return to
 }

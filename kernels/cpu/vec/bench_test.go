@@ -88,6 +88,15 @@ func benchCases() []benchCase {
 			return &AdamW{Moments: Moments{P: f(n), G: f(n), M: f(n), V: f(n), GradScale: 1, LR: 1e-6, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 1, BC2: 1},
 				Low: make([]uint16, n), LowAs: BF16}
 		}},
+		{"AdamW8", 16 * (8 << 20), func(f func(int) []float32) runner {
+			const n = 8 << 20
+			k := &AdamW8{P: f(n), G: f(n), M: make([]byte, n), V: make([]byte, n), MScale: f(n / Q8Block), VScale: f(n / Q8Block),
+				GradScale: 1, LR: 1e-6, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 1, BC2: 1}
+			for i := range k.M {
+				k.M[i], k.V[i] = byte(i), byte(i>>1)
+			}
+			return k
+		}},
 		{"SqSum", 4 * (8 << 20), func(f func(int) []float32) runner { return &SqSum{X: f(8 << 20), Acc: make([]int64, exact.Limbs)} }},
 		{"SumTree2", 12 * (8 << 20), func(f func(int) []float32) runner { return sumTreeCase(f, 2) }},
 		{"SumTree4", 20 * (8 << 20), func(f func(int) []float32) runner { return sumTreeCase(f, 4) }},

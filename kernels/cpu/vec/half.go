@@ -30,7 +30,8 @@ const halfBlock = 1 << 11
 
 // scratch is a goroutine's float32 copies of 16-bit operands.
 type scratch struct {
-	buf []float32
+	buf   []float32
+	adam8 adam8Scalars
 	tile
 }
 

@@ -1,6 +1,11 @@
 package vec
 
-import "math"
+import (
+	"math"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
+)
 
 // Blockwise 8-bit numbers (Dettmers et al., "8-bit optimizers via block-wise
 // quantization", ICLR 2022): 256 numbers are codes of the dynamic map, a byte
@@ -24,8 +29,23 @@ func Q8Blocks(n int) int { return (n + Q8Block - 1) / Q8Block }
 type Q8Map struct {
 	signed bool
 	value  [256]float32 // by code
-	base   []uint8      // by slice of magnitudes: the code of its smallest
-	next   []float32    // where the next code begins; +Inf: not in this slice
+	t      q8Table
+}
+
+// q8Table is what codes are computed from. A magnitude's decade is found by the
+// borders between decades, of which an octave has one at most; there it is
+// magnitude·perUnit + from, without what is behind the point and at most last, that
+// is the nearest code. The other way, code + 1 is a float32 whose exponent says the
+// decade, and times slope, plus start, is the magnitude. The assembly knows the layout.
+type q8Table struct {
+	slope, start [8]float32 // by exponent of code + 1, of which three bits tell all apart but the first and the last
+	// By octave from 2^-31 on: where a decade ends, and that which goes on into the
+	// octave; at 32·2^-31 and above there is 1 alone.
+	border, perUnit, from [32]float32
+	last                  [32]int32
+	// By decade: where the next begins, and the same three.
+	borders, gains, offsets [8]float32
+	lasts                   [8]int32
 }
 
 // The dynamic maps: of first moments, and of second moments, which are never
@@ -36,93 +56,127 @@ var (
 	Q8Unsigned = newQ8(8)
 )
 
-// Magnitudes are looked up by slices of 1/128 octave from 2^-24 on; each has one
-// border between codes at most.
-const q8Octaves, q8Slices = 24, 128
-
 func newQ8(bits int) *Q8Map {
 	m := &Q8Map{signed: bits == 7}
-	codes := []float64{0}
-	for decade := bits - 2; decade >= 0; decade-- {
-		top := math.Pow(10, float64(-decade))
-		steps := 1 << (bits - 1 - decade)
-		for i := range steps {
-			codes = append(codes, top*(0.1+0.9*(float64(i)+0.5)/float64(steps)))
+	m.t.decades(bits)
+	m.t.octaves()
+	for c := range 1 << bits {
+		v := m.t.magnitude(c)
+		m.value[c] = v
+		if m.signed {
+			m.value[c|0x80] = math.Float32frombits(math.Float32bits(v) | 1<<31)
 		}
-	}
-	codes = append(codes, 1)
-	for i, v := range codes {
-		m.value[i] = float32(v)
-		if m.signed && i > 0 { // of two zeros one is never written
-			m.value[i|0x80] = -float32(v)
-		}
-	}
-	border := make([]float32, len(codes)) // where code i begins
-	for i := 1; i < len(codes); i++ {
-		border[i] = float32((codes[i-1] + codes[i]) / 2)
-	}
-	for s, code := 0, 0; s <= q8Octaves*q8Slices; s++ {
-		low := math.Float32frombits(uint32(127-q8Octaves)<<23 + uint32(s)<<16)
-		high := math.Float32frombits(math.Float32bits(low) + 1<<16)
-		for code+1 < len(codes) && border[code+1] <= low {
-			code++
-		}
-		next := float32(math.Inf(1))
-		if code+1 < len(codes) && border[code+1] < high {
-			next = border[code+1]
-		}
-		m.base, m.next = append(m.base, uint8(code)), append(m.next, next)
 	}
 	return m
 }
 
-// code returns the nearest code of x, at most 1 in magnitude and, in an unsigned
+// decades fills the tables by decade. Signed, the first is of what becomes 0;
+// unsigned, nothing does. The last is 1's.
+func (t *q8Table) decades(bits int) {
+	at, middle := 0, 0.0 // the decade being filled, and the largest number below it
+	for k := 1; k < bits; k++ {
+		top, steps := math.Pow(10, float64(k-bits+1)), float64(int(1)<<k)
+		t.slope[(k+7)%8] = float32(0.9 * top / steps)
+		t.start[(k+7)%8] = float32(top * (0.1 - 0.9 + 0.45/steps))
+		if first := top * (0.1 + 0.45/steps); bits == 7 || k > 1 {
+			t.borders[at] = float32((middle + first) / 2)
+			at++
+		}
+		t.gains[at] = float32(steps / 0.9 / top)
+		t.offsets[at] = float32(steps - 1 - steps/9)
+		t.lasts[at] = int32(2*steps) - 2
+		middle = top * (1 - 0.45/steps)
+	}
+	t.borders[at], t.borders[7] = float32((middle+1)/2), float32(math.Inf(1))
+	t.offsets[7], t.lasts[7] = float32(int(1)<<bits-1), 1<<bits-1
+	// Code + 1 is 1 and 2^bits for the numbers 0 and 1.
+	if bits == 7 {
+		t.start[6] = 1
+		return
+	}
+	t.slope[7], t.start[7] = 1./255, -float32(1./255)
+}
+
+// octaves derives the tables by octave.
+func (t *q8Table) octaves() {
+	d := 0
+	for j := range t.border {
+		t.perUnit[j], t.from[j], t.last[j] = t.gains[d], t.offsets[d], t.lasts[d]
+		t.border[j] = float32(math.Inf(1))
+		if t.borders[d] < float32(math.Ldexp(1, j-30)) {
+			t.border[j] = t.borders[d]
+			d++
+		}
+	}
+}
+
+// magnitude is what a code without its sign stands for.
+func (t *q8Table) magnitude(code int) float32 {
+	n := float32(code + 1)
+	k := math.Float32bits(n) >> 23 & 7
+	return num.Fma32(n, t.slope[k], t.start[k])
+}
+
+// code returns the nearest code, but for the rounding of one multiplication and
+// addition, of y, which is x over the scale: at most 1 in magnitude and, in an unsigned
 // map, not negative.
-func (m *Q8Map) code(x float32) uint8 {
-	bits := math.Float32bits(x)
-	magnitude := bits &^ (1 << 31)
-	const first = uint32(127-q8Octaves) << 7
-	c := uint8(0)
-	if s := magnitude >> 16; s >= first {
-		s = min(s-first, q8Octaves*q8Slices)
-		c = m.base[s]
-		if math.Float32frombits(magnitude) >= m.next[s] {
-			c++
-		}
+func (m *Q8Map) code(x, y float32) uint8 {
+	a := math.Float32frombits(max(math.Float32bits(y)&^(1<<31), (127-31)<<23))
+	j := math.Float32bits(a) >> 23 & 31
+	if a >= m.t.border[j] {
+		j++
 	}
-	if !m.signed {
-		if c == 0 && magnitude > 0 {
-			return 1
-		}
-		return c
-	}
-	if c == 0 {
+	c := min(int32(num.Fma32(a, m.t.perUnit[j], m.t.from[j])), m.t.last[j])
+	switch {
+	case m.signed:
+		return uint8(c) | uint8(math.Float32bits(x)>>24&0x80)
+	case x == 0:
 		return 0
 	}
-	return c | uint8(bits>>24&0x80)
+	return uint8(max(c, 1))
+}
+
+// q8Inverse returns what numbers are multiplied by, one after the other, to be divided
+// by their scale: a power of two, 1 unless the inverse would not be an ordinary number.
+func q8Inverse(scale float32) (up, inverse float32) {
+	switch up = 1; {
+	case scale < 0x1p-126:
+		up = 0x1p64
+	case scale > 0x1p126:
+		up = 0x1p-64
+	}
+	return up, 1 / float32(scale*up)
 }
 
 // Quantize writes the codes of a block of up to 256 numbers and returns its scale.
 // Where one is not finite, all read as NaN.
 func (m *Q8Map) Quantize(codes []byte, x []float32) (scale float32) {
+	top := uint32(0)
 	for _, v := range x {
-		if v = math.Float32frombits(math.Float32bits(v) &^ (1 << 31)); !(v <= scale) {
-			scale = v
-			if v != v {
-				break
-			}
-		}
+		top = max(top, math.Float32bits(v)&^(1<<31))
 	}
+	return m.write(codes, x, top)
+}
+
+// write is Quantize where the bits of the largest magnitude are known.
+func (m *Q8Map) write(codes []byte, x []float32, top uint32) (scale float32) {
 	codes = codes[:len(x)]
-	if scale == 0 || scale != scale || math.IsInf(float64(scale), 1) {
+	switch infinity := uint32(0xff << 23); {
+	case top == 0:
 		clear(codes)
-		if scale != 0 {
-			scale = float32(math.NaN())
-		}
-		return scale
+		return 0
+	case top >= infinity:
+		clear(codes)
+		return float32(math.NaN())
+	}
+	scale = math.Float32frombits(top)
+	up, inverse := q8Inverse(scale)
+	if n := len(x) &^ 63; up == 1 && fast[float32](n) {
+		simd.q8write[index(m.signed)](unsafe.SliceData(codes), ptr(x), n, inverse, &m.t.slope[0])
+		codes, x = codes[n:], x[n:]
 	}
 	for i, v := range x {
-		codes[i] = m.code(v / scale)
+		codes[i] = m.code(v, float32(float32(v*up)*inverse))
 	}
 	return scale
 }

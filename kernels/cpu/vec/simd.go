@@ -14,6 +14,7 @@ import (
 //go:generate go -C ../asmgen run ./vec -set sums -table ../vec/table_sums_amd64.go -out ../vec/sums_amd64.s -stubs ../vec/sums_amd64.go -pkg vec
 //go:generate go -C ../asmgen run ./vec -set convert -table ../vec/table_convert_amd64.go -out ../vec/convert_amd64.s -stubs ../vec/convert_amd64.go -pkg vec
 //go:generate go -C ../asmgen run ./vec -set dropout -table ../vec/table_dropout_amd64.go -out ../vec/dropout_amd64.s -stubs ../vec/dropout_amd64.go -pkg vec
+//go:generate go -C ../asmgen run ./vec -set quant8 -table ../vec/table_quant8_amd64.go -out ../vec/quant8_amd64.s -stubs ../vec/quant8_amd64.go -pkg vec
 
 // table has the assembly of one SIMD level; all entries or none are set. An index
 // [2] tells writing (0) from accumulating (1). Elementwise functions take whole
@@ -52,6 +53,8 @@ type table struct {
 	rmsCols64, rmsCols16   func(y, dy, x, rstd *float32, rows, stride, cols int)
 
 	adamw         [3]func(p, d, m, v *float32, n int, s *float32, low *uint16) // by Half
+	adamw8        [3]func(p, d *float32, m, v *byte, mo, vo *float32, n int, s *float32, low *uint16, mt, vt *float32)
+	q8write       [2]func(codes *byte, x *float32, n int, inverse float32, t *float32) // unsigned, signed; n a multiple of 64
 	lambDirection func(p, d, m, v *float32, n int, s *float32)
 	axpy          func(y, x *float32, n int, f float32)
 	momentum      [3]func(p, d, b *float32, n int, s *float32) // none, plain, Nesterov

@@ -24,6 +24,7 @@ var sets = map[string]func(){
 	"sums":        sums,
 	"convert":     convert,
 	"dropout":     dropout,
+	"quant8":      quant8,
 }
 
 // entries are the fields of package vec's table, with the function's base name.

@@ -1,6 +1,10 @@
 package main
 
-import "github.com/spillway-ml/spillway/kernels/cpu/asmgen/vlib"
+import (
+	. "github.com/mmcloughlin/avo/build"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/asmgen/vlib"
+)
 
 // Fields of adamScalars, in order.
 const (
@@ -26,11 +30,14 @@ const (
 	momFields
 )
 
+// lows are the types of the copy that an update writes, by Half.
+var lows = []struct {
+	suffix string
+	narrow func(g *vlib.Gen, v vlib.Vec, m vlib.Mem)
+}{{"", nil}, {"BF16", (*vlib.Gen).StoreBF16}, {"F16", (*vlib.Gen).StoreF16}}
+
 func optim() {
-	for i, low := range []struct {
-		suffix, param string
-		narrow        func(g *vlib.Gen, v vlib.Vec, m vlib.Mem)
-	}{{"", "", nil}, {"BF16", ", low *uint16", (*vlib.Gen).StoreBF16}, {"F16", ", low *uint16", (*vlib.Gen).StoreF16}} {
+	for i, low := range lows {
 		sig := "func(p, d, m, v *float32, n int, s *float32, low *uint16)"
 		kernel(fmt2("adamw[%d]", i), "adamw"+low.suffix, sig, "is adamw"+full, func(g *vlib.Gen) {
 			p, gr, m, v, n := g.Ptr("p"), g.Ptr("d"), g.Ptr("m"), g.Ptr("v"), g.Ptr("n")
@@ -39,14 +46,11 @@ func optim() {
 			g.LoopFull(n, func() {
 				g.Fetch(p, gr, m, v)
 				d, mi := moments(g, s, g.At(gr), g.At(m), g.At(v))
-				q := g.Div(mi, d)
-				x := g.Load(g.At(p))
-				g.MulTo(x, s[adamKeep])
-				g.Fnma231(x, q, s[adamStep])
-				g.Store(x, g.At(p))
-				if low.narrow != nil {
-					low.narrow(g, x, g.At16(out))
-				}
+				adamwStep(g, s, g.At(p), d, mi, func(x vlib.Vec) {
+					if low.narrow != nil {
+						low.narrow(g, x, g.At16(out))
+					}
+				})
 			})
 			g.Return()
 		})
@@ -98,17 +102,54 @@ func optim() {
 	}
 }
 
+// adamwStep moves the parameters at p, and gives what they have become to low.
+func adamwStep(g *vlib.Gen, s []vlib.Arg, p vlib.Mem, d, mi vlib.Vec, low func(x vlib.Vec)) {
+	q := g.Div(mi, d)
+	x := g.Load(p)
+	g.MulTo(x, s[adamKeep])
+	g.Fnma231(x, q, s[adamStep])
+	g.Store(x, p)
+	low(x)
+}
+
+// moment is where a moment comes from and goes to.
+type moment struct {
+	read     func() vlib.Vec
+	to       vlib.Mem
+	top      vlib.Vec // takes the largest magnitude by lane, as bits; nil: nobody asks
+	positive bool     // never negative, but perhaps NaN
+}
+
+func (m *moment) write(g *vlib.Gen, v vlib.Vec) {
+	g.Store(v, m.to)
+	for i, top := range m.top {
+		t := v[i]
+		if !m.positive {
+			t = g.NewReg()
+			g.AndWord(1<<31-1, v[i], t)
+		}
+		VPMAXUD(t, top, top)
+	}
+}
+
 // moments updates the moments in memory and returns Adam's denominator and the
 // new first moment.
 func moments(g *vlib.Gen, s []vlib.Arg, gr, m, v vlib.Mem) (d, mi vlib.Vec) {
+	return momentsOf(g, s, gr,
+		moment{read: func() vlib.Vec { return g.Load(m) }, to: m},
+		moment{read: func() vlib.Vec { return g.Load(v) }, to: v})
+}
+
+// momentsOf is moments for any of them.
+func momentsOf(g *vlib.Gen, s []vlib.Arg, gr vlib.Mem, m, v moment) (d, mi vlib.Vec) {
 	x := g.Mul(g.Load(gr), s[adamGradScale])
-	mi = g.Mul(g.Load(m), s[adamBeta1])
+	mi = g.Mul(m.read(), s[adamBeta1])
 	g.Fma231(mi, x, s[adamRest1])
-	g.Store(mi, m)
+	m.write(g, mi)
 	g.MulTo(x, x)
-	vi := g.Mul(g.Load(v), s[adamBeta2])
+	vi := g.Mul(v.read(), s[adamBeta2])
 	g.Fma231(vi, x, s[adamRest2])
-	g.Store(vi, v)
+	v.write(g, vi)
 	d = g.Sqrt(vi)
 	if g.AVX512 {
 		g.Fma213(d, s[adamRoot2].(vlib.Vec), s[adamEps])

@@ -331,6 +331,22 @@ func (g *Gen) Fetch(bases ...reg.GPVirtual) {
 	Label(skip)
 }
 
+// FetchBytes is Fetch for arrays of bytes.
+func (g *Gen) FetchBytes(bases ...reg.GPVirtual) {
+	const run, ahead, line = 256, 1024, 64
+	skip := g.Label("near")
+	TESTQ(operand.U32(run-1), g.index)
+	JNZ(operand.LabelRef(skip))
+	for _, b := range bases {
+		for at := 0; at < run; at += line {
+			m := g.At8(b, 0)
+			m.Disp += ahead + at
+			PREFETCHT0(m)
+		}
+	}
+	Label(skip)
+}
+
 // At addresses the current 16 float32 of an array; u counts groups of 16 onwards.
 func (g *Gen) At(base reg.Register, u ...int) Mem {
 	m := Mem{Base: base, Index: g.index, Scale: 4}
@@ -529,3 +545,30 @@ func (g *Gen) NewReg() reg.VecVirtual {
 
 // RWord returns a 32-bit word in every lane of a vector that is no destination.
 func (g *Gen) RWord(w uint32) Vec { return g.Broadcast(word(w)) }
+
+// AndWord is dst = x & a word.
+func (g *Gen) AndWord(w uint32, x, dst reg.VecVirtual) {
+	if g.AVX512 {
+		VPANDD_BCST(word(w), x, dst)
+		return
+	}
+	VPAND(word(w), x, dst)
+}
+
+// AddWord is dst = x + a word, as 32-bit integers.
+func (g *Gen) AddWord(w uint32, x, dst reg.VecVirtual) {
+	if g.AVX512 {
+		VPADDD_BCST(word(w), x, dst)
+		return
+	}
+	VPADDD(word(w), x, dst)
+}
+
+// Word returns a 32-bit word in memory, eight times.
+func (g *Gen) Word(w uint32) operand.Mem { return word(w) }
+
+// At8 addresses the i-th register's elements among the current 16 of an array of
+// bytes.
+func (g *Gen) At8(base reg.Register, i int) operand.Mem {
+	return operand.Mem{Base: base, Index: g.index, Scale: 1, Disp: 8 * i}
+}
