@@ -72,6 +72,18 @@ func run(o options) error {
 	case o.pairs < 1 || o.steps < 2 || o.demoSteps < 2:
 		return errors.New("at least 1 pair and 2 steps are needed")
 	}
+	for _, path := range []*string{&o.a, &o.b} {
+		abs, err := filepath.Abs(*path) // the runs have a folder of their own
+		if err != nil {
+			return err
+		}
+		*path = abs
+	}
+	if _, err := os.Stat(filepath.Join(o.model, "config.json")); err == nil {
+		if o.model, err = filepath.Abs(o.model); err != nil {
+			return err
+		}
+	}
 	dir, err := os.MkdirTemp("", "versions")
 	if err != nil {
 		return err
@@ -149,7 +161,14 @@ func command(binary string, args ...string) (float64, error) {
 			}
 		}
 	}
+	// The demo writes checkpoints where it runs: each run has a new folder.
+	dir, err := os.MkdirTemp("", "run")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
 	cmd := exec.Command(binary, args...)
+	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("%s %v: %w\n%s", binary, args, err, out)
 	}
