@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/recompute"
 )
 
 // moveKind is what a search does to a group of buffers.
@@ -69,55 +70,7 @@ func newMoveSet(cfg Config, layers int, drop bool, spaces []graph.Space, m *cost
 	if err != nil {
 		return nil, err
 	}
-	type group struct {
-		before, after, also string
-		first, last         int
-		bytes               float64
-		seconds             float64 // −1: cannot be dropped
-		act                 graph.BufID
-	}
-	var groups []group
-	buffer := map[graph.BufID]int{} // group of the first layer's
-	for _, c := range list {
-		block := p.BlockOf(c.Unit)
-		before, after, ok := block.Cut(c.Name)
-		if !ok {
-			continue // of a block that stands alone
-		}
-		layer := block.Index
-		at := slices.IndexFunc(groups, func(g group) bool { return g.before == before && g.after == after })
-		if at >= 0 {
-			groups[at].last = layer
-			continue
-		}
-		g := group{before: before, after: after, first: layer, last: layer, bytes: float64(c.Bytes), seconds: -1, act: graph.NoBuf}
-		if n := len(c.Ops); n > 0 && c.Ops[n-1].Kind == graph.Linear && len(c.Ops[n-1].Out) > 1 && c.Ops[n-1].Out[1].Buf == c.Buf {
-			g.act = c.Ops[n-1].Out[0].Buf // a pre-activation: the product makes both again
-		}
-		buffer[c.Buf] = len(groups)
-		if len(c.Ops) > 0 {
-			g.seconds = 0
-			for i := range c.Ops {
-				g.seconds += busy(m, m.Op(p, &c.Ops[i])) * float64(cfg.Accum)
-			}
-		}
-		groups = append(groups, g)
-	}
-	// A product that makes a pre-activation again makes the activation too: where
-	// both together save more for a second than the activation alone, they go
-	// together; otherwise the second costs what the first has not paid.
-	for i := range groups {
-		pre := &groups[i]
-		k, ok := buffer[pre.act]
-		if act := &groups[k]; pre.act != graph.NoBuf && ok && act.seconds >= 0 {
-			if pre.seconds/(pre.bytes+act.bytes) <= act.seconds/act.bytes {
-				act.also, act.bytes, act.seconds = pre.after, act.bytes+pre.bytes, pre.seconds
-				pre.bytes = 0
-			} else {
-				pre.seconds -= act.seconds
-			}
-		}
-	}
+	groups := groupsOf(p, list, m, cfg.Accum)
 	largest := 0.0
 	for i := range groups {
 		g := &groups[i]
@@ -158,6 +111,61 @@ func newMoveSet(cfg Config, layers int, drop bool, spaces []graph.Space, m *cost
 		set.parkCount = len(groups)
 	}
 	return set, nil
+}
+
+// group is one kind of activation in all layers that have it.
+type group struct {
+	before, after, also string
+	first, last         int
+	bytes               float64 // of one layer
+	seconds             float64 // to make one layer's again, a step; −1: cannot be dropped
+	act                 graph.BufID
+}
+
+// groupsOf puts the candidates of a program together by kind.
+func groupsOf(p *graph.Program, list []recompute.Candidate, m *cost.Machine, accum int) (groups []group) {
+	buffer := map[graph.BufID]int{} // group of the first layer's
+	for _, c := range list {
+		block := p.BlockOf(c.Unit)
+		before, after, ok := block.Cut(c.Name)
+		if !ok {
+			continue // of a block that stands alone
+		}
+		layer := block.Index
+		at := slices.IndexFunc(groups, func(g group) bool { return g.before == before && g.after == after })
+		if at >= 0 {
+			groups[at].last = layer
+			continue
+		}
+		g := group{before: before, after: after, first: layer, last: layer, bytes: float64(c.Bytes), seconds: -1, act: graph.NoBuf}
+		if n := len(c.Ops); n > 0 && c.Ops[n-1].Kind == graph.Linear && len(c.Ops[n-1].Out) > 1 && c.Ops[n-1].Out[1].Buf == c.Buf {
+			g.act = c.Ops[n-1].Out[0].Buf // a pre-activation: the product makes both again
+		}
+		buffer[c.Buf] = len(groups)
+		if len(c.Ops) > 0 {
+			g.seconds = 0
+			for i := range c.Ops {
+				g.seconds += busy(m, m.Op(p, &c.Ops[i])) * float64(accum)
+			}
+		}
+		groups = append(groups, g)
+	}
+	// A product that makes a pre-activation again makes the activation too: where
+	// both together save more for a second than the activation alone, they go
+	// together; otherwise the second costs what the first has not paid.
+	for i := range groups {
+		pre := &groups[i]
+		k, ok := buffer[pre.act]
+		if act := &groups[k]; pre.act != graph.NoBuf && ok && act.seconds >= 0 {
+			if pre.seconds/(pre.bytes+act.bytes) <= act.seconds/act.bytes {
+				act.also, act.bytes, act.seconds = pre.after, act.bytes+pre.bytes, pre.seconds
+				pre.bytes = 0
+			} else {
+				pre.seconds -= act.seconds
+			}
+		}
+	}
+	return groups
 }
 
 // find returns the index of a move; −1: there is none.
@@ -313,6 +321,61 @@ func busy(m *cost.Machine, w cost.Work) float64 {
 	return max(w.Alone, w.Core*float64(max(m.Sharers, 1))/float64(m.Cores))
 }
 
+// linkTo returns the seconds that the link to a space takes for a byte of each pass of
+// a step, and the bytes that it moves beside a pass of the forward, which takes so many
+// seconds a step.
+func linkTo(m *cost.Machine, space graph.Space, forward float64, passes int) (link, slack float64) {
+	perByte := func(out, in float64) float64 {
+		if out <= 0 || in <= 0 {
+			return 2 / m.Memory
+		}
+		if m.Cores > 0 {
+			return 1/out + 1/in
+		}
+		return 1 / out
+	}
+	link, rate := perByte(m.ToHost, m.ToDevice), m.ToHost
+	if space == graph.Disk {
+		link, rate = perByte(m.DiskWrite, m.DiskRead), m.DiskWrite
+	}
+	if m.Cores == 0 && rate > 0 {
+		slack = forward / float64(passes) * rate
+	}
+	return link * float64(passes), slack
+}
+
+// activation is one kind of activation, with the moves that there are for it; −1: none.
+type activation struct {
+	drop, park int
+	bytes      float64
+	ratio      float64 // seconds a byte of the drop; +Inf: none
+}
+
+// activations are all kinds, what is dearest to compute again first.
+func (set *moveSet) activations(space graph.Space, t tiering) (acts []activation) {
+	index := map[string]int{}
+	at := func(mv *move) *activation {
+		key := mv.before + "\x00" + mv.after
+		if _, ok := index[key]; !ok {
+			index[key] = len(acts)
+			acts = append(acts, activation{-1, -1, mv.bytes, math.Inf(1)})
+		}
+		return &acts[index[key]]
+	}
+	for i := range set.moves {
+		mv := &set.moves[i]
+		switch {
+		case mv.kind == dropMove:
+			a := at(mv)
+			a.drop, a.ratio = i, mv.seconds/mv.bytes
+		case mv.kind == parkMove && t != onDevice && mv.space == space:
+			at(mv).park = i
+		}
+	}
+	slices.SortStableFunc(acts, func(a, b activation) int { return cmp.Compare(b.ratio, a.ratio) })
+	return acts
+}
+
 // ladder orders moves by seconds lost for a byte saved, the cheapest first:
 //
 //	park      costs nothing as long as the link has time for it beside the forward,
@@ -333,49 +396,8 @@ func (set *moveSet) ladder(m *cost.Machine, forward float64, passes int, t tieri
 		ratio float64
 	}
 	var list []entry
-	perByte := func(out, in float64) float64 {
-		if out <= 0 || in <= 0 {
-			return 2 / m.Memory
-		}
-		if m.Cores > 0 {
-			return 1/out + 1/in
-		}
-		return 1 / out
-	}
-	link, rate := perByte(m.ToHost, m.ToDevice), m.ToHost
-	if space == graph.Disk {
-		link, rate = perByte(m.DiskWrite, m.DiskRead), m.DiskWrite
-	}
-	link *= float64(passes)
-	slack := 0.0 // bytes that the link moves beside a pass of the forward
-	if m.Cores == 0 && rate > 0 {
-		slack = forward / float64(passes) * rate
-	}
-	type activation struct {
-		drop, park int
-		bytes      float64
-		ratio      float64 // of the drop; +Inf: none
-	}
-	var acts []activation
-	index := map[string]int{}
-	at := func(mv *move) *activation {
-		key := mv.before + "\x00" + mv.after
-		if _, ok := index[key]; !ok {
-			index[key] = len(acts)
-			acts = append(acts, activation{-1, -1, mv.bytes, math.Inf(1)})
-		}
-		return &acts[index[key]]
-	}
-	for i := range set.moves {
-		mv := &set.moves[i]
-		switch {
-		case mv.kind == dropMove:
-			a := at(mv)
-			a.drop, a.ratio = i, mv.seconds/mv.bytes
-		case mv.kind == parkMove && t != onDevice && mv.space == space:
-			at(mv).park = i
-		}
-	}
+	link, slack := linkTo(m, space, forward, passes)
+	acts := set.activations(space, t)
 	// Host memory goes to what is dearest to compute again, then to the classes;
 	// what finds none left goes to disk where there is one, or is dropped.
 	capped := t == hostTier || t == hostThenDisk
@@ -390,7 +412,6 @@ func (set *moveSet) ladder(m *cost.Machine, forward float64, passes int, t tieri
 		}
 		return set.find(mv.kind, mv.after, mv.class, graph.Disk), t == hostThenDisk
 	}
-	slices.SortStableFunc(acts, func(a, b activation) int { return cmp.Compare(b.ratio, a.ratio) })
 	for _, a := range acts {
 		free := a.bytes <= slack
 		if a.park >= 0 && (free || a.drop < 0 || a.ratio > link) {

@@ -208,7 +208,68 @@ func (w *wayFinder) singles() {
 			w.main.smallest, w.main.excess = n, s.excess
 		}
 	}()
-	var kinds [][]*point
+	kinds := w.changesOfOne(from)
+	// The lower bounds of all of them, at the same time.
+	var all []*point
+	for _, k := range kinds {
+		all = append(all, k...)
+	}
+	plan.Parallel(len(all), func(i int) { s.bound(all[i]) })
+	var best []*point
+	for _, k := range kinds {
+		k = slices.DeleteFunc(slices.Clone(k), func(p *point) bool { return p.perToken == 0 })
+		slices.SortStableFunc(k, comparePoints)
+		best = append(best, k[:min(len(k), 2)]...)
+	}
+	slices.SortStableFunc(best, comparePoints)
+	done := map[string]bool{}
+	for _, p := range best {
+		c := s.whole(p)
+		if what := strings.Join(changes(&w.typed, &c, 0, "")[:1], ""); !done[what] && len(w.ways) < mostWays-1 {
+			done[what] = w.add(c, s.machine, sameJob, "", "")
+		}
+	}
+	w.moreShards(s.machine)
+}
+
+// bound gives a point its time a token and its memory by its lower bounds; a time of 0
+// where it does not fit.
+func (s *searcher) bound(at *point) {
+	p := *at
+	if p.again == "auto" { // everything dropped: the least that it can need
+		p.again = "full"
+	}
+	m := s.measure(&p)
+	at.perToken = 0
+	if m.err != nil {
+		return
+	}
+	if _, ok := s.over(m, margins{}); ok {
+		at.perToken, at.device = s.perToken(&p, m.seconds), m.need[graph.Device]
+	} else {
+		s.refused(&p, m)
+	}
+}
+
+// moreShards shards over more ranks, the fewest that will do.
+func (w *wayFinder) moreShards(m *cost.Machine) {
+	if w.cfg.ShardSize == 0 || len(w.ways) >= mostWays {
+		return
+	}
+	for n := w.cfg.ShardSize + 1; n <= w.cfg.Ranks; n++ {
+		if w.cfg.Ranks%n != 0 || n%w.cfg.ShardSize != 0 {
+			continue
+		}
+		c := w.cfg
+		c.ShardSize = n
+		if fitsQuickly(c, m) && w.add(c, m, sameJob, "", "") {
+			return
+		}
+	}
+}
+
+// changesOfOne are the points that differ from one in one thing, by kind of change.
+func (w *wayFinder) changesOfOne(from point) (kinds [][]*point) {
 	kind := func(list ...*point) {
 		if len(list) > 0 {
 			kinds = append(kinds, list)
@@ -248,54 +309,7 @@ func (w *wayFinder) singles() {
 		list = append(list, change(func(p *point) { p.batch, p.accum = b[0], b[1] }))
 	}
 	kind(list...)
-	// The lower bounds of all of them, at the same time.
-	var all []*point
-	for _, k := range kinds {
-		all = append(all, k...)
-	}
-	plan.Parallel(len(all), func(i int) {
-		p := *all[i]
-		if p.again == "auto" { // everything dropped: the least that it can need
-			p.again = "full"
-		}
-		m := s.measure(&p)
-		all[i].perToken = 0
-		if m.err != nil {
-			return
-		}
-		if _, ok := s.over(m, margins{}); ok {
-			all[i].perToken, all[i].device = s.perToken(&p, m.seconds), m.need[graph.Device]
-		} else {
-			s.refused(&p, m)
-		}
-	})
-	var best []*point
-	for _, k := range kinds {
-		k = slices.DeleteFunc(slices.Clone(k), func(p *point) bool { return p.perToken == 0 })
-		slices.SortStableFunc(k, comparePoints)
-		best = append(best, k[:min(len(k), 2)]...)
-	}
-	slices.SortStableFunc(best, comparePoints)
-	done := map[string]bool{}
-	for _, p := range best {
-		c := s.whole(p)
-		if what := strings.Join(changes(&w.typed, &c, 0, "")[:1], ""); !done[what] && len(w.ways) < mostWays-1 {
-			done[what] = w.add(c, s.machine, sameJob, "", "")
-		}
-	}
-	// Shards over more ranks, the fewest that will do.
-	if w.cfg.ShardSize > 0 && len(w.ways) < mostWays {
-		for n := w.cfg.ShardSize + 1; n <= w.cfg.Ranks; n++ {
-			if w.cfg.Ranks%n != 0 || n%w.cfg.ShardSize != 0 {
-				continue
-			}
-			c := w.cfg
-			c.ShardSize = n
-			if fitsQuickly(c, s.machine) && w.add(c, s.machine, sameJob, "", "") {
-				break
-			}
-		}
-	}
+	return kinds
 }
 
 // fitsQuickly says whether a configuration fits by its lower bounds.

@@ -58,131 +58,74 @@ func main() {
 	}
 }
 
+// bench is what a run measures, and with what.
+type bench struct {
+	dir, engine string
+	block       int
+	depth       int
+	bytes       int64
+	file        string // fio's
+	window      int64  // bytes that pass through mem at a time
+	mem         []byte
+}
+
 func run() (err error) {
-	dir := flag.String("dir", "", "folder on the disk to measure")
-	block := flag.Int("block", store.DefaultBlock, "bytes of a request")
-	depth := flag.Int("depth", store.DefaultDepth, "requests in flight")
-	bytes := flag.Int64("bytes", 1<<30, "bytes of the file, all written and read in a turn")
+	var b bench
+	flag.StringVar(&b.dir, "dir", "", "folder on the disk to measure")
+	flag.IntVar(&b.block, "block", store.DefaultBlock, "bytes of a request")
+	flag.IntVar(&b.depth, "depth", store.DefaultDepth, "requests in flight")
+	flag.Int64Var(&b.bytes, "bytes", 1<<30, "bytes of the file, all written and read in a turn")
 	pairs := flag.Int("pairs", 7, "turns")
-	engine := flag.String("engine", "libaio", "fio's --ioengine: libaio or io_uring")
+	flag.StringVar(&b.engine, "engine", "libaio", "fio's --ioengine: libaio or io_uring")
 	shift := flag.Int("shift", 0, "memory starts that many bytes after a page")
 	jsonPath := flag.String("json", "", "write the pairs to this file")
 	beside := flag.Bool("busy", false, "measure the tier beside computing kernels instead, without fio")
 	flag.Parse()
-	if *dir == "" {
+	if b.dir == "" {
 		return errors.New("-dir is missing")
 	}
+	options := store.Options{Block: b.block, Depth: b.depth}
 	if *beside {
-		return busy(*dir, store.Options{Block: *block, Depth: *depth}, *pairs)
+		return busy(b.dir, options, *pairs)
 	}
-	folder, err := store.Open(*dir, store.Options{Block: *block, Depth: *depth, Warn: func(s string) { fmt.Fprintln(os.Stderr, "warning:", s) }})
+	options.Warn = func(s string) { fmt.Fprintln(os.Stderr, "warning:", s) }
+	folder, err := store.Open(b.dir, options)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, folder.Close()) }()
-	disk, err := folder.Create(0, *bytes, 0)
+	disk, err := folder.Create(0, b.bytes, 0)
 	if err != nil {
 		return err
 	}
-	window := min(*bytes, 64<<20)
+	b.window = min(b.bytes, 64<<20)
 	// Host memory as a run has it.
 	ctx := cpu.New(0, cpu.Options{Pin: true})
 	defer func() { err = errors.Join(err, ctx.Close()) }()
-	arena, err := ctx.Alloc(graph.Host, window+int64(*shift))
+	arena, err := ctx.Alloc(graph.Host, b.window+int64(*shift))
 	if err != nil {
 		return err
 	}
-	mem, err := ctx.HostBytes(device.Ptr{Arena: arena, Off: int64(*shift), Len: window})
-	if err != nil {
+	if b.mem, err = ctx.HostBytes(device.Ptr{Arena: arena, Off: int64(*shift), Len: b.window}); err != nil {
 		return err
 	}
-	for i := range mem {
-		mem[i] = byte(i*7 + i>>11)
+	for i := range b.mem {
+		b.mem[i] = byte(i*7 + i>>11)
 	}
-	ours := func(bind func(mem []byte, off int64) device.Transfer) (float64, error) {
-		var list []device.Transfer
-		for off := int64(0); off < *bytes; off += window {
-			list = append(list, bind(mem[:min(window, *bytes-off)], off))
-		}
-		start := time.Now()
-		for _, t := range list {
-			if err := t.Run(); err != nil {
-				return 0, err
-			}
-		}
-		return float64(*bytes) / time.Since(start).Seconds(), nil
-	}
-	file := filepath.Join(*dir, "fio.bin")
-	defer func() { err = errors.Join(err, os.Remove(file)) }()
-	fio := func(rw string) (float64, error) {
-		out, err := exec.Command("fio", "--name=pair", "--filename="+file, "--rw="+rw, "--direct=1", "--ioengine="+*engine, fmt.Sprintf("--bs=%d", *block),
-			fmt.Sprintf("--iodepth=%d", *depth), fmt.Sprintf("--size=%d", *bytes), "--output-format=json").Output()
-		if err != nil {
-			return 0, fmt.Errorf("fio: %w", err)
-		}
-		var report struct {
-			Jobs []struct {
-				Read, Write struct {
-					Bytes   int64 `json:"io_bytes"`
-					Runtime int64 // ms
-				}
-			}
-		}
-		if err := json.Unmarshal(out, &report); err != nil || len(report.Jobs) != 1 {
-			return 0, fmt.Errorf("fio's report: %w", err)
-		}
-		side := report.Jobs[0].Read
-		if rw == "write" {
-			side = report.Jobs[0].Write
-		}
-		if side.Bytes != *bytes || side.Runtime == 0 {
-			return 0, fmt.Errorf("fio moved %d bytes in %d ms, want %d", side.Bytes, side.Runtime, *bytes)
-		}
-		return float64(side.Bytes) / float64(side.Runtime) * 1000, nil
-	}
+	b.file = filepath.Join(b.dir, "fio.bin")
+	defer func() { err = errors.Join(err, os.Remove(b.file)) }()
 	command := slices.Clone(os.Args[1:])
 	for i, arg := range command {
-		if arg == *dir || arg == *jsonPath && arg != "" {
+		if arg == b.dir || arg == *jsonPath && arg != "" {
 			command[i] = "PATH" // this machine's
 		}
 	}
-	r := Result{Command: command, Time: time.Now().UTC().Format(time.RFC3339), CPUs: runtime.NumCPU(), Disk: store.FilesystemOf(*dir), Block: *block, Depth: *depth,
-		Bytes: *bytes, Shift: *shift, Engine: *engine}
-	// Both files are written once before they are timed: the first write to
-	// preallocated space is slower.
-	if _, err := ours(disk.Store); err != nil {
+	r := Result{Command: command, Time: time.Now().UTC().Format(time.RFC3339), CPUs: runtime.NumCPU(), Disk: store.FilesystemOf(b.dir), Block: b.block, Depth: b.depth,
+		Bytes: b.bytes, Shift: *shift, Engine: b.engine}
+	if err := b.measure(&r, *pairs, disk.Store, disk.Load); err != nil {
 		return err
 	}
-	if _, err := fio("write"); err != nil {
-		return err
-	}
-	turn := func(i int, rw string, bind func([]byte, int64) device.Transfer) (p Pair, err error) {
-		for side := range 2 {
-			if (side+i)%2 == 0 {
-				p.Spillway, err = ours(bind)
-			} else {
-				p.Fio, err = fio(rw)
-			}
-			if err != nil {
-				return p, err
-			}
-		}
-		fmt.Printf("%-5s  spillway %.2f GB/s  fio %.2f GB/s  ratio %.3f\n", rw, p.Spillway/1e9, p.Fio/1e9, p.Spillway/p.Fio)
-		return p, nil
-	}
-	for i := range *pairs {
-		w, err := turn(i, "write", disk.Store)
-		if err != nil {
-			return err
-		}
-		rd, err := turn(i, "read", disk.Load)
-		if err != nil {
-			return err
-		}
-		r.Write, r.Read = append(r.Write, w), append(r.Read, rd)
-	}
-	r.WriteRel, r.ReadRel = median(r.Write), median(r.Read)
-	fmt.Printf("median ratio: write %.3f, read %.3f (block %d, depth %d, %s)\n", r.WriteRel, r.ReadRel, *block, *depth, r.Disk)
+	fmt.Printf("median ratio: write %.3f, read %.3f (block %d, depth %d, %s)\n", r.WriteRel, r.ReadRel, b.block, b.depth, r.Disk)
 	if *jsonPath == "" {
 		return nil
 	}
@@ -191,6 +134,93 @@ func run() (err error) {
 		return err
 	}
 	return os.WriteFile(*jsonPath, append(text, '\n'), 0o644)
+}
+
+// binder binds a transfer of memory to or from an offset of the file.
+type binder func(mem []byte, off int64) device.Transfer
+
+// measure fills in the pairs and their medians.
+func (b *bench) measure(r *Result, pairs int, store, load binder) error {
+	// Both files are written once before they are timed: the first write to
+	// preallocated space is slower.
+	if _, err := b.ours(store); err != nil {
+		return err
+	}
+	if _, err := b.fio("write"); err != nil {
+		return err
+	}
+	for i := range pairs {
+		w, err := b.turn(i, "write", store)
+		if err != nil {
+			return err
+		}
+		rd, err := b.turn(i, "read", load)
+		if err != nil {
+			return err
+		}
+		r.Write, r.Read = append(r.Write, w), append(r.Read, rd)
+	}
+	r.WriteRel, r.ReadRel = median(r.Write), median(r.Read)
+	return nil
+}
+
+// turn measures both sides once, the one or the other first.
+func (b *bench) turn(i int, rw string, bind binder) (p Pair, err error) {
+	for side := range 2 {
+		if (side+i)%2 == 0 {
+			p.Spillway, err = b.ours(bind)
+		} else {
+			p.Fio, err = b.fio(rw)
+		}
+		if err != nil {
+			return p, err
+		}
+	}
+	fmt.Printf("%-5s  spillway %.2f GB/s  fio %.2f GB/s  ratio %.3f\n", rw, p.Spillway/1e9, p.Fio/1e9, p.Spillway/p.Fio)
+	return p, nil
+}
+
+// ours moves the whole file once and returns bytes a second.
+func (b *bench) ours(bind binder) (float64, error) {
+	var list []device.Transfer
+	for off := int64(0); off < b.bytes; off += b.window {
+		list = append(list, bind(b.mem[:min(b.window, b.bytes-off)], off))
+	}
+	start := time.Now()
+	for _, t := range list {
+		if err := t.Run(); err != nil {
+			return 0, err
+		}
+	}
+	return float64(b.bytes) / time.Since(start).Seconds(), nil
+}
+
+// fio does the same and returns what it reports.
+func (b *bench) fio(rw string) (float64, error) {
+	out, err := exec.Command("fio", "--name=pair", "--filename="+b.file, "--rw="+rw, "--direct=1", "--ioengine="+b.engine, fmt.Sprintf("--bs=%d", b.block),
+		fmt.Sprintf("--iodepth=%d", b.depth), fmt.Sprintf("--size=%d", b.bytes), "--output-format=json").Output()
+	if err != nil {
+		return 0, fmt.Errorf("fio: %w", err)
+	}
+	var report struct {
+		Jobs []struct {
+			Read, Write struct {
+				Bytes   int64 `json:"io_bytes"`
+				Runtime int64 // ms
+			}
+		}
+	}
+	if err := json.Unmarshal(out, &report); err != nil || len(report.Jobs) != 1 {
+		return 0, fmt.Errorf("fio's report: %w", err)
+	}
+	side := report.Jobs[0].Read
+	if rw == "write" {
+		side = report.Jobs[0].Write
+	}
+	if side.Bytes != b.bytes || side.Runtime == 0 {
+		return 0, fmt.Errorf("fio moved %d bytes in %d ms, want %d", side.Bytes, side.Runtime, b.bytes)
+	}
+	return float64(side.Bytes) / float64(side.Runtime) * 1000, nil
 }
 
 func median(pairs []Pair) float64 {
