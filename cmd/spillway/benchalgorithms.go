@@ -28,18 +28,32 @@ func parseAlgorithms(list string) (names []algo.Name, err error) {
 	return names, nil
 }
 
+var measured = []comm.Op{comm.AllReduce, comm.ReduceScatter, comm.AllGather, comm.Broadcast, comm.AllToAll}
+
+// parseOperation reads which operation bench comm measures; all for none.
+func parseOperation(name string) ([]comm.Op, error) {
+	if name == "" {
+		return measured, nil
+	}
+	op := comm.Op(strings.ToLower(name))
+	if !slices.Contains(measured, op) {
+		return nil, fmt.Errorf("--operation %.80q: want all_reduce, reduce_scatter, all_gather, broadcast or all_to_all", name)
+	}
+	return []comm.Op{op}, nil
+}
+
 // runsOf is how often a collective on so many bytes runs for one measurement: the same
 // on every rank.
 func runsOf(bytes int64) int { return int(min(max((16<<20)/max(bytes, 1), 1), 100)) }
 
 // all measures every collective on a buffer of some bytes, by every algorithm that it
 // has, beside the MPI library's own.
-func (m *meter) all(w *benchWorld, algorithms []algo.Name, bytes int64) (rows []commRow, err error) {
+func (m *meter) all(w *benchWorld, operations []comm.Op, algorithms []algo.Name, bytes int64) (rows []commRow, err error) {
 	perHost := 1
 	if h := w.perHost; h > 0 && h&(h-1) == 0 && w.size%h == 0 {
 		perHost = h
 	}
-	for _, op := range []comm.Op{comm.AllReduce, comm.ReduceScatter, comm.AllGather, comm.Broadcast, comm.AllToAll} {
+	for _, op := range operations {
 		for _, a := range algorithms {
 			oneWay := op == comm.Broadcast || op == comm.AllToAll
 			if oneWay && a != algorithms[0] || a == algo.Hierarchical && perHost == 1 {

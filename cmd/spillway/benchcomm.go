@@ -35,6 +35,7 @@ type commBench struct {
 	timeout         time.Duration
 	collectives     string
 	algorithms      []algo.Name
+	operations      []comm.Op
 }
 
 func benchCommCommand() *cobra.Command {
@@ -57,6 +58,7 @@ transport and ranks, for the predicted times of plan --transport and train --fit
 	fs.IntVar(&b.ranks, "ranks", 2, "ranks of this process, where it is alone")
 	fs.IntVar(&b.each, "ranks-per-process", b.each, "ranks of each process of a job over processes")
 	fs.Var(sizeFlag{&b.most}, "max-bytes", "the largest buffer")
+	operation := fs.String("operation", "", "measure one alone: all_reduce, reduce_scatter, all_gather, broadcast or all_to_all")
 	fs.StringVar(&b.collectives, "collectives", b.collectives, "an algorithm of train's --collectives, several separated by commas, or all")
 	fs.DurationVar(&b.timeout, "timeout", time.Minute, "longest wait of a collective")
 	fs.StringVar(&b.json, "json", "", "write a row a measurement as JSON to `FILE`, - for stdout")
@@ -77,6 +79,9 @@ transport and ranks, for the predicted times of plan --transport and train --fit
 		}
 		if b.most < smallestBuffer {
 			return fmt.Errorf("--max-bytes %d: at least %d", b.most, smallestBuffer)
+		}
+		if b.operations, err = parseOperation(*operation); err != nil {
+			return err
 		}
 		if b.algorithms, err = parseAlgorithms(b.collectives); err != nil {
 			return err
@@ -249,7 +254,7 @@ func (b *commBench) measure(w *benchWorld, rank int, transport string) (rows []c
 	}
 	for size := int64(smallestBuffer); size <= b.most; size *= 4 {
 		size := size / int64(4*w.size) * int64(4*w.size) // whole elements for each rank
-		more, err := m.all(w, b.algorithms, size)
+		more, err := m.all(w, b.operations, b.algorithms, size)
 		if err != nil {
 			return nil, err
 		}

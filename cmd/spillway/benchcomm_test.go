@@ -39,6 +39,9 @@ func TestBenchCommHasARowAnAlgorithm(t *testing.T) {
 	got = command("bench", "comm", "--collectives", "direct,rings")
 	require.Equal(t, 1, got.status)
 	require.Contains(t, got.stderr, `--collectives "rings": want auto, direct`)
+	got = command("bench", "comm", "--operation", "gather")
+	require.Equal(t, 1, got.status)
+	require.Contains(t, got.stderr, `--operation "gather": want all_reduce, `)
 }
 
 // What bench comm measures is what plan predicts with, for that transport.
@@ -54,7 +57,11 @@ func TestBenchCommKeepsLinksForPlan(t *testing.T) {
 	require.NotContains(t, words(), "; collectives")
 	got := command("bench", "comm", "--ranks", "2", "--max-bytes", "1KiB")
 	require.Zero(t, got.status, got.stderr)
-	require.Contains(t, got.stderr, "not kept for plans: that takes two ranks or more, and buffers up to 1MiB at least")
+	require.Contains(t, got.stderr, "not kept for plans: that takes two ranks or more, all operations, and buffers up to 1MiB at least")
+	got = command("bench", "comm", "--ranks", "2", "--max-bytes", "1MiB", "--operation", "all_reduce")
+	require.Zero(t, got.status, got.stderr)
+	require.Contains(t, got.stderr, "not kept for plans")
+	require.NotContains(t, got.stdout, "all_gather")
 	got = command("bench", "comm", "--ranks", "2", "--max-bytes", "1MiB")
 	require.Zero(t, got.status, got.stderr)
 	require.Contains(t, got.stderr, "kept for plan --transport inproc and train --fit in "+os.Getenv("XDG_CONFIG_HOME"))

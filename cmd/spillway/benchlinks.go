@@ -22,8 +22,12 @@ func keepLinks(rows []commRow) string {
 	for _, r := range rows {
 		largest = max(largest, r.Bytes)
 	}
-	if len(samples) == 0 || largest < leastKept {
-		return "not kept for plans: that takes two ranks or more, and buffers up to 1MiB at least"
+	kinds := map[cost.Class]bool{}
+	for _, s := range samples {
+		kinds[s.Class] = true
+	}
+	if len(kinds) < len(measured)-1 || largest < leastKept { // but for broadcasts
+		return "not kept for plans: that takes two ranks or more, all operations, and buffers up to 1MiB at least"
 	}
 	path, err := spillway.KeepLinks(cost.FitLinks(rows[0].Transport, rows[0].Ranks, samples))
 	if err != nil {

@@ -6,6 +6,8 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
@@ -38,17 +40,24 @@ type exchange struct {
 
 	requests []byte // of the library
 	count    int
+	until    time.Time // so long it is looked for without a sleep
 }
 
 // maxMessage is the longest message: MPI counts in 32 bits. Tests shorten it.
 var maxMessage = 1 << 30
 
 // How the engine waits, from the last time that anything moved: it looks without a
-// pause for spinFor, then sleeps, twice as long each time.
+// pause for spinFor, and as long as its bytes need at 1 GB/s (the library moves them
+// inside of calls only, and ranks have met before they send more than a header); until
+// napFor in naps of its thread; then it sleeps, twice as long each time, until something
+// is submitted. The runtime's timers are no finer than a millisecond where it is idle.
 const (
 	spinFor    = 100 * time.Microsecond
-	firstSleep = 10 * time.Microsecond
-	longSleep  = 500 * time.Microsecond
+	spinByte   = time.Nanosecond
+	napFor     = time.Millisecond
+	nap        = 20 * time.Microsecond
+	firstSleep = 500 * time.Microsecond
+	longSleep  = time.Millisecond
 	quietSleep = 10 * time.Millisecond
 )
 
@@ -147,6 +156,10 @@ func (e *engine) loop() {
 		}
 		active = append(active, x)
 		moved, pause = time.Now(), firstSleep
+		x.until = moved.Add(spinFor)
+		for _, t := range x.list {
+			x.until = x.until.Add(time.Duration(len(t.mem)) * spinByte)
+		}
 	}
 	for {
 		for more := true; more; {
@@ -165,7 +178,7 @@ func (e *engine) loop() {
 		if lookQuiet {
 			looked = now
 		}
-		loud := false
+		loud, busy := false, false
 		for i := 0; i < len(active); {
 			x := active[i]
 			if x.quiet && !lookQuiet {
@@ -175,6 +188,7 @@ func (e *engine) loop() {
 			done, err := e.finished(x)
 			if !done && err == nil {
 				loud = loud || !x.quiet
+				busy = busy || !x.quiet && now.Before(x.until)
 				i++
 				continue
 			}
@@ -185,7 +199,13 @@ func (e *engine) loop() {
 				moved, pause = time.Now(), firstSleep
 			}
 		}
-		if loud && time.Since(moved) < spinFor {
+		if busy || loud && time.Since(moved) < spinFor {
+			_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // ranks may outnumber the cores
+			continue
+		}
+		if loud && time.Since(moved) < napFor {
+			rest := unix.NsecToTimespec(int64(nap))
+			_ = unix.Nanosleep(&rest, nil)
 			continue
 		}
 		most := longSleep

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -65,19 +66,27 @@ func runPart(part string) error {
 	if part == "stuck" {
 		timeout = 5 * time.Second
 	}
-	w, err := p.Join(mesh, 1, Options{Timeout: timeout, Warn: func(s string) { fmt.Println("warning:", s) }})
+	each := 1
+	if part == "ranks" {
+		mesh[0].Size, each, part = 3*env.World, 3, "bits"
+	}
+	w, err := p.Join(mesh, each, Options{Timeout: timeout, Warn: func(s string) { fmt.Println("warning:", s) }})
 	if err != nil {
 		return err
 	}
-	r, err := newRank(w)
-	if err != nil {
-		return err
+	errs := make(chan error, each)
+	for i := range each {
+		r, err := newRank(w, w.first+i)
+		if err != nil {
+			return err
+		}
+		r.process = p
+		go func() { errs <- errors.Join(parts[part](r), r.ctx.Close()) }()
 	}
-	r.process = p
-	if err := parts[part](r); err != nil {
-		return errors.Join(err, w.Close(), p.Close())
+	for range each {
+		err = errors.Join(err, <-errs)
 	}
-	return errors.Join(r.ctx.Close(), w.Close(), p.Close())
+	return errors.Join(err, w.Close(), p.Close())
 }
 
 // rank is one rank of a job with an arena and a stream.
@@ -93,14 +102,14 @@ type rank struct {
 // arenaBytes holds two buffers of the longest test.
 const arenaBytes = 5 << 20
 
-func newRank(w *World) (*rank, error) {
-	r := &rank{world: w, ctx: cpu.New(w.first, cpu.Options{})}
+func newRank(w *World, i int) (*rank, error) {
+	r := &rank{world: w, ctx: cpu.New(i, cpu.Options{})}
 	w.OnError(r.ctx.Abort)
 	r.ctx.OnError(w.Abort)
 	var errs [3]error
 	r.arena, errs[0] = r.ctx.Alloc(graph.Device, arenaBytes)
 	r.stream, errs[1] = r.ctx.NewStream(graph.Comm)
-	groups, err := w.Groups(w.first)
+	groups, err := w.Groups(i)
 	errs[2] = err
 	r.g = groups[-1]
 	return r, errors.Join(errs[:]...)
@@ -172,6 +181,20 @@ var parts = map[string]func(*rank) error{
 		}
 		return r.allReduce(10)
 	},
+	"idle": func(r *rank) error { // rank 0 alone is late
+		if err := r.allReduce(10); err != nil {
+			return err
+		}
+		if r.world.first == 0 {
+			time.Sleep(2 * time.Second)
+		}
+		before := cpuTime()
+		err := r.allReduce(10)
+		if took := cpuTime() - before; took > 200*time.Millisecond {
+			err = errors.Join(err, fmt.Errorf("rank %d used %v of a core in 2 s of waiting", r.world.first, took))
+		}
+		return err
+	},
 	"stream": func(r *rank) error { // a megabyte there and back
 		text := bytes.Repeat([]byte("spillway"), 1<<17)
 		s, err := r.process.Stream(1 - r.world.first)
@@ -197,6 +220,12 @@ var parts = map[string]func(*rank) error{
 		}
 		return s.Close()
 	},
+}
+
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // random numbers of widely different size: their sum depends on the order.
@@ -343,7 +372,7 @@ func TestOverMPI(t *testing.T) {
 				require.NoError(t, err, out)
 			})
 		}
-		for part, n := range map[string]int{"mesh": 4, "stream": 2, "pieces": 3, "algorithms": 4} {
+		for part, n := range map[string]int{"mesh": 4, "stream": 2, "pieces": 3, "algorithms": 4, "ranks": 2, "idle": 3} {
 			t.Run(fmt.Sprint(launcher, "/", part), func(t *testing.T) {
 				out, err := mpirun(t, launcher, n, part)
 				require.NoError(t, err, out)
