@@ -1120,3 +1120,42 @@ row:
 	JNZ       row
 	VZEROUPPER
 	RET
+
+// func scaleAVX512(c *byte, cols *byte, bias *byte, rowScales *byte, ldc int, rows int, mask int)
+// Requires: AVX, AVX512F
+TEXT ·scaleAVX512(SB), NOSPLIT, $0-56
+	MOVQ      c+0(FP), DI
+	MOVQ      cols+8(FP), SI
+	MOVQ      bias+16(FP), DX
+	MOVQ      rowScales+24(FP), R9
+	MOVQ      ldc+32(FP), R8
+	MOVQ      rows+40(FP), CX
+	MOVQ      mask+48(FP), AX
+	KMOVW     AX, K1
+	SHRQ      $0x10, AX
+	KMOVW     AX, K2
+	VMOVUPS.Z (SI), K1, Z0
+	VMOVUPS.Z 64(SI), K2, Z1
+	VMOVUPS.Z (DX), K1, Z2
+	VMOVUPS.Z 64(DX), K2, Z3
+
+row:
+	VBROADCASTSS (R9), Z6
+	VMOVUPS.Z    (DI), K1, Z4
+	VMOVUPS.Z    64(DI), K2, Z5
+	VCVTDQ2PS    Z4, Z4
+	VMULPS       Z6, Z4, Z4
+	VMULPS       Z0, Z4, Z4
+	VADDPS       Z2, Z4, Z4
+	VCVTDQ2PS    Z5, Z5
+	VMULPS       Z6, Z5, Z5
+	VMULPS       Z1, Z5, Z5
+	VADDPS       Z3, Z5, Z5
+	VMOVUPS      Z4, K1, (DI)
+	VMOVUPS      Z5, K2, 64(DI)
+	ADDQ         $0x04, R9
+	ADDQ         R8, DI
+	DECQ         CX
+	JNZ          row
+	VZEROUPPER
+	RET

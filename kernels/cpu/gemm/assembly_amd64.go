@@ -57,6 +57,12 @@ func offsetAVX512(dst, b unsafe.Pointer, units int)
 //go:noescape
 func biasAVX512(c, bias unsafe.Pointer, ldc, rows, mask int)
 
+// scaleAVX512 makes each int32 of rows rows, up to 32 columns, a float32 times the
+// row's and the column's scale, plus the column's bias.
+//
+//go:noescape
+func scaleAVX512(c, cols, bias, rowScales unsafe.Pointer, ldc, rows, mask int)
+
 // widenBF16AVX512 converts vectors of 16 bf16 to float32.
 //
 //go:noescape

@@ -226,3 +226,13 @@ func pairsAVX2(t *tile, rows int) {
 		pairx1AVX2(t)
 	}
 }
+
+// scaleRows makes rows of at most 32 int32 sums, ld bytes apart, their float32
+// elements if the level can, and reports whether.
+func (s *kernels) scaleRows(sums, cols, bias, rowScales unsafe.Pointer, ld, rows, n int) bool {
+	if s.level != level.AVX512 {
+		return false
+	}
+	scaleAVX512(sums, cols, bias, rowScales, ld, rows, 1<<n-1)
+	return true
+}

@@ -377,11 +377,13 @@ func (p *Product) scale(s area, c, sums unsafe.Pointer, ld int) {
 	if p.bias != nil {
 		bias = unsafe.Slice((*float32)(p.biasOf(s.j0, s.j1, &biases)), n)
 	}
+	rows := p.scales[0][s.i0:s.i1]
+	done := p.kernels.scaleRows(sums, unsafe.Pointer(&cols[0]), unsafe.Pointer(&bias[0]), unsafe.Pointer(&rows[0]), ld, s.i1-s.i0, n)
 	for i := range s.i1 - s.i0 {
 		row := unsafe.Add(sums, i*ld)
-		from, to, r := unsafe.Slice((*int32)(row), n), unsafe.Slice((*float32)(row), n), p.scales[0][s.i0+i]
-		for j, v := range from {
-			x := float32(float32(v) * r)
+		from, to, r := unsafe.Slice((*int32)(row), n), unsafe.Slice((*float32)(row), n), rows[i]
+		for j := 0; !done && j < n; j++ {
+			x := float32(float32(from[j]) * r)
 			x = float32(x * cols[j])
 			to[j] = x + bias[j]
 		}

@@ -156,7 +156,11 @@ func int8Code(v, inverse float32) byte {
 // quantize8 writes the codes of a block and returns its scale.
 func quantize8(codes []byte, x []float32) (scale float32) {
 	top := math.Float32bits(Int8Floor)
-	for _, v := range x {
+	n := groups[float32](len(x))
+	if n > 0 {
+		top = max(top, math.Float32bits(simd.int8Top(ptr(x), n)))
+	}
+	for _, v := range x[n:] {
 		top = max(top, math.Float32bits(v)&^(1<<31))
 	}
 	if top >= int8Infinity {
@@ -166,8 +170,11 @@ func quantize8(codes []byte, x []float32) (scale float32) {
 	a := math.Float32frombits(top)
 	inverse := 127 / a
 	codes = codes[:len(x)]
-	for i, v := range x {
-		codes[i] = int8Code(v, inverse)
+	if n > 0 {
+		simd.int8Codes(unsafe.SliceData(codes), ptr(x), n, inverse)
+	}
+	for i := n; i < len(x); i++ {
+		codes[i] = int8Code(x[i], inverse)
 	}
 	return a / 127
 }
@@ -175,8 +182,12 @@ func quantize8(codes []byte, x []float32) (scale float32) {
 // dequantize8 reads a block.
 func dequantize8(x []float32, codes []byte, scale float32) {
 	codes = codes[:len(x)]
-	for i, c := range codes {
-		x[i] = float32(int8(c)) * scale
+	n := groups[float32](len(x))
+	if n > 0 {
+		simd.int8Read(ptr(x), unsafe.SliceData(codes), n, scale)
+	}
+	for i := n; i < len(x); i++ {
+		x[i] = float32(int8(codes[i])) * scale
 	}
 }
 
@@ -333,10 +344,14 @@ func (k *Int8Matrix) columns(lo, hi int) {
 	for j := range top {
 		top[j] = math.Float32bits(Int8Floor)
 	}
+	m := groups[float32](n)
 	for r := range k.Rows {
 		widen(k.As, x, k.X[r*k.Cols+lo:r*k.Cols+hi])
-		for j, v := range x {
-			top[j] = max(top[j], math.Float32bits(v)&^(1<<31))
+		if m > 0 {
+			simd.int8Tops(&top[0], ptr(x), m)
+		}
+		for j := m; j < n; j++ {
+			top[j] = max(top[j], math.Float32bits(x[j])&^(1<<31))
 		}
 	}
 	for j, t := range top {
@@ -349,8 +364,11 @@ func (k *Int8Matrix) columns(lo, hi int) {
 	for r := range k.Rows {
 		widen(k.As, x, k.X[r*k.Cols+lo:r*k.Cols+hi])
 		codes := k.Codes[r*k.Cols+lo : r*k.Cols+hi]
-		for j, v := range x {
-			codes[j] = int8Code(v, inverse[j])
+		if m > 0 {
+			simd.int8CodesBy(&codes[0], ptr(x), m, &inverse[0])
+		}
+		for j := m; j < n; j++ {
+			codes[j] = int8Code(x[j], inverse[j])
 		}
 	}
 	for j, t := range top {

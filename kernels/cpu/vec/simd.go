@@ -15,6 +15,7 @@ import (
 //go:generate go -C ../asmgen run ./vec -set convert -table ../vec/table_convert_amd64.go -out ../vec/convert_amd64.s -stubs ../vec/convert_amd64.go -pkg vec
 //go:generate go -C ../asmgen run ./vec -set dropout -table ../vec/table_dropout_amd64.go -out ../vec/dropout_amd64.s -stubs ../vec/dropout_amd64.go -pkg vec
 //go:generate go -C ../asmgen run ./vec -set quant8 -table ../vec/table_quant8_amd64.go -out ../vec/quant8_amd64.s -stubs ../vec/quant8_amd64.go -pkg vec
+//go:generate go -C ../asmgen run ./vec -set int8 -table ../vec/table_int8_amd64.go -out ../vec/int8_amd64.s -stubs ../vec/int8_amd64.go -pkg vec
 
 // table has the assembly of one SIMD level; all entries or none are set. An index
 // [2] tells writing (0) from accumulating (1). Elementwise functions take whole
@@ -65,6 +66,12 @@ type table struct {
 	blockSqSum  func(x *float32) float64
 
 	drop func(y, x *float32, n int, keys *uint32, c0, c1, c2, c3, threshold uint32, scale float32) // n a multiple of 64
+
+	int8Top     func(x *float32, n int) float32
+	int8Tops    func(tops *uint32, x *float32, n int)
+	int8Codes   func(codes *byte, x *float32, n int, inverse float32)
+	int8CodesBy func(codes *byte, x *float32, n int, inverses *float32)
+	int8Read    func(x *float32, codes *byte, n int, scale float32)
 
 	narrow [2]func(dst *uint16, src *float32, n int) // BF16, F16
 	widen  [2]func(dst *float32, src *uint16, n int)

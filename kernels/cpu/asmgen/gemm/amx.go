@@ -25,6 +25,7 @@ func amx() {
 		}
 	}
 	bias512()
+	scale512()
 }
 
 func microAMX(name string, op [2]int, rows, cols int) {
@@ -139,6 +140,45 @@ func bias512() {
 	VADDPS(zmm[1], zmm[3], zmm[3])
 	VMOVUPS(zmm[2], reg.K1, at(c, 0))
 	VMOVUPS(zmm[3], reg.K2, at(c, 64))
+	ADDQ(ldc, c)
+	DECQ(rows)
+	JNZ(operand.LabelRef("row"))
+	VZEROUPPER()
+	RET()
+}
+
+// scale512 makes int32 sums of up to 32 columns float32 elements.
+func scale512() {
+	TEXT("scaleAVX512", NOSPLIT, "func(c, cols, bias, rowScales *byte, ldc, rows, mask int)")
+	Doc("scaleAVX512 makes each int32 c of rows rows, up to 32 columns, float32(c)·row scale·column scale + bias; ldc is in bytes.")
+	c, cols, b, scales, ldc, rows := reg.RDI, reg.RSI, reg.RDX, reg.R9, reg.R8, reg.RCX
+	Load(Param("c"), c)
+	Load(Param("cols"), cols)
+	Load(Param("bias"), b)
+	Load(Param("rowScales"), scales)
+	Load(Param("ldc"), ldc)
+	Load(Param("rows"), rows)
+	Load(Param("mask"), reg.RAX)
+	KMOVW(reg.EAX, reg.K1)
+	SHRQ(operand.Imm(16), reg.RAX)
+	KMOVW(reg.EAX, reg.K2)
+	VMOVUPS_Z(at(cols, 0), reg.K1, zmm[0])
+	VMOVUPS_Z(at(cols, 64), reg.K2, zmm[1])
+	VMOVUPS_Z(at(b, 0), reg.K1, zmm[2])
+	VMOVUPS_Z(at(b, 64), reg.K2, zmm[3])
+	Label("row")
+	VBROADCASTSS(at(scales, 0), zmm[6])
+	VMOVUPS_Z(at(c, 0), reg.K1, zmm[4])
+	VMOVUPS_Z(at(c, 64), reg.K2, zmm[5])
+	for i, z := range []int{4, 5} {
+		VCVTDQ2PS(zmm[z], zmm[z])
+		VMULPS(zmm[6], zmm[z], zmm[z])
+		VMULPS(zmm[i], zmm[z], zmm[z])
+		VADDPS(zmm[2+i], zmm[z], zmm[z])
+	}
+	VMOVUPS(zmm[4], reg.K1, at(c, 0))
+	VMOVUPS(zmm[5], reg.K2, at(c, 64))
+	ADDQ(operand.Imm(4), scales)
 	ADDQ(ldc, c)
 	DECQ(rows)
 	JNZ(operand.LabelRef("row"))

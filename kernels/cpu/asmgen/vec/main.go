@@ -25,6 +25,7 @@ var sets = map[string]func(){
 	"convert":     convert,
 	"dropout":     dropout,
 	"quant8":      quant8,
+	"int8":        int8s,
 }
 
 // entries are the fields of package vec's table, with the function's base name.
