@@ -2,7 +2,9 @@ package spillway
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"testing"
 
@@ -32,6 +34,7 @@ var (
 		{"8-bit moments", func(c *Config) { c.Int8 = []string{"optimizer"} }},
 		{"bf16, int8 gather", func(c *Config) { c.Precision, c.Int8 = "bf16", []string{"gather"} }},
 		{"bf16, int8 activations and products", func(c *Config) { c.Precision, c.Int8 = "bf16", []string{"activations", "matmul"} }},
+		{"bf16 moments, stochastic rounding", func(c *Config) { c.Precision, c.OptimizerDType, c.StochasticRounding = "bf16", "bf16", true }},
 		{"llama, untied", func(c *Config) { c.Model, c.Init = "testdata/llama-untied", "testdata/llama-untied" }},
 	}
 )
@@ -45,7 +48,13 @@ type curve struct {
 // curveOf runs leavesOf micro-batches a step over so many ranks.
 func curveOf(t testing.TB, c Config, ranks int) (o curve) {
 	t.Helper()
-	c.Ranks, c.Accum, c.Reproducible = ranks, leavesOf/ranks, true
+	return curveOver(t, c, ranks, leavesOf)
+}
+
+// curveOver is curveOf with another number of micro-batches.
+func curveOver(t testing.TB, c Config, ranks, leaves int) (o curve) {
+	t.Helper()
+	c.Ranks, c.Accum, c.Reproducible = ranks, leaves/ranks, true
 	if c.Offload != "" {
 		c.Disk = scratch(t)
 	}
@@ -94,5 +103,57 @@ func TestOneCurveAtAnyNumberOfRanks(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A run that moves between numbers of ranks at any steps, and between stages, is the run
+// on one rank.
+func TestOneCurveMovesBetweenRanks(t *testing.T) {
+	c := tiny("gpt2")
+	c.Steps, c.Batch, c.Seq, c.Threads, c.Clip, c.Dropout, c.Zero = 8, 1, 8, 1, 0.5, 0.1, 3
+	c.GlobalBatch = leavesOf
+	at := func(c Config, ranks int) Config {
+		c.Ranks, c.Reproducible = ranks, true
+		require.NoError(t, c.FollowGlobalBatch(false))
+		require.Equal(t, leavesOf/ranks, c.Accum)
+		return c
+	}
+	want := runOf(t, at(c, 1))
+	r := rand.New(rand.NewPCG(4, 3))
+	var losses []float32
+	c.Checkpoint = t.TempDir()
+	for i, ranks := range []int{4, 3, 8, 1} {
+		part := at(c, ranks)
+		part.Zero, part.Resume = (i+3)%4, i > 0
+		part.Steps = c.Steps
+		if i < 3 {
+			part.Steps = len(losses) + 1 + r.IntN(2)
+		}
+		losses = append(losses, runOf(t, part).losses...)
+		if i == 3 {
+			tr, err := New(context.Background(), part)
+			require.NoError(t, err)
+			sha, err := tr.ParamsSHA256()
+			require.NoError(t, errors.Join(err, tr.Close()))
+			require.Equal(t, want.sha, sha)
+		}
+	}
+	require.Equal(t, want.losses, losses)
+}
+
+// Where each rank's shard begins and ends, and how much padding it has, depends on the
+// number of ranks; nothing else does, with any optimizer that has norms of its own.
+func TestOneCurveOverOddShards(t *testing.T) {
+	for i, optimizer := range []string{"lars", "novograd", "larc"} {
+		c := tiny("gpt2")
+		c.Steps, c.Batch, c.Seq, c.Threads, c.Clip, c.Optimizer, c.Zero = 2, 1, 8, 1, 0.5, optimizer, 3
+		var want curve
+		for _, ranks := range []int{1, 5, 7} {
+			got := curveOver(t, c, ranks, 35)
+			if want.sha == "" {
+				want = got
+			}
+			require.Equal(t, want, got, "%s, %d ranks, case %d", optimizer, ranks, i)
+		}
 	}
 }

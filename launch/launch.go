@@ -39,12 +39,20 @@ type Options struct {
 type End struct {
 	// Status is rank 0's exit status, or 3 where a rank was lost.
 	Status int
-	// Lost says which rank ended otherwise than by itself; "" for none.
-	Lost string
+	// Lost says which rank ended otherwise than by itself; "" for none. LostRanks is
+	// how many processes did.
+	Lost      string
+	LostRanks int
+	// Steps is how many the job had done, as rank 0 has told (shm.Job.SetSteps).
+	Steps int
 	// Failure is what the job's processes found, and Flight the last operations of
 	// each; "" where nothing failed.
 	Failure, Flight string
 }
+
+// LostAny tells whether the job ended because it lost a rank: not so one that has
+// found an error of its own, such as a divergence.
+func (e End) LostAny() bool { return e.Lost != "" || e.Status == LostStatus && e.Failure != "" }
 
 // LostStatus is the exit status of a job that lost a rank.
 const LostStatus = 3
@@ -118,6 +126,7 @@ type wait struct {
 	codes   []int // exit statuses by process; −1 where a signal ended it
 	name    func(process int) string
 	lost    string
+	gone    int  // processes that ended otherwise than by themselves
 	killed  bool // by us
 	timeout <-chan time.Time
 }
@@ -126,6 +135,9 @@ type wait struct {
 func (w *wait) ended(rank int, s *os.ProcessState, grace time.Duration) {
 	w.left--
 	w.codes[rank] = s.ExitCode()
+	if s.ExitCode() < 0 && !w.killed {
+		w.gone++
+	}
 	if s.ExitCode() < 0 && !w.killed && w.lost == "" {
 		w.lost = fmt.Sprintf("%s (process %d): %s", w.name(rank), s.Pid(), s)
 	}
@@ -137,7 +149,7 @@ func (w *wait) ended(rank int, s *os.ProcessState, grace time.Duration) {
 // end is how it all ended: as rank 0, unless that says nothing of what another
 // rank came to.
 func (w *wait) end() End {
-	e := End{Status: w.codes[0], Lost: w.lost}
+	e := End{Status: w.codes[0], Lost: w.lost, LostRanks: w.gone}
 	if e.Status < 0 || e.Status == 0 && slices.ContainsFunc(w.codes, func(c int) bool { return c != 0 }) {
 		e.Status = LostStatus
 	}

@@ -109,6 +109,7 @@ func run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 			forward(list, s)
 		case <-w.timeout:
 			w.killed = true
+			w.gone += w.left
 			if w.lost == "" {
 				w.lost = fmt.Sprintf("%d rank(s) did not end within %v of the first", w.left, o.Grace)
 			}
@@ -121,6 +122,7 @@ func run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 		}
 	}
 	end := w.end()
+	end.Steps = job.Steps()
 	if end.Failure = job.Failure(); end.Status == LostStatus && (end.Failure != "" || end.Lost != "") {
 		end.Flight = job.Flight(3)
 	}

@@ -26,6 +26,7 @@ func main() {
 	seed := flag.Uint64("seed", 0, "of the moments; 0: another each time")
 	dir := flag.String("dir", "", "`DIR` to work in, on the filesystem to try (default: the system's temporary folder)")
 	ranks := flag.Bool("ranks", false, "kill single ranks of jobs over processes (spillway launch) instead of whole runs")
+	elastic := flag.Int("elastic", 0, "instead, run `N` jobs that go on with the ranks that are left, and kill one every few seconds")
 	binary := flag.String("binary", "", "the spillway `FILE` to kill (default: built from this tree)")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -33,14 +34,14 @@ func main() {
 	if *seed == 0 {
 		*seed = rand.Uint64()
 	}
-	if err := campaign(ctx, *kills, *seed, *ranks, *dir, *binary); err != nil {
+	if err := campaign(ctx, *kills, *elastic, *seed, *ranks, *dir, *binary); err != nil {
 		fmt.Fprintln(os.Stderr, "kills:", err)
 		os.Exit(1)
 	}
 }
 
 // campaign kills as many runs as told, in turn over the configurations.
-func campaign(ctx context.Context, kills int, seed uint64, ranks bool, dir, binary string) error {
+func campaign(ctx context.Context, kills, elastic int, seed uint64, ranks bool, dir, binary string) error {
 	fmt.Printf("seed %d\n", seed)
 	work, err := os.MkdirTemp(dir, "spillway-kills-")
 	if err != nil {
@@ -53,11 +54,18 @@ func campaign(ctx context.Context, kills int, seed uint64, ranks bool, dir, bina
 			return fmt.Errorf("build: %w: %s", err, out)
 		}
 	}
+	r := rand.New(rand.NewPCG(seed, 0))
+	if elastic > 0 {
+		common, err := files(work)
+		if err != nil {
+			return err
+		}
+		return outlive(ctx, elastic, r, work, binary, common)
+	}
 	jobs, err := prepare(ctx, work, binary, ranks)
 	if err != nil {
 		return err
 	}
-	r := rand.New(rand.NewPCG(seed, 0))
 	began := time.Now()
 	for i := range kills {
 		job := jobs[i%len(jobs)]
@@ -107,17 +115,24 @@ var configurations = []struct{ name, flags string }{
 	{"LAMB, frozen", "--ranks 3 --optimizer lamb --freeze wte.*,h.0.*"},
 }
 
-// prepare writes model and data and runs each configuration undisturbed.
-func prepare(ctx context.Context, work, binary string, ranks bool) ([]*job, error) {
+// files writes model and data, and returns the beginning of a command that trains on
+// them.
+func files(work string) ([]string, error) {
 	model, text := filepath.Join(work, "model"), filepath.Join(work, "text.txt")
 	config := `{"model_type":"gpt2","n_layer":2,"n_head":2,"n_embd":32,"vocab_size":256,"n_positions":32}`
 	words := strings.Repeat("a run that is killed goes on where its last checkpoint stands; ", 200)
 	err := errors.Join(os.Mkdir(model, 0o755), os.WriteFile(filepath.Join(model, "config.json"), []byte(config), 0o644), os.WriteFile(text, []byte(words), 0o644))
+	return []string{"train", "--model", model, "--data", text, "--seq", "16"}, err
+}
+
+// prepare runs each configuration undisturbed.
+func prepare(ctx context.Context, work, binary string, ranks bool) ([]*job, error) {
+	common, err := files(work)
 	if err != nil {
 		return nil, err
 	}
 	var jobs []*job
-	common := []string{"train", "--model", model, "--data", text, "--batch", "2", "--seq", "16", "--steps", fmt.Sprint(steps)}
+	common = append(common, "--batch", "2", "--steps", fmt.Sprint(steps))
 	for _, c := range configurations {
 		flags := strings.Fields(strings.ReplaceAll(c.flags, "DISK", filepath.Join(work, "disk")))
 		jobs = append(jobs, &job{name: c.name, args: slices.Concat(common, flags)})

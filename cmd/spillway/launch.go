@@ -18,7 +18,7 @@ import (
 
 func launchCommand() *cobra.Command {
 	var o launch.Options
-	var restarts int
+	var f launchFlags
 	var bind bool
 	cmd := &cobra.Command{
 		Use:   "launch -n N [flags] -- train|bench comm [their flags]",
@@ -26,15 +26,18 @@ func launchCommand() *cobra.Command {
 		Long: `Run a job in several processes of this machine, which meet in shared memory: a rank
 each, or as many as train's --ranks-per-process says. Rank 0 speaks for all; what
 the others write gets their rank in front. A rank that dies or stops ends the job,
-with status 3 and a word on who it was.`,
+with status 3 and a word on who it was; or, with --restarts or --min-ranks, the job
+goes on from its newest checkpoint. A divergence ends it in any case.`,
 		Args: cobra.ArbitraryArgs,
 	}
 	fs := cmd.Flags()
 	fs.IntVarP(&o.Ranks, "ranks", "n", 0, "`N` processes")
-	fs.IntVar(&restarts, "restarts", 0, "how many times a job that lost a rank goes on from its newest checkpoint")
+	fs.IntVar(&f.restarts, "restarts", 0, "how many times a job that lost a rank goes on from its newest checkpoint; with --min-ranks how many processes are started for lost ones")
+	fs.IntVar(&f.minRanks, "min-ranks", 0, "go on with the ranks that are left, down to `M`: the most that divide a step and fit, until those that are started for lost ones join at the next checkpoint")
+	fs.IntVar(&f.maxRanks, "max-ranks", 0, "with --min-ranks, the most ranks that a job grows back to (default: -n)")
 	fs.BoolVar(&bind, "bind", true, "bind each rank to its share of the processors")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := checkLaunch(&o, args, restarts); err != nil {
+		if err := checkLaunch(&o, args, f); err != nil {
 			return err
 		}
 		self, err := os.Executable()
@@ -55,32 +58,43 @@ with status 3 and a word on who it was.`,
 		if bind {
 			o.CPUs = launch.CPUs()
 		}
-		return runLaunch(cmd, o, restarts)
+		return runLaunch(cmd, o, f)
 	}
 	return cmd
 }
 
 // checkLaunch refuses what can't be launched.
-func checkLaunch(o *launch.Options, args []string, restarts int) error {
+func checkLaunch(o *launch.Options, args []string, f launchFlags) error {
 	switch {
 	case o.Ranks < 1:
 		return fmt.Errorf("launch -n %d: at least 1 rank is needed: spillway launch -n N -- train …", o.Ranks)
 	case len(args) == 0 || args[0] != "train" && !(len(args) > 1 && args[0] == "bench" && args[1] == "comm"):
 		return errors.New("launch runs `train` or `bench comm`: spillway launch -n N -- train [train's flags]")
-	case restarts < 0:
-		return fmt.Errorf("--restarts %d: a number from 0", restarts)
-	case restarts > 0 && !slices.ContainsFunc(args, func(a string) bool { return a == "--checkpoint" || strings.HasPrefix(a, "--checkpoint=") }):
+	case f.restarts < 0:
+		return fmt.Errorf("--restarts %d: a number from 0", f.restarts)
+	case f.minRanks < 0 || f.maxRanks < 0:
+		return fmt.Errorf("--min-ranks %d, --max-ranks %d: numbers of ranks are not negative", f.minRanks, f.maxRanks)
+	case f.maxRanks > 0 && f.minRanks == 0:
+		return fmt.Errorf("--max-ranks %d is for --min-ranks: a job that goes on with the ranks that are left", f.maxRanks)
+	case f.restarts > 0 && f.minRanks == 0 && !slices.ContainsFunc(args, func(a string) bool { return a == "--checkpoint" || strings.HasPrefix(a, "--checkpoint=") }):
 		return errors.New("--restarts needs train's --checkpoint: the folder to go on from")
 	}
 	return nil
 }
 
 // runLaunch runs the job, again from its newest checkpoint where it lost a rank.
-func runLaunch(cmd *cobra.Command, o launch.Options, restarts int) error {
+func runLaunch(cmd *cobra.Command, o launch.Options, f launchFlags) error {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, jobSignals...)
 	defer signal.Stop(signals)
 	defer shelter()() // until the ranks have ended
+	if f.minRanks > 0 {
+		e, err := newElastic(o, f)
+		if err != nil {
+			return err
+		}
+		return e.run(cmd, signals)
+	}
 	for {
 		// The command's own context ends with the first interrupt; the job has until
 		// its ranks have ended in good order.
@@ -89,14 +103,14 @@ func runLaunch(cmd *cobra.Command, o launch.Options, restarts int) error {
 			return err
 		}
 		tellEnd(o.Stderr, end)
-		if end.Status != launch.LostStatus || restarts == 0 {
+		if !end.LostAny() || f.restarts == 0 {
 			if end.Status == exitDone {
 				return nil
 			}
 			return &statusError{end.Status}
 		}
-		restarts--
-		fmt.Fprintf(o.Stderr, "spillway: starting again from the newest checkpoint; %d restart(s) left\n", restarts)
+		f.restarts--
+		fmt.Fprintf(o.Stderr, "spillway: starting again from the newest checkpoint; %d restart(s) left\n", f.restarts)
 		if !slices.Contains(o.Args, "--resume") {
 			o.Args = append(slices.Clone(o.Args), "--resume")
 		}

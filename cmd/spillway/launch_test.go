@@ -56,7 +56,7 @@ func TestLaunchGivesTheBitsOfOneProcess(t *testing.T) {
 		ranks int
 		flags string
 	}{
-		{2, "--zero 3"}, {3, "--zero 0"}, {4, "--zero 1"}, {8, "--zero 2"}, {3, "--zero 2 --accum 2 --recompute full"},
+		{2, "--zero 3"}, {3, "--zero 0"}, {4, "--zero 1"}, {8, "--zero 2"}, {3, "--zero 2 --accum 2 --recompute full"}, {3, "--zero 0 --reproducible --accum 2"},
 		{2, "--offload optimizer=disk,parameters=disk,activations=host --disk " + disk}, {4, "--shard-size 2 --ranks-per-process 2"},
 	} {
 		t.Run(fmt.Sprint(c.ranks, " ", c.flags), func(t *testing.T) {
@@ -110,18 +110,23 @@ func TestLaunchRefuses(t *testing.T) {
 	}
 }
 
+// childrenOf lists the processes that a launch has started.
+func childrenOf(launch int) (pids []int) {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", launch))
+	for _, task := range tasks {
+		text, _ := os.ReadFile(task)
+		for _, f := range strings.Fields(string(text)) {
+			pid, _ := strconv.Atoi(f)
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
 // ranksOf lists the processes of a launch in the order of their ranks.
 func ranksOf(t *testing.T, p *process, n int) (pids []int) {
 	waitFor(t, "rank", func() bool {
-		pids = nil
-		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", p.Process.Pid))
-		for _, task := range tasks {
-			text, _ := os.ReadFile(task)
-			for _, f := range strings.Fields(string(text)) {
-				pid, _ := strconv.Atoi(f)
-				pids = append(pids, pid)
-			}
-		}
+		pids = childrenOf(p.Process.Pid)
 		return len(pids) == n
 	})
 	return pids

@@ -49,6 +49,16 @@ func findPlace(transport string, stderr io.Writer) (*place, error) {
 	return p, nil
 }
 
+// progress tells the launcher how many steps the job has done.
+func (p *place) progress(step int) {
+	if p.job == nil {
+		return
+	}
+	if memory, ok := p.job.Transport.(sharedMemory); ok {
+		memory.job.SetSteps(step)
+	}
+}
+
 // leads tells whether the process decides, as rank 0 of its job or alone.
 func (p *place) leads() bool { return p.transport == cluster.InProc || p.env.Rank == 0 }
 

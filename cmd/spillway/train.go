@@ -92,7 +92,7 @@ Any flag overrides a value of the demo.`,
 			printFitted(cmd.ErrOrStderr(), best)
 			takeFitted(&c, best)
 		}
-		return train(cmd.Context(), c, isDemo, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return train(cmd.Context(), c, isDemo, p.progress, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	}
 	return cmd
 }
@@ -153,8 +153,9 @@ func settle(fs *pflag.FlagSet, c *spillway.Config, l *later) (isDemo bool, err e
 	return isDemo, cmp.Or(c.Validate(), checkAddress(c.MetricsAddr), refuseOverwriting(fs))
 }
 
-// train runs a configured job and tells a person about it.
-func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr io.Writer) (err error) {
+// train runs a configured job and tells a person about it, and done how many steps it
+// has done.
+func train(ctx context.Context, c spillway.Config, isDemo bool, done func(step int), stdout, stderr io.Writer) (err error) {
 	if isDemo {
 		c.Generate = true
 		if err := prepareDemo(&c); err != nil {
@@ -192,10 +193,12 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, stdout, stderr i
 	if t.Done() >= c.Steps {
 		fmt.Fprintf(stdout, "nothing to do: the checkpoint has %d steps and --steps is %d\n", t.Done(), c.Steps)
 	}
+	done(t.Done())
 	bar = newProgress(stderr, t.Done(), c.Steps, tokensAreBytes(t, c.EvalData))
 	var losses []float32
 	err = t.Run(ctx, func(r spillway.StepResult) error {
 		losses = append(losses, r.Loss)
+		done(r.Step)
 		bar.step(r)
 		switch {
 		case r.Skipped && r.LossScale != 1:

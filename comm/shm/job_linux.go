@@ -14,7 +14,7 @@ import (
 // The control segment. Every field that another process reads while it changes
 // is atomic; the layout is that of these structs, whose version is in magic.
 const (
-	magic      = 0x5350_4c57_0001 // "SPLW", version 1
+	magic      = 0x5350_4c57_0002 // "SPLW", version 2
 	maxSlots   = 4                // groups of a rank: the world and up to three mesh axes
 	maxRegions = 8                // arenas of a rank
 	records    = 64               // operations that the flight recorder keeps
@@ -26,6 +26,7 @@ type header struct {
 	Magic     uint64
 	Processes uint32
 	each      atomic.Uint32 // ranks of every process; 0 until the first has joined
+	steps     atomic.Uint64 // done, as rank 0 says
 	// ended: 0 sound, 1 somebody writes the error, 2 it is there.
 	ended   atomic.Uint32
 	kind    uint32
@@ -226,6 +227,12 @@ func (j *Job) Processes() (processes, each int) {
 	}
 	return j.processes, j.world / j.processes
 }
+
+// SetSteps tells everybody how many steps the job has done.
+func (j *Job) SetSteps(n int) { j.header().steps.Store(uint64(max(n, 0))) }
+
+// Steps returns how many steps the job has done, as far as it was told.
+func (j *Job) Steps() int { return int(j.header().steps.Load()) }
 
 // file is where the arenas of a rank lie.
 func (j *Job) file(rank int) *os.File { return j.files[1+rank/(j.world/j.processes)] }

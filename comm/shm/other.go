@@ -35,6 +35,12 @@ func Attach([]*os.File) (*Job, error) { return nil, errSystem }
 // Processes returns none.
 func (*Job) Processes() (processes, each int) { return 0, 0 }
 
+// SetSteps does nothing.
+func (*Job) SetSteps(int) {}
+
+// Steps returns none.
+func (*Job) Steps() int { return 0 }
+
 // Files returns none.
 func (*Job) Files() []*os.File { return nil }
 

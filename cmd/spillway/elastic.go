@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/internal/nearest"
+	"github.com/spillway-ml/spillway/launch"
+)
+
+// launchFlags are those of launch that are not launch.Options'.
+type launchFlags struct {
+	restarts           int
+	minRanks, maxRanks int // 0: a job that lost a rank starts again as it was
+}
+
+// elastic runs a job that outlives its ranks: where some are lost, those that are left
+// are formed again and go on from the newest checkpoint.
+type elastic struct {
+	o          launch.Options
+	team       launch.Team
+	args       []string // the command's, as given
+	checkpoint string
+	fit        bool // given, or taken because nothing fits without
+	reached    int  // steps that were done, some of them more than once
+	out        io.Writer
+}
+
+// newElastic reads what the job's own flags say of a step and its checkpoints.
+func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
+	if o.Args[0] != "train" {
+		return nil, errors.New("--min-ranks is for launch of train: a job that has checkpoints to go on from")
+	}
+	fs, err := trainValues(o.Args[1:])
+	if err != nil {
+		return nil, err
+	}
+	number := func(name string) int { n, _ := fs.GetInt(name); return n }
+	e := &elastic{o: o, args: o.Args, checkpoint: fs.Lookup("checkpoint").Value.String(), out: o.Stderr}
+	e.fit, _ = fs.GetBool("fit")
+	batch, rows := number("batch"), number("global-batch")
+	switch {
+	case e.checkpoint == "":
+		return nil, errors.New("--min-ranks needs train's --checkpoint: the folder to go on from")
+	case fs.Changed("ranks-per-process"):
+		return nil, errors.New("--min-ranks with --ranks-per-process: a job that loses ranks has a process for each; leave one of them out")
+	case f.minRanks > o.Ranks:
+		return nil, fmt.Errorf("--min-ranks %d is over the %d of -n", f.minRanks, o.Ranks)
+	case f.maxRanks > o.Ranks:
+		return nil, fmt.Errorf("--max-ranks %d is over the %d of -n: launch starts no more processes than it has lost", f.maxRanks, o.Ranks)
+	case f.maxRanks > 0 && f.maxRanks < f.minRanks:
+		return nil, fmt.Errorf("--max-ranks %d is under --min-ranks %d", f.maxRanks, f.minRanks)
+	case batch < 1:
+		return nil, fmt.Errorf("--batch %d: at least 1 row is needed", batch)
+	case rows == 0:
+		rows = o.Ranks * number("accum") * batch
+	case rows < 0 || rows%batch != 0:
+		return nil, fmt.Errorf("--global-batch %d is no multiple of --batch %d rows", rows, batch)
+	}
+	leaves := rows / batch
+	if leaves < 1 || leaves%o.Ranks != 0 {
+		return nil, fmt.Errorf("-n %d: a step of %d micro-batches (--global-batch %d, --batch %d) is not divided by it; %s ranks divide it", o.Ranks, leaves, rows, batch, nearest.Divisors(max(leaves, 1), o.Ranks))
+	}
+	if f.maxRanks == 0 {
+		f.maxRanks = o.Ranks
+	}
+	if same, _ := fs.GetBool("reproducible"); !same {
+		fmt.Fprintln(e.out, "warning: without --reproducible the bits depend on the number of ranks: a job that loses one ends in others")
+	}
+	e.team = launch.Team{Leaves: leaves, Min: f.minRanks, Max: f.maxRanks, Restarts: f.restarts, Processes: o.Ranks}
+	return e, nil
+}
+
+// trainValues parses train's arguments as train does: the config file and the demo's
+// values below the flags.
+func trainValues(args []string) (*pflag.FlagSet, error) {
+	fs := trainCommand().Flags()
+	if err := fs.Parse(args); err != nil {
+		return nil, plainFlagError(err)
+	}
+	if !fs.Changed("model") && !fs.Changed("data") && !fs.Changed("config") {
+		return fs, applyDemo(fs)
+	}
+	if path := fs.Lookup("config").Value.String(); path != "" {
+		return fs, applyConfigFile(fs, path)
+	}
+	return fs, nil
+}
+
+// run runs the job, as often as it must be formed again.
+func (e *elastic) run(cmd *cobra.Command, signals <-chan os.Signal) error {
+	first := true
+	for {
+		sizes := e.team.Sizes()
+		if first {
+			sizes = []int{e.o.Ranks}
+		}
+		g, err := e.form(cmd, sizes, first, signals)
+		if err != nil {
+			return err
+		}
+		first = false
+		switch end := g.end; {
+		case end.Status == exitDone:
+			return nil
+		case end.LostAny() && !g.asked:
+			if err := e.lose(g); err != nil {
+				return err
+			}
+		case g.joins && end.Status == exitInterrupted && !g.asked:
+			e.team.Join()
+			fmt.Fprintf(e.out, "spillway: launch: going on with %d rank(s) from the checkpoint of step %d\n", e.team.Sizes()[0], e.newest())
+		default:
+			tellEnd(e.out, end)
+			return &statusError{end.Status}
+		}
+	}
+}
+
+// lose takes what a generation has lost, and says how the job goes on.
+func (e *elastic) lose(g generation) error {
+	e.team.Lose(max(1, g.end.LostRanks))
+	what := g.end.Lost
+	if what == "" {
+		what = g.end.Failure
+	}
+	sizes := e.team.Sizes()
+	if len(sizes) == 0 {
+		tellEnd(e.out, g.end)
+		fmt.Fprintf(e.out, "spillway: launch: lost %s; %d rank(s) are left, which gives no --min-ranks %d that divides a step of %d micro-batches\n", what, e.team.Processes, e.team.Min, e.team.Leaves)
+		return &statusError{launch.LostStatus}
+	}
+	from := e.newest()
+	e.reached = max(e.reached, g.end.Steps)
+	joining := ""
+	if e.team.Joining > 0 {
+		joining = fmt.Sprintf("; %d more from the next checkpoint on", e.team.Joining)
+	}
+	fmt.Fprintf(e.out, "spillway: launch: lost %s; going on with %d rank(s) from the checkpoint of step %d: %d step(s) are run again%s\n", what, sizes[0], from, max(0, e.reached-from), joining)
+	return nil
+}
+
+// generation is one forming of the job.
+type generation struct {
+	end   launch.End
+	joins bool // it was ended so that more ranks can join
+	asked bool // a signal came from outside
+}
+
+// form runs the job at the first of sizes that fits; where none does as it was asked
+// for, with --fit, which moves what rests on the device outward and keeps the bits.
+func (e *elastic) form(cmd *cobra.Command, sizes []int, first bool, signals <-chan os.Signal) (g generation, err error) {
+	for {
+		for _, n := range sizes {
+			o := e.o
+			o.Ranks, o.Args = n, withFlags(e.args, []string{"--accum", strconv.Itoa(e.team.Leaves / n)})
+			if !first && !slices.Contains(o.Args, "--resume") {
+				o.Args = append(o.Args, "--resume")
+			}
+			if e.fit && !slices.Contains(o.Args, "--fit") {
+				o.Args = append(o.Args, "--fit")
+			}
+			if g, err = e.generation(cmd, o, signals); err != nil || first || g.end.Status != exitDoesNotFit {
+				return g, err
+			}
+		}
+		if e.fit {
+			return g, nil
+		}
+		e.fit = true
+		fmt.Fprintln(e.out, "spillway: launch: as it was asked for the job does not fit over fewer ranks: going on with --fit")
+	}
+}
+
+// generation runs the job once. With more ranks to join it is told to end behind its
+// next checkpoint.
+func (e *elastic) generation(cmd *cobra.Command, o launch.Options, signals <-chan os.Signal) (g generation, err error) {
+	passed, stop := make(chan os.Signal, 4), make(chan struct{})
+	var asked, joins bool
+	var both sync.WaitGroup
+	both.Go(func() {
+		defer crash.Guard()
+		for {
+			select {
+			case s := <-signals:
+				asked = asked || ends(s)
+				select {
+				case passed <- s:
+				case <-stop:
+				}
+			case <-stop:
+				return
+			}
+		}
+	})
+	if e.team.Grows(o.Ranks) {
+		from := e.newest()
+		both.Go(func() {
+			defer crash.Guard()
+			tick := time.NewTicker(50 * time.Millisecond)
+			defer tick.Stop()
+			for {
+				select {
+				case <-stop:
+					return
+				case <-tick.C:
+				}
+				if e.newest() > from {
+					joins = true
+					passed <- syscall.SIGTERM // room: nothing else has come but what a person sends
+					return
+				}
+			}
+		})
+	}
+	// The command's own context ends with the first interrupt; the job has until its
+	// ranks have ended in good order.
+	end, err := launch.Run(context.WithoutCancel(cmd.Context()), o, passed)
+	close(stop)
+	both.Wait()
+	return generation{end, joins, asked}, err
+}
+
+// newest returns the step of the newest checkpoint, 0 where there is none.
+func (e *elastic) newest() int {
+	found, _ := os.ReadDir(e.checkpoint)
+	newest := 0
+	for _, f := range found {
+		if name, ok := strings.CutPrefix(f.Name(), "step-"); ok {
+			if n, err := strconv.Atoi(name); err == nil {
+				newest = max(newest, n)
+			}
+		}
+	}
+	return newest
+}

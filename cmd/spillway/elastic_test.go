@@ -1,0 +1,114 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/launch"
+)
+
+// A job that loses a rank again and again goes on with those that are left, takes in
+// what is started for it at a checkpoint, and ends by itself in the bits of a run on
+// one rank.
+func TestElasticJobOutlivesItsRanks(t *testing.T) {
+	reproducible := tinyWith("--reproducible", "--global-batch", "12", "--steps", "20", "--seq", "8", "--clip", "1")
+	p := start(t, reproducible...)
+	require.Zero(t, p.end(t), p.errs.String())
+	want := shaOf(t, p.out.String())
+	r := rand.New(rand.NewPCG(16, 22))
+	for _, flags := range [][]string{{"--restarts", "20", "--min-ranks", "1"}, {"--restarts", "1", "--min-ranks", "2", "--max-ranks", "3"}} {
+		ck := filepath.Join(t.TempDir(), "ck")
+		saved := func() int { m, _ := filepath.Glob(filepath.Join(ck, "step-*")); return len(m) }
+		p := start(t, append(append([]string{"launch", "-n", "4"}, append(flags, "--")...), append(reproducible, "--checkpoint", ck, "--save-every", "4")...)...)
+		for kills, before := 0, 0; kills < 2; kills++ {
+			waitFor(t, "checkpoint", func() bool { return saved() > before || gone(p.Process.Pid) })
+			before = saved()
+			waitFor(t, "rank", func() bool {
+				pids := childrenOf(p.Process.Pid)
+				return gone(p.Process.Pid) || len(pids) > 0 && syscall.Kill(pids[r.IntN(len(pids))], syscall.SIGKILL) == nil
+			})
+		}
+		require.Zero(t, p.end(t), p.errs.String())
+		require.Equal(t, want, shaOf(t, p.out.String()), p.errs.String())
+		require.Regexp(t, `launch: lost rank [0-3] \(process [0-9]+\): signal: killed; going on with [1-4] rank\(s\) from the checkpoint of step [0-9]+: [0-9]+ step\(s\) are run again; 1 more from the next checkpoint on`, p.errs.String())
+		if flags[1] == "20" {
+			require.Contains(t, p.errs.String(), "launch: going on with 4 rank(s) from the checkpoint of step ")
+		} else {
+			require.NotContains(t, p.errs.String(), "going on with 4 rank")
+		}
+	}
+}
+
+// A divergence is no lost rank: it ends the job, however many restarts are left.
+func TestElasticJobEndsAtADivergence(t *testing.T) {
+	for _, flags := range [][]string{{"--restarts", "3"}, {"--restarts", "3", "--min-ranks", "1"}} {
+		ck := filepath.Join(t.TempDir(), "ck")
+		p := start(t, append(append([]string{"launch", "-n", "2"}, append(flags, "--")...), tinyWith("--steps", "5", "--lr", "1e30", "--checkpoint", ck)...)...)
+		require.Equal(t, exitFault, p.end(t), p.errs.String())
+		require.Contains(t, p.errs.String(), "is not finite")
+		require.NotContains(t, p.errs.String(), "going on")
+		require.NotContains(t, p.errs.String(), "starting again")
+	}
+}
+
+// Fewer ranks need more of a device's memory each: where they do not fit as they were
+// asked for, what rests on the device moves outward, and the bits stay.
+func TestElasticJobMovesOutwardToFit(t *testing.T) {
+	shape := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "8", "--global-batch", "4", "--reproducible"}
+	peak := func(ranks string) int64 {
+		_, doc := planned(t, append([]string{"--ranks", ranks}, shape...)...)
+		return doc.Requested.Device.PeakBytes
+	}
+	require.Greater(t, peak("1"), peak("2"))
+	job := append([]string{"train", "--data", testdata + "/text.bin", "--steps", "12"}, shape...)
+	p := start(t, job...)
+	require.Zero(t, p.end(t), p.errs.String())
+	want := shaOf(t, p.out.String())
+	ck := filepath.Join(t.TempDir(), "ck")
+	p = start(t, append([]string{"launch", "-n", "2", "--min-ranks", "1", "--"}, append(job, "--checkpoint", ck, "--save-every", "2", "--device-memory", strconv.FormatInt(peak("2"), 10))...)...)
+	waitFor(t, "checkpoint", func() bool { m, _ := filepath.Glob(filepath.Join(ck, "step-*")); return len(m) > 0 })
+	require.NoError(t, syscall.Kill(childrenOf(p.Process.Pid)[1], syscall.SIGKILL))
+	require.Zero(t, p.end(t), p.errs.String())
+	require.Contains(t, p.errs.String(), "going on with --fit")
+	require.Equal(t, want, shaOf(t, p.out.String()))
+}
+
+func TestElasticRefusals(t *testing.T) {
+	config := filepath.Join(t.TempDir(), "c.yaml")
+	require.NoError(t, os.WriteFile(config, []byte("model: "+testdata+"/gpt2\ndata: "+testdata+"/text.bin\nbatch: 2\nglobal-batch: 24\ncheckpoint: ck\n"), 0o600))
+	for _, c := range []struct{ flags, args, want string }{
+		{"1 0", "train --model gpt2 --data d", "--min-ranks needs train's --checkpoint"},
+		{"5 0", "train --model gpt2 --data d --checkpoint c", "--min-ranks 5 is over the 4 of -n"},
+		{"1 5", "train --model gpt2 --data d --checkpoint c", "--max-ranks 5 is over the 4 of -n"},
+		{"3 2", "train --model gpt2 --data d --checkpoint c", "--max-ranks 2 is under --min-ranks 3"},
+		{"1 0", "train --model gpt2 --data d --checkpoint c --ranks-per-process 2", "--min-ranks with --ranks-per-process"},
+		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 0", "--batch 0: at least 1"},
+		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 5 --global-batch 24", "--global-batch 24 is no multiple of --batch 5 rows"},
+		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 4 --global-batch 24", "-n 4: a step of 6 micro-batches (--global-batch 24, --batch 4) is not divided by it; 3 or 6 ranks divide it"},
+		{"1 0", "train --model gpt2 --nope", "nope"},
+		{"1 0", "bench comm", "--min-ranks is for launch of train"},
+		{"1 0", "train --config " + config, ""},
+	} {
+		var f launchFlags
+		f.minRanks, f.maxRanks = int(c.flags[0]-'0'), int(c.flags[2]-'0')
+		var said bytes.Buffer
+		e, err := newElastic(launch.Options{Ranks: 4, Args: strings.Fields(c.args), Stderr: &said}, f)
+		if c.want == "" {
+			require.NoError(t, err)
+			require.Equal(t, 12, e.team.Leaves)
+			require.Contains(t, said.String(), "without --reproducible the bits depend on the number of ranks")
+			continue
+		}
+		require.ErrorContains(t, err, c.want)
+	}
+}

@@ -1,0 +1,59 @@
+package launch
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+func TestTeam(t *testing.T) {
+	team := Team{Leaves: 12, Min: 1, Max: 4, Restarts: 1, Processes: 4}
+	require.Equal(t, []int{4, 3, 2, 1}, team.Sizes())
+	require.False(t, team.Grows(4))
+	team.Lose(1)
+	require.Equal(t, []int{3, 2, 1}, team.Sizes())
+	require.True(t, team.Grows(3), "one joins at the next checkpoint")
+	team.Join()
+	require.Equal(t, 4, team.Sizes()[0])
+	team.Lose(1) // nothing is started any more
+	require.Equal(t, 3, team.Sizes()[0])
+	require.False(t, team.Grows(3))
+
+	team = Team{Leaves: 8, Min: 4, Max: 4, Restarts: 3, Processes: 4}
+	team.Lose(2)
+	require.Equal(t, []int{4}, team.Sizes(), "fewer than the least: those that are started join at once")
+	require.Equal(t, 1, team.Restarts)
+	team.Lose(2)
+	require.Empty(t, team.Sizes())
+
+	team = Team{Leaves: 8, Min: 1, Max: 8, Restarts: 9, Processes: 8}
+	team.Lose(1)
+	require.Equal(t, 4, team.Sizes()[0], "7, 6 and 5 do not divide 8")
+	require.True(t, team.Grows(4))
+}
+
+// Every loss brings the end nearer, no size is outside of what was asked for, and all
+// divide the step.
+func TestTeamEnds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 12).Draw(t, "processes")
+		least := rapid.IntRange(1, n).Draw(t, "min")
+		team := Team{Leaves: n * rapid.IntRange(1, 6).Draw(t, "accum"), Min: least, Max: n, Restarts: rapid.IntRange(0, 9).Draw(t, "restarts"), Processes: n}
+		for losses := 0; len(team.Sizes()) > 0; losses++ {
+			require.LessOrEqual(t, losses, 21)
+			for _, size := range team.Sizes() {
+				require.Zero(t, team.Leaves%size)
+				require.GreaterOrEqual(t, size, least)
+				require.LessOrEqual(t, size, min(n, team.Processes))
+			}
+			require.LessOrEqual(t, team.Processes+team.Joining, n)
+			before := team.Processes + team.Joining + team.Restarts
+			team.Lose(rapid.IntRange(1, 3).Draw(t, "lost"))
+			require.Less(t, team.Processes+team.Joining+team.Restarts, before)
+			if rapid.Bool().Draw(t, "checkpoint") {
+				team.Join()
+			}
+		}
+	})
+}
