@@ -72,6 +72,9 @@ type Info struct {
 	flops func(c *checker) int64
 	// bytes overrides the traffic that Cost computes from the operands.
 	bytes func(c *checker) int64
+	// work is the scratch of a kernel on the CPU, cudaWork on a GPU, in bytes: see
+	// Target.Workspace; nil for none.
+	work, cudaWork func(t Target, p *Program, op *Op) int64
 	// derive emits the backward operations of one forward operation.
 	derive func(d *differ)
 	// shares says that operands may be views of each other (collectives).

@@ -27,6 +27,7 @@ func init() {
 			},
 			flops:  func(c *checker) int64 { return c.op.Attr.(AttentionAttr).flops(2) },
 			derive: deriveAttention,
+			work:   Target.attentionWork,
 		},
 		&Info{
 			Kind: AttentionGrad,
@@ -45,7 +46,9 @@ func init() {
 				c.matrix(c.in(i+2), n, a.Heads*a.HeadDim, "Heads·HeadDim")
 				c.qkv(a, 0, c.out)
 			},
-			flops: func(c *checker) int64 { return c.op.Attr.(AttentionAttr).flops(5) },
+			flops:    func(c *checker) int64 { return c.op.Attr.(AttentionAttr).flops(5) },
+			work:     Target.attentionGradWork,
+			cudaWork: Target.attentionGradCUDAWork,
 		},
 	)
 }

@@ -130,6 +130,8 @@ func init() {
 				a.Inverse = !a.Inverse
 				d.writeOver(0, "dx", d.dy(0), Rope, a, d.dy(0))
 			},
+			work:     Target.ropeWork,
+			cudaWork: Target.ropeWork,
 		},
 		&Info{
 			Kind: Dropout,
@@ -213,6 +215,8 @@ func init() {
 			check:      func(c *checker) { c.vector(c.out(0), 1, "a scalar") },
 			flops:      func(c *checker) int64 { return c.in(0).elems() },
 			derive:     func(d *differ) { d.into(0, "dx", SumGrad, nil, d.dy(0)) },
+			work:       Target.sumWork,
+			cudaWork:   Target.sumWork,
 		},
 		&Info{
 			Kind:  SumGrad,

@@ -22,6 +22,7 @@ func init() {
 				c.same(c.out(0), x)
 			},
 			flops: func(c *checker) int64 { return 3 * c.out(0).elems() },
+			work:  Target.ropeWork,
 		},
 		&Info{
 			Kind: AttentionCached,
@@ -56,6 +57,7 @@ func init() {
 				a := c.op.Attr.(AttentionAttr)
 				return a.Heads * a.Seq * c.out(1).rows() * (4*a.HeadDim + expFlops)
 			},
+			work: Target.attentionCachedWork,
 		},
 	)
 }

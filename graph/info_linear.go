@@ -30,6 +30,7 @@ func init() {
 				c.rank(dtable, 2)
 			},
 			flops: func(c *checker) int64 { return c.in(1).elems() },
+			work:  Target.embedGradWork,
 		},
 		&Info{
 			Kind:       AddPos,
@@ -93,7 +94,9 @@ func init() {
 				}
 				return f
 			},
-			derive: deriveLinear,
+			derive:   deriveLinear,
+			work:     Target.linearWork,
+			cudaWork: Target.linearCUDAWork,
 		},
 		&Info{
 			Kind: LinearGradX,
@@ -110,7 +113,9 @@ func init() {
 				c.noAct(a)
 				c.int8Product(dy, a)
 			},
-			flops: func(c *checker) int64 { return 2 * c.out(0).elems() * c.in(0).cols() },
+			flops:    func(c *checker) int64 { return 2 * c.out(0).elems() * c.in(0).cols() },
+			work:     Target.linearWork,
+			cudaWork: Target.linearCUDAWork,
 		},
 		&Info{
 			Kind: LinearGradW,
@@ -129,7 +134,9 @@ func init() {
 					c.failf("is of int8; gradients of weights are not")
 				}
 			},
-			flops: func(c *checker) int64 { return 2 * c.in(0).elems() * c.in(1).cols() },
+			flops:    func(c *checker) int64 { return 2 * c.in(0).elems() * c.in(1).cols() },
+			work:     Target.linearWork,
+			cudaWork: Target.linearCUDAWork,
 		},
 		&Info{
 			Kind: BiasGrad,
@@ -140,7 +147,8 @@ func init() {
 				c.rank2(c.in(0))
 				c.vector(c.out(0), c.in(0).cols(), "the columns of dy")
 			},
-			flops: func(c *checker) int64 { return c.in(0).elems() },
+			flops:    func(c *checker) int64 { return c.in(0).elems() },
+			cudaWork: Target.biasGradCUDAWork,
 		},
 	)
 }

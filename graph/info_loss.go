@@ -18,8 +18,9 @@ func init() {
 				c.vector(c.out(0), 1, "a scalar")
 				c.vector(c.out(1), c.in(0).rows(), "the rows of logits")
 			},
-			flops:  func(c *checker) int64 { return (expFlops + 2) * c.in(0).elems() },
-			derive: deriveCrossEntropy,
+			flops:    func(c *checker) int64 { return (expFlops + 2) * c.in(0).elems() },
+			derive:   deriveCrossEntropy,
+			cudaWork: Target.crossEntropyCUDAWork,
 		},
 		&Info{
 			Kind: CrossEntropyGrad,
@@ -46,6 +47,8 @@ func init() {
 			check:      func(c *checker) { c.head(c.in(0), c.in(1), c.in(2), c.out(0)) },
 			flops:      func(c *checker) int64 { return c.headFlops(1) },
 			derive:     func(*differ) {}, // its gradient was taken at its forward place
+			work:       Target.headLossWork,
+			cudaWork:   Target.headLossCUDAWork,
 		},
 		&Info{
 			Kind: HeadLossGrad,
@@ -69,6 +72,8 @@ func init() {
 				}
 				return c.headFlops(products)
 			},
+			work:     Target.headLossWork,
+			cudaWork: Target.headLossCUDAWork,
 		},
 		&Info{
 			Kind: SelectRow,

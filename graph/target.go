@@ -68,61 +68,84 @@ func (t Target) Workspace(p *Program, op *Op) int64 {
 	if t.CUDA != (CUDAKernels{}) && op.Stream != HostWork {
 		return t.cudaWorkspace(p, op)
 	}
-	switch op.Kind {
-	case Linear, LinearGradX, LinearGradW:
-		m, n, k, transB := productOf(p, op)
-		if op.Attr.(LinearAttr).Int8 { // codes and scales of both factors
-			return t.align(m*k) + t.align(k*n) + t.align(4*m) + t.align(4*n) + t.int8Product(m, n, k)
-		}
-		return t.product(m, n, k, transB, half(p, op.In[0]), half(p, op.Out[0].Buf))
-	case Attention:
-		a := op.Attr.(AttentionAttr)
-		return t.align(t.attention(a, a.Seq))
-	case AttentionCached: // queries begin anywhere in a tile of keys
-		a := op.Attr.(AttentionAttr)
-		span := a.Seq
-		if p.Buffers[op.Out[1].Buf].Shape[0] > a.Seq {
-			span += t.Attention.Keys - 1
-		}
-		return t.align(t.attention(a, span))
-	case AttentionGrad:
-		a := op.Attr.(AttentionAttr)
-		q := min(t.Attention.Queries, roundUp(a.Seq, t.Attention.Keys))
-		d, keys := roundUp(a.HeadDim, t.Attention.Lanes), t.Attention.Keys
-		slots, sums := min(a.Batch*a.KVHeads, t.Attention.Slots), int64(0)
-		if half(p, op.In[0]) { // dk and dv of a head in f32
-			sums = 2 * a.Seq * a.HeadDim
-		}
-		return t.align(4 * slots * (3*q*d + q + 5*keys*d + 2*keys*keys + 16 + sums))
-	case EmbedGrad: // of a 16-bit gradient, the rows by token
-		if half(p, op.In[1]) {
-			return t.align(8 * p.Buffers[op.In[0]].Elems())
-		}
-	case Rope, RopeAt: // cosines and sines of every position
-		a := op.Attr.(RopeAttr)
-		return t.align(4 * a.Seq * a.HeadDim)
-	case Sum:
-		return t.align(8 * ((p.Buffers[op.In[0]].Elems() + t.SumElems - 1) / t.SumElems))
-	case HeadLoss, HeadLossGrad:
-		n, c := matrixOf(p, op.In[0])
-		v, _ := matrixOf(p, op.In[1])
-		rows := min(n, t.HeadRows)
-		in16, sum := half(p, op.In[0]), int64(0)
-		product := t.product(rows, v, c, true, in16, false)
-		if len(op.Out) > 1 && op.Out[1].Buf != NoBuf {
-			product = max(product, t.product(rows, c, v, false, in16, in16))
-		}
-		if len(op.Out) > 2 && op.Out[2].Buf != NoBuf {
-			out16 := half(p, op.Out[2].Buf)
-			if out16 && n > rows { // dw's sum over chunks stays f32
-				out16, sum = false, t.align(4*v*c)
-			}
-			product = max(product, t.product(v, c, rows, false, in16, out16))
-		}
-		// Logits (rows, V), their log-sum-exp in f32 and loss in f64 by row.
-		return t.align(4*rows*v) + t.align(4*rows) + t.align(8*rows) + sum + product
+	if info := kindTable[op.Kind]; info != nil && info.work != nil {
+		return info.work(t, p, op)
 	}
 	return 0
+}
+
+// What the kind table's entries need as scratch on the CPU.
+
+func (t Target) linearWork(p *Program, op *Op) int64 {
+	m, n, k, transB := productOf(p, op)
+	if op.Attr.(LinearAttr).Int8 { // codes and scales of both factors
+		return t.align(m*k) + t.align(k*n) + t.align(4*m) + t.align(4*n) + t.int8Product(m, n, k)
+	}
+	return t.product(m, n, k, transB, half(p, op.In[0]), half(p, op.Out[0].Buf))
+}
+
+func (t Target) attentionWork(_ *Program, op *Op) int64 {
+	a := op.Attr.(AttentionAttr)
+	return t.align(t.attention(a, a.Seq))
+}
+
+// attentionCachedWork: queries begin anywhere in a tile of keys.
+func (t Target) attentionCachedWork(p *Program, op *Op) int64 {
+	a := op.Attr.(AttentionAttr)
+	span := a.Seq
+	if p.Buffers[op.Out[1].Buf].Shape[0] > a.Seq {
+		span += t.Attention.Keys - 1
+	}
+	return t.align(t.attention(a, span))
+}
+
+func (t Target) attentionGradWork(p *Program, op *Op) int64 {
+	a := op.Attr.(AttentionAttr)
+	q := min(t.Attention.Queries, roundUp(a.Seq, t.Attention.Keys))
+	d, keys := roundUp(a.HeadDim, t.Attention.Lanes), t.Attention.Keys
+	slots, sums := min(a.Batch*a.KVHeads, t.Attention.Slots), int64(0)
+	if half(p, op.In[0]) { // dk and dv of a head in f32
+		sums = 2 * a.Seq * a.HeadDim
+	}
+	return t.align(4 * slots * (3*q*d + q + 5*keys*d + 2*keys*keys + 16 + sums))
+}
+
+// embedGradWork is, of a 16-bit gradient, the rows by token.
+func (t Target) embedGradWork(p *Program, op *Op) int64 {
+	if !half(p, op.In[1]) {
+		return 0
+	}
+	return t.align(8 * p.Buffers[op.In[0]].Elems())
+}
+
+// ropeWork is the cosines and sines of every position.
+func (t Target) ropeWork(_ *Program, op *Op) int64 {
+	a := op.Attr.(RopeAttr)
+	return t.align(4 * a.Seq * a.HeadDim)
+}
+
+func (t Target) sumWork(p *Program, op *Op) int64 {
+	return t.align(8 * ((p.Buffers[op.In[0]].Elems() + t.SumElems - 1) / t.SumElems))
+}
+
+func (t Target) headLossWork(p *Program, op *Op) int64 {
+	n, c := matrixOf(p, op.In[0])
+	v, _ := matrixOf(p, op.In[1])
+	rows := min(n, t.HeadRows)
+	in16, sum := half(p, op.In[0]), int64(0)
+	product := t.product(rows, v, c, true, in16, false)
+	if len(op.Out) > 1 && op.Out[1].Buf != NoBuf {
+		product = max(product, t.product(rows, c, v, false, in16, in16))
+	}
+	if len(op.Out) > 2 && op.Out[2].Buf != NoBuf {
+		out16 := half(p, op.Out[2].Buf)
+		if out16 && n > rows { // dw's sum over chunks stays f32
+			out16, sum = false, t.align(4*v*c)
+		}
+		product = max(product, t.product(v, c, rows, false, in16, out16))
+	}
+	// Logits (rows, V), their log-sum-exp in f32 and loss in f64 by row.
+	return t.align(4*rows*v) + t.align(4*rows) + t.align(8*rows) + sum + product
 }
 
 // half says that a buffer has 16-bit elements.

@@ -35,46 +35,58 @@ func CUDATarget() Target {
 
 // cudaWorkspace is Workspace for an operation on the GPU.
 func (t Target) cudaWorkspace(p *Program, op *Op) int64 {
-	c := &t.CUDA
-	switch op.Kind {
-	case Linear, LinearGradX, LinearGradW:
-		m, n, k, _ := productOf(p, op)
-		codes := int64(0)
-		if op.Attr.(LinearAttr).Int8 { // and scales, of both factors
-			codes = t.align(m*k) + t.align(k*n) + t.align(4*m) + t.align(4*n)
-		}
-		return codes + t.align(c.ProductWork(m, n, k))
-	case BiasGrad:
-		m, n := matrixOf(p, op.In[0])
-		if parts := c.Columns(m); parts > 1 {
-			return t.align(4 * parts * n)
-		}
-	case Rope: // cosines and sines of every position
-		a := op.Attr.(RopeAttr)
-		return t.align(4 * a.Seq * a.HeadDim)
-	case Sum:
-		return t.align(8 * ((p.Buffers[op.In[0]].Elems() + t.SumElems - 1) / t.SumElems))
-	case AttentionGrad: // Σ dy·y of every query, by head
-		a := op.Attr.(AttentionAttr)
-		return t.align(4 * a.Batch * a.Heads * a.Seq)
-	case CrossEntropy: // every row's loss in f64
-		n, _ := matrixOf(p, op.In[0])
-		return t.align(8 * n)
-	case HeadLoss, HeadLossGrad:
-		n, width := matrixOf(p, op.In[0])
-		v, _ := matrixOf(p, op.In[1])
-		rows := min(n, c.HeadChunk(v))
-		product := c.ProductWork(rows, v, width)
-		if len(op.Out) > 1 && op.Out[1].Buf != NoBuf {
-			product = max(product, c.ProductWork(rows, width, v))
-		}
-		if len(op.Out) > 2 && op.Out[2].Buf != NoBuf {
-			product = max(product, c.ProductWork(v, width, rows))
-		}
-		// Logits (rows, V padded) and loss in f64 by row.
-		return t.align(4*rows*c.LogitStride(v)) + t.align(8*rows) + t.align(product)
+	if info := kindTable[op.Kind]; info != nil && info.cudaWork != nil {
+		return info.cudaWork(t, p, op)
 	}
 	return 0
+}
+
+// What the kind table's entries need as scratch on a GPU.
+
+func (t Target) linearCUDAWork(p *Program, op *Op) int64 {
+	m, n, k, _ := productOf(p, op)
+	codes := int64(0)
+	if op.Attr.(LinearAttr).Int8 { // and scales, of both factors
+		codes = t.align(m*k) + t.align(k*n) + t.align(4*m) + t.align(4*n)
+	}
+	return codes + t.align(t.CUDA.ProductWork(m, n, k))
+}
+
+func (t Target) biasGradCUDAWork(p *Program, op *Op) int64 {
+	m, n := matrixOf(p, op.In[0])
+	parts := t.CUDA.Columns(m)
+	if parts < 2 {
+		return 0
+	}
+	return t.align(4 * parts * n)
+}
+
+// attentionGradCUDAWork is Σ dy·y of every query, by head.
+func (t Target) attentionGradCUDAWork(_ *Program, op *Op) int64 {
+	a := op.Attr.(AttentionAttr)
+	return t.align(4 * a.Batch * a.Heads * a.Seq)
+}
+
+// crossEntropyCUDAWork is every row's loss in f64.
+func (t Target) crossEntropyCUDAWork(p *Program, op *Op) int64 {
+	n, _ := matrixOf(p, op.In[0])
+	return t.align(8 * n)
+}
+
+func (t Target) headLossCUDAWork(p *Program, op *Op) int64 {
+	c := &t.CUDA
+	n, width := matrixOf(p, op.In[0])
+	v, _ := matrixOf(p, op.In[1])
+	rows := min(n, c.HeadChunk(v))
+	product := c.ProductWork(rows, v, width)
+	if len(op.Out) > 1 && op.Out[1].Buf != NoBuf {
+		product = max(product, c.ProductWork(rows, width, v))
+	}
+	if len(op.Out) > 2 && op.Out[2].Buf != NoBuf {
+		product = max(product, c.ProductWork(v, width, rows))
+	}
+	// Logits (rows, V padded) and loss in f64 by row.
+	return t.align(4*rows*c.LogitStride(v)) + t.align(8*rows) + t.align(product)
 }
 
 // ProductWork returns the bytes of workspace of a product C(m,n) = A(m,k)·B(k,n):

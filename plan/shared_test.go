@@ -28,10 +28,16 @@ func drawConfig(t *testing.T, rng *rand.Rand) Config {
 		Ranks: 2 + 2*rng.IntN(2), Stage: zero.Stage(rng.IntN(4)), Accum: 1 + rng.IntN(2), Reproducible: rng.IntN(3) == 0, Prefetch: rng.IntN(3),
 		Recompute: again, Offload: away, Precision: prec, Rows: 1, Optimizer: adamW, Target: graph.CPUTarget(),
 		SkipNonFinite: rng.IntN(3) == 0,
-		Reduce32:      rng.IntN(3) == 0,
 	}
-	if rng.IntN(3) == 0 {
+	cfg.Reduce32 = cfg.Precision != precision.FP32 && rng.IntN(3) == 0
+	if rng.IntN(3) == 0 && !cfg.Reproducible {
 		cfg.ShardSize = 2
+	}
+	switch rng.IntN(6) {
+	case 0:
+		cfg.Int8.Activations = true
+	case 1:
+		cfg.Int8Gather, cfg.Int8Reduce = true, !cfg.Reproducible && rng.IntN(2) == 0
 	}
 	cfg.LayerOrder = !cfg.Reproducible && rng.IntN(3) == 0
 	if rng.IntN(3) == 0 {
