@@ -264,7 +264,8 @@ func (j *Job) broken(err error) {
 
 // Work runs this process's ranks for the process that leads the job, until that
 // lets it go. Its error is nil where the job ended in good order, or the leader
-// tells a person what was wrong. began tells whether there was something to run.
+// tells a person what was wrong. began tells whether there was something to run, and
+// a leader to run it for.
 func Work(j *Job, warn func(string)) (began bool, err error) {
 	link := j.Links[0]
 	defer func() { err = errors.Join(err, link.Close()) }()
@@ -284,7 +285,8 @@ func Work(j *Job, warn func(string)) (began bool, err error) {
 		var small *MachineTooSmall
 		var refused *plan.DoesNotFit
 		host, _ := os.Hostname()
-		return true, link.Refused(fmt.Errorf("rank %d (host %s): %w", t.cfg.world().Local[0], host, err), errors.As(err, &small) || errors.As(err, &refused))
+		err = link.Refused(fmt.Errorf("rank %d (host %s): %w", t.cfg.world().Local[0], host, err), errors.As(err, &small) || errors.As(err, &refused))
+		return err == nil, err // a leader that has gone had a reason of its own
 	}
 	debug.FreeOSMemory()
 	return true, link.Serve(t.ranks)

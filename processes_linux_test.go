@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/gob"
+	"errors"
 	"net"
 	"os"
 	"slices"
@@ -193,6 +194,33 @@ func TestAProcessWithAnotherPlan(t *testing.T) {
 	require.ErrorContains(t, err, "rank 1 (host ")
 	require.ErrorContains(t, err, "its plan is another program (")
 	require.NoError(t, <-ends, "the leader tells")
+}
+
+// refusing is a transport that joins nothing.
+type refusing struct{}
+
+func (refusing) Join([]graph.Axis, []int, time.Duration, func(string)) (run.Joined, error) {
+	var none *shm.World
+	return none, errors.New("there is no place")
+}
+
+// A transport that refuses the job is told of by the leader, and by nobody else.
+func TestATransportThatRefuses(t *testing.T) {
+	leader, others := joined(t, 2)
+	leader.Transport, others[0].Transport = refusing{}, refusing{}
+	ends := make(chan error)
+	go func() {
+		began, err := Work(others[0], nil)
+		if err != nil {
+			require.False(t, began, "or it would tell: %v", err)
+		}
+		ends <- err
+	}()
+	c := tiny("gpt2")
+	c.Over(leader)
+	_, err := New(context.Background(), c)
+	require.ErrorContains(t, err, "there is no place")
+	<-ends
 }
 
 // The ranks of a process are neighbours, and a message names them.

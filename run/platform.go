@@ -159,10 +159,11 @@ func (c *cpuPlatform) Start(s Setup) (err error) {
 		c.world, err = inproc.New(s.Plan.Program.Mesh, inproc.Options{Timeout: c.o.Timeout})
 		return err
 	}
-	if c.joined, err = c.o.Transport.Join(s.Plan.Program.Mesh, c.o.World.Local, c.o.Timeout, c.o.Warn); err != nil {
-		return err
+	joined, err := c.o.Transport.Join(s.Plan.Program.Mesh, c.o.World.Local, c.o.Timeout, c.o.Warn)
+	if err != nil {
+		return err // joined may be an interface around nothing
 	}
-	c.world = c.joined
+	c.joined, c.world = joined, joined
 	if s.Failed != nil {
 		c.joined.OnError(s.Failed)
 	}
