@@ -24,14 +24,6 @@ func (cfg *Config) Runnable() error {
 	if cfg.bf16States() {
 		return errors.New("--optimizer-dtype bf16 with --device cuda: the GPU's kernels have none; leave it out")
 	}
-	if strings.EqualFold(cfg.Precision, "fp16") {
-		return errors.New("--precision fp16 with --device cuda: the GPU's kernels have none; use bf16 or fp32 (spillway plan plans all)")
-	}
-	for _, p := range cfg.Allow {
-		if strings.EqualFold(p, "fp16") {
-			return errors.New("--allow fp16 with --device cuda: the GPU's kernels have none; leave it out")
-		}
-	}
 	return nil
 }
 

@@ -335,9 +335,6 @@ func TestLossScaleIsValidated(t *testing.T) {
 		c.LossScaleHysteresis = n
 		require.ErrorContains(t, c.Validate(), want)
 	}
-	c := Default()
-	c.Precision, c.Device = "fp16", "cuda"
-	require.ErrorContains(t, c.Runnable(), "--precision fp16 with --device cuda")
 }
 
 // AdamW's moments in 8 bits: the same bits at every stage and with recomputation,

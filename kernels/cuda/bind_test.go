@@ -52,7 +52,7 @@ func tolerance(o *optest.Operation) float64 {
 	}
 	for i := range o.P.Buffers {
 		switch {
-		case o.P.Buffers[i].DType != graph.BF16:
+		case o.P.Buffers[i].DType != graph.BF16 && o.P.Buffers[i].DType != graph.F16:
 		case o.Op().Kind == graph.HeadLossGrad:
 			return 2e-2 // the logits' gradient is rounded before products in which it cancels
 		default:
@@ -63,8 +63,8 @@ func tolerance(o *optest.Operation) float64 {
 }
 
 // TestKernelsFollowTheCPU runs random operations of every kind, with tails, at
-// addresses that are multiples of the element's size only, in f32 and in bf16
-// storage, and compares every byte of the arena with the CPU's results: with the
+// addresses that are multiples of the element's size only, in f32, bf16 and
+// f16 storage, and compares every byte of the arena with the CPU's results: with the
 // bits of the interpreter, which are the CPU's, or closely. Whatever order blocks
 // and threads run in, the bits are the same, and nothing else is written.
 func TestKernelsFollowTheCPU(t *testing.T) {
@@ -74,11 +74,11 @@ func TestKernelsFollowTheCPU(t *testing.T) {
 			b := newBench(t)
 			for seed := range uint64(24) {
 				for _, half := range []bool{false, true} {
-					o := drawn(kind, rand.New(rand.NewPCG(seed, 11)), optest.Options{Target: target(), Half: half, Aligned: seed%2 == 0})
+					o := drawn(kind, rand.New(rand.NewPCG(seed, 11)), optest.Options{Target: target(), Half: half, F16: half && seed%4 > 1, Aligned: seed%2 == 0})
 					require.NoError(t, graph.Check(o.P, o.Op()))
 					want, err := o.Interpret()
 					require.NoError(t, err)
-					b.compare(t, o, want, fmt.Sprintf("seed %d, bf16 %v", seed, half))
+					b.compare(t, o, want, fmt.Sprintf("seed %d, 16 bits %v", seed, half))
 				}
 			}
 		})
@@ -146,7 +146,7 @@ func TestLargeShapes(t *testing.T) {
 					require.NoError(t, graph.Check(o.P, o.Op()))
 					want, err := o.Interpret()
 					require.NoError(t, err)
-					b.compare(t, o, want, fmt.Sprintf("seed %d, bf16 %v", seed, half))
+					b.compare(t, o, want, fmt.Sprintf("seed %d, 16 bits %v", seed, half))
 				}
 			}
 		})
@@ -174,6 +174,10 @@ func agree(dt graph.DType, got, want []byte, tolerance float64) error {
 	case graph.F32:
 		for i := range optest.Values[float32](got) {
 			g, w = append(g, float64(optest.Values[float32](got)[i])), append(w, float64(optest.Values[float32](want)[i]))
+		}
+	case graph.F16:
+		for i := range optest.Values[uint16](got) {
+			g, w = append(g, float64(num.FromF16(optest.Values[uint16](got)[i]))), append(w, float64(num.FromF16(optest.Values[uint16](want)[i])))
 		}
 	case graph.BF16:
 		for i := range optest.Values[uint16](got) {

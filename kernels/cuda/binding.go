@@ -137,12 +137,12 @@ func matrix(buf *graph.Buffer) (rows, cols int64) {
 // suffix is how the names of kernels tell apart the types that they store.
 var suffix = map[graph.DType]string{graph.F32: "f32", graph.BF16: "bf16", graph.F16: "f16"}
 
-// float returns the suffix of a buffer of values: f32 or bf16.
+// float returns the suffix of a buffer of values: f32, bf16 or f16.
 func (b *binding) float(buf *graph.Buffer) string {
 	switch buf.DType {
-	case graph.F32, graph.BF16:
+	case graph.F32, graph.BF16, graph.F16:
 	default:
-		b.failf("%s is %v; the kernel takes f32 or bf16", buf.Name, buf.DType)
+		b.failf("%s is %v; the kernel takes f32, bf16 or f16", buf.Name, buf.DType)
 	}
 	return suffix[buf.DType]
 }

@@ -78,14 +78,6 @@ func TestBindRefuses(t *testing.T) {
 	}{
 		{"a collective", scale(), func(o *optest.Operation, kb *kernels.Binding) { o.Op().Kind = graph.AllReduce }, `cuda: bind op: no kernel for kind "all_reduce"`},
 		{"a shape", scale(), func(o *optest.Operation, kb *kernels.Binding) { o.P.Buf(o.Op().In[0]).Shape = []int64{3, 5, 7, 11} }, "cuda: bind"},
-		{"f16 values", scale(), func(o *optest.Operation, kb *kernels.Binding) {
-			for i := range o.P.Buffers {
-				o.P.Buffers[i].DType = graph.F16
-			}
-			half := func(p *device.Ptr) { p.Len /= 2 }
-			half(&kb.In[0])
-			half(&kb.Out[0])
-		}, "is f16; the kernel takes f32 or bf16"},
 		{"outside the arena", scale(), func(o *optest.Operation, kb *kernels.Binding) { kb.In[0].Off = 1 << 40 }, "input 0 (x): bytes"},
 		{"another device's memory", scale(), func(o *optest.Operation, kb *kernels.Binding) {
 			ctx := devcpu.New(0, devcpu.Options{})

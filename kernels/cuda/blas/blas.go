@@ -27,7 +27,7 @@ var ErrUnsupported = errors.New("no algorithm")
 
 // Matrix is how an operand is stored.
 type Matrix struct {
-	Type  graph.DType // F32, or BF16
+	Type  graph.DType // F32, BF16 or F16
 	Trans bool        // rows and columns change places in memory
 	Ld    int64       // elements from one stored row to the next
 }
@@ -97,8 +97,8 @@ func (p Product) Validate(at Places) error {
 		return errors.New("product: C is transposed; change A and B instead")
 	}
 	a, b, c := p.A.Type, p.B.Type, p.C.Type
-	if a != b || a != graph.F32 && a != graph.BF16 || c != a && c != graph.F32 {
-		return fmt.Errorf("product: A is %v, B %v and C %v; want f32 throughout, or bf16 with C bf16 or f32", a, b, c)
+	if a != b || a != graph.F32 && a != graph.BF16 && a != graph.F16 || c != a && c != graph.F32 {
+		return fmt.Errorf("product: A is %v, B %v and C %v; want f32 throughout, or bf16 or f16 with C of that type or f32", a, b, c)
 	}
 	switch {
 	case p.Bias && p.Accumulate:

@@ -20,6 +20,7 @@ var Names = []string{"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.1
 // Constants of cublasLt.h, cublas_api.h and library_types.h.
 const (
 	cudaR32F  = 0
+	cudaR16F  = 2
 	cudaR16BF = 14
 
 	compute32F = 68 // fp32 arithmetic and accumulation; no TF32
@@ -283,8 +284,11 @@ func (l *Lt) plan(p Product, pl *ltPlan) error {
 }
 
 func dataType(t graph.DType) uintptr {
-	if t == graph.BF16 {
+	switch t {
+	case graph.BF16:
 		return cudaR16BF
+	case graph.F16:
+		return cudaR16F
 	}
 	return cudaR32F
 }

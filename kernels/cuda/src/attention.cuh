@@ -62,12 +62,24 @@ DEVICE void quad(const bf16 *p, float *v) {
 	v[0] = of_bits(h.x << 16), v[1] = of_bits(h.x & 0xffff0000u);
 	v[2] = of_bits(h.y << 16), v[3] = of_bits(h.y & 0xffff0000u);
 }
+DEVICE void quad(const f16 *p, float *v) {
+	ALIGNED(p, 8);
+	uint2 h = *(const uint2 *)p;
+	v[0] = f16_at(h.x), v[1] = f16_at(h.x >> 16);
+	v[2] = f16_at(h.y), v[3] = f16_at(h.y >> 16);
+}
 DEVICE void put_quad(float *p, const float *v) { Run<4>::put(p, v); }
 DEVICE void put_quad(bf16 *p, const float *v) {
 	ALIGNED(p, 8);
 	uint2 h;
 	h.x = (u32)to_bf16(v[0]) | (u32)to_bf16(v[1]) << 16;
 	h.y = (u32)to_bf16(v[2]) | (u32)to_bf16(v[3]) << 16;
+	*(uint2 *)p = h;
+}
+
+DEVICE void put_quad(f16 *p, const float *v) {
+	ALIGNED(p, 8);
+	uint2 h = {two_f16(v[0], v[1]), two_f16(v[2], v[3])};
 	*(uint2 *)p = h;
 }
 
@@ -435,4 +447,5 @@ template <class T, int DM, int BQ, int BK> DEVICE void backward_kv(const T *q, c
 
 #define ATTENTION(DM, BQ, BK, GQ, GK) \
 	ATTENTION_OF(f32, float, DM, BQ, BK, GQ, GK) \
-	ATTENTION_OF(bf16, bf16, DM, BQ, BK, GQ, GK)
+	ATTENTION_OF(bf16, bf16, DM, BQ, BK, GQ, GK) \
+	ATTENTION_OF(f16, f16, DM, BQ, BK, GQ, GK)

@@ -75,6 +75,13 @@ DEVICE void narrow(float *p, float x) { *p = x; }
 DEVICE void narrow(bf16 *p, float x) { p->bits = to_bf16(x); }
 DEVICE void narrow(f16 *p, float x) { p->bits = to_f16(x); }
 
+// f16_at widens the low half of a word, two_f16 packs two elements into one.
+DEVICE float f16_at(u32 h) {
+	f16 v = {(u16)h};
+	return widen(v);
+}
+DEVICE u32 two_f16(float low, float high) { return (u32)to_f16(low) | (u32)to_f16(high) << 16; }
+
 // store writes or accumulates one element.
 template <class T> DEVICE void store(T *p, float x, int accumulate) {
 	narrow(p, accumulate ? load(p) + x : x);
@@ -112,6 +119,21 @@ template <> struct Pack<bf16> {
 		*(uint4 *)p = u;
 	}
 	__device__ __forceinline__ u32 two(int i) const { return (u32)to_bf16(v[i]) | (u32)to_bf16(v[i + 1]) << 16; }
+};
+
+template <> struct Pack<f16> {
+	enum { N = 8 };
+	float v[8];
+	static __device__ __forceinline__ Pack at(const f16 *p) {
+		ALIGNED(p, 16);
+		uint4 u = *(const uint4 *)p;
+		return {{f16_at(u.x), f16_at(u.x >> 16), f16_at(u.y), f16_at(u.y >> 16), f16_at(u.z), f16_at(u.z >> 16), f16_at(u.w), f16_at(u.w >> 16)}};
+	}
+	__device__ __forceinline__ void to(f16 *p) const {
+		ALIGNED(p, 16);
+		uint4 u = {two_f16(v[0], v[1]), two_f16(v[2], v[3]), two_f16(v[4], v[5]), two_f16(v[6], v[7])};
+		*(uint4 *)p = u;
+	}
 };
 
 // wide says whether all addresses can be read 16 bytes at a time. Results never
@@ -189,5 +211,5 @@ DEVICE float exp_(float x) {
 DEVICE float sigmoid_(float x) { return 1 / (1 + exp_(-x)); }
 
 // Types that a kernel is made for, and pairs: of values and of gradients.
-#define FOR_FLOATS(M) M(f32) M(bf16)
-#define FOR_PAIRS(M) M(f32, f32) M(bf16, bf16) M(bf16, f32)
+#define FOR_FLOATS(M) M(f32) M(bf16) M(f16)
+#define FOR_PAIRS(M) M(f32, f32) M(bf16, bf16) M(bf16, f32) M(f16, f16) M(f16, f32)

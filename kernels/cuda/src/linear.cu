@@ -29,6 +29,8 @@ template <class T, class U> DEVICE void columns(const T *x, i64 rows, i64 cols, 
 COLUMN_SUM(f32, float, f32, float)
 COLUMN_SUM(bf16, bf16, f32, float)
 COLUMN_SUM(bf16, bf16, bf16, bf16)
+COLUMN_SUM(f16, f16, f32, float)
+COLUMN_SUM(f16, f16, f16, f16)
 
 template <class T> DEVICE void column_parts(const float *part, i64 parts, i64 cols, T *y, int accumulate) {
 	for (i64 c = first(); c < cols; c += stride()) {
@@ -48,6 +50,11 @@ KERNEL(256, column_parts_bf16, const int *skip, const float *part, i64 parts, i6
 	column_parts(part, parts, cols, y, accumulate);
 }
 
+KERNEL(256, column_parts_f16, const int *skip, const float *part, i64 parts, i64 cols, f16 *y, int accumulate) {
+	SKIP();
+	column_parts(part, parts, cols, y, accumulate);
+}
+
 // add_bias adds a bias to every row, where the library has no algorithm that
 // does.
 template <class T> DEVICE void add_bias(const T *bias, T *y, i64 rows, i64 cols) {
@@ -61,6 +68,11 @@ KERNEL(256, add_bias_f32, const int *skip, const float *bias, float *y, i64 rows
 }
 
 KERNEL(256, add_bias_bf16, const int *skip, const bf16 *bias, bf16 *y, i64 rows, i64 cols) {
+	SKIP();
+	add_bias(bias, y, rows, cols);
+}
+
+KERNEL(256, add_bias_f16, const int *skip, const f16 *bias, f16 *y, i64 rows, i64 cols) {
 	SKIP();
 	add_bias(bias, y, rows, cols);
 }

@@ -39,6 +39,22 @@ DEVICE F4 four(const bf16 *p, i64 i, i64 n, int wide, float pad) {
 	return v;
 }
 
+DEVICE F4 four(const f16 *p, i64 i, i64 n, int wide, float pad) {
+	F4 v;
+	if (wide && i + 3 < n) {
+		ALIGNED(p + i, 8);
+		uint2 h = *(const uint2 *)(p + i);
+		v.x = f16_at(h.x), v.y = f16_at(h.x >> 16);
+		v.z = f16_at(h.y), v.w = f16_at(h.y >> 16);
+		return v;
+	}
+	v.x = i < n ? load(p + i) : pad;
+	v.y = i + 1 < n ? load(p + i + 1) : pad;
+	v.z = i + 2 < n ? load(p + i + 2) : pad;
+	v.w = i + 3 < n ? load(p + i + 3) : pad;
+	return v;
+}
+
 DEVICE void put_four(float *p, i64 i, i64 n, int wide, F4 v) {
 	if (wide && i + 3 < n) {
 		ALIGNED(p + i, 16);
@@ -59,6 +75,19 @@ DEVICE void put_four(bf16 *p, i64 i, i64 n, int wide, F4 v) {
 		uint2 h;
 		h.x = (u32)to_bf16(v.x) | (u32)to_bf16(v.y) << 16;
 		h.y = (u32)to_bf16(v.z) | (u32)to_bf16(v.w) << 16;
+		*(uint2 *)(p + i) = h;
+		return;
+	}
+	if (i < n) narrow(p + i, v.x);
+	if (i + 1 < n) narrow(p + i + 1, v.y);
+	if (i + 2 < n) narrow(p + i + 2, v.z);
+	if (i + 3 < n) narrow(p + i + 3, v.w);
+}
+
+DEVICE void put_four(f16 *p, i64 i, i64 n, int wide, F4 v) {
+	if (wide && i + 3 < n) {
+		ALIGNED(p + i, 8);
+		uint2 h = {two_f16(v.x, v.y), two_f16(v.z, v.w)};
 		*(uint2 *)(p + i) = h;
 		return;
 	}
@@ -148,6 +177,11 @@ KERNEL(ROW_THREADS, softmax_bf16, const int *skip, const bf16 *x, bf16 *y, i64 n
 	softmax(x, y, n, wide);
 }
 
+KERNEL(ROW_THREADS, softmax_f16, const int *skip, const f16 *x, f16 *y, i64 n, int wide) {
+	SKIP();
+	softmax(x, y, n, wide);
+}
+
 template <class T> DEVICE void softmax_grad(const T *dy, const T *y, T *dx, i64 n, int wide, int accumulate) {
 	dy += blockIdx.x * n, y += blockIdx.x * n, dx += blockIdx.x * n;
 	float dot = 0;
@@ -174,6 +208,11 @@ KERNEL(ROW_THREADS, softmax_grad_f32, const int *skip, const float *dy, const fl
 }
 
 KERNEL(ROW_THREADS, softmax_grad_bf16, const int *skip, const bf16 *dy, const bf16 *y, bf16 *dx, i64 n, int wide, int accumulate) {
+	SKIP();
+	softmax_grad(dy, y, dx, n, wide, accumulate);
+}
+
+KERNEL(ROW_THREADS, softmax_grad_f16, const int *skip, const f16 *dy, const f16 *y, f16 *dx, i64 n, int wide, int accumulate) {
 	SKIP();
 	softmax_grad(dy, y, dx, n, wide, accumulate);
 }
@@ -227,7 +266,7 @@ KERNEL(ROW_THREADS, cross_entropy_grad, const int *skip, const float *logits, i6
 }
 
 // head turns a row of logits, rows of which are ld apart, into its loss and, with
-// inv_count, its gradient: fp32 in place, bf16 into the row's first half.
+// inv_count, its gradient: fp32 in place, 16 bits into the row's first half.
 template <class T> DEVICE void head(float *logits, i64 n, i64 ld, const int *targets, i64 first, const double *inv_count, const double *loss_scale, double *row_loss, Report *report) {
 	i64 row = blockIdx.x;
 	float *x = logits + row * ld;
@@ -256,6 +295,11 @@ KERNEL(ROW_THREADS, head_f32, const int *skip, float *logits, i64 n, i64 ld, con
 KERNEL(ROW_THREADS, head_bf16, const int *skip, float *logits, i64 n, i64 ld, const int *targets, i64 first, const double *inv_count, const double *loss_scale, double *row_loss, Report *report) {
 	SKIP();
 	head<bf16>(logits, n, ld, targets, first, inv_count, loss_scale, row_loss, report);
+}
+
+KERNEL(ROW_THREADS, head_f16, const int *skip, float *logits, i64 n, i64 ld, const int *targets, i64 first, const double *inv_count, const double *loss_scale, double *row_loss, Report *report) {
+	SKIP();
+	head<f16>(logits, n, ld, targets, first, inv_count, loss_scale, row_loss, report);
 }
 
 // loss_sum adds the rows' losses to the loss, by one block: each thread's rows in

@@ -24,6 +24,11 @@ template <class T> struct Row {
 		uint2 u = *(const uint2 *)p;
 		v[0] = of_bits(u.x << 16), v[1] = of_bits(u.x & 0xffff0000u), v[2] = of_bits(u.y << 16), v[3] = of_bits(u.y & 0xffff0000u);
 	}
+	static __device__ __forceinline__ void four(const f16 *p, float *v) {
+		ALIGNED(p, 8);
+		uint2 u = *(const uint2 *)p;
+		v[0] = f16_at(u.x), v[1] = f16_at(u.x >> 16), v[2] = f16_at(u.y), v[3] = f16_at(u.y >> 16);
+	}
 };
 
 // put writes or accumulates columns c to c+3 of a row.

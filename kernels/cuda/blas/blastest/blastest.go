@@ -70,10 +70,10 @@ type call struct {
 
 func (c *call) Enqueue(s driver.Stream) error { return c.driver.Run(s, "cublasLtMatmul", c.run) }
 
-// elements is an operand in memory, as one of the two.
+// elements is an operand in memory: of f32, or the bits of 16-bit numbers.
 type elements struct {
 	f32  []float32
-	bf16 []uint16
+	half []uint16
 	m    blas.Matrix
 }
 
@@ -84,24 +84,30 @@ func (c *call) operand(m blas.Matrix, rows, cols int64, at driver.Address) (elem
 		return elements{}, err
 	}
 	p := unsafe.Pointer(unsafe.SliceData(mem))
-	if m.Type == graph.BF16 {
-		return elements{bf16: unsafe.Slice((*uint16)(p), n), m: m}, nil
+	if m.Type != graph.F32 {
+		return elements{half: unsafe.Slice((*uint16)(p), n), m: m}, nil
 	}
 	return elements{f32: unsafe.Slice((*float32)(p), n), m: m}, nil
 }
 
 func (e elements) get(i int64) float32 {
-	if e.bf16 != nil {
-		return num.FromBF16(e.bf16[i])
+	switch {
+	case e.half == nil:
+		return e.f32[i]
+	case e.m.Type == graph.F16:
+		return num.FromF16(e.half[i])
 	}
-	return e.f32[i]
+	return num.FromBF16(e.half[i])
 }
 
 func (e elements) set(i int64, v float32) {
-	if e.bf16 != nil {
-		e.bf16[i] = num.BF16(v)
-	} else {
+	switch {
+	case e.half == nil:
 		e.f32[i] = v
+	case e.m.Type == graph.F16:
+		e.half[i] = num.F16(v)
+	default:
+		e.half[i] = num.BF16(v)
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 )
 
@@ -33,8 +32,8 @@ func (m *matrix) index(i, j int64) int64 {
 }
 
 func (m *matrix) elements() elements {
-	if m.m.Type == graph.BF16 {
-		return elements{bf16: unsafe.Slice((*uint16)(m.host), m.n), m: m.m}
+	if m.m.Type != graph.F32 {
+		return elements{half: unsafe.Slice((*uint16)(m.host), m.n), m: m.m}
 	}
 	return elements{f32: unsafe.Slice((*float32)(m.host), m.n), m: m.m}
 }
@@ -105,7 +104,8 @@ func (c *checker) product(most, deep int64, half, real bool) {
 	m, n, k := 1+rng.Int64N(most), 1+rng.Int64N(most), 1+rng.Int64N(deep)
 	in, out := graph.F32, graph.F32
 	if half {
-		in, out = graph.BF16, []graph.DType{graph.BF16, graph.F32}[rng.IntN(2)]
+		in = []graph.DType{graph.BF16, graph.F16}[rng.IntN(2)]
+		out = []graph.DType{in, graph.F32}[rng.IntN(2)]
 	}
 	a, b := c.alloc(m, k, in, rng.IntN(2) == 0, !real), c.alloc(k, n, in, rng.IntN(2) == 0, !real)
 	y, bias := c.alloc(m, n, out, false, !real), c.alloc(1, n, out, false, !real)
@@ -147,11 +147,13 @@ func (c *checker) product(most, deep int64, half, real bool) {
 	for i := range m {
 		for j := range n {
 			w, slack := want[i*n+j], tolerance
-			if out == graph.BF16 {
+			if out != graph.F32 {
+				rounded := elements{half: make([]uint16, 1), m: y.m}
+				rounded.set(0, float32(w))
 				if real {
 					slack += math.Abs(w) / 256
 				} else {
-					w = float64(num.FromBF16(num.BF16(float32(w))))
+					w = float64(rounded.get(0))
 				}
 			}
 			if got := y.get(i, j); !(math.Abs(got-w) <= slack) {
