@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -107,4 +108,22 @@ func TestStaleStatisticsAreRefused(t *testing.T) {
 		}
 	}
 	require.Fail(t, "no norm's gradient behind an activation that was saved in int8")
+}
+
+// GPT-2 124M at 4 × 256 tokens on one rank: bf16 keeps at most 0.55 of fp32's
+// activations, and with moments in 8 bits all of the device takes at most 0.75.
+func TestHalfMemoryOfGPT2(t *testing.T) {
+	fwd := forwardOf(t, preset(t, "gpt2"), 4, 256, false)
+	plan := func(change func(c *Config)) memplan.SpaceUse {
+		c := mixed(1, 0)
+		change(&c)
+		p, err := Build(fwd, c)
+		require.NoError(t, err)
+		return p.Layout.Spaces[graph.Device]
+	}
+	full := plan(func(c *Config) { c.Precision = precision.FP32 })
+	half := plan(func(c *Config) {})
+	eight := plan(func(c *Config) { c.Optimizer.Int8 = true })
+	require.LessOrEqual(t, float64(half.ClassPeak[graph.Activations]), 0.55*float64(full.ClassPeak[graph.Activations]))
+	require.LessOrEqual(t, float64(eight.Peak), 0.75*float64(full.Peak))
 }
