@@ -94,7 +94,7 @@ func newReader(g *vlib.Gen, t reg.Register, signed bool) *q8Reader {
 func (r *q8Reader) read(base reg.Register, scale vlib.Arg) vlib.Vec {
 	g, x := r.g, r.g.New()
 	for i, v := range x {
-		VPMOVZXBD(g.At8(base, i), v)
+		VPMOVZXBD(g.Byte(base, i), v)
 		sign, f, octave := g.NewReg(), g.NewReg(), g.NewReg()
 		if r.signed {
 			VPSLLD(operand.Imm(24), v, sign)
@@ -182,7 +182,7 @@ func (w *q8Writer) write(codes, x reg.Register) {
 	VPACKUSDW(c[3], c[2], c[2])
 	VPACKUSWB(c[2], c[0], c[0]) // by 128-bit lanes: four codes of each in turn
 	VPERMD(c[0], w.order, c[0])
-	VMOVDQU32(c[0], g.At8(codes, 0))
+	VMOVDQU32(c[0], g.Byte(codes, 0))
 }
 
 const greaterEqual, notEqual = 0x1d, 0x0c // GE_OQ, NEQ_OQ
@@ -232,7 +232,7 @@ func (w *q8Writer) write256(codes, from reg.Register, u int) {
 	high := XMM()
 	VEXTRACTI128(operand.Imm(1), y[0], high)
 	VPACKUSWB(high, y[0].AsX(), high)
-	VMOVDQU(high, g.At8(codes, 2*u))
+	VMOVDQU(high, g.Byte(codes, 2*u))
 }
 
 // codes256 makes y, which is x over the scale, the codes.

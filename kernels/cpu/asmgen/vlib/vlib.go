@@ -339,7 +339,7 @@ func (g *Gen) FetchBytes(bases ...reg.GPVirtual) {
 	JNZ(operand.LabelRef(skip))
 	for _, b := range bases {
 		for at := 0; at < run; at += line {
-			m := g.At8(b, 0)
+			m := g.Byte(b, 0)
 			m.Disp += ahead + at
 			PREFETCHT0(m)
 		}
@@ -567,8 +567,8 @@ func (g *Gen) AddWord(w uint32, x, dst reg.VecVirtual) {
 // Word returns a 32-bit word in memory, eight times.
 func (g *Gen) Word(w uint32) operand.Mem { return word(w) }
 
-// At8 addresses the i-th register's elements among the current 16 of an array of
+// Byte addresses the i-th group of 8 from the current elements on of an array of
 // bytes.
-func (g *Gen) At8(base reg.Register, i int) operand.Mem {
+func (g *Gen) Byte(base reg.Register, i int) operand.Mem {
 	return operand.Mem{Base: base, Index: g.index, Scale: 1, Disp: 8 * i}
 }
