@@ -46,7 +46,7 @@ done:
 	RET
 
 // func narrowF16AVX512(dst *byte, src *byte, dstStride int, srcStride int, rows int, mask int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512BW, AVX512F
 TEXT ·narrowF16AVX512(SB), NOSPLIT, $0-48
 	MOVQ  dst+0(FP), DI
 	MOVQ  src+8(FP), SI
@@ -55,59 +55,97 @@ TEXT ·narrowF16AVX512(SB), NOSPLIT, $0-48
 	MOVQ  rows+32(FP), CX
 	MOVQ  mask+40(FP), AX
 	KMOVW AX, K1
+	KMOVD AX, K3
 	SHRQ  $0x10, AX
 	KMOVW AX, K2
 
 row:
-	VMOVUPS.Z (SI), K1, Z0
-	VMOVUPS.Z 64(SI), K2, Z1
-	VCVTPS2PH $0x00, Z0, K1, (DI)
-	VCVTPS2PH $0x00, Z1, K2, 32(DI)
-	ADDQ      R9, SI
-	ADDQ      R8, DI
-	DECQ      CX
-	JNZ       row
+	VMOVUPS.Z    (SI), K1, Z0
+	VMOVUPS.Z    64(SI), K2, Z1
+	VCVTPS2PH    $0x00, Z0, Y0
+	VCVTPS2PH    $0x00, Z1, Y1
+	VINSERTI64X4 $0x01, Y1, Z0, Z0
+	VMOVDQU16    Z0, K3, (DI)
+	ADDQ         R9, SI
+	ADDQ         R8, DI
+	DECQ         CX
+	JNZ          row
 	VZEROUPPER
 	RET
 
+DATA highwords<>+0(SB)/2, $0x0001
+DATA highwords<>+2(SB)/2, $0x0003
+DATA highwords<>+4(SB)/2, $0x0005
+DATA highwords<>+6(SB)/2, $0x0007
+DATA highwords<>+8(SB)/2, $0x0009
+DATA highwords<>+10(SB)/2, $0x000b
+DATA highwords<>+12(SB)/2, $0x000d
+DATA highwords<>+14(SB)/2, $0x000f
+DATA highwords<>+16(SB)/2, $0x0011
+DATA highwords<>+18(SB)/2, $0x0013
+DATA highwords<>+20(SB)/2, $0x0015
+DATA highwords<>+22(SB)/2, $0x0017
+DATA highwords<>+24(SB)/2, $0x0019
+DATA highwords<>+26(SB)/2, $0x001b
+DATA highwords<>+28(SB)/2, $0x001d
+DATA highwords<>+30(SB)/2, $0x001f
+DATA highwords<>+32(SB)/2, $0x0021
+DATA highwords<>+34(SB)/2, $0x0023
+DATA highwords<>+36(SB)/2, $0x0025
+DATA highwords<>+38(SB)/2, $0x0027
+DATA highwords<>+40(SB)/2, $0x0029
+DATA highwords<>+42(SB)/2, $0x002b
+DATA highwords<>+44(SB)/2, $0x002d
+DATA highwords<>+46(SB)/2, $0x002f
+DATA highwords<>+48(SB)/2, $0x0031
+DATA highwords<>+50(SB)/2, $0x0033
+DATA highwords<>+52(SB)/2, $0x0035
+DATA highwords<>+54(SB)/2, $0x0037
+DATA highwords<>+56(SB)/2, $0x0039
+DATA highwords<>+58(SB)/2, $0x003b
+DATA highwords<>+60(SB)/2, $0x003d
+DATA highwords<>+62(SB)/2, $0x003f
+GLOBL highwords<>(SB), RODATA|NOPTR, $64
+
 // func narrowBF16AVX512(dst *byte, src *byte, dstStride int, srcStride int, rows int, mask int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512BW, AVX512F
 TEXT ·narrowBF16AVX512(SB), NOSPLIT, $0-48
 	MOVQ         dst+0(FP), DI
 	MOVQ         src+8(FP), SI
 	MOVQ         dstStride+16(FP), R8
 	MOVQ         srcStride+24(FP), R9
 	MOVQ         rows+32(FP), CX
-	MOVQ         mask+40(FP), AX
-	KMOVW        AX, K1
-	SHRQ         $0x10, AX
-	KMOVW        AX, K2
 	MOVL         $0x00007fff, AX
 	VPBROADCASTD AX, Z8
 	MOVL         $0x00000001, AX
 	VPBROADCASTD AX, Z9
-	MOVL         $0x00000040, AX
+	MOVL         $0x00400000, AX
 	VPBROADCASTD AX, Z10
+	MOVL         $0x00010000, AX
+	VPBROADCASTD AX, Z11
+	VMOVDQU32    highwords<>+0(SB), Z12
+	MOVQ         mask+40(FP), AX
+	KMOVW        AX, K1
+	KMOVD        AX, K3
+	SHRQ         $0x10, AX
+	KMOVW        AX, K2
 
 row:
 	VMOVUPS.Z (SI), K1, Z0
 	VMOVUPS.Z 64(SI), K2, Z1
-	VPSRLD    $0x10, Z0, Z4
-	VPANDD    Z9, Z4, Z5
-	VPADDD    Z8, Z0, Z6
-	VPADDD    Z5, Z6, Z6
-	VPSRLD    $0x10, Z6, Z6
-	VCMPPS    $0x03, Z0, Z0, K3
-	VPORD     Z10, Z4, K3, Z6
-	VPMOVDW   Z6, K1, (DI)
-	VPSRLD    $0x10, Z1, Z4
-	VPANDD    Z9, Z4, Z5
-	VPADDD    Z8, Z1, Z6
-	VPADDD    Z5, Z6, Z6
-	VPSRLD    $0x10, Z6, Z6
-	VCMPPS    $0x03, Z1, Z1, K3
-	VPORD     Z10, Z4, K3, Z6
-	VPMOVDW   Z6, K2, 32(DI)
+	VPTESTMD  Z11, Z0, K4
+	VPADDD    Z8, Z0, Z4
+	VPADDD    Z9, Z4, K4, Z4
+	VCMPPS    $0x03, Z0, Z0, K5
+	VPORD     Z10, Z0, K5, Z4
+	VPTESTMD  Z11, Z1, K4
+	VPADDD    Z8, Z1, Z5
+	VPADDD    Z9, Z5, K4, Z5
+	VCMPPS    $0x03, Z1, Z1, K5
+	VPORD     Z10, Z1, K5, Z5
+	VMOVDQA32 Z12, Z0
+	VPERMI2W  Z5, Z4, Z0
+	VMOVDQU16 Z0, K3, (DI)
 	ADDQ      R9, SI
 	ADDQ      R8, DI
 	DECQ      CX

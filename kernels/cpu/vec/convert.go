@@ -80,7 +80,7 @@ func WidenRow(from Half, dst []float32, src []uint16) { widen(from, dst, src) }
 func NarrowRow(to Half, dst []uint16, src []float32) { narrow(to, dst, src) }
 
 func narrow(h Half, dst []uint16, src []float32) {
-	if m := groups[float32](len(src)); m > 0 {
+	if m := len(src) &^ 31; fast[float32](m) {
 		simd.narrow[h-BF16](unsafe.SliceData(dst), ptr(src), m)
 		dst, src = dst[m:], src[m:]
 	}

@@ -2,12 +2,12 @@
 
 package vec
 
-// narrowBF16AVX512 rounds to bfloat16 for n elements, a multiple of 16.
+// narrowBF16AVX512 rounds to bfloat16 for n elements, a multiple of 32.
 //
 //go:noescape
 func narrowBF16AVX512(dst *uint16, src *float32, n int)
 
-// narrowBF16AVX2 rounds to bfloat16 for n elements, a multiple of 16.
+// narrowBF16AVX2 rounds to bfloat16 for n elements, a multiple of 32.
 //
 //go:noescape
 func narrowBF16AVX2(dst *uint16, src *float32, n int)

@@ -73,7 +73,7 @@ type table struct {
 	int8CodesBy func(codes *byte, x *float32, n int, inverses *float32)
 	int8Read    func(x *float32, codes *byte, n int, scale float32)
 
-	narrow [2]func(dst *uint16, src *float32, n int) // BF16, F16
+	narrow [2]func(dst *uint16, src *float32, n int) // BF16, F16; n a multiple of 32
 	widen  [2]func(dst *float32, src *uint16, n int)
 }
 

@@ -43,25 +43,7 @@ func half(wide bool) {
 		VMOVUPS(r[0], dst)
 	})
 	if wide {
-		narrow512("narrowF16", func() {}, func(v int, k reg.OpmaskPhysical, dst operand.Mem) {
-			VCVTPS2PH(operand.Imm(0), zmm[v], k, dst)
-		})
-		narrow512("narrowBF16", func() {
-			for i, c := range []uint32{0x7fff, 1, 0x40} {
-				MOVL(operand.U32(c), reg.EAX)
-				VPBROADCASTD(reg.EAX, zmm[8+i])
-			}
-		}, func(v int, k reg.OpmaskPhysical, dst operand.Mem) {
-			// Integer arithmetic, since VCVTNEPS2BF16 makes subnormals zero.
-			VPSRLD(operand.Imm(16), zmm[v], zmm[4])
-			VPANDD(zmm[9], zmm[4], zmm[5])
-			VPADDD(zmm[8], zmm[v], zmm[6])
-			VPADDD(zmm[5], zmm[6], zmm[6])
-			VPSRLD(operand.Imm(16), zmm[6], zmm[6])
-			VCMPPS(operand.Imm(unordered), zmm[v], zmm[v], reg.K3)
-			VPORD(zmm[10], zmm[4], reg.K3, zmm[6])
-			VPMOVDW(zmm[6], k, dst)
-		})
+		halves512()
 		return
 	}
 	loop("narrowF16", "rounds vectors of float32 to binary16, to nearest even.", 4, 2, func() {}, func() {
@@ -93,26 +75,60 @@ func half(wide bool) {
 	})
 }
 
+// halves512 generates the roundings with AVX-512, of rows of up to 32.
+func halves512() {
+	narrow512("narrowF16", func() {}, func() {
+		VCVTPS2PH(operand.Imm(0), zmm[0], reg.Y0)
+		VCVTPS2PH(operand.Imm(0), zmm[1], reg.Y1)
+		VINSERTI64X4(operand.Imm(1), reg.Y1, zmm[0], zmm[0])
+	})
+	order := GLOBL("highwords", RODATA|NOPTR)
+	for i := range 32 {
+		DATA(2*i, operand.U16(2*i+1))
+	}
+	narrow512("narrowBF16", func() {
+		for i, c := range []uint32{0x7fff, 1, 0x400000, 1 << 16} {
+			MOVL(operand.U32(c), reg.EAX)
+			VPBROADCASTD(reg.EAX, zmm[8+i])
+		}
+		VMOVDQU32(order, zmm[12])
+	}, func() {
+		// Integer arithmetic, since VCVTNEPS2BF16 makes subnormals zero. What is
+		// left are the high words of both.
+		for v := range 2 {
+			VPTESTMD(zmm[11], zmm[v], reg.K4)
+			VPADDD(zmm[8], zmm[v], zmm[4+v])
+			VPADDD(zmm[9], zmm[4+v], reg.K4, zmm[4+v])
+			VCMPPS(operand.Imm(unordered), zmm[v], zmm[v], reg.K5)
+			VPORD(zmm[10], zmm[v], reg.K5, zmm[4+v])
+		}
+		VMOVDQA32(zmm[12], zmm[0])
+		VPERMI2W(zmm[5], zmm[4], zmm[0])
+	})
+}
+
 const unordered = 3 // the predicate of VCMPPS
 
-// narrow512 rounds rows of up to 32 float32 to 16 bits.
-func narrow512(name string, setup func(), store func(v int, k reg.OpmaskPhysical, dst operand.Mem)) {
+// narrow512 rounds rows of up to 32 float32 to 16 bits: round makes zmm0 and zmm1 one
+// register of them, in zmm0.
+func narrow512(name string, setup, round func()) {
 	TEXT(name+"AVX512", NOSPLIT, "func(dst, src *byte, dstStride, srcStride, rows, mask int)")
 	Load(Param("dst"), reg.RDI)
 	Load(Param("src"), reg.RSI)
 	Load(Param("dstStride"), reg.R8)
 	Load(Param("srcStride"), reg.R9)
 	Load(Param("rows"), reg.RCX)
+	setup()
 	Load(Param("mask"), reg.RAX)
 	KMOVW(reg.EAX, reg.K1)
+	KMOVD(reg.EAX, reg.K3)
 	SHRQ(operand.Imm(16), reg.RAX)
 	KMOVW(reg.EAX, reg.K2)
-	setup()
 	Label("row")
 	VMOVUPS_Z(at(reg.RSI, 0), reg.K1, zmm[0])
 	VMOVUPS_Z(at(reg.RSI, 64), reg.K2, zmm[1])
-	store(0, reg.K1, at(reg.RDI, 0))
-	store(1, reg.K2, at(reg.RDI, 32))
+	round()
+	VMOVDQU16(zmm[0], reg.K3, at(reg.RDI, 0))
 	ADDQ(reg.R9, reg.RSI)
 	ADDQ(reg.R8, reg.RDI)
 	DECQ(reg.RCX)

@@ -54,7 +54,7 @@ func quant8() {
 				})
 			})
 			for i, top := range tops {
-				VMOVD(g.MaxBits(top).AsX(), operand.Mem{Base: base, Disp: 4 * (adam8MTop + i)})
+				VMOVD(g.MaxBits16(top).AsX(), operand.Mem{Base: base, Disp: 4 * (adam8MTop + i)})
 			}
 			g.Return()
 		})

@@ -3,6 +3,7 @@ package vlib
 import (
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
 )
 
 // The 16-bit loads and stores take whole vectors: they ignore masks.
@@ -37,6 +38,45 @@ func (g *Gen) LoadBF16(m Mem) Vec {
 		VPSLLD(operand.Imm(16), r, r)
 	}
 	return d
+}
+
+// highWords is the order of VPERMI2W that takes the high words of two registers.
+var highWords operand.Mem
+
+// BF16Rounder rounds 32 float32 at a time to bfloat16, as num.BF16 does, with AVX-512:
+// the high words of what is rounded, of two registers at once.
+type BF16Rounder struct{ half, one, quiet, lowest, order reg.VecVirtual }
+
+// NewBF16Rounder keeps its constants in registers.
+func (g *Gen) NewBF16Rounder() *BF16Rounder {
+	if highWords.Symbol.Name == "" {
+		highWords = GLOBL("highwords", RODATA|NOPTR)
+		for i := range 2 * Lanes {
+			DATA(2*i, operand.U16(2*i+1))
+		}
+	}
+	r := &BF16Rounder{half: g.RWord(0x7fff)[0], one: g.RWord(1)[0], quiet: g.RWord(0x400000)[0], lowest: g.RWord(1 << 16)[0], order: ZMM()}
+	VMOVDQU32(highWords, r.order)
+	return r
+}
+
+// Store writes a's and then b's numbers.
+func (r *BF16Rounder) Store(a, b Vec, m operand.Mem) {
+	const unordered = 3
+	var ts [2]reg.VecVirtual
+	for i, v := range []reg.VecVirtual{a[0], b[0]} {
+		odd, nan, t := K(), K(), ZMM()
+		VPTESTMD(r.lowest, v, odd)
+		VPADDD(r.half, v, t)
+		VPADDD(r.one, t, odd, t)
+		VCMPPS(operand.Imm(unordered), v, v, nan)
+		VPORD(r.quiet, v, nan, t)
+		ts[i] = t
+	}
+	words := ZMM()
+	VMOVDQA32(r.order, words)
+	VPERMI2W(ts[1], ts[0], words)
+	VMOVDQU32(words, m)
 }
 
 // StoreBF16 rounds v to bfloat16 as num.BF16 does and stores 16 of them.

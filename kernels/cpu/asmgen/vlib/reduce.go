@@ -32,9 +32,6 @@ func (g *Gen) Sum(v Vec) reg.VecVirtual { return g.fold(v, VADDPS) }
 // Max16 returns the largest lane, in lane 0.
 func (g *Gen) Max16(v Vec) reg.VecVirtual { return g.fold(v, VMAXPS) }
 
-// MaxBits returns the largest lane as an unsigned integer, in lane 0.
-func (g *Gen) MaxBits(v Vec) reg.VecVirtual { return g.fold(v, VPMAXUD) }
-
 // Splat returns lane 0 of x in every lane. On AVX2 the result is no destination.
 func (g *Gen) Splat(x reg.VecVirtual) Vec {
 	if g.AVX512 {
