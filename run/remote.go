@@ -48,6 +48,7 @@ type channel struct {
 	waiting map[uint64]*waiter
 	next    uint64
 	err     error // the stream's end
+	told    bool  // somebody has got err
 	open    int   // remotes that are not closed
 }
 
@@ -126,6 +127,20 @@ func (c *channel) fail(err error) {
 	c.waiting = map[uint64]*waiter{}
 }
 
+// end is why the stream has ended, with mu held; nil while it has not.
+func (c *channel) end() error {
+	c.told = c.told || c.err != nil
+	return c.err
+}
+
+// isTold tells whether somebody has been given the stream's end as an error: what
+// follows from it is nothing new.
+func (c *channel) isTold() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.told
+}
+
 func (c *channel) forget(id uint64) {
 	c.mu.Lock()
 	delete(c.waiting, id)
@@ -147,9 +162,9 @@ func (c *channel) closed() error {
 // ask sends a request and returns where its replies come.
 func (r *remote) ask(q request) (uint64, chan reply, error) {
 	r.mu.Lock()
-	if r.err != nil {
-		defer r.mu.Unlock()
-		return 0, nil, r.err
+	if err := r.end(); err != nil {
+		r.mu.Unlock()
+		return 0, nil, err
 	}
 	r.next++
 	q.ID, q.Slot = r.next, r.slot
@@ -165,7 +180,7 @@ func (r *remote) answer(c chan reply) (reply, error) {
 	if !ok {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return reply{}, r.err
+		return reply{}, r.end()
 	}
 	if m.Err != nil {
 		return m, &RemoteError{r.rank, *m.Err}
@@ -382,10 +397,13 @@ func (r *remote) Usage() exec.Usage           { return r.snapshot().Usage }
 
 // Close ends the rank, and with the last of its process that one's part of the job.
 func (r *remote) Close() error {
-	done := make(chan error, 1)
+	done, told := make(chan error, 1), r.isTold()
 	go func() {
 		defer crash.Guard()
 		_, err := r.call(request{Verb: verbClose})
+		if told {
+			err = nil
+		}
 		done <- err
 	}()
 	var err error
