@@ -134,7 +134,7 @@ func (d *fitDomain) inOrders(accum, zero int) []bool {
 
 // freeOrders are the orders of micro-batches that may be chosen for a configuration.
 func (c *Config) freeOrders(given bool) []bool {
-	if given || c.Reproducible {
+	if given {
 		return []bool{c.asksLayers()}
 	}
 	return []bool{false, true}

@@ -42,6 +42,10 @@ func TestLayerOrderGivesMicroOrdersBits(t *testing.T) {
 		{2, 3, func(c *Config) { c.Precision = "bf16" }, "none", "gradients=host"},
 		{2, 2, func(c *Config) { c.Precision, c.Clip = "fp16", 0 }, "full", ""},
 		{4, 3, func(c *Config) { c.Precision, c.ShardSize = "bf16", 2 }, "none", ""},
+		{3, 3, func(c *Config) { c.Reproducible = true }, "full", "optimizer=host"},
+		{2, 0, func(c *Config) { c.Reproducible = true }, "none", "activations=host"},
+		{1, 3, func(c *Config) { c.Reproducible, c.Precision = true, "bf16" }, "none", ""},
+		{2, 2, func(c *Config) { c.Reproducible, c.Precision = true, "bf16" }, "selective", "gradients=host"},
 	}
 	for i, cs := range cases {
 		c := layered("llama-untied", cs.ranks)
@@ -177,7 +181,7 @@ func TestFitTakesLayerOrder(t *testing.T) {
 	require.NotContains(t, micro.Flags, "--accum-order")
 	require.Greater(t, got.TokensPerSecond(), 1.1*micro.TokensPerSecond())
 	c.Reproducible = true
-	require.NotContains(t, fit(c).Flags, "--accum-order")
+	require.Contains(t, fit(c).Flags, "--accum-order layer ")
 	c.Reproducible, c.Accum = false, mostLayered+1
 	require.NotContains(t, fit(c).Flags, "--accum-order", "the program would have them all")
 	c.Accum, c.Offload = 8, ""

@@ -104,6 +104,9 @@ func (f *Forecast) AccumOrder() string {
 	if own := f.Plan.OwnSums(); own != "" {
 		return text + "; " + own
 	}
+	if c.Reproducible {
+		return text + "; bits as in micro order"
+	}
 	return text + "; bits as of stages 0 and 1 in micro order"
 }
 

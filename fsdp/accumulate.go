@@ -28,7 +28,7 @@ func Accumulate(p *graph.Program) (*graph.Program, error) {
 		for _, g := range gradSpans(q, w) {
 			way := q.Units[g.unit].Grad
 			if way.Leaves() {
-				w.After(g.last, addLeaves(q, g.unit, ph.First))
+				w.After(g.last, addLeaves(q, g.unit, g.micro, ph.First && g.micro == 0))
 				continue
 			}
 			if !way.Each {
@@ -69,16 +69,18 @@ func addPart(p *graph.Program, unit int, from, home graph.BufID, first bool) gra
 	return newOp(graph.Cast, p.Units[unit].Name+"/accumulate", graph.Comm, graph.Backward, unit, []graph.BufID{from}, []graph.Out{out}, nil)
 }
 
-// addLeaves adds a micro-step's leaves to their sum, in the order of the ranks, or
+// addLeaves adds a micro-batch's leaves to their sum, in the order of the ranks, or
 // begins it. It stands on the stream of the exchange before it: the backward goes on.
-func addLeaves(p *graph.Program, unit int, first bool) graph.Op {
+func addLeaves(p *graph.Program, unit, micro int, first bool) graph.Op {
 	way := p.Units[unit].Grad
 	out := graph.Out{Buf: way.Home, Mode: graph.Accum}
 	if first {
 		out.Mode = graph.Write
 	}
-	return newOp(graph.SumParts, p.Units[unit].Name+"/add_leaves", graph.Comm, graph.Backward, unit, []graph.BufID{way.Received()}, []graph.Out{out},
+	op := newOp(graph.SumParts, graph.MicroName(p.Units[unit].Name+"/add_leaves", micro), graph.Comm, graph.Backward, unit, []graph.BufID{way.Received()}, []graph.Out{out},
 		graph.SumPartsAttr{Order: way.Order})
+	op.Micro = micro
+	return op
 }
 
 // adding makes writes into the gradient buffer additions.

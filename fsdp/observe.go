@@ -63,7 +63,7 @@ func (s *sharder) splitLoss() {
 	p.Loss = s.losses.sum
 }
 
-// observeLeaf adds the ranks' losses of a micro-batch to the sum, in the order of the
+// observeLeaf adds the ranks' losses of each micro-batch to the sum, in the order of the
 // ranks: a sum of doubles from left to right over the leaves. It zeroes the sum before
 // the first and copies it to the host behind the last.
 func (s *sharder) observeLeaf(ph *graph.Phase, first, last bool) {
@@ -79,15 +79,49 @@ func (s *sharder) observeLeaf(ph *graph.Phase, first, last bool) {
 	if first {
 		w.Before(0, zero("loss/sum/zero", l.sum))
 	}
-	from := l.leaf
-	if l.ranks != graph.NoBuf {
-		from = l.ranks
-		w.Append(newOp(graph.AllGather, "loss/all_gather", graph.Comm, graph.Forward, -1, []graph.BufID{l.leaf}, []graph.Out{{Buf: l.ranks}}, graph.GroupAttr{Axis: -1}))
+	for micro := range ph.MicroBatches() {
+		begin, end := lossOf(w, l.leaf, micro)
+		of := func(op graph.Op) graph.Op {
+			op.Name, op.Micro = graph.MicroName(op.Name, micro), micro
+			return op
+		}
+		if micro > 0 {
+			w.Before(begin, of(zero("loss/zero", l.leaf)))
+		}
+		from := l.leaf
+		add := func(op graph.Op) { w.After(end, of(op)) }
+		if ph.MicroBatches() == 1 {
+			add = func(op graph.Op) { w.Append(op) } // behind the backward, which does not wait for it
+		}
+		if l.ranks != graph.NoBuf {
+			from = l.ranks
+			add(newOp(graph.AllGather, "loss/all_gather", graph.Comm, graph.Forward, -1, []graph.BufID{l.leaf}, []graph.Out{{Buf: l.ranks}}, graph.GroupAttr{Axis: -1}))
+		}
+		add(newOp(graph.SumParts, "loss/add_leaves", graph.Comm, graph.Forward, -1, []graph.BufID{from}, []graph.Out{{Buf: l.sum, Mode: graph.Accum}}, graph.SumPartsAttr{Order: graph.SumSequential}))
 	}
-	w.Append(newOp(graph.SumParts, "loss/add_leaves", graph.Comm, graph.Forward, -1, []graph.BufID{from}, []graph.Out{{Buf: l.sum, Mode: graph.Accum}}, graph.SumPartsAttr{Order: graph.SumSequential}))
 	if host := s.p.Port(graph.PortLoss); last && host != graph.NoBuf {
 		w.Append(graph.NewCopy("loss/out", l.sum, host, graph.CopyOut, graph.Forward, -1))
 	}
+}
+
+// lossOf returns the first and the last operation that adds to the loss of a
+// micro-batch.
+func lossOf(w *graph.Editor, leaf graph.BufID, micro int) (first, last int) {
+	first = -1
+	for i, n := range w.Base {
+		if n.Op.Micro != micro {
+			continue
+		}
+		for _, o := range n.Op.Out {
+			if o.Buf == leaf {
+				if first < 0 {
+					first = i
+				}
+				last = i
+			}
+		}
+	}
+	return first, last
 }
 
 // forwardSection lays out a section that nothing is learned from. Where losses are

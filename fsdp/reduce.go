@@ -17,7 +17,7 @@ import (
 func Reduce(p *graph.Program, prefetch int) (*graph.Program, error) {
 	q := p.Clone()
 	eachMicroStep(q, func(ph *graph.Phase) {
-		r := &reducer{p: q, w: graph.NewEditor(ph), first: ph.First, last: ph.Last}
+		r := &reducer{p: q, w: graph.NewEditor(ph), first: ph.First, last: ph.Last, micros: ph.MicroBatches()}
 		spans := gradSpans(q, r.w)
 		var done []*graph.Node
 		for _, g := range spans {
@@ -40,10 +40,12 @@ type reducer struct {
 	p           *graph.Program
 	w           *graph.Editor
 	first, last bool
+	micros      int // micro-batches of the phase
 }
 
-// gradSpan is where a unit's gradient is written in a phase, as base indices.
-type gradSpan struct{ unit, first, last int }
+// gradSpan is where a unit's gradient is written in a phase, as base indices. Where it
+// is summed leaf by leaf there is one for each micro-batch of the phase.
+type gradSpan struct{ unit, micro, first, last int }
 
 // gradSpans finds where the buffers of trainable units are written, in order of the
 // last write.
@@ -54,7 +56,7 @@ func gradSpans(p *graph.Program, w *graph.Editor) []gradSpan {
 			byRoot[g.Whole] = u
 		}
 	}
-	at := map[int]*gradSpan{}
+	at := map[[2]int]*gradSpan{}
 	for i, n := range w.Base {
 		for _, o := range n.Op.Out {
 			if o.Buf == graph.NoBuf {
@@ -65,10 +67,14 @@ func gradSpans(p *graph.Program, w *graph.Editor) []gradSpan {
 			if !ok {
 				continue
 			}
-			if at[u] == nil {
-				at[u] = &gradSpan{u, i, i}
+			key := [2]int{u, 0}
+			if p.Units[u].Grad.Leaves() {
+				key[1] = n.Op.Micro
 			}
-			at[u].last = i
+			if at[key] == nil {
+				at[key] = &gradSpan{u, key[1], i, i}
+			}
+			at[key].last = i
 		}
 	}
 	var spans []gradSpan
@@ -130,7 +136,7 @@ func (r *reducer) leaves(s gradSpan, g *graph.Gradient) *graph.Node {
 	if g.Axis >= 0 {
 		r.insert(s, s.last, graph.AllToAll, "all_to_all", g.Whole, graph.Out{Buf: g.Part}, graph.GroupAttr{Axis: g.Axis})
 	}
-	if r.last && g.Update != g.Home {
+	if r.last && g.Update != g.Home && s.micro == r.micros-1 {
 		r.insert(s, at, graph.AllGather, "grad_all_gather", g.Home, graph.Out{Buf: g.Update}, graph.GroupAttr{Axis: g.Axis})
 	}
 	return r.w.Base[at]
@@ -228,7 +234,9 @@ func (r *reducer) insert(s gradSpan, at int, kind graph.Kind, name string, in gr
 	if in != graph.NoBuf {
 		ins = []graph.BufID{in}
 	}
-	return r.w.After(at, newOp(kind, r.p.Units[s.unit].Name+"/"+name, graph.Comm, graph.Backward, s.unit, ins, []graph.Out{out}, attr))
+	op := newOp(kind, graph.MicroName(r.p.Units[s.unit].Name+"/"+name, s.micro), graph.Comm, graph.Backward, s.unit, ins, []graph.Out{out}, attr)
+	op.Micro = s.micro
+	return r.w.After(at, op)
 }
 
 // ownPart returns the view of the rank's own part of a whole flat buffer of a unit.

@@ -22,11 +22,20 @@ import (
 //
 // The operations of a micro-batch keep their order, and so do the additions to a
 // parameter's gradient where one block alone uses it (see sharedByBlocks).
-func layerOrder(p *graph.Program, k int) (*graph.Program, error) {
+//
+// Where sums go leaf by leaf, each micro-batch writes its gradient afresh, and afresh
+// says so: what adds the leaves (fsdp.Accumulate) stands behind each. A unit whose
+// gradient comes from several blocks has no such place, and is refused.
+func layerOrder(p *graph.Program, k int, afresh bool) (*graph.Program, error) {
 	q := p.Clone()
-	r := &layering{p: q, own: make([]bool, len(q.Buffers)), twins: make([][]graph.BufID, k)}
+	r := &layering{p: q, afresh: afresh, own: make([]bool, len(q.Buffers)), twins: make([][]graph.BufID, k)}
 	for id := range q.Buffers {
 		_, r.own[id] = q.MicroOf(graph.BufID(id))
+	}
+	if ph := q.SectionOf(graph.SectionTrain, graph.FormWhole).Micro(); ph != nil {
+		if most := maxLayeredOps / max(1, len(ph.Ops)); k > most {
+			return nil, fmt.Errorf("--accum-order layer with --accum %d: a step would have %d operations, and at most %d can be planned; use --accum %d or less, or --accum-order micro", k, k*len(ph.Ops), maxLayeredOps, most)
+		}
 	}
 	r.makeTwins(k)
 	for i := range q.Sections {
@@ -38,16 +47,54 @@ func layerOrder(p *graph.Program, k int) (*graph.Program, error) {
 		if ph == nil {
 			return nil, fmt.Errorf("section %q has %d phases, want the one of a micro-batch", sec.Name, len(sec.Phases))
 		}
+		if name := r.unitOfSeveral(ph.Ops); afresh && name != "" {
+			return nil, fmt.Errorf("--accum-order layer with --reproducible: the gradient of %s comes from several blocks, each with all micro-batches, and not micro-batch by micro-batch; leave one of them out", name)
+		}
 		ph.Ops = r.layers(ph.Ops, k)
 	}
 	return q, nil
 }
 
+// unitOfSeveral returns the first unit, by name, of whose gradients several blocks
+// write some; "" where there is none.
+func (r *layering) unitOfSeveral(ops []graph.Op) string {
+	seen := map[int]bool{}
+	for first := 0; first < len(ops); {
+		end := endOfBlock(r.p, ops, first)
+		here := map[int]bool{}
+		for i := first; i < end; i++ {
+			for _, o := range ops[i].Out {
+				if o.Buf == graph.NoBuf {
+					continue
+				}
+				root, _ := r.p.Resolve(o.Buf, nil)
+				b := r.p.Buf(root)
+				if b.Class != graph.Gradients || b.Unit < 0 || here[b.Unit] {
+					continue
+				}
+				if seen[b.Unit] {
+					return r.p.Units[b.Unit].Name
+				}
+				here[b.Unit] = true
+			}
+		}
+		for u := range here {
+			seen[u] = true
+		}
+		first = end
+	}
+	return ""
+}
+
+// maxLayeredOps bounds the operations of a step, which are all in the program.
+const maxLayeredOps = 1 << 21
+
 // layering makes the micro-batches behind the first.
 type layering struct {
-	p     *graph.Program
-	own   []bool          // by buffer: each micro-batch has one
-	twins [][]graph.BufID // by micro-batch, then buffer; those of the first are the buffers themselves
+	p      *graph.Program
+	afresh bool            // every micro-batch's gradient is by itself
+	own    []bool          // by buffer: each micro-batch has one
+	twins  [][]graph.BufID // by micro-batch, then buffer; those of the first are the buffers themselves
 }
 
 // makeTwins gives each micro-batch behind the first buffers of its own for what the
@@ -168,7 +215,7 @@ func (r *layering) of(op graph.Op, m int) graph.Op {
 		if o.Buf == graph.NoBuf {
 			continue
 		}
-		if root, _ := r.p.Resolve(o.Buf, nil); o.Mode == graph.Write && r.p.Buf(root).Class == graph.Gradients {
+		if root, _ := r.p.Resolve(o.Buf, nil); !r.afresh && o.Mode == graph.Write && r.p.Buf(root).Class == graph.Gradients {
 			op.Out[a].Mode = graph.Accum
 		}
 		op.Out[a].Buf = in(o.Buf)
@@ -235,19 +282,11 @@ func layers(p *graph.Program, s *Spec) (*graph.Program, error) {
 	if !s.inLayers() {
 		return p, nil
 	}
-	return layerOrder(p, s.Accum)
+	return layerOrder(p, s.Accum, s.Reproducible)
 }
 
 // inLayers says whether a phase goes through several micro-batches.
 func (c Config) inLayers() bool { return c.LayerOrder && c.Accum > 1 }
-
-// validateOrder refuses what layer order cannot keep.
-func (c Config) validateOrder() error {
-	if !c.inLayers() || !c.Reproducible {
-		return nil
-	}
-	return fmt.Errorf("--accum-order layer with --reproducible: a block's gradients are added up over its micro-batches before they are summed over the ranks; leave one of them out")
-}
 
 // OwnSums says, for a person, which sums of a plan in layer order have bits of their
 // own; "" where all are those of stages 0 and 1 in micro order.

@@ -93,7 +93,7 @@ func (c Config) Validate() error {
 	case !(c.Clip >= 0):
 		return fmt.Errorf("clip: %g is negative or not a number; 0 turns clipping off", c.Clip)
 	}
-	if err := errors.Join(c.validateMesh(), c.validateOrder()); err != nil {
+	if err := c.validateMesh(); err != nil {
 		return err
 	}
 	for s, v := range c.Capacity {

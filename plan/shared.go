@@ -48,7 +48,10 @@ var stemEnds = [...]struct {
 // Of the stage the cast reads whether gradients are fp32, which a stem's key has.
 func afterMesh(c *Config) {
 	var none Config
-	c.Stage, c.Reproducible, c.Prefetch, c.Offload = none.Stage, false, 0, none.Offload
+	if !c.inLayers() { // micro-batches in layer order leave their gradients as these are summed
+		c.Reproducible = false
+	}
+	c.Stage, c.Prefetch, c.Offload = none.Stage, 0, none.Offload
 	limits(c)
 }
 

@@ -39,7 +39,7 @@ func drawConfig(t *testing.T, rng *rand.Rand) Config {
 	case 1:
 		cfg.Int8Gather, cfg.Int8Reduce = true, !cfg.Reproducible && rng.IntN(2) == 0
 	}
-	cfg.LayerOrder = !cfg.Reproducible && rng.IntN(3) == 0
+	cfg.LayerOrder = rng.IntN(3) == 0
 	if rng.IntN(3) == 0 {
 		cfg.Freeze = []string{"h.0.*"}
 	}
@@ -48,7 +48,6 @@ func drawConfig(t *testing.T, rng *rand.Rand) Config {
 		cfg.Early = rng.IntN(2) == 0
 	}
 	cfg.BoundsOnly = rng.IntN(4) == 0
-	cfg.LayerOrder = !cfg.Reproducible && rng.IntN(3) == 0
 	return cfg
 }
 

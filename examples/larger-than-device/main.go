@@ -1,9 +1,11 @@
 // Command larger-than-device trains a GPT of 105 million parameters, with
 // GPT-2's vocabulary, on one rank whose device and host memory are each capped
-// at a tenth of the model's states; the rest of them is on disk. It then trains
-// it again without caps, and compares: the bits must be the same.
+// at a tenth of the model's states; the rest of them is on disk. It does so in
+// layer order, which reads each layer twice a step, and in micro order, which reads
+// it twice a micro-batch. It then trains it again without caps, and compares: of each
+// order the bits must be the same.
 //
-//	go run ./examples/larger-than-device [-steps 20] [-disk DIR]
+//	go run ./examples/larger-than-device [-steps 20] [-accum 4] [-disk DIR]
 package main
 
 import (
@@ -25,10 +27,11 @@ import (
 
 func main() {
 	steps := flag.Int("steps", 20, "optimizer steps of each run")
+	accum := flag.Int("accum", 4, "micro-batches of a step")
 	disk := flag.String("disk", filepath.Join(os.TempDir(), "spillway-larger-than-device"), "folder of the disk tier")
 	model := flag.String("model", "examples/larger-than-device", "folder of config.json")
 	flag.Parse()
-	if err := run(*steps, *disk, *model); err != nil {
+	if err := run(*steps, *accum, *disk, *model); err != nil {
 		fmt.Fprintln(os.Stderr, "larger-than-device:", err)
 		os.Exit(1)
 	}
@@ -41,10 +44,11 @@ type outcome struct {
 	seconds  float64 // of a step, after the first
 	peak     [graph.NumSpaces]int64
 	planned  [graph.NumSpaces]int64
+	read     int64 // of a step from disk, bytes
 	resident int64 // highest so far of the process, bytes
 }
 
-func run(steps int, disk, model string) error {
+func run(steps, accum int, disk, model string) error {
 	root, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
 		return fmt.Errorf("go env GOROOT: %w", err)
@@ -52,7 +56,7 @@ func run(steps int, disk, model string) error {
 	c := spillway.Default()
 	c.Model, c.Tokenizer = model, "gpt2"
 	c.Data, c.DataGlob = filepath.Join(strings.TrimSpace(string(root)), "src", "net", "http"), "*.go"
-	c.Batch, c.Seq, c.Steps, c.LR, c.Clip = 1, 128, steps, 3e-4, 1
+	c.Batch, c.Seq, c.Steps, c.Accum, c.LR, c.Clip = 1, 128, steps, accum, 3e-4, 1
 
 	p, err := spillway.Build(c)
 	if err != nil {
@@ -66,37 +70,56 @@ func run(steps int, disk, model string) error {
 	capped.Offload = "optimizer=disk,parameters=disk,gradients=disk,activations=disk"
 	fmt.Printf("%d parameters; states %s; device and host capped at %s each\n", params, plan.Bytes(states), plan.Bytes(states/10))
 
-	small, err := train(capped)
-	if err != nil {
-		return fmt.Errorf("capped run: %w", err)
-	}
-	free, err := train(c)
-	if err != nil {
-		return fmt.Errorf("uncapped run: %w", err)
+	var of [2][2]outcome // by order, capped and not
+	orders := [2]string{"layer", "micro"}
+	for i, one := range []spillway.Config{capped, c} { // what is resident only grows
+		for k, order := range orders {
+			one.AccumOrder = order
+			if of[k][i], err = train(one); err != nil {
+				return fmt.Errorf("%s run in %s order: %w", names[i], order, err)
+			}
+		}
 	}
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "run\tdevice planned, touched\thost planned, touched\tdisk planned, touched\tresident\tstep\tlast loss")
-	for _, r := range []struct {
-		name string
-		o    outcome
-	}{{"capped", small}, {"uncapped", free}} {
-		fmt.Fprintf(w, "%s\t", r.name)
-		for s := range graph.NumSpaces {
-			fmt.Fprintf(w, "%s, %s\t", plan.Bytes(r.o.planned[s]), plan.Bytes(r.o.peak[s]))
+	fmt.Fprintln(w, "run\torder\tdevice planned, touched\thost planned, touched\tdisk planned, touched\tread a step\tresident\tstep\tlast loss")
+	for k, order := range orders {
+		for i, o := range of[k] {
+			fmt.Fprintf(w, "%s\t%s\t", names[i], order)
+			for s := range graph.NumSpaces {
+				fmt.Fprintf(w, "%s, %s\t", plan.Bytes(o.planned[s]), plan.Bytes(o.peak[s]))
+			}
+			fmt.Fprintf(w, "%s\t%s\t%.2f s\t%v\n", plan.Bytes(o.read), plan.Bytes(o.resident), o.seconds, o.losses[len(o.losses)-1])
 		}
-		fmt.Fprintf(w, "%s\t%.2f s\t%v\n", plan.Bytes(r.o.resident), r.o.seconds, r.o.losses[len(r.o.losses)-1])
 	}
-	w.Flush()
-	fmt.Printf("time of a step: %.2f × the uncapped run's\n", small.seconds/free.seconds)
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	layer, micro := &of[0], &of[1]
+	fmt.Printf("time of a capped step: %.2f × the uncapped run's in layer order, %.2f × in micro order; micro / layer %.2f\n",
+		layer[0].seconds/layer[1].seconds, micro[0].seconds/micro[1].seconds, micro[0].seconds/layer[0].seconds)
+	for k, order := range orders {
+		if err := same(&of[k][0], &of[k][1]); err != nil {
+			return fmt.Errorf("%s order: %w", order, err)
+		}
+		fmt.Printf("the same bits in %s order: every loss, and the parameters' SHA-256 %s\n", order, of[k][0].sha)
+	}
+	fmt.Println("the orders differ in the last bits: the head is tied to the embedding, whose gradient layer order sums use by use")
+	return nil
+}
+
+// names are those of a run with caps and one without.
+var names = [2]string{"capped", "uncapped"}
+
+// same says where two runs differ.
+func same(capped, free *outcome) error {
 	for i := range free.losses {
-		if small.losses[i] != free.losses[i] {
-			return fmt.Errorf("step %d: loss %v capped, %v uncapped", i+1, small.losses[i], free.losses[i])
+		if capped.losses[i] != free.losses[i] {
+			return fmt.Errorf("step %d: loss %v capped, %v uncapped", i+1, capped.losses[i], free.losses[i])
 		}
 	}
-	if small.sha != free.sha {
-		return fmt.Errorf("parameters differ: SHA-256 %s capped, %s uncapped", small.sha, free.sha)
+	if capped.sha != free.sha {
+		return fmt.Errorf("parameters differ: SHA-256 %s capped, %s uncapped", capped.sha, free.sha)
 	}
-	fmt.Println("the same bits: every loss, and the parameters' SHA-256", free.sha)
 	return nil
 }
 
@@ -109,7 +132,7 @@ func train(c spillway.Config) (o outcome, err error) {
 	defer func() { err = errors.Join(err, t.Close()) }()
 	began := time.Now()
 	err = t.Run(ctx, func(r spillway.StepResult) error {
-		o.losses = append(o.losses, r.Loss)
+		o.losses, o.read = append(o.losses, r.Loss), r.DiskRead
 		for s := range graph.NumSpaces {
 			o.peak[s], o.planned[s] = r.Peak[s][0], r.Planned[s][0]
 		}
