@@ -2,6 +2,8 @@ package spillway
 
 import (
 	"fmt"
+	"math"
+	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway/memplan/cost"
@@ -34,14 +36,15 @@ func chooseRecompute(cfg *Config, m *cost.Machine) (*Forecast, error) {
 		cfg.Auto = "nothing is computed again: there is no cap on device memory (--device-memory)"
 		return nil, nil
 	}
-	p := s.climb(b, set, onDevice, margins{})
-	if p == nil {
+	found := s.climb(b, set, onDevice, margins{}, math.Inf(1))
+	if len(found) == 0 {
 		cfg.Recompute = "full"
 		cfg.Auto = "everything is computed again, and that alone does not make it fit"
 		return nil, nil
 	}
-	f, at, err := s.confirm([]*point{p})
-	if err != nil {
+	slices.SortStableFunc(found, comparePoints)
+	f, at, err := s.confirm(found)
+	if f == nil {
 		cfg.Recompute = "full"
 		cfg.Auto = "everything is computed again: with less it does not fit"
 		return nil, nil

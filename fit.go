@@ -149,6 +149,9 @@ func (d fitDomain) bases() (list []base) {
 		for _, b := range d.batches {
 			for _, z := range d.zeros {
 				for _, ahead := range d.prefetches {
+					if ahead == 2 && z < 3 && len(d.prefetches) > 1 {
+						continue // further ahead is for gathers
+					}
 					for _, layers := range d.inOrders(b[1], z) {
 						list = append(list, base{b[0], b[1], z, ahead, p, layers && b[1] > 1})
 					}
@@ -220,13 +223,6 @@ func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware)
 		}
 		return nil, e
 	}
-	if c := best.Config; !given("prefetch") && c.Prefetch == 1 && (c.Zero == 3 || c.Offload != "") {
-		// Further ahead costs a unit of memory: only where it is worth one.
-		c.Prefetch = 2
-		if f, err := predict(c, s.machine, early); err == nil && f.Fits && f.TokensPerSecond() > 1.01*best.TokensPerSecond() {
-			best = f
-		}
-	}
 	return s.fitted(d, without(assumed, best), at, all), nil
 }
 
@@ -254,13 +250,19 @@ func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) 
 	if order := best.AccumOrder(); order != "" && best.Config.orderChosen {
 		out.Reasons = append(out.Reasons, order)
 	}
-	seen := map[string]bool{out.Flags: true}
+	type kind struct {
+		base
+		tier tiering
+	}
+	seen, kinds := map[string]bool{out.Flags: true}, map[kind]bool{{at.base, at.tier}: true}
 	speed := 1 / best.TokensPerSecond()
 	for _, p := range all {
 		c := s.whole(p)
 		flags := flagsOf(&c, batches, precisions)
-		if p == at || p.base == at.base && p.tier == at.tier || seen[flags] {
+		if k := (kind{p.base, p.tier}); kinds[k] || seen[flags] {
 			continue
+		} else {
+			kinds[k] = true
 		}
 		if seen[flags] = true; len(seen) > 4 {
 			break
@@ -347,7 +349,7 @@ func bound(f *Forecast) string {
 }
 
 func newFitDomain(cfg *Config, given func(string) bool, globalBatch int) (fitDomain, error) {
-	d := fitDomain{zeros: []int{3, 2, 1, 0}, prefetches: []int{1, 0}, batches: [][2]int{{cfg.Batch, cfg.Accum}}, precisions: []string{cfg.precision()},
+	d := fitDomain{zeros: []int{3, 2, 1, 0}, prefetches: []int{1, 0, 2}, batches: [][2]int{{cfg.Batch, cfg.Accum}}, precisions: []string{cfg.precision()},
 		orders: cfg.freeOrders(given("accum-order")), sharded: cfg.Ranks > 1, moves: !given("offload") || cfg.Offload != ""}
 	if given("zero") || cfg.Ranks == 1 {
 		d.zeros = []int{cfg.Zero} // every stage is the same on one rank

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -82,8 +83,10 @@ type point struct {
 	away  string // --offload
 	tier  tiering
 
-	perToken float64 // s, predicted
-	device   int64   // bytes
+	perToken float64   // s, predicted
+	device   int64     // bytes
+	expected *measured // of ladders
+	part     *part     // of a rung: expected by its ends
 }
 
 // measured is what a plan says: whole, or extended from few layers.
@@ -128,10 +131,15 @@ func (s *searcher) config(p *point, n int) Config {
 // whole is a point's configuration for the model.
 func (s *searcher) whole(p *point) Config { return s.config(p, s.layers) }
 
+// keyOf tells configurations of one search apart.
+func keyOf(c *Config) string {
+	return fmt.Sprint(c.Batch, c.Accum, c.AccumOrder, c.Zero, c.Prefetch, c.precision(), "|", orNone(c.Recompute), "|", orNone(c.Offload))
+}
+
 // measure plans a point to the lower bounds of its peaks.
 func (s *searcher) measure(p *point) *measured {
 	c := s.whole(p)
-	key := fmt.Sprint(c.Batch, c.Accum, c.AccumOrder, c.Zero, c.Prefetch, c.Precision, "|", c.Recompute, "|", c.Offload)
+	key := keyOf(&c)
 	s.mu.Lock()
 	m, ok := s.memo[key]
 	s.mu.Unlock()
@@ -274,136 +282,6 @@ func (s *searcher) priced(b base, set *moveSet, from *measured) *moveSet {
 	return &q
 }
 
-// climb finds how far up a ladder a base must go to fit, and takes back what
-// was not needed; nil: all of it is not enough, or another cap is in the way.
-func (s *searcher) climb(b base, set *moveSet, t tiering, mg margins) *point {
-	from := s.measure(s.plain(b, set))
-	if from.err != nil {
-		return nil
-	}
-	hostFree := 1e30
-	if room := s.room(graph.Host, mg); room > 0 {
-		hostFree = float64(room - from.need[graph.Host])
-	}
-	rungs := set.ladder(s.machine, from.forward, b.passes(), t, hostFree)
-	made := func(n int) *point {
-		p := s.plain(b, set)
-		p.tier = t
-		for _, r := range rungs[:n] {
-			p.x[r.move] = r.share
-		}
-		return p
-	}
-	fits := func(p *point) (*measured, bool, graph.Space) {
-		m := s.measure(p)
-		if m.err != nil {
-			return m, false, graph.Device
-		}
-		sp, ok := s.over(m, mg)
-		if !ok {
-			s.refused(p, m)
-		}
-		return m, ok, sp
-	}
-	device := func(n int) bool {
-		_, ok, sp := fits(made(n))
-		return ok || sp != graph.Device
-	}
-	if !device(len(rungs)) {
-		return nil
-	}
-	lo, hi := 0, len(rungs) // hi is small enough for the device
-	for lo < hi {
-		mid := (lo + hi) / 2
-		if device(mid) {
-			hi = mid
-		} else {
-			lo = mid + 1
-		}
-	}
-	best := made(hi)
-	m, ok, _ := fits(best)
-	if !ok {
-		return nil
-	}
-	// What stands before a large move may not be needed with it.
-	back := slices.Clone(rungs[:max(0, hi-1)])
-	slices.SortStableFunc(back, func(x, y rung) int { return cmp.Compare(set.moves[y.move].bytes, set.moves[x.move].bytes) })
-	slices.SortStableFunc(back, func(x, y rung) int {
-		return cmp.Compare(set.moves[y.move].seconds, set.moves[x.move].seconds)
-	})
-	for _, r := range back {
-		p := *best
-		p.x = slices.Clone(best.x)
-		p.x[r.move] = 0
-		if less, ok, _ := fits(&p); ok && less.seconds <= m.seconds {
-			best, m = &p, less
-		}
-	}
-	seconds, need := m.seconds, m.need[graph.Device]
-	if hi > 0 {
-		seconds, need = s.part(best, rungs[hi-1], m, fits, mg)
-	}
-	best.perToken, best.device = s.perToken(best, seconds), need
-	return best
-}
-
-// part makes as little of the last rung as fits, and returns the time and device
-// memory with that. A model planned at few layers has no parts of them: the line
-// between without and with the rung says how much.
-func (s *searcher) part(p *point, r rung, all *measured, fits func(*point) (*measured, bool, graph.Space), mg margins) (seconds float64, need int64) {
-	without := *p
-	without.x = slices.Clone(p.x)
-	without.x[r.move] = 0
-	none, ok, _ := fits(&without)
-	if ok || none.err != nil {
-		if ok {
-			p.x = without.x
-			return none.seconds, none.need[graph.Device]
-		}
-		return all.seconds, all.need[graph.Device]
-	}
-	room := s.room(graph.Device, mg)
-	span := float64(none.need[graph.Device] - all.need[graph.Device])
-	if room == 0 || span <= 0 || all.seconds <= none.seconds {
-		return all.seconds, all.need[graph.Device] // the whole rung costs no time
-	}
-	step := func(share float64) float64 { // a share that can be made
-		mv := &p.set.moves[r.move]
-		if mv.kind == placeMove {
-			return float64(percentOf(share)) / 100
-		}
-		n := mv.layers(s.layers)
-		return float64(layersOf(share, n)) / float64(n)
-	}
-	share := step(float64(none.need[graph.Device]-room) / span)
-	if share >= 1 {
-		return all.seconds, all.need[graph.Device]
-	}
-	if s.folded {
-		p.x[r.move] = share
-		return none.seconds + share*(all.seconds-none.seconds), none.need[graph.Device] - int64(share*span)
-	}
-	got := all
-	low, high := 0.0, 1.0 // high fits
-	for range 5 {
-		if share <= low || share >= high {
-			break
-		}
-		try := *p
-		try.x = slices.Clone(p.x)
-		try.x[r.move] = share
-		if m, ok, _ := fits(&try); ok {
-			high, got = share, m
-		} else {
-			low = share
-		}
-		share = step((low + high) / 2)
-	}
-	p.x[r.move] = high
-	return got.seconds, got.need[graph.Device]
-}
-
 // presets are whole classes and policies, which a person would try.
 func (s *searcher) presets(b base, set *moveSet) []*point {
 	again, away := []string{set.recompute}, []string{set.offload}
@@ -433,52 +311,76 @@ func (s *searcher) presets(b base, set *moveSet) []*point {
 var wholePlacements = []string{"", "optimizer=host", "activations=host", "optimizer=host,activations=host", "optimizer=host,parameters=host,activations=host",
 	"optimizer=host,parameters=host,gradients=host,activations=host"}
 
-// closeEnough is how near to the time without any move ends the search of a base.
-const closeEnough = 1.002
-
-// branch finds what fits of a base: the best of every tiering, and of the
-// presets.
-func (s *searcher) branch(b base) (found []*point) {
+// branch finds what fits of a base: the offers of its ladders, and the presets.
+// A base is no faster than it is without any move, unless a class that leaves saves
+// time.
+func (s *searcher) branch(b base, saves bool, best float64) (found []*point) {
 	set, err := s.moves(b)
 	if err != nil {
 		return nil
 	}
-	from := s.measure(s.plain(b, set))
-	if from.err != nil {
+	plain := s.plain(b, set)
+	from := s.measure(plain)
+	if from.err != nil || s.notWorth(b, from) {
 		return nil
 	}
-	if s.notWorth(b, from) {
-		return nil
+	_, fits := s.over(from, margins{})
+	if fits {
+		found = append(found, s.expect(plain, from))
+		best = min(best, plain.perToken)
+		if !saves {
+			return found
+		}
+	} else {
+		s.refused(plain, from)
 	}
-	if _, ok := s.over(from, margins{}); ok {
-		p := s.plain(b, set)
-		p.perToken, p.device = s.perToken(p, from.seconds), from.need[graph.Device]
-		return []*point{p}
-	}
-	s.refused(s.plain(b, set), from)
 	set = s.priced(b, set, from)
-	good := func(p *point) bool { return p.perToken <= closeEnough*s.perToken(p, from.seconds) }
 	for _, t := range set.tierings() {
 		if t == onDevice && !set.canDrop {
 			continue
 		}
-		if p := s.climb(b, set, t, margins{}); p != nil {
-			if found = append(found, p); good(p) {
-				return found
-			}
+		for _, p := range s.climb(b, set, t, margins{}, best) {
+			found = append(found, p)
+			best = p.least(best)
 		}
 	}
-	for _, p := range s.presets(b, set) {
+	if !fits {
+		found = append(found, s.ready(b, set, from, best)...)
+	}
+	if !saves {
+		least := s.perToken(plain, from.seconds)
+		found = slices.DeleteFunc(found, func(p *point) bool { return p.perToken < least })
+	}
+	return found
+}
+
+// ready are the presets within the caps. Those of a placement are left out whose
+// classes cost more time than best, and where it is over a cap with everything computed
+// again.
+func (s *searcher) ready(b base, set *moveSet, from *measured, best float64) (found []*point) {
+	blocked := map[string]bool{}
+	list := s.presets(b, set)
+	slices.Reverse(list) // the most that is computed again first
+	for _, p := range list {
+		seconds := from.seconds
+		for _, mv := range set.moves {
+			if mv.kind == placeMove && strings.Contains(p.away, mv.class.String()+"="+mv.space.String()) {
+				seconds += mv.seconds
+			}
+		}
+		if blocked[p.away] || s.perToken(p, seconds)*(1-dip) >= best {
+			continue
+		}
 		m := s.measure(p)
 		if m.err != nil {
 			continue
 		}
 		if _, ok := s.over(m, margins{}); !ok {
 			s.refused(p, m)
+			blocked[p.away] = p.again == "full"
 			continue
 		}
-		p.perToken, p.device = s.perToken(p, m.seconds), m.need[graph.Device]
-		found = append(found, p)
+		found = append(found, s.expect(p, m))
 	}
 	return found
 }
@@ -509,8 +411,12 @@ func (s *searcher) notWorth(b base, from *measured) bool {
 // next: it does not depend on the processors, so that the outcome doesn't.
 const waveSize = 2
 
+// mostSaved is the largest part of a base's time that classes may save which leave,
+// where their update runs beside what the device does.
+const mostSaved = 0.1
+
 // search returns what fits of the bases, the fastest by prediction first. A base
-// whose time without any move is no better than what was found is left out.
+// that cannot be faster than what was found is left out.
 func (s *searcher) search(bases []base) []*point {
 	type start struct {
 		base
@@ -529,22 +435,49 @@ func (s *searcher) search(bases []base) []*point {
 	})
 	starts = slices.DeleteFunc(starts, func(b *start) bool { return b == nil })
 	slices.SortStableFunc(starts, func(a, b *start) int { return cmp.Compare(a.perToken, b.perToken) })
+	if len(starts) == 0 {
+		return nil
+	}
+	saves := s.saved(starts[0].base) > 0
 	var all []*point
+	best := math.Inf(1)
 	for len(starts) > 0 {
 		n := min(waveSize, len(starts))
 		found := make([][]*point, n)
-		plan.Parallel(n, func(i int) { found[i] = s.branch(starts[i].base) })
+		plan.Parallel(n, func(i int) { found[i] = s.branch(starts[i].base, saves, best) })
 		for _, f := range found {
 			all = append(all, f...)
 		}
-		starts = starts[n:]
-		if len(all) > 0 {
-			best := slices.MinFunc(all, comparePoints)
-			starts = slices.DeleteFunc(starts, func(b *start) bool { return b.perToken*closeEnough >= best.perToken })
+		for _, p := range all {
+			best = p.least(best)
 		}
+		starts = slices.DeleteFunc(starts[n:], func(b *start) bool {
+			return b.perToken >= best && (!saves || b.perToken*(1-mostSaved) >= best || b.perToken-s.saved(b.base) >= best)
+		})
 	}
 	slices.SortStableFunc(all, comparePoints)
 	return all
+}
+
+// saved is how much of the time a token of a base the classes save that are faster
+// off the device.
+func (s *searcher) saved(b base) float64 {
+	set, err := s.moves(b)
+	if err != nil {
+		return 0
+	}
+	plain := s.plain(b, set)
+	from := s.measure(plain)
+	if from.err != nil {
+		return 0
+	}
+	seconds := 0.0
+	for _, mv := range s.priced(b, set, from).moves {
+		if mv.kind == placeMove {
+			seconds += max(0, -mv.seconds)
+		}
+	}
+	return s.perToken(plain, seconds)
 }
 
 // comparePoints orders by predicted time; of equals, the one with less memory on
@@ -553,44 +486,77 @@ func comparePoints(a, b *point) int {
 	return cmp.Or(cmp.Compare(a.perToken, b.perToken), cmp.Compare(a.device, b.device))
 }
 
-// confirms is how many points are planned whole at most.
-const confirms = 4
+// Points are planned whole this often at most.
+const (
+	mostPlans = 24 // until one fits
+	morePlans = 6  // after one did: what was expected to be faster
+)
 
 // confirm plans points whole, the fastest first, and returns the fastest that
-// fits. One that is over after all goes further up its ladder.
+// fits. Where one is over after all, the same tiering of its base is looked at
+// again under caps that are as much smaller.
 func (s *searcher) confirm(all []*point) (best *Forecast, at *point, err error) {
-	for i, p := range all {
-		if best != nil && (p.perToken >= 1/best.TokensPerSecond() || i >= confirms) {
-			break
+	open := slices.Clone(all)
+	done := map[string]bool{}
+	type outcome struct {
+		base
+		seconds float64
+		need    [graph.NumSpaces]int64
+	}
+	over := map[outcome]bool{} // it was refused: other shares may come to the same units
+	more := map[base]margins{} // what points needed more than was expected
+	insert := func(p *point) {
+		k, _ := slices.BinarySearchFunc(open, p, comparePoints)
+		open = slices.Insert(open, k, p)
+	}
+	least := math.Inf(1) // of best
+	for plans, later := 0, 0; len(open) > 0 && plans < mostPlans && later < morePlans && open[0].perToken < least*(1-1e-12); {
+		p := open[0]
+		open = open[1:]
+		c := s.whole(p)
+		key := keyOf(&c)
+		if done[key] {
+			continue
 		}
-		var mg margins
-		for try := range int64(8) {
-			var f *Forecast
-			f, err = predict(s.whole(p), s.machine, early)
-			if err == nil {
-				err = f.Plan.Fit()
+		if p.part != nil && !s.folded {
+			for _, q := range s.settle(p, more[p.base]) {
+				insert(q)
 			}
-			if err == nil {
-				if best == nil || f.TokensPerSecond() > best.TokensPerSecond() {
-					best, at = f, p
-				}
-				break
+			continue
+		}
+		same := outcome{p.base, p.expected.seconds, p.expected.need}
+		mg := more[p.base]
+		if !s.folded { // what is expected is what it is
+			mg = margins{}
+		}
+		if _, ok := s.over(p.expected, mg); !ok || !s.folded && over[same] {
+			continue
+		}
+		done[key] = true
+		plans++
+		if best != nil {
+			later++
+		}
+		f, fail := predict(c, s.machine, early)
+		if fail == nil {
+			fail = f.Plan.Fit()
+		}
+		if fail == nil {
+			if speed := 1 / f.TokensPerSecond(); speed < least {
+				best, at, least = f, p, speed
 			}
-			var refused *plan.DoesNotFit
-			if !errors.As(err, &refused) {
-				break
-			}
-			by := refused.Peak + refused.Outside - refused.Capacity
-			mg[refused.Space] += by + by/8 + 1 + try*refused.Capacity/256
-			if s.folded {
-				mg[refused.Space] += int64(float64(refused.Capacity) * (foldedSlack - 1) / 2)
-			}
-			if p.x == nil {
-				break
-			}
-			if p = s.again(p, mg); p == nil {
-				break
-			}
+			continue
+		}
+		err, over[same] = fail, true
+		var refused *plan.DoesNotFit
+		if !errors.As(fail, &refused) || p.x == nil {
+			continue
+		}
+		mg = more[p.base]
+		mg[refused.Space] = max(mg[refused.Space], s.room(refused.Space, margins{})-refused.Capacity+refused.Peak+refused.Outside-p.expected.need[refused.Space])
+		more[p.base] = mg
+		for _, q := range s.again(p, mg, least) {
+			insert(q)
 		}
 	}
 	if best != nil {
@@ -599,19 +565,17 @@ func (s *searcher) confirm(all []*point) (best *Forecast, at *point, err error) 
 	return best, at, err
 }
 
-// again looks for a point like p under smaller caps; nil: there is none.
-func (s *searcher) again(p *point, mg margins) *point {
+// again looks for points like p under smaller caps.
+func (s *searcher) again(p *point, mg margins, best float64) []*point {
 	if p.tier != anyTier {
-		return s.climb(p.base, p.set, p.tier, mg)
+		return s.climb(p.base, p.set, p.tier, mg, best)
 	}
-	var best *point
 	set := s.priced(p.base, p.set, s.measure(s.plain(p.base, p.set)))
+	var list []*point
 	for _, t := range set.tierings() {
-		if q := s.climb(p.base, set, t, mg); q != nil && (best == nil || comparePoints(q, best) < 0) {
-			best = q
-		}
+		list = append(list, s.climb(p.base, set, t, mg, best)...)
 	}
-	return best
+	return list
 }
 
 // nearest plans the point that came nearest to the caps whole, for what to say
