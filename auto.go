@@ -43,7 +43,7 @@ func chooseRecompute(cfg *Config, m *cost.Machine) (*Forecast, error) {
 		return nil, nil
 	}
 	slices.SortStableFunc(found, comparePoints)
-	f, at, err := s.confirm(found)
+	f, at, _ := s.confirm(found)
 	if f == nil {
 		cfg.Recompute = "full"
 		cfg.Auto = "everything is computed again: with less it does not fit"

@@ -156,7 +156,7 @@ func TestFitChoosesAllowedPrecisions(t *testing.T) {
 	require.Contains(t, faster.Flags, "--precision bf16")
 	require.Greater(t, faster.TokensPerSecond(), got.TokensPerSecond())
 	c.Device, c.Allow = "cuda", []string{"fp16"}
-	require.ErrorContains(t, c.Runnable(), "--allow fp16 with --device cuda")
+	require.NoError(t, c.Runnable(), "what may be chosen runs there")
 }
 
 // At a cap that nothing meets, what came nearest is named with what it needs of
