@@ -18,7 +18,7 @@ const (
 	elasticSteps = 200
 	// elasticPause is the mean time between two kills: long enough that most jobs get
 	// to a checkpoint in between, short enough that not all do.
-	elasticPause = 2 * time.Second
+	elasticPause = 4 * time.Second
 )
 
 // outlive runs jobs that go on when they lose ranks, over and over kills one of their
