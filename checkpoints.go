@@ -191,7 +191,8 @@ func (t *Trainer) sameRun(choice checkpoint.Choice) (was runRecord, err error) {
 		return was, fmt.Errorf("resume: %w: %s: %w", checkpoint.ErrDamaged, folder, err)
 	}
 	if want := t.cfg.optimizer().Name; was.Optimizer != want {
-		return was, fmt.Errorf("resume: %s was written with --optimizer %s, this run has %s", folder, was.Optimizer, want)
+		return was, fmt.Errorf("resume: %s was written with --optimizer %s, this run has %s, whose states are others; give --optimizer %s, or begin anew from its weights: --init %s with another --checkpoint",
+			folder, was.Optimizer, want, was.Optimizer, folder)
 	}
 	c, err := hfconfig.Read(filepath.Join(folder, hfconfig.FileName))
 	if err != nil {

@@ -67,7 +67,12 @@ func (e *Diverged) Error() string {
 	case e.Skipped > 1:
 		fmt.Fprintf(&b, "; none of the last %d steps was finite", e.Skipped)
 	}
-	b.WriteString("; nothing computed from it was saved; a lower --lr or --clip 1 often helps")
+	b.WriteString("; nothing computed from it was saved; ")
+	if e.LossScale > 1 { // a dynamic one would have been halved
+		b.WriteString("--loss-scale dynamic, or a smaller one, often helps")
+		return b.String()
+	}
+	b.WriteString("a lower --lr or --clip 1 often helps")
 	if !e.Skips && e.LossScale == 0 && !e.Update {
 		b.WriteString(", and --on-nonfinite skip leaves single steps out")
 	}

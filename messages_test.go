@@ -20,6 +20,23 @@ func TestWhatADivergenceSays(t *testing.T) {
 	floor := Diverged{Step: 4, Rank: -1, Skipped: 3, LossScale: 1}
 	require.Contains(t, floor.Error(), "it overflowed at a loss scale of 1, as each of the last 3 steps did at its own")
 	require.NotContains(t, floor.Error(), skip)
+	require.NotContains(t, floor.Error(), "--loss-scale")
+	static := Diverged{Step: 10, Rank: -1, Skipped: 10, LossScale: 1 << 24}
+	require.Contains(t, static.Error(), "--loss-scale dynamic, or a smaller one")
+	require.NotContains(t, static.Error(), "--lr")
+}
+
+// What moves no memory but bits is told at a resume: the orders of sums.
+func TestAnOrderOfSumsIsAChange(t *testing.T) {
+	c := Default()
+	was := c.settings()
+	c.Reproducible, c.AccumOrder, c.Collectives, c.ShardSize = true, "Layer", "ring", 2
+	_, lines := changed(was, c.settings())
+	require.Equal(t, []string{"--collectives: not in use → ring", "--reproducible: not in use → true", "--shard-size: not in use → 2"}, lines,
+		"of one micro-batch, layer order is micro order")
+	c.Accum = 2
+	_, lines = changed(was, c.settings())
+	require.Contains(t, lines, "--accum-order: not in use → layer")
 }
 
 // Gradients in 16 bits are the default, which earlier checkpoints recorded too.

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/comm/algo"
 	"github.com/spillway-ml/spillway/data"
 )
 
@@ -24,8 +25,8 @@ type runRecord struct {
 	LossScale *scaleState       `json:"loss_scale,omitempty"`
 }
 
-// settings lists what fixes the order of the data and the update, by flag. Memory's
-// flags are not there: they change no bits.
+// settings lists what fixes the order of the data, of sums and the update, by flag.
+// Memory's flags are not there: they change no bits.
 func (c *Config) settings() map[string]string {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	order := c.Order
@@ -60,6 +61,18 @@ func (c *Config) settings() map[string]string {
 	}
 	if c.reduce32() {
 		s["reduce"] = "fp32"
+	}
+	if c.Reproducible {
+		s["reproducible"] = "true"
+	}
+	if c.asksLayers() && c.Accum > 1 {
+		s["accum-order"] = layerOrder
+	}
+	if c.ShardSize != 0 && c.ShardSize != c.Ranks {
+		s["shard-size"] = strconv.Itoa(c.ShardSize)
+	}
+	if c.algorithm() == algo.Ring {
+		s["collectives"] = string(algo.Ring)
 	}
 	if len(c.Int8) > 0 {
 		s["int8"] = strings.ToLower(strings.Join(slices.Sorted(slices.Values(c.Int8)), ","))

@@ -21,7 +21,7 @@ func (s *Setup) checkCollectives(ranks int) error {
 	if s.PerHost == 0 {
 		has = "hosts that differ, or of which nobody says what they have"
 	}
-	return fmt.Errorf("--collectives %s: needs hosts with a power of two of neighbouring ranks each, or its sums were in another order; here are %s; leave it out", s.Collectives, has)
+	return fmt.Errorf("--collectives %s: needs hosts with a power of two of neighbouring ranks each, without which its sums would have another order; here are %s; leave it out", s.Collectives, has)
 }
 
 // wrap makes a rank's groups go by the algorithm that was asked for. Where peers reach

@@ -141,6 +141,18 @@ func (c *channel) isTold() bool {
 	return c.told
 }
 
+// send sends a request; where that fails, the stream has ended.
+func (c *channel) send(q request) error {
+	err := c.link.send(q)
+	if err == nil {
+		return nil
+	}
+	c.fail(err)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.end()
+}
+
 func (c *channel) forget(id uint64) {
 	c.mu.Lock()
 	delete(c.waiting, id)
@@ -171,7 +183,7 @@ func (r *remote) ask(q request) (uint64, chan reply, error) {
 	c := make(chan reply, 2)
 	r.waiting[q.ID] = &waiter{c, r}
 	r.mu.Unlock()
-	return q.ID, c, r.link.send(q)
+	return q.ID, c, r.send(q)
 }
 
 // answer waits for a reply.
@@ -254,7 +266,7 @@ func (r *remote) section(v verb, name string, before func(*graph.Phase, int) err
 			next.Err = toWire(err, failRun)
 		}
 		next.Host = r.changed()
-		if err := r.link.send(next); err != nil {
+		if err := r.send(next); err != nil {
 			return m, err
 		}
 	}

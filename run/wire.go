@@ -162,14 +162,16 @@ func NewLink(rank int, conn io.ReadWriteCloser) *Link {
 
 func (l *Link) send(v any) error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err := l.enc.Encode(v); err != nil {
-		if why := l.why.Load(); why != nil {
-			return *why
-		}
-		return fmt.Errorf("%w: the process of rank %d takes no more messages: %v", comm.ErrLost, l.Rank, err)
+	err := l.enc.Encode(v)
+	l.mu.Unlock()
+	if err == nil {
+		return nil
 	}
-	return nil
+	l.linger()
+	if why := l.why.Load(); why != nil {
+		return *why
+	}
+	return fmt.Errorf("%w: the process of rank %d takes no more messages: %v", comm.ErrLost, l.Rank, err)
 }
 
 func (l *Link) receive(v any) error {

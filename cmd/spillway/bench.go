@@ -189,14 +189,7 @@ func benchStage(ctx context.Context, c spillway.Config, progress io.Writer) (row
 	for i := range p.Program.Units {
 		flat += p.Program.Units[i].FlatLen
 	}
-	micro := int64(1)
-	if zero.Stage(c.Zero).ShardsGrads() || c.Reproducible {
-		micro = int64(c.Accum)
-	}
-	row.TextbookBytes = textbook(zero.Stage(c.Zero), 4*flat, int64(c.Ranks), micro)
-	if c.Reproducible && c.Zero == 0 { // every micro-step's leaves are exchanged, and their sum is gathered once
-		row.TextbookBytes = textbook(zero.PartitionStates, 4*flat, int64(c.Ranks), micro)
-	}
+	row.TextbookBytes = textbook(c, flat)
 	var sent int64
 	err = t.Run(ctx, func(r spillway.StepResult) error {
 		row.StepSeconds = append(row.StepSeconds, r.Seconds)
@@ -214,20 +207,36 @@ func benchStage(ctx context.Context, c spillway.Config, progress io.Writer) (row
 	return row, c.Seq, nil
 }
 
-// textbook is what a rank sends in a step by the ZeRO paper's section 7, from
-// the padded flat parameters: an all-reduce for stage 0; a reduce-scatter and
-// one all-gather of the parameters for stages 1 and 2; a reduce-scatter and two
-// all-gathers for stage 3. Reductions count once for each micro-step that
-// reduces, the gathers of stage 3 once for each micro-step.
-func textbook(s zero.Stage, flatBytes, ranks, micro int64) int64 {
-	part := flatBytes / ranks * (ranks - 1)
+// textbook is what a rank sends in a step by the ZeRO paper's section 7, in bytes
+// of the run's precision, from so many elements of padded flat parameters: an
+// all-reduce for stage 0; a reduce-scatter and one all-gather of the parameters for
+// stages 1 and 2; a reduce-scatter and two all-gathers for stage 3. Reductions count
+// once for each micro-step that reduces, the gathers of stage 3 once for each
+// micro-step; layer order has one of either.
+func textbook(c spillway.Config, flat int64) int64 {
+	s, ranks := zero.Stage(c.Zero), int64(c.Ranks)
+	micro := int64(1)
+	if (s.ShardsGrads() || c.Reproducible) && !strings.EqualFold(c.AccumOrder, "layer") {
+		micro = int64(c.Accum)
+	}
+	in32 := flat / ranks * (ranks - 1) * 4
+	gather := in32
+	if !strings.EqualFold(c.Precision, "fp32") {
+		gather /= 2
+	}
+	reduce := gather
+	if strings.EqualFold(c.Reduce, "fp32") {
+		reduce = in32
+	}
 	switch {
 	case s.ShardsParams():
-		return 3 * part * micro
+		return (2*gather + reduce) * micro
 	case s.ShardsStates():
-		return part*micro + part
+		return reduce*micro + gather
+	case c.Reproducible: // every micro-step's leaves are exchanged, and their fp32 sum is gathered once
+		return reduce*micro + in32
 	}
-	return 2 * part * micro
+	return 2 * reduce * micro
 }
 
 func median(v []float64) float64 {
@@ -255,7 +264,7 @@ func printStages(w io.Writer, c spillway.Config, rows []stageRow) {
 	}
 	tw.Flush()
 	fmt.Fprintln(w, "\nBy class: each class's own highest bytes on a rank. Planned: the arena; touched: its highest byte that an executed operation used.")
-	fmt.Fprintln(w, "Sent: bytes a rank sends, ring-equivalent. Textbook: 2Ψ(N−1)/N (3Ψ at stage 3) of the padded parameters, per reducing micro-step.")
+	fmt.Fprintln(w, "Sent: bytes a rank sends, ring-equivalent. Textbook: 2Ψ(N−1)/N (3Ψ at stage 3) of the padded parameters in the precision's bytes, per reducing micro-step.")
 }
 
 // stageChart draws device memory at the peak, stacked by class, a bar a stage.
