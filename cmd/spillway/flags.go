@@ -106,8 +106,12 @@ func (f diskFlag) String() string {
 	return *f.dir
 }
 
-// listFlag is a comma-separated list; given twice, the last wins.
-type listFlag struct{ list *[]string }
+// listFlag is a comma-separated list; given twice, the last wins. of is what help
+// calls one of it.
+type listFlag struct {
+	list *[]string
+	of   string
+}
 
 func (f listFlag) Set(s string) error {
 	*f.list = nil
@@ -118,7 +122,7 @@ func (f listFlag) Set(s string) error {
 	}
 	return nil
 }
-func (f listFlag) Type() string { return "PATTERN" }
+func (f listFlag) Type() string { return f.of }
 func (f listFlag) String() string {
 	if f.list == nil {
 		return ""
@@ -126,8 +130,8 @@ func (f listFlag) String() string {
 	return strings.Join(*f.list, ",")
 }
 
-// later holds the flags of capabilities that do not exist yet: they parse, and
-// anything but the value that means "without it" is refused by name.
+// later holds flags that no configuration has a field for: they are acted on once all
+// are read.
 type later struct {
 	fit         bool
 	globalBatch int
@@ -189,7 +193,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.Float64Var(&c.Clip, "clip", d.Clip, "largest global gradient norm; 0: off")
 	fs.Float64Var(&c.Dropout, "dropout", d.Dropout, "dropout rate")
 	fs.Int64Var(&c.Seed, "seed", d.Seed, "seed of weights, data order and dropout")
-	fs.Var(listFlag{&c.Freeze}, "freeze", "parameters that are not trained: patterns, separated by commas, as in h.{0-3}.*")
+	fs.Var(listFlag{&c.Freeze, "PATTERN"}, "freeze", "parameters that are not trained: patterns, separated by commas, as in h.{0-3}.*")
 	fs.IntVar(&c.Threads, "threads", d.Threads, "computing threads, shared by the ranks (default: all cores)")
 	fs.IntVar(&c.Prefetch, "prefetch", d.Prefetch, "units gathered ahead of their use")
 	fs.StringVar(&c.EvalData, "eval-data", "", "held-out data `PATH`")
@@ -207,7 +211,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&c.LossScale, "loss-scale", d.LossScale, "of --precision fp16: dynamic, or a number that stays")
 	fs.IntVar(&c.LossScaleHysteresis, "loss-scale-hysteresis", 1, "overflows in a row that halve a dynamic loss scale")
 	fs.StringVar(&c.Reduce, "reduce", d.Reduce, "dtype of gradients on the way: same or fp32")
-	fs.Var(listFlag{&c.Int8}, "int8", "what is in 8 bits, of: optimizer (AdamW's moments), gather (parameters between ranks), reduce (gradients between ranks), activations (saved for products), matmul (products)")
+	fs.Var(listFlag{&c.Int8, "WHAT"}, "int8", "what is in 8 bits, of: optimizer (AdamW's moments), gather (parameters between ranks), reduce (gradients between ranks), activations (saved for products), matmul (products)")
 	fs.StringVar(&c.OptimizerDType, "optimizer-dtype", "fp32", "what AdamW keeps: fp32, or bf16 (moments, and parameters without masters; with --stochastic-rounding)")
 	fs.BoolVar(&c.StochasticRounding, "stochastic-rounding", false, "round what rests in bf16 up or down by chance, so that the mean is exact")
 	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, auto (as few as the cap asks for), by unit as in full:h.*, or by name as in drop:h.{0-11}.mlp.act")
@@ -216,7 +220,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.Var(frozenCacheFlag{&c.FrozenCache}, "frozen-cache", "room of a rank, host:SIZE or disk:SIZE, for what frozen first layers hand on, so that later epochs skip their forward (default: none)")
 	fs.BoolVar(&c.RequirePinned, "require-pinned", false, "refuse to run on host memory that cannot be locked")
 	fs.BoolVar(&l.fit, "fit", false, "choose what was not given: the fastest that fits")
-	fs.Var(listFlag{&c.Allow}, "allow", "precisions that --fit may choose beside --precision, separated by commas: bf16, fp16")
+	fs.Var(listFlag{&c.Allow, "PRECISION"}, "allow", "precisions that --fit may choose beside --precision, separated by commas: bf16, fp16")
 	fs.IntVar(&l.globalBatch, "global-batch", 0, "`ROWS` of a step over all ranks: --accum follows from it, --batch and --ranks (--fit also chooses --batch)")
 	fs.StringVar(&c.OnNonFinite, "on-nonfinite", d.OnNonFinite, "what a step with a non-finite loss or gradient does: stop (status 3, the tensor named) or skip (its update is left out; the tenth in a row stops)")
 	fs.StringVar(&c.Checkpoint, "checkpoint", "", "`DIR` of checkpoints (default: nothing is written)")

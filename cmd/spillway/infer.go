@@ -195,9 +195,25 @@ target once.`,
 			return err
 		}
 		c.EvalData = path
-		return evaluate(cmd.Context(), c, jsonPath, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return ofData(evaluate(cmd.Context(), c, jsonPath, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 	}
 	return cmd
+}
+
+// dataError is an error about held-out data of a command whose only data they are.
+type dataError struct{ error }
+
+func (e dataError) Error() string {
+	return strings.ReplaceAll(e.error.Error(), "--eval-data", "--data")
+}
+func (e dataError) Unwrap() error { return e.error }
+
+// ofData names the flag that the command has.
+func ofData(err error) error {
+	if err == nil || !strings.Contains(err.Error(), "--eval-data") {
+		return err
+	}
+	return dataError{err}
 }
 
 // evaluation is what `eval --json` writes; loss and targets are contracted.

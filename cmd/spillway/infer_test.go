@@ -137,7 +137,7 @@ func TestInferenceRefusals(t *testing.T) {
 		{"under half", 1, []string{"generate", "--model", edited(t, "gpt2", func(c map[string]any) { c["vocab_size"] = 1000 }), "--tokenizer", "bytes", "--prompt", "x"}},
 		{"the cap is 1.00 KiB", 2, []string{"generate", "--model", dir, "--prompt", "x", "--device-memory", "1KiB"}},
 		{"--data is missing", 1, []string{"eval", "--model", dir}},
-		{"no-such", 1, []string{"eval", "--model", dir, "--data", "no-such"}},
+		{"spillway: --data: open data: no-such does not exist", 1, []string{"eval", "--model", dir, "--data", "no-such"}},
 		{"which --data reads", 1, []string{"eval", "--model", dir, "--data", text, "--json", text}},
 	} {
 		got := command(c.args...)

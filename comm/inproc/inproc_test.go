@@ -613,8 +613,8 @@ func TestBadOperandsAreRefused(t *testing.T) {
 	check(k, err, "root 2 of 2 ranks")
 	k, err = g.AllToAll("a", j.ptr(1, 0, 16), j.ptr(1, 8, 16), graph.F32)
 	check(k, err, "apart")
-	k, err = g.AllReduce("a", j.ptr(1, 0, 16), graph.F32, graph.NumSumOrders)
-	check(k, err, "no sum in the order sum order(1), want tree")
+	k, err = g.AllReduce("a", j.ptr(1, 0, 16), graph.F32, graph.SumSequential)
+	check(k, err, "no sum in the order sequential, want tree")
 	k, err = g.ReduceScatter("a", j.ptr(1, 64, 32), j.ptr(1, 0, 16), graph.F32, graph.NumSumOrders, false)
 	check(k, err, "no sum in the order")
 }
