@@ -42,6 +42,10 @@ func TestLayerOrderGivesMicroOrdersBits(t *testing.T) {
 		{2, 3, func(c *Config) { c.Precision = "bf16" }, "none", "gradients=host"},
 		{2, 2, func(c *Config) { c.Precision, c.Clip = "fp16", 0 }, "full", ""},
 		{4, 3, func(c *Config) { c.Precision, c.ShardSize = "bf16", 2 }, "none", ""},
+		{2, 3, func(c *Config) { c.Precision, c.Int8 = "bf16", []string{"activations"} }, "none", "activations=host"},
+		{2, 3, func(c *Config) {
+			c.Precision, c.Int8 = "bf16", []string{"optimizer", "gather", "reduce", "activations", "matmul"}
+		}, "selective", ""},
 		{3, 3, func(c *Config) { c.Reproducible = true }, "full", "optimizer=host"},
 		{2, 0, func(c *Config) { c.Reproducible = true }, "none", "activations=host"},
 		{1, 3, func(c *Config) { c.Reproducible, c.Precision = true, "bf16" }, "none", ""},
