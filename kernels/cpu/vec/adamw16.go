@@ -1,8 +1,6 @@
 package vec
 
 import (
-	"math"
-
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
@@ -44,15 +42,7 @@ func (k *AdamW16) Run(p *pool.Pool) error {
 	if c.err != nil {
 		return c.err
 	}
-	k.s = adamScalars{
-		gradScale: k.GradScale,
-		keep:      float32(1 - float64(k.LR*k.Decay)),
-		beta1:     float32(k.Beta1), rest1: float32(1 - k.Beta1),
-		beta2: float32(k.Beta2), rest2: float32(1 - k.Beta2),
-		root2: float32(1 / math.Sqrt(k.BC2)),
-		eps:   float32(k.Eps),
-		step:  float32(k.LR / k.BC1),
-	}
+	k.s = adamFactors(k.GradScale, k.LR, k.Decay, k.Beta1, k.Beta2, k.Eps, k.BC1, k.BC2)
 	run(p, tasks(len(k.P), grain), k)
 	return nil
 }

@@ -86,6 +86,19 @@ type adamScalars struct {
 	gradScale, keep, beta1, rest1, beta2, rest2, root2, eps, step float32
 }
 
+// adamFactors are the same whatever the moments rest in.
+func adamFactors(gradScale float32, lr, decay, beta1, beta2, eps, bc1, bc2 float64) adamScalars {
+	return adamScalars{
+		gradScale: gradScale,
+		keep:      float32(1 - float64(lr*decay)),
+		beta1:     float32(beta1), rest1: float32(1 - beta1),
+		beta2: float32(beta2), rest2: float32(1 - beta2),
+		root2: float32(1 / math.Sqrt(bc2)),
+		eps:   float32(eps),
+		step:  float32(lr / bc1),
+	}
+}
+
 // Run updates.
 func (k *AdamW) Run(p *pool.Pool) error {
 	c := check{op: "adamw"}
@@ -97,15 +110,7 @@ func (k *AdamW) Run(p *pool.Pool) error {
 	if c.err != nil {
 		return c.err
 	}
-	k.s = adamScalars{
-		gradScale: k.GradScale,
-		keep:      float32(1 - float64(k.LR*k.Decay)),
-		beta1:     float32(k.Beta1), rest1: float32(1 - k.Beta1),
-		beta2: float32(k.Beta2), rest2: float32(1 - k.Beta2),
-		root2: float32(1 / math.Sqrt(k.BC2)),
-		eps:   float32(k.Eps),
-		step:  float32(k.LR / k.BC1),
-	}
+	k.s = adamFactors(k.GradScale, k.LR, k.Decay, k.Beta1, k.Beta2, k.Eps, k.BC1, k.BC2)
 	run(p, tasks(len(k.P), grain), k)
 	return nil
 }
