@@ -130,8 +130,7 @@ func (f listFlag) String() string {
 	return strings.Join(*f.list, ",")
 }
 
-// later holds flags that no configuration has a field for: they are acted on once all
-// are read.
+// later holds flags that are acted on once all are read.
 type later struct {
 	fit         bool
 	globalBatch int
