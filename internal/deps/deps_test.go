@@ -38,6 +38,7 @@ const table = `
 	cluster   <
 	launch    < graph device kernels comm cluster internal/crash
 	run       < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal
+	train     < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run internal
 `
 
 // pure packages touch no device, file or network: what they import beside the

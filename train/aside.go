@@ -1,0 +1,64 @@
+package train
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spillway-ml/spillway/internal/aside"
+)
+
+// canWriteAside makes the folder of a file that writeAside is going to write, and
+// sees that files can be made in it. The file itself is not touched.
+func canWriteAside(path string) error {
+	st, err := os.Stat(path)
+	switch {
+	case err == nil && st.IsDir():
+		return fmt.Errorf("%.80q is a folder; a file is needed", path)
+	case err == nil && !st.Mode().IsRegular():
+		return nil // a device or a pipe: written as it is; to try a pipe would end its reader
+	case err != nil && !errors.Is(err, os.ErrNotExist):
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".spillway-probe-")
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+// writeAside gives a file new contents, whole or not at all: they are written into
+// a file beside it, which takes its name when it is complete.
+func writeAside(path string, write func(io.Writer) error) error {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	if st, err := os.Stat(path); err == nil && !st.Mode().IsRegular() {
+		open := func(path string) (*os.File, error) { return os.OpenFile(path, os.O_WRONLY, 0) }
+		if st.Mode()&os.ModeNamedPipe != 0 {
+			open = openPipe
+		}
+		f, err := open(path)
+		if err != nil {
+			return err
+		}
+		return errors.Join(write(f), f.Close())
+	}
+	return aside.Write(path, 0o666, write)
+}
+
+// openPipe opens a named pipe whose reader is there; without one the plain call
+// would wait for it for ever, deaf to signals.
+func openPipe(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, syscall.ENXIO) {
+		return nil, fmt.Errorf("%.80q is a pipe that nobody reads; start its reader first, or give a file", path)
+	}
+	return f, err
+}

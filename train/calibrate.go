@@ -1,0 +1,286 @@
+package train
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
+)
+
+// The models that a calibration trains: between them they have every kind of
+// operation of both families, each in several sizes.
+var calibrationModels = []struct {
+	config     string
+	batch, seq int
+	change     func(*Config)
+}{
+	{`{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":192,"vocab_size":512,"n_positions":512}`, 2, 64, nil},
+	{`{"model_type":"gpt2","n_layer":1,"n_head":8,"n_embd":512,"vocab_size":4096,"n_positions":512}`, 2, 128, nil},
+	{`{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":256,"vocab_size":1024,"n_positions":512}`, 2, 256, nil},
+	{`{"model_type":"llama","hidden_size":256,"intermediate_size":704,"num_hidden_layers":1,"num_attention_heads":4,"vocab_size":2048,"max_position_embeddings":512}`, 2, 128, nil},
+	{`{"model_type":"llama","hidden_size":384,"intermediate_size":1024,"num_hidden_layers":1,"num_attention_heads":6,"vocab_size":512,"max_position_embeddings":512}`, 1, 256, nil},
+	{`{"model_type":"llama","hidden_size":128,"intermediate_size":352,"num_hidden_layers":1,"num_attention_heads":2,"vocab_size":1024,"max_position_embeddings":512}`, 2, 64, nil},
+	{smallModel, 1, 64, func(c *Config) { c.Optimizer, c.Dropout, c.Clip = "sgd", 0.1, 1 }},
+	{smallModel, 1, 64, func(c *Config) { c.Optimizer = "lamb" }},
+	{smallModel, 1, 64, func(c *Config) { c.Optimizer = "lars" }},
+	{smallModel, 1, 64, func(c *Config) { c.Optimizer = "novograd" }},
+}
+
+const smallModel = `{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":256,"vocab_size":512,"n_positions":128}`
+
+// Runs of several ranks, one more than there are threads, that show what ranks
+// lose by waiting for each other.
+var calibrationRanks = []struct {
+	config     string
+	batch, seq int
+	zero       int
+	offload    string
+}{
+	{`{"model_type":"gpt2","n_layer":3,"n_head":4,"n_embd":256,"vocab_size":1024,"n_positions":512}`, 2, 128, 0, ""},
+	{`{"model_type":"gpt2","n_layer":3,"n_head":4,"n_embd":256,"vocab_size":1024,"n_positions":512}`, 2, 128, 2, ""},
+	{`{"model_type":"llama","hidden_size":256,"intermediate_size":704,"num_hidden_layers":3,"num_attention_heads":4,"vocab_size":1024,"max_position_embeddings":512}`, 2, 128, 3, ""},
+}
+
+// calibrationSteps of each model are run; the first touches its memory for the
+// first time and does not count. Times are means, not medians: on a machine that
+// does other work too, a step meets all of it.
+const calibrationSteps = 7
+
+// Calibrate measures this machine's CPU device with so many threads (0: all):
+// it trains small models for a few steps, on all threads and as many at a time
+// as there are threads, and times every operation; then collectives, copies, and
+// the disk tier in a folder (a temporary one for ""). It takes a few seconds and
+// leaves nothing behind.
+func Calibrate(ctx context.Context, threads int, disk string) (_ *cost.Calibration, err error) {
+	dir, err := os.MkdirTemp("", "spillway-calibrate-")
+	if err != nil {
+		return nil, fmt.Errorf("calibrate: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	cfg := Default()
+	cfg.Threads = threads
+	threads = cfg.threads()
+	cfg.Data = filepath.Join(dir, "tokens.bin")
+	if err := calibrationTokens(cfg.Data); err != nil {
+		return nil, fmt.Errorf("calibrate: %w", err)
+	}
+	var samples cost.Samples
+	var lead []leads
+	for i, m := range calibrationModels {
+		one := cfg
+		one.Model = filepath.Join(dir, fmt.Sprint("m", i))
+		one.Batch, one.Seq, one.Zero, one.Steps = m.batch, m.seq, 0, calibrationSteps
+		if m.change != nil {
+			m.change(&one)
+		}
+		if err := calibrationModel(one.Model, m.config); err != nil {
+			return nil, fmt.Errorf("calibrate: %w", err)
+		}
+		alone, l, err := timedSteps(ctx, one)
+		if err != nil {
+			return nil, fmt.Errorf("calibrate: %w", err)
+		}
+		core := alone
+		if threads > 1 {
+			if core, err = timedTogether(ctx, one, threads); err != nil {
+				return nil, fmt.Errorf("calibrate: %w", err)
+			}
+		}
+		samples.Alone, samples.Core = append(samples.Alone, alone...), append(samples.Core, core...)
+		lead = append(lead, l)
+	}
+	if err := timedTransfers(ctx, threads, disk, &samples); err != nil {
+		return nil, fmt.Errorf("calibrate: %w", err)
+	}
+	c := cost.Fit(threads, samples)
+	c.Start, c.Gap, c.Handoff = meanLeads(lead)
+	if c.Crowd, err = crowding(ctx, cfg, c, dir); err != nil {
+		return nil, fmt.Errorf("calibrate: %w", err)
+	}
+	return c, nil
+}
+
+// crowding returns by how much the step of several ranks takes longer than what
+// is predicted without knowing it: the mean over calibrationRanks.
+func crowding(ctx context.Context, cfg Config, c *cost.Calibration, dir string) (float64, error) {
+	sum := 0.0
+	for i, m := range calibrationRanks {
+		one := cfg
+		one.Model = filepath.Join(dir, fmt.Sprint("r", i))
+		one.Batch, one.Seq, one.Zero, one.Offload, one.Steps = m.batch, m.seq, m.zero, m.offload, calibrationSteps
+		one.Ranks = min(c.Threads+1, maxCalibrationRanks)
+		if err := calibrationModel(one.Model, m.config); err != nil {
+			return 0, err
+		}
+		f, err := Predict(one, c.Machine(one.Ranks))
+		if err != nil {
+			return 0, err
+		}
+		t, err := New(ctx, one)
+		if err != nil {
+			return 0, err
+		}
+		var walls []float64
+		if err := errors.Join(t.Run(ctx, func(r StepResult) error { walls = append(walls, r.Seconds); return nil }), t.Close()); err != nil {
+			return 0, err
+		}
+		sum += mean(walls[1:]) / f.Step.Seconds
+	}
+	return max(1, sum/float64(len(calibrationRanks))), nil
+}
+
+const maxCalibrationRanks = 17
+
+func mean(v []float64) float64 {
+	if len(v) == 0 {
+		return 0
+	}
+	sum := 0.0
+	for _, x := range v {
+		sum += x
+	}
+	return sum / float64(len(v))
+}
+
+func calibrationModel(folder, config string) error {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(folder, "config.json"), []byte(config), 0o644)
+}
+
+func calibrationTokens(path string) error {
+	r := rand.New(rand.NewPCG(1, 2))
+	tokens := make([]byte, 2*65536) // little-endian uint16 below 512: in every vocabulary
+	for i := 0; i < len(tokens); i += 2 {
+		v := r.IntN(512)
+		tokens[i], tokens[i+1] = byte(v), byte(v>>8)
+	}
+	return os.WriteFile(path, tokens, 0o644)
+}
+
+// timedTogether runs a configuration so many times at once, on a thread each.
+func timedTogether(ctx context.Context, c Config, n int) ([]cost.Sample, error) {
+	c.Threads = 1
+	all, errs := make([][]cost.Sample, n), make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { all[i], _, errs[i] = timedSteps(ctx, c) })
+	}
+	wg.Wait()
+	return slices.Concat(all...), errors.Join(errs...)
+}
+
+// leads are the times between operations, in s: of a step before its first and
+// behind its last operation, between two of a stream, and between the end of an
+// operation and the start of one on another stream that waited for it.
+type leads struct{ start, gap, handoff []float64 }
+
+func meanLeads(all []leads) (start, gap, handoff float64) {
+	var sum leads
+	for _, l := range all {
+		sum.start, sum.gap, sum.handoff = append(sum.start, l.start...), append(sum.gap, l.gap...), append(sum.handoff, l.handoff...)
+	}
+	return mean(sum.start), mean(sum.gap), mean(sum.handoff)
+}
+
+// timedSteps runs a configuration of one rank with a trace and returns each size
+// of operation of the step with its mean time, and the times in between.
+func timedSteps(ctx context.Context, c Config) (samples []cost.Sample, l leads, err error) {
+	dir, err := os.MkdirTemp(filepath.Dir(c.Model), "trace-")
+	if err != nil {
+		return nil, l, err
+	}
+	c.Trace = filepath.Join(dir, "trace.json")
+	t, err := New(ctx, c)
+	if err != nil {
+		return nil, l, err
+	}
+	p := t.Plan().Program
+	var walls []float64
+	if err := errors.Join(t.Run(ctx, func(r StepResult) error { walls = append(walls, r.Seconds); return nil }), t.Close()); err != nil {
+		return nil, l, err
+	}
+	text, err := os.ReadFile(c.Trace)
+	if err != nil {
+		return nil, l, err
+	}
+	var doc struct {
+		TraceEvents []traceEvent `json:"traceEvents"`
+	}
+	if err := json.Unmarshal(text, &doc); err != nil {
+		return nil, l, fmt.Errorf("trace: %w", err)
+	}
+	sec := p.Section("step")
+	ops := map[string]*graph.Op{}
+	for i := range sec.Phases {
+		for k := range sec.Phases[i].Ops {
+			ops[sec.Phases[i].Name+"/"+sec.Phases[i].Ops[k].Name] = &sec.Phases[i].Ops[k]
+		}
+	}
+	type key struct {
+		class cost.Class
+		size  cost.Size
+	}
+	times := map[key][]float64{}
+	seen := map[*graph.Op]int{}
+	type span struct{ from, to float64 }
+	steps := make([]span, len(walls))
+	for i := range steps {
+		steps[i].from = math.Inf(1)
+	}
+	var last [graph.NumStreams]float64
+	for _, e := range doc.TraceEvents {
+		op := ops[e.Args.Phase+"/"+e.Name]
+		if e.Ph != "X" || e.Args.Section != "step" || op == nil {
+			continue
+		}
+		step := seen[op] // each runs once a step
+		seen[op]++
+		from, to := e.Ts/1e6, (e.Ts+e.Dur)/1e6
+		steps[step].from, steps[step].to = min(steps[step].from, from), max(steps[step].to, to)
+		if step > 0 {
+			k := key{cost.ClassOf(p, op), cost.SizeOf(p, op)}
+			times[k] = append(times[k], to-from)
+			if len(op.Wait) == 0 && last[op.Stream] > steps[step].from {
+				l.gap = append(l.gap, from-last[op.Stream])
+			}
+		}
+		last[op.Stream] = to
+	}
+	for i, s := range steps {
+		if i > 0 {
+			l.start = append(l.start, walls[i]-(s.to-s.from))
+		}
+	}
+	for k, all := range times {
+		samples = append(samples, cost.Sample{Class: k.class, Size: k.size, Seconds: mean(all)})
+	}
+	slices.SortFunc(samples, compareSamples) // maps have no order
+	return samples, l, nil
+}
+
+type traceEvent struct {
+	Name string  `json:"name"`
+	Ph   string  `json:"ph"`
+	Ts   float64 `json:"ts"`  // µs
+	Dur  float64 `json:"dur"` // µs
+	Args struct {
+		Section string `json:"section"`
+		Phase   string `json:"phase"`
+	} `json:"args"`
+}
+
+func compareSamples(a, b cost.Sample) int {
+	return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.Size.Flops, b.Size.Flops), cmp.Compare(a.Size.Bytes, b.Size.Bytes))
+}

@@ -1,0 +1,127 @@
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/grid"
+	"github.com/spillway-ml/spillway/memplan/cost"
+)
+
+// A calibration knows every operation of the grid, and what it predicts is a
+// time of this machine: off by less than an order of magnitude even while it
+// does other work.
+func TestCalibrationCoversTheGrid(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures for seconds")
+	}
+	cal, err := Calibrate(context.Background(), 2, t.TempDir())
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, cal.Crowd, 1.0)
+	require.Positive(t, cal.Start)
+	dir := t.TempDir()
+	for _, p := range grid.Points() {
+		if (p.Recompute == "full") != (p.Model == "llama") {
+			continue // what is recomputed are operations of the forward
+		}
+		c := Default()
+		m := p.ModelOf(grid.Small)
+		if c.Model, err = m.Write(dir); err != nil {
+			t.Fatal(err)
+		}
+		c.Ranks, c.Zero, c.Recompute, c.Offload, c.Batch, c.Seq, c.Disk = p.Ranks, p.Zero, p.Recompute, p.Offload, m.Batch, m.Seq, dir
+		f, err := Predict(c, cal.Machine(p.Ranks))
+		require.NoError(t, err, p)
+		require.Greater(t, f.Step.Seconds, cal.Start, p)
+		prog := f.Plan.Program
+		for i := range f.Step.Trace.Steps {
+			if op := f.Step.Trace.Op(i); op.Kind != graph.Join {
+				require.Contains(t, cal.Rates, cost.ClassOf(prog, op), "%s: %s", p, op.Name)
+			}
+		}
+	}
+}
+
+func TestKeptCalibration(t *testing.T) {
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	t.Setenv("HOME", t.TempDir())
+	c, note := KeptCalibration(2)
+	require.Nil(t, c)
+	require.Contains(t, note, "spillway plan --calibrate measures this machine")
+
+	_, err := KeepMemoryBandwidth(5e9)
+	require.NoError(t, err)
+	c, note = KeptCalibration(2)
+	require.Nil(t, c, "memory alone is no calibration")
+	require.NotContains(t, note, "stale")
+	kept := cost.Fit(2, cost.Samples{Alone: []cost.Sample{{Class: "linear", Size: cost.Size{Flops: 1e6}, Seconds: 1e-3}}})
+	path, err := KeepCalibration(kept)
+	require.NoError(t, err)
+	require.Equal(t, 5e9, KeptMemoryBandwidth(), "one measurement does not lose the other")
+	c, note = KeptCalibration(2)
+	require.Equal(t, kept, c)
+	require.Regexp(t, `^as calibrated on .+, \d{4}-\d{2}-\d{2}$`, note)
+	hw, _ := KnownHardware(2)
+	require.Equal(t, "cpu, calibrated", hw.Machine(1).Name)
+
+	c, note = KeptCalibration(3)
+	require.Nil(t, c)
+	require.Contains(t, note, "stale: it is for 2 threads, not for 3")
+	for _, s := range []struct {
+		change func(*keptMachine)
+		want   string
+	}{
+		{func(k *keptMachine) { k.Format++ }, "another version"},
+		{func(k *keptMachine) { k.CPU = "Z80" }, `the processor was "Z80"`},
+		{func(k *keptMachine) { k.SIMD = "mmx" }, "the SIMD level was mmx"},
+		{func(k *keptMachine) { k.Measured = time.Now().Add(-100 * 24 * time.Hour) }, "it is of 20"},
+	} {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		f, err := readCalibrations(path)
+		require.NoError(t, err)
+		k := f.Machines[machineName()]
+		s.change(&k)
+		f.Machines[machineName()] = k
+		changed, err := json.Marshal(f)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(path, changed, 0o644))
+		c, note = KeptCalibration(2)
+		require.Nil(t, c)
+		require.Contains(t, note, s.want)
+		require.NoError(t, os.WriteFile(path, text, 0o644))
+	}
+
+	// Another machine's stay, and a damaged file is told and made anew.
+	f, err := readCalibrations(path)
+	require.NoError(t, err)
+	f.Machines = map[string]keptMachine{"another": {Calibration: kept}}
+	text, err := json.Marshal(f)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, text, 0o644))
+	c, _ = KeptCalibration(2)
+	require.Nil(t, c)
+	_, err = KeepCalibration(kept)
+	require.NoError(t, err)
+	f, err = readCalibrations(path)
+	require.NoError(t, err)
+	require.Len(t, f.Machines, 2)
+	require.NoError(t, os.WriteFile(path, []byte("{"), 0o644))
+	_, note = KeptCalibration(2)
+	require.Contains(t, note, "can't be used")
+	_, err = KeepCalibration(kept)
+	require.NoError(t, err)
+	c, _ = KeptCalibration(2)
+	require.NotNil(t, c)
+
+	t.Setenv("XDG_CONFIG_HOME", filepath.Join(path, "below a file"))
+	_, err = KeepCalibration(kept)
+	require.ErrorContains(t, err, "keep the measurement: ")
+}

@@ -1,0 +1,205 @@
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+)
+
+// lookAtCheckpoints refuses, before anything is made, what the folder of
+// checkpoints can't be used for: a start beside the checkpoints of another run,
+// and a second process.
+func (t *Trainer) lookAtCheckpoints() error {
+	c := &t.cfg
+	if c.Checkpoint == "" {
+		return nil
+	}
+	if err := checkpoint.Held(c.Checkpoint); err != nil {
+		return fmt.Errorf("--checkpoint %s: %w", c.Checkpoint, err)
+	}
+	return c.refuseUsed()
+}
+
+// refuseUsed refuses a start beside checkpoints that it would not go on from.
+func (c *Config) refuseUsed() error {
+	if c.Resume {
+		return nil
+	}
+	entries, err := checkpoint.Scan(c.Checkpoint)
+	if err != nil {
+		return fmt.Errorf("--checkpoint %s: %w", c.Checkpoint, err)
+	}
+	if n := len(entries); n > 0 && c.CheckpointMark == "" {
+		return fmt.Errorf("--checkpoint %s holds checkpoints already (%d, the newest is %s); give --resume to go on from it, or a fresh folder", c.Checkpoint, n, entries[n-1].Name)
+	}
+	for _, e := range entries {
+		if e.Err != nil || e.Manifest.Mark != c.CheckpointMark {
+			return fmt.Errorf("--checkpoint %s: %s does not bear the mark %q of runs that may be replaced; give --resume to go on from the newest, or a fresh folder", c.Checkpoint, e.Name, c.CheckpointMark)
+		}
+	}
+	return nil
+}
+
+// openStore locks the folder of checkpoints, and looks again: another run may have
+// come and gone since lookAtCheckpoints.
+func (t *Trainer) openStore() error {
+	c := &t.cfg
+	if c.Checkpoint == "" {
+		return nil
+	}
+	s, err := checkpoint.Open(c.Checkpoint, checkpoint.Options{Keep: c.Keep, Mark: c.CheckpointMark})
+	if err != nil {
+		return fmt.Errorf("--checkpoint %s: %w", c.Checkpoint, err)
+	}
+	t.store = s
+	if err := c.refuseUsed(); err != nil {
+		return err
+	}
+	if t.data, err = data.FingerprintOf(t.train.source); err != nil {
+		return fmt.Errorf("--data: %w", err)
+	}
+	if err := s.Damaged(); err != nil {
+		t.cfg.warn("what --checkpoint %s remembers beside its checkpoints is damaged and read in part: %v", c.Checkpoint, err)
+	}
+	return nil
+}
+
+func (c *Config) warn(format string, args ...any) {
+	if c.Warn != nil {
+		c.Warn(fmt.Sprintf(format, args...))
+	}
+}
+
+// Save writes a checkpoint of the current step and returns its folder. Values that
+// are not finite are a *Diverged, and nothing is saved.
+func (t *Trainer) Save() (string, error) {
+	if t.store == nil {
+		return "", errors.New("save: no --checkpoint folder is configured")
+	}
+	if err := t.flush(); err != nil {
+		return "", err
+	}
+	record, err := t.record()
+	if err != nil {
+		return "", err
+	}
+	files, err := t.modelFiles()
+	if err != nil {
+		return "", fmt.Errorf("save: %w", err)
+	}
+	m := checkpoint.Manifest{Step: t.step, PlanHash: t.plan.Hash(), Ranks: t.cfg.Ranks, Zero: t.cfg.Zero, Run: record}
+	folder, err := t.store.Save(context.Background(), m, t.checkpointStates(), files)
+	var odd *checkpoint.NonFinite
+	if errors.As(err, &odd) {
+		return "", t.unsound(odd)
+	}
+	if err != nil {
+		return "", err
+	}
+	t.base, t.kept = t.updatesDone(), t.updatesSoFar()
+	if err := t.store.Replace(); err != nil {
+		t.cfg.warn("%v", err)
+	}
+	return folder, nil
+}
+
+// saved tells whether the newest checkpoint holds the state as it is.
+func (t *Trainer) saved() bool { return t.store.Last() != nil && t.store.Last().Step == t.step }
+
+// updatesSoFar counts the updates of the run, with one that waits for the next step.
+func (t *Trainer) updatesSoFar() int { return t.step - t.skipped.all }
+
+// worthSaving tells whether an update followed the newest checkpoint. While steps are
+// skipped none does: more checkpoints would hold the same states, and hide the last
+// one from which training is known to go on.
+func (t *Trainer) worthSaving() bool {
+	return t.store.Last() == nil || t.updatesSoFar() > t.kept
+}
+
+// confirm tells the store that training went on from its newest checkpoint: an
+// update was applied after it.
+func (t *Trainer) confirm() {
+	if t.store == nil || t.store.Last() == nil {
+		return
+	}
+	if t.updatesDone() <= t.base {
+		return
+	}
+	if err := t.store.Confirm(); err != nil {
+		t.cfg.warn("%v", err)
+		t.base = math.MaxInt // told once; the next checkpoint is another try
+	}
+}
+
+// updatesDone is how many updates the states have seen, or one less.
+func (t *Trainer) updatesDone() int {
+	n := t.step - t.skipped.all
+	if t.pending { // the last step's update waits for the next step
+		n--
+	}
+	return n
+}
+
+// resume loads the newest whole checkpoint, if there is any.
+func (t *Trainer) resume(ctx context.Context) (bool, error) {
+	choice, err := checkpoint.Choose(ctx, t.cfg.Checkpoint, t.expect)
+	if err != nil {
+		return false, fmt.Errorf("resume: %w", err)
+	}
+	for _, p := range choice.Passed {
+		t.cfg.warn("%s", p)
+	}
+	if !choice.Found() {
+		return false, t.refuseLoop(choice)
+	}
+	if choice.Diverged {
+		t.cfg.warn("%s is taken for want of a better one: a run that went on from it became non-finite before its first update, as from every other whole checkpoint here; if this run ends so too, start afresh in another folder", choice.Name)
+	}
+	was, err := t.sameRun(choice)
+	if err != nil {
+		return false, err
+	}
+	if err := t.seek(choice, was); err != nil {
+		return false, err
+	}
+	if err := t.refuseLoop(choice); err != nil {
+		return false, err
+	}
+	if err := t.restore(choice); err != nil {
+		return false, fmt.Errorf("resume from %s: %w", choice.Folder, err)
+	}
+	if err := t.store.Continue(choice); err != nil {
+		return false, err
+	}
+	t.step = choice.Manifest.Step
+	t.skipped.all = was.Skipped
+	t.base, t.kept = t.updatesDone(), t.updatesSoFar()
+	return true, t.startScale(was.LossScale)
+}
+
+// sameRun refuses a checkpoint whose states mean something else than this run's.
+func (t *Trainer) sameRun(choice checkpoint.Choice) (was runRecord, err error) {
+	folder := choice.Folder
+	if err := json.Unmarshal(choice.Manifest.Run, &was); err != nil {
+		return was, fmt.Errorf("resume: %w: %s: %w", checkpoint.ErrDamaged, folder, err)
+	}
+	if want := t.cfg.optimizer().Name; was.Optimizer != want {
+		return was, fmt.Errorf("resume: %s was written with --optimizer %s, this run has %s, whose states are others; give --optimizer %s, or begin anew from its weights: --init %s with another --checkpoint",
+			folder, was.Optimizer, want, was.Optimizer, folder)
+	}
+	c, err := hfconfig.Read(filepath.Join(folder, hfconfig.FileName))
+	if err != nil {
+		return was, fmt.Errorf("resume: %w", err)
+	}
+	if !c.SameModel(t.model) {
+		return was, fmt.Errorf("resume: the checkpoint %s holds another model than --model %s", folder, t.cfg.Model)
+	}
+	return was, nil
+}

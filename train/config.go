@@ -1,0 +1,465 @@
+// Package train is the machine of a training run: what a Config asks for is resolved
+// and planned, and a Trainer runs it over the ranks of a process or of several.
+// Programs use it through package spillway, at the top of the module.
+package train
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/offload"
+	"github.com/spillway-ml/spillway/offload/store"
+	"github.com/spillway-ml/spillway/recompute"
+	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+// Config is everything that a training run is told. Default returns the values
+// that the command line starts from; the zero value is not valid.
+type Config struct {
+	// Model is a preset's name or a folder with a Hugging Face config.json.
+	Model string
+	// Init is "random" or a folder with model.safetensors (or its sharded index).
+	Init string
+	// Data is a token file (*.bin), a text file, or a folder of text files.
+	Data string
+	// DataGlob limits a folder to files whose name matches; "" takes all. EvalGlob
+	// is the same for EvalData.
+	DataGlob, EvalGlob string
+	// Tokenizer is "bytes", "gpt2" or a Hugging Face tokenizer.json; "" is the
+	// model's own, and an error where none is known and text is read.
+	Tokenizer string
+	// TextField is the field of JSON lines (*.jsonl) that holds their text.
+	TextField string
+	// Order is "sequential", "shuffled", or "" for sequential on files and
+	// shuffled on folders.
+	Order string
+
+	Steps int // optimizer steps
+	Batch int // rows of a micro-batch of one rank
+	Seq   int // tokens of a row; 0: the smaller of 256 and the model's positions
+	Accum int // micro-batches a step
+	// AccumOrder is "micro" (or ""): a step's micro-batches run one after the other; or
+	// "layer": each block runs all of them before the next block is touched, so that it
+	// is read and gathered once forward and once backward whatever Accum is, for their
+	// activations' memory. The bits are those of stages 0 and 1 in micro order, but
+	// for parameters that several blocks use (see plan.Plan.OwnSums).
+	AccumOrder string
+
+	Optimizer   string  // adamw, sgd, lamb, lars, larc, novograd
+	LR          float64 // peak learning rate
+	LRSchedule  string  // constant, linear, cosine, inverse-sqrt
+	LRScale     string  // none, sqrt, linear: LR times (√ of) global batch over LRBaseBatch
+	LRBaseBatch int     // rows at which LR holds unscaled
+	Warmup      int     // steps of linear warm-up
+	MinLR       float64 // floor of the decaying schedules
+	WeightDecay float64 // on parameters of 2 or more dimensions
+	Beta1       float64 // decay of the first moment; momentum of SGD, LARS, LARC
+	Beta2       float64
+	Eps         float64
+	// Trust is the trust coefficient η of LARS and LARC: a parameter's rate is η
+	// times its norm over its gradient's.
+	Trust float64
+	// AdaptAll has LAMB, LARS and LARC adapt the rate of parameters without weight
+	// decay (biases, norms) too, as their papers are written. A bias that starts at
+	// zero then hardly moves under LAMB, and takes the whole rate under LARS.
+	AdaptAll bool
+	Clip     float64 // largest global gradient norm; 0: off
+
+	Dropout  float64  // of residual branches and embeddings
+	Seed     int64    // of initial weights, data order and dropout
+	Freeze   []string // patterns of parameter names that are not trained
+	Threads  int      // computing threads of the process, shared by its ranks; 0: all cores
+	Prefetch int      // units gathered ahead of use; more hides communication and costs memory
+
+	// Inference is a run that only evaluates (EvalData, all of it) or generates
+	// (Generate): it needs no Data, trains nothing, and plans no gradients and no
+	// optimizer.
+	Inference bool
+
+	EvalData  string // held-out data, as Data; "" turns evaluation off
+	EvalEvery int    // steps between evaluations; 0: at the end only
+	EvalSteps int    // batches of an evaluation
+
+	Device       string // cpu, or cuda: one GPU, which all ranks share
+	Ranks        int    // world size
+	DeviceMemory int64  // bytes of device memory a rank; 0: no cap
+	HostMemory   int64  // bytes of host memory a rank; 0: no cap
+	Disk         string // folder of the disk tier
+	DiskMemory   int64  // bytes of it a rank; 0: no cap
+	// DiskCache is host memory in bytes a rank that holds what would otherwise be
+	// read from disk, outside the plan and inside HostMemory; 0: none. A step goes
+	// round all that is on disk, so a cache of a tenth of it saves up to a tenth of
+	// the reads.
+	DiskCache int64
+	// FrozenCache keeps what a frozen beginning of the model (Freeze) hands on, by
+	// sample, so that later epochs skip its forward: the same bits. It is outside
+	// the arenas and counts against the tier's cap.
+	FrozenCache FrozenCache
+	// RequirePinned refuses to run where host memory can't be locked. Otherwise
+	// the run goes on with unlocked memory, and Warn says so.
+	RequirePinned bool
+	// Warn is told what a person should know about the machine, one line a call;
+	// nil drops it.
+	Warn func(string)
+
+	// Outside is what a rank's device needs of each memory space outside its arena,
+	// in bytes (a GPU's context and libraries). The plan adds what the process
+	// itself needs of host memory; both count against the caps.
+	Outside [graph.NumSpaces]int64
+	// LocalRanks is how many ranks share a process; 0: all.
+	LocalRanks int
+	// Target describes the device's kernels and alignment to the passes; its zero
+	// value stands for what Device names. Plans for a GPU set it.
+	Target graph.Target
+	// Precision is "fp32" (or ""), "bf16" or "fp16". ShardSize shards over groups
+	// of this many neighbouring ranks and replicates over the groups (HSDP); 0
+	// shards over all. Both can be planned; New refuses what cannot run yet.
+	Precision string
+	ShardSize int
+	// Collectives is the algorithm of all-gathers, reduce-scatters and all-reduces of CPU
+	// ranks, a comm/algo.Name; "": auto. All but ring keep the bits.
+	Collectives string
+	// PerHost is how many neighbouring ranks each host has, where every one has as many;
+	// 0: not known. The run finds it out.
+	PerHost int
+	// Reduce is what gradients of a 16-bit precision travel and rest in: "same"
+	// (or "") or "fp32".
+	Reduce string
+	// LossScale multiplies the loss before the backward of fp16, so that small
+	// gradients do not become zero: "dynamic" (or "") starts at 65536, doubles after
+	// 2,000 updates and is halved, down to 1, where a gradient overflows, whose step
+	// is then skipped; a number stays.
+	LossScale string
+	// LossScaleHysteresis is the overflows in a row after which a dynamic loss scale is
+	// halved, 1 (or 0) at once; the steps are skipped in any case. More of them keep the
+	// scale through a single outlier, and waste steps where it is too large.
+	LossScaleHysteresis int
+	// Int8 lists what is in 8 bits: "optimizer", AdamW's moments, in blocks of 256
+	// elements of the dynamic map; and as int8 codes with a scale each: "gather",
+	// parameters between ranks, and "reduce", gradients between ranks, in blocks of 256;
+	// "activations", those that only products and gradients of activations read in the
+	// backward, by row; "matmul", both factors of forward products and of gradients of
+	// inputs, by row and column. gather and matmul need a 16-bit Precision. Bits stay
+	// the same at every stage; halves of what they stand for are saved, and precision
+	// is lost (docs/decisions/0019).
+	Int8 []string
+	// OptimizerDType is what AdamW keeps: "fp32" (or ""), or "bf16": moments in bf16 and,
+	// with Precision bf16, parameters without a master, 6 bytes a parameter for 14. It
+	// goes with StochasticRounding, without which small updates would be lost.
+	OptimizerDType string
+	// StochasticRounding rounds what rests in bf16 so that its mean over many updates is
+	// exact: by the seed, the parameter's name, element and the update's number, so at
+	// every stage the same.
+	StochasticRounding bool
+	// Recompute drops activations and computes them again in the backward: none,
+	// selective, full, policies by unit or buffers by name (see package recompute),
+	// or auto: as few buffers as the cap on device memory asks for, those first that
+	// save the most bytes for a second. Less memory, more computing, the same bits.
+	Recompute string
+	// Allow lists precisions that a search may choose beside Precision.
+	Allow []string
+	// Auto says what "auto" chose, for a person; "" where it was not asked for.
+	Auto string
+
+	// Offload says which classes rest in host memory or on disk:
+	// "optimizer=host|disk,parameters=…,gradients=…,activations=…", each with a
+	// share or names (see offload.Parse); "" none. Less device memory, more copies,
+	// the same bits.
+	Offload string
+
+	// OnNonFinite is what a step whose loss or gradient norm is not finite does:
+	// "stop" (or "") ends the run with a *Diverged; "skip" leaves its update out, on
+	// all ranks, and stops at the tenth in a row.
+	OnNonFinite string
+
+	Zero int // ZeRO stage
+	// Reproducible makes the bits those of the step's Ranks·Accum micro-batches of
+	// Batch rows, at any number of ranks that divides them and at every stage: gradients
+	// and losses are added from left to right over them, and an evaluation takes
+	// EvalSteps times as many.
+	Reproducible bool
+	// GlobalBatch is the rows of a step over all ranks, from which Accum follows by
+	// FollowGlobalBatch; 0: Accum is as given.
+	GlobalBatch int
+
+	Checkpoint string // folder; "" writes none
+	// CheckpointMark, where it is not empty, marks this run's checkpoints as ones
+	// that a later run of the same mark may replace: it starts in a folder that
+	// holds no others, and removes them once its own first one is complete.
+	CheckpointMark string
+
+	SaveEvery int  // steps between checkpoints; 0: at the end only
+	Keep      int  // confirmed checkpoints of this run kept, beside the newest; 0: all
+	Resume    bool // continue from the newest whole checkpoint, or start where there is none
+	// AcceptChanges lets a resumed run go on with other data, another seed or another
+	// order than the checkpoint's run had.
+	AcceptChanges bool
+
+	Timeout time.Duration // of any collective
+	Metrics string        // JSON lines file; "" writes none
+	Trace   string        // Chrome trace file; "" writes none
+	// TensorBoard is a folder for event files, MetricsAddr HOST:PORT of a page for
+	// Prometheus; "": none. The command writes and serves them.
+	TensorBoard, MetricsAddr string
+	// Measure times collectives: StepResult.Comm and Overlap.
+	Measure bool
+
+	// Generate makes the plan cover text generation (a sample after training).
+	Generate bool
+	// Poison fills released and unused device memory with NaN patterns, and
+	// verifies the program after every pass. For tests.
+	Poison bool
+	// wrapDisk puts something between the disk tier and its files. For tests.
+	wrapDisk func(rank int, f store.RawFile) store.RawFile
+	// offloadChunk is offload.Options.Chunk, where it is not 0. For tests.
+	offloadChunk int64
+	// layers, where it is not 0, replaces the model's number of layers: searches
+	// plan a few and extrapolate.
+	layers int
+	// orderChosen says that a search changed AccumOrder: then it is told.
+	orderChosen bool
+	// CheckWrites runs one kernel at a time and looks for writes outside of what
+	// it declares, on all ranks. Very slow. For tests.
+	CheckWrites bool
+
+	// shared is what the plans of this configuration's copies have in common; nil: they
+	// are made each by itself.
+	shared *shared
+	// job is the processes that the ranks run in; nil: this one alone.
+	job *Job
+	// cuda takes the place of the machine's driver, compiler and libraries. For tests.
+	cuda *run.CUDAParts
+	// wholeGeneration keeps no keys and values: each token is a forward over all
+	// before it. For tests, which hold the other way to it.
+	wholeGeneration bool
+	// wrapDevice takes the place of a rank's device context. For tests of failures.
+	wrapDevice func(rank int, ctx device.Context) device.Context
+}
+
+// Default returns the contract's defaults outside the demo.
+func Default() Config {
+	return Config{
+		Init: "random", Steps: 100, Batch: 4, Accum: 1, AccumOrder: microOrder,
+		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Trust: 1e-3,
+		Seed: 1, Prefetch: 1, OnNonFinite: "stop", Precision: "fp32", Reduce: "same", LossScale: dynamicScale, EvalSteps: 10, Device: "cpu", Collectives: "auto", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
+	}
+}
+
+// lrSchedules and others list what names mean something, for Validate's errors.
+var (
+	lrSchedules = []string{"constant", "linear", "cosine", "inverse-sqrt"}
+	lrScales    = []string{"none", "sqrt", "linear"}
+	orders      = []string{"", "sequential", "shuffled"}
+	precisions  = []string{"", "fp32", "bf16", "fp16"}
+	reduces     = []string{"", "same", "fp32"}
+	devices     = []string{"cpu", "cuda"}
+	nonFinites  = []string{"", "stop", "skip"}
+	accumOrders = []string{"", microOrder, layerOrder}
+)
+
+// Values of Config.AccumOrder.
+const (
+	microOrder = "micro"
+	layerOrder = "layer"
+)
+
+// inLayers says whether each block runs all micro-batches before the next one. With
+// one micro-batch there is no difference.
+func (c *Config) inLayers() bool { return c.Accum > 1 && c.asksLayers() }
+
+func (c *Config) asksLayers() bool { return strings.EqualFold(c.AccumOrder, layerOrder) }
+
+// largest bounds the counts, so that no product of them overflows and none asks
+// the machine for what it can't have. Others are bounded by what they multiply.
+var largest = map[string]int64{
+	"steps": 1 << 40, "warmup": 1 << 40, "eval-steps": 1 << 40,
+	"batch": 1 << 24, "seq": 1 << 24, "accum": 1 << 24, "ranks": 1 << 20, "lr-base-batch": 1 << 40,
+	"threads": 4096, "prefetch": 1 << 30,
+}
+
+// asGiven is a value as an error repeats it: at most 80 characters, in quotes where
+// it is longer or has any that do not show.
+func asGiven(v string) string {
+	if len(v) <= 80 && !strings.ContainsFunc(v, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return v
+	}
+	return fmt.Sprintf("%.80q", v)
+}
+
+func oneOf(flag, v string, names []string) error {
+	for _, n := range names {
+		if strings.EqualFold(v, n) {
+			return nil
+		}
+	}
+	var known []string
+	for _, n := range names {
+		if n != "" {
+			known = append(known, n)
+		}
+	}
+	return fmt.Errorf("--%s %.80q is not known; use one of %s", flag, v, strings.Join(known, ", "))
+}
+
+// Validate refuses values that no run could have; every error names its flag.
+// It looks at nothing outside the Config.
+func (c *Config) Validate() error {
+	atLeast := func(flag string, v, least int, what string) error {
+		switch {
+		case v < least:
+			return fmt.Errorf("--%s %d: at least %d %s is needed", flag, v, least, what)
+		case int64(v) > largest[flag] && largest[flag] > 0:
+			return fmt.Errorf("--%s %d: at most %d is possible", flag, v, largest[flag])
+		}
+		return nil
+	}
+	finite := func(flag string, v float64, least float64) error {
+		if !(v >= least) || math.IsInf(v, 0) {
+			return fmt.Errorf("--%s %g: a finite number of at least %g is needed", flag, v, least)
+		}
+		return nil
+	}
+	fraction := func(flag string, v float64) error {
+		if !(v >= 0 && v < 1) {
+			return fmt.Errorf("--%s %g: a number in [0, 1) is needed", flag, v)
+		}
+		return nil
+	}
+	if c.Model == "" {
+		return fmt.Errorf("--model is missing: give a preset's name (spillway plan --list-models) or a folder with a config.json")
+	}
+	checks := []error{
+		atLeast("steps", c.Steps, 1, "step"), atLeast("batch", c.Batch, 1, "row"), atLeast("seq", c.Seq, 0, "token"),
+		atLeast("accum", c.Accum, 1, "micro-batch"), atLeast("ranks", c.Ranks, 1, "rank"), atLeast("warmup", c.Warmup, 0, "step"),
+		atLeast("threads", c.Threads, 0, "thread"), atLeast("prefetch", c.Prefetch, 0, "unit"), atLeast("eval-every", c.EvalEvery, 0, "step"),
+		atLeast("eval-steps", c.EvalSteps, 1, "batch"), atLeast("save-every", c.SaveEvery, 0, "step"), atLeast("keep", c.Keep, 0, "checkpoint"),
+		atLeast("lr-base-batch", c.LRBaseBatch, 1, "row"),
+		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders), oneOf("accum-order", c.AccumOrder, accumOrders),
+		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), atLeast("shard-size", c.ShardSize, 0, "rank"),
+		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, devices),
+		oneOf("on-nonfinite", c.OnNonFinite, nonFinites),
+		validCollectives(c),
+		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0), finite("trust", c.Trust, 0),
+		fraction("beta1", c.Beta1), fraction("beta2", c.Beta2), fraction("dropout", c.Dropout),
+	}
+	for _, err := range checks {
+		if err != nil {
+			return err
+		}
+	}
+	if o := strings.ToLower(c.Optimizer); c.Trust == 0 && (o == "lars" || o == "larc") {
+		return fmt.Errorf("--trust 0: %s would train nothing; a positive number is needed", o)
+	}
+	return cmp.Or(c.validateMemory(), c.validateFiles())
+}
+
+// validateMemory refuses what decides where things rest: stage, caps, caches,
+// recomputation and offload.
+func (c *Config) validateMemory() error {
+	if _, err := zero.ParseStage(c.Zero); err != nil {
+		return fmt.Errorf("--zero %d: stages are 0, 1, 2 and 3", c.Zero)
+	}
+	for _, s := range []struct {
+		flag string
+		v    int64
+	}{{"device-memory", c.DeviceMemory}, {"host-memory", c.HostMemory}, {"disk-cache", c.DiskCache}} {
+		if s.v < 0 {
+			return fmt.Errorf("--%s %d: a size is not negative", s.flag, s.v)
+		}
+	}
+	if f := c.FrozenCache; f.Bytes != 0 {
+		switch {
+		case f.Bytes < 0 || f.Tier != graph.Host && f.Tier != graph.Disk:
+			return fmt.Errorf("--frozen-cache: %s tier of %d bytes; host or disk with a positive size is possible", f.Tier, f.Bytes)
+		case len(c.Freeze) == 0:
+			return fmt.Errorf("--frozen-cache needs --freeze: the parameters that are not trained")
+		case f.Tier == graph.Disk && c.Disk == "":
+			return fmt.Errorf("--frozen-cache %s needs --disk: the folder of the disk tier", f)
+		}
+	}
+	if _, err := recompute.Parse(c.Recompute); err != nil && !c.recomputeAuto() {
+		return fmt.Errorf("--recompute %s: %w", asGiven(c.Recompute), err)
+	}
+	if _, err := offload.Parse(c.Offload); err != nil {
+		return fmt.Errorf("--offload %s: %w", asGiven(c.Offload), err)
+	}
+	for _, p := range c.Allow {
+		if err := oneOf("allow", p, precisions[1:]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// validateFiles refuses what a run reads and writes beside its training data, and
+// flags that need another one.
+func (c *Config) validateFiles() error {
+	if c.Timeout <= 0 {
+		return fmt.Errorf("--timeout %s: a positive duration is needed", c.Timeout)
+	}
+	if c.EvalEvery > 0 && c.EvalData == "" {
+		return fmt.Errorf("--eval-every needs --eval-data: the held-out data")
+	}
+	if c.Resume && c.Checkpoint == "" {
+		return fmt.Errorf("--resume needs --checkpoint: the folder to resume from")
+	}
+	if c.AcceptChanges && !c.Resume {
+		return fmt.Errorf("--accept-changes is for --resume: changes since the checkpoint")
+	}
+	if c.SaveEvery > 0 && c.Checkpoint == "" {
+		return fmt.Errorf("--save-every needs --checkpoint: the folder to save to")
+	}
+	return nil
+}
+
+// ComputeThreads returns the computing threads of the process.
+func (c *Config) ComputeThreads() int { return c.threads() }
+
+func (c *Config) recomputeAuto() bool {
+	return strings.EqualFold(strings.TrimSpace(c.Recompute), recompute.Auto)
+}
+
+func (c *Config) precision() string {
+	if c.Precision == "" {
+		return "fp32"
+	}
+	return c.Precision
+}
+
+// reduce32 says whether gradients travel in fp32 where values are in 16 bits; in
+// fp32 there is nothing to choose.
+func (c *Config) reduce32() bool {
+	return strings.EqualFold(c.Reduce, "fp32") && !strings.EqualFold(c.precision(), "fp32")
+}
+
+// target describes the device to the passes.
+func (c *Config) target() graph.Target {
+	switch {
+	case c.Target != (graph.Target{}):
+		return c.Target
+	case strings.EqualFold(c.Device, "cuda"):
+		return graph.CUDATarget()
+	}
+	return graph.CPUTarget()
+}
+
+// threads returns the computing threads of the process.
+func (c *Config) threads() int {
+	if c.Threads > 0 {
+		return c.Threads
+	}
+	return diskProcs.procs()
+}
+
+// optimizer returns the update rule.
+func (c *Config) optimizer() zero.Optimizer {
+	return zero.Optimizer{Name: strings.ToLower(c.Optimizer), Beta1: c.Beta1, Beta2: c.Beta2, Eps: c.Eps, Decay: c.WeightDecay,
+		Trust: c.Trust, AdaptAll: c.AdaptAll, LossScale: c.scalePolicy(), Int8: c.int8("optimizer"), BF16: c.bf16States()}
+}

@@ -1,0 +1,159 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// leavesOf is the micro-batches of a step in the tests below.
+const leavesOf = 24
+
+var (
+	curveWorlds   = []int{1, 2, 3, 4, 6, 8, 12, 24}
+	curveFeatures = []struct {
+		name   string
+		change func(*Config)
+	}{
+		{"plain", func(*Config) {}},
+		{"recompute full", func(c *Config) { c.Recompute = "full" }},
+		{"optimizer on disk", func(c *Config) { c.Offload = "optimizer=disk" }},
+		{"clipping", func(c *Config) { c.Clip = 0.3 }},
+		{"dropout", func(c *Config) { c.Dropout = 0.1 }},
+		{"lamb", func(c *Config) { c.Optimizer = "lamb" }},
+		{"evaluation", func(c *Config) { c.EvalData, c.EvalEvery, c.EvalSteps = c.Data, 1, 2 }},
+		{"gradients on the host", func(c *Config) { c.Offload = "gradients=host,optimizer=host,parameters=host" }},
+		{"bf16", func(c *Config) { c.Precision = "bf16" }},
+		{"bf16, reduce fp32", func(c *Config) { c.Precision, c.Reduce = "bf16", "fp32" }},
+		{"fp16", func(c *Config) { c.Precision = "fp16" }},
+		{"8-bit moments", func(c *Config) { c.Int8 = []string{"optimizer"} }},
+		{"bf16, int8 gather", func(c *Config) { c.Precision, c.Int8 = "bf16", []string{"gather"} }},
+		{"bf16, int8 activations and products", func(c *Config) { c.Precision, c.Int8 = "bf16", []string{"activations", "matmul"} }},
+		{"bf16 moments, stochastic rounding", func(c *Config) { c.Precision, c.OptimizerDType, c.StochasticRounding = "bf16", "bf16", true }},
+		{"llama, untied", func(c *Config) { c.Model, c.Init = "../testdata/llama-untied", "../testdata/llama-untied" }},
+	}
+)
+
+// curve is what a run computes at each step, and in the end.
+type curve struct {
+	losses, norms, evals []string
+	sha                  string
+}
+
+// curveOf runs leavesOf micro-batches a step over so many ranks.
+func curveOf(t testing.TB, c Config, ranks int) (o curve) {
+	t.Helper()
+	return curveOver(t, c, ranks, leavesOf)
+}
+
+// curveOver is curveOf with another number of micro-batches.
+func curveOver(t testing.TB, c Config, ranks, leaves int) (o curve) {
+	t.Helper()
+	c.Ranks, c.Accum, c.Reproducible = ranks, leaves/ranks, true
+	if c.Offload != "" {
+		c.Disk = scratch(t)
+	}
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tr.Close()) }()
+	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
+		o.losses = append(o.losses, fmt.Sprint(r.Loss))
+		o.norms = append(o.norms, fmt.Sprint(r.GradNorm))
+		if r.Eval != nil {
+			o.evals = append(o.evals, fmt.Sprint(r.Eval.Loss, r.Eval.Targets))
+		}
+		require.Equal(t, r.Planned, r.Peak, "touched peak = plan")
+		require.Equal(t, tr.Plan().CommBytes*int64(ranks), r.CommBytes, "planned = sent bytes")
+		return nil
+	}))
+	o.sha, err = tr.ParamsSHA256()
+	require.NoError(t, err)
+	return o
+}
+
+// One curve: the same losses, norms, evaluations and parameters at every number of
+// ranks that divides the step's micro-batches, at every stage, whatever else is on.
+// Each feature takes turns over ranks and stages; all of them with allVariable.
+func TestOneCurveAtAnyNumberOfRanks(t *testing.T) {
+	for f, feature := range curveFeatures {
+		t.Run(feature.name, func(t *testing.T) {
+			c := tiny("gpt2")
+			c.Steps, c.Batch, c.Seq, c.Threads = 2, 1, 8, 1
+			feature.change(&c)
+			var want curve
+			for i, w := range curveWorlds {
+				for zero := range 4 {
+					turn := (i+f)%4 == zero && (i+f)%2 == 0
+					if os.Getenv(allVariable) == "" && !turn || w == 1 && zero > 0 {
+						continue
+					}
+					d := c
+					d.Zero, d.Prefetch = zero, (zero+i)%3
+					got := curveOf(t, d, w)
+					if want.sha == "" {
+						want = got
+						require.Len(t, got.losses, c.Steps)
+					}
+					require.Equal(t, want, got, "%d ranks, stage %d", w, zero)
+				}
+			}
+		})
+	}
+}
+
+// A run that moves between numbers of ranks at any steps, and between stages, is the run
+// on one rank.
+func TestOneCurveMovesBetweenRanks(t *testing.T) {
+	c := tiny("gpt2")
+	c.Steps, c.Batch, c.Seq, c.Threads, c.Clip, c.Dropout, c.Zero = 8, 1, 8, 1, 0.5, 0.1, 3
+	c.GlobalBatch = leavesOf
+	at := func(c Config, ranks int) Config {
+		c.Ranks, c.Reproducible = ranks, true
+		require.NoError(t, c.FollowGlobalBatch(false))
+		require.Equal(t, leavesOf/ranks, c.Accum)
+		return c
+	}
+	want := runOf(t, at(c, 1))
+	r := rand.New(rand.NewPCG(4, 3))
+	var losses []float32
+	c.Checkpoint = t.TempDir()
+	for i, ranks := range []int{4, 3, 8, 1} {
+		part := at(c, ranks)
+		part.Zero, part.Resume = (i+3)%4, i > 0
+		part.Steps = c.Steps
+		if i < 3 {
+			part.Steps = len(losses) + 1 + r.IntN(2)
+		}
+		losses = append(losses, runOf(t, part).losses...)
+		if i == 3 {
+			tr, err := New(context.Background(), part)
+			require.NoError(t, err)
+			sha, err := tr.ParamsSHA256()
+			require.NoError(t, errors.Join(err, tr.Close()))
+			require.Equal(t, want.sha, sha)
+		}
+	}
+	require.Equal(t, want.losses, losses)
+}
+
+// Where each rank's shard begins and ends, and how much padding it has, depends on the
+// number of ranks; nothing else does, with any optimizer that has norms of its own.
+func TestOneCurveOverOddShards(t *testing.T) {
+	for i, optimizer := range []string{"lars", "novograd", "larc"} {
+		c := tiny("gpt2")
+		c.Steps, c.Batch, c.Seq, c.Threads, c.Clip, c.Optimizer, c.Zero = 2, 1, 8, 1, 0.5, optimizer, 3
+		var want curve
+		for _, ranks := range []int{1, 5, 7} {
+			got := curveOver(t, c, ranks, 35)
+			if want.sha == "" {
+				want = got
+			}
+			require.Equal(t, want, got, "%s, %d ranks, case %d", optimizer, ranks, i)
+		}
+	}
+}

@@ -1,0 +1,318 @@
+package train
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/spillway-ml/spillway/exec"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// Diverged is the end of a run at a step that is not finite. Nothing computed
+// from that step is saved.
+type Diverged struct {
+	Step int // from 1
+	// Loss and GradNorm of the step; GradNorm is 0 where the step did not get that far.
+	Loss, GradNorm float64
+	// Tensor is the first in program order with a value that is not finite, Value
+	// that value, What what the tensor is ("forward value", "gradient",
+	// "parameter", "optimizer state" or "loss"), Operation what wrote it, Rank
+	// where. Rank is −1 and the rest empty where running the step again gave finite
+	// values everywhere.
+	Tensor, What, Operation string
+	Rank                    int
+	Value                   float64
+	// Skipped is how many steps in a row, this one among them, were not finite, or of
+	// fp16 overflowed. Skips says that the run leaves such steps out: --on-nonfinite.
+	Skipped int
+	Skips   bool
+	// Update says that the step itself was finite and its update was not.
+	Update bool
+	// Overwritten says that updates which ran beside the backward had changed the
+	// parameters already: Tensor is known by what its gradient left in the
+	// optimizer's states.
+	Overwritten bool
+	// LossScale is the scale at which a step of fp16 overflowed and that cannot be
+	// lowered; 0 in other precisions.
+	LossScale float64
+}
+
+func (e *Diverged) Error() string {
+	var b strings.Builder
+	if e.Update {
+		fmt.Fprintf(&b, "the update of step %d is not finite", e.Step)
+	} else {
+		fmt.Fprintf(&b, "step %d is not finite (loss %v", e.Step, float32(e.Loss))
+		if e.GradNorm != 0 {
+			fmt.Fprintf(&b, ", gradient norm %v", e.GradNorm)
+		}
+		b.WriteString(")")
+	}
+	switch {
+	case e.Rank < 0:
+		b.WriteString(": computed once more, every value is finite, so the machine may have failed")
+	case e.What == "loss":
+		fmt.Fprintf(&b, ": first the loss, by operation %s on rank %d, is %v", e.Operation, e.Rank, e.Value)
+	default:
+		fmt.Fprintf(&b, ": first the %s %s, by operation %s on rank %d, is %v", e.What, e.Tensor, e.Operation, e.Rank, e.Value)
+	}
+	if e.LossScale != 0 {
+		fmt.Fprintf(&b, "; it overflowed at a loss scale of %g", e.LossScale)
+	}
+	switch {
+	case e.Skipped > 1 && e.LossScale != 0:
+		fmt.Fprintf(&b, ", as each of the last %d steps did at its own", e.Skipped)
+	case e.Skipped > 1:
+		fmt.Fprintf(&b, "; none of the last %d steps was finite", e.Skipped)
+	}
+	b.WriteString("; nothing computed from it was saved; ")
+	if e.LossScale > 1 { // a dynamic one would have been halved
+		b.WriteString("--loss-scale dynamic, or a smaller one, often helps")
+		return b.String()
+	}
+	b.WriteString("a lower --lr or --clip 1 often helps")
+	if !e.Skips && e.LossScale == 0 && !e.Update {
+		b.WriteString(", and --on-nonfinite skip leaves single steps out")
+	}
+	return b.String()
+}
+
+// skips counts steps whose update was left out.
+type skips struct {
+	inRow int
+	all   int
+}
+
+// maxSkips is how many non-finite steps in a row --on-nonfinite skip takes: one
+// more would only repeat them.
+const maxSkips = 10
+
+func isFinite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
+
+func (cfg *Config) skipsNonFinite() bool { return strings.EqualFold(cfg.OnNonFinite, "skip") }
+
+// updates tells whether a step has an update: with everything frozen it has none.
+func (t *Trainer) updates() bool {
+	return t.plan.Program.SectionOf(graph.SectionStep, graph.FormWhole).Update() != nil
+}
+
+// stopsNonFinite tells whether each step waits before its update until the host has
+// seen that it is finite. Where the program itself leaves updates out there is no
+// need to.
+func (t *Trainer) stopsNonFinite() bool { return t.plan.Program.Scaler == nil && t.updates() }
+
+// gate lets a rank's update pass where the step is finite, as far as is known. Loss
+// and norm are sums over all ranks, the same on each.
+func (t *Trainer) gate(r *run.Rank, norm bool) (bool, error) {
+	loss, err := r.Exec.HostF64(t.ports[graph.PortLoss])
+	if err != nil || !norm {
+		return err == nil && isFinite(loss[0]), err
+	}
+	v, err := r.Exec.Scalar(t.plan.Program.GradNorm)
+	return isFinite(loss[0]) && isFinite(v), err
+}
+
+// gradNorm returns the norm that the step computed, 0 where it did not: its host
+// twin is written with the update.
+func (t *Trainer) gradNorm(at *stepAt) (norm float64, err error) {
+	if !at.stopped {
+		return t.hostF64(t.ports[graph.PortGradNorm])
+	}
+	if at.noNorm = len(t.overlappingRules(at.section)) > 0; at.noNorm {
+		return 0, nil
+	}
+	err = t.ranks.Each("the gradient norm", func(r *run.Rank) (err error) {
+		v, err := r.Exec.Scalar(t.plan.Program.GradNorm)
+		if r.Slot == 0 {
+			norm = v
+		}
+		return err
+	})
+	return norm, err
+}
+
+// nonFinite decides what becomes of a step that is not finite: skipped, or the end
+// of the run.
+func (t *Trainer) nonFinite(at *stepAt, loss, norm float64) (skipped bool, err error) {
+	e := &Diverged{Step: at.index + 1, Loss: loss, GradNorm: norm, Rank: -1, Skips: t.cfg.skipsNonFinite()}
+	if t.scales() && !isFinite(norm) {
+		t.skipped.inRow++
+		t.skipped.all++
+		if t.overflowed(e, at.hyper[graph.HyperLossScale]) {
+			return true, nil
+		}
+		e.Skipped = t.skipped.inRow
+		if err := t.name(e, at); err != nil {
+			return false, fmt.Errorf("%w; looking for the tensor failed: %w", e, err)
+		}
+		return false, e
+	}
+	if t.cfg.skipsNonFinite() && !isFinite(norm) {
+		t.skipped.inRow++
+		t.skipped.all++
+		if t.skipped.inRow < maxSkips {
+			return true, nil
+		}
+		e.Skipped = t.skipped.inRow
+	}
+	if e.Skipped == 0 { // the pending update of the step before, if there was one, is applied
+		t.confirm()
+	}
+	if err := t.name(e, at); err != nil {
+		return false, fmt.Errorf("%w; looking for the tensor failed: %w", t.diverged(e), err)
+	}
+	return false, t.diverged(e)
+}
+
+// name finds the first tensor of a step that is not finite, by running the step
+// once more without its update. Where updates ran beside the backward, the
+// parameters are not those of the step any more: then what these have left in the
+// optimizer's states tells the gradient.
+func (t *Trainer) name(e *Diverged, at *stepAt) error {
+	if rules := t.overlappingRules(at.section); len(rules) > 0 && !at.stopped {
+		e.Overwritten = true
+		return t.nameFromStates(e, rules)
+	}
+	list := make([]*exec.NonFinite, len(t.micro))
+	err := t.ranks.Each(fmt.Sprintf("the search in step %d", at.index+1), func(r *run.Rank) (err error) {
+		micro := 0
+		list[r.Slot], err = r.Exec.FindNonFinite(at.section, t.inputsOf(r, at, &micro))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	var first *exec.NonFinite
+	for _, f := range list {
+		if f != nil && (first == nil || f.At < first.At) {
+			first = f
+		}
+	}
+	if first == nil {
+		return nil
+	}
+	e.Rank, e.Tensor, e.Value, e.Operation = first.Rank, fmt.Sprintf("%q", first.Buffer), first.Value, first.Phase+"/"+first.Op.Name
+	switch {
+	case first.Input != "" || first.Op.Kind == graph.AllGather:
+		if found, err := t.nameParameter(e, first.Op.Unit); found || err != nil {
+			return err
+		}
+		e.What = "forward value"
+		if first.Input != "" { // on this rank alone: its copy of a parameter
+			e.What, e.Tensor = "copy of a parameter", fmt.Sprintf("%q", first.Input)
+		}
+	case first.Loss:
+		e.What = "loss"
+	case first.Op.Pass == graph.Backward:
+		e.What = "gradient"
+	default:
+		e.What = "forward value"
+	}
+	return nil
+}
+
+// nameParameter finds the first parameter, of a unit if it is not −1, that is not
+// finite: the update of the step before made it so.
+func (t *Trainer) nameParameter(e *Diverged, unit int) (bool, error) {
+	for i := range t.plan.Program.Params {
+		if unit >= 0 && t.plan.Program.Params[i].Unit != unit {
+			continue
+		}
+		found, err := t.nameState(e, i, "value")
+		if err != nil || !found {
+			if err != nil {
+				return false, err
+			}
+			continue
+		}
+		e.What, e.Operation = "parameter", t.ruleOf(t.plan.Program.Params[i].Unit)
+		return true, nil
+	}
+	return false, nil
+}
+
+// nameState puts a parameter's state into e where it is not finite.
+func (t *Trainer) nameState(e *Diverged, param int, state string) (bool, error) {
+	chunk := make([]float32, run.ChunkElems)
+	found := false
+	err := t.states.Stream(param, state, chunk, func(start int64, v []float32) error {
+		for k, x := range v {
+			if !found && !isFinite(float64(x)) {
+				found = true
+				e.Tensor, e.Value = fmt.Sprintf("%q", t.plan.Program.Params[param].Name), float64(x)
+				err := t.states.Extents(param, state, start+int64(k), 1, func(x run.Extent) error { e.Rank = x.Holders[0]; return nil })
+				if err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	return found, err
+}
+
+// ruleOf names the operation that updates a unit.
+func (t *Trainer) ruleOf(unit int) string {
+	for i := range t.plan.Program.Sections {
+		sec := &t.plan.Program.Sections[i]
+		for k := range sec.Phases {
+			for _, op := range sec.Phases[k].Ops {
+				if op.Unit == unit && isRule(&op) {
+					return sec.Phases[k].Name + "/" + op.Name
+				}
+			}
+		}
+	}
+	return "init"
+}
+
+// isRule tells whether an operation is an optimizer's, by what it is told.
+func isRule(op *graph.Op) bool {
+	_, ok := op.Attr.(graph.UpdateAttr)
+	return ok && op.Kind != graph.ParamNorms
+}
+
+// overlappingRules lists the update operations that a section runs before its
+// gradient norm is known, in program order.
+func (t *Trainer) overlappingRules(section string) (list []*graph.Op) {
+	sec := t.plan.Program.Section(section)
+	for i := range sec.Phases {
+		ph := &sec.Phases[i]
+		for k := range ph.Ops {
+			if op := &ph.Ops[k]; ph.Kind != graph.UpdatePhase && isRule(op) && op.Skip == graph.NoBuf {
+				list = append(list, op)
+			}
+		}
+	}
+	return list
+}
+
+// nameFromStates names what updates beside the backward have left: the first
+// gradient, in their order, that was not finite.
+func (t *Trainer) nameFromStates(e *Diverged, rules []*graph.Op) error {
+	done := map[int]bool{}
+	for _, op := range rules {
+		if done[op.Unit] {
+			continue
+		}
+		done[op.Unit] = true
+		for i := range t.plan.Program.Params {
+			if t.plan.Program.Params[i].Unit != op.Unit {
+				continue
+			}
+			for _, st := range t.states.Names(i) {
+				if st.PerParam {
+					continue
+				}
+				if found, err := t.nameState(e, i, st.Name); found || err != nil {
+					e.What, e.Operation = "gradient of parameter", op.Name
+					return err
+				}
+			}
+		}
+	}
+	_, err := t.nameParameter(e, -1)
+	return err
+}

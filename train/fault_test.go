@@ -1,0 +1,118 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/fault"
+)
+
+// No hang (promise 5): wherever a rank fails or is stuck, the job ends on every
+// rank within the timeout, and says which rank, which operation and which step;
+// nothing after the last checkpoint is written.
+func TestALostRankEndsTheJob(t *testing.T) {
+	const timeout, sick = 700 * time.Millisecond, 2
+	modes := map[string]fault.Mode{"fails at launch": fault.AtLaunch, "fails when run": fault.WhenRun, "panics": fault.Panic, "hangs": fault.Hang}
+	for _, label := range []string{"h.1.mlp.c_fc", "h.0/all_gather", "h.1/reduce_scatter", "adamw", "tokens/in", "loss/all_reduce"} {
+		for name, mode := range modes {
+			t.Run(label+" "+name, func(t *testing.T) {
+				t.Parallel()
+				c := tiny("gpt2")
+				c.Ranks, c.Zero, c.Steps, c.Timeout, c.Poison = 4, 3, 100, timeout, false
+				c.Checkpoint, c.SaveEvery = scratch(t), 1
+				var hurt *fault.Context
+				c.wrapDevice = func(rank int, ctx device.Context) device.Context {
+					if rank != sick {
+						return ctx
+					}
+					// Some launches in: steps have been done, and more were to come.
+					hurt = fault.Wrap(ctx, fault.Plan{Launch: 15, Label: label, Mode: mode})
+					return hurt
+				}
+				tr, err := New(context.Background(), c)
+				require.NoError(t, err)
+				done := make(chan error, 1)
+				began := time.Now()
+				go func() { done <- tr.Run(context.Background(), nil) }()
+				select {
+				case err = <-done:
+				case <-time.After(30 * time.Second):
+					t.Fatal("the job hangs")
+				}
+				require.True(t, hurt.Fired())
+				require.Error(t, err)
+				require.Less(t, time.Since(began), timeout+15*time.Second) // generous: the machine may be busy
+				step := tr.Done() + 1
+				require.Positive(t, tr.Done(), "it failed before the first step: %v", err)
+				t.Log(err)
+				require.ErrorContains(t, err, fmt.Sprintf("step %d", step))
+				require.ErrorContains(t, err, fmt.Sprint(sick), "the rank")
+				if mode == fault.Hang { // the others know in which collective they miss it
+					require.ErrorIs(t, err, comm.ErrTimeout)
+					if label == "adamw" { // at stage 3 no collective of the step comes after it
+						require.ErrorContains(t, err, fmt.Sprintf("rank %d (in operation norm/adamw on stream compute) did not end step %d", sick, step))
+					} else {
+						require.ErrorContains(t, err, fmt.Sprintf("rank %d did not arrive within %s", sick, timeout))
+						require.ErrorContains(t, err, `"only/`)
+					}
+				} else {
+					require.ErrorContains(t, err, fmt.Sprintf("rank %d, step %d", sick, step))
+					require.ErrorContains(t, err, "operation ")
+					require.ErrorContains(t, err, label)
+					require.ErrorContains(t, err, fault.ErrInjected.Error())
+				}
+
+				_, again := tr.Step(context.Background())
+				require.Equal(t, err, again, "after a failed step nothing runs")
+				closed := make(chan error, 1)
+				go func() { closed <- tr.Close() }()
+				select {
+				case <-closed:
+				case <-time.After(30 * time.Second):
+					t.Fatal("Close hangs")
+				}
+				list, err := checkpoint.List(c.Checkpoint)
+				require.NoError(t, err)
+				require.Len(t, list, tr.Done(), "the steps that were done are there")
+				m, err := checkpoint.Verify(context.Background(), list[len(list)-1])
+				require.NoError(t, err)
+				require.Equal(t, tr.Done(), m.Step)
+			})
+		}
+	}
+}
+
+// Memory that can't be had and places that can't be written end New, with
+// nothing left behind.
+func TestNewCleansUp(t *testing.T) {
+	before, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Skip("needs /proc")
+	}
+	for range 20 {
+		c := tiny("gpt2")
+		c.Ranks = 3
+		c.wrapDevice = func(rank int, ctx device.Context) device.Context {
+			if rank == 1 {
+				return fault.Wrap(ctx, fault.Plan{Alloc: true})
+			}
+			return ctx
+		}
+		_, err := New(context.Background(), c)
+		require.ErrorIs(t, err, fault.ErrInjected)
+		require.ErrorContains(t, err, "rank 1")
+	}
+	// Ranks are locked to threads; those of ended jobs are gone.
+	require.Eventually(t, func() bool {
+		after, err := os.ReadDir("/proc/self/task")
+		return err == nil && len(after) < len(before)+30
+	}, 10*time.Second, 50*time.Millisecond)
+}

@@ -1,0 +1,28 @@
+package train
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/internal/nearest"
+)
+
+// FollowGlobalBatch sets Accum so that a step has GlobalBatch rows over all ranks. It
+// refuses what does not divide, and with accumGiven an Accum that says otherwise.
+// Without a GlobalBatch it does nothing.
+func (c *Config) FollowGlobalBatch(accumGiven bool) error {
+	if c.GlobalBatch == 0 {
+		return nil
+	}
+	if c.GlobalBatch%c.Batch != 0 {
+		return fmt.Errorf("--global-batch %d is no multiple of --batch %d rows; micro-batches of %s rows are possible", c.GlobalBatch, c.Batch, nearest.Divisors(c.GlobalBatch, c.Batch))
+	}
+	leaves := c.GlobalBatch / c.Batch
+	if leaves%c.Ranks != 0 {
+		return fmt.Errorf("--global-batch %d is %d micro-batches of --batch %d, which %d ranks do not divide; %s ranks do", c.GlobalBatch, leaves, c.Batch, c.Ranks, nearest.Divisors(leaves, c.Ranks))
+	}
+	if accum := leaves / c.Ranks; accumGiven && accum != c.Accum {
+		return fmt.Errorf("--global-batch %d with --accum %d: %d ranks of --batch %d take %d micro-batches each; leave one of them out", c.GlobalBatch, c.Accum, c.Ranks, c.Batch, accum)
+	}
+	c.Accum = leaves / c.Ranks
+	return nil
+}

@@ -1,0 +1,79 @@
+package train
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/grid"
+	"github.com/spillway-ml/spillway/memplan"
+)
+
+// gridConfig is a point of the grid as a run of 2 steps.
+func gridConfig(t testing.TB, p grid.Point, folders map[string]string) Config {
+	m := p.ModelOf(grid.Small)
+	if folders[m.Name] == "" {
+		folder, err := m.Write(t.TempDir())
+		require.NoError(t, err)
+		folders[m.Name] = folder
+		tokens := make([]byte, 4000) // uint16 below the models' 100
+		for i := 0; i < len(tokens); i += 2 {
+			tokens[i] = byte(i * i / 7 % 97)
+		}
+		require.NoError(t, os.WriteFile(filepath.Join(folder, "tokens.bin"), tokens, 0o644))
+	}
+	c := Default()
+	c.Model, c.Data, c.Order, c.Poison = folders[m.Name], filepath.Join(folders[m.Name], "tokens.bin"), "sequential", true
+	c.Batch, c.Seq, c.Steps, c.Clip = m.Batch, m.Seq, 2, 1
+	c.Ranks, c.Zero, c.Recompute, c.Offload, c.Disk = p.Ranks, p.Zero, p.Recompute, p.Offload, t.TempDir()
+	return c
+}
+
+// Promises 1 and 2 on the whole grid: the bits of a world size depend on nothing
+// else, and of every memory space the highest byte that an operation touched,
+// recorded as it ran (runOf compares it), is the planned peak.
+func TestTheGrid(t *testing.T) {
+	folders := map[string]string{}
+	want := map[string]outcome{}
+	for _, p := range grid.Points() {
+		c := gridConfig(t, p, folders)
+		got := runOf(t, c)
+		world := fmt.Sprint(p.Model, p.Ranks)
+		if _, ok := want[world]; !ok {
+			want[world] = got
+		}
+		require.Equal(t, want[world].losses, got.losses, p)
+		require.Equal(t, want[world].sha, got.sha, p)
+	}
+	require.Len(t, want, len(grid.Small)*len(grid.Ranks))
+}
+
+// Every layout of the grid passes the independent checker, and is within 2 % of
+// what is alive at its peak however small the program. Here the buffers are so
+// small that their alignment counts: whole pages on disk, and of host memory
+// that disk transfers use.
+func TestPlansOfTheGrid(t *testing.T) {
+	folders := map[string]string{}
+	for _, p := range grid.Points() {
+		built, err := Build(gridConfig(t, p, folders))
+		require.NoError(t, err)
+		require.NoError(t, memplan.Check(built.Program, built.Layout), p)
+		for sp, use := range built.Layout.Spaces {
+			align := built.Layout.Align
+			if p.Tier() == "disk" && graph.Space(sp) != graph.Device {
+				align = memplan.DiskPage
+			}
+			var alive int64
+			for _, id := range use.Live {
+				alive += (built.Program.Buf(id).Bytes() + align - 1) / align * align
+			}
+			require.LessOrEqual(t, float64(use.Peak), 1.02*float64(alive), "%s: %s", p, graph.Space(sp))
+		}
+		tier := built.Layout.Spaces
+		require.Equal(t, p.Tier() == "disk", tier[graph.Disk].Peak > 0, p)
+	}
+}

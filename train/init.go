@@ -1,0 +1,222 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/internal/presets"
+	"github.com/spillway-ml/spillway/internal/safetensors"
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
+	"github.com/spillway-ml/spillway/run"
+)
+
+func presetConfig(name string) (hfconfig.Config, error) {
+	p, err := presets.Lookup(name)
+	if err != nil {
+		return hfconfig.Config{}, fmt.Errorf("--model: %w", err)
+	}
+	return p.Config, nil
+}
+
+// initialize gives every state its first values: zeros by the program's "init"
+// section, then parameters from Init, or everything from a checkpoint.
+func (t *Trainer) initialize(ctx context.Context) error {
+	if t.plan.Program.SectionOf(graph.SectionInit, graph.FormWhole) != nil {
+		if err := t.ranks.Each("the initialisation", func(r *run.Rank) error { return r.Exec.RunSection(graph.SectionInit.String(), nil) }); err != nil {
+			return fmt.Errorf("initialise: %w", err)
+		}
+	}
+	if err := t.startScale(nil); err != nil {
+		return fmt.Errorf("initialise: %w", err)
+	}
+	if err := t.firstValues(ctx); err != nil {
+		return err
+	}
+	return t.refresh()
+}
+
+// firstValues gives parameters, or every state, the values that the run begins with.
+func (t *Trainer) firstValues(ctx context.Context) error {
+	if t.cfg.Resume {
+		resumed, err := t.resume(ctx)
+		if err != nil || resumed {
+			return err
+		}
+	}
+	if strings.EqualFold(t.cfg.Init, "random") {
+		return t.randomize(ctx)
+	}
+	return t.load(ctx, t.cfg.Init)
+}
+
+// refresh makes the 16-bit parameters anew from the masters that the host has
+// written.
+func (t *Trainer) refresh() error {
+	if t.plan.Program.SectionOf(graph.SectionRefresh, graph.FormWhole) == nil {
+		return nil
+	}
+	return t.ranks.Each("the rounding of parameters to 16 bits", func(r *run.Rank) error {
+		return r.Exec.RunSection(graph.SectionRefresh.String(), nil)
+	})
+}
+
+// randomize draws every parameter from its distribution. A value depends on the
+// seed, the parameter's name and the element alone, so it is the same at every
+// world size and stage.
+func (t *Trainer) randomize(ctx context.Context) error {
+	chunk := make([]float32, run.ChunkElems)
+	draw := &drawing{}
+	for i := range t.plan.Program.Params {
+		prm := &t.plan.Program.Params[i]
+		stream := num.Stream(prm.Name)
+		for at := int64(0); at < prm.Elems(); {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			v := chunk[:min(int64(len(chunk)), prm.Elems()-at)]
+			*draw = drawing{v: v, prm: prm, seed: uint64(t.cfg.Seed), stream: stream, first: uint64(at)}
+			t.pool.Run((len(v)+drawBlock-1)/drawBlock, draw)
+			if err := t.states.Write(i, "value", at, v); err != nil {
+				return fmt.Errorf("initialise parameter %q: %w", prm.Name, err)
+			}
+			at += int64(len(v))
+		}
+	}
+	return nil
+}
+
+const drawBlock = 1 << 13 // elements drawn by one task index
+
+// drawing is the pool task that draws a chunk of a parameter.
+type drawing struct {
+	v                   []float32
+	prm                 *graph.Param
+	seed, stream, first uint64
+}
+
+// RunIndex draws the i-th block.
+func (d *drawing) RunIndex(i int) {
+	lo := i * drawBlock
+	v := d.v[lo:min(lo+drawBlock, len(d.v))]
+	switch d.prm.Init {
+	case graph.InitNormal:
+		num.FillNormal(v, d.prm.Std, d.seed, d.stream, d.first+uint64(lo))
+	case graph.InitUniform:
+		for k := range v {
+			u := num.Uniform(d.seed, d.stream, d.first+uint64(lo+k))
+			v[k] = float32((2*u - 1) * d.prm.Std)
+		}
+	case graph.InitOnes:
+		for k := range v {
+			v[k] = 1
+		}
+	default:
+		clear(v)
+	}
+}
+
+// load reads the parameters from safetensors in Hugging Face's layout, with or
+// without the "transformer." prefix.
+func (t *Trainer) load(ctx context.Context, path string) error {
+	given, flag := path, "--init"
+	if t.cfg.Inference {
+		flag = "--model" // generate's and eval's only folder
+	}
+	path, passed, err := checkpoint.Resolve(ctx, path, hfconfig.FileName, safetensors.FileName)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", flag, given, err)
+	}
+	for _, p := range passed {
+		t.cfg.warn("%s: %s", flag, p)
+	}
+	if st, err := os.Stat(path); err != nil {
+		return fmt.Errorf("%s %s: %w", flag, path, err)
+	} else if st.IsDir() {
+		if c, err := hfconfig.Read(filepath.Join(path, "config.json")); err == nil && !c.SameModel(t.model) {
+			return fmt.Errorf("--init %s: its config.json describes another model than --model %s", path, t.cfg.Model)
+		}
+	}
+	r, err := safetensors.Open(path)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", flag, path, err)
+	}
+	defer r.Close()
+	names, err := t.match(r)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", flag, path, err)
+	}
+	chunk := make([]float32, run.ChunkElems)
+	for i := range t.plan.Program.Params {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		odd := checkpoint.NonFinite{State: "weights", Tensor: names[i], Of: t.plan.Program.Params[i].Elems()}
+		if err := t.loadTensor(r, names[i], i, "value", chunk, odd.Look); err != nil {
+			return fmt.Errorf("%s %s: %w", flag, path, err)
+		}
+		if odd.Count > 0 {
+			return fmt.Errorf("%s %s: tensor %q: %d of %d values are not finite, first element %d; nothing can start from them", flag, path, odd.Tensor, odd.Count, odd.Of, odd.First)
+		}
+	}
+	return nil
+}
+
+// match finds the file's name of every parameter and compares shapes.
+func (t *Trainer) match(r *safetensors.Reader) ([]string, error) {
+	names := make([]string, len(t.plan.Program.Params))
+	for i := range names {
+		prm := &t.plan.Program.Params[i]
+		var found safetensors.Tensor
+		ok := false
+		for _, name := range []string{prm.Name, "transformer." + prm.Name, strings.TrimPrefix(prm.Name, "model.")} {
+			if found, ok = r.Tensor(name); ok {
+				names[i] = name
+				break
+			}
+		}
+		if !ok {
+			return nil, fmt.Errorf("tensor %q is missing", prm.Name)
+		}
+		if !equalShape(found.Shape, prm.Shape) {
+			return nil, fmt.Errorf("tensor %q has shape %v; the model needs %v", names[i], found.Shape, prm.Shape)
+		}
+	}
+	return names, nil
+}
+
+func equalShape(a, b []int64) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// loadTensor reads a whole flat state of a parameter; look sees its values pass.
+func (t *Trainer) loadTensor(r *safetensors.Reader, name string, param int, state string, chunk []float32, look ...func(start int64, v []float32)) error {
+	n := t.plan.Program.Params[param].Elems()
+	for at := int64(0); at < n; {
+		v := chunk[:min(int64(len(chunk)), n-at)]
+		if err := r.ReadFloat32(name, at, v); err != nil {
+			return err
+		}
+		for _, f := range look {
+			f(at, v)
+		}
+		if err := t.states.Write(param, state, at, v); err != nil {
+			return err
+		}
+		at += int64(len(v))
+	}
+	return nil
+}

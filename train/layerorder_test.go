@@ -1,0 +1,209 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// layered is a short run in layer order.
+func layered(model string, ranks int) Config {
+	c := tiny(model)
+	c.Ranks, c.Batch, c.Seq, c.Steps, c.Accum, c.AccumOrder, c.Clip = ranks, 1, 8, 2, 3, layerOrder, 1
+	return c
+}
+
+// Layer order has the losses and bits of stage 0 in micro order, whatever the stage
+// and the placement; what is planned is touched (runOf).
+func TestLayerOrderGivesMicroOrdersBits(t *testing.T) {
+	disk := t.TempDir()
+	everything := "optimizer=%[1]s,parameters=%[1]s,gradients=%[1]s,activations=%[1]s"
+	cases := []struct {
+		ranks, zero int
+		change      func(c *Config) // of both orders
+		recompute   string
+		offload     string
+	}{
+		{1, 0, nil, "none", ""},
+		{1, 3, func(c *Config) { c.Dropout = 0 }, "full", fmt.Sprintf(everything, "disk")},
+		{2, 1, func(c *Config) { c.Clip = 0 }, "selective", "optimizer=disk,parameters=disk"},
+		{2, 3, nil, "full", fmt.Sprintf(everything, "host")},
+		{2, 3, func(c *Config) { c.Freeze = []string{"model.layers.0.*", "model.embed_tokens.*"} }, "full", "parameters=host"},
+		{2, 2, func(c *Config) { c.Freeze = []string{"model.layers.0.mlp.*"} }, "none", "activations=host"},
+		{3, 2, nil, "none", ""},
+		{4, 3, func(c *Config) { c.ShardSize = 2 }, "none", "optimizer=host"},
+		{5, 3, nil, "drop:model.layers.{0-1}.mlp.*", "activations=host:model.layers.*.self_attn*"},
+		{2, 3, func(c *Config) { c.Precision = "bf16" }, "none", "gradients=host"},
+		{2, 2, func(c *Config) { c.Precision, c.Clip = "fp16", 0 }, "full", ""},
+		{4, 3, func(c *Config) { c.Precision, c.ShardSize = "bf16", 2 }, "none", ""},
+		{2, 3, func(c *Config) { c.Precision, c.Int8 = "bf16", []string{"activations"} }, "none", "activations=host"},
+		{2, 3, func(c *Config) {
+			c.Precision, c.Int8 = "bf16", []string{"optimizer", "gather", "reduce", "activations", "matmul"}
+		}, "selective", ""},
+		{3, 3, func(c *Config) { c.Reproducible = true }, "full", "optimizer=host"},
+		{2, 0, func(c *Config) { c.Reproducible = true }, "none", "activations=host"},
+		{1, 3, func(c *Config) { c.Reproducible, c.Precision = true, "bf16" }, "none", ""},
+		{2, 2, func(c *Config) { c.Reproducible, c.Precision = true, "bf16" }, "selective", "gradients=host"},
+	}
+	for i, cs := range cases {
+		c := layered("llama-untied", cs.ranks)
+		c.Poison = i%3 == 0 // the program is verified after every pass
+		if i%6 == 1 {
+			c.Accum = 8
+		}
+		if cs.change != nil {
+			cs.change(&c)
+		}
+		want := c
+		want.AccumOrder, want.Zero = microOrder, 0
+		if want.ShardSize > 0 {
+			want.Zero = 1
+		}
+		c.Zero, c.Recompute, c.Offload, c.Disk = cs.zero, cs.recompute, cs.offload, disk
+		a, b := runOf(t, want), runOf(t, c)
+		require.Equal(t, a.losses, b.losses, i)
+		require.Equal(t, a.sha, b.sha, i)
+	}
+}
+
+// Dropout's masks and the cache of frozen layers go by sample, and an evaluation
+// beside it sees nothing of the order.
+func TestLayerOrderKeepsSamplesApart(t *testing.T) {
+	eval := func(c Config) (list []float32) {
+		tr, err := New(context.Background(), c)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tr.Close()) }()
+		require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
+			list = append(list, r.Loss, r.Eval.Loss)
+			return nil
+		}))
+		return list
+	}
+	c := layered("gpt2", 2) // tied: a frozen embedding is not
+	c.Dropout, c.Freeze, c.EvalData, c.EvalEvery, c.EvalSteps, c.Zero = 0.2, []string{"wte*", "wpe*", "h.0.*"}, c.Data, 1, 2, 2
+	want := c
+	want.AccumOrder, want.Zero = microOrder, 0
+	require.Equal(t, eval(want), eval(c))
+
+	c.Dropout, want.Dropout = 0, 0
+	c.FrozenCache, c.Steps, c.Accum = FrozenCache{graph.Host, 1 << 20}, 30, 8
+	want.Steps, want.Accum = c.Steps, c.Accum
+	cached := 0
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tr.Close()) }()
+	var got []float32
+	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
+		if got = append(got, r.Loss, r.Eval.Loss); r.Cached {
+			cached++
+		}
+		return nil
+	}))
+	require.Equal(t, eval(want), got)
+	require.Positive(t, cached)
+}
+
+// A parameter that two blocks use is summed use by use: one result at every stage and
+// placement, which the plan tells of.
+func TestLayerOrderOfATiedHead(t *testing.T) {
+	c := layered("gpt2", 2)
+	micro := c
+	micro.AccumOrder, micro.Zero = microOrder, 0
+	base := runOf(t, micro)
+	var want outcome
+	for zero := range 4 {
+		c.Poison = zero == 3
+		c.Zero, c.Recompute, c.Offload = zero, []string{"none", "full"}[zero%2], []string{"", "optimizer=host", "activations=host", "parameters=host"}[zero]
+		got := runOf(t, c)
+		if zero == 0 {
+			want = got
+			require.Equal(t, base.losses[0], got.losses[0])
+			for i := range got.losses {
+				require.InEpsilon(t, base.losses[i], got.losses[i], 1e-5)
+			}
+		}
+		require.Equal(t, want.losses, got.losses, zero)
+		require.Equal(t, want.sha, got.sha, zero)
+	}
+	p, err := Build(c)
+	require.NoError(t, err)
+	require.Equal(t, "wte.weight is used by several blocks: its gradient is summed use by use, with bits of layer order's own, equal at every stage and placement", p.OwnSums())
+	untied := layered("llama-untied", 2)
+	p, err = Build(untied)
+	require.NoError(t, err)
+	require.Empty(t, p.OwnSums())
+}
+
+// A step in layer order reads from disk, and sends, what a step of one micro-batch
+// does.
+func TestLayerOrderReadsOnce(t *testing.T) {
+	last := func(c Config) (r StepResult) {
+		tr, err := New(context.Background(), c)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tr.Close()) }()
+		require.NoError(t, tr.Run(context.Background(), func(s StepResult) error { r = s; return nil }))
+		return r
+	}
+	c := layered("llama-untied", 2)
+	c.Poison, c.Accum = false, 8 // its fills are writes
+	c.Offload, c.Disk, c.Zero = "optimizer=disk,parameters=disk", t.TempDir(), 3
+	got := last(c)
+	c.Accum = 1
+	one := last(c)
+	require.Positive(t, one.DiskRead)
+	require.Equal(t, one.DiskRead, got.DiskRead)
+	require.Equal(t, one.DiskWritten, got.DiskWritten)
+	require.Positive(t, one.CommBytes)
+	require.Equal(t, one.CommBytes, got.CommBytes)
+	c.Accum, c.AccumOrder = 8, microOrder
+	require.Greater(t, last(c).DiskRead, 3*one.DiskRead, "eight times the parameters")
+}
+
+// A search takes layer order where each micro-batch would read everything from disk
+// again, says so, and leaves what was given.
+func TestFitTakesLayerOrder(t *testing.T) {
+	c := layered("llama-untied", 1)
+	c.Poison, c.AccumOrder, c.Accum = false, microOrder, 8
+	c.Offload, c.Disk = "optimizer=disk,parameters=disk", t.TempDir()
+	fit := func(c Config, given ...string) *Fitted {
+		f, err := Fit(c, func(flag string) bool {
+			return slices.Contains(append(given, "zero", "offload", "recompute", "prefetch"), flag)
+		}, 0, CPUHardware(2))
+		require.NoError(t, err)
+		return f
+	}
+	got := fit(c)
+	require.Contains(t, got.Flags, "--accum-order layer ")
+	require.Contains(t, strings.Join(got.Reasons, "\n"), "layer order: each layer runs its 8 micro-batches in turn")
+	micro := fit(c, "accum-order")
+	require.NotContains(t, micro.Flags, "--accum-order")
+	require.Greater(t, got.TokensPerSecond(), 1.1*micro.TokensPerSecond())
+	c.Reproducible = true
+	require.Contains(t, fit(c).Flags, "--accum-order layer ")
+	c.Reproducible, c.Accum = false, mostLayered+1
+	require.NotContains(t, fit(c).Flags, "--accum-order", "the program would have them all")
+	c.Accum, c.Offload = 8, ""
+	require.NotContains(t, fit(c).Flags, "--accum-order", "nothing is read or gathered")
+	c.AccumOrder = layerOrder
+	require.Contains(t, fit(c, "accum-order").Flags, "--accum-order layer ")
+	require.Contains(t, fit(c).Flags, "--accum-order micro ", "what was asked for is told to change")
+}
+
+// Where micro order fits and layer order does not, that is a way out.
+func TestMicroOrderIsAWayOut(t *testing.T) {
+	c := layered("llama-untied", 1)
+	c.Poison, c.Accum, c.Seq, c.AccumOrder = false, 8, 40, microOrder
+	p, err := Build(c)
+	require.NoError(t, err)
+	c.DeviceMemory, c.AccumOrder = p.Layout.Spaces[graph.Device].Peak+p.Config.Outside[graph.Device], layerOrder
+	_, err = Build(c)
+	var refused *Refusal
+	require.ErrorAs(t, err, &refused)
+	require.Contains(t, err.Error(), "--accum-order micro")
+}

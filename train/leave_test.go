@@ -1,0 +1,107 @@
+package train
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// dueContext is canceled once it was asked a number of times.
+type dueContext struct {
+	context.Context
+	asked, due atomic.Int64
+}
+
+func dueAfter(n int64) *dueContext {
+	c := &dueContext{Context: context.Background()}
+	c.due.Store(n)
+	return c
+}
+
+func (c *dueContext) Err() error {
+	if c.asked.Add(1) > c.due.Load() {
+		return context.Canceled
+	}
+	return nil
+}
+
+// A canceled step is abandoned between two micro-steps, on all ranks before the same
+// one; the state is that of the step before, and what is computed from it later has
+// the bits of a run that nothing interrupted.
+func TestAStepIsLeftBetweenMicroSteps(t *testing.T) {
+	for name, change := range map[string]func(*Config){
+		"stage 0":                func(c *Config) { c.Zero = 0 },
+		"stage 3":                func(c *Config) {},
+		"stage 2, recompute":     func(c *Config) { c.Zero, c.Recompute = 2, "full" },
+		"updates in the forward": func(c *Config) { c.Clip, c.Offload = 0.1, "optimizer=host,gradients=host" },
+		"beside the backward":    func(c *Config) { c.Zero, c.Offload = 1, "optimizer=host" },
+		"skip, offloaded":        func(c *Config) { c.OnNonFinite, c.Offload = "skip", "optimizer=host" },
+		"fp16, offloaded":        func(c *Config) { c.Precision, c.Offload = "fp16", "optimizer=host" },
+		"everything on disk":     func(c *Config) { c.Clip, c.Offload, c.Disk = 0.1, placements[9], t.TempDir() },
+		"frozen layers": func(c *Config) {
+			c.Freeze, c.FrozenCache = []string{"wte*", "wpe*", "h.0.*"}, FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := tiny("gpt2")
+			c.Ranks, c.Batch, c.Seq, c.Accum, c.Steps = 3, 1, 16, 4, 3
+			change(&c)
+			want := runOf(t, c)
+			one := c
+			one.Steps = 1
+			first := runOf(t, one)
+			for micro := range int64(c.Accum) {
+				tr, err := New(context.Background(), c)
+				require.NoError(t, err)
+				defer func() { require.NoError(t, tr.Close()) }()
+				_, err = tr.Step(context.Background())
+				require.NoError(t, err)
+				ctx := dueAfter(1 + micro)
+				_, err = tr.Step(ctx)
+				if micro == int64(c.Accum)-1 { // asked no more: the last micro-step has begun
+					require.NoError(t, err)
+					require.Equal(t, micro+1, ctx.asked.Load())
+					continue
+				}
+				require.ErrorIs(t, err, context.Canceled)
+				require.Equal(t, 2+micro, ctx.asked.Load(), "once a micro-step, not once a rank")
+				require.Equal(t, 1, tr.Done())
+				if micro != 1 { // one goes on from the abandoned step with nothing between
+					sha, err := tr.ParamsSHA256()
+					require.NoError(t, err)
+					require.Equal(t, first.sha, sha)
+				}
+				got := append([]float32(nil), first.losses...)
+				require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
+					got = append(got, r.Loss)
+					return nil
+				}))
+				require.Equal(t, want.losses, got)
+				sha, err := tr.ParamsSHA256()
+				require.NoError(t, err)
+				require.Equal(t, want.sha, sha)
+			}
+		})
+	}
+}
+
+// The run that was left so is saved as after any step, and resumed to the same bits.
+func TestALeftStepIsResumed(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Batch, c.Seq, c.Accum, c.Steps, c.Clip, c.Offload = 2, 1, 16, 3, 4, 0.1, "optimizer=host"
+	want := runOf(t, c)
+	c.Checkpoint = t.TempDir()
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	require.ErrorIs(t, tr.Run(dueAfter(3*2+2), nil), context.Canceled) // two steps ask thrice each
+	require.Equal(t, 2, tr.Done())
+	require.NoError(t, tr.Close())
+	c.Resume = true
+	got := runOf(t, c)
+	require.Equal(t, want.losses[2:], got.losses)
+	require.Equal(t, want.sha, got.sha)
+}

@@ -1,0 +1,147 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+)
+
+// Run trains until Steps are done, evaluating and saving as configured, and tells
+// each step. Where training ends early and the state is sound, a checkpoint of it is
+// written first, if one is configured: a canceled context and an error from tell
+// come back then, unless that checkpoint could not be had.
+//
+// What surrounds the training does not end it: an evaluation that fails is told by
+// Config.Warn; a checkpoint that can't be saved as well, and is tried again after
+// each step, and twice at the end before that is an error.
+func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
+	for t.step < t.cfg.Steps {
+		res, err := t.Step(ctx)
+		if err != nil {
+			return t.leave(err)
+		}
+		last := t.step == t.cfg.Steps
+		if t.eval != nil && (last || t.cfg.EvalEvery > 0 && t.step%t.cfg.EvalEvery == 0) {
+			ev, err := t.Evaluate(ctx)
+			switch {
+			case err == nil:
+				res.Eval = &ev
+			case t.fatal != nil:
+				return t.fatal
+			case ctx.Err() == nil:
+				t.cfg.warn("step %d: the evaluation failed: %v", t.step, err)
+			}
+		}
+		if tell != nil {
+			if err := tell(res); err != nil {
+				return t.leave(err)
+			}
+		}
+		if t.store != nil && t.worthSaving() && (last || t.unsaved || t.cfg.SaveEvery > 0 && t.step%t.cfg.SaveEvery == 0) {
+			if err := t.saveOrGoOn(last); err != nil {
+				return err
+			}
+		}
+	}
+	if t.store == nil {
+		return t.checkFinite()
+	}
+	return nil
+}
+
+// leave ends the run because of err. Between steps the state is sound: it is saved,
+// if it is not already.
+func (t *Trainer) leave(err error) error {
+	if t.fatal != nil || t.store == nil || t.step == 0 || t.saved() {
+		return err
+	}
+	_, failed := t.Save()
+	if failed != nil {
+		_, failed = t.Save()
+	}
+	if failed != nil {
+		return fmt.Errorf("after step %d (%v) the checkpoint can't be saved: %w", t.step, err, failed)
+	}
+	return err
+}
+
+// saveOrGoOn writes a checkpoint. That it fails is an error only where the values
+// are not finite, or at the last step, and then at the second try.
+func (t *Trainer) saveOrGoOn(last bool) error {
+	_, err := t.Save()
+	if err != nil && last && t.fatal == nil {
+		_, err = t.Save()
+	}
+	switch {
+	case err == nil:
+		if t.unsaved {
+			t.cfg.warn("the checkpoint of step %d is saved now", t.step)
+		}
+		t.unsaved = false
+	case last || t.fatal != nil:
+		return err
+	case !t.unsaved:
+		t.unsaved = true
+		t.cfg.warn("%v; training goes on, and it is tried again after each step", err)
+	}
+	return nil
+}
+
+// unsound makes a save's finding that a state is not finite the run's divergence.
+func (t *Trainer) unsound(found *checkpoint.NonFinite) error {
+	for i := range t.plan.Program.Params {
+		if t.plan.Program.Params[i].Name != found.Tensor {
+			continue
+		}
+		state := found.State
+		if state == tensorFile("value") {
+			state = "value"
+		}
+		return t.unsoundState(i, state)
+	}
+	return t.diverged(&Diverged{Step: t.step, Rank: -1, Update: true})
+}
+
+// unsoundState is the divergence by the last update of a parameter's state, which
+// is not finite.
+func (t *Trainer) unsoundState(param int, state string) error {
+	e := &Diverged{Step: t.step, Rank: -1, Update: true}
+	if _, err := t.nameState(e, param, state); err != nil {
+		return errors.Join(t.diverged(e), err)
+	}
+	if e.What = "parameter"; state != "value" {
+		e.What = "optimizer state " + state + " of"
+	}
+	e.Operation = t.ruleOf(t.plan.Program.Params[param].Unit)
+	return t.diverged(e)
+}
+
+// diverged makes e the end of the run and has the store remember it.
+func (t *Trainer) diverged(e *Diverged) error {
+	t.fatal = e
+	t.markDivergence(e.Step)
+	return e
+}
+
+// checkFinite looks at the parameters after the last step, where no checkpoint is
+// written that would show what its update made of them.
+func (t *Trainer) checkFinite() error {
+	if err := t.flush(); err != nil {
+		return err
+	}
+	for i := range t.plan.Program.Params {
+		if t.plan.Program.Params[i].Frozen {
+			continue
+		}
+		found, err := t.nameState(&Diverged{}, i, "value")
+		if err != nil {
+			return err
+		}
+		if found {
+			return t.unsoundState(i, "value")
+		}
+	}
+	return nil
+}

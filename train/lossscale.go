@@ -1,0 +1,116 @@
+package train
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/decimal"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// scaleState is the loss scale between two steps, as the program's Scaler has it.
+type scaleState struct {
+	Scale float64 `json:"scale"` // of the next step
+	Clean float64 `json:"clean"` // updates since it last moved; negative: overflows in a row
+}
+
+// dynamicScale is Config.LossScale that follows overflows.
+const dynamicScale = "dynamic"
+
+// lossScale returns what Config.LossScale says: the scale of the first step, and
+// whether it moves.
+func (c *Config) lossScale() (scale float64, dynamic bool, err error) {
+	s := strings.ToLower(strings.TrimSpace(c.LossScale))
+	if s == "" || s == dynamicScale {
+		return graph.InitialLossScale, true, nil
+	}
+	if !strings.EqualFold(c.precision(), "fp16") {
+		return 0, false, fmt.Errorf("--loss-scale %.80s: --precision %s has none, its range is fp32's; give it with --precision fp16 or leave it out", s, c.precision())
+	}
+	scale, err = decimal.Float(s)
+	// A gradient of 1 times the scale must be finite in fp32.
+	if err != nil || !(scale >= 1 && scale <= 1<<126) {
+		return 0, false, fmt.Errorf("--loss-scale %.80q: use dynamic or a number of at least 1", c.LossScale)
+	}
+	return scale, false, nil
+}
+
+func validScale(c *Config) error {
+	_, dynamic, err := c.lossScale()
+	switch n := c.LossScaleHysteresis; {
+	case err != nil:
+		return err
+	case n < 0 || n > maxSkips:
+		return fmt.Errorf("--loss-scale-hysteresis %d: use 1 to %d overflows in a row", n, maxSkips)
+	case n > 1 && (!dynamic || !strings.EqualFold(c.precision(), "fp16")):
+		return fmt.Errorf("--loss-scale-hysteresis %d: only a dynamic loss scale, of --precision fp16, is halved; leave it out", n)
+	}
+	return nil
+}
+
+// scalePolicy is how the program's loss scale moves.
+func (c *Config) scalePolicy() graph.LossScaleAttr {
+	if scale, dynamic, err := c.lossScale(); err == nil && !dynamic {
+		return graph.LossScaleAttr{Growth: 1, Backoff: 1, Floor: scale, Interval: 1}
+	}
+	policy := graph.DefaultLossScale
+	if c.LossScaleHysteresis > 1 {
+		policy.Hysteresis = int64(c.LossScaleHysteresis)
+	}
+	return policy
+}
+
+// scales tells whether the run has a loss scale.
+func (t *Trainer) scales() bool {
+	s := t.plan.Program.Scaler
+	return s != nil && s.State != graph.NoBuf
+}
+
+// startScale gives every rank the loss scale of the first step: a checkpoint's, or
+// what is configured. A static scale is always the configured one.
+func (t *Trainer) startScale(saved *scaleState) error {
+	t.scale = scaleState{Scale: 1}
+	if !t.scales() {
+		return nil
+	}
+	scale, dynamic, err := t.cfg.lossScale()
+	if err != nil {
+		return err
+	}
+	t.scale = scaleState{Scale: scale}
+	if saved != nil && dynamic {
+		t.scale = *saved
+	}
+	var state [8 * graph.NumScale]byte
+	binary.NativeEndian.PutUint64(state[8*graph.ScaleValue:], math.Float64bits(t.scale.Scale))
+	binary.NativeEndian.PutUint64(state[8*graph.ScaleClean:], math.Float64bits(t.scale.Clean))
+	return t.ranks.Each("the first loss scale", func(r *run.Rank) error {
+		return r.Exec.Write(t.plan.Program.Scaler.State, 0, state[:])
+	})
+}
+
+// readScale takes the loss scale that a step has left.
+func (t *Trainer) readScale() error {
+	if !t.scales() || !t.updates() {
+		return nil
+	}
+	v, err := t.ranks.First().Exec.HostF64(t.ports[graph.PortScale])
+	if err == nil {
+		t.scale = scaleState{v[graph.ScaleValue], v[graph.ScaleClean]}
+	}
+	return err
+}
+
+// overflowed decides what becomes of a step that overflowed at the loss scale: a
+// dynamic scale is halved and training goes on, until it cannot be halved; at a
+// static one, some steps in a row may overflow.
+func (t *Trainer) overflowed(e *Diverged, scale float64) (skipped bool) {
+	e.LossScale = scale
+	if policy := t.cfg.scalePolicy(); policy.Backoff < 1 {
+		return scale > policy.Floor || int64(t.skipped.inRow) < policy.Hysteresis
+	}
+	return t.skipped.inRow < maxSkips
+}

@@ -1,0 +1,34 @@
+package train
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// limitedTo, in the environment, makes TestAddressSpaceLimit the process that has it.
+const limitedTo = "SPILLWAY_TEST_RLIMIT_AS"
+
+// The machine gives no more than this process's address space may grow to.
+func TestAddressSpaceLimit(t *testing.T) {
+	const limit = 3 << 30 // less than any machine that runs this has with swap; room for Go and its heap
+	if os.Getenv(limitedTo) != "" {
+		before := machineMemory()
+		require.NoError(t, unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: limit, Max: limit}))
+		fmt.Println("memory", before, machineMemory())
+		return
+	}
+	c := exec.Command(os.Args[0], "-test.run=^TestAddressSpaceLimit$")
+	c.Env = append(os.Environ(), limitedTo+"=1")
+	out, err := c.CombinedOutput()
+	require.NoError(t, err, string(out))
+	var before, after int64
+	_, err = fmt.Sscanf(string(out), "memory %d %d", &before, &after)
+	require.NoError(t, err, string(out))
+	require.Equal(t, min(before, limit), after)
+	require.LessOrEqual(t, after, int64(limit))
+}

@@ -1,0 +1,58 @@
+package train
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What a divergence offers is not what the run has already, and overflows of fp16's
+// scale are not called skipped steps.
+func TestWhatADivergenceSays(t *testing.T) {
+	const skip = "--on-nonfinite skip"
+	plain := Diverged{Step: 3, Rank: -1}
+	require.Contains(t, plain.Error(), skip)
+	given := Diverged{Step: 3, Rank: -1, Skips: true}
+	require.NotContains(t, given.Error(), skip)
+	tenth := Diverged{Step: 12, Rank: -1, Skips: true, Skipped: 10}
+	require.Contains(t, tenth.Error(), "none of the last 10 steps was finite")
+	require.NotContains(t, tenth.Error(), skip)
+	floor := Diverged{Step: 4, Rank: -1, Skipped: 3, LossScale: 1}
+	require.Contains(t, floor.Error(), "it overflowed at a loss scale of 1, as each of the last 3 steps did at its own")
+	require.NotContains(t, floor.Error(), skip)
+	require.NotContains(t, floor.Error(), "--loss-scale")
+	static := Diverged{Step: 10, Rank: -1, Skipped: 10, LossScale: 1 << 24}
+	require.Contains(t, static.Error(), "--loss-scale dynamic, or a smaller one")
+	require.NotContains(t, static.Error(), "--lr")
+}
+
+// What moves no memory but bits is told at a resume: the orders of sums.
+func TestAnOrderOfSumsIsAChange(t *testing.T) {
+	c := Default()
+	was := c.settings()
+	c.Reproducible, c.AccumOrder, c.Collectives, c.ShardSize = true, "Layer", "ring", 2
+	_, lines := changed(was, c.settings())
+	require.Equal(t, []string{"--collectives: not in use → ring", "--reproducible: not in use → true", "--shard-size: not in use → 2"}, lines,
+		"of one micro-batch, layer order is micro order")
+	c.Accum = 2
+	_, lines = changed(was, c.settings())
+	require.Contains(t, lines, "--accum-order: not in use → layer")
+}
+
+// Gradients in 16 bits are the default, which earlier checkpoints recorded too.
+func TestADefaultIsNoChange(t *testing.T) {
+	c := Default()
+	now := c.settings()
+	c.Precision = "bf16"
+	flags, lines := changed(now, c.settings())
+	require.Equal(t, []string{"precision"}, flags)
+	require.Equal(t, []string{"--precision: fp32 → bf16"}, lines)
+	old := c.settings()
+	old["reduce"] = "same"
+	flags, _ = changed(old, c.settings())
+	require.Empty(t, flags)
+	require.Equal(t, "same", old["reduce"], "what was read stays")
+	c.Reduce = "fp32"
+	_, lines = changed(old, c.settings())
+	require.Equal(t, []string{"--reduce: not in use → fp32"}, lines)
+}

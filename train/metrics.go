@@ -1,0 +1,203 @@
+package train
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// MetricsWriter writes a run's JSON lines, one object a line, each flushed. A line
+// that could be written in part only is written over by the next one.
+type MetricsWriter struct {
+	f     *os.File
+	plain bool  // a regular file: lines have a place in it
+	end   int64 // of the last whole line
+}
+
+// OpenMetrics creates the file and its folder. It starts empty, or, for a run that
+// goes on after step, with the lines of the steps up to that: what follows, and a
+// line that was cut off, is another attempt's. step −1: a new run.
+func OpenMetrics(path string, step int) (*MetricsWriter, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+		return nil, fmt.Errorf("--metrics: %w", err)
+	}
+	if st, err := os.Stat(path); err == nil && st.Mode()&os.ModeNamedPipe != 0 {
+		f, err := openPipe(path)
+		if err != nil {
+			return nil, fmt.Errorf("--metrics: %w", err)
+		}
+		return &MetricsWriter{f: f}, nil
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o666)
+	if errors.Is(err, os.ErrPermission) || errors.Is(err, syscall.ENXIO) || errors.Is(err, syscall.EINVAL) {
+		f, err = os.OpenFile(path, os.O_WRONLY, 0)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--metrics: %w", err)
+	}
+	m := &MetricsWriter{f: f}
+	st, err := f.Stat()
+	if err == nil && st.Mode().IsRegular() {
+		m.plain = true
+		if step >= 0 {
+			m.end, err = linesUpTo(f, step)
+		}
+		if err == nil {
+			err = f.Truncate(m.end)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("--metrics: %w", err), f.Close())
+	}
+	return m, nil
+}
+
+// refuseForeign refuses a file that is there already and does not begin as metrics
+// do: somebody else's, which a run would empty.
+func refuseForeign(path string) error {
+	st, err := os.Stat(path)
+	if err != nil || !st.Mode().IsRegular() {
+		return nil // what can't be written is told when it is opened
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	head := make([]byte, 16)
+	n, err := io.ReadFull(f, head)
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("--metrics: %w", err)
+	}
+	for _, start := range []string{`{"step":`, `{"event":`} {
+		if m := min(n, len(start)); string(head[:m]) == start[:m] {
+			return nil
+		}
+	}
+	return fmt.Errorf("--metrics %.80q is there already and holds no metrics; give another file, or remove it", path)
+}
+
+// linesUpTo returns the end of the last whole line before the first that is cut off
+// or of a step after the given one.
+func linesUpTo(r io.Reader, step int) (int64, error) {
+	lines := bufio.NewReader(r)
+	for end := int64(0); ; {
+		line, err := lines.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return end, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		var v struct {
+			Step int `json:"step"`
+		}
+		if json.Unmarshal(line, &v) != nil || v.Step > step {
+			return end, nil
+		}
+		end += int64(len(line))
+	}
+}
+
+// number is a JSON number as the shortest decimal that round-trips the type;
+// null where it is not finite.
+func number(v float64, bits int) json.RawMessage {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return json.RawMessage("null")
+	}
+	return json.RawMessage(strconv.FormatFloat(v, 'g', -1, bits))
+}
+
+type stepLine struct {
+	Step          int             `json:"step"`
+	Loss          json.RawMessage `json:"loss"`
+	LR            json.RawMessage `json:"lr"`
+	GradNorm      json.RawMessage `json:"grad_norm"`
+	LossScale     json.RawMessage `json:"loss_scale"`
+	Skipped       bool            `json:"skipped"`
+	SkippedAll    int             `json:"skipped_steps,omitempty"`
+	Seconds       json.RawMessage `json:"seconds"`
+	TokensPerS    json.RawMessage `json:"tokens_per_s"`
+	DevicePeak    []int64         `json:"device_peak_bytes"`
+	DevicePlanned []int64         `json:"device_planned_bytes"`
+	HostPeak      []int64         `json:"host_peak_bytes"`
+	HostPlanned   []int64         `json:"host_planned_bytes"`
+	DiskPeak      []int64         `json:"disk_peak_bytes"`
+	DiskPlanned   []int64         `json:"disk_planned_bytes"`
+	CommBytes     int64           `json:"comm_bytes"`
+	DiskRead      int64           `json:"disk_read_bytes"`
+	DiskWritten   int64           `json:"disk_written_bytes"`
+	Cached        bool            `json:"frozen_cached,omitempty"`
+}
+
+// Step writes a step's line, and its evaluation's where it has one.
+func (m *MetricsWriter) Step(r StepResult) error {
+	err := m.line(stepLine{
+		Step: r.Step, Loss: number(float64(r.Loss), 32), LR: number(r.LR, 64), GradNorm: number(r.GradNorm, 64), LossScale: number(r.LossScale, 64),
+		Skipped: r.Skipped, SkippedAll: r.SkippedAll, Seconds: number(r.Seconds, 64), TokensPerS: number(r.TokensPerS, 64),
+		DevicePeak: r.Peak[graph.Device], DevicePlanned: r.Planned[graph.Device],
+		HostPeak: r.Peak[graph.Host], HostPlanned: r.Planned[graph.Host],
+		DiskPeak: r.Peak[graph.Disk], DiskPlanned: r.Planned[graph.Disk],
+		CommBytes: r.CommBytes, DiskRead: r.DiskRead, DiskWritten: r.DiskWritten, Cached: r.Cached,
+	})
+	if err != nil || r.Eval == nil {
+		return err
+	}
+	return m.line(struct {
+		Event   string          `json:"event"`
+		Step    int             `json:"step"`
+		Loss    json.RawMessage `json:"loss"`
+		Targets int64           `json:"targets"`
+		Seconds json.RawMessage `json:"seconds"`
+	}{"eval", r.Eval.Step, number(float64(r.Eval.Loss), 32), r.Eval.Targets, number(r.Eval.Seconds, 64)})
+}
+
+// Done writes the last line.
+func (m *MetricsWriter) Done(step int, paramsSHA256 string) error {
+	return m.line(struct {
+		Event  string `json:"event"`
+		Step   int    `json:"step"`
+		SHA256 string `json:"params_sha256"`
+	}{"done", step, paramsSHA256})
+}
+
+func (m *MetricsWriter) line(v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("--metrics: %w", err)
+	}
+	text = append(text, '\n')
+	if m.plain {
+		_, err = m.f.WriteAt(text, m.end)
+	} else {
+		_, err = m.f.Write(text)
+	}
+	if err != nil {
+		if m.plain { // nobody shall read half a line
+			err = errors.Join(err, m.f.Truncate(m.end))
+		}
+		return fmt.Errorf("--metrics: %w", err)
+	}
+	m.end += int64(len(text))
+	return nil
+}
+
+// Close closes the file.
+func (m *MetricsWriter) Close() error {
+	if m == nil {
+		return nil
+	}
+	if err := m.f.Close(); err != nil {
+		return fmt.Errorf("--metrics: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,130 @@
+package train
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+)
+
+// Files of a Hugging Face model folder beside its config and weights.
+const (
+	tokenizerConfigFile  = "tokenizer_config.json"
+	generationConfigFile = "generation_config.json"
+)
+
+// ModelFiles are the names of all files that a checkpoint may hold for Hugging
+// Face's loaders, beside the weights.
+func ModelFiles() []string {
+	return append([]string{hfconfig.FileName, tokenizerFile}, besideTokenizer...)
+}
+
+// besideTokenizer are the files that go with a tokenizer.json.
+var besideTokenizer = []string{tokenizerConfigFile, generationConfigFile, "special_tokens_map.json", "chat_template.jinja"}
+
+// maxModelFile bounds a file that is copied into every checkpoint.
+const maxModelFile = 64 << 20
+
+// modelFiles are the small files of a checkpoint that make it a Hugging Face
+// folder: the config, and where the model's tokenizer is known, that and what says
+// how to generate. They are made once.
+func (t *Trainer) modelFiles() ([]checkpoint.Blob, error) {
+	if t.files != nil {
+		return t.files, nil
+	}
+	config, err := hfconfig.Marshal(t.model, "float32")
+	if err != nil {
+		return nil, err
+	}
+	files := []checkpoint.Blob{{Name: hfconfig.FileName, Data: config}}
+	spec := t.cfg.Tokenizer
+	if spec == "" {
+		spec = modelTokenizer(&t.cfg, t.model.Vocab)
+	}
+	if spec != "" {
+		more, err := tokenizerFiles(spec, t.model.Positions)
+		if err != nil {
+			return nil, fmt.Errorf("the tokenizer's files: %w", err)
+		}
+		files = append(files, more...)
+	}
+	t.files = files
+	return files, nil
+}
+
+// tokenizerFiles are a tokenizer's files: copies of those that it came from, or
+// what a built-in one comes to.
+func tokenizerFiles(spec string, positions int) ([]checkpoint.Blob, error) {
+	tok, err := data.OpenTokenizer(spec)
+	if err != nil {
+		return nil, err
+	}
+	have := map[string][]byte{}
+	switch strings.ToLower(spec) {
+	case "bytes", "gpt2":
+		if have[tokenizerFile], err = data.HuggingFace(tok); err != nil {
+			return nil, err
+		}
+	default:
+		if have[tokenizerFile], err = readSmall(spec); err != nil {
+			return nil, err
+		}
+		if filepath.Base(spec) == tokenizerFile {
+			for _, name := range besideTokenizer {
+				text, err := readSmall(filepath.Join(filepath.Dir(spec), name))
+				if err == nil {
+					have[name] = text
+				} else if !errors.Is(err, os.ErrNotExist) {
+					return nil, err
+				}
+			}
+		}
+	}
+	config := map[string]any{"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": positions, "clean_up_tokenization_spaces": false}
+	generation := map[string]any{"max_length": positions}
+	if eot := tok.EOT(); eot >= 0 {
+		config["eos_token"] = tok.Decode([]int32{eot})
+		generation["eos_token_id"] = eot
+	}
+	for name, value := range map[string]any{tokenizerConfigFile: config, generationConfigFile: generation} {
+		if have[name] != nil {
+			continue
+		}
+		text, err := json.MarshalIndent(value, "", "  ")
+		if err != nil {
+			return nil, err
+		}
+		have[name] = append(text, '\n')
+	}
+	var files []checkpoint.Blob
+	for _, name := range append([]string{tokenizerFile}, besideTokenizer...) {
+		if text, ok := have[name]; ok {
+			files = append(files, checkpoint.Blob{Name: name, Data: text})
+		}
+	}
+	return files, nil
+}
+
+// readSmall reads a regular file of up to maxModelFile bytes.
+func readSmall(path string) ([]byte, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() || st.Size() > maxModelFile {
+		return nil, fmt.Errorf("%s is no regular file of up to %d bytes", path, maxModelFile)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxModelFile))
+}

@@ -1,0 +1,256 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan"
+)
+
+// Promise 1: recomputation changes no bit.
+func TestRecomputeGivesTheSameBits(t *testing.T) {
+	for _, model := range []string{"gpt2", "llama-tied"} {
+		for _, ranks := range []int{1, 2, 3} {
+			for _, accum := range []int{1, 3} {
+				c := tiny(model)
+				c.Ranks, c.Accum, c.Steps, c.Reproducible = ranks, accum, 2, true
+				policies := []string{"selective", "full"}
+				if model == "gpt2" {
+					c.Dropout = 0.1
+					policies = append(policies, "full:h.0;selective:h.1")
+				}
+				c.Zero = 0
+				want := runOf(t, c)
+				for zero := range 4 {
+					for _, policy := range inTurn(zero+ranks+accum/2, policies) {
+						c.Zero, c.Recompute = zero, policy
+						got := runOf(t, c)
+						require.Equal(t, want.losses, got.losses, "%s, %d ranks, accum %d, stage %d, %s", model, ranks, accum, zero, policy)
+						require.Equal(t, want.sha, got.sha, "%s, %d ranks, accum %d, stage %d, %s", model, ranks, accum, zero, policy)
+					}
+				}
+				c.Recompute = ""
+			}
+		}
+	}
+}
+
+// Placements of the grid: each class alone in each tier, and together.
+var placements = []string{
+	"optimizer=host", "optimizer=disk", "parameters=host", "parameters=disk", "gradients=host", "gradients=disk", "activations=host", "activations=disk",
+	"optimizer=host,parameters=host,gradients=host,activations=host",
+	"optimizer=disk,parameters=disk,gradients=disk,activations=disk",
+	"optimizer=disk,parameters=host", "optimizer=host,gradients=disk,activations=disk", "parameters=disk,gradients=host",
+}
+
+// allVariable asks for every combination where the usual run takes turns.
+const allVariable = "SPILLWAY_TEST_ALL"
+
+// inTurn returns one of the values, another each turn, or with allVariable all.
+func inTurn[T any](turn int, values []T) []T {
+	if os.Getenv(allVariable) != "" {
+		return values
+	}
+	return values[turn%len(values):][:1]
+}
+
+// stagePairs are what takes turns where all stages would take too long: two turns
+// that differ by one have all four.
+var stagePairs = [][]int{{0, 2}, {1, 3}}
+
+// stagesInTurn returns two stages, the others the next turn, or with allVariable all.
+func stagesInTurn(turn int) (list []int) {
+	for _, pair := range inTurn(turn, stagePairs) {
+		list = append(list, pair...)
+	}
+	return list
+}
+
+// Promise 1 over stage × placement × ranks, with accumulation 1 and 3, clipping
+// on and off and prefetch distances 0 to 2; promise 2 (in runOf) in all three
+// spaces. Each placement has two of the stages and one of the policies of
+// recomputation in turn, over the numbers of ranks all stages, or with allVariable
+// every combination.
+func TestOffloadGivesTheSameBits(t *testing.T) {
+	turn := 0
+	for _, ranks := range []int{1, 2, 3} {
+		want := map[string]outcome{}
+		for i, placement := range placements {
+			for _, zero := range stagesInTurn(i + ranks) {
+				c := tiny("gpt2")
+				c.Ranks, c.Steps, c.Reproducible, c.Dropout = ranks, 2, true, 0.1
+				c.Accum = 1 + 2*((turn/3)%2)
+				c.Clip = float64((turn + i) % 2)
+				key := fmt.Sprint(c.Accum, c.Clip)
+				if _, ok := want[key]; !ok {
+					c.Zero = 0
+					want[key] = runOf(t, c)
+				}
+				c.Zero, c.Prefetch, c.Offload, c.Disk = zero, turn%3, placement, t.TempDir()
+				c.offloadChunk = []int64{0, 1024, 3072}[(turn/2)%3]
+				for _, policy := range inTurn(turn+i, []string{"none", "full", "selective"}) {
+					c.Recompute = policy
+					got := runOf(t, c)
+					at := fmt.Sprintf("%d ranks, stage %d, accum %d, clip %g, prefetch %d, chunk %d, recompute %s, %s", ranks, zero, c.Accum, c.Clip, c.Prefetch, c.offloadChunk, c.Recompute, placement)
+					require.Equal(t, want[key].losses, got.losses, at)
+					require.Equal(t, want[key].sha, got.sha, at)
+				}
+				turn++
+			}
+		}
+	}
+}
+
+// A Llama, every optimizer, frozen parameters and held-out data go through the
+// same copies.
+func TestOffloadEveryOptimizer(t *testing.T) {
+	for i, name := range []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd"} {
+		for _, ranks := range inTurn(i, []int{1, 2}) {
+			c := tiny("llama-untied")
+			c.Ranks, c.Steps, c.Optimizer, c.Clip, c.Zero = ranks, 3, name, 1, 0
+			c.Freeze = []string{"model.layers.0.*"}
+			c.EvalData, c.EvalSteps = c.Data, 2
+			want := runOf(t, c)
+			for _, placement := range placements[8:] {
+				c.Zero, c.Offload, c.Disk = (i+ranks)%4, placement, t.TempDir()
+				c.offloadChunk = 2048 * int64(i%2)
+				got := runOf(t, c)
+				require.Equal(t, want.losses, got.losses, "%s, %d ranks, %s", name, ranks, placement)
+				require.Equal(t, want.sha, got.sha, "%s, %d ranks, %s", name, ranks, placement)
+			}
+		}
+	}
+}
+
+// What moves off the device is not on it any more, and each class is where it
+// was put: equalities.
+func TestOffloadMovesTheClass(t *testing.T) {
+	for zero := range 4 {
+		base := tiny("gpt2")
+		base.Ranks, base.Zero = 2, zero
+		plain, err := Build(base)
+		require.NoError(t, err)
+		on := &plain.Layout.Spaces[graph.Device].ClassPeak
+		for flag, class := range map[string]graph.Class{"optimizer": graph.Optimizer, "parameters": graph.Parameters, "gradients": graph.Gradients} {
+			for tier, space := range map[string]graph.Space{"host": graph.Host, "disk": graph.Disk} {
+				c := base
+				c.Offload = flag + "=" + tier
+				p, err := Build(c)
+				require.NoError(t, err)
+				require.Zero(t, p.Layout.Spaces[graph.Device].ClassPeak[class], c.Offload)
+				require.Equal(t, on[class], p.Layout.Spaces[space].ClassPeak[class], "%s at stage %d", c.Offload, zero)
+				require.Less(t, p.Layout.Spaces[graph.Device].Peak, plain.Layout.Spaces[graph.Device].Peak+on[class], c.Offload)
+			}
+		}
+	}
+}
+
+// The device's peak falls with each step down the ladder, and a cap at the
+// plan's peak is a wall in every space.
+func TestCapsOfAllTiersAreWalls(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Zero, c.Steps, c.Disk = 2, 3, 1, t.TempDir()
+	c.Recompute, c.Offload = "full", "optimizer=disk,parameters=host,activations=host"
+	p, err := Build(c)
+	require.NoError(t, err)
+	for space, limit := range []*int64{&c.DeviceMemory, &c.HostMemory, &c.DiskMemory} {
+		*limit = p.Layout.Spaces[space].Peak + p.Config.Outside[space]
+	}
+	runOf(t, c)
+	for space, limit := range []*int64{&c.DeviceMemory, &c.HostMemory, &c.DiskMemory} {
+		*limit--
+		_, err := New(context.Background(), c)
+		require.ErrorContains(t, err, "does not fit")
+		require.ErrorContains(t, err, graph.Space(space).String())
+		*limit++
+	}
+}
+
+// A checkpoint written with states on disk continues, bit for bit, with states
+// on the device, and the other way round.
+func TestResumeAcrossPlacements(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Disk = 2, 4, t.TempDir()
+	want := runOf(t, c)
+	for _, placement := range [][2]string{{placements[9], ""}, {"", placements[9]}, {placements[8], placements[4]}} {
+		c.Checkpoint, c.Resume = t.TempDir(), false
+		c.Steps, c.Offload = 2, placement[0]
+		runOf(t, c)
+		c.Steps, c.Offload, c.Resume = 4, placement[1], true
+		got := runOf(t, c)
+		require.Equal(t, want.losses[2:], got.losses)
+		require.Equal(t, want.sha, got.sha)
+	}
+}
+
+func TestDiskNeedsAFolder(t *testing.T) {
+	c := tiny("gpt2")
+	c.Offload = "optimizer=disk"
+	_, err := New(context.Background(), c)
+	require.ErrorContains(t, err, "--disk DIR")
+	for text, want := range map[string]string{"optimizer": "CLASS=host", "optimizer=tape": `"tape" is not a place`, "weights=host": `class "weights"`} {
+		c.Offload = text
+		_, err = New(context.Background(), c)
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "--offload")
+	}
+}
+
+// Sharding within groups and half precision (planned, not run) take the same
+// rewrite: their programs verify, and their layouts hold.
+func TestOffloadOfPlannedPrograms(t *testing.T) {
+	for i, precision := range []string{"bf16", "fp16", "fp32"} {
+		for _, placement := range placements {
+			c := tiny("gpt2")
+			c.Ranks, c.Precision, c.Zero, c.Offload, c.Recompute = 4, precision, i+1, placement, "full"
+			if precision == "fp32" {
+				c.ShardSize = 2
+			}
+			p, err := Build(c)
+			require.NoError(t, err, "%s, %s", precision, placement)
+			require.NoError(t, memplan.Check(p.Program, p.Layout), "%s, %s", precision, placement)
+		}
+	}
+}
+
+// Groups of ranks that shard, replicated over groups, with every placement.
+func TestOffloadWithinGroups(t *testing.T) {
+	for zero := 1; zero < 4; zero++ {
+		c := tiny("gpt2")
+		c.Ranks, c.ShardSize, c.Steps, c.Zero, c.Clip = 4, 2, 2, zero, 0.5
+		want := runOf(t, c)
+		for _, placement := range placements[8:] {
+			c.Offload, c.Disk, c.Recompute, c.offloadChunk = placement, t.TempDir(), "full", 1024
+			got := runOf(t, c)
+			require.Equal(t, want.losses, got.losses, "stage %d, %s", zero, placement)
+			require.Equal(t, want.sha, got.sha, "stage %d, %s", zero, placement)
+		}
+	}
+}
+
+// Evaluation and generation fetch parameters too, nothing writes outside of what
+// it declares, and the text is the same.
+func TestOffloadGeneratesTheSameText(t *testing.T) {
+	text := func(offload string) string {
+		c := tiny("gpt2")
+		c.Ranks, c.Steps, c.Generate, c.CheckWrites = 2, 1, true, offload != ""
+		c.EvalData, c.EvalSteps = c.Data, 1
+		c.Offload, c.Disk, c.Recompute = offload, t.TempDir(), "full"
+		tr, err := New(context.Background(), c)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tr.Close()) }()
+		require.NoError(t, tr.Run(context.Background(), nil))
+		out, err := tr.Generate(context.Background(), "the", 12, Sampling{Temperature: 1, Seed: 1})
+		require.NoError(t, err)
+		return out
+	}
+	want := text("")
+	for _, placement := range placements[8:] {
+		require.Equal(t, want, text(placement), placement)
+	}
+}

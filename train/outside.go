@@ -1,0 +1,181 @@
+package train
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spillway-ml/spillway/comm/algo"
+	"github.com/spillway-ml/spillway/exec"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/offload/store"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// What a process takes of host memory outside its ranks' arenas, in bytes.
+// Measured as the highest resident memory less the arenas (benchmarks/resident):
+// of a program of two layers, of 100 and of 400 on one rank and on four, and
+// with each of the options below.
+const (
+	processOutside   = 26 << 20 // code, the runtime, the heap, kernels' scratch, the chunk that states are loaded and saved by
+	rankOutside      = 1 << 19  // threads, queues, groups
+	opOutside        = 1600     // an operation of the program, with its buffers and their places
+	boundOutside     = 1050     // an operation bound to a rank's kernels and addresses
+	tokenizerOutside = 14 << 20 // tables of a byte-pair tokenizer
+)
+
+// processRanks is how many of the run's ranks share a process.
+func (c *Config) processRanks() int {
+	if c.LocalRanks > 0 {
+		return min(c.LocalRanks, c.Ranks)
+	}
+	return c.Ranks
+}
+
+// outside returns what a rank's process needs of each space outside the arenas:
+// what the plan was told of its device and caches, and the rank's part of the process's
+// own host memory. The CPU device's memory is host memory, but all that is
+// outside counts as host.
+func (c *Config) outside(p *plan.Plan) [graph.NumSpaces]int64 {
+	all := p.Config.Outside
+	ranks := int64(c.processRanks())
+	ops, streams := programSize(p.Program)
+	process := processOutside + ranks*rankOutside + ops*(opOutside+ranks*boundOutside)
+	if t := strings.ToLower(c.Tokenizer); t != "" && t != "bytes" {
+		process += tokenizerOutside
+	}
+	if a := c.algorithm(); a != algo.Auto && a != algo.Direct || c.job != nil {
+		process += ranks * algo.ScratchBytes
+	}
+	if c.Trace != "" {
+		process += ranks * streams * exec.TraceBytes(traceSpans)
+	}
+	if disk := p.Layout.Spaces[graph.Disk].Peak; disk > 0 {
+		files := make([]int64, ranks)
+		for i := range files {
+			files[i] = disk
+		}
+		process += store.OutsideBytes(diskOptions(c.Disk), files...)
+	}
+	all[graph.Host] += (process+ranks-1)/ranks + c.DiskCache
+	return all
+}
+
+// diskOptions are those that a folder of the disk tier is opened with: what was
+// measured for its filesystem, or the defaults.
+func diskOptions(dir string) store.Options {
+	if dir == "" {
+		return store.Options{}
+	}
+	t, err := store.LoadTuning(dir)
+	if err != nil { // opening the folder warns of it
+		return store.Options{}
+	}
+	return store.Options{Block: t.Block, Depth: t.Depth}
+}
+
+// caches are the bytes of a space that flags give to caches outside the arena.
+func (c *Config) caches(sp graph.Space) (disk, frozen int64) {
+	if sp == graph.Host {
+		disk = c.DiskCache
+	}
+	if c.FrozenCache.Bytes > 0 && c.FrozenCache.Tier == sp {
+		frozen = c.FrozenCache.Bytes
+	}
+	return disk, frozen
+}
+
+// mostOutside names the most of what is outside a space's arena, n bytes.
+func (c *Config) mostOutside(sp graph.Space, n int64) string {
+	disk, frozen := c.caches(sp)
+	switch rest := n - disk - frozen; {
+	case frozen > max(disk, rest):
+		return fmt.Sprintf("--frozen-cache of %s", plan.Bytes(frozen))
+	case disk > rest:
+		return fmt.Sprintf("--disk-cache of %s", plan.Bytes(disk))
+	}
+	return "what the process itself needs"
+}
+
+// smallerCaches says what caches would fit, where caches are all that does not;
+// "" otherwise. A rank's caches come after what its plan and process need.
+func smallerCaches(c *Config, p *plan.Plan) string {
+	var texts []string
+	for sp := range graph.NumSpaces {
+		limit := p.Config.Capacity[sp]
+		need := p.Layout.Spaces[sp].Peak + p.Config.Outside[sp]
+		if limit == 0 || need <= limit {
+			continue
+		}
+		disk, frozen := c.caches(sp)
+		left := limit - (need - disk - frozen)
+		if left < 0 {
+			return ""
+		}
+		toDisk := func(room int64) string {
+			if text := sizeBelow(room); text != "" {
+				return fmt.Sprintf("--disk-cache %s or less instead of %s", text, plan.Bytes(disk))
+			}
+			return fmt.Sprintf("no --disk-cache (it is %s)", plan.Bytes(disk))
+		}
+		toFrozen := func(room int64) string {
+			row := int64(1)
+			if b := p.Program.Port(graph.PortPrefix); b != graph.NoBuf {
+				row = p.Program.Buf(b).Bytes() / int64(c.Batch)
+			}
+			if text := sizeBelow(room); text != "" && room*int64(c.Ranks) >= row {
+				return fmt.Sprintf("--frozen-cache %s:%s or less instead of %s", sp, text, plan.Bytes(frozen))
+			}
+			return fmt.Sprintf("no --frozen-cache (it is %s)", plan.Bytes(frozen))
+		}
+		switch {
+		case frozen == 0:
+			texts = append(texts, toDisk(left))
+		case disk == 0:
+			texts = append(texts, toFrozen(left))
+		case frozen <= left: // what skips a forward stays
+			texts = append(texts, toDisk(left-frozen))
+		case disk <= left:
+			texts = append(texts, toFrozen(left-disk))
+		default:
+			texts = append(texts, fmt.Sprintf("--disk-cache and --frozen-cache of %s together", plan.Bytes(left)))
+		}
+	}
+	return strings.Join(texts, " and ")
+}
+
+// sizeBelow writes a size as flags take it, rounded down by less than a
+// sixteenth; "" for none.
+func sizeBelow(n int64) string {
+	for _, u := range []struct {
+		name  string
+		bytes int64
+	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
+		if n >= u.bytes && (n >= 16*u.bytes || n%u.bytes == 0) {
+			return fmt.Sprintf("%d%s", n/u.bytes, u.name)
+		}
+	}
+	if n <= 0 {
+		return ""
+	}
+	return fmt.Sprint(n)
+}
+
+// programSize counts a program's operations and the streams that they run on.
+func programSize(p *graph.Program) (ops, streams int64) {
+	var used [graph.NumStreams]bool
+	for i := range p.Sections {
+		for j := range p.Sections[i].Phases {
+			ph := &p.Sections[i].Phases[j]
+			ops += int64(len(ph.Ops))
+			for k := range ph.Ops {
+				used[ph.Ops[k].Stream] = true
+			}
+		}
+	}
+	for _, u := range used {
+		if u {
+			streams++
+		}
+	}
+	return ops, streams
+}

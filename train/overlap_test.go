@@ -1,0 +1,84 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Promise 1 for updates that wait for the next step: with rates that change by
+// step, whoever looks at the states between steps (an evaluation, a checkpoint, a
+// hash) sees those of the step, and whether anybody looks changes no bit.
+func TestPendingUpdatesAreThereWhenNeeded(t *testing.T) {
+	for i, placement := range []string{"optimizer=host", "optimizer=disk", placements[8], placements[9], "optimizer=host:55%", "optimizer=host:30%+disk:30%"} {
+		c := tiny("gpt2")
+		c.Ranks, c.Zero, c.Steps, c.Clip, c.Dropout = 1+i%2, i%4, 4, 0.5, 0.1
+		c.LRSchedule, c.Warmup, c.MinLR = "cosine", 2, 1e-5
+		c.EvalData, c.EvalSteps = c.Data, 1
+		type seen struct {
+			loss, eval float32
+			sha        string
+		}
+		run := func(c Config, look func(step int) bool) (list []seen) {
+			tr, err := New(context.Background(), c)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, tr.Close()) }()
+			for s := range c.Steps {
+				r, err := tr.Step(context.Background())
+				require.NoError(t, err)
+				v := seen{loss: r.Loss}
+				if look(s) {
+					e, err := tr.Evaluate(context.Background())
+					require.NoError(t, err)
+					v.eval = e.Loss
+					v.sha, err = tr.ParamsSHA256()
+					require.NoError(t, err)
+				}
+				list = append(list, v)
+			}
+			return list
+		}
+		want := run(c, func(int) bool { return true })
+		c.Offload, c.Disk, c.Prefetch, c.offloadChunk = placement, t.TempDir(), 1+i%3, 1024
+		p, err := Build(c)
+		require.NoError(t, err)
+		require.NotNil(t, p.Program.Section("flush"), "%s: the update waits for the next step", placement)
+		for name, look := range map[string]func(int) bool{
+			"always": func(int) bool { return true }, "at the end": func(s int) bool { return s == c.Steps-1 }, "in between": func(s int) bool { return s%2 == 1 },
+		} {
+			for s, got := range run(c, look) {
+				at := fmt.Sprintf("%s, step %d, looking %s", placement, s+1, name)
+				require.Equal(t, want[s].loss, got.loss, at)
+				if look(s) {
+					require.Equal(t, want[s], got, at)
+				}
+			}
+		}
+	}
+}
+
+// A checkpoint holds the step's own update, and a run that resumes from it has
+// nothing pending.
+func TestPendingUpdatesAreSaved(t *testing.T) {
+	c := tiny("llama-untied")
+	c.Ranks, c.Steps, c.Clip, c.LRSchedule, c.Accum = 2, 4, 1, "cosine", 2
+	want := runOf(t, c)
+	c.Offload, c.Prefetch, c.Checkpoint, c.SaveEvery = "optimizer=host", 1, t.TempDir(), 1
+	got := runOf(t, c)
+	require.Equal(t, want.losses, got.losses)
+	require.Equal(t, want.sha, got.sha)
+	c.Resume = true
+	for step := c.Steps - 1; step > 0; step-- {
+		require.NoError(t, os.RemoveAll(filepath.Join(c.Checkpoint, fmt.Sprintf("step-%08d", step+1))))
+		d := c
+		d.SaveEvery = c.Steps // at the end only, which the next turn removes
+		got := runOf(t, d)
+		require.Equal(t, want.losses[step:], got.losses)
+		require.Equal(t, want.sha, got.sha)
+		require.NoError(t, os.RemoveAll(filepath.Join(c.Checkpoint, fmt.Sprintf("step-%08d", c.Steps))))
+	}
+}

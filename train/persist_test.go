@@ -1,0 +1,434 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/internal/safetensors"
+)
+
+// scratch is a temporary folder, in memory where the system has such a place:
+// checkpoints are synced to the disk, and the tests write hundreds.
+func scratch(t testing.TB) string {
+	const memory = "/dev/shm"
+	if st, err := os.Stat(memory); err != nil || !st.IsDir() {
+		return t.TempDir()
+	}
+	dir, err := os.MkdirTemp(memory, "spillway-test-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// A run that ends after the first half and is resumed gives the bits of one that
+// was never interrupted.
+func TestResumeContinuesBitForBit(t *testing.T) {
+	base := func() Config {
+		c := tiny("gpt2")
+		c.Steps, c.Seq, c.LRSchedule, c.Warmup, c.Clip = 6, 24, "cosine", 2, 1
+		return c
+	}
+	cases := map[string]func(*Config){}
+	for z := range 4 {
+		cases[fmt.Sprintf("stage %d", z)] = func(c *Config) { c.Zero, c.Ranks = z, 3 }
+		cases[fmt.Sprintf("stage %d, accumulation", z)] = func(c *Config) { c.Zero, c.Ranks, c.Accum = z, 2, 3 }
+	}
+	for _, name := range []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd"} {
+		cases[name] = func(c *Config) { c.Optimizer, c.Ranks = name, 2 }
+	}
+	cases["shuffled"] = func(c *Config) { c.Order, c.Ranks = "shuffled", 2 }
+	cases["shuffled, over the data's end"] = func(c *Config) { c.Order, c.Batch, c.Seq, c.Ranks = "shuffled", 8, 60, 4 }
+	cases["dropout"] = func(c *Config) { c.Dropout, c.Ranks = 0.2, 2 }
+	cases["evaluation"] = func(c *Config) { c.EvalData, c.EvalEvery, c.EvalSteps = c.Data, 2, 2 }
+	cases["frozen"] = func(c *Config) { c.Freeze = []string{"h.0.*", "wpe.weight"} }
+	cases["one rank"] = func(c *Config) { c.Accum = 2 }
+	for name, change := range cases {
+		t.Run(name, func(t *testing.T) {
+			c := base()
+			change(&c)
+			want := runOf(t, c)
+			c.Checkpoint, c.SaveEvery = scratch(t), 1
+			saving := runOf(t, c)
+			require.Equal(t, want, saving, "saving changes nothing")
+			for _, at := range []int{1, 3} { // the second time from the resumed run's own checkpoints
+				list, err := checkpoint.List(c.Checkpoint)
+				require.NoError(t, err)
+				for _, folder := range list {
+					if m, err := checkpoint.ReadManifest(folder); err == nil && m.Step > at {
+						require.NoError(t, os.RemoveAll(folder))
+					}
+				}
+				c.Resume = true
+				tr, err := New(context.Background(), c)
+				require.NoError(t, err)
+				require.Equal(t, at, tr.Done())
+				var losses []float32
+				require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
+					require.Equal(t, at+len(losses)+1, r.Step)
+					losses = append(losses, r.Loss)
+					return nil
+				}))
+				sha, err := tr.ParamsSHA256()
+				require.NoError(t, err)
+				require.NoError(t, tr.Close())
+				require.Equal(t, want.losses[at:], losses, "resumed after step %d", at)
+				require.Equal(t, want.sha, sha, "resumed after step %d", at)
+			}
+		})
+	}
+}
+
+// files reads a checkpoint's tensors: what each state of each parameter is.
+func files(t *testing.T, folder string) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(folder)
+	require.NoError(t, err)
+	all := map[string]string{}
+	for _, e := range entries {
+		if filepath.Ext(e.Name()) == ".safetensors" {
+			text, err := os.ReadFile(filepath.Join(folder, e.Name()))
+			require.NoError(t, err)
+			all[e.Name()] = string(text)
+		}
+	}
+	require.Contains(t, all, "model.safetensors")
+	return all
+}
+
+// A checkpoint addresses states by parameter and element: it loads at any world
+// size and stage, and what is saved from there again is the same files.
+func TestCheckpointsLoadAtAnyWorldSizeAndStage(t *testing.T) {
+	for _, optimizer := range []string{"adamw", "novograd"} {
+		for _, model := range []string{"gpt2", "llama-untied"} {
+			if optimizer == "novograd" && model != "gpt2" {
+				continue
+			}
+			c := tiny(model)
+			c.Ranks, c.Zero, c.Steps, c.Optimizer, c.Checkpoint = 3, 3, 2, optimizer, scratch(t)
+			runOf(t, c)
+			list, err := checkpoint.List(c.Checkpoint)
+			require.NoError(t, err)
+			require.Len(t, list, 1)
+			want := files(t, list[0])
+			for _, ranks := range []int{1, 2, 5} {
+				for zero := range 4 {
+					d := c
+					d.Ranks, d.Zero, d.Resume = ranks, zero, true
+					d.Checkpoint = scratch(t)
+					require.NoError(t, os.CopyFS(filepath.Join(d.Checkpoint, filepath.Base(list[0])), os.DirFS(list[0])))
+					tr, err := New(context.Background(), d)
+					require.NoError(t, err)
+					require.Equal(t, 2, tr.Done())
+					folder, err := tr.Save()
+					require.NoError(t, err)
+					require.Equal(t, want, files(t, folder), "%s, %s, %d ranks, stage %d", model, optimizer, ranks, zero)
+					require.NoError(t, tr.Close())
+					d.Steps = 3
+					require.Len(t, runOf(t, d).losses, 1)
+				}
+			}
+		}
+	}
+}
+
+// What Save writes is a Hugging Face folder: --init reads it back, and the
+// tensors hold the bits of the parameters.
+func TestSavedWeightsReadBackEqual(t *testing.T) {
+	for _, model := range []string{"gpt2", "llama-tied", "llama-untied"} {
+		c := tiny(model)
+		c.Ranks, c.Steps, c.Checkpoint = 3, 2, scratch(t)
+		tr, err := New(context.Background(), c)
+		require.NoError(t, err)
+		require.NoError(t, tr.Run(context.Background(), nil))
+		sha, err := tr.ParamsSHA256()
+		require.NoError(t, err)
+		list, err := checkpoint.List(c.Checkpoint)
+		require.NoError(t, err)
+		r, err := safetensors.Open(list[0])
+		require.NoError(t, err)
+		require.Len(t, r.Tensors(), len(tr.Plan().Program.Params))
+		for _, tensor := range r.Tensors() {
+			shape, want, err := tr.Parameter(tensor.Name)
+			require.NoError(t, err)
+			got := make([]float32, len(want))
+			require.NoError(t, r.ReadFloat32(tensor.Name, 0, got))
+			require.Equal(t, shape, tensor.Shape)
+			require.Equal(t, want, got, tensor.Name)
+		}
+		require.NoError(t, r.Close())
+		require.NoError(t, tr.Close())
+
+		d := tiny(model)
+		d.Model, d.Init, d.Zero, d.Ranks = list[0], list[0], 1, 2
+		again, err := New(context.Background(), d)
+		require.NoError(t, err)
+		got, err := again.ParamsSHA256()
+		require.NoError(t, err)
+		require.Equal(t, sha, got)
+		require.NoError(t, again.Close())
+	}
+}
+
+// rewrite copies a model folder's weights under other names or shapes.
+func rewrite(t *testing.T, from string, change func(*safetensors.Tensor) (keep bool)) string {
+	t.Helper()
+	dir := scratch(t)
+	require.NoError(t, os.CopyFS(dir, os.DirFS(from)))
+	require.NoError(t, os.Remove(filepath.Join(dir, "model.safetensors")))
+	r, err := safetensors.Open(from)
+	require.NoError(t, err)
+	defer r.Close()
+	type pair struct {
+		from string
+		to   safetensors.Tensor
+	}
+	var pairs []pair
+	var tensors []safetensors.Tensor
+	for _, old := range r.Tensors() {
+		tensor := safetensors.Tensor{Name: old.Name, DType: safetensors.F32, Shape: append([]int64(nil), old.Shape...)}
+		if change(&tensor) {
+			pairs = append(pairs, pair{old.Name, tensor})
+			tensors = append(tensors, tensor)
+		}
+	}
+	w, err := safetensors.Create(filepath.Join(dir, "model.safetensors"), tensors, nil)
+	require.NoError(t, err)
+	for _, p := range pairs {
+		n := int64(1)
+		for _, d := range p.to.Shape {
+			n *= d
+		}
+		v := make([]float32, n)
+		old, _ := r.Tensor(p.from)
+		whole := int64(1)
+		for _, d := range old.Shape {
+			whole *= d
+		}
+		require.NoError(t, r.ReadFloat32(p.from, 0, v[:min(n, whole)]))
+		require.NoError(t, w.WriteFloat32(p.to.Name, 0, v))
+	}
+	require.NoError(t, w.Commit())
+	return dir
+}
+
+// Weights load with and without GPT-2's prefix, and with Llama's.
+func TestInitReadsHuggingFaceNames(t *testing.T) {
+	loaded := func(c Config) string {
+		tr, err := New(context.Background(), c)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tr.Close()) }()
+		sha, err := tr.ParamsSHA256()
+		require.NoError(t, err)
+		return sha
+	}
+	for model, prefixes := range map[string][]string{"gpt2": {"", "transformer."}, "llama-tied": {"", "model."}, "llama-untied": {"", "model."}} {
+		want := loaded(tiny(model))
+		bare := func(name string) string {
+			for _, p := range prefixes[1:] {
+				if len(name) > len(p) && name[:len(p)] == p {
+					return name[len(p):]
+				}
+			}
+			return name
+		}
+		for _, prefix := range prefixes {
+			c := tiny(model)
+			c.Init = rewrite(t, "../testdata/"+model, func(s *safetensors.Tensor) bool {
+				if s.Name != "lm_head.weight" {
+					s.Name = prefix + bare(s.Name)
+				}
+				return true
+			})
+			require.Equal(t, want, loaded(c), "%s with prefix %q", model, prefix)
+		}
+	}
+}
+
+// What is wrong with weights is named: the file and the tensor.
+func TestInitRefusesOtherWeights(t *testing.T) {
+	from := "../testdata/gpt2"
+	all := func(*safetensors.Tensor) bool { return true }
+	missing := rewrite(t, from, func(s *safetensors.Tensor) bool {
+		return s.Name != "h.1.mlp.c_fc.weight" && s.Name != "transformer.h.1.mlp.c_fc.weight"
+	})
+	wrong := rewrite(t, from, func(s *safetensors.Tensor) bool {
+		if strings.HasSuffix(s.Name, "ln_f.bias") {
+			s.Shape[0]++
+		}
+		return true
+	})
+	transposed := rewrite(t, from, func(s *safetensors.Tensor) bool {
+		if strings.HasSuffix(s.Name, "h.0.mlp.c_fc.weight") {
+			s.Shape[0], s.Shape[1] = s.Shape[1], s.Shape[0]
+		}
+		return true
+	})
+	cut := rewrite(t, from, all)
+	file := filepath.Join(cut, "model.safetensors")
+	st, err := os.Stat(file)
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(file, st.Size()-1))
+	header := rewrite(t, from, all)
+	require.NoError(t, os.WriteFile(filepath.Join(header, "model.safetensors"), []byte("\xff\xff\xff\xff\xff\xff\xff\x7f{}"), 0o644))
+	empty := rewrite(t, from, all)
+	require.NoError(t, os.WriteFile(filepath.Join(empty, "model.safetensors"), nil, 0o644))
+	for dir, names := range map[string][]string{
+		missing:    {missing, `"h.1.mlp.c_fc.weight" is missing`},
+		wrong:      {wrong, "ln_f.bias", "shape"},
+		transposed: {transposed, "c_fc.weight", "shape"},
+		cut:        {"model.safetensors"},
+		header:     {"model.safetensors"},
+		empty:      {"model.safetensors"},
+		"no/such":  {"no/such"},
+	} {
+		c := tiny("gpt2")
+		c.Init = dir
+		_, err := New(context.Background(), c)
+		require.Error(t, err, names)
+		for _, name := range names {
+			require.ErrorContains(t, err, name)
+		}
+		require.NotErrorIs(t, err, checkpoint.ErrDamaged, "bad input is not damage")
+	}
+}
+
+// A checkpoint that is not what was written is damage, named by its file; one of
+// another run is refused with both sides.
+func TestResumeRefuses(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Checkpoint, c.SaveEvery = 2, 2, scratch(t), 1
+	runOf(t, c)
+	c.Resume, c.Steps = true, 4
+	list, err := checkpoint.List(c.Checkpoint)
+	require.NoError(t, err)
+	require.Len(t, list, 2)
+	entries, err := os.ReadDir(list[1])
+	require.NoError(t, err)
+	for _, e := range entries {
+		for what, damage := range map[string]func(path string, text []byte) error{
+			"a flipped bit": func(path string, text []byte) error {
+				text[len(text)/2] ^= 1
+				return os.WriteFile(path, text, 0o644)
+			},
+			"a cut file":    func(path string, text []byte) error { return os.WriteFile(path, text[:len(text)-2], 0o644) },
+			"an empty file": func(path string, text []byte) error { return os.WriteFile(path, nil, 0o644) },
+			"no file":       func(path string, text []byte) error { return os.Remove(path) },
+			"a longer file": func(path string, text []byte) error { return os.WriteFile(path, append(text, 0), 0o644) },
+		} {
+			d := c
+			d.Checkpoint = scratch(t)
+			folder := filepath.Join(d.Checkpoint, filepath.Base(list[1]))
+			require.NoError(t, os.CopyFS(folder, os.DirFS(list[1])))
+			path := filepath.Join(folder, e.Name())
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.NoError(t, damage(path, text))
+			_, err = New(context.Background(), d)
+			require.ErrorIs(t, err, checkpoint.ErrDamaged, "%s: %s", e.Name(), what)
+			require.ErrorContains(t, err, e.Name(), what)
+		}
+	}
+	d := c
+	d.Optimizer = "sgd"
+	_, err = New(context.Background(), d)
+	require.ErrorContains(t, err, "--optimizer adamw")
+	require.ErrorContains(t, err, "sgd")
+	d = c
+	d.Model, d.Init = "../testdata/llama-tied", "random"
+	_, err = New(context.Background(), d)
+	require.ErrorContains(t, err, "another model")
+}
+
+// Keep counts confirmed checkpoints; the newest, after which nothing was updated, is
+// kept beside them.
+func TestKeep(t *testing.T) {
+	for keep, want := range map[int]int{0: 5, 1: 2, 2: 3, 9: 5} {
+		c := tiny("gpt2")
+		c.Steps, c.Checkpoint, c.SaveEvery, c.Keep = 5, scratch(t), 1, keep
+		runOf(t, c)
+		list, err := checkpoint.List(c.Checkpoint)
+		require.NoError(t, err)
+		require.Len(t, list, want)
+		m, err := checkpoint.Verify(context.Background(), list[len(list)-1])
+		require.NoError(t, err)
+		require.Equal(t, 5, m.Step)
+		entries, err := os.ReadDir(c.Checkpoint)
+		require.NoError(t, err)
+		require.Len(t, entries, want+1, "nothing else is left there, but the marks")
+	}
+}
+
+// A canceled run saves the step that it has.
+func TestCancelSaves(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Checkpoint = 2, 1000, scratch(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	tr, err := New(ctx, c)
+	require.NoError(t, err)
+	err = tr.Run(ctx, func(r StepResult) error {
+		if r.Step == 3 {
+			cancel()
+		}
+		return nil
+	})
+	require.True(t, errors.Is(err, context.Canceled))
+	require.NoError(t, tr.Close())
+	list, err := checkpoint.List(c.Checkpoint)
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	m, err := checkpoint.Verify(context.Background(), list[0])
+	require.NoError(t, err)
+	require.Equal(t, 3, m.Step)
+	h, err := hfconfig.Read(list[0])
+	require.NoError(t, err)
+	require.Equal(t, "gpt2", h.ModelType)
+}
+
+// Evaluation shares the arena with training and leaves it alone; the held-out
+// loss is the same at every stage.
+func TestEvaluationDisturbsNothing(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps = 3, 4
+	want := runOf(t, c)
+	c.EvalData, c.EvalEvery, c.EvalSteps = "../testdata/text.txt", 2, 3
+	var first []float32
+	for zero := range 4 {
+		c.Zero = zero
+		tr, err := New(context.Background(), c)
+		require.NoError(t, err)
+		var losses, held []float32
+		require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
+			losses = append(losses, r.Loss)
+			require.Equal(t, r.Step%2 == 0, r.Eval != nil)
+			if r.Eval != nil {
+				held = append(held, r.Eval.Loss)
+				require.Equal(t, int64(3*3*c.Batch*c.Seq), r.Eval.Targets)
+			}
+			for sp := range graph.NumSpaces {
+				require.LessOrEqual(t, r.Peak[sp][0], r.Planned[sp][0])
+			}
+			return nil
+		}))
+		sha, err := tr.ParamsSHA256()
+		require.NoError(t, err)
+		require.NoError(t, tr.Close())
+		require.Equal(t, want.losses, losses)
+		require.Equal(t, want.sha, sha)
+		if first == nil {
+			first = held
+		}
+		require.Equal(t, first, held, "stage %d", zero)
+	}
+}

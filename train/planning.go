@@ -1,0 +1,117 @@
+package train
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/level"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// Runnable refuses, by name, what can be planned but not run.
+func (cfg *Config) Runnable() error {
+	if err := level.Err(); err != nil { // of SPILLWAY_SIMD
+		return err
+	}
+	if !strings.EqualFold(cfg.Device, "cuda") {
+		return nil
+	}
+	if len(cfg.Int8) > 0 {
+		return errors.New("--int8 with --device cuda: the GPU's kernels have none; leave it out")
+	}
+	if cfg.bf16States() {
+		return errors.New("--optimizer-dtype bf16 with --device cuda: the GPU's kernels have none; leave it out")
+	}
+	return nil
+}
+
+// Forecast is the plan of a run with its predicted time.
+type Forecast struct {
+	Config Config // with the model's defaults filled in
+	Plan   *plan.Plan
+	Step   *cost.Run // of section "step"
+	Fits   bool
+}
+
+// Predict plans what cfg describes and predicts the time of a step on machine.
+// It reads no weights and no data, and needs no device. That the plan does not
+// fit is no error here.
+func Predict(cfg Config, machine *cost.Machine) (*Forecast, error) {
+	return predict(cfg, machine, whole)
+}
+
+// predict is Predict to a depth.
+func predict(cfg Config, machine *cost.Machine, to depth) (*Forecast, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	// What auto comes to on a CPU must not depend on what was measured of this one.
+	rates := machine
+	if machine.Cores > 0 {
+		rates = CPUHardware(cfg.threads()).Machine(cfg.Ranks)
+	}
+	if f, err := chooseRecompute(&cfg, rates); err != nil || f != nil && rates == machine {
+		return f, err
+	}
+	p, _, err := buildPlan(&cfg, to)
+	if err != nil {
+		return nil, err
+	}
+	run, err := cost.Simulate(p.Program, "step", machine)
+	if err != nil {
+		return nil, err
+	}
+	return &Forecast{Config: cfg, Plan: p, Step: run, Fits: p.Fit() == nil}, nil
+}
+
+// Notes are lines for a person about what of the model's configuration is not
+// applied.
+func (f *Forecast) Notes() []string {
+	h, err := modelConfig(f.Config.Model)
+	if err != nil {
+		return nil // it was read before: there is a plan
+	}
+	return dropoutNote(h.Dropouts, &f.Config)
+}
+
+// dropoutNote says that the dropout keys of a config.json, as hfconfig lists them,
+// do not count.
+func dropoutNote(keys string, c *Config) []string {
+	if keys == "" {
+		return nil
+	}
+	return []string{fmt.Sprintf("dropout of the model's config.json (%s) is not applied: --dropout, which is %g, rules", keys, c.Dropout)}
+}
+
+// Parameters counts the model's parameters, a tied one once.
+func (f *Forecast) Parameters() int64 {
+	var n int64
+	for i := range f.Plan.Program.Params {
+		n += f.Plan.Program.Params[i].Elems()
+	}
+	return n
+}
+
+// AccumOrder says what layer order means for a plan; "" in micro order.
+func (f *Forecast) AccumOrder() string {
+	c := &f.Config
+	if !c.inLayers() {
+		return ""
+	}
+	text := fmt.Sprintf("layer order: each layer runs its %d micro-batches in turn, and is read and gathered once forward and once backward", c.Accum)
+	if own := f.Plan.OwnSums(); own != "" {
+		return text + "; " + own
+	}
+	if c.Reproducible {
+		return text + "; bits as in micro order"
+	}
+	return text + "; bits as of stages 0 and 1 in micro order"
+}
+
+// TokensPerSecond is the predicted speed of all ranks together.
+func (f *Forecast) TokensPerSecond() float64 {
+	c := &f.Config
+	return float64(c.Ranks) * float64(c.Batch) * float64(c.Accum) * float64(c.Seq) / f.Step.Seconds
+}

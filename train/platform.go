@@ -1,0 +1,63 @@
+package train
+
+import (
+	"strings"
+
+	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// MissingDevice is the error of a device, or a library that it needs, that is
+// not on this machine. It says what was looked for and where.
+type MissingDevice = run.MissingDevice
+
+// newPlatform opens the device that cfg names and puts into cfg what only the
+// device knows: what it has free, and what is outside the arenas.
+func newPlatform(cfg *Config) (run.Platform, error) {
+	p, err := run.NewPlatform(run.Options{Device: cfg.Device, World: cfg.world(), Transport: cfg.transport(), DeviceMemory: cfg.DeviceMemory, Outside: cfg.Outside,
+		Timeout: cfg.Timeout, Poison: cfg.Poison, CheckWrites: cfg.CheckWrites, RequirePinned: cfg.RequirePinned, Warn: cfg.Warn, CUDA: cfg.cuda})
+	if err != nil {
+		return nil, err
+	}
+	limits := p.Limits()
+	cfg.DeviceMemory, cfg.Outside = limits.DeviceMemory, limits.Outside
+	return p, nil
+}
+
+// hardwareOf is what the time of a step is predicted on.
+func hardwareOf(p run.Platform, cfg *Config) Hardware {
+	if g := p.GPU(); g != nil {
+		return gpuHardware(*g)
+	}
+	return CPUHardware(cfg.threads())
+}
+
+// DeviceHardware is what the time of a step is predicted on for the device that
+// cfg names, on this machine. It puts into cfg what only the device knows: its
+// cap, and what is outside the arenas.
+func DeviceHardware(cfg *Config) (Hardware, error) {
+	if !strings.EqualFold(cfg.Device, "cuda") {
+		hw, _ := KnownHardware(cfg.threads())
+		return hw, nil
+	}
+	p, err := newPlatform(cfg)
+	if err != nil {
+		return Hardware{}, err
+	}
+	return hardwareOf(p, cfg), p.Close()
+}
+
+// plannedHardware is DeviceHardware for a plan that looks at no device: a GPU is
+// then one of a usual kind.
+func plannedHardware(cfg *Config) Hardware {
+	if !strings.EqualFold(cfg.Device, "cuda") {
+		return CPUHardware(cfg.threads())
+	}
+	return gpuHardware(gpus.Usual())
+}
+
+// gpuHardware is a GPU that all ranks share.
+func gpuHardware(g gpus.GPU) Hardware {
+	return Hardware{HalfPrecision: true, Machine: func(ranks int) *cost.Machine { return g.Shared(ranks) }}
+}

@@ -1,0 +1,521 @@
+package train
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// Losses of 16-bit runs stay within 0.5 % of PyTorch's in fp32 over twenty steps.
+func TestHalfLossesFollowPyTorch(t *testing.T) {
+	for i, want := range readReference(t).Cases {
+		for _, precision := range inTurn(i+i/4, []string{"bf16", "fp16"}) { // each at every stage
+			t.Run(fmt.Sprintf("%s/%s/%d ranks/accum %d/clip %g", precision, want.Model, want.Ranks, want.Accum, want.Clip), func(t *testing.T) {
+				c := tiny(want.Model)
+				c.Ranks, c.Accum, c.Clip, c.Precision = want.Ranks, want.Accum, want.Clip, precision
+				c.Zero = i % 4
+				if precision == "fp16" {
+					c.LossScale = "1024" // a dynamic one may skip the first steps, and then follows later losses
+				}
+				got := runOf(t, c)
+				require.Len(t, got.losses, len(want.Losses))
+				for s := range want.Losses {
+					require.InEpsilon(t, want.Losses[s], float64(got.losses[s]), 5e-3, "step %d", s+1)
+				}
+			})
+		}
+	}
+}
+
+// At the first step the gradients of 16 bits point where fp32's do, which follow
+// PyTorch's: a cosine of 0.999 for every parameter of the references, but for key
+// biases, whose true gradient is zero. They are read off a step of plain descent that
+// is large beside the weights.
+func TestHalfGradientsPointWhereFP32Does(t *testing.T) {
+	for _, model := range []string{"gpt2", "llama-tied", "llama-untied"} {
+		gradients := func(precision string) map[string][]float32 {
+			c := tiny(model)
+			c.Ranks, c.Steps, c.Precision, c.Optimizer, c.LR, c.Beta1, c.WeightDecay, c.LossScale = 1, 1, precision, "sgd", 1<<20, 0, 0, ""
+			if precision == "fp16" {
+				c.LossScale = "1024"
+			}
+			tr, err := New(t.Context(), c)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, tr.Close()) }()
+			_, err = tr.Step(t.Context())
+			require.NoError(t, err)
+			all := map[string][]float32{}
+			for i := range tr.plan.Program.Params {
+				name := tr.plan.Program.Params[i].Name
+				_, all[name], err = tr.Parameter(name)
+				require.NoError(t, err)
+			}
+			return all
+		}
+		want := gradients("fp32")
+		for _, precision := range []string{"bf16", "fp16"} {
+			got := gradients(precision)
+			for name, w := range want {
+				var dot, a, b float64
+				for i, v := range w {
+					if third := len(w) / 3; strings.HasSuffix(name, "c_attn.bias") && i >= third && i < 2*third {
+						continue
+					}
+					g := float64(got[name][i])
+					dot, a, b = dot+float64(v)*g, a+float64(v)*float64(v), b+g*g
+				}
+				require.GreaterOrEqual(t, dot/math.Sqrt(a*b), 0.999, "%s, %s, %s", model, precision, name)
+			}
+		}
+	}
+}
+
+// Promise 1 within a precision: stages, recomputation, placements, prefetch
+// distances and threads change no bit.
+func TestHalfBitsDoNotDependOnTheConfiguration(t *testing.T) {
+	for _, precision := range []string{"bf16", "fp16"} {
+		for _, model := range []string{"gpt2", "llama-untied"} {
+			c := tiny(model)
+			c.Ranks, c.Steps, c.Clip, c.Precision, c.Zero = 3, 3, 1, precision, 0
+			want := runOf(t, c)
+			for i, change := range []func(*Config){
+				func(c *Config) { c.Zero = 1 },
+				func(c *Config) { c.Zero, c.Prefetch = 2, 0 },
+				func(c *Config) { c.Zero, c.Threads = 3, 1 },
+				func(c *Config) { c.Zero, c.Recompute = 0, "full" },
+				func(c *Config) { c.Zero, c.Recompute = 3, "selective" },
+				func(c *Config) {
+					c.Zero, c.Offload = 3, "optimizer=host,gradients=host,parameters=host,activations=host"
+				},
+				func(c *Config) { c.Zero, c.Offload, c.Recompute = 1, "optimizer=host,activations=host", "full" },
+				func(c *Config) { c.Zero, c.Offload = 3, "optimizer=host" }, // updates that are skipped leave the shards
+			} {
+				d := c
+				change(&d)
+				got := runOf(t, d)
+				require.Equal(t, want.losses, got.losses, "%s, %s, change %d", precision, model, i)
+				require.Equal(t, want.sha, got.sha, "%s, %s, change %d", precision, model, i)
+			}
+		}
+	}
+}
+
+// With accumulation the stages agree as they do in fp32.
+func TestHalfAccumulationAgreesWithinItsHalves(t *testing.T) {
+	for _, precision := range []string{"bf16", "fp16"} {
+		c := tiny("gpt2")
+		c.Ranks, c.Accum, c.Steps, c.Precision = 2, 3, 2, precision
+		var plain, reproducible [4]outcome
+		for z := range 4 {
+			c.Zero, c.Reproducible = z, false
+			plain[z] = runOf(t, c)
+			c.Reproducible = true
+			reproducible[z] = runOf(t, c)
+		}
+		require.Equal(t, plain[0].sha, plain[1].sha)
+		require.Equal(t, plain[2].sha, plain[3].sha)
+		for z := range 4 {
+			require.Equal(t, reproducible[0].sha, reproducible[z].sha, "%s, stage %d", precision, z)
+		}
+	}
+}
+
+// A checkpoint holds the masters and the loss scale: a run that is resumed, at
+// another stage, is the run that was not interrupted.
+func TestHalfRunResumes(t *testing.T) {
+	for _, precision := range []string{"bf16", "fp16"} {
+		c := tiny("gpt2")
+		c.Ranks, c.Steps, c.Precision, c.Zero = 2, 6, precision, 3
+		want := runOf(t, c)
+		c.Checkpoint, c.Steps, c.Zero = t.TempDir(), 3, 0
+		first := runOf(t, c)
+		require.Equal(t, want.losses[:3], first.losses)
+		c.Resume, c.Steps, c.Zero, c.Offload = true, 6, 2, "optimizer=host"
+		rest := runOf(t, c)
+		require.Equal(t, want.losses[3:], rest.losses, precision)
+		require.Equal(t, want.sha, rest.sha, precision)
+	}
+}
+
+// Frozen parameters rest in 16 bits, without a master.
+func TestHalfFrozenParameters(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Precision, c.Freeze = 2, 2, "bf16", []string{"wte.*", "wpe.*", "h.0.*"}
+	want := runOf(t, c)
+	for z := range 3 {
+		c.Zero = z
+		require.Equal(t, want.sha, runOf(t, c).sha, "stage %d", z)
+	}
+	tr, err := New(t.Context(), c)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tr.Close()) }()
+	_, v, err := tr.Parameter("wpe.weight")
+	require.NoError(t, err)
+	for _, x := range v {
+		require.Zero(t, math.Float32bits(x)&0xffff, "rounded to bf16")
+	}
+}
+
+// trainerAt starts a run of fp16 with a loss scale.
+func trainerAt(t *testing.T, c Config, scale float64) *Trainer {
+	tr, err := New(t.Context(), c)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, tr.Close()) })
+	require.NoError(t, tr.startScale(&scaleState{Scale: scale}))
+	return tr
+}
+
+// A step that overflows changes nothing but the scale, which is halved until
+// gradients are finite; bias corrections count updates alone.
+func TestOverflowHalvesTheScale(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Precision, c.Zero = 2, 40, "fp16", 3
+	tr := trainerAt(t, c, 1<<40)
+	before, err := tr.ParamsSHA256()
+	require.NoError(t, err)
+	scale, skipped := float64(1<<40), 0
+	for {
+		r, err := tr.Step(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, scale, r.LossScale)
+		require.Equal(t, float32(r.Loss), r.Loss)
+		require.False(t, math.IsNaN(float64(r.Loss)))
+		after, err := tr.ParamsSHA256()
+		require.NoError(t, err)
+		if !r.Skipped {
+			require.NotEqual(t, before, after)
+			require.Equal(t, skipped, r.SkippedAll)
+			break
+		}
+		require.Equal(t, before, after, "a skipped step changes no parameter")
+		scale, skipped = scale/2, skipped+1
+		require.Equal(t, skipped, r.SkippedAll)
+	}
+	require.Greater(t, skipped, 5)
+	h := tr.hyper(tr.step, 1, 1)
+	require.InDelta(t, 1-c.Beta1*c.Beta1, h[graph.HyperBC1], 1e-12, "one update so far")
+
+	// The run from this scale without the skipped steps has the same losses,
+	// but for the data, which goes on.
+	require.Equal(t, scaleState{scale, 1}, tr.scale)
+}
+
+// plantInf makes an element of a rank's 16-bit copy of a parameter infinite.
+func plantInf(t *testing.T, tr *Trainer, rank int) {
+	p := tr.plan.Program
+	require.NoError(t, tr.ranks.Each("the plant", func(r *run.Rank) error {
+		if r.Index != rank {
+			return nil
+		}
+		return r.Exec.Write(p.Params[len(p.Params)-1].Value, 0, binary.NativeEndian.AppendUint16(nil, 0x7c00))
+	}))
+}
+
+// An overflow on one rank makes all skip; training goes on when it has passed.
+func TestOverflowOnOneRankSkipsOnAll(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Precision, c.Zero = 3, 40, "fp16", 0
+	tr := trainerAt(t, c, 1<<10)
+	step := func() StepResult {
+		r, err := tr.Step(t.Context())
+		require.NoError(t, err)
+		return r
+	}
+	require.False(t, step().Skipped)
+	before, err := tr.ParamsSHA256()
+	require.NoError(t, err)
+	plantInf(t, tr, 1)
+	r := step()
+	require.True(t, r.Skipped)
+	after, err := tr.ParamsSHA256()
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+	require.NoError(t, tr.refresh())
+	r = step()
+	require.False(t, r.Skipped)
+	require.Equal(t, float64(1<<9), r.LossScale)
+	require.Equal(t, 1, r.SkippedAll)
+}
+
+// Planted for good, the scale sinks to its floor; there the run stops, names the
+// tensor and the rank, and the checkpoint before is whole.
+func TestOverflowForGoodStopsAtTheFloor(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Precision, c.Zero, c.Checkpoint = 2, 40, "fp16", 0, t.TempDir()
+	tr := trainerAt(t, c, 4)
+	_, err := tr.Step(t.Context())
+	require.NoError(t, err)
+	_, err = tr.Save()
+	require.NoError(t, err)
+	plantInf(t, tr, 1)
+	for range 2 { // at 4 and 2
+		r, err := tr.Step(t.Context())
+		require.NoError(t, err)
+		require.True(t, r.Skipped)
+	}
+	_, err = tr.Step(t.Context())
+	var stop *Diverged
+	require.True(t, errors.As(err, &stop), "%v", err)
+	require.Equal(t, 1.0, stop.LossScale)
+	require.Equal(t, 1, stop.Rank)
+	require.NotEmpty(t, stop.Tensor)
+	require.ErrorContains(t, err, "overflowed at a loss scale of 1")
+	_, err = tr.Step(context.Background())
+	require.Error(t, err, "nothing runs after it")
+	require.NoError(t, tr.Close()) // and again at the end
+
+	c.Resume, c.Steps = true, 2
+	require.Len(t, runOf(t, c).losses, 1)
+}
+
+// A static scale stays; a run that overflows at it step after step stops.
+// With hysteresis the scale outlasts single overflows: so many in a row halve it.
+func TestLossScaleHysteresis(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Precision, c.LossScaleHysteresis = 2, 12, "fp16", 3
+	tr := trainerAt(t, c, 1<<40)
+	for step := range 7 {
+		r, err := tr.Step(t.Context())
+		require.NoError(t, err)
+		require.True(t, r.Skipped)
+		require.Equal(t, math.Exp2(float64(40-step/3)), r.LossScale)
+	}
+}
+
+func TestStaticLossScale(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Precision, c.LossScale = 2, 3, "fp16", "128"
+	tr, err := New(t.Context(), c)
+	require.NoError(t, err)
+	for range 3 {
+		r, err := tr.Step(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, 128.0, r.LossScale)
+		require.False(t, r.Skipped)
+	}
+	require.NoError(t, tr.Close())
+
+	c.LossScale, c.Steps = "1e30", 40
+	tr, err = New(t.Context(), c)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tr.Close()) }()
+	for range maxSkips - 1 {
+		r, err := tr.Step(t.Context())
+		require.NoError(t, err)
+		require.True(t, r.Skipped)
+		require.Equal(t, 1e30, r.LossScale)
+	}
+	_, err = tr.Step(t.Context())
+	require.ErrorContains(t, err, "gradient")
+	require.ErrorContains(t, err, "loss scale of 1e+30")
+}
+
+func TestLossScaleIsValidated(t *testing.T) {
+	for _, bad := range []struct{ precision, scale, want string }{
+		{"fp16", "0", "dynamic or a number"}, {"fp16", "much", "dynamic or a number"}, {"fp16", "NaN", "dynamic or a number"}, {"fp16", "inf", "dynamic or a number"},
+		{"bf16", "128", "--precision fp16"}, {"fp32", "128", "--precision fp16"},
+	} {
+		c := tiny("gpt2")
+		c.Precision, c.LossScale = bad.precision, bad.scale
+		require.ErrorContains(t, c.Validate(), bad.want, "%+v", bad)
+		require.ErrorContains(t, c.Validate(), "--loss-scale")
+	}
+	for n, want := range map[int]string{-1: "use 1 to 10", 11: "use 1 to 10", 2: "only a dynamic loss scale"} {
+		c := tiny("gpt2")
+		c.LossScaleHysteresis = n
+		require.ErrorContains(t, c.Validate(), want)
+	}
+}
+
+// AdamW's moments in 8 bits: the same bits at every stage and with recomputation,
+// in every precision, and through a checkpoint; not those of f32 moments.
+func TestInt8OptimizerKeepsPromise1(t *testing.T) {
+	for _, precision := range []string{"fp32", "bf16"} {
+		c := tiny("gpt2")
+		c.Ranks, c.Steps, c.Clip, c.Precision, c.Zero = 3, 4, 1, precision, 0
+		plain := runOf(t, c)
+		c.Int8 = []string{"optimizer"}
+		want := runOf(t, c)
+		require.NotEqual(t, plain.sha, want.sha)
+		require.InEpsilon(t, plain.losses[3], want.losses[3], 5e-3)
+		for z := 1; z < 4; z++ {
+			d := c
+			d.Zero, d.Recompute, d.Offload = z, []string{"", "none", "full", "selective"}[z], []string{"", "", "activations=host", ""}[z]
+			require.Equal(t, want.sha, runOf(t, d).sha, "%s, stage %d", precision, z)
+		}
+		d := c
+		d.Checkpoint, d.Steps, d.Zero = t.TempDir(), 2, 3
+		runOf(t, d)
+		d.Resume, d.Steps, d.Zero = true, 4, 1
+		require.Equal(t, want.sha, runOf(t, d).sha, "%s, resumed", precision)
+	}
+}
+
+// Moments in 8 bits leave the device as others do: an update on the host goes by
+// pieces of whole blocks, each with its own scales.
+func TestInt8OptimizerIsOffloaded(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Clip, c.Zero, c.Int8 = 3, 3, 1, 1, []string{"optimizer"}
+	want := runOf(t, c)
+	for i, offload := range []string{"optimizer=host", "optimizer=host:50%,parameters=host", "gradients=host", "optimizer=disk,parameters=disk,gradients=disk", "optimizer=host:40%+disk"} {
+		d := c
+		d.Zero, d.Offload, d.offloadChunk = 1+i%3, offload, 1024
+		if strings.Contains(offload, "disk") {
+			d.Disk = t.TempDir()
+		}
+		require.Equal(t, want.sha, runOf(t, d).sha, "stage %d, %s", d.Zero, offload)
+		d.offloadChunk = 0
+		require.Equal(t, want.sha, runOf(t, d).sha, "stage %d, %s", d.Zero, offload)
+	}
+}
+
+// Bytes of states: 16-bit parameters and gradients are 2Ψ each, masters and moments
+// 12Ψ/N, moments in 8 bits 2·(1 + 4/256) bytes an element.
+func TestHalfBytesOfStates(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Precision, c.Batch, c.Seq = 2, "bf16", 1, 8
+	states := func(z int, int8 ...string) (params, grads, optimizer int64) {
+		c.Zero, c.Int8 = z, int8
+		p, err := Build(c)
+		require.NoError(t, err)
+		for i := range p.Program.Buffers {
+			b := &p.Program.Buffers[i]
+			switch n := b.Bytes() - b.Pad; {
+			case b.View != nil || b.Space != graph.Device || b.Life == graph.LifePhase:
+			case b.Class == graph.Parameters:
+				params += n
+			case b.Class == graph.Gradients:
+				grads += n
+			case b.Class == graph.Optimizer:
+				optimizer += n
+			}
+		}
+		return params, grads, optimizer
+	}
+	p, err := Build(c)
+	require.NoError(t, err)
+	var psi, blocks int64
+	for i := range p.Program.Params {
+		psi += p.Program.Params[i].Elems()
+		blocks += (p.Program.Params[i].Elems() + 255) / 256
+	}
+	params, grads, optimizer := states(0)
+	require.Equal(t, []int64{2 * psi, 2 * psi, 12 * psi}, []int64{params, grads, optimizer})
+	_, _, optimizer = states(1)
+	require.Equal(t, (psi+1)/2*12, optimizer)
+	params, grads, _ = states(3)
+	require.Equal(t, []int64{(psi + 1) / 2 * 2, (psi + 1) / 2 * 2}, []int64{params, grads})
+	c.OptimizerDType, c.StochasticRounding = "bf16", true
+	params, grads, optimizer = states(0)
+	require.Equal(t, []int64{2 * psi, 2 * psi, 4 * psi}, []int64{params, grads, optimizer}, "bf16 moments and no masters")
+	c.OptimizerDType, c.StochasticRounding = "", false
+	_, _, optimizer = states(0, "optimizer")
+	require.LessOrEqual(t, optimizer, 4*psi+2*(psi+4*blocks))
+	require.Greater(t, optimizer, 4*psi+2*psi)
+	_, _, optimizer = states(3, "optimizer")
+	require.LessOrEqual(t, optimizer, (4*psi+2*(psi+4*blocks))/2+2*(graph.QuantBlock+4)*int64(len(p.Program.Units)), "a block more a unit at most")
+}
+
+// Every switch at once, on the kernels: placements, recomputation, threads and SIMD
+// levels aside, the same bits. What each does alone is tested in package precision.
+func TestInt8KeepsPromise1(t *testing.T) {
+	c := tiny("llama-untied")
+	c.Ranks, c.Steps, c.Clip, c.Precision, c.Zero = 3, 2, 1, "bf16", 0
+	c.Int8 = []string{"optimizer", "gather", "reduce", "activations", "matmul"}
+	want := runOf(t, c)
+	for _, change := range []func(*Config){
+		func(c *Config) { c.Zero, c.Prefetch, c.Recompute = 3, 0, "full" },
+		func(c *Config) {
+			c.Zero, c.Threads, c.Recompute, c.Offload = 2, 1, "selective", "optimizer=host,gradients=host,parameters=host,activations=host"
+		},
+	} {
+		d := c
+		change(&d)
+		got := runOf(t, d)
+		require.Equal(t, want.losses, got.losses)
+		require.Equal(t, want.sha, got.sha)
+	}
+}
+
+// Parameters without masters and moments in bf16: the same bits at every stage and
+// placement, and through a checkpoint, which holds them exactly.
+func TestBF16StatesKeepPromise1(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Clip, c.Precision, c.Zero = 3, 4, 1, "bf16", 0
+	plain := runOf(t, c)
+	c.OptimizerDType, c.StochasticRounding = "bf16", true
+	want := runOf(t, c)
+	require.NotEqual(t, plain.sha, want.sha)
+	require.InEpsilon(t, plain.losses[3], want.losses[3], 1e-2)
+	d := c
+	d.Zero, d.Recompute, d.Offload = 3, "full", "optimizer=host,parameters=host,activations=host"
+	require.Equal(t, want.sha, runOf(t, d).sha)
+	d.Seed++
+	require.NotEqual(t, want.sha, runOf(t, d).sha)
+	d = c
+	d.Checkpoint, d.Steps, d.Zero = t.TempDir(), 2, 2
+	runOf(t, d)
+	d.Resume, d.Steps, d.Zero = true, 4, 1
+	require.Equal(t, want.sha, runOf(t, d).sha, "resumed")
+
+	for want, change := range map[string]func(*Config){
+		"without --stochastic-rounding": func(c *Config) { c.StochasticRounding = false },
+		"without --optimizer-dtype":     func(c *Config) { c.OptimizerDType = "" },
+		"with --precision fp16":         func(c *Config) { c.Precision = "fp16" },
+		"with --optimizer sgd":          func(c *Config) { c.Optimizer = "sgd" },
+		"with --int8 optimizer":         func(c *Config) { c.Int8 = []string{"optimizer"} },
+		"with --int8 gather":            func(c *Config) { c.Int8 = []string{"gather"} },
+		"with --device cuda":            func(c *Config) { c.Device = "cuda" },
+		"use fp32 or bf16":              func(c *Config) { c.OptimizerDType = "fp8" },
+	} {
+		d := c
+		change(&d)
+		require.ErrorContains(t, errors.Join(d.Validate(), d.Runnable()), want)
+	}
+}
+
+func TestInt8IsValidated(t *testing.T) {
+	for want, change := range map[string]func(*Config){
+		"use optimizer":            func(c *Config) { c.Int8 = []string{"everything"} },
+		"--int8 gather":            func(c *Config) { c.Int8 = []string{"optimizer", "gather"} },
+		"--optimizer sgd":          func(c *Config) { c.Optimizer = "sgd" },
+		"--int8 with --device cud": func(c *Config) { c.Device = "cuda" },
+	} {
+		c := tiny("gpt2")
+		c.Int8 = []string{"optimizer"}
+		change(&c)
+		err := errors.Join(c.Validate(), c.Runnable())
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "--int8")
+	}
+	for want, change := range map[string]func(*Config){
+		"--int8 matmul with --precision fp32":  func(c *Config) { c.Int8 = []string{"matmul"} },
+		"--int8 reduce with --reproducible":    func(c *Config) { c.Int8, c.Reproducible = []string{"reduce"}, true },
+		"use optimizer, gather, reduce, activ": func(c *Config) { c.Int8 = []string{"weights"} },
+	} {
+		c := tiny("gpt2")
+		change(&c)
+		require.ErrorContains(t, c.Validate(), want)
+	}
+	c := tiny("gpt2")
+	c.Precision, c.Int8 = "bf16", []string{"gather", "activations"}
+	fitted, err := Fit(c, func(string) bool { return true }, 0, CPUHardware(1))
+	require.NoError(t, err)
+	require.Equal(t, c.Int8, fitted.Forecast.Config.Int8)
+
+	c.Int8 = []string{"optimizer"}
+	c.Ranks, c.Zero, c.DeviceMemory = 2, 0, 100<<10 // refused as ever, with ways out that are no error
+	_, err = New(t.Context(), c)
+	var full *plan.DoesNotFit
+	require.ErrorAs(t, err, &full)
+}

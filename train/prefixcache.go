@@ -1,0 +1,274 @@
+package train
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/dgraph-io/ristretto/v2"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// FrozenCache is room for what the frozen beginning of a model hands on, by
+// sample: later epochs skip its forward. The zero value is none.
+type FrozenCache struct {
+	Tier  graph.Space // Host or Disk
+	Bytes int64       // a rank; the ranks of a process share the sum
+}
+
+func (f FrozenCache) String() string {
+	if f.Bytes == 0 {
+		return "none"
+	}
+	return fmt.Sprintf("%s:%d", f.Tier, f.Bytes)
+}
+
+// ParseFrozenCache reads "none", "host:SIZE" or "disk:SIZE"; size reads SIZE.
+func ParseFrozenCache(s string, size func(string) (int64, error)) (FrozenCache, error) {
+	if s == "" || strings.EqualFold(s, "none") {
+		return FrozenCache{}, nil
+	}
+	tier, room, _ := strings.Cut(s, ":")
+	var f FrozenCache
+	switch strings.ToLower(tier) {
+	case "host":
+		f.Tier = graph.Host
+	case "disk":
+		f.Tier = graph.Disk
+	default:
+		return f, fmt.Errorf("%.80q: use none, host:SIZE or disk:SIZE", s)
+	}
+	example := strings.ToLower(tier) + ":4GiB"
+	if room == "" {
+		return FrozenCache{}, fmt.Errorf("%.80q: a size is needed after the tier, as in %s", s, example)
+	}
+	n, err := size(room)
+	if err != nil {
+		return FrozenCache{}, fmt.Errorf("%.80q: %w, as in %s", s, err, example)
+	}
+	if n <= 0 {
+		return FrozenCache{}, fmt.Errorf("%.80q: a size of more than 0 is needed after the tier, as in %s", s, example)
+	}
+	f.Bytes = n
+	return f, nil
+}
+
+// prefixCache holds rows of the value that the frozen beginning hands on, in
+// slots of one size. A step uses it when it has every row of all ranks: the
+// program is the same on every rank, gathers included. What came first stays:
+// an epoch goes round all samples, so that nothing is gained by replacing one.
+type prefixCache struct {
+	row    int64   // bytes
+	slots  int64   // that there is room for
+	slotOf []int32 // by window of the data, from 1; 0: not there
+
+	mem  []byte // the host tier
+	ctx  device.Context
+	disk device.Disk // the disk tier
+	// hot holds rows of the disk tier in memory (--disk-cache), by slot. Samples come
+	// in any order, and a row that it drops is read again: any policy will do, and
+	// ristretto's takes little locking.
+	hot *ristretto.Cache[int64, []byte]
+
+	mu   sync.Mutex
+	used int64
+}
+
+// openPrefixCache makes the room, where the run has a cache. The disk's folder
+// is open.
+func (t *Trainer) openPrefixCache() error {
+	c := &t.cfg
+	if c.FrozenCache.Bytes == 0 {
+		return nil
+	}
+	p := t.plan.Program
+	row := p.Buf(p.Port(graph.PortPrefix)).Bytes() / int64(c.Batch)
+	windows := t.train.sampler.Windows()
+	pc := &prefixCache{row: row, slots: min(c.FrozenCache.Bytes*int64(c.Ranks)/row, windows), slotOf: make([]int32, windows)}
+	if pc.slots == 0 {
+		return fmt.Errorf("--frozen-cache %s: %s on %d rank(s) has no room for one row of %s", c.FrozenCache, plan.Bytes(c.FrozenCache.Bytes), c.Ranks, plan.Bytes(row))
+	}
+	if pc.slots < windows && c.Warn != nil {
+		c.Warn(fmt.Sprintf("--frozen-cache holds %d of the data's %d rows; a step skips the frozen layers only where all its rows are there (%s would hold them all)",
+			pc.slots, windows, plan.Bytes(windows*row/int64(c.Ranks)+row)))
+	}
+	if c.FrozenCache.Tier == graph.Disk {
+		var err error
+		if pc.disk, err = t.disk.CreateUncached(c.Ranks, pc.slots*row, 0); err != nil {
+			return fmt.Errorf("--frozen-cache: %w", err)
+		}
+		t.prefix = pc
+		return pc.openHot(c, t.plan.Layout.Spaces[graph.Disk].Peak)
+	}
+	pc.ctx = cpu.New(c.Ranks, cpu.Options{})
+	t.prefix = pc
+	arena, err := pc.ctx.Alloc(graph.Host, pc.slots*row)
+	if err != nil {
+		return fmt.Errorf("--frozen-cache: %w", err)
+	}
+	pc.mem, err = pc.ctx.HostBytes(device.Ptr{Arena: arena, Len: pc.slots * row})
+	return err
+}
+
+// openHot makes room for rows in what --disk-cache has left of the ranks' files
+// on the disk tier, disk bytes each. The Go heap may grow to twice what is in
+// use: half of it is used.
+func (pc *prefixCache) openHot(c *Config, disk int64) (err error) {
+	room := (c.DiskCache - min(c.DiskCache, disk)) * int64(c.Ranks) / 2
+	rows := min(room/pc.row, pc.slots)
+	if rows == 0 {
+		return nil
+	}
+	pc.hot, err = ristretto.NewCache(&ristretto.Config[int64, []byte]{
+		NumCounters: 10 * pc.slots, MaxCost: rows * pc.row, BufferItems: 64, IgnoreInternalCost: true,
+	})
+	if err != nil {
+		return fmt.Errorf("--frozen-cache: rows in memory: %w", err)
+	}
+	return nil
+}
+
+func (pc *prefixCache) close() error {
+	var errs []error
+	if pc.hot != nil {
+		pc.hot.Close()
+	}
+	if pc.ctx != nil {
+		errs = append(errs, pc.ctx.Close())
+	}
+	if pc.disk != nil {
+		errs = append(errs, pc.disk.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (pc *prefixCache) window(b *batches, step, micro, rank, row int) int64 {
+	return b.sampler.Start(step, micro, rank, row) / int64(b.sampler.Seq())
+}
+
+// has tells whether every row of the step is there.
+func (pc *prefixCache) has(b *batches, c *Config, step int) bool {
+	if pc.used == 0 {
+		return false
+	}
+	for micro := range c.Accum {
+		for rank := range c.Ranks {
+			for row := range c.Batch {
+				if pc.slotOf[pc.window(b, step, micro, rank, row)] == 0 {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
+
+// take keeps the rows of a micro-batch that are not there yet, while there is
+// room. Ranks call it at the same time.
+func (pc *prefixCache) take(b *batches, step, micro, rank int, rows []byte) error {
+	for r := range int64(len(rows)) / pc.row {
+		w := pc.window(b, step, micro, rank, int(r))
+		pc.mu.Lock()
+		room := pc.slotOf[w] == 0 && pc.used < pc.slots
+		var slot int64
+		if room {
+			slot = pc.used
+			pc.used++
+			pc.slotOf[w] = int32(slot + 1)
+		}
+		pc.mu.Unlock()
+		if !room {
+			continue
+		}
+		from := rows[r*pc.row : (r+1)*pc.row]
+		if pc.disk == nil {
+			copy(pc.mem[slot*pc.row:], from)
+		} else if err := pc.disk.Store(from, slot*pc.row).Run(); err != nil {
+			return fmt.Errorf("cache of the frozen layers: %w", err)
+		}
+	}
+	return nil
+}
+
+// give fills a micro-batch with its rows, which are all there.
+func (pc *prefixCache) give(b *batches, step, micro, rank int, rows []byte) error {
+	for r := range int64(len(rows)) / pc.row {
+		slot := int64(pc.slotOf[pc.window(b, step, micro, rank, int(r))]) - 1
+		to := rows[r*pc.row : (r+1)*pc.row]
+		if pc.disk == nil {
+			copy(to, pc.mem[slot*pc.row:])
+		} else if err := pc.load(to, slot); err != nil {
+			return fmt.Errorf("cache of the frozen layers: %w", err)
+		}
+	}
+	return nil
+}
+
+// load reads a row of the disk tier, from memory where it is there. Rows never
+// change once they are written.
+func (pc *prefixCache) load(to []byte, slot int64) error {
+	if pc.hot == nil {
+		return pc.disk.Load(to, slot*pc.row).Run()
+	}
+	if row, ok := pc.hot.Get(slot); ok {
+		copy(to, row)
+		return nil
+	}
+	if err := pc.disk.Load(to, slot*pc.row).Run(); err != nil {
+		return err
+	}
+	pc.hot.Set(slot, bytes.Clone(to), pc.row)
+	return nil
+}
+
+func (pc *prefixCache) traffic() device.Traffic {
+	if pc == nil || pc.disk == nil {
+		return device.Traffic{}
+	}
+	return pc.disk.Traffic()
+}
+
+// stepForm is the section that a step runs, and what moves between the cache
+// and a rank's host memory around its micro-steps.
+func (t *Trainer) stepForm(step int) (section string, cached bool) {
+	if t.prefix != nil && t.prefix.has(t.train, &t.cfg, step) {
+		return graph.SectionName(graph.SectionStep, graph.FormCached), true
+	}
+	return graph.SectionStep.String(), false
+}
+
+// keepPrefix takes into the cache what a run of a phase that has ended handed on, of
+// its micro-batches from the given one.
+func (t *Trainer) keepPrefix(r *run.Rank, step, micro int) error {
+	if t.prefix == nil {
+		return nil
+	}
+	return t.eachPrefix(r, func(slot int, rows []byte) error { return t.prefix.take(t.train, step, micro+slot, r.Index, rows) })
+}
+
+// givePrefix puts the rows of the next micro-batches where their copies read them.
+func (t *Trainer) givePrefix(r *run.Rank, step, micro int) error {
+	return t.eachPrefix(r, func(slot int, rows []byte) error { return t.prefix.give(t.train, step, micro+slot, r.Index, rows) })
+}
+
+// eachPrefix calls visit with a rank's host memory for what each micro-batch of a
+// phase hands on.
+func (t *Trainer) eachPrefix(r *run.Rank, visit func(slot int, rows []byte) error) error {
+	for slot := range t.inputs {
+		rows, err := r.Exec.HostBytes(t.inputs[slot][graph.PortPrefix])
+		if err == nil {
+			err = visit(slot, rows)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,264 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/offload/store"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// frozenRun trains on a few rows of the text, so that epochs are short. The
+// embeddings and the first block are frozen.
+func frozenRun(t *testing.T, model string, rows, seq int) Config {
+	c := tiny(model)
+	c.Seq = seq
+	text, err := os.ReadFile(c.Data)
+	require.NoError(t, err)
+	c.Data = filepath.Join(t.TempDir(), "tokens.bin")
+	require.NoError(t, os.WriteFile(c.Data, text[:2*(rows*c.Seq+1)], 0o644))
+	c.Freeze = []string{"*wte.weight", "*wpe.weight", "*h.0.*", "*embed_tokens*", "*layers.0.*"}
+	if model == "gpt2" {
+		c.Freeze = c.Freeze[:3]
+	} else {
+		c.Freeze = c.Freeze[3:]
+	}
+	return c
+}
+
+type cachedOutcome struct {
+	losses []float32
+	sha    string
+	cached []bool
+	read   int64
+}
+
+func cachedRun(t *testing.T, c Config) (o cachedOutcome) {
+	t.Helper()
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tr.Close()) }()
+	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
+		o.losses, o.cached = append(o.losses, r.Loss), append(o.cached, r.Cached)
+		o.read += r.DiskRead
+		for sp := range graph.NumSpaces {
+			// The cached form of the step may be the one with the peak.
+			if r.Step == c.Steps {
+				require.Equal(t, r.Planned[sp], r.Peak[sp], "touched %s peak = plan", sp)
+			}
+		}
+		return nil
+	}))
+	o.sha, err = tr.ParamsSHA256()
+	require.NoError(t, err)
+	return o
+}
+
+// Promise 1: the frozen layers' outputs out of the cache give the bits that
+// their forward gives, in every stage, tier and order, with recomputation,
+// offload and accumulation; and the second epoch takes them from there.
+func TestFrozenCacheGivesTheSameBits(t *testing.T) {
+	for i, model := range []string{"gpt2", "llama-untied"} {
+		for _, ranks := range []int{1, 3} {
+			for _, accum := range []int{1, 2} {
+				c := frozenRun(t, model, 2*ranks*accum*2, 40) // an epoch is two steps
+				c.Ranks, c.Accum, c.Steps, c.Reproducible, c.Zero = ranks, accum, 5, true, 0
+				c.Order = []string{"sequential", "shuffled"}[(ranks+accum+i)%2]
+				c.Clip = float64(accum - 1) // with it updates wait for the next step, of either form
+				want := cachedRun(t, c)
+				require.NotContains(t, want.cached, true)
+				for zero := range 4 {
+					for j, tier := range []graph.Space{graph.Host, graph.Disk} {
+						c.Zero, c.FrozenCache, c.Disk = zero, FrozenCache{tier, 1 << 20}, scratch(t)
+						c.Recompute = []string{"none", "full"}[(zero+j)%2]
+						c.Offload = []string{"", "activations=host", "optimizer=disk,parameters=host"}[(zero+2*j)%3]
+						got := cachedRun(t, c)
+						what := fmt.Sprintf("%s, %d ranks, accum %d, stage %d, %s, %s, %s", model, ranks, accum, zero, tier, c.Recompute, c.Offload)
+						require.Equal(t, want.losses, got.losses, what)
+						require.Equal(t, want.sha, got.sha, what)
+						require.Equal(t, []bool{false, false, true, true, true}, got.cached, what)
+						if tier == graph.Disk {
+							require.Positive(t, got.read, what)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// In 16 bits what the frozen beginning hands on is kept in 16 bits, and comes back
+// with the bits that the model's forward gives.
+func TestFrozenCacheInHalfPrecision(t *testing.T) {
+	for zero, precision := range map[int]string{0: "bf16", 3: "bf16", 2: "fp16"} {
+		c := frozenRun(t, "gpt2", 8, 40)
+		c.Ranks, c.Steps, c.Precision, c.Zero = 2, 5, precision, zero
+		want := cachedRun(t, c)
+		c.FrozenCache, c.Disk = FrozenCache{[]graph.Space{graph.Host, graph.Disk}[zero%2], 1 << 20}, scratch(t)
+		p, err := Build(c)
+		require.NoError(t, err)
+		require.Equal(t, p.Program.Buf(p.Program.Port(graph.PortPrefix)).DType.String(), map[string]string{"bf16": "bf16", "fp16": "f16"}[precision])
+		got := cachedRun(t, c)
+		require.Contains(t, got.cached, true)
+		require.Equal(t, want.losses, got.losses, "%s, stage %d", precision, zero)
+		require.Equal(t, want.sha, got.sha, "%s, stage %d", precision, zero)
+	}
+}
+
+// What finds no room is computed: the first rows stay, and the run says so.
+func TestFrozenCacheWithoutRoomForAll(t *testing.T) {
+	c := frozenRun(t, "gpt2", 8, 40)
+	c.Steps = 8
+	want := cachedRun(t, c)
+	row := int64(c.Seq) * 4 * 48
+	p, err := Build(c)
+	require.NoError(t, err)
+	for i := range p.Program.Params {
+		if p.Program.Params[i].Name == "wpe.weight" {
+			row = int64(c.Seq) * 4 * p.Program.Params[i].Shape[1]
+		}
+	}
+	var told []string
+	c.Warn = func(s string) { told = append(told, s) }
+	c.FrozenCache = FrozenCache{graph.Host, 5 * row}
+	got := cachedRun(t, c)
+	require.Equal(t, want.losses, got.losses)
+	require.Equal(t, want.sha, got.sha)
+	require.Equal(t, []bool{false, false, false, false, true, true, false, false}, got.cached)
+	require.Contains(t, strings.Join(told, "\n"), "--frozen-cache holds 5 of the data's 8 rows")
+}
+
+func TestFrozenCacheRefusals(t *testing.T) {
+
+	for want, change := range map[string]func(*Config){
+		"--frozen-cache needs --freeze": func(c *Config) { c.Freeze = nil },
+		"drop is dropout":               func(c *Config) { c.Dropout = 0.1 },
+		"is trained":                    func(c *Config) { c.Freeze = []string{"*h.1.*"} },
+		"needs --disk":                  func(c *Config) { c.FrozenCache.Tier = graph.Disk },
+		"no room for one row":           func(c *Config) { c.FrozenCache.Bytes = 100 },
+		"outside its arena":             func(c *Config) { c.HostMemory = 1 << 20 },
+	} {
+		c := frozenRun(t, "gpt2", 8, 40)
+		c.FrozenCache = FrozenCache{graph.Host, 1 << 20}
+		change(&c)
+		tr, err := New(context.Background(), c)
+		if !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+		if tr != nil {
+			require.NoError(t, tr.Close())
+		}
+	}
+}
+
+// A cache that is all that does not fit is named, with the size that does.
+func TestFrozenCacheOverACap(t *testing.T) {
+	for _, tier := range []graph.Space{graph.Host, graph.Disk} {
+		c := frozenRun(t, "gpt2", 8, 40)
+		c.Disk, c.FrozenCache = scratch(t), FrozenCache{tier, 3 << 20}
+		p, err := Build(c)
+		require.NoError(t, err)
+		limit := p.Layout.Spaces[tier].Peak + p.Config.Outside[tier] - 1<<20
+		if tier == graph.Host {
+			c.HostMemory = limit
+		} else {
+			c.DiskMemory = limit
+		}
+		want := fmt.Sprintf("; it fits with --frozen-cache %s:2MiB or less instead of 3.00 MiB", tier)
+		_, err = Build(c)
+		var refused *plan.DoesNotFit
+		require.ErrorAs(t, err, &refused)
+		require.ErrorContains(t, err, want)
+		require.Equal(t, tier == graph.Host, strings.Contains(err.Error(), "the peak is at "), "disk has no arena: %v", err)
+
+		none := func(string) bool { return false }
+		_, err = Fit(c, none, 0, CPUHardware(1))
+		require.ErrorAs(t, err, &refused)
+		if tier == graph.Disk {
+			require.ErrorContains(t, err, want)
+			require.ErrorContains(t, err, "(bound by --frozen-cache of 3.00 MiB)")
+		} else {
+			require.ErrorContains(t, err, "; it fits with --frozen-cache host:")
+		}
+
+		c.FrozenCache.Bytes = 2 << 20
+		_, err = Build(c)
+		require.NoError(t, err, "as it says")
+		c.FrozenCache.Bytes = 3 << 20
+		if tier == graph.Disk {
+			c.DiskMemory = 100 // less than a row
+			_, err = Build(c)
+			require.ErrorContains(t, err, "; it fits with no --frozen-cache (it is 3.00 MiB)")
+		}
+	}
+}
+
+type flipped struct{ store.RawFile }
+
+func (f flipped) ReadAt(p []byte, off int64) (int, error) {
+	n, err := f.RawFile.ReadAt(p, off)
+	if n > 0 {
+		p[0] ^= 1
+	}
+	return n, err
+}
+
+// A damaged row of the cache ends the run; it is never trained on.
+func TestFrozenCacheNoticesDamage(t *testing.T) {
+	c := frozenRun(t, "gpt2", 4, 64) // rows of whole blocks: writing them reads nothing
+	c.Steps, c.Disk, c.FrozenCache = 4, scratch(t), FrozenCache{graph.Disk, 1 << 20}
+	c.wrapDisk = func(rank int, f store.RawFile) store.RawFile { return flipped{f} }
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	err = tr.Run(context.Background(), nil)
+	require.ErrorContains(t, err, "cache of the frozen layers")
+	require.ErrorContains(t, err, "checksum")
+	require.Equal(t, 2, tr.Done(), "the first epoch does not read")
+	require.NoError(t, tr.Close())
+}
+
+func TestParseFrozenCache(t *testing.T) {
+	size := func(s string) (n int64, err error) {
+		if _, err = fmt.Sscanf(s, "%d", &n); err == io.EOF {
+			err = fmt.Errorf("no size")
+		}
+		return n, err
+	}
+	got, err := ParseFrozenCache("Disk:12", size)
+	require.NoError(t, err)
+	require.Equal(t, FrozenCache{graph.Disk, 12}, got)
+	for _, bad := range []string{"gpu:12", "host", "host:", "host:x", "host:0"} {
+		_, err := ParseFrozenCache(bad, size)
+		require.ErrorContains(t, err, bad)
+	}
+}
+
+// Rows that lie on disk are served from memory too where --disk-cache has room:
+// the same bits, and fewer bytes read; less the more of them fit.
+func TestFrozenRowsInMemory(t *testing.T) {
+	c := frozenRun(t, "gpt2", 12, 40)
+	c.Ranks, c.Batch, c.Steps, c.Order = 2, 1, 60, "shuffled"
+	want := cachedRun(t, c)
+	c.FrozenCache, c.Disk = FrozenCache{graph.Disk, 1 << 20}, scratch(t)
+	last := cachedRun(t, c)
+	require.Equal(t, want.sha, last.sha)
+	row := last.read / int64(2*54) // bytes: the first of 10 epochs of 6 steps reads none
+	require.Positive(t, row)
+	require.Zero(t, row%4)
+	for _, rows := range []int64{6, 12} {
+		c.Disk, c.DiskCache = scratch(t), rows*row // of each of two ranks; half of it is used
+		got := cachedRun(t, c)
+		require.Equal(t, want.losses, got.losses)
+		require.Equal(t, want.sha, got.sha)
+		require.Less(t, got.read, last.read, "%d rows in memory", rows)
+		last = got
+	}
+}

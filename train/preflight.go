@@ -1,0 +1,60 @@
+package train
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// MachineTooSmall is the refusal of a run whose ranks together plan more memory
+// than the machine has, whatever their caps: it would be killed midway.
+type MachineTooSmall struct {
+	Ranks   int
+	Planned int64  // bytes of device (CPU) and host memory over all ranks
+	Total   int64  // bytes of memory and swap that they may use
+	Host    string // of a job over processes, the one with the least memory; "": this machine
+}
+
+func (e *MachineTooSmall) Error() string {
+	where := "this machine"
+	if e.Host != "" {
+		where = "host " + e.Host
+	}
+	return fmt.Sprintf("does not fit: %d rank(s) on %s plan %s of memory together and it has %s", e.Ranks, where, plan.Bytes(e.Planned), plan.Bytes(e.Total))
+}
+
+// onThisMachine refuses a plan that the machine can't hold, whose own memory the
+// arenas of some spaces lie in. It knows nothing on systems that don't tell their
+// memory.
+func onThisMachine(cfg Config, p *plan.Plan, spaces []graph.Space) error {
+	machine := hostMemory{bytes: machineMemory(), ranks: cfg.hostRanks()}
+	if cfg.job != nil && cfg.job.least != nil {
+		machine = *cfg.job.least
+	}
+	// Divided, not multiplied: a rank's plan may be any int64.
+	rank := int64(0)
+	for _, sp := range spaces {
+		rank += p.Config.Outside[sp] + p.Layout.Spaces[sp].Peak
+	}
+	ranks := int64(machine.ranks)
+	if machine.bytes == 0 || rank <= machine.bytes/ranks {
+		return nil
+	}
+	return &MachineTooSmall{machine.ranks, rank * ranks, machine.bytes, machine.host}
+}
+
+// openOutputs looks at every place that the run is going to write to, before it
+// starts.
+func (t *Trainer) openOutputs() error {
+	c := &t.cfg
+	if err := t.openStore(); err != nil {
+		return err
+	}
+	if c.Trace != "" {
+		if err := canWriteAside(c.Trace); err != nil {
+			return fmt.Errorf("--trace: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,345 @@
+package train
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/gob"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/spillway-ml/spillway/exec"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/kernels/cpu/level"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// Job is this process's part of a run over several processes. The first one leads:
+// it resolves the configuration, reads the data, and tells the others what to run;
+// all that a Trainer does is its. The others lend their ranks: see Work. Each runs
+// Config.LocalRanks neighbouring ranks, the first process ranks 0, 1, ….
+type Job struct {
+	Process, Processes int // its number, and how many there are
+	// Locals is how many of the processes run on this host; 0: nobody says.
+	Locals    int
+	Local     int // its place among them
+	Transport run.Transport
+	// Links are the leader's streams to processes 1, 2, …; another's to the leader.
+	Links []*run.Link
+
+	greeted bool        // the leader has heard who the others are
+	least   *hostMemory // nil: no host's memory is known
+	dismiss sync.Once
+}
+
+// hostMemory is what a host of the job has.
+type hostMemory struct {
+	host  string
+	bytes int64 // of memory and swap that its processes may use
+	ranks int   // how many share it
+}
+
+// Over makes cfg a run over the processes of j, of which this one leads:
+// LocalRanks ranks in each, at least one.
+func (c *Config) Over(j *Job) {
+	c.job = j
+	c.LocalRanks = max(c.LocalRanks, 1)
+	c.Ranks = j.Processes * c.LocalRanks
+	for i, l := range j.Links {
+		l.Rank = (i + 1) * c.LocalRanks
+	}
+}
+
+// hostRanks is how many of the run's ranks share this host's memory.
+func (c *Config) hostRanks() int {
+	if c.job != nil && c.job.Locals > 0 {
+		return c.job.Locals * c.LocalRanks
+	}
+	return c.Ranks
+}
+
+// world is the ranks that run in this process.
+func (c *Config) world() run.World {
+	if c.job == nil {
+		return run.OneProcess(c.Ranks)
+	}
+	w := run.World{Size: c.Ranks}
+	for i := range c.LocalRanks {
+		w.Local = append(w.Local, c.job.Process*c.LocalRanks+i)
+	}
+	return w
+}
+
+func (c *Config) transport() run.Transport {
+	if c.job == nil {
+		return nil
+	}
+	return c.job.Transport
+}
+
+// Dismiss lets the other processes go that still wait for something to do. With
+// an error they were not needed because of it. The leader calls it at its end.
+func (j *Job) Dismiss(err error) {
+	j.dismiss.Do(func() {
+		var t run.Task
+		if err != nil {
+			t.Err = err.Error()
+		}
+		for _, l := range j.Links {
+			if l.Assign(t) == nil && !j.greeted {
+				_, _ = l.Welcome() // so that what it has said does not reset the stream
+			}
+			_ = l.Close()
+		}
+	})
+}
+
+// assignment is what a process needs to run its ranks.
+type assignment struct {
+	Config  Config
+	Threads int // computing threads of a process
+}
+
+// hello is what this process says of itself.
+func (j *Job) hello() run.Hello {
+	host, _ := os.Hostname()
+	return run.Hello{Rank: j.Process, Host: host, Build: buildID(), Kernels: level.Current().String(), LocalRanks: j.Locals, LocalRank: j.Local, Memory: machineMemory()}
+}
+
+// buildID tells builds of the program apart: by its version control state, or, of
+// a build without one, by the hash of its file.
+var buildID = sync.OnceValue(func() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		revision, modified := "", ""
+		for _, s := range info.Settings {
+			switch s.Key {
+			case "vcs.revision":
+				revision = s.Value
+			case "vcs.modified":
+				modified = s.Value
+			}
+		}
+		if revision != "" && modified == "false" {
+			return revision
+		}
+	}
+	path, err := os.Executable()
+	if err == nil {
+		var content []byte
+		if content, err = os.ReadFile(path); err == nil {
+			sum := sha256.Sum256(content)
+			return hex.EncodeToString(sum[:8])
+		}
+	}
+	return "unknown (" + err.Error() + ")"
+})
+
+// programHash tells plans apart: the program and where its buffers lie.
+func programHash(p *plan.Plan) string {
+	h := sha256.New()
+	fmt.Fprint(h, graph.Format(p.Program), p.Layout.Offset)
+	for _, s := range p.Layout.Spaces {
+		fmt.Fprint(h, s.Peak, " ")
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// greet hears from the other processes what they are, before anything is planned:
+// they must be alike, and the least of the hosts' memory is what a plan may use.
+func (t *Trainer) greet() error {
+	j := t.cfg.job
+	if j == nil {
+		return nil
+	}
+	self := j.hello().In(t.cfg.LocalRanks)
+	all := []run.Hello{self}
+	for _, l := range j.Links {
+		h, err := l.Welcome()
+		if err != nil {
+			return err
+		}
+		all = append(all, h.In(t.cfg.LocalRanks))
+	}
+	j.greeted = true
+	t.cfg.PerHost = 0
+	if self.Aligned() {
+		t.cfg.PerHost = self.LocalRanks
+	}
+	for _, h := range all {
+		if diff := self.Differs(h); diff != "" {
+			return errors.New("the processes of a job must be alike: " + diff)
+		}
+		if h.LocalRanks != self.LocalRanks || !h.Aligned() {
+			t.cfg.PerHost = 0
+		}
+	}
+	j.least = leastMemory(all, t.cfg.LocalRanks)
+	return nil
+}
+
+// leastMemory is the host with the least memory for each of its ranks, of processes
+// of so many ranks each; nil where none tells.
+func leastMemory(all []run.Hello, each int) (least *hostMemory) {
+	byName := map[string]int{}
+	for _, h := range all {
+		byName[h.Host] += each
+	}
+	for _, h := range all {
+		m := hostMemory{h.Host, h.Memory, h.LocalRanks}
+		if m.ranks == 0 { // no launcher says
+			m.ranks = byName[h.Host]
+		}
+		if m.bytes > 0 && (least == nil || m.bytes/int64(m.ranks) < least.bytes/int64(least.ranks)) {
+			least = &m
+		}
+	}
+	return least
+}
+
+// lead gives the other processes their task, once the plan stands. They open
+// their ranks beside this process's: see opened.
+func (t *Trainer) lead() error {
+	j := t.cfg.job
+	if j == nil {
+		return nil
+	}
+	a := assignment{Config: t.cfg, Threads: t.cfg.threads()}
+	a.Config.Threads = a.Threads
+	var b bytes.Buffer
+	if err := gob.NewEncoder(&b).Encode(a); err != nil {
+		return fmt.Errorf("send the configuration: %w", err)
+	}
+	j.dismiss.Do(func() {}) // from here on they end with their streams
+	task := run.Task{Config: b.Bytes(), Program: programHash(t.plan)}
+	for _, l := range j.Links {
+		if err := l.Assign(task); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// opened waits until every process has opened its ranks, and returns the streams to
+// them by rank.
+func (t *Trainer) opened() (map[int]*run.Link, error) {
+	if t.cfg.job == nil {
+		return nil, nil
+	}
+	links := map[int]*run.Link{}
+	for _, l := range t.cfg.job.Links {
+		if err := l.Opened(); err != nil {
+			return nil, err
+		}
+		for i := range t.cfg.LocalRanks {
+			links[l.Rank+i] = l
+		}
+	}
+	return links, nil
+}
+
+// breakGrace is how long the ranks of a job that has failed have to say what they
+// know of it. All processes end within a second of the failure, also those that hear
+// of no other any more.
+const breakGrace = 400 * time.Millisecond
+
+// broken ends the streams of a job that has ended with err: a process that is
+// stopped or stuck does not answer any more.
+func (j *Job) broken(err error) {
+	time.AfterFunc(breakGrace, func() {
+		for _, l := range j.Links {
+			go func() { // each may take a moment to close
+				defer crash.Guard()
+				l.Break(err)
+			}()
+		}
+	})
+}
+
+// Work runs this process's ranks for the process that leads the job, until that
+// lets it go. Its error is nil where the job ended in good order, or the leader
+// tells a person what was wrong. began tells whether there was something to run, and
+// a leader to run it for.
+func Work(j *Job, warn func(string)) (began bool, err error) {
+	link := j.Links[0]
+	defer func() { err = errors.Join(err, link.Close()) }()
+	task, err := link.Greet(j.hello())
+	if err != nil || task.Config == nil {
+		return false, err
+	}
+	var a assignment
+	if err := gob.NewDecoder(bytes.NewReader(task.Config)).Decode(&a); err != nil {
+		return true, fmt.Errorf("the leader's configuration: %w", err)
+	}
+	t := &Trainer{cfg: a.Config}
+	t.cfg.job, t.cfg.Warn = j, warn
+	t.cfg.Trace = ""
+	defer func() { err = errors.Join(err, t.Close()) }()
+	if err := t.lend(task.Program, a.Threads); err != nil {
+		var small *MachineTooSmall
+		var refused *plan.DoesNotFit
+		host, _ := os.Hostname()
+		err = link.Refused(fmt.Errorf("rank %d (host %s): %w", t.cfg.world().Local[0], host, err), errors.As(err, &small) || errors.As(err, &refused))
+		return err == nil, err // a leader that has gone had a reason of its own
+	}
+	debug.FreeOSMemory()
+	return true, link.Serve(t.ranks)
+}
+
+// lend plans what the leader has planned, and opens this process's ranks.
+func (t *Trainer) lend(program string, threads int) (err error) {
+	if t.platform, err = newPlatform(&t.cfg); err != nil {
+		return err
+	}
+	if err := t.fit(); err != nil {
+		return err
+	}
+	if own := programHash(t.plan); own != program {
+		return fmt.Errorf("its plan is another program (%.12s) than the leader's (%.12s): the model's files or the machines differ", own, program)
+	}
+	t.pool = pool.New(threads)
+	if err := t.openDisk(); err != nil {
+		return err
+	}
+	if err := t.platform.Start(t.setup()); err != nil {
+		return err
+	}
+	t.ranks, err = run.Open(run.RankOptions{World: t.cfg.world(), Plan: t.plan, Platform: t.platform, Meter: t.cfg.Measure, Poison: t.cfg.Poison, Timeout: t.cfg.Timeout})
+	return err
+}
+
+// setup is what the platform starts with.
+func (t *Trainer) setup() run.Setup {
+	s := run.Setup{Plan: t.plan, Pool: t.pool, Collectives: t.cfg.algorithm(), PerHost: t.cfg.perHost()}
+	if t.disk != nil {
+		s.Disk = t.disk.Create
+	}
+	if t.cfg.job != nil {
+		s.Failed = t.cfg.job.broken
+	}
+	return s
+}
+
+// openRanks opens the ranks of this process and takes those of the others.
+func (t *Trainer) openRanks() error {
+	cfg := &t.cfg
+	if cfg.Trace != "" {
+		t.trace = exec.NewTrace(traceSpans)
+		if cfg.job != nil && cfg.Warn != nil {
+			cfg.Warn(fmt.Sprintf("--trace shows %s alone: the other ranks run in other processes", run.Names(cfg.world().Local)))
+		}
+	}
+	links, err := t.opened()
+	if err != nil {
+		return err
+	}
+	t.ranks, err = run.Open(run.RankOptions{World: run.OneProcess(cfg.Ranks), Plan: t.plan, Platform: t.platform, Trace: t.trace, Meter: cfg.Measure, Poison: cfg.Poison,
+		Timeout: cfg.Timeout, Wrap: cfg.wrapDevice, Links: links})
+	return err
+}

@@ -1,0 +1,237 @@
+package train
+
+import (
+	"bytes"
+	"context"
+	"encoding/gob"
+	"errors"
+	"net"
+	"os"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/comm/shm"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// oneHost is the transport of a process of a job; here all are one process.
+type oneHost struct{ job *shm.Job }
+
+func (s oneHost) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (run.Joined, error) {
+	return s.job.Join(mesh, local, shm.Options{Timeout: timeout, Warn: warn})
+}
+
+// sharedMemory makes the memory of a job as each of its processes sees it.
+func sharedMemory(t testing.TB, processes int) (list []*shm.Job) {
+	t.Helper()
+	made, err := shm.Create(processes)
+	require.NoError(t, err)
+	for range processes {
+		var files []*os.File
+		for _, f := range made.Files() {
+			fd, err := syscall.Dup(int(f.Fd()))
+			require.NoError(t, err)
+			files = append(files, os.NewFile(uintptr(fd), "shared memory"))
+		}
+		j, err := shm.Attach(files)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, j.Close()) })
+		list = append(list, j)
+	}
+	require.NoError(t, made.Close())
+	return list
+}
+
+// joined makes the processes of a job: the first leads, over streams to the others.
+func joined(t testing.TB, processes int) (leader *Job, others []*Job) {
+	t.Helper()
+	memory := sharedMemory(t, processes)
+	leader = &Job{Processes: processes, Locals: processes, Transport: oneHost{memory[0]}}
+	for i := 1; i < processes; i++ {
+		here, there := net.Pipe()
+		leader.Links = append(leader.Links, run.NewLink(i, here))
+		others = append(others, &Job{Process: i, Processes: processes, Locals: processes, Local: i, Transport: oneHost{memory[i]}, Links: []*run.Link{run.NewLink(0, there)}})
+	}
+	return leader, others
+}
+
+// overProcesses runs c as a job of so many processes with so many ranks each.
+func overProcesses(t *testing.T, c Config, processes, each int, run func(testing.TB, Config) outcome) outcome {
+	t.Helper()
+	leader, others := joined(t, processes)
+	ends := make(chan error)
+	for _, j := range others {
+		go func() {
+			_, err := Work(j, nil)
+			ends <- err
+		}()
+	}
+	c.LocalRanks = each
+	c.Over(leader)
+	require.Equal(t, processes*each, c.Ranks)
+	o := run(t, c)
+	for range others {
+		require.NoError(t, <-ends)
+	}
+	return o
+}
+
+// A run over processes of several ranks each has the bits, the peaks and the
+// communication of one process, and goes on from a checkpoint of any of them.
+func TestProcessesOfSeveralRanks(t *testing.T) {
+	for _, c := range []struct {
+		processes, each int
+		change          func(*Config)
+	}{
+		{2, 2, func(c *Config) { c.Zero = 3 }},
+		{2, 3, func(c *Config) { c.Zero, c.ShardSize, c.Accum, c.Clip = 2, 3, 2, 1 }},
+		{3, 2, func(c *Config) { c.Zero, c.ShardSize, c.Collectives = 1, 2, "tree" }},
+		{2, 2, func(c *Config) {
+			c.Recompute, c.Disk, c.Offload = "full", t.TempDir(), "optimizer=disk,activations=host"
+		}},
+	} {
+		cfg := tiny("gpt2")
+		cfg.Batch, cfg.Seq, cfg.Steps, cfg.Checkpoint = 1, 16, 2, scratch(t)
+		c.change(&cfg)
+		one := cfg
+		one.Ranks, one.Checkpoint = c.processes*c.each, scratch(t)
+		how := runOf
+		if cfg.ShardSize > 0 {
+			how = runMesh
+		}
+		require.Equal(t, how(t, one), overProcesses(t, cfg, c.processes, c.each, how))
+
+		cfg.Steps, cfg.Resume, one.Steps, one.Resume = 3, true, 3, true
+		one.Checkpoint, cfg.Checkpoint = cfg.Checkpoint, one.Checkpoint // each from the other's
+		require.Equal(t, how(t, one), overProcesses(t, cfg, c.processes, c.each, how))
+	}
+}
+
+// start leads a job of two processes, of which the second says of itself what the test
+// gives it, and returns how that ended.
+func start(t *testing.T, says func(*run.Hello)) error {
+	t.Helper()
+	leader, others := joined(t, 2)
+	told := make(chan run.Task, 1)
+	go func() {
+		h := others[0].hello()
+		says(&h)
+		task, _ := others[0].Links[0].Greet(h)
+		told <- task
+		_ = others[0].Links[0].Close()
+	}()
+	c := tiny("gpt2")
+	c.Over(leader)
+	tr, err := New(context.Background(), c)
+	if tr != nil {
+		require.NoError(t, tr.Close())
+	}
+	leader.Dismiss(err)
+	require.Nil(t, (<-told).Config, "it is given nothing to run")
+	return err
+}
+
+// Processes that would not compute the same bits are refused by what differs.
+func TestProcessesThatDiffer(t *testing.T) {
+	for words, says := range map[string]func(*run.Hello){
+		"(host elsewhere) build of-old":                               func(h *run.Hello) { h.Build = "of-old" },
+		"(host elsewhere) of portable: set SPILLWAY_SIMD to one that": func(h *run.Hello) { h.Kernels = "portable" },
+	} {
+		err := start(t, func(h *run.Hello) { h.Host = "elsewhere"; says(h) })
+		require.ErrorContains(t, err, "the processes of a job must be alike: rank 0 (host ")
+		require.ErrorContains(t, err, "rank 1 "+words)
+	}
+}
+
+// A run is refused by the host with the least memory, before any rank begins.
+func TestTheLeastMemoryOfAllHosts(t *testing.T) {
+	err := start(t, func(h *run.Hello) { h.Host, h.Memory, h.LocalRanks, h.LocalRank = "small", 1<<20, 1, 0 })
+	var small *MachineTooSmall
+	require.ErrorAs(t, err, &small)
+	require.Equal(t, "small", small.Host)
+	require.EqualValues(t, 1, small.Ranks)
+	require.ErrorContains(t, err, "1 rank(s) on host small plan ")
+
+	for _, c := range []struct {
+		all  []run.Hello
+		want string
+	}{
+		{[]run.Hello{{Host: "a"}, {Host: "b"}}, ""},
+		{[]run.Hello{{Host: "a", Memory: 100, LocalRanks: 2}, {Host: "a", Memory: 100, LocalRanks: 2}, {Host: "b", Memory: 60, LocalRanks: 1}}, "a"},
+		{[]run.Hello{{Host: "a", Memory: 100}, {Host: "b", Memory: 100}, {Host: "b", Memory: 100}}, "b"}, // no launcher says how many
+		{[]run.Hello{{Host: "a"}, {Host: "b", Memory: 1}}, "b"},
+	} {
+		least := leastMemory(c.all, 1)
+		if c.want == "" {
+			require.Nil(t, least)
+			continue
+		}
+		require.Equal(t, c.want, least.host)
+	}
+}
+
+// A process whose plan is another than the leader's says so, and runs nothing.
+func TestAProcessWithAnotherPlan(t *testing.T) {
+	leader, others := joined(t, 2)
+	ends := make(chan error)
+	go func() {
+		_, err := Work(others[0], nil)
+		ends <- err
+	}()
+	c := tiny("gpt2")
+	c.Over(leader)
+	var text bytes.Buffer
+	require.NoError(t, gob.NewEncoder(&text).Encode(assignment{Config: c, Threads: 1}))
+	_, err := leader.Links[0].Welcome()
+	require.NoError(t, err)
+	require.NoError(t, leader.Links[0].Assign(run.Task{Config: text.Bytes(), Program: "another"}))
+	err = leader.Links[0].Opened()
+	require.ErrorContains(t, err, "rank 1 (host ")
+	require.ErrorContains(t, err, "its plan is another program (")
+	require.NoError(t, <-ends, "the leader tells")
+}
+
+// refusing is a transport that joins nothing.
+type refusing struct{}
+
+func (refusing) Join([]graph.Axis, []int, time.Duration, func(string)) (run.Joined, error) {
+	var none *shm.World
+	return none, errors.New("there is no place")
+}
+
+// A transport that refuses the job is told of by the leader, and by nobody else.
+func TestATransportThatRefuses(t *testing.T) {
+	leader, others := joined(t, 2)
+	leader.Transport, others[0].Transport = refusing{}, refusing{}
+	ends := make(chan error)
+	go func() {
+		began, err := Work(others[0], nil)
+		if err != nil {
+			require.False(t, began, "or it would tell: %v", err)
+		}
+		ends <- err
+	}()
+	c := tiny("gpt2")
+	c.Over(leader)
+	_, err := New(context.Background(), c)
+	require.ErrorContains(t, err, "there is no place")
+	<-ends
+}
+
+// The ranks of a process are neighbours, and a message names them.
+func TestRanksOfAProcess(t *testing.T) {
+	c := Config{LocalRanks: 3}
+	c.job = &Job{Process: 2, Processes: 4}
+	c.Ranks = 12
+	require.Equal(t, []int{6, 7, 8}, c.world().Local)
+	require.Equal(t, "ranks 6 to 8", run.Names(c.world().Local))
+	require.Equal(t, "rank 6", run.Names([]int{6}))
+	h := run.Hello{Rank: 2, LocalRanks: 2, LocalRank: 0}.In(3)
+	require.True(t, h.Aligned())
+	require.False(t, slices.Contains(c.world().Local, h.Rank+h.LocalRanks))
+}

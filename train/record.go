@@ -1,0 +1,218 @@
+package train
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/comm/algo"
+	"github.com/spillway-ml/spillway/data"
+)
+
+// runRecord is what a checkpoint says of the run that wrote it: Manifest.Run. Those
+// of version 1 have the optimizer alone.
+type runRecord struct {
+	Optimizer string            `json:"optimizer"`
+	Samples   int64             `json:"samples"`            // rows of the data seen before the next step
+	Data      *data.Fingerprint `json:"data,omitempty"`     // nil: version 1
+	Settings  map[string]string `json:"settings,omitempty"` // by flag, see Config.settings
+	Trained   int               `json:"trained"`            // parameters that are not frozen
+	Skipped   int               `json:"skipped,omitempty"`  // steps so far whose update was left out
+	LossScale *scaleState       `json:"loss_scale,omitempty"`
+}
+
+// settings lists what fixes the order of the data, of sums and the update, by flag.
+// Memory's flags are not there: they change no bits.
+func (c *Config) settings() map[string]string {
+	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
+	order := c.Order
+	if order == "" {
+		order = data.DefaultOrder(c.Data).String()
+	}
+	freeze := slices.Clone(c.Freeze)
+	slices.Sort(freeze)
+	s := map[string]string{
+		"seed": strconv.FormatInt(c.Seed, 10), "order": strings.ToLower(order), "seq": strconv.Itoa(c.Seq), "tokenizer": c.Tokenizer,
+		"batch": strconv.Itoa(c.Batch), "accum": strconv.Itoa(c.Accum), "ranks": strconv.Itoa(c.Ranks),
+		"lr": number(c.LR), "lr-schedule": strings.ToLower(c.LRSchedule), "lr-scale": strings.ToLower(c.LRScale),
+		"weight-decay": number(c.WeightDecay), "beta1": number(c.Beta1), "beta2": number(c.Beta2), "eps": number(c.Eps),
+		"clip": number(c.Clip), "dropout": number(c.Dropout), "freeze": strings.Join(freeze, ","),
+		"precision": strings.ToLower(c.precision()), "warmup": strconv.Itoa(c.Warmup), "min-lr": number(c.MinLR),
+		"on-nonfinite": "stop",
+	}
+	if c.skipsNonFinite() {
+		s["on-nonfinite"] = "skip"
+	}
+	if s["lr-scale"] != "none" {
+		s["lr-base-batch"] = strconv.Itoa(c.LRBaseBatch)
+	}
+	if l := s["lr-schedule"]; l == "linear" || l == "cosine" {
+		s["steps"] = strconv.Itoa(c.Steps)
+	}
+	if o := strings.ToLower(c.Optimizer); o == "lars" || o == "larc" {
+		s["trust"] = number(c.Trust)
+	}
+	if c.AdaptAll {
+		s["adapt-all"] = "true"
+	}
+	if c.reduce32() {
+		s["reduce"] = "fp32"
+	}
+	if c.Reproducible {
+		s["reproducible"] = "true"
+	}
+	if c.asksLayers() && c.Accum > 1 {
+		s["accum-order"] = layerOrder
+	}
+	if c.ShardSize != 0 && c.ShardSize != c.Ranks {
+		s["shard-size"] = strconv.Itoa(c.ShardSize)
+	}
+	if c.algorithm() == algo.Ring {
+		s["collectives"] = string(algo.Ring)
+	}
+	if len(c.Int8) > 0 {
+		s["int8"] = strings.ToLower(strings.Join(slices.Sorted(slices.Values(c.Int8)), ","))
+	}
+	if c.bf16States() {
+		s["optimizer-dtype"] = "bf16"
+	}
+	if c.LossScaleHysteresis > 1 {
+		s["loss-scale-hysteresis"] = strconv.Itoa(c.LossScaleHysteresis)
+	}
+	if scale := strings.ToLower(c.LossScale); scale != "" && scale != dynamicScale {
+		s["loss-scale"] = scale
+	}
+	return s
+}
+
+// changed lists the flags whose values differ, in order, as "--lr 0.001 → 0.1".
+func changed(old, now map[string]string) (flags, lines []string) {
+	if r := old["reduce"]; r == "" || r == "same" { // earlier versions recorded the default too
+		old = maps.Clone(old)
+		delete(old, "reduce")
+	}
+	for flag := range now {
+		flags = append(flags, flag)
+	}
+	for flag := range old {
+		if _, ok := now[flag]; !ok {
+			flags = append(flags, flag)
+		}
+	}
+	slices.Sort(flags)
+	show := func(s map[string]string, flag string) string {
+		v, ok := s[flag]
+		switch {
+		case !ok:
+			return "not in use"
+		case v == "":
+			return "none"
+		}
+		return fmt.Sprintf("%.80s", strings.Trim(strconv.Quote(v), `"`))
+	}
+	flags = slices.DeleteFunc(flags, func(flag string) bool {
+		a, had := old[flag]
+		b, has := now[flag]
+		return a == b && had == has
+	})
+	for _, flag := range flags {
+		lines = append(lines, fmt.Sprintf("--%s: %s → %s", flag, show(old, flag), show(now, flag)))
+	}
+	return flags, lines
+}
+
+// record describes the run for a checkpoint after t.step steps.
+func (t *Trainer) record() ([]byte, error) {
+	print, trained := t.data, 0
+	for i := range t.plan.Program.Params {
+		if !t.plan.Program.Params[i].Frozen {
+			trained++
+		}
+	}
+	r := runRecord{Optimizer: t.cfg.optimizer().Name, Samples: t.train.sampler.Tell(t.step), Data: &print, Settings: t.cfg.settings(), Trained: trained,
+		Skipped: t.skipped.all}
+	if t.scales() {
+		r.LossScale = &t.scale
+	}
+	return json.Marshal(r)
+}
+
+// seek moves the data to where the checkpoint's run stopped and notes what changed.
+// Other data, another seed or another order are refused unless Config.AcceptChanges.
+func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
+	step := c.Manifest.Step
+	if was.Data == nil {
+		sample := t.train.sampler.Tell(step)
+		t.note("%s does not say which data, seed and order its run had (an older version of Spillway wrote it); it goes on at sample %d, %d steps of this run", c.Name, sample, step)
+		return nil
+	}
+	flags, lines := changed(was.Settings, t.cfg.settings())
+	var moved []string // what makes the samples others than those that the run was going to see
+	if *was.Data != t.data {
+		how := fmt.Sprintf("%d tokens → %d tokens", was.Data.Tokens, t.data.Tokens)
+		if was.Data.Tokens == t.data.Tokens {
+			how = fmt.Sprintf("as many tokens, %d, but not the same", t.data.Tokens)
+		}
+		moved = append(moved, "--data is other data: "+how)
+		lines = append(lines, "--data: other data: "+how)
+	}
+	shuffled := t.cfg.settings()["order"] == "shuffled"
+	for i, flag := range flags {
+		if flag == "seed" || flag == "order" || flag == "seq" && shuffled {
+			moved = append(moved, lines[i])
+		}
+	}
+	if len(moved) > 0 && !t.cfg.AcceptChanges {
+		return fmt.Errorf("resume: %s was made by a run on other samples: %s; give what it had, or --accept-changes to go on all the same", c.Name, strings.Join(moved, "; "))
+	}
+	sample := was.Samples
+	if seq, err := strconv.Atoi(was.Settings["seq"]); err == nil && seq > 0 && seq != t.cfg.Seq {
+		sample = t.train.sampler.Translate(sample, seq)
+	}
+	if err := t.train.sampler.Seek(step, sample); err != nil {
+		return fmt.Errorf("resume: %w", err)
+	}
+	for _, line := range lines {
+		t.note("changed since %s: %s", c.Name, line)
+	}
+	return nil
+}
+
+// refuseLoop refuses settings whose attempt from here became non-finite before: it
+// would again, and whatever starts failed runs anew would never end.
+func (t *Trainer) refuseLoop(c checkpoint.Choice) error {
+	now := t.cfg.settings()
+	for _, d := range slices.Backward(t.store.Diverged()) {
+		if flags, _ := changed(d.Settings, now); d.Step > c.Manifest.Step && len(flags) == 0 {
+			from := "the start"
+			if c.Found() {
+				from = c.Name
+			}
+			ways := "change --lr, --warmup, --clip, or --seed with --accept-changes"
+			if !t.cfg.skipsNonFinite() {
+				ways = "change --lr, --warmup, --clip, --seed with --accept-changes, or give --on-nonfinite skip"
+			}
+			return fmt.Errorf("resume: with these settings the run became non-finite at step %d, and from %s it would again; %s", d.Step, from, ways)
+		}
+	}
+	return nil
+}
+
+// markDivergence records that the run stops at a step (from 1) whose values are not
+// finite.
+func (t *Trainer) markDivergence(step int) {
+	if t.store == nil {
+		return
+	}
+	if err := t.store.MarkDivergence(step, t.cfg.settings()); err != nil {
+		t.cfg.warn("%v", err)
+	}
+}
+
+func (t *Trainer) note(format string, args ...any) {
+	t.notes = append(t.notes, fmt.Sprintf(format, args...))
+}

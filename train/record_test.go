@@ -1,0 +1,185 @@
+package train
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
+)
+
+// rewriteVariable, set to anything, writes testdata/record.json anew.
+const rewriteVariable = "SPILLWAY_REWRITE_RECORD"
+
+const recordFile = "../testdata/record.json"
+
+// recorded is what a configuration came to: bits, bytes and predicted time.
+type recorded struct {
+	Name   string                `json:"name"`
+	SHA256 string                `json:"params_sha256,omitempty"` // after two steps; "" where the CPU does not run it
+	Comm   int64                 `json:"comm_bytes_per_step"`
+	Time   string                `json:"step_seconds"` // on machine, to 5 digits
+	Spaces map[string]spaceBytes `json:"spaces"`
+}
+
+type spaceBytes struct {
+	Peak    int64            `json:"peak_bytes"`
+	At      string           `json:"peak_at"`
+	Bound   int64            `json:"lower_bound"`
+	ByClass map[string]int64 `json:"by_class"`
+	Classes map[string]int64 `json:"class_peak_bytes"`
+}
+
+// recordedConfig is a configuration of the record, whose name says what it sets.
+type recordedConfig struct {
+	name string
+	Config
+	runs bool
+}
+
+// recordedConfigs are the configurations whose bits and bytes are on record:
+// every stage against everything that rewrites the program.
+func recordedConfigs() (list []recordedConfig) {
+	add := func(model, name string, runs bool, set func(*Config)) {
+		for zero := range 4 {
+			c := tiny(model)
+			c.Steps, c.Clip, c.Ranks, c.Zero = 2, 0.5, 3, zero
+			set(&c)
+			list = append(list, recordedConfig{fmt.Sprintf("%s, stage %d, %d ranks, %s", model, zero, c.Ranks, name), c, runs})
+		}
+	}
+	everything := func(tier string) string {
+		return fmt.Sprintf("optimizer=%[1]s,parameters=%[1]s,gradients=%[1]s,activations=%[1]s", tier)
+	}
+	for _, ranks := range []int{1, 2, 3, 5} {
+		add("gpt2", "plain", true, func(c *Config) { c.Ranks = ranks })
+	}
+	add("llama-untied", "dropped and parked", true, func(c *Config) { c.Recompute, c.Offload = "full", everything("host") })
+	add("gpt2", "accumulated", true, func(c *Config) { c.Accum, c.Batch = 3, 1 })
+	add("gpt2", "accumulated, reproducible", true, func(c *Config) { c.Accum, c.Batch, c.Reproducible = 3, 1, true })
+	add("gpt2", "selective", true, func(c *Config) { c.Recompute = "selective" })
+	add("gpt2", "full", true, func(c *Config) { c.Recompute = "full" })
+	add("gpt2", "drops by name", true, func(c *Config) { c.Recompute = "drop:h.*.mlp.act,h.*.ln_1" })
+	add("gpt2", "optimizer on the host", true, func(c *Config) { c.Offload = "optimizer=host" })
+	add("gpt2", "optimizer on the host, not clipped", true, func(c *Config) { c.Offload, c.Clip = "optimizer=host", 0 })
+	add("gpt2", "everything on the host, accumulated", true, func(c *Config) { c.Offload, c.Accum, c.Batch = everything("host"), 3, 1 })
+	add("gpt2", "everything on disk", true, func(c *Config) { c.Offload = everything("disk") })
+	add("gpt2", "shares", true, func(c *Config) {
+		c.Offload = "optimizer=host:40%+disk:30%,parameters=host:60%,activations=host:h.*.mlp.act"
+	})
+	add("gpt2", "nothing ahead", true, func(c *Config) { c.Offload, c.Prefetch = everything("host"), 0 })
+	add("gpt2", "two ahead", true, func(c *Config) { c.Prefetch = 2 })
+	add("gpt2", "a frozen block", true, func(c *Config) { c.Freeze = []string{"h.0.*"} })
+	add("gpt2", "frozen norms", true, func(c *Config) { c.Freeze = []string{"h.*.ln_*"} })
+	add("gpt2", "a frozen beginning, cached", true, func(c *Config) {
+		c.Freeze, c.Offload, c.FrozenCache = []string{"wte.*", "wpe.*", "h.0.*"}, "optimizer=host", FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
+		c.Batch, c.Ranks = 1, 2
+	})
+	for _, o := range []string{"sgd", "lamb", "lars", "larc", "novograd"} {
+		add("gpt2", o, true, func(c *Config) { c.Optimizer, c.Ranks, c.LR = o, 2, 1e-3 })
+	}
+	add("gpt2", "lamb on the host", true, func(c *Config) { c.Optimizer, c.Offload = "lamb", "optimizer=host" })
+	add("gpt2", "novograd on the host", true, func(c *Config) { c.Optimizer, c.Offload = "novograd", "optimizer=host" })
+	add("gpt2", "two replicas", true, func(c *Config) { c.Ranks, c.ShardSize, c.Batch = 4, 2, 1 })
+	add("gpt2", "two replicas, accumulated", true, func(c *Config) { c.Ranks, c.ShardSize, c.Batch, c.Accum = 6, 3, 1, 2 })
+	for _, precision := range []string{"bf16", "fp16"} {
+		add("gpt2", precision, false, func(c *Config) { c.Precision = precision })
+	}
+	add("gpt2", "bf16, accumulated", false, func(c *Config) { c.Precision, c.Accum, c.Batch = "bf16", 3, 1 })
+	add("gpt2", "bf16, accumulated, reproducible", false, func(c *Config) { c.Precision, c.Accum, c.Batch, c.Reproducible = "bf16", 3, 1, true })
+	add("gpt2", "bf16, reduced in fp32", false, func(c *Config) { c.Precision, c.Reduce = "bf16", "fp32" })
+	add("gpt2", "bf16, everything on the host", false, func(c *Config) { c.Precision, c.Offload = "bf16", everything("host") })
+	add("gpt2", "fp16, everything on disk, full", false, func(c *Config) { c.Precision, c.Offload, c.Recompute = "fp16", everything("disk"), "full" })
+	add("gpt2", "bf16, two replicas", false, func(c *Config) { c.Precision, c.Ranks, c.ShardSize = "bf16", 4, 2 })
+	return list
+}
+
+// record plans a configuration and, where it runs, trains two steps of it.
+func record(t *testing.T, rc recordedConfig) recorded {
+	c := rc.Config
+	if c.Offload != "" {
+		c.Disk = t.TempDir()
+	}
+	built, err := Build(c)
+	require.NoError(t, err)
+	r := recorded{Name: rc.name, Comm: built.CommBytes, Spaces: map[string]spaceBytes{}}
+	step, err := cost.Simulate(built.Program, "step", CPUHardware(2).Machine(c.Ranks))
+	require.NoError(t, err)
+	r.Time = strconv.FormatFloat(step.Seconds, 'e', 4, 64)
+	for s := range built.Layout.Spaces {
+		use := &built.Layout.Spaces[s]
+		if use.Peak == 0 {
+			continue
+		}
+		b := spaceBytes{use.Peak, use.PeakAt, use.LowerBound, map[string]int64{}, map[string]int64{}}
+		for class := range graph.NumClasses {
+			if n := use.ByClass[class]; n > 0 {
+				b.ByClass[class.String()] = n
+			}
+			if n := use.ClassPeak[class]; n > 0 {
+				b.Classes[class.String()] = n
+			}
+		}
+		r.Spaces[graph.Space(s).String()] = b
+	}
+	if rc.runs {
+		r.SHA256 = paramsAfter(t, c)
+	}
+	return r
+}
+
+// paramsAfter runs a configuration to its end.
+func paramsAfter(t *testing.T, c Config) string {
+	tr, err := New(t.Context(), c)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tr.Close()) }()
+	require.NoError(t, tr.Run(t.Context(), func(StepResult) error { return nil }))
+	sha, err := tr.ParamsSHA256()
+	require.NoError(t, err)
+	return sha
+}
+
+// What the passes make of each configuration is what is on record: the same
+// parameters after two steps, the same bytes of every class in every space, the
+// same traffic and the same predicted time. A change that is meant is an edit of
+// the record.
+func TestTheRecord(t *testing.T) {
+	rewrite := os.Getenv(rewriteVariable) != ""
+	var want []recorded
+	if !rewrite {
+		text, err := os.ReadFile(recordFile)
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(text, &want))
+	}
+	list := recordedConfigs()
+	if !rewrite {
+		require.Len(t, want, len(list))
+	}
+	var got []recorded
+	for i, c := range list {
+		t.Run(c.name, func(t *testing.T) {
+			r := record(t, c)
+			got = append(got, r)
+			if !rewrite {
+				require.Equal(t, want[i], r)
+			}
+		})
+	}
+	if !rewrite {
+		return
+	}
+	lines := make([]string, len(got))
+	for i, r := range got {
+		line, err := json.Marshal(r)
+		require.NoError(t, err)
+		lines[i] = string(line)
+	}
+	text := "[\n" + strings.Join(lines, ",\n") + "\n]\n"
+	require.NoError(t, os.WriteFile(recordFile, []byte(text), 0o644))
+}

@@ -1,0 +1,388 @@
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/internal/safetensors"
+)
+
+// ended runs c to its end and tells the notes it began with.
+func ended(t *testing.T, c Config) []string {
+	t.Helper()
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tr.Close()) }()
+	require.NoError(t, tr.Run(context.Background(), nil))
+	return tr.Notes()
+}
+
+// refused starts c and wants an error with the given words.
+func refused(t *testing.T, c Config, words ...string) {
+	t.Helper()
+	tr, err := New(context.Background(), c)
+	if err == nil {
+		require.NoError(t, tr.Close())
+	}
+	require.Error(t, err)
+	for _, w := range words {
+		require.ErrorContains(t, err, w)
+	}
+}
+
+func saving(t *testing.T, steps int) Config {
+	c := tiny("gpt2")
+	c.Steps, c.Seq, c.Batch, c.Ranks, c.Checkpoint = steps, 16, 2, 2, scratch(t)
+	return c
+}
+
+func newestOf(t *testing.T, dir string) checkpoint.Choice {
+	t.Helper()
+	c, err := checkpoint.Choose(context.Background(), dir, nil)
+	require.NoError(t, err)
+	return c
+}
+
+// A run goes on at the sample after the last one that it saw, at any batch,
+// accumulation and number of ranks: the windows it reads are those that follow.
+func TestResumeGoesOnAtTheSamplesSeen(t *testing.T) {
+	for _, order := range []string{"sequential", "shuffled"} {
+		c := saving(t, 3)
+		c.Order = order
+		require.Empty(t, ended(t, c)) // 3 steps of 2 ranks × 2 rows: samples 0 to 11
+		seen := int64(12)
+		for i, next := range []struct{ ranks, batch, accum int }{{3, 2, 2}, {1, 5, 1}, {4, 1, 3}} {
+			d := c
+			d.Resume, d.Ranks, d.Batch, d.Accum, d.Steps = true, next.ranks, next.batch, next.accum, 4+i
+			tr, err := New(context.Background(), d)
+			require.NoError(t, err)
+			s := tr.train.sampler
+			require.Equal(t, seen, s.Tell(3+i))
+			require.NotEmpty(t, tr.Notes())
+			require.NoError(t, tr.Run(context.Background(), nil))
+			require.NoError(t, tr.Close())
+			seen += int64(next.ranks * next.batch * next.accum)
+			var was runRecord
+			require.NoError(t, json.Unmarshal(newestOf(t, c.Checkpoint).Manifest.Run, &was))
+			require.Equal(t, seen, was.Samples)
+		}
+	}
+}
+
+// The same global batch on other ranks sees the same data: the losses agree to
+// rounding.
+func TestResumeOnOtherRanksSeesTheSameData(t *testing.T) {
+	c := saving(t, 6)
+	c.SaveEvery = 3
+	want := runOf(t, c)
+	require.NoError(t, os.RemoveAll(newestOf(t, c.Checkpoint).Folder))
+	c.Resume, c.Ranks, c.Batch, c.Accum = true, 1, 2, 2
+	got := runOf(t, c)
+	require.Len(t, got.losses, 3)
+	for i := range got.losses {
+		require.InDelta(t, want.losses[3+i], got.losses[i], 1e-5)
+	}
+}
+
+func TestResumeTellsWhatChanged(t *testing.T) {
+	c := saving(t, 2)
+	ended(t, c)
+	c.Resume, c.Steps = true, 4
+	c.LR, c.Beta2, c.WeightDecay, c.Dropout, c.Ranks, c.LRSchedule = 0.25, 0.5, 0, 0.1, 1, "cosine"
+	at := "changed since step-00000002: "
+	require.Equal(t, []string{
+		at + "--beta2: 0.95 → 0.5", at + "--dropout: 0 → 0.1", at + "--lr: 0.001 → 0.25", at + "--lr-schedule: constant → cosine",
+		at + "--ranks: 2 → 1", at + "--steps: not in use → 4", at + "--weight-decay: 0.1 → 0",
+	}, ended(t, c))
+	c.Steps, c.Zero, c.Threads, c.Recompute, c.Prefetch, c.LRSchedule = 6, 1, 1, "full", 2, "constant"
+	require.Len(t, ended(t, c), 2, "memory's flags are no change")
+}
+
+// Other data, another seed and another order are other samples.
+func TestResumeRefusesOtherSamples(t *testing.T) {
+	c := saving(t, 2)
+	ended(t, c)
+	c.Resume, c.Steps = true, 4
+	other := filepath.Join(t.TempDir(), "other.txt")
+	require.NoError(t, os.WriteFile(other, []byte(strings.Repeat("other words ", 500)), 0o644))
+	for word, change := range map[string]func(*Config){
+		"--data is other data": func(c *Config) { c.Data, c.Order = other, "sequential" },
+		"--seed: 1 → 9":        func(c *Config) { c.Seed = 9 },
+		"--order: ":            func(c *Config) { c.Order = "shuffled" },
+	} {
+		d := c
+		change(&d)
+		if word == "--data is other data" {
+			d.Order = c.Order
+		}
+		before := names(t, c.Checkpoint)
+		refused(t, d, word, "step-00000002", "--accept-changes")
+		require.Equal(t, before, names(t, c.Checkpoint), "a refused start changes nothing")
+		d.AcceptChanges = true
+		copied := scratch(t)
+		require.NoError(t, os.CopyFS(copied, os.DirFS(c.Checkpoint)))
+		d.Checkpoint = copied
+		require.NotEmpty(t, ended(t, d))
+	}
+	moved := filepath.Join(t.TempDir(), "moved"+filepath.Ext(c.Data))
+	text, err := os.ReadFile(c.Data)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(moved, text, 0o644))
+	c.Data = moved
+	require.Empty(t, ended(t, c), "the same tokens elsewhere are the same data")
+}
+
+func names(t *testing.T, dir string) (list []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	for _, e := range entries {
+		list = append(list, e.Name())
+	}
+	return list
+}
+
+// Rows of another length go on at the same place of sequential data, and are
+// another order of shuffled data.
+func TestResumeAtAnotherLength(t *testing.T) {
+	c := saving(t, 3)
+	ended(t, c) // 12 rows of 16 tokens
+	d := c
+	d.Resume, d.Steps, d.Seq = true, 4, 32
+	tr, err := New(context.Background(), d)
+	require.NoError(t, err)
+	require.EqualValues(t, 192, tr.train.sampler.Start(3, 0, 0, 0))
+	require.NoError(t, tr.Close())
+	c = saving(t, 3)
+	c.Order = "shuffled"
+	ended(t, c)
+	c.Resume, c.Seq = true, 32
+	refused(t, c, "--seq: 16 → 32", "--accept-changes")
+}
+
+func TestResumeRefusesToLoop(t *testing.T) {
+	c := saving(t, 4)
+	c.SaveEvery = 2
+	ended(t, c)
+	c.Resume, c.Steps = true, 8
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	tr.markDivergence(5)
+	require.NoError(t, tr.Close())
+	refused(t, c, "step 5", "step-00000002", "--lr", "--on-nonfinite skip")
+	d := c
+	d.LR /= 2
+	var told []string
+	d.Warn = func(line string) { told = append(told, line) }
+	d.Steps = 6
+	require.Equal(t, []string{"changed since step-00000002: --lr: 0.001 → 0.0005"}, ended(t, d))
+	require.Len(t, told, 1)
+	require.Contains(t, told[0], "step-00000004 is passed over: ")
+	ended(t, c) // it is past step 5 now
+}
+
+// A start where checkpoints are is refused before anything is touched; so is a
+// second run in a folder that one has open.
+func TestStartRefusesAUsedFolder(t *testing.T) {
+	c := saving(t, 2)
+	ended(t, c)
+	before := names(t, c.Checkpoint)
+	refused(t, c, "holds checkpoints already (1, the newest is step-00000002)", "--resume", "fresh folder")
+	require.Equal(t, before, names(t, c.Checkpoint))
+	c.Resume, c.Steps = true, 3
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	refused(t, c, "another run has "+c.Checkpoint+" open", fmt.Sprint("process ", os.Getpid()))
+	require.NoError(t, tr.Run(context.Background(), nil))
+	require.NoError(t, tr.Close())
+	require.NoError(t, os.RemoveAll(c.Checkpoint))
+	ended(t, c) // with nothing there it starts at step 1
+	require.Equal(t, 3, newestOf(t, c.Checkpoint).Step)
+}
+
+// A run that New refuses leaves no folder and no file.
+func TestARefusedRunTouchesNoFolder(t *testing.T) {
+	c := saving(t, 2)
+	c.Checkpoint = filepath.Join(c.Checkpoint, "a", "b")
+	c.Init = "no/such"
+	refused(t, c, "no/such")
+	require.NoDirExists(t, filepath.Dir(c.Checkpoint))
+	c.Init, c.DeviceMemory = "random", 1024
+	refused(t, c, "does not fit")
+	require.NoDirExists(t, filepath.Dir(c.Checkpoint))
+}
+
+// Interrupted before a step, a resumed run has nothing new to save.
+func TestNothingNewIsNotSavedAgain(t *testing.T) {
+	c := saving(t, 2)
+	ended(t, c)
+	c.Resume, c.Steps = true, 9
+	ctx, cancel := context.WithCancel(context.Background())
+	tr, err := New(ctx, c)
+	require.NoError(t, err)
+	cancel()
+	require.ErrorIs(t, tr.Run(ctx, nil), context.Canceled)
+	require.NoError(t, tr.Close())
+	require.Len(t, names(t, c.Checkpoint), 2)
+}
+
+// The newest whole one is taken where newer ones are damaged, each named.
+func TestResumePassesOverDamage(t *testing.T) {
+	c := saving(t, 6)
+	c.SaveEvery = 2
+	want := runOf(t, c)
+	require.NoError(t, os.Remove(filepath.Join(c.Checkpoint, "step-00000006", "manifest.json")))
+	m, err := checkpoint.ReadManifest(filepath.Join(c.Checkpoint, "step-00000004"))
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(filepath.Join(c.Checkpoint, "step-00000004", m.Files[0].Name), 9))
+	var told []string
+	c.Resume, c.Warn = true, func(line string) { told = append(told, line) }
+	got := runOf(t, c)
+	require.Equal(t, want.sha, got.sha)
+	require.Equal(t, want.losses[2:], got.losses)
+	require.Len(t, told, 2)
+	require.Contains(t, told[0], "step-00000006 is passed over: ")
+	require.Contains(t, told[0], "manifest.json is missing")
+	require.Contains(t, told[1], m.Files[0].Name+" has 9 bytes")
+	require.Equal(t, []string{".spillway-marks", "step-00000002", "step-00000004", "step-00000004.2", "step-00000006", "step-00000006.2"}, names(t, c.Checkpoint))
+}
+
+// A manifest without one of the optimizer's states, checksum and all.
+func TestResumeWantsEveryState(t *testing.T) {
+	c := saving(t, 2)
+	c.SaveEvery = 1
+	ended(t, c)
+	folder := filepath.Join(c.Checkpoint, "step-00000002")
+	require.NoError(t, os.Rename(folder, folder+"-old"))
+	s, err := checkpoint.Open(c.Checkpoint, checkpoint.Options{})
+	require.NoError(t, err)
+	m, err := checkpoint.ReadManifest(folder + "-old")
+	require.NoError(t, err)
+	config, err := os.ReadFile(filepath.Join(folder+"-old", "config.json"))
+	require.NoError(t, err)
+	var states []checkpoint.State
+	for _, name := range []string{"model", "exp_avg"} {
+		r, err := checkpoint.OpenState(folder+"-old", name)
+		require.NoError(t, err)
+		defer r.Close()
+		states = append(states, checkpoint.State{Name: name, Tensors: r.Tensors(), Stream: func(tensor string, sink func(int64, []float32) error) error {
+			found, _ := r.Tensor(tensor)
+			v := make([]float32, found.Elements())
+			require.NoError(t, r.ReadFloat32(tensor, 0, v))
+			return sink(0, v)
+		}})
+	}
+	_, err = s.Save(context.Background(), checkpoint.Manifest{Step: 2, Run: m.Run}, states, []checkpoint.Blob{{Name: "config.json", Data: config}})
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	var told []string
+	c.Resume, c.Steps, c.Warn = true, 3, func(line string) { told = append(told, line) }
+	ended(t, c)
+	require.Len(t, told, 1)
+	require.Contains(t, told[0], "step-00000002 holds no exp_avg_sq.safetensors")
+}
+
+// Weights that are not finite start no training; the tensor is named.
+func TestInitRefusesNonFinite(t *testing.T) {
+	for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1))} {
+		dir := rewrite(t, "../testdata/gpt2", func(*safetensors.Tensor) bool { return true })
+		path := filepath.Join(dir, "model.safetensors")
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		bits := math.Float32bits(bad)
+		copy(text[len(text)-4:], []byte{byte(bits), byte(bits >> 8), byte(bits >> 16), byte(bits >> 24)})
+		require.NoError(t, os.WriteFile(path, text, 0o644))
+		r, err := safetensors.Open(path)
+		require.NoError(t, err)
+		last := r.Tensors()[len(r.Tensors())-1]
+		require.NoError(t, r.Close())
+		c := tiny("gpt2")
+		c.Init = dir
+		refused(t, c, fmt.Sprintf("tensor %q: 1 of %d values are not finite, first element %d", last.Name, last.Elements(), last.Elements()-1))
+	}
+}
+
+// A checkpoint folder stands for its newest checkpoint, for weights and model.
+func TestACheckpointFolderIsAModel(t *testing.T) {
+	c := saving(t, 4)
+	c.SaveEvery = 2
+	want := runOf(t, c).sha
+	sha := func(init string) string {
+		d := tiny("gpt2")
+		d.Model, d.Init = c.Checkpoint, init
+		tr, err := New(context.Background(), d)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tr.Close()) }()
+		got, err := tr.ParamsSHA256()
+		require.NoError(t, err)
+		return got
+	}
+	require.Equal(t, want, sha(c.Checkpoint))
+	newest := newestOf(t, c.Checkpoint).Folder
+	require.Equal(t, want, sha(newest))
+	path := filepath.Join(newest, "model.safetensors")
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	text[len(text)-1] ^= 1
+	require.NoError(t, os.WriteFile(path, text, 0o644))
+	require.NotEqual(t, want, sha(c.Checkpoint), "the one before")
+	d := tiny("gpt2")
+	d.Init = newest
+	_, err = New(context.Background(), d)
+	require.ErrorIs(t, err, checkpoint.ErrDamaged)
+	require.ErrorContains(t, err, path)
+}
+
+// Checkpoints of the first layout go on, with a line about what they don't say.
+func TestResumeFromVersion1(t *testing.T) {
+	c := tiny("gpt2")
+	c.Model, c.Init, c.Data = "../checkpoint/testdata/v1/step-00000007", "random", "../testdata/text.txt"
+	c.Steps, c.Seq, c.Batch, c.Resume, c.Checkpoint, c.Keep = 10, 8, 1, true, scratch(t), 1
+	require.NoError(t, os.CopyFS(c.Checkpoint, os.DirFS("../checkpoint/testdata/v1")))
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	require.Equal(t, 7, tr.Done())
+	require.Len(t, tr.Notes(), 1)
+	require.Contains(t, tr.Notes()[0], "step-00000007 does not say which data")
+	require.NoError(t, tr.Run(context.Background(), nil))
+	require.NoError(t, tr.Close())
+	require.Equal(t, []string{".spillway-marks", "step-00000007", "step-00000010"}, names(t, c.Checkpoint))
+}
+
+// An update whose values no later step looks at is looked at as it is saved; what
+// starts the run again with the same settings is refused, with or without a
+// checkpoint before.
+func TestANonFiniteStateIsNotSaved(t *testing.T) {
+	c := saving(t, 1)
+	c.LR = 1e39 // over float32
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	var odd *Diverged
+	require.ErrorAs(t, tr.Run(context.Background(), nil), &odd)
+	require.True(t, odd.Update)
+	_, err = tr.Save()
+	require.ErrorAs(t, err, &odd, "it stays so")
+	require.NoError(t, tr.Close())
+	require.Equal(t, []string{".spillway-marks"}, names(t, c.Checkpoint))
+	c.Resume = true
+	refused(t, c, "non-finite at step 1, and from the start")
+	d := c
+	d.LR = 1e-3
+	ended(t, d)
+	c.Steps = 2
+	tr, err = New(context.Background(), c)
+	require.NoError(t, err, "it is past that step")
+	require.ErrorAs(t, tr.Run(context.Background(), nil), &odd)
+	require.NoError(t, tr.Close())
+	refused(t, c, "non-finite at step 2, and from step-00000001")
+	require.Equal(t, []string{".spillway-marks", "step-00000001"}, names(t, c.Checkpoint))
+}

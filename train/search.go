@@ -1,0 +1,592 @@
+package train
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// A model of more layers than foldedFrom is planned at the numbers of
+// foldedLayers only: layers are alike, so memory and time grow by the same with
+// each. The peak is the highest of several such lines (at the head, in a layer),
+// so that the extension is under it where another line takes over: nothing that
+// fits is left out, and what is chosen is then planned whole.
+const foldedFrom = 16
+
+var foldedLayers = [2]int{5, 9}
+
+// foldedSlack is how much over a cap an extrapolated plan may be and still be
+// planned whole: placement and the ends of the model are not quite linear.
+const foldedSlack = 1.01
+
+// searcher plans configurations that differ in what a search decides.
+type searcher struct {
+	cfg     Config // Seq filled in
+	machine *cost.Machine
+	layers  int  // of the model
+	folded  bool // few of them are planned
+
+	drop   bool          // whether activations may be dropped by choice
+	spaces []graph.Space // tiers that may be used by choice
+
+	mu       sync.Mutex
+	memo     map[string]*measured
+	sets     map[string]*moveSet
+	tried    int
+	smallest *point // of the least excess over the caps, where nothing fitted
+	excess   float64
+}
+
+// base is what a search decides beside the moves.
+type base struct {
+	batch, accum, zero, prefetch int
+	precision                    string
+	layers                       bool // in layer order
+}
+
+// asBase is what a search decides beside the moves, as it is.
+func (c *Config) asBase() base {
+	return base{c.Batch, c.Accum, c.Zero, c.Prefetch, c.precision(), c.inLayers()}
+}
+
+// order is a value of Config.AccumOrder.
+func (b base) order() string {
+	if b.layers {
+		return layerOrder
+	}
+	return microOrder
+}
+
+// passes is how often a step goes through what the forward leaves for the backward:
+// in layer order once, with the activations of all micro-batches.
+func (b base) passes() int {
+	if b.layers {
+		return 1
+	}
+	return b.accum
+}
+
+// point is a configuration that a search looks at.
+type point struct {
+	base
+	set   *moveSet
+	x     mix    // nil: recompute and offload as given here
+	again string // --recompute
+	away  string // --offload
+	tier  tiering
+
+	perToken float64   // s, predicted
+	device   int64     // bytes
+	expected *measured // of ladders
+	part     *part     // of a rung: expected by its ends
+}
+
+// measured is what a plan says: whole, or extended from few layers.
+type measured struct {
+	seconds, forward float64                // of a step, and its forward's computing
+	need             [graph.NumSpaces]int64 // with what is outside the arenas
+	err              error
+}
+
+// newSearcher looks at a configuration. drop and spaces say what moves may be
+// made.
+func newSearcher(cfg Config, m *cost.Machine, drop bool, spaces []graph.Space) (*searcher, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	h, err := modelConfig(cfg.Model)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Seq == 0 {
+		cfg.Seq = min(256, h.Positions)
+	}
+	// Names and shares mean something else in a model of few layers.
+	named := !drop && strings.Contains(cfg.Recompute, ":") || len(spaces) == 0 && strings.Contains(cfg.Offload, ":")
+	cfg = cfg.Sharing()
+	return &searcher{cfg: cfg, machine: m, layers: h.Layers, folded: h.Layers > foldedFrom && len(cfg.Freeze) == 0 && !named,
+		drop: drop, spaces: spaces, memo: map[string]*measured{}, sets: map[string]*moveSet{}}, nil
+}
+
+// config is a point's configuration for a model of n layers.
+func (s *searcher) config(p *point, n int) Config {
+	c := s.cfg
+	c.Batch, c.Accum, c.Zero, c.Prefetch, c.Precision = p.batch, p.accum, p.zero, p.prefetch, p.precision
+	c.AccumOrder, c.orderChosen = p.order(), p.accum > 1 && p.layers != s.cfg.asksLayers()
+	c.Recompute, c.Offload = p.again, p.away
+	if p.x != nil {
+		c.Recompute, c.Offload = p.set.texts(p.x, n)
+	}
+	return c
+}
+
+// whole is a point's configuration for the model.
+func (s *searcher) whole(p *point) Config { return s.config(p, s.layers) }
+
+// keyOf tells configurations of one search apart.
+func keyOf(c *Config) string {
+	return fmt.Sprint(c.Batch, c.Accum, c.AccumOrder, c.Zero, c.Prefetch, c.precision(), "|", orNone(c.Recompute), "|", orNone(c.Offload))
+}
+
+// measure plans a point to the lower bounds of its peaks.
+func (s *searcher) measure(p *point) *measured {
+	c := s.whole(p)
+	key := keyOf(&c)
+	s.mu.Lock()
+	m, ok := s.memo[key]
+	s.mu.Unlock()
+	if ok {
+		return m
+	}
+	if s.folded {
+		m = s.extrapolate(p)
+	} else {
+		m = s.at(c)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.memo[key] == nil {
+		s.tried++
+		s.memo[key] = m
+	}
+	return s.memo[key]
+}
+
+func (s *searcher) at(c Config) *measured {
+	f, err := predict(c, s.machine, bounds)
+	if err != nil {
+		return &measured{err: err}
+	}
+	m := &measured{seconds: f.Step.Seconds, forward: f.Step.Pass[graph.Forward]}
+	for sp := range m.need {
+		m.need[sp] = f.Plan.Layout.Spaces[sp].LowerBound + f.Plan.Config.Outside[sp]
+	}
+	return m
+}
+
+// extrapolate plans a point at few layers and extends the lines.
+func (s *searcher) extrapolate(p *point) *measured {
+	var at [2]*measured
+	for i, n := range foldedLayers {
+		c := s.config(p, n)
+		c.layers = n
+		if at[i] = s.at(c); at[i].err != nil {
+			return at[i]
+		}
+	}
+	more := float64(s.layers-foldedLayers[1]) / float64(foldedLayers[1]-foldedLayers[0])
+	line := func(a, b float64) float64 { return b + more*(b-a) }
+	m := &measured{seconds: line(at[0].seconds, at[1].seconds), forward: line(at[0].forward, at[1].forward)}
+	for sp := range m.need {
+		m.need[sp] = int64(line(float64(at[0].need[sp]), float64(at[1].need[sp])))
+	}
+	return m
+}
+
+func (s *searcher) perToken(p *point, seconds float64) float64 {
+	return seconds / (float64(s.cfg.Ranks) * float64(p.batch) * float64(p.accum) * float64(s.cfg.Seq))
+}
+
+// margins are taken off the caps, where plans came out over their lower bounds.
+type margins [graph.NumSpaces]int64
+
+// room is what a space may take; 0: anything.
+func (s *searcher) room(sp graph.Space, mg margins) int64 {
+	limit := [graph.NumSpaces]int64{graph.Device: s.cfg.DeviceMemory, graph.Host: s.cfg.HostMemory, graph.Disk: s.cfg.DiskMemory}[sp]
+	if limit == 0 {
+		return 0
+	}
+	if s.folded {
+		limit = int64(float64(limit) * foldedSlack)
+	}
+	return max(1, limit-mg[sp])
+}
+
+// over is the space that a point is over the cap of; ok: it is over none.
+func (s *searcher) over(m *measured, mg margins) (sp graph.Space, ok bool) {
+	for sp := range graph.NumSpaces {
+		if room := s.room(sp, mg); room > 0 && m.need[sp] > room {
+			return sp, false
+		}
+	}
+	return 0, true
+}
+
+// refused remembers the point that came nearest to the caps.
+func (s *searcher) refused(p *point, m *measured) {
+	worst := 0.0
+	for sp := range graph.NumSpaces {
+		if room := s.room(sp, margins{}); room > 0 {
+			worst = max(worst, float64(m.need[sp])/float64(room))
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.smallest == nil || worst < s.excess || worst == s.excess && p.less(s.smallest) {
+		s.smallest, s.excess = p, worst
+	}
+}
+
+// less orders points where nothing else does, so that a search on several
+// processors has one outcome.
+func (p *point) less(q *point) bool {
+	return cmp.Or(cmp.Compare(p.zero, q.zero), cmp.Compare(p.batch, q.batch), cmp.Compare(p.prefetch, q.prefetch), cmp.Compare(p.tier, q.tier), cmp.Compare(p.precision, q.precision), cmp.Compare(p.order(), q.order()), cmp.Compare(p.away, q.away), cmp.Compare(p.again, q.again)) < 0
+}
+
+// moves returns what a base offers, with the classes' bytes and seconds as the
+// simulator has them.
+func (s *searcher) moves(b base) (*moveSet, error) {
+	key := fmt.Sprint(b.batch, b.accum, b.precision, b.layers)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if set := s.sets[key]; set != nil {
+		return set, nil
+	}
+	c := s.cfg
+	c.Batch, c.Accum, c.Precision, c.AccumOrder = b.batch, b.accum, b.precision, b.order()
+	set, err := newMoveSet(c, s.layers, s.drop, s.spaces, s.machine)
+	if err == nil {
+		s.sets[key] = set
+	}
+	return set, err
+}
+
+// plain is a base without any move.
+func (s *searcher) plain(b base, set *moveSet) *point {
+	return &point{base: b, set: set, x: make(mix, len(set.moves)), tier: anyTier}
+}
+
+// priced returns the set with what each class's place takes and gives at a base.
+func (s *searcher) priced(b base, set *moveSet, from *measured) *moveSet {
+	q := *set
+	q.moves = slices.Clone(set.moves)
+	for i := range q.moves {
+		mv := &q.moves[i]
+		if mv.kind != placeMove {
+			continue
+		}
+		p := s.plain(b, set)
+		p.x[i] = 1
+		if m := s.measure(p); m.err == nil {
+			mv.bytes, mv.seconds = float64(from.need[graph.Device]-m.need[graph.Device]), m.seconds-from.seconds
+		}
+	}
+	return &q
+}
+
+// presets are whole classes and policies, which a person would try.
+func (s *searcher) presets(b base, set *moveSet) []*point {
+	again, away := []string{set.recompute}, []string{set.offload}
+	if set.canDrop {
+		again = []string{"none", "selective", "full"}
+	}
+	if set.canOffload {
+		away = away[:0]
+		for _, text := range wholePlacements {
+			away = append(away, text)
+			if text != "" && slices.Contains(s.spaces, graph.Disk) {
+				away = append(away, strings.ReplaceAll(text, "host", "disk"))
+			}
+		}
+	}
+	var list []*point
+	for _, o := range away {
+		for _, r := range again {
+			list = append(list, &point{base: b, set: set, again: r, away: o, tier: presetTier})
+		}
+	}
+	return list
+}
+
+// wholePlacements are classes on the host, each a step further than the one
+// before.
+var wholePlacements = []string{"", "optimizer=host", "activations=host", "optimizer=host,activations=host", "optimizer=host,parameters=host,activations=host",
+	"optimizer=host,parameters=host,gradients=host,activations=host"}
+
+// branch finds what fits of a base: the offers of its ladders, and the presets.
+// A base is no faster than it is without any move, unless a class that leaves saves
+// time.
+func (s *searcher) branch(b base, saves bool, best float64) (found []*point) {
+	set, err := s.moves(b)
+	if err != nil {
+		return nil
+	}
+	plain := s.plain(b, set)
+	from := s.measure(plain)
+	if from.err != nil || s.notWorth(b, from) {
+		return nil
+	}
+	_, fits := s.over(from, margins{})
+	if fits {
+		found = append(found, s.expect(plain, from))
+		best = min(best, plain.perToken)
+		if !saves {
+			return found
+		}
+	} else {
+		s.refused(plain, from)
+	}
+	set = s.priced(b, set, from)
+	for _, t := range set.tierings() {
+		if t == onDevice && !set.canDrop {
+			continue
+		}
+		for _, p := range s.climb(b, set, t, margins{}, best) {
+			found = append(found, p)
+			best = p.least(best)
+		}
+	}
+	if !fits {
+		found = append(found, s.ready(b, set, from, best)...)
+	}
+	if !saves {
+		least := s.perToken(plain, from.seconds)
+		found = slices.DeleteFunc(found, func(p *point) bool { return p.perToken < least })
+	}
+	return found
+}
+
+// ready are the presets within the caps. Those of a placement are left out whose
+// classes cost more time than best, and where it is over a cap with everything computed
+// again.
+func (s *searcher) ready(b base, set *moveSet, from *measured, best float64) (found []*point) {
+	blocked := map[string]bool{}
+	list := s.presets(b, set)
+	slices.Reverse(list) // the most that is computed again first
+	for _, p := range list {
+		seconds := from.seconds
+		for _, mv := range set.moves {
+			if mv.kind == placeMove && strings.Contains(p.away, mv.class.String()+"="+mv.space.String()) {
+				seconds += mv.seconds
+			}
+		}
+		if blocked[p.away] || s.perToken(p, seconds)*(1-dip) >= best {
+			continue
+		}
+		m := s.measure(p)
+		if m.err != nil {
+			continue
+		}
+		if _, ok := s.over(m, margins{}); !ok {
+			s.refused(p, m)
+			blocked[p.away] = p.again == "full"
+			continue
+		}
+		found = append(found, s.expect(p, m))
+	}
+	return found
+}
+
+// worthAnOrder is how much faster layer order must be than micro order that fits as it
+// is: it needs more memory, and a tied head's sums get bits of their own.
+const worthAnOrder = 1.01
+
+// notWorth says that a base in layer order wins nothing over the same in micro order.
+func (s *searcher) notWorth(b base, from *measured) bool {
+	if !b.layers || s.cfg.asksLayers() {
+		return false
+	}
+	b.layers = false
+	set, err := s.moves(b)
+	if err != nil {
+		return false
+	}
+	m := s.measure(s.plain(b, set))
+	if m.err != nil {
+		return false
+	}
+	_, fits := s.over(m, margins{})
+	return fits && m.seconds <= worthAnOrder*from.seconds
+}
+
+// waveSize is how many bases are looked at before what was found limits the
+// next: it does not depend on the processors, so that the outcome doesn't.
+const waveSize = 2
+
+// mostSaved is the largest part of a base's time that classes may save which leave,
+// where their update runs beside what the device does.
+const mostSaved = 0.1
+
+// search returns what fits of the bases, the fastest by prediction first. A base
+// that cannot be faster than what was found is left out.
+func (s *searcher) search(bases []base) []*point {
+	type start struct {
+		base
+		perToken float64
+	}
+	starts := make([]*start, len(bases))
+	plan.Parallel(len(bases), func(i int) {
+		set, err := s.moves(bases[i])
+		if err != nil {
+			return
+		}
+		p := s.plain(bases[i], set)
+		if m := s.measure(p); m.err == nil {
+			starts[i] = &start{bases[i], s.perToken(p, m.seconds)}
+		}
+	})
+	starts = slices.DeleteFunc(starts, func(b *start) bool { return b == nil })
+	slices.SortStableFunc(starts, func(a, b *start) int { return cmp.Compare(a.perToken, b.perToken) })
+	if len(starts) == 0 {
+		return nil
+	}
+	saves := s.saved(starts[0].base) > 0
+	var all []*point
+	best := math.Inf(1)
+	for len(starts) > 0 {
+		n := min(waveSize, len(starts))
+		found := make([][]*point, n)
+		plan.Parallel(n, func(i int) { found[i] = s.branch(starts[i].base, saves, best) })
+		for _, f := range found {
+			all = append(all, f...)
+		}
+		for _, p := range all {
+			best = p.least(best)
+		}
+		starts = slices.DeleteFunc(starts[n:], func(b *start) bool {
+			return b.perToken >= best && (!saves || b.perToken*(1-mostSaved) >= best || b.perToken-s.saved(b.base) >= best)
+		})
+	}
+	slices.SortStableFunc(all, comparePoints)
+	return all
+}
+
+// saved is how much of the time a token of a base the classes save that are faster
+// off the device.
+func (s *searcher) saved(b base) float64 {
+	set, err := s.moves(b)
+	if err != nil {
+		return 0
+	}
+	plain := s.plain(b, set)
+	from := s.measure(plain)
+	if from.err != nil {
+		return 0
+	}
+	seconds := 0.0
+	for _, mv := range s.priced(b, set, from).moves {
+		if mv.kind == placeMove {
+			seconds += max(0, -mv.seconds)
+		}
+	}
+	return s.perToken(plain, seconds)
+}
+
+// comparePoints orders by predicted time; of equals, the one with less memory on
+// the device.
+func comparePoints(a, b *point) int {
+	return cmp.Or(cmp.Compare(a.perToken, b.perToken), cmp.Compare(a.device, b.device))
+}
+
+// Points are planned whole this often at most.
+const (
+	mostPlans = 24 // until one fits
+	morePlans = 6  // after one did: what was expected to be faster
+)
+
+// confirm plans points whole, the fastest first, and returns the fastest that
+// fits. Where one is over after all, the same tiering of its base is looked at
+// again under caps that are as much smaller.
+func (s *searcher) confirm(all []*point) (best *Forecast, at *point, err error) {
+	open := slices.Clone(all)
+	done := map[string]bool{}
+	type outcome struct {
+		base
+		seconds float64
+		need    [graph.NumSpaces]int64
+	}
+	over := map[outcome]bool{} // it was refused: other shares may come to the same units
+	more := map[base]margins{} // what points needed more than was expected
+	insert := func(p *point) {
+		k, _ := slices.BinarySearchFunc(open, p, comparePoints)
+		open = slices.Insert(open, k, p)
+	}
+	least := math.Inf(1) // of best
+	for plans, later := 0, 0; len(open) > 0 && plans < mostPlans && later < morePlans && open[0].perToken < least*(1-1e-12); {
+		p := open[0]
+		open = open[1:]
+		c := s.whole(p)
+		key := keyOf(&c)
+		if done[key] {
+			continue
+		}
+		if p.part != nil && !s.folded {
+			for _, q := range s.settle(p, more[p.base]) {
+				insert(q)
+			}
+			continue
+		}
+		same := outcome{p.base, p.expected.seconds, p.expected.need}
+		mg := more[p.base]
+		if !s.folded { // what is expected is what it is
+			mg = margins{}
+		}
+		if _, ok := s.over(p.expected, mg); !ok || !s.folded && over[same] {
+			continue
+		}
+		done[key] = true
+		plans++
+		if best != nil {
+			later++
+		}
+		f, fail := predict(c, s.machine, early)
+		if fail == nil {
+			fail = f.Plan.Fit()
+		}
+		if fail == nil {
+			if speed := 1 / f.TokensPerSecond(); speed < least {
+				best, at, least = f, p, speed
+			}
+			continue
+		}
+		err, over[same] = fail, true
+		var refused *plan.DoesNotFit
+		if !errors.As(fail, &refused) || p.x == nil {
+			continue
+		}
+		mg = more[p.base]
+		mg[refused.Space] = max(mg[refused.Space], s.room(refused.Space, margins{})-refused.Capacity+refused.Peak+refused.Outside-p.expected.need[refused.Space])
+		more[p.base] = mg
+		for _, q := range s.again(p, mg, least) {
+			insert(q)
+		}
+	}
+	if best != nil {
+		err = nil
+	}
+	return best, at, err
+}
+
+// again looks for points like p under smaller caps.
+func (s *searcher) again(p *point, mg margins, best float64) []*point {
+	if p.tier != anyTier {
+		return s.climb(p.base, p.set, p.tier, mg, best)
+	}
+	set := s.priced(p.base, p.set, s.measure(s.plain(p.base, p.set)))
+	var list []*point
+	for _, t := range set.tierings() {
+		list = append(list, s.climb(p.base, set, t, mg, best)...)
+	}
+	return list
+}
+
+// nearest plans the point that came nearest to the caps whole, for what to say
+// where nothing fits.
+func (s *searcher) nearest() *Forecast {
+	if s.smallest == nil {
+		return nil
+	}
+	f, err := predict(s.whole(s.smallest), s.machine, whole)
+	if err != nil {
+		return nil
+	}
+	return f
+}

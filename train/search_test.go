@@ -1,0 +1,206 @@
+package train
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+func demo(t *testing.T) Config {
+	t.Helper()
+	c := Default()
+	c.Model, c.Batch, c.Seq = "spillway-demo", 4, 128
+	return c
+}
+
+func peakOf(t *testing.T, c Config) int64 {
+	t.Helper()
+	p, err := Build(c)
+	require.NoError(t, err)
+	return p.Layout.Spaces[graph.Device].Peak
+}
+
+// The lower the cap, the more is computed again and the longer it takes, and
+// never more than full takes.
+func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
+	c := demo(t)
+	m := cost.CPU(2, 1)
+	c.Recompute = "auto"
+	f, err := Predict(c, m)
+	require.NoError(t, err)
+	require.Equal(t, "none", f.Config.Recompute)
+	require.Contains(t, f.Config.Auto, "no cap")
+
+	c.Recompute = "none"
+	most := peakOf(t, c)
+	c.Recompute = "full"
+	full, err := Predict(c, m)
+	require.NoError(t, err)
+	least := full.Plan.Layout.Spaces[graph.Device].Peak
+	c.Recompute = "auto"
+	last := 0.0
+	for i := range 6 {
+		c.DeviceMemory = most - (most-least)*int64(i)/5
+		f, err := Predict(c, m)
+		require.NoError(t, err)
+		require.True(t, f.Fits, "%d", i)
+		require.GreaterOrEqual(t, f.Step.Seconds, last*(1-1e-9))
+		require.LessOrEqual(t, f.Step.Seconds, full.Step.Seconds*(1+1e-9))
+		last = f.Step.Seconds
+		if i == 0 {
+			require.Equal(t, "none", f.Config.Recompute)
+			require.Contains(t, f.Config.Auto, "nothing needs")
+		}
+		if i == 2 {
+			require.True(t, strings.HasPrefix(f.Config.Recompute, "drop:"), f.Config.Recompute)
+			require.Less(t, f.Step.Seconds, full.Step.Seconds)
+			// What it says is the plan, and planned again by name it is the same.
+			e := Explain(f)
+			require.NotEmpty(t, e.Recomputed)
+			again := c
+			again.Recompute = f.Config.Recompute
+			same, err := Predict(again, m)
+			require.NoError(t, err)
+			require.Equal(t, f.Plan.Hash(), same.Plan.Hash())
+			require.Contains(t, f.Config.Auto, quote(f.Config.Recompute))
+		}
+	}
+	c.DeviceMemory = least / 2
+	f, err = Predict(c, m)
+	require.NoError(t, err)
+	require.False(t, f.Fits)
+	require.Equal(t, "full", f.Config.Recompute)
+}
+
+// Promise 1 with auto: any stage, ranks, caps and offload beside it, and the run
+// is the one that was planned.
+func TestAutoGivesTheSameBits(t *testing.T) {
+	for _, name := range []string{"gpt2", "llama-untied"} {
+		for _, ranks := range []int{1, 2} {
+			c := tiny(name)
+			c.Ranks, c.Steps, c.Reproducible, c.Accum = ranks, 2, true, 2
+			want := runOf(t, c)
+			for zero := range 4 {
+				c.Zero, c.Recompute, c.DeviceMemory = zero, "full", 0
+				least := peakOf(t, c)
+				c.Recompute = "none"
+				c.DeviceMemory = least + (peakOf(t, c)-least)*int64(zero)/4
+				c.Recompute = "auto"
+				got := runOf(t, c)
+				require.Equal(t, want.losses, got.losses, "%s, %d ranks, stage %d", name, ranks, zero)
+				require.Equal(t, want.sha, got.sha, "%s, %d ranks, stage %d", name, ranks, zero)
+			}
+		}
+	}
+}
+
+// When the optimizer's states are just too large, a part of them leaves.
+func TestFitMovesAShareOfTheStates(t *testing.T) {
+	c := demo(t)
+	c.Ranks = 1
+	keep := func(flag string) bool { return flag == "recompute" || flag == "prefetch" }
+	c.Offload = "optimizer=host"
+	none := c
+	none.Offload = ""
+	c.DeviceMemory = (peakOf(t, c) + peakOf(t, none)) / 2
+	got, err := Fit(c, keep, 0, CPUHardware(2))
+	require.NoError(t, err)
+	require.True(t, got.Fits)
+	require.Contains(t, got.Config.Offload, "%", got.Flags)
+	whole, err := Predict(c, cost.CPU(2, 1))
+	require.NoError(t, err)
+	require.Less(t, got.Step.Seconds, whole.Step.Seconds)
+	moved := Explain(got.Forecast).Placed
+	require.NotEmpty(t, moved)
+	require.Less(t, moved[0].Units, moved[0].Of)
+}
+
+// With a cap on the host the rest goes to disk; without a disk it can't.
+func TestFitUsesTheTiers(t *testing.T) {
+	c := demo(t)
+	c.DeviceMemory, c.HostMemory = 24<<20, 60<<20
+	_, err := Fit(c, nothingGiven, 0, CPUHardware(2))
+	var none *NothingFits
+	require.ErrorAs(t, err, &none)
+	require.NotNil(t, none.Smallest)
+	var refused *plan.DoesNotFit
+	require.ErrorAs(t, err, &refused)
+	c.Disk = t.TempDir()
+	got, err := Fit(c, nothingGiven, 0, CPUHardware(2))
+	require.NoError(t, err)
+	require.True(t, got.Fits)
+	require.Positive(t, got.Plan.Layout.Spaces[graph.Disk].Peak)
+	require.LessOrEqual(t, got.Plan.Layout.Spaces[graph.Host].Peak, c.HostMemory)
+}
+
+// 16 bits only where they were allowed, and then where they are faster.
+func TestFitChoosesAllowedPrecisions(t *testing.T) {
+	g, err := gpus.Lookup("a100-40")
+	require.NoError(t, err)
+	hw := Hardware{Machine: func(ranks int) *cost.Machine { return g.Machine(ranks) }}
+	c := Default()
+	c.Model, c.Ranks, c.Batch, c.Seq, c.DeviceMemory = "gpt2-medium", 4, 4, 1024, g.Memory
+	got, err := Fit(c, nothingGiven, 0, hw)
+	require.NoError(t, err)
+	require.Equal(t, "fp32", got.Config.precision())
+	c.Allow = []string{"bf16"}
+	faster, err := Fit(c, nothingGiven, 0, hw)
+	require.NoError(t, err)
+	require.Equal(t, "bf16", faster.Config.precision())
+	require.Contains(t, faster.Flags, "--precision bf16")
+	require.Greater(t, faster.TokensPerSecond(), got.TokensPerSecond())
+	c.Device, c.Allow = "cuda", []string{"fp16"}
+	require.NoError(t, c.Runnable(), "what may be chosen runs there")
+}
+
+// At a cap that nothing meets, what came nearest is named with what it needs of
+// every capped space, and that is no more than the plan as asked.
+func TestNoWayOut(t *testing.T) {
+	c := demo(t)
+	c.DeviceMemory, c.HostMemory = 100<<10, 1<<20
+	asked, err := Predict(c, cost.CPU(2, 1))
+	require.NoError(t, err)
+	ways, no := WaysOut(asked, CPUHardware(2))
+	require.Empty(t, ways)
+	require.NotNil(t, no.Nearest)
+	near, was := no.Nearest.Plan.Layout.Spaces, asked.Plan.Layout.Spaces
+	require.Less(t, near[graph.Device].Peak, was[graph.Device].Peak/2)
+	for _, want := range []string{"Nothing of", plan.Bytes(near[graph.Device].Peak) + " of device memory", plan.Bytes(near[graph.Host].Peak) + " of host memory",
+		"cap of 100.00 KiB", "cap of 1.00 MiB", "bound by", "--zero", "Tried in vain", "64 ranks", "rows down to 16 tokens", "disk"} {
+		require.Contains(t, no.String(), want)
+	}
+	again, err := Predict(c, cost.CPU(2, 1))
+	require.NoError(t, err)
+	_, same := WaysOut(again, CPUHardware(2))
+	require.Equal(t, no.String(), same.String())
+	// The nearest plan, asked for, is what was said.
+	p, err := Predict(no.Nearest.Config, cost.CPU(2, 1))
+	require.NoError(t, err)
+	require.Equal(t, near[graph.Device].Peak, p.Plan.Layout.Spaces[graph.Device].Peak)
+}
+
+// Where the host's cap is what is in the way, staying on the device or the disk
+// is proposed.
+func TestWaysOutOfTheHostsCap(t *testing.T) {
+	c := demo(t)
+	c.Offload, c.HostMemory = "optimizer=host,activations=host", 46<<20
+	asked, err := Predict(c, cost.CPU(2, 1))
+	require.NoError(t, err)
+	require.False(t, asked.Fits)
+	ways, _ := WaysOut(asked, CPUHardware(2))
+	require.NotEmpty(t, ways)
+	require.Equal(t, []string{"--offload", "none"}, ways[0].Args)
+	c.DeviceMemory, c.HostMemory, c.Disk = 34<<20, 59<<20, t.TempDir()
+	c.Recompute = "full"
+	asked, err = Predict(c, cost.CPU(2, 1))
+	require.NoError(t, err)
+	ways, no := WaysOut(asked, CPUHardware(2))
+	require.NotEmpty(t, ways, "%v", no)
+	require.Contains(t, ways[0].Text, "disk")
+}

@@ -1,0 +1,145 @@
+package train
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/spillway-ml/spillway/exec"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// stepAt is a step on its way through the ranks.
+type stepAt struct {
+	index   int    // steps done before it
+	section string // the form of the step that runs
+	cached  bool   // what frozen layers hand on comes from the cache
+	stopped bool   // it is not finite, and ended before its update
+	noNorm  bool   // it ended before its gradient norm was known
+	left    bool   // it was abandoned between two micro-steps
+	hyper   [graph.NumHyper]float64
+	leaving leaving
+}
+
+// leaving lets a step that takes long end between two micro-steps: until the last
+// one has begun, no parameter and no state has changed. Ranks come to a micro-step
+// at different times, so the first to come decides for all.
+type leaving struct {
+	mu      sync.Mutex
+	asked   func() error // not nil: the step is to be abandoned
+	why     error        // what it said; nil: go on
+	decided int          // micro-steps from 1 on that are decided
+	at      int          // the one that does not begin any more
+}
+
+// before tells whether a micro-step, from 1, is left out, with all that follow.
+func (l *leaving) before(micro int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if micro > l.decided {
+		l.decided = micro
+		if l.why == nil {
+			l.why, l.at = l.asked(), micro
+		}
+	}
+	return l.why != nil && micro >= l.at
+}
+
+// inputsOrLeave is inputsOf, and abandons the step where that is asked for.
+func (t *Trainer) inputsOrLeave(r *run.Rank, at *stepAt, micro *int) func(*graph.Phase, int) error {
+	inputs := t.inputsOf(r, at, micro)
+	return func(ph *graph.Phase, repeat int) error {
+		if ph.Kind != graph.UpdatePhase && *micro > 0 && at.leaving.before(*micro) {
+			return exec.ErrAbandoned
+		}
+		return inputs(ph, repeat)
+	}
+}
+
+// abandoned brings the ranks to where the next step may begin, after one that was
+// abandoned: the update that its first micro-step began with is done. Where such an
+// update is marked as still waiting, it is not to be done again.
+func (t *Trainer) abandoned() error {
+	t.pending = false
+	flush := t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole)
+	if flush == nil {
+		return nil
+	}
+	for i := range flush.Phases {
+		for k := range flush.Phases[i].Ops {
+			op := &flush.Phases[i].Ops[k]
+			mark, ok := op.Attr.(graph.FillAttr)
+			if !ok || t.plan.Program.Buf(op.Out[0].Buf).DType != graph.I32 {
+				continue
+			}
+			var value [4]byte
+			binary.LittleEndian.PutUint32(value[:], uint32(int32(mark.Value)))
+			err := t.ranks.Each("the end of an abandoned step", func(r *run.Rank) error { return r.Exec.Write(op.Out[0].Buf, 0, value[:]) })
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// runStep runs a step on all ranks.
+func (t *Trainer) runStep(at *stepAt) error {
+	ran, left := make([]bool, len(t.micro)), make([]bool, len(t.micro))
+	err := t.ranks.Each(fmt.Sprintf("step %d", at.index+1), func(r *run.Rank) error {
+		r.Exec.SetStep(int64(at.index + 1))
+		micro := 0
+		var err error
+		if t.stopsNonFinite() {
+			ran[r.Slot], err = r.Exec.RunGated(at.section, t.inputsOrLeave(r, at, &micro), func(norm bool) (bool, error) { return t.gate(r, norm) })
+		} else {
+			ran[r.Slot], err = true, r.Exec.RunSection(at.section, t.inputsOrLeave(r, at, &micro))
+		}
+		if errors.Is(err, exec.ErrAbandoned) {
+			left[r.Slot] = true
+			return nil
+		}
+		if err != nil || at.cached || !ran[r.Slot] {
+			return err
+		}
+		return t.keepPrefix(r, at.index, micro-len(t.inputs))
+	})
+	if err != nil {
+		return err
+	}
+	if slices.Contains(left, true) {
+		at.left = true
+		return t.abandoned()
+	}
+	at.stopped = slices.Contains(ran, false)
+	return nil
+}
+
+// inputsOf returns what gives a rank the inputs of the micro-batches of each run of a
+// phase, which it counts.
+func (t *Trainer) inputsOf(r *run.Rank, at *stepAt, micro *int) func(*graph.Phase, int) error {
+	return func(ph *graph.Phase, _ int) error {
+		if ph.Kind == graph.UpdatePhase {
+			return nil
+		}
+		first := *micro
+		*micro += len(t.inputs)
+		var err error
+		switch {
+		case at.cached:
+			err = t.givePrefix(r, at.index, first)
+		case first > 0: // of the last ones: after the section
+			err = t.keepPrefix(r, at.index, first-len(t.inputs))
+		}
+		for slot := range t.inputs {
+			if err != nil {
+				break
+			}
+			err = t.fill(r, t.train, at.hyper, at.index, first+slot, slot)
+		}
+		return err
+	}
+}

@@ -1,0 +1,220 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+)
+
+// A checkpoint that can't be saved is told of once and tried again after each
+// step; the run goes on.
+func TestAFailedSaveIsTriedAgain(t *testing.T) {
+	c := tiny("gpt2")
+	c.Steps, c.SaveEvery, c.Checkpoint = 6, 2, filepath.Join(t.TempDir(), "ck")
+	var warned []string
+	c.Warn = func(text string) { warned = append(warned, text) }
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tr.Close()) }()
+	away := c.Checkpoint + ".away"
+	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
+		switch r.Step {
+		case 2:
+			require.NoError(t, os.Rename(c.Checkpoint, away))
+			return os.WriteFile(c.Checkpoint, nil, 0o600)
+		case 5:
+			require.NoError(t, os.Remove(c.Checkpoint))
+			return os.Rename(away, c.Checkpoint)
+		}
+		return nil
+	}))
+	require.Len(t, warned, 2, warned)
+	require.Contains(t, warned[0], "training goes on, and it is tried again after each step")
+	require.Equal(t, "the checkpoint of step 5 is saved now", warned[1])
+	list, err := checkpoint.List(c.Checkpoint)
+	require.NoError(t, err)
+	require.Len(t, list, 2, "steps 5 and 6")
+}
+
+// One that can't be saved at the end is the run's error, as it is where the run is
+// asked to stop.
+func TestASaveThatFailsAtTheEnd(t *testing.T) {
+	for name, stop := range map[string]error{"at the end": nil, "stopped": errors.New("enough")} {
+		t.Run(name, func(t *testing.T) {
+			c := tiny("gpt2")
+			c.Steps, c.Checkpoint = 2, filepath.Join(t.TempDir(), "ck")
+			tr, err := New(context.Background(), c)
+			require.NoError(t, err)
+			defer tr.Close()
+			err = tr.Run(context.Background(), func(r StepResult) error {
+				require.NoError(t, os.Rename(c.Checkpoint, c.Checkpoint+".away"))
+				require.NoError(t, os.WriteFile(c.Checkpoint, nil, 0o600))
+				c.Checkpoint += "x" // the second call finds nothing to rename
+				require.NoError(t, os.Mkdir(c.Checkpoint, 0o700))
+				return stop
+			})
+			require.ErrorContains(t, err, "save checkpoint of step")
+			require.NotErrorIs(t, err, stop, "it did not end as it was asked to")
+		})
+	}
+}
+
+// A caller's own error from tell ends the run with its state saved.
+func TestStoppingSavesFirst(t *testing.T) {
+	c := tiny("gpt2")
+	c.Steps, c.Checkpoint = 5, filepath.Join(t.TempDir(), "ck")
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tr.Close()) }()
+	enough := errors.New("enough")
+	require.ErrorIs(t, tr.Run(context.Background(), func(r StepResult) error {
+		if r.Step == 3 {
+			return enough
+		}
+		return nil
+	}), enough)
+	list, err := checkpoint.List(c.Checkpoint)
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	require.Equal(t, "step-00000003", filepath.Base(list[0]))
+}
+
+// Parameters that the last update made non-finite are a divergence too, whether a
+// checkpoint would show them or nothing would; none is left.
+func TestAnUpdateThatIsNotFinite(t *testing.T) {
+	for name, dir := range map[string]string{"saved": filepath.Join(t.TempDir(), "ck"), "not saved": ""} {
+		t.Run(name, func(t *testing.T) {
+			c := tiny("gpt2")
+			c.Ranks, c.Steps, c.Checkpoint = 2, 3, dir
+			at := corruption{label: "h.1/adamw", operand: 3, elem: 257, first: 3, last: always}
+			corrupt(&c, 0, &at)
+			d := diverges(t, c)
+			require.True(t, d.Update)
+			require.Equal(t, "parameter", d.What)
+			require.Equal(t, `"h.1.ln_1.bias"`, d.Tensor)
+			require.Contains(t, d.Operation, "h.1/adamw")
+			require.Equal(t, 3, d.Step)
+			if dir != "" {
+				list, err := checkpoint.List(dir)
+				require.NoError(t, err)
+				require.Empty(t, list)
+			}
+		})
+	}
+}
+
+// A divergence marks the checkpoint that it came from, and the same settings are
+// not tried again from there.
+func TestResumeAfterADivergence(t *testing.T) {
+	c := tiny("gpt2")
+	c.Steps, c.SaveEvery, c.Checkpoint = 4, 1, filepath.Join(t.TempDir(), "ck")
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	require.NoError(t, tr.Run(context.Background(), nil))
+	require.NoError(t, tr.Close())
+
+	c.Steps, c.Resume, c.LR = 8, true, 1e30
+	tr, err = New(context.Background(), c)
+	require.NoError(t, err)
+	var d *Diverged
+	require.ErrorAs(t, tr.Run(context.Background(), nil), &d)
+	require.NoError(t, tr.Close())
+	require.Equal(t, 6, d.Step, "step 5 moved the parameters too far, and was saved")
+
+	_, err = New(context.Background(), c)
+	require.ErrorContains(t, err, "--on-nonfinite skip")
+	require.ErrorContains(t, err, "step 6")
+
+	var warned []string
+	c.LR, c.Warn = 1e-3, func(text string) { warned = append(warned, text) }
+	tr, err = New(context.Background(), c)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tr.Close()) }()
+	require.Equal(t, 4, tr.Done(), "step 5 is passed over")
+	require.Contains(t, strings.Join(append(warned, tr.Notes()...), "\n"), "step-00000005 is passed over")
+	require.NoError(t, tr.Run(context.Background(), nil))
+
+	whole := tiny("gpt2")
+	whole.Steps = 8
+	sum, err := tr.ParamsSHA256()
+	require.NoError(t, err)
+	require.Equal(t, runOf(t, whole).sha, sum)
+}
+
+// An evaluation that fails for reasons of its own is told, and the run goes on.
+func TestAFailingEvaluation(t *testing.T) {
+	c := tiny("gpt2")
+	c.Steps, c.EvalData, c.EvalEvery = 2, c.Data, 1
+	var warned []string
+	c.Warn = func(text string) { warned = append(warned, text) }
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tr.Close()) }()
+	perRank := tr.eval.perRank
+	tr.eval.perRank = -1 // as for data whose targets must be counted, which can't be read
+	tr.eval.scratch = [2][]int32{}
+	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
+		require.Nil(t, r.Eval)
+		return nil
+	}))
+	tr.eval.perRank = perRank
+	require.Len(t, warned, 2)
+	require.Contains(t, warned[0], "step 1: the evaluation failed: ")
+}
+
+// Metrics of a run that goes on end with the step that it goes on from; a line that
+// was cut off is no part of the next one.
+func TestMetricsAreCutBack(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "m.jsonl")
+	lines := `{"step":1,"loss":5}` + "\n" + `{"event":"eval","step":1}` + "\n" + `{"step":2,"loss":4}` + "\n"
+	for _, rest := range []string{"", `{"step":3,"lo`, `{"step":3}` + "\n" + `{"step":4}` + "\n", "\x00\x00\x00", `{"event":"done","step":9}` + "\n"} {
+		require.NoError(t, os.WriteFile(path, []byte(lines+rest), 0o600))
+		m, err := OpenMetrics(path, 2)
+		require.NoError(t, err)
+		require.NoError(t, m.Done(3, "x"))
+		require.NoError(t, m.Close())
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.Equal(t, lines+`{"event":"done","step":3,"params_sha256":"x"}`+"\n", string(text))
+	}
+	m, err := OpenMetrics(path, -1)
+	require.NoError(t, err)
+	require.NoError(t, m.Close())
+	st, err := os.Stat(path)
+	require.NoError(t, err)
+	require.Zero(t, st.Size())
+}
+
+// A file written aside takes its name whole, or leaves the old one and nothing else.
+func TestWriteAside(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace.json")
+	require.NoError(t, os.WriteFile(path, []byte("old"), 0o600))
+	broken := errors.New("broken")
+	require.ErrorIs(t, writeAside(path, func(w io.Writer) error {
+		_, _ = w.Write([]byte("new, in p"))
+		return broken
+	}), broken)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "old", string(text))
+	require.NoError(t, writeAside(path, func(w io.Writer) error {
+		_, err := w.Write([]byte("new"))
+		return err
+	}))
+	text, err = os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "new", string(text))
+	list, err := os.ReadDir(filepath.Dir(path))
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	require.False(t, isFinite(math.Inf(1)))
+}

@@ -1,0 +1,102 @@
+package train
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+)
+
+// tokenizerFile is the name of a tokenizer beside a config.json.
+const tokenizerFile = "tokenizer.json"
+
+// gpt2Vocab is the vocabulary of GPT-2's tokenizer.
+const gpt2Vocab = 50257
+
+// readsText says whether the run turns text into tokens, or back.
+func (c *Config) readsText() bool {
+	isText := func(path string) bool { return path != "" && !strings.HasSuffix(path, ".bin") }
+	return c.Generate || isText(c.Data) || isText(c.EvalData)
+}
+
+// modelTokenizer is the tokenizer that a model was made for: the file beside its
+// config.json or its weights, gpt2 for the presets with GPT-2's vocabulary, bytes
+// for a vocabulary of the 256 bytes and a few tokens more; "" where none is known.
+func modelTokenizer(cfg *Config, vocab int) string {
+	isFolder := false
+	for _, dir := range []string{cfg.Model, cfg.Init} {
+		if st, err := os.Stat(filepath.Join(dir, hfconfig.FileName)); err != nil || !st.Mode().IsRegular() {
+			continue
+		}
+		isFolder = isFolder || dir == cfg.Model
+		if st, err := os.Stat(filepath.Join(dir, tokenizerFile)); err == nil && st.Mode().IsRegular() {
+			return filepath.Join(dir, tokenizerFile)
+		}
+	}
+	switch {
+	case vocab >= 256 && vocab <= 264:
+		return "bytes"
+	case vocab == gpt2Vocab && !isFolder:
+		return "gpt2"
+	}
+	return ""
+}
+
+// openTokenizer opens the run's tokenizer, which must be one that the model can
+// have been made for; nil where neither text is read nor one was named.
+func (t *Trainer) openTokenizer() error {
+	c, vocab := &t.cfg, t.model.Vocab
+	if c.Tokenizer == "" {
+		if !c.readsText() {
+			return nil
+		}
+		return fmt.Errorf("--tokenizer is missing: model %s has a vocabulary of %d tokens and no %s beside its config.json; give the one that it was made with (bytes, gpt2 or a %s)", c.Model, vocab, tokenizerFile, tokenizerFile)
+	}
+	tok, err := data.OpenTokenizer(c.Tokenizer)
+	if err != nil {
+		return fmt.Errorf("--tokenizer: %w", err)
+	}
+	why := ""
+	switch n := tok.VocabSize(); {
+	case n > vocab:
+		why = "more than"
+	case 2*n < vocab:
+		why = "under half of"
+	}
+	if why != "" {
+		text := fmt.Sprintf("--tokenizer %s has %d tokens, %s the %d of model %s", c.Tokenizer, tok.VocabSize(), why, vocab, c.Model)
+		if own := modelTokenizer(c, vocab); own != "" && own != c.Tokenizer {
+			return fmt.Errorf("%s; leave it out for the model's own, %s", text, own)
+		}
+		return errors.New(text + "; give the one that the model was made with")
+	}
+	t.tokenizer = tok
+	return nil
+}
+
+// Positions is the longest sequence of the model that --model names.
+func Positions(model string) (int, error) {
+	h, err := modelConfig(model)
+	return h.Positions, err
+}
+
+// ContextFor is the Seq of a run that continues a prompt by n tokens: as many as
+// there will be, up to the model's positions.
+func ContextFor(cfg Config, prompt string, n int) (int, error) {
+	h, err := modelConfig(cfg.Model)
+	if err != nil {
+		return 0, err
+	}
+	t := &Trainer{cfg: cfg, model: h}
+	if t.cfg.Tokenizer == "" {
+		t.cfg.Tokenizer = modelTokenizer(&cfg, h.Vocab)
+	}
+	if err := t.openTokenizer(); err != nil {
+		return 0, err
+	}
+	return max(1, min(h.Positions, len(data.Prompt(t.tokenizer, prompt))+n)), nil
+}

@@ -1,0 +1,565 @@
+package train
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/exec"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/internal/presets"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/offload/store"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// Trainer runs a training job over the ranks of this process. Its methods are
+// for one goroutine.
+type Trainer struct {
+	cfg   Config
+	model hfconfig.Config
+	plan  *plan.Plan
+	ports [graph.NumPorts]graph.BufID // of the plan's program
+	// inputs are the ports of each micro-batch of a run of a step's phase: one, or in
+	// layer order all.
+	inputs [][graph.NumPorts]graph.BufID
+
+	platform run.Platform
+	pool     *pool.Pool
+	ranks    *run.Ranks
+	micro    []microBatch // by slot of the rank in this process
+	states   *run.States
+	disk     *store.Folder     // nil: none
+	store    *checkpoint.Store // open for this run; nil: no checkpoints
+	prefix   *prefixCache      // of frozen layers' outputs; nil: none
+	procs    bool              // the runtime has more processors for its workers
+	trace    *exec.Trace
+
+	tokenizer data.Tokenizer    // nil: the run reads no text
+	notes     []string          // what a person should know before the first step
+	files     []checkpoint.Blob // small files of every checkpoint; nil: not made yet
+	train     *batches
+	eval      *batches
+
+	data data.Fingerprint // of train's source, where checkpoints are written
+
+	step     int   // steps done
+	base     int   // updates that the newest checkpoint's states have seen
+	kept     int   // base, with an update that waits for the next step
+	pending  bool  // the last step's update waits for the next step, or flush
+	fatal    error // after a failed step nothing else runs
+	accepted bool  // New has made it: outputs may be touched
+	unsaved  bool  // a checkpoint that was due could not be saved
+	skipped  skips // steps whose update was left out: with OnNonFinite "skip", and of fp16
+	scale    scaleState
+}
+
+// microBatch is a rank's place for the micro-batch at hand, rows · seq each.
+type microBatch struct{ inputs, targets []int32 }
+
+// traceSpans is how many operations of a stream a trace holds; the rest is
+// counted only.
+const traceSpans = 1 << 16
+
+// flush runs the update that the next step's section would begin with, where the
+// plan has it so, beside that step's forward: somebody wants the states before.
+func (t *Trainer) flush() error {
+	if t.fatal != nil {
+		return t.fatal
+	}
+	if !t.pending {
+		return nil
+	}
+	err := t.ranks.Each(fmt.Sprintf("the update of step %d", t.step), func(r *run.Rank) error {
+		r.Exec.SetStep(int64(t.step))
+		return r.Exec.RunSection(graph.SectionFlush.String(), nil)
+	})
+	if err != nil {
+		t.fatal = err
+		return err
+	}
+	t.pending = false
+	return nil
+}
+
+// StepResult is what a step tells.
+type StepResult struct {
+	Step        int     // from 1
+	Loss        float32 // mean over the counted targets of the global batch
+	LR          float64
+	GradNorm    float64 // before clipping
+	LossScale   float64
+	Skipped     bool
+	SkippedAll  int // steps of the run so far whose update was left out
+	Seconds     float64
+	TokensPerS  float64 // all ranks
+	Peak        [graph.NumSpaces][]int64
+	Planned     [graph.NumSpaces][]int64
+	CommBytes   int64 // all ranks, ring-equivalent
+	DiskRead    int64 // all ranks, bytes that copies moved, without what a cache served
+	DiskWritten int64
+	Cached      bool // the frozen layers' outputs came from the cache
+	// Comm is what each kind of collective took, of all ranks, and Overlap the share of
+	// their time during which the rank computed: with Config.Measure, else nil and NaN.
+	Comm    []CommUse
+	Overlap float64
+	Eval    *EvalResult // set where the step was followed by an evaluation
+}
+
+// CommUse is what a kind of collective took in a step, summed over ranks.
+type CommUse struct {
+	Op      string
+	Calls   int64
+	Bytes   int64   // of the whole buffers: all shards of a gather or scatter
+	Seconds float64 // waiting for peers among it
+}
+
+// EvalResult is the outcome of an evaluation.
+type EvalResult struct {
+	Step    int
+	Loss    float32
+	Targets int64
+	Seconds float64
+}
+
+// Build plans the run that cfg describes, without allocating any of it. The
+// error is a *plan.DoesNotFit where a capacity is too small.
+func Build(cfg Config) (*plan.Plan, error) {
+	p, _, err := build(&cfg)
+	if err != nil {
+		return nil, err
+	}
+	return p, fits(cfg, p, plannedHardware(&cfg))
+}
+
+// New plans the run, refuses it if it does not fit, and only then allocates
+// memory, starts the ranks and gives parameters their first values (or those of
+// Init, or of the checkpoint to resume from).
+func New(ctx context.Context, cfg Config) (*Trainer, error) {
+	if err := cfg.Runnable(); err != nil {
+		return nil, err
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	t := &Trainer{cfg: cfg}
+	err := cmp.Or(t.cfg.refuseOverwriting(), t.lookAtCheckpoints())
+	if err != nil {
+		return nil, err
+	}
+	if t.platform, err = newPlatform(&t.cfg); err != nil {
+		return nil, err
+	}
+	if err := t.greet(); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	if err := t.fit(); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	if !cfg.Inference {
+		t.notes = append(t.notes, dropoutNote(t.model.Dropouts, &t.cfg)...)
+	}
+	if err := t.openData(); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	if err := t.openOutputs(); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	if err := t.start(); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	// What planning left on the heap would stay resident beside the arenas, which
+	// nothing has touched so far.
+	debug.FreeOSMemory()
+	if err := t.initialize(ctx); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	t.accepted = true
+	return t, nil
+}
+
+// fit plans the run and refuses what does not fit.
+func (t *Trainer) fit() (err error) {
+	if t.plan, t.model, err = build(&t.cfg); err != nil {
+		return err
+	}
+	t.ports = t.plan.Program.Ports()
+	t.inputs = nil
+	for k := range microsOfPhase(t.plan.Program) {
+		t.inputs = append(t.inputs, t.plan.Program.PortsOf(k))
+	}
+	if err := fits(t.cfg, t.plan, hardwareOf(t.platform, &t.cfg)); err != nil {
+		return t.platform.Refused(err)
+	}
+	return onThisMachine(t.cfg, t.plan, t.platform.InMachine())
+}
+
+// Device describes the device in a line; "" for the CPU.
+func (t *Trainer) Device() string { return t.platform.About() }
+
+// Plan returns what the run does.
+func (t *Trainer) Plan() *plan.Plan { return t.plan }
+
+// Config returns the configuration with its defaults filled in.
+func (t *Trainer) Config() Config { return t.cfg }
+
+// ByteTokens says that the run's tokenizer takes each byte of text for a token.
+func (t *Trainer) ByteTokens() bool { return t.tokenizer != nil && t.tokenizer.Name() == "bytes" }
+
+// Notes are lines about the run that a person should see before its first step.
+func (t *Trainer) Notes() []string { return t.notes }
+
+// Skipped returns how many of the steps done had no update, because they were not
+// finite.
+func (t *Trainer) Skipped() int { return t.skipped.all }
+
+// Done returns the number of steps done.
+func (t *Trainer) Done() int { return t.step }
+
+func (t *Trainer) start() error {
+	cfg := &t.cfg
+	if err := t.lead(); err != nil {
+		return err
+	}
+	t.pool = pool.New(cfg.threads())
+	if err := t.openDisk(); err != nil {
+		return err
+	}
+	if err := t.openPrefixCache(); err != nil {
+		return err
+	}
+	if err := t.platform.Start(t.setup()); err != nil {
+		return err
+	}
+	if err := t.openRanks(); err != nil {
+		return err
+	}
+	n := cfg.Batch * cfg.Seq
+	for range t.ranks.Len() {
+		t.micro = append(t.micro, microBatch{make([]int32, n), make([]int32, n)})
+	}
+	t.states = t.ranks.States()
+	return nil
+}
+
+// Step runs one optimizer step on all ranks. Where ctx is canceled, a step of several
+// micro-batches is abandoned between two of them, as if it had not begun; in layer
+// order, where all end together, it is finished.
+func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
+	if t.fatal != nil {
+		return StepResult{}, t.fatal
+	}
+	if err := ctx.Err(); err != nil {
+		return StepResult{}, err
+	}
+	if t.train == nil {
+		return StepResult{}, errors.New("step: the run was configured for inference alone")
+	}
+	began := time.Now()
+	s := t.step
+	lr := t.cfg.LearningRate(s)
+	targets, err := t.train.countTargets(s, t.cfg.Accum, t.cfg.Ranks)
+	if err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
+	if targets == 0 {
+		return StepResult{}, t.fail(s, errors.New("no target in the global batch counts: all are -1"))
+	}
+	hyper := t.hyper(s, lr, targets)
+	sent, moved, used := t.ranks.CommSent(), t.diskTraffic(), t.ranks.Usage()
+	at := stepAt{index: s, hyper: hyper, leaving: leaving{asked: ctx.Err}}
+	at.section, at.cached = t.stepForm(s)
+	err = t.runStep(&at)
+	if err != nil {
+		t.fatal = err // names the rank and the step already
+		return StepResult{}, err
+	}
+	if at.left {
+		return StepResult{}, at.leaving.why
+	}
+	t.pending = false // the section began with the update of the step before
+	loss, err := t.hostF64(t.ports[graph.PortLoss])
+	if err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
+	norm := 0.0
+	if t.updates() {
+		if norm, err = t.gradNorm(&at); err != nil {
+			return StepResult{}, t.fail(s, err)
+		}
+	}
+	if err := t.readScale(); err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
+	skipped := false
+	if !isFinite(loss) || !isFinite(norm) {
+		if skipped, err = t.nonFinite(&at, loss/float64(targets), norm); err != nil {
+			return StepResult{}, err
+		}
+	}
+	if !skipped {
+		t.skipped.inRow = 0
+	}
+	t.step++
+	t.pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
+	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: hyper[graph.HyperLossScale], Skipped: skipped, SkippedAll: t.skipped.all, CommBytes: t.ranks.CommSent() - sent}
+	traffic := t.diskTraffic()
+	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
+	res.Cached = at.cached
+	res.tellComm(t.cfg.Measure, t.ranks.Usage().Sub(used))
+	if !skipped {
+		t.confirm()
+	}
+	res.Seconds = time.Since(began).Seconds()
+	res.TokensPerS = float64(t.cfg.Ranks*t.cfg.Accum*t.cfg.Batch*t.cfg.Seq) / res.Seconds
+	res.Peak, res.Planned = t.ranks.Memory()
+	return res, nil
+}
+
+func (t *Trainer) fail(step int, err error) error {
+	t.fatal = fmt.Errorf("step %d: %w", step+1, err)
+	return t.fatal
+}
+
+// hyper returns the values of the Hyper buffer for a step.
+func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]float64 {
+	var h [graph.NumHyper]float64
+	h[graph.HyperLR] = lr
+	h[graph.HyperInvCount] = 1 / float64(targets)
+	h[graph.HyperLossScale] = t.scale.Scale
+	updates := float64(step + 1 - t.skipped.all) // a skipped step moves no moment
+	h[graph.HyperUpdate] = updates
+	h[graph.HyperSeed] = float64(t.cfg.Seed & (1<<53 - 1))
+	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, updates)
+	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, updates)
+	return h
+}
+
+// microsOfPhase is how many micro-batches one run of a phase of the step goes through.
+func microsOfPhase(p *graph.Program) int {
+	sec := p.SectionOf(graph.SectionStep, graph.FormWhole)
+	if sec == nil || len(sec.Phases) == 0 {
+		return 1
+	}
+	return sec.Phases[0].MicroBatches()
+}
+
+// fill gives a rank the inputs of a step's micro-batch, which is number slot of those
+// that the phase goes through.
+func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, step, micro, slot int) error {
+	at := &t.micro[r.Slot]
+	if err := b.fill(step, micro, r.Index, at.inputs, at.targets); err != nil {
+		return err
+	}
+	var key [graph.NumKey]int64
+	key[graph.KeySeed] = t.cfg.Seed
+	key[graph.KeyStep] = int64(step)
+	key[graph.KeySample] = b.sampler.GlobalSample(step, micro, r.Index, 0)
+	ports := &t.inputs[slot]
+	return errors.Join(
+		fillHost(r.Exec.HostI32, ports[graph.PortTokens], at.inputs), fillHost(r.Exec.HostI32, ports[graph.PortTargets], at.targets),
+		fillHost(r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r.Exec.HostI64, ports[graph.PortKey], key[:]))
+}
+
+// fillHost copies v to the start of a host buffer, where the program has it.
+func fillHost[T any](host func(graph.BufID) ([]T, error), buf graph.BufID, v []T) error {
+	if buf == graph.NoBuf {
+		return nil
+	}
+	dst, err := host(buf)
+	if err != nil {
+		return err
+	}
+	copy(dst, v)
+	return nil
+}
+
+func (t *Trainer) hostF64(buf graph.BufID) (float64, error) {
+	v, err := t.ranks.First().Exec.HostF64(buf)
+	if err != nil {
+		return 0, err
+	}
+	return v[0], nil
+}
+
+// evalAccum is the micro-steps of a batch of an evaluation: with Reproducible those
+// of a step, so that it reads the same rows at any number of ranks.
+func (c *Config) evalAccum() int {
+	if c.Reproducible && !c.Inference {
+		return c.Accum
+	}
+	return 1
+}
+
+// Evaluate returns the mean loss over EvalSteps batches of the held-out data.
+func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
+	return t.EvaluateTold(ctx, nil)
+}
+
+// EvaluateTold is Evaluate that tells after each batch how many of EvalSteps are
+// done and the mean loss so far. With Config.Inference the batches are all of the
+// data: every target counts once.
+func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss float64)) (EvalResult, error) {
+	if t.eval == nil {
+		return EvalResult{}, errors.New("evaluate: the run has no --eval-data")
+	}
+	if t.fatal != nil {
+		return EvalResult{}, t.fatal
+	}
+	began := time.Now()
+	if err := t.flush(); err != nil {
+		return EvalResult{}, err
+	}
+	var sum float64
+	var count int64
+	accum := t.cfg.evalAccum()
+	for k := range t.cfg.EvalSteps {
+		if err := ctx.Err(); err != nil {
+			return EvalResult{}, err
+		}
+		n, err := t.eval.countTargets(k, accum, t.cfg.Ranks)
+		if err != nil {
+			return EvalResult{}, err
+		}
+		err = t.ranks.Each("the evaluation", func(r *run.Rank) error {
+			return r.Exec.RunSection(graph.SectionEval.String(), func(ph *graph.Phase, micro int) error {
+				if ph.Kind != graph.MicroPhase {
+					return nil
+				}
+				return t.fill(r, t.eval, t.hyper(t.step, 0, max(n, 1)), k, micro, 0)
+			})
+		})
+		if err != nil {
+			t.fatal = fmt.Errorf("evaluation: %w", err)
+			return EvalResult{}, t.fatal
+		}
+		loss, err := t.hostF64(t.ports[graph.PortLoss])
+		if err != nil {
+			return EvalResult{}, err
+		}
+		sum += loss
+		count += n
+		if tell != nil {
+			tell(k+1, t.cfg.EvalSteps, sum/float64(max(count, 1)))
+		}
+	}
+	return EvalResult{Step: t.step, Loss: float32(sum / float64(count)), Targets: count, Seconds: time.Since(began).Seconds()}, nil
+}
+
+// ParamsSHA256 returns the SHA-256 over all parameters in the byte order of
+// their Hugging Face names, fp32 little-endian, in Hugging Face's shapes.
+func (t *Trainer) ParamsSHA256() (string, error) {
+	if err := t.flush(); err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	if err := t.states.Hash(h); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// Parameter returns a copy of one parameter, by its Hugging Face name.
+func (t *Trainer) Parameter(name string) (shape []int64, values []float32, err error) {
+	for i := range t.plan.Program.Params {
+		prm := &t.plan.Program.Params[i]
+		if prm.Name == name {
+			if err := t.flush(); err != nil {
+				return nil, nil, err
+			}
+			values = make([]float32, prm.Elems())
+			return append([]int64(nil), prm.Shape...), values, t.states.Read(i, "value", 0, values)
+		}
+	}
+	return nil, nil, fmt.Errorf("the model has no parameter %q", name)
+}
+
+// Close ends the ranks, gives their memory back and writes the trace.
+func (t *Trainer) Close() error {
+	var errs []error
+	if t.ranks != nil {
+		errs = append(errs, t.ranks.Close())
+		t.ranks = nil
+	}
+	if t.cfg.job != nil {
+		for _, l := range t.cfg.job.Links {
+			errs = append(errs, l.Close())
+		}
+	}
+	if t.platform != nil {
+		errs = append(errs, t.platform.Close())
+		t.platform = nil
+	}
+	if t.prefix != nil {
+		errs = append(errs, t.prefix.close())
+		t.prefix = nil
+	}
+	errs = append(errs, t.closeDisk())
+	if t.pool != nil {
+		t.pool.Close()
+		t.pool = nil
+	}
+	if t.trace != nil {
+		if t.accepted {
+			if err := writeAside(t.cfg.Trace, t.trace.Write); err != nil {
+				t.cfg.warn("--trace: %v", err)
+			}
+		}
+		t.trace = nil
+	}
+	for _, b := range []*batches{t.train, t.eval} {
+		if b != nil {
+			errs = append(errs, b.close())
+		}
+	}
+	t.train, t.eval = nil, nil
+	if t.store != nil {
+		if err := t.store.Close(); err != nil { // what was saved is complete and synced
+			t.cfg.warn("close --checkpoint %s: %v", t.cfg.Checkpoint, err)
+		}
+		t.store = nil
+	}
+	return errors.Join(errs...)
+}
+
+// modelConfig reads the model's shape: from the folder name, if it holds a
+// config.json or checkpoints, or else from the preset of that name.
+func modelConfig(name string) (hfconfig.Config, error) {
+	_, err := presetConfig(name)
+	if err != nil { // a preset is not taken for a folder of checkpoints of its name
+		given := name
+		if name, _, err = checkpoint.Resolve(context.Background(), name, hfconfig.FileName); err != nil {
+			return hfconfig.Config{}, fmt.Errorf("--model %s: %w", given, err)
+		}
+	}
+	st, err := os.Stat(name)
+	isFolder := err == nil && st.IsDir()
+	if _, err := os.Stat(filepath.Join(name, hfconfig.FileName)); isFolder && (err == nil || strings.ContainsAny(name, `/\`)) {
+		c, err := hfconfig.Read(name)
+		if err != nil {
+			return c, fmt.Errorf("--model %s: %w", name, err)
+		}
+		return c, nil
+	}
+	if strings.ContainsAny(name, `/\`) {
+		err := fmt.Errorf("--model %s: no such folder", name)
+		if near := presets.Nearest(name[strings.LastIndexAny(name, `/\`)+1:]); near != "" {
+			err = fmt.Errorf("%w; nothing is downloaded: give a folder with its config.json, or for a plan or training from scratch the nearest preset, %s", err, near)
+		}
+		return hfconfig.Config{}, err
+	}
+	return presetConfig(name)
+}
