@@ -4,7 +4,10 @@ package deps
 import (
 	"encoding/json"
 	"io"
+	"io/fs"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -25,7 +28,7 @@ const table = `
 	zero      < graph
 	fsdp      < graph zero
 	offload   < graph internal/nearest internal/decimal
-	offload/store < graph device internal/crash internal/regular internal/aside
+	offload/store < graph device internal/crash internal/regular internal/aside internal/filesys
 	memplan   < graph
 	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest internal/decimal
 	device    < graph internal/crash
@@ -134,4 +137,27 @@ func TestTheCommandStaysLight(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Only tests put a file system over a folder.
+func TestNobodyMounts(t *testing.T) {
+	looked := 0
+	require.NoError(t, filepath.WalkDir(filepath.Join("..", ".."), func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if name := d.Name(); d.IsDir() && (name == "testdata" || len(name) > 2 && name[0] == '.') {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		looked++
+		if strings.Contains(string(text), "filesys.Mount(") {
+			t.Errorf("%s calls filesys.Mount, which is for tests", path)
+		}
+		return err
+	}))
+	require.Greater(t, looked, 200)
 }

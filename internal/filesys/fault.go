@@ -1,0 +1,265 @@
+package filesys
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+)
+
+// Trouble is what happens to an operation of a Fault.
+type Trouble int
+
+// The kinds of trouble. Full and Short happen to operations that need room, Short to
+// writes alone: at the first one from Fault.At on.
+const (
+	Broken Trouble = iota // it fails with EIO and does nothing
+	Full                  // it fails with ENOSPC and does nothing
+	Short                 // a write writes half of what it was given and fails with ENOSPC
+	Killed                // neither it nor anything after it happens
+)
+
+// Troubles are all of them.
+var Troubles = []Trouble{Broken, Full, Short, Killed}
+
+func (t Trouble) String() string { return [...]string{"error", "full disk", "short write", "kill"}[t] }
+
+// ErrKilled is what operations of a killed process would say if it lived.
+var ErrKilled = errors.New("the process was killed before this")
+
+// Fault is another file system, of whose operations, counted from 1, one fails.
+// Every method call of it and of its files counts, but for Name and Fd.
+type Fault struct {
+	FS              // the one in between
+	At      int     // the operation that fails; 0: none
+	Trouble Trouble // how
+	// Kill, if not nil, ends the process at a Killed operation. Without it all
+	// operations from there on fail with ErrKilled and do nothing.
+	Kill func()
+
+	mu    sync.Mutex
+	count int
+	hit   string
+}
+
+// Count is how many operations there were so far.
+func (f *Fault) Count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.count
+}
+
+// Hit says which operation failed, "" for none.
+func (f *Fault) Hit() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.hit
+}
+
+// roomy are the operations that need room on the disk.
+var roomy = []string{"create", "mkdir", "rename", "write", "truncate", "allocate", "sync", "sync folder"}
+
+// step counts an operation. short says that a write is to be cut; an error, that
+// the operation does not happen.
+func (f *Fault) step(op, path string) (short bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.count++
+	if f.At == 0 || f.count < f.At {
+		return false, nil
+	}
+	if f.hit != "" {
+		if f.Trouble == Killed {
+			return false, fail(op, path, ErrKilled)
+		}
+		return false, nil
+	}
+	switch f.Trouble {
+	case Full:
+		if !slices.Contains(roomy, op) {
+			return false, nil
+		}
+		err = fail(op, path, syscall.ENOSPC)
+	case Short:
+		if op != "write" {
+			return false, nil
+		}
+		short = true
+	case Killed:
+		if f.Kill != nil {
+			f.Kill()
+		}
+		err = fail(op, path, ErrKilled)
+	default:
+		err = fail(op, path, syscall.EIO)
+	}
+	f.hit = fmt.Sprintf("%s %s", op, path)
+	return short, err
+}
+
+// OpenFile opens a file, whose operations count too.
+func (f *Fault) OpenFile(path string, flag int, perm fs.FileMode) (File, error) {
+	op := "open"
+	if flag&os.O_CREATE != 0 {
+		op = "create"
+	}
+	if _, err := f.step(op, path); err != nil {
+		return nil, err
+	}
+	inner, err := f.FS.OpenFile(path, flag, perm)
+	if err != nil {
+		return nil, err
+	}
+	return &faulty{inner, f}, nil
+}
+
+// Mkdir counts, as the following do.
+func (f *Fault) Mkdir(path string, perm fs.FileMode) error {
+	if _, err := f.step("mkdir", path); err != nil {
+		return err
+	}
+	return f.FS.Mkdir(path, perm)
+}
+
+// Remove counts.
+func (f *Fault) Remove(path string) error {
+	if _, err := f.step("remove", path); err != nil {
+		return err
+	}
+	return f.FS.Remove(path)
+}
+
+// Rename counts.
+func (f *Fault) Rename(from, to string) error {
+	if _, err := f.step("rename", from); err != nil {
+		return err
+	}
+	return f.FS.Rename(from, to)
+}
+
+// RenameNew counts.
+func (f *Fault) RenameNew(from, to string) error {
+	if _, err := f.step("rename", from); err != nil {
+		return err
+	}
+	return f.FS.RenameNew(from, to)
+}
+
+// ReadDir counts.
+func (f *Fault) ReadDir(path string) ([]fs.DirEntry, error) {
+	if _, err := f.step("read folder", path); err != nil {
+		return nil, err
+	}
+	return f.FS.ReadDir(path)
+}
+
+// Stat counts.
+func (f *Fault) Stat(path string) (fs.FileInfo, error) {
+	if _, err := f.step("stat", path); err != nil {
+		return nil, err
+	}
+	return f.FS.Stat(path)
+}
+
+// Lstat counts.
+func (f *Fault) Lstat(path string) (fs.FileInfo, error) {
+	if _, err := f.step("stat", path); err != nil {
+		return nil, err
+	}
+	return f.FS.Lstat(path)
+}
+
+// SyncDir counts.
+func (f *Fault) SyncDir(path string) error {
+	if _, err := f.step("sync folder", path); err != nil {
+		return err
+	}
+	return f.FS.SyncDir(path)
+}
+
+// faulty is an open file of a Fault.
+type faulty struct {
+	File
+	f *Fault
+}
+
+func (f *faulty) Read(p []byte) (int, error) {
+	if _, err := f.f.step("read", f.Name()); err != nil {
+		return 0, err
+	}
+	return f.File.Read(p)
+}
+
+func (f *faulty) ReadAt(p []byte, off int64) (int, error) {
+	if _, err := f.f.step("read", f.Name()); err != nil {
+		return 0, err
+	}
+	return f.File.ReadAt(p, off)
+}
+
+func (f *faulty) Write(p []byte) (int, error) {
+	return f.write(p, f.File.Write)
+}
+
+func (f *faulty) WriteAt(p []byte, off int64) (int, error) {
+	return f.write(p, func(p []byte) (int, error) { return f.File.WriteAt(p, off) })
+}
+
+func (f *faulty) write(p []byte, inner func([]byte) (int, error)) (int, error) {
+	short, err := f.f.step("write", f.Name())
+	switch {
+	case err != nil:
+		return 0, err
+	case !short:
+		return inner(p)
+	}
+	n, err := inner(p[:len(p)/2])
+	if err == nil {
+		err = fail("write", f.Name(), syscall.ENOSPC)
+	}
+	return n, err
+}
+
+func (f *faulty) Stat() (fs.FileInfo, error) {
+	if _, err := f.f.step("stat", f.Name()); err != nil {
+		return nil, err
+	}
+	return f.File.Stat()
+}
+
+func (f *faulty) Truncate(size int64) error {
+	if _, err := f.f.step("truncate", f.Name()); err != nil {
+		return err
+	}
+	return f.File.Truncate(size)
+}
+
+func (f *faulty) Allocate(size int64) error {
+	if _, err := f.f.step("allocate", f.Name()); err != nil {
+		return err
+	}
+	return f.File.Allocate(size)
+}
+
+func (f *faulty) Sync() error {
+	if _, err := f.f.step("sync", f.Name()); err != nil {
+		return err
+	}
+	return f.File.Sync()
+}
+
+func (f *faulty) TryLock() (bool, error) {
+	if _, err := f.f.step("lock", f.Name()); err != nil {
+		return false, err
+	}
+	return f.File.TryLock()
+}
+
+// Close closes the file whatever it says, as the system does.
+func (f *faulty) Close() error {
+	_, err := f.f.step("close", f.Name())
+	return errors.Join(err, f.File.Close())
+}
