@@ -23,6 +23,8 @@ type runRecord struct {
 	Trained   int               `json:"trained"`            // parameters that are not frozen
 	Skipped   int               `json:"skipped,omitempty"`  // steps so far whose update was left out
 	LossScale *scaleState       `json:"loss_scale,omitempty"`
+	// Arithmetic names whose last bits the steps have, see arithmetic; "": not recorded.
+	Arithmetic string `json:"arithmetic,omitempty"`
 }
 
 // settings lists what fixes the order of the data, of sums and the update, by flag.
@@ -134,7 +136,7 @@ func (t *Trainer) record() ([]byte, error) {
 		}
 	}
 	r := runRecord{Optimizer: t.cfg.optimizer().Name, Samples: t.train.sampler.Tell(t.step), Data: &print, Settings: t.cfg.settings(), Trained: trained,
-		Skipped: t.skipped.all}
+		Skipped: t.skipped.all, Arithmetic: t.arithmetic()}
 	if t.scales() {
 		r.LossScale = &t.scale
 	}
@@ -178,6 +180,9 @@ func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
 	}
 	for _, line := range lines {
 		t.note("changed since %s: %s", c.Name, line)
+	}
+	if line := otherArithmetic(c.Name, was, t.arithmetic(), t.cfg.settings()["precision"]); line != "" {
+		t.note("%s", line)
 	}
 	return nil
 }

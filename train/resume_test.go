@@ -14,6 +14,7 @@ import (
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/internal/safetensors"
+	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
 )
 
 // ended runs c to its end and tells the notes it began with.
@@ -105,6 +106,30 @@ func TestResumeTellsWhatChanged(t *testing.T) {
 	}, ended(t, c))
 	c.Steps, c.Zero, c.Threads, c.Recompute, c.Prefetch, c.LRSchedule = 6, 1, 1, "full", 2, "constant"
 	require.Len(t, ended(t, c), 2, "memory's flags are no change")
+}
+
+// A checkpoint knows by which instructions its products rounded, and a run that goes on
+// from it where they are others says so; a change of precision is told as that.
+func TestResumeTellsOtherArithmetic(t *testing.T) {
+	c := saving(t, 1)
+	c.Precision = "bf16"
+	ended(t, c)
+	c.Resume, c.Steps = true, 2
+	require.Empty(t, ended(t, c), "the same machine")
+
+	choice := newestOf(t, c.Checkpoint)
+	var was runRecord
+	require.NoError(t, json.Unmarshal(choice.Manifest.Run, &was))
+	now := "CPU, bf16 products by " + gemm.Rounding()
+	require.Equal(t, now, was.Arithmetic)
+	require.Empty(t, otherArithmetic("a", was, now, "bf16"))
+	was.Arithmetic = "CPU, bf16 products by another"
+	require.Equal(t, "a was computed on another kind of machine (\"CPU, bf16 products by another\"; this one: \""+now+
+		"\"): from here on losses may differ in their last bits from those of a run that stayed there", otherArithmetic("a", was, now, "bf16"))
+	require.Empty(t, otherArithmetic("a", was, "CPU", "fp32"))
+	was.Arithmetic = ""
+	require.Empty(t, otherArithmetic("a", was, now, "bf16"), "an older checkpoint")
+	require.Equal(t, "CPU", arithmetic("fp16", nil), "widened everywhere")
 }
 
 // Other data, another seed and another order are other samples.

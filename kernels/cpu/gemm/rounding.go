@@ -1,0 +1,17 @@
+package gemm
+
+import "github.com/spillway-ml/spillway/kernels/cpu/level"
+
+// Rounding names how sums of bf16 products round at the current level on this CPU. Two
+// machines of one name compute the same bits; of two names, they differ in the last
+// bits of float32 sums. Products of other types have the same bits everywhere.
+func Rounding() string {
+	switch k := bestKernels(BF16, level.Current()); k.form {
+	case formTiles:
+		return "AMX"
+	case formBF16:
+		return "AVX512-BF16"
+	default:
+		return "float32"
+	}
+}

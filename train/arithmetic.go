@@ -1,0 +1,35 @@
+package train
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
+)
+
+// arithmetic names what decides the last bits of a step beside the settings: on the CPU
+// the instructions of bf16 products, since all else there has the same bits at every
+// SIMD level; on a GPU its kind, by which cuBLASLt chooses the order of sums.
+func arithmetic(precision string, gpu *gpus.GPU) string {
+	switch {
+	case gpu != nil:
+		return "CUDA on " + gpu.Product
+	case strings.EqualFold(precision, "bf16"):
+		return "CPU, bf16 products by " + gemm.Rounding()
+	}
+	return "CPU"
+}
+
+// otherArithmetic is the line about a checkpoint whose run goes on with other last bits
+// than it would have had on the machine that wrote it; "" where it doesn't, or where
+// that can't be known. A change of --precision is told as one.
+func otherArithmetic(checkpoint string, was runRecord, now, precision string) string {
+	if was.Arithmetic == "" || was.Arithmetic == now || was.Settings["precision"] != precision {
+		return ""
+	}
+	return fmt.Sprintf("%s was computed on another kind of machine (%.80q; this one: %q): from here on losses may differ in their last bits from those of a run that stayed there",
+		checkpoint, was.Arithmetic, now)
+}
+
+func (t *Trainer) arithmetic() string { return arithmetic(t.cfg.precision(), t.platform.GPU()) }
