@@ -33,6 +33,7 @@ type commBench struct {
 	each            int   // ranks of every process, in a job over processes
 	most            int64 // bytes of the largest buffer
 	timeout         time.Duration
+	messages        bool // over MPI, instead of its collectives
 	collectives     string
 	algorithms      []algo.Name
 	operations      []comm.Op
@@ -62,10 +63,14 @@ transport and ranks, for the predicted times of plan --transport and train --fit
 	fs.StringVar(&b.collectives, "collectives", b.collectives, "an algorithm of train's --collectives, several separated by commas, or all")
 	fs.DurationVar(&b.timeout, "timeout", time.Minute, "longest wait of a collective")
 	fs.StringVar(&b.json, "json", "", "write a row a measurement as JSON to `FILE`, - for stdout")
+	fs.BoolVar(&b.messages, "messages", false, "over MPI, move bytes by messages between pairs of ranks, as train does with several ranks a process, and not by the library's non-blocking collectives")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		p, err := findPlace(b.transport, cmd.ErrOrStderr())
 		if err != nil {
 			return err
+		}
+		if b.messages && p.transport != cluster.MPI {
+			return fmt.Errorf("--messages with transport %s: only MPI has both: mpirun -np N spillway bench comm", p.transport)
 		}
 		if fs.Changed("ranks") {
 			if err := p.env.CheckRanks(b.ranks, b.each); err != nil {
@@ -92,6 +97,9 @@ transport and ranks, for the predicted times of plan --transport and train --fit
 		}
 		if err := b.report(cmd.OutOrStdout(), rows); err != nil {
 			return err
+		}
+		if b.messages { // which train does not use
+			return nil
 		}
 		fmt.Fprintln(cmd.ErrOrStderr(), keepLinks(rows))
 		return nil
@@ -147,7 +155,7 @@ func (b *commBench) join(p *place) (w *benchWorld, err error) {
 			return nil, err
 		}
 		w.close = append(w.close, process.Close)
-		m, err := process.Join([]graph.Axis{{Name: "data", Size: w.size}}, len(w.local), mpi.Options{Timeout: b.timeout, Warn: warn})
+		m, err := process.Join([]graph.Axis{{Name: "data", Size: w.size}}, len(w.local), mpi.Options{Timeout: b.timeout, Warn: warn, Messages: b.messages})
 		if err != nil {
 			return nil, errors.Join(err, w.end())
 		}

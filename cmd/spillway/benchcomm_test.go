@@ -95,6 +95,12 @@ func TestLinkSamples(t *testing.T) {
 	require.Empty(t, linkSamples([]commRow{{Transport: "inproc", Ranks: 1, Op: comm.AllReduce, Algorithm: algo.Direct, Bytes: 64, Seconds: 1}}))
 }
 
+func TestBenchCommRefusesMessagesWithoutMPI(t *testing.T) {
+	got := command("bench", "comm", "--messages")
+	require.Equal(t, 1, got.status)
+	require.Contains(t, got.stderr, "--messages with transport inproc: only MPI has both: mpirun -np N spillway bench comm")
+}
+
 // Over MPI the library's own collectives run beside ours.
 func TestBenchCommOverMPIHasAPeer(t *testing.T) {
 	if testing.Short() {
@@ -102,7 +108,11 @@ func TestBenchCommOverMPIHasAPeer(t *testing.T) {
 	}
 	for _, launcher := range []string{"mpirun.openmpi", "mpirun.mpich"} {
 		file := filepath.Join(t.TempDir(), "rows.json")
-		p := mpirun(t, launcher, 2, "bench", "comm", "--max-bytes", "1KiB", "--json", file)
+		args := []string{"bench", "comm", "--max-bytes", "1KiB", "--json", file}
+		if launcher == "mpirun.mpich" {
+			args = append(args, "--messages")
+		}
+		p := mpirun(t, launcher, 2, args...)
 		require.Zero(t, p.end(t), p.errs.String())
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)

@@ -4,7 +4,8 @@
 //
 // All calls come from one thread of the process (engine), which polls what is
 // under way and backs off where nothing moves: MPI makes progress only inside
-// calls. Operations are made of non-blocking messages between pairs of ranks, so
-// that the groups of a mesh, the watchdog's heartbeats and the leader's streams
-// need no communicators of their own, and no message is larger than 1 GiB.
+// calls. Where a process has one rank, all-gathers, all-to-alls and what is to be
+// summed go by MPI's non-blocking collectives, on a communicator a group; everything
+// else, the watchdog's heartbeats and the leader's streams among it, is non-blocking
+// messages between pairs. No call moves more than 1 GiB from a rank to another.
 package mpi

@@ -30,13 +30,17 @@ type transfer struct {
 	mem  []byte
 }
 
-// exchange is messages that are under way together.
+// exchange is messages, or collectives, that are under way together.
 type exchange struct {
 	list []transfer
 	// quiet messages are looked for now and then only: nobody waits for them.
 	quiet bool
 	done  chan error
 	run   func() error // instead of messages: blocks the thread
+	posts []post       // collectives, after the messages
+	bytes int64        // of all
+
+	poster *poster
 
 	requests []byte // of the library
 	count    int
@@ -95,7 +99,15 @@ func (e *engine) wait(x *exchange) error {
 
 // begin starts messages; the outcome comes on done.
 func (e *engine) begin(list []transfer, quiet bool) *exchange {
-	x := &exchange{list: list, quiet: quiet, done: make(chan error, 1)}
+	return e.start(&exchange{list: list, quiet: quiet})
+}
+
+// start starts messages and collectives; the outcome comes on done.
+func (e *engine) start(x *exchange) *exchange {
+	x.done = make(chan error, 1)
+	for i := range x.list {
+		x.bytes += int64(len(x.list[i].mem))
+	}
 	select {
 	case e.submit <- x:
 	case <-e.closed:
@@ -104,12 +116,13 @@ func (e *engine) begin(list []transfer, quiet bool) *exchange {
 	return x
 }
 
-// post starts the messages of x.
+// post starts the messages and collectives of x.
 func (e *engine) post(x *exchange) error {
 	l := e.lib
 	for i := range x.list {
 		x.count += max(1, (len(x.list[i].mem)+maxMessage-1)/maxMessage)
 	}
+	x.count += len(x.posts)
 	x.requests = make([]byte, x.count*int(l.request)) // the library looks at it inside calls only
 	at := 0
 	for i := range x.list {
@@ -130,6 +143,13 @@ func (e *engine) post(x *exchange) error {
 			}
 		}
 	}
+	x.poster = &poster{lib: l}
+	for _, f := range x.posts {
+		if err := f(x.poster, address(x.requests)+uintptr(at)*l.request); err != nil {
+			return err
+		}
+		at++
+	}
 	return nil
 }
 
@@ -137,6 +157,9 @@ func (e *engine) post(x *exchange) error {
 func (e *engine) finished(x *exchange) (bool, error) {
 	flag := int32(0)
 	err := e.lib.check("MPI_Testall", call(e.lib.fn.testall, uintptr(x.count), address(x.requests), uintptr(unsafe.Pointer(&flag)), e.lib.ignore))
+	if flag != 0 && err == nil {
+		err = x.poster.free()
+	}
 	return flag != 0, err
 }
 
@@ -156,10 +179,7 @@ func (e *engine) loop() {
 		}
 		active = append(active, x)
 		moved, pause = time.Now(), firstSleep
-		x.until = moved.Add(spinFor)
-		for _, t := range x.list {
-			x.until = x.until.Add(time.Duration(len(t.mem)) * spinByte)
-		}
+		x.until = moved.Add(spinFor + time.Duration(x.bytes)*spinByte)
 	}
 	for {
 		for more := true; more; {

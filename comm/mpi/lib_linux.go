@@ -30,16 +30,17 @@ type family struct {
 	errorsReturn uintptr
 	null         uintptr // of a request
 	ignore       uintptr // MPI_STATUSES_IGNORE
-	request      uintptr // bytes of a request
+	inPlace      uintptr // MPI_IN_PLACE
+	request      uintptr // bytes of a request, as of all handles
 	funneled     uintptr // MPI_THREAD_FUNNELED
 }
 
 var families = map[Family]family{
-	OpenMPI: {name: "Open MPI", files: []string{"libmpi.so.40", "libmpi.so.80", "libmpi.so.20"}, symbols: true, request: 8, funneled: 1},
+	OpenMPI: {name: "Open MPI", files: []string{"libmpi.so.40", "libmpi.so.80", "libmpi.so.20"}, symbols: true, inPlace: 1, request: 8, funneled: 1},
 	ABI: {name: "the MPI 5 ABI", files: []string{"libmpi_abi.so.0", "libmpi_abi.so"}, world: 0x101, byteType: 0x247, errorsReturn: 0x143,
-		null: 0x180, request: 8, funneled: 1024},
+		null: 0x180, inPlace: 1, request: 8, funneled: 1024},
 	MPICH: {name: "MPICH", files: []string{"libmpich.so.12", "libmpi.so.12", "libmpi_cray.so.12"}, world: 0x44000000, byteType: 0x4c00010d,
-		errorsReturn: 0x54000001, null: 0x2c000000, ignore: 1, request: 4, funneled: 1},
+		errorsReturn: 0x54000001, null: 0x2c000000, ignore: 1, inPlace: ^uintptr(0), request: 4, funneled: 1},
 }
 
 // lib is an opened library.
@@ -49,6 +50,7 @@ type lib struct {
 	handle uintptr // of dlopen
 	fn     struct {
 		initThread, finalize, abort, size, rank, setErrhandler, isend, issend, irecv, testall, errorString, version uintptr
+		split, iallgather, iallgatherv, ialltoall, ialltoallv, typeContiguous, typeResized, typeCommit, typeFree    uintptr
 	}
 }
 
@@ -101,6 +103,9 @@ func (l *lib) bind(handle uintptr) error {
 		"MPI_Init_thread": &l.fn.initThread, "MPI_Finalize": &l.fn.finalize, "MPI_Abort": &l.fn.abort, "MPI_Comm_size": &l.fn.size,
 		"MPI_Comm_rank": &l.fn.rank, "MPI_Comm_set_errhandler": &l.fn.setErrhandler, "MPI_Isend": &l.fn.isend, "MPI_Issend": &l.fn.issend,
 		"MPI_Irecv": &l.fn.irecv, "MPI_Testall": &l.fn.testall, "MPI_Error_string": &l.fn.errorString, "MPI_Get_library_version": &l.fn.version,
+		"MPI_Comm_split": &l.fn.split, "MPI_Iallgather": &l.fn.iallgather, "MPI_Iallgatherv": &l.fn.iallgatherv, "MPI_Ialltoall": &l.fn.ialltoall,
+		"MPI_Ialltoallv": &l.fn.ialltoallv, "MPI_Type_contiguous": &l.fn.typeContiguous, "MPI_Type_create_resized": &l.fn.typeResized,
+		"MPI_Type_commit": &l.fn.typeCommit, "MPI_Type_free": &l.fn.typeFree,
 	} {
 		var err error
 		if *to, err = purego.Dlsym(handle, name); err != nil {

@@ -18,6 +18,7 @@ import (
 const (
 	tagBeat = iota + 1
 	tagStream
+	tagJoin
 	tagGroups
 )
 
@@ -33,7 +34,8 @@ const (
 //
 //	meet   each pair swaps headers: who runs what. A header that differs fails the
 //	       operation, before a byte of it has moved
-//	move   bytes, a bounded part of a sum at a time: see sum
+//	move   bytes, a bounded part of a sum at a time (see sum), by the library's
+//	       collectives where the group has a communicator, else by messages
 //
 // A message that is done leaves the rank's memory alone: when the operation
 // returns, nobody reads its inputs any more.
@@ -47,8 +49,9 @@ type member struct {
 	busy    atomic.Bool
 	calls   uint64
 	counter comm.Counter
-	headers []byte // outside the Go heap: own, then by index
-	scratch []byte // outside the Go heap: two chunks from each rank
+	group   uintptr // the library's communicator of its ranks; 0: they send messages
+	headers []byte  // outside the Go heap: own, then by index
+	scratch []byte  // outside the Go heap: two chunks from each rank
 }
 
 var _ comm.Group = (*member)(nil)
@@ -156,6 +159,9 @@ func (k *kernel) Run() error {
 	w.show(k, watch.Waiting)
 	record := &w.flights[m.World-w.first]
 	entry := record.begin(k.text, m.calls, k.Sig.Bytes)
+	if err := w.awaitGroups(); err != nil {
+		return err
+	}
 	if err := k.meet(); err != nil {
 		return err
 	}
@@ -268,13 +274,21 @@ func (k *kernel) move() (read, written int64, err error) {
 		return k.moveRound()
 	}
 	w, self := len(k.ranks), k.at
+	collective := k.m.group != 0 && w > 1
 	part := func(b []byte, i int) []byte { n := len(b) / w; return b[i*n : (i+1)*n] }
 	switch k.Sig.Op {
 	case comm.AllGather:
-		if !k.InPlace {
-			copy(part(k.out, self), k.in)
+		switch {
+		case collective && k.InPlace:
+			err = k.everyPart(comm.AllGather, nil, k.out)
+		case collective:
+			err = k.everyPart(comm.AllGather, k.in, k.out)
+		default:
+			if !k.InPlace {
+				copy(part(k.out, self), k.in)
+			}
+			err = k.all(func(i int) []byte { return part(k.out, i) }, func(int) []byte { return k.in })
 		}
-		err = k.all(func(i int) []byte { return part(k.out, i) }, func(int) []byte { return k.in })
 		return int64(len(k.in) * (w - 1)), int64(len(k.in) * (w - 1)), err
 	case comm.Broadcast:
 		recv, send := none, none
@@ -290,6 +304,9 @@ func (k *kernel) move() (read, written int64, err error) {
 		}
 		return 0, int64(len(k.out)), k.all(recv, send)
 	case comm.AllToAll:
+		if collective {
+			return int64(len(k.in)), int64(len(k.out)), k.everyPart(comm.AllToAll, k.in, k.out)
+		}
 		copy(part(k.out, self), part(k.in, self))
 		err = k.all(func(i int) []byte { return part(k.out, i) }, func(i int) []byte { return part(k.in, i) })
 		return int64(len(k.in)), int64(len(k.out)), err
@@ -297,7 +314,15 @@ func (k *kernel) move() (read, written int64, err error) {
 		if w == 1 && k.InPlace {
 			return 0, 0, nil
 		}
-		err = k.sum(k.out, k.Sig.Accumulate, int64(len(k.out)), func(i int) []byte { return part(k.in, i) })
+		n := int64(len(k.out))
+		begin := k.chunkMessages(k.out, func(i int) []byte { return part(k.in, i) })
+		if collective {
+			begin = func(c int64) *exchange {
+				send, sends, of := k.scatterSends(k.in, n, c)
+				return k.scatterChunk(send, sends, of, k.landing(0, c), int64(len(chunk(k.out, c))))
+			}
+		}
+		err = k.sum(k.out, part(k.in, self), k.Sig.Accumulate, n, begin)
 		return int64(len(k.in)), int64(len(k.out)), err
 	case comm.AllReduce:
 		return k.allReduce()
@@ -319,62 +344,103 @@ const smallBytes = 8 << 10
 
 // allReduce sums the rank's share of the buffer over the ranks, and gives it to all.
 func (k *kernel) allReduce() (read, written int64, err error) {
-	w := len(k.ranks)
-	if w == 1 {
+	w, n := len(k.ranks), int64(len(k.out))
+	collective := k.m.group != 0
+	switch {
+	case w == 1:
 		return 0, 0, nil
+	case n <= smallBytes:
+		return n, n, k.smallReduce(collective)
+	case !collective:
+		return n, n, k.reduceShares(k.out, false)
 	}
-	n := int64(len(k.out))
-	if n <= smallBytes {
-		m := k.m
-		for i := range k.srcs {
-			k.srcs[i] = m.scratch[int64(i)*chunkBytes:][:n]
-		}
-		copy(k.srcs[k.at], k.out)
-		if err := k.all(func(i int) []byte { return k.srcs[i] }, func(int) []byte { return k.out }); err != nil {
+	segment := maxCount / 64 * 64 // what counts and displacements reach
+	for at := int64(0); at < n; at += segment {
+		if err := k.reduceShares(k.out[at:min(n, at+segment)], true); err != nil {
 			return 0, 0, err
 		}
-		k.adder.Sum(k.out, k.srcs, false)
-		return n, n, nil
 	}
-	size := k.Sig.DType.Size()
+	return n, n, nil
+}
+
+// smallReduce brings every buffer to every rank, which adds them.
+func (k *kernel) smallReduce(collective bool) error {
+	if collective {
+		if err := k.gatherAll(k.out); err != nil {
+			return err
+		}
+		k.adder.Sum(k.out, k.srcs, false)
+		return nil
+	}
+	for i := range k.srcs {
+		k.srcs[i] = k.m.scratch[i*chunkBytes:][:len(k.out)]
+	}
+	copy(k.srcs[k.at], k.out)
+	if err := k.all(func(i int) []byte { return k.srcs[i] }, func(int) []byte { return k.out }); err != nil {
+		return err
+	}
+	k.adder.Sum(k.out, k.srcs, false)
+	return nil
+}
+
+// reduceShares sums the rank's share of a buffer, and gives it to all.
+func (k *kernel) reduceShares(buf []byte, collective bool) error {
+	w, n, size := len(k.ranks), int64(len(buf)), k.Sig.DType.Size()
 	share := func(i int) []byte {
 		from, to := comm.Share(n/size, int64(i), int64(w))
-		return k.out[from*size : to*size]
+		return buf[from*size : to*size]
 	}
 	longest := int64(0)
 	for i := range w {
 		longest = max(longest, int64(len(share(i))))
 	}
-	if err := k.sum(share(k.at), false, longest, share); err != nil {
-		return 0, 0, err
+	own := share(k.at)
+	begin := k.chunkMessages(own, share)
+	if collective {
+		begin = func(c int64) *exchange {
+			return k.scatterChunk(buf, k.shareSends(n, size, c), block{}, k.landing(0, c), int64(len(chunk(own, c))))
+		}
 	}
-	err = k.all(share, func(int) []byte { return share(k.at) })
-	return n, n, err
+	if err := k.sum(own, own, false, longest, begin); err != nil {
+		return err
+	}
+	if !collective {
+		return k.all(share, func(int) []byte { return own })
+	}
+	parts := newCounts(w)
+	for i := range w {
+		from, _ := comm.Share(n/size, int64(i), int64(w))
+		parts.n[i], parts.at[i] = int32(len(share(i))), int32(from*size)
+	}
+	return k.collect(n, gatherParts(k.m.group, buf, parts))
 }
 
 // chunkBytes is how much of a sum comes from each rank at a time: what the sum
 // needs beside the arenas is twice that a rank.
 const chunkBytes = 1 << 20
 
-// sum adds parts over the ranks into dst, which is this rank's part or lies apart:
-// part(i) is what this rank gives of the part of index i, longest the longest of
-// them. While a chunk is added the next one is under way.
-func (k *kernel) sum(dst []byte, accumulate bool, longest int64, part func(i int) []byte) error {
+// chunk is the part of b that moves in chunk c of a sum.
+func chunk(b []byte, c int64) []byte {
+	n := int64(len(b))
+	return b[min(n, c*chunkBytes):min(n, (c+1)*chunkBytes)]
+}
+
+// landing is where chunk c of index i lands, and those of the indices behind it.
+func (k *kernel) landing(i int, c int64) []byte {
+	half := (c % 2) * int64(len(k.ranks))
+	return k.m.scratch[(half+int64(i))*chunkBytes:]
+}
+
+// chunkMessages starts the messages of chunk c of a sum into dst: part(i) is what this
+// rank gives of the part of index i.
+func (k *kernel) chunkMessages(dst []byte, part func(i int) []byte) func(c int64) *exchange {
 	m := k.m
-	chunk := func(b []byte, c int64) []byte {
-		n := int64(len(b))
-		return b[min(n, c*chunkBytes):min(n, (c+1)*chunkBytes)]
-	}
-	from := func(i int, c int64) []byte { // where the chunk of index i lands
-		half := (c % 2) * int64(len(k.ranks))
-		return m.scratch[(half+int64(i))*chunkBytes:][:len(chunk(dst, c))]
-	}
-	begin := func(c int64) *exchange {
+	return func(c int64) *exchange {
 		list := make([]transfer, 0, 2*len(k.ranks))
 		for j := 1; j < len(k.ranks); j++ {
 			i := (k.at + j) % len(k.ranks)
-			if b := from(i, c); len(b) > 0 {
-				list = append(list, m.from(k.ranks[i], tagBytes, b))
+			if n := len(chunk(dst, c)); n > 0 {
+				list = append(list, m.from(k.ranks[i], tagBytes, k.landing(i, c)[:n]))
 			}
 			if b := chunk(part(i), c); len(b) > 0 {
 				list = append(list, m.to(k.ranks[i], tagBytes, b))
@@ -382,22 +448,29 @@ func (k *kernel) sum(dst []byte, accumulate bool, longest int64, part func(i int
 		}
 		return m.world.engine.begin(list, false)
 	}
+}
+
+// sum adds parts over the ranks into dst, which is this rank's part or lies apart: own
+// is what this rank gives of its own part, longest the longest of all parts, begin
+// starts the move of a chunk. While a chunk is added the next one is under way.
+func (k *kernel) sum(dst, own []byte, accumulate bool, longest int64, begin func(c int64) *exchange) error {
 	chunks := (longest + chunkBytes - 1) / chunkBytes
 	if chunks == 0 {
 		return nil
 	}
 	next := begin(0)
 	for c := range chunks {
-		if err := m.world.wait(next); err != nil {
+		if err := k.m.world.wait(next); err != nil {
 			return err
 		}
 		if c+1 < chunks {
 			next = begin(c + 1)
 		}
+		n := len(chunk(dst, c))
 		for i := range k.srcs {
-			k.srcs[i] = from(i, c)
+			k.srcs[i] = k.landing(i, c)[:n]
 		}
-		k.srcs[k.at] = chunk(part(k.at), c)
+		k.srcs[k.at] = chunk(own, c)
 		k.adder.Sum(chunk(dst, c), k.srcs, accumulate)
 	}
 	return nil

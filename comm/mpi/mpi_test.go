@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -52,7 +53,7 @@ func runPart(part string) error {
 		order = []Family{OpenMPI}
 	}
 	if part == "pieces" { // as if a message could have a thousand bytes
-		maxMessage, part = 1000, "bits"
+		maxMessage, maxCount, part = 1000, 1000, "bits"
 	}
 	p, err := Start(order, env.Rank, env.World)
 	if err != nil {
@@ -66,11 +67,15 @@ func runPart(part string) error {
 	if part == "stuck" {
 		timeout = 5 * time.Second
 	}
+	messages := part == "messages"
+	if messages {
+		part = "bits"
+	}
 	each := 1
 	if part == "ranks" {
 		mesh[0].Size, each, part = 3*env.World, 3, "bits"
 	}
-	w, err := p.Join(mesh, each, Options{Timeout: timeout, Warn: func(s string) { fmt.Println("warning:", s) }})
+	w, err := p.Join(mesh, each, Options{Timeout: timeout, Messages: messages, Warn: func(s string) { fmt.Println("warning:", s) }})
 	if err != nil {
 		return err
 	}
@@ -372,7 +377,7 @@ func TestOverMPI(t *testing.T) {
 				require.NoError(t, err, out)
 			})
 		}
-		for part, n := range map[string]int{"mesh": 4, "stream": 2, "pieces": 3, "algorithms": 4, "ranks": 2, "idle": 3} {
+		for part, n := range map[string]int{"mesh": 4, "stream": 2, "pieces": 3, "messages": 3, "algorithms": 4, "ranks": 2, "idle": 3} {
 			t.Run(fmt.Sprint(launcher, "/", part), func(t *testing.T) {
 				out, err := mpirun(t, launcher, n, part)
 				require.NoError(t, err, out)
@@ -431,11 +436,48 @@ func TestTheABI(t *testing.T) {
 	from, to := []byte("what goes round"), make([]byte, 15)
 	require.NoError(t, e.do([]transfer{{peer: 0, tag: 7, mem: to}, {send: true, peer: 0, tag: 7, mem: from}}))
 	require.Equal(t, from, to)
+	collectivesOnTheStub(t, e)
 	err = e.do([]transfer{{send: true, peer: 3, tag: 7, mem: from}})
 	require.EqualError(t, err, "mpi: MPI_Isend: stub refuses (code 3)")
 	e.stop <- true
 	require.NoError(t, <-e.ended)
 	require.ErrorIs(t, e.do(nil), errEnded)
+}
+
+// collectivesOnTheStub runs each, of bytes and of a type, which the stub checks.
+func collectivesOnTheStub(t *testing.T, e *engine) {
+	t.Helper()
+	const group = 0x1001
+	var made uint64
+	require.NoError(t, e.call(func() error {
+		return e.lib.check("MPI_Comm_split", call(e.lib.fn.split, e.lib.world, 0, 0, uintptr(unsafe.Pointer(&made))))
+	}))
+	require.EqualValues(t, group, made)
+	from := []byte("what goes round")
+	part := counts{n: []int32{15}, at: []int32{0}}
+	for name, f := range map[string]func(to []byte) post{
+		"all-gather":         func(to []byte) post { return even(comm.AllGather, group, from, to, block{15, 15}, block{15, 15}) },
+		"all-gather of type": func(to []byte) post { return even(comm.AllGather, group, from, to, block{15, 15}, block{15, 40}) },
+		"in place": func(to []byte) post {
+			copy(to, from)
+			return even(comm.AllGather, group, nil, to, block{}, block{15, 15})
+		},
+		"parts in place": func(to []byte) post {
+			copy(to, from)
+			return gatherParts(group, to, part)
+		},
+		"all-to-all": func(to []byte) post { return even(comm.AllToAll, group, from, to, block{15, 20}, block{15, 20}) },
+		"counts":     func(to []byte) post { return uneven(group, from, part, block{}, to, part) },
+		"blocks": func(to []byte) post {
+			return uneven(group, from, counts{n: []int32{1}, at: []int32{0}}, block{15, 20}, to, part)
+		},
+	} {
+		to := make([]byte, 15)
+		require.NoError(t, e.wait(e.start(&exchange{posts: []post{f(to)}})), name)
+		require.Equal(t, from, to, name)
+	}
+	err := e.wait(e.start(&exchange{posts: []post{gatherParts(0x999, from, part)}}))
+	require.EqualError(t, err, "mpi: MPI_Iallgatherv: stub refuses (code 5)")
 }
 
 func TestLibrariesThatAreNone(t *testing.T) {

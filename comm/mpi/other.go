@@ -34,8 +34,9 @@ var errSystem = errors.New("mpi: libraries are opened on Linux only; this is " +
 
 // Options of a World.
 type Options struct {
-	Timeout time.Duration
-	Warn    func(string)
+	Timeout  time.Duration
+	Warn     func(string)
+	Messages bool
 }
 
 // Process can't be started on this system.

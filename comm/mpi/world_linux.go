@@ -25,6 +25,9 @@ type Options struct {
 	Timeout time.Duration
 	// Warn is told what a person should know, one line a call; nil drops it.
 	Warn func(string)
+	// Messages has collectives go as messages between pairs of ranks also where each
+	// process has one rank, and the library's own non-blocking ones could carry them.
+	Messages bool
 }
 
 const (
@@ -63,6 +66,7 @@ type World struct {
 
 	stop    chan struct{}
 	stopped chan struct{}
+	grouped chan struct{} // closed when the groups have their communicators, if they get any
 }
 
 // beat is what a process says of itself to all others, again and again.
@@ -85,7 +89,7 @@ func (p *Process) Join(mesh []graph.Axis, each int, o Options) (*World, error) {
 	}
 	w := &World{process: p, engine: p.engine, mesh: slices.Clone(mesh), each: each, first: p.engine.rank * each, size: p.engine.world * each,
 		timeout: o.Timeout, warn: o.Warn, flights: make([]flight, each), over: make(chan struct{}), stop: make(chan struct{}), stopped: make(chan struct{}),
-		peers: make([]beat, p.engine.world)}
+		grouped: make(chan struct{}), peers: make([]beat, p.engine.world)}
 	if w.timeout <= 0 {
 		w.timeout = 60 * time.Second
 	}
@@ -113,6 +117,14 @@ func (p *Process) Join(mesh []graph.Axis, each int, o Options) (*World, error) {
 	go func() {
 		defer crash.Guard()
 		w.monitor()
+	}()
+	if each > 1 || o.Messages || w.size == 1 {
+		close(w.grouped)
+		return w, nil
+	}
+	go func() {
+		defer crash.Guard()
+		w.makeCommunicators()
 	}()
 	return w, nil
 }

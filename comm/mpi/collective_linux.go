@@ -1,0 +1,204 @@
+package mpi
+
+import (
+	"math"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/comm"
+)
+
+// The collectives of a group whose ranks have a process each: MPI's own non-blocking
+// all-gather and all-to-all (with counts) on the group's communicator. They carry
+// bytes; what is to be added lands in scratch, and the adding is Spillway's.
+
+// block is a type of the library: so many bytes, of which the next begin stride bytes
+// after their beginning. MPI counts in 32 bits: what goes beyond is a count of blocks.
+type block struct{ bytes, stride int64 }
+
+// maxCount is the largest count and displacement. Tests shorten it.
+var maxCount int64 = math.MaxInt32
+
+// poster makes the calls of an exchange, on the engine's thread.
+type poster struct {
+	*lib
+	types []uintptr // that were made for it: to be freed when it is done
+}
+
+// of returns count and type of one block.
+func (p *poster) of(b block) (count, kind uintptr, err error) {
+	if b.bytes == b.stride && b.bytes <= maxCount { // consecutive bytes need no type
+		return uintptr(b.bytes), p.byteType, nil
+	}
+	kind, err = p.newType(b)
+	return 1, kind, err
+}
+
+// newType makes the type of a block of at most maxCount bytes.
+func (p *poster) newType(b block) (uintptr, error) {
+	var plain, kind uint64 // a handle of 32 bits fills the lower half
+	out := func(h *uint64) uintptr { return uintptr(unsafe.Pointer(h)) }
+	err := p.check("MPI_Type_contiguous", call(p.fn.typeContiguous, uintptr(b.bytes), p.byteType, out(&plain)))
+	if err == nil {
+		err = p.check("MPI_Type_create_resized", call(p.fn.typeResized, uintptr(plain), 0, uintptr(b.stride), out(&kind)))
+		_ = p.check("MPI_Type_free", call(p.fn.typeFree, out(&plain)))
+	}
+	if err == nil {
+		err = p.check("MPI_Type_commit", call(p.fn.typeCommit, out(&kind)))
+		p.types = append(p.types, uintptr(kind))
+	}
+	return uintptr(kind), err
+}
+
+// free frees the types that were made.
+func (p *poster) free() error {
+	for _, t := range p.types {
+		h := uint64(t)
+		if err := p.check("MPI_Type_free", call(p.fn.typeFree, uintptr(unsafe.Pointer(&h)))); err != nil {
+			return err
+		}
+	}
+	p.types = nil
+	return nil
+}
+
+// post starts one call; its request is to be written to an address.
+type post func(p *poster, request uintptr) error
+
+// even is an all-gather or an all-to-all of one block from and to each rank. Without
+// send, of an all-gather, the rank's own block lies in recv.
+func even(op comm.Op, group uintptr, send, recv []byte, from, to block) post {
+	return func(p *poster, request uintptr) error {
+		name, fn := "MPI_Iallgather", p.fn.iallgather
+		if op == comm.AllToAll {
+			name, fn = "MPI_Ialltoall", p.fn.ialltoall
+		}
+		count, kind, err := p.of(to)
+		if err != nil {
+			return err
+		}
+		sent, as, source := count, kind, p.inPlace
+		if send != nil {
+			source = address(send)
+			if sent, as, err = p.of(from); err != nil {
+				return err
+			}
+		}
+		return p.check(name, call(fn, source, sent, as, address(recv), count, kind, group, request))
+	}
+}
+
+// counts is what goes to, or comes from, each rank, by index: bytes and where they begin.
+type counts struct{ n, at []int32 }
+
+func newCounts(w int) counts { return counts{make([]int32, w), make([]int32, w)} }
+
+// gatherParts is an all-gather of parts of buf, of which the rank's own is there.
+func gatherParts(group uintptr, buf []byte, parts counts) post {
+	return func(p *poster, request uintptr) error {
+		return p.check("MPI_Iallgatherv", call(p.fn.iallgatherv, p.inPlace, 0, p.byteType, address(buf), numbers(parts.n), numbers(parts.at), p.byteType, group, request))
+	}
+}
+
+// uneven is an all-to-all with counts: of bytes, but where a block to send is given,
+// of those.
+func uneven(group uintptr, send []byte, sends counts, of block, recv []byte, recvs counts) post {
+	return func(p *poster, request uintptr) error {
+		kind := p.byteType
+		if of != (block{}) {
+			var err error
+			if kind, err = p.newType(of); err != nil {
+				return err
+			}
+		}
+		return p.check("MPI_Ialltoallv", call(p.fn.ialltoallv, address(send), numbers(sends.n), numbers(sends.at), kind,
+			address(recv), numbers(recvs.n), numbers(recvs.at), p.byteType, group, request))
+	}
+}
+
+// numbers is where a list lies. The library looks at it until the call is done, so
+// long the exchange has hold of it.
+func numbers(list []int32) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(list))) }
+
+// collect runs calls on the group's communicator that move so many bytes in all.
+func (k *kernel) collect(bytes int64, posts ...post) error {
+	w := k.m.world
+	return w.wait(w.engine.start(&exchange{posts: posts, bytes: bytes}))
+}
+
+// everyPart runs an all-gather (of in, in place where it is nil) or an all-to-all, of
+// parts of n bytes each, as many calls as parts have pieces of maxMessage.
+func (k *kernel) everyPart(op comm.Op, in, out []byte) error {
+	n := int64(len(out) / len(k.ranks))
+	if n == 0 {
+		return nil
+	}
+	most := int64(maxMessage)
+	var posts []post
+	for at := int64(0); at < n; at += most {
+		to := block{min(n-at, most), n}
+		from, send := to, in
+		if op == comm.AllGather {
+			from.stride = from.bytes
+		}
+		if in != nil {
+			send = in[at:]
+		}
+		posts = append(posts, even(op, k.m.group, send, out[at:], from, to))
+	}
+	return k.collect(int64(len(out)), posts...)
+}
+
+// gatherAll brings everybody's buffer to everybody, into k.srcs.
+func (k *kernel) gatherAll(buf []byte) error {
+	n := int64(len(buf))
+	for i := range k.srcs {
+		k.srcs[i] = k.m.scratch[int64(i)*n:][:n]
+	}
+	b := block{n, n}
+	return k.collect(n*int64(len(k.srcs)), even(comm.AllGather, k.m.group, buf, k.m.scratch, b, b))
+}
+
+// scatterChunk starts the move of a chunk of every rank's parts: sends says what of send
+// goes where; from every other rank n bytes come to the half of scratch at recv, by index.
+func (k *kernel) scatterChunk(send []byte, sends counts, of block, recv []byte, n int64) *exchange {
+	recvs := newCounts(len(k.ranks))
+	total := n * int64(len(k.ranks))
+	for i := range recvs.n {
+		recvs.at[i] = int32(i * chunkBytes)
+		if i != k.at { // whose own lies in send
+			recvs.n[i] = int32(n)
+		}
+	}
+	sends.n[k.at] = 0
+	return k.m.world.engine.start(&exchange{bytes: total, posts: []post{uneven(k.m.group, send, sends, of, recv, recvs)}})
+}
+
+// scatterSends is chunk c of every part of n bytes of a whole buffer.
+func (k *kernel) scatterSends(in []byte, n, c int64) (send []byte, sends counts, of block) {
+	at := min(n, c*chunkBytes)
+	size := min(n-at, chunkBytes)
+	sends = newCounts(len(k.ranks))
+	far := int64(len(in)) > maxCount
+	if far {
+		of = block{size, n}
+	}
+	for i := range sends.n {
+		sends.n[i], sends.at[i] = int32(size), int32(int64(i)*n)
+		if far {
+			sends.n[i], sends.at[i] = 1, int32(i)
+		}
+	}
+	return in[at:], sends, of
+}
+
+// shareSends is chunk c of every share of a buffer of at most maxCount bytes.
+func (k *kernel) shareSends(n, size, c int64) counts {
+	sends := newCounts(len(k.ranks))
+	for i := range sends.n {
+		from, to := comm.Share(n/size, int64(i), int64(len(k.ranks)))
+		from, to = from*size, to*size
+		at := min(to, from+c*chunkBytes)
+		sends.n[i], sends.at[i] = int32(min(to-at, chunkBytes)), int32(at)
+	}
+	return sends
+}
