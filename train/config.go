@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"runtime"
 	"strings"
 	"time"
 	"unicode"
@@ -15,6 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/offload/store"
+	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/run"
 	"github.com/spillway-ml/spillway/zero"
@@ -105,6 +107,9 @@ type Config struct {
 	// RequirePinned refuses to run where host memory can't be locked. Otherwise
 	// the run goes on with unlocked memory, and Warn says so.
 	RequirePinned bool
+	// Planned is shown the plan of a run that is accepted, before any of its memory is
+	// allocated; nil: nobody.
+	Planned func(*plan.Plan)
 	// Warn is told what a person should know about the machine, one line a call;
 	// nil drops it.
 	Warn func(string)
@@ -455,7 +460,7 @@ func (c *Config) threads() int {
 	if c.Threads > 0 {
 		return c.Threads
 	}
-	return diskProcs.procs()
+	return runtime.GOMAXPROCS(0)
 }
 
 // optimizer returns the update rule.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -56,20 +55,6 @@ func TestDiskCacheHasToFitTheHost(t *testing.T) {
 	tr, err := New(context.Background(), c)
 	require.NoError(t, err, "as it says")
 	require.NoError(t, tr.Close())
-}
-
-func TestProcessorsForTheDisk(t *testing.T) {
-	before := runtime.GOMAXPROCS(0)
-	var e extraProcs
-	e.acquire()
-	e.acquire()
-	require.Equal(t, before+procsForDisk, runtime.GOMAXPROCS(0))
-	require.Equal(t, before, e.procs(), "kernels get what they had")
-	e.release()
-	require.Equal(t, before+procsForDisk, runtime.GOMAXPROCS(0))
-	e.release()
-	require.Equal(t, before, runtime.GOMAXPROCS(0))
-	require.Equal(t, before, e.procs())
 }
 
 // What the disk does wrong ends the run with the file, the offset and the cause;

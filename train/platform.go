@@ -34,12 +34,11 @@ func hardwareOf(p run.Platform, cfg *Config) Hardware {
 }
 
 // DeviceHardware is what the time of a step is predicted on for the device that
-// cfg names, on this machine. It puts into cfg what only the device knows: its
-// cap, and what is outside the arenas.
+// cfg names, on this machine; of the CPU by typical rates. It puts into cfg what only
+// the device knows: its cap, and what is outside the arenas.
 func DeviceHardware(cfg *Config) (Hardware, error) {
 	if !strings.EqualFold(cfg.Device, "cuda") {
-		hw, _ := KnownHardware(cfg.threads())
-		return hw, nil
+		return CPUHardware(cfg.threads()), nil
 	}
 	p, err := newPlatform(cfg)
 	if err != nil {

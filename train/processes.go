@@ -33,6 +33,8 @@ type Job struct {
 	Transport run.Transport
 	// Links are the leader's streams to processes 1, 2, …; another's to the leader.
 	Links []*run.Link
+	// Planned is Config.Planned of a process that lends its ranks.
+	Planned func(*plan.Plan)
 
 	greeted bool        // the leader has heard who the others are
 	least   *hostMemory // nil: no host's memory is known
@@ -278,7 +280,7 @@ func Work(j *Job, warn func(string)) (began bool, err error) {
 		return true, fmt.Errorf("the leader's configuration: %w", err)
 	}
 	t := &Trainer{cfg: a.Config}
-	t.cfg.job, t.cfg.Warn = j, warn
+	t.cfg.job, t.cfg.Warn, t.cfg.Planned = j, warn, j.Planned
 	t.cfg.Trace = ""
 	defer func() { err = errors.Join(err, t.Close()) }()
 	if err := t.lend(task.Program, a.Threads); err != nil {
@@ -288,7 +290,6 @@ func Work(j *Job, warn func(string)) (began bool, err error) {
 		err = link.Refused(fmt.Errorf("rank %d (host %s): %w", t.cfg.world().Local[0], host, err), errors.As(err, &small) || errors.As(err, &refused))
 		return err == nil, err // a leader that has gone had a reason of its own
 	}
-	debug.FreeOSMemory()
 	return true, link.Serve(t.ranks)
 }
 

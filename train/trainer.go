@@ -10,7 +10,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 	"time"
 
@@ -45,7 +44,6 @@ type Trainer struct {
 	disk     *store.Folder     // nil: none
 	store    *checkpoint.Store // open for this run; nil: no checkpoints
 	prefix   *prefixCache      // of frozen layers' outputs; nil: none
-	procs    bool              // the runtime has more processors for its workers
 	trace    *exec.Trace
 
 	tokenizer data.Tokenizer    // nil: the run reads no text
@@ -181,9 +179,6 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if err := t.start(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
-	// What planning left on the heap would stay resident beside the arenas, which
-	// nothing has touched so far.
-	debug.FreeOSMemory()
 	if err := t.initialize(ctx); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -204,7 +199,13 @@ func (t *Trainer) fit() (err error) {
 	if err := fits(t.cfg, t.plan, hardwareOf(t.platform, &t.cfg)); err != nil {
 		return t.platform.Refused(err)
 	}
-	return onThisMachine(t.cfg, t.plan, t.platform.InMachine())
+	if err := onThisMachine(t.cfg, t.plan, t.platform.InMachine()); err != nil {
+		return err
+	}
+	if t.cfg.Planned != nil {
+		t.cfg.Planned(t.plan)
+	}
+	return nil
 }
 
 // Device describes the device in a line; "" for the CPU.

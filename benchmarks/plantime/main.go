@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/internal/grid"
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
@@ -175,7 +176,7 @@ func (o options) await() {
 
 func (o options) calibrate(ctx context.Context) (*cost.Calibration, error) {
 	o.await()
-	return spillway.Calibrate(ctx, 0, o.disk)
+	return calibration.Measure(ctx, calibration.Options{Disk: o.disk})
 }
 
 // predict adds what two calibrations, before and after the measurement, expect on

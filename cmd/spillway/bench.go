@@ -168,13 +168,13 @@ func benchZero(ctx context.Context, c spillway.Config, table, progress, stdout i
 // benchStage runs a stage; seq is the tokens of a row, with the model's default
 // filled in.
 func benchStage(ctx context.Context, c spillway.Config, progress io.Writer) (row stageRow, seq int, err error) {
-	t, err := spillway.New(ctx, c)
+	t, closeAll, err := newTrainer(ctx, c)
 	if err != nil {
 		return row, 0, err
 	}
 	leave := shelter() // until all is given back
 	defer func() {
-		err = errors.Join(err, t.Close())
+		err = errors.Join(err, closeAll())
 		leave()
 	}()
 	c = t.Config()

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/algo"
@@ -29,7 +29,7 @@ func keepLinks(rows []commRow) string {
 	if len(kinds) < len(measured)-1 || largest < leastKept { // but for broadcasts
 		return "not kept for plans: that takes two ranks or more, all operations, and buffers up to 1MiB at least"
 	}
-	path, err := spillway.KeepLinks(cost.FitLinks(rows[0].Transport, rows[0].Ranks, samples))
+	path, err := calibration.KeepLinks(cost.FitLinks(rows[0].Transport, rows[0].Ranks, samples))
 	if err != nil {
 		return "warning: " + err.Error()
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/offload/store"
@@ -131,13 +131,13 @@ filesystem.`,
 
 func diagnose(ctx context.Context, dir string, effort store.Effort) (*diagnosis, error) {
 	d := &diagnosis{GPU: findGPUs()}
-	d.CPU.Model, d.CPU.Arch, d.CPU.Cores = spillway.CPUModel(), runtime.GOARCH, runtime.GOMAXPROCS(0)
+	d.CPU.Model, d.CPU.Arch, d.CPU.Cores = calibration.CPUModel(), runtime.GOARCH, runtime.GOMAXPROCS(0)
 	d.CPU.Best, d.CPU.Current = level.Best().String(), level.Current().String()
 	d.Memory.Total, d.Memory.Available = memorySizes()
 	d.Memory.Lockable = lockableBytes()
 	d.Memory.Copy = copyBandwidth(200 * time.Millisecond)
 	var err error
-	if d.Memory.StoredIn, err = spillway.KeepMemoryBandwidth(d.Memory.Copy); err != nil {
+	if d.Memory.StoredIn, err = calibration.KeepMemoryBandwidth(d.Memory.Copy); err != nil {
 		d.Memory.StoredIn, d.Memory.Warning = "", err.Error()
 	}
 	for _, l := range libraries {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/offload/store"
 )
 
@@ -29,7 +29,7 @@ func TestDoctorTellsTheMachine(t *testing.T) {
 	require.NoError(t, json.Unmarshal(out.Bytes(), &d))
 	require.Equal(t, runtime.GOMAXPROCS(0), d.CPU.Cores)
 	require.Positive(t, d.Memory.Copy)
-	require.Equal(t, d.Memory.Copy, spillway.KeptMemoryBandwidth(), "kept for plan --gpu detect")
+	require.Equal(t, d.Memory.Copy, calibration.MemoryBandwidth(), "kept for plan --gpu detect")
 	require.NotEmpty(t, d.Memory.StoredIn)
 	require.Len(t, d.Libraries, len(libraries))
 	require.Nil(t, d.Disk)

@@ -128,14 +128,14 @@ func generate(ctx context.Context, c spillway.Config, prompt string, n int, how 
 			return err
 		}
 	}
-	t, err := spillway.New(ctx, c)
+	t, closeAll, err := newTrainer(ctx, c)
 	if errors.Is(err, context.Canceled) {
 		return &interrupted{"interrupted before the first token"}
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, t.Close()) }()
+	defer func() { err = errors.Join(err, closeAll()) }()
 	clean := func(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 	if isTerminal(stdout) {
 		clean = visible
@@ -235,14 +235,14 @@ func evaluate(ctx context.Context, c spillway.Config, jsonPath string, stdout, s
 		}
 		c.Seq = min(1024, positions)
 	}
-	t, err := spillway.New(ctx, c)
+	t, closeAll, err := newTrainer(ctx, c)
 	if errors.Is(err, context.Canceled) {
 		return &interrupted{"interrupted before the first batch"}
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, t.Close()) }()
+	defer func() { err = errors.Join(err, closeAll()) }()
 	for _, note := range t.Notes() {
 		fmt.Fprintln(stderr, note)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
@@ -117,7 +118,7 @@ data and no GPU.`,
 				return err
 			}
 		} else if f.gpuFound == nil {
-			f.cpu, f.rates = spillway.KnownHardware(c.ComputeThreads())
+			f.cpu, f.rates = knownHardware(c.ComputeThreads())
 		}
 		if f.gpuFound == nil {
 			if err := f.overTransport(c.Ranks); err != nil {
@@ -264,12 +265,12 @@ func detectGPUs(nvml func() ([]gpus.GPU, error), open func() (driver.API, error)
 
 // calibrateCPU measures this machine and keeps the result for later plans.
 func (f *planFlags) calibrateCPU(ctx context.Context, c *spillway.Config) error {
-	cal, err := spillway.Calibrate(ctx, c.Threads, c.Disk)
+	cal, err := calibration.Measure(ctx, calibration.Options{Threads: c.ComputeThreads(), Disk: c.Disk, BesideDisk: diskProcs.besideDisk})
 	if err != nil {
 		return fault(err)
 	}
 	f.cpu, f.rates = spillway.Hardware{Machine: cal.Machine}, "as calibrated just now"
-	if path, err := spillway.KeepCalibration(cal); err == nil {
+	if path, err := calibration.Keep(cal); err == nil {
 		f.rates += ", kept in " + path
 	} else {
 		f.rates += "; " + err.Error()
@@ -279,11 +280,11 @@ func (f *planFlags) calibrateCPU(ctx context.Context, c *spillway.Config) error 
 
 // overTransport takes what bench comm has measured of how the ranks meet.
 func (f *planFlags) overTransport(ranks int) error {
-	if err := spillway.CheckLinks(f.transport); err != nil {
+	if err := checkLinks(f.transport); err != nil {
 		return err
 	}
 	var note string
-	if f.cpu, note = f.cpu.Over(strings.ToLower(f.transport), ranks); note != "" {
+	if f.cpu, note = overTransport(f.cpu, strings.ToLower(f.transport), ranks); note != "" {
 		f.rates += "; " + note
 	}
 	return nil
@@ -292,7 +293,7 @@ func (f *planFlags) overTransport(ranks int) error {
 // readMeasurements takes what doctor has measured of this machine, for a plan of
 // its own GPUs.
 func (f *planFlags) readMeasurements(disk string) {
-	f.memory = spillway.KeptMemoryBandwidth()
+	f.memory = calibration.MemoryBandwidth()
 	if disk == "" {
 		return
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/memplan/cost"
@@ -336,7 +337,7 @@ func TestPlanTellsItsRates(t *testing.T) {
 	_, before := planned(t, args[1:]...)
 
 	slow := cost.Rates{Alone: cost.Rate{PerFlop: 1e-9}, Core: cost.Rate{PerFlop: 2e-9}}
-	_, err := spillway.KeepCalibration(&cost.Calibration{Threads: 2, Rates: map[cost.Class]cost.Rates{"linear": slow}})
+	_, err := calibration.Keep(&cost.Calibration{Threads: 2, Rates: map[cost.Class]cost.Rates{"linear": slow}})
 	require.NoError(t, err)
 	require.Regexp(t, `A step, predicted \(CPU: as calibrated on \S+,\s+\d{4}-\d\d-\d\d\)`, command(args...).stdout)
 	_, after := planned(t, args[1:]...)
@@ -370,7 +371,7 @@ func TestDetectTakesMeasuredHost(t *testing.T) {
 	f.readMeasurements(disk)
 	f.measured(&m, 4)
 	require.Equal(t, cost.Machine{HostMemory: 1, DiskRead: 2, DiskWrite: 3}, m, "nothing was measured")
-	_, err := spillway.KeepMemoryBandwidth(80e9)
+	_, err := calibration.KeepMemoryBandwidth(80e9)
 	require.NoError(t, err)
 	_, err = store.SaveTuning(disk, store.Tuning{Block: 1 << 20, Depth: 8, ReadBytesPerSec: 4e9, WriteBytesPerSec: 2e9})
 	require.NoError(t, err)

@@ -174,6 +174,9 @@ func (p *place) work() (err error) {
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
 	runtime.GOMAXPROCS(p.threads(0) + spareProcs)
+	planned, undo := makeRoom()
+	defer undo()
+	p.job.Planned = planned
 	began, err := spillway.Work(p.job, func(text string) { fmt.Fprintln(p.stderr, "warning:", text) })
 	if err != nil && !began {
 		return &silentError{err} // rank 0 has not come to the run, and has said why

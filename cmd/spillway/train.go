@@ -79,7 +79,8 @@ Any flag overrides a value of the demo.`,
 				return err
 			}
 			if !strings.EqualFold(c.Device, "cuda") {
-				hw, _ = hw.Over(p.transport, c.Ranks)
+				hw, _ = knownHardware(c.ComputeThreads())
+				hw, _ = overTransport(hw, p.transport, c.Ranks)
 			}
 			best, err := spillway.Fit(onDevice, cmd.Flags().Changed, l.globalBatch, hw)
 			var none *spillway.NothingFits
@@ -171,7 +172,7 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, done func(step i
 		}
 		bar.note("warning: " + text)
 	}
-	t, err := spillway.New(ctx, c)
+	t, closeAll, err := newTrainer(ctx, c)
 	if errors.Is(err, context.Canceled) {
 		return &interrupted{"interrupted before the first step"}
 	}
@@ -180,7 +181,7 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, done func(step i
 	}
 	leave := shelter() // until all is given back
 	defer func() {
-		err = errors.Join(err, t.Close())
+		err = errors.Join(err, closeAll())
 		leave()
 	}()
 	c = t.Config()

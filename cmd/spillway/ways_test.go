@@ -32,7 +32,7 @@ func asPlanned(t *testing.T, args []string) (spillway.Config, spillway.Hardware)
 	require.NoError(t, fs.Parse(args), args)
 	require.NoError(t, f.settle(fs, &c), args)
 	require.NoError(t, c.Validate(), args)
-	f.cpu, f.rates = spillway.KnownHardware(c.ComputeThreads())
+	f.cpu, f.rates = knownHardware(c.ComputeThreads())
 	return c, f.hardware(&c)
 }
 

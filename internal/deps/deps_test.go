@@ -41,6 +41,7 @@ const table = `
 	cluster   <
 	launch    < graph device kernels comm cluster internal/crash
 	run       < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal
+	calibration < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run train internal
 	train     < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run internal
 `
 

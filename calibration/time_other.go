@@ -1,6 +1,6 @@
 //go:build !unix
 
-package train
+package calibration
 
 // processTime is not known here.
 func processTime() float64 { return 0 }

@@ -1,4 +1,4 @@
-package train
+package calibration
 
 import (
 	"encoding/json"
@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/regular"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/train"
 )
 
 // calibrationFormat changes whenever what a calibration measures does.
@@ -41,9 +42,9 @@ type calibrationFile struct {
 	Machines map[string]keptMachine `json:"machines"`
 }
 
-// CalibrationPath is the file with what was measured of machines, in the user's
+// Path is the file with what was measured of machines, in the user's
 // configuration folder.
-func CalibrationPath() (string, error) {
+func Path() (string, error) {
 	dir, err := os.UserConfigDir()
 	if err != nil {
 		return "", err
@@ -82,9 +83,9 @@ func CPUModel() string {
 	return ""
 }
 
-// KeepCalibration stores a calibration of this machine in place of an older one
+// Keep stores a calibration of this machine in place of an older one
 // and returns the file that has it.
-func KeepCalibration(c *cost.Calibration) (path string, err error) {
+func Keep(c *cost.Calibration) (path string, err error) {
 	return keep(func(k *keptMachine) {
 		k.Format, k.CPU, k.SIMD = calibrationFormat, CPUModel(), level.Current().String()
 		k.Measured, k.Calibration = time.Now().UTC().Truncate(time.Second), c
@@ -97,9 +98,9 @@ func KeepMemoryBandwidth(v float64) (path string, err error) {
 	return keep(func(k *keptMachine) { k.MemoryBandwidth = v })
 }
 
-// KeptMemoryBandwidth returns what was kept, 0 for nothing.
-func KeptMemoryBandwidth() float64 {
-	path, err := CalibrationPath()
+// MemoryBandwidth returns what was kept, 0 for nothing.
+func MemoryBandwidth() float64 {
+	path, err := Path()
 	if err != nil {
 		return 0
 	}
@@ -114,7 +115,7 @@ func KeptMemoryBandwidth() float64 {
 // shared.
 func keep(change func(*keptMachine)) (path string, err error) {
 	fail := func(err error) (string, error) { return path, fmt.Errorf("keep the measurement: %w", err) }
-	if path, err = CalibrationPath(); err != nil {
+	if path, err = Path(); err != nil {
 		return fail(err)
 	}
 	f, err := readCalibrations(path)
@@ -137,29 +138,29 @@ func keep(change func(*keptMachine)) (path string, err error) {
 	return path, nil
 }
 
-// KeptCalibration returns what was kept of this machine with so many threads, or
-// nil, and a few words for a person on where predicted times come from.
-func KeptCalibration(threads int) (c *cost.Calibration, note string) {
-	const otherwise = "rates of a typical server core; spillway plan --calibrate measures this machine"
-	path, err := CalibrationPath()
+// Kept returns what was kept of this machine with so many threads, and a few words for
+// a person on it; nil where there is nothing that holds, and then why what is there does
+// not: "" where nothing is.
+func Kept(threads int) (c *cost.Calibration, note string) {
+	path, err := Path()
 	if err != nil {
-		return nil, otherwise
+		return nil, ""
 	}
 	f, err := readCalibrations(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return nil, otherwise
+		return nil, ""
 	case err != nil:
-		return nil, fmt.Sprintf("%s; the calibrations in %s can't be used: %v", otherwise, path, err)
+		return nil, fmt.Sprintf("the calibrations in %s can't be used: %v", path, err)
 	}
 	name := machineName()
 	k, ok := f.Machines[name]
 	stale := func(why string, args ...any) (*cost.Calibration, string) {
-		return nil, fmt.Sprintf("%s; the calibration of %s in %s is stale: %s", otherwise, name, path, fmt.Sprintf(why, args...))
+		return nil, fmt.Sprintf("the calibration of %s in %s is stale: %s", name, path, fmt.Sprintf(why, args...))
 	}
 	switch {
 	case !ok || k.Calibration == nil:
-		return nil, otherwise
+		return nil, ""
 	case k.Format != calibrationFormat:
 		return stale("it is of another version of spillway")
 	case k.CPU != CPUModel():
@@ -174,12 +175,12 @@ func KeptCalibration(threads int) (c *cost.Calibration, note string) {
 	return k.Calibration, fmt.Sprintf("as calibrated on %s, %s", name, k.Measured.Format(time.DateOnly))
 }
 
-// KnownHardware is the CPU device of this process with so many threads: as it was
-// calibrated, or with typical rates. The note says which.
-func KnownHardware(threads int) (hw Hardware, note string) {
-	c, note := KeptCalibration(threads)
+// Hardware is the CPU device of this process with so many threads: as it was
+// calibrated, or with typical rates. The note is Kept's.
+func Hardware(threads int) (hw train.Hardware, calibrated bool, note string) {
+	c, note := Kept(threads)
 	if c == nil {
-		return CPUHardware(threads), note
+		return train.CPUHardware(threads), false, note
 	}
-	return Hardware{Machine: c.Machine}, note
+	return train.Hardware{Machine: c.Machine}, true, note
 }

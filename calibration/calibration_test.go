@@ -1,4 +1,4 @@
-package train
+package calibration
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/grid"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/train"
 )
 
 // A calibration knows every operation of the grid, and what it predicts is a
@@ -22,7 +23,7 @@ func TestCalibrationCoversTheGrid(t *testing.T) {
 	if testing.Short() {
 		t.Skip("measures for seconds")
 	}
-	cal, err := Calibrate(context.Background(), 2, t.TempDir())
+	cal, err := Measure(context.Background(), Options{Threads: 2, Disk: t.TempDir()})
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, cal.Crowd, 1.0)
 	require.Positive(t, cal.Start)
@@ -31,13 +32,13 @@ func TestCalibrationCoversTheGrid(t *testing.T) {
 		if (p.Recompute == "full") != (p.Model == "llama") {
 			continue // what is recomputed are operations of the forward
 		}
-		c := Default()
+		c := train.Default()
 		m := p.ModelOf(grid.Small)
 		if c.Model, err = m.Write(dir); err != nil {
 			t.Fatal(err)
 		}
 		c.Ranks, c.Zero, c.Recompute, c.Offload, c.Batch, c.Seq, c.Disk = p.Ranks, p.Zero, p.Recompute, p.Offload, m.Batch, m.Seq, dir
-		f, err := Predict(c, cal.Machine(p.Ranks))
+		f, err := train.Predict(c, cal.Machine(p.Ranks))
 		require.NoError(t, err, p)
 		require.Greater(t, f.Step.Seconds, cal.Start, p)
 		prog := f.Plan.Program
@@ -49,29 +50,30 @@ func TestCalibrationCoversTheGrid(t *testing.T) {
 	}
 }
 
-func TestKeptCalibration(t *testing.T) {
+func TestKept(t *testing.T) {
 	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
 	t.Setenv("HOME", t.TempDir())
-	c, note := KeptCalibration(2)
+	c, note := Kept(2)
 	require.Nil(t, c)
-	require.Contains(t, note, "spillway plan --calibrate measures this machine")
+	require.Empty(t, note)
 
 	_, err := KeepMemoryBandwidth(5e9)
 	require.NoError(t, err)
-	c, note = KeptCalibration(2)
+	c, note = Kept(2)
 	require.Nil(t, c, "memory alone is no calibration")
 	require.NotContains(t, note, "stale")
 	kept := cost.Fit(2, cost.Samples{Alone: []cost.Sample{{Class: "linear", Size: cost.Size{Flops: 1e6}, Seconds: 1e-3}}})
-	path, err := KeepCalibration(kept)
+	path, err := Keep(kept)
 	require.NoError(t, err)
-	require.Equal(t, 5e9, KeptMemoryBandwidth(), "one measurement does not lose the other")
-	c, note = KeptCalibration(2)
+	require.Equal(t, 5e9, MemoryBandwidth(), "one measurement does not lose the other")
+	c, note = Kept(2)
 	require.Equal(t, kept, c)
 	require.Regexp(t, `^as calibrated on .+, \d{4}-\d{2}-\d{2}$`, note)
-	hw, _ := KnownHardware(2)
+	hw, calibrated, _ := Hardware(2)
+	require.True(t, calibrated)
 	require.Equal(t, "cpu, calibrated", hw.Machine(1).Name)
 
-	c, note = KeptCalibration(3)
+	c, note = Kept(3)
 	require.Nil(t, c)
 	require.Contains(t, note, "stale: it is for 2 threads, not for 3")
 	for _, s := range []struct {
@@ -93,7 +95,7 @@ func TestKeptCalibration(t *testing.T) {
 		changed, err := json.Marshal(f)
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(path, changed, 0o644))
-		c, note = KeptCalibration(2)
+		c, note = Kept(2)
 		require.Nil(t, c)
 		require.Contains(t, note, s.want)
 		require.NoError(t, os.WriteFile(path, text, 0o644))
@@ -106,22 +108,22 @@ func TestKeptCalibration(t *testing.T) {
 	text, err := json.Marshal(f)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(path, text, 0o644))
-	c, _ = KeptCalibration(2)
+	c, _ = Kept(2)
 	require.Nil(t, c)
-	_, err = KeepCalibration(kept)
+	_, err = Keep(kept)
 	require.NoError(t, err)
 	f, err = readCalibrations(path)
 	require.NoError(t, err)
 	require.Len(t, f.Machines, 2)
 	require.NoError(t, os.WriteFile(path, []byte("{"), 0o644))
-	_, note = KeptCalibration(2)
+	_, note = Kept(2)
 	require.Contains(t, note, "can't be used")
-	_, err = KeepCalibration(kept)
+	_, err = Keep(kept)
 	require.NoError(t, err)
-	c, _ = KeptCalibration(2)
+	c, _ = Kept(2)
 	require.NotNil(t, c)
 
 	t.Setenv("XDG_CONFIG_HOME", filepath.Join(path, "below a file"))
-	_, err = KeepCalibration(kept)
+	_, err = Keep(kept)
 	require.ErrorContains(t, err, "keep the measurement: ")
 }

@@ -1,4 +1,4 @@
-package train
+package calibration
 
 import (
 	"context"
@@ -22,7 +22,7 @@ const transferTime = 20 * time.Millisecond
 
 // timedTransfers measures copies between device and host memory, collectives,
 // and copies between host memory and disk.
-func timedTransfers(ctx context.Context, threads int, disk string, s *cost.Samples) error {
+func timedTransfers(ctx context.Context, threads int, o Options, s *cost.Samples) error {
 	if err := timedCopies(threads, s); err != nil {
 		return err
 	}
@@ -37,7 +37,10 @@ func timedTransfers(ctx context.Context, threads int, disk string, s *cost.Sampl
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	err := timedDisk(disk, s)
+	if o.BesideDisk != nil {
+		defer o.BesideDisk()()
+	}
+	err := timedDisk(o.Disk, s)
 	if errors.Is(err, errors.ErrUnsupported) {
 		return nil // no disk tier on this system
 	}
@@ -233,8 +236,6 @@ func timedDisk(dir string, s *cost.Samples) (err error) {
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	}
-	diskProcs.acquire()
-	defer diskProcs.release()
 	folder, err := store.Open(filepath.Join(dir, "tier"), store.Options{})
 	if err != nil {
 		return fmt.Errorf("disk tier: %w", err)

@@ -1,4 +1,7 @@
-package train
+// Package calibration measures this machine for predicted times: it trains small models
+// and times their operations, collectives, copies and the disk tier, and keeps what it
+// found in the user's configuration folder, by machine.
+package calibration
 
 import (
 	"cmp"
@@ -15,6 +18,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/train"
 )
 
 // The models that a calibration trains: between them they have every kind of
@@ -22,7 +26,7 @@ import (
 var calibrationModels = []struct {
 	config     string
 	batch, seq int
-	change     func(*Config)
+	change     func(*train.Config)
 }{
 	{`{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":192,"vocab_size":512,"n_positions":512}`, 2, 64, nil},
 	{`{"model_type":"gpt2","n_layer":1,"n_head":8,"n_embd":512,"vocab_size":4096,"n_positions":512}`, 2, 128, nil},
@@ -30,10 +34,10 @@ var calibrationModels = []struct {
 	{`{"model_type":"llama","hidden_size":256,"intermediate_size":704,"num_hidden_layers":1,"num_attention_heads":4,"vocab_size":2048,"max_position_embeddings":512}`, 2, 128, nil},
 	{`{"model_type":"llama","hidden_size":384,"intermediate_size":1024,"num_hidden_layers":1,"num_attention_heads":6,"vocab_size":512,"max_position_embeddings":512}`, 1, 256, nil},
 	{`{"model_type":"llama","hidden_size":128,"intermediate_size":352,"num_hidden_layers":1,"num_attention_heads":2,"vocab_size":1024,"max_position_embeddings":512}`, 2, 64, nil},
-	{smallModel, 1, 64, func(c *Config) { c.Optimizer, c.Dropout, c.Clip = "sgd", 0.1, 1 }},
-	{smallModel, 1, 64, func(c *Config) { c.Optimizer = "lamb" }},
-	{smallModel, 1, 64, func(c *Config) { c.Optimizer = "lars" }},
-	{smallModel, 1, 64, func(c *Config) { c.Optimizer = "novograd" }},
+	{smallModel, 1, 64, func(c *train.Config) { c.Optimizer, c.Dropout, c.Clip = "sgd", 0.1, 1 }},
+	{smallModel, 1, 64, func(c *train.Config) { c.Optimizer = "lamb" }},
+	{smallModel, 1, 64, func(c *train.Config) { c.Optimizer = "lars" }},
+	{smallModel, 1, 64, func(c *train.Config) { c.Optimizer = "novograd" }},
 }
 
 const smallModel = `{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":256,"vocab_size":512,"n_positions":128}`
@@ -56,20 +60,29 @@ var calibrationRanks = []struct {
 // does other work too, a step meets all of it.
 const calibrationSteps = 7
 
-// Calibrate measures this machine's CPU device with so many threads (0: all):
-// it trains small models for a few steps, on all threads and as many at a time
-// as there are threads, and times every operation; then collectives, copies, and
-// the disk tier in a folder (a temporary one for ""). It takes a few seconds and
-// leaves nothing behind.
-func Calibrate(ctx context.Context, threads int, disk string) (_ *cost.Calibration, err error) {
+// Options say what Measure measures.
+type Options struct {
+	Threads int    // computing threads; 0: all
+	Disk    string // the folder of the disk tier; "": a temporary one
+	// BesideDisk is called before the disk is measured, and what it returns after it:
+	// a program gives its process there what it gives it beside a run that uses the
+	// disk tier. nil: nothing.
+	BesideDisk func() (after func())
+}
+
+// Measure measures this machine's CPU device: it trains small models for a few steps,
+// on all threads and as many at a time as there are threads, and times every operation;
+// then collectives, copies, and the disk tier. It takes a few seconds and leaves nothing
+// behind.
+func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 	dir, err := os.MkdirTemp("", "spillway-calibrate-")
 	if err != nil {
 		return nil, fmt.Errorf("calibrate: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	cfg := Default()
-	cfg.Threads = threads
-	threads = cfg.threads()
+	cfg := train.Default()
+	cfg.Threads = o.Threads
+	threads := cfg.ComputeThreads()
 	cfg.Data = filepath.Join(dir, "tokens.bin")
 	if err := calibrationTokens(cfg.Data); err != nil {
 		return nil, fmt.Errorf("calibrate: %w", err)
@@ -99,7 +112,7 @@ func Calibrate(ctx context.Context, threads int, disk string) (_ *cost.Calibrati
 		samples.Alone, samples.Core = append(samples.Alone, alone...), append(samples.Core, core...)
 		lead = append(lead, l)
 	}
-	if err := timedTransfers(ctx, threads, disk, &samples); err != nil {
+	if err := timedTransfers(ctx, threads, o, &samples); err != nil {
 		return nil, fmt.Errorf("calibrate: %w", err)
 	}
 	c := cost.Fit(threads, samples)
@@ -112,7 +125,7 @@ func Calibrate(ctx context.Context, threads int, disk string) (_ *cost.Calibrati
 
 // crowding returns by how much the step of several ranks takes longer than what
 // is predicted without knowing it: the mean over calibrationRanks.
-func crowding(ctx context.Context, cfg Config, c *cost.Calibration, dir string) (float64, error) {
+func crowding(ctx context.Context, cfg train.Config, c *cost.Calibration, dir string) (float64, error) {
 	sum := 0.0
 	for i, m := range calibrationRanks {
 		one := cfg
@@ -122,16 +135,16 @@ func crowding(ctx context.Context, cfg Config, c *cost.Calibration, dir string) 
 		if err := calibrationModel(one.Model, m.config); err != nil {
 			return 0, err
 		}
-		f, err := Predict(one, c.Machine(one.Ranks))
+		f, err := train.Predict(one, c.Machine(one.Ranks))
 		if err != nil {
 			return 0, err
 		}
-		t, err := New(ctx, one)
+		t, err := train.New(ctx, one)
 		if err != nil {
 			return 0, err
 		}
 		var walls []float64
-		if err := errors.Join(t.Run(ctx, func(r StepResult) error { walls = append(walls, r.Seconds); return nil }), t.Close()); err != nil {
+		if err := errors.Join(t.Run(ctx, func(r train.StepResult) error { walls = append(walls, r.Seconds); return nil }), t.Close()); err != nil {
 			return 0, err
 		}
 		sum += mean(walls[1:]) / f.Step.Seconds
@@ -170,7 +183,7 @@ func calibrationTokens(path string) error {
 }
 
 // timedTogether runs a configuration so many times at once, on a thread each.
-func timedTogether(ctx context.Context, c Config, n int) ([]cost.Sample, error) {
+func timedTogether(ctx context.Context, c train.Config, n int) ([]cost.Sample, error) {
 	c.Threads = 1
 	all, errs := make([][]cost.Sample, n), make([]error, n)
 	var wg sync.WaitGroup
@@ -196,19 +209,19 @@ func meanLeads(all []leads) (start, gap, handoff float64) {
 
 // timedSteps runs a configuration of one rank with a trace and returns each size
 // of operation of the step with its mean time, and the times in between.
-func timedSteps(ctx context.Context, c Config) (samples []cost.Sample, l leads, err error) {
+func timedSteps(ctx context.Context, c train.Config) (samples []cost.Sample, l leads, err error) {
 	dir, err := os.MkdirTemp(filepath.Dir(c.Model), "trace-")
 	if err != nil {
 		return nil, l, err
 	}
 	c.Trace = filepath.Join(dir, "trace.json")
-	t, err := New(ctx, c)
+	t, err := train.New(ctx, c)
 	if err != nil {
 		return nil, l, err
 	}
 	p := t.Plan().Program
 	var walls []float64
-	if err := errors.Join(t.Run(ctx, func(r StepResult) error { walls = append(walls, r.Seconds); return nil }), t.Close()); err != nil {
+	if err := errors.Join(t.Run(ctx, func(r train.StepResult) error { walls = append(walls, r.Seconds); return nil }), t.Close()); err != nil {
 		return nil, l, err
 	}
 	text, err := os.ReadFile(c.Trace)

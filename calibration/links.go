@@ -1,12 +1,12 @@
-package train
+package calibration
 
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/train"
 )
 
 // keptLinks is what was measured of a transport on a machine.
@@ -25,9 +25,9 @@ func KeepLinks(l *cost.Links) (path string, err error) {
 }
 
 // Over is hw with collectives as they were measured over a transport (inproc, shm or
-// mpi) between nearly so many ranks, where that is kept and not old, and a few words on
-// it for a person: "" where none are needed.
-func (hw Hardware) Over(transport string, ranks int) (_ Hardware, note string) {
+// mpi) between nearly so many ranks, and a few words on it for a person: "" where nothing
+// is kept, or only what is old, and hw is as it was.
+func Over(hw train.Hardware, transport string, ranks int) (_ train.Hardware, note string) {
 	var fresh []cost.Links
 	var when []time.Time
 	for _, l := range keptLinksHere() {
@@ -37,20 +37,15 @@ func (hw Hardware) Over(transport string, ranks int) (_ Hardware, note string) {
 	}
 	l := cost.NearestLinks(fresh, transport, ranks)
 	if l == nil {
-		if transport != "inproc" && ranks > 1 {
-			note = "collectives as in one process, until " + measuresLinks[transport] + " has measured them"
-		}
-		return hw, note
+		return hw, ""
 	}
 	machine := hw.Machine
 	hw.Machine = func(ranks int) *cost.Machine { return cost.NearestLinks(fresh, transport, ranks).On(machine(ranks)) }
 	return hw, fmt.Sprintf("collectives as measured over %s between %d ranks, %s", transport, l.Ranks, when[slices.IndexFunc(fresh, func(o cost.Links) bool { return o.Transport == transport && o.Ranks == l.Ranks })].Format(time.DateOnly))
 }
 
-var measuresLinks = map[string]string{"shm": "spillway launch -n N -- bench comm", "mpi": "mpirun -np N spillway bench comm"}
-
 func keptLinksHere() []keptLinks {
-	path, err := CalibrationPath()
+	path, err := Path()
 	if err != nil {
 		return nil
 	}
@@ -59,12 +54,4 @@ func keptLinksHere() []keptLinks {
 		return nil
 	}
 	return f.Machines[machineName()].Links
-}
-
-// CheckLinks refuses a transport whose collectives are not measured.
-func CheckLinks(transport string) error {
-	if t := strings.ToLower(transport); t != "inproc" && measuresLinks[t] == "" {
-		return fmt.Errorf("--transport %.80q: want inproc, shm or mpi", transport)
-	}
-	return nil
 }

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"runtime"
+	"runtime/debug"
+	"sync"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// extraProcs gives the runtime more processors (GOMAXPROCS) than computing
+// threads while a run uses the disk tier. A worker whose read or write returns
+// needs one to go on; where kernels have them all it waits for up to a time
+// slice of 10 ms. Beside computing cores the tier moves a quarter more with two
+// more, and kernels get no less (benchmarks/disk, -busy).
+type extraProcs struct {
+	mu    sync.Mutex
+	users int
+}
+
+const procsForDisk = 2
+
+var diskProcs extraProcs
+
+func (e *extraProcs) acquire() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.users++; e.users == 1 {
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + procsForDisk)
+	}
+}
+
+func (e *extraProcs) release() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.users--; e.users == 0 {
+		runtime.GOMAXPROCS(max(1, runtime.GOMAXPROCS(0)-procsForDisk))
+	}
+}
+
+// besideDisk is acquire, for who calls what it returns afterwards.
+func (e *extraProcs) besideDisk() (after func()) {
+	e.acquire()
+	return e.release
+}
+
+// makeRoom gives this process what a planned run needs of it: processors beside the
+// disk tier, and the memory that planning left on the heap, which would stay resident
+// beside the arenas, that nothing has touched so far. undo takes the processors back.
+func makeRoom() (planned func(*plan.Plan), undo func()) {
+	onDisk := false
+	planned = func(p *plan.Plan) {
+		if p.Layout.Spaces[graph.Disk].Peak > 0 || p.Config.Outside[graph.Disk] > 0 {
+			onDisk = true
+			diskProcs.acquire()
+		}
+		debug.FreeOSMemory()
+	}
+	return planned, func() {
+		if onDisk {
+			onDisk = false
+			diskProcs.release()
+		}
+	}
+}
+
+// newTrainer is spillway.New in a process that is made ready for it. closeAll closes
+// the trainer.
+func newTrainer(ctx context.Context, c spillway.Config) (t *spillway.Trainer, closeAll func() error, err error) {
+	c.Threads = c.ComputeThreads() // before the runtime has more processors than that
+	planned, undo := makeRoom()
+	c.Planned = planned
+	if t, err = spillway.New(ctx, c); err != nil {
+		undo()
+		return nil, nil, err
+	}
+	return t, func() error {
+		defer undo()
+		return t.Close()
+	}, nil
+}

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/calibration"
+	"github.com/spillway-ml/spillway/cluster"
+)
+
+// knownHardware is this machine's CPU with so many threads, as it was calibrated or
+// with typical rates, and where those are from, for a person.
+func knownHardware(threads int) (hw spillway.Hardware, rates string) {
+	hw, calibrated, note := calibration.Hardware(threads)
+	if calibrated {
+		return hw, note
+	}
+	rates = "rates of a typical server core; spillway plan --calibrate measures this machine"
+	if note != "" {
+		rates += "; " + note
+	}
+	return hw, rates
+}
+
+// measuresLinks are the commands that measure collectives over a transport.
+var measuresLinks = map[string]string{cluster.SHM: "spillway launch -n N -- bench comm", cluster.MPI: "mpirun -np N spillway bench comm"}
+
+// checkLinks refuses a transport whose collectives are not measured.
+func checkLinks(transport string) error {
+	if t := strings.ToLower(transport); t != cluster.InProc && measuresLinks[t] == "" {
+		return fmt.Errorf("--transport %.80q: want inproc, shm or mpi", transport)
+	}
+	return nil
+}
+
+// overTransport is hw with collectives as bench comm has measured them between so many
+// ranks that meet over a transport, and a note for a person: "" where none is needed.
+func overTransport(hw spillway.Hardware, transport string, ranks int) (spillway.Hardware, string) {
+	hw, note := calibration.Over(hw, transport, ranks)
+	if note == "" && transport != cluster.InProc && ranks > 1 {
+		note = "collectives as in one process, until " + measuresLinks[transport] + " has measured them"
+	}
+	return hw, note
+}
