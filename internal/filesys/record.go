@@ -146,11 +146,14 @@ func (r *Record) OpenFile(path string, flag int, perm fs.FileMode) (File, error)
 		return nil, err
 	}
 	n, dir, name := r.find(path)
+	writes := flag&(os.O_WRONLY|os.O_RDWR) != 0
 	switch {
+	case r.log.folders[n] && writes: // a file without a name, of which nothing is left
+		n = none
 	case n == none && dir != none && flag&os.O_CREATE != 0:
 		n = r.fresh()
 		r.add("create", path, edit{dir, name, n})
-	case n != none && flag&os.O_TRUNC != 0 && flag&(os.O_WRONLY|os.O_RDWR) != 0:
+	case n != none && flag&os.O_TRUNC != 0 && writes:
 		r.log.ops = append(r.log.ops, Op{What: "truncate", Path: path, kind: opSize, on: n})
 	}
 	return &recorded{File: inner, r: r, n: n, appends: flag&os.O_APPEND != 0}, nil

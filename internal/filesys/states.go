@@ -27,9 +27,9 @@ const Sector = 512
 
 // Bounds of an enumeration. States are 2 to the number of operations that are not
 // durable; of more than Every of them, those are taken in which all but up to two are
-// lost, or all but up to two are kept, or the first n are kept, or the last n. Of one
-// write that is torn they are all, of up to half as many operations, or two: the
-// others kept, and the others lost.
+// lost, or all but up to two are kept (up to one where they are more than 3 · Every),
+// or the first n are kept, or the last n. Of one write that is torn they are all, of
+// up to half as many operations, or two: the others kept, and the others lost.
 type Bounds struct {
 	Every int // 0: 8; at most 16
 }
@@ -89,6 +89,7 @@ type disk struct {
 	files   map[inode][]byte // never changed in place
 	folders map[inode]map[string]inode
 	pending []pending
+	mine    map[inode]bool // files and folders that may be changed in place; nil: none
 }
 
 // States calls visit with every state that a loss of power after any of the log's
@@ -148,7 +149,10 @@ func (d *disk) apply(op *Op, f fate) {
 	switch op.kind {
 	case opEntries:
 		for _, e := range op.edit {
-			names := maps.Clone(d.folders[e.dir])
+			names := d.folders[e.dir]
+			if !d.own(e.dir) {
+				names = maps.Clone(names)
+			}
 			if names == nil {
 				names = map[string]inode{}
 			}
@@ -160,13 +164,25 @@ func (d *disk) apply(op *Op, f fate) {
 			d.folders[e.dir] = names
 		}
 	default:
-		d.files[op.on] = op.change(d.files[op.on], f)
+		data := d.files[op.on]
+		if !d.own(op.on) {
+			data = slices.Clone(data)
+		}
+		d.files[op.on] = op.change(data, f)
 	}
 }
 
-// change returns a file's bytes after a write or a change of length.
+// own makes a file or folder one's own, and tells whether it was.
+func (d *disk) own(n inode) bool {
+	was := d.mine[n]
+	if d.mine != nil {
+		d.mine[n] = true
+	}
+	return was
+}
+
+// change returns a file's bytes after a write or a change of length, in place.
 func (op *Op) change(data []byte, f fate) []byte {
-	data = slices.Clone(data)
 	if op.kind == opSize {
 		return resize(data, op.size)
 	}
@@ -268,7 +284,7 @@ func (e *enumeration) some(got []fate) error {
 		}
 		fill(0, len(got), most)
 		for i := range got { // singles and pairs
-			for k := i; k < len(got); k++ {
+			for k := i; k < len(got) && (k == i || len(got) <= 3*e.bounds.Every); k++ {
 				got[i], got[k] = 1-most, 1-most
 				if err := e.take(got, true); err != nil {
 					return err
@@ -336,7 +352,7 @@ func (e *enumeration) take(got []fate, wanted bool) error {
 	if !wanted {
 		return nil
 	}
-	d := &disk{log: e.disk.log, files: maps.Clone(e.disk.files), folders: maps.Clone(e.disk.folders)}
+	d := &disk{log: e.disk.log, files: maps.Clone(e.disk.files), folders: maps.Clone(e.disk.folders), mine: map[inode]bool{}}
 	for i, p := range e.disk.pending {
 		if got[i] != lost {
 			d.apply(p.now, got[i])

@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -25,7 +26,7 @@ type File struct {
 	folder   *Folder
 	queue    *queue
 	name     string
-	file     *os.File
+	file     filesys.File
 	raw      RawFile
 	size     int64 // of the arena
 	physical int64 // of the file: size rounded up to a page
@@ -61,7 +62,7 @@ func (f *Folder) newFile(rank int, size int64, initial byte, cache int64) (*File
 	if f.opts.Codec != None {
 		file.granule = file.block
 	}
-	if err := preallocate(opened.file, file.physical); err != nil {
+	if err := opened.file.Allocate(file.physical); err != nil {
 		err = fmt.Errorf("%w%s", cause(err), freeText(opened.file))
 		return nil, errors.Join(&Error{Op: "preallocate", File: file.name, Off: 0, Len: file.physical, Err: err}, opened.file.Close())
 	}

@@ -10,11 +10,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // opened is a rank's new file.
 type opened struct {
-	file     *os.File
+	file     filesys.File
 	name     string // for errors
 	direct   bool
 	memAlign int    // of memory in direct I/O
@@ -37,7 +39,7 @@ func openFile(dir string, rank int, o Options) (opened, error) {
 		if o.named {
 			got.file, err = openNamed(dir, rank, extra)
 		} else {
-			got.file, err = os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE|extra, 0o600)
+			got.file, err = filesys.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE|extra, 0o600)
 			if isAny(err, unix.EOPNOTSUPP, unix.EISDIR) {
 				got.file, err = openNamed(dir, rank, extra)
 			}
@@ -78,16 +80,16 @@ func isAny(err error, list ...error) bool {
 const stalePrefix, staleSuffix = ".spillway-", ".disk"
 
 // openNamed makes a file, locks it and takes its name away.
-func openNamed(dir string, rank, extra int) (*os.File, error) {
+func openNamed(dir string, rank, extra int) (filesys.File, error) {
 	for range 100 {
 		path := filepath.Join(dir, fmt.Sprintf("%s%d-%d-%08x%s", stalePrefix, os.Getpid(), rank, rand.Uint32(), staleSuffix))
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW|extra, 0o600)
+		f, err := filesys.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW|extra, 0o600)
 		if errors.Is(err, os.ErrExist) {
 			continue
 		}
 		if err != nil {
 			if extra != 0 && isAny(err, unix.EINVAL) {
-				_ = os.Remove(path) // it is made before the flag is refused
+				_ = filesys.Remove(path) // it is made before the flag is refused
 			}
 			return nil, err
 		}
@@ -96,7 +98,7 @@ func openNamed(dir string, rank, extra int) (*os.File, error) {
 			_ = f.Close()
 			continue
 		}
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := filesys.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, errors.Join(err, f.Close())
 		}
 		return f, nil
@@ -107,7 +109,7 @@ func openNamed(dir string, rank, extra int) (*os.File, error) {
 // removeStale removes files that lost their owner before they lost their name.
 // What it can't lock belongs to someone.
 func removeStale(dir string) {
-	entries, err := os.ReadDir(dir)
+	entries, err := filesys.ReadDir(dir)
 	if err != nil {
 		return // Create will say so
 	}
@@ -116,15 +118,15 @@ func removeStale(dir string) {
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
-		f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		f, err := filesys.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 		if err != nil {
 			continue
 		}
 		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
 			a, errA := f.Stat()
-			b, errB := os.Lstat(path)
-			if errA == nil && errB == nil && os.SameFile(a, b) {
-				_ = os.Remove(path)
+			b, errB := filesys.Lstat(path)
+			if errA == nil && errB == nil && filesys.SameFile(a, b) {
+				_ = filesys.Remove(path)
 			}
 		}
 		_ = f.Close()
@@ -135,7 +137,7 @@ func removeStale(dir string) {
 // folder removes it only when nobody else has it. False: it was removed
 // meanwhile.
 func (f *Folder) lockFolder() (bool, error) {
-	d, err := os.Open(f.dir)
+	d, err := filesys.Open(f.dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
@@ -150,8 +152,8 @@ func (f *Folder) lockFolder() (bool, error) {
 		time.Sleep(time.Millisecond) // its maker is removing it
 	}
 	a, errA := d.Stat()
-	b, errB := os.Stat(f.dir)
-	if errA != nil || errB != nil || !os.SameFile(a, b) {
+	b, errB := filesys.Stat(f.dir)
+	if errA != nil || errB != nil || !filesys.SameFile(a, b) {
 		return false, d.Close()
 	}
 	f.lock = d
@@ -164,23 +166,8 @@ func (f *Folder) alone() bool {
 	return !errors.Is(unix.Flock(int(f.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// preallocate reserves the file's bytes on the disk. Filesystems without
-// reservation get a file of that length; a full disk then shows at a write.
-func preallocate(f *os.File, size int64) error {
-	for {
-		err := unix.Fallocate(int(f.Fd()), 0, 0, size)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case isAny(err, unix.EOPNOTSUPP, unix.ENOSYS):
-			return f.Truncate(size)
-		}
-		return err
-	}
-}
-
 // freeText says how much room the file's filesystem has.
-func freeText(f *os.File) string {
+func freeText(f filesys.File) string {
 	var s unix.Statfs_t
 	if unix.Fstatfs(int(f.Fd()), &s) != nil {
 		return ""
@@ -190,7 +177,7 @@ func freeText(f *os.File) string {
 
 // directAlign returns what memory addresses and file offsets of direct I/O must
 // be multiples of.
-func directAlign(f *os.File) (mem, off int) {
+func directAlign(f filesys.File) (mem, off int) {
 	var s unix.Statx_t
 	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &s)
 	if err != nil || s.Mask&unix.STATX_DIOALIGN == 0 || s.Dio_mem_align == 0 || s.Dio_offset_align == 0 {
@@ -200,7 +187,7 @@ func directAlign(f *os.File) (mem, off int) {
 }
 
 // probeDirect reads a page; some filesystems take the flag and refuse the I/O.
-func probeDirect(f *os.File, align int) (why string) {
+func probeDirect(f filesys.File, align int) (why string) {
 	buf, err := mapPages(Page)
 	if err != nil {
 		return ""
@@ -212,7 +199,7 @@ func probeDirect(f *os.File, align int) (why string) {
 	return ""
 }
 
-func clearDirect(f *os.File) error {
+func clearDirect(f filesys.File) error {
 	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
 	if err == nil {
 		_, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags&^unix.O_DIRECT)

@@ -4,12 +4,13 @@ package store
 
 import (
 	"errors"
-	"os"
 	"runtime"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 type opened struct {
-	file     *os.File
+	file     filesys.File
 	name     string
 	direct   bool
 	memAlign int
@@ -27,13 +28,11 @@ func (f *Folder) lockFolder() (bool, error) { return true, nil }
 
 func (f *Folder) alone() bool { return true }
 
-func preallocate(*os.File, int64) error { return errors.ErrUnsupported }
+func freeText(filesys.File) string { return "" }
 
-func freeText(*os.File) string { return "" }
+func probeDirect(filesys.File, int) string { return "" }
 
-func probeDirect(*os.File, int) string { return "" }
-
-func clearDirect(*os.File) error { return errors.ErrUnsupported }
+func clearDirect(filesys.File) error { return errors.ErrUnsupported }
 
 func mapPages(n int) ([]byte, error) { return make([]byte, n), nil }
 

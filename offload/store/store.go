@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // Page is what offsets and lengths of direct I/O are multiples of, in bytes.
@@ -79,7 +80,7 @@ type Folder struct {
 	dir   string
 	opts  Options
 	made  []string // folders that Open made, deepest first
-	lock  *os.File
+	lock  filesys.File
 	files []*File
 	queue *queue
 	once  map[string]bool // warnings given
@@ -159,7 +160,7 @@ func (f *Folder) settle() error {
 func (f *Folder) makeFolder() error {
 	var missing []string
 	for p := f.dir; ; p = filepath.Dir(p) {
-		st, err := os.Stat(p)
+		st, err := filesys.Stat(p)
 		if err == nil {
 			if !st.IsDir() {
 				return fmt.Errorf("disk tier: %s is not a folder", p)
@@ -175,7 +176,7 @@ func (f *Folder) makeFolder() error {
 		}
 	}
 	for i := len(missing) - 1; i >= 0; i-- {
-		switch err := os.Mkdir(missing[i], 0o777); {
+		switch err := filesys.Mkdir(missing[i], 0o777); {
 		case err == nil:
 			f.made = append([]string{missing[i]}, f.made...)
 		case !errors.Is(err, os.ErrExist):
@@ -202,7 +203,7 @@ func badFolder(op, path string, err error) error {
 // removeMade removes the folders that makeFolder made, as far as they are empty.
 func (f *Folder) removeMade() {
 	for _, p := range f.made {
-		if os.Remove(p) != nil {
+		if filesys.Remove(p) != nil {
 			break // someone else put something there, or removed it
 		}
 	}
