@@ -29,6 +29,9 @@ func fill(v reflect.Value, n *int) {
 		}
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
+		if v.Type() == reflect.TypeFor[*graph.Operation]() {
+			return
+		}
 		fill(v.Elem(), n)
 	case reflect.Interface:
 		v.Set(reflect.ValueOf(graph.ScaleAttr{Factor: float64(*n)}))
@@ -65,6 +68,9 @@ func apart(t *testing.T, path string, v, w reflect.Value) {
 			apart(t, path+"[]", v.Index(i), w.Index(i))
 		}
 	case reflect.Pointer:
+		if v.Type() == reflect.TypeFor[*graph.Operation]() {
+			return // a value that nobody writes
+		}
 		require.NotEqual(t, v.Pointer(), w.Pointer(), "%s is shared", path)
 		apart(t, path, v.Elem(), w.Elem())
 	}

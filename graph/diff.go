@@ -138,7 +138,7 @@ func (d *differ) number() error {
 	d.ins, d.outs = make([][]int, len(d.fwd)), make([][]int, len(d.fwd))
 	for i := range d.fwd {
 		d.at(i)
-		info, ok := InfoOf(d.op.Kind)
+		info, ok := d.op.Info()
 		if !ok {
 			d.failf("unknown kind")
 			return d.err
@@ -252,7 +252,7 @@ func (d *differ) reverse() {
 	if dead || d.err != nil || d.op.Kind == HeadLossGrad {
 		return
 	}
-	info, _ := InfoOf(d.op.Kind)
+	info, _ := d.op.Info()
 	if info.derive == nil {
 		d.failf("the kind has no derivative")
 		return
@@ -515,13 +515,16 @@ func (d *differ) reusable(j int) BufID {
 
 // emit appends a backward operation.
 func (d *differ) emit(suffix string, kind Kind, attr any, ins []BufID, outs ...Out) {
+	d.emitOp(Op{Kind: kind, Attr: attr}, suffix, ins, outs)
+}
+
+// emitOp is emit of an operation that may be the program's own.
+func (d *differ) emitOp(op Op, suffix string, ins []BufID, outs []Out) {
 	if d.err != nil {
 		return
 	}
-	op := Op{
-		Kind: kind, Name: d.unique(d.op.Name+"/"+suffix, "op "), In: ins, Out: outs, Work: NoBuf, Attr: attr,
-		Stream: Compute, Pass: Backward, Unit: d.op.Unit, Source: d.op.Name, Skip: NoBuf,
-	}
+	op.Name, op.In, op.Out, op.Work, op.Skip = d.unique(d.op.Name+"/"+suffix, "op "), ins, outs, NoBuf, NoBuf
+	op.Stream, op.Pass, op.Unit, op.Source = Compute, Backward, d.op.Unit, d.op.Name
 	d.readsIntact(ins)
 	if err := Check(d.p, &op); err != nil && d.err == nil {
 		d.err = err
@@ -556,7 +559,7 @@ func (d *differ) readsIntact(ins []BufID) {
 // saves says whether forward operation i saves, for its derivative, a value that
 // satisfies is.
 func (d *differ) saves(i int, is func(v int) bool) bool {
-	info, _ := InfoOf(d.fwd[i].Kind)
+	info, _ := d.fwd[i].Info()
 	ins, outs := info.Operands(d.fwd[i].Attr)
 	for k, v := range d.ins[i] {
 		if v >= 0 && is(v) && slices.Contains(info.Saves, ins[k].Name) {

@@ -123,7 +123,7 @@ func (i *Info) Operands(attr any) (in, out []Operand) {
 // type, operands present, element types, output modes, in-place use, and every
 // dimension. The error names operation, operand and dimension.
 func Check(p *Program, op *Op) error {
-	in, ok := kindTable[op.Kind]
+	in, ok := op.Info()
 	if !ok {
 		return fmt.Errorf("graph: %s: unknown kind %q", op.Name, op.Kind)
 	}
@@ -149,7 +149,7 @@ func (i *Info) check1(c *checker, p *Program, op *Op) error {
 // collectives bytes is the traffic in the rank's own memory, not on a link. The
 // operation must pass Check.
 func Cost(p *Program, op *Op) (flops, bytes int64) {
-	in, ok := kindTable[op.Kind]
+	in, ok := op.Info()
 	if !ok {
 		return 0, 0
 	}
@@ -190,15 +190,14 @@ type checker struct {
 
 func (c *checker) failf(format string, args ...any) {
 	if c.err == nil {
-		c.err = fmt.Errorf("graph: %s (%s): %s", c.op.Name, c.op.Kind, fmt.Sprintf(format, args...))
+		c.err = fmt.Errorf("graph: %s (%s): %w", c.op.Name, c.op.Kind, fmt.Errorf(format, args...))
 	}
 }
 
 // operands checks everything but shapes.
 func (c *checker) operands() {
 	op := c.op
-	if want := c.info.Attr; reflect.TypeOf(op.Attr) != reflect.TypeOf(want) {
-		c.failf("attribute is %T, want %T", op.Attr, want)
+	if c.attribute(); c.err != nil {
 		return
 	}
 	c.inOps, c.outOps = c.info.Operands(op.Attr)
@@ -231,6 +230,13 @@ func (c *checker) operands() {
 		if o.Buf != NoBuf {
 			c.output(i)
 		}
+	}
+}
+
+// attribute checks the attribute's type.
+func (c *checker) attribute() {
+	if want := c.info.Attr; reflect.TypeOf(c.op.Attr) != reflect.TypeOf(want) {
+		c.failf("attribute is %T, want %T", c.op.Attr, want)
 	}
 }
 

@@ -44,7 +44,7 @@ func (s *Scalars) check(p *Program) error {
 // ScalarsOf returns the set that an update rule's operation reads; ok is false for
 // one that reads none of the program's, or parts of two.
 func (p *Program) ScalarsOf(op *Op) (s Scalars, ok bool) {
-	info, known := InfoOf(op.Kind)
+	info, known := op.Info()
 	if !known {
 		return Scalars{}, false
 	}

@@ -68,7 +68,7 @@ func (t Target) Workspace(p *Program, op *Op) int64 {
 	if t.CUDA != (CUDAKernels{}) && op.Stream != HostWork {
 		return t.cudaWorkspace(p, op)
 	}
-	if info := kindTable[op.Kind]; info != nil && info.work != nil {
+	if info, _ := op.Info(); info != nil && info.work != nil {
 		return info.work(t, p, op)
 	}
 	return 0

@@ -35,7 +35,7 @@ func CUDATarget() Target {
 
 // cudaWorkspace is Workspace for an operation on the GPU.
 func (t Target) cudaWorkspace(p *Program, op *Op) int64 {
-	if info := kindTable[op.Kind]; info != nil && info.cudaWork != nil {
+	if info, _ := op.Info(); info != nil && info.cudaWork != nil {
 		return info.cudaWork(t, p, op)
 	}
 	return 0

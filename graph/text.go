@@ -361,7 +361,7 @@ func (f *formatter) op(op *Op) {
 		}
 	}
 	if op.Attr != nil {
-		f.word(formatAttr(op.Kind, op.Attr))
+		f.word(formatAttr(op, op.Attr))
 	}
 	if op.Stream != Compute {
 		f.word("@" + op.Stream.String())
@@ -419,9 +419,9 @@ func formatInts(list []int64) string {
 
 func formatFloat(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 
-// attrType returns the type of the kind's attributes, nil for none.
-func attrType(k Kind) reflect.Type {
-	if in, ok := kindTable[k]; ok && in.Attr != nil {
+// attrType returns the type of the operation's attributes, nil for none.
+func attrType(op *Op) reflect.Type {
+	if in, ok := op.Info(); ok && in.Attr != nil {
 		return reflect.TypeOf(in.Attr)
 	}
 	return nil
@@ -439,10 +439,10 @@ func attrNamed(name string) reflect.Type {
 
 // formatAttr prints the fields of attr that are not zero, in order; its type
 // too where it is not the kind's own. A type that is no kind's can't be parsed.
-func formatAttr(k Kind, attr any) string {
+func formatAttr(op *Op, attr any) string {
 	v := reflect.ValueOf(attr)
 	head := ""
-	if v.Type() != attrType(k) {
+	if v.Type() != attrType(op) {
 		head = v.Type().Name()
 		if v.Kind() != reflect.Struct {
 			return quoteName(fmt.Sprintf("%T", attr)) + "{}"

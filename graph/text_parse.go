@@ -9,9 +9,10 @@ import (
 )
 
 // Parse reads the text form of a program. Errors name the line; what the text
-// says is not verified further (see Verify).
-func Parse(text string) (*Program, error) {
-	ps := &textParser{p: &Program{}, bufs: map[string][]int{}, units: map[string][]int{}, params: map[string][]int{}}
+// says is not verified further (see Verify). Operations that the program brings along
+// are given by their values: the text has their kinds.
+func Parse(text string, own ...*Operation) (*Program, error) {
+	ps := &textParser{own: own, p: &Program{}, bufs: map[string][]int{}, units: map[string][]int{}, params: map[string][]int{}}
 	for _, w := range ps.p.wellKnown() {
 		*w.id = NoBuf
 	}
@@ -87,6 +88,7 @@ func unquoteName(s string) (string, error) {
 
 type textParser struct {
 	p                   *Program
+	own                 []*Operation
 	bufs, units, params map[string][]int // name → indices
 	nBuf, nUnit, nParam int
 }
@@ -601,6 +603,11 @@ func (ps *textParser) op(ph *Phase, words []string) error {
 	a.words[0] = strings.TrimSuffix(a.words[0], ":")
 	op.Name = a.name("name")
 	op.Kind = Kind(a.name("kind"))
+	for _, own := range ps.own {
+		if own.Kind() == op.Kind {
+			op.Own = own
+		}
+	}
 	for a.err == nil {
 		w := a.next("->")
 		if w == "->" {
@@ -630,7 +637,7 @@ func (ps *textParser) op(ph *Phase, words []string) error {
 			continue
 		}
 		if open := strings.IndexByte(w, '{'); open >= 0 && strings.HasSuffix(w, "}") && !strings.Contains(w[:open], "=") {
-			attr, err := parseAttr(op.Kind, w[:open], w[open+1:len(w)-1])
+			attr, err := parseAttr(&op, w[:open], w[open+1:len(w)-1])
 			a.fail(err)
 			op.Attr = attr
 			continue
@@ -667,13 +674,13 @@ func (ps *textParser) op(ph *Phase, words []string) error {
 
 // parseAttr reads the fields of an attribute of the kind's type, or of the one
 // that typ names.
-func parseAttr(k Kind, typ, fields string) (any, error) {
-	t := attrType(k)
+func parseAttr(op *Op, typ, fields string) (any, error) {
+	t := attrType(op)
 	if typ != "" {
 		t = attrNamed(typ)
 	}
 	if t == nil {
-		return nil, fmt.Errorf("kind %q has no attributes, or %q is no kind's", clip(string(k)), clip(typ))
+		return nil, fmt.Errorf("kind %q has no attributes, or %q is no kind's", clip(string(op.Kind)), clip(typ))
 	}
 	attr := reflect.New(t).Elem()
 	for len(fields) > 0 {

@@ -216,7 +216,8 @@ type Out struct {
 // are absent are NoBuf.
 type Op struct {
 	Kind Kind
-	Name string // unique within its phase, e.g. "h.3.attn.c_proj" or "h.3.attn.c_proj/dw"
+	Own  *Operation // where the program brings the operation along; nil: the kind table's
+	Name string     // unique within its phase, e.g. "h.3.attn.c_proj" or "h.3.attn.c_proj/dw"
 	In   []BufID
 	Out  []Out
 	Work BufID // workspace, NoBuf if none

@@ -376,13 +376,17 @@ func (p *Program) checkGlobal(b *Buffer) error {
 func (v *verifier) operations() error {
 	p := v.p
 	var c checker // one for all: a deep model has many operations
+	own := map[Kind]*Operation{}
 	return v.each(func(op *Op) error {
 		if err := p.checkRefs(op); err != nil {
 			return err
 		}
-		info, ok := kindTable[op.Kind]
+		info, ok := op.Info()
 		if !ok {
 			return Check(p, op)
+		}
+		if err := checkOwn(op, own); err != nil {
+			return err
 		}
 		if err := info.check1(&c, p, op); err != nil {
 			return err

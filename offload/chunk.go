@@ -51,7 +51,7 @@ func (r *rewriter) elementsOf(op *graph.Op) (n int64, in, out []graph.Operand) {
 	case graph.FillAttr:
 		return r.p.Buf(op.Out[0].Buf).Elems(), nil, []graph.Operand{{Per: 1}}
 	}
-	info, ok := graph.InfoOf(op.Kind)
+	info, ok := op.Info()
 	if n == 0 || !ok {
 		return 0, nil, nil
 	}

@@ -30,7 +30,7 @@ type operand struct {
 // operands lists an operation's uses of buffers, with their places in the kind
 // table.
 func operands(op *graph.Op) ([]operand, error) {
-	info, ok := graph.InfoOf(op.Kind)
+	info, ok := op.Info()
 	if !ok {
 		return nil, fmt.Errorf("precision: operation %s is of the unknown kind %q", op.Name, op.Kind)
 	}

@@ -214,9 +214,9 @@ func (r *rewriter) policyOf(op int) Policy {
 	return None
 }
 
-// cheap says whether selective recomputation makes a kind again.
-func cheap(k graph.Kind) bool {
-	info, ok := graph.InfoOf(k)
+// cheap says whether selective recomputation makes an operation again.
+func cheap(op *graph.Op) bool {
+	info, ok := op.Info()
 	return ok && info.Cheap
 }
 
@@ -296,7 +296,7 @@ func (pl *planner) plan(v int) bool {
 	if pre, ok := r.activationOf(v); ok && !r.dropped[pre] && (r.policyOf(val.by) == Selective || r.dropped[v] && r.policyOf(val.by) != Full) {
 		c.act, c.ins, c.outs = true, []int{pre}, []int{v}
 	} else {
-		if r.policyOf(val.by) == Selective && !cheap(op.Kind) && !r.dropped[v] {
+		if r.policyOf(val.by) == Selective && !cheap(op) && !r.dropped[v] {
 			return false
 		}
 		for _, o := range op.Out {

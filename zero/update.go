@@ -117,6 +117,15 @@ func (e *Emitter) Apply(t *Target, kind graph.Kind, name string, in []graph.BufI
 	e.Op(kind, t.Name+"/"+name, t.Unit, in, out, attr).Skip = e.skip
 }
 
+// ApplyOwn is Apply of an operation of the rule's own (graph.Definition, with UpdateAttr
+// as its Attr): its inputs are Scalars and what else its definition has, its outputs the
+// parameters and the states, changed in place, and a last one, graph.LowOut, if the rule
+// is to be used in mixed precision.
+func (e *Emitter) ApplyOwn(t *Target, own *graph.Operation, in []graph.BufID, out []graph.Out) {
+	e.Apply(t, own.Kind(), string(own.Kind()), in, out, e.Attr(t))
+	e.ops[len(e.ops)-1].Own = own
+}
+
 // Scalars are the inputs of a rule that needs no norms: g, coef, hyper.
 func (e *Emitter) Scalars(t *Target) []graph.BufID {
 	return []graph.BufID{t.Grad, e.Coef, e.p.Hyper}

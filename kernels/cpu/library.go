@@ -56,6 +56,9 @@ func (l *library) Bind(kb kernels.Binding) (device.Kernel, error) {
 		return nil, errors.New("cpu: bind: want a program, an operation and a pool")
 	}
 	bind, ok := binders[kb.Op.Kind]
+	if kb.Op.Own != nil {
+		bind, ok = bindOwn, true
+	}
 	if !ok {
 		return nil, fmt.Errorf("cpu: bind %s: no kernel for kind %q", kb.Op.Name, kb.Op.Kind)
 	}

@@ -93,6 +93,9 @@ func (l *Library) Bind(kb kernels.Binding) (device.Kernel, error) {
 		return nil, errors.New("cuda: bind: want a program and an operation")
 	}
 	bind, ok := binders[kb.Op.Kind]
+	if kb.Op.Own != nil {
+		bind, ok = bindOwn, true
+	}
 	if !ok {
 		return nil, fmt.Errorf("cuda: bind %s: no kernel for kind %q", kb.Op.Name, kb.Op.Kind)
 	}
@@ -127,11 +130,16 @@ func (l *Library) Bind(kb kernels.Binding) (device.Kernel, error) {
 // function returns a kernel of a source, which it compiles and loads at its
 // first use.
 func (l *Library) function(source, name string, shared int) (driver.Function, error) {
+	return l.functionOf(source, func() (string, error) { return Source(source) }, name, shared)
+}
+
+// functionOf is function of a source that read returns, under a name of its own.
+func (l *Library) functionOf(source string, read func() (string, error), name string, shared int) (driver.Function, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m, ok := l.modules[source]
 	if !ok {
-		text, err := Source(source)
+		text, err := read()
 		if err != nil {
 			return 0, err
 		}

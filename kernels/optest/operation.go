@@ -68,17 +68,23 @@ func New(kind graph.Kind, rng *rand.Rand, opts Options) *Operation {
 	if large, ok := largeShapes[kind]; ok && opts.Large {
 		shape = large
 	}
-	return draw(kind, shape(rng), rng, opts)
+	return draw(kind, nil, shape(rng), rng, opts)
 }
 
 // Of is New with an attribute and shapes, in the kind table's order. Tokens and
 // targets are below classes.
 func Of(kind graph.Kind, attr any, in, out [][]int64, classes int, rng *rand.Rand, opts Options) *Operation {
-	return draw(kind, spec{attr: attr, in: in, out: out, classes: classes}, rng, opts)
+	return draw(kind, nil, spec{attr: attr, in: in, out: out, classes: classes}, rng, opts)
 }
 
-func draw(kind graph.Kind, s spec, rng *rand.Rand, opts Options) *Operation {
-	info, _ := graph.InfoOf(kind)
+// OfOwn is Of for an operation that a program brings along.
+func OfOwn(own *graph.Operation, attr any, in, out [][]int64, rng *rand.Rand, opts Options) *Operation {
+	return draw(own.Kind(), own, spec{attr: attr, in: in, out: out}, rng, opts)
+}
+
+func draw(kind graph.Kind, own *graph.Operation, s spec, rng *rand.Rand, opts Options) *Operation {
+	op := graph.Op{Kind: kind, Own: own, Name: "op", Attr: s.attr, Work: graph.NoBuf, Skip: graph.NoBuf, Unit: -1}
+	info, _ := op.Info()
 	ins, outs := info.Operands(s.attr)
 	outs = outs[:min(len(outs), len(s.out))] // without scales: the moments drawn are f32
 	o := &Operation{P: &graph.Program{}, rng: rng, aligned: opts.Aligned, Before: map[graph.BufID][]byte{}}
@@ -87,7 +93,6 @@ func draw(kind graph.Kind, s spec, rng *rand.Rand, opts Options) *Operation {
 		o.P.Params, o.P.Units = s.params, []graph.Unit{*s.unit}
 		o.Rank = rng.IntN(s.world)
 	}
-	op := graph.Op{Kind: kind, Name: "op", Attr: s.attr, Work: graph.NoBuf, Skip: graph.NoBuf, Unit: -1}
 	if s.types != nil { // the kind table has several, the kernels these
 		ins, outs = slices.Clone(ins), slices.Clone(outs)
 		ins[0].Types, outs[0].Types = s.types[:1], s.types[1:]

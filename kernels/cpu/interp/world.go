@@ -246,6 +246,9 @@ func (w *World[T]) onRank(op *graph.Op, rank int) error {
 		return nil
 	}
 	run, ok := w.kinds[op.Kind]
+	if op.Own != nil {
+		run, ok = own[T], true
+	}
 	if !ok {
 		return fmt.Errorf("no interpretation of kind %q on one rank", op.Kind)
 	}

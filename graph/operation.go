@@ -1,0 +1,341 @@
+package graph
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+)
+
+// Definition is all that there is to know of an operation which no table has. A model
+// adds it by Builder.Apply, a derivative by Derivation.Apply, an update rule by
+// zero.Emitter.ApplyOwn: it goes along with the program (Op.Own), and the passes, the
+// verifier, the cost model, the executors and the interpreter take it as one of the
+// kind table's.
+//
+// Functions are called more than once and from several goroutines: they depend on their
+// arguments alone, and what a kernel writes on the contents of its operands too, whatever
+// number of threads there is. Then all stages and placements give the same bits.
+type Definition struct {
+	// Kind names the operation, in the text form and in messages: letters, digits and
+	// "_./-", and not the name of one in the kind table.
+	Kind Kind
+	// Doc says what it computes, Derivative its derivative as a formula.
+	Doc, Derivative string
+
+	// In and Out are its operands; FloatIn, FloatOut, GradOut, StateOut and others make them.
+	In, Out []Operand
+
+	// Attr is the zero value of its attributes, a struct of numbers, strings and bools;
+	// nil for none.
+	Attr any
+
+	// Saves names the operands that the derivative reads.
+	Saves []string
+	// Cheap says that it is little work for what its output takes: selective
+	// recomputation makes it again.
+	Cheap bool
+
+	// Shapes returns the outputs' shapes for those of the inputs (nil of one that is
+	// absent), or what is wrong with these. It is called with inputs of at least one
+	// element. An operation of an update rule, whose Attr is UpdateAttr, has none: its
+	// operands go by elements (Operand.Per).
+	Shapes func(attr any, in [][]int64) (out [][]int64, err error)
+
+	// Flops counts the floating-point operations (a multiply-add is 2); nil: none. The
+	// traffic is each operand once.
+	Flops func(attr any, in, out [][]int64) int64
+
+	// Work is the bytes of scratch that the kernels need (Call.Work); nil: none.
+	Work func(attr any, in, out [][]int64) int64
+
+	// Derive applies the operations that give the gradients; nil: nothing flows back.
+	Derive func(d *Derivation)
+
+	// CPU computes it. Float operands are in Tensor.F32, whatever they rest in: what is
+	// of 16 bits has been widened, and is rounded once afterwards.
+	CPU func(c *Call) error
+	// CUDA computes it on a GPU. nil: a plan on one is refused when it is bound.
+	CUDA *CUDAKernel
+	// Reference computes the same the obvious way in fp64: float operands are in
+	// Tensor.F64. Tests hold kernel and derivative against it; nil: it cannot be tested so.
+	Reference func(c *Call) error
+}
+
+// Operation is an operation that a program brings along, made by Define. Two are the
+// same where they are one pointer.
+type Operation struct {
+	def  Definition
+	info *Info
+}
+
+// Kind returns its name.
+func (o *Operation) Kind() Kind { return o.def.Kind }
+
+// Definition returns what it was defined by, with operands' defaults filled in.
+func (o *Operation) Definition() *Definition { return &o.def }
+
+// operandTypes are the element types that a Tensor can have.
+var operandTypes = []DType{F32, BF16, F16, F64, I64, I32}
+
+// Define checks a definition and makes it an operation. The error names the field.
+func Define(d Definition) (*Operation, error) {
+	d.In, d.Out = slices.Clone(d.In), slices.Clone(d.Out)
+	if err := d.check(); err != nil {
+		return nil, fmt.Errorf("graph: define operation %q: %w", clip(string(d.Kind)), err)
+	}
+	o := &Operation{def: d}
+	o.info = o.table()
+	return o, nil
+}
+
+// MustDefine is Define for a definition that is a constant of the program: it panics
+// where that is wrong.
+func MustDefine(d Definition) *Operation {
+	o, err := Define(d)
+	if err != nil {
+		panic(err)
+	}
+	return o
+}
+
+func (d *Definition) check() error {
+	for _, r := range d.Kind {
+		if !bareRune(r) {
+			return fmt.Errorf("its Kind has %q, want letters, digits and _ . / -", r)
+		}
+	}
+	_, known := kindTable[d.Kind]
+	_, update := d.Attr.(UpdateAttr)
+	switch {
+	case d.Kind == "":
+		return errors.New("its Kind is empty, want a name")
+	case known:
+		return errors.New("its Kind is one of the kind table's, want a name of its own")
+	case len(d.Out) == 0:
+		return errors.New("its Out is empty, want at least one output")
+	case d.CPU == nil:
+		return errors.New("its CPU is nil, want the kernel: the host's results are what others are held against")
+	case d.Shapes == nil && !update:
+		return errors.New("its Shapes is nil, want the outputs' shapes by those of the inputs")
+	case d.Attr != nil && reflect.TypeOf(d.Attr).Kind() != reflect.Struct:
+		return fmt.Errorf("its Attr is %T, want a struct or nil", d.Attr)
+	case d.Attr != nil && !reflect.TypeOf(d.Attr).Comparable():
+		return fmt.Errorf("its Attr is %T, want one whose values can be compared", d.Attr)
+	case d.CUDA != nil && (d.CUDA.Source == "" || d.CUDA.Launches == nil):
+		return errors.New("its CUDA lacks Source or Launches")
+	}
+	names := map[string]bool{}
+	for i := range d.In {
+		if err := d.In[i].own(names, false); err != nil {
+			return fmt.Errorf("its In[%d]: %w", i, err)
+		}
+	}
+	for i := range d.Out {
+		if err := d.Out[i].own(names, true); err != nil {
+			return fmt.Errorf("its Out[%d]: %w", i, err)
+		}
+	}
+	for _, s := range d.Saves {
+		if !names[s] {
+			return fmt.Errorf("its Saves has %q, want the name of an operand", s)
+		}
+	}
+	return nil
+}
+
+// own checks an operand of a definition and fills in what was left out: values of the
+// compute type, outputs that are written.
+func (o *Operand) own(names map[string]bool, out bool) error {
+	if o.Name == "" || names[o.Name] {
+		return fmt.Errorf("is named %q, want a name that no other operand has", o.Name)
+	}
+	names[o.Name] = true
+	if o.Types == nil {
+		o.Types = isFloat
+		if o.Float == AnyFloat {
+			o.Float = ComputeFloat
+		}
+	}
+	for _, t := range o.Types {
+		if !slices.Contains(operandTypes, t) {
+			return fmt.Errorf("%s may be %v, want some of %s", o.Name, t, typeNames(operandTypes))
+		}
+	}
+	switch {
+	case o.ScaleOf != "":
+		return fmt.Errorf("%s holds scales; quantised values are the kind table's", o.Name)
+	case !out && (len(o.Modes) > 0 || o.Over != "" || o.Stat):
+		return fmt.Errorf("%s is an input, which has no Modes, Over and Stat", o.Name)
+	case out && len(o.Modes) == 0:
+		o.Modes = modeW
+	}
+	return nil
+}
+
+// table is the operation's entry, as the kind table has it of others.
+func (o *Operation) table() *Info {
+	d := &o.def
+	i := &Info{Kind: d.Kind, Doc: d.Doc, Derivative: d.Derivative, In: d.In, Out: d.Out, Attr: d.Attr, Saves: d.Saves, Cheap: d.Cheap}
+	i.check = d.shapes
+	if d.Flops != nil {
+		i.flops = func(c *checker) int64 {
+			in, out := operandShapes(c.p, c.op)
+			return d.Flops(c.op.Attr, in, out)
+		}
+	}
+	i.work = func(t Target, p *Program, op *Op) int64 { return d.scratch(t, p, op) + d.widened(t, p, op) }
+	i.cudaWork = d.scratch
+	if d.Derive != nil {
+		i.derive = func(df *differ) { d.Derive(&Derivation{df}) }
+	}
+	return i
+}
+
+func (d *Definition) scratch(t Target, p *Program, op *Op) int64 {
+	if d.Work == nil {
+		return 0
+	}
+	in, out := operandShapes(p, op)
+	return t.align(max(0, d.Work(op.Attr, in, out)))
+}
+
+// widened is the scratch in which the CPU holds 16-bit operands as f32.
+func (d *Definition) widened(t Target, p *Program, op *Op) (n int64) {
+	one := func(id BufID) {
+		if id != NoBuf && half(p, id) {
+			n += t.align(4 * p.Buf(id).Elems())
+		}
+	}
+	for _, id := range op.In {
+		one(id)
+	}
+	for _, out := range op.Out {
+		one(out.Buf)
+	}
+	return n
+}
+
+// operandShapes returns the shapes of an operation's operands, nil for those absent.
+func operandShapes(p *Program, op *Op) (in, out [][]int64) {
+	shape := func(id BufID) []int64 {
+		if id == NoBuf {
+			return nil
+		}
+		if s := p.Buf(id).Shape; len(s) > 0 {
+			return slices.Clone(s)
+		}
+		return []int64{1}
+	}
+	for _, id := range op.In {
+		in = append(in, shape(id))
+	}
+	for _, o := range op.Out {
+		out = append(out, shape(o.Buf))
+	}
+	return in, out
+}
+
+// shapes checks the operands' shapes against the definition's rule.
+func (d *Definition) shapes(c *checker) {
+	if a, ok := c.op.Attr.(UpdateAttr); ok {
+		d.elements(c, a)
+		return
+	}
+	in, _ := operandShapes(c.p, c.op)
+	for len(in) < len(d.In) {
+		in = append(in, nil)
+	}
+	want, err := d.Shapes(c.op.Attr, in)
+	switch {
+	case err != nil:
+		c.failf("%w", err)
+		return
+	case len(want) != len(d.Out):
+		c.failf("its Shapes returns %d shapes, want one for each of the %d outputs", len(want), len(d.Out))
+		return
+	}
+	for k := range d.Out {
+		c.shape(c.out(k), want[k], "by its Shapes")
+	}
+}
+
+// elements checks the operands of an update rule's operation.
+func (d *Definition) elements(c *checker, a UpdateAttr) {
+	params := c.shard(a.Shard)
+	one := func(r ref, o Operand) {
+		switch o.Name {
+		case "coef":
+			c.vector(r, 1, "a scalar")
+		case "hyper":
+			c.vector(r, NumHyper, "the Hyper slots")
+		default:
+			c.perElement(r, o, a.Shard.Len, params)
+		}
+	}
+	for i, o := range d.In {
+		one(c.in(i), o)
+	}
+	for i, o := range d.Out {
+		one(c.out(i), o)
+	}
+	if a.Stochastic {
+		c.failf("is rounded stochastically; only adamw has that form")
+	}
+}
+
+// Info returns the operation's entry: its own, or the kind table's.
+func (op *Op) Info() (*Info, bool) {
+	if op.Own != nil {
+		return op.Own.info, op.Own.def.Kind == op.Kind
+	}
+	in, ok := kindTable[op.Kind]
+	return in, ok
+}
+
+// checkOwn holds the operations that a program brings along against each other: a
+// kind is one operation.
+func checkOwn(op *Op, seen map[Kind]*Operation) error {
+	if op.Own == nil {
+		return nil
+	}
+	switch have, ok := seen[op.Kind]; {
+	case op.Own.def.Kind != op.Kind:
+		return fmt.Errorf("is %q by an operation defined as %q", op.Kind, op.Own.def.Kind)
+	case ok && have != op.Own:
+		return fmt.Errorf("two operations are defined as %q; define it once, and use that value everywhere", op.Kind)
+	}
+	seen[op.Kind] = op.Own
+	return nil
+}
+
+// FloatIn is an input of values: f32, or 16 bits in a mixed-precision plan.
+func FloatIn(name string) Operand { return in(name, "") }
+
+// FloatOut is an output of values.
+func FloatOut(name string) Operand { return out(name, "") }
+
+// GradOut is the gradient of an input: written, or added to what is there
+// (Tensor.Accum). That of a parameter may be f32 beside values of 16 bits.
+func GradOut(name string) Operand { return grad(name, "") }
+
+// TypedIn and TypedOut are operands of one type whatever the precision of the plan.
+func TypedIn(name string, t DType) Operand  { return in(name, "").typ([]DType{t}) }
+func TypedOut(name string, t DType) Operand { return out(name, "").typ([]DType{t}) }
+
+// Operands of an update rule's operation: one element for each of the shard's, changed
+// in place where it is a state; the gradient, in the type that it came in; the scalars.
+func StateOut(name string) Operand {
+	return Operand{Name: name, Shape: "(Len)", Types: isF32, Modes: modeRW, Per: 1}
+}
+
+// UpdateIn are the inputs of an operation of an update rule, in the order of
+// zero.Emitter.Scalars: the gradient, what it is to be multiplied by, and the step's
+// numbers (Hyper* constants).
+func UpdateIn() []Operand {
+	return []Operand{in("g", "(Len)").typ(isFloat).per(1), in("coef", "(1)").typ(isF32), in("hyper", "(NumHyper)").typ(isF64)}
+}
+
+// LowOut is the last output of an update rule's operation: the 16-bit copy of the
+// parameters that the model computes with, where there is one. It is written rounded.
+func LowOut() Operand { return out("low", "(Len)").typ(isHalf).opt().per(1) }
