@@ -85,7 +85,7 @@ func (c *Caller) AllGather(label string, shard, full device.Ptr, dtype graph.DTy
 
 // ReduceScatter binds a sum of the rank's part over the ranks.
 func (c *Caller) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool) (device.Kernel, error) {
-	return c.bind(label, cmp.Or(CheckOrder(order), CheckShards(full, shard, dtype, c.Index, c.Ranks, accumulate)),
+	return c.bind(label, CheckScatter(full, shard, dtype, c.Index, c.Ranks, order, accumulate),
 		Call{Sig: Signature{Op: ReduceScatter, Bytes: full.Len, DType: dtype, Order: order, Accumulate: accumulate}, In: full, Out: shard})
 }
 

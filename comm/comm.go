@@ -40,9 +40,13 @@ type Group interface {
 	// rank i the part [i·S, (i+1)·S) in shard, which it overwrites or, if accumulate,
 	// adds to. shard may be the rank's own part of full, unless accumulating. f32, f64,
 	// i64; bf16 and f16 are added in f32 and rounded once.
+	//
+	// In the order SumSequential full is of the given dtype, f32, bf16 or f16, and
+	// shard f32 and apart from it: the ranks' parts are added one after the other, to
+	// shard if accumulate.
 	ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool) (device.Kernel, error)
-	// AllReduce replaces buf by its sum over the ranks, of the types and orders of
-	// ReduceScatter.
+	// AllReduce replaces buf by its sum over the ranks, of the types of ReduceScatter,
+	// in the order SumTree.
 	AllReduce(label string, buf device.Ptr, dtype graph.DType, order graph.SumOrder) (device.Kernel, error)
 	// Broadcast copies the root's buf to every rank's.
 	Broadcast(label string, buf device.Ptr, dtype graph.DType, root int) (device.Kernel, error)
@@ -202,11 +206,38 @@ func CheckSum(dtype graph.DType) error {
 	return nil
 }
 
-// CheckOrder returns an error unless transports add in the order. Each makes its
-// bits as Adder does.
+// CheckOrder returns an error unless an all-reduce adds in the order. Each transport
+// makes its bits as Adder does.
 func CheckOrder(order graph.SumOrder) error {
 	if order != graph.SumTree {
 		return fmt.Errorf("no sum in the order %s, want %s", order, graph.SumTree)
+	}
+	return nil
+}
+
+// CheckScatter returns an error unless a reduce-scatter adds elements of dtype in the
+// order, and its operands are as Group.ReduceScatter wants them.
+func CheckScatter(full, shard device.Ptr, dtype graph.DType, rank, size int, order graph.SumOrder, accumulate bool) error {
+	switch {
+	case order == graph.SumTree:
+		return CheckShards(full, shard, dtype, rank, size, accumulate)
+	case order != graph.SumSequential:
+		return fmt.Errorf("no sum in the order %s, want %s or %s", order, graph.SumTree, graph.SumSequential)
+	case dtype != graph.F32 && dtype != graph.BF16 && dtype != graph.F16:
+		return fmt.Errorf("no sum of %s in the order %s, want f32, bf16 or f16", dtype, order)
+	}
+	if err := full.Check(); err != nil {
+		return fmt.Errorf("full buffer: %w", err)
+	}
+	if err := shard.Check(); err != nil {
+		return fmt.Errorf("shard: %w", err)
+	}
+	wide, each := graph.F32.Size(), dtype.Size()
+	switch {
+	case shard.Len%wide != 0 || full.Len != shard.Len/wide*each*int64(size):
+		return fmt.Errorf("the full buffer has %d bytes of %s, want %d ranks × the elements of the shard, which has %d bytes of f32", full.Len, dtype, size, shard.Len)
+	case shard.Overlaps(full):
+		return fmt.Errorf("the shard lies in the full buffer, want them apart")
 	}
 	return nil
 }

@@ -415,9 +415,11 @@ func (e *Executor) bindTransfer(o *operation, b kernels.Binding) (device.Kernel,
 		return nil, fmt.Errorf("%s: attribute %T, want graph.GroupAttr", op.Kind, op.Attr)
 	}
 	if ins == 1 {
-		if in := e.cfg.Program.Buf(op.In[0]).DType; in != dtype {
+		in := e.cfg.Program.Buf(op.In[0]).DType
+		if leaves := op.Kind == graph.ReduceScatter && attr.Order == graph.SumSequential && dtype == graph.F32; in != dtype && !leaves {
 			return nil, fmt.Errorf("%s from %s to %s, want one dtype", op.Kind, in, dtype)
 		}
+		dtype = in
 	}
 	g := e.cfg.Groups[attr.Axis]
 	if g == nil {

@@ -147,10 +147,7 @@ func (e *Executor) computed(op *graph.Op, id graph.BufID, i int64) bool {
 	}
 	// A whole flat buffer, or this rank's shard of one.
 	flat := i
-	if g := u.Grad; g != nil && g.Leaves() && id != g.Whole && (op.Kind == graph.AllToAll || op.Kind == graph.SumParts) && g.Axis >= 0 {
-		own := u.FlatLen / int64(e.cfg.Program.Mesh[g.Axis].Size) // all ranks' leaves of this part, or their sum
-		flat = int64(e.cfg.Coord[g.Axis])*own + i%own
-	} else if attr, ok := op.Attr.(graph.GroupAttr); ok && n < u.FlatLen && attr.Axis >= 0 {
+	if attr, ok := op.Attr.(graph.GroupAttr); ok && n < u.FlatLen && attr.Axis >= 0 {
 		flat += int64(e.cfg.Coord[attr.Axis]) * n
 	}
 	for _, s := range u.Segments {

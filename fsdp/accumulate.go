@@ -14,11 +14,10 @@ import "github.com/spillway-ml/spillway/graph"
 //	h.0.fc/dw: write grad/h.0    →    h.0.fc/dw: write grad/h.0
 //	                                  h.0/accumulate: add grad/h.0 to accum/h.0
 //
-// A sum that goes leaf by leaf is added to by an operation of its own, of the leaves
-// that the ranks have exchanged, or of the one that is there:
+// A sum that goes leaf by leaf on one rank is added to by an operation of its own:
 //
 //	h.0.fc/dw: write grad/h.0    →    h.0.fc/dw: write grad/h.0
-//	                                  h.0/add_leaves: add leaves/h.0 to accum/h.0
+//	                                  h.0/add_leaf: add grad/h.0 to accum/h.0
 //
 // Reductions that add by themselves are left to Reduce, as are all collectives.
 func Accumulate(p *graph.Program) (*graph.Program, error) {
@@ -28,7 +27,11 @@ func Accumulate(p *graph.Program) (*graph.Program, error) {
 		for _, g := range gradSpans(q, w) {
 			way := q.Units[g.unit].Grad
 			if way.Leaves() {
-				w.After(g.last, addLeaves(q, g.unit, g.micro, ph.First && g.micro == 0))
+				if way.Axis < 0 {
+					for _, op := range addLeaf(q, g.unit, g.micro, ph.First && g.micro == 0) {
+						w.After(g.last, op)
+					}
+				}
 				continue
 			}
 			if !way.Each {
@@ -69,18 +72,26 @@ func addPart(p *graph.Program, unit int, from, home graph.BufID, first bool) gra
 	return newOp(graph.Cast, p.Units[unit].Name+"/accumulate", graph.Comm, graph.Backward, unit, []graph.BufID{from}, []graph.Out{out}, nil)
 }
 
-// addLeaves adds a micro-batch's leaves to their sum, in the order of the ranks, or
-// begins it. It stands on the stream of the exchange before it: the backward goes on.
-func addLeaves(p *graph.Program, unit, micro int, first bool) graph.Op {
+// addLeaf adds the only rank's leaf of a micro-batch to the sum, or begins it. It stands
+// on the stream of the collectives, as many ranks' do: the backward goes on.
+func addLeaf(p *graph.Program, unit, micro int, first bool) []graph.Op {
 	way := p.Units[unit].Grad
-	out := graph.Out{Buf: way.Home, Mode: graph.Accum}
-	if first {
-		out.Mode = graph.Write
+	out := leafSum(way, first)
+	if way.Int8 {
+		return quantised{p, unit, graph.Backward, micro}.reduce(way.Whole, out, way.Axis, way.Order)
 	}
-	op := newOp(graph.SumParts, graph.MicroName(p.Units[unit].Name+"/add_leaves", micro), graph.Comm, graph.Backward, unit, []graph.BufID{way.Received()}, []graph.Out{out},
+	op := newOp(graph.SumParts, graph.MicroName(p.Units[unit].Name+"/add_leaf", micro), graph.Comm, graph.Backward, unit, []graph.BufID{way.Whole}, []graph.Out{out},
 		graph.SumPartsAttr{Order: way.Order})
 	op.Micro = micro
-	return op
+	return []graph.Op{op}
+}
+
+// leafSum is where leaves go: the first of a step begin the sum.
+func leafSum(way *graph.Gradient, first bool) graph.Out {
+	if first {
+		return graph.Out{Buf: way.Home}
+	}
+	return graph.Out{Buf: way.Home, Mode: graph.Accum}
 }
 
 // adding makes writes into the gradient buffer additions.

@@ -15,14 +15,15 @@ import (
 //
 // A rank reads its own shard, and adds its own addend, from what was quantised, as the
 // others do. Where nothing is gathered the same values are quantised and read back in
-// place. Parameters rounded to 16 bits that are quantised a second time stay as they
+// place. Summed leaf by leaf, one rank quantises its leaves as many do. Parameters rounded to 16 bits that are quantised a second time stay as they
 // are, so it does not matter how often that happens: every stage has the same bits.
 
 // quantised makes buffers and operations of one unit's quantised values.
 type quantised struct {
-	p    *graph.Program
-	unit int
-	pass graph.Pass
+	p     *graph.Program
+	unit  int
+	pass  graph.Pass
+	micro int
 }
 
 // buffer adds the buffer of parts quantised values, n in each.
@@ -33,7 +34,9 @@ func (q quantised) buffer(name string, parts, n int64) graph.BufID {
 }
 
 func (q quantised) op(kind graph.Kind, name string, in, out graph.BufID, mode graph.Mode, attr any) graph.Op {
-	return newOp(kind, q.p.Units[q.unit].Name+"/"+name, graph.Comm, q.pass, q.unit, []graph.BufID{in}, []graph.Out{{Buf: out, Mode: mode}}, attr)
+	op := newOp(kind, graph.MicroName(q.p.Units[q.unit].Name+"/"+name, q.micro), graph.Comm, q.pass, q.unit, []graph.BufID{in}, []graph.Out{{Buf: out, Mode: mode}}, attr)
+	op.Micro = q.micro
+	return op
 }
 
 // gather returns the operations by which a rank's shard becomes the whole value, as
@@ -57,26 +60,27 @@ func (q quantised) gather(suffix string, shard, whole graph.BufID, axis int) []g
 }
 
 // reduce returns the operations that sum the rank's part of a whole gradient over the
-// ranks of an axis.
-func (q quantised) reduce(whole graph.BufID, into graph.Out, axis int) []graph.Op {
-	parts := int64(q.p.Mesh[axis].Size)
+// ranks of an axis, in an order. With axis −1 the rank's own is all there is.
+func (q quantised) reduce(whole graph.BufID, into graph.Out, axis int, order graph.SumOrder) []graph.Op {
+	parts := int64(1)
+	if axis >= 0 {
+		parts = int64(q.p.Mesh[axis].Size)
+	}
 	n := q.p.Units[q.unit].FlatLen
 	attr := graph.QuantAttr{Block: graph.QuantBlock, Parts: parts, Shard: graph.ShardAttr{Unit: q.unit, Axis: -1, Len: n}}
-	send, recv := q.buffer("send", parts, n/parts), q.buffer("recv", parts, n/parts)
-	sum := attr
-	sum.Shard = graph.ShardAttr{}
-	return []graph.Op{
-		q.op(graph.Quantize, "quantize_grad", whole, send, graph.Write, attr),
-		q.op(graph.AllToAll, "all_to_all", send, recv, graph.Write, graph.GroupAttr{Axis: axis}),
-		q.op(graph.DequantizeSum, "sum_grad", recv, into.Buf, into.Mode, sum),
+	send := q.buffer("send", parts, n/parts)
+	ops := []graph.Op{q.op(graph.Quantize, "quantize_grad", whole, send, graph.Write, attr)}
+	recv := send
+	if axis >= 0 {
+		recv = q.buffer("recv", parts, n/parts)
+		ops = append(ops, q.op(graph.AllToAll, "all_to_all", send, recv, graph.Write, graph.GroupAttr{Axis: axis}))
 	}
+	attr.Shard, attr.Order = graph.ShardAttr{}, order
+	return append(ops, q.op(graph.DequantizeSum, "sum_grad", recv, into.Buf, into.Mode, attr))
 }
 
 // validateInt8 refuses what cannot be quantised.
 func (o Options) validateInt8(p *graph.Program) error {
-	if o.Int8Reduce && o.Reproducible {
-		return fmt.Errorf("fsdp: quantised gradients are summed in the order %v; another number of ranks quantises other sums", graph.SumTree)
-	}
 	if o.Int8Gather && o.Optimizer.BF16 {
 		return fmt.Errorf("fsdp: a quantised gather needs masters, and states in bf16 have none")
 	}

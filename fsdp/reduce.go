@@ -126,20 +126,27 @@ func (r *reducer) unit(s gradSpan) *graph.Node {
 	return done
 }
 
-// leaves exchanges the ranks' leaves of a micro-step, so that each has those of its
-// part, which the operation behind it adds. Where each rank has all of the sum, its
-// parts are gathered behind the last micro-step:
+// leaves adds the ranks' leaves of a micro-step one by one to the sum of this rank's
+// part, from where they lie or, quantised, from where they were exchanged. Where each
+// rank has all of the sum, its parts are gathered behind the last micro-step:
 //
-//	grad ─ all_to_all → leaves ─ add_leaves → accum 1/4 ─ all_gather → sum
-func (r *reducer) leaves(s gradSpan, g *graph.Gradient) *graph.Node {
-	at := r.writer(g.Home, s.last)
-	if g.Axis >= 0 {
-		r.insert(s, s.last, graph.AllToAll, "all_to_all", g.Whole, graph.Out{Buf: g.Part}, graph.GroupAttr{Axis: g.Axis})
+//	grad ─ reduce_scatter, sequential → accum 1/4 ─ all_gather → sum
+func (r *reducer) leaves(s gradSpan, g *graph.Gradient) (done *graph.Node) {
+	into := leafSum(g, r.first && s.micro == 0)
+	switch {
+	case g.Axis < 0: // Accumulate has added it
+		return r.w.Base[r.writer(g.Home, s.last)]
+	case g.Int8:
+		for _, op := range (quantised{r.p, s.unit, graph.Backward, s.micro}).reduce(g.Whole, into, g.Axis, g.Order) {
+			done = r.w.After(s.last, op)
+		}
+	default:
+		done = r.insert(s, s.last, graph.ReduceScatter, "reduce_scatter", g.Whole, into, group(g, g.Axis))
 	}
 	if r.last && g.Update != g.Home && s.micro == r.micros-1 {
-		r.insert(s, at, graph.AllGather, "grad_all_gather", g.Home, graph.Out{Buf: g.Update}, graph.GroupAttr{Axis: g.Axis})
+		r.insert(s, s.last, graph.AllGather, "grad_all_gather", g.Home, graph.Out{Buf: g.Update}, graph.GroupAttr{Axis: g.Axis})
 	}
-	return r.w.Base[at]
+	return done
 }
 
 // once reduces a sum over micro-steps, over the shard axis and the replicas.
@@ -157,7 +164,7 @@ func (r *reducer) once(s gradSpan, g *graph.Gradient) *graph.Node {
 	if g.Axis >= 0 && !g.Parted && g.Replicas >= 0 {
 		own := ownPart(r.p, sum, s.unit, g.Axis)
 		if g.Int8 {
-			for _, op := range (quantised{r.p, s.unit, graph.Backward}).reduce(sum, graph.Out{Buf: own}, g.Axis) {
+			for _, op := range (quantised{r.p, s.unit, graph.Backward, s.micro}).reduce(sum, graph.Out{Buf: own}, g.Axis, g.Order) {
 				r.w.After(s.last, op)
 			}
 		} else {
@@ -195,7 +202,7 @@ func (r *reducer) exchange(s gradSpan, at int, g *graph.Gradient, whole graph.Bu
 	if !g.Parted {
 		into = graph.Out{Buf: ownPart(r.p, whole, s.unit, g.Axis)}
 	}
-	for _, op := range (quantised{r.p, s.unit, graph.Backward}).reduce(whole, into, g.Axis) {
+	for _, op := range (quantised{r.p, s.unit, graph.Backward, s.micro}).reduce(whole, into, g.Axis, g.Order) {
 		last = r.w.After(at, op)
 	}
 	if !g.Parted {

@@ -185,5 +185,5 @@ func (s *sharder) wholeAgain(u int) []graph.Op {
 	if s.o.Stage.ShardsStates() {
 		axis = s.o.Axis
 	}
-	return quantised{s.p, u, graph.Update}.gather("", b.valueShard, b.value, axis)
+	return quantised{p: s.p, unit: u, pass: graph.Update}.gather("", b.valueShard, b.value, axis)
 }

@@ -148,7 +148,7 @@ func (g *gatherer) phase(w *graph.Editor, section string) {
 			ops := []graph.Op{newOp(graph.AllGather, unit.Name+"/all_gather"+suffix, graph.Comm, pass, u,
 				[]graph.BufID{unit.Compute.Buf}, []graph.Out{{Buf: to.whole}}, graph.GroupAttr{Axis: unit.Compute.Axis})}
 			if g.int8 && !unit.Frozen {
-				ops = quantised{g.p, u, pass}.gather(suffix, unit.Compute.Buf, to.whole, unit.Compute.Axis)
+				ops = quantised{p: g.p, unit: u, pass: pass}.gather(suffix, unit.Compute.Buf, to.whole, unit.Compute.Axis)
 			}
 			for i, op := range ops {
 				n := w.Before(at, op)

@@ -25,10 +25,12 @@ import (
 // its leaves, leaf k·W + r that of micro-step k on rank r of W, and an element's sum
 // goes over them from left to right in f32, at every stage and on one rank:
 //
-//	grad/u ─ exchange → leaves/u ─ add one by one → accum/u, the rank's part
+//	grad/u ─ reduce_scatter, sequential → accum/u, the rank's part
+//	grad/u ─ quantize ─ all_to_all ─ dequantize_sum, sequential → accum/u
 //
-// A leaf has the type in which it travels, whether it does or not. Each rank adds for
-// its part; at stage 0 the parts are gathered after the last micro-step, into sum/u.
+// A leaf has the type in which it travels, or is quantised as it would, whether it does
+// or not. Each rank adds for its part; at stage 0 the parts are gathered after the last
+// micro-step, into sum/u.
 
 // Grads32 says whether the backward must write 16-bit parameters' gradients in
 // f32 (precision.Options.Grads32). shards is the size of the shard axis.
@@ -120,8 +122,8 @@ func (s *sharder) resident(u int, what string, dtype graph.DType, parted bool) g
 
 // leafWay completes the way of gradients that are summed leaf by leaf.
 func (s *sharder) leafWay(u int, g *graph.Gradient) {
-	p, unit := s.p, &s.p.Units[u]
-	g.Order, g.Each = graph.SumSequential, true
+	p := s.p
+	g.Order, g.Each, g.Int8 = graph.SumSequential, true, s.o.Int8Reduce
 	p.Buf(g.Whole).Class, p.Buf(g.Whole).Life = graph.Unsharded, graph.LifePhase
 	g.Home = s.resident(u, "accum", graph.F32, g.Axis >= 0)
 	g.Update = g.Home
@@ -131,5 +133,4 @@ func (s *sharder) leafWay(u int, g *graph.Gradient) {
 	if !g.Parted {
 		g.Update = s.resident(u, "sum", graph.F32, false)
 	}
-	g.Part = p.AddBuffer(flatBuffer("leaves/"+unit.Name, g.Leaf, graph.Communication, graph.LifePhase, u, unit.FlatLen, usedElems(unit)))
 }

@@ -16,9 +16,8 @@ import "fmt"
 //	                     over the shard axis and the replicas → Update
 //
 //	leaf by leaf         every micro-step: backward → Whole (Leaf)
-//	                     exchanged over the shard axis → Part: all ranks' leaves of
-//	                     this rank's part (without Part they are its own, in Whole)
-//	                     which are added one after the other to Home
+//	                     of this rank's part all ranks' leaves, or the only rank's own,
+//	                     are added one after the other to Home
 //	after the last one   Home, gathered → Update, where each rank has all of it
 //
 // Leaf by leaf is Order SumSequential: the sum is then one from left to right over the
@@ -29,7 +28,7 @@ type Gradient struct {
 	Leaf  DType    // as the backward writes it
 	Wire  DType    // as it travels between ranks
 	Order SumOrder // in which the ranks' are added
-	Int8  bool     // along the shard axis it travels quantised (Quantize), not in Wire
+	Int8  bool     // along the shard axis it travels quantised (Quantize), not in Wire; leaf by leaf it is so without one too
 	Each  bool     // reduced in every micro-step and then added up, not the other way round
 
 	Axis     int  // mesh axis over which it is summed, −1 where there is one rank
@@ -37,7 +36,7 @@ type Gradient struct {
 	Replicas int  // mesh axis of ranks that hold the same parts, −1 where there is none
 
 	Whole  BufID // this rank's gradient of a micro-step, (FlatLen); where they add up there, of the step
-	Part   BufID // what a reduction leaves of Whole; leaf by leaf, what an exchange does
+	Part   BufID // what a reduction leaves of Whole
 	Home   BufID // where the sum rests until the update
 	Sent   BufID // copy of the sum, in type Wire, in which it travels
 	Update BufID // what the update reads
@@ -54,14 +53,6 @@ func (g *Gradient) Lands() (into BufID, add bool) {
 
 // Leaves says whether a sum goes leaf by leaf.
 func (g *Gradient) Leaves() bool { return g.Order == SumSequential }
-
-// Received returns where the leaves of a micro-step lie that Home is made of.
-func (g *Gradient) Received() BufID {
-	if g.Part != NoBuf {
-		return g.Part
-	}
-	return g.Whole
-}
 
 // buffers lists the places of the way that name a buffer.
 func (g *Gradient) buffers() []*BufID {
@@ -94,11 +85,9 @@ func (g *Gradient) check(p *Program, u *Unit) error {
 		return fmt.Errorf("its gradient is summed in the order %v, want %v or %v", g.Order, SumTree, SumSequential)
 	case g.Sent != NoBuf && of(g.Sent).DType != g.Wire:
 		return fmt.Errorf("its gradient travels in %s of %v, want %v", p.bufName(g.Sent), of(g.Sent).DType, g.Wire)
-	case g.Leaves() && (!g.Each || g.Replicas >= 0 || g.Sent != NoBuf || of(g.Home).DType != F32):
-		return fmt.Errorf("its gradient goes leaf by leaf into %s of %v: want f32, every micro-step reduced, no copy in which it travels and no replicas", p.bufName(g.Home), of(g.Home).DType)
-	case g.Leaves() && (of(g.Received()).Elems() != u.FlatLen || of(g.Received()).DType != g.Leaf):
-		return fmt.Errorf("the leaves %s of its gradient are %v of %d elements, want %v of the flat length %d", p.bufName(g.Received()), of(g.Received()).DType, of(g.Received()).Elems(), g.Leaf, u.FlatLen)
-	case !g.Leaves() && g.Part != NoBuf && of(g.Part).Elems() != of(g.Home).Elems():
+	case g.Leaves() && (!g.Each || g.Replicas >= 0 || g.Sent != NoBuf || g.Part != NoBuf || of(g.Home).DType != F32):
+		return fmt.Errorf("its gradient goes leaf by leaf into %s of %v: want f32, every micro-step reduced right into it, no copy in which it travels and no replicas", p.bufName(g.Home), of(g.Home).DType)
+	case g.Part != NoBuf && of(g.Part).Elems() != of(g.Home).Elems():
 		return fmt.Errorf("a part %s of its gradient has %d elements, want the %d of %s", p.bufName(g.Part), of(g.Part).Elems(), of(g.Home).Elems(), p.bufName(g.Home))
 	}
 	return nil

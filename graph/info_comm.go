@@ -15,12 +15,19 @@ func init() {
 		},
 		&Info{
 			Kind:   ReduceScatter,
-			Doc:    "shard (+)= the rank's part of the sum over ranks of full, in the order that Order names; full (W·S), shard (S), f32, f64, i64, or bf16 and f16, which are added in f32 and rounded once; shard may be the rank's view of full.",
+			Doc:    "shard (+)= the rank's part of the sum over ranks of full, in the order that Order names; full (W·S), shard (S), f32, f64, i64, or bf16 and f16, which are added in f32 and rounded once; shard may be the rank's view of full. " +
+				"In the order sequential full is f32, bf16 or f16 and shard f32, apart from it: ((old + 0) + 1) + … where it accumulates.",
 			In:     []Operand{{Name: "full", Shape: "(W·S)", Types: isSum}},
 			Out:    []Operand{{Name: "shard", Shape: "(S)", Types: isSum, Modes: modeWA}},
 			Attr:   GroupAttr{},
 			shares: true,
-			check:  func(c *checker) { c.collective(c.out(0), c.in(0)) },
+			check: func(c *checker) {
+				if c.op.Attr.(GroupAttr).Order == SumSequential {
+					c.leaves(c.out(0), c.in(0))
+				} else {
+					c.collective(c.out(0), c.in(0))
+				}
+			},
 			flops: func(c *checker) int64 {
 				return c.in(0).elems() - c.out(0).elems()
 			},
@@ -131,6 +138,20 @@ func (c *checker) collective(shard, full ref) {
 	}
 	if c.err == nil && full.elems() != w*shard.elems() {
 		c.bad(full, "number of elements", full.elems(), w*shard.elems(), " (the shard of each of the group's ranks)")
+	}
+}
+
+// leaves checks a sum from left to right over what the ranks have in full.
+func (c *checker) leaves(sum, full ref) {
+	w := c.group()
+	switch t := full.buf.DType; {
+	case c.err != nil:
+	case t != F32 && t != BF16 && t != F16 || sum.buf.DType != F32:
+		c.failf("adds %v in %v from left to right, want f32, bf16 or f16 in f32", t, sum.buf.DType)
+	case full.elems() != w*sum.elems():
+		c.bad(full, "number of elements", full.elems(), w*sum.elems(), " (the shard of each of the group's ranks)")
+	case c.overlap(c.op.Out[0].Buf, c.op.In[0]):
+		c.failf("output shard (%s) overlaps input full (%s), from which peers read", sum.buf.Name, full.buf.Name)
 	}
 }
 

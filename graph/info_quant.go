@@ -26,7 +26,7 @@ func init() {
 		},
 		&Info{
 			Kind:  DequantizeSum,
-			Doc:   "x (+)= the sum over the parts of q of code·scale, in f32 in the order tree, rounded once; each part and x (Len), f32, bf16 or f16.",
+			Doc:   "x (+)= the sum over the parts of q of code·scale, in f32 in the order that Order names, rounded once (sequential and accumulating, ((x + 0) + 1) + …); each part and x (Len), f32, bf16 or f16.",
 			In:    []Operand{packed},
 			Out:   []Operand{acc("x", "(Len)")},
 			Attr:  QuantAttr{},
@@ -39,6 +39,12 @@ func init() {
 // quantised checks values against their quantised form; each: every part has as many.
 func (c *checker) quantised(x, q ref, each bool) {
 	a := c.op.Attr.(QuantAttr)
+	switch {
+	case a.Order >= NumSumOrders:
+		c.failf("%v is no order of summation, want %v or %v", a.Order, SumTree, SumSequential)
+	case !each && a.Order != SumTree:
+		c.failf("has the order of summation %v, and sums nothing", a.Order)
+	}
 	c.within("Block", a.Block, 1<<24)
 	c.within("Parts", a.Parts, 1<<24)
 	if c.err != nil {

@@ -303,10 +303,11 @@ func (a ShardAttr) From(index int64) int64 {
 // QuantAttr is the form of quantised values: a scale for every Block of them, Parts
 // equal parts, each of whole blocks. Of a unit's flat buffer, or a part of it, Shard
 // says which elements are no padding (QuantBlock divides their starts): padding has
-// code 0. Shard.Len is 0 where the values are no unit's.
+// code 0. Shard.Len is 0 where the values are no unit's. A sum adds the parts in Order.
 type QuantAttr struct {
 	Block, Parts int64
 	Shard        ShardAttr
+	Order        SumOrder
 }
 
 // Bytes returns the size of quantised values, n in each part.

@@ -35,7 +35,7 @@ func (e *MissingDevice) Unwrap() error { return e.Err }
 type GPUKernels interface {
 	kernels.Library
 	// Sum adds buffers of the ranks.
-	Sum(dtype graph.DType) (onegpu.Sum, error)
+	Sum(dtype graph.DType, order graph.SumOrder) (onegpu.Sum, error)
 	Close() error
 }
 
@@ -246,7 +246,9 @@ func NewGPUKernels(o kernelscuda.Options) (GPUKernels, error) {
 }
 
 // Sum adds buffers of the ranks.
-func (k *compiledKernels) Sum(dtype graph.DType) (onegpu.Sum, error) { return k.RankSum(dtype) }
+func (k *compiledKernels) Sum(dtype graph.DType, order graph.SumOrder) (onegpu.Sum, error) {
+	return k.RankSum(dtype, order)
+}
 
 // Close ends the kernels and the products.
 func (k *compiledKernels) Close() error { return errors.Join(k.Library.Close(), k.products.Close()) }

@@ -159,20 +159,21 @@ func (h *hostKernels) Bind(b kernels.Binding) (device.Kernel, error) {
 
 func (h *hostKernels) Close() error { return nil }
 
-func (h *hostKernels) Sum(t graph.DType) (onegpu.Sum, error) {
-	return &hostSum{h.double, t}, comm.CheckSum(t)
+func (h *hostKernels) Sum(t graph.DType, order graph.SumOrder) (onegpu.Sum, error) {
+	return &hostSum{h.double, t, order}, comm.CheckSum(t)
 }
 
 // hostSum adds on the double, as ranks of a process do.
 type hostSum struct {
 	double *drivertest.Driver
 	dtype  graph.DType
+	order  graph.SumOrder
 }
 
 func (h *hostSum) Enqueue(_ driver.API, s driver.Stream, dsts, srcs []driver.Address, n int64, accumulate bool) error {
-	view := func(list []driver.Address) (out [][]byte, err error) {
+	view := func(list []driver.Address, size int64) (out [][]byte, err error) {
 		for _, a := range list {
-			b, err := h.double.Bytes(a, n*h.dtype.Size())
+			b, err := h.double.Bytes(a, n*size)
 			if err != nil {
 				return nil, err
 			}
@@ -180,23 +181,27 @@ func (h *hostSum) Enqueue(_ driver.API, s driver.Stream, dsts, srcs []driver.Add
 		}
 		return out, nil
 	}
-	to, err := view(dsts)
+	size := h.dtype.Size()
+	if h.order == graph.SumSequential {
+		size = graph.F32.Size()
+	}
+	to, err := view(dsts, size)
 	if err != nil {
 		return err
 	}
-	from, err := view(srcs)
+	from, err := view(srcs, h.dtype.Size())
 	if err != nil {
 		return err
 	}
 	return h.double.Run(s, "sum", func() error {
-		adder, err := direct.NewAdder(h.dtype, len(from))
+		adder, err := direct.NewAdder(h.dtype, h.order, len(from))
 		if err != nil || accumulate {
 			if err == nil {
 				adder.Sum(to[0], from, true)
 			}
 			return err
 		}
-		sum := make([]byte, n*h.dtype.Size())
+		sum := make([]byte, n*size)
 		adder.Sum(sum, from, false)
 		for _, d := range to {
 			copy(d, sum)

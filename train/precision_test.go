@@ -500,7 +500,6 @@ func TestInt8IsValidated(t *testing.T) {
 	}
 	for want, change := range map[string]func(*Config){
 		"--int8 matmul with --precision fp32":  func(c *Config) { c.Int8 = []string{"matmul"} },
-		"--int8 reduce with --reproducible":    func(c *Config) { c.Int8, c.Reproducible = []string{"reduce"}, true },
 		"use optimizer, gather, reduce, activ": func(c *Config) { c.Int8 = []string{"weights"} },
 	} {
 		c := tiny("gpt2")

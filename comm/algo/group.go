@@ -65,7 +65,8 @@ func (g *Group) Stats() comm.Stats {
 	return s
 }
 
-// choose returns the algorithm of an operation on so many bytes.
+// choose returns the algorithm of an operation on so many bytes. Sums in another order
+// than SumTree go the transport's own way: there is one bracketing for all algorithms.
 func (g *Group) choose(op comm.Op, bytes int64) Name {
 	if g.o.Algorithm != Auto {
 		return g.o.Algorithm

@@ -47,7 +47,10 @@ func check(w *inproc.World, r int) error {
 	}
 	s, err := ctx.NewStream(graph.Comm)
 	if err == nil {
-		err = algotest.Check(g, arena, s)
+		err = errors.Join(algotest.Check(g, arena, s), algotest.CheckLeaves(g, arena, s))
+	}
+	if wrapped, e := algo.Wrap(g, algo.Options{Algorithm: algo.Tree}); err == nil { // in that order there is one way
+		err = errors.Join(e, algotest.CheckLeaves(wrapped, arena, s))
 	}
 	if err != nil {
 		g.Abort(err)

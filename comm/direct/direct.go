@@ -183,6 +183,9 @@ func (a *halfAdder) SumAll(bufs [][]uint16) {
 }
 
 func newReducer(c comm.Call, rank, size int) (func(*Mover) (int64, int64), error) {
+	if c.Sig.Order == graph.SumSequential {
+		return newLeafAdder(c, size)
+	}
 	switch c.Sig.DType {
 	case graph.F32:
 		return makeReducer[float32](c, size, &simdAdder{})
@@ -219,8 +222,16 @@ type Adder struct {
 	sum func(dst []byte, srcs [][]byte, accumulate bool)
 }
 
-// NewAdder returns an Adder of up to size buffers.
-func NewAdder(dtype graph.DType, size int) (*Adder, error) {
+// NewAdder returns an Adder of up to size buffers in an order. Sequential, dst is f32
+// whatever the dtype, and lies apart.
+func NewAdder(dtype graph.DType, order graph.SumOrder, size int) (*Adder, error) {
+	if order == graph.SumSequential {
+		k := &leafAdder{}
+		if err := k.of(dtype); err != nil {
+			return nil, err
+		}
+		return &Adder{k.sum}, nil
+	}
 	switch dtype {
 	case graph.F32:
 		return bytesAdder[float32](&simdAdder{}), nil
@@ -247,8 +258,8 @@ func bytesAdder[T word](a adder[T]) *Adder {
 	}}
 }
 
-// Sum writes the sum of srcs, all as long as dst and aligned to the dtype, to dst,
-// or adds it to dst. dst may be one of srcs.
+// Sum writes the sum of srcs, all of as many elements as dst and aligned to the dtype,
+// to dst, or adds it to dst. dst may be one of srcs in the order of a tree.
 func (a *Adder) Sum(dst []byte, srcs [][]byte, accumulate bool) {
 	if len(dst) > 0 {
 		a.sum(dst, srcs, accumulate)

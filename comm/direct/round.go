@@ -1,5 +1,7 @@
 package direct
 
+import "github.com/spillway-ml/spillway/graph"
+
 // bindRound prepares the rank's part of one round of an algorithm.
 func (m *Mover) bindRound() error {
 	dtype := m.call.Sig.DType
@@ -10,7 +12,7 @@ func (m *Mover) bindRound() error {
 			continue
 		}
 		var err error
-		if adder, err = NewAdder(dtype, len(m.Peers)); err != nil {
+		if adder, err = NewAdder(dtype, graph.SumTree, len(m.Peers)); err != nil {
 			return err
 		}
 	}

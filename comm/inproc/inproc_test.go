@@ -617,6 +617,12 @@ func TestBadOperandsAreRefused(t *testing.T) {
 	check(k, err, "no sum in the order sequential, want tree")
 	k, err = g.ReduceScatter("a", j.ptr(1, 64, 32), j.ptr(1, 0, 16), graph.F32, graph.NumSumOrders, false)
 	check(k, err, "no sum in the order")
+	k, err = g.ReduceScatter("a", j.ptr(1, 64, 32), j.ptr(1, 0, 8), graph.F64, graph.SumSequential, false)
+	check(k, err, "no sum of f64 in the order sequential, want f32, bf16 or f16")
+	k, err = g.ReduceScatter("a", j.ptr(1, 64, 32), j.ptr(1, 0, 16), graph.BF16, graph.SumSequential, false)
+	check(k, err, "the full buffer has 32 bytes of bf16, want 2 ranks × the elements of the shard, which has 16 bytes of f32")
+	k, err = g.ReduceScatter("a", j.ptr(1, 64, 32), j.ptr(1, 80, 16), graph.F32, graph.SumSequential, false)
+	check(k, err, "the shard lies in the full buffer, want them apart")
 }
 
 // Two streams of one rank must not use one group at once: which of their

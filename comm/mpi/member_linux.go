@@ -127,7 +127,7 @@ func (m *member) bind(c comm.Call) (device.Kernel, error) {
 	}
 	if c.Sig.Op == comm.ReduceScatter || c.Sig.Op == comm.AllReduce {
 		var err error
-		if k.adder, err = direct.NewAdder(c.Sig.DType, m.Ranks); err != nil {
+		if k.adder, err = direct.NewAdder(c.Sig.DType, c.Sig.Order, m.Ranks); err != nil {
 			return nil, err
 		}
 		size := c.Sig.DType.Size()
@@ -314,15 +314,16 @@ func (k *kernel) move() (read, written int64, err error) {
 		if w == 1 && k.InPlace {
 			return 0, 0, nil
 		}
-		n := int64(len(k.out))
-		begin := k.chunkMessages(k.out, func(i int) []byte { return part(k.in, i) })
+		own := part(k.in, self)
+		n := int64(len(own))
+		begin := k.chunkMessages(own, func(i int) []byte { return part(k.in, i) })
 		if collective {
 			begin = func(c int64) *exchange {
 				send, sends, of := k.scatterSends(k.in, n, c)
-				return k.scatterChunk(send, sends, of, k.landing(0, c), int64(len(chunk(k.out, c))))
+				return k.scatterChunk(send, sends, of, k.landing(0, c), int64(len(chunk(own, c))))
 			}
 		}
-		err = k.sum(k.out, part(k.in, self), k.Sig.Accumulate, n, begin)
+		err = k.sum(k.out, own, k.Sig.Accumulate, n, begin)
 		return int64(len(k.in)), int64(len(k.out)), err
 	case comm.AllReduce:
 		return k.allReduce()
@@ -431,15 +432,15 @@ func (k *kernel) landing(i int, c int64) []byte {
 	return k.m.scratch[(half+int64(i))*chunkBytes:]
 }
 
-// chunkMessages starts the messages of chunk c of a sum into dst: part(i) is what this
-// rank gives of the part of index i.
-func (k *kernel) chunkMessages(dst []byte, part func(i int) []byte) func(c int64) *exchange {
+// chunkMessages starts the messages of chunk c of a sum: part(i) is what this rank gives
+// of the part of index i, own that of its own, as long as every rank's.
+func (k *kernel) chunkMessages(own []byte, part func(i int) []byte) func(c int64) *exchange {
 	m := k.m
 	return func(c int64) *exchange {
 		list := make([]transfer, 0, 2*len(k.ranks))
 		for j := 1; j < len(k.ranks); j++ {
 			i := (k.at + j) % len(k.ranks)
-			if n := len(chunk(dst, c)); n > 0 {
+			if n := len(chunk(own, c)); n > 0 {
 				list = append(list, m.from(k.ranks[i], tagBytes, k.landing(i, c)[:n]))
 			}
 			if b := chunk(part(i), c); len(b) > 0 {
@@ -452,7 +453,8 @@ func (k *kernel) chunkMessages(dst []byte, part func(i int) []byte) func(c int64
 
 // sum adds parts over the ranks into dst, which is this rank's part or lies apart: own
 // is what this rank gives of its own part, longest the longest of all parts, begin
-// starts the move of a chunk. While a chunk is added the next one is under way.
+// starts the move of a chunk. While a chunk is added the next one is under way. dst has
+// as many elements as own, of which those of a sequential sum are f32.
 func (k *kernel) sum(dst, own []byte, accumulate bool, longest int64, begin func(c int64) *exchange) error {
 	chunks := (longest + chunkBytes - 1) / chunkBytes
 	if chunks == 0 {
@@ -466,12 +468,18 @@ func (k *kernel) sum(dst, own []byte, accumulate bool, longest int64, begin func
 		if c+1 < chunks {
 			next = begin(c + 1)
 		}
-		n := len(chunk(dst, c))
-		for i := range k.srcs {
-			k.srcs[i] = k.landing(i, c)[:n]
-		}
 		k.srcs[k.at] = chunk(own, c)
-		k.adder.Sum(chunk(dst, c), k.srcs, accumulate)
+		n := len(k.srcs[k.at])
+		for i := range k.srcs {
+			if i != k.at {
+				k.srcs[i] = k.landing(i, c)[:n]
+			}
+		}
+		if n > 0 {
+			wide := len(dst) / len(own) // 2 where 16 bits are added in f32
+			at := int(c) * chunkBytes * wide
+			k.adder.Sum(dst[at:at+n*wide], k.srcs, accumulate)
+		}
 	}
 	return nil
 }

@@ -148,7 +148,7 @@ func (r *rank) allReduce(n int64) error {
 }
 
 var parts = map[string]func(*rank) error{
-	"bits":       bits,
+	"bits":       func(r *rank) error { return errors.Join(bits(r), algotest.CheckLeaves(r.g, r.arena, r.stream)) },
 	"algorithms": func(r *rank) error { return algotest.Check(r.g, r.arena, r.stream) },
 	"mesh": func(r *rank) error {
 		groups, err := r.world.Groups(r.world.first)

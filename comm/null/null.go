@@ -94,7 +94,7 @@ func (g *Group) AllGather(label string, shard, full device.Ptr, dtype graph.DTyp
 
 // ReduceScatter binds a sum of full buffers.
 func (g *Group) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool) (device.Kernel, error) {
-	return g.kernel(comm.ReduceScatter, label, first(comm.CheckOrder(order), comm.CheckShards(full, shard, dtype, g.rank, g.size, accumulate), comm.CheckSum(dtype)), full, shard)
+	return g.kernel(comm.ReduceScatter, label, first(comm.CheckScatter(full, shard, dtype, g.rank, g.size, order, accumulate), comm.CheckSum(dtype)), full, shard)
 }
 
 // AllReduce binds a sum in place.

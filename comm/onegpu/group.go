@@ -33,7 +33,7 @@ import (
 // An error (Abort, a timeout, a mismatch) releases who waits on the host.
 type member struct {
 	*meet.Member
-	newSum      func(graph.DType) (Sum, error)
+	newSum      func(graph.DType, graph.SumOrder) (Sum, error)
 	ctx         *cuda.Context
 	ready, done driver.Event
 	progress    progress

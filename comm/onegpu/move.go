@@ -52,7 +52,7 @@ func (k *kernel) add() (err error) {
 	if err := comm.CheckSum(k.Sig.DType); err != nil {
 		return err
 	}
-	if k.sum, err = k.m.newSum(k.Sig.DType); err != nil {
+	if k.sum, err = k.m.newSum(k.Sig.DType, k.Sig.Order); err != nil {
 		return err
 	}
 	n := k.m.Size()
@@ -68,16 +68,17 @@ func scatter(k *kernel, api driver.API, s driver.Stream) (read, written int64, e
 	if k.bytes == 0 || w == 1 && k.InPlace {
 		return 0, 0, nil
 	}
+	part := k.Sig.Bytes / int64(w) // not k.bytes, where the sum of 16 bits is f32
 	for j := range w {
-		k.srcs[j] = k.met(j).in + driver.Address(int64(self)*k.bytes)
+		k.srcs[j] = k.met(j).in + driver.Address(int64(self)*part)
 	}
 	k.dsts[0] = k.out
-	k.tell(api, s, 1, k.bytes)
-	read, written = k.bytes*int64(w), k.bytes
+	k.tell(api, s, 1, part, k.bytes)
+	read, written = part*int64(w), k.bytes
 	if accumulate {
 		read += k.bytes
 	}
-	return read, written, k.sum.Enqueue(api, s, k.dsts[:1], k.srcs, k.bytes/k.Sig.DType.Size(), accumulate)
+	return read, written, k.sum.Enqueue(api, s, k.dsts[:1], k.srcs, part/k.Sig.DType.Size(), accumulate)
 }
 
 // reduce sums this rank's share of the buffer over the ranks, and stores it into the
@@ -93,22 +94,23 @@ func reduce(k *kernel, api driver.API, s driver.Stream) (read, written int64, er
 		k.dsts[j] = k.srcs[j]
 	}
 	part := (to - from) * size
-	k.tell(api, s, w, part)
+	k.tell(api, s, w, part, part)
 	n := int64(w)
 	return part * n, part * n, k.sum.Enqueue(api, s, k.dsts, k.srcs, to-from, false)
 }
 
-// tell says to an observer what the sum reads and writes of the peers' memory.
-func (k *kernel) tell(api driver.API, s driver.Stream, outs int, bytes int64) {
+// tell says to an observer what the sum reads and writes of the peers' memory, in bytes
+// of each source and each destination.
+func (k *kernel) tell(api driver.API, s driver.Stream, outs int, read, written int64) {
 	o, ok := api.(driver.Observer)
 	if !ok {
 		return
 	}
 	for i, a := range k.srcs {
-		k.peerReads[i] = driver.Range{At: a, Len: bytes}
+		k.peerReads[i] = driver.Range{At: a, Len: read}
 	}
 	for i, a := range k.dsts[:outs] {
-		k.peerWrites[i] = driver.Range{At: a, Len: bytes}
+		k.peerWrites[i] = driver.Range{At: a, Len: written}
 	}
 	o.Access(k.Label(), s, k.peerReads, k.peerWrites[:outs])
 }

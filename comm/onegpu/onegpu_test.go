@@ -63,8 +63,37 @@ func (h hostSum[T]) Enqueue(_ driver.API, s driver.Stream, dsts, srcs []driver.A
 	})
 }
 
-func hostSums(d *drivertest.Driver) func(graph.DType) (onegpu.Sum, error) {
-	return func(t graph.DType) (onegpu.Sum, error) {
+// hostLeaves adds f32 from left to right.
+type hostLeaves struct{ double *drivertest.Driver }
+
+func (h hostLeaves) Enqueue(_ driver.API, s driver.Stream, dsts, srcs []driver.Address, n int64, accumulate bool) error {
+	return h.double.Run(s, "leaves", func() error {
+		view := func(a driver.Address) []float32 {
+			b, err := h.double.Bytes(a, 4*n)
+			if err != nil {
+				panic(err)
+			}
+			return unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), n)
+		}
+		sum := view(dsts[0])
+		for i, a := range srcs {
+			for j, v := range view(a) {
+				if i == 0 && !accumulate {
+					sum[j] = v
+				} else {
+					sum[j] += v
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func hostSums(d *drivertest.Driver) func(graph.DType, graph.SumOrder) (onegpu.Sum, error) {
+	return func(t graph.DType, order graph.SumOrder) (onegpu.Sum, error) {
+		if order == graph.SumSequential {
+			return hostLeaves{d}, nil
+		}
 		switch t {
 		case graph.F64:
 			return hostSum[float64]{d}, nil
@@ -244,10 +273,14 @@ func TestAllGather(t *testing.T) {
 
 func TestReduceScatter(t *testing.T) {
 	for _, w := range worlds {
-		for _, form := range []string{"apart", "in place", "accumulate"} {
+		for _, form := range []string{"apart", "in place", "accumulate", "leaves"} {
 			t.Run(fmt.Sprintf("%d ranks/%s", w, form), func(t *testing.T) {
 				rng := rand.New(rand.NewPCG(uint64(w), 2))
 				const n = 33
+				order := graph.SumTree
+				if form == "leaves" {
+					order = graph.SumSequential
+				}
 				shard, full := int64(n*4), int64(n*4*w)
 				j := newJob(t, ranks(w), full+shard, time.Minute)
 				at := func(r int) (device.Ptr, device.Ptr) {
@@ -264,7 +297,7 @@ func TestReduceScatter(t *testing.T) {
 				}
 				j.run(1, func(r int, g comm.Group) (device.Kernel, error) {
 					f, s := at(r)
-					return g.ReduceScatter("rs", f, s, graph.F32, graph.SumTree, form == "accumulate")
+					return g.ReduceScatter("rs", f, s, graph.F32, order, form == "accumulate" || form == "leaves")
 				})
 				sum := sumOver(in)
 				var sent int64
@@ -274,6 +307,14 @@ func TestReduceScatter(t *testing.T) {
 					if form == "accumulate" {
 						for i := range want {
 							want[i] = old[r][i] + want[i]
+						}
+					}
+					if form == "leaves" {
+						copy(want, old[r])
+						for _, leaf := range in {
+							for i := range want {
+								want[i] += leaf[r*n+i]
+							}
 						}
 					}
 					require.Equal(t, want, values[float32](j, s), "rank %d", r)

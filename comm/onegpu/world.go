@@ -18,7 +18,8 @@ import (
 // DefaultTimeout is how long an operation waits for its peers.
 const DefaultTimeout = meet.DefaultTimeout
 
-// Sum adds buffers of the ranks in the order of comm.Adder: kernels/cuda has it.
+// Sum adds buffers of the ranks in the order of comm.Adder, or from left to right:
+// kernels/cuda has it.
 type Sum interface {
 	// Enqueue adds the sum of n elements at srcs, one for each rank, to a stream. It
 	// goes to every one of dsts, or is added to what is there. A dst may be one of
@@ -31,8 +32,8 @@ type Options struct {
 	// Timeout is how long a rank waits in an operation for another one to
 	// arrive. Default 60 s.
 	Timeout time.Duration
-	// Sum makes a sum of elements, for one rank.
-	Sum func(dtype graph.DType) (Sum, error)
+	// Sum makes a sum of elements, for one rank. From left to right it is of f32.
+	Sum func(dtype graph.DType, order graph.SumOrder) (Sum, error)
 }
 
 // World is the ranks of a job on one GPU.

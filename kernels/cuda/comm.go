@@ -13,7 +13,7 @@ import (
 const MostRanks = 64
 
 // RankSum adds buffers of the ranks that share a device, element by element, in
-// the order of comm.Adder.
+// the order of comm.Adder or from left to right.
 type RankSum struct {
 	f      driver.Function
 	name   string
@@ -21,7 +21,7 @@ type RankSum struct {
 	args   rankSumArgs
 }
 
-// rankSumArgs are the parameters of sum_ranks_* in comm.cu.
+// rankSumArgs are the parameters of sum_ranks_* and sum_leaves_* in comm.cu.
 type rankSumArgs struct {
 	skip       driver.Address
 	src, dst   [MostRanks]driver.Address
@@ -32,13 +32,21 @@ type rankSumArgs struct {
 }
 
 // RankSum returns a sum of f32, f64, i64, bf16 or f16 elements; 16 bits are added
-// in f32 and rounded once. One is for one goroutine.
-func (l *Library) RankSum(dtype graph.DType) (*RankSum, error) {
+// in f32 and rounded once. In the order SumSequential it is of f32, bf16 or f16 and goes
+// to one buffer of f32. One is for one goroutine.
+func (l *Library) RankSum(dtype graph.DType, order graph.SumOrder) (*RankSum, error) {
 	name, ok := map[graph.DType]string{graph.F32: "f32", graph.F64: "f64", graph.I64: "i64", graph.BF16: "bf16", graph.F16: "f16"}[dtype]
 	if !ok {
 		return nil, fmt.Errorf("no sum of %s, want f32, f64, i64, bf16 or f16", dtype)
 	}
-	f, err := l.function("comm.cu", "sum_ranks_"+name, 0)
+	kernel := "sum_ranks_"
+	if order == graph.SumSequential {
+		if dtype == graph.F64 || dtype == graph.I64 {
+			return nil, fmt.Errorf("no sum of %s in the order %s, want f32, bf16 or f16", dtype, order)
+		}
+		kernel = "sum_leaves_"
+	}
+	f, err := l.function("comm.cu", kernel+name, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -40,13 +40,19 @@ func TestRankSum(t *testing.T) {
 	sumRanks[int64](t, d, lib, s, graph.I64)
 	sumRanks16(t, d, lib, s, graph.BF16, num.BF16, num.FromBF16)
 	sumRanks16(t, d, lib, s, graph.F16, num.F16, num.FromF16)
-	_, err = lib.RankSum(graph.I32)
+	_, err = lib.RankSum(graph.I32, graph.SumTree)
 	require.ErrorContains(t, err, "no sum of i32")
+	_, err = lib.RankSum(graph.F64, graph.SumSequential)
+	require.ErrorContains(t, err, "no sum of f64 in the order sequential")
+	same := func(v float32) float32 { return v }
+	sumLeaves(t, d, lib, s, graph.F32, same, same)
+	sumLeaves(t, d, lib, s, graph.BF16, num.BF16, num.FromBF16)
+	sumLeaves(t, d, lib, s, graph.F16, num.F16, num.FromF16)
 	require.NoError(t, errors.Join(d.DestroyStream(s), lib.Close()))
 }
 
 func sumRanks[T comm.Number](t *testing.T, d *drivertest.Driver, lib *cuda.Library, s driver.Stream, dtype graph.DType) {
-	sum, err := lib.RankSum(dtype)
+	sum, err := lib.RankSum(dtype, graph.SumTree)
 	require.NoError(t, err)
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, ranks := range []int{1, 2, 3, 5, 6, 7, 8, 13, 64} {
@@ -94,7 +100,7 @@ func sumRanks[T comm.Number](t *testing.T, d *drivertest.Driver, lib *cuda.Libra
 // sumRanks16 is sumRanks of 16-bit floats: their float32 values are added in the
 // same order, and the sum is rounded once.
 func sumRanks16(t *testing.T, d *drivertest.Driver, lib *cuda.Library, s driver.Stream, dtype graph.DType, narrow func(float32) uint16, widen func(uint16) float32) {
-	sum, err := lib.RankSum(dtype)
+	sum, err := lib.RankSum(dtype, graph.SumTree)
 	require.NoError(t, err)
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, ranks := range []int{1, 2, 3, 7, 64} {
@@ -124,6 +130,58 @@ func sumRanks16(t *testing.T, d *drivertest.Driver, lib *cuda.Library, s driver.
 			require.Equal(t, narrow(wide[ranks][i]), bits, "%v, %d ranks, element %d", dtype, ranks, i)
 		}
 		for _, a := range at {
+			require.NoError(t, d.Free(a))
+		}
+	}
+}
+
+// sumLeaves holds sums in the order of the ranks, which begin with what is there when
+// accumulating, against f32 arithmetic.
+func sumLeaves[T float32 | uint16](t *testing.T, d *drivertest.Driver, lib *cuda.Library, s driver.Stream, dtype graph.DType, narrow func(float32) T, widen func(T) float32) {
+	sum, err := lib.RankSum(dtype, graph.SumSequential)
+	require.NoError(t, err)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, ranks := range []int{1, 2, 3, 7, 64} {
+		const n = 3000
+		alloc := func(size int64) (driver.Address, []byte) {
+			a, err := d.Alloc(n * size)
+			require.NoError(t, err)
+			b, err := d.Bytes(a, n*size)
+			require.NoError(t, err)
+			return a, b
+		}
+		to, mem := alloc(4)
+		got := unsafe.Slice((*float32)(unsafe.Pointer(&mem[0])), n)
+		var at []driver.Address
+		var leaves [][]T
+		for range ranks {
+			a, b := alloc(dtype.Size())
+			v := unsafe.Slice((*T)(unsafe.Pointer(&b[0])), n)
+			for i := range v {
+				v[i] = narrow(float32(rng.NormFloat64() * 100))
+			}
+			at, leaves = append(at, a), append(leaves, v)
+		}
+		for _, accumulate := range []bool{false, true} {
+			want := make([]float32, n)
+			for i := range want {
+				got[i] = float32(rng.NormFloat64() * 100)
+				if accumulate {
+					want[i] = got[i]
+				}
+				for r, v := range leaves {
+					if r == 0 && !accumulate {
+						want[i] = widen(v[i])
+					} else {
+						want[i] += widen(v[i])
+					}
+				}
+			}
+			require.NoError(t, sum.Enqueue(d, s, []driver.Address{to}, at, n, accumulate))
+			require.NoError(t, d.Synchronize(s))
+			require.Equal(t, want, got, "%v, %d ranks, accumulate %v", dtype, ranks, accumulate)
+		}
+		for _, a := range append(at, to) {
 			require.NoError(t, d.Free(a))
 		}
 	}

@@ -52,6 +52,10 @@ func runCollective[T num.Float](w *World[T], op *graph.Op) error {
 		var err error
 		switch dt := w.prog.Buf(out.Buf).DType; dt {
 		case graph.F32:
+			if op.Kind == graph.ReduceScatter && a.Order == graph.SumSequential {
+				err = w.addLeaves(g, in, out)
+				break
+			}
 			err = collective(op.Kind, g, in, out, w.Floats)
 		case graph.BF16, graph.F16:
 			err = w.collectiveHalf(op.Kind, g, in, out)
@@ -117,6 +121,45 @@ func collective[E number](kind graph.Kind, group []int, in graph.BufID, out grap
 			reduce(d, srcs, i*len(d), out.Mode == graph.Accum)
 		default:
 			reduce(d, srcs, 0, false)
+		}
+	}
+	return nil
+}
+
+// addLeaves adds each rank's part of all ranks' buffers from left to right.
+func (w *World[T]) addLeaves(group []int, in graph.BufID, out graph.Out) error {
+	srcs := make([][]T, len(group))
+	for i, r := range group {
+		var err error
+		if dt := w.prog.Buf(in).DType; dt == graph.F32 {
+			srcs[i], err = w.Floats(r, in)
+		} else {
+			var bits []uint16
+			bits, err = w.U16(r, in)
+			for _, b := range bits {
+				srcs[i] = append(srcs[i], T(widenFrom(dt, b)))
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for i, r := range group {
+		sum, err := w.Floats(r, out.Buf)
+		if err != nil {
+			return err
+		}
+		if len(sum)*len(group) != len(srcs[i]) {
+			return fmt.Errorf("full has %d elements, want %d shards of %d", len(srcs[i]), len(group), len(sum))
+		}
+		for j := range sum {
+			for k, s := range srcs {
+				if v := s[i*len(sum)+j]; k == 0 && out.Mode != graph.Accum {
+					sum[j] = v
+				} else {
+					sum[j] += v
+				}
+			}
 		}
 	}
 	return nil

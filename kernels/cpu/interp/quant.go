@@ -85,9 +85,19 @@ func dequantize[T num.Float](c *call[T]) {
 		}
 	}
 	for i := range x.v {
-		if sum {
+		switch {
+		case sum && q.a.Order == graph.SumSequential:
+			v := parts[0][i]
+			if c.accum(0) {
+				v = float32(x.v[i]) + v
+			}
+			for _, part := range parts[1:] {
+				v += part[i]
+			}
+			x.v[i] = T(v)
+		case sum:
 			c.store(0, &x.v[i], T(treeSum(parts, i)))
-		} else {
+		default:
 			x.v[i] = T(parts[i/n][i%n])
 		}
 	}

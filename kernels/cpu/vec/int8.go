@@ -192,7 +192,8 @@ func dequantize8(x []float32, codes []byte, scale float32) {
 }
 
 // Dequantize8 reads quantised numbers: part behind part, or with Sum the sum of all
-// parts in the tree's order (SumTree), in float32 and rounded once.
+// parts in the tree's order (SumTree), in float32 and rounded once. Sequential, a sum
+// goes from left to right, and from Y on if accumulating.
 type Dequantize8 struct {
 	From Int8
 	Sum  bool
@@ -201,6 +202,7 @@ type Dequantize8 struct {
 	Y16        []uint16
 	As         Half
 	Accumulate bool
+	Sequential bool
 
 	pieces []Range // of Y
 }
@@ -243,6 +245,10 @@ func (k *Dequantize8) RunIndex(i int) {
 	for lo := r.Lo; lo < r.Hi; lo += block {
 		hi := min(lo+block, r.Hi)
 		sum := s.buf[:hi-lo]
+		if k.Sum && k.Sequential {
+			k.inOrder(sum, lo, hi, s.buf[block:])
+			continue
+		}
 		k.tree(sum, first, first+parts, lo%k.From.Len, s.buf[2*block:])
 		if k.Accumulate {
 			old := s.buf[block:][:hi-lo]
@@ -260,6 +266,29 @@ func (k *Dequantize8) RunIndex(i int) {
 		} else {
 			copy(k.Y[lo:hi], sum)
 		}
+	}
+}
+
+// inOrder adds the parts of elements [lo, hi) of Y, a block, one after the other; sum
+// and rest are scratch.
+func (k *Dequantize8) inOrder(sum []float32, lo, hi int, rest []float32) {
+	if k.Y != nil {
+		sum = k.Y[lo:hi]
+	} else if k.Accumulate {
+		widen(k.As, sum, k.Y16[lo:hi])
+	}
+	x := rest[:len(sum)]
+	for p := range k.From.Parts {
+		codes, scales := k.From.at(p, lo, hi)
+		if p == 0 && !k.Accumulate {
+			dequantize8(sum, codes, scales[0])
+			continue
+		}
+		dequantize8(x, codes, scales[0])
+		binary(opAdd, sum, sum, x, false)
+	}
+	if k.Y == nil {
+		narrow(k.As, k.Y16[lo:hi], sum)
 	}
 }
 

@@ -8,7 +8,8 @@ import "github.com/spillway-ml/spillway/kernels/cpu/pool"
 //	Sequential   ((0 + 1) + 2) + …, and from Dst on if accumulating
 //	else         SumTree's tree, which is added to Dst if accumulating
 //
-// The parts are float32, or 16-bit ones, which are widened.
+// The parts are float32, or 16-bit ones, which are widened. Those of ranks lie in the
+// memory of each: SumLeaves.
 type SumParts struct {
 	Dst        []float32
 	Parts      []float32 // (R, len(Dst)); nil with Half
@@ -17,8 +18,47 @@ type SumParts struct {
 	Sequential bool
 	Accumulate bool
 
-	srcs   [][]float32 // of a tree over float32 parts
+	srcs   [][]float32
 	halves [][]uint16
+}
+
+// SumLeaves adds R vectors, each as long as Dst and apart from it, to Dst from left to
+// right in float32: SumParts, sequential, of parts that lie anywhere.
+type SumLeaves struct {
+	Dst        []float32
+	Srcs       [][]float32 // R of them; nil with Halves
+	Halves     [][]uint16  // R of them, of type As
+	As         Half
+	Accumulate bool // or Dst begins with the first
+
+	parts SumParts
+}
+
+// Run adds. It allocates nothing.
+func (k *SumLeaves) Run(p *pool.Pool) error {
+	c := check{op: "sum of leaves"}
+	if k.As != NoHalf {
+		c.half("As", k.As)
+		leaves(&c, len(k.Dst), k.Halves)
+	} else {
+		leaves(&c, len(k.Dst), k.Srcs)
+	}
+	if c.err != nil {
+		return c.err
+	}
+	k.parts = SumParts{Dst: k.Dst, As: k.As, Sequential: true, Accumulate: k.Accumulate, srcs: k.Srcs, halves: k.Halves}
+	run(p, tasks(len(k.Dst), grain), &k.parts)
+	return nil
+}
+
+// leaves checks that each source has n elements.
+func leaves[T float32 | uint16](c *check, n int, srcs [][]T) {
+	c.sources(len(srcs))
+	for i, s := range srcs {
+		if c.err == nil && len(s) != n {
+			c.fail("leaf %d has %d elements, want that of Dst = %d", i, len(s), n)
+		}
+	}
 }
 
 // partsBlock is the elements that are summed while they are in the first-level cache.

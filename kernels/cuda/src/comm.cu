@@ -56,6 +56,32 @@ KERNEL(256, sum_ranks_i64, const int *skip, Ranks<u64> r, i64 n, int ranks, int 
 	sum_ranks<u64>(r, n, ranks, outs, accumulate);
 }
 
+// Leaves are the buffers of the ranks, and where their sum goes: one place.
+template <class T> struct Leaves {
+	const T *src[MOST_RANKS];
+	float *dst[MOST_RANKS];
+};
+
+// leaf_sum adds the ranks' elements from left to right in f32, from what is there on if
+// accumulating.
+template <class T> DEVICE void leaf_sum(const Leaves<T> &r, i64 n, int ranks, int accumulate) {
+	for (i64 i = first(); i < n; i += stride()) {
+		float v = value_of(r.src[0][i]);
+		if (accumulate) v = r.dst[0][i] + v;
+		for (int k = 1; k < ranks; k++) v = v + value_of(r.src[k][i]);
+		r.dst[0][i] = v;
+	}
+}
+
+#define SUM_LEAVES(NAME, T) \
+	KERNEL(256, sum_leaves_##NAME, const int *skip, Leaves<T> r, i64 n, int ranks, int outs, int accumulate) { \
+		SKIP(); \
+		leaf_sum(r, n, ranks, accumulate); \
+	}
+SUM_LEAVES(f32, float)
+SUM_LEAVES(bf16, bf16)
+SUM_LEAVES(f16, f16)
+
 // 16 bits are added in f32 and rounded once.
 KERNEL(256, sum_ranks_bf16, const int *skip, Ranks<bf16> r, i64 n, int ranks, int outs, int accumulate) {
 	SKIP();

@@ -1,0 +1,111 @@
+package algotest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cpu"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
+)
+
+// CheckLeaves runs reduce-scatters in the order SumSequential as one rank of a group,
+// which all others do as well, and returns an error where one gives other bits than
+// adding the ranks' parts from left to right. The longest fills arena.
+func CheckLeaves(g comm.Group, arena device.Arena, stream device.Stream) error {
+	r := &rank{g: g, arena: arena, stream: stream}
+	w := int64(g.Size())
+	for _, t := range []graph.DType{graph.F32, graph.BF16, graph.F16} {
+		most := (arena.Size() - 8) / (t.Size()*w + graph.F32.Size())
+		for _, each := range []int64{1, 17, min(3000, most), most} {
+			for _, accumulate := range []bool{false, true} {
+				if each > 3000 && (t == graph.F16 || !accumulate) {
+					continue // as of the other 16 bits
+				}
+				if err := r.leaves(t, each, accumulate); err != nil {
+					return fmt.Errorf("%s, %d elements a rank, accumulating %v: %w", t, each, accumulate, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// leaf is what a rank gives: numbers of widely different size, whose sum depends on the
+// order, as bits of the type.
+func leaf(t graph.DType, rank int, n int64) (bits []uint32, wide []float32) {
+	rng := rand.New(rand.NewPCG(uint64(rank), uint64(n)))
+	bits, wide = make([]uint32, n), make([]float32, n)
+	for i := range bits {
+		v := float32((rng.Float64() - 0.5) * math.Exp2(float64(rng.IntN(20))-8))
+		switch t {
+		case graph.BF16:
+			h := num.BF16(v)
+			bits[i], wide[i] = uint32(h), num.FromBF16(h)
+		case graph.F16:
+			h := num.F16(v)
+			bits[i], wide[i] = uint32(h), num.FromF16(h)
+		default:
+			bits[i], wide[i] = math.Float32bits(v), v
+		}
+	}
+	return bits, wide
+}
+
+func (r *rank) leaves(t graph.DType, each int64, accumulate bool) error {
+	w, self := int64(r.g.Size()), r.g.Rank()
+	full, shard := r.ptr(0, t.Size()*w*each), r.ptr((t.Size()*w*each+7)/8*8, graph.F32.Size()*each)
+	sum, err := cpu.Slice[float32](shard)
+	if err != nil {
+		return err
+	}
+	want := make([]float32, each)
+	_, old := leaf(graph.F32, 99, each)
+	copy(sum, old)
+	for rank := range int(w) {
+		bits, wide := leaf(t, rank, each*w)
+		for i := range want {
+			v := wide[int64(self)*each+int64(i)]
+			switch {
+			case rank == 0 && accumulate:
+				want[i] = old[i] + v
+			case rank == 0:
+				want[i] = v
+			default:
+				want[i] += v
+			}
+		}
+		if rank == self {
+			if err := write(full, t, bits); err != nil {
+				return err
+			}
+		}
+	}
+	if err := r.run(r.g.ReduceScatter("leaves", full, shard, t, graph.SumSequential, accumulate)); err != nil {
+		return err
+	}
+	for i, v := range want {
+		if math.Float32bits(sum[i]) != math.Float32bits(v) {
+			return fmt.Errorf("rank %d: element %d is %v, want %v", self, i, sum[i], v)
+		}
+	}
+	return nil
+}
+
+func write(to device.Ptr, t graph.DType, bits []uint32) error {
+	if t == graph.F32 {
+		v, err := cpu.Slice[float32](to)
+		for i := range v {
+			v[i] = math.Float32frombits(bits[i])
+		}
+		return err
+	}
+	v, err := cpu.Slice[uint16](to)
+	for i := range v {
+		v[i] = uint16(bits[i])
+	}
+	return err
+}
