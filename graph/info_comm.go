@@ -14,8 +14,8 @@ func init() {
 			check:  func(c *checker) { c.collective(c.in(0), c.out(0)) },
 		},
 		&Info{
-			Kind:   ReduceScatter,
-			Doc:    "shard (+)= the rank's part of the sum over ranks of full, in the order that Order names; full (W·S), shard (S), f32, f64, i64, or bf16 and f16, which are added in f32 and rounded once; shard may be the rank's view of full. " +
+			Kind: ReduceScatter,
+			Doc: "shard (+)= the rank's part of the sum over ranks of full, in the order that Order names; full (W·S), shard (S), f32, f64, i64, or bf16 and f16, which are added in f32 and rounded once; shard may be the rank's view of full. " +
 				"In the order sequential full is f32, bf16 or f16 and shard f32, apart from it: ((old + 0) + 1) + … where it accumulates.",
 			In:     []Operand{{Name: "full", Shape: "(W·S)", Types: isSum}},
 			Out:    []Operand{{Name: "shard", Shape: "(S)", Types: isSum, Modes: modeWA}},

@@ -433,7 +433,7 @@ func (k *kernel) landing(i int, c int64) []byte {
 }
 
 // chunkMessages starts the messages of chunk c of a sum: part(i) is what this rank gives
-// of the part of index i, own that of its own, as long as every rank's.
+// of the part of index i, own its own part, of which every other rank gives as much.
 func (k *kernel) chunkMessages(own []byte, part func(i int) []byte) func(c int64) *exchange {
 	m := k.m
 	return func(c int64) *exchange {
