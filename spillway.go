@@ -66,6 +66,8 @@ type (
 type (
 	// Forecast is the plan of a run with its predicted time.
 	Forecast = train.Forecast
+	// OrderCost is what Config.Reproducible takes beside the same run without it.
+	OrderCost = train.OrderCost
 	// Hardware is what a plan's time is predicted on.
 	Hardware = train.Hardware
 	// LargerDevice is a device that a plan could move to.

@@ -74,6 +74,10 @@ type Group interface {
 	Stats() Stats
 }
 
+// ChunkBytes is how much of a sum comes from each rank at a time where ranks do not
+// reach each other's memory. While one chunk is added the next is on its way.
+const ChunkBytes = 1 << 20
+
 // Op names an operation of a Group, as errors and signatures have it.
 type Op string
 

@@ -46,6 +46,9 @@ func (c *Config) outside(p *plan.Plan) [graph.NumSpaces]int64 {
 	if a := c.algorithm(); a != algo.Auto && a != algo.Direct || c.job != nil {
 		process += ranks * algo.ScratchBytes
 	}
+	if t, ok := c.transport().(interface{ Copies() bool }); ok && t.Copies() {
+		process += ranks * stagingBytes(p.Program)
+	}
 	if c.Trace != "" {
 		process += ranks * streams * exec.TraceBytes(traceSpans)
 	}

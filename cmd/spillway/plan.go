@@ -427,6 +427,9 @@ func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.W
 		text = io.Discard
 	}
 	r := planReport{flags: f, stages: stages, asked: asked, best: best}
+	if r.order, err = asked.OrderCost(hw.Machine(c.Ranks)); err != nil {
+		return err
+	}
 	if !asked.Fits {
 		r.ways, r.noWay = spillway.WaysOut(asked, hw)
 	}

@@ -22,8 +22,9 @@ type planReport struct {
 	stages []*spillway.Forecast
 	asked  *spillway.Forecast
 	ways   []spillway.Way
-	best   *spillway.Fitted // nil without --fit
-	noWay  *spillway.NoWay  // where there are no ways
+	order  *spillway.OrderCost // nil without --reproducible
+	best   *spillway.Fitted    // nil without --fit
+	noWay  *spillway.NoWay     // where there are no ways
 }
 
 func (r *planReport) print(w io.Writer) error {
@@ -66,6 +67,9 @@ func (r *planReport) heading(w io.Writer) {
 	fmt.Fprintf(w, "\nmicro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum, grouped(int64(c.Ranks)*int64(c.Batch)*int64(c.Accum)*int64(c.Seq)))
 	if order := r.asked.AccumOrder(); order != "" {
 		wrap(w, "", "  ", order)
+	}
+	if r.order != nil {
+		wrap(w, "", "  ", r.order.String())
 	}
 	if g := r.flags.gpuFound; g != nil {
 		fmt.Fprintf(w, "GPU %s: %s of memory\n", g.Name, plan.Bytes(g.Memory))

@@ -149,6 +149,9 @@ type messages struct {
 	stderr  io.Writer
 }
 
+// Copies says that what a rank adds lands in memory of its own first.
+func (m messages) Copies() bool { return true }
+
 func (m messages) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (ranks.Joined, error) {
 	w, err := m.process.Join(mesh, len(local), mpi.Options{Timeout: timeout, Warn: warn})
 	if err != nil {

@@ -418,7 +418,7 @@ func (k *kernel) reduceShares(buf []byte, collective bool) error {
 
 // chunkBytes is how much of a sum comes from each rank at a time: what the sum
 // needs beside the arenas is twice that a rank.
-const chunkBytes = 1 << 20
+const chunkBytes = comm.ChunkBytes
 
 // chunk is the part of b that moves in chunk c of a sum.
 func chunk(b []byte, c int64) []byte {

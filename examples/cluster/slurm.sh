@@ -1,8 +1,11 @@
 #!/bin/bash
-# Four hosts of four ranks each, over the cluster's MPI: sbatch slurm.sh
+# Two to four hosts of four ranks each, over the cluster's MPI: sbatch slurm.sh
+#
+# A step is 48 micro-batches of one row, whatever hosts Slurm gives the job: 8, 12 and 16
+# ranks divide it, and all end in the same parameters.
 #
 #SBATCH --job-name=spillway
-#SBATCH --nodes=4
+#SBATCH --nodes=2-4
 #SBATCH --ntasks-per-node=4
 #SBATCH --cpus-per-task=4
 #SBATCH --time=24:00:00
@@ -15,13 +18,15 @@
 # `srun --mpi=list` shows what the cluster has: pmix for Open MPI, pmi2 for MPICH.
 srun --mpi="${SPILLWAY_PMI:-pmix}" --kill-on-bad-exit=0 spillway train \
   --model gpt2-xl --data /data/tokens.bin --steps 10000 \
+  --reproducible --batch 1 --global-batch 48 \
   --checkpoint /runs/gpt2-xl --save-every 100 --resume
 status=$?
 
 case $status in
 0) exit 0 ;;
 # Interrupted after saving (130), or a rank was lost (3): again, from the newest
-# checkpoint, at most five times.
+# checkpoint and over the hosts that there are then, at most five times. A divergence is
+# 3 too: the next start refuses its settings with 1, and ends the job.
 3 | 130)
   if [ "${SLURM_RESTART_COUNT:-0}" -lt 5 ]; then
     scontrol requeue "$SLURM_JOB_ID"

@@ -5,7 +5,10 @@ package check
 
 import (
 	"os"
+	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	mpijob "github.com/kubeflow/mpi-operator/pkg/apis/kubeflow/v2beta1"
@@ -64,6 +67,59 @@ func TestJobSet(t *testing.T) {
 		1: batch.PodFailurePolicyActionFailJob, 2: batch.PodFailurePolicyActionFailJob,
 		3: batch.PodFailurePolicyActionCount, 130: batch.PodFailurePolicyActionIgnore,
 	}, fate)
+}
+
+// flag returns the number of a flag among a command's arguments, "--name=n" or "--name n".
+func flag(t *testing.T, args []string, name string) int {
+	t.Helper()
+	for i, a := range args {
+		value, ok := strings.CutPrefix(a, "--"+name+"=")
+		if a == "--"+name && i+1 < len(args) {
+			value, ok = args[i+1], true
+		}
+		if ok {
+			n, err := strconv.Atoi(value)
+			require.NoError(t, err, a)
+			return n
+		}
+	}
+	require.Fail(t, "no --"+name, "%v", args)
+	return 0
+}
+
+// A job that comes back over other ranks keeps its bits: every size that it can have
+// divides the micro-batches of its step.
+func TestEverySizeDividesTheStep(t *testing.T) {
+	divides := func(args []string, ranks ...int) {
+		t.Helper()
+		require.Contains(t, args, "--reproducible")
+		require.Contains(t, args, "--resume")
+		leaves := flag(t, args, "global-batch") / flag(t, args, "batch")
+		for _, n := range ranks {
+			require.Zero(t, leaves%n, "%d micro-batches over %d ranks", leaves, n)
+		}
+	}
+	var s jobset.JobSet
+	read(t, "jobset.yaml", &s)
+	args := s.Spec.ReplicatedJobs[0].Template.Spec.Template.Spec.Containers[0].Args
+	divides(args, flag(t, args, "ranks"), flag(t, args, "min-ranks"))
+	require.Positive(t, flag(t, args, "restarts"))
+
+	var j mpijob.MPIJob
+	read(t, "mpijob.yaml", &j)
+	args = j.Spec.MPIReplicaSpecs[mpijob.MPIReplicaTypeLauncher].Template.Spec.Containers[0].Args
+	divides(args, 16, 12, 8, 4)
+
+	text, err := os.ReadFile("../slurm.sh")
+	require.NoError(t, err)
+	hosts := regexp.MustCompile(`(?m)^#SBATCH --nodes=(\d+)-(\d+)$`).FindSubmatch(text)
+	each := regexp.MustCompile(`(?m)^#SBATCH --ntasks-per-node=(\d+)$`).FindSubmatch(text)
+	require.Len(t, hosts, 3)
+	require.Len(t, each, 2)
+	number := func(b []byte) int { n, err := strconv.Atoi(string(b)); require.NoError(t, err); return n }
+	for n := number(hosts[1]); n <= number(hosts[2]); n++ {
+		divides(strings.Fields(string(text)), n*number(each[1]))
+	}
 }
 
 func TestMPIJob(t *testing.T) {

@@ -1,0 +1,101 @@
+package train
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// OrderCost is what Config.Reproducible takes beside the same run without it.
+type OrderCost struct {
+	Leaves       int                    // micro-batches of a step
+	Sums         int64                  // bytes a rank: of the f32 sums and, where each rank has all of them, of their gathered copy
+	Peak         [graph.NumSpaces]int64 // bytes a rank, with and less without; may be negative
+	Sent, Before int64                  // bytes a rank and step, with and without
+	Seconds      float64                // of a step by prediction, with and less without
+	Staging      int64                  // bytes a rank in which leaves land over MPI, outside the arena
+}
+
+// OrderCost plans the same run without Config.Reproducible and compares; nil where it is
+// off. machine is what the forecast was made for.
+func (f *Forecast) OrderCost(machine *cost.Machine) (*OrderCost, error) {
+	c := f.Config
+	if !c.Reproducible {
+		return nil, nil
+	}
+	c.Reproducible = false
+	other, err := Predict(c, machine)
+	if err != nil {
+		return nil, fmt.Errorf("without --reproducible: %w", err)
+	}
+	p := f.Plan.Program
+	o := &OrderCost{Leaves: c.Ranks * c.Accum, Sent: f.Plan.CommBytes, Before: other.Plan.CommBytes,
+		Seconds: f.Step.Seconds - other.Step.Seconds, Staging: stagingBytes(p)}
+	for sp := range o.Peak {
+		o.Peak[sp] = f.Plan.Layout.Spaces[sp].Peak - other.Plan.Layout.Spaces[sp].Peak
+	}
+	for u := range p.Units {
+		if g := p.Units[u].Grad; g != nil && g.Leaves() {
+			o.Sums += p.Buf(g.Home).Bytes()
+			if g.Update != g.Home {
+				o.Sums += p.Buf(g.Update).Bytes()
+			}
+		}
+	}
+	return o, nil
+}
+
+// String is a sentence for a person.
+func (o *OrderCost) String() string {
+	if o.Leaves == 1 {
+		return "--reproducible: a step is one micro-batch, so nothing is added and nothing costs more"
+	}
+	text := fmt.Sprintf("--reproducible: gradients are summed over the step's %d micro-batches from left to right, the same bits at every number of ranks that divides them, in %s of fp32 sums; beside the run without: %s", o.Leaves, plan.Bytes(o.Sums), difference(o.Peak[graph.Device]))
+	if n := o.Peak[graph.Host]; n != 0 {
+		text += " and " + difference(n) + " of host"
+	}
+	text += fmt.Sprintf(" at the peak, %s sent a step for %s, about %+.3g s a step", plan.Bytes(o.Sent), plan.Bytes(o.Before), o.Seconds)
+	if o.Staging > 0 {
+		text += fmt.Sprintf("; leaves are added where they lie, over MPI out of %s of host memory", plan.Bytes(o.Staging))
+	}
+	return text
+}
+
+func difference(n int64) string {
+	if n < 0 {
+		return "−" + plan.Bytes(-n)
+	}
+	return "+" + plan.Bytes(n)
+}
+
+// stagingBytes is the most of a rank's host memory, outside its arena, in which parts of
+// other ranks land while they are added, where no memory is shared: two chunks from each.
+func stagingBytes(p *graph.Program) (most int64) {
+	for i := range p.Sections {
+		for j := range p.Sections[i].Phases {
+			for k := range p.Sections[i].Phases[j].Ops {
+				op := &p.Sections[i].Phases[j].Ops[k]
+				id := graph.NoBuf
+				switch op.Kind {
+				case graph.ReduceScatter:
+					id = op.In[0]
+				case graph.AllReduce:
+					id = op.Out[0].Buf
+				default:
+					continue
+				}
+				n := int64(p.WorldSize())
+				if axis := op.Attr.(graph.GroupAttr).Axis; axis >= 0 {
+					n = int64(p.Mesh[axis].Size)
+				}
+				if n > 1 {
+					most = max(most, 2*min(n*comm.ChunkBytes, p.Buf(id).Bytes()))
+				}
+			}
+		}
+	}
+	return most
+}

@@ -1,0 +1,82 @@
+package train
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// What the order of a reproducible sum costs is the difference of two plans. Where
+// gradients are sharded the run without it reduces every micro-step as well, into f32 of
+// the same size: nothing.
+func TestWhatTheOrderOfASumCosts(t *testing.T) {
+	c := tiny("gpt2")
+	c.Batch, c.Seq, c.Ranks, c.Accum = 1, 8, 4, 3
+	machine := CPUHardware(1).Machine(c.Ranks)
+	var flat int64 // bytes of all units' gradients in f32
+	for zero := range 4 {
+		c.Zero, c.Reproducible = zero, false
+		without, err := Predict(c, machine)
+		require.NoError(t, err)
+		none, err := without.OrderCost(machine)
+		require.NoError(t, err)
+		require.Nil(t, none)
+		c.Reproducible = true
+		with, err := Predict(c, machine)
+		require.NoError(t, err)
+		cost, err := with.OrderCost(machine)
+		require.NoError(t, err)
+		flat = 0
+		for u := range with.Plan.Program.Units {
+			flat += 4 * with.Plan.Program.Units[u].FlatLen
+		}
+		sums, sent := flat/4, int64(0)
+		switch zero {
+		case 0: // the parts, and what they are gathered to
+			sums += flat
+			fallthrough
+		case 1: // reduced three times instead of once
+			sent = 2 * flat / 4 * 3
+		}
+		require.Equal(t, sums, cost.Sums, "stage %d", zero)
+		require.Equal(t, sent, cost.Sent-cost.Before, "stage %d", zero)
+		require.Equal(t, with.Plan.Layout.Spaces[graph.Device].Peak-without.Plan.Layout.Spaces[graph.Device].Peak, cost.Peak[graph.Device])
+		require.Contains(t, cost.String(), "over the step's 12 micro-batches from left to right")
+		if zero >= 2 {
+			require.Less(t, cost.Peak[graph.Device], int64(1024), "stage %d: the ranks' losses", zero)
+		}
+	}
+	c.Ranks, c.Accum = 1, 1
+	one, err := Predict(c, machine)
+	require.NoError(t, err)
+	cost, err := one.OrderCost(machine)
+	require.NoError(t, err)
+	require.Zero(t, cost.Sent-cost.Before+cost.Sums+cost.Staging)
+	require.Contains(t, cost.String(), "nothing is added")
+}
+
+// A search within a cap plans with the sums that the flag keeps: what it chooses fits as
+// it runs, and still has the bits of every other placement.
+func TestFitKnowsTheSumsOfAReproducibleRun(t *testing.T) {
+	c := tiny("gpt2")
+	c.Batch, c.Seq, c.Ranks, c.Accum, c.Zero, c.Steps, c.Threads = 1, 8, 2, 2, 0, 1, 1
+	peak := func(reproducible bool) int64 {
+		d := c
+		d.Reproducible = reproducible
+		p, err := Build(d)
+		require.NoError(t, err)
+		return p.Layout.Spaces[graph.Device].Peak
+	}
+	require.Greater(t, peak(true), peak(false), "at stage 0 the parts' sums are apart")
+	want := curveOver(t, c, 2, 4)
+	c.DeviceMemory, c.Reproducible = peak(false), true
+	_, err := Build(c)
+	require.ErrorContains(t, err, "does not fit")
+	best, err := Fit(c, func(string) bool { return false }, 0, CPUHardware(1))
+	require.NoError(t, err)
+	require.True(t, best.Forecast.Config.Reproducible)
+	require.LessOrEqual(t, best.Forecast.Plan.Layout.Spaces[graph.Device].Peak, c.DeviceMemory)
+	require.Equal(t, want, curveOver(t, best.Forecast.Config, 2, 4))
+}
