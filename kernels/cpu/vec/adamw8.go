@@ -53,55 +53,110 @@ func (k *AdamW8) Run(p *pool.Pool) error {
 }
 
 // adam8Scalars are what the assembly reads for a block, in its order, and what it
-// writes: the bits of the largest magnitudes of the new moments.
+// writes: the bits of the largest magnitudes of the new moments. The last two are of the
+// block before.
 type adam8Scalars struct {
 	adamScalars
-	mScale, vScale float32
-	mTop, vTop     uint32
+	mScale, vScale     float32
+	mTop, vTop         uint32
+	mInverse, vInverse float32 // of its scales, a quarter
 }
 
 // RunIndex is a pool.Task's; call Run.
 func (k *AdamW8) RunIndex(i int) {
-	s := borrow(3 * Q8Block)
+	s := borrow(5 * Q8Block)
 	defer s.giveBack()
 	s.adam8.adamScalars = k.s
 	lo, hi := piece(i, grain, len(k.P))
+	behind := false
 	for ; lo < hi; lo += Q8Block {
-		k.block(s, lo, min(lo+Q8Block, hi))
+		behind = k.block(s, lo, min(lo+Q8Block, hi), behind)
+	}
+	if behind {
+		k.write(s, lo-Q8Block, lo)
 	}
 }
 
+// moments8 are a block's new moments in scratch: blocks take turns, so that those of the
+// one before are there while the next is updated.
+func moments8(s *scratch, lo, n int) (m, v []float32) {
+	turn := s.buf[lo/Q8Block%2*2*Q8Block:]
+	return turn[:n], turn[Q8Block:][:n]
+}
+
 // block updates a block. What of it the assembly takes is read, updated and measured in
-// one sweep, so that the work on bytes hides behind divisions and roots.
-func (k *AdamW8) block(s *scratch, lo, hi int) {
+// one sweep. Where behind says so, the codes of the block before are still to be
+// written: the assembly does it beside the update, so that work on bytes hides behind
+// divisions and roots. It tells whether this block's are left to the next in turn.
+func (k *AdamW8) block(s *scratch, lo, hi int, behind bool) bool {
 	n := hi - lo
-	m, v := s.buf[:n], s.buf[Q8Block:][:n]
-	g := k.gradient(s.buf[2*Q8Block:][:n], lo, hi)
+	m, v := moments8(s, lo, n)
+	g := k.gradient(s.buf[4*Q8Block:][:n], lo, hi)
 	block, low, as := lo/Q8Block, k.Low, NoHalf
 	if low != nil {
 		low, as = low[lo:hi], k.LowAs
 	}
-	done := groups[float32](n)
 	a := &s.adam8
 	a.mScale, a.vScale, a.mTop, a.vTop = k.MScale[block], k.VScale[block], 0, 0
+	both := simd.adamw8Behind[as]
+	switch {
+	case behind && n == Q8Block:
+		before, _ := moments8(s, lo-Q8Block, Q8Block)
+		both(ptr(k.P[lo:]), ptr(g), &k.M[lo], &k.V[lo], ptr(m), ptr(before), &a.gradScale,
+			unsafe.SliceData(low), &Q8Signed.t.slope[0], &Q8Unsigned.t.slope[0])
+	default:
+		if behind {
+			k.write(s, lo-Q8Block, lo)
+		}
+		k.update(a, g, m, v, lo, hi, low, as)
+	}
+	if both != nil && n == Q8Block && ordinary8(a.mTop) && ordinary8(a.vTop) {
+		k.MScale[block], k.VScale[block] = math.Float32frombits(a.mTop), math.Float32frombits(a.vTop)
+		a.mInverse, a.vInverse = 1/k.MScale[block]/4, 1/k.VScale[block]/4
+		return true
+	}
+	k.MScale[block] = Q8Signed.write(k.M[lo:hi], m, a.mTop)
+	k.VScale[block] = Q8Unsigned.write(k.V[lo:hi], v, a.vTop)
+	return false
+}
+
+// ordinary8 tells whether the inverse of a scale with these bits may multiply at once.
+func ordinary8(top uint32) bool {
+	if top == 0 || top >= 0xff<<23 {
+		return false
+	}
+	up, _ := q8Inverse(math.Float32frombits(top))
+	return up == 1
+}
+
+// write writes the codes of a block whose scales are known.
+func (k *AdamW8) write(s *scratch, lo, hi int) {
+	m, v := moments8(s, lo, hi-lo)
+	Q8Signed.write(k.M[lo:hi], m, math.Float32bits(k.MScale[lo/Q8Block]))
+	Q8Unsigned.write(k.V[lo:hi], v, math.Float32bits(k.VScale[lo/Q8Block]))
+}
+
+// update updates a block alone, into m and v.
+func (k *AdamW8) update(a *adam8Scalars, g, m, v []float32, lo, hi int, low []uint16, as Half) {
+	n := hi - lo
+	done := groups[float32](n)
 	if done > 0 {
 		simd.adamw8[as](ptr(k.P[lo:]), ptr(g), &k.M[lo], &k.V[lo], ptr(m), ptr(v), done, &a.gradScale,
 			unsafe.SliceData(low), &Q8Signed.t.slope[0], &Q8Unsigned.t.slope[0])
 	}
-	if done < n {
-		Q8Signed.Dequantize(m[done:], k.M[lo+done:hi], a.mScale)
-		Q8Unsigned.Dequantize(v[done:], k.V[lo+done:hi], a.vScale)
-		if low != nil {
-			low = low[done:]
-		}
-		adamw(k.P[lo+done:hi], g[done:], m[done:], v[done:], low, as, &k.s)
-		for i := done; i < n; i++ {
-			a.mTop = max(a.mTop, math.Float32bits(m[i])&^(1<<31))
-			a.vTop = max(a.vTop, math.Float32bits(v[i])&^(1<<31))
-		}
+	if done == n {
+		return
 	}
-	k.MScale[block] = Q8Signed.write(k.M[lo:hi], m, a.mTop)
-	k.VScale[block] = Q8Unsigned.write(k.V[lo:hi], v, a.vTop)
+	Q8Signed.Dequantize(m[done:], k.M[lo+done:hi], a.mScale)
+	Q8Unsigned.Dequantize(v[done:], k.V[lo+done:hi], a.vScale)
+	if low != nil {
+		low = low[done:]
+	}
+	adamw(k.P[lo+done:hi], g[done:], m[done:], v[done:], low, as, &k.s)
+	for i := done; i < n; i++ {
+		a.mTop = max(a.mTop, math.Float32bits(m[i])&^(1<<31))
+		a.vTop = max(a.vTop, math.Float32bits(v[i])&^(1<<31))
+	}
 }
 
 // gradient returns the gradient of a block, widened into to if it has 16 bits.

@@ -46,6 +46,13 @@ type q8Table struct {
 	// By decade: where the next begins, and the same three.
 	borders, gains, offsets [8]float32
 	lasts                   [8]int32
+	// By two octaves from 2^-31 on, of a quarter of the magnitude: as by octave, and what
+	// a smaller magnitude is taken for, so that no unsigned one becomes 0.
+	bins struct {
+		border, perUnit, from [16]float32
+		last                  [16]int32
+		floor                 float32
+	}
 }
 
 // The dynamic maps: of first moments, and of second moments, which are never
@@ -66,6 +73,10 @@ func newQ8(bits int) *Q8Map {
 		if m.signed {
 			m.value[c|0x80] = math.Float32frombits(math.Float32bits(v) | 1<<31)
 		}
+	}
+	m.t.byBins(0x1p-29)
+	if !m.signed {
+		m.t.byBins(m.value[1])
 	}
 	return m
 }
@@ -110,6 +121,20 @@ func (t *q8Table) octaves() {
 	}
 }
 
+// byBins derives the tables by two octaves, in which there is still one border at most.
+func (t *q8Table) byBins(floor float32) {
+	b, d := &t.bins, 0
+	b.floor = floor / 4
+	for j := range b.border {
+		b.perUnit[j], b.from[j], b.last[j] = 4*t.gains[d], t.offsets[d], t.lasts[d]
+		b.border[j] = float32(math.Inf(1))
+		if t.borders[d]/4 < float32(math.Ldexp(1, 2*j-29)) {
+			b.border[j] = t.borders[d] / 4
+			d++
+		}
+	}
+}
+
 // magnitude is what a code without its sign stands for.
 func (t *q8Table) magnitude(code int) float32 {
 	n := float32(code + 1)
@@ -142,7 +167,7 @@ func q8Inverse(scale float32) (up, inverse float32) {
 	switch up = 1; {
 	case scale < 0x1p-126:
 		up = 0x1p64
-	case scale > 0x1p126:
+	case scale > 0x1p120: // a quarter of the inverse is ordinary too
 		up = 0x1p-64
 	}
 	return up, 1 / float32(scale*up)

@@ -12,6 +12,11 @@ func adamwQ8AVX512(p *float32, d *float32, m *byte, v *byte, mo *float32, vo *fl
 //go:noescape
 func adamwQ8AVX2(p *float32, d *float32, m *byte, v *byte, mo *float32, vo *float32, n int, s *float32, low *uint16, mt *float32, vt *float32)
 
+// adamwQ8BehindAVX512 is AdamW8's update for 256 elements, whose moments it leaves at to, and Q8Map.code of the 256 before, whose moments are at behind.
+//
+//go:noescape
+func adamwQ8BehindAVX512(p *float32, d *float32, m *byte, v *byte, to *float32, behind *float32, s *float32, low *uint16, mt *float32, vt *float32)
+
 // adamwQ8BF16AVX512 is AdamW8's update for n elements, a multiple of 16.
 //
 //go:noescape
@@ -22,6 +27,11 @@ func adamwQ8BF16AVX512(p *float32, d *float32, m *byte, v *byte, mo *float32, vo
 //go:noescape
 func adamwQ8BF16AVX2(p *float32, d *float32, m *byte, v *byte, mo *float32, vo *float32, n int, s *float32, low *uint16, mt *float32, vt *float32)
 
+// adamwQ8BehindBF16AVX512 is AdamW8's update for 256 elements, whose moments it leaves at to, and Q8Map.code of the 256 before, whose moments are at behind.
+//
+//go:noescape
+func adamwQ8BehindBF16AVX512(p *float32, d *float32, m *byte, v *byte, to *float32, behind *float32, s *float32, low *uint16, mt *float32, vt *float32)
+
 // adamwQ8F16AVX512 is AdamW8's update for n elements, a multiple of 16.
 //
 //go:noescape
@@ -31,6 +41,11 @@ func adamwQ8F16AVX512(p *float32, d *float32, m *byte, v *byte, mo *float32, vo 
 //
 //go:noescape
 func adamwQ8F16AVX2(p *float32, d *float32, m *byte, v *byte, mo *float32, vo *float32, n int, s *float32, low *uint16, mt *float32, vt *float32)
+
+// adamwQ8BehindF16AVX512 is AdamW8's update for 256 elements, whose moments it leaves at to, and Q8Map.code of the 256 before, whose moments are at behind.
+//
+//go:noescape
+func adamwQ8BehindF16AVX512(p *float32, d *float32, m *byte, v *byte, to *float32, behind *float32, s *float32, low *uint16, mt *float32, vt *float32)
 
 // q8WriteUnsignedAVX512 is Q8Map.code for n elements, a multiple of 64.
 //

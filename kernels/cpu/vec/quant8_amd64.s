@@ -28,11 +28,12 @@ TEXT ·adamwQ8AVX512(SB), NOSPLIT, $0-88
 	MOVQ            mt+72(FP), R10
 	VBROADCASTF32X8 (R10), Z11
 	VBROADCASTF32X8 32(R10), Z12
+	VBROADCASTSS    w0000007f<>+0(SB), Z13
 	MOVQ            vt+80(FP), R10
-	VBROADCASTF32X8 (R10), Z13
-	VBROADCASTF32X8 32(R10), Z14
-	VPXORD          Z15, Z15, Z15
+	VBROADCASTF32X8 (R10), Z14
+	VBROADCASTF32X8 32(R10), Z15
 	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
 	XORQ            R10, R10
 	SUBQ            $0x10, SI
 	JLT             done2
@@ -86,51 +87,50 @@ near3:
 	PREFETCHT0 1216(BX)(R10*1)
 
 near4:
-	VMOVUPS         (CX)(R10*4), Z17
-	VMULPS          Z0, Z17, Z17
-	VPMOVZXBD       (DX)(R10*1), Z18
-	VPSLLD          $0x18, Z18, Z19
-	VPANDD.BCST     w0000007f<>+0(SB), Z18, Z18
-	VPADDD.BCST     w00000001<>+0(SB), Z18, Z20
-	VCVTDQ2PS       Z20, Z20
-	VPSRLD          $0x17, Z20, Z21
-	VPERMPS         Z11, Z21, Z18
-	VPERMPS         Z12, Z21, Z21
-	VFMADD213PS     Z21, Z20, Z18
-	VPTERNLOGD.BCST $0xf8, w80000000<>+0(SB), Z19, Z18
-	VMULPS          Z9, Z18, Z18
-	VMULPS          Z2, Z18, Z18
-	VFMADD231PS     Z3, Z17, Z18
-	VMOVUPS         Z18, (DI)(R10*4)
-	VPANDD.BCST     w7fffffff<>+0(SB), Z18, Z19
-	VPMAXUD         Z19, Z15, Z15
-	VMULPS          Z17, Z17, Z17
-	VPMOVZXBD       (BX)(R10*1), Z19
-	VPADDD.BCST     w00000001<>+0(SB), Z19, Z20
-	VCVTDQ2PS       Z20, Z20
-	VPSRLD          $0x17, Z20, Z21
-	VPERMPS         Z13, Z21, Z19
-	VPERMPS         Z14, Z21, Z21
-	VFMADD213PS     Z21, Z20, Z19
-	VMULPS          Z10, Z19, Z19
-	VMULPS          Z4, Z19, Z19
-	VFMADD231PS     Z5, Z17, Z19
-	VMOVUPS         Z19, (R8)(R10*4)
-	VPMAXUD         Z19, Z16, Z16
-	VSQRTPS         Z19, Z17
-	VFMADD213PS     Z7, Z6, Z17
-	VDIVPS          Z17, Z18, Z17
-	VMOVUPS         (AX)(R10*4), Z18
-	VMULPS          Z1, Z18, Z18
-	VFNMADD231PS    Z8, Z17, Z18
-	VMOVUPS         Z18, (AX)(R10*4)
+	VMOVUPS         (CX)(R10*4), Z18
+	VMULPS          Z0, Z18, Z18
+	VPMOVSXBD       (DX)(R10*1), Z20
+	VMOVDQA32       Z20, Z21
+	VPTERNLOGD.BCST $0xea, w4b000000<>+0(SB), Z13, Z21
+	VSUBPS.BCST     w4afffffe<>+0(SB), Z21, Z21
+	VPSRLD          $0x17, Z21, Z22
+	VPERMPS         Z11, Z22, Z19
+	VPERMPS         Z12, Z22, Z22
+	VFMADD213PS     Z22, Z21, Z19
+	VPTERNLOGD.BCST $0xf8, w80000000<>+0(SB), Z20, Z19
+	VMULPS          Z9, Z19, Z19
+	VMULPS          Z2, Z19, Z19
+	VFMADD231PS     Z3, Z18, Z19
+	VMOVUPS         Z19, (DI)(R10*4)
+	VPANDD.BCST     w7fffffff<>+0(SB), Z19, Z20
+	VPMAXUD         Z20, Z16, Z16
+	VMULPS          Z18, Z18, Z18
+	VPMOVZXBD       (BX)(R10*1), Z20
+	VPADDD.BCST     w4b000001<>+0(SB), Z20, Z21
+	VSUBPS.BCST     w4b000000<>+0(SB), Z21, Z21
+	VPSRLD          $0x17, Z21, Z22
+	VPERMPS         Z14, Z22, Z20
+	VPERMPS         Z15, Z22, Z22
+	VFMADD213PS     Z22, Z21, Z20
+	VMULPS          Z10, Z20, Z20
+	VMULPS          Z4, Z20, Z20
+	VFMADD231PS     Z5, Z18, Z20
+	VMOVUPS         Z20, (R8)(R10*4)
+	VPMAXUD         Z20, Z17, Z17
+	VSQRTPS         Z20, Z18
+	VFMADD213PS     Z7, Z6, Z18
+	VDIVPS          Z18, Z19, Z18
+	VMOVUPS         (AX)(R10*4), Z19
+	VMULPS          Z1, Z19, Z19
+	VFNMADD231PS    Z8, Z18, Z19
+	VMOVUPS         Z19, (AX)(R10*4)
 	ADDQ            $0x10, R10
 	SUBQ            $0x10, SI
 	JGE             loop1
 
 done2:
-	VEXTRACTF64X4 $0x01, Z15, Y0
-	VPMAXUD       Y0, Y15, Y0
+	VEXTRACTF64X4 $0x01, Z16, Y0
+	VPMAXUD       Y0, Y16, Y0
 	VEXTRACTF128  $0x01, Y0, X1
 	VPMAXUD       X1, X0, X1
 	VMOVHLPS      X1, X1, X0
@@ -138,8 +138,8 @@ done2:
 	VMOVSHDUP     X1, X0
 	VPMAXUD       X0, X1, X1
 	VMOVD         X1, 44(R9)
-	VEXTRACTF64X4 $0x01, Z16, Y0
-	VPMAXUD       Y0, Y16, Y0
+	VEXTRACTF64X4 $0x01, Z17, Y0
+	VPMAXUD       Y0, Y17, Y0
 	VEXTRACTF128  $0x01, Y0, X1
 	VPMAXUD       X1, X0, X1
 	VMOVHLPS      X1, X1, X0
@@ -160,15 +160,25 @@ DATA w0000007f<>+24(SB)/4, $0x0000007f
 DATA w0000007f<>+28(SB)/4, $0x0000007f
 GLOBL w0000007f<>(SB), RODATA|NOPTR, $32
 
-DATA w00000001<>+0(SB)/4, $0x00000001
-DATA w00000001<>+4(SB)/4, $0x00000001
-DATA w00000001<>+8(SB)/4, $0x00000001
-DATA w00000001<>+12(SB)/4, $0x00000001
-DATA w00000001<>+16(SB)/4, $0x00000001
-DATA w00000001<>+20(SB)/4, $0x00000001
-DATA w00000001<>+24(SB)/4, $0x00000001
-DATA w00000001<>+28(SB)/4, $0x00000001
-GLOBL w00000001<>(SB), RODATA|NOPTR, $32
+DATA w4b000000<>+0(SB)/4, $0x4b000000
+DATA w4b000000<>+4(SB)/4, $0x4b000000
+DATA w4b000000<>+8(SB)/4, $0x4b000000
+DATA w4b000000<>+12(SB)/4, $0x4b000000
+DATA w4b000000<>+16(SB)/4, $0x4b000000
+DATA w4b000000<>+20(SB)/4, $0x4b000000
+DATA w4b000000<>+24(SB)/4, $0x4b000000
+DATA w4b000000<>+28(SB)/4, $0x4b000000
+GLOBL w4b000000<>(SB), RODATA|NOPTR, $32
+
+DATA w4afffffe<>+0(SB)/4, $0x4afffffe
+DATA w4afffffe<>+4(SB)/4, $0x4afffffe
+DATA w4afffffe<>+8(SB)/4, $0x4afffffe
+DATA w4afffffe<>+12(SB)/4, $0x4afffffe
+DATA w4afffffe<>+16(SB)/4, $0x4afffffe
+DATA w4afffffe<>+20(SB)/4, $0x4afffffe
+DATA w4afffffe<>+24(SB)/4, $0x4afffffe
+DATA w4afffffe<>+28(SB)/4, $0x4afffffe
+GLOBL w4afffffe<>(SB), RODATA|NOPTR, $32
 
 DATA w80000000<>+0(SB)/4, $0x80000000
 DATA w80000000<>+4(SB)/4, $0x80000000
@@ -189,6 +199,16 @@ DATA w7fffffff<>+20(SB)/4, $0x7fffffff
 DATA w7fffffff<>+24(SB)/4, $0x7fffffff
 DATA w7fffffff<>+28(SB)/4, $0x7fffffff
 GLOBL w7fffffff<>(SB), RODATA|NOPTR, $32
+
+DATA w4b000001<>+0(SB)/4, $0x4b000001
+DATA w4b000001<>+4(SB)/4, $0x4b000001
+DATA w4b000001<>+8(SB)/4, $0x4b000001
+DATA w4b000001<>+12(SB)/4, $0x4b000001
+DATA w4b000001<>+16(SB)/4, $0x4b000001
+DATA w4b000001<>+20(SB)/4, $0x4b000001
+DATA w4b000001<>+24(SB)/4, $0x4b000001
+DATA w4b000001<>+28(SB)/4, $0x4b000001
+GLOBL w4b000001<>(SB), RODATA|NOPTR, $32
 
 // func adamwQ8AVX2(p *float32, d *float32, m *byte, v *byte, mo *float32, vo *float32, n int, s *float32, low *uint16, mt *float32, vt *float32)
 // Requires: AVX, AVX2, FMA3, MMX+
@@ -385,6 +405,393 @@ done2:
 	VZEROUPPER
 	RET
 
+DATA w00000001<>+0(SB)/4, $0x00000001
+DATA w00000001<>+4(SB)/4, $0x00000001
+DATA w00000001<>+8(SB)/4, $0x00000001
+DATA w00000001<>+12(SB)/4, $0x00000001
+DATA w00000001<>+16(SB)/4, $0x00000001
+DATA w00000001<>+20(SB)/4, $0x00000001
+DATA w00000001<>+24(SB)/4, $0x00000001
+DATA w00000001<>+28(SB)/4, $0x00000001
+GLOBL w00000001<>(SB), RODATA|NOPTR, $32
+
+// func adamwQ8BehindAVX512(p *float32, d *float32, m *byte, v *byte, to *float32, behind *float32, s *float32, low *uint16, mt *float32, vt *float32)
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, MMX+
+TEXT ·adamwQ8BehindAVX512(SB), NOSPLIT, $0-80
+	MOVQ            p+0(FP), AX
+	MOVQ            d+8(FP), CX
+	MOVQ            m+16(FP), DX
+	MOVQ            v+24(FP), BX
+	MOVQ            to+32(FP), SI
+	MOVQ            behind+40(FP), DI
+	MOVQ            s+48(FP), R8
+	MOVQ            low+56(FP), R9
+	MOVQ            mt+64(FP), R9
+	MOVQ            vt+72(FP), R10
+	VBROADCASTSS    8(R8), Z0
+	VBROADCASTSS    12(R8), Z1
+	VBROADCASTSS    16(R8), Z2
+	VBROADCASTSS    20(R8), Z3
+	VBROADCASTSS    24(R8), Z4
+	VBROADCASTF32X8 (R9), Z5
+	VBROADCASTF32X8 32(R9), Z6
+	VBROADCASTSS    w0000007f<>+0(SB), Z7
+	VBROADCASTF32X8 (R10), Z8
+	VBROADCASTF32X8 32(R10), Z9
+	VBROADCASTSS    52(R8), Z10
+	VBROADCASTSS    960(R9), Z11
+	VBROADCASTSS    w00000080<>+0(SB), Z12
+	VBROADCASTSS    56(R8), Z13
+	VBROADCASTSS    960(R10), Z14
+	VPXORD          Z15, Z15, Z15
+	VBROADCASTSS    w00000001<>+0(SB), Z16
+	VMOVDQU32       q8order<>+0(SB), Z17
+	VPXORD          Z18, Z18, Z18
+	VPXORD          Z19, Z19, Z19
+	MOVQ            $0x00000100, R11
+	XORQ            R12, R12
+	SUBQ            $0x40, R11
+	JLT             done2
+
+loop1:
+	PREFETCHT0        2048(AX)(R12*4)
+	PREFETCHT0        2112(AX)(R12*4)
+	PREFETCHT0        2176(AX)(R12*4)
+	PREFETCHT0        2240(AX)(R12*4)
+	PREFETCHT0        2048(CX)(R12*4)
+	PREFETCHT0        2112(CX)(R12*4)
+	PREFETCHT0        2176(CX)(R12*4)
+	PREFETCHT0        2240(CX)(R12*4)
+	PREFETCHT0        512(DX)(R12*1)
+	PREFETCHT0        512(BX)(R12*1)
+	VMOVUPS           (CX)(R12*4), Z20
+	VMULPS.BCST       (R8), Z20, Z20
+	VPMOVSXBD         (DX)(R12*1), Z22
+	VMOVDQA32         Z22, Z23
+	VPTERNLOGD.BCST   $0xea, w4b000000<>+0(SB), Z7, Z23
+	VSUBPS.BCST       w4afffffe<>+0(SB), Z23, Z23
+	VPSRLD            $0x17, Z23, Z24
+	VPERMPS           Z5, Z24, Z21
+	VPERMPS           Z6, Z24, Z24
+	VFMADD213PS       Z24, Z23, Z21
+	VPTERNLOGD.BCST   $0xf8, w80000000<>+0(SB), Z22, Z21
+	VMULPS.BCST       36(R8), Z21, Z21
+	VMULPS            Z0, Z21, Z21
+	VFMADD231PS       Z1, Z20, Z21
+	VMOVUPS           Z21, (SI)(R12*4)
+	VPANDD.BCST       w7fffffff<>+0(SB), Z21, Z22
+	VPMAXUD           Z22, Z18, Z18
+	VMULPS            Z20, Z20, Z20
+	VPMOVZXBD         (BX)(R12*1), Z22
+	VPADDD.BCST       w4b000001<>+0(SB), Z22, Z23
+	VSUBPS.BCST       w4b000000<>+0(SB), Z23, Z23
+	VPSRLD            $0x17, Z23, Z24
+	VPERMPS           Z8, Z24, Z22
+	VPERMPS           Z9, Z24, Z24
+	VFMADD213PS       Z24, Z23, Z22
+	VMULPS.BCST       40(R8), Z22, Z22
+	VMULPS            Z2, Z22, Z22
+	VFMADD231PS       Z3, Z20, Z22
+	VMOVUPS           Z22, 1024(SI)(R12*4)
+	VPMAXUD           Z22, Z19, Z19
+	VSQRTPS           Z22, Z20
+	VFMADD213PS.BCST  28(R8), Z4, Z20
+	VDIVPS            Z20, Z21, Z20
+	VMOVUPS           (AX)(R12*4), Z21
+	VMULPS.BCST       4(R8), Z21, Z21
+	VFNMADD231PS.BCST 32(R8), Z20, Z21
+	VMOVUPS           Z21, (AX)(R12*4)
+	VMOVUPS           (DI)(R12*4), Z20
+	VMULPS            Z10, Z20, Z21
+	VRANGEPS          $0x0b, Z11, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R9), Z22, Z24
+	VCMPPS            $0x1d, Z24, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R9), Z22, Z23
+	VPERMPS           832(R9), Z22, Z24
+	VFMADD213PS       Z24, Z21, Z23
+	VCVTTPS2DQ        Z23, Z23
+	VPERMD            896(R9), Z22, Z24
+	VPMINSD           Z24, Z23, Z23
+	VPSRLD            $0x18, Z20, Z20
+	VPTERNLOGD        $0xf8, Z12, Z20, Z23
+	VMOVUPS           64(DI)(R12*4), Z20
+	VMULPS            Z10, Z20, Z21
+	VRANGEPS          $0x0b, Z11, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R9), Z22, Z25
+	VCMPPS            $0x1d, Z25, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R9), Z22, Z24
+	VPERMPS           832(R9), Z22, Z25
+	VFMADD213PS       Z25, Z21, Z24
+	VCVTTPS2DQ        Z24, Z24
+	VPERMD            896(R9), Z22, Z25
+	VPMINSD           Z25, Z24, Z24
+	VPSRLD            $0x18, Z20, Z20
+	VPTERNLOGD        $0xf8, Z12, Z20, Z24
+	VPACKUSDW         Z24, Z23, Z23
+	VMOVUPS           64(CX)(R12*4), Z20
+	VMULPS.BCST       (R8), Z20, Z20
+	VPMOVSXBD         16(DX)(R12*1), Z22
+	VMOVDQA32         Z22, Z24
+	VPTERNLOGD.BCST   $0xea, w4b000000<>+0(SB), Z7, Z24
+	VSUBPS.BCST       w4afffffe<>+0(SB), Z24, Z24
+	VPSRLD            $0x17, Z24, Z25
+	VPERMPS           Z5, Z25, Z21
+	VPERMPS           Z6, Z25, Z25
+	VFMADD213PS       Z25, Z24, Z21
+	VPTERNLOGD.BCST   $0xf8, w80000000<>+0(SB), Z22, Z21
+	VMULPS.BCST       36(R8), Z21, Z21
+	VMULPS            Z0, Z21, Z21
+	VFMADD231PS       Z1, Z20, Z21
+	VMOVUPS           Z21, 64(SI)(R12*4)
+	VPANDD.BCST       w7fffffff<>+0(SB), Z21, Z22
+	VPMAXUD           Z22, Z18, Z18
+	VMULPS            Z20, Z20, Z20
+	VPMOVZXBD         16(BX)(R12*1), Z22
+	VPADDD.BCST       w4b000001<>+0(SB), Z22, Z24
+	VSUBPS.BCST       w4b000000<>+0(SB), Z24, Z24
+	VPSRLD            $0x17, Z24, Z25
+	VPERMPS           Z8, Z25, Z22
+	VPERMPS           Z9, Z25, Z25
+	VFMADD213PS       Z25, Z24, Z22
+	VMULPS.BCST       40(R8), Z22, Z22
+	VMULPS            Z2, Z22, Z22
+	VFMADD231PS       Z3, Z20, Z22
+	VMOVUPS           Z22, 1088(SI)(R12*4)
+	VPMAXUD           Z22, Z19, Z19
+	VSQRTPS           Z22, Z20
+	VFMADD213PS.BCST  28(R8), Z4, Z20
+	VDIVPS            Z20, Z21, Z20
+	VMOVUPS           64(AX)(R12*4), Z21
+	VMULPS.BCST       4(R8), Z21, Z21
+	VFNMADD231PS.BCST 32(R8), Z20, Z21
+	VMOVUPS           Z21, 64(AX)(R12*4)
+	VMOVUPS           128(DI)(R12*4), Z20
+	VMULPS            Z10, Z20, Z21
+	VRANGEPS          $0x0b, Z11, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R9), Z22, Z25
+	VCMPPS            $0x1d, Z25, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R9), Z22, Z24
+	VPERMPS           832(R9), Z22, Z25
+	VFMADD213PS       Z25, Z21, Z24
+	VCVTTPS2DQ        Z24, Z24
+	VPERMD            896(R9), Z22, Z25
+	VPMINSD           Z25, Z24, Z24
+	VPSRLD            $0x18, Z20, Z20
+	VPTERNLOGD        $0xf8, Z12, Z20, Z24
+	VMOVUPS           192(DI)(R12*4), Z20
+	VMULPS            Z10, Z20, Z21
+	VRANGEPS          $0x0b, Z11, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R9), Z22, Z26
+	VCMPPS            $0x1d, Z26, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R9), Z22, Z25
+	VPERMPS           832(R9), Z22, Z26
+	VFMADD213PS       Z26, Z21, Z25
+	VCVTTPS2DQ        Z25, Z25
+	VPERMD            896(R9), Z22, Z26
+	VPMINSD           Z26, Z25, Z25
+	VPSRLD            $0x18, Z20, Z20
+	VPTERNLOGD        $0xf8, Z12, Z20, Z25
+	VPACKUSDW         Z25, Z24, Z24
+	VPACKUSWB         Z24, Z23, Z23
+	VPERMD            Z23, Z17, Z23
+	VMOVDQU32         Z23, -256(DX)(R12*1)
+	VMOVUPS           128(CX)(R12*4), Z20
+	VMULPS.BCST       (R8), Z20, Z20
+	VPMOVSXBD         32(DX)(R12*1), Z22
+	VMOVDQA32         Z22, Z23
+	VPTERNLOGD.BCST   $0xea, w4b000000<>+0(SB), Z7, Z23
+	VSUBPS.BCST       w4afffffe<>+0(SB), Z23, Z23
+	VPSRLD            $0x17, Z23, Z24
+	VPERMPS           Z5, Z24, Z21
+	VPERMPS           Z6, Z24, Z24
+	VFMADD213PS       Z24, Z23, Z21
+	VPTERNLOGD.BCST   $0xf8, w80000000<>+0(SB), Z22, Z21
+	VMULPS.BCST       36(R8), Z21, Z21
+	VMULPS            Z0, Z21, Z21
+	VFMADD231PS       Z1, Z20, Z21
+	VMOVUPS           Z21, 128(SI)(R12*4)
+	VPANDD.BCST       w7fffffff<>+0(SB), Z21, Z22
+	VPMAXUD           Z22, Z18, Z18
+	VMULPS            Z20, Z20, Z20
+	VPMOVZXBD         32(BX)(R12*1), Z22
+	VPADDD.BCST       w4b000001<>+0(SB), Z22, Z23
+	VSUBPS.BCST       w4b000000<>+0(SB), Z23, Z23
+	VPSRLD            $0x17, Z23, Z24
+	VPERMPS           Z8, Z24, Z22
+	VPERMPS           Z9, Z24, Z24
+	VFMADD213PS       Z24, Z23, Z22
+	VMULPS.BCST       40(R8), Z22, Z22
+	VMULPS            Z2, Z22, Z22
+	VFMADD231PS       Z3, Z20, Z22
+	VMOVUPS           Z22, 1152(SI)(R12*4)
+	VPMAXUD           Z22, Z19, Z19
+	VSQRTPS           Z22, Z20
+	VFMADD213PS.BCST  28(R8), Z4, Z20
+	VDIVPS            Z20, Z21, Z20
+	VMOVUPS           128(AX)(R12*4), Z21
+	VMULPS.BCST       4(R8), Z21, Z21
+	VFNMADD231PS.BCST 32(R8), Z20, Z21
+	VMOVUPS           Z21, 128(AX)(R12*4)
+	VMOVUPS           1024(DI)(R12*4), Z20
+	VMULPS            Z13, Z20, Z21
+	VRANGEPS          $0x0b, Z14, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R10), Z22, Z24
+	VCMPPS            $0x1d, Z24, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R10), Z22, Z23
+	VPERMPS           832(R10), Z22, Z24
+	VFMADD213PS       Z24, Z21, Z23
+	VCVTTPS2DQ        Z23, Z23
+	VPERMD            896(R10), Z22, Z24
+	VCMPPS            $0x0c, Z15, Z20, K1
+	VPMINSD.Z         Z24, Z23, K1, Z23
+	VMOVUPS           1088(DI)(R12*4), Z20
+	VMULPS            Z13, Z20, Z21
+	VRANGEPS          $0x0b, Z14, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R10), Z22, Z25
+	VCMPPS            $0x1d, Z25, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R10), Z22, Z24
+	VPERMPS           832(R10), Z22, Z25
+	VFMADD213PS       Z25, Z21, Z24
+	VCVTTPS2DQ        Z24, Z24
+	VPERMD            896(R10), Z22, Z25
+	VCMPPS            $0x0c, Z15, Z20, K1
+	VPMINSD.Z         Z25, Z24, K1, Z24
+	VPACKUSDW         Z24, Z23, Z23
+	VMOVUPS           192(CX)(R12*4), Z20
+	VMULPS.BCST       (R8), Z20, Z20
+	VPMOVSXBD         48(DX)(R12*1), Z22
+	VMOVDQA32         Z22, Z24
+	VPTERNLOGD.BCST   $0xea, w4b000000<>+0(SB), Z7, Z24
+	VSUBPS.BCST       w4afffffe<>+0(SB), Z24, Z24
+	VPSRLD            $0x17, Z24, Z25
+	VPERMPS           Z5, Z25, Z21
+	VPERMPS           Z6, Z25, Z25
+	VFMADD213PS       Z25, Z24, Z21
+	VPTERNLOGD.BCST   $0xf8, w80000000<>+0(SB), Z22, Z21
+	VMULPS.BCST       36(R8), Z21, Z21
+	VMULPS            Z0, Z21, Z21
+	VFMADD231PS       Z1, Z20, Z21
+	VMOVUPS           Z21, 192(SI)(R12*4)
+	VPANDD.BCST       w7fffffff<>+0(SB), Z21, Z22
+	VPMAXUD           Z22, Z18, Z18
+	VMULPS            Z20, Z20, Z20
+	VPMOVZXBD         48(BX)(R12*1), Z22
+	VPADDD.BCST       w4b000001<>+0(SB), Z22, Z24
+	VSUBPS.BCST       w4b000000<>+0(SB), Z24, Z24
+	VPSRLD            $0x17, Z24, Z25
+	VPERMPS           Z8, Z25, Z22
+	VPERMPS           Z9, Z25, Z25
+	VFMADD213PS       Z25, Z24, Z22
+	VMULPS.BCST       40(R8), Z22, Z22
+	VMULPS            Z2, Z22, Z22
+	VFMADD231PS       Z3, Z20, Z22
+	VMOVUPS           Z22, 1216(SI)(R12*4)
+	VPMAXUD           Z22, Z19, Z19
+	VSQRTPS           Z22, Z20
+	VFMADD213PS.BCST  28(R8), Z4, Z20
+	VDIVPS            Z20, Z21, Z20
+	VMOVUPS           192(AX)(R12*4), Z21
+	VMULPS.BCST       4(R8), Z21, Z21
+	VFNMADD231PS.BCST 32(R8), Z20, Z21
+	VMOVUPS           Z21, 192(AX)(R12*4)
+	VMOVUPS           1152(DI)(R12*4), Z20
+	VMULPS            Z13, Z20, Z21
+	VRANGEPS          $0x0b, Z14, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R10), Z22, Z25
+	VCMPPS            $0x1d, Z25, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R10), Z22, Z24
+	VPERMPS           832(R10), Z22, Z25
+	VFMADD213PS       Z25, Z21, Z24
+	VCVTTPS2DQ        Z24, Z24
+	VPERMD            896(R10), Z22, Z25
+	VCMPPS            $0x0c, Z15, Z20, K1
+	VPMINSD.Z         Z25, Z24, K1, Z24
+	VMOVUPS           1216(DI)(R12*4), Z20
+	VMULPS            Z13, Z20, Z21
+	VRANGEPS          $0x0b, Z14, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R10), Z22, Z26
+	VCMPPS            $0x1d, Z26, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R10), Z22, Z25
+	VPERMPS           832(R10), Z22, Z26
+	VFMADD213PS       Z26, Z21, Z25
+	VCVTTPS2DQ        Z25, Z25
+	VPERMD            896(R10), Z22, Z26
+	VCMPPS            $0x0c, Z15, Z20, K1
+	VPMINSD.Z         Z26, Z25, K1, Z25
+	VPACKUSDW         Z25, Z24, Z24
+	VPACKUSWB         Z24, Z23, Z23
+	VPERMD            Z23, Z17, Z23
+	VMOVDQU32         Z23, -256(BX)(R12*1)
+	ADDQ              $0x40, R12
+	SUBQ              $0x40, R11
+	JGE               loop1
+
+done2:
+	VEXTRACTF64X4 $0x01, Z18, Y0
+	VPMAXUD       Y0, Y18, Y0
+	VEXTRACTF128  $0x01, Y0, X1
+	VPMAXUD       X1, X0, X1
+	VMOVHLPS      X1, X1, X0
+	VPMAXUD       X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VPMAXUD       X0, X1, X1
+	VMOVD         X1, 44(R8)
+	VEXTRACTF64X4 $0x01, Z19, Y0
+	VPMAXUD       Y0, Y19, Y0
+	VEXTRACTF128  $0x01, Y0, X1
+	VPMAXUD       X1, X0, X1
+	VMOVHLPS      X1, X1, X0
+	VPMAXUD       X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VPMAXUD       X0, X1, X1
+	VMOVD         X1, 48(R8)
+	VZEROUPPER
+	RET
+
+DATA w00000080<>+0(SB)/4, $0x00000080
+DATA w00000080<>+4(SB)/4, $0x00000080
+DATA w00000080<>+8(SB)/4, $0x00000080
+DATA w00000080<>+12(SB)/4, $0x00000080
+DATA w00000080<>+16(SB)/4, $0x00000080
+DATA w00000080<>+20(SB)/4, $0x00000080
+DATA w00000080<>+24(SB)/4, $0x00000080
+DATA w00000080<>+28(SB)/4, $0x00000080
+GLOBL w00000080<>(SB), RODATA|NOPTR, $32
+
+DATA q8order<>+0(SB)/4, $0x00000000
+DATA q8order<>+4(SB)/4, $0x00000004
+DATA q8order<>+8(SB)/4, $0x00000008
+DATA q8order<>+12(SB)/4, $0x0000000c
+DATA q8order<>+16(SB)/4, $0x00000001
+DATA q8order<>+20(SB)/4, $0x00000005
+DATA q8order<>+24(SB)/4, $0x00000009
+DATA q8order<>+28(SB)/4, $0x0000000d
+DATA q8order<>+32(SB)/4, $0x00000002
+DATA q8order<>+36(SB)/4, $0x00000006
+DATA q8order<>+40(SB)/4, $0x0000000a
+DATA q8order<>+44(SB)/4, $0x0000000e
+DATA q8order<>+48(SB)/4, $0x00000003
+DATA q8order<>+52(SB)/4, $0x00000007
+DATA q8order<>+56(SB)/4, $0x0000000b
+DATA q8order<>+60(SB)/4, $0x0000000f
+GLOBL q8order<>(SB), RODATA|NOPTR, $64
+
 // func adamwQ8BF16AVX512(p *float32, d *float32, m *byte, v *byte, mo *float32, vo *float32, n int, s *float32, low *uint16, mt *float32, vt *float32)
 // Requires: AVX, AVX2, AVX512DQ, AVX512F, MMX+
 TEXT ·adamwQ8BF16AVX512(SB), NOSPLIT, $0-88
@@ -411,11 +818,12 @@ TEXT ·adamwQ8BF16AVX512(SB), NOSPLIT, $0-88
 	MOVQ            mt+72(FP), R11
 	VBROADCASTF32X8 (R11), Z11
 	VBROADCASTF32X8 32(R11), Z12
+	VBROADCASTSS    w0000007f<>+0(SB), Z13
 	MOVQ            vt+80(FP), R11
-	VBROADCASTF32X8 (R11), Z13
-	VBROADCASTF32X8 32(R11), Z14
-	VPXORD          Z15, Z15, Z15
+	VBROADCASTF32X8 (R11), Z14
+	VBROADCASTF32X8 32(R11), Z15
 	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
 	XORQ            R11, R11
 	SUBQ            $0x10, SI
 	JLT             done2
@@ -469,59 +877,58 @@ near3:
 	PREFETCHT0 1216(BX)(R11*1)
 
 near4:
-	VMOVUPS         (CX)(R11*4), Z17
-	VMULPS          Z0, Z17, Z17
-	VPMOVZXBD       (DX)(R11*1), Z18
-	VPSLLD          $0x18, Z18, Z19
-	VPANDD.BCST     w0000007f<>+0(SB), Z18, Z18
-	VPADDD.BCST     w00000001<>+0(SB), Z18, Z20
-	VCVTDQ2PS       Z20, Z20
-	VPSRLD          $0x17, Z20, Z21
-	VPERMPS         Z11, Z21, Z18
-	VPERMPS         Z12, Z21, Z21
-	VFMADD213PS     Z21, Z20, Z18
-	VPTERNLOGD.BCST $0xf8, w80000000<>+0(SB), Z19, Z18
-	VMULPS          Z9, Z18, Z18
-	VMULPS          Z2, Z18, Z18
-	VFMADD231PS     Z3, Z17, Z18
-	VMOVUPS         Z18, (DI)(R11*4)
-	VPANDD.BCST     w7fffffff<>+0(SB), Z18, Z19
-	VPMAXUD         Z19, Z15, Z15
-	VMULPS          Z17, Z17, Z17
-	VPMOVZXBD       (BX)(R11*1), Z19
-	VPADDD.BCST     w00000001<>+0(SB), Z19, Z20
-	VCVTDQ2PS       Z20, Z20
-	VPSRLD          $0x17, Z20, Z21
-	VPERMPS         Z13, Z21, Z19
-	VPERMPS         Z14, Z21, Z21
-	VFMADD213PS     Z21, Z20, Z19
-	VMULPS          Z10, Z19, Z19
-	VMULPS          Z4, Z19, Z19
-	VFMADD231PS     Z5, Z17, Z19
-	VMOVUPS         Z19, (R8)(R11*4)
-	VPMAXUD         Z19, Z16, Z16
-	VSQRTPS         Z19, Z17
-	VFMADD213PS     Z7, Z6, Z17
-	VDIVPS          Z17, Z18, Z17
-	VMOVUPS         (AX)(R11*4), Z18
-	VMULPS          Z1, Z18, Z18
-	VFNMADD231PS    Z8, Z17, Z18
-	VMOVUPS         Z18, (AX)(R11*4)
-	VPSRLD          $0x10, Z18, Z17
-	VPANDD.BCST     w00000001<>+0(SB), Z17, Z19
-	VPADDD.BCST     w00007fff<>+0(SB), Z19, Z19
-	VPADDD          Z18, Z19, Z19
-	VPSRLD          $0x10, Z19, Z19
-	VCMPPS          $0x03, Z18, Z18, K1
-	VPORD.BCST      w00000040<>+0(SB), Z17, K1, Z19
-	VPMOVDW         Z19, (R10)(R11*2)
+	VMOVUPS         (CX)(R11*4), Z18
+	VMULPS          Z0, Z18, Z18
+	VPMOVSXBD       (DX)(R11*1), Z20
+	VMOVDQA32       Z20, Z21
+	VPTERNLOGD.BCST $0xea, w4b000000<>+0(SB), Z13, Z21
+	VSUBPS.BCST     w4afffffe<>+0(SB), Z21, Z21
+	VPSRLD          $0x17, Z21, Z22
+	VPERMPS         Z11, Z22, Z19
+	VPERMPS         Z12, Z22, Z22
+	VFMADD213PS     Z22, Z21, Z19
+	VPTERNLOGD.BCST $0xf8, w80000000<>+0(SB), Z20, Z19
+	VMULPS          Z9, Z19, Z19
+	VMULPS          Z2, Z19, Z19
+	VFMADD231PS     Z3, Z18, Z19
+	VMOVUPS         Z19, (DI)(R11*4)
+	VPANDD.BCST     w7fffffff<>+0(SB), Z19, Z20
+	VPMAXUD         Z20, Z16, Z16
+	VMULPS          Z18, Z18, Z18
+	VPMOVZXBD       (BX)(R11*1), Z20
+	VPADDD.BCST     w4b000001<>+0(SB), Z20, Z21
+	VSUBPS.BCST     w4b000000<>+0(SB), Z21, Z21
+	VPSRLD          $0x17, Z21, Z22
+	VPERMPS         Z14, Z22, Z20
+	VPERMPS         Z15, Z22, Z22
+	VFMADD213PS     Z22, Z21, Z20
+	VMULPS          Z10, Z20, Z20
+	VMULPS          Z4, Z20, Z20
+	VFMADD231PS     Z5, Z18, Z20
+	VMOVUPS         Z20, (R8)(R11*4)
+	VPMAXUD         Z20, Z17, Z17
+	VSQRTPS         Z20, Z18
+	VFMADD213PS     Z7, Z6, Z18
+	VDIVPS          Z18, Z19, Z18
+	VMOVUPS         (AX)(R11*4), Z19
+	VMULPS          Z1, Z19, Z19
+	VFNMADD231PS    Z8, Z18, Z19
+	VMOVUPS         Z19, (AX)(R11*4)
+	VPSRLD          $0x10, Z19, Z18
+	VPANDD.BCST     w00000001<>+0(SB), Z18, Z20
+	VPADDD.BCST     w00007fff<>+0(SB), Z20, Z20
+	VPADDD          Z19, Z20, Z20
+	VPSRLD          $0x10, Z20, Z20
+	VCMPPS          $0x03, Z19, Z19, K1
+	VPORD.BCST      w00000040<>+0(SB), Z18, K1, Z20
+	VPMOVDW         Z20, (R10)(R11*2)
 	ADDQ            $0x10, R11
 	SUBQ            $0x10, SI
 	JGE             loop1
 
 done2:
-	VEXTRACTF64X4 $0x01, Z15, Y0
-	VPMAXUD       Y0, Y15, Y0
+	VEXTRACTF64X4 $0x01, Z16, Y0
+	VPMAXUD       Y0, Y16, Y0
 	VEXTRACTF128  $0x01, Y0, X1
 	VPMAXUD       X1, X0, X1
 	VMOVHLPS      X1, X1, X0
@@ -529,8 +936,8 @@ done2:
 	VMOVSHDUP     X1, X0
 	VPMAXUD       X0, X1, X1
 	VMOVD         X1, 44(R9)
-	VEXTRACTF64X4 $0x01, Z16, Y0
-	VPMAXUD       Y0, Y16, Y0
+	VEXTRACTF64X4 $0x01, Z17, Y0
+	VPMAXUD       Y0, Y17, Y0
 	VEXTRACTF128  $0x01, Y0, X1
 	VPMAXUD       X1, X0, X1
 	VMOVHLPS      X1, X1, X0
@@ -775,6 +1182,387 @@ done2:
 	VZEROUPPER
 	RET
 
+// func adamwQ8BehindBF16AVX512(p *float32, d *float32, m *byte, v *byte, to *float32, behind *float32, s *float32, low *uint16, mt *float32, vt *float32)
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, MMX+
+TEXT ·adamwQ8BehindBF16AVX512(SB), NOSPLIT, $0-80
+	MOVQ            p+0(FP), AX
+	MOVQ            d+8(FP), CX
+	MOVQ            m+16(FP), DX
+	MOVQ            v+24(FP), BX
+	MOVQ            to+32(FP), SI
+	MOVQ            behind+40(FP), DI
+	MOVQ            s+48(FP), R8
+	MOVQ            low+56(FP), R9
+	MOVQ            mt+64(FP), R10
+	MOVQ            vt+72(FP), R11
+	VBROADCASTSS    8(R8), Z0
+	VBROADCASTSS    12(R8), Z1
+	VBROADCASTSS    16(R8), Z2
+	VBROADCASTSS    20(R8), Z3
+	VBROADCASTSS    24(R8), Z4
+	VBROADCASTF32X8 (R10), Z5
+	VBROADCASTF32X8 32(R10), Z6
+	VBROADCASTSS    w0000007f<>+0(SB), Z7
+	VBROADCASTF32X8 (R11), Z8
+	VBROADCASTF32X8 32(R11), Z9
+	VBROADCASTSS    52(R8), Z10
+	VBROADCASTSS    960(R10), Z11
+	VBROADCASTSS    w00000080<>+0(SB), Z12
+	VBROADCASTSS    56(R8), Z13
+	VBROADCASTSS    960(R11), Z14
+	VPXORD          Z15, Z15, Z15
+	VBROADCASTSS    w00000001<>+0(SB), Z16
+	VMOVDQU32       q8order<>+0(SB), Z17
+	VPXORD          Z18, Z18, Z18
+	VPXORD          Z19, Z19, Z19
+	MOVQ            $0x00000100, R12
+	XORQ            R13, R13
+	SUBQ            $0x40, R12
+	JLT             done2
+
+loop1:
+	PREFETCHT0        2048(AX)(R13*4)
+	PREFETCHT0        2112(AX)(R13*4)
+	PREFETCHT0        2176(AX)(R13*4)
+	PREFETCHT0        2240(AX)(R13*4)
+	PREFETCHT0        2048(CX)(R13*4)
+	PREFETCHT0        2112(CX)(R13*4)
+	PREFETCHT0        2176(CX)(R13*4)
+	PREFETCHT0        2240(CX)(R13*4)
+	PREFETCHT0        512(DX)(R13*1)
+	PREFETCHT0        512(BX)(R13*1)
+	VMOVUPS           (CX)(R13*4), Z20
+	VMULPS.BCST       (R8), Z20, Z20
+	VPMOVSXBD         (DX)(R13*1), Z22
+	VMOVDQA32         Z22, Z23
+	VPTERNLOGD.BCST   $0xea, w4b000000<>+0(SB), Z7, Z23
+	VSUBPS.BCST       w4afffffe<>+0(SB), Z23, Z23
+	VPSRLD            $0x17, Z23, Z24
+	VPERMPS           Z5, Z24, Z21
+	VPERMPS           Z6, Z24, Z24
+	VFMADD213PS       Z24, Z23, Z21
+	VPTERNLOGD.BCST   $0xf8, w80000000<>+0(SB), Z22, Z21
+	VMULPS.BCST       36(R8), Z21, Z21
+	VMULPS            Z0, Z21, Z21
+	VFMADD231PS       Z1, Z20, Z21
+	VMOVUPS           Z21, (SI)(R13*4)
+	VPANDD.BCST       w7fffffff<>+0(SB), Z21, Z22
+	VPMAXUD           Z22, Z18, Z18
+	VMULPS            Z20, Z20, Z20
+	VPMOVZXBD         (BX)(R13*1), Z22
+	VPADDD.BCST       w4b000001<>+0(SB), Z22, Z23
+	VSUBPS.BCST       w4b000000<>+0(SB), Z23, Z23
+	VPSRLD            $0x17, Z23, Z24
+	VPERMPS           Z8, Z24, Z22
+	VPERMPS           Z9, Z24, Z24
+	VFMADD213PS       Z24, Z23, Z22
+	VMULPS.BCST       40(R8), Z22, Z22
+	VMULPS            Z2, Z22, Z22
+	VFMADD231PS       Z3, Z20, Z22
+	VMOVUPS           Z22, 1024(SI)(R13*4)
+	VPMAXUD           Z22, Z19, Z19
+	VSQRTPS           Z22, Z20
+	VFMADD213PS.BCST  28(R8), Z4, Z20
+	VDIVPS            Z20, Z21, Z20
+	VMOVUPS           (AX)(R13*4), Z21
+	VMULPS.BCST       4(R8), Z21, Z21
+	VFNMADD231PS.BCST 32(R8), Z20, Z21
+	VMOVUPS           Z21, (AX)(R13*4)
+	VPSRLD            $0x10, Z21, Z20
+	VPANDD.BCST       w00000001<>+0(SB), Z20, Z22
+	VPADDD.BCST       w00007fff<>+0(SB), Z22, Z22
+	VPADDD            Z21, Z22, Z22
+	VPSRLD            $0x10, Z22, Z22
+	VCMPPS            $0x03, Z21, Z21, K1
+	VPORD.BCST        w00000040<>+0(SB), Z20, K1, Z22
+	VPMOVDW           Z22, (R9)(R13*2)
+	VMOVUPS           (DI)(R13*4), Z20
+	VMULPS            Z10, Z20, Z21
+	VRANGEPS          $0x0b, Z11, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R10), Z22, Z24
+	VCMPPS            $0x1d, Z24, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R10), Z22, Z23
+	VPERMPS           832(R10), Z22, Z24
+	VFMADD213PS       Z24, Z21, Z23
+	VCVTTPS2DQ        Z23, Z23
+	VPERMD            896(R10), Z22, Z24
+	VPMINSD           Z24, Z23, Z23
+	VPSRLD            $0x18, Z20, Z20
+	VPTERNLOGD        $0xf8, Z12, Z20, Z23
+	VMOVUPS           64(DI)(R13*4), Z20
+	VMULPS            Z10, Z20, Z21
+	VRANGEPS          $0x0b, Z11, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R10), Z22, Z25
+	VCMPPS            $0x1d, Z25, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R10), Z22, Z24
+	VPERMPS           832(R10), Z22, Z25
+	VFMADD213PS       Z25, Z21, Z24
+	VCVTTPS2DQ        Z24, Z24
+	VPERMD            896(R10), Z22, Z25
+	VPMINSD           Z25, Z24, Z24
+	VPSRLD            $0x18, Z20, Z20
+	VPTERNLOGD        $0xf8, Z12, Z20, Z24
+	VPACKUSDW         Z24, Z23, Z23
+	VMOVUPS           64(CX)(R13*4), Z20
+	VMULPS.BCST       (R8), Z20, Z20
+	VPMOVSXBD         16(DX)(R13*1), Z22
+	VMOVDQA32         Z22, Z24
+	VPTERNLOGD.BCST   $0xea, w4b000000<>+0(SB), Z7, Z24
+	VSUBPS.BCST       w4afffffe<>+0(SB), Z24, Z24
+	VPSRLD            $0x17, Z24, Z25
+	VPERMPS           Z5, Z25, Z21
+	VPERMPS           Z6, Z25, Z25
+	VFMADD213PS       Z25, Z24, Z21
+	VPTERNLOGD.BCST   $0xf8, w80000000<>+0(SB), Z22, Z21
+	VMULPS.BCST       36(R8), Z21, Z21
+	VMULPS            Z0, Z21, Z21
+	VFMADD231PS       Z1, Z20, Z21
+	VMOVUPS           Z21, 64(SI)(R13*4)
+	VPANDD.BCST       w7fffffff<>+0(SB), Z21, Z22
+	VPMAXUD           Z22, Z18, Z18
+	VMULPS            Z20, Z20, Z20
+	VPMOVZXBD         16(BX)(R13*1), Z22
+	VPADDD.BCST       w4b000001<>+0(SB), Z22, Z24
+	VSUBPS.BCST       w4b000000<>+0(SB), Z24, Z24
+	VPSRLD            $0x17, Z24, Z25
+	VPERMPS           Z8, Z25, Z22
+	VPERMPS           Z9, Z25, Z25
+	VFMADD213PS       Z25, Z24, Z22
+	VMULPS.BCST       40(R8), Z22, Z22
+	VMULPS            Z2, Z22, Z22
+	VFMADD231PS       Z3, Z20, Z22
+	VMOVUPS           Z22, 1088(SI)(R13*4)
+	VPMAXUD           Z22, Z19, Z19
+	VSQRTPS           Z22, Z20
+	VFMADD213PS.BCST  28(R8), Z4, Z20
+	VDIVPS            Z20, Z21, Z20
+	VMOVUPS           64(AX)(R13*4), Z21
+	VMULPS.BCST       4(R8), Z21, Z21
+	VFNMADD231PS.BCST 32(R8), Z20, Z21
+	VMOVUPS           Z21, 64(AX)(R13*4)
+	VPSRLD            $0x10, Z21, Z20
+	VPANDD.BCST       w00000001<>+0(SB), Z20, Z22
+	VPADDD.BCST       w00007fff<>+0(SB), Z22, Z22
+	VPADDD            Z21, Z22, Z22
+	VPSRLD            $0x10, Z22, Z22
+	VCMPPS            $0x03, Z21, Z21, K1
+	VPORD.BCST        w00000040<>+0(SB), Z20, K1, Z22
+	VPMOVDW           Z22, 32(R9)(R13*2)
+	VMOVUPS           128(DI)(R13*4), Z20
+	VMULPS            Z10, Z20, Z21
+	VRANGEPS          $0x0b, Z11, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R10), Z22, Z25
+	VCMPPS            $0x1d, Z25, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R10), Z22, Z24
+	VPERMPS           832(R10), Z22, Z25
+	VFMADD213PS       Z25, Z21, Z24
+	VCVTTPS2DQ        Z24, Z24
+	VPERMD            896(R10), Z22, Z25
+	VPMINSD           Z25, Z24, Z24
+	VPSRLD            $0x18, Z20, Z20
+	VPTERNLOGD        $0xf8, Z12, Z20, Z24
+	VMOVUPS           192(DI)(R13*4), Z20
+	VMULPS            Z10, Z20, Z21
+	VRANGEPS          $0x0b, Z11, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R10), Z22, Z26
+	VCMPPS            $0x1d, Z26, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R10), Z22, Z25
+	VPERMPS           832(R10), Z22, Z26
+	VFMADD213PS       Z26, Z21, Z25
+	VCVTTPS2DQ        Z25, Z25
+	VPERMD            896(R10), Z22, Z26
+	VPMINSD           Z26, Z25, Z25
+	VPSRLD            $0x18, Z20, Z20
+	VPTERNLOGD        $0xf8, Z12, Z20, Z25
+	VPACKUSDW         Z25, Z24, Z24
+	VPACKUSWB         Z24, Z23, Z23
+	VPERMD            Z23, Z17, Z23
+	VMOVDQU32         Z23, -256(DX)(R13*1)
+	VMOVUPS           128(CX)(R13*4), Z20
+	VMULPS.BCST       (R8), Z20, Z20
+	VPMOVSXBD         32(DX)(R13*1), Z22
+	VMOVDQA32         Z22, Z23
+	VPTERNLOGD.BCST   $0xea, w4b000000<>+0(SB), Z7, Z23
+	VSUBPS.BCST       w4afffffe<>+0(SB), Z23, Z23
+	VPSRLD            $0x17, Z23, Z24
+	VPERMPS           Z5, Z24, Z21
+	VPERMPS           Z6, Z24, Z24
+	VFMADD213PS       Z24, Z23, Z21
+	VPTERNLOGD.BCST   $0xf8, w80000000<>+0(SB), Z22, Z21
+	VMULPS.BCST       36(R8), Z21, Z21
+	VMULPS            Z0, Z21, Z21
+	VFMADD231PS       Z1, Z20, Z21
+	VMOVUPS           Z21, 128(SI)(R13*4)
+	VPANDD.BCST       w7fffffff<>+0(SB), Z21, Z22
+	VPMAXUD           Z22, Z18, Z18
+	VMULPS            Z20, Z20, Z20
+	VPMOVZXBD         32(BX)(R13*1), Z22
+	VPADDD.BCST       w4b000001<>+0(SB), Z22, Z23
+	VSUBPS.BCST       w4b000000<>+0(SB), Z23, Z23
+	VPSRLD            $0x17, Z23, Z24
+	VPERMPS           Z8, Z24, Z22
+	VPERMPS           Z9, Z24, Z24
+	VFMADD213PS       Z24, Z23, Z22
+	VMULPS.BCST       40(R8), Z22, Z22
+	VMULPS            Z2, Z22, Z22
+	VFMADD231PS       Z3, Z20, Z22
+	VMOVUPS           Z22, 1152(SI)(R13*4)
+	VPMAXUD           Z22, Z19, Z19
+	VSQRTPS           Z22, Z20
+	VFMADD213PS.BCST  28(R8), Z4, Z20
+	VDIVPS            Z20, Z21, Z20
+	VMOVUPS           128(AX)(R13*4), Z21
+	VMULPS.BCST       4(R8), Z21, Z21
+	VFNMADD231PS.BCST 32(R8), Z20, Z21
+	VMOVUPS           Z21, 128(AX)(R13*4)
+	VPSRLD            $0x10, Z21, Z20
+	VPANDD.BCST       w00000001<>+0(SB), Z20, Z22
+	VPADDD.BCST       w00007fff<>+0(SB), Z22, Z22
+	VPADDD            Z21, Z22, Z22
+	VPSRLD            $0x10, Z22, Z22
+	VCMPPS            $0x03, Z21, Z21, K1
+	VPORD.BCST        w00000040<>+0(SB), Z20, K1, Z22
+	VPMOVDW           Z22, 64(R9)(R13*2)
+	VMOVUPS           1024(DI)(R13*4), Z20
+	VMULPS            Z13, Z20, Z21
+	VRANGEPS          $0x0b, Z14, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R11), Z22, Z24
+	VCMPPS            $0x1d, Z24, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R11), Z22, Z23
+	VPERMPS           832(R11), Z22, Z24
+	VFMADD213PS       Z24, Z21, Z23
+	VCVTTPS2DQ        Z23, Z23
+	VPERMD            896(R11), Z22, Z24
+	VCMPPS            $0x0c, Z15, Z20, K1
+	VPMINSD.Z         Z24, Z23, K1, Z23
+	VMOVUPS           1088(DI)(R13*4), Z20
+	VMULPS            Z13, Z20, Z21
+	VRANGEPS          $0x0b, Z14, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R11), Z22, Z25
+	VCMPPS            $0x1d, Z25, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R11), Z22, Z24
+	VPERMPS           832(R11), Z22, Z25
+	VFMADD213PS       Z25, Z21, Z24
+	VCVTTPS2DQ        Z24, Z24
+	VPERMD            896(R11), Z22, Z25
+	VCMPPS            $0x0c, Z15, Z20, K1
+	VPMINSD.Z         Z25, Z24, K1, Z24
+	VPACKUSDW         Z24, Z23, Z23
+	VMOVUPS           192(CX)(R13*4), Z20
+	VMULPS.BCST       (R8), Z20, Z20
+	VPMOVSXBD         48(DX)(R13*1), Z22
+	VMOVDQA32         Z22, Z24
+	VPTERNLOGD.BCST   $0xea, w4b000000<>+0(SB), Z7, Z24
+	VSUBPS.BCST       w4afffffe<>+0(SB), Z24, Z24
+	VPSRLD            $0x17, Z24, Z25
+	VPERMPS           Z5, Z25, Z21
+	VPERMPS           Z6, Z25, Z25
+	VFMADD213PS       Z25, Z24, Z21
+	VPTERNLOGD.BCST   $0xf8, w80000000<>+0(SB), Z22, Z21
+	VMULPS.BCST       36(R8), Z21, Z21
+	VMULPS            Z0, Z21, Z21
+	VFMADD231PS       Z1, Z20, Z21
+	VMOVUPS           Z21, 192(SI)(R13*4)
+	VPANDD.BCST       w7fffffff<>+0(SB), Z21, Z22
+	VPMAXUD           Z22, Z18, Z18
+	VMULPS            Z20, Z20, Z20
+	VPMOVZXBD         48(BX)(R13*1), Z22
+	VPADDD.BCST       w4b000001<>+0(SB), Z22, Z24
+	VSUBPS.BCST       w4b000000<>+0(SB), Z24, Z24
+	VPSRLD            $0x17, Z24, Z25
+	VPERMPS           Z8, Z25, Z22
+	VPERMPS           Z9, Z25, Z25
+	VFMADD213PS       Z25, Z24, Z22
+	VMULPS.BCST       40(R8), Z22, Z22
+	VMULPS            Z2, Z22, Z22
+	VFMADD231PS       Z3, Z20, Z22
+	VMOVUPS           Z22, 1216(SI)(R13*4)
+	VPMAXUD           Z22, Z19, Z19
+	VSQRTPS           Z22, Z20
+	VFMADD213PS.BCST  28(R8), Z4, Z20
+	VDIVPS            Z20, Z21, Z20
+	VMOVUPS           192(AX)(R13*4), Z21
+	VMULPS.BCST       4(R8), Z21, Z21
+	VFNMADD231PS.BCST 32(R8), Z20, Z21
+	VMOVUPS           Z21, 192(AX)(R13*4)
+	VPSRLD            $0x10, Z21, Z20
+	VPANDD.BCST       w00000001<>+0(SB), Z20, Z22
+	VPADDD.BCST       w00007fff<>+0(SB), Z22, Z22
+	VPADDD            Z21, Z22, Z22
+	VPSRLD            $0x10, Z22, Z22
+	VCMPPS            $0x03, Z21, Z21, K1
+	VPORD.BCST        w00000040<>+0(SB), Z20, K1, Z22
+	VPMOVDW           Z22, 96(R9)(R13*2)
+	VMOVUPS           1152(DI)(R13*4), Z20
+	VMULPS            Z13, Z20, Z21
+	VRANGEPS          $0x0b, Z14, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R11), Z22, Z25
+	VCMPPS            $0x1d, Z25, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R11), Z22, Z24
+	VPERMPS           832(R11), Z22, Z25
+	VFMADD213PS       Z25, Z21, Z24
+	VCVTTPS2DQ        Z24, Z24
+	VPERMD            896(R11), Z22, Z25
+	VCMPPS            $0x0c, Z15, Z20, K1
+	VPMINSD.Z         Z25, Z24, K1, Z24
+	VMOVUPS           1216(DI)(R13*4), Z20
+	VMULPS            Z13, Z20, Z21
+	VRANGEPS          $0x0b, Z14, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R11), Z22, Z26
+	VCMPPS            $0x1d, Z26, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R11), Z22, Z25
+	VPERMPS           832(R11), Z22, Z26
+	VFMADD213PS       Z26, Z21, Z25
+	VCVTTPS2DQ        Z25, Z25
+	VPERMD            896(R11), Z22, Z26
+	VCMPPS            $0x0c, Z15, Z20, K1
+	VPMINSD.Z         Z26, Z25, K1, Z25
+	VPACKUSDW         Z25, Z24, Z24
+	VPACKUSWB         Z24, Z23, Z23
+	VPERMD            Z23, Z17, Z23
+	VMOVDQU32         Z23, -256(BX)(R13*1)
+	ADDQ              $0x40, R13
+	SUBQ              $0x40, R12
+	JGE               loop1
+
+done2:
+	VEXTRACTF64X4 $0x01, Z18, Y0
+	VPMAXUD       Y0, Y18, Y0
+	VEXTRACTF128  $0x01, Y0, X1
+	VPMAXUD       X1, X0, X1
+	VMOVHLPS      X1, X1, X0
+	VPMAXUD       X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VPMAXUD       X0, X1, X1
+	VMOVD         X1, 44(R8)
+	VEXTRACTF64X4 $0x01, Z19, Y0
+	VPMAXUD       Y0, Y19, Y0
+	VEXTRACTF128  $0x01, Y0, X1
+	VPMAXUD       X1, X0, X1
+	VMOVHLPS      X1, X1, X0
+	VPMAXUD       X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VPMAXUD       X0, X1, X1
+	VMOVD         X1, 48(R8)
+	VZEROUPPER
+	RET
+
 // func adamwQ8F16AVX512(p *float32, d *float32, m *byte, v *byte, mo *float32, vo *float32, n int, s *float32, low *uint16, mt *float32, vt *float32)
 // Requires: AVX, AVX2, AVX512DQ, AVX512F, MMX+
 TEXT ·adamwQ8F16AVX512(SB), NOSPLIT, $0-88
@@ -801,11 +1589,12 @@ TEXT ·adamwQ8F16AVX512(SB), NOSPLIT, $0-88
 	MOVQ            mt+72(FP), R11
 	VBROADCASTF32X8 (R11), Z11
 	VBROADCASTF32X8 32(R11), Z12
+	VBROADCASTSS    w0000007f<>+0(SB), Z13
 	MOVQ            vt+80(FP), R11
-	VBROADCASTF32X8 (R11), Z13
-	VBROADCASTF32X8 32(R11), Z14
-	VPXORD          Z15, Z15, Z15
+	VBROADCASTF32X8 (R11), Z14
+	VBROADCASTF32X8 32(R11), Z15
 	VPXORD          Z16, Z16, Z16
+	VPXORD          Z17, Z17, Z17
 	XORQ            R11, R11
 	SUBQ            $0x10, SI
 	JLT             done2
@@ -859,52 +1648,51 @@ near3:
 	PREFETCHT0 1216(BX)(R11*1)
 
 near4:
-	VMOVUPS         (CX)(R11*4), Z17
-	VMULPS          Z0, Z17, Z17
-	VPMOVZXBD       (DX)(R11*1), Z18
-	VPSLLD          $0x18, Z18, Z19
-	VPANDD.BCST     w0000007f<>+0(SB), Z18, Z18
-	VPADDD.BCST     w00000001<>+0(SB), Z18, Z20
-	VCVTDQ2PS       Z20, Z20
-	VPSRLD          $0x17, Z20, Z21
-	VPERMPS         Z11, Z21, Z18
-	VPERMPS         Z12, Z21, Z21
-	VFMADD213PS     Z21, Z20, Z18
-	VPTERNLOGD.BCST $0xf8, w80000000<>+0(SB), Z19, Z18
-	VMULPS          Z9, Z18, Z18
-	VMULPS          Z2, Z18, Z18
-	VFMADD231PS     Z3, Z17, Z18
-	VMOVUPS         Z18, (DI)(R11*4)
-	VPANDD.BCST     w7fffffff<>+0(SB), Z18, Z19
-	VPMAXUD         Z19, Z15, Z15
-	VMULPS          Z17, Z17, Z17
-	VPMOVZXBD       (BX)(R11*1), Z19
-	VPADDD.BCST     w00000001<>+0(SB), Z19, Z20
-	VCVTDQ2PS       Z20, Z20
-	VPSRLD          $0x17, Z20, Z21
-	VPERMPS         Z13, Z21, Z19
-	VPERMPS         Z14, Z21, Z21
-	VFMADD213PS     Z21, Z20, Z19
-	VMULPS          Z10, Z19, Z19
-	VMULPS          Z4, Z19, Z19
-	VFMADD231PS     Z5, Z17, Z19
-	VMOVUPS         Z19, (R8)(R11*4)
-	VPMAXUD         Z19, Z16, Z16
-	VSQRTPS         Z19, Z17
-	VFMADD213PS     Z7, Z6, Z17
-	VDIVPS          Z17, Z18, Z17
-	VMOVUPS         (AX)(R11*4), Z18
-	VMULPS          Z1, Z18, Z18
-	VFNMADD231PS    Z8, Z17, Z18
-	VMOVUPS         Z18, (AX)(R11*4)
-	VCVTPS2PH       $0x00, Z18, (R10)(R11*2)
+	VMOVUPS         (CX)(R11*4), Z18
+	VMULPS          Z0, Z18, Z18
+	VPMOVSXBD       (DX)(R11*1), Z20
+	VMOVDQA32       Z20, Z21
+	VPTERNLOGD.BCST $0xea, w4b000000<>+0(SB), Z13, Z21
+	VSUBPS.BCST     w4afffffe<>+0(SB), Z21, Z21
+	VPSRLD          $0x17, Z21, Z22
+	VPERMPS         Z11, Z22, Z19
+	VPERMPS         Z12, Z22, Z22
+	VFMADD213PS     Z22, Z21, Z19
+	VPTERNLOGD.BCST $0xf8, w80000000<>+0(SB), Z20, Z19
+	VMULPS          Z9, Z19, Z19
+	VMULPS          Z2, Z19, Z19
+	VFMADD231PS     Z3, Z18, Z19
+	VMOVUPS         Z19, (DI)(R11*4)
+	VPANDD.BCST     w7fffffff<>+0(SB), Z19, Z20
+	VPMAXUD         Z20, Z16, Z16
+	VMULPS          Z18, Z18, Z18
+	VPMOVZXBD       (BX)(R11*1), Z20
+	VPADDD.BCST     w4b000001<>+0(SB), Z20, Z21
+	VSUBPS.BCST     w4b000000<>+0(SB), Z21, Z21
+	VPSRLD          $0x17, Z21, Z22
+	VPERMPS         Z14, Z22, Z20
+	VPERMPS         Z15, Z22, Z22
+	VFMADD213PS     Z22, Z21, Z20
+	VMULPS          Z10, Z20, Z20
+	VMULPS          Z4, Z20, Z20
+	VFMADD231PS     Z5, Z18, Z20
+	VMOVUPS         Z20, (R8)(R11*4)
+	VPMAXUD         Z20, Z17, Z17
+	VSQRTPS         Z20, Z18
+	VFMADD213PS     Z7, Z6, Z18
+	VDIVPS          Z18, Z19, Z18
+	VMOVUPS         (AX)(R11*4), Z19
+	VMULPS          Z1, Z19, Z19
+	VFNMADD231PS    Z8, Z18, Z19
+	VMOVUPS         Z19, (AX)(R11*4)
+	VCVTPS2PH       $0x00, Z19, (R10)(R11*2)
 	ADDQ            $0x10, R11
 	SUBQ            $0x10, SI
 	JGE             loop1
 
 done2:
-	VEXTRACTF64X4 $0x01, Z15, Y0
-	VPMAXUD       Y0, Y15, Y0
+	VEXTRACTF64X4 $0x01, Z16, Y0
+	VPMAXUD       Y0, Y16, Y0
 	VEXTRACTF128  $0x01, Y0, X1
 	VPMAXUD       X1, X0, X1
 	VMOVHLPS      X1, X1, X0
@@ -912,8 +1700,8 @@ done2:
 	VMOVSHDUP     X1, X0
 	VPMAXUD       X0, X1, X1
 	VMOVD         X1, 44(R9)
-	VEXTRACTF64X4 $0x01, Z16, Y0
-	VPMAXUD       Y0, Y16, Y0
+	VEXTRACTF64X4 $0x01, Z17, Y0
+	VPMAXUD       Y0, Y17, Y0
 	VEXTRACTF128  $0x01, Y0, X1
 	VPMAXUD       X1, X0, X1
 	VMOVHLPS      X1, X1, X0
@@ -1121,6 +1909,359 @@ done2:
 	VZEROUPPER
 	RET
 
+// func adamwQ8BehindF16AVX512(p *float32, d *float32, m *byte, v *byte, to *float32, behind *float32, s *float32, low *uint16, mt *float32, vt *float32)
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, MMX+
+TEXT ·adamwQ8BehindF16AVX512(SB), NOSPLIT, $0-80
+	MOVQ            p+0(FP), AX
+	MOVQ            d+8(FP), CX
+	MOVQ            m+16(FP), DX
+	MOVQ            v+24(FP), BX
+	MOVQ            to+32(FP), SI
+	MOVQ            behind+40(FP), DI
+	MOVQ            s+48(FP), R8
+	MOVQ            low+56(FP), R9
+	MOVQ            mt+64(FP), R10
+	MOVQ            vt+72(FP), R11
+	VBROADCASTSS    8(R8), Z0
+	VBROADCASTSS    12(R8), Z1
+	VBROADCASTSS    16(R8), Z2
+	VBROADCASTSS    20(R8), Z3
+	VBROADCASTSS    24(R8), Z4
+	VBROADCASTF32X8 (R10), Z5
+	VBROADCASTF32X8 32(R10), Z6
+	VBROADCASTSS    w0000007f<>+0(SB), Z7
+	VBROADCASTF32X8 (R11), Z8
+	VBROADCASTF32X8 32(R11), Z9
+	VBROADCASTSS    52(R8), Z10
+	VBROADCASTSS    960(R10), Z11
+	VBROADCASTSS    w00000080<>+0(SB), Z12
+	VBROADCASTSS    56(R8), Z13
+	VBROADCASTSS    960(R11), Z14
+	VPXORD          Z15, Z15, Z15
+	VBROADCASTSS    w00000001<>+0(SB), Z16
+	VMOVDQU32       q8order<>+0(SB), Z17
+	VPXORD          Z18, Z18, Z18
+	VPXORD          Z19, Z19, Z19
+	MOVQ            $0x00000100, R12
+	XORQ            R13, R13
+	SUBQ            $0x40, R12
+	JLT             done2
+
+loop1:
+	PREFETCHT0        2048(AX)(R13*4)
+	PREFETCHT0        2112(AX)(R13*4)
+	PREFETCHT0        2176(AX)(R13*4)
+	PREFETCHT0        2240(AX)(R13*4)
+	PREFETCHT0        2048(CX)(R13*4)
+	PREFETCHT0        2112(CX)(R13*4)
+	PREFETCHT0        2176(CX)(R13*4)
+	PREFETCHT0        2240(CX)(R13*4)
+	PREFETCHT0        512(DX)(R13*1)
+	PREFETCHT0        512(BX)(R13*1)
+	VMOVUPS           (CX)(R13*4), Z20
+	VMULPS.BCST       (R8), Z20, Z20
+	VPMOVSXBD         (DX)(R13*1), Z22
+	VMOVDQA32         Z22, Z23
+	VPTERNLOGD.BCST   $0xea, w4b000000<>+0(SB), Z7, Z23
+	VSUBPS.BCST       w4afffffe<>+0(SB), Z23, Z23
+	VPSRLD            $0x17, Z23, Z24
+	VPERMPS           Z5, Z24, Z21
+	VPERMPS           Z6, Z24, Z24
+	VFMADD213PS       Z24, Z23, Z21
+	VPTERNLOGD.BCST   $0xf8, w80000000<>+0(SB), Z22, Z21
+	VMULPS.BCST       36(R8), Z21, Z21
+	VMULPS            Z0, Z21, Z21
+	VFMADD231PS       Z1, Z20, Z21
+	VMOVUPS           Z21, (SI)(R13*4)
+	VPANDD.BCST       w7fffffff<>+0(SB), Z21, Z22
+	VPMAXUD           Z22, Z18, Z18
+	VMULPS            Z20, Z20, Z20
+	VPMOVZXBD         (BX)(R13*1), Z22
+	VPADDD.BCST       w4b000001<>+0(SB), Z22, Z23
+	VSUBPS.BCST       w4b000000<>+0(SB), Z23, Z23
+	VPSRLD            $0x17, Z23, Z24
+	VPERMPS           Z8, Z24, Z22
+	VPERMPS           Z9, Z24, Z24
+	VFMADD213PS       Z24, Z23, Z22
+	VMULPS.BCST       40(R8), Z22, Z22
+	VMULPS            Z2, Z22, Z22
+	VFMADD231PS       Z3, Z20, Z22
+	VMOVUPS           Z22, 1024(SI)(R13*4)
+	VPMAXUD           Z22, Z19, Z19
+	VSQRTPS           Z22, Z20
+	VFMADD213PS.BCST  28(R8), Z4, Z20
+	VDIVPS            Z20, Z21, Z20
+	VMOVUPS           (AX)(R13*4), Z21
+	VMULPS.BCST       4(R8), Z21, Z21
+	VFNMADD231PS.BCST 32(R8), Z20, Z21
+	VMOVUPS           Z21, (AX)(R13*4)
+	VCVTPS2PH         $0x00, Z21, (R9)(R13*2)
+	VMOVUPS           (DI)(R13*4), Z20
+	VMULPS            Z10, Z20, Z21
+	VRANGEPS          $0x0b, Z11, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R10), Z22, Z24
+	VCMPPS            $0x1d, Z24, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R10), Z22, Z23
+	VPERMPS           832(R10), Z22, Z24
+	VFMADD213PS       Z24, Z21, Z23
+	VCVTTPS2DQ        Z23, Z23
+	VPERMD            896(R10), Z22, Z24
+	VPMINSD           Z24, Z23, Z23
+	VPSRLD            $0x18, Z20, Z20
+	VPTERNLOGD        $0xf8, Z12, Z20, Z23
+	VMOVUPS           64(DI)(R13*4), Z20
+	VMULPS            Z10, Z20, Z21
+	VRANGEPS          $0x0b, Z11, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R10), Z22, Z25
+	VCMPPS            $0x1d, Z25, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R10), Z22, Z24
+	VPERMPS           832(R10), Z22, Z25
+	VFMADD213PS       Z25, Z21, Z24
+	VCVTTPS2DQ        Z24, Z24
+	VPERMD            896(R10), Z22, Z25
+	VPMINSD           Z25, Z24, Z24
+	VPSRLD            $0x18, Z20, Z20
+	VPTERNLOGD        $0xf8, Z12, Z20, Z24
+	VPACKUSDW         Z24, Z23, Z23
+	VMOVUPS           64(CX)(R13*4), Z20
+	VMULPS.BCST       (R8), Z20, Z20
+	VPMOVSXBD         16(DX)(R13*1), Z22
+	VMOVDQA32         Z22, Z24
+	VPTERNLOGD.BCST   $0xea, w4b000000<>+0(SB), Z7, Z24
+	VSUBPS.BCST       w4afffffe<>+0(SB), Z24, Z24
+	VPSRLD            $0x17, Z24, Z25
+	VPERMPS           Z5, Z25, Z21
+	VPERMPS           Z6, Z25, Z25
+	VFMADD213PS       Z25, Z24, Z21
+	VPTERNLOGD.BCST   $0xf8, w80000000<>+0(SB), Z22, Z21
+	VMULPS.BCST       36(R8), Z21, Z21
+	VMULPS            Z0, Z21, Z21
+	VFMADD231PS       Z1, Z20, Z21
+	VMOVUPS           Z21, 64(SI)(R13*4)
+	VPANDD.BCST       w7fffffff<>+0(SB), Z21, Z22
+	VPMAXUD           Z22, Z18, Z18
+	VMULPS            Z20, Z20, Z20
+	VPMOVZXBD         16(BX)(R13*1), Z22
+	VPADDD.BCST       w4b000001<>+0(SB), Z22, Z24
+	VSUBPS.BCST       w4b000000<>+0(SB), Z24, Z24
+	VPSRLD            $0x17, Z24, Z25
+	VPERMPS           Z8, Z25, Z22
+	VPERMPS           Z9, Z25, Z25
+	VFMADD213PS       Z25, Z24, Z22
+	VMULPS.BCST       40(R8), Z22, Z22
+	VMULPS            Z2, Z22, Z22
+	VFMADD231PS       Z3, Z20, Z22
+	VMOVUPS           Z22, 1088(SI)(R13*4)
+	VPMAXUD           Z22, Z19, Z19
+	VSQRTPS           Z22, Z20
+	VFMADD213PS.BCST  28(R8), Z4, Z20
+	VDIVPS            Z20, Z21, Z20
+	VMOVUPS           64(AX)(R13*4), Z21
+	VMULPS.BCST       4(R8), Z21, Z21
+	VFNMADD231PS.BCST 32(R8), Z20, Z21
+	VMOVUPS           Z21, 64(AX)(R13*4)
+	VCVTPS2PH         $0x00, Z21, 32(R9)(R13*2)
+	VMOVUPS           128(DI)(R13*4), Z20
+	VMULPS            Z10, Z20, Z21
+	VRANGEPS          $0x0b, Z11, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R10), Z22, Z25
+	VCMPPS            $0x1d, Z25, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R10), Z22, Z24
+	VPERMPS           832(R10), Z22, Z25
+	VFMADD213PS       Z25, Z21, Z24
+	VCVTTPS2DQ        Z24, Z24
+	VPERMD            896(R10), Z22, Z25
+	VPMINSD           Z25, Z24, Z24
+	VPSRLD            $0x18, Z20, Z20
+	VPTERNLOGD        $0xf8, Z12, Z20, Z24
+	VMOVUPS           192(DI)(R13*4), Z20
+	VMULPS            Z10, Z20, Z21
+	VRANGEPS          $0x0b, Z11, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R10), Z22, Z26
+	VCMPPS            $0x1d, Z26, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R10), Z22, Z25
+	VPERMPS           832(R10), Z22, Z26
+	VFMADD213PS       Z26, Z21, Z25
+	VCVTTPS2DQ        Z25, Z25
+	VPERMD            896(R10), Z22, Z26
+	VPMINSD           Z26, Z25, Z25
+	VPSRLD            $0x18, Z20, Z20
+	VPTERNLOGD        $0xf8, Z12, Z20, Z25
+	VPACKUSDW         Z25, Z24, Z24
+	VPACKUSWB         Z24, Z23, Z23
+	VPERMD            Z23, Z17, Z23
+	VMOVDQU32         Z23, -256(DX)(R13*1)
+	VMOVUPS           128(CX)(R13*4), Z20
+	VMULPS.BCST       (R8), Z20, Z20
+	VPMOVSXBD         32(DX)(R13*1), Z22
+	VMOVDQA32         Z22, Z23
+	VPTERNLOGD.BCST   $0xea, w4b000000<>+0(SB), Z7, Z23
+	VSUBPS.BCST       w4afffffe<>+0(SB), Z23, Z23
+	VPSRLD            $0x17, Z23, Z24
+	VPERMPS           Z5, Z24, Z21
+	VPERMPS           Z6, Z24, Z24
+	VFMADD213PS       Z24, Z23, Z21
+	VPTERNLOGD.BCST   $0xf8, w80000000<>+0(SB), Z22, Z21
+	VMULPS.BCST       36(R8), Z21, Z21
+	VMULPS            Z0, Z21, Z21
+	VFMADD231PS       Z1, Z20, Z21
+	VMOVUPS           Z21, 128(SI)(R13*4)
+	VPANDD.BCST       w7fffffff<>+0(SB), Z21, Z22
+	VPMAXUD           Z22, Z18, Z18
+	VMULPS            Z20, Z20, Z20
+	VPMOVZXBD         32(BX)(R13*1), Z22
+	VPADDD.BCST       w4b000001<>+0(SB), Z22, Z23
+	VSUBPS.BCST       w4b000000<>+0(SB), Z23, Z23
+	VPSRLD            $0x17, Z23, Z24
+	VPERMPS           Z8, Z24, Z22
+	VPERMPS           Z9, Z24, Z24
+	VFMADD213PS       Z24, Z23, Z22
+	VMULPS.BCST       40(R8), Z22, Z22
+	VMULPS            Z2, Z22, Z22
+	VFMADD231PS       Z3, Z20, Z22
+	VMOVUPS           Z22, 1152(SI)(R13*4)
+	VPMAXUD           Z22, Z19, Z19
+	VSQRTPS           Z22, Z20
+	VFMADD213PS.BCST  28(R8), Z4, Z20
+	VDIVPS            Z20, Z21, Z20
+	VMOVUPS           128(AX)(R13*4), Z21
+	VMULPS.BCST       4(R8), Z21, Z21
+	VFNMADD231PS.BCST 32(R8), Z20, Z21
+	VMOVUPS           Z21, 128(AX)(R13*4)
+	VCVTPS2PH         $0x00, Z21, 64(R9)(R13*2)
+	VMOVUPS           1024(DI)(R13*4), Z20
+	VMULPS            Z13, Z20, Z21
+	VRANGEPS          $0x0b, Z14, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R11), Z22, Z24
+	VCMPPS            $0x1d, Z24, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R11), Z22, Z23
+	VPERMPS           832(R11), Z22, Z24
+	VFMADD213PS       Z24, Z21, Z23
+	VCVTTPS2DQ        Z23, Z23
+	VPERMD            896(R11), Z22, Z24
+	VCMPPS            $0x0c, Z15, Z20, K1
+	VPMINSD.Z         Z24, Z23, K1, Z23
+	VMOVUPS           1088(DI)(R13*4), Z20
+	VMULPS            Z13, Z20, Z21
+	VRANGEPS          $0x0b, Z14, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R11), Z22, Z25
+	VCMPPS            $0x1d, Z25, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R11), Z22, Z24
+	VPERMPS           832(R11), Z22, Z25
+	VFMADD213PS       Z25, Z21, Z24
+	VCVTTPS2DQ        Z24, Z24
+	VPERMD            896(R11), Z22, Z25
+	VCMPPS            $0x0c, Z15, Z20, K1
+	VPMINSD.Z         Z25, Z24, K1, Z24
+	VPACKUSDW         Z24, Z23, Z23
+	VMOVUPS           192(CX)(R13*4), Z20
+	VMULPS.BCST       (R8), Z20, Z20
+	VPMOVSXBD         48(DX)(R13*1), Z22
+	VMOVDQA32         Z22, Z24
+	VPTERNLOGD.BCST   $0xea, w4b000000<>+0(SB), Z7, Z24
+	VSUBPS.BCST       w4afffffe<>+0(SB), Z24, Z24
+	VPSRLD            $0x17, Z24, Z25
+	VPERMPS           Z5, Z25, Z21
+	VPERMPS           Z6, Z25, Z25
+	VFMADD213PS       Z25, Z24, Z21
+	VPTERNLOGD.BCST   $0xf8, w80000000<>+0(SB), Z22, Z21
+	VMULPS.BCST       36(R8), Z21, Z21
+	VMULPS            Z0, Z21, Z21
+	VFMADD231PS       Z1, Z20, Z21
+	VMOVUPS           Z21, 192(SI)(R13*4)
+	VPANDD.BCST       w7fffffff<>+0(SB), Z21, Z22
+	VPMAXUD           Z22, Z18, Z18
+	VMULPS            Z20, Z20, Z20
+	VPMOVZXBD         48(BX)(R13*1), Z22
+	VPADDD.BCST       w4b000001<>+0(SB), Z22, Z24
+	VSUBPS.BCST       w4b000000<>+0(SB), Z24, Z24
+	VPSRLD            $0x17, Z24, Z25
+	VPERMPS           Z8, Z25, Z22
+	VPERMPS           Z9, Z25, Z25
+	VFMADD213PS       Z25, Z24, Z22
+	VMULPS.BCST       40(R8), Z22, Z22
+	VMULPS            Z2, Z22, Z22
+	VFMADD231PS       Z3, Z20, Z22
+	VMOVUPS           Z22, 1216(SI)(R13*4)
+	VPMAXUD           Z22, Z19, Z19
+	VSQRTPS           Z22, Z20
+	VFMADD213PS.BCST  28(R8), Z4, Z20
+	VDIVPS            Z20, Z21, Z20
+	VMOVUPS           192(AX)(R13*4), Z21
+	VMULPS.BCST       4(R8), Z21, Z21
+	VFNMADD231PS.BCST 32(R8), Z20, Z21
+	VMOVUPS           Z21, 192(AX)(R13*4)
+	VCVTPS2PH         $0x00, Z21, 96(R9)(R13*2)
+	VMOVUPS           1152(DI)(R13*4), Z20
+	VMULPS            Z13, Z20, Z21
+	VRANGEPS          $0x0b, Z14, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R11), Z22, Z25
+	VCMPPS            $0x1d, Z25, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R11), Z22, Z24
+	VPERMPS           832(R11), Z22, Z25
+	VFMADD213PS       Z25, Z21, Z24
+	VCVTTPS2DQ        Z24, Z24
+	VPERMD            896(R11), Z22, Z25
+	VCMPPS            $0x0c, Z15, Z20, K1
+	VPMINSD.Z         Z25, Z24, K1, Z24
+	VMOVUPS           1216(DI)(R13*4), Z20
+	VMULPS            Z13, Z20, Z21
+	VRANGEPS          $0x0b, Z14, Z21, Z21
+	VPSRLD            $0x18, Z21, Z22
+	VPERMPS           704(R11), Z22, Z26
+	VCMPPS            $0x1d, Z26, Z21, K1
+	VPADDD            Z16, Z22, K1, Z22
+	VPERMPS           768(R11), Z22, Z25
+	VPERMPS           832(R11), Z22, Z26
+	VFMADD213PS       Z26, Z21, Z25
+	VCVTTPS2DQ        Z25, Z25
+	VPERMD            896(R11), Z22, Z26
+	VCMPPS            $0x0c, Z15, Z20, K1
+	VPMINSD.Z         Z26, Z25, K1, Z25
+	VPACKUSDW         Z25, Z24, Z24
+	VPACKUSWB         Z24, Z23, Z23
+	VPERMD            Z23, Z17, Z23
+	VMOVDQU32         Z23, -256(BX)(R13*1)
+	ADDQ              $0x40, R13
+	SUBQ              $0x40, R12
+	JGE               loop1
+
+done2:
+	VEXTRACTF64X4 $0x01, Z18, Y0
+	VPMAXUD       Y0, Y18, Y0
+	VEXTRACTF128  $0x01, Y0, X1
+	VPMAXUD       X1, X0, X1
+	VMOVHLPS      X1, X1, X0
+	VPMAXUD       X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VPMAXUD       X0, X1, X1
+	VMOVD         X1, 44(R8)
+	VEXTRACTF64X4 $0x01, Z19, Y0
+	VPMAXUD       Y0, Y19, Y0
+	VEXTRACTF128  $0x01, Y0, X1
+	VPMAXUD       X1, X0, X1
+	VMOVHLPS      X1, X1, X0
+	VPMAXUD       X0, X1, X1
+	VMOVSHDUP     X1, X0
+	VPMAXUD       X0, X1, X1
+	VMOVD         X1, 48(R8)
+	VZEROUPPER
+	RET
+
 // func q8WriteUnsignedAVX512(codes *byte, x *float32, n int, inverse float32, t *float32)
 // Requires: AVX, AVX512BW, AVX512DQ, AVX512F
 TEXT ·q8WriteUnsignedAVX512(SB), NOSPLIT, $0-40
@@ -1129,106 +2270,78 @@ TEXT ·q8WriteUnsignedAVX512(SB), NOSPLIT, $0-40
 	MOVQ         n+16(FP), DX
 	MOVQ         t+32(FP), BX
 	VBROADCASTSS inverse+24(FP), Z0
-	VMOVUPS      64(BX), Z1
-	VMOVUPS      128(BX), Z2
-	VMOVUPS      192(BX), Z3
-	VMOVUPS      256(BX), Z4
-	VMOVUPS      320(BX), Z5
-	VMOVUPS      384(BX), Z6
-	VMOVUPS      448(BX), Z7
-	VMOVUPS      512(BX), Z8
-	VBROADCASTSS w30000000<>+0(SB), Z9
-	VBROADCASTSS w00000001<>+0(SB), Z10
-	VBROADCASTSS w00000080<>+0(SB), Z11
-	VMOVDQU32    q8order<>+0(SB), Z11
-	VPXORD       Z12, Z12, Z12
-	XORQ         BX, BX
+	VMULPS.BCST  w3e800000<>+0(SB), Z0, Z0
+	VBROADCASTSS 960(BX), Z1
+	VPXORD       Z2, Z2, Z2
+	VBROADCASTSS w00000001<>+0(SB), Z3
+	VMOVDQU32    q8order<>+0(SB), Z4
+	XORQ         SI, SI
 	SUBQ         $0x40, DX
 	JLT          done2
 
 loop1:
-	VMOVUPS     (CX)(BX*4), Z13
-	VMULPS      Z0, Z13, Z14
-	VRANGEPS    $0x0b, Z9, Z14, Z14
-	VPSRLD      $0x17, Z14, Z15
-	VMOVAPS     Z15, Z16
-	VPERMI2PS   Z2, Z1, Z16
-	VCMPPS      $0x1d, Z16, Z14, K1
-	VPADDD      Z10, Z15, K1, Z15
-	VMOVAPS     Z15, Z16
-	VPERMI2PS   Z4, Z3, Z16
-	VMOVAPS     Z15, Z17
-	VPERMI2PS   Z6, Z5, Z17
-	VFMADD213PS Z17, Z14, Z16
-	VCVTTPS2DQ  Z16, Z16
-	VMOVAPS     Z15, Z14
-	VPERMI2PS   Z8, Z7, Z14
-	VPMINSD     Z14, Z16, Z16
-	VCMPPS      $0x0c, Z12, Z13, K1
-	VPMAXSD.Z   Z10, Z16, K1, Z16
-	VMOVUPS     64(CX)(BX*4), Z13
-	VMULPS      Z0, Z13, Z14
-	VRANGEPS    $0x0b, Z9, Z14, Z14
-	VPSRLD      $0x17, Z14, Z15
-	VMOVAPS     Z15, Z17
-	VPERMI2PS   Z2, Z1, Z17
-	VCMPPS      $0x1d, Z17, Z14, K1
-	VPADDD      Z10, Z15, K1, Z15
-	VMOVAPS     Z15, Z17
-	VPERMI2PS   Z4, Z3, Z17
-	VMOVAPS     Z15, Z18
-	VPERMI2PS   Z6, Z5, Z18
-	VFMADD213PS Z18, Z14, Z17
-	VCVTTPS2DQ  Z17, Z17
-	VMOVAPS     Z15, Z14
-	VPERMI2PS   Z8, Z7, Z14
-	VPMINSD     Z14, Z17, Z17
-	VCMPPS      $0x0c, Z12, Z13, K1
-	VPMAXSD.Z   Z10, Z17, K1, Z17
-	VMOVUPS     128(CX)(BX*4), Z13
-	VMULPS      Z0, Z13, Z14
-	VRANGEPS    $0x0b, Z9, Z14, Z14
-	VPSRLD      $0x17, Z14, Z15
-	VMOVAPS     Z15, Z18
-	VPERMI2PS   Z2, Z1, Z18
-	VCMPPS      $0x1d, Z18, Z14, K1
-	VPADDD      Z10, Z15, K1, Z15
-	VMOVAPS     Z15, Z18
-	VPERMI2PS   Z4, Z3, Z18
-	VMOVAPS     Z15, Z19
-	VPERMI2PS   Z6, Z5, Z19
-	VFMADD213PS Z19, Z14, Z18
-	VCVTTPS2DQ  Z18, Z18
-	VMOVAPS     Z15, Z14
-	VPERMI2PS   Z8, Z7, Z14
-	VPMINSD     Z14, Z18, Z18
-	VCMPPS      $0x0c, Z12, Z13, K1
-	VPMAXSD.Z   Z10, Z18, K1, Z18
-	VMOVUPS     192(CX)(BX*4), Z13
-	VMULPS      Z0, Z13, Z14
-	VRANGEPS    $0x0b, Z9, Z14, Z14
-	VPSRLD      $0x17, Z14, Z15
-	VMOVAPS     Z15, Z19
-	VPERMI2PS   Z2, Z1, Z19
-	VCMPPS      $0x1d, Z19, Z14, K1
-	VPADDD      Z10, Z15, K1, Z15
-	VMOVAPS     Z15, Z19
-	VPERMI2PS   Z4, Z3, Z19
-	VMOVAPS     Z15, Z20
-	VPERMI2PS   Z6, Z5, Z20
-	VFMADD213PS Z20, Z14, Z19
-	VCVTTPS2DQ  Z19, Z19
-	VMOVAPS     Z15, Z14
-	VPERMI2PS   Z8, Z7, Z14
-	VPMINSD     Z14, Z19, Z19
-	VCMPPS      $0x0c, Z12, Z13, K1
-	VPMAXSD.Z   Z10, Z19, K1, Z19
-	VPACKUSDW   Z17, Z16, Z16
-	VPACKUSDW   Z19, Z18, Z18
-	VPACKUSWB   Z18, Z16, Z16
-	VPERMD      Z16, Z11, Z16
-	VMOVDQU32   Z16, (AX)(BX*1)
-	ADDQ        $0x40, BX
+	VMOVUPS     (CX)(SI*4), Z5
+	VMULPS      Z0, Z5, Z6
+	VRANGEPS    $0x0b, Z1, Z6, Z6
+	VPSRLD      $0x18, Z6, Z7
+	VPERMPS     704(BX), Z7, Z9
+	VCMPPS      $0x1d, Z9, Z6, K1
+	VPADDD      Z3, Z7, K1, Z7
+	VPERMPS     768(BX), Z7, Z8
+	VPERMPS     832(BX), Z7, Z9
+	VFMADD213PS Z9, Z6, Z8
+	VCVTTPS2DQ  Z8, Z8
+	VPERMD      896(BX), Z7, Z9
+	VCMPPS      $0x0c, Z2, Z5, K1
+	VPMINSD.Z   Z9, Z8, K1, Z8
+	VMOVUPS     64(CX)(SI*4), Z5
+	VMULPS      Z0, Z5, Z6
+	VRANGEPS    $0x0b, Z1, Z6, Z6
+	VPSRLD      $0x18, Z6, Z7
+	VPERMPS     704(BX), Z7, Z10
+	VCMPPS      $0x1d, Z10, Z6, K1
+	VPADDD      Z3, Z7, K1, Z7
+	VPERMPS     768(BX), Z7, Z9
+	VPERMPS     832(BX), Z7, Z10
+	VFMADD213PS Z10, Z6, Z9
+	VCVTTPS2DQ  Z9, Z9
+	VPERMD      896(BX), Z7, Z10
+	VCMPPS      $0x0c, Z2, Z5, K1
+	VPMINSD.Z   Z10, Z9, K1, Z9
+	VPACKUSDW   Z9, Z8, Z8
+	VMOVUPS     128(CX)(SI*4), Z5
+	VMULPS      Z0, Z5, Z6
+	VRANGEPS    $0x0b, Z1, Z6, Z6
+	VPSRLD      $0x18, Z6, Z7
+	VPERMPS     704(BX), Z7, Z10
+	VCMPPS      $0x1d, Z10, Z6, K1
+	VPADDD      Z3, Z7, K1, Z7
+	VPERMPS     768(BX), Z7, Z9
+	VPERMPS     832(BX), Z7, Z10
+	VFMADD213PS Z10, Z6, Z9
+	VCVTTPS2DQ  Z9, Z9
+	VPERMD      896(BX), Z7, Z10
+	VCMPPS      $0x0c, Z2, Z5, K1
+	VPMINSD.Z   Z10, Z9, K1, Z9
+	VMOVUPS     192(CX)(SI*4), Z5
+	VMULPS      Z0, Z5, Z6
+	VRANGEPS    $0x0b, Z1, Z6, Z6
+	VPSRLD      $0x18, Z6, Z7
+	VPERMPS     704(BX), Z7, Z11
+	VCMPPS      $0x1d, Z11, Z6, K1
+	VPADDD      Z3, Z7, K1, Z7
+	VPERMPS     768(BX), Z7, Z10
+	VPERMPS     832(BX), Z7, Z11
+	VFMADD213PS Z11, Z6, Z10
+	VCVTTPS2DQ  Z10, Z10
+	VPERMD      896(BX), Z7, Z11
+	VCMPPS      $0x0c, Z2, Z5, K1
+	VPMINSD.Z   Z11, Z10, K1, Z10
+	VPACKUSDW   Z10, Z9, Z9
+	VPACKUSWB   Z9, Z8, Z8
+	VPERMD      Z8, Z4, Z8
+	VMOVDQU32   Z8, (AX)(SI*1)
+	ADDQ        $0x40, SI
 	SUBQ        $0x40, DX
 	JGE         loop1
 
@@ -1236,43 +2349,15 @@ done2:
 	VZEROUPPER
 	RET
 
-DATA w30000000<>+0(SB)/4, $0x30000000
-DATA w30000000<>+4(SB)/4, $0x30000000
-DATA w30000000<>+8(SB)/4, $0x30000000
-DATA w30000000<>+12(SB)/4, $0x30000000
-DATA w30000000<>+16(SB)/4, $0x30000000
-DATA w30000000<>+20(SB)/4, $0x30000000
-DATA w30000000<>+24(SB)/4, $0x30000000
-DATA w30000000<>+28(SB)/4, $0x30000000
-GLOBL w30000000<>(SB), RODATA|NOPTR, $32
-
-DATA w00000080<>+0(SB)/4, $0x00000080
-DATA w00000080<>+4(SB)/4, $0x00000080
-DATA w00000080<>+8(SB)/4, $0x00000080
-DATA w00000080<>+12(SB)/4, $0x00000080
-DATA w00000080<>+16(SB)/4, $0x00000080
-DATA w00000080<>+20(SB)/4, $0x00000080
-DATA w00000080<>+24(SB)/4, $0x00000080
-DATA w00000080<>+28(SB)/4, $0x00000080
-GLOBL w00000080<>(SB), RODATA|NOPTR, $32
-
-DATA q8order<>+0(SB)/4, $0x00000000
-DATA q8order<>+4(SB)/4, $0x00000004
-DATA q8order<>+8(SB)/4, $0x00000008
-DATA q8order<>+12(SB)/4, $0x0000000c
-DATA q8order<>+16(SB)/4, $0x00000001
-DATA q8order<>+20(SB)/4, $0x00000005
-DATA q8order<>+24(SB)/4, $0x00000009
-DATA q8order<>+28(SB)/4, $0x0000000d
-DATA q8order<>+32(SB)/4, $0x00000002
-DATA q8order<>+36(SB)/4, $0x00000006
-DATA q8order<>+40(SB)/4, $0x0000000a
-DATA q8order<>+44(SB)/4, $0x0000000e
-DATA q8order<>+48(SB)/4, $0x00000003
-DATA q8order<>+52(SB)/4, $0x00000007
-DATA q8order<>+56(SB)/4, $0x0000000b
-DATA q8order<>+60(SB)/4, $0x0000000f
-GLOBL q8order<>(SB), RODATA|NOPTR, $64
+DATA w3e800000<>+0(SB)/4, $0x3e800000
+DATA w3e800000<>+4(SB)/4, $0x3e800000
+DATA w3e800000<>+8(SB)/4, $0x3e800000
+DATA w3e800000<>+12(SB)/4, $0x3e800000
+DATA w3e800000<>+16(SB)/4, $0x3e800000
+DATA w3e800000<>+20(SB)/4, $0x3e800000
+DATA w3e800000<>+24(SB)/4, $0x3e800000
+DATA w3e800000<>+28(SB)/4, $0x3e800000
+GLOBL w3e800000<>(SB), RODATA|NOPTR, $32
 
 // func q8WriteUnsignedAVX2(codes *byte, x *float32, n int, inverse float32, t *float32)
 // Requires: AVX, AVX2, FMA3
@@ -1611,105 +2696,82 @@ TEXT ·q8WriteSignedAVX512(SB), NOSPLIT, $0-40
 	MOVQ         n+16(FP), DX
 	MOVQ         t+32(FP), BX
 	VBROADCASTSS inverse+24(FP), Z0
-	VMOVUPS      64(BX), Z1
-	VMOVUPS      128(BX), Z2
-	VMOVUPS      192(BX), Z3
-	VMOVUPS      256(BX), Z4
-	VMOVUPS      320(BX), Z5
-	VMOVUPS      384(BX), Z6
-	VMOVUPS      448(BX), Z7
-	VMOVUPS      512(BX), Z8
-	VBROADCASTSS w30000000<>+0(SB), Z9
-	VBROADCASTSS w00000001<>+0(SB), Z10
-	VBROADCASTSS w00000080<>+0(SB), Z11
-	VMOVDQU32    q8order<>+0(SB), Z12
-	XORQ         BX, BX
+	VMULPS.BCST  w3e800000<>+0(SB), Z0, Z0
+	VBROADCASTSS 960(BX), Z1
+	VBROADCASTSS w00000080<>+0(SB), Z2
+	VBROADCASTSS w00000001<>+0(SB), Z3
+	VMOVDQU32    q8order<>+0(SB), Z4
+	XORQ         SI, SI
 	SUBQ         $0x40, DX
 	JLT          done2
 
 loop1:
-	VMOVUPS     (CX)(BX*4), Z13
-	VMULPS      Z0, Z13, Z14
-	VRANGEPS    $0x0b, Z9, Z14, Z14
-	VPSRLD      $0x17, Z14, Z15
-	VMOVAPS     Z15, Z16
-	VPERMI2PS   Z2, Z1, Z16
-	VCMPPS      $0x1d, Z16, Z14, K1
-	VPADDD      Z10, Z15, K1, Z15
-	VMOVAPS     Z15, Z16
-	VPERMI2PS   Z4, Z3, Z16
-	VMOVAPS     Z15, Z17
-	VPERMI2PS   Z6, Z5, Z17
-	VFMADD213PS Z17, Z14, Z16
-	VCVTTPS2DQ  Z16, Z16
-	VMOVAPS     Z15, Z14
-	VPERMI2PS   Z8, Z7, Z14
-	VPMINSD     Z14, Z16, Z16
-	VPSRLD      $0x18, Z13, Z13
-	VPTERNLOGD  $0xf8, Z11, Z13, Z16
-	VMOVUPS     64(CX)(BX*4), Z13
-	VMULPS      Z0, Z13, Z14
-	VRANGEPS    $0x0b, Z9, Z14, Z14
-	VPSRLD      $0x17, Z14, Z15
-	VMOVAPS     Z15, Z17
-	VPERMI2PS   Z2, Z1, Z17
-	VCMPPS      $0x1d, Z17, Z14, K1
-	VPADDD      Z10, Z15, K1, Z15
-	VMOVAPS     Z15, Z17
-	VPERMI2PS   Z4, Z3, Z17
-	VMOVAPS     Z15, Z18
-	VPERMI2PS   Z6, Z5, Z18
-	VFMADD213PS Z18, Z14, Z17
-	VCVTTPS2DQ  Z17, Z17
-	VMOVAPS     Z15, Z14
-	VPERMI2PS   Z8, Z7, Z14
-	VPMINSD     Z14, Z17, Z17
-	VPSRLD      $0x18, Z13, Z13
-	VPTERNLOGD  $0xf8, Z11, Z13, Z17
-	VMOVUPS     128(CX)(BX*4), Z13
-	VMULPS      Z0, Z13, Z14
-	VRANGEPS    $0x0b, Z9, Z14, Z14
-	VPSRLD      $0x17, Z14, Z15
-	VMOVAPS     Z15, Z18
-	VPERMI2PS   Z2, Z1, Z18
-	VCMPPS      $0x1d, Z18, Z14, K1
-	VPADDD      Z10, Z15, K1, Z15
-	VMOVAPS     Z15, Z18
-	VPERMI2PS   Z4, Z3, Z18
-	VMOVAPS     Z15, Z19
-	VPERMI2PS   Z6, Z5, Z19
-	VFMADD213PS Z19, Z14, Z18
-	VCVTTPS2DQ  Z18, Z18
-	VMOVAPS     Z15, Z14
-	VPERMI2PS   Z8, Z7, Z14
-	VPMINSD     Z14, Z18, Z18
-	VPSRLD      $0x18, Z13, Z13
-	VPTERNLOGD  $0xf8, Z11, Z13, Z18
-	VMOVUPS     192(CX)(BX*4), Z13
-	VMULPS      Z0, Z13, Z14
-	VRANGEPS    $0x0b, Z9, Z14, Z14
-	VPSRLD      $0x17, Z14, Z15
-	VMOVAPS     Z15, Z19
-	VPERMI2PS   Z2, Z1, Z19
-	VCMPPS      $0x1d, Z19, Z14, K1
-	VPADDD      Z10, Z15, K1, Z15
-	VMOVAPS     Z15, Z19
-	VPERMI2PS   Z4, Z3, Z19
-	VMOVAPS     Z15, Z20
-	VPERMI2PS   Z6, Z5, Z20
-	VFMADD213PS Z20, Z14, Z19
-	VCVTTPS2DQ  Z19, Z19
-	VMOVAPS     Z15, Z14
-	VPERMI2PS   Z8, Z7, Z14
-	VPMINSD     Z14, Z19, Z19
-	VPSRLD      $0x18, Z13, Z13
-	VPTERNLOGD  $0xf8, Z11, Z13, Z19
-	VPACKUSDW   Z17, Z16, Z16
-	VPACKUSDW   Z19, Z18, Z18
-	VPACKUSWB   Z18, Z16, Z16
-	VPERMD      Z16, Z12, Z16
-	VMOVDQU32   Z16, (AX)(BX*1)
-	ADDQ        $0x40, BX
+	VMOVUPS     (CX)(SI*4), Z5
+	VMULPS      Z0, Z5, Z6
+	VRANGEPS    $0x0b, Z1, Z6, Z6
+	VPSRLD      $0x18, Z6, Z7
+	VPERMPS     704(BX), Z7, Z9
+	VCMPPS      $0x1d, Z9, Z6, K1
+	VPADDD      Z3, Z7, K1, Z7
+	VPERMPS     768(BX), Z7, Z8
+	VPERMPS     832(BX), Z7, Z9
+	VFMADD213PS Z9, Z6, Z8
+	VCVTTPS2DQ  Z8, Z8
+	VPERMD      896(BX), Z7, Z9
+	VPMINSD     Z9, Z8, Z8
+	VPSRLD      $0x18, Z5, Z5
+	VPTERNLOGD  $0xf8, Z2, Z5, Z8
+	VMOVUPS     64(CX)(SI*4), Z5
+	VMULPS      Z0, Z5, Z6
+	VRANGEPS    $0x0b, Z1, Z6, Z6
+	VPSRLD      $0x18, Z6, Z7
+	VPERMPS     704(BX), Z7, Z10
+	VCMPPS      $0x1d, Z10, Z6, K1
+	VPADDD      Z3, Z7, K1, Z7
+	VPERMPS     768(BX), Z7, Z9
+	VPERMPS     832(BX), Z7, Z10
+	VFMADD213PS Z10, Z6, Z9
+	VCVTTPS2DQ  Z9, Z9
+	VPERMD      896(BX), Z7, Z10
+	VPMINSD     Z10, Z9, Z9
+	VPSRLD      $0x18, Z5, Z5
+	VPTERNLOGD  $0xf8, Z2, Z5, Z9
+	VPACKUSDW   Z9, Z8, Z8
+	VMOVUPS     128(CX)(SI*4), Z5
+	VMULPS      Z0, Z5, Z6
+	VRANGEPS    $0x0b, Z1, Z6, Z6
+	VPSRLD      $0x18, Z6, Z7
+	VPERMPS     704(BX), Z7, Z10
+	VCMPPS      $0x1d, Z10, Z6, K1
+	VPADDD      Z3, Z7, K1, Z7
+	VPERMPS     768(BX), Z7, Z9
+	VPERMPS     832(BX), Z7, Z10
+	VFMADD213PS Z10, Z6, Z9
+	VCVTTPS2DQ  Z9, Z9
+	VPERMD      896(BX), Z7, Z10
+	VPMINSD     Z10, Z9, Z9
+	VPSRLD      $0x18, Z5, Z5
+	VPTERNLOGD  $0xf8, Z2, Z5, Z9
+	VMOVUPS     192(CX)(SI*4), Z5
+	VMULPS      Z0, Z5, Z6
+	VRANGEPS    $0x0b, Z1, Z6, Z6
+	VPSRLD      $0x18, Z6, Z7
+	VPERMPS     704(BX), Z7, Z11
+	VCMPPS      $0x1d, Z11, Z6, K1
+	VPADDD      Z3, Z7, K1, Z7
+	VPERMPS     768(BX), Z7, Z10
+	VPERMPS     832(BX), Z7, Z11
+	VFMADD213PS Z11, Z6, Z10
+	VCVTTPS2DQ  Z10, Z10
+	VPERMD      896(BX), Z7, Z11
+	VPMINSD     Z11, Z10, Z10
+	VPSRLD      $0x18, Z5, Z5
+	VPTERNLOGD  $0xf8, Z2, Z5, Z10
+	VPACKUSDW   Z10, Z9, Z9
+	VPACKUSWB   Z9, Z8, Z8
+	VPERMD      Z8, Z4, Z8
+	VMOVDQU32   Z8, (AX)(SI*1)
+	ADDQ        $0x40, SI
 	SUBQ        $0x40, DX
 	JGE         loop1
 

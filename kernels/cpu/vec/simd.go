@@ -17,7 +17,8 @@ import (
 //go:generate go -C ../asmgen run ./vec -set quant8 -table ../vec/table_quant8_amd64.go -out ../vec/quant8_amd64.s -stubs ../vec/quant8_amd64.go -pkg vec
 //go:generate go -C ../asmgen run ./vec -set int8 -table ../vec/table_int8_amd64.go -out ../vec/int8_amd64.s -stubs ../vec/int8_amd64.go -pkg vec
 
-// table has the assembly of one SIMD level; all entries or none are set. An index
+// table has the assembly of one SIMD level; all entries or none are set, but for those
+// of AVX-512 alone. An index
 // [2] tells writing (0) from accumulating (1). Elementwise functions take whole
 // groups of 16 elements; row and column functions take any number from 1.
 type table struct {
@@ -55,7 +56,8 @@ type table struct {
 
 	adamw         [3]func(p, d, m, v *float32, n int, s *float32, low *uint16) // by Half
 	adamw8        [3]func(p, d *float32, m, v *byte, mo, vo *float32, n int, s *float32, low *uint16, mt, vt *float32)
-	q8write       [2]func(codes *byte, x *float32, n int, inverse float32, t *float32) // unsigned, signed; n a multiple of 64
+	adamw8Behind  [3]func(p, d *float32, m, v *byte, to, behind *float32, s *float32, low *uint16, mt, vt *float32) // AVX-512 alone
+	q8write       [2]func(codes *byte, x *float32, n int, inverse float32, t *float32)                              // unsigned, signed; n a multiple of 64
 	lambDirection func(p, d, m, v *float32, n int, s *float32)
 	axpy          func(y, x *float32, n int, f float32)
 	momentum      [3]func(p, d, b *float32, n int, s *float32) // none, plain, Nesterov

@@ -8,6 +8,9 @@ func init() {
 	{
 		t := &tables[level.AVX512]
 		t.on = true
+		t.adamw8Behind[0] = adamwQ8BehindAVX512
+		t.adamw8Behind[1] = adamwQ8BehindBF16AVX512
+		t.adamw8Behind[2] = adamwQ8BehindF16AVX512
 		t.adamw8[0] = adamwQ8AVX512
 		t.adamw8[1] = adamwQ8BF16AVX512
 		t.adamw8[2] = adamwQ8F16AVX512

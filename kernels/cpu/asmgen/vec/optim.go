@@ -151,7 +151,7 @@ func momentsOf(g *vlib.Gen, s []vlib.Arg, gr vlib.Mem, m, v moment) (d, mi vlib.
 	g.Fma231(vi, x, s[adamRest2])
 	v.write(g, vi)
 	d = g.Sqrt(vi)
-	if g.AVX512 {
+	if g.AVX512 { // root2 is a register wherever the others may be memory
 		g.Fma213(d, s[adamRoot2].(vlib.Vec), s[adamEps])
 		return d, mi
 	}

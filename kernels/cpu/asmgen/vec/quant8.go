@@ -1,6 +1,8 @@
 package main
 
 import (
+	"math"
+
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -15,6 +17,9 @@ const (
 	adam8Fields
 	adam8MTop = adam8Fields // written
 	adam8VTop = adam8Fields + 1
+	// Of the block behind: a quarter of the inverses of its scales.
+	adam8MInverse = adam8Fields + 2
+	adam8VInverse = adam8Fields + 3
 )
 
 // Offsets of q8Table's fields.
@@ -30,6 +35,8 @@ const (
 	q8Gains    = q8Borders + 32
 	q8Offsets  = q8Gains + 32
 	q8Lasts    = q8Offsets + 32
+	q8Bins     = q8Lasts + 32 // by two octaves, 16 each: border, perUnit, from, last
+	q8Floor    = q8Bins + 4*64
 )
 
 func quant8() {
@@ -45,19 +52,18 @@ func quant8() {
 				g.Fetch(p, gr)
 				g.FetchBytes(m, v)
 				d, mi := momentsOf(g, s, g.At(gr),
-					moment{read: func() vlib.Vec { return first.read(m, s[adam8MScale]) }, to: g.At(mo), top: tops[0]},
-					moment{read: func() vlib.Vec { return second.read(v, s[adam8VScale]) }, to: g.At(vo), top: tops[1], positive: true})
+					moment{read: func() vlib.Vec { return first.read(m, 0, s[adam8MScale]) }, to: g.At(mo), top: tops[0]},
+					moment{read: func() vlib.Vec { return second.read(v, 0, s[adam8VScale]) }, to: g.At(vo), top: tops[1], positive: true})
 				adamwStep(g, s, g.At(p), d, mi, func(x vlib.Vec) {
 					if low.narrow != nil {
 						low.narrow(g, x, g.At16(out))
 					}
 				})
 			})
-			for i, top := range tops {
-				VMOVD(g.MaxBits16(top).AsX(), operand.Mem{Base: base, Disp: 4 * (adam8MTop + i)})
-			}
+			storeTops(g, base, tops)
 			g.Return()
 		})
+		adamwBehind(i, low.suffix, low.narrow)
 	}
 	for i, name := range []string{"q8WriteUnsigned", "q8WriteSigned"} {
 		kernel(fmt2("q8write[%d]", i), name, "func(codes *byte, x *float32, n int, inverse float32, t *float32)", "is Q8Map.code for n elements, a multiple of 64.", func(g *vlib.Gen) {
@@ -69,6 +75,71 @@ func quant8() {
 	}
 }
 
+// q8Block is the elements of a block, packed those whose codes are packed at a time.
+const q8Block, packed = 256, 4 * vlib.Lanes
+
+// adamwBehind updates a block and writes the codes of the block before, whose moments
+// lie at behind: where one waits for divisions and roots, the other computes.
+func adamwBehind(i int, suffix string, narrow func(g *vlib.Gen, v vlib.Vec, m vlib.Mem)) {
+	sig := "func(p, d *float32, m, v *byte, to, behind *float32, s *float32, low *uint16, mt, vt *float32)"
+	doc := "is AdamW8's update for 256 elements, whose moments it leaves at to, and Q8Map.code of the 256 before, whose moments are at behind."
+	kernel512(fmt2("adamw8Behind[%d]", i), "adamwQ8Behind"+suffix, sig, doc, func(g *vlib.Gen) {
+		p, gr, m, v := g.Ptr("p"), g.Ptr("d"), g.Ptr("m"), g.Ptr("v")
+		to, behind, base, out, mt, vt := g.Ptr("to"), g.Ptr("behind"), g.Ptr("s"), g.Ptr("low"), g.Ptr("mt"), g.Ptr("vt")
+		var s []vlib.Arg
+		for f := range adam8Fields {
+			switch f {
+			case adamGradScale, adamKeep, adamEps, adamStep, adam8MScale, adam8VScale: // of the registers there are not enough
+				s = append(s, g.ScalarInMemory(base, f))
+			default:
+				s = append(s, g.Broadcast(operand.Mem{Base: base, Disp: 4 * f}))
+			}
+		}
+		first, second := newReader(g, mt, true), newReader(g, vt, false)
+		inverse := func(f int) vlib.Vec { return g.Broadcast(operand.Mem{Base: base, Disp: 4 * f}) }
+		codes := [2]*q8Writer{newWriter512(g, mt, inverse(adam8MInverse), true), newWriter512(g, vt, inverse(adam8VInverse), false)}
+		codes[1].share(codes[0])
+		tops := [2]vlib.Vec{g.Zero(), g.Zero()}
+		second16 := func(m vlib.Mem) vlib.Mem { m.Disp += 4 * q8Block; return m }
+		n := GP64()
+		MOVQ(operand.U32(q8Block), n)
+		g.LoopBlocks(n, packed, func() {
+			g.FetchNear(packed, []reg.GPVirtual{p, gr}, []reg.GPVirtual{m, v})
+			var half reg.VecVirtual
+			for u := range 4 {
+				d, mi := momentsOf(g, s, g.At(gr, u),
+					moment{read: func() vlib.Vec { return first.read(m, u, s[adam8MScale]) }, to: g.At(to, u), top: tops[0]},
+					moment{read: func() vlib.Vec { return second.read(v, u, s[adam8VScale]) }, to: second16(g.At(to, u)), top: tops[1], positive: true})
+				adamwStep(g, s, g.At(p, u), d, mi, func(x vlib.Vec) {
+					if narrow != nil {
+						narrow(g, x, g.At16(out, u))
+					}
+				})
+				w, at, codesAt := codes[u/2], [2]vlib.Mem{g.At(behind, u%2*2), g.At(behind, u%2*2+1)}, m
+				if u >= 2 {
+					at[0], at[1], codesAt = second16(at[0]), second16(at[1]), v
+				}
+				pair := w.pair(at[0], at[1])
+				if u%2 == 0 {
+					half = pair
+					continue
+				}
+				to := g.Byte(codesAt, 0)
+				to.Disp -= q8Block
+				w.pack(half, pair, to)
+			}
+		})
+		storeTops(g, base, tops)
+		g.Return()
+	})
+}
+
+func storeTops(g *vlib.Gen, base reg.Register, tops [2]vlib.Vec) {
+	for i, top := range tops {
+		VMOVD(g.MaxBits16(top).AsX(), operand.Mem{Base: base, Disp: 4 * (adam8MTop + i)})
+	}
+}
+
 // orAnd is dst | second & first, of VPTERNLOGD.
 const orAnd = 0xf8
 
@@ -77,6 +148,7 @@ type q8Reader struct {
 	g            *vlib.Gen
 	signed       bool
 	slope, start operand.Op // a register, or memory on AVX2
+	low7         vlib.Vec   // AVX-512: of the signed
 }
 
 func newReader(g *vlib.Gen, t reg.Register, signed bool) *q8Reader {
@@ -86,42 +158,72 @@ func newReader(g *vlib.Gen, t reg.Register, signed bool) *q8Reader {
 		VBROADCASTF32X8(r.slope, slope)
 		VBROADCASTF32X8(r.start, start)
 		r.slope, r.start = slope, start
+		if signed {
+			r.low7 = g.RWord(0x7f)
+		}
 	}
 	return r
 }
 
-// read returns the current 16 codes of base as numbers.
-func (r *q8Reader) read(base reg.Register, scale vlib.Arg) vlib.Vec {
+// read returns 16 codes of base as numbers, the u-th of the current.
+func (r *q8Reader) read(base reg.Register, u int, scale vlib.Arg) vlib.Vec {
 	g, x := r.g, r.g.New()
 	for i, v := range x {
-		VPMOVZXBD(g.Byte(base, i), v)
-		sign, f, octave := g.NewReg(), g.NewReg(), g.NewReg()
-		if r.signed {
-			VPSLLD(operand.Imm(24), v, sign)
-			g.AndWord(0x7f, v, v)
-		}
-		g.AddWord(1, v, f)
-		VCVTDQ2PS(f, f)
-		VPSRLD(operand.Imm(23), f, octave)
-		VPERMPS(r.slope, octave, v)
-		if m, ok := r.start.(operand.Mem); ok {
-			start := g.NewReg()
-			VPERMPS(m, octave, start)
-			VFMADD213PS(start, f, v)
+		if g.AVX512 {
+			r.read512(g.Byte(base, 2*u), v)
 		} else {
-			VPERMPS(r.start, octave, octave)
-			VFMADD213PS(octave, f, v)
-		}
-		switch {
-		case r.signed && g.AVX512:
-			VPTERNLOGD_BCST(operand.Imm(orAnd), g.Word(1<<31), sign, v)
-		case r.signed:
-			g.AndWord(1<<31, sign, sign)
-			VPOR(sign, v, v)
+			r.read256(g.Byte(base, 2*u+i), v)
 		}
 	}
 	g.MulTo(x, scale)
 	return x
+}
+
+// magic are the bits of 2^23: or-ed with an integer below it, a float32 of their sum.
+const magic = 0x4b000000
+
+// andOr is dst & second | first, of VPTERNLOGD.
+const andOr = 0xea
+
+func (r *q8Reader) read512(at operand.Mem, v reg.VecVirtual) {
+	g, code, f, octave := r.g, ZMM(), ZMM(), ZMM()
+	if r.signed {
+		VPMOVSXBD(at, code) // which leaves the sign where a float32 has it
+		VMOVDQA32(code, f)
+		VPTERNLOGD_BCST(operand.Imm(andOr), g.Word(magic), r.low7[0], f)
+		VSUBPS_BCST(g.Word(math.Float32bits(1<<23-1)), f, f)
+	} else {
+		VPMOVZXBD(at, code)
+		g.AddWord(magic+1, code, f)
+		VSUBPS_BCST(g.Word(magic), f, f)
+	}
+	VPSRLD(operand.Imm(23), f, octave)
+	VPERMPS(r.slope, octave, v)
+	VPERMPS(r.start, octave, octave)
+	VFMADD213PS(octave, f, v)
+	if r.signed {
+		VPTERNLOGD_BCST(operand.Imm(orAnd), g.Word(1<<31), code, v)
+	}
+}
+
+func (r *q8Reader) read256(at operand.Mem, v reg.VecVirtual) {
+	g := r.g
+	VPMOVZXBD(at, v)
+	sign, f, octave, start := YMM(), YMM(), YMM(), YMM()
+	if r.signed {
+		VPSLLD(operand.Imm(24), v, sign)
+		g.AndWord(0x7f, v, v)
+	}
+	g.AddWord(1, v, f)
+	VCVTDQ2PS(f, f)
+	VPSRLD(operand.Imm(23), f, octave)
+	VPERMPS(r.slope, octave, v)
+	VPERMPS(r.start, octave, start)
+	VFMADD213PS(start, f, v)
+	if r.signed {
+		g.AndWord(1<<31, sign, sign)
+		VPOR(sign, v, v)
+	}
 }
 
 // q8Writer writes codes.
@@ -129,29 +231,49 @@ type q8Writer struct {
 	g       *vlib.Gen
 	signed  bool
 	base    reg.Register
-	inverse vlib.Vec
+	inverse vlib.Vec // AVX-512: a quarter of it, so that the octaves of 1 and of what is below are one bin
 	// AVX-512 alone:
-	tables                 [4][2]reg.VecVirtual // by octave: border, perUnit, from, last
-	floor, one, sign, zero reg.VecVirtual       // 2^-31, 1, 0x80, 0
-	order                  reg.VecVirtual       // of dwords behind packing
+	floor reg.VecVirtual // a quarter of what smaller magnitudes are taken for
+	one   reg.VecVirtual
+	sign  reg.VecVirtual // 0x80, of the signed
+	zero  reg.VecVirtual // of the unsigned
+	order reg.VecVirtual // of dwords behind packing
 }
 
 // q8Order is the order in memory, once.
 var q8Order operand.Mem
 
 func newWriter(g *vlib.Gen, t reg.Register, inverse vlib.Vec, signed bool) *q8Writer {
-	w := &q8Writer{g: g, signed: signed, base: t, inverse: inverse}
 	if !g.AVX512 {
-		return w
+		return &q8Writer{g: g, signed: signed, base: t, inverse: inverse}
 	}
-	for i := range w.tables {
-		for j := range 2 {
-			z := ZMM()
-			VMOVUPS(operand.Mem{Base: t, Disp: q8Border + 128*i + 64*j}, z)
-			w.tables[i][j] = z
+	g.MulTo(inverse, g.C(0.25))
+	w := newWriter512(g, t, inverse, signed)
+	w.share(nil)
+	return w
+}
+
+// newWriter512 returns a writer that still lacks what it may share.
+func newWriter512(g *vlib.Gen, t reg.Register, quarter vlib.Vec, signed bool) *q8Writer {
+	w := &q8Writer{g: g, signed: signed, base: t, inverse: quarter, floor: g.Broadcast(operand.Mem{Base: t, Disp: q8Floor})[0]}
+	if signed {
+		w.sign = g.RWord(0x80)[0]
+	} else {
+		w.zero = g.Zero()[0]
+	}
+	return w
+}
+
+// share takes another writer's registers, or loads them.
+func (w *q8Writer) share(o *q8Writer) {
+	if o != nil {
+		if o.order == nil {
+			o.share(nil)
 		}
+		w.one, w.order = o.one, o.order
+		return
 	}
-	w.floor, w.one, w.sign, w.order = g.RWord(0x30000000)[0], g.RWord(1)[0], g.RWord(0x80)[0], ZMM()
+	w.one, w.order = w.g.RWord(1)[0], ZMM()
 	if q8Order.Symbol.Name == "" {
 		q8Order = GLOBL("q8order", RODATA|NOPTR)
 		for i := range vlib.Lanes {
@@ -159,10 +281,6 @@ func newWriter(g *vlib.Gen, t reg.Register, inverse vlib.Vec, signed bool) *q8Wr
 		}
 	}
 	VMOVDQU32(q8Order, w.order)
-	if w.zero = ZMM(); !signed {
-		VPXORD(w.zero, w.zero, w.zero)
-	}
-	return w
 }
 
 // write writes the current 64 codes.
@@ -174,48 +292,51 @@ func (w *q8Writer) write(codes, x reg.Register) {
 		}
 		return
 	}
-	var c [4]reg.VecVirtual
-	for u := range c {
-		c[u] = w.write512(g.Load(g.At(x, u))[0])
-	}
-	VPACKUSDW(c[1], c[0], c[0])
-	VPACKUSDW(c[3], c[2], c[2])
-	VPACKUSWB(c[2], c[0], c[0]) // by 128-bit lanes: four codes of each in turn
-	VPERMD(c[0], w.order, c[0])
-	VMOVDQU32(c[0], g.Byte(codes, 0))
+	low := w.pair(g.At(x, 0), g.At(x, 1))
+	w.pack(low, w.pair(g.At(x, 2), g.At(x, 3)), g.Byte(codes, 0))
+}
+
+// pair returns the codes of 32 numbers as words.
+func (w *q8Writer) pair(a, b vlib.Mem) reg.VecVirtual {
+	low := w.write512(a)
+	VPACKUSDW(w.write512(b), low, low)
+	return low
+}
+
+// pack writes the codes of two pairs as bytes.
+func (w *q8Writer) pack(low, high reg.VecVirtual, to operand.Mem) {
+	VPACKUSWB(high, low, low) // by 128-bit lanes: four codes of each 16 in turn
+	VPERMD(low, w.order, low)
+	VMOVDQU32(low, to)
 }
 
 const greaterEqual, notEqual = 0x1d, 0x0c // GE_OQ, NEQ_OQ
 
-// write512 returns the codes of x, by the tables of octaves.
-func (w *q8Writer) write512(x reg.VecVirtual) reg.VecVirtual {
+// write512 returns the codes of 16 numbers, by the tables of bins.
+func (w *q8Writer) write512(at vlib.Mem) reg.VecVirtual {
 	const largerMagnitude = 0x0b
-	y, octave := ZMM(), ZMM()
+	table := func(i int) operand.Mem { return operand.Mem{Base: w.base, Disp: q8Bins + 64*i} }
+	x, y, bin, c, t, k := w.g.Load(at)[0], ZMM(), ZMM(), ZMM(), ZMM(), K()
 	VMULPS(w.inverse[0], x, y)
 	VRANGEPS(operand.Imm(largerMagnitude), w.floor, y, y)
-	VPSRLD(operand.Imm(23), y, octave)
-	look := func(i int) reg.VecVirtual {
-		z := ZMM()
-		VMOVAPS(octave, z)
-		VPERMI2PS(w.tables[i][1], w.tables[i][0], z)
-		return z
-	}
-	k := K()
-	VCMPPS(operand.Imm(greaterEqual), look(0), y, k)
-	VPADDD(w.one, octave, k, octave)
-	c := look(1)
-	VFMADD213PS(look(2), y, c)
+	VPSRLD(operand.Imm(24), y, bin)
+	VPERMPS(table(0), bin, t)
+	VCMPPS(operand.Imm(greaterEqual), t, y, k)
+	VPADDD(w.one, bin, k, bin)
+	VPERMPS(table(1), bin, c)
+	VPERMPS(table(2), bin, t)
+	VFMADD213PS(t, y, c)
 	VCVTTPS2DQ(c, c)
-	VPMINSD(look(3), c, c)
+	VPERMD(table(3), bin, t)
 	if w.signed {
-		sign := ZMM()
-		VPSRLD(operand.Imm(24), x, sign)
-		VPTERNLOGD(operand.Imm(orAnd), w.sign, sign, c)
+		VPMINSD(t, c, c)
+		VPSRLD(operand.Imm(24), x, x)
+		VPTERNLOGD(operand.Imm(orAnd), w.sign, x, c)
 		return c
 	}
 	positive := K()
 	VCMPPS(operand.Imm(notEqual), w.zero, x, positive)
-	VPMAXSD_Z(w.one, c, positive, c)
+	VPMINSD_Z(t, c, positive, c)
 	return c
 }
 

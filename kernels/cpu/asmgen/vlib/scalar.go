@@ -31,6 +31,12 @@ func (g *Gen) Scalars(base reg.Register, n int) []Arg {
 	return as
 }
 
+// ScalarInMemory is the i-th float32 at base as an operand that takes no register, with
+// AVX-512.
+func (g *Gen) ScalarInMemory(base reg.Register, i int) Arg {
+	return constant{operand.Mem{Base: base, Disp: 4 * i}}
+}
+
 // CopyScalar returns a scalar in every lane of a vector that may be overwritten.
 func (g *Gen) CopyScalar(a Arg) Vec {
 	s, ok := a.(scalar)

@@ -83,18 +83,22 @@ func BothWithFrame(name, signature, doc string, body func(g *Gen)) {
 	both(name, signature, doc, 0, body)
 }
 
+// AVX512 is Both for a function that AVX2 lacks.
+func AVX512(name, signature, doc string, body func(g *Gen)) {
+	emit(true, name+"AVX512", signature, doc, NOSPLIT, body)
+}
+
 func both(name, signature, doc string, flags attr.Attribute, body func(g *Gen)) {
-	for _, avx512 := range []bool{true, false} {
-		g := &Gen{AVX512: avx512, held: map[float32]Vec{}}
-		g.name = name + "AVX2"
-		if avx512 {
-			g.name = name + "AVX512"
-		}
-		TEXT(g.name, flags, signature)
-		Pragma("noescape")
-		Doc(g.name + " " + doc)
-		body(g)
-	}
+	emit(true, name+"AVX512", signature, doc, flags, body)
+	emit(false, name+"AVX2", signature, doc, flags, body)
+}
+
+func emit(avx512 bool, name, signature, doc string, flags attr.Attribute, body func(g *Gen)) {
+	g := &Gen{AVX512: avx512, name: name, held: map[float32]Vec{}}
+	TEXT(name, flags, signature)
+	Pragma("noescape")
+	Doc(name + " " + doc)
+	body(g)
 }
 
 // Return ends the function.
@@ -347,6 +351,25 @@ func (g *Gen) FetchBytes(bases ...reg.GPVirtual) {
 	Label(skip)
 }
 
+// FetchNear brings the lines of elements elements of 4 bytes and of 1, which one turn
+// of a loop takes, into the cache ahead of use. A turn's few lines leave room for the
+// misses of its loads, where Fetch would fill what the cache can wait for.
+func (g *Gen) FetchNear(elements int, floats, bytes []reg.GPVirtual) {
+	const ahead = 512 // elements
+	for _, b := range floats {
+		for at := 0; at < 4*elements; at += 64 {
+			m := operand.Mem(g.At(b))
+			m.Disp += 4*ahead + at
+			PREFETCHT0(m)
+		}
+	}
+	for _, b := range bytes {
+		m := g.Byte(b, 0)
+		m.Disp += ahead
+		PREFETCHT0(m)
+	}
+}
+
 // At addresses the current 16 float32 of an array; u counts groups of 16 onwards.
 func (g *Gen) At(base reg.Register, u ...int) Mem {
 	m := Mem{Base: base, Index: g.index, Scale: 4}
@@ -356,8 +379,15 @@ func (g *Gen) At(base reg.Register, u ...int) Mem {
 	return m
 }
 
-// At16 addresses the current 16 elements of an array of 2-byte elements.
-func (g *Gen) At16(base reg.Register) Mem { return Mem{Base: base, Index: g.index, Scale: 2} }
+// At16 addresses the current 16 elements of an array of 2-byte elements; u counts groups
+// of 16 onwards.
+func (g *Gen) At16(base reg.Register, u ...int) Mem {
+	m := Mem{Base: base, Index: g.index, Scale: 2}
+	for _, v := range u {
+		m.Disp += 32 * v
+	}
+	return m
+}
 
 // Fixed addresses 16 float32 from base + disp bytes.
 func (g *Gen) Fixed(base reg.Register, disp int) Mem { return Mem{Base: base, Disp: disp} }
