@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the reference runs of this folder with plain PyTorch: small random
 checkpoints in the Hugging Face layout, text.bin (text.txt, one byte a token,
-uint16), and losses.json with the losses of 20 AdamW steps for each case.
+uint16), losses.json with the losses of 20 AdamW steps for each case, and
+bf16.json with those of 50 steps under bf16 autocast and in fp32.
 
 usage: python3 reference.py        (needs torch and numpy; about a minute)
 
@@ -111,14 +112,16 @@ def llama_logits(c, w, x):
         h = h + (rms(y, p + "post_feedforward_layernorm") if post else y)
     return rms(h, "model.norm") @ w["model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"].t()
 
-def run(c, w, logits, tok, W=1, K=1, clip=0.0, B=2, T=40, steps=20, lr=1e-3):
+def run(c, w, logits, tok, W=1, K=1, clip=0.0, B=2, T=40, steps=20, lr=1e-3, half=False):
     w = {k: torch.nn.Parameter(v.clone()) for k, v in w.items()}
     groups = [{"params": [p for p in w.values() if p.ndim >= 2], "weight_decay": 0.1}, {"params": [p for p in w.values() if p.ndim < 2], "weight_decay": 0.0}]
     opt = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8); span = (len(tok) - 1) // T * T; losses = []
     for s in range(steps):
         st = [(((s*K + k)*W + r)*B + b)*T % span for k in range(K) for r in range(W) for b in range(B)]
         x = torch.tensor(np.stack([tok[i:i+T] for i in st]).astype(np.int64)); y = torch.tensor(np.stack([tok[i+1:i+T+1] for i in st]).astype(np.int64))
-        opt.zero_grad(); loss = F.cross_entropy(logits(c, w, x).view(-1, 256), y.view(-1)); loss.backward()
+        opt.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half): out = logits(c, w, x)
+        loss = F.cross_entropy(out.float().view(-1, 256), y.view(-1)); loss.backward()
         if clip: torch.nn.utils.clip_grad_norm_(list(w.values()), clip)
         opt.step(); losses.append(float(loss))
     return losses
@@ -127,6 +130,11 @@ def main():
     tok = np.frombuffer((HERE / "text.txt").read_bytes(), np.uint8).astype("<u2"); tok.tofile(HERE / "text.bin")
     out = {"made_by": f"python3 reference.py, PyTorch {torch.__version__}", "batch": 2, "seq": 40, "lr": 1e-3, "cases": []}
     models = {"gpt2": (gpt2_config(), gpt2_weights, gpt2_logits), "llama-tied": (llama_config(True), llama_weights, llama_logits), "llama-untied": (llama_config(False), llama_weights, llama_logits)}
+    half = {"made_by": out["made_by"], "batch": 2, "seq": 40, "lr": 1e-3, "cases": []}
+    for name, (c, make, logits) in models.items():
+        w = make(c, torch.Generator().manual_seed(1)); curve = lambda half: [round(v, 6) for v in run(c, w, logits, tok, steps=50, half=half)]
+        half["cases"].append({"model": name, "bf16": curve(True), "fp32": curve(False)})
+    (HERE / "bf16.json").write_text(json.dumps(half) + "\n")
     models |= {name: (c, llama_weights, llama_logits) for name, c in relatives.items()}
     for name, (c, make, logits) in models.items():
         w = make(c, torch.Generator().manual_seed(1)); d = HERE / name; d.mkdir(exist_ok=True)

@@ -3,9 +3,11 @@ package train
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"strings"
 	"testing"
 
@@ -33,6 +35,32 @@ func TestHalfLossesFollowPyTorch(t *testing.T) {
 					require.InEpsilon(t, want.Losses[s], float64(got.losses[s]), 5e-3, "step %d", s+1)
 				}
 			})
+		}
+	}
+}
+
+// bf16's losses stay within 0.5 % of PyTorch's under bf16 autocast, and in fp32, over
+// fifty steps from the same weights on the same tokens.
+func TestBF16FollowsPyTorchsBF16(t *testing.T) {
+	b, err := os.ReadFile("../testdata/bf16.json")
+	require.NoError(t, err)
+	var reference struct {
+		Cases []struct {
+			Model      string
+			BF16, FP32 []float64
+		}
+	}
+	require.NoError(t, json.Unmarshal(b, &reference))
+	require.Len(t, reference.Cases, 3)
+	for _, want := range reference.Cases {
+		c := tiny(want.Model)
+		c.Ranks, c.Precision, c.Steps = 1, "bf16", 50
+		got := runOf(t, c).losses
+		require.Len(t, got, 50)
+		require.Len(t, want.BF16, 50)
+		for s, loss := range got {
+			require.InEpsilon(t, want.BF16[s], float64(loss), 5e-3, "%s, step %d, bf16", want.Model, s+1)
+			require.InEpsilon(t, want.FP32[s], float64(loss), 5e-3, "%s, step %d, fp32", want.Model, s+1)
 		}
 	}
 }

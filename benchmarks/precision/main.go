@@ -6,6 +6,11 @@
 //
 //	go run ./benchmarks/precision -spillway BINARY -pairs 9
 //
+// With -peer, a command that trains with PyTorch, it compares losses instead (-losses N)
+// and times steps of both programs:
+//
+//	go run ./benchmarks/precision -spillway BINARY -peer "python3 torch_gpt2.py" -model DIR -data FILE -losses 50
+//
 // Steps are timed by benchmarks/step, which stops one program while the other computes
 // and reports processor time beside the clock's. The weights are the model's random
 // ones and the tokens are drawn: neither changes how long a step takes.
@@ -32,8 +37,25 @@ func main() {
 	command := flag.String("spillway", "", "the command to measure; empty: steps are left out")
 	pairs := flag.Int("pairs", 9, "pairs of steps, and of updates, that count")
 	threads := flag.Int("threads", runtime.NumCPU(), "threads of a program")
+	other := flag.String("peer", "", "a command that trains with PyTorch: it takes --model, --data, --batch, --seq, --steps, --threads, --lr, --dtype")
+	model := flag.String("model", "", "with -peer: the checkpoint that both begin with")
+	data := flag.String("data", "", "with -peer: a file of uint16 tokens")
+	losses := flag.Int("losses", 0, "with -peer: steps whose losses are compared; 0: steps of 4 × 256 tokens are timed")
+	batch := flag.Int("batch", 4, "with -losses: rows of a step")
+	seq := flag.Int("seq", 128, "with -losses: tokens of a row")
+	lr := flag.Float64("lr", 3e-4, "with -peer: the learning rate")
 	flag.Parse()
-	if err := run(*command, *pairs, *threads); err != nil {
+	p, err := newPeer(*other, *model, *data, *threads, *lr)
+	switch {
+	case err != nil:
+	case p != nil && *losses > 0:
+		err = p.losses(*command, *batch, *seq, *losses)
+	case p != nil:
+		err = against(p, *command, *pairs)
+	default:
+		err = run(*command, *pairs, *threads)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "precision:", err)
 		os.Exit(1)
 	}
@@ -116,9 +138,9 @@ func steps(spillway string, pairs, threads int) error {
 	if err := tokens(data, 200_000); err != nil {
 		return err
 	}
-	step := filepath.Join(dir, "step")
-	if out, err := exec.Command("go", "build", "-o", step, "./benchmarks/step").CombinedOutput(); err != nil {
-		return fmt.Errorf("building benchmarks/step (run it from the repository's root): %w\n%s", err, out)
+	step, err := buildStep(dir)
+	if err != nil {
+		return err
 	}
 	const warm = 2
 	command := func(precision string) string {
@@ -129,14 +151,52 @@ func steps(spillway string, pairs, threads int) error {
 		{"fp32 (b) over bf16 (a): bars 1.6 with bf16 dot products, 2.7 with AMX", "--precision bf16", "--precision fp32"},
 		{"bf16 (b) over bf16 with --int8 matmul (a): bars 1.12 with VNNI, 1.04 with AMX", "--precision bf16 --int8 matmul", "--precision bf16"},
 	} {
-		fmt.Printf("\n%s\n", c.title)
-		k := exec.Command(step, "-pairs", strconv.Itoa(pairs), "-warm", strconv.Itoa(warm), "-a", command(c.a), "-b", command(c.b))
-		k.Stdout, k.Stderr = os.Stdout, os.Stderr
-		if err := k.Run(); err != nil {
-			return fmt.Errorf("%s: %w", c.title, err)
+		if err := timed(step, c.title, command(c.a), command(c.b), pairs, warm); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// buildStep builds benchmarks/step into dir.
+func buildStep(dir string) (string, error) {
+	step := filepath.Join(dir, "step")
+	if out, err := exec.Command("go", "build", "-o", step, "./benchmarks/step").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building benchmarks/step (run it from the repository's root): %w\n%s", err, out)
+	}
+	return step, nil
+}
+
+// timed prints pairs of steps of two commands.
+func timed(step, title, a, b string, pairs, warm int) error {
+	fmt.Printf("\n%s\n", title)
+	k := exec.Command(step, "-pairs", strconv.Itoa(pairs), "-warm", strconv.Itoa(warm), "-a", a, "-b", b)
+	k.Stdout, k.Stderr = os.Stdout, os.Stderr
+	if err := k.Run(); err != nil {
+		return fmt.Errorf("%s: %w", title, err)
+	}
+	return nil
+}
+
+// against times steps of both programs.
+func against(p *peer, spillway string, pairs int) error {
+	if spillway == "" || pairs < 1 {
+		return fmt.Errorf("-spillway %q, -pairs %d: name the command and at least one pair", spillway, pairs)
+	}
+	spillway, err := filepath.Abs(spillway)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "precision-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	step, err := buildStep(dir)
+	if err != nil {
+		return err
+	}
+	return p.speed(spillway, step, pairs, 2)
 }
 
 // tokens writes a token file of n numbers of GPT-2's vocabulary.
