@@ -1,19 +1,20 @@
 // Package checkpoint writes, finds and keeps checkpoints: folders named step-N
-// inside a checkpoint folder. Each state is a safetensors file whose tensors carry
-// the parameters' logical names and whole shapes, never a rank, a stage or a flat
-// offset, so that any number of ranks at any stage can load it.
+// inside a checkpoint folder. Each rank writes a file of what it holds. Its extents
+// carry the parameters' logical names and elements, never a stage or a flat offset, so
+// that any number of ranks at any stage can load it.
 //
 //	DIR/step-00000100/
-//	    config.json             the model, in Hugging Face's form
-//	    model.safetensors       parameters (master weights), fp32
-//	    exp_avg.safetensors …   one file for each optimizer state
-//	    manifest.json           step, run, and size and CRC-32C of every file
+//	    config.json                        the model, in Hugging Face's form
+//	    rank-00000-of-00004.safetensors …  what that rank held of parameters (state
+//	                                       "model") and optimizer states, see Part
+//	    manifest.json                      step, run, tensors, and the files' sizes and sums
 //	DIR/.spillway-marks         what a Store remembers beside the checkpoints
 //	DIR/.spillway-lock          the process that may write here, while there is one
 //
 // A checkpoint is written aside under an unguessable name, synced and renamed.
 //
-// The bytes of one checkpoint are write.go, manifest.go and verify.go. The rules
+// The bytes of one checkpoint are part.go and out.go (a rank's file), write.go and
+// manifest.go (the rest), states.go and load.go (reading), and verify.go. The rules
 // over many, which do not depend on those bytes: who may write (store.go,
 // lock.go), which are removed (prune.go), which one a run goes on from
 // (choose.go), what is remembered (marks.go).
@@ -30,8 +31,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-
-	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
 // Entry is a checkpoint of a folder, by its canonical name.
@@ -98,9 +97,4 @@ func List(dir string) ([]string, error) {
 		}
 	}
 	return folders, err
-}
-
-// OpenState opens the tensors of one state of a checkpoint.
-func OpenState(folder, name string) (*safetensors.Reader, error) {
-	return safetensors.Open(filepath.Join(folder, name+".safetensors"))
 }

@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,25 +20,38 @@ import (
 
 var background = context.Background()
 
-func state(name string, v ...float32) State {
-	return State{
-		Name:    name,
-		Tensors: []safetensors.Tensor{{Name: "w", DType: safetensors.F32, Shape: []int64{int64(len(v))}}},
-		Stream: func(_ string, sink func(int64, []float32) error) error {
-			half := len(v) / 2
-			if err := sink(0, v[:half]); err != nil {
-				return err
-			}
-			return sink(int64(half), v[half:])
-		},
+// Files of the fixture's two ranks: the first has the parameters, the other a moment.
+const (
+	modelFile  = "rank-00000-of-00002.safetensors"
+	momentFile = "rank-00001-of-00002.safetensors"
+)
+
+// content is a checkpoint of one tensor "w", each of whose states one rank holds.
+func content(model, moment []float32) ([]Tensor, []*Part) {
+	tensors := []Tensor{{Name: "w", Shape: []int64{int64(len(model))}, States: []string{"model", "exp_avg"}}}
+	return tensors, []*Part{part(0, 2, "model", model), part(1, 2, "exp_avg", moment)}
+}
+
+// part is a rank's part of a state of "w", in two extents.
+func part(index, of int, state string, v []float32) *Part {
+	half := int64(len(v) / 2)
+	p := &Part{Index: index, Of: of, Extents: []Extent{{state, "w", 0, half, safetensors.F32}, {state, "w", half, int64(len(v)) - half, safetensors.F32}}}
+	p.Read = func(i int, off int64, dst []byte) error {
+		from := p.Extents[i].Start + off/4
+		for k := range len(dst) / 4 {
+			binary.LittleEndian.PutUint32(dst[4*k:], math.Float32bits(v[from+int64(k)]))
+		}
+		return nil
 	}
+	return p
 }
 
 // save writes a checkpoint of a step whose values say which it is.
 func save(t *testing.T, s *Store, step int) string {
 	t.Helper()
-	folder, err := s.Save(background, Manifest{Step: step, Ranks: 2, Zero: 3, Run: json.RawMessage(`{"optimizer":"adamw"}`)},
-		[]State{state("model", float32(step), 2, 3), state("exp_avg", 5, 6, float32(step))}, []Blob{{"config.json", []byte("{}\n")}})
+	tensors, parts := content([]float32{float32(step), 2, 3}, []float32{5, 6, float32(step)})
+	folder, err := s.Save(background, Manifest{Step: step, Ranks: 2, Zero: 3, Run: json.RawMessage(`{"optimizer":"adamw"}`), Tensors: tensors},
+		parts, []Blob{{"config.json", []byte("{}\n")}})
 	require.NoError(t, err)
 	return folder
 }
@@ -100,6 +114,7 @@ func TestSaveListVerify(t *testing.T) {
 	require.Equal(t, 3, m.Step)
 	require.Equal(t, s.Owner(), m.Owner)
 	require.Len(t, m.Files, 3)
+	require.Equal(t, []string{"model", "exp_avg"}, m.States())
 	require.Equal(t, []float32{3, 2, 3}, readBack(t, list[2], "model", 3))
 	require.NoError(t, s.Close())
 	require.Equal(t, []string{"step-00000001", "step-00000002", "step-00000003"}, names(t, dir))
@@ -111,18 +126,19 @@ func TestAFailedSaveLeavesNothing(t *testing.T) {
 	s := open(t, dir, Options{})
 	first := save(t, s, 7)
 	boom := errors.New("boom")
-	broken := state("model", 3, 4)
-	broken.Stream = func(_ string, sink func(int64, []float32) error) error {
-		if err := sink(0, []float32{3}); err != nil {
-			return err
+	tensors, parts := content([]float32{3, 4}, []float32{3, 4})
+	read := parts[1].Read
+	parts[1].Read = func(i int, off int64, dst []byte) error {
+		if i == 1 {
+			return boom
 		}
-		return boom
+		return read(i, off, dst)
 	}
-	_, err := s.Save(background, Manifest{Step: 8}, []State{broken}, nil)
+	_, err := s.Save(background, Manifest{Step: 8, Tensors: tensors}, parts, nil)
 	require.ErrorIs(t, err, boom)
 	canceled, cancel := context.WithCancel(background)
 	cancel()
-	_, err = s.Save(canceled, Manifest{Step: 8}, []State{state("model", 1, 2)}, nil)
+	_, err = s.Save(canceled, Manifest{Step: 8, Tensors: tensors}, parts, nil)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, []string{"step-00000007"}, names(t, dir))
 	require.Equal(t, []float32{7, 2, 3}, readBack(t, first, "model", 3))
@@ -132,13 +148,15 @@ func TestNonFiniteStatesAreNotSaved(t *testing.T) {
 	inf, nan := float32(math.Inf(-1)), float32(math.NaN())
 	dir := t.TempDir()
 	s := open(t, dir, Options{})
-	_, err := s.Save(background, Manifest{Step: 1}, []State{state("model", 1, 2, 3, 4), state("exp_avg", 1, inf, 3, nan)}, nil)
+	tensors, parts := content([]float32{1, 2, 3, 4}, []float32{1, inf, 3, nan})
+	_, err := s.Save(background, Manifest{Step: 1, Tensors: tensors}, parts, nil)
 	var odd *NonFinite
 	require.ErrorAs(t, err, &odd)
 	require.Equal(t, NonFinite{State: "exp_avg", Tensor: "w", Count: 2, Of: 4, First: 1}, *odd)
 	require.ErrorContains(t, err, `exp_avg of "w": 2 of 4 values are not finite`)
 	require.Empty(t, names(t, dir))
-	_, err = s.Save(background, Manifest{Step: 1}, []State{state("model", math.MaxFloat32, -math.MaxFloat32, math.SmallestNonzeroFloat32)}, nil)
+	tensors, parts = content([]float32{math.MaxFloat32, -math.MaxFloat32}, []float32{math.SmallestNonzeroFloat32, 0})
+	_, err = s.Save(background, Manifest{Step: 1, Tensors: tensors}, parts, nil)
 	require.NoError(t, err)
 }
 
@@ -232,11 +250,11 @@ func TestKeepAfterGoingBack(t *testing.T) {
 		require.NoError(t, s.Confirm())
 	}
 	require.NoError(t, s.Close())
-	flip(t, filepath.Join(dir, "step-00000030", "model.safetensors"), -1)
+	flip(t, filepath.Join(dir, "step-00000030", modelFile), -1)
 	s, c := goOn(t, dir, Options{Keep: 1})
 	require.Equal(t, 20, c.Step)
 	require.Len(t, c.Passed, 1)
-	require.Contains(t, c.Passed[0].String(), "step-00000030 is passed over: "+filepath.Join(dir, "step-00000030", "model.safetensors")+" has CRC-32C")
+	require.Contains(t, c.Passed[0].String(), "step-00000030 is passed over: "+filepath.Join(dir, "step-00000030", modelFile)+" has CRC-32C")
 	save(t, s, 25)
 	require.NoError(t, s.Confirm())
 	require.Equal(t, []string{"step-00000025", "step-00000030"}, names(t, dir))
@@ -333,7 +351,7 @@ func TestRemainsOfAKill(t *testing.T) {
 		temp, err := s.working(stem)
 		require.NoError(t, err)
 		require.NoError(t, os.Mkdir(temp, 0o755))
-		require.NoError(t, os.WriteFile(filepath.Join(temp, "model.safetensors"), []byte("half"), 0o644))
+		require.NoError(t, os.WriteFile(filepath.Join(temp, modelFile), []byte("half"), 0o644))
 	}
 	other := filepath.Join(dir, ".writing-step-00000002-00000000000000000000000000000000")
 	require.NoError(t, os.Mkdir(other, 0o755))
@@ -476,7 +494,7 @@ func TestUmask(t *testing.T) {
 	s := open(t, dir, Options{})
 	folder := save(t, s, 1)
 	require.NoError(t, s.Confirm())
-	for _, path := range []string{dir, folder, filepath.Join(folder, "model.safetensors"), filepath.Join(folder, "config.json"), filepath.Join(folder, manifestName), filepath.Join(dir, marksName)} {
+	for _, path := range []string{dir, folder, filepath.Join(folder, modelFile), filepath.Join(folder, "config.json"), filepath.Join(folder, manifestName), filepath.Join(dir, marksName)} {
 		st, err := os.Stat(path)
 		require.NoError(t, err)
 		require.Zero(t, st.Mode().Perm()&0o077, path)

@@ -43,6 +43,16 @@ var errDiverged = errors.New("a run that went on from it became non-finite befor
 // error wraps ErrDamaged where checkpoints are and none is whole,
 // and ErrNewer where the newest whole one can't be read by this version.
 func Choose(ctx context.Context, dir string, also func(Entry) error, only ...string) (Choice, error) {
+	return ChooseBy(dir, func(e Entry) error {
+		if _, err := Verify(ctx, e.Folder, only...); err != nil || also == nil {
+			return err
+		}
+		return also(e)
+	})
+}
+
+// ChooseBy is Choose with another way to find a checkpoint damaged or refuse it.
+func ChooseBy(dir string, verify func(Entry) error) (Choice, error) {
 	var c Choice
 	for attempt := 0; ; attempt++ {
 		entries, err := Scan(dir)
@@ -54,12 +64,7 @@ func Choose(ctx context.Context, dir string, also func(Entry) error, only ...str
 			return Choice{}, err
 		}
 		var moved bool
-		c, moved, err = choose(entries, marks, func(e Entry) error {
-			if _, err := Verify(ctx, e.Folder, only...); err != nil || also == nil {
-				return err
-			}
-			return also(e)
-		})
+		c, moved, err = choose(entries, marks, verify)
 		// A run beside us may have removed what we looked at, for newer ones.
 		if !moved || attempt == 3 {
 			return c, err

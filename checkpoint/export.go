@@ -53,6 +53,10 @@ func Export(ctx context.Context, folder, to string, shardBytes int64, names ...s
 			break
 		}
 		want, ok := m.file(name)
+		if name == safetensors.FileName && m.Version >= sharded {
+			err = exportWeights(ctx, folder, temp, shardBytes)
+			continue
+		}
 		if !ok {
 			err = fmt.Errorf("%w: %s lists no %s", ErrDamaged, folder, name)
 			break
@@ -74,6 +78,21 @@ func Export(ctx context.Context, folder, to string, shardBytes int64, names ...s
 		return fmt.Errorf("export %s: %w", folder, errors.Join(err, os.RemoveAll(temp)))
 	}
 	return syncDir(filepath.Dir(to))
+}
+
+// exportWeights writes the parameters of ranks' files as whole tensors in fp32.
+func exportWeights(ctx context.Context, from, to string, shardBytes int64) error {
+	r, err := OpenState(from, ModelState)
+	if err != nil {
+		return err
+	}
+	groups, _ := shards(r.Tensors(), shardBytes)
+	if len(groups) > 1 {
+		err = shard(ctx, r, to, shardBytes)
+	} else {
+		err = writeTensors(ctx, r, filepath.Join(to, safetensors.FileName), r.Tensors())
+	}
+	return errors.Join(err, r.Close())
 }
 
 func (want File) copy(ctx context.Context, from, to string) error {

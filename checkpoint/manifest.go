@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,15 +17,22 @@ import (
 	"github.com/spillway-ml/spillway/internal/regular"
 )
 
-// Version of the layout that Save writes. Readers take it and version 1, which
-// has no owner, no id and no samples.
-const Version = 2
+// Version of the layout that Save writes. Readers take it and those before: version 1,
+// which has no owner, no id and no samples, and version 2, like it with one file of
+// whole tensors in fp32 for each state.
+const Version = sharded
+
+// sharded is the first version with a file for each rank.
+const sharded = 3
+
+// ModelState is the state that the parameters are in.
+const ModelState = "model"
 
 const manifestName = "manifest.json"
 
-// maxManifest bounds what is read of a manifest, in bytes: it holds a line a file
-// and the run's settings.
-const maxManifest = 4 << 20
+// maxManifest bounds what is read of a manifest, in bytes: it holds a few lines a
+// file and a tensor, and the run's settings.
+const maxManifest = 16 << 20
 
 var (
 	// ErrDamaged is wrapped by errors about a checkpoint whose files are not what
@@ -46,15 +54,40 @@ type Manifest struct {
 	Mark     string          `json:"mark,omitempty"`    // who may replace it, see Options.Mark
 	Written  *time.Time      `json:"written,omitempty"` // UTC, for information
 	Run      json.RawMessage `json:"run"`               // what a resumed run must know
+	Tensors  []Tensor        `json:"tensors,omitempty"` // logical ones, whole; none before version 3
 	Files    []File          `json:"files"`
 	CRC32C   string          `json:"crc32c"` // of the manifest itself, see sealed
 }
+
+// Tensor is a logical tensor: a parameter, with what is kept of it.
+type Tensor struct {
+	Name    string   `json:"name"`
+	Shape   []int64  `json:"shape"`
+	States  []string `json:"states"`
+	Scalars []string `json:"scalars,omitempty"` // those of States that are one number a tensor
+}
+
+// Elements is how many a state has.
+func (t *Tensor) Elements(state string) int64 {
+	n := int64(1)
+	if !t.scalar(state) {
+		for _, d := range t.Shape {
+			n *= d
+		}
+	}
+	return n
+}
+
+func (t *Tensor) scalar(state string) bool { return slices.Contains(t.Scalars, state) }
 
 // File is one file of a checkpoint.
 type File struct {
 	Name   string `json:"name"`
 	Bytes  int64  `json:"bytes"`
-	CRC32C string `json:"crc32c"`
+	CRC32C string `json:"crc32c"` // of the file, or of its header alone
+	// Header is how many bytes at the file's beginning CRC32C covers, where they hold
+	// the sums of all that follows: a rank's file. 0: CRC32C is of the whole file.
+	Header int64 `json:"header,omitempty"`
 }
 
 // file finds a file by its name.
@@ -66,10 +99,36 @@ func (m *Manifest) file(name string) (File, bool) {
 	return m.Files[i], true
 }
 
-// Has tells whether the checkpoint holds a state.
-func (m *Manifest) Has(state string) bool {
-	_, ok := m.file(state + ".safetensors")
-	return ok
+// Has tells whether the checkpoint holds a state of any tensor.
+func (m *Manifest) Has(state string) bool { return slices.Contains(m.States(), state) }
+
+// States lists the states that the checkpoint holds.
+func (m *Manifest) States() (names []string) {
+	if m.Version < sharded {
+		for _, f := range m.Files {
+			if name, ok := strings.CutSuffix(f.Name, ".safetensors"); ok {
+				names = append(names, name)
+			}
+		}
+		return names
+	}
+	for i := range m.Tensors {
+		for _, s := range m.Tensors[i].States {
+			if !slices.Contains(names, s) {
+				names = append(names, s)
+			}
+		}
+	}
+	return names
+}
+
+// tensor finds a logical tensor by its name.
+func (m *Manifest) tensor(name string) *Tensor {
+	i, ok := slices.BinarySearchFunc(m.Tensors, name, func(t Tensor, name string) int { return strings.Compare(t.Name, name) })
+	if !ok {
+		return nil
+	}
+	return &m.Tensors[i]
 }
 
 // key tells checkpoints of one name apart in the store's marks.
@@ -157,7 +216,28 @@ func (m *Manifest) check() error {
 		if f.Bytes < 0 {
 			return fmt.Errorf("%w: it gives %s %d bytes", ErrDamaged, f.Name, f.Bytes)
 		}
+		if f.Header < 0 || f.Header > f.Bytes {
+			return fmt.Errorf("%w: it gives %s a header of %d bytes of %d", ErrDamaged, f.Name, f.Header, f.Bytes)
+		}
 		seen[f.Name] = true
+	}
+	return m.checkTensors()
+}
+
+// checkTensors sees that tensors ascend by name and have a size.
+func (m *Manifest) checkTensors() error {
+	for i := range m.Tensors {
+		t := &m.Tensors[i]
+		if i > 0 && m.Tensors[i-1].Name >= t.Name {
+			return fmt.Errorf("%w: it lists tensor %.80q out of order", ErrDamaged, t.Name)
+		}
+		n := int64(1)
+		for _, d := range t.Shape {
+			if d < 1 || n > math.MaxInt64/8/d {
+				return fmt.Errorf("%w: it gives tensor %.80q the shape %v", ErrDamaged, t.Name, t.Shape)
+			}
+			n *= d
+		}
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
@@ -31,8 +32,7 @@ func shards(tensors []safetensors.Tensor, limit int64) (groups [][]safetensors.T
 	return groups, total
 }
 
-// shard writes the weights of a checkpoint as several files with an index, as
-// Hugging Face's loaders take them: model-00001-of-00003.safetensors …
+// shard is the same of a file of whole tensors.
 func (want File) shard(ctx context.Context, from, to string, limit int64) error {
 	if err := want.read(ctx, from, io.Discard); err != nil { // verified before it is taken apart
 		return err
@@ -41,25 +41,21 @@ func (want File) shard(ctx context.Context, from, to string, limit int64) error 
 	if err != nil {
 		return err
 	}
-	defer r.Close()
+	return errors.Join(shard(ctx, r, to, limit), r.Close())
+}
+
+// shard writes weights as several files with an index, as Hugging Face's loaders take
+// them: model-00001-of-00003.safetensors …
+func shard(ctx context.Context, r Tensors, to string, limit int64) error {
 	groups, total := shards(r.Tensors(), limit)
 	where := map[string]string{}
-	chunk := make([]float32, 1<<18)
 	for i, tensors := range groups {
 		name := fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, len(groups))
-		w, err := safetensors.Create(filepath.Join(to, name), tensors, nil)
-		if err != nil {
+		if err := writeTensors(ctx, r, filepath.Join(to, name), tensors); err != nil {
 			return err
 		}
 		for _, t := range tensors {
 			where[t.Name] = name
-			if err := copyTensor(ctx, r, w, t, chunk); err != nil {
-				w.Abort()
-				return err
-			}
-		}
-		if err := w.Commit(); err != nil {
-			return err
 		}
 	}
 	index, err := json.MarshalIndent(map[string]any{"metadata": map[string]any{"total_size": total}, "weight_map": where}, "", "  ")
@@ -69,7 +65,27 @@ func (want File) shard(ctx context.Context, from, to string, limit int64) error 
 	return writeSynced(filepath.Join(to, safetensors.IndexName), append(index, '\n'))
 }
 
-func copyTensor(ctx context.Context, r *safetensors.Reader, w *safetensors.Writer, t safetensors.Tensor, chunk []float32) error {
+// writeTensors copies tensors, in fp32, into a new file.
+func writeTensors(ctx context.Context, r Tensors, path string, tensors []safetensors.Tensor) error {
+	tensors = slices.Clone(tensors)
+	for i := range tensors {
+		tensors[i].DType = safetensors.F32
+	}
+	w, err := safetensors.Create(path, tensors, nil)
+	if err != nil {
+		return err
+	}
+	chunk := make([]float32, ChunkElems)
+	for _, t := range w.Tensors() {
+		if err := copyTensor(ctx, r, w, t, chunk); err != nil {
+			w.Abort()
+			return err
+		}
+	}
+	return w.Commit()
+}
+
+func copyTensor(ctx context.Context, r Tensors, w *safetensors.Writer, t safetensors.Tensor, chunk []float32) error {
 	for at := int64(0); at < t.Elements(); {
 		if err := ctx.Err(); err != nil {
 			return err

@@ -123,42 +123,92 @@ func (s *Store) Continue(c Choice) error {
 // Last is the checkpoint that the run wrote or went on from last; nil: none.
 func (s *Store) Last() *Entry { return s.base }
 
-// Save writes a checkpoint of m.Step and returns its folder. The folder appears
-// under its name complete and synced, or not at all; a name that is taken is never
-// written over, the next one of the step is used. Values that are not finite are a
-// *NonFinite.
-func (s *Store) Save(ctx context.Context, m Manifest, states []State, blobs []Blob) (string, error) {
-	folder, err := s.save(ctx, m, states, blobs)
-	if err != nil {
-		return "", fmt.Errorf("save checkpoint of step %d in %s: %w", m.Step, s.dir, err)
-	}
-	return folder, nil
-}
-
-func (s *Store) save(ctx context.Context, m Manifest, states []State, blobs []Blob) (string, error) {
-	now := time.Now().UTC().Truncate(time.Second)
-	m.ID, m.Owner, m.Mark, m.Written = random(), s.owner, s.o.Mark, &now
-	if err := s.stillOurs(); err != nil {
-		return "", err
-	}
-	temp, err := s.working(tempPrefix + Name(m.Step, 1))
+// Save writes a checkpoint of m.Step, all of whose parts are in this process, and
+// returns its folder. The folder appears under its name complete and synced, or not
+// at all; a name that is taken is never written over, the next one of the step is
+// used. Values that are not finite are a *NonFinite.
+func (s *Store) Save(ctx context.Context, m Manifest, parts []*Part, blobs []Blob) (string, error) {
+	p, err := s.Begin(m)
 	if err != nil {
 		return "", err
 	}
-	if err := os.Mkdir(temp, 0o777); err != nil {
+	var files []File
+	for _, part := range parts {
+		f, err := WritePart(ctx, p.Folder(), part)
+		if err != nil {
+			return "", p.Abort(err)
+		}
+		files = append(files, f)
+	}
+	e, err := p.Finish(files, blobs)
+	if err != nil {
 		return "", err
 	}
-	m, err = writeFolder(ctx, temp, m, states, blobs)
-	var e Entry
-	if err == nil {
-		e, err = s.commit(temp, m)
-	}
-	if err != nil {
-		return "", errors.Join(err, os.RemoveAll(temp))
-	}
-	s.base, s.wrote = &e, true
+	s.Adopt(e)
 	return e.Folder, nil
 }
+
+// Pending is a checkpoint that is being written: its ranks' files go into Folder,
+// from any process, then Finish gives it its name. Its methods may run beside those
+// of the Store, for one goroutine.
+type Pending struct {
+	dir, temp string
+	m         Manifest
+}
+
+// Begin starts a checkpoint of m.Step, with its Tensors, Run and what it says for
+// information.
+func (s *Store) Begin(m Manifest) (*Pending, error) {
+	now := time.Now().UTC().Truncate(time.Second)
+	m.ID, m.Owner, m.Mark, m.Written = random(), s.owner, s.o.Mark, &now
+	return s.begin(m)
+}
+
+func (s *Store) begin(m Manifest) (*Pending, error) {
+	p := &Pending{dir: s.dir, m: m}
+	err := s.stillOurs()
+	if err == nil {
+		p.temp, err = s.working(tempPrefix + Name(m.Step, 1))
+	}
+	if err == nil {
+		p.temp, err = filepath.Abs(p.temp) // other processes have other working folders
+	}
+	if err == nil {
+		err = os.Mkdir(p.temp, 0o777)
+	}
+	if err != nil {
+		return nil, p.failed(err)
+	}
+	return p, nil
+}
+
+func (p *Pending) failed(err error) error {
+	return fmt.Errorf("save checkpoint of step %d in %s: %w", p.m.Step, p.dir, err)
+}
+
+// Folder is where the ranks' files are written, an absolute path.
+func (p *Pending) Folder() string { return p.temp }
+
+// Finish completes the checkpoint of the parts' files, makes it durable and gives it
+// its name.
+func (p *Pending) Finish(parts []File, blobs []Blob) (Entry, error) {
+	m, err := writeRest(p.temp, p.m, parts, blobs)
+	var e Entry
+	if err == nil {
+		e, err = commit(p.dir, p.temp, m)
+	}
+	if err != nil {
+		return e, p.Abort(err)
+	}
+	return e, nil
+}
+
+// Abort removes what was written, because of err, and returns that as a failed
+// save's.
+func (p *Pending) Abort(err error) error { return p.failed(errors.Join(err, os.RemoveAll(p.temp))) }
+
+// Adopt makes a checkpoint that Finish completed the one that the run wrote last.
+func (s *Store) Adopt(e Entry) { s.base, s.wrote = &e, true }
 
 // stillOurs sees that the folder and its lock are what Open left. A folder that
 // somebody removed is made and locked again, without what it remembered.
@@ -193,16 +243,16 @@ func (s *Store) stillOurs() error {
 }
 
 // commit gives a complete folder the first free name of its step.
-func (s *Store) commit(temp string, m Manifest) (Entry, error) {
+func commit(dir, temp string, m Manifest) (Entry, error) {
 	e := Entry{Step: m.Step, Copy: 1, Manifest: m}
 	for ; ; e.Copy++ {
 		e.Name = Name(e.Step, e.Copy)
-		e.Folder = filepath.Join(s.dir, e.Name)
+		e.Folder = filepath.Join(dir, e.Name)
 		_, err := os.Lstat(e.Folder)
 		if errors.Is(err, os.ErrNotExist) {
 			err = renameNew(temp, e.Folder)
 			if err == nil {
-				return e, syncDir(s.dir)
+				return e, syncDir(dir)
 			}
 		}
 		if err != nil && !errors.Is(err, os.ErrExist) {

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,13 +11,14 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/spillway-ml/spillway/internal/regular"
+	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
 // Verify compares a checkpoint's folder with its manifest: exactly the files that
 // it lists, each with its size and CRC-32C, and the step that its name says. Errors
 // name the file and wrap ErrDamaged; those of ctx do not. With names given, only
-// those files are read.
+// those files are read, of ranks' files the state that safetensors.FileName stands for
+// and all headers.
 func Verify(ctx context.Context, folder string, only ...string) (Manifest, error) {
 	m, err := ReadManifest(folder)
 	if err != nil {
@@ -28,8 +30,16 @@ func Verify(ctx context.Context, folder string, only ...string) (Manifest, error
 	if err := m.exactly(folder); err != nil {
 		return m, err
 	}
+	if m.Version < sharded && slices.Equal(only, []string{headersAlone}) {
+		only = nil // its files have no header with sums
+	}
+	if m.Version >= sharded {
+		if err := verifyParts(ctx, folder, m, only); err != nil {
+			return m, err
+		}
+	}
 	for _, want := range m.Files {
-		if len(only) > 0 && !slices.Contains(only, want.Name) {
+		if want.Header > 0 || len(only) > 0 && !slices.Contains(only, want.Name) {
 			continue
 		}
 		if err := want.read(ctx, folder, io.Discard); err != nil {
@@ -37,6 +47,55 @@ func Verify(ctx context.Context, folder string, only ...string) (Manifest, error
 		}
 	}
 	return m, nil
+}
+
+// Whole compares a checkpoint's folder with its manifest as Verify does, but for the
+// extents of ranks' files, which are compared as they are loaded.
+func Whole(ctx context.Context, folder string) (Manifest, error) {
+	return Verify(ctx, folder, headersAlone)
+}
+
+// headersAlone is the name of no file: see Whole.
+const headersAlone = "/"
+
+// verifyParts reads the ranks' files: all of them, the parameters alone, or headers.
+func verifyParts(ctx context.Context, folder string, m Manifest, only []string) error {
+	s, err := openStates(folder, m)
+	if err != nil {
+		return err
+	}
+	if len(only) == 0 {
+		err = s.verify(ctx, "")
+	} else if slices.Contains(only, safetensors.FileName) {
+		err = s.verify(ctx, ModelState)
+	}
+	return errors.Join(err, s.Close())
+}
+
+// verify compares the extents of one state with their checksums, or of all, "".
+func (s *States) verify(ctx context.Context, only string) error {
+	var all []*located
+	for state, tensors := range s.extents {
+		if only != "" && state != only {
+			continue
+		}
+		for _, list := range tensors {
+			for i := range list {
+				all = append(all, &list[i])
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b *located) int { return cmp.Or(cmp.Compare(a.file, b.file), cmp.Compare(a.at, b.at)) })
+	b := make([]byte, ExtentBytes)
+	for _, e := range all {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := s.raw(e, b[:e.Bytes()]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // exactly compares the names in a folder with the manifest's.
@@ -65,19 +124,11 @@ func (m *Manifest) exactly(folder string) error {
 // read compares a file with what the manifest says of it, and hands its bytes to w.
 func (want File) read(ctx context.Context, folder string, w io.Writer) error {
 	path := filepath.Join(folder, want.Name)
-	f, err := regular.Open(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%w: %s is missing", ErrDamaged, path)
-	}
+	f, err := want.opened(folder)
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrDamaged, err)
+		return err
 	}
 	defer f.Close()
-	if st, err := f.Stat(); err != nil {
-		return fmt.Errorf("%w: %w", ErrDamaged, err)
-	} else if st.Size() != want.Bytes {
-		return fmt.Errorf("%w: %s has %d bytes; the manifest says %d", ErrDamaged, path, st.Size(), want.Bytes)
-	}
 	h := crc32.New(castagnoli)
 	buf := make([]byte, 1<<20)
 	for n := int64(0); n < want.Bytes; {

@@ -1,23 +1,14 @@
 package checkpoint
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
-
-	"github.com/spillway-ml/spillway/internal/safetensors"
+	"slices"
+	"strings"
 )
-
-// State is a file of tensors to be written: Stream calls sink with the elements
-// of a tensor in order.
-type State struct {
-	Name    string // "model", "exp_avg" …: the file is Name.safetensors
-	Tensors []safetensors.Tensor
-	Stream  func(tensor string, sink func(start int64, v []float32) error) error
-}
 
 // Blob is a small file of a checkpoint.
 type Blob struct {
@@ -28,31 +19,25 @@ type Blob struct {
 // NonFinite is a state that is not saved: it holds values that are not finite.
 type NonFinite struct {
 	State, Tensor string
-	Count, Of     int64 // elements of the tensor
-	First         int64 // index of the first of them
+	Count, Of     int64 // elements, of those that one rank looked at
+	First         int64 // index in the tensor of the first of them
 }
 
 func (e *NonFinite) Error() string {
 	return fmt.Sprintf("%s of %q: %d of %d values are not finite, first element %d; nothing is saved", e.State, e.Tensor, e.Count, e.Of, e.First)
 }
 
-// writeFolder writes states, blobs and the manifest into an empty folder and syncs
-// all of it. Checksums are of the bytes as they are handed over, not of what comes
-// back from the file.
-func writeFolder(ctx context.Context, folder string, m Manifest, states []State, blobs []Blob) (Manifest, error) {
-	m.Version, m.Files = Version, nil
-	for _, s := range states {
-		f, err := s.write(ctx, folder)
-		if err != nil {
-			return m, err
-		}
-		m.Files = append(m.Files, f)
-	}
+// writeRest writes blobs and the manifest into a folder whose other files are there
+// and synced, and syncs all of it.
+func writeRest(folder string, m Manifest, parts []File, blobs []Blob) (Manifest, error) {
+	m.Version, m.Files = Version, slices.Clone(parts)
+	m.Tensors = slices.Clone(m.Tensors)
+	slices.SortFunc(m.Tensors, func(a, b Tensor) int { return strings.Compare(a.Name, b.Name) })
 	for _, b := range blobs {
 		if err := writeSynced(filepath.Join(folder, b.Name), b.Data); err != nil {
 			return m, err
 		}
-		m.Files = append(m.Files, File{b.Name, int64(len(b.Data)), sum(b.Data)})
+		m.Files = append(m.Files, File{Name: b.Name, Bytes: int64(len(b.Data)), CRC32C: sum(b.Data)})
 	}
 	if err := m.check(); err != nil {
 		return m, err
@@ -61,40 +46,13 @@ func writeFolder(ctx context.Context, folder string, m Manifest, states []State,
 	if err != nil {
 		return m, err
 	}
+	if len(text) > maxManifest {
+		return m, fmt.Errorf("its manifest has %d bytes; at most %d are read again", len(text), maxManifest)
+	}
 	if err := writeSynced(filepath.Join(folder, manifestName), text); err != nil {
 		return m, err
 	}
 	return m, syncDir(folder)
-}
-
-func (s *State) write(ctx context.Context, folder string) (File, error) {
-	name := s.Name + ".safetensors"
-	w, err := safetensors.Create(filepath.Join(folder, name), s.Tensors, nil)
-	if err != nil {
-		return File{}, err
-	}
-	for _, t := range w.Tensors() { // in the file's order, so that its checksum needs no second reading
-		odd := NonFinite{State: s.Name, Tensor: t.Name, Of: t.Elements()}
-		err := s.Stream(t.Name, func(start int64, v []float32) error {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			odd.Look(start, v)
-			return w.WriteFloat32(t.Name, start, v)
-		})
-		if err == nil && odd.Count > 0 {
-			err = &odd
-		}
-		if err != nil {
-			w.Abort()
-			return File{}, err
-		}
-	}
-	if err := w.Commit(); err != nil {
-		return File{}, err
-	}
-	n, crc, err := w.Sum()
-	return File{name, n, fmt.Sprintf("%08x", crc)}, err
 }
 
 // finite tells whether all of v is: a finite value times zero is zero, others times

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/exec"
@@ -24,6 +26,10 @@ type Ranks struct {
 	plan    *plan.Plan
 	timeout time.Duration
 	list    []*Rank
+
+	sharing  sync.Once // makes shares
+	shares   [][]piece // of a checkpoint, by rank
+	unshared error     // why there are none
 }
 
 // Rank is one rank: its executor and the goroutine that drives it.
@@ -32,6 +38,8 @@ type Rank struct {
 	// Index is the rank in the world, Slot its place among those of the process.
 	Index, Slot int
 	Exec        Executor
+
+	image checkpoint.Image // what is saved while the states go on
 }
 
 // RankOptions are what the ranks are opened with.
@@ -128,7 +136,7 @@ func (r *Rank) close() error {
 func (rs *Ranks) Close() error {
 	var errs []error
 	for _, r := range rs.list {
-		errs = append(errs, r.close())
+		errs = append(errs, r.close(), r.image.Close())
 	}
 	rs.list = nil
 	return errors.Join(errs...)

@@ -7,6 +7,7 @@ import (
 	"sort"
 	"unsafe"
 
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
@@ -268,7 +269,7 @@ func (s *States) ReadScalar(param int, name string) (float32, error) {
 }
 
 // ChunkElems is how many elements move at a time: the staging buffer's size.
-const ChunkElems = 1 << 18
+const ChunkElems = checkpoint.ChunkElems
 
 // Stream reads a whole flat state of a parameter in chunks.
 func (s *States) Stream(param int, name string, chunk []float32, sink func(start int64, v []float32) error) error {

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/exec"
@@ -34,6 +35,11 @@ const (
 	verbAbort
 	verbRunning
 	verbClose
+	verbSave        // the rank's part of a checkpoint, into the folder Name
+	verbStage       // copies it
+	verbWriteStaged // and writes that, beside what else is asked
+	verbLoad        // for all ranks of the process
+	verbSees        // whether there is a file
 )
 
 // request is a message of the leader.
@@ -72,6 +78,7 @@ type reply struct {
 	Scalar  float64
 	Data    []byte
 	List    []string
+	File    *checkpoint.File
 	Err     *wireError
 	State   *state // of a finished request
 }
@@ -101,14 +108,16 @@ const (
 	failTimeout
 	failMismatch
 	failLost
+	failDamaged
 )
 
-var failures = map[failure]error{failAborted: comm.ErrAborted, failTimeout: comm.ErrTimeout, failMismatch: comm.ErrMismatch, failLost: comm.ErrLost}
+var failures = map[failure]error{failAborted: comm.ErrAborted, failTimeout: comm.ErrTimeout, failMismatch: comm.ErrMismatch, failLost: comm.ErrLost, failDamaged: checkpoint.ErrDamaged}
 
 // wireError is an error on its way.
 type wireError struct {
 	Kind failure
 	Text string
+	Odd  *checkpoint.NonFinite // what a rank did not save
 }
 
 // RemoteError is an error of a rank in another process.
@@ -119,8 +128,14 @@ type RemoteError struct {
 
 func (e *RemoteError) Error() string { return e.wire.Text }
 
-// Unwrap returns the kind of a communication error, else nil.
-func (e *RemoteError) Unwrap() error { return failures[e.wire.Kind] }
+// Unwrap returns the kind of a communication error, or what else this process looks
+// for in errors; else nil.
+func (e *RemoteError) Unwrap() error {
+	if e.wire.Odd != nil {
+		return e.wire.Odd
+	}
+	return failures[e.wire.Kind]
+}
 
 // DoesNotFit tells whether it is the refusal of a plan that does not fit there.
 func (e *RemoteError) DoesNotFit() bool { return e.wire.Kind == failFit }
@@ -132,13 +147,15 @@ func toWire(err error, other failure) *wireError {
 	if err == nil {
 		return nil
 	}
-	for _, kind := range []failure{failTimeout, failMismatch, failLost, failAborted} {
+	for _, kind := range []failure{failTimeout, failMismatch, failLost, failAborted, failDamaged} {
 		if errors.Is(err, failures[kind]) {
 			other = kind
 			break
 		}
 	}
-	return &wireError{other, err.Error()}
+	w := &wireError{Kind: other, Text: err.Error()}
+	errors.As(err, &w.Odd)
+	return w
 }
 
 // Link is the leader's stream to another rank's process, or that process's to the

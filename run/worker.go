@@ -1,10 +1,12 @@
 package run
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
 
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
@@ -58,8 +60,11 @@ func (l *Link) Opened() error {
 type worker struct {
 	link *Link
 	rank *Rank
+	of   *Ranks
 	p    *graph.Program
 	work chan request
+
+	writing sync.WaitGroup // of what was staged
 }
 
 // Serve tells the leader that the process's ranks are open, and does what it asks
@@ -67,7 +72,7 @@ type worker struct {
 func (l *Link) Serve(rs *Ranks) error {
 	var list []*worker
 	for _, r := range rs.list {
-		list = append(list, &worker{link: l, rank: r, p: rs.plan.Program, work: make(chan request, 16)})
+		list = append(list, &worker{link: l, rank: r, of: rs, p: rs.plan.Program, work: make(chan request, 16)})
 	}
 	if err := l.send(opened{}); err != nil {
 		return err
@@ -137,6 +142,9 @@ func (l *Link) distribute(list []*worker) error {
 			w.rank.Exec.Abort(errors.New(q.Err.Text))
 		case verbRunning:
 			_ = l.send(reply{ID: q.ID, List: w.rank.Exec.Running()})
+		case verbWriteStaged: // also within a section
+			w.writing.Add(1)
+			go w.writeStaged(q)
 		default:
 			w.work <- q
 		}
@@ -145,6 +153,7 @@ func (l *Link) distribute(list []*worker) error {
 
 // loop does what is asked of the rank until the leader closes it, or is gone.
 func (w *worker) loop() (closed bool, err error) {
+	defer w.writing.Wait() // the memory that is written from stays until then
 	for q := range w.work {
 		if q.Verb == verbClose {
 			return true, w.link.send(reply{ID: q.ID, State: w.state()})
@@ -168,7 +177,12 @@ func (w *worker) state() *state {
 
 // do serves a request on the rank's goroutine.
 func (w *worker) do(q request) (m reply) {
-	err := w.rank.do(func() error { return w.serve(q, &m) })
+	var err error
+	if q.Verb == verbLoad { // writes to all ranks of the process, which wait
+		err = w.of.load(context.Background(), q.Name)
+	} else {
+		err = w.rank.do(func() error { return w.serve(q, &m) })
+	}
 	if m.Stopped = errors.Is(err, exec.ErrAbandoned); !m.Stopped {
 		m.Err = toWire(err, failRun)
 	}
@@ -212,8 +226,34 @@ func (w *worker) serve(q request, m *reply) (err error) {
 	case verbHost:
 		m.Data, err = e.HostBytes(q.Buf)
 		return err
+	case verbSave, verbStage:
+		return w.save(q, m)
+	case verbSees:
+		return sees(q.Name)
 	}
 	return fmt.Errorf("the leader asks for something unknown (%d)", q.Verb)
+}
+
+// save writes or stages the rank's part of a checkpoint, on the rank's goroutine.
+func (w *worker) save(q request, m *reply) error {
+	part, err := w.of.part(w.rank)
+	if err != nil {
+		return err
+	}
+	if q.Verb == verbStage {
+		return w.rank.image.Stage(part)
+	}
+	f, err := checkpoint.WritePart(context.Background(), q.Name, part)
+	m.File = &f
+	return err
+}
+
+// writeStaged writes what was staged and answers, while the rank goes on.
+func (w *worker) writeStaged(q request) {
+	defer crash.Guard()
+	defer w.writing.Done()
+	f, err := w.rank.image.Write(context.Background(), q.Name)
+	_ = w.link.send(reply{ID: q.ID, File: &f, Err: toWire(err, failRun)}) // a leader that has gone needs no answer
 }
 
 // place names the operation of f by where it is in its section.

@@ -59,7 +59,7 @@ func Load(ctx context.Context, path string) (map[string]*tensor.Dense, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := safetensors.Open(path)
+	r, err := checkpoint.OpenWeights(path)
 	if err != nil {
 		return nil, err
 	}

@@ -95,7 +95,8 @@ func (t *Trainer) Save() (string, error) {
 		return "", fmt.Errorf("save: %w", err)
 	}
 	m := checkpoint.Manifest{Step: t.step, PlanHash: t.plan.Hash(), Ranks: t.cfg.Ranks, Zero: t.cfg.Zero, Run: record}
-	folder, err := t.store.Save(context.Background(), m, t.checkpointStates(), files)
+	m.Tensors = t.states.Tensors()
+	saved, err := t.write(m, files)
 	var odd *checkpoint.NonFinite
 	if errors.As(err, &odd) {
 		return "", t.unsound(odd)
@@ -103,11 +104,25 @@ func (t *Trainer) Save() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	t.store.Adopt(saved)
 	t.base, t.kept = t.updatesDone(), t.updatesSoFar()
 	if err := t.store.Replace(); err != nil {
 		t.cfg.warn("%v", err)
 	}
-	return folder, nil
+	return saved.Folder, nil
+}
+
+// write saves the states as they are, each rank its own.
+func (t *Trainer) write(m checkpoint.Manifest, files []checkpoint.Blob) (checkpoint.Entry, error) {
+	p, err := t.store.Begin(m)
+	if err != nil {
+		return checkpoint.Entry{}, err
+	}
+	parts, err := t.ranks.Save(context.Background(), p.Folder())
+	if err != nil {
+		return checkpoint.Entry{}, p.Abort(err)
+	}
+	return p.Finish(parts, files)
 }
 
 // saved tells whether the newest checkpoint holds the state as it is.
@@ -147,41 +162,76 @@ func (t *Trainer) updatesDone() int {
 	return n
 }
 
-// resume loads the newest whole checkpoint, if there is any.
+// resume loads the newest whole checkpoint, if there is any. Its states are compared
+// with their checksums as they are loaded: one that turns out damaged gives way to the
+// one before.
 func (t *Trainer) resume(ctx context.Context) (bool, error) {
-	choice, err := checkpoint.Choose(ctx, t.cfg.Checkpoint, t.expect)
-	if err != nil {
-		return false, fmt.Errorf("resume: %w", err)
+	damaged := map[string]error{}
+	notes := len(t.notes)
+	for {
+		choice, err := checkpoint.ChooseBy(t.cfg.Checkpoint, func(e checkpoint.Entry) error {
+			if err := damaged[e.Name]; err != nil {
+				return err
+			}
+			if _, err := checkpoint.Whole(ctx, e.Folder); err != nil {
+				return err
+			}
+			return t.expect(e)
+		})
+		if err != nil {
+			return false, fmt.Errorf("resume: %w", err)
+		}
+		t.notes = t.notes[:notes]
+		err = t.resumeFrom(ctx, choice)
+		if !errors.Is(err, checkpoint.ErrDamaged) || damaged[choice.Name] != nil {
+			return choice.Found(), err
+		}
+		damaged[choice.Name] = err
+		if err := t.zero(); err != nil {
+			return false, err
+		}
 	}
-	for _, p := range choice.Passed {
-		t.cfg.warn("%s", p)
+}
+
+// resumeFrom makes the run go on from a checkpoint. The error wraps ErrDamaged where
+// what is loaded is not what was saved.
+func (t *Trainer) resumeFrom(ctx context.Context, choice checkpoint.Choice) error {
+	tell := func() {
+		for _, p := range choice.Passed {
+			t.cfg.warn("%s", p)
+		}
 	}
 	if !choice.Found() {
-		return false, t.refuseLoop(choice)
+		tell()
+		return t.refuseLoop(choice)
 	}
+	was, err := t.sameRun(choice)
+	if err == nil {
+		err = t.seek(choice, was)
+	}
+	if err == nil {
+		err = t.refuseLoop(choice)
+	}
+	if err == nil {
+		err = t.restore(ctx, choice)
+	}
+	if errors.Is(err, checkpoint.ErrDamaged) {
+		return err // told when another one is taken in its place
+	}
+	tell()
 	if choice.Diverged {
 		t.cfg.warn("%s is taken for want of a better one: a run that went on from it became non-finite before its first update, as from every other whole checkpoint here; if this run ends so too, start afresh in another folder", choice.Name)
 	}
-	was, err := t.sameRun(choice)
 	if err != nil {
-		return false, err
-	}
-	if err := t.seek(choice, was); err != nil {
-		return false, err
-	}
-	if err := t.refuseLoop(choice); err != nil {
-		return false, err
-	}
-	if err := t.restore(choice); err != nil {
-		return false, fmt.Errorf("resume from %s: %w", choice.Folder, err)
+		return err
 	}
 	if err := t.store.Continue(choice); err != nil {
-		return false, err
+		return err
 	}
 	t.step = choice.Manifest.Step
 	t.skipped.all = was.Skipped
 	t.base, t.kept = t.updatesDone(), t.updatesSoFar()
-	return true, t.startScale(was.LossScale)
+	return t.startScale(was.LossScale)
 }
 
 // sameRun refuses a checkpoint whose states mean something else than this run's.

@@ -27,10 +27,8 @@ func presetConfig(name string) (hfconfig.Config, error) {
 // initialize gives every state its first values: zeros by the program's "init"
 // section, then parameters from Init, or everything from a checkpoint.
 func (t *Trainer) initialize(ctx context.Context) error {
-	if t.plan.Program.SectionOf(graph.SectionInit, graph.FormWhole) != nil {
-		if err := t.ranks.Each("the initialisation", func(r *run.Rank) error { return r.Exec.RunSection(graph.SectionInit.String(), nil) }); err != nil {
-			return fmt.Errorf("initialise: %w", err)
-		}
+	if err := t.zero(); err != nil {
+		return err
 	}
 	if err := t.startScale(nil); err != nil {
 		return fmt.Errorf("initialise: %w", err)
@@ -39,6 +37,17 @@ func (t *Trainer) initialize(ctx context.Context) error {
 		return err
 	}
 	return t.refresh()
+}
+
+// zero gives every state its zeros.
+func (t *Trainer) zero() error {
+	if t.plan.Program.SectionOf(graph.SectionInit, graph.FormWhole) == nil {
+		return nil
+	}
+	if err := t.ranks.Each("the initialisation", func(r *run.Rank) error { return r.Exec.RunSection(graph.SectionInit.String(), nil) }); err != nil {
+		return fmt.Errorf("initialise: %w", err)
+	}
+	return nil
 }
 
 // firstValues gives parameters, or every state, the values that the run begins with.
@@ -142,7 +151,7 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 			return fmt.Errorf("--init %s: its config.json describes another model than --model %s", path, t.cfg.Model)
 		}
 	}
-	r, err := safetensors.Open(path)
+	r, err := checkpoint.OpenWeights(path)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", flag, path, err)
 	}
@@ -168,7 +177,7 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 }
 
 // match finds the file's name of every parameter and compares shapes.
-func (t *Trainer) match(r *safetensors.Reader) ([]string, error) {
+func (t *Trainer) match(r checkpoint.Tensors) ([]string, error) {
 	names := make([]string, len(t.plan.Program.Params))
 	for i := range names {
 		prm := &t.plan.Program.Params[i]
@@ -203,7 +212,7 @@ func equalShape(a, b []int64) bool {
 }
 
 // loadTensor reads a whole flat state of a parameter; look sees its values pass.
-func (t *Trainer) loadTensor(r *safetensors.Reader, name string, param int, state string, chunk []float32, look ...func(start int64, v []float32)) error {
+func (t *Trainer) loadTensor(r checkpoint.Tensors, name string, param int, state string, chunk []float32, look ...func(start int64, v []float32)) error {
 	n := t.plan.Program.Params[param].Elems()
 	for at := int64(0); at < n; {
 		v := chunk[:min(int64(len(chunk)), n-at)]

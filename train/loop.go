@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spillway-ml/spillway/checkpoint"
 )
@@ -95,8 +96,8 @@ func (t *Trainer) unsound(found *checkpoint.NonFinite) error {
 		if t.plan.Program.Params[i].Name != found.Tensor {
 			continue
 		}
-		state := found.State
-		if state == tensorFile("value") {
+		state := strings.TrimSuffix(found.State, checkpoint.ScaleSuffix)
+		if state == checkpoint.ModelState {
 			state = "value"
 		}
 		return t.unsoundState(i, state)

@@ -90,20 +90,26 @@ func TestResumeContinuesBitForBit(t *testing.T) {
 	}
 }
 
-// files reads a checkpoint's tensors: what each state of each parameter is.
+// files reads a checkpoint's states, each of its tensors as it rests.
 func files(t *testing.T, folder string) map[string]string {
 	t.Helper()
-	entries, err := os.ReadDir(folder)
+	m, err := checkpoint.Verify(context.Background(), folder)
+	require.NoError(t, err)
+	s, err := checkpoint.OpenStates(folder)
 	require.NoError(t, err)
 	all := map[string]string{}
-	for _, e := range entries {
-		if filepath.Ext(e.Name()) == ".safetensors" {
-			text, err := os.ReadFile(filepath.Join(folder, e.Name()))
+	for _, tensor := range m.Tensors {
+		for _, state := range tensor.States {
+			b, err := s.Bytes(state, tensor.Name)
 			require.NoError(t, err)
-			all[e.Name()] = string(text)
+			all[state] += tensor.Name + ":" + string(b)
+			if scale, err := s.Bytes(state+checkpoint.ScaleSuffix, tensor.Name); err == nil {
+				all[state+checkpoint.ScaleSuffix] += tensor.Name + ":" + string(scale)
+			}
 		}
 	}
-	require.Contains(t, all, "model.safetensors")
+	require.NoError(t, s.Close())
+	require.Contains(t, all, "model")
 	return all
 }
 
@@ -143,7 +149,7 @@ func TestCheckpointsLoadAtAnyWorldSizeAndStage(t *testing.T) {
 	}
 }
 
-// What Save writes is a Hugging Face folder: --init reads it back, and the
+// What Save writes is a folder of weights: --init reads it back, and the
 // tensors hold the bits of the parameters.
 func TestSavedWeightsReadBackEqual(t *testing.T) {
 	for _, model := range []string{"gpt2", "llama-tied", "llama-untied"} {
@@ -156,7 +162,7 @@ func TestSavedWeightsReadBackEqual(t *testing.T) {
 		require.NoError(t, err)
 		list, err := checkpoint.List(c.Checkpoint)
 		require.NoError(t, err)
-		r, err := safetensors.Open(list[0])
+		r, err := checkpoint.OpenWeights(list[0])
 		require.NoError(t, err)
 		require.Len(t, r.Tensors(), len(tr.Plan().Program.Params))
 		for _, tensor := range r.Tensors() {

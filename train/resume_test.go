@@ -294,26 +294,31 @@ func TestResumeWantsEveryState(t *testing.T) {
 	require.NoError(t, err)
 	config, err := os.ReadFile(filepath.Join(folder+"-old", "config.json"))
 	require.NoError(t, err)
-	var states []checkpoint.State
-	for _, name := range []string{"model", "exp_avg"} {
-		r, err := checkpoint.OpenState(folder+"-old", name)
-		require.NoError(t, err)
-		defer r.Close()
-		states = append(states, checkpoint.State{Name: name, Tensors: r.Tensors(), Stream: func(tensor string, sink func(int64, []float32) error) error {
-			found, _ := r.Tensor(tensor)
-			v := make([]float32, found.Elements())
-			require.NoError(t, r.ReadFloat32(tensor, 0, v))
-			return sink(0, v)
-		}})
+	old, err := checkpoint.OpenStates(folder + "-old")
+	require.NoError(t, err)
+	defer old.Close()
+	part := &checkpoint.Part{Of: 1}
+	var tensors []checkpoint.Tensor
+	for _, tensor := range m.Tensors {
+		tensor.States = []string{"model", "exp_avg"}
+		tensors = append(tensors, tensor)
+		for _, state := range tensor.States {
+			part.Extents = append(part.Extents, checkpoint.Extent{State: state, Tensor: tensor.Name, N: tensor.Elements(state), DType: safetensors.F32})
+		}
 	}
-	_, err = s.Save(context.Background(), checkpoint.Manifest{Step: 2, Run: m.Run}, states, []checkpoint.Blob{{Name: "config.json", Data: config}})
+	part.Read = func(i int, off int64, dst []byte) error {
+		b, err := old.Bytes(part.Extents[i].State, part.Extents[i].Tensor)
+		copy(dst, b[off:])
+		return err
+	}
+	_, err = s.Save(context.Background(), checkpoint.Manifest{Step: 2, Run: m.Run, Tensors: tensors}, []*checkpoint.Part{part}, []checkpoint.Blob{{Name: "config.json", Data: config}})
 	require.NoError(t, err)
 	require.NoError(t, s.Close())
 	var told []string
 	c.Resume, c.Steps, c.Warn = true, 3, func(line string) { told = append(told, line) }
 	ended(t, c)
 	require.Len(t, told, 1)
-	require.Contains(t, told[0], "step-00000002 holds no exp_avg_sq.safetensors")
+	require.Contains(t, told[0], "step-00000002 holds no exp_avg_sq")
 }
 
 // Weights that are not finite start no training; the tensor is named.
@@ -354,10 +359,12 @@ func TestACheckpointFolderIsAModel(t *testing.T) {
 	require.Equal(t, want, sha(c.Checkpoint))
 	newest := newestOf(t, c.Checkpoint).Folder
 	require.Equal(t, want, sha(newest))
-	path := filepath.Join(newest, "model.safetensors")
+	path := filepath.Join(newest, "rank-00000-of-00001.safetensors")
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
-	text[len(text)-1] ^= 1
+	m, err := checkpoint.ReadManifest(newest)
+	require.NoError(t, err)
+	text[m.Files[0].Header] ^= 1 // of the first parameter
 	require.NoError(t, os.WriteFile(path, text, 0o644))
 	require.NotEqual(t, want, sha(c.Checkpoint), "the one before")
 	d := tiny("gpt2")

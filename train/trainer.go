@@ -253,6 +253,16 @@ func (t *Trainer) start() error {
 		t.micro = append(t.micro, microBatch{make([]int32, n), make([]int32, n)})
 	}
 	t.states = t.ranks.States()
+	if t.store == nil {
+		return nil
+	}
+	lock, err := filepath.Abs(filepath.Join(cfg.Checkpoint, checkpoint.OwnFiles()[0]))
+	if err == nil {
+		err = t.ranks.Sees(lock)
+	}
+	if err != nil {
+		return fmt.Errorf("--checkpoint %s: %v", cfg.Checkpoint, err)
+	}
 	return nil
 }
 

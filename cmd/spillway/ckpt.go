@@ -25,11 +25,11 @@ import (
 )
 
 func ckptCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "ckpt", Short: "Inspect, verify and export checkpoints", Args: noArguments,
+	cmd := &cobra.Command{Use: "ckpt", Short: "Inspect, verify, export and reshard checkpoints", Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("ckpt: name what to do: inspect, verify or export")
+			return errors.New("ckpt: name what to do: inspect, verify, export or reshard")
 		}}
-	cmd.AddCommand(ckptInspectCommand(), ckptVerifyCommand(), ckptExportCommand())
+	cmd.AddCommand(ckptInspectCommand(), ckptVerifyCommand(), ckptExportCommand(), ckptReshardCommand())
 	return cmd
 }
 
@@ -115,17 +115,18 @@ func sizeOf(m checkpoint.Manifest) (n int64) {
 
 // inspected is what `ckpt inspect --json` writes of a checkpoint.
 type inspected struct {
-	Name      string          `json:"name"`
-	Step      int             `json:"step"`
-	Bytes     int64           `json:"bytes"`
-	Run       string          `json:"run,omitempty"`
-	Written   *time.Time      `json:"written,omitempty"`
-	Ranks     int             `json:"ranks,omitempty"`
-	Confirmed bool            `json:"confirmed"`
-	Diverged  bool            `json:"diverged"`
-	Damage    string          `json:"damage,omitempty"`
-	Record    json.RawMessage `json:"record,omitempty"`
-	Files     []inspectedFile `json:"files,omitempty"`
+	Name      string           `json:"name"`
+	Step      int              `json:"step"`
+	Bytes     int64            `json:"bytes"`
+	Run       string           `json:"run,omitempty"`
+	Written   *time.Time       `json:"written,omitempty"`
+	Ranks     int              `json:"ranks,omitempty"`
+	Confirmed bool             `json:"confirmed"`
+	Diverged  bool             `json:"diverged"`
+	Damage    string           `json:"damage,omitempty"`
+	Record    json.RawMessage  `json:"record,omitempty"`
+	States    []inspectedState `json:"states,omitempty"`
+	Files     []inspectedFile  `json:"files,omitempty"`
 }
 
 type inspectedFile struct {
@@ -133,6 +134,13 @@ type inspectedFile struct {
 	Bytes    int64  `json:"bytes"`
 	Tensors  int    `json:"tensors,omitempty"`
 	Elements int64  `json:"elements,omitempty"`
+}
+
+// inspectedState is one state of a checkpoint, whichever files it lies in.
+type inspectedState struct {
+	Name     string `json:"name"`
+	Tensors  int    `json:"tensors"`
+	Elements int64  `json:"elements"`
 }
 
 func ckptInspectCommand() *cobra.Command {
@@ -182,6 +190,18 @@ func inspect(e checkpoint.Entry, marks *checkpoint.Marks) inspected {
 	}
 	v.Bytes, v.Run, v.Written, v.Ranks, v.Record = sizeOf(m), m.Owner, m.Written, m.Ranks, m.Run
 	v.Confirmed, v.Diverged = marks.Confirmed(m), marks.Diverged(m)
+	for _, name := range m.States() {
+		state := inspectedState{Name: name}
+		for i := range m.Tensors {
+			if slices.Contains(m.Tensors[i].States, name) {
+				state.Tensors++
+				state.Elements += m.Tensors[i].Elements(name)
+			}
+		}
+		if state.Tensors > 0 {
+			v.States = append(v.States, state)
+		}
+	}
 	for _, f := range m.Files {
 		file := inspectedFile{Name: f.Name, Bytes: f.Bytes}
 		if strings.HasSuffix(f.Name, ".safetensors") {
@@ -308,7 +328,16 @@ func printRecord(w io.Writer, v inspected) error {
 		}
 	}
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "file\tsize\ttensors\tvalues")
+	if len(v.States) > 0 {
+		fmt.Fprintln(t, "state\ttensors\tvalues")
+		for _, s := range v.States {
+			fmt.Fprintf(t, "%s\t%d\t%d\n", s.Name, s.Tensors, s.Elements)
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(t, "file\tsize\ttensors or parts\tvalues")
 	for _, f := range v.Files {
 		fmt.Fprintf(t, "%s\t%s\t%d\t%d\n", f.Name, plan.Bytes(f.Bytes), f.Tensors, f.Elements)
 	}

@@ -10,17 +10,20 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// rankFile is the file of the only rank.
+const rankFile = "rank-00000-of-00001.safetensors"
+
 func TestCkptVerify(t *testing.T) {
 	dir := saved(t)
 	one, two := filepath.Join(dir, "step-00000001"), filepath.Join(dir, "step-00000002")
 	for _, d := range []string{dir, one, one + "/"} {
 		got := command("ckpt", "verify", d)
 		require.Zero(t, got.status, got.stderr)
-		require.Contains(t, got.stdout, "step-00000001: whole, step 1, 7 files, ")
+		require.Contains(t, got.stdout, "step-00000001: whole, step 1, 5 files, ")
 	}
 	entries, err := os.ReadDir(two)
 	require.NoError(t, err)
-	require.Len(t, entries, 8)
+	require.Len(t, entries, 6)
 	for _, e := range entries {
 		path := filepath.Join(two, e.Name())
 		text, err := os.ReadFile(path)
@@ -54,11 +57,14 @@ func TestCkptVerify(t *testing.T) {
 }
 
 func TestCkptRefusesWhatIsNone(t *testing.T) {
-	for _, verb := range []string{"inspect", "verify", "export"} {
+	for _, verb := range []string{"inspect", "verify", "export", "reshard"} {
 		for _, dir := range []string{"no/such", t.TempDir(), testdata + "/gpt2", testdata + "/text.txt"} {
 			args := []string{"ckpt", verb, dir}
 			if verb == "export" {
 				args = append(args, "--to", filepath.Join(t.TempDir(), "x"))
+			}
+			if verb == "reshard" {
+				args = append(args, "--ranks", "2")
 			}
 			got := command(args...)
 			require.Equal(t, exitBadInput, got.status, args)
@@ -69,7 +75,7 @@ func TestCkptRefusesWhatIsNone(t *testing.T) {
 	}
 	got := command("ckpt")
 	require.Equal(t, exitBadInput, got.status)
-	require.Contains(t, got.stderr, "inspect, verify or export")
+	require.Contains(t, got.stderr, "inspect, verify, export or reshard")
 }
 
 func TestCkptInspect(t *testing.T) {
@@ -81,7 +87,8 @@ func TestCkptInspect(t *testing.T) {
 	require.Regexp(t, `step-00000002 .* not confirmed yet\n`, got.stdout)
 	require.Contains(t, got.stdout, "optimizer adamw, 2 samples seen of data of ")
 	require.Contains(t, got.stdout, `--lr "0.001"`)
-	require.Contains(t, got.stdout, "exp_avg_sq.safetensors")
+	require.Contains(t, got.stdout, rankFile)
+	require.Regexp(t, `exp_avg_sq +28 `, got.stdout)
 
 	require.NoError(t, os.Truncate(filepath.Join(dir, "step-00000001", "manifest.json"), 3))
 	got = command("ckpt", "inspect", dir, "--json", "-")
@@ -92,7 +99,8 @@ func TestCkptInspect(t *testing.T) {
 	require.Contains(t, doc.Checkpoints[0].Damage, "manifest.json")
 	require.Equal(t, 2, doc.Checkpoints[1].Step)
 	require.Len(t, doc.Checkpoints[1].Run, 32)
-	require.Len(t, doc.Checkpoints[1].Files, 7)
+	require.Len(t, doc.Checkpoints[1].Files, 5)
+	require.Len(t, doc.Checkpoints[1].States, 3)
 	for _, f := range doc.Checkpoints[1].Files {
 		require.Equal(t, strings.HasSuffix(f.Name, ".safetensors"), f.Tensors > 0)
 	}
@@ -120,7 +128,7 @@ func TestCkptExport(t *testing.T) {
 	around, err := os.ReadDir(filepath.Dir(to))
 	require.NoError(t, err)
 	require.Len(t, around, 1, "no remains")
-	for _, name := range []string{"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"} {
+	for _, name := range []string{"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"} {
 		want, err := os.ReadFile(filepath.Join(dir, "step-00000002", name))
 		require.NoError(t, err)
 		have, err := os.ReadFile(filepath.Join(to, name))
@@ -140,7 +148,7 @@ func TestCkptExport(t *testing.T) {
 		require.Equal(t, exitBadInput, got.status, inside)
 	}
 	empty := t.TempDir()
-	require.NoError(t, os.Truncate(filepath.Join(dir, "step-00000002", "model.safetensors"), 8))
+	require.NoError(t, os.Truncate(filepath.Join(dir, "step-00000002", rankFile), 8))
 	got = command("ckpt", "export", dir, "--to", empty)
 	require.Zero(t, got.status, got.stderr)
 	require.Contains(t, got.stderr, "step-00000002 is passed over")
@@ -170,4 +178,26 @@ func TestCkptExportSharded(t *testing.T) {
 	require.Zero(t, loaded.status, loaded.stderr)
 	require.Equal(t, shaOf(t, whole.stdout), shaOf(t, loaded.stdout))
 	require.Zero(t, command("generate", "--model", to, "--prompt", "a", "--tokens", "2").status)
+}
+
+// Files for another number of ranks hold the same states, under the same name.
+func TestCkptReshard(t *testing.T) {
+	dir := saved(t)
+	before := command("ckpt", "inspect", dir)
+	got := command("ckpt", "reshard", dir, "--ranks", "3")
+	require.Zero(t, got.status, got.stderr)
+	last := filepath.Join(dir, "step-00000002")
+	require.Contains(t, got.stdout, last+": 3 rank file(s)")
+	require.NoFileExists(t, filepath.Join(last, rankFile))
+	require.FileExists(t, filepath.Join(last, "rank-00002-of-00003.safetensors"))
+	require.Zero(t, command("ckpt", "verify", dir).status)
+	require.Regexp(t, `exp_avg_sq +28 `, command("ckpt", "inspect", dir).stdout)
+	require.Contains(t, before.stdout, "not confirmed yet")
+	for _, ranks := range []string{"0", "-1", "99999999"} {
+		require.Equal(t, exitBadInput, command("ckpt", "reshard", dir, "--ranks", ranks).status)
+	}
+	whole := command(tinyWith("--steps", "4")...)
+	resumed := command(tinyWith("--steps", "4", "--checkpoint", dir, "--resume")...)
+	require.Zero(t, resumed.status, resumed.stderr)
+	require.Equal(t, shaOf(t, whole.stdout), shaOf(t, resumed.stdout))
 }

@@ -196,10 +196,10 @@ func TestResumeKnowsItsRun(t *testing.T) {
 func TestResumeTakesTheNewestWholeOne(t *testing.T) {
 	dir := saved(t)
 	last := filepath.Join(dir, "step-00000002")
-	require.NoError(t, os.Truncate(filepath.Join(last, "exp_avg.safetensors"), 100))
+	require.NoError(t, os.Truncate(filepath.Join(last, rankFile), 100))
 	got := command(tinyWith("--checkpoint", dir, "--resume")...)
 	require.Zero(t, got.status, got.stderr)
-	require.Contains(t, got.stderr, "warning: step-00000002 is passed over: "+filepath.Join(last, "exp_avg.safetensors")+" has 100 bytes")
+	require.Contains(t, got.stderr, "warning: step-00000002 is passed over: "+filepath.Join(last, rankFile)+" has 100 bytes")
 	require.Contains(t, got.stderr, "resumed after step 1 from "+dir)
 	require.DirExists(t, last+".2")
 	for _, name := range []string{"step-00000001", "step-00000002.2"} {

@@ -202,7 +202,7 @@ func TestDamagedFiles(t *testing.T) {
 	p := start(t, tinyWith("--checkpoint", dir)...)
 	require.Equal(t, 0, p.end(t), p.errs.String())
 	_, folder := newest(t, dir)
-	path := filepath.Join(folder, "exp_avg.safetensors")
+	path := filepath.Join(folder, rankFile)
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
 	text[len(text)/2]++

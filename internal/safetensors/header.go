@@ -205,3 +205,85 @@ func encodeHeader(entries []entry, metadata map[string]string) ([]byte, error) {
 	binary.LittleEndian.PutUint64(out, uint64(len(out)-8))
 	return out, nil
 }
+
+// Layout is where the tensors of a file lie.
+type Layout struct {
+	Tensors  []Tensor // in the order of their bytes
+	Begin    []int64  // byte of the file at which each begins
+	Data     int64    // byte at which the first begins: the header's length
+	Size     int64    // of the file, bytes
+	Metadata map[string]string
+}
+
+// NewLayout lays tensors out in the order given and returns the file's first bytes,
+// padded with spaces so that the data starts at a multiple of align, itself one of 8.
+// The header's length depends on the lengths of the metadata alone, not on its text:
+// what is known only after the data has been written can be filled in then.
+func NewLayout(tensors []Tensor, metadata map[string]string, align int) (Layout, []byte, error) {
+	l := Layout{Tensors: tensors, Metadata: metadata}
+	entries := make([]entry, len(tensors))
+	at := int64(0)
+	for i, t := range tensors {
+		n, err := t.byteSize()
+		if err != nil {
+			return l, nil, fmt.Errorf("tensor %.80q: %w", t.Name, err)
+		}
+		if at+n < at {
+			return l, nil, errors.New("the tensors are over 2^63 bytes")
+		}
+		entries[i] = entry{t, at, at + n}
+		l.Begin = append(l.Begin, at)
+		at += n
+	}
+	header, err := encodeHeader(entries, metadata)
+	if err != nil {
+		return l, nil, err
+	}
+	for len(header)%align != 0 {
+		header = append(header, ' ')
+	}
+	binary.LittleEndian.PutUint64(header, uint64(len(header)-8))
+	l.Data = int64(len(header))
+	for i := range l.Begin {
+		l.Begin[i] += l.Data
+	}
+	l.Size = l.Data + at
+	return l, header, nil
+}
+
+// ReadLayout reads and checks the header of a file of size bytes.
+func ReadLayout(r io.ReaderAt, size int64) (Layout, error) {
+	entries, metadata, err := parseHeader(r, size)
+	if err != nil {
+		return Layout{}, err
+	}
+	l := Layout{Data: size, Size: size, Metadata: metadata}
+	for _, e := range entries {
+		l.Tensors, l.Begin = append(l.Tensors, e.Tensor), append(l.Begin, e.begin)
+	}
+	if len(entries) > 0 {
+		l.Data = entries[0].begin
+	}
+	return l, nil
+}
+
+// Size is the bytes of an element; 0 for an unknown dtype.
+func (d DType) Size() int64 { return sizes[d] }
+
+// Decode gives the float32 values of the bytes of elements of F32, F16 or BF16.
+func Decode(dst []float32, src []byte, dtype DType) error {
+	if int64(len(src)) != int64(len(dst))*dtype.Size() {
+		return fmt.Errorf("%d bytes are not %d elements of %s", len(src), len(dst), dtype)
+	}
+	switch dtype {
+	case F32:
+		copy(bytesOf(dst), src)
+		decode32(dst)
+	case F16, BF16:
+		copy(bytesOf(dst)[len(src):], src)
+		widen16(dst, dtype)
+	default:
+		return fmt.Errorf("elements of %s are no numbers of 16 or 32 bits", dtype)
+	}
+	return nil
+}

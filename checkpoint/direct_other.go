@@ -1,0 +1,18 @@
+//go:build !linux
+
+package checkpoint
+
+import "os"
+
+func createPart(path string, _ bool) (*os.File, bool, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	return f, false, err
+}
+
+func openDirect(string) (*os.File, error) { return nil, nil }
+
+func reserve(f *os.File, size int64) error { return f.Truncate(size) }
+
+func mapPages(n int64) ([]byte, error) { return heapPages(n), nil }
+
+func unmapPages([]byte) error { return nil }

@@ -1,0 +1,143 @@
+package checkpoint
+
+import (
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/internal/safetensors"
+)
+
+// directBytes is the size of a file from which on it is written around the page
+// cache: smaller ones cost more that way, see benchmarks/store.
+const directBytes = 4 << 20
+
+// out is a file that blocks are written to, several at a time.
+type out struct {
+	f      *os.File
+	size   int64
+	direct bool
+	blocks chan block
+	done   sync.WaitGroup
+	closed bool
+
+	mu  sync.Mutex
+	err error // the first
+}
+
+// block is n bytes of the file from at on; b has room up to the next multiple of
+// alignment, which may be written too. It is given back to free.
+type block struct {
+	at   int64
+	b    []byte
+	n    int64
+	free chan []byte
+}
+
+func openOut(path string, l safetensors.Layout) (*out, error) {
+	f, direct, err := createPart(path, l.Size >= directBytes)
+	if err != nil {
+		return nil, err
+	}
+	if err := reserve(f, l.Size); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &out{f: f, size: l.Size, direct: direct, blocks: make(chan block)}, nil
+}
+
+// start begins to take blocks.
+func (o *out) start() {
+	for range depth {
+		o.done.Add(1)
+		go func() {
+			defer crash.Guard()
+			defer o.done.Done()
+			for b := range o.blocks {
+				n := b.n
+				if o.direct {
+					n = min(roundUp(n), int64(len(b.b)))
+				}
+				if o.failed() == nil {
+					o.fail(o.put(b.b[:n], b.at))
+				}
+				if b.free != nil {
+					b.free <- b.b
+				}
+			}
+		}()
+	}
+}
+
+func (o *out) put(b []byte, at int64) error {
+	n, err := o.f.WriteAt(b, at)
+	if err == nil && n != len(b) {
+		err = io.ErrShortWrite
+	}
+	return err
+}
+
+func (o *out) fail(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.err == nil {
+		o.err = err
+	}
+}
+
+func (o *out) failed() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.err
+}
+
+// wait ends the writers.
+func (o *out) wait() error {
+	close(o.blocks)
+	o.done.Wait()
+	return o.failed()
+}
+
+// finish writes the header and makes the file durable, unless there was an error
+// before, and closes it.
+func (o *out) finish(header []byte, before error) error {
+	if before != nil {
+		return errors.Join(before, o.f.Close())
+	}
+	memory, err := mapMemory(int64(len(header)))
+	if err == nil {
+		copy(memory, header)
+		err = o.put(memory, 0)
+	}
+	if err == nil && o.direct { // the last block was written to its end
+		err = o.f.Truncate(o.size)
+	}
+	if err == nil {
+		err = o.f.Sync()
+	}
+	return errors.Join(err, o.f.Close(), unmapMemory(memory))
+}
+
+// mapMemory returns n bytes of zeros that begin at a multiple of alignment.
+func mapMemory(n int64) ([]byte, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	return mapPages(n)
+}
+
+func unmapMemory(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	return unmapPages(b)
+}
+
+// heapPages is mapPages on the heap.
+func heapPages(n int64) []byte {
+	b := make([]byte, n+alignment)
+	skip := alignment - int(uintptr(unsafe.Pointer(&b[0]))%alignment)
+	return b[skip : skip+int(n) : skip+int(n)]
+}

@@ -1,0 +1,370 @@
+package checkpoint
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/safetensors"
+)
+
+// A rank's file is a safetensors file whose tensors are extents: runs of elements of
+// one state of one logical tensor, named STATE:TENSOR:START. Its header, padded to
+// alignment, carries the CRC-32C of each extent in the order of their bytes; it is
+// written last, into the room that was left for it.
+
+const (
+	// ExtentBytes bounds an extent: what is read at least to check an element.
+	ExtentBytes = 1 << 20
+	// alignment of the data, of writes and of their memory in direct I/O, bytes.
+	alignment = 4096
+	// blockBytes is what goes to the file at a time, depth how many are in flight.
+	blockBytes = 1 << 20
+	depth      = 4
+
+	sumsKey = "crc32c"
+	// ScaleSuffix makes the name of a state in 8 bits that of its scales.
+	ScaleSuffix = ".scale"
+	scaledDType = safetensors.DType("U8")
+)
+
+// QuantBlock is how many elements of a state in 8 bits share a scale, from the
+// tensor's first on.
+const QuantBlock = graph.QuantBlock
+
+// Extent is a run of elements of a tensor's state, as they rest. Scales count blocks
+// of QuantBlock elements.
+type Extent struct {
+	State, Tensor string
+	Start, N      int64 // elements
+	DType         safetensors.DType
+}
+
+// Bytes is the extent's size.
+func (e Extent) Bytes() int64 { return e.N * e.DType.Size() }
+
+func (e Extent) tensor() safetensors.Tensor {
+	return safetensors.Tensor{Name: e.State + ":" + e.Tensor + ":" + strconv.FormatInt(e.Start, 10), DType: e.DType, Shape: []int64{e.N}}
+}
+
+func extentOf(t safetensors.Tensor) (Extent, error) {
+	state, rest, ok := strings.Cut(t.Name, ":")
+	last := strings.LastIndexByte(rest, ':')
+	if !ok || last < 0 || len(t.Shape) != 1 {
+		return Extent{}, fmt.Errorf("%.80q is no extent's name", t.Name)
+	}
+	start, err := strconv.ParseInt(rest[last+1:], 10, 64)
+	e := Extent{State: state, Tensor: rest[:last], Start: start, N: t.Shape[0], DType: t.DType}
+	switch {
+	case err != nil || start < 0 || e.Start > e.Start+e.N || e.tensor().Name != t.Name:
+		return e, fmt.Errorf("%.80q is no extent's name", t.Name)
+	case e.DType != scaledDType && e.DType != safetensors.F32 && e.DType != safetensors.BF16 && e.DType != safetensors.F16:
+		return e, fmt.Errorf("extent %.80q is of %s", t.Name, e.DType)
+	case e.N == 0 || e.Bytes() > ExtentBytes:
+		return e, fmt.Errorf("extent %.80q has %d bytes; 1 to %d are taken", t.Name, e.Bytes(), int64(ExtentBytes))
+	case e.DType == scaledDType && e.Start%QuantBlock != 0:
+		return e, fmt.Errorf("extent %.80q begins inside of a block of %d elements", t.Name, int64(QuantBlock))
+	}
+	return e, nil
+}
+
+// Part is what one rank writes of a checkpoint: its extents, wider elements first.
+type Part struct {
+	Index, Of int // the rank, and how many there are
+	Extents   []Extent
+	// Read fills dst with the i-th extent's bytes from byte off on. Extents are asked
+	// for in order, from one goroutine.
+	Read func(i int, off int64, dst []byte) error
+}
+
+func (p *Part) fileName() string {
+	return fmt.Sprintf("rank-%05d-of-%05d.safetensors", p.Index, p.Of)
+}
+
+// Bytes is the size of the part's data.
+func (p *Part) Bytes() (n int64) {
+	for i := range p.Extents {
+		n += p.Extents[i].Bytes()
+	}
+	return n
+}
+
+// BufferBytes is the memory through which a part of n bytes is written.
+func BufferBytes(n int64) int64 { return min(depth*blockBytes, roundUp(n)) }
+
+// StagingBytes is the memory that holds a part of n bytes whole.
+func StagingBytes(n int64) int64 { return roundUp(n) }
+
+func roundUp(n int64) int64 { return (n + alignment - 1) / alignment * alignment }
+
+// partFile is a part on its way to its file. Positions count bytes of the data.
+type partFile struct {
+	part   *Part
+	layout safetensors.Layout
+	header []byte
+	sums   []uint32
+	filled int // the extent at which fill goes on
+	seen   int // the extent at which look goes on
+	odd    NonFinite
+}
+
+func newPartFile(p *Part) (*partFile, error) {
+	if !littleEndian {
+		return nil, errors.New("files are little-endian, and so must be the memory that they are written from")
+	}
+	tensors := make([]safetensors.Tensor, len(p.Extents))
+	for i, e := range p.Extents {
+		tensors[i] = e.tensor()
+		if i > 0 && p.Extents[i-1].DType.Size() < e.DType.Size() {
+			return nil, fmt.Errorf("extent %.80q has wider elements than the one before it", tensors[i].Name)
+		}
+		if read, err := extentOf(tensors[i]); err != nil || read != e {
+			return nil, cmp.Or(err, fmt.Errorf("extent %.80q can't be told from another: its state has a colon", tensors[i].Name))
+		}
+	}
+	metadata := map[string]string{"format": "pt", sumsKey: strings.Repeat("00000000", len(tensors))}
+	w := &partFile{part: p, sums: make([]uint32, len(tensors))}
+	var err error
+	w.layout, w.header, err = safetensors.NewLayout(tensors, metadata, alignment)
+	return w, err
+}
+
+func (w *partFile) data() int64 { return w.layout.Size - w.layout.Data }
+
+// begin is the position of an extent's first byte, or the data's end.
+func (w *partFile) begin(i int) int64 {
+	if i == len(w.layout.Begin) {
+		return w.data()
+	}
+	return w.layout.Begin[i] - w.layout.Data
+}
+
+// each calls visit with the extents that lie in [lo, lo+len(b)), from the i-th on,
+// and their part of b, and returns the one at which the next range goes on.
+func (w *partFile) each(i int, lo int64, b []byte, visit func(i int, off int64, b []byte) error) (int, error) {
+	for at := int64(0); at < int64(len(b)); {
+		off := lo + at - w.begin(i)
+		n := min(w.begin(i+1)-lo-at, int64(len(b))-at)
+		if err := visit(i, off, b[at:at+n]); err != nil {
+			return i, err
+		}
+		if at += n; lo+at == w.begin(i+1) {
+			i++
+		}
+	}
+	return i, nil
+}
+
+// fill reads the data from lo on into b. Ranges come in order.
+func (w *partFile) fill(lo int64, b []byte) (err error) {
+	w.filled, err = w.each(w.filled, lo, b, w.part.Read)
+	return err
+}
+
+// look takes the bytes from lo on into the sums, and sees that they are finite.
+// Ranges come in order.
+func (w *partFile) look(lo int64, b []byte) (err error) {
+	w.seen, err = w.each(w.seen, lo, b, func(i int, off int64, b []byte) error {
+		w.sums[i] = crc32.Update(w.sums[i], castagnoli, b)
+		e := &w.part.Extents[i]
+		if w.odd.Count > 0 && (w.odd.State != e.State || w.odd.Tensor != e.Tensor) {
+			return &w.odd
+		}
+		w.odd.lookAt(e, off, b)
+		return nil
+	})
+	return err
+}
+
+// end is the file's header once all of the data has been looked at.
+func (w *partFile) end() (File, error) {
+	if w.odd.Count > 0 {
+		return File{}, &w.odd
+	}
+	text := make([]byte, 0, 8*len(w.sums))
+	for _, s := range w.sums {
+		text = hex.AppendEncode(text, []byte{byte(s >> 24), byte(s >> 16), byte(s >> 8), byte(s)})
+	}
+	key := []byte(`"` + sumsKey + `":"`)
+	copy(w.header[bytes.Index(w.header, key)+len(key):], text)
+	return File{Name: w.part.fileName(), Bytes: w.layout.Size, CRC32C: sum(w.header), Header: w.layout.Data}, nil
+}
+
+// lookAt counts the values of an extent's bytes that are not finite.
+func (e *NonFinite) lookAt(x *Extent, off int64, b []byte) {
+	size := x.DType.Size()
+	if e.Count == 0 && (e.State != x.State || e.Tensor != x.Tensor) {
+		*e = NonFinite{State: x.State, Tensor: x.Tensor}
+	}
+	n := int64(len(b)) / size
+	e.Of += n
+	switch {
+	case n == 0:
+	case size == 4:
+		e.Look(x.Start+off/size, unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), n))
+	case size == 2:
+		exponent := uint16(0x7f80)
+		if x.DType == safetensors.F16 {
+			exponent = 0x7c00
+		}
+		for i, v := range unsafe.Slice((*uint16)(unsafe.Pointer(&b[0])), n) {
+			if v&exponent == exponent {
+				if e.Count == 0 {
+					e.First = x.Start + off/size + int64(i)
+				}
+				e.Count++
+			}
+		}
+	}
+}
+
+// WritePart writes a rank's file into a checkpoint's folder and syncs it, through
+// BufferBytes of memory. Values that are not finite are a *NonFinite. What an error
+// leaves goes with the folder.
+func WritePart(ctx context.Context, folder string, p *Part) (File, error) {
+	f, err := writePart(ctx, folder, p)
+	return f, partError(folder, p, err)
+}
+
+func partError(folder string, p *Part, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("write %s: %w", filepath.Join(folder, p.fileName()), err)
+}
+
+func writePart(ctx context.Context, folder string, p *Part) (File, error) {
+	w, err := newPartFile(p)
+	if err != nil {
+		return File{}, err
+	}
+	memory, err := mapMemory(BufferBytes(w.data()))
+	if err != nil {
+		return File{}, err
+	}
+	o, err := openOut(filepath.Join(folder, p.fileName()), w.layout)
+	if err != nil {
+		return File{}, errors.Join(err, unmapMemory(memory))
+	}
+	o.start()
+	free := make(chan []byte, depth)
+	for rest := memory; len(rest) > 0; {
+		n := min(blockBytes, len(rest))
+		free <- rest[:n:n]
+		rest = rest[n:]
+	}
+	err = w.stream(ctx, o, free)
+	err = errors.Join(err, o.wait())
+	var f File
+	if err == nil {
+		f, err = w.end()
+	}
+	return f, errors.Join(o.finish(w.header, err), unmapMemory(memory))
+}
+
+// stream fills buffers and hands them to the file's writers, which give them back.
+func (w *partFile) stream(ctx context.Context, o *out, free chan []byte) error {
+	for lo := int64(0); lo < w.data(); {
+		if err := cmp.Or(ctx.Err(), o.failed()); err != nil {
+			return err
+		}
+		b := <-free
+		n := min(int64(len(b)), w.data()-lo)
+		err := w.fill(lo, b[:n])
+		if err == nil {
+			err = w.look(lo, b[:n])
+		}
+		if err != nil {
+			free <- b
+			return err
+		}
+		clear(b[n:min(roundUp(n), int64(len(b)))])
+		o.blocks <- block{w.layout.Data + lo, b, n, free}
+		lo += n
+	}
+	return nil
+}
+
+// Image is a part that is held whole in memory, from which it is written while its
+// states go on.
+type Image struct {
+	w      *partFile
+	memory []byte
+}
+
+// Stage copies a part's states. The memory is made by the first call and reused.
+func (m *Image) Stage(p *Part) (err error) {
+	m.w = nil
+	w, err := newPartFile(p)
+	if err != nil {
+		return err
+	}
+	if need := StagingBytes(w.data()); int64(len(m.memory)) != need {
+		if err := m.Close(); err != nil {
+			return err
+		}
+		if m.memory, err = mapMemory(need); err != nil {
+			return err
+		}
+	}
+	for lo := int64(0); lo < w.data(); {
+		n := min(blockBytes, w.data()-lo)
+		if err := w.fill(lo, m.memory[lo:lo+n]); err != nil {
+			return err
+		}
+		lo += n
+	}
+	m.w = w
+	return nil
+}
+
+// Write is WritePart of what was staged last. Nothing may be staged meanwhile.
+func (m *Image) Write(ctx context.Context, folder string) (File, error) {
+	w := m.w
+	if w == nil {
+		return File{}, errors.New("write a checkpoint's part: nothing is staged")
+	}
+	m.w = nil
+	f, err := m.write(ctx, folder, w)
+	return f, partError(folder, w.part, err)
+}
+
+func (m *Image) write(ctx context.Context, folder string, w *partFile) (f File, err error) {
+	o, err := openOut(filepath.Join(folder, w.part.fileName()), w.layout)
+	if err != nil {
+		return File{}, err
+	}
+	o.start()
+	for lo := int64(0); lo < w.data() && err == nil; {
+		n := min(blockBytes, w.data()-lo)
+		b := m.memory[lo:min(lo+blockBytes, int64(len(m.memory)))]
+		if err = cmp.Or(ctx.Err(), o.failed()); err == nil {
+			err = w.look(lo, b[:n])
+		}
+		if err == nil {
+			o.blocks <- block{w.layout.Data + lo, b, n, nil}
+		}
+		lo += n
+	}
+	err = errors.Join(err, o.wait())
+	if err == nil {
+		f, err = w.end()
+	}
+	return f, o.finish(w.header, err)
+}
+
+// Close gives the memory back. No Write may be under way.
+func (m *Image) Close() error {
+	memory := m.memory
+	m.memory, m.w = nil, nil
+	return unmapMemory(memory)
+}

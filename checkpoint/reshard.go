@@ -1,0 +1,133 @@
+package checkpoint
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// Reshard writes a checkpoint's files anew, as so many ranks would have: the same
+// states, byte for byte, which any other number of ranks loads as well as before. The
+// new folder takes the old one's name once it is complete and durable; there is a whole
+// checkpoint of the step at any moment, for an instant under the step's next name.
+// Blobs, the run and what the folder remembers of it stay. The folder that it lies in
+// must not be open for a run: *Busy. The checkpoint must be of the present version.
+func Reshard(ctx context.Context, folder string, ranks int) error {
+	m, err := Verify(ctx, folder)
+	if err != nil {
+		return err
+	}
+	if m.Version < sharded {
+		return fmt.Errorf("reshard %s: it is of version %d, whose files hold whole tensors; a run that resumes from it writes a file for each rank", folder, m.Version)
+	}
+	folder, err = filepath.Abs(folder)
+	if err != nil {
+		return err
+	}
+	s, err := Open(filepath.Dir(folder), Options{})
+	if err != nil {
+		return fmt.Errorf("reshard %s: %w", folder, err)
+	}
+	err = s.reshard(ctx, folder, m, ranks)
+	return errors.Join(err, s.Close())
+}
+
+func (s *Store) reshard(ctx context.Context, folder string, m Manifest, ranks int) error {
+	var blobs []Blob
+	for _, f := range m.Files {
+		if f.Header > 0 {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(folder, f.Name))
+		if err != nil {
+			return err
+		}
+		blobs = append(blobs, Blob{f.Name, data})
+	}
+	m.Ranks = ranks
+	p, err := s.begin(m)
+	if err != nil {
+		return err
+	}
+	files, err := rewrite(ctx, folder, p.Folder(), ranks)
+	if err != nil {
+		return p.Abort(err)
+	}
+	e, err := p.Finish(files, blobs)
+	if err != nil {
+		return err
+	}
+	s.wrote = true
+	if err := s.remove([]Entry{{Name: filepath.Base(folder), Folder: folder}}); err != nil {
+		return err
+	}
+	if err := renameNew(e.Folder, folder); err != nil {
+		return err
+	}
+	return syncDir(s.dir)
+}
+
+// rewrite copies the extents of a checkpoint's files into those of so many ranks.
+func rewrite(ctx context.Context, from, to string, ranks int) ([]File, error) {
+	s, err := OpenStates(from)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	var files []File
+	for i, share := range s.split(ranks) {
+		p := &Part{Index: i, Of: ranks}
+		for _, e := range share {
+			p.Extents = append(p.Extents, e.Extent)
+		}
+		at, b := -1, make([]byte, ExtentBytes)
+		p.Read = func(i int, off int64, dst []byte) error {
+			e := share[i]
+			if at != i {
+				if err := s.raw(e, b[:e.Bytes()]); err != nil {
+					return err
+				}
+				at = i
+			}
+			copy(dst, b[off:e.Bytes()])
+			return nil
+		}
+		f, err := WritePart(ctx, to, p)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// split divides the extents evenly, tensors in order, wider elements first.
+func (s *States) split(ranks int) [][]*located {
+	var all []*located
+	total := int64(0)
+	for _, tensors := range s.extents {
+		for _, list := range tensors {
+			for i := range list {
+				all = append(all, &list[i])
+				total += list[i].Bytes()
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b *located) int {
+		return cmp.Or(cmp.Compare(a.Tensor, b.Tensor), cmp.Compare(a.State, b.State), cmp.Compare(a.Start, b.Start))
+	})
+	shares, done := make([][]*located, ranks), int64(0)
+	for _, e := range all {
+		i := min(int(float64(done)/float64(total)*float64(ranks)), ranks-1)
+		shares[i] = append(shares[i], e)
+		done += e.Bytes()
+	}
+	for _, share := range shares {
+		slices.SortStableFunc(share, func(a, b *located) int { return int(b.DType.Size() - a.DType.Size()) })
+	}
+	return shares
+}

@@ -1,0 +1,361 @@
+package checkpoint
+
+import (
+	"cmp"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spillway-ml/spillway/internal/regular"
+	"github.com/spillway-ml/spillway/internal/safetensors"
+)
+
+// Tensors are one state's tensors, whole, whichever files they lie in.
+type Tensors interface {
+	Path() string
+	Tensors() []safetensors.Tensor
+	Tensor(name string) (safetensors.Tensor, bool)
+	// ReadFloat32 fills dst with elements [start, start+len(dst)) of a tensor.
+	ReadFloat32(name string, start int64, dst []float32) error
+	Close() error
+}
+
+// located is an extent in a file.
+type located struct {
+	Extent
+	file int
+	at   int64 // byte of the file
+	sum  uint32
+}
+
+// States reads a checkpoint by logical tensor and element. Each extent is compared
+// with its checksum as it is read.
+type States struct {
+	folder  string
+	m       Manifest
+	names   []string // of the files, paths
+	files   []*os.File
+	extents map[string]map[string][]located // by state and tensor, ascending
+	scales  cached
+}
+
+// cached is the scale extent that was read last: codes come in order.
+type cached struct {
+	of     located
+	values []float32
+}
+
+// OpenStates opens the ranks' files of a checkpoint and compares their headers with
+// the manifest, and what they hold with the tensors that it lists. Errors wrap
+// ErrDamaged.
+func OpenStates(folder string) (*States, error) {
+	m, err := ReadManifest(folder)
+	if err != nil {
+		return nil, err
+	}
+	return openStates(folder, m)
+}
+
+func openStates(folder string, m Manifest) (*States, error) {
+	s := &States{folder: folder, m: m, extents: map[string]map[string][]located{}}
+	for _, f := range m.Files {
+		if f.Header == 0 {
+			continue
+		}
+		if err := s.open(f); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
+	for _, tensors := range s.extents {
+		for _, list := range tensors {
+			slices.SortFunc(list, func(a, b located) int { return cmp.Compare(a.Start, b.Start) })
+		}
+	}
+	if err := s.complete(); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// open reads the header of a rank's file.
+func (s *States) open(want File) error {
+	path := filepath.Join(s.folder, want.Name)
+	f, err := want.opened(s.folder)
+	if err != nil {
+		return err
+	}
+	s.files, s.names = append(s.files, f), append(s.names, path)
+	header := make([]byte, want.Header)
+	if _, err := f.ReadAt(header, 0); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrDamaged, path, err)
+	}
+	if got := sum(header); got != want.CRC32C {
+		return fmt.Errorf("%w: %s has CRC-32C %s in its header; the manifest says %s", ErrDamaged, path, got, want.CRC32C)
+	}
+	l, err := safetensors.ReadLayout(f, want.Bytes)
+	if err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrDamaged, path, err)
+	}
+	sums, err := hex.DecodeString(l.Metadata[sumsKey])
+	if err != nil || len(sums) != 4*len(l.Tensors) || l.Data != want.Header {
+		return fmt.Errorf("%w: %s has no checksum for each of its %d extents", ErrDamaged, path, len(l.Tensors))
+	}
+	for i, t := range l.Tensors {
+		e, err := extentOf(t)
+		if err != nil {
+			return fmt.Errorf("%w: %s: %w", ErrDamaged, path, err)
+		}
+		if s.extents[e.State] == nil {
+			s.extents[e.State] = map[string][]located{}
+		}
+		b := sums[4*i:]
+		crc := uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])
+		s.extents[e.State][e.Tensor] = append(s.extents[e.State][e.Tensor], located{e, len(s.files) - 1, l.Begin[i], crc})
+	}
+	return nil
+}
+
+// opened opens a file that has the size that the manifest says.
+func (want File) opened(folder string) (*os.File, error) {
+	path := filepath.Join(folder, want.Name)
+	f, err := regular.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s is missing", ErrDamaged, path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	st, err := f.Stat()
+	if err == nil && st.Size() != want.Bytes {
+		err = fmt.Errorf("%s has %d bytes; the manifest says %d", path, st.Size(), want.Bytes)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return f, nil
+}
+
+// complete sees that the extents of every state tile its tensors, and that there
+// are no others.
+func (s *States) complete() error {
+	known := 0
+	for i := range s.m.Tensors {
+		t := &s.m.Tensors[i]
+		for _, state := range t.States {
+			list := s.extents[state][t.Name]
+			if err := s.tiles(t.Elements(state), list, state, t.Name); err != nil {
+				return err
+			}
+			known++
+			if list[0].DType != scaledDType {
+				continue
+			}
+			blocks := (t.Elements(state) + QuantBlock - 1) / QuantBlock
+			if err := s.tiles(blocks, s.extents[state+ScaleSuffix][t.Name], state+ScaleSuffix, t.Name); err != nil {
+				return err
+			}
+			known++
+		}
+	}
+	found := 0
+	for _, tensors := range s.extents {
+		found += len(tensors)
+	}
+	if found != known {
+		return fmt.Errorf("%w: %s holds states that its manifest does not list", ErrDamaged, s.folder)
+	}
+	return nil
+}
+
+// tiles sees that a list of extents covers n elements once, in one dtype.
+func (s *States) tiles(n int64, list []located, state, tensor string) error {
+	at := int64(0)
+	for _, e := range list {
+		if e.Start != at || e.DType != list[0].DType {
+			break
+		}
+		at += e.N
+	}
+	if len(list) == 0 || at != n || list[len(list)-1].Start+list[len(list)-1].N != n {
+		return fmt.Errorf("%w: %s does not hold %s of %q whole: %d of %d elements from the first on", ErrDamaged, s.folder, state, tensor, at, n)
+	}
+	return nil
+}
+
+// Close closes the files.
+func (s *States) Close() error {
+	var errs []error
+	for _, f := range s.files {
+		errs = append(errs, f.Close())
+	}
+	s.files = nil
+	return errors.Join(errs...)
+}
+
+// Bytes returns a state of a tensor as it rests: elements of its dtype, or codes and,
+// of the state with ScaleSuffix, their scales.
+func (s *States) Bytes(state, tensor string) ([]byte, error) {
+	var all []byte
+	for i := range s.extents[state][tensor] {
+		e := &s.extents[state][tensor][i]
+		b := make([]byte, e.Bytes())
+		if err := s.raw(e, b); err != nil {
+			return nil, err
+		}
+		all = append(all, b...)
+	}
+	if all == nil {
+		return nil, fmt.Errorf("read %s: there is no %s of %.80q", s.folder, state, tensor)
+	}
+	return all, nil
+}
+
+// find is the index in a list of the extent that holds an element.
+func find(list []located, element int64) int {
+	i, found := slices.BinarySearchFunc(list, element, func(e located, at int64) int { return cmp.Compare(e.Start, at) })
+	if !found {
+		i--
+	}
+	return i
+}
+
+// raw reads an extent whole into b and compares it with its checksum.
+func (s *States) raw(e *located, b []byte) error {
+	if _, err := s.files[e.file].ReadAt(b, e.at); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrDamaged, s.names[e.file], err)
+	}
+	return s.check(e, b)
+}
+
+func (s *States) check(e *located, b []byte) error {
+	if got := crc32.Checksum(b, castagnoli); got != e.sum {
+		return fmt.Errorf("%w: %s has CRC-32C %08x in %s of %q, elements %d to %d; it says %08x", ErrDamaged, s.names[e.file], got, e.State, e.Tensor, e.Start, e.Start+e.N, e.sum)
+	}
+	return nil
+}
+
+// scalesOf returns the scales of blocks [first, first+n) of a state in 8 bits.
+func (s *States) scalesOf(state, tensor string, first, n int64) ([]float32, error) {
+	out := make([]float32, 0, n)
+	list := s.extents[state+ScaleSuffix][tensor]
+	for n > 0 {
+		e := &list[find(list, first)]
+		if s.scales.values == nil || s.scales.of != *e {
+			s.scales.values = nil
+			b := make([]byte, e.Bytes())
+			if err := s.raw(e, b); err != nil {
+				return nil, err
+			}
+			v := make([]float32, e.N)
+			if err := safetensors.Decode(v, b, e.DType); err != nil {
+				return nil, fmt.Errorf("%w: %s: %w", ErrDamaged, s.names[e.file], err)
+			}
+			s.scales = cached{*e, v}
+		}
+		k := min(n, e.Start+e.N-first)
+		out = append(out, s.scales.values[first-e.Start:first-e.Start+k]...)
+		first, n = first+k, n-k
+	}
+	return out, nil
+}
+
+// stateView is one state of a checkpoint as whole tensors.
+type stateView struct {
+	*States
+	state string
+	last  cached // the extent that was read last
+	bytes []byte
+}
+
+// State is one state's tensors. It shares the files: closing it closes them.
+func (s *States) State(name string) Tensors { return &stateView{States: s, state: name} }
+
+func (v *stateView) Path() string { return v.folder }
+
+// Tensors lists the tensors in the manifest's order.
+func (v *stateView) Tensors() (list []safetensors.Tensor) {
+	for i := range v.m.Tensors {
+		if t, ok := v.Tensor(v.m.Tensors[i].Name); ok {
+			list = append(list, t)
+		}
+	}
+	return list
+}
+
+func (v *stateView) Tensor(name string) (safetensors.Tensor, bool) {
+	t := v.m.tensor(name)
+	if t == nil || !slices.Contains(t.States, v.state) {
+		return safetensors.Tensor{}, false
+	}
+	shape := slices.Clone(t.Shape)
+	if t.scalar(v.state) {
+		shape = []int64{1}
+	}
+	return safetensors.Tensor{Name: name, DType: v.extents[v.state][name][0].DType, Shape: shape}, true
+}
+
+func (v *stateView) ReadFloat32(name string, start int64, dst []float32) error {
+	t, ok := v.Tensor(name)
+	switch {
+	case !ok:
+		return fmt.Errorf("read %s: there is no %s of %.80q", v.folder, v.state, name)
+	case start < 0 || start > t.Elements()-int64(len(dst)):
+		return fmt.Errorf("read %s: %s of %q has %d elements; %d from %d are outside of it", v.folder, v.state, name, t.Elements(), len(dst), start)
+	case t.DType == scaledDType:
+		return fmt.Errorf("read %s: %s of %q is in 8 bits; only a run of an optimizer in 8 bits reads it", v.folder, v.state, name)
+	}
+	list := v.extents[v.state][name]
+	for len(dst) > 0 {
+		e := &list[find(list, start)]
+		if v.last.values == nil || v.last.of != *e {
+			v.last.values = nil
+			if v.bytes == nil {
+				v.bytes = make([]byte, ExtentBytes)
+			}
+			if err := v.raw(e, v.bytes[:e.Bytes()]); err != nil {
+				return err
+			}
+			x := make([]float32, e.N)
+			if err := safetensors.Decode(x, v.bytes[:e.Bytes()], e.DType); err != nil {
+				return err
+			}
+			v.last = cached{*e, x}
+		}
+		k := copy(dst, v.last.values[start-e.Start:])
+		dst, start = dst[k:], start+int64(k)
+	}
+	return nil
+}
+
+// OpenState opens the tensors of one state of a checkpoint of any version; those of
+// an older one are read as they are, compared with the manifest by Verify alone.
+func OpenState(folder, name string) (Tensors, error) {
+	m, err := ReadManifest(folder)
+	if err != nil {
+		return nil, err
+	}
+	if m.Version < sharded {
+		return safetensors.Open(filepath.Join(folder, name+".safetensors"))
+	}
+	s, err := openStates(folder, m)
+	if err != nil {
+		return nil, err
+	}
+	return s.State(name), nil
+}
+
+// OpenWeights opens the parameters at path: a checkpoint's, or what
+// safetensors.Open takes.
+func OpenWeights(path string) (Tensors, error) {
+	if st, err := os.Stat(path); err == nil && st.IsDir() {
+		if e, ok := Stat(path); ok && e.Err == nil && e.Manifest.Version >= sharded {
+			return OpenState(path, ModelState)
+		}
+	}
+	return safetensors.Open(path)
+}

@@ -1,0 +1,393 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/internal/safetensors"
+)
+
+// Saved is the name under which a checkpoint has a state: parameters are "model".
+func Saved(state string) string {
+	if state == valueState {
+		return checkpoint.ModelState
+	}
+	return state
+}
+
+const valueState = "value"
+
+// loaded is Saved the other way.
+func loaded(state string) string {
+	if state == checkpoint.ModelState {
+		return valueState
+	}
+	return state
+}
+
+// piece is an extent, and where its rank has it.
+type piece struct {
+	checkpoint.Extent
+	buf graph.BufID
+	off int64 // bytes
+}
+
+var dtypes = map[graph.DType]safetensors.DType{graph.F32: safetensors.F32, graph.BF16: safetensors.BF16, graph.F16: safetensors.F16, graph.U8: "U8"}
+
+// shares divides every state of every parameter among the ranks that hold it: each
+// element is one rank's, and of equal holders the one with the fewest bytes so far
+// takes the next extent. It depends on the program and the world alone. Wider
+// elements come first, parameters in the program's order.
+func (s *States) shares() ([][]piece, error) {
+	shares, bytes := make([][]piece, s.world.Size), make([]int64, s.world.Size)
+	give := func(holders []int, list ...piece) {
+		to := holders[0]
+		for _, r := range holders {
+			if bytes[r] < bytes[to] {
+				to = r
+			}
+		}
+		for _, p := range list {
+			shares[to] = append(shares[to], p)
+			bytes[to] += p.Bytes()
+		}
+	}
+	for i := range s.p.Params {
+		for _, st := range s.Names(i) {
+			at := checkpoint.Extent{State: Saved(st.Name), Tensor: s.p.Params[i].Name}
+			if st.PerParam {
+				buf, off, err := s.perParam(i, st.Name)
+				if err != nil {
+					return nil, err
+				}
+				at.N, at.DType = 1, safetensors.F32
+				give(s.all, piece{at, buf, off})
+				continue
+			}
+			err := s.Extents(i, st.Name, 0, s.p.Params[i].Elems(), func(e Extent) error {
+				return s.cut(e, at, func(list ...piece) { give(e.Holders, list...) })
+			})
+			if err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, share := range shares {
+		slices.SortStableFunc(share, func(a, b piece) int { return int(b.DType.Size() - a.DType.Size()) })
+	}
+	return shares, nil
+}
+
+// cut hands on a run of elements in extents of at most checkpoint.ExtentBytes, those
+// of 8 bits with their scales.
+func (s *States) cut(e Extent, at checkpoint.Extent, give func(...piece)) error {
+	dtype, ok := dtypes[e.DType]
+	if !ok {
+		return fmt.Errorf("states: %s of %q is of %s, which no checkpoint holds", at.State, at.Tensor, e.DType)
+	}
+	most := checkpoint.ExtentBytes / dtype.Size()
+	for lo := e.From; lo < e.To; lo += most {
+		p := piece{at, e.Buf, e.Off + (lo-e.From)*dtype.Size()}
+		p.Start, p.N, p.DType = lo, min(most, e.To-lo), dtype
+		if e.DType != graph.U8 {
+			give(p)
+			continue
+		}
+		if lo%graph.QuantBlock != 0 {
+			return fmt.Errorf("states: element %d of %s of %q is no block's first", lo, at.State, at.Tensor)
+		}
+		scale := piece{at, s.scales[e.Buf], scaleOffset(p.off)}
+		scale.State += checkpoint.ScaleSuffix
+		scale.Start, scale.N, scale.DType = lo/graph.QuantBlock, (p.N+graph.QuantBlock-1)/graph.QuantBlock, safetensors.F32
+		give(p, scale)
+	}
+	return nil
+}
+
+// Tensors describes every parameter and its states, for a checkpoint's manifest.
+func (s *States) Tensors() []checkpoint.Tensor {
+	list := make([]checkpoint.Tensor, len(s.p.Params))
+	for i := range list {
+		list[i] = checkpoint.Tensor{Name: s.p.Params[i].Name, Shape: s.p.Params[i].Shape}
+		for _, st := range s.Names(i) {
+			list[i].States = append(list[i].States, Saved(st.Name))
+			if st.PerParam {
+				list[i].Scalars = append(list[i].Scalars, Saved(st.Name))
+			}
+		}
+	}
+	return list
+}
+
+// PartBytes is how many bytes of states a rank of a program's world saves, the most of
+// any rank.
+func PartBytes(p *graph.Program, ranks int) (most int64, err error) {
+	shares, err := NewStates(p, OneProcess(ranks), nil).shares()
+	for _, share := range shares {
+		n := int64(0)
+		for _, piece := range share {
+			n += piece.Bytes()
+		}
+		most = max(most, n)
+	}
+	return most, err
+}
+
+// part is what a rank saves, read from it. Its Read is for the rank's goroutine.
+func (rs *Ranks) part(r *Rank) (*checkpoint.Part, error) {
+	rs.sharing.Do(func() {
+		rs.shares, rs.unshared = NewStates(rs.plan.Program, OneProcess(rs.World.Size), nil).shares()
+	})
+	if rs.unshared != nil {
+		return nil, rs.unshared
+	}
+	share := rs.shares[r.Index]
+	p := &checkpoint.Part{Index: r.Index, Of: len(rs.shares), Extents: make([]checkpoint.Extent, len(share))}
+	for i := range share {
+		p.Extents[i] = share[i].Extent
+	}
+	p.Read = func(i int, off int64, dst []byte) error { return r.Exec.Read(share[i].buf, share[i].off+off, dst) }
+	return p, nil
+}
+
+// elsewhere is the rank's process, where that is another.
+func (r *Rank) elsewhere() *remote {
+	e, _ := r.Exec.(*remote)
+	return e
+}
+
+// together runs f for all ranks at once, and returns the first rank's error. Unlike
+// Each it ends no rank: what fails here leaves the states as they are.
+func (rs *Ranks) together(f func(r *Rank) error) error {
+	errs := make([]error, len(rs.list))
+	var done sync.WaitGroup
+	for i, r := range rs.list {
+		done.Add(1)
+		go func() {
+			defer crash.Guard()
+			defer done.Done()
+			errs[i] = f(r)
+		}()
+	}
+	done.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Save writes every rank's part of a checkpoint into its folder, each in the rank's
+// process, and returns the files. Values that are not finite are a
+// *checkpoint.NonFinite.
+func (rs *Ranks) Save(ctx context.Context, folder string) ([]checkpoint.File, error) {
+	files := make([]checkpoint.File, len(rs.list))
+	parts, err := rs.parts()
+	if err != nil {
+		return nil, err
+	}
+	err = rs.together(func(r *Rank) (err error) {
+		if e := r.elsewhere(); e != nil {
+			files[r.Slot], err = e.file(request{Verb: verbSave, Name: folder})
+			return err
+		}
+		return r.do(func() (err error) {
+			files[r.Slot], err = checkpoint.WritePart(ctx, folder, parts[r.Slot])
+			return err
+		})
+	})
+	return files, err
+}
+
+// parts is what the ranks of this process save, by slot.
+func (rs *Ranks) parts() ([]*checkpoint.Part, error) {
+	list := make([]*checkpoint.Part, len(rs.list))
+	for i, r := range rs.list {
+		var err error
+		if list[i], err = rs.part(r); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// Stage copies every rank's states to memory of its process, from which WriteStaged
+// saves them while they change.
+func (rs *Ranks) Stage() error {
+	parts, err := rs.parts()
+	if err != nil {
+		return err
+	}
+	return rs.together(func(r *Rank) error {
+		if e := r.elsewhere(); e != nil {
+			_, err := e.call(request{Verb: verbStage})
+			return err
+		}
+		return r.do(func() error { return r.image.Stage(parts[r.Slot]) })
+	})
+}
+
+// WriteStaged is Save of what was staged last. It may run beside all other methods
+// but Stage and Close.
+func (rs *Ranks) WriteStaged(ctx context.Context, folder string) ([]checkpoint.File, error) {
+	files := make([]checkpoint.File, len(rs.list))
+	err := rs.together(func(r *Rank) (err error) {
+		if e := r.elsewhere(); e != nil {
+			files[r.Slot], err = e.file(request{Verb: verbWriteStaged, Name: folder})
+		} else {
+			files[r.Slot], err = r.image.Write(ctx, folder)
+		}
+		return err
+	})
+	return files, err
+}
+
+// file asks for a file of a checkpoint.
+func (r *remote) file(q request) (checkpoint.File, error) {
+	m, err := r.call(q)
+	if err == nil && m.File == nil {
+		err = fmt.Errorf("rank %d names no file that it saved", r.rank)
+	}
+	if err != nil {
+		return checkpoint.File{}, err
+	}
+	return *m.File, nil
+}
+
+// processes are the first ranks of every other process.
+func (rs *Ranks) processes() (list []*remote) {
+	seen := map[*channel]bool{}
+	for _, r := range rs.list {
+		if e := r.elsewhere(); e != nil && !seen[e.channel] {
+			seen[e.channel] = true
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
+// Sees tells whether every process has the file at path: checkpoints need a folder
+// that all of them share.
+func (rs *Ranks) Sees(path string) error {
+	for _, e := range rs.processes() {
+		if _, err := e.call(request{Verb: verbSees, Name: path}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func sees(path string) error {
+	if _, err := os.Stat(path); err != nil {
+		host, _ := os.Hostname()
+		return fmt.Errorf("host %s does not have it, and every rank writes its own file: give a folder that all hosts share (%w)", host, err)
+	}
+	return nil
+}
+
+// Load gives the ranks' states their values of a checkpoint: each process reads what
+// its ranks hold. States that the checkpoint does not have stay as they are. Errors
+// wrap checkpoint.ErrDamaged where its files are at fault.
+func (rs *Ranks) Load(ctx context.Context, folder string) error {
+	others := rs.processes()
+	errs := make([]error, len(others)+1)
+	var done sync.WaitGroup
+	for i, e := range others {
+		done.Add(1)
+		go func() {
+			defer crash.Guard()
+			defer done.Done()
+			_, errs[i+1] = e.call(request{Verb: verbLoad, Name: folder})
+		}()
+	}
+	errs[0] = rs.load(ctx, folder)
+	done.Wait()
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, checkpoint.ErrDamaged) {
+			return err // the files are not known to be at fault
+		}
+	}
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// load is Load of the ranks that this process runs itself.
+func (rs *Ranks) load(ctx context.Context, folder string) error {
+	local := map[int]Holder{}
+	for _, r := range rs.list {
+		if r.elsewhere() == nil {
+			local[r.Index] = r
+		}
+	}
+	held, err := checkpoint.Contents(folder)
+	if err != nil {
+		return err
+	}
+	s := NewStates(rs.plan.Program, OneProcess(rs.World.Size), local)
+	params := map[string]int{}
+	for i := range s.p.Params {
+		params[s.p.Params[i].Name] = i
+	}
+	wants, scalars, err := s.wants(held)
+	if err != nil {
+		return err
+	}
+	return checkpoint.Load(ctx, folder, wants, checkpoint.Loading{
+		Sink: func(state, tensor string, start int64, v []float32) error {
+			if scalars[state] {
+				return s.WriteScalar(params[tensor], loaded(state), v[0])
+			}
+			return s.Write(params[tensor], loaded(state), start, v)
+		},
+		Dequantize: func(state string, dst []float32, codes []byte, scale float32) error {
+			m, err := mapOf(state)
+			if err == nil {
+				m.Dequantize(dst, codes, scale)
+			}
+			return err
+		},
+	})
+}
+
+// wants lists what the ranks in local hold of what a checkpoint has, and the states
+// that are one number a parameter.
+func (s *States) wants(held map[string]checkpoint.Tensor) (list []checkpoint.Want, scalars map[string]bool, err error) {
+	scalars = map[string]bool{}
+	for i := range s.p.Params {
+		name := s.p.Params[i].Name
+		for _, st := range s.Names(i) {
+			w := checkpoint.Want{State: Saved(st.Name), Tensor: name, N: 1}
+			if !slices.Contains(held[name].States, w.State) {
+				continue
+			}
+			if st.PerParam {
+				scalars[w.State] = true
+				list = append(list, w)
+				continue
+			}
+			err := s.Extents(i, st.Name, 0, s.p.Params[i].Elems(), func(e Extent) error {
+				if slices.ContainsFunc(e.Holders, func(r int) bool { return s.local[r] != nil }) {
+					w.Start, w.N = e.From, e.To-e.From
+					list = append(list, w)
+				}
+				return nil
+			})
+			if err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	return list, scalars, nil
+}
