@@ -30,13 +30,13 @@ func Verify(ctx context.Context, folder string, only ...string) (Manifest, error
 	if err := m.exactly(folder); err != nil {
 		return m, err
 	}
-	if m.Version < sharded && slices.Equal(only, []string{headersAlone}) {
-		only = nil // its files have no header with sums
-	}
 	if m.Version >= sharded {
 		if err := verifyParts(ctx, folder, m, only); err != nil {
 			return m, err
 		}
+	}
+	if slices.Equal(only, []string{headersAlone}) {
+		only = nil // the other files have no header with sums
 	}
 	for _, want := range m.Files {
 		if want.Header > 0 || len(only) > 0 && !slices.Contains(only, want.Name) {

@@ -93,6 +93,13 @@ var epoch = time.Now()
 // Now is the clock of Timer: monotonic time since the process started.
 func Now() time.Duration { return time.Since(epoch) }
 
+// Reachable is a Context whose memory the host may reach without a copy.
+type Reachable interface {
+	// Reach gives the host's own view of a range in any space, false where there is
+	// none. The rest is as of Context.HostBytes.
+	Reach(p Ptr) ([]byte, bool)
+}
+
 // Context is one rank's use of a device.
 type Context interface {
 	Rank() int

@@ -9,8 +9,8 @@ import (
 )
 
 // Write stores data at byte off of a buffer in any space, and returns when it
-// is there. It runs after everything enqueued before it. What is not in host
-// memory goes through the program's staging buffer, as many bytes at a time as
+// is there. It runs after everything enqueued before it. What the host does not
+// reach goes through the program's staging buffer, as many bytes at a time as
 // that has.
 func (e *Executor) Write(id graph.BufID, off int64, data []byte) error {
 	return e.transfer("write", id, off, data, false)
@@ -54,6 +54,16 @@ func (e *Executor) transfer(verb string, id graph.BufID, off int64, data []byte,
 			copy(b[off:], data)
 		}
 		return nil
+	}
+	if m, ok := e.cfg.Context.(device.Reachable); ok {
+		if b, ok := m.Reach(p); ok {
+			if read {
+				copy(data, b[off:])
+			} else {
+				copy(b[off:], data)
+			}
+			return nil
+		}
 	}
 	staging, err := e.ptr(e.cfg.Program.Port(graph.PortStaging))
 	if err != nil {

@@ -64,6 +64,10 @@ type Config struct {
 	// Outside is what the process needs of each space outside the arena: it
 	// counts against the capacity.
 	Outside [graph.NumSpaces]int64
+	// Staging is how much of Outside's host memory holds a rank's states while a
+	// checkpoint of them is written beside the steps; 0: saves are synchronous, or there
+	// are none. Build does not look at it.
+	Staging int64
 	// Early makes Build refuse, with a *DoesNotFit and before it gives buffers a
 	// place, what cannot fit: searches plan many configurations.
 	Early bool

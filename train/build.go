@@ -47,7 +47,10 @@ func buildPlan(cfg *Config, to depth) (*plan.Plan, hfconfig.Config, error) {
 		return nil, h, err
 	}
 	p.Config.Outside = cfg.outside(p)
-	return p, h, nil
+	if to == whole {
+		err = cfg.stage(p)
+	}
+	return p, h, err
 }
 
 // passesOf turns cfg into what the passes take, and fills in what depends on the

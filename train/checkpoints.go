@@ -83,19 +83,22 @@ func (t *Trainer) Save() (string, error) {
 	if t.store == nil {
 		return "", errors.New("save: no --checkpoint folder is configured")
 	}
-	if err := t.flush(); err != nil {
+	if err := t.settle(true); err != nil {
 		return "", err
 	}
-	record, err := t.record()
+	if t.savesAside() {
+		if err := t.saveAside(); err != nil {
+			return "", err
+		}
+		if err := t.settle(true); err != nil {
+			return "", err
+		}
+		return t.store.Last().Folder, nil
+	}
+	m, files, err := t.describeSave()
 	if err != nil {
 		return "", err
 	}
-	files, err := t.modelFiles()
-	if err != nil {
-		return "", fmt.Errorf("save: %w", err)
-	}
-	m := checkpoint.Manifest{Step: t.step, PlanHash: t.plan.Hash(), Ranks: t.cfg.Ranks, Zero: t.cfg.Zero, Run: record}
-	m.Tensors = t.states.Tensors()
 	saved, err := t.write(m, files)
 	var odd *checkpoint.NonFinite
 	if errors.As(err, &odd) {
@@ -104,11 +107,7 @@ func (t *Trainer) Save() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	t.store.Adopt(saved)
-	t.base, t.kept = t.updatesDone(), t.updatesSoFar()
-	if err := t.store.Replace(); err != nil {
-		t.cfg.warn("%v", err)
-	}
+	t.adopt(saved, t.updatesDone(), t.updatesSoFar())
 	return saved.Folder, nil
 }
 

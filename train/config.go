@@ -200,7 +200,12 @@ type Config struct {
 	// holds no others, and removes them once its own first one is complete.
 	CheckpointMark string
 
-	SaveEvery int  // steps between checkpoints; 0: at the end only
+	SaveEvery int // steps between checkpoints; 0: at the end only
+	// AsyncSave is whether a save stalls the steps only for a copy of the states to host
+	// memory and is written while they go on: "auto" (or "") where each rank's cap and
+	// the machine have room for the copy beside the plan, "on" (it is part of what has to
+	// fit), or "off".
+	AsyncSave string
 	Keep      int  // confirmed checkpoints of this run kept, beside the newest; 0: all
 	Resume    bool // continue from the newest whole checkpoint, or start where there is none
 	// AcceptChanges lets a resumed run go on with other data, another seed or another
@@ -237,6 +242,8 @@ type Config struct {
 	// shared is what the plans of this configuration's copies have in common; nil: they
 	// are made each by itself.
 	shared *shared
+	// staging is the plan's, once there is one.
+	staging int64
 	// job is the processes that the ranks run in; nil: this one alone.
 	job *Job
 	// cuda takes the place of the machine's driver, compiler and libraries. For tests.
@@ -349,7 +356,7 @@ func (c *Config) Validate() error {
 		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders), oneOf("accum-order", c.AccumOrder, accumOrders),
 		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), atLeast("shard-size", c.ShardSize, 0, "rank"),
 		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, devices),
-		oneOf("on-nonfinite", c.OnNonFinite, nonFinites),
+		oneOf("on-nonfinite", c.OnNonFinite, nonFinites), oneOf("async-save", c.AsyncSave, asyncSaves),
 		validCollectives(c),
 		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0), finite("trust", c.Trust, 0),
 		fraction("beta1", c.Beta1), fraction("beta2", c.Beta2), fraction("dropout", c.Dropout),

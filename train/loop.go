@@ -23,6 +23,9 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 		if err != nil {
 			return t.leave(err)
 		}
+		if err := t.goOn(t.settle(false)); err != nil {
+			return err
+		}
 		last := t.step == t.cfg.Steps
 		if t.eval != nil && (last || t.cfg.EvalEvery > 0 && t.step%t.cfg.EvalEvery == 0) {
 			ev, err := t.Evaluate(ctx)
@@ -49,12 +52,16 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 	if t.store == nil {
 		return t.checkFinite()
 	}
-	return nil
+	if err := t.settle(true); err != nil && t.fatal == nil { // nothing was worth saving after it
+		return t.saveOrGoOn(true)
+	}
+	return t.fatal
 }
 
 // leave ends the run because of err. Between steps the state is sound: it is saved,
 // if it is not already.
 func (t *Trainer) leave(err error) error {
+	t.settled()
 	if t.fatal != nil || t.store == nil || t.step == 0 || t.saved() {
 		return err
 	}
@@ -71,18 +78,41 @@ func (t *Trainer) leave(err error) error {
 // saveOrGoOn writes a checkpoint. That it fails is an error only where the values
 // are not finite, or at the last step, and then at the second try.
 func (t *Trainer) saveOrGoOn(last bool) error {
-	_, err := t.Save()
+	err := t.settle(true) // a save that falls behind delays this one
+	switch {
+	case t.fatal != nil:
+		return t.fatal
+	case !last && t.savesAside():
+		if err := t.goOn(err); err != nil {
+			return err
+		}
+		return t.goOn(t.saveAside())
+	}
+	_, err = t.Save()
 	if err != nil && last && t.fatal == nil {
 		_, err = t.Save()
 	}
-	switch {
-	case err == nil:
-		if t.unsaved {
-			t.cfg.warn("the checkpoint of step %d is saved now", t.step)
-		}
-		t.unsaved = false
-	case last || t.fatal != nil:
+	if last && err != nil {
 		return err
+	}
+	return t.goOn(err)
+}
+
+// told says that a checkpoint is durable, where that was in doubt.
+func (t *Trainer) told() {
+	if t.unsaved {
+		t.cfg.warn("the checkpoint of step %d is saved now", t.store.Last().Step)
+	}
+	t.unsaved = false
+}
+
+// goOn makes a warning of a save that failed, of which training is independent: it is
+// tried again.
+func (t *Trainer) goOn(err error) error {
+	switch {
+	case t.fatal != nil:
+		return t.fatal
+	case err == nil:
 	case !t.unsaved:
 		t.unsaved = true
 		t.cfg.warn("%v; training goes on, and it is tried again after each step", err)

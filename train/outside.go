@@ -93,6 +93,8 @@ func (c *Config) mostOutside(sp graph.Space, n int64) string {
 	switch rest := n - disk - frozen; {
 	case frozen > max(disk, rest):
 		return fmt.Sprintf("--frozen-cache of %s", plan.Bytes(frozen))
+	case c.staging > (n-c.staging)/2:
+		return fmt.Sprintf("--async-save on, which holds a copy of a rank's states, %s", plan.Bytes(c.staging))
 	case disk > rest:
 		return fmt.Sprintf("--disk-cache of %s", plan.Bytes(disk))
 	}

@@ -214,6 +214,9 @@ func (t *Trainer) lead() error {
 	}
 	a := assignment{Config: t.cfg, Threads: t.cfg.threads()}
 	a.Config.Threads = a.Threads
+	if a.Config.AsyncSave = asyncOff; t.savesAside() { // decided here, with the least host's memory
+		a.Config.AsyncSave = asyncOn
+	}
 	var b bytes.Buffer
 	if err := gob.NewEncoder(&b).Encode(a); err != nil {
 		return fmt.Errorf("send the configuration: %w", err)

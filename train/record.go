@@ -213,6 +213,7 @@ func (t *Trainer) markDivergence(step int) {
 	if t.store == nil {
 		return
 	}
+	t.settled()
 	if err := t.store.MarkDivergence(step, t.cfg.settings()); err != nil {
 		t.cfg.warn("%v", err)
 	}

@@ -359,10 +359,10 @@ func TestACheckpointFolderIsAModel(t *testing.T) {
 	require.Equal(t, want, sha(c.Checkpoint))
 	newest := newestOf(t, c.Checkpoint).Folder
 	require.Equal(t, want, sha(newest))
-	path := filepath.Join(newest, "rank-00000-of-00001.safetensors")
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
 	m, err := checkpoint.ReadManifest(newest)
+	require.NoError(t, err)
+	path := filepath.Join(newest, m.Files[0].Name)
+	text, err := os.ReadFile(path)
 	require.NoError(t, err)
 	text[m.Files[0].Header] ^= 1 // of the first parameter
 	require.NoError(t, os.WriteFile(path, text, 0o644))

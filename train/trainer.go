@@ -54,14 +54,15 @@ type Trainer struct {
 
 	data data.Fingerprint // of train's source, where checkpoints are written
 
-	step     int   // steps done
-	base     int   // updates that the newest checkpoint's states have seen
-	kept     int   // base, with an update that waits for the next step
-	pending  bool  // the last step's update waits for the next step, or flush
-	fatal    error // after a failed step nothing else runs
-	accepted bool  // New has made it: outputs may be touched
-	unsaved  bool  // a checkpoint that was due could not be saved
-	skipped  skips // steps whose update was left out: with OnNonFinite "skip", and of fp16
+	step     int     // steps done
+	base     int     // updates that the newest checkpoint's states have seen
+	kept     int     // base, with an update that waits for the next step
+	pending  bool    // the last step's update waits for the next step, or flush
+	fatal    error   // after a failed step nothing else runs
+	accepted bool    // New has made it: outputs may be touched
+	unsaved  bool    // a checkpoint that was due could not be saved
+	saving   *asideSave // a checkpoint that is being written; nil: none
+	skipped  skips   // steps whose update was left out: with OnNonFinite "skip", and of fp16
 	scale    scaleState
 }
 
@@ -501,6 +502,7 @@ func (t *Trainer) Parameter(name string) (shape []int64, values []float32, err e
 // Close ends the ranks, gives their memory back and writes the trace.
 func (t *Trainer) Close() error {
 	var errs []error
+	t.settled() // it reads what the ranks' processes hold
 	if t.ranks != nil {
 		errs = append(errs, t.ranks.Close())
 		t.ranks = nil

@@ -224,6 +224,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&c.OnNonFinite, "on-nonfinite", d.OnNonFinite, "what a step with a non-finite loss or gradient does: stop (status 3, the tensor named) or skip (its update is left out; the tenth in a row stops)")
 	fs.StringVar(&c.Checkpoint, "checkpoint", "", "`DIR` of checkpoints (default: nothing is written)")
 	fs.IntVar(&c.SaveEvery, "save-every", 0, "steps between checkpoints (default: at the end only)")
+	fs.StringVar(&c.AsyncSave, "async-save", "auto", "write checkpoints while the steps go on, from a copy of the states in host memory: auto (where there is room for it), on or off")
 	fs.IntVar(&c.Keep, "keep", d.Keep, "confirmed checkpoints of this run kept, beside the newest; 0: all")
 	fs.BoolVar(&c.Resume, "resume", false, "continue from the newest whole checkpoint")
 	fs.BoolVar(&c.AcceptChanges, "accept-changes", false, "resume with other data, another seed or another order")

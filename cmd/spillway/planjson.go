@@ -77,6 +77,7 @@ type (
 		Disk             planSpace `json:"disk"`
 		CommBytesPerStep int64     `json:"comm_bytes_per_step"` // a rank
 		StepSeconds      float64   `json:"step_seconds"`
+		StagingBytes     int64     `json:"staging_bytes,omitempty"` // of host.outside_bytes, for saves beside the steps; none: they are synchronous
 	}
 	planSpace struct {
 		CapacityBytes  *int64           `json:"capacity_bytes"` // null: no cap
@@ -129,7 +130,7 @@ func (f *planFlags) planJSON(asked *spillway.Forecast, stages []*spillway.Foreca
 }
 
 func stageJSON(f *spillway.Forecast) planStage {
-	return planStage{Zero: f.Config.Zero, Fits: f.Fits, CommBytesPerStep: f.Plan.CommBytes, StepSeconds: f.Step.Seconds,
+	return planStage{Zero: f.Config.Zero, Fits: f.Fits, CommBytesPerStep: f.Plan.CommBytes, StepSeconds: f.Step.Seconds, StagingBytes: f.Plan.Config.Staging,
 		Device: spaceJSON(f, graph.Device), Host: spaceJSON(f, graph.Host), Disk: spaceJSON(f, graph.Disk)}
 }
 

@@ -163,6 +163,14 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 	if outside {
 		t.row("outside", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Config.Outside[s]) })
 	}
+	if s == graph.Host && r.asked.Config.Checkpoint != "" {
+		t.row("saves", func(f *spillway.Forecast) string {
+			if n := f.Plan.Config.Staging; n > 0 {
+				return plan.Bytes(n) + ", beside"
+			}
+			return "stall"
+		})
+	}
 	if s == graph.Host && r.flags.ranksAServer(&r.asked.Config) > 1 {
 		t.row(fmt.Sprintf("%d, a server", r.flags.ranksAServer(&r.asked.Config)), func(f *spillway.Forecast) string { return plan.Bytes(r.flags.onServer(f, s)) })
 	}

@@ -254,6 +254,9 @@ func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
 		line += fmt.Sprintf(" of its cap of %s (the model's states alone are %s on one device)", plan.Bytes(c.DeviceMemory), plan.Bytes(states))
 	}
 	line += ", host " + plan.Bytes(p.Layout.Spaces[graph.Host].Peak)
+	if n := p.Config.Staging; n > 0 {
+		line += fmt.Sprintf(" and %s to save from beside the steps", plan.Bytes(n))
+	}
 	if c.FrozenCache.Bytes > 0 && c.FrozenCache.Tier == graph.Host {
 		line += fmt.Sprintf(" and %s of --frozen-cache", plan.Bytes(c.FrozenCache.Bytes))
 	}

@@ -191,6 +191,16 @@ func (c *Context) HostBytes(p device.Ptr) ([]byte, error) {
 	return a.mem[p.Off : p.Off+p.Len : p.Off+p.Len], nil
 }
 
+// Reach returns the memory of a range of an arena of this rank, unless it is on disk
+// or its writes are watched.
+func (c *Context) Reach(p device.Ptr) ([]byte, bool) {
+	a, err := c.own(p)
+	if err != nil || a.mem == nil || c.opts.Checker != nil {
+		return nil, false
+	}
+	return a.mem[p.Off : p.Off+p.Len : p.Off+p.Len], true
+}
+
 // own returns p's arena if p lies in an arena of this context.
 func (c *Context) own(p device.Ptr) (*Arena, error) {
 	a, ok := p.Arena.(*Arena)

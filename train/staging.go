@@ -1,0 +1,179 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// Values of Config.AsyncSave.
+const (
+	asyncAuto = "auto"
+	asyncOn   = "on"
+	asyncOff  = "off"
+)
+
+var asyncSaves = []string{"", asyncAuto, asyncOn, asyncOff}
+
+// stage adds to a plan the host memory that checkpoints are loaded and saved through,
+// and decides whether saves are asynchronous: then a rank's states are held there while
+// they are written. That never keeps a plan from fitting unless it was asked for.
+func (c *Config) stage(p *plan.Plan) error {
+	asked := strings.EqualFold(c.AsyncSave, asyncOn)
+	c.staging = 0
+	if c.Inference || strings.EqualFold(c.AsyncSave, asyncOff) || c.Checkpoint == "" && !asked {
+		return nil
+	}
+	part, err := run.PartBytes(p.Program, c.Ranks)
+	if err != nil {
+		return err
+	}
+	ranks := int64(c.processRanks())
+	buffers := max(checkpoint.BufferBytes(part), (checkpoint.LoadBytes+ranks-1)/ranks) // a run loads or saves
+	if need := checkpoint.StagingBytes(part) + (checkpoint.LoadBytes+ranks-1)/ranks; asked || need <= c.hostRoom(p) {
+		p.Config.Staging, buffers = checkpoint.StagingBytes(part), need
+	}
+	c.staging = p.Config.Staging
+	p.Config.Outside[graph.Host] += buffers
+	return nil
+}
+
+// hostRoom is what a plan leaves of a rank's host memory: of its cap, and of the
+// machine's memory where device memory lies in it.
+func (c *Config) hostRoom(p *plan.Plan) int64 {
+	room := int64(math.MaxInt64)
+	host := p.Layout.Spaces[graph.Host].Peak + p.Config.Outside[graph.Host]
+	if limit := c.HostMemory; limit > 0 {
+		room = limit - host
+	}
+	machine := hostMemory{bytes: machineMemory(), ranks: c.hostRanks()}
+	if c.job != nil && c.job.least != nil {
+		machine = *c.job.least
+	}
+	if !strings.EqualFold(c.Device, "cuda") {
+		host += p.Layout.Spaces[graph.Device].Peak + p.Config.Outside[graph.Device]
+	}
+	if machine.bytes > 0 {
+		room = min(room, machine.bytes/int64(machine.ranks)-host)
+	}
+	return room
+}
+
+// asideSave is a checkpoint that is written while the steps go on.
+type asideSave struct {
+	step       int
+	base, kept int // see Trainer
+	was        int // Trainer.kept before it
+	done       chan struct{}
+	entry      checkpoint.Entry
+	err        error
+}
+
+// saveAside saves the state as it is: the ranks copy it, and it is written while they
+// go on. What becomes of it settle tells.
+func (t *Trainer) saveAside() error {
+	m, files, err := t.describeSave()
+	if err != nil {
+		return err
+	}
+	p, err := t.store.Begin(m)
+	if err != nil {
+		return err
+	}
+	if err := t.ranks.Stage(); err != nil {
+		return p.Abort(err)
+	}
+	s := &asideSave{step: t.step, base: t.updatesDone(), kept: t.updatesSoFar(), was: t.kept, done: make(chan struct{})}
+	t.saving, t.kept = s, s.kept
+	ranks := t.ranks
+	go func() {
+		defer crash.Guard()
+		defer close(s.done)
+		parts, err := ranks.WriteStaged(context.Background(), p.Folder())
+		if err != nil {
+			s.err = p.Abort(err)
+			return
+		}
+		s.entry, s.err = p.Finish(parts, files)
+	}()
+	return nil
+}
+
+// settle takes note of the checkpoint that was being written, once it is durable or
+// has failed; it does not wait for it unless it is told to.
+func (t *Trainer) settle(wait bool) error {
+	s := t.saving
+	if s == nil {
+		return nil
+	}
+	if !wait {
+		select {
+		case <-s.done:
+		default:
+			return nil
+		}
+	}
+	<-s.done
+	t.saving = nil
+	if s.err == nil {
+		t.adopt(s.entry, s.base, s.kept)
+		return nil
+	}
+	t.kept = s.was
+	var odd *checkpoint.NonFinite
+	if !errors.As(s.err, &odd) {
+		return s.err
+	}
+	if t.fatal != nil { // the steps after it have found that out
+		return nil
+	}
+	return t.unsound(odd)
+}
+
+// adopt makes a durable checkpoint the run's newest, whose states have seen base
+// updates and, with one that waits for the next step, kept.
+func (t *Trainer) adopt(e checkpoint.Entry, base, kept int) {
+	t.store.Adopt(e)
+	t.told()
+	t.base, t.kept = base, max(kept, t.kept)
+	if err := t.store.Replace(); err != nil {
+		t.cfg.warn("%v", err)
+	}
+	t.confirm() // an update may have been applied after it already
+}
+
+// settled is settle for a run that ends anyway: what failed is a warning.
+func (t *Trainer) settled() {
+	if err := t.settle(true); err != nil && t.fatal == nil {
+		t.cfg.warn("%v", err)
+	}
+}
+
+// savesAside tells whether saves are asynchronous.
+func (t *Trainer) savesAside() bool { return t.plan.Config.Staging > 0 }
+
+// describeSave is what a checkpoint of the state as it is says of the run.
+func (t *Trainer) describeSave() (checkpoint.Manifest, []checkpoint.Blob, error) {
+	var m checkpoint.Manifest
+	if err := t.flush(); err != nil {
+		return m, nil, err
+	}
+	record, err := t.record()
+	if err != nil {
+		return m, nil, err
+	}
+	files, err := t.modelFiles()
+	if err != nil {
+		return m, nil, fmt.Errorf("save: %w", err)
+	}
+	m = checkpoint.Manifest{Step: t.step, PlanHash: t.plan.Hash(), Ranks: t.cfg.Ranks, Zero: t.cfg.Zero, Run: record, Tensors: t.states.Tensors()}
+	return m, files, nil
+}

@@ -1,0 +1,144 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Checkpoints that are written beside the steps hold what those of a stalled run do,
+// and are confirmed and kept as those are.
+func TestSavesBesideTheStepsAreTheSame(t *testing.T) {
+	for name, change := range map[string]func(*Config){
+		"fp32":            func(c *Config) { c.Ranks, c.Zero = 3, 3 },
+		"moments on disk": func(c *Config) { c.Ranks, c.Offload, c.Disk = 2, "optimizer=disk", scratch(t) },
+		"8 bits":          func(c *Config) { c.Ranks, c.Zero, c.Int8 = 2, 1, []string{"optimizer"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var bits [2]result
+			var held [2]map[string]map[string]string
+			for i, mode := range []string{asyncOff, asyncOn} {
+				c := tiny("gpt2")
+				c.Steps, c.SaveEvery, c.Keep = 5, 1, 3
+				change(&c)
+				c.AsyncSave, c.Checkpoint = mode, scratch(t)
+				bits[i] = runOf(t, c)
+				list, err := checkpoint.List(c.Checkpoint)
+				require.NoError(t, err)
+				require.Len(t, list, 4, "three confirmed ones, and the last")
+				held[i] = map[string]map[string]string{}
+				for _, folder := range list {
+					held[i][filepath.Base(folder)] = files(t, folder)
+				}
+			}
+			require.Equal(t, bits[0], bits[1])
+			require.Equal(t, held[0], held[1])
+		})
+	}
+}
+
+// Where memory has no room for staging, a save is synchronous, unless it was asked for:
+// then the plan does not fit, and says why.
+func TestStagingIsInThePlan(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Checkpoint = 2, scratch(t)
+	p, err := Build(c)
+	require.NoError(t, err)
+	require.Positive(t, p.Config.Staging)
+	var states int64
+	for i := range p.Program.Params {
+		states += 3 * 4 * p.Program.Params[i].Elems()
+	}
+	require.GreaterOrEqual(t, 2*p.Config.Staging, states)
+	require.Less(t, 2*p.Config.Staging, states+states/4)
+	need := p.Layout.Spaces[graph.Host].Peak + p.Config.Outside[graph.Host]
+	c.HostMemory = need
+	p, err = Build(c)
+	require.NoError(t, err)
+	require.Positive(t, p.Config.Staging)
+
+	c.HostMemory--
+	p, err = Build(c)
+	require.NoError(t, err, "auto fits without")
+	require.Zero(t, p.Config.Staging)
+	require.Less(t, p.Config.Outside[graph.Host], need)
+	c.AsyncSave = asyncOn
+	_, err = Build(c)
+	require.ErrorContains(t, err, "does not fit")
+	c.AsyncSave, c.HostMemory = asyncOff, 0
+	p, err = Build(c)
+	require.NoError(t, err)
+	require.Zero(t, p.Config.Staging)
+	c.AsyncSave = "later"
+	require.ErrorContains(t, c.Validate(), "--async-save")
+}
+
+// A save beside the steps that can't be written is told, and tried again.
+func TestASaveBesideTheStepsFails(t *testing.T) {
+	c := tiny("gpt2")
+	c.Steps, c.SaveEvery, c.AsyncSave, c.Checkpoint = 3, 1, asyncOn, filepath.Join(scratch(t), "ck")
+	var told []string
+	c.Warn = func(line string) { told = append(told, line) }
+	tr, err := New(context.Background(), c)
+	require.NoError(t, err)
+	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
+		switch r.Step {
+		case 1: // the save after it has no folder to go to
+			require.NoError(t, os.RemoveAll(c.Checkpoint))
+			require.NoError(t, os.WriteFile(c.Checkpoint, nil, 0o644))
+		case 2:
+			require.NoError(t, os.Remove(c.Checkpoint))
+		}
+		return nil
+	}))
+	require.NoError(t, tr.Close())
+	require.Len(t, told, 2, "%v", told)
+	require.Contains(t, told[0], "training goes on")
+	require.Contains(t, told[1], "saved now")
+	list, err := checkpoint.List(c.Checkpoint)
+	require.NoError(t, err)
+	require.Equal(t, "step-00000003", filepath.Base(list[len(list)-1]))
+}
+
+// States keep every byte from one world, stage and placement to the next.
+func TestStatesMoveByteForByte(t *testing.T) {
+	for name, change := range map[string]func(*Config){
+		"fp32": func(*Config) {}, "fp16": func(c *Config) { c.Precision = "fp16" }, "8 bits": func(c *Config) { c.Int8 = []string{"optimizer"} },
+		"bf16 states": func(c *Config) { c.Precision, c.OptimizerDType, c.StochasticRounding = "bf16", "bf16", true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := tiny("gpt2")
+			c.Steps, c.Ranks, c.Zero, c.Checkpoint = 2, 1, 0, scratch(t)
+			change(&c)
+			runOf(t, c)
+			list, err := checkpoint.List(c.Checkpoint)
+			require.NoError(t, err)
+			want := files(t, list[0])
+			for _, to := range []struct {
+				ranks, zero int
+				offload     string
+			}{{8, 3, ""}, {3, 1, "optimizer=host"}, {4, 2, ""}, {1, 3, ""}} {
+				c.Ranks, c.Zero, c.Offload, c.Resume = to.ranks, to.zero, to.offload, true
+				tr, err := New(context.Background(), c)
+				require.NoError(t, err)
+				touched, planned := tr.ranks.Memory()
+				for sp := range graph.NumSpaces {
+					for r := range touched[sp] {
+						require.LessOrEqual(t, touched[sp][r], planned[sp][r])
+					}
+				}
+				folder, err := tr.Save()
+				require.NoError(t, err)
+				require.NoError(t, tr.Close())
+				require.Equal(t, want, files(t, folder), fmt.Sprint(to))
+			}
+		})
+	}
+}
