@@ -22,7 +22,7 @@ func TestSavesBesideTheStepsAreTheSame(t *testing.T) {
 		"8 bits":          func(c *Config) { c.Ranks, c.Zero, c.Int8 = 2, 1, []string{"optimizer"} },
 	} {
 		t.Run(name, func(t *testing.T) {
-			var bits [2]result
+			var bits [2]outcome
 			var held [2]map[string]map[string]string
 			for i, mode := range []string{asyncOff, asyncOn} {
 				c := tiny("gpt2")
