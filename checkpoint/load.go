@@ -34,9 +34,6 @@ type Loading struct {
 // QuantBlock.
 const ChunkElems = 1 << 18
 
-// LoadBytes is the memory through which a process loads.
-const LoadBytes = depth*(blockBytes+2*alignment) + 2*4*ChunkElems
-
 // Load reads what is wanted of a checkpoint of any version, each byte once and none
 // that is not needed, but for the rest of extents that are needed in part. Overlapping
 // wants are joined. What was read is compared with its checksums, but for versions 1

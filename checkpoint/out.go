@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"sync"
-	"unsafe"
 
 	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/internal/safetensors"
@@ -22,7 +21,6 @@ type out struct {
 	direct bool
 	blocks chan block
 	done   sync.WaitGroup
-	closed bool
 
 	mu  sync.Mutex
 	err error // the first
@@ -133,11 +131,4 @@ func unmapMemory(b []byte) error {
 		return nil
 	}
 	return unmapPages(b)
-}
-
-// heapPages is mapPages on the heap.
-func heapPages(n int64) []byte {
-	b := make([]byte, n+alignment)
-	skip := alignment - int(uintptr(unsafe.Pointer(&b[0]))%alignment)
-	return b[skip : skip+int(n) : skip+int(n)]
 }

@@ -81,6 +81,7 @@ func extentOf(t safetensors.Tensor) (Extent, error) {
 type Part struct {
 	Index, Of int // the rank, and how many there are
 	Extents   []Extent
+	Buffer    int64 // bytes of memory that WritePart may use, at least LeastBuffer; 0: BufferBytes
 	// Read fills dst with the i-th extent's bytes from byte off on. Extents are asked
 	// for in order, from one goroutine.
 	Read func(i int, off int64, dst []byte) error
@@ -98,7 +99,10 @@ func (p *Part) Bytes() (n int64) {
 	return n
 }
 
-// BufferBytes is the memory through which a part of n bytes is written.
+// LeastBuffer is the least memory that a part is written through.
+const LeastBuffer = depth * 4 * alignment
+
+// BufferBytes is the memory through which a part of n bytes is written best.
 func BufferBytes(n int64) int64 { return min(depth*blockBytes, roundUp(n)) }
 
 // StagingBytes is the memory that holds a part of n bytes whole.
@@ -228,7 +232,7 @@ func (e *NonFinite) lookAt(x *Extent, off int64, b []byte) {
 }
 
 // WritePart writes a rank's file into a checkpoint's folder and syncs it, through
-// BufferBytes of memory. Values that are not finite are a *NonFinite. What an error
+// Part.Buffer of memory. Values that are not finite are a *NonFinite. What an error
 // leaves goes with the folder.
 func WritePart(ctx context.Context, folder string, p *Part) (File, error) {
 	f, err := writePart(ctx, folder, p)
@@ -247,7 +251,11 @@ func writePart(ctx context.Context, folder string, p *Part) (File, error) {
 	if err != nil {
 		return File{}, err
 	}
-	memory, err := mapMemory(BufferBytes(w.data()))
+	room := BufferBytes(w.data())
+	if p.Buffer > 0 {
+		room = min(room, max(p.Buffer, LeastBuffer))
+	}
+	memory, err := mapMemory(room)
 	if err != nil {
 		return File{}, err
 	}
@@ -256,9 +264,10 @@ func writePart(ctx context.Context, folder string, p *Part) (File, error) {
 		return File{}, errors.Join(err, unmapMemory(memory))
 	}
 	o.start()
+	each := int(max(roundUp((room+depth-1)/depth), alignment))
 	free := make(chan []byte, depth)
 	for rest := memory; len(rest) > 0; {
-		n := min(blockBytes, len(rest))
+		n := min(each, len(rest))
 		free <- rest[:n:n]
 		rest = rest[n:]
 	}

@@ -68,6 +68,8 @@ type Config struct {
 	// checkpoint of them is written beside the steps; 0: saves are synchronous, or there
 	// are none. Build does not look at it.
 	Staging int64
+	// SaveBuffer is what a synchronous save goes through, bytes of a rank.
+	SaveBuffer int64
 	// Early makes Build refuse, with a *DoesNotFit and before it gives buffers a
 	// place, what cannot fit: searches plan many configurations.
 	Early bool

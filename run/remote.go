@@ -230,12 +230,12 @@ func (r *remote) FindNonFinite(name string, before func(*graph.Phase, int) error
 	if err != nil || m.Found == nil {
 		return nil, err
 	}
-	f := m.Found.NonFinite
+	f := m.Found.nonFinite()
 	s := r.p.Section(name)
-	if s == nil || m.Found.InPhase < 0 || m.Found.InPhase >= len(s.Phases) || m.Found.Op < 0 || m.Found.Op >= len(s.Phases[m.Found.InPhase].Ops) {
-		return nil, fmt.Errorf("rank %d names operation %d of phase %d of section %q, which has none", r.rank, m.Found.Op, m.Found.InPhase, name)
+	if s == nil || m.Found.InPhase < 0 || m.Found.InPhase >= len(s.Phases) || m.Found.OfOp < 0 || m.Found.OfOp >= len(s.Phases[m.Found.InPhase].Ops) {
+		return nil, fmt.Errorf("rank %d names operation %d of phase %d of section %q, which has none", r.rank, m.Found.OfOp, m.Found.InPhase, name)
 	}
-	f.Op = &s.Phases[m.Found.InPhase].Ops[m.Found.Op]
+	f.Op = &s.Phases[m.Found.InPhase].Ops[m.Found.OfOp]
 	return &f, nil
 }
 

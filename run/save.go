@@ -149,7 +149,7 @@ func (rs *Ranks) part(r *Rank) (*checkpoint.Part, error) {
 		return nil, rs.unshared
 	}
 	share := rs.shares[r.Index]
-	p := &checkpoint.Part{Index: r.Index, Of: len(rs.shares), Extents: make([]checkpoint.Extent, len(share))}
+	p := &checkpoint.Part{Index: r.Index, Of: len(rs.shares), Buffer: rs.plan.Config.SaveBuffer, Extents: make([]checkpoint.Extent, len(share))}
 	for i := range share {
 		p.Extents[i] = share[i].Extent
 	}

@@ -83,10 +83,27 @@ type reply struct {
 	State   *state // of a finished request
 }
 
-// found is an exec.NonFinite whose operation is named by its place.
+// found is an exec.NonFinite whose operation is named by its place: an operation itself
+// does not travel.
 type found struct {
-	exec.NonFinite // without its Op
-	InPhase, Op    int
+	Rank          int
+	Phase         string
+	Repeat, At    int
+	Buffer        string
+	Loss          bool
+	Input         string
+	Elem          int64
+	Value         float64
+	InPhase, OfOp int // the operation's phase and place in it; -1: none
+}
+
+func newFound(f *exec.NonFinite) *found {
+	return &found{Rank: f.Rank, Phase: f.Phase, Repeat: f.Repeat, At: f.At, Buffer: f.Buffer, Loss: f.Loss, Input: f.Input, Elem: f.Elem, Value: f.Value, InPhase: -1}
+}
+
+// nonFinite is the other way, without the operation.
+func (f *found) nonFinite() exec.NonFinite {
+	return exec.NonFinite{Rank: f.Rank, Phase: f.Phase, Repeat: f.Repeat, At: f.At, Buffer: f.Buffer, Loss: f.Loss, Input: f.Input, Elem: f.Elem, Value: f.Value}
 }
 
 // state is what the leader keeps of a rank elsewhere.

@@ -258,13 +258,12 @@ func (w *worker) writeStaged(q request) {
 
 // place names the operation of f by where it is in its section.
 func (w *worker) place(section string, f exec.NonFinite) *found {
-	to := &found{NonFinite: f, InPhase: -1}
-	to.NonFinite.Op = nil
+	to := newFound(&f)
 	if s := w.p.Section(section); s != nil {
 		for i := range s.Phases {
 			for k := range s.Phases[i].Ops {
 				if &s.Phases[i].Ops[k] == f.Op {
-					to.InPhase, to.Op = i, k
+					to.InPhase, to.OfOp = i, k
 				}
 			}
 		}

@@ -134,7 +134,7 @@ func (t *Trainer) updatesSoFar() int { return t.step - t.skipped.all }
 // skipped none does: more checkpoints would hold the same states, and hide the last
 // one from which training is known to go on.
 func (t *Trainer) worthSaving() bool {
-	return t.store.Last() == nil || t.updatesSoFar() > t.kept
+	return t.store.Last() == nil && t.saving == nil || t.updatesSoFar() > t.kept
 }
 
 // confirm tells the store that training went on from its newest checkpoint: an

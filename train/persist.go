@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -68,7 +69,9 @@ func (t *Trainer) restore(ctx context.Context, c checkpoint.Choice) error {
 			return fmt.Errorf("resume: %s: tensor %q has shape %v; the model needs %v", c.Folder, name, tensor.Shape, p.Params[i].Shape)
 		}
 	}
-	if err := t.ranks.Load(ctx, c.Folder); err != nil {
+	if err := t.ranks.Load(ctx, c.Folder); errors.Is(err, checkpoint.ErrDamaged) {
+		return err // it names the file
+	} else if err != nil {
 		return fmt.Errorf("resume from %s: %w", c.Folder, err)
 	}
 	return nil

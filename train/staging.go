@@ -23,12 +23,12 @@ const (
 
 var asyncSaves = []string{"", asyncAuto, asyncOn, asyncOff}
 
-// stage adds to a plan the host memory that checkpoints are loaded and saved through,
-// and decides whether saves are asynchronous: then a rank's states are held there while
-// they are written. That never keeps a plan from fitting unless it was asked for.
+// stage decides how checkpoints are saved and adds what that takes to the plan's host
+// memory: asynchronously, from a copy of a rank's states, or through a buffer, as large
+// as there is room for. Neither keeps a plan from fitting unless it was asked for.
 func (c *Config) stage(p *plan.Plan) error {
 	asked := strings.EqualFold(c.AsyncSave, asyncOn)
-	c.staging = 0
+	c.staging, p.Config.Staging, p.Config.SaveBuffer = 0, 0, 0
 	if c.Inference || strings.EqualFold(c.AsyncSave, asyncOff) || c.Checkpoint == "" && !asked {
 		return nil
 	}
@@ -36,13 +36,17 @@ func (c *Config) stage(p *plan.Plan) error {
 	if err != nil {
 		return err
 	}
-	ranks := int64(c.processRanks())
-	buffers := max(checkpoint.BufferBytes(part), (checkpoint.LoadBytes+ranks-1)/ranks) // a run loads or saves
-	if need := checkpoint.StagingBytes(part) + (checkpoint.LoadBytes+ranks-1)/ranks; asked || need <= c.hostRoom(p) {
-		p.Config.Staging, buffers = checkpoint.StagingBytes(part), need
+	need, room := checkpoint.StagingBytes(part), c.hostRoom(p)
+	if asked || need <= room {
+		c.staging, p.Config.Staging = need, need
+		p.Config.Outside[graph.Host] += need
+		return nil
 	}
-	c.staging = p.Config.Staging
-	p.Config.Outside[graph.Host] += buffers
+	p.Config.SaveBuffer = checkpoint.LeastBuffer // in what a rank takes in any case
+	if n := min(checkpoint.BufferBytes(part), room) - checkpoint.LeastBuffer; n > 0 {
+		p.Config.SaveBuffer += n
+		p.Config.Outside[graph.Host] += n
+	}
 	return nil
 }
 

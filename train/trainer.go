@@ -54,15 +54,15 @@ type Trainer struct {
 
 	data data.Fingerprint // of train's source, where checkpoints are written
 
-	step     int     // steps done
-	base     int     // updates that the newest checkpoint's states have seen
-	kept     int     // base, with an update that waits for the next step
-	pending  bool    // the last step's update waits for the next step, or flush
-	fatal    error   // after a failed step nothing else runs
-	accepted bool    // New has made it: outputs may be touched
-	unsaved  bool    // a checkpoint that was due could not be saved
+	step     int        // steps done
+	base     int        // updates that the newest checkpoint's states have seen
+	kept     int        // base, with an update that waits for the next step
+	pending  bool       // the last step's update waits for the next step, or flush
+	fatal    error      // after a failed step nothing else runs
+	accepted bool       // New has made it: outputs may be touched
+	unsaved  bool       // a checkpoint that was due could not be saved
 	saving   *asideSave // a checkpoint that is being written; nil: none
-	skipped  skips   // steps whose update was left out: with OnNonFinite "skip", and of fp16
+	skipped  skips      // steps whose update was left out: with OnNonFinite "skip", and of fp16
 	scale    scaleState
 }
 
