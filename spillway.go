@@ -122,6 +122,12 @@ func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware)
 	return train.Fit(cfg, given, globalBatch, hw)
 }
 
+// FitHere is Fit for a run on this machine, or of a job on its hosts: also within what
+// the host with the least memory has for each of its ranks.
+func FitHere(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware) (*Fitted, error) {
+	return train.FitHere(cfg, given, globalBatch, hw)
+}
+
 // WaysOut looks for changes that make a configuration fit which does not. Each was
 // planned, and fits; those that keep the job come first, then the fastest. Where there
 // are none, the second result says what came nearest.

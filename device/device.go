@@ -100,6 +100,9 @@ type Reachable interface {
 	Reach(p Ptr) ([]byte, bool)
 }
 
+// Epoch is when Now was zero, by the machine's clock.
+func Epoch() time.Time { return epoch }
+
 // Context is one rank's use of a device.
 type Context interface {
 	Rank() int

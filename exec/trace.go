@@ -2,6 +2,8 @@ package exec
 
 import (
 	"bufio"
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -121,64 +123,30 @@ type droppedArg struct {
 	Operations int64 `json:"operations"`
 }
 
-// Write writes the trace. The executors that recorded it are synced or closed.
-func (t *Trace) Write(w io.Writer) error {
-	t.mu.Lock()
-	tracks := slices.Clone(t.tracks)
-	t.mu.Unlock()
-	slices.SortFunc(tracks, func(a, b *track) int {
-		if a.rank != b.rank {
-			return a.rank - b.rank
-		}
-		return int(a.stream) - int(b.stream)
-	})
+// Events are the events of ranks elsewhere: from the given place on, some of them, as
+// JSON objects separated by commas; none at the end.
+type Events func(from int64) (events []byte, next int64, err error)
+
+// Write writes the trace, and behind its own ranks those of other processes. The
+// executors that recorded it are synced or closed.
+func (t *Trace) Write(w io.Writer, others ...Events) error {
 	b := bufio.NewWriterSize(w, 1<<16)
 	b.WriteString("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")
-	first := true
-	put := func(e traceEvent) error {
-		if !first {
-			b.WriteByte(',')
+	between := ""
+	all := func(ranks Events) error {
+		for at := int64(0); ; {
+			events, next, err := ranks(at)
+			if err != nil || len(events) == 0 {
+				return err
+			}
+			b.WriteString(between + "\n")
+			b.Write(events)
+			between, at = ",", next
 		}
-		first = false
-		b.WriteByte('\n')
-		j, err := json.Marshal(e)
-		if err != nil {
-			return fmt.Errorf("trace: %w", err)
-		}
-		b.Write(j)
-		return nil
 	}
-	for i, k := range tracks {
-		meta := []traceEvent{
-			{Name: "thread_name", Phase: "M", Rank: k.rank, Track: int(k.stream), Args: nameArg{k.stream.String()}},
-			{Name: "thread_sort_index", Phase: "M", Rank: k.rank, Track: int(k.stream), Args: sortArg{int(k.stream)}},
-		}
-		if i == 0 || tracks[i-1].rank != k.rank {
-			meta = append(meta,
-				traceEvent{Name: "process_name", Phase: "M", Rank: k.rank, Args: nameArg{fmt.Sprintf("rank %d", k.rank)}},
-				traceEvent{Name: "process_sort_index", Phase: "M", Rank: k.rank, Args: sortArg{k.rank}})
-		}
-		for _, e := range meta {
-			if err := put(e); err != nil {
-				return err
-			}
-		}
-		ran := k.ran.Load()
-		for j := range min(ran, int64(len(k.spans))) {
-			start, dur := micros(k.spans[j].start), micros(k.spans[j].end-k.spans[j].start)
-			e := traceEvent{Name: "executor", Phase: "X", Rank: k.rank, Track: int(k.stream), Start: &start, Dur: &dur}
-			if o := k.ops[j]; o != nil {
-				e.Name, e.Cat, e.Args = o.op.Name, o.op.Pass.String(), o.traceArgs()
-			}
-			if err := put(e); err != nil {
-				return err
-			}
-		}
-		if dropped := ran - int64(len(k.spans)); dropped > 0 {
-			at := micros(k.spans[len(k.spans)-1].end)
-			if err := put(traceEvent{Name: "the trace is full", Phase: "i", Rank: k.rank, Track: int(k.stream), Start: &at, Args: droppedArg{dropped}}); err != nil {
-				return err
-			}
+	for _, ranks := range append([]Events{t.of(t.sorted(), 0)}, others...) {
+		if err := all(ranks); err != nil {
+			return err
 		}
 	}
 	b.WriteString("\n]}\n")
@@ -186,6 +154,89 @@ func (t *Trace) Write(w io.Writer) error {
 		return fmt.Errorf("trace: %w", err)
 	}
 	return nil
+}
+
+// Of gives one rank's events, on the clock of a process that began so much earlier.
+func (t *Trace) Of(rank int, earlier time.Duration) Events {
+	return t.of(slices.DeleteFunc(t.sorted(), func(k *track) bool { return k.rank != rank }), earlier)
+}
+
+func (t *Trace) sorted() []*track {
+	t.mu.Lock()
+	tracks := slices.Clone(t.tracks)
+	t.mu.Unlock()
+	slices.SortFunc(tracks, func(a, b *track) int { return cmp.Or(a.rank-b.rank, int(a.stream)-int(b.stream)) })
+	return tracks
+}
+
+// eventsAtOnce bounds the memory of what is written or sent of a trace.
+const eventsAtOnce = 4096
+
+// of numbers the tracks' events: of each its names, its spans, and whether it is full.
+func (t *Trace) of(tracks []*track, shift time.Duration) Events {
+	return func(from int64) (events []byte, next int64, err error) {
+		var b bytes.Buffer
+		put := func(e traceEvent) error {
+			if b.Len() > 0 {
+				b.WriteString(",\n")
+			}
+			j, err := json.Marshal(e)
+			if err != nil {
+				return fmt.Errorf("trace: %w", err)
+			}
+			b.Write(j)
+			return nil
+		}
+		next = from
+		begins := int64(0)
+		for i, k := range tracks {
+			n := 2 + min(k.ran.Load(), int64(len(k.spans)))
+			for j := next - begins; j < n && next < from+eventsAtOnce; j++ {
+				for _, e := range k.events(j, n, i == 0 || tracks[i-1].rank != k.rank, shift) {
+					if err := put(e); err != nil {
+						return nil, 0, err
+					}
+				}
+				next++
+			}
+			begins += n
+			if next < begins {
+				break
+			}
+		}
+		return b.Bytes(), next, nil
+	}
+}
+
+// events are those of place i of n of the track: its names and its rank's at 0, a span
+// each, and at the last place whether the track is full.
+func (k *track) events(i, n int64, first bool, shift time.Duration) (list []traceEvent) {
+	track := int(k.stream)
+	switch {
+	case i == 0:
+		list = append(list,
+			traceEvent{Name: "thread_name", Phase: "M", Rank: k.rank, Track: track, Args: nameArg{k.stream.String()}},
+			traceEvent{Name: "thread_sort_index", Phase: "M", Rank: k.rank, Track: track, Args: sortArg{track}})
+		if first {
+			list = append(list,
+				traceEvent{Name: "process_name", Phase: "M", Rank: k.rank, Args: nameArg{fmt.Sprintf("rank %d", k.rank)}},
+				traceEvent{Name: "process_sort_index", Phase: "M", Rank: k.rank, Args: sortArg{k.rank}})
+		}
+	case i < n-1:
+		s := k.spans[i-1]
+		start, dur := micros(s.start+shift), micros(s.end-s.start)
+		e := traceEvent{Name: "executor", Phase: "X", Rank: k.rank, Track: track, Start: &start, Dur: &dur}
+		if o := k.ops[i-1]; o != nil {
+			e.Name, e.Cat, e.Args = o.op.Name, o.op.Pass.String(), o.traceArgs()
+		}
+		list = append(list, e)
+	default:
+		if dropped := k.ran.Load() - int64(len(k.spans)); dropped > 0 {
+			at := micros(k.spans[len(k.spans)-1].end + shift)
+			list = append(list, traceEvent{Name: "the trace is full", Phase: "i", Rank: k.rank, Track: track, Start: &at, Args: droppedArg{dropped}})
+		}
+	}
+	return list
 }
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }

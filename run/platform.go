@@ -75,6 +75,12 @@ type Transport interface {
 	Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (Joined, error)
 }
 
+// TransportMemory is a Transport that takes memory of a process outside its ranks'
+// arenas and what their sums land in, in bytes, of so many processes with so many ranks.
+type TransportMemory interface {
+	OutsideBytes(processes, each int) int64
+}
+
 // Joined is a process's part of a job over processes.
 type Joined interface {
 	Groups(rank int) (map[int]comm.Group, error)

@@ -30,6 +30,8 @@ type Ranks struct {
 	sharing  sync.Once // makes shares
 	shares   [][]piece // of a checkpoint, by rank
 	unshared error     // why there are none
+
+	trace *exec.Trace // nil: none
 }
 
 // Rank is one rank: its executor and the goroutine that drives it.
@@ -61,7 +63,7 @@ type RankOptions struct {
 // Open makes the executors of the world's local ranks. Where it fails, what was made
 // is in the result all the same, to be closed.
 func Open(o RankOptions) (*Ranks, error) {
-	rs := &Ranks{World: o.World, plan: o.Plan, timeout: o.Timeout}
+	rs := &Ranks{World: o.World, plan: o.Plan, timeout: o.Timeout, trace: o.Trace}
 	if err := o.World.Check(); err != nil {
 		return rs, err
 	}
@@ -140,6 +142,16 @@ func (rs *Ranks) Close() error {
 	}
 	rs.list = nil
 	return errors.Join(errs...)
+}
+
+// Traces are the events of the ranks that other processes run, which record them too.
+func (rs *Ranks) Traces() (list []exec.Events) {
+	for _, r := range rs.list {
+		if far, ok := r.Exec.(*remote); ok {
+			list = append(list, far.trace)
+		}
+	}
+	return list
 }
 
 // First is the first of this process's ranks.

@@ -290,6 +290,12 @@ func phaseOf(p *graph.Program, section, name string) *graph.Phase {
 	return &graph.Phase{Name: name}
 }
 
+// trace gives the events of the rank's trace there, on this process's clock.
+func (r *remote) trace(from int64) ([]byte, int64, error) {
+	m, err := r.call(request{Verb: verbTrace, Off: from, N: device.Epoch().UnixNano()})
+	return m.Data, m.Next, err
+}
+
 // changed returns the host's buffers that differ from the rank's.
 func (r *remote) changed() (list []hostData) {
 	for id, b := range r.host {

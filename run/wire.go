@@ -34,6 +34,7 @@ const (
 	verbHost // reads a buffer in host memory, between phases too
 	verbAbort
 	verbRunning
+	verbTrace // events of the rank's trace from Off on; N: when the leader's clock began
 	verbClose
 	verbSave        // the rank's part of a checkpoint, into the folder Name
 	verbStage       // copies it
@@ -77,6 +78,7 @@ type reply struct {
 	Found   *found
 	Scalar  float64
 	Data    []byte
+	Next    int64 // of verbTrace: where the next events begin
 	List    []string
 	File    *checkpoint.File
 	Err     *wireError
@@ -252,6 +254,7 @@ type Hello struct {
 	// where nobody says.
 	LocalRanks, LocalRank int
 	Memory                int64 // bytes that all of the job may use on its host; 0: not known
+	Disk                  int64 // bytes free in the folder that Task.Disk asks for; 0: not known
 }
 
 // In is h of a process that runs so many ranks, of which it names the first.
@@ -281,6 +284,7 @@ type Task struct {
 	Config  []byte // nil: there is nothing to do
 	Program string // hash of the program and its layout
 	Err     string // why there is nothing to do
+	Disk    string // not "": no task yet, but what is free in this folder?
 }
 
 // opened is the answer to a Task.

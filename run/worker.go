@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
@@ -14,14 +16,18 @@ import (
 
 // Greet introduces this process to the leader and returns what it is to run. A
 // Task without a Config says that there is nothing, in good order or, with Err,
-// not.
-func (l *Link) Greet(h Hello) (Task, error) {
+// not. Asked what a folder has free, it says so first.
+func (l *Link) Greet(h Hello, free func(dir string) int64) (Task, error) {
 	var t Task
-	if err := l.send(h); err != nil {
-		return t, err
+	for {
+		if err := l.send(h); err != nil {
+			return t, err
+		}
+		if err := l.receive(&t); err != nil || t.Disk == "" {
+			return t, err
+		}
+		h.Disk, t = free(t.Disk), Task{}
 	}
-	err := l.receive(&t)
-	return t, err
 }
 
 // Welcome gives a process its task, once it has said who it is.
@@ -230,6 +236,12 @@ func (w *worker) serve(q request, m *reply) (err error) {
 		return w.save(q, m)
 	case verbSees:
 		return sees(q.Name)
+	case verbTrace:
+		if w.of.trace == nil {
+			return errors.New("the leader asks for a trace, and there is none")
+		}
+		m.Data, m.Next, err = w.of.trace.Of(w.rank.Index, device.Epoch().Sub(time.Unix(0, q.N)))(q.Off)
+		return err
 	}
 	return fmt.Errorf("the leader asks for something unknown (%d)", q.Verb)
 }

@@ -16,6 +16,8 @@ type Fitted struct {
 	Flags   string   // what was chosen: added to the flags of the request, they plan it again
 	Reasons []string // what bounds it, why not what would have been faster, and the runners-up, a line each
 	Tried   int      // configurations that were planned
+	// Caps are those that the machine's memory adds to the request, by space; 0: none.
+	Caps [graph.NumSpaces]int64
 }
 
 // NothingFits is the error of a search that found no configuration within the
@@ -27,6 +29,9 @@ type NothingFits struct {
 	What     string    // what was allowed to change
 	// HostShare is the cap on host memory where it was assumed; 0: it was not.
 	HostShare int64
+	// Machine is what a rank's device and host memory come out of together, where that
+	// bound them; "": it did not.
+	Machine string
 }
 
 func (e *NothingFits) Error() string {
@@ -36,6 +41,9 @@ func (e *NothingFits) Error() string {
 	text := fmt.Sprintf("nothing of %d configurations fits (%s); the nearest, %s, %s", e.Tried, e.What, e.Flags, Shortfall(e.Smallest))
 	if caches := smallerCaches(&e.Smallest.Config, e.Smallest.Plan); caches != "" {
 		text += "; it fits with " + caches
+	}
+	if e.Machine != "" {
+		text += "; device and host memory come out of one, " + e.Machine
 	}
 	if e.HostShare > 0 {
 		text += fmt.Sprintf("; %s of host memory a rank are assumed, as usual for the GPU (--node-memory says what a server has)", plan.Bytes(e.HostShare))

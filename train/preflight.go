@@ -28,20 +28,12 @@ func (e *MachineTooSmall) Error() string {
 // arenas of some spaces lie in. It knows nothing on systems that don't tell their
 // memory.
 func onThisMachine(cfg Config, p *plan.Plan, spaces []graph.Space) error {
-	machine := hostMemory{bytes: machineMemory(), ranks: cfg.hostRanks()}
-	if cfg.job != nil && cfg.job.least != nil {
-		machine = *cfg.job.least
-	}
+	machine, rank := cfg.machine(), inMemory(p, spaces)
 	// Divided, not multiplied: a rank's plan may be any int64.
-	rank := int64(0)
-	for _, sp := range spaces {
-		rank += p.Config.Outside[sp] + p.Layout.Spaces[sp].Peak
-	}
-	ranks := int64(machine.ranks)
-	if machine.bytes == 0 || rank <= machine.bytes/ranks {
+	if machine.bytes == 0 || rank <= machine.share() {
 		return nil
 	}
-	return &MachineTooSmall{machine.ranks, rank * ranks, machine.bytes, machine.host}
+	return &MachineTooSmall{machine.ranks, rank * int64(machine.ranks), machine.bytes, machine.host}
 }
 
 // openOutputs looks at every place that the run is going to write to, before it

@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/run"
 )
@@ -36,16 +37,12 @@ type Job struct {
 	// Planned is Config.Planned of a process that lends its ranks.
 	Planned func(*plan.Plan)
 
+	heard   bool        // something of each process
 	greeted bool        // the leader has heard who the others are
+	perHost int         // neighbouring ranks that each host has; 0: they differ, or nobody says
 	least   *hostMemory // nil: no host's memory is known
+	disk    *hostMemory // the same of the folder of the disk tier
 	dismiss sync.Once
-}
-
-// hostMemory is what a host of the job has.
-type hostMemory struct {
-	host  string
-	bytes int64 // of memory and swap that its processes may use
-	ranks int   // how many share it
 }
 
 // Over makes cfg a run over the processes of j, of which this one leads:
@@ -95,7 +92,7 @@ func (j *Job) Dismiss(err error) {
 			t.Err = err.Error()
 		}
 		for _, l := range j.Links {
-			if l.Assign(t) == nil && !j.greeted {
+			if l.Assign(t) == nil && !j.heard {
 				_, _ = l.Welcome() // so that what it has said does not reset the stream
 			}
 			_ = l.Close()
@@ -151,58 +148,6 @@ func programHash(p *plan.Plan) string {
 		fmt.Fprint(h, s.Peak, " ")
 	}
 	return hex.EncodeToString(h.Sum(nil))
-}
-
-// greet hears from the other processes what they are, before anything is planned:
-// they must be alike, and the least of the hosts' memory is what a plan may use.
-func (t *Trainer) greet() error {
-	j := t.cfg.job
-	if j == nil {
-		return nil
-	}
-	self := j.hello().In(t.cfg.LocalRanks)
-	all := []run.Hello{self}
-	for _, l := range j.Links {
-		h, err := l.Welcome()
-		if err != nil {
-			return err
-		}
-		all = append(all, h.In(t.cfg.LocalRanks))
-	}
-	j.greeted = true
-	t.cfg.PerHost = 0
-	if self.Aligned() {
-		t.cfg.PerHost = self.LocalRanks
-	}
-	for _, h := range all {
-		if diff := self.Differs(h); diff != "" {
-			return errors.New("the processes of a job must be alike: " + diff)
-		}
-		if h.LocalRanks != self.LocalRanks || !h.Aligned() {
-			t.cfg.PerHost = 0
-		}
-	}
-	j.least = leastMemory(all, t.cfg.LocalRanks)
-	return nil
-}
-
-// leastMemory is the host with the least memory for each of its ranks, of processes
-// of so many ranks each; nil where none tells.
-func leastMemory(all []run.Hello, each int) (least *hostMemory) {
-	byName := map[string]int{}
-	for _, h := range all {
-		byName[h.Host] += each
-	}
-	for _, h := range all {
-		m := hostMemory{h.Host, h.Memory, h.LocalRanks}
-		if m.ranks == 0 { // no launcher says
-			m.ranks = byName[h.Host]
-		}
-		if m.bytes > 0 && (least == nil || m.bytes/int64(m.ranks) < least.bytes/int64(least.ranks)) {
-			least = &m
-		}
-	}
-	return least
 }
 
 // lead gives the other processes their task, once the plan stands. They open
@@ -274,7 +219,7 @@ func (j *Job) broken(err error) {
 func Work(j *Job, warn func(string)) (began bool, err error) {
 	link := j.Links[0]
 	defer func() { err = errors.Join(err, link.Close()) }()
-	task, err := link.Greet(j.hello())
+	task, err := link.Greet(j.hello(), store.Free)
 	if err != nil || task.Config == nil {
 		return false, err
 	}
@@ -284,7 +229,6 @@ func Work(j *Job, warn func(string)) (began bool, err error) {
 	}
 	t := &Trainer{cfg: a.Config}
 	t.cfg.job, t.cfg.Warn, t.cfg.Planned = j, warn, j.Planned
-	t.cfg.Trace = ""
 	defer func() { err = errors.Join(err, t.Close()) }()
 	if err := t.lend(task.Program, a.Threads); err != nil {
 		var small *MachineTooSmall
@@ -314,7 +258,11 @@ func (t *Trainer) lend(program string, threads int) (err error) {
 	if err := t.platform.Start(t.setup()); err != nil {
 		return err
 	}
-	t.ranks, err = run.Open(run.RankOptions{World: t.cfg.world(), Plan: t.plan, Platform: t.platform, Meter: t.cfg.Measure, Poison: t.cfg.Poison, Timeout: t.cfg.Timeout})
+	var trace *exec.Trace // the leader writes it
+	if t.cfg.Trace != "" {
+		trace = exec.NewTrace(traceSpans)
+	}
+	t.ranks, err = run.Open(run.RankOptions{World: t.cfg.world(), Plan: t.plan, Platform: t.platform, Trace: trace, Meter: t.cfg.Measure, Poison: t.cfg.Poison, Timeout: t.cfg.Timeout})
 	return err
 }
 
@@ -335,9 +283,6 @@ func (t *Trainer) openRanks() error {
 	cfg := &t.cfg
 	if cfg.Trace != "" {
 		t.trace = exec.NewTrace(traceSpans)
-		if cfg.job != nil && cfg.Warn != nil {
-			cfg.Warn(fmt.Sprintf("--trace shows %s alone: the other ranks run in other processes", run.Names(cfg.world().Local)))
-		}
 	}
 	links, err := t.opened()
 	if err != nil {

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/gob"
+	"encoding/json"
 	"errors"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/spillway-ml/spillway/comm/shm"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/run"
 )
 
@@ -121,7 +124,7 @@ func start(t *testing.T, says func(*run.Hello)) error {
 	go func() {
 		h := others[0].hello()
 		says(&h)
-		task, _ := others[0].Links[0].Greet(h)
+		task, _ := others[0].Links[0].Greet(h, func(string) int64 { return 0 })
 		told <- task
 		_ = others[0].Links[0].Close()
 	}()
@@ -166,12 +169,120 @@ func TestTheLeastMemoryOfAllHosts(t *testing.T) {
 		{[]run.Hello{{Host: "a", Memory: 100}, {Host: "b", Memory: 100}, {Host: "b", Memory: 100}}, "b"}, // no launcher says how many
 		{[]run.Hello{{Host: "a"}, {Host: "b", Memory: 1}}, "b"},
 	} {
-		least := leastMemory(c.all, 1)
+		least := leastOf(c.all, 1, func(h run.Hello) int64 { return h.Memory })
 		if c.want == "" {
 			require.Nil(t, least)
 			continue
 		}
 		require.Equal(t, c.want, least.host)
+	}
+}
+
+// hears leads a job of two processes to where it has heard what the second says it has.
+func hears(t *testing.T, c Config, says run.Hello) Config {
+	t.Helper()
+	leader, others := joined(t, 2)
+	told := make(chan bool)
+	go func() {
+		defer close(told)
+		h := others[0].hello()
+		h.Host, h.LocalRanks, h.LocalRank, h.Memory = "small", 1, 0, says.Memory
+		_, _ = others[0].Links[0].Greet(h, func(string) int64 { return says.Disk }) // until it is let go
+		_ = others[0].Links[0].Close()
+	}()
+	c.Over(leader)
+	require.NoError(t, c.greet())
+	t.Cleanup(func() {
+		leader.Dismiss(nil)
+		<-told
+	})
+	return c
+}
+
+// A search stays within what the host with the least has for each of its ranks: what it
+// would choose without that limit does not.
+func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
+	given := func(flag string) bool { return flag == "zero" || flag == "prefetch" }
+	c := tiny("gpt2")
+	c.Zero, c.Ranks, c.Batch, c.Seq = 3, 2, 8, 32
+	here := func(c Config) (*Fitted, int64) {
+		f, err := FitHere(c, given, 0, CPUHardware(1))
+		require.NoError(t, err)
+		return f, inMemory(f.Plan, c.inMachine())
+	}
+	wide, needs := here(hears(t, c, run.Hello{Memory: 1 << 40}))
+	require.Zero(t, wide.Caps)
+	share := needs - 200<<10
+	tight, less := here(hears(t, c, run.Hello{Memory: share}))
+	require.LessOrEqual(t, less, share)
+	require.NotEqual(t, wide.Flags, tight.Flags)
+	require.LessOrEqual(t, tight.Caps[graph.Device]+tight.Caps[graph.Host], share)
+	require.Contains(t, tight.Reasons[len(tight.Reasons)-1], "of host small for 1 rank(s); the fastest without that limit takes ")
+
+	_, err := FitHere(hears(t, c, run.Hello{Memory: 1 << 20}), given, 0, CPUHardware(1))
+	var none *NothingFits
+	require.ErrorAs(t, err, &none)
+	require.ErrorContains(t, err, "device and host memory come out of one, 1.00 MiB of host small for 1 rank(s)")
+}
+
+// The folder of the disk tier has as much as the host with the least free there gives.
+func TestTheLeastDiskOfAllHosts(t *testing.T) {
+	c := tiny("gpt2")
+	c.Disk, c.Offload = t.TempDir(), "optimizer=disk"
+	require.EqualValues(t, 1000, hears(t, c, run.Hello{Disk: 1000}).DiskMemory)
+	c.DiskMemory = 10
+	require.EqualValues(t, 10, hears(t, c, run.Hello{Disk: 1000}).DiskMemory, "a cap that was asked for")
+	c.DiskMemory = 0
+	_, err := New(context.Background(), hears(t, c, run.Hello{Disk: 1000}))
+	require.ErrorContains(t, err, "free in --disk "+c.Disk+" are 1000 B of host small for 1 rank(s)")
+	var refused *plan.DoesNotFit
+	require.ErrorAs(t, err, &refused)
+}
+
+// A trace has the ranks of all processes on one clock, and shows that what is gathered
+// ahead travels while the rank computes.
+func TestTheTraceOfProcesses(t *testing.T) {
+	cfg := tiny("gpt2")
+	cfg.Batch, cfg.Seq, cfg.Steps, cfg.Zero, cfg.Prefetch = 2, 32, 4, 3, 1
+	cfg.Trace = filepath.Join(t.TempDir(), "trace.json")
+	overProcesses(t, cfg, 2, 2, runOf)
+	text, err := os.ReadFile(cfg.Trace)
+	require.NoError(t, err)
+	var trace struct {
+		TraceEvents []struct {
+			Name, Ph string
+			Pid, Tid int
+			Ts, Dur  float64
+			Args     struct{ Kind graph.Kind }
+		}
+	}
+	require.NoError(t, json.Unmarshal(text, &trace))
+	type span struct{ from, to float64 }
+	var gathers, work [4][]span
+	for _, e := range trace.TraceEvents {
+		if e.Ph != "X" || e.Args.Kind == "" {
+			continue
+		}
+		s := span{e.Ts, e.Ts + e.Dur}
+		switch id := graph.StreamID(e.Tid); {
+		case id == graph.Comm && e.Args.Kind == graph.AllGather:
+			gathers[e.Pid] = append(gathers[e.Pid], s)
+		case id == graph.Compute:
+			work[e.Pid] = append(work[e.Pid], s)
+		}
+	}
+	for rank := range gathers {
+		require.NotEmpty(t, work[rank])
+		require.Equal(t, len(gathers[0]), len(gathers[rank]))
+		overlap := 0.0
+		for i, g := range gathers[rank] {
+			require.Less(t, gathers[0][i].from, g.to, "gather %d ends once all have come", i)
+			require.Less(t, g.from, gathers[0][i].to)
+			for _, w := range work[rank] {
+				overlap += max(0, min(g.to, w.to)-max(g.from, w.from))
+			}
+		}
+		require.Positive(t, overlap, "rank %d", rank)
 	}
 }
 

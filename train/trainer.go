@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -162,7 +163,7 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if t.platform, err = newPlatform(&t.cfg); err != nil {
 		return nil, err
 	}
-	if err := t.greet(); err != nil {
+	if err := t.cfg.greet(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
 	if err := t.fit(); err != nil {
@@ -198,6 +199,9 @@ func (t *Trainer) fit() (err error) {
 		t.inputs = append(t.inputs, t.plan.Program.PortsOf(k))
 	}
 	if err := fits(t.cfg, t.plan, hardwareOf(t.platform, &t.cfg)); err != nil {
+		if j := t.cfg.job; j != nil && j.disk != nil && t.plan.Layout.Spaces[graph.Disk].Peak > j.disk.share() {
+			err = fmt.Errorf("%w; free in --disk %s are %s", err, t.cfg.Disk, j.disk)
+		}
 		return t.platform.Refused(err)
 	}
 	if err := onThisMachine(t.cfg, t.plan, t.platform.InMachine()); err != nil {
@@ -504,6 +508,9 @@ func (t *Trainer) Close() error {
 	var errs []error
 	t.settled() // it reads what the ranks' processes hold
 	if t.ranks != nil {
+		if t.fatal == nil {
+			t.writeTrace(t.ranks.Traces())
+		}
 		errs = append(errs, t.ranks.Close())
 		t.ranks = nil
 	}
@@ -525,14 +532,7 @@ func (t *Trainer) Close() error {
 		t.pool.Close()
 		t.pool = nil
 	}
-	if t.trace != nil {
-		if t.accepted {
-			if err := writeAside(t.cfg.Trace, t.trace.Write); err != nil {
-				t.cfg.warn("--trace: %v", err)
-			}
-		}
-		t.trace = nil
-	}
+	t.writeTrace(nil)
 	for _, b := range []*batches{t.train, t.eval} {
 		if b != nil {
 			errs = append(errs, b.close())
@@ -546,6 +546,25 @@ func (t *Trainer) Close() error {
 		t.store = nil
 	}
 	return errors.Join(errs...)
+}
+
+// writeTrace writes the trace of a run that began, unless that is done: with the events
+// of other processes' ranks, which a job that has failed does not give any more.
+func (t *Trainer) writeTrace(others []exec.Events) {
+	trace := t.trace
+	if trace == nil {
+		return
+	}
+	t.trace = nil
+	if !t.accepted {
+		return
+	}
+	if t.cfg.job != nil && others == nil {
+		t.cfg.warn("--trace shows %s alone: the job has failed, and the other ranks' processes keep theirs", run.Names(t.cfg.world().Local))
+	}
+	if err := writeAside(t.cfg.Trace, func(w io.Writer) error { return trace.Write(w, others...) }); err != nil {
+		t.cfg.warn("--trace: %v", err)
+	}
 }
 
 // modelConfig reads the model's shape: from the folder name, if it holds a

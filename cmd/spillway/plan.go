@@ -468,6 +468,12 @@ func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.W
 func takeFitted(c *spillway.Config, best *spillway.Fitted) {
 	b := best.Forecast.Config
 	c.Zero, c.Batch, c.Accum, c.AccumOrder, c.Prefetch, c.Recompute, c.Offload, c.Precision = b.Zero, b.Batch, b.Accum, b.AccumOrder, b.Prefetch, b.Recompute, b.Offload, b.Precision
+	if best.Caps[graph.Device] > 0 {
+		c.DeviceMemory = best.Caps[graph.Device]
+	}
+	if best.Caps[graph.Host] > 0 {
+		c.HostMemory = best.Caps[graph.Host]
+	}
 }
 
 // recommendation is what a person is told to run: flags, which stay on a line of

@@ -164,6 +164,9 @@ func (m messages) Join(mesh []graph.Axis, local []int, timeout time.Duration, wa
 	return messageWorld{w}, nil
 }
 
+// OutsideBytes is what the library and its messages take of a process.
+func (messages) OutsideBytes(processes, each int) int64 { return mpi.OutsideBytes(processes, each) }
+
 // messageWorld is a World whose arenas may be any memory.
 type messageWorld struct{ *mpi.World }
 

@@ -82,7 +82,7 @@ Any flag overrides a value of the demo.`,
 				hw, _ = knownHardware(c.ComputeThreads())
 				hw, _ = overTransport(hw, p.transport, c.Ranks)
 			}
-			best, err := spillway.Fit(onDevice, cmd.Flags().Changed, l.globalBatch, hw)
+			best, err := spillway.FitHere(onDevice, cmd.Flags().Changed, l.globalBatch, hw)
 			var none *spillway.NothingFits
 			switch {
 			case errors.As(err, &none):

@@ -129,6 +129,16 @@ func (p *Process) Join(mesh []graph.Axis, each int, o Options) (*World, error) {
 	return w, nil
 }
 
+// OutsideBytes is what one of so many processes takes of memory beside its ranks' arenas
+// and what their sums land in: the library's own, and its heartbeats' and streams'.
+func OutsideBytes(processes, each int) int64 {
+	return libraryBytes + int64(processes)*2*(beatBytes*int64(each)+pieceBytes)
+}
+
+// libraryBytes is what Open MPI and MPICH take of memory in a process of two: measured
+// as what a run of a small model has resident beyond the same over shared memory.
+const libraryBytes = 10 << 20
+
 // reports are those of a process's ranks, which have done nothing yet.
 func (w *World) reports(s watch.State) []watch.Report {
 	list := make([]watch.Report, w.each)
