@@ -1,12 +1,15 @@
 package run
 
 import (
+	"encoding/gob"
 	"errors"
+	"io"
 	"net"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -35,4 +38,12 @@ func TestAStreamsEndIsToldOnce(t *testing.T) {
 	link.Break(why)
 	require.ErrorIs(t, ranks[0].Close(), why)
 	require.NoError(t, ranks[1].Close())
+}
+
+// What travels between processes can: gob looks at a message's types only when the
+// first is sent.
+func TestMessagesCanBeSent(t *testing.T) {
+	for _, m := range []any{request{Host: []hostData{{}}, Err: &wireError{}}, reply{Found: newFound(&exec.NonFinite{}), Err: &wireError{}, State: &state{}}, Hello{}, Task{}, opened{}} {
+		require.NoError(t, gob.NewEncoder(io.Discard).Encode(m), "%T", m)
+	}
 }
