@@ -253,7 +253,7 @@ func writePart(ctx context.Context, folder string, p *Part) (File, error) {
 	}
 	room := BufferBytes(w.data())
 	if p.Buffer > 0 {
-		room = min(room, max(p.Buffer, LeastBuffer))
+		room = min(room, max(p.Buffer/alignment*alignment, LeastBuffer))
 	}
 	memory, err := mapMemory(room)
 	if err != nil {

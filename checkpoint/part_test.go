@@ -121,11 +121,13 @@ func TestLargeParts(t *testing.T) {
 	s := open(t, dir, Options{})
 	lengths := []int64{5, 3<<20 + 11, 9}
 	tensors, parts := world(2, lengths, func(n int64) int64 { return n })
+	parts[1].Buffer = LeastBuffer + 4777 // no whole number of blocks
 	folder, err := s.Save(background, Manifest{Step: 1, Tensors: tensors}, parts, nil)
 	require.NoError(t, err)
 	m, err := Verify(background, folder)
 	require.NoError(t, err)
 	require.Greater(t, m.Files[0].Bytes, int64(directBytes))
+	require.Greater(t, m.Files[1].Bytes, int64(directBytes))
 	path := filepath.Join(folder, m.Files[0].Name)
 	flip(t, path, -5)
 	_, err = Whole(background, folder)
@@ -259,4 +261,49 @@ func TestVersion2(t *testing.T) {
 	flip(t, filepath.Join(dir, "model.safetensors"), -1)
 	_, err = Whole(background, dir)
 	require.ErrorIs(t, err, ErrDamaged, "nothing else would read its sum")
+}
+
+// Files for another number of ranks: the same states, the same name, what the folder
+// remembers of it; a folder that is open for a run is refused, damage too.
+func TestReshard(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, Options{})
+	tensors, parts := world(3, []int64{5, 700_001, 9}, func(n int64) int64 { return (n + 1) / 2 })
+	folder, err := s.Save(background, Manifest{Step: 1, Tensors: tensors}, parts, []Blob{{"config.json", []byte("{}")}})
+	require.NoError(t, err)
+	require.NoError(t, s.Confirm())
+	var busy *Busy
+	require.ErrorAs(t, Reshard(background, folder, 2), &busy)
+	require.NoError(t, s.Close())
+	read := func() map[string][]byte {
+		_, err := Verify(background, folder)
+		require.NoError(t, err)
+		s, err := OpenStates(folder)
+		require.NoError(t, err)
+		all := map[string][]byte{}
+		for _, t0 := range tensors {
+			for _, state := range t0.States {
+				all[state+t0.Name], err = s.Bytes(state, t0.Name)
+				require.NoError(t, err)
+			}
+		}
+		require.NoError(t, s.Close())
+		return all
+	}
+	want := read()
+	for _, ranks := range []int{1, 40, 2} {
+		require.NoError(t, Reshard(background, folder, ranks))
+		require.Equal(t, []string{"step-00000001"}, names(t, dir))
+		require.Equal(t, want, read())
+		m, err := ReadManifest(folder)
+		require.NoError(t, err)
+		require.Equal(t, ranks, m.Ranks)
+		require.Len(t, m.Files, ranks+1)
+		marks, err := ReadMarks(dir)
+		require.NoError(t, err)
+		require.True(t, marks.Confirmed(m))
+	}
+	flip(t, filepath.Join(folder, "rank-00001-of-00002.safetensors"), -1)
+	require.ErrorIs(t, Reshard(background, folder, 3), ErrDamaged)
+	require.ErrorContains(t, Reshard(background, "testdata/v1/step-00000007", 2), "version 1")
 }

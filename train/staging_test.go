@@ -76,6 +76,12 @@ func TestStagingIsInThePlan(t *testing.T) {
 	p, err = Build(c)
 	require.NoError(t, err)
 	require.Zero(t, p.Config.Staging)
+	c.AsyncSave, c.Checkpoint = asyncOn, ""
+	p, err = Build(c)
+	require.NoError(t, err)
+	require.Positive(t, p.Config.Staging, "a plan tells what it would take")
+	_, err = New(context.Background(), c)
+	require.ErrorContains(t, err, "needs --checkpoint")
 	c.AsyncSave = "later"
 	require.ErrorContains(t, c.Validate(), "--async-save")
 }

@@ -155,6 +155,9 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	if cfg.Checkpoint == "" && strings.EqualFold(cfg.AsyncSave, asyncOn) { // a plan may ask what it takes
+		return nil, errors.New("--async-save on needs --checkpoint: the folder to save to")
+	}
 	t := &Trainer{cfg: cfg}
 	err := cmp.Or(t.cfg.refuseOverwriting(), t.lookAtCheckpoints())
 	if err != nil {

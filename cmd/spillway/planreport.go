@@ -163,7 +163,7 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 	if outside {
 		t.row("outside", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Config.Outside[s]) })
 	}
-	if s == graph.Host && r.asked.Config.Checkpoint != "" {
+	if s == graph.Host && (r.asked.Config.Checkpoint != "" || r.asked.Plan.Config.Staging > 0) {
 		t.row("saves", func(f *spillway.Forecast) string {
 			if n := f.Plan.Config.Staging; n > 0 {
 				return plan.Bytes(n) + ", beside"
