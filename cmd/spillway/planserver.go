@@ -175,6 +175,12 @@ func (f *planFlags) precisionNotes(c *spillway.Config) (lines []string) {
 	case !f.precisionGiven && g.Rates.BF16 == 0:
 		lines = append(lines, fmt.Sprintf("%s has no units for bf16; in fp16 its products have %.3g TFLOP/s instead of %.3g: --precision fp16", g.Name, g.Rates.FP16/1e12, g.Rates.FP32/1e12))
 	}
+	if len(c.Int8) > 0 {
+		lines = append(lines, "--int8 is planned only: train refuses it with --device cuda, whose kernels have none")
+	}
+	if strings.EqualFold(c.OptimizerDType, "bf16") {
+		lines = append(lines, "--optimizer-dtype bf16 is planned only: train refuses it with --device cuda, whose kernels have none")
+	}
 	return lines
 }
 

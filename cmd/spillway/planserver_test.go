@@ -153,7 +153,12 @@ func TestPrecisionOfRecommendations(t *testing.T) {
 	for _, precision := range []string{"", " --precision bf16"} {
 		text = unwrapped(command(strings.Fields("plan --model gpt2 --gpu v100-32" + precision)...).stdout)
 		require.Contains(t, text, "v100-32 has no units for bf16", precision)
+		require.NotContains(t, text, "planned only")
 	}
+	text = unwrapped(command(strings.Fields("plan --model gpt2 --gpu a100-80 --precision bf16 --int8 matmul")...).stdout)
+	require.Contains(t, text, "--int8 is planned only: train refuses it with --device cuda")
+	text = unwrapped(command(strings.Fields("plan --model gpt2 --gpu a100-80 --precision bf16 --optimizer-dtype bf16 --stochastic-rounding")...).stdout)
+	require.Contains(t, text, "--optimizer-dtype bf16 is planned only: train refuses it")
 }
 
 func TestRoughNumbers(t *testing.T) {
