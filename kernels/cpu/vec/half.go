@@ -171,9 +171,9 @@ type HalfColumns struct {
 	body  func(sum []float32, t *tile)
 }
 
-// Columns of a task, and rows widened at a time: 256 bytes of a row, 16 KiB of
-// float32 for two operands.
-const halfColumns, halfColumnRows = 128, 16
+// Columns of a task, and rows widened at a time: 768 bytes of a row, which is long
+// enough for the processor to see that it goes on, 24 KiB of float32 for two operands.
+const halfColumns, halfColumnRows = 384, 8
 
 // Run computes.
 func (k *HalfColumns) Run(p *pool.Pool) error {
