@@ -44,6 +44,17 @@ func Over(hw train.Hardware, transport string, ranks int) (_ train.Hardware, not
 	return hw, fmt.Sprintf("collectives as measured over %s between %d ranks, %s", transport, l.Ranks, when[slices.IndexFunc(fresh, func(o cost.Links) bool { return o.Transport == transport && o.Ranks == l.Ranks })].Format(time.DateOnly))
 }
 
+// Fastest are the algorithms of collectives that were measured to be the fastest over a
+// transport between so many ranks; none where that was not measured, or is old.
+func Fastest(transport string, ranks int) []cost.Fastest {
+	for _, l := range keptLinksHere() {
+		if l.Transport == transport && l.Ranks == ranks && time.Since(l.Measured) <= calibrationAge {
+			return l.Links.Fastest
+		}
+	}
+	return nil
+}
+
 func keptLinksHere() []keptLinks {
 	path, err := Path()
 	if err != nil {

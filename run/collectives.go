@@ -32,7 +32,7 @@ func (c *cpuPlatform) wrap(rank int, opt cpu.Options, groups map[int]comm.Group)
 		o.Algorithm = algo.Auto
 	}
 	if c.joined != nil && opt.Map == nil {
-		o.Link = algo.Cluster
+		o.Link, o.Table = algo.Cluster, c.setup.Fastest
 	}
 	if o.Algorithm == algo.Direct || o.Algorithm == algo.Auto && o.Link == (algo.Link{}) || c.o.World.Size == 1 {
 		return nil

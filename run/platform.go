@@ -108,6 +108,8 @@ type Setup struct {
 	// ranks each host has, 0: nobody knows.
 	Collectives algo.Name
 	PerHost     int
+	// Fastest is what auto chooses by where ranks send messages.
+	Fastest algo.Table
 }
 
 // NewPlatform opens the device that o names.

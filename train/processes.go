@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spillway-ml/spillway/comm/algo"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
@@ -36,6 +37,9 @@ type Job struct {
 	Links []*run.Link
 	// Planned is Config.Planned of a process that lends its ranks.
 	Planned func(*plan.Plan)
+	// Fastest is what --collectives auto chooses by where ranks send messages; the
+	// leader's is everybody's.
+	Fastest algo.Table
 
 	heard   bool        // something of each process
 	greeted bool        // the leader has heard who the others are
@@ -104,6 +108,7 @@ func (j *Job) Dismiss(err error) {
 type assignment struct {
 	Config  Config
 	Threads int // computing threads of a process
+	Fastest algo.Table
 }
 
 // hello is what this process says of itself.
@@ -157,7 +162,7 @@ func (t *Trainer) lead() error {
 	if j == nil {
 		return nil
 	}
-	a := assignment{Config: t.cfg, Threads: t.cfg.threads()}
+	a := assignment{Config: t.cfg, Threads: t.cfg.threads(), Fastest: j.Fastest}
 	a.Config.Threads = a.Threads
 	if a.Config.AsyncSave = asyncOff; t.savesAside() { // decided here, with the least host's memory
 		a.Config.AsyncSave = asyncOn
@@ -227,6 +232,7 @@ func Work(j *Job, warn func(string)) (began bool, err error) {
 	if err := gob.NewDecoder(bytes.NewReader(task.Config)).Decode(&a); err != nil {
 		return true, fmt.Errorf("the leader's configuration: %w", err)
 	}
+	j.Fastest = a.Fastest
 	t := &Trainer{cfg: a.Config}
 	t.cfg.job, t.cfg.Warn, t.cfg.Planned = j, warn, j.Planned
 	defer func() { err = errors.Join(err, t.Close()) }()
@@ -273,7 +279,7 @@ func (t *Trainer) setup() run.Setup {
 		s.Disk = t.disk.Create
 	}
 	if t.cfg.job != nil {
-		s.Failed = t.cfg.job.broken
+		s.Failed, s.Fastest = t.cfg.job.broken, t.cfg.job.Fastest
 	}
 	return s
 }

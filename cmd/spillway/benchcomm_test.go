@@ -92,6 +92,9 @@ func TestLinkSamples(t *testing.T) {
 	require.NotEqual(t, algo.Direct, best)
 	got = linkSamples([]commRow{row("mpi", comm.AllReduce, best, 64, 1), row("mpi", comm.AllReduce, algo.Direct, 64, 2)})
 	require.Equal(t, 1.0, got[0].Seconds)
+	require.Equal(t, algo.Table{Ranks: 4, Choices: []algo.Choice{{Op: comm.AllReduce, Bytes: 64, Algorithm: algo.Direct}}},
+		fastestOf([]commRow{row("mpi", comm.AllReduce, algo.Tree, 64, 2), row("mpi", comm.AllReduce, algo.Direct, 64, 1), row("mpi", comm.AllReduce, algo.Ring, 64, 0.5), row("mpi", comm.AllGather, algo.Direct, 64, 1)}))
+	require.Empty(t, fastestOf([]commRow{row("shm", comm.AllReduce, algo.Tree, 64, 1), row("shm", comm.AllReduce, algo.Direct, 64, 2)}).Choices)
 	require.Empty(t, linkSamples([]commRow{{Transport: "inproc", Ranks: 1, Op: comm.AllReduce, Algorithm: algo.Direct, Bytes: 64, Seconds: 1}}))
 }
 

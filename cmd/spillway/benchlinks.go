@@ -29,7 +29,11 @@ func keepLinks(rows []commRow) string {
 	if len(kinds) < len(measured)-1 || largest < leastKept { // but for broadcasts
 		return "not kept for plans: that takes two ranks or more, all operations, and buffers up to 1MiB at least"
 	}
-	path, err := calibration.KeepLinks(cost.FitLinks(rows[0].Transport, rows[0].Ranks, samples))
+	links := cost.FitLinks(rows[0].Transport, rows[0].Ranks, samples)
+	for _, c := range fastestOf(rows).Choices {
+		links.Fastest = append(links.Fastest, cost.Fastest{Op: string(c.Op), Bytes: c.Bytes, Algorithm: string(c.Algorithm)})
+	}
+	path, err := calibration.KeepLinks(links)
 	if err != nil {
 		return "warning: " + err.Error()
 	}
@@ -44,13 +48,16 @@ func linkSamples(rows []commRow) (samples []cost.Sample) {
 		bytes int64
 	}
 	chosen := map[key]commRow{}
+	table := fastestOf(rows)
 	for _, r := range rows {
 		if r.Ranks < 2 || r.Op == comm.Broadcast { // no program has one
 			continue
 		}
 		auto := algo.Direct
 		if r.Transport == cluster.MPI && r.Op != comm.AllToAll {
-			auto = algo.Cluster.Best(r.Op, r.Ranks, r.perHost, r.Bytes)
+			if auto = table.Best(r.Op, r.Ranks, r.perHost, r.Bytes); auto == "" {
+				auto = algo.Cluster.Best(r.Op, r.Ranks, r.perHost, r.Bytes)
+			}
 		}
 		k := key{r.Op, r.Bytes}
 		if _, there := chosen[k]; !there && r.Algorithm == algo.Direct || r.Algorithm == auto || r.Algorithm == algo.Auto {
@@ -66,6 +73,35 @@ func linkSamples(rows []commRow) (samples []cost.Sample) {
 	}
 	sortSamples(samples)
 	return samples
+}
+
+// fastestOf are the algorithms that train's --collectives auto is to choose, of those
+// that were measured: nothing where that was one alone, or ranks share memory, where
+// every byte is moved once by the transport's own.
+func fastestOf(rows []commRow) (t algo.Table) {
+	type key struct {
+		op    comm.Op
+		bytes int64
+	}
+	best, tried := map[key]commRow{}, map[key]int{}
+	for _, r := range rows {
+		if r.Transport != cluster.MPI || r.Ranks < 2 || !slices.Contains(algo.OneBracketing, r.Algorithm) {
+			continue
+		}
+		k := key{r.Op, r.Bytes}
+		if b, there := best[k]; !there || r.Seconds < b.Seconds {
+			best[k] = r
+		}
+		tried[k]++
+		t.Ranks = r.Ranks
+	}
+	for k, r := range best {
+		if tried[k] > 1 {
+			t.Choices = append(t.Choices, algo.Choice{Op: k.op, Bytes: k.bytes, Algorithm: r.Algorithm})
+		}
+	}
+	slices.SortFunc(t.Choices, func(a, b algo.Choice) int { return cmp.Or(cmp.Compare(a.Op, b.Op), cmp.Compare(a.Bytes, b.Bytes)) })
+	return t
 }
 
 // sortSamples makes what is fitted to them independent of a map's order.

@@ -9,7 +9,10 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/algo"
 	"github.com/spillway-ml/spillway/comm/mpi"
 	"github.com/spillway-ml/spillway/comm/shm"
 	"github.com/spillway-ml/spillway/graph"
@@ -204,6 +207,10 @@ func (p *place) lead(c *spillway.Config, asked bool) error {
 	c.Threads = p.threads(c.Threads)
 	runtime.GOMAXPROCS(c.Threads + spareProcs)
 	c.Over(p.job)
+	p.job.Fastest.Ranks = c.Ranks
+	for _, f := range calibration.Fastest(p.transport, c.Ranks) {
+		p.job.Fastest.Choices = append(p.job.Fastest.Choices, algo.Choice{Op: comm.Op(f.Op), Bytes: f.Bytes, Algorithm: algo.Name(f.Algorithm)})
+	}
 	return nil
 }
 

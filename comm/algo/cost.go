@@ -74,7 +74,7 @@ func (l Link) Best(op comm.Op, ranks, perHost int, bytes int64) Name {
 		return a.(Name)
 	}
 	found, least := Direct, -1.0
-	for _, a := range []Name{Direct, Tree, Halving, Hierarchical, Server} {
+	for _, a := range OneBracketing {
 		if a == Hierarchical && perHost < 2 {
 			continue
 		}

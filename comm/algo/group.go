@@ -22,6 +22,8 @@ type Options struct {
 	Scratch device.Ptr
 	// Link is what Auto reckons with; the zero Link: the transport's own way.
 	Link Link
+	// Table is what Auto chooses by before it reckons.
+	Table Table
 }
 
 // ScratchBytes is what a rank needs beside the arenas for algorithms other than the
@@ -70,6 +72,9 @@ func (g *Group) Stats() comm.Stats {
 func (g *Group) choose(op comm.Op, bytes int64) Name {
 	if g.o.Algorithm != Auto {
 		return g.o.Algorithm
+	}
+	if a := g.o.Table.Best(op, g.Size(), g.o.PerHost, bytes); a != "" {
+		return a
 	}
 	return g.o.Link.Best(op, g.Size(), g.o.PerHost, bytes)
 }

@@ -88,3 +88,16 @@ func TestBest(t *testing.T) {
 		}
 	}
 }
+
+// Auto takes what was measured nearest to a size, of the algorithms that add in one order
+// and in groups of the size that was measured.
+func TestTheTableOfWhatWasMeasured(t *testing.T) {
+	table := algo.Table{Ranks: 4, Choices: []algo.Choice{{comm.AllReduce, 1 << 10, algo.Tree}, {comm.AllReduce, 1 << 20, algo.Halving}, {comm.AllGather, 1 << 10, algo.Ring}, {comm.ReduceScatter, 1 << 10, algo.Hierarchical}}}
+	require.Equal(t, algo.Tree, table.Best(comm.AllReduce, 4, 1, 1))
+	require.Equal(t, algo.Tree, table.Best(comm.AllReduce, 4, 1, 30<<10))
+	require.Equal(t, algo.Halving, table.Best(comm.AllReduce, 4, 1, 40<<10))
+	require.Empty(t, table.Best(comm.AllReduce, 2, 1, 1<<10))
+	require.Empty(t, table.Best(comm.AllGather, 4, 1, 1<<10), "a ring's order is its own")
+	require.Empty(t, table.Best(comm.ReduceScatter, 4, 1, 1<<10))
+	require.Equal(t, algo.Hierarchical, table.Best(comm.ReduceScatter, 4, 2, 1<<10))
+}

@@ -11,6 +11,15 @@ type Links struct {
 	Transport string         `json:"transport"`
 	Ranks     int            `json:"ranks"`
 	Rates     map[Class]Rate `json:"rates"` // by the bytes that a rank sends, as SizeOf has them
+	// Fastest are the algorithms that took least, where several were measured.
+	Fastest []Fastest `json:"fastest,omitempty"`
+}
+
+// Fastest is the algorithm that took least for a collective on a buffer of some bytes.
+type Fastest struct {
+	Op        string `json:"op"`
+	Bytes     int64  `json:"bytes"`
+	Algorithm string `json:"algorithm"`
 }
 
 // FitLinks finds the rates that are closest to the samples.
