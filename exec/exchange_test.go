@@ -57,3 +57,31 @@ func TestUnknownOrderOfSummationIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// A sum from left to right is f32, of f32 or of 16 bits, and apart from what is read.
+func TestOrderOfLeavesIsChecked(t *testing.T) {
+	b := newBuilder(graph.Axis{Name: "shard", Size: 2})
+	leaf := b.buf("leaf", graph.BF16, 16, graph.Device, graph.LifeRun)
+	wide := b.buf("wide", graph.F32, 16, graph.Device, graph.LifeRun)
+	sum := b.buf("sum", graph.F32, 8, graph.Device, graph.LifeRun)
+	half := b.buf("half", graph.BF16, 8, graph.Device, graph.LifeRun)
+	long := b.buf("long", graph.F32, 16, graph.Device, graph.LifeRun)
+	own := b.p.AddBuffer(graph.Buffer{Name: "own", DType: graph.F32, Shape: []int64{8}, Life: graph.LifeRun, Unit: -1, View: &graph.View{Base: wide}})
+	for _, c := range []struct {
+		from, to graph.BufID
+		wrong    string
+	}{
+		{leaf, sum, ""}, {wide, sum, ""},
+		{leaf, half, "adds bf16 in bf16 from left to right, want f32, bf16 or f16 in f32"},
+		{leaf, long, "number of elements"},
+		{wide, own, "overlaps input full"},
+	} {
+		o := op(graph.ReduceScatter, "leaves", graph.Comm, ins(c.from), wr(c.to))
+		o.Attr = graph.GroupAttr{Axis: 0, Order: graph.SumSequential}
+		if err := graph.Check(b.p, &o); c.wrong == "" {
+			require.NoError(t, err)
+		} else {
+			require.ErrorContains(t, err, c.wrong)
+		}
+	}
+}

@@ -150,7 +150,7 @@ func samples(t *testing.T) map[graph.Kind][]sample {
 	add(graph.Quantize, quant, ids(part), graph.Out{Buf: buf("q", graph.U8, quant.Bytes(256))})
 	rows := graph.QuantAttr{Block: 64, Parts: 1}
 	add(graph.Dequantize, rows, ids(buf("rows", graph.U8, rows.Bytes(256))), graph.Out{Buf: buf("x", graph.BF16, 4, 64)})
-	parts := graph.QuantAttr{Block: graph.QuantBlock, Parts: 3}
+	parts := graph.QuantAttr{Block: graph.QuantBlock, Parts: 3, Order: graph.SumSequential}
 	add(graph.DequantizeSum, parts, ids(buf("parts", graph.U8, parts.Bytes(256))), graph.Out{Buf: part, Mode: graph.Accum})
 	add(graph.NovoGrad, update, ids(part, norms, coef, hyper), rw(value), rw(moment), rw(each))
 	return all

@@ -16,7 +16,7 @@ type OrderCost struct {
 	Peak         [graph.NumSpaces]int64 // bytes a rank, with and less without; may be negative
 	Sent, Before int64                  // bytes a rank and step, with and without
 	Seconds      float64                // of a step by prediction, with and less without
-	Staging      int64                  // bytes a rank in which leaves land over MPI, outside the arena
+	Staging      int64                  // bytes a CPU rank in which leaves land over MPI, outside the arena
 }
 
 // OrderCost plans the same run without Config.Reproducible and compares; nil where it is
@@ -33,7 +33,10 @@ func (f *Forecast) OrderCost(machine *cost.Machine) (*OrderCost, error) {
 	}
 	p := f.Plan.Program
 	o := &OrderCost{Leaves: c.Ranks * c.Accum, Sent: f.Plan.CommBytes, Before: other.Plan.CommBytes,
-		Seconds: f.Step.Seconds - other.Step.Seconds, Staging: stagingBytes(p)}
+		Seconds: f.Step.Seconds - other.Step.Seconds}
+	if machine.Cores > 0 && !c.int8("reduce") { // quantised leaves have a buffer in the arena
+		o.Staging = stagingBytes(p)
+	}
 	for sp := range o.Peak {
 		o.Peak[sp] = f.Plan.Layout.Spaces[sp].Peak - other.Plan.Layout.Spaces[sp].Peak
 	}

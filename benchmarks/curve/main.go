@@ -19,10 +19,10 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 )
 
@@ -45,8 +45,7 @@ func run(models, stages []string, steps, ranks, accum int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "model\tstage\twithout\twith\tratio of pairs\tleast\tmost\tCPU time\tsent without\twith\tpeak without\twith\t")
+	fmt.Printf("%-10s %5s %9s %9s %6s %6s %6s %8s %13s %12s %13s %12s\n", "model", "stage", "without", "with", "ratio", "least", "most", "CPU time", "sent without", "with", "peak without", "with")
 	for _, model := range models {
 		c, err := config(dir, model)
 		if err != nil {
@@ -61,10 +60,10 @@ func run(models, stages []string, steps, ranks, accum int) (err error) {
 			if err != nil {
 				return fmt.Errorf("%s, stage %d: %w", model, c.Zero, err)
 			}
-			r.print(w, model, c.Zero)
+			r.print(model, c.Zero)
 		}
 	}
-	return w.Flush()
+	return nil
 }
 
 // config is the demo's run, or that of a larger model on short rows.
@@ -132,13 +131,15 @@ func processor() float64 {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
 }
 
-func (r *result) print(w *tabwriter.Writer, model string, stage int) {
+func (r *result) print(model string, stage int) {
 	pairs := ratios(r.wall)
-	fmt.Fprintf(w, "%s\t%d\t%.3f s\t%.3f s\t%.3f\t%.3f\t%.3f\t%.3f", filepath.Base(model), stage, median(r.wall[0]), median(r.wall[1]), median(pairs), slices.Min(pairs), slices.Max(pairs), median(ratios(r.cpu)))
-	for _, of := range []func(p *plan.Plan) int64{func(p *plan.Plan) int64 { return p.CommBytes }, func(p *plan.Plan) int64 { return p.Layout.Spaces[0].Peak }} {
-		fmt.Fprintf(w, "\t%s\t%s", plan.Bytes(of(r.plan[0])), plan.Bytes(of(r.plan[1])))
+	fmt.Printf("%-10s %5d %7.3f s %7.3f s %6.3f %6.3f %6.3f %8.3f", filepath.Base(model), stage, median(r.wall[0]), median(r.wall[1]), median(pairs), slices.Min(pairs), slices.Max(pairs), median(ratios(r.cpu)))
+	of := func(i int) (sent, peak string) {
+		return plan.Bytes(r.plan[i].CommBytes), plan.Bytes(r.plan[i].Layout.Spaces[graph.Device].Peak)
 	}
-	fmt.Fprintln(w, "\t")
+	sent0, peak0 := of(0)
+	sent1, peak1 := of(1)
+	fmt.Printf(" %13s %12s %13s %12s\n", sent0, sent1, peak0, peak1)
 }
 
 // ratios are those of pairs of steps, with the flag over without.

@@ -441,7 +441,7 @@ func quantShapes(r *rand.Rand, kind graph.Kind) spec {
 		n *= x[1]
 	}
 	if kind == graph.DequantizeSum {
-		q.Shard = graph.ShardAttr{}
+		q.Shard, q.Order = graph.ShardAttr{}, graph.SumOrder(r.IntN(int(graph.NumSumOrders)))
 	} else {
 		n /= q.Parts
 	}

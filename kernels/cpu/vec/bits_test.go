@@ -287,6 +287,21 @@ var cases = []kcase{
 		k := &SumParts{Dst: g.floats(n), Parts: g.floats(n * r), Sequential: flip(g), Accumulate: flip(g)}
 		return k, out(k.Dst)
 	}},
+	{"SumLeaves", func(g *gen) (runner, []any) {
+		n := g.dim(20000)
+		k := &SumLeaves{Dst: g.floats(n), As: Half(g.IntN(3)), Accumulate: flip(g)}
+		for range 1 + g.IntN(20) {
+			x := g.floats(n)
+			if k.As == NoHalf {
+				k.Srcs = append(k.Srcs, x)
+				continue
+			}
+			h := guarded[uint16](g, n)
+			narrow(k.As, h, x)
+			k.Halves = append(k.Halves, h)
+		}
+		return k, out(k.Dst)
+	}},
 	{"SumTreeAll", func(g *gen) (runner, []any) {
 		n, r := g.dim(20000), 1+g.IntN(20)
 		k, outs := &SumTreeAll{}, out()
