@@ -69,7 +69,11 @@ func addPart(p *graph.Program, unit int, from, home graph.BufID, first bool) gra
 	if first {
 		out.Mode = graph.Write
 	}
-	return newOp(graph.Cast, p.Units[unit].Name+"/accumulate", graph.Comm, graph.Backward, unit, []graph.BufID{from}, []graph.Out{out}, nil)
+	kind, attr := graph.Cast, any(nil)
+	if p.Buf(from).DType == p.Buf(home).DType {
+		kind, attr = graph.Scale, graph.ScaleAttr{Factor: 1}
+	}
+	return newOp(kind, p.Units[unit].Name+"/accumulate", graph.Comm, graph.Backward, unit, []graph.BufID{from}, []graph.Out{out}, attr)
 }
 
 // addLeaf adds the only rank's leaf of a micro-batch to the sum, or begins it. It stands

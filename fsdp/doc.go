@@ -26,6 +26,9 @@
 //	accum/u    f32  P/N: their sum
 //	sum/u      f32  P: the same gathered (stage 0)
 //
+// A unit of less than 256 elements a rank is whole: P for all of
+// these at every stage, and accum/u where each micro-step is reduced. It has no unshard/u.
+//
 // On a mesh of two axes (HSDP) N is the size of the shard axis.
 //
 // A parameter is a view into value/u or unshard/u, its gradient one into grad/u.

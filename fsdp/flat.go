@@ -2,6 +2,7 @@ package fsdp
 
 import (
 	"fmt"
+	"math/bits"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -15,7 +16,12 @@ func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 // evenly over shards ranks, and makes Param.Value and Param.Grad views into
 // value/u and grad/u. Frozen parameters get units of their own, so that a unit
 // has gradients and states for all of its parameters or for none.
-func Flatten(p *graph.Program, shards int) (*graph.Program, error) {
+//
+// A unit smaller than blockElems elements a rank is not to be in shards (whole): its
+// flat length goes by blockElems alone, unless exchanged says that gradients are
+// exchanged in equal parts, and by the odd part of the number of ranks, so that each
+// sends a whole number of bytes of its sum.
+func Flatten(p *graph.Program, shards int, exchanged bool) (*graph.Program, error) {
 	if shards < 1 {
 		return nil, fmt.Errorf("fsdp: flatten over %d ranks; at least 1 is needed", shards)
 	}
@@ -42,6 +48,9 @@ func Flatten(p *graph.Program, shards int) (*graph.Program, error) {
 			used += n
 		}
 		unit.FlatLen = roundUp(at, blockElems*int64(shards))
+		if !exchanged && whole(unit, shards) {
+			unit.FlatLen = roundUp(at, blockElems*int64(shards>>bits.TrailingZeros(uint(shards))))
+		}
 		if unit.FlatLen == 0 {
 			continue
 		}
@@ -68,6 +77,16 @@ func Flatten(p *graph.Program, shards int) (*graph.Program, error) {
 		}
 	}
 	return q, nil
+}
+
+// whole says that a unit stays whole on every rank: shards of whole blocks would leave
+// some ranks without an element of it.
+func whole(u *graph.Unit, shards int) bool {
+	if len(u.Segments) == 0 {
+		return false
+	}
+	last := u.Segments[len(u.Segments)-1]
+	return roundUp(last.Flat+last.Len, blockElems) < blockElems*int64(shards)
 }
 
 func flatBuffer(name string, dtype graph.DType, class graph.Class, life graph.Life, unit int, elems, used int64) graph.Buffer {

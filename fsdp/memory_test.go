@@ -65,12 +65,26 @@ func up(n, to int64) int64 { return (n + to - 1) / to * to }
 // flat is the length of a unit's flat parameter: each tensor starts at a
 // multiple of 256 elements, and so does each shard.
 func (u unitSize) flat(ranks int) int64 {
-	var n int64
-	for _, t := range u.tensors {
-		n = up(n, 256) + t
+	if u.whole(ranks) {
+		odd := int64(ranks)
+		for odd%2 == 0 {
+			odd /= 2
+		}
+		return up(u.end(), 256*odd)
 	}
-	return up(n, 256*int64(ranks))
+	return up(u.end(), 256*int64(ranks))
 }
+
+func (u unitSize) end() (n int64) {
+	for _, t := range u.tensors {
+		n = up(n+t, 256)
+	}
+	return n
+}
+
+// whole says that a unit has less than 256 elements for each rank: then every rank has
+// all of it, and nobody gathers it.
+func (u unitSize) whole(ranks int) bool { return u.end() < 256*int64(ranks) }
 
 func buildPlan(t testing.TB, c model.Config, cfg plan.Config) *plan.Plan {
 	t.Helper()
@@ -110,7 +124,8 @@ var stateBytes = map[string][2]int64{
 	"novograd": {4, 4}, // a first moment an element, a second one a tensor
 }
 
-// Section 5 and figure 1: a rank holds, of Ψ trainable and Φ frozen parameters
+// Units of less than 256 elements a rank are whole at every stage: what is over N below
+// is of the others. Section 5 and figure 1: a rank holds, of Ψ trainable and Φ frozen parameters
 // in fp32 over N ranks,
 //
 //	stage   parameters   gradients   optimizer
@@ -172,6 +187,7 @@ func checkMemory(t *testing.T, c model.Config, optimizer string, k [2]int64, ran
 		Optimizer: zero.Optimizer{Name: optimizer, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Trust: 0.001}})
 	n := int64(ranks)
 	var psi, phi, tensors int64
+	var small, smallFrozen int64 // of these, in units that stay whole
 	units := forwardUnits(t, c, frozen)
 	for _, u := range units {
 		if u.trainable {
@@ -180,24 +196,29 @@ func checkMemory(t *testing.T, c model.Config, optimizer string, k [2]int64, ran
 		} else {
 			phi += u.elems
 		}
+		if u.whole(ranks) && u.trainable {
+			small += u.elems
+		} else if u.whole(ranks) {
+			smallFrozen += u.elems
+		}
 	}
-	over := func(elems int64, sharded bool) int64 { // elements a rank holds
+	over := func(elems, small int64, sharded bool) int64 { // elements a rank holds
 		if sharded {
-			return (elems + n - 1) / n
+			return (elems-small+n-1)/n + small
 		}
 		return elems
 	}
 	use := p.Layout.Spaces[graph.Device]
-	require.Equal(t, fp32*over(psi+phi, stage >= 3), use.ClassPeak[graph.Parameters], "parameters of Ψ=%d Φ=%d", psi, phi)
-	require.Equal(t, fp32*over(psi, stage >= 2), use.ClassPeak[graph.Gradients], "gradients of Ψ=%d", psi)
+	require.Equal(t, fp32*over(psi+phi, small+smallFrozen, stage >= 3), use.ClassPeak[graph.Parameters], "parameters of Ψ=%d Φ=%d", psi, phi)
+	require.Equal(t, fp32*over(psi, small, stage >= 2), use.ClassPeak[graph.Gradients], "gradients of Ψ=%d", psi)
 	// k[0]/4 flat states of 4 bytes an element; those of one element a tensor are whole on every rank.
-	require.Equal(t, k[0]/fp32*fp32*over(psi, stage >= 1)+k[1]*tensors, use.ClassPeak[graph.Optimizer], "optimizer states of Ψ=%d", psi)
+	require.Equal(t, k[0]/fp32*fp32*over(psi, small, stage >= 1)+k[1]*tensors, use.ClassPeak[graph.Optimizer], "optimizer states of Ψ=%d", psi)
 
 	// The padding of what lives through the run: flat lengths less the above.
 	var want, got int64
 	for _, u := range units {
 		part := func(sharded bool) int64 {
-			if sharded {
+			if sharded && !u.whole(ranks) {
 				return u.flat(ranks) / n
 			}
 			return u.flat(ranks)
@@ -255,6 +276,21 @@ func gathersOf(c model.Config, unit string, layer, layers int) int64 {
 	return 2
 }
 
+// joined says that two stretches that use a unit are one: what is used between them, in
+// the forward behind the unit and at its top a tied embedding, is whole everywhere.
+func joined(c model.Config, unit string, units []unitSize, halves []unitSize, ranks int) bool {
+	small := func(name string) bool {
+		return !slices.ContainsFunc(halves, func(h unitSize) bool { return h.name == name && !h.whole(ranks) })
+	}
+	at := slices.IndexFunc(units, func(u unitSize) bool { return u.name == unit })
+	for _, u := range units[at+1:] {
+		if !small(u.name) {
+			return false
+		}
+	}
+	return !c.TiedHead || unit == "embed" || small("embed")
+}
+
 // Section 7 and its appendix: data parallel training and stages 1 and 2 send
 // 2Ψ a rank and step, stage 3 sends 3Ψ, each times (N−1)/N for a ring. Here each
 // collective moves its unit's padded flat parameter F:
@@ -268,6 +304,9 @@ func gathersOf(c model.Config, unit string, layer, layers int) int64 {
 // reduce-scatter sends, and stage 0 gathers the sum once.
 //
 // Scalars (loss) and exact accumulators of norms are not counted.
+//
+// A unit of less than 256 elements a rank is whole everywhere: all-reduced as often as its
+// stage reduces, never gathered; reproducible, padded and exchanged as others are.
 //
 // The frozen parameters of a block are gathered beside the others, as often as
 // their own stretches ask for, and nothing of them is reduced or updated.
@@ -292,10 +331,29 @@ func TestCommunicationByFormula(t *testing.T) {
 							frozen := func(name string) bool { ok, _ := graph.MatchName(freeze.pattern, name); return ok }
 							var want int64
 							whole := forwardUnits(t, c, func(string) bool { return false })
-							for _, u := range forwardUnits(t, c, frozen) {
+							units := forwardUnits(t, c, frozen)
+							for _, u := range units {
 								layer := slices.IndexFunc(whole, func(w unitSize) bool { return w.name == u.name })
-								each := fp32 * u.flat(n) / int64(n) * int64(n-1)
+								flat := u.flat(n)
+								if reproducible {
+									flat = up(flat, 256*int64(n))
+								}
+								each := fp32 * flat / int64(n) * int64(n-1)
 								k, gathers := int64(accum), gathersOf(c, u.name, layer, len(whole))
+								if gathers == 2 && joined(c, u.name, whole, units, n) {
+									gathers = 1
+								}
+								if u.whole(n) {
+									if !u.trainable {
+										continue
+									}
+									if reproducible {
+										want += each * (k + 1)
+									} else {
+										want += 2 * fp32 * flat * int64(n-1) / int64(n) * [...]int64{1, 1, k, k}[stage]
+									}
+									continue
+								}
 								if !u.trainable {
 									if stage == 3 {
 										want += each * k * min(gathers, freeze.gathers)

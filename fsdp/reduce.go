@@ -155,13 +155,17 @@ func (r *reducer) leaves(s gradSpan, g *graph.Gradient) (done *graph.Node) {
 // on different nodes, and is gathered again:
 //
 //	grad 1/4   reduce_scatter ─ all_reduce over replicas ─ all_gather   grad
+//
+// A unit too small for parts goes over one axis after the other, which adds in the same
+// order.
 func (r *reducer) once(s gradSpan, g *graph.Gradient) *graph.Node {
 	sum := g.Whole
 	if g.Sent != graph.NoBuf {
 		r.insert(s, s.last, graph.Cast, "wire", sum, graph.Out{Buf: g.Sent}, nil)
 		sum = g.Sent
 	}
-	if g.Axis >= 0 && !g.Parted && g.Replicas >= 0 {
+	parts := g.Axis >= 0 && r.p.Units[s.unit].FlatLen%int64(blockElems*r.p.Mesh[g.Axis].Size) == 0
+	if parts && !g.Parted && g.Replicas >= 0 {
 		own := ownPart(r.p, sum, s.unit, g.Axis)
 		if g.Int8 {
 			for _, op := range (quantised{r.p, s.unit, graph.Backward, s.micro}).reduce(sum, graph.Out{Buf: own}, g.Axis, g.Order) {

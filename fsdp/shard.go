@@ -66,6 +66,10 @@ func (o Options) Validate(p *graph.Program) error {
 // have reduced is all-reduced over that axis, once a step; gathers and norms
 // stay within the shard axis.
 //
+// A unit smaller than 256 elements a rank stays whole: it rests, and is updated, on every
+// rank as at stage 0, and is never gathered. Its gradients are all-reduced as often, and
+// in the same order, as its stage has the others reduced.
+//
 // One rank has nothing to shard: every stage is then stage 0 without collectives
 // along the shard axis.
 //
@@ -79,7 +83,7 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 		return nil, fmt.Errorf("fsdp: the program has no section \"train\" of one phase")
 	}
 	ranks := p.Mesh[o.Axis].Size
-	q, err := Flatten(p, ranks)
+	q, err := Flatten(p, ranks, o.Int8Reduce || o.leaves(ranks))
 	if err != nil {
 		return nil, err
 	}
@@ -142,6 +146,14 @@ type sharder struct {
 
 	replicas  int // along the other axis, 1 where there is none
 	replicate int // that axis; −1 where nothing is replicated
+}
+
+// stage is that of a unit: one that stays whole is laid out as at stage 0, at every stage.
+func (s *sharder) stage(u int) zero.Stage {
+	if whole(&s.p.Units[u], s.ranks) {
+		return zero.Replicate
+	}
+	return s.o.Stage
 }
 
 func (s *sharder) shardLen(u int) int64 { return s.p.Units[u].FlatLen / int64(s.ranks) }
@@ -211,15 +223,15 @@ func (s *sharder) updateSection() graph.Section {
 		if way == nil {
 			continue
 		}
-		t := zero.Target{Unit: u, Name: s.p.Units[u].Name, Shard: s.part(u, s.o.Stage.ShardsStates()), Grad: way.Update, Value: b.valueShard, States: b.states, Scales: b.scales, Low: graph.NoBuf}
+		t := zero.Target{Unit: u, Name: s.p.Units[u].Name, Shard: s.part(u, s.stage(u).ShardsStates()), Grad: way.Update, Value: b.valueShard, States: b.states, Scales: b.scales, Low: graph.NoBuf}
 		if b.master != graph.NoBuf {
 			t.Value, t.Low = b.master, b.valueShard
 		}
 		switch {
-		case s.o.Stage.ShardsParams():
+		case s.stage(u).ShardsParams():
 		case s.o.Int8Gather:
 			t.After = s.wholeAgain(u)
-		case s.o.Stage.ShardsStates():
+		case s.stage(u).ShardsStates():
 			t.After = []graph.Op{newOp(graph.AllGather, t.Name+"/all_gather", graph.Comm, graph.Update, u,
 				[]graph.BufID{b.valueShard}, []graph.Out{{Buf: b.value}}, s.group())}
 		}

@@ -33,7 +33,7 @@ func (s *sharder) allocate() error {
 // allocateValue makes what the model computes with: the whole value, of which a rank
 // updates its own part from stage 1 on, or the shard alone.
 func (s *sharder) allocateValue(u int) {
-	unit, b, stage := &s.p.Units[u], &s.units[u], s.o.Stage
+	unit, b, stage := &s.p.Units[u], &s.units[u], s.stage(u)
 	b.value = unit.Value.Buf
 	switch {
 	case stage.ShardsParams():
@@ -71,7 +71,7 @@ func (s *sharder) allocateTrained(u int, grad graph.BufID) error {
 		if scales != graph.NoBuf {
 			b.scales = append(b.scales, scales)
 		}
-		part := s.part(u, s.o.Stage.ShardsStates())
+		part := s.part(u, s.stage(u).ShardsStates())
 		unit.States = append(unit.States, graph.State{Name: name, Buf: id, Axis: part.Axis, Len: part.Len})
 	}
 	for _, name := range perParam {
@@ -86,7 +86,7 @@ func (s *sharder) allocateTrained(u int, grad graph.BufID) error {
 // addState makes one of the optimizer's flat states of a unit: f32, or values in 8
 // bits and their scales, whose blocks no shard cuts.
 func (s *sharder) addState(name string, u int) (buf, scales graph.BufID, err error) {
-	b := s.shardBuffer(name+"/"+s.p.Units[u].Name, graph.F32, graph.Optimizer, graph.LifeRun, u, s.o.Stage.ShardsStates())
+	b := s.shardBuffer(name+"/"+s.p.Units[u].Name, graph.F32, graph.Optimizer, graph.LifeRun, u, s.stage(u).ShardsStates())
 	if s.o.Optimizer.BF16 {
 		b.Pad, b.DType = b.Pad/b.DType.Size()*graph.BF16.Size(), graph.BF16
 	}
@@ -108,6 +108,9 @@ func (s *sharder) share(u int, class graph.Class) int64 {
 	var before int64
 	for v := range u {
 		// Parameters are everybody's; gradients and states the trainable units' only.
+		if whole(&s.p.Units[v], s.ranks) {
+			continue
+		}
 		if class == graph.Parameters || !s.p.Units[v].Frozen {
 			before += usedElems(&s.p.Units[v])
 		}
@@ -125,7 +128,7 @@ func (s *sharder) own(flat graph.BufID, u int) graph.BufID {
 // The host initialises, loads and saves them.
 func (s *sharder) allocateMaster(u int, b *unitBufs) {
 	unit := &s.p.Units[u]
-	part := s.part(u, s.o.Stage.ShardsStates())
+	part := s.part(u, s.stage(u).ShardsStates())
 	b.master = s.p.AddBuffer(s.shardBuffer("master/"+unit.Name, graph.F32, graph.Optimizer, graph.LifeRun, u, part.Axis >= 0))
 	unit.Value = graph.State{Name: "value", Buf: b.master, Axis: part.Axis, Len: part.Len}
 }
@@ -164,7 +167,7 @@ func (s *sharder) refreshSection() graph.Section {
 		name := s.p.Units[u].Name
 		w.Append(newOp(graph.Cast, name+"/refresh", graph.Compute, graph.Update, u, []graph.BufID{b.master}, []graph.Out{{Buf: b.valueShard}}, nil))
 		switch {
-		case s.o.Stage.ShardsParams():
+		case s.stage(u).ShardsParams():
 		case s.o.Int8Gather:
 			for _, op := range s.wholeAgain(u) {
 				w.Append(op)
@@ -182,7 +185,7 @@ func (s *sharder) refreshSection() graph.Section {
 // its ranks' shards quantised are.
 func (s *sharder) wholeAgain(u int) []graph.Op {
 	b, axis := &s.units[u], -1
-	if s.o.Stage.ShardsStates() {
+	if s.stage(u).ShardsStates() {
 		axis = s.o.Axis
 	}
 	return quantised{p: s.p, unit: u, pass: graph.Update}.gather("", b.valueShard, b.value, axis)

@@ -19,6 +19,9 @@ import (
 //	(stages 0, 1; all in      grad/u ─ cast → wire/u ─ reduce
 //	layer order)
 //
+// A unit that stays whole has the order of its stage: reduced each, its gradients are
+// all-reduced where they are, and added to accum/u, whole, f32 ones too.
+//
 // A sum that is all-reduced over replicas is cast to wire/u for that as well.
 //
 // Reproducible sums do not depend on the number of ranks. A step's micro-batches are
@@ -53,10 +56,10 @@ func (o Options) leaves(shards int) bool { return o.Reproducible && o.Accum*shar
 // way decides the way of a unit's gradients, which the backward writes into whole,
 // and makes its buffers.
 func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradient, error) {
-	p, o, name := s.p, s.o, s.p.Units[u].Name
+	p, o, name, stage := s.p, s.o, s.p.Units[u].Name, s.stage(u)
 	none := graph.NoBuf
 	g := &graph.Gradient{Leaf: p.Buf(whole).DType, Wire: value, Order: graph.SumTree, Each: o.each(s.ranks), Axis: -1, Replicas: s.replicate,
-		Parted: o.Stage.ShardsStates(), Whole: whole, Part: none, Home: none, Sent: none}
+		Parted: stage.ShardsStates(), Whole: whole, Part: none, Home: none, Sent: none}
 	if s.ranks > 1 {
 		g.Axis, g.Int8 = o.Axis, o.Int8Reduce
 	}
@@ -90,10 +93,13 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradi
 			g.Sent = resident("wire", g.Wire, g.Parted)
 		}
 		g.Part = part(whole)
-	case o.Stage.ShardsGrads() && g.Wire != g.Leaf: // the f32 sum of all micro-batches travels in 16 bits
+	case g.Each && !g.Parted: // reduced where it is, each, and added to a sum of their own
+		g.Home = resident("accum", g.Leaf, false)
+		g.Part = whole
+	case stage.ShardsGrads() && g.Wire != g.Leaf: // the f32 sum of all micro-batches travels in 16 bits
 		g.Home = resident("reduced", g.Wire, true)
 		g.Sent = p.AddBuffer(flatBuffer("wire/"+name, g.Wire, graph.Unsharded, graph.LifePhase, u, p.Units[u].FlatLen, used))
-	case o.Stage.ShardsGrads(): // each reduction goes, or adds, right to its home
+	case stage.ShardsGrads(): // each reduction goes, or adds, right to its home
 		g.Home = resident("reduced", g.Leaf, true)
 	case g.Wire != g.Leaf && o.Accum > 1 && s.ranks*s.replicas > 1:
 		g.Home = whole

@@ -44,6 +44,10 @@ func statesOf(t testing.TB, fwd Forward, c Config, shards int) states {
 			n += seg.Len
 		}
 		s.psi += n
+		if tooSmall(&p.Program.Units[u], shards) {
+			s.sliced += n // too small for shards: whole on every rank
+			continue
+		}
 		s.sliced += (n + int64(shards) - 1) / int64(shards)
 	}
 	return s
@@ -106,7 +110,7 @@ func TestZeROFormulas(t *testing.T) {
 			c := mixed(n, stage)
 			s := statesOf(t, fwd, c, n)
 			check(s, 2*cut(stage.ShardsGrads(), s), what)
-			require.InEpsilon(t, stage.ModelStateBytes(float64(s.psi), float64(n), 2, 2, 12), s.total(), 1e-4, what)
+			require.InEpsilon(t, stage.ModelStateBytes(float64(s.psi), float64(n), 2, 2, 12), s.total(), 1e-3, what) // of 64 ranks each has the final norm
 
 			c.Reduce32 = true
 			check(statesOf(t, fwd, c, n), 4*cut(stage.ShardsGrads(), s), what+", gradients in fp32")
@@ -168,13 +172,21 @@ func TestTrillionParameters(t *testing.T) {
 			n = int64(shards)
 		}
 		use := p.Layout.Spaces[graph.Device]
-		var psi int64
-		for i := range p.Program.Params {
-			psi += p.Program.Params[i].Elems()
+		var psi, held int64
+		for u := range p.Program.Units {
+			unit, elems := &p.Program.Units[u], int64(0)
+			for _, s := range unit.Segments {
+				elems += s.Len
+			}
+			psi += elems
+			if tooSmall(unit, int(n)) { // the final norm, of 1,024
+				held += elems * (n - 1)
+			}
+			held += elems
 		}
 		require.InEpsilon(t, 1.008e12, float64(psi), 0.01)
 		for class, bytes := range map[graph.Class]int64{graph.Parameters: 2, graph.Gradients: 2, graph.Optimizer: 12} {
-			require.InEpsilon(t, bytes*psi/n, use.ClassPeak[class], 1e-6, "%v", class)
+			require.InEpsilon(t, bytes*held/n, use.ClassPeak[class], 1e-6, "%v", class)
 		}
 	}
 }

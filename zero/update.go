@@ -21,6 +21,17 @@ type Target struct {
 	After  []graph.Op    // stand behind the rule: what makes the parameters whole again
 }
 
+// counted is the part of the gradients whose squares a rank adds to a norm that is then
+// summed over the ranks of an axis. Of gradients that each of them has all of, that is
+// all of it on the first rank and, beyond the unit's end, nothing on the others.
+func (t *Target) counted(axis int) graph.ShardAttr {
+	a := t.Shard
+	if a.Axis < 0 {
+		a.Axis = axis
+	}
+	return a
+}
+
 // Section returns the update of all targets as a section of kind SectionUpdate,
 // whose phases are its parts, for the pass that decides where and when each runs:
 //
@@ -45,9 +56,11 @@ func (o Optimizer) Section(p *graph.Program, targets []Target, clip float64) gra
 	part(graph.UpdateStart, "start")
 	axis := -1
 	for i := range targets {
+		axis = max(axis, targets[i].Shard.Axis)
+	}
+	for i := range targets {
 		t := &targets[i]
-		e.Op(graph.SqSum, t.Name+"/grad_sq", t.Unit, []graph.BufID{t.Grad}, []graph.Out{{Buf: acc, Mode: graph.Accum}}, t.Shard)
-		axis = t.Shard.Axis
+		e.Op(graph.SqSum, t.Name+"/grad_sq", t.Unit, []graph.BufID{t.Grad}, []graph.Out{{Buf: acc, Mode: graph.Accum}}, t.counted(axis))
 		part(graph.UpdateSum, "sum/"+t.Name)
 	}
 	e.allReduce("grad_norm/all_reduce", acc, axis, -1)
