@@ -2,6 +2,9 @@ package offload
 
 import (
 	"fmt"
+	"math"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -105,16 +108,15 @@ func Parse(s string) (Options, error) {
 			return o, fmt.Errorf("%.80q: write CLASS=host or CLASS=disk", part)
 		}
 		var class graph.Class
-		var whole *graph.Space
 		switch strings.ToLower(name) {
 		case "optimizer":
-			class, whole = graph.Optimizer, &o.Optimizer
+			class = graph.Optimizer
 		case "parameters":
-			class, whole = graph.Parameters, &o.Parameters
+			class = graph.Parameters
 		case "gradients":
-			class, whole = graph.Gradients, &o.Gradients
+			class = graph.Gradients
 		case "activations":
-			class, whole = graph.Activations, &o.Activations
+			class = graph.Activations
 		default:
 			return o, fmt.Errorf("%.80q: class %.80q is not known; use optimizer, parameters, gradients or activations", part, name)
 		}
@@ -126,14 +128,55 @@ func Parse(s string) (Options, error) {
 		if err != nil {
 			return o, err
 		}
-		if len(list) == 1 && (list[0].Share == 0 || list[0].Share == 1) && len(list[0].Buffers) == 0 {
-			*whole = list[0].Space
-			continue
-		}
-		o.Parts = append(o.Parts, list...)
+		o = o.With(list)
 		if err := o.validateParts(); err != nil {
 			return o, fmt.Errorf("%.80q: %w", part, err)
 		}
 	}
 	return o, nil
+}
+
+// With adds the parts of one class, which is placed whole where a single part takes all
+// of it. No parts leave the options as they are.
+func (o Options) With(parts []Part) Options {
+	if len(parts) != 1 || parts[0].Share != 0 && parts[0].Share != 1 || len(parts[0].Buffers) > 0 {
+		o.Parts = append(slices.Clone(o.Parts), parts...)
+		return o
+	}
+	switch space := parts[0].Space; parts[0].Class {
+	case graph.Optimizer:
+		o.Optimizer = space
+	case graph.Parameters:
+		o.Parameters = space
+	case graph.Gradients:
+		o.Gradients = space
+	case graph.Activations:
+		o.Activations = space
+	}
+	return o
+}
+
+// String writes what rests where as Parse reads it; "" where nothing leaves the device.
+func (o Options) String() string {
+	var texts []string
+	for _, c := range []graph.Class{graph.Optimizer, graph.Parameters, graph.Gradients, graph.Activations} {
+		var places []string
+		if s := o.Whole(c); s != graph.Device {
+			places = append(places, s.String())
+		}
+		for _, p := range o.parts(c) {
+			text := p.Space.String()
+			switch {
+			case p.Share > 0:
+				text += ":" + strconv.FormatFloat(math.Round(p.Share*1e12)/1e10, 'f', -1, 64) + "%"
+			case len(p.Buffers) > 0:
+				text += ":" + strings.Join(p.Buffers, ";")
+			}
+			places = append(places, text)
+		}
+		if len(places) > 0 {
+			texts = append(texts, c.String()+"="+strings.Join(places, "+"))
+		}
+	}
+	return strings.Join(texts, ",")
 }

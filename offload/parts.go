@@ -60,7 +60,7 @@ func (o Options) validateParts() error {
 		if err := p.validate(); err != nil {
 			return err
 		}
-		if o.whole(p.Class) != graph.Device {
+		if o.Whole(p.Class) != graph.Device {
 			return fmt.Errorf("offload: %v is placed whole and in parts; leave one of them out", p.Class)
 		}
 		if rest[p.Class] {
@@ -74,8 +74,8 @@ func (o Options) validateParts() error {
 	return nil
 }
 
-// whole is where a class goes as one.
-func (o Options) whole(c graph.Class) graph.Space {
+// Whole is where a class goes as one; graph.Device where it does not.
+func (o Options) Whole(c graph.Class) graph.Space {
 	switch c {
 	case graph.Optimizer:
 		return o.Optimizer
@@ -102,7 +102,7 @@ func (o Options) parts(c graph.Class) (list []Part) {
 func (o Options) placeUnits(c graph.Class, bytes []int64) []graph.Space {
 	home := make([]graph.Space, len(bytes))
 	parts := o.parts(c)
-	if s := o.whole(c); s != graph.Device {
+	if s := o.Whole(c); s != graph.Device {
 		parts = []Part{{Class: c, Space: s, Share: 1}}
 		if c == graph.Optimizer {
 			if o.DeviceShare == 1 {

@@ -98,6 +98,40 @@ func Parse(s string) (Options, error) {
 	return o, nil
 }
 
+// String writes options as Parse reads them; "none" where nothing is computed again.
+func (o Options) String() string {
+	if !o.Active() {
+		return "none"
+	}
+	var parts []string
+	for i := 0; i < len(o.Rules); {
+		r := o.Rules[i]
+		var units []string
+		for ; i < len(o.Rules) && o.Rules[i].Policy == r.Policy; i++ {
+			units = append(units, o.Rules[i].Unit)
+		}
+		text := r.Policy.String()
+		if len(units) > 1 || units[0] != "*" {
+			text += ":" + strings.Join(units, ",")
+		}
+		parts = append(parts, text)
+	}
+	if len(o.Drop) > 0 {
+		parts = append(parts, "drop:"+strings.Join(o.Drop, ","))
+	}
+	return strings.Join(parts, ";")
+}
+
+// String is a policy's name, as Parse reads it.
+func (p Policy) String() string {
+	for name, q := range policyNames {
+		if p == q {
+			return name
+		}
+	}
+	return fmt.Sprintf("policy(%d)", uint8(p))
+}
+
 func (o Options) policy(unit string) (Policy, int) {
 	for i, r := range o.Rules {
 		if ok, _ := graph.MatchName(r.Unit, unit); ok {

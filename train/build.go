@@ -2,112 +2,150 @@ package train
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/hfmodel"
+	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/offload"
+	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
+	"github.com/spillway-ml/spillway/search"
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// build validates cfg, fills in what depends on the model, and plans.
-func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) { return buildPlan(cfg, whole) }
-
-// depth is how far a configuration is planned.
-type depth int
-
-const (
-	whole  depth = iota
-	early        // as whole, but a *plan.DoesNotFit where the largest sum of live buffers is over a cap
-	bounds       // lower bounds of the peaks alone, fit or not
-)
-
-// buildPlan is build to a depth.
-func buildPlan(cfg *Config, to depth) (*plan.Plan, hfconfig.Config, error) {
-	var none hfconfig.Config
-	if err := cfg.Validate(); err != nil {
-		return nil, none, err
-	}
-	if _, err := chooseRecompute(cfg, plannedHardware(cfg).Machine(cfg.Ranks)); err != nil {
-		return nil, none, err
-	}
-	fwd, conf, h, err := passesOf(cfg)
-	if err != nil {
-		return nil, none, err
-	}
-	conf.Early, conf.BoundsOnly = to == early, to == bounds
-	p, err := cfg.plans().Build(fwd, conf)
-	if err != nil {
-		return nil, h, err
-	}
-	p.Config.Outside = cfg.outside(p)
-	if to == whole {
-		err = cfg.stage(p)
-	}
-	return p, h, err
+// resolved is a configuration with what its model and folders say, read once: plans and
+// searches over it open no file. It is never written again.
+type resolved struct {
+	cfg    Config // with Seq, and the tokenizer that text is read with, filled in
+	model  hfconfig.Config
+	tier   store.Options // of the disk tier's folder
+	shared *shared
 }
 
-// passesOf turns cfg into what the passes take, and fills in what depends on the
-// model.
-func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Config, err error) {
-	h, err = modelConfig(cfg.Model)
+// resolve validates a configuration and reads what it names.
+func resolve(cfg Config) (*resolved, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	h, err := modelConfig(cfg.Model)
 	if err != nil {
-		return fwd, conf, h, err
+		return nil, err
 	}
 	if cfg.Seq == 0 {
 		cfg.Seq = min(256, h.Positions)
 	}
 	if cfg.Seq > h.Positions {
-		return fwd, conf, h, fmt.Errorf("--seq %d is over the model's %d positions", cfg.Seq, h.Positions)
+		return nil, fmt.Errorf("--seq %d is over the model's %d positions", cfg.Seq, h.Positions)
 	}
 	if cfg.Tokenizer == "" && cfg.readsText() {
-		cfg.Tokenizer = modelTokenizer(cfg, h.Vocab)
+		cfg.Tokenizer = modelTokenizer(&cfg, h.Vocab)
 	}
-	if cfg.layers > 0 {
-		h.Layers = cfg.layers
+	r := &resolved{cfg: cfg, model: h, tier: diskOptions(cfg.Disk), shared: cfg.shared}
+	if r.shared == nil {
+		r.shared = &shared{}
+	}
+	return r, nil
+}
+
+// spec is the configuration as a search takes it, for a machine on which the time of a
+// step is predicted; nil: none is.
+func (r *resolved) spec(machine *cost.Machine) (search.Spec, error) {
+	c := &r.cfg
+	conf, err := r.passes(c)
+	if err != nil {
+		return search.Spec{}, err
+	}
+	s := search.Spec{
+		Job: r, Plans: &r.shared.Shared,
+		Ranks: c.Ranks, ShardSize: c.ShardSize, Stage: c.Zero, Batch: c.Batch, Seq: c.Seq, Accum: c.Accum, LayerOrder: c.asksLayers(), Prefetch: c.Prefetch,
+		Precision: conf.Precision, Recompute: conf.Recompute, Auto: c.recomputeAuto(), Offload: conf.Offload, Disk: c.Disk != "",
+		Capacity: conf.Capacity, Outside: conf.Outside, Layers: r.model.Layers, Frozen: len(c.Freeze) > 0,
+	}
+	s.Offload.Chunk = 0
+	// What auto comes to on a CPU must not depend on what was measured of this one.
+	if machine != nil && machine.Cores > 0 {
+		s.AutoOn = search.CPUHardware(c.threads()).Machine
+	}
+	return s, nil
+}
+
+// At is what package plan takes for micro-batches of a shape.
+func (r *resolved) At(sh search.Shape) (at plan.Spec, err error) {
+	c := r.cfg
+	c.Batch, c.Seq = sh.Batch, sh.Seq
+	if !strings.EqualFold(c.precision(), sh.Precision.String()) {
+		c.Precision = sh.Precision.String()
+		if err := c.Validate(); err != nil {
+			return at, err
+		}
+	}
+	if at.Forward, err = r.forward(&c, sh.Layers); err != nil {
+		return at, err
+	}
+	at.Config, err = r.passes(&c)
+	return at, err
+}
+
+// Outside is what a rank's process needs outside the arenas of a plan.
+func (r *resolved) Outside(p *plan.Plan) [graph.NumSpaces]int64 {
+	c := r.cfg
+	c.Ranks = p.Config.Ranks
+	return c.outside(p, r.tier)
+}
+
+// forward builds the programs of a configuration, of so many layers where they are not
+// 0.
+func (r *resolved) forward(c *Config, layers int) (fwd plan.Forward, err error) {
+	h := r.model
+	if layers > 0 {
+		h.Layers = layers
 	}
 	m, err := hfmodel.Config(h)
 	if err != nil {
-		return fwd, conf, h, fmt.Errorf("--model %s: %w", cfg.Model, err)
+		return fwd, fmt.Errorf("--model %s: %w", c.Model, err)
 	}
-	m.EmbdDropout, m.ResidDropout = cfg.Dropout, cfg.Dropout
-	if m.Family == model.Llama && cfg.Dropout > 0 {
-		return fwd, conf, h, fmt.Errorf("--dropout %g with a Llama: the architecture has no dropout; leave it out", cfg.Dropout)
+	m.EmbdDropout, m.ResidDropout = c.Dropout, c.Dropout
+	if m.Family == model.Llama && c.Dropout > 0 {
+		return fwd, fmt.Errorf("--dropout %g with a Llama: the architecture has no dropout; leave it out", c.Dropout)
 	}
-	if fwd.Train, err = cfg.shared.model(m, model.Train, cfg.Batch, cfg.Seq); err != nil {
-		return fwd, conf, h, err
+	if fwd.Train, err = r.shared.model(m, model.Train, c.Batch, c.Seq); err != nil {
+		return fwd, err
 	}
-	if cfg.EvalData != "" {
-		if fwd.Eval, err = cfg.shared.model(m, model.Eval, cfg.Batch, cfg.Seq); err != nil {
-			return fwd, conf, h, err
+	if c.EvalData != "" {
+		if fwd.Eval, err = r.shared.model(m, model.Eval, c.Batch, c.Seq); err != nil {
+			return fwd, err
 		}
 	}
-	if cfg.Generate {
-		if err = buildGeneration(&fwd, m, cfg); err != nil {
-			return fwd, conf, h, err
+	if c.Generate {
+		err = r.shared.generation(&fwd, m, c)
+	}
+	return fwd, err
+}
+
+// passes is what the passes take of a configuration beside the programs.
+func (r *resolved) passes(cfg *Config) (conf plan.Config, err error) {
+	var again recompute.Options
+	if !cfg.recomputeAuto() {
+		if again, err = recompute.Parse(cfg.Recompute); err != nil {
+			return conf, err
 		}
 	}
-	again, err := recompute.Parse(cfg.Recompute)
-	if err != nil {
-		return fwd, conf, h, err
+	if !again.Active() {
+		again = recompute.Options{}
 	}
 	away, err := offload.Parse(cfg.Offload)
 	if err != nil {
-		return fwd, conf, h, err
+		return conf, err
 	}
 	away.Chunk = cfg.offloadChunk
 	prec, err := precision.Parse(cfg.precision())
 	if err != nil {
-		return fwd, conf, h, err
-	}
-	if away.Chunk == 0 && away.Active() {
-		away.Chunk = offloadChunk(fwd.Train, cfg)
+		return conf, err
 	}
 	freeze := cfg.Freeze
 	if cfg.Inference {
@@ -117,7 +155,7 @@ func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Confi
 	if cfg.FrozenCache.Bytes > 0 {
 		outside[cfg.FrozenCache.Tier] += cfg.FrozenCache.Bytes
 	}
-	conf = plan.Config{
+	return plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, LayerOrder: cfg.inLayers(), Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
 		Recompute: again, Offload: away, Freeze: freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: cfg.target(),
 		Capacity:      [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
@@ -128,47 +166,53 @@ func passesOf(cfg *Config) (fwd plan.Forward, conf plan.Config, h hfconfig.Confi
 		CachePrefix: cfg.FrozenCache.Bytes > 0, Rows: int64(cfg.Batch),
 		Outside: outside,
 		Verify:  cfg.Poison,
-	}
-	return fwd, conf, h, nil
+	}, nil
 }
 
-// buildGeneration adds the programs of generation. Keys and values are kept where
+// build validates cfg, fills in what depends on the model, and plans.
+func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
+	r, s, err := settled(cfg)
+	if err != nil {
+		return nil, hfconfig.Config{}, err
+	}
+	p, err := search.Plan(s)
+	return p, r.model, err
+}
+
+// settled resolves cfg, with what is to be computed again chosen, and fills in what it
+// comes to.
+func settled(cfg *Config) (*resolved, search.Spec, error) {
+	r, err := resolve(*cfg)
+	if err != nil {
+		return nil, search.Spec{}, err
+	}
+	s, err := r.spec(nil)
+	if err != nil {
+		return nil, s, err
+	}
+	*cfg = r.cfg
+	if s.Auto {
+		chosen, err := search.Choose(s, plannedHardware(cfg).Machine(cfg.Ranks))
+		if err != nil {
+			return nil, s, err
+		}
+		s.Recompute, s.Auto = chosen.Recompute, false
+		cfg.Recompute, cfg.Auto = chosen.Recompute.String(), autoText(chosen)
+	}
+	return r, s, nil
+}
+
+// generation adds the programs of generation. Keys and values are kept where
 // there are kernels for it: on the CPU in fp32. Elsewhere each token is a forward
 // over all.
-func buildGeneration(fwd *plan.Forward, m model.Config, cfg *Config) (err error) {
+func (sh *shared) generation(fwd *plan.Forward, m model.Config, cfg *Config) (err error) {
 	kind := model.Generate
 	if !cfg.wholeGeneration && strings.EqualFold(cfg.precision(), "fp32") && cfg.target().Name == graph.CPUTarget().Name {
 		kind = model.Prompt
-		if fwd.Next, err = cfg.shared.model(m, model.Next, 1, cfg.Seq); err != nil {
+		if fwd.Next, err = sh.model(m, model.Next, 1, cfg.Seq); err != nil {
 			return err
 		}
 	}
-	fwd.Generate, err = cfg.shared.model(m, kind, 1, cfg.Seq)
+	fwd.Generate, err = sh.model(m, kind, 1, cfg.Seq)
 	return err
-}
-
-// chunksOfUnit is how many chunks of a unit's states pass through the host at
-// most. It bounds the program: at stage 0 of a 405B model, chunks of the default
-// size make a million operations.
-const chunksOfUnit = 64
-
-// offloadChunk returns the elements of a chunk, 0 for the default.
-func offloadChunk(p *graph.Program, cfg *Config) int64 {
-	units := make([]int64, len(p.Units))
-	for i := range p.Params {
-		units[p.Params[i].Unit] += p.Params[i].Elems()
-	}
-	shards := int64(1)
-	if zero.Stage(cfg.Zero).ShardsStates() {
-		shards = int64(cfg.Ranks)
-		if cfg.ShardSize > 0 {
-			shards = int64(cfg.ShardSize)
-		}
-	}
-	const multiple = 1024 // offload.Options.Chunk's
-	chunk := (slices.Max(units)/shards/chunksOfUnit + multiple - 1) / multiple * multiple
-	if chunk <= offload.DefaultChunk {
-		return 0
-	}
-	return chunk
 }

@@ -230,11 +230,6 @@ type Config struct {
 	wrapDisk func(rank int, f store.RawFile) store.RawFile
 	// offloadChunk is offload.Options.Chunk, where it is not 0. For tests.
 	offloadChunk int64
-	// layers, where it is not 0, replaces the model's number of layers: searches
-	// plan a few and extrapolate.
-	layers int
-	// orderChosen says that a search changed AccumOrder: then it is told.
-	orderChosen bool
 	// CheckWrites runs one kernel at a time and looks for writes outside of what
 	// it declares, on all ranks. Very slow. For tests.
 	CheckWrites bool

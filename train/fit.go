@@ -3,11 +3,12 @@ package train
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/search"
 )
 
 // Fitted is the outcome of a search for the fastest configuration that fits.
@@ -110,66 +111,6 @@ func most(byClass []int64) string {
 	return fmt.Sprintf("%s of %s", plan.Bytes(byClass[best]), graph.Class(best))
 }
 
-// fitDomain is what a search may choose from, beside the moves.
-type fitDomain struct {
-	rows       int      // of a rank and step, to make of batch and accum; 0: both are given
-	batches    [][2]int // batch, accum
-	zeros      []int
-	prefetches []int
-	precisions []string
-	preferred  bool   // the precision is the hardware's choice
-	orders     []bool // in layer order or not
-	sharded    bool   // over several ranks
-	moves      bool   // something may rest off the device
-}
-
-// mostLayered is the most micro-batches that a search puts in layer order: the program
-// has all of them, and what is saved grows little beyond.
-const mostLayered = 32
-
-// inOrders lists the orders of accum micro-batches that are worth a look at a stage.
-// Without anything that each micro-batch gathers, reduces or fetches for itself, layer
-// order wins nothing.
-func (d *fitDomain) inOrders(accum, zero int) []bool {
-	if len(d.orders) < 2 {
-		return d.orders
-	}
-	if accum == 1 || accum > mostLayered || !d.moves && !(d.sharded && zero >= 2) {
-		return []bool{false}
-	}
-	return d.orders
-}
-
-// freeOrders are the orders of micro-batches that may be chosen for a configuration.
-func (c *Config) freeOrders(given bool) []bool {
-	if given {
-		return []bool{c.asksLayers()}
-	}
-	return []bool{false, true}
-}
-
-// saysPrecision: what was chosen is a precision too.
-func (d fitDomain) saysPrecision() bool { return d.preferred || len(d.precisions) > 1 }
-
-// bases are all combinations of a domain.
-func (d fitDomain) bases() (list []base) {
-	for _, p := range d.precisions {
-		for _, b := range d.batches {
-			for _, z := range d.zeros {
-				for _, ahead := range d.prefetches {
-					if ahead == 2 && z < 3 && len(d.prefetches) > 1 {
-						continue // further ahead is for gathers
-					}
-					for _, layers := range d.inOrders(b[1], z) {
-						list = append(list, base{b[0], b[1], z, ahead, p, layers && b[1] > 1})
-					}
-				}
-			}
-		}
-	}
-	return list
-}
-
 // Fit chooses what is not in given (names of flags: zero, prefetch, recompute,
 // offload) so that cfg is fastest by prediction on hw and fits. Activations are
 // computed again or parked one kind and layer at a time, and units' states leave
@@ -179,135 +120,81 @@ func (d fitDomain) bases() (list []base) {
 // too, where not given. It is deterministic. Where nothing fits, the error is a
 // *NothingFits.
 func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware) (*Fitted, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	preferred := hw.Prefer != "" && !given("precision") && strings.EqualFold(cfg.precision(), "fp32")
-	if preferred {
-		cfg.Precision = hw.Prefer
-	}
-	assumed := hw.assumed(&cfg)
-	d, err := newFitDomain(&cfg, given, globalBatch)
+	r, err := resolve(cfg)
 	if err != nil {
 		return nil, err
 	}
-	d.preferred = preferred
-	drop := !given("recompute") || cfg.recomputeAuto()
-	if cfg.recomputeAuto() {
-		cfg.Recompute = "none"
-	}
-	var spaces []graph.Space
-	if !given("offload") {
-		spaces = tiersOf(&cfg)
-	}
-	s, err := newSearcher(cfg, hw.Machine(cfg.Ranks), drop, spaces)
+	s, err := r.spec(hw.Machine(cfg.Ranks))
 	if err != nil {
 		return nil, err
 	}
-	cfg = s.cfg
-	trial := cfg // what is wrong with all of them
-	if s.folded {
-		trial.layers = foldedLayers[0]
-	}
-	if _, err := predict(trial, s.machine, bounds); err != nil {
-		return nil, err
-	}
-	all := s.search(d.bases())
-	best, at, err := s.confirm(all)
-	if best == nil {
-		var refused *plan.DoesNotFit
-		if err != nil && !errors.As(err, &refused) {
+	fixed := search.Given{Stage: given("zero"), Prefetch: given("prefetch"), Batch: given("batch"), Accum: given("accum"), LayerOrder: given("accum-order"),
+		Precision: given("precision"), Recompute: given("recompute"), Offload: given("offload"), SameBatch: cfg.Reproducible}
+	var allowed []precision.Precision
+	for _, name := range cfg.Allow {
+		p, err := precision.Parse(name)
+		if err != nil {
 			return nil, err
 		}
-		e := &NothingFits{Tried: s.tried, Smallest: s.nearest(), What: d.what(drop, spaces)}
-		if assumed {
-			e.HostShare = cfg.HostMemory
-		}
-		if e.Smallest != nil {
-			if e.Smallest.Fits { // its lower bound was over the folded line
-				return s.fitted(d, without(assumed, e.Smallest), s.smallest, all), nil
-			}
-			e.Flags = flagsOf(&e.Smallest.Config, globalBatch > 0, d.saysPrecision())
+		allowed = append(allowed, p)
+	}
+	found, err := search.Fit(s, fixed, allowed, globalBatch, hw)
+	var rows *search.RowsError
+	var none *search.NothingFits
+	switch {
+	case errors.As(err, &rows):
+		return nil, rowsText(rows)
+	case errors.As(err, &none):
+		e := &NothingFits{Tried: none.Tried, Smallest: r.forecast(none.Smallest), What: none.What, HostShare: none.HostShare}
+		if none.Smallest != nil {
+			e.Flags = flagsOf(&none.Smallest.Spec, none.Batches, none.Precisions)
 		}
 		return nil, e
+	case err != nil:
+		return nil, err
 	}
-	return s.fitted(d, without(assumed, best), at, all), nil
+	return r.fitted(found), nil
 }
 
-// tiersOf are the places that buffers may leave the device for.
-func tiersOf(cfg *Config) []graph.Space {
-	if cfg.Disk != "" {
-		return []graph.Space{graph.Host, graph.Disk}
+// rowsText says which rows of a step would do.
+func rowsText(e *search.RowsError) error {
+	if e.Batch > 0 {
+		return fmt.Errorf("--global-batch %d over %d ranks is %d rows a rank, which --batch %d and --accum %d do not give; leave one of them out", e.Rows, e.Ranks, e.Rows/e.Ranks, e.Batch, e.Accum)
 	}
-	return []graph.Space{graph.Host}
+	below := e.Rows / e.Ranks * e.Ranks
+	right := fmt.Sprintf("%d is", below+e.Ranks)
+	if below > 0 {
+		right = fmt.Sprintf("%d and %d are", below, below+e.Ranks)
+	}
+	return fmt.Errorf("--global-batch %d is not a multiple of %d ranks; %s", e.Rows, e.Ranks, right)
 }
 
 // fitted says what was found, and why.
-func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) *Fitted {
-	batches, precisions := d.rows > 0, d.saysPrecision()
-	out := &Fitted{Forecast: best, Flags: flagsOf(&best.Config, batches, precisions), Tried: s.tried}
+func (r *resolved) fitted(found *search.Fitted) *Fitted {
+	best := r.forecast(found.Forecast)
+	out := &Fitted{Forecast: best, Flags: flagsOf(&found.Spec, found.Batches, found.Precisions), Tried: found.Tried}
 	out.Reasons = Reasons(best)
-	if d.preferred {
-		m := s.machine.Matrix
+	if found.Preferred > 0 {
 		out.Reasons = append(out.Reasons, fmt.Sprintf("in %s, for whose products the device has units (%.3g × the rate of fp32); other numbers than fp32's, which --precision fp32 plans",
-			best.Config.Precision, m[halfType(best.Config.Precision)]/m[graph.F32]))
+			found.Spec.Precision, found.Preferred))
 	}
-	if why := OtherBits(&s.cfg, &best.Config); why != "" {
+	if why := OtherBits(&r.cfg, &best.Config); why != "" {
 		out.Reasons = append(out.Reasons, why)
 	}
-	if order := best.AccumOrder(); order != "" && best.Config.orderChosen {
+	if order := best.AccumOrder(); order != "" && found.Spec.OrderChosen {
 		out.Reasons = append(out.Reasons, order)
 	}
-	type kind struct {
-		base
-		tier tiering
+	for _, u := range found.RunnersUp {
+		out.Reasons = append(out.Reasons, fmt.Sprintf("%s fits too, at %.2f × the time a token and %s of device memory", flagsOf(&u.Spec, found.Batches, found.Precisions), u.Slower, plan.Bytes(u.Device)))
 	}
-	seen, kinds := map[string]bool{out.Flags: true}, map[kind]bool{{at.base, at.tier}: true}
-	speed := 1 / best.TokensPerSecond()
-	for _, p := range all {
-		c := s.whole(p)
-		flags := flagsOf(&c, batches, precisions)
-		if k := (kind{p.base, p.tier}); kinds[k] || seen[flags] {
-			continue
-		} else {
-			kinds[k] = true
+	for _, o := range found.Others {
+		why := fmt.Sprintf("would take %.2f × the time a token even with memory for everything", o.Slower)
+		if o.Slower < 1 {
+			why = "was not found to fit with anything that takes no more time"
 		}
-		if seen[flags] = true; len(seen) > 4 {
-			break
-		}
-		out.Reasons = append(out.Reasons, fmt.Sprintf("%s fits too, at %.2f × the time a token and %s of device memory", flags, p.perToken/speed, plan.Bytes(p.device)))
-	}
-	tried := map[int]bool{}
-	for _, p := range all {
-		tried[p.zero] = true
-	}
-	for _, z := range d.zeros {
-		b := at.base
-		b.zero = z
-		if tried[z] || b.zero == best.Config.Zero {
-			continue
-		}
-		set, err := s.moves(b)
-		if err != nil {
-			continue
-		}
-		if m := s.measure(s.plain(b, set)); m.err == nil {
-			why := fmt.Sprintf("would take %.2f × the time a token even with memory for everything", s.perToken(&point{base: b}, m.seconds)/speed)
-			if s.perToken(&point{base: b}, m.seconds) < speed {
-				why = "was not found to fit with anything that takes no more time"
-			}
-			out.Reasons = append(out.Reasons, fmt.Sprintf("--zero %d %s", z, why))
-		}
+		out.Reasons = append(out.Reasons, fmt.Sprintf("--zero %d %s", o.Stage, why))
 	}
 	return out
-}
-
-// halfType is the type of a 16-bit precision.
-func halfType(precision string) graph.DType {
-	if strings.EqualFold(precision, "fp16") {
-		return graph.F16
-	}
-	return graph.BF16
 }
 
 // Reasons say what bounds a plan and what it computes again and moves, a line
@@ -327,7 +214,7 @@ func OtherBits(asked, chosen *Config) string {
 		if chosen.inLayers() == asked.inLayers() {
 			return ""
 		}
-		return " in " + base{layers: c.inLayers()}.order() + " order"
+		return " in " + orderName(c.inLayers()) + " order"
 	}
 	return fmt.Sprintf("with accumulation, stage %d%s differs from stage %d%s in the last bits; --reproducible makes them equal", chosen.Zero, order(chosen), asked.Zero, order(asked))
 }
@@ -356,89 +243,62 @@ func bound(f *Forecast) string {
 	return text
 }
 
-func newFitDomain(cfg *Config, given func(string) bool, globalBatch int) (fitDomain, error) {
-	d := fitDomain{zeros: []int{3, 2, 1, 0}, prefetches: []int{1, 0, 2}, batches: [][2]int{{cfg.Batch, cfg.Accum}}, precisions: []string{cfg.precision()},
-		orders: cfg.freeOrders(given("accum-order")), sharded: cfg.Ranks > 1, moves: !given("offload") || cfg.Offload != ""}
-	if given("zero") || cfg.Ranks == 1 {
-		d.zeros = []int{cfg.Zero} // every stage is the same on one rank
-	}
-	if given("prefetch") {
-		d.prefetches = []int{cfg.Prefetch}
-	}
-	for _, p := range cfg.Allow {
-		if p = strings.ToLower(p); !slices.Contains(d.precisions, p) {
-			d.precisions = append(d.precisions, p)
-		}
-	}
-	if globalBatch == 0 {
-		return d, nil
-	}
-	if globalBatch%cfg.Ranks != 0 {
-		below := globalBatch / cfg.Ranks * cfg.Ranks
-		right := fmt.Sprintf("%d is", below+cfg.Ranks)
-		if below > 0 {
-			right = fmt.Sprintf("%d and %d are", below, below+cfg.Ranks)
-		}
-		return d, fmt.Errorf("--global-batch %d is not a multiple of %d ranks; %s", globalBatch, cfg.Ranks, right)
-	}
-	rows := globalBatch / cfg.Ranks
-	d.rows, d.batches = rows, nil
-	for b := rows; b >= 1; b-- { // the largest micro-batch first
-		if rows%b != 0 || (given("batch") || cfg.Reproducible) && b != cfg.Batch || given("accum") && rows/b != cfg.Accum {
-			continue
-		}
-		d.batches = append(d.batches, [2]int{b, rows / b})
-	}
-	if len(d.batches) == 0 {
-		return d, fmt.Errorf("--global-batch %d over %d ranks is %d rows a rank, which --batch %d and --accum %d do not give; leave one of them out", globalBatch, cfg.Ranks, rows, cfg.Batch, cfg.Accum)
-	}
-	cfg.Batch, cfg.Accum = d.batches[len(d.batches)-1][0], d.batches[len(d.batches)-1][1]
-	return d, nil
-}
+// Explanation says what a plan computes again and what it keeps off the device.
+type Explanation = search.Explanation
 
-// what says what a search could change, for a person.
-func (d fitDomain) what(drop bool, spaces []graph.Space) string {
-	var parts []string
-	add := func(on bool, text string) {
-		if on {
-			parts = append(parts, text)
-		}
-	}
-	add(len(d.zeros) > 1, "stage")
-	add(len(d.batches) > 1, "micro-batch")
-	add(len(d.precisions) > 1, "precision")
-	add(len(d.prefetches) > 1, "prefetch")
-	add(len(d.orders) > 1 && slices.ContainsFunc(d.batches, func(b [2]int) bool { return b[1] > 1 }), "order of micro-batches")
-	add(drop, "recomputation")
-	for _, s := range spaces {
-		add(true, "offload to "+s.String())
-	}
-	if len(parts) == 0 {
-		return "nothing was free to choose"
-	}
-	return "free to choose: " + strings.Join(parts, ", ")
-}
+// BufferGroup is buffers that differ by their layer alone.
+type BufferGroup = search.BufferGroup
+
+// ClassPlace is where a class of units' buffers rests, in part.
+type ClassPlace = search.ClassPlace
+
+// Explain reads a forecast's program.
+func Explain(f *Forecast) Explanation { return search.Explain(f.Plan, f.Step) }
 
 // flagsOf writes what a search chose as a person would type it. A flag that
 // means "without" is written too: what was asked for may have been with.
-func flagsOf(c *Config, batches, precisions bool) string {
-	parts := []string{fmt.Sprintf("--zero %d", c.Zero)}
+func flagsOf(s *search.Spec, batches, precisions bool) string {
+	parts := []string{fmt.Sprintf("--zero %d", s.Stage)}
 	if batches {
-		parts = append(parts, fmt.Sprintf("--batch %d --accum %d", c.Batch, c.Accum))
+		parts = append(parts, fmt.Sprintf("--batch %d --accum %d", s.Batch, s.Accum))
 	}
 	if precisions {
-		parts = append(parts, "--precision "+c.precision())
+		parts = append(parts, "--precision "+s.Precision.String())
 	}
-	if c.inLayers() || c.orderChosen {
-		parts = append(parts, "--accum-order "+strings.ToLower(c.AccumOrder))
+	if s.Accum > 1 && s.LayerOrder || s.OrderChosen {
+		parts = append(parts, "--accum-order "+orderName(s.LayerOrder))
 	}
-	parts = append(parts, fmt.Sprintf("--prefetch %d", c.Prefetch), "--recompute "+quote(orNone(c.Recompute)), "--offload "+quote(orNone(c.Offload)))
+	parts = append(parts, fmt.Sprintf("--prefetch %d", s.Prefetch), "--recompute "+quote(s.Recompute.String()), "--offload "+quote(orNone(s.Offload.String())))
 	return strings.Join(parts, " ")
 }
 
 func orNone(v string) string {
 	if v == "" {
 		return "none"
+	}
+	return v
+}
+
+// autoText says what "auto" chose, for a person.
+func autoText(c *search.Chosen) string {
+	switch c.Outcome {
+	case search.NoCap:
+		return "nothing is computed again: there is no cap on device memory (--device-memory)"
+	case search.Nothing:
+		return fmt.Sprintf("nothing needs to be computed again: %s of the cap of %s", plan.Bytes(c.Need), plan.Bytes(c.Capacity))
+	case search.NotEnough:
+		return "everything is computed again, and that alone does not make it fit"
+	case search.Everything:
+		return "everything is computed again: with less it does not fit"
+	}
+	return fmt.Sprintf("%d of %d activations are computed again (%s), for %+.1f %% of the predicted step: --recompute %s", c.Buffers, c.AllBuffers, plan.Bytes(c.Bytes),
+		100*(c.Slower-1), quote(c.Recompute.String()))
+}
+
+// quote writes a flag's value as a shell takes it.
+func quote(v string) string {
+	if strings.ContainsAny(v, "*?[{;&|<>() $`\"\\") {
+		return "'" + v + "'"
 	}
 	return v
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/search"
 )
 
 // A run under random options gives the bits of the same run at stage 0
@@ -127,23 +128,24 @@ func variant(t testing.TB, r *rand.Rand, c Config) Config {
 // byBuffer drops and parks some kinds of activations in some layers, as a search
 // does.
 func byBuffer(t testing.TB, r *rand.Rand, c *Config) {
-	h, err := modelConfig(c.Model)
-	require.NoError(t, err)
 	c.Recompute = "none"
-	set, err := newMoveSet(*c, h.Layers, true, []graph.Space{graph.Host, graph.Disk}, cost.CPU(1, 1))
+	m := cost.CPU(1, 1)
+	of, err := resolve(*c)
 	require.NoError(t, err)
-	x := make(mix, len(set.moves))
+	spec, err := of.spec(m)
+	require.NoError(t, err)
 	taken := map[string]bool{}
-	for i, m := range set.moves {
-		if m.kind != placeMove && !taken[m.after] && r.IntN(3) == 0 {
-			taken[m.after] = true
-			x[i] = r.Float64()
+	again, away, err := search.Mixed(spec, []graph.Space{graph.Host, graph.Disk}, m, func(kind string) float64 {
+		if taken[kind] || r.IntN(3) != 0 {
+			return 0
 		}
-	}
-	again, away := set.texts(x, h.Layers)
-	c.Recompute = again
-	if c.Offload == "" && away != "" {
-		c.Offload, c.Disk = away, scratch(t)
+		taken[kind] = true
+		return r.Float64()
+	})
+	require.NoError(t, err)
+	c.Recompute = again.String()
+	if c.Offload == "" && away.Active() {
+		c.Offload, c.Disk = away.String(), scratch(t)
 	}
 }
 

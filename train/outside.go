@@ -34,9 +34,9 @@ func (c *Config) processRanks() int {
 
 // outside returns what a rank's process needs of each space outside the arenas:
 // what the plan was told of its device and caches, and the rank's part of the process's
-// own host memory. The CPU device's memory is host memory, but all that is
+// own host memory, with a disk tier opened so. The CPU device's memory is host memory, but all that is
 // outside counts as host.
-func (c *Config) outside(p *plan.Plan) [graph.NumSpaces]int64 {
+func (c *Config) outside(p *plan.Plan, tier store.Options) [graph.NumSpaces]int64 {
 	all := p.Config.Outside
 	ranks := int64(c.processRanks())
 	ops, streams := programSize(p.Program)
@@ -61,7 +61,7 @@ func (c *Config) outside(p *plan.Plan) [graph.NumSpaces]int64 {
 		for i := range files {
 			files[i] = disk
 		}
-		process += store.OutsideBytes(diskOptions(c.Disk), files...)
+		process += store.OutsideBytes(tier, files...)
 	}
 	all[graph.Host] += (process+ranks-1)/ranks + c.DiskCache
 	return all

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/search"
 )
 
 // Runnable refuses, by name, what can be planned but not run.
@@ -33,37 +35,76 @@ type Forecast struct {
 	Plan   *plan.Plan
 	Step   *cost.Run // of section "step"
 	Fits   bool
+
+	of    *resolved
+	found *search.Forecast
 }
 
 // Predict plans what cfg describes and predicts the time of a step on machine.
 // It reads no weights and no data, and needs no device. That the plan does not
 // fit is no error here.
 func Predict(cfg Config, machine *cost.Machine) (*Forecast, error) {
-	return predict(cfg, machine, whole)
+	r, err := resolve(cfg)
+	if err != nil {
+		return nil, err
+	}
+	s, err := r.spec(machine)
+	if err != nil {
+		return nil, err
+	}
+	f, err := search.Predict(s, machine)
+	if err != nil {
+		return nil, err
+	}
+	return r.forecast(f), nil
 }
 
-// predict is Predict to a depth.
-func predict(cfg Config, machine *cost.Machine, to depth) (*Forecast, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
+// forecast is a search's forecast of a configuration; nil for nil.
+func (r *resolved) forecast(f *search.Forecast) *Forecast {
+	if f == nil {
+		return nil
 	}
-	// What auto comes to on a CPU must not depend on what was measured of this one.
-	rates := machine
-	if machine.Cores > 0 {
-		rates = CPUHardware(cfg.threads()).Machine(cfg.Ranks)
+	c := r.with(&f.Spec)
+	if f.Chosen != nil {
+		c.Auto = autoText(f.Chosen)
 	}
-	if f, err := chooseRecompute(&cfg, rates); err != nil || f != nil && rates == machine {
-		return f, err
+	return &Forecast{Config: c, Plan: f.Plan, Step: f.Step, Fits: f.Fits(), of: r, found: f}
+}
+
+// newDisk is the folder of a disk tier that a way out asks for.
+const newDisk = "spillway-disk"
+
+// with is the configuration with what a search chose. What stays the same stays as it
+// was written.
+func (r *resolved) with(s *search.Spec) Config {
+	c := r.cfg
+	c.Ranks, c.ShardSize, c.Zero, c.Batch, c.Seq, c.Accum, c.Prefetch = s.Ranks, s.ShardSize, s.Stage, s.Batch, s.Seq, s.Accum, s.Prefetch
+	if s.LayerOrder != c.asksLayers() {
+		c.AccumOrder = orderName(s.LayerOrder)
 	}
-	p, _, err := buildPlan(&cfg, to)
-	if err != nil {
-		return nil, err
+	if text := s.Precision.String(); !strings.EqualFold(c.precision(), text) {
+		c.Precision = text
 	}
-	run, err := cost.Simulate(p.Program, "step", machine)
-	if err != nil {
-		return nil, err
+	if conf, err := r.passes(&c); err != nil || c.recomputeAuto() || conf.Recompute.String() != s.Recompute.String() {
+		c.Recompute = s.Recompute.String()
 	}
-	return &Forecast{Config: cfg, Plan: p, Step: run, Fits: p.Fit() == nil}, nil
+	if conf, err := r.passes(&c); err != nil || conf.Offload.String() != s.Offload.String() {
+		c.Offload = s.Offload.String()
+	}
+	c.DeviceMemory, c.HostMemory, c.DiskMemory = s.Capacity[graph.Device], s.Capacity[graph.Host], s.Capacity[graph.Disk]
+	c.Outside[graph.Device] = s.Outside[graph.Device]
+	if s.Disk && c.Disk == "" {
+		c.Disk = newDisk
+	}
+	return c
+}
+
+// orderName is a value of Config.AccumOrder.
+func orderName(layers bool) string {
+	if layers {
+		return layerOrder
+	}
+	return microOrder
 }
 
 // Notes are lines for a person about what of the model's configuration is not

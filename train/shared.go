@@ -40,15 +40,6 @@ func (cfg Config) Sharing() Config {
 	return cfg
 }
 
-// plans returns what plan.Build's results share; nil, which shares nothing, where the
-// configuration is not Sharing.
-func (cfg *Config) plans() *plan.Shared {
-	if cfg.shared == nil {
-		return nil
-	}
-	return &cfg.shared.Shared
-}
-
 // model is model.Build; the program is not to be changed.
 func (sh *shared) model(c model.Config, kind model.Kind, batch, seq int) (*graph.Program, error) {
 	if sh == nil {

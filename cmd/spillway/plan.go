@@ -27,6 +27,7 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -341,7 +342,7 @@ func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
 		hw.NodeSize = f.gpusPerNode
 	}
 	if g.Rates.BF16 > 0 && !f.precisionGiven {
-		hw.Prefer = "bf16"
+		hw.Prefer = precision.BF16
 	}
 	return hw
 }
@@ -529,7 +530,7 @@ func wrap(w io.Writer, first, rest, text string) {
 func (r *planReport) recommend(c spillway.Config, hw spillway.Hardware) {
 	given := func(flag string) bool { return flag == "precision" && r.flags.precisionGiven }
 	if !r.asked.Fits {
-		if hw.Prefer != "" {
+		if hw.Prefer != precision.FP32 {
 			free := c
 			free.Recompute, free.Offload = "none", ""
 			if best, err := spillway.Fit(free, given, 0, hw); err == nil {

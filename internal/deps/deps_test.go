@@ -31,6 +31,7 @@ const table = `
 	offload/store < graph device internal/crash internal/regular internal/aside internal/filesys
 	memplan   < graph
 	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest internal/decimal
+	search    < graph model precision recompute zero fsdp offload memplan plan internal/nearest internal/decimal
 	device    < graph internal/crash
 	kernels   < graph device internal/crash internal/owned internal/regular internal/aside
 	comm      < graph device kernels internal/crash
@@ -41,13 +42,13 @@ const table = `
 	cluster   <
 	launch    < graph device kernels comm cluster internal/crash
 	run       < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal
-	calibration < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run train internal
-	train     < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run internal
+	calibration < graph device kernels comm plan memplan offload model zero fsdp precision recompute search exec checkpoint data run train internal
+	train     < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run search internal
 `
 
 // pure packages touch no device, file or network: what they import beside the
 // module is checked too.
-var pure = []string{"graph", "model", "precision", "recompute", "zero", "fsdp", "offload", "memplan", "plan", "cluster", "comm/watch"}
+var pure = []string{"graph", "model", "precision", "recompute", "zero", "fsdp", "offload", "memplan", "plan", "search", "cluster", "comm/watch"}
 
 var impure = []string{"os", "net", "syscall", "os/exec", "golang.org/x/sys", "unsafe"}
 

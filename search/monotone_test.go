@@ -1,4 +1,4 @@
-package train
+package search
 
 import (
 	"math/rand/v2"
@@ -12,51 +12,47 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
+// allVariable asks for every combination where the usual run takes turns.
+const allVariable = "SPILLWAY_TEST_ALL"
+
 // Less memory never gives a faster plan, nor at the same host's cap one that takes
 // more of the device: over 200 random caps on both memories, some of them without
 // one on the host. The searches share what they measured. With allVariable it goes
-// over micro-batches, a GPU, the demo and a preset that is planned at few layers too.
+// over micro-batches, a GPU and a model that is planned at few layers too.
 func TestLessMemoryIsNeverFaster(t *testing.T) {
 	card, err := gpus.Lookup("a100-40")
 	require.NoError(t, err)
 	onCard := Hardware{Machine: func(ranks int) *cost.Machine { return card.Machine(ranks) }}
-	type job struct {
+	type kind struct {
 		name   string
-		change func(*Config)
+		of     *job
+		change func(*Spec)
 		hw     Hardware
 		global int
 		slack  float64 // parts of a rung take more or less than its ends let expect
 	}
-	jobs := []job{
-		{"all layers", func(c *Config) { c.Model, c.Batch = shaped(t, 2, 256), 4 }, CPUHardware(2), 0, 1e-9},
-	}
+	jobs := []kind{{"all layers", gpt2(2, 256), func(*Spec) {}, CPUHardware(2), 0, 1e-9}}
 	if os.Getenv(allVariable) != "" {
 		jobs = append(jobs,
-			job{"batches", func(c *Config) { c.Model, c.Zero = shaped(t, 2, 256), 2 }, CPUHardware(2), 8, 0.03},
-			job{"a GPU", func(c *Config) { c.Model, c.Zero, c.Batch = shaped(t, 3, 256), 2, 4 }, onCard, 0, 0.07},
-			job{"demo", func(c *Config) { c.Model, c.Batch = "spillway-demo", 4 }, CPUHardware(2), 0, 0.01},
-			job{"few layers", func(c *Config) { c.Model, c.Ranks, c.Batch, c.Seq = "gpt2-medium", 4, 8, 1024 }, onCard, 0, 0.01},
+			kind{"batches", gpt2(2, 256), func(s *Spec) { s.Stage = 2 }, CPUHardware(2), 8, 0.03},
+			kind{"a GPU", gpt2(3, 256), func(s *Spec) { s.Stage, s.Job.(*job).target = 2, graph.CUDATarget() }, onCard, 0, 0.07},
+			kind{"few layers", gpt2(24, 1024), func(s *Spec) { s.Ranks, s.Batch, s.Seq, s.Job.(*job).target = 4, 8, 256, graph.CUDATarget() }, onCard, 0, 0.01},
 		)
 	}
 	for _, j := range jobs {
 		t.Run(j.name, func(t *testing.T) {
-			c := Default()
-			c.Ranks, c.Seq = 2, 128
-			j.change(&c)
-			lessIsNeverFaster(t, c, j.hw, j.global, j.slack)
+			s := j.of.spec(2, 4, 128)
+			j.change(&s)
+			lessIsNeverFaster(t, s, j.hw, j.global, j.slack)
 		})
 	}
 }
 
-func lessIsNeverFaster(t *testing.T, c Config, hw Hardware, global int, slack float64) {
-	d, err := newFitDomain(&c, nothingGiven, global)
+func lessIsNeverFaster(t *testing.T, c Spec, hw Hardware, global int, slack float64) {
+	d, err := newFitDomain(&c, Given{Stage: c.Stage != 3}, nil, global)
 	require.NoError(t, err)
-	if c.Zero != Default().Zero {
-		d.zeros = []int{c.Zero}
-	}
-	s, err := newSearcher(c, hw.Machine(c.Ranks), true, tiersOf(&c))
-	require.NoError(t, err)
-	from, err := predict(s.cfg, s.machine, bounds)
+	s := newSearcher(c, hw.Machine(c.Ranks), true, c.tiers())
+	from, err := predict(s.spec, s.machine, 0, bounds)
 	require.NoError(t, err)
 	most := from.Plan.Layout.Spaces[graph.Device].LowerBound
 	type outcome struct {
@@ -75,10 +71,10 @@ func lessIsNeverFaster(t *testing.T, c Config, hw Hardware, global int, slack fl
 		if i%20 > 9 && i >= 20 { // many at the same cap on the device
 			o.device = all[i-10-i%10].device
 		}
-		s.cfg.DeviceMemory, s.cfg.HostMemory = o.device, o.host
+		s.spec.Capacity[graph.Device], s.spec.Capacity[graph.Host] = o.device, o.host
 		if best, _, _ := s.confirm(s.search(d.bases())); best != nil {
 			require.NoError(t, best.Plan.Fit())
-			o.seconds, o.peak, o.flags = 1/best.TokensPerSecond(), best.Plan.Layout.Spaces[graph.Device].Peak, flagsOf(&best.Config, global > 0, false)
+			o.seconds, o.peak, o.flags = 1/best.TokensPerSecond(), best.Plan.Layout.Spaces[graph.Device].Peak, keyOf(&best.Spec)
 		}
 		all = append(all, o)
 	}

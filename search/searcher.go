@@ -1,4 +1,4 @@
-package train
+package search
 
 import (
 	"cmp"
@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/recompute"
 )
 
 // A model of more layers than foldedFrom is planned at the numbers of
@@ -29,7 +31,7 @@ const foldedSlack = 1.01
 
 // searcher plans configurations that differ in what a search decides.
 type searcher struct {
-	cfg     Config // Seq filled in
+	spec    Spec
 	machine *cost.Machine
 	layers  int  // of the model
 	folded  bool // few of them are planned
@@ -48,21 +50,22 @@ type searcher struct {
 // base is what a search decides beside the moves.
 type base struct {
 	batch, accum, zero, prefetch int
-	precision                    string
+	precision                    precision.Precision
 	layers                       bool // in layer order
 }
 
 // asBase is what a search decides beside the moves, as it is.
-func (c *Config) asBase() base {
-	return base{c.Batch, c.Accum, c.Zero, c.Prefetch, c.precision(), c.inLayers()}
+func (s *Spec) asBase() base {
+	return base{s.Batch, s.Accum, s.Stage, s.Prefetch, s.Precision, s.inLayers()}
 }
 
-// order is a value of Config.AccumOrder.
-func (b base) order() string {
-	if b.layers {
-		return layerOrder
+// apply makes a base's choices.
+func (b base) apply(s *Spec, asked *Spec) {
+	s.Batch, s.Accum, s.Stage, s.Prefetch, s.Precision = b.batch, b.accum, b.zero, b.prefetch, b.precision
+	s.LayerOrder, s.OrderChosen = asked.LayerOrder, false
+	if b.accum > 1 {
+		s.LayerOrder, s.OrderChosen = b.layers, b.layers != asked.LayerOrder
 	}
-	return microOrder
 }
 
 // passes is how often a step goes through what the forward leaves for the backward:
@@ -78,9 +81,10 @@ func (b base) passes() int {
 type point struct {
 	base
 	set   *moveSet
-	x     mix    // nil: recompute and offload as given here
-	again string // --recompute
-	away  string // --offload
+	x     mix // nil: recompute and offload as given here
+	again recompute.Options
+	auto  bool // again is to be chosen
+	away  offload.Options
 	tier  tiering
 
 	perToken float64   // s, predicted
@@ -98,42 +102,43 @@ type measured struct {
 
 // newSearcher looks at a configuration. drop and spaces say what moves may be
 // made.
-func newSearcher(cfg Config, m *cost.Machine, drop bool, spaces []graph.Space) (*searcher, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	h, err := modelConfig(cfg.Model)
-	if err != nil {
-		return nil, err
-	}
-	if cfg.Seq == 0 {
-		cfg.Seq = min(256, h.Positions)
-	}
+func newSearcher(s Spec, m *cost.Machine, drop bool, spaces []graph.Space) *searcher {
 	// Names and shares mean something else in a model of few layers.
-	named := !drop && strings.Contains(cfg.Recompute, ":") || len(spaces) == 0 && strings.Contains(cfg.Offload, ":")
-	cfg = cfg.Sharing()
-	return &searcher{cfg: cfg, machine: m, layers: h.Layers, folded: h.Layers > foldedFrom && len(cfg.Freeze) == 0 && !named,
-		drop: drop, spaces: spaces, memo: map[string]*measured{}, sets: map[string]*moveSet{}}, nil
+	named := !drop && namesBuffers(s.Recompute) || len(spaces) == 0 && namesParts(s.Offload)
+	if s.Plans == nil {
+		s.Plans = &plan.Shared{}
+	}
+	return &searcher{spec: s, machine: m, layers: s.Layers, folded: s.Layers > foldedFrom && !s.Frozen && !named,
+		drop: drop, spaces: spaces, memo: map[string]*measured{}, sets: map[string]*moveSet{}}
+}
+
+// namesBuffers says whether units or buffers are computed again by name.
+func namesBuffers(o recompute.Options) bool {
+	return len(o.Drop) > 0 || slices.ContainsFunc(o.Rules, func(r recompute.Rule) bool { return r.Unit != "*" })
+}
+
+// namesParts says whether buffers leave the device by name, or classes in part.
+func namesParts(o offload.Options) bool {
+	return slices.ContainsFunc(o.Parts, func(p offload.Part) bool { return p.Share > 0 || len(p.Buffers) > 0 })
 }
 
 // config is a point's configuration for a model of n layers.
-func (s *searcher) config(p *point, n int) Config {
-	c := s.cfg
-	c.Batch, c.Accum, c.Zero, c.Prefetch, c.Precision = p.batch, p.accum, p.zero, p.prefetch, p.precision
-	c.AccumOrder, c.orderChosen = p.order(), p.accum > 1 && p.layers != s.cfg.asksLayers()
-	c.Recompute, c.Offload = p.again, p.away
+func (s *searcher) config(p *point, n int) Spec {
+	c := s.spec
+	p.apply(&c, &s.spec)
+	c.Recompute, c.Auto, c.Offload = p.again, p.auto, p.away
 	if p.x != nil {
-		c.Recompute, c.Offload = p.set.texts(p.x, n)
+		c.Recompute, c.Offload = p.set.options(p.x, n)
 	}
 	return c
 }
 
 // whole is a point's configuration for the model.
-func (s *searcher) whole(p *point) Config { return s.config(p, s.layers) }
+func (s *searcher) whole(p *point) Spec { return s.config(p, s.layers) }
 
 // keyOf tells configurations of one search apart.
-func keyOf(c *Config) string {
-	return fmt.Sprint(c.Batch, c.Accum, c.AccumOrder, c.Zero, c.Prefetch, c.precision(), "|", orNone(c.Recompute), "|", orNone(c.Offload))
+func keyOf(c *Spec) string {
+	return fmt.Sprint(c.Batch, c.Accum, c.LayerOrder, c.Stage, c.Prefetch, c.Precision, c.Auto, "|", c.Recompute, "|", c.Offload)
 }
 
 // measure plans a point to the lower bounds of its peaks.
@@ -149,7 +154,7 @@ func (s *searcher) measure(p *point) *measured {
 	if s.folded {
 		m = s.extrapolate(p)
 	} else {
-		m = s.at(c)
+		m = s.at(c, 0)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,8 +165,9 @@ func (s *searcher) measure(p *point) *measured {
 	return s.memo[key]
 }
 
-func (s *searcher) at(c Config) *measured {
-	f, err := predict(c, s.machine, bounds)
+// at plans a configuration for a model of so many layers, 0 for its own.
+func (s *searcher) at(c Spec, layers int) *measured {
+	f, err := predict(c, s.machine, layers, bounds)
 	if err != nil {
 		return &measured{err: err}
 	}
@@ -176,9 +182,7 @@ func (s *searcher) at(c Config) *measured {
 func (s *searcher) extrapolate(p *point) *measured {
 	var at [2]*measured
 	for i, n := range foldedLayers {
-		c := s.config(p, n)
-		c.layers = n
-		if at[i] = s.at(c); at[i].err != nil {
+		if at[i] = s.at(s.config(p, n), n); at[i].err != nil {
 			return at[i]
 		}
 	}
@@ -192,7 +196,7 @@ func (s *searcher) extrapolate(p *point) *measured {
 }
 
 func (s *searcher) perToken(p *point, seconds float64) float64 {
-	return seconds / (float64(s.cfg.Ranks) * float64(p.batch) * float64(p.accum) * float64(s.cfg.Seq))
+	return seconds / (float64(s.spec.Ranks) * float64(p.batch) * float64(p.accum) * float64(s.spec.Seq))
 }
 
 // margins are taken off the caps, where plans came out over their lower bounds.
@@ -200,7 +204,7 @@ type margins [graph.NumSpaces]int64
 
 // room is what a space may take; 0: anything.
 func (s *searcher) room(sp graph.Space, mg margins) int64 {
-	limit := [graph.NumSpaces]int64{graph.Device: s.cfg.DeviceMemory, graph.Host: s.cfg.HostMemory, graph.Disk: s.cfg.DiskMemory}[sp]
+	limit := s.spec.Capacity[sp]
 	if limit == 0 {
 		return 0
 	}
@@ -238,7 +242,7 @@ func (s *searcher) refused(p *point, m *measured) {
 // less orders points where nothing else does, so that a search on several
 // processors has one outcome.
 func (p *point) less(q *point) bool {
-	return cmp.Or(cmp.Compare(p.zero, q.zero), cmp.Compare(p.batch, q.batch), cmp.Compare(p.prefetch, q.prefetch), cmp.Compare(p.tier, q.tier), cmp.Compare(p.precision, q.precision), cmp.Compare(p.order(), q.order()), cmp.Compare(p.away, q.away), cmp.Compare(p.again, q.again)) < 0
+	return cmp.Or(cmp.Compare(p.zero, q.zero), cmp.Compare(p.batch, q.batch), cmp.Compare(p.prefetch, q.prefetch), cmp.Compare(p.tier, q.tier), cmp.Compare(p.precision.String(), q.precision.String()), compareOrders(p.layers, q.layers), cmp.Compare(p.away.String(), q.away.String()), cmp.Compare(p.again.String(), q.again.String())) < 0
 }
 
 // moves returns what a base offers, with the classes' bytes and seconds as the
@@ -250,9 +254,9 @@ func (s *searcher) moves(b base) (*moveSet, error) {
 	if set := s.sets[key]; set != nil {
 		return set, nil
 	}
-	c := s.cfg
-	c.Batch, c.Accum, c.Precision, c.AccumOrder = b.batch, b.accum, b.precision, b.order()
-	set, err := newMoveSet(c, s.layers, s.drop, s.spaces, s.machine)
+	c := s.spec
+	c.Batch, c.Accum, c.Precision, c.LayerOrder = b.batch, b.accum, b.precision, b.layers
+	set, err := newMoveSet(c, s.drop, s.spaces, s.machine)
 	if err == nil {
 		s.sets[key] = set
 	}
@@ -284,16 +288,16 @@ func (s *searcher) priced(b base, set *moveSet, from *measured) *moveSet {
 
 // presets are whole classes and policies, which a person would try.
 func (s *searcher) presets(b base, set *moveSet) []*point {
-	again, away := []string{set.recompute}, []string{set.offload}
+	again, away := []recompute.Options{set.recompute}, []offload.Options{set.offload}
 	if set.canDrop {
-		again = []string{"none", "selective", "full"}
+		again = []recompute.Options{{}, policyOf(recompute.Selective), policyOf(recompute.Full)}
 	}
 	if set.canOffload {
 		away = away[:0]
-		for _, text := range wholePlacements {
-			away = append(away, text)
-			if text != "" && slices.Contains(s.spaces, graph.Disk) {
-				away = append(away, strings.ReplaceAll(text, "host", "disk"))
+		for _, classes := range wholePlacements {
+			away = append(away, resting(classes, graph.Host))
+			if len(classes) > 0 && slices.Contains(s.spaces, graph.Disk) {
+				away = append(away, resting(classes, graph.Disk))
 			}
 		}
 	}
@@ -306,10 +310,48 @@ func (s *searcher) presets(b base, set *moveSet) []*point {
 	return list
 }
 
-// wholePlacements are classes on the host, each a step further than the one
-// before.
-var wholePlacements = []string{"", "optimizer=host", "activations=host", "optimizer=host,activations=host", "optimizer=host,parameters=host,activations=host",
-	"optimizer=host,parameters=host,gradients=host,activations=host"}
+// wholePlacements are classes that leave the device, each row a step further than the
+// one before.
+var wholePlacements = [][]graph.Class{nil, {graph.Optimizer}, {graph.Activations}, {graph.Optimizer, graph.Activations}, {graph.Optimizer, graph.Parameters, graph.Activations},
+	{graph.Optimizer, graph.Parameters, graph.Gradients, graph.Activations}}
+
+// resting has whole classes in a space.
+func resting(classes []graph.Class, space graph.Space) (o offload.Options) {
+	for _, c := range classes {
+		switch c {
+		case graph.Optimizer:
+			o.Optimizer = space
+		case graph.Parameters:
+			o.Parameters = space
+		case graph.Gradients:
+			o.Gradients = space
+		default:
+			o.Activations = space
+		}
+	}
+	return o
+}
+
+// policyOf is a policy for all units.
+func policyOf(p recompute.Policy) recompute.Options {
+	return recompute.Options{Rules: []recompute.Rule{{Policy: p, Unit: "*"}}}
+}
+
+// isFull says that everything is computed again.
+func isFull(o recompute.Options) bool {
+	return len(o.Drop) == 0 && len(o.Rules) == 1 && o.Rules[0] == recompute.Rule{Policy: recompute.Full, Unit: "*"}
+}
+
+// compareOrders is cmp.Compare for orders of micro-batches: layer order first.
+func compareOrders(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
+}
 
 // branch finds what fits of a base: the offers of its ladders, and the presets.
 // A base is no faster than it is without any move, unless a class that leaves saves
@@ -358,17 +400,18 @@ func (s *searcher) branch(b base, saves bool, best float64) (found []*point) {
 // classes cost more time than best, and where it is over a cap with everything computed
 // again.
 func (s *searcher) ready(b base, set *moveSet, from *measured, best float64) (found []*point) {
-	blocked := map[string]bool{}
+	blocked := map[string]bool{} // by placement
 	list := s.presets(b, set)
 	slices.Reverse(list) // the most that is computed again first
 	for _, p := range list {
 		seconds := from.seconds
 		for _, mv := range set.moves {
-			if mv.kind == placeMove && strings.Contains(p.away, mv.class.String()+"="+mv.space.String()) {
+			if mv.kind == placeMove && p.away.Whole(mv.class) == mv.space {
 				seconds += mv.seconds
 			}
 		}
-		if blocked[p.away] || s.perToken(p, seconds)*(1-dip) >= best {
+		away := p.away.String()
+		if blocked[away] || s.perToken(p, seconds)*(1-dip) >= best {
 			continue
 		}
 		m := s.measure(p)
@@ -377,7 +420,7 @@ func (s *searcher) ready(b base, set *moveSet, from *measured, best float64) (fo
 		}
 		if _, ok := s.over(m, margins{}); !ok {
 			s.refused(p, m)
-			blocked[p.away] = p.again == "full"
+			blocked[away] = isFull(p.again)
 			continue
 		}
 		found = append(found, s.expect(p, m))
@@ -391,7 +434,7 @@ const worthAnOrder = 1.01
 
 // notWorth says that a base in layer order wins nothing over the same in micro order.
 func (s *searcher) notWorth(b base, from *measured) bool {
-	if !b.layers || s.cfg.asksLayers() {
+	if !b.layers || s.spec.LayerOrder {
 		return false
 	}
 	b.layers = false
@@ -537,7 +580,7 @@ func (s *searcher) confirm(all []*point) (best *Forecast, at *point, err error) 
 		if best != nil {
 			later++
 		}
-		f, fail := predict(c, s.machine, early)
+		f, fail := predict(c, s.machine, 0, early)
 		if fail == nil {
 			fail = f.Plan.Fit()
 		}
@@ -584,7 +627,7 @@ func (s *searcher) nearest() *Forecast {
 	if s.smallest == nil {
 		return nil
 	}
-	f, err := predict(s.whole(s.smallest), s.machine, whole)
+	f, err := predict(s.whole(s.smallest), s.machine, 0, whole)
 	if err != nil {
 		return nil
 	}

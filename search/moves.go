@@ -1,14 +1,15 @@
-package train
+package search
 
 import (
 	"cmp"
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/offload"
+	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/recompute"
 )
 
@@ -27,6 +28,7 @@ type move struct {
 	kind          moveKind
 	before, after string // the buffers' names around the layer's number
 	also          string // "", or the end of the names of others that go with them
+	alone         bool   // one buffer, of a block that stands alone; its name is before
 	first, last   int    // layers that have them; last −1: the model's last
 	class         graph.Class
 	space         graph.Space
@@ -37,7 +39,8 @@ type move struct {
 // moveSet is what one kind of micro-batch offers.
 type moveSet struct {
 	moves                []move
-	recompute, offload   string
+	recompute            recompute.Options
+	offload              offload.Options
 	canDrop, canOffload  bool
 	dropCount, parkCount int
 }
@@ -51,33 +54,36 @@ const smallestMove = 1.0 / 32
 
 // newMoveSet finds the moves of a configuration with the model's own number of
 // layers. spaces are the tiers that activations and classes may go to.
-func newMoveSet(cfg Config, layers int, drop bool, spaces []graph.Space, m *cost.Machine) (*moveSet, error) {
-	set := &moveSet{recompute: cfg.Recompute, offload: cfg.Offload, canDrop: drop, canOffload: len(spaces) > 0}
+func newMoveSet(s Spec, drop bool, spaces []graph.Space, m *cost.Machine) (*moveSet, error) {
+	set := &moveSet{recompute: s.Recompute, offload: s.Offload, canDrop: drop, canOffload: len(spaces) > 0}
 	if drop {
-		set.recompute = "none"
+		set.recompute, s.Recompute, s.Auto = recompute.Options{}, recompute.Options{}, false
 	}
-	few := cfg
-	few.layers = min(layers, 3) // they are alike
-	if len(cfg.Freeze) > 0 {
-		few.layers = layers
+	layers := s.Layers
+	few := min(layers, 3) // they are alike
+	if s.Frozen {
+		few = layers
 	}
-	few.Recompute = set.recompute
-	fwd, conf, _, err := passesOf(&few)
+	at, err := s.passes(few)
 	if err != nil {
 		return nil, err
 	}
-	p, list, err := cfg.plans().Candidates(fwd, conf)
+	p, list, err := s.Plans.Candidates(at.Forward, at.Config)
 	if err != nil {
 		return nil, err
 	}
-	groups := groupsOf(p, list, m, cfg.Accum)
+	groups := groupsOf(p, list, m, s.Accum)
 	largest := 0.0
 	for i := range groups {
 		g := &groups[i]
-		if cfg.inLayers() {
-			g.bytes *= float64(cfg.Accum) // the micro-batches' are there at once
+		if s.inLayers() {
+			g.bytes *= float64(s.Accum) // the micro-batches' are there at once
 		}
-		if len(cfg.Freeze) == 0 {
+		if g.alone {
+			largest = max(largest, g.bytes)
+			continue
+		}
+		if !s.Frozen {
 			g.first, g.last = 0, layers-1
 		}
 		n := float64(g.last - g.first + 1)
@@ -85,7 +91,7 @@ func newMoveSet(cfg Config, layers int, drop bool, spaces []graph.Space, m *cost
 		if g.seconds > 0 {
 			g.seconds *= n
 		}
-		if len(cfg.Freeze) == 0 {
+		if !s.Frozen {
 			g.last = -1
 		}
 		largest = max(largest, g.bytes)
@@ -94,14 +100,14 @@ func newMoveSet(cfg Config, layers int, drop bool, spaces []graph.Space, m *cost
 	if drop {
 		for _, g := range groups {
 			if g.seconds >= 0 {
-				set.moves = append(set.moves, move{kind: dropMove, before: g.before, after: g.after, also: g.also, first: g.first, last: g.last, bytes: g.bytes, seconds: g.seconds})
+				set.moves = append(set.moves, move{kind: dropMove, before: g.before, after: g.after, also: g.also, alone: g.alone, first: g.first, last: g.last, bytes: g.bytes, seconds: g.seconds})
 				set.dropCount++
 			}
 		}
 	}
 	for _, space := range spaces {
 		for _, g := range groups {
-			set.moves = append(set.moves, move{kind: parkMove, before: g.before, after: g.after, also: g.also, first: g.first, last: g.last, space: space, bytes: g.bytes})
+			set.moves = append(set.moves, move{kind: parkMove, before: g.before, after: g.after, also: g.also, alone: g.alone, first: g.first, last: g.last, space: space, bytes: g.bytes})
 		}
 		for _, class := range []graph.Class{graph.Optimizer, graph.Parameters, graph.Gradients} {
 			set.moves = append(set.moves, move{kind: placeMove, class: class, space: space})
@@ -120,24 +126,38 @@ type group struct {
 	bytes               float64 // of one layer
 	seconds             float64 // to make one layer's again, a step; −1: cannot be dropped
 	act                 graph.BufID
+	alone               bool // one buffer, of a block that stands alone
 }
 
-// groupsOf puts the candidates of a program together by kind.
+// groupsOf puts the candidates of a program together by kind. Those of blocks that
+// stand alone are kinds of their own where they are most of what there is: beside many
+// layers they are not worth a choice.
 func groupsOf(p *graph.Program, list []recompute.Candidate, m *cost.Machine, accum int) (groups []group) {
 	buffer := map[graph.BufID]int{} // group of the first layer's
+	var alone, repeated int64
+	for _, c := range list {
+		if _, _, ok := p.BlockOf(c.Unit).Cut(c.Name); ok {
+			repeated += c.Bytes
+		} else {
+			alone += c.Bytes
+		}
+	}
 	for _, c := range list {
 		block := p.BlockOf(c.Unit)
 		before, after, ok := block.Cut(c.Name)
-		if !ok {
-			continue // of a block that stands alone
-		}
 		layer := block.Index
+		if !ok {
+			if alone <= repeated {
+				continue
+			}
+			before, after, layer = c.Name, "", 0
+		}
 		at := slices.IndexFunc(groups, func(g group) bool { return g.before == before && g.after == after })
 		if at >= 0 {
 			groups[at].last = layer
 			continue
 		}
-		g := group{before: before, after: after, first: layer, last: layer, bytes: float64(c.Bytes), seconds: -1, act: graph.NoBuf}
+		g := group{before: before, after: after, first: layer, last: layer, alone: !ok, bytes: float64(c.Bytes), seconds: -1, act: graph.NoBuf}
 		if n := len(c.Ops); n > 0 && c.Ops[n-1].Kind == graph.Linear && len(c.Ops[n-1].Out) > 1 && c.Ops[n-1].Out[1].Buf == c.Buf {
 			g.act = c.Ops[n-1].Out[0].Buf // a pre-activation: the product makes both again
 		}
@@ -158,7 +178,7 @@ func groupsOf(p *graph.Program, list []recompute.Candidate, m *cost.Machine, acc
 		k, ok := buffer[pre.act]
 		if act := &groups[k]; pre.act != graph.NoBuf && ok && act.seconds >= 0 {
 			if pre.seconds/(pre.bytes+act.bytes) <= act.seconds/act.bytes {
-				act.also, act.bytes, act.seconds = pre.after, act.bytes+pre.bytes, pre.seconds
+				act.also, act.bytes, act.seconds = pre.ending(), act.bytes+pre.bytes, pre.seconds
 				pre.bytes = 0
 			} else {
 				pre.seconds -= act.seconds
@@ -168,15 +188,44 @@ func groupsOf(p *graph.Program, list []recompute.Candidate, m *cost.Machine, acc
 	return groups
 }
 
+// ending is what tells a group's buffers from others of their layer: the end of their
+// names, or the name of one that is alone.
+func (g *group) ending() string {
+	if g.alone {
+		return g.before
+	}
+	return g.after
+}
+
+// patterns are the names of the first n layers' buffers.
+func (m *move) patterns(n int) (list []string) {
+	if m.alone {
+		list = append(list, m.before)
+	} else {
+		list = append(list, fmt.Sprintf("%s{%d-%d}%s", m.before, m.first, m.first+n-1, m.after))
+	}
+	switch {
+	case m.also == "":
+	case m.alone:
+		list = append(list, m.also)
+	default:
+		list = append(list, fmt.Sprintf("%s{%d-%d}%s", m.before, m.first, m.first+n-1, m.also))
+	}
+	return list
+}
+
 // find returns the index of a move; −1: there is none.
-func (set *moveSet) find(kind moveKind, after string, class graph.Class, space graph.Space) int {
+func (set *moveSet) find(kind moveKind, like *move, class graph.Class, space graph.Space) int {
 	return slices.IndexFunc(set.moves, func(m move) bool {
-		return m.kind == kind && m.after == after && m.class == class && m.space == space
+		return m.kind == kind && m.before == like.before && m.after == like.after && m.class == class && m.space == space
 	})
 }
 
 // layers are those that have the move's buffers in a model of n layers.
 func (m *move) layers(n int) int {
+	if m.alone {
+		return 1
+	}
 	if m.last < 0 {
 		return n - m.first
 	}
@@ -189,91 +238,88 @@ func layersOf(share float64, n int) int { return min(n, int(math.Ceil(share*floa
 // percentOf is a share in whole percent.
 func percentOf(share float64) int { return int(math.Ceil(share*100 - 1e-9)) }
 
-// texts writes a mix as the values of --recompute and --offload for a model of n
-// layers.
-func (set *moveSet) texts(x mix, n int) (recompute, offload string) {
-	recompute, offload = set.recompute, set.offload
-	patterns := func(i int) (list []string) {
-		m := &set.moves[i]
-		for _, end := range []string{m.after, m.also} {
-			if end != "" {
-				list = append(list, fmt.Sprintf("%s{%d-%d}%s", m.before, m.first, m.first+layersOf(x[i], m.layers(n))-1, end))
-			}
-		}
-		return list
-	}
+// options are what a mix comes to for a model of n layers.
+func (set *moveSet) options(x mix, n int) (again recompute.Options, away offload.Options) {
+	again, away = set.recompute, set.offload
 	var drops []string
 	wholes := 0
-	gone := map[string]bool{} // activations that leave in all layers
-	for i, m := range set.moves {
-		if m.kind == dropMove && x[i] > 0 {
-			drops = append(drops, patterns(i)...)
-			if k := m.layers(n); layersOf(x[i], k) == k {
-				wholes++
-				gone[m.after] = true
-			}
+	gone := 0 // activations that are dropped in all layers
+	for i := range set.moves {
+		m := &set.moves[i]
+		if m.kind != dropMove || x[i] <= 0 {
+			continue
+		}
+		k := layersOf(x[i], m.layers(n))
+		drops = append(drops, m.patterns(k)...)
+		if k == m.layers(n) {
+			wholes++
+			gone++
 		}
 	}
 	switch {
 	case len(drops) == 0:
 	case wholes == set.dropCount:
-		recompute = "full"
+		again = policyOf(recompute.Full)
 	default:
-		recompute = "drop:" + strings.Join(drops, ",")
+		again = recompute.Options{Drop: drops}
 	}
 	if !set.canOffload {
-		return recompute, offload
+		return again, away
 	}
-	var parts []string
+	away = offload.Options{}
 	for _, class := range []graph.Class{graph.Optimizer, graph.Parameters, graph.Gradients} {
-		var tiers []string
-		total := 0.0
-		for i, m := range set.moves {
-			if m.kind == placeMove && m.class == class {
-				total += x[i]
-			}
-		}
-		for i, m := range set.moves {
-			if m.kind != placeMove || m.class != class || x[i] <= 0 {
-				continue
-			}
-			tier := m.space.String()
-			if rest := total >= 1 && !slices.ContainsFunc(set.moves[i+1:], func(o move) bool {
-				return o.kind == placeMove && o.class == class && x[set.find(placeMove, "", class, o.space)] > 0
-			}); !rest {
-				tier += fmt.Sprintf(":%d%%", percentOf(x[i]))
-			}
-			tiers = append(tiers, tier)
-		}
-		if len(tiers) > 0 {
-			parts = append(parts, class.String()+"="+strings.Join(tiers, "+"))
+		away = away.With(set.shares(x, class))
+	}
+	return again, away.With(set.parked(x, n, gone))
+}
+
+// shares are the parts of a class of units' buffers that leave the device.
+func (set *moveSet) shares(x mix, class graph.Class) (parts []offload.Part) {
+	var mine []int
+	total := 0.0
+	for i, m := range set.moves {
+		if m.kind == placeMove && m.class == class && x[i] > 0 {
+			mine = append(mine, i)
+			total += x[i]
 		}
 	}
-	var tiers []string
-	all := map[graph.Space]int{}
+	for k, i := range mine {
+		p := offload.Part{Class: class, Space: set.moves[i].space, Share: float64(percentOf(x[i])) / 100}
+		if total >= 1 && k == len(mine)-1 {
+			p.Share = 0 // the rest
+		}
+		parts = append(parts, p)
+	}
+	return parts
+}
+
+// parked are the activations that wait off the device, where so many kinds are dropped
+// in all layers.
+func (set *moveSet) parked(x mix, n, gone int) (parts []offload.Part) {
 	for _, space := range []graph.Space{graph.Host, graph.Disk} {
 		var names []string
-		kinds := 0
-		for i, m := range set.moves {
-			if m.kind == parkMove && m.space == space && x[i] > 0 {
-				names = append(names, patterns(i)...)
-				kinds++
-				if k := m.layers(n); layersOf(x[i], k) == k {
-					all[space]++
-				}
+		kinds, wholes := 0, 0
+		for i := range set.moves {
+			m := &set.moves[i]
+			if m.kind != parkMove || m.space != space || x[i] <= 0 {
+				continue
+			}
+			k := layersOf(x[i], m.layers(n))
+			names = append(names, m.patterns(k)...)
+			kinds++
+			if k == m.layers(n) {
+				wholes++
 			}
 		}
-		if len(names) > 0 {
-			tiers = append(tiers, space.String()+":"+strings.Join(names, ";"))
-			if all[space] == kinds && all[space]+len(gone) == set.parkCount {
-				tiers[len(tiers)-1] = space.String()
-			}
+		switch {
+		case kinds == 0:
+		case wholes == kinds && wholes+gone == set.parkCount:
+			parts = append(parts, offload.Part{Class: graph.Activations, Space: space})
+		default:
+			parts = append(parts, offload.Part{Class: graph.Activations, Space: space, Buffers: names})
 		}
 	}
-	if len(tiers) > 0 {
-		parts = append(parts, "activations="+strings.Join(tiers, "+"))
-	}
-	return recompute, strings.Join(parts, ",")
+	return parts
 }
 
 // rung is a step of a ladder: a share of a move.
@@ -410,7 +456,7 @@ func (set *moveSet) ladder(m *cost.Machine, forward float64, passes int, t tieri
 			hostFree -= mv.bytes
 			return i, true
 		}
-		return set.find(mv.kind, mv.after, mv.class, graph.Disk), t == hostThenDisk
+		return set.find(mv.kind, mv, mv.class, graph.Disk), t == hostThenDisk
 	}
 	for _, a := range acts {
 		free := a.bytes <= slack
@@ -443,4 +489,25 @@ func (set *moveSet) ladder(m *cost.Machine, forward float64, passes int, t tieri
 		rungs[i] = e.rung
 	}
 	return rungs
+}
+
+// Mixed is what is dropped and parked where share says how much of each kind of
+// activation, by the end of its buffers' names, is computed again and waits in each of
+// spaces: 0, none, to 1, that of all layers.
+func Mixed(s Spec, spaces []graph.Space, m *cost.Machine, share func(kind string) float64) (recompute.Options, offload.Options, error) {
+	if s.Plans == nil {
+		s.Plans = &plan.Shared{}
+	}
+	set, err := newMoveSet(s, true, spaces, m)
+	if err != nil {
+		return recompute.Options{}, offload.Options{}, err
+	}
+	x := make(mix, len(set.moves))
+	for i, mv := range set.moves {
+		if mv.kind != placeMove {
+			x[i] = share(mv.after)
+		}
+	}
+	again, away := set.options(x, s.Layers)
+	return again, away, nil
 }

@@ -1,4 +1,4 @@
-package train
+package search
 
 import (
 	"cmp"
@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/plan"
 )
 
@@ -22,7 +23,7 @@ type Explanation struct {
 
 // BufferGroup is buffers that differ by their layer alone.
 type BufferGroup struct {
-	Buffers string      `json:"buffers"` // a pattern, as --recompute and --offload take it
+	Buffers string      `json:"buffers"` // a pattern of names (graph.MatchName)
 	Count   int         `json:"count"`
 	Bytes   int64       `json:"bytes"`
 	Space   graph.Space `json:"-"` // where they wait
@@ -39,10 +40,10 @@ type ClassPlace struct {
 	AllBytes int64
 }
 
-// Explain reads a forecast's program.
-func Explain(f *Forecast) Explanation {
-	p := f.Plan.Program
-	e := Explanation{RecomputeSeconds: f.Step.Pass[graph.Recompute]}
+// Explain reads a plan's program, whose step takes so long.
+func Explain(pl *plan.Plan, step *cost.Run) Explanation {
+	p := pl.Program
+	e := Explanation{RecomputeSeconds: step.Pass[graph.Recompute]}
 	groups := map[string]*BufferGroup{}
 	add := func(list *[]string, kind, name string, b *graph.Buffer, space graph.Space) {
 		key, layer, bytes := name, -1, b.Bytes()
@@ -97,7 +98,7 @@ func Explain(f *Forecast) Explanation {
 		return list
 	}
 	e.Recomputed, e.Parked = finish(again), finish(parked)
-	e.Placed = placed(p, f.Plan.Layout.Offset)
+	e.Placed = placed(p, pl.Layout.Offset)
 	return e
 }
 

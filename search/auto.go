@@ -1,0 +1,85 @@
+package search
+
+import (
+	"math"
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/recompute"
+)
+
+// Chosen is what Spec.Auto came to.
+type Chosen struct {
+	Recompute recompute.Options
+	Outcome   Outcome
+	// Need is what a rank takes of device memory in bytes, and Capacity its cap, of
+	// Nothing.
+	Need, Capacity int64
+	// Buffers of AllBuffers activations are computed again, Bytes of a micro-batch, and
+	// the step takes so many times as long: of Some.
+	Buffers, AllBuffers int
+	Bytes               int64
+	Slower              float64
+}
+
+// Outcome is how Spec.Auto ended.
+type Outcome int
+
+// Outcomes.
+const (
+	NoCap      Outcome = iota // nothing is computed again: device memory has no cap
+	Nothing                   // nothing needs to be
+	Some                      // some buffers are
+	Everything                // with less it does not fit
+	NotEnough                 // everything is, and that alone does not make it fit
+)
+
+// chooseRecompute finds the buffers that are best computed again on a machine. It does
+// the same everywhere that the configuration and the machine's rates are the same. The
+// forecast is that of the choice, where it was planned whole; otherwise nil.
+func chooseRecompute(spec Spec, m *cost.Machine) (*Chosen, *Forecast, error) {
+	spec.Recompute, spec.Auto = recompute.Options{}, false
+	s := newSearcher(spec, m, true, nil)
+	b := spec.asBase()
+	set, err := s.moves(b)
+	if err != nil {
+		return nil, nil, err
+	}
+	from := s.measure(s.plain(b, set))
+	if from.err != nil {
+		return nil, nil, from.err
+	}
+	limit := spec.Capacity[graph.Device]
+	if limit == 0 {
+		return &Chosen{Outcome: NoCap}, nil, nil
+	}
+	found := s.climb(b, set, onDevice, margins{}, math.Inf(1))
+	if len(found) == 0 {
+		return &Chosen{Recompute: policyOf(recompute.Full), Outcome: NotEnough}, nil, nil
+	}
+	slices.SortStableFunc(found, comparePoints)
+	f, at, _ := s.confirm(found)
+	if f == nil {
+		return &Chosen{Recompute: policyOf(recompute.Full), Outcome: Everything}, nil, nil
+	}
+	c := &Chosen{Recompute: f.Spec.Recompute, Outcome: Some}
+	f.Chosen = c
+	if !c.Recompute.Active() {
+		c.Outcome, c.Need, c.Capacity = Nothing, f.Plan.Layout.Spaces[graph.Device].Peak+spec.Outside[graph.Device], limit
+		return c, f, nil
+	}
+	saved := 0.0
+	for i := range set.moves {
+		mv := &set.moves[i]
+		n := mv.layers(s.layers)
+		c.AllBuffers += n
+		if at.x[i] > 0 {
+			k := layersOf(at.x[i], n)
+			c.Buffers += k
+			saved += mv.bytes * float64(k) / float64(n)
+		}
+	}
+	c.Bytes, c.Slower = int64(saved), f.Step.Seconds/from.seconds
+	return c, f, nil
+}

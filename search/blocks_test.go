@@ -1,0 +1,62 @@
+package search
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/recompute"
+)
+
+// autoencoder has two units of its own, "enc" and "dec", and no block that repeats.
+func autoencoder() *job {
+	return &job{build: func(sh Shape) (*graph.Program, error) {
+		const vocab, width, inner = 64, 32, 512
+		b := graph.NewBuilder()
+		normal := graph.Normal(0.02)
+		b.Unit("enc")
+		x := b.Embed("enc.embed", b.Tokens(int64(sh.Batch), int64(sh.Seq)), b.Param("enc.table", normal, vocab, width))
+		x = b.Activation("enc.act", b.Linear("enc.up", x, b.Param("enc.up.weight", normal, inner, width), graph.Value{}, graph.LinearAttr{TransW: true}), graph.ActGELUTanh)
+		x = b.Linear("enc.down", x, b.Param("enc.down.weight", normal, width, inner), graph.Value{}, graph.LinearAttr{TransW: true})
+		b.Unit("dec")
+		x = b.Activation("dec.act", b.Linear("dec.up", x, b.Param("dec.up.weight", normal, inner, width), graph.Value{}, graph.LinearAttr{TransW: true}), graph.ActGELUTanh)
+		x = b.Linear("dec.down", x, b.Param("dec.down.weight", normal, width, inner), graph.Value{}, graph.LinearAttr{TransW: true})
+		b.HeadLoss("loss", x, b.Param("dec.head.weight", normal, vocab, width), b.Targets(int64(sh.Batch), int64(sh.Seq)))
+		return b.Program()
+	}}
+}
+
+// What may be computed again or parked comes from the program: a model whose units are
+// called anything, none of which repeats, is searched as well.
+func TestBlocksComeFromTheProgram(t *testing.T) {
+	s := autoencoder().spec(1, 8, 128)
+	hw := CPUHardware(2)
+	free, err := Predict(s, hw.Machine(1))
+	require.NoError(t, err)
+	s.Capacity[graph.Device] = free.Plan.Layout.Spaces[graph.Device].Peak * 3 / 4
+	s.Auto = true
+	f, err := Predict(s, hw.Machine(1))
+	require.NoError(t, err)
+	require.True(t, f.Fits())
+	require.Equal(t, Some, f.Chosen.Outcome)
+	require.NotEmpty(t, f.Spec.Recompute.Drop)
+	for _, name := range f.Spec.Recompute.Drop {
+		require.Regexp(t, `^(enc|dec)\.`, name)
+	}
+	again, err := recompute.Parse(f.Spec.Recompute.String())
+	require.NoError(t, err)
+	require.Equal(t, again, f.Spec.Recompute)
+	s.Auto = false
+	fitted, err := Fit(s, Given{}, nil, 0, hw)
+	require.NoError(t, err)
+	require.True(t, fitted.Fits())
+	asked, err := Predict(s, hw.Machine(1))
+	require.NoError(t, err)
+	require.False(t, asked.Fits())
+	ways, _ := WaysOut(asked, hw)
+	require.True(t, slices.ContainsFunc(ways, func(w Way) bool {
+		return slices.ContainsFunc(w.Changes, func(c Change) bool { return c.Field == Recompute })
+	}), "%v", ways)
+}

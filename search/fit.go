@@ -1,0 +1,367 @@
+package search
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/recompute"
+)
+
+// Given are the choices that Fit leaves as they are.
+type Given struct {
+	Stage, Prefetch, Batch, Accum, LayerOrder, Precision, Recompute, Offload bool
+	// SameBatch keeps Batch, where the bits depend on it.
+	SameBatch bool
+}
+
+// Fitted is the outcome of a search for the fastest configuration that fits.
+type Fitted struct {
+	*Forecast
+	Tried int // configurations that were planned
+	// Batches and Precisions say that Batch and Accum, and Precision, were chosen.
+	Batches, Precisions bool
+	// Preferred is the rate of products in the precision that the hardware prefers over
+	// that of fp32, where that is why it was chosen; 0: it is not.
+	Preferred float64
+	RunnersUp []RunnerUp
+	Others    []OtherStage
+}
+
+// RunnerUp is what fits too.
+type RunnerUp struct {
+	Spec   Spec
+	Slower float64 // its time a token over the best one's
+	Device int64   // bytes of device memory
+}
+
+// OtherStage is a stage that nothing was found to fit at.
+type OtherStage struct {
+	Stage  int
+	Slower float64 // the time of a token with memory for everything, over the best one's
+}
+
+// NothingFits is what a search says that found no configuration within the caps.
+type NothingFits struct {
+	Tried    int
+	Smallest *Forecast // of what was tried, the nearest to the caps; nil: nothing could be planned
+	// Batches and Precisions are Fitted's.
+	Batches, Precisions bool
+	What                string // what was allowed to change
+	// HostShare is the cap on host memory where it was assumed; 0: it was not.
+	HostShare int64
+}
+
+func (e *NothingFits) Error() string {
+	if e.Smallest == nil {
+		return fmt.Sprintf("no configuration of %d could be planned", e.Tried)
+	}
+	return fmt.Sprintf("nothing of %d configurations fits (%s): %v", e.Tried, e.What, e.Unwrap())
+}
+
+// Unwrap returns the *plan.DoesNotFit errors of the nearest.
+func (e *NothingFits) Unwrap() error {
+	if e.Smallest == nil {
+		return nil
+	}
+	return e.Smallest.Plan.Fit()
+}
+
+// RowsError refuses rows of a step over all ranks that no choice divides.
+type RowsError struct {
+	Rows, Ranks  int
+	Batch, Accum int // as given: they do not give those rows; 0: the ranks do not divide them
+}
+
+func (e *RowsError) Error() string {
+	if e.Batch > 0 {
+		return fmt.Sprintf("%d rows over %d ranks are %d a rank, which a batch of %d and an accumulation of %d do not give", e.Rows, e.Ranks, e.Rows/e.Ranks, e.Batch, e.Accum)
+	}
+	return fmt.Sprintf("%d rows are not a multiple of %d ranks", e.Rows, e.Ranks)
+}
+
+// fitDomain is what a search may choose from, beside the moves.
+type fitDomain struct {
+	rows       int      // of a rank and step, to make of batch and accum; 0: both are given
+	batches    [][2]int // batch, accum
+	zeros      []int
+	prefetches []int
+	precisions []precision.Precision
+	preferred  bool   // the precision is the hardware's choice
+	orders     []bool // in layer order or not
+	sharded    bool   // over several ranks
+	moves      bool   // something may rest off the device
+}
+
+// mostLayered is the most micro-batches that a search puts in layer order: the program
+// has all of them, and what is saved grows little beyond.
+const mostLayered = 32
+
+// inOrders lists the orders of accum micro-batches that are worth a look at a stage.
+// Without anything that each micro-batch gathers, reduces or fetches for itself, layer
+// order wins nothing.
+func (d *fitDomain) inOrders(accum, zero int) []bool {
+	if len(d.orders) < 2 {
+		return d.orders
+	}
+	if accum == 1 || accum > mostLayered || !d.moves && !(d.sharded && zero >= 2) {
+		return []bool{false}
+	}
+	return d.orders
+}
+
+// freeOrders are the orders of micro-batches that may be chosen for a configuration.
+func (s *Spec) freeOrders(given bool) []bool {
+	if given {
+		return []bool{s.LayerOrder}
+	}
+	return []bool{false, true}
+}
+
+// saysPrecision: what was chosen is a precision too.
+func (d fitDomain) saysPrecision() bool { return d.preferred || len(d.precisions) > 1 }
+
+// bases are all combinations of a domain.
+func (d fitDomain) bases() (list []base) {
+	for _, p := range d.precisions {
+		for _, b := range d.batches {
+			for _, z := range d.zeros {
+				for _, ahead := range d.prefetches {
+					if ahead == 2 && z < 3 && len(d.prefetches) > 1 {
+						continue // further ahead is for gathers
+					}
+					for _, layers := range d.inOrders(b[1], z) {
+						list = append(list, base{b[0], b[1], z, ahead, p, layers && b[1] > 1})
+					}
+				}
+			}
+		}
+	}
+	return list
+}
+
+// Fit chooses what is not given so that s is fastest by prediction on hw and fits.
+// Activations are computed again or parked one kind and layer at a time, and units'
+// states leave the device by shares, those first that free the most bytes for a second;
+// disk is used where there is a tier. allowed adds precisions to choose from. With rows,
+// of a step over all ranks, it chooses batch and accum too, where not given; the error
+// is a *RowsError where they do not divide. It is deterministic. Where nothing fits, the
+// error is a *NothingFits.
+func Fit(s Spec, given Given, allowed []precision.Precision, rows int, hw Hardware) (*Fitted, error) {
+	preferred := hw.Prefer != precision.FP32 && !given.Precision && s.Precision == precision.FP32
+	if preferred {
+		s.Precision = hw.Prefer
+	}
+	assumed := hw.assumed(&s)
+	d, err := newFitDomain(&s, given, allowed, rows)
+	if err != nil {
+		return nil, err
+	}
+	d.preferred = preferred
+	drop := !given.Recompute || s.Auto
+	if s.Auto {
+		s.Recompute, s.Auto = recompute.Options{}, false
+	}
+	var spaces []graph.Space
+	if !given.Offload {
+		spaces = s.tiers()
+	}
+	w := newSearcher(s, hw.Machine(s.Ranks), drop, spaces)
+	layers := 0
+	if w.folded {
+		layers = foldedLayers[0]
+	}
+	if _, err := predict(w.spec, w.machine, layers, bounds); err != nil { // what is wrong with all of them
+		return nil, err
+	}
+	all := w.search(d.bases())
+	best, at, err := w.confirm(all)
+	if best == nil {
+		var refused *plan.DoesNotFit
+		if err != nil && !errors.As(err, &refused) {
+			return nil, err
+		}
+		e := &NothingFits{Tried: w.tried, Smallest: w.nearest(), What: d.what(drop, spaces), Batches: rows > 0, Precisions: d.saysPrecision()}
+		if assumed {
+			e.HostShare = s.Capacity[graph.Host]
+		}
+		if e.Smallest != nil && e.Smallest.Fits() { // its lower bound was over the folded line
+			return w.fitted(d, without(assumed, e.Smallest), w.smallest, all), nil
+		}
+		return nil, e
+	}
+	return w.fitted(d, without(assumed, best), at, all), nil
+}
+
+// tiers are the places that buffers may leave the device for.
+func (s *Spec) tiers() []graph.Space {
+	if s.Disk {
+		return []graph.Space{graph.Host, graph.Disk}
+	}
+	return []graph.Space{graph.Host}
+}
+
+// mostRunnersUp are told of what fits too.
+const mostRunnersUp = 3
+
+// fitted says what was found, and what else fits.
+func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) *Fitted {
+	out := &Fitted{Forecast: best, Tried: s.tried, Batches: d.rows > 0, Precisions: d.saysPrecision()}
+	if d.preferred {
+		m := s.machine.Matrix
+		out.Preferred = m[best.Spec.Precision.DType()] / m[graph.F32]
+	}
+	type kind struct {
+		base
+		tier tiering
+	}
+	seen, kinds := map[string]bool{keyOf(&best.Spec): true}, map[kind]bool{{at.base, at.tier}: true}
+	speed := 1 / best.TokensPerSecond()
+	for _, p := range all {
+		c := s.whole(p)
+		key := keyOf(&c)
+		k := kind{p.base, p.tier}
+		if kinds[k] || seen[key] {
+			continue
+		}
+		kinds[k] = true
+		if len(out.RunnersUp) == mostRunnersUp {
+			break
+		}
+		seen[key] = true
+		out.RunnersUp = append(out.RunnersUp, RunnerUp{c, p.perToken / speed, p.device})
+	}
+	tried := map[int]bool{}
+	for _, p := range all {
+		tried[p.zero] = true
+	}
+	for _, z := range d.zeros {
+		b := at.base
+		b.zero = z
+		if tried[z] || b.zero == best.Spec.Stage {
+			continue
+		}
+		set, err := s.moves(b)
+		if err != nil {
+			continue
+		}
+		if m := s.measure(s.plain(b, set)); m.err == nil {
+			out.Others = append(out.Others, OtherStage{z, s.perToken(&point{base: b}, m.seconds) / speed})
+		}
+	}
+	return out
+}
+
+func newFitDomain(s *Spec, given Given, allowed []precision.Precision, globalBatch int) (fitDomain, error) {
+	d := fitDomain{zeros: []int{3, 2, 1, 0}, prefetches: []int{1, 0, 2}, batches: [][2]int{{s.Batch, s.Accum}}, precisions: []precision.Precision{s.Precision},
+		orders: s.freeOrders(given.LayerOrder), sharded: s.Ranks > 1, moves: !given.Offload || s.Offload.Active()}
+	if given.Stage || s.Ranks == 1 {
+		d.zeros = []int{s.Stage} // every stage is the same on one rank
+	}
+	if given.Prefetch {
+		d.prefetches = []int{s.Prefetch}
+	}
+	for _, p := range allowed {
+		if !slices.Contains(d.precisions, p) {
+			d.precisions = append(d.precisions, p)
+		}
+	}
+	if globalBatch == 0 {
+		return d, nil
+	}
+	if globalBatch%s.Ranks != 0 {
+		return d, &RowsError{Rows: globalBatch, Ranks: s.Ranks}
+	}
+	rows := globalBatch / s.Ranks
+	d.rows, d.batches = rows, nil
+	for b := rows; b >= 1; b-- { // the largest micro-batch first
+		if rows%b != 0 || (given.Batch || given.SameBatch) && b != s.Batch || given.Accum && rows/b != s.Accum {
+			continue
+		}
+		d.batches = append(d.batches, [2]int{b, rows / b})
+	}
+	if len(d.batches) == 0 {
+		return d, &RowsError{Rows: globalBatch, Ranks: s.Ranks, Batch: s.Batch, Accum: s.Accum}
+	}
+	s.Batch, s.Accum = d.batches[len(d.batches)-1][0], d.batches[len(d.batches)-1][1]
+	return d, nil
+}
+
+// what says what a search could change, for a person.
+func (d fitDomain) what(drop bool, spaces []graph.Space) string {
+	var parts []string
+	add := func(on bool, text string) {
+		if on {
+			parts = append(parts, text)
+		}
+	}
+	add(len(d.zeros) > 1, "stage")
+	add(len(d.batches) > 1, "micro-batch")
+	add(len(d.precisions) > 1, "precision")
+	add(len(d.prefetches) > 1, "prefetch")
+	add(len(d.orders) > 1 && slices.ContainsFunc(d.batches, func(b [2]int) bool { return b[1] > 1 }), "order of micro-batches")
+	add(drop, "recomputation")
+	for _, s := range spaces {
+		add(true, "offload to "+s.String())
+	}
+	if len(parts) == 0 {
+		return "nothing was free to choose"
+	}
+	return "free to choose: " + strings.Join(parts, ", ")
+}
+
+// Hardware is what a plan's time is predicted on.
+type Hardware struct {
+	// Machine gives the rates of one of so many ranks.
+	Machine func(ranks int) *cost.Machine
+	// NodeSize is the ranks of a node where ranks are counted in nodes; 0: they are
+	// not.
+	NodeSize int
+	// HalfPrecision says that products of 16-bit operands have units of their own.
+	HalfPrecision bool
+	// Larger lists devices with more memory that could take the place of this one.
+	Larger []LargerDevice
+	// HostShare is what a rank may have of its server's memory in bytes where
+	// Spec.Capacity caps nothing: neither a search nor a way out goes beyond
+	// it, whatever would be faster. 0: anything goes.
+	HostShare int64
+	// Prefer is the precision that Fit takes where none was given: one that the
+	// device has units for, as bf16. fp32: that of the Spec.
+	Prefer precision.Precision
+}
+
+// assumed caps the host memory of a configuration that has no cap of its own by
+// the server's share, and says whether it did.
+func (hw *Hardware) assumed(s *Spec) bool {
+	if s.Capacity[graph.Host] > 0 || hw.HostShare == 0 {
+		return false
+	}
+	s.Capacity[graph.Host] = hw.HostShare
+	return true
+}
+
+// without takes an assumed cap out of what was planned with it.
+func without(assumed bool, f *Forecast) *Forecast {
+	if assumed && f != nil {
+		f.Spec.Capacity[graph.Host], f.Plan.Config.Capacity[graph.Host] = 0, 0
+	}
+	return f
+}
+
+// LargerDevice is a device that a plan could move to.
+type LargerDevice struct {
+	Name            string
+	Memory, Outside int64 // bytes
+	HostShare       int64 // bytes; see Hardware
+	Machine         func(ranks int) *cost.Machine
+}
+
+// CPUHardware is a CPU device with so many threads, before it is calibrated.
+func CPUHardware(threads int) Hardware {
+	return Hardware{Machine: func(ranks int) *cost.Machine { return cost.CPU(threads, ranks) }}
+}

@@ -1,0 +1,85 @@
+package search
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/recompute"
+)
+
+// Choosing buffer by buffer is never slower than the best of all whole policies
+// and classes: whichever of them would be faster does not fit. The same search has
+// the same outcome.
+func TestFitIsAsFastAsAnyWholeChoice(t *testing.T) {
+	c, hw := gpt2(2, 256).spec(2, 4, 128), CPUHardware(2)
+	c.Capacity[graph.Device] = 22 << 20
+	got, err := Fit(c, Given{}, nil, 0, hw)
+	require.NoError(t, err)
+	require.True(t, got.Fits())
+	require.NoError(t, got.Plan.Fit())
+	faster, slower := 0, 0
+	for z := range 4 {
+		for p := range 2 {
+			for _, r := range []recompute.Options{{}, policyOf(recompute.Selective), policyOf(recompute.Full)} {
+				for _, o := range wholePlacements {
+					one := c
+					one.Stage, one.Prefetch, one.Recompute, one.Offload = z, p, r, resting(o, graph.Host)
+					f, err := predict(one, hw.Machine(2), 0, bounds)
+					if err != nil { // a class that this stage cannot place
+						require.ErrorContains(t, err, "offload")
+						continue
+					}
+					if f.TokensPerSecond()*(1-1e-9) <= got.TokensPerSecond() {
+						slower++
+						continue
+					}
+					faster++
+					f, err = predict(one, hw.Machine(2), 0, early) // an error where its lower bounds are over the cap
+					require.False(t, err == nil && f.Fits(), "stage %d, prefetch %d, %v, %v fits and is faster", z, p, r, o)
+				}
+			}
+		}
+	}
+	require.Positive(t, faster)
+	require.Positive(t, slower)
+	again, err := Fit(c, Given{}, nil, 0, hw)
+	require.NoError(t, err)
+	require.Equal(t, keyOf(&got.Spec), keyOf(&again.Spec))
+	require.Len(t, again.RunnersUp, len(got.RunnersUp))
+	for i, u := range got.RunnersUp {
+		require.Equal(t, keyOf(&u.Spec), keyOf(&again.RunnersUp[i].Spec))
+	}
+}
+
+// Planned at few layers and extended, memory and time are those of the whole
+// model, within what the search allows for.
+func TestExtrapolationOverLayers(t *testing.T) {
+	for _, change := range []func(*Spec){
+		func(*Spec) {},
+		func(c *Spec) { c.Stage, c.Accum = 1, 3 },
+		func(c *Spec) { c.Recompute, c.Prefetch = policyOf(recompute.Full), 0 },
+		func(c *Spec) { c.Recompute, c.Precision = policyOf(recompute.Selective), precision.BF16 },
+		func(c *Spec) { c.Offload = resting([]graph.Class{graph.Optimizer, graph.Activations}, graph.Host) },
+	} {
+		c := gpt2(36, 128).spec(4, 2, 128)
+		change(&c)
+		hw := Hardware{Machine: func(int) *cost.Machine { return cost.CPU(2, 4) }}
+		s := newSearcher(c, hw.Machine(4), false, nil)
+		require.True(t, s.folded)
+		p := c.asPoint()
+		m := s.extrapolate(&p)
+		require.NoError(t, m.err)
+		whole, err := Predict(c, hw.Machine(4))
+		require.NoError(t, err)
+		for sp, n := range m.need {
+			bound := whole.Plan.Layout.Spaces[sp].LowerBound + whole.Plan.Config.Outside[sp]
+			require.LessOrEqual(t, float64(n), foldedSlack*float64(bound), "%v: what fits would be left out", graph.Space(sp))
+			require.GreaterOrEqual(t, float64(n), 0.95*float64(bound), "%v", graph.Space(sp))
+		}
+		require.InEpsilon(t, whole.Step.Seconds, m.seconds, 0.02)
+	}
+}

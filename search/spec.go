@@ -1,0 +1,178 @@
+// Package search looks for configurations: the fastest that fits the caps, what makes
+// one fit that does not, and what is best computed again. It is pure: a Spec goes in,
+// Specs with their plans and predicted times come out, and nothing is read or written.
+// How choices are typed, and the sentences about them, are its callers'.
+package search
+
+import (
+	"errors"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/offload"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/recompute"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+// Shape is what the programs of a job depend on beside the job.
+type Shape struct {
+	Batch, Seq int // rows of a micro-batch of a rank, tokens of a row
+	// Layers replaces the model's number of repeated blocks where it is not 0: searches
+	// plan few of many that are alike.
+	Layers    int
+	Precision precision.Precision
+}
+
+// Job is what a search can't change. Its methods are called by several goroutines.
+type Job interface {
+	// At returns the forward programs of a shape, and what package plan takes beside
+	// them; of that the search replaces what a Spec has of its own. The error is of a
+	// shape that the job refuses.
+	At(Shape) (plan.Spec, error)
+	// Outside returns what a rank's process needs of each space outside its arenas, in
+	// bytes, with what the plan was told of it.
+	Outside(*plan.Plan) [graph.NumSpaces]int64
+}
+
+// Spec is a configuration: what a search may choose, and the job. A search changes
+// copies of it.
+type Spec struct {
+	Job   Job
+	Plans *plan.Shared // what plans have in common; nil: a search makes its own
+
+	Ranks, ShardSize int
+	Stage            int // of ZeRO
+	Batch, Seq       int // as Shape's
+	Accum            int
+	LayerOrder       bool // where there are several micro-batches
+	Prefetch         int
+	Precision        precision.Precision
+	Recompute        recompute.Options
+	Auto             bool // Recompute is to be chosen: as little as the cap on device memory asks for
+	Offload          offload.Options
+	// Disk says that there is a disk tier.
+	Disk bool
+	// Capacity caps each memory space of a rank in bytes, 0: no cap; Outside is what the
+	// rank's device and caches take of each.
+	Capacity, Outside [graph.NumSpaces]int64
+
+	Layers int  // repeated blocks of the model; 0 or 1: none repeat
+	Frozen bool // some parameters are not trained: layers differ
+	// AutoOn is the machine by whose rates Auto chooses for so many ranks; nil: the
+	// one that the time is predicted on.
+	AutoOn func(ranks int) *cost.Machine
+	// OrderChosen says that a search chose LayerOrder against what was asked for.
+	OrderChosen bool
+}
+
+// inLayers says whether each block runs all micro-batches before the next one.
+func (s *Spec) inLayers() bool { return s.Accum > 1 && s.LayerOrder }
+
+// Forecast is a plan with its predicted time.
+type Forecast struct {
+	Spec Spec // with Recompute as it was chosen
+	Plan *plan.Plan
+	Step *cost.Run // of section "step"
+	// Chosen is what Spec.Auto came to; nil: it was not asked for.
+	Chosen *Chosen
+}
+
+// Fits says whether the plan is within its caps.
+func (f *Forecast) Fits() bool { return f.Plan.Fit() == nil }
+
+// TokensPerSecond is the predicted speed of all ranks together.
+func (f *Forecast) TokensPerSecond() float64 {
+	s := &f.Spec
+	return float64(s.Ranks) * float64(s.Batch) * float64(s.Accum) * float64(s.Seq) / f.Step.Seconds
+}
+
+// depth is how far a configuration is planned.
+type depth int
+
+const (
+	whole  depth = iota
+	early        // as whole, but a *plan.DoesNotFit where the largest sum of live buffers is over a cap
+	bounds       // lower bounds of the peaks alone, fit or not
+)
+
+// Predict plans a configuration and predicts the time of a step on a machine. That the
+// plan does not fit is no error here.
+func Predict(s Spec, m *cost.Machine) (*Forecast, error) { return predict(s, m, 0, whole) }
+
+// predict is Predict of a model of so many layers, 0 for its own, to a depth.
+func predict(s Spec, m *cost.Machine, layers int, to depth) (*Forecast, error) {
+	var chosen *Chosen
+	if s.Auto {
+		rates := m
+		if s.AutoOn != nil {
+			rates = s.AutoOn(s.Ranks)
+		}
+		a, f, err := chooseRecompute(s, rates)
+		if err != nil {
+			return nil, err
+		}
+		if f != nil && rates == m {
+			return f, nil
+		}
+		chosen, s.Recompute, s.Auto = a, a.Recompute, false
+	}
+	p, err := s.build(layers, to)
+	if err != nil {
+		return nil, err
+	}
+	run, err := cost.Simulate(p.Program, "step", m)
+	if err != nil {
+		return nil, err
+	}
+	return &Forecast{Spec: s, Plan: p, Step: run, Chosen: chosen}, nil
+}
+
+// Plan plans a configuration whose Recompute is chosen.
+func Plan(s Spec) (*plan.Plan, error) { return s.build(0, whole) }
+
+// Choose finds what is best computed again where Spec.Auto asks for it, on a machine.
+func Choose(s Spec, m *cost.Machine) (*Chosen, error) {
+	c, _, err := chooseRecompute(s, m)
+	return c, err
+}
+
+// build plans a configuration for a model of so many layers, 0 for its own, to a depth.
+func (s *Spec) build(layers int, to depth) (*plan.Plan, error) {
+	at, err := s.passes(layers)
+	if err != nil {
+		return nil, err
+	}
+	at.Early, at.BoundsOnly = to == early, to == bounds
+	p, err := s.Plans.Build(at.Forward, at.Config)
+	if err != nil {
+		return nil, err
+	}
+	p.Config.Outside = s.Job.Outside(p)
+	return p, nil
+}
+
+// Passes is what package plan takes for a configuration whose Recompute is chosen.
+func (s *Spec) Passes() (plan.Spec, error) { return s.passes(0) }
+
+// passes is what package plan takes for a model of so many layers, 0 for its own.
+func (s *Spec) passes(layers int) (plan.Spec, error) {
+	if s.Auto {
+		return plan.Spec{}, errors.New("search: what is computed again has not been chosen")
+	}
+	at, err := s.Job.At(Shape{s.Batch, s.Seq, layers, s.Precision})
+	if err != nil {
+		return at, err
+	}
+	c := &at.Config
+	c.Ranks, c.ShardSize, c.Accum, c.LayerOrder, c.Prefetch = s.Ranks, s.ShardSize, s.Accum, s.inLayers(), s.Prefetch
+	c.Stage = zero.Stage(s.Stage)
+	c.Precision, c.Capacity, c.Outside = s.Precision, s.Capacity, s.Outside
+	chunk := c.Offload.Chunk
+	c.Recompute, c.Offload = s.Recompute, s.Offload
+	if c.Offload.Chunk = chunk; chunk == 0 && c.Offload.Active() {
+		c.Offload.Chunk = plan.OffloadChunk(at.Forward.Train, at.Config)
+	}
+	return at, nil
+}

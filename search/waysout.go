@@ -1,0 +1,482 @@
+package search
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/offload"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/recompute"
+)
+
+// What a way out costs beside time.
+const (
+	sameJob      = iota // the same steps, the same numbers, the same ranks
+	moreDisk            // a folder for the disk tier
+	otherNumbers        // another precision
+	moreHardware        // more ranks, or larger ones
+	smallerJob          // shorter rows
+)
+
+// Way is a change of a configuration that makes it fit.
+type Way struct {
+	Forecast *Forecast
+	Changes  []Change // what it changes of the configuration as it was asked for
+	// Slowdown is the predicted time of a token over that of the configuration as
+	// asked, if it had fitted; ranks together.
+	Slowdown float64
+	Cost     string // "", "a disk", "other numbers", "more ranks", "a larger GPU", "a smaller job"
+
+	order int
+}
+
+// NoWay says what was tried where nothing makes a configuration fit.
+type NoWay struct {
+	Nearest *Forecast // the plan nearest to the caps, of the same job on the same ranks
+	// Batches says that its Batch is not the one that was asked for.
+	Batches bool
+	Tried   int      // configurations planned
+	Beyond  []string // what else was tried
+}
+
+// mostWays are printed of the changes that keep the job as it is.
+const mostWays = 3
+
+// wayFinder looks for changes of a configuration.
+type wayFinder struct {
+	spec     Spec // as asked
+	typed    Spec // the same as it was written: Auto stays so
+	hw       Hardware
+	perToken float64 // s of a token of a rank, as asked
+	ways     []Way
+	main     *searcher // same ranks, same device
+	tried    int
+	assumed  bool // the cap on host memory is the hardware's share
+}
+
+// WaysOut looks for changes that make a configuration fit which does not: single
+// ones (stage, shard size, prefetch, recomputation, placement, micro-batch), the
+// fastest of their combinations, and where there are not two of those, ones that
+// need a disk, other numbers, more or larger devices, or shorter rows. Each was
+// planned, and fits; those that keep the job come first, then the fastest. Where
+// there are none, the second result says what came nearest.
+func WaysOut(asked *Forecast, hw Hardware) ([]Way, *NoWay) {
+	spec := asked.Spec
+	assumed := hw.assumed(&spec)
+	typed := spec
+	typed.Auto = asked.Chosen != nil
+	w := &wayFinder{spec: spec, typed: typed, hw: hw, perToken: float64(spec.Ranks) / asked.TokensPerSecond(), assumed: assumed}
+	w.main = newSearcher(spec, hw.Machine(spec.Ranks), true, spec.tiers())
+	w.spec.Plans = w.main.spec.Plans
+	w.singles()
+	w.combined()
+	if len(w.ways) == 0 || len(w.ways) == 1 && len(w.ways[0].Changes) > 2 {
+		w.beyond()
+	}
+	slices.SortStableFunc(w.ways, func(a, b Way) int {
+		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Slowdown, b.Slowdown))
+	})
+	w.tried += w.main.tried
+	if len(w.ways) > 0 {
+		return w.ways, nil
+	}
+	no := &NoWay{Nearest: w.main.nearest(), Tried: w.tried}
+	if no.Nearest != nil {
+		no.Batches = no.Nearest.Spec.Batch != spec.Batch
+	}
+	no.Beyond = w.beyondNames()
+	return nil, no
+}
+
+// add plans a changed configuration whole and keeps it as a way where it fits.
+func (w *wayFinder) add(c Spec, m *cost.Machine, order int, costs string, device string) bool {
+	list := changes(&w.typed, &c, w.hw.NodeSize, device)
+	if len(list) == 0 || w.has(list) {
+		return false
+	}
+	f, err := predict(c, m, 0, early)
+	if err != nil || !f.Fits() || w.idleDisk(f) {
+		return false
+	}
+	w.keep(f, list, order, costs)
+	return true
+}
+
+// has says whether a way is known.
+func (w *wayFinder) has(list []Change) bool {
+	return slices.ContainsFunc(w.ways, func(o Way) bool { return slices.Equal(o.Changes, list) })
+}
+
+// idleDisk says that a configuration was given a disk and leaves it empty: it is
+// another way with a change too many.
+func (w *wayFinder) idleDisk(f *Forecast) bool {
+	return f.Spec.Disk != w.spec.Disk && f.Plan.Layout.Spaces[graph.Disk].Peak == 0
+}
+
+func (w *wayFinder) keep(f *Forecast, list []Change, order int, costs string) {
+	without(w.assumed, f)
+	w.ways = append(w.ways, Way{Changes: list, Forecast: f, order: order, Cost: costs,
+		Slowdown: float64(f.Spec.Ranks) / f.TokensPerSecond() / w.perToken})
+}
+
+// asPoint is the configuration as a point of the search.
+func (s *Spec) asPoint() point {
+	return point{base: s.asBase(), again: s.Recompute, auto: s.Auto, away: s.Offload, tier: presetTier}
+}
+
+// singles tries one change at a time. Of one kind, the fastest that fits by its
+// lower bound is planned whole.
+func (w *wayFinder) singles() {
+	s := newSearcher(w.spec, w.main.machine, false, nil)
+	defer func() {
+		w.tried += s.tried
+		if n := s.smallest; n != nil && (w.main.smallest == nil || s.excess < w.main.excess) {
+			w.main.smallest, w.main.excess = n, s.excess
+		}
+	}()
+	kinds := w.changesOfOne(w.spec.asPoint())
+	// The lower bounds of all of them, at the same time.
+	var all []*point
+	for _, k := range kinds {
+		all = append(all, k...)
+	}
+	plan.Parallel(len(all), func(i int) { s.bound(all[i]) })
+	var best []*point
+	for _, k := range kinds {
+		k = slices.DeleteFunc(slices.Clone(k), func(p *point) bool { return p.perToken == 0 })
+		slices.SortStableFunc(k, comparePoints)
+		best = append(best, k[:min(len(k), 2)]...)
+	}
+	slices.SortStableFunc(best, comparePoints)
+	done := map[Field]bool{}
+	for _, p := range best {
+		c := s.whole(p)
+		list := changes(&w.typed, &c, 0, "")
+		if len(list) > 0 && !done[list[0].Field] && len(w.ways) < mostWays-1 {
+			done[list[0].Field] = w.add(c, s.machine, sameJob, "", "")
+		}
+	}
+	w.moreShards(s.machine)
+}
+
+// bound gives a point its time a token and its memory by its lower bounds; a time of 0
+// where it does not fit.
+func (s *searcher) bound(at *point) {
+	p := *at
+	if p.auto { // everything dropped: the least that it can need
+		p.auto, p.again = false, policyOf(recompute.Full)
+	}
+	m := s.measure(&p)
+	at.perToken = 0
+	if m.err != nil {
+		return
+	}
+	if _, ok := s.over(m, margins{}); ok {
+		at.perToken, at.device = s.perToken(&p, m.seconds), m.need[graph.Device]
+	} else {
+		s.refused(&p, m)
+	}
+}
+
+// moreShards shards over more ranks, the fewest that will do.
+func (w *wayFinder) moreShards(m *cost.Machine) {
+	if w.spec.ShardSize == 0 || len(w.ways) >= mostWays {
+		return
+	}
+	for n := w.spec.ShardSize + 1; n <= w.spec.Ranks; n++ {
+		if w.spec.Ranks%n != 0 || n%w.spec.ShardSize != 0 {
+			continue
+		}
+		c := w.spec
+		c.ShardSize = n
+		if fitsQuickly(c, m) && w.add(c, m, sameJob, "", "") {
+			return
+		}
+	}
+}
+
+// changesOfOne are the points that differ from one in one thing, by kind of change.
+func (w *wayFinder) changesOfOne(from point) (kinds [][]*point) {
+	kind := func(list ...*point) {
+		if len(list) > 0 {
+			kinds = append(kinds, list)
+		}
+	}
+	change := func(f func(*point)) *point {
+		p := from
+		f(&p)
+		return &p
+	}
+	var list []*point
+	for z := w.spec.Stage + 1; z <= 3 && w.spec.Ranks > 1; z++ {
+		list = append(list, change(func(p *point) { p.zero = z }))
+	}
+	kind(list...)
+	if w.spec.Prefetch > 0 {
+		kind(change(func(p *point) { p.prefetch = 0 }))
+	}
+	if !isFull(w.spec.Recompute) && !w.typed.Auto {
+		kind(change(func(p *point) { p.again, p.auto = recompute.Options{}, true }))
+	}
+	if from.layers {
+		kind(change(func(p *point) { p.layers = false }))
+	}
+	list = nil
+	other := func(away offload.Options) {
+		if away.String() != w.spec.Offload.String() {
+			list = append(list, change(func(p *point) { p.away = away }))
+		}
+	}
+	for _, classes := range wholePlacements {
+		other(resting(classes, graph.Host))
+		if len(classes) > 0 && w.spec.Disk {
+			other(resting(classes, graph.Disk))
+		}
+	}
+	kind(list...)
+	list = nil
+	for _, b := range splits(w.spec.Batch, w.spec.Accum) {
+		list = append(list, change(func(p *point) { p.batch, p.accum = b[0], b[1] }))
+	}
+	kind(list...)
+	return kinds
+}
+
+// fitsQuickly says whether a configuration fits by its lower bounds.
+func fitsQuickly(c Spec, m *cost.Machine) bool {
+	s := newSearcher(c, m, false, nil)
+	p := c.asPoint()
+	got := s.measure(&p)
+	_, ok := s.over(got, margins{})
+	return got.err == nil && ok
+}
+
+// splits are smaller micro-batches with as many rows a step.
+func splits(batch, accum int) (list [][2]int) {
+	for b := batch - 1; b >= 1; b-- {
+		if batch%b == 0 {
+			list = append(list, [2]int{b, accum * (batch / b)})
+		}
+	}
+	return list
+}
+
+// domain is everything that keeps the job: the rows of a rank stay the same.
+func (w *wayFinder) domain(split bool) fitDomain {
+	c := &w.spec
+	d := fitDomain{prefetches: []int{c.Prefetch}, batches: [][2]int{{c.Batch, c.Accum}}, precisions: []precision.Precision{c.Precision},
+		orders: c.freeOrders(false), sharded: c.Ranks > 1, moves: true}
+	for z := 3; z >= c.Stage; z-- {
+		if z == c.Stage || c.Ranks > 1 {
+			d.zeros = append(d.zeros, z)
+		}
+	}
+	if c.Prefetch > 0 {
+		d.prefetches = append(d.prefetches, 0)
+	}
+	if split {
+		d.batches = append(d.batches, splits(c.Batch, c.Accum)...)
+	}
+	return d
+}
+
+// worthMore is how much faster a combination must be than a single change.
+const worthMore = 0.98
+
+// combined looks for the fastest of all changes together: with shards over all
+// ranks first, where they are over fewer.
+func (w *wayFinder) combined() {
+	try := func(s *searcher, split bool) bool {
+		f, _, _ := s.confirm(s.search(w.domain(split).bases()))
+		if f == nil {
+			return false
+		}
+		list := changes(&w.typed, &f.Spec, 0, "")
+		slow := float64(f.Spec.Ranks) / f.TokensPerSecond() / w.perToken
+		if !w.has(list) && !slices.ContainsFunc(w.ways, func(o Way) bool { return slow > worthMore*o.Slowdown }) {
+			w.keep(f, list, sameJob, "")
+		}
+		return true
+	}
+	list := []*searcher{w.main}
+	if n := w.spec.ShardSize; n > 0 && n < w.spec.Ranks {
+		c := w.spec
+		c.ShardSize = c.Ranks
+		list = []*searcher{newSearcher(c, w.main.machine, true, w.main.spaces), w.main}
+	}
+	for _, s := range list {
+		found := try(s, false) || w.spec.Batch > 1 && try(s, true)
+		if s != w.main {
+			w.tried += s.tried
+		}
+		if found {
+			// Beside one that needs host memory, one that does not.
+			if last := &w.ways[len(w.ways)-1]; len(w.ways) < mostWays && last.Forecast.Spec.Offload.String() != w.spec.Offload.String() {
+				c := s.spec
+				c.Offload = offload.Options{}
+				t := newSearcher(c, s.machine, true, nil)
+				try(t, false)
+				w.tried += t.tried
+			}
+			return
+		}
+	}
+}
+
+// alternative is a row of changes of one kind beyond the job, each with more
+// room than the one before.
+type alternative struct {
+	name    string
+	order   int
+	costs   string
+	specs   []Spec
+	machine func(i int) *cost.Machine
+	device  func(i int) string
+}
+
+func (w *wayFinder) alternatives() (list []alternative) {
+	same := func(int) *cost.Machine { return w.main.machine }
+	none := func(int) string { return "" }
+	if !w.spec.Disk && w.spec.Capacity[graph.Host] > 0 {
+		c := w.spec
+		c.Disk = true
+		list = append(list, alternative{"a disk tier", moreDisk, "a disk", []Spec{c}, same, none})
+	}
+	if w.spec.Precision == precision.FP32 && w.hw.HalfPrecision {
+		c := w.spec
+		c.Precision = precision.BF16
+		list = append(list, alternative{"bf16", otherNumbers, "other numbers", []Spec{c}, same, none})
+	}
+	a := alternative{order: moreHardware, costs: "more ranks", device: none}
+	for ranks := w.spec.Ranks * 2; ranks <= 64*w.spec.Ranks && ranks <= 1<<15; ranks *= 2 {
+		c := w.spec
+		c.Ranks = ranks
+		if c.ShardSize > 0 {
+			c.ShardSize = ranks // a larger shard is what more ranks are for
+		}
+		a.specs = append(a.specs, c)
+	}
+	if len(a.specs) > 0 {
+		a.name = fmt.Sprintf("up to %d ranks", a.specs[len(a.specs)-1].Ranks)
+		a.machine = func(i int) *cost.Machine { return w.hw.Machine(a.specs[i].Ranks) }
+		list = append(list, a)
+	}
+	if len(w.hw.Larger) > 0 {
+		g := alternative{name: "GPUs up to " + w.hw.Larger[len(w.hw.Larger)-1].Name, order: moreHardware, costs: "a larger GPU"}
+		for _, d := range w.hw.Larger {
+			c := w.spec
+			c.Capacity[graph.Device], c.Outside[graph.Device] = d.Memory, d.Outside
+			if w.assumed && d.HostShare > 0 {
+				c.Capacity[graph.Host] = d.HostShare
+			}
+			g.specs = append(g.specs, c)
+		}
+		g.machine = func(i int) *cost.Machine { return w.hw.Larger[i].Machine(w.spec.Ranks) }
+		g.device = func(i int) string { return w.hw.Larger[i].Name }
+		list = append(list, g)
+	}
+	q := alternative{order: smallerJob, costs: "a smaller job", machine: same, device: none}
+	for seq := w.spec.Seq / 2; seq >= 16; seq /= 2 {
+		c := w.spec
+		c.Seq = seq
+		q.specs = append(q.specs, c)
+	}
+	if len(q.specs) > 0 {
+		q.name = fmt.Sprintf("rows down to %d tokens", q.specs[len(q.specs)-1].Seq)
+		list = append(list, q)
+	}
+	return list
+}
+
+func (w *wayFinder) beyondNames() (names []string) {
+	for _, a := range w.alternatives() {
+		names = append(names, a.name)
+	}
+	return names
+}
+
+// beyond finds, of each alternative, the least that does alone; or where none
+// does, the least that does with everything that keeps the job beside it.
+func (w *wayFinder) beyond() {
+	for _, a := range w.alternatives() {
+		alone := 0
+		for alone < len(a.specs) && !fitsQuickly(a.specs[alone], a.machine(alone)) {
+			alone++
+		}
+		if alone < len(a.specs) && w.add(a.specs[alone], a.machine(alone), a.order, a.costs, a.device(alone)) {
+			continue
+		}
+		lo, hi := 0, len(a.specs)
+		for lo < hi {
+			if mid := (lo + hi) / 2; w.feasible(a.specs[mid], a.machine(mid)) {
+				hi = mid
+			} else {
+				lo = mid + 1
+			}
+		}
+		if hi == len(a.specs) {
+			continue
+		}
+		if best := w.fastest(a.specs[hi], a.machine(hi)); best != nil {
+			c := best.Spec
+			if w.idleDisk(best) {
+				if len(w.ways) == 0 {
+					c.Disk = w.spec.Disk
+					w.add(c, w.main.machine, sameJob, "", "")
+				}
+				continue
+			}
+			w.keep(best, changes(&w.typed, &c, w.hw.NodeSize, a.device(hi)), a.order, a.costs)
+		}
+	}
+}
+
+// beside returns the search of everything that keeps the job, beside a change.
+func (w *wayFinder) beside(c Spec, m *cost.Machine) (*searcher, []base) {
+	d := w.domain(true)
+	d.precisions, d.orders = []precision.Precision{c.Precision}, []bool{c.inLayers()}
+	if c.Ranks > 1 {
+		d.zeros = []int{3}
+	}
+	return newSearcher(c, m, true, c.tiers()), d.bases()
+}
+
+// feasible says whether the smallest configurations that it knows fit by their
+// lower bounds.
+func (w *wayFinder) feasible(c Spec, m *cost.Machine) bool {
+	s, bases := w.beside(c, m)
+	b := bases[len(bases)-1] // the smallest micro-batch, without prefetch
+	set, err := s.moves(b)
+	if err != nil {
+		return false
+	}
+	points := s.presets(b, set)
+	slices.Reverse(points)
+	for _, p := range points {
+		m := s.measure(p)
+		if _, ok := s.over(m, margins{}); ok && m.err == nil {
+			w.tried += s.tried
+			return true
+		}
+	}
+	w.tried += s.tried
+	return false
+}
+
+// fastest returns the fastest plan of a changed configuration with everything
+// that keeps the job beside the change, of the micro-batch and prefetch distance
+// asked for and of the smallest ones; nil: nothing fits. Those between cost
+// seconds of search for each change and are seldom the best.
+func (w *wayFinder) fastest(c Spec, m *cost.Machine) *Forecast {
+	s, bases := w.beside(c, m)
+	if n := len(bases); n > 2 {
+		bases = []base{bases[0], bases[n-1]}
+	}
+	f, _, _ := s.confirm(s.search(bases))
+	w.tried += s.tried
+	return f
+}
