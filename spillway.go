@@ -118,20 +118,22 @@ func Passes(cfg Config, show func(pass string, p *graph.Program)) error {
 // offload) so that cfg is fastest by prediction on hw and fits. With globalBatch, the
 // rows of a step over all ranks, it chooses batch and accum too, where not given. It
 // is deterministic. Where nothing fits, the error is a *NothingFits.
-func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware) (*Fitted, error) {
-	return train.Fit(cfg, given, globalBatch, hw)
+func Fit(ctx context.Context, cfg Config, given func(flag string) bool, globalBatch int, hw Hardware) (*Fitted, error) {
+	return train.Fit(ctx, cfg, given, globalBatch, hw)
 }
 
 // FitHere is Fit for a run on this machine, or of a job on its hosts: also within what
 // the host with the least memory has for each of its ranks.
-func FitHere(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware) (*Fitted, error) {
-	return train.FitHere(cfg, given, globalBatch, hw)
+func FitHere(ctx context.Context, cfg Config, given func(flag string) bool, globalBatch int, hw Hardware) (*Fitted, error) {
+	return train.FitHere(ctx, cfg, given, globalBatch, hw)
 }
 
 // WaysOut looks for changes that make a configuration fit which does not. Each was
 // planned, and fits; those that keep the job come first, then the fastest. Where there
 // are none, the second result says what came nearest.
-func WaysOut(asked *Forecast, hw Hardware) ([]Way, *NoWay) { return train.WaysOut(asked, hw) }
+func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) {
+	return train.WaysOut(ctx, asked, hw)
+}
 
 // Work lends this process's ranks to the run that the job's first process leads.
 func Work(j *Job, warn func(string)) (began bool, err error) { return train.Work(j, warn) }

@@ -1,6 +1,7 @@
 package search
 
 import (
+	"context"
 	"math"
 	"slices"
 
@@ -38,9 +39,9 @@ const (
 // chooseRecompute finds the buffers that are best computed again on a machine. It does
 // the same everywhere that the configuration and the machine's rates are the same. The
 // forecast is that of the choice, where it was planned whole; otherwise nil.
-func chooseRecompute(spec Spec, m *cost.Machine) (*Chosen, *Forecast, error) {
+func chooseRecompute(ctx context.Context, spec Spec, m *cost.Machine) (*Chosen, *Forecast, error) {
 	spec.Recompute, spec.Auto = recompute.Options{}, false
-	s := newSearcher(spec, m, true, nil)
+	s := newSearcher(ctx, spec, m, true, nil)
 	b := spec.asBase()
 	set, err := s.moves(b)
 	if err != nil {
@@ -60,6 +61,9 @@ func chooseRecompute(spec Spec, m *cost.Machine) (*Chosen, *Forecast, error) {
 	}
 	slices.SortStableFunc(found, comparePoints)
 	f, at, _ := s.confirm(found)
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
 	if f == nil {
 		return &Chosen{Recompute: policyOf(recompute.Full), Outcome: Everything}, nil, nil
 	}

@@ -1,6 +1,7 @@
 package search
 
 import (
+	"context"
 	"slices"
 	"testing"
 
@@ -33,11 +34,11 @@ func autoencoder() *job {
 func TestBlocksComeFromTheProgram(t *testing.T) {
 	s := autoencoder().spec(1, 8, 128)
 	hw := CPUHardware(2)
-	free, err := Predict(s, hw.Machine(1))
+	free, err := Predict(t.Context(), s, hw.Machine(1))
 	require.NoError(t, err)
 	s.Capacity[graph.Device] = free.Plan.Layout.Spaces[graph.Device].Peak * 3 / 4
 	s.Auto = true
-	f, err := Predict(s, hw.Machine(1))
+	f, err := Predict(t.Context(), s, hw.Machine(1))
 	require.NoError(t, err)
 	require.True(t, f.Fits())
 	require.Equal(t, Some, f.Chosen.Outcome)
@@ -49,14 +50,35 @@ func TestBlocksComeFromTheProgram(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, again, f.Spec.Recompute)
 	s.Auto = false
-	fitted, err := Fit(s, Given{}, nil, 0, hw)
+	fitted, err := Fit(t.Context(), s, Given{}, nil, 0, hw)
 	require.NoError(t, err)
 	require.True(t, fitted.Fits())
-	asked, err := Predict(s, hw.Machine(1))
+	asked, err := Predict(t.Context(), s, hw.Machine(1))
 	require.NoError(t, err)
 	require.False(t, asked.Fits())
-	ways, _ := WaysOut(asked, hw)
+	ways, _ := WaysOut(t.Context(), asked, hw)
 	require.True(t, slices.ContainsFunc(ways, func(w Way) bool {
 		return slices.ContainsFunc(w.Changes, func(c Change) bool { return c.Field == Recompute })
 	}), "%v", ways)
+}
+
+// A search that is canceled ends with the context's error, and looks at nothing more.
+func TestSearchesAreCanceled(t *testing.T) {
+	s := gpt2(2, 64).spec(2, 4, 64)
+	s.Capacity[graph.Device] = 1 << 20
+	hw := CPUHardware(2)
+	asked, err := Predict(t.Context(), s, hw.Machine(2))
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = Fit(ctx, s, Given{}, nil, 0, hw)
+	require.ErrorIs(t, err, context.Canceled)
+	s.Auto = true
+	_, err = Predict(ctx, s, hw.Machine(2))
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = Choose(ctx, s, hw.Machine(2))
+	require.ErrorIs(t, err, context.Canceled)
+	ways, no := WaysOut(ctx, asked, hw)
+	require.Empty(t, ways)
+	require.NotNil(t, no)
 }

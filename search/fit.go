@@ -1,6 +1,7 @@
 package search
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -152,7 +153,7 @@ func (d fitDomain) bases() (list []base) {
 // of a step over all ranks, it chooses batch and accum too, where not given; the error
 // is a *RowsError where they do not divide. It is deterministic. Where nothing fits, the
 // error is a *NothingFits.
-func Fit(s Spec, given Given, allowed []precision.Precision, rows int, hw Hardware) (*Fitted, error) {
+func Fit(ctx context.Context, s Spec, given Given, allowed []precision.Precision, rows int, hw Hardware) (*Fitted, error) {
 	preferred := hw.Prefer != precision.FP32 && !given.Precision && s.Precision == precision.FP32
 	if preferred {
 		s.Precision = hw.Prefer
@@ -171,16 +172,19 @@ func Fit(s Spec, given Given, allowed []precision.Precision, rows int, hw Hardwa
 	if !given.Offload {
 		spaces = s.tiers()
 	}
-	w := newSearcher(s, hw.Machine(s.Ranks), drop, spaces)
+	w := newSearcher(ctx, s, hw.Machine(s.Ranks), drop, spaces)
 	layers := 0
 	if w.folded {
 		layers = foldedLayers[0]
 	}
-	if _, err := predict(w.spec, w.machine, layers, bounds); err != nil { // what is wrong with all of them
+	if _, err := predict(ctx, w.spec, w.machine, layers, bounds); err != nil { // what is wrong with all of them
 		return nil, err
 	}
 	all := w.search(d.bases())
 	best, at, err := w.confirm(all)
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	if best == nil {
 		var refused *plan.DoesNotFit
 		if err != nil && !errors.As(err, &refused) {

@@ -17,7 +17,7 @@ import (
 func TestFitIsAsFastAsAnyWholeChoice(t *testing.T) {
 	c, hw := gpt2(2, 256).spec(2, 4, 128), CPUHardware(2)
 	c.Capacity[graph.Device] = 22 << 20
-	got, err := Fit(c, Given{}, nil, 0, hw)
+	got, err := Fit(t.Context(), c, Given{}, nil, 0, hw)
 	require.NoError(t, err)
 	require.True(t, got.Fits())
 	require.NoError(t, got.Plan.Fit())
@@ -28,7 +28,7 @@ func TestFitIsAsFastAsAnyWholeChoice(t *testing.T) {
 				for _, o := range wholePlacements {
 					one := c
 					one.Stage, one.Prefetch, one.Recompute, one.Offload = z, p, r, resting(o, graph.Host)
-					f, err := predict(one, hw.Machine(2), 0, bounds)
+					f, err := predict(t.Context(), one, hw.Machine(2), 0, bounds)
 					if err != nil { // a class that this stage cannot place
 						require.ErrorContains(t, err, "offload")
 						continue
@@ -38,7 +38,7 @@ func TestFitIsAsFastAsAnyWholeChoice(t *testing.T) {
 						continue
 					}
 					faster++
-					f, err = predict(one, hw.Machine(2), 0, early) // an error where its lower bounds are over the cap
+					f, err = predict(t.Context(), one, hw.Machine(2), 0, early) // an error where its lower bounds are over the cap
 					require.False(t, err == nil && f.Fits(), "stage %d, prefetch %d, %v, %v fits and is faster", z, p, r, o)
 				}
 			}
@@ -46,7 +46,7 @@ func TestFitIsAsFastAsAnyWholeChoice(t *testing.T) {
 	}
 	require.Positive(t, faster)
 	require.Positive(t, slower)
-	again, err := Fit(c, Given{}, nil, 0, hw)
+	again, err := Fit(t.Context(), c, Given{}, nil, 0, hw)
 	require.NoError(t, err)
 	require.Equal(t, keyOf(&got.Spec), keyOf(&again.Spec))
 	require.Len(t, again.RunnersUp, len(got.RunnersUp))
@@ -68,12 +68,12 @@ func TestExtrapolationOverLayers(t *testing.T) {
 		c := gpt2(36, 128).spec(4, 2, 128)
 		change(&c)
 		hw := Hardware{Machine: func(int) *cost.Machine { return cost.CPU(2, 4) }}
-		s := newSearcher(c, hw.Machine(4), false, nil)
+		s := newSearcher(t.Context(), c, hw.Machine(4), false, nil)
 		require.True(t, s.folded)
 		p := c.asPoint()
 		m := s.extrapolate(&p)
 		require.NoError(t, m.err)
-		whole, err := Predict(c, hw.Machine(4))
+		whole, err := Predict(t.Context(), c, hw.Machine(4))
 		require.NoError(t, err)
 		for sp, n := range m.need {
 			bound := whole.Plan.Layout.Spaces[sp].LowerBound + whole.Plan.Config.Outside[sp]

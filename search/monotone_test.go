@@ -51,8 +51,8 @@ func TestLessMemoryIsNeverFaster(t *testing.T) {
 func lessIsNeverFaster(t *testing.T, c Spec, hw Hardware, global int, slack float64) {
 	d, err := newFitDomain(&c, Given{Stage: c.Stage != 3}, nil, global)
 	require.NoError(t, err)
-	s := newSearcher(c, hw.Machine(c.Ranks), true, c.tiers())
-	from, err := predict(s.spec, s.machine, 0, bounds)
+	s := newSearcher(t.Context(), c, hw.Machine(c.Ranks), true, c.tiers())
+	from, err := predict(t.Context(), s.spec, s.machine, 0, bounds)
 	require.NoError(t, err)
 	most := from.Plan.Layout.Spaces[graph.Device].LowerBound
 	type outcome struct {

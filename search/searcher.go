@@ -2,6 +2,7 @@ package search
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -31,6 +32,7 @@ const foldedSlack = 1.01
 
 // searcher plans configurations that differ in what a search decides.
 type searcher struct {
+	ctx     context.Context
 	spec    Spec
 	machine *cost.Machine
 	layers  int  // of the model
@@ -102,13 +104,13 @@ type measured struct {
 
 // newSearcher looks at a configuration. drop and spaces say what moves may be
 // made.
-func newSearcher(s Spec, m *cost.Machine, drop bool, spaces []graph.Space) *searcher {
+func newSearcher(ctx context.Context, s Spec, m *cost.Machine, drop bool, spaces []graph.Space) *searcher {
 	// Names and shares mean something else in a model of few layers.
 	named := !drop && namesBuffers(s.Recompute) || len(spaces) == 0 && namesParts(s.Offload)
 	if s.Plans == nil {
 		s.Plans = &plan.Shared{}
 	}
-	return &searcher{spec: s, machine: m, layers: s.Layers, folded: s.Layers > foldedFrom && !s.Frozen && !named,
+	return &searcher{ctx: ctx, spec: s, machine: m, layers: s.Layers, folded: s.Layers > foldedFrom && !s.Frozen && !named,
 		drop: drop, spaces: spaces, memo: map[string]*measured{}, sets: map[string]*moveSet{}}
 }
 
@@ -167,7 +169,7 @@ func (s *searcher) measure(p *point) *measured {
 
 // at plans a configuration for a model of so many layers, 0 for its own.
 func (s *searcher) at(c Spec, layers int) *measured {
-	f, err := predict(c, s.machine, layers, bounds)
+	f, err := predict(s.ctx, c, s.machine, layers, bounds)
 	if err != nil {
 		return &measured{err: err}
 	}
@@ -580,7 +582,7 @@ func (s *searcher) confirm(all []*point) (best *Forecast, at *point, err error) 
 		if best != nil {
 			later++
 		}
-		f, fail := predict(c, s.machine, 0, early)
+		f, fail := predict(s.ctx, c, s.machine, 0, early)
 		if fail == nil {
 			fail = f.Plan.Fit()
 		}
@@ -627,7 +629,7 @@ func (s *searcher) nearest() *Forecast {
 	if s.smallest == nil {
 		return nil
 	}
-	f, err := predict(s.whole(s.smallest), s.machine, 0, whole)
+	f, err := predict(s.ctx, s.whole(s.smallest), s.machine, 0, whole)
 	if err != nil {
 		return nil
 	}

@@ -5,6 +5,7 @@
 package search
 
 import (
+	"context"
 	"errors"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -98,18 +99,24 @@ const (
 )
 
 // Predict plans a configuration and predicts the time of a step on a machine. That the
-// plan does not fit is no error here.
-func Predict(s Spec, m *cost.Machine) (*Forecast, error) { return predict(s, m, 0, whole) }
+// plan does not fit is no error here. The error is ctx's where that is canceled, as of
+// all searches.
+func Predict(ctx context.Context, s Spec, m *cost.Machine) (*Forecast, error) {
+	return predict(ctx, s, m, 0, whole)
+}
 
 // predict is Predict of a model of so many layers, 0 for its own, to a depth.
-func predict(s Spec, m *cost.Machine, layers int, to depth) (*Forecast, error) {
+func predict(ctx context.Context, s Spec, m *cost.Machine, layers int, to depth) (*Forecast, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	var chosen *Chosen
 	if s.Auto {
 		rates := m
 		if s.AutoOn != nil {
 			rates = s.AutoOn(s.Ranks)
 		}
-		a, f, err := chooseRecompute(s, rates)
+		a, f, err := chooseRecompute(ctx, s, rates)
 		if err != nil {
 			return nil, err
 		}
@@ -133,8 +140,8 @@ func predict(s Spec, m *cost.Machine, layers int, to depth) (*Forecast, error) {
 func Plan(s Spec) (*plan.Plan, error) { return s.build(0, whole) }
 
 // Choose finds what is best computed again where Spec.Auto asks for it, on a machine.
-func Choose(s Spec, m *cost.Machine) (*Chosen, error) {
-	c, _, err := chooseRecompute(s, m)
+func Choose(ctx context.Context, s Spec, m *cost.Machine) (*Chosen, error) {
+	c, _, err := chooseRecompute(ctx, s, m)
 	return c, err
 }
 

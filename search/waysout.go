@@ -2,6 +2,7 @@ package search
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 
@@ -48,6 +49,7 @@ const mostWays = 3
 
 // wayFinder looks for changes of a configuration.
 type wayFinder struct {
+	ctx      context.Context
 	spec     Spec // as asked
 	typed    Spec // the same as it was written: Auto stays so
 	hw       Hardware
@@ -63,14 +65,15 @@ type wayFinder struct {
 // fastest of their combinations, and where there are not two of those, ones that
 // need a disk, other numbers, more or larger devices, or shorter rows. Each was
 // planned, and fits; those that keep the job come first, then the fastest. Where
-// there are none, the second result says what came nearest.
-func WaysOut(asked *Forecast, hw Hardware) ([]Way, *NoWay) {
+// there are none, the second result says what came nearest. Once ctx is canceled nothing
+// more is found.
+func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) {
 	spec := asked.Spec
 	assumed := hw.assumed(&spec)
 	typed := spec
 	typed.Auto = asked.Chosen != nil
-	w := &wayFinder{spec: spec, typed: typed, hw: hw, perToken: float64(spec.Ranks) / asked.TokensPerSecond(), assumed: assumed}
-	w.main = newSearcher(spec, hw.Machine(spec.Ranks), true, spec.tiers())
+	w := &wayFinder{ctx: ctx, spec: spec, typed: typed, hw: hw, perToken: float64(spec.Ranks) / asked.TokensPerSecond(), assumed: assumed}
+	w.main = newSearcher(w.ctx, spec, hw.Machine(spec.Ranks), true, spec.tiers())
 	w.spec.Plans = w.main.spec.Plans
 	w.singles()
 	w.combined()
@@ -98,7 +101,7 @@ func (w *wayFinder) add(c Spec, m *cost.Machine, order int, costs string, device
 	if len(list) == 0 || w.has(list) {
 		return false
 	}
-	f, err := predict(c, m, 0, early)
+	f, err := predict(w.ctx, c, m, 0, early)
 	if err != nil || !f.Fits() || w.idleDisk(f) {
 		return false
 	}
@@ -131,7 +134,7 @@ func (s *Spec) asPoint() point {
 // singles tries one change at a time. Of one kind, the fastest that fits by its
 // lower bound is planned whole.
 func (w *wayFinder) singles() {
-	s := newSearcher(w.spec, w.main.machine, false, nil)
+	s := newSearcher(w.ctx, w.spec, w.main.machine, false, nil)
 	defer func() {
 		w.tried += s.tried
 		if n := s.smallest; n != nil && (w.main.smallest == nil || s.excess < w.main.excess) {
@@ -193,7 +196,7 @@ func (w *wayFinder) moreShards(m *cost.Machine) {
 		}
 		c := w.spec
 		c.ShardSize = n
-		if fitsQuickly(c, m) && w.add(c, m, sameJob, "", "") {
+		if fitsQuickly(w.ctx, c, m) && w.add(c, m, sameJob, "", "") {
 			return
 		}
 	}
@@ -247,8 +250,8 @@ func (w *wayFinder) changesOfOne(from point) (kinds [][]*point) {
 }
 
 // fitsQuickly says whether a configuration fits by its lower bounds.
-func fitsQuickly(c Spec, m *cost.Machine) bool {
-	s := newSearcher(c, m, false, nil)
+func fitsQuickly(ctx context.Context, c Spec, m *cost.Machine) bool {
+	s := newSearcher(ctx, c, m, false, nil)
 	p := c.asPoint()
 	got := s.measure(&p)
 	_, ok := s.over(got, margins{})
@@ -306,7 +309,7 @@ func (w *wayFinder) combined() {
 	if n := w.spec.ShardSize; n > 0 && n < w.spec.Ranks {
 		c := w.spec
 		c.ShardSize = c.Ranks
-		list = []*searcher{newSearcher(c, w.main.machine, true, w.main.spaces), w.main}
+		list = []*searcher{newSearcher(w.ctx, c, w.main.machine, true, w.main.spaces), w.main}
 	}
 	for _, s := range list {
 		found := try(s, false) || w.spec.Batch > 1 && try(s, true)
@@ -318,7 +321,7 @@ func (w *wayFinder) combined() {
 			if last := &w.ways[len(w.ways)-1]; len(w.ways) < mostWays && last.Forecast.Spec.Offload.String() != w.spec.Offload.String() {
 				c := s.spec
 				c.Offload = offload.Options{}
-				t := newSearcher(c, s.machine, true, nil)
+				t := newSearcher(w.ctx, c, s.machine, true, nil)
 				try(t, false)
 				w.tried += t.tried
 			}
@@ -404,7 +407,7 @@ func (w *wayFinder) beyondNames() (names []string) {
 func (w *wayFinder) beyond() {
 	for _, a := range w.alternatives() {
 		alone := 0
-		for alone < len(a.specs) && !fitsQuickly(a.specs[alone], a.machine(alone)) {
+		for alone < len(a.specs) && !fitsQuickly(w.ctx, a.specs[alone], a.machine(alone)) {
 			alone++
 		}
 		if alone < len(a.specs) && w.add(a.specs[alone], a.machine(alone), a.order, a.costs, a.device(alone)) {
@@ -442,7 +445,7 @@ func (w *wayFinder) beside(c Spec, m *cost.Machine) (*searcher, []base) {
 	if c.Ranks > 1 {
 		d.zeros = []int{3}
 	}
-	return newSearcher(c, m, true, c.tiers()), d.bases()
+	return newSearcher(w.ctx, c, m, true, c.tiers()), d.bases()
 }
 
 // feasible says whether the smallest configurations that it knows fit by their

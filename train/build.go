@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -170,8 +171,8 @@ func (r *resolved) passes(cfg *Config) (conf plan.Config, err error) {
 }
 
 // build validates cfg, fills in what depends on the model, and plans.
-func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
-	r, s, err := settled(cfg)
+func build(ctx context.Context, cfg *Config) (*plan.Plan, hfconfig.Config, error) {
+	r, s, err := settled(ctx, cfg)
 	if err != nil {
 		return nil, hfconfig.Config{}, err
 	}
@@ -181,7 +182,7 @@ func build(cfg *Config) (*plan.Plan, hfconfig.Config, error) {
 
 // settled resolves cfg, with what is to be computed again chosen, and fills in what it
 // comes to.
-func settled(cfg *Config) (*resolved, search.Spec, error) {
+func settled(ctx context.Context, cfg *Config) (*resolved, search.Spec, error) {
 	r, err := resolve(*cfg)
 	if err != nil {
 		return nil, search.Spec{}, err
@@ -192,7 +193,7 @@ func settled(cfg *Config) (*resolved, search.Spec, error) {
 	}
 	*cfg = r.cfg
 	if s.Auto {
-		chosen, err := search.Choose(s, plannedHardware(cfg).Machine(cfg.Ranks))
+		chosen, err := search.Choose(ctx, s, plannedHardware(cfg).Machine(cfg.Ranks))
 		if err != nil {
 			return nil, s, err
 		}

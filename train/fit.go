@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -55,12 +56,12 @@ func (e *NothingFits) Error() string {
 // WithWays adds to the error what makes the configuration fit that the search
 // was not free to change, as a refusal without a search does: smaller
 // micro-batches, other precisions, more ranks. What --fit knows is never less.
-func (e *NothingFits) WithWays(cfg Config, hw Hardware) error {
+func (e *NothingFits) WithWays(ctx context.Context, cfg Config, hw Hardware) error {
 	asked, err := Predict(cfg, hw.Machine(cfg.Ranks))
 	if err != nil || asked.Fits {
 		return e
 	}
-	ways, no := WaysOut(asked, hw)
+	ways, no := WaysOut(ctx, asked, hw)
 	if len(ways) == 0 {
 		return e
 	}
@@ -119,7 +120,7 @@ func most(byClass []int64) string {
 // With globalBatch, the rows of a step over all ranks, it chooses batch and accum
 // too, where not given. It is deterministic. Where nothing fits, the error is a
 // *NothingFits.
-func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware) (*Fitted, error) {
+func Fit(ctx context.Context, cfg Config, given func(flag string) bool, globalBatch int, hw Hardware) (*Fitted, error) {
 	r, err := resolve(cfg)
 	if err != nil {
 		return nil, err
@@ -138,7 +139,7 @@ func Fit(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware)
 		}
 		allowed = append(allowed, p)
 	}
-	found, err := search.Fit(s, fixed, allowed, globalBatch, hw)
+	found, err := search.Fit(ctx, s, fixed, allowed, globalBatch, hw)
 	var rows *search.RowsError
 	var none *search.NothingFits
 	switch {

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -132,11 +133,11 @@ func (c *Config) inMachine() []graph.Space {
 // FitHere is Fit for a run on this machine, or of a job on its hosts: what a rank has
 // in the machine's own memory, in all spaces together, is also within its share of the
 // host with the least. What that takes of caps is in Fitted.Caps.
-func FitHere(cfg Config, given func(flag string) bool, globalBatch int, hw Hardware) (*Fitted, error) {
+func FitHere(ctx context.Context, cfg Config, given func(flag string) bool, globalBatch int, hw Hardware) (*Fitted, error) {
 	if err := cfg.greet(); err != nil {
 		return nil, err
 	}
-	best, err := Fit(cfg, given, globalBatch, hw)
+	best, err := Fit(ctx, cfg, given, globalBatch, hw)
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +150,7 @@ func FitHere(cfg Config, given func(flag string) bool, globalBatch int, hw Hardw
 	for _, caps := range cfg.splits(machine.share()) {
 		c := cfg
 		c.DeviceMemory, c.HostMemory = caps[graph.Device], caps[graph.Host]
-		found, err := Fit(c, given, globalBatch, hw)
+		found, err := Fit(ctx, c, given, globalBatch, hw)
 		if err == nil {
 			found.Caps = caps
 			found.Reasons = append(found.Reasons, fmt.Sprintf("within %s; the fastest without that limit takes %s a rank there", machine, plan.Bytes(needs)))

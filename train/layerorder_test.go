@@ -172,7 +172,7 @@ func TestFitTakesLayerOrder(t *testing.T) {
 	c.Poison, c.AccumOrder, c.Accum = false, microOrder, 8
 	c.Offload, c.Disk = "optimizer=disk,parameters=disk", t.TempDir()
 	fit := func(c Config, given ...string) *Fitted {
-		f, err := Fit(c, func(flag string) bool {
+		f, err := Fit(t.Context(), c, func(flag string) bool {
 			return slices.Contains(append(given, "zero", "offload", "recompute", "prefetch"), flag)
 		}, 0, CPUHardware(2))
 		require.NoError(t, err)

@@ -1,6 +1,8 @@
 package train
 
 import (
+	"context"
+
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -9,7 +11,7 @@ import (
 // program after each pass, in order.
 // It reads no weights and no data. That the plan does not fit is no error here.
 func Passes(cfg Config, show func(pass string, p *graph.Program)) error {
-	_, s, err := settled(&cfg)
+	_, s, err := settled(context.Background(), &cfg)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -52,7 +53,7 @@ func Predict(cfg Config, machine *cost.Machine) (*Forecast, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := search.Predict(s, machine)
+	f, err := search.Predict(context.Background(), s, machine)
 	if err != nil {
 		return nil, err
 	}

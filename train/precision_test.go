@@ -536,7 +536,7 @@ func TestInt8IsValidated(t *testing.T) {
 	}
 	c := tiny("gpt2")
 	c.Precision, c.Int8 = "bf16", []string{"gather", "activations"}
-	fitted, err := Fit(c, func(string) bool { return true }, 0, CPUHardware(1))
+	fitted, err := Fit(t.Context(), c, func(string) bool { return true }, 0, CPUHardware(1))
 	require.NoError(t, err)
 	require.Equal(t, c.Int8, fitted.Forecast.Config.Int8)
 

@@ -180,7 +180,7 @@ func TestFrozenCacheOverACap(t *testing.T) {
 		require.Equal(t, tier == graph.Host, strings.Contains(err.Error(), "the peak is at "), "disk has no arena: %v", err)
 
 		none := func(string) bool { return false }
-		_, err = Fit(c, none, 0, CPUHardware(1))
+		_, err = Fit(t.Context(), c, none, 0, CPUHardware(1))
 		require.ErrorAs(t, err, &refused)
 		if tier == graph.Disk {
 			require.ErrorContains(t, err, want)

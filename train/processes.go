@@ -2,6 +2,7 @@ package train
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/gob"
 	"encoding/hex"
@@ -251,7 +252,7 @@ func (t *Trainer) lend(program string, threads int) (err error) {
 	if t.platform, err = newPlatform(&t.cfg); err != nil {
 		return err
 	}
-	if err := t.fit(); err != nil {
+	if err := t.fit(context.Background()); err != nil {
 		return err
 	}
 	if own := programHash(t.plan); own != program {

@@ -56,17 +56,17 @@ func TestASearchOpensNoFile(t *testing.T) {
 	tried := 0
 	for _, limit := range []int64{30 << 20, 26 << 20, 22 << 20, 18 << 20} {
 		s.Capacity[graph.Device] = limit
-		found, err := search.Fit(s, search.Given{}, nil, 0, hw)
+		found, err := search.Fit(t.Context(), s, search.Given{}, nil, 0, hw)
 		require.NoError(t, err)
 		tried += found.Tried
 	}
 	require.Greater(t, tried, 160)
 	require.Zero(t, count())
 
-	asked, err := search.Predict(s, cost.CPU(2, c.Ranks))
+	asked, err := search.Predict(t.Context(), s, cost.CPU(2, c.Ranks))
 	require.NoError(t, err)
 	require.False(t, asked.Fits())
-	ways, _ := search.WaysOut(asked, hw)
+	ways, _ := search.WaysOut(t.Context(), asked, hw)
 	require.NotEmpty(t, ways)
 	require.Zero(t, count())
 }

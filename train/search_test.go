@@ -109,7 +109,7 @@ func TestFitMovesAShareOfTheStates(t *testing.T) {
 	none := c
 	none.Offload = ""
 	c.DeviceMemory = (peakOf(t, c) + peakOf(t, none)) / 2
-	got, err := Fit(c, keep, 0, CPUHardware(2))
+	got, err := Fit(t.Context(), c, keep, 0, CPUHardware(2))
 	require.NoError(t, err)
 	require.True(t, got.Fits)
 	require.Contains(t, got.Config.Offload, "%", got.Flags)
@@ -125,14 +125,14 @@ func TestFitMovesAShareOfTheStates(t *testing.T) {
 func TestFitUsesTheTiers(t *testing.T) {
 	c := demo(t)
 	c.DeviceMemory, c.HostMemory = 24<<20, 60<<20
-	_, err := Fit(c, nothingGiven, 0, CPUHardware(2))
+	_, err := Fit(t.Context(), c, nothingGiven, 0, CPUHardware(2))
 	var none *NothingFits
 	require.ErrorAs(t, err, &none)
 	require.NotNil(t, none.Smallest)
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
 	c.Disk = t.TempDir()
-	got, err := Fit(c, nothingGiven, 0, CPUHardware(2))
+	got, err := Fit(t.Context(), c, nothingGiven, 0, CPUHardware(2))
 	require.NoError(t, err)
 	require.True(t, got.Fits)
 	require.Positive(t, got.Plan.Layout.Spaces[graph.Disk].Peak)
@@ -146,11 +146,11 @@ func TestFitChoosesAllowedPrecisions(t *testing.T) {
 	hw := Hardware{Machine: func(ranks int) *cost.Machine { return g.Machine(ranks) }}
 	c := Default()
 	c.Model, c.Ranks, c.Batch, c.Seq, c.DeviceMemory = "gpt2-medium", 4, 4, 1024, g.Memory
-	got, err := Fit(c, nothingGiven, 0, hw)
+	got, err := Fit(t.Context(), c, nothingGiven, 0, hw)
 	require.NoError(t, err)
 	require.Equal(t, "fp32", got.Config.precision())
 	c.Allow = []string{"bf16"}
-	faster, err := Fit(c, nothingGiven, 0, hw)
+	faster, err := Fit(t.Context(), c, nothingGiven, 0, hw)
 	require.NoError(t, err)
 	require.Equal(t, "bf16", faster.Config.precision())
 	require.Contains(t, faster.Flags, "--precision bf16")
@@ -166,7 +166,7 @@ func TestNoWayOut(t *testing.T) {
 	c.DeviceMemory, c.HostMemory = 100<<10, 1<<20
 	asked, err := Predict(c, cost.CPU(2, 1))
 	require.NoError(t, err)
-	ways, no := WaysOut(asked, CPUHardware(2))
+	ways, no := WaysOut(t.Context(), asked, CPUHardware(2))
 	require.Empty(t, ways)
 	require.NotNil(t, no.Nearest)
 	near, was := no.Nearest.Plan.Layout.Spaces, asked.Plan.Layout.Spaces
@@ -177,7 +177,7 @@ func TestNoWayOut(t *testing.T) {
 	}
 	again, err := Predict(c, cost.CPU(2, 1))
 	require.NoError(t, err)
-	_, same := WaysOut(again, CPUHardware(2))
+	_, same := WaysOut(t.Context(), again, CPUHardware(2))
 	require.Equal(t, no.String(), same.String())
 	// The nearest plan, asked for, is what was said.
 	p, err := Predict(no.Nearest.Config, cost.CPU(2, 1))
@@ -193,14 +193,14 @@ func TestWaysOutOfTheHostsCap(t *testing.T) {
 	asked, err := Predict(c, cost.CPU(2, 1))
 	require.NoError(t, err)
 	require.False(t, asked.Fits)
-	ways, _ := WaysOut(asked, CPUHardware(2))
+	ways, _ := WaysOut(t.Context(), asked, CPUHardware(2))
 	require.NotEmpty(t, ways)
 	require.Equal(t, []string{"--offload", "none"}, ways[0].Args)
 	c.DeviceMemory, c.HostMemory, c.Disk = 34<<20, 59<<20, t.TempDir()
 	c.Recompute = "full"
 	asked, err = Predict(c, cost.CPU(2, 1))
 	require.NoError(t, err)
-	ways, no := WaysOut(asked, CPUHardware(2))
+	ways, no := WaysOut(t.Context(), asked, CPUHardware(2))
 	require.NotEmpty(t, ways, "%v", no)
 	require.Contains(t, ways[0].Text, "disk")
 }

@@ -138,11 +138,11 @@ type EvalResult struct {
 // Build plans the run that cfg describes, without allocating any of it. The
 // error is a *plan.DoesNotFit where a capacity is too small.
 func Build(cfg Config) (*plan.Plan, error) {
-	p, _, err := build(&cfg)
+	p, _, err := build(context.Background(), &cfg)
 	if err != nil {
 		return nil, err
 	}
-	return p, fits(cfg, p, plannedHardware(&cfg))
+	return p, fits(context.Background(), cfg, p, plannedHardware(&cfg))
 }
 
 // New plans the run, refuses it if it does not fit, and only then allocates
@@ -169,7 +169,7 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if err := t.cfg.greet(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
-	if err := t.fit(); err != nil {
+	if err := t.fit(ctx); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
 	if !cfg.Inference {
@@ -192,8 +192,8 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 }
 
 // fit plans the run and refuses what does not fit.
-func (t *Trainer) fit() (err error) {
-	if t.plan, t.model, err = build(&t.cfg); err != nil {
+func (t *Trainer) fit(ctx context.Context) (err error) {
+	if t.plan, t.model, err = build(ctx, &t.cfg); err != nil {
 		return err
 	}
 	t.ports = t.plan.Program.Ports()
@@ -201,7 +201,7 @@ func (t *Trainer) fit() (err error) {
 	for k := range microsOfPhase(t.plan.Program) {
 		t.inputs = append(t.inputs, t.plan.Program.PortsOf(k))
 	}
-	if err := fits(t.cfg, t.plan, hardwareOf(t.platform, &t.cfg)); err != nil {
+	if err := fits(ctx, t.cfg, t.plan, hardwareOf(t.platform, &t.cfg)); err != nil {
 		if j := t.cfg.job; j != nil && j.disk != nil && t.plan.Layout.Spaces[graph.Disk].Peak > j.disk.share() {
 			err = fmt.Errorf("%w; free in --disk %s are %s", err, t.cfg.Disk, j.disk)
 		}

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -57,8 +58,8 @@ func (n *NoWay) String() string {
 // need a disk, other numbers, more or larger devices, or shorter rows. Each was
 // planned, and fits; those that keep the job come first, then the fastest. Where
 // there are none, the second result says what came nearest.
-func WaysOut(asked *Forecast, hw Hardware) ([]Way, *NoWay) {
-	found, none := search.WaysOut(asked.found, hw)
+func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) {
+	found, none := search.WaysOut(ctx, asked.found, hw)
 	if none != nil {
 		no := &NoWay{Nearest: asked.of.forecast(none.Nearest), Tried: none.Tried, Beyond: none.Beyond}
 		if none.Nearest != nil {
@@ -142,7 +143,7 @@ func (r *Refusal) Unwrap() error { return r.Cause }
 
 // fits returns nil if the plan is within its capacities, and otherwise the
 // refusal with what would make it fit.
-func fits(cfg Config, p *plan.Plan, hw Hardware) error {
+func fits(ctx context.Context, cfg Config, p *plan.Plan, hw Hardware) error {
 	err := p.Fit()
 	if err == nil {
 		return nil
@@ -154,6 +155,9 @@ func fits(cfg Config, p *plan.Plan, hw Hardware) error {
 	if simErr != nil {
 		return errors.Join(err, simErr)
 	}
-	ways, no := WaysOut(asked, hw)
+	ways, no := WaysOut(ctx, asked, hw)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	return refusal(err, ways, no)
 }

@@ -132,18 +132,18 @@ data and no GPU.`,
 		var best *spillway.Fitted
 		if l.fit {
 			var err error
-			best, err = spillway.Fit(c, fs.Changed, l.globalBatch, f.hardware(&c))
+			best, err = spillway.Fit(cmd.Context(), c, fs.Changed, l.globalBatch, f.hardware(&c))
 			var none *spillway.NothingFits
 			switch {
 			case errors.As(err, &none):
-				return f.nothingFits(c, none, l.globalBatch, out)
+				return f.nothingFits(cmd.Context(), c, none, l.globalBatch, out)
 			case err != nil:
 				return err
 			}
 			takeFitted(&c, best)
 		}
 		f.chosen = l.fit
-		return runPlan(c, &f, best, out)
+		return runPlan(cmd.Context(), c, &f, best, out)
 	}
 	return cmd
 }
@@ -398,20 +398,20 @@ func (f *planFlags) outputs() error {
 // nothingFits tells about the configuration as requested, and refuses it with
 // what the search has found. Of a global batch, the request is the split that
 // came nearest.
-func (f *planFlags) nothingFits(c spillway.Config, none *spillway.NothingFits, globalBatch int, out io.Writer) error {
+func (f *planFlags) nothingFits(ctx context.Context, c spillway.Config, none *spillway.NothingFits, globalBatch int, out io.Writer) error {
 	if globalBatch > 0 && none.Smallest != nil {
 		c.Batch, c.Accum = none.Smallest.Config.Batch, none.Smallest.Config.Accum
 	}
 	f.hopeless = true
 	var refused *plan.DoesNotFit
-	if err := runPlan(c, f, nil, out); err != nil && !errors.As(err, &refused) {
+	if err := runPlan(ctx, c, f, nil, out); err != nil && !errors.As(err, &refused) {
 		return err
 	}
 	return none
 }
 
 // runPlan plans all four stages, tells about them, and refuses what does not fit.
-func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.Writer) error {
+func runPlan(ctx context.Context, c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.Writer) error {
 	hw := f.hardware(&c)
 	stages, err := forecastStages(c, hw)
 	if err != nil {
@@ -432,10 +432,13 @@ func runPlan(c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.W
 		return err
 	}
 	if !asked.Fits {
-		r.ways, r.noWay = spillway.WaysOut(asked, hw)
+		r.ways, r.noWay = spillway.WaysOut(ctx, asked, hw)
 	}
 	if best == nil && !f.hopeless {
-		r.recommend(c, hw)
+		r.recommend(ctx, c, hw)
+	}
+	if err := ctx.Err(); err != nil {
+		return err // what was found is not all there is
 	}
 	if err := r.print(text); err != nil {
 		return err
@@ -527,13 +530,13 @@ func wrap(w io.Writer, first, rest, text string) {
 // recommend looks for the fastest configuration of the same micro-batch, ranks
 // and layout. Where what was asked for does not fit, the ways out have searched
 // that already.
-func (r *planReport) recommend(c spillway.Config, hw spillway.Hardware) {
+func (r *planReport) recommend(ctx context.Context, c spillway.Config, hw spillway.Hardware) {
 	given := func(flag string) bool { return flag == "precision" && r.flags.precisionGiven }
 	if !r.asked.Fits {
 		if hw.Prefer != precision.FP32 {
 			free := c
 			free.Recompute, free.Offload = "none", ""
-			if best, err := spillway.Fit(free, given, 0, hw); err == nil {
+			if best, err := spillway.Fit(ctx, free, given, 0, hw); err == nil {
 				r.best = best
 				return
 			}
@@ -549,7 +552,7 @@ func (r *planReport) recommend(c spillway.Config, hw spillway.Hardware) {
 		return
 	}
 	c.Recompute, c.Offload = "none", ""
-	if best, err := spillway.Fit(c, given, 0, hw); err == nil {
+	if best, err := spillway.Fit(ctx, c, given, 0, hw); err == nil {
 		r.best = best
 	}
 }

@@ -59,7 +59,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 			require.LessOrEqual(t, host, per*gpus.ForRanks(card.Server().Memory), "%v: %s", args, what)
 			require.Zero(t, f.Plan.Config.Capacity[graph.Host], "%v: %s: an assumed cap is none of the plan's", args, what)
 		}
-		best, err := spillway.Fit(c, func(string) bool { return false }, 0, hw)
+		best, err := spillway.Fit(t.Context(), c, func(string) bool { return false }, 0, hw)
 		if err == nil {
 			fitted++
 			within(best.Flags, best.Forecast)
@@ -72,7 +72,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 		require.ErrorAs(t, err, &none, args)
 		asked, err := spillway.Predict(c, hw.Machine(c.Ranks))
 		require.NoError(t, err, args)
-		list, _ := spillway.WaysOut(asked, hw)
+		list, _ := spillway.WaysOut(t.Context(), asked, hw)
 		for _, way := range list {
 			if way.Cost != "a larger GPU" { // in servers of its own
 				ways++

@@ -123,7 +123,7 @@ func TestSuggestedDiskIsUsed(t *testing.T) {
 	c, hw := asPlanned(t, strings.Fields("--model gpt2 --ranks 2 --zero 1 --batch 1 --device-memory 700MiB --host-memory 700MiB"))
 	asked, err := spillway.Predict(c, hw.Machine(c.Ranks))
 	require.NoError(t, err)
-	ways, _ := spillway.WaysOut(asked, hw)
+	ways, _ := spillway.WaysOut(t.Context(), asked, hw)
 	require.NotEmpty(t, ways)
 	for _, way := range ways {
 		if slices.Contains(way.Args, "--disk") {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,10 @@ import (
 // printError tells a person what ended a command: one line, and after a refusal
 // with ways out a whole command a line, to be copied.
 func printError(w io.Writer, err error, args []string, cmd *cobra.Command) {
+	var said *interrupted
+	if errors.Is(err, context.Canceled) && !errors.As(err, &said) {
+		err = &interrupted{"interrupted"} // in a search
+	}
 	var refused *spillway.Refusal
 	if !errors.As(err, &refused) {
 		fmt.Fprintln(w, "spillway:", visible(tame(err.Error(), slices.Concat(args, setValues(cmd)))))

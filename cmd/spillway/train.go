@@ -82,11 +82,11 @@ Any flag overrides a value of the demo.`,
 				hw, _ = knownHardware(c.ComputeThreads())
 				hw, _ = overTransport(hw, p.transport, c.Ranks)
 			}
-			best, err := spillway.FitHere(onDevice, cmd.Flags().Changed, l.globalBatch, hw)
+			best, err := spillway.FitHere(cmd.Context(), onDevice, cmd.Flags().Changed, l.globalBatch, hw)
 			var none *spillway.NothingFits
 			switch {
 			case errors.As(err, &none):
-				return none.WithWays(onDevice, hw)
+				return none.WithWays(cmd.Context(), onDevice, hw)
 			case err != nil:
 				return err
 			}

@@ -58,7 +58,7 @@ func TestWaysOutOverPresets(t *testing.T) {
 			continue
 		}
 		tried++
-		ways, no := spillway.WaysOut(asked, hw)
+		ways, no := spillway.WaysOut(t.Context(), asked, hw)
 		if len(ways) == 0 {
 			none++
 			require.NotNil(t, no, args)
