@@ -170,6 +170,12 @@ type DoesNotFit struct {
 	Largest  string // largest classes there, for a person
 }
 
+// ErrDoesNotFit is what errors.Is finds in every *DoesNotFit.
+var ErrDoesNotFit = errors.New("does not fit")
+
+// Is says that the error is an ErrDoesNotFit.
+func (e *DoesNotFit) Is(target error) bool { return target == ErrDoesNotFit }
+
 func (e *DoesNotFit) Error() string {
 	outside := ""
 	if e.Outside > 0 {

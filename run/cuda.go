@@ -26,6 +26,12 @@ type MissingDevice struct {
 	Err    error
 }
 
+// ErrNoDevice is what errors.Is finds in every *MissingDevice.
+var ErrNoDevice = errors.New("the device is not on this machine")
+
+// Is says that the error is an ErrNoDevice.
+func (e *MissingDevice) Is(target error) bool { return target == ErrNoDevice }
+
 func (e *MissingDevice) Error() string { return fmt.Sprintf("--device %s: %v", e.Device, e.Err) }
 
 // Unwrap returns the cause.

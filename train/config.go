@@ -315,9 +315,16 @@ func oneOf(flag, v string, names []string) error {
 	return fmt.Errorf("--%s %.80q is not known; use one of %s", flag, v, strings.Join(known, ", "))
 }
 
-// Validate refuses values that no run could have; every error names its flag.
-// It looks at nothing outside the Config.
+// Validate refuses values that no run could have, with an ErrConfig that names what is
+// wrong. It looks at nothing outside the Config.
 func (c *Config) Validate() error {
+	if err := c.validate(); err != nil {
+		return &ofKind{err, ErrConfig}
+	}
+	return nil
+}
+
+func (c *Config) validate() error {
 	atLeast := func(flag string, v, least int, what string) error {
 		switch {
 		case v < least:

@@ -1,0 +1,45 @@
+package train
+
+import (
+	"errors"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// Kinds of errors, for errors.Is. They stay, whatever an error says.
+var (
+	// ErrConfig is of a Config that no run could have.
+	ErrConfig = errors.New("the configuration is refused")
+	// ErrDoesNotFit is of plans over a cap (plan.DoesNotFit), of searches that find none
+	// within it, and of machines that are too small.
+	ErrDoesNotFit = plan.ErrDoesNotFit
+	// ErrNoDevice is of a device, or a library that it needs, that is not on this machine.
+	ErrNoDevice = run.ErrNoDevice
+	// ErrDiverged is of a run whose loss, gradient norm or update is not finite.
+	ErrDiverged = errors.New("the run diverged")
+	// ErrDamaged is of a checkpoint that is there and not whole.
+	ErrDamaged = checkpoint.ErrDamaged
+	// ErrLost is of a job over processes of which one is gone.
+	ErrLost = comm.ErrLost
+)
+
+// ofKind is an error of a kind, with its own text.
+type ofKind struct {
+	error
+	kind error
+}
+
+func (e *ofKind) Is(target error) bool { return target == e.kind }
+func (e *ofKind) Unwrap() error        { return e.error }
+
+// Is puts the error among the kinds.
+func (e *Diverged) Is(target error) bool { return target == ErrDiverged }
+
+// Is puts the error among the kinds.
+func (e *MachineTooSmall) Is(target error) bool { return target == ErrDoesNotFit }
+
+// Is puts the error among the kinds.
+func (e *NothingFits) Is(target error) bool { return target == ErrDoesNotFit }

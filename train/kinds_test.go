@@ -1,0 +1,33 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/run"
+)
+
+// Each error that a program can act on is of a kind, also where another one wraps it,
+// and of no other.
+func TestKindsOfErrors(t *testing.T) {
+	kinds := []error{ErrConfig, ErrDoesNotFit, ErrNoDevice, ErrDiverged, ErrDamaged, ErrLost}
+	c := tiny("gpt2")
+	_, refused := New(context.Background(), func(c Config) Config { c.Steps = 0; return c }(c))
+	c.DeviceMemory = 1
+	_, small := New(context.Background(), c)
+	_, planned := Build(c)
+	_, fitted := Fit(t.Context(), c, nothingGiven, 0, CPUHardware(1))
+	for _, e := range []struct{ err, kind error }{
+		{refused, ErrConfig}, {small, ErrDoesNotFit}, {planned, ErrDoesNotFit}, {fitted, ErrDoesNotFit},
+		{&MachineTooSmall{Ranks: 1}, ErrDoesNotFit}, {&Diverged{Step: 1}, ErrDiverged}, {&run.MissingDevice{Device: "cuda", Err: errors.New("none")}, ErrNoDevice},
+	} {
+		require.Error(t, e.err)
+		for _, k := range kinds {
+			require.Equal(t, k == e.kind, errors.Is(fmt.Errorf("wrapped: %w", e.err), k), "%v: %v", e.err, k)
+		}
+	}
+}
