@@ -170,37 +170,37 @@ func (r *resolved) passes(cfg *Config) (conf plan.Config, err error) {
 	}, nil
 }
 
-// build validates cfg, fills in what depends on the model, and plans.
-func build(ctx context.Context, cfg *Config) (*plan.Plan, hfconfig.Config, error) {
-	r, s, err := settled(ctx, cfg)
+// build validates cfg, fills in what depends on the model, and plans. chosen is what
+// was computed again for "auto"; nil: it was not asked for.
+func build(ctx context.Context, cfg *Config) (p *plan.Plan, h hfconfig.Config, chosen *search.Chosen, err error) {
+	r, s, chosen, err := settled(ctx, cfg)
 	if err != nil {
-		return nil, hfconfig.Config{}, err
+		return nil, h, nil, err
 	}
-	p, err := search.Plan(s)
-	return p, r.model, err
+	if p, err = search.Plan(s); err == nil {
+		err = cfg.stage(p)
+	}
+	return p, r.model, chosen, err
 }
 
 // settled resolves cfg, with what is to be computed again chosen, and fills in what it
 // comes to.
-func settled(ctx context.Context, cfg *Config) (*resolved, search.Spec, error) {
-	r, err := resolve(*cfg)
-	if err != nil {
-		return nil, search.Spec{}, err
+func settled(ctx context.Context, cfg *Config) (r *resolved, s search.Spec, chosen *search.Chosen, err error) {
+	if r, err = resolve(*cfg); err != nil {
+		return nil, s, nil, err
 	}
-	s, err := r.spec(nil)
-	if err != nil {
-		return nil, s, err
+	if s, err = r.spec(nil); err != nil {
+		return nil, s, nil, err
 	}
 	*cfg = r.cfg
 	if s.Auto {
-		chosen, err := search.Choose(ctx, s, plannedHardware(cfg).Machine(cfg.Ranks))
-		if err != nil {
-			return nil, s, err
+		if chosen, err = search.Choose(ctx, s, plannedHardware(cfg).Machine(cfg.Ranks)); err != nil {
+			return nil, s, nil, err
 		}
 		s.Recompute, s.Auto = chosen.Recompute, false
-		cfg.Recompute, cfg.Auto = chosen.Recompute.String(), autoText(chosen)
+		cfg.Recompute = chosen.Recompute.String()
 	}
-	return r, s, nil
+	return r, s, chosen, nil
 }
 
 // generation adds the programs of generation. Keys and values are kept where

@@ -170,8 +170,6 @@ type Config struct {
 	Recompute string
 	// Allow lists precisions that a search may choose beside Precision.
 	Allow []string
-	// Auto says what "auto" chose, for a person; "" where it was not asked for.
-	Auto string
 
 	// Offload says which classes rest in host memory or on disk:
 	// "optimizer=host|disk,parameters=…,gradients=…,activations=…", each with a

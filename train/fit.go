@@ -280,8 +280,11 @@ func orNone(v string) string {
 	return v
 }
 
-// autoText says what "auto" chose, for a person.
+// autoText says what "auto" chose, for a person; "" for nil.
 func autoText(c *search.Chosen) string {
+	if c == nil {
+		return ""
+	}
 	switch c.Outcome {
 	case search.NoCap:
 		return "nothing is computed again: there is no cap on device memory (--device-memory)"

@@ -74,7 +74,7 @@ func TestFitKnowsTheSumsOfAReproducibleRun(t *testing.T) {
 	c.DeviceMemory, c.Reproducible = peak(false), true
 	_, err := Build(c)
 	require.ErrorContains(t, err, "does not fit")
-	best, err := Fit(c, func(string) bool { return false }, 0, CPUHardware(1))
+	best, err := Fit(t.Context(), c, func(string) bool { return false }, 0, CPUHardware(1))
 	require.NoError(t, err)
 	require.True(t, best.Forecast.Config.Reproducible)
 	require.LessOrEqual(t, best.Forecast.Plan.Layout.Spaces[graph.Device].Peak, c.DeviceMemory)

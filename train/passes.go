@@ -11,7 +11,7 @@ import (
 // program after each pass, in order.
 // It reads no weights and no data. That the plan does not fit is no error here.
 func Passes(cfg Config, show func(pass string, p *graph.Program)) error {
-	_, s, err := settled(context.Background(), &cfg)
+	_, s, _, err := settled(context.Background(), &cfg)
 	if err != nil {
 		return err
 	}

@@ -36,6 +36,8 @@ type Forecast struct {
 	Plan   *plan.Plan
 	Step   *cost.Run // of section "step"
 	Fits   bool
+	// Auto says what recompute auto came to, for a person; "" where it was not asked for.
+	Auto string
 
 	of    *resolved
 	found *search.Forecast
@@ -57,7 +59,16 @@ func Predict(cfg Config, machine *cost.Machine) (*Forecast, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r.forecast(f), nil
+	return r.staged(f)
+}
+
+// staged is forecast of a plan that is run as it is: with what saving its checkpoints
+// takes.
+func (r *resolved) staged(f *search.Forecast) (*Forecast, error) {
+	out := r.forecast(f)
+	err := out.Config.stage(out.Plan)
+	out.Fits = out.Plan.Fit() == nil
+	return out, err
 }
 
 // forecast is a search's forecast of a configuration; nil for nil.
@@ -65,11 +76,7 @@ func (r *resolved) forecast(f *search.Forecast) *Forecast {
 	if f == nil {
 		return nil
 	}
-	c := r.with(&f.Spec)
-	if f.Chosen != nil {
-		c.Auto = autoText(f.Chosen)
-	}
-	return &Forecast{Config: c, Plan: f.Plan, Step: f.Step, Fits: f.Fits(), of: r, found: f}
+	return &Forecast{Config: r.with(&f.Spec), Auto: autoText(f.Chosen), Plan: f.Plan, Step: f.Step, Fits: f.Fits(), of: r, found: f}
 }
 
 // newDisk is the folder of a disk tier that a way out asks for.

@@ -206,7 +206,7 @@ func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
 	c := tiny("gpt2")
 	c.Zero, c.Ranks, c.Batch, c.Seq = 3, 2, 8, 32
 	here := func(c Config) (*Fitted, int64) {
-		f, err := FitHere(c, given, 0, CPUHardware(1))
+		f, err := FitHere(t.Context(), c, given, 0, CPUHardware(1))
 		require.NoError(t, err)
 		return f, inMemory(f.Plan, c.inMachine())
 	}
@@ -219,7 +219,7 @@ func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
 	require.LessOrEqual(t, tight.Caps[graph.Device]+tight.Caps[graph.Host], share)
 	require.Contains(t, tight.Reasons[len(tight.Reasons)-1], "of host small for 1 rank(s); the fastest without that limit takes ")
 
-	_, err := FitHere(hears(t, c, run.Hello{Memory: 1 << 20}), given, 0, CPUHardware(1))
+	_, err := FitHere(t.Context(), hears(t, c, run.Hello{Memory: 1 << 20}), given, 0, CPUHardware(1))
 	var none *NothingFits
 	require.ErrorAs(t, err, &none)
 	require.ErrorContains(t, err, "device and host memory come out of one, 1.00 MiB of host small for 1 rank(s)")

@@ -35,7 +35,7 @@ func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 	f, err := Predict(c, m)
 	require.NoError(t, err)
 	require.Equal(t, "none", f.Config.Recompute)
-	require.Contains(t, f.Config.Auto, "no cap")
+	require.Contains(t, f.Auto, "no cap")
 
 	c.Recompute = "none"
 	most := peakOf(t, c)
@@ -55,7 +55,7 @@ func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 		last = f.Step.Seconds
 		if i == 0 {
 			require.Equal(t, "none", f.Config.Recompute)
-			require.Contains(t, f.Config.Auto, "nothing needs")
+			require.Contains(t, f.Auto, "nothing needs")
 		}
 		if i == 2 {
 			require.True(t, strings.HasPrefix(f.Config.Recompute, "drop:"), f.Config.Recompute)
@@ -68,7 +68,7 @@ func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 			same, err := Predict(again, m)
 			require.NoError(t, err)
 			require.Equal(t, f.Plan.Hash(), same.Plan.Hash())
-			require.Contains(t, f.Config.Auto, quote(f.Config.Recompute))
+			require.Contains(t, f.Auto, quote(f.Config.Recompute))
 		}
 	}
 	c.DeviceMemory = least / 2

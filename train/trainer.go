@@ -24,15 +24,17 @@ import (
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/search"
 )
 
 // Trainer runs a training job over the ranks of this process. Its methods are
 // for one goroutine.
 type Trainer struct {
-	cfg   Config
-	model hfconfig.Config
-	plan  *plan.Plan
-	ports [graph.NumPorts]graph.BufID // of the plan's program
+	cfg    Config
+	model  hfconfig.Config
+	plan   *plan.Plan
+	chosen *search.Chosen              // what recompute auto came to; nil: it was not asked for
+	ports  [graph.NumPorts]graph.BufID // of the plan's program
 	// inputs are the ports of each micro-batch of a run of a step's phase: one, or in
 	// layer order all.
 	inputs [][graph.NumPorts]graph.BufID
@@ -138,11 +140,11 @@ type EvalResult struct {
 // Build plans the run that cfg describes, without allocating any of it. The
 // error is a *plan.DoesNotFit where a capacity is too small.
 func Build(cfg Config) (*plan.Plan, error) {
-	p, _, err := build(context.Background(), &cfg)
+	p, _, chosen, err := build(context.Background(), &cfg)
 	if err != nil {
 		return nil, err
 	}
-	return p, fits(context.Background(), cfg, p, plannedHardware(&cfg))
+	return p, fits(context.Background(), cfg, p, chosen, plannedHardware(&cfg))
 }
 
 // New plans the run, refuses it if it does not fit, and only then allocates
@@ -193,7 +195,7 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 
 // fit plans the run and refuses what does not fit.
 func (t *Trainer) fit(ctx context.Context) (err error) {
-	if t.plan, t.model, err = build(ctx, &t.cfg); err != nil {
+	if t.plan, t.model, t.chosen, err = build(ctx, &t.cfg); err != nil {
 		return err
 	}
 	t.ports = t.plan.Program.Ports()
@@ -201,7 +203,7 @@ func (t *Trainer) fit(ctx context.Context) (err error) {
 	for k := range microsOfPhase(t.plan.Program) {
 		t.inputs = append(t.inputs, t.plan.Program.PortsOf(k))
 	}
-	if err := fits(ctx, t.cfg, t.plan, hardwareOf(t.platform, &t.cfg)); err != nil {
+	if err := fits(ctx, t.cfg, t.plan, t.chosen, hardwareOf(t.platform, &t.cfg)); err != nil {
 		if j := t.cfg.job; j != nil && j.disk != nil && t.plan.Layout.Spaces[graph.Disk].Peak > j.disk.share() {
 			err = fmt.Errorf("%w; free in --disk %s are %s", err, t.cfg.Disk, j.disk)
 		}
@@ -215,6 +217,9 @@ func (t *Trainer) fit(ctx context.Context) (err error) {
 	}
 	return nil
 }
+
+// RecomputeAuto says what recompute auto came to; "" where it was not asked for.
+func (t *Trainer) RecomputeAuto() string { return autoText(t.chosen) }
 
 // Device describes the device in a line; "" for the CPU.
 func (t *Trainer) Device() string { return t.platform.About() }

@@ -71,7 +71,7 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 	for i, w := range found {
 		args := argsOf(w.Changes)
 		f := asked.of.forecast(w.Forecast)
-		ways[i] = Way{Text: Shell(args), Args: args, Forecast: f, Slowdown: w.Slowdown, Cost: w.Cost, Note: f.Config.Auto}
+		ways[i] = Way{Text: Shell(args), Args: args, Forecast: f, Slowdown: w.Slowdown, Cost: w.Cost, Note: f.Auto}
 	}
 	return ways, nil
 }
@@ -143,7 +143,7 @@ func (r *Refusal) Unwrap() error { return r.Cause }
 
 // fits returns nil if the plan is within its capacities, and otherwise the
 // refusal with what would make it fit.
-func fits(ctx context.Context, cfg Config, p *plan.Plan, hw Hardware) error {
+func fits(ctx context.Context, cfg Config, p *plan.Plan, chosen *search.Chosen, hw Hardware) error {
 	err := p.Fit()
 	if err == nil {
 		return nil
@@ -155,6 +155,7 @@ func fits(ctx context.Context, cfg Config, p *plan.Plan, hw Hardware) error {
 	if simErr != nil {
 		return errors.Join(err, simErr)
 	}
+	asked.found.Chosen = chosen // it was asked for so
 	ways, no := WaysOut(ctx, asked, hw)
 	if err := ctx.Err(); err != nil {
 		return err

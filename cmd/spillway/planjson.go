@@ -96,7 +96,7 @@ func why(f *spillway.Forecast) planWhy {
 	if recompute == "" {
 		recompute = "none"
 	}
-	w := planWhy{Recompute: recompute, Auto: f.Config.Auto, Offload: f.Config.Offload, Recomputed: append([]spillway.BufferGroup{}, e.Recomputed...), RecomputeSeconds: e.RecomputeSeconds,
+	w := planWhy{Recompute: recompute, Auto: f.Auto, Offload: f.Config.Offload, Recomputed: append([]spillway.BufferGroup{}, e.Recomputed...), RecomputeSeconds: e.RecomputeSeconds,
 		Parked: []planParked{}, Placed: []planPlaced{}, Notes: spillway.Reasons(f)}
 	for _, g := range e.Parked {
 		w.Parked = append(w.Parked, planParked{g, g.Space.String()})

@@ -33,8 +33,8 @@ func (r *planReport) print(w io.Writer) error {
 		rec.print(w)
 		fmt.Fprintln(w)
 	}
-	if r.asked.Config.Auto != "" {
-		fmt.Fprintf(w, "recompute auto: %s\n\n", r.asked.Config.Auto)
+	if r.asked.Auto != "" {
+		fmt.Fprintf(w, "recompute auto: %s\n\n", r.asked.Auto)
 	}
 	for s := range graph.NumSpaces {
 		r.space(w, s)

@@ -274,8 +274,8 @@ func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
 	for _, note := range t.Notes() {
 		fmt.Fprintln(w, note)
 	}
-	if c.Auto != "" {
-		fmt.Fprintf(w, "recompute auto: %s\n", c.Auto)
+	if auto := t.RecomputeAuto(); auto != "" {
+		fmt.Fprintf(w, "recompute auto: %s\n", auto)
 	}
 	if c.Resume && t.Done() > 0 {
 		fmt.Fprintf(w, "resumed after step %d from %s\n", t.Done(), onOneLine(c.Checkpoint))
