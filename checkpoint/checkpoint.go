@@ -31,6 +31,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // Entry is a checkpoint of a folder, by its canonical name.
@@ -47,7 +49,7 @@ type Entry struct {
 // with their Err. It looks at manifests only and changes nothing. A missing
 // folder has none.
 func Scan(dir string) ([]Entry, error) {
-	names, err := os.ReadDir(dir)
+	names, err := filesys.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
@@ -63,7 +65,7 @@ func Scan(dir string) ([]Entry, error) {
 		e := Entry{Name: n.Name(), Folder: filepath.Join(dir, n.Name()), Step: step, Copy: copy}
 		e.Manifest, e.Err = ReadManifest(e.Folder)
 		if e.Err != nil {
-			if _, err := os.Lstat(e.Folder); errors.Is(err, os.ErrNotExist) {
+			if _, err := filesys.Lstat(e.Folder); errors.Is(err, os.ErrNotExist) {
 				continue // its owner removed it meanwhile
 			}
 		} else {

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // Choice is the checkpoint that stands for a folder: its newest whole one.
@@ -89,7 +91,7 @@ func choose(entries []Entry, marks Marks, verify func(Entry) error) (c Choice, m
 		case why != nil && !errors.Is(why, ErrDamaged):
 			return c, false, why
 		case why != nil:
-			if _, err := os.Lstat(e.Folder); errors.Is(err, os.ErrNotExist) {
+			if _, err := filesys.Lstat(e.Folder); errors.Is(err, os.ErrNotExist) {
 				moved = true
 			}
 		case marks.Diverged(e.Manifest):
@@ -126,14 +128,14 @@ func choose(entries []Entry, marks Marks, verify func(Entry) error) (c Choice, m
 // telling of newer ones). The given files of a checkpoint are verified; with none
 // given all are.
 func Resolve(ctx context.Context, path string, only ...string) (folder string, passed []Pass, err error) {
-	if st, err := os.Stat(path); err != nil || !st.IsDir() {
+	if st, err := filesys.Stat(path); err != nil || !st.IsDir() {
 		return path, nil, nil // whoever opens it says what is wrong
 	}
 	if _, ok := Stat(path); ok { // a model's folder may have a manifest.json of another kind
 		_, err := Verify(ctx, path, only...)
 		return path, nil, err
 	}
-	if _, err := os.Stat(filepath.Join(path, "config.json")); err == nil {
+	if _, err := filesys.Stat(filepath.Join(path, "config.json")); err == nil {
 		return path, nil, nil
 	}
 	c, err := Choose(ctx, path, nil, only...)

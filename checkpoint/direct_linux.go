@@ -5,14 +5,16 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // createPart makes a file that nobody has, around the page cache where that is asked
 // for and the filesystem does it with blocks of alignment.
-func createPart(path string, direct bool) (*os.File, bool, error) {
+func createPart(path string, direct bool) (filesys.File, bool, error) {
 	const flags = os.O_WRONLY | os.O_CREATE | os.O_EXCL
 	if direct {
-		f, err := os.OpenFile(path, flags|unix.O_DIRECT, 0o666)
+		f, err := filesys.OpenFile(path, flags|filesys.Direct, 0o666)
 		if err == nil {
 			if tooCoarse(f) {
 				return f, false, setDirect(f, false)
@@ -23,18 +25,18 @@ func createPart(path string, direct bool) (*os.File, bool, error) {
 			return nil, false, err
 		}
 		// The refusal of the flag may come after the name was made.
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := filesys.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, false, err
 		}
 	}
-	f, err := os.OpenFile(path, flags, 0o666)
+	f, err := filesys.OpenFile(path, flags, 0o666)
 	return f, false, err
 }
 
 // openDirect opens a file for reading around the page cache, where the filesystem
 // does it with blocks of alignment; nil: it does not.
-func openDirect(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT|unix.O_NONBLOCK, 0)
+func openDirect(path string) (filesys.File, error) {
+	f, err := filesys.OpenFile(path, os.O_RDONLY|filesys.Direct|filesys.NoWait, 0)
 	if errors.Is(err, unix.EINVAL) {
 		return nil, nil
 	}
@@ -45,7 +47,7 @@ func openDirect(path string) (*os.File, error) {
 }
 
 // tooCoarse tells whether direct I/O on f wants larger multiples than alignment.
-func tooCoarse(f *os.File) bool {
+func tooCoarse(f filesys.File) bool {
 	var st unix.Statx_t
 	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err != nil || st.Mask&unix.STATX_DIOALIGN == 0 {
 		return false // it does not say: most take a disk's 512 or 4096
@@ -53,28 +55,15 @@ func tooCoarse(f *os.File) bool {
 	return st.Dio_offset_align > alignment || st.Dio_mem_align > alignment || st.Dio_offset_align == 0
 }
 
-func setDirect(f *os.File, on bool) error {
+func setDirect(f filesys.File, on bool) error {
 	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
 	if err == nil {
-		if flags &^= unix.O_DIRECT; on {
-			flags |= unix.O_DIRECT
+		if flags &^= filesys.Direct; on {
+			flags |= filesys.Direct
 		}
 		_, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags)
 	}
 	return err
-}
-
-// reserve gives a file its size and its place, so that a full disk is known before
-// anything is written; filesystems that can't do so find out later.
-func reserve(f *os.File, size int64) error {
-	err := unix.Fallocate(int(f.Fd()), 0, 0, size)
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) {
-		return f.Truncate(size)
-	}
-	if err != nil {
-		return &os.PathError{Op: "allocate", Path: f.Name(), Err: err}
-	}
-	return nil
 }
 
 func mapPages(n int64) ([]byte, error) {

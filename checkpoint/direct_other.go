@@ -5,16 +5,16 @@ package checkpoint
 import (
 	"os"
 	"unsafe"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-func createPart(path string, _ bool) (*os.File, bool, error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+func createPart(path string, _ bool) (filesys.File, bool, error) {
+	f, err := filesys.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	return f, false, err
 }
 
-func openDirect(string) (*os.File, error) { return nil, nil }
-
-func reserve(f *os.File, size int64) error { return f.Truncate(size) }
+func openDirect(string) (filesys.File, error) { return nil, nil }
 
 func mapPages(n int64) ([]byte, error) {
 	b := make([]byte, n+alignment)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
@@ -43,11 +44,11 @@ func Export(ctx context.Context, folder, to string, shardBytes int64, names ...s
 	if err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
-	if _, err := makeFolder(filepath.Dir(to)); err != nil {
+	if _, err := filesys.MakeFolder(filepath.Dir(to)); err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
 	temp := filepath.Join(filepath.Dir(to), "."+filepath.Base(to)+".writing-"+random())
-	err = os.Mkdir(temp, 0o777)
+	err = filesys.Mkdir(temp, 0o777)
 	for _, name := range names {
 		if err != nil {
 			break
@@ -68,16 +69,16 @@ func Export(ctx context.Context, folder, to string, shardBytes int64, names ...s
 		}
 	}
 	if err == nil {
-		err = syncDir(temp)
+		err = filesys.SyncDir(temp)
 	}
 	if err == nil {
-		_ = os.Remove(to) // an empty folder gives way; the renaming says what else is there
-		err = renameNew(temp, to)
+		_ = filesys.Remove(to) // an empty folder gives way; the renaming says what else is there
+		err = filesys.RenameNew(temp, to)
 	}
 	if err != nil {
-		return fmt.Errorf("export %s: %w", folder, errors.Join(err, os.RemoveAll(temp)))
+		return fmt.Errorf("export %s: %w", folder, errors.Join(err, filesys.RemoveAll(temp)))
 	}
-	return syncDir(filepath.Dir(to))
+	return filesys.SyncDir(filepath.Dir(to))
 }
 
 // exportWeights writes the parameters of ranks' files as whole tensors in fp32.
@@ -96,7 +97,7 @@ func exportWeights(ctx context.Context, from, to string, shardBytes int64) error
 }
 
 func (want File) copy(ctx context.Context, from, to string) error {
-	out, err := os.OpenFile(filepath.Join(to, want.Name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	out, err := filesys.OpenFile(filepath.Join(to, want.Name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return err
 	}

@@ -6,12 +6,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"unsafe"
 
 	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
@@ -159,8 +159,8 @@ type loader struct {
 	chunk []float32
 	wide  []float32 // an extent's values, where they are not those of its bytes
 
-	direct []*os.File // by file; nil: through the page cache
-	have   int        // elements in chunk
+	direct []filesys.File // by file; nil: through the page cache
+	have   int            // elements in chunk
 }
 
 // span is a range of a file that is read at once, with the extents in it.
@@ -260,7 +260,7 @@ func (l *loader) load(ctx context.Context, wants []Want) (err error) {
 
 // openDirect opens what is large a second time, around the page cache.
 func (l *loader) openDirect() error {
-	l.direct = make([]*os.File, len(l.files))
+	l.direct = make([]filesys.File, len(l.files))
 	for i, f := range l.files {
 		st, err := f.Stat()
 		if err != nil {
@@ -277,7 +277,7 @@ func (l *loader) openDirect() error {
 			continue
 		}
 		l.direct[i] = d
-		if dst, err := d.Stat(); err != nil || !os.SameFile(st, dst) {
+		if dst, err := d.Stat(); err != nil || !filesys.SameFile(st, dst) {
 			return fmt.Errorf("%w: %s was replaced while it was read", ErrDamaged, l.names[i])
 		}
 	}

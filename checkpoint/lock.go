@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // Busy is the refusal of a folder that another process writes to.
@@ -22,10 +24,10 @@ func (e *Busy) Error() string {
 
 // lock takes the folder's lock for this process until release: the kernel gives it
 // back when the process ends, however it ends.
-func lock(dir string) (*os.File, error) {
+func lock(dir string) (filesys.File, error) {
 	path := filepath.Join(dir, lockName)
 	for {
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|noFollow, 0o666)
+		f, err := filesys.OpenFile(path, os.O_RDWR|os.O_CREATE|filesys.NoFollow, 0o666)
 		if err != nil {
 			return nil, err
 		}
@@ -44,7 +46,7 @@ func lock(dir string) (*os.File, error) {
 
 // claim locks f and sees that it still has its name: the holder before removes it
 // while it has the lock. It closes f on errors.
-func claim(f *os.File, path string) (ours bool, err error) {
+func claim(f filesys.File, path string) (ours bool, err error) {
 	defer func() {
 		if err != nil {
 			_ = f.Close()
@@ -64,8 +66,8 @@ func claim(f *os.File, path string) (ours bool, err error) {
 	if !got {
 		return false, &Busy{filepath.Dir(path), holder(f)}
 	}
-	now, err := os.Stat(path)
-	if errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(st, now) {
+	now, err := filesys.Stat(path)
+	if errors.Is(err, os.ErrNotExist) || err == nil && !filesys.SameFile(st, now) {
 		return false, nil
 	}
 	if err != nil {
@@ -76,13 +78,13 @@ func claim(f *os.File, path string) (ours bool, err error) {
 	return true, errors.Join(f.Truncate(0), writeAt(f, text))
 }
 
-func writeAt(f *os.File, text string) error {
+func writeAt(f filesys.File, text string) error {
 	_, err := f.WriteAt([]byte(text), 0)
 	return err
 }
 
 // holder reads who has the lock.
-func holder(f *os.File) string {
+func holder(f filesys.File) string {
 	text, err := io.ReadAll(io.NewSectionReader(f, 0, 200))
 	line, _, _ := strings.Cut(string(text), "\n")
 	if err != nil || line == "" {
@@ -100,10 +102,10 @@ func printable(r rune) rune {
 
 // release removes the lock's name while it is still ours, and gives it back. A name
 // that stays does no harm: a file that nobody has locked holds nobody up.
-func release(f *os.File) error {
+func release(f filesys.File) error {
 	if ours, _ := f.Stat(); ours != nil {
-		if named, _ := os.Stat(f.Name()); named != nil && os.SameFile(ours, named) {
-			_ = os.Remove(f.Name())
+		if named, _ := filesys.Stat(f.Name()); named != nil && filesys.SameFile(ours, named) {
+			_ = filesys.Remove(f.Name())
 		}
 	}
 	return f.Close()
@@ -111,7 +113,7 @@ func release(f *os.File) error {
 
 // Held returns a *Busy if a process has dir open for writing. It changes nothing.
 func Held(dir string) error {
-	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|noFollow, 0)
+	f, err := filesys.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|filesys.NoFollow, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -124,4 +126,16 @@ func Held(dir string) error {
 		return &Busy{dir, holder(f)}
 	}
 	return err
+}
+
+// tryLock takes the lock of an open file; false where another process has it.
+func tryLock(f filesys.File) (bool, error) {
+	got, err := f.TryLock()
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		return false, errors.New("checkpoint folders can't be locked on this system; two runs could write there at once")
+	case err != nil:
+		return false, fmt.Errorf("its filesystem gives no locks (flock: %w); two runs could write there at once", err)
+	}
+	return got, nil
 }

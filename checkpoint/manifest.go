@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spillway-ml/spillway/internal/regular"
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // Version of the layout that Save writes. Readers take it and those before: version 1,
@@ -246,7 +246,7 @@ func (m *Manifest) checkTensors() error {
 // Errors wrap ErrDamaged, or ErrNewer.
 func ReadManifest(folder string) (Manifest, error) {
 	path := filepath.Join(folder, manifestName)
-	f, err := regular.Open(path)
+	f, err := filesys.OpenRegular(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return Manifest{}, fmt.Errorf("%w: %s is missing", ErrDamaged, path)
 	}

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/spillway-ml/spillway/internal/regular"
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // A Divergence is an attempt that ended in values that are not finite.
@@ -56,7 +56,7 @@ const maxMarks = 64 << 20
 // is wrong are passed over and told of in Damaged.
 func ReadMarks(dir string) (Marks, error) {
 	path := filepath.Join(dir, marksName)
-	f, err := regular.Open(path)
+	f, err := filesys.OpenRegular(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return parseMarks(path, nil), nil
 	}

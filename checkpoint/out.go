@@ -3,10 +3,10 @@ package checkpoint
 import (
 	"errors"
 	"io"
-	"os"
 	"sync"
 
 	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
@@ -16,7 +16,7 @@ const directBytes = 4 << 20
 
 // out is a file that blocks are written to, several at a time.
 type out struct {
-	f      *os.File
+	f      filesys.File
 	size   int64
 	direct bool
 	blocks chan block
@@ -40,7 +40,7 @@ func openOut(path string, l safetensors.Layout) (*out, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := reserve(f, l.Size); err != nil {
+	if err := f.Allocate(l.Size); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return &out{f: f, size: l.Size, direct: direct, blocks: make(chan block)}, nil

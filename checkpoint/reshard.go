@@ -5,9 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // Reshard writes a checkpoint's files anew, as so many ranks would have: the same
@@ -42,7 +43,7 @@ func (s *Store) reshard(ctx context.Context, folder string, m Manifest, ranks in
 		if f.Header > 0 {
 			continue
 		}
-		data, err := os.ReadFile(filepath.Join(folder, f.Name))
+		data, err := filesys.ReadFile(filepath.Join(folder, f.Name), f.Bytes)
 		if err != nil {
 			return err
 		}
@@ -65,10 +66,10 @@ func (s *Store) reshard(ctx context.Context, folder string, m Manifest, ranks in
 	if err := s.remove([]Entry{{Name: filepath.Base(folder), Folder: folder}}); err != nil {
 		return err
 	}
-	if err := renameNew(e.Folder, folder); err != nil {
+	if err := filesys.RenameNew(e.Folder, folder); err != nil {
 		return err
 	}
-	return syncDir(s.dir)
+	return filesys.SyncDir(s.dir)
 }
 
 // rewrite copies the extents of a checkpoint's files into those of so many ranks.

@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/spillway-ml/spillway/internal/regular"
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
@@ -38,7 +38,7 @@ type States struct {
 	folder  string
 	m       Manifest
 	names   []string // of the files, paths
-	files   []*os.File
+	files   []filesys.File
 	extents map[string]map[string][]located // by state and tensor, ascending
 	scales  cached
 }
@@ -120,9 +120,9 @@ func (s *States) open(want File) error {
 }
 
 // opened opens a file that has the size that the manifest says.
-func (want File) opened(folder string) (*os.File, error) {
+func (want File) opened(folder string) (filesys.File, error) {
 	path := filepath.Join(folder, want.Name)
-	f, err := regular.Open(path)
+	f, err := filesys.OpenRegular(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %s is missing", ErrDamaged, path)
 	}
@@ -352,7 +352,7 @@ func OpenState(folder, name string) (Tensors, error) {
 // OpenWeights opens the parameters at path: a checkpoint's, or what
 // safetensors.Open takes.
 func OpenWeights(path string) (Tensors, error) {
-	if st, err := os.Stat(path); err == nil && st.IsDir() {
+	if st, err := filesys.Stat(path); err == nil && st.IsDir() {
 		if e, ok := Stat(path); ok && e.Err == nil && e.Manifest.Version >= sharded {
 			return OpenState(path, ModelState)
 		}

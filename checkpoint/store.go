@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // Options is how a run opens its checkpoint folder.
@@ -28,12 +30,12 @@ type Store struct {
 	dir   string
 	o     Options
 	owner string // the run's id
-	lock  *os.File
+	lock  filesys.File
 	marks Marks
-	log   *os.File // of marks, appended to; nil before the first
-	made  []string // folders that Open made, outermost first
-	wrote bool     // something that stays
-	base  *Entry   // the checkpoint that the run wrote or went on from last
+	log   filesys.File // of marks, appended to; nil before the first
+	made  []string     // folders that Open made, outermost first
+	wrote bool         // something that stays
+	base  *Entry       // the checkpoint that the run wrote or went on from last
 }
 
 // Open makes dir, locks it for this process and clears what killed saves of this
@@ -49,7 +51,7 @@ func Open(dir string, o Options) (*Store, error) {
 }
 
 func (s *Store) open() (err error) {
-	if s.made, err = makeFolder(s.dir); err != nil {
+	if s.made, err = filesys.MakeFolder(s.dir); err != nil {
 		return err
 	}
 	if s.lock, err = lock(s.dir); err != nil {
@@ -58,13 +60,13 @@ func (s *Store) open() (err error) {
 	if s.marks, err = ReadMarks(s.dir); err != nil {
 		return err
 	}
-	if _, err := os.Lstat(filepath.Join(s.dir, marksName)); err == nil {
+	if _, err := filesys.Lstat(filepath.Join(s.dir, marksName)); err == nil {
 		if err := s.openLog(); err != nil { // better now than after the last step
 			return err
 		}
 	}
 	for _, name := range s.marks.working {
-		if err := os.RemoveAll(filepath.Join(s.dir, name)); err != nil {
+		if err := filesys.RemoveAll(filepath.Join(s.dir, name)); err != nil {
 			return fmt.Errorf("clear what a killed save left: %w", err)
 		}
 	}
@@ -83,7 +85,7 @@ func (s *Store) Close() error {
 		s.lock = nil
 	}
 	for i := len(s.made) - 1; i >= 0 && !s.wrote; i-- {
-		if os.Remove(s.made[i]) != nil { // somebody put something there
+		if filesys.Remove(s.made[i]) != nil { // somebody put something there
 			break
 		}
 	}
@@ -174,7 +176,7 @@ func (s *Store) begin(m Manifest) (*Pending, error) {
 		p.temp, err = filepath.Abs(p.temp) // other processes have other working folders
 	}
 	if err == nil {
-		err = os.Mkdir(p.temp, 0o777)
+		err = filesys.Mkdir(p.temp, 0o777)
 	}
 	if err != nil {
 		return nil, p.failed(err)
@@ -205,7 +207,9 @@ func (p *Pending) Finish(parts []File, blobs []Blob) (Entry, error) {
 
 // Abort removes what was written, because of err, and returns that as a failed
 // save's.
-func (p *Pending) Abort(err error) error { return p.failed(errors.Join(err, os.RemoveAll(p.temp))) }
+func (p *Pending) Abort(err error) error {
+	return p.failed(errors.Join(err, filesys.RemoveAll(p.temp)))
+}
 
 // Adopt makes a checkpoint that Finish completed the one that the run wrote last.
 func (s *Store) Adopt(e Entry) { s.base, s.wrote = &e, true }
@@ -213,16 +217,16 @@ func (s *Store) Adopt(e Entry) { s.base, s.wrote = &e, true }
 // stillOurs sees that the folder and its lock are what Open left. A folder that
 // somebody removed is made and locked again, without what it remembered.
 func (s *Store) stillOurs() error {
-	made, err := makeFolder(s.dir)
+	made, err := filesys.MakeFolder(s.dir)
 	if err != nil {
 		return err
 	}
-	named, err := os.Stat(s.lock.Name())
+	named, err := filesys.Stat(s.lock.Name())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	if err == nil {
-		if held, err := s.lock.Stat(); err != nil || os.SameFile(named, held) {
+		if held, err := s.lock.Stat(); err != nil || filesys.SameFile(named, held) {
 			return err
 		}
 	}
@@ -248,11 +252,11 @@ func commit(dir, temp string, m Manifest) (Entry, error) {
 	for ; ; e.Copy++ {
 		e.Name = Name(e.Step, e.Copy)
 		e.Folder = filepath.Join(dir, e.Name)
-		_, err := os.Lstat(e.Folder)
+		_, err := filesys.Lstat(e.Folder)
 		if errors.Is(err, os.ErrNotExist) {
-			err = renameNew(temp, e.Folder)
+			err = filesys.RenameNew(temp, e.Folder)
 			if err == nil {
-				return e, syncDir(dir)
+				return e, filesys.SyncDir(dir)
 			}
 		}
 		if err != nil && !errors.Is(err, os.ErrExist) {
@@ -265,7 +269,7 @@ func commit(dir, temp string, m Manifest) (Entry, error) {
 // folder next knows what of a killed process is ours to remove.
 func (s *Store) working(stem string) (path string, err error) {
 	name := stem + "-" + random()
-	return filepath.Join(s.dir, name), s.append(mark{Event: markWorking, Name: name})
+	return filepath.Join(s.dir, name), s.mark(mark{Event: markWorking, Name: name})
 }
 
 // Confirm records that an update was applied after the newest checkpoint, and
@@ -328,7 +332,7 @@ func (s *Store) append(v mark) error {
 }
 
 func (s *Store) openLog() error {
-	f, err := os.OpenFile(filepath.Join(s.dir, marksName), os.O_WRONLY|os.O_CREATE|noFollow, 0o666)
+	f, err := filesys.OpenFile(filepath.Join(s.dir, marksName), os.O_WRONLY|os.O_CREATE|filesys.NoFollow, 0o666)
 	if err != nil {
 		return err
 	}
@@ -340,7 +344,7 @@ func (s *Store) openLog() error {
 		err = f.Truncate(s.marks.whole)
 	}
 	if err == nil {
-		err = syncDir(s.dir)
+		err = filesys.SyncDir(s.dir)
 	}
 	if err != nil {
 		return errors.Join(err, f.Close())
@@ -374,18 +378,18 @@ func (s *Store) shorten() error {
 		return err
 	}
 	if err := writeSynced(temp, text); err != nil {
-		return errors.Join(err, os.Remove(temp))
+		return errors.Join(err, filesys.Remove(temp))
 	}
 	if err := s.log.Close(); err != nil {
 		return err
 	}
 	s.log = nil
 	path := filepath.Join(s.dir, marksName)
-	if err := os.Rename(temp, path); err != nil {
+	if err := filesys.Rename(temp, path); err != nil {
 		return err
 	}
 	s.marks = parseMarks(path, text)
-	return syncDir(s.dir)
+	return filesys.SyncDir(s.dir)
 }
 
 // prune removes what Keep does not cover, and checkpoints that this run replaces.
@@ -415,17 +419,20 @@ func (s *Store) Replace() error {
 	return s.remove(gone)
 }
 
-// remove takes checkpoints' names away first, so that a killed removal leaves no
-// half checkpoint.
+// remove takes checkpoints' names away first, durably, so that a removal that a kill
+// or a loss of power cuts short leaves no half checkpoint.
 func (s *Store) remove(gone []Entry) error {
 	var errs []error
 	for _, e := range gone {
 		temp, err := s.working(gonePrefix + e.Name)
 		if err == nil {
-			err = renameNew(e.Folder, temp)
+			err = filesys.RenameNew(e.Folder, temp)
 		}
 		if err == nil {
-			err = os.RemoveAll(temp)
+			err = filesys.SyncDir(s.dir)
+		}
+		if err == nil {
+			err = filesys.RemoveAll(temp)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("remove old checkpoint: %w", err))

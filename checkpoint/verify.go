@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
@@ -100,7 +100,7 @@ func (s *States) verify(ctx context.Context, only string) error {
 
 // exactly compares the names in a folder with the manifest's.
 func (m *Manifest) exactly(folder string) error {
-	entries, err := os.ReadDir(folder)
+	entries, err := filesys.ReadDir(folder)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
@@ -130,7 +130,7 @@ func (want File) read(ctx context.Context, folder string, w io.Writer) error {
 	}
 	defer f.Close()
 	h := crc32.New(castagnoli)
-	buf := make([]byte, 1<<20)
+	buf := make([]byte, min(1<<20, want.Bytes))
 	for n := int64(0); n < want.Bytes; {
 		if err := ctx.Err(); err != nil {
 			return err

@@ -1,13 +1,13 @@
 package checkpoint
 
 import (
-	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // Blob is a small file of a checkpoint.
@@ -52,7 +52,7 @@ func writeRest(folder string, m Manifest, parts []File, blobs []Blob) (Manifest,
 	if err := writeSynced(filepath.Join(folder, manifestName), text); err != nil {
 		return m, err
 	}
-	return m, syncDir(folder)
+	return m, filesys.SyncDir(folder)
 }
 
 // finite tells whether all of v is: a finite value times zero is zero, others times
@@ -87,42 +87,4 @@ func (e *NonFinite) Look(start int64, v []float32) {
 	}
 }
 
-func writeSynced(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	return errors.Join(err, f.Sync(), f.Close())
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
-
-// makeFolder makes a folder and those above it, each durable in its parent, and
-// returns those that were missing, outermost first.
-func makeFolder(dir string) (made []string, err error) {
-	if st, err := os.Stat(dir); err == nil {
-		if !st.IsDir() {
-			return nil, fmt.Errorf("%s is not a folder", dir)
-		}
-		return nil, nil
-	}
-	parent := filepath.Dir(dir)
-	if parent != dir {
-		if made, err = makeFolder(parent); err != nil {
-			return made, err
-		}
-	}
-	if err := os.Mkdir(dir, 0o777); errors.Is(err, os.ErrExist) {
-		return made, nil // somebody made it meanwhile
-	} else if err != nil {
-		return made, err
-	}
-	return append(made, dir), syncDir(parent)
-}
+func writeSynced(path string, data []byte) error { return filesys.WriteSynced(path, data, 0o666) }

@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
@@ -286,7 +287,7 @@ func (rs *Ranks) Sees(path string) error {
 }
 
 func sees(path string) error {
-	if _, err := os.Stat(path); err != nil {
+	if _, err := filesys.Stat(path); err != nil {
 		host, _ := os.Hostname()
 		return fmt.Errorf("host %s does not have it, and every rank writes its own file: give a folder that all hosts share (%w)", host, err)
 	}

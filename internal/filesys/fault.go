@@ -43,6 +43,7 @@ type Fault struct {
 	mu    sync.Mutex
 	count int
 	hit   string
+	at    int // the operation that failed
 }
 
 // Count is how many operations there were so far.
@@ -57,6 +58,13 @@ func (f *Fault) Hit() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.hit
+}
+
+// Failed is the number of the operation that failed, 0 for none.
+func (f *Fault) Failed() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.at
 }
 
 // roomy are the operations that need room on the disk.
@@ -96,7 +104,7 @@ func (f *Fault) step(op, path string) (short bool, err error) {
 	default:
 		err = fail(op, path, syscall.EIO)
 	}
-	f.hit = fmt.Sprintf("%s %s", op, path)
+	f.hit, f.at = fmt.Sprintf("%s %s", op, path), f.count
 	return short, err
 }
 

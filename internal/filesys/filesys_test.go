@@ -218,6 +218,10 @@ func TestMount(t *testing.T) {
 	require.NoError(t, RemoveAll("/spillway-test/a/c"))
 	require.Equal(t, "f=1", names(t, outer, "/spillway-test/a"))
 
+	undoThird := Mount("/spillway-test/a", NewMemory("/spillway-test/a")) // the last one counts
+	_, err = Stat("/spillway-test/a/f")
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	undoThird()
 	undo()
 	_, err = Stat("/spillway-test/a/f")
 	require.ErrorIs(t, err, fs.ErrNotExist)

@@ -392,3 +392,36 @@ func (h *handle) Close() error {
 	}
 	return nil
 }
+
+// Clone returns a tree with the same files, which nobody has open.
+func (m *Memory) Clone() *Memory {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var clone func(*node) *node
+	clone = func(n *node) *node {
+		if n.names == nil {
+			n.shared = true
+			return &node{data: n.data, shared: true}
+		}
+		out := &node{names: map[string]*node{}}
+		for name, sub := range n.names {
+			out.names[name] = clone(sub)
+		}
+		return out
+	}
+	return &Memory{base: m.base, root: clone(m.root)}
+}
+
+// Unlock gives back all locks, as the end of the processes that had them does.
+func (m *Memory) Unlock() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var unlock func(*node)
+	unlock = func(n *node) {
+		n.holder = nil
+		for _, sub := range n.names {
+			unlock(sub)
+		}
+	}
+	unlock(m.root)
+}

@@ -16,7 +16,7 @@ type mounted struct {
 }
 
 var (
-	mounts   atomic.Pointer[[]mounted] // innermost first; nil outside of tests
+	mounts   atomic.Pointer[[]mounted] // innermost first, of one folder the last; nil outside of tests
 	mounting sync.Mutex
 )
 
@@ -25,7 +25,7 @@ var (
 func Mount(dir string, over FS) (unmount func()) {
 	m := mounted{absolute(dir), over}
 	change(func(list []mounted) []mounted {
-		list = append(list, m)
+		list = append([]mounted{m}, list...)
 		slices.SortStableFunc(list, func(a, b mounted) int { return cmp.Compare(len(b.dir), len(a.dir)) })
 		return list
 	})

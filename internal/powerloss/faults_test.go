@@ -1,0 +1,152 @@
+package powerloss
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/internal/filesys"
+)
+
+// lastStep is of the runs whose operations fail.
+const lastStep = 4
+
+// trial is a run that goes on from a checkpoint of step 2, saves after steps 3 and 4
+// and prunes, on a disk in memory.
+type trial struct {
+	base, ck string
+	c        spillway.Config
+	disk     *filesys.Memory // as the runs find it
+	sha      string          // of the parameters that all of them end in
+	processes
+}
+
+// processes runs a configuration, in one process or several.
+type processes func(t *testing.T, c spillway.Config) (sha string, err error)
+
+// alone runs in this process.
+func alone(t *testing.T, c spillway.Config) (sha string, err error) {
+	tr, err := spillway.New(background, c)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, tr.Close()) }()
+	if err := tr.Run(background, nil); err != nil {
+		return "", err
+	}
+	return tr.ParamsSHA256()
+}
+
+// begin trains two steps, undisturbed.
+func begin(t *testing.T, ranks int, async string, how processes) *trial {
+	top := t.TempDir()
+	x := &trial{base: filepath.Join(top, "disk"), c: small(t, top), processes: how}
+	x.ck = filepath.Join(x.base, "ck")
+	x.disk = filesys.NewMemory(x.base)
+	x.c.Checkpoint, x.c.Ranks, x.c.Zero, x.c.AsyncSave = x.ck, ranks, 3, async
+	x.c.Keep, x.c.SaveEvery, x.c.Steps = 1, 1, 2
+	_, err := x.run(t, x.disk)
+	require.NoError(t, err)
+	require.Equal(t, 2, x.newest(t, x.disk))
+	x.c.Resume, x.c.Steps = true, lastStep
+	whole := x.disk.Clone()
+	x.sha, err = x.run(t, whole)
+	require.NoError(t, err)
+	require.Equal(t, lastStep, x.newest(t, whole))
+	return x
+}
+
+// run runs on a disk.
+func (x *trial) run(t *testing.T, on filesys.FS) (sha string, err error) {
+	defer filesys.Mount(x.base, on)()
+	return x.processes(t, x.c)
+}
+
+// newest sees that everything that bears a checkpoint's name is whole, and returns
+// the newest one's step.
+func (x *trial) newest(t *testing.T, on filesys.FS) int {
+	defer filesys.Mount(x.base, on)()
+	c, err := checkpoint.Choose(background, x.ck, nil)
+	require.NoError(t, err)
+	require.True(t, c.Found())
+	require.Empty(t, c.Passed)
+	return c.Step
+}
+
+// tidy opens the folder as the next run does, and sees that nothing half is left then.
+func (x *trial) tidy(t *testing.T, on filesys.FS) {
+	defer filesys.Mount(x.base, on)()
+	s, err := checkpoint.Open(x.ck, checkpoint.Options{})
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	require.NoError(t, (&story{ck: x.ck}).tidy())
+}
+
+// everyVar in the environment lets each operation fail; else it is one of some.
+const everyVar = "SPILLWAY_TEST_EVERY_OPERATION"
+
+// every fails operations in turn, from the first-th on, and returns how many runs
+// ended in an error and how many there were. Some that fail are resumed to their end.
+func (x *trial) every(t *testing.T, trouble filesys.Trouble, first, stride int) (failed, all int) {
+	if os.Getenv(everyVar) != "" {
+		first, stride = 1, 1
+	}
+	words := map[filesys.Trouble]string{filesys.Broken: "input/output error", filesys.Full: "no space left on device", filesys.Short: "no space left on device"}
+	for n := first; ; n += stride {
+		disk := x.disk.Clone()
+		f := &filesys.Fault{FS: disk, At: n, Trouble: trouble}
+		var warned []string
+		var mu sync.Mutex
+		x.c.Warn = func(text string) { mu.Lock(); defer mu.Unlock(); warned = append(warned, text) }
+		sha, err := x.run(t, f)
+		hit := f.Hit()
+		disk.Unlock() // its process has ended
+		if hit == "" {
+			require.NoError(t, err)
+			return failed, all
+		}
+		n = f.Failed() // those before it need no room
+		all++
+		step := x.newest(t, disk)
+		require.GreaterOrEqual(t, step, 2, "%s at %s loses what was saved", trouble, hit)
+		if err == nil {
+			require.Equal(t, x.sha, sha, "%s at %s", trouble, hit)
+			require.Equal(t, lastStep, step, "%s at %s: the run's end was not saved", trouble, hit)
+		} else {
+			failed++
+			text := err.Error() + strings.Join(warned, "; ")
+			require.NotContains(t, text, "panic", "%s at %s", trouble, hit)
+			if trouble != filesys.Killed {
+				require.Contains(t, text, words[trouble], "%s at %s", trouble, hit)
+				require.Contains(t, text, x.ck, "%s at %s", trouble, hit)
+			}
+		}
+		x.tidy(t, disk)
+		if err != nil && failed%4 == 0 {
+			sha, err := x.run(t, disk)
+			require.NoError(t, err, "resumed after %s at %s", trouble, hit)
+			require.Equal(t, x.sha, sha, "resumed after %s at %s", trouble, hit)
+		}
+	}
+}
+
+// File operations of a run that resumes, saves and prunes fail, once each, in each way:
+// what was saved is not lost, nothing half is left, and the run ends in the same
+// parameters, or says what failed and where and does so when it is resumed.
+func TestFileOperationsFail(t *testing.T) {
+	for i, async := range []string{"off", "on"} {
+		x := begin(t, 1+i, async, alone)
+		for k, trouble := range filesys.Troubles {
+			failed, all := x.every(t, trouble, 1+k+4*i, 13)
+			t.Logf("async-save %s, %s: %d runs, %d ended in an error", async, trouble, all, failed)
+			require.Positive(t, all)
+		}
+	}
+}
