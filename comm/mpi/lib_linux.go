@@ -148,6 +148,10 @@ func (l *lib) check(call string, r uintptr) error {
 	return &callError{call, code, string(text[:end])}
 }
 
+// call is one call of the library. What its arguments point to is moved to the heap: a
+// stack that grows or shrinks meanwhile would leave the library writing to the old one.
+//
+//go:uintptrescapes
 func call(fn uintptr, args ...uintptr) uintptr {
 	r, _, _ := purego.SyscallN(fn, args...)
 	return r

@@ -118,7 +118,10 @@ func (n *Compiler) Version() string { return fmt.Sprintf("%d.%d", n.major, n.min
 // Path is the file that was opened.
 func (n *Compiler) Path() string { return n.lib.Path }
 
-// call makes a call of NVRTC, whose pointers the caller keeps alive.
+// call makes a call of NVRTC. What its arguments point to moves to the heap, where it
+// stays in place.
+//
+//go:uintptrescapes
 func (n *Compiler) call(name string, f uintptr, args ...uintptr) error {
 	code, _, _ := purego.SyscallN(f, args...)
 	if int32(code) == 0 {
