@@ -18,6 +18,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/train"
 )
@@ -27,6 +28,10 @@ type (
 	// Config is everything that a training run is told. Default returns the values
 	// that the command line starts from; the zero value is not valid.
 	Config = train.Config
+	// Own is what a program brings along: a model, data, an optimizer, a schedule.
+	Own = train.Own
+	// Model is a model that a program brings along.
+	Model = train.Model
 	// FrozenCache is where the outputs of frozen layers are kept, and how many bytes.
 	FrozenCache = train.FrozenCache
 	// Trainer runs a training job over the ranks of this process. Its methods are for
@@ -55,6 +60,10 @@ var (
 	ErrDamaged    = train.ErrDamaged    // a checkpoint is there and not whole
 	ErrLost       = train.ErrLost       // a process of the job is gone
 )
+
+// ErrStop, returned by what Run tells its steps, ends the run in good order: with a
+// checkpoint, where one is configured, and no error.
+var ErrStop = train.ErrStop
 
 // Errors of a run.
 type (
@@ -100,6 +109,10 @@ type (
 
 // Default returns the contract's defaults outside the demo.
 func Default() Config { return train.Default() }
+
+// NewModel is the model that c describes, for Own: also a model.MLP or model.CNN, whose
+// input is "x" and whose samples have one target each.
+func NewModel(name string, c model.Config) *Model { return train.NewModel(name, c) }
 
 // New plans the run, refuses it if it does not fit, and only then allocates
 // memory, starts the ranks and gives parameters their first values (or those of

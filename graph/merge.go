@@ -8,7 +8,7 @@ import (
 // Merge returns p with the only section of other added as one of the given kind.
 // Both are programs of the same model: parameters are matched by name, inputs
 // and the loss by role (an input of other that is smaller than p's becomes a
-// view of its start), what generation keeps (Builder.Cache) by name; everything
+// view of its start), float inputs and what generation keeps (Builder.Cache) by name; everything
 // else of other is added. The section keeps its form.
 func Merge(p, other *Program, kind SectionKind) (*Program, error) {
 	if len(other.Sections) != 1 {
@@ -87,7 +87,7 @@ func (m *merger) inputs() error {
 func (m *merger) buffers() error {
 	kept := map[string]BufID{}
 	for i := range m.p.Buffers {
-		if b := &m.p.Buffers[i]; b.Class == Activations && b.Life == LifeRun && b.View == nil {
+		if b := &m.p.Buffers[i]; b.View == nil && (b.Class == Activations && b.Life == LifeRun || b.isFloatInput()) {
 			kept[b.Name] = BufID(i)
 		}
 	}
@@ -96,7 +96,7 @@ func (m *merger) buffers() error {
 			continue
 		}
 		b := m.other.Buffers[i]
-		if have, ok := kept[b.Name]; ok && b.Life == LifeRun {
+		if have, ok := kept[b.Name]; ok && (b.Life == LifeRun || b.isFloatInput()) {
 			if h := m.p.Buf(have); h.DType != b.DType || !slices.Equal(h.Shape, b.Shape) {
 				return fmt.Errorf("%q is %v %v here and %v %v there", b.Name, h.DType, h.Shape, b.DType, b.Shape)
 			}
@@ -158,4 +158,9 @@ func (m *merger) section(kind SectionKind) error {
 	}
 	m.p.Sections = append(m.p.Sections, sec)
 	return nil
+}
+
+// isFloatInput tells what Builder.Input has made.
+func (b *Buffer) isFloatInput() bool {
+	return b.Class == Inputs && b.Port == NoPort && b.DType == F32
 }

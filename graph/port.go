@@ -1,5 +1,7 @@
 package graph
 
+import "strings"
+
 // Port says what the host does with a buffer between operations: it fills what
 // comes in and reads what goes out. Each lies in host memory for the whole run;
 // copies in the program move it from and to its twin on the device. What a micro-batch
@@ -13,6 +15,7 @@ const (
 	PortTargets       // in: I32 (rows, T)
 	PortHyper         // in: F64 (NumHyper): see Hyper* constants
 	PortKey           // in: I64 (NumKey): see Key* constants
+	PortInput         // in: F32, a float input of the model (Builder.Input); there is one for each
 	PortPrefix        // in or out by the section's form: what the frozen beginning of a micro-batch hands on, see recompute.CachePrefix
 	PortLoss          // out: F64 (1)
 	PortGradNorm      // out: F64 (1)
@@ -35,6 +38,7 @@ var ports = [NumPorts]struct {
 	PortTargets:  {name: "targets", in: true, each: true, typed: true, dtype: I32},
 	PortHyper:    {name: "hyper", in: true, typed: true, dtype: F64},
 	PortKey:      {name: "key", in: true, each: true, typed: true, dtype: I64},
+	PortInput:    {name: "input", in: true, each: true, typed: true, dtype: F32},
 	PortPrefix:   {name: "prefix", in: true, out: true, each: true},
 	PortLoss:     {name: "loss", out: true, typed: true, dtype: F64},
 	PortGradNorm: {name: "grad-norm", out: true, typed: true, dtype: F64},
@@ -78,6 +82,26 @@ func (p *Program) PortOf(port Port, micro int) BufID {
 	}
 	return NoBuf
 }
+
+// InputsOf returns the buffers of the model's float inputs that belong to a micro-batch
+// of a phase, in the order in which the model named them.
+func (p *Program) InputsOf(micro int) (list []BufID) {
+	for id := range p.Buffers {
+		if b := &p.Buffers[id]; b.Port == PortInput && b.Micro == micro {
+			list = append(list, BufID(id))
+		}
+	}
+	return list
+}
+
+// hostName stands before a model's name of an input in that of its port.
+const hostName = "host/"
+
+// InputPort is the name of the port of a float input.
+func InputPort(input string) string { return hostName + input }
+
+// InputName is the model's name of the float input whose port b is.
+func (b *Buffer) InputName() string { return strings.TrimPrefix(b.PlainName(), hostName) }
 
 // Ports returns the buffers of all ports of the first micro-batch, for whoever
 // uses them in every step.

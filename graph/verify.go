@@ -151,6 +151,7 @@ func (v *verifier) ports(unit func(int) error) error {
 	type portKey struct {
 		port  Port
 		micro int
+		input string // of float inputs
 	}
 	ported := map[portKey]BufID{}
 	for id := range p.Buffers {
@@ -167,7 +168,10 @@ func (v *verifier) ports(unit func(int) error) error {
 		if b.Port == NoPort {
 			continue
 		}
-		key := portKey{b.Port, b.Micro}
+		key := portKey{port: b.Port, micro: b.Micro}
+		if b.Port == PortInput {
+			key.input = b.InputName()
+		}
 		other, twice := ported[key]
 		switch {
 		case b.Port >= NumPorts:

@@ -208,47 +208,11 @@ var sections = [...]graph.SectionKind{graph.SectionForward, graph.SectionEval, g
 // Hugging Face's transformers does (GPT-2's position table too, where OpenAI's
 // code has 0.01); classifiers as He et al. 2015.
 func Build(c Config, kind Kind, batch, seq int) (*graph.Program, error) {
-	if err := c.Validate(); err != nil {
+	b := graph.NewBuilder()
+	if err := Write(b, c, kind, batch, seq); err != nil {
 		return nil, err
 	}
-	c = c.withDefaults()
-	if kind > Next {
-		return nil, fmt.Errorf("model: program kind is %d, want Train, Eval, Generate, Prompt or Next", kind)
-	}
-	if batch < 1 || batch > maxBatch {
-		return nil, fmt.Errorf("model: batch is %d, want 1 to %d", batch, maxBatch)
-	}
-	w := &writer{Builder: graph.NewBuilder(), c: c, kind: kind, batch: int64(batch), seq: int64(seq), kept: int64(seq)}
-	if kind == Next {
-		w.seq = 1
-	}
-	switch c.Family {
-	case GPT2, Llama:
-		if seq < 1 || seq > c.Positions {
-			return nil, fmt.Errorf("model: seq is %d, want 1 to the model's %d positions", seq, c.Positions)
-		}
-		if kind >= Generate && batch != 1 {
-			return nil, fmt.Errorf("model: batch is %d, want 1: generation follows one sequence", batch)
-		}
-		if c.Family == GPT2 {
-			w.gpt2()
-		} else {
-			w.llama()
-		}
-	default:
-		if kind >= Generate {
-			return nil, fmt.Errorf("model: a classifier (%s) generates nothing; want Train or Eval", c.Family)
-		}
-		if seq > 1 || seq < 0 {
-			return nil, fmt.Errorf("model: seq is %d; a classifier (%s) has one target a sample, so want 1", seq, c.Family)
-		}
-		if c.Family == MLP {
-			w.mlp()
-		} else {
-			w.cnn()
-		}
-	}
-	p, err := w.Program()
+	p, err := b.Program()
 	if err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
@@ -257,6 +221,52 @@ func Build(c Config, kind Kind, batch, seq int) (*graph.Program, error) {
 	}
 	p.Sections[0].Become(sections[kind])
 	return p, nil
+}
+
+// Write is Build that writes onto a builder, beside what a program of one's own has
+// there. What is wrong with the program is the builder's error.
+func Write(b *graph.Builder, c Config, kind Kind, batch, seq int) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	c = c.withDefaults()
+	if kind > Next {
+		return fmt.Errorf("model: program kind is %d, want Train, Eval, Generate, Prompt or Next", kind)
+	}
+	if batch < 1 || batch > maxBatch {
+		return fmt.Errorf("model: batch is %d, want 1 to %d", batch, maxBatch)
+	}
+	w := &writer{Builder: b, c: c, kind: kind, batch: int64(batch), seq: int64(seq), kept: int64(seq)}
+	if kind == Next {
+		w.seq = 1
+	}
+	switch c.Family {
+	case GPT2, Llama:
+		if seq < 1 || seq > c.Positions {
+			return fmt.Errorf("model: seq is %d, want 1 to the model's %d positions", seq, c.Positions)
+		}
+		if kind >= Generate && batch != 1 {
+			return fmt.Errorf("model: batch is %d, want 1: generation follows one sequence", batch)
+		}
+		if c.Family == GPT2 {
+			w.gpt2()
+		} else {
+			w.llama()
+		}
+	default:
+		if kind >= Generate {
+			return fmt.Errorf("model: a classifier (%s) generates nothing; want Train or Eval", c.Family)
+		}
+		if seq > 1 || seq < 0 {
+			return fmt.Errorf("model: seq is %d; a classifier (%s) has one target a sample, so want 1", seq, c.Family)
+		}
+		if c.Family == MLP {
+			w.mlp()
+		} else {
+			w.cnn()
+		}
+	}
+	return nil
 }
 
 // writer is a Builder that knows the model it writes.

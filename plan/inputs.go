@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"slices"
+
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -8,7 +10,7 @@ import (
 // time when states are initialised, loaded and saved.
 const stagingBytes = 1 << 20
 
-// stageInputs gives every input a twin in host memory, which the host fills,
+// stageInputs gives every input, those of floats too, a twin in host memory, which the host fills,
 // and starts each phase with the copies of those that its section reads:
 //
 //	tokens = embed…          →   copy-in:  tokens ← host/tokens ●
@@ -40,8 +42,14 @@ func stageInputs(p *graph.Program) *graph.Program {
 	twin(q.Hyper, graph.PortHyper)
 	twin(q.Loss, graph.PortLoss)
 	twin(q.Targets, graph.PortTargets)
+	floats := floatInputs(q)
+	for i := range floats {
+		b := q.Buf(floats[i][0])
+		floats[i][1] = hostBuffer(q, graph.PortInput, graph.InputPort(b.Name), b.DType, b.Shape)
+	}
 	twin(q.Tokens, graph.PortTokens)
 	inputs := [][2]graph.BufID{{q.Tokens, q.Port(graph.PortTokens)}, {q.Targets, q.Port(graph.PortTargets)}, {q.Hyper, q.Port(graph.PortHyper)}, {q.Key, q.Port(graph.PortKey)}}
+	inputs = append(inputs, floats...)
 	for i := range q.Sections {
 		sec := &q.Sections[i]
 		for j := range sec.Phases {
@@ -67,6 +75,19 @@ func stageInputs(p *graph.Program) *graph.Program {
 		}
 	}
 	return q
+}
+
+// floatInputs lists what the model calls its inputs beside tokens and targets, with
+// room for their twins.
+func floatInputs(p *graph.Program) (list [][2]graph.BufID) {
+	for id := range p.Buffers {
+		b := &p.Buffers[id]
+		known := slices.Contains([]graph.BufID{p.Tokens, p.Targets, p.Hyper, p.Key}, graph.BufID(id))
+		if b.Class == graph.Inputs && b.View == nil && b.Port == graph.NoPort && b.DType == graph.F32 && !known {
+			list = append(list, [2]graph.BufID{graph.BufID(id), graph.NoBuf})
+		}
+	}
+	return list
 }
 
 func hostBuffer(p *graph.Program, port graph.Port, name string, d graph.DType, shape []int64) graph.BufID {

@@ -2,6 +2,7 @@ package train
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/spillway-ml/spillway/data"
 )
@@ -10,10 +11,14 @@ import (
 type batches struct {
 	sampler *data.Sampler
 	source  data.Source
-	buffer  *data.Buffer // nil for a Source that the caller brought
-	perRank int64        // targets of one micro-batch of one rank, all counted; −1: they must be counted
+	buffer  *data.Buffer       // nil for what the program brought along
+	samples *data.SampleReader // that; else nil
+	perRank int64              // targets of one micro-batch of one rank, all counted; −1: they must be counted
 	scratch [2][]int32
 }
+
+// evalField is where held-out data comes from that the program brings along.
+const evalField = "Config.Own.Eval"
 
 // openData opens the training and held-out data and the tokenizer.
 func (t *Trainer) openData() error {
@@ -24,12 +29,20 @@ func (t *Trainer) openData() error {
 	}
 	switch {
 	case c.Inference:
+	case c.Own.Data != nil:
+		if t.train, err = t.openSamples("Config.Own.Data", c.Own.Data, c.Accum); err != nil {
+			return err
+		}
 	case c.Data == "":
 		return fmt.Errorf("--data is missing: give a token file (*.bin), a text file, or a folder of text files")
 	default:
 		if t.train, err = t.open("data", c.Data, c.Accum); err != nil {
 			return err
 		}
+	}
+	if c.Own.Eval != nil {
+		t.eval, err = t.openSamples(evalField, c.Own.Eval, c.evalAccum())
+		return err
 	}
 	if c.EvalData != "" {
 		if t.eval, err = t.open("eval-data", c.EvalData, c.evalAccum()); err != nil {
@@ -41,6 +54,9 @@ func (t *Trainer) openData() error {
 
 func (t *Trainer) open(flag, path string, accum int) (*batches, error) {
 	c := &t.cfg
+	if s := sampleShape(t.plan.Program, c.Batch); s.Tokens != c.Seq || s.Targets != c.Seq || len(s.Inputs) > 0 {
+		return nil, fmt.Errorf("--%s %.80q: model %.80q takes more than tokens and the next ones, which are all that files have; it needs data of its own (Config.Own)", flag, path, c.modelName())
+	}
 	glob := c.DataGlob
 	if flag == "eval-data" {
 		glob = c.EvalGlob
@@ -77,12 +93,58 @@ func (t *Trainer) open(flag, path string, accum int) (*batches, error) {
 	return b, nil
 }
 
-func (b *batches) fill(step, micro, rank int, inputs, targets []int32) error {
-	return b.sampler.Fill(step, micro, rank, inputs, targets)
+// openSamples opens data that the program brought along.
+func (t *Trainer) openSamples(field string, s data.Samples, accum int) (*batches, error) {
+	c := &t.cfg
+	shape := sampleShape(t.plan.Program, c.Batch)
+	shape.Vocab, shape.Classes = t.model.Vocab, t.model.Vocab
+	if c.Own.Model != nil {
+		fwd, err := ownForward(c)
+		if err != nil {
+			return nil, err
+		}
+		shape.Vocab, shape.Classes = 0, 0
+		boundsOf(&shape, fwd.Train)
+	}
+	order, rows := data.Sequential, s.Len()
+	if strings.EqualFold(c.Order, data.Shuffled.String()) && field != evalField {
+		order = data.Shuffled
+	}
+	if c.Inference && rows > 0 {
+		all := int64(c.Batch) * int64(c.Ranks)
+		if rows%all != 0 && shape.Targets == 0 {
+			return nil, fmt.Errorf("%s: %d samples are no multiple of %d rows (Batch × Ranks), and a model without targets can't leave rows out", field, rows, all)
+		}
+		rows = (rows + all - 1) / all * all
+		c.EvalSteps = int(rows / all)
+	}
+	r, err := data.NewSampleReader(s, shape, rows, data.SamplerConfig{Order: order, Seed: c.Seed, Batch: c.Batch, Accum: accum, Ranks: c.Ranks})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", field, err)
+	}
+	return &batches{sampler: r.Sampler, samples: r, perRank: -1}, nil
+}
+
+func (b *batches) fill(step, micro, rank int, m *data.Micro) error {
+	if b.samples != nil {
+		return b.samples.FillSamples(step, micro, rank, m)
+	}
+	return b.sampler.Fill(step, micro, rank, m.Tokens, m.Targets)
+}
+
+// fingerprint tells the data apart from other data.
+func (b *batches) fingerprint() (data.Fingerprint, error) {
+	if b.samples != nil {
+		return b.samples.Fingerprint()
+	}
+	return data.FingerprintOf(b.source)
 }
 
 // countTargets returns the counted targets of a step's global batch.
 func (b *batches) countTargets(step, accum, ranks int) (int64, error) {
+	if b.samples != nil {
+		return b.samples.CountTargets(step, accum, ranks)
+	}
 	if b.perRank >= 0 {
 		return b.perRank * int64(accum) * int64(ranks), nil
 	}

@@ -33,7 +33,13 @@ func resolve(cfg Config) (*resolved, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	h, err := modelConfig(cfg.Model)
+	given := cfg.shared
+	if cfg.shared == nil {
+		cfg.shared = &shared{}
+	}
+	sh := cfg.shared
+	h, err := cfg.modelShape()
+	cfg.shared = given // what a run's plans share is not kept with its Config
 	if err != nil {
 		return nil, err
 	}
@@ -46,10 +52,7 @@ func resolve(cfg Config) (*resolved, error) {
 	if cfg.Tokenizer == "" && cfg.readsText() {
 		cfg.Tokenizer = modelTokenizer(&cfg, h.Vocab)
 	}
-	r := &resolved{cfg: cfg, model: h, tier: diskOptions(cfg.Disk), shared: cfg.shared}
-	if r.shared == nil {
-		r.shared = &shared{}
-	}
+	r := &resolved{cfg: cfg, model: h, tier: diskOptions(cfg.Disk), shared: sh}
 	return r, nil
 }
 
@@ -102,6 +105,11 @@ func (r *resolved) Outside(p *plan.Plan) [graph.NumSpaces]int64 {
 // forward builds the programs of a configuration, of so many layers where they are not
 // 0.
 func (r *resolved) forward(c *Config, layers int) (fwd plan.Forward, err error) {
+	if c.Own.Model != nil {
+		own := *c
+		own.shared = r.shared
+		return ownForward(&own)
+	}
 	h := r.model
 	if layers > 0 {
 		h.Layers = layers
@@ -117,7 +125,7 @@ func (r *resolved) forward(c *Config, layers int) (fwd plan.Forward, err error) 
 	if fwd.Train, err = r.shared.model(m, model.Train, c.Batch, c.Seq); err != nil {
 		return fwd, err
 	}
-	if c.EvalData != "" {
+	if c.evaluates() {
 		if fwd.Eval, err = r.shared.model(m, model.Eval, c.Batch, c.Seq); err != nil {
 			return fwd, err
 		}

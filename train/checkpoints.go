@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 
 	"github.com/spillway-ml/spillway/checkpoint"
-	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 )
 
@@ -62,7 +61,7 @@ func (t *Trainer) openStore() error {
 	if err := c.refuseUsed(); err != nil {
 		return err
 	}
-	if t.data, err = data.FingerprintOf(t.train.source); err != nil {
+	if t.data, err = t.train.fingerprint(); err != nil {
 		return fmt.Errorf("--data: %w", err)
 	}
 	if err := s.Damaged(); err != nil {
@@ -243,6 +242,12 @@ func (t *Trainer) sameRun(choice checkpoint.Choice) (was runRecord, err error) {
 		return was, fmt.Errorf("resume: %s was written with --optimizer %s, this run has %s, whose states are others; give --optimizer %s, or begin anew from its weights: --init %s with another --checkpoint",
 			folder, was.Optimizer, want, was.Optimizer, folder)
 	}
+	if was.Model != t.ownName() {
+		return was, fmt.Errorf("resume: the checkpoint %s holds model %s, not %s", folder, orPublished(was.Model), orPublished(t.ownName()))
+	}
+	if t.cfg.Own.Model != nil {
+		return was, nil // its parameters are held against the model's one by one
+	}
 	c, err := hfconfig.Read(filepath.Join(folder, hfconfig.FileName))
 	if err != nil {
 		return was, fmt.Errorf("resume: %w", err)
@@ -251,4 +256,19 @@ func (t *Trainer) sameRun(choice checkpoint.Choice) (was runRecord, err error) {
 		return was, fmt.Errorf("resume: the checkpoint %s holds another model than --model %s", folder, t.cfg.Model)
 	}
 	return was, nil
+}
+
+// ownName is the name of the program's own model; "" of one of config.json.
+func (t *Trainer) ownName() string {
+	if t.cfg.Own.Model == nil {
+		return ""
+	}
+	return t.cfg.Own.Model.Name
+}
+
+func orPublished(name string) string {
+	if name == "" {
+		return "of a config.json"
+	}
+	return fmt.Sprintf("%.80q", name)
 }

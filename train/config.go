@@ -27,6 +27,8 @@ import (
 type Config struct {
 	// Model is a preset's name or a folder with a Hugging Face config.json.
 	Model string
+	// Own is what the program brings along: a model, data, an optimizer, a schedule.
+	Own Own
 	// Init is "random" or a folder with model.safetensors (or its sharded index).
 	Init string
 	// Data is a token file (*.bin), a text file, or a folder of text files.
@@ -344,7 +346,10 @@ func (c *Config) validate() error {
 		}
 		return nil
 	}
-	if c.Model == "" {
+	if err := c.Own.validate(c); err != nil {
+		return err
+	}
+	if c.Model == "" && c.Own.Model == nil {
 		return fmt.Errorf("--model is missing: give a preset's name (spillway plan --list-models) or a folder with a config.json")
 	}
 	checks := []error{
@@ -416,7 +421,7 @@ func (c *Config) validateFiles() error {
 	if c.Timeout <= 0 {
 		return fmt.Errorf("--timeout %s: a positive duration is needed", c.Timeout)
 	}
-	if c.EvalEvery > 0 && c.EvalData == "" {
+	if c.EvalEvery > 0 && !c.evaluates() {
 		return fmt.Errorf("--eval-every needs --eval-data: the held-out data")
 	}
 	if c.Resume && c.Checkpoint == "" {
@@ -472,6 +477,10 @@ func (c *Config) threads() int {
 
 // optimizer returns the update rule.
 func (c *Config) optimizer() zero.Optimizer {
-	return zero.Optimizer{Name: strings.ToLower(c.Optimizer), Beta1: c.Beta1, Beta2: c.Beta2, Eps: c.Eps, Decay: c.WeightDecay,
+	name := strings.ToLower(c.Optimizer)
+	if c.Own.Rule != nil {
+		name = c.Own.Rule.Name
+	}
+	return zero.Optimizer{Name: name, Rule: c.Own.Rule, Beta1: c.Beta1, Beta2: c.Beta2, Eps: c.Eps, Decay: c.WeightDecay,
 		Trust: c.Trust, AdaptAll: c.AdaptAll, LossScale: c.scalePolicy(), Int8: c.int8("optimizer"), BF16: c.bf16States()}
 }

@@ -147,7 +147,7 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 	if st, err := os.Stat(path); err != nil {
 		return fmt.Errorf("%s %s: %w", flag, path, err)
 	} else if st.IsDir() {
-		if c, err := hfconfig.Read(filepath.Join(path, "config.json")); err == nil && !c.SameModel(t.model) {
+		if c, err := hfconfig.Read(filepath.Join(path, "config.json")); err == nil && t.cfg.Own.Model == nil && !c.SameModel(t.model) {
 			return fmt.Errorf("--init %s: its config.json describes another model than --model %s", path, t.cfg.Model)
 		}
 	}

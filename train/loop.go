@@ -12,7 +12,8 @@ import (
 // Run trains until Steps are done, evaluating and saving as configured, and tells
 // each step. Where training ends early and the state is sound, a checkpoint of it is
 // written first, if one is configured: a canceled context and an error from tell
-// come back then, unless that checkpoint could not be had.
+// come back then, unless that checkpoint could not be had. ErrStop from tell is an end
+// in good order: then there is no error.
 //
 // What surrounds the training does not end it: an evaluation that fails is told by
 // Config.Warn; a checkpoint that can't be saved as well, and is tried again after
@@ -40,7 +41,7 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 		}
 		if tell != nil {
 			if err := tell(res); err != nil {
-				return t.leave(err)
+				return t.stopped(t.leave(err))
 			}
 		}
 		if t.store != nil && t.worthSaving() && (last || t.unsaved || t.cfg.SaveEvery > 0 && t.step%t.cfg.SaveEvery == 0) {
@@ -73,6 +74,19 @@ func (t *Trainer) leave(err error) error {
 		return fmt.Errorf("after step %d (%v) the checkpoint can't be saved: %w", t.step, err, failed)
 	}
 	return err
+}
+
+// stopped makes ErrStop the end of the run in good order.
+func (t *Trainer) stopped(err error) error {
+	switch {
+	case !errors.Is(err, ErrStop):
+		return err
+	case t.fatal != nil:
+		return t.fatal
+	case t.store == nil:
+		return t.checkFinite()
+	}
+	return nil
 }
 
 // saveOrGoOn writes a checkpoint. That it fails is an error only where the values

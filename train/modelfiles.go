@@ -39,11 +39,14 @@ func (t *Trainer) modelFiles() ([]checkpoint.Blob, error) {
 	if t.files != nil {
 		return t.files, nil
 	}
-	config, err := hfconfig.Marshal(t.model, "float32")
-	if err != nil {
-		return nil, err
+	files := []checkpoint.Blob{}
+	if t.cfg.Own.Model == nil { // what config.json has no words for has none
+		config, err := hfconfig.Marshal(t.model, "float32")
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, checkpoint.Blob{Name: hfconfig.FileName, Data: config})
 	}
-	files := []checkpoint.Blob{{Name: hfconfig.FileName, Data: config}}
 	spec := t.cfg.Tokenizer
 	if spec == "" {
 		spec = modelTokenizer(&t.cfg, t.model.Vocab)

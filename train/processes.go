@@ -41,6 +41,9 @@ type Job struct {
 	// Fastest is what --collectives auto chooses by where ranks send messages; the
 	// leader's is everybody's.
 	Fastest algo.Table
+	// Own is Config.Own of a process that lends its ranks: what the leader's has, which
+	// no stream carries.
+	Own Own
 
 	heard   bool        // something of each process
 	greeted bool        // the leader has heard who the others are
@@ -110,6 +113,10 @@ type assignment struct {
 	Config  Config
 	Threads int // computing threads of a process
 	Fastest algo.Table
+	// Model and Rule name what the leader's program brings along, and Evaluates says that
+	// it has held-out data of its own.
+	Model, Rule string
+	Evaluates   bool
 }
 
 // hello is what this process says of itself.
@@ -164,7 +171,9 @@ func (t *Trainer) lead() error {
 		return nil
 	}
 	a := assignment{Config: t.cfg, Threads: t.cfg.threads(), Fastest: j.Fastest}
-	a.Config.Threads = a.Threads
+	a.Config.Threads, a.Config.Own = a.Threads, Own{}
+	a.Model, a.Rule = t.cfg.Own.names()
+	a.Evaluates = t.cfg.Own.Eval != nil
 	if a.Config.AsyncSave = asyncOff; t.savesAside() { // decided here, with the least host's memory
 		a.Config.AsyncSave = asyncOn
 	}
@@ -235,9 +244,13 @@ func Work(j *Job, warn func(string)) (began bool, err error) {
 	}
 	j.Fastest = a.Fastest
 	t := &Trainer{cfg: a.Config}
-	t.cfg.job, t.cfg.Warn, t.cfg.Planned = j, warn, j.Planned
+	t.cfg.job, t.cfg.Warn, t.cfg.Planned, t.cfg.Own = j, warn, j.Planned, j.Own
 	defer func() { err = errors.Join(err, t.Close()) }()
-	if err := t.lend(task.Program, a.Threads); err != nil {
+	err = a.brought(&j.Own)
+	if err == nil {
+		err = t.lend(task.Program, a.Threads)
+	}
+	if err != nil {
 		var small *MachineTooSmall
 		var refused *plan.DoesNotFit
 		host, _ := os.Hostname()
@@ -298,4 +311,30 @@ func (t *Trainer) openRanks() error {
 	t.ranks, err = run.Open(run.RankOptions{World: run.OneProcess(cfg.Ranks), Plan: t.plan, Platform: t.platform, Trace: t.trace, Meter: cfg.Measure, Poison: cfg.Poison,
 		Timeout: cfg.Timeout, Wrap: cfg.wrapDevice, Links: links})
 	return err
+}
+
+// names are what a model and a rule are told apart by; "" where there is none.
+func (o *Own) names() (model, rule string) {
+	if o.Model != nil {
+		model = o.Model.Name
+	}
+	if o.Rule != nil {
+		rule = o.Rule.Name
+	}
+	return model, rule
+}
+
+// brought refuses a process whose program brings along something else than the
+// leader's.
+func (a *assignment) brought(own *Own) error {
+	model, rule := own.names()
+	switch {
+	case model != a.Model:
+		return fmt.Errorf("Job.Own.Model is %.80q here and %.80q of the leader's Config.Own; every process brings the same", model, a.Model)
+	case rule != a.Rule:
+		return fmt.Errorf("Job.Own.Rule is %.80q here and %.80q of the leader's Config.Own; every process brings the same", rule, a.Rule)
+	case a.Evaluates != (own.Eval != nil):
+		return errors.New("Job.Own.Eval and the leader's Config.Own.Eval: every process brings held-out data, or none does")
+	}
+	return nil
 }

@@ -17,6 +17,7 @@ import (
 // of version 1 have the optimizer alone.
 type runRecord struct {
 	Optimizer string            `json:"optimizer"`
+	Model     string            `json:"model,omitempty"`    // of a program's own; else config.json says
 	Samples   int64             `json:"samples"`            // rows of the data seen before the next step
 	Data      *data.Fingerprint `json:"data,omitempty"`     // nil: version 1
 	Settings  map[string]string `json:"settings,omitempty"` // by flag, see Config.settings
@@ -54,6 +55,12 @@ func (c *Config) settings() map[string]string {
 	}
 	if l := s["lr-schedule"]; l == "linear" || l == "cosine" {
 		s["steps"] = strconv.Itoa(c.Steps)
+	}
+	if c.Own.Schedule != nil {
+		s["lr-schedule"] = "the program's own"
+		for _, flag := range []string{"lr", "lr-scale", "lr-base-batch", "warmup", "min-lr", "steps"} {
+			delete(s, flag)
+		}
 	}
 	if o := strings.ToLower(c.Optimizer); o == "lars" || o == "larc" {
 		s["trust"] = number(c.Trust)
@@ -135,7 +142,7 @@ func (t *Trainer) record() ([]byte, error) {
 			trained++
 		}
 	}
-	r := runRecord{Optimizer: t.cfg.optimizer().Name, Samples: t.train.sampler.Tell(t.step), Data: &print, Settings: t.cfg.settings(), Trained: trained,
+	r := runRecord{Optimizer: t.cfg.optimizer().Name, Model: t.ownName(), Samples: t.train.sampler.Tell(t.step), Data: &print, Settings: t.cfg.settings(), Trained: trained,
 		Skipped: t.skipped.all, Arithmetic: t.arithmetic()}
 	if t.scales() {
 		r.LossScale = &t.scale
@@ -155,9 +162,13 @@ func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
 	flags, lines := changed(was.Settings, t.cfg.settings())
 	var moved []string // what makes the samples others than those that the run was going to see
 	if *was.Data != t.data {
-		how := fmt.Sprintf("%d tokens → %d tokens", was.Data.Tokens, t.data.Tokens)
+		unit := "tokens"
+		if t.train.samples != nil {
+			unit = "samples"
+		}
+		how := fmt.Sprintf("%d %s → %d %s", was.Data.Tokens, unit, t.data.Tokens, unit)
 		if was.Data.Tokens == t.data.Tokens {
-			how = fmt.Sprintf("as many tokens, %d, but not the same", t.data.Tokens)
+			how = fmt.Sprintf("as many %s, %d, but not the same", unit, t.data.Tokens)
 		}
 		moved = append(moved, "--data is other data: "+how)
 		lines = append(lines, "--data: other data: "+how)
@@ -172,7 +183,7 @@ func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
 		return fmt.Errorf("resume: %s was made by a run on other samples: %s; give what it had, or --accept-changes to go on all the same", c.Name, strings.Join(moved, "; "))
 	}
 	sample := was.Samples
-	if seq, err := strconv.Atoi(was.Settings["seq"]); err == nil && seq > 0 && seq != t.cfg.Seq {
+	if seq, err := strconv.Atoi(was.Settings["seq"]); err == nil && seq > 0 && seq != t.cfg.Seq && t.train.samples == nil {
 		sample = t.train.sampler.Translate(sample, seq)
 	}
 	if err := t.train.sampler.Seek(step, sample); err != nil {

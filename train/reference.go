@@ -1,6 +1,8 @@
 package train
 
 import (
+	"fmt"
+
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
@@ -22,6 +24,9 @@ type ActivationReference struct {
 // cost.MegatronActivationBytes.
 func (f *Forecast) MegatronActivations() (ActivationReference, error) {
 	c := &f.Config
+	if c.Own.Model != nil {
+		return ActivationReference{}, fmt.Errorf("model %.80q: the formula is one of transformers of config.json", c.Own.Model.Name)
+	}
 	h, err := modelConfig(c.Model)
 	if err != nil {
 		return ActivationReference{}, err

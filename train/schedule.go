@@ -9,8 +9,11 @@ import (
 // steps, then the schedule, which reaches MinLR at the last step where it
 // decays. The peak is LR, scaled with the global batch as LRScale says
 // (linear: Goyal et al., Accurate, Large Minibatch SGD, 2017; sqrt: Hoffer et
-// al., Train longer, generalize better, 2017).
+// al., Train longer, generalize better, 2017). Own.Schedule is in place of all that.
 func (c *Config) LearningRate(step int) float64 {
+	if c.Own.Schedule != nil {
+		return c.Own.Schedule(step)
+	}
 	peak := c.LR
 	ratio := float64(c.Ranks*c.Batch*c.Accum) / float64(c.LRBaseBatch)
 	switch strings.ToLower(c.LRScale) {

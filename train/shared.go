@@ -17,14 +17,20 @@ type shared struct {
 	models []*forward // the latest last
 }
 
-// forward is one forward program.
-type forward struct {
+// modelKey says which forward program is meant.
+type modelKey struct {
 	config     model.Config
+	own        *Model // in place of config; nil: that
 	kind       model.Kind
 	batch, seq int
-	once       sync.Once
-	p          *graph.Program
-	err        error
+}
+
+// forward is one forward program.
+type forward struct {
+	key  modelKey
+	once sync.Once
+	p    *graph.Program
+	err  error
 }
 
 // keptModels is how many forward programs are kept at most.
@@ -45,20 +51,31 @@ func (sh *shared) model(c model.Config, kind model.Kind, batch, seq int) (*graph
 	if sh == nil {
 		return model.Build(c, kind, batch, seq)
 	}
-	f := sh.forward(c, kind, batch, seq)
+	f := sh.forward(modelKey{config: c, kind: kind, batch: batch, seq: seq})
 	f.once.Do(func() { f.p, f.err = model.Build(c, kind, batch, seq) })
 	return f.p, f.err
 }
 
-func (sh *shared) forward(c model.Config, kind model.Kind, batch, seq int) *forward {
+// own is the program of a model that is no model.Config.
+func (sh *shared) own(m *Model, kind model.Kind, batch, seq int) (*graph.Program, error) {
+	if sh == nil {
+		return m.build(kind, batch, seq)
+	}
+	f := sh.forward(modelKey{own: m, kind: kind, batch: batch, seq: seq})
+	f.once.Do(func() { f.p, f.err = m.build(kind, batch, seq) })
+	return f.p, f.err
+}
+
+// forward is the place for a program, where there is one already that one.
+func (sh *shared) forward(want modelKey) *forward {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	for _, f := range sh.models {
-		if f.kind == kind && f.batch == batch && f.seq == seq && reflect.DeepEqual(f.config, c) {
+		if reflect.DeepEqual(f.key, want) {
 			return f
 		}
 	}
-	f := &forward{config: c, kind: kind, batch: batch, seq: seq}
+	f := &forward{key: want}
 	sh.models = append(sh.models[max(0, len(sh.models)+1-keptModels):], f)
 	return f
 }

@@ -38,11 +38,12 @@ type Trainer struct {
 	// inputs are the ports of each micro-batch of a run of a step's phase: one, or in
 	// layer order all.
 	inputs [][graph.NumPorts]graph.BufID
+	floats [][]graph.BufID // beside them, the float inputs
 
 	platform run.Platform
 	pool     *pool.Pool
 	ranks    *run.Ranks
-	micro    []microBatch // by slot of the rank in this process
+	micro    []*data.Micro // by slot of the rank in this process: the micro-batch at hand, but for its floats
 	states   *run.States
 	disk     *store.Folder     // nil: none
 	store    *checkpoint.Store // open for this run; nil: no checkpoints
@@ -68,9 +69,6 @@ type Trainer struct {
 	skipped  skips      // steps whose update was left out: with OnNonFinite "skip", and of fp16
 	scale    scaleState
 }
-
-// microBatch is a rank's place for the micro-batch at hand, rows · seq each.
-type microBatch struct{ inputs, targets []int32 }
 
 // traceSpans is how many operations of a stream a trace holds; the rest is
 // counted only.
@@ -199,9 +197,10 @@ func (t *Trainer) fit(ctx context.Context) (err error) {
 		return err
 	}
 	t.ports = t.plan.Program.Ports()
-	t.inputs = nil
+	t.inputs, t.floats = nil, nil
 	for k := range microsOfPhase(t.plan.Program) {
 		t.inputs = append(t.inputs, t.plan.Program.PortsOf(k))
+		t.floats = append(t.floats, t.plan.Program.InputsOf(k))
 	}
 	if err := fits(ctx, t.cfg, t.plan, t.chosen, hardwareOf(t.platform, &t.cfg)); err != nil {
 		if j := t.cfg.job; j != nil && j.disk != nil && t.plan.Layout.Spaces[graph.Disk].Peak > j.disk.share() {
@@ -261,9 +260,10 @@ func (t *Trainer) start() error {
 	if err := t.openRanks(); err != nil {
 		return err
 	}
-	n := cfg.Batch * cfg.Seq
+	shape := sampleShape(t.plan.Program, cfg.Batch)
+	shape.Inputs = nil // they are written to their ports
 	for range t.ranks.Len() {
-		t.micro = append(t.micro, microBatch{make([]int32, n), make([]int32, n)})
+		t.micro = append(t.micro, shape.NewMicro(cfg.Batch))
 	}
 	t.states = t.ranks.States()
 	if t.store == nil {
@@ -295,6 +295,9 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	began := time.Now()
 	s := t.step
 	lr := t.cfg.LearningRate(s)
+	if !isFinite(lr) || lr < 0 {
+		return StepResult{}, t.fail(s, fmt.Errorf("Config.Own.Schedule: the learning rate is %g, want a finite number of at least 0", lr))
+	}
 	targets, err := t.train.countTargets(s, t.cfg.Accum, t.cfg.Ranks)
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
@@ -384,8 +387,16 @@ func microsOfPhase(p *graph.Program) int {
 // fill gives a rank the inputs of a step's micro-batch, which is number slot of those
 // that the phase goes through.
 func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, step, micro, slot int) error {
-	at := &t.micro[r.Slot]
-	if err := b.fill(step, micro, r.Index, at.inputs, at.targets); err != nil {
+	at := t.micro[r.Slot]
+	at.Inputs = at.Inputs[:0]
+	for _, id := range t.floats[slot] {
+		v, err := r.Exec.HostF32(id)
+		if err != nil {
+			return err
+		}
+		at.Inputs = append(at.Inputs, v)
+	}
+	if err := b.fill(step, micro, r.Index, at); err != nil {
 		return err
 	}
 	var key [graph.NumKey]int64
@@ -394,7 +405,7 @@ func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, s
 	key[graph.KeySample] = b.sampler.GlobalSample(step, micro, r.Index, 0)
 	ports := &t.inputs[slot]
 	return errors.Join(
-		fillHost(r.Exec.HostI32, ports[graph.PortTokens], at.inputs), fillHost(r.Exec.HostI32, ports[graph.PortTargets], at.targets),
+		fillHost(r.Exec.HostI32, ports[graph.PortTokens], at.Tokens), fillHost(r.Exec.HostI32, ports[graph.PortTargets], at.Targets),
 		fillHost(r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r.Exec.HostI64, ports[graph.PortKey], key[:]))
 }
 
@@ -494,21 +505,6 @@ func (t *Trainer) ParamsSHA256() (string, error) {
 		return "", err
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil
-}
-
-// Parameter returns a copy of one parameter, by its Hugging Face name.
-func (t *Trainer) Parameter(name string) (shape []int64, values []float32, err error) {
-	for i := range t.plan.Program.Params {
-		prm := &t.plan.Program.Params[i]
-		if prm.Name == name {
-			if err := t.flush(); err != nil {
-				return nil, nil, err
-			}
-			values = make([]float32, prm.Elems())
-			return append([]int64(nil), prm.Shape...), values, t.states.Read(i, "value", 0, values)
-		}
-	}
-	return nil, nil, fmt.Errorf("the model has no parameter %q", name)
 }
 
 // Close ends the ranks, gives their memory back and writes the trace.

@@ -1,0 +1,236 @@
+package data
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Samples is a data set that a program brings along. Its methods may be called at the
+// same time, and give the same whenever they are.
+type Samples interface {
+	// Len is the number of samples, at least 1.
+	Len() int64
+	// Sample fills a row with sample i, 0 ≤ i < Len. What it leaves out is 0, and -1
+	// among the targets.
+	Sample(i int64, r *Row) error
+}
+
+// TargetCounter is Samples that count their targets without making them. Otherwise each
+// sample of a step is made twice: the loss is a mean over the counted targets of the
+// whole step, which is known before its first micro-batch.
+type TargetCounter interface {
+	Samples
+	// CountTargets is how many targets of sample i are not -1.
+	CountTargets(i int64) int
+}
+
+// Row is the place for a sample in a micro-batch.
+type Row struct {
+	Tokens  []int32 // nil where the model has none
+	Targets []int32 // -1 is ignored in the loss and in its count; nil where the model has none
+	inputs  []Input
+}
+
+// Input is the elements, row-major, of the input that the model calls name
+// (graph.Builder.Input) which are this sample's; nil where the model has none of that
+// name.
+func (r *Row) Input(name string) []float32 {
+	for i := range r.inputs {
+		if r.inputs[i].Name == name {
+			return r.inputs[i].Values
+		}
+	}
+	return nil
+}
+
+// Input is a model's float input.
+type Input struct {
+	Name   string
+	Values []float32
+}
+
+// Shape is what a sample is to a model. Sizes are of one sample.
+type Shape struct {
+	Tokens, Targets int
+	Inputs          []InputSize
+	Vocab           int // tokens are below it; 0: any
+	Classes         int // targets are below it; 0: any
+}
+
+// InputSize is the elements of a float input.
+type InputSize struct {
+	Name  string
+	Elems int
+}
+
+// Micro is the place for a micro-batch, row by row.
+type Micro struct {
+	Tokens, Targets []int32
+	Inputs          [][]float32 // in the order of Shape.Inputs
+}
+
+// NewMicro makes the place for micro-batches of so many rows.
+func (s *Shape) NewMicro(rows int) *Micro {
+	m := &Micro{Tokens: make([]int32, rows*s.Tokens), Targets: make([]int32, rows*s.Targets)}
+	for _, in := range s.Inputs {
+		m.Inputs = append(m.Inputs, make([]float32, rows*in.Elems))
+	}
+	return m
+}
+
+// row is the place for a row of it, empty.
+func (s *Shape) row(m *Micro, k int) *Row {
+	r := &Row{Tokens: m.Tokens[k*s.Tokens : (k+1)*s.Tokens], Targets: m.Targets[k*s.Targets : (k+1)*s.Targets]}
+	clear(r.Tokens)
+	for i := range r.Targets {
+		r.Targets[i] = -1
+	}
+	for i, in := range s.Inputs {
+		v := m.Inputs[i][k*in.Elems : (k+1)*in.Elems]
+		clear(v)
+		r.inputs = append(r.inputs, Input{in.Name, v})
+	}
+	return r
+}
+
+// SampleReader reads micro-batches of Samples in a Sampler's order.
+type SampleReader struct {
+	*Sampler
+	samples Samples
+	shape   Shape
+}
+
+// NewSampleReader is NewSampler for samples; c.Seq and c.Vocab do not matter. rows is
+// how many samples an epoch has: Samples.Len, or more, of which those behind it have no
+// targets.
+func NewSampleReader(s Samples, shape Shape, rows int64, c SamplerConfig) (*SampleReader, error) {
+	if n := s.Len(); n < 1 {
+		return nil, fmt.Errorf("sample data: Len is %d, want at least 1 sample", n)
+	}
+	c.Seq, c.Vocab = 1, 0
+	sampler, err := NewSampler(sampleCount(max(rows, s.Len())), c)
+	if err != nil {
+		return nil, err
+	}
+	return &SampleReader{sampler, s, shape}, nil
+}
+
+// sampleCount has a window for each sample.
+type sampleCount int64
+
+func (n sampleCount) Len() int64 { return int64(n) + 1 }
+
+func (n sampleCount) Tokens([]int32, int64) error {
+	return fmt.Errorf("sample data: samples are not tokens")
+}
+
+// FillSamples writes a rank's micro-batch.
+func (r *SampleReader) FillSamples(step, micro, rank int, m *Micro) error {
+	for k := range r.c.Batch {
+		if err := r.fill(r.Start(step, micro, rank, k), r.shape.row(m, k)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fill writes a sample, and looks at what was written.
+func (r *SampleReader) fill(i int64, row *Row) error {
+	if i >= r.samples.Len() {
+		return nil
+	}
+	if err := r.samples.Sample(i, row); err != nil {
+		return fmt.Errorf("sample %d: %w", i, err)
+	}
+	for k, t := range row.Tokens {
+		if t < 0 || r.shape.Vocab > 0 && int(t) >= r.shape.Vocab {
+			return fmt.Errorf("sample %d: token %d is %d, want 0 to %d", i, k, t, orAny(r.shape.Vocab)-1)
+		}
+	}
+	for k, t := range row.Targets {
+		if t < -1 || r.shape.Classes > 0 && int(t) >= r.shape.Classes {
+			return fmt.Errorf("sample %d: target %d is %d, want -1 to %d", i, k, t, orAny(r.shape.Classes)-1)
+		}
+	}
+	return nil
+}
+
+func orAny(n int) int {
+	if n == 0 {
+		return math.MaxInt32
+	}
+	return n
+}
+
+// CountTargets returns the counted targets of a step of so many micro-batches and ranks.
+func (r *SampleReader) CountTargets(step, accum, ranks int) (n int64, err error) {
+	counter, counts := r.samples.(TargetCounter)
+	one := r.shape.NewMicro(1)
+	for micro := range accum {
+		for rank := range ranks {
+			for k := range r.c.Batch {
+				i := r.Start(step, micro, rank, k)
+				if i >= r.samples.Len() {
+					continue
+				}
+				if r.shape.Targets == 0 {
+					n++
+					continue
+				}
+				if counts {
+					n += int64(counter.CountTargets(i))
+					continue
+				}
+				row := r.shape.row(one, 0)
+				if err := r.fill(i, row); err != nil {
+					return 0, err
+				}
+				for _, t := range row.Targets {
+					if t >= 0 {
+						n++
+					}
+				}
+			}
+		}
+	}
+	return n, nil
+}
+
+// fingerprintSamples is how many samples Fingerprint reads.
+const fingerprintSamples = 64
+
+// Fingerprint tells the samples apart from others: by their number (as Tokens), and the
+// tokens, targets and inputs of 64 of them, evenly spaced from the first to the last.
+func (r *SampleReader) Fingerprint() (Fingerprint, error) {
+	h := sha256.New()
+	n := r.samples.Len()
+	one := r.shape.NewMicro(1)
+	blocks := min(n, fingerprintSamples)
+	var bytes []byte
+	for k := range blocks {
+		i := int64(0)
+		if blocks > 1 {
+			gap, rest := (n-1)/(blocks-1), (n-1)%(blocks-1)
+			i = k*gap + k*rest/(blocks-1)
+		}
+		row := r.shape.row(one, 0)
+		if err := r.fill(i, row); err != nil {
+			return Fingerprint{}, err
+		}
+		bytes = binary.LittleEndian.AppendUint64(bytes[:0], uint64(i))
+		for _, t := range slices.Concat(row.Tokens, row.Targets) {
+			bytes = binary.LittleEndian.AppendUint32(bytes, uint32(t))
+		}
+		for _, in := range row.inputs {
+			for _, v := range in.Values {
+				bytes = binary.LittleEndian.AppendUint32(bytes, math.Float32bits(v))
+			}
+		}
+		_, _ = h.Write(bytes) // a hash never fails
+	}
+	return Fingerprint{n, hex.EncodeToString(h.Sum(nil))}, nil
+}

@@ -1,0 +1,61 @@
+package train
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Parameters lists the names of the model's parameters, in the model's order.
+func (t *Trainer) Parameters() (names []string) {
+	for i := range t.plan.Program.Params {
+		names = append(names, t.plan.Program.Params[i].Name)
+	}
+	return names
+}
+
+// Parameter returns a copy of one parameter, by its name: of a published model Hugging
+// Face's.
+func (t *Trainer) Parameter(name string) (shape []int64, values []float32, err error) {
+	i, err := t.parameter(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	prm := &t.plan.Program.Params[i]
+	values = make([]float32, prm.Elems())
+	return slices.Clone(prm.Shape), values, t.states.Read(i, "value", 0, values)
+}
+
+// SetParameter gives one parameter other values, row-major, as many as it has and all
+// finite. The optimizer's states of it stay as they are. Outputs that a cache holds of
+// frozen layers would be wrong, so that their parameters can't be set.
+func (t *Trainer) SetParameter(name string, values []float32) error {
+	i, err := t.parameter(name)
+	if err != nil {
+		return err
+	}
+	prm := &t.plan.Program.Params[i]
+	if int64(len(values)) != prm.Elems() {
+		return fmt.Errorf("set parameter %.80q: %d values, want the %d of shape %v", name, len(values), prm.Elems(), prm.Shape)
+	}
+	for k, v := range values {
+		if !isFinite(float64(v)) {
+			return fmt.Errorf("set parameter %.80q: element %d is %g, want finite values", name, k, v)
+		}
+	}
+	if prm.Frozen && t.prefix != nil {
+		return fmt.Errorf("set parameter %.80q: it is frozen, and Config.FrozenCache keeps what it leads to; set it before the run, or run without the cache", name)
+	}
+	if err := t.states.Write(i, "value", 0, values); err != nil {
+		return err
+	}
+	return t.refresh()
+}
+
+// parameter finds a parameter whose values are those after all steps done.
+func (t *Trainer) parameter(name string) (int, error) {
+	i := slices.Index(t.Parameters(), name)
+	if i < 0 {
+		return i, fmt.Errorf("the model has no parameter %.80q", name)
+	}
+	return i, t.flush()
+}
