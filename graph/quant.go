@@ -56,6 +56,17 @@ func (p *Program) ScalesOf(values BufID) BufID {
 	return NoBuf
 }
 
+// Scales has the scales of every buffer of quantised values.
+func (p *Program) Scales() map[BufID]BufID {
+	scales := map[BufID]BufID{}
+	for id := range p.Buffers {
+		if s := p.Buffers[id].Scale; s.Block > 0 {
+			scales[s.Of] = BufID(id)
+		}
+	}
+	return scales
+}
+
 // scales checks what is tied to quantised values.
 func (v *verifier) scales() error {
 	p := v.p

@@ -18,6 +18,15 @@ func mapOf(name string) (*vec.Q8Map, error) {
 	return m, nil
 }
 
+// scalesOf is the buffer of the scales of a state in 8 bits.
+func (s *States) scalesOf(values graph.BufID) (graph.BufID, error) {
+	scales, ok := s.scales[values]
+	if !ok {
+		return graph.NoBuf, fmt.Errorf("states: the program has no scales of %s, which is in 8 bits", s.p.Buf(values).Name)
+	}
+	return scales, nil
+}
+
 // quantize writes an extent of a state in 8 bits, which begins at a block. Elements
 // count from start of the parameter.
 func (s *States) quantize(name string, start int64, e Extent, v []float32) error {
@@ -28,6 +37,10 @@ func (s *States) quantize(name string, start int64, e Extent, v []float32) error
 	if (start+e.From)%graph.QuantBlock != 0 {
 		return fmt.Errorf("states: element %d of %q is no block's first; 8-bit states are written by blocks of %d", start+e.From, name, graph.QuantBlock)
 	}
+	to, err := s.scalesOf(e.Buf)
+	if err != nil {
+		return err
+	}
 	x := v[e.From:e.To]
 	codes, scales := make([]byte, len(x)), make([]float32, vec.Q8Blocks(len(x)))
 	for lo := 0; lo < len(x); lo += graph.QuantBlock {
@@ -37,7 +50,7 @@ func (s *States) quantize(name string, start int64, e Extent, v []float32) error
 	if err := s.writeTo(e.Holders, e.Buf, e.Off, codes); err != nil {
 		return err
 	}
-	return s.writeTo(e.Holders, s.scales[e.Buf], scaleOffset(e.Off), Float32Bytes(scales))
+	return s.writeTo(e.Holders, to, scaleOffset(e.Off), Float32Bytes(scales))
 }
 
 // scaleOffset is where the scale of the code at byte off of the values lies.
@@ -49,13 +62,17 @@ func (s *States) dequantize(h Holder, name string, start int64, e Extent, v []fl
 	if err != nil {
 		return err
 	}
+	from, err := s.scalesOf(e.Buf)
+	if err != nil {
+		return err
+	}
 	skip := (start + e.From) % graph.QuantBlock // elements of the first block before the extent
 	codes := make([]byte, e.To-e.From)
 	scales := make([]float32, vec.Q8Blocks(int(skip)+len(codes)))
 	if err := h.Read(e.Buf, e.Off, codes); err != nil {
 		return err
 	}
-	if err := h.Read(s.scales[e.Buf], scaleOffset(e.Off), Float32Bytes(scales)); err != nil {
+	if err := h.Read(from, scaleOffset(e.Off), Float32Bytes(scales)); err != nil {
 		return err
 	}
 	x := v[e.From:e.To]

@@ -104,7 +104,11 @@ func (s *States) cut(e Extent, at checkpoint.Extent, give func(...piece)) error 
 		if lo%graph.QuantBlock != 0 {
 			return fmt.Errorf("states: element %d of %s of %q is no block's first", lo, at.State, at.Tensor)
 		}
-		scale := piece{at, s.scales[e.Buf], scaleOffset(p.off)}
+		scales, err := s.scalesOf(e.Buf)
+		if err != nil {
+			return err
+		}
+		scale := piece{at, scales, scaleOffset(p.off)}
 		scale.State += checkpoint.ScaleSuffix
 		scale.Start, scale.N, scale.DType = lo/graph.QuantBlock, (p.N+graph.QuantBlock-1)/graph.QuantBlock, safetensors.F32
 		give(p, scale)

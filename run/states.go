@@ -63,7 +63,7 @@ func (rs *Ranks) States() *States {
 // NewStates answers for the states of p in a world of which the ranks in local are
 // reached from here.
 func NewStates(p *graph.Program, w World, local map[int]Holder) *States {
-	s := &States{p: p, world: w, local: local, where: make([][]place, len(p.Params)), all: make([]int, w.Size), scales: map[graph.BufID]graph.BufID{}}
+	s := &States{p: p, world: w, local: local, where: make([][]place, len(p.Params)), all: make([]int, w.Size), scales: p.Scales()}
 	for i := range s.all {
 		s.all[i] = i
 	}
@@ -72,11 +72,6 @@ func NewStates(p *graph.Program, w World, local map[int]Holder) *States {
 		for i := range w.Size {
 			k := comm.Coord(p.Mesh, i)[axis]
 			s.along[axis][k] = append(s.along[axis][k], i)
-		}
-	}
-	for id := range p.Buffers {
-		if of := p.Buffers[id].Scale; of.Block > 0 {
-			s.scales[of.Of] = graph.BufID(id)
 		}
 	}
 	for u := range p.Units {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -127,6 +128,39 @@ func TestQuantisedStatesByElement(t *testing.T) {
 			}
 		}
 		require.ErrorContains(t, s.Write(param, "exp_avg", 100, v[:10]), "by blocks of 256")
+	}
+}
+
+// Wherever states in 8 bits rest, the program names the scales that go with them: a
+// checkpoint has both.
+func TestQuantisedStatesHaveScalesWhereverTheyRest(t *testing.T) {
+	fwd, err := model.Build(model.Config{Family: model.GPT2, Layers: 2, Heads: 2, Width: 32, Vocab: 67, Positions: 16, TiedHead: true}, model.Train, 1, 8)
+	require.NoError(t, err)
+	for _, where := range []string{"host", "disk", "disk:50%"} {
+		for stage := range 4 {
+			o, err := offload.Parse("optimizer=" + where)
+			require.NoError(t, err)
+			p, err := plan.Build(plan.Forward{Train: fwd}, plan.Config{Ranks: 2, Stage: zero.Stage(stage), Accum: 1, Offload: o,
+				Optimizer: zero.Optimizer{Name: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Int8: true}, Target: graph.CPUTarget()})
+			require.NoError(t, err)
+			s, states := NewStates(p.Program, OneProcess(2), nil), 0
+			for i := range p.Program.Params {
+				for _, st := range s.Names(i) {
+					if st.Name == valueState {
+						continue
+					}
+					states++
+					values, scales := p.Program.Buf(st.Buf), p.Program.ScalesOf(st.Buf)
+					require.Equal(t, graph.U8, values.DType)
+					require.NotEqual(t, graph.NoBuf, scales, "%s at stage %d: %s", where, stage, values.Name)
+					require.Equal(t, values.View.Base, p.Program.Buf(scales).View.Base)
+					require.Equal(t, values.Space, p.Program.Buf(scales).Space)
+				}
+			}
+			require.Equal(t, 2*len(p.Program.Params), states)
+			_, err = PartBytes(p.Program, 2)
+			require.NoError(t, err)
+		}
 	}
 }
 

@@ -366,7 +366,8 @@ func TestLossScaleIsValidated(t *testing.T) {
 }
 
 // AdamW's moments in 8 bits: the same bits at every stage and with recomputation,
-// in every precision, and through a checkpoint; not those of f32 moments.
+// in every precision, and through checkpoints, in memory and on disk; not those of f32
+// moments.
 func TestInt8OptimizerKeepsPromise1(t *testing.T) {
 	for _, precision := range []string{"fp32", "bf16"} {
 		c := tiny("gpt2")
@@ -384,8 +385,10 @@ func TestInt8OptimizerKeepsPromise1(t *testing.T) {
 		d := c
 		d.Checkpoint, d.Steps, d.Zero = t.TempDir(), 2, 3
 		runOf(t, d)
-		d.Resume, d.Steps, d.Zero = true, 4, 1
-		require.Equal(t, want.sha, runOf(t, d).sha, "%s, resumed", precision)
+		d.Resume, d.Steps, d.Zero, d.Offload, d.Disk = true, 3, 2, "optimizer=disk", t.TempDir()
+		runOf(t, d)
+		d.Steps, d.Zero, d.Offload = 4, 1, ""
+		require.Equal(t, want.sha, runOf(t, d).sha, "%s, resumed on disk and from it", precision)
 	}
 }
 
