@@ -11,7 +11,7 @@ import (
 )
 
 // directBytes is the size of a file from which on it is written around the page
-// cache: smaller ones cost more that way, see benchmarks/store.
+// cache: smaller ones cost more that way.
 const directBytes = 4 << 20
 
 // out is a file that blocks are written to, several at a time.

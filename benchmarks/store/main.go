@@ -1,0 +1,282 @@
+// Command store compares checkpoints with what the machine can do: a save and a load of
+// one rank's states with fio's sequential direct write and read of as many bytes in the
+// same folder, the stall of an asynchronous save with one copy of the states, and the
+// demo that saves at every step with the demo that saves at its end. Both sides of a
+// pair run one after the other and take turns at being first, since a shared machine
+// changes its speed from one second to the next.
+//
+//	go run ./benchmarks/store -dir DIR [-bytes N] [-pairs N] [-spillway BINARY [-steps N]]
+//
+// It needs fio in the PATH.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"time"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+)
+
+type bench struct {
+	dir, binary  string
+	bytes        int64
+	pairs, steps int
+}
+
+func main() {
+	var b bench
+	flag.StringVar(&b.dir, "dir", "", "folder on the disk that is measured")
+	flag.Int64Var(&b.bytes, "bytes", 768<<20, "bytes of a rank's states")
+	flag.IntVar(&b.pairs, "pairs", 5, "pairs of each kind")
+	flag.StringVar(&b.binary, "spillway", "", "binary of spillway, for the demo; empty: no demo")
+	flag.IntVar(&b.steps, "steps", 60, "steps of the demo")
+	flag.Parse()
+	if err := b.run(); err != nil {
+		fmt.Fprintln(os.Stderr, "store:", err)
+		os.Exit(1)
+	}
+}
+
+func (b *bench) run() error {
+	if b.dir == "" || b.pairs < 1 || b.bytes < 1<<20 {
+		return errors.New("-dir is needed, at least one pair and 1 MiB")
+	}
+	if _, err := exec.LookPath("fio"); err != nil {
+		return errors.New("fio is not in the PATH; it is a package of most distributions")
+	}
+	dir, err := os.MkdirTemp(b.dir, "store-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	s := newStates(b.bytes)
+	rates := func(what string, ours, theirs func() (float64, error)) error {
+		return b.compare(what, "GB/s", 1e-9, ours, theirs)
+	}
+	saved := ""
+	save := func() (float64, error) {
+		folder := filepath.Join(dir, "run")
+		if err := os.RemoveAll(folder); err != nil {
+			return 0, err
+		}
+		return s.rate(func() (err error) { saved, err = s.save(folder); return err })
+	}
+	if err := rates("save", save, func() (float64, error) { return fio(dir, "write", s.bytes()) }); err != nil {
+		return err
+	}
+	load := func() (float64, error) {
+		r, err := s.rate(func() error { return s.load(saved) })
+		return r, errors.Join(err, s.loaded())
+	}
+	if err := rates("load", load, func() (float64, error) { return fio(dir, "read", s.bytes()) }); err != nil {
+		return err
+	}
+	var image checkpoint.Image
+	defer image.Close()
+	stage := func() (float64, error) { return seconds(func() error { return image.Stage(s.part()) }) }
+	plain := make([]float32, s.elements())
+	one := func() (float64, error) { return seconds(func() error { s.copyTo(plain); return nil }) }
+	for _, f := range []func() (float64, error){stage, one} { // their memory is touched
+		if _, err := f(); err != nil {
+			return err
+		}
+	}
+	if err := b.compare("stall", "ms", 1e3, stage, one); err != nil {
+		return err
+	}
+	if b.binary == "" {
+		return nil
+	}
+	return b.compare("demo", "s", 1, func() (float64, error) { return b.demo(dir, "--save-every", "1") }, func() (float64, error) { return b.demo(dir) })
+}
+
+// compare prints pairs and the median of their ratios.
+func (b *bench) compare(what, unit string, scale float64, ours, theirs func() (float64, error)) error {
+	names := map[string]string{"save": "fio", "load": "fio", "stall": "one copy", "demo": "saves at its end"}
+	var ratios []float64
+	for i := range b.pairs {
+		var v [2]float64
+		for k := range 2 {
+			f, at := ours, 0
+			if (i+k)%2 == 1 {
+				f, at = theirs, 1
+			}
+			var err error
+			if v[at], err = f(); err != nil {
+				return fmt.Errorf("%s: %w", what, err)
+			}
+		}
+		ratios = append(ratios, v[0]/v[1])
+		fmt.Printf("%-5s  spillway %.2f %s  %s %.2f  ratio %.3f\n", what, v[0]*scale, unit, names[what], v[1]*scale, v[0]/v[1])
+	}
+	slices.Sort(ratios)
+	fmt.Printf("%-5s  median ratio %.3f (%.3f to %.3f, %d pairs)\n", what, ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1], len(ratios))
+	return nil
+}
+
+// states are a rank's: parameters and two moments of tensors of 8 MiB.
+type states struct {
+	names   []string
+	values  map[string][][]float32 // by state and tensor
+	tensors []checkpoint.Tensor
+	extents []checkpoint.Extent
+	into    map[string][][]float32 // what a load fills
+}
+
+const tensorElems = 2 << 20
+
+var kinds = []string{"param", "m", "v"}
+
+func newStates(bytes int64) *states {
+	s := &states{values: map[string][][]float32{}, into: map[string][][]float32{}}
+	n := max(1, int(bytes/4/int64(len(kinds))/tensorElems))
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range n {
+		name := fmt.Sprintf("t%04d", i)
+		s.names = append(s.names, name)
+		s.tensors = append(s.tensors, checkpoint.Tensor{Name: name, Shape: []int64{tensorElems}, States: kinds})
+		for _, k := range kinds {
+			v := make([]float32, tensorElems)
+			for j := range v {
+				v[j] = rng.Float32()
+			}
+			s.values[k] = append(s.values[k], v)
+			s.into[k] = append(s.into[k], make([]float32, tensorElems))
+			for at := int64(0); at < tensorElems; at += checkpoint.ExtentBytes / 4 {
+				s.extents = append(s.extents, checkpoint.Extent{State: k, Tensor: name, Start: at, N: checkpoint.ExtentBytes / 4, DType: "F32"})
+			}
+		}
+	}
+	return s
+}
+
+func (s *states) elements() int64 { return int64(len(s.names) * len(kinds) * tensorElems) }
+
+func (s *states) bytes() int64 { return 4 * s.elements() }
+
+// rate is bytes per second of f.
+func (s *states) rate(f func() error) (float64, error) {
+	t, err := seconds(f)
+	return float64(s.bytes()) / t, err
+}
+
+func seconds(f func() error) (float64, error) {
+	began := time.Now()
+	err := f()
+	return time.Since(began).Seconds(), err
+}
+
+func (s *states) at(e checkpoint.Extent) []float32 {
+	i, _ := slices.BinarySearch(s.names, e.Tensor)
+	return s.values[e.State][i][e.Start:][:e.N]
+}
+
+func (s *states) part() *checkpoint.Part {
+	return &checkpoint.Part{Of: 1, Extents: s.extents, Read: func(i int, off int64, dst []byte) error {
+		v := s.at(s.extents[i])
+		copy(dst, unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), 4*len(v))[off:])
+		return nil
+	}}
+}
+
+func (s *states) copyTo(dst []float32) {
+	for _, k := range kinds {
+		for _, v := range s.values[k] {
+			dst = dst[copy(dst, v):]
+		}
+	}
+}
+
+func (s *states) save(dir string) (folder string, err error) {
+	store, err := checkpoint.Open(dir, checkpoint.Options{})
+	if err != nil {
+		return "", err
+	}
+	folder, err = store.Save(context.Background(), checkpoint.Manifest{Step: 1, Ranks: 1, Run: json.RawMessage("{}"), Tensors: s.tensors}, []*checkpoint.Part{s.part()}, nil)
+	return folder, errors.Join(err, store.Close())
+}
+
+func (s *states) load(folder string) error {
+	var wants []checkpoint.Want
+	for _, t := range s.tensors {
+		for _, k := range kinds {
+			wants = append(wants, checkpoint.Want{State: k, Tensor: t.Name, N: tensorElems})
+		}
+	}
+	return checkpoint.Load(context.Background(), folder, wants, checkpoint.Loading{Sink: func(state, tensor string, start int64, v []float32) error {
+		i, _ := slices.BinarySearch(s.names, tensor)
+		copy(s.into[state][i][start:], v)
+		return nil
+	}})
+}
+
+// loaded compares what came back.
+func (s *states) loaded() error {
+	for k, list := range s.into {
+		for i, v := range list {
+			if !slices.Equal(v, s.values[k][i]) {
+				return fmt.Errorf("%s of %s came back otherwise", k, s.names[i])
+			}
+			clear(v) // the next load has to fill it
+		}
+	}
+	return nil
+}
+
+// fio is bytes per second of a sequential direct write, of a new file and synced at its
+// end, or read.
+func fio(dir, rw string, bytes int64) (float64, error) {
+	file := filepath.Join(dir, "fio.bin")
+	if rw == "write" {
+		_ = os.Remove(file)
+	}
+	out, err := exec.Command("fio", "--name=pair", "--filename="+file, "--rw="+rw, "--direct=1", "--ioengine=libaio", "--bs=1M", "--iodepth=4",
+		"--end_fsync=1", fmt.Sprintf("--size=%d", bytes), "--output-format=json").Output()
+	if err != nil {
+		return 0, fmt.Errorf("fio: %w", err)
+	}
+	var report struct {
+		Jobs []struct {
+			Read, Write struct {
+				Bytes   int64 `json:"io_bytes"`
+				Runtime int64 // ms
+			}
+		}
+	}
+	if err := json.Unmarshal(out, &report); err != nil || len(report.Jobs) != 1 {
+		return 0, fmt.Errorf("fio's report: %w", err)
+	}
+	side := report.Jobs[0].Read
+	if rw == "write" {
+		side = report.Jobs[0].Write
+	}
+	if side.Bytes != bytes || side.Runtime == 0 {
+		return 0, fmt.Errorf("fio moved %d bytes in %d ms, want %d", side.Bytes, side.Runtime, bytes)
+	}
+	return float64(side.Bytes) / float64(side.Runtime) * 1000, nil
+}
+
+// demo is the seconds of a whole run of the demo.
+func (b *bench) demo(dir string, more ...string) (float64, error) {
+	folder := filepath.Join(dir, "demo")
+	if err := os.RemoveAll(folder); err != nil {
+		return 0, err
+	}
+	args := append([]string{"train", "--steps", fmt.Sprint(b.steps), "--checkpoint", folder}, more...)
+	began := time.Now()
+	out, err := exec.Command(b.binary, args...).CombinedOutput()
+	if err != nil {
+		return 0, fmt.Errorf("%v: %w: %.500s", args, err, out)
+	}
+	return time.Since(began).Seconds(), nil
+}
