@@ -546,3 +546,21 @@ func TestLook(t *testing.T) {
 		}
 	}
 }
+
+// A run that was killed between an update after a checkpoint and the removal of older
+// ones is tidied by the next update, also where that follows the same checkpoint.
+func TestTheNextRunRemovesWhatWasToGo(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, Options{}) // removes nothing, as one that is killed too early
+	for step := range 4 {
+		save(t, s, step+1)
+		require.NoError(t, s.Confirm())
+	}
+	require.NoError(t, s.Close())
+	s, c := goOn(t, dir, Options{Keep: 2})
+	require.Equal(t, 4, c.Manifest.Step)
+	require.Len(t, names(t, dir), 4, "nothing goes before an update")
+	require.NoError(t, s.Confirm())
+	require.Equal(t, []string{Name(3, 1), Name(4, 1)}, names(t, dir))
+	require.NoError(t, s.Close())
+}

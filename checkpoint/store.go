@@ -35,6 +35,7 @@ type Store struct {
 	log   filesys.File // of marks, appended to; nil before the first
 	made  []string     // folders that Open made, outermost first
 	wrote bool         // something that stays
+	tidy  bool         // what Keep does not cover was removed once
 	base  *Entry       // the checkpoint that the run wrote or went on from last
 }
 
@@ -273,15 +274,20 @@ func (s *Store) working(stem string) (path string, err error) {
 }
 
 // Confirm records that an update was applied after the newest checkpoint, and
-// removes what Options.Keep no longer covers. Without a new checkpoint it does
-// nothing.
+// removes what Options.Keep no longer covers: also, once, what a run left that was
+// killed between the two. Without a new checkpoint it does nothing more.
 func (s *Store) Confirm() error {
-	if s.base == nil || s.marks.Confirmed(s.base.Manifest) {
+	switch {
+	case s.base == nil:
+		return nil
+	case !s.marks.Confirmed(s.base.Manifest):
+		if err := s.mark(mark{Event: markConfirmed, Key: s.base.Manifest.key()}); err != nil {
+			return err
+		}
+	case s.tidy:
 		return nil
 	}
-	if err := s.mark(mark{Event: markConfirmed, Key: s.base.Manifest.key()}); err != nil {
-		return err
-	}
+	s.tidy = true
 	return s.prune()
 }
 

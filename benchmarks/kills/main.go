@@ -317,8 +317,9 @@ func waitForSave(dir string, n int, ended chan error) {
 // last step in its metrics.
 type progress struct{ step, seen int }
 
-// newest verifies every checkpoint that a kill left: none may be damaged, and no
-// more steps may be lost than lie between two saves.
+// newest verifies every checkpoint that a kill left: none may be damaged, and no more
+// steps may be lost than lie between three saves: one may be under way beside the steps,
+// for which the next one waits.
 func newest(ctx context.Context, dir string) (at progress, err error) {
 	entries, err := checkpoint.Scan(dir)
 	if err != nil {
@@ -335,7 +336,7 @@ func newest(ctx context.Context, dir string) (at progress, err error) {
 		return at, err
 	}
 	at.seen = max(at.step, strings.Count(string(text), "\n"))
-	if lost := at.seen - at.step; lost > saveEvery {
+	if lost := at.seen - at.step; lost > 2*saveEvery {
 		return at, fmt.Errorf("%d steps were done and the newest checkpoint is of step %d", at.seen, at.step)
 	}
 	return at, nil
