@@ -20,6 +20,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/spillway-ml/spillway/internal/regular"
 )
 
 // FS is a file system. Its methods are those of package os of the same names, safe
@@ -104,28 +106,13 @@ func OpenRegular(path string) (File, error) {
 	}
 	st, err := f.Stat()
 	if err == nil && !st.Mode().IsRegular() {
-		err = fmt.Errorf("%s is not a regular file (%s)", path, Kind(st.Mode()))
+		err = fmt.Errorf("%s is not a regular file (%s)", path, regular.Kind(st.Mode()))
 	}
 	if err != nil {
 		_ = f.Close()
 		return nil, err
 	}
 	return f, nil
-}
-
-// Kind says in words what is no regular file.
-func Kind(m fs.FileMode) string {
-	switch {
-	case m.IsDir():
-		return "it is a folder"
-	case m&fs.ModeNamedPipe != 0:
-		return "it is a pipe"
-	case m&fs.ModeSocket != 0:
-		return "it is a socket"
-	case m&fs.ModeDevice != 0:
-		return "it is a device"
-	}
-	return m.Type().String()
 }
 
 // ReadFile reads a regular file of at most max bytes.

@@ -17,7 +17,7 @@ func Open(path string) (*os.File, error) {
 	}
 	st, err := f.Stat()
 	if err == nil && !st.Mode().IsRegular() {
-		err = fmt.Errorf("%s is not a regular file (%s)", path, kind(st.Mode()))
+		err = fmt.Errorf("%s is not a regular file (%s)", path, Kind(st.Mode()))
 	}
 	if err != nil {
 		_ = f.Close()
@@ -26,7 +26,8 @@ func Open(path string) (*os.File, error) {
 	return f, nil
 }
 
-func kind(m os.FileMode) string {
+// Kind says in words what is no regular file.
+func Kind(m os.FileMode) string {
 	switch {
 	case m.IsDir():
 		return "it is a folder"
