@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/internal/alloctest"
 )
 
 // counting is a Source whose token i is i.
@@ -268,6 +270,6 @@ func TestFillAllocatesNothing(t *testing.T) {
 		s, err := NewSampler(counting(1000), SamplerConfig{Order: o, Seq: 16, Batch: 4, Accum: 1, Ranks: 2, Vocab: 1000})
 		require.NoError(t, err)
 		in, out := make([]int32, 64), make([]int32, 64)
-		require.Zero(t, testing.AllocsPerRun(50, func() { s.Fill(3, 0, 1, in, out) }), o)
+		require.Zero(t, alloctest.PerRun(50, func() { s.Fill(3, 0, 1, in, out) }), o)
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/internal/alloctest"
 )
 
 func uint16s(tokens ...uint16) []byte {
@@ -128,7 +130,7 @@ func TestTokensAllocateNothing(t *testing.T) {
 	require.NoError(t, err)
 	defer b.Close()
 	dst := make([]int32, 64)
-	require.Zero(t, testing.AllocsPerRun(100, func() { b.Tokens(dst, 5) }))
+	require.Zero(t, alloctest.PerRun(100, func() { b.Tokens(dst, 5) }))
 }
 
 func FuzzTokenFile(f *testing.F) {

@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-ml/spillway/device/null"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/alloctest"
 	"github.com/spillway-ml/spillway/kernels"
 	kernelsnull "github.com/spillway-ml/spillway/kernels/null"
 )
@@ -524,7 +525,7 @@ func TestPhasesAllocateNothing(t *testing.T) {
 		_ = e.RunSection("step", fill)
 	}
 	run()
-	require.Zero(t, testing.AllocsPerRun(50, run))
+	require.Zero(t, alloctest.PerRun(50, run))
 	require.NoError(t, e.Sync())
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/alloctest"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
@@ -664,7 +665,7 @@ func TestNoAllocationPerCall(t *testing.T) {
 		}
 	}
 	run()
-	require.Zero(t, testing.AllocsPerRun(50, run))
+	require.Zero(t, alloctest.PerRun(50, run))
 	require.NoError(t, j.world.Err())
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/alloctest"
 )
 
 // fn is a kernel that runs a function.
@@ -422,7 +423,7 @@ func TestLaunchAllocatesNothing(t *testing.T) {
 		_ = b.Sync()
 	}
 	run()
-	require.Zero(t, testing.AllocsPerRun(100, run))
+	require.Zero(t, alloctest.PerRun(100, run))
 }
 
 func TestUseAfterClose(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/alloctest"
 	"github.com/spillway-ml/spillway/offload/store"
 )
 
@@ -156,5 +157,5 @@ func TestDiskCopyAllocatesNothing(t *testing.T) {
 		_ = s.Sync()
 	}
 	run()
-	require.Less(t, testing.AllocsPerRun(20, run), 1.0)
+	require.Less(t, alloctest.PerRun(20, run), 1.0)
 }

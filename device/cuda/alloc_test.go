@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/device/cuda/drivertest"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/alloctest"
 )
 
 // instant is a driver on which everything has happened at once.
@@ -75,7 +76,7 @@ func TestLaunchAllocatesNothing(t *testing.T) {
 		_ = b.Sync()
 	}
 	run()
-	require.Zero(t, testing.AllocsPerRun(100, run))
+	require.Zero(t, alloctest.PerRun(100, run))
 	require.NoError(t, c.Close())
 }
 

@@ -15,6 +15,8 @@ import (
 	oracle "github.com/maruel/safetensors"
 	"github.com/stretchr/testify/require"
 	"github.com/x448/float16"
+
+	"github.com/spillway-ml/spillway/internal/alloctest"
 )
 
 // file gives the bytes of a safetensors file with this header and data.
@@ -98,7 +100,7 @@ func TestReadsWhatOthersWrite(t *testing.T) {
 	for _, start := range []int64{-1, 1, 3, math.MaxInt64, math.MinInt64} {
 		require.ErrorContains(t, r.ReadFloat32("a", start, dst), "2 elements")
 	}
-	require.Zero(t, testing.AllocsPerRun(10, func() { r.ReadFloat32("b", 0, dst) }))
+	require.Zero(t, alloctest.PerRun(10, func() { r.ReadFloat32("b", 0, dst) }))
 
 	// The format does not order the header.
 	path = put(t, "m.safetensors", file(`{"y":{"dtype":"F32","shape":[1],"data_offsets":[4,8]},"x":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}   `, f32))

@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	devcpu "github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/alloctest"
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
@@ -220,7 +221,7 @@ func TestNoAllocation(t *testing.T) {
 			ctx := devcpu.New(0, devcpu.Options{})
 			o := newOperationOf(dt, kind, rand.New(rand.NewPCG(7, 7)))
 			k := o.bind(t, ctx, pl).(devcpu.Kernel)
-			n := testing.AllocsPerRun(10, func() {
+			n := alloctest.PerRun(10, func() {
 				if k.Run() != nil {
 					panic("failed")
 				}

@@ -16,6 +16,7 @@ import (
 	devcuda "github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/alloctest"
 	"github.com/spillway-ml/spillway/kernels"
 	"github.com/spillway-ml/spillway/kernels/optest"
 )
@@ -194,7 +195,7 @@ func TestLaunchAllocatesNothing(t *testing.T) {
 		a, kb := b.place(t, o)
 		k, err := b.lib.Bind(kb)
 		require.NoError(t, err)
-		n := testing.AllocsPerRun(10, func() {
+		n := alloctest.PerRun(10, func() {
 			if k.(devcuda.Kernel).Enqueue(d, b.stream) != nil {
 				panic("failed")
 			}

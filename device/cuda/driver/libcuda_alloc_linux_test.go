@@ -9,6 +9,8 @@ import (
 
 	"github.com/ebitengine/purego"
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/internal/alloctest"
 )
 
 // Calls that a step makes do not allocate. A function of the C library takes the
@@ -35,5 +37,5 @@ func TestCallsAllocateNothing(t *testing.T) {
 		_ = l.Launch(1, one, one, 0, 2, p, n)
 	}
 	run()
-	require.Zero(t, testing.AllocsPerRun(100, run))
+	require.Zero(t, alloctest.PerRun(100, run))
 }

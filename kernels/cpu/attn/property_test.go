@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/internal/alloctest"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
@@ -333,7 +334,7 @@ func TestNoAllocations(t *testing.T) {
 	everyLevel(t, func(t *testing.T, pl *pool.Pool) {
 		p := newProblem[float32](rand.New(rand.NewPCG(14, 1)), Shape{B: 2, Tq: 40, Tk: 40, H: 2, KV: 2, D: 16, Causal: true}, true)
 		f, g := p.forward(), p.backward()
-		require.Zero(t, testing.AllocsPerRun(20, func() {
+		require.Zero(t, alloctest.PerRun(20, func() {
 			if f.Run(pl) != nil || g.Run(pl) != nil {
 				panic("refused")
 			}

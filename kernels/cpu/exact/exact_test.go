@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/internal/alloctest"
 )
 
 // bigSum is the oracle: the exact sum as a big.Float, rounded once.
@@ -126,5 +128,5 @@ func TestOfRefusesLength(t *testing.T) {
 
 func TestAddDoesNotAllocate(t *testing.T) {
 	a := make(Accumulator, Limbs)
-	require.Zero(t, testing.AllocsPerRun(100, func() { a.Add(1.5); a.Normalize(); _ = a.Float64() }))
+	require.Zero(t, alloctest.PerRun(100, func() { a.Add(1.5); a.Normalize(); _ = a.Float64() }))
 }

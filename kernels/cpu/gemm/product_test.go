@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/internal/alloctest"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
@@ -303,7 +304,7 @@ func TestRunAllocatesNothing(t *testing.T) {
 			work := make([]byte, Workspace(s))
 			for _, k := range sets(in) {
 				p := new(Product)
-				require.Zero(t, testing.AllocsPerRun(2, func() {
+				require.Zero(t, alloctest.PerRun(2, func() {
 					if err := p.Reset(s); err != nil {
 						t.Error(err)
 					}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/internal/alloctest"
 )
 
 // counter counts how often each index runs and how many run at a time.
@@ -92,7 +94,7 @@ func TestRunAllocatesNothing(t *testing.T) {
 	p := New(3)
 	defer p.Close()
 	var task Task = new(nothing)
-	require.Zero(t, testing.AllocsPerRun(200, func() { p.Run(9, task) }))
+	require.Zero(t, alloctest.PerRun(200, func() { p.Run(9, task) }))
 }
 
 // uneven leaves one of two threads waiting for the other: its three indices

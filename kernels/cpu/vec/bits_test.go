@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/internal/alloctest"
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
@@ -492,7 +493,7 @@ func TestNoAllocations(t *testing.T) {
 			restore := useLevel(l)
 			g := newGen(t, 8, false)
 			k, _ := c.make(g)
-			require.Zero(t, testing.AllocsPerRun(20, func() { _ = k.Run(p) }), "%s at %v", c.name, l)
+			require.Zero(t, alloctest.PerRun(20, func() { _ = k.Run(p) }), "%s at %v", c.name, l)
 			g.free()
 			restore()
 		}

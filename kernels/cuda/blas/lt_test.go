@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/alloctest"
 )
 
 // found opens the library without a handle: descriptions need no GPU.
@@ -101,7 +102,7 @@ func TestEnqueueAllocatesNothing(t *testing.T) {
 	require.NoError(t, err)
 	c := &ltCall{lib: l, plan: &ltPlan{one: 1}}
 	c.words()
-	require.Zero(t, testing.AllocsPerRun(100, func() { err = c.Enqueue(7) }))
+	require.Zero(t, alloctest.PerRun(100, func() { err = c.Enqueue(7) }))
 	require.NoError(t, err)
 }
 
