@@ -200,16 +200,6 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// random numbers of widely different size: their sum depends on the order.
-func random(rank int, n int64) []float32 {
-	rng := rand.New(rand.NewPCG(uint64(rank), uint64(n)))
-	v := make([]float32, n)
-	for i := range v {
-		v[i] = float32(rng.NormFloat64() * math.Pow(10, float64(rng.IntN(7))))
-	}
-	return v
-}
-
 func equal(what string, got, want []float32) error {
 	for i := range want {
 		if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
@@ -227,7 +217,7 @@ func bits(r *rank) error {
 		full := n * int64(w)
 		var all [][]float32
 		for i := range w {
-			all = append(all, random(i, full))
+			all = append(all, algotest.Numbers(i, 0, full))
 		}
 		sum := make([]float32, full)
 		comm.NewAdder[float32](w).Sum(sum, all, false)
@@ -289,7 +279,7 @@ func (r *rank) sendAround(n int64) error {
 		return nil
 	}
 	if self == 0 {
-		copy(r.floats(0, n), random(9, n))
+		copy(r.floats(0, n), algotest.Numbers(9, 0, n))
 	}
 	send := func() (device.Kernel, error) { return r.g.Send("s", r.ptr(0, 4*n), graph.F32, (self+1)%w) }
 	recv := func() (device.Kernel, error) { return r.g.Recv("r", r.ptr(0, 4*n), graph.F32, (self+w-1)%w) }
@@ -300,7 +290,7 @@ func (r *rank) sendAround(n int64) error {
 	if err := r.do(bind...); err != nil {
 		return err
 	}
-	return equal("send", r.floats(0, n), random(9, n))
+	return equal("send", r.floats(0, n), algotest.Numbers(9, 0, n))
 }
 
 // job is the processes of a test.

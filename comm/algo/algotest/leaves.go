@@ -3,7 +3,6 @@ package algotest
 import (
 	"fmt"
 	"math"
-	"math/rand/v2"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device"
@@ -34,25 +33,18 @@ func CheckLeaves(g comm.Group, arena device.Arena, stream device.Stream) error {
 	return nil
 }
 
-// leaf is what a rank gives: numbers of widely different size, whose sum depends on the
-// order, as bits of the type.
-func leaf(t graph.DType, rank int, n int64) (bits []uint32, wide []float32) {
-	rng := rand.New(rand.NewPCG(uint64(rank), uint64(n)))
-	bits, wide = make([]uint32, n), make([]float32, n)
-	for i := range bits {
-		v := float32((rng.Float64() - 0.5) * math.Exp2(float64(rng.IntN(20))-8))
-		switch t {
-		case graph.BF16:
-			h := num.BF16(v)
-			bits[i], wide[i] = uint32(h), num.FromBF16(h)
-		case graph.F16:
-			h := num.F16(v)
-			bits[i], wide[i] = uint32(h), num.FromF16(h)
-		default:
-			bits[i], wide[i] = math.Float32bits(v), v
-		}
+// leaf is number i of what a rank gives, as bits of the type and as their value.
+func leaf(t graph.DType, rank int, i int64) (bits uint32, wide float32) {
+	v := Number(rank, i)
+	switch t {
+	case graph.BF16:
+		h := num.BF16(v)
+		return uint32(h), num.FromBF16(h)
+	case graph.F16:
+		h := num.F16(v)
+		return uint32(h), num.FromF16(h)
 	}
-	return bits, wide
+	return math.Float32bits(v), v
 }
 
 func (r *rank) leaves(t graph.DType, each int64, accumulate bool) error {
@@ -62,27 +54,24 @@ func (r *rank) leaves(t graph.DType, each int64, accumulate bool) error {
 	if err != nil {
 		return err
 	}
+	own := int64(self) * each
+	copy(sum, Numbers(99, 0, each))
 	want := make([]float32, each)
-	_, old := leaf(graph.F32, 99, each)
-	copy(sum, old)
-	for rank := range int(w) {
-		bits, wide := leaf(t, rank, each*w)
-		for i := range want {
-			v := wide[int64(self)*each+int64(i)]
+	for i := range want {
+		for rank := range int(w) {
+			_, v := leaf(t, rank, own+int64(i))
 			switch {
 			case rank == 0 && accumulate:
-				want[i] = old[i] + v
+				want[i] = sum[i] + v
 			case rank == 0:
 				want[i] = v
 			default:
 				want[i] += v
 			}
 		}
-		if rank == self {
-			if err := write(full, t, bits); err != nil {
-				return err
-			}
-		}
+	}
+	if err := write(full, t, func(i int) uint32 { bits, _ := leaf(t, self, int64(i)); return bits }); err != nil {
+		return err
 	}
 	if err := r.run(r.g.ReduceScatter("leaves", full, shard, t, graph.SumSequential, accumulate)); err != nil {
 		return err
@@ -95,17 +84,17 @@ func (r *rank) leaves(t graph.DType, each int64, accumulate bool) error {
 	return nil
 }
 
-func write(to device.Ptr, t graph.DType, bits []uint32) error {
+func write(to device.Ptr, t graph.DType, bits func(i int) uint32) error {
 	if t == graph.F32 {
 		v, err := cpu.Slice[float32](to)
 		for i := range v {
-			v[i] = math.Float32frombits(bits[i])
+			v[i] = math.Float32frombits(bits(i))
 		}
 		return err
 	}
 	v, err := cpu.Slice[uint16](to)
 	for i := range v {
-		v[i] = uint16(bits[i])
+		v[i] = uint16(bits(i))
 	}
 	return err
 }
