@@ -23,18 +23,23 @@ const (
 
 // outlive runs jobs that go on when they lose ranks, over and over kills one of their
 // ranks, and compares their ends with a run on one rank.
-func outlive(ctx context.Context, runs int, r *rand.Rand, work, binary string, common []string) error {
+func (c *campaign) outlive(ctx context.Context, runs int) error {
+	common, err := c.files()
+	if err != nil {
+		return err
+	}
+	r := rand.New(rand.NewPCG(c.seed, 0))
 	args := append(append([]string(nil), common...), "--steps", fmt.Sprint(elasticSteps), "--batch", "1", "--global-batch", "12", "--reproducible", "--clip", "1")
-	one := &job{name: "one rank", work: work, binary: binary, args: args}
-	want, err := one.end(ctx, filepath.Join(work, "one"))
+	one := &job{name: "one rank", work: c.work, binary: c.binary, args: args}
+	want, err := one.end(ctx, filepath.Join(c.work, "one"))
 	if err != nil {
 		return err
 	}
 	for i := range runs {
-		dir := filepath.Join(work, fmt.Sprint("elastic-", i))
+		dir := filepath.Join(c.work, fmt.Sprint("elastic-", i))
 		launched := append([]string{"launch", "-n", fmt.Sprint(elasticRanks), "--restarts", "20", "--min-ranks", "1", "--"}, args...)
 		began := time.Now()
-		kills, out, err := killing(ctx, exec.CommandContext(ctx, binary, append(launched, "--checkpoint", dir, "--save-every", "10", "--keep", "2")...), r)
+		kills, out, err := killing(ctx, exec.CommandContext(ctx, c.binary, append(launched, "--checkpoint", dir, "--save-every", "10", "--keep", "2")...), r)
 		if err != nil {
 			return fmt.Errorf("run %d of %d, after %d kills: %w: %s", i+1, runs, kills, err, out)
 		}

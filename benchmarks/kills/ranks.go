@@ -4,24 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 )
-
-// launched are the configurations whose ranks run in processes of their own, each
-// killed in turn.
-var launched = []struct {
-	name, flags string
-	ranks       int
-}{
-	{"launch, 2 ranks, ZeRO-3", "--zero 3", 2},
-	{"launch, 3 ranks, ZeRO-0", "--zero 0 --accum 2", 3},
-	{"launch, 4 ranks, HSDP", "--zero 2 --shard-size 2", 4},
-}
 
 const (
 	// lostStatus is what a job ends with that has lost a rank.
@@ -32,7 +21,7 @@ const (
 )
 
 // ranksOf returns the processes of a launch's ranks, once all have started; nil where
-// it has ended before. They are started, and so listed, in the order of their ranks.
+// it has ended before.
 func ranksOf(launch, n int) []int {
 	for {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", launch, launch))
@@ -70,44 +59,58 @@ func stopped(pid int) bool {
 	return err != nil || strings.Contains(string(text), ") Z ")
 }
 
-// killRank kills one rank of a job, and sees the others end, and the launcher with
-// them, in time.
-func (j *job) killRank(ctx context.Context, cmd *exec.Cmd, out *strings.Builder, ended chan error, r *rand.Rand, dir string, aimed bool) (killed bool, err error) {
-	pids := ranksOf(cmd.Process.Pid, j.ranks)
-	if pids == nil {
-		return false, <-ended
-	}
-	if aimed {
-		waitForSave(dir, 1+r.IntN(steps/saveEvery), ended)
-		time.Sleep(time.Duration(r.Int64N(int64(4 * time.Millisecond))))
-	} else {
-		time.Sleep(time.Duration(r.Int64N(int64(j.length))))
-	}
-	victim := j.count.kills % j.ranks
-	p, err := os.FindProcess(pids[victim])
+// sigkill kills a process, which may have ended.
+func sigkill(pid int) error {
+	p, err := os.FindProcess(pid)
 	if err != nil {
-		return false, err
+		return err
 	}
 	if err := p.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
+
+// gone waits for processes to end that were killed, or whose launcher was.
+func gone(ctx context.Context, pids []int) error {
+	for began := time.Now(); ; {
+		left := slices.IndexFunc(pids, func(pid int) bool { return !stopped(pid) })
+		if left < 0 {
+			return nil
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if time.Since(began) > noHang {
+			return fmt.Errorf("a hang: process %d is there %v after its job was killed", pids[left], noHang)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// lose kills one rank's process of a job, and sees the others end, and the launcher
+// with them, in time.
+func lose(ctx context.Context, cmd *exec.Cmd, out *strings.Builder, ended chan error, pids []int, victim int) (killed bool, err error) {
+	if err := sigkill(victim); err != nil {
 		return false, err
 	}
 	select {
 	case err = <-ended:
 	case <-time.After(noHang):
-		return false, fmt.Errorf("a hang: rank %d was killed %v ago", victim, noHang)
+		return false, fmt.Errorf("a hang: process %d was killed %v ago", victim, noHang)
 	case <-ctx.Done():
 		return false, ctx.Err()
 	}
 	for _, pid := range pids {
 		if !stopped(pid) {
-			return false, fmt.Errorf("process %d is left after the loss of rank %d", pid, victim)
+			return false, fmt.Errorf("process %d is left after the loss of process %d", pid, victim)
 		}
 	}
 	switch code := cmd.ProcessState.ExitCode(); {
 	case err == nil: // it was done by then
 		return false, nil
-	case code != lostStatus || !strings.Contains(out.String(), fmt.Sprintf("rank %d (process %d): signal: killed", victim, pids[victim])):
-		return false, fmt.Errorf("status %d after the loss of rank %d, want %d and its name: %s", code, victim, lostStatus, out)
+	case code != lostStatus || !strings.Contains(out.String(), fmt.Sprintf(" (process %d): signal: killed", victim)):
+		return false, fmt.Errorf("status %d after the loss of process %d, want %d and its name: %s", code, victim, lostStatus, out)
 	}
 	return true, nil
 }
