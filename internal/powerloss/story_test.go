@@ -23,18 +23,23 @@ import (
 
 var background = context.Background()
 
-// small is a run on a model of some thousand parameters, whose files are in dir.
+// tiny is a run on a model of some thousand parameters, whose files are in dir.
+func tiny(dir string) (spillway.Config, error) {
+	c := spillway.Default()
+	c.Model, c.Data, c.Order = filepath.Join(dir, "model"), filepath.Join(dir, "text.txt"), "sequential"
+	c.Batch, c.Seq, c.Steps, c.Keep = 1, 8, 100, 2
+	if _, err := os.Stat(c.Model); err == nil {
+		return c, nil
+	}
+	config := `{"model_type":"gpt2","n_layer":1,"n_head":1,"n_embd":8,"vocab_size":256,"n_positions":8}`
+	words := strings.Repeat("what was saved is there after a loss of power; ", 50)
+	return c, errors.Join(os.Mkdir(c.Model, 0o755), os.WriteFile(filepath.Join(c.Model, "config.json"), []byte(config), 0o644), os.WriteFile(c.Data, []byte(words), 0o644))
+}
+
 func small(t testing.TB, dir string) spillway.Config {
 	t.Helper()
-	model, text := filepath.Join(dir, "model"), filepath.Join(dir, "text.txt")
-	if _, err := os.Stat(model); err != nil {
-		config := `{"model_type":"gpt2","n_layer":1,"n_head":1,"n_embd":8,"vocab_size":256,"n_positions":8}`
-		words := strings.Repeat("what was saved is there after a loss of power; ", 50)
-		require.NoError(t, errors.Join(os.Mkdir(model, 0o755), os.WriteFile(filepath.Join(model, "config.json"), []byte(config), 0o644), os.WriteFile(text, []byte(words), 0o644)))
-	}
-	c := spillway.Default()
-	c.Model, c.Data, c.Order = model, text, "sequential"
-	c.Batch, c.Seq, c.Steps, c.Keep = 1, 8, 100, 2
+	c, err := tiny(dir)
+	require.NoError(t, err)
 	return c
 }
 

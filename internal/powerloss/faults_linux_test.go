@@ -2,6 +2,7 @@ package powerloss
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -92,61 +93,109 @@ func (x *trial) tidy(t *testing.T, on filesys.FS) {
 // everyVar in the environment lets each operation fail; else it is one of some.
 const everyVar = "SPILLWAY_TEST_EVERY_OPERATION"
 
+// from is the first operation to fail and the distance to the next.
+func from(first, stride int) (int, int) {
+	if os.Getenv(everyVar) != "" {
+		return 1, 1
+	}
+	return first, stride
+}
+
+// attempt is a run of which an operation failed.
+type attempt struct {
+	hit  string // that operation; "": there were fewer
+	at   int    // its number
+	sha  string
+	err  error
+	told string // the error and the warnings before it
+	disk filesys.FS
+}
+
+// attempt lets the n-th operation of a run fail.
+func (x *trial) attempt(t *testing.T, trouble filesys.Trouble, n int) attempt {
+	disk := x.disk.Clone()
+	f := &filesys.Fault{FS: disk, At: n, Trouble: trouble}
+	var warned []string
+	var mu sync.Mutex
+	x.c.Warn = func(text string) { mu.Lock(); defer mu.Unlock(); warned = append(warned, text) }
+	sha, err := x.run(t, f)
+	disk.Unlock() // its process has ended
+	mu.Lock()
+	defer mu.Unlock()
+	return attempt{hit: f.Hit(), at: f.Failed(), sha: sha, err: err, told: fmt.Sprintf("%v; %s", err, strings.Join(warned, "; ")), disk: disk}
+}
+
 // every fails operations in turn, from the first-th on, and returns how many runs
 // ended in an error and how many there were. Some that fail are resumed to their end.
 func (x *trial) every(t *testing.T, trouble filesys.Trouble, first, stride int) (failed, all int) {
-	if os.Getenv(everyVar) != "" {
-		first, stride = 1, 1
-	}
-	words := map[filesys.Trouble]string{filesys.Broken: "input/output error", filesys.Full: "no space left on device", filesys.Short: "no space left on device"}
+	first, stride = from(first, stride)
 	for n := first; ; n += stride {
-		disk := x.disk.Clone()
-		f := &filesys.Fault{FS: disk, At: n, Trouble: trouble}
-		var warned []string
-		var mu sync.Mutex
-		x.c.Warn = func(text string) { mu.Lock(); defer mu.Unlock(); warned = append(warned, text) }
-		sha, err := x.run(t, f)
-		hit := f.Hit()
-		disk.Unlock() // its process has ended
-		if hit == "" {
-			require.NoError(t, err)
+		a := x.attempt(t, trouble, n)
+		if a.hit == "" {
+			require.NoError(t, a.err)
 			return failed, all
 		}
-		n = f.Failed() // those before it need no room
+		n = a.at // those before it need no room
 		all++
-		step := x.newest(t, disk)
-		require.GreaterOrEqual(t, step, 2, "%s at %s loses what was saved", trouble, hit)
-		if err == nil {
-			require.Equal(t, x.sha, sha, "%s at %s", trouble, hit)
-			require.Equal(t, lastStep, step, "%s at %s: the run's end was not saved", trouble, hit)
-		} else {
+		if a.err != nil {
 			failed++
-			text := err.Error() + strings.Join(warned, "; ")
-			require.NotContains(t, text, "panic", "%s at %s", trouble, hit)
-			if trouble != filesys.Killed {
-				require.Contains(t, text, words[trouble], "%s at %s", trouble, hit)
-				require.Contains(t, text, x.ck, "%s at %s", trouble, hit)
-			}
 		}
-		x.tidy(t, disk)
-		if err != nil && failed%4 == 0 {
-			sha, err := x.run(t, disk)
-			require.NoError(t, err, "resumed after %s at %s", trouble, hit)
-			require.Equal(t, x.sha, sha, "resumed after %s at %s", trouble, hit)
+		x.check(t, trouble, a, failed%4 == 0)
+	}
+}
+
+// words are what an error says of its cause.
+var words = map[filesys.Trouble]string{filesys.Broken: "input/output error", filesys.Full: "no space left on device", filesys.Short: "no space left on device"}
+
+// check sees that a run of which an operation failed has lost nothing, and says what
+// failed if it did not come to its end.
+func (x *trial) check(t *testing.T, trouble filesys.Trouble, a attempt, resume bool) {
+	t.Helper()
+	what := fmt.Sprintf("%s at %d, %s", trouble, a.at, a.hit)
+	step := x.newest(t, a.disk)
+	require.GreaterOrEqual(t, step, 2, "%s loses what was saved", what)
+	if a.err == nil {
+		require.Equal(t, x.sha, a.sha, what)
+		require.Equal(t, lastStep, step, "%s: the run's end was not saved", what)
+	} else {
+		require.NotContains(t, a.told, "panic", what)
+		if trouble != filesys.Killed {
+			require.Contains(t, a.told, words[trouble], what)
+			require.Contains(t, a.told, x.ck, what)
 		}
+	}
+	x.tidy(t, a.disk)
+	if a.err != nil && resume {
+		sha, err := x.run(t, a.disk)
+		require.NoError(t, err, "resumed after %s", what)
+		require.Equal(t, x.sha, sha, "resumed after %s", what)
 	}
 }
 
 // File operations of a run that resumes, saves and prunes fail, once each, in each way:
 // what was saved is not lost, nothing half is left, and the run ends in the same
-// parameters, or says what failed and where and does so when it is resumed.
+// parameters, or says what failed and where and does so when it is resumed. So over one
+// process, and over three, which here share this one.
 func TestFileOperationsFail(t *testing.T) {
-	for i, async := range []string{"off", "on"} {
-		x := begin(t, 1+i, async, alone)
-		for k, trouble := range filesys.Troubles {
-			failed, all := x.every(t, trouble, 1+k+4*i, 13)
-			t.Logf("async-save %s, %s: %d runs, %d ended in an error", async, trouble, all, failed)
-			require.Positive(t, all)
-		}
+	for i, c := range []struct {
+		name   string
+		ranks  int
+		async  string
+		how    processes
+		stride int
+	}{
+		{"one rank", 1, "off", alone, 43},
+		{"two ranks, async", 2, "on", alone, 43},
+		{"three processes", 3, "off", together, 151},
+		{"three processes, async", 3, "on", together, 151},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x := begin(t, c.ranks, c.async, c.how)
+			for k, trouble := range filesys.Troubles {
+				failed, all := x.every(t, trouble, 1+k+4*i, c.stride)
+				t.Logf("%s: %d runs, %d ended in an error", trouble, all, failed)
+				require.Positive(t, all)
+			}
+		})
 	}
 }
