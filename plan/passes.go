@@ -235,8 +235,13 @@ func (c Config) offloadOptions() offload.Options {
 func freeze(p *graph.Program, patterns []string) (*graph.Program, error) {
 	q := p.Clone()
 	for _, pattern := range patterns {
+		if pattern != "" { // which matches no name
+			if err := graph.CheckPattern(pattern); err != nil {
+				return nil, err
+			}
+		}
 		if n, err := graph.Freeze(q, pattern); err != nil {
-			if n > 0 || graph.CheckPattern(pattern) != nil {
+			if n > 0 {
 				return nil, err
 			}
 			names := make([]string, len(q.Params))

@@ -36,6 +36,22 @@ const (
 	NotEnough                 // everything is, and that alone does not make it fit
 )
 
+// fewestDrops finds the fastest that fits of what drops alone make of a base; some: there
+// is something that was expected to fit.
+func (s *searcher) fewestDrops(b base, set *moveSet, from *measured) (f *Forecast, at *point, some bool) {
+	if !s.folded {
+		q := newQueue(s)
+		q.drops(b, set, from)
+		some = len(q.found) > 0
+		f, at, _ = q.best()
+		return f, at, some
+	}
+	found := s.climb(b, set, onDevice, margins{}, math.Inf(1))
+	slices.SortStableFunc(found, comparePoints)
+	f, at, _ = s.confirm(found)
+	return f, at, len(found) > 0
+}
+
 // chooseRecompute finds the buffers that are best computed again on a machine. It does
 // the same everywhere that the configuration and the machine's rates are the same. The
 // forecast is that of the choice, where it was planned whole; otherwise nil.
@@ -55,12 +71,10 @@ func chooseRecompute(ctx context.Context, spec Spec, m *cost.Machine) (*Chosen, 
 	if limit == 0 {
 		return &Chosen{Outcome: NoCap}, nil, nil
 	}
-	found := s.climb(b, set, onDevice, margins{}, math.Inf(1))
-	if len(found) == 0 {
+	f, at, some := s.fewestDrops(b, set, from)
+	if !some {
 		return &Chosen{Recompute: policyOf(recompute.Full), Outcome: NotEnough}, nil, nil
 	}
-	slices.SortStableFunc(found, comparePoints)
-	f, at, _ := s.confirm(found)
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
 	}

@@ -135,15 +135,7 @@ func (s *searcher) expect(p *point, m *measured) *point {
 type part struct {
 	*ladder
 	rung, i, n int
-	open       bool // of a model that is planned whole: it may be less that fits
 }
-
-// classParts is how many parts the bytes of a class are left in.
-const classParts = 25
-
-// sooner is how much less of a rung may do than its ends let expect: classes leave
-// in whole units.
-const sooner = 0.125
 
 // parts make as little of a ladder's rung k as fits, or somewhat more: a part that
 // comes out larger than expected has another behind it.
@@ -153,26 +145,17 @@ func (s *searcher) parts(l *ladder, k int, room int64) (list []*point) {
 	if room == 0 || none.err != nil || all.err != nil || span <= 0 || all.seconds <= none.seconds {
 		return nil // all of the rung costs no time
 	}
-	n := classParts
-	mv := &l.set.moves[l.rungs[k-1].move]
-	if mv.kind != placeMove {
+	n := 100 // percent
+	if mv := &l.set.moves[l.rungs[k-1].move]; mv.kind != placeMove {
 		n = mv.layers(s.layers)
-	} else if s.folded {
-		n = 100 // percent
 	}
 	share := float64(none.need[graph.Device]-room) / float64(span)
 	first := max(1, int(math.Ceil(share*float64(n))))
-	if !s.folded && n > 1 {
-		p := s.partOf(part{l, k, min(first, n-1), n, true}, none, all)
-		p.perToken = s.perToken(p, none.seconds+max(0, share-sooner)*(all.seconds-none.seconds))
-		p.device = min(p.device, room)
-		return []*point{p}
-	}
 	for i := first; i < n; i++ {
 		if i > first+2 && i*4%n >= 4 { // then the quarters
 			continue
 		}
-		list = append(list, s.partOf(part{l, k, i, n, false}, none, all))
+		list = append(list, s.partOf(part{l, k, i, n}, none, all))
 	}
 	return list
 }
@@ -189,36 +172,6 @@ func (s *searcher) partOf(of part, none, all *measured) *point {
 	p.x[of.rungs[of.rung-1].move] *= share
 	p.part = &of
 	return s.expect(p, m)
-}
-
-// settle plans a part as it is where its model is planned whole: the least that
-// fits, by bisection, where that is open, and more of it behind that.
-func (s *searcher) settle(p *point, mg margins) (list []*point) {
-	of := *p.part
-	if !of.open {
-		if m := s.measure(p); m.err == nil {
-			q := *p
-			q.part = nil
-			list = append(list, s.expect(&q, m))
-		}
-		return list
-	}
-	none, all := s.measure(of.at(of.rung-1)), s.measure(of.at(of.rung))
-	of.open = false
-	room := s.room(graph.Device, mg)
-	lo, hi := 1, of.n // hi fits
-	for lo < hi {
-		of.i = (lo + hi) / 2
-		if m := s.measure(s.partOf(of, none, all)); m.err == nil && m.need[graph.Device] <= room {
-			hi = of.i
-		} else {
-			lo = of.i + 1
-		}
-	}
-	for of.i = hi; of.i < of.n; of.i++ {
-		list = append(list, s.partOf(of, none, all))
-	}
-	return list
 }
 
 // Levels of host memory that ladders leave to fill, each this much less than the

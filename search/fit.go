@@ -180,8 +180,7 @@ func Fit(ctx context.Context, s Spec, given Given, allowed []precision.Precision
 	if _, err := predict(ctx, w.spec, w.machine, layers, bounds); err != nil { // what is wrong with all of them
 		return nil, err
 	}
-	all := w.search(d.bases())
-	best, at, err := w.confirm(all)
+	best, at, all, err := w.fastest(d.bases())
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}

@@ -460,6 +460,20 @@ const waveSize = 2
 // where their update runs beside what the device does.
 const mostSaved = 0.1
 
+// fastest plans whole the fastest of the bases that fits, with all that was expected to,
+// the fastest first. The error is why the last was refused, where none fits.
+func (s *searcher) fastest(bases []base) (best *Forecast, at *point, all []*point, err error) {
+	if s.folded {
+		all = s.search(bases)
+		best, at, err = s.confirm(all)
+		return best, at, all, err
+	}
+	q := newQueue(s)
+	q.begin(bases)
+	best, at, err = q.best()
+	return best, at, q.points(), err
+}
+
 // search returns what fits of the bases, the fastest by prediction first. A base
 // that cannot be faster than what was found is left out.
 func (s *searcher) search(bases []base) []*point {
@@ -543,12 +557,6 @@ const (
 func (s *searcher) confirm(all []*point) (best *Forecast, at *point, err error) {
 	open := slices.Clone(all)
 	done := map[string]bool{}
-	type outcome struct {
-		base
-		seconds float64
-		need    [graph.NumSpaces]int64
-	}
-	over := map[outcome]bool{} // it was refused: other shares may come to the same units
 	more := map[base]margins{} // what points needed more than was expected
 	insert := func(p *point) {
 		k, _ := slices.BinarySearchFunc(open, p, comparePoints)
@@ -563,18 +571,8 @@ func (s *searcher) confirm(all []*point) (best *Forecast, at *point, err error) 
 		if done[key] {
 			continue
 		}
-		if p.part != nil && !s.folded {
-			for _, q := range s.settle(p, more[p.base]) {
-				insert(q)
-			}
-			continue
-		}
-		same := outcome{p.base, p.expected.seconds, p.expected.need}
 		mg := more[p.base]
-		if !s.folded { // what is expected is what it is
-			mg = margins{}
-		}
-		if _, ok := s.over(p.expected, mg); !ok || !s.folded && over[same] {
+		if _, ok := s.over(p.expected, mg); !ok {
 			continue
 		}
 		done[key] = true
@@ -592,7 +590,7 @@ func (s *searcher) confirm(all []*point) (best *Forecast, at *point, err error) 
 			}
 			continue
 		}
-		err, over[same] = fail, true
+		err = fail
 		var refused *plan.DoesNotFit
 		if !errors.As(fail, &refused) || p.x == nil {
 			continue

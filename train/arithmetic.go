@@ -1,10 +1,13 @@
 package train
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
 )
 
@@ -24,12 +27,33 @@ func arithmetic(precision string, gpu *gpus.GPU) string {
 // otherArithmetic is the line about a checkpoint whose run goes on with other last bits
 // than it would have had on the machine that wrote it; "" where it doesn't, or where
 // that can't be known. A change of --precision is told as one.
-func otherArithmetic(checkpoint string, was runRecord, now, precision string) string {
+func otherArithmetic(name string, was runRecord, now, precision string) string {
 	if was.Arithmetic == "" || was.Arithmetic == now || was.Settings["precision"] != precision {
 		return ""
 	}
 	return fmt.Sprintf("%s was computed on another kind of machine (%.80q; this one: %q): from here on losses may differ in their last bits from those of a run that stayed there",
-		checkpoint, was.Arithmetic, now)
+		name, was.Arithmetic, now)
+}
+
+// computedInFP32 is the line of generate and eval, which compute in fp32, about weights
+// that were trained or are stored in 16 bits; "": neither.
+func computedInFP32(path string, r checkpoint.Tensors, names []string) string {
+	if m, err := checkpoint.ReadManifest(path); err == nil {
+		var was runRecord
+		if json.Unmarshal(m.Run, &was) != nil {
+			return ""
+		}
+		if p := was.Settings["precision"]; p == "bf16" || p == "fp16" {
+			return fmt.Sprintf("computed in fp32; its run trained in %s, whose own losses differ from these by the rounding of 16 bits", p)
+		}
+		return ""
+	}
+	for _, name := range names {
+		if found, ok := r.Tensor(name); ok && (found.DType == safetensors.BF16 || found.DType == safetensors.F16) {
+			return fmt.Sprintf("computed in fp32; the weights are stored as %s", found.DType)
+		}
+	}
+	return ""
 }
 
 func (t *Trainer) arithmetic() string { return arithmetic(t.cfg.precision(), t.platform.GPU()) }

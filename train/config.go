@@ -350,7 +350,7 @@ func (c *Config) validate() error {
 		return err
 	}
 	if c.Model == "" && c.Own.Model == nil {
-		return fmt.Errorf("--model is missing: give a preset's name (spillway plan --list-models) or a folder with a config.json")
+		return fmt.Errorf("--model is missing: give a preset's name (spillway plan --list-models; spillway-demo is small enough for any machine) or a folder with a config.json")
 	}
 	checks := []error{
 		atLeast("steps", c.Steps, 1, "step"), atLeast("batch", c.Batch, 1, "row"), atLeast("seq", c.Seq, 0, "token"),

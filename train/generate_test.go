@@ -156,3 +156,31 @@ func TestGenerateRefuses(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 8, r.Targets)
 }
+
+// Weights that were trained in 16 bits are computed with in fp32, which is said; those of
+// fp32 need no word.
+func TestInferenceSaysItsPrecision(t *testing.T) {
+	for _, precision := range []string{"fp32", "bf16"} {
+		c := generation("gpt2", 16)
+		c.Inference, c.Generate, c.Data, c.Steps, c.Order, c.Precision = false, false, "../testdata/text.txt", 1, "sequential", precision
+		c.Checkpoint = filepath.Join(t.TempDir(), "run")
+		tr, err := New(t.Context(), c)
+		require.NoError(t, err)
+		_, err = tr.Step(t.Context())
+		require.NoError(t, err)
+		_, err = tr.Save()
+		require.NoError(t, err)
+		require.NoError(t, tr.Close())
+
+		one := generation("gpt2", 16)
+		one.Init = filepath.Join(c.Checkpoint, "step-00000001")
+		tr, err = New(t.Context(), one)
+		require.NoError(t, err)
+		if precision == "fp32" {
+			require.Empty(t, tr.Notes())
+		} else {
+			require.Equal(t, []string{"computed in fp32; its run trained in bf16, whose own losses differ from these by the rounding of 16 bits"}, tr.Notes())
+		}
+		require.NoError(t, tr.Close())
+	}
+}

@@ -160,6 +160,11 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", flag, path, err)
 	}
+	if t.cfg.Inference {
+		if line := computedInFP32(path, r, names); line != "" {
+			t.note("%s", line)
+		}
+	}
 	chunk := make([]float32, run.ChunkElems)
 	for i := range t.plan.Program.Params {
 		if err := ctx.Err(); err != nil {

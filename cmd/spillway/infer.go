@@ -71,7 +71,8 @@ func generateCommand() *cobra.Command {
 		Short: "Continue a text with a trained model",
 		Long: `Continue a text with the model of a Hugging Face folder, of a checkpoint, or of a
 folder of checkpoints. The text appears as it is made, after the prompt. Keys and
-values of earlier tokens are kept in memory that is planned before the start.`,
+values of earlier tokens are kept in memory that is planned before the start. It
+computes in fp32, whatever the weights were trained in.`,
 		Example: "  spillway generate --model run1 --prompt 'Once upon a time' --tokens 100",
 		Args:    noArguments,
 	}
@@ -136,6 +137,9 @@ func generate(ctx context.Context, c spillway.Config, prompt string, n int, how 
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
+	for _, note := range t.Notes() {
+		fmt.Fprintln(stderr, note)
+	}
 	clean := func(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 	if isTerminal(stdout) {
 		clean = visible
@@ -169,7 +173,7 @@ func evalCommand() *cobra.Command {
 		Short: "Measure a trained model's loss on a data set",
 		Long: `Measure the mean loss of the model of a Hugging Face folder, of a checkpoint, or of
 a folder of checkpoints over all of a data set: in rows of --seq tokens, each
-target once.`,
+target once. It computes in fp32, whatever the weights were trained in.`,
 		Example: "  spillway eval --model run1 --data held-out.txt",
 		Args:    noArguments,
 	}

@@ -153,7 +153,7 @@ func (f *planFlags) bind(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.StringVar(&f.gpu, "gpu", "", "plan for GPU `NAME` (--list-gpus), or detect for this machine's own")
 	fs.IntVar(&f.nodes, "nodes", 1, "servers; ranks are --nodes times --gpus-per-node")
 	fs.IntVar(&f.gpusPerNode, "gpus-per-node", 1, "GPUs of a server")
-	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; default: shard over all)")
+	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; in bf16 and fp16 with last bits of its own; default: shard over all)")
 	fs.Var(sizeFlag{&f.nodeMemory}, "node-memory", "memory of a server, which its ranks share (default with --gpu: that of a usual one, within which recommendations stay)")
 	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
 	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")

@@ -68,7 +68,7 @@ func TestOneLineRefusals(t *testing.T) {
 		{"--frozen-cache disk:1XB", `--frozen-cache: "disk:1XB": "1XB" is not a size;`},
 		{"--frozen-cache disk:0", `--frozen-cache: "disk:0": a size of more than 0 is needed`},
 		{"--freeze h.{0-1}.mpl.*", `plan: freeze: no parameter matches "h.{0-1}.mpl.*"; the nearest are h.*.mlp.*, `},
-		{"--freeze h.{1", `plan: freeze: graph: freeze: "h.{1": write a range of numbers`},
+		{"--freeze h.{1", `plan: freeze: "h.{1": write a range of numbers`},
 		{"--recompute drop:h.0.mlp.actt", `plan: recompute: no activation that can be computed again matches "h.0.mlp.actt"; the nearest are h.0.mlp.act, `},
 		{"--offload activations=host:h.0.mlp.actt", `plan: offload: no activation matches "h.0.mlp.actt"; the nearest are h.0.mlp.act, `},
 		{"--offload optimizer=host,optimizer=disk", "optimizer is given twice"},
