@@ -1,16 +1,36 @@
 // Package spillway trains models that are larger than one device: parameters,
-// gradients and optimizer states sharded over ranks, every byte planned before
-// the run starts.
+// gradients and optimizer states sharded over ranks (ZeRO stages 0 to 3, FSDP), and
+// kept in host memory or on disk. Every byte of a run is planned before it starts: the
+// plan is the memory that is allocated, and a run that does not fit is refused before
+// anything is.
 //
 //	cfg := spillway.Default()
-//	cfg.Model, cfg.Data = "gpt2", "tokens.bin"
+//	cfg.Model, cfg.Data = "gpt2", "corpus" // a preset or a Hugging Face folder; tokens or text
+//	cfg.Ranks, cfg.Zero = 4, 3
+//	cfg.DeviceMemory = 2 << 30 // a wall, in bytes a rank
 //	t, err := spillway.New(ctx, cfg)
 //	…
 //	defer t.Close()
 //	err = t.Run(ctx, func(r spillway.StepResult) error { fmt.Println(r.Step, r.Loss); return nil })
 //
-// A Config says what to train; Build and Predict plan it, Fit looks for the fastest
-// plan within the caps, and New runs it. The machine behind it is package train.
+// A Config says what to train; nothing writes to it. Without running anything, Build
+// plans it, Predict adds the time of a step on a Hardware, WaysOut lists what makes it
+// fit where it does not, and Fit chooses the fastest that fits. Sharding, accumulation,
+// recomputation and offload are changes of one program (package graph), which a
+// Forecast's Plan holds, and none of them changes a bit of the result.
+//
+// Config.Own takes what a program brings along: a model as a function that writes its
+// forward on a graph.Builder (NewModel makes one of a model.Config), samples with float
+// inputs and masked targets (package data), an update rule (package zero), operations
+// of its own (graph.Define), a schedule. A Trainer's parameters are read and set by name;
+// package tensors has them as gorgonia.org/tensor's.
+//
+// Errors name the fields of Config that are to change. What a program can act on is of a
+// kind, for errors.Is: ErrConfig, ErrDoesNotFit, ErrNoDevice, ErrDiverged, ErrDamaged,
+// ErrLost. A run leaves the process alone: processors, freed memory and signals are the
+// program's, and a canceled context ends each call in good order.
+//
+// The machine behind it is package train; the command is cmd/spillway.
 package spillway
 
 import (
@@ -34,13 +54,11 @@ type (
 	Model = train.Model
 	// FrozenCache is where the outputs of frozen layers are kept, and how many bytes.
 	FrozenCache = train.FrozenCache
-	// Trainer runs a training job over the ranks of this process. Its methods are for
-	// one goroutine.
+	// Trainer runs a training job over the ranks of this process, or of a Job. Its
+	// methods are for one goroutine.
 	Trainer = train.Trainer
 	// StepResult is what a step tells.
 	StepResult = train.StepResult
-	// CommUse is what a kind of collective took in a step, summed over ranks.
-	CommUse = train.CommUse
 	// EvalResult is the outcome of an evaluation.
 	EvalResult = train.EvalResult
 	// Sampling says how the next token is drawn.
@@ -85,12 +103,10 @@ type (
 type (
 	// Forecast is the plan of a run with its predicted time.
 	Forecast = train.Forecast
-	// OrderCost is what Config.Reproducible takes beside the same run without it.
-	OrderCost = train.OrderCost
 	// Hardware is what a plan's time is predicted on.
 	Hardware = train.Hardware
-	// LargerDevice is a device that a plan could move to.
-	LargerDevice = train.LargerDevice
+	// Fixed are the fields of a Config that Fit leaves as they are.
+	Fixed = train.Fixed
 	// Fitted is the outcome of a search for the fastest configuration that fits.
 	Fitted = train.Fitted
 	// Way is a change of a configuration that makes it fit.
@@ -99,15 +115,9 @@ type (
 	NoWay = train.NoWay
 	// Explanation says what a plan computes again and what it keeps off the device.
 	Explanation = train.Explanation
-	// BufferGroup is buffers that differ by their layer alone.
-	BufferGroup = train.BufferGroup
-	// ClassPlace is where a class of units' buffers rests, in part.
-	ClassPlace = train.ClassPlace
-	// ActivationReference is a formula of the literature beside a plan's own activations.
-	ActivationReference = train.ActivationReference
 )
 
-// Default returns the contract's defaults outside the demo.
+// Default returns the command line's defaults: what a Config starts from.
 func Default() Config { return train.Default() }
 
 // NewModel is the model that c describes, for Own: also a model.MLP or model.CNN, whose
@@ -121,34 +131,34 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) { return train.New(c
 
 // Build plans the run that cfg describes, without allocating any of it. The
 // error is a *plan.DoesNotFit where a capacity is too small.
-func Build(cfg Config) (*plan.Plan, error) { return train.Build(cfg) }
+func Build(ctx context.Context, cfg Config) (*plan.Plan, error) { return train.Build(ctx, cfg) }
 
 // Predict plans what cfg describes and predicts the time of a step on machine.
 // It reads no weights and no data, and needs no device. That the plan does not
 // fit is no error here.
-func Predict(cfg Config, machine *cost.Machine) (*Forecast, error) {
-	return train.Predict(cfg, machine)
+func Predict(ctx context.Context, cfg Config, machine *cost.Machine) (*Forecast, error) {
+	return train.Predict(ctx, cfg, machine)
 }
 
 // Passes plans what cfg describes and shows the model's program ("model") and the
-// program after each pass, in order.
+// program after each pass, in order; an error of show ends it.
 // It reads no weights and no data. That the plan does not fit is no error here.
-func Passes(cfg Config, show func(pass string, p *graph.Program)) error {
-	return train.Passes(cfg, show)
+func Passes(ctx context.Context, cfg Config, show func(pass string, p *graph.Program) error) error {
+	return train.Passes(ctx, cfg, show)
 }
 
-// Fit chooses what is not in given (names of flags: zero, prefetch, recompute,
-// offload) so that cfg is fastest by prediction on hw and fits. With globalBatch, the
-// rows of a step over all ranks, it chooses batch and accum too, where not given. It
-// is deterministic. Where nothing fits, the error is a *NothingFits.
-func Fit(ctx context.Context, cfg Config, given func(flag string) bool, globalBatch int, hw Hardware) (*Fitted, error) {
-	return train.Fit(ctx, cfg, given, globalBatch, hw)
+// Fit chooses what is not fixed so that cfg is fastest by prediction on hw and fits:
+// stage, prefetch, what is computed again and what rests off the device. With rows, the
+// rows of a step over all ranks, it chooses Batch and Accum too. It is deterministic.
+// Where nothing fits, the error is a *NothingFits.
+func Fit(ctx context.Context, cfg Config, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
+	return train.Fit(ctx, cfg, fixed, rows, hw)
 }
 
 // FitHere is Fit for a run on this machine, or of a job on its hosts: also within what
 // the host with the least memory has for each of its ranks.
-func FitHere(ctx context.Context, cfg Config, given func(flag string) bool, globalBatch int, hw Hardware) (*Fitted, error) {
-	return train.FitHere(ctx, cfg, given, globalBatch, hw)
+func FitHere(ctx context.Context, cfg Config, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
+	return train.FitHere(ctx, cfg, fixed, rows, hw)
 }
 
 // WaysOut looks for changes that make a configuration fit which does not. Each was
@@ -158,6 +168,9 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 	return train.WaysOut(ctx, asked, hw)
 }
 
+// Explain says what a forecast's plan computes again and keeps off the device.
+func Explain(f *Forecast) Explanation { return train.Explain(f) }
+
 // Work lends this process's ranks to the run that the job's first process leads.
 func Work(j *Job, warn func(string)) (began bool, err error) { return train.Work(j, warn) }
 
@@ -165,44 +178,11 @@ func Work(j *Job, warn func(string)) (began bool, err error) { return train.Work
 // goes on after step, with the lines of the steps up to that. step −1: a new run.
 func OpenMetrics(path string, step int) (*MetricsWriter, error) { return train.OpenMetrics(path, step) }
 
-// ParseFrozenCache reads "none", "host:SIZE" or "disk:SIZE"; size reads SIZE.
-func ParseFrozenCache(s string, size func(string) (int64, error)) (FrozenCache, error) {
-	return train.ParseFrozenCache(s, size)
-}
-
 // CPUHardware is the CPU device of this process with so many threads, before it is
 // calibrated.
 func CPUHardware(threads int) Hardware { return train.CPUHardware(threads) }
 
 // DeviceHardware is what the time of a step is predicted on for the device that cfg
-// names, on this machine. It puts into cfg what only the device knows: its cap, and
-// what is outside the arenas.
-func DeviceHardware(cfg *Config) (Hardware, error) { return train.DeviceHardware(cfg) }
-
-// ContextFor is the Seq of a run that continues a prompt by n tokens.
-func ContextFor(cfg Config, prompt string, n int) (int, error) {
-	return train.ContextFor(cfg, prompt, n)
-}
-
-// ModelFiles are the names of all files that a checkpoint may hold for Hugging Face's
-// loaders, beside the weights.
-func ModelFiles() []string { return train.ModelFiles() }
-
-// Positions is the longest sequence of a model.
-func Positions(model string) (int, error) { return train.Positions(model) }
-
-// OtherBits says that two configurations of one job differ in the last bits of their
-// results; "" where they do not.
-func OtherBits(asked, chosen *Config) string { return train.OtherBits(asked, chosen) }
-
-// Reasons say what bounds a plan and what it computes again and moves, a line each.
-func Reasons(f *Forecast) []string { return train.Reasons(f) }
-
-// Explain reads a forecast's program.
-func Explain(f *Forecast) Explanation { return train.Explain(f) }
-
-// Shell joins words as a shell takes them.
-func Shell(args []string) string { return train.Shell(args) }
-
-// Shortfall says what a plan that does not fit needs of every capped space.
-func Shortfall(f *Forecast) string { return train.Shortfall(f) }
+// names, on this machine; the Config that comes back has what only the device knows: its
+// cap, and what is outside the arenas.
+func DeviceHardware(cfg Config) (Hardware, Config, error) { return train.DeviceHardware(cfg) }

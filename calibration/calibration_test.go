@@ -38,7 +38,7 @@ func TestCalibrationCoversTheGrid(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.Ranks, c.Zero, c.Recompute, c.Offload, c.Batch, c.Seq, c.Disk = p.Ranks, p.Zero, p.Recompute, p.Offload, m.Batch, m.Seq, dir
-		f, err := train.Predict(c, cal.Machine(p.Ranks))
+		f, err := train.Predict(t.Context(), c, cal.Machine(p.Ranks))
 		require.NoError(t, err, p)
 		require.Greater(t, f.Step.Seconds, cal.Start, p)
 		prog := f.Plan.Program

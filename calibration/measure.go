@@ -135,7 +135,7 @@ func crowding(ctx context.Context, cfg train.Config, c *cost.Calibration, dir st
 		if err := calibrationModel(one.Model, m.config); err != nil {
 			return 0, err
 		}
-		f, err := train.Predict(one, c.Machine(one.Ranks))
+		f, err := train.Predict(ctx, one, c.Machine(one.Ranks))
 		if err != nil {
 			return 0, err
 		}

@@ -97,13 +97,14 @@ func passDiff(t *testing.T, d *datadriven.TestData, name string) string {
 		cfg.Clip = 1
 	}
 	var before, after string
-	cfg.Observe = func(pass string, p *graph.Program) {
+	cfg.Observe = func(pass string, p *graph.Program) error {
 		switch {
 		case pass == name:
 			after = graph.Format(p)
 		case after == "":
 			before = graph.Format(p)
 		}
+		return nil
 	}
 	_, err = Build(forwardOf(t, m, 2, seq, d.HasArg("all")), cfg)
 	require.NoError(t, err)

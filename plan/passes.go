@@ -148,7 +148,9 @@ func rewrite(s Spec, p *graph.Program, from, until string) (*graph.Program, erro
 		first = passIndex(from)
 	}
 	if s.Observe != nil && first == 0 {
-		s.Observe("model", p)
+		if err := s.Observe("model", p); err != nil {
+			return nil, err
+		}
 	}
 	for i := first; i < passIndex(until); i++ {
 		ps := &passes[i]
@@ -165,7 +167,9 @@ func rewrite(s Spec, p *graph.Program, from, until string) (*graph.Program, erro
 			return nil, fmt.Errorf("plan: after %s: %w", ps.name, err)
 		}
 		if s.Observe != nil {
-			s.Observe(ps.name, p)
+			if err := s.Observe(ps.name, p); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return p, nil

@@ -81,8 +81,8 @@ type Config struct {
 	// order after the last, without it.
 	Verify bool
 	// Observe, where it is not nil, is shown the model's program and the program
-	// after each pass. It must not change them.
-	Observe func(pass string, p *graph.Program)
+	// after each pass. It must not change them; its error ends the planning.
+	Observe func(pass string, p *graph.Program) error
 }
 
 // Validate refuses values out of range.

@@ -271,7 +271,7 @@ func TestCUDAWithoutADriver(t *testing.T) {
 	require.ErrorAs(t, err, &missing)
 	require.ErrorContains(t, err, "the driver shows no GPU")
 	require.NoError(t, d.Close())
-	p, err := Build(c)
+	p, err := Build(t.Context(), c)
 	require.NoError(t, err, "a plan needs no GPU")
 	require.Positive(t, p.Layout.Spaces[graph.Device].Peak)
 }

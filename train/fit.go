@@ -57,7 +57,7 @@ func (e *NothingFits) Error() string {
 // was not free to change, as a refusal without a search does: smaller
 // micro-batches, other precisions, more ranks. What --fit knows is never less.
 func (e *NothingFits) WithWays(ctx context.Context, cfg Config, hw Hardware) error {
-	asked, err := Predict(cfg, hw.Machine(cfg.Ranks))
+	asked, err := Predict(ctx, cfg, hw.Machine(cfg.Ranks))
 	if err != nil || asked.Fits {
 		return e
 	}
@@ -112,15 +112,19 @@ func most(byClass []int64) string {
 	return fmt.Sprintf("%s of %s", plan.Bytes(byClass[best]), graph.Class(best))
 }
 
-// Fit chooses what is not in given (names of flags: zero, prefetch, recompute,
-// offload) so that cfg is fastest by prediction on hw and fits. Activations are
+// Fixed are the fields of a Config that a search leaves as they are.
+type Fixed struct {
+	Zero, Prefetch, Batch, Accum, AccumOrder, Precision, Recompute, Offload bool
+}
+
+// Fit chooses what is not fixed so that cfg is fastest by prediction on hw and fits.
+// Batch and Accum change only with rows, the rows of a step over all ranks; 0: as cfg
+// has them. Activations are
 // computed again or parked one kind and layer at a time, and units' states leave
 // the device by shares, those first that free the most bytes for a second; disk
 // is used where cfg has a folder for it. cfg.Allow adds precisions to choose from.
-// With globalBatch, the rows of a step over all ranks, it chooses batch and accum
-// too, where not given. It is deterministic. Where nothing fits, the error is a
-// *NothingFits.
-func Fit(ctx context.Context, cfg Config, given func(flag string) bool, globalBatch int, hw Hardware) (*Fitted, error) {
+// It is deterministic. Where nothing fits, the error is a *NothingFits.
+func Fit(ctx context.Context, cfg Config, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
 	r, err := resolve(cfg)
 	if err != nil {
 		return nil, err
@@ -129,8 +133,8 @@ func Fit(ctx context.Context, cfg Config, given func(flag string) bool, globalBa
 	if err != nil {
 		return nil, err
 	}
-	fixed := search.Given{Stage: given("zero"), Prefetch: given("prefetch"), Batch: given("batch"), Accum: given("accum"), LayerOrder: given("accum-order"),
-		Precision: given("precision"), Recompute: given("recompute"), Offload: given("offload"), SameBatch: cfg.Reproducible}
+	given := search.Given{Stage: fixed.Zero, Prefetch: fixed.Prefetch, Batch: fixed.Batch, Accum: fixed.Accum, LayerOrder: fixed.AccumOrder,
+		Precision: fixed.Precision, Recompute: fixed.Recompute, Offload: fixed.Offload, SameBatch: cfg.Reproducible}
 	var allowed []precision.Precision
 	for _, name := range cfg.Allow {
 		p, err := precision.Parse(name)
@@ -139,12 +143,12 @@ func Fit(ctx context.Context, cfg Config, given func(flag string) bool, globalBa
 		}
 		allowed = append(allowed, p)
 	}
-	found, err := search.Fit(ctx, s, fixed, allowed, globalBatch, hw)
-	var rows *search.RowsError
+	found, err := search.Fit(ctx, s, given, allowed, rows, hw)
+	var odd *search.RowsError
 	var none *search.NothingFits
 	switch {
-	case errors.As(err, &rows):
-		return nil, rowsText(rows)
+	case errors.As(err, &odd):
+		return nil, rowsText(odd)
 	case errors.As(err, &none):
 		e := &NothingFits{Tried: none.Tried, Smallest: r.forecast(none.Smallest), What: none.What, HostShare: none.HostShare}
 		if none.Smallest != nil {

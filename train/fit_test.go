@@ -12,8 +12,6 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-func nothingGiven(string) bool { return false }
-
 // shaped is a folder with a GPT-2 of a vocabulary of 256 and 256 positions.
 func shaped(t *testing.T, layers, width int) string {
 	t.Helper()
@@ -34,17 +32,17 @@ func fitConfig(t *testing.T) Config {
 func TestFitLeavesWhatWasGiven(t *testing.T) {
 	c := fitConfig(t)
 	c.Zero, c.Recompute, c.Prefetch = 2, "full", 5
-	got, err := Fit(t.Context(), c, func(flag string) bool { return flag == "zero" || flag == "recompute" || flag == "prefetch" }, 0, CPUHardware(2))
+	got, err := Fit(t.Context(), c, Fixed{Zero: true, Recompute: true, Prefetch: true}, 0, CPUHardware(2))
 	require.NoError(t, err)
 	require.Equal(t, 2, got.Config.Zero)
 	require.Equal(t, "full", got.Config.Recompute)
 	require.Equal(t, 5, got.Config.Prefetch)
 	require.Equal(t, []int{4, 1}, []int{got.Config.Batch, got.Config.Accum}) // without a global batch
 
-	got, err = Fit(t.Context(), c, nothingGiven, 12, CPUHardware(2))
+	got, err = Fit(t.Context(), c, Fixed{}, 12, CPUHardware(2))
 	require.NoError(t, err)
 	require.Equal(t, 12, got.Config.Ranks*got.Config.Batch*got.Config.Accum)
-	_, err = Fit(t.Context(), c, nothingGiven, 25, CPUHardware(2))
+	_, err = Fit(t.Context(), c, Fixed{}, 25, CPUHardware(2))
 	require.ErrorContains(t, err, "--global-batch 25")
 	require.ErrorContains(t, err, "24 and 26")
 }
@@ -52,7 +50,7 @@ func TestFitLeavesWhatWasGiven(t *testing.T) {
 func TestFitRefusesWhatNothingFits(t *testing.T) {
 	c := fitConfig(t)
 	c.DeviceMemory = 100 << 10
-	_, err := Fit(t.Context(), c, nothingGiven, 0, CPUHardware(2))
+	_, err := Fit(t.Context(), c, Fixed{}, 0, CPUHardware(2))
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, graph.Device, refused.Space)

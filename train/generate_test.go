@@ -94,7 +94,7 @@ func TestGenerationBetweenSteps(t *testing.T) {
 func TestKeptKeysAreInThePlan(t *testing.T) {
 	kept := func(seq int) (bytes int64) {
 		c := generation("llama-tied", seq)
-		p, err := Build(c)
+		p, err := Build(t.Context(), c)
 		require.NoError(t, err)
 		for i := range p.Program.Buffers {
 			if b := &p.Program.Buffers[i]; strings.HasPrefix(b.Name, "cache/") {

@@ -59,7 +59,7 @@ func TestTheGrid(t *testing.T) {
 func TestPlansOfTheGrid(t *testing.T) {
 	folders := map[string]string{}
 	for _, p := range grid.Points() {
-		built, err := Build(gridConfig(t, p, folders))
+		built, err := Build(t.Context(), gridConfig(t, p, folders))
 		require.NoError(t, err)
 		require.NoError(t, memplan.Check(built.Program, built.Layout), p)
 		for sp, use := range built.Layout.Spaces {

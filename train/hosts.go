@@ -133,11 +133,11 @@ func (c *Config) inMachine() []graph.Space {
 // FitHere is Fit for a run on this machine, or of a job on its hosts: what a rank has
 // in the machine's own memory, in all spaces together, is also within its share of the
 // host with the least. What that takes of caps is in Fitted.Caps.
-func FitHere(ctx context.Context, cfg Config, given func(flag string) bool, globalBatch int, hw Hardware) (*Fitted, error) {
+func FitHere(ctx context.Context, cfg Config, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
 	if err := cfg.greet(); err != nil {
 		return nil, err
 	}
-	best, err := Fit(ctx, cfg, given, globalBatch, hw)
+	best, err := Fit(ctx, cfg, fixed, rows, hw)
 	if err != nil {
 		return nil, err
 	}
@@ -147,10 +147,10 @@ func FitHere(ctx context.Context, cfg Config, given func(flag string) bool, glob
 		return best, nil
 	}
 	var first error
-	for _, caps := range cfg.splits(machine.share()) {
+	for _, caps := range cfg.splits(ctx, machine.share()) {
 		c := cfg
 		c.DeviceMemory, c.HostMemory = caps[graph.Device], caps[graph.Host]
-		found, err := Fit(ctx, c, given, globalBatch, hw)
+		found, err := Fit(ctx, c, fixed, rows, hw)
 		if err == nil {
 			found.Caps = caps
 			found.Reasons = append(found.Reasons, fmt.Sprintf("within %s; the fastest without that limit takes %s a rank there", machine, plan.Bytes(needs)))
@@ -180,7 +180,7 @@ func inMemory(p *plan.Plan, spaces []graph.Space) (sum int64) {
 // machine's, tried in order. What leaves the device for the host frees nothing where
 // both are the machine's memory, so the host first gets as little as it can do with,
 // and more only for what passes through it to disk.
-func (c *Config) splits(share int64) (list [][graph.NumSpaces]int64) {
+func (c *Config) splits(ctx context.Context, share int64) (list [][graph.NumSpaces]int64) {
 	least := func(asked, n int64) int64 {
 		if asked > 0 {
 			n = min(n, asked)
@@ -194,7 +194,7 @@ func (c *Config) splits(share int64) (list [][graph.NumSpaces]int64) {
 	for _, again := range []string{"none", "full"} {
 		plain := *c
 		plain.Offload, plain.Recompute = "", again
-		if p, err := Build(plain); err == nil {
+		if p, err := Build(ctx, plain); err == nil {
 			host = max(host, inMemory(p, []graph.Space{graph.Host}))
 		}
 	}

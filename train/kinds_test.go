@@ -19,8 +19,8 @@ func TestKindsOfErrors(t *testing.T) {
 	_, refused := New(context.Background(), func(c Config) Config { c.Steps = 0; return c }(c))
 	c.DeviceMemory = 1
 	_, small := New(context.Background(), c)
-	_, planned := Build(c)
-	_, fitted := Fit(t.Context(), c, nothingGiven, 0, CPUHardware(1))
+	_, planned := Build(t.Context(), c)
+	_, fitted := Fit(t.Context(), c, Fixed{}, 0, CPUHardware(1))
 	for _, e := range []struct{ err, kind error }{
 		{refused, ErrConfig}, {small, ErrDoesNotFit}, {planned, ErrDoesNotFit}, {fitted, ErrDoesNotFit},
 		{&MachineTooSmall{Ranks: 1}, ErrDoesNotFit}, {&Diverged{Step: 1}, ErrDiverged}, {&run.MissingDevice{Device: "cuda", Err: errors.New("none")}, ErrNoDevice},

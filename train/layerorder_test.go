@@ -3,7 +3,6 @@ package train
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -131,11 +130,11 @@ func TestLayerOrderOfATiedHead(t *testing.T) {
 		require.Equal(t, want.losses, got.losses, zero)
 		require.Equal(t, want.sha, got.sha, zero)
 	}
-	p, err := Build(c)
+	p, err := Build(t.Context(), c)
 	require.NoError(t, err)
 	require.Equal(t, "wte.weight is used by several blocks: its gradient is summed use by use, with bits of layer order's own, equal at every stage and placement", p.OwnSums())
 	untied := layered("llama-untied", 2)
-	p, err = Build(untied)
+	p, err = Build(t.Context(), untied)
 	require.NoError(t, err)
 	require.Empty(t, p.OwnSums())
 }
@@ -171,38 +170,36 @@ func TestFitTakesLayerOrder(t *testing.T) {
 	c := layered("llama-untied", 1)
 	c.Poison, c.AccumOrder, c.Accum = false, microOrder, 8
 	c.Offload, c.Disk = "optimizer=disk,parameters=disk", t.TempDir()
-	fit := func(c Config, given ...string) *Fitted {
-		f, err := Fit(t.Context(), c, func(flag string) bool {
-			return slices.Contains(append(given, "zero", "offload", "recompute", "prefetch"), flag)
-		}, 0, CPUHardware(2))
+	fit := func(c Config, order bool) *Fitted {
+		f, err := Fit(t.Context(), c, Fixed{Zero: true, Offload: true, Recompute: true, Prefetch: true, AccumOrder: order}, 0, CPUHardware(2))
 		require.NoError(t, err)
 		return f
 	}
-	got := fit(c)
+	got := fit(c, false)
 	require.Contains(t, got.Flags, "--accum-order layer ")
 	require.Contains(t, strings.Join(got.Reasons, "\n"), "layer order: each layer runs its 8 micro-batches in turn")
-	micro := fit(c, "accum-order")
+	micro := fit(c, true)
 	require.NotContains(t, micro.Flags, "--accum-order")
 	require.Greater(t, got.TokensPerSecond(), 1.1*micro.TokensPerSecond())
 	c.Reproducible = true
-	require.Contains(t, fit(c).Flags, "--accum-order layer ")
+	require.Contains(t, fit(c, false).Flags, "--accum-order layer ")
 	c.Reproducible, c.Accum = false, 33
-	require.NotContains(t, fit(c).Flags, "--accum-order", "the program would have them all: over search's 32")
+	require.NotContains(t, fit(c, false).Flags, "--accum-order", "the program would have them all: over search's 32")
 	c.Accum, c.Offload = 8, ""
-	require.NotContains(t, fit(c).Flags, "--accum-order", "nothing is read or gathered")
+	require.NotContains(t, fit(c, false).Flags, "--accum-order", "nothing is read or gathered")
 	c.AccumOrder = layerOrder
-	require.Contains(t, fit(c, "accum-order").Flags, "--accum-order layer ")
-	require.Contains(t, fit(c).Flags, "--accum-order micro ", "what was asked for is told to change")
+	require.Contains(t, fit(c, true).Flags, "--accum-order layer ")
+	require.Contains(t, fit(c, false).Flags, "--accum-order micro ", "what was asked for is told to change")
 }
 
 // Where micro order fits and layer order does not, that is a way out.
 func TestMicroOrderIsAWayOut(t *testing.T) {
 	c := layered("llama-untied", 1)
 	c.Poison, c.Accum, c.Seq, c.AccumOrder = false, 8, 40, microOrder
-	p, err := Build(c)
+	p, err := Build(t.Context(), c)
 	require.NoError(t, err)
 	c.DeviceMemory, c.AccumOrder = p.Layout.Spaces[graph.Device].Peak+p.Config.Outside[graph.Device], layerOrder
-	_, err = Build(c)
+	_, err = Build(t.Context(), c)
 	var refused *Refusal
 	require.ErrorAs(t, err, &refused)
 	require.Contains(t, err.Error(), "--accum-order micro")

@@ -87,7 +87,7 @@ func randomCase(t testing.TB, seed uint64, dir string) Config {
 		c.Clip = 0
 	}
 	if r.IntN(3) == 0 {
-		p, err := Build(c)
+		p, err := Build(t.Context(), c)
 		require.NoError(t, err)
 		for range 1 + r.IntN(4) {
 			prm := p.Program.Params[r.IntN(len(p.Program.Params))].Name
@@ -155,7 +155,7 @@ func auto(t testing.TB, r *rand.Rand, c *Config) {
 	for i, policy := range []string{"none", "full"} {
 		one := *c
 		one.Recompute = policy
-		p, err := Build(one)
+		p, err := Build(t.Context(), one)
 		require.NoError(t, err)
 		peak[i] = p.Layout.Spaces[graph.Device].Peak
 	}

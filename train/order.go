@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/spillway-ml/spillway/comm"
@@ -21,13 +22,13 @@ type OrderCost struct {
 
 // OrderCost plans the same run without Config.Reproducible and compares; nil where it is
 // off. machine is what the forecast was made for.
-func (f *Forecast) OrderCost(machine *cost.Machine) (*OrderCost, error) {
+func (f *Forecast) OrderCost(ctx context.Context, machine *cost.Machine) (*OrderCost, error) {
 	c := f.Config
 	if !c.Reproducible {
 		return nil, nil
 	}
 	c.Reproducible = false
-	other, err := Predict(c, machine)
+	other, err := Predict(ctx, c, machine)
 	if err != nil {
 		return nil, fmt.Errorf("without --reproducible: %w", err)
 	}

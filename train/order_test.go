@@ -18,15 +18,15 @@ func TestWhatTheOrderOfASumCosts(t *testing.T) {
 	var flat int64 // bytes of all units' gradients in f32
 	for zero := range 4 {
 		c.Zero, c.Reproducible = zero, false
-		without, err := Predict(c, machine)
+		without, err := Predict(t.Context(), c, machine)
 		require.NoError(t, err)
-		none, err := without.OrderCost(machine)
+		none, err := without.OrderCost(t.Context(), machine)
 		require.NoError(t, err)
 		require.Nil(t, none)
 		c.Reproducible = true
-		with, err := Predict(c, machine)
+		with, err := Predict(t.Context(), c, machine)
 		require.NoError(t, err)
-		cost, err := with.OrderCost(machine)
+		cost, err := with.OrderCost(t.Context(), machine)
 		require.NoError(t, err)
 		flat = 0
 		sums, sent, padded := int64(0), int64(0), int64(0)
@@ -62,9 +62,9 @@ func TestWhatTheOrderOfASumCosts(t *testing.T) {
 		}
 	}
 	c.Ranks, c.Accum = 1, 1
-	one, err := Predict(c, machine)
+	one, err := Predict(t.Context(), c, machine)
 	require.NoError(t, err)
-	cost, err := one.OrderCost(machine)
+	cost, err := one.OrderCost(t.Context(), machine)
 	require.NoError(t, err)
 	require.Zero(t, cost.Sent-cost.Before+cost.Sums+cost.Staging)
 	require.Contains(t, cost.String(), "nothing is added")
@@ -78,16 +78,16 @@ func TestFitKnowsTheSumsOfAReproducibleRun(t *testing.T) {
 	peak := func(reproducible bool) int64 {
 		d := c
 		d.Reproducible = reproducible
-		p, err := Build(d)
+		p, err := Build(t.Context(), d)
 		require.NoError(t, err)
 		return p.Layout.Spaces[graph.Device].Peak
 	}
 	require.Greater(t, peak(true), peak(false), "at stage 0 the parts' sums are apart")
 	want := curveOver(t, c, 2, 4)
 	c.DeviceMemory, c.Reproducible = peak(false), true
-	_, err := Build(c)
+	_, err := Build(t.Context(), c)
 	require.ErrorContains(t, err, "does not fit")
-	best, err := Fit(t.Context(), c, func(string) bool { return false }, 0, CPUHardware(1))
+	best, err := Fit(t.Context(), c, Fixed{}, 0, CPUHardware(1))
 	require.NoError(t, err)
 	require.True(t, best.Forecast.Config.Reproducible)
 	require.LessOrEqual(t, best.Forecast.Plan.Layout.Spaces[graph.Device].Peak, c.DeviceMemory)

@@ -13,7 +13,7 @@ func TestOutsideCountsEachOption(t *testing.T) {
 	host := func(change func(*Config)) int64 {
 		c := tiny("gpt2")
 		change(&c)
-		p, err := Build(c)
+		p, err := Build(t.Context(), c)
 		require.NoError(t, err)
 		require.Zero(t, p.Config.Outside[graph.Disk])
 		return p.Config.Outside[graph.Host]

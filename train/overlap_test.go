@@ -44,7 +44,7 @@ func TestPendingUpdatesAreThereWhenNeeded(t *testing.T) {
 		}
 		want := run(c, func(int) bool { return true })
 		c.Offload, c.Disk, c.Prefetch, c.offloadChunk = placement, t.TempDir(), 1+i%3, 1024
-		p, err := Build(c)
+		p, err := Build(t.Context(), c)
 		require.NoError(t, err)
 		require.NotNil(t, p.Program.Section("flush"), "%s: the update waits for the next step", placement)
 		for name, look := range map[string]func(int) bool{

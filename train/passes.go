@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -8,10 +9,10 @@ import (
 )
 
 // Passes plans what cfg describes and shows the model's program ("model") and the
-// program after each pass, in order.
+// program after each pass, in order; an error of show ends it.
 // It reads no weights and no data. That the plan does not fit is no error here.
-func Passes(cfg Config, show func(pass string, p *graph.Program)) error {
-	_, s, _, err := settled(context.Background(), &cfg)
+func Passes(ctx context.Context, cfg Config, show func(pass string, p *graph.Program) error) error {
+	_, s, _, err := settled(ctx, &cfg)
 	if err != nil {
 		return err
 	}
@@ -19,7 +20,7 @@ func Passes(cfg Config, show func(pass string, p *graph.Program)) error {
 	if err != nil {
 		return err
 	}
-	at.Observe = show
+	at.Observe = func(pass string, p *graph.Program) error { return cmp.Or(ctx.Err(), show(pass, p)) }
 	_, err = plan.Build(at.Forward, at.Config)
 	return err
 }

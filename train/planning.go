@@ -46,7 +46,7 @@ type Forecast struct {
 // Predict plans what cfg describes and predicts the time of a step on machine.
 // It reads no weights and no data, and needs no device. That the plan does not
 // fit is no error here.
-func Predict(cfg Config, machine *cost.Machine) (*Forecast, error) {
+func Predict(ctx context.Context, cfg Config, machine *cost.Machine) (*Forecast, error) {
 	r, err := resolve(cfg)
 	if err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func Predict(cfg Config, machine *cost.Machine) (*Forecast, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := search.Predict(context.Background(), s, machine)
+	f, err := search.Predict(ctx, s, machine)
 	if err != nil {
 		return nil, err
 	}

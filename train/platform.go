@@ -34,17 +34,17 @@ func hardwareOf(p run.Platform, cfg *Config) Hardware {
 }
 
 // DeviceHardware is what the time of a step is predicted on for the device that
-// cfg names, on this machine; of the CPU by typical rates. It puts into cfg what only
-// the device knows: its cap, and what is outside the arenas.
-func DeviceHardware(cfg *Config) (Hardware, error) {
+// cfg names, on this machine; of the CPU by typical rates. The Config that comes back has what
+// only the device knows: its cap, and what is outside the arenas.
+func DeviceHardware(cfg Config) (Hardware, Config, error) {
 	if !strings.EqualFold(cfg.Device, "cuda") {
-		return CPUHardware(cfg.threads()), nil
+		return CPUHardware(cfg.threads()), cfg, nil
 	}
-	p, err := newPlatform(cfg)
+	p, err := newPlatform(&cfg)
 	if err != nil {
-		return Hardware{}, err
+		return Hardware{}, cfg, err
 	}
-	return hardwareOf(p, cfg), p.Close()
+	return hardwareOf(p, &cfg), cfg, p.Close()
 }
 
 // plannedHardware is DeviceHardware for a plan that looks at no device: a GPU is

@@ -417,7 +417,7 @@ func TestHalfBytesOfStates(t *testing.T) {
 	c.Ranks, c.Precision, c.Batch, c.Seq = 2, "bf16", 1, 8
 	states := func(z int, int8 ...string) (params, grads, optimizer int64) {
 		c.Zero, c.Int8 = z, int8
-		p, err := Build(c)
+		p, err := Build(t.Context(), c)
 		require.NoError(t, err)
 		for i := range p.Program.Buffers {
 			b := &p.Program.Buffers[i]
@@ -433,7 +433,7 @@ func TestHalfBytesOfStates(t *testing.T) {
 		}
 		return params, grads, optimizer
 	}
-	p, err := Build(c)
+	p, err := Build(t.Context(), c)
 	require.NoError(t, err)
 	var psi, blocks int64
 	for i := range p.Program.Params {
@@ -539,7 +539,7 @@ func TestInt8IsValidated(t *testing.T) {
 	}
 	c := tiny("gpt2")
 	c.Precision, c.Int8 = "bf16", []string{"gather", "activations"}
-	fitted, err := Fit(t.Context(), c, func(string) bool { return true }, 0, CPUHardware(1))
+	fitted, err := Fit(t.Context(), c, Fixed{Zero: true, Prefetch: true, Batch: true, Accum: true, AccumOrder: true, Precision: true, Recompute: true, Offload: true}, 0, CPUHardware(1))
 	require.NoError(t, err)
 	require.Equal(t, c.Int8, fitted.Forecast.Config.Int8)
 

@@ -103,7 +103,7 @@ func TestFrozenCacheInHalfPrecision(t *testing.T) {
 		c.Ranks, c.Steps, c.Precision, c.Zero = 2, 5, precision, zero
 		want := cachedRun(t, c)
 		c.FrozenCache, c.Disk = FrozenCache{[]graph.Space{graph.Host, graph.Disk}[zero%2], 1 << 20}, scratch(t)
-		p, err := Build(c)
+		p, err := Build(t.Context(), c)
 		require.NoError(t, err)
 		require.Equal(t, p.Program.Buf(p.Program.Port(graph.PortPrefix)).DType.String(), map[string]string{"bf16": "bf16", "fp16": "f16"}[precision])
 		got := cachedRun(t, c)
@@ -119,7 +119,7 @@ func TestFrozenCacheWithoutRoomForAll(t *testing.T) {
 	c.Steps = 8
 	want := cachedRun(t, c)
 	row := int64(c.Seq) * 4 * 48
-	p, err := Build(c)
+	p, err := Build(t.Context(), c)
 	require.NoError(t, err)
 	for i := range p.Program.Params {
 		if p.Program.Params[i].Name == "wpe.weight" {
@@ -164,7 +164,7 @@ func TestFrozenCacheOverACap(t *testing.T) {
 	for _, tier := range []graph.Space{graph.Host, graph.Disk} {
 		c := frozenRun(t, "gpt2", 8, 40)
 		c.Disk, c.FrozenCache = scratch(t), FrozenCache{tier, 3 << 20}
-		p, err := Build(c)
+		p, err := Build(t.Context(), c)
 		require.NoError(t, err)
 		limit := p.Layout.Spaces[tier].Peak + p.Config.Outside[tier] - 1<<20
 		if tier == graph.Host {
@@ -173,14 +173,13 @@ func TestFrozenCacheOverACap(t *testing.T) {
 			c.DiskMemory = limit
 		}
 		want := fmt.Sprintf("; it fits with --frozen-cache %s:2MiB or less instead of 3.00 MiB", tier)
-		_, err = Build(c)
+		_, err = Build(t.Context(), c)
 		var refused *plan.DoesNotFit
 		require.ErrorAs(t, err, &refused)
 		require.ErrorContains(t, err, want)
 		require.Equal(t, tier == graph.Host, strings.Contains(err.Error(), "the peak is at "), "disk has no arena: %v", err)
 
-		none := func(string) bool { return false }
-		_, err = Fit(t.Context(), c, none, 0, CPUHardware(1))
+		_, err = Fit(t.Context(), c, Fixed{}, 0, CPUHardware(1))
 		require.ErrorAs(t, err, &refused)
 		if tier == graph.Disk {
 			require.ErrorContains(t, err, want)
@@ -190,12 +189,12 @@ func TestFrozenCacheOverACap(t *testing.T) {
 		}
 
 		c.FrozenCache.Bytes = 2 << 20
-		_, err = Build(c)
+		_, err = Build(t.Context(), c)
 		require.NoError(t, err, "as it says")
 		c.FrozenCache.Bytes = 3 << 20
 		if tier == graph.Disk {
 			c.DiskMemory = 100 // less than a row
-			_, err = Build(c)
+			_, err = Build(t.Context(), c)
 			require.ErrorContains(t, err, "; it fits with no --frozen-cache (it is 3.00 MiB)")
 		}
 	}

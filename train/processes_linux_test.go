@@ -202,7 +202,7 @@ func hears(t *testing.T, c Config, says run.Hello) Config {
 // A search stays within what the host with the least has for each of its ranks: what it
 // would choose without that limit does not.
 func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
-	given := func(flag string) bool { return flag == "zero" || flag == "prefetch" }
+	given := Fixed{Zero: true, Prefetch: true}
 	c := tiny("gpt2")
 	c.Zero, c.Ranks, c.Batch, c.Seq = 3, 2, 8, 32
 	here := func(c Config) (*Fitted, int64) {

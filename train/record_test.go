@@ -106,7 +106,7 @@ func record(t *testing.T, rc recordedConfig) recorded {
 	if c.Offload != "" {
 		c.Disk = t.TempDir()
 	}
-	built, err := Build(c)
+	built, err := Build(t.Context(), c)
 	require.NoError(t, err)
 	r := recorded{Name: rc.name, Comm: built.CommBytes, Spaces: map[string]spaceBytes{}}
 	step, err := cost.Simulate(built.Program, "step", CPUHardware(2).Machine(c.Ranks))

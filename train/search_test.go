@@ -21,7 +21,7 @@ func demo(t *testing.T) Config {
 
 func peakOf(t *testing.T, c Config) int64 {
 	t.Helper()
-	p, err := Build(c)
+	p, err := Build(t.Context(), c)
 	require.NoError(t, err)
 	return p.Layout.Spaces[graph.Device].Peak
 }
@@ -32,7 +32,7 @@ func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 	c := demo(t)
 	m := cost.CPU(2, 1)
 	c.Recompute = "auto"
-	f, err := Predict(c, m)
+	f, err := Predict(t.Context(), c, m)
 	require.NoError(t, err)
 	require.Equal(t, "none", f.Config.Recompute)
 	require.Contains(t, f.Auto, "no cap")
@@ -40,14 +40,14 @@ func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 	c.Recompute = "none"
 	most := peakOf(t, c)
 	c.Recompute = "full"
-	full, err := Predict(c, m)
+	full, err := Predict(t.Context(), c, m)
 	require.NoError(t, err)
 	least := full.Plan.Layout.Spaces[graph.Device].Peak
 	c.Recompute = "auto"
 	last := 0.0
 	for i := range 6 {
 		c.DeviceMemory = most - (most-least)*int64(i)/5
-		f, err := Predict(c, m)
+		f, err := Predict(t.Context(), c, m)
 		require.NoError(t, err)
 		require.True(t, f.Fits, "%d", i)
 		require.GreaterOrEqual(t, f.Step.Seconds, last*(1-1e-9))
@@ -65,14 +65,14 @@ func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 			require.NotEmpty(t, e.Recomputed)
 			again := c
 			again.Recompute = f.Config.Recompute
-			same, err := Predict(again, m)
+			same, err := Predict(t.Context(), again, m)
 			require.NoError(t, err)
 			require.Equal(t, f.Plan.Hash(), same.Plan.Hash())
 			require.Contains(t, f.Auto, quote(f.Config.Recompute))
 		}
 	}
 	c.DeviceMemory = least / 2
-	f, err = Predict(c, m)
+	f, err = Predict(t.Context(), c, m)
 	require.NoError(t, err)
 	require.False(t, f.Fits)
 	require.Equal(t, "full", f.Config.Recompute)
@@ -104,7 +104,7 @@ func TestAutoGivesTheSameBits(t *testing.T) {
 func TestFitMovesAShareOfTheStates(t *testing.T) {
 	c := demo(t)
 	c.Ranks = 1
-	keep := func(flag string) bool { return flag == "recompute" || flag == "prefetch" }
+	keep := Fixed{Recompute: true, Prefetch: true}
 	c.Offload = "optimizer=host"
 	none := c
 	none.Offload = ""
@@ -113,7 +113,7 @@ func TestFitMovesAShareOfTheStates(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, got.Fits)
 	require.Contains(t, got.Config.Offload, "%", got.Flags)
-	whole, err := Predict(c, cost.CPU(2, 1))
+	whole, err := Predict(t.Context(), c, cost.CPU(2, 1))
 	require.NoError(t, err)
 	require.Less(t, got.Step.Seconds, whole.Step.Seconds)
 	moved := Explain(got.Forecast).Placed
@@ -125,14 +125,14 @@ func TestFitMovesAShareOfTheStates(t *testing.T) {
 func TestFitUsesTheTiers(t *testing.T) {
 	c := demo(t)
 	c.DeviceMemory, c.HostMemory = 24<<20, 60<<20
-	_, err := Fit(t.Context(), c, nothingGiven, 0, CPUHardware(2))
+	_, err := Fit(t.Context(), c, Fixed{}, 0, CPUHardware(2))
 	var none *NothingFits
 	require.ErrorAs(t, err, &none)
 	require.NotNil(t, none.Smallest)
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
 	c.Disk = t.TempDir()
-	got, err := Fit(t.Context(), c, nothingGiven, 0, CPUHardware(2))
+	got, err := Fit(t.Context(), c, Fixed{}, 0, CPUHardware(2))
 	require.NoError(t, err)
 	require.True(t, got.Fits)
 	require.Positive(t, got.Plan.Layout.Spaces[graph.Disk].Peak)
@@ -146,11 +146,11 @@ func TestFitChoosesAllowedPrecisions(t *testing.T) {
 	hw := Hardware{Machine: func(ranks int) *cost.Machine { return g.Machine(ranks) }}
 	c := Default()
 	c.Model, c.Ranks, c.Batch, c.Seq, c.DeviceMemory = "gpt2-medium", 4, 4, 1024, g.Memory
-	got, err := Fit(t.Context(), c, nothingGiven, 0, hw)
+	got, err := Fit(t.Context(), c, Fixed{}, 0, hw)
 	require.NoError(t, err)
 	require.Equal(t, "fp32", got.Config.precision())
 	c.Allow = []string{"bf16"}
-	faster, err := Fit(t.Context(), c, nothingGiven, 0, hw)
+	faster, err := Fit(t.Context(), c, Fixed{}, 0, hw)
 	require.NoError(t, err)
 	require.Equal(t, "bf16", faster.Config.precision())
 	require.Contains(t, faster.Flags, "--precision bf16")
@@ -164,7 +164,7 @@ func TestFitChoosesAllowedPrecisions(t *testing.T) {
 func TestNoWayOut(t *testing.T) {
 	c := demo(t)
 	c.DeviceMemory, c.HostMemory = 100<<10, 1<<20
-	asked, err := Predict(c, cost.CPU(2, 1))
+	asked, err := Predict(t.Context(), c, cost.CPU(2, 1))
 	require.NoError(t, err)
 	ways, no := WaysOut(t.Context(), asked, CPUHardware(2))
 	require.Empty(t, ways)
@@ -175,12 +175,12 @@ func TestNoWayOut(t *testing.T) {
 		"cap of 100.00 KiB", "cap of 1.00 MiB", "bound by", "--zero", "Tried in vain", "64 ranks", "rows down to 16 tokens", "disk"} {
 		require.Contains(t, no.String(), want)
 	}
-	again, err := Predict(c, cost.CPU(2, 1))
+	again, err := Predict(t.Context(), c, cost.CPU(2, 1))
 	require.NoError(t, err)
 	_, same := WaysOut(t.Context(), again, CPUHardware(2))
 	require.Equal(t, no.String(), same.String())
 	// The nearest plan, asked for, is what was said.
-	p, err := Predict(no.Nearest.Config, cost.CPU(2, 1))
+	p, err := Predict(t.Context(), no.Nearest.Config, cost.CPU(2, 1))
 	require.NoError(t, err)
 	require.Equal(t, near[graph.Device].Peak, p.Plan.Layout.Spaces[graph.Device].Peak)
 }
@@ -190,7 +190,7 @@ func TestNoWayOut(t *testing.T) {
 func TestWaysOutOfTheHostsCap(t *testing.T) {
 	c := demo(t)
 	c.Offload, c.HostMemory = "optimizer=host,activations=host", 46<<20
-	asked, err := Predict(c, cost.CPU(2, 1))
+	asked, err := Predict(t.Context(), c, cost.CPU(2, 1))
 	require.NoError(t, err)
 	require.False(t, asked.Fits)
 	ways, _ := WaysOut(t.Context(), asked, CPUHardware(2))
@@ -198,7 +198,7 @@ func TestWaysOutOfTheHostsCap(t *testing.T) {
 	require.Equal(t, []string{"--offload", "none"}, ways[0].Args)
 	c.DeviceMemory, c.HostMemory, c.Disk = 34<<20, 59<<20, t.TempDir()
 	c.Recompute = "full"
-	asked, err = Predict(c, cost.CPU(2, 1))
+	asked, err = Predict(t.Context(), c, cost.CPU(2, 1))
 	require.NoError(t, err)
 	ways, no := WaysOut(t.Context(), asked, CPUHardware(2))
 	require.NotEmpty(t, ways, "%v", no)

@@ -49,7 +49,7 @@ func TestSavesBesideTheStepsAreTheSame(t *testing.T) {
 func TestStagingIsInThePlan(t *testing.T) {
 	c := tiny("gpt2")
 	c.Ranks, c.Checkpoint = 2, scratch(t)
-	p, err := Build(c)
+	p, err := Build(t.Context(), c)
 	require.NoError(t, err)
 	require.Positive(t, p.Config.Staging)
 	var states int64
@@ -60,24 +60,24 @@ func TestStagingIsInThePlan(t *testing.T) {
 	require.Less(t, 2*p.Config.Staging, states+states/4)
 	need := p.Layout.Spaces[graph.Host].Peak + p.Config.Outside[graph.Host]
 	c.HostMemory = need
-	p, err = Build(c)
+	p, err = Build(t.Context(), c)
 	require.NoError(t, err)
 	require.Positive(t, p.Config.Staging)
 
 	c.HostMemory--
-	p, err = Build(c)
+	p, err = Build(t.Context(), c)
 	require.NoError(t, err, "auto fits without")
 	require.Zero(t, p.Config.Staging)
 	require.Less(t, p.Config.Outside[graph.Host], need)
 	c.AsyncSave = asyncOn
-	_, err = Build(c)
+	_, err = Build(t.Context(), c)
 	require.ErrorContains(t, err, "does not fit")
 	c.AsyncSave, c.HostMemory = asyncOff, 0
-	p, err = Build(c)
+	p, err = Build(t.Context(), c)
 	require.NoError(t, err)
 	require.Zero(t, p.Config.Staging)
 	c.AsyncSave, c.Checkpoint = asyncOn, ""
-	p, err = Build(c)
+	p, err = Build(t.Context(), c)
 	require.NoError(t, err)
 	require.Positive(t, p.Config.Staging, "a plan tells what it would take")
 	_, err = New(context.Background(), c)

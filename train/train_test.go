@@ -177,7 +177,7 @@ func TestPeaksFallWithTheStage(t *testing.T) {
 				c := tiny("gpt2")
 				c.Model, c.Init = model, "random"
 				c.Ranks, c.Zero, c.Batch = ranks, z, 1
-				p, err := Build(c)
+				p, err := Build(t.Context(), c)
 				require.NoError(t, err)
 				peak[z] = p.Layout.Spaces[graph.Device].Peak
 			}

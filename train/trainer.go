@@ -137,12 +137,12 @@ type EvalResult struct {
 
 // Build plans the run that cfg describes, without allocating any of it. The
 // error is a *plan.DoesNotFit where a capacity is too small.
-func Build(cfg Config) (*plan.Plan, error) {
-	p, _, chosen, err := build(context.Background(), &cfg)
+func Build(ctx context.Context, cfg Config) (*plan.Plan, error) {
+	p, _, chosen, err := build(ctx, &cfg)
 	if err != nil {
 		return nil, err
 	}
-	return p, fits(context.Background(), cfg, p, chosen, plannedHardware(&cfg))
+	return p, fits(ctx, cfg, p, chosen, plannedHardware(&cfg))
 }
 
 // New plans the run, refuses it if it does not fit, and only then allocates

@@ -151,7 +151,7 @@ func fits(ctx context.Context, cfg Config, p *plan.Plan, chosen *search.Chosen, 
 	if caches := smallerCaches(&cfg, p); caches != "" {
 		return fmt.Errorf("%w; it fits with %s", err, caches)
 	}
-	asked, simErr := Predict(cfg, hw.Machine(cfg.Ranks))
+	asked, simErr := Predict(ctx, cfg, hw.Machine(cfg.Ranks))
 	if simErr != nil {
 		return errors.Join(err, simErr)
 	}

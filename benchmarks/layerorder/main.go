@@ -58,7 +58,7 @@ func run(pairs, steps int, disk string, layers, accum, seq int) (err error) {
 		return err
 	}
 	c.Steps = 1 + steps
-	p, err := spillway.Build(c)
+	p, err := spillway.Build(context.Background(), c)
 	if err != nil {
 		return err
 	}

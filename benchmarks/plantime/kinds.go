@@ -50,7 +50,7 @@ func (p *point) printKinds(ctx context.Context, cal *cost.Calibration, dir strin
 			times[key] = append(times[key], e.Dur/1e6)
 		}
 	}
-	f, err := spillway.Predict(c, cal.Machine(c.Ranks))
+	f, err := spillway.Predict(context.Background(), c, cal.Machine(c.Ranks))
 	if err != nil {
 		return err
 	}

@@ -184,7 +184,7 @@ func (o options) calibrate(ctx context.Context) (*cost.Calibration, error) {
 func (p *point) predict(before, after *cost.Calibration) error {
 	r := &p.results[len(p.results)-1]
 	for _, cal := range []*cost.Calibration{before, after} {
-		f, err := spillway.Predict(p.cfg, cal.Machine(p.cfg.Ranks))
+		f, err := spillway.Predict(context.Background(), p.cfg, cal.Machine(p.cfg.Ranks))
 		if err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@
 package main
 
 import (
+	"context"
 	"encoding/csv"
 	"fmt"
 	"os"
@@ -77,7 +78,7 @@ func predict(r *published.Row) (here published.Prediction, err error) {
 	c.Precision, c.Recompute, c.Offload, c.Reduce = "bf16", r.Recompute, r.Offload, r.Reduce
 	c.Outside[graph.Device], c.Outside[graph.Host] = g.OutsideBytes(), gpus.HostOutsideBytes
 	c.Target, c.LocalRanks = graph.CUDATarget(), r.Node
-	f, err := spillway.Predict(c, g.Machine(min(r.Node, r.Ranks)))
+	f, err := spillway.Predict(context.Background(), c, g.Machine(min(r.Node, r.Ranks)))
 	if err != nil {
 		return here, err
 	}

@@ -17,11 +17,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/plan"
+	trainer "github.com/spillway-ml/spillway/train"
 )
 
 func ckptCommand() *cobra.Command {
@@ -390,7 +390,7 @@ func exportModel(ctx context.Context, from, to string, shard int64, stdout, stde
 	}
 	names := []string{hfconfig.FileName, safetensors.FileName}
 	for _, f := range m.Files {
-		if slices.Contains(spillway.ModelFiles(), f.Name) && f.Name != hfconfig.FileName {
+		if slices.Contains(trainer.ModelFiles(), f.Name) && f.Name != hfconfig.FileName {
 			names = append(names, f.Name)
 		}
 	}

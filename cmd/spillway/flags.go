@@ -14,6 +14,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/internal/regular"
+	trainer "github.com/spillway-ml/spillway/train"
 )
 
 // sizeFlag is a number of bytes: a bare integer, or KB, MB, GB (decimal), KiB,
@@ -58,7 +59,7 @@ func (f sizeFlag) String() string {
 type frozenCacheFlag struct{ to *spillway.FrozenCache }
 
 func (f frozenCacheFlag) Set(s string) (err error) {
-	*f.to, err = spillway.ParseFrozenCache(s, parseSize)
+	*f.to, err = trainer.ParseFrozenCache(s, parseSize)
 	return err
 }
 func (f frozenCacheFlag) Type() string { return "TIER:SIZE" }

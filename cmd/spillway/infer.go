@@ -18,6 +18,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/checkpoint"
+	trainer "github.com/spillway-ml/spillway/train"
 )
 
 // inferenceFlags binds what generate and eval have in common with train.
@@ -125,7 +126,7 @@ func generate(ctx context.Context, c spillway.Config, prompt string, n int, how 
 	c.Generate, c.Batch, c.Steps = true, 1, 1
 	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", text) }
 	if c.Seq == 0 {
-		if c.Seq, err = spillway.ContextFor(c, prompt, n); err != nil {
+		if c.Seq, err = trainer.ContextFor(c, prompt, n); err != nil {
 			return err
 		}
 	}
@@ -233,7 +234,7 @@ type evaluation struct {
 func evaluate(ctx context.Context, c spillway.Config, jsonPath string, stdout, stderr io.Writer) (err error) {
 	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", text) }
 	if c.Seq == 0 {
-		positions, err := spillway.Positions(c.Model)
+		positions, err := trainer.Positions(c.Model)
 		if err != nil {
 			return err
 		}

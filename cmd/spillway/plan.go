@@ -28,6 +28,7 @@ import (
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/precision"
+	trainer "github.com/spillway-ml/spillway/train"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -132,7 +133,7 @@ data and no GPU.`,
 		var best *spillway.Fitted
 		if l.fit {
 			var err error
-			best, err = spillway.Fit(cmd.Context(), c, fs.Changed, l.globalBatch, f.hardware(&c))
+			best, err = spillway.Fit(cmd.Context(), c, fixedBy(fs), l.globalBatch, f.hardware(&c))
 			var none *spillway.NothingFits
 			switch {
 			case errors.As(err, &none):
@@ -332,11 +333,11 @@ func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
 	if c.DeviceMemory == g.Memory-g.Used { // a cap of one's own stays
 		for _, o := range gpus.List() {
 			if o.Memory > g.Memory {
-				hw.Larger = append(hw.Larger, spillway.LargerDevice{Name: o.Name, Memory: o.Memory, Outside: o.OutsideBytes(), HostShare: f.hostShare(o),
+				hw.Larger = append(hw.Larger, trainer.LargerDevice{Name: o.Name, Memory: o.Memory, Outside: o.OutsideBytes(), HostShare: f.hostShare(o),
 					Machine: func(ranks int) *cost.Machine { return o.Machine(min(node, ranks)) }})
 			}
 		}
-		slices.SortStableFunc(hw.Larger, func(a, b spillway.LargerDevice) int { return cmp.Compare(a.Memory, b.Memory) })
+		slices.SortStableFunc(hw.Larger, func(a, b trainer.LargerDevice) int { return cmp.Compare(a.Memory, b.Memory) })
 	}
 	if f.countInNodes {
 		hw.NodeSize = f.gpusPerNode
@@ -413,12 +414,12 @@ func (f *planFlags) nothingFits(ctx context.Context, c spillway.Config, none *sp
 // runPlan plans all four stages, tells about them, and refuses what does not fit.
 func runPlan(ctx context.Context, c spillway.Config, f *planFlags, best *spillway.Fitted, stdout io.Writer) error {
 	hw := f.hardware(&c)
-	stages, err := forecastStages(c, hw)
+	stages, err := forecastStages(ctx, c, hw)
 	if err != nil {
 		return err
 	}
 	if f.dump != "" {
-		if err := dumpPasses(stages[c.Zero].Config, f.dump); err != nil {
+		if err := dumpPasses(ctx, stages[c.Zero].Config, f.dump); err != nil {
 			return err
 		}
 	}
@@ -428,7 +429,7 @@ func runPlan(ctx context.Context, c spillway.Config, f *planFlags, best *spillwa
 		text = io.Discard
 	}
 	r := planReport{flags: f, stages: stages, asked: asked, best: best}
-	if r.order, err = asked.OrderCost(hw.Machine(c.Ranks)); err != nil {
+	if r.order, err = asked.OrderCost(ctx, hw.Machine(c.Ranks)); err != nil {
 		return err
 	}
 	if !asked.Fits {
@@ -531,7 +532,7 @@ func wrap(w io.Writer, first, rest, text string) {
 // and layout. Where what was asked for does not fit, the ways out have searched
 // that already.
 func (r *planReport) recommend(ctx context.Context, c spillway.Config, hw spillway.Hardware) {
-	given := func(flag string) bool { return flag == "precision" && r.flags.precisionGiven }
+	given := spillway.Fixed{Precision: r.flags.precisionGiven}
 	if !r.asked.Fits {
 		if hw.Prefer != precision.FP32 {
 			free := c
@@ -543,8 +544,8 @@ func (r *planReport) recommend(ctx context.Context, c spillway.Config, hw spillw
 		}
 		for _, way := range r.ways {
 			if way.Cost == "" && (r.best == nil || way.Forecast.TokensPerSecond() > r.best.TokensPerSecond()) {
-				r.best = &spillway.Fitted{Forecast: way.Forecast, Flags: way.Text, Reasons: spillway.Reasons(way.Forecast)}
-				if why := spillway.OtherBits(&c, &way.Forecast.Config); why != "" {
+				r.best = &spillway.Fitted{Forecast: way.Forecast, Flags: way.Text, Reasons: trainer.Reasons(way.Forecast)}
+				if why := trainer.OtherBits(&c, &way.Forecast.Config); why != "" {
 					r.best.Reasons = append(r.best.Reasons, why)
 				}
 			}
@@ -572,7 +573,7 @@ func (r *planReport) recommended() *recommendation {
 	switch ratio := best.TokensPerSecond() / asked.TokensPerSecond(); {
 	case asked.Fits && ratio < 1.005:
 		return &recommendation{words: fmt.Sprintf("as requested; nothing found is faster (%s a step, %s predicted)", f.seconds(asked.Step.Seconds), f.speed(asked.TokensPerSecond())),
-			lines: spillway.Reasons(asked)[:1]}
+			lines: trainer.Reasons(asked)[:1]}
 	case asked.Fits:
 		took += fmt.Sprintf(", against %s as requested (%.2f × as fast)", f.seconds(asked.Step.Seconds), ratio)
 	default:
@@ -583,7 +584,7 @@ func (r *planReport) recommended() *recommendation {
 
 // forecastStages plans a configuration at stages 0 to 3, two at a time: a plan
 // of thousands of layers takes memory of its own.
-func forecastStages(c spillway.Config, hw spillway.Hardware) ([]*spillway.Forecast, error) {
+func forecastStages(ctx context.Context, c spillway.Config, hw spillway.Hardware) ([]*spillway.Forecast, error) {
 	stages := make([]*spillway.Forecast, 4)
 	errs := make([]error, 4)
 	var wg sync.WaitGroup
@@ -594,7 +595,7 @@ func forecastStages(c spillway.Config, hw spillway.Hardware) ([]*spillway.Foreca
 			defer func() { <-slots }()
 			one := c
 			one.Zero = z
-			stages[z], errs[z] = spillway.Predict(one, hw.Machine(one.Ranks))
+			stages[z], errs[z] = spillway.Predict(ctx, one, hw.Machine(one.Ranks))
 		})
 	}
 	wg.Wait()

@@ -249,7 +249,7 @@ func TestWaysOutFit(t *testing.T) {
 			}
 			ways++
 			c, hw := asPlanned(t, append(slices.Clone(args), words(flags)...))
-			f, err := spillway.Predict(c, hw.Machine(c.Ranks))
+			f, err := spillway.Predict(t.Context(), c, hw.Machine(c.Ranks))
 			require.NoError(t, err, "%s with %s", line, flags)
 			require.True(t, f.Fits, "%s with %s", line, flags)
 		}

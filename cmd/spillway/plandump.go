@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -33,7 +34,7 @@ func checkDump(dir string) error {
 
 // dumpPasses writes the model's program and the program after each pass, NN-PASS.txt in the text form of
 // package graph, and how it differs from the one before, NN-PASS.diff.
-func dumpPasses(c spillway.Config, dir string) error {
+func dumpPasses(ctx context.Context, c spillway.Config, dir string) error {
 	if err := checkDump(dir); err != nil {
 		return err
 	}
@@ -47,14 +48,14 @@ func dumpPasses(c spillway.Config, dir string) error {
 			failed = os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644)
 		}
 	}
-	err := spillway.Passes(c, func(pass string, p *graph.Program) {
+	err := spillway.Passes(ctx, c, func(pass string, p *graph.Program) error {
 		name := fmt.Sprintf("%02d-%s", n, pass)
 		text := graph.Format(p)
 		write(name+".txt", text)
 		n++
 		if last == "" {
 			before, last = text, pass
-			return
+			return failed
 		}
 		diff, err := difflib.GetUnifiedDiffString(difflib.UnifiedDiff{A: difflib.SplitLines(before), B: difflib.SplitLines(text),
 			FromFile: last, ToFile: pass, Context: dumpContext})
@@ -63,8 +64,9 @@ func dumpPasses(c spillway.Config, dir string) error {
 		}
 		write(name+".diff", diff)
 		before, last = text, pass
+		return failed
 	})
-	if err = errors.Join(err, failed); err != nil {
+	if err != nil {
 		return fmt.Errorf("--dump: %w", err)
 	}
 	return nil

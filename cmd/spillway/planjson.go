@@ -5,6 +5,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/graph"
+	trainer "github.com/spillway-ml/spillway/train"
 )
 
 // The contract's names.
@@ -40,17 +41,17 @@ type (
 		Text string  `json:"text"`
 	}
 	planWhy struct {
-		Recompute        string                 `json:"recompute"`
-		Auto             string                 `json:"auto,omitempty"`
-		Offload          string                 `json:"offload"`
-		Recomputed       []spillway.BufferGroup `json:"recomputed"`
-		RecomputeSeconds float64                `json:"recompute_seconds"` // a step
-		Parked           []planParked           `json:"parked"`
-		Placed           []planPlaced           `json:"placed"`
-		Notes            []string               `json:"notes"`
+		Recompute        string                `json:"recompute"`
+		Auto             string                `json:"auto,omitempty"`
+		Offload          string                `json:"offload"`
+		Recomputed       []trainer.BufferGroup `json:"recomputed"`
+		RecomputeSeconds float64               `json:"recompute_seconds"` // a step
+		Parked           []planParked          `json:"parked"`
+		Placed           []planPlaced          `json:"placed"`
+		Notes            []string              `json:"notes"`
 	}
 	planParked struct {
-		spillway.BufferGroup
+		trainer.BufferGroup
 		Space string `json:"space"`
 	}
 	planPlaced struct {
@@ -96,8 +97,8 @@ func why(f *spillway.Forecast) planWhy {
 	if recompute == "" {
 		recompute = "none"
 	}
-	w := planWhy{Recompute: recompute, Auto: f.Auto, Offload: f.Config.Offload, Recomputed: append([]spillway.BufferGroup{}, e.Recomputed...), RecomputeSeconds: e.RecomputeSeconds,
-		Parked: []planParked{}, Placed: []planPlaced{}, Notes: spillway.Reasons(f)}
+	w := planWhy{Recompute: recompute, Auto: f.Auto, Offload: f.Config.Offload, Recomputed: append([]trainer.BufferGroup{}, e.Recomputed...), RecomputeSeconds: e.RecomputeSeconds,
+		Parked: []planParked{}, Placed: []planPlaced{}, Notes: trainer.Reasons(f)}
 	for _, g := range e.Parked {
 		w.Parked = append(w.Parked, planParked{g, g.Space.String()})
 	}

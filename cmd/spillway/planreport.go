@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
+	trainer "github.com/spillway-ml/spillway/train"
 )
 
 // planReport is what a person is told.
@@ -22,9 +23,9 @@ type planReport struct {
 	stages []*spillway.Forecast
 	asked  *spillway.Forecast
 	ways   []spillway.Way
-	order  *spillway.OrderCost // nil without --reproducible
-	best   *spillway.Fitted    // nil without --fit
-	noWay  *spillway.NoWay     // where there are no ways
+	order  *trainer.OrderCost // nil without --reproducible
+	best   *spillway.Fitted   // nil without --fit
+	noWay  *spillway.NoWay    // where there are no ways
 }
 
 func (r *planReport) print(w io.Writer) error {

@@ -59,7 +59,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 			require.LessOrEqual(t, host, per*gpus.ForRanks(card.Server().Memory), "%v: %s", args, what)
 			require.Zero(t, f.Plan.Config.Capacity[graph.Host], "%v: %s: an assumed cap is none of the plan's", args, what)
 		}
-		best, err := spillway.Fit(t.Context(), c, func(string) bool { return false }, 0, hw)
+		best, err := spillway.Fit(t.Context(), c, spillway.Fixed{}, 0, hw)
 		if err == nil {
 			fitted++
 			within(best.Flags, best.Forecast)
@@ -70,7 +70,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 		}
 		var none *spillway.NothingFits
 		require.ErrorAs(t, err, &none, args)
-		asked, err := spillway.Predict(c, hw.Machine(c.Ranks))
+		asked, err := spillway.Predict(t.Context(), c, hw.Machine(c.Ranks))
 		require.NoError(t, err, args)
 		list, _ := spillway.WaysOut(t.Context(), asked, hw)
 		for _, way := range list {
@@ -128,7 +128,7 @@ func TestNodeMemory(t *testing.T) {
 
 	c := spillway.Default()
 	c.Model, c.Ranks, c.Offload = "gpt2", 2, "optimizer=host"
-	asked, err := spillway.Predict(c, spillway.CPUHardware(1).Machine(2))
+	asked, err := spillway.Predict(t.Context(), c, spillway.CPUHardware(1).Machine(2))
 	require.NoError(t, err)
 	card, err := gpus.Lookup("rtx-4090")
 	require.NoError(t, err)

@@ -121,7 +121,7 @@ func TestPlanOutputsAreTriedFirst(t *testing.T) {
 // A suggestion that adds a disk puts something there.
 func TestSuggestedDiskIsUsed(t *testing.T) {
 	c, hw := asPlanned(t, strings.Fields("--model gpt2 --ranks 2 --zero 1 --batch 1 --device-memory 700MiB --host-memory 700MiB"))
-	asked, err := spillway.Predict(c, hw.Machine(c.Ranks))
+	asked, err := spillway.Predict(t.Context(), c, hw.Machine(c.Ranks))
 	require.NoError(t, err)
 	ways, _ := spillway.WaysOut(t.Context(), asked, hw)
 	require.NotEmpty(t, ways)

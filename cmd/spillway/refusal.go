@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-ml/spillway"
+	trainer "github.com/spillway-ml/spillway/train"
 )
 
 // printError tells a person what ended a command: one line, and after a refusal
@@ -32,7 +33,7 @@ func printError(w io.Writer, err error, args []string, cmd *cobra.Command) {
 		if c := way.Forecast.Config; global != nil && global.Changed {
 			flags = append(slices.Clone(flags), "--global-batch", fmt.Sprint(c.Ranks*c.Batch*c.Accum))
 		}
-		line := "  spillway " + spillway.Shell(withFlags(args, flags))
+		line := "  spillway " + trainer.Shell(withFlags(args, flags))
 		if way.Cost != "" {
 			line += "  # " + way.Cost
 		}

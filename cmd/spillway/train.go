@@ -73,8 +73,7 @@ Any flag overrides a value of the demo.`,
 			return err
 		}
 		if l.fit {
-			onDevice := c // with what the device has free as its cap
-			hw, err := spillway.DeviceHardware(&onDevice)
+			hw, onDevice, err := spillway.DeviceHardware(c)
 			if err != nil {
 				return err
 			}
@@ -82,7 +81,7 @@ Any flag overrides a value of the demo.`,
 				hw, _ = knownHardware(c.ComputeThreads())
 				hw, _ = overTransport(hw, p.transport, c.Ranks)
 			}
-			best, err := spillway.FitHere(cmd.Context(), onDevice, cmd.Flags().Changed, l.globalBatch, hw)
+			best, err := spillway.FitHere(cmd.Context(), onDevice, fixedBy(cmd.Flags()), l.globalBatch, hw)
 			var none *spillway.NothingFits
 			switch {
 			case errors.As(err, &none):
@@ -96,6 +95,12 @@ Any flag overrides a value of the demo.`,
 		return train(cmd.Context(), c, isDemo, p.progress, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	}
 	return cmd
+}
+
+// fixedBy are the choices that a command line has made, which --fit leaves as they are.
+func fixedBy(fs *pflag.FlagSet) spillway.Fixed {
+	return spillway.Fixed{Zero: fs.Changed("zero"), Prefetch: fs.Changed("prefetch"), Batch: fs.Changed("batch"), Accum: fs.Changed("accum"),
+		AccumOrder: fs.Changed("accum-order"), Precision: fs.Changed("precision"), Recompute: fs.Changed("recompute"), Offload: fs.Changed("offload")}
 }
 
 // settleRanks refuses a --ranks-per-process that can't be, and makes it the number of

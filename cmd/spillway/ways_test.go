@@ -52,7 +52,7 @@ func TestWaysOutOverPresets(t *testing.T) {
 	for _, line := range lines {
 		args := strings.Fields(line)
 		c, hw := asPlanned(t, args)
-		asked, err := spillway.Predict(c, hw.Machine(c.Ranks))
+		asked, err := spillway.Predict(t.Context(), c, hw.Machine(c.Ranks))
 		require.NoError(t, err, args)
 		if asked.Fits {
 			continue
@@ -70,7 +70,7 @@ func TestWaysOutOverPresets(t *testing.T) {
 		for _, way := range ways {
 			applied, machine := asPlanned(t, append(append([]string{}, args...), way.Args...))
 			require.Equal(t, words(way.Text), way.Args)
-			f, err := spillway.Predict(applied, machine.Machine(applied.Ranks))
+			f, err := spillway.Predict(t.Context(), applied, machine.Machine(applied.Ranks))
 			require.NoError(t, err, "%v %s", args, way.Text)
 			require.True(t, f.Fits, "%v %s", args, way.Text)
 			require.InEpsilon(t, way.Forecast.Step.Seconds, f.Step.Seconds, 1e-9)

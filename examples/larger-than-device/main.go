@@ -58,7 +58,7 @@ func run(steps, accum int, disk, model string) error {
 	c.Data, c.DataGlob = filepath.Join(strings.TrimSpace(string(root)), "src", "net", "http"), "*.go"
 	c.Batch, c.Seq, c.Steps, c.Accum, c.LR, c.Clip = 1, 128, steps, accum, 3e-4, 1
 
-	p, err := spillway.Build(c)
+	p, err := spillway.Build(context.Background(), c)
 	if err != nil {
 		return err
 	}
