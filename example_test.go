@@ -87,8 +87,28 @@ func ExampleConfig_Validate() {
 	cfg := spillway.Default()
 	cfg.Model, cfg.Beta2 = "gpt2", 1
 	err := cfg.Validate()
+	fmt.Println(err)
 	fmt.Println(errors.Is(err, spillway.ErrConfig))
-	// Output: true
+	// Output:
+	// Config.Beta2 1: a number in [0, 1) is needed
+	// true
+}
+
+func ExampleFieldError() {
+	cfg := layers()
+	cfg.Seq = 1 << 20
+	_, err := spillway.Build(ctx, cfg)
+	var refused *spillway.FieldError
+	fmt.Println(errors.As(err, &refused), refused.Field)
+	// Output: true Seq
+}
+
+func ExampleSettings() {
+	cfg, _ := capped()
+	best, err := spillway.Fit(ctx, cfg, spillway.Fixed{}, 0, spillway.CPUHardware(4))
+	check(err)
+	fmt.Println(best.Choices[0].Field, best.Choices[0].Value)
+	// Output: Config.Zero 3
 }
 
 func ExampleConfig() {
@@ -216,6 +236,7 @@ func ExampleModel() {
 	cfg := small()
 	cfg.Own.Model = &spillway.Model{Name: "line", Forward: func(b *graph.Builder, rows, _ int, _ bool) error {
 		x := b.Input("x", int64(rows), 2)
+		b.Unit("line") // what is sharded and gathered together
 		w := b.Param("weight", graph.Normal(0.1), 4, 2)
 		b.CrossEntropy("loss", b.Linear("logits", x, w, graph.Value{}, graph.LinearAttr{TransW: true}), b.Targets(int64(rows), 1))
 		return b.Err()

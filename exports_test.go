@@ -19,10 +19,10 @@ import (
 var exports = strings.Fields(`
 	Build CPUHardware Config Default DeviceHardware Diverged
 	ErrConfig ErrDamaged ErrDiverged ErrDoesNotFit ErrLost ErrNoDevice ErrStop
-	EvalResult Explain Explanation Fit FitHere Fitted Fixed Forecast FrozenCache
+	EvalResult Explain Explanation FieldError Fit FitHere Fitted Fixed Forecast FrozenCache
 	Hardware Job MachineTooSmall MetricsWriter MissingDevice Model
 	New NewModel NoWay NothingFits OpenMetrics Own Passes Predict Refusal
-	Sampling StepResult Trainer Way WaysOut Work`)
+	Sampling Settings StepResult Trainer Way WaysOut Work`)
 
 // kindsOfErrors are shown in the examples of what is of their kind.
 var kindsOfErrors = []string{"ErrConfig", "ErrDamaged", "ErrDiverged", "ErrDoesNotFit", "ErrLost", "ErrNoDevice"}

@@ -85,6 +85,8 @@ var ErrStop = train.ErrStop
 
 // Errors of a run.
 type (
+	// FieldError refuses what a field of a Config says; it is of kind ErrConfig.
+	FieldError = train.FieldError
 	// Diverged ends a run whose loss or gradient norm is not finite.
 	Diverged = train.Diverged
 	// MachineTooSmall refuses a run whose ranks together plan more memory than the
@@ -109,6 +111,8 @@ type (
 	Fixed = train.Fixed
 	// Fitted is the outcome of a search for the fastest configuration that fits.
 	Fitted = train.Fitted
+	// Settings are fields of a Config with their values: what a search chose.
+	Settings = train.Settings
 	// Way is a change of a configuration that makes it fit.
 	Way = train.Way
 	// NoWay says what was tried where nothing makes a configuration fit.

@@ -34,7 +34,7 @@ func layerOrder(p *graph.Program, k int, afresh bool) (*graph.Program, error) {
 	}
 	if ph := q.SectionOf(graph.SectionTrain, graph.FormWhole).Micro(); ph != nil {
 		if most := maxLayeredOps / max(1, len(ph.Ops)); k > most {
-			return nil, fmt.Errorf("--accum-order layer with --accum %d: a step would have %d operations, and at most %d can be planned; use --accum %d or less, or --accum-order micro", k, k*len(ph.Ops), maxLayeredOps, most)
+			return nil, fmt.Errorf("Config.AccumOrder layer with Config.Accum %d: a step would have %d operations, and at most %d can be planned; use Config.Accum %d or less, or Config.AccumOrder micro", k, k*len(ph.Ops), maxLayeredOps, most)
 		}
 	}
 	r.makeTwins(k)
@@ -48,7 +48,7 @@ func layerOrder(p *graph.Program, k int, afresh bool) (*graph.Program, error) {
 			return nil, fmt.Errorf("section %q has %d phases, want the one of a micro-batch", sec.Name, len(sec.Phases))
 		}
 		if name := r.unitOfSeveral(ph.Ops); afresh && name != "" {
-			return nil, fmt.Errorf("--accum-order layer with --reproducible: the gradient of %s comes from several blocks, as with a tied head, each with all micro-batches, and not micro-batch by micro-batch; leave one of them out", name)
+			return nil, fmt.Errorf("Config.AccumOrder layer with Config.Reproducible: the gradient of %s comes from several blocks, as with a tied head, each with all micro-batches, and not micro-batch by micro-batch; leave one of them out", name)
 		}
 		ph.Ops = r.layers(ph.Ops, k)
 	}

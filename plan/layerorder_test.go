@@ -164,7 +164,7 @@ func TestLayerOrderOfSharedParameters(t *testing.T) {
 	require.Empty(t, pl.OwnSums(), "what is frozen has no gradient")
 	cfg.Freeze, cfg.Reproducible = nil, true
 	_, err = Build(forwardOf(t, smallGPT, 1, 16, false), cfg)
-	require.ErrorContains(t, err, "--accum-order layer with --reproducible: the gradient of embed comes from several blocks")
+	require.ErrorContains(t, err, "Config.AccumOrder layer with Config.Reproducible: the gradient of embed comes from several blocks")
 	_, err = Build(forwardOf(t, smallLlama, 1, 16, false), cfg)
 	require.NoError(t, err)
 	cfg.Accum = 1 // there is nothing to order
@@ -186,6 +186,6 @@ func TestLayerOrderNeedsOneMicroBatch(t *testing.T) {
 func TestLayerOrderIsBounded(t *testing.T) {
 	cfg := Config{Ranks: 1, Accum: 1 << 22, LayerOrder: true, Optimizer: adamW, Target: graph.CPUTarget()}
 	_, err := Build(forwardOf(t, smallMLP, 2, 1, false), cfg)
-	require.ErrorContains(t, err, "--accum-order layer with --accum 4194304: a step would have ")
-	require.ErrorContains(t, err, " or less, or --accum-order micro")
+	require.ErrorContains(t, err, "Config.AccumOrder layer with Config.Accum 4194304: a step would have ")
+	require.ErrorContains(t, err, " or less, or Config.AccumOrder micro")
 }

@@ -18,9 +18,9 @@ func (c Config) validateMesh() error {
 	case c.ShardSize < 0:
 		return fmt.Errorf("shard size: %d is negative; 0 shards over all ranks", c.ShardSize)
 	case c.ShardSize > 0 && (c.ShardSize > c.Ranks || c.Ranks%c.ShardSize != 0):
-		return fmt.Errorf("--shard-size: %d ranks do not split into groups of %d; use %s", c.Ranks, c.ShardSize, nearest.Divisors(c.Ranks, c.ShardSize))
+		return fmt.Errorf("Config.ShardSize: %d ranks do not split into groups of %d; use %s", c.Ranks, c.ShardSize, nearest.Divisors(c.Ranks, c.ShardSize))
 	case c.Reproducible && c.ShardSize > 0 && c.ShardSize < c.Ranks:
-		return fmt.Errorf("--reproducible with --shard-size %d of %d ranks: sums within groups of ranks and then over the groups have another order at each number of ranks; shard over all of them", c.ShardSize, c.Ranks)
+		return fmt.Errorf("Config.Reproducible with Config.ShardSize %d of %d ranks: sums within groups of ranks and then over the groups have another order at each number of ranks; shard over all of them", c.ShardSize, c.Ranks)
 	}
 	return nil
 }

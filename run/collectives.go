@@ -21,7 +21,7 @@ func (s *Setup) checkCollectives(ranks int) error {
 	if s.PerHost == 0 {
 		has = "hosts that differ, or of which nobody says what they have"
 	}
-	return fmt.Errorf("--collectives %s: needs hosts with a power of two of neighbouring ranks each, without which its sums would have another order; here are %s; leave it out", s.Collectives, has)
+	return fmt.Errorf("Config.Collectives %s: needs hosts with a power of two of neighbouring ranks each, without which its sums would have another order; here are %s; leave it out", s.Collectives, has)
 }
 
 // wrap makes a rank's groups go by the algorithm that was asked for. Where peers reach
@@ -41,7 +41,7 @@ func (c *cpuPlatform) wrap(rank int, opt cpu.Options, groups map[int]comm.Group)
 	c.scratch = append(c.scratch, memory)
 	arena, err := memory.Alloc(graph.Device, algo.ScratchBytes)
 	if err != nil {
-		return fmt.Errorf("--collectives %s: scratch memory: %w", o.Algorithm, err)
+		return fmt.Errorf("Config.Collectives %s: scratch memory: %w", o.Algorithm, err)
 	}
 	o.Scratch = device.Ptr{Arena: arena, Len: algo.ScratchBytes}
 	stride := 1

@@ -32,7 +32,7 @@ var ErrNoDevice = errors.New("the device is not on this machine")
 // Is says that the error is an ErrNoDevice.
 func (e *MissingDevice) Is(target error) bool { return target == ErrNoDevice }
 
-func (e *MissingDevice) Error() string { return fmt.Sprintf("--device %s: %v", e.Device, e.Err) }
+func (e *MissingDevice) Error() string { return fmt.Sprintf("Config.Device %s: %v", e.Device, e.Err) }
 
 // Unwrap returns the cause.
 func (e *MissingDevice) Unwrap() error { return e.Err }
@@ -82,9 +82,9 @@ type cudaPlatform struct {
 func newCUDA(o Options) (_ *cudaPlatform, err error) {
 	switch {
 	case o.CheckWrites:
-		return nil, errors.New("--device cuda: CheckWrites watches kernels of the CPU device only")
+		return nil, errors.New("Config.Device cuda: CheckWrites watches kernels of the CPU device only")
 	case len(o.World.Local) > kernelscuda.MostRanks:
-		return nil, fmt.Errorf("--ranks %d: at most %d ranks share a GPU", len(o.World.Local), kernelscuda.MostRanks)
+		return nil, fmt.Errorf("Config.Ranks %d: at most %d ranks share a GPU", len(o.World.Local), kernelscuda.MostRanks)
 	}
 	c := &cudaPlatform{o: o, parts: realCUDA}
 	if o.CUDA != nil {
@@ -95,7 +95,7 @@ func newCUDA(o Options) (_ *cudaPlatform, err error) {
 	}
 	list, err := c.api.Devices()
 	if err != nil {
-		return nil, fmt.Errorf("--device cuda: %w", err)
+		return nil, fmt.Errorf("Config.Device cuda: %w", err)
 	}
 	if len(list) == 0 {
 		return nil, &MissingDevice{o.Device, errors.New("the driver shows no GPU (CUDA_VISIBLE_DEVICES hides them, where it is set)")}
@@ -105,7 +105,7 @@ func newCUDA(o Options) (_ *cudaPlatform, err error) {
 	c.host = newThread()
 	if err := c.host.do(c.measure); err != nil {
 		close(c.host.work)
-		return nil, fmt.Errorf("--device cuda: %w", err)
+		return nil, fmt.Errorf("Config.Device cuda: %w", err)
 	}
 	return c, nil
 }
@@ -170,7 +170,7 @@ func (c *cudaPlatform) Refused(err error) error {
 		return err
 	}
 	if c.limits.DeviceMemory == c.o.DeviceMemory {
-		return fmt.Errorf("%w; this cap is --device-memory (the GPU has %s free)", err, plan.Bytes(c.available))
+		return fmt.Errorf("%w; this cap is Config.DeviceMemory (the GPU has %s free)", err, plan.Bytes(c.available))
 	}
 	text := fmt.Sprintf("this cap is what is free on GPU %d, %s: %s", c.gpu.Ordinal, c.gpu.Name, plan.Bytes(c.available))
 	if n := len(c.o.World.Local); n > 1 {
@@ -180,7 +180,7 @@ func (c *cudaPlatform) Refused(err error) error {
 		text += fmt.Sprintf(", where others use %s", plan.Bytes(c.others))
 	}
 	if c.o.DeviceMemory > 0 {
-		text += fmt.Sprintf("; --device-memory allows %s", plan.Bytes(c.o.DeviceMemory))
+		text += fmt.Sprintf("; Config.DeviceMemory allows %s", plan.Bytes(c.o.DeviceMemory))
 	}
 	return fmt.Errorf("%w; %s", err, text)
 }

@@ -119,7 +119,7 @@ func NewPlatform(o Options) (Platform, error) {
 	}
 	if strings.EqualFold(o.Device, "cuda") {
 		if o.Transport != nil {
-			return nil, errors.New("--device cuda in several processes needs --transport nccl, which is not built yet; run the ranks of one GPU in one process (--ranks)")
+			return nil, errors.New("Config.Device cuda in several processes needs Job.Transport nccl, which is not built yet; run the ranks of one GPU in one process (Config.Ranks)")
 		}
 		return newCUDA(o)
 	}
@@ -127,7 +127,7 @@ func NewPlatform(o Options) (Platform, error) {
 		return nil, errors.New("CheckWrites watches the kernels of one process only")
 	}
 	if n := len(o.World.Local); n > MaxLocalRanks {
-		return nil, fmt.Errorf("--ranks %d: one process runs at most %d CPU ranks", n, MaxLocalRanks)
+		return nil, fmt.Errorf("Config.Ranks %d: one process runs at most %d CPU ranks", n, MaxLocalRanks)
 	}
 	return &cpuPlatform{o: o}, nil
 }

@@ -36,12 +36,46 @@ func Parameter(s Source, name string) (*tensor.Dense, error) {
 	return dense(name, shape, values)
 }
 
-// dense makes a tensor over values.
-func dense(name string, shape []int64, values []float32) (*tensor.Dense, error) {
+// Sink takes parameters: a *spillway.Trainer.
+type Sink interface {
+	// SetParameter replaces one parameter, by its Hugging Face name.
+	SetParameter(name string, values []float32) error
+}
+
+// Set replaces one parameter of s by a tensor of float32 and of the parameter's shape, in
+// any order of its memory; values that are not finite are refused.
+func Set(s interface {
+	Source
+	Sink
+}, name string, d *tensor.Dense) error {
+	if d == nil || d.Dtype() != tensor.Float32 {
+		return fmt.Errorf("set parameter %.80q: the tensor is not of float32", name)
+	}
+	shape, _, err := s.Parameter(name)
+	if err != nil {
+		return err
+	}
+	if want := dimensions(shape); !slices.Equal([]int(d.Shape()), want) {
+		return fmt.Errorf("set parameter %.80q: the tensor has shape %v, want %v", name, d.Shape(), want)
+	}
+	values, err := inOrder(d)
+	if err != nil {
+		return fmt.Errorf("set parameter %.80q: %w", name, err)
+	}
+	return s.SetParameter(name, values)
+}
+
+func dimensions(shape []int64) []int {
 	dims := make([]int, len(shape))
 	for i, n := range shape {
 		dims[i] = int(n)
 	}
+	return dims
+}
+
+// dense makes a tensor over values.
+func dense(name string, shape []int64, values []float32) (*tensor.Dense, error) {
+	dims := dimensions(shape)
 	if len(values) == 0 {
 		return nil, fmt.Errorf("tensor %.80q of shape %v has no elements, which gorgonia.org/tensor does not have", name, shape)
 	}

@@ -131,3 +131,38 @@ func Example() {
 	fmt.Println(len(one), "tensors")
 	// Output: 20 tensors
 }
+
+// store holds one parameter.
+type store struct {
+	shape  []int64
+	values []float32
+}
+
+func (s *store) Parameter(name string) ([]int64, []float32, error) {
+	if name != "w" {
+		return nil, nil, errors.New("no such parameter")
+	}
+	return s.shape, slices.Clone(s.values), nil
+}
+
+func (s *store) SetParameter(_ string, values []float32) error {
+	s.values = slices.Clone(values)
+	return nil
+}
+
+func TestSet(t *testing.T) {
+	s := &store{[]int64{2, 3}, make([]float32, 6)}
+	turned := tensor.New(tensor.WithShape(3, 2), tensor.WithBacking([]float32{1, 4, 2, 5, 3, 6}))
+	require.NoError(t, turned.T())
+	require.NoError(t, Set(s, "w", turned))
+	require.Equal(t, []float32{1, 2, 3, 4, 5, 6}, s.values)
+	back, err := Parameter(s, "w")
+	require.NoError(t, err)
+	require.NoError(t, Set(s, "w", back))
+	require.Equal(t, []float32{1, 2, 3, 4, 5, 6}, s.values)
+
+	require.ErrorContains(t, Set(s, "v", back), "no such parameter")
+	require.ErrorContains(t, Set(s, "w", nil), `"w": the tensor is not of float32`)
+	require.ErrorContains(t, Set(s, "w", tensor.New(tensor.WithShape(2, 3), tensor.Of(tensor.Float64))), "not of float32")
+	require.ErrorContains(t, Set(s, "w", tensor.New(tensor.WithShape(3, 2), tensor.Of(tensor.Float32))), "has shape (3, 2), want [2 3]")
+}

@@ -34,9 +34,9 @@ func (t *Trainer) openData() error {
 			return err
 		}
 	case c.Data == "":
-		return fmt.Errorf("--data is missing: give a token file (*.bin), a text file, or a folder of text files")
+		return refuse("Config.Data is missing: give a token file (*.bin), a text file, or a folder of text files")
 	default:
-		if t.train, err = t.open("data", c.Data, c.Accum); err != nil {
+		if t.train, err = t.open("Config.Data", c.Data, c.Accum); err != nil {
 			return err
 		}
 	}
@@ -45,36 +45,36 @@ func (t *Trainer) openData() error {
 		return err
 	}
 	if c.EvalData != "" {
-		if t.eval, err = t.open("eval-data", c.EvalData, c.evalAccum()); err != nil {
+		if t.eval, err = t.open("Config.EvalData", c.EvalData, c.evalAccum()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (t *Trainer) open(flag, path string, accum int) (*batches, error) {
+func (t *Trainer) open(field, path string, accum int) (*batches, error) {
 	c := &t.cfg
 	if s := sampleShape(t.plan.Program, c.Batch); s.Tokens != c.Seq || s.Targets != c.Seq || len(s.Inputs) > 0 {
-		return nil, fmt.Errorf("--%s %.80q: model %.80q takes more than tokens and the next ones, which are all that files have; it needs data of its own (Config.Own)", flag, path, c.modelName())
+		return nil, fmt.Errorf("%s %.80q: model %.80q takes more than tokens and the next ones, which are all that files have; it needs data of its own (Config.Own)", field, path, c.modelName())
 	}
 	glob := c.DataGlob
-	if flag == "eval-data" {
+	if field == "Config.EvalData" {
 		glob = c.EvalGlob
 	}
 	buf, err := data.Open(path, data.Options{Tokenizer: t.tokenizer, Vocab: t.model.Vocab, Glob: glob, TextField: c.TextField, Threads: c.threads()})
 	if err != nil {
-		return nil, fmt.Errorf("--%s: %w", flag, err)
+		return nil, fmt.Errorf("%s: %w", field, err)
 	}
 	if left := buf.LeftOut(); left != "" {
-		t.notes = append(t.notes, fmt.Sprintf("--%s %s: left out %s", flag, path, left))
+		t.notes = append(t.notes, fmt.Sprintf("%s %s: left out %s", field, path, left))
 	}
 	order := data.DefaultOrder(path)
 	if c.Order != "" {
 		if order, err = data.ParseOrder(c.Order); err != nil {
-			return nil, fmt.Errorf("--order: %w", err)
+			return nil, fmt.Errorf("Config.Order: %w", err)
 		}
 	}
-	if flag == "eval-data" {
+	if field == "Config.EvalData" {
 		order = data.Sequential
 	}
 	b := &batches{source: buf, buffer: buf, perRank: int64(c.Batch) * int64(c.Seq)}
@@ -88,7 +88,7 @@ func (t *Trainer) open(flag, path string, accum int) (*batches, error) {
 	b.sampler, err = data.NewSampler(b.source, data.SamplerConfig{Order: order, Seed: c.Seed, Seq: c.Seq, Batch: c.Batch, Accum: accum, Ranks: c.Ranks, Vocab: t.model.Vocab})
 	if err != nil {
 		buf.Close()
-		return nil, fmt.Errorf("--%s: %w", flag, err)
+		return nil, fmt.Errorf("%s: %w", field, err)
 	}
 	return b, nil
 }

@@ -47,7 +47,7 @@ func resolve(cfg Config) (*resolved, error) {
 		cfg.Seq = min(256, h.Positions)
 	}
 	if cfg.Seq > h.Positions {
-		return nil, fmt.Errorf("--seq %d is over the model's %d positions", cfg.Seq, h.Positions)
+		return nil, refuse("Config.Seq %d is over the model's %d positions", cfg.Seq, h.Positions)
 	}
 	if cfg.Tokenizer == "" && cfg.readsText() {
 		cfg.Tokenizer = modelTokenizer(&cfg, h.Vocab)
@@ -116,11 +116,11 @@ func (r *resolved) forward(c *Config, layers int) (fwd plan.Forward, err error) 
 	}
 	m, err := hfmodel.Config(h)
 	if err != nil {
-		return fwd, fmt.Errorf("--model %s: %w", c.Model, err)
+		return fwd, fmt.Errorf("Config.Model %s: %w", c.Model, err)
 	}
 	m.EmbdDropout, m.ResidDropout = c.Dropout, c.Dropout
 	if m.Family == model.Llama && c.Dropout > 0 {
-		return fwd, fmt.Errorf("--dropout %g with a Llama: the architecture has no dropout; leave it out", c.Dropout)
+		return fwd, refuse("Config.Dropout %g with a Llama: the architecture has no dropout; leave it out", c.Dropout)
 	}
 	if fwd.Train, err = r.shared.model(m, model.Train, c.Batch, c.Seq); err != nil {
 		return fwd, err

@@ -21,7 +21,7 @@ func (t *Trainer) lookAtCheckpoints() error {
 		return nil
 	}
 	if err := checkpoint.Held(c.Checkpoint); err != nil {
-		return fmt.Errorf("--checkpoint %s: %w", c.Checkpoint, err)
+		return fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, err)
 	}
 	return c.refuseUsed()
 }
@@ -33,14 +33,14 @@ func (c *Config) refuseUsed() error {
 	}
 	entries, err := checkpoint.Scan(c.Checkpoint)
 	if err != nil {
-		return fmt.Errorf("--checkpoint %s: %w", c.Checkpoint, err)
+		return fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, err)
 	}
 	if n := len(entries); n > 0 && c.CheckpointMark == "" {
-		return fmt.Errorf("--checkpoint %s holds checkpoints already (%d, the newest is %s); give --resume to go on from it, or a fresh folder", c.Checkpoint, n, entries[n-1].Name)
+		return refuse("Config.Checkpoint %s holds checkpoints already (%d, the newest is %s); give Config.Resume to go on from it, or a fresh folder", c.Checkpoint, n, entries[n-1].Name)
 	}
 	for _, e := range entries {
 		if e.Err != nil || e.Manifest.Mark != c.CheckpointMark {
-			return fmt.Errorf("--checkpoint %s: %s does not bear the mark %q of runs that may be replaced; give --resume to go on from the newest, or a fresh folder", c.Checkpoint, e.Name, c.CheckpointMark)
+			return refuse("Config.Checkpoint %s: %s does not bear the mark %q of runs that may be replaced; give Config.Resume to go on from the newest, or a fresh folder", c.Checkpoint, e.Name, c.CheckpointMark)
 		}
 	}
 	return nil
@@ -55,17 +55,17 @@ func (t *Trainer) openStore() error {
 	}
 	s, err := checkpoint.Open(c.Checkpoint, checkpoint.Options{Keep: c.Keep, Mark: c.CheckpointMark})
 	if err != nil {
-		return fmt.Errorf("--checkpoint %s: %w", c.Checkpoint, err)
+		return fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, err)
 	}
 	t.store = s
 	if err := c.refuseUsed(); err != nil {
 		return err
 	}
 	if t.data, err = t.train.fingerprint(); err != nil {
-		return fmt.Errorf("--data: %w", err)
+		return fmt.Errorf("Config.Data: %w", err)
 	}
 	if err := s.Damaged(); err != nil {
-		t.cfg.warn("what --checkpoint %s remembers beside its checkpoints is damaged and read in part: %v", c.Checkpoint, err)
+		t.cfg.warn("what Config.Checkpoint %s remembers beside its checkpoints is damaged and read in part: %v", c.Checkpoint, err)
 	}
 	return nil
 }
@@ -80,7 +80,7 @@ func (c *Config) warn(format string, args ...any) {
 // are not finite are a *Diverged, and nothing is saved.
 func (t *Trainer) Save() (string, error) {
 	if t.store == nil {
-		return "", errors.New("save: no --checkpoint folder is configured")
+		return "", refuseField("Checkpoint", "save: no Config.Checkpoint folder is configured")
 	}
 	if err := t.settle(true); err != nil {
 		return "", err
@@ -239,7 +239,7 @@ func (t *Trainer) sameRun(choice checkpoint.Choice) (was runRecord, err error) {
 		return was, fmt.Errorf("resume: %w: %s: %w", checkpoint.ErrDamaged, folder, err)
 	}
 	if want := t.cfg.optimizer().Name; was.Optimizer != want {
-		return was, fmt.Errorf("resume: %s was written with --optimizer %s, this run has %s, whose states are others; give --optimizer %s, or begin anew from its weights: --init %s with another --checkpoint",
+		return was, refuseField("Optimizer", "resume: %s was written with Config.Optimizer %s, this run has %s, whose states are others; give Config.Optimizer %s, or begin anew from its weights: Config.Init %s with another Config.Checkpoint",
 			folder, was.Optimizer, want, was.Optimizer, folder)
 	}
 	if was.Model != t.ownName() {
@@ -253,7 +253,7 @@ func (t *Trainer) sameRun(choice checkpoint.Choice) (was runRecord, err error) {
 		return was, fmt.Errorf("resume: %w", err)
 	}
 	if !c.SameModel(t.model) {
-		return was, fmt.Errorf("resume: the checkpoint %s holds another model than --model %s", folder, t.cfg.Model)
+		return was, refuseField("Model", "resume: the checkpoint %s holds another model than Config.Model %s", folder, t.cfg.Model)
 	}
 	return was, nil
 }

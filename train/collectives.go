@@ -1,7 +1,6 @@
 package train
 
 import (
-	"fmt"
 	"strings"
 
 	"github.com/spillway-ml/spillway/comm/algo"
@@ -23,11 +22,11 @@ func validCollectives(c *Config) error {
 	a, err := algo.Parse(c.Collectives)
 	switch own := a == algo.Auto || a == algo.Direct; {
 	case err != nil:
-		return fmt.Errorf("--collectives %w", err)
+		return refuse("Config.Collectives %w", err)
 	case strings.EqualFold(c.Device, "cuda") && !own:
-		return fmt.Errorf("--collectives %s with --device cuda: the ranks of a GPU have their own way alone; leave it out", a)
+		return refuse("Config.Collectives %s with Config.Device cuda: the ranks of a GPU have their own way alone; leave it out", a)
 	case a == algo.Ring && c.Reproducible:
-		return fmt.Errorf("--collectives ring with --reproducible: a ring begins the sum of each part at another rank, so its bits depend on the number of ranks; choose another algorithm")
+		return refuse("Config.Collectives ring with Config.Reproducible: a ring begins the sum of each part at another rank, so its bits depend on the number of ranks; choose another algorithm")
 	}
 	return nil
 }

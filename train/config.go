@@ -286,9 +286,9 @@ func (c *Config) asksLayers() bool { return strings.EqualFold(c.AccumOrder, laye
 // largest bounds the counts, so that no product of them overflows and none asks
 // the machine for what it can't have. Others are bounded by what they multiply.
 var largest = map[string]int64{
-	"steps": 1 << 40, "warmup": 1 << 40, "eval-steps": 1 << 40,
-	"batch": 1 << 24, "seq": 1 << 24, "accum": 1 << 24, "ranks": 1 << 20, "lr-base-batch": 1 << 40,
-	"threads": 4096, "prefetch": 1 << 30,
+	"Steps": 1 << 40, "Warmup": 1 << 40, "EvalSteps": 1 << 40,
+	"Batch": 1 << 24, "Seq": 1 << 24, "Accum": 1 << 24, "Ranks": 1 << 20, "LRBaseBatch": 1 << 40,
+	"Threads": 4096, "Prefetch": 1 << 30,
 }
 
 // asGiven is a value as an error repeats it: at most 80 characters, in quotes where
@@ -300,7 +300,7 @@ func asGiven(v string) string {
 	return fmt.Sprintf("%.80q", v)
 }
 
-func oneOf(flag, v string, names []string) error {
+func oneOf(field, v string, names []string) error {
 	for _, n := range names {
 		if strings.EqualFold(v, n) {
 			return nil
@@ -312,7 +312,7 @@ func oneOf(flag, v string, names []string) error {
 			known = append(known, n)
 		}
 	}
-	return fmt.Errorf("--%s %.80q is not known; use one of %s", flag, v, strings.Join(known, ", "))
+	return refuse("Config.%s %.80q is not known; use one of %s", field, v, strings.Join(known, ", "))
 }
 
 // Validate refuses values that no run could have, with an ErrConfig that names what is
@@ -325,24 +325,24 @@ func (c *Config) Validate() error {
 }
 
 func (c *Config) validate() error {
-	atLeast := func(flag string, v, least int, what string) error {
+	atLeast := func(field string, v, least int, what string) error {
 		switch {
 		case v < least:
-			return fmt.Errorf("--%s %d: at least %d %s is needed", flag, v, least, what)
-		case int64(v) > largest[flag] && largest[flag] > 0:
-			return fmt.Errorf("--%s %d: at most %d is possible", flag, v, largest[flag])
+			return refuse("Config.%s %d: at least %d %s is needed", field, v, least, what)
+		case int64(v) > largest[field] && largest[field] > 0:
+			return refuse("Config.%s %d: at most %d is possible", field, v, largest[field])
 		}
 		return nil
 	}
-	finite := func(flag string, v float64, least float64) error {
+	finite := func(field string, v float64, least float64) error {
 		if !(v >= least) || math.IsInf(v, 0) {
-			return fmt.Errorf("--%s %g: a finite number of at least %g is needed", flag, v, least)
+			return refuse("Config.%s %g: a finite number of at least %g is needed", field, v, least)
 		}
 		return nil
 	}
-	fraction := func(flag string, v float64) error {
+	fraction := func(field string, v float64) error {
 		if !(v >= 0 && v < 1) {
-			return fmt.Errorf("--%s %g: a number in [0, 1) is needed", flag, v)
+			return refuse("Config.%s %g: a number in [0, 1) is needed", field, v)
 		}
 		return nil
 	}
@@ -350,21 +350,21 @@ func (c *Config) validate() error {
 		return err
 	}
 	if c.Model == "" && c.Own.Model == nil {
-		return fmt.Errorf("--model is missing: give a preset's name (spillway plan --list-models; spillway-demo is small enough for any machine) or a folder with a config.json")
+		return refuse("Config.Model is missing: give a preset's name or a folder with a config.json")
 	}
 	checks := []error{
-		atLeast("steps", c.Steps, 1, "step"), atLeast("batch", c.Batch, 1, "row"), atLeast("seq", c.Seq, 0, "token"),
-		atLeast("accum", c.Accum, 1, "micro-batch"), atLeast("ranks", c.Ranks, 1, "rank"), atLeast("warmup", c.Warmup, 0, "step"),
-		atLeast("threads", c.Threads, 0, "thread"), atLeast("prefetch", c.Prefetch, 0, "unit"), atLeast("eval-every", c.EvalEvery, 0, "step"),
-		atLeast("eval-steps", c.EvalSteps, 1, "batch"), atLeast("save-every", c.SaveEvery, 0, "step"), atLeast("keep", c.Keep, 0, "checkpoint"),
-		atLeast("lr-base-batch", c.LRBaseBatch, 1, "row"),
-		oneOf("lr-schedule", c.LRSchedule, lrSchedules), oneOf("lr-scale", c.LRScale, lrScales), oneOf("order", c.Order, orders), oneOf("accum-order", c.AccumOrder, accumOrders),
-		oneOf("precision", c.Precision, precisions), oneOf("reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), atLeast("shard-size", c.ShardSize, 0, "rank"),
-		oneOf("optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("device", c.Device, devices),
-		oneOf("on-nonfinite", c.OnNonFinite, nonFinites), oneOf("async-save", c.AsyncSave, asyncSaves),
+		atLeast("Steps", c.Steps, 1, "step"), atLeast("Batch", c.Batch, 1, "row"), atLeast("Seq", c.Seq, 0, "token"),
+		atLeast("Accum", c.Accum, 1, "micro-batch"), atLeast("Ranks", c.Ranks, 1, "rank"), atLeast("Warmup", c.Warmup, 0, "step"),
+		atLeast("Threads", c.Threads, 0, "thread"), atLeast("Prefetch", c.Prefetch, 0, "unit"), atLeast("EvalEvery", c.EvalEvery, 0, "step"),
+		atLeast("EvalSteps", c.EvalSteps, 1, "batch"), atLeast("SaveEvery", c.SaveEvery, 0, "step"), atLeast("Keep", c.Keep, 0, "checkpoint"),
+		atLeast("LRBaseBatch", c.LRBaseBatch, 1, "row"),
+		oneOf("LRSchedule", c.LRSchedule, lrSchedules), oneOf("LRScale", c.LRScale, lrScales), oneOf("Order", c.Order, orders), oneOf("AccumOrder", c.AccumOrder, accumOrders),
+		oneOf("Precision", c.Precision, precisions), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), atLeast("ShardSize", c.ShardSize, 0, "rank"),
+		oneOf("Optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("Device", c.Device, devices),
+		oneOf("OnNonFinite", c.OnNonFinite, nonFinites), oneOf("AsyncSave", c.AsyncSave, asyncSaves),
 		validCollectives(c),
-		finite("lr", c.LR, 0), finite("min-lr", c.MinLR, 0), finite("weight-decay", c.WeightDecay, 0), finite("eps", c.Eps, 0), finite("clip", c.Clip, 0), finite("trust", c.Trust, 0),
-		fraction("beta1", c.Beta1), fraction("beta2", c.Beta2), fraction("dropout", c.Dropout),
+		finite("LR", c.LR, 0), finite("MinLR", c.MinLR, 0), finite("WeightDecay", c.WeightDecay, 0), finite("Eps", c.Eps, 0), finite("Clip", c.Clip, 0), finite("Trust", c.Trust, 0),
+		fraction("Beta1", c.Beta1), fraction("Beta2", c.Beta2), fraction("Dropout", c.Dropout),
 	}
 	for _, err := range checks {
 		if err != nil {
@@ -372,7 +372,7 @@ func (c *Config) validate() error {
 		}
 	}
 	if o := strings.ToLower(c.Optimizer); c.Trust == 0 && (o == "lars" || o == "larc") {
-		return fmt.Errorf("--trust 0: %s would train nothing; a positive number is needed", o)
+		return refuse("Config.Trust 0: %s would train nothing; a positive number is needed", o)
 	}
 	return cmp.Or(c.validateMemory(), c.validateFiles())
 }
@@ -381,34 +381,34 @@ func (c *Config) validate() error {
 // recomputation and offload.
 func (c *Config) validateMemory() error {
 	if _, err := zero.ParseStage(c.Zero); err != nil {
-		return fmt.Errorf("--zero %d: stages are 0, 1, 2 and 3", c.Zero)
+		return refuse("Config.Zero %d: stages are 0, 1, 2 and 3", c.Zero)
 	}
 	for _, s := range []struct {
-		flag string
-		v    int64
-	}{{"device-memory", c.DeviceMemory}, {"host-memory", c.HostMemory}, {"disk-cache", c.DiskCache}} {
+		field string
+		v     int64
+	}{{"DeviceMemory", c.DeviceMemory}, {"HostMemory", c.HostMemory}, {"DiskCache", c.DiskCache}} {
 		if s.v < 0 {
-			return fmt.Errorf("--%s %d: a size is not negative", s.flag, s.v)
+			return refuse("Config.%s %d: a size is not negative", s.field, s.v)
 		}
 	}
 	if f := c.FrozenCache; f.Bytes != 0 {
 		switch {
 		case f.Bytes < 0 || f.Tier != graph.Host && f.Tier != graph.Disk:
-			return fmt.Errorf("--frozen-cache: %s tier of %d bytes; host or disk with a positive size is possible", f.Tier, f.Bytes)
+			return refuse("Config.FrozenCache: %s tier of %d bytes; host or disk with a positive size is possible", f.Tier, f.Bytes)
 		case len(c.Freeze) == 0:
-			return fmt.Errorf("--frozen-cache needs --freeze: the parameters that are not trained")
+			return refuse("Config.FrozenCache needs Config.Freeze: the parameters that are not trained")
 		case f.Tier == graph.Disk && c.Disk == "":
-			return fmt.Errorf("--frozen-cache %s needs --disk: the folder of the disk tier", f)
+			return refuse("Config.FrozenCache %s needs Config.Disk: the folder of the disk tier", f)
 		}
 	}
 	if _, err := recompute.Parse(c.Recompute); err != nil && !c.recomputeAuto() {
-		return fmt.Errorf("--recompute %s: %w", asGiven(c.Recompute), err)
+		return refuse("Config.Recompute %s: %w", asGiven(c.Recompute), err)
 	}
 	if _, err := offload.Parse(c.Offload); err != nil {
-		return fmt.Errorf("--offload %s: %w", asGiven(c.Offload), err)
+		return refuse("Config.Offload %s: %w", asGiven(c.Offload), err)
 	}
 	for _, p := range c.Allow {
-		if err := oneOf("allow", p, precisions[1:]); err != nil {
+		if err := oneOf("Allow", p, precisions[1:]); err != nil {
 			return err
 		}
 	}
@@ -419,19 +419,19 @@ func (c *Config) validateMemory() error {
 // flags that need another one.
 func (c *Config) validateFiles() error {
 	if c.Timeout <= 0 {
-		return fmt.Errorf("--timeout %s: a positive duration is needed", c.Timeout)
+		return refuse("Config.Timeout %s: a positive duration is needed", c.Timeout)
 	}
 	if c.EvalEvery > 0 && !c.evaluates() {
-		return fmt.Errorf("--eval-every needs --eval-data: the held-out data")
+		return refuse("Config.EvalEvery needs Config.EvalData: the held-out data")
 	}
 	if c.Resume && c.Checkpoint == "" {
-		return fmt.Errorf("--resume needs --checkpoint: the folder to resume from")
+		return refuse("Config.Resume needs Config.Checkpoint: the folder to resume from")
 	}
 	if c.AcceptChanges && !c.Resume {
-		return fmt.Errorf("--accept-changes is for --resume: changes since the checkpoint")
+		return refuse("Config.AcceptChanges is for Config.Resume: changes since the checkpoint")
 	}
 	if c.SaveEvery > 0 && c.Checkpoint == "" {
-		return fmt.Errorf("--save-every needs --checkpoint: the folder to save to")
+		return refuse("Config.SaveEvery needs Config.Checkpoint: the folder to save to")
 	}
 	return nil
 }

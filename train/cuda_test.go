@@ -242,7 +242,7 @@ func TestCUDACapIsTheSmallerOfWhatIsAskedAndFree(t *testing.T) {
 	var refused *plan.DoesNotFit
 	err = attempt(need-1, drivertest.Options{})
 	require.ErrorAs(t, err, &refused)
-	require.ErrorContains(t, err, "this cap is --device-memory (the GPU has 16.00 GiB free)")
+	require.ErrorContains(t, err, "this cap is Config.DeviceMemory (the GPU has 16.00 GiB free)")
 	const used = 1 << 30
 	require.NoError(t, attempt(0, drivertest.Options{Memory: 2*need + used, Used: used}))
 	err = attempt(0, drivertest.Options{Memory: 2*need + used - 2, Used: used})
@@ -251,7 +251,7 @@ func TestCUDACapIsTheSmallerOfWhatIsAskedAndFree(t *testing.T) {
 	require.ErrorContains(t, err, " over 2 ranks, where others use 1.00 GiB")
 	err = attempt(need, drivertest.Options{Memory: 2*need + used - 2, Used: used})
 	require.ErrorContains(t, err, "what is free on GPU 0")
-	require.ErrorContains(t, err, "; --device-memory allows ")
+	require.ErrorContains(t, err, "; Config.DeviceMemory allows ")
 }
 
 func TestCUDAWithoutADriver(t *testing.T) {
@@ -263,7 +263,7 @@ func TestCUDAWithoutADriver(t *testing.T) {
 	_, err := New(context.Background(), c)
 	var missing *MissingDevice
 	require.ErrorAs(t, err, &missing)
-	require.ErrorContains(t, err, "--device cuda: NVIDIA's driver was not found: looked for libcuda.so.1 in ")
+	require.ErrorContains(t, err, "Config.Device cuda: NVIDIA's driver was not found: looked for libcuda.so.1 in ")
 	require.NotContains(t, err.Error(), "\n")
 
 	d := onDouble(t, &c, drivertest.Options{Devices: -1}, false)

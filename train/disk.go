@@ -19,13 +19,13 @@ func (t *Trainer) openDisk() error {
 	}
 	if c.Disk == "" {
 		if disk > 0 {
-			return fmt.Errorf("the plan has %s on disk a rank and no folder for it: give --disk DIR", plan.Bytes(disk))
+			return refuseField("Disk", "the plan has %s on disk a rank and no folder for it: give Config.Disk DIR", plan.Bytes(disk))
 		}
 		return nil
 	}
 	folder, err := store.Open(c.Disk, store.Options{Cache: c.DiskCache, Warn: c.Warn, Wrap: c.wrapDisk})
 	if err != nil {
-		return fmt.Errorf("--disk %s: %w", c.Disk, err)
+		return fmt.Errorf("Config.Disk %s: %w", c.Disk, err)
 	}
 	t.disk = folder
 	return nil

@@ -37,7 +37,7 @@ func TestUnusedDiskFolder(t *testing.T) {
 	c.Disk = filepath.Join(root, "file")
 	require.NoError(t, os.WriteFile(c.Disk, nil, 0o600))
 	_, err = New(context.Background(), c)
-	require.ErrorContains(t, err, "--disk "+c.Disk+": disk tier: "+c.Disk+" is not a folder")
+	require.ErrorContains(t, err, "Config.Disk "+c.Disk+": disk tier: "+c.Disk+" is not a folder")
 }
 
 func TestDiskCacheHasToFitTheHost(t *testing.T) {
@@ -46,8 +46,8 @@ func TestDiskCacheHasToFitTheHost(t *testing.T) {
 	_, err := New(context.Background(), c)
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
-	require.Regexp(t, `^does not fit: a rank needs .* of host memory and .*; it fits with --disk-cache [0-9]+MiB or less instead of 60.00 MiB$`, err.Error())
-	_, size, _ := strings.Cut(err.Error(), "--disk-cache ")
+	require.Regexp(t, `^does not fit: a rank needs .* of host memory and .*; it fits with Config.DiskCache [0-9]+MiB or less instead of 60.00 MiB$`, err.Error())
+	_, size, _ := strings.Cut(err.Error(), "Config.DiskCache ")
 	var mib int64
 	_, scanErr := fmt.Sscanf(size, "%dMiB", &mib)
 	require.NoError(t, scanErr)

@@ -69,12 +69,12 @@ func (e *Diverged) Error() string {
 	}
 	b.WriteString("; nothing computed from it was saved; ")
 	if e.LossScale > 1 { // a dynamic one would have been halved
-		b.WriteString("--loss-scale dynamic, or a smaller one, often helps")
+		b.WriteString("Config.LossScale dynamic, or a smaller one, often helps")
 		return b.String()
 	}
-	b.WriteString("a lower --lr or --clip 1 often helps")
+	b.WriteString("a lower Config.LR or Config.Clip 1 often helps")
 	if !e.Skips && e.LossScale == 0 && !e.Update {
-		b.WriteString(", and --on-nonfinite skip leaves single steps out")
+		b.WriteString(", and Config.OnNonFinite skip leaves single steps out")
 	}
 	return b.String()
 }

@@ -15,7 +15,7 @@ import (
 // Fitted is the outcome of a search for the fastest configuration that fits.
 type Fitted struct {
 	*Forecast
-	Flags   string   // what was chosen: added to the flags of the request, they plan it again
+	Choices Settings // what was chosen: in the request, they plan it again
 	Reasons []string // what bounds it, why not what would have been faster, and the runners-up, a line each
 	Tried   int      // configurations that were planned
 	// Caps are those that the machine's memory adds to the request, by space; 0: none.
@@ -27,7 +27,7 @@ type Fitted struct {
 type NothingFits struct {
 	Tried    int
 	Smallest *Forecast // of what was tried, the nearest to the caps; nil: nothing could be planned
-	Flags    string    // its choices
+	Choices  Settings  // its own
 	What     string    // what was allowed to change
 	// HostShare is the cap on host memory where it was assumed; 0: it was not.
 	HostShare int64
@@ -40,7 +40,7 @@ func (e *NothingFits) Error() string {
 	if e.Smallest == nil {
 		return fmt.Sprintf("no configuration of %d could be planned", e.Tried)
 	}
-	text := fmt.Sprintf("nothing of %d configurations fits (%s); the nearest, %s, %s", e.Tried, e.What, e.Flags, Shortfall(e.Smallest))
+	text := fmt.Sprintf("nothing of %d configurations fits (%s); the nearest, %s, %s", e.Tried, e.What, e.Choices, Shortfall(e.Smallest))
 	if caches := smallerCaches(&e.Smallest.Config, e.Smallest.Plan); caches != "" {
 		text += "; it fits with " + caches
 	}
@@ -48,7 +48,7 @@ func (e *NothingFits) Error() string {
 		text += "; device and host memory come out of one, " + e.Machine
 	}
 	if e.HostShare > 0 {
-		text += fmt.Sprintf("; %s of host memory a rank are assumed, as usual for the GPU (--node-memory says what a server has)", plan.Bytes(e.HostShare))
+		text += fmt.Sprintf("; %s of host memory a rank are assumed, as usual for the GPU (Hardware.HostShare says what a server has)", plan.Bytes(e.HostShare))
 	}
 	return text
 }
@@ -152,7 +152,7 @@ func Fit(ctx context.Context, cfg Config, fixed Fixed, rows int, hw Hardware) (*
 	case errors.As(err, &none):
 		e := &NothingFits{Tried: none.Tried, Smallest: r.forecast(none.Smallest), What: none.What, HostShare: none.HostShare}
 		if none.Smallest != nil {
-			e.Flags = flagsOf(&none.Smallest.Spec, none.Batches, none.Precisions)
+			e.Choices = choices(&none.Smallest.Spec, none.Batches, none.Precisions)
 		}
 		return nil, e
 	case err != nil:
@@ -164,23 +164,23 @@ func Fit(ctx context.Context, cfg Config, fixed Fixed, rows int, hw Hardware) (*
 // rowsText says which rows of a step would do.
 func rowsText(e *search.RowsError) error {
 	if e.Batch > 0 {
-		return fmt.Errorf("--global-batch %d over %d ranks is %d rows a rank, which --batch %d and --accum %d do not give; leave one of them out", e.Rows, e.Ranks, e.Rows/e.Ranks, e.Batch, e.Accum)
+		return refuse("Config.GlobalBatch %d over %d ranks is %d rows a rank, which Config.Batch %d and Config.Accum %d do not give; leave one of them out", e.Rows, e.Ranks, e.Rows/e.Ranks, e.Batch, e.Accum)
 	}
 	below := e.Rows / e.Ranks * e.Ranks
 	right := fmt.Sprintf("%d is", below+e.Ranks)
 	if below > 0 {
 		right = fmt.Sprintf("%d and %d are", below, below+e.Ranks)
 	}
-	return fmt.Errorf("--global-batch %d is not a multiple of %d ranks; %s", e.Rows, e.Ranks, right)
+	return refuse("Config.GlobalBatch %d is not a multiple of %d ranks; %s", e.Rows, e.Ranks, right)
 }
 
 // fitted says what was found, and why.
 func (r *resolved) fitted(found *search.Fitted) *Fitted {
 	best := r.forecast(found.Forecast)
-	out := &Fitted{Forecast: best, Flags: flagsOf(&found.Spec, found.Batches, found.Precisions), Tried: found.Tried}
+	out := &Fitted{Forecast: best, Choices: choices(&found.Spec, found.Batches, found.Precisions), Tried: found.Tried}
 	out.Reasons = Reasons(best)
 	if found.Preferred > 0 {
-		out.Reasons = append(out.Reasons, fmt.Sprintf("in %s, for whose products the device has units (%.3g × the rate of fp32); other numbers than fp32's, which --precision fp32 plans",
+		out.Reasons = append(out.Reasons, fmt.Sprintf("in %s, for whose products the device has units (%.3g × the rate of fp32); other numbers than fp32's, which Config.Precision fp32 plans",
 			found.Spec.Precision, found.Preferred))
 	}
 	if why := OtherBits(&r.cfg, &best.Config); why != "" {
@@ -190,14 +190,14 @@ func (r *resolved) fitted(found *search.Fitted) *Fitted {
 		out.Reasons = append(out.Reasons, order)
 	}
 	for _, u := range found.RunnersUp {
-		out.Reasons = append(out.Reasons, fmt.Sprintf("%s fits too, at %.2f × the time a token and %s of device memory", flagsOf(&u.Spec, found.Batches, found.Precisions), u.Slower, plan.Bytes(u.Device)))
+		out.Reasons = append(out.Reasons, fmt.Sprintf("%s fits too, at %.2f × the time a token and %s of device memory", choices(&u.Spec, found.Batches, found.Precisions), u.Slower, plan.Bytes(u.Device)))
 	}
 	for _, o := range found.Others {
 		why := fmt.Sprintf("would take %.2f × the time a token even with memory for everything", o.Slower)
 		if o.Slower < 1 {
 			why = "was not found to fit with anything that takes no more time"
 		}
-		out.Reasons = append(out.Reasons, fmt.Sprintf("--zero %d %s", o.Stage, why))
+		out.Reasons = append(out.Reasons, fmt.Sprintf("Config.Zero %d %s", o.Stage, why))
 	}
 	return out
 }
@@ -221,7 +221,7 @@ func OtherBits(asked, chosen *Config) string {
 		}
 		return " in " + orderName(c.inLayers()) + " order"
 	}
-	return fmt.Sprintf("with accumulation, stage %d%s differs from stage %d%s in the last bits; --reproducible makes them equal", chosen.Zero, order(chosen), asked.Zero, order(asked))
+	return fmt.Sprintf("with accumulation, stage %d%s differs from stage %d%s in the last bits; Config.Reproducible makes them equal", chosen.Zero, order(chosen), asked.Zero, order(asked))
 }
 
 // bound says what a plan's time goes into, and which memory is fullest.
@@ -243,7 +243,7 @@ func bound(f *Forecast) string {
 		if n := f.Config.LocalRanks; n > 1 {
 			text += fmt.Sprintf(", %s a server of %d", plan.Bytes(int64(n)*(host+f.Plan.Config.Outside[graph.Host])), n)
 		}
-		text += " (--host-memory and --node-memory cap it)"
+		text += " (Config.HostMemory and Hardware.HostShare cap it)"
 	}
 	return text
 }
@@ -260,30 +260,6 @@ type ClassPlace = search.ClassPlace
 // Explain reads a forecast's program.
 func Explain(f *Forecast) Explanation { return search.Explain(f.Plan, f.Step) }
 
-// flagsOf writes what a search chose as a person would type it. A flag that
-// means "without" is written too: what was asked for may have been with.
-func flagsOf(s *search.Spec, batches, precisions bool) string {
-	parts := []string{fmt.Sprintf("--zero %d", s.Stage)}
-	if batches {
-		parts = append(parts, fmt.Sprintf("--batch %d --accum %d", s.Batch, s.Accum))
-	}
-	if precisions {
-		parts = append(parts, "--precision "+s.Precision.String())
-	}
-	if s.Accum > 1 && s.LayerOrder || s.OrderChosen {
-		parts = append(parts, "--accum-order "+orderName(s.LayerOrder))
-	}
-	parts = append(parts, fmt.Sprintf("--prefetch %d", s.Prefetch), "--recompute "+quote(s.Recompute.String()), "--offload "+quote(orNone(s.Offload.String())))
-	return strings.Join(parts, " ")
-}
-
-func orNone(v string) string {
-	if v == "" {
-		return "none"
-	}
-	return v
-}
-
 // autoText says what "auto" chose, for a person; "" for nil.
 func autoText(c *search.Chosen) string {
 	if c == nil {
@@ -291,7 +267,7 @@ func autoText(c *search.Chosen) string {
 	}
 	switch c.Outcome {
 	case search.NoCap:
-		return "nothing is computed again: there is no cap on device memory (--device-memory)"
+		return "nothing is computed again: there is no cap on device memory (Config.DeviceMemory)"
 	case search.Nothing:
 		return fmt.Sprintf("nothing needs to be computed again: %s of the cap of %s", plan.Bytes(c.Need), plan.Bytes(c.Capacity))
 	case search.NotEnough:
@@ -299,14 +275,6 @@ func autoText(c *search.Chosen) string {
 	case search.Everything:
 		return "everything is computed again: with less it does not fit"
 	}
-	return fmt.Sprintf("%d of %d activations are computed again (%s), for %+.1f %% of the predicted step: --recompute %s", c.Buffers, c.AllBuffers, plan.Bytes(c.Bytes),
+	return fmt.Sprintf("%d of %d activations are computed again (%s), for %+.1f %% of the predicted step: Config.Recompute %s", c.Buffers, c.AllBuffers, plan.Bytes(c.Bytes),
 		100*(c.Slower-1), quote(c.Recompute.String()))
-}
-
-// quote writes a flag's value as a shell takes it.
-func quote(v string) string {
-	if strings.ContainsAny(v, "*?[{;&|<>() $`\"\\") {
-		return "'" + v + "'"
-	}
-	return v
 }

@@ -43,7 +43,7 @@ func TestFitLeavesWhatWasGiven(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 12, got.Config.Ranks*got.Config.Batch*got.Config.Accum)
 	_, err = Fit(t.Context(), c, Fixed{}, 25, CPUHardware(2))
-	require.ErrorContains(t, err, "--global-batch 25")
+	require.ErrorContains(t, err, "Config.GlobalBatch 25")
 	require.ErrorContains(t, err, "24 and 26")
 }
 

@@ -1,8 +1,6 @@
 package train
 
 import (
-	"fmt"
-
 	"github.com/spillway-ml/spillway/internal/nearest"
 )
 
@@ -14,14 +12,14 @@ func (c *Config) FollowGlobalBatch(accumGiven bool) error {
 		return nil
 	}
 	if c.GlobalBatch%c.Batch != 0 {
-		return fmt.Errorf("--global-batch %d is no multiple of --batch %d rows; micro-batches of %s rows are possible", c.GlobalBatch, c.Batch, nearest.Divisors(c.GlobalBatch, c.Batch))
+		return refuse("Config.GlobalBatch %d is no multiple of Config.Batch %d rows; micro-batches of %s rows are possible", c.GlobalBatch, c.Batch, nearest.Divisors(c.GlobalBatch, c.Batch))
 	}
 	leaves := c.GlobalBatch / c.Batch
 	if leaves%c.Ranks != 0 {
-		return fmt.Errorf("--global-batch %d is %d micro-batches of --batch %d, which %d ranks do not divide; %s ranks do", c.GlobalBatch, leaves, c.Batch, c.Ranks, nearest.Divisors(leaves, c.Ranks))
+		return refuse("Config.GlobalBatch %d is %d micro-batches of Config.Batch %d, which %d ranks do not divide; %s ranks do", c.GlobalBatch, leaves, c.Batch, c.Ranks, nearest.Divisors(leaves, c.Ranks))
 	}
 	if accum := leaves / c.Ranks; accumGiven && accum != c.Accum {
-		return fmt.Errorf("--global-batch %d with --accum %d: %d ranks of --batch %d take %d micro-batches each; leave one of them out", c.GlobalBatch, c.Accum, c.Ranks, c.Batch, accum)
+		return refuse("Config.GlobalBatch %d with Config.Accum %d: %d ranks of Config.Batch %d take %d micro-batches each; leave one of them out", c.GlobalBatch, c.Accum, c.Ranks, c.Batch, accum)
 	}
 	c.Accum = leaves / c.Ranks
 	return nil

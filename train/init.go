@@ -19,7 +19,7 @@ import (
 func presetConfig(name string) (hfconfig.Config, error) {
 	p, err := presets.Lookup(name)
 	if err != nil {
-		return hfconfig.Config{}, fmt.Errorf("--model: %w", err)
+		return hfconfig.Config{}, fmt.Errorf("Config.Model: %w", err)
 	}
 	return p.Config, nil
 }
@@ -133,32 +133,32 @@ func (d *drawing) RunIndex(i int) {
 // load reads the parameters from safetensors in Hugging Face's layout, with or
 // without the "transformer." prefix.
 func (t *Trainer) load(ctx context.Context, path string) error {
-	given, flag := path, "--init"
+	given, field := path, "Config.Init"
 	if t.cfg.Inference {
-		flag = "--model" // generate's and eval's only folder
+		field = "Config.Model" // generate's and eval's only folder
 	}
 	path, passed, err := checkpoint.Resolve(ctx, path, hfconfig.FileName, safetensors.FileName)
 	if err != nil {
-		return fmt.Errorf("%s %s: %w", flag, given, err)
+		return fmt.Errorf("%s %s: %w", field, given, err)
 	}
 	for _, p := range passed {
-		t.cfg.warn("%s: %s", flag, p)
+		t.cfg.warn("%s: %s", field, p)
 	}
 	if st, err := os.Stat(path); err != nil {
-		return fmt.Errorf("%s %s: %w", flag, path, err)
+		return fmt.Errorf("%s %s: %w", field, path, err)
 	} else if st.IsDir() {
 		if c, err := hfconfig.Read(filepath.Join(path, "config.json")); err == nil && t.cfg.Own.Model == nil && !c.SameModel(t.model) {
-			return fmt.Errorf("--init %s: its config.json describes another model than --model %s", path, t.cfg.Model)
+			return fmt.Errorf("Config.Init %s: its config.json describes another model than Config.Model %s", path, t.cfg.Model)
 		}
 	}
 	r, err := checkpoint.OpenWeights(path)
 	if err != nil {
-		return fmt.Errorf("%s %s: %w", flag, path, err)
+		return fmt.Errorf("%s %s: %w", field, path, err)
 	}
 	defer r.Close()
 	names, err := t.match(r)
 	if err != nil {
-		return fmt.Errorf("%s %s: %w", flag, path, err)
+		return fmt.Errorf("%s %s: %w", field, path, err)
 	}
 	if t.cfg.Inference {
 		if line := computedInFP32(path, r, names); line != "" {
@@ -172,10 +172,10 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 		}
 		odd := checkpoint.NonFinite{State: "weights", Tensor: names[i], Of: t.plan.Program.Params[i].Elems()}
 		if err := t.loadTensor(r, names[i], i, "value", chunk, odd.Look); err != nil {
-			return fmt.Errorf("%s %s: %w", flag, path, err)
+			return fmt.Errorf("%s %s: %w", field, path, err)
 		}
 		if odd.Count > 0 {
-			return fmt.Errorf("%s %s: tensor %q: %d of %d values are not finite, first element %d; nothing can start from them", flag, path, odd.Tensor, odd.Count, odd.Of, odd.First)
+			return fmt.Errorf("%s %s: tensor %q: %d of %d values are not finite, first element %d; nothing can start from them", field, path, odd.Tensor, odd.Count, odd.Of, odd.First)
 		}
 	}
 	return nil

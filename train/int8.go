@@ -1,7 +1,6 @@
 package train
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 )
@@ -19,16 +18,16 @@ func (c *Config) int8(name string) bool {
 func validInt8(c *Config) error {
 	for _, s := range c.Int8 {
 		if !slices.Contains(int8Switches, strings.ToLower(s)) {
-			return fmt.Errorf("--int8 %.80q: use %s", s, strings.Join(int8Switches, ", "))
+			return refuse("Config.Int8 %.80q: use %s", s, strings.Join(int8Switches, ", "))
 		}
 	}
 	switch {
 	case c.int8("optimizer") && !strings.EqualFold(c.Optimizer, "adamw"):
-		return fmt.Errorf("--int8 optimizer with --optimizer %.80s: only adamw's moments have an 8-bit form", c.Optimizer)
+		return refuse("Config.Int8 optimizer with Config.Optimizer %.80s: only adamw's moments have an 8-bit form", c.Optimizer)
 	case c.int8("gather") && strings.EqualFold(c.precision(), "fp32"):
-		return fmt.Errorf("--int8 gather with --precision fp32: what is gathered would be all there is of the parameters; give --precision bf16 or fp16, which keep fp32 masters")
+		return refuse("Config.Int8 gather with Config.Precision fp32: what is gathered would be all there is of the parameters; give Config.Precision bf16 or fp16, which keep fp32 masters")
 	case c.int8("matmul") && strings.EqualFold(c.precision(), "fp32"):
-		return fmt.Errorf("--int8 matmul with --precision fp32: int8 products stand for 16-bit ones; give --precision bf16 or fp16")
+		return refuse("Config.Int8 matmul with Config.Precision fp32: int8 products stand for 16-bit ones; give Config.Precision bf16 or fp16")
 	}
 	return nil
 }
@@ -42,20 +41,20 @@ func validStates(c *Config) error {
 	bf16 := c.bf16States()
 	switch {
 	case c.OptimizerDType != "" && !bf16 && !strings.EqualFold(c.OptimizerDType, "fp32"):
-		return fmt.Errorf("--optimizer-dtype %.80q: use fp32 or bf16", c.OptimizerDType)
+		return refuse("Config.OptimizerDType %.80q: use fp32 or bf16", c.OptimizerDType)
 	case !bf16 && c.StochasticRounding:
-		return fmt.Errorf("--stochastic-rounding without --optimizer-dtype bf16: fp32 states lose nothing that it would keep; give both or neither")
+		return refuse("Config.StochasticRounding without Config.OptimizerDType bf16: fp32 states lose nothing that it would keep; give both or neither")
 	case !bf16:
 	case !c.StochasticRounding:
-		return fmt.Errorf("--optimizer-dtype bf16 without --stochastic-rounding: rounded to nearest, updates below a parameter's last place are lost; give both")
+		return refuse("Config.OptimizerDType bf16 without Config.StochasticRounding: rounded to nearest, updates below a parameter's last place are lost; give both")
 	case !strings.EqualFold(c.Optimizer, "adamw"):
-		return fmt.Errorf("--optimizer-dtype bf16 with --optimizer %.80s: only adamw has that form", c.Optimizer)
+		return refuse("Config.OptimizerDType bf16 with Config.Optimizer %.80s: only adamw has that form", c.Optimizer)
 	case !strings.EqualFold(c.precision(), "bf16"):
-		return fmt.Errorf("--optimizer-dtype bf16 with --precision %.80s: parameters without a master rest in bf16; give --precision bf16", c.precision())
+		return refuse("Config.OptimizerDType bf16 with Config.Precision %.80s: parameters without a master rest in bf16; give Config.Precision bf16", c.precision())
 	case c.int8("optimizer"):
-		return fmt.Errorf("--optimizer-dtype bf16 with --int8 optimizer: moments have 16 bits or 8; leave one of them out")
+		return refuse("Config.OptimizerDType bf16 with Config.Int8 optimizer: moments have 16 bits or 8; leave one of them out")
 	case c.int8("gather"):
-		return fmt.Errorf("--optimizer-dtype bf16 with --int8 gather: what is gathered in 8 bits needs a master; leave one of them out")
+		return refuse("Config.OptimizerDType bf16 with Config.Int8 gather: what is gathered in 8 bits needs a master; leave one of them out")
 	}
 	return nil
 }

@@ -2,6 +2,8 @@ package train
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/comm"
@@ -26,12 +28,42 @@ var (
 	ErrLost = comm.ErrLost
 )
 
+// FieldError refuses what a Config says. It is of kind ErrConfig, and its text names each
+// field that it speaks of as Config.NAME: what the field holds, what is wrong with it and
+// what would be right.
+type FieldError struct {
+	Field string // "Precision"; the first of several that don't go together
+	err   error
+}
+
+func (e *FieldError) Error() string { return e.err.Error() }
+
+// Is puts the error among the kinds.
+func (e *FieldError) Is(target error) bool { return target == ErrConfig }
+
+// Unwrap returns what was wrong with the field's value by itself, if there is more to it.
+func (e *FieldError) Unwrap() error { return errors.Unwrap(e.err) }
+
+// refuse makes a *FieldError of a sentence that begins with the field, as in
+// "Config.Zero 4: …".
+func refuse(format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	first, _, _ := strings.Cut(err.Error(), " ")
+	return &FieldError{strings.TrimSuffix(strings.TrimPrefix(first, "Config."), ":"), err}
+}
+
+// refuseField is refuse for a sentence that begins with something else.
+func refuseField(field, format string, args ...any) error {
+	return &FieldError{field, fmt.Errorf(format, args...)}
+}
+
 // ofKind is an error of a kind, with its own text.
 type ofKind struct {
 	error
 	kind error
 }
 
+// Is tells whether target is the kind.
 func (e *ofKind) Is(target error) bool { return target == e.kind }
 func (e *ofKind) Unwrap() error        { return e.error }
 

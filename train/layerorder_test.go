@@ -176,20 +176,20 @@ func TestFitTakesLayerOrder(t *testing.T) {
 		return f
 	}
 	got := fit(c, false)
-	require.Contains(t, got.Flags, "--accum-order layer ")
+	require.Contains(t, got.Choices.String(), "Config.AccumOrder layer ")
 	require.Contains(t, strings.Join(got.Reasons, "\n"), "layer order: each layer runs its 8 micro-batches in turn")
 	micro := fit(c, true)
-	require.NotContains(t, micro.Flags, "--accum-order")
+	require.NotContains(t, micro.Choices.String(), "Config.AccumOrder")
 	require.Greater(t, got.TokensPerSecond(), 1.1*micro.TokensPerSecond())
 	c.Reproducible = true
-	require.Contains(t, fit(c, false).Flags, "--accum-order layer ")
+	require.Contains(t, fit(c, false).Choices.String(), "Config.AccumOrder layer ")
 	c.Reproducible, c.Accum = false, 33
-	require.NotContains(t, fit(c, false).Flags, "--accum-order", "the program would have them all: over search's 32")
+	require.NotContains(t, fit(c, false).Choices.String(), "Config.AccumOrder", "the program would have them all: over search's 32")
 	c.Accum, c.Offload = 8, ""
-	require.NotContains(t, fit(c, false).Flags, "--accum-order", "nothing is read or gathered")
+	require.NotContains(t, fit(c, false).Choices.String(), "Config.AccumOrder", "nothing is read or gathered")
 	c.AccumOrder = layerOrder
-	require.Contains(t, fit(c, true).Flags, "--accum-order layer ")
-	require.Contains(t, fit(c, false).Flags, "--accum-order micro ", "what was asked for is told to change")
+	require.Contains(t, fit(c, true).Choices.String(), "Config.AccumOrder layer ")
+	require.Contains(t, fit(c, false).Choices.String(), "Config.AccumOrder micro ", "what was asked for is told to change")
 }
 
 // Where micro order fits and layer order does not, that is a way out.
@@ -202,5 +202,5 @@ func TestMicroOrderIsAWayOut(t *testing.T) {
 	_, err = Build(t.Context(), c)
 	var refused *Refusal
 	require.ErrorAs(t, err, &refused)
-	require.Contains(t, err.Error(), "--accum-order micro")
+	require.Contains(t, err.Error(), "Config.AccumOrder micro")
 }

@@ -2,7 +2,6 @@ package train
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math"
 	"strings"
 
@@ -28,12 +27,12 @@ func (c *Config) lossScale() (scale float64, dynamic bool, err error) {
 		return graph.InitialLossScale, true, nil
 	}
 	if !strings.EqualFold(c.precision(), "fp16") {
-		return 0, false, fmt.Errorf("--loss-scale %.80s: --precision %s has none, its range is fp32's; give it with --precision fp16 or leave it out", s, c.precision())
+		return 0, false, refuse("Config.LossScale %.80s: Config.Precision %s has none, its range is fp32's; give it with Config.Precision fp16 or leave it out", s, c.precision())
 	}
 	scale, err = decimal.Float(s)
 	// A gradient of 1 times the scale must be finite in fp32.
 	if err != nil || !(scale >= 1 && scale <= 1<<126) {
-		return 0, false, fmt.Errorf("--loss-scale %.80q: use dynamic or a number of at least 1", c.LossScale)
+		return 0, false, refuse("Config.LossScale %.80q: use dynamic or a number of at least 1", c.LossScale)
 	}
 	return scale, false, nil
 }
@@ -44,9 +43,9 @@ func validScale(c *Config) error {
 	case err != nil:
 		return err
 	case n < 0 || n > maxSkips:
-		return fmt.Errorf("--loss-scale-hysteresis %d: use 1 to %d overflows in a row", n, maxSkips)
+		return refuse("Config.LossScaleHysteresis %d: use 1 to %d overflows in a row", n, maxSkips)
 	case n > 1 && (!dynamic || !strings.EqualFold(c.precision(), "fp16")):
-		return fmt.Errorf("--loss-scale-hysteresis %d: only a dynamic loss scale, of --precision fp16, is halved; leave it out", n)
+		return refuse("Config.LossScaleHysteresis %d: only a dynamic loss scale, of Config.Precision fp16, is halved; leave it out", n)
 	}
 	return nil
 }

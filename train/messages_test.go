@@ -9,7 +9,7 @@ import (
 // What a divergence offers is not what the run has already, and overflows of fp16's
 // scale are not called skipped steps.
 func TestWhatADivergenceSays(t *testing.T) {
-	const skip = "--on-nonfinite skip"
+	const skip = "Config.OnNonFinite skip"
 	plain := Diverged{Step: 3, Rank: -1}
 	require.Contains(t, plain.Error(), skip)
 	given := Diverged{Step: 3, Rank: -1, Skips: true}
@@ -20,10 +20,10 @@ func TestWhatADivergenceSays(t *testing.T) {
 	floor := Diverged{Step: 4, Rank: -1, Skipped: 3, LossScale: 1}
 	require.Contains(t, floor.Error(), "it overflowed at a loss scale of 1, as each of the last 3 steps did at its own")
 	require.NotContains(t, floor.Error(), skip)
-	require.NotContains(t, floor.Error(), "--loss-scale")
+	require.NotContains(t, floor.Error(), "Config.LossScale")
 	static := Diverged{Step: 10, Rank: -1, Skipped: 10, LossScale: 1 << 24}
-	require.Contains(t, static.Error(), "--loss-scale dynamic, or a smaller one")
-	require.NotContains(t, static.Error(), "--lr")
+	require.Contains(t, static.Error(), "Config.LossScale dynamic, or a smaller one")
+	require.NotContains(t, static.Error(), "Config.LR")
 }
 
 // What moves no memory but bits is told at a resume: the orders of sums.
@@ -32,11 +32,11 @@ func TestAnOrderOfSumsIsAChange(t *testing.T) {
 	was := c.settings()
 	c.Reproducible, c.AccumOrder, c.Collectives, c.ShardSize = true, "Layer", "ring", 2
 	_, lines := changed(was, c.settings())
-	require.Equal(t, []string{"--collectives: not in use → ring", "--reproducible: not in use → true", "--shard-size: not in use → 2"}, lines,
+	require.Equal(t, []string{"Config.Collectives: not in use → ring", "Config.Reproducible: not in use → true", "Config.ShardSize: not in use → 2"}, lines,
 		"of one micro-batch, layer order is micro order")
 	c.Accum = 2
 	_, lines = changed(was, c.settings())
-	require.Contains(t, lines, "--accum-order: not in use → layer")
+	require.Contains(t, lines, "Config.AccumOrder: not in use → layer")
 }
 
 // Gradients in 16 bits are the default, which earlier checkpoints recorded too.
@@ -46,7 +46,7 @@ func TestADefaultIsNoChange(t *testing.T) {
 	c.Precision = "bf16"
 	flags, lines := changed(now, c.settings())
 	require.Equal(t, []string{"precision"}, flags)
-	require.Equal(t, []string{"--precision: fp32 → bf16"}, lines)
+	require.Equal(t, []string{"Config.Precision: fp32 → bf16"}, lines)
 	old := c.settings()
 	old["reduce"] = "same"
 	flags, _ = changed(old, c.settings())
@@ -54,5 +54,5 @@ func TestADefaultIsNoChange(t *testing.T) {
 	require.Equal(t, "same", old["reduce"], "what was read stays")
 	c.Reduce = "fp32"
 	_, lines = changed(old, c.settings())
-	require.Equal(t, []string{"--reduce: not in use → fp32"}, lines)
+	require.Equal(t, []string{"Config.Reduce: not in use → fp32"}, lines)
 }

@@ -28,12 +28,12 @@ type MetricsWriter struct {
 // line that was cut off, is another attempt's. step −1: a new run.
 func OpenMetrics(path string, step int) (*MetricsWriter, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-		return nil, fmt.Errorf("--metrics: %w", err)
+		return nil, fmt.Errorf("Config.Metrics: %w", err)
 	}
 	if st, err := os.Stat(path); err == nil && st.Mode()&os.ModeNamedPipe != 0 {
 		f, err := openPipe(path)
 		if err != nil {
-			return nil, fmt.Errorf("--metrics: %w", err)
+			return nil, fmt.Errorf("Config.Metrics: %w", err)
 		}
 		return &MetricsWriter{f: f}, nil
 	}
@@ -42,7 +42,7 @@ func OpenMetrics(path string, step int) (*MetricsWriter, error) {
 		f, err = os.OpenFile(path, os.O_WRONLY, 0)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("--metrics: %w", err)
+		return nil, fmt.Errorf("Config.Metrics: %w", err)
 	}
 	m := &MetricsWriter{f: f}
 	st, err := f.Stat()
@@ -56,7 +56,7 @@ func OpenMetrics(path string, step int) (*MetricsWriter, error) {
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("--metrics: %w", err), f.Close())
+		return nil, errors.Join(fmt.Errorf("Config.Metrics: %w", err), f.Close())
 	}
 	return m, nil
 }
@@ -76,14 +76,14 @@ func refuseForeign(path string) error {
 	head := make([]byte, 16)
 	n, err := io.ReadFull(f, head)
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return fmt.Errorf("--metrics: %w", err)
+		return fmt.Errorf("Config.Metrics: %w", err)
 	}
 	for _, start := range []string{`{"step":`, `{"event":`} {
 		if m := min(n, len(start)); string(head[:m]) == start[:m] {
 			return nil
 		}
 	}
-	return fmt.Errorf("--metrics %.80q is there already and holds no metrics; give another file, or remove it", path)
+	return fmt.Errorf("Config.Metrics %.80q is there already and holds no metrics; give another file, or remove it", path)
 }
 
 // linesUpTo returns the end of the last whole line before the first that is cut off
@@ -173,7 +173,7 @@ func (m *MetricsWriter) Done(step int, paramsSHA256 string) error {
 func (m *MetricsWriter) line(v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
-		return fmt.Errorf("--metrics: %w", err)
+		return fmt.Errorf("Config.Metrics: %w", err)
 	}
 	text = append(text, '\n')
 	if m.plain {
@@ -185,7 +185,7 @@ func (m *MetricsWriter) line(v any) error {
 		if m.plain { // nobody shall read half a line
 			err = errors.Join(err, m.f.Truncate(m.end))
 		}
-		return fmt.Errorf("--metrics: %w", err)
+		return fmt.Errorf("Config.Metrics: %w", err)
 	}
 	m.end += int64(len(text))
 	return nil
@@ -197,7 +197,7 @@ func (m *MetricsWriter) Close() error {
 		return nil
 	}
 	if err := m.f.Close(); err != nil {
-		return fmt.Errorf("--metrics: %w", err)
+		return fmt.Errorf("Config.Metrics: %w", err)
 	}
 	return nil
 }

@@ -192,12 +192,12 @@ func TestDiskNeedsAFolder(t *testing.T) {
 	c := tiny("gpt2")
 	c.Offload = "optimizer=disk"
 	_, err := New(context.Background(), c)
-	require.ErrorContains(t, err, "--disk DIR")
+	require.ErrorContains(t, err, "Config.Disk DIR")
 	for text, want := range map[string]string{"optimizer": "CLASS=host", "optimizer=tape": `"tape" is not a place`, "weights=host": `class "weights"`} {
 		c.Offload = text
 		_, err = New(context.Background(), c)
 		require.ErrorContains(t, err, want)
-		require.ErrorContains(t, err, "--offload")
+		require.ErrorContains(t, err, "Config.Offload")
 	}
 }
 

@@ -323,7 +323,7 @@ func TestTrustIsValidated(t *testing.T) {
 		optimizer string
 		trust     float64
 		text      string
-	}{{"lars", 0, "--trust 0: lars"}, {"LARC", 0, "--trust 0: larc"}, {"adamw", -1, "--trust -1"}, {"lars", math.NaN(), "--trust NaN"}} {
+	}{{"lars", 0, "Config.Trust 0: lars"}, {"LARC", 0, "Config.Trust 0: larc"}, {"adamw", -1, "Config.Trust -1"}, {"lars", math.NaN(), "Config.Trust NaN"}} {
 		config := tiny("gpt2")
 		config.Optimizer, config.Trust = c.optimizer, c.trust
 		require.ErrorContains(t, config.Validate(), c.text)

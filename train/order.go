@@ -30,7 +30,7 @@ func (f *Forecast) OrderCost(ctx context.Context, machine *cost.Machine) (*Order
 	c.Reproducible = false
 	other, err := Predict(ctx, c, machine)
 	if err != nil {
-		return nil, fmt.Errorf("without --reproducible: %w", err)
+		return nil, fmt.Errorf("without Config.Reproducible: %w", err)
 	}
 	p := f.Plan.Program
 	o := &OrderCost{Leaves: c.Ranks * c.Accum, Sent: f.Plan.CommBytes, Before: other.Plan.CommBytes,
@@ -55,9 +55,9 @@ func (f *Forecast) OrderCost(ctx context.Context, machine *cost.Machine) (*Order
 // String is a sentence for a person.
 func (o *OrderCost) String() string {
 	if o.Leaves == 1 {
-		return "--reproducible: a step is one micro-batch, so nothing is added and nothing costs more"
+		return "Config.Reproducible: a step is one micro-batch, so nothing is added and nothing costs more"
 	}
-	text := fmt.Sprintf("--reproducible: gradients are summed over the step's %d micro-batches from left to right, the same bits at every number of ranks that divides them, in %s of fp32 sums; beside the run without: %s", o.Leaves, plan.Bytes(o.Sums), difference(o.Peak[graph.Device]))
+	text := fmt.Sprintf("Config.Reproducible: gradients are summed over the step's %d micro-batches from left to right, the same bits at every number of ranks that divides them, in %s of fp32 sums; beside the run without: %s", o.Leaves, plan.Bytes(o.Sums), difference(o.Peak[graph.Device]))
 	if n := o.Peak[graph.Host]; n != 0 {
 		text += " and " + difference(n) + " of host"
 	}

@@ -16,22 +16,22 @@ func (c *Config) refuseOverwriting() error {
 	if err := refuseForeign(c.Metrics); err != nil {
 		return err
 	}
-	out := []outputs.Path{{Flag: "metrics", Path: c.Metrics}, {Flag: "trace", Path: c.Trace}}
-	in := []outputs.Path{{Flag: "data", Path: c.Data}, {Flag: "eval-data", Path: c.EvalData}, {Flag: "tokenizer", Path: c.Tokenizer}}
-	in = slices.Concat(in, outputs.ModelFiles("model", c.Model), outputs.ModelFiles("init", c.Init))
+	out := []outputs.Path{{Name: "Config.Metrics", Path: c.Metrics}, {Name: "Config.Trace", Path: c.Trace}}
+	in := []outputs.Path{{Name: "Config.Data", Path: c.Data}, {Name: "Config.EvalData", Path: c.EvalData}, {Name: "Config.Tokenizer", Path: c.Tokenizer}}
+	in = slices.Concat(in, outputs.ModelFiles("Config.Model", c.Model), outputs.ModelFiles("Config.Init", c.Init))
 	if c.Checkpoint == "" {
 		return outputs.Check(out, in)
 	}
 	entries, err := checkpoint.Scan(c.Checkpoint)
 	if err != nil {
-		return fmt.Errorf("--checkpoint: %w", err)
+		return fmt.Errorf("Config.Checkpoint: %w", err)
 	}
 	for _, e := range entries {
-		in = append(in, outputs.Path{Flag: "checkpoint", Path: e.Folder})
+		in = append(in, outputs.Path{Name: "Config.Checkpoint", Path: e.Folder})
 	}
 	var own []outputs.Path
 	for _, name := range checkpoint.OwnFiles() {
-		own = append(own, outputs.Path{Flag: "checkpoint", Path: filepath.Join(c.Checkpoint, name)})
+		own = append(own, outputs.Path{Name: "Config.Checkpoint", Path: filepath.Join(c.Checkpoint, name)})
 	}
 	return cmp.Or(outputs.Check(out, in), outputs.Check(append(own, out...), nil))
 }

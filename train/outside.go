@@ -96,11 +96,11 @@ func (c *Config) mostOutside(sp graph.Space, n int64) string {
 	disk, frozen := c.caches(sp)
 	switch rest := n - disk - frozen; {
 	case frozen > max(disk, rest):
-		return fmt.Sprintf("--frozen-cache of %s", plan.Bytes(frozen))
+		return fmt.Sprintf("Config.FrozenCache of %s", plan.Bytes(frozen))
 	case c.staging > (n-c.staging)/2:
-		return fmt.Sprintf("--async-save on, which holds a copy of a rank's states, %s", plan.Bytes(c.staging))
+		return fmt.Sprintf("Config.AsyncSave on, which holds a copy of a rank's states, %s", plan.Bytes(c.staging))
 	case disk > rest:
-		return fmt.Sprintf("--disk-cache of %s", plan.Bytes(disk))
+		return fmt.Sprintf("Config.DiskCache of %s", plan.Bytes(disk))
 	}
 	return "what the process itself needs"
 }
@@ -122,9 +122,9 @@ func smallerCaches(c *Config, p *plan.Plan) string {
 		}
 		toDisk := func(room int64) string {
 			if text := sizeBelow(room); text != "" {
-				return fmt.Sprintf("--disk-cache %s or less instead of %s", text, plan.Bytes(disk))
+				return fmt.Sprintf("Config.DiskCache %s or less instead of %s", text, plan.Bytes(disk))
 			}
-			return fmt.Sprintf("no --disk-cache (it is %s)", plan.Bytes(disk))
+			return fmt.Sprintf("no Config.DiskCache (it is %s)", plan.Bytes(disk))
 		}
 		toFrozen := func(room int64) string {
 			row := int64(1)
@@ -132,9 +132,9 @@ func smallerCaches(c *Config, p *plan.Plan) string {
 				row = p.Program.Buf(b).Bytes() / int64(c.Batch)
 			}
 			if text := sizeBelow(room); text != "" && room*int64(c.Ranks) >= row {
-				return fmt.Sprintf("--frozen-cache %s:%s or less instead of %s", sp, text, plan.Bytes(frozen))
+				return fmt.Sprintf("Config.FrozenCache %s:%s or less instead of %s", sp, text, plan.Bytes(frozen))
 			}
-			return fmt.Sprintf("no --frozen-cache (it is %s)", plan.Bytes(frozen))
+			return fmt.Sprintf("no Config.FrozenCache (it is %s)", plan.Bytes(frozen))
 		}
 		switch {
 		case frozen == 0:
@@ -146,7 +146,7 @@ func smallerCaches(c *Config, p *plan.Plan) string {
 		case disk <= left:
 			texts = append(texts, toFrozen(left-disk))
 		default:
-			texts = append(texts, fmt.Sprintf("--disk-cache and --frozen-cache of %s together", plan.Bytes(left)))
+			texts = append(texts, fmt.Sprintf("Config.DiskCache and Config.FrozenCache of %s together", plan.Bytes(left)))
 		}
 	}
 	return strings.Join(texts, " and ")

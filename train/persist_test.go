@@ -349,7 +349,7 @@ func TestResumeRefuses(t *testing.T) {
 	d := c
 	d.Optimizer = "sgd"
 	_, err = New(context.Background(), d)
-	require.ErrorContains(t, err, "--optimizer adamw")
+	require.ErrorContains(t, err, "Config.Optimizer adamw")
 	require.ErrorContains(t, err, "sgd")
 	d = c
 	d.Model, d.Init = "../testdata/llama-tied", "random"

@@ -2,7 +2,6 @@ package train
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -22,10 +21,10 @@ func (cfg *Config) Runnable() error {
 		return nil
 	}
 	if len(cfg.Int8) > 0 {
-		return errors.New("--int8 with --device cuda: the GPU's kernels have none; leave it out")
+		return refuse("Config.Int8 with Config.Device cuda: the GPU's kernels have none; leave it out")
 	}
 	if cfg.bf16States() {
-		return errors.New("--optimizer-dtype bf16 with --device cuda: the GPU's kernels have none; leave it out")
+		return refuse("Config.OptimizerDType bf16 with Config.Device cuda: the GPU's kernels have none; leave it out")
 	}
 	return nil
 }
@@ -131,7 +130,7 @@ func dropoutNote(keys string, c *Config) []string {
 	if keys == "" {
 		return nil
 	}
-	return []string{fmt.Sprintf("dropout of the model's config.json (%s) is not applied: --dropout, which is %g, rules", keys, c.Dropout)}
+	return []string{fmt.Sprintf("dropout of the model's config.json (%s) is not applied: Config.Dropout, which is %g, rules", keys, c.Dropout)}
 }
 
 // Parameters counts the model's parameters, a tied one once.

@@ -351,12 +351,12 @@ func TestStaticLossScale(t *testing.T) {
 func TestLossScaleIsValidated(t *testing.T) {
 	for _, bad := range []struct{ precision, scale, want string }{
 		{"fp16", "0", "dynamic or a number"}, {"fp16", "much", "dynamic or a number"}, {"fp16", "NaN", "dynamic or a number"}, {"fp16", "inf", "dynamic or a number"},
-		{"bf16", "128", "--precision fp16"}, {"fp32", "128", "--precision fp16"},
+		{"bf16", "128", "Config.Precision fp16"}, {"fp32", "128", "Config.Precision fp16"},
 	} {
 		c := tiny("gpt2")
 		c.Precision, c.LossScale = bad.precision, bad.scale
 		require.ErrorContains(t, c.Validate(), bad.want, "%+v", bad)
-		require.ErrorContains(t, c.Validate(), "--loss-scale")
+		require.ErrorContains(t, c.Validate(), "Config.LossScale")
 	}
 	for n, want := range map[int]string{-1: "use 1 to 10", 11: "use 1 to 10", 2: "only a dynamic loss scale"} {
 		c := tiny("gpt2")
@@ -500,14 +500,14 @@ func TestBF16StatesKeepPromise1(t *testing.T) {
 	require.Equal(t, want.sha, runOf(t, d).sha, "resumed")
 
 	for want, change := range map[string]func(*Config){
-		"without --stochastic-rounding": func(c *Config) { c.StochasticRounding = false },
-		"without --optimizer-dtype":     func(c *Config) { c.OptimizerDType = "" },
-		"with --precision fp16":         func(c *Config) { c.Precision = "fp16" },
-		"with --optimizer sgd":          func(c *Config) { c.Optimizer = "sgd" },
-		"with --int8 optimizer":         func(c *Config) { c.Int8 = []string{"optimizer"} },
-		"with --int8 gather":            func(c *Config) { c.Int8 = []string{"gather"} },
-		"with --device cuda":            func(c *Config) { c.Device = "cuda" },
-		"use fp32 or bf16":              func(c *Config) { c.OptimizerDType = "fp8" },
+		"without Config.StochasticRounding": func(c *Config) { c.StochasticRounding = false },
+		"without Config.OptimizerDType":     func(c *Config) { c.OptimizerDType = "" },
+		"with Config.Precision fp16":        func(c *Config) { c.Precision = "fp16" },
+		"with Config.Optimizer sgd":         func(c *Config) { c.Optimizer = "sgd" },
+		"with Config.Int8 optimizer":        func(c *Config) { c.Int8 = []string{"optimizer"} },
+		"with Config.Int8 gather":           func(c *Config) { c.Int8 = []string{"gather"} },
+		"with Config.Device cuda":           func(c *Config) { c.Device = "cuda" },
+		"use fp32 or bf16":                  func(c *Config) { c.OptimizerDType = "fp8" },
 	} {
 		d := c
 		change(&d)
@@ -517,21 +517,21 @@ func TestBF16StatesKeepPromise1(t *testing.T) {
 
 func TestInt8IsValidated(t *testing.T) {
 	for want, change := range map[string]func(*Config){
-		"use optimizer":            func(c *Config) { c.Int8 = []string{"everything"} },
-		"--int8 gather":            func(c *Config) { c.Int8 = []string{"optimizer", "gather"} },
-		"--optimizer sgd":          func(c *Config) { c.Optimizer = "sgd" },
-		"--int8 with --device cud": func(c *Config) { c.Device = "cuda" },
+		"use optimizer":                      func(c *Config) { c.Int8 = []string{"everything"} },
+		"Config.Int8 gather":                 func(c *Config) { c.Int8 = []string{"optimizer", "gather"} },
+		"Config.Optimizer sgd":               func(c *Config) { c.Optimizer = "sgd" },
+		"Config.Int8 with Config.Device cud": func(c *Config) { c.Device = "cuda" },
 	} {
 		c := tiny("gpt2")
 		c.Int8 = []string{"optimizer"}
 		change(&c)
 		err := errors.Join(c.Validate(), c.Runnable())
 		require.ErrorContains(t, err, want)
-		require.ErrorContains(t, err, "--int8")
+		require.ErrorContains(t, err, "Config.Int8")
 	}
 	for want, change := range map[string]func(*Config){
-		"--int8 matmul with --precision fp32":  func(c *Config) { c.Int8 = []string{"matmul"} },
-		"use optimizer, gather, reduce, activ": func(c *Config) { c.Int8 = []string{"weights"} },
+		"Config.Int8 matmul with Config.Precision fp32": func(c *Config) { c.Int8 = []string{"matmul"} },
+		"use optimizer, gather, reduce, activ":          func(c *Config) { c.Int8 = []string{"weights"} },
 	} {
 		c := tiny("gpt2")
 		change(&c)

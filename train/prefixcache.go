@@ -93,16 +93,16 @@ func (t *Trainer) openPrefixCache() error {
 	windows := t.train.sampler.Windows()
 	pc := &prefixCache{row: row, slots: min(c.FrozenCache.Bytes*int64(c.Ranks)/row, windows), slotOf: make([]int32, windows)}
 	if pc.slots == 0 {
-		return fmt.Errorf("--frozen-cache %s: %s on %d rank(s) has no room for one row of %s", c.FrozenCache, plan.Bytes(c.FrozenCache.Bytes), c.Ranks, plan.Bytes(row))
+		return refuse("Config.FrozenCache %s: %s on %d rank(s) has no room for one row of %s", c.FrozenCache, plan.Bytes(c.FrozenCache.Bytes), c.Ranks, plan.Bytes(row))
 	}
 	if pc.slots < windows && c.Warn != nil {
-		c.Warn(fmt.Sprintf("--frozen-cache holds %d of the data's %d rows; a step skips the frozen layers only where all its rows are there (%s would hold them all)",
+		c.Warn(fmt.Sprintf("Config.FrozenCache holds %d of the data's %d rows; a step skips the frozen layers only where all its rows are there (%s would hold them all)",
 			pc.slots, windows, plan.Bytes(windows*row/int64(c.Ranks)+row)))
 	}
 	if c.FrozenCache.Tier == graph.Disk {
 		var err error
 		if pc.disk, err = t.disk.CreateUncached(c.Ranks, pc.slots*row, 0); err != nil {
-			return fmt.Errorf("--frozen-cache: %w", err)
+			return fmt.Errorf("Config.FrozenCache: %w", err)
 		}
 		t.prefix = pc
 		return pc.openHot(c, t.plan.Layout.Spaces[graph.Disk].Peak)
@@ -111,7 +111,7 @@ func (t *Trainer) openPrefixCache() error {
 	t.prefix = pc
 	arena, err := pc.ctx.Alloc(graph.Host, pc.slots*row)
 	if err != nil {
-		return fmt.Errorf("--frozen-cache: %w", err)
+		return fmt.Errorf("Config.FrozenCache: %w", err)
 	}
 	pc.mem, err = pc.ctx.HostBytes(device.Ptr{Arena: arena, Len: pc.slots * row})
 	return err
@@ -130,7 +130,7 @@ func (pc *prefixCache) openHot(c *Config, disk int64) (err error) {
 		NumCounters: 10 * pc.slots, MaxCost: rows * pc.row, BufferItems: 64, IgnoreInternalCost: true,
 	})
 	if err != nil {
-		return fmt.Errorf("--frozen-cache: rows in memory: %w", err)
+		return fmt.Errorf("Config.FrozenCache: rows in memory: %w", err)
 	}
 	return nil
 }

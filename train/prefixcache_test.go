@@ -133,18 +133,18 @@ func TestFrozenCacheWithoutRoomForAll(t *testing.T) {
 	require.Equal(t, want.losses, got.losses)
 	require.Equal(t, want.sha, got.sha)
 	require.Equal(t, []bool{false, false, false, false, true, true, false, false}, got.cached)
-	require.Contains(t, strings.Join(told, "\n"), "--frozen-cache holds 5 of the data's 8 rows")
+	require.Contains(t, strings.Join(told, "\n"), "Config.FrozenCache holds 5 of the data's 8 rows")
 }
 
 func TestFrozenCacheRefusals(t *testing.T) {
 
 	for want, change := range map[string]func(*Config){
-		"--frozen-cache needs --freeze": func(c *Config) { c.Freeze = nil },
-		"drop is dropout":               func(c *Config) { c.Dropout = 0.1 },
-		"is trained":                    func(c *Config) { c.Freeze = []string{"*h.1.*"} },
-		"needs --disk":                  func(c *Config) { c.FrozenCache.Tier = graph.Disk },
-		"no room for one row":           func(c *Config) { c.FrozenCache.Bytes = 100 },
-		"outside its arena":             func(c *Config) { c.HostMemory = 1 << 20 },
+		"Config.FrozenCache needs Config.Freeze": func(c *Config) { c.Freeze = nil },
+		"drop is dropout":                        func(c *Config) { c.Dropout = 0.1 },
+		"is trained":                             func(c *Config) { c.Freeze = []string{"*h.1.*"} },
+		"needs Config.Disk":                      func(c *Config) { c.FrozenCache.Tier = graph.Disk },
+		"no room for one row":                    func(c *Config) { c.FrozenCache.Bytes = 100 },
+		"outside its arena":                      func(c *Config) { c.HostMemory = 1 << 20 },
 	} {
 		c := frozenRun(t, "gpt2", 8, 40)
 		c.FrozenCache = FrozenCache{graph.Host, 1 << 20}
@@ -172,7 +172,7 @@ func TestFrozenCacheOverACap(t *testing.T) {
 		} else {
 			c.DiskMemory = limit
 		}
-		want := fmt.Sprintf("; it fits with --frozen-cache %s:2MiB or less instead of 3.00 MiB", tier)
+		want := fmt.Sprintf("; it fits with Config.FrozenCache %s:2MiB or less instead of 3.00 MiB", tier)
 		_, err = Build(t.Context(), c)
 		var refused *plan.DoesNotFit
 		require.ErrorAs(t, err, &refused)
@@ -183,9 +183,9 @@ func TestFrozenCacheOverACap(t *testing.T) {
 		require.ErrorAs(t, err, &refused)
 		if tier == graph.Disk {
 			require.ErrorContains(t, err, want)
-			require.ErrorContains(t, err, "(bound by --frozen-cache of 3.00 MiB)")
+			require.ErrorContains(t, err, "(bound by Config.FrozenCache of 3.00 MiB)")
 		} else {
-			require.ErrorContains(t, err, "; it fits with --frozen-cache host:")
+			require.ErrorContains(t, err, "; it fits with Config.FrozenCache host:")
 		}
 
 		c.FrozenCache.Bytes = 2 << 20
@@ -195,7 +195,7 @@ func TestFrozenCacheOverACap(t *testing.T) {
 		if tier == graph.Disk {
 			c.DiskMemory = 100 // less than a row
 			_, err = Build(t.Context(), c)
-			require.ErrorContains(t, err, "; it fits with no --frozen-cache (it is 3.00 MiB)")
+			require.ErrorContains(t, err, "; it fits with no Config.FrozenCache (it is 3.00 MiB)")
 		}
 	}
 }

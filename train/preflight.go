@@ -45,7 +45,7 @@ func (t *Trainer) openOutputs() error {
 	}
 	if c.Trace != "" {
 		if err := canWriteAside(c.Trace); err != nil {
-			return fmt.Errorf("--trace: %w", err)
+			return fmt.Errorf("Config.Trace: %w", err)
 		}
 	}
 	return nil

@@ -215,7 +215,7 @@ func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
 	share := needs - 200<<10
 	tight, less := here(hears(t, c, run.Hello{Memory: share}))
 	require.LessOrEqual(t, less, share)
-	require.NotEqual(t, wide.Flags, tight.Flags)
+	require.NotEqual(t, wide.Choices, tight.Choices)
 	require.LessOrEqual(t, tight.Caps[graph.Device]+tight.Caps[graph.Host], share)
 	require.Contains(t, tight.Reasons[len(tight.Reasons)-1], "of host small for 1 rank(s); the fastest without that limit takes ")
 
@@ -234,7 +234,7 @@ func TestTheLeastDiskOfAllHosts(t *testing.T) {
 	require.EqualValues(t, 10, hears(t, c, run.Hello{Disk: 1000}).DiskMemory, "a cap that was asked for")
 	c.DiskMemory = 0
 	_, err := New(context.Background(), hears(t, c, run.Hello{Disk: 1000}))
-	require.ErrorContains(t, err, "free in --disk "+c.Disk+" are 1000 B of host small for 1 rank(s)")
+	require.ErrorContains(t, err, "free in Config.Disk "+c.Disk+" are 1000 B of host small for 1 rank(s)")
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
 }

@@ -20,7 +20,7 @@ type runRecord struct {
 	Model     string            `json:"model,omitempty"`    // of a program's own; else config.json says
 	Samples   int64             `json:"samples"`            // rows of the data seen before the next step
 	Data      *data.Fingerprint `json:"data,omitempty"`     // nil: version 1
-	Settings  map[string]string `json:"settings,omitempty"` // by flag, see Config.settings
+	Settings  map[string]string `json:"settings,omitempty"` // by name, see Config.settings
 	Trained   int               `json:"trained"`            // parameters that are not frozen
 	Skipped   int               `json:"skipped,omitempty"`  // steps so far whose update was left out
 	LossScale *scaleState       `json:"loss_scale,omitempty"`
@@ -28,8 +28,8 @@ type runRecord struct {
 	Arithmetic string `json:"arithmetic,omitempty"`
 }
 
-// settings lists what fixes the order of the data, of sums and the update, by flag.
-// Memory's flags are not there: they change no bits.
+// settings lists what fixes the order of the data, of sums and the update, by the
+// names of settingFields. Memory's are not there: they change no bits.
 func (c *Config) settings() map[string]string {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	order := c.Order
@@ -58,8 +58,8 @@ func (c *Config) settings() map[string]string {
 	}
 	if c.Own.Schedule != nil {
 		s["lr-schedule"] = "the program's own"
-		for _, flag := range []string{"lr", "lr-scale", "lr-base-batch", "warmup", "min-lr", "steps"} {
-			delete(s, flag)
+		for _, name := range []string{"lr", "lr-scale", "lr-base-batch", "warmup", "min-lr", "steps"} {
+			delete(s, name)
 		}
 	}
 	if o := strings.ToLower(c.Optimizer); o == "lars" || o == "larc" {
@@ -98,23 +98,36 @@ func (c *Config) settings() map[string]string {
 	return s
 }
 
-// changed lists the flags whose values differ, in order, as "--lr 0.001 → 0.1".
-func changed(old, now map[string]string) (flags, lines []string) {
+// settingFields are the fields of Config by the names that checkpoints keep them under.
+var settingFields = map[string]string{
+	"accum": "Accum", "accum-order": "AccumOrder", "adapt-all": "AdaptAll", "batch": "Batch", "beta1": "Beta1",
+	"beta2": "Beta2", "clip": "Clip", "collectives": "Collectives", "dropout": "Dropout", "eps": "Eps",
+	"freeze": "Freeze", "int8": "Int8", "loss-scale": "LossScale",
+	"loss-scale-hysteresis": "LossScaleHysteresis", "lr": "LR", "lr-base-batch": "LRBaseBatch",
+	"lr-scale": "LRScale", "lr-schedule": "LRSchedule", "min-lr": "MinLR", "on-nonfinite": "OnNonFinite",
+	"optimizer-dtype": "OptimizerDType", "order": "Order", "precision": "Precision", "ranks": "Ranks",
+	"reduce": "Reduce", "reproducible": "Reproducible", "seed": "Seed", "seq": "Seq", "shard-size": "ShardSize",
+	"steps": "Steps", "tokenizer": "Tokenizer", "trust": "Trust", "warmup": "Warmup",
+	"weight-decay": "WeightDecay",
+}
+
+// changed lists the settings that differ, by name, in order, as "Config.LR: 0.001 → 0.1".
+func changed(old, now map[string]string) (names, lines []string) {
 	if r := old["reduce"]; r == "" || r == "same" { // earlier versions recorded the default too
 		old = maps.Clone(old)
 		delete(old, "reduce")
 	}
-	for flag := range now {
-		flags = append(flags, flag)
+	for name := range now {
+		names = append(names, name)
 	}
-	for flag := range old {
-		if _, ok := now[flag]; !ok {
-			flags = append(flags, flag)
+	for name := range old {
+		if _, ok := now[name]; !ok {
+			names = append(names, name)
 		}
 	}
-	slices.Sort(flags)
-	show := func(s map[string]string, flag string) string {
-		v, ok := s[flag]
+	slices.Sort(names)
+	show := func(s map[string]string, name string) string {
+		v, ok := s[name]
 		switch {
 		case !ok:
 			return "not in use"
@@ -123,15 +136,19 @@ func changed(old, now map[string]string) (flags, lines []string) {
 		}
 		return fmt.Sprintf("%.80s", strings.Trim(strconv.Quote(v), `"`))
 	}
-	flags = slices.DeleteFunc(flags, func(flag string) bool {
-		a, had := old[flag]
-		b, has := now[flag]
+	names = slices.DeleteFunc(names, func(name string) bool {
+		a, had := old[name]
+		b, has := now[name]
 		return a == b && had == has
 	})
-	for _, flag := range flags {
-		lines = append(lines, fmt.Sprintf("--%s: %s → %s", flag, show(old, flag), show(now, flag)))
+	for _, name := range names {
+		field := fmt.Sprintf("setting %.80q", name) // of another version
+		if f, ok := settingFields[name]; ok {
+			field = "Config." + f
+		}
+		lines = append(lines, fmt.Sprintf("%s: %s → %s", field, show(old, name), show(now, name)))
 	}
-	return flags, lines
+	return names, lines
 }
 
 // record describes the run for a checkpoint after t.step steps.
@@ -159,7 +176,7 @@ func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
 		t.note("%s does not say which data, seed and order its run had (an older version of Spillway wrote it); it goes on at sample %d, %d steps of this run", c.Name, sample, step)
 		return nil
 	}
-	flags, lines := changed(was.Settings, t.cfg.settings())
+	names, lines := changed(was.Settings, t.cfg.settings())
 	var moved []string // what makes the samples others than those that the run was going to see
 	if *was.Data != t.data {
 		unit := "tokens"
@@ -170,17 +187,17 @@ func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
 		if was.Data.Tokens == t.data.Tokens {
 			how = fmt.Sprintf("as many %s, %d, but not the same", unit, t.data.Tokens)
 		}
-		moved = append(moved, "--data is other data: "+how)
-		lines = append(lines, "--data: other data: "+how)
+		moved = append(moved, "Config.Data is other data: "+how)
+		lines = append(lines, "Config.Data: other data: "+how)
 	}
 	shuffled := t.cfg.settings()["order"] == "shuffled"
-	for i, flag := range flags {
-		if flag == "seed" || flag == "order" || flag == "seq" && shuffled {
+	for i, name := range names {
+		if name == "seed" || name == "order" || name == "seq" && shuffled {
 			moved = append(moved, lines[i])
 		}
 	}
 	if len(moved) > 0 && !t.cfg.AcceptChanges {
-		return fmt.Errorf("resume: %s was made by a run on other samples: %s; give what it had, or --accept-changes to go on all the same", c.Name, strings.Join(moved, "; "))
+		return refuseField("AcceptChanges", "resume: %s was made by a run on other samples: %s; give what it had, or Config.AcceptChanges to go on all the same", c.Name, strings.Join(moved, "; "))
 	}
 	sample := was.Samples
 	if seq, err := strconv.Atoi(was.Settings["seq"]); err == nil && seq > 0 && seq != t.cfg.Seq && t.train.samples == nil {
@@ -203,14 +220,14 @@ func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
 func (t *Trainer) refuseLoop(c checkpoint.Choice) error {
 	now := t.cfg.settings()
 	for _, d := range slices.Backward(t.store.Diverged()) {
-		if flags, _ := changed(d.Settings, now); d.Step > c.Manifest.Step && len(flags) == 0 {
+		if names, _ := changed(d.Settings, now); d.Step > c.Manifest.Step && len(names) == 0 {
 			from := "the start"
 			if c.Found() {
 				from = c.Name
 			}
-			ways := "change --lr, --warmup, --clip, or --seed with --accept-changes"
+			ways := "change Config.LR, Config.Warmup, Config.Clip, or Config.Seed with Config.AcceptChanges"
 			if !t.cfg.skipsNonFinite() {
-				ways = "change --lr, --warmup, --clip, --seed with --accept-changes, or give --on-nonfinite skip"
+				ways = "change Config.LR, Config.Warmup, Config.Clip, Config.Seed with Config.AcceptChanges, or give Config.OnNonFinite skip"
 			}
 			return fmt.Errorf("resume: with these settings the run became non-finite at step %d, and from %s it would again; %s", d.Step, from, ways)
 		}

@@ -101,8 +101,8 @@ func TestResumeTellsWhatChanged(t *testing.T) {
 	c.LR, c.Beta2, c.WeightDecay, c.Dropout, c.Ranks, c.LRSchedule = 0.25, 0.5, 0, 0.1, 1, "cosine"
 	at := "changed since step-00000002: "
 	require.Equal(t, []string{
-		at + "--beta2: 0.95 → 0.5", at + "--dropout: 0 → 0.1", at + "--lr: 0.001 → 0.25", at + "--lr-schedule: constant → cosine",
-		at + "--ranks: 2 → 1", at + "--steps: not in use → 4", at + "--weight-decay: 0.1 → 0",
+		at + "Config.Beta2: 0.95 → 0.5", at + "Config.Dropout: 0 → 0.1", at + "Config.LR: 0.001 → 0.25", at + "Config.LRSchedule: constant → cosine",
+		at + "Config.Ranks: 2 → 1", at + "Config.Steps: not in use → 4", at + "Config.WeightDecay: 0.1 → 0",
 	}, ended(t, c))
 	c.Steps, c.Zero, c.Threads, c.Recompute, c.Prefetch, c.LRSchedule = 6, 1, 1, "full", 2, "constant"
 	require.Len(t, ended(t, c), 2, "memory's flags are no change")
@@ -140,17 +140,17 @@ func TestResumeRefusesOtherSamples(t *testing.T) {
 	other := filepath.Join(t.TempDir(), "other.txt")
 	require.NoError(t, os.WriteFile(other, []byte(strings.Repeat("other words ", 500)), 0o644))
 	for word, change := range map[string]func(*Config){
-		"--data is other data": func(c *Config) { c.Data, c.Order = other, "sequential" },
-		"--seed: 1 → 9":        func(c *Config) { c.Seed = 9 },
-		"--order: ":            func(c *Config) { c.Order = "shuffled" },
+		"Config.Data is other data": func(c *Config) { c.Data, c.Order = other, "sequential" },
+		"Config.Seed: 1 → 9":        func(c *Config) { c.Seed = 9 },
+		"Config.Order: ":            func(c *Config) { c.Order = "shuffled" },
 	} {
 		d := c
 		change(&d)
-		if word == "--data is other data" {
+		if word == "Config.Data is other data" {
 			d.Order = c.Order
 		}
 		before := names(t, c.Checkpoint)
-		refused(t, d, word, "step-00000002", "--accept-changes")
+		refused(t, d, word, "step-00000002", "Config.AcceptChanges")
 		require.Equal(t, before, names(t, c.Checkpoint), "a refused start changes nothing")
 		d.AcceptChanges = true
 		copied := scratch(t)
@@ -191,7 +191,7 @@ func TestResumeAtAnotherLength(t *testing.T) {
 	c.Order = "shuffled"
 	ended(t, c)
 	c.Resume, c.Seq = true, 32
-	refused(t, c, "--seq: 16 → 32", "--accept-changes")
+	refused(t, c, "Config.Seq: 16 → 32", "Config.AcceptChanges")
 }
 
 func TestResumeRefusesToLoop(t *testing.T) {
@@ -203,13 +203,13 @@ func TestResumeRefusesToLoop(t *testing.T) {
 	require.NoError(t, err)
 	tr.markDivergence(5)
 	require.NoError(t, tr.Close())
-	refused(t, c, "step 5", "step-00000002", "--lr", "--on-nonfinite skip")
+	refused(t, c, "step 5", "step-00000002", "Config.LR", "Config.OnNonFinite skip")
 	d := c
 	d.LR /= 2
 	var told []string
 	d.Warn = func(line string) { told = append(told, line) }
 	d.Steps = 6
-	require.Equal(t, []string{"changed since step-00000002: --lr: 0.001 → 0.0005"}, ended(t, d))
+	require.Equal(t, []string{"changed since step-00000002: Config.LR: 0.001 → 0.0005"}, ended(t, d))
 	require.Len(t, told, 1)
 	require.Contains(t, told[0], "step-00000004 is passed over: ")
 	ended(t, c) // it is past step 5 now
@@ -221,7 +221,7 @@ func TestStartRefusesAUsedFolder(t *testing.T) {
 	c := saving(t, 2)
 	ended(t, c)
 	before := names(t, c.Checkpoint)
-	refused(t, c, "holds checkpoints already (1, the newest is step-00000002)", "--resume", "fresh folder")
+	refused(t, c, "holds checkpoints already (1, the newest is step-00000002)", "Config.Resume", "fresh folder")
 	require.Equal(t, before, names(t, c.Checkpoint))
 	c.Resume, c.Steps = true, 3
 	tr, err := New(context.Background(), c)

@@ -112,7 +112,7 @@ func TestFitMovesAShareOfTheStates(t *testing.T) {
 	got, err := Fit(t.Context(), c, keep, 0, CPUHardware(2))
 	require.NoError(t, err)
 	require.True(t, got.Fits)
-	require.Contains(t, got.Config.Offload, "%", got.Flags)
+	require.Contains(t, got.Config.Offload, "%", got.Choices)
 	whole, err := Predict(t.Context(), c, cost.CPU(2, 1))
 	require.NoError(t, err)
 	require.Less(t, got.Step.Seconds, whole.Step.Seconds)
@@ -153,7 +153,7 @@ func TestFitChoosesAllowedPrecisions(t *testing.T) {
 	faster, err := Fit(t.Context(), c, Fixed{}, 0, hw)
 	require.NoError(t, err)
 	require.Equal(t, "bf16", faster.Config.precision())
-	require.Contains(t, faster.Flags, "--precision bf16")
+	require.Contains(t, faster.Choices.String(), "Config.Precision bf16")
 	require.Greater(t, faster.TokensPerSecond(), got.TokensPerSecond())
 	c.Device, c.Allow = "cuda", []string{"fp16"}
 	require.NoError(t, c.Runnable(), "what may be chosen runs there")
@@ -172,7 +172,7 @@ func TestNoWayOut(t *testing.T) {
 	near, was := no.Nearest.Plan.Layout.Spaces, asked.Plan.Layout.Spaces
 	require.Less(t, near[graph.Device].Peak, was[graph.Device].Peak/2)
 	for _, want := range []string{"Nothing of", plan.Bytes(near[graph.Device].Peak) + " of device memory", plan.Bytes(near[graph.Host].Peak) + " of host memory",
-		"cap of 100.00 KiB", "cap of 1.00 MiB", "bound by", "--zero", "Tried in vain", "64 ranks", "rows down to 16 tokens", "disk"} {
+		"cap of 100.00 KiB", "cap of 1.00 MiB", "bound by", "Config.Zero", "Tried in vain", "64 ranks", "rows down to 16 tokens", "disk"} {
 		require.Contains(t, no.String(), want)
 	}
 	again, err := Predict(t.Context(), c, cost.CPU(2, 1))
@@ -195,12 +195,12 @@ func TestWaysOutOfTheHostsCap(t *testing.T) {
 	require.False(t, asked.Fits)
 	ways, _ := WaysOut(t.Context(), asked, CPUHardware(2))
 	require.NotEmpty(t, ways)
-	require.Equal(t, []string{"--offload", "none"}, ways[0].Args)
+	require.Equal(t, Settings{{"Config.Offload", "none"}}, ways[0].Changes)
 	c.DeviceMemory, c.HostMemory, c.Disk = 34<<20, 59<<20, t.TempDir()
 	c.Recompute = "full"
 	asked, err = Predict(t.Context(), c, cost.CPU(2, 1))
 	require.NoError(t, err)
 	ways, no := WaysOut(t.Context(), asked, CPUHardware(2))
 	require.NotEmpty(t, ways, "%v", no)
-	require.Contains(t, ways[0].Text, "disk")
+	require.Contains(t, ways[0].Changes.String(), "disk")
 }

@@ -81,9 +81,9 @@ func TestStagingIsInThePlan(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, p.Config.Staging, "a plan tells what it would take")
 	_, err = New(context.Background(), c)
-	require.ErrorContains(t, err, "needs --checkpoint")
+	require.ErrorContains(t, err, "needs Config.Checkpoint")
 	c.AsyncSave = "later"
-	require.ErrorContains(t, c.Validate(), "--async-save")
+	require.ErrorContains(t, c.Validate(), "Config.AsyncSave")
 }
 
 // A save beside the steps that can't be written is told, and tried again.

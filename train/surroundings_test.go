@@ -131,7 +131,7 @@ func TestResumeAfterADivergence(t *testing.T) {
 	require.Equal(t, 6, d.Step, "step 5 moved the parameters too far, and was saved")
 
 	_, err = New(context.Background(), c)
-	require.ErrorContains(t, err, "--on-nonfinite skip")
+	require.ErrorContains(t, err, "Config.OnNonFinite skip")
 	require.ErrorContains(t, err, "step 6")
 
 	var warned []string

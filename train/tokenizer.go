@@ -54,11 +54,11 @@ func (t *Trainer) openTokenizer() error {
 		if !c.readsText() {
 			return nil
 		}
-		return fmt.Errorf("--tokenizer is missing: model %s has a vocabulary of %d tokens and no %s beside its config.json; give the one that it was made with (bytes, gpt2 or a %s)", c.modelName(), vocab, tokenizerFile, tokenizerFile)
+		return refuse("Config.Tokenizer is missing: model %s has a vocabulary of %d tokens and no %s beside its config.json; give the one that it was made with (bytes, gpt2 or a %s)", c.modelName(), vocab, tokenizerFile, tokenizerFile)
 	}
 	tok, err := data.OpenTokenizer(c.Tokenizer)
 	if err != nil {
-		return fmt.Errorf("--tokenizer: %w", err)
+		return fmt.Errorf("Config.Tokenizer: %w", err)
 	}
 	why := ""
 	switch n := tok.VocabSize(); {
@@ -68,7 +68,7 @@ func (t *Trainer) openTokenizer() error {
 		why = "under half of"
 	}
 	if why != "" {
-		text := fmt.Sprintf("--tokenizer %s has %d tokens, %s the %d of model %s", c.Tokenizer, tok.VocabSize(), why, vocab, c.modelName())
+		text := fmt.Sprintf("Config.Tokenizer %s has %d tokens, %s the %d of model %s", c.Tokenizer, tok.VocabSize(), why, vocab, c.modelName())
 		if own := modelTokenizer(c, vocab); own != "" && own != c.Tokenizer {
 			return fmt.Errorf("%s; leave it out for the model's own, %s", text, own)
 		}

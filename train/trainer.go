@@ -156,7 +156,7 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 		return nil, err
 	}
 	if cfg.Checkpoint == "" && strings.EqualFold(cfg.AsyncSave, asyncOn) { // a plan may ask what it takes
-		return nil, errors.New("--async-save on needs --checkpoint: the folder to save to")
+		return nil, refuse("Config.AsyncSave on needs Config.Checkpoint: the folder to save to")
 	}
 	t := &Trainer{cfg: cfg}
 	err := cmp.Or(t.cfg.refuseOverwriting(), t.lookAtCheckpoints())
@@ -204,7 +204,7 @@ func (t *Trainer) fit(ctx context.Context) (err error) {
 	}
 	if err := fits(ctx, t.cfg, t.plan, t.chosen, hardwareOf(t.platform, &t.cfg)); err != nil {
 		if j := t.cfg.job; j != nil && j.disk != nil && t.plan.Layout.Spaces[graph.Disk].Peak > j.disk.share() {
-			err = fmt.Errorf("%w; free in --disk %s are %s", err, t.cfg.Disk, j.disk)
+			err = fmt.Errorf("%w; free in Config.Disk %s are %s", err, t.cfg.Disk, j.disk)
 		}
 		return t.platform.Refused(err)
 	}
@@ -274,7 +274,7 @@ func (t *Trainer) start() error {
 		err = t.ranks.Sees(lock)
 	}
 	if err != nil {
-		return fmt.Errorf("--checkpoint %s: %v", cfg.Checkpoint, err)
+		return fmt.Errorf("Config.Checkpoint %s: %v", cfg.Checkpoint, err)
 	}
 	return nil
 }
@@ -449,7 +449,7 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 // data: every target counts once.
 func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss float64)) (EvalResult, error) {
 	if t.eval == nil {
-		return EvalResult{}, errors.New("evaluate: the run has no --eval-data")
+		return EvalResult{}, refuseField("EvalData", "evaluate: the run has no Config.EvalData")
 	}
 	if t.fatal != nil {
 		return EvalResult{}, t.fatal
@@ -545,7 +545,7 @@ func (t *Trainer) Close() error {
 	t.train, t.eval = nil, nil
 	if t.store != nil {
 		if err := t.store.Close(); err != nil { // what was saved is complete and synced
-			t.cfg.warn("close --checkpoint %s: %v", t.cfg.Checkpoint, err)
+			t.cfg.warn("close Config.Checkpoint %s: %v", t.cfg.Checkpoint, err)
 		}
 		t.store = nil
 	}
@@ -564,10 +564,10 @@ func (t *Trainer) writeTrace(others []exec.Events) {
 		return
 	}
 	if t.cfg.job != nil && others == nil {
-		t.cfg.warn("--trace shows %s alone: the job has failed, and the other ranks' processes keep theirs", run.Names(t.cfg.world().Local))
+		t.cfg.warn("Config.Trace shows %s alone: the job has failed, and the other ranks' processes keep theirs", run.Names(t.cfg.world().Local))
 	}
 	if err := writeAside(t.cfg.Trace, func(w io.Writer) error { return trace.Write(w, others...) }); err != nil {
-		t.cfg.warn("--trace: %v", err)
+		t.cfg.warn("Config.Trace: %v", err)
 	}
 }
 
@@ -578,7 +578,7 @@ func modelConfig(name string) (hfconfig.Config, error) {
 	if err != nil { // a preset is not taken for a folder of checkpoints of its name
 		given := name
 		if name, _, err = checkpoint.Resolve(context.Background(), name, hfconfig.FileName); err != nil {
-			return hfconfig.Config{}, fmt.Errorf("--model %s: %w", given, err)
+			return hfconfig.Config{}, fmt.Errorf("Config.Model %s: %w", given, err)
 		}
 	}
 	st, err := os.Stat(name)
@@ -586,12 +586,12 @@ func modelConfig(name string) (hfconfig.Config, error) {
 	if _, err := os.Stat(filepath.Join(name, hfconfig.FileName)); isFolder && (err == nil || strings.ContainsAny(name, `/\`)) {
 		c, err := hfconfig.Read(name)
 		if err != nil {
-			return c, fmt.Errorf("--model %s: %w", name, err)
+			return c, fmt.Errorf("Config.Model %s: %w", name, err)
 		}
 		return c, nil
 	}
 	if strings.ContainsAny(name, `/\`) {
-		err := fmt.Errorf("--model %s: no such folder", name)
+		err := fmt.Errorf("Config.Model %s: no such folder", name)
 		if near := presets.Nearest(name[strings.LastIndexAny(name, `/\`)+1:]); near != "" {
 			err = fmt.Errorf("%w; nothing is downloaded: give a folder with its config.json, or for a plan or training from scratch the nearest preset, %s", err, near)
 		}

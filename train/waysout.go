@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway/plan"
-	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/search"
 )
 
@@ -23,8 +22,7 @@ func CPUHardware(threads int) Hardware { return search.CPUHardware(threads) }
 
 // Way is a change of a configuration that makes it fit.
 type Way struct {
-	Text     string   // flags that replace those of the configuration, as a shell takes them
-	Args     []string // the same, each word for itself
+	Changes  Settings // replace those of the configuration
 	Forecast *Forecast
 	// Slowdown is the predicted time of a token over that of the configuration as
 	// asked, if it had fitted; ranks together.
@@ -36,7 +34,7 @@ type Way struct {
 // NoWay says what was tried where nothing makes a configuration fit.
 type NoWay struct {
 	Nearest *Forecast // the plan nearest to the caps, of the same job on the same ranks
-	Flags   string    // its choices
+	Choices Settings  // its own
 	Tried   int       // configurations planned
 	Beyond  []string  // what else was tried
 }
@@ -44,7 +42,7 @@ type NoWay struct {
 func (n *NoWay) String() string {
 	text := fmt.Sprintf("Nothing of %d configurations tried makes it fit.", n.Tried)
 	if n.Nearest != nil {
-		text += fmt.Sprintf(" The nearest, %s, %s.", n.Flags, Shortfall(n.Nearest))
+		text += fmt.Sprintf(" The nearest, %s, %s.", n.Choices, Shortfall(n.Nearest))
 	}
 	if len(n.Beyond) > 0 {
 		text += " Tried in vain beside it: " + strings.Join(n.Beyond, ", ") + "."
@@ -63,56 +61,16 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 	if none != nil {
 		no := &NoWay{Nearest: asked.of.forecast(none.Nearest), Tried: none.Tried, Beyond: none.Beyond}
 		if none.Nearest != nil {
-			no.Flags = flagsOf(&none.Nearest.Spec, none.Batches, false)
+			no.Choices = choices(&none.Nearest.Spec, none.Batches, false)
 		}
 		return nil, no
 	}
 	ways := make([]Way, len(found))
 	for i, w := range found {
-		args := argsOf(w.Changes)
 		f := asked.of.forecast(w.Forecast)
-		ways[i] = Way{Text: Shell(args), Args: args, Forecast: f, Slowdown: w.Slowdown, Cost: w.Cost, Note: f.Auto}
+		ways[i] = Way{Changes: settingsOf(w.Changes), Forecast: f, Slowdown: w.Slowdown, Cost: w.Cost, Note: f.Auto}
 	}
 	return ways, nil
-}
-
-// flagNames are the flags of changes.
-var flagNames = map[search.Field]string{search.Device: "gpu", search.Nodes: "nodes", search.PerNode: "gpus-per-node", search.Ranks: "ranks", search.ShardSize: "shard-size",
-	search.Stage: "zero", search.Batch: "batch", search.Accum: "accum", search.LayerOrder: "accum-order", search.Seq: "seq", search.Precision: "precision",
-	search.Prefetch: "prefetch", search.Recompute: "recompute", search.Disk: "disk", search.Offload: "offload"}
-
-// argsOf are changes as flags and their values.
-func argsOf(list []search.Change) (args []string) {
-	for _, c := range list {
-		value := fmt.Sprint(c.Number)
-		switch c.Field {
-		case search.Device:
-			value = c.Text
-		case search.LayerOrder:
-			value = orderName(c.On)
-		case search.Precision:
-			value = c.Precision.String()
-		case search.Recompute:
-			if value = c.Text; c.On {
-				value = recompute.Auto
-			}
-		case search.Disk:
-			value = newDisk
-		case search.Offload:
-			value = orNone(c.Text)
-		}
-		args = append(args, "--"+flagNames[c.Field], value)
-	}
-	return args
-}
-
-// Shell joins words as a shell takes them.
-func Shell(args []string) string {
-	words := make([]string, len(args))
-	for i, a := range args {
-		words[i] = quote(a)
-	}
-	return strings.Join(words, " ")
 }
 
 // refusal adds to the refusal of a plan what would make it fit.
@@ -122,7 +80,7 @@ func refusal(err error, ways []Way, no *NoWay) error {
 	}
 	var texts []string
 	for _, way := range ways {
-		text := way.Text
+		text := way.Changes.String()
 		if way.Cost != "" {
 			text += " (" + way.Cost + ")"
 		}

@@ -133,7 +133,7 @@ func (b *commBench) join(p *place) (w *benchWorld, err error) {
 	for i := range b.each {
 		w.local = append(w.local, p.env.Rank*b.each+i)
 	}
-	warn := func(text string) { fmt.Fprintln(p.stderr, "warning:", text) }
+	warn := func(text string) { fmt.Fprintln(p.stderr, "warning:", flagged(text)) }
 	switch p.transport {
 	case cluster.SHM:
 		j, conns, err := launch.Inherited(p.env)

@@ -124,7 +124,7 @@ const maxPrompt = 16 << 20
 
 func generate(ctx context.Context, c spillway.Config, prompt string, n int, how spillway.Sampling, stdout, stderr io.Writer) (err error) {
 	c.Generate, c.Batch, c.Steps = true, 1, 1
-	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", text) }
+	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", flagged(text)) }
 	if c.Seq == 0 {
 		if c.Seq, err = trainer.ContextFor(c, prompt, n); err != nil {
 			return err
@@ -209,13 +209,13 @@ target once. It computes in fp32, whatever the weights were trained in.`,
 type dataError struct{ error }
 
 func (e dataError) Error() string {
-	return strings.ReplaceAll(e.error.Error(), "--eval-data", "--data")
+	return strings.ReplaceAll(flagged(e.error.Error()), "--eval-data", "--data")
 }
 func (e dataError) Unwrap() error { return e.error }
 
 // ofData names the flag that the command has.
 func ofData(err error) error {
-	if err == nil || !strings.Contains(err.Error(), "--eval-data") {
+	if err == nil || !strings.Contains(flagged(err.Error()), "--eval-data") {
 		return err
 	}
 	return dataError{err}
@@ -232,7 +232,7 @@ type evaluation struct {
 }
 
 func evaluate(ctx context.Context, c spillway.Config, jsonPath string, stdout, stderr io.Writer) (err error) {
-	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", text) }
+	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", flagged(text)) }
 	if c.Seq == 0 {
 		positions, err := trainer.Positions(c.Model)
 		if err != nil {
@@ -248,7 +248,7 @@ func evaluate(ctx context.Context, c spillway.Config, jsonPath string, stdout, s
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
-	for _, note := range t.Notes() {
+	for _, note := range flaggedAll(t.Notes()) {
 		fmt.Fprintln(stderr, note)
 	}
 	live := newLiveLine(stderr)

@@ -18,11 +18,11 @@ func refuseOverwriting(fs *pflag.FlagSet) error {
 	}
 	var out []outputs.Path
 	for _, name := range []string{"metrics", "trace", "json", "html", "svg"} {
-		out = append(out, outputs.Path{Flag: name, Path: value(name)})
+		out = append(out, outputs.Path{Name: "--" + name, Path: value(name)})
 	}
-	in := outputs.ModelFiles("model", value("model"))
+	in := outputs.ModelFiles("--model", value("model"))
 	for _, name := range []string{"config", "data", "eval-data", "tokenizer"} {
-		in = append(in, outputs.Path{Flag: name, Path: value(name)})
+		in = append(in, outputs.Path{Name: "--" + name, Path: value(name)})
 	}
 	return outputs.Check(out, in)
 }

@@ -490,8 +490,8 @@ type recommendation struct {
 
 // fittedText says what the search chose, and why.
 func (f *planFlags) fittedText(best *spillway.Fitted) *recommendation {
-	return &recommendation{flags: best.Flags, lines: append([]string{fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s",
-		best.Tried, f.seconds(best.Step.Seconds), f.speed(best.TokensPerSecond()))}, best.Reasons...)}
+	return &recommendation{flags: flagText(best.Choices), lines: append([]string{fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s",
+		best.Tried, f.seconds(best.Step.Seconds), f.speed(best.TokensPerSecond()))}, flaggedAll(best.Reasons)...)}
 }
 
 func (rec *recommendation) print(w io.Writer) {
@@ -544,7 +544,7 @@ func (r *planReport) recommend(ctx context.Context, c spillway.Config, hw spillw
 		}
 		for _, way := range r.ways {
 			if way.Cost == "" && (r.best == nil || way.Forecast.TokensPerSecond() > r.best.TokensPerSecond()) {
-				r.best = &spillway.Fitted{Forecast: way.Forecast, Flags: way.Text, Reasons: trainer.Reasons(way.Forecast)}
+				r.best = &spillway.Fitted{Forecast: way.Forecast, Choices: way.Changes, Reasons: trainer.Reasons(way.Forecast)}
 				if why := trainer.OtherBits(&c, &way.Forecast.Config); why != "" {
 					r.best.Reasons = append(r.best.Reasons, why)
 				}
@@ -573,13 +573,13 @@ func (r *planReport) recommended() *recommendation {
 	switch ratio := best.TokensPerSecond() / asked.TokensPerSecond(); {
 	case asked.Fits && ratio < 1.005:
 		return &recommendation{words: fmt.Sprintf("as requested; nothing found is faster (%s a step, %s predicted)", f.seconds(asked.Step.Seconds), f.speed(asked.TokensPerSecond())),
-			lines: trainer.Reasons(asked)[:1]}
+			lines: reasons(asked)[:1]}
 	case asked.Fits:
 		took += fmt.Sprintf(", against %s as requested (%.2f × as fast)", f.seconds(asked.Step.Seconds), ratio)
 	default:
 		took += fmt.Sprintf("; as requested it does not fit, and would take %s", f.seconds(asked.Step.Seconds))
 	}
-	return &recommendation{flags: best.Flags, lines: append([]string{took}, best.Reasons...)}
+	return &recommendation{flags: flagText(best.Choices), lines: append([]string{took}, flaggedAll(best.Reasons)...)}
 }
 
 // forecastStages plans a configuration at stages 0 to 3, two at a time: a plan

@@ -67,7 +67,7 @@ func (r *planReport) html() ([]byte, error) {
 	if len(r.ways) > 0 {
 		doc.Ways = r.waysTable()
 	} else if !r.asked.Fits {
-		doc.NoWay = r.noWay.String()
+		doc.NoWay = flagged(r.noWay.String())
 	}
 	var out bytes.Buffer
 	err = doc.HTML(&out)
@@ -165,7 +165,7 @@ func (r *planReport) waysTable() *page.Table {
 	t := &page.Table{Title: "What would make it fit", Note: "The cheapest first; each was planned, and fits.", Mark: -1,
 		Head: []string{"device memory", "step", "time of a token", "sent by a rank", "costs"}}
 	for _, way := range r.ways {
-		t.Above = append(t.Above, way.Text)
+		t.Above = append(t.Above, flagText(way.Changes))
 		t.Rows = append(t.Rows, []string{plan.Bytes(way.Forecast.Plan.Layout.Spaces[graph.Device].Peak), r.flags.seconds(way.Forecast.Step.Seconds),
 			fmt.Sprintf("%.2f ×", way.Slowdown), plan.Bytes(way.Forecast.Plan.CommBytes), way.Cost})
 	}

@@ -97,8 +97,8 @@ func why(f *spillway.Forecast) planWhy {
 	if recompute == "" {
 		recompute = "none"
 	}
-	w := planWhy{Recompute: recompute, Auto: f.Auto, Offload: f.Config.Offload, Recomputed: append([]trainer.BufferGroup{}, e.Recomputed...), RecomputeSeconds: e.RecomputeSeconds,
-		Parked: []planParked{}, Placed: []planPlaced{}, Notes: trainer.Reasons(f)}
+	w := planWhy{Recompute: recompute, Auto: flagged(f.Auto), Offload: f.Config.Offload, Recomputed: append([]trainer.BufferGroup{}, e.Recomputed...), RecomputeSeconds: e.RecomputeSeconds,
+		Parked: []planParked{}, Placed: []planPlaced{}, Notes: reasons(f)}
 	for _, g := range e.Parked {
 		w.Parked = append(w.Parked, planParked{g, g.Space.String()})
 	}
@@ -124,7 +124,7 @@ func (f *planFlags) planJSON(asked *spillway.Forecast, stages []*spillway.Foreca
 	}
 	doc.Explanation = why(asked)
 	if best != nil {
-		doc.Recommended = &planRecommended{best.Flags, best.Reasons, stageJSON(best.Forecast)}
+		doc.Recommended = &planRecommended{flagText(best.Choices), flaggedAll(best.Reasons), stageJSON(best.Forecast)}
 	}
 	text, err := json.MarshalIndent(doc, "", "  ")
 	return append(text, '\n'), err

@@ -35,7 +35,7 @@ func (r *planReport) print(w io.Writer) error {
 		fmt.Fprintln(w)
 	}
 	if r.asked.Auto != "" {
-		fmt.Fprintf(w, "recompute auto: %s\n\n", r.asked.Auto)
+		fmt.Fprintf(w, "recompute auto: %s\n\n", flagged(r.asked.Auto))
 	}
 	for s := range graph.NumSpaces {
 		r.space(w, s)
@@ -70,12 +70,12 @@ func (r *planReport) heading(w io.Writer) {
 		wrap(w, "", "  ", order)
 	}
 	if r.order != nil {
-		wrap(w, "", "  ", r.order.String())
+		wrap(w, "", "  ", flagged(r.order.String()))
 	}
 	if g := r.flags.gpuFound; g != nil {
 		fmt.Fprintf(w, "GPU %s: %s of memory\n", g.Name, plan.Bytes(g.Memory))
 	}
-	for _, line := range slices.Concat(r.asked.Notes(), r.flags.precisionNotes(&c), r.defaultsNote()) {
+	for _, line := range slices.Concat(flaggedAll(r.asked.Notes()), r.flags.precisionNotes(&c), r.defaultsNote()) {
 		wrap(w, "", "  ", line)
 	}
 	fmt.Fprintln(w)
@@ -386,15 +386,15 @@ func (r *planReport) waysOut(w io.Writer) {
 		return
 	}
 	if len(r.ways) == 0 {
-		wrap(w, "", "", r.noWay.String())
+		wrap(w, "", "", flagged(r.noWay.String()))
 		return
 	}
 	fmt.Fprintln(w, "What would make it fit, the cheapest first (each was planned and fits)")
 	for _, way := range r.ways {
-		fmt.Fprintf(w, "  %s\n", way.Text)
+		fmt.Fprintf(w, "  %s\n", flagText(way.Changes))
 		wrap(w, "      ", "        ", r.wayText(way))
 		if way.Note != "" {
-			wrap(w, "      ", "        ", "auto: "+way.Note)
+			wrap(w, "      ", "        ", "auto: "+flagged(way.Note))
 		}
 	}
 }

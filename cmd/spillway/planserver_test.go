@@ -62,9 +62,9 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 		best, err := spillway.Fit(t.Context(), c, spillway.Fixed{}, 0, hw)
 		if err == nil {
 			fitted++
-			within(best.Flags, best.Forecast)
+			within(flagText(best.Choices), best.Forecast)
 			if card.Rates.BF16 > 0 {
-				require.Contains(t, best.Flags, "--precision bf16", args)
+				require.Contains(t, flagText(best.Choices), "--precision bf16", args)
 			}
 			continue
 		}
@@ -76,7 +76,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 		for _, way := range list {
 			if way.Cost != "a larger GPU" { // in servers of its own
 				ways++
-				within(way.Text, way.Forecast)
+				within(flagText(way.Changes), way.Forecast)
 			}
 		}
 	}

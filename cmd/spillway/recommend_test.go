@@ -126,8 +126,8 @@ func TestSuggestedDiskIsUsed(t *testing.T) {
 	ways, _ := spillway.WaysOut(t.Context(), asked, hw)
 	require.NotEmpty(t, ways)
 	for _, way := range ways {
-		if slices.Contains(way.Args, "--disk") {
-			require.Positive(t, way.Forecast.Plan.Layout.Spaces[graph.Disk].Peak, way.Text)
+		if slices.Contains(argsOf(way.Changes), "--disk") {
+			require.Positive(t, way.Forecast.Plan.Layout.Spaces[graph.Disk].Peak, flagText(way.Changes))
 		}
 	}
 }

@@ -23,13 +23,13 @@ func printError(w io.Writer, err error, args []string, cmd *cobra.Command) {
 	}
 	var refused *spillway.Refusal
 	if !errors.As(err, &refused) {
-		fmt.Fprintln(w, "spillway:", visible(tame(err.Error(), slices.Concat(args, setValues(cmd)))))
+		fmt.Fprintln(w, "spillway:", visible(tame(flagged(err.Error()), slices.Concat(args, setValues(cmd)))))
 		return
 	}
-	fmt.Fprintf(w, "spillway: %v; it fits as:\n", refused.Cause)
+	fmt.Fprintf(w, "spillway: %s; it fits as:\n", flagged(refused.Cause.Error()))
 	global := cmd.Flags().Lookup("global-batch")
 	for _, way := range refused.Ways {
-		flags := way.Args
+		flags := argsOf(way.Changes)
 		if c := way.Forecast.Config; global != nil && global.Changed {
 			flags = append(slices.Clone(flags), "--global-batch", fmt.Sprint(c.Ranks*c.Batch*c.Accum))
 		}

@@ -171,6 +171,7 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, done func(step i
 	c.Measure = c.MetricsAddr != "" || c.TensorBoard != ""
 	var bar *progress
 	c.Warn = func(text string) {
+		text = flagged(text)
 		if bar == nil {
 			fmt.Fprintln(stderr, "warning:", text)
 			return
@@ -276,11 +277,11 @@ func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
 		}
 	}
 	fmt.Fprintln(w, line)
-	for _, note := range t.Notes() {
+	for _, note := range flaggedAll(t.Notes()) {
 		fmt.Fprintln(w, note)
 	}
 	if auto := t.RecomputeAuto(); auto != "" {
-		fmt.Fprintf(w, "recompute auto: %s\n", auto)
+		fmt.Fprintf(w, "recompute auto: %s\n", flagged(auto))
 	}
 	if c.Resume && t.Done() > 0 {
 		fmt.Fprintf(w, "resumed after step %d from %s\n", t.Done(), onOneLine(c.Checkpoint))

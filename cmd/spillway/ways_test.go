@@ -68,11 +68,11 @@ func TestWaysOutOverPresets(t *testing.T) {
 		}
 		last := 0.0
 		for _, way := range ways {
-			applied, machine := asPlanned(t, append(append([]string{}, args...), way.Args...))
-			require.Equal(t, words(way.Text), way.Args)
+			applied, machine := asPlanned(t, append(append([]string{}, args...), argsOf(way.Changes)...))
+			require.Equal(t, words(flagText(way.Changes)), argsOf(way.Changes))
 			f, err := spillway.Predict(t.Context(), applied, machine.Machine(applied.Ranks))
-			require.NoError(t, err, "%v %s", args, way.Text)
-			require.True(t, f.Fits, "%v %s", args, way.Text)
+			require.NoError(t, err, "%v %s", args, flagText(way.Changes))
+			require.True(t, f.Fits, "%v %s", args, flagText(way.Changes))
 			require.InEpsilon(t, way.Forecast.Step.Seconds, f.Step.Seconds, 1e-9)
 			if way.Cost == "" { // those that keep the job come first, by time
 				require.GreaterOrEqual(t, way.Slowdown, last, args)
@@ -104,7 +104,7 @@ func TestWaysOutOfAGlobalBatchRun(t *testing.T) {
 	require.NoError(t, cmd.Flags().Parse(args[1:]))
 	var out strings.Builder
 	two := spillway.Config{Ranks: 2, Batch: 8, Accum: 1}
-	printError(&out, &spillway.Refusal{Cause: errors.New("does not fit"), Ways: []spillway.Way{{Args: []string{"--ranks", "2"}, Forecast: &spillway.Forecast{Config: two}}}}, args, cmd)
+	printError(&out, &spillway.Refusal{Cause: errors.New("does not fit"), Ways: []spillway.Way{{Changes: spillway.Settings{{Field: "Config.Ranks", Value: "2"}}, Forecast: &spillway.Forecast{Config: two}}}}, args, cmd)
 	require.Contains(t, out.String(), "--ranks 2 --global-batch 16")
 	require.NotContains(t, out.String(), "--global-batch 8")
 }

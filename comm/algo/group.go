@@ -52,7 +52,7 @@ func Wrap(g comm.Group, o Options) (comm.Group, error) {
 	}
 	r, ok := g.(rounder)
 	if !ok {
-		return nil, fmt.Errorf("--collectives %s: %T has its own way alone (direct)", o.Algorithm, g)
+		return nil, fmt.Errorf("Config.Collectives %s: %T has its own way alone (direct)", o.Algorithm, g)
 	}
 	if o.PerHost == 0 {
 		o.PerHost = 1

@@ -73,7 +73,7 @@ func TestWrap(t *testing.T) {
 		require.Same(t, own, w, "the transport's own way")
 	}
 	_, err = algo.Wrap(struct{ comm.Group }{&null.Group{}}, algo.Options{Algorithm: algo.Tree})
-	require.ErrorContains(t, err, "--collectives tree")
+	require.ErrorContains(t, err, "Config.Collectives tree")
 }
 
 // Auto takes few rounds for few bytes and few bytes for many, and never the ring.

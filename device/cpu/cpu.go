@@ -112,7 +112,7 @@ func (c *Context) Alloc(space graph.Space, bytes int64) (device.Arena, error) {
 	case space >= graph.NumSpaces:
 		return fail("the CPU device has device, host and disk memory")
 	case space == graph.Disk && c.opts.Disk == nil:
-		return fail("the rank was given no folder for it (--disk DIR)")
+		return fail("the rank was given no folder for it (Config.Disk DIR)")
 	}
 	if limit := c.opts.Capacity[space]; limit > 0 && bytes > limit-c.used[space] {
 		return fail("the capacity is %d bytes, of which %d are in use", limit, c.used[space])

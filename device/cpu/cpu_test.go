@@ -65,7 +65,7 @@ func TestCapacityIsAWall(t *testing.T) {
 	require.EqualError(t, err, "rank 3: allocate 401 bytes of device memory: the capacity is 1000 bytes, of which 600 are in use")
 	alloc(t, c, graph.Device, 400)
 	_, err = c.Alloc(graph.Disk, 1)
-	require.ErrorContains(t, err, "allocate 1 bytes of disk memory: the rank was given no folder for it (--disk DIR)")
+	require.ErrorContains(t, err, "allocate 1 bytes of disk memory: the rank was given no folder for it (Config.Disk DIR)")
 	_, err = c.Alloc(graph.Host, 0)
 	require.ErrorContains(t, err, "positive")
 }

@@ -105,7 +105,7 @@ func TestCapacityIsAWall(t *testing.T) {
 		"200 of the GPU's 1048576 bytes are free", "an arena larger than what is free")
 	alloc(t, c, graph.Device, 200)
 	_, err = c.Alloc(graph.Disk, 1)
-	require.ErrorContains(t, err, "the rank was given no folder for it (--disk DIR)")
+	require.ErrorContains(t, err, "the rank was given no folder for it (Config.Disk DIR)")
 	_, err = c.Alloc(graph.Host, 0)
 	require.ErrorContains(t, err, "positive")
 }

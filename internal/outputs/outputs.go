@@ -10,13 +10,13 @@ import (
 	"path/filepath"
 )
 
-// Path is a file or folder that a flag names; "" for none, "-" for the standard
+// Path is a file or folder, and what it was given by; "" for none, "-" for the standard
 // streams.
-type Path struct{ Flag, Path string }
+type Path struct{ Name, Path string }
 
 func (p Path) none() bool { return p.Path == "" || p.Path == "-" }
 
-// Check returns an error that names both flags if an output is an input, a file in
+// Check returns an error that names both if an output is an input, a file in
 // an input's folder, or another output: the same file, by whatever name. Devices and
 // pipes may be named twice.
 func Check(outputs, inputs []Path) error {
@@ -26,9 +26,9 @@ func Check(outputs, inputs []Path) error {
 		}
 		for _, other := range outputs[:i] {
 			if same, err := willBeSame(out.Path, other.Path); err != nil {
-				return fmt.Errorf("--%s: %w", out.Flag, err)
+				return fmt.Errorf("%s: %w", out.Name, err)
 			} else if same {
-				return fmt.Errorf("--%s %.80q is the file of --%s too; give each its own", out.Flag, out.Path, other.Flag)
+				return fmt.Errorf("%s %.80q is the file of %s too; give each its own", out.Name, out.Path, other.Name)
 			}
 		}
 		st, err := os.Stat(out.Path)
@@ -43,10 +43,10 @@ func Check(outputs, inputs []Path) error {
 		for _, in := range inputs {
 			found, err := holds(in.Path, st)
 			if err != nil {
-				return fmt.Errorf("--%s %.80q: looking for --%s in it: %w", in.Flag, in.Path, out.Flag, err)
+				return fmt.Errorf("%s %.80q: looking for %s in it: %w", in.Name, in.Path, out.Name, err)
 			}
 			if found != "" {
-				return fmt.Errorf("--%s %.80q would overwrite %.80q, which --%s reads; give another file", out.Flag, out.Path, found, in.Flag)
+				return fmt.Errorf("%s %.80q would overwrite %.80q, which %s reads; give another file", out.Name, out.Path, found, in.Name)
 			}
 		}
 	}
@@ -58,7 +58,7 @@ func Check(outputs, inputs []Path) error {
 func refuseWithin(out Path, inputs []Path) error {
 	file, err := settle(out.Path)
 	if err != nil {
-		return fmt.Errorf("--%s: %w", out.Flag, err)
+		return fmt.Errorf("%s: %w", out.Name, err)
 	}
 	for _, in := range inputs {
 		st, err := os.Stat(in.Path)
@@ -67,10 +67,10 @@ func refuseWithin(out Path, inputs []Path) error {
 		}
 		folder, err := settle(in.Path)
 		if err != nil {
-			return fmt.Errorf("--%s: %w", in.Flag, err)
+			return fmt.Errorf("%s: %w", in.Name, err)
 		}
 		if below, err := filepath.Rel(folder, file); err == nil && filepath.IsLocal(below) {
-			return fmt.Errorf("--%s %.80q would lie in %.80q, which --%s reads; give a file outside it", out.Flag, out.Path, in.Path, in.Flag)
+			return fmt.Errorf("%s %.80q would lie in %.80q, which %s reads; give a file outside it", out.Name, out.Path, in.Path, in.Name)
 		}
 	}
 	return nil
@@ -149,14 +149,14 @@ func holds(path string, want fs.FileInfo) (string, error) {
 	return found, err
 }
 
-// ModelFiles are the files that a run reads of a model's folder; none where path is
+// ModelFiles are the files that a run reads of a model's folder, given by name; none where path is
 // no folder.
-func ModelFiles(flag, path string) (list []Path) {
+func ModelFiles(name, path string) (list []Path) {
 	if path == "" {
 		return nil
 	}
 	if st, err := os.Stat(path); err != nil || !st.IsDir() {
-		return []Path{{flag, path}}
+		return []Path{{name, path}}
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -164,7 +164,7 @@ func ModelFiles(flag, path string) (list []Path) {
 	}
 	for _, e := range entries {
 		if ext := filepath.Ext(e.Name()); ext == ".json" || ext == ".safetensors" {
-			list = append(list, Path{flag, filepath.Join(path, e.Name())})
+			list = append(list, Path{name, filepath.Join(path, e.Name())})
 		}
 	}
 	return list

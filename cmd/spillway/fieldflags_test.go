@@ -1,0 +1,122 @@
+package main
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway"
+)
+
+// withoutFlag are fields that sentences of the library name and no flag sets.
+var withoutFlag = []string{"Own", "Generate", "Inference"}
+
+// changedBy sets a flag to something else and lists the fields that it changes.
+func changedBy(t *testing.T, name string) (fields []string) {
+	for _, value := range []string{"7", "0.5", "true", "bf16", "7s", "host:7MiB", "elsewhere:7MiB", "elsewhere"} {
+		var c spillway.Config
+		var l later
+		fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
+		trainFlags(fs, &c, &l)
+		before := c
+		if fs.Set(name, value) != nil {
+			continue
+		}
+		a, b := reflect.ValueOf(before), reflect.ValueOf(c)
+		for i := range a.NumField() {
+			if f := a.Type().Field(i); f.IsExported() && f.Type.Kind() != reflect.Func && f.Name != "Own" && !reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
+				fields = append(fields, f.Name)
+			}
+		}
+		if fields != nil {
+			return fields
+		}
+	}
+	return nil
+}
+
+// The table has every flag that sets a field, with the field that it sets, and nothing
+// else of Config but what other commands bind.
+func TestFieldsOfFlags(t *testing.T) {
+	var c spillway.Config
+	var l later
+	fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
+	trainFlags(fs, &c, &l)
+	seen := map[string]bool{"Config.ShardSize": true, "Config.LocalRanks": true, "Config.GlobalBatch": true} // train's own, and by way of later
+	fs.VisitAll(func(f *pflag.Flag) {
+		fields := changedBy(t, f.Name)
+		if len(fields) == 0 {
+			return
+		}
+		seen["Config."+fields[0]] = true
+		require.Equal(t, f.Name, flagOf["Config."+fields[0]], "of field %s", fields[0])
+	})
+	require.Greater(t, len(seen), 60)
+	for field := range flagOf {
+		if strings.HasPrefix(field, "Config.") {
+			require.True(t, seen[field], "no flag sets %s", field)
+		}
+	}
+}
+
+// Each field that a sentence of the library names exists, and has a flag or is known to
+// have none.
+func TestFieldsInSentences(t *testing.T) {
+	known := reflect.TypeFor[spillway.Config]()
+	named := 0
+	for _, pattern := range []string{"train", "plan", "search", "run", "calibration"} {
+		files, err := filepath.Glob(filepath.Join("..", "..", pattern, "*.go"))
+		require.NoError(t, err)
+		for _, name := range files {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			set := token.NewFileSet()
+			file, err := parser.ParseFile(set, name, nil, 0)
+			require.NoError(t, err)
+			ast.Inspect(file, func(n ast.Node) bool {
+				lit, ok := n.(*ast.BasicLit)
+				if !ok || lit.Kind != token.STRING {
+					return true
+				}
+				for _, found := range namedField.FindAllStringSubmatch(strings.Trim(lit.Value, "\"`"), -1) {
+					field, ok := strings.CutPrefix(found[2], "Config.")
+					if found[2] == "Job.Own" { // no command brings any
+						continue
+					}
+					if !ok {
+						require.Contains(t, flagOf, found[2], "%s", set.Position(lit.Pos()))
+						continue
+					}
+					named++
+					_, exists := known.FieldByName(field)
+					require.True(t, exists, "%s: Config has no %s", set.Position(lit.Pos()), field)
+					if _, has := flagOf[found[2]]; !has {
+						require.Contains(t, withoutFlag, field, "%s", set.Position(lit.Pos()))
+					}
+				}
+				return true
+			})
+		}
+	}
+	require.Greater(t, named, 100)
+}
+
+func TestFlagged(t *testing.T) {
+	for text, want := range map[string]string{
+		"Config.Zero 4: stages are 0, 1, 2 and 3":              "--zero 4: stages are 0, 1, 2 and 3",
+		"resume: other (Config.LR and Config.LRSchedule)":      "resume: other (--lr and --lr-schedule)",
+		"Sampling.TopP 2, Hardware.Nodes 3":                    "--top-p 2, --nodes 3",
+		`"Config.Zero" and a/Config.Zero and Config.Own.Model`: `"Config.Zero" and a/Config.Zero and Config.Own.Model`,
+		"Config.Model is missing: give a preset's name or":     "--model is missing: give a preset's name (spillway plan --list-models) or",
+	} {
+		require.Equal(t, want, flagged(text))
+	}
+}

@@ -1,0 +1,148 @@
+package train
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/launch"
+	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// memberVar makes the test binary a program of its own: a process of a launched job that
+// brings a model.
+const memberVar = "SPILLWAY_TEST_MEMBER"
+
+// member is main of such a program: it joins the job, and leads or lends its ranks.
+func member() (err error) {
+	env, err := cluster.Read(os.Getenv)
+	if err != nil {
+		return err
+	}
+	memory, streams, err := launch.Inherited(env)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, memory.Close()) }()
+	c := ownConfig(twoPaths())
+	c.Own.Rule, c.Zero = &descent, 3
+	j := &Job{Process: env.Rank, Processes: env.World, Locals: env.LocalWorld, Local: env.LocalRank, Transport: oneHost{memory}, Own: c.Own}
+	for i, s := range streams {
+		peer := 0
+		if env.Rank == 0 {
+			peer = i + 1
+		}
+		j.Links = append(j.Links, run.NewLink(peer, s))
+	}
+	if j.Process > 0 {
+		if os.Getenv(memberVar) == "other" {
+			j.Own.Model = NewModel("another", model.Config{Family: model.MLP, Inputs: squareSide * squareSide, Classes: 4})
+		}
+		_, err := Work(j, nil)
+		return err
+	}
+	c.Over(j)
+	text, err := told(c)
+	j.Dismiss(err)
+	if err == nil {
+		_, err = fmt.Print(text)
+	}
+	return err
+}
+
+// told is what a run tells: losses, the held-out ones and the parameters.
+func told(c Config) (text string, err error) {
+	tr, err := New(context.Background(), c)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, tr.Close()) }()
+	err = tr.Run(context.Background(), func(r StepResult) error {
+		text += fmt.Sprintf("%d: %v at %g", r.Step, r.Loss, r.LR)
+		if r.Eval != nil {
+			text += fmt.Sprintf(" held out %v of %d", r.Eval.Loss, r.Eval.Targets)
+		}
+		text += "\n"
+		return nil
+	})
+	if err != nil {
+		return "", err
+	}
+	sum, err := tr.ParamsSHA256()
+	return text + sum, err
+}
+
+func init() {
+	if os.Getenv(memberVar) != "" {
+		asMember = member
+	}
+}
+
+// A program with a model, an operation and a rule of its own runs over processes that a
+// launcher starts, with the bits of one process; a process that brings another model is
+// refused by name.
+func TestOwnModelOverLaunchedProcesses(t *testing.T) {
+	launched := func(how string) (launch.End, string, string) {
+		t.Setenv(memberVar, how)
+		var out, errs bytes.Buffer
+		end, err := launch.Run(t.Context(), launch.Options{Ranks: 2, Program: os.Args[0], Stdout: &out, Stderr: &errs}, nil)
+		require.NoError(t, err)
+		return end, out.String(), errs.String()
+	}
+	c := ownConfig(twoPaths())
+	c.Own.Rule, c.Zero = &descent, 3
+	end, out, errs := launched("same")
+	require.Zero(t, end.Status, errs)
+	require.Equal(t, ran(t, c), out)
+
+	end, _, errs = launched("other")
+	require.NotZero(t, end.Status)
+	require.Contains(t, errs, `Job.Own.Model is "another" here`)
+}
+
+// encoder is a model of units "enc" and "dec", of which neither is repeated.
+func encoder() *Model {
+	return &Model{Name: "encoder", Forward: func(b *graph.Builder, rows, _ int, _ bool) error {
+		n := int64(rows)
+		x := b.Reshape("flat", b.Input("x", n, squareSide, squareSide, 1), n, squareSide*squareSide)
+		dense := func(name string, x graph.Value, in, out int64) graph.Value {
+			w := b.Param(name+".weight", graph.Normal(0.2), out, in)
+			return b.Linear(name, x, w, b.Param(name+".bias", graph.Zeros, out), graph.LinearAttr{TransW: true})
+		}
+		b.Unit("enc")
+		x = b.Apply(clamp, "enc.clamp", nil, dense("enc.in", x, squareSide*squareSide, 512))[0]
+		x = b.Apply(clamp, "enc.out", nil, dense("enc.mid", x, 512, 512))[0]
+		b.Unit("dec")
+		x = b.Apply(clamp, "dec.clamp", nil, dense("dec.in", x, 512, 256))[0]
+		b.CrossEntropy("loss", dense("dec.out", x, 256, 4), b.Targets(n, 1))
+		return b.Err()
+	}}
+}
+
+// A search goes over a program's own model, whose blocks are called anything: within a
+// cap that is under what it takes, it finds a configuration that fits and runs, with the
+// same losses.
+func TestFitOfAnOwnModel(t *testing.T) {
+	c := ownConfig(encoder())
+	c.Own.Eval, c.EvalEvery, c.Zero, c.Accum, c.Batch, c.Steps = nil, 0, 0, 1, 16, 3
+	free := ran(t, c)
+	p, err := Build(t.Context(), c)
+	require.NoError(t, err)
+	capped := c
+	capped.DeviceMemory = p.Layout.Spaces[graph.Device].Peak * 2 / 3
+	_, err = Build(t.Context(), capped)
+	require.ErrorIs(t, err, ErrDoesNotFit)
+	best, err := Fit(t.Context(), capped, Fixed{Zero: true}, 0, CPUHardware(2))
+	require.NoError(t, err)
+	require.True(t, best.Fits)
+	require.NotEmpty(t, best.Config.Offload+best.Config.Recompute)
+	require.Equal(t, free, ran(t, best.Config), "%v", best.Choices)
+}

@@ -1,0 +1,107 @@
+package train
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spillway-ml/spillway/recompute"
+	"github.com/spillway-ml/spillway/search"
+)
+
+// Setting is a field and its value as text.
+type Setting struct {
+	// Field is a field of Config, as "Config.Zero", or what a plan counts its devices by:
+	// "Hardware.Device", "Hardware.Nodes" or "Hardware.PerNode".
+	Field, Value string
+}
+
+// Settings are fields that together replace those of a configuration.
+type Settings []Setting
+
+// String lists them, as "Config.Zero 3 Config.Prefetch 1".
+func (s Settings) String() string {
+	words := make([]string, 0, 2*len(s))
+	for _, set := range s {
+		words = append(words, set.Field, set.Value)
+	}
+	return Shell(words)
+}
+
+func (s *Settings) add(field string, value any) {
+	*s = append(*s, Setting{"Config." + field, fmt.Sprint(value)})
+}
+
+// choices are what a search chose. What means "without" is said too: what was asked for
+// may have been with.
+func choices(c *search.Spec, batches, precisions bool) (s Settings) {
+	s.add("Zero", c.Stage)
+	if batches {
+		s.add("Batch", c.Batch)
+		s.add("Accum", c.Accum)
+	}
+	if precisions {
+		s.add("Precision", c.Precision)
+	}
+	if c.Accum > 1 && c.LayerOrder || c.OrderChosen {
+		s.add("AccumOrder", orderName(c.LayerOrder))
+	}
+	s.add("Prefetch", c.Prefetch)
+	s.add("Recompute", c.Recompute)
+	s.add("Offload", orNone(c.Offload.String()))
+	return s
+}
+
+func orNone(v string) string {
+	if v == "" {
+		return "none"
+	}
+	return v
+}
+
+// changeFields are the fields of changes.
+var changeFields = map[search.Field]string{search.Device: "Hardware.Device", search.Nodes: "Hardware.Nodes", search.PerNode: "Hardware.PerNode", search.Ranks: "Config.Ranks",
+	search.ShardSize: "Config.ShardSize", search.Stage: "Config.Zero", search.Batch: "Config.Batch", search.Accum: "Config.Accum", search.LayerOrder: "Config.AccumOrder",
+	search.Seq: "Config.Seq", search.Precision: "Config.Precision", search.Prefetch: "Config.Prefetch", search.Recompute: "Config.Recompute", search.Disk: "Config.Disk",
+	search.Offload: "Config.Offload"}
+
+// settingsOf are a search's changes as settings.
+func settingsOf(list []search.Change) (s Settings) {
+	for _, c := range list {
+		value := fmt.Sprint(c.Number)
+		switch c.Field {
+		case search.Device:
+			value = c.Text
+		case search.LayerOrder:
+			value = orderName(c.On)
+		case search.Precision:
+			value = c.Precision.String()
+		case search.Recompute:
+			if value = c.Text; c.On {
+				value = recompute.Auto
+			}
+		case search.Disk:
+			value = newDisk
+		case search.Offload:
+			value = orNone(c.Text)
+		}
+		s = append(s, Setting{changeFields[c.Field], value})
+	}
+	return s
+}
+
+// Shell joins words as a shell takes them.
+func Shell(args []string) string {
+	words := make([]string, len(args))
+	for i, a := range args {
+		words[i] = quote(a)
+	}
+	return strings.Join(words, " ")
+}
+
+// quote writes a value as a shell takes it.
+func quote(v string) string {
+	if strings.ContainsAny(v, "*?[{;&|<>() $`\"\\") {
+		return "'" + v + "'"
+	}
+	return v
+}
