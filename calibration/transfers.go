@@ -236,7 +236,11 @@ func timedDisk(dir string, s *cost.Samples) (err error) {
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	}
-	folder, err := store.Open(filepath.Join(dir, "tier"), store.Options{})
+	tuning, err := store.LoadTuning(dir)
+	if err != nil {
+		tuning = store.Tuning{} // damaged: training goes with the defaults as well
+	}
+	folder, err := store.Open(filepath.Join(dir, "tier"), store.Options{Block: tuning.Block, Depth: tuning.Depth})
 	if err != nil {
 		return fmt.Errorf("disk tier: %w", err)
 	}

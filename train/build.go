@@ -11,7 +11,6 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/offload"
-	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
@@ -24,7 +23,6 @@ import (
 type resolved struct {
 	cfg    Config // with Seq, and the tokenizer that text is read with, filled in
 	model  hfconfig.Config
-	tier   store.Options // of the disk tier's folder
 	shared *shared
 }
 
@@ -52,7 +50,7 @@ func resolve(cfg Config) (*resolved, error) {
 	if cfg.Tokenizer == "" && cfg.readsText() {
 		cfg.Tokenizer = modelTokenizer(&cfg, h.Vocab)
 	}
-	r := &resolved{cfg: cfg, model: h, tier: diskOptions(cfg.Disk), shared: sh}
+	r := &resolved{cfg: cfg, model: h, shared: sh}
 	return r, nil
 }
 
@@ -99,7 +97,7 @@ func (r *resolved) At(sh search.Shape) (at plan.Spec, err error) {
 func (r *resolved) Outside(p *plan.Plan) [graph.NumSpaces]int64 {
 	c := r.cfg
 	c.Ranks = p.Config.Ranks
-	return c.outside(p, r.tier)
+	return c.outside(p)
 }
 
 // forward builds the programs of a configuration, of so many layers where they are not

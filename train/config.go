@@ -97,6 +97,9 @@ type Config struct {
 	HostMemory   int64  // bytes of host memory a rank; 0: no cap
 	Disk         string // folder of the disk tier
 	DiskMemory   int64  // bytes of it a rank; 0: no cap
+	// DiskTuning is what was measured of that folder's filesystem (store.LoadTuning), of
+	// which the tier takes its block and queue depth; zero: the defaults.
+	DiskTuning store.Tuning
 	// DiskCache is host memory in bytes a rank that holds what would otherwise be
 	// read from disk, outside the plan and inside HostMemory; 0: none. A step goes
 	// round all that is on disk, so a cache of a tenth of it saves up to a tenth of

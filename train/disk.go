@@ -23,7 +23,9 @@ func (t *Trainer) openDisk() error {
 		}
 		return nil
 	}
-	folder, err := store.Open(c.Disk, store.Options{Cache: c.DiskCache, Warn: c.Warn, Wrap: c.wrapDisk})
+	o := c.diskOptions()
+	o.Cache, o.Warn, o.Wrap = c.DiskCache, c.Warn, c.wrapDisk
+	folder, err := store.Open(c.Disk, o)
 	if err != nil {
 		return fmt.Errorf("Config.Disk %s: %w", c.Disk, err)
 	}

@@ -36,7 +36,7 @@ func (c *Config) processRanks() int {
 // what the plan was told of its device and caches, and the rank's part of the process's
 // own host memory, with a disk tier opened so. The CPU device's memory is host memory, but all that is
 // outside counts as host.
-func (c *Config) outside(p *plan.Plan, tier store.Options) [graph.NumSpaces]int64 {
+func (c *Config) outside(p *plan.Plan) [graph.NumSpaces]int64 {
 	all := p.Config.Outside
 	ranks := int64(c.processRanks())
 	ops, streams := programSize(p.Program)
@@ -61,23 +61,15 @@ func (c *Config) outside(p *plan.Plan, tier store.Options) [graph.NumSpaces]int6
 		for i := range files {
 			files[i] = disk
 		}
-		process += store.OutsideBytes(tier, files...)
+		process += store.OutsideBytes(c.diskOptions(), files...)
 	}
 	all[graph.Host] += (process+ranks-1)/ranks + c.DiskCache
 	return all
 }
 
-// diskOptions are those that a folder of the disk tier is opened with: what was
-// measured for its filesystem, or the defaults.
-func diskOptions(dir string) store.Options {
-	if dir == "" {
-		return store.Options{}
-	}
-	t, err := store.LoadTuning(dir)
-	if err != nil { // opening the folder warns of it
-		return store.Options{}
-	}
-	return store.Options{Block: t.Block, Depth: t.Depth}
+// diskOptions are those that the folder of the disk tier is opened with.
+func (c *Config) diskOptions() store.Options {
+	return store.Options{Block: c.DiskTuning.Block, Depth: c.DiskTuning.Depth}
 }
 
 // caches are the bytes of a space that flags give to caches outside the arena.

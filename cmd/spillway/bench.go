@@ -62,6 +62,7 @@ func benchZeroCommand() *cobra.Command {
 		if err := l.follow(cmd.Flags(), &c); err != nil {
 			return err
 		}
+		tuneDisk(&c, cmd.ErrOrStderr())
 		if !isDemo { // the config file's keys too
 			if err := refuseOfOneRun(cmd.Flags()); err != nil {
 				return err

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/internal/regular"
+	"github.com/spillway-ml/spillway/offload/store"
 	trainer "github.com/spillway-ml/spillway/train"
 )
 
@@ -158,6 +160,17 @@ func (l *later) follow(fs *pflag.FlagSet, c *spillway.Config) error {
 	}
 	c.GlobalBatch = l.globalBatch
 	return c.FollowGlobalBatch(fs.Changed("accum"))
+}
+
+// tuneDisk lets the disk tier work as doctor measured its filesystem.
+func tuneDisk(c *spillway.Config, stderr io.Writer) {
+	if c.Disk == "" {
+		return
+	}
+	var err error
+	if c.DiskTuning, err = store.LoadTuning(c.Disk); err != nil {
+		fmt.Fprintln(stderr, "warning:", err)
+	}
 }
 
 // trainFlags binds the contract's table of flags to c.

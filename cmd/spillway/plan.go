@@ -109,6 +109,7 @@ data and no GPU.`,
 		if err := l.follow(fs, &c); err != nil {
 			return err
 		}
+		tuneDisk(&c, cmd.ErrOrStderr())
 		if err := f.outputs(); err != nil {
 			return err
 		}

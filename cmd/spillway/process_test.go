@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -43,6 +44,14 @@ var buildFolder string
 func TestMain(m *testing.M) {
 	if os.Getenv("SPILLWAY_TEST_PANIC") != "" && panicInTest != nil {
 		panicInTest()
+	}
+	// Started with & by a script, or by nohup, this process ignores interrupts or
+	// hangups, and so would those that it starts. What it catches they don't ignore.
+	caught := make(chan os.Signal, 1)
+	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGHUP} {
+		if signal.Ignored(s) {
+			signal.Notify(caught, s)
+		}
 	}
 	code := ownworld.Run(m)
 	if buildFolder != "" {

@@ -69,6 +69,7 @@ Any flag overrides a value of the demo.`,
 		if err := l.follow(fs, &c); err != nil {
 			return err
 		}
+		tuneDisk(&c, cmd.ErrOrStderr())
 		if err := c.Runnable(); err != nil {
 			return err
 		}

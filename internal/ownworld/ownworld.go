@@ -18,6 +18,10 @@ const (
 
 	// worldVar is for child processes: the world they were started in.
 	worldVar = "SPILLWAY_TEST_WORLD"
+
+	// shimVar is shim.CacheVar: packages that need the folder of caches for nothing
+	// else come out of go test's cache for another user.
+	shimVar = "SPILLWAY_SHIM_CACHE"
 )
 
 // goVars are what the go command, which some tests run, keeps of the user's: its
@@ -61,6 +65,7 @@ func enter() (leave func(), err error) {
 	for name, value := range map[string]string{
 		"HOME": dir, "XDG_CONFIG_HOME": config, "XDG_CACHE_HOME": cache, "XDG_DATA_HOME": filepath.Join(dir, "data"),
 		"USERPROFILE": dir, "AppData": config, "LocalAppData": cache, worldVar: dir,
+		shimVar: cache,
 	} {
 		vars[name] = value
 	}

@@ -126,22 +126,11 @@ func Open(dir string, o Options) (*Folder, error) {
 // settle fills in the options that were not given.
 func (f *Folder) settle() error {
 	o := &f.opts
-	if o.Block == 0 || o.Depth == 0 {
-		t, err := LoadTuning(f.dir)
-		if err != nil {
-			f.warn(err.Error())
-		}
-		for _, v := range []struct {
-			to                 *int
-			measured, fallback int
-		}{{&o.Block, t.Block, DefaultBlock}, {&o.Depth, t.Depth, DefaultDepth}} {
-			if *v.to == 0 {
-				*v.to = v.measured
-			}
-			if *v.to == 0 {
-				*v.to = v.fallback
-			}
-		}
+	if o.Block == 0 {
+		o.Block = DefaultBlock
+	}
+	if o.Depth == 0 {
+		o.Depth = DefaultDepth
 	}
 	switch {
 	case o.Block < Page || o.Block > maxBlock || o.Block&(o.Block-1) != 0:
