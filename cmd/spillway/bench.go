@@ -95,6 +95,7 @@ var ofOneRun = []struct{ flag, why string }{
 	{"metrics-addr", " and serves no metrics of steps; leave it out (--json has a row a stage)"},
 	{"tensorboard", " and writes no curves; leave it out (--json has a row a stage)"},
 	{"checkpoint", " and keeps none of them; leave it out"},
+	{"export", " and keeps none of them; leave it out"},
 	{"resume", ", each from its first step; leave it out"},
 	{"save-every", " and keeps none of them; leave it out"},
 	{"keep", " and keeps none of them; leave it out"},

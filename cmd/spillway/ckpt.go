@@ -18,10 +18,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-ml/spillway/checkpoint"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/plan"
-	trainer "github.com/spillway-ml/spillway/train"
 )
 
 func ckptCommand() *cobra.Command {
@@ -342,61 +340,4 @@ func printRecord(w io.Writer, v inspected) error {
 		fmt.Fprintf(t, "%s\t%s\t%d\t%d\n", f.Name, plan.Bytes(f.Bytes), f.Tensors, f.Elements)
 	}
 	return t.Flush()
-}
-
-func ckptExportCommand() *cobra.Command {
-	var to string
-	shard := int64(checkpoint.ShardBytes)
-	cmd := &cobra.Command{
-		Use:     "export DIR --to DIR",
-		Short:   "Write a checkpoint's model as a Hugging Face folder",
-		Long:    "Write the model of a checkpoint, or of the newest whole one in a folder, as a Hugging Face folder: config.json, model.safetensors (above --max-shard-size several files and their index), fp32, and the tokenizer's files where the run knew them. The files are verified; the folder appears complete or not at all.",
-		Example: "  spillway ckpt export run1 --to model",
-		Args:    oneFolder("export"),
-	}
-	cmd.Flags().StringVar(&to, "to", "", "the `DIR` to write, which must be new or empty")
-	cmd.Flags().Var(sizeFlag{&shard}, "max-shard-size", "largest file of weights")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if to == "" {
-			return errors.New("ckpt export: --to is missing: the folder to write")
-		}
-		return exportModel(cmd.Context(), args[0], to, shard, cmd.OutOrStdout(), cmd.ErrOrStderr())
-	}
-	return cmd
-}
-
-func exportModel(ctx context.Context, from, to string, shard int64, stdout, stderr io.Writer) error {
-	if _, _, err := entriesOf(from); err != nil {
-		return err
-	}
-	if inside, err := within(to, from); err != nil || inside {
-		return cmp.Or(err, fmt.Errorf("--to %.80q lies in %.80q; give a folder elsewhere", to, from))
-	}
-	if left, err := os.ReadDir(to); err == nil && len(left) > 0 {
-		return fmt.Errorf("--to %.80q is not empty (%.80q is there); give a new folder", to, left[0].Name())
-	} else if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("--to: %w", err)
-	}
-	folder, passed, err := checkpoint.Resolve(ctx, from, hfconfig.FileName, safetensors.FileName)
-	if err != nil {
-		return err
-	}
-	for _, p := range passed {
-		fmt.Fprintln(stderr, "warning:", p)
-	}
-	m, err := checkpoint.ReadManifest(folder)
-	if err != nil {
-		return err
-	}
-	names := []string{hfconfig.FileName, safetensors.FileName}
-	for _, f := range m.Files {
-		if slices.Contains(trainer.ModelFiles(), f.Name) && f.Name != hfconfig.FileName {
-			names = append(names, f.Name)
-		}
-	}
-	if err := checkpoint.Export(ctx, folder, to, shard, names...); err != nil {
-		return err
-	}
-	fmt.Fprintf(stdout, "%s: the model of %s\n", to, folder)
-	return nil
 }

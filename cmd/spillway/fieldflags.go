@@ -53,7 +53,7 @@ func flagged(text string) string {
 		}
 		return found
 	})
-	return strings.Replace(text, withoutModel, withoutModel+" (spillway plan --list-models)", 1)
+	return strings.Replace(text, withoutModel, withoutModel+" (spillway plan --list-models; spillway-demo is small enough for any machine)", 1)
 }
 
 // flaggedAll is flagged for lines.

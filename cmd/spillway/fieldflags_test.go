@@ -115,7 +115,7 @@ func TestFlagged(t *testing.T) {
 		"resume: other (Config.LR and Config.LRSchedule)":      "resume: other (--lr and --lr-schedule)",
 		"Sampling.TopP 2, Hardware.Nodes 3":                    "--top-p 2, --nodes 3",
 		`"Config.Zero" and a/Config.Zero and Config.Own.Model`: `"Config.Zero" and a/Config.Zero and Config.Own.Model`,
-		"Config.Model is missing: give a preset's name or":     "--model is missing: give a preset's name (spillway plan --list-models) or",
+		"Config.Model is missing: give a preset's name or":     "--model is missing: give a preset's name (spillway plan --list-models; spillway-demo is small enough for any machine) or",
 	} {
 		require.Equal(t, want, flagged(text))
 	}

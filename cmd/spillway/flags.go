@@ -137,6 +137,7 @@ func (f listFlag) String() string {
 type later struct {
 	fit         bool
 	globalBatch int
+	export      string
 }
 
 // maxGlobalBatch bounds what a search has to split: more rows than any step has.
@@ -241,6 +242,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&c.AsyncSave, "async-save", "auto", "write checkpoints while the steps go on, from a copy of the states in host memory: auto (where there is room for it), on or off")
 	fs.IntVar(&c.Keep, "keep", d.Keep, "confirmed checkpoints of this run kept, beside the newest; 0: all")
 	fs.BoolVar(&c.Resume, "resume", false, "continue from the newest whole checkpoint")
+	fs.StringVar(&l.export, "export", "", "new `DIR` for the last checkpoint's model as a Hugging Face folder, written at the run's end")
 	fs.BoolVar(&c.AcceptChanges, "accept-changes", false, "resume with other data, another seed or another order")
 	fs.DurationVar(&c.Timeout, "timeout", d.Timeout, "longest wait of a collective")
 	fs.StringVar(&c.Metrics, "metrics", "", "JSON lines `FILE`")

@@ -34,7 +34,7 @@ var flagGroups = []flagGroup{
 	{"Memory", []string{"host-memory", "node-memory", "disk", "recompute", "offload", "prefetch", "disk-cache", "frozen-cache", "require-pinned", "allow"}},
 	{"Precision and sums", []string{"precision", "reduce", "int8", "loss-scale", "loss-scale-hysteresis", "stochastic-rounding", "optimizer-dtype", "reproducible"}},
 	{"Ranks and devices", []string{"device", "threads", "ranks-per-process", "shard-size", "transport", "collectives", "timeout"}},
-	{"Checkpoints and files", []string{"save-every", "async-save", "keep", "accept-changes", "trace", "tensorboard", "metrics-addr", "config", "html", "svg", "dump"}},
+	{"Checkpoints and files", []string{"save-every", "async-save", "keep", "export", "accept-changes", "trace", "tensorboard", "metrics-addr", "config", "html", "svg", "dump"}},
 }
 
 // groupFlags sets the usage of root and of every command below it.

@@ -93,7 +93,7 @@ Any flag overrides a value of the demo.`,
 			printFitted(cmd.ErrOrStderr(), best)
 			takeFitted(&c, best)
 		}
-		return train(cmd.Context(), c, isDemo, p.progress, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return train(cmd.Context(), c, isDemo, &l, p.progress, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	}
 	return cmd
 }
@@ -157,12 +157,12 @@ func settle(fs *pflag.FlagSet, c *spillway.Config, l *later) (isDemo bool, err e
 	if err := cmp.Or(refuseZero(fs), l.refuse()); err != nil {
 		return isDemo, err
 	}
-	return isDemo, cmp.Or(c.Validate(), checkAddress(c.MetricsAddr), refuseOverwriting(fs))
+	return isDemo, cmp.Or(c.Validate(), checkAddress(c.MetricsAddr), refuseOverwriting(fs), l.refuseExport(c))
 }
 
 // train runs a configured job and tells a person about it, and done how many steps it
 // has done.
-func train(ctx context.Context, c spillway.Config, isDemo bool, done func(step int), stdout, stderr io.Writer) (err error) {
+func train(ctx context.Context, c spillway.Config, isDemo bool, l *later, done func(step int), stdout, stderr io.Writer) (err error) {
 	if isDemo {
 		c.Generate = true
 		if err := prepareDemo(&c); err != nil {
@@ -233,7 +233,10 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, done func(step i
 		return fault(err)
 	}
 	metrics.done(t.Done(), sum)
-	return report(ctx, stdout, t, losses, bar.eval, sum, isDemo)
+	if err := report(ctx, stdout, t, losses, bar.eval, sum, isDemo); err != nil {
+		return err
+	}
+	return l.exportLast(ctx, &c, stdout, stderr)
 }
 
 // tokensAreBytes says whether a token of the run's data at path is a byte of text.

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"crypto/sha256"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// sumsIn are the SHA-256 of a folder's files, by name.
+func sumsIn(t *testing.T, dir string) map[string][32]byte {
+	t.Helper()
+	list, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	sums := map[string][32]byte{}
+	for _, e := range list {
+		text, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		require.NoError(t, err)
+		sums[e.Name()] = sha256.Sum256(text)
+	}
+	require.NotEmpty(t, sums)
+	return sums
+}
+
+// A run with --export ends with the folder that ckpt export writes of its last
+// checkpoint; a resume of a run that is done writes it too.
+func TestTrainExports(t *testing.T) {
+	dir := t.TempDir()
+	ck, model, by := filepath.Join(dir, "ck"), filepath.Join(dir, "out", "model"), filepath.Join(dir, "by command")
+	got := command(tinyWith("--checkpoint", ck, "--export", model)...)
+	require.Zero(t, got.status, got.stderr)
+	require.Contains(t, got.stdout, "Hugging Face model: "+model+"\n")
+	require.Zero(t, command("ckpt", "export", ck, "--to", by).status)
+	require.Equal(t, sumsIn(t, by), sumsIn(t, model))
+
+	again := filepath.Join(dir, "again")
+	require.NoError(t, os.Mkdir(again, 0o755))
+	got = command(tinyWith("--checkpoint", ck, "--resume", "--export", again)...)
+	require.Zero(t, got.status, got.stderr)
+	require.Equal(t, sumsIn(t, by), sumsIn(t, again))
+}
+
+// What can't be exported at a run's end is refused before its first step.
+func TestTrainRefusesToExport(t *testing.T) {
+	dir := t.TempDir()
+	in := func(names ...string) string { return filepath.Join(append([]string{dir}, names...)...) }
+	for words, flags := range map[string][]string{
+		"without --checkpoint": {"--export", in("x")},
+		"is not empty":         {"--export", in(), "--checkpoint", t.TempDir()},
+		"one lies in the other; give a folder elsewhere": {"--export", in("ck", "x"), "--checkpoint", in("ck")},
+		"--checkpoint \"" + in("x", "ck"):                {"--export", in("x"), "--checkpoint", in("x", "ck")},
+		"--metrics \"" + in("x", "m.jsonl"):              {"--export", in("x"), "--checkpoint", in("ck"), "--metrics", in("x", "m.jsonl")},
+	} {
+		require.NoError(t, os.WriteFile(in("there"), nil, 0o600))
+		got := command(tinyWith(flags...)...)
+		require.Equal(t, exitBadInput, got.status, words)
+		require.Contains(t, got.stderr, "--export")
+		require.Contains(t, got.stderr, words)
+		left, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.Len(t, left, 1, "nothing was made")
+	}
+}
