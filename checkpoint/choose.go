@@ -133,6 +133,9 @@ func Resolve(ctx context.Context, path string, only ...string) (folder string, p
 	}
 	if _, ok := Stat(path); ok { // a model's folder may have a manifest.json of another kind
 		_, err := Verify(ctx, path, only...)
+		if _, _, own := parseName(filepath.Base(path)); own && errors.Is(err, ErrDamaged) {
+			err = fmt.Errorf("%w; %s in its place takes its newest whole checkpoint", err, filepath.Dir(path))
+		}
 		return path, nil, err
 	}
 	if _, err := filesys.Stat(filepath.Join(path, "config.json")); err == nil {

@@ -309,3 +309,21 @@ func FuzzName(f *testing.F) {
 		}
 	})
 }
+
+// A manifest that is no manifest is told by the line from which on it is not.
+func TestManifestThatIsNone(t *testing.T) {
+	for text, says := range map[string]string{
+		"":                          "it is empty",
+		" \n":                       "it is empty",
+		"{\n \"version\": 3,\n \"a": "from line 3 on (unexpected end of JSON input)",
+		"{\n \"version\": x}":       "from line 2 on (invalid character 'x'",
+		"{\"version\":\n \"3\"}":    "from line 2 on (\"version\" is of the kind string)",
+		"[]":                        "from line 1 on (array where a save writes none)",
+		"{}":                        "it does not have the checksum that it says",
+	} {
+		_, err := parseManifest([]byte(text))
+		require.ErrorIs(t, err, ErrDamaged)
+		require.ErrorContains(t, err, says, "%q", text)
+		require.NotContains(t, err.Error(), "Go ")
+	}
+}

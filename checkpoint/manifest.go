@@ -187,7 +187,7 @@ func (m Manifest) sealedV1(text []byte) bool {
 func parseManifest(text []byte) (Manifest, error) {
 	var m Manifest
 	if err := json.Unmarshal(text, &m); err != nil {
-		return Manifest{}, fmt.Errorf("%w: %w", ErrDamaged, err)
+		return Manifest{}, fmt.Errorf("%w: %s", ErrDamaged, unreadable(text, err))
 	}
 	if whole := m.Version == 1 && m.sealedV1(text) || m.Version != 1 && sealed(text); !whole {
 		return Manifest{}, fmt.Errorf("%w: it does not have the checksum that it says", ErrDamaged)
@@ -196,6 +196,26 @@ func parseManifest(text []byte) (Manifest, error) {
 		return Manifest{}, fmt.Errorf("%w: its layout is version %d; this program reads versions 1 to %d", ErrNewer, m.Version, Version)
 	}
 	return m, m.check()
+}
+
+// unreadable says where a manifest's text is not what a save writes.
+func unreadable(text []byte, err error) string {
+	at, what := int64(len(text)), err.Error()
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
+	switch {
+	case len(bytes.TrimSpace(text)) == 0:
+		return "it is empty"
+	case errors.As(err, &syntax):
+		at = syntax.Offset
+	case errors.As(err, &kind):
+		at, what = kind.Offset, fmt.Sprintf("%.40s where a save writes none", kind.Value)
+		if kind.Field != "" {
+			what = fmt.Sprintf("%.80q is of the kind %.40s", kind.Field, kind.Value)
+		}
+	}
+	line := 1 + bytes.Count(text[:max(0, min(at, int64(len(text)))-1)], []byte("\n"))
+	return fmt.Sprintf("its text is not what a save writes, from line %d on (%s)", line, what)
 }
 
 // check refuses what no writer writes: a checksum is no proof of good will.

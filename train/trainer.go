@@ -273,7 +273,10 @@ func (t *Trainer) start() error {
 	if err == nil {
 		err = t.ranks.Sees(lock)
 	}
-	if err != nil {
+	if errors.Is(err, ErrLost) {
+		return fmt.Errorf("Config.Checkpoint %s: %w", cfg.Checkpoint, err)
+	}
+	if err != nil { // not a fault of the run, whichever process says it
 		return fmt.Errorf("Config.Checkpoint %s: %v", cfg.Checkpoint, err)
 	}
 	return nil

@@ -155,11 +155,17 @@ func obey(text string) (status int) {
 		}()
 	}
 	defer filesys.Mount(o.Base, f)()
-	if err := o.rank(env); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+	err = o.rank(env)
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, spillway.ErrLost):
+		status = launch.LostStatus
+	default:
+		status = 1
 	}
-	return 0
+	fmt.Fprintln(os.Stderr, err)
+	return status
 }
 
 // rank runs this process's.
@@ -235,6 +241,7 @@ func (l *launched) job(t *testing.T, process int, trouble filesys.Trouble, n int
 		a.err = errors.New(a.told)
 	}
 	if fault.Hit == "killed" {
+		require.Equal(t, launch.LostStatus, end.Status, a.told)
 		require.Contains(t, end.Lost, fmt.Sprintf("rank %d ", process), a.told)
 		require.Contains(t, end.Lost, "killed", a.told)
 	}
@@ -264,7 +271,7 @@ func TestFileOperationsOfAProcessFail(t *testing.T) {
 func (l *launched) each(t *testing.T, process int, trouble filesys.Trouble, all bool) {
 	n, runs, failed := 1, 0, 0
 	if !all {
-		n = 15 + 20*process
+		n = []int{15, 1, 55}[process] // the first of process 1 is its look at the leader's folder
 	}
 	for ; ; n++ {
 		l.lay(t)
