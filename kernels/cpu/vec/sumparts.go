@@ -61,7 +61,8 @@ func leaves[T float32 | uint16](c *check, n int, srcs [][]T) {
 	}
 }
 
-// partsBlock is the elements that are summed while they are in the first-level cache.
+// partsBlock is the elements of 16-bit parts that are summed while they are in the
+// first-level cache.
 const partsBlock = 1 << 11
 
 // Run adds. It allocates the first time that it has so many parts.
@@ -115,15 +116,38 @@ func (k *SumParts) RunIndex(i int) {
 	case k.As != NoHalf:
 		k.wide(lo, hi)
 	case k.Sequential:
-		for at := lo; at < hi; at += partsBlock {
-			end := min(at+partsBlock, hi)
-			for r, s := range k.srcs {
-				k.add(r, at, s[at:end])
-			}
-		}
+		sumLeaves(k.Dst[lo:hi], k.srcs, lo, k.Accumulate)
 	default:
 		sumTree(k.Dst[lo:hi], k.srcs, lo, k.Accumulate)
 	}
+}
+
+// sumLeaves writes or adds to dst elements lo and up of srcs, one after the other. As
+// many as there are kernels for are added while the sum is in a register.
+func sumLeaves(dst []float32, srcs [][]float32, lo int, acc bool) {
+	for len(srcs) > 0 {
+		r := min(len(srcs), len(simd.sumLeaves)-1)
+		n := groups[float32](len(dst))
+		if n > 0 {
+			simd.sumLeaves[r][index(acc)](&dst[0], &srcs[0], lo, n)
+		}
+		for j := n; j < len(dst); j++ {
+			dst[j] = leavesAt(srcs[:r], lo+j, dst[j], acc)
+		}
+		srcs, acc = srcs[r:], true
+	}
+}
+
+// leavesAt is the sum of element j, which begins with the first source or, if acc, with
+// sum.
+func leavesAt(srcs [][]float32, j int, sum float32, acc bool) float32 {
+	if !acc {
+		sum, srcs = srcs[0][j], srcs[1:]
+	}
+	for _, s := range srcs {
+		sum += s[j]
+	}
+	return sum
 }
 
 // add adds part r to the elements from at on, or begins their sum with it.

@@ -2,6 +2,86 @@
 
 package vec
 
+// sumLeaves1AVX512 is dst = 1 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves1AVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumLeaves1AVX2 is dst = 1 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves1AVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumLeaves1AccAVX512 is dst = 1 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves1AccAVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumLeaves1AccAVX2 is dst = 1 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves1AccAVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumLeaves2AVX512 is dst = 2 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves2AVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumLeaves2AVX2 is dst = 2 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves2AVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumLeaves2AccAVX512 is dst = 2 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves2AccAVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumLeaves2AccAVX2 is dst = 2 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves2AccAVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumLeaves3AVX512 is dst = 3 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves3AVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumLeaves3AVX2 is dst = 3 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves3AVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumLeaves3AccAVX512 is dst = 3 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves3AccAVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumLeaves3AccAVX2 is dst = 3 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves3AccAVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumLeaves4AVX512 is dst = 4 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves4AVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumLeaves4AVX2 is dst = 4 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves4AVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumLeaves4AccAVX512 is dst = 4 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves4AccAVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumLeaves4AccAVX2 is dst = 4 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
+//
+//go:noescape
+func sumLeaves4AccAVX2(dst *float32, srcs *[]float32, off int, n int)
+
 // sumTree2AVX512 is dst = the tree sum of 2 slices from element off on (Acc: +=) for n elements, a multiple of 16.
 //
 //go:noescape

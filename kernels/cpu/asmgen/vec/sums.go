@@ -15,18 +15,13 @@ import (
 const maxLeaves = 8
 
 func sums() {
+	for r := 1; r <= maxLeaves/2; r++ {
+		leavesOf(r)
+	}
 	for r := 2; r <= maxLeaves; r++ {
 		variants(fmt2("sumTree[%d]", r), fmt2("sumTree%d", r), "func(dst *float32, srcs *[]float32, off, n int)",
 			fmt2("is dst = the tree sum of %d slices from element off on (Acc: +=)", r)+full, "dst", func(g *vlib.Gen, put func(vlib.Vec)) {
-				dst := g.Ptr("dst")
-				srcs, off, n := g.Ptr("srcs"), g.Ptr("off"), g.Ptr("n")
-				var p []reg.GPVirtual
-				for i := range r { // the first word of a slice is its address
-					q := GP64()
-					MOVQ(operand.Mem{Base: srcs, Disp: 24 * i}, q)
-					LEAQ(operand.Mem{Base: q, Index: off, Scale: 4}, q)
-					p = append(p, q)
-				}
+				dst, p, n := sources(g, r)
 				g.LoopBlocks(n, 16, func() {
 					g.Fetch(append(p, dst)...)
 					put(treeOf(g, p))
@@ -47,6 +42,47 @@ func sums() {
 	kernel("blockSqSum", "blockSqSum", "func(x *float32) float64", "returns the float64 sum of squares of 256 elements in 16 lanes.", func(g *vlib.Gen) {
 		block(g, true)
 	})
+}
+
+// sources loads the arguments of a sum of r slices: where they begin, and the elements.
+func sources(g *vlib.Gen, r int) (dst reg.GPVirtual, p []reg.GPVirtual, n reg.GPVirtual) {
+	dst = g.Ptr("dst")
+	srcs, off, n := g.Ptr("srcs"), g.Ptr("off"), g.Ptr("n")
+	for i := range r { // the first word of a slice is its address
+		q := GP64()
+		MOVQ(operand.Mem{Base: srcs, Disp: 24 * i}, q)
+		LEAQ(operand.Mem{Base: q, Index: off, Scale: 4}, q)
+		p = append(p, q)
+	}
+	return dst, p, n
+}
+
+// leavesOf makes the sum of r slices from left to right. The sum stays in a register,
+// so that dst is read and written once whatever r is.
+func leavesOf(r int) {
+	for i, suffix := range []string{"", "Acc"} {
+		begin := "the first"
+		if i == 1 {
+			begin = "dst"
+		}
+		kernel(fmt2("sumLeaves[%d]", r)+fmt2("[%d]", i), fmt2("sumLeaves%d", r)+suffix, "func(dst *float32, srcs *[]float32, off, n int)",
+			fmt2("is dst = %d slices added from left to right, element off and up, beginning with ", r)+begin+full, func(g *vlib.Gen) {
+				dst, p, n := sources(g, r)
+				g.LoopBlocks(n, 16, func() {
+					g.Fetch(append(p, dst)...)
+					from, rest := dst, p
+					if i == 0 {
+						from, rest = p[0], p[1:]
+					}
+					sum := g.Load(g.At(from))
+					for _, q := range rest {
+						g.AddTo(sum, g.At(q))
+					}
+					g.Store(sum, g.At(dst))
+				})
+				g.Return()
+			})
+	}
 }
 
 // treeOf returns the tree sum of the current elements of p.
