@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"strconv"
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
@@ -227,6 +228,7 @@ func (t *Trainer) resumeFrom(ctx context.Context, choice checkpoint.Choice) erro
 		return err
 	}
 	t.step = choice.Manifest.Step
+	t.savedRanks, _ = strconv.Atoi(was.Settings["ranks"]) // 0: an older version recorded none
 	t.skipped.all = was.Skipped
 	t.base, t.kept = t.updatesDone(), t.updatesSoFar()
 	return t.startScale(was.LossScale)

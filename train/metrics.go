@@ -21,7 +21,12 @@ type MetricsWriter struct {
 	f     *os.File
 	plain bool  // a regular file: lines have a place in it
 	end   int64 // of the last whole line
+	ahead int   // the last step of the lines that were dropped
 }
+
+// Dropped is the newest step of another attempt's lines, which OpenMetrics removed: how
+// far that one got beyond the checkpoint that this run goes on from. 0: there were none.
+func (m *MetricsWriter) Dropped() int { return m.ahead }
 
 // OpenMetrics creates the file and its folder. It starts empty, or, for a run that
 // goes on after step, with the lines of the steps up to that: what follows, and a
@@ -49,7 +54,7 @@ func OpenMetrics(path string, step int) (*MetricsWriter, error) {
 	if err == nil && st.Mode().IsRegular() {
 		m.plain = true
 		if step >= 0 {
-			m.end, err = linesUpTo(f, step)
+			m.end, m.ahead, err = linesUpTo(f, step)
 		}
 		if err == nil {
 			err = f.Truncate(m.end)
@@ -87,24 +92,27 @@ func refuseForeign(path string) error {
 }
 
 // linesUpTo returns the end of the last whole line before the first that is cut off
-// or of a step after the given one.
-func linesUpTo(r io.Reader, step int) (int64, error) {
+// or of a step after the given one, and the newest step of those from there on.
+func linesUpTo(r io.Reader, step int) (end int64, ahead int, err error) {
 	lines := bufio.NewReader(r)
-	for end := int64(0); ; {
+	for kept := true; ; {
 		line, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return end, nil
+			return end, ahead, nil
 		}
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		var v struct {
 			Step int `json:"step"`
 		}
-		if json.Unmarshal(line, &v) != nil || v.Step > step {
-			return end, nil
+		whole := json.Unmarshal(line, &v) == nil
+		switch kept = kept && whole && v.Step <= step; {
+		case kept:
+			end += int64(len(line))
+		case whole && v.Step > step:
+			ahead = max(ahead, v.Step)
 		}
-		end += int64(len(line))
 	}
 }
 

@@ -176,10 +176,11 @@ func TestAFailingEvaluation(t *testing.T) {
 func TestMetricsAreCutBack(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.jsonl")
 	lines := `{"step":1,"loss":5}` + "\n" + `{"event":"eval","step":1}` + "\n" + `{"step":2,"loss":4}` + "\n"
-	for _, rest := range []string{"", `{"step":3,"lo`, `{"step":3}` + "\n" + `{"step":4}` + "\n", "\x00\x00\x00", `{"event":"done","step":9}` + "\n"} {
+	for rest, ahead := range map[string]int{"": 0, `{"step":3,"lo`: 0, `{"step":3}` + "\n" + `{"step":4}` + "\n" + `{"step":5,`: 4, "\x00\x00\x00": 0, `{"event":"done","step":9}` + "\n": 9} {
 		require.NoError(t, os.WriteFile(path, []byte(lines+rest), 0o600))
 		m, err := OpenMetrics(path, 2)
 		require.NoError(t, err)
+		require.Equal(t, ahead, m.Dropped(), rest)
 		require.NoError(t, m.Done(3, "x"))
 		require.NoError(t, m.Close())
 		text, err := os.ReadFile(path)
@@ -188,6 +189,7 @@ func TestMetricsAreCutBack(t *testing.T) {
 	}
 	m, err := OpenMetrics(path, -1)
 	require.NoError(t, err)
+	require.Zero(t, m.Dropped())
 	require.NoError(t, m.Close())
 	st, err := os.Stat(path)
 	require.NoError(t, err)

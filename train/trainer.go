@@ -58,16 +58,17 @@ type Trainer struct {
 
 	data data.Fingerprint // of train's source, where checkpoints are written
 
-	step     int        // steps done
-	base     int        // updates that the newest checkpoint's states have seen
-	kept     int        // base, with an update that waits for the next step
-	pending  bool       // the last step's update waits for the next step, or flush
-	fatal    error      // after a failed step nothing else runs
-	accepted bool       // New has made it: outputs may be touched
-	unsaved  bool       // a checkpoint that was due could not be saved
-	saving   *asideSave // a checkpoint that is being written; nil: none
-	skipped  skips      // steps whose update was left out: with OnNonFinite "skip", and of fp16
-	scale    scaleState
+	step       int        // steps done
+	base       int        // updates that the newest checkpoint's states have seen
+	kept       int        // base, with an update that waits for the next step
+	pending    bool       // the last step's update waits for the next step, or flush
+	fatal      error      // after a failed step nothing else runs
+	accepted   bool       // New has made it: outputs may be touched
+	unsaved    bool       // a checkpoint that was due could not be saved
+	saving     *asideSave // a checkpoint that is being written; nil: none
+	savedRanks int        // of the run that wrote the checkpoint this one goes on from
+	skipped    skips      // steps whose update was left out: with OnNonFinite "skip", and of fp16
+	scale      scaleState
 }
 
 // traceSpans is how many operations of a stream a trace holds; the rest is
@@ -238,6 +239,10 @@ func (t *Trainer) Notes() []string { return t.notes }
 // Skipped returns how many of the steps done had no update, because they were not
 // finite.
 func (t *Trainer) Skipped() int { return t.skipped.all }
+
+// SavedRanks returns the number of ranks of the run that saved what this one goes on
+// from, 0 where it began by itself or the checkpoint does not say.
+func (t *Trainer) SavedRanks() int { return t.savedRanks }
 
 // Done returns the number of steps done.
 func (t *Trainer) Done() int { return t.step }

@@ -2,8 +2,10 @@
 
 // Command curve measures what --reproducible costs: the step of the same run with and
 // without it, on the demo and on GPT-2 (124M), at accumulation 8 and every stage. Both
-// runs are alive at once and take steps in turn, so that what else the machine does
-// falls on both; a line a stage has the medians, and the ratio of each pair of steps.
+// runs are alive at once. A round is a step without the flag, one with it and another
+// without: the ratio is that of the second to the mean of its neighbours, and that of
+// the neighbours to each other says what the machine does by itself. A line a stage has
+// the medians, and the least and the most of a round.
 //
 //	go run ./benchmarks/curve [-models demo,gpt2] [-stages 2,3,0,1] [-steps 5] [-ranks 4]
 package main
@@ -29,7 +31,7 @@ import (
 func main() {
 	models := flag.String("models", "demo,gpt2", "demo, a preset or the folder of a model, with commas between")
 	stages := flag.String("stages", "2,3,0,1", "ZeRO stages, with commas between")
-	steps := flag.Int("steps", 5, "pairs of timed steps, behind one that warms up")
+	steps := flag.Int("steps", 5, "rounds of three timed steps, behind one that warms up")
 	ranks := flag.Int("ranks", 4, "ranks, in one process")
 	accum := flag.Int("accum", 8, "micro-batches of a step and rank")
 	flag.Parse()
@@ -45,7 +47,7 @@ func run(models, stages []string, steps, ranks, accum int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	fmt.Printf("%-10s %5s %9s %9s %6s %6s %6s %8s %13s %12s %13s %12s\n", "model", "stage", "without", "with", "ratio", "least", "most", "CPU time", "sent without", "with", "peak without", "with")
+	fmt.Printf("%-10s %5s %9s %9s   %-21s %-21s %-21s %-21s\n", "model", "stage", "without", "with", "ratio", "of CPU time", "without, twice", "of CPU time")
 	for _, model := range models {
 		c, err := config(dir, model)
 		if err != nil {
@@ -84,13 +86,19 @@ func config(dir, model string) (spillway.Config, error) {
 	return c, os.WriteFile(c.Data, tokens, 0o600)
 }
 
-// result is what the steps of the two runs took, in pairs: without the flag, with it.
+// sample is what a step took, in seconds: on the clock, and of all threads.
+type sample struct{ wall, cpu float64 }
+
+// round is a step without the flag, one with it, and one without.
+type round [3]sample
+
+// result is a comparison's rounds, and the plans without and with the flag.
 type result struct {
-	wall, cpu [2][]float64 // s of a step
-	plan      [2]*plan.Plan
+	rounds []round
+	plan   [2]*plan.Plan
 }
 
-func compare(c spillway.Config, steps int) (r result, err error) {
+func compare(c spillway.Config, rounds int) (r result, err error) {
 	var runs [2]*spillway.Trainer
 	defer func() {
 		for _, t := range runs {
@@ -100,23 +108,23 @@ func compare(c spillway.Config, steps int) (r result, err error) {
 		}
 	}()
 	for i := range runs {
-		c.Reproducible, c.Steps = i == 1, steps+1
+		c.Reproducible, c.Steps = i == 1, 2*(rounds+1)
 		if runs[i], err = spillway.New(context.Background(), c); err != nil {
 			return r, err
 		}
 		r.plan[i] = runs[i].Plan()
 	}
-	for s := range steps + 1 {
-		for turn := range runs {
-			i := (turn + s) % 2
+	for n := range rounds + 1 {
+		var x round
+		for i, turn := range []int{0, 1, 0} {
 			wall, cpu := time.Now(), processor()
-			if _, err := runs[i].Step(context.Background()); err != nil {
+			if _, err := runs[turn].Step(context.Background()); err != nil {
 				return r, err
 			}
-			if s > 0 { // the first faults memory in
-				r.wall[i] = append(r.wall[i], time.Since(wall).Seconds())
-				r.cpu[i] = append(r.cpu[i], processor()-cpu)
-			}
+			x[i] = sample{time.Since(wall).Seconds(), processor() - cpu}
+		}
+		if n > 0 { // the first faults memory in
+			r.rounds = append(r.rounds, x)
 		}
 	}
 	return r, nil
@@ -132,22 +140,43 @@ func processor() float64 {
 }
 
 func (r *result) print(model string, stage int) {
-	pairs := ratios(r.wall)
-	fmt.Printf("%-10s %5d %7.3f s %7.3f s %6.3f %6.3f %6.3f %8.3f", filepath.Base(model), stage, median(r.wall[0]), median(r.wall[1]), median(pairs), slices.Min(pairs), slices.Max(pairs), median(ratios(r.cpu)))
-	of := func(i int) (sent, peak string) {
-		return plan.Bytes(r.plan[i].CommBytes), plan.Bytes(r.plan[i].Layout.Spaces[graph.Device].Peak)
+	wall := func(s sample) float64 { return s.wall }
+	cpu := func(s sample) float64 { return s.cpu }
+	of := func(turns ...int) (list []float64) {
+		for _, x := range r.rounds {
+			for _, i := range turns {
+				list = append(list, x[i].wall)
+			}
+		}
+		return list
 	}
-	sent0, peak0 := of(0)
-	sent1, peak1 := of(1)
-	fmt.Printf(" %13s %12s %13s %12s\n", sent0, sent1, peak0, peak1)
+	fmt.Printf("%-10s %5d %7.3f s %7.3f s   %s %s %s %s\n", filepath.Base(model), stage, median(of(0, 2)), median(of(1)),
+		spread(r.with(wall)), spread(r.with(cpu)), spread(r.twice(wall)), spread(r.twice(cpu)))
+	for i, what := range []string{"without", "with"} {
+		p := r.plan[i]
+		fmt.Printf("%17s%s: sends %s a step and rank, peak %s\n", "", what, plan.Bytes(p.CommBytes), plan.Bytes(p.Layout.Spaces[graph.Device].Peak))
+	}
 }
 
-// ratios are those of pairs of steps, with the flag over without.
-func ratios(of [2][]float64) (list []float64) {
-	for i, v := range of[0] {
-		list = append(list, of[1][i]/v)
+// with are the rounds' ratios of the step with the flag to the mean of those without.
+func (r *result) with(of func(sample) float64) (list []float64) {
+	for _, x := range r.rounds {
+		list = append(list, 2*of(x[1])/(of(x[0])+of(x[2])))
 	}
 	return list
+}
+
+// twice are the rounds' ratios of the two steps without the flag.
+func (r *result) twice(of func(sample) float64) (list []float64) {
+	for _, x := range r.rounds {
+		list = append(list, of(x[2])/of(x[0]))
+	}
+	return list
+}
+
+// spread is the median of ratios, with the least and the most.
+func spread(v []float64) string {
+	return fmt.Sprintf("%.3f (%.3f to %.3f)", median(v), slices.Min(v), slices.Max(v))
 }
 
 func median(v []float64) float64 {

@@ -46,6 +46,14 @@ func (m *metricsOut) open(t *spillway.Trainer, stderr io.Writer) (err error) {
 	return nil
 }
 
+// dropped is the last step of another attempt of the run, 0 where none is known.
+func (m *metricsOut) dropped() int {
+	if m.lines == nil {
+		return 0
+	}
+	return m.lines.Dropped()
+}
+
 func (m *metricsOut) step(r spillway.StepResult) {
 	if m.lines != nil {
 		m.tell("lines", m.lines.Step(r))

@@ -197,7 +197,7 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *later, done f
 		return err
 	}
 	defer metrics.close()
-	describe(stderr, t, isDemo)
+	describe(stderr, t, metrics.dropped(), isDemo)
 	if t.Done() >= c.Steps {
 		fmt.Fprintf(stdout, "nothing to do: the checkpoint has %d steps and --steps is %d\n", t.Done(), c.Steps)
 	}
@@ -244,8 +244,9 @@ func tokensAreBytes(t *spillway.Trainer, path string) bool {
 	return t.ByteTokens() && !strings.HasSuffix(path, ".bin")
 }
 
-// describe says before the first step what will run and what it takes.
-func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
+// describe says before the first step what will run and what it takes. reached is the
+// last step of the attempt before this one, as far as is known: 0 otherwise.
+func describe(w io.Writer, t *spillway.Trainer, reached int, isDemo bool) {
 	c, p := t.Config(), t.Plan()
 	var params int64
 	for i := range p.Program.Params {
@@ -288,7 +289,7 @@ func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
 		fmt.Fprintf(w, "recompute auto: %s\n", flagged(auto))
 	}
 	if c.Resume && t.Done() > 0 {
-		fmt.Fprintf(w, "resumed after step %d from %s\n", t.Done(), onOneLine(c.Checkpoint))
+		fmt.Fprintf(w, "resumed after step %d from %s%s\n", t.Done(), onOneLine(c.Checkpoint), lost(t, reached))
 	} else if c.Resume {
 		fmt.Fprintf(w, "no checkpoint in %s yet: starting from step 1\n", onOneLine(c.Checkpoint))
 	}
@@ -298,6 +299,19 @@ func describe(w io.Writer, t *spillway.Trainer, isDemo bool) {
 	if c.Init == "random" && !c.Resume && hasWeights(c.Model) {
 		fmt.Fprintf(w, "weights start random; --init %s loads the ones in the model's folder\n", onOneLine(c.Model))
 	}
+}
+
+// lost says what a run that goes on has lost: the steps that the attempt before it had
+// done since the checkpoint, and ranks, of which there may also be more now. It is what
+// launch says where it goes on by itself; here a scheduler or a person started the run.
+func lost(t *spillway.Trainer, reached int) (text string) {
+	if n := reached - t.Done(); n > 0 {
+		text = fmt.Sprintf(": %d step(s) are run again", n)
+	}
+	if was, now := t.SavedRanks(), t.Config().Ranks; was > 0 && was != now {
+		text += fmt.Sprintf(", over %d rank(s) in place of %d", now, was)
+	}
+	return text
 }
 
 // trains says whether any parameter is trainable.
