@@ -22,7 +22,7 @@ const (
 )
 
 // colours of the rows in the order of rows.
-var colours = []string{"#000000", "#0072b2", "#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#8c6d31", "#7f3fbf", "#b00000", "#ff6f91", "#555500"}
+var colours = []string{"#000000", "#0072b2", "#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#8c6d31", "#7f3fbf", "#b00000", "#ff6f91", "#b3476b", "#7a2340", "#555500"}
 
 // panel maps values to a panel's coordinates.
 type panel struct {

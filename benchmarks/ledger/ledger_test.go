@@ -116,5 +116,5 @@ func TestControlsFitTheSource(t *testing.T) {
 			require.Contains(t, string(b), e[1])
 		}
 	}
-	require.Equal(t, 2, n)
+	require.Equal(t, 4, n)
 }

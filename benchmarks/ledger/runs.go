@@ -52,11 +52,24 @@ func rows() []row {
 	return append(r,
 		row{name: "linear map", flags: append(bf16, "--int8", "optimizer"), seeds: 1, control: &control{
 			"kernels/cpu/vec/quant8.go", [][2]string{{"\t\tm.t.byBins(m.value[1])\n", "\t}\n" + linearMap + "\tif false {\n"}, {"uint8(max(c, 1))", "uint8(c)"}}}},
-		row{name: "neighbour's scales", flags: append(bf16, "--int8", "optimizer"), seeds: 1, control: &control{
+		row{name: "moments scales swapped", flags: append(bf16, "--int8", "optimizer"), seeds: 1, control: &control{
 			"kernels/cpu/vec/adamw8.go", [][2]string{{"= k.MScale[block], k.VScale[block], 0, 0",
 				"= k.MScale[min(block^1, len(k.MScale)-1)], k.VScale[min(block^1, len(k.VScale)-1)], 0, 0"}}}},
+		row{name: "gather scales swapped", flags: append(bf16, "--int8", "gather"), seeds: 1, control: &control{
+			"kernels/cpu/vec/int8.go", [][2]string{{"codes, scales := k.From.at(from, at, at+len(sum))\n", neighbours}}}},
+		row{name: "matmul scales swapped", flags: append(bf16, "--int8", "matmul"), seeds: 1, control: &control{
+			"kernels/cpu/vec/int8.go", [][2]string{
+				{"k.Scales[r] = quantize8(", "k.Scales[min(r^1, k.Rows-1)] = quantize8("},
+				{"k.Scales[lo+j], inverse[j] = a/127", "k.Scales[min((lo+j)^1, k.Cols-1)], inverse[j] = a/127"}}}},
 		row{name: "fp16 without backoff", flags: []string{"--precision", "fp16", "--loss-scale", strconv.Itoa(1 << 30)}, seeds: 1})
 }
+
+// neighbours makes a block of quantised parameters be read with the scale of the block
+// beside it.
+const neighbours = `codes, _ := k.From.at(from, at, at+len(sum))
+		beside := min((at/k.From.Block^1)*k.From.Block, k.From.Len-len(sum))
+		_, scales := k.From.at(from, beside, beside+len(sum))
+`
 
 // linearMap makes the codes of 8-bit moments equal steps from 0 to 1, and lets small
 // second moments become 0.
