@@ -7,15 +7,17 @@
 TEXT ·bf16x16x16AMX(SB), NOSPLIT, $0-8
 	MOVQ t+0(FP), DI
 	LONG $0x4978e2c4
-	LONG $0x00007087
+	LONG $0x00007887
 	BYTE $0x00
+	MOVQ 48(DI), R9
+	MOVQ 56(DI), R11
+	MOVQ 96(DI), R10
+
+depth:
 	MOVQ (DI), BX
 	MOVQ 8(DI), R8
 	MOVQ 16(DI), DX
-	MOVQ 48(DI), R9
-	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
-	MOVQ 96(DI), R10
 
 sliver:
 	MOVQ R11, R14
@@ -73,6 +75,17 @@ block:
 	ADDQ       64(DI), BX
 	DECQ       R12
 	JNZ        sliver
+	MOVQ       R13, 8(DI)
+	MOVQ       32(DI), CX
+	MOVQ       CX, R15
+	SHLQ       $0x0b, R15
+	ADDQ       R13, R15
+	MOVQ       R15, 88(DI)
+	IMULQ      104(DI), CX
+	ADDQ       CX, (DI)
+	MOVQ       $0x00000001, 80(DI)
+	DECQ       112(DI)
+	JNZ        depth
 	LONG       $0x4978e2c4
 	BYTE       $0xc0
 	RET
@@ -82,15 +95,17 @@ block:
 TEXT ·bf16x16x32AMX(SB), NOSPLIT, $0-8
 	MOVQ t+0(FP), DI
 	LONG $0x4978e2c4
-	LONG $0x00007087
+	LONG $0x00007887
 	BYTE $0x00
+	MOVQ 48(DI), R9
+	MOVQ 56(DI), R11
+	MOVQ 96(DI), R10
+
+depth:
 	MOVQ (DI), BX
 	MOVQ 8(DI), R8
 	MOVQ 16(DI), DX
-	MOVQ 48(DI), R9
-	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
-	MOVQ 96(DI), R10
 
 sliver:
 	MOVQ R11, R14
@@ -161,6 +176,17 @@ block:
 	ADDQ       64(DI), BX
 	DECQ       R12
 	JNZ        sliver
+	MOVQ       R13, 8(DI)
+	MOVQ       32(DI), CX
+	MOVQ       CX, R15
+	SHLQ       $0x0b, R15
+	ADDQ       R13, R15
+	MOVQ       R15, 88(DI)
+	IMULQ      104(DI), CX
+	ADDQ       CX, (DI)
+	MOVQ       $0x00000001, 80(DI)
+	DECQ       112(DI)
+	JNZ        depth
 	LONG       $0x4978e2c4
 	BYTE       $0xc0
 	RET
@@ -170,15 +196,17 @@ block:
 TEXT ·bf16x32x16AMX(SB), NOSPLIT, $0-8
 	MOVQ t+0(FP), DI
 	LONG $0x4978e2c4
-	LONG $0x00007087
+	LONG $0x00007887
 	BYTE $0x00
+	MOVQ 48(DI), R9
+	MOVQ 56(DI), R11
+	MOVQ 96(DI), R10
+
+depth:
 	MOVQ (DI), BX
 	MOVQ 8(DI), R8
 	MOVQ 16(DI), DX
-	MOVQ 48(DI), R9
-	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
-	MOVQ 96(DI), R10
 
 sliver:
 	MOVQ R11, R14
@@ -250,6 +278,17 @@ block:
 	ADDQ       64(DI), BX
 	DECQ       R12
 	JNZ        sliver
+	MOVQ       R13, 8(DI)
+	MOVQ       32(DI), CX
+	MOVQ       CX, R15
+	SHLQ       $0x0b, R15
+	ADDQ       R13, R15
+	MOVQ       R15, 88(DI)
+	IMULQ      104(DI), CX
+	ADDQ       CX, (DI)
+	MOVQ       $0x00000001, 80(DI)
+	DECQ       112(DI)
+	JNZ        depth
 	LONG       $0x4978e2c4
 	BYTE       $0xc0
 	RET
@@ -259,15 +298,17 @@ block:
 TEXT ·bf16x32x32AMX(SB), NOSPLIT, $0-8
 	MOVQ t+0(FP), DI
 	LONG $0x4978e2c4
-	LONG $0x00007087
+	LONG $0x00007887
 	BYTE $0x00
+	MOVQ 48(DI), R9
+	MOVQ 56(DI), R11
+	MOVQ 96(DI), R10
+
+depth:
 	MOVQ (DI), BX
 	MOVQ 8(DI), R8
 	MOVQ 16(DI), DX
-	MOVQ 48(DI), R9
-	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
-	MOVQ 96(DI), R10
 
 sliver:
 	MOVQ R11, R14
@@ -362,6 +403,17 @@ block:
 	ADDQ       64(DI), BX
 	DECQ       R12
 	JNZ        sliver
+	MOVQ       R13, 8(DI)
+	MOVQ       32(DI), CX
+	MOVQ       CX, R15
+	SHLQ       $0x0b, R15
+	ADDQ       R13, R15
+	MOVQ       R15, 88(DI)
+	IMULQ      104(DI), CX
+	ADDQ       CX, (DI)
+	MOVQ       $0x00000001, 80(DI)
+	DECQ       112(DI)
+	JNZ        depth
 	LONG       $0x4978e2c4
 	BYTE       $0xc0
 	RET
@@ -371,15 +423,17 @@ block:
 TEXT ·s8x16x16AMX(SB), NOSPLIT, $0-8
 	MOVQ t+0(FP), DI
 	LONG $0x4978e2c4
-	LONG $0x00007087
+	LONG $0x00007887
 	BYTE $0x00
+	MOVQ 48(DI), R9
+	MOVQ 56(DI), R11
+	MOVQ 96(DI), R10
+
+depth:
 	MOVQ (DI), BX
 	MOVQ 8(DI), R8
 	MOVQ 16(DI), DX
-	MOVQ 48(DI), R9
-	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
-	MOVQ 96(DI), R10
 
 sliver:
 	MOVQ R11, R14
@@ -437,6 +491,17 @@ block:
 	ADDQ       64(DI), BX
 	DECQ       R12
 	JNZ        sliver
+	MOVQ       R13, 8(DI)
+	MOVQ       32(DI), CX
+	MOVQ       CX, R15
+	SHLQ       $0x0b, R15
+	ADDQ       R13, R15
+	MOVQ       R15, 88(DI)
+	IMULQ      104(DI), CX
+	ADDQ       CX, (DI)
+	MOVQ       $0x00000001, 80(DI)
+	DECQ       112(DI)
+	JNZ        depth
 	LONG       $0x4978e2c4
 	BYTE       $0xc0
 	RET
@@ -446,15 +511,17 @@ block:
 TEXT ·s8x16x32AMX(SB), NOSPLIT, $0-8
 	MOVQ t+0(FP), DI
 	LONG $0x4978e2c4
-	LONG $0x00007087
+	LONG $0x00007887
 	BYTE $0x00
+	MOVQ 48(DI), R9
+	MOVQ 56(DI), R11
+	MOVQ 96(DI), R10
+
+depth:
 	MOVQ (DI), BX
 	MOVQ 8(DI), R8
 	MOVQ 16(DI), DX
-	MOVQ 48(DI), R9
-	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
-	MOVQ 96(DI), R10
 
 sliver:
 	MOVQ R11, R14
@@ -525,6 +592,17 @@ block:
 	ADDQ       64(DI), BX
 	DECQ       R12
 	JNZ        sliver
+	MOVQ       R13, 8(DI)
+	MOVQ       32(DI), CX
+	MOVQ       CX, R15
+	SHLQ       $0x0b, R15
+	ADDQ       R13, R15
+	MOVQ       R15, 88(DI)
+	IMULQ      104(DI), CX
+	ADDQ       CX, (DI)
+	MOVQ       $0x00000001, 80(DI)
+	DECQ       112(DI)
+	JNZ        depth
 	LONG       $0x4978e2c4
 	BYTE       $0xc0
 	RET
@@ -534,15 +612,17 @@ block:
 TEXT ·s8x32x16AMX(SB), NOSPLIT, $0-8
 	MOVQ t+0(FP), DI
 	LONG $0x4978e2c4
-	LONG $0x00007087
+	LONG $0x00007887
 	BYTE $0x00
+	MOVQ 48(DI), R9
+	MOVQ 56(DI), R11
+	MOVQ 96(DI), R10
+
+depth:
 	MOVQ (DI), BX
 	MOVQ 8(DI), R8
 	MOVQ 16(DI), DX
-	MOVQ 48(DI), R9
-	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
-	MOVQ 96(DI), R10
 
 sliver:
 	MOVQ R11, R14
@@ -614,6 +694,17 @@ block:
 	ADDQ       64(DI), BX
 	DECQ       R12
 	JNZ        sliver
+	MOVQ       R13, 8(DI)
+	MOVQ       32(DI), CX
+	MOVQ       CX, R15
+	SHLQ       $0x0b, R15
+	ADDQ       R13, R15
+	MOVQ       R15, 88(DI)
+	IMULQ      104(DI), CX
+	ADDQ       CX, (DI)
+	MOVQ       $0x00000001, 80(DI)
+	DECQ       112(DI)
+	JNZ        depth
 	LONG       $0x4978e2c4
 	BYTE       $0xc0
 	RET
@@ -623,15 +714,17 @@ block:
 TEXT ·s8x32x32AMX(SB), NOSPLIT, $0-8
 	MOVQ t+0(FP), DI
 	LONG $0x4978e2c4
-	LONG $0x00007087
+	LONG $0x00007887
 	BYTE $0x00
+	MOVQ 48(DI), R9
+	MOVQ 56(DI), R11
+	MOVQ 96(DI), R10
+
+depth:
 	MOVQ (DI), BX
 	MOVQ 8(DI), R8
 	MOVQ 16(DI), DX
-	MOVQ 48(DI), R9
-	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
-	MOVQ 96(DI), R10
 
 sliver:
 	MOVQ R11, R14
@@ -726,6 +819,17 @@ block:
 	ADDQ       64(DI), BX
 	DECQ       R12
 	JNZ        sliver
+	MOVQ       R13, 8(DI)
+	MOVQ       32(DI), CX
+	MOVQ       CX, R15
+	SHLQ       $0x0b, R15
+	ADDQ       R13, R15
+	MOVQ       R15, 88(DI)
+	IMULQ      104(DI), CX
+	ADDQ       CX, (DI)
+	MOVQ       $0x00000001, 80(DI)
+	DECQ       112(DI)
+	JNZ        depth
 	LONG       $0x4978e2c4
 	BYTE       $0xc0
 	RET
@@ -735,15 +839,17 @@ block:
 TEXT ·u8x16x16AMX(SB), NOSPLIT, $0-8
 	MOVQ t+0(FP), DI
 	LONG $0x4978e2c4
-	LONG $0x00007087
+	LONG $0x00007887
 	BYTE $0x00
+	MOVQ 48(DI), R9
+	MOVQ 56(DI), R11
+	MOVQ 96(DI), R10
+
+depth:
 	MOVQ (DI), BX
 	MOVQ 8(DI), R8
 	MOVQ 16(DI), DX
-	MOVQ 48(DI), R9
-	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
-	MOVQ 96(DI), R10
 
 sliver:
 	MOVQ R11, R14
@@ -801,6 +907,17 @@ block:
 	ADDQ       64(DI), BX
 	DECQ       R12
 	JNZ        sliver
+	MOVQ       R13, 8(DI)
+	MOVQ       32(DI), CX
+	MOVQ       CX, R15
+	SHLQ       $0x0b, R15
+	ADDQ       R13, R15
+	MOVQ       R15, 88(DI)
+	IMULQ      104(DI), CX
+	ADDQ       CX, (DI)
+	MOVQ       $0x00000001, 80(DI)
+	DECQ       112(DI)
+	JNZ        depth
 	LONG       $0x4978e2c4
 	BYTE       $0xc0
 	RET
@@ -810,15 +927,17 @@ block:
 TEXT ·u8x16x32AMX(SB), NOSPLIT, $0-8
 	MOVQ t+0(FP), DI
 	LONG $0x4978e2c4
-	LONG $0x00007087
+	LONG $0x00007887
 	BYTE $0x00
+	MOVQ 48(DI), R9
+	MOVQ 56(DI), R11
+	MOVQ 96(DI), R10
+
+depth:
 	MOVQ (DI), BX
 	MOVQ 8(DI), R8
 	MOVQ 16(DI), DX
-	MOVQ 48(DI), R9
-	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
-	MOVQ 96(DI), R10
 
 sliver:
 	MOVQ R11, R14
@@ -889,6 +1008,17 @@ block:
 	ADDQ       64(DI), BX
 	DECQ       R12
 	JNZ        sliver
+	MOVQ       R13, 8(DI)
+	MOVQ       32(DI), CX
+	MOVQ       CX, R15
+	SHLQ       $0x0b, R15
+	ADDQ       R13, R15
+	MOVQ       R15, 88(DI)
+	IMULQ      104(DI), CX
+	ADDQ       CX, (DI)
+	MOVQ       $0x00000001, 80(DI)
+	DECQ       112(DI)
+	JNZ        depth
 	LONG       $0x4978e2c4
 	BYTE       $0xc0
 	RET
@@ -898,15 +1028,17 @@ block:
 TEXT ·u8x32x16AMX(SB), NOSPLIT, $0-8
 	MOVQ t+0(FP), DI
 	LONG $0x4978e2c4
-	LONG $0x00007087
+	LONG $0x00007887
 	BYTE $0x00
+	MOVQ 48(DI), R9
+	MOVQ 56(DI), R11
+	MOVQ 96(DI), R10
+
+depth:
 	MOVQ (DI), BX
 	MOVQ 8(DI), R8
 	MOVQ 16(DI), DX
-	MOVQ 48(DI), R9
-	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
-	MOVQ 96(DI), R10
 
 sliver:
 	MOVQ R11, R14
@@ -978,6 +1110,17 @@ block:
 	ADDQ       64(DI), BX
 	DECQ       R12
 	JNZ        sliver
+	MOVQ       R13, 8(DI)
+	MOVQ       32(DI), CX
+	MOVQ       CX, R15
+	SHLQ       $0x0b, R15
+	ADDQ       R13, R15
+	MOVQ       R15, 88(DI)
+	IMULQ      104(DI), CX
+	ADDQ       CX, (DI)
+	MOVQ       $0x00000001, 80(DI)
+	DECQ       112(DI)
+	JNZ        depth
 	LONG       $0x4978e2c4
 	BYTE       $0xc0
 	RET
@@ -987,15 +1130,17 @@ block:
 TEXT ·u8x32x32AMX(SB), NOSPLIT, $0-8
 	MOVQ t+0(FP), DI
 	LONG $0x4978e2c4
-	LONG $0x00007087
+	LONG $0x00007887
 	BYTE $0x00
+	MOVQ 48(DI), R9
+	MOVQ 56(DI), R11
+	MOVQ 96(DI), R10
+
+depth:
 	MOVQ (DI), BX
 	MOVQ 8(DI), R8
 	MOVQ 16(DI), DX
-	MOVQ 48(DI), R9
-	MOVQ 56(DI), R11
 	MOVQ 40(DI), R12
-	MOVQ 96(DI), R10
 
 sliver:
 	MOVQ R11, R14
@@ -1090,6 +1235,17 @@ block:
 	ADDQ       64(DI), BX
 	DECQ       R12
 	JNZ        sliver
+	MOVQ       R13, 8(DI)
+	MOVQ       32(DI), CX
+	MOVQ       CX, R15
+	SHLQ       $0x0b, R15
+	ADDQ       R13, R15
+	MOVQ       R15, 88(DI)
+	IMULQ      104(DI), CX
+	ADDQ       CX, (DI)
+	MOVQ       $0x00000001, 80(DI)
+	DECQ       112(DI)
+	JNZ        depth
 	LONG       $0x4978e2c4
 	BYTE       $0xc0
 	RET

@@ -133,27 +133,26 @@ func (p *Product) tileStrip(s area, c unsafe.Pointer, ldc int) {
 		t.row, t.block, t.step, perUnit = p.lda, 64, edge*p.lda, 4
 	}
 	b := unsafe.Add(p.packB, 4*p.depth*(s.j0-p.n0))
-	for k := 0; k < p.depth; k += tileKC {
+	// The kernel goes over whole blocks of K in one call, and then over the last one.
+	for k, times := 0, 0; k < p.depth; k += tileKC * times {
 		units := min(tileKC, p.depth-k)
-		t.k = units / 16
-		t.add = 0
-		if p.spec.Accumulate && !p.spec.scaled() || p.k0+k > 0 {
-			t.add = 1
+		times = (p.depth - k) / units
+		part := func(first, n, rows int) {
+			t.k, t.times, t.n, t.add = units/16, times, n, 0
+			if p.spec.Accumulate && !p.spec.scaled() || p.k0+k > 0 {
+				t.add = 1
+			}
+			t.a, t.b = unsafe.Add(a, perUnit*k+first*t.step), unsafe.Add(b, 4*edge*k)
+			t.c = unsafe.Add(c, first*edge*ldc)
+			t.next = uintptr(t.b) + uintptr(4*edge*units)
+			t.configure(rows, cols)
+			p.kernels.microTiles(&t, rows, cols)
 		}
-		t.b = unsafe.Add(b, 4*edge*k)
-		t.a = unsafe.Add(a, perUnit*k)
-		t.c = c
-		t.next = uintptr(t.b) + uintptr(4*edge*units)
-		if t.n = whole; whole > 0 {
-			t.configure(edge, cols)
-			p.kernels.microTiles(&t, edge, cols)
+		if whole > 0 {
+			part(0, whole, edge)
 		}
 		if rest > 0 {
-			t.n = 1
-			t.a = unsafe.Add(t.a, whole*t.step)
-			t.c = unsafe.Add(t.c, whole*edge*ldc)
-			t.configure(rest, cols)
-			p.kernels.microTiles(&t, rest, cols)
+			part(whole, 1, rest)
 		}
 	}
 	if p.last && p.bias != nil && !p.spec.scaled() {

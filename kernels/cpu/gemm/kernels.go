@@ -22,6 +22,7 @@ type tile struct {
 	// Of tile registers.
 	row    int // between rows of A
 	block  int // between blocks of 16 units of A
+	times  int // blocks of K, k deep each; a, b, next and add move on with them
 	config [64]byte
 }
 

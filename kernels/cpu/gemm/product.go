@@ -328,10 +328,12 @@ func (p *Product) tile(i int) {
 	case p.cut.depth == p.cut.units:
 		p.narrowTile(x)
 	default:
-		ld := 4 * p.cut.cols
+		// A strip's sums lie without gaps: rows of a chunk apart they would share a few
+		// sets of the first-level cache.
+		ld := 4 * p.kernels.nr
 		for j := x.j0; j < x.j1; j += p.kernels.nr {
 			s := area{x.i0, x.i1, j, min(j+p.kernels.nr, x.j1)}
-			p.narrowStrip(s, unsafe.Add(p.sums, (x.i0-p.m0)*ld+4*(j-p.n0)), ld)
+			p.narrowStrip(s, unsafe.Add(p.sums, 4*(j-p.n0)*p.cut.rows+(x.i0-p.m0)*ld), ld)
 		}
 	}
 	if p.Epilogue != nil && p.last {

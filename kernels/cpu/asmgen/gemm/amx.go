@@ -30,7 +30,7 @@ func amx() {
 
 func microAMX(name string, op [2]int, rows, cols int) {
 	TEXT(name, NOSPLIT, "func(t *byte)")
-	Doc(fmt.Sprintf("%s multiplies t.n slivers of up to %d rows of A by a sliver of up to %d columns of B.", name, 16*rows, 16*cols))
+	Doc(fmt.Sprintf("%s multiplies t.n slivers of up to %d rows of A by a sliver of up to %d columns of B, t.times blocks of K one after the other.", name, 16*rows, 16*cols))
 	// Machine numbers for tileMem.
 	const dx, si, di, r9, r10, r11, r13, r14 = 2, 6, 7, 9, 10, 11, 13, 14
 	// Tiles: C 0 … 3 by 2·row+column, A 4 and 5, B 6 and 7.
@@ -38,13 +38,15 @@ func microAMX(name string, op [2]int, rows, cols int) {
 	a, bp, count, ldb, aRow, aKB, a2 := reg.RSI, reg.R13, reg.RCX, reg.R9, reg.R10, reg.RAX, reg.R14
 	Load(Param("t"), t)
 	emit(loadConfig(di, tileCfg))
+	MOVQ(at(t, tileLdb), ldb)
+	MOVQ(at(t, tileLdc), ldc)
+	MOVQ(at(t, tileRow), aRow)
+
+	Label("depth")
 	MOVQ(at(t, tileA), ap)
 	MOVQ(at(t, tileB), b)
 	MOVQ(at(t, tileC), c)
-	MOVQ(at(t, tileLdb), ldb)
-	MOVQ(at(t, tileLdc), ldc)
 	MOVQ(at(t, tileN), n)
-	MOVQ(at(t, tileRow), aRow)
 
 	Label("sliver")
 	// Rows 16 … 31 of C and of A.
@@ -114,6 +116,20 @@ func microAMX(name string, op [2]int, rows, cols int) {
 	ADDQ(at(t, tileStep), ap)
 	DECQ(n)
 	JNZ(operand.LabelRef("sliver"))
+
+	// The next block of K: B goes on where it was read to, and what comes behind it is
+	// brought nearer meanwhile.
+	MOVQ(bp, at(t, tileB))
+	MOVQ(at(t, tileK), count)
+	MOVQ(count, next)
+	SHLQ(operand.Imm(11), next)
+	ADDQ(bp, next)
+	MOVQ(next, at(t, tileNext))
+	IMULQ(at(t, tileKB), count)
+	ADDQ(count, at(t, tileA))
+	MOVQ(operand.U32(1), at(t, tileAdd))
+	DECQ(at(t, tileTimes))
+	JNZ(operand.LabelRef("depth"))
 	emit(tileRelease())
 	RET()
 }

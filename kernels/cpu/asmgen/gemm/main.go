@@ -37,21 +37,22 @@ func main() {
 
 // Offsets of the fields of type tile in package gemm, in bytes.
 const (
-	tileA    = 0   // first packed A sliver
-	tileB    = 8   // B sliver
-	tileC    = 16  // first element of C
-	tileBias = 24  // bias of C's first column, or nil
-	tileK    = 32  // depth
-	tileN    = 40  // A slivers
-	tileLdb  = 48  // bytes between rows of B
-	tileLdc  = 56  // bytes between rows of C
-	tileStep = 64  // bytes between A slivers
-	tileMask = 72  // valid columns, a bit each
-	tileAdd  = 80  // 0 stores, 1 adds to C
-	tileNext = 88  // what to bring into the second-level cache meanwhile
-	tileRow  = 96  // AMX: bytes between rows of A
-	tileKB   = 104 // AMX: bytes between blocks of 16 units of A
-	tileCfg  = 112 // AMX: the tile configuration, 64 bytes
+	tileA     = 0   // first packed A sliver
+	tileB     = 8   // B sliver
+	tileC     = 16  // first element of C
+	tileBias  = 24  // bias of C's first column, or nil
+	tileK     = 32  // depth
+	tileN     = 40  // A slivers
+	tileLdb   = 48  // bytes between rows of B
+	tileLdc   = 56  // bytes between rows of C
+	tileStep  = 64  // bytes between A slivers
+	tileMask  = 72  // valid columns, a bit each
+	tileAdd   = 80  // 0 stores, 1 adds to C
+	tileNext  = 88  // what to bring into the second-level cache meanwhile
+	tileRow   = 96  // AMX: bytes between rows of A
+	tileKB    = 104 // AMX: bytes between blocks of 16 units of A
+	tileTimes = 112 // AMX: blocks of K
+	tileCfg   = 120 // AMX: the tile configuration, 64 bytes
 )
 
 func at(base reg.Register, disp int) operand.Mem { return operand.Mem{Base: base, Disp: disp} }
