@@ -80,8 +80,8 @@ func TestMixedPrecisionPlans(t *testing.T) {
 func TestMeshAndPrecisionAreValidated(t *testing.T) {
 	fwd := forwardOf(t, smallMLP, 2, 1, false)
 	for want, change := range map[string]func(*Config){
-		"size: 6 ranks do not split into groups of 4; use 3 or 6": func(c *Config) { c.ShardSize = 4 },
-		"size: 6 ranks do not split into groups of 7; use 6":      func(c *Config) { c.ShardSize = 7 },
+		"Size: 6 ranks do not split into groups of 4; use 3 or 6": func(c *Config) { c.ShardSize = 4 },
+		"Size: 6 ranks do not split into groups of 7; use 6":      func(c *Config) { c.ShardSize = 7 },
 		"size: -1 is negative":                                    func(c *Config) { c.ShardSize = -1 },
 		"fp32 gradients travel in fp32 already":                   func(c *Config) { c.Reduce32, c.Precision = true, precision.FP32 },
 		"precision(7) does not exist":                             func(c *Config) { c.Precision = 7 },

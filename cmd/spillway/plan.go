@@ -97,10 +97,7 @@ data and no GPU.`,
 				f.given = append(f.given, "--"+given.Name+"="+given.Value.String())
 			}
 		})
-		if err := f.validateReference(); err != nil {
-			return err
-		}
-		if err := f.settle(fs, &c); err != nil {
+		if err := cmp.Or(f.validateReference(), f.settle(fs, &c)); err != nil {
 			return err
 		}
 		if err := c.Validate(); err != nil {

@@ -55,18 +55,10 @@ func microAMX(name string, op [2]int, rows, cols int) {
 	ADDQ(c, a2)
 	CMPQ(at(t, tileAdd), operand.Imm(0))
 	JE(operand.LabelRef("zero"))
-	for i := range rows {
-		for j := range cols {
-			emit(tileLoad(2*i+j, []int{dx, r14}[i], r11, 64*j))
-		}
-	}
+	eachTile(rows, cols, func(i, j int) { emit(tileLoad(2*i+j, []int{dx, r14}[i], r11, 64*j)) })
 	JMP(operand.LabelRef("begin"))
 	Label("zero")
-	for i := range rows {
-		for j := range cols {
-			emit(tileZero(2*i + j))
-		}
-	}
+	eachTile(rows, cols, func(i, j int) { emit(tileZero(2*i + j)) })
 	Label("begin")
 	MOVQ(ap, a)
 	MOVQ(aRow, a2)
@@ -105,11 +97,7 @@ func microAMX(name string, op [2]int, rows, cols int) {
 	MOVQ(ldc, a2)
 	SHLQ(operand.Imm(4), a2)
 	ADDQ(c, a2)
-	for i := range rows {
-		for j := range cols {
-			emit(tileStore(2*i+j, []int{dx, r14}[i], r11, 64*j))
-		}
-	}
+	eachTile(rows, cols, func(i, j int) { emit(tileStore(2*i+j, []int{dx, r14}[i], r11, 64*j)) })
 	MOVQ(ldc, a)
 	SHLQ(operand.Imm(5), a)
 	ADDQ(a, c)
@@ -117,8 +105,25 @@ func microAMX(name string, op [2]int, rows, cols int) {
 	DECQ(n)
 	JNZ(operand.LabelRef("sliver"))
 
-	// The next block of K: B goes on where it was read to, and what comes behind it is
-	// brought nearer meanwhile.
+	nextDepth(t, bp, count, next)
+	DECQ(at(t, tileTimes))
+	JNZ(operand.LabelRef("depth"))
+	emit(tileRelease())
+	RET()
+}
+
+// eachTile calls f for each tile of C, by row and column.
+func eachTile(rows, cols int, f func(i, j int)) {
+	for i := range rows {
+		for j := range cols {
+			f(i, j)
+		}
+	}
+}
+
+// nextDepth moves t to the next block of K, of which bp is where B was read to; count and
+// next are scratch. What comes behind that block is brought nearer meanwhile.
+func nextDepth(t, bp, count, next reg.GPPhysical) {
 	MOVQ(bp, at(t, tileB))
 	MOVQ(at(t, tileK), count)
 	MOVQ(count, next)
@@ -128,10 +133,6 @@ func microAMX(name string, op [2]int, rows, cols int) {
 	IMULQ(at(t, tileKB), count)
 	ADDQ(count, at(t, tileA))
 	MOVQ(operand.U32(1), at(t, tileAdd))
-	DECQ(at(t, tileTimes))
-	JNZ(operand.LabelRef("depth"))
-	emit(tileRelease())
-	RET()
 }
 
 // bias512 adds a row vector to rows of up to 32 columns.
