@@ -173,7 +173,7 @@ func (j *job) kill(ctx context.Context, r *rand.Rand, dir string, k kill) (kille
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	var ranks []int
+	var ranks []*os.Process
 	if j.ranks > 0 {
 		if ranks = ranksOf(cmd.Process.Pid, j.ranks); ranks == nil {
 			return false, <-ended
@@ -188,10 +188,10 @@ func (j *job) kill(ctx context.Context, r *rand.Rand, dir string, k kill) (kille
 	if k.Rank != allRanks {
 		return lose(ctx, cmd, out, ended, ranks, ranks[k.Rank])
 	}
-	pids := append([]int{cmd.Process.Pid}, ranks...)
-	r.Shuffle(len(pids), func(a, b int) { pids[a], pids[b] = pids[b], pids[a] })
-	for _, pid := range pids {
-		if err := sigkill(pid); err != nil {
+	all := append([]*os.Process{cmd.Process}, ranks...)
+	r.Shuffle(len(all), func(a, b int) { all[a], all[b] = all[b], all[a] })
+	for _, p := range all {
+		if err := sigkill(p); err != nil {
 			return false, err
 		}
 	}

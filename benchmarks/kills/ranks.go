@@ -21,8 +21,9 @@ const (
 )
 
 // ranksOf returns the processes of a launch's ranks, once all have started; nil where
-// it has ended before.
-func ranksOf(launch, n int) []int {
+// it has ended before. They are handles: a number may be another process's by the time
+// of the kill.
+func ranksOf(launch, n int) []*os.Process {
 	for {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", launch, launch))
 		if err != nil {
@@ -37,14 +38,16 @@ func ranksOf(launch, n int) []int {
 				text = append(text, more...)
 			}
 		}
-		var pids []int
+		var list []*os.Process
 		for _, f := range strings.Fields(string(text)) {
 			if pid, err := strconv.Atoi(f); err == nil {
-				pids = append(pids, pid)
+				if p, err := os.FindProcess(pid); err == nil {
+					list = append(list, p)
+				}
 			}
 		}
-		if len(pids) == n {
-			return pids
+		if len(list) == n {
+			return list
 		}
 		if stopped(launch) {
 			return nil
@@ -60,11 +63,7 @@ func stopped(pid int) bool {
 }
 
 // sigkill kills a process, which may have ended.
-func sigkill(pid int) error {
-	p, err := os.FindProcess(pid)
-	if err != nil {
-		return err
-	}
+func sigkill(p *os.Process) error {
 	if err := p.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
@@ -72,9 +71,9 @@ func sigkill(pid int) error {
 }
 
 // gone waits for processes to end that were killed, or whose launcher was.
-func gone(ctx context.Context, pids []int) error {
+func gone(ctx context.Context, list []*os.Process) error {
 	for began := time.Now(); ; {
-		left := slices.IndexFunc(pids, func(pid int) bool { return !stopped(pid) })
+		left := slices.IndexFunc(list, func(p *os.Process) bool { return !stopped(p.Pid) })
 		if left < 0 {
 			return nil
 		}
@@ -82,7 +81,7 @@ func gone(ctx context.Context, pids []int) error {
 			return err
 		}
 		if time.Since(began) > noHang {
-			return fmt.Errorf("a hang: process %d is there %v after its job was killed", pids[left], noHang)
+			return fmt.Errorf("a hang: process %d is there %v after its job was killed", list[left].Pid, noHang)
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -90,27 +89,27 @@ func gone(ctx context.Context, pids []int) error {
 
 // lose kills one rank's process of a job, and sees the others end, and the launcher
 // with them, in time.
-func lose(ctx context.Context, cmd *exec.Cmd, out *strings.Builder, ended chan error, pids []int, victim int) (killed bool, err error) {
+func lose(ctx context.Context, cmd *exec.Cmd, out *strings.Builder, ended chan error, list []*os.Process, victim *os.Process) (killed bool, err error) {
 	if err := sigkill(victim); err != nil {
 		return false, err
 	}
 	select {
 	case err = <-ended:
 	case <-time.After(noHang):
-		return false, fmt.Errorf("a hang: process %d was killed %v ago", victim, noHang)
+		return false, fmt.Errorf("a hang: process %d was killed %v ago", victim.Pid, noHang)
 	case <-ctx.Done():
 		return false, ctx.Err()
 	}
-	for _, pid := range pids {
-		if !stopped(pid) {
-			return false, fmt.Errorf("process %d is left after the loss of process %d", pid, victim)
+	for _, p := range list {
+		if !stopped(p.Pid) {
+			return false, fmt.Errorf("process %d is left after the loss of process %d", p.Pid, victim.Pid)
 		}
 	}
 	switch code := cmd.ProcessState.ExitCode(); {
 	case err == nil: // it was done by then
 		return false, nil
-	case code != lostStatus || !strings.Contains(out.String(), fmt.Sprintf(" (process %d): signal: killed", victim)):
-		return false, fmt.Errorf("status %d after the loss of process %d, want %d and its name: %s", code, victim, lostStatus, out)
+	case code != lostStatus || !strings.Contains(out.String(), fmt.Sprintf(" (process %d): signal: killed", victim.Pid)):
+		return false, fmt.Errorf("status %d after the loss of process %d, want %d and its name: %s", code, victim.Pid, lostStatus, out)
 	}
 	return true, nil
 }
