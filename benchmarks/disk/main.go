@@ -16,7 +16,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -25,6 +24,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/fio"
 	"github.com/spillway-ml/spillway/offload/store"
 )
 
@@ -197,30 +197,7 @@ func (b *bench) ours(bind binder) (float64, error) {
 
 // fio does the same and returns what it reports.
 func (b *bench) fio(rw string) (float64, error) {
-	out, err := exec.Command("fio", "--name=pair", "--filename="+b.file, "--rw="+rw, "--direct=1", "--ioengine="+b.engine, fmt.Sprintf("--bs=%d", b.block),
-		fmt.Sprintf("--iodepth=%d", b.depth), fmt.Sprintf("--size=%d", b.bytes), "--output-format=json").Output()
-	if err != nil {
-		return 0, fmt.Errorf("fio: %w", err)
-	}
-	var report struct {
-		Jobs []struct {
-			Read, Write struct {
-				Bytes   int64 `json:"io_bytes"`
-				Runtime int64 // ms
-			}
-		}
-	}
-	if err := json.Unmarshal(out, &report); err != nil || len(report.Jobs) != 1 {
-		return 0, fmt.Errorf("fio's report: %w", err)
-	}
-	side := report.Jobs[0].Read
-	if rw == "write" {
-		side = report.Jobs[0].Write
-	}
-	if side.Bytes != b.bytes || side.Runtime == 0 {
-		return 0, fmt.Errorf("fio moved %d bytes in %d ms, want %d", side.Bytes, side.Runtime, b.bytes)
-	}
-	return float64(side.Bytes) / float64(side.Runtime) * 1000, nil
+	return fio.Job{File: b.file, Write: rw == "write", Bytes: b.bytes, Block: b.block, Depth: b.depth, Engine: b.engine}.Run()
 }
 
 func median(pairs []Pair) float64 {

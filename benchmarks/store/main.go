@@ -25,6 +25,7 @@ import (
 	"unsafe"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/internal/fio"
 )
 
 type bench struct {
@@ -51,8 +52,8 @@ func (b *bench) run() error {
 	if b.dir == "" || b.pairs < 1 || b.bytes < 1<<20 {
 		return errors.New("-dir is needed, at least one pair and 1 MiB")
 	}
-	if _, err := exec.LookPath("fio"); err != nil {
-		return errors.New("fio is not in the PATH; it is a package of most distributions")
+	if err := fio.Look(); err != nil {
+		return err
 	}
 	dir, err := os.MkdirTemp(b.dir, "store-")
 	if err != nil {
@@ -71,14 +72,14 @@ func (b *bench) run() error {
 		}
 		return s.rate(func() (err error) { saved, err = s.save(folder); return err })
 	}
-	if err := rates("save", save, func() (float64, error) { return fio(dir, "write", s.bytes()) }); err != nil {
+	if err := rates("save", save, func() (float64, error) { return beside(dir, true, s.bytes()) }); err != nil {
 		return err
 	}
 	load := func() (float64, error) {
 		r, err := s.rate(func() error { return s.load(saved) })
 		return r, errors.Join(err, s.loaded())
 	}
-	if err := rates("load", load, func() (float64, error) { return fio(dir, "read", s.bytes()) }); err != nil {
+	if err := rates("load", load, func() (float64, error) { return beside(dir, false, s.bytes()) }); err != nil {
 		return err
 	}
 	var image checkpoint.Image
@@ -233,37 +234,16 @@ func (s *states) loaded() error {
 	return nil
 }
 
-// fio is bytes per second of a sequential direct write, of a new file and synced at its
-// end, or read.
-func fio(dir, rw string, bytes int64) (float64, error) {
-	file := filepath.Join(dir, "fio.bin")
-	if rw == "write" {
-		_ = os.Remove(file)
-	}
-	out, err := exec.Command("fio", "--name=pair", "--filename="+file, "--rw="+rw, "--direct=1", "--ioengine=libaio", "--bs=1M", "--iodepth=4",
-		"--end_fsync=1", fmt.Sprintf("--size=%d", bytes), "--output-format=json").Output()
-	if err != nil {
-		return 0, fmt.Errorf("fio: %w", err)
-	}
-	var report struct {
-		Jobs []struct {
-			Read, Write struct {
-				Bytes   int64 `json:"io_bytes"`
-				Runtime int64 // ms
-			}
+// beside is fio's sequential direct write of as many bytes, of a new file and synced at
+// its end, or its read, in bytes per second.
+func beside(dir string, write bool, bytes int64) (float64, error) {
+	j := fio.Job{File: filepath.Join(dir, "fio.bin"), Write: write, Bytes: bytes, Block: 1 << 20, Depth: 4, Engine: "libaio", Sync: true}
+	if write {
+		if err := os.Remove(j.File); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return 0, err
 		}
 	}
-	if err := json.Unmarshal(out, &report); err != nil || len(report.Jobs) != 1 {
-		return 0, fmt.Errorf("fio's report: %w", err)
-	}
-	side := report.Jobs[0].Read
-	if rw == "write" {
-		side = report.Jobs[0].Write
-	}
-	if side.Bytes != bytes || side.Runtime == 0 {
-		return 0, fmt.Errorf("fio moved %d bytes in %d ms, want %d", side.Bytes, side.Runtime, bytes)
-	}
-	return float64(side.Bytes) / float64(side.Runtime) * 1000, nil
+	return j.Run()
 }
 
 // demo is the seconds of a whole run of the demo.
