@@ -19,7 +19,7 @@ import (
 func TestEveryStateThatALossOfPowerLeaves(t *testing.T) {
 	s := tell(t)
 	log := s.rec.Log()
-	n, err := log.States(s.base, filesys.Bounds{Every: 5}, s.holds)
+	n, err := log.States(s.base, filesys.Bounds{Every: 6}, s.holds)
 	require.NoError(t, err)
 	t.Logf("%d states of %d operations", n, log.Len())
 	require.Greater(t, n, 1000)
