@@ -18,21 +18,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hosts are network and host name namespaces, which stand for machines. Each has a TUN
-// device, eth0 with address 10.77.0.i (from 1); packets between them pass through this
-// process, which may delay, lose or cut them. All of it ends with the test.
+// hosts are network and host name namespaces, which stand for machines. Each has eth0
+// with address 10.77.0.i (from 1): a veth whose other end is on a bridge in a namespace
+// of its own, or a TUN device, whose packets pass through this process, which may delay or
+// lose them (few kernels have netem). All of it ends with the test.
 type hosts struct {
+	bridge  *exec.Cmd // a process in the bridge's namespace; nil: TUN devices
 	tun     []*os.File
 	holder  []*exec.Cmd // a process in each, by which others get in
 	delay   atomic.Int64
 	lossPer atomic.Int64 // packets of a thousand
-	cut     []atomic.Bool
 	over    chan struct{}
 	wires   sync.WaitGroup
 }
 
 // newHosts makes n hosts, or skips the test and says what the machine forbids.
-func newHosts(t *testing.T, n int) *hosts {
+func newHosts(t *testing.T, n int, veth bool) *hosts {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts processes")
@@ -42,37 +43,94 @@ func newHosts(t *testing.T, n int) *hosts {
 			t.Skipf("hosts stand in network namespaces, which are entered with %s: %v", tool, err)
 		}
 	}
-	h := &hosts{cut: make([]atomic.Bool, n), over: make(chan struct{})}
+	h := &hosts{over: make(chan struct{})}
 	t.Cleanup(h.close)
-	for i := range n {
-		if err := h.add(i); err != nil {
-			t.Skipf("this machine gives no network namespaces with a TUN device (root has them on most): %v", err)
+	forbidden := func(err error) {
+		if err != nil {
+			t.Skipf("this machine gives no network namespaces with a veth or TUN device (root has them on most): %v", err)
 		}
 	}
+	if veth {
+		forbidden(h.within(func() (err error) {
+			h.bridge, err = inNamespace("bridge", "ip link add br0 type bridge", "ip link set br0 up")
+			return err
+		}))
+	}
 	for i := range n {
+		forbidden(h.within(func() error { return h.make(i) }))
+	}
+	for i := range h.tun {
 		h.wires.Go(func() { h.forward(i) })
 	}
 	return h
 }
 
-// add makes a host, on a thread that is its alone and ends with it.
-func (h *hosts) add(i int) error {
+// within calls f on a thread that is its alone and ends with the hosts, as do the
+// processes that it has started.
+func (h *hosts) within(f func() error) error {
 	made := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread is in another world
-		made <- h.make(i)
-		<-h.over // the holder ends with the thread that made it
+		made <- f()
+		<-h.over
 	}()
 	return <-made
 }
 
-func (h *hosts) make(i int) error {
+// inNamespace takes the thread into namespaces of its own, runs commands there, and
+// starts a process by which others get in.
+func inNamespace(name string, lines ...string) (*exec.Cmd, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWUTS); err != nil {
-		return os.NewSyscallError("unshare", err)
+		return nil, os.NewSyscallError("unshare", err)
 	}
-	if err := unix.Sethostname(fmt.Appendf(nil, "host%d", i+1)); err != nil {
-		return os.NewSyscallError("sethostname", err)
+	if err := unix.Sethostname([]byte(name)); err != nil {
+		return nil, os.NewSyscallError("sethostname", err)
 	}
+	for _, line := range lines {
+		if err := shell(line); err != nil {
+			return nil, err
+		}
+	}
+	p := exec.Command("sleep", "1000000")
+	// The first process of a process namespace: with it all others of the host end.
+	p.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Cloneflags: unix.CLONE_NEWPID}
+	return p, p.Start()
+}
+
+// shell runs a command, forked from this thread.
+func shell(line string) error {
+	if out, err := exec.Command("/bin/sh", "-c", line).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", line, err, out)
+	}
+	return nil
+}
+
+// onBridge runs a command where the bridge is.
+func (h *hosts) onBridge(line string) error {
+	return shell(fmt.Sprintf("nsenter -t %d -n %s", h.bridge.Process.Pid, line))
+}
+
+func (h *hosts) make(i int) error {
+	p, err := inNamespace(fmt.Sprintf("host%d", i+1), "ip link set lo up")
+	if err != nil {
+		return err
+	}
+	h.holder = append(h.holder, p)
+	if h.bridge != nil {
+		err = shell(fmt.Sprintf("ip link add eth0 type veth peer name port%d netns %d", i+1, h.bridge.Process.Pid))
+		if err == nil {
+			err = h.onBridge(fmt.Sprintf("ip link set port%d master br0 up", i+1))
+		}
+	} else {
+		err = h.addTUN()
+	}
+	if err != nil {
+		return err
+	}
+	return shell(fmt.Sprintf("ip addr add 10.77.0.%d/24 dev eth0 && ip link set eth0 up", i+1))
+}
+
+func (h *hosts) addTUN() error {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: "/dev/net/tun", Err: err}
@@ -86,16 +144,13 @@ func (h *hosts) make(i int) error {
 		return os.NewSyscallError("TUNSETIFF", err)
 	}
 	h.tun = append(h.tun, os.NewFile(uintptr(fd), "tun")) // which the poller takes only with an interface
-	for _, line := range []string{fmt.Sprintf("ip addr add 10.77.0.%d/24 dev eth0", i+1), "ip link set eth0 up", "ip link set lo up"} {
-		if out, err := exec.Command("/bin/sh", "-c", line).CombinedOutput(); err != nil { // forked from this thread
-			return fmt.Errorf("%s: %w: %s", line, err, out)
-		}
-	}
-	p := exec.Command("sleep", "1000000")
-	// The first process of a process namespace: with it all others of the host end.
-	p.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Cloneflags: unix.CLONE_NEWPID}
-	h.holder = append(h.holder, p)
-	return p.Start()
+	return nil
+}
+
+// cut takes a host's link away.
+func (h *hosts) cut(t *testing.T, i int) {
+	t.Helper()
+	require.NoError(t, h.onBridge(fmt.Sprintf("ip link set port%d down", i+1)))
 }
 
 // forward takes what a host sends and gives it to whom it is for.
@@ -111,7 +166,7 @@ func (h *hosts) forward(i int) {
 			continue
 		}
 		to := int(packet[19]) - 1
-		if to < 0 || to >= len(h.tun) || h.cut[i].Load() || h.cut[to].Load() || r.Int64N(1000) < h.lossPer.Load() {
+		if to < 0 || to >= len(h.tun) || r.Int64N(1000) < h.lossPer.Load() {
 			continue
 		}
 		copied := append([]byte(nil), packet[:n]...)
@@ -125,7 +180,11 @@ func (h *hosts) forward(i int) {
 
 func (h *hosts) close() {
 	defer close(h.over)
-	for _, p := range h.holder {
+	all := h.holder
+	if h.bridge != nil {
+		all = append(all, h.bridge)
+	}
+	for _, p := range all {
 		if p.Process != nil {
 			_ = p.Process.Kill()
 			_ = p.Wait()
@@ -137,26 +196,9 @@ func (h *hosts) close() {
 	h.wires.Wait()
 }
 
-// runs tells whether a host has a process of the binary under test.
-func (h *hosts) runs(t *testing.T, i int) bool {
-	t.Helper()
-	binary, err := built()
-	require.NoError(t, err)
-	space, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", h.holder[i].Process.Pid))
-	require.NoError(t, err)
-	all, err := filepath.Glob("/proc/[0-9]*")
-	require.NoError(t, err)
-	for _, p := range all {
-		of, err := os.Readlink(p + "/ns/net")
-		if exe, failed := os.Readlink(p + "/exe"); err == nil && failed == nil && of == space && exe == binary {
-			return true
-		}
-	}
-	return false
-}
-
-// mpirun starts a program as one rank a host; the launcher runs on the first.
-func (h *hosts) mpirun(t *testing.T, args ...string) *process {
+// mpirun starts the binary as one rank a host; the launcher runs on the first. Each rank
+// leaves what it said and its exit status in said, and nobody ends it but itself.
+func (h *hosts) mpirun(t *testing.T, said string, args ...string) *process {
 	t.Helper()
 	launcher, err := exec.LookPath("mpirun.openmpi")
 	if err != nil && os.Getenv("SPILLWAY_TEST_MPI") == "" {
@@ -177,7 +219,9 @@ func (h *hosts) mpirun(t *testing.T, args ...string) *process {
 	require.NoError(t, os.WriteFile(file, []byte(agent+"esac\n"), 0o700))
 	line := []string{"-t", fmt.Sprint(h.holder[0].Process.Pid), "-n", "-u", launcher, "--allow-run-as-root", "--host", strings.Join(names, ","),
 		"-np", fmt.Sprint(len(names)), "--map-by", "node", "--oversubscribe", "--mca", "plm_rsh_agent", file, "--mca", "btl", "tcp,self", "--mca", "pml", "ob1",
-		"--mca", "btl_tcp_if_include", "10.77.0.0/24", "--mca", "oob_tcp_if_include", "10.77.0.0/24", binary}
+		"--mca", "btl_tcp_if_include", "10.77.0.0/24", "--mca", "oob_tcp_if_include", "10.77.0.0/24",
+		"--mca", "orte_abort_on_non_zero_status", "0", "--mca", "orte_allowed_exit_without_sync", "1",
+		"/bin/sh", "-c", `to=$0/$OMPI_COMM_WORLD_RANK; "$@" 2>$to.said; echo $? >$to.new; mv $to.new $to.status`, said, binary}
 	p := &process{Cmd: exec.Command("nsenter", append(line, args...)...)}
 	p.Stdout, p.Stderr = &p.out, &p.errs
 	p.WaitDelay = time.Second // a host that is cut off may hold them open
@@ -186,58 +230,72 @@ func (h *hosts) mpirun(t *testing.T, args ...string) *process {
 	return p
 }
 
+// saidOf is what a rank has said.
+func saidOf(dir string, rank int) string {
+	text, _ := os.ReadFile(filepath.Join(dir, fmt.Sprint(rank, ".said"))) // not there yet: nothing
+	return string(text)
+}
+
 // Over a network between hosts, quick or slow and losing packets, a run has the bits
 // of one process.
 func TestHostsGiveTheBitsOfOneProcess(t *testing.T) {
-	h := newHosts(t, 4)
 	one := filepath.Join(t.TempDir(), "one.jsonl")
 	p := start(t, tinyWith("--ranks", "4", "--metrics", one)...)
 	require.Zero(t, p.end(t), p.errs.String())
-	for _, how := range []struct {
+	for name, how := range map[string]struct {
 		delay time.Duration
 		loss  int64
-		flags string
-	}{{0, 0, "auto"}, {10 * time.Millisecond, 10, "halving-doubling"}} {
-		h.delay.Store(int64(how.delay))
-		h.lossPer.Store(how.loss)
-		many := filepath.Join(t.TempDir(), "many.jsonl")
-		p := h.mpirun(t, tinyWith("--metrics", many, "--collectives", how.flags)...)
-		require.Zero(t, p.end(t), p.errs.String()+p.out.String())
-		require.Equal(t, outcomeOf(t, one), outcomeOf(t, many))
+		by    string
+	}{"veth": {0, 0, "auto"}, "10 ms and 1 % loss": {10 * time.Millisecond, 10, "halving-doubling"}} {
+		t.Run(name, func(t *testing.T) {
+			h := newHosts(t, 4, name == "veth")
+			h.delay.Store(int64(how.delay))
+			h.lossPer.Store(how.loss)
+			dir := t.TempDir()
+			many := filepath.Join(dir, "many.jsonl")
+			p := h.mpirun(t, dir, tinyWith("--metrics", many, "--collectives", how.by)...)
+			require.Zero(t, p.end(t), saidOf(dir, 0)+p.errs.String())
+			require.Equal(t, outcomeOf(t, one), outcomeOf(t, many))
+		})
 	}
 }
 
-// A host whose link is cut in mid-run is named, and the job ends within the timeout.
+// A host whose link is cut in mid-run is named, and every rank ends within the timeout
+// with status 3 and a peer's name: the one that is cut off names who it misses.
 func TestACutLinkEndsTheJob(t *testing.T) {
-	h := newHosts(t, 3)
-	p := h.mpirun(t, tinyWith("--steps", "1000000", "--timeout", "5s")...)
+	h := newHosts(t, 4, true)
+	dir := t.TempDir()
+	p := h.mpirun(t, dir, tinyWith("--steps", "1000000", "--timeout", "5s")...)
 	ended := make(chan error, 1)
 	go func() { ended <- p.Wait() }()
 	waitFor(t, "first step", func() bool {
-		require.Empty(t, ended, "the job ended before it began: %s%s", &p.errs, &p.out)
-		return strings.Contains(p.errs.String()+p.out.String(), "step ")
+		require.Empty(t, ended, "the job ended before it began: %s%s", saidOf(dir, 0), &p.errs)
+		return strings.Contains(saidOf(dir, 0), "step 1/")
 	})
-	h.cut[2].Store(true)
+	h.cut(t, 2)
 	cutAt := time.Now()
-	waitFor(t, "word on who is lost", func() bool {
-		said := p.errs.String() + p.out.String()
-		return strings.Contains(said, "rank 2 (host host3, process") && strings.Contains(said, "gives no sign of life")
-	})
+	status := func(rank int) string {
+		text, _ := os.ReadFile(filepath.Join(dir, fmt.Sprint(rank, ".status")))
+		return strings.TrimSpace(string(text))
+	}
 	waitFor(t, "end of every rank, on the host that is cut off too", func() bool {
-		for i := range h.holder {
-			if h.runs(t, i) {
-				return false
-			}
-		}
-		return true
+		return status(0) != "" && status(1) != "" && status(2) != "" && status(3) != ""
 	})
 	t.Logf("ended %v after the cut", time.Since(cutAt).Round(time.Millisecond))
 	// What is left of mpirun, here and on the host that it does not reach, is its own
 	// matter.
 	require.NoError(t, h.holder[2].Process.Kill())
 	_ = p.Process.Kill()
-	require.Error(t, <-ended)
-	said := p.errs.String() + p.out.String()
-	require.Regexp(t, `timeout: .*rank 2 \(host host3, process`, said)
-	require.Contains(t, said, "the last operations of rank 0")
+	<-ended
+	for rank := range h.holder {
+		said := saidOf(dir, rank)
+		require.Equal(t, "3", status(rank), "rank %d: %s", rank, said)
+		lost := `rank 2 \(host host3, process`
+		if rank == 2 {
+			lost = `rank [013] \(host host[124], process`
+		}
+		require.Regexp(t, `timeout: .*`+lost, said, "rank %d", rank)
+		require.Contains(t, said, fmt.Sprintf("the last operations of rank %d", rank))
+	}
+	require.Regexp(t, `warning: rank 2 \(host host3, process \d+\) gives no sign of life`, saidOf(dir, 0))
 }

@@ -7,11 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -72,7 +74,12 @@ func TestMPINamesAStoppedRank(t *testing.T) {
 			require.NotZero(t, p.end(t))
 			_ = syscall.Kill(pid, syscall.SIGKILL) // a launcher's own kill may not have reached it yet
 			said := p.errs.String() + p.out.String()
-			require.Regexp(t, fmt.Sprintf(`warning: rank 1 \(host .*, process %d\) gives no sign of life`, pid), said)
+			named := regexp.MustCompile(fmt.Sprintf(`warning: rank 1 \(host .*, process %d\) gives no sign of life.*; the job ends in (\S+) unless it comes back`, pid)).FindStringSubmatch(said)
+			require.NotNil(t, named, said)
+			left, err := time.ParseDuration(named[1])
+			require.NoError(t, err)
+			// By the watchdog's clock, on which time that this machine took from it is not.
+			require.Greater(t, left, 2*time.Second, "named within 2 s of the 4 s")
 			require.Regexp(t, fmt.Sprintf(`timeout: .*rank 1 \(host .*, process %d\)`, pid), said)
 			require.Contains(t, said, "the last operations of rank 0")
 		})

@@ -37,6 +37,7 @@ type job struct {
 	stop    chan struct{}
 	ops     []comm.Op
 	fault   fault
+	beatAt  []time.Time // the last heartbeat by rank
 }
 
 func (j *job) set(rank int, f func(*watch.Report)) {
@@ -93,6 +94,7 @@ func (j *job) rank(rank int) {
 				struck := r.In[0].Call == 2 && r.In[0].Phase == j.fault.phase || r.In[0].Call == 1 && r.In[0].Phase == watch.Idle && j.fault.phase == watch.Idle
 				if j.fault.what != "silent" || j.fault.rank != rank || !struck {
 					r.Beat++
+					j.beatAt[rank] = time.Now()
 				}
 			})
 			select {
@@ -138,10 +140,12 @@ func (j *job) rank(rank int) {
 type outcome struct {
 	verdicts []watch.Verdict
 	took     time.Duration // until the end
+	// From the last heartbeat of the faulty rank until it was named, and until the end.
+	named, quiet time.Duration
 }
 
 func run(world int, ops []comm.Op, f fault) (out outcome) {
-	j := &job{stop: make(chan struct{}), ops: ops, fault: f}
+	j := &job{stop: make(chan struct{}), ops: ops, fault: f, beatAt: make([]time.Time, world)}
 	all := watch.Group{Name: "world"}
 	for r := range world {
 		j.reports = append(j.reports, watch.Report{State: watch.Alive, In: make([]watch.Progress, 1)})
@@ -164,7 +168,14 @@ func run(world int, ops []comm.Op, f fault) (out outcome) {
 			}
 		}, func(v watch.Verdict) {
 			out.verdicts = append(out.verdicts, v)
+			j.mu.Lock()
+			since := time.Since(j.beatAt[f.rank])
+			j.mu.Unlock()
+			if v.Kind == watch.Named {
+				out.named = since
+			}
 			if v.Kind == watch.End {
+				out.quiet = since
 				out.took = time.Since(began)
 				close(j.stop)
 			}
@@ -232,6 +243,9 @@ func check(t *testing.T, name string, f fault, got outcome) {
 		first := got.verdicts[0]
 		require.Equal(t, watch.Named, first.Kind, name)
 		require.Equal(t, []int{f.rank}, first.Ranks, "%s: %s", name, first.Text)
+		// A heartbeat is seen by the next observation, and its absence by the one after.
+		require.LessOrEqual(t, got.named, silent+2*interval, "%s: named within 2 s", name)
+		require.LessOrEqual(t, got.quiet, timeout+2*interval, "%s: ended at the timeout", name)
 	case "dead", "quit":
 		require.ErrorIs(t, end.Err, comm.ErrLost, name)
 		require.Less(t, got.took, before, name)
