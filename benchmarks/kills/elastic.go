@@ -15,7 +15,7 @@ import (
 
 const (
 	elasticRanks = 4
-	elasticSteps = 600
+	elasticSteps = 200
 	// elasticPause is the mean time between two kills: long enough that most jobs get
 	// to a checkpoint in between, short enough that not all do.
 	elasticPause = 4 * time.Second
