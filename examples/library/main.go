@@ -12,8 +12,8 @@ import (
 )
 
 func main() {
-	c, ctx := spillway.Default(), context.Background()
-	c.Model, c.Data, c.Generate = os.Args[1], os.Args[2], true
+	c, ctx, args := spillway.Default(), context.Background(), append(os.Args, "gpt2", "corpus")
+	c.Model, c.Data, c.Generate = args[1], args[2], true
 	c.Ranks, c.Zero, c.Batch, c.Seq, c.Steps = 2, 3, 2, 64, 20
 	t, err := spillway.New(ctx, c)
 	if err == nil {
