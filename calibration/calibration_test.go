@@ -12,6 +12,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/grid"
+	"github.com/spillway-ml/spillway/internal/ownworld"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/train"
 )
@@ -51,8 +52,7 @@ func TestCalibrationCoversTheGrid(t *testing.T) {
 }
 
 func TestKept(t *testing.T) {
-	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
-	t.Setenv("HOME", t.TempDir())
+	ownworld.Config(t, t.TempDir())
 	c, note := Kept(2)
 	require.Nil(t, c)
 	require.Empty(t, note)
@@ -123,7 +123,7 @@ func TestKept(t *testing.T) {
 	c, _ = Kept(2)
 	require.NotNil(t, c)
 
-	t.Setenv("XDG_CONFIG_HOME", filepath.Join(path, "below a file"))
+	ownworld.Config(t, filepath.Join(path, "below a file"))
 	_, err = Keep(kept)
 	require.ErrorContains(t, err, "keep the measurement: ")
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-ml/spillway/internal/aside"
 	"github.com/spillway-ml/spillway/internal/regular"
+	"github.com/spillway-ml/spillway/internal/userdir"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/train"
@@ -45,7 +46,7 @@ type calibrationFile struct {
 // Path is the file with what was measured of machines, in the user's
 // configuration folder.
 func Path() (string, error) {
-	dir, err := os.UserConfigDir()
+	dir, err := userdir.Config()
 	if err != nil {
 		return "", err
 	}

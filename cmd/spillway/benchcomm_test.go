@@ -13,6 +13,7 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/algo"
+	"github.com/spillway-ml/spillway/internal/ownworld"
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
@@ -46,7 +47,8 @@ func TestBenchCommHasARowAnAlgorithm(t *testing.T) {
 
 // What bench comm measures is what plan predicts with, for that transport.
 func TestBenchCommKeepsLinksForPlan(t *testing.T) {
-	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	config := t.TempDir()
+	ownworld.Config(t, config)
 	asked := []string{"plan", "--model", testdata + "/gpt2", "--ranks", "2", "--batch", "1", "--seq", "16"}
 	words := func(args ...string) string {
 		got := command(append(asked, args...)...)
@@ -64,7 +66,7 @@ func TestBenchCommKeepsLinksForPlan(t *testing.T) {
 	require.NotContains(t, got.stdout, "all_gather")
 	got = command("bench", "comm", "--ranks", "2", "--max-bytes", "1MiB")
 	require.Zero(t, got.status, got.stderr)
-	require.Contains(t, got.stderr, "kept for plan --transport inproc and train --fit in "+os.Getenv("XDG_CONFIG_HOME"))
+	require.Contains(t, got.stderr, "kept for plan --transport inproc and train --fit in "+config)
 	require.Contains(t, words(), "; collectives as measured over inproc between 2 ranks, ")
 	require.Contains(t, words("--transport", "SHM"), "collectives as in one process")
 

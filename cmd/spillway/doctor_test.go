@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/calibration"
+	"github.com/spillway-ml/spillway/internal/ownworld"
 	"github.com/spillway-ml/spillway/offload/store"
 )
 
@@ -47,7 +48,7 @@ func TestDoctorMeasuresADiskOnce(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("the disk tier is Linux's")
 	}
-	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	ownworld.Config(t, t.TempDir())
 	dir := filepath.Join(t.TempDir(), "disk")
 	d, err := diagnose(context.Background(), dir, quick)
 	require.NoError(t, err)
@@ -73,8 +74,7 @@ func TestDoctorWithoutAConfigurationFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	for _, home := range []string{"", file} {
-		t.Setenv("XDG_CONFIG_HOME", home)
-		t.Setenv("HOME", "")
+		ownworld.Config(t, home)
 		d, err := diagnose(context.Background(), t.TempDir(), quick)
 		require.NoError(t, err)
 		require.Positive(t, d.Disk.Chosen.Block)

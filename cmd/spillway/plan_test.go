@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/internal/ownworld"
 	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/offload/store"
@@ -327,7 +328,7 @@ func TestTrainFit(t *testing.T) {
 // Where predicted times come from is told, and what is measured once is used by
 // later plans.
 func TestPlanTellsItsRates(t *testing.T) {
-	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	ownworld.Config(t, t.TempDir())
 	args := []string{"plan", "--model", "gpt2", "--threads", "2"}
 	r := command(args...)
 	require.Contains(t, r.stdout, "A step, predicted (CPU: rates of a typical server core; spillway plan\n  --calibrate measures this machine)\n")
@@ -352,7 +353,7 @@ func TestPlanCalibrates(t *testing.T) {
 	if testing.Short() {
 		t.Skip("measures for seconds")
 	}
-	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	ownworld.Config(t, t.TempDir())
 	args := []string{"plan", "--model", "gpt2", "--threads", "1"}
 	require.Contains(t, unwrapped(command(append(args, "--calibrate")...).stdout), "A step, predicted (CPU: as calibrated just now, kept in ")
 	require.Contains(t, unwrapped(command(args...).stdout), "A step, predicted (CPU: as calibrated on ")
@@ -364,7 +365,7 @@ func TestDetectTakesMeasuredHost(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("the disk tier is Linux's")
 	}
-	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	ownworld.Config(t, t.TempDir())
 	disk := t.TempDir()
 	m := cost.Machine{HostMemory: 1, DiskRead: 2, DiskWrite: 3}
 	var f planFlags

@@ -28,19 +28,19 @@ const table = `
 	zero      < graph
 	fsdp      < graph zero
 	offload   < graph internal/nearest internal/decimal
-	offload/store < graph device internal/crash internal/regular internal/aside internal/filesys
+	offload/store < graph device internal/crash internal/regular internal/aside internal/filesys internal/userdir
 	memplan   < graph
 	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest internal/decimal
 	search    < graph model precision recompute zero fsdp offload memplan plan internal/nearest internal/decimal
-	device    < graph internal/crash
-	kernels   < graph device internal/crash internal/owned internal/regular internal/aside
-	comm      < graph device kernels internal/crash
-	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/regular internal/decimal internal/owned
+	device    < graph internal/crash internal/userdir
+	kernels   < graph device internal/crash internal/owned internal/regular internal/aside internal/userdir
+	comm      < graph device kernels internal/crash internal/userdir
+	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/regular internal/decimal internal/owned internal/userdir
 	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan
 	data      < internal
 	tensors   < checkpoint graph plan device internal model precision recompute zero fsdp offload memplan
 	cluster   <
-	launch    < graph device kernels comm cluster internal/crash
+	launch    < graph device kernels comm cluster internal/crash internal/userdir
 	run       < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal
 	calibration < graph device kernels comm plan memplan offload model zero fsdp precision recompute search exec checkpoint data run train internal
 	train     < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run search internal

@@ -4,11 +4,14 @@ package ownworld
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/spillway-ml/spillway/internal/userdir"
 )
 
 const (
@@ -18,10 +21,6 @@ const (
 
 	// worldVar is for child processes: the world they were started in.
 	worldVar = "SPILLWAY_TEST_WORLD"
-
-	// shimVar is shim.CacheVar: packages that need the folder of caches for nothing
-	// else come out of go test's cache for another user.
-	shimVar = "SPILLWAY_SHIM_CACHE"
 )
 
 // goVars are what the go command, which some tests run, keeps of the user's: its
@@ -44,7 +43,7 @@ func Run(m *testing.M) int {
 
 func enter() (leave func(), err error) {
 	if home := os.Getenv("HOME"); home != "" && os.Getenv(worldVar) == home {
-		return func() {}, nil // this process's parent, a test, is in one
+		return adopt() // this process's parent, a test, is in one
 	}
 	// The cache's name is from outside: it is resolved before anything moves.
 	cache := os.Getenv(CacheVar)
@@ -65,18 +64,54 @@ func enter() (leave func(), err error) {
 	for name, value := range map[string]string{
 		"HOME": dir, "XDG_CONFIG_HOME": config, "XDG_CACHE_HOME": cache, "XDG_DATA_HOME": filepath.Join(dir, "data"),
 		"USERPROFILE": dir, "AppData": config, "LocalAppData": cache, worldVar: dir,
-		shimVar: cache,
 	} {
 		vars[name] = value
 	}
-	leave = func() { _ = os.RemoveAll(dir) }
 	for name, value := range vars {
 		if err := os.Setenv(name, value); err != nil {
-			leave()
+			return nil, errors.Join(err, os.RemoveAll(dir))
+		}
+	}
+	undo, err := adopt()
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return func() { undo(); _ = os.RemoveAll(dir) }, nil
+}
+
+// world are the folders of this process's world.
+var world userdir.Folders
+
+// adopt takes the folders that the environment names now as the user's. They are asked
+// for here, before go test notes what a test asks for.
+func adopt() (undo func(), err error) {
+	for _, folder := range []struct {
+		to   *string
+		from func() (string, error)
+	}{{&world.Home, os.UserHomeDir}, {&world.Config, os.UserConfigDir}, {&world.Cache, os.UserCacheDir}} {
+		if *folder.to, err = folder.from(); err != nil {
 			return nil, err
 		}
 	}
-	return leave, nil
+	return userdir.Use(world), nil
+}
+
+// Config puts a folder in the place of the user's configuration until the test ends,
+// also for the processes that it starts; "": there is none.
+func Config(t testing.TB, dir string) {
+	t.Helper()
+	other := world
+	other.Config = dir
+	t.Cleanup(userdir.Use(other))
+	set := func(dir string) {
+		for _, name := range []string{"XDG_CONFIG_HOME", "AppData"} {
+			if err := os.Setenv(name, dir); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	set(dir)
+	t.Cleanup(func() { set(world.Config) })
 }
 
 // goSettings returns goVars as the go command has them; none where there is no go

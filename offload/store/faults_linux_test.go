@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/spillway-ml/spillway/internal/ownworld"
 )
 
 // mountTmpfs mounts a tmpfs of that size, where this user may.
@@ -260,7 +262,7 @@ broken line
 
 func TestTuningsAreKeptByFilesystem(t *testing.T) {
 	home := t.TempDir()
-	t.Setenv("XDG_CONFIG_HOME", home)
+	ownworld.Config(t, home)
 	dir := t.TempDir()
 	none, err := LoadTuning(dir)
 	require.NoError(t, err)

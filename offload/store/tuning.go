@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-ml/spillway/internal/aside"
 	"github.com/spillway-ml/spillway/internal/regular"
+	"github.com/spillway-ml/spillway/internal/userdir"
 )
 
 // Tuning is what `spillway doctor` has measured on a filesystem.
@@ -29,7 +30,7 @@ type tuningFile struct {
 // TuningPath is the file with the measurements, in the user's configuration
 // folder.
 func TuningPath() (string, error) {
-	dir, err := os.UserConfigDir()
+	dir, err := userdir.Config()
 	if err != nil {
 		return "", err
 	}

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/spillway-ml/spillway/internal/userdir"
 )
 
 // Env names the environment variable with folders to look in first, separated
@@ -53,7 +55,7 @@ func pythons() []string {
 			roots = append(roots, filepath.Dir(dir))
 		}
 	}
-	if home, err := os.UserHomeDir(); err == nil {
+	if home, err := userdir.Home(); err == nil {
 		roots = append(roots, filepath.Join(home, ".local"))
 	}
 	return append(roots, "/usr/local", "/usr", "/opt/conda")

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/aside"
 	"github.com/spillway-ml/spillway/internal/owned"
 	"github.com/spillway-ml/spillway/internal/regular"
+	"github.com/spillway-ml/spillway/internal/userdir"
 )
 
 // cache keeps compiled kernels in files named by source, architecture and a hash
@@ -43,7 +43,7 @@ func newCache(o Options) *cache {
 	case "-":
 		c.dir = ""
 	case "":
-		dir, err := os.UserCacheDir()
+		dir, err := userdir.Cache()
 		if err != nil {
 			c.warn(fmt.Sprintf("compiled kernels are not kept: %v", err))
 			return c

@@ -27,6 +27,7 @@ import (
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/internal/owned"
+	"github.com/spillway-ml/spillway/internal/userdir"
 )
 
 //go:embed shim.h
@@ -49,19 +50,12 @@ type Compiler struct {
 	foreign sync.Once // the one warning about a folder that is not the user's own
 }
 
-// CacheVar names the folder of caches to use in place of the user's. A test that
-// doesn't ask where the user's is need not run again for another user.
-const CacheVar = "SPILLWAY_SHIM_CACHE"
-
-// New returns a compiler that keeps what it made in the folder that CacheVar names,
-// else in the user's of caches. It returns ErrNoCompiler where there is none.
+// New returns a compiler that keeps what it made in the user's cache folder. It
+// returns ErrNoCompiler where there is none.
 func New() (*Compiler, error) {
-	dir := os.Getenv(CacheVar)
-	if dir == "" {
-		var err error
-		if dir, err = os.UserCacheDir(); err != nil {
-			dir = os.TempDir()
-		}
+	dir, err := userdir.Cache()
+	if err != nil {
+		dir = os.TempDir()
 	}
 	return At(filepath.Join(dir, "spillway", "shim"))
 }
