@@ -55,6 +55,21 @@ func TestFitIsAsFastAsAnyWholeChoice(t *testing.T) {
 	}
 }
 
+// All classes together take less than what each costs by itself: under the least cap with
+// room for that, it is found.
+func TestFitFindsAllClassesTogether(t *testing.T) {
+	c, hw := gpt2(2, 64).spec(1, 4, 64), CPUHardware(1)
+	least := c
+	least.Prefetch, least.Recompute, least.Offload = 0, policyOf(recompute.Full), resting(wholePlacements[len(wholePlacements)-1], graph.Host)
+	f, err := Predict(t.Context(), least, hw.Machine(1))
+	require.NoError(t, err)
+	c.Capacity[graph.Device] = f.Plan.Layout.Spaces[graph.Device].Peak
+	got, err := Fit(t.Context(), c, Given{}, nil, 0, hw)
+	require.NoError(t, err)
+	require.True(t, got.Fits())
+	require.GreaterOrEqual(t, got.TokensPerSecond(), f.TokensPerSecond()*(1-1e-9))
+}
+
 // Planned at few layers and extended, memory and time are those of the whole
 // model, within what the search allows for.
 func TestExtrapolationOverLayers(t *testing.T) {

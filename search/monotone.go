@@ -322,22 +322,23 @@ func (q *queue) parts(b *bounded, of part, none, all *measured) {
 	}
 }
 
-// waitForPresets lets presets wait under what their classes cost, less what a position
-// may fall short of that. Those of a placement are left out that is over a cap with
-// everything computed again.
+// waitForPresets lets presets wait under what the dearest of their classes costs, less
+// what a position may fall short of that: together classes cost less than their sum, as
+// copies of one wait where those of another would. Those of a placement are left out that
+// is over a cap with everything computed again.
 func (q *queue) waitForPresets(b *bounded) {
 	list := q.searcher.presets(b.base, b.set)
 	slices.Reverse(list) // the most that is computed again first
 	blocked := map[string]bool{}
 	for _, p := range list {
-		seconds := b.from.seconds
+		dearest := 0.0
 		for _, mv := range b.set.moves {
 			if mv.kind == placeMove && p.away.Whole(mv.class) == mv.space {
-				seconds += mv.seconds
+				dearest = max(dearest, mv.seconds)
 			}
 		}
 		floor := *b
-		floor.floor = max(b.floor, q.perToken(p, seconds)*(1-dip))
+		floor.floor = max(b.floor, q.perToken(p, b.from.seconds+dearest)*(1-dip))
 		away := p.away.String()
 		q.wait(waiting{floor.floor, 0, nil, func() {
 			if blocked[away] {
