@@ -107,10 +107,39 @@ func (l *later) refuseExport(c *spillway.Config) error {
 			return fmt.Errorf("--export %.80q and --%s %.80q: one lies in the other; give a folder elsewhere", l.export, other.flag, other.path)
 		}
 	}
+	for _, in := range []struct{ flag, path string }{{"data", c.Data}, {"eval-data", c.EvalData}} {
+		if in.path != "" && below(l.export, in.path) {
+			return fmt.Errorf("--export %.80q would lie in %.80q, which --%s reads; give a folder elsewhere", l.export, in.path, in.flag)
+		}
+	}
 	if _, err := os.Stat(c.Checkpoint); err != nil {
 		return empty("export", l.export)
 	}
 	return exportable("export", l.export, c.Checkpoint)
+}
+
+// roomToExport sees, in the process that exports, that a folder can be made where
+// --export's will be.
+func (l *later) roomToExport() error {
+	if l.export == "" {
+		return nil
+	}
+	abs, err := filepath.Abs(l.export)
+	if err != nil {
+		return fmt.Errorf("--export: %w", err)
+	}
+	beside := filepath.Dir(abs)
+	if err := os.MkdirAll(beside, 0o777); err != nil {
+		return fmt.Errorf("--export: %w", err)
+	}
+	probe, err := os.MkdirTemp(beside, ".spillway-")
+	if err == nil {
+		err = os.Remove(probe)
+	}
+	if err != nil {
+		return fmt.Errorf("--export: %w", err)
+	}
+	return nil
 }
 
 // below tells whether a path is dir or below it, by their names.

@@ -52,6 +52,7 @@ func TestTrainRefusesToExport(t *testing.T) {
 		"one lies in the other; give a folder elsewhere": {"--export", in("ck", "x"), "--checkpoint", in("ck")},
 		"--checkpoint \"" + in("x", "ck"):                {"--export", in("x"), "--checkpoint", in("x", "ck")},
 		"--metrics \"" + in("x", "m.jsonl"):              {"--export", in("x"), "--checkpoint", in("ck"), "--metrics", in("x", "m.jsonl")},
+		"which --data reads":                             {"--export", in("x"), "--checkpoint", in("ck"), "--data", in()},
 	} {
 		require.NoError(t, os.WriteFile(in("there"), nil, 0o600))
 		got := command(tinyWith(flags...)...)
@@ -62,4 +63,15 @@ func TestTrainRefusesToExport(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, left, 1, "nothing was made")
 	}
+}
+
+// Where no folder can be made is seen before the first step too.
+func TestTrainSeesWhereItExports(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(dir, "link")
+	require.NoError(t, os.Symlink(filepath.Join(dir, "nothing"), link))
+	got := command(tinyWith("--export", filepath.Join(link, "x"), "--checkpoint", filepath.Join(dir, "ck"))...)
+	require.Equal(t, exitBadInput, got.status, got.stderr)
+	require.Contains(t, got.stderr, "spillway: --export: mkdir "+link)
+	require.NotContains(t, got.stderr, "step 1")
 }

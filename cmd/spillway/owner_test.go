@@ -198,7 +198,7 @@ func TestResumeTakesTheNewestWholeOne(t *testing.T) {
 	dir := saved(t)
 	last := filepath.Join(dir, "step-00000002")
 	require.NoError(t, os.Truncate(filepath.Join(last, rankFile), 100))
-	lines := writeFile(t, "m.jsonl", `{"step":1}`+"\n"+`{"step":2}`+"\n")
+	lines := writeFile(t, "m.jsonl", `{"step":1}`+"\n"+`{"step":2}`+"\n"+`{"step":3}`+"\n") // of which this run ends at the second
 	got := command(tinyWith("--checkpoint", dir, "--resume", "--metrics", lines)...)
 	require.Zero(t, got.status, got.stderr)
 	require.Contains(t, got.stderr, "warning: step-00000002 is passed over: "+filepath.Join(last, rankFile)+" has 100 bytes")

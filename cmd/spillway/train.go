@@ -197,6 +197,9 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *later, done f
 		return err
 	}
 	defer metrics.close()
+	if err := l.roomToExport(); err != nil {
+		return err
+	}
 	describe(stderr, t, metrics.dropped(), isDemo)
 	if t.Done() >= c.Steps {
 		fmt.Fprintf(stdout, "nothing to do: the checkpoint has %d steps and --steps is %d\n", t.Done(), c.Steps)
@@ -305,7 +308,7 @@ func describe(w io.Writer, t *spillway.Trainer, reached int, isDemo bool) {
 // done since the checkpoint, and ranks, of which there may also be more now. It is what
 // launch says where it goes on by itself; here a scheduler or a person started the run.
 func lost(t *spillway.Trainer, reached int) (text string) {
-	if n := reached - t.Done(); n > 0 {
+	if n := min(reached, t.Config().Steps) - t.Done(); n > 0 {
 		text = fmt.Sprintf(": %d step(s) are run again", n)
 	}
 	if was, now := t.SavedRanks(), t.Config().Ranks; was > 0 && was != now {
