@@ -21,7 +21,7 @@ func unwrapped(text string) string { return strings.Join(strings.Fields(text), "
 // recommended, whatever the request had chosen itself.
 func TestRecommendedFlagsReproduceIt(t *testing.T) {
 	tiny := "--model " + testdata + "/gpt2 --batch 2 --seq 16 --ranks 2 "
-	for _, line := range []string{
+	for i, line := range []string{
 		tiny + "--offload optimizer=host,activations=host",
 		tiny + "--recompute full --zero 1 --accum 2",
 		tiny + "--recompute auto --offload parameters=host --prefetch 0",
@@ -36,8 +36,10 @@ func TestRecommendedFlagsReproduceIt(t *testing.T) {
 		flags := doc.Recommended.Flags
 		_, again := planned(t, append(slices.Clone(args), words(flags)...)...)
 		require.Equal(t, doc.Recommended.Plan, again.Requested, "%s with %s", line, flags)
-		if text := command(append([]string{"plan"}, args...)...).stdout; !strings.Contains(text, "recommended: as requested") {
-			require.Contains(t, text, "recommended: "+flags+"\n", line)
+		if i%3 == 0 { // one search more
+			if text := command(append([]string{"plan"}, args...)...).stdout; !strings.Contains(text, "recommended: as requested") {
+				require.Contains(t, text, "recommended: "+flags+"\n", line)
+			}
 		}
 		if strings.Contains(line, "--global-batch") {
 			require.Contains(t, flags, "--accum ", line)
