@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/internal/pages"
 )
 
 // notOurs are flags that pages give to other programs.
@@ -47,11 +49,11 @@ func TestPagesNameWhatIsThere(t *testing.T) {
 	}
 	seen, used := 0, map[string]bool{}
 	top := filepath.Join("..", "..")
-	require.NoError(t, filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+	page := func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && path != top && (strings.HasPrefix(d.Name(), ".") || strings.HasPrefix(d.Name(), "spillway-demo") || d.Name() == "testdata"):
+		case d.IsDir() && d.Name() == "testdata":
 			return fs.SkipDir
 		case d.IsDir() || filepath.Ext(path) != ".md":
 			return nil
@@ -81,7 +83,10 @@ func TestPagesNameWhatIsThere(t *testing.T) {
 			}
 		}
 		return nil
-	}))
+	}
+	for _, place := range pages.Places {
+		require.NoError(t, filepath.WalkDir(filepath.Join(top, place), page))
+	}
 	require.Greater(t, seen, 200, "did the pages' form change?")
 	for flag, program := range notOurs {
 		require.True(t, used[flag], "no page gives %s to %s any more: drop it", flag, program)
