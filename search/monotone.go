@@ -180,7 +180,7 @@ func (q *queue) offers(b *bounded) {
 	ladders := q.ladders(b)
 	feet := make([]int, len(ladders))
 	plan.Parallel(len(ladders), func(i int) {
-		feet[i] = q.footOf(ladders[i])
+		feet[i] = q.foot(ladders[i], margins{})
 		for k := max(feet[i], 0); k <= len(ladders[i].rungs) && feet[i] >= 0; k++ {
 			q.measure(ladders[i].at(k))
 		}
@@ -249,33 +249,6 @@ const (
 	wholeLevel = 0.85
 	leastLevel = 0.05
 )
-
-// footOf is the lowest position found within the cap on device memory; −1: not even the
-// top is. Of two caps the lower has no lower foot, whatever the positions need: the
-// bisections are the same until a position lies between the caps.
-func (q *queue) footOf(l *ladder) int {
-	room := q.room(graph.Device, margins{})
-	fits := func(k int) bool {
-		p := l.at(k)
-		m := q.measure(p)
-		if m.err == nil && room > 0 && m.need[graph.Device] > room {
-			q.refused(p, m)
-		}
-		return m.err == nil && (room == 0 || m.need[graph.Device] <= room)
-	}
-	lo, hi := 0, len(l.rungs)
-	if !fits(hi) {
-		return -1
-	}
-	for lo < hi {
-		if mid := (lo + hi) / 2; fits(mid) {
-			hi = mid
-		} else {
-			lo = mid + 1
-		}
-	}
-	return hi
-}
 
 // classParts is how many parts the bytes of a class are left in.
 const classParts = 25
