@@ -5,6 +5,7 @@ import (
 	"math"
 	"strings"
 
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/run"
@@ -238,17 +239,13 @@ func (t *Trainer) nameState(e *Diverged, param int, state string) (bool, error) 
 	chunk := make([]float32, run.ChunkElems)
 	found := false
 	err := t.states.Stream(param, state, chunk, func(start int64, v []float32) error {
-		for k, x := range v {
-			if !found && !isFinite(float64(x)) {
-				found = true
-				e.Tensor, e.Value = fmt.Sprintf("%q", t.plan.Program.Params[param].Name), float64(x)
-				err := t.states.Extents(param, state, start+int64(k), 1, func(x run.Extent) error { e.Rank = x.Holders[0]; return nil })
-				if err != nil {
-					return err
-				}
-			}
+		var odd checkpoint.NonFinite
+		if odd.Look(start, v); odd.Count == 0 || found {
+			return nil
 		}
-		return nil
+		found = true
+		e.Tensor, e.Value = fmt.Sprintf("%q", t.plan.Program.Params[param].Name), float64(v[odd.First-start])
+		return t.states.Extents(param, state, odd.First, 1, func(x run.Extent) error { e.Rank = x.Holders[0]; return nil })
 	})
 	return found, err
 }

@@ -11,14 +11,16 @@ import (
 func Philox(c [4]uint32, k [2]uint32) [4]uint32 {
 	const m0, m1 = 0xD2511F53, 0xCD9E8D57
 	const w0, w1 = 0x9E3779B9, 0xBB67AE85
+	// Scalars, as the compiler keeps an array that is written to in memory.
+	c0, c1, c2, c3, k0, k1 := c[0], c[1], c[2], c[3], k[0], k[1]
 	for range 10 {
-		h0, l0 := bits.Mul32(m0, c[0])
-		h1, l1 := bits.Mul32(m1, c[2])
-		c = [4]uint32{h1 ^ c[1] ^ k[0], l1, h0 ^ c[3] ^ k[1], l0}
-		k[0] += w0
-		k[1] += w1
+		h0, l0 := bits.Mul32(m0, c0)
+		h1, l1 := bits.Mul32(m1, c2)
+		c0, c1, c2, c3 = h1^c1^k0, l1, h0^c3^k1, l0
+		k0 += w0
+		k1 += w1
 	}
-	return c
+	return [4]uint32{c0, c1, c2, c3}
 }
 
 // uniforms returns two numbers of 53 random bits for a counter: the first in
