@@ -56,7 +56,7 @@ type Config struct {
 	// for parameters that several blocks use (see plan.Plan.OwnSums).
 	AccumOrder string
 
-	Optimizer   string  // adamw, sgd, lamb, lars, larc, novograd
+	Optimizer   string  // one of zero.OptimizerNames: adamw, sgd, …
 	LR          float64 // peak learning rate
 	LRSchedule  string  // constant, linear, cosine, inverse-sqrt
 	LRScale     string  // none, sqrt, linear: LR times (√ of) global batch over LRBaseBatch
@@ -67,8 +67,8 @@ type Config struct {
 	Beta1       float64 // decay of the first moment; momentum of SGD, LARS, LARC
 	Beta2       float64
 	Eps         float64
-	// Trust is the trust coefficient η of LARS and LARC: a parameter's rate is η
-	// times its norm over its gradient's.
+	// Trust is the trust coefficient η of LARS and LARC (zero.Rule.Trust): a parameter's
+	// rate is η times its norm over its gradient's.
 	Trust float64
 	// AdaptAll has LAMB, LARS and LARC adapt the rate of parameters without weight
 	// decay (biases, norms) too, as their papers are written. A bias that starts at
@@ -374,8 +374,8 @@ func (c *Config) validate() error {
 			return err
 		}
 	}
-	if o := strings.ToLower(c.Optimizer); c.Trust == 0 && (o == "lars" || o == "larc") {
-		return refuse("Config.Trust 0: %s would train nothing; a positive number is needed", o)
+	if o := c.optimizer(); c.Trust == 0 && o.UsesTrust() {
+		return refuse("Config.Trust 0: %s would train nothing; a positive number is needed", o.Name)
 	}
 	return cmp.Or(c.validateMemory(), c.validateFiles())
 }

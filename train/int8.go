@@ -3,6 +3,8 @@ package train
 import (
 	"slices"
 	"strings"
+
+	"github.com/spillway-ml/spillway/zero"
 )
 
 // int8Switches are what Config.Int8 may list.
@@ -22,8 +24,8 @@ func validInt8(c *Config) error {
 		}
 	}
 	switch {
-	case c.int8("optimizer") && !strings.EqualFold(c.Optimizer, "adamw"):
-		return refuse("Config.Int8 optimizer with Config.Optimizer %.80s: only adamw's moments have an 8-bit form", c.Optimizer)
+	case c.int8("optimizer") && !c.optimizer().Narrow():
+		return refuse("Config.Int8 optimizer with Config.Optimizer %.80s: only %s's moments have an 8-bit form", c.optimizer().Name, strings.Join(zero.NarrowNames(), "'s and "))
 	case c.int8("gather") && strings.EqualFold(c.precision(), "fp32"):
 		return refuse("Config.Int8 gather with Config.Precision fp32: what is gathered would be all there is of the parameters; give Config.Precision bf16 or fp16, which keep fp32 masters")
 	case c.int8("matmul") && strings.EqualFold(c.precision(), "fp32"):
@@ -47,8 +49,8 @@ func validStates(c *Config) error {
 	case !bf16:
 	case !c.StochasticRounding:
 		return refuse("Config.OptimizerDType bf16 without Config.StochasticRounding: rounded to nearest, updates below a parameter's last place are lost; give both")
-	case !strings.EqualFold(c.Optimizer, "adamw"):
-		return refuse("Config.OptimizerDType bf16 with Config.Optimizer %.80s: only adamw has that form", c.Optimizer)
+	case !c.optimizer().Narrow():
+		return refuse("Config.OptimizerDType bf16 with Config.Optimizer %.80s: only %s has that form", c.optimizer().Name, strings.Join(zero.NarrowNames(), " and "))
 	case !strings.EqualFold(c.precision(), "bf16"):
 		return refuse("Config.OptimizerDType bf16 with Config.Precision %.80s: parameters without a master rest in bf16; give Config.Precision bf16", c.precision())
 	case c.int8("optimizer"):

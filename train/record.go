@@ -62,7 +62,7 @@ func (c *Config) settings() map[string]string {
 			delete(s, name)
 		}
 	}
-	if o := strings.ToLower(c.Optimizer); o == "lars" || o == "larc" {
+	if c.optimizer().UsesTrust() {
 		s["trust"] = number(c.Trust)
 	}
 	if c.AdaptAll {

@@ -4,7 +4,7 @@ import "github.com/spillway-ml/spillway/graph"
 
 // LAMB takes Adam's direction, at a rate for each parameter that the norms of the
 // parameter and of its direction scale.
-var LAMB = Rule{
+var _ = register(&Rule{
 	Name: "lamb", States: []string{"exp_avg", "exp_avg_sq"},
 	Source: "You et al., Large Batch Optimization for Deep Learning, ICLR 2020, algorithm 2",
 	Emit: func(e *Emitter, t *Target) {
@@ -22,4 +22,4 @@ var LAMB = Rule{
 		})
 		e.Apply(t, graph.LAMBApply, "lamb", []graph.BufID{t.Grad, norms, e.Coef, e.p.Hyper}, InPlace(t.Value), a)
 	},
-}
+})

@@ -3,7 +3,7 @@ package zero
 import "github.com/spillway-ml/spillway/graph"
 
 // NovoGrad has one second moment a parameter, of its gradient's norm.
-var NovoGrad = Rule{
+var _ = register(&Rule{
 	Name: "novograd", States: []string{"exp_avg"}, PerParam: []string{"exp_avg_sq"},
 	Source: "Ginsburg et al., Stochastic Gradient Methods with Layer-wise Adaptive Moments, 2019",
 	Emit: func(e *Emitter, t *Target) {
@@ -12,4 +12,4 @@ var NovoGrad = Rule{
 		norms := e.ParamNorms(t, a)
 		e.Apply(t, graph.NovoGrad, "novograd", []graph.BufID{t.Grad, norms, e.Coef, e.p.Hyper}, InPlace(t.Value, t.States[0], t.States[1]), a)
 	},
-}
+})

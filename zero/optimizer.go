@@ -1,6 +1,7 @@
 package zero
 
 import (
+	"errors"
 	"fmt"
 	"sort"
 	"strings"
@@ -15,41 +16,54 @@ const ExactLimbs = 72
 // Optimizer is an update rule with its constants. What changes by step (rate,
 // bias corrections, clip coefficient) reaches it through the Hyper buffer.
 type Optimizer struct {
-	Name         string // adamw, sgd, lamb, lars, larc, novograd
+	Name         string // one of OptimizerNames
 	Rule         *Rule  // in place of the one that Name names; nil: that one
 	Beta1, Beta2 float64
 	Eps          float64
 	Decay        float64 // on parameters whose Decay is set
-	Trust        float64 // LARS and LARC: trust coefficient η
-	Nesterov     bool    // SGD
-	// AdaptAll adapts LAMB's, LARS's and LARC's rate to the norms of every
-	// parameter, as the papers are written. Otherwise parameters without Decay
+	Trust        float64 // trust coefficient η, of rules with Rule.Trust
+	Nesterov     bool    // of momentum
+	// AdaptAll has rules that adapt a rate to norms do so for every parameter, as
+	// the papers are written. Otherwise parameters without Decay
 	// (biases, norms) keep the unadapted rate, as the recipes of these optimizers
 	// do: a bias that starts at zero has no norm to adapt to.
 	AdaptAll bool
 	// LossScale is how the scale of a program that has one moves; its zero value
 	// stands for graph.DefaultLossScale.
 	LossScale graph.LossScaleAttr
-	// Int8 keeps AdamW's moments in 8 bits (graph.State).
+	// Int8 keeps the states of a rule with Rule.Narrow in 8 bits (graph.State).
 	Int8 bool
-	// BF16 keeps AdamW's parameters, without a master, and moments in bf16, rounded
+	// BF16 keeps its parameters, without a master, and states in bf16, rounded
 	// stochastically.
 	BF16 bool
 }
 
-// Rule is an update rule as a value. A new one is a file with a value of this
-// type, its place in rules (or in the spec, as Optimizer.Rule), and its kernels.
+// Rule is an update rule as a value. A new one is a file that registers a value of
+// this type (or a value in the spec, as Optimizer.Rule), and its kernels.
 type Rule struct {
 	Name     string
 	States   []string // flat states beside the parameters
 	PerParam []string // states with one element a parameter
 	Source   string   // of the method
+	// Narrow says that its kernels also take states in 8 bits, and bf16 without masters:
+	// Optimizer.Int8 and BF16.
+	Narrow bool
+	// Trust says that the rate of parameters is times Optimizer.Trust, so that 0 would
+	// train nothing.
+	Trust bool
 	// Emit writes a unit's operations.
 	Emit func(e *Emitter, t *Target)
 }
 
-// rules are those that have a name on the command line.
-var rules = []*Rule{&AdamW, &SGD, &LAMB, &LARS, &LARC, &NovoGrad}
+// rules are those that have a name on the command line; each file registers its own.
+var rules []*Rule
+
+// register gives a rule its place among those with a name. The order of files does not
+// count: names are listed sorted.
+func register(r *Rule) *Rule {
+	rules = append(rules, r)
+	return r
+}
 
 // rule returns the optimizer's rule; nil where its name is none's.
 func (o *Optimizer) rule() *Rule {
@@ -65,14 +79,27 @@ func (o *Optimizer) rule() *Rule {
 }
 
 // OptimizerNames lists the update rules in name order.
-func OptimizerNames() []string {
+func OptimizerNames() []string { return namesOf(func(*Rule) bool { return true }) }
+
+// NarrowNames lists those whose states have 16-bit and 8-bit forms.
+func NarrowNames() []string { return namesOf(func(r *Rule) bool { return r.Narrow }) }
+
+func namesOf(is func(*Rule) bool) []string {
 	var names []string
 	for _, r := range rules {
-		names = append(names, r.Name)
+		if is(r) {
+			names = append(names, r.Name)
+		}
 	}
 	sort.Strings(names)
 	return names
 }
+
+// Narrow says whether the optimizer's states have 16-bit and 8-bit forms.
+func (o Optimizer) Narrow() bool { r := o.rule(); return r != nil && r.Narrow }
+
+// UsesTrust says whether the trust coefficient counts.
+func (o Optimizer) UsesTrust() bool { r := o.rule(); return r != nil && r.Trust }
 
 // Validate refuses unknown rules and constants out of range.
 func (o Optimizer) Validate() error {
@@ -89,10 +116,12 @@ func (o Optimizer) Validate() error {
 		return fmt.Errorf("optimizer: eps %g is negative or not a number", o.Eps)
 	case !(o.Decay >= 0):
 		return fmt.Errorf("optimizer: weight decay %g is negative or not a number", o.Decay)
-	case o.Int8 && o.Name != "adamw":
-		return fmt.Errorf("optimizer: 8-bit states are adamw's, not %s's", o.Name)
-	case o.BF16 && (o.Name != "adamw" || o.Int8):
-		return fmt.Errorf("optimizer: states in bf16 are adamw's, in 16 bits or 8, not both; not %s's", o.Name)
+	case o.Int8 && !o.Narrow():
+		return fmt.Errorf("optimizer: 8-bit states are %s's, not %s's", strings.Join(NarrowNames(), "'s and "), o.Name)
+	case o.BF16 && o.Int8:
+		return errors.New("optimizer: states are in bf16 or in 8 bits, not both")
+	case o.BF16 && !o.Narrow():
+		return fmt.Errorf("optimizer: states in bf16 are %s's, not %s's", strings.Join(NarrowNames(), "'s and "), o.Name)
 	case !(o.Trust >= 0):
 		return fmt.Errorf("optimizer: trust coefficient %g is negative or not a number", o.Trust)
 	}

@@ -1,0 +1,53 @@
+package zero
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// An optimizer is a file of this package beside its kernels: no other file of the module
+// that plans or runs names one, but for the default of a Config and what calibration
+// measures.
+func TestAnOptimizerIsAFile(t *testing.T) {
+	names := OptimizerNames()
+	require.Equal(t, []string{"adamw", "lamb", "larc", "lars", "novograd", "sgd"}, names)
+	require.True(t, slices.IsSorted(names))
+	require.Len(t, slices.Compact(names), len(rules), "two rules of one name")
+	in := map[string][]string{} // optimizers named by a file
+	for _, dir := range []string{".", "../plan", "../fsdp", "../offload", "../search", "../train", "../checkpoint", "../run", "../exec"} {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		require.NoError(t, err)
+		require.NotEmpty(t, files, dir)
+		for _, name := range files {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			text, err := os.ReadFile(name)
+			require.NoError(t, err)
+			file, err := parser.ParseFile(token.NewFileSet(), name, text, 0)
+			require.NoError(t, err)
+			ast.Inspect(file, func(n ast.Node) bool {
+				lit, ok := n.(*ast.BasicLit)
+				if !ok || lit.Kind != token.STRING {
+					return true
+				}
+				if v, err := strconv.Unquote(lit.Value); err == nil && slices.Contains(names, v) && !slices.Contains(in[name], v) {
+					in[name] = append(in[name], v)
+				}
+				return true
+			})
+		}
+	}
+	require.Equal(t, []string{"adamw"}, in["../train/config.go"], "the default")
+	delete(in, "../train/config.go")
+	require.Equal(t, map[string][]string{"adamw.go": {"adamw"}, "lamb.go": {"lamb"}, "lars.go": {"lars", "larc"}, "novograd.go": {"novograd"}, "sgd.go": {"sgd"}}, in)
+}
