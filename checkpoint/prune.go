@@ -1,6 +1,6 @@
 package checkpoint
 
-// expendable returns those of owner's checkpoints that --keep does not cover, of
+// expendable returns those of owner's checkpoints that Config.Keep does not cover, of
 // entries in ascending order: all that are older than the newest keep confirmed
 // ones, and unconfirmed ones older than the newest confirmed. keep 0 keeps all.
 //

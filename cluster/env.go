@@ -19,8 +19,8 @@ const (
 	Alone      Source = ""
 	Launch     Source = "spillway launch"
 	OpenMPI    Source = "Open MPI's mpirun"
-	PMI        Source = "a PMI launcher (MPICH's mpirun, srun --mpi=pmi2)"
-	PMIx       Source = "a PMIx launcher (srun --mpi=pmix, prterun)"
+	PMI        Source = "a PMI launcher (MPICH's mpirun, srun with pmi2)"
+	PMIx       Source = "a PMIx launcher (srun with pmix, prterun)"
 	Slurm      Source = "srun"
 	Torchrun   Source = "torchrun"
 	Kubernetes Source = "a Kubernetes indexed Job"
@@ -195,7 +195,7 @@ const (
 	NCCL   = "nccl"
 )
 
-// Transport settles --transport in the process's place: what it asks for, or,
+// Transport settles the transport in the process's place: what is asked for, or,
 // for auto, what the place has. It refuses what can't be, and says how it can.
 func (e Env) Transport(asked string) (string, error) {
 	asked = strings.ToLower(asked)
@@ -214,35 +214,35 @@ func (e Env) Transport(asked string) (string, error) {
 			"or with spillway launch on one host", e.Source, e.Rank, e.World)
 	case InProc:
 		if e.World > 1 {
-			return "", fmt.Errorf("--transport inproc: started by %s as rank %d of %d, and inproc joins the ranks of one process; leave it out", e.Source, e.Rank, e.World)
+			return "", fmt.Errorf("Job.Transport inproc: started by %s as rank %d of %d, and inproc joins the ranks of one process; leave it out", e.Source, e.Rank, e.World)
 		}
 		return asked, nil
 	case SHM:
 		if e.Source != Launch {
-			return "", errors.New("--transport shm joins the processes that spillway launch has started on one host: spillway launch -n N -- train …")
+			return "", errors.New("Job.Transport shm joins the processes that spillway launch has started on one host: spillway launch -n N -- train …")
 		}
 		return asked, nil
 	case MPI:
 		if !hasMPI {
-			return "", errors.New("--transport mpi joins processes that an MPI launcher has started: mpirun -np N spillway train …")
+			return "", errors.New("Job.Transport mpi joins processes that an MPI launcher has started: mpirun -np N spillway train …")
 		}
 		return asked, nil
 	case NCCL:
-		return "", errors.New("--transport nccl is not built yet; the ranks of one GPU run in one process (--device cuda --ranks N)")
+		return "", errors.New("Job.Transport nccl is not built yet; the ranks of one GPU run in one process (Config.Device cuda, Config.Ranks N)")
 	}
-	return "", fmt.Errorf("--transport %.80q: want auto, inproc, shm, mpi or nccl", asked)
+	return "", fmt.Errorf("Job.Transport %.80q: want auto, inproc, shm, mpi or nccl", asked)
 }
 
-// CheckRanks refuses a --ranks that differs from the job's size, of processes with so
+// CheckRanks refuses a number of ranks that differs from the job's size, of processes with so
 // many ranks each.
 func (e Env) CheckRanks(ranks, each int) error {
 	switch {
 	case e.World == 1 || ranks == e.World*each:
 		return nil
 	case each > 1:
-		return fmt.Errorf("--ranks %d: %s has started %d processes, and --ranks-per-process %d makes that %d ranks; leave --ranks out", ranks, e.Source, e.World, each, e.World*each)
+		return fmt.Errorf("Config.Ranks %d: %s has started %d processes, and Config.LocalRanks %d makes that %d ranks; leave Config.Ranks out", ranks, e.Source, e.World, each, e.World*each)
 	case ranks%e.World == 0:
-		return fmt.Errorf("--ranks %d: %s has started %d processes, one a rank; leave --ranks out, or add --ranks-per-process %d", ranks, e.Source, e.World, ranks/e.World)
+		return fmt.Errorf("Config.Ranks %d: %s has started %d processes, one a rank; leave Config.Ranks out, or add Config.LocalRanks %d", ranks, e.Source, e.World, ranks/e.World)
 	}
-	return fmt.Errorf("--ranks %d: %s has started %d processes, one a rank; leave --ranks out", ranks, e.Source, e.World)
+	return fmt.Errorf("Config.Ranks %d: %s has started %d processes, one a rank; leave Config.Ranks out", ranks, e.Source, e.World)
 }

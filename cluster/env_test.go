@@ -99,5 +99,5 @@ func TestTransport(t *testing.T) {
 	require.NoError(t, mpi.CheckRanks(2, 1))
 	require.NoError(t, mpi.CheckRanks(6, 3))
 	require.NoError(t, alone.CheckRanks(7, 1))
-	require.EqualError(t, mpi.CheckRanks(3, 1), "--ranks 3: Open MPI's mpirun has started 2 processes, one a rank; leave --ranks out")
+	require.EqualError(t, mpi.CheckRanks(3, 1), "Config.Ranks 3: Open MPI's mpirun has started 2 processes, one a rank; leave Config.Ranks out")
 }

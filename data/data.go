@@ -49,7 +49,7 @@ type Options struct {
 	Threads int
 }
 
-// Open opens --data's PATH: a *.bin file is tokens (OpenTokenFile), another
+// Open opens a path: a *.bin file is tokens (OpenTokenFile), another
 // file is text or JSON lines, as it is or compressed, and a folder is such files
 // in name order (OpenText). Close the result when done.
 func Open(path string, o Options) (*Buffer, error) {
@@ -66,7 +66,7 @@ func Open(path string, o Options) (*Buffer, error) {
 	return OpenText(path, o)
 }
 
-// DefaultOrder is the order of --data PATH where none is given: Shuffled for a
+// DefaultOrder is the order of a path where none is given: Shuffled for a
 // folder, Sequential for a file.
 func DefaultOrder(path string) Order {
 	if st, err := os.Stat(path); err == nil && st.IsDir() {

@@ -188,7 +188,7 @@ func (d *documents) field(line []byte) ([]byte, error) {
 	}
 	raw, ok := record[d.o.TextField]
 	if !ok {
-		return nil, fmt.Errorf("the record has no field %q; --text-field names the one with the text", d.o.TextField)
+		return nil, fmt.Errorf("the record has no field %q; Options.TextField names the one with the text", d.o.TextField)
 	}
 	var text *string
 	if err := json.Unmarshal(raw, &text); err != nil {

@@ -53,17 +53,17 @@ func kindOf(name string) kind { return kinds[strings.ToLower(filepath.Ext(uncomp
 func (k kind) why(name, textField string) error {
 	switch {
 	case k == jsonLines && textField == "":
-		return fmt.Errorf("%s holds JSON lines: name the field with the text, as in --text-field text", name)
+		return fmt.Errorf("%s holds JSON lines: name the field with the text by Options.TextField", name)
 	case k == jsonFile:
-		return fmt.Errorf("%s is JSON, not text: make it JSON lines (*.jsonl, a record a line) and name the field with the text with --text-field, or write its text into a .txt file", name)
+		return fmt.Errorf("%s is JSON, not text: make it JSON lines (*.jsonl, a record a line) and name the field with the text by Options.TextField, or write its text into a .txt file", name)
 	case k == htmlFile:
 		return fmt.Errorf("%s is HTML, whose tags would be trained on: extract its text into a .txt file", name)
 	case k == tableFile:
-		return fmt.Errorf("%s is a binary table, which is not read: export it as JSON lines (*.jsonl) and name the field with the text with --text-field", name)
+		return fmt.Errorf("%s is a binary table, which is not read: export it as JSON lines (*.jsonl) and name the field with the text by Options.TextField", name)
 	case k == tokensFile && compression(name) != "":
 		return fmt.Errorf("%s is a compressed token file, which can't be read at any place: decompress it first", name)
 	case k == tokensFile:
-		return fmt.Errorf("%s is a token file; give it to --data by itself", name)
+		return fmt.Errorf("%s is a token file, not a text; give it by itself", name)
 	}
 	return nil
 }
@@ -102,8 +102,8 @@ func (e *entry) open() (io.ReadCloser, error) {
 	return f, nil
 }
 
-// maxWindow bounds the memory that a .zst file may ask for: --ultra and --long=27
-// need as much.
+// maxWindow bounds the memory that a .zst file may ask for: zstd's ultra
+// levels and its long mode at 27 bits need as much.
 const maxWindow = 128 << 20
 
 // unpacked is a decompressor over an open file.
@@ -225,7 +225,7 @@ func (c *corpus) add(full string, st os.FileInfo, textField string) {
 	if k.why(full, textField) != nil {
 		what := strings.ToLower(filepath.Ext(uncompressed(full)))
 		if k == jsonLines {
-			what += " (no --text-field)"
+			what += " (no Options.TextField)"
 		}
 		c.left[what]++
 		return

@@ -61,7 +61,7 @@ func TestOtherFormats(t *testing.T) {
 	}
 	dir := folder(t, files)
 	for name, says := range map[string]string{
-		"a.jsonl": "--text-field text", "b.json": "make it JSON lines", "c.html": "extract its text", "d.htm.gz": "extract its text", "e.parquet": "export it as JSON lines",
+		"a.jsonl": "by Options.TextField", "b.json": "make it JSON lines", "c.html": "extract its text", "d.htm.gz": "extract its text", "e.parquet": "export it as JSON lines",
 		"g.bin.zst": "decompress it first", "h.dat": "is not text: a NUL byte at offset 1", "i.gz": "is not text: byte 0xff",
 	} {
 		_, err := Open(filepath.Join(dir, name), Options{})
@@ -70,7 +70,7 @@ func TestOtherFormats(t *testing.T) {
 	}
 	b, err := Open(dir, Options{})
 	require.Equal(t, "text", Bytes().Decode(all(t, b, err)))
-	require.Equal(t, "1 .html, 1 .htm, 1 .json, 1 .jsonl (no --text-field), 1 .parquet, 2 .bin, 2 not UTF-8 text", sortedParts(b.LeftOut()))
+	require.Equal(t, "1 .html, 1 .htm, 1 .json, 1 .jsonl (no Options.TextField), 1 .parquet, 2 .bin, 2 not UTF-8 text", sortedParts(b.LeftOut()))
 	b, err = Open(dir, Options{TextField: "text"})
 	require.Equal(t, "Hello world\ntext", Bytes().Decode(all(t, b, err)))
 	require.NotContains(t, b.LeftOut(), "jsonl")
@@ -80,7 +80,7 @@ func TestOtherFormats(t *testing.T) {
 
 func sortedParts(s string) string {
 	parts := strings.Split(s, ", ")
-	order := []string{".html", ".htm", ".json", ".jsonl (no --text-field)", ".parquet", ".bin", notText}
+	order := []string{".html", ".htm", ".json", ".jsonl (no Options.TextField)", ".parquet", ".bin", notText}
 	slices.SortFunc(parts, func(a, b string) int {
 		_, x, _ := strings.Cut(a, " ")
 		_, y, _ := strings.Cut(b, " ")

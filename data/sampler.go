@@ -31,7 +31,7 @@ func (o Order) String() string {
 	return fmt.Sprintf("Order(%d)", int(o))
 }
 
-// ParseOrder reads --order, in any case.
+// ParseOrder reads an order's name, in any case.
 func ParseOrder(s string) (Order, error) {
 	switch strings.ToLower(s) {
 	case "sequential":

@@ -190,7 +190,7 @@ func (w *tokenWriter) differs(old journal) string {
 	case old.Tokenizer != w.j.Tokenizer:
 		return "tokenizer " + old.Tokenizer
 	case old.TextField != w.j.TextField:
-		return fmt.Sprintf("--text-field %q", old.TextField)
+		return fmt.Sprintf("Options.TextField %q", old.TextField)
 	case old.Files != w.j.Files:
 		return "other files, or before these were changed"
 	}

@@ -39,7 +39,7 @@ type cutter interface {
 // encodes what follows a cut.
 type continuer interface{ encodeMore(text string) []int32 }
 
-// OpenTokenizer opens --tokenizer's value: bytes or gpt2, in any case, or the
+// OpenTokenizer opens a tokenizer by its name: bytes or gpt2, in any case, or the
 // path of a Hugging Face tokenizer.json (see LoadTokenizer).
 func OpenTokenizer(spec string) (Tokenizer, error) {
 	switch strings.ToLower(spec) {

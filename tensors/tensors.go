@@ -119,7 +119,7 @@ func Load(ctx context.Context, path string) (map[string]*tensor.Dense, error) {
 }
 
 // Save writes weights of float32 to a .safetensors file, whole or not at all. Named
-// model.safetensors, its folder is one for --init and spillway.Config.Init. Views
+// model.safetensors, its folder is one for spillway.Config.Init. Views
 // and transposed tensors are written as they read.
 func Save(path string, weights map[string]*tensor.Dense) error {
 	var list []safetensors.Tensor

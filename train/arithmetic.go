@@ -26,7 +26,7 @@ func arithmetic(precision string, gpu *gpus.GPU) string {
 
 // otherArithmetic is the line about a checkpoint whose run goes on with other last bits
 // than it would have had on the machine that wrote it; "" where it doesn't, or where
-// that can't be known. A change of --precision is told as one.
+// that can't be known. A change of Config.Precision is told as one.
 func otherArithmetic(name string, was runRecord, now, precision string) string {
 	if was.Arithmetic == "" || was.Arithmetic == now || was.Settings["precision"] != precision {
 		return ""

@@ -26,7 +26,7 @@ type Diverged struct {
 	Rank                    int
 	Value                   float64
 	// Skipped is how many steps in a row, this one among them, were not finite, or of
-	// fp16 overflowed. Skips says that the run leaves such steps out: --on-nonfinite.
+	// fp16 overflowed. Skips says that the run leaves such steps out: Config.OnNonFinite.
 	Skipped int
 	Skips   bool
 	// Update says that the step itself was finite and its update was not.
@@ -86,7 +86,7 @@ type skips struct {
 	all   int
 }
 
-// maxSkips is how many non-finite steps in a row --on-nonfinite skip takes: one
+// maxSkips is how many non-finite steps in a row Config.OnNonFinite skip takes: one
 // more would only repeat them.
 const maxSkips = 10
 

@@ -55,7 +55,7 @@ func (e *NothingFits) Error() string {
 
 // WithWays adds to the error what makes the configuration fit that the search
 // was not free to change, as a refusal without a search does: smaller
-// micro-batches, other precisions, more ranks. What --fit knows is never less.
+// micro-batches, other precisions, more ranks. What a search knows is never less.
 func (e *NothingFits) WithWays(ctx context.Context, cfg Config, hw Hardware) error {
 	asked, err := Predict(ctx, cfg, hw.Machine(cfg.Ranks))
 	if err != nil || asked.Fits {

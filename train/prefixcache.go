@@ -72,7 +72,7 @@ type prefixCache struct {
 	mem  []byte // the host tier
 	ctx  device.Context
 	disk device.Disk // the disk tier
-	// hot holds rows of the disk tier in memory (--disk-cache), by slot. Samples come
+	// hot holds rows of the disk tier in memory (Config.DiskCache), by slot. Samples come
 	// in any order, and a row that it drops is read again: any policy will do, and
 	// ristretto's takes little locking.
 	hot *ristretto.Cache[int64, []byte]
@@ -117,7 +117,7 @@ func (t *Trainer) openPrefixCache() error {
 	return err
 }
 
-// openHot makes room for rows in what --disk-cache has left of the ranks' files
+// openHot makes room for rows in what Config.DiskCache has left of the ranks' files
 // on the disk tier, disk bytes each. The Go heap may grow to twice what is in
 // use: half of it is used.
 func (pc *prefixCache) openHot(c *Config, disk int64) (err error) {

@@ -38,7 +38,7 @@ type Job struct {
 	Links []*run.Link
 	// Planned is Config.Planned of a process that lends its ranks.
 	Planned func(*plan.Plan)
-	// Fastest is what --collectives auto chooses by where ranks send messages; the
+	// Fastest is what Config.Collectives auto chooses by where ranks send messages; the
 	// leader's is everybody's.
 	Fastest algo.Table
 	// Own is Config.Own of a process that lends its ranks: what the leader's has, which

@@ -78,7 +78,7 @@ func (t *Trainer) openTokenizer() error {
 	return nil
 }
 
-// Positions is the longest sequence of the model that --model names.
+// Positions is the longest sequence of the model that Config.Model names.
 func Positions(model string) (int, error) {
 	h, err := modelConfig(model)
 	return h.Positions, err

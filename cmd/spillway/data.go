@@ -101,7 +101,7 @@ func tokenize(ctx context.Context, out string, paths []string, o data.Options, s
 		return err
 	}
 	if res.LeftOut != "" {
-		fmt.Fprintf(stderr, "left out: %s\n", res.LeftOut)
+		fmt.Fprintf(stderr, "left out: %s\n", flagged(res.LeftOut))
 	}
 	again := ""
 	if res.Resumed {

@@ -33,13 +33,13 @@ var flagOf = map[string]string{
 	"Config.Tokenizer": "tokenizer", "Config.Trace": "trace", "Config.Trust": "trust", "Config.Warmup": "warmup",
 	"Config.WeightDecay": "weight-decay", "Config.Zero": "zero", "Hardware.Device": "gpu",
 	"Hardware.HostShare": "node-memory", "Hardware.Nodes": "nodes", "Hardware.PerNode": "gpus-per-node",
-	"Job.Transport": "transport", "Sampling.Temperature": "temperature", "Sampling.TopK": "top-k",
+	"Job.Transport": "transport", "Options.TextField": "text-field", "Sampling.Temperature": "temperature", "Sampling.TopK": "top-k",
 	"Sampling.TopP": "top-p",
 }
 
 // namedField is a field in a sentence: a word by itself, which a path or a quoted value
 // is not.
-var namedField = regexp.MustCompile(`(^|[\s(])((?:Config|Sampling|Hardware|Job)\.[A-Z]\w*)`)
+var namedField = regexp.MustCompile(`(^|[\s(])((?:Config|Sampling|Hardware|Job|Options)\.[A-Z]\w*)`)
 
 // withoutModel is what the library says where a model is missing; the command has a list.
 const withoutModel = "--model is missing: give a preset's name"
@@ -47,7 +47,7 @@ const withoutModel = "--model is missing: give a preset's name"
 // flagged is a text of the library with flags in place of fields.
 func flagged(text string) string {
 	text = namedField.ReplaceAllStringFunc(text, func(found string) string {
-		at := strings.IndexAny(found, "CSHJ")
+		at := strings.IndexAny(found, "CHJOS")
 		if flag, ok := flagOf[found[at:]]; ok {
 			return found[:at] + "--" + flag
 		}

@@ -71,7 +71,7 @@ func TestFieldsOfFlags(t *testing.T) {
 func TestFieldsInSentences(t *testing.T) {
 	known := reflect.TypeFor[spillway.Config]()
 	named := 0
-	for _, pattern := range []string{"train", "plan", "search", "run", "calibration"} {
+	for _, pattern := range []string{"train", "plan", "search", "run", "calibration", "data", "cluster"} {
 		files, err := filepath.Glob(filepath.Join("..", "..", pattern, "*.go"))
 		require.NoError(t, err)
 		for _, name := range files {
@@ -114,6 +114,7 @@ func TestFlagged(t *testing.T) {
 		"Config.Zero 4: stages are 0, 1, 2 and 3":              "--zero 4: stages are 0, 1, 2 and 3",
 		"resume: other (Config.LR and Config.LRSchedule)":      "resume: other (--lr and --lr-schedule)",
 		"Sampling.TopP 2, Hardware.Nodes 3":                    "--top-p 2, --nodes 3",
+		"a.jsonl (no Options.TextField)":                       "a.jsonl (no --text-field)",
 		`"Config.Zero" and a/Config.Zero and Config.Own.Model`: `"Config.Zero" and a/Config.Zero and Config.Own.Model`,
 		"Config.Model is missing: give a preset's name or":     "--model is missing: give a preset's name (spillway plan --list-models; spillway-demo is small enough for any machine) or",
 	} {

@@ -170,7 +170,7 @@ func tuneDisk(c *spillway.Config, stderr io.Writer) {
 	}
 	var err error
 	if c.DiskTuning, err = store.LoadTuning(c.Disk); err != nil {
-		fmt.Fprintln(stderr, "warning:", err)
+		fmt.Fprintf(stderr, "warning: %v (spillway doctor --disk DIR does)\n", err)
 	}
 }
 

@@ -223,7 +223,7 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 	} else {
 		var err error
 		if g, err = gpus.Lookup(f.gpu); err != nil {
-			return fmt.Errorf("--gpu: %w", err)
+			return fmt.Errorf("--gpu: %w (all: spillway plan --list-gpus)", err)
 		}
 	}
 	f.gpuFound = &g

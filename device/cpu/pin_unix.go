@@ -38,5 +38,5 @@ func lockAdvice() string {
 		return "its limit (RLIMIT_MEMLOCK) allows it, so the machine has too little memory"
 	}
 	return fmt.Sprintf("this process may lock %d bytes in all (RLIMIT_MEMLOCK); raise it with `ulimit -l` in the shell, a memlock line in /etc/security/limits.conf, "+
-		"LimitMEMLOCK= of a systemd unit, or --ulimit memlock=-1 of a container", l.Cur)
+		"LimitMEMLOCK= of a systemd unit, or a memlock ulimit of -1 for a container", l.Cur)
 }

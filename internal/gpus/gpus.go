@@ -1,4 +1,4 @@
-// Package gpus is the table of accelerators that `spillway plan --gpu` names:
+// Package gpus is the table of accelerators that plans name:
 // memory, matrix rates and links, from their makers' documents; and what NVML
 // says of the machine's own.
 package gpus
@@ -213,7 +213,7 @@ func Lookup(name string) (GPU, error) {
 			return g, nil
 		}
 	}
-	return GPU{}, fmt.Errorf("GPU %q is not known; the nearest are %s (all: spillway plan --list-gpus)", name, strings.Join(nearest(key, 3), ", "))
+	return GPU{}, fmt.Errorf("GPU %q is not known; the nearest are %s", name, strings.Join(nearest(key, 3), ", "))
 }
 
 func normal(name string) string {

@@ -1,4 +1,4 @@
-// Package presets is the table of models that --model names: the shapes of
+// Package presets is the table of models that Config.Model names: the shapes of
 // published models, without weights.
 package presets
 

@@ -20,7 +20,7 @@ type Row struct {
 	Calibration bool   // the ranges are made of it; otherwise it is held out, to judge them by
 	Stack       string // the software
 	Project     string // whose page it stands on
-	Card        string // as --gpu takes it
+	Card        string // as gpus.Lookup takes it
 	Model       string // preset; the nearest where the project has its own
 	Ranks, Node int    // GPUs, and those of a server
 	Shard       int    // GPUs that share a copy of the states; 0: all

@@ -51,7 +51,7 @@ func readTunings() (tuningFile, string, error) {
 		err = json.Unmarshal(text, &f)
 	}
 	if err != nil {
-		return tuningFile{}, path, fmt.Errorf("the measurements in %s can't be used (%v); run `spillway doctor --disk DIR` again", path, err)
+		return tuningFile{}, path, fmt.Errorf("the measurements in %s can't be used (%v); measure the disk again", path, err)
 	}
 	return f, path, nil
 }
