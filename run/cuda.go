@@ -3,6 +3,7 @@ package run
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/onegpu"
@@ -56,6 +57,10 @@ type CUDAParts struct {
 // realCUDA is the machine's own.
 var realCUDA = CUDAParts{Driver: driver.Open, Kernels: openGPUKernels, Used: gpus.Used}
 
+// tf32Override is the variable by which NVIDIA's libraries take TF32 for products that
+// ask for fp32: the numbers would be others than the plan's, the CPU's and PyTorch's.
+const tf32Override = "NVIDIA_TF32_OVERRIDE"
+
 // laterOutside is what kernels and cuBLASLt take of device memory beside the
 // context when operations are bound: code of modules, handles. An estimate until
 // it is measured.
@@ -83,6 +88,8 @@ func newCUDA(o Options) (_ *cudaPlatform, err error) {
 	switch {
 	case o.CheckWrites:
 		return nil, errors.New("Config.Device cuda: CheckWrites watches kernels of the CPU device only")
+	case os.Getenv(tf32Override) != "" && os.Getenv(tf32Override) != "0":
+		return nil, fmt.Errorf("Config.Device cuda: the environment has %s=%.80q, which makes cuBLAS round fp32 products to 10 bits; unset it, or set it to 0", tf32Override, os.Getenv(tf32Override))
 	case len(o.World.Local) > kernelscuda.MostRanks:
 		return nil, fmt.Errorf("Config.Ranks %d: at most %d ranks share a GPU", len(o.World.Local), kernelscuda.MostRanks)
 	}

@@ -82,11 +82,14 @@ type API interface {
 	Fill8(dst Address, value byte, bytes int64, s Stream) error
 
 	// WriteValue stores v at a when the stream gets there; WaitValue holds the
-	// stream until the word at a, less v, is not negative as an int32.
+	// stream until the word at a, less v, is not negative as an int32. WriteValue is
+	// a barrier for what the stream wrote before it, also as the host sees it: v2 of
+	// the call does not take the flag that leaves the barrier out.
 	WriteValue(s Stream, a Address, v uint32) error
 	WaitValue(s Stream, a Address, v uint32) error
 
-	// LoadModule takes a cubin.
+	// LoadModule takes a cubin, at an address that is a multiple of 8: it is an ELF
+	// file, whose header the driver reads in place.
 	LoadModule(image []byte) (Module, error)
 	UnloadModule(m Module) error
 	Function(m Module, name string) (Function, error)

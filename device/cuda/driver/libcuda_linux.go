@@ -67,6 +67,8 @@ const (
 	functionRegisters     = 4
 	functionDynamicShared = 8
 
+	imageAlign = 8 // of an ELF64 header
+
 	launchEnd           = 0
 	launchBufferPointer = 1
 	launchBufferSize    = 2
@@ -371,6 +373,9 @@ func (l *libcuda) WaitValue(s Stream, a Address, v uint32) error {
 func (l *libcuda) LoadModule(image []byte) (Module, error) {
 	if len(image) == 0 {
 		return 0, &Error{Call: "cuModuleLoadData", Code: 200, Name: "CUDA_ERROR_INVALID_IMAGE", Text: "the image is empty"}
+	}
+	if uintptr(unsafe.Pointer(&image[0]))%imageAlign != 0 {
+		return 0, &Error{Call: "cuModuleLoadData", Code: 200, Name: "CUDA_ERROR_INVALID_IMAGE", Text: "the image is not at a multiple of 8"}
 	}
 	var m Module
 	r, _, _ := purego.SyscallN(l.cuModuleLoadData, uintptr(unsafe.Pointer(&m)), uintptr(unsafe.Pointer(&image[0])))

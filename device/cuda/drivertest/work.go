@@ -20,6 +20,7 @@ const (
 	sharedDefault = 48 << 10
 	sharedOptin   = 163 << 10
 	maxThreads    = 1024
+	imageAlign    = 8 // see driver.API.LoadModule
 )
 
 // ImagePrefix begins a module image of the double. The path of a shared library
@@ -50,6 +51,10 @@ func (d *Driver) LoadModule(image []byte) (driver.Module, error) {
 	const call = "cuModuleLoadData"
 	if err := d.enter(call); err != nil {
 		return 0, err
+	}
+	if uintptr(unsafe.Pointer(unsafe.SliceData(image)))%imageAlign != 0 {
+		d.fault("%s of an image at %p, want a multiple of %d", call, unsafe.SliceData(image), imageAlign)
+		return 0, failure(call, 200, "the image is not at a multiple of %d", imageAlign)
 	}
 	path, ok := strings.CutPrefix(string(image), ImagePrefix)
 	if !ok {

@@ -115,7 +115,9 @@ func (e *NotFound) Error() string {
 	return text
 }
 
-// Library is an open shared library.
+// Library is an open shared library. It stays loaded as long as the process: NVIDIA's
+// libraries leave destructors with the threads and the exit of the process, which run
+// in code that a closed library no longer has.
 type Library struct {
 	Path   string // as it was opened
 	handle uintptr
@@ -150,9 +152,6 @@ func (l *Library) Symbols(functions map[string]*uintptr) error {
 	}
 	return nil
 }
-
-// Close closes the library; nothing of it may run any more.
-func (l *Library) Close() error { return closeLibrary(l.handle) }
 
 // Preload opens the library at path for the whole process and leaves it open:
 // what is opened after it finds its symbols.

@@ -2,13 +2,14 @@ package dynlib
 
 import "github.com/ebitengine/purego"
 
+// noDelete is RTLD_NODELETE of dlfcn.h, which package purego does not name.
+const noDelete = 0x1000
+
 func open(path string) (uintptr, error) {
-	return purego.Dlopen(path, purego.RTLD_LAZY|purego.RTLD_LOCAL)
+	return purego.Dlopen(path, purego.RTLD_LAZY|purego.RTLD_LOCAL|noDelete)
 }
 
 func symbol(h uintptr, name string) (uintptr, error) { return purego.Dlsym(h, name) }
-
-func closeLibrary(h uintptr) error { return purego.Dlclose(h) }
 
 // preload opens a library for those that look for its symbols in the process.
 func preload(path string) error {

@@ -13,6 +13,4 @@ func open(string) (uintptr, error) { return 0, errSystem }
 
 func symbol(uintptr, string) (uintptr, error) { return 0, errSystem }
 
-func closeLibrary(uintptr) error { return nil }
-
 func preload(string) error { return errSystem }

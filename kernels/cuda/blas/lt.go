@@ -114,7 +114,7 @@ func Open() (*Lt, error) {
 		return nil, err
 	}
 	if err := l.call("cublasLtCreate", l.sym.create, uintptr(unsafe.Pointer(&l.handle))); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", l.lib.Path, err), l.lib.Close())
+		return nil, fmt.Errorf("%s: %w", l.lib.Path, err)
 	}
 	return l, nil
 }
@@ -126,7 +126,7 @@ func load() (*Lt, error) {
 	}
 	l := &Lt{lib: lib, plans: map[Product]*ltPlan{}}
 	if err := lib.Symbols(l.sym.names()); err != nil {
-		return nil, errors.Join(err, lib.Close())
+		return nil, err
 	}
 	return l, nil
 }
@@ -393,7 +393,7 @@ func (c *ltCall) Enqueue(s driver.Stream) error {
 	return nil
 }
 
-// Close implements Library.
+// Close implements Library. The shared library stays loaded: see dynlib.Library.
 func (l *Lt) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -410,7 +410,7 @@ func (l *Lt) Close() error {
 		errs = append(errs, l.call("cublasLtDestroy", l.sym.destroy, l.handle))
 	}
 	l.plans, l.biased, l.handle = map[Product]*ltPlan{}, nil, 0
-	return errors.Join(append(errs, l.lib.Close())...)
+	return errors.Join(errs...)
 }
 
 // String describes the product for messages.

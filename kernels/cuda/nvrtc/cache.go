@@ -80,7 +80,7 @@ func (c *cache) get(name, arch string, key []string) []byte {
 	if len(b) > head && string(b[:len(magic)]) == magic {
 		image := b[head:]
 		if sum := sha256.Sum256(image); string(b[len(magic):head]) == hex.EncodeToString(sum[:])+"\n" {
-			return image
+			return slices.Clone(image) // not at the odd address behind the head: see driver.API.LoadModule
 		}
 	}
 	c.warn(fmt.Sprintf("the cached kernels in %s are broken, %s is compiled again", path, name))

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 )
@@ -20,8 +21,10 @@ func TestCacheOfOthers(t *testing.T) {
 	}
 	c, key := fresh(), []string{"source"}
 	require.Nil(t, c.get("k.cu", "sm_80", key))
-	c.put("k.cu", "sm_80", key, []byte("image"))
-	require.Equal(t, "image", string(c.get("k.cu", "sm_80", key)))
+	c.put("k.cu", "sm_80", key, []byte("image of a whole cubin"))
+	kept := c.get("k.cu", "sm_80", key)
+	require.Equal(t, "image of a whole cubin", string(kept))
+	require.Zero(t, uintptr(unsafe.Pointer(&kept[0]))%8, "the driver reads an ELF header in place")
 	require.Empty(t, warnings)
 	st, err := os.Stat(dir)
 	require.NoError(t, err)
@@ -42,7 +45,7 @@ func TestCacheOfOthers(t *testing.T) {
 		require.Len(t, warnings, 1)
 		require.Contains(t, warnings[0], "may be written by others")
 		require.NoError(t, os.Chmod(spoil, was.Mode().Perm()))
-		require.Equal(t, "image", string(fresh().get("k.cu", "sm_80", key)))
+		require.Equal(t, "image of a whole cubin", string(fresh().get("k.cu", "sm_80", key)))
 	}
 	if os.Geteuid() == 0 && os.Chown(file, 12345, -1) == nil {
 		require.Nil(t, fresh().get("k.cu", "sm_80", key))
