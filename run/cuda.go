@@ -61,10 +61,10 @@ var realCUDA = CUDAParts{Driver: driver.Open, Kernels: openGPUKernels, Used: gpu
 // ask for fp32: the numbers would be others than the plan's, the CPU's and PyTorch's.
 const tf32Override = "NVIDIA_TF32_OVERRIDE"
 
-// laterOutside is what kernels and cuBLASLt take of device memory beside the
-// context when operations are bound: code of modules, handles. An estimate until
-// it is measured.
-const laterOutside = 48 << 20
+// GuessedOutside is what kernels and cuBLASLt take of device memory beside the
+// context when operations run: code of modules, handles, threads' local memory. An
+// estimate, which stands where a plan is only looked at: see Measure.
+const GuessedOutside = 48 << 20
 
 // cudaPlatform is one GPU, which all ranks share: its first.
 type cudaPlatform struct {
@@ -82,6 +82,7 @@ type cudaPlatform struct {
 	opt   cuda.Options
 	world *onegpu.World
 	lib   GPUKernels
+	cpu   lateKernels // of lib
 }
 
 func newCUDA(o Options) (_ *cudaPlatform, err error) {
@@ -136,7 +137,7 @@ func (c *cudaPlatform) measure() error {
 	if nvmlErr == nil {
 		c.others = used
 		c.available = max(free, total-used)
-		outside = c.available - free + laterOutside
+		outside = c.available - free + GuessedOutside
 	} else {
 		c.others = -1
 		c.available = min(total, free+outside)
@@ -195,8 +196,8 @@ func (c *cudaPlatform) Refused(err error) error {
 func (c *cudaPlatform) Start(s Setup) error {
 	c.opt = cuda.Options{Driver: c.api, Ordinal: c.gpu.Ordinal, Capacity: s.Plan.Config.Capacity, Poison: c.o.Poison, Disk: s.Disk}
 	err := c.host.do(func() (err error) {
-		c.lib, err = c.parts.Kernels(c.o, c.api, c.gpu, kernelscpu.New(s.Pool))
-		return err
+		c.cpu.Library = kernelscpu.New(s.Pool)
+		return c.openKernels()
 	})
 	if err != nil {
 		return err

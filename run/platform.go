@@ -34,6 +34,9 @@ type Platform interface {
 	Refused(err error) error
 	// InMachine lists the spaces whose arenas lie in the machine's own memory.
 	InMachine() []graph.Space
+	// Measure learns from a plan that fits what the device takes beside the ranks'
+	// arenas: Limits are then those that were measured.
+	Measure(p *plan.Plan) error
 	// Start makes what the ranks share, once the plan is there.
 	Start(s Setup) error
 	// Rank gives a rank's context and its groups by mesh axis, −1 for all ranks. It
@@ -148,6 +151,7 @@ type cpuPlatform struct {
 func (c *cpuPlatform) GPU() *gpus.GPU           { return nil }
 func (c *cpuPlatform) Limits() Limits           { return Limits{c.o.DeviceMemory, c.o.Outside} }
 func (c *cpuPlatform) Refused(err error) error  { return err }
+func (c *cpuPlatform) Measure(*plan.Plan) error { return nil }
 func (c *cpuPlatform) InMachine() []graph.Space { return []graph.Space{graph.Device, graph.Host} }
 func (c *cpuPlatform) Library() kernels.Library { return c.lib }
 func (c *cpuPlatform) About() string            { return "" }

@@ -192,8 +192,37 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	return t, nil
 }
 
-// fit plans the run and refuses what does not fit.
-func (t *Trainer) fit(ctx context.Context) (err error) {
+// fit plans the run and refuses what does not fit: on a device that can say what it
+// takes beside the arenas only once it has a plan, again where that is more than was
+// thought and the plan has no room for it.
+func (t *Trainer) fit(ctx context.Context) error {
+	asked := t.cfg
+	for {
+		if err := t.fitOnce(ctx); err != nil {
+			return err
+		}
+		if err := t.platform.Measure(t.plan); err != nil {
+			return err
+		}
+		before, after := t.cfg.Outside[graph.Device], t.platform.Limits().Outside[graph.Device]
+		limit, use := t.plan.Config.Capacity[graph.Device], t.plan.Layout.Spaces[graph.Device].Peak+t.plan.Config.Outside[graph.Device]
+		if after <= before || limit == 0 || use+after-before <= limit {
+			t.cfg.Outside[graph.Device] = after
+			t.plan.Config.Outside[graph.Device] += after - before
+			break
+		}
+		t.cfg = asked // more is outside than the plan left: each round leaves more
+		t.cfg.Outside = t.platform.Limits().Outside
+		asked = t.cfg
+	}
+	if t.cfg.Planned != nil {
+		t.cfg.Planned(t.plan)
+	}
+	return nil
+}
+
+// fitOnce is fit with what is known of the device.
+func (t *Trainer) fitOnce(ctx context.Context) (err error) {
 	if t.plan, t.model, t.chosen, err = build(ctx, &t.cfg); err != nil {
 		return err
 	}
@@ -209,13 +238,7 @@ func (t *Trainer) fit(ctx context.Context) (err error) {
 		}
 		return t.platform.Refused(err)
 	}
-	if err := onThisMachine(t.cfg, t.plan, t.platform.InMachine()); err != nil {
-		return err
-	}
-	if t.cfg.Planned != nil {
-		t.cfg.Planned(t.plan)
-	}
-	return nil
+	return onThisMachine(t.cfg, t.plan, t.platform.InMachine())
 }
 
 // RecomputeAuto says what recompute auto came to; "" where it was not asked for.

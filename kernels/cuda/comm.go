@@ -31,6 +31,11 @@ type rankSumArgs struct {
 	accumulate int32
 }
 
+// size is the bytes of the parameters: C leaves no room after the last.
+func (a *rankSumArgs) size() uintptr {
+	return unsafe.Offsetof(a.accumulate) + unsafe.Sizeof(a.accumulate)
+}
+
 // RankSum returns a sum of f32, f64, i64, bf16 or f16 elements; 16 bits are added
 // in f32 and rounded once. In the order SumSequential it is of f32, bf16 or f16 and goes
 // to one buffer of f32. One is for one goroutine.
@@ -71,7 +76,7 @@ func (r *RankSum) Enqueue(api driver.API, s driver.Stream, dsts, srcs []driver.A
 		a.accumulate = 1
 	}
 	grid := driver.Dim{X: uint32(min((n+threads-1)/threads, r.blocks)), Y: 1, Z: 1}
-	err := api.Launch(r.f, grid, driver.Dim{X: threads, Y: 1, Z: 1}, 0, s, unsafe.Pointer(a), unsafe.Offsetof(a.accumulate)+unsafe.Sizeof(a.accumulate))
+	err := api.Launch(r.f, grid, driver.Dim{X: threads, Y: 1, Z: 1}, 0, s, unsafe.Pointer(a), a.size())
 	runtime.KeepAlive(a)
 	return err
 }

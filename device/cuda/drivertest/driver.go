@@ -29,6 +29,14 @@ type Options struct {
 	Seed uint64
 	// NoStreamMemOps is a device without WriteValue and WaitValue.
 	NoStreamMemOps bool
+	// Depth is how many operations a stream holds that have not run: the call that adds
+	// one more waits, and while it does so no thread makes a stream or an event.
+	// Default 1020, which drivers of CUDA 12 were seen to hold.
+	Depth int
+	// FirstLaunch is the memory that the device takes, for good, when a function is
+	// launched for the first time: its code, which is loaded then, and local memory
+	// that grows. nil: none.
+	FirstLaunch func(kernel string) int64
 }
 
 // Driver is the double. It implements driver.API and driver.Observer.
@@ -51,6 +59,8 @@ type Driver struct {
 	current   map[int]driver.Context
 	allocs    []*allocation // by address, freed ones too
 	used      int64
+	own       int64   // of the device's memory that the driver took itself
+	blocked   int     // calls that wait for room in a stream
 	next      uintptr // handles
 	streams   map[driver.Stream]*stream
 	order     []*stream
@@ -76,6 +86,9 @@ func New(o Options) *Driver {
 	}
 	if o.Devices == 0 {
 		o.Devices = 1
+	}
+	if o.Depth == 0 {
+		o.Depth = 1020
 	}
 	d := &Driver{
 		opts: o, calls: map[string]int{}, fail: map[string]map[int]int{}, failRun: map[int]int{},
@@ -325,7 +338,26 @@ func (d *Driver) MemInfo() (available, total int64, err error) {
 	if err := d.enter("cuMemGetInfo_v2"); err != nil {
 		return 0, 0, err
 	}
-	return d.opts.Memory - d.opts.Used - d.used, d.opts.Memory, nil
+	return d.left(), d.opts.Memory, nil
+}
+
+// left is what nobody has of the device's memory.
+func (d *Driver) left() int64 { return d.opts.Memory - d.opts.Used - d.used - d.own }
+
+// Take takes memory of the device as a library that loads code does: it does not come
+// back.
+func (d *Driver) Take(call string, bytes int64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.take(call, bytes)
+}
+
+func (d *Driver) take(call string, bytes int64) error {
+	if bytes > d.left() {
+		return failure(call, 2, "%d bytes for code and local memory, %d are left", bytes, d.left())
+	}
+	d.own += bytes
+	return nil
 }
 
 // quote shortens a label for a message.

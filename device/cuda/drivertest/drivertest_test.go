@@ -311,12 +311,13 @@ int shim_add(const uint32_t g[3], const uint32_t b[3], uint32_t shared, const vo
 	const struct params *a = p;
 	for (uint32_t i = 0; i < g[0] * b[0]; i++) if (i < a->n) a->x[i] += a->v + shared + g[1] * 100;
 	return a->fail;
-}`), 0o644))
+}
+uintptr_t shim_size_add() { return 24; }`), 0o644))
 	out, err := exec.Command(cc, "-shared", "-fPIC", "-o", lib, source).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 
 	d := Start(t, Options{})
-	_, err = d.LoadModule([]byte("\x7fELF"))
+	_, err = d.LoadModule(make([]byte, 64))
 	require.Equal(t, 200, code(t, err))
 	m, err := d.LoadModule([]byte(ImagePrefix + lib))
 	require.NoError(t, err)
@@ -342,6 +343,9 @@ int shim_add(const uint32_t g[3], const uint32_t b[3], uint32_t shared, const vo
 	one := driver.Dim{X: 1, Y: 1, Z: 1}
 	require.Equal(t, 1, code(t, d.Launch(f, one, driver.Dim{X: 1025, Y: 1, Z: 1}, 0, s, p, n)))
 	require.Equal(t, 1, code(t, d.Launch(f, one, one, 48<<10+1, s, p, n)))
+	require.Equal(t, 1, code(t, d.Launch(f, one, one, 0, s, p, n-4)), "a parameter less")
+	require.Len(t, d.Faults(), 1)
+	d.forget()
 	require.NoError(t, d.AllowShared(f, 100<<10))
 	require.NoError(t, d.Launch(f, one, one, 100<<10, s, p, n))
 	require.NoError(t, d.Synchronize(s))

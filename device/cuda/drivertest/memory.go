@@ -149,7 +149,7 @@ func (d *Driver) Alloc(size int64) (driver.Address, error) {
 	if size <= 0 {
 		return 0, failure("cuMemAlloc_v2", 1, "%d bytes", size)
 	}
-	if left := d.opts.Memory - d.opts.Used - d.used; size > left {
+	if size > d.left() {
 		return 0, failure("cuMemAlloc_v2", 2, "out of memory")
 	}
 	a, err := d.allocate(size, false)

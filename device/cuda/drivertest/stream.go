@@ -20,6 +20,7 @@ type stream struct {
 	id    driver.Stream
 	agent *agent
 	queue []item
+	depth int // operations of the queue, and the one that runs
 	busy  bool
 }
 
@@ -57,9 +58,42 @@ func (d *Driver) push(call string, s driver.Stream, i item) error {
 		return failure(call, 400, "no such stream")
 	}
 	i.host = d.races.thread(unix.Gettid()).clock
+	if !i.check {
+		if q.depth >= d.opts.Depth {
+			d.blocked++
+			d.await(call, func() bool { return q.depth < d.opts.Depth })
+			d.blocked--
+			d.cond.Broadcast()
+		}
+		q.depth++
+	}
 	q.queue = append(q.queue, i)
 	d.cond.Broadcast()
 	return nil
+}
+
+// stuck is how long a call of the driver may wait for work that does not end before
+// the double says that it never would have.
+const stuck = 2 * time.Minute
+
+// await holds a call until a condition is true or the context is lost.
+func (d *Driver) await(call string, ok func() bool) {
+	began := time.Now()
+	look := time.AfterFunc(stuck, func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.cond.Broadcast()
+	})
+	defer look.Stop()
+	for !ok() && d.sticky == nil {
+		if time.Since(began) >= stuck {
+			d.fault("%s waits for work that does not end", call)
+			d.lose(failure(call, 702, "it waits for work that does not end"))
+			d.cond.Broadcast()
+			return
+		}
+		d.cond.Wait()
+	}
 }
 
 // ready tells whether the head of a queue can run.
@@ -147,7 +181,7 @@ func (d *Driver) drop() {
 				i.record.done = true
 			}
 		}
-		s.queue = s.queue[:0]
+		s.queue, s.depth = s.queue[:0], 0
 	}
 	d.cond.Broadcast()
 }
@@ -200,6 +234,9 @@ func (d *Driver) step(s *stream) {
 		d.lose(failure("", code, "%s: %v", quote(i.label), err))
 	}
 	if len(s.queue) > 0 { // a lost context has none
+		if !i.check {
+			s.depth--
+		}
 		s.queue[0] = item{}
 		s.queue = s.queue[1:]
 	}
@@ -238,6 +275,7 @@ func (d *Driver) NewStream() (driver.Stream, error) {
 	if err := d.enter("cuStreamCreate"); err != nil {
 		return 0, err
 	}
+	d.await("cuStreamCreate", func() bool { return d.blocked == 0 })
 	id := driver.Stream(d.handle())
 	s := &stream{id: id, agent: d.races.agent(fmt.Sprintf("stream %d", id))}
 	d.streams[id] = s
@@ -266,6 +304,18 @@ func (d *Driver) drain(s *stream) {
 	for len(s.queue) > 0 || s.busy {
 		d.cond.Wait()
 	}
+}
+
+// drainAll waits until no stream has anything to run, as a driver does to load code.
+func (d *Driver) drainAll(call string) {
+	d.await(call, func() bool {
+		for _, s := range d.order {
+			if len(s.queue) > 0 || s.busy {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // Synchronize waits until a stream has run everything.
@@ -307,6 +357,7 @@ func (d *Driver) NewEvent(timed bool) (driver.Event, error) {
 	if err := d.enter("cuEventCreate"); err != nil {
 		return 0, err
 	}
+	d.await("cuEventCreate", func() bool { return d.blocked == 0 })
 	id := driver.Event(d.handle())
 	d.events[id] = &event{timed: timed}
 	return id, nil

@@ -30,7 +30,8 @@ const (
 //	int shim_NAME(const uint32_t grid[3], const uint32_t block[3], uint32_t shared, const void *params)
 //
 // 0 is success; shared is the bytes of dynamic shared memory, and params are
-// packed as driver.Args packs them.
+// packed as driver.Args packs them. Where the library has a shim_size_NAME(), that is
+// how many bytes of parameters a launch must have.
 const ImagePrefix = "shim:"
 
 type module struct {
@@ -42,6 +43,8 @@ type function struct {
 	name   string
 	code   uintptr
 	shared int // bytes that a launch may ask for
+	params int // bytes; −1: not known
+	loaded bool
 }
 
 // LoadModule opens an image: see ImagePrefix.
@@ -110,7 +113,11 @@ func (d *Driver) Function(m driver.Module, name string) (driver.Function, error)
 		return 0, failure(call, 500, "no function %s", name)
 	}
 	f := driver.Function(d.handle())
-	d.functions[f] = &function{name: name, code: code, shared: sharedDefault}
+	d.functions[f] = &function{name: name, code: code, shared: sharedDefault, params: -1}
+	if size, err := purego.Dlsym(mod.lib, "shim_size_"+name); err == nil {
+		n, _, _ := purego.SyscallN(size)
+		d.functions[f].params = int(n)
+	}
 	mod.functions[name] = f
 	return f, nil
 }
@@ -167,6 +174,12 @@ func (d *Driver) Launch(f driver.Function, grid, block driver.Dim, shared int, s
 		return failure(call, 1, "%s: grid %v of blocks %v is over the limits", fn.name, grid, block)
 	case shared < 0 || shared > fn.shared:
 		return failure(call, 1, "%s: %d bytes of shared memory, %d are allowed", fn.name, shared, fn.shared)
+	case fn.params >= 0 && int(size) != fn.params:
+		d.fault("%s of %s with %d bytes of parameters, it has %d", call, fn.name, size, fn.params)
+		return failure(call, 1, "%s: %d bytes of parameters, it has %d", fn.name, size, fn.params)
+	}
+	if err := d.load(call, fn); err != nil {
+		return err
 	}
 	packed := append([]byte(nil), unsafe.Slice((*byte)(params), size)...)
 	packed = append(packed, make([]byte, 8)...) // never empty
@@ -185,6 +198,27 @@ func (d *Driver) Launch(f driver.Function, grid, block driver.Dim, shared int, s
 		}
 		return nil
 	}})
+}
+
+// load is a function's first launch: the driver waits until nothing runs, loads its
+// code and gives threads more local memory where it needs that.
+func (d *Driver) load(call string, fn *function) error {
+	if fn.loaded {
+		return nil
+	}
+	d.drainAll(call)
+	if d.sticky != nil {
+		e := *d.sticky
+		e.Call = call
+		return &e
+	}
+	if d.opts.FirstLaunch != nil && !fn.loaded {
+		if err := d.take(call, d.opts.FirstLaunch(fn.name)); err != nil {
+			return err
+		}
+	}
+	fn.loaded = true
+	return nil
 }
 
 // Libraries keep memory for each thread that they ran on (stacks of the kernel's

@@ -74,6 +74,16 @@ func (l *Library) Kernel(name string) (Kernel, error) {
 	return k, nil
 }
 
+// ParameterBytes returns how many bytes of parameters a kernel has.
+func (l *Library) ParameterBytes(name string) (int, error) {
+	sym, err := purego.Dlsym(l.handle, "shim_size_"+name)
+	if err != nil {
+		return 0, fmt.Errorf("shim: %s has no kernel %s", l.path, name)
+	}
+	n, _, _ := purego.SyscallN(sym)
+	return int(n), nil
+}
+
 // Launch runs a kernel over a grid, with parameters as driver.Args packs them.
 func (l *Library) Launch(name string, grid, block driver.Dim, shared int, params unsafe.Pointer) error {
 	k, err := l.Kernel(name)

@@ -376,6 +376,14 @@ template <class... A> struct Call {
 	static void body(void *c) { ((Call *)c)->invoke(std::index_sequence_for<A...>{}); }
 };
 
+// Bytes of all parameters: C leaves no room after the last.
+template <class... A> static uintptr_t parameters(void (*)(A...)) {
+	uintptr_t at = 0;
+	const size_t size[] = {sizeof(A)...}, align[] = {alignof(A)...};
+	for (size_t i = 0; i < sizeof...(A); i++) at = (at + align[i] - 1) / align[i] * align[i] + size[i];
+	return at;
+}
+
 template <class... A>
 static int launch(const char *name, unsigned most, void (*f)(A...), const uint32_t *grid, const uint32_t *block, uint32_t dynamic, const void *params) {
 	Call<A...> c{f, (const char *)params};
@@ -393,6 +401,7 @@ static inline void aligned(const void *p, size_t to) {
 	extern "C" __attribute__((visibility("default"))) int shim_##name(const uint32_t *grid, const uint32_t *block, uint32_t dynamic, const void *params) { \
 		return shim::launch(#name, threads, name, grid, block, dynamic, params); \
 	} \
+	extern "C" __attribute__((visibility("default"))) uintptr_t shim_size_##name() { return shim::parameters(name); } \
 	static void name(__VA_ARGS__)
 
 // shim_order sets the order in which blocks, and threads of a block, run: 0 from

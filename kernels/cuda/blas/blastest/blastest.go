@@ -19,6 +19,7 @@ import (
 type Driver interface {
 	Run(s driver.Stream, label string, f func() error) error
 	Bytes(at driver.Address, n int64) ([]byte, error)
+	Take(call string, bytes int64) error
 }
 
 // Library is the double. Sums are fp64, rounded once. It leaves all of its
@@ -26,17 +27,21 @@ type Driver interface {
 type Library struct {
 	// Unsupported, where it is set, says for which products there is no algorithm.
 	Unsupported func(p blas.Product) bool
+	// FirstRun is the device memory that the library takes, for good, when a product
+	// runs for the first time: its kernels, which are loaded then. nil: none.
+	FirstRun func(p blas.Product) int64
 
 	driver Driver
 
 	mu    sync.Mutex
 	bound []blas.Product
+	ran   map[blas.Product]bool
 }
 
 var _ blas.Library = (*Library)(nil)
 
 // New returns the double of a library on a double of a driver.
-func New(d Driver) *Library { return &Library{driver: d} }
+func New(d Driver) *Library { return &Library{driver: d, ran: map[blas.Product]bool{}} }
 
 // Bound returns the products that were bound so far.
 func (l *Library) Bound() []blas.Product {
@@ -59,16 +64,33 @@ func (l *Library) Bind(p blas.Product, at blas.Places) (blas.Call, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.bound = append(l.bound, p)
-	return &call{p: p, at: at, driver: l.driver}, nil
+	return &call{p: p, at: at, driver: l.driver, lib: l}, nil
 }
 
 type call struct {
 	p      blas.Product
 	at     blas.Places
 	driver Driver
+	lib    *Library
 }
 
-func (c *call) Enqueue(s driver.Stream) error { return c.driver.Run(s, "cublasLtMatmul", c.run) }
+func (c *call) Enqueue(s driver.Stream) error {
+	if err := c.lib.load(c.p); err != nil {
+		return err
+	}
+	return c.driver.Run(s, "cublasLtMatmul", c.run)
+}
+
+// load is a product's first run.
+func (l *Library) load(p blas.Product) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.FirstRun == nil || l.ran[p] {
+		return nil
+	}
+	l.ran[p] = true
+	return l.driver.Take("cublasLtMatmul", l.FirstRun(p))
+}
 
 // elements is an operand in memory: of f32, or the bits of 16-bit numbers.
 type elements struct {

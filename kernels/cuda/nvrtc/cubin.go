@@ -1,0 +1,65 @@
+package nvrtc
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"fmt"
+	"strings"
+)
+
+// Entries of a kernel's .nv.info section, whose layout the ELF files show and NVIDIA's
+// cuobjdump prints: a byte of format, a byte of attribute, and either a value of 16 bits
+// or its size and that many bytes.
+const (
+	infoSized         = 4    // format: a size follows
+	infoNone          = 1    // format: no value, two bytes of padding
+	infoParameterSize = 0x19 // EIATTR_CBANK_PARAM_SIZE: bytes of all parameters
+
+	elfHeader = 64 // bytes
+)
+
+// ParameterBytes reads from a cubin how many bytes of parameters each of its kernels has:
+// what a launch must pack.
+func ParameterBytes(cubin []byte) (map[string]int, error) {
+	if len(cubin) < elfHeader {
+		return nil, fmt.Errorf("cubin: %d bytes are less than a header", len(cubin))
+	}
+	plain := bytes.Clone(cubin)
+	plain[6] = byte(elf.EV_CURRENT) // NVIDIA counts versions of its own, which debug/elf refuses
+	binary.LittleEndian.PutUint32(plain[20:], uint32(elf.EV_CURRENT))
+	f, err := elf.NewFile(bytes.NewReader(plain))
+	if err != nil {
+		return nil, fmt.Errorf("cubin: %w", err)
+	}
+	sizes := map[string]int{}
+	for _, s := range f.Sections {
+		kernel, ok := strings.CutPrefix(s.Name, ".nv.info.")
+		if !ok {
+			continue
+		}
+		info, err := s.Data()
+		if err != nil {
+			return nil, fmt.Errorf("cubin: section %s: %w", s.Name, err)
+		}
+		sizes[kernel] = 0 // a kernel without parameters has no entry
+		for len(info) >= 4 {
+			value := int(binary.LittleEndian.Uint16(info[2:]))
+			if info[0] != infoSized && info[0] != infoNone && info[1] == infoParameterSize {
+				sizes[kernel] = value
+			}
+			n := 4
+			if info[0] == infoSized {
+				n += value
+			}
+			if n > len(info) {
+				return nil, fmt.Errorf("cubin: section %s: an entry of %d bytes, %d are left", s.Name, n, len(info))
+			}
+			info = info[n:]
+		}
+	}
+	if len(sizes) == 0 {
+		return nil, fmt.Errorf("cubin: no section .nv.info.KERNEL")
+	}
+	return sizes, nil
+}

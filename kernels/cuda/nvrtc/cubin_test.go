@@ -1,0 +1,45 @@
+//go:build linux
+
+package nvrtc_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/kernels/cuda"
+	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
+	"github.com/spillway-ml/spillway/kernels/cuda/shim"
+)
+
+// Every kernel's machine code takes as many bytes of parameters as the driver's double
+// wants of a launch: what the double checks is what a GPU reads.
+func TestParametersAreTheCubins(t *testing.T) {
+	c := open(t, nvrtc.Options{})
+	host, err := shim.New()
+	if errors.Is(err, shim.ErrNoCompiler) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	for _, name := range cuda.Sources() {
+		source, err := cuda.Source(name)
+		require.NoError(t, err)
+		cubin, err := c.Compile(name, source, ampere)
+		require.NoError(t, err)
+		sizes, err := nvrtc.ParameterBytes(cubin)
+		require.NoError(t, err)
+		image, err := host.Compile(name, source, driver.Device{})
+		require.NoError(t, err)
+		lib, err := shim.Open(image)
+		require.NoError(t, err)
+		for kernel, n := range sizes {
+			want, err := lib.ParameterBytes(kernel)
+			require.NoError(t, err)
+			require.Equal(t, want, n, "%s: %s", name, kernel)
+		}
+	}
+	_, err = nvrtc.ParameterBytes([]byte("no ELF file"))
+	require.ErrorContains(t, err, "cubin")
+}

@@ -1,0 +1,266 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+)
+
+// Rehearsal is a program as ranks of this process will run it.
+type Rehearsal struct {
+	Program *graph.Program
+	Coords  [][]int                // of the ranks, along the mesh's axes
+	Offset  []int64                // of each root buffer in its arena, in bytes
+	Size    [graph.NumSpaces]int64 // of a rank's arenas, in bytes
+}
+
+// Rehearse makes the device take all the memory that it will take for the kernels and
+// products of a program, before there is an arena: a driver loads code when it is first
+// launched, and grows what threads have of local memory then. Every kernel is launched
+// once with a predicate that lets it do nothing, and every product run once on memory
+// that is given back. An operation that the program brings along is loaded only: it
+// may look at no predicate. Nobody else uses the library meanwhile.
+func (l *Library) Rehearse(r Rehearsal, s driver.Stream) (err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	o, products := l.o, &recorder{Library: l.o.Products, seen: map[blas.Product]recorded{}}
+	if o.Products != nil {
+		o.Products = products
+	}
+	dry := &Library{o: o, modules: l.modules, functions: l.functions, shared: l.shared}
+	defer func() {
+		for _, page := range dry.reports {
+			err = errors.Join(err, o.API.HostFree(unsafe.Pointer(page)))
+		}
+	}()
+	launches := map[driver.Function]*launch{}
+	for _, coord := range r.Coords {
+		if err := dry.rehearseBinding(&r, coord, launches); err != nil {
+			return err
+		}
+	}
+	if err := dry.rehearseSums(&r, launches); err != nil {
+		return err
+	}
+	if err := rehearseLaunches(o.API, launches, s); err != nil {
+		return err
+	}
+	return products.run(o.API, s)
+}
+
+// unbacked is memory of a rank that is addressed only: nothing is there.
+type unbacked struct {
+	space graph.Space
+	size  int64
+}
+
+func (u *unbacked) Space() graph.Space      { return u.space }
+func (u *unbacked) Size() int64             { return u.size }
+func (u *unbacked) Touched() int64          { return 0 }
+func (u *unbacked) Address() driver.Address { return driver.Address(1+u.space) << 44 }
+
+// rehearseBinding binds the operations of a rank to memory that is not there and
+// collects their launches.
+func (l *Library) rehearseBinding(r *Rehearsal, coord []int, launches map[driver.Function]*launch) error {
+	var arenas [graph.NumSpaces]*unbacked
+	for s := range arenas {
+		arenas[s] = &unbacked{graph.Space(s), r.Size[s]}
+	}
+	device := func(id graph.BufID) (p device.Ptr) {
+		if id != graph.NoBuf {
+			root, off := r.Program.Resolve(id, coord)
+			p.Arena, p.Off, p.Len = arenas[r.Program.Buf(root).Space], r.Offset[root]+off, r.Program.Buf(id).Bytes()
+		}
+		return p
+	}
+	for i := range r.Program.Sections {
+		for j := range r.Program.Sections[i].Phases {
+			ops := r.Program.Sections[i].Phases[j].Ops
+			for k := range ops {
+				b, onGPU := placed(r.Program, &ops[k], coord, device)
+				if !onGPU {
+					continue
+				}
+				bound, err := l.Bind(b)
+				if err != nil {
+					return err
+				}
+				if b.Op.Own == nil {
+					collect(launches, bound.(*kernel).steps)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// placed is an operation with its places, and whether it is a kernel of the GPU: not a
+// transfer, and not on host memory alone.
+func placed(p *graph.Program, op *graph.Op, coord []int, at func(graph.BufID) device.Ptr) (b kernels.Binding, onGPU bool) {
+	switch op.Kind {
+	case graph.Join, graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll:
+		return b, false
+	}
+	b = kernels.Binding{Program: p, Op: op, Coord: coord, Work: at(op.Work), Skip: at(op.Skip)}
+	for _, id := range op.In {
+		b.In = append(b.In, at(id))
+	}
+	for _, out := range op.Out {
+		b.Out = append(b.Out, at(out.Buf))
+	}
+	for _, list := range [][]device.Ptr{b.In, b.Out, {b.Work, b.Skip}} {
+		for _, ptr := range list {
+			onGPU = onGPU || ptr.Arena != nil && ptr.Arena.Space() != graph.Host
+		}
+	}
+	return b, onGPU
+}
+
+// collect keeps the launch of a function that asks for the most shared memory.
+func collect(launches map[driver.Function]*launch, steps []step) {
+	for _, s := range steps {
+		if l, ok := s.(*launch); ok && (launches[l.f] == nil || launches[l.f].shared < l.shared) {
+			launches[l.f] = l
+		}
+	}
+}
+
+// rehearseSums adds the sums of the types that the program's ranks reduce.
+func (l *Library) rehearseSums(r *Rehearsal, launches map[driver.Function]*launch) error {
+	if len(r.Coords) < 2 {
+		return nil
+	}
+	for _, order := range []graph.SumOrder{graph.SumTree, graph.SumSequential} {
+		for _, t := range []graph.DType{graph.F32, graph.F64, graph.I64, graph.BF16, graph.F16} {
+			if order == graph.SumSequential && (t == graph.F64 || t == graph.I64) {
+				continue // there is none
+			}
+			sum, err := l.RankSum(t, order)
+			if err != nil {
+				return err
+			}
+			args := new(driver.Args)
+			for range unsafe.Offsetof(sum.args.accumulate) / 8 {
+				args.Int64(0)
+			}
+			for range (sum.args.size() - unsafe.Offsetof(sum.args.accumulate)/8*8) / 4 {
+				args.Int32(0)
+			}
+			launches[sum.f] = &launch{f: sum.f, block: driver.Dim{X: threads, Y: 1, Z: 1}, args: args}
+		}
+	}
+	return nil
+}
+
+// rehearseLaunches runs each function once, in one block, with a predicate that is set.
+func rehearseLaunches(api driver.API, launches map[driver.Function]*launch, s driver.Stream) error {
+	word, err := api.Alloc(predicateBytes)
+	if err != nil {
+		return fmt.Errorf("a predicate: %w", err)
+	}
+	err = api.Fill32(word, 1, predicateBytes/4, s)
+	one := driver.Dim{X: 1, Y: 1, Z: 1}
+	for _, l := range launches {
+		if err != nil {
+			break
+		}
+		p, size := l.args.Packed()
+		args := new(driver.Args).Pointer(word)
+		for _, v := range unsafe.Slice((*int32)(unsafe.Add(p, 8)), (size-8)/4) {
+			args.Int32(v)
+		}
+		err = (&launch{f: l.f, grid: one, block: l.block, shared: l.shared, args: args}).enqueue(api, s)
+	}
+	return errors.Join(err, api.Synchronize(s), api.Free(word))
+}
+
+const predicateBytes = 256
+
+// recorder binds each product once and remembers it.
+type recorder struct {
+	blas.Library
+
+	mu   sync.Mutex
+	list []blas.Product // in the order of the program
+	seen map[blas.Product]recorded
+}
+
+type recorded struct {
+	call blas.Call
+	err  error
+}
+
+func (r *recorder) Bind(p blas.Product, at blas.Places) (blas.Call, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known, ok := r.seen[p]
+	if !ok {
+		known.call, known.err = r.Library.Bind(p, at)
+		r.seen[p] = known
+		if known.err == nil {
+			r.list = append(r.list, p)
+		}
+	}
+	return known.call, known.err
+}
+
+// sizes are the bytes of a product's operands A, B and C, its bias and its workspace.
+func sizes(p blas.Product) [5]int64 {
+	s := [5]int64{p.A.Elems(p.M, p.K) * p.A.Type.Size(), p.B.Elems(p.K, p.N) * p.B.Type.Size(), p.C.Elems(p.M, p.N) * p.C.Type.Size(), 0, p.Workspace}
+	if p.Bias {
+		s[3] = p.N * p.C.Type.Size()
+	}
+	for i := range s {
+		s[i] = roundUp(s[i], workAlign)
+	}
+	return s
+}
+
+// run runs every product once, on memory that is there for as long.
+func (r *recorder) run(api driver.API, s driver.Stream) error {
+	most := int64(0)
+	for _, p := range r.list {
+		total := int64(0)
+		for _, n := range sizes(p) {
+			total += n
+		}
+		most = max(most, total)
+	}
+	if most == 0 {
+		return nil
+	}
+	at, err := api.Alloc(most)
+	if err != nil {
+		return fmt.Errorf("%d bytes for the operands of the largest product: %w", most, err)
+	}
+	err = api.Fill8(at, 0, most, s)
+	for _, p := range r.list {
+		if err != nil {
+			break
+		}
+		var places [5]driver.Address
+		next := at
+		for i, n := range sizes(p) {
+			if n > 0 {
+				places[i] = next
+			}
+			next += driver.Address(n)
+		}
+		var call blas.Call
+		call, err = r.Library.Bind(p, blas.Places{A: places[0], B: places[1], C: places[2], Bias: places[3], Work: places[4]})
+		if err == nil {
+			err = call.Enqueue(s)
+		}
+		if err != nil {
+			err = fmt.Errorf("%s: %w", p, err)
+		}
+	}
+	return errors.Join(err, api.Synchronize(s), api.Free(at))
+}

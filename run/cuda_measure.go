@@ -1,0 +1,93 @@
+package run
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels"
+	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// lateKernels are the CPU's kernels of a library that is opened before there is a pool
+// for them to run on.
+type lateKernels struct{ kernels.Library }
+
+// openKernels opens the library of kernels, on the platform's thread. It is opened once.
+func (c *cudaPlatform) openKernels() (err error) {
+	if c.lib == nil {
+		c.lib, err = c.parts.Kernels(c.o, c.api, c.gpu, &c.cpu)
+	}
+	return err
+}
+
+// rehearser is a library that can make the device take what it needs for a program.
+type rehearser interface {
+	Rehearse(r kernelscuda.Rehearsal, s driver.Stream) error
+}
+
+// arenaUnit is what the driver gives out device memory in: an arena may take so much
+// less a byte beyond its size.
+const arenaUnit = 2 << 20
+
+// Measure has all that a plan runs loaded and run once while there is no arena, and
+// then reads what the GPU has left: outside is measured, and an arena of the rest can
+// be had. Where the caller said what is outside, that stands.
+func (c *cudaPlatform) Measure(p *plan.Plan) error {
+	err := c.host.do(func() error {
+		if err := c.openKernels(); err != nil {
+			return err
+		}
+		lib, ok := c.lib.(rehearser)
+		if !ok {
+			return nil // kernels of a test, which take nothing of the device
+		}
+		if err := c.rehearse(lib, p); err != nil {
+			return fmt.Errorf("load the kernels and products of the plan: %w", err)
+		}
+		free, _, err := c.api.MemInfo()
+		if err != nil {
+			return err
+		}
+		if c.o.Outside[graph.Device] == 0 {
+			ranks := int64(len(c.o.World.Local))
+			c.limits.Outside[graph.Device] = (max(c.available-free, 0)+ranks-1)/ranks + arenaUnit
+		}
+		return nil
+	})
+	var missing *MissingDevice
+	if err != nil && !errors.As(err, &missing) {
+		return fmt.Errorf("Config.Device cuda: %w", err)
+	}
+	return err
+}
+
+func (c *cudaPlatform) rehearse(lib rehearser, p *plan.Plan) error {
+	r := kernelscuda.Rehearsal{Program: p.Program, Offset: p.Layout.Offset}
+	for s := range graph.NumSpaces {
+		r.Size[s] = p.Layout.Spaces[s].Peak
+	}
+	for _, rank := range c.o.World.Local {
+		r.Coords = append(r.Coords, comm.Coord(p.Program.Mesh, rank))
+	}
+	// As many streams as the ranks will have: the driver keeps memory for each.
+	var streams []driver.Stream
+	var err error
+	for range len(r.Coords) * int(graph.NumStreams) {
+		var s driver.Stream
+		if s, err = c.api.NewStream(); err != nil {
+			break
+		}
+		streams = append(streams, s)
+	}
+	if err == nil {
+		err = lib.Rehearse(r, streams[0])
+	}
+	for _, s := range streams {
+		err = errors.Join(err, c.api.DestroyStream(s))
+	}
+	return err
+}

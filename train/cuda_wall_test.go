@@ -1,0 +1,70 @@
+//go:build linux
+
+package train
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/device/cuda/drivertest"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels"
+	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas/blastest"
+	"github.com/spillway-ml/spillway/kernels/cuda/shim"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// hungry makes cfg run on a double whose device takes memory for every kernel and
+// product that runs for the first time.
+func hungry(t *testing.T, cfg *Config, memory int64) *drivertest.Driver {
+	d := onDouble(t, cfg, drivertest.Options{Memory: memory, FirstLaunch: func(string) int64 { return 3<<20 + 4096 }}, true)
+	compiler, err := shim.New()
+	require.NoError(t, err)
+	cfg.cuda.Kernels = func(_ run.Options, api driver.API, dev driver.Device, host kernels.Library) (run.GPUKernels, error) {
+		products := blastest.New(d)
+		products.FirstRun = func(p blas.Product) int64 { return 5 << 20 }
+		return run.NewGPUKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: products, Host: host})
+	}
+	return d
+}
+
+// What kernels and products take of the device is measured before the arenas are made:
+// a job that fills the GPU to the last byte starts and takes steps, and one for which a
+// byte is missing is refused by a plan.
+func TestCUDAJobAtTheWall(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Batch, c.Seq, c.Clip, c.Zero, c.Poison = 2, 2, 1, 8, 1, 2, false
+	start := func(memory int64) (peak, outside int64, err error) {
+		one := c
+		d := hungry(t, &one, memory)
+		tr, err := New(context.Background(), one)
+		if err == nil {
+			p := tr.Plan()
+			peak, outside = p.Layout.Spaces[graph.Device].Peak, p.Config.Outside[graph.Device]
+			launched := d.Calls()["cuModuleGetFunction"]
+			require.NoError(t, tr.Run(context.Background(), nil))
+			require.Equal(t, launched, d.Calls()["cuModuleGetFunction"])
+			err = tr.Close()
+		}
+		return peak, outside, errors.Join(err, d.Close())
+	}
+	peak, outside, err := start(16 << 30)
+	require.NoError(t, err)
+	require.Greater(t, 2*outside, int64(run.GuessedOutside), "more than was thought before it was measured")
+	wall := 2 * (peak + outside)
+	again, measured, err := start(wall)
+	require.NoError(t, err)
+	require.Equal(t, []int64{peak, outside}, []int64{again, measured})
+	_, _, err = start(wall - 2)
+	var refused *plan.DoesNotFit
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, graph.Device, refused.Space)
+	require.Equal(t, outside, refused.Outside)
+}
