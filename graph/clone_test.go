@@ -16,7 +16,9 @@ func fill(v reflect.Value, n *int) {
 	switch v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
-			fill(v.Field(i), n)
+			if v.Type().Field(i).IsExported() { // the others say whose the program is
+				fill(v.Field(i), n)
+			}
 		}
 	case reflect.Array:
 		for i := range v.Len() {
@@ -81,6 +83,23 @@ func TestCloneIsDeep(t *testing.T) {
 	n := 0
 	fill(reflect.ValueOf(p).Elem(), &n)
 	q := p.Clone()
+	q.Keep()
 	require.Equal(t, p, q)
 	apart(t, "", reflect.ValueOf(q).Elem(), reflect.ValueOf(p).Elem())
+}
+
+func TestCloneOfWhatWasGivenUp(t *testing.T) {
+	shares := func(p *graph.Program) bool { return &p.Buffers[0] == &p.Clone().Buffers[0] }
+	p := &graph.Program{Buffers: make([]graph.Buffer, 1)}
+	p.Yield()
+	require.False(t, shares(p), "no clone: others may have its parts")
+	q := p.Clone()
+	require.False(t, shares(q), "not given up")
+	q.Yield()
+	require.True(t, shares(q))
+	q.TakeBack()
+	require.False(t, shares(q), "taken back")
+	q.Keep()
+	q.Yield()
+	require.False(t, shares(q), "kept for several")
 }

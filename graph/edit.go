@@ -15,7 +15,7 @@ type Editor struct {
 	Base []*Node // the phase's own operations
 
 	ph            *Phase
-	before, after [][]*Node // by base index
+	before, after [][]*Node // by base index; nil: none
 	split         map[int][]*Node
 	tail          []*Node
 	throttles     [][2]*Node
@@ -29,14 +29,25 @@ type Node struct {
 
 // NewEditor edits a phase, whose operations it copies.
 func NewEditor(ph *Phase) *Editor {
-	e := &Editor{ph: ph, before: make([][]*Node, len(ph.Ops)), after: make([][]*Node, len(ph.Ops)), split: map[int][]*Node{}}
+	e := &Editor{ph: ph}
 	nodes := make([]Node, len(ph.Ops))
 	e.Base = make([]*Node, len(ph.Ops))
-	for i, op := range CloneOps(ph.Ops) {
-		nodes[i].Op = op
+	for i := range nodes {
+		nodes[i].Op = ph.Ops[i]
 		e.Base[i] = &nodes[i]
 	}
+	ownOperands(len(nodes), func(i int) *Op { return &nodes[i].Op })
 	return e
+}
+
+// insert adds a node to a place's list; most phases have nothing inserted on one side.
+func (e *Editor) insert(lists *[][]*Node, i int, op Op) *Node {
+	if *lists == nil {
+		*lists = make([][]*Node, len(e.Base))
+	}
+	n := &Node{Op: op}
+	(*lists)[i] = append((*lists)[i], n)
+	return n
 }
 
 // Before inserts an operation before the phase's operation i, behind what has been
@@ -45,17 +56,13 @@ func (e *Editor) Before(i int, op Op) *Node {
 	if i == len(e.Base) {
 		return e.Append(op)
 	}
-	n := &Node{Op: op}
-	e.before[i] = append(e.before[i], n)
-	return n
+	return e.insert(&e.before, i, op)
 }
 
 // After inserts an operation behind the phase's operation i and what has been
 // inserted there already.
 func (e *Editor) After(i int, op Op) *Node {
-	n := &Node{Op: op}
-	e.after[i] = append(e.after[i], n)
-	return n
+	return e.insert(&e.after, i, op)
 }
 
 // Append inserts an operation at the end.
@@ -73,6 +80,9 @@ func (e *Editor) Split(i int, ops []Op) []*Node {
 	for k, op := range ops {
 		nodes[k] = &Node{Op: op}
 	}
+	if e.split == nil {
+		e.split = map[int][]*Node{}
+	}
 	e.split[i] = nodes
 	return nodes
 }
@@ -87,13 +97,17 @@ func (e *Editor) Throttle(before, after *Node) {
 func (e *Editor) Nodes() []*Node {
 	all := make([]*Node, 0, len(e.Base)+len(e.Base)/8+len(e.tail))
 	for i, n := range e.Base {
-		all = append(all, e.before[i]...)
+		if e.before != nil {
+			all = append(all, e.before[i]...)
+		}
 		if parts, ok := e.split[i]; ok {
 			all = append(all, parts...)
 		} else {
 			all = append(all, n)
 		}
-		all = append(all, e.after[i]...)
+		if e.after != nil {
+			all = append(all, e.after[i]...)
+		}
 	}
 	return append(all, e.tail...)
 }
@@ -101,7 +115,7 @@ func (e *Editor) Nodes() []*Node {
 // Commit writes the edited operations and throttles into the phase.
 func (e *Editor) Commit() {
 	nodes := e.Nodes()
-	e.ph.Ops = make([]Op, len(nodes))
+	e.ph.Ops = make([]Op, len(nodes), len(nodes)+1) // Schedule joins phases
 	for i, n := range nodes {
 		n.at = i
 		e.ph.Ops[i] = n.Op

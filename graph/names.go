@@ -81,19 +81,19 @@ func digit(c byte) bool { return c >= '0' && c <= '9' }
 
 // numberRange reads the {A-B} at pattern[i:]; end is the index after it.
 func numberRange(pattern string, i int) (lo, hi int64, end int, err error) {
-	bad := fmt.Errorf("%.80q: write a range of numbers as {0-11}", pattern)
+	bad := func() error { return fmt.Errorf("%.80q: write a range of numbers as {0-11}", pattern) }
 	j := strings.IndexByte(pattern[i:], '}')
 	if j < 0 {
-		return 0, 0, 0, bad
+		return 0, 0, 0, bad()
 	}
 	a, b, ok := strings.Cut(pattern[i+1:i+j], "-")
 	if !ok {
-		return 0, 0, 0, bad
+		return 0, 0, 0, bad()
 	}
 	lo, err1 := strconv.ParseInt(a, 10, 64)
 	hi, err2 := strconv.ParseInt(b, 10, 64)
 	if err1 != nil || err2 != nil || lo < 0 || hi < lo {
-		return 0, 0, 0, bad
+		return 0, 0, 0, bad()
 	}
 	if hi > maxNumber {
 		return 0, 0, 0, fmt.Errorf("%.80q: a range of numbers ends at %d at most", pattern, maxNumber)

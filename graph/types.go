@@ -416,6 +416,9 @@ type Program struct {
 	// Scaler has the buffers of dynamic loss scaling and of updates that may be
 	// skipped; nil where every update is applied.
 	Scaler *Scaler
+
+	sole  bool // made by Clone, and not Kept: nothing else has parts of it
+	spare bool // given up by who has it
 }
 
 // Scaler decides for each step, on every rank the same, whether its update is left
@@ -529,9 +532,15 @@ func (p *Program) NewEvent() EventID {
 
 // Clone returns a deep copy: rewrites work on one and leave their input alone. What
 // is small and there many times lies in slabs, and there is room for buffers to be
-// added: copies are most of what a plan of a deep model allocates.
+// added: copies are most of what a plan of a deep model allocates. Of a program that was
+// given up (Yield) there is no copy: its parts are handed on.
 func (p *Program) Clone() *Program {
 	q := *p
+	q.sole = true
+	if p.spare {
+		q.spare = false
+		return &q
+	}
 	q.Mesh = append([]Axis(nil), p.Mesh...)
 	if p.Scaler != nil {
 		s := *p.Scaler
@@ -572,8 +581,27 @@ func (p *Program) Clone() *Program {
 	return &q
 }
 
+// Yield gives p up to the next rewrite, which works on p's parts rather than on copies:
+// whoever calls it reads p no more, unless it takes it back. It does nothing where p is
+// no clone, or something else has parts of it.
+func (p *Program) Yield() {
+	if p.sole {
+		p.spare = true
+	}
+}
+
+// TakeBack undoes Yield of a program that a rewrite has returned as it was.
+func (p *Program) TakeBack() {
+	if p.spare {
+		p.spare = false
+	}
+}
+
+// Keep says that several will have p from now on: it is never given up.
+func (p *Program) Keep() { p.sole, p.spare = false, false }
+
 func cloneBuffers(bufs []Buffer) []Buffer {
-	out := append(make([]Buffer, 0, len(bufs)+len(bufs)/8), bufs...)
+	out := append(make([]Buffer, 0, len(bufs)+len(bufs)/2), bufs...)
 	var dims slab[int64]
 	var places slab[Placement]
 	views := 0
@@ -601,19 +629,25 @@ func cloneBuffers(bufs []Buffer) []Buffer {
 // CloneOps returns a deep copy of ops.
 func CloneOps(ops []Op) []Op {
 	out := append([]Op(nil), ops...)
+	ownOperands(len(out), func(i int) *Op { return &out[i] })
+	return out
+}
+
+// ownOperands gives n operations copies of their operands and events.
+func ownOperands(n int, op func(i int) *Op) {
 	var ins slab[BufID]
 	var outs slab[Out]
 	var waits slab[EventID]
-	for i := range out {
-		ins.need(out[i].In)
-		outs.need(out[i].Out)
-		waits.need(out[i].Wait)
+	for i := range n {
+		o := op(i)
+		ins.need(o.In)
+		outs.need(o.Out)
+		waits.need(o.Wait)
 	}
-	for i := range out {
-		o := &out[i]
+	for i := range n {
+		o := op(i)
 		o.In, o.Out, o.Wait = ins.copy(o.In), outs.copy(o.Out), waits.copy(o.Wait)
 	}
-	return out
 }
 
 // slab copies many short slices into one allocation: it is told of all of them first.

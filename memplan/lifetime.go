@@ -179,7 +179,6 @@ type bound struct {
 
 // findBounds sums live bytes by space and class at every step of every order.
 func (a *analysis) findBounds() {
-	type sums [graph.NumSpaces][graph.NumClasses]int64
 	var resident sums
 	add := func(s *sums, id graph.BufID, sign int64) {
 		b := a.p.Buf(id)
@@ -195,40 +194,59 @@ func (a *analysis) findBounds() {
 	for sp := range a.bound { // of a program that runs nothing
 		a.bound[sp] = bound{bytes: a.residentBytes[sp], section: -1}
 	}
-	var starts, ends [][]graph.BufID
+	var lives []life
+	var begin []int32 // by step, of those that start there the last in lives; −1: none
+	var end []int32   // of those that end there
 	for si := range a.sections {
 		sec := &a.sections[si]
 		n := len(sec.trace.Steps)
-		for len(starts) < n {
-			starts, ends = append(starts, nil), append(ends, nil)
+		for len(begin) < n {
+			begin, end = append(begin, -1), append(end, -1)
 		}
 		for oi := range sec.orders {
 			for i := range n {
-				starts[i], ends[i] = starts[i][:0], ends[i][:0]
+				begin[i], end[i] = -1, -1
 			}
+			lives = lives[:0]
 			sec.eachLife(oi, func(id graph.BufID, from, to int32) {
-				starts[from] = append(starts[from], id)
-				ends[to] = append(ends[to], id)
+				lives = append(lives, life{id, begin[from], end[to]})
+				begin[from], end[to] = int32(len(lives)-1), int32(len(lives)-1)
 			})
 			now := resident
 			for pos := range n {
-				for _, id := range starts[pos] {
-					add(&now, id, 1)
+				for k := begin[pos]; k >= 0; k = lives[k].began {
+					add(&now, lives[k].buf, 1)
 				}
-				for sp := range now {
-					total := int64(0)
-					for c, bytes := range now[sp] {
-						total += bytes
-						a.classPeak[sp][c] = max(a.classPeak[sp][c], bytes)
-					}
-					if total > a.bound[sp].bytes || a.bound[sp].section < 0 {
-						a.bound[sp] = bound{bytes: total, section: si, order: oi, pos: pos}
-					}
+				if pos == 0 || begin[pos] >= 0 { // otherwise nothing has grown
+					a.raise(&now, si, oi, pos)
 				}
-				for _, id := range ends[pos] {
-					add(&now, id, -1)
+				for k := end[pos]; k >= 0; k = lives[k].ended {
+					add(&now, lives[k].buf, -1)
 				}
 			}
+		}
+	}
+}
+
+// life is a buffer's between two steps, in the lists of what starts and ends with them.
+type life struct {
+	buf          graph.BufID
+	began, ended int32 // the next in each list; −1: none
+}
+
+// sums are bytes by space and class.
+type sums [graph.NumSpaces][graph.NumClasses]int64
+
+// raise takes what is alive at a position into the peaks.
+func (a *analysis) raise(now *sums, section, order, pos int) {
+	for sp := range now {
+		total := int64(0)
+		for c, bytes := range now[sp] {
+			total += bytes
+			a.classPeak[sp][c] = max(a.classPeak[sp][c], bytes)
+		}
+		if total > a.bound[sp].bytes || a.bound[sp].section < 0 {
+			a.bound[sp] = bound{bytes: total, section: section, order: order, pos: pos}
 		}
 	}
 }

@@ -239,14 +239,15 @@ func parseParts(class graph.Class, text, whole string) ([]Part, error) {
 	return list, nil
 }
 
-// checkNames refuses a pattern that names no activation of the program.
-func (r *rewriter) checkNames(before *graph.Program) error {
+// checkNames refuses a pattern that names no activation of the program, before anything
+// of it has changed.
+func (r *rewriter) checkNames() error {
 	for _, p := range r.o.parts(graph.Activations) {
 		for _, pattern := range p.Buffers {
 			found := false
 			var names []string
-			for id := range before.Buffers {
-				b := &before.Buffers[id]
+			for id := range r.p.Buffers {
+				b := &r.p.Buffers[id]
 				if b.Class != graph.Activations || b.Life != graph.LifePhase || b.View != nil {
 					continue
 				}

@@ -30,6 +30,9 @@ func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
 		r.placeUpdate()
 		return q, nil
 	}
+	if err := r.checkNames(); err != nil {
+		return nil, err
+	}
 	r.classify()
 	r.chooseHomes()
 	r.placeUpdate()
@@ -46,7 +49,7 @@ func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
 	for i := range q.Sections {
 		r.section(&q.Sections[i])
 	}
-	return q, r.checkNames(p)
+	return q, nil
 }
 
 // kind groups the flat buffers of units.

@@ -19,8 +19,8 @@ type Spec struct {
 }
 
 // pass is one rewrite: a function from program to program that leaves its input
-// alone. needs and gives are what must hold of the program before and after; they
-// are checked in every run, beside the program's structure.
+// alone, but for those of takesOver. needs and gives are what must hold of the program
+// before and after; they are checked in every run, beside the program's structure.
 type pass struct {
 	name         string
 	run          func(p *graph.Program, s *Spec) (*graph.Program, error)
@@ -54,6 +54,11 @@ var passes = []pass{
 	{"workspace", func(p *graph.Program, s *Spec) (*graph.Program, error) { return graph.AddWorkspace(p, s.Target), nil }, has(step, reachable), nil, false},
 	{"schedule", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Schedule(p) }, has(step), has(step, noThrottles), true},
 }
+
+// takesOver has the passes that read nothing of their input once they have a clone of it:
+// of a program that an earlier pass has made for this plan alone they get the parts, not
+// copies.
+var takesOver = map[string]bool{"inputs": true, "accumulate": true, "reduce": true, "unshard": true, "offload": true, "sweep": true, "staging": true, "workspace": true, "schedule": true}
 
 // constraint says that pass before must come before pass after, and why.
 type constraint struct{ before, after, why string }
@@ -157,10 +162,14 @@ func rewrite(s Spec, p *graph.Program, from, until string) (*graph.Program, erro
 		if err := hold(p, ps.needs); err != nil {
 			return nil, fmt.Errorf("plan: before %s: %w", ps.name, err)
 		}
+		if takesOver[ps.name] && s.Observe == nil {
+			p.Yield()
+		}
 		q, err := ps.run(p, &s)
 		if err != nil {
 			return nil, &passError{ps.name, err}
 		}
+		q.TakeBack()
 		same := q == p && i > 0 // and so verified
 		p = q
 		if err := s.verify(p, ps, same); err != nil {

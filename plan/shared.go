@@ -219,7 +219,9 @@ func (sh *Shared) stem(k int, s Spec) (*graph.Program, error) {
 			}
 		}
 		s.BoundsOnly = false // others will use it: its structure is verified
-		st.p, st.err = rewrite(s, p, from, stemEnds[k].before)
+		if st.p, st.err = rewrite(s, p, from, stemEnds[k].before); st.err == nil {
+			st.p.Keep()
+		}
 	})
 	return st.p, st.err
 }

@@ -79,6 +79,11 @@ func TestSharedPlansAreTheSame(t *testing.T) {
 		want, wantErr := Build(fwd, cfg)
 		if wantErr == nil {
 			planned++
+			copied := cfg
+			copied.Observe = func(string, *graph.Program) error { return nil } // no pass takes a program over that is watched
+			p, err := Build(fwd, copied)
+			require.NoError(t, err)
+			require.Equal(t, p.Hash(), want.Hash(), "configuration %d: passes that take programs over make another: %+v", i, cfg)
 		}
 		all.Go(func() {
 			have, err := shared.Build(fwd, cfg)

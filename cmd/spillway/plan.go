@@ -77,6 +77,7 @@ data and no GPU.`,
 	f.bind(fs, &c)
 	hide(fs, "checkpoint", "collectives", "data", "data-glob", "eval-every", "eval-steps", "export", "init", "keep", "metrics", "metrics-addr", "order", "require-pinned", "resume", "save-every", "seed", "tensorboard", "text-field", "timeout", "tokenizer", "trace")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		defer planHeap.acquire()()
 		out := cmd.OutOrStdout()
 		switch {
 		case f.listModels:
