@@ -5,7 +5,8 @@ GOFLAGS_BUNDLE = -trimpath -ldflags "-s -w"
 
 # Packages with tests of the device. The trainer's own run on doubles alone, and
 # would make the folder larger than 60 MiB.
-GPU_TESTS = ./device/cuda ./device/cuda/driver ./kernels/cuda ./kernels/cuda/blas ./kernels/cuda/nvrtc ./comm/onegpu
+# Those that open the driver: the others run on doubles, which need no GPU.
+GPU_TESTS = ./device/cuda/driver ./kernels/cuda ./kernels/cuda/blas ./kernels/cuda/nvrtc
 
 .PHONY: gpu
 # gpu builds a folder, and an archive of it, that needs no Go where it runs:

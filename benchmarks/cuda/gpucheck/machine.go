@@ -37,13 +37,31 @@ func (b *bundle) look(ctx context.Context, doc *document) error {
 		add("commit", "%s", strings.TrimSpace(string(commit)))
 	}
 	if b.device == "cuda" {
-		if err := b.lookCUDA(add); err != nil {
+		meet := b.lookCUDA
+		if b.meet != nil {
+			meet = b.meet
+		}
+		if err := meet(add); err != nil {
 			return err
 		}
 	}
-	b.lookTorch(ctx, add)
+	go func() { b.torchIs <- b.lookTorch(ctx) }() // it is slow to import: the first parts need no Python
 	return nil
 }
+
+// wantTorch waits until it is known whether there is a Python with torch.
+func (b *bundle) wantTorch(doc *document) {
+	if b.torchIs == nil {
+		return
+	}
+	found := <-b.torchIs
+	b.torchIs = nil
+	doc.Machine = append(doc.Machine, fact{"PyTorch", found.says})
+	b.python = found.python
+}
+
+// torchFound is a Python that has torch, and what is to be said of it.
+type torchFound struct{ python, says string }
 
 func (b *bundle) lookCUDA(add func(name, format string, args ...any)) error {
 	api, err := driver.Open()
@@ -91,7 +109,7 @@ func (b *bundle) lookCUDA(add func(name, format string, args ...any)) error {
 }
 
 // lookTorch looks for a Python that has torch, with CUDA where that is wanted.
-func (b *bundle) lookTorch(ctx context.Context, add func(name, format string, args ...any)) {
+func (b *bundle) lookTorch(ctx context.Context) torchFound {
 	ask := "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"
 	for _, p := range []string{b.python, "python3", "/usr/bin/python3", "/usr/local/bin/python3", "/opt/conda/bin/python3"} {
 		if p == "" {
@@ -102,13 +120,10 @@ func (b *bundle) lookTorch(ctx context.Context, add func(name, format string, ar
 		cancel()
 		f := strings.Fields(string(out))
 		if err == nil && len(f) == 3 && (b.device != "cuda" || f[2] == "True") {
-			b.python, b.torch = p, fmt.Sprintf("torch %s, CUDA %s", f[0], f[1])
-			add("PyTorch", "%s (%s)", b.torch, p)
-			return
+			return torchFound{p, fmt.Sprintf("torch %s, CUDA %s (%s)", f[0], f[1], p)}
 		}
 	}
-	b.python = ""
-	add("PyTorch", "not found: its side is left out")
+	return torchFound{"", "not found: its side is left out"}
 }
 
 func (b *bundle) program(name string) string { return filepath.Join(b.dir, name) }

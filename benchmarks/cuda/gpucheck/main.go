@@ -16,48 +16,62 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
 
 // bundle is where things are and what they run on.
 type bundle struct {
-	dir    string // of this program: spillway, tests/, torch_gpt2.py
-	out    string // results and logs
-	work   string // weights, tokens, metrics; removed at the end
-	device string // cuda; cpu to try this program without a GPU
-	quick  bool   // tiny models, likewise
-	python string // that has torch; empty if none was found
-	torch  string // its version and CUDA's
-	gpu    *gpu   // nil: on the CPU
+	self    string                                                 // this program
+	dir     string                                                 // of this program: spillway, tests/, torch_gpt2.py
+	out     string                                                 // results and logs
+	work    string                                                 // weights, tokens, metrics; removed at the end
+	device  string                                                 // cuda; cpu to try this program without a GPU
+	quick   bool                                                   // tiny models, likewise
+	torchIs chan torchFound                                        // nil: it was received
+	python  string                                                 // that has torch; empty if none was found
+	gpu     *gpu                                                   // nil: on the CPU
+	meet    func(add func(name, format string, args ...any)) error // finds the GPU; nil: the machine's
 }
 
 // part is one of the things that are checked.
 type part struct {
 	name, title string
 	limit       time.Duration
+	torch       bool // it has a side of PyTorch's
 	run         func(ctx context.Context, b *bundle, r *result)
 }
 
 // parts are in the order of their worth: the time may run out.
 var parts = []part{
-	{"tests", "Device tests, and each kernel against the CPU", 150 * time.Second, runTests},
-	{"losses", "GPT-2 124M: 20 fp32 losses against PyTorch's; memory as planned", 100 * time.Second, runLosses},
-	{"bits", "The same bits at every stage, recompute and offload, 1 and 4 ranks on one card", 110 * time.Second, runBits},
-	{"wall", "A cap one byte under the plan is refused", 40 * time.Second, runWall},
-	{"speed-124m", "Step time of GPT-2 124M", 80 * time.Second, speed("gpt2")},
-	{"speed-1.5b", "Step time of GPT-2 1.5B", 110 * time.Second, speed("gpt2-xl")},
+	{"contact", "First contact: each call once, latencies, rates, memory", 40 * time.Second, false, runContact},
+	{"tests", "Device tests, and each kernel against the CPU, a process each", 150 * time.Second, false, runTests},
+	{"losses", "GPT-2 124M: 20 fp32 losses against PyTorch's; memory as planned", 100 * time.Second, true, runLosses},
+	{"bits", "The same bits at every stage, recompute and offload, 1 and 4 ranks on one card", 110 * time.Second, false, runBits},
+	{"wall", "A cap one byte under the plan is refused", 40 * time.Second, false, runWall},
+	{"speed-124m", "Step time of GPT-2 124M", 110 * time.Second, true, speed("gpt2")},
+	{"speed-1.5b", "Step time of GPT-2 1.5B", 140 * time.Second, true, speed("gpt2-xl")},
 }
 
 func main() {
-	b := &bundle{}
+	b := &bundle{torchIs: make(chan torchFound, 1)}
+	child := flag.String("child", "", "for this program's own use: contact")
 	budget := flag.Duration("budget", 9*time.Minute, "time for all of it")
 	flag.StringVar(&b.out, "out", "results", "folder of the results")
 	flag.StringVar(&b.device, "device", "cuda", "cuda, or cpu to try this program without a GPU")
 	flag.BoolVar(&b.quick, "quick", false, "tiny models, to try this program")
-	only := flag.String("only", "", "one part alone: tests, losses, bits, wall, speed-124m or speed-1.5b")
+	only := flag.String("only", "", "some parts alone, with commas between: contact, tests, losses, bits, wall, speed-124m or speed-1.5b")
 	flag.StringVar(&b.python, "python", "", "python3 with torch; looked for if not given")
 	flag.Parse()
+	if *child != "" {
+		if err := contactChild(os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "gpucheck:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, *budget)
@@ -71,14 +85,27 @@ func main() {
 	os.Exit(code)
 }
 
+// attempt runs a part; what breaks it is told, and the next one runs.
+func attempt(ctx context.Context, p part, b *bundle, r *result) {
+	defer func() {
+		if v := recover(); v != nil {
+			r.fail("broken invariant of gpucheck: %v", v)
+		}
+	}()
+	p.run(ctx, b, r)
+}
+
 // check runs the parts; it returns the exit status: 0 if all passed or were
 // skipped for a reason that is told, else 1.
 func check(ctx context.Context, b *bundle, only string) (int, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return 1, err
+	if b.dir == "" {
+		var err error
+		if b.self, err = os.Executable(); err != nil {
+			return 1, err
+		}
+		b.dir = filepath.Dir(b.self)
 	}
-	b.dir = filepath.Dir(self)
+	var err error
 	if err := os.MkdirAll(filepath.Join(b.out, "logs"), 0o755); err != nil {
 		return 1, err
 	}
@@ -102,17 +129,20 @@ func check(ctx context.Context, b *bundle, only string) (int, error) {
 	}
 	failed := false
 	for _, p := range parts {
-		if only != "" && only != p.name {
+		if only != "" && !slices.Contains(strings.Split(only, ","), p.name) {
 			continue
 		}
 		r := &result{Name: p.name, Title: p.title}
+		if p.torch {
+			b.wantTorch(doc)
+		}
 		start := time.Now()
 		limit, cancel := context.WithTimeout(ctx, p.limit)
 		if ctx.Err() != nil {
 			r.skip("no time was left for it")
 		} else {
 			fmt.Printf("== %s\n", p.title)
-			p.run(limit, b, r)
+			attempt(limit, p, b, r)
 		}
 		if r.Status == "" {
 			r.Status = passed
@@ -136,7 +166,7 @@ func check(ctx context.Context, b *bundle, only string) (int, error) {
 	if err := doc.write(b.out); err != nil {
 		return 1, err
 	}
-	fmt.Println("results:", filepath.Join(b.out, "results.md"))
+	fmt.Println(doc.brief(b.out, briefRunes))
 	if failed {
 		return 1, nil
 	}

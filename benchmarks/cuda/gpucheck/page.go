@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -66,6 +67,32 @@ func (d *document) write(dir string) error {
 	}
 	return os.WriteFile(filepath.Join(dir, "results.md"), []byte(d.markdown()), 0o644)
 }
+
+// briefRunes is how much of the results is printed at the end.
+const briefRunes = 12_000
+
+// brief is the page with the ends of the logs that tell of a failure, cut to n runes: what
+// a person sees who has nothing but the program's output.
+func (d *document) brief(dir string, n int) string {
+	page := d.markdown()
+	var tails strings.Builder
+	for _, r := range d.Parts {
+		for _, l := range r.Lines {
+			for _, m := range logNames.FindAllStringSubmatch(l, -1) {
+				text, err := os.ReadFile(filepath.Join(dir, "logs", m[1]))
+				if err != nil {
+					continue // the page names it all the same
+				}
+				lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+				fmt.Fprintf(&tails, "\n-- end of logs/%s\n%s\n", m[1], shorten(strings.Join(lines[max(0, len(lines)-12):], "\n"), 900))
+			}
+		}
+	}
+	end := shorten(tails.String(), n/3)
+	return shorten(page, n-len([]rune(end))-len(cutMark)) + end
+}
+
+var logNames = regexp.MustCompile(`logs/([\w.-]+\.txt)`)
 
 func (d *document) markdown() string {
 	var b strings.Builder

@@ -1,70 +1,16 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 )
-
-var verdict = regexp.MustCompile(`(?m)^(\s*)--- (PASS|FAIL|SKIP): (\S+)`)
-
-// runTests runs the test binaries; those of kernels/cuda take the GPU.
-func runTests(ctx context.Context, b *bundle, r *result) {
-	list, err := filepath.Glob(filepath.Join(b.dir, "tests", "*.test"))
-	if err != nil || len(list) == 0 {
-		r.fail("the bundle has no tests")
-		return
-	}
-	var env []string
-	if b.gpu != nil {
-		env = append(env, "SPILLWAY_TEST_GPU=1")
-	}
-	slices.SortStableFunc(list, func(x, y string) int { return cmp.Compare(worth(x), worth(y)) })
-	r.Table = [][]string{{"tests", "passed", "failed", "skipped", "seconds"}}
-	for _, path := range list {
-		name := strings.TrimSuffix(filepath.Base(path), ".test")
-		args := []string{"-test.v", "-test.timeout=140s"}
-		if name == "kernels_cuda_nvrtc" { // compiling for cards that are not here is CI's
-			args = append(args, "-test.skip=TestEverySourceCompiles")
-		}
-		dir := filepath.Join(b.dir, "tests", name)
-		if _, err := os.Stat(dir); err != nil {
-			dir = b.work
-		}
-		start := time.Now()
-		o := b.execute(ctx, "test-"+name, dir, env, path, args...)
-		count := map[string]int{}
-		var failed []string
-		for _, m := range verdict.FindAllStringSubmatch(string(o.out), -1) {
-			if m[1] == "" {
-				count[m[2]]++
-			}
-			if m[2] == "FAIL" {
-				failed = append(failed, m[3])
-			}
-		}
-		r.Table = append(r.Table, []string{name, number(count["PASS"]), number(count["FAIL"]), number(count["SKIP"]), fmt.Sprintf("%.1f", time.Since(start).Seconds())})
-		switch {
-		case len(failed) > 0:
-			r.fail("%s: failed: %s (logs/test-%s.txt)", name, strings.Join(failed[:min(len(failed), 8)], ", "), name)
-		case o.status != 0:
-			r.fail("%s ended with status %d: %s", name, o.status, o.last())
-		}
-	}
-}
-
-// worth orders the tests: what the GPU runs first, in case the time runs out.
-func worth(path string) int {
-	return slices.Index([]string{"device_cuda.test", "comm_onegpu.test"}, filepath.Base(path))
-}
 
 // model writes weights and tokens once, and returns the flags that use them.
 func (b *bundle) model(name string, s shape) (dir, data string, err error) {
@@ -187,7 +133,7 @@ func (b *bundle) plan(ctx context.Context, name string, args ...string) (peak, o
 	o := b.execute(ctx, name, b.work, nil, b.program("spillway"), all...)
 	var p planned
 	if err := json.Unmarshal(o.out, &p); err != nil {
-		return 0, 0, fmt.Errorf("plan ended with status %d: %s", o.status, o.last())
+		return 0, 0, fmt.Errorf("plan %s", o.ended())
 	}
 	return p.Requested.Device.Peak, p.Requested.Device.Outside, nil
 }

@@ -7,12 +7,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
 )
 
@@ -21,6 +24,16 @@ type outcome struct {
 	status int // −1: it could not be started, or was killed
 	out    []byte
 	err    []byte
+	late   bool // its time ran out
+	took   time.Duration
+}
+
+// ended says how it ended, for a message.
+func (o *outcome) ended() string {
+	if o.late {
+		return fmt.Sprintf("did not end within %.0f s; its stacks are in the log", o.took.Seconds())
+	}
+	return fmt.Sprintf("ended with status %d: %s", o.status, o.last())
 }
 
 // last returns the last lines that it wrote, for a message.
@@ -33,17 +46,30 @@ func (o *outcome) last() string {
 	return strings.Join(lines[max(0, len(lines)-3):], "; ")
 }
 
-// execute runs a program to its end, or kills it at the context's. Its output is
-// kept in logs/NAME.txt.
+// stackGrace is how long a program that was told to show its stacks has for it.
+const stackGrace = 5 * time.Second
+
+// execute runs a program to its end. At the context's it is sent SIGQUIT, at which a
+// program in Go writes the stacks of all that it runs and ends. Its output is written to
+// logs/NAME.txt as it comes.
 func (b *bundle) execute(ctx context.Context, name, dir string, env []string, program string, args ...string) *outcome {
 	cmd := exec.CommandContext(ctx, program, args...)
 	// Compiled kernels are kept for the runs of this program only.
-	cmd.Dir, cmd.Env = dir, append(append(os.Environ(), "XDG_CACHE_HOME="+filepath.Join(b.work, "cache")), env...)
-	cmd.WaitDelay = 5 * time.Second
+	cmd.Dir, cmd.Env = dir, append(append(os.Environ(), "XDG_CACHE_HOME="+filepath.Join(b.work, "cache"), "GOTRACEBACK=all"), env...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
+	cmd.WaitDelay = stackGrace
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
-	o := &outcome{out: stdout.Bytes(), err: stderr.Bytes(), status: -1}
+	log, err := os.Create(filepath.Join(b.out, "logs", name+".txt"))
+	if err == nil { // what was measured matters more than a log
+		defer log.Close()
+		fmt.Fprintf(log, "%s %s\n", program, strings.Join(args, " "))
+		both := &inTurn{to: log}
+		cmd.Stdout, cmd.Stderr = io.MultiWriter(&stdout, both), io.MultiWriter(&stderr, both)
+	}
+	start := time.Now()
+	err = cmd.Run()
+	o := &outcome{out: stdout.Bytes(), err: stderr.Bytes(), status: -1, late: ctx.Err() != nil, took: time.Since(start)}
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
@@ -53,10 +79,29 @@ func (b *bundle) execute(ctx context.Context, name, dir string, env []string, pr
 	default:
 		o.err = append(o.err, err.Error()...)
 	}
-	log := fmt.Appendf(nil, "%s %s\nstatus %d\n\n", program, strings.Join(args, " "), o.status)
-	log = append(append(append(log, o.out...), '\n'), o.err...)
-	_ = os.WriteFile(filepath.Join(b.out, "logs", name+".txt"), log, 0o644) // what was measured matters more
+	if log != nil {
+		fmt.Fprintf(log, "\nstatus %d after %.1f s\n", o.status, o.took.Seconds())
+	}
 	return o
+}
+
+// within is execute with a limit of its own.
+func (b *bundle) within(ctx context.Context, limit time.Duration, name, dir string, env []string, program string, args ...string) *outcome {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return b.execute(ctx, name, dir, env, program, args...)
+}
+
+// inTurn lets two streams write to one file.
+type inTurn struct {
+	mu sync.Mutex
+	to io.Writer
+}
+
+func (w *inTurn) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.to.Write(p)
 }
 
 // step is a line of a training run's metrics.
@@ -80,14 +125,17 @@ type training struct {
 	end    *outcome
 }
 
+// runLimit is a training run's time: a hang of one must not take a part's.
+const runLimit = 40 * time.Second
+
 // train runs `spillway train` on the bundle's device. Its error says how it
 // failed.
 func (b *bundle) train(ctx context.Context, name string, args ...string) (*training, error) {
 	metrics := filepath.Join(b.work, name+".jsonl")
-	all := append([]string{"train", "--device", b.device, "--metrics", metrics}, args...)
-	t := &training{end: b.execute(ctx, name, b.work, nil, b.program("spillway"), all...)}
+	all := append([]string{"train", "--device", b.device, "--metrics", metrics, "--timeout", "5s"}, args...)
+	t := &training{end: b.within(ctx, runLimit, name, b.work, nil, b.program("spillway"), all...)}
 	if t.end.status != 0 {
-		return t, fmt.Errorf("%s ended with status %d: %s", name, t.end.status, t.end.last())
+		return t, fmt.Errorf("%s %s", name, t.end.ended())
 	}
 	text, err := os.ReadFile(metrics)
 	if err != nil {
@@ -138,7 +186,7 @@ func (b *bundle) runTorch(ctx context.Context, name string, args ...string) ([]s
 	all := append([]string{b.program("torch_gpt2.py"), "--device", b.device}, args...)
 	o := b.execute(ctx, name, b.work, nil, b.python, all...)
 	if o.status != 0 {
-		return nil, fmt.Errorf("%s ended with status %d: %s", name, o.status, o.last())
+		return nil, fmt.Errorf("%s %s", name, o.ended())
 	}
 	var steps []step
 	sc := bufio.NewScanner(bytes.NewReader(o.out))

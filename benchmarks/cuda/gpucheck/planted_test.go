@@ -1,0 +1,207 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/device/cuda/drivertest"
+	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas/blastest"
+)
+
+// plantedEnv makes this test's binary a bundle's: its contact is with a double of the
+// driver, and its tests are those below, three of which have something planted.
+const plantedEnv = "GPUCHECK_PLANTED"
+
+var planted = []string{"TestFirstIsRight", "TestPlantedFault", "TestPlantedHang", "TestPlantedWrongKernel", "TestLastIsRight"}
+
+// A bundle runs this binary as its own child and as a binary of tests.
+func init() {
+	standIn = func() (code int, done bool) {
+		switch {
+		case os.Getenv(plantedEnv) == "":
+			return 0, false
+		case slices.Contains(os.Args, "-child"):
+			return contactOnDouble(), true
+		case slices.Contains(os.Args, "-test.list=."):
+			fmt.Println(strings.Join(planted, "\n"))
+			return 0, true
+		}
+		return 0, false
+	}
+}
+
+// onPlanted is a double with a stream and memory, in the bundle's process.
+func onPlanted(t *testing.T) (*drivertest.Driver, driver.Stream, driver.Address) {
+	if os.Getenv(plantedEnv) == "" {
+		t.Skip("runs in the bundle of TestBundleOnTheDouble")
+	}
+	d := drivertest.Start(t, drivertest.Options{})
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	at, err := d.Alloc(1 << 10)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = errors.Join(d.DestroyStream(s), d.Free(at)) }) // of a lost context too
+	return d, s, at
+}
+
+// doubled is a kernel that doubles what is there, by a factor.
+func doubled(t *testing.T, factor byte) {
+	d, s, at := onPlanted(t)
+	require.NoError(t, d.Fill8(at, 3, 1<<10, s))
+	mem, err := d.Bytes(at, 1<<10)
+	require.NoError(t, err)
+	require.NoError(t, d.Run(s, "double", func() error {
+		for i := range mem {
+			mem[i] *= factor
+		}
+		return nil
+	}))
+	require.NoError(t, d.Synchronize(s))
+	require.Equal(t, byte(6), mem[77], "the result differs from the CPU's")
+}
+
+func TestFirstIsRight(t *testing.T)       { doubled(t, 2) }
+func TestLastIsRight(t *testing.T)        { doubled(t, 2) }
+func TestPlantedWrongKernel(t *testing.T) { doubled(t, 5) }
+
+func TestPlantedFault(t *testing.T) {
+	d, s, at := onPlanted(t)
+	d.FailRun(1, 700)
+	require.NoError(t, d.Fill8(at, 3, 1<<10, s))
+	require.NoError(t, d.Synchronize(s))
+}
+
+func TestPlantedHang(t *testing.T) {
+	d, s, _ := onPlanted(t)
+	p, word, err := d.HostAlloc(4)
+	require.NoError(t, err)
+	*(*uint32)(p) = 0
+	require.NoError(t, d.WaitValue(s, word, 1))
+	require.NoError(t, d.Synchronize(s))
+}
+
+// loaded gives the double an image of a kernel that does nothing.
+type loaded struct{ path string }
+
+func (l loaded) Compile(string, string, driver.Device) ([]byte, error) {
+	return []byte(drivertest.ImagePrefix + l.path), nil
+}
+
+// meetDouble is the first contact with a double.
+func meetDouble(dir string, depth int, tell func(told)) (*drivertest.Driver, error) {
+	lib, source := filepath.Join(dir, "kernel.so"), filepath.Join(dir, "kernel.c")
+	if err := os.WriteFile(source, []byte("int shim_sum_total() { return 0; }\nunsigned long shim_size_sum_total() { return 36; }\n"), 0o600); err != nil {
+		return nil, err
+	}
+	if out, err := exec.Command("cc", "-shared", "-fPIC", "-o", lib, source).CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%w: %s", err, out)
+	}
+	d := drivertest.New(drivertest.Options{Depth: depth})
+	c := &contacts{api: d, bytes: 1 << 16, depth: 2000, edge: 16, tell: tell,
+		compiler: func() (kernelscuda.Compiler, error) { return loaded{lib}, nil },
+		products: func() (blas.Library, error) { return blastest.New(d), nil }}
+	c.meet()
+	return d, nil
+}
+
+func contactOnDouble() int {
+	dir, err := os.MkdirTemp("", "gpucheck-double-*")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		lines := json.NewEncoder(os.Stdout)
+		_, err = meetDouble(dir, 0, func(t told) { _ = lines.Encode(t) })
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// The first contact makes its calls, gives all back, and measures what the double has.
+func TestContactOnTheDouble(t *testing.T) {
+	if _, err := exec.LookPath("cc"); err != nil {
+		t.Skip("needs a C compiler")
+	}
+	said := map[string]told{}
+	d, err := meetDouble(t.TempDir(), 600, func(s told) { said[s.What] = s })
+	require.NoError(t, err)
+	require.NoError(t, d.Close(), "no leak, no unordered access")
+	for _, s := range said {
+		require.Empty(t, s.Error, s.What)
+	}
+	require.Equal(t, "600, then a call waits for room", said["operations that a stream holds"].Value)
+	for _, what := range []string{"cuMemcpyHtoDAsync", "cuLaunchKernel, 500 in a row", "cublasLtMatmul, 16 cubed, bf16", "cuMemGetInfo after products"} {
+		require.Contains(t, said, what)
+	}
+}
+
+// The bundle runs whole with a fault, a hang and a wrong kernel among its tests: each is
+// found and named, the hang with its stacks, and everything else is reported.
+func TestBundleOnTheDouble(t *testing.T) {
+	if _, err := exec.LookPath("cc"); err != nil {
+		t.Skip("needs a C compiler")
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	dir, out := t.TempDir(), t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "tests"), 0o755))
+	require.NoError(t, os.Symlink(self, filepath.Join(dir, "tests", "kernels_cuda.test")))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "spillway"), []byte("#!/bin/sh\necho no GPU to train on >&2\nexit 3\n"), 0o755))
+	t.Setenv(plantedEnv, "1")
+	old := testLimit
+	testLimit = 15 * time.Second // only the hang takes it
+	defer func() { testLimit = old }()
+	b := &bundle{self: self, dir: dir, out: out, device: "cuda", torchIs: make(chan torchFound, 1), python: filepath.Join(dir, "none"),
+		meet: func(add func(name, format string, args ...any)) error { add("GPU 0", "Double"); return nil }}
+	b.gpu = &gpu{"Double", 1 << 30}
+	code, err := check(context.Background(), b, "contact,tests,wall")
+	require.NoError(t, err)
+	require.Equal(t, 1, code)
+
+	var d document
+	text, err := os.ReadFile(filepath.Join(out, "results.json"))
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(text, &d))
+	require.Len(t, d.Parts, 3)
+	contact, tests, wall := d.Parts[0], d.Parts[1], d.Parts[2]
+	require.Equal(t, passed, contact.Status, "%v", contact.Lines)
+	require.Greater(t, len(contact.Table), 20)
+	require.Equal(t, failedStatus, wall.Status)
+	require.Contains(t, strings.Join(wall.Lines, "\n"), "no GPU to train on")
+
+	require.Equal(t, failedStatus, tests.Status)
+	require.Contains(t, tests.Lines, "2 tests passed, 0 were skipped, 3 failed")
+	outcomes := map[string][]string{}
+	for _, row := range tests.Table[1:] {
+		outcomes[row[0]] = row
+	}
+	require.Len(t, outcomes, 6, "each failure, and once more alone")
+	require.Contains(t, outcomes["TestPlantedFault"][3], "CUDA_ERROR_ILLEGAL_ADDRESS")
+	require.Equal(t, "hangs", outcomes["TestPlantedHang, alone again"][1])
+	require.Equal(t, failedStatus, outcomes["TestPlantedWrongKernel"][1])
+	log, err := os.ReadFile(filepath.Join(out, "logs", "test-kernels_cuda-TestPlantedHang.txt"))
+	require.NoError(t, err)
+	require.True(t, bytes.Contains(log, []byte("SIGQUIT")) && bytes.Contains(log, []byte("drivertest.(*Driver).Synchronize")), "%s", log)
+
+	brief := d.brief(out, 3000)
+	require.LessOrEqual(t, len([]rune(brief)), 3000)
+	require.Contains(t, brief, "end of logs/test-kernels_cuda-TestPlantedFault.txt")
+}

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/optest"
+)
+
+// testLimit is the time of one test, which runs in a process of its own: what one does
+// to the GPU's context, or to the time, is not the others'.
+var testLimit = 25 * time.Second
+
+// onDoubles are tests of the bundle that open no driver, or whose work is done elsewhere.
+var onDoubles = regexp.MustCompile(`^Test(EverySourceCompiles|ParametersAreTheCubins|TrainingSteps.*|Gradients.*|.*AllocateNothing|.*AllocatesNothing)$`)
+
+// byOperation are the tests with a subtest for each kind of operation, each of which has
+// a process of its own too.
+var byOperation = map[string]func() []graph.Kind{
+	"TestKernelsFollowTheCPU": optest.Everywhere,
+	"TestLargeShapes": func() []graph.Kind {
+		return slices.DeleteFunc(optest.Everywhere(), func(k graph.Kind) bool { return !optest.HasLarge(k) })
+	},
+}
+
+// deviceTest is a test binary and one of its tests, or subtests.
+type deviceTest struct{ binary, name string }
+
+func (d deviceTest) log() string {
+	return "test-" + strings.TrimSuffix(filepath.Base(d.binary), ".test") + "-" + strings.ReplaceAll(d.name, "/", "-")
+}
+
+// pattern selects the test alone.
+func (d deviceTest) pattern() string {
+	parts := strings.Split(d.name, "/")
+	for i, p := range parts {
+		parts[i] = "^" + regexp.QuoteMeta(p) + "$"
+	}
+	return strings.Join(parts, "/")
+}
+
+// listTests asks the test binaries for their tests.
+func (b *bundle) listTests(ctx context.Context, r *result) (list []deviceTest) {
+	binaries, err := filepath.Glob(filepath.Join(b.dir, "tests", "*.test"))
+	if err != nil || len(binaries) == 0 {
+		r.fail("the bundle has no tests")
+		return nil
+	}
+	for _, path := range binaries {
+		o := b.within(ctx, testLimit, "list-"+filepath.Base(path), b.work, nil, path, "-test.list=.")
+		if o.status != 0 {
+			r.fail("%s does not list its tests: %s", filepath.Base(path), o.ended())
+			continue
+		}
+		for _, name := range strings.Fields(string(o.out)) {
+			if !strings.HasPrefix(name, "Test") || onDoubles.MatchString(name) {
+				continue
+			}
+			if kinds := byOperation[name]; kinds != nil {
+				for _, kind := range kinds() {
+					list = append(list, deviceTest{path, name + "/" + string(kind)})
+				}
+				continue
+			}
+			list = append(list, deviceTest{path, name})
+		}
+	}
+	return list
+}
+
+// runTests runs each test in a process of its own, and those that fail once more, alone
+// and with launches that wait for their end, so that an error names its own kernel.
+func runTests(ctx context.Context, b *bundle, r *result) {
+	r.Table = [][]string{{"test", "outcome", "seconds", "said"}}
+	passedTests, skippedTests := 0, 0
+	var again []deviceTest
+	for _, d := range b.listTests(ctx, r) {
+		if ctx.Err() != nil {
+			return
+		}
+		o := b.runTest(ctx, d, d.log(), nil)
+		switch {
+		case o.status == 0 && strings.Contains(string(o.out), "--- SKIP: "+d.name):
+			skippedTests++
+		case o.status == 0:
+			passedTests++
+		default:
+			again = append(again, d)
+			r.fail("%s: %s (logs/%s.txt)", d.name, shorten(o.ended(), 300), d.log())
+			r.Table = append(r.Table, []string{d.name, verdictOf(o), fmt.Sprintf("%.1f", o.took.Seconds()), said(o)})
+		}
+	}
+	r.say("%d tests passed, %d were skipped, %d failed", passedTests, skippedTests, len(again))
+	for _, d := range again {
+		if ctx.Err() != nil {
+			return
+		}
+		o := b.runTest(ctx, d, d.log()+"-again", []string{"CUDA_LAUNCH_BLOCKING=1"})
+		r.Table = append(r.Table, []string{d.name + ", alone again", verdictOf(o), fmt.Sprintf("%.1f", o.took.Seconds()), said(o)})
+	}
+}
+
+func (b *bundle) runTest(ctx context.Context, d deviceTest, log string, env []string) *outcome {
+	if b.gpu != nil {
+		env = append(env, "SPILLWAY_TEST_GPU=1")
+	}
+	dir := strings.TrimSuffix(d.binary, ".test") // its test data
+	if _, err := os.Stat(dir); err != nil {
+		dir = b.work
+	}
+	return b.within(ctx, testLimit, log, dir, env, d.binary, "-test.v", "-test.run="+d.pattern(), "-test.timeout=0")
+}
+
+func verdictOf(o *outcome) string {
+	switch {
+	case o.late:
+		return "hangs"
+	case o.status == 0:
+		return passed
+	}
+	return failedStatus
+}
+
+// faults are what a failing test says that is worth a line of the page, the best first.
+var faults = []*regexp.Regexp{regexp.MustCompile(`(?m)^.*(CUDA_ERROR|CUBLAS_STATUS|differs|panic:).*$`), regexp.MustCompile(`(?m)^.*(Error:\s|want ).*$`)}
+
+func said(o *outcome) string {
+	line := ""
+	for _, f := range faults {
+		if line = f.FindString(string(o.out) + string(o.err)); line != "" {
+			break
+		}
+	}
+	return shorten(strings.ReplaceAll(strings.Join(strings.Fields(line), " "), "|", "/"), 160)
+}
+
+const cutMark = " …"
+
+func shorten(s string, n int) string {
+	if r := []rune(s); len(r) > n {
+		return string(r[:n]) + cutMark
+	}
+	return s
+}
