@@ -50,7 +50,7 @@ func bindScale(b *binding) {
 
 func bindSumGrad(b *binding) {
 	dx := b.outBuf(0)
-	b.over(elementwise, "sum_grad_"+b.float(dx), dx.Elems(), 1,
+	b.over(elementwise, "sum_grad_"+b.float(dx), dx.Elems(), perThread(dx),
 		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(dx.Elems()).Int32(b.accum(0)))
 }
 
@@ -85,7 +85,7 @@ func bindSwiGLU(b *binding) {
 
 func bindSwiGLUGrad(b *binding) {
 	d := b.outBuf(0)
-	b.over(elementwise, "swiglu_grad_"+b.float(d), d.Elems(), 1,
+	b.over(elementwise, "swiglu_grad_"+b.float(d), d.Elems(), perThread(d),
 		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.in(2)).Pointer(b.out(0)).Pointer(b.out(1)).Int64(d.Elems()))
 }
 
@@ -114,7 +114,7 @@ func bindFill(b *binding) {
 		bits = uint64(int64(v))
 	}
 	name := map[int64]string{1: "fill_1", 2: "fill_2", 4: "fill_4", 8: "fill_8"}[y.DType.Size()]
-	b.over(elementwise, name, y.Elems(), 4, b.args().Pointer(b.out(0)).Int64(y.Elems()).Uint64(bits))
+	b.over(elementwise, name, y.Elems(), perThread(y), b.args().Pointer(b.out(0)).Int64(y.Elems()).Uint64(bits))
 }
 
 // bindCast converts f32 to 16 bits or 16 bits to f32, as the CPU does.
@@ -129,7 +129,7 @@ func bindCast(b *binding) {
 		return
 	}
 	n := b.outBuf(0).Elems()
-	b.over(elementwise, "cast_"+suffix[src]+"_"+suffix[dst], n, 1, b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(n).Int32(b.accum(0)))
+	b.over(elementwise, "cast_"+suffix[src]+"_"+suffix[dst], n, 8, b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(n).Int32(b.accum(0)))
 }
 
 // bindSumParts adds parts that lie one after another, as the CPU does.
@@ -158,7 +158,7 @@ func bindDropout(b *binding) {
 		return
 	}
 	samples := y.Elems() / a.Elems
-	b.over(elementwise, "dropout_"+b.float(y), samples*((a.Elems+63)/64*16), 1,
+	b.overRows(elementwise, "dropout_"+b.float(y), samples, (a.Elems+63)/64*16, perThread(y),
 		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(samples).Int64(a.Elems).Pointer(b.in(1)).
 			Int32(int32(uint32(a.Site))).Int32(int32(uint32(math.Ldexp(a.P, 32)))).Float32(float32(1/(1-a.P))))
 }

@@ -25,7 +25,7 @@ func bindEmbed(b *binding) {
 	v, c := matrix(b.inBuf(1))
 	y := b.outBuf(0)
 	name := "embed_" + b.float(y)
-	b.over(embedding, name, n*c, perThread(y), b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.out(0)).
+	b.overRows(embedding, name, n, c, perThread(y), b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.out(0)).
 		Int64(n).Int64(v).Int64(c).Pointer(b.report("tokens", fmt.Sprintf("0 to %d", v-1))))
 }
 
@@ -49,7 +49,7 @@ func bindEmbedGrad(b *binding) {
 
 func bindAddPos(b *binding) {
 	n, c := matrix(b.outBuf(0))
-	b.over(embedding, "add_pos_"+b.float(b.outBuf(0)), n*c, 1,
+	b.overRows(embedding, "add_pos_"+b.float(b.outBuf(0)), n, c, perThread(b.outBuf(0)),
 		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.out(0)).Int64(n).Int64(c).Int64(attr[graph.PosAttr](b).Seq))
 }
 
@@ -57,7 +57,7 @@ func bindAddPosGrad(b *binding) {
 	dy, dpos := b.inBuf(0), b.outBuf(0)
 	n, c := matrix(dy)
 	p, _ := matrix(dpos)
-	b.over(embedding, "add_pos_grad_"+b.float(dy)+"_"+b.float(dpos), p*c, 1,
+	b.over(embedding, "add_pos_grad_"+b.float(dy)+"_"+b.float(dpos), p*c, perThread(dy),
 		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(n).Int64(c).Int64(attr[graph.PosAttr](b).Seq).Int64(p).Int32(b.accum(0)))
 }
 
@@ -74,12 +74,16 @@ func bindRope(b *binding) {
 	a := attr[graph.RopeAttr](b)
 	n, _ := matrix(b.outBuf(0))
 	table := b.work(4 * a.Seq * a.HeadDim)
-	b.over(embedding, "rope_table", a.Seq*a.HeadDim/2, 1, b.args().Pointer(table).Int64(a.Seq).Int64(a.HeadDim).
+	b.overRows(embedding, "rope_table", a.Seq, a.HeadDim/2, 1, b.args().Pointer(table).Int64(a.Seq).Int64(a.HeadDim).
 		Float64(a.Theta).Float64(a.ScaleFactor).Float64(a.LowFreq).Float64(a.HighFreq).Float64(float64(a.OriginalPositions)))
 	inverse := int32(0)
 	if a.Inverse {
 		inverse = 1
 	}
-	b.over(embedding, "rope_"+b.float(b.outBuf(0)), n*a.Heads*a.HeadDim/2, 1,
+	if a.Heads*a.HeadDim > 1<<31 {
+		b.failf("rows have %d elements, the kernel takes %d at most", a.Heads*a.HeadDim, int64(1)<<31)
+		return
+	}
+	b.overRows(embedding, "rope_"+b.float(b.outBuf(0)), n, a.Heads*a.HeadDim/2, perThread(b.outBuf(0)),
 		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Pointer(table).Int64(n).Int64(a.Heads).Int64(a.HeadDim).Int64(a.Seq).Int32(inverse))
 }

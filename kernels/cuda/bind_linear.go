@@ -127,7 +127,7 @@ func (b *binding) biased(p blas.Product, at blas.Places, bias driver.Address, y 
 		return
 	}
 	b.product(p, at)
-	b.over(linear, "add_bias_"+b.float(y), p.M*p.N, 1, b.args().Pointer(bias).Pointer(at.C).Int64(p.M).Int64(p.N))
+	b.overRows(linear, "add_bias_"+b.float(y), p.M, p.N, perThread(y), b.args().Pointer(bias).Pointer(at.C).Int64(p.M).Int64(p.N))
 }
 
 func bindLinearGrad(b *binding) {
@@ -158,7 +158,7 @@ func bindBiasGrad(b *binding) {
 	partRows := (rows + parts - 1) / parts
 	const columns, lanes = 32, 8 // of a block of linear.cu
 	grid := driver.Dim{X: uint32((cols + columns - 1) / columns), Y: uint32(parts), Z: 1}
-	block := driver.Dim{X: columns, Y: lanes, Z: 1}
+	block := driver.Dim{X: columns / 4, Y: lanes, Z: 1} // four columns a thread
 	in := "columns_" + b.float(x) + "_"
 	if parts == 1 {
 		b.launch(linear, in+b.float(y), grid, block, 0,

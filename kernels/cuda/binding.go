@@ -205,6 +205,21 @@ func (b *binding) over(source, name string, n, per int64, args *driver.Args) {
 	b.launch(source, name, driver.Dim{X: uint32(blocks), Y: 1, Z: 1}, driver.Dim{X: threads, Y: 1, Z: 1}, 0, args)
 }
 
+// overRows is the launch of a kernel over rows of cols elements, each thread of which
+// takes per of them at a time. Rows are the grid's second dimension, so that no thread
+// divides to know where it is; a block is as wide as a row asks.
+func (b *binding) overRows(source, name string, rows, cols, per int64, args *driver.Args) {
+	if rows == 0 || cols == 0 {
+		return
+	}
+	wanted := (cols + per - 1) / per
+	block := min(roundUp(wanted, 32), threads)
+	most := int64(max(b.lib.o.Device.SMs, 1)) * 16 * threads / block
+	x := min((wanted+block-1)/block, most)
+	y := min(rows, (most+x-1)/x, 65535)
+	b.launch(source, name, driver.Dim{X: uint32(x), Y: uint32(y), Z: 1}, driver.Dim{X: uint32(block), Y: 1, Z: 1}, 0, args)
+}
+
 // rows is the launch of a kernel with a block of threads for each of n rows or
 // pieces; the grid is a line as long as the device takes.
 func (b *binding) rows(source, name string, n, block int64, shared int, args *driver.Args) {

@@ -69,7 +69,18 @@ struct Thread {
 	unsigned parity;   // which of the two slots its next exchange uses
 	uint64_t slot[2];  // values that it shows to its warp
 	int vote;          // what it brings to a barrier of the block
+	uint32_t shown[2][8]; // registers that it shows to its warp
+	int copies, groups;   // asynchronous copies under way, and groups of them so far
 };
+
+// Copy is an asynchronous copy of 16 bytes that its thread has not waited for: its
+// destination is poisoned until then.
+struct Copy {
+	void *to;
+	const void *from; // null: zeros
+	int group;
+};
+enum { MOST_COPIES = 128 }; // of a thread
 
 struct Block {
 	dim3 grid, block, at;
@@ -87,6 +98,7 @@ struct Block {
 	char *shared;  // dynamic, then static pieces
 	size_t dynamic, fixed;
 	struct { const void *site; size_t at; } sites[SITES];
+	Copy *copies;    // MOST_COPIES for each thread
 	int nsites;
 };
 
@@ -228,6 +240,43 @@ template <class T> T shuffle(unsigned mask, T v, int lane, bool keep) {
 	return v;
 }
 
+// show shows up to 8 registers to the whole warp and returns the slot that shown reads
+// another lane's from.
+static unsigned show(const uint32_t *r, int n) {
+	Thread &t = self->threads[self->current];
+	unsigned p = t.parity;
+	memcpy(t.shown[p], r, 4 * (size_t)n);
+	t.parity ^= 1;
+	warp_barrier(0xffffffffu);
+	return p;
+}
+static const uint32_t *shown(unsigned p, int lane) { return self->threads[self->current / 32 * 32 + lane].shown[p]; }
+
+// copy_async, commit_copies and wait_copies are cp.async and its groups. What was not
+// waited for, or is overwritten while others still read it, shows as poison.
+static inline void aligned(const void *p, size_t to);
+static void copy_async(void *to, const void *from, bool there) {
+	Block *b = self;
+	Thread &t = b->threads[b->current];
+	aligned(to, 16), aligned(from, 16);
+	if (t.copies == MOST_COPIES) stop(BAD_SHARED, "more asynchronous copies under way than the shim keeps");
+	memset(to, 0xff, 16);
+	b->copies[b->current * MOST_COPIES + t.copies++] = {to, there ? from : nullptr, t.groups};
+}
+static void commit_copies() { self->threads[self->current].groups++; }
+static void wait_copies(int left) { // for all groups but the last left
+	Block *b = self;
+	Thread &t = b->threads[b->current];
+	Copy *list = b->copies + b->current * MOST_COPIES;
+	int kept = 0;
+	for (int i = 0; i < t.copies; i++) {
+		if (list[i].group >= t.groups - left) list[kept++] = list[i];
+		else if (list[i].from) memcpy(list[i].to, list[i].from, 16);
+		else memset(list[i].to, 0, 16);
+	}
+	t.copies = kept;
+}
+
 static unsigned ballot(unsigned mask, int v) {
 	unsigned p = exchange(mask, v != 0), r = 0;
 	for (int l = 0; l < 32; l++)
@@ -290,7 +339,7 @@ static void run_block(Block *b) {
 	for (int t = 0; t < b->n; t++) {
 		Thread &th = b->threads[t];
 		th.id.x = t % b->block.x, th.id.y = t / b->block.x % b->block.y, th.id.z = t / b->block.x / b->block.y;
-		th.state = NEW, th.parity = 0;
+		th.state = NEW, th.parity = 0, th.copies = th.groups = 0;
 	}
 	memset(b->shared, 0xff, b->dynamic);
 	memset(b->shared + MOST_SHARED, 0xff, b->fixed);
@@ -322,6 +371,7 @@ static Block *mine() {
 		self = (Block *)calloc(1, sizeof(Block));
 		self->shared = (char *)aligned_alloc(64, MOST_SHARED + STATIC_SHARED);
 		self->fixed = STATIC_SHARED;
+		self->copies = (Copy *)calloc((size_t)MAX_THREADS * MOST_COPIES, sizeof(Copy));
 	}
 	return self;
 }
@@ -392,6 +442,13 @@ static int launch(const char *name, unsigned most, void (*f)(A...), const uint32
 
 static inline void aligned(const void *p, size_t to) {
 	if ((uintptr_t)p % to) stop(MISALIGNED, "a load or store at an address that is no multiple of its size");
+}
+
+// global is aligned of a store to global memory by its own instruction.
+static inline void global(const void *p, size_t to) {
+	aligned(p, to);
+	const char *shared = self->shared;
+	if (p >= shared && p < shared + MOST_SHARED + STATIC_SHARED) stop(BAD_SHARED, "a store to global memory at an address of shared memory");
 }
 
 } // namespace shim

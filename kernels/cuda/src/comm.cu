@@ -1,6 +1,6 @@
 // Sums over the ranks of a device: see comm.go.
 
-enum { MOST_RANKS = 64 };
+enum { MOST_RANKS = 64, SUM_LEVELS = 7, SUM_THREADS = 256 };
 
 // Ranks are the buffers of the ranks, and where their sum goes.
 template <class T> struct Ranks {
@@ -19,39 +19,42 @@ DEVICE void set_value(f16 *p, float v) { narrow(p, v); }
 // over the rank, split at the largest power of two below the count. As a binary
 // counter does, it joins neighbours of one size as they come, and what is left
 // from the right.
-template <class S, class T> DEVICE S tree_sum(const Ranks<T> &r, int n, i64 i) {
-	S part[7];
+// What waits lies in shared memory, of every thread its own.
+template <class S, class T> DEVICE S tree_sum(S *waiting, const Ranks<T> &r, int n, i64 i) {
+	S *part = waiting + threadIdx.x;
 	int top = 0;
+#pragma unroll 1
 	for (int k = 0; k < n; k++) {
 		S v = value_of(r.src[k][i]);
-		for (int m = k + 1; !(m & 1); m >>= 1) v = part[--top] + v;
-		part[top++] = v;
+		for (int m = k + 1; !(m & 1); m >>= 1) v = part[--top * SUM_THREADS] + v;
+		part[top++ * SUM_THREADS] = v;
 	}
-	S v = part[--top];
-	while (top > 0) v = part[--top] + v;
+	S v = part[--top * SUM_THREADS];
+	while (top > 0) v = part[--top * SUM_THREADS] + v;
 	return v;
 }
 
 // sum_ranks adds elements of T in S.
 template <class S, class T> DEVICE void sum_ranks(const Ranks<T> &r, i64 n, int ranks, int outs, int accumulate) {
-	for (i64 i = first(); i < n; i += stride()) {
-		S v = tree_sum<S>(r, ranks, i);
+	SHARED(S, waiting, SUM_LEVELS * SUM_THREADS);
+	STRIDED(i, n) {
+		S v = tree_sum<S>(waiting, r, ranks, i);
 		for (int o = 0; o < outs; o++) set_value(&r.dst[o][i], accumulate ? value_of(r.dst[o][i]) + v : v);
 	}
 }
 
-KERNEL(256, sum_ranks_f32, const int *skip, Ranks<float> r, i64 n, int ranks, int outs, int accumulate) {
+KERNEL(SUM_THREADS, sum_ranks_f32, const int *skip, Ranks<float> r, i64 n, int ranks, int outs, int accumulate) {
 	SKIP();
 	sum_ranks<float>(r, n, ranks, outs, accumulate);
 }
 
-KERNEL(256, sum_ranks_f64, const int *skip, Ranks<double> r, i64 n, int ranks, int outs, int accumulate) {
+KERNEL(SUM_THREADS, sum_ranks_f64, const int *skip, Ranks<double> r, i64 n, int ranks, int outs, int accumulate) {
 	SKIP();
 	sum_ranks<double>(r, n, ranks, outs, accumulate);
 }
 
 // Integer sums wrap, so they are of unsigned numbers.
-KERNEL(256, sum_ranks_i64, const int *skip, Ranks<u64> r, i64 n, int ranks, int outs, int accumulate) {
+KERNEL(SUM_THREADS, sum_ranks_i64, const int *skip, Ranks<u64> r, i64 n, int ranks, int outs, int accumulate) {
 	SKIP();
 	sum_ranks<u64>(r, n, ranks, outs, accumulate);
 }
@@ -65,16 +68,17 @@ template <class T> struct Leaves {
 // leaf_sum adds the ranks' elements from left to right in f32, from what is there on if
 // accumulating.
 template <class T> DEVICE void leaf_sum(const Leaves<T> &r, i64 n, int ranks, int accumulate) {
-	for (i64 i = first(); i < n; i += stride()) {
+	STRIDED(i, n) {
 		float v = value_of(r.src[0][i]);
 		if (accumulate) v = r.dst[0][i] + v;
+#pragma unroll 1
 		for (int k = 1; k < ranks; k++) v = v + value_of(r.src[k][i]);
 		r.dst[0][i] = v;
 	}
 }
 
 #define SUM_LEAVES(NAME, T) \
-	KERNEL(256, sum_leaves_##NAME, const int *skip, Leaves<T> r, i64 n, int ranks, int outs, int accumulate) { \
+	KERNEL(SUM_THREADS, sum_leaves_##NAME, const int *skip, Leaves<T> r, i64 n, int ranks, int outs, int accumulate) { \
 		SKIP(); \
 		leaf_sum(r, n, ranks, accumulate); \
 	}
@@ -83,12 +87,12 @@ SUM_LEAVES(bf16, bf16)
 SUM_LEAVES(f16, f16)
 
 // 16 bits are added in f32 and rounded once.
-KERNEL(256, sum_ranks_bf16, const int *skip, Ranks<bf16> r, i64 n, int ranks, int outs, int accumulate) {
+KERNEL(SUM_THREADS, sum_ranks_bf16, const int *skip, Ranks<bf16> r, i64 n, int ranks, int outs, int accumulate) {
 	SKIP();
 	sum_ranks<float>(r, n, ranks, outs, accumulate);
 }
 
-KERNEL(256, sum_ranks_f16, const int *skip, Ranks<f16> r, i64 n, int ranks, int outs, int accumulate) {
+KERNEL(SUM_THREADS, sum_ranks_f16, const int *skip, Ranks<f16> r, i64 n, int ranks, int outs, int accumulate) {
 	SKIP();
 	sum_ranks<float>(r, n, ranks, outs, accumulate);
 }

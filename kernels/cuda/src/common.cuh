@@ -87,6 +87,24 @@ template <class T> DEVICE void store(T *p, float x, int accumulate) {
 	narrow(p, accumulate ? load(p) + x : x);
 }
 
+// write_global writes 8 or 16 bytes of global memory at once. Written as a struct, the
+// compiler takes them apart where it has computed the words one by one.
+#ifndef SHIM
+DEVICE void write_global(void *p, u32 a, u32 b) { asm volatile("st.global.v2.b32 [%0], {%1,%2};" :: "l"(p), "r"(a), "r"(b) : "memory"); }
+DEVICE void write_global(void *p, u32 a, u32 b, u32 c, u32 d) {
+	asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+#else
+DEVICE void write_global(void *p, u32 a, u32 b) {
+	shim::global(p, 8);
+	*(uint2 *)p = {a, b};
+}
+DEVICE void write_global(void *p, u32 a, u32 b, u32 c, u32 d) {
+	shim::global(p, 16);
+	*(uint4 *)p = {a, b, c, d};
+}
+#endif
+
 // Pack is 16 bytes of elements, widened.
 template <class T> struct Pack;
 
@@ -99,8 +117,7 @@ template <> struct Pack<float> {
 		return {{u.x, u.y, u.z, u.w}};
 	}
 	__device__ __forceinline__ void to(float *p) const {
-		ALIGNED(p, 16);
-		*(float4 *)p = {v[0], v[1], v[2], v[3]};
+		write_global(p, bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3]));
 	}
 };
 
@@ -114,9 +131,7 @@ template <> struct Pack<bf16> {
 			of_bits(u.z << 16), of_bits(u.z & 0xffff0000u), of_bits(u.w << 16), of_bits(u.w & 0xffff0000u)}};
 	}
 	__device__ __forceinline__ void to(bf16 *p) const {
-		ALIGNED(p, 16);
-		uint4 u = {two(0), two(2), two(4), two(6)};
-		*(uint4 *)p = u;
+		write_global(p, two(0), two(2), two(4), two(6));
 	}
 	__device__ __forceinline__ u32 two(int i) const { return (u32)to_bf16(v[i]) | (u32)to_bf16(v[i + 1]) << 16; }
 };
@@ -130,20 +145,102 @@ template <> struct Pack<f16> {
 		return {{f16_at(u.x), f16_at(u.x >> 16), f16_at(u.y), f16_at(u.y >> 16), f16_at(u.z), f16_at(u.z >> 16), f16_at(u.w), f16_at(u.w >> 16)}};
 	}
 	__device__ __forceinline__ void to(f16 *p) const {
-		ALIGNED(p, 16);
-		uint4 u = {two_f16(v[0], v[1]), two_f16(v[2], v[3]), two_f16(v[4], v[5]), two_f16(v[6], v[7])};
-		*(uint4 *)p = u;
+		write_global(p, two_f16(v[0], v[1]), two_f16(v[2], v[3]), two_f16(v[4], v[5]), two_f16(v[6], v[7]));
 	}
 };
+
+// Words of a group of elements that are read or written at once: 8 or 16 bytes.
+template <int W> struct Words;
+template <> struct Words<2> {
+	u32 w[2];
+	static __device__ __forceinline__ Words at(const void *p) {
+		ALIGNED(p, 8);
+		uint2 u = *(const uint2 *)p;
+		return {{u.x, u.y}};
+	}
+	__device__ __forceinline__ void to(void *p) const { write_global(p, w[0], w[1]); }
+	__device__ __forceinline__ void to_shared(void *p) const {
+		ALIGNED(p, 8);
+		*(uint2 *)p = {w[0], w[1]};
+	}
+};
+template <> struct Words<4> {
+	u32 w[4];
+	static __device__ __forceinline__ Words at(const void *p) {
+		ALIGNED(p, 16);
+		uint4 u = *(const uint4 *)p;
+		return {{u.x, u.y, u.z, u.w}};
+	}
+	__device__ __forceinline__ void to(void *p) const { write_global(p, w[0], w[1], w[2], w[3]); }
+	__device__ __forceinline__ void to_shared(void *p) const {
+		ALIGNED(p, 16);
+		*(uint4 *)p = {w[0], w[1], w[2], w[3]};
+	}
+};
+
+// get widens N elements that lie together, put rounds them and writes them to global
+// memory, put_shared to shared memory. Their address is a multiple of their size, or of
+// 16 bytes where they have more.
+template <int N> DEVICE void put_shared(float *p, const float *v) {
+#pragma unroll
+	for (int k = 0; k < N; k += 4) {
+		Words<4> u = {{bits_of(v[k]), bits_of(v[k + 1]), bits_of(v[k + 2]), bits_of(v[k + 3])}};
+		u.to_shared(p + k);
+	}
+}
+template <int N> DEVICE void get(const float *p, float *v) {
+#pragma unroll
+	for (int k = 0; k < N; k += 4) {
+		Words<4> u = Words<4>::at(p + k);
+#pragma unroll
+		for (int j = 0; j < 4; j++) v[k + j] = of_bits(u.w[j]);
+	}
+}
+template <int N> DEVICE void put(float *p, const float *v) {
+#pragma unroll
+	for (int k = 0; k < N; k += 4) {
+		Words<4> u = {{bits_of(v[k]), bits_of(v[k + 1]), bits_of(v[k + 2]), bits_of(v[k + 3])}};
+		u.to(p + k);
+	}
+}
+template <int N> DEVICE void get(const bf16 *p, float *v) {
+	Words<N / 2> u = Words<N / 2>::at(p);
+#pragma unroll
+	for (int k = 0; k < N / 2; k++) v[2 * k] = of_bits(u.w[k] << 16), v[2 * k + 1] = of_bits(u.w[k] & 0xffff0000u);
+}
+template <int N> DEVICE void put(bf16 *p, const float *v) {
+	Words<N / 2> u;
+#pragma unroll
+	for (int k = 0; k < N / 2; k++) u.w[k] = (u32)to_bf16(v[2 * k]) | (u32)to_bf16(v[2 * k + 1]) << 16;
+	u.to(p);
+}
+template <int N> DEVICE void get(const f16 *p, float *v) {
+	Words<N / 2> u = Words<N / 2>::at(p);
+#pragma unroll
+	for (int k = 0; k < N / 2; k++) v[2 * k] = f16_at(u.w[k]), v[2 * k + 1] = f16_at(u.w[k] >> 16);
+}
+template <int N> DEVICE void put(f16 *p, const float *v) {
+	Words<N / 2> u;
+#pragma unroll
+	for (int k = 0; k < N / 2; k++) u.w[k] = two_f16(v[2 * k], v[2 * k + 1]);
+	u.to(p);
+}
 
 // wide says whether all addresses can be read 16 bytes at a time. Results never
 // depend on it.
 DEVICE bool wide(const void *a) { return ((u64)a & 15) == 0; }
 template <class... P> DEVICE bool wide(const void *a, P... more) { return wide(a) && wide(more...); }
 
+// quads says it of four elements at a time.
+template <class T> DEVICE bool quads(const T *a) { return ((u64)a & (4 * sizeof(T) - 1)) == 0; }
+
 // first and stride of a thread in a grid-stride loop.
 DEVICE i64 first() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 DEVICE i64 stride() { return (i64)gridDim.x * blockDim.x; }
+
+// STRIDED is a thread's share of n in a grid-stride loop. It is not unrolled: to know
+// its turns, every thread would divide 64-bit numbers.
+#define STRIDED(i, n) _Pragma("unroll 1") for (i64 i = first(); i < (n); i += stride())
 
 // Report is a kernel's word about wrong data, in page-locked memory. Any of the
 // wrong elements may be the one that is told.

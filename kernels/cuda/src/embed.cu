@@ -1,26 +1,32 @@
 // Embeddings, positions, rows, rotary positions.
 
+// BY_ROWS is a block's share of rows, which are the grid's second dimension: so no
+// thread divides to know its row and column.
+#define BY_ROWS(n, rows) _Pragma("unroll 1") for (i64 n = blockIdx.y; n < (rows); n += gridDim.y)
+
 // Embed: y (N,C) = rows of table (V,C). A wrong token is told and its row is 0.
+template <class T> DEVICE void embed(const int *tokens, const T *table, T *y, i64 rows, i64 vocab, i64 cols, Report *report) {
+	const int N = 16 / sizeof(T);
+	const i64 packs = cols % N == 0 && wide(table, y) ? cols / N : 0;
+	const Words<4> zero = {{0, 0, 0, 0}};
+	BY_ROWS(n, rows) {
+		const i64 t = tokens[n];
+		const bool ok = t >= 0 && t < vocab;
+		if (!ok && first() == 0) wrong(report, n, (int)t);
+		const T *from = table + (ok ? t : 0) * cols;
+		STRIDED(c, packs) (ok ? Words<4>::at(from + c * N) : zero).to(y + n * cols + c * N);
+		if (packs) continue;
+		STRIDED(c, cols) {
+			if (ok) y[n * cols + c] = from[c];
+			else narrow(y + n * cols + c, 0);
+		}
+	}
+}
+
 #define EMBED(T) \
 	KERNEL(256, embed_##T, const int *skip, const int *tokens, const T *table, T *y, i64 rows, i64 vocab, i64 cols, Report *report) { \
 		SKIP(); \
-		const int N = 16 / sizeof(T); \
-		bool packs = cols % N == 0 && wide(table, y); \
-		i64 per = packs ? cols / N : cols; \
-		for (i64 i = first(); i < rows * per; i += stride()) { \
-			i64 n = i / per, c = i % per; \
-			i64 t = tokens[n]; \
-			bool ok = t >= 0 && t < vocab; \
-			if (!ok && c == 0) wrong(report, n, (int)t); \
-			if (packs) { \
-				uint4 zero = {0, 0, 0, 0}; \
-				*(uint4 *)(y + n * cols + c * N) = ok ? *(const uint4 *)(table + t * cols + c * N) : zero; \
-			} else if (ok) { \
-				y[n * cols + c] = table[t * cols + c]; \
-			} else { \
-				narrow(y + n * cols + c, 0); \
-			} \
-		} \
+		embed(tokens, table, y, rows, vocab, cols, report); \
 	}
 FOR_FLOATS(EMBED)
 
@@ -71,21 +77,55 @@ template <class T, class G> DEVICE void embed_grad(const int *tokens, const T *d
 FOR_PAIRS(EMBED_GRAD)
 
 // AddPos: y[n] = x[n] + pos[n mod seq]; x, y (N,C), pos (P,C).
+template <class T> DEVICE void add_pos(const T *x, const T *pos, T *y, i64 rows, i64 cols, i64 seq) {
+	const int N = Pack<T>::N;
+	const i64 packs = cols % N == 0 && wide(x, pos, y) ? cols / N : 0;
+	u32 at = blockIdx.y % (u32)seq, step = gridDim.y % (u32)seq; // n mod seq, without a division a row
+	BY_ROWS(n, rows) {
+		const T *from = x + n * cols, *add = pos + at * cols;
+		STRIDED(c, packs) {
+			Pack<T> p = Pack<T>::at(from + c * N), q = Pack<T>::at(add + c * N);
+			for (int j = 0; j < N; j++) p.v[j] = p.v[j] + q.v[j];
+			p.to(y + n * cols + c * N);
+		}
+		if (!packs)
+			STRIDED(c, cols) narrow(y + n * cols + c, load(from + c) + load(add + c));
+		at += step;
+		if (at >= (u32)seq) at -= (u32)seq;
+	}
+}
+
 #define ADD_POS(T) \
 	KERNEL(256, add_pos_##T, const int *skip, const T *x, const T *pos, T *y, i64 rows, i64 cols, i64 seq) { \
 		SKIP(); \
-		for (i64 i = first(); i < rows * cols; i += stride()) \
-			narrow(y + i, load(x + i) + load(pos + i / cols % seq * cols + i % cols)); \
+		add_pos(x, pos, y, rows, cols, seq); \
 	}
 FOR_FLOATS(ADD_POS)
 
 // AddPosGrad: dpos[s] = Σ dy[n] over n mod seq = s, in increasing order; rows of
 // dpos (P,C) from seq on get 0, or stay where it is accumulated.
 template <class T, class G> DEVICE void add_pos_grad(const T *dy, G *dpos, i64 rows, i64 cols, i64 seq, i64 positions, int accumulate) {
-	for (i64 i = first(); i < positions * cols; i += stride()) {
+	const int N = Pack<T>::N;
+	const i64 n = positions * cols, all = rows * cols, used = seq * cols;
+	const i64 done = wide(dy, dpos) && used % N == 0 ? n / N * N : 0;
+#pragma unroll 1
+	for (i64 i = first() * N; i < done; i += stride() * N) {
+		float sum[N] = {0};
+		if (accumulate) get<N>(dpos + i, sum);
+		if (i < used)
+#pragma unroll 1
+			for (i64 at = i; at < all; at += used) {
+				Pack<T> p = Pack<T>::at(dy + at);
+				for (int j = 0; j < N; j++) sum[j] += p.v[j];
+			}
+		put<N>(dpos + i, sum);
+	}
+#pragma unroll 1
+	for (i64 i = done + first(); i < n; i += stride()) {
 		float sum = accumulate ? load(dpos + i) : 0.0f;
-		if (i / cols < seq)
-			for (i64 at = i; at < rows * cols; at += seq * cols) sum += load(dy + at);
+		if (i < used)
+#pragma unroll 1
+			for (i64 at = i; at < all; at += used) sum += load(dy + at);
 		narrow(dpos + i, sum);
 	}
 }
@@ -104,7 +144,7 @@ FOR_PAIRS(ADD_POS_GRAD)
 		i64 r = key[3]; \
 		bool ok = r >= 0 && r < rows; \
 		if (!ok && first() == 0) wrong(report, 3, (int)r); \
-		for (i64 i = first(); i < cols; i += stride()) narrow(y + i, ok ? load(x + r * cols + i) : 0.0f); \
+		STRIDED(i, cols) narrow(y + i, ok ? load(x + r * cols + i) : 0.0f); \
 	}
 FOR_FLOATS(SELECT_ROW)
 
@@ -176,27 +216,59 @@ DEVICE double rope_frequency(i64 i, i64 d, double theta, double factor, double l
 
 KERNEL(256, rope_table, const int *skip, float *table, i64 seq, i64 d, double theta, double factor, double low, double high, double original) {
 	SKIP();
-	i64 h = d / 2;
-	for (i64 k = first(); k < seq * h; k += stride()) {
-		i64 t = k / h, i = k % h;
-		double sin, cos;
-		sincos_((double)t * rope_frequency(i, d, theta, factor, low, high, original), &sin, &cos);
-		table[t * d + i] = (float)cos;
-		table[t * d + h + i] = (float)sin;
+	const i64 h = d / 2;
+	STRIDED(i, h) {
+		const double frequency = rope_frequency(i, d, theta, factor, low, high, original);
+		BY_ROWS(t, seq) {
+			double sin, cos;
+			sincos_((double)t * frequency, &sin, &cos);
+			table[t * d + i] = (float)cos;
+			table[t * d + h + i] = (float)sin;
+		}
 	}
 }
 
 // Rope turns the pairs (x[i], x[i+D/2]) of every head of a row by its position.
+DEVICE void turn(float a, float b, float c, float s, float *ya, float *yb) {
+	*ya = fma_(-b, s, a * c);
+	*yb = fma_(a, s, b * c);
+}
+
+// turn_row turns a row of heads by one position's cosines and sines, N pairs at a time.
+template <int N, class T> DEVICE void turn_row(const T *x, T *y, const float *cos, u32 heads, u32 h, int inverse) {
+	const u32 per = h / N;
+	for (u32 k = (u32)first(); k < heads * per; k += (u32)stride()) {
+		const u32 head = k / per, i = (k - head * per) * N;
+		const i64 at = (i64)head * (2 * h) + i;
+		float a[N], b[N], c[N], s[N];
+		if constexpr (N == 1) {
+			turn(load(x + at), load(x + at + h), cos[i], inverse ? -cos[h + i] : cos[h + i], a, b);
+			narrow(y + at, a[0]), narrow(y + at + h, b[0]);
+		} else {
+			get<N>(x + at, a), get<N>(x + at + h, b), get<N>(cos + i, c), get<N>(cos + h + i, s);
+#pragma unroll
+			for (int j = 0; j < N; j++) turn(a[j], b[j], c[j], inverse ? -s[j] : s[j], a + j, b + j);
+			put<N>(y + at, a), put<N>(y + at + h, b);
+		}
+	}
+}
+
+template <class T> DEVICE void rope(const T *x, T *y, const float *table, i64 rows, i64 heads, i64 d, i64 seq, int inverse) {
+	const u32 h = (u32)(d / 2), N = Pack<T>::N;
+	const bool packs = h % N == 0 && wide(x, y, table);
+	u32 at = blockIdx.y % (u32)seq, step = gridDim.y % (u32)seq; // the row's position
+	BY_ROWS(n, rows) {
+		const i64 row = n * heads * d;
+		if (packs) turn_row<Pack<T>::N>(x + row, y + row, table + at * d, (u32)heads, h, inverse);
+		else turn_row<1>(x + row, y + row, table + at * d, (u32)heads, h, inverse);
+		at += step;
+		if (at >= (u32)seq) at -= (u32)seq;
+	}
+}
+
 #define ROPE(T) \
 	KERNEL(256, rope_##T, const int *skip, const T *x, T *y, const float *table, i64 rows, i64 heads, i64 d, i64 seq, int inverse) { \
 		SKIP(); \
-		i64 h = d / 2; \
-		for (i64 k = first(); k < rows * heads * h; k += stride()) { \
-			i64 i = k % h, head = k / h, at = head * d + i; \
-			const float *turn = table + head / heads % seq * d + i; \
-			float a = load(x + at), b = load(x + at + h), c = turn[0], s = inverse ? -turn[h] : turn[h]; \
-			narrow(y + at, fma_(-b, s, a * c)); \
-			narrow(y + at + h, fma_(a, s, b * c)); \
-		} \
+		rope(x, y, table, rows, heads, d, seq, inverse); \
 	}
 FOR_FLOATS(ROPE)

@@ -57,30 +57,39 @@ KERNEL(256, sum_total, const int *skip, double *work, double *y, i64 pieces, int
 DEVICE double part_at(const double *p) { return *p; }
 template <class T> DEVICE float part_at(const T *p) { return load(p); }
 
-enum { PART_LEVELS = 18 }; // of a tree over 2^16 parts and more
+enum { PART_LEVELS = 18, PART_THREADS = 256 }; // levels of a tree over 2^16 parts and more
 
-template <class S, class T> DEVICE S tree_of_parts(const T *x, i64 i, i64 n, i64 parts) {
-	S part[PART_LEVELS];
+// The levels lie in shared memory, of every thread its own: a thread's registers have
+// no index.
+template <class S, class T> DEVICE S tree_of_parts(S *levels, const T *x, i64 i, i64 n, i64 parts) {
+	S *part = levels + threadIdx.x;
 	int top = 0;
+#pragma unroll 1
 	for (i64 k = 0; k < parts; k++) {
 		S v = part_at(x + k * n + i);
-		for (i64 m = k + 1; !(m & 1); m >>= 1) v = part[--top] + v;
-		part[top++] = v;
+		for (i64 m = k + 1; !(m & 1); m >>= 1) v = part[--top * PART_THREADS] + v;
+		part[top++ * PART_THREADS] = v;
 	}
-	S v = part[--top];
-	while (top > 0) v = part[--top] + v;
+	S v = part[--top * PART_THREADS];
+	while (top > 0) v = part[--top * PART_THREADS] + v;
+	return v;
+}
+
+template <class S, class T> DEVICE S parts_in_order(S v, const T *x, i64 i, i64 n, i64 parts) {
+#pragma unroll 1
+	for (i64 k = 1; k < parts; k++) v = v + part_at(x + k * n + i);
 	return v;
 }
 
 #define SUM_PARTS(T, S) \
-	KERNEL(256, sum_parts_##T, const int *skip, const T *x, S *y, i64 n, i64 parts, int sequential, int accumulate) { \
+	KERNEL(PART_THREADS, sum_parts_##T, const int *skip, const T *x, S *y, i64 n, i64 parts, int sequential, int accumulate) { \
 		SKIP(); \
-		for (i64 i = first(); i < n; i += stride()) { \
+		SHARED(S, levels, PART_LEVELS * PART_THREADS); \
+		STRIDED(i, n) { \
 			S v = part_at(x + i); \
-			if (!sequential) v = tree_of_parts<S>(x, i, n, parts); \
+			if (!sequential) v = tree_of_parts<S>(levels, x, i, n, parts); \
 			if (accumulate) v = y[i] + v; \
-			if (sequential) \
-				for (i64 k = 1; k < parts; k++) v = v + part_at(x + k * n + i); \
+			if (sequential) v = parts_in_order(v, x, i, n, parts); \
 			y[i] = v; \
 		} \
 	}

@@ -68,20 +68,21 @@ DEVICE void exact_normalize(i64 *a) {
 	a[DIGITS - 1] += carry;
 }
 
-// exact_value rounds an accumulator to nearest even. One thread of a block calls
-// it: as a function of its own it costs the others no registers.
-static __device__ __noinline__ double exact_value(const i64 *a) {
+// exact_value rounds an accumulator to nearest even. It needs LIMBS digits of shared
+// memory, of the calling thread its own; local memory would be reserved for every
+// thread that the GPU can hold.
+DEVICE double exact_value(const i64 *a, i64 *d) {
 	const double inf = __longlong_as_double(0x7ff0000000000000ll);
 	if (a[DIGITS] != 0 || (a[DIGITS + 1] != 0 && a[DIGITS + 2] != 0)) return __longlong_as_double(0x7ff8000000000000ll);
 	if (a[DIGITS + 1] != 0) return inf;
 	if (a[DIGITS + 2] != 0) return -inf;
-	i64 d[LIMBS];
-	for (int i = 0; i < DIGITS; i++) d[i] = a[i];
-	for (int i = DIGITS; i < LIMBS; i++) d[i] = 0;
+#pragma unroll 1
+	for (int i = 0; i < LIMBS; i++) d[i] = i < DIGITS ? a[i] : 0;
 	exact_normalize(d);
 	double sign = 1;
 	if (d[DIGITS - 1] < 0) {
 		sign = -1;
+#pragma unroll 1
 		for (int i = 0; i < DIGITS; i++) d[i] = -d[i];
 		exact_normalize(d);
 	}
@@ -98,6 +99,7 @@ static __device__ __noinline__ double exact_value(const i64 *a) {
 	if (low > 0 && (d[(low - 1) / 32] >> ((low - 1) % 32) & 1)) {
 		bool up = m & 1;
 		int below = low - 1;
+#pragma unroll 1
 		for (int k = 0; k < below / 32 && !up; k++) up = d[k] != 0;
 		up = up || (d[below / 32] & ((1ll << (below % 32)) - 1)) != 0;
 		if (up) m++;
@@ -109,7 +111,27 @@ static __device__ __noinline__ double exact_value(const i64 *a) {
 	return sign * __longlong_as_double((i64)((u64)low << 52) + (i64)m);
 }
 
-DEVICE double norm_of(const i64 *acc) { return sqrt(exact_value(acc)); }
+DEVICE double norm_of(const i64 *acc, i64 *digits) { return sqrt(exact_value(acc, digits)); }
+
+// squares is a lane's share of a block, every 16th element: all reads are under way
+// before the first is used.
+template <class T> DEVICE double squares(const T *x, i64 i, i64 block, i64 hi) {
+	double v = 0;
+	if (block + BLOCK <= hi) {
+		float e[BLOCK / 16];
+#pragma unroll
+		for (int k = 0; k < BLOCK / 16; k++) e[k] = load(x + i + 16 * k);
+#pragma unroll
+		for (int k = 0; k < BLOCK / 16; k++) v += (double)e[k] * (double)e[k];
+		return v;
+	}
+#pragma unroll 1
+	for (; i < hi; i += 16) {
+		double e = (double)load(x + i);
+		v += e * e;
+	}
+	return v;
+}
 
 // sum_squares adds the squares of a piece of a span to an accumulator: sums of
 // blocks of 256 in double, 16 lanes each, then digits.
@@ -124,10 +146,9 @@ DEVICE void sum_squares(const void *x, int type, const Spans &s, i64 *accumulato
 	for (i64 base = from; base < hi; base += (i64)blockDim.x / 16 * BLOCK) {
 		i64 b = base + (i64)(threadIdx.x / 16) * BLOCK;
 		double v = 0;
-		for (i64 i = b + lane; i < b + BLOCK && i < hi; i += 16) {
-			double e = (double)load_as(x, type, i);
-			v += e * e;
-		}
+		if (type == 0) v = squares((const float *)x, b + lane, b, hi);
+		else if (type == 1) v = squares((const bf16 *)x, b + lane, b, hi);
+		else v = squares((const f16 *)x, b + lane, b, hi);
 		for (int h = 8; h > 0; h >>= 1) v += __shfl_down_sync(0xffffffffu, v, h, 16);
 		if (lane == 0 && b < hi) exact_add(digits, v);
 	}
@@ -147,8 +168,9 @@ KERNEL(256, sqsum, const int *skip, const void *x, i64 *accumulators, Spans s, i
 
 KERNEL(32, clip_coef, const int *skip, const i64 *acc, const double *hyper, float *coef, double *norm, double limit) {
 	SKIP();
+	SHARED(i64, digits, LIMBS);
 	if (threadIdx.x != 0) return;
-	double scale = hyper[LOSS_SCALE], n = norm_of(acc) / scale, c = 1 / scale;
+	double scale = hyper[LOSS_SCALE], n = norm_of(acc, digits) / scale, c = 1 / scale;
 	if (limit > 0) {
 		double q = limit / (n + 1e-6);
 		c *= q < 1 || q != q ? q : 1;
@@ -159,8 +181,9 @@ KERNEL(32, clip_coef, const int *skip, const i64 *acc, const double *hyper, floa
 
 KERNEL(32, overflow_check, const int *skip, const i64 *acc, int *flag) {
 	SKIP();
+	SHARED(i64, digits, LIMBS);
 	if (threadIdx.x != 0) return;
-	double v = exact_value(acc);
+	double v = exact_value(acc, digits);
 	*flag = v - v != 0;
 }
 
@@ -212,15 +235,37 @@ DEVICE Adam adam_of(float coef, const double *hyper, double beta1, double beta2,
 // Four elements of a buffer at a time, where all buffers allow it.
 DEVICE void four(const float *p, i64 i, int n, bool packs, float *v) {
 	if (packs && n == 4) {
-		float4 u = *(const float4 *)(p + i);
-		v[0] = u.x, v[1] = u.y, v[2] = u.z, v[3] = u.w;
+		get<4>(p + i, v);
 		return;
 	}
 	for (int j = 0; j < 4; j++) v[j] = j < n ? p[i + j] : 0.0f;
 }
+// grads reads four gradients of any type, put_low writes the 16-bit copy.
+DEVICE void grads(const void *p, int type, i64 i, int n, bool packs, float *v) {
+	if (packs && n == 4) {
+		if (type == 0) get<4>((const float *)p + i, v);
+		else if (type == 1) get<4>((const bf16 *)p + i, v);
+		else get<4>((const f16 *)p + i, v);
+		return;
+	}
+	for (int j = 0; j < 4; j++) v[j] = j < n ? load_as(p, type, i + j) : 0.0f;
+}
+DEVICE void put_low(void *p, int type, i64 i, int n, bool packs, const float *v) {
+	if (type == 0) return;
+	if (packs && n == 4) {
+		if (type == 1) put<4>((bf16 *)p + i, v);
+		else put<4>((f16 *)p + i, v);
+		return;
+	}
+	for (int j = 0; j < n; j++) store_low(p, type, i + j, v[j]);
+}
+
+// apart says whether four elements from i on lie at a multiple of their size.
+DEVICE bool apart(const void *p, int type, i64 i) { return type == 0 ? quads((const float *)p + i) : quads((const bf16 *)p + i); }
+
 DEVICE void put4(float *p, i64 i, int n, bool packs, const float *v) {
 	if (packs && n == 4) {
-		*(float4 *)(p + i) = {v[0], v[1], v[2], v[3]};
+		put<4>(p + i, v);
 		return;
 	}
 	for (int j = 0; j < n; j++) p[i + j] = v[j];
@@ -228,7 +273,7 @@ DEVICE void put4(float *p, i64 i, int n, bool packs, const float *v) {
 
 // FOURS walks over a block's part of its span: elements i to i+n-1.
 #define FOURS(i, n) \
-	for (i64 i = from + 4 * (i64)threadIdx.x; i < from + CHUNK && i < s.hi[span]; i += 4 * (i64)blockDim.x) \
+	_Pragma("unroll 1") for (i64 i = from + 4 * (i64)threadIdx.x; i < from + CHUNK && i < s.hi[span]; i += 4 * (i64)blockDim.x) \
 		if (int n = s.hi[span] - i < 4 ? (int)(s.hi[span] - i) : 4)
 
 KERNEL(256, adamw, const int *skip, const void *g, const float *coef, const double *hyper, float *p, float *m, float *v, void *low,
@@ -240,16 +285,18 @@ KERNEL(256, adamw, const int *skip, const void *g, const float *coef, const doub
 	if (threadIdx.x == 0) *shared = adam_of(*coef, hyper, beta1, beta2, eps, 1 - hyper[LR] * s.decay[span], hyper[LR] / hyper[BC1]);
 	__syncthreads();
 	const Adam a = *shared;
-	const bool packs = wide(p + from, m + from, v + from);
+	const bool packs = wide(p + from, m + from, v + from), whole = apart(g, grad_type, from), half = apart(low, low_type, from);
 	FOURS(i, n) {
-		float pi[4], mi[4], vi[4];
+		float gi[4], pi[4], mi[4], vi[4];
+		grads(g, grad_type, i, n, whole, gi);
 		four(p, i, n, packs, pi), four(m, i, n, packs, mi), four(v, i, n, packs, vi);
-		for (int j = 0; j < n; j++) {
-			float d = a.moments(load_as(g, grad_type, i + j), mi + j, vi + j);
+#pragma unroll
+		for (int j = 0; j < 4; j++) {
+			float d = a.moments(gi[j], mi + j, vi + j);
 			pi[j] = fma_(-a.step, mi[j] / d, pi[j] * a.keep);
-			store_low(low, low_type, i + j, pi[j]);
 		}
 		put4(p, i, n, packs, pi), put4(m, i, n, packs, mi), put4(v, i, n, packs, vi);
+		put_low(low, low_type, i, n, half, pi);
 	}
 }
 
@@ -263,29 +310,41 @@ KERNEL(256, lamb_direction, const int *skip, const float *p, const float *coef, 
 	if (threadIdx.x == 0) *shared = adam_of(*coef, hyper, beta1, beta2, eps, s.decay[span], 1 / hyper[BC1]);
 	__syncthreads();
 	const Adam a = *shared;
-	for (i64 i = from + threadIdx.x; i < from + CHUNK && i < s.hi[span]; i += blockDim.x) {
-		float mi = m[i], vi = v[i], d = a.moments(g[i], &mi, &vi);
-		m[i] = mi, v[i] = vi;
-		g[i] = fma_(a.keep, p[i], mi * a.step / d);
+	const bool packs = wide(p + from, g + from, m + from, v + from);
+	FOURS(i, n) {
+		float gi[4], pi[4], mi[4], vi[4];
+		four(p, i, n, packs, pi), four(g, i, n, packs, gi), four(m, i, n, packs, mi), four(v, i, n, packs, vi);
+#pragma unroll
+		for (int j = 0; j < 4; j++) {
+			float d = a.moments(gi[j], mi + j, vi + j);
+			gi[j] = fma_(a.keep, pi[j], mi[j] * a.step / d);
+		}
+		put4(g, i, n, packs, gi), put4(m, i, n, packs, mi), put4(v, i, n, packs, vi);
 	}
 }
 
 KERNEL(256, lamb_apply, const int *skip, const void *g, const i64 *norms, const double *hyper, float *p, void *low, Spans s, int grad_type, int low_type) {
 	SKIP();
 	SHARED(float, step, 1);
+	SHARED(i64, digits, LIMBS);
 	i64 from;
 	int span = find(s, CHUNK, &from);
 	if (threadIdx.x == 0) {
 		const i64 *acc = norms + 2 * LIMBS * s.param[span];
-		double np = norm_of(acc), nu = norm_of(acc + LIMBS);
+		double np = norm_of(acc, digits), nu = norm_of(acc + LIMBS, digits);
 		*step = (float)(hyper[LR] * (np > 0 && nu > 0 ? np / nu : 1));
 	}
 	__syncthreads();
 	const float f = -*step;
-	for (i64 i = from + threadIdx.x; i < from + CHUNK && i < s.hi[span]; i += blockDim.x) {
-		float x = fma_(f, load_as(g, grad_type, i), p[i]);
-		p[i] = x;
-		store_low(low, low_type, i, x);
+	const bool packs = wide(p + from), whole = apart(g, grad_type, from), half = apart(low, low_type, from);
+	FOURS(i, n) {
+		float gi[4], x[4];
+		grads(g, grad_type, i, n, whole, gi);
+		four(p, i, n, packs, x);
+#pragma unroll
+		for (int j = 0; j < 4; j++) x[j] = fma_(f, gi[j], x[j]);
+		put4(p, i, n, packs, x);
+		put_low(low, low_type, i, n, half, x);
 	}
 }
 
@@ -299,13 +358,14 @@ KERNEL(256, momentum, const int *skip, const void *g, const i64 *norms, const fl
 	Spans s, double beta, double eps, double trust, double unadapted, int rule, int nesterov, int grad_type, int low_type) {
 	SKIP();
 	SHARED(Momentum, shared, 1);
+	SHARED(i64, digits, LIMBS);
 	i64 from;
 	int span = find(s, CHUNK, &from);
 	if (threadIdx.x == 0) {
 		double c = *coef, lr = hyper[LR], decay = s.decay[span], scale = c, rate = 1, step = lr;
 		if (rule == LARS || rule == LARC) {
 			const i64 *acc = norms + 2 * LIMBS * s.param[span];
-			double np = norm_of(acc), ng = norm_of(acc + LIMBS) * c, ratio = unadapted;
+			double np = norm_of(acc, digits), ng = norm_of(acc + LIMBS, digits) * c, ratio = unadapted;
 			if (np > 0 && ng > 0) {
 				ratio = trust * np / (ng + decay * np);
 				if (rule == LARC) {
@@ -322,14 +382,21 @@ KERNEL(256, momentum, const int *skip, const void *g, const i64 *norms, const fl
 	}
 	__syncthreads();
 	const Momentum k = *shared;
-	for (i64 i = from + threadIdx.x; i < from + CHUNK && i < s.hi[span]; i += blockDim.x) {
-		float x = p[i], d = k.rate * fma_(k.decay, x, load_as(g, grad_type, i) * k.scale);
-		float u = fma_(k.momentum, b[i], d);
-		b[i] = u;
-		if (nesterov) u = fma_(k.momentum, u, d);
-		x = fma_(-k.step, u, x);
-		p[i] = x;
-		store_low(low, low_type, i, x);
+	const bool packs = wide(p + from, b + from), whole = apart(g, grad_type, from), half = apart(low, low_type, from);
+	FOURS(i, n) {
+		float gi[4], x[4], bi[4];
+		grads(g, grad_type, i, n, whole, gi);
+		four(p, i, n, packs, x), four(b, i, n, packs, bi);
+#pragma unroll
+		for (int j = 0; j < 4; j++) {
+			float d = k.rate * fma_(k.decay, x[j], gi[j] * k.scale);
+			float u = fma_(k.momentum, bi[j], d);
+			bi[j] = u;
+			if (nesterov) u = fma_(k.momentum, u, d);
+			x[j] = fma_(-k.step, u, x[j]);
+		}
+		put4(p, i, n, packs, x), put4(b, i, n, packs, bi);
+		put_low(low, low_type, i, n, half, x);
 	}
 }
 
@@ -339,8 +406,9 @@ struct Params { i64 n; i64 at[64]; };
 
 KERNEL(64, novograd_moments, const int *skip, const i64 *norms, const float *coef, float *v, Params params, double beta2) {
 	SKIP();
+	SHARED(i64, digits, 64 * LIMBS);
 	if ((i64)threadIdx.x >= params.n) return;
 	i64 j = params.at[threadIdx.x];
-	double n = norm_of(norms + (2 * j + 1) * LIMBS) * (double)*coef, square = n * n, old = v[j];
+	double n = norm_of(norms + (2 * j + 1) * LIMBS, digits + threadIdx.x * LIMBS) * (double)*coef, square = n * n, old = v[j];
 	v[j] = (float)(old == 0 ? square : beta2 * old + (1 - beta2) * square);
 }
