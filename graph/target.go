@@ -15,7 +15,8 @@ type Target struct {
 	// HeadRows is the rows of a chunk of HeadLoss and HeadLossGrad, whose logits
 	// are in memory at once. It is a multiple of Product.KC, so that the head's
 	// weight gradient, accumulated over chunks, has the bits of one product over
-	// all rows.
+	// all rows. All rows are one chunk where a 16-bit gradient would need an f32 sum
+	// over chunks and their logits take no more than that and those of HeadRows.
 	HeadRows int64
 	// SumElems is the elements of one partial sum of Sum.
 	SumElems int64
@@ -132,6 +133,9 @@ func (t Target) headLossWork(p *Program, op *Op) int64 {
 	n, c := matrixOf(p, op.In[0])
 	v, _ := matrixOf(p, op.In[1])
 	rows := min(n, t.HeadRows)
+	if len(op.Out) > 2 && op.Out[2].Buf != NoBuf && half(p, op.Out[2].Buf) && n <= t.HeadRows+c {
+		rows = n // no more logits than a chunk's and the sum of dw over chunks would be
+	}
 	in16, sum := half(p, op.In[0]), int64(0)
 	product := t.product(rows, v, c, true, in16, false)
 	if len(op.Out) > 1 && op.Out[1].Buf != NoBuf {

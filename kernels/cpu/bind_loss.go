@@ -48,9 +48,11 @@ func lossScale(hyper []float64) float32 {
 // products that read it; and where there are chunks, dw's sum over them is
 // float32, in workspace unless the program gives it that type, and is rounded once.
 //
-// A chunk is a whole number of the product's K-blocks, so dw's blocks are those
-// of one product over all rows, and the chain over chunks is the product's own:
-// neither result depends on the size of a chunk.
+// A chunk is a whole number of the product's K-blocks, or all rows, so dw's blocks are
+// those of one product over all rows, and the chain over chunks is the product's own:
+// neither result depends on the size of a chunk. (Except that AVX-512's dot products of
+// bf16 have blocks of 512 rows, of which a chunk of 256 is half; headRowsOf depends on the
+// shape alone.)
 type headLoss struct {
 	chunks []headChunk
 	w      matrix    // (V, C)
@@ -160,9 +162,10 @@ func headSpecs(rows, c, v int, t, dw gemm.Type, accumulate bool) (forward, gradX
 	return forward, gradX, gradW
 }
 
-// headSum is the type of dw's sum over n rows, and whether that is in workspace.
-func headSum(dw graph.DType, n int) (gemm.Type, bool) {
-	if dw != graph.F32 && n > headRows {
+// headSum is the type of dw's sum over rows, in chunks or not, and whether that is in
+// workspace.
+func headSum(dw graph.DType, chunks bool) (gemm.Type, bool) {
+	if dw != graph.F32 && chunks {
 		return gemm.F32, true
 	}
 	return gemmTypes[dw], false
@@ -181,14 +184,14 @@ func bindHeadLoss(b *binding) func() error {
 	// Frozen weights over a frozen body: the loss is all there is to compute.
 	grads := dx.there() || h.dw.there()
 	work := slab(b.work(workspace(b.Program, b.Op)))
-	rows := min(n, headRows)
+	rows := headRowsOf(b.Program, b.Op)
 	logits := take[float32](&work, int64(rows)*int64(v))
 	lse := take[float32](&work, int64(rows))
 	rowLoss := take[float64](&work, int64(rows))
 	accumulates := b.accum(2)
 	if h.dw.there() {
 		var inWork bool
-		if dwType, inWork = headSum(b.Program.Buf(b.Op.Out[2].Buf).DType, n); inWork {
+		if dwType, inWork = headSum(b.Program.Buf(b.Op.Out[2].Buf).DType, n > rows); inWork {
 			sum, as, dw := take[float32](&work, int64(v)*int64(c)), b.asOut(2), h.dw.u16
 			h.dw, h.after = matrix{f32: sum}, &vec.Narrow{To: as, Src: sum, Dst: dw}
 			if accumulates {
@@ -200,8 +203,8 @@ func bindHeadLoss(b *binding) func() error {
 	if b.err != nil {
 		return nil
 	}
-	for r0 := 0; r0 < n; r0 += headRows {
-		r1 := min(r0+headRows, n)
+	for r0 := 0; r0 < n; r0 += rows {
+		r1 := min(r0+rows, n)
 		m := r1 - r0
 		chunk := headChunk{x: x.rows(r0, r1, c), dx: dx.rows(r0, r1, c), loss: vec.CrossEntropy[float32]{
 			N: m, V: v, Logits: logits[:m*v], Targets: targets[r0:r1], LSE: lse[:m], Loss: loss,

@@ -172,6 +172,25 @@ func compare(t *testing.T, o *operation, want map[graph.BufID][]byte, threads in
 	}
 }
 
+// TestHeadInOneChunk has the interpreter's gradients where all rows of a head are one
+// chunk.
+func TestHeadInOneChunk(t *testing.T) {
+	found := map[graph.DType]bool{}
+	for seed := uint64(0); len(found) < 2; seed++ {
+		dt := []graph.DType{graph.F16, graph.BF16}[seed%2]
+		o := newOperationOf(dt, graph.HeadLossGrad, rand.New(rand.NewPCG(seed, 4)))
+		n := int(o.P.Buf(o.Op().In[2]).Elems())
+		if found[dt] || n <= headRows || headRowsOf(o.P, o.Op()) != n {
+			continue
+		}
+		found[dt] = true
+		want := interpret(t, o)
+		for _, threads := range []int{1, 3} {
+			compare(t, o, want, threads, seed, exactly(dt, graph.HeadLossGrad))
+		}
+	}
+}
+
 // near says that floats differ by no more than a rounding to bf16 of a term of a
 // sum does: a few units of it beside the largest value.
 func near(dt graph.DType, got, want []byte) bool {

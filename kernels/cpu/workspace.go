@@ -11,6 +11,19 @@ import (
 // product. More rows would hold more logits; fewer would change dw's bits.
 const headRows = gemm.KC
 
+// headRowsOf is the rows of a chunk of the head: all of them, where their logits take no
+// more than those of headRows rows and a float32 sum of a 16-bit dw would; then there is
+// no such sum, and the table is packed once.
+func headRowsOf(p *graph.Program, op *graph.Op) int {
+	x := p.Buf(op.In[0])
+	c := int(x.Shape[len(x.Shape)-1])
+	n := int(x.Elems()) / c
+	if hasOut(op, 2) && halves[p.Buf(op.Out[2].Buf).DType] != vec.NoHalf && n <= headRows+c {
+		return n
+	}
+	return min(n, headRows)
+}
+
 // workspace is the scratch of an operation in bytes, by the kernels' own
 // account: a function of its shapes and attribute. graph.CPUTarget's Workspace
 // says the same without them. The operation must pass graph.Check.
@@ -47,11 +60,11 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 	case graph.HeadLoss, graph.HeadLossGrad:
 		n, c := shape(op.In[0])
 		v, _ := shape(op.In[1])
-		rows := min(n, headRows)
+		rows := headRowsOf(p, op)
 		t, dw, sum := gemmTypes[p.Buf(op.In[0]).DType], gemm.F32, int64(0)
 		if hasOut(op, 2) {
 			var inWork bool
-			if dw, inWork = headSum(p.Buf(op.Out[2].Buf).DType, n); inWork {
+			if dw, inWork = headSum(p.Buf(op.Out[2].Buf).DType, n > rows); inWork {
 				sum = aligned(4 * int64(v) * int64(c))
 			}
 		}
