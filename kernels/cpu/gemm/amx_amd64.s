@@ -1250,6 +1250,513 @@ block:
 	BYTE       $0xc0
 	RET
 
+// func bf16RowAMX(t *byte)
+// Requires: AVX, AVX512BW, AVX512F
+TEXT ·bf16RowAMX(SB), NOSPLIT, $0-8
+	MOVQ         t+0(FP), DI
+	LONG         $0x4978e2c4
+	LONG         $0x00007887
+	BYTE         $0x00
+	MOVQ         (DI), BX
+	MOVQ         8(DI), R8
+	MOVQ         16(DI), DX
+	MOVQ         48(DI), R9
+	MOVQ         96(DI), R10
+	MOVQ         40(DI), R12
+	MOVQ         192(DI), R11
+	MOVL         $0x00007fff, AX
+	VPBROADCASTD AX, Z8
+	MOVL         $0x00000001, AX
+	VPBROADCASTD AX, Z9
+	MOVL         $0x00400000, AX
+	VPBROADCASTD AX, Z10
+	MOVL         $0x00010000, AX
+	VPBROADCASTD AX, Z11
+	VMOVDQU32    highwords<>+0(SB), Z12
+
+sliver:
+	CMPQ 80(DI), $0x00
+	JE   zero
+	LONG $0x4b7ba2c4
+	LONG $0x00000a84
+	WORD $0x0000
+	LONG $0x4b7ba2c4
+	LONG $0x00400a8c
+	WORD $0x0000
+	LONG $0x4b7ba2c4
+	LONG $0x08000a94
+	WORD $0x0000
+	LONG $0x4b7ba2c4
+	LONG $0x08400a9c
+	WORD $0x0000
+	JMP  begin
+
+zero:
+	LONG $0x497be2c4
+	BYTE $0xc0
+	LONG $0x497be2c4
+	BYTE $0xc8
+	LONG $0x497be2c4
+	BYTE $0xd0
+	LONG $0x497be2c4
+	BYTE $0xd8
+
+begin:
+	MOVQ 184(DI), R15
+	MOVQ R11, R14
+	SHLQ $0x05, R14
+	ADDQ R15, R14
+	MOVQ R14, 200(DI)
+	MOVQ BX, SI
+	MOVQ R10, R14
+	SHLQ $0x04, R14
+	ADDQ SI, R14
+	MOVQ R8, R13
+	MOVQ 32(DI), CX
+	MOVQ 104(DI), AX
+
+block:
+	LONG $0x4b7b82c4
+	LONG $0x00000db4
+	WORD $0x0000
+	LONG $0x4b7ba2c4
+	LONG $0x000016a4
+	WORD $0x0000
+	LONG $0x5c4ae2c4
+	BYTE $0xc4
+	LONG $0x4b7b82c4
+	LONG $0x00400dbc
+	WORD $0x0000
+	LONG $0x5c42e2c4
+	BYTE $0xcc
+	LONG $0x4b7b82c4
+	LONG $0x000016ac
+	WORD $0x0000
+	LONG $0x5c4ae2c4
+	BYTE $0xd5
+	LONG $0x5c42e2c4
+	BYTE $0xdd
+	CMPQ R15, 200(DI)
+	JAE  near
+	LONG $0x4f0d0f41
+	BYTE $0x00
+	ADDQ R11, R15
+	LONG $0x4f0d0f41
+	BYTE $0x00
+	ADDQ R11, R15
+
+near:
+	ADDQ    AX, SI
+	ADDQ    AX, R14
+	ADDQ    $0x00000800, R13
+	DECQ    CX
+	JNZ     block
+	LONG    $0x4b7aa2c4
+	LONG    $0x00000a84
+	WORD    $0x0000
+	LONG    $0x4b7aa2c4
+	LONG    $0x00400a8c
+	WORD    $0x0000
+	LONG    $0x4b7aa2c4
+	LONG    $0x08000a94
+	WORD    $0x0000
+	LONG    $0x4b7aa2c4
+	LONG    $0x08400a9c
+	WORD    $0x0000
+	MOVQ    184(DI), R14
+	TESTQ   R14, R14
+	JZ      wait
+	MOVQ    DX, SI
+	KXORW   K6, K6, K6
+	MOVQ    24(DI), R15
+	TESTQ   R15, R15
+	JZ      unbiased
+	KXNORW  K6, K6, K6
+	VMOVUPS (R15), Z16
+	VMOVUPS 64(R15), Z17
+	ADDQ    $0x00000080, R15
+	MOVQ    R15, 24(DI)
+
+unbiased:
+	MOVQ $0x00000020, CX
+
+row:
+	VMOVUPS   (SI), Z0
+	VMOVUPS   64(SI), Z1
+	VADDPS    Z16, Z0, K6, Z0
+	VADDPS    Z17, Z1, K6, Z1
+	VPTESTMD  Z11, Z0, K4
+	VPADDD    Z8, Z0, Z4
+	VPADDD    Z9, Z4, K4, Z4
+	VCMPPS    $0x03, Z0, Z0, K5
+	VPORD     Z10, Z0, K5, Z4
+	VPTESTMD  Z11, Z1, K4
+	VPADDD    Z8, Z1, Z5
+	VPADDD    Z9, Z5, K4, Z5
+	VCMPPS    $0x03, Z1, Z1, K5
+	VPORD     Z10, Z1, K5, Z5
+	VMOVDQA32 Z12, Z0
+	VPERMI2W  Z5, Z4, Z0
+	VMOVDQU16 Z0, (R14)
+	ADDQ      $0x00000080, SI
+	ADDQ      R11, R14
+	DECQ      CX
+	JNZ       row
+	ADDQ      $0x40, 184(DI)
+
+wait:
+	MOVQ 216(DI), R14
+	ADDQ R14, DX
+	ADDQ 208(DI), R8
+	DECQ R12
+	JNZ  sliver
+	LONG $0x4978e2c4
+	BYTE $0xc0
+	VZEROUPPER
+	RET
+
+DATA highwords<>+0(SB)/2, $0x0001
+DATA highwords<>+2(SB)/2, $0x0003
+DATA highwords<>+4(SB)/2, $0x0005
+DATA highwords<>+6(SB)/2, $0x0007
+DATA highwords<>+8(SB)/2, $0x0009
+DATA highwords<>+10(SB)/2, $0x000b
+DATA highwords<>+12(SB)/2, $0x000d
+DATA highwords<>+14(SB)/2, $0x000f
+DATA highwords<>+16(SB)/2, $0x0011
+DATA highwords<>+18(SB)/2, $0x0013
+DATA highwords<>+20(SB)/2, $0x0015
+DATA highwords<>+22(SB)/2, $0x0017
+DATA highwords<>+24(SB)/2, $0x0019
+DATA highwords<>+26(SB)/2, $0x001b
+DATA highwords<>+28(SB)/2, $0x001d
+DATA highwords<>+30(SB)/2, $0x001f
+DATA highwords<>+32(SB)/2, $0x0021
+DATA highwords<>+34(SB)/2, $0x0023
+DATA highwords<>+36(SB)/2, $0x0025
+DATA highwords<>+38(SB)/2, $0x0027
+DATA highwords<>+40(SB)/2, $0x0029
+DATA highwords<>+42(SB)/2, $0x002b
+DATA highwords<>+44(SB)/2, $0x002d
+DATA highwords<>+46(SB)/2, $0x002f
+DATA highwords<>+48(SB)/2, $0x0031
+DATA highwords<>+50(SB)/2, $0x0033
+DATA highwords<>+52(SB)/2, $0x0035
+DATA highwords<>+54(SB)/2, $0x0037
+DATA highwords<>+56(SB)/2, $0x0039
+DATA highwords<>+58(SB)/2, $0x003b
+DATA highwords<>+60(SB)/2, $0x003d
+DATA highwords<>+62(SB)/2, $0x003f
+GLOBL highwords<>(SB), RODATA|NOPTR, $64
+
+// func bf16RowF32AMX(t *byte)
+// Requires: AVX
+TEXT ·bf16RowF32AMX(SB), NOSPLIT, $0-8
+	MOVQ t+0(FP), DI
+	LONG $0x4978e2c4
+	LONG $0x00007887
+	BYTE $0x00
+	MOVQ (DI), BX
+	MOVQ 8(DI), R8
+	MOVQ 16(DI), DX
+	MOVQ 48(DI), R9
+	MOVQ 96(DI), R10
+	MOVQ 40(DI), R12
+	MOVQ 56(DI), R11
+
+sliver:
+	MOVQ R11, R14
+	SHLQ $0x04, R14
+	ADDQ DX, R14
+	CMPQ 80(DI), $0x00
+	JE   zero
+	LONG $0x4b7ba2c4
+	LONG $0x00001a84
+	WORD $0x0000
+	LONG $0x4b7ba2c4
+	LONG $0x00401a8c
+	WORD $0x0000
+	LONG $0x4b7b82c4
+	LONG $0x00001e94
+	WORD $0x0000
+	LONG $0x4b7b82c4
+	LONG $0x00401e9c
+	WORD $0x0000
+	JMP  begin
+
+zero:
+	LONG $0x497be2c4
+	BYTE $0xc0
+	LONG $0x497be2c4
+	BYTE $0xc8
+	LONG $0x497be2c4
+	BYTE $0xd0
+	LONG $0x497be2c4
+	BYTE $0xd8
+
+begin:
+	MOVQ 16(DI), R15
+	MOVQ R11, R14
+	SHLQ $0x05, R14
+	ADDQ R15, R14
+	MOVQ R14, 200(DI)
+	MOVQ BX, SI
+	MOVQ R10, R14
+	SHLQ $0x04, R14
+	ADDQ SI, R14
+	MOVQ R8, R13
+	MOVQ 32(DI), CX
+	MOVQ 104(DI), AX
+
+block:
+	LONG $0x4b7b82c4
+	LONG $0x00000db4
+	WORD $0x0000
+	LONG $0x4b7ba2c4
+	LONG $0x000016a4
+	WORD $0x0000
+	LONG $0x5c4ae2c4
+	BYTE $0xc4
+	LONG $0x4b7b82c4
+	LONG $0x00400dbc
+	WORD $0x0000
+	LONG $0x5c42e2c4
+	BYTE $0xcc
+	LONG $0x4b7b82c4
+	LONG $0x000016ac
+	WORD $0x0000
+	LONG $0x5c4ae2c4
+	BYTE $0xd5
+	LONG $0x5c42e2c4
+	BYTE $0xdd
+	CMPQ R15, 200(DI)
+	JAE  near
+	LONG $0x4f0d0f41
+	BYTE $0x00
+	LONG $0x4f0d0f41
+	BYTE $0x40
+	LONG $0x4f0d0f41
+	BYTE $0x7c
+	ADDQ R11, R15
+	LONG $0x4f0d0f41
+	BYTE $0x00
+	LONG $0x4f0d0f41
+	BYTE $0x40
+	LONG $0x4f0d0f41
+	BYTE $0x7c
+	ADDQ R11, R15
+
+near:
+	ADDQ AX, SI
+	ADDQ AX, R14
+	ADDQ $0x00000800, R13
+	DECQ CX
+	JNZ  block
+	MOVQ R11, R14
+	SHLQ $0x04, R14
+	ADDQ DX, R14
+	LONG $0x4b7aa2c4
+	LONG $0x00001a84
+	WORD $0x0000
+	LONG $0x4b7aa2c4
+	LONG $0x00401a8c
+	WORD $0x0000
+	LONG $0x4b7a82c4
+	LONG $0x00001e94
+	WORD $0x0000
+	LONG $0x4b7a82c4
+	LONG $0x00401e9c
+	WORD $0x0000
+	MOVQ 216(DI), R14
+	ADDQ R14, DX
+	MOVQ DX, 16(DI)
+	ADDQ 208(DI), R8
+	DECQ R12
+	JNZ  sliver
+	LONG $0x4978e2c4
+	BYTE $0xc0
+	VZEROUPPER
+	RET
+
+// func s8RowAMX(t *byte)
+// Requires: AVX, AVX512BW, AVX512F
+TEXT ·s8RowAMX(SB), NOSPLIT, $0-8
+	MOVQ         t+0(FP), DI
+	LONG         $0x4978e2c4
+	LONG         $0x00007887
+	BYTE         $0x00
+	MOVQ         (DI), BX
+	MOVQ         8(DI), R8
+	MOVQ         16(DI), DX
+	MOVQ         48(DI), R9
+	MOVQ         96(DI), R10
+	MOVQ         40(DI), R12
+	MOVQ         192(DI), R11
+	MOVL         $0x00007fff, AX
+	VPBROADCASTD AX, Z8
+	MOVL         $0x00000001, AX
+	VPBROADCASTD AX, Z9
+	MOVL         $0x00400000, AX
+	VPBROADCASTD AX, Z10
+	MOVL         $0x00010000, AX
+	VPBROADCASTD AX, Z11
+	VMOVDQU32    highwords<>+0(SB), Z12
+
+sliver:
+	CMPQ 80(DI), $0x00
+	JE   zero
+	LONG $0x4b7ba2c4
+	LONG $0x00000a84
+	WORD $0x0000
+	LONG $0x4b7ba2c4
+	LONG $0x00400a8c
+	WORD $0x0000
+	LONG $0x4b7ba2c4
+	LONG $0x08000a94
+	WORD $0x0000
+	LONG $0x4b7ba2c4
+	LONG $0x08400a9c
+	WORD $0x0000
+	JMP  begin
+
+zero:
+	LONG $0x497be2c4
+	BYTE $0xc0
+	LONG $0x497be2c4
+	BYTE $0xc8
+	LONG $0x497be2c4
+	BYTE $0xd0
+	LONG $0x497be2c4
+	BYTE $0xd8
+
+begin:
+	MOVQ 184(DI), R15
+	MOVQ R11, R14
+	SHLQ $0x05, R14
+	ADDQ R15, R14
+	MOVQ R14, 200(DI)
+	MOVQ BX, SI
+	MOVQ R10, R14
+	SHLQ $0x04, R14
+	ADDQ SI, R14
+	MOVQ R8, R13
+	MOVQ 32(DI), CX
+	MOVQ 104(DI), AX
+
+block:
+	LONG $0x4b7b82c4
+	LONG $0x00000db4
+	WORD $0x0000
+	LONG $0x4b7ba2c4
+	LONG $0x000016a4
+	WORD $0x0000
+	LONG $0x5e4be2c4
+	BYTE $0xc4
+	LONG $0x4b7b82c4
+	LONG $0x00400dbc
+	WORD $0x0000
+	LONG $0x5e43e2c4
+	BYTE $0xcc
+	LONG $0x4b7b82c4
+	LONG $0x000016ac
+	WORD $0x0000
+	LONG $0x5e4be2c4
+	BYTE $0xd5
+	LONG $0x5e43e2c4
+	BYTE $0xdd
+	CMPQ R15, 200(DI)
+	JAE  near
+	LONG $0x4f0d0f41
+	BYTE $0x00
+	ADDQ R11, R15
+	LONG $0x4f0d0f41
+	BYTE $0x00
+	ADDQ R11, R15
+
+near:
+	ADDQ    AX, SI
+	ADDQ    AX, R14
+	ADDQ    $0x00000800, R13
+	DECQ    CX
+	JNZ     block
+	LONG    $0x4b7aa2c4
+	LONG    $0x00000a84
+	WORD    $0x0000
+	LONG    $0x4b7aa2c4
+	LONG    $0x00400a8c
+	WORD    $0x0000
+	LONG    $0x4b7aa2c4
+	LONG    $0x08000a94
+	WORD    $0x0000
+	LONG    $0x4b7aa2c4
+	LONG    $0x08400a9c
+	WORD    $0x0000
+	MOVQ    184(DI), R14
+	TESTQ   R14, R14
+	JZ      wait
+	MOVQ    DX, SI
+	KXORW   K6, K6, K6
+	MOVQ    24(DI), R15
+	TESTQ   R15, R15
+	JZ      unbiased
+	KXNORW  K6, K6, K6
+	VMOVUPS (R15), Z16
+	VMOVUPS 64(R15), Z17
+	ADDQ    $0x00000080, R15
+	MOVQ    R15, 24(DI)
+
+unbiased:
+	MOVQ    232(DI), R15
+	VMOVUPS (R15), Z18
+	VMOVUPS 64(R15), Z19
+	ADDQ    $0x00000080, R15
+	MOVQ    R15, 232(DI)
+	MOVQ    224(DI), R15
+	MOVQ    $0x00000020, CX
+
+row:
+	VMOVUPS      (SI), Z0
+	VMOVUPS      64(SI), Z1
+	VBROADCASTSS (R15), Z20
+	ADDQ         $0x04, R15
+	VCVTDQ2PS    Z0, Z0
+	VMULPS       Z20, Z0, Z0
+	VMULPS       Z18, Z0, Z0
+	VADDPS       Z16, Z0, K6, Z0
+	VCVTDQ2PS    Z1, Z1
+	VMULPS       Z20, Z1, Z1
+	VMULPS       Z19, Z1, Z1
+	VADDPS       Z17, Z1, K6, Z1
+	VPTESTMD     Z11, Z0, K4
+	VPADDD       Z8, Z0, Z4
+	VPADDD       Z9, Z4, K4, Z4
+	VCMPPS       $0x03, Z0, Z0, K5
+	VPORD        Z10, Z0, K5, Z4
+	VPTESTMD     Z11, Z1, K4
+	VPADDD       Z8, Z1, Z5
+	VPADDD       Z9, Z5, K4, Z5
+	VCMPPS       $0x03, Z1, Z1, K5
+	VPORD        Z10, Z1, K5, Z5
+	VMOVDQA32    Z12, Z0
+	VPERMI2W     Z5, Z4, Z0
+	VMOVDQU16    Z0, (R14)
+	ADDQ         $0x00000080, SI
+	ADDQ         R11, R14
+	DECQ         CX
+	JNZ          row
+	ADDQ         $0x40, 184(DI)
+
+wait:
+	MOVQ 216(DI), R14
+	ADDQ R14, DX
+	ADDQ 208(DI), R8
+	DECQ R12
+	JNZ  sliver
+	LONG $0x4978e2c4
+	BYTE $0xc0
+	VZEROUPPER
+	RET
+
 // func biasAVX512(c *byte, bias *byte, ldc int, rows int, mask int)
 // Requires: AVX, AVX512F
 TEXT ·biasAVX512(SB), NOSPLIT, $0-40

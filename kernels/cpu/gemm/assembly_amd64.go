@@ -307,3 +307,15 @@ func u8x32x16AMX(t *tile)
 
 //go:noescape
 func u8x32x32AMX(t *tile)
+
+// The kernels of a row of whole tiles: bf16 to bf16, to float32, and int8 by scales to
+// bf16.
+
+//go:noescape
+func bf16RowAMX(t *tile)
+
+//go:noescape
+func bf16RowF32AMX(t *tile)
+
+//go:noescape
+func s8RowAMX(t *tile)

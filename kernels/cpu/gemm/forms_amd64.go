@@ -156,7 +156,7 @@ func (p *Product) tileStrip(s area, c unsafe.Pointer, ldc int) {
 		}
 	}
 	if p.last && p.bias != nil && !p.spec.scaled() {
-		var bias [maxNR]float32
+		var bias [maxTileCols]float32
 		biasAVX512(c, p.biasOf(s.j0, s.j1, &bias), ldc, rows, 1<<cols-1)
 	}
 }

@@ -24,6 +24,13 @@ type tile struct {
 	block  int // between blocks of 16 units of A
 	times  int // blocks of K, k deep each; a, b, next and add move on with them
 	config [64]byte
+
+	// Of a row of tiles (rowTiles).
+	out                  unsafe.Pointer // first 16-bit element of C; nil: the sums stay at c
+	ldo                  int            // between its rows
+	_                    uintptr        // the kernel's own
+	stepB, stepC         int            // between slivers of B, tiles of sums
+	rowScales, colScales unsafe.Pointer // of int8
 }
 
 // configure sets the shapes of the tile registers: C in 0 … 3, row by row, A in

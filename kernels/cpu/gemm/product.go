@@ -216,7 +216,7 @@ func (p *Product) biasAt(j int) float32 {
 
 // biasOf returns the bias of columns [j0, j1) as float32: where it lies, or
 // widened into to.
-func (p *Product) biasOf(j0, j1 int, to *[maxNR]float32) unsafe.Pointer {
+func (p *Product) biasOf(j0, j1 int, to *[maxTileCols]float32) unsafe.Pointer {
 	if !p.biasIn {
 		return unsafe.Add(p.bias, 4*j0)
 	}
@@ -318,6 +318,22 @@ func (p *Product) tile(i int) {
 	}
 	x := area{i0: p.m0 + ti*p.cut.tileRows, j0: p.n0 + tj*p.cut.tileCols}
 	x.i1, x.j1 = min(x.i0+p.cut.tileRows, p.m1), min(x.j0+p.cut.tileCols, p.n1)
+	if rows, cols := p.rowTiles(x); rows > 0 {
+		p.part(area{x.i0, x.i0 + rows, x.j0 + cols, x.j1})
+		p.part(area{x.i0 + rows, x.i1, x.j0, x.j1})
+	} else {
+		p.part(x)
+	}
+	if p.Epilogue != nil && p.last {
+		p.Epilogue.Tile(x.i0, x.i1, x.j0, x.j1)
+	}
+}
+
+// part computes a part of a tile, which begins with a sliver, in strips.
+func (p *Product) part(x area) {
+	if x.i0 == x.i1 {
+		return
+	}
 	switch {
 	case p.spec.Out.size() == 4:
 		c := unsafe.Add(p.c, x.i0*p.ldc+4*x.j0)
@@ -336,13 +352,10 @@ func (p *Product) tile(i int) {
 			p.narrowStrip(s, unsafe.Add(p.sums, 4*(j-p.n0)*p.cut.rows+(x.i0-p.m0)*ld), ld)
 		}
 	}
-	if p.Epilogue != nil && p.last {
-		p.Epilogue.Tile(x.i0, x.i1, x.j0, x.j1)
-	}
 }
 
-// maxTileRows and maxNR bound a strip of any kernel.
-const maxTileRows, maxNR = 256, 32
+// maxTileRows, maxTileCols and maxNR bound a tile and a strip of any kernel.
+const maxTileRows, maxTileCols, maxNR = 256, 256, 32
 
 // narrowTile computes a tile of 16-bit elements through sums on the stack.
 func (p *Product) narrowTile(x area) {
@@ -374,7 +387,8 @@ func (p *Product) narrowStrip(s area, sums unsafe.Pointer, ld int) {
 // lie.
 func (p *Product) scale(s area, c, sums unsafe.Pointer, ld int) {
 	n := s.j1 - s.j0
-	var biases, old [maxNR]float32
+	var biases [maxTileCols]float32
+	var old [maxNR]float32
 	bias, cols := biases[:n], p.scales[1][s.j0:s.j1]
 	if p.bias != nil {
 		bias = unsafe.Slice((*float32)(p.biasOf(s.j0, s.j1, &biases)), n)
@@ -408,7 +422,7 @@ func (p *Product) strip(s area, c unsafe.Pointer, ldc int) {
 	mr, nr := p.kernels.mr, p.kernels.nr
 	rows := s.i1 - s.i0
 	whole, rest := rows/mr, rows%mr
-	var bias [maxNR]float32
+	var bias [maxTileCols]float32
 	t := tile{ldb: 4 * nr, ldc: ldc, step: 4 * p.depth * mr, mask: 1<<(s.j1-s.j0) - 1}
 	a := unsafe.Add(p.packA, 4*p.depth*(s.i0-p.m0))
 	b := unsafe.Add(p.packB, 4*p.depth*(s.j0-p.n0))

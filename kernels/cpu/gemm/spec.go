@@ -235,8 +235,8 @@ func (s *Spec) blocking(k *kernels) blocking {
 			return b
 		}
 		switch moreRows, moreCols := b.tileRows > k.mr, b.tileCols > k.nr; {
-		case k.tiles() && b.tileCols > 2*k.nr: // a sliver of B is read by all rows of a tile: it passes them faster than it comes
-			gridCols *= 2
+		case k.tiles() && b.tileRows > 2*k.mr: // a sliver of A is read by all columns of a tile
+			gridRows *= 2
 		case moreRows && (b.tileRows >= b.tileCols || !moreCols):
 			gridRows *= 2
 		case moreCols:

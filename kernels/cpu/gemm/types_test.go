@@ -140,6 +140,12 @@ func TestDotProductsDependOnKAlone(t *testing.T) {
 	for range 40 {
 		s := Spec{M: 1 + r.IntN(150), N: 1 + r.IntN(150), K: 1 + r.IntN(1500), TransA: r.IntN(2) == 0, TransB: r.IntN(2) == 0, Accumulate: r.IntN(2) == 0, In: BF16}
 		if r.IntN(2) == 0 {
+			s.Out = BF16
+		}
+		if r.IntN(8) == 0 { // sums of more than a chunk wait in memory
+			s.M, s.N, s.K = 1+s.M/2, 1+s.N/2, s.K+2*chunkDepth
+		}
+		if r.IntN(2) == 0 {
 			s.K = (s.K + 31) / 32 * 32 // A may be read where it lies
 		}
 		o := randomTypedOperands(r, s)
@@ -156,7 +162,8 @@ func TestDotProductsDependOnKAlone(t *testing.T) {
 		if s.TransB {
 			skipB = c0 * m[1].ld
 		}
-		po := typedOperands{a: o.a[2*skipA:], b: o.b[2*skipB:], c: append([]byte(nil), o.c[4*(r0*s.N+c0):]...)}
+		size := s.Out.size()
+		po := typedOperands{a: o.a[2*skipA:], b: o.b[2*skipB:], c: append([]byte(nil), o.c[size*(r0*s.N+c0):]...)}
 		if o.bias != nil {
 			po.bias = o.bias[c0:]
 		}
@@ -165,8 +172,31 @@ func TestDotProductsDependOnKAlone(t *testing.T) {
 			require.Equal(t, whole, runTyped(t, s, k, threePool, o), "%v %+v", &k, s)
 			got := runTyped(t, part, k, twoPool, po)
 			for i := range part.M {
-				require.Equal(t, whole[4*((r0+i)*s.N+c0):][:4*part.N], got[4*i*s.N:][:4*part.N], "%v %+v %+v row %d", &k, s, part, i)
+				require.Equal(t, whole[size*((r0+i)*s.N+c0):][:size*part.N], got[size*i*s.N:][:size*part.N], "%v %+v %+v row %d", &k, s, part, i)
 			}
+		}
+	}
+}
+
+// The float32 sum over pieces of K, rounded at the end, is what a product over all of K
+// writes in 16 bits: the head's gradient may be summed either way.
+func TestHalfSumOverPieces(t *testing.T) {
+	r := rand.New(rand.NewPCG(14, 0))
+	for _, k := range sets(BF16) {
+		whole := Spec{M: 70, N: 65, K: 4 * KC, TransA: true, In: BF16, Out: BF16}
+		o := randomTypedOperands(r, whole)
+		o.bias = nil
+		piece := whole
+		piece.K, piece.Out, piece.Accumulate = k.group*KC, F32, true
+		sum := typedOperands{c: make([]byte, 4*whole.M*whole.N)}
+		for k0 := 0; k0 < whole.K; k0 += piece.K {
+			piece.Accumulate = k0 > 0
+			sum.a, sum.b = o.a[2*k0*whole.M:], o.b[2*k0*whole.N:]
+			sum.c = runTyped(t, piece, k, twoPool, sum)
+		}
+		got := decode(BF16, runTyped(t, whole, k, onePool, o))
+		for i, v := range decode(F32, sum.c) {
+			require.Equal(t, float64(widened(BF16, narrowed(BF16, float32(v)))), got[i], "%v element %d", &k, i)
 		}
 	}
 }

@@ -24,6 +24,9 @@ func amx() {
 			}
 		}
 	}
+	rowAMX("bf16RowAMX", tdpbf16ps, rowNarrow)
+	rowAMX("bf16RowF32AMX", tdpbf16ps, rowStore)
+	rowAMX("s8RowAMX", tdpbssd, rowScale)
 	bias512()
 	scale512()
 }

@@ -82,29 +82,40 @@ func halves512() {
 		VCVTPS2PH(operand.Imm(0), zmm[1], reg.Y1)
 		VINSERTI64X4(operand.Imm(1), reg.Y1, zmm[0], zmm[0])
 	})
-	order := GLOBL("highwords", RODATA|NOPTR)
-	for i := range 32 {
-		DATA(2*i, operand.U16(2*i+1))
+	narrow512("narrowBF16", narrowConstants, narrowRound)
+}
+
+// highWords is the table of narrowRound, one a file.
+var highWords *operand.Mem
+
+// narrowConstants loads what narrowRound reads, zmm8 to 12, through EAX.
+func narrowConstants() {
+	if highWords == nil {
+		order := GLOBL("highwords", RODATA|NOPTR)
+		for i := range 32 {
+			DATA(2*i, operand.U16(2*i+1))
+		}
+		highWords = &order
 	}
-	narrow512("narrowBF16", func() {
-		for i, c := range []uint32{0x7fff, 1, 0x400000, 1 << 16} {
-			MOVL(operand.U32(c), reg.EAX)
-			VPBROADCASTD(reg.EAX, zmm[8+i])
-		}
-		VMOVDQU32(order, zmm[12])
-	}, func() {
-		// Integer arithmetic, since VCVTNEPS2BF16 makes subnormals zero. What is
-		// left are the high words of both.
-		for v := range 2 {
-			VPTESTMD(zmm[11], zmm[v], reg.K4)
-			VPADDD(zmm[8], zmm[v], zmm[4+v])
-			VPADDD(zmm[9], zmm[4+v], reg.K4, zmm[4+v])
-			VCMPPS(operand.Imm(unordered), zmm[v], zmm[v], reg.K5)
-			VPORD(zmm[10], zmm[v], reg.K5, zmm[4+v])
-		}
-		VMOVDQA32(zmm[12], zmm[0])
-		VPERMI2W(zmm[5], zmm[4], zmm[0])
-	})
+	for i, c := range []uint32{0x7fff, 1, 0x400000, 1 << 16} {
+		MOVL(operand.U32(c), reg.EAX)
+		VPBROADCASTD(reg.EAX, zmm[8+i])
+	}
+	VMOVDQU32(*highWords, zmm[12])
+}
+
+// narrowRound rounds zmm0 and zmm1 to 32 bf16 in zmm0: in integer arithmetic, since
+// VCVTNEPS2BF16 makes subnormals zero. What is left are the high words of both.
+func narrowRound() {
+	for v := range 2 {
+		VPTESTMD(zmm[11], zmm[v], reg.K4)
+		VPADDD(zmm[8], zmm[v], zmm[4+v])
+		VPADDD(zmm[9], zmm[4+v], reg.K4, zmm[4+v])
+		VCMPPS(operand.Imm(unordered), zmm[v], zmm[v], reg.K5)
+		VPORD(zmm[10], zmm[v], reg.K5, zmm[4+v])
+	}
+	VMOVDQA32(zmm[12], zmm[0])
+	VPERMI2W(zmm[5], zmm[4], zmm[0])
 }
 
 const unordered = 3 // the predicate of VCMPPS

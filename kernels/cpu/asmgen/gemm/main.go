@@ -53,6 +53,15 @@ const (
 	tileKB    = 104 // AMX: bytes between blocks of 16 units of A
 	tileTimes = 112 // AMX: blocks of K
 	tileCfg   = 120 // AMX: the tile configuration, 64 bytes
+
+	// AMX, of a row of tiles.
+	tileOut       = 184 // first 16-bit element of C
+	tileLdo       = 192 // bytes between its rows
+	tileEnd       = 200 // of the lines of C that are brought nearer
+	tileStepB     = 208 // bytes between slivers of B
+	tileStepC     = 216 // bytes between tiles of sums
+	tileRowScales = 224 // of int8
+	tileColScales = 232
 )
 
 func at(base reg.Register, disp int) operand.Mem { return operand.Mem{Base: base, Disp: disp} }
