@@ -485,7 +485,7 @@ func ExampleJob() {
 		check(err)
 		return
 	}
-	cfg.Over(joined)
+	cfg = cfg.Over(joined)
 	t, err := spillway.New(ctx, cfg)
 	check(err)
 	err = t.Run(ctx, nil)

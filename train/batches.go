@@ -14,6 +14,7 @@ type batches struct {
 	buffer  *data.Buffer       // nil for what the program brought along
 	samples *data.SampleReader // that; else nil
 	perRank int64              // targets of one micro-batch of one rank, all counted; −1: they must be counted
+	steps   int                // batches of an evaluation
 	scratch [2][]int32
 }
 
@@ -22,9 +23,9 @@ const evalField = "Config.Own.Eval"
 
 // openData opens the training and held-out data and the tokenizer.
 func (t *Trainer) openData() error {
-	c := &t.cfg
+	c := t.cfg
 	var err error
-	if err = t.openTokenizer(); err != nil {
+	if t.tokenizer, err = c.openTokenizer(c.model.Vocab); err != nil {
 		return err
 	}
 	switch {
@@ -53,7 +54,7 @@ func (t *Trainer) openData() error {
 }
 
 func (t *Trainer) open(field, path string, accum int) (*batches, error) {
-	c := &t.cfg
+	c := t.cfg
 	if s := sampleShape(t.plan.Program, c.Batch); s.Tokens != c.Seq || s.Targets != c.Seq || len(s.Inputs) > 0 {
 		return nil, fmt.Errorf("%s %.80q: model %.80q takes more than tokens and the next ones, which are all that files have; it needs data of its own (Config.Own)", field, path, c.modelName())
 	}
@@ -61,7 +62,7 @@ func (t *Trainer) open(field, path string, accum int) (*batches, error) {
 	if field == "Config.EvalData" {
 		glob = c.EvalGlob
 	}
-	buf, err := data.Open(path, data.Options{Tokenizer: t.tokenizer, Vocab: t.model.Vocab, Glob: glob, TextField: c.TextField, Threads: c.threads()})
+	buf, err := data.Open(path, data.Options{Tokenizer: t.tokenizer, Vocab: t.cfg.model.Vocab, Glob: glob, TextField: c.TextField, Threads: c.threads()})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", field, err)
 	}
@@ -77,15 +78,15 @@ func (t *Trainer) open(field, path string, accum int) (*batches, error) {
 	if field == "Config.EvalData" {
 		order = data.Sequential
 	}
-	b := &batches{source: buf, buffer: buf, perRank: int64(c.Batch) * int64(c.Seq)}
+	b := &batches{source: buf, buffer: buf, perRank: int64(c.Batch) * int64(c.Seq), steps: c.EvalSteps}
 	if c.Inference && buf.Len() > 1 {
 		rows := int64(c.Batch) * int64(c.Ranks)
 		rows *= (data.WholeRows(buf, c.Seq) + rows - 1) / rows
 		b.source, b.perRank = data.Whole(buf, c.Seq, rows), -1
 		b.scratch = [2][]int32{make([]int32, c.Batch*c.Seq), make([]int32, c.Batch*c.Seq)}
-		c.EvalSteps = int(rows / int64(c.Batch) / int64(c.Ranks))
+		b.steps = int(rows / int64(c.Batch) / int64(c.Ranks))
 	}
-	b.sampler, err = data.NewSampler(b.source, data.SamplerConfig{Order: order, Seed: c.Seed, Seq: c.Seq, Batch: c.Batch, Accum: accum, Ranks: c.Ranks, Vocab: t.model.Vocab})
+	b.sampler, err = data.NewSampler(b.source, data.SamplerConfig{Order: order, Seed: c.Seed, Seq: c.Seq, Batch: c.Batch, Accum: accum, Ranks: c.Ranks, Vocab: t.cfg.model.Vocab})
 	if err != nil {
 		buf.Close()
 		return nil, fmt.Errorf("%s: %w", field, err)
@@ -95,18 +96,18 @@ func (t *Trainer) open(field, path string, accum int) (*batches, error) {
 
 // openSamples opens data that the program brought along.
 func (t *Trainer) openSamples(field string, s data.Samples, accum int) (*batches, error) {
-	c := &t.cfg
+	c := t.cfg
 	shape := sampleShape(t.plan.Program, c.Batch)
-	shape.Vocab, shape.Classes = t.model.Vocab, t.model.Vocab
+	shape.Vocab, shape.Classes = t.cfg.model.Vocab, t.cfg.model.Vocab
 	if c.Own.Model != nil {
-		fwd, err := ownForward(c)
+		fwd, err := ownForward(&c.Config, nil)
 		if err != nil {
 			return nil, err
 		}
 		shape.Vocab, shape.Classes = 0, 0
 		boundsOf(&shape, fwd.Train)
 	}
-	order, rows := data.Sequential, s.Len()
+	order, rows, steps := data.Sequential, s.Len(), c.EvalSteps
 	if strings.EqualFold(c.Order, data.Shuffled.String()) && field != evalField {
 		order = data.Shuffled
 	}
@@ -116,13 +117,13 @@ func (t *Trainer) openSamples(field string, s data.Samples, accum int) (*batches
 			return nil, fmt.Errorf("%s: %d samples are no multiple of %d rows (Batch × Ranks), and a model without targets can't leave rows out", field, rows, all)
 		}
 		rows = (rows + all - 1) / all * all
-		c.EvalSteps = int(rows / all)
+		steps = int(rows / all)
 	}
 	r, err := data.NewSampleReader(s, shape, rows, data.SamplerConfig{Order: order, Seed: c.Seed, Batch: c.Batch, Accum: accum, Ranks: c.Ranks})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", field, err)
 	}
-	return &batches{sampler: r.Sampler, samples: r, perRank: -1}, nil
+	return &batches{sampler: r.Sampler, samples: r, perRank: -1, steps: steps}, nil
 }
 
 func (b *batches) fill(step, micro, rank int, m *data.Micro) error {

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/hfmodel"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/model"
@@ -18,55 +17,19 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// resolved is a configuration with what its model and folders say, read once: plans and
-// searches over it open no file. It is never written again.
-type resolved struct {
-	cfg    Config // with Seq, and the tokenizer that text is read with, filled in
-	model  hfconfig.Config
-	shared *shared
-}
-
-// resolve validates a configuration and reads what it names.
-func resolve(cfg Config) (*resolved, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	given := cfg.shared
-	if cfg.shared == nil {
-		cfg.shared = &shared{}
-	}
-	sh := cfg.shared
-	h, err := cfg.modelShape()
-	cfg.shared = given // what a run's plans share is not kept with its Config
-	if err != nil {
-		return nil, err
-	}
-	if cfg.Seq == 0 {
-		cfg.Seq = min(256, h.Positions)
-	}
-	if cfg.Seq > h.Positions {
-		return nil, refuse("Config.Seq %d is over the model's %d positions", cfg.Seq, h.Positions)
-	}
-	if cfg.Tokenizer == "" && cfg.readsText() {
-		cfg.Tokenizer = modelTokenizer(&cfg, h.Vocab)
-	}
-	r := &resolved{cfg: cfg, model: h, shared: sh}
-	return r, nil
-}
-
 // spec is the configuration as a search takes it, for a machine on which the time of a
 // step is predicted; nil: none is.
-func (r *resolved) spec(machine *cost.Machine) (search.Spec, error) {
-	c := &r.cfg
-	conf, err := r.passes(c)
+func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
+	c := &p.Config
+	conf, err := p.passes()
 	if err != nil {
 		return search.Spec{}, err
 	}
 	s := search.Spec{
-		Job: r, Plans: &r.shared.Shared,
+		Job: p, Plans: &p.shared.Shared,
 		Ranks: c.Ranks, ShardSize: c.ShardSize, Stage: c.Zero, Batch: c.Batch, Seq: c.Seq, Accum: c.Accum, LayerOrder: c.asksLayers(), Prefetch: c.Prefetch,
 		Precision: conf.Precision, Recompute: conf.Recompute, Auto: c.recomputeAuto(), Offload: conf.Offload, Disk: c.Disk != "",
-		Capacity: conf.Capacity, Outside: conf.Outside, Layers: r.model.Layers, Frozen: len(c.Freeze) > 0,
+		Capacity: conf.Capacity, Outside: conf.Outside, Layers: p.model.Layers, Frozen: len(c.Freeze) > 0,
 	}
 	s.Offload.Chunk = 0
 	// What auto comes to on a CPU must not depend on what was measured of this one.
@@ -77,38 +40,35 @@ func (r *resolved) spec(machine *cost.Machine) (search.Spec, error) {
 }
 
 // At is what package plan takes for micro-batches of a shape.
-func (r *resolved) At(sh search.Shape) (at plan.Spec, err error) {
-	c := r.cfg
-	c.Batch, c.Seq = sh.Batch, sh.Seq
-	if !strings.EqualFold(c.precision(), sh.Precision.String()) {
-		c.Precision = sh.Precision.String()
-		if err := c.Validate(); err != nil {
+func (p planner) At(sh search.Shape) (at plan.Spec, err error) {
+	q := p.request
+	q.Batch, q.Seq = sh.Batch, sh.Seq
+	if !strings.EqualFold(q.precision(), sh.Precision.String()) {
+		q.Precision = sh.Precision.String()
+		if err := q.Validate(); err != nil {
 			return at, err
 		}
 	}
-	if at.Forward, err = r.forward(&c, sh.Layers); err != nil {
+	if at.Forward, err = p.forward(&q, sh.Layers); err != nil {
 		return at, err
 	}
-	at.Config, err = r.passes(&c)
+	at.Config, err = q.passes()
 	return at, err
 }
 
 // Outside is what a rank's process needs outside the arenas of a plan.
-func (r *resolved) Outside(p *plan.Plan) [graph.NumSpaces]int64 {
-	c := r.cfg
-	c.Ranks = p.Config.Ranks
-	return c.outside(p)
+func (p planner) Outside(of *plan.Plan) [graph.NumSpaces]int64 {
+	c := p.Config
+	c.Ranks = of.Config.Ranks
+	return c.outside(of)
 }
 
-// forward builds the programs of a configuration, of so many layers where they are not
-// 0.
-func (r *resolved) forward(c *Config, layers int) (fwd plan.Forward, err error) {
+// forward builds the programs of a request, of so many layers where they are not 0.
+func (p planner) forward(c *request, layers int) (fwd plan.Forward, err error) {
 	if c.Own.Model != nil {
-		own := *c
-		own.shared = r.shared
-		return ownForward(&own)
+		return ownForward(&c.Config, p.shared)
 	}
-	h := r.model
+	h := p.model
 	if layers > 0 {
 		h.Layers = layers
 	}
@@ -120,22 +80,22 @@ func (r *resolved) forward(c *Config, layers int) (fwd plan.Forward, err error) 
 	if m.Family == model.Llama && c.Dropout > 0 {
 		return fwd, refuse("Config.Dropout %g with a Llama: the architecture has no dropout; leave it out", c.Dropout)
 	}
-	if fwd.Train, err = r.shared.model(m, model.Train, c.Batch, c.Seq); err != nil {
+	if fwd.Train, err = p.shared.model(m, model.Train, c.Batch, c.Seq); err != nil {
 		return fwd, err
 	}
 	if c.evaluates() {
-		if fwd.Eval, err = r.shared.model(m, model.Eval, c.Batch, c.Seq); err != nil {
+		if fwd.Eval, err = p.shared.model(m, model.Eval, c.Batch, c.Seq); err != nil {
 			return fwd, err
 		}
 	}
 	if c.Generate {
-		err = r.shared.generation(&fwd, m, c)
+		err = p.shared.generation(&fwd, m, c)
 	}
 	return fwd, err
 }
 
-// passes is what the passes take of a configuration beside the programs.
-func (r *resolved) passes(cfg *Config) (conf plan.Config, err error) {
+// passes is what the passes take of a request beside the programs.
+func (cfg *request) passes() (conf plan.Config, err error) {
 	var again recompute.Options
 	if !cfg.recomputeAuto() {
 		if again, err = recompute.Parse(cfg.Recompute); err != nil {
@@ -172,47 +132,43 @@ func (r *resolved) passes(cfg *Config) (conf plan.Config, err error) {
 		Int8:        precision.Int8{Activations: cfg.int8("activations"), Matmul: cfg.int8("matmul")},
 		CachePrefix: cfg.FrozenCache.Bytes > 0, Rows: int64(cfg.Batch),
 		Outside: outside,
-		Verify:  cfg.Poison,
+		Verify:  cfg.poison,
 	}, nil
 }
 
-// build validates cfg, fills in what depends on the model, and plans. chosen is what
-// was computed again for "auto"; nil: it was not asked for.
-func build(ctx context.Context, cfg *Config) (p *plan.Plan, h hfconfig.Config, chosen *search.Chosen, err error) {
-	r, s, chosen, err := settled(ctx, cfg)
+// build resolves a request and plans it.
+func (q request) build(ctx context.Context) (*plan.Plan, *resolved, error) {
+	r, s, err := q.settle(ctx)
 	if err != nil {
-		return nil, h, nil, err
+		return nil, nil, err
 	}
-	if p, err = search.Plan(s); err == nil {
-		err = cfg.stage(p)
+	p, err := search.Plan(s)
+	if err == nil {
+		err = r.stage(p)
 	}
-	return p, r.model, chosen, err
+	return p, r.resolved, err
 }
 
-// settled resolves cfg, with what is to be computed again chosen, and fills in what it
-// comes to.
-func settled(ctx context.Context, cfg *Config) (r *resolved, s search.Spec, chosen *search.Chosen, err error) {
-	if r, err = resolve(*cfg); err != nil {
-		return nil, s, nil, err
+// settle resolves a request, with what is to be computed again chosen.
+func (q request) settle(ctx context.Context) (r planner, s search.Spec, err error) {
+	if r, err = q.resolve(); err != nil {
+		return r, s, err
 	}
-	if s, err = r.spec(nil); err != nil {
-		return nil, s, nil, err
+	if s, err = r.spec(nil); err != nil || !s.Auto {
+		return r, s, err
 	}
-	*cfg = r.cfg
-	if s.Auto {
-		if chosen, err = search.Choose(ctx, s, plannedHardware(cfg).Machine(cfg.Ranks)); err != nil {
-			return nil, s, nil, err
-		}
-		s.Recompute, s.Auto = chosen.Recompute, false
-		cfg.Recompute = chosen.Recompute.String()
+	chosen, err := search.Choose(ctx, s, plannedHardware(&r.Config).Machine(r.Ranks))
+	if err != nil {
+		return r, s, err
 	}
-	return r, s, chosen, nil
+	s.Recompute, s.Auto = chosen.Recompute, false
+	return r.choosing(chosen), s, nil
 }
 
 // generation adds the programs of generation. Keys and values are kept where
 // there are kernels for it: on the CPU in fp32. Elsewhere each token is a forward
 // over all.
-func (sh *shared) generation(fwd *plan.Forward, m model.Config, cfg *Config) (err error) {
+func (sh *shared) generation(fwd *plan.Forward, m model.Config, cfg *request) (err error) {
 	kind := model.Generate
 	if !cfg.wholeGeneration && strings.EqualFold(cfg.precision(), "fp32") && cfg.target().Name == graph.CPUTarget().Name {
 		kind = model.Prompt

@@ -16,8 +16,7 @@ import (
 // lookAtCheckpoints refuses, before anything is made, what the folder of
 // checkpoints can't be used for: a start beside the checkpoints of another run,
 // and a second process.
-func (t *Trainer) lookAtCheckpoints() error {
-	c := &t.cfg
+func (c *Config) lookAtCheckpoints() error {
 	if c.Checkpoint == "" {
 		return nil
 	}
@@ -50,7 +49,7 @@ func (c *Config) refuseUsed() error {
 // openStore locks the folder of checkpoints, and looks again: another run may have
 // come and gone since lookAtCheckpoints.
 func (t *Trainer) openStore() error {
-	c := &t.cfg
+	c := t.cfg
 	if c.Checkpoint == "" {
 		return nil
 	}
@@ -254,7 +253,7 @@ func (t *Trainer) sameRun(choice checkpoint.Choice) (was runRecord, err error) {
 	if err != nil {
 		return was, fmt.Errorf("resume: %w", err)
 	}
-	if !c.SameModel(t.model) {
+	if !c.SameModel(t.cfg.model) {
 		return was, refuseField("Model", "resume: the checkpoint %s holds another model than Config.Model %s", folder, t.cfg.Model)
 	}
 	return was, nil

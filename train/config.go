@@ -12,13 +12,11 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/recompute"
-	"github.com/spillway-ml/spillway/run"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -226,31 +224,11 @@ type Config struct {
 
 	// Generate makes the plan cover text generation (a sample after training).
 	Generate bool
-	// Poison fills released and unused device memory with NaN patterns, and
-	// verifies the program after every pass. For tests.
-	Poison bool
-	// wrapDisk puts something between the disk tier and its files. For tests.
-	wrapDisk func(rank int, f store.RawFile) store.RawFile
-	// offloadChunk is offload.Options.Chunk, where it is not 0. For tests.
-	offloadChunk int64
-	// CheckWrites runs one kernel at a time and looks for writes outside of what
-	// it declares, on all ranks. Very slow. For tests.
-	CheckWrites bool
-
 	// shared is what the plans of this configuration's copies have in common; nil: they
 	// are made each by itself.
 	shared *shared
-	// staging is the plan's, once there is one.
-	staging int64
 	// job is the processes that the ranks run in; nil: this one alone.
 	job *Job
-	// cuda takes the place of the machine's driver, compiler and libraries. For tests.
-	cuda *run.CUDAParts
-	// wholeGeneration keeps no keys and values: each token is a forward over all
-	// before it. For tests, which hold the other way to it.
-	wholeGeneration bool
-	// wrapDevice takes the place of a rank's device context. For tests of failures.
-	wrapDevice func(rank int, ctx device.Context) device.Context
 }
 
 // Default returns the contract's defaults outside the demo.

@@ -28,7 +28,7 @@ import (
 // onDouble makes cfg run on a double of the driver, with kernels of the CPU in
 // stream order, or with the GPU's own compiled for the host. At the end of the
 // run the caller asks the double what it has found.
-func onDouble(t testing.TB, cfg *Config, o drivertest.Options, own bool) *drivertest.Driver {
+func onDouble(t testing.TB, cfg *request, o drivertest.Options, own bool) *drivertest.Driver {
 	t.Helper()
 	if o.Memory == 0 {
 		o.Memory = 16 << 30

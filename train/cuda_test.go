@@ -26,7 +26,7 @@ import (
 
 // runOnDouble is runOf on a double that must find nothing: no conflicting
 // accesses that nothing orders, no byte out of an arena, no leak.
-func runOnDouble(t testing.TB, c Config, o drivertest.Options, gpuKernels bool) outcome {
+func runOnDouble(t testing.TB, c request, o drivertest.Options, gpuKernels bool) outcome {
 	t.Helper()
 	d := onDouble(t, &c, o, gpuKernels)
 	got := runOf(t, c)
@@ -124,14 +124,14 @@ func cudaTrainsIn(t *testing.T, precision string) {
 // What else changes what a run is made of: groups of a mesh, accumulation,
 // frozen parameters and their cache, other optimizers.
 func TestCUDAHostSideOfOtherRuns(t *testing.T) {
-	for name, change := range map[string]func(c *Config){
-		"hsdp":         func(c *Config) { c.Ranks, c.ShardSize, c.Accum = 4, 2, 2 },
-		"reproducible": func(c *Config) { c.Ranks, c.Accum, c.Reproducible = 3, 2, true },
-		"frozen": func(c *Config) {
+	for name, change := range map[string]func(c *request){
+		"hsdp":         func(c *request) { c.Ranks, c.ShardSize, c.Accum = 4, 2, 2 },
+		"reproducible": func(c *request) { c.Ranks, c.Accum, c.Reproducible = 3, 2, true },
+		"frozen": func(c *request) {
 			c.Freeze, c.FrozenCache = []string{"wte*", "wpe*", "h.0.*"}, FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
 		},
-		"lamb":  func(c *Config) { c.Optimizer, c.Clip, c.Offload = "lamb", 1, "optimizer=host" },
-		"llama": func(c *Config) { c.Model, c.Init, c.Zero = "../testdata/llama-untied", "../testdata/llama-untied", 2 },
+		"lamb":  func(c *request) { c.Optimizer, c.Clip, c.Offload = "lamb", 1, "optimizer=host" },
+		"llama": func(c *request) { c.Model, c.Init, c.Zero = "../testdata/llama-untied", "../testdata/llama-untied", 2 },
 	} {
 		c := tiny("gpt2")
 		c.Ranks, c.Steps, c.Batch, c.Seq = 2, 3, 1, 16
@@ -149,7 +149,7 @@ func TestCUDALostRank(t *testing.T) {
 	const timeout, sick = 700 * time.Millisecond, 1
 	for label, mode := range map[string]fault.Mode{"h.1.mlp.c_fc": fault.Hang, "adamw": fault.Panic, "h.0/all_gather": fault.AtLaunch, "tokens/in": fault.WhenRun, "loss/all_reduce": fault.Hang} {
 		c := tiny("gpt2")
-		c.Ranks, c.Zero, c.Steps, c.Timeout, c.Poison, c.Batch, c.Seq = 3, 3, 100, timeout, false, 1, 16
+		c.Ranks, c.Zero, c.Steps, c.Timeout, c.poison, c.Batch, c.Seq = 3, 3, 100, timeout, false, 1, 16
 		d := onDouble(t, &c, drivertest.Options{}, false)
 		var hurt *fault.Context
 		c.wrapDevice = func(rank int, ctx device.Context) device.Context {
@@ -159,7 +159,7 @@ func TestCUDALostRank(t *testing.T) {
 			hurt = fault.Wrap(ctx, fault.Plan{Launch: 10, Label: label, Mode: mode})
 			return hurt
 		}
-		tr, err := New(context.Background(), c)
+		tr, err := c.start(context.Background())
 		require.NoError(t, err)
 		began := time.Now()
 		err = tr.Run(context.Background(), nil)
@@ -189,7 +189,7 @@ func TestCUDARunWhole(t *testing.T) {
 	whole.Steps, whole.Checkpoint, whole.Trace = 4, "", ""
 	want := runOf(t, whole)
 	d := onDouble(t, &c, drivertest.Options{}, false)
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	require.Contains(t, tr.Device(), "GPU 0, Double (compute capability 8.0")
 	var evals int
@@ -222,7 +222,7 @@ func TestCUDACapIsTheSmallerOfWhatIsAskedAndFree(t *testing.T) {
 	base.Ranks, base.Batch, base.Seq, base.Steps = 2, 1, 16, 1
 	probe := base
 	d := onDouble(t, &probe, drivertest.Options{}, false)
-	tr, err := New(context.Background(), probe)
+	tr, err := probe.start(context.Background())
 	require.NoError(t, err)
 	need := tr.Plan().Layout.Spaces[graph.Device].Peak + tr.Config().Outside[graph.Device]
 	require.NoError(t, errors.Join(tr.Close(), d.Close()))
@@ -231,7 +231,7 @@ func TestCUDACapIsTheSmallerOfWhatIsAskedAndFree(t *testing.T) {
 		c := base
 		c.DeviceMemory = asked
 		d := onDouble(t, &c, o, false)
-		tr, err := New(context.Background(), c)
+		tr, err := c.start(context.Background())
 		if err == nil {
 			err = tr.Close()
 		}
@@ -260,18 +260,18 @@ func TestCUDAWithoutADriver(t *testing.T) {
 	c.cuda = &run.CUDAParts{Driver: func() (driver.API, error) {
 		return nil, &dynlib.NotFound{What: "NVIDIA's driver", Names: []string{"libcuda.so.1"}}
 	}}
-	_, err := New(context.Background(), c)
+	_, err := c.start(context.Background())
 	var missing *MissingDevice
 	require.ErrorAs(t, err, &missing)
 	require.ErrorContains(t, err, "Config.Device cuda: NVIDIA's driver was not found: looked for libcuda.so.1 in ")
 	require.NotContains(t, err.Error(), "\n")
 
 	d := onDouble(t, &c, drivertest.Options{Devices: -1}, false)
-	_, err = New(context.Background(), c)
+	_, err = c.start(context.Background())
 	require.ErrorAs(t, err, &missing)
 	require.ErrorContains(t, err, "the driver shows no GPU")
 	require.NoError(t, d.Close())
-	p, err := Build(t.Context(), c)
+	p, err := c.plan(t.Context())
 	require.NoError(t, err, "a plan needs no GPU")
 	require.Positive(t, p.Layout.Spaces[graph.Device].Peak)
 }
@@ -282,11 +282,11 @@ func TestCUDAWithoutADriver(t *testing.T) {
 func TestCUDAEveryCallCanFail(t *testing.T) {
 	attempt := func(tell func(*drivertest.Driver)) (calls map[string]int, err, left error) {
 		c := tiny("gpt2")
-		c.Ranks, c.Steps, c.Batch, c.Seq, c.Zero, c.Poison = 2, 2, 1, 8, 3, false
+		c.Ranks, c.Steps, c.Batch, c.Seq, c.Zero, c.poison = 2, 2, 1, 8, 3, false
 		c.Offload, c.Timeout = "optimizer=host,activations=host", 20*time.Second
 		d := onDouble(t, &c, drivertest.Options{}, false)
 		tell(d)
-		tr, err := New(context.Background(), c)
+		tr, err := c.start(context.Background())
 		if err == nil {
 			err = errors.Join(tr.Run(context.Background(), nil), tr.Close())
 		}

@@ -23,7 +23,7 @@ import (
 
 // hungry makes cfg run on a double whose device takes memory for every kernel and
 // product that runs for the first time.
-func hungry(t *testing.T, cfg *Config, memory int64) *drivertest.Driver {
+func hungry(t *testing.T, cfg *request, memory int64) *drivertest.Driver {
 	d := onDouble(t, cfg, drivertest.Options{Memory: memory, FirstLaunch: func(string) int64 { return 3<<20 + 4096 }}, true)
 	compiler, err := shim.New()
 	require.NoError(t, err)
@@ -40,11 +40,11 @@ func hungry(t *testing.T, cfg *Config, memory int64) *drivertest.Driver {
 // byte is missing is refused by a plan.
 func TestCUDAJobAtTheWall(t *testing.T) {
 	c := tiny("gpt2")
-	c.Ranks, c.Steps, c.Batch, c.Seq, c.Clip, c.Zero, c.Poison = 2, 2, 1, 8, 1, 2, false
+	c.Ranks, c.Steps, c.Batch, c.Seq, c.Clip, c.Zero, c.poison = 2, 2, 1, 8, 1, 2, false
 	start := func(memory int64) (peak, outside int64, err error) {
 		one := c
 		d := hungry(t, &one, memory)
-		tr, err := New(context.Background(), one)
+		tr, err := one.start(context.Background())
 		if err == nil {
 			p := tr.Plan()
 			peak, outside = p.Layout.Spaces[graph.Device].Peak, p.Config.Outside[graph.Device]

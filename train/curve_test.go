@@ -18,27 +18,27 @@ var (
 	curveWorlds   = []int{1, 2, 3, 4, 6, 8, 12, 24}
 	curveFeatures = []struct {
 		name   string
-		change func(*Config)
+		change func(*request)
 	}{
-		{"plain", func(*Config) {}},
-		{"recompute full", func(c *Config) { c.Recompute = "full" }},
-		{"optimizer on disk", func(c *Config) { c.Offload = "optimizer=disk" }},
-		{"clipping", func(c *Config) { c.Clip = 0.3 }},
-		{"dropout", func(c *Config) { c.Dropout = 0.1 }},
-		{"lamb", func(c *Config) { c.Optimizer = "lamb" }},
-		{"evaluation", func(c *Config) { c.EvalData, c.EvalEvery, c.EvalSteps = c.Data, 1, 2 }},
-		{"gradients on the host", func(c *Config) { c.Offload = "gradients=host,optimizer=host,parameters=host" }},
-		{"bf16", func(c *Config) { c.Precision = "bf16" }},
-		{"bf16, reduce fp32", func(c *Config) { c.Precision, c.Reduce = "bf16", "fp32" }},
-		{"fp16", func(c *Config) { c.Precision = "fp16" }},
-		{"8-bit moments", func(c *Config) { c.Int8 = []string{"optimizer"} }},
-		{"bf16, int8 gather", func(c *Config) { c.Precision, c.Int8 = "bf16", []string{"gather"} }},
-		{"int8 reduce", func(c *Config) { c.Int8 = []string{"reduce"} }},
-		{"bf16, int8 gather and reduce", func(c *Config) { c.Precision, c.Int8 = "bf16", []string{"gather", "reduce"} }},
-		{"fp16, int8 reduce", func(c *Config) { c.Precision, c.Int8 = "fp16", []string{"reduce"} }},
-		{"bf16, int8 activations and products", func(c *Config) { c.Precision, c.Int8 = "bf16", []string{"activations", "matmul"} }},
-		{"bf16 moments, stochastic rounding", func(c *Config) { c.Precision, c.OptimizerDType, c.StochasticRounding = "bf16", "bf16", true }},
-		{"llama, untied", func(c *Config) { c.Model, c.Init = "../testdata/llama-untied", "../testdata/llama-untied" }},
+		{"plain", func(*request) {}},
+		{"recompute full", func(c *request) { c.Recompute = "full" }},
+		{"optimizer on disk", func(c *request) { c.Offload = "optimizer=disk" }},
+		{"clipping", func(c *request) { c.Clip = 0.3 }},
+		{"dropout", func(c *request) { c.Dropout = 0.1 }},
+		{"lamb", func(c *request) { c.Optimizer = "lamb" }},
+		{"evaluation", func(c *request) { c.EvalData, c.EvalEvery, c.EvalSteps = c.Data, 1, 2 }},
+		{"gradients on the host", func(c *request) { c.Offload = "gradients=host,optimizer=host,parameters=host" }},
+		{"bf16", func(c *request) { c.Precision = "bf16" }},
+		{"bf16, reduce fp32", func(c *request) { c.Precision, c.Reduce = "bf16", "fp32" }},
+		{"fp16", func(c *request) { c.Precision = "fp16" }},
+		{"8-bit moments", func(c *request) { c.Int8 = []string{"optimizer"} }},
+		{"bf16, int8 gather", func(c *request) { c.Precision, c.Int8 = "bf16", []string{"gather"} }},
+		{"int8 reduce", func(c *request) { c.Int8 = []string{"reduce"} }},
+		{"bf16, int8 gather and reduce", func(c *request) { c.Precision, c.Int8 = "bf16", []string{"gather", "reduce"} }},
+		{"fp16, int8 reduce", func(c *request) { c.Precision, c.Int8 = "fp16", []string{"reduce"} }},
+		{"bf16, int8 activations and products", func(c *request) { c.Precision, c.Int8 = "bf16", []string{"activations", "matmul"} }},
+		{"bf16 moments, stochastic rounding", func(c *request) { c.Precision, c.OptimizerDType, c.StochasticRounding = "bf16", "bf16", true }},
+		{"llama, untied", func(c *request) { c.Model, c.Init = "../testdata/llama-untied", "../testdata/llama-untied" }},
 	}
 )
 
@@ -49,19 +49,19 @@ type curve struct {
 }
 
 // curveOf runs leavesOf micro-batches a step over so many ranks.
-func curveOf(t testing.TB, c Config, ranks int) (o curve) {
+func curveOf(t testing.TB, c request, ranks int) (o curve) {
 	t.Helper()
 	return curveOver(t, c, ranks, leavesOf)
 }
 
 // curveOver is curveOf with another number of micro-batches.
-func curveOver(t testing.TB, c Config, ranks, leaves int) (o curve) {
+func curveOver(t testing.TB, c request, ranks, leaves int) (o curve) {
 	t.Helper()
 	c.Ranks, c.Accum, c.Reproducible = ranks, leaves/ranks, true
 	if c.Offload != "" {
 		c.Disk = scratch(t)
 	}
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
@@ -115,9 +115,11 @@ func TestOneCurveMovesBetweenRanks(t *testing.T) {
 	c := tiny("gpt2")
 	c.Steps, c.Batch, c.Seq, c.Threads, c.Clip, c.Dropout, c.Zero = 8, 1, 8, 1, 0.5, 0.1, 3
 	c.GlobalBatch = leavesOf
-	at := func(c Config, ranks int) Config {
+	at := func(c request, ranks int) request {
 		c.Ranks, c.Reproducible = ranks, true
-		require.NoError(t, c.FollowGlobalBatch(false))
+		var err error
+		c.Config, err = c.FollowGlobalBatch(false)
+		require.NoError(t, err)
 		require.Equal(t, leavesOf/ranks, c.Accum)
 		return c
 	}
@@ -134,7 +136,7 @@ func TestOneCurveMovesBetweenRanks(t *testing.T) {
 		}
 		losses = append(losses, runOf(t, part).losses...)
 		if i == 3 {
-			tr, err := New(context.Background(), part)
+			tr, err := part.start(context.Background())
 			require.NoError(t, err)
 			sha, err := tr.ParamsSHA256()
 			require.NoError(t, errors.Join(err, tr.Close()))

@@ -12,7 +12,7 @@ import (
 // openDisk opens the folder of the disk tier, where there is one, before the
 // ranks make their files in it.
 func (t *Trainer) openDisk() error {
-	c := &t.cfg
+	c := t.cfg
 	disk := t.plan.Layout.Spaces[graph.Disk].Peak
 	if c.FrozenCache.Tier == graph.Disk {
 		disk += c.FrozenCache.Bytes

@@ -36,14 +36,14 @@ func TestUnusedDiskFolder(t *testing.T) {
 
 	c.Disk = filepath.Join(root, "file")
 	require.NoError(t, os.WriteFile(c.Disk, nil, 0o600))
-	_, err = New(context.Background(), c)
+	_, err = c.start(context.Background())
 	require.ErrorContains(t, err, "Config.Disk "+c.Disk+": disk tier: "+c.Disk+" is not a folder")
 }
 
 func TestDiskCacheHasToFitTheHost(t *testing.T) {
 	c := tiny("gpt2")
 	c.Steps, c.Disk, c.HostMemory, c.DiskCache = 1, t.TempDir(), 64<<20, 60<<20
-	_, err := New(context.Background(), c)
+	_, err := c.start(context.Background())
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
 	require.Regexp(t, `^does not fit: a rank needs .* of host memory and .*; it fits with Config.DiskCache [0-9]+MiB or less instead of 60.00 MiB$`, err.Error())
@@ -52,7 +52,7 @@ func TestDiskCacheHasToFitTheHost(t *testing.T) {
 	_, scanErr := fmt.Sscanf(size, "%dMiB", &mib)
 	require.NoError(t, scanErr)
 	c.DiskCache = mib << 20
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err, "as it says")
 	require.NoError(t, tr.Close())
 }
@@ -61,7 +61,7 @@ func TestDiskCacheHasToFitTheHost(t *testing.T) {
 // the last checkpoint resumes to the bits of an undisturbed run.
 func TestDiskFaultsEndTheRunAndItResumes(t *testing.T) {
 	c := tiny("gpt2")
-	c.Poison = false // its fills would be counted among the writes
+	c.poison = false // its fills would be counted among the writes
 	c.Ranks, c.Steps, c.Offload, c.Disk = 2, 6, "optimizer=disk,parameters=disk", t.TempDir()
 	want := runOf(t, c)
 	count := &counter{}
@@ -89,7 +89,7 @@ func TestDiskFaultsEndTheRunAndItResumes(t *testing.T) {
 				}
 				return file
 			}
-			tr, err := New(context.Background(), c)
+			tr, err := c.start(context.Background())
 			require.NoError(t, err)
 			err = tr.Run(context.Background(), nil)
 			done := tr.Done()
@@ -145,7 +145,7 @@ func TestDiskCacheGivesTheSameBits(t *testing.T) {
 		read  *int64
 	}{{0, &plain}, {64 << 20, &cached}} {
 		c.DiskCache = to.cache
-		tr, err := New(context.Background(), c)
+		tr, err := c.start(context.Background())
 		require.NoError(t, err)
 		require.NoError(t, tr.Run(context.Background(), func(r StepResult) error { *to.read += r.DiskRead; return nil }))
 		sha, err := tr.ParamsSHA256()

@@ -68,7 +68,7 @@ func (k *corruptKernel) Run() error {
 }
 
 // corrupt makes one rank of a run compute NaN.
-func corrupt(c *Config, rank int, at *corruption) {
+func corrupt(c *request, rank int, at *corruption) {
 	c.wrapDevice = func(r int, ctx device.Context) device.Context {
 		if r != rank {
 			return ctx
@@ -84,9 +84,9 @@ const nan = 0x7ff80000
 const always = math.MaxInt64
 
 // diverges runs c to its divergence.
-func diverges(t *testing.T, c Config) *Diverged {
+func diverges(t *testing.T, c request) *Diverged {
 	t.Helper()
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	err = tr.Run(context.Background(), nil)
@@ -102,18 +102,18 @@ func diverges(t *testing.T, c Config) *Diverged {
 // A learning rate that makes parameters too large for the next forward ends the run
 // there, and the first tensor that did not hold is named, wherever states rest.
 func TestDivergenceIsNamed(t *testing.T) {
-	for name, shape := range map[string]func(*Config){
-		"one rank":            func(*Config) {},
-		"stage 0":             func(c *Config) { c.Ranks, c.Zero = 2, 0 },
-		"stage 1, accum":      func(c *Config) { c.Ranks, c.Zero, c.Accum = 2, 1, 3 },
-		"stage 2, recompute":  func(c *Config) { c.Ranks, c.Zero, c.Recompute = 3, 2, "full" },
-		"stage 3":             func(c *Config) { c.Ranks, c.Zero = 3, 3 },
-		"replicas":            func(c *Config) { c.Ranks, c.ShardSize = 4, 2 },
-		"all on host, clip":   func(c *Config) { c.Ranks, c.Clip, c.Offload = 2, 1, "optimizer=host,parameters=host,gradients=host" },
-		"disk, no lookahead":  func(c *Config) { c.Ranks, c.Prefetch, c.Offload, c.Disk = 2, 0, "optimizer=disk", t.TempDir() },
-		"beside the backward": func(c *Config) { c.Ranks, c.Accum, c.Offload = 2, 2, "optimizer=host" },
-		"skipping, ten times": func(c *Config) { c.Ranks, c.OnNonFinite = 2, "skip" },
-		"skipping, offloaded": func(c *Config) { c.Ranks, c.OnNonFinite, c.Offload = 2, "skip", "optimizer=host" },
+	for name, shape := range map[string]func(*request){
+		"one rank":            func(*request) {},
+		"stage 0":             func(c *request) { c.Ranks, c.Zero = 2, 0 },
+		"stage 1, accum":      func(c *request) { c.Ranks, c.Zero, c.Accum = 2, 1, 3 },
+		"stage 2, recompute":  func(c *request) { c.Ranks, c.Zero, c.Recompute = 3, 2, "full" },
+		"stage 3":             func(c *request) { c.Ranks, c.Zero = 3, 3 },
+		"replicas":            func(c *request) { c.Ranks, c.ShardSize = 4, 2 },
+		"all on host, clip":   func(c *request) { c.Ranks, c.Clip, c.Offload = 2, 1, "optimizer=host,parameters=host,gradients=host" },
+		"disk, no lookahead":  func(c *request) { c.Ranks, c.Prefetch, c.Offload, c.Disk = 2, 0, "optimizer=disk", t.TempDir() },
+		"beside the backward": func(c *request) { c.Ranks, c.Accum, c.Offload = 2, 2, "optimizer=host" },
+		"skipping, ten times": func(c *request) { c.Ranks, c.OnNonFinite = 2, "skip" },
+		"skipping, offloaded": func(c *request) { c.Ranks, c.OnNonFinite, c.Offload = 2, "skip", "optimizer=host" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := tiny("gpt2")
@@ -203,15 +203,15 @@ func TestADivergenceThatDoesNotComeAgain(t *testing.T) {
 // bits after it are those of a run that never had it.
 func TestSkippedSteps(t *testing.T) {
 	shas := map[string]bool{}
-	for name, shape := range map[string]func(*Config){
-		"stage 0":             func(c *Config) { c.Zero = 0 },
-		"stage 1":             func(c *Config) { c.Zero = 1 },
-		"stage 3":             func(c *Config) { c.Zero = 3 },
-		"on host":             func(c *Config) { c.Offload = "optimizer=host" },
-		"on disk, by itself":  func(c *Config) { c.Offload, c.Disk, c.Prefetch = "optimizer=disk", t.TempDir(), 0 },
-		"all of it, on host":  func(c *Config) { c.Offload = "optimizer=host,parameters=host,gradients=host,activations=host" },
-		"a part on the host":  func(c *Config) { c.Offload = "optimizer=host:50%" },
-		"recomputed, clipped": func(c *Config) { c.Recompute, c.Clip = "full", 1e9 },
+	for name, shape := range map[string]func(*request){
+		"stage 0":             func(c *request) { c.Zero = 0 },
+		"stage 1":             func(c *request) { c.Zero = 1 },
+		"stage 3":             func(c *request) { c.Zero = 3 },
+		"on host":             func(c *request) { c.Offload = "optimizer=host" },
+		"on disk, by itself":  func(c *request) { c.Offload, c.Disk, c.Prefetch = "optimizer=disk", t.TempDir(), 0 },
+		"all of it, on host":  func(c *request) { c.Offload = "optimizer=host,parameters=host,gradients=host,activations=host" },
+		"a part on the host":  func(c *request) { c.Offload = "optimizer=host:50%" },
+		"recomputed, clipped": func(c *request) { c.Recompute, c.Clip = "full", 1e9 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := tiny("gpt2")
@@ -219,7 +219,7 @@ func TestSkippedSteps(t *testing.T) {
 			shape(&c)
 			at := corruption{label: "h.1.attn.c_attn/dw", operand: 2, elem: 7, first: 3, last: 3}
 			corrupt(&c, 1, &at)
-			tr, err := New(context.Background(), c)
+			tr, err := c.start(context.Background())
 			require.NoError(t, err)
 			defer func() { require.NoError(t, tr.Close()) }()
 			before := ""
@@ -251,7 +251,7 @@ func TestSkippedStepsAreNotSaved(t *testing.T) {
 	c.Ranks, c.Zero, c.Steps, c.Batch, c.Seq = 1, 0, 40, 1, 8
 	c.Checkpoint, c.SaveEvery, c.Keep = scratch(t), 1, 2
 	c.LR, c.OnNonFinite = 1e30, "skip"
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	err = tr.Run(context.Background(), nil)
 	var diverged *Diverged

@@ -26,7 +26,7 @@ func TestALostRankEndsTheJob(t *testing.T) {
 			t.Run(label+" "+name, func(t *testing.T) {
 				t.Parallel()
 				c := tiny("gpt2")
-				c.Ranks, c.Zero, c.Steps, c.Timeout, c.Poison = 4, 3, 100, timeout, false
+				c.Ranks, c.Zero, c.Steps, c.Timeout, c.poison = 4, 3, 100, timeout, false
 				c.Checkpoint, c.SaveEvery = scratch(t), 1
 				var hurt *fault.Context
 				c.wrapDevice = func(rank int, ctx device.Context) device.Context {
@@ -37,7 +37,7 @@ func TestALostRankEndsTheJob(t *testing.T) {
 					hurt = fault.Wrap(ctx, fault.Plan{Launch: 15, Label: label, Mode: mode})
 					return hurt
 				}
-				tr, err := New(context.Background(), c)
+				tr, err := c.start(context.Background())
 				require.NoError(t, err)
 				done := make(chan error, 1)
 				began := time.Now()
@@ -106,7 +106,7 @@ func TestNewCleansUp(t *testing.T) {
 			}
 			return ctx
 		}
-		_, err := New(context.Background(), c)
+		_, err := c.start(context.Background())
 		require.ErrorIs(t, err, fault.ErrInjected)
 		require.ErrorContains(t, err, "rank 1")
 	}

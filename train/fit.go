@@ -92,7 +92,7 @@ func Shortfall(f *Forecast) string {
 		if use.Peak+f.Plan.Config.Outside[sp] > limit {
 			by := most(use.ByClass[:]) + " at " + use.PeakAt
 			if n := f.Plan.Config.Outside[sp]; n > use.Peak {
-				by = f.Config.mostOutside(sp, n)
+				by = f.Config.mostOutside(sp, n, f.Plan.Config.Staging)
 			}
 			text += fmt.Sprintf(" (bound by %s)", by)
 		}
@@ -125,18 +125,22 @@ type Fixed struct {
 // is used where cfg has a folder for it. cfg.Allow adds precisions to choose from.
 // It is deterministic. Where nothing fits, the error is a *NothingFits.
 func Fit(ctx context.Context, cfg Config, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
-	r, err := resolve(cfg)
+	return request{Config: cfg}.fit(ctx, fixed, rows, hw)
+}
+
+func (q request) fit(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
+	r, err := q.resolve()
 	if err != nil {
 		return nil, err
 	}
-	s, err := r.spec(hw.Machine(cfg.Ranks))
+	s, err := r.spec(hw.Machine(q.Ranks))
 	if err != nil {
 		return nil, err
 	}
 	given := search.Given{Stage: fixed.Zero, Prefetch: fixed.Prefetch, Batch: fixed.Batch, Accum: fixed.Accum, LayerOrder: fixed.AccumOrder,
-		Precision: fixed.Precision, Recompute: fixed.Recompute, Offload: fixed.Offload, SameBatch: cfg.Reproducible}
+		Precision: fixed.Precision, Recompute: fixed.Recompute, Offload: fixed.Offload, SameBatch: q.Reproducible}
 	var allowed []precision.Precision
-	for _, name := range cfg.Allow {
+	for _, name := range q.Allow {
 		p, err := precision.Parse(name)
 		if err != nil {
 			return nil, err
@@ -175,7 +179,7 @@ func rowsText(e *search.RowsError) error {
 }
 
 // fitted says what was found, and why.
-func (r *resolved) fitted(found *search.Fitted) *Fitted {
+func (r planner) fitted(found *search.Fitted) *Fitted {
 	best := r.forecast(found.Forecast)
 	out := &Fitted{Forecast: best, Choices: choices(&found.Spec, found.Batches, found.Precisions), Tried: found.Tried}
 	out.Reasons = Reasons(best)
@@ -183,7 +187,7 @@ func (r *resolved) fitted(found *search.Fitted) *Fitted {
 		out.Reasons = append(out.Reasons, fmt.Sprintf("in %s, for whose products the device has units (%.3g × the rate of fp32); other numbers than fp32's, which Config.Precision fp32 plans",
 			found.Spec.Precision, found.Preferred))
 	}
-	if why := OtherBits(&r.cfg, &best.Config); why != "" {
+	if why := OtherBits(&r.Config, &best.Config); why != "" {
 		out.Reasons = append(out.Reasons, why)
 	}
 	if order := best.AccumOrder(); order != "" && found.Spec.OrderChosen {

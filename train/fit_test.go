@@ -23,8 +23,8 @@ func shaped(t *testing.T, layers, width int) string {
 
 // fitConfig is a job of 2 layers on 2 ranks, whose plan without a cap takes some
 // 34 MiB of device memory.
-func fitConfig(t *testing.T) Config {
-	c := Default()
+func fitConfig(t *testing.T) request {
+	c := request{Config: Default()}
 	c.Model, c.Ranks, c.Batch, c.Seq, c.DeviceMemory = shaped(t, 2, 256), 2, 4, 128, 30<<20
 	return c
 }
@@ -32,17 +32,17 @@ func fitConfig(t *testing.T) Config {
 func TestFitLeavesWhatWasGiven(t *testing.T) {
 	c := fitConfig(t)
 	c.Zero, c.Recompute, c.Prefetch = 2, "full", 5
-	got, err := Fit(t.Context(), c, Fixed{Zero: true, Recompute: true, Prefetch: true}, 0, CPUHardware(2))
+	got, err := c.fit(t.Context(), Fixed{Zero: true, Recompute: true, Prefetch: true}, 0, CPUHardware(2))
 	require.NoError(t, err)
 	require.Equal(t, 2, got.Config.Zero)
 	require.Equal(t, "full", got.Config.Recompute)
 	require.Equal(t, 5, got.Config.Prefetch)
 	require.Equal(t, []int{4, 1}, []int{got.Config.Batch, got.Config.Accum}) // without a global batch
 
-	got, err = Fit(t.Context(), c, Fixed{}, 12, CPUHardware(2))
+	got, err = c.fit(t.Context(), Fixed{}, 12, CPUHardware(2))
 	require.NoError(t, err)
 	require.Equal(t, 12, got.Config.Ranks*got.Config.Batch*got.Config.Accum)
-	_, err = Fit(t.Context(), c, Fixed{}, 25, CPUHardware(2))
+	_, err = c.fit(t.Context(), Fixed{}, 25, CPUHardware(2))
 	require.ErrorContains(t, err, "Config.GlobalBatch 25")
 	require.ErrorContains(t, err, "24 and 26")
 }
@@ -50,7 +50,7 @@ func TestFitLeavesWhatWasGiven(t *testing.T) {
 func TestFitRefusesWhatNothingFits(t *testing.T) {
 	c := fitConfig(t)
 	c.DeviceMemory = 100 << 10
-	_, err := Fit(t.Context(), c, Fixed{}, 0, CPUHardware(2))
+	_, err := c.fit(t.Context(), Fixed{}, 0, CPUHardware(2))
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, graph.Device, refused.Space)

@@ -16,8 +16,8 @@ import (
 )
 
 // generation is a run that only generates from one of testdata's models.
-func generation(model string, seq int) Config {
-	c := Default()
+func generation(model string, seq int) request {
+	c := request{Config: Default()}
 	c.Model, c.Init = filepath.Join("../testdata", model), filepath.Join("../testdata", model)
 	c.Inference, c.Generate, c.Batch, c.Seq, c.Tokenizer = true, true, 1, seq, "bytes"
 	return c
@@ -27,10 +27,10 @@ func generation(model string, seq int) Config {
 // the bit, at every stage and number of ranks, past the end of the context too.
 func TestKeptKeysGiveTheSameLogits(t *testing.T) {
 	for _, model := range []string{"gpt2", "llama-tied", "llama-untied", "mistral", "qwen3", "olmo2", "smollm"} {
-		logitsOf := func(change func(*Config)) [][]float32 {
+		logitsOf := func(change func(*request)) [][]float32 {
 			c := generation(model, 40)
 			change(&c)
-			tr, err := New(context.Background(), c)
+			tr, err := c.start(context.Background())
 			require.NoError(t, err)
 			defer tr.Close()
 			kept := tr.plan.Program.SectionOf(graph.SectionGenerate, graph.FormNext) != nil
@@ -40,21 +40,21 @@ func TestKeptKeysGiveTheSameLogits(t *testing.T) {
 			d := decoder{t: tr}
 			var all [][]float32
 			for range 45 { // the last ones are past the 40 of the context
-				logits := make([]float32, tr.model.Vocab)
+				logits := make([]float32, tr.cfg.model.Vocab)
 				require.NoError(t, d.next(tokens, logits))
 				all = append(all, logits)
-				tokens = append(tokens, int32(rng.IntN(tr.model.Vocab)))
+				tokens = append(tokens, int32(rng.IntN(tr.cfg.model.Vocab)))
 			}
 			return all
 		}
-		want := logitsOf(func(c *Config) { c.wholeGeneration = true })
+		want := logitsOf(func(c *request) { c.wholeGeneration = true })
 		for _, ranks := range []int{1, 3} {
 			for _, zero := range []int{0, 3} {
 				if ranks == 3 && zero == 0 {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s, %d ranks, stage %d", model, ranks, zero), func(t *testing.T) {
-					got := logitsOf(func(c *Config) { c.Ranks, c.Zero, c.Poison = ranks, zero, true })
+					got := logitsOf(func(c *request) { c.Ranks, c.Zero, c.poison = ranks, zero, true })
 					for i := range want {
 						for k := range want[i] {
 							require.Equal(t, math.Float32bits(want[i][k]), math.Float32bits(got[i][k]), "token %d, logit %d", i, k)
@@ -74,7 +74,7 @@ func TestGenerationBetweenSteps(t *testing.T) {
 	text := func(whole bool) (all []string) {
 		one := c
 		one.wholeGeneration = whole
-		tr, err := New(context.Background(), one)
+		tr, err := one.start(context.Background())
 		require.NoError(t, err)
 		defer tr.Close()
 		for range 3 {
@@ -94,7 +94,7 @@ func TestGenerationBetweenSteps(t *testing.T) {
 func TestKeptKeysAreInThePlan(t *testing.T) {
 	kept := func(seq int) (bytes int64) {
 		c := generation("llama-tied", seq)
-		p, err := Build(t.Context(), c)
+		p, err := c.plan(t.Context())
 		require.NoError(t, err)
 		for i := range p.Program.Buffers {
 			if b := &p.Program.Buffers[i]; strings.HasPrefix(b.Name, "cache/") {
@@ -145,7 +145,7 @@ func TestGenerateRefuses(t *testing.T) {
 	c.Generate = false
 	c.EvalData = filepath.Join(t.TempDir(), "a.txt")
 	require.NoError(t, os.WriteFile(c.EvalData, []byte("some text"), 0o644))
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer tr.Close()
 	_, err = tr.Generate(context.Background(), "a", 1, Sampling{})
@@ -164,7 +164,7 @@ func TestInferenceSaysItsPrecision(t *testing.T) {
 		c := generation("gpt2", 16)
 		c.Inference, c.Generate, c.Data, c.Steps, c.Order, c.Precision = false, false, "../testdata/text.txt", 1, "sequential", precision
 		c.Checkpoint = filepath.Join(t.TempDir(), "run")
-		tr, err := New(t.Context(), c)
+		tr, err := c.start(t.Context())
 		require.NoError(t, err)
 		_, err = tr.Step(t.Context())
 		require.NoError(t, err)
@@ -174,7 +174,7 @@ func TestInferenceSaysItsPrecision(t *testing.T) {
 
 		one := generation("gpt2", 16)
 		one.Init = filepath.Join(c.Checkpoint, "step-00000001")
-		tr, err = New(t.Context(), one)
+		tr, err = one.start(t.Context())
 		require.NoError(t, err)
 		if precision == "fp32" {
 			require.Empty(t, tr.Notes())

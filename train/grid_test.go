@@ -14,7 +14,7 @@ import (
 )
 
 // gridConfig is a point of the grid as a run of 2 steps.
-func gridConfig(t testing.TB, p grid.Point, folders map[string]string) Config {
+func gridConfig(t testing.TB, p grid.Point, folders map[string]string) request {
 	m := p.ModelOf(grid.Small)
 	if folders[m.Name] == "" {
 		folder, err := m.Write(t.TempDir())
@@ -26,8 +26,8 @@ func gridConfig(t testing.TB, p grid.Point, folders map[string]string) Config {
 		}
 		require.NoError(t, os.WriteFile(filepath.Join(folder, "tokens.bin"), tokens, 0o644))
 	}
-	c := Default()
-	c.Model, c.Data, c.Order, c.Poison = folders[m.Name], filepath.Join(folders[m.Name], "tokens.bin"), "sequential", true
+	c := request{Config: Default()}
+	c.Model, c.Data, c.Order, c.poison = folders[m.Name], filepath.Join(folders[m.Name], "tokens.bin"), "sequential", true
 	c.Batch, c.Seq, c.Steps, c.Clip = m.Batch, m.Seq, 2, 1
 	c.Ranks, c.Zero, c.Recompute, c.Offload, c.Disk = p.Ranks, p.Zero, p.Recompute, p.Offload, t.TempDir()
 	return c
@@ -59,7 +59,7 @@ func TestTheGrid(t *testing.T) {
 func TestPlansOfTheGrid(t *testing.T) {
 	folders := map[string]string{}
 	for _, p := range grid.Points() {
-		built, err := Build(t.Context(), gridConfig(t, p, folders))
+		built, err := gridConfig(t, p, folders).plan(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, memplan.Check(built.Program, built.Layout), p)
 		for sp, use := range built.Layout.Spaces {

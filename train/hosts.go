@@ -31,15 +31,16 @@ func (m hostMemory) String() string {
 }
 
 // greet hears from the other processes what they are, before anything is planned:
-// they must be alike, and the least that a host has is what a plan may use.
-func (c *Config) greet() error {
+// they must be alike, and the least that a host has is what a plan may use. It is the
+// configuration with what they said.
+func (c Config) greet() (Config, error) {
 	j := c.job
 	if j == nil {
-		return nil
+		return c, nil
 	}
 	if !j.greeted {
-		if err := j.hear(c); err != nil {
-			return err
+		if err := j.hear(&c); err != nil {
+			return c, err
 		}
 		j.greeted = true
 	}
@@ -47,7 +48,7 @@ func (c *Config) greet() error {
 	if j.disk != nil && (c.DiskMemory == 0 || c.DiskMemory > j.disk.share()) {
 		c.DiskMemory = j.disk.share()
 	}
-	return nil
+	return c, nil
 }
 
 // hear takes what all processes say of themselves.
@@ -134,23 +135,26 @@ func (c *Config) inMachine() []graph.Space {
 // in the machine's own memory, in all spaces together, is also within its share of the
 // host with the least. What that takes of caps is in Fitted.Caps.
 func FitHere(ctx context.Context, cfg Config, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
-	if err := cfg.greet(); err != nil {
+	return request{Config: cfg}.fitHere(ctx, fixed, rows, hw)
+}
+
+func (q request) fitHere(ctx context.Context, fixed Fixed, rows int, hw Hardware) (_ *Fitted, err error) {
+	if q.Config, err = q.greet(); err != nil {
 		return nil, err
 	}
-	best, err := Fit(ctx, cfg, fixed, rows, hw)
+	best, err := q.fit(ctx, fixed, rows, hw)
 	if err != nil {
 		return nil, err
 	}
-	machine := cfg.machine()
-	needs := inMemory(best.Plan, cfg.inMachine())
+	machine := q.machine()
+	needs := inMemory(best.Plan, q.inMachine())
 	if machine.bytes == 0 || needs <= machine.share() {
 		return best, nil
 	}
 	var first error
-	for _, caps := range cfg.splits(ctx, machine.share()) {
-		c := cfg
-		c.DeviceMemory, c.HostMemory = caps[graph.Device], caps[graph.Host]
-		found, err := Fit(ctx, c, fixed, rows, hw)
+	for _, caps := range q.splits(ctx, machine.share()) {
+		q.DeviceMemory, q.HostMemory = caps[graph.Device], caps[graph.Host]
+		found, err := q.fit(ctx, fixed, rows, hw)
 		if err == nil {
 			found.Caps = caps
 			found.Reasons = append(found.Reasons, fmt.Sprintf("within %s; the fastest without that limit takes %s a rank there", machine, plan.Bytes(needs)))
@@ -180,7 +184,7 @@ func inMemory(p *plan.Plan, spaces []graph.Space) (sum int64) {
 // machine's, tried in order. What leaves the device for the host frees nothing where
 // both are the machine's memory, so the host first gets as little as it can do with,
 // and more only for what passes through it to disk.
-func (c *Config) splits(ctx context.Context, share int64) (list [][graph.NumSpaces]int64) {
+func (c request) splits(ctx context.Context, share int64) (list [][graph.NumSpaces]int64) {
 	least := func(asked, n int64) int64 {
 		if asked > 0 {
 			n = min(n, asked)
@@ -192,9 +196,9 @@ func (c *Config) splits(ctx context.Context, share int64) (list [][graph.NumSpac
 	}
 	host := int64(0) // what is outside grows with the operations that compute again
 	for _, again := range []string{"none", "full"} {
-		plain := *c
+		plain := c
 		plain.Offload, plain.Recompute = "", again
-		if p, err := Build(ctx, plain); err == nil {
+		if p, err := plain.plan(ctx); err == nil {
 			host = max(host, inMemory(p, []graph.Space{graph.Host}))
 		}
 	}

@@ -12,7 +12,7 @@ import (
 // meshes are replicas × shards.
 var meshes = [][2]int{{2, 2}, {2, 3}, {3, 2}, {1, 4}, {4, 1}}
 
-func onMesh(mesh [2]int) Config {
+func onMesh(mesh [2]int) request {
 	c := tiny("gpt2")
 	c.Ranks, c.ShardSize, c.Steps, c.Clip, c.Batch = mesh[0]*mesh[1], mesh[1], 3, 0.5, 1
 	return c
@@ -20,9 +20,9 @@ func onMesh(mesh [2]int) Config {
 
 // runMesh is runOf without its account of communication: what a rank sends over
 // three replicas is a third of a shard, which need not be whole.
-func runMesh(t testing.TB, c Config) outcome {
+func runMesh(t testing.TB, c request) outcome {
 	t.Helper()
-	tr, err := New(t.Context(), c)
+	tr, err := c.start(t.Context())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	var o outcome
@@ -69,7 +69,7 @@ func TestStagesGiveTheSameBitsOnAMesh(t *testing.T) {
 			}
 			if c.ShardSize < c.Ranks {
 				c.Reproducible = true
-				_, err := Build(t.Context(), c)
+				_, err := c.plan(t.Context())
 				require.ErrorContains(t, err, fmt.Sprintf("Config.Reproducible with Config.ShardSize %d of %d ranks", c.ShardSize, c.Ranks))
 			}
 		})
@@ -130,11 +130,11 @@ func TestCheckpointAcrossMeshes(t *testing.T) {
 func TestShardSizeIsValidated(t *testing.T) {
 	c := onMesh([2]int{2, 3})
 	c.ShardSize = 4
-	_, err := Build(t.Context(), c)
+	_, err := c.plan(t.Context())
 	require.ErrorContains(t, err, "Config.ShardSize: 6 ranks do not split into groups of 4; use 3 or 6")
 	for _, p := range []string{"bf16", "fp16"} {
 		c.ShardSize, c.Precision = 3, p
-		_, err = Build(t.Context(), c)
+		_, err = c.plan(t.Context())
 		require.NoError(t, err)
 	}
 }

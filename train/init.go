@@ -147,7 +147,7 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 	if st, err := os.Stat(path); err != nil {
 		return fmt.Errorf("%s %s: %w", field, path, err)
 	} else if st.IsDir() {
-		if c, err := hfconfig.Read(filepath.Join(path, "config.json")); err == nil && t.cfg.Own.Model == nil && !c.SameModel(t.model) {
+		if c, err := hfconfig.Read(filepath.Join(path, "config.json")); err == nil && t.cfg.Own.Model == nil && !c.SameModel(t.cfg.model) {
 			return fmt.Errorf("Config.Init %s: its config.json describes another model than Config.Model %s", path, t.cfg.Model)
 		}
 	}

@@ -16,11 +16,11 @@ import (
 func TestKindsOfErrors(t *testing.T) {
 	kinds := []error{ErrConfig, ErrDoesNotFit, ErrNoDevice, ErrDiverged, ErrDamaged, ErrLost}
 	c := tiny("gpt2")
-	_, refused := New(context.Background(), func(c Config) Config { c.Steps = 0; return c }(c))
+	_, refused := func(c request) request { c.Steps = 0; return c }(c).start(context.Background())
 	c.DeviceMemory = 1
-	_, small := New(context.Background(), c)
-	_, planned := Build(t.Context(), c)
-	_, fitted := Fit(t.Context(), c, Fixed{}, 0, CPUHardware(1))
+	_, small := c.start(context.Background())
+	_, planned := c.plan(t.Context())
+	_, fitted := c.fit(t.Context(), Fixed{}, 0, CPUHardware(1))
 	for _, e := range []struct{ err, kind error }{
 		{refused, ErrConfig}, {small, ErrDoesNotFit}, {planned, ErrDoesNotFit}, {fitted, ErrDoesNotFit},
 		{&MachineTooSmall{Ranks: 1}, ErrDoesNotFit}, {&Diverged{Step: 1}, ErrDiverged}, {&run.MissingDevice{Device: "cuda", Err: errors.New("none")}, ErrNoDevice},

@@ -12,7 +12,7 @@ import (
 )
 
 // layered is a short run in layer order.
-func layered(model string, ranks int) Config {
+func layered(model string, ranks int) request {
 	c := tiny(model)
 	c.Ranks, c.Batch, c.Seq, c.Steps, c.Accum, c.AccumOrder, c.Clip = ranks, 1, 8, 2, 3, layerOrder, 1
 	return c
@@ -25,34 +25,34 @@ func TestLayerOrderGivesMicroOrdersBits(t *testing.T) {
 	everything := "optimizer=%[1]s,parameters=%[1]s,gradients=%[1]s,activations=%[1]s"
 	cases := []struct {
 		ranks, zero int
-		change      func(c *Config) // of both orders
+		change      func(c *request) // of both orders
 		recompute   string
 		offload     string
 	}{
 		{1, 0, nil, "none", ""},
-		{1, 3, func(c *Config) { c.Dropout = 0 }, "full", fmt.Sprintf(everything, "disk")},
-		{2, 1, func(c *Config) { c.Clip = 0 }, "selective", "optimizer=disk,parameters=disk"},
+		{1, 3, func(c *request) { c.Dropout = 0 }, "full", fmt.Sprintf(everything, "disk")},
+		{2, 1, func(c *request) { c.Clip = 0 }, "selective", "optimizer=disk,parameters=disk"},
 		{2, 3, nil, "full", fmt.Sprintf(everything, "host")},
-		{2, 3, func(c *Config) { c.Freeze = []string{"model.layers.0.*", "model.embed_tokens.*"} }, "full", "parameters=host"},
-		{2, 2, func(c *Config) { c.Freeze = []string{"model.layers.0.mlp.*"} }, "none", "activations=host"},
+		{2, 3, func(c *request) { c.Freeze = []string{"model.layers.0.*", "model.embed_tokens.*"} }, "full", "parameters=host"},
+		{2, 2, func(c *request) { c.Freeze = []string{"model.layers.0.mlp.*"} }, "none", "activations=host"},
 		{3, 2, nil, "none", ""},
-		{4, 3, func(c *Config) { c.ShardSize = 2 }, "none", "optimizer=host"},
+		{4, 3, func(c *request) { c.ShardSize = 2 }, "none", "optimizer=host"},
 		{5, 3, nil, "drop:model.layers.{0-1}.mlp.*", "activations=host:model.layers.*.self_attn*"},
-		{2, 3, func(c *Config) { c.Precision = "bf16" }, "none", "gradients=host"},
-		{2, 2, func(c *Config) { c.Precision, c.Clip = "fp16", 0 }, "full", ""},
-		{4, 3, func(c *Config) { c.Precision, c.ShardSize = "bf16", 2 }, "none", ""},
-		{2, 3, func(c *Config) { c.Precision, c.Int8 = "bf16", []string{"activations"} }, "none", "activations=host"},
-		{2, 3, func(c *Config) {
+		{2, 3, func(c *request) { c.Precision = "bf16" }, "none", "gradients=host"},
+		{2, 2, func(c *request) { c.Precision, c.Clip = "fp16", 0 }, "full", ""},
+		{4, 3, func(c *request) { c.Precision, c.ShardSize = "bf16", 2 }, "none", ""},
+		{2, 3, func(c *request) { c.Precision, c.Int8 = "bf16", []string{"activations"} }, "none", "activations=host"},
+		{2, 3, func(c *request) {
 			c.Precision, c.Int8 = "bf16", []string{"optimizer", "gather", "reduce", "activations", "matmul"}
 		}, "selective", ""},
-		{3, 3, func(c *Config) { c.Reproducible = true }, "full", "optimizer=host"},
-		{2, 0, func(c *Config) { c.Reproducible = true }, "none", "activations=host"},
-		{1, 3, func(c *Config) { c.Reproducible, c.Precision = true, "bf16" }, "none", ""},
-		{2, 2, func(c *Config) { c.Reproducible, c.Precision = true, "bf16" }, "selective", "gradients=host"},
+		{3, 3, func(c *request) { c.Reproducible = true }, "full", "optimizer=host"},
+		{2, 0, func(c *request) { c.Reproducible = true }, "none", "activations=host"},
+		{1, 3, func(c *request) { c.Reproducible, c.Precision = true, "bf16" }, "none", ""},
+		{2, 2, func(c *request) { c.Reproducible, c.Precision = true, "bf16" }, "selective", "gradients=host"},
 	}
 	for i, cs := range cases {
 		c := layered("llama-untied", cs.ranks)
-		c.Poison = i%3 == 0 // the program is verified after every pass
+		c.poison = i%3 == 0 // the program is verified after every pass
 		if i%6 == 1 {
 			c.Accum = 8
 		}
@@ -74,8 +74,8 @@ func TestLayerOrderGivesMicroOrdersBits(t *testing.T) {
 // Dropout's masks and the cache of frozen layers go by sample, and an evaluation
 // beside it sees nothing of the order.
 func TestLayerOrderKeepsSamplesApart(t *testing.T) {
-	eval := func(c Config) (list []float32) {
-		tr, err := New(context.Background(), c)
+	eval := func(c request) (list []float32) {
+		tr, err := c.start(context.Background())
 		require.NoError(t, err)
 		defer func() { require.NoError(t, tr.Close()) }()
 		require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
@@ -94,7 +94,7 @@ func TestLayerOrderKeepsSamplesApart(t *testing.T) {
 	c.FrozenCache, c.Steps, c.Accum = FrozenCache{graph.Host, 1 << 20}, 30, 8
 	want.Steps, want.Accum = c.Steps, c.Accum
 	cached := 0
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	var got []float32
@@ -117,7 +117,7 @@ func TestLayerOrderOfATiedHead(t *testing.T) {
 	base := runOf(t, micro)
 	var want outcome
 	for zero := range 4 {
-		c.Poison = zero == 3
+		c.poison = zero == 3
 		c.Zero, c.Recompute, c.Offload = zero, []string{"none", "full"}[zero%2], []string{"", "optimizer=host", "activations=host", "parameters=host"}[zero]
 		got := runOf(t, c)
 		if zero == 0 {
@@ -130,11 +130,11 @@ func TestLayerOrderOfATiedHead(t *testing.T) {
 		require.Equal(t, want.losses, got.losses, zero)
 		require.Equal(t, want.sha, got.sha, zero)
 	}
-	p, err := Build(t.Context(), c)
+	p, err := c.plan(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, "wte.weight is used by several blocks: its gradient is summed use by use, with bits of layer order's own, equal at every stage and placement", p.OwnSums())
 	untied := layered("llama-untied", 2)
-	p, err = Build(t.Context(), untied)
+	p, err = untied.plan(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, p.OwnSums())
 }
@@ -142,15 +142,15 @@ func TestLayerOrderOfATiedHead(t *testing.T) {
 // A step in layer order reads from disk, and sends, what a step of one micro-batch
 // does.
 func TestLayerOrderReadsOnce(t *testing.T) {
-	last := func(c Config) (r StepResult) {
-		tr, err := New(context.Background(), c)
+	last := func(c request) (r StepResult) {
+		tr, err := c.start(context.Background())
 		require.NoError(t, err)
 		defer func() { require.NoError(t, tr.Close()) }()
 		require.NoError(t, tr.Run(context.Background(), func(s StepResult) error { r = s; return nil }))
 		return r
 	}
 	c := layered("llama-untied", 2)
-	c.Poison, c.Accum = false, 8 // its fills are writes
+	c.poison, c.Accum = false, 8 // its fills are writes
 	c.Offload, c.Disk, c.Zero = "optimizer=disk,parameters=disk", t.TempDir(), 3
 	got := last(c)
 	c.Accum = 1
@@ -168,10 +168,10 @@ func TestLayerOrderReadsOnce(t *testing.T) {
 // again, says so, and leaves what was given.
 func TestFitTakesLayerOrder(t *testing.T) {
 	c := layered("llama-untied", 1)
-	c.Poison, c.AccumOrder, c.Accum = false, microOrder, 8
+	c.poison, c.AccumOrder, c.Accum = false, microOrder, 8
 	c.Offload, c.Disk = "optimizer=disk,parameters=disk", t.TempDir()
-	fit := func(c Config, order bool) *Fitted {
-		f, err := Fit(t.Context(), c, Fixed{Zero: true, Offload: true, Recompute: true, Prefetch: true, AccumOrder: order}, 0, CPUHardware(2))
+	fit := func(c request, order bool) *Fitted {
+		f, err := c.fit(t.Context(), Fixed{Zero: true, Offload: true, Recompute: true, Prefetch: true, AccumOrder: order}, 0, CPUHardware(2))
 		require.NoError(t, err)
 		return f
 	}
@@ -195,11 +195,11 @@ func TestFitTakesLayerOrder(t *testing.T) {
 // Where micro order fits and layer order does not, that is a way out.
 func TestMicroOrderIsAWayOut(t *testing.T) {
 	c := layered("llama-untied", 1)
-	c.Poison, c.Accum, c.Seq, c.AccumOrder = false, 8, 40, microOrder
-	p, err := Build(t.Context(), c)
+	c.poison, c.Accum, c.Seq, c.AccumOrder = false, 8, 40, microOrder
+	p, err := c.plan(t.Context())
 	require.NoError(t, err)
 	c.DeviceMemory, c.AccumOrder = p.Layout.Spaces[graph.Device].Peak+p.Config.Outside[graph.Device], layerOrder
-	_, err = Build(t.Context(), c)
+	_, err = c.plan(t.Context())
 	var refused *Refusal
 	require.ErrorAs(t, err, &refused)
 	require.Contains(t, err.Error(), "Config.AccumOrder micro")

@@ -33,16 +33,16 @@ func (c *dueContext) Err() error {
 // one; the state is that of the step before, and what is computed from it later has
 // the bits of a run that nothing interrupted.
 func TestAStepIsLeftBetweenMicroSteps(t *testing.T) {
-	for name, change := range map[string]func(*Config){
-		"stage 0":                func(c *Config) { c.Zero = 0 },
-		"stage 3":                func(c *Config) {},
-		"stage 2, recompute":     func(c *Config) { c.Zero, c.Recompute = 2, "full" },
-		"updates in the forward": func(c *Config) { c.Clip, c.Offload = 0.1, "optimizer=host,gradients=host" },
-		"beside the backward":    func(c *Config) { c.Zero, c.Offload = 1, "optimizer=host" },
-		"skip, offloaded":        func(c *Config) { c.OnNonFinite, c.Offload = "skip", "optimizer=host" },
-		"fp16, offloaded":        func(c *Config) { c.Precision, c.Offload = "fp16", "optimizer=host" },
-		"everything on disk":     func(c *Config) { c.Clip, c.Offload, c.Disk = 0.1, placements[9], t.TempDir() },
-		"frozen layers": func(c *Config) {
+	for name, change := range map[string]func(*request){
+		"stage 0":                func(c *request) { c.Zero = 0 },
+		"stage 3":                func(c *request) {},
+		"stage 2, recompute":     func(c *request) { c.Zero, c.Recompute = 2, "full" },
+		"updates in the forward": func(c *request) { c.Clip, c.Offload = 0.1, "optimizer=host,gradients=host" },
+		"beside the backward":    func(c *request) { c.Zero, c.Offload = 1, "optimizer=host" },
+		"skip, offloaded":        func(c *request) { c.OnNonFinite, c.Offload = "skip", "optimizer=host" },
+		"fp16, offloaded":        func(c *request) { c.Precision, c.Offload = "fp16", "optimizer=host" },
+		"everything on disk":     func(c *request) { c.Clip, c.Offload, c.Disk = 0.1, placements[9], t.TempDir() },
+		"frozen layers": func(c *request) {
 			c.Freeze, c.FrozenCache = []string{"wte*", "wpe*", "h.0.*"}, FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
 		},
 	} {
@@ -55,7 +55,7 @@ func TestAStepIsLeftBetweenMicroSteps(t *testing.T) {
 			one.Steps = 1
 			first := runOf(t, one)
 			for micro := range int64(c.Accum) {
-				tr, err := New(context.Background(), c)
+				tr, err := c.start(context.Background())
 				require.NoError(t, err)
 				defer func() { require.NoError(t, tr.Close()) }()
 				_, err = tr.Step(context.Background())
@@ -95,7 +95,7 @@ func TestALeftStepIsResumed(t *testing.T) {
 	c.Ranks, c.Batch, c.Seq, c.Accum, c.Steps, c.Clip, c.Offload = 2, 1, 16, 3, 4, 0.1, "optimizer=host"
 	want := runOf(t, c)
 	c.Checkpoint = t.TempDir()
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	require.ErrorIs(t, tr.Run(dueAfter(3*2+2), nil), context.Canceled) // two steps ask thrice each
 	require.Equal(t, 2, tr.Done())

@@ -28,7 +28,7 @@ func TestWhatADivergenceSays(t *testing.T) {
 
 // What moves no memory but bits is told at a resume: the orders of sums.
 func TestAnOrderOfSumsIsAChange(t *testing.T) {
-	c := Default()
+	c := request{Config: Default()}
 	was := c.settings()
 	c.Reproducible, c.AccumOrder, c.Collectives, c.ShardSize = true, "Layer", "ring", 2
 	_, lines := changed(was, c.settings())
@@ -41,7 +41,7 @@ func TestAnOrderOfSumsIsAChange(t *testing.T) {
 
 // Gradients in 16 bits are the default, which earlier checkpoints recorded too.
 func TestADefaultIsNoChange(t *testing.T) {
-	c := Default()
+	c := request{Config: Default()}
 	now := c.settings()
 	c.Precision = "bf16"
 	flags, lines := changed(now, c.settings())

@@ -33,7 +33,7 @@ const (
 
 // randomModel writes a random shape's config.json and random tokens of its
 // vocabulary into dir.
-func randomModel(t testing.TB, r *rand.Rand, dir string) Config {
+func randomModel(t testing.TB, r *rand.Rand, dir string) request {
 	t.Helper()
 	heads := 1 + r.IntN(4)
 	width := heads * 2 * (1 + r.IntN(9)) // rotary positions turn pairs
@@ -61,7 +61,7 @@ func randomModel(t testing.TB, r *rand.Rand, dir string) Config {
 		binary.LittleEndian.PutUint16(tokens[i:], uint16(r.IntN(vocab)))
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "tokens.bin"), tokens, 0o644))
-	c := Default()
+	c := request{Config: Default()}
 	c.Model, c.Data = dir, filepath.Join(dir, "tokens.bin")
 	c.Seq = 1 + r.IntN(positions)
 	if shape["model_type"] == "gpt2" && r.IntN(3) == 0 {
@@ -71,11 +71,11 @@ func randomModel(t testing.TB, r *rand.Rand, dir string) Config {
 }
 
 // randomCase is what a run computes: everything that may change its bits.
-func randomCase(t testing.TB, seed uint64, dir string) Config {
+func randomCase(t testing.TB, seed uint64, dir string) request {
 	r := rand.New(rand.NewPCG(seed, 1))
 	pick := func(names ...string) string { return names[r.IntN(len(names))] }
 	c := randomModel(t, r, dir)
-	c.Seed, c.Steps, c.Poison = int64(r.Uint64()>>1), 2, true
+	c.Seed, c.Steps, c.poison = int64(r.Uint64()>>1), 2, true
 	c.Batch, c.Accum, c.Ranks = 1+r.IntN(3), 1+r.IntN(4), 1+r.IntN(6)
 	c.Order = pick("sequential", "shuffled")
 	c.Optimizer = pick("adamw", "adamw", "sgd", "lamb", "lars", "larc", "novograd")
@@ -87,7 +87,7 @@ func randomCase(t testing.TB, seed uint64, dir string) Config {
 		c.Clip = 0
 	}
 	if r.IntN(3) == 0 {
-		p, err := Build(t.Context(), c)
+		p, err := c.plan(t.Context())
 		require.NoError(t, err)
 		for range 1 + r.IntN(4) {
 			prm := p.Program.Params[r.IntN(len(p.Program.Params))].Name
@@ -98,7 +98,7 @@ func randomCase(t testing.TB, seed uint64, dir string) Config {
 }
 
 // variant is how it computes it, at c's stage: nothing here may change a bit.
-func variant(t testing.TB, r *rand.Rand, c Config) Config {
+func variant(t testing.TB, r *rand.Rand, c request) request {
 	c.Prefetch = []int{0, 1, 2, 5, 100}[r.IntN(5)]
 	c.Threads = []int{0, 1, 2, 3, 7}[r.IntN(5)]
 	c.Recompute = []string{"none", "none", "selective", "full", "full:h.0"}[r.IntN(5)]
@@ -127,10 +127,10 @@ func variant(t testing.TB, r *rand.Rand, c Config) Config {
 
 // byBuffer drops and parks some kinds of activations in some layers, as a search
 // does.
-func byBuffer(t testing.TB, r *rand.Rand, c *Config) {
+func byBuffer(t testing.TB, r *rand.Rand, c *request) {
 	c.Recompute = "none"
 	m := cost.CPU(1, 1)
-	of, err := resolve(*c)
+	of, err := c.resolve()
 	require.NoError(t, err)
 	spec, err := of.spec(m)
 	require.NoError(t, err)
@@ -150,12 +150,12 @@ func byBuffer(t testing.TB, r *rand.Rand, c *Config) {
 }
 
 // auto caps the device's memory between the peaks of full and no recomputation.
-func auto(t testing.TB, r *rand.Rand, c *Config) {
+func auto(t testing.TB, r *rand.Rand, c *request) {
 	var peak [2]int64
 	for i, policy := range []string{"none", "full"} {
 		one := *c
 		one.Recompute = policy
-		p, err := Build(t.Context(), one)
+		p, err := one.plan(t.Context())
 		require.NoError(t, err)
 		peak[i] = p.Layout.Spaces[graph.Device].Peak
 	}
@@ -198,8 +198,8 @@ func metamorphic(t *testing.T, seed uint64) {
 	if r.IntN(4) == 0 {
 		c.OnNonFinite = "skip"
 	}
-	describe := func(v Config) string { return fmt.Sprintf("%s=%d: %+v", seedVariable, seed, v) }
-	run := func(v Config) outcome {
+	describe := func(v request) string { return fmt.Sprintf("%s=%d: %+v", seedVariable, seed, v) }
+	run := func(v request) outcome {
 		before := runtime.GOMAXPROCS(1 + r.IntN(3))
 		defer runtime.GOMAXPROCS(before)
 		return runOf(t, v)
@@ -220,7 +220,7 @@ func metamorphic(t *testing.T, seed uint64) {
 		if c.Accum == 1 && !half.reproducible {
 			half.stages = []int{0, 1, 2, 3}
 		}
-		at := func(zero int) Config {
+		at := func(zero int) request {
 			v := c
 			v.Zero, v.Reproducible = zero, half.reproducible
 			if half.reproducible {
@@ -313,7 +313,7 @@ func TestFrozenParameters(t *testing.T) {
 		for zero := range 4 {
 			c := tiny(model)
 			c.Ranks, c.Zero, c.Steps, c.Freeze, c.WeightDecay = 3, zero, 3, frozen, 0.1
-			tr, err := New(context.Background(), c)
+			tr, err := c.start(context.Background())
 			require.NoError(t, err)
 			p := tr.Plan().Program
 			before, trained := map[string][]float32{}, 0
@@ -373,7 +373,7 @@ func TestEverythingFrozen(t *testing.T) {
 	for zero := range 4 {
 		c := tiny("gpt2")
 		c.Ranks, c.Zero, c.Steps, c.Freeze = 2, zero, 2, []string{"*"}
-		tr, err := New(context.Background(), c)
+		tr, err := c.start(context.Background())
 		require.NoError(t, err)
 		before, err := tr.ParamsSHA256()
 		require.NoError(t, err)

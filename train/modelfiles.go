@@ -41,7 +41,7 @@ func (t *Trainer) modelFiles() ([]checkpoint.Blob, error) {
 	}
 	files := []checkpoint.Blob{}
 	if t.cfg.Own.Model == nil { // what config.json has no words for has none
-		config, err := hfconfig.Marshal(t.model, "float32")
+		config, err := hfconfig.Marshal(t.cfg.model, "float32")
 		if err != nil {
 			return nil, err
 		}
@@ -49,10 +49,10 @@ func (t *Trainer) modelFiles() ([]checkpoint.Blob, error) {
 	}
 	spec := t.cfg.Tokenizer
 	if spec == "" {
-		spec = modelTokenizer(&t.cfg, t.model.Vocab)
+		spec = modelTokenizer(&t.cfg.Config, t.cfg.model.Vocab)
 	}
 	if spec != "" {
-		more, err := tokenizerFiles(spec, t.model.Positions)
+		more, err := tokenizerFiles(spec, t.cfg.model.Positions)
 		if err != nil {
 			return nil, fmt.Errorf("the tokenizer's files: %w", err)
 		}

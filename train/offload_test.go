@@ -133,14 +133,14 @@ func TestOffloadMovesTheClass(t *testing.T) {
 	for zero := range 4 {
 		base := tiny("gpt2")
 		base.Ranks, base.Zero = 2, zero
-		plain, err := Build(t.Context(), base)
+		plain, err := base.plan(t.Context())
 		require.NoError(t, err)
 		on := &plain.Layout.Spaces[graph.Device].ClassPeak
 		for flag, class := range map[string]graph.Class{"optimizer": graph.Optimizer, "parameters": graph.Parameters, "gradients": graph.Gradients} {
 			for tier, space := range map[string]graph.Space{"host": graph.Host, "disk": graph.Disk} {
 				c := base
 				c.Offload = flag + "=" + tier
-				p, err := Build(t.Context(), c)
+				p, err := c.plan(t.Context())
 				require.NoError(t, err)
 				require.Zero(t, p.Layout.Spaces[graph.Device].ClassPeak[class], c.Offload)
 				require.Equal(t, on[class], p.Layout.Spaces[space].ClassPeak[class], "%s at stage %d", c.Offload, zero)
@@ -156,7 +156,7 @@ func TestCapsOfAllTiersAreWalls(t *testing.T) {
 	c := tiny("gpt2")
 	c.Ranks, c.Zero, c.Steps, c.Disk = 2, 3, 1, t.TempDir()
 	c.Recompute, c.Offload = "full", "optimizer=disk,parameters=host,activations=host"
-	p, err := Build(t.Context(), c)
+	p, err := c.plan(t.Context())
 	require.NoError(t, err)
 	for space, limit := range []*int64{&c.DeviceMemory, &c.HostMemory, &c.DiskMemory} {
 		*limit = p.Layout.Spaces[space].Peak + p.Config.Outside[space]
@@ -164,7 +164,7 @@ func TestCapsOfAllTiersAreWalls(t *testing.T) {
 	runOf(t, c)
 	for space, limit := range []*int64{&c.DeviceMemory, &c.HostMemory, &c.DiskMemory} {
 		*limit--
-		_, err := New(context.Background(), c)
+		_, err := c.start(context.Background())
 		require.ErrorContains(t, err, "does not fit")
 		require.ErrorContains(t, err, graph.Space(space).String())
 		*limit++
@@ -191,11 +191,11 @@ func TestResumeAcrossPlacements(t *testing.T) {
 func TestDiskNeedsAFolder(t *testing.T) {
 	c := tiny("gpt2")
 	c.Offload = "optimizer=disk"
-	_, err := New(context.Background(), c)
+	_, err := c.start(context.Background())
 	require.ErrorContains(t, err, "Config.Disk DIR")
 	for text, want := range map[string]string{"optimizer": "CLASS=host", "optimizer=tape": `"tape" is not a place`, "weights=host": `class "weights"`} {
 		c.Offload = text
-		_, err = New(context.Background(), c)
+		_, err = c.start(context.Background())
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, "Config.Offload")
 	}
@@ -211,7 +211,7 @@ func TestOffloadOfPlannedPrograms(t *testing.T) {
 			if precision == "fp32" {
 				c.ShardSize = 2
 			}
-			p, err := Build(t.Context(), c)
+			p, err := c.plan(t.Context())
 			require.NoError(t, err, "%s, %s", precision, placement)
 			require.NoError(t, memplan.Check(p.Program, p.Layout), "%s, %s", precision, placement)
 		}
@@ -238,10 +238,10 @@ func TestOffloadWithinGroups(t *testing.T) {
 func TestOffloadGeneratesTheSameText(t *testing.T) {
 	text := func(offload string) string {
 		c := tiny("gpt2")
-		c.Ranks, c.Steps, c.Generate, c.CheckWrites = 2, 1, true, offload != ""
+		c.Ranks, c.Steps, c.Generate, c.checkWrites = 2, 1, true, offload != ""
 		c.EvalData, c.EvalSteps = c.Data, 1
 		c.Offload, c.Disk, c.Recompute = offload, t.TempDir(), "full"
-		tr, err := New(context.Background(), c)
+		tr, err := c.start(context.Background())
 		require.NoError(t, err)
 		defer func() { require.NoError(t, tr.Close()) }()
 		require.NoError(t, tr.Run(context.Background(), nil))

@@ -39,12 +39,12 @@ func parameters(t *testing.T, tr *Trainer) tensors {
 
 // gradientsAt measures a step's gradients at the weights in folder: plain
 // descent with rate 2^20, whose product is exact, leaves W − 2^20·g.
-func gradientsAt(t *testing.T, c Config, folder string, w tensors) (map[string][]float64, float64) {
+func gradientsAt(t *testing.T, c request, folder string, w tensors) (map[string][]float64, float64) {
 	t.Helper()
 	const rate = 1 << 20
 	c.Init, c.Optimizer, c.LR, c.Beta1, c.WeightDecay, c.Clip, c.LRSchedule, c.Warmup = folder, "sgd", rate, 0, 0, 0, "constant", 0
 	c.Checkpoint, c.SaveEvery, c.Steps, c.Zero = "", 0, 1, 0 // the same rows on the same ranks: the same bits
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	r, err := tr.Step(context.Background())
@@ -171,7 +171,7 @@ func TestOptimizersFollowTheirPapers(t *testing.T) {
 				c.Trust, c.AdaptAll = 0.02, true
 			}
 			c.Checkpoint, c.SaveEvery = scratch(t), 1
-			tr, err := New(context.Background(), c)
+			tr, err := c.start(context.Background())
 			require.NoError(t, err)
 			first, err := tr.Save()
 			require.NoError(t, err)
@@ -255,8 +255,8 @@ func TestOptimizerStatesInCheckpoints(t *testing.T) {
 // the last step, or 1/√step from the warm-up's end, no lower than the floor.
 func TestLearningRates(t *testing.T) {
 	const steps, warmup, lr, floor = 11, 3, 0.5, 0.05
-	rate := func(schedule string, step int, change func(*Config)) float64 {
-		c := Default()
+	rate := func(schedule string, step int, change func(*request)) float64 {
+		c := request{Config: Default()}
 		c.LR, c.MinLR, c.Warmup, c.Steps, c.LRSchedule = lr, floor, warmup, steps, schedule
 		if change != nil {
 			change(&c)
@@ -275,8 +275,8 @@ func TestLearningRates(t *testing.T) {
 		}
 		// Scaled with the global batch (here 2·3·4 rows at a base of 6): √4 and 4.
 		for scale, by := range map[string]float64{"none": 1, "sqrt": 2, "linear": 4} {
-			c := func(c *Config) { c.Ranks, c.Batch, c.Accum, c.LRBaseBatch, c.LRScale, c.MinLR = 2, 3, 4, 6, scale, 0 }
-			zero := func(c *Config) { c.MinLR = 0 }
+			c := func(c *request) { c.Ranks, c.Batch, c.Accum, c.LRBaseBatch, c.LRScale, c.MinLR = 2, 3, 4, 6, scale, 0 }
+			zero := func(c *request) { c.MinLR = 0 }
 			for s := range steps {
 				require.InDelta(t, by*rate(schedule, s, zero), rate(schedule, s, c), 1e-14, "%s scaled %s, step %d", schedule, scale, s)
 			}
@@ -285,9 +285,9 @@ func TestLearningRates(t *testing.T) {
 	require.Equal(t, floor, rate("linear", steps-1, nil))
 	require.Equal(t, floor, rate("cosine", steps-1, nil))
 	require.Equal(t, floor, rate("inverse-sqrt", 1<<40, nil), "never below the floor")
-	require.Equal(t, lr, rate("linear", 0, func(c *Config) { c.Steps, c.Warmup = 1, 0 }), "a single step has the peak")
-	require.Equal(t, lr, rate("constant", 0, func(c *Config) { c.MinLR, c.Warmup = 9, 0 }), "a floor above the peak does not raise it")
-	require.Equal(t, lr, rate("cosine", 5, func(c *Config) { c.MinLR = 9 }), "a floor above the peak does not raise it")
+	require.Equal(t, lr, rate("linear", 0, func(c *request) { c.Steps, c.Warmup = 1, 0 }), "a single step has the peak")
+	require.Equal(t, lr, rate("constant", 0, func(c *request) { c.MinLR, c.Warmup = 9, 0 }), "a floor above the peak does not raise it")
+	require.Equal(t, lr, rate("cosine", 5, func(c *request) { c.MinLR = 9 }), "a floor above the peak does not raise it")
 }
 
 // Biases that start at zero learn under LAMB as under AdamW, and do not run away
@@ -298,7 +298,7 @@ func TestZeroBiasesUnderLayerwiseRates(t *testing.T) {
 	biases := func(optimizer string, lr float64, all bool) float64 {
 		c := tiny("gpt2")
 		c.Init, c.Optimizer, c.LR, c.AdaptAll = "random", optimizer, lr, all
-		tr, err := New(context.Background(), c)
+		tr, err := c.start(context.Background())
 		require.NoError(t, err)
 		defer func() { require.NoError(t, tr.Close()) }()
 		require.NoError(t, tr.Run(context.Background(), nil))

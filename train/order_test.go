@@ -18,13 +18,13 @@ func TestWhatTheOrderOfASumCosts(t *testing.T) {
 	var flat int64 // bytes of all units' gradients in f32
 	for zero := range 4 {
 		c.Zero, c.Reproducible = zero, false
-		without, err := Predict(t.Context(), c, machine)
+		without, err := c.predict(t.Context(), machine)
 		require.NoError(t, err)
 		none, err := without.OrderCost(t.Context(), machine)
 		require.NoError(t, err)
 		require.Nil(t, none)
 		c.Reproducible = true
-		with, err := Predict(t.Context(), c, machine)
+		with, err := c.predict(t.Context(), machine)
 		require.NoError(t, err)
 		cost, err := with.OrderCost(t.Context(), machine)
 		require.NoError(t, err)
@@ -62,7 +62,7 @@ func TestWhatTheOrderOfASumCosts(t *testing.T) {
 		}
 	}
 	c.Ranks, c.Accum = 1, 1
-	one, err := Predict(t.Context(), c, machine)
+	one, err := c.predict(t.Context(), machine)
 	require.NoError(t, err)
 	cost, err := one.OrderCost(t.Context(), machine)
 	require.NoError(t, err)
@@ -78,18 +78,19 @@ func TestFitKnowsTheSumsOfAReproducibleRun(t *testing.T) {
 	peak := func(reproducible bool) int64 {
 		d := c
 		d.Reproducible = reproducible
-		p, err := Build(t.Context(), d)
+		p, err := d.plan(t.Context())
 		require.NoError(t, err)
 		return p.Layout.Spaces[graph.Device].Peak
 	}
 	require.Greater(t, peak(true), peak(false), "at stage 0 the parts' sums are apart")
 	want := curveOver(t, c, 2, 4)
 	c.DeviceMemory, c.Reproducible = peak(false), true
-	_, err := Build(t.Context(), c)
+	_, err := c.plan(t.Context())
 	require.ErrorContains(t, err, "does not fit")
-	best, err := Fit(t.Context(), c, Fixed{}, 0, CPUHardware(1))
+	best, err := c.fit(t.Context(), Fixed{}, 0, CPUHardware(1))
 	require.NoError(t, err)
 	require.True(t, best.Forecast.Config.Reproducible)
 	require.LessOrEqual(t, best.Forecast.Plan.Layout.Spaces[graph.Device].Peak, c.DeviceMemory)
-	require.Equal(t, want, curveOver(t, best.Forecast.Config, 2, 4))
+	c.Config = best.Forecast.Config
+	require.Equal(t, want, curveOver(t, c, 2, 4))
 }

@@ -83,14 +83,15 @@ func (c *Config) caches(sp graph.Space) (disk, frozen int64) {
 	return disk, frozen
 }
 
-// mostOutside names the most of what is outside a space's arena, n bytes.
-func (c *Config) mostOutside(sp graph.Space, n int64) string {
+// mostOutside names the most of what is outside a space's arena, n bytes, of which a
+// copy of a rank's states takes staging.
+func (c *Config) mostOutside(sp graph.Space, n, staging int64) string {
 	disk, frozen := c.caches(sp)
 	switch rest := n - disk - frozen; {
 	case frozen > max(disk, rest):
 		return fmt.Sprintf("Config.FrozenCache of %s", plan.Bytes(frozen))
-	case c.staging > (n-c.staging)/2:
-		return fmt.Sprintf("Config.AsyncSave on, which holds a copy of a rank's states, %s", plan.Bytes(c.staging))
+	case staging > (n-staging)/2:
+		return fmt.Sprintf("Config.AsyncSave on, which holds a copy of a rank's states, %s", plan.Bytes(staging))
 	case disk > rest:
 		return fmt.Sprintf("Config.DiskCache of %s", plan.Bytes(disk))
 	}

@@ -10,23 +10,23 @@ import (
 
 // Each option that takes host memory outside the arenas is counted, once.
 func TestOutsideCountsEachOption(t *testing.T) {
-	host := func(change func(*Config)) int64 {
+	host := func(change func(*request)) int64 {
 		c := tiny("gpt2")
 		change(&c)
-		p, err := Build(t.Context(), c)
+		p, err := c.plan(t.Context())
 		require.NoError(t, err)
 		require.Zero(t, p.Config.Outside[graph.Disk])
 		return p.Config.Outside[graph.Host]
 	}
-	plain := host(func(*Config) {})
+	plain := host(func(*request) {})
 	require.GreaterOrEqual(t, plain, int64(processOutside))
-	require.Equal(t, plain+100<<20, host(func(c *Config) { c.Outside[graph.Host] = 100 << 20 }))
-	require.Equal(t, plain+64<<20, host(func(c *Config) { c.Disk, c.DiskCache = "d", 64<<20 }))
-	require.Equal(t, plain+tokenizerOutside, host(func(c *Config) { c.Tokenizer = "GPT2" }))
-	require.Greater(t, host(func(c *Config) { c.Trace = "trace.json" }), plain+1<<20)
-	require.Greater(t, host(func(c *Config) { c.Disk, c.Offload = "d", "optimizer=disk" }), plain+16<<20, "the disk tier's buffers")
+	require.Equal(t, plain+100<<20, host(func(c *request) { c.Outside[graph.Host] = 100 << 20 }))
+	require.Equal(t, plain+64<<20, host(func(c *request) { c.Disk, c.DiskCache = "d", 64<<20 }))
+	require.Equal(t, plain+tokenizerOutside, host(func(c *request) { c.Tokenizer = "GPT2" }))
+	require.Greater(t, host(func(c *request) { c.Trace = "trace.json" }), plain+1<<20)
+	require.Greater(t, host(func(c *request) { c.Disk, c.Offload = "d", "optimizer=disk" }), plain+16<<20, "the disk tier's buffers")
 	// Ranks of a process share what there is once.
-	shared := host(func(c *Config) { c.Ranks = 4 })
+	shared := host(func(c *request) { c.Ranks = 4 })
 	require.Less(t, shared, plain/2)
-	require.Greater(t, host(func(c *Config) { c.Ranks, c.LocalRanks = 4, 1 }), plain)
+	require.Greater(t, host(func(c *request) { c.Ranks, c.LocalRanks = 4, 1 }), plain)
 }

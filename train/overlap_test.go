@@ -23,8 +23,8 @@ func TestPendingUpdatesAreThereWhenNeeded(t *testing.T) {
 			loss, eval float32
 			sha        string
 		}
-		run := func(c Config, look func(step int) bool) (list []seen) {
-			tr, err := New(context.Background(), c)
+		run := func(c request, look func(step int) bool) (list []seen) {
+			tr, err := c.start(context.Background())
 			require.NoError(t, err)
 			defer func() { require.NoError(t, tr.Close()) }()
 			for s := range c.Steps {
@@ -44,7 +44,7 @@ func TestPendingUpdatesAreThereWhenNeeded(t *testing.T) {
 		}
 		want := run(c, func(int) bool { return true })
 		c.Offload, c.Disk, c.Prefetch, c.offloadChunk = placement, t.TempDir(), 1+i%3, 1024
-		p, err := Build(t.Context(), c)
+		p, err := c.plan(t.Context())
 		require.NoError(t, err)
 		require.NotNil(t, p.Program.Section("flush"), "%s: the update waits for the next step", placement)
 		for name, look := range map[string]func(int) bool{

@@ -104,7 +104,7 @@ func (c *Config) modelName() string {
 
 // modelShape reads the model's shape, or makes one of the program's own model, of
 // its positions and its vocabulary alone.
-func (c *Config) modelShape() (hfconfig.Config, error) {
+func (c *Config) modelShape(sh *shared) (hfconfig.Config, error) {
 	if c.Own.Model == nil {
 		return modelConfig(c.Model)
 	}
@@ -112,12 +112,9 @@ func (c *Config) modelShape() (hfconfig.Config, error) {
 	if h.Positions == 0 {
 		h.Positions = math.MaxInt32
 	}
-	if c.Seq == 0 {
-		c.Seq = 1
-	}
 	s := data.Shape{}
 	if c.Seq <= h.Positions {
-		p, err := c.shared.own(c.Own.Model, model.Train, c.Batch, c.Seq)
+		p, err := sh.own(c.Own.Model, model.Train, c.Batch, c.Seq)
 		if err != nil {
 			return h, err
 		}
@@ -128,12 +125,12 @@ func (c *Config) modelShape() (hfconfig.Config, error) {
 }
 
 // ownForward builds the programs of the program's own model.
-func ownForward(c *Config) (fwd plan.Forward, err error) {
-	if fwd.Train, err = c.shared.own(c.Own.Model, model.Train, c.Batch, c.Seq); err != nil {
+func ownForward(c *Config, sh *shared) (fwd plan.Forward, err error) {
+	if fwd.Train, err = sh.own(c.Own.Model, model.Train, c.Batch, c.Seq); err != nil {
 		return fwd, err
 	}
 	if c.evaluates() {
-		fwd.Eval, err = c.shared.own(c.Own.Model, model.Eval, c.Batch, c.Seq)
+		fwd.Eval, err = sh.own(c.Own.Model, model.Eval, c.Batch, c.Seq)
 	}
 	return fwd, err
 }

@@ -49,7 +49,7 @@ func member() (err error) {
 		_, err := Work(j, nil)
 		return err
 	}
-	c.Over(j)
+	c.Config = c.Config.Over(j)
 	text, err := told(c)
 	j.Dismiss(err)
 	if err == nil {
@@ -59,8 +59,8 @@ func member() (err error) {
 }
 
 // told is what a run tells: losses, the held-out ones and the parameters.
-func told(c Config) (text string, err error) {
-	tr, err := New(context.Background(), c)
+func told(c request) (text string, err error) {
+	tr, err := c.start(context.Background())
 	if err != nil {
 		return "", err
 	}
@@ -134,15 +134,16 @@ func TestFitOfAnOwnModel(t *testing.T) {
 	c := ownConfig(encoder())
 	c.Own.Eval, c.EvalEvery, c.Zero, c.Accum, c.Batch, c.Steps = nil, 0, 0, 1, 16, 3
 	free := ran(t, c)
-	p, err := Build(t.Context(), c)
+	p, err := c.plan(t.Context())
 	require.NoError(t, err)
 	capped := c
 	capped.DeviceMemory = p.Layout.Spaces[graph.Device].Peak * 2 / 3
-	_, err = Build(t.Context(), capped)
+	_, err = capped.plan(t.Context())
 	require.ErrorIs(t, err, ErrDoesNotFit)
-	best, err := Fit(t.Context(), capped, Fixed{Zero: true}, 0, CPUHardware(2))
+	best, err := capped.fit(t.Context(), Fixed{Zero: true}, 0, CPUHardware(2))
 	require.NoError(t, err)
 	require.True(t, best.Fits)
 	require.NotEmpty(t, best.Config.Offload+best.Config.Recompute)
-	require.Equal(t, free, ran(t, best.Config), "%v", best.Choices)
+	c.Config = best.Config
+	require.Equal(t, free, ran(t, c), "%v", best.Choices)
 }

@@ -118,18 +118,18 @@ func twoPaths() *Model {
 	}}
 }
 
-func ownConfig(m *Model) Config {
-	c := Default()
+func ownConfig(m *Model) request {
+	c := request{Config: Default()}
 	c.Own = Own{Model: m, Data: squares{64}, Eval: squares{20}, Schedule: func(step int) float64 { return 0.3 / float64(1+step) }}
 	c.Ranks, c.Batch, c.Accum, c.Steps, c.EvalSteps, c.EvalEvery, c.Threads = 2, 4, 2, 3, 2, 2, 2
-	c.Order, c.Poison = "shuffled", true
+	c.Order, c.poison = "shuffled", true
 	return c
 }
 
 // ran is what a run tells: losses, the held-out ones and the parameters.
-func ran(t *testing.T, c Config) string {
+func ran(t *testing.T, c request) string {
 	t.Helper()
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	text := ""
@@ -155,10 +155,10 @@ func TestOwnHasOneResult(t *testing.T) {
 		base := ownConfig(twoPaths())
 		base.Own.Rule, base.Precision, base.Zero = &descent, precision, 0
 		want := ran(t, base)
-		for name, change := range map[string]func(c *Config){
-			"stage 1, layer order": func(c *Config) { c.Zero, c.AccumOrder = 1, "layer" },
-			"counted":              func(c *Config) { c.Own.Data = countedSquares{squares{64}} },
-			"all on the host, made again": func(c *Config) {
+		for name, change := range map[string]func(c *request){
+			"stage 1, layer order": func(c *request) { c.Zero, c.AccumOrder = 1, "layer" },
+			"counted":              func(c *request) { c.Own.Data = countedSquares{squares{64}} },
+			"all on the host, made again": func(c *request) {
 				c.Offload, c.Recompute = "optimizer=host,parameters=host,activations=host", "full"
 			},
 		} {
@@ -179,8 +179,8 @@ func TestClassifiersLearn(t *testing.T) {
 		{Family: model.CNN, Height: squareSide, ImgWidth: squareSide, Chans: 1, Hidden: []int{6}, Classes: 4},
 	} {
 		c := ownConfig(NewModel(string(m.Family), m))
-		c.Own.Schedule, c.LR, c.Steps, c.Batch, c.Accum, c.Poison = nil, 0.01, 40, 8, 1, false
-		tr, err := New(context.Background(), c)
+		c.Own.Schedule, c.LR, c.Steps, c.Batch, c.Accum, c.poison = nil, 0.01, 40, 8, 1, false
+		tr, err := c.start(context.Background())
 		require.NoError(t, err)
 		var first, last float32
 		require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
@@ -200,7 +200,7 @@ func TestMaskedTargetsDoNotCount(t *testing.T) {
 	m := NewModel("mlp", model.Config{Family: model.MLP, Inputs: squareSide * squareSide, Classes: 4})
 	c := ownConfig(m)
 	c.Own.Data, c.Own.Eval, c.Order, c.EvalEvery, c.Accum, c.Steps = squares{16}, nil, "", 0, 1, 1 // the 8 samples 0 … 7, of which 7 count
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	_, w, err := tr.Parameter("layer.0.weight")
@@ -240,7 +240,7 @@ func TestStopAndGoOn(t *testing.T) {
 	c.Own.Eval, c.EvalEvery, c.Steps, c.Zero = nil, 0, 4, 3
 	want := ran(t, c)
 	c.Checkpoint = t.TempDir()
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
 		if r.Step == 2 {
@@ -259,7 +259,7 @@ func TestStopAndGoOn(t *testing.T) {
 	other.Name = "another"
 	no := c
 	no.Own.Model = &other
-	_, err = New(context.Background(), no)
+	_, err = no.start(context.Background())
 	require.ErrorContains(t, err, `holds model "two-paths", not "another"`)
 
 	ended := ran(t, c)
@@ -273,10 +273,10 @@ func TestSetParameter(t *testing.T) {
 	for _, precision := range []string{"fp32", "bf16"} {
 		c := ownConfig(twoPaths())
 		c.Precision, c.Zero, c.EvalEvery = precision, 3, 0
-		a, err := New(context.Background(), c)
+		a, err := c.start(context.Background())
 		require.NoError(t, err)
 		c.Seed = 7
-		b, err := New(context.Background(), c)
+		b, err := c.start(context.Background())
 		require.NoError(t, err)
 		require.Equal(t, []string{"conv.weight", "conv.bias", "extra.weight", "head.weight"}, a.Parameters())
 		for _, name := range a.Parameters() {
@@ -301,7 +301,7 @@ func TestSetParameter(t *testing.T) {
 func TestEvaluateAllSamples(t *testing.T) {
 	c := ownConfig(NewModel("mlp", model.Config{Family: model.MLP, Inputs: squareSide * squareSide, Classes: 4}))
 	c.Inference, c.Own.Data, c.EvalEvery = true, nil, 0
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	r, err := tr.Evaluate(context.Background())
@@ -310,29 +310,29 @@ func TestEvaluateAllSamples(t *testing.T) {
 }
 
 func TestOwnIsRefusedByName(t *testing.T) {
-	for want, change := range map[string]func(c *Config){
-		"Config.Own.Model has no Forward":              func(c *Config) { c.Own.Model = &Model{Name: "m"} },
-		"Config.Own.Model has no Name":                 func(c *Config) { c.Own.Model.Name = "" },
-		`Config.Model "gpt2" and Config.Own.Model`:     func(c *Config) { c.Model = "gpt2" },
-		`Config.Data "d.bin" and Config.Own.Data`:      func(c *Config) { c.Data = "d.bin" },
-		`Config.Own.Rule is named "adamw"`:             func(c *Config) { c.Own.Rule = &zero.Rule{Name: "adamw", Emit: descent.Emit} },
-		"Config.Own.Rule has no Name":                  func(c *Config) { c.Own.Rule = &zero.Rule{} },
-		"Config.Generate with Config.Own.Model":        func(c *Config) { c.Generate = true },
-		"the learning rate is NaN":                     func(c *Config) { c.Own.Schedule = func(int) float64 { return math.NaN() } },
+	for want, change := range map[string]func(c *request){
+		"Config.Own.Model has no Forward":              func(c *request) { c.Own.Model = &Model{Name: "m"} },
+		"Config.Own.Model has no Name":                 func(c *request) { c.Own.Model.Name = "" },
+		`Config.Model "gpt2" and Config.Own.Model`:     func(c *request) { c.Model = "gpt2" },
+		`Config.Data "d.bin" and Config.Own.Data`:      func(c *request) { c.Data = "d.bin" },
+		`Config.Own.Rule is named "adamw"`:             func(c *request) { c.Own.Rule = &zero.Rule{Name: "adamw", Emit: descent.Emit} },
+		"Config.Own.Rule has no Name":                  func(c *request) { c.Own.Rule = &zero.Rule{} },
+		"Config.Generate with Config.Own.Model":        func(c *request) { c.Generate = true },
+		"the learning rate is NaN":                     func(c *request) { c.Own.Schedule = func(int) float64 { return math.NaN() } },
 		`model "two-paths": input "x" has shape [1 2]`: badForward(func(b *graph.Builder) { b.Input("x", 1, 2) }),
 		`model "two-paths": graph: fc: operand x is missing`: badForward(func(b *graph.Builder) {
 			b.Linear("fc", graph.Value{}, graph.Value{}, graph.Value{}, graph.LinearAttr{})
 		}),
 		`model "two-paths" has no loss`:                          badForward(func(*graph.Builder) {}),
-		"it needs data of its own (Config.Own)":                  func(c *Config) { c.Own.Data, c.Data = nil, "tokens.bin" },
-		": target 0 is 4, want -1 to 3":                          func(c *Config) { c.Own.Data = wrongTarget{} },
-		"Config.Own.Data: sample data: Len is 0":                 func(c *Config) { c.Own.Data = squares{0} },
-		": the disk is gone":                                     func(c *Config) { c.Own.Data = goneData{} },
+		"it needs data of its own (Config.Own)":                  func(c *request) { c.Own.Data, c.Data = nil, "tokens.bin" },
+		": target 0 is 4, want -1 to 3":                          func(c *request) { c.Own.Data = wrongTarget{} },
+		"Config.Own.Data: sample data: Len is 0":                 func(c *request) { c.Own.Data = squares{0} },
+		": the disk is gone":                                     func(c *request) { c.Own.Data = goneData{} },
 		"sum of x: and an error of the program's own comes back": badForward2(),
 	} {
 		c := ownConfig(twoPaths())
 		change(&c)
-		tr, err := New(context.Background(), c)
+		tr, err := c.start(context.Background())
 		if err == nil {
 			_, err = tr.Step(context.Background())
 			require.NoError(t, tr.Close())
@@ -341,14 +341,14 @@ func TestOwnIsRefusedByName(t *testing.T) {
 	}
 }
 
-func badForward(write func(b *graph.Builder)) func(c *Config) {
-	return func(c *Config) {
+func badForward(write func(b *graph.Builder)) func(c *request) {
+	return func(c *request) {
 		c.Own.Model.Forward = func(b *graph.Builder, rows, seq int, train bool) error { write(b); return nil }
 	}
 }
 
-func badForward2() func(c *Config) {
-	return func(c *Config) {
+func badForward2() func(c *request) {
+	return func(c *request) {
 		c.Own.Model.Forward = func(*graph.Builder, int, int, bool) error {
 			return errors.New("sum of x: and an error of the program's own comes back")
 		}

@@ -12,7 +12,7 @@ import (
 // program after each pass, in order; an error of show ends it.
 // It reads no weights and no data. That the plan does not fit is no error here.
 func Passes(ctx context.Context, cfg Config, show func(pass string, p *graph.Program) error) error {
-	_, s, _, err := settled(ctx, &cfg)
+	_, s, err := request{Config: cfg}.settle(ctx)
 	if err != nil {
 		return err
 	}

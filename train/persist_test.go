@@ -35,25 +35,25 @@ func scratch(t testing.TB) string {
 // A run that ends after the first half and is resumed gives the bits of one that
 // was never interrupted.
 func TestResumeContinuesBitForBit(t *testing.T) {
-	base := func() Config {
+	base := func() request {
 		c := tiny("gpt2")
 		c.Steps, c.Seq, c.LRSchedule, c.Warmup, c.Clip = 6, 24, "cosine", 2, 1
 		return c
 	}
-	cases := map[string]func(*Config){}
+	cases := map[string]func(*request){}
 	for z := range 4 {
-		cases[fmt.Sprintf("stage %d", z)] = func(c *Config) { c.Zero, c.Ranks = z, 3 }
-		cases[fmt.Sprintf("stage %d, accumulation", z)] = func(c *Config) { c.Zero, c.Ranks, c.Accum = z, 2, 3 }
+		cases[fmt.Sprintf("stage %d", z)] = func(c *request) { c.Zero, c.Ranks = z, 3 }
+		cases[fmt.Sprintf("stage %d, accumulation", z)] = func(c *request) { c.Zero, c.Ranks, c.Accum = z, 2, 3 }
 	}
 	for _, name := range []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd"} {
-		cases[name] = func(c *Config) { c.Optimizer, c.Ranks = name, 2 }
+		cases[name] = func(c *request) { c.Optimizer, c.Ranks = name, 2 }
 	}
-	cases["shuffled"] = func(c *Config) { c.Order, c.Ranks = "shuffled", 2 }
-	cases["shuffled, over the data's end"] = func(c *Config) { c.Order, c.Batch, c.Seq, c.Ranks = "shuffled", 8, 60, 4 }
-	cases["dropout"] = func(c *Config) { c.Dropout, c.Ranks = 0.2, 2 }
-	cases["evaluation"] = func(c *Config) { c.EvalData, c.EvalEvery, c.EvalSteps = c.Data, 2, 2 }
-	cases["frozen"] = func(c *Config) { c.Freeze = []string{"h.0.*", "wpe.weight"} }
-	cases["one rank"] = func(c *Config) { c.Accum = 2 }
+	cases["shuffled"] = func(c *request) { c.Order, c.Ranks = "shuffled", 2 }
+	cases["shuffled, over the data's end"] = func(c *request) { c.Order, c.Batch, c.Seq, c.Ranks = "shuffled", 8, 60, 4 }
+	cases["dropout"] = func(c *request) { c.Dropout, c.Ranks = 0.2, 2 }
+	cases["evaluation"] = func(c *request) { c.EvalData, c.EvalEvery, c.EvalSteps = c.Data, 2, 2 }
+	cases["frozen"] = func(c *request) { c.Freeze = []string{"h.0.*", "wpe.weight"} }
+	cases["one rank"] = func(c *request) { c.Accum = 2 }
 	for name, change := range cases {
 		t.Run(name, func(t *testing.T) {
 			c := base()
@@ -71,7 +71,7 @@ func TestResumeContinuesBitForBit(t *testing.T) {
 					}
 				}
 				c.Resume = true
-				tr, err := New(context.Background(), c)
+				tr, err := c.start(context.Background())
 				require.NoError(t, err)
 				require.Equal(t, at, tr.Done())
 				var losses []float32
@@ -134,7 +134,7 @@ func TestCheckpointsLoadAtAnyWorldSizeAndStage(t *testing.T) {
 					d.Ranks, d.Zero, d.Resume = ranks, zero, true
 					d.Checkpoint = scratch(t)
 					require.NoError(t, os.CopyFS(filepath.Join(d.Checkpoint, filepath.Base(list[0])), os.DirFS(list[0])))
-					tr, err := New(context.Background(), d)
+					tr, err := d.start(context.Background())
 					require.NoError(t, err)
 					require.Equal(t, 2, tr.Done())
 					folder, err := tr.Save()
@@ -155,7 +155,7 @@ func TestSavedWeightsReadBackEqual(t *testing.T) {
 	for _, model := range []string{"gpt2", "llama-tied", "llama-untied"} {
 		c := tiny(model)
 		c.Ranks, c.Steps, c.Checkpoint = 3, 2, scratch(t)
-		tr, err := New(context.Background(), c)
+		tr, err := c.start(context.Background())
 		require.NoError(t, err)
 		require.NoError(t, tr.Run(context.Background(), nil))
 		sha, err := tr.ParamsSHA256()
@@ -178,7 +178,7 @@ func TestSavedWeightsReadBackEqual(t *testing.T) {
 
 		d := tiny(model)
 		d.Model, d.Init, d.Zero, d.Ranks = list[0], list[0], 1, 2
-		again, err := New(context.Background(), d)
+		again, err := d.start(context.Background())
 		require.NoError(t, err)
 		got, err := again.ParamsSHA256()
 		require.NoError(t, err)
@@ -231,8 +231,8 @@ func rewrite(t *testing.T, from string, change func(*safetensors.Tensor) (keep b
 
 // Weights load with and without GPT-2's prefix, and with Llama's.
 func TestInitReadsHuggingFaceNames(t *testing.T) {
-	loaded := func(c Config) string {
-		tr, err := New(context.Background(), c)
+	loaded := func(c request) string {
+		tr, err := c.start(context.Background())
 		require.NoError(t, err)
 		defer func() { require.NoError(t, tr.Close()) }()
 		sha, err := tr.ParamsSHA256()
@@ -301,7 +301,7 @@ func TestInitRefusesOtherWeights(t *testing.T) {
 	} {
 		c := tiny("gpt2")
 		c.Init = dir
-		_, err := New(context.Background(), c)
+		_, err := c.start(context.Background())
 		require.Error(t, err, names)
 		for _, name := range names {
 			require.ErrorContains(t, err, name)
@@ -341,19 +341,19 @@ func TestResumeRefuses(t *testing.T) {
 			text, err := os.ReadFile(path)
 			require.NoError(t, err)
 			require.NoError(t, damage(path, text))
-			_, err = New(context.Background(), d)
+			_, err = d.start(context.Background())
 			require.ErrorIs(t, err, checkpoint.ErrDamaged, "%s: %s", e.Name(), what)
 			require.ErrorContains(t, err, e.Name(), what)
 		}
 	}
 	d := c
 	d.Optimizer = "sgd"
-	_, err = New(context.Background(), d)
+	_, err = d.start(context.Background())
 	require.ErrorContains(t, err, "Config.Optimizer adamw")
 	require.ErrorContains(t, err, "sgd")
 	d = c
 	d.Model, d.Init = "../testdata/llama-tied", "random"
-	_, err = New(context.Background(), d)
+	_, err = d.start(context.Background())
 	require.ErrorContains(t, err, "another model")
 }
 
@@ -381,7 +381,7 @@ func TestCancelSaves(t *testing.T) {
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Checkpoint = 2, 1000, scratch(t)
 	ctx, cancel := context.WithCancel(context.Background())
-	tr, err := New(ctx, c)
+	tr, err := c.start(ctx)
 	require.NoError(t, err)
 	err = tr.Run(ctx, func(r StepResult) error {
 		if r.Step == 3 {
@@ -412,7 +412,7 @@ func TestEvaluationDisturbsNothing(t *testing.T) {
 	var first []float32
 	for zero := range 4 {
 		c.Zero = zero
-		tr, err := New(context.Background(), c)
+		tr, err := c.start(context.Background())
 		require.NoError(t, err)
 		var losses, held []float32
 		require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {

@@ -38,7 +38,7 @@ type Forecast struct {
 	// Auto says what recompute auto came to, for a person; "" where it was not asked for.
 	Auto string
 
-	of    *resolved
+	of    planner
 	found *search.Forecast
 }
 
@@ -46,7 +46,11 @@ type Forecast struct {
 // It reads no weights and no data, and needs no device. That the plan does not
 // fit is no error here.
 func Predict(ctx context.Context, cfg Config, machine *cost.Machine) (*Forecast, error) {
-	r, err := resolve(cfg)
+	return request{Config: cfg}.predict(ctx, machine)
+}
+
+func (q request) predict(ctx context.Context, machine *cost.Machine) (*Forecast, error) {
+	r, err := q.resolve()
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +67,7 @@ func Predict(ctx context.Context, cfg Config, machine *cost.Machine) (*Forecast,
 
 // staged is forecast of a plan that is run as it is: with what saving its checkpoints
 // takes.
-func (r *resolved) staged(f *search.Forecast) (*Forecast, error) {
+func (r planner) staged(f *search.Forecast) (*Forecast, error) {
 	out := r.forecast(f)
 	err := out.Config.stage(out.Plan)
 	out.Fits = out.Plan.Fit() == nil
@@ -71,7 +75,7 @@ func (r *resolved) staged(f *search.Forecast) (*Forecast, error) {
 }
 
 // forecast is a search's forecast of a configuration; nil for nil.
-func (r *resolved) forecast(f *search.Forecast) *Forecast {
+func (r planner) forecast(f *search.Forecast) *Forecast {
 	if f == nil {
 		return nil
 	}
@@ -84,7 +88,7 @@ const newDisk = "spillway-disk"
 // with is the configuration with what a search chose. What stays the same stays as it
 // was written.
 func (r *resolved) with(s *search.Spec) Config {
-	c := r.cfg
+	c := r.request
 	c.Ranks, c.ShardSize, c.Zero, c.Batch, c.Seq, c.Accum, c.Prefetch = s.Ranks, s.ShardSize, s.Stage, s.Batch, s.Seq, s.Accum, s.Prefetch
 	if s.LayerOrder != c.asksLayers() {
 		c.AccumOrder = orderName(s.LayerOrder)
@@ -92,10 +96,10 @@ func (r *resolved) with(s *search.Spec) Config {
 	if text := s.Precision.String(); !strings.EqualFold(c.precision(), text) {
 		c.Precision = text
 	}
-	if conf, err := r.passes(&c); err != nil || c.recomputeAuto() || conf.Recompute.String() != s.Recompute.String() {
+	if conf, err := c.passes(); err != nil || c.recomputeAuto() || conf.Recompute.String() != s.Recompute.String() {
 		c.Recompute = s.Recompute.String()
 	}
-	if conf, err := r.passes(&c); err != nil || conf.Offload.String() != s.Offload.String() {
+	if conf, err := c.passes(); err != nil || conf.Offload.String() != s.Offload.String() {
 		c.Offload = s.Offload.String()
 	}
 	c.DeviceMemory, c.HostMemory, c.DiskMemory = s.Capacity[graph.Device], s.Capacity[graph.Host], s.Capacity[graph.Disk]
@@ -103,7 +107,7 @@ func (r *resolved) with(s *search.Spec) Config {
 	if s.Disk && c.Disk == "" {
 		c.Disk = newDisk
 	}
-	return c
+	return c.Config
 }
 
 // orderName is a value of Config.AccumOrder.

@@ -12,17 +12,17 @@ import (
 // not on this machine. It says what was looked for and where.
 type MissingDevice = run.MissingDevice
 
-// newPlatform opens the device that cfg names and puts into cfg what only the
-// device knows: what it has free, and what is outside the arenas.
-func newPlatform(cfg *Config) (run.Platform, error) {
+// newPlatform opens the device that a request names. The Config that comes back has what
+// only the device knows: what it has free, and what is outside the arenas.
+func newPlatform(cfg request) (run.Platform, Config, error) {
 	p, err := run.NewPlatform(run.Options{Device: cfg.Device, World: cfg.world(), Transport: cfg.transport(), DeviceMemory: cfg.DeviceMemory, Outside: cfg.Outside,
-		Timeout: cfg.Timeout, Poison: cfg.Poison, CheckWrites: cfg.CheckWrites, RequirePinned: cfg.RequirePinned, Warn: cfg.Warn, CUDA: cfg.cuda})
+		Timeout: cfg.Timeout, Poison: cfg.poison, CheckWrites: cfg.checkWrites, RequirePinned: cfg.RequirePinned, Warn: cfg.Warn, CUDA: cfg.cuda})
 	if err != nil {
-		return nil, err
+		return nil, cfg.Config, err
 	}
 	limits := p.Limits()
 	cfg.DeviceMemory, cfg.Outside = limits.DeviceMemory, limits.Outside
-	return p, nil
+	return p, cfg.Config, nil
 }
 
 // hardwareOf is what the time of a step is predicted on.
@@ -40,7 +40,7 @@ func DeviceHardware(cfg Config) (Hardware, Config, error) {
 	if !strings.EqualFold(cfg.Device, "cuda") {
 		return CPUHardware(cfg.threads()), cfg, nil
 	}
-	p, err := newPlatform(&cfg)
+	p, cfg, err := newPlatform(request{Config: cfg})
 	if err != nil {
 		return Hardware{}, cfg, err
 	}

@@ -77,7 +77,7 @@ func TestHalfGradientsPointWhereFP32Does(t *testing.T) {
 			if precision == "fp16" {
 				c.LossScale = "1024"
 			}
-			tr, err := New(t.Context(), c)
+			tr, err := c.start(t.Context())
 			require.NoError(t, err)
 			defer func() { require.NoError(t, tr.Close()) }()
 			_, err = tr.Step(t.Context())
@@ -116,17 +116,17 @@ func TestHalfBitsDoNotDependOnTheConfiguration(t *testing.T) {
 			c := tiny(model)
 			c.Ranks, c.Steps, c.Clip, c.Precision, c.Zero = 3, 3, 1, precision, 0
 			want := runOf(t, c)
-			for i, change := range []func(*Config){
-				func(c *Config) { c.Zero = 1 },
-				func(c *Config) { c.Zero, c.Prefetch = 2, 0 },
-				func(c *Config) { c.Zero, c.Threads = 3, 1 },
-				func(c *Config) { c.Zero, c.Recompute = 0, "full" },
-				func(c *Config) { c.Zero, c.Recompute = 3, "selective" },
-				func(c *Config) {
+			for i, change := range []func(*request){
+				func(c *request) { c.Zero = 1 },
+				func(c *request) { c.Zero, c.Prefetch = 2, 0 },
+				func(c *request) { c.Zero, c.Threads = 3, 1 },
+				func(c *request) { c.Zero, c.Recompute = 0, "full" },
+				func(c *request) { c.Zero, c.Recompute = 3, "selective" },
+				func(c *request) {
 					c.Zero, c.Offload = 3, "optimizer=host,gradients=host,parameters=host,activations=host"
 				},
-				func(c *Config) { c.Zero, c.Offload, c.Recompute = 1, "optimizer=host,activations=host", "full" },
-				func(c *Config) { c.Zero, c.Offload = 3, "optimizer=host" }, // updates that are skipped leave the shards
+				func(c *request) { c.Zero, c.Offload, c.Recompute = 1, "optimizer=host,activations=host", "full" },
+				func(c *request) { c.Zero, c.Offload = 3, "optimizer=host" }, // updates that are skipped leave the shards
 			} {
 				d := c
 				change(&d)
@@ -184,7 +184,7 @@ func TestHalfFrozenParameters(t *testing.T) {
 		c.Zero = z
 		require.Equal(t, want.sha, runOf(t, c).sha, "stage %d", z)
 	}
-	tr, err := New(t.Context(), c)
+	tr, err := c.start(t.Context())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	_, v, err := tr.Parameter("wpe.weight")
@@ -195,8 +195,8 @@ func TestHalfFrozenParameters(t *testing.T) {
 }
 
 // trainerAt starts a run of fp16 with a loss scale.
-func trainerAt(t *testing.T, c Config, scale float64) *Trainer {
-	tr, err := New(t.Context(), c)
+func trainerAt(t *testing.T, c request, scale float64) *Trainer {
+	tr, err := c.start(t.Context())
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, tr.Close()) })
 	require.NoError(t, tr.startScale(&scaleState{Scale: scale}))
@@ -323,7 +323,7 @@ func TestLossScaleHysteresis(t *testing.T) {
 func TestStaticLossScale(t *testing.T) {
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Precision, c.LossScale = 2, 3, "fp16", "128"
-	tr, err := New(t.Context(), c)
+	tr, err := c.start(t.Context())
 	require.NoError(t, err)
 	for range 3 {
 		r, err := tr.Step(t.Context())
@@ -334,7 +334,7 @@ func TestStaticLossScale(t *testing.T) {
 	require.NoError(t, tr.Close())
 
 	c.LossScale, c.Steps = "1e30", 40
-	tr, err = New(t.Context(), c)
+	tr, err = c.start(t.Context())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	for range maxSkips - 1 {
@@ -417,7 +417,7 @@ func TestHalfBytesOfStates(t *testing.T) {
 	c.Ranks, c.Precision, c.Batch, c.Seq = 2, "bf16", 1, 8
 	states := func(z int, int8 ...string) (params, grads, optimizer int64) {
 		c.Zero, c.Int8 = z, int8
-		p, err := Build(t.Context(), c)
+		p, err := c.plan(t.Context())
 		require.NoError(t, err)
 		for i := range p.Program.Buffers {
 			b := &p.Program.Buffers[i]
@@ -433,7 +433,7 @@ func TestHalfBytesOfStates(t *testing.T) {
 		}
 		return params, grads, optimizer
 	}
-	p, err := Build(t.Context(), c)
+	p, err := c.plan(t.Context())
 	require.NoError(t, err)
 	var psi, blocks int64
 	for i := range p.Program.Params {
@@ -464,9 +464,9 @@ func TestInt8KeepsPromise1(t *testing.T) {
 	c.Ranks, c.Steps, c.Clip, c.Precision, c.Zero = 3, 2, 1, "bf16", 0
 	c.Int8 = []string{"optimizer", "gather", "reduce", "activations", "matmul"}
 	want := runOf(t, c)
-	for _, change := range []func(*Config){
-		func(c *Config) { c.Zero, c.Prefetch, c.Recompute = 3, 0, "full" },
-		func(c *Config) {
+	for _, change := range []func(*request){
+		func(c *request) { c.Zero, c.Prefetch, c.Recompute = 3, 0, "full" },
+		func(c *request) {
 			c.Zero, c.Threads, c.Recompute, c.Offload = 2, 1, "selective", "optimizer=host,gradients=host,parameters=host,activations=host"
 		},
 	} {
@@ -499,15 +499,15 @@ func TestBF16StatesKeepPromise1(t *testing.T) {
 	d.Resume, d.Steps, d.Zero = true, 4, 1
 	require.Equal(t, want.sha, runOf(t, d).sha, "resumed")
 
-	for want, change := range map[string]func(*Config){
-		"without Config.StochasticRounding": func(c *Config) { c.StochasticRounding = false },
-		"without Config.OptimizerDType":     func(c *Config) { c.OptimizerDType = "" },
-		"with Config.Precision fp16":        func(c *Config) { c.Precision = "fp16" },
-		"with Config.Optimizer sgd":         func(c *Config) { c.Optimizer = "sgd" },
-		"with Config.Int8 optimizer":        func(c *Config) { c.Int8 = []string{"optimizer"} },
-		"with Config.Int8 gather":           func(c *Config) { c.Int8 = []string{"gather"} },
-		"with Config.Device cuda":           func(c *Config) { c.Device = "cuda" },
-		"use fp32 or bf16":                  func(c *Config) { c.OptimizerDType = "fp8" },
+	for want, change := range map[string]func(*request){
+		"without Config.StochasticRounding": func(c *request) { c.StochasticRounding = false },
+		"without Config.OptimizerDType":     func(c *request) { c.OptimizerDType = "" },
+		"with Config.Precision fp16":        func(c *request) { c.Precision = "fp16" },
+		"with Config.Optimizer sgd":         func(c *request) { c.Optimizer = "sgd" },
+		"with Config.Int8 optimizer":        func(c *request) { c.Int8 = []string{"optimizer"} },
+		"with Config.Int8 gather":           func(c *request) { c.Int8 = []string{"gather"} },
+		"with Config.Device cuda":           func(c *request) { c.Device = "cuda" },
+		"use fp32 or bf16":                  func(c *request) { c.OptimizerDType = "fp8" },
 	} {
 		d := c
 		change(&d)
@@ -516,11 +516,11 @@ func TestBF16StatesKeepPromise1(t *testing.T) {
 }
 
 func TestInt8IsValidated(t *testing.T) {
-	for want, change := range map[string]func(*Config){
-		"use optimizer":                      func(c *Config) { c.Int8 = []string{"everything"} },
-		"Config.Int8 gather":                 func(c *Config) { c.Int8 = []string{"optimizer", "gather"} },
-		"Config.Optimizer sgd":               func(c *Config) { c.Optimizer = "sgd" },
-		"Config.Int8 with Config.Device cud": func(c *Config) { c.Device = "cuda" },
+	for want, change := range map[string]func(*request){
+		"use optimizer":                      func(c *request) { c.Int8 = []string{"everything"} },
+		"Config.Int8 gather":                 func(c *request) { c.Int8 = []string{"optimizer", "gather"} },
+		"Config.Optimizer sgd":               func(c *request) { c.Optimizer = "sgd" },
+		"Config.Int8 with Config.Device cud": func(c *request) { c.Device = "cuda" },
 	} {
 		c := tiny("gpt2")
 		c.Int8 = []string{"optimizer"}
@@ -529,9 +529,9 @@ func TestInt8IsValidated(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, "Config.Int8")
 	}
-	for want, change := range map[string]func(*Config){
-		"Config.Int8 matmul with Config.Precision fp32": func(c *Config) { c.Int8 = []string{"matmul"} },
-		"use optimizer, gather, reduce, activ":          func(c *Config) { c.Int8 = []string{"weights"} },
+	for want, change := range map[string]func(*request){
+		"Config.Int8 matmul with Config.Precision fp32": func(c *request) { c.Int8 = []string{"matmul"} },
+		"use optimizer, gather, reduce, activ":          func(c *request) { c.Int8 = []string{"weights"} },
 	} {
 		c := tiny("gpt2")
 		change(&c)
@@ -539,13 +539,13 @@ func TestInt8IsValidated(t *testing.T) {
 	}
 	c := tiny("gpt2")
 	c.Precision, c.Int8 = "bf16", []string{"gather", "activations"}
-	fitted, err := Fit(t.Context(), c, Fixed{Zero: true, Prefetch: true, Batch: true, Accum: true, AccumOrder: true, Precision: true, Recompute: true, Offload: true}, 0, CPUHardware(1))
+	fitted, err := c.fit(t.Context(), Fixed{Zero: true, Prefetch: true, Batch: true, Accum: true, AccumOrder: true, Precision: true, Recompute: true, Offload: true}, 0, CPUHardware(1))
 	require.NoError(t, err)
 	require.Equal(t, c.Int8, fitted.Forecast.Config.Int8)
 
 	c.Int8 = []string{"optimizer"}
 	c.Ranks, c.Zero, c.DeviceMemory = 2, 0, 100<<10 // refused as ever, with ways out that are no error
-	_, err = New(t.Context(), c)
+	_, err = c.start(t.Context())
 	var full *plan.DoesNotFit
 	require.ErrorAs(t, err, &full)
 }

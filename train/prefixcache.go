@@ -84,7 +84,7 @@ type prefixCache struct {
 // openPrefixCache makes the room, where the run has a cache. The disk's folder
 // is open.
 func (t *Trainer) openPrefixCache() error {
-	c := &t.cfg
+	c := t.cfg
 	if c.FrozenCache.Bytes == 0 {
 		return nil
 	}
@@ -105,7 +105,7 @@ func (t *Trainer) openPrefixCache() error {
 			return fmt.Errorf("Config.FrozenCache: %w", err)
 		}
 		t.prefix = pc
-		return pc.openHot(c, t.plan.Layout.Spaces[graph.Disk].Peak)
+		return pc.openHot(&c.Config, t.plan.Layout.Spaces[graph.Disk].Peak)
 	}
 	pc.ctx = cpu.New(c.Ranks, cpu.Options{})
 	t.prefix = pc
@@ -238,7 +238,7 @@ func (pc *prefixCache) traffic() device.Traffic {
 // stepForm is the section that a step runs, and what moves between the cache
 // and a rank's host memory around its micro-steps.
 func (t *Trainer) stepForm(step int) (section string, cached bool) {
-	if t.prefix != nil && t.prefix.has(t.train, &t.cfg, step) {
+	if t.prefix != nil && t.prefix.has(t.train, &t.cfg.Config, step) {
 		return graph.SectionName(graph.SectionStep, graph.FormCached), true
 	}
 	return graph.SectionStep.String(), false

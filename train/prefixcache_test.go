@@ -18,7 +18,7 @@ import (
 
 // frozenRun trains on a few rows of the text, so that epochs are short. The
 // embeddings and the first block are frozen.
-func frozenRun(t *testing.T, model string, rows, seq int) Config {
+func frozenRun(t *testing.T, model string, rows, seq int) request {
 	c := tiny(model)
 	c.Seq = seq
 	text, err := os.ReadFile(c.Data)
@@ -41,9 +41,9 @@ type cachedOutcome struct {
 	read   int64
 }
 
-func cachedRun(t *testing.T, c Config) (o cachedOutcome) {
+func cachedRun(t *testing.T, c request) (o cachedOutcome) {
 	t.Helper()
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
@@ -103,7 +103,7 @@ func TestFrozenCacheInHalfPrecision(t *testing.T) {
 		c.Ranks, c.Steps, c.Precision, c.Zero = 2, 5, precision, zero
 		want := cachedRun(t, c)
 		c.FrozenCache, c.Disk = FrozenCache{[]graph.Space{graph.Host, graph.Disk}[zero%2], 1 << 20}, scratch(t)
-		p, err := Build(t.Context(), c)
+		p, err := c.plan(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, p.Program.Buf(p.Program.Port(graph.PortPrefix)).DType.String(), map[string]string{"bf16": "bf16", "fp16": "f16"}[precision])
 		got := cachedRun(t, c)
@@ -119,7 +119,7 @@ func TestFrozenCacheWithoutRoomForAll(t *testing.T) {
 	c.Steps = 8
 	want := cachedRun(t, c)
 	row := int64(c.Seq) * 4 * 48
-	p, err := Build(t.Context(), c)
+	p, err := c.plan(t.Context())
 	require.NoError(t, err)
 	for i := range p.Program.Params {
 		if p.Program.Params[i].Name == "wpe.weight" {
@@ -138,18 +138,18 @@ func TestFrozenCacheWithoutRoomForAll(t *testing.T) {
 
 func TestFrozenCacheRefusals(t *testing.T) {
 
-	for want, change := range map[string]func(*Config){
-		"Config.FrozenCache needs Config.Freeze": func(c *Config) { c.Freeze = nil },
-		"drop is dropout":                        func(c *Config) { c.Dropout = 0.1 },
-		"is trained":                             func(c *Config) { c.Freeze = []string{"*h.1.*"} },
-		"needs Config.Disk":                      func(c *Config) { c.FrozenCache.Tier = graph.Disk },
-		"no room for one row":                    func(c *Config) { c.FrozenCache.Bytes = 100 },
-		"outside its arena":                      func(c *Config) { c.HostMemory = 1 << 20 },
+	for want, change := range map[string]func(*request){
+		"Config.FrozenCache needs Config.Freeze": func(c *request) { c.Freeze = nil },
+		"drop is dropout":                        func(c *request) { c.Dropout = 0.1 },
+		"is trained":                             func(c *request) { c.Freeze = []string{"*h.1.*"} },
+		"needs Config.Disk":                      func(c *request) { c.FrozenCache.Tier = graph.Disk },
+		"no room for one row":                    func(c *request) { c.FrozenCache.Bytes = 100 },
+		"outside its arena":                      func(c *request) { c.HostMemory = 1 << 20 },
 	} {
 		c := frozenRun(t, "gpt2", 8, 40)
 		c.FrozenCache = FrozenCache{graph.Host, 1 << 20}
 		change(&c)
-		tr, err := New(context.Background(), c)
+		tr, err := c.start(context.Background())
 		if !strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
@@ -164,7 +164,7 @@ func TestFrozenCacheOverACap(t *testing.T) {
 	for _, tier := range []graph.Space{graph.Host, graph.Disk} {
 		c := frozenRun(t, "gpt2", 8, 40)
 		c.Disk, c.FrozenCache = scratch(t), FrozenCache{tier, 3 << 20}
-		p, err := Build(t.Context(), c)
+		p, err := c.plan(t.Context())
 		require.NoError(t, err)
 		limit := p.Layout.Spaces[tier].Peak + p.Config.Outside[tier] - 1<<20
 		if tier == graph.Host {
@@ -173,13 +173,13 @@ func TestFrozenCacheOverACap(t *testing.T) {
 			c.DiskMemory = limit
 		}
 		want := fmt.Sprintf("; it fits with Config.FrozenCache %s:2MiB or less instead of 3.00 MiB", tier)
-		_, err = Build(t.Context(), c)
+		_, err = c.plan(t.Context())
 		var refused *plan.DoesNotFit
 		require.ErrorAs(t, err, &refused)
 		require.ErrorContains(t, err, want)
 		require.Equal(t, tier == graph.Host, strings.Contains(err.Error(), "the peak is at "), "disk has no arena: %v", err)
 
-		_, err = Fit(t.Context(), c, Fixed{}, 0, CPUHardware(1))
+		_, err = c.fit(t.Context(), Fixed{}, 0, CPUHardware(1))
 		require.ErrorAs(t, err, &refused)
 		if tier == graph.Disk {
 			require.ErrorContains(t, err, want)
@@ -189,12 +189,12 @@ func TestFrozenCacheOverACap(t *testing.T) {
 		}
 
 		c.FrozenCache.Bytes = 2 << 20
-		_, err = Build(t.Context(), c)
+		_, err = c.plan(t.Context())
 		require.NoError(t, err, "as it says")
 		c.FrozenCache.Bytes = 3 << 20
 		if tier == graph.Disk {
 			c.DiskMemory = 100 // less than a row
-			_, err = Build(t.Context(), c)
+			_, err = c.plan(t.Context())
 			require.ErrorContains(t, err, "; it fits with no Config.FrozenCache (it is 3.00 MiB)")
 		}
 	}
@@ -215,7 +215,7 @@ func TestFrozenCacheNoticesDamage(t *testing.T) {
 	c := frozenRun(t, "gpt2", 4, 64) // rows of whole blocks: writing them reads nothing
 	c.Steps, c.Disk, c.FrozenCache = 4, scratch(t), FrozenCache{graph.Disk, 1 << 20}
 	c.wrapDisk = func(rank int, f store.RawFile) store.RawFile { return flipped{f} }
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	err = tr.Run(context.Background(), nil)
 	require.ErrorContains(t, err, "cache of the frozen layers")

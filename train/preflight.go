@@ -27,7 +27,7 @@ func (e *MachineTooSmall) Error() string {
 // onThisMachine refuses a plan that the machine can't hold, whose own memory the
 // arenas of some spaces lie in. It knows nothing on systems that don't tell their
 // memory.
-func onThisMachine(cfg Config, p *plan.Plan, spaces []graph.Space) error {
+func onThisMachine(cfg *Config, p *plan.Plan, spaces []graph.Space) error {
 	machine, rank := cfg.machine(), inMemory(p, spaces)
 	// Divided, not multiplied: a rank's plan may be any int64.
 	if machine.bytes == 0 || rank <= machine.share() {
@@ -39,7 +39,7 @@ func onThisMachine(cfg Config, p *plan.Plan, spaces []graph.Space) error {
 // openOutputs looks at every place that the run is going to write to, before it
 // starts.
 func (t *Trainer) openOutputs() error {
-	c := &t.cfg
+	c := t.cfg
 	if err := t.openStore(); err != nil {
 		return err
 	}

@@ -53,15 +53,16 @@ type Job struct {
 	dismiss sync.Once
 }
 
-// Over makes cfg a run over the processes of j, of which this one leads:
+// Over is the configuration of a run over the processes of j, of which this one leads:
 // LocalRanks ranks in each, at least one.
-func (c *Config) Over(j *Job) {
+func (c Config) Over(j *Job) Config {
 	c.job = j
 	c.LocalRanks = max(c.LocalRanks, 1)
 	c.Ranks = j.Processes * c.LocalRanks
 	for i, l := range j.Links {
 		l.Rank = (i + 1) * c.LocalRanks
 	}
+	return c
 }
 
 // hostRanks is how many of the run's ranks share this host's memory.
@@ -117,6 +118,8 @@ type assignment struct {
 	// it has held-out data of its own.
 	Model, Rule string
 	Evaluates   bool
+	// Of hooks, those that hold in all processes.
+	Poison, CheckWrites bool
 }
 
 // hello is what this process says of itself.
@@ -170,7 +173,7 @@ func (t *Trainer) lead() error {
 	if j == nil {
 		return nil
 	}
-	a := assignment{Config: t.cfg, Threads: t.cfg.threads(), Fastest: j.Fastest}
+	a := assignment{Config: t.cfg.Config, Threads: t.cfg.threads(), Fastest: j.Fastest, Poison: t.cfg.poison, CheckWrites: t.cfg.checkWrites}
 	a.Config.Threads, a.Config.Own = a.Threads, Own{}
 	a.Model, a.Rule = t.cfg.Own.names()
 	a.Evaluates = t.cfg.Own.Eval != nil
@@ -243,29 +246,30 @@ func Work(j *Job, warn func(string)) (began bool, err error) {
 		return true, fmt.Errorf("the leader's configuration: %w", err)
 	}
 	j.Fastest = a.Fastest
-	t := &Trainer{cfg: a.Config}
-	t.cfg.job, t.cfg.Warn, t.cfg.Planned, t.cfg.Own = j, warn, j.Planned, j.Own
+	q := request{a.Config, hooks{poison: a.Poison, checkWrites: a.CheckWrites}}
+	q.job, q.Warn, q.Planned, q.Own = j, warn, j.Planned, j.Own
+	t := &Trainer{job: j}
 	defer func() { err = errors.Join(err, t.Close()) }()
 	err = a.brought(&j.Own)
 	if err == nil {
-		err = t.lend(task.Program, a.Threads)
+		err = t.lend(q, task.Program, a.Threads)
 	}
 	if err != nil {
 		var small *MachineTooSmall
 		var refused *plan.DoesNotFit
 		host, _ := os.Hostname()
-		err = link.Refused(fmt.Errorf("rank %d (host %s): %w", t.cfg.world().Local[0], host, err), errors.As(err, &small) || errors.As(err, &refused))
+		err = link.Refused(fmt.Errorf("rank %d (host %s): %w", q.world().Local[0], host, err), errors.As(err, &small) || errors.As(err, &refused))
 		return err == nil, err // a leader that has gone had a reason of its own
 	}
 	return true, link.Serve(t.ranks)
 }
 
 // lend plans what the leader has planned, and opens this process's ranks.
-func (t *Trainer) lend(program string, threads int) (err error) {
-	if t.platform, err = newPlatform(&t.cfg); err != nil {
+func (t *Trainer) lend(q request, program string, threads int) (err error) {
+	if t.platform, q.Config, err = newPlatform(q); err != nil {
 		return err
 	}
-	if err := t.fit(context.Background()); err != nil {
+	if err := t.fit(context.Background(), q); err != nil {
 		return err
 	}
 	if own := programHash(t.plan); own != program {
@@ -282,7 +286,7 @@ func (t *Trainer) lend(program string, threads int) (err error) {
 	if t.cfg.Trace != "" {
 		trace = exec.NewTrace(traceSpans)
 	}
-	t.ranks, err = run.Open(run.RankOptions{World: t.cfg.world(), Plan: t.plan, Platform: t.platform, Trace: trace, Meter: t.cfg.Measure, Poison: t.cfg.Poison, Timeout: t.cfg.Timeout})
+	t.ranks, err = run.Open(run.RankOptions{World: t.cfg.world(), Plan: t.plan, Platform: t.platform, Trace: trace, Meter: t.cfg.Measure, Poison: t.cfg.poison, Timeout: t.cfg.Timeout})
 	return err
 }
 
@@ -300,7 +304,7 @@ func (t *Trainer) setup() run.Setup {
 
 // openRanks opens the ranks of this process and takes those of the others.
 func (t *Trainer) openRanks() error {
-	cfg := &t.cfg
+	cfg := t.cfg
 	if cfg.Trace != "" {
 		t.trace = exec.NewTrace(traceSpans)
 	}
@@ -308,7 +312,7 @@ func (t *Trainer) openRanks() error {
 	if err != nil {
 		return err
 	}
-	t.ranks, err = run.Open(run.RankOptions{World: run.OneProcess(cfg.Ranks), Plan: t.plan, Platform: t.platform, Trace: t.trace, Meter: cfg.Measure, Poison: cfg.Poison,
+	t.ranks, err = run.Open(run.RankOptions{World: run.OneProcess(cfg.Ranks), Plan: t.plan, Platform: t.platform, Trace: t.trace, Meter: cfg.Measure, Poison: cfg.poison,
 		Timeout: cfg.Timeout, Wrap: cfg.wrapDevice, Links: links})
 	return err
 }

@@ -64,7 +64,7 @@ func joined(t testing.TB, processes int) (leader *Job, others []*Job) {
 }
 
 // overProcesses runs c as a job of so many processes with so many ranks each.
-func overProcesses(t *testing.T, c Config, processes, each int, run func(testing.TB, Config) outcome) outcome {
+func overProcesses(t *testing.T, c request, processes, each int, run func(testing.TB, request) outcome) outcome {
 	t.Helper()
 	leader, others := joined(t, processes)
 	ends := make(chan error)
@@ -75,7 +75,7 @@ func overProcesses(t *testing.T, c Config, processes, each int, run func(testing
 		}()
 	}
 	c.LocalRanks = each
-	c.Over(leader)
+	c.Config = c.Config.Over(leader)
 	require.Equal(t, processes*each, c.Ranks)
 	o := run(t, c)
 	for range others {
@@ -89,12 +89,12 @@ func overProcesses(t *testing.T, c Config, processes, each int, run func(testing
 func TestProcessesOfSeveralRanks(t *testing.T) {
 	for _, c := range []struct {
 		processes, each int
-		change          func(*Config)
+		change          func(*request)
 	}{
-		{2, 2, func(c *Config) { c.Zero = 3 }},
-		{2, 3, func(c *Config) { c.Zero, c.ShardSize, c.Accum, c.Clip = 2, 3, 2, 1 }},
-		{3, 2, func(c *Config) { c.Zero, c.ShardSize, c.Collectives = 1, 2, "tree" }},
-		{2, 2, func(c *Config) {
+		{2, 2, func(c *request) { c.Zero = 3 }},
+		{2, 3, func(c *request) { c.Zero, c.ShardSize, c.Accum, c.Clip = 2, 3, 2, 1 }},
+		{3, 2, func(c *request) { c.Zero, c.ShardSize, c.Collectives = 1, 2, "tree" }},
+		{2, 2, func(c *request) {
 			c.Recompute, c.Disk, c.Offload = "full", t.TempDir(), "optimizer=disk,activations=host"
 		}},
 	} {
@@ -129,8 +129,8 @@ func start(t *testing.T, says func(*run.Hello)) error {
 		_ = others[0].Links[0].Close()
 	}()
 	c := tiny("gpt2")
-	c.Over(leader)
-	tr, err := New(context.Background(), c)
+	c.Config = c.Config.Over(leader)
+	tr, err := c.start(context.Background())
 	if tr != nil {
 		require.NoError(t, tr.Close())
 	}
@@ -179,7 +179,7 @@ func TestTheLeastMemoryOfAllHosts(t *testing.T) {
 }
 
 // hears leads a job of two processes to where it has heard what the second says it has.
-func hears(t *testing.T, c Config, says run.Hello) Config {
+func hears(t *testing.T, c request, says run.Hello) request {
 	t.Helper()
 	leader, others := joined(t, 2)
 	told := make(chan bool)
@@ -190,8 +190,10 @@ func hears(t *testing.T, c Config, says run.Hello) Config {
 		_, _ = others[0].Links[0].Greet(h, func(string) int64 { return says.Disk }) // until it is let go
 		_ = others[0].Links[0].Close()
 	}()
-	c.Over(leader)
-	require.NoError(t, c.greet())
+	c.Config = c.Config.Over(leader)
+	var err error
+	c.Config, err = c.greet()
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		leader.Dismiss(nil)
 		<-told
@@ -205,8 +207,8 @@ func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
 	given := Fixed{Zero: true, Prefetch: true}
 	c := tiny("gpt2")
 	c.Zero, c.Ranks, c.Batch, c.Seq = 3, 2, 8, 32
-	here := func(c Config) (*Fitted, int64) {
-		f, err := FitHere(t.Context(), c, given, 0, CPUHardware(1))
+	here := func(c request) (*Fitted, int64) {
+		f, err := c.fitHere(t.Context(), given, 0, CPUHardware(1))
 		require.NoError(t, err)
 		return f, inMemory(f.Plan, c.inMachine())
 	}
@@ -219,7 +221,7 @@ func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
 	require.LessOrEqual(t, tight.Caps[graph.Device]+tight.Caps[graph.Host], share)
 	require.Contains(t, tight.Reasons[len(tight.Reasons)-1], "of host small for 1 rank(s); the fastest without that limit takes ")
 
-	_, err := FitHere(t.Context(), hears(t, c, run.Hello{Memory: 1 << 20}), given, 0, CPUHardware(1))
+	_, err := hears(t, c, run.Hello{Memory: 1 << 20}).fitHere(t.Context(), given, 0, CPUHardware(1))
 	var none *NothingFits
 	require.ErrorAs(t, err, &none)
 	require.ErrorContains(t, err, "device and host memory come out of one, 1.00 MiB of host small for 1 rank(s)")
@@ -233,7 +235,7 @@ func TestTheLeastDiskOfAllHosts(t *testing.T) {
 	c.DiskMemory = 10
 	require.EqualValues(t, 10, hears(t, c, run.Hello{Disk: 1000}).DiskMemory, "a cap that was asked for")
 	c.DiskMemory = 0
-	_, err := New(context.Background(), hears(t, c, run.Hello{Disk: 1000}))
+	_, err := hears(t, c, run.Hello{Disk: 1000}).start(context.Background())
 	require.ErrorContains(t, err, "free in Config.Disk "+c.Disk+" are 1000 B of host small for 1 rank(s)")
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
@@ -295,9 +297,9 @@ func TestAProcessWithAnotherPlan(t *testing.T) {
 		ends <- err
 	}()
 	c := tiny("gpt2")
-	c.Over(leader)
+	c.Config = c.Config.Over(leader)
 	var text bytes.Buffer
-	require.NoError(t, gob.NewEncoder(&text).Encode(assignment{Config: c, Threads: 1}))
+	require.NoError(t, gob.NewEncoder(&text).Encode(assignment{Config: c.Config, Threads: 1}))
 	_, err := leader.Links[0].Welcome()
 	require.NoError(t, err)
 	require.NoError(t, leader.Links[0].Assign(run.Task{Config: text.Bytes(), Program: "another"}))
@@ -328,8 +330,8 @@ func TestATransportThatRefuses(t *testing.T) {
 		ends <- err
 	}()
 	c := tiny("gpt2")
-	c.Over(leader)
-	_, err := New(context.Background(), c)
+	c.Config = c.Config.Over(leader)
+	_, err := c.start(context.Background())
 	require.ErrorContains(t, err, "there is no place")
 	<-ends
 }

@@ -27,9 +27,9 @@ import (
 //     statistics; no scores, and logits of a chunk of rows only), and fewer than the
 //     estimate's 12 with --recompute selective.
 func TestGPT2XLWorkedExample(t *testing.T) {
-	c := Default()
+	c := request{Config: Default()}
 	c.Model, c.Batch, c.Seq, c.Zero = "gpt2-xl", 32, 1024, 0
-	f, err := Predict(t.Context(), c, cost.CPU(2, 1))
+	f, err := c.predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
 	n := float64(f.Parameters())
 	require.InEpsilon(t, 1.5576e9, n, 1e-3)
@@ -49,7 +49,7 @@ func TestGPT2XLWorkedExample(t *testing.T) {
 	values := func(policy string) float64 {
 		one := c
 		one.Recompute = policy
-		g, err := Predict(t.Context(), one, cost.CPU(2, 1))
+		g, err := one.predict(t.Context(), cost.CPU(2, 1))
 		require.NoError(t, err)
 		peaks := g.Plan.Layout.Spaces[graph.Device].ClassPeak
 		for _, class := range []graph.Class{graph.Parameters, graph.Gradients, graph.Optimizer, graph.Activations} {

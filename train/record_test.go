@@ -39,14 +39,14 @@ type spaceBytes struct {
 // recordedConfig is a configuration of the record, whose name says what it sets.
 type recordedConfig struct {
 	name string
-	Config
+	request
 	runs bool
 }
 
 // recordedConfigs are the configurations whose bits and bytes are on record:
 // every stage against everything that rewrites the program.
 func recordedConfigs() (list []recordedConfig) {
-	add := func(model, name string, runs bool, set func(*Config)) {
+	add := func(model, name string, runs bool, set func(*request)) {
 		for zero := range 4 {
 			c := tiny(model)
 			c.Steps, c.Clip, c.Ranks, c.Zero = 2, 0.5, 3, zero
@@ -58,55 +58,55 @@ func recordedConfigs() (list []recordedConfig) {
 		return fmt.Sprintf("optimizer=%[1]s,parameters=%[1]s,gradients=%[1]s,activations=%[1]s", tier)
 	}
 	for _, ranks := range []int{1, 2, 3, 5} {
-		add("gpt2", "plain", true, func(c *Config) { c.Ranks = ranks })
+		add("gpt2", "plain", true, func(c *request) { c.Ranks = ranks })
 	}
-	add("llama-untied", "dropped and parked", true, func(c *Config) { c.Recompute, c.Offload = "full", everything("host") })
-	add("gpt2", "accumulated", true, func(c *Config) { c.Accum, c.Batch = 3, 1 })
-	add("gpt2", "accumulated, reproducible", true, func(c *Config) { c.Accum, c.Batch, c.Reproducible = 3, 1, true })
-	add("gpt2", "selective", true, func(c *Config) { c.Recompute = "selective" })
-	add("gpt2", "full", true, func(c *Config) { c.Recompute = "full" })
-	add("gpt2", "drops by name", true, func(c *Config) { c.Recompute = "drop:h.*.mlp.act,h.*.ln_1" })
-	add("gpt2", "optimizer on the host", true, func(c *Config) { c.Offload = "optimizer=host" })
-	add("gpt2", "optimizer on the host, not clipped", true, func(c *Config) { c.Offload, c.Clip = "optimizer=host", 0 })
-	add("gpt2", "everything on the host, accumulated", true, func(c *Config) { c.Offload, c.Accum, c.Batch = everything("host"), 3, 1 })
-	add("gpt2", "everything on disk", true, func(c *Config) { c.Offload = everything("disk") })
-	add("gpt2", "shares", true, func(c *Config) {
+	add("llama-untied", "dropped and parked", true, func(c *request) { c.Recompute, c.Offload = "full", everything("host") })
+	add("gpt2", "accumulated", true, func(c *request) { c.Accum, c.Batch = 3, 1 })
+	add("gpt2", "accumulated, reproducible", true, func(c *request) { c.Accum, c.Batch, c.Reproducible = 3, 1, true })
+	add("gpt2", "selective", true, func(c *request) { c.Recompute = "selective" })
+	add("gpt2", "full", true, func(c *request) { c.Recompute = "full" })
+	add("gpt2", "drops by name", true, func(c *request) { c.Recompute = "drop:h.*.mlp.act,h.*.ln_1" })
+	add("gpt2", "optimizer on the host", true, func(c *request) { c.Offload = "optimizer=host" })
+	add("gpt2", "optimizer on the host, not clipped", true, func(c *request) { c.Offload, c.Clip = "optimizer=host", 0 })
+	add("gpt2", "everything on the host, accumulated", true, func(c *request) { c.Offload, c.Accum, c.Batch = everything("host"), 3, 1 })
+	add("gpt2", "everything on disk", true, func(c *request) { c.Offload = everything("disk") })
+	add("gpt2", "shares", true, func(c *request) {
 		c.Offload = "optimizer=host:40%+disk:30%,parameters=host:60%,activations=host:h.*.mlp.act"
 	})
-	add("gpt2", "nothing ahead", true, func(c *Config) { c.Offload, c.Prefetch = everything("host"), 0 })
-	add("gpt2", "two ahead", true, func(c *Config) { c.Prefetch = 2 })
-	add("gpt2", "a frozen block", true, func(c *Config) { c.Freeze = []string{"h.0.*"} })
-	add("gpt2", "frozen norms", true, func(c *Config) { c.Freeze = []string{"h.*.ln_*"} })
-	add("gpt2", "a frozen beginning, cached", true, func(c *Config) {
+	add("gpt2", "nothing ahead", true, func(c *request) { c.Offload, c.Prefetch = everything("host"), 0 })
+	add("gpt2", "two ahead", true, func(c *request) { c.Prefetch = 2 })
+	add("gpt2", "a frozen block", true, func(c *request) { c.Freeze = []string{"h.0.*"} })
+	add("gpt2", "frozen norms", true, func(c *request) { c.Freeze = []string{"h.*.ln_*"} })
+	add("gpt2", "a frozen beginning, cached", true, func(c *request) {
 		c.Freeze, c.Offload, c.FrozenCache = []string{"wte.*", "wpe.*", "h.0.*"}, "optimizer=host", FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
 		c.Batch, c.Ranks = 1, 2
 	})
 	for _, o := range []string{"sgd", "lamb", "lars", "larc", "novograd"} {
-		add("gpt2", o, true, func(c *Config) { c.Optimizer, c.Ranks, c.LR = o, 2, 1e-3 })
+		add("gpt2", o, true, func(c *request) { c.Optimizer, c.Ranks, c.LR = o, 2, 1e-3 })
 	}
-	add("gpt2", "lamb on the host", true, func(c *Config) { c.Optimizer, c.Offload = "lamb", "optimizer=host" })
-	add("gpt2", "novograd on the host", true, func(c *Config) { c.Optimizer, c.Offload = "novograd", "optimizer=host" })
-	add("gpt2", "two replicas", true, func(c *Config) { c.Ranks, c.ShardSize, c.Batch = 4, 2, 1 })
-	add("gpt2", "two replicas, accumulated", true, func(c *Config) { c.Ranks, c.ShardSize, c.Batch, c.Accum = 6, 3, 1, 2 })
+	add("gpt2", "lamb on the host", true, func(c *request) { c.Optimizer, c.Offload = "lamb", "optimizer=host" })
+	add("gpt2", "novograd on the host", true, func(c *request) { c.Optimizer, c.Offload = "novograd", "optimizer=host" })
+	add("gpt2", "two replicas", true, func(c *request) { c.Ranks, c.ShardSize, c.Batch = 4, 2, 1 })
+	add("gpt2", "two replicas, accumulated", true, func(c *request) { c.Ranks, c.ShardSize, c.Batch, c.Accum = 6, 3, 1, 2 })
 	for _, precision := range []string{"bf16", "fp16"} {
-		add("gpt2", precision, false, func(c *Config) { c.Precision = precision })
+		add("gpt2", precision, false, func(c *request) { c.Precision = precision })
 	}
-	add("gpt2", "bf16, accumulated", false, func(c *Config) { c.Precision, c.Accum, c.Batch = "bf16", 3, 1 })
-	add("gpt2", "bf16, accumulated, reproducible", false, func(c *Config) { c.Precision, c.Accum, c.Batch, c.Reproducible = "bf16", 3, 1, true })
-	add("gpt2", "bf16, reduced in fp32", false, func(c *Config) { c.Precision, c.Reduce = "bf16", "fp32" })
-	add("gpt2", "bf16, everything on the host", false, func(c *Config) { c.Precision, c.Offload = "bf16", everything("host") })
-	add("gpt2", "fp16, everything on disk, full", false, func(c *Config) { c.Precision, c.Offload, c.Recompute = "fp16", everything("disk"), "full" })
-	add("gpt2", "bf16, two replicas", false, func(c *Config) { c.Precision, c.Ranks, c.ShardSize = "bf16", 4, 2 })
+	add("gpt2", "bf16, accumulated", false, func(c *request) { c.Precision, c.Accum, c.Batch = "bf16", 3, 1 })
+	add("gpt2", "bf16, accumulated, reproducible", false, func(c *request) { c.Precision, c.Accum, c.Batch, c.Reproducible = "bf16", 3, 1, true })
+	add("gpt2", "bf16, reduced in fp32", false, func(c *request) { c.Precision, c.Reduce = "bf16", "fp32" })
+	add("gpt2", "bf16, everything on the host", false, func(c *request) { c.Precision, c.Offload = "bf16", everything("host") })
+	add("gpt2", "fp16, everything on disk, full", false, func(c *request) { c.Precision, c.Offload, c.Recompute = "fp16", everything("disk"), "full" })
+	add("gpt2", "bf16, two replicas", false, func(c *request) { c.Precision, c.Ranks, c.ShardSize = "bf16", 4, 2 })
 	return list
 }
 
 // record plans a configuration and, where it runs, trains two steps of it.
 func record(t *testing.T, rc recordedConfig) recorded {
-	c := rc.Config
+	c := rc.request
 	if c.Offload != "" {
 		c.Disk = t.TempDir()
 	}
-	built, err := Build(t.Context(), c)
+	built, err := c.plan(t.Context())
 	require.NoError(t, err)
 	r := recorded{Name: rc.name, Comm: built.CommBytes, Spaces: map[string]spaceBytes{}}
 	step, err := cost.Simulate(built.Program, "step", CPUHardware(2).Machine(c.Ranks))
@@ -135,8 +135,8 @@ func record(t *testing.T, rc recordedConfig) recorded {
 }
 
 // paramsAfter runs a configuration to its end.
-func paramsAfter(t *testing.T, c Config) string {
-	tr, err := New(t.Context(), c)
+func paramsAfter(t *testing.T, c request) string {
+	tr, err := c.start(t.Context())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	require.NoError(t, tr.Run(t.Context(), func(StepResult) error { return nil }))

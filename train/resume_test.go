@@ -18,9 +18,9 @@ import (
 )
 
 // ended runs c to its end and tells the notes it began with.
-func ended(t *testing.T, c Config) []string {
+func ended(t *testing.T, c request) []string {
 	t.Helper()
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	require.NoError(t, tr.Run(context.Background(), nil))
@@ -28,9 +28,9 @@ func ended(t *testing.T, c Config) []string {
 }
 
 // refused starts c and wants an error with the given words.
-func refused(t *testing.T, c Config, words ...string) {
+func refused(t *testing.T, c request, words ...string) {
 	t.Helper()
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	if err == nil {
 		require.NoError(t, tr.Close())
 	}
@@ -40,7 +40,7 @@ func refused(t *testing.T, c Config, words ...string) {
 	}
 }
 
-func saving(t *testing.T, steps int) Config {
+func saving(t *testing.T, steps int) request {
 	c := tiny("gpt2")
 	c.Steps, c.Seq, c.Batch, c.Ranks, c.Checkpoint = steps, 16, 2, 2, scratch(t)
 	return c
@@ -64,7 +64,7 @@ func TestResumeGoesOnAtTheSamplesSeen(t *testing.T) {
 		for i, next := range []struct{ ranks, batch, accum int }{{3, 2, 2}, {1, 5, 1}, {4, 1, 3}} {
 			d := c
 			d.Resume, d.Ranks, d.Batch, d.Accum, d.Steps = true, next.ranks, next.batch, next.accum, 4+i
-			tr, err := New(context.Background(), d)
+			tr, err := d.start(context.Background())
 			require.NoError(t, err)
 			s := tr.train.sampler
 			require.Equal(t, seen, s.Tell(3+i))
@@ -139,10 +139,10 @@ func TestResumeRefusesOtherSamples(t *testing.T) {
 	c.Resume, c.Steps = true, 4
 	other := filepath.Join(t.TempDir(), "other.txt")
 	require.NoError(t, os.WriteFile(other, []byte(strings.Repeat("other words ", 500)), 0o644))
-	for word, change := range map[string]func(*Config){
-		"Config.Data is other data": func(c *Config) { c.Data, c.Order = other, "sequential" },
-		"Config.Seed: 1 → 9":        func(c *Config) { c.Seed = 9 },
-		"Config.Order: ":            func(c *Config) { c.Order = "shuffled" },
+	for word, change := range map[string]func(*request){
+		"Config.Data is other data": func(c *request) { c.Data, c.Order = other, "sequential" },
+		"Config.Seed: 1 → 9":        func(c *request) { c.Seed = 9 },
+		"Config.Order: ":            func(c *request) { c.Order = "shuffled" },
 	} {
 		d := c
 		change(&d)
@@ -183,7 +183,7 @@ func TestResumeAtAnotherLength(t *testing.T) {
 	ended(t, c) // 12 rows of 16 tokens
 	d := c
 	d.Resume, d.Steps, d.Seq = true, 4, 32
-	tr, err := New(context.Background(), d)
+	tr, err := d.start(context.Background())
 	require.NoError(t, err)
 	require.EqualValues(t, 192, tr.train.sampler.Start(3, 0, 0, 0))
 	require.NoError(t, tr.Close())
@@ -199,7 +199,7 @@ func TestResumeRefusesToLoop(t *testing.T) {
 	c.SaveEvery = 2
 	ended(t, c)
 	c.Resume, c.Steps = true, 8
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	tr.markDivergence(5)
 	require.NoError(t, tr.Close())
@@ -224,7 +224,7 @@ func TestStartRefusesAUsedFolder(t *testing.T) {
 	refused(t, c, "holds checkpoints already (1, the newest is step-00000002)", "Config.Resume", "fresh folder")
 	require.Equal(t, before, names(t, c.Checkpoint))
 	c.Resume, c.Steps = true, 3
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	refused(t, c, "another run has "+c.Checkpoint+" open", fmt.Sprint("process ", os.Getpid()))
 	require.NoError(t, tr.Run(context.Background(), nil))
@@ -252,7 +252,7 @@ func TestNothingNewIsNotSavedAgain(t *testing.T) {
 	ended(t, c)
 	c.Resume, c.Steps = true, 9
 	ctx, cancel := context.WithCancel(context.Background())
-	tr, err := New(ctx, c)
+	tr, err := c.start(ctx)
 	require.NoError(t, err)
 	cancel()
 	require.ErrorIs(t, tr.Run(ctx, nil), context.Canceled)
@@ -349,7 +349,7 @@ func TestACheckpointFolderIsAModel(t *testing.T) {
 	sha := func(init string) string {
 		d := tiny("gpt2")
 		d.Model, d.Init = c.Checkpoint, init
-		tr, err := New(context.Background(), d)
+		tr, err := d.start(context.Background())
 		require.NoError(t, err)
 		defer func() { require.NoError(t, tr.Close()) }()
 		got, err := tr.ParamsSHA256()
@@ -369,7 +369,7 @@ func TestACheckpointFolderIsAModel(t *testing.T) {
 	require.NotEqual(t, want, sha(c.Checkpoint), "the one before")
 	d := tiny("gpt2")
 	d.Init = newest
-	_, err = New(context.Background(), d)
+	_, err = d.start(context.Background())
 	require.ErrorIs(t, err, checkpoint.ErrDamaged)
 	require.ErrorContains(t, err, path)
 }
@@ -380,7 +380,7 @@ func TestResumeFromVersion1(t *testing.T) {
 	c.Model, c.Init, c.Data = "../checkpoint/testdata/v1/step-00000007", "random", "../testdata/text.txt"
 	c.Steps, c.Seq, c.Batch, c.Resume, c.Checkpoint, c.Keep = 10, 8, 1, true, scratch(t), 1
 	require.NoError(t, os.CopyFS(c.Checkpoint, os.DirFS("../checkpoint/testdata/v1")))
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	require.Equal(t, 7, tr.Done())
 	require.Len(t, tr.Notes(), 1)
@@ -396,7 +396,7 @@ func TestResumeFromVersion1(t *testing.T) {
 func TestANonFiniteStateIsNotSaved(t *testing.T) {
 	c := saving(t, 1)
 	c.LR = 1e39 // over float32
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	var odd *Diverged
 	require.ErrorAs(t, tr.Run(context.Background(), nil), &odd)
@@ -411,7 +411,7 @@ func TestANonFiniteStateIsNotSaved(t *testing.T) {
 	d.LR = 1e-3
 	ended(t, d)
 	c.Steps = 2
-	tr, err = New(context.Background(), c)
+	tr, err = c.start(context.Background())
 	require.NoError(t, err, "it is past that step")
 	require.ErrorAs(t, tr.Run(context.Background(), nil), &odd)
 	require.NoError(t, tr.Close())

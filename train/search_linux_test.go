@@ -47,7 +47,7 @@ func TestASearchOpensNoFile(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, count(), "an open is seen")
 
-	r, err := resolve(c)
+	r, err := c.resolve()
 	require.NoError(t, err)
 	hw := CPUHardware(2)
 	s, err := r.spec(hw.Machine(c.Ranks))

@@ -12,16 +12,16 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-func demo(t *testing.T) Config {
+func demo(t *testing.T) request {
 	t.Helper()
-	c := Default()
+	c := request{Config: Default()}
 	c.Model, c.Batch, c.Seq = "spillway-demo", 4, 128
 	return c
 }
 
-func peakOf(t *testing.T, c Config) int64 {
+func peakOf(t *testing.T, c request) int64 {
 	t.Helper()
-	p, err := Build(t.Context(), c)
+	p, err := c.plan(t.Context())
 	require.NoError(t, err)
 	return p.Layout.Spaces[graph.Device].Peak
 }
@@ -32,7 +32,7 @@ func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 	c := demo(t)
 	m := cost.CPU(2, 1)
 	c.Recompute = "auto"
-	f, err := Predict(t.Context(), c, m)
+	f, err := c.predict(t.Context(), m)
 	require.NoError(t, err)
 	require.Equal(t, "none", f.Config.Recompute)
 	require.Contains(t, f.Auto, "no cap")
@@ -40,14 +40,14 @@ func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 	c.Recompute = "none"
 	most := peakOf(t, c)
 	c.Recompute = "full"
-	full, err := Predict(t.Context(), c, m)
+	full, err := c.predict(t.Context(), m)
 	require.NoError(t, err)
 	least := full.Plan.Layout.Spaces[graph.Device].Peak
 	c.Recompute = "auto"
 	last := 0.0
 	for i := range 6 {
 		c.DeviceMemory = most - (most-least)*int64(i)/5
-		f, err := Predict(t.Context(), c, m)
+		f, err := c.predict(t.Context(), m)
 		require.NoError(t, err)
 		require.True(t, f.Fits, "%d", i)
 		require.GreaterOrEqual(t, f.Step.Seconds, last*(1-1e-9))
@@ -65,14 +65,14 @@ func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 			require.NotEmpty(t, e.Recomputed)
 			again := c
 			again.Recompute = f.Config.Recompute
-			same, err := Predict(t.Context(), again, m)
+			same, err := again.predict(t.Context(), m)
 			require.NoError(t, err)
 			require.Equal(t, f.Plan.Hash(), same.Plan.Hash())
 			require.Contains(t, f.Auto, quote(f.Config.Recompute))
 		}
 	}
 	c.DeviceMemory = least / 2
-	f, err = Predict(t.Context(), c, m)
+	f, err = c.predict(t.Context(), m)
 	require.NoError(t, err)
 	require.False(t, f.Fits)
 	require.Equal(t, "full", f.Config.Recompute)
@@ -109,11 +109,11 @@ func TestFitMovesAShareOfTheStates(t *testing.T) {
 	none := c
 	none.Offload = ""
 	c.DeviceMemory = (peakOf(t, c) + peakOf(t, none)) / 2
-	got, err := Fit(t.Context(), c, keep, 0, CPUHardware(2))
+	got, err := c.fit(t.Context(), keep, 0, CPUHardware(2))
 	require.NoError(t, err)
 	require.True(t, got.Fits)
 	require.Contains(t, got.Config.Offload, "%", got.Choices)
-	whole, err := Predict(t.Context(), c, cost.CPU(2, 1))
+	whole, err := c.predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
 	require.Less(t, got.Step.Seconds, whole.Step.Seconds)
 	moved := Explain(got.Forecast).Placed
@@ -125,14 +125,14 @@ func TestFitMovesAShareOfTheStates(t *testing.T) {
 func TestFitUsesTheTiers(t *testing.T) {
 	c := demo(t)
 	c.DeviceMemory, c.HostMemory = 24<<20, 60<<20
-	_, err := Fit(t.Context(), c, Fixed{}, 0, CPUHardware(2))
+	_, err := c.fit(t.Context(), Fixed{}, 0, CPUHardware(2))
 	var none *NothingFits
 	require.ErrorAs(t, err, &none)
 	require.NotNil(t, none.Smallest)
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
 	c.Disk = t.TempDir()
-	got, err := Fit(t.Context(), c, Fixed{}, 0, CPUHardware(2))
+	got, err := c.fit(t.Context(), Fixed{}, 0, CPUHardware(2))
 	require.NoError(t, err)
 	require.True(t, got.Fits)
 	require.Positive(t, got.Plan.Layout.Spaces[graph.Disk].Peak)
@@ -144,13 +144,13 @@ func TestFitChoosesAllowedPrecisions(t *testing.T) {
 	g, err := gpus.Lookup("a100-40")
 	require.NoError(t, err)
 	hw := Hardware{Machine: func(ranks int) *cost.Machine { return g.Machine(ranks) }}
-	c := Default()
+	c := request{Config: Default()}
 	c.Model, c.Ranks, c.Batch, c.Seq, c.DeviceMemory = "gpt2-medium", 4, 4, 1024, g.Memory
-	got, err := Fit(t.Context(), c, Fixed{}, 0, hw)
+	got, err := c.fit(t.Context(), Fixed{}, 0, hw)
 	require.NoError(t, err)
 	require.Equal(t, "fp32", got.Config.precision())
 	c.Allow = []string{"bf16"}
-	faster, err := Fit(t.Context(), c, Fixed{}, 0, hw)
+	faster, err := c.fit(t.Context(), Fixed{}, 0, hw)
 	require.NoError(t, err)
 	require.Equal(t, "bf16", faster.Config.precision())
 	require.Contains(t, faster.Choices.String(), "Config.Precision bf16")
@@ -164,7 +164,7 @@ func TestFitChoosesAllowedPrecisions(t *testing.T) {
 func TestNoWayOut(t *testing.T) {
 	c := demo(t)
 	c.DeviceMemory, c.HostMemory = 100<<10, 1<<20
-	asked, err := Predict(t.Context(), c, cost.CPU(2, 1))
+	asked, err := c.predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
 	ways, no := WaysOut(t.Context(), asked, CPUHardware(2))
 	require.Empty(t, ways)
@@ -175,7 +175,7 @@ func TestNoWayOut(t *testing.T) {
 		"cap of 100.00 KiB", "cap of 1.00 MiB", "bound by", "Config.Zero", "Tried in vain", "64 ranks", "rows down to 16 tokens", "disk"} {
 		require.Contains(t, no.String(), want)
 	}
-	again, err := Predict(t.Context(), c, cost.CPU(2, 1))
+	again, err := c.predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
 	_, same := WaysOut(t.Context(), again, CPUHardware(2))
 	require.Equal(t, no.String(), same.String())
@@ -190,7 +190,7 @@ func TestNoWayOut(t *testing.T) {
 func TestWaysOutOfTheHostsCap(t *testing.T) {
 	c := demo(t)
 	c.Offload, c.HostMemory = "optimizer=host,activations=host", 46<<20
-	asked, err := Predict(t.Context(), c, cost.CPU(2, 1))
+	asked, err := c.predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
 	require.False(t, asked.Fits)
 	ways, _ := WaysOut(t.Context(), asked, CPUHardware(2))
@@ -198,7 +198,7 @@ func TestWaysOutOfTheHostsCap(t *testing.T) {
 	require.Equal(t, Settings{{"Config.Offload", "none"}}, ways[0].Changes)
 	c.DeviceMemory, c.HostMemory, c.Disk = 34<<20, 59<<20, t.TempDir()
 	c.Recompute = "full"
-	asked, err = Predict(t.Context(), c, cost.CPU(2, 1))
+	asked, err = c.predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
 	ways, no := WaysOut(t.Context(), asked, CPUHardware(2))
 	require.NotEmpty(t, ways, "%v", no)

@@ -28,7 +28,7 @@ var asyncSaves = []string{"", asyncAuto, asyncOn, asyncOff}
 // as there is room for. Neither keeps a plan from fitting unless it was asked for.
 func (c *Config) stage(p *plan.Plan) error {
 	asked := strings.EqualFold(c.AsyncSave, asyncOn)
-	c.staging, p.Config.Staging, p.Config.SaveBuffer = 0, 0, 0
+	p.Config.Staging, p.Config.SaveBuffer = 0, 0
 	if c.Inference || strings.EqualFold(c.AsyncSave, asyncOff) || c.Checkpoint == "" && !asked {
 		return nil
 	}
@@ -38,7 +38,7 @@ func (c *Config) stage(p *plan.Plan) error {
 	}
 	need, room := checkpoint.StagingBytes(part), c.hostRoom(p)
 	if asked || need <= room {
-		c.staging, p.Config.Staging = need, need
+		p.Config.Staging = need
 		p.Config.Outside[graph.Host] += need
 		return nil
 	}

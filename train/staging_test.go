@@ -16,10 +16,10 @@ import (
 // Checkpoints that are written beside the steps hold what those of a stalled run do,
 // and are confirmed and kept as those are.
 func TestSavesBesideTheStepsAreTheSame(t *testing.T) {
-	for name, change := range map[string]func(*Config){
-		"fp32":            func(c *Config) { c.Ranks, c.Zero = 3, 3 },
-		"moments on disk": func(c *Config) { c.Ranks, c.Offload, c.Disk = 2, "optimizer=disk", scratch(t) },
-		"8 bits":          func(c *Config) { c.Ranks, c.Zero, c.Int8 = 2, 1, []string{"optimizer"} },
+	for name, change := range map[string]func(*request){
+		"fp32":            func(c *request) { c.Ranks, c.Zero = 3, 3 },
+		"moments on disk": func(c *request) { c.Ranks, c.Offload, c.Disk = 2, "optimizer=disk", scratch(t) },
+		"8 bits":          func(c *request) { c.Ranks, c.Zero, c.Int8 = 2, 1, []string{"optimizer"} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			var bits [2]outcome
@@ -49,7 +49,7 @@ func TestSavesBesideTheStepsAreTheSame(t *testing.T) {
 func TestStagingIsInThePlan(t *testing.T) {
 	c := tiny("gpt2")
 	c.Ranks, c.Checkpoint = 2, scratch(t)
-	p, err := Build(t.Context(), c)
+	p, err := c.plan(t.Context())
 	require.NoError(t, err)
 	require.Positive(t, p.Config.Staging)
 	var states int64
@@ -60,27 +60,27 @@ func TestStagingIsInThePlan(t *testing.T) {
 	require.Less(t, 2*p.Config.Staging, states+states/4)
 	need := p.Layout.Spaces[graph.Host].Peak + p.Config.Outside[graph.Host]
 	c.HostMemory = need
-	p, err = Build(t.Context(), c)
+	p, err = c.plan(t.Context())
 	require.NoError(t, err)
 	require.Positive(t, p.Config.Staging)
 
 	c.HostMemory--
-	p, err = Build(t.Context(), c)
+	p, err = c.plan(t.Context())
 	require.NoError(t, err, "auto fits without")
 	require.Zero(t, p.Config.Staging)
 	require.Less(t, p.Config.Outside[graph.Host], need)
 	c.AsyncSave = asyncOn
-	_, err = Build(t.Context(), c)
+	_, err = c.plan(t.Context())
 	require.ErrorContains(t, err, "does not fit")
 	c.AsyncSave, c.HostMemory = asyncOff, 0
-	p, err = Build(t.Context(), c)
+	p, err = c.plan(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, p.Config.Staging)
 	c.AsyncSave, c.Checkpoint = asyncOn, ""
-	p, err = Build(t.Context(), c)
+	p, err = c.plan(t.Context())
 	require.NoError(t, err)
 	require.Positive(t, p.Config.Staging, "a plan tells what it would take")
-	_, err = New(context.Background(), c)
+	_, err = c.start(context.Background())
 	require.ErrorContains(t, err, "needs Config.Checkpoint")
 	c.AsyncSave = "later"
 	require.ErrorContains(t, c.Validate(), "Config.AsyncSave")
@@ -92,7 +92,7 @@ func TestASaveBesideTheStepsFails(t *testing.T) {
 	c.Steps, c.SaveEvery, c.AsyncSave, c.Checkpoint = 3, 1, asyncOn, filepath.Join(scratch(t), "ck")
 	var told []string
 	c.Warn = func(line string) { told = append(told, line) }
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
 		switch r.Step {
@@ -115,9 +115,9 @@ func TestASaveBesideTheStepsFails(t *testing.T) {
 
 // States keep every byte from one world, stage and placement to the next.
 func TestStatesMoveByteForByte(t *testing.T) {
-	for name, change := range map[string]func(*Config){
-		"fp32": func(*Config) {}, "fp16": func(c *Config) { c.Precision = "fp16" }, "8 bits": func(c *Config) { c.Int8 = []string{"optimizer"} },
-		"bf16 states": func(c *Config) { c.Precision, c.OptimizerDType, c.StochasticRounding = "bf16", "bf16", true },
+	for name, change := range map[string]func(*request){
+		"fp32": func(*request) {}, "fp16": func(c *request) { c.Precision = "fp16" }, "8 bits": func(c *request) { c.Int8 = []string{"optimizer"} },
+		"bf16 states": func(c *request) { c.Precision, c.OptimizerDType, c.StochasticRounding = "bf16", "bf16", true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := tiny("gpt2")
@@ -132,7 +132,7 @@ func TestStatesMoveByteForByte(t *testing.T) {
 				offload     string
 			}{{8, 3, ""}, {3, 1, "optimizer=host"}, {4, 2, ""}, {1, 3, ""}} {
 				c.Ranks, c.Zero, c.Offload, c.Resume = to.ranks, to.zero, to.offload, true
-				tr, err := New(context.Background(), c)
+				tr, err := c.start(context.Background())
 				require.NoError(t, err)
 				touched, planned := tr.ranks.Memory()
 				for sp := range graph.NumSpaces {

@@ -22,7 +22,7 @@ func TestAFailedSaveIsTriedAgain(t *testing.T) {
 	c.Steps, c.SaveEvery, c.Checkpoint = 6, 2, filepath.Join(t.TempDir(), "ck")
 	var warned []string
 	c.Warn = func(text string) { warned = append(warned, text) }
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	away := c.Checkpoint + ".away"
@@ -52,7 +52,7 @@ func TestASaveThatFailsAtTheEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := tiny("gpt2")
 			c.Steps, c.Checkpoint = 2, filepath.Join(t.TempDir(), "ck")
-			tr, err := New(context.Background(), c)
+			tr, err := c.start(context.Background())
 			require.NoError(t, err)
 			defer tr.Close()
 			err = tr.Run(context.Background(), func(r StepResult) error {
@@ -72,7 +72,7 @@ func TestASaveThatFailsAtTheEnd(t *testing.T) {
 func TestStoppingSavesFirst(t *testing.T) {
 	c := tiny("gpt2")
 	c.Steps, c.Checkpoint = 5, filepath.Join(t.TempDir(), "ck")
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	enough := errors.New("enough")
@@ -117,26 +117,26 @@ func TestAnUpdateThatIsNotFinite(t *testing.T) {
 func TestResumeAfterADivergence(t *testing.T) {
 	c := tiny("gpt2")
 	c.Steps, c.SaveEvery, c.Checkpoint = 4, 1, filepath.Join(t.TempDir(), "ck")
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	require.NoError(t, tr.Run(context.Background(), nil))
 	require.NoError(t, tr.Close())
 
 	c.Steps, c.Resume, c.LR = 8, true, 1e30
-	tr, err = New(context.Background(), c)
+	tr, err = c.start(context.Background())
 	require.NoError(t, err)
 	var d *Diverged
 	require.ErrorAs(t, tr.Run(context.Background(), nil), &d)
 	require.NoError(t, tr.Close())
 	require.Equal(t, 6, d.Step, "step 5 moved the parameters too far, and was saved")
 
-	_, err = New(context.Background(), c)
+	_, err = c.start(context.Background())
 	require.ErrorContains(t, err, "Config.OnNonFinite skip")
 	require.ErrorContains(t, err, "step 6")
 
 	var warned []string
 	c.LR, c.Warn = 1e-3, func(text string) { warned = append(warned, text) }
-	tr, err = New(context.Background(), c)
+	tr, err = c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	require.Equal(t, 4, tr.Done(), "step 5 is passed over")
@@ -156,7 +156,7 @@ func TestAFailingEvaluation(t *testing.T) {
 	c.Steps, c.EvalData, c.EvalEvery = 2, c.Data, 1
 	var warned []string
 	c.Warn = func(text string) { warned = append(warned, text) }
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	perRank := tr.eval.perRank

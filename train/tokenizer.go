@@ -48,17 +48,16 @@ func modelTokenizer(cfg *Config, vocab int) string {
 
 // openTokenizer opens the run's tokenizer, which must be one that the model can
 // have been made for; nil where neither text is read nor one was named.
-func (t *Trainer) openTokenizer() error {
-	c, vocab := &t.cfg, t.model.Vocab
+func (c *Config) openTokenizer(vocab int) (data.Tokenizer, error) {
 	if c.Tokenizer == "" {
 		if !c.readsText() {
-			return nil
+			return nil, nil
 		}
-		return refuse("Config.Tokenizer is missing: model %s has a vocabulary of %d tokens and no %s beside its config.json; give the one that it was made with (bytes, gpt2 or a %s)", c.modelName(), vocab, tokenizerFile, tokenizerFile)
+		return nil, refuse("Config.Tokenizer is missing: model %s has a vocabulary of %d tokens and no %s beside its config.json; give the one that it was made with (bytes, gpt2 or a %s)", c.modelName(), vocab, tokenizerFile, tokenizerFile)
 	}
 	tok, err := data.OpenTokenizer(c.Tokenizer)
 	if err != nil {
-		return fmt.Errorf("Config.Tokenizer: %w", err)
+		return nil, fmt.Errorf("Config.Tokenizer: %w", err)
 	}
 	why := ""
 	switch n := tok.VocabSize(); {
@@ -70,12 +69,11 @@ func (t *Trainer) openTokenizer() error {
 	if why != "" {
 		text := fmt.Sprintf("Config.Tokenizer %s has %d tokens, %s the %d of model %s", c.Tokenizer, tok.VocabSize(), why, vocab, c.modelName())
 		if own := modelTokenizer(c, vocab); own != "" && own != c.Tokenizer {
-			return fmt.Errorf("%s; leave it out for the model's own, %s", text, own)
+			return nil, fmt.Errorf("%s; leave it out for the model's own, %s", text, own)
 		}
-		return errors.New(text + "; give the one that the model was made with")
+		return nil, errors.New(text + "; give the one that the model was made with")
 	}
-	t.tokenizer = tok
-	return nil
+	return tok, nil
 }
 
 // Positions is the longest sequence of the model that Config.Model names.
@@ -91,12 +89,12 @@ func ContextFor(cfg Config, prompt string, n int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	t := &Trainer{cfg: cfg, model: h}
-	if t.cfg.Tokenizer == "" {
-		t.cfg.Tokenizer = modelTokenizer(&cfg, h.Vocab)
+	if cfg.Tokenizer == "" {
+		cfg.Tokenizer = modelTokenizer(&cfg, h.Vocab)
 	}
-	if err := t.openTokenizer(); err != nil {
+	tok, err := cfg.openTokenizer(h.Vocab)
+	if err != nil {
 		return 0, err
 	}
-	return max(1, min(h.Positions, len(data.Prompt(t.tokenizer, prompt))+n)), nil
+	return max(1, min(h.Positions, len(data.Prompt(tok, prompt))+n)), nil
 }

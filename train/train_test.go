@@ -16,11 +16,11 @@ import (
 )
 
 // tiny returns a run on the reference folder's checkpoint of the given name.
-func tiny(model string) Config {
-	c := Default()
+func tiny(model string) request {
+	c := request{Config: Default()}
 	c.Model, c.Init, c.Data, c.Order = "../testdata/"+model, "../testdata/"+model, "../testdata/text.bin", "sequential"
 	c.Batch, c.Seq, c.Steps = 2, 40, 20
-	c.Poison = true
+	c.poison = true
 	return c
 }
 
@@ -31,9 +31,9 @@ type outcome struct {
 	peak   int64
 }
 
-func runOf(t testing.TB, c Config) outcome {
+func runOf(t testing.TB, c request) outcome {
 	t.Helper()
-	tr, err := New(context.Background(), c)
+	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
 	var o outcome
@@ -162,7 +162,7 @@ func TestTheWall(t *testing.T) {
 		require.Equal(t, free.losses, capped.losses)
 		require.Equal(t, free.sha, capped.sha)
 		c.DeviceMemory--
-		_, err := New(context.Background(), c)
+		_, err := c.start(context.Background())
 		require.ErrorContains(t, err, "does not fit")
 		require.ErrorContains(t, err, "1 byte over")
 	}
@@ -177,7 +177,7 @@ func TestPeaksFallWithTheStage(t *testing.T) {
 				c := tiny("gpt2")
 				c.Model, c.Init = model, "random"
 				c.Ranks, c.Zero, c.Batch = ranks, z, 1
-				p, err := Build(t.Context(), c)
+				p, err := c.plan(t.Context())
 				require.NoError(t, err)
 				peak[z] = p.Layout.Spaces[graph.Device].Peak
 			}
@@ -216,7 +216,7 @@ func TestGenerateAtEveryStage(t *testing.T) {
 	for zero := range 4 {
 		c := tiny("gpt2")
 		c.Ranks, c.Zero, c.Steps, c.Generate = 2, zero, 2, true
-		tr, err := New(context.Background(), c)
+		tr, err := c.start(context.Background())
 		require.NoError(t, err)
 		require.NoError(t, tr.Run(context.Background(), nil))
 		text, err := tr.Generate(context.Background(), "We the", 60, Sampling{Temperature: 0.8, TopK: 40, Seed: 3})
@@ -239,8 +239,8 @@ func TestHeldOutLossIsTheLoss(t *testing.T) {
 		}
 		c := tiny(want.Model)
 		c.Ranks, c.EvalData = want.Ranks, c.Data
-		evaluate := func(c Config) float32 {
-			tr, err := New(context.Background(), c)
+		evaluate := func(c request) float32 {
+			tr, err := c.start(context.Background())
 			require.NoError(t, err)
 			defer func() { require.NoError(t, tr.Close()) }()
 			held, err := tr.Evaluate(context.Background())

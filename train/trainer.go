@@ -24,17 +24,15 @@ import (
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/run"
-	"github.com/spillway-ml/spillway/search"
 )
 
 // Trainer runs a training job over the ranks of this process. Its methods are
 // for one goroutine.
 type Trainer struct {
-	cfg    Config
-	model  hfconfig.Config
-	plan   *plan.Plan
-	chosen *search.Chosen              // what recompute auto came to; nil: it was not asked for
-	ports  [graph.NumPorts]graph.BufID // of the plan's program
+	cfg   *resolved // nil before the plan stands
+	job   *Job      // nil: this process alone
+	plan  *plan.Plan
+	ports [graph.NumPorts]graph.BufID // of the plan's program
 	// inputs are the ports of each micro-batch of a run of a step's phase: one, or in
 	// layer order all.
 	inputs [][graph.NumPorts]graph.BufID
@@ -139,42 +137,45 @@ type EvalResult struct {
 // Build plans the run that cfg describes, without allocating any of it. The
 // error is a *plan.DoesNotFit where a capacity is too small.
 func Build(ctx context.Context, cfg Config) (*plan.Plan, error) {
-	p, _, chosen, err := build(ctx, &cfg)
+	return request{Config: cfg}.plan(ctx)
+}
+
+func (q request) plan(ctx context.Context) (*plan.Plan, error) {
+	p, r, err := q.build(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return p, fits(ctx, cfg, p, chosen, plannedHardware(&cfg))
+	return p, r.fits(ctx, p, plannedHardware(&r.Config))
 }
 
 // New plans the run, refuses it if it does not fit, and only then allocates
 // memory, starts the ranks and gives parameters their first values (or those of
 // Init, or of the checkpoint to resume from).
-func New(ctx context.Context, cfg Config) (*Trainer, error) {
-	if err := cfg.Runnable(); err != nil {
+func New(ctx context.Context, cfg Config) (*Trainer, error) { return request{Config: cfg}.start(ctx) }
+
+func (q request) start(ctx context.Context) (*Trainer, error) {
+	if err := cmp.Or(ctx.Err(), q.Runnable(), q.Validate()); err != nil {
 		return nil, err
 	}
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	if cfg.Checkpoint == "" && strings.EqualFold(cfg.AsyncSave, asyncOn) { // a plan may ask what it takes
+	if q.Checkpoint == "" && strings.EqualFold(q.AsyncSave, asyncOn) { // a plan may ask what it takes
 		return nil, refuse("Config.AsyncSave on needs Config.Checkpoint: the folder to save to")
 	}
-	t := &Trainer{cfg: cfg}
-	err := cmp.Or(t.cfg.refuseOverwriting(), t.lookAtCheckpoints())
+	err := cmp.Or(q.refuseOverwriting(), q.lookAtCheckpoints())
 	if err != nil {
 		return nil, err
 	}
-	if t.platform, err = newPlatform(&t.cfg); err != nil {
+	t := &Trainer{job: q.job}
+	if t.platform, q.Config, err = newPlatform(q); err != nil {
 		return nil, err
 	}
-	if err := t.cfg.greet(); err != nil {
+	if q.Config, err = q.greet(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
-	if err := t.fit(ctx); err != nil {
+	if err := t.fit(ctx, q); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
-	if !cfg.Inference {
-		t.notes = append(t.notes, dropoutNote(t.model.Dropouts, &t.cfg)...)
+	if !q.Inference {
+		t.notes = append(t.notes, dropoutNote(t.cfg.model.Dropouts, &t.cfg.Config)...)
 	}
 	if err := t.openData(); err != nil {
 		return nil, errors.Join(err, t.Close())
@@ -182,7 +183,7 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	if err := t.openOutputs(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
-	if err := t.start(); err != nil {
+	if err := t.openAll(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
 	if err := t.initialize(ctx); err != nil {
@@ -192,28 +193,25 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) {
 	return t, nil
 }
 
-// fit plans the run and refuses what does not fit: on a device that can say what it
-// takes beside the arenas only once it has a plan, again where that is more than was
-// thought and the plan has no room for it.
-func (t *Trainer) fit(ctx context.Context) error {
-	asked := t.cfg
+// fit resolves and plans the run and refuses what does not fit: on a device that can say
+// what it takes beside the arenas only once it has a plan, again where that is more than
+// was thought and the plan has no room for it.
+func (t *Trainer) fit(ctx context.Context, q request) error {
 	for {
-		if err := t.fitOnce(ctx); err != nil {
+		if err := t.fitOnce(ctx, q); err != nil {
 			return err
 		}
 		if err := t.platform.Measure(t.plan); err != nil {
 			return err
 		}
-		before, after := t.cfg.Outside[graph.Device], t.platform.Limits().Outside[graph.Device]
+		before, after := q.Outside[graph.Device], t.platform.Limits().Outside[graph.Device]
 		limit, use := t.plan.Config.Capacity[graph.Device], t.plan.Layout.Spaces[graph.Device].Peak+t.plan.Config.Outside[graph.Device]
 		if after <= before || limit == 0 || use+after-before <= limit {
-			t.cfg.Outside[graph.Device] = after
+			t.cfg = t.cfg.beside(after)
 			t.plan.Config.Outside[graph.Device] += after - before
 			break
 		}
-		t.cfg = asked // more is outside than the plan left: each round leaves more
-		t.cfg.Outside = t.platform.Limits().Outside
-		asked = t.cfg
+		q.Outside = t.platform.Limits().Outside // more is outside than the plan left: each round leaves more
 	}
 	if t.cfg.Planned != nil {
 		t.cfg.Planned(t.plan)
@@ -222,8 +220,8 @@ func (t *Trainer) fit(ctx context.Context) error {
 }
 
 // fitOnce is fit with what is known of the device.
-func (t *Trainer) fitOnce(ctx context.Context) (err error) {
-	if t.plan, t.model, t.chosen, err = build(ctx, &t.cfg); err != nil {
+func (t *Trainer) fitOnce(ctx context.Context, q request) (err error) {
+	if t.plan, t.cfg, err = q.build(ctx); err != nil {
 		return err
 	}
 	t.ports = t.plan.Program.Ports()
@@ -232,17 +230,17 @@ func (t *Trainer) fitOnce(ctx context.Context) (err error) {
 		t.inputs = append(t.inputs, t.plan.Program.PortsOf(k))
 		t.floats = append(t.floats, t.plan.Program.InputsOf(k))
 	}
-	if err := fits(ctx, t.cfg, t.plan, t.chosen, hardwareOf(t.platform, &t.cfg)); err != nil {
+	if err := t.cfg.fits(ctx, t.plan, hardwareOf(t.platform, &t.cfg.Config)); err != nil {
 		if j := t.cfg.job; j != nil && j.disk != nil && t.plan.Layout.Spaces[graph.Disk].Peak > j.disk.share() {
 			err = fmt.Errorf("%w; free in Config.Disk %s are %s", err, t.cfg.Disk, j.disk)
 		}
 		return t.platform.Refused(err)
 	}
-	return onThisMachine(t.cfg, t.plan, t.platform.InMachine())
+	return onThisMachine(&t.cfg.Config, t.plan, t.platform.InMachine())
 }
 
 // RecomputeAuto says what recompute auto came to; "" where it was not asked for.
-func (t *Trainer) RecomputeAuto() string { return autoText(t.chosen) }
+func (t *Trainer) RecomputeAuto() string { return autoText(t.cfg.chosen) }
 
 // Device describes the device in a line; "" for the CPU.
 func (t *Trainer) Device() string { return t.platform.About() }
@@ -251,7 +249,7 @@ func (t *Trainer) Device() string { return t.platform.About() }
 func (t *Trainer) Plan() *plan.Plan { return t.plan }
 
 // Config returns the configuration with its defaults filled in.
-func (t *Trainer) Config() Config { return t.cfg }
+func (t *Trainer) Config() Config { return t.cfg.Config }
 
 // ByteTokens says that the run's tokenizer takes each byte of text for a token.
 func (t *Trainer) ByteTokens() bool { return t.tokenizer != nil && t.tokenizer.Name() == "bytes" }
@@ -270,8 +268,10 @@ func (t *Trainer) SavedRanks() int { return t.savedRanks }
 // Done returns the number of steps done.
 func (t *Trainer) Done() int { return t.step }
 
-func (t *Trainer) start() error {
-	cfg := &t.cfg
+// openAll opens what the run stands on: the other processes, threads, the disk tier, the
+// ranks.
+func (t *Trainer) openAll() error {
+	cfg := t.cfg
 	if err := t.lead(); err != nil {
 		return err
 	}
@@ -492,7 +492,7 @@ func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss
 	var sum float64
 	var count int64
 	accum := t.cfg.evalAccum()
-	for k := range t.cfg.EvalSteps {
+	for k := range t.eval.steps {
 		if err := ctx.Err(); err != nil {
 			return EvalResult{}, err
 		}
@@ -519,7 +519,7 @@ func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss
 		sum += loss
 		count += n
 		if tell != nil {
-			tell(k+1, t.cfg.EvalSteps, sum/float64(max(count, 1)))
+			tell(k+1, t.eval.steps, sum/float64(max(count, 1)))
 		}
 	}
 	return EvalResult{Step: t.step, Loss: float32(sum / float64(count)), Targets: count, Seconds: time.Since(began).Seconds()}, nil
@@ -549,8 +549,8 @@ func (t *Trainer) Close() error {
 		errs = append(errs, t.ranks.Close())
 		t.ranks = nil
 	}
-	if t.cfg.job != nil {
-		for _, l := range t.cfg.job.Links {
+	if t.job != nil {
+		for _, l := range t.job.Links {
 			errs = append(errs, l.Close())
 		}
 	}

@@ -101,19 +101,19 @@ func (r *Refusal) Unwrap() error { return r.Cause }
 
 // fits returns nil if the plan is within its capacities, and otherwise the
 // refusal with what would make it fit.
-func fits(ctx context.Context, cfg Config, p *plan.Plan, chosen *search.Chosen, hw Hardware) error {
+func (r *resolved) fits(ctx context.Context, p *plan.Plan, hw Hardware) error {
 	err := p.Fit()
 	if err == nil {
 		return nil
 	}
-	if caches := smallerCaches(&cfg, p); caches != "" {
+	if caches := smallerCaches(&r.Config, p); caches != "" {
 		return fmt.Errorf("%w; it fits with %s", err, caches)
 	}
-	asked, simErr := Predict(ctx, cfg, hw.Machine(cfg.Ranks))
+	asked, simErr := r.predict(ctx, hw.Machine(r.Ranks))
 	if simErr != nil {
 		return errors.Join(err, simErr)
 	}
-	asked.found.Chosen = chosen // it was asked for so
+	asked.found.Chosen = r.chosen // it was asked for so
 	ways, no := WaysOut(ctx, asked, hw)
 	if err := ctx.Err(); err != nil {
 		return err

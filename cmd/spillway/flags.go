@@ -160,7 +160,9 @@ func (l *later) follow(fs *pflag.FlagSet, c *spillway.Config) error {
 		return nil
 	}
 	c.GlobalBatch = l.globalBatch
-	return c.FollowGlobalBatch(fs.Changed("accum"))
+	var err error
+	*c, err = c.FollowGlobalBatch(fs.Changed("accum"))
+	return err
 }
 
 // tuneDisk lets the disk tier work as doctor measured its filesystem.

@@ -206,7 +206,7 @@ func (p *place) lead(c *spillway.Config, asked bool) error {
 	}
 	c.Threads = p.threads(c.Threads)
 	runtime.GOMAXPROCS(c.Threads + spareProcs)
-	c.Over(p.job)
+	*c = c.Over(p.job)
 	p.job.Fastest.Ranks = c.Ranks
 	for _, f := range calibration.Fastest(p.transport, c.Ranks) {
 		p.job.Fastest.Choices = append(p.job.Fastest.Choices, algo.Choice{Op: comm.Op(f.Op), Bytes: f.Bytes, Algorithm: algo.Name(f.Algorithm)})

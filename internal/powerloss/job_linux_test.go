@@ -83,7 +83,7 @@ func together(t *testing.T, c spillway.Config) (sha string, err error) {
 		}()
 	}
 	c.LocalRanks = 1
-	c.Over(leader)
+	c = c.Over(leader)
 	sha, err = alone(t, c)
 	leader.Dismiss(err)
 	for range others {
@@ -195,7 +195,7 @@ func (o *order) rank(env cluster.Env) error {
 	c.Keep, c.SaveEvery, c.Steps, c.Resume = 1, 1, lastStep, true
 	var warned []string
 	c.Warn = func(text string) { warned = append(warned, text) }
-	c.Over(j)
+	c = c.Over(j)
 	sha, err := alone(nil, c)
 	r := result{SHA: sha}
 	if err != nil {

@@ -1,0 +1,248 @@
+package deps
+
+import (
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// nowhere is an importer without packages: the test is about train's own types.
+type nowhere struct{}
+
+func (nowhere) Import(string) (*types.Package, error) { return nil, errors.New("not looked at") }
+
+// typesOf are the types of a package's expressions, as far as its own types tell.
+func typesOf(set *token.FileSet, files []*ast.File) *types.Info {
+	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Selections: map[*ast.SelectorExpr]*types.Selection{}, Uses: map[*ast.Ident]types.Object{}, Defs: map[*ast.Ident]types.Object{}}
+	conf := types.Config{Importer: nowhere{}, Error: func(error) {}}
+	_, _ = conf.Check("train", set, files, info) // imports are missing, which it says
+	return info
+}
+
+// named is the name of a type of the package, or of what it points to.
+func named(t types.Type) string {
+	if p, ok := t.(*types.Pointer); ok {
+		t = p.Elem()
+	}
+	if n, ok := t.(*types.Named); ok {
+		return n.Obj().Name()
+	}
+	return ""
+}
+
+func pointer(t types.Type) bool {
+	if t == nil {
+		return false
+	}
+	_, ok := t.Underlying().(*types.Pointer)
+	return ok
+}
+
+// writer finds what a file writes of what is resolved, and of others' Configs.
+type writer struct {
+	info  *types.Info
+	found []string
+	set   *token.FileSet
+}
+
+// target looks at an expression that is written to, or whose address is taken.
+func (w *writer) target(e ast.Expr) {
+	ofResolved, ofConfig := false, false // e lies in a value of that type
+	for at := e; ; {
+		switch x := at.(type) {
+		case *ast.ParenExpr:
+			at = x.X
+			continue
+		case *ast.IndexExpr:
+			at = x.X
+			continue
+		case *ast.StarExpr:
+			t := w.info.Types[x.X].Type
+			switch named(t) {
+			case "resolved":
+				ofResolved = true
+			case "Config", "request":
+				ofConfig = true
+			}
+			if ofConfig && pointer(t) {
+				w.tell(e, "writes a Config through a pointer")
+				return
+			}
+			at = x.X
+			continue
+		case *ast.SelectorExpr:
+			sel := w.info.Selections[x]
+			if sel == nil { // of another package
+				break
+			}
+			through := w.steps(sel)
+			ofResolved = ofResolved || through["resolved"]
+			ofConfig = ofConfig || through["Config"] || through["request"]
+			if ofConfig && sel.Indirect() || ofConfig && pointer(w.info.Types[x.X].Type) {
+				w.tell(e, "writes a Config through a pointer")
+				return
+			}
+			at = x.X
+			continue
+		}
+		break
+	}
+	if ofResolved {
+		w.tell(e, "writes to what is resolved")
+	}
+}
+
+// steps are the types whose fields a selection goes through, embedded ones too.
+func (w *writer) steps(sel *types.Selection) map[string]bool {
+	through := map[string]bool{}
+	t := sel.Recv()
+	for _, i := range sel.Index() {
+		through[named(t)] = true
+		if p, ok := t.Underlying().(*types.Pointer); ok {
+			t = p.Elem()
+		}
+		s, ok := t.Underlying().(*types.Struct)
+		if !ok {
+			break
+		}
+		t = s.Field(i).Type()
+	}
+	return through
+}
+
+func (w *writer) tell(e ast.Expr, what string) {
+	w.found = append(w.found, fmt.Sprintf("%s: %s", w.set.Position(e.Pos()), what))
+}
+
+func (w *writer) look(n ast.Node) bool {
+	switch n := n.(type) {
+	case *ast.AssignStmt:
+		for _, e := range n.Lhs {
+			if _, ok := e.(*ast.Ident); !ok {
+				w.target(e)
+			}
+		}
+	case *ast.IncDecStmt:
+		w.target(n.X)
+	case *ast.RangeStmt:
+		for _, e := range []ast.Expr{n.Key, n.Value} {
+			if e != nil && n.Tok == token.ASSIGN {
+				w.target(e)
+			}
+		}
+	case *ast.CompositeLit:
+		if named(w.info.Types[n].Type) == "resolved" {
+			w.tell(n, "makes what is resolved")
+		}
+	case *ast.UnaryExpr:
+		// A Config's address may go to a method that reads it; another field's not.
+		if n.Op == token.AND && named(w.info.Types[n.X].Type) != "Config" && named(w.info.Types[n.X].Type) != "request" {
+			if _, ok := n.X.(*ast.SelectorExpr); ok {
+				w.target(n.X)
+			}
+		}
+	}
+	return true
+}
+
+// writes are the places of a package that write where nothing may, but for the file
+// that resolves.
+func writes(set *token.FileSet, files []*ast.File, but string) []string {
+	w := &writer{info: typesOf(set, files), set: set}
+	for _, f := range files {
+		if filepath.Base(set.Position(f.Pos()).Filename) != but {
+			ast.Inspect(f, w.look)
+		}
+	}
+	return w.found
+}
+
+// A Config is resolved once, in one file. Nothing writes to what comes out, and nothing
+// in the library to a Config that somebody else holds.
+func TestWhatIsResolvedIsNotWritten(t *testing.T) {
+	set := token.NewFileSet()
+	names, err := filepath.Glob(filepath.Join("..", "..", "train", "*.go"))
+	require.NoError(t, err)
+	var files []*ast.File
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(set, name, nil, 0)
+		require.NoError(t, err)
+		files = append(files, f)
+	}
+	require.Greater(t, len(files), 30)
+	require.Empty(t, writes(set, files, "resolve.go"))
+	require.NotEmpty(t, writes(set, files, ""), "resolve.go writes")
+	for _, f := range files { // hooks are no fields of a Config
+		ast.Inspect(f, func(n ast.Node) bool {
+			spec, ok := n.(*ast.TypeSpec)
+			if !ok || spec.Name.Name != "Config" {
+				return true
+			}
+			var inner []string
+			for _, field := range spec.Type.(*ast.StructType).Fields.List {
+				for _, name := range field.Names {
+					if !name.IsExported() {
+						inner = append(inner, name.Name)
+					}
+				}
+			}
+			require.Equal(t, []string{"shared", "job"}, inner, "what Sharing and Over keep")
+			return false
+		})
+	}
+}
+
+func TestWritesAreFound(t *testing.T) {
+	set := token.NewFileSet()
+	parse := func(name, text string) *ast.File {
+		f, err := parser.ParseFile(set, name, "package train\n"+text, 0)
+		require.NoError(t, err)
+		return f
+	}
+	base := parse("resolve.go", `
+type Config struct { Zero int; Freeze []string; Outside [3]int }
+type request struct { Config }
+type resolved struct { request; model struct { Layers int } }
+type planner struct { *resolved }
+type Trainer struct { cfg *resolved; own request }
+func resolve() *resolved { return &resolved{} }
+func read(c *Config) int { return c.Zero }
+`)
+	for text, want := range map[string]int{
+		"func f(t *Trainer) { t.cfg.Zero = 1 }":                        1,
+		"func f(t *Trainer) { t.cfg.Zero++ }":                          1,
+		"func f(t *Trainer) { t.cfg.Freeze[0] = `` }":                  1,
+		"func f(t *Trainer) { t.cfg.Outside[1] = 2 }":                  1,
+		"func f(t *Trainer) { t.own.Zero = 1 }":                        1,
+		"func f(p planner) { p.Zero = 1 }":                             1,
+		"func f(p planner) { p.model.Layers = 1 }":                     1,
+		"func f(r resolved) *int { return &r.Zero }":                   1,
+		"func f(r *resolved) { c := &r.Config; c.Zero = 1 }":           1,
+		"func f(r *resolved) { *r = resolved{} }":                      2,
+		"func (c *Config) f() { c.Zero = 1 }":                          1,
+		"func (c *Config) f() { *c = Config{} }":                       1,
+		"func f(t *Trainer) { for t.cfg.Zero = range 3 {} }":           1,
+		"func f(c Config) Config { c.Zero = 1; return c }":             0,
+		"func f(q request) request { q.Zero = 1; return q }":           0,
+		"func f(r *resolved) { c := r.Config; c.Zero = 1 }":            0,
+		"func f(r *resolved) int { return read(&r.Config) }":           0,
+		"func f(t *Trainer) { t.cfg = resolve() }":                     0,
+		"func f(t *Trainer) int { c := t.cfg; return c.Zero }":         0,
+		"func f(q request) { var e int; e, q.Zero = 1, 2; _ = e }":     0,
+		"func f(q request) *request { r := &q; r.Zero = 1; return r }": 1,
+	} {
+		found := writes(set, []*ast.File{base, parse("f.go", text)}, "resolve.go")
+		require.Len(t, found, want, "%s: %q", text, found)
+	}
+}
