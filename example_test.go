@@ -481,7 +481,7 @@ func ExampleJob() {
 	cfg := small()
 	joined.Own = cfg.Own // every process brings the same
 	if joined.Process > 0 {
-		_, err := spillway.Work(joined, func(warning string) { log.Println(warning) })
+		_, err := spillway.Work(context.Background(), joined, func(warning string) { log.Println(warning) })
 		check(err)
 		return
 	}
@@ -494,7 +494,7 @@ func ExampleJob() {
 }
 
 func ExampleWork() {
-	began, err := spillway.Work(joined, func(warning string) { log.Println(warning) })
+	began, err := spillway.Work(context.Background(), joined, func(warning string) { log.Println(warning) })
 	if !began {
 		log.Println("the leader had nothing to run")
 	}
@@ -512,4 +512,33 @@ func ExampleMetricsWriter() {
 	check(err)
 	check(w.Done(t.Done(), sum))
 	check(w.Close())
+}
+
+func ExampleErrDamaged() {
+	cfg := small()
+	cfg.Checkpoint, cfg.Steps = filepath.Join(os.TempDir(), fmt.Sprint("spillway-example-", os.Getpid())), 2
+	defer os.RemoveAll(cfg.Checkpoint)
+	t, err := spillway.New(ctx, cfg)
+	check(err)
+	check(t.Run(ctx, nil))
+	check(t.Close())
+	parts, err := filepath.Glob(filepath.Join(cfg.Checkpoint, "step-*", "*"))
+	check(err)
+	for _, part := range parts { // a disk that lost what it held
+		check(os.Truncate(part, 1))
+	}
+	cfg.Resume = true
+	_, err = spillway.New(ctx, cfg)
+	fmt.Println(errors.Is(err, spillway.ErrDamaged))
+	// Output: true
+}
+
+func ExampleErrLost() {
+	t, err := spillway.New(ctx, small().Over(joined))
+	check(err)
+	err = t.Run(ctx, nil)
+	if errors.Is(err, spillway.ErrLost) {
+		log.Println("start it again: it goes on from its newest checkpoint")
+	}
+	check(errors.Join(err, t.Close()))
 }

@@ -24,8 +24,8 @@ var exports = strings.Fields(`
 	New NewModel NoWay NothingFits OpenMetrics Own Passes Predict Refusal
 	Sampling Settings StepResult Trainer Way WaysOut Work`)
 
-// kindsOfErrors are shown in the examples of what is of their kind.
-var kindsOfErrors = []string{"ErrConfig", "ErrDamaged", "ErrDiverged", "ErrDoesNotFit", "ErrLost", "ErrNoDevice"}
+// kindsOfErrors are shown in the examples of the errors that are of their kind.
+var kindsOfErrors = []string{"ErrConfig", "ErrDiverged", "ErrDoesNotFit", "ErrNoDevice"}
 
 func parsed(t *testing.T, file string) *ast.File {
 	f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)

@@ -175,8 +175,11 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 // Explain says what a forecast's plan computes again and keeps off the device.
 func Explain(f *Forecast) Explanation { return train.Explain(f) }
 
-// Work lends this process's ranks to the run that the job's first process leads.
-func Work(j *Job, warn func(string)) (began bool, err error) { return train.Work(j, warn) }
+// Work lends this process's ranks to the run that the job's first process leads. A
+// canceled context ends the job.
+func Work(ctx context.Context, j *Job, warn func(string)) (began bool, err error) {
+	return train.Work(ctx, j, warn)
+}
 
 // OpenMetrics creates the file and its folder. It starts empty, or, for a run that
 // goes on after step, with the lines of the steps up to that. step −1: a new run.

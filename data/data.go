@@ -8,6 +8,7 @@
 package data
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -52,7 +53,7 @@ type Options struct {
 // Open opens a path: a *.bin file is tokens (OpenTokenFile), another
 // file is text or JSON lines, as it is or compressed, and a folder is such files
 // in name order (OpenText). Close the result when done.
-func Open(path string, o Options) (*Buffer, error) {
+func Open(ctx context.Context, path string, o Options) (*Buffer, error) {
 	st, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("open data: %s does not exist; it must be a *.bin token file, a text or *.jsonl file (or either as .gz or .zst), or a folder of them", path)
@@ -63,7 +64,7 @@ func Open(path string, o Options) (*Buffer, error) {
 	if !st.IsDir() && strings.HasSuffix(path, ".bin") {
 		return OpenTokenFile(path, o.Vocab)
 	}
-	return OpenText(path, o)
+	return OpenText(ctx, path, o)
 }
 
 // DefaultOrder is the order of a path where none is given: Shuffled for a

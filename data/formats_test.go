@@ -43,11 +43,11 @@ func TestFormats(t *testing.T) {
 	})
 	o := Options{Tokenizer: GPT2(), TextField: "text"}
 	for _, name := range []string{"plain.txt", "a.txt.gz", "a.txt.zst", "noext", "A.GZ"} {
-		b, err := Open(filepath.Join(dir, name), o)
+		b, err := Open(context.Background(), filepath.Join(dir, name), o)
 		require.Equal(t, want[:1], all(t, b, err), name)
 	}
 	for _, name := range []string{"a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.ndjson"} {
-		b, err := Open(filepath.Join(dir, name), o)
+		b, err := Open(context.Background(), filepath.Join(dir, name), o)
 		require.Equal(t, want, all(t, b, err), name)
 	}
 }
@@ -64,17 +64,17 @@ func TestOtherFormats(t *testing.T) {
 		"a.jsonl": "by Options.TextField", "b.json": "make it JSON lines", "c.html": "extract its text", "d.htm.gz": "extract its text", "e.parquet": "export it as JSON lines",
 		"g.bin.zst": "decompress it first", "h.dat": "is not text: a NUL byte at offset 1", "i.gz": "is not text: byte 0xff",
 	} {
-		_, err := Open(filepath.Join(dir, name), Options{})
+		_, err := Open(context.Background(), filepath.Join(dir, name), Options{})
 		require.ErrorContains(t, err, says, name)
 		require.ErrorContains(t, err, filepath.Join(dir, name))
 	}
-	b, err := Open(dir, Options{})
+	b, err := Open(context.Background(), dir, Options{})
 	require.Equal(t, "text", Bytes().Decode(all(t, b, err)))
 	require.Equal(t, "1 .html, 1 .htm, 1 .json, 1 .jsonl (no Options.TextField), 1 .parquet, 2 .bin, 2 not UTF-8 text", sortedParts(b.LeftOut()))
-	b, err = Open(dir, Options{TextField: "text"})
+	b, err = Open(context.Background(), dir, Options{TextField: "text"})
 	require.Equal(t, "Hello world\ntext", Bytes().Decode(all(t, b, err)))
 	require.NotContains(t, b.LeftOut(), "jsonl")
-	_, err = Open(folder(t, map[string]string{"a.json": "[]"}), Options{})
+	_, err = Open(context.Background(), folder(t, map[string]string{"a.json": "[]"}), Options{})
 	require.ErrorContains(t, err, "left out: 1 .json")
 }
 
@@ -95,7 +95,7 @@ func TestBadRecords(t *testing.T) {
 		"{\"text\": \"\xff\"}": "not UTF-8",
 	} {
 		path := put(t, "a.jsonl", []byte(`{"text":"fine"}`+"\n"+line+"\n"))
-		_, err := Open(path, Options{TextField: "text"})
+		_, err := Open(context.Background(), path, Options{TextField: "text"})
 		require.ErrorContains(t, err, says)
 		require.ErrorContains(t, err, path+":2")
 	}
@@ -105,10 +105,10 @@ func TestDamagedCompression(t *testing.T) {
 	for suffix, whole := range map[string]string{".gz": gzipped(t, strings.Repeat("some text ", 5000)), ".zst": zstded(t, strings.Repeat("some text ", 5000))} {
 		for what, content := range map[string]string{"cut": whole[:len(whole)-3], "empty": "", "other": "plain text that is none"} {
 			path := put(t, "a.txt"+suffix, []byte(content))
-			_, err := Open(path, Options{})
+			_, err := Open(context.Background(), path, Options{})
 			require.ErrorContains(t, err, path, "%s %s", suffix, what)
 			if content != "" { // no frame at all is an empty file
-				_, err = Open(filepath.Dir(path), Options{})
+				_, err = Open(context.Background(), filepath.Dir(path), Options{})
 				require.ErrorContains(t, err, path, "%s %s in a folder", suffix, what)
 			}
 		}
@@ -133,7 +133,7 @@ func TestTokenize(t *testing.T) {
 	dir := corpusForTests(t)
 	for _, tok := range []Tokenizer{GPT2(), Bytes(), wideTokenizer{}} {
 		o := Options{Tokenizer: tok, TextField: "text"}
-		b, err := OpenText(dir, o)
+		b, err := OpenText(context.Background(), dir, o)
 		want := all(t, b, err)
 		for _, threads := range []int{1, 3} {
 			out := filepath.Join(t.TempDir(), "new", "tokens.bin")

@@ -32,7 +32,7 @@ const (
 // The text is read as a stream and tokenized on all cores; the tokens, of 1, 2 or
 // 4 bytes each by the vocabulary, are in memory up to 4 MiB and beyond in a
 // temporary file that vanishes with the process.
-func OpenText(root string, o Options) (*Buffer, error) {
+func OpenText(ctx context.Context, root string, o Options) (*Buffer, error) {
 	if o.Tokenizer == nil {
 		o.Tokenizer = Bytes()
 	}
@@ -42,7 +42,7 @@ func OpenText(root string, o Options) (*Buffer, error) {
 	}
 	b := newBuilder(root, o)
 	defer b.discard()
-	if err := tokenize(context.Background(), c, o, b, position{}, nil); err != nil {
+	if err := tokenize(ctx, c, o, b, position{}, nil); err != nil {
 		return nil, fmt.Errorf("open text: %w", err)
 	}
 	if b.n == 0 {

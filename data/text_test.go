@@ -1,6 +1,7 @@
 package data
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,7 +34,7 @@ func all(t testing.TB, b *Buffer, err error) []int32 {
 
 func text(t testing.TB, path string, o Options) string {
 	t.Helper()
-	b, err := Open(path, o)
+	b, err := Open(context.Background(), path, o)
 	return Bytes().Decode(all(t, b, err))
 }
 
@@ -64,16 +65,16 @@ func TestTextErrors(t *testing.T) {
 		filepath.Join(dir, "cut"):       "byte 0xe2 is not UTF-8 at offset 3",
 		filepath.Join(dir, "sub/empty"): "is empty",
 	} {
-		_, err := Open(path, Options{})
+		_, err := Open(context.Background(), path, Options{})
 		require.ErrorContains(t, err, want, path)
 		require.ErrorContains(t, err, path)
 		require.NotContains(t, err.Error(), "\n")
 	}
-	_, err := Open(dir, Options{})
+	_, err := Open(context.Background(), dir, Options{})
 	require.ErrorContains(t, err, "train.bin", "a hint where the tokens are")
-	_, err = Open(folder(t, map[string]string{"a.txt": "x"}), Options{Glob: "*.go"})
+	_, err = Open(context.Background(), folder(t, map[string]string{"a.txt": "x"}), Options{Glob: "*.go"})
 	require.ErrorContains(t, err, "matches *.go")
-	_, err = Open(dir, Options{Glob: "["})
+	_, err = Open(context.Background(), dir, Options{Glob: "["})
 	require.ErrorContains(t, err, `"["`)
 }
 
@@ -86,13 +87,13 @@ func TestLinks(t *testing.T) {
 
 	loop := filepath.Join(dir, "a", "loop")
 	require.NoError(t, os.Symlink(dir, loop))
-	_, err := Open(dir, Options{})
+	_, err := Open(context.Background(), dir, Options{})
 	require.ErrorContains(t, err, loop)
 	require.ErrorContains(t, err, "leads back")
 	require.NoError(t, os.Remove(loop))
 
 	require.NoError(t, os.Symlink("nowhere", filepath.Join(dir, "dangling.txt")))
-	_, err = Open(dir, Options{})
+	_, err = Open(context.Background(), dir, Options{})
 	require.ErrorContains(t, err, "dangling.txt")
 	require.Equal(t, "O", text(t, dir, Options{Glob: "oth*"}), "what does not match is not looked at")
 }
@@ -105,26 +106,26 @@ func TestUnreadable(t *testing.T) {
 		f.Close()
 		t.Skip("this user reads everything")
 	}
-	_, err := Open(dir, Options{})
+	_, err := Open(context.Background(), dir, Options{})
 	require.ErrorContains(t, err, secret)
 }
 
 // Between files comes EOT where there is one; files passed over leave nothing.
 func TestEndOfText(t *testing.T) {
 	dir := folder(t, map[string]string{"1": "Hello", "2": "", "3": "x\x00", "4": " world", "5": "\xff"})
-	b, err := Open(dir, Options{Tokenizer: GPT2()})
+	b, err := Open(context.Background(), dir, Options{Tokenizer: GPT2()})
 	require.Equal(t, []int32{15496, 50256, 995}, all(t, b, err))
-	b, err = Open(filepath.Join(dir, "1"), Options{Tokenizer: GPT2()})
+	b, err = Open(context.Background(), filepath.Join(dir, "1"), Options{Tokenizer: GPT2()})
 	require.Equal(t, []int32{15496}, all(t, b, err))
 }
 
 func TestBeyondTheModelsVocabulary(t *testing.T) {
 	path := put(t, "a.txt", []byte("Hi Hello"))
-	_, err := Open(path, Options{Tokenizer: GPT2(), Vocab: 10000})
+	_, err := Open(context.Background(), path, Options{Tokenizer: GPT2(), Vocab: 10000})
 	require.ErrorContains(t, err, "token 0 of "+path)
 	require.ErrorContains(t, err, "is 17250, beyond the model's vocabulary of 10000")
 	require.ErrorContains(t, err, "gpt2 has 50257")
-	_, err = Open(put(t, "a.txt", []byte("abz")), Options{Vocab: 'z'})
+	_, err = Open(context.Background(), put(t, "a.txt", []byte("abz")), Options{Vocab: 'z'})
 	require.ErrorContains(t, err, "token 2 of ")
 	require.ErrorContains(t, err, "is 122")
 }
@@ -142,7 +143,7 @@ func TestStreamedTextIsTheWhole(t *testing.T) {
 	dir := folder(t, map[string]string{"1": large, "2": large + "\x00", "3": noCut, "4": split, "5": large[:readBytes+100] + "\xff", "6": "end"})
 	parts := []string{large, noCut, split, "end"}
 
-	b, err := Open(dir, Options{})
+	b, err := Open(context.Background(), dir, Options{})
 	require.NoError(t, err)
 	require.Zero(t, b.MemoryBytes(), "in a file")
 	require.Equal(t, int64(1), b.width)
@@ -155,7 +156,7 @@ func TestStreamedTextIsTheWhole(t *testing.T) {
 		}
 		want = append(want, GPT2().Encode(p)...)
 	}
-	b, err = Open(dir, Options{Tokenizer: GPT2()})
+	b, err = Open(context.Background(), dir, Options{Tokenizer: GPT2()})
 	require.True(t, slices.Equal(want, all(t, b, err)))
 }
 
@@ -213,7 +214,7 @@ func (wrongTokenizer) Encode(string) []int32 { return []int32{100_000} }
 
 // A tokenizer of the caller's that breaks its word is found out.
 func TestWrongTokenizer(t *testing.T) {
-	_, err := Open(put(t, "a.txt", []byte("a")), Options{Tokenizer: wrongTokenizer{}})
+	_, err := Open(context.Background(), put(t, "a.txt", []byte("a")), Options{Tokenizer: wrongTokenizer{}})
 	require.ErrorContains(t, err, "gave token 100000")
 }
 
@@ -236,4 +237,16 @@ func FuzzText(f *testing.F) {
 			require.Equal(t, len(content), part)
 		}
 	})
+}
+
+// Opening a text ends with its context, however much of it there is.
+func TestOpeningEndsWithItsContext(t *testing.T) {
+	dir := folder(t, map[string]string{"a.txt": "one", "b/c.txt": "two"})
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err := Open(ctx, dir, Options{})
+	require.ErrorIs(t, err, context.Canceled)
+	b, err := Open(context.Background(), dir, Options{})
+	require.NoError(t, err)
+	require.NoError(t, b.Close())
 }

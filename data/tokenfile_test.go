@@ -1,6 +1,7 @@
 package data
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -42,7 +43,7 @@ func TestTokenFileLayouts(t *testing.T) {
 		"shortest": {uint16s(7, 8), []int32{7, 8}},
 	} {
 		path := put(t, "t.bin", tc.content)
-		b, err := Open(path, Options{})
+		b, err := Open(context.Background(), path, Options{})
 		require.NoError(t, err, name)
 		require.Equal(t, int64(len(tc.want)), b.Len())
 		got := make([]int32, len(tc.want))
@@ -84,7 +85,7 @@ func TestTokenFileErrors(t *testing.T) {
 		"beyond, no vocab": {llmc(20240801, 7, 2, []byte{1, 0, 0, 0, 255, 255, 255, 255}), 0, nil},
 	} {
 		path := put(t, "bad.bin", tc.content)
-		b, err := Open(path, Options{Vocab: tc.vocab})
+		b, err := Open(context.Background(), path, Options{Vocab: tc.vocab})
 		if tc.want == nil {
 			require.NoError(t, err)
 			require.ErrorContains(t, b.Tokens(make([]int32, 2), 0), "token 1 is 4294967295")
@@ -96,7 +97,7 @@ func TestTokenFileErrors(t *testing.T) {
 			require.ErrorContains(t, err, w, name)
 		}
 	}
-	_, err := Open("no/such.bin", Options{})
+	_, err := Open(context.Background(), "no/such.bin", Options{})
 	require.ErrorContains(t, err, "no/such.bin does not exist")
 	_, err = OpenTokenFile("/dev/null", 0)
 	require.ErrorContains(t, err, "regular")

@@ -159,6 +159,9 @@ func rewrite(s Spec, p *graph.Program, from, until string) (*graph.Program, erro
 	}
 	for i := first; i < passIndex(until); i++ {
 		ps := &passes[i]
+		if err := s.goOn(); err != nil {
+			return nil, err
+		}
 		if err := hold(p, ps.needs); err != nil {
 			return nil, fmt.Errorf("plan: before %s: %w", ps.name, err)
 		}

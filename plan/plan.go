@@ -83,6 +83,25 @@ type Config struct {
 	// Observe, where it is not nil, is shown the model's program and the program
 	// after each pass. It must not change them; its error ends the planning.
 	Observe func(pass string, p *graph.Program) error
+	// Stop, where it is not nil, is asked before each pass and before buffers get a
+	// place, also by several goroutines. Its error ends the planning.
+	Stop func() error
+}
+
+// stopped is the error of Config.Stop, which says nothing of the configuration.
+type stopped struct{ error }
+
+func (s *stopped) Unwrap() error { return s.error }
+
+// goOn asks Config.Stop.
+func (c *Config) goOn() error {
+	if c.Stop == nil {
+		return nil
+	}
+	if err := c.Stop(); err != nil {
+		return &stopped{err}
+	}
+	return nil
 }
 
 // Validate refuses values out of range.

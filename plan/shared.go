@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -58,7 +59,7 @@ func afterMesh(c *Config) {
 // limits clears what no pass reads.
 func limits(c *Config) {
 	var none Config
-	c.Capacity, c.Outside, c.Early, c.BoundsOnly, c.Verify, c.Observe = none.Capacity, none.Outside, false, false, false, nil
+	c.Capacity, c.Outside, c.Early, c.BoundsOnly, c.Verify, c.Observe, c.Stop = none.Capacity, none.Outside, false, false, false, nil, nil
 }
 
 // keptPlans is how many plans are kept: of the four stages.
@@ -93,9 +94,13 @@ func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
 		return known, nil
 	}
 	p, err := sh.rewrite(Spec{cfg, fwd}, "")
+	if err == nil {
+		err = cfg.goOn()
+	}
 	if err != nil {
 		return nil, err
 	}
+	cfg.Stop = nil // a plan outlives what asked for it
 	made := &Plan{Config: cfg, Program: p, CommBytes: CommBytes(p)}
 	if made.UsedTwice, err = usedTwice(fwd, cfg); err != nil {
 		return nil, err
@@ -151,6 +156,7 @@ func (sh *Shared) known(fwd Forward, cfg Config) *Plan {
 		}
 		again := *pl
 		again.Config = cfg
+		again.Config.Stop = nil
 		if cfg.Early && overBound(pl.Layout.Spaces, cfg) != nil {
 			return nil // Build refuses it
 		}
@@ -223,5 +229,14 @@ func (sh *Shared) stem(k int, s Spec) (*graph.Program, error) {
 			st.p.Keep()
 		}
 	})
+	var left *stopped
+	if errors.As(st.err, &left) { // whoever made it has left: it is nobody's
+		sh.mu.Lock()
+		*list = slices.DeleteFunc(*list, func(other *stem) bool { return other == st })
+		sh.mu.Unlock()
+		if s.goOn() == nil {
+			return sh.stem(k, s)
+		}
+	}
 	return st.p, st.err
 }

@@ -125,7 +125,7 @@ func predict(ctx context.Context, s Spec, m *cost.Machine, layers int, to depth)
 		}
 		chosen, s.Recompute, s.Auto = a, a.Recompute, false
 	}
-	p, err := s.build(layers, to)
+	p, err := s.build(ctx, layers, to)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func predict(ctx context.Context, s Spec, m *cost.Machine, layers int, to depth)
 }
 
 // Plan plans a configuration whose Recompute is chosen.
-func Plan(s Spec) (*plan.Plan, error) { return s.build(0, whole) }
+func Plan(ctx context.Context, s Spec) (*plan.Plan, error) { return s.build(ctx, 0, whole) }
 
 // Choose finds what is best computed again where Spec.Auto asks for it, on a machine.
 func Choose(ctx context.Context, s Spec, m *cost.Machine) (*Chosen, error) {
@@ -146,12 +146,12 @@ func Choose(ctx context.Context, s Spec, m *cost.Machine) (*Chosen, error) {
 }
 
 // build plans a configuration for a model of so many layers, 0 for its own, to a depth.
-func (s *Spec) build(layers int, to depth) (*plan.Plan, error) {
+func (s *Spec) build(ctx context.Context, layers int, to depth) (*plan.Plan, error) {
 	at, err := s.passes(layers)
 	if err != nil {
 		return nil, err
 	}
-	at.Early, at.BoundsOnly = to == early, to == bounds
+	at.Early, at.BoundsOnly, at.Stop = to == early, to == bounds, ctx.Err
 	p, err := s.Plans.Build(at.Forward, at.Config)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -22,7 +23,7 @@ type batches struct {
 const evalField = "Config.Own.Eval"
 
 // openData opens the training and held-out data and the tokenizer.
-func (t *Trainer) openData() error {
+func (t *Trainer) openData(ctx context.Context) error {
 	c := t.cfg
 	var err error
 	if t.tokenizer, err = c.openTokenizer(c.model.Vocab); err != nil {
@@ -37,7 +38,7 @@ func (t *Trainer) openData() error {
 	case c.Data == "":
 		return refuse("Config.Data is missing: give a token file (*.bin), a text file, or a folder of text files")
 	default:
-		if t.train, err = t.open("Config.Data", c.Data, c.Accum); err != nil {
+		if t.train, err = t.open(ctx, "Config.Data", c.Data, c.Accum); err != nil {
 			return err
 		}
 	}
@@ -46,14 +47,14 @@ func (t *Trainer) openData() error {
 		return err
 	}
 	if c.EvalData != "" {
-		if t.eval, err = t.open("Config.EvalData", c.EvalData, c.evalAccum()); err != nil {
+		if t.eval, err = t.open(ctx, "Config.EvalData", c.EvalData, c.evalAccum()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (t *Trainer) open(field, path string, accum int) (*batches, error) {
+func (t *Trainer) open(ctx context.Context, field, path string, accum int) (*batches, error) {
 	c := t.cfg
 	if s := sampleShape(t.plan.Program, c.Batch); s.Tokens != c.Seq || s.Targets != c.Seq || len(s.Inputs) > 0 {
 		return nil, fmt.Errorf("%s %.80q: model %.80q takes more than tokens and the next ones, which are all that files have; it needs data of its own (Config.Own)", field, path, c.modelName())
@@ -62,7 +63,7 @@ func (t *Trainer) open(field, path string, accum int) (*batches, error) {
 	if field == "Config.EvalData" {
 		glob = c.EvalGlob
 	}
-	buf, err := data.Open(path, data.Options{Tokenizer: t.tokenizer, Vocab: t.cfg.model.Vocab, Glob: glob, TextField: c.TextField, Threads: c.threads()})
+	buf, err := data.Open(ctx, path, data.Options{Tokenizer: t.tokenizer, Vocab: t.cfg.model.Vocab, Glob: glob, TextField: c.TextField, Threads: c.threads()})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", field, err)
 	}

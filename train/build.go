@@ -142,7 +142,7 @@ func (q request) build(ctx context.Context) (*plan.Plan, *resolved, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	p, err := search.Plan(s)
+	p, err := search.Plan(ctx, s)
 	if err == nil {
 		err = r.stage(p)
 	}

@@ -77,8 +77,12 @@ func (c *Config) warn(format string, args ...any) {
 }
 
 // Save writes a checkpoint of the current step and returns its folder. Values that
-// are not finite are a *Diverged, and nothing is saved.
-func (t *Trainer) Save() (string, error) {
+// are not finite are a *Diverged, and nothing is saved; nor is anything where ctx is
+// canceled before the checkpoint is whole.
+func (t *Trainer) Save(ctx context.Context) (string, error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
 	if t.store == nil {
 		return "", refuseField("Checkpoint", "save: no Config.Checkpoint folder is configured")
 	}
@@ -86,7 +90,7 @@ func (t *Trainer) Save() (string, error) {
 		return "", err
 	}
 	if t.savesAside() {
-		if err := t.saveAside(); err != nil {
+		if err := t.saveAside(ctx); err != nil {
 			return "", err
 		}
 		if err := t.settle(true); err != nil {
@@ -98,7 +102,7 @@ func (t *Trainer) Save() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	saved, err := t.write(m, files)
+	saved, err := t.write(ctx, m, files)
 	var odd *checkpoint.NonFinite
 	if errors.As(err, &odd) {
 		return "", t.unsound(odd)
@@ -111,12 +115,12 @@ func (t *Trainer) Save() (string, error) {
 }
 
 // write saves the states as they are, each rank its own.
-func (t *Trainer) write(m checkpoint.Manifest, files []checkpoint.Blob) (checkpoint.Entry, error) {
+func (t *Trainer) write(ctx context.Context, m checkpoint.Manifest, files []checkpoint.Blob) (checkpoint.Entry, error) {
 	p, err := t.store.Begin(m)
 	if err != nil {
 		return checkpoint.Entry{}, err
 	}
-	parts, err := t.ranks.Save(context.Background(), p.Folder())
+	parts, err := t.ranks.Save(ctx, p.Folder())
 	if err != nil {
 		return checkpoint.Entry{}, p.Abort(err)
 	}

@@ -168,7 +168,7 @@ func TestInferenceSaysItsPrecision(t *testing.T) {
 		require.NoError(t, err)
 		_, err = tr.Step(t.Context())
 		require.NoError(t, err)
-		_, err = tr.Save()
+		_, err = tr.Save(context.Background())
 		require.NoError(t, err)
 		require.NoError(t, tr.Close())
 

@@ -66,9 +66,9 @@ func (t *Trainer) leave(err error) error {
 	if t.fatal != nil || t.store == nil || t.step == 0 || t.saved() {
 		return err
 	}
-	_, failed := t.Save()
+	_, failed := t.Save(context.Background())
 	if failed != nil {
-		_, failed = t.Save()
+		_, failed = t.Save(context.Background())
 	}
 	if failed != nil {
 		return fmt.Errorf("after step %d (%v) the checkpoint can't be saved: %w", t.step, err, failed)
@@ -89,7 +89,8 @@ func (t *Trainer) stopped(err error) error {
 	return nil
 }
 
-// saveOrGoOn writes a checkpoint. That it fails is an error only where the values
+// saveOrGoOn writes a checkpoint, whole, also where the run is to end: what was done
+// would be lost. That it fails is an error only where the values
 // are not finite, or at the last step, and then at the second try.
 func (t *Trainer) saveOrGoOn(last bool) error {
 	err := t.settle(true) // a save that falls behind delays this one
@@ -100,11 +101,11 @@ func (t *Trainer) saveOrGoOn(last bool) error {
 		if err := t.goOn(err); err != nil {
 			return err
 		}
-		return t.goOn(t.saveAside())
+		return t.goOn(t.saveAside(context.Background()))
 	}
-	_, err = t.Save()
+	_, err = t.Save(context.Background())
 	if err != nil && last && t.fatal == nil {
-		_, err = t.Save()
+		_, err = t.Save(context.Background())
 	}
 	if last && err != nil {
 		return err

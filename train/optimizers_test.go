@@ -173,7 +173,7 @@ func TestOptimizersFollowTheirPapers(t *testing.T) {
 			c.Checkpoint, c.SaveEvery = scratch(t), 1
 			tr, err := c.start(context.Background())
 			require.NoError(t, err)
-			first, err := tr.Save()
+			first, err := tr.Save(context.Background())
 			require.NoError(t, err)
 			before := parameters(t, tr)
 			m, v := map[string][]float64{}, map[string][]float64{}
@@ -215,7 +215,7 @@ func TestOptimizersFollowTheirPapers(t *testing.T) {
 					require.LessOrEqual(t, worst, 1.0, "%s, clip %g, step %d, %s", name, clip, k, p)
 				}
 				before = after
-				folder, err = tr.Save()
+				folder, err = tr.Save(context.Background())
 				require.NoError(t, err)
 			}
 			require.NoError(t, tr.Close())

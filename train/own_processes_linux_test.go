@@ -46,7 +46,7 @@ func member() (err error) {
 		if os.Getenv(memberVar) == "other" {
 			j.Own.Model = NewModel("another", model.Config{Family: model.MLP, Inputs: squareSide * squareSide, Classes: 4})
 		}
-		_, err := Work(j, nil)
+		_, err := Work(context.Background(), j, nil)
 		return err
 	}
 	c.Config = c.Config.Over(j)

@@ -137,7 +137,7 @@ func TestCheckpointsLoadAtAnyWorldSizeAndStage(t *testing.T) {
 					tr, err := d.start(context.Background())
 					require.NoError(t, err)
 					require.Equal(t, 2, tr.Done())
-					folder, err := tr.Save()
+					folder, err := tr.Save(context.Background())
 					require.NoError(t, err)
 					require.Equal(t, want, files(t, folder), "%s, %s, %d ranks, stage %d", model, optimizer, ranks, zero)
 					require.NoError(t, tr.Close())

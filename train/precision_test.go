@@ -283,7 +283,7 @@ func TestOverflowForGoodStopsAtTheFloor(t *testing.T) {
 	tr := trainerAt(t, c, 4)
 	_, err := tr.Step(t.Context())
 	require.NoError(t, err)
-	_, err = tr.Save()
+	_, err = tr.Save(context.Background())
 	require.NoError(t, err)
 	plantInf(t, tr, 1)
 	for range 2 { // at 4 and 2

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -38,7 +39,7 @@ func onThisMachine(cfg *Config, p *plan.Plan, spaces []graph.Space) error {
 
 // openOutputs looks at every place that the run is going to write to, before it
 // starts.
-func (t *Trainer) openOutputs() error {
+func (t *Trainer) openOutputs(context.Context) error {
 	c := t.cfg
 	if err := t.openStore(); err != nil {
 		return err

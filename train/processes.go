@@ -233,10 +233,15 @@ func (j *Job) broken(err error) {
 // Work runs this process's ranks for the process that leads the job, until that
 // lets it go. Its error is nil where the job ended in good order, or the leader
 // tells a person what was wrong. began tells whether there was something to run, and
-// a leader to run it for.
-func Work(j *Job, warn func(string)) (began bool, err error) {
+// a leader to run it for. A canceled context ends it, and with it the job.
+func Work(ctx context.Context, j *Job, warn func(string)) (began bool, err error) {
 	link := j.Links[0]
 	defer func() { err = errors.Join(err, link.Close()) }()
+	stay := context.AfterFunc(ctx, func() {
+		defer crash.Guard()
+		link.Break(ctx.Err())
+	})
+	defer stay()
 	task, err := link.Greet(j.hello(), store.Free)
 	if err != nil || task.Config == nil {
 		return false, err
@@ -252,7 +257,7 @@ func Work(j *Job, warn func(string)) (began bool, err error) {
 	defer func() { err = errors.Join(err, t.Close()) }()
 	err = a.brought(&j.Own)
 	if err == nil {
-		err = t.lend(q, task.Program, a.Threads)
+		err = t.lend(ctx, q, task.Program, a.Threads)
 	}
 	if err != nil {
 		var small *MachineTooSmall
@@ -265,11 +270,11 @@ func Work(j *Job, warn func(string)) (began bool, err error) {
 }
 
 // lend plans what the leader has planned, and opens this process's ranks.
-func (t *Trainer) lend(q request, program string, threads int) (err error) {
+func (t *Trainer) lend(ctx context.Context, q request, program string, threads int) (err error) {
 	if t.platform, q.Config, err = newPlatform(q); err != nil {
 		return err
 	}
-	if err := t.fit(context.Background(), q); err != nil {
+	if err := t.fit(ctx, q); err != nil {
 		return err
 	}
 	if own := programHash(t.plan); own != program {

@@ -70,7 +70,7 @@ func overProcesses(t *testing.T, c request, processes, each int, run func(testin
 	ends := make(chan error)
 	for _, j := range others {
 		go func() {
-			_, err := Work(j, nil)
+			_, err := Work(context.Background(), j, nil)
 			ends <- err
 		}()
 	}
@@ -293,7 +293,7 @@ func TestAProcessWithAnotherPlan(t *testing.T) {
 	leader, others := joined(t, 2)
 	ends := make(chan error)
 	go func() {
-		_, err := Work(others[0], nil)
+		_, err := Work(context.Background(), others[0], nil)
 		ends <- err
 	}()
 	c := tiny("gpt2")
@@ -323,7 +323,7 @@ func TestATransportThatRefuses(t *testing.T) {
 	leader.Transport, others[0].Transport = refusing{}, refusing{}
 	ends := make(chan error)
 	go func() {
-		began, err := Work(others[0], nil)
+		began, err := Work(context.Background(), others[0], nil)
 		if err != nil {
 			require.False(t, began, "or it would tell: %v", err)
 		}

@@ -401,7 +401,7 @@ func TestANonFiniteStateIsNotSaved(t *testing.T) {
 	var odd *Diverged
 	require.ErrorAs(t, tr.Run(context.Background(), nil), &odd)
 	require.True(t, odd.Update)
-	_, err = tr.Save()
+	_, err = tr.Save(context.Background())
 	require.ErrorAs(t, err, &odd, "it stays so")
 	require.NoError(t, tr.Close())
 	require.Equal(t, []string{".spillway-marks"}, names(t, c.Checkpoint))

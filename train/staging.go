@@ -83,7 +83,7 @@ type asideSave struct {
 
 // saveAside saves the state as it is: the ranks copy it, and it is written while they
 // go on. What becomes of it settle tells.
-func (t *Trainer) saveAside() error {
+func (t *Trainer) saveAside(ctx context.Context) error {
 	m, files, err := t.describeSave()
 	if err != nil {
 		return err
@@ -101,7 +101,7 @@ func (t *Trainer) saveAside() error {
 	go func() {
 		defer crash.Guard()
 		defer close(s.done)
-		parts, err := ranks.WriteStaged(context.Background(), p.Folder())
+		parts, err := ranks.WriteStaged(ctx, p.Folder())
 		if err != nil {
 			s.err = p.Abort(err)
 			return

@@ -140,7 +140,7 @@ func TestStatesMoveByteForByte(t *testing.T) {
 						require.LessOrEqual(t, touched[sp][r], planned[sp][r])
 					}
 				}
-				folder, err := tr.Save()
+				folder, err := tr.Save(context.Background())
 				require.NoError(t, err)
 				require.NoError(t, tr.Close())
 				require.Equal(t, want, files(t, folder), fmt.Sprint(to))

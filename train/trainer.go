@@ -168,26 +168,22 @@ func (q request) start(ctx context.Context) (*Trainer, error) {
 	if t.platform, q.Config, err = newPlatform(q); err != nil {
 		return nil, err
 	}
+	if q.job != nil { // a process that does not answer is waited for no longer
+		stay := context.AfterFunc(ctx, func() { q.job.broken(ctx.Err()) })
+		defer stay()
+	}
 	if q.Config, err = q.greet(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
-	if err := t.fit(ctx, q); err != nil {
-		return nil, errors.Join(err, t.Close())
-	}
-	if !q.Inference {
-		t.notes = append(t.notes, dropoutNote(t.cfg.model.Dropouts, &t.cfg.Config)...)
-	}
-	if err := t.openData(); err != nil {
-		return nil, errors.Join(err, t.Close())
-	}
-	if err := t.openOutputs(); err != nil {
-		return nil, errors.Join(err, t.Close())
-	}
-	if err := t.openAll(); err != nil {
-		return nil, errors.Join(err, t.Close())
-	}
-	if err := t.initialize(ctx); err != nil {
-		return nil, errors.Join(err, t.Close())
+	fit := func(ctx context.Context) error { return t.fit(ctx, q) }
+	for _, begin := range []func(context.Context) error{fit, t.openData, t.openOutputs, t.openAll, t.initialize} {
+		err := ctx.Err()
+		if err == nil {
+			err = begin(ctx)
+		}
+		if err != nil {
+			return nil, errors.Join(err, t.Close())
+		}
 	}
 	t.accepted = true
 	return t, nil
@@ -212,6 +208,9 @@ func (t *Trainer) fit(ctx context.Context, q request) error {
 			break
 		}
 		q.Outside = t.platform.Limits().Outside // more is outside than the plan left: each round leaves more
+	}
+	if !q.Inference {
+		t.notes = append(t.notes, dropoutNote(t.cfg.model.Dropouts, &t.cfg.Config)...)
 	}
 	if t.cfg.Planned != nil {
 		t.cfg.Planned(t.plan)
@@ -270,7 +269,7 @@ func (t *Trainer) Done() int { return t.step }
 
 // openAll opens what the run stands on: the other processes, threads, the disk tier, the
 // ranks.
-func (t *Trainer) openAll() error {
+func (t *Trainer) openAll(context.Context) error {
 	cfg := t.cfg
 	if err := t.lead(); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -186,7 +187,7 @@ func (p *place) work() (err error) {
 	planned, undo := makeRoom()
 	defer undo()
 	p.job.Planned = planned
-	began, err := spillway.Work(p.job, func(text string) { fmt.Fprintln(p.stderr, "warning:", flagged(text)) })
+	began, err := spillway.Work(context.Background(), p.job, func(text string) { fmt.Fprintln(p.stderr, "warning:", flagged(text)) })
 	if err != nil && !began {
 		return &silentError{err} // rank 0 has not come to the run, and has said why
 	}

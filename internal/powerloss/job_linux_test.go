@@ -78,7 +78,7 @@ func together(t *testing.T, c spillway.Config) (sha string, err error) {
 		leader.Links = append(leader.Links, run.NewLink(i+1, here))
 		j.Links = []*run.Link{run.NewLink(0, there)}
 		go func() {
-			_, err := spillway.Work(j, nil)
+			_, err := spillway.Work(context.Background(), j, nil)
 			ends <- err
 		}()
 	}
@@ -184,7 +184,7 @@ func (o *order) rank(env cluster.Env) error {
 		j.Links = append(j.Links, run.NewLink(peer, conn))
 	}
 	if env.Rank > 0 {
-		_, err := spillway.Work(j, nil)
+		_, err := spillway.Work(context.Background(), j, nil)
 		return err
 	}
 	c, err := tiny(o.Top)

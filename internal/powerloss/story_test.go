@@ -125,7 +125,7 @@ func (s *story) step(tr *spillway.Trainer) {
 	s.during(func() {
 		_, err := tr.Step(background)
 		require.NoError(s.t, err)
-		_, err = tr.Save()
+		_, err = tr.Save(context.Background())
 		require.NoError(s.t, err)
 	})
 }
