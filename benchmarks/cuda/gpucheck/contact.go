@@ -6,7 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"os"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -14,6 +14,8 @@ import (
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
@@ -70,18 +72,23 @@ func (r *result) contact(o *outcome) {
 	}
 }
 
-// contactChild is the child's side, on the machine's own libraries.
-func contactChild(out io.Writer) error {
+// runChild is a child's side, on the machine's own libraries.
+func runChild(what, shape, prec string) error {
 	api, err := driver.Open()
 	if err != nil {
 		return err
 	}
-	lines := json.NewEncoder(out)
+	lines := json.NewEncoder(os.Stdout)
 	c := &contacts{api: api, bytes: 256 << 20, depth: 4096, edge: 8192, tell: func(t told) { _ = lines.Encode(t) }, // a closed pipe has no reader
 		compiler: func() (kernelscuda.Compiler, error) { return nvrtc.Open(nvrtc.Options{}) },
 		products: func() (blas.Library, error) { return blas.Open() }}
-	c.meet()
-	return nil
+	if what == "contact" {
+		c.meet()
+		return nil
+	}
+	p := pool.New(1)
+	defer p.Close()
+	return microChild(os.Stdout, *c, cpu.New(p), shape, prec)
 }
 
 // step tells what f gives.

@@ -48,6 +48,7 @@ type part struct {
 var parts = []part{
 	{"contact", "First contact: each call once, latencies, rates, memory", 40 * time.Second, false, runContact},
 	{"tests", "Device tests, and each kernel against the CPU, a process each", 150 * time.Second, false, runTests},
+	{"kernels", "Each kernel at the shapes of 124M and 1.5B, and every algorithm of cuBLASLt", 100 * time.Second, false, runMicro},
 	{"losses", "GPT-2 124M: 20 fp32 losses against PyTorch's; memory as planned", 100 * time.Second, true, runLosses},
 	{"bits", "The same bits at every stage, recompute and offload, 1 and 4 ranks on one card", 110 * time.Second, false, runBits},
 	{"wall", "A cap one byte under the plan is refused", 40 * time.Second, false, runWall},
@@ -57,16 +58,18 @@ var parts = []part{
 
 func main() {
 	b := &bundle{torchIs: make(chan torchFound, 1)}
-	child := flag.String("child", "", "for this program's own use: contact")
+	child := flag.String("child", "", "for this program's own use: contact or kernels")
+	shape := flag.String("shape", "124m", "of -child kernels: 124m, 1.5b or tiny")
+	prec := flag.String("precision", "bf16", "of -child kernels: fp32, bf16 or fp16")
 	budget := flag.Duration("budget", 9*time.Minute, "time for all of it")
 	flag.StringVar(&b.out, "out", "results", "folder of the results")
 	flag.StringVar(&b.device, "device", "cuda", "cuda, or cpu to try this program without a GPU")
 	flag.BoolVar(&b.quick, "quick", false, "tiny models, to try this program")
-	only := flag.String("only", "", "some parts alone, with commas between: contact, tests, losses, bits, wall, speed-124m or speed-1.5b")
+	only := flag.String("only", "", "some parts alone, with commas between: contact, tests, kernels, losses, bits, wall, speed-124m or speed-1.5b")
 	flag.StringVar(&b.python, "python", "", "python3 with torch; looked for if not given")
 	flag.Parse()
 	if *child != "" {
-		if err := contactChild(os.Stdout); err != nil {
+		if err := runChild(*child, *shape, *prec); err != nil {
 			fmt.Fprintln(os.Stderr, "gpucheck:", err)
 			os.Exit(1)
 		}

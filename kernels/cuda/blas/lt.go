@@ -343,9 +343,20 @@ func (l *Lt) chooseAlgorithm(p Product, pl *ltPlan) error {
 	if l.handle == 0 { // it would not look
 		return statusError("cublasLtMatmulAlgoGetHeuristic", 1)
 	}
-	pref, free, err := l.preference(p)
+	found, err := l.heuristics(p, pl)
 	if err != nil {
 		return err
+	}
+	pl.algo = found[0].algo
+	return nil
+}
+
+// heuristics returns the algorithms that the library has for a product, the one that it
+// thinks the best first; ErrUnsupported for none.
+func (l *Lt) heuristics(p Product, pl *ltPlan) ([]heuristic, error) {
+	pref, free, err := l.preference(p)
+	if err != nil {
+		return nil, err
 	}
 	var results [8]heuristic
 	var count int32
@@ -356,18 +367,46 @@ func (l *Lt) chooseAlgorithm(p Product, pl *ltPlan) error {
 	}
 	var status *driver.Error
 	if errors.As(err, &status) && status.Code == statusNotSupported {
-		return ErrUnsupported
+		return nil, ErrUnsupported
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	for i := range results[:max(count, 0)] {
-		if r := &results[i]; r.status == 0 && r.workspace <= pl.workspace {
-			pl.algo = r.algo
-			return nil
+	var found []heuristic
+	for _, r := range results[:max(count, 0)] {
+		if r.status == 0 && r.workspace <= pl.workspace {
+			found = append(found, r)
 		}
 	}
-	return ErrUnsupported
+	if len(found) == 0 {
+		return nil, ErrUnsupported
+	}
+	return found, nil
+}
+
+// Candidates binds a product with each algorithm that the library has for it, in the
+// library's order: Bind takes the first. It is for measurements.
+func (l *Lt) Candidates(p Product, at Places) ([]Call, error) {
+	bound, err := l.Bind(p, at)
+	if err != nil {
+		return nil, err
+	}
+	first := bound.(*ltCall)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	found, err := l.heuristics(p, first.plan)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", p, err)
+	}
+	var list []Call
+	for _, h := range found {
+		pl, c := *first.plan, *first
+		pl.algo, pl.owned = h.algo, nil
+		c.plan, c.free = &pl, nil // the first call's objects serve all
+		c.words()
+		list = append(list, &c)
+	}
+	return list, nil
 }
 
 // words fills in cublasLtMatmul's arguments. What they point to is on the heap,

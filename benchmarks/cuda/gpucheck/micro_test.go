@@ -1,0 +1,69 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/device/cuda/drivertest"
+	"github.com/spillway-ml/spillway/kernels/cpu"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas/blastest"
+)
+
+// oneKernel is a double on which every kernel is the one that does nothing.
+type oneKernel struct{ *drivertest.Driver }
+
+func (o oneKernel) Function(m driver.Module, _ string) (driver.Function, error) {
+	return o.Driver.Function(m, "any")
+}
+
+// Every kind of a training step is timed at its shapes, and gives its memory back.
+func TestMicrobenchmarks(t *testing.T) {
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skip("needs a C compiler")
+	}
+	lib := t.TempDir() + "/any.so"
+	cmd := exec.Command(cc, "-shared", "-fPIC", "-x", "c", "-o", lib, "-")
+	cmd.Stdin = strings.NewReader("int shim_any() { return 0; }\n")
+	text, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	p := pool.New(1)
+	defer p.Close()
+	for _, prec := range []string{"fp32", "bf16"} {
+		d := drivertest.New(drivertest.Options{})
+		c := contacts{api: oneKernel{d}, edge: 16, tell: func(told) {},
+			compiler: func() (kernelscuda.Compiler, error) { return loaded{lib}, nil },
+			products: func() (blas.Library, error) { return blastest.New(d), nil }}
+		var out bytes.Buffer
+		require.NoError(t, microChild(&out, c, cpu.New(p), "tiny", prec))
+		require.NoError(t, d.Close())
+		kinds := map[string]bool{}
+		var rows []microRow
+		for line := range bytes.Lines(out.Bytes()) {
+			var r microRow
+			require.NoError(t, json.Unmarshal(line, &r))
+			require.Empty(t, r.Error, r.Op)
+			require.Positive(t, r.Micros, r.Op)
+			kinds[strings.Fields(r.Op)[0]] = true
+			rows = append(rows, r)
+		}
+		for _, kind := range []string{"linear", "attention", "attention_grad", "layernorm", "adamw", "head_loss_grad"} {
+			require.True(t, kinds[kind], "%s of %v", kind, kinds)
+		}
+		table := microTable(append(rows, microRow{Op: "a product", Each: []float64{5, 4}}))
+		require.Contains(t, table[len(table)-1][2], "algorithm 2 of 2 is faster")
+	}
+	_, err = microPlan("huge", "fp32")
+	require.ErrorContains(t, err, "huge")
+}
