@@ -42,9 +42,6 @@ func (b *Buffer) Name() string { return b.name }
 // TokenBytes is what a token takes where it lies.
 func (b *Buffer) TokenBytes() int64 { return b.width }
 
-// MemoryBytes is what the tokens take of the Go heap: 0 if they are in a file.
-func (b *Buffer) MemoryBytes() int64 { return int64(len(b.data)) }
-
 // Tokens fills dst with tokens [start, start+len(dst)). It allocates nothing.
 func (b *Buffer) Tokens(dst []int32, start int64) error {
 	if start < 0 || start > b.n || int64(len(dst)) > b.n-start {

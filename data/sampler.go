@@ -136,11 +136,6 @@ func (s *Sampler) Seq() int { return s.c.Seq }
 // Windows is the number of windows of the source, an epoch's samples.
 func (s *Sampler) Windows() int64 { return s.windows }
 
-// StepsPerEpoch is how many steps an epoch takes, fractions included.
-func (s *Sampler) StepsPerEpoch() float64 {
-	return float64(s.windows) / (float64(s.c.Accum) * float64(s.c.Ranks) * float64(s.c.Batch))
-}
-
 // GlobalSample is the number of a row's sample over the whole run: unique to
 // (step, micro, rank, row), counted from 0. It keys dropout. Arguments count
 // from 0 and must be in range.

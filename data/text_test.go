@@ -145,7 +145,7 @@ func TestStreamedTextIsTheWhole(t *testing.T) {
 
 	b, err := Open(context.Background(), dir, Options{})
 	require.NoError(t, err)
-	require.Zero(t, b.MemoryBytes(), "in a file")
+	require.Empty(t, b.data, "in a file")
 	require.Equal(t, int64(1), b.width)
 	require.True(t, strings.Join(parts, "") == Bytes().Decode(all(t, b, err)))
 

@@ -62,16 +62,6 @@ func (o Options) States() bool {
 	return o.Optimizer != graph.Device || o.Parameters != graph.Device || o.Gradients != graph.Device
 }
 
-// UsesDisk says whether anything rests on disk.
-func (o Options) UsesDisk() bool {
-	for _, p := range o.Parts {
-		if p.Space == graph.Disk {
-			return true
-		}
-	}
-	return o.Optimizer == graph.Disk || o.Parameters == graph.Disk || o.Gradients == graph.Disk || o.Activations == graph.Disk
-}
-
 // Validate refuses options out of range.
 func (o Options) Validate() error {
 	for _, s := range []graph.Space{o.Optimizer, o.Parameters, o.Gradients, o.Activations} {

@@ -248,21 +248,6 @@ func (s *States) WriteScalar(param int, name string, v float32) error {
 	return s.writeTo(s.all, buf, off, Float32Bytes([]float32{v}))
 }
 
-// ReadScalar gets a parameter's element of a PerParam state.
-func (s *States) ReadScalar(param int, name string) (float32, error) {
-	buf, off, err := s.perParam(param, name)
-	if err != nil {
-		return 0, err
-	}
-	h, err := s.reader(s.all)
-	if err != nil {
-		return 0, err
-	}
-	v := make([]float32, 1)
-	err = h.Read(buf, off, Float32Bytes(v))
-	return v[0], err
-}
-
 // ChunkElems is how many elements move at a time: the staging buffer's size.
 const ChunkElems = checkpoint.ChunkElems
 

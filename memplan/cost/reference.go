@@ -17,8 +17,3 @@ func MegatronActivationBytes(layers, s, b, h, a float64, selective bool) float64
 	}
 	return layers * perLayer
 }
-
-// ZeROActivationBytes is the estimate of the ZeRO paper (Rajbhandari et al., SC
-// 2020, section 3.2) for a GPT-2-like model: 12 · width · rows · tokens · layers
-// values, in 16 bits.
-func ZeROActivationBytes(layers, s, b, h float64) float64 { return 2 * 12 * h * b * s * layers }
