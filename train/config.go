@@ -333,6 +333,9 @@ func (c *Config) validate() error {
 	if c.Model == "" && c.Own.Model == nil {
 		return refuse("Config.Model is missing: give a preset's name or a folder with a config.json")
 	}
+	if c.Seq < 0 {
+		return refuse("Config.Seq %d: at least 1 token is needed; 0 is the smaller of 256 and the model's positions", c.Seq)
+	}
 	checks := []error{
 		atLeast("Steps", c.Steps, 1, "step"), atLeast("Batch", c.Batch, 1, "row"), atLeast("Seq", c.Seq, 0, "token"),
 		atLeast("Accum", c.Accum, 1, "micro-batch"), atLeast("Ranks", c.Ranks, 1, "rank"), atLeast("Warmup", c.Warmup, 0, "step"),

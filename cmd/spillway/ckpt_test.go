@@ -193,6 +193,7 @@ func TestCkptReshard(t *testing.T) {
 	require.Zero(t, command("ckpt", "verify", dir).status)
 	require.Regexp(t, `exp_avg_sq +28 `, command("ckpt", "inspect", dir).stdout)
 	require.Contains(t, before.stdout, "not confirmed yet")
+	require.Contains(t, command("ckpt", "reshard", dir).stderr, "--ranks N is missing")
 	for _, ranks := range []string{"0", "-1", "99999999"} {
 		require.Equal(t, exitBadInput, command("ckpt", "reshard", dir, "--ranks", ranks).status)
 	}

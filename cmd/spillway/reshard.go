@@ -25,6 +25,9 @@ func ckptReshardCommand() *cobra.Command {
 	}
 	cmd.Flags().IntVar(&ranks, "ranks", 0, "how many ranks' files to write")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if !cmd.Flags().Changed("ranks") {
+			return errors.New("ckpt reshard: --ranks N is missing: how many ranks' files to write")
+		}
 		if ranks < 1 || ranks > mostReshard {
 			return fmt.Errorf("ckpt reshard: --ranks %d: 1 to %d are possible", ranks, mostReshard)
 		}
