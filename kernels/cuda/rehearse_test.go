@@ -1,0 +1,52 @@
+//go:build linux
+
+package cuda
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/device/cuda/drivertest"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/optest"
+)
+
+// rehearse runs an operation's rehearsal and returns how many launches and works the
+// double saw.
+func (b *bench) rehearse(t *testing.T, o *optest.Operation) (launches, ran int) {
+	b.double(t)
+	calls := b.api.(*drivertest.Driver).Calls
+	offsets, size := o.Layout(workAlign)
+	r := Rehearsal{Program: o.P, Coords: [][]int{make([]int, len(o.P.Mesh))}, Offset: offsets}
+	r.Size[graph.Device] = size
+	before := calls()
+	require.NoError(t, b.lib.Rehearse(r, b.stream))
+	after := calls()
+	return after["cuLaunchKernel"] - before["cuLaunchKernel"], after["run"] - before["run"]
+}
+
+// Every kernel looks at its predicate before it touches anything: it is launched at
+// addresses at which nothing is. Products run on memory that is given back.
+func TestRehearsalOfEveryKind(t *testing.T) {
+	b := newBench(t)
+	for _, kind := range optest.Everywhere() {
+		for seed := range uint64(4) {
+			o := drawn(kind, rand.New(rand.NewPCG(seed, 21)), optest.Options{Target: target(), Half: seed%2 == 1, F16: seed == 3, Aligned: true})
+			launches, ran := b.rehearse(t, o)
+			require.Positive(t, launches+ran, "%s", kind)
+			require.Empty(t, b.api.(*drivertest.Driver).Faults(), "%s, seed %d", kind, seed)
+		}
+	}
+}
+
+// A kernel that a program brings along may look at no predicate: it is loaded only.
+func TestRehearsalDoesNotLaunchAProgramsOwn(t *testing.T) {
+	b := newBench(t)
+	shape := [][]int64{{300}}
+	o := optest.OfOwn(boost, boostAttr{1.5}, append(shape, shape...), shape, rand.New(rand.NewPCG(1, 1)), optest.Options{Target: target(), Aligned: true})
+	launches, _ := b.rehearse(t, o)
+	require.Zero(t, launches)
+	require.Positive(t, b.api.(*drivertest.Driver).Calls()["cuModuleGetFunction"])
+}
