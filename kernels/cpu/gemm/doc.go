@@ -35,5 +35,5 @@
 // tile of C stays in registers over a block of K. A chunk of at most
 // chunkRows×chunkCols×chunkDepth is packed, then computed in tiles; each step
 // is a pool.Task, its indices are strips and tiles. Sizes depend on the shape
-// alone.
+// alone. In tile registers (AMX) a tile of 32×32 stays over the whole depth of a chunk.
 package gemm
