@@ -53,7 +53,7 @@ func kindOf(name string) kind { return kinds[strings.ToLower(filepath.Ext(uncomp
 func (k kind) why(name, textField string) error {
 	switch {
 	case k == jsonLines && textField == "":
-		return fmt.Errorf("%s holds JSON lines: name the field with the text by Options.TextField", name)
+		return fmt.Errorf("%s holds JSON lines: name the field with the text, as in Options.TextField text", name)
 	case k == jsonFile:
 		return fmt.Errorf("%s is JSON, not text: make it JSON lines (*.jsonl, a record a line) and name the field with the text by Options.TextField, or write its text into a .txt file", name)
 	case k == htmlFile:
