@@ -17,6 +17,10 @@ type CUDAKernels struct {
 	// Sums over a matrix's rows, by column, are taken over parts of ColumnRows
 	// rows or more, at most ColumnParts of them, and the parts added in order.
 	ColumnRows, ColumnParts int64
+
+	// AttentionTile is the queries, and the keys, of a tile of attention on the tensor
+	// cores.
+	AttentionTile int64
 }
 
 // CUDATarget describes an NVIDIA GPU, whose kernels are in kernels/cuda, and the
@@ -29,6 +33,7 @@ func CUDATarget() Target {
 		ProductBytes: 32 << 20, ProductParts: 16, ProductDepth: 256,
 		HeadBytes: 256 << 20, HeadStep: 256, HeadRows: 2048, LogitPad: 64,
 		ColumnRows: 128, ColumnParts: 64,
+		AttentionTile: 64,
 	}
 	return t
 }
@@ -61,10 +66,34 @@ func (t Target) biasGradCUDAWork(p *Program, op *Op) int64 {
 	return t.align(4 * parts * n)
 }
 
-// attentionGradCUDAWork is Σ dy·y of every query, by head.
-func (t Target) attentionGradCUDAWork(_ *Program, op *Op) int64 {
+// attentionGradCUDAWork is Σ dy·y of every query, by head; on the tensor cores also
+// what its kernels share. A plan is for any card: one without them leaves that unused.
+func (t Target) attentionGradCUDAWork(p *Program, op *Op) int64 {
 	a := op.Attr.(AttentionAttr)
-	return t.align(4 * a.Batch * a.Heads * a.Seq)
+	deltas, sums, turns := t.CUDA.TensorAttentionWork(a)
+	if !t.CUDA.TensorAttention(a, p.Buf(op.In[0]).DType) {
+		return t.align(deltas)
+	}
+	return t.align(deltas) + t.align(sums) + t.align(turns)
+}
+
+// TensorAttention says whether an attention over values of a type is one that the
+// kernels for tensor cores take.
+func (c *CUDAKernels) TensorAttention(a AttentionAttr, dt DType) bool {
+	switch a.HeadDim {
+	case 64, 80, 96, 128:
+		return dt == BF16 || dt == F16
+	}
+	return false
+}
+
+// TensorAttentionWork returns the bytes that the backward of an attention needs: for
+// every query's Σ dy·y; on the tensor cores for the sums of dq in fp32, in whole tiles
+// of queries; and for a ticket and the turns of tiles to add to them.
+func (c *CUDAKernels) TensorAttentionWork(a AttentionAttr) (deltas, sums, turns int64) {
+	heads := a.Batch * a.Heads
+	tiles := heads * ((a.Seq + c.AttentionTile - 1) / c.AttentionTile)
+	return 4 * heads * a.Seq, 4 * tiles * c.AttentionTile * a.HeadDim, 4 * (tiles + 1)
 }
 
 // crossEntropyCUDAWork is every row's loss in f64.

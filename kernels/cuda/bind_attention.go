@@ -112,6 +112,10 @@ func bindAttention(b *binding) {
 	if b.err != nil {
 		return
 	}
+	if b.flash(a.AttentionAttr, h.q, h.k, h.v, b.out(0)) {
+		b.bindFlash(a, h)
+		return
+	}
 	b.tiles(a, "attention", a.Heads, a.tile.queries, a.tile.shared(),
 		b.args().Pointer(h.q).Pointer(h.k).Pointer(h.v).Int64(h.ldq).Int64(h.ldkv).Pointer(b.out(0)).Pointer(b.out(1)))
 }
@@ -121,6 +125,13 @@ func bindAttentionGrad(b *binding) {
 	n := h.operands
 	y, lse, dy := b.in(n), b.in(n+1), b.in(n+2)
 	a := b.attentionOf(h.q, h.k, h.v, d.q, d.k, d.v, dy)
+	if b.err != nil {
+		return
+	}
+	if b.flash(a.AttentionAttr, h.q, h.k, h.v, d.q, d.k, d.v, y, dy) {
+		b.bindFlashGrad(a, h, d, y, lse, dy)
+		return
+	}
 	queries := a.Batch * a.Heads * a.Seq
 	delta := b.work(4 * queries)
 	if b.err != nil {

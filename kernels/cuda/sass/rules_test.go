@@ -40,18 +40,20 @@ func streams(kernel string) bool {
 
 var rules = []rule{
 	{"no local memory: no spill, no indexed array", func(r *sass.Row) bool { return r.Stack == 0 && r.Local == 0 }, map[string]string{
-		"attention":     "fp32 sums of a tile of 64 by 128 fill the registers; less in flight would cost more",
-		"attention_dq":  "as attention",
-		"attention_dkv": "as attention",
-		"dropout":       "fp16 rounds beside 32 random words: two of them wait, for one access of 16 bytes",
-		"embed_grad":    "eight words of one type on one architecture",
-		"maxpool_grad":  "three nested windows; a small part of a vision model",
+		"attention":      "fp32 sums of a tile of 64 by 128 fill the registers; less in flight would cost more",
+		"attention_dq":   "as attention",
+		"attention_dkv":  "as attention",
+		"dropout":        "fp16 rounds beside 32 random words: two of them wait, for one access of 16 bytes",
+		"embed_grad":     "eight words of one type on one architecture",
+		"flash_forward":  "two words for three blocks on a multiprocessor, heads of 128, sm_80",
+		"flash_backward": "words that wait outside the products, for two blocks on a multiprocessor",
+		"maxpool_grad":   "three nested windows; a small part of a vision model",
 	}},
 	{"no division of 64-bit integers", func(r *sass.Row) bool { return r.Divide64 == 0 }, map[string]string{
 		"im2col": "indices of five dimensions; the product after it takes far longer", "col2im": "as im2col",
 		"maxpool": "as im2col", "maxpool_grad": "as im2col",
-		"attention_delta": "a warp a query, once",
-		"attention":       "a block's place, once", "attention_dq": "as attention", "attention_dkv": "as attention",
+		"attention_delta": "a warp a query, once", "flash_delta": "16 threads a query, once",
+		"attention": "a block's place, once", "attention_dq": "as attention", "attention_dkv": "as attention",
 	}},
 	{"packs are stored 16 bytes at a time", func(r *sass.Row) bool { return !streams(r.Kernel) || r.Store16 > 0 }, nil},
 	{"packs are loaded 16 bytes at a time", func(r *sass.Row) bool {
@@ -68,6 +70,15 @@ var rules = []rule{
 	}, nil},
 	{"an optimizer's 16-bit gradients and copies go by fours", func(r *sass.Row) bool {
 		return !slices.Contains([]string{"adamw", "lamb_apply", "momentum"}, r.Kernel) || r.Load8 > 0 && r.Store8 > 0
+	}, nil},
+	{"attention of 16 bits multiplies on the tensor cores, from tiles that asynchronous copies fill", func(r *sass.Row) bool {
+		switch family(r.Kernel) {
+		case "flash_forward":
+			return r.Tensor > 0 && r.Async > 0 && r.Store16 > 0 && r.Registers <= 168
+		case "flash_backward":
+			return r.Tensor > 0 && r.Async > 0 && r.Store16 > 0 && r.Load16 > 0 && r.Registers <= 128
+		}
+		return true
 	}, nil},
 	{"a norm reads 16 elements before it adds the first", func(r *sass.Row) bool { return r.Kernel != "sqsum" || r.Load4 >= 3*16 }, nil},
 }
