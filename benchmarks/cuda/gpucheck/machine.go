@@ -21,6 +21,7 @@ import (
 type gpu struct {
 	name   string
 	memory int64
+	uuid   [16]byte
 }
 
 // look finds out what there is. Its error says what is missing without which
@@ -83,7 +84,7 @@ func (b *bundle) lookCUDA(add func(name, format string, args ...any)) error {
 		add("GPU "+strconv.Itoa(d.Ordinal), "%s, compute capability %d.%d, %.1f GiB, %d multiprocessors", d.Name, d.Major, d.Minor, float64(d.Memory)/(1<<30), d.SMs)
 	}
 	add("driver's CUDA", "%d.%d", version/1000, version%1000/10)
-	b.gpu = &gpu{devices[0].Name, devices[0].Memory}
+	b.gpu = &gpu{devices[0].Name, devices[0].Memory, devices[0].UUID}
 	c, err := nvrtc.Open(nvrtc.Options{Cache: "-"})
 	if err != nil {
 		return err
@@ -127,13 +128,3 @@ func (b *bundle) lookTorch(ctx context.Context) torchFound {
 }
 
 func (b *bundle) program(name string) string { return filepath.Join(b.dir, name) }
-
-// used returns the bytes of the first card's memory that are in use, by anybody.
-func used(ctx context.Context) (int64, error) {
-	out, err := exec.CommandContext(ctx, "nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits").Output()
-	if err != nil {
-		return 0, err
-	}
-	mib, err := strconv.ParseInt(strings.TrimSpace(string(out)), 10, 64)
-	return mib << 20, err
-}

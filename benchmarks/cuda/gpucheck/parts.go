@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/spillway-ml/spillway/internal/gpus"
 )
 
 // model writes weights and tokens once, and returns the flags that use them.
@@ -39,10 +41,10 @@ func runLosses(ctx context.Context, b *bundle, r *result) {
 	const steps = "20"
 	before, watch := int64(0), func() int64 { return 0 }
 	if b.gpu != nil {
-		if before, err = used(ctx); err != nil {
-			r.say("nvidia-smi says nothing about memory: %v", err)
+		if before, err = gpus.Used(b.gpu.uuid); err != nil {
+			r.say("NVML says nothing about memory: %v", err)
 		} else {
-			watch = watchMemory(ctx)
+			watch = watchMemory(ctx, b.gpu.uuid)
 		}
 	}
 	mine, err := b.train(ctx, "losses", "--model", dir, "--init", dir, "--data", data, "--steps", steps, "--batch", batch, "--seq", seq, "--zero", "0")
@@ -94,15 +96,15 @@ func compareLosses(mine, theirs []step) (worst float64, ok bool) {
 	return worst, ok
 }
 
-// watchMemory asks for the used memory again and again; the function returned
+// watchMemory asks NVML for the memory in use again and again; the function returned
 // ends that and gives the most that was seen.
-func watchMemory(ctx context.Context) func() int64 {
+func watchMemory(ctx context.Context, uuid [16]byte) func() int64 {
 	ctx, stop := context.WithCancel(ctx)
 	done := make(chan int64)
 	go func() {
 		most := int64(0)
 		for ctx.Err() == nil {
-			if n, err := used(ctx); err == nil {
+			if n, err := gpus.Used(uuid); err == nil {
 				most = max(most, n)
 			}
 			select {

@@ -171,7 +171,7 @@ func TestBundleOnTheDouble(t *testing.T) {
 	defer func() { testLimit = old }()
 	b := &bundle{self: self, dir: dir, out: out, device: "cuda", torchIs: make(chan torchFound, 1), python: filepath.Join(dir, "none"),
 		meet: func(add func(name, format string, args ...any)) error { add("GPU 0", "Double"); return nil }}
-	b.gpu = &gpu{"Double", 1 << 30}
+	b.gpu = &gpu{name: "Double", memory: 1 << 30}
 	code, err := check(context.Background(), b, "contact,tests,wall")
 	require.NoError(t, err)
 	require.Equal(t, 1, code)
