@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -80,7 +81,7 @@ func (c *Config) warn(format string, args ...any) {
 // are not finite are a *Diverged, and nothing is saved; nor is anything where ctx is
 // canceled before the checkpoint is whole.
 func (t *Trainer) Save(ctx context.Context) (string, error) {
-	if err := ctx.Err(); err != nil {
+	if err := cmp.Or(ctx.Err(), t.fatal); err != nil {
 		return "", err
 	}
 	if t.store == nil {

@@ -133,6 +133,9 @@ func (q request) fit(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*
 	if err != nil {
 		return nil, err
 	}
+	if hw.Machine == nil {
+		return nil, errors.New("fit: the Hardware has no Machine to predict times on; CPUHardware and DeviceHardware give one")
+	}
 	s, err := r.spec(hw.Machine(q.Ranks))
 	if err != nil {
 		return nil, err

@@ -1,7 +1,6 @@
 package train
 
 import (
-	"cmp"
 	"context"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -20,7 +19,12 @@ func Passes(ctx context.Context, cfg Config, show func(pass string, p *graph.Pro
 	if err != nil {
 		return err
 	}
-	at.Observe = func(pass string, p *graph.Program) error { return cmp.Or(ctx.Err(), show(pass, p)) }
+	at.Observe = func(pass string, p *graph.Program) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return show(pass, p)
+	}
 	_, err = plan.Build(at.Forward, at.Config)
 	return err
 }

@@ -54,8 +54,11 @@ type Job struct {
 }
 
 // Over is the configuration of a run over the processes of j, of which this one leads:
-// LocalRanks ranks in each, at least one.
+// LocalRanks ranks in each, at least one. Without a job it is c.
 func (c Config) Over(j *Job) Config {
+	if j == nil {
+		return c
+	}
 	c.job = j
 	c.LocalRanks = max(c.LocalRanks, 1)
 	c.Ranks = j.Processes * c.LocalRanks

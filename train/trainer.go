@@ -478,11 +478,11 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 // done and the mean loss so far. With Config.Inference the batches are all of the
 // data: every target counts once.
 func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss float64)) (EvalResult, error) {
-	if t.eval == nil {
-		return EvalResult{}, refuseField("EvalData", "evaluate: the run has no Config.EvalData")
-	}
 	if t.fatal != nil {
 		return EvalResult{}, t.fatal
+	}
+	if t.eval == nil {
+		return EvalResult{}, refuseField("EvalData", "evaluate: the run has no Config.EvalData")
 	}
 	began := time.Now()
 	if err := t.flush(); err != nil {
@@ -537,8 +537,13 @@ func (t *Trainer) ParamsSHA256() (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// Close ends the ranks, gives their memory back and writes the trace.
+// errClosed is of calls after Close.
+var errClosed = errors.New("the Trainer is closed")
+
+// Close ends the ranks, gives their memory back and writes the trace. Calls of what needs
+// them are errors from then on.
 func (t *Trainer) Close() error {
+	defer func() { t.fatal = cmp.Or(t.fatal, errClosed) }()
 	var errs []error
 	t.settled() // it reads what the ranks' processes hold
 	if t.ranks != nil {

@@ -4,6 +4,7 @@
 package cost
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -60,8 +61,12 @@ type Machine struct {
 	Crowd float64
 }
 
-// Validate refuses rates that are not positive numbers where one is needed.
+// Validate refuses rates that are not positive numbers where one is needed, and no
+// machine.
 func (m *Machine) Validate() error {
+	if m == nil {
+		return errors.New("cost: no machine is given: its rates are needed")
+	}
 	bad := func(v float64) bool { return !(v > 0) || math.IsInf(v, 0) }
 	if bad(m.Memory) || bad(m.Vector) || bad(m.Matrix[graph.F32]) {
 		return fmt.Errorf("cost: machine %q: memory %g B/s, vector %g and fp32 matrix rate %g FLOP/s; all must be positive", m.Name, m.Memory, m.Vector, m.Matrix[graph.F32])
