@@ -90,7 +90,7 @@ data and no GPU.`,
 				return err
 			}
 		}
-		if err := cmp.Or(refuseZero(fs), l.refuse(), refuseOverwriting(fs)); err != nil {
+		if err := cmp.Or(refuseUnderOne(fs), l.refuse(), refuseOverwriting(fs)); err != nil {
 			return err
 		}
 		fs.Visit(func(given *pflag.Flag) {
@@ -347,15 +347,15 @@ func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
 	return hw
 }
 
-// refuseZero refuses what counts from 1 and was given as 0, which inside means
-// that it was not given.
-func refuseZero(fs *pflag.FlagSet) error {
+// refuseUnderOne refuses what counts from 1 and was given as less: 0 means inside that it
+// was not given, and is no value of a flag.
+func refuseUnderOne(fs *pflag.FlagSet) error {
 	for _, f := range []struct{ flag, what, without string }{
 		{"seq", "token", "the smaller of 256 and the model's positions"},
 		{"global-batch", "row", "--batch and --accum as they are"},
 	} {
-		if fs.Changed(f.flag) && fs.Lookup(f.flag).Value.String() == "0" {
-			return fmt.Errorf("--%s 0: at least 1 %s is needed; leave it out for %s", f.flag, f.what, f.without)
+		if n, err := fs.GetInt(f.flag); err == nil && fs.Changed(f.flag) && n < 1 {
+			return fmt.Errorf("--%s %d: at least 1 %s is needed; leave it out for %s", f.flag, n, f.what, f.without)
 		}
 	}
 	return nil

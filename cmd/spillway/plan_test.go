@@ -127,7 +127,7 @@ func TestPlanBadInput(t *testing.T) {
 		{"--model " + heads(t, 5, 32), []string{"n_head is 5", "n_embd 32", "use 4 or 8"}},
 		{"--model " + heads(t, 0, 32), []string{"n_head"}},
 		{"--model gpt2 --ranks 0", []string{"--ranks 0", "at least 1"}},
-		{"--model gpt2 --seq -4", []string{"--seq -4", "at least 1 token"}},
+		{"--model gpt2 --seq -4", []string{"--seq -4", "at least 1 token", "leave it out"}},
 		{"--model gpt2 --ranks -3", []string{"--ranks -3", "at least 1"}},
 		{"--model gpt2 --gpus-per-node -8", []string{"--gpus-per-node -8", "at least 1"}},
 		{"--model gpt2 --nodes 3 --ranks 4", []string{"--ranks 4", "which is 3"}},

@@ -154,7 +154,7 @@ func settle(fs *pflag.FlagSet, c *spillway.Config, l *later) (isDemo bool, err e
 			return false, err
 		}
 	}
-	if err := cmp.Or(refuseZero(fs), l.refuse()); err != nil {
+	if err := cmp.Or(refuseUnderOne(fs), l.refuse()); err != nil {
 		return isDemo, err
 	}
 	return isDemo, cmp.Or(c.Validate(), checkAddress(c.MetricsAddr), refuseOverwriting(fs), l.refuseExport(c))
