@@ -61,7 +61,7 @@ func TestOtherFormats(t *testing.T) {
 	}
 	dir := folder(t, files)
 	for name, says := range map[string]string{
-		"a.jsonl": "by Options.TextField", "b.json": "make it JSON lines", "c.html": "extract its text", "d.htm.gz": "extract its text", "e.parquet": "export it as JSON lines",
+		"a.jsonl": "as in Options.TextField text", "b.json": "make it JSON lines", "c.html": "extract its text", "d.htm.gz": "extract its text", "e.parquet": "export it as JSON lines",
 		"g.bin.zst": "decompress it first", "h.dat": "is not text: a NUL byte at offset 1", "i.gz": "is not text: byte 0xff",
 	} {
 		_, err := Open(context.Background(), filepath.Join(dir, name), Options{})

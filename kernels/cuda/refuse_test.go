@@ -118,7 +118,7 @@ func TestBindRefuses(t *testing.T) {
 type badCompiler struct{ err error }
 
 func (c badCompiler) Compile(string, string, driver.Device) ([]byte, error) {
-	return []byte("?"), c.err
+	return make([]byte, 64), c.err // at a multiple of 8, as an allocation of one byte need not be
 }
 
 func TestCompilationFails(t *testing.T) {
