@@ -13,7 +13,8 @@ const headRows = gemm.KC
 
 // headRowsOf is the rows of a chunk of the head: all of them, where their logits take no
 // more than those of headRows rows and a float32 sum of a 16-bit dw would; then there is
-// no such sum, and the table is packed once.
+// no such sum, and the table is packed once. What packs the larger products
+// is not counted: 5 MB of GPT-2's 218 for 1,024 rows.
 func headRowsOf(p *graph.Program, op *graph.Op) int {
 	x := p.Buf(op.In[0])
 	c := int(x.Shape[len(x.Shape)-1])
