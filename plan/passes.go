@@ -19,46 +19,45 @@ type Spec struct {
 }
 
 // pass is one rewrite: a function from program to program that leaves its input
-// alone, but for those of takesOver. needs and gives are what must hold of the program
+// alone, unless it takesOver. needs and gives are what must hold of the program
 // before and after; they are checked in every run, beside the program's structure.
 type pass struct {
 	name         string
 	run          func(p *graph.Program, s *Spec) (*graph.Program, error)
 	needs, gives []property
 	ordered      bool // the operations that it leaves are in an order that can be verified
+	// takesOver says that it reads nothing of its input once it has a clone of it: of a
+	// program that an earlier pass has made for this plan alone it gets the parts, not
+	// copies.
+	takesOver bool
 }
 
 // passes is the whole pipeline; passOrder has the reasons for its order.
 var passes = []pass{
-	{"freeze", func(p *graph.Program, s *Spec) (*graph.Program, error) { return freeze(p, s.Freeze) }, has(forward, wholeParams), nil, true},
-	{"differentiate", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Differentiate(p) }, has(forward), has(gradients), true},
-	{"merge", func(p *graph.Program, s *Spec) (*graph.Program, error) { return merge(p, s.Forward) }, has(forward), has(train), true},
-	{"cast", func(p *graph.Program, s *Spec) (*graph.Program, error) { return precision.Cast(p, s.castOptions()) }, has(train, wholeParams, gradients), has(gradients), true},
-	{"skip", skipNonFinite, has(train), has(train), true},
-	{"fuse", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Fuse(p), nil }, has(train), has(train), true},
-	{"int8", func(p *graph.Program, s *Spec) (*graph.Program, error) { return precision.Quantise(p, s.Int8) }, has(train, gradients), has(train, savedInt8), true},
-	{"recompute", func(p *graph.Program, s *Spec) (*graph.Program, error) { return recompute.Rewrite(p, s.Recompute) }, has(train, gradients), has(train, savedInt8), true},
-	{"prefix", cachePrefix, has(train), has(train), false}, // its copies get their events in "schedule"
-	{"inputs", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return stageInputs(p), nil }, has(train), has(train, hostPorts), false},
-	{"layers", layers, has(train, hostPorts), has(train), false},
-	{"mesh", onMesh, has(wholeParams), has(mesh), false},
-	{"shard", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Shard(p, s.shardOptions()) }, has(train, gradients, hostPorts, mesh), has(step, flatParams, ways, scalars), false},
-	{"accumulate", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return fsdp.Accumulate(p) }, has(step, flatParams, ways), nil, false},
-	{"reduce", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Reduce(p, s.Prefetch) }, has(step, ways), has(reduced), false},
+	{"freeze", func(p *graph.Program, s *Spec) (*graph.Program, error) { return freeze(p, s.Freeze) }, has(forward, wholeParams), nil, true, false},
+	{"differentiate", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Differentiate(p) }, has(forward), has(gradients), true, false},
+	{"merge", func(p *graph.Program, s *Spec) (*graph.Program, error) { return merge(p, s.Forward) }, has(forward), has(train), true, false},
+	{"cast", func(p *graph.Program, s *Spec) (*graph.Program, error) { return precision.Cast(p, s.castOptions()) }, has(train, wholeParams, gradients), has(gradients), true, false},
+	{"skip", skipNonFinite, has(train), has(train), true, false},
+	{"fuse", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Fuse(p), nil }, has(train), has(train), true, false},
+	{"int8", func(p *graph.Program, s *Spec) (*graph.Program, error) { return precision.Quantise(p, s.Int8) }, has(train, gradients), has(train, savedInt8), true, false},
+	{"recompute", func(p *graph.Program, s *Spec) (*graph.Program, error) { return recompute.Rewrite(p, s.Recompute) }, has(train, gradients), has(train, savedInt8), true, false},
+	{"prefix", cachePrefix, has(train), has(train), false, false}, // its copies get their events in "schedule"
+	{"inputs", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return stageInputs(p), nil }, has(train), has(train, hostPorts), false, true},
+	{"layers", layers, has(train, hostPorts), has(train), false, false},
+	{"mesh", onMesh, has(wholeParams), has(mesh), false, false},
+	{"shard", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Shard(p, s.shardOptions()) }, has(train, gradients, hostPorts, mesh), has(step, flatParams, ways, scalars), false, false},
+	{"accumulate", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return fsdp.Accumulate(p) }, has(step, flatParams, ways), nil, false, true},
+	{"reduce", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Reduce(p, s.Prefetch) }, has(step, ways), has(reduced), false, true},
 	{"unshard", func(p *graph.Program, s *Spec) (*graph.Program, error) {
 		return fsdp.Unshard(p, s.Prefetch, s.Int8Gather)
-	}, has(step, flatParams), has(gathered), false},
-	{"offload", func(p *graph.Program, s *Spec) (*graph.Program, error) { return offload.Rewrite(p, s.offloadOptions()) }, has(step, flatParams, reduced, gathered), has(step, placed, reachable), false},
-	{"sweep", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Sweep(p), nil }, nil, has(noDeadBuffers), false},
-	{"staging", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return sizeStaging(p), nil }, has(flatParams, hostPorts), nil, false},
-	{"workspace", func(p *graph.Program, s *Spec) (*graph.Program, error) { return graph.AddWorkspace(p, s.Target), nil }, has(step, reachable), nil, false},
-	{"schedule", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Schedule(p) }, has(step), has(step, noThrottles), true},
+	}, has(step, flatParams), has(gathered), false, true},
+	{"offload", func(p *graph.Program, s *Spec) (*graph.Program, error) { return offload.Rewrite(p, s.offloadOptions()) }, has(step, flatParams, reduced, gathered), has(step, placed, reachable), false, true},
+	{"sweep", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Sweep(p), nil }, nil, has(noDeadBuffers), false, true},
+	{"staging", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return sizeStaging(p), nil }, has(flatParams, hostPorts), nil, false, true},
+	{"workspace", func(p *graph.Program, s *Spec) (*graph.Program, error) { return graph.AddWorkspace(p, s.Target), nil }, has(step, reachable), nil, false, true},
+	{"schedule", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Schedule(p) }, has(step), has(step, noThrottles), true, true},
 }
-
-// takesOver has the passes that read nothing of their input once they have a clone of it:
-// of a program that an earlier pass has made for this plan alone they get the parts, not
-// copies.
-var takesOver = map[string]bool{"inputs": true, "accumulate": true, "reduce": true, "unshard": true, "offload": true, "sweep": true, "staging": true, "workspace": true, "schedule": true}
 
 // constraint says that pass before must come before pass after, and why.
 type constraint struct{ before, after, why string }
@@ -165,7 +164,7 @@ func rewrite(s Spec, p *graph.Program, from, until string) (*graph.Program, erro
 		if err := hold(p, ps.needs); err != nil {
 			return nil, fmt.Errorf("plan: before %s: %w", ps.name, err)
 		}
-		if takesOver[ps.name] && s.Observe == nil {
+		if ps.takesOver && s.Observe == nil {
 			p.Yield()
 		}
 		q, err := ps.run(p, &s)

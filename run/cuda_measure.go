@@ -29,6 +29,8 @@ type rehearser interface {
 	Rehearse(r kernelscuda.Rehearsal, s driver.Stream) error
 }
 
+var _ rehearser = (*compiledKernels)(nil) // else nothing would be measured
+
 // arenaUnit is what the driver gives out device memory in: an arena may take so much
 // less a byte beyond its size.
 const arenaUnit = 2 << 20
