@@ -1316,7 +1316,7 @@ begin:
 	MOVQ 104(DI), AX
 
 block:
-	LONG $0x4b7b82c4
+	LONG $0x4b7982c4
 	LONG $0x00000db4
 	WORD $0x0000
 	LONG $0x4b7ba2c4
@@ -1324,7 +1324,7 @@ block:
 	WORD $0x0000
 	LONG $0x5c4ae2c4
 	BYTE $0xc4
-	LONG $0x4b7b82c4
+	LONG $0x4b7982c4
 	LONG $0x00400dbc
 	WORD $0x0000
 	LONG $0x5c42e2c4
@@ -1509,7 +1509,7 @@ begin:
 	MOVQ 104(DI), AX
 
 block:
-	LONG $0x4b7b82c4
+	LONG $0x4b7982c4
 	LONG $0x00000db4
 	WORD $0x0000
 	LONG $0x4b7ba2c4
@@ -1517,7 +1517,7 @@ block:
 	WORD $0x0000
 	LONG $0x5c4ae2c4
 	BYTE $0xc4
-	LONG $0x4b7b82c4
+	LONG $0x4b7982c4
 	LONG $0x00400dbc
 	WORD $0x0000
 	LONG $0x5c42e2c4
@@ -1644,7 +1644,7 @@ begin:
 	MOVQ 104(DI), AX
 
 block:
-	LONG $0x4b7b82c4
+	LONG $0x4b7982c4
 	LONG $0x00000db4
 	WORD $0x0000
 	LONG $0x4b7ba2c4
@@ -1652,7 +1652,7 @@ block:
 	WORD $0x0000
 	LONG $0x5e4be2c4
 	BYTE $0xc4
-	LONG $0x4b7b82c4
+	LONG $0x4b7982c4
 	LONG $0x00400dbc
 	WORD $0x0000
 	LONG $0x5e43e2c4

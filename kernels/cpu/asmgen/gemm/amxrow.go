@@ -17,7 +17,8 @@ const (
 // B, each tile over the whole depth in registers. Sums that go through the second-level
 // cache and back cost more than reading A and B once more: it takes 15 bytes a cycle of
 // them, and gives 50. The lines of C that a tile will write are asked for while it is
-// computed.
+// computed. B, of which a tile uses each byte once, is read past the first-level cache,
+// which then keeps A for the next sliver.
 func rowAMX(name string, op [2]int, end int) {
 	TEXT(name, NOSPLIT, "func(t *byte)")
 	Doc(name + " multiplies a sliver of 32 rows of A by t.n slivers of 32 columns of B.")
@@ -111,10 +112,10 @@ func rowAMX(name string, op [2]int, end int) {
 func rowBlocks(op [2]int, end int, t, a, bp, count, aKB, a2, ldo, line reg.GPPhysical) {
 	const si, r9, r10, r13, r14 = 6, 9, 10, 13, 14 // of a, the rows' distances, bp and a2
 	Label("block")
-	emit(tileLoad(6, r13, r9, 0))
+	emit(tileLoadT1(6, r13, r9, 0))
 	emit(tileLoad(4, si, r10, 0))
 	emit(dpTiles(op, 0, 4, 6))
-	emit(tileLoad(7, r13, r9, 64))
+	emit(tileLoadT1(7, r13, r9, 64))
 	emit(dpTiles(op, 1, 4, 7))
 	emit(tileLoad(5, r14, r10, 0))
 	emit(dpTiles(op, 2, 5, 6))

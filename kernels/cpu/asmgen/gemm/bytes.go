@@ -76,7 +76,7 @@ var (
 	tdpbusd   = [2]int{p66, 0x5e}
 )
 
-// tileMem is a tile load (prefix F2), store (F3) at base + index + disp, or,
+// tileMem is a tile load (prefix F2, with a hint 66), store (F3) at base + index + disp, or,
 // with index < 0, the load of the configuration. Register numbers are the
 // machine's: AX 0, CX 1, DX 2, BX 3, SP 4, BP 5, SI 6, DI 7, R8 … R15.
 func tileMem(prefix int, op byte, tile, base, index, disp int) []byte {
@@ -98,6 +98,12 @@ func tileMem(prefix int, op byte, tile, base, index, disp int) []byte {
 }
 
 func tileLoad(tile, base, index, disp int) []byte { return tileMem(pF2, 0x4b, tile, base, index, disp) }
+
+// tileLoadT1 is tileLoad with the hint that the memory is not read again soon.
+func tileLoadT1(tile, base, index, disp int) []byte {
+	return tileMem(p66, 0x4b, tile, base, index, disp)
+}
+
 func tileStore(tile, base, index, disp int) []byte {
 	return tileMem(pF3, 0x4b, tile, base, index, disp)
 }

@@ -44,6 +44,7 @@ func TestEncodings(t *testing.T) {
 			}
 			tile, disp := (base+index)%8, 0x1000+base*64
 			add(tileLoad(tile, base, index, disp), "tileloadd %d(%%%s,%%%s,1), %%tmm%d", disp, gp[base], gp[index], tile)
+			add(tileLoadT1(tile, base, index, disp), "tileloaddt1 %d(%%%s,%%%s,1), %%tmm%d", disp, gp[base], gp[index], tile)
 			add(tileStore(tile, base, index, disp), "tilestored %%tmm%d, %d(%%%s,%%%s,1)", tile, disp, gp[base], gp[index])
 		}
 		if base&7 != 4 {
