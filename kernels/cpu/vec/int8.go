@@ -364,45 +364,43 @@ func (k *Int8Matrix) RunIndex(i int) {
 
 // columns quantises columns [lo, hi).
 func (k *Int8Matrix) columns(lo, hi int) {
+	var tops [int8Columns]uint16
+	var inverses [int8Columns]float32
+	whole := simd.on && hi-lo == int8Columns
+	x, codes := k.X[lo:], k.Codes[lo:]
+	if whole {
+		simd.int8ColumnTops(&tops[0], &x[0], k.Rows, 2*k.Cols)
+	} else {
+		for at := 0; at < len(x); at += k.Cols {
+			for j, v := range x[at : at+hi-lo] {
+				tops[j] = max(tops[j], v&0x7fff)
+			}
+		}
+	}
+	var magnitudes [int8Columns]float32
+	widen(k.As, magnitudes[:], tops[:])
+	finite := true
+	for j := range hi - lo {
+		a := max(Int8Floor, magnitudes[j])
+		k.Scales[lo+j], inverses[j] = a/127, 127/a
+		if !(a <= math.MaxFloat32) {
+			k.Scales[lo+j], inverses[j], finite = float32(math.NaN()), 0, false
+		}
+	}
+	if whole && finite {
+		simd.int8ColumnCodes[k.As-BF16](&codes[0], &x[0], k.Rows, k.Cols, &inverses[0])
+		return
+	}
 	s := borrow(int8Columns)
 	defer s.giveBack()
-	n := hi - lo
-	var tops [int8Columns]uint32
-	var inverses [int8Columns]float32
-	x, top, inverse := s.buf[:n], tops[:n], inverses[:n]
-	for j := range top {
-		top[j] = math.Float32bits(Int8Floor)
-	}
-	m := groups[float32](n)
-	for r := range k.Rows {
-		widen(k.As, x, k.X[r*k.Cols+lo:r*k.Cols+hi])
-		if m > 0 {
-			simd.int8Tops(&top[0], ptr(x), m)
-		}
-		for j := m; j < n; j++ {
-			top[j] = max(top[j], math.Float32bits(x[j])&^(1<<31))
-		}
-	}
-	for j, t := range top {
-		a := math.Float32frombits(t)
-		k.Scales[lo+j], inverse[j] = a/127, 127/a
-		if t >= int8Infinity {
-			k.Scales[lo+j] = float32(math.NaN())
-		}
-	}
-	for r := range k.Rows {
-		widen(k.As, x, k.X[r*k.Cols+lo:r*k.Cols+hi])
-		codes := k.Codes[r*k.Cols+lo : r*k.Cols+hi]
-		if m > 0 {
-			simd.int8CodesBy(&codes[0], ptr(x), m, &inverse[0])
-		}
-		for j := m; j < n; j++ {
-			codes[j] = int8Code(x[j], inverse[j])
-		}
-	}
-	for j, t := range top {
-		for r := 0; t >= int8Infinity && r < k.Rows; r++ {
-			k.Codes[r*k.Cols+lo+j] = 0
+	for at := 0; at < len(x); at += k.Cols {
+		row := s.buf[:hi-lo]
+		widen(k.As, row, x[at:at+hi-lo])
+		for j, v := range row {
+			codes[at+j] = 0
+			if inverses[j] > 0 {
+				codes[at+j] = int8Code(v, inverses[j])
+			}
 		}
 	}
 }

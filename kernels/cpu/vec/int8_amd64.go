@@ -12,16 +12,6 @@ func int8TopAVX512(x *float32, n int) float32
 //go:noescape
 func int8TopAVX2(x *float32, n int) float32
 
-// int8TopsAVX512 keeps the larger magnitude of each element by its bits, for n elements, a multiple of 16.
-//
-//go:noescape
-func int8TopsAVX512(tops *uint32, x *float32, n int)
-
-// int8TopsAVX2 keeps the larger magnitude of each element by its bits, for n elements, a multiple of 16.
-//
-//go:noescape
-func int8TopsAVX2(tops *uint32, x *float32, n int)
-
 // int8CodesAVX512 rounds products with a factor to bytes for n elements, a multiple of 16.
 //
 //go:noescape
@@ -32,16 +22,6 @@ func int8CodesAVX512(codes *byte, x *float32, n int, inverse float32)
 //go:noescape
 func int8CodesAVX2(codes *byte, x *float32, n int, inverse float32)
 
-// int8CodesByAVX512 rounds products with a factor each to bytes for n elements, a multiple of 16.
-//
-//go:noescape
-func int8CodesByAVX512(codes *byte, x *float32, n int, inverses *float32)
-
-// int8CodesByAVX2 rounds products with a factor each to bytes for n elements, a multiple of 16.
-//
-//go:noescape
-func int8CodesByAVX2(codes *byte, x *float32, n int, inverses *float32)
-
 // int8ReadAVX512 converts bytes and multiplies them for n elements, a multiple of 16.
 //
 //go:noescape
@@ -51,3 +31,33 @@ func int8ReadAVX512(x *float32, codes *byte, n int, scale float32)
 //
 //go:noescape
 func int8ReadAVX2(x *float32, codes *byte, n int, scale float32)
+
+// int8ColumnTopsAVX512 returns the largest magnitude of each of 64 columns by its bits; stride is in bytes.
+//
+//go:noescape
+func int8ColumnTopsAVX512(tops *uint16, x *uint16, rows int, stride int)
+
+// int8ColumnTopsAVX2 returns the largest magnitude of each of 64 columns by its bits; stride is in bytes.
+//
+//go:noescape
+func int8ColumnTopsAVX2(tops *uint16, x *uint16, rows int, stride int)
+
+// int8ColumnCodesBF16AVX512 rounds products of 64 columns with a factor each to bytes; stride is of both, in elements.
+//
+//go:noescape
+func int8ColumnCodesBF16AVX512(codes *byte, x *uint16, rows int, stride int, inverses *float32)
+
+// int8ColumnCodesBF16AVX2 rounds products of 64 columns with a factor each to bytes; stride is of both, in elements.
+//
+//go:noescape
+func int8ColumnCodesBF16AVX2(codes *byte, x *uint16, rows int, stride int, inverses *float32)
+
+// int8ColumnCodesF16AVX512 rounds products of 64 columns with a factor each to bytes; stride is of both, in elements.
+//
+//go:noescape
+func int8ColumnCodesF16AVX512(codes *byte, x *uint16, rows int, stride int, inverses *float32)
+
+// int8ColumnCodesF16AVX2 rounds products of 64 columns with a factor each to bytes; stride is of both, in elements.
+//
+//go:noescape
+func int8ColumnCodesF16AVX2(codes *byte, x *uint16, rows int, stride int, inverses *float32)

@@ -77,59 +77,6 @@ done2:
 	VZEROUPPER
 	RET
 
-// func int8TopsAVX512(tops *uint32, x *float32, n int)
-// Requires: AVX, AVX512F
-TEXT ·int8TopsAVX512(SB), NOSPLIT, $0-24
-	MOVQ tops+0(FP), AX
-	MOVQ x+8(FP), CX
-	MOVQ n+16(FP), DX
-	XORQ BX, BX
-	SUBQ $0x10, DX
-	JLT  done2
-
-loop1:
-	VMOVUPS     (AX)(BX*4), Z0
-	VMOVUPS     (CX)(BX*4), Z1
-	VPANDD.BCST w7fffffff<>+0(SB), Z1, Z1
-	VPMAXUD     Z1, Z0, Z0
-	VMOVUPS     Z0, (AX)(BX*4)
-	ADDQ        $0x10, BX
-	SUBQ        $0x10, DX
-	JGE         loop1
-
-done2:
-	VZEROUPPER
-	RET
-
-// func int8TopsAVX2(tops *uint32, x *float32, n int)
-// Requires: AVX, AVX2
-TEXT ·int8TopsAVX2(SB), NOSPLIT, $0-24
-	MOVQ tops+0(FP), AX
-	MOVQ x+8(FP), CX
-	MOVQ n+16(FP), DX
-	XORQ BX, BX
-	SUBQ $0x10, DX
-	JLT  done2
-
-loop1:
-	VMOVUPS (AX)(BX*4), Y0
-	VMOVUPS 32(AX)(BX*4), Y1
-	VMOVUPS (CX)(BX*4), Y2
-	VMOVUPS 32(CX)(BX*4), Y3
-	VPAND   w7fffffff<>+0(SB), Y2, Y2
-	VPAND   w7fffffff<>+0(SB), Y3, Y3
-	VPMAXUD Y2, Y0, Y0
-	VPMAXUD Y3, Y1, Y1
-	VMOVUPS Y0, (AX)(BX*4)
-	VMOVUPS Y1, 32(AX)(BX*4)
-	ADDQ    $0x10, BX
-	SUBQ    $0x10, DX
-	JGE     loop1
-
-done2:
-	VZEROUPPER
-	RET
-
 // func int8CodesAVX512(codes *byte, x *float32, n int, inverse float32)
 // Requires: AVX, AVX512F
 TEXT ·int8CodesAVX512(SB), NOSPLIT, $0-28
@@ -178,61 +125,6 @@ loop1:
 	VPACKSSWB    X2, X1, X2
 	VMOVDQU      X2, (AX)(BX*1)
 	ADDQ         $0x10, BX
-	SUBQ         $0x10, DX
-	JGE          loop1
-
-done2:
-	VZEROUPPER
-	RET
-
-// func int8CodesByAVX512(codes *byte, x *float32, n int, inverses *float32)
-// Requires: AVX, AVX512F
-TEXT ·int8CodesByAVX512(SB), NOSPLIT, $0-32
-	MOVQ codes+0(FP), AX
-	MOVQ x+8(FP), CX
-	MOVQ n+16(FP), DX
-	MOVQ inverses+24(FP), BX
-	XORQ SI, SI
-	SUBQ $0x10, DX
-	JLT  done2
-
-loop1:
-	VMOVUPS   (CX)(SI*4), Z0
-	VMULPS    (BX)(SI*4), Z0, Z0
-	VCVTPS2DQ Z0, Z0
-	VPMOVDB   Z0, (AX)(SI*1)
-	ADDQ      $0x10, SI
-	SUBQ      $0x10, DX
-	JGE       loop1
-
-done2:
-	VZEROUPPER
-	RET
-
-// func int8CodesByAVX2(codes *byte, x *float32, n int, inverses *float32)
-// Requires: AVX, AVX2
-TEXT ·int8CodesByAVX2(SB), NOSPLIT, $0-32
-	MOVQ codes+0(FP), AX
-	MOVQ x+8(FP), CX
-	MOVQ n+16(FP), DX
-	MOVQ inverses+24(FP), BX
-	XORQ SI, SI
-	SUBQ $0x10, DX
-	JLT  done2
-
-loop1:
-	VMOVUPS      (CX)(SI*4), Y0
-	VMOVUPS      32(CX)(SI*4), Y1
-	VMULPS       (BX)(SI*4), Y0, Y0
-	VMULPS       32(BX)(SI*4), Y1, Y1
-	VCVTPS2DQ    Y0, Y0
-	VCVTPS2DQ    Y1, Y1
-	VPACKSSDW    Y1, Y0, Y0
-	VPERMQ       $0xd8, Y0, Y0
-	VEXTRACTI128 $0x01, Y0, X1
-	VPACKSSWB    X1, X0, X1
-	VMOVDQU      X1, (AX)(SI*1)
-	ADDQ         $0x10, SI
 	SUBQ         $0x10, DX
 	JGE          loop1
 
@@ -289,5 +181,279 @@ loop1:
 	JGE       loop1
 
 done2:
+	VZEROUPPER
+	RET
+
+// func int8ColumnTopsAVX512(tops *uint16, x *uint16, rows int, stride int)
+// Requires: AVX, AVX512BW, AVX512F
+TEXT ·int8ColumnTopsAVX512(SB), NOSPLIT, $0-32
+	MOVQ         tops+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         rows+16(FP), DX
+	MOVQ         stride+24(FP), BX
+	VBROADCASTSS w7fff7fff<>+0(SB), Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+
+row1:
+	VPANDD    (CX), Z1, Z0
+	VPMAXUW   Z0, Z2, Z2
+	VPANDD    64(CX), Z1, Z0
+	VPMAXUW   Z0, Z3, Z3
+	ADDQ      BX, CX
+	DECQ      DX
+	JNZ       row1
+	VMOVDQU32 Z2, (AX)
+	VMOVDQU32 Z3, 64(AX)
+	VZEROUPPER
+	RET
+
+DATA w7fff7fff<>+0(SB)/4, $0x7fff7fff
+DATA w7fff7fff<>+4(SB)/4, $0x7fff7fff
+DATA w7fff7fff<>+8(SB)/4, $0x7fff7fff
+DATA w7fff7fff<>+12(SB)/4, $0x7fff7fff
+DATA w7fff7fff<>+16(SB)/4, $0x7fff7fff
+DATA w7fff7fff<>+20(SB)/4, $0x7fff7fff
+DATA w7fff7fff<>+24(SB)/4, $0x7fff7fff
+DATA w7fff7fff<>+28(SB)/4, $0x7fff7fff
+GLOBL w7fff7fff<>(SB), RODATA|NOPTR, $32
+
+// func int8ColumnTopsAVX2(tops *uint16, x *uint16, rows int, stride int)
+// Requires: AVX, AVX2
+TEXT ·int8ColumnTopsAVX2(SB), NOSPLIT, $0-32
+	MOVQ         tops+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         rows+16(FP), DX
+	MOVQ         stride+24(FP), BX
+	VBROADCASTSS w7fff7fff<>+0(SB), Y1
+	VXORPS       Y2, Y2, Y2
+	VXORPS       Y3, Y3, Y3
+	VXORPS       Y4, Y4, Y4
+	VXORPS       Y5, Y5, Y5
+
+row1:
+	VPAND   (CX), Y1, Y0
+	VPMAXUW Y0, Y2, Y2
+	VPAND   32(CX), Y1, Y0
+	VPMAXUW Y0, Y3, Y3
+	VPAND   64(CX), Y1, Y0
+	VPMAXUW Y0, Y4, Y4
+	VPAND   96(CX), Y1, Y0
+	VPMAXUW Y0, Y5, Y5
+	ADDQ    BX, CX
+	DECQ    DX
+	JNZ     row1
+	VMOVDQU Y2, (AX)
+	VMOVDQU Y3, 32(AX)
+	VMOVDQU Y4, 64(AX)
+	VMOVDQU Y5, 96(AX)
+	VZEROUPPER
+	RET
+
+// func int8ColumnCodesBF16AVX512(codes *byte, x *uint16, rows int, stride int, inverses *float32)
+// Requires: AVX, AVX512F
+TEXT ·int8ColumnCodesBF16AVX512(SB), NOSPLIT, $0-40
+	MOVQ    codes+0(FP), AX
+	MOVQ    x+8(FP), CX
+	MOVQ    rows+16(FP), DX
+	MOVQ    stride+24(FP), BX
+	MOVQ    inverses+32(FP), SI
+	VMOVUPS (SI), Z0
+	VMOVUPS 64(SI), Z1
+	VMOVUPS 128(SI), Z2
+	VMOVUPS 192(SI), Z3
+
+row1:
+	VPMOVZXWD (CX), Z4
+	VPSLLD    $0x10, Z4, Z4
+	VMULPS    Z0, Z4, Z4
+	VCVTPS2DQ Z4, Z4
+	VPMOVDB   Z4, (AX)
+	VPMOVZXWD 32(CX), Z4
+	VPSLLD    $0x10, Z4, Z4
+	VMULPS    Z1, Z4, Z4
+	VCVTPS2DQ Z4, Z4
+	VPMOVDB   Z4, 16(AX)
+	VPMOVZXWD 64(CX), Z4
+	VPSLLD    $0x10, Z4, Z4
+	VMULPS    Z2, Z4, Z4
+	VCVTPS2DQ Z4, Z4
+	VPMOVDB   Z4, 32(AX)
+	VPMOVZXWD 96(CX), Z4
+	VPSLLD    $0x10, Z4, Z4
+	VMULPS    Z3, Z4, Z4
+	VCVTPS2DQ Z4, Z4
+	VPMOVDB   Z4, 48(AX)
+	ADDQ      BX, AX
+	LEAQ      (CX)(BX*2), CX
+	DECQ      DX
+	JNZ       row1
+	VZEROUPPER
+	RET
+
+// func int8ColumnCodesBF16AVX2(codes *byte, x *uint16, rows int, stride int, inverses *float32)
+// Requires: AVX, AVX2
+TEXT ·int8ColumnCodesBF16AVX2(SB), NOSPLIT, $0-40
+	MOVQ codes+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ rows+16(FP), DX
+	MOVQ stride+24(FP), BX
+	MOVQ inverses+32(FP), SI
+
+row1:
+	VPMOVZXWD    (CX), Y0
+	VPSLLD       $0x10, Y0, Y0
+	VPMOVZXWD    16(CX), Y1
+	VPSLLD       $0x10, Y1, Y1
+	VMULPS       (SI), Y0, Y0
+	VMULPS       32(SI), Y1, Y1
+	VCVTPS2DQ    Y0, Y0
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VPACKSSWB    X1, X0, X1
+	VMOVDQU      X1, (AX)
+	VPMOVZXWD    32(CX), Y0
+	VPSLLD       $0x10, Y0, Y0
+	VPMOVZXWD    48(CX), Y1
+	VPSLLD       $0x10, Y1, Y1
+	VMULPS       64(SI), Y0, Y0
+	VMULPS       96(SI), Y1, Y1
+	VCVTPS2DQ    Y0, Y0
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VPACKSSWB    X1, X0, X1
+	VMOVDQU      X1, 16(AX)
+	VPMOVZXWD    64(CX), Y0
+	VPSLLD       $0x10, Y0, Y0
+	VPMOVZXWD    80(CX), Y1
+	VPSLLD       $0x10, Y1, Y1
+	VMULPS       128(SI), Y0, Y0
+	VMULPS       160(SI), Y1, Y1
+	VCVTPS2DQ    Y0, Y0
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VPACKSSWB    X1, X0, X1
+	VMOVDQU      X1, 32(AX)
+	VPMOVZXWD    96(CX), Y0
+	VPSLLD       $0x10, Y0, Y0
+	VPMOVZXWD    112(CX), Y1
+	VPSLLD       $0x10, Y1, Y1
+	VMULPS       192(SI), Y0, Y0
+	VMULPS       224(SI), Y1, Y1
+	VCVTPS2DQ    Y0, Y0
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VPACKSSWB    X1, X0, X1
+	VMOVDQU      X1, 48(AX)
+	ADDQ         BX, AX
+	LEAQ         (CX)(BX*2), CX
+	DECQ         DX
+	JNZ          row1
+	VZEROUPPER
+	RET
+
+// func int8ColumnCodesF16AVX512(codes *byte, x *uint16, rows int, stride int, inverses *float32)
+// Requires: AVX, AVX512F
+TEXT ·int8ColumnCodesF16AVX512(SB), NOSPLIT, $0-40
+	MOVQ    codes+0(FP), AX
+	MOVQ    x+8(FP), CX
+	MOVQ    rows+16(FP), DX
+	MOVQ    stride+24(FP), BX
+	MOVQ    inverses+32(FP), SI
+	VMOVUPS (SI), Z0
+	VMOVUPS 64(SI), Z1
+	VMOVUPS 128(SI), Z2
+	VMOVUPS 192(SI), Z3
+
+row1:
+	VCVTPH2PS (CX), Z4
+	VMULPS    Z0, Z4, Z4
+	VCVTPS2DQ Z4, Z4
+	VPMOVDB   Z4, (AX)
+	VCVTPH2PS 32(CX), Z4
+	VMULPS    Z1, Z4, Z4
+	VCVTPS2DQ Z4, Z4
+	VPMOVDB   Z4, 16(AX)
+	VCVTPH2PS 64(CX), Z4
+	VMULPS    Z2, Z4, Z4
+	VCVTPS2DQ Z4, Z4
+	VPMOVDB   Z4, 32(AX)
+	VCVTPH2PS 96(CX), Z4
+	VMULPS    Z3, Z4, Z4
+	VCVTPS2DQ Z4, Z4
+	VPMOVDB   Z4, 48(AX)
+	ADDQ      BX, AX
+	LEAQ      (CX)(BX*2), CX
+	DECQ      DX
+	JNZ       row1
+	VZEROUPPER
+	RET
+
+// func int8ColumnCodesF16AVX2(codes *byte, x *uint16, rows int, stride int, inverses *float32)
+// Requires: AVX, AVX2, F16C
+TEXT ·int8ColumnCodesF16AVX2(SB), NOSPLIT, $0-40
+	MOVQ codes+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ rows+16(FP), DX
+	MOVQ stride+24(FP), BX
+	MOVQ inverses+32(FP), SI
+
+row1:
+	VCVTPH2PS    (CX), Y0
+	VCVTPH2PS    16(CX), Y1
+	VMULPS       (SI), Y0, Y0
+	VMULPS       32(SI), Y1, Y1
+	VCVTPS2DQ    Y0, Y0
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VPACKSSWB    X1, X0, X1
+	VMOVDQU      X1, (AX)
+	VCVTPH2PS    32(CX), Y0
+	VCVTPH2PS    48(CX), Y1
+	VMULPS       64(SI), Y0, Y0
+	VMULPS       96(SI), Y1, Y1
+	VCVTPS2DQ    Y0, Y0
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VPACKSSWB    X1, X0, X1
+	VMOVDQU      X1, 16(AX)
+	VCVTPH2PS    64(CX), Y0
+	VCVTPH2PS    80(CX), Y1
+	VMULPS       128(SI), Y0, Y0
+	VMULPS       160(SI), Y1, Y1
+	VCVTPS2DQ    Y0, Y0
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VPACKSSWB    X1, X0, X1
+	VMOVDQU      X1, 32(AX)
+	VCVTPH2PS    96(CX), Y0
+	VCVTPH2PS    112(CX), Y1
+	VMULPS       192(SI), Y0, Y0
+	VMULPS       224(SI), Y1, Y1
+	VCVTPS2DQ    Y0, Y0
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VPACKSSWB    X1, X0, X1
+	VMOVDQU      X1, 48(AX)
+	ADDQ         BX, AX
+	LEAQ         (CX)(BX*2), CX
+	DECQ         DX
+	JNZ          row1
 	VZEROUPPER
 	RET

@@ -70,11 +70,12 @@ type table struct {
 
 	drop func(y, x *float32, n int, keys *uint32, c0, c1, c2, c3, threshold uint32, scale float32) // n a multiple of 64
 
-	int8Top     func(x *float32, n int) float32
-	int8Tops    func(tops *uint32, x *float32, n int)
-	int8Codes   func(codes *byte, x *float32, n int, inverse float32)
-	int8CodesBy func(codes *byte, x *float32, n int, inverses *float32)
-	int8Read    func(x *float32, codes *byte, n int, scale float32)
+	int8Top   func(x *float32, n int) float32
+	int8Codes func(codes *byte, x *float32, n int, inverse float32)
+	int8Read  func(x *float32, codes *byte, n int, scale float32)
+	// Down 64 columns; stride in bytes, in elements.
+	int8ColumnTops  func(tops, x *uint16, rows, stride int)
+	int8ColumnCodes [2]func(codes *byte, x *uint16, rows, stride int, inverses *float32) // BF16, F16
 
 	narrow [2]func(dst *uint16, src *float32, n int) // BF16, F16; n a multiple of 32
 	widen  [2]func(dst *float32, src *uint16, n int)

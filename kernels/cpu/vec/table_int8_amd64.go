@@ -9,18 +9,20 @@ func init() {
 		t := &tables[level.AVX512]
 		t.on = true
 		t.int8Codes = int8CodesAVX512
-		t.int8CodesBy = int8CodesByAVX512
+		t.int8ColumnCodes[0] = int8ColumnCodesBF16AVX512
+		t.int8ColumnCodes[1] = int8ColumnCodesF16AVX512
+		t.int8ColumnTops = int8ColumnTopsAVX512
 		t.int8Read = int8ReadAVX512
 		t.int8Top = int8TopAVX512
-		t.int8Tops = int8TopsAVX512
 	}
 	{
 		t := &tables[level.AVX2]
 		t.on = true
 		t.int8Codes = int8CodesAVX2
-		t.int8CodesBy = int8CodesByAVX2
+		t.int8ColumnCodes[0] = int8ColumnCodesBF16AVX2
+		t.int8ColumnCodes[1] = int8ColumnCodesF16AVX2
+		t.int8ColumnTops = int8ColumnTopsAVX2
 		t.int8Read = int8ReadAVX2
 		t.int8Top = int8TopAVX2
-		t.int8Tops = int8TopsAVX2
 	}
 }
