@@ -228,7 +228,7 @@ func (e Env) Transport(asked string) (string, error) {
 		}
 		return asked, nil
 	case NCCL:
-		return "", errors.New("Job.Transport nccl is not built yet; the ranks of one GPU run in one process (Config.Device cuda, Config.Ranks N)")
+		return "", errors.New("Job.Transport nccl is not built yet; the ranks of a machine's GPUs run in one process (Config.Device cuda, Config.Ranks N)")
 	}
 	return "", fmt.Errorf("Job.Transport %.80q: want auto, inproc, shm, mpi or nccl", asked)
 }

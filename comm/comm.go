@@ -193,6 +193,27 @@ func Coord(mesh []graph.Axis, rank int) []int {
 	return c
 }
 
+// Members returns the ranks of rank's group along an axis of mesh, −1 for all.
+func Members(mesh []graph.Axis, rank, axis int) []int {
+	stride, size := 1, 1
+	for i := len(mesh) - 1; i >= 0; i-- {
+		if i == axis {
+			stride = size
+		}
+		size *= mesh[i].Size
+	}
+	first, n := 0, size
+	if axis >= 0 {
+		n = mesh[axis].Size
+		first = rank - rank/stride%n*stride
+	}
+	list := make([]int, n)
+	for i := range list {
+		list[i] = first + i*stride
+	}
+	return list
+}
+
 // CanSum tells whether reductions add elements of dtype.
 func CanSum(dtype graph.DType) bool {
 	switch dtype {

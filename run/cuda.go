@@ -6,7 +6,7 @@ import (
 	"os"
 
 	"github.com/spillway-ml/spillway/comm"
-	"github.com/spillway-ml/spillway/comm/onegpu"
+	"github.com/spillway-ml/spillway/comm/peers"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
@@ -38,11 +38,11 @@ func (e *MissingDevice) Error() string { return fmt.Sprintf("Config.Device %s: %
 // Unwrap returns the cause.
 func (e *MissingDevice) Unwrap() error { return e.Err }
 
-// GPUKernels is the kernels of a GPU that its ranks share.
+// GPUKernels is the kernels of a GPU, which its ranks share.
 type GPUKernels interface {
 	kernels.Library
 	// Sum adds buffers of the ranks.
-	Sum(dtype graph.DType, order graph.SumOrder) (onegpu.Sum, error)
+	Sum(dtype graph.DType, order graph.SumOrder) (peers.Sum, error)
 	Close() error
 }
 
@@ -66,23 +66,24 @@ const tf32Override = "NVIDIA_TF32_OVERRIDE"
 // estimate, which stands where a plan is only looked at: see Measure.
 const GuessedOutside = 48 << 20
 
-// cudaPlatform is one GPU, which all ranks share: its first.
+// cudaPlatform is this process's GPUs: one that all ranks share, or a block of neighbouring
+// ranks each.
 type cudaPlatform struct {
-	o      Options
-	parts  CUDAParts
-	api    driver.API
-	gpu    driver.Device
-	preset gpus.GPU
-	host   *thread // with the GPU's context current
+	o       Options
+	parts   CUDAParts
+	api     driver.API
+	visible int // GPUs that the driver shows
+	cards   []*card
+	of      map[int]*card // by rank
+	preset  gpus.GPU
+	apart   [2]int // two GPUs that do not reach each other's memory; equal: all do
 
-	limits    Limits
-	available int64 // bytes of the GPU that this process may take, its context included
-	others    int64 // bytes that others use; −1: not known
+	limits Limits
+	tight  *card // which has the least room
 
 	opt   cuda.Options
-	world *onegpu.World
-	lib   GPUKernels
-	cpu   lateKernels // of lib
+	world *peers.World
+	cpu   lateKernels // of the cards' libraries
 }
 
 func newCUDA(o Options) (_ *cudaPlatform, err error) {
@@ -92,9 +93,9 @@ func newCUDA(o Options) (_ *cudaPlatform, err error) {
 	case os.Getenv(tf32Override) != "" && os.Getenv(tf32Override) != "0":
 		return nil, fmt.Errorf("Config.Device cuda: the environment has %s=%.80q, which makes cuBLAS round fp32 products to 10 bits; unset it, or set it to 0", tf32Override, os.Getenv(tf32Override))
 	case len(o.World.Local) > kernelscuda.MostRanks:
-		return nil, fmt.Errorf("Config.Ranks %d: at most %d ranks share a GPU", len(o.World.Local), kernelscuda.MostRanks)
+		return nil, fmt.Errorf("Config.Ranks %d: at most %d ranks of a process are on GPUs", len(o.World.Local), kernelscuda.MostRanks)
 	}
-	c := &cudaPlatform{o: o, parts: realCUDA}
+	c := &cudaPlatform{o: o, parts: realCUDA, of: map[int]*card{}}
 	if o.CUDA != nil {
 		c.parts = *o.CUDA
 	}
@@ -108,84 +109,102 @@ func newCUDA(o Options) (_ *cudaPlatform, err error) {
 	if len(list) == 0 {
 		return nil, &MissingDevice{o.Device, errors.New("the driver shows no GPU (CUDA_VISIBLE_DEVICES hides them, where it is set)")}
 	}
-	c.gpu = list[0]
-	c.preset = gpus.Product(c.gpu.Name, c.gpu.Memory)
-	c.host = newThread()
-	if err := c.host.do(c.measure); err != nil {
-		close(c.host.work)
-		return nil, fmt.Errorf("Config.Device cuda: %w", err)
+	c.visible = len(list)
+	if c.cards, err = deal(o.World.Local, list); err != nil {
+		return nil, err
+	}
+	for _, k := range c.cards {
+		k.host = newThread()
+		for _, rank := range k.ranks {
+			c.of[rank] = k
+		}
+	}
+	if err := c.open(); err != nil {
+		return nil, fmt.Errorf("Config.Device cuda: %w", errors.Join(err, c.Close()))
 	}
 	return c, nil
 }
 
-// measure makes the GPU's context current and finds what memory there is. What
-// the context takes is measured where NVML tells what was in use before.
-func (c *cudaPlatform) measure() error {
-	used, nvmlErr := c.parts.Used(c.gpu.UUID)
-	handle, err := c.api.Retain(c.gpu.Ordinal)
-	if err != nil {
-		return err
-	}
-	var free, total int64
-	if err = c.api.SetCurrent(handle); err == nil {
-		free, total, err = c.api.MemInfo()
-	}
-	if err != nil {
-		return errors.Join(err, c.api.Release(c.gpu.Ordinal))
-	}
-	outside := c.preset.OutsideBytes()
-	if nvmlErr == nil {
-		c.others = used
-		c.available = max(free, total-used)
-		outside = c.available - free + GuessedOutside
-	} else {
-		c.others = -1
-		c.available = min(total, free+outside)
-	}
-	ranks := int64(len(c.o.World.Local))
-	c.limits = Limits{max(c.available/ranks, 1), c.o.Outside}
-	if asked := c.o.DeviceMemory; asked > 0 {
-		c.limits.DeviceMemory = min(c.limits.DeviceMemory, asked)
-	}
-	for space, bytes := range map[graph.Space]int64{graph.Device: outside, graph.Host: gpus.HostOutsideBytes} {
-		if c.limits.Outside[space] == 0 {
-			c.limits.Outside[space] = (bytes + ranks - 1) / ranks
+// open makes each GPU's context current on a thread, lets the GPUs reach each other's
+// memory and finds what there is of it.
+func (c *cudaPlatform) open() error {
+	c.preset = gpus.Product(c.cards[0].gpu.Name, c.cards[0].gpu.Memory)
+	for _, k := range c.cards {
+		if k.gpu.Memory < c.preset.Memory {
+			c.preset = gpus.Product(k.gpu.Name, k.gpu.Memory)
+		}
+		if err := k.do(func() error { return k.retain(&c.parts, c.api) }); err != nil {
+			return err
 		}
 	}
+	if err := c.link(); err != nil {
+		return err
+	}
+	for _, k := range c.cards {
+		if err := k.do(func() error { return k.measure(c.api, c.preset.OutsideBytes()) }); err != nil {
+			return err
+		}
+	}
+	c.limit(0)
 	return nil
 }
 
+// limit derives what a rank may take from what the GPUs have, where a rank takes scratch
+// bytes for what other GPUs send. All ranks have one plan: it is the tightest GPU's.
+func (c *cudaPlatform) limit(scratch int64) {
+	room := func(k *card) int64 {
+		each := max(k.available/int64(len(k.ranks)), 1)
+		if c.o.DeviceMemory > 0 {
+			each = min(each, c.o.DeviceMemory)
+		}
+		return each
+	}
+	c.limits = Limits{room(c.cards[0]), c.o.Outside}
+	for _, k := range c.cards {
+		c.limits.DeviceMemory = min(c.limits.DeviceMemory, room(k))
+	}
+	said, most := c.o.Outside[graph.Device], int64(0)
+	c.tight = nil
+	for _, k := range c.cards {
+		outside := said
+		if said == 0 {
+			outside = k.outside + (scratch+arenaUnit-1)/arenaUnit*arenaUnit
+		}
+		// What a GPU has more than the one with the least makes up for what is outside there.
+		if outside -= room(k) - c.limits.DeviceMemory; c.tight == nil || outside > most {
+			c.tight, most = k, outside
+		}
+	}
+	c.limits.Outside[graph.Device] = most
+	if ranks := int64(len(c.o.World.Local)); c.limits.Outside[graph.Host] == 0 {
+		c.limits.Outside[graph.Host] = (int64(len(c.cards))*gpus.HostOutsideBytes + ranks - 1) / ranks
+	}
+}
+
 func (c *cudaPlatform) GPU() *gpus.GPU { return &c.preset }
+func (c *cudaPlatform) Cards() int     { return c.visible }
 func (c *cudaPlatform) Limits() Limits { return c.limits }
 
 // InMachine is host memory alone: page-locked, it must be there whole.
 func (c *cudaPlatform) InMachine() []graph.Space { return []graph.Space{graph.Host} }
 
-func (c *cudaPlatform) About() string {
-	line := fmt.Sprintf("GPU %d, %s (compute capability %d.%d, %d multiprocessors): %s, of which %s were free", c.gpu.Ordinal, c.gpu.Name,
-		c.gpu.Major, c.gpu.Minor, c.gpu.SMs, plan.Bytes(c.gpu.Memory), plan.Bytes(c.available))
-	if c.others > 0 {
-		line += fmt.Sprintf(" and %s in use", plan.Bytes(c.others))
-	}
-	return line
-}
-
-// refused says which of the two caps it was: the one that was asked for, or what
+// Refused says which of the two caps it was: the one that was asked for, or what
 // is really free.
 func (c *cudaPlatform) Refused(err error) error {
 	var r *plan.DoesNotFit
 	if !errors.As(err, &r) || r.Space != graph.Device {
 		return err
 	}
+	k := c.tight
 	if c.limits.DeviceMemory == c.o.DeviceMemory {
-		return fmt.Errorf("%w; this cap is Config.DeviceMemory (the GPU has %s free)", err, plan.Bytes(c.available))
+		return fmt.Errorf("%w; this cap is Config.DeviceMemory (the GPU has %s free)", err, plan.Bytes(k.available))
 	}
-	text := fmt.Sprintf("this cap is what is free on GPU %d, %s: %s", c.gpu.Ordinal, c.gpu.Name, plan.Bytes(c.available))
-	if n := len(c.o.World.Local); n > 1 {
+	text := fmt.Sprintf("this cap is what is free on GPU %d, %s: %s", k.gpu.Ordinal, k.gpu.Name, plan.Bytes(k.available))
+	if n := len(k.ranks); n > 1 {
 		text += fmt.Sprintf(" over %d ranks", n)
 	}
-	if c.others > 0 {
-		text += fmt.Sprintf(", where others use %s", plan.Bytes(c.others))
+	if k.others > 0 {
+		text += fmt.Sprintf(", where others use %s", plan.Bytes(k.others))
 	}
 	if c.o.DeviceMemory > 0 {
 		text += fmt.Sprintf("; Config.DeviceMemory allows %s", plan.Bytes(c.o.DeviceMemory))
@@ -193,21 +212,38 @@ func (c *cudaPlatform) Refused(err error) error {
 	return fmt.Errorf("%w; %s", err, text)
 }
 
-func (c *cudaPlatform) Start(s Setup) error {
-	c.opt = cuda.Options{Driver: c.api, Ordinal: c.gpu.Ordinal, Capacity: s.Plan.Config.Capacity, Poison: c.o.Poison, Disk: s.Disk}
-	err := c.host.do(func() (err error) {
-		c.cpu.Library = kernelscpu.New(s.Pool)
-		return c.openKernels()
-	})
-	if err != nil {
-		return err
+// gpusOf lists the GPU of each rank, by ordinal; nil where all share one.
+func (c *cudaPlatform) gpusOf() (list []int) {
+	if len(c.cards) == 1 {
+		return nil
 	}
-	c.world, err = onegpu.New(s.Plan.Program.Mesh, onegpu.Options{Timeout: c.o.Timeout, Sum: c.lib.Sum})
+	for _, rank := range c.o.World.Local {
+		list = append(list, c.of[rank].gpu.Ordinal)
+	}
+	return list
+}
+
+func (c *cudaPlatform) Start(s Setup) error {
+	c.opt = cuda.Options{Driver: c.api, Capacity: s.Plan.Config.Capacity, Poison: c.o.Poison, Disk: s.Disk}
+	c.cpu.Library = kernelscpu.New(s.Pool)
+	for _, k := range c.cards {
+		if err := k.do(func() error { return c.openKernels(k) }); err != nil {
+			return err
+		}
+	}
+	sum := func(rank int, t graph.DType, order graph.SumOrder) (peers.Sum, error) {
+		return c.of[rank].lib.Sum(t, order)
+	}
+	list := c.gpusOf()
+	var err error
+	c.world, err = peers.New(s.Plan.Program.Mesh, peers.Options{Timeout: c.o.Timeout, Sum: sum, GPU: list, Scratch: peers.ScratchBytes(s.Plan.Program, list)})
 	return err
 }
 
 func (c *cudaPlatform) Rank(i int) (device.Context, map[int]comm.Group, error) {
-	ctx, err := cuda.New(i, c.opt)
+	o := c.opt
+	o.Ordinal = c.of[i].gpu.Ordinal
+	ctx, err := cuda.New(i, o)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -218,17 +254,15 @@ func (c *cudaPlatform) Rank(i int) (device.Context, map[int]comm.Group, error) {
 	return ctx, groups, nil
 }
 
-func (c *cudaPlatform) Library() kernels.Library { return c.lib }
+func (c *cudaPlatform) Library(rank int) kernels.Library { return c.of[rank].lib }
 
 func (c *cudaPlatform) Close() error {
-	err := c.host.do(func() (err error) {
-		if c.lib != nil {
-			err = c.lib.Close()
-		}
-		return errors.Join(err, c.api.Release(c.gpu.Ordinal))
-	})
-	close(c.host.work)
-	return err
+	var errs []error
+	for _, k := range c.cards {
+		errs = append(errs, k.do(func() error { return k.close(c.api) }))
+		close(k.host.work)
+	}
+	return errors.Join(errs...)
 }
 
 // compiledKernels is the kernels that NVRTC compiles and the products of
@@ -260,7 +294,7 @@ func NewGPUKernels(o kernelscuda.Options) (GPUKernels, error) {
 }
 
 // Sum adds buffers of the ranks.
-func (k *compiledKernels) Sum(dtype graph.DType, order graph.SumOrder) (onegpu.Sum, error) {
+func (k *compiledKernels) Sum(dtype graph.DType, order graph.SumOrder) (peers.Sum, error) {
 	return k.RankSum(dtype, order)
 }
 

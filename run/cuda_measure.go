@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/peers"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels"
@@ -16,10 +17,10 @@ import (
 // for them to run on.
 type lateKernels struct{ kernels.Library }
 
-// openKernels opens the library of kernels, on the platform's thread. It is opened once.
-func (c *cudaPlatform) openKernels() (err error) {
-	if c.lib == nil {
-		c.lib, err = c.parts.Kernels(c.o, c.api, c.gpu, &c.cpu)
+// openKernels opens a GPU's library of kernels, on its thread. It is opened once.
+func (c *cudaPlatform) openKernels(k *card) (err error) {
+	if k.lib == nil {
+		k.lib, err = c.parts.Kernels(c.o, c.api, k.gpu, &c.cpu)
 	}
 	return err
 }
@@ -35,50 +36,57 @@ var _ rehearser = (*compiledKernels)(nil) // else nothing would be measured
 // less a byte beyond its size.
 const arenaUnit = 2 << 20
 
-// Measure has all that a plan runs loaded and run once while there is no arena, and
-// then reads what the GPU has left: outside is measured, and an arena of the rest can
+// Measure has all that a plan runs loaded and run once on each GPU while there is no arena,
+// and then reads what the GPU has left: outside is measured, and an arena of the rest can
 // be had. Where the caller said what is outside, that stands.
 func (c *cudaPlatform) Measure(p *plan.Plan) error {
-	err := c.host.do(func() error {
-		if err := c.openKernels(); err != nil {
+	for _, k := range c.cards {
+		err := k.do(func() error { return c.measure(k, p) })
+		var missing *MissingDevice
+		if errors.As(err, &missing) {
 			return err
 		}
-		lib, ok := c.lib.(rehearser)
-		if !ok {
-			return nil // kernels of a test, which take nothing of the device
-		}
-		if err := c.rehearse(lib, p); err != nil {
-			return fmt.Errorf("load the kernels and products of the plan: %w", err)
-		}
-		free, _, err := c.api.MemInfo()
 		if err != nil {
-			return err
+			return fmt.Errorf("Config.Device cuda: GPU %d: %w", k.gpu.Ordinal, err)
 		}
-		if c.o.Outside[graph.Device] == 0 {
-			ranks := int64(len(c.o.World.Local))
-			c.limits.Outside[graph.Device] = (max(c.available-free, 0)+ranks-1)/ranks + arenaUnit
-		}
-		return nil
-	})
-	var missing *MissingDevice
-	if err != nil && !errors.As(err, &missing) {
-		return fmt.Errorf("Config.Device cuda: %w", err)
 	}
-	return err
+	c.limit(peers.ScratchBytes(p.Program, c.gpusOf()))
+	return nil
 }
 
-func (c *cudaPlatform) rehearse(lib rehearser, p *plan.Plan) error {
-	r := kernelscuda.Rehearsal{Program: p.Program, Offset: p.Layout.Offset}
+func (c *cudaPlatform) measure(k *card, p *plan.Plan) error {
+	if err := c.openKernels(k); err != nil {
+		return err
+	}
+	lib, ok := k.lib.(rehearser)
+	if !ok {
+		return nil // kernels of a test, which take nothing of the device
+	}
+	if err := c.rehearse(k, lib, p); err != nil {
+		return fmt.Errorf("load the kernels and products of the plan: %w", err)
+	}
+	free, _, err := c.api.MemInfo()
+	if err != nil {
+		return err
+	}
+	ranks := int64(len(k.ranks))
+	k.outside = (max(k.available-free, 0)+ranks-1)/ranks + arenaUnit
+	return nil
+}
+
+func (c *cudaPlatform) rehearse(k *card, lib rehearser, p *plan.Plan) error {
+	r := kernelscuda.Rehearsal{Program: p.Program, Offset: p.Layout.Offset, Sums: len(c.o.World.Local) > 1}
 	for s := range graph.NumSpaces {
 		r.Size[s] = p.Layout.Spaces[s].Peak
 	}
-	for _, rank := range c.o.World.Local {
+	for _, rank := range k.ranks {
 		r.Coords = append(r.Coords, comm.Coord(p.Program.Mesh, rank))
 	}
-	// As many streams as the ranks will have: the driver keeps memory for each.
+	// As many streams as the ranks will have, with that of their copies from other GPUs: the
+	// driver keeps memory for each.
 	var streams []driver.Stream
 	var err error
-	for range len(r.Coords) * int(graph.NumStreams) {
+	for range len(r.Coords) * (int(graph.NumStreams) + 1) {
 		var s driver.Stream
 		if s, err = c.api.NewStream(); err != nil {
 			break

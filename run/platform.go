@@ -26,8 +26,10 @@ const MaxLocalRanks = 1024
 // Platform is what a run takes from its device: contexts, kernels, groups.
 // Everything else is the same on every device.
 type Platform interface {
-	// GPU is the preset of the GPU that the run is on; nil on the CPU.
+	// GPU is the preset of the GPU that each of the run's is like; nil on the CPU.
 	GPU() *gpus.GPU
+	// Cards is how many GPUs there are for the ranks.
+	Cards() int
 	// Limits is what only the device knows of its memory.
 	Limits() Limits
 	// Refused says of a refusal where its cap comes from.
@@ -42,8 +44,8 @@ type Platform interface {
 	// Rank gives a rank's context and its groups by mesh axis, −1 for all ranks. It
 	// is called on the rank's goroutine.
 	Rank(i int) (device.Context, map[int]comm.Group, error)
-	// Library binds operations to contexts that Rank has given.
-	Library() kernels.Library
+	// Library binds operations to the context that Rank has given a rank.
+	Library(rank int) kernels.Library
 	// About describes the device in a line, "" for nothing to say.
 	About() string
 	// Close ends what the ranks share, once they are closed.
@@ -122,7 +124,7 @@ func NewPlatform(o Options) (Platform, error) {
 	}
 	if strings.EqualFold(o.Device, "cuda") {
 		if o.Transport != nil {
-			return nil, errors.New("Config.Device cuda in several processes needs Job.Transport nccl, which is not built yet; run the ranks of one GPU in one process (Config.Ranks)")
+			return nil, errors.New("Config.Device cuda in several processes needs Job.Transport nccl, which is not built yet; run the ranks of this machine's GPUs in one process (Config.Ranks)")
 		}
 		return newCUDA(o)
 	}
@@ -148,13 +150,14 @@ type cpuPlatform struct {
 	lib     kernels.Library
 }
 
-func (c *cpuPlatform) GPU() *gpus.GPU           { return nil }
-func (c *cpuPlatform) Limits() Limits           { return Limits{c.o.DeviceMemory, c.o.Outside} }
-func (c *cpuPlatform) Refused(err error) error  { return err }
-func (c *cpuPlatform) Measure(*plan.Plan) error { return nil }
-func (c *cpuPlatform) InMachine() []graph.Space { return []graph.Space{graph.Device, graph.Host} }
-func (c *cpuPlatform) Library() kernels.Library { return c.lib }
-func (c *cpuPlatform) About() string            { return "" }
+func (c *cpuPlatform) GPU() *gpus.GPU              { return nil }
+func (c *cpuPlatform) Cards() int                  { return 0 }
+func (c *cpuPlatform) Limits() Limits              { return Limits{c.o.DeviceMemory, c.o.Outside} }
+func (c *cpuPlatform) Refused(err error) error     { return err }
+func (c *cpuPlatform) Measure(*plan.Plan) error    { return nil }
+func (c *cpuPlatform) InMachine() []graph.Space    { return []graph.Space{graph.Device, graph.Host} }
+func (c *cpuPlatform) Library(int) kernels.Library { return c.lib }
+func (c *cpuPlatform) About() string               { return "" }
 
 func (c *cpuPlatform) Start(s Setup) (err error) {
 	c.opt = cpu.Options{Capacity: s.Plan.Config.Capacity, Poison: c.o.Poison, Warn: c.o.Warn, RequirePinned: c.o.RequirePinned,

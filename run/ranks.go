@@ -98,7 +98,7 @@ func (r *Rank) open(o *RankOptions) error {
 	if o.Wrap != nil {
 		ctx = o.Wrap(r.Index, ctx)
 	}
-	e, err := exec.New(exec.Config{Program: o.Plan.Program, Layout: o.Plan.Layout, Context: ctx, Library: o.Platform.Library(), Groups: groups,
+	e, err := exec.New(exec.Config{Program: o.Plan.Program, Layout: o.Plan.Layout, Context: ctx, Library: o.Platform.Library(r.Index), Groups: groups,
 		Coord: coord, Trace: o.Trace, Meter: o.Meter, Poison: o.Poison})
 	if err != nil {
 		return err

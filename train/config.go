@@ -89,7 +89,7 @@ type Config struct {
 	EvalEvery int    // steps between evaluations; 0: at the end only
 	EvalSteps int    // batches of an evaluation
 
-	Device       string // cpu, or cuda: one GPU, which all ranks share
+	Device       string // cpu, or cuda: the GPUs that the driver shows, a rank each or neighbours on one
 	Ranks        int    // world size
 	DeviceMemory int64  // bytes of device memory a rank; 0: no cap
 	HostMemory   int64  // bytes of host memory a rank; 0: no cap

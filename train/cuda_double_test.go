@@ -11,7 +11,7 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/direct"
-	"github.com/spillway-ml/spillway/comm/onegpu"
+	"github.com/spillway-ml/spillway/comm/peers"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/device/cuda"
@@ -159,7 +159,7 @@ func (h *hostKernels) Bind(b kernels.Binding) (device.Kernel, error) {
 
 func (h *hostKernels) Close() error { return nil }
 
-func (h *hostKernels) Sum(t graph.DType, order graph.SumOrder) (onegpu.Sum, error) {
+func (h *hostKernels) Sum(t graph.DType, order graph.SumOrder) (peers.Sum, error) {
 	return &hostSum{h.double, t, order}, comm.CheckSum(t)
 }
 

@@ -28,7 +28,7 @@ func newPlatform(cfg request) (run.Platform, Config, error) {
 // hardwareOf is what the time of a step is predicted on.
 func hardwareOf(p run.Platform, cfg *Config) Hardware {
 	if g := p.GPU(); g != nil {
-		return gpuHardware(*g)
+		return gpuHardware(*g, p.Cards())
 	}
 	return CPUHardware(cfg.threads())
 }
@@ -53,10 +53,10 @@ func plannedHardware(cfg *Config) Hardware {
 	if !strings.EqualFold(cfg.Device, "cuda") {
 		return CPUHardware(cfg.threads())
 	}
-	return gpuHardware(gpus.Usual())
+	return gpuHardware(gpus.Usual(), 1)
 }
 
-// gpuHardware is a GPU that all ranks share.
-func gpuHardware(g gpus.GPU) Hardware {
-	return Hardware{HalfPrecision: true, Machine: func(ranks int) *cost.Machine { return g.Shared(ranks) }}
+// gpuHardware is so many GPUs of a machine, over which ranks are spread.
+func gpuHardware(g gpus.GPU, cards int) Hardware {
+	return Hardware{HalfPrecision: true, Machine: func(ranks int) *cost.Machine { return g.Spread(ranks, cards) }}
 }

@@ -215,7 +215,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&c.EvalData, "eval-data", "", "held-out data `PATH`")
 	fs.IntVar(&c.EvalEvery, "eval-every", 0, "steps between evaluations (default: at the end only)")
 	fs.IntVar(&c.EvalSteps, "eval-steps", d.EvalSteps, "batches of an evaluation")
-	fs.StringVar(&c.Device, "device", d.Device, "cpu, or cuda: one NVIDIA GPU, which the ranks share")
+	fs.StringVar(&c.Device, "device", d.Device, "cpu, or cuda: this machine's NVIDIA GPUs, over which the ranks are spread")
 	fs.StringVar(&c.Collectives, "collectives", d.Collectives, "how CPU ranks gather and sum: auto, direct, tree, halving-doubling, hierarchical, server, with one bracketing of sums, so the same bits; or ring, which has its own")
 	fs.IntVar(&c.Ranks, "ranks", d.Ranks, "world size")
 	fs.Var(sizeFlag{&c.DeviceMemory}, "device-memory", "cap on a rank's device memory")

@@ -30,7 +30,7 @@ func inferenceFlags(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.IntVar(&c.Ranks, "ranks", 1, "world size")
 	fs.IntVar(&c.Zero, "zero", c.Zero, "ZeRO stage: 0, 1, 2 or 3; at 3 each rank holds a part of the parameters")
 	fs.IntVar(&c.Prefetch, "prefetch", c.Prefetch, "units gathered ahead of their use")
-	fs.StringVar(&c.Device, "device", c.Device, "cpu, or cuda: one NVIDIA GPU, which the ranks share")
+	fs.StringVar(&c.Device, "device", c.Device, "cpu, or cuda: this machine's NVIDIA GPUs, over which the ranks are spread")
 	fs.IntVar(&c.Threads, "threads", 0, "computing threads, shared by the ranks (default: all cores)")
 	fs.Var(sizeFlag{&c.DeviceMemory}, "device-memory", "cap on a rank's device memory")
 	fs.Var(sizeFlag{&c.HostMemory}, "host-memory", "cap on a rank's host memory")

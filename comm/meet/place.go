@@ -153,8 +153,8 @@ func (o *Op) missing(number uint64) error {
 	if o.Sends() {
 		verb = "send"
 	}
-	return fmt.Errorf("%w: %s %q (%s group): rank %d did not come within %v; rank %d waited",
-		comm.ErrTimeout, verb, o.Name, g.name, g.ranks[o.Peer], g.world.timeout, o.member.GlobalRank())
+	return fmt.Errorf("%w: %s %q (%s group): %s did not come within %v; %s waited", comm.ErrTimeout, verb, o.Name, g.name,
+		g.world.names(g.ranks[o.Peer:o.Peer+1]), g.world.timeout, g.world.names([]int{o.member.GlobalRank()}))
 }
 
 // Late is the error of a collective, run as the rank's call-th, in which some
@@ -173,5 +173,5 @@ func (o *Op) Late(call uint64, isLost func(i int) bool) error {
 		return nil
 	}
 	return fmt.Errorf("%w: %s %q (call %d of the %s group): %s did not arrive within %v; %s waited",
-		comm.ErrTimeout, o.Sig.Op, o.Name, call, g.name, names(lost), g.world.timeout, names(here))
+		comm.ErrTimeout, o.Sig.Op, o.Name, call, g.name, g.world.names(lost), g.world.timeout, g.world.names(here))
 }

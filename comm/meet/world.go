@@ -29,6 +29,7 @@ type World struct {
 	size      int
 	timeout   time.Duration
 	members   [][]*Member // by axis + 1, rank
+	where     func(rank int) string
 
 	failed atomic.Bool // set after err
 	mu     sync.Mutex
@@ -122,6 +123,10 @@ func AllAt(w *World, rank int) (map[int]*Member, error) {
 	return all, nil
 }
 
+// Where has errors say of each rank that they name where it runs ("GPU 3"). It is called
+// before the ranks run anything.
+func (w *World) Where(f func(rank int) string) { w.where = f }
+
 // Size returns the number of ranks.
 func (w *World) Size() int { return w.size }
 
@@ -175,11 +180,14 @@ func (w *World) Err() error {
 	return w.err
 }
 
-// names lists ranks: "rank 3", "ranks 1, 2".
-func names(ranks []int) string {
+// names lists ranks: "rank 3", "ranks 1, 2"; "ranks 1 (GPU 0), 2 (GPU 1)".
+func (w *World) names(ranks []int) string {
 	s := make([]string, len(ranks))
 	for i, r := range ranks {
 		s[i] = fmt.Sprint(r)
+		if w.where != nil {
+			s[i] += " (" + w.where(r) + ")"
+		}
 	}
 	if len(s) == 1 {
 		return "rank " + s[0]

@@ -58,11 +58,14 @@ type Context struct {
 	observer driver.Observer // nil: none
 	memOps   bool            // the device has WriteValue and WaitValue
 	gpu      driver.Device
+	handle   driver.Context
 
 	used    [graph.NumSpaces]int64
 	arenas  []*Arena
 	events  []*event
 	streams []*Stream // grows on the driving goroutine, under mu
+	sides   []side
+	scratch []driver.Address
 	words   wordBlock
 	waiting []func() // see WhileWaiting
 	closed  bool
@@ -110,6 +113,7 @@ func New(rank int, o Options) (*Context, error) {
 	if err != nil {
 		return fail(err)
 	}
+	c.handle = handle
 	if err := c.api.SetCurrent(handle); err != nil {
 		return fail(errors.Join(err, c.api.Release(o.Ordinal)))
 	}
@@ -299,6 +303,11 @@ func (c *Context) Close() error {
 			errs = append(errs, err)
 		}
 	}
+	for _, s := range c.sides {
+		if err := s.end(c.api, deadline); err != nil {
+			errs = append(errs, err)
+		}
+	}
 	if len(errs) > 0 {
 		return fmt.Errorf("rank %d: close: %w; its memory is not given back", c.rank, errors.Join(errs...))
 	}
@@ -315,11 +324,19 @@ func (c *Context) Close() error {
 			note(err)
 		}
 	}
+	for _, s := range c.sides {
+		for _, err := range s.destroy(c.api) {
+			note(err)
+		}
+	}
 	for _, e := range c.events {
 		note(c.api.DestroyEvent(e.handle))
 	}
 	for _, a := range c.arenas {
 		note(a.free())
+	}
+	for _, at := range c.scratch {
+		note(c.api.Free(at))
 	}
 	note(c.api.HostFree(c.words.mem))
 	note(c.api.Release(c.opts.Ordinal))

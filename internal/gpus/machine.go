@@ -46,6 +46,24 @@ func (g GPU) Machine(nodeSize int) *cost.Machine {
 	return m
 }
 
+// Spread returns the rates of one of so many ranks on a machine with so many of this GPU:
+// a GPU each, or neighbours share one.
+func (g GPU) Spread(ranks, cards int) *cost.Machine {
+	cards = max(min(cards, ranks), 1)
+	each := (ranks + cards - 1) / cards
+	switch {
+	case cards == 1:
+		return g.Shared(ranks)
+	case each == 1:
+		return g.Machine(ranks)
+	}
+	// What a rank exchanges with those on other GPUs takes its part of the GPU's link.
+	m, link := g.Shared(each), g.Machine(ranks).Intra
+	m.NodeSize = ranks
+	m.Intra.Bandwidth = min(m.Intra.Bandwidth, link.Bandwidth/float64(each))
+	return m
+}
+
 // Shared returns the rates of one of so many ranks that share this GPU: each has
 // its part of everything, and what they exchange stays in the GPU's memory, where
 // every byte is read and written.

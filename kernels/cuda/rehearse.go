@@ -16,7 +16,8 @@ import (
 // Rehearsal is a program as ranks of this process will run it.
 type Rehearsal struct {
 	Program *graph.Program
-	Coords  [][]int                // of the ranks, along the mesh's axes
+	Coords  [][]int                // of the device's ranks, along the mesh's axes
+	Sums    bool                   // the device adds buffers of ranks
 	Offset  []int64                // of each root buffer in its arena, in bytes
 	Size    [graph.NumSpaces]int64 // of a rank's arenas, in bytes
 }
@@ -134,7 +135,7 @@ func collect(launches map[driver.Function]*launch, steps []step) {
 
 // rehearseSums adds the sums of the types that the program's ranks reduce.
 func (l *Library) rehearseSums(r *Rehearsal, launches map[driver.Function]*launch) error {
-	if len(r.Coords) < 2 {
+	if !r.Sums {
 		return nil
 	}
 	for _, order := range []graph.SumOrder{graph.SumTree, graph.SumSequential} {

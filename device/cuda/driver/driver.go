@@ -56,6 +56,12 @@ type API interface {
 	Release(ordinal int) error
 	SetCurrent(c Context) error
 	MemInfo() (free, total int64, err error)
+	// CanAccessPeer tells whether a device can reach another one's memory, by ordinal.
+	CanAccessPeer(ordinal, peer int) (bool, error)
+	// EnablePeerAccess lets the current context reach the memory of the peer's, for the
+	// life of both; ok is false where the device has no link left for it. It may be called
+	// again.
+	EnablePeerAccess(peer Context) (ok bool, err error)
 
 	Alloc(bytes int64) (Address, error)
 	Free(a Address) error
@@ -78,6 +84,10 @@ type API interface {
 	CopyToDevice(dst Address, src unsafe.Pointer, bytes int64, s Stream) error
 	CopyToHost(dst unsafe.Pointer, src Address, bytes int64, s Stream) error
 	CopyOnDevice(dst, src Address, bytes int64, s Stream) error
+	// CopyPeer copies between the memory of two devices, given by their contexts. It goes
+	// over the link between them where one has access to the other's memory, else through
+	// the host: the driver sees to that.
+	CopyPeer(dst Address, to Context, src Address, from Context, bytes int64, s Stream) error
 	Fill32(dst Address, value uint32, words int64, s Stream) error
 	Fill8(dst Address, value byte, bytes int64, s Stream) error
 

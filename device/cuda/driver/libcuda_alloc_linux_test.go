@@ -34,6 +34,7 @@ func TestCallsAllocateNothing(t *testing.T) {
 		_ = l.WriteValue(1, 2, 3)
 		_ = l.WaitValue(1, 2, 3)
 		_ = l.CopyOnDevice(1, 2, 3, 4)
+		_ = l.CopyPeer(1, 2, 3, 4, 5, 6)
 		_ = l.Launch(1, one, one, 0, 2, p, n)
 	}
 	run()

@@ -17,6 +17,7 @@ type functions struct {
 	cuInit, cuDriverGetVersion, cuGetErrorName, cuGetErrorString                                                       uintptr
 	cuDeviceGetCount, cuDeviceGet, cuDeviceGetName, cuDeviceGetUuid, cuDeviceTotalMem, cuDeviceGetAttribute            uintptr
 	cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRelease, cuCtxSetCurrent, cuMemGetInfo                                 uintptr
+	cuDeviceCanAccessPeer, cuCtxEnablePeerAccess, cuMemcpyPeerAsync                                                    uintptr
 	cuMemAlloc, cuMemFree, cuMemHostAlloc, cuMemHostGetDevicePointer, cuMemFreeHost                                    uintptr
 	cuStreamCreate, cuStreamDestroy, cuStreamSynchronize, cuStreamWaitEvent, cuStreamWriteValue32, cuStreamWaitValue32 uintptr
 	cuEventCreate, cuEventDestroy, cuEventRecord, cuEventQuery, cuEventElapsedTime                                     uintptr
@@ -33,6 +34,7 @@ func (f *functions) symbols() map[string]*uintptr {
 		"cuDeviceGetUuid": &f.cuDeviceGetUuid, "cuDeviceTotalMem_v2": &f.cuDeviceTotalMem, "cuDeviceGetAttribute": &f.cuDeviceGetAttribute,
 		"cuDevicePrimaryCtxRetain": &f.cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRelease_v2": &f.cuDevicePrimaryCtxRelease,
 		"cuCtxSetCurrent": &f.cuCtxSetCurrent, "cuMemGetInfo_v2": &f.cuMemGetInfo,
+		"cuDeviceCanAccessPeer": &f.cuDeviceCanAccessPeer, "cuCtxEnablePeerAccess": &f.cuCtxEnablePeerAccess, "cuMemcpyPeerAsync": &f.cuMemcpyPeerAsync,
 		"cuMemAlloc_v2": &f.cuMemAlloc, "cuMemFree_v2": &f.cuMemFree, "cuMemHostAlloc": &f.cuMemHostAlloc,
 		"cuMemHostGetDevicePointer_v2": &f.cuMemHostGetDevicePointer, "cuMemFreeHost": &f.cuMemFreeHost,
 		"cuStreamCreate": &f.cuStreamCreate, "cuStreamDestroy_v2": &f.cuStreamDestroy, "cuStreamSynchronize": &f.cuStreamSynchronize,
@@ -48,7 +50,9 @@ func (f *functions) symbols() map[string]*uintptr {
 
 // Constants of cuda.h.
 const (
-	codeNotReady = 600
+	codeNotReady    = 600
+	codePeerEnabled = 704 // access is there already
+	codeTooManyPeer = 711 // the device has no link left
 
 	attributeClockRate    = 13
 	attributeSMs          = 16
@@ -265,6 +269,31 @@ func (l *libcuda) MemInfo() (int64, int64, error) {
 	return int64(free), int64(total), l.check("cuMemGetInfo_v2", r)
 }
 
+func (l *libcuda) CanAccessPeer(ordinal, peer int) (bool, error) {
+	from, err := l.handle(ordinal)
+	if err != nil {
+		return false, err
+	}
+	to, err := l.handle(peer)
+	if err != nil {
+		return false, err
+	}
+	var can int32
+	r, _, _ := purego.SyscallN(l.cuDeviceCanAccessPeer, uintptr(unsafe.Pointer(&can)), uintptr(from), uintptr(to))
+	return can != 0, l.check("cuDeviceCanAccessPeer", r)
+}
+
+func (l *libcuda) EnablePeerAccess(peer Context) (bool, error) {
+	switch r := syscall(l.cuCtxEnablePeerAccess, uintptr(peer), 0); int32(r) {
+	case 0, codePeerEnabled:
+		return true, nil
+	case codeTooManyPeer:
+		return false, nil
+	default:
+		return false, l.check("cuCtxEnablePeerAccess", r)
+	}
+}
+
 func (l *libcuda) Alloc(size int64) (Address, error) {
 	var a Address
 	r, _, _ := purego.SyscallN(l.cuMemAlloc, uintptr(unsafe.Pointer(&a)), uintptr(size))
@@ -352,6 +381,10 @@ func (l *libcuda) CopyToHost(dst unsafe.Pointer, src Address, n int64, s Stream)
 
 func (l *libcuda) CopyOnDevice(dst, src Address, n int64, s Stream) error {
 	return l.call("cuMemcpyDtoDAsync_v2", l.cuMemcpyDtoDAsync, uintptr(dst), uintptr(src), uintptr(n), uintptr(s))
+}
+
+func (l *libcuda) CopyPeer(dst Address, to Context, src Address, from Context, n int64, s Stream) error {
+	return l.call("cuMemcpyPeerAsync", l.cuMemcpyPeerAsync, uintptr(dst), uintptr(to), uintptr(src), uintptr(from), uintptr(n), uintptr(s))
 }
 
 func (l *libcuda) Fill32(dst Address, value uint32, words int64, s Stream) error {

@@ -19,10 +19,14 @@ import (
 
 // Options of a Driver.
 type Options struct {
-	// Memory of the device in bytes, and how much of it others use. Default 1 GiB, 0.
+	// Memory of each device in bytes, and how much of it others use. Default 1 GiB, 0.
 	Memory, Used int64
 	// Devices is how many there are. Default 1. Less than 0: none.
 	Devices int
+	// Change makes a device differ from the others. nil: all are alike.
+	Change func(d *driver.Device)
+	// NoLink tells of two devices that neither reaches the other's memory. nil: all do.
+	NoLink func(a, b int) bool
 	// Seed, where it is not 0, chooses the order in which streams run, one
 	// operation at a time: for a while one stream comes first and another last.
 	// 0 runs streams as they come, two operations at a time.
@@ -52,16 +56,14 @@ type Driver struct {
 	failRun map[int]int            // by number of work item: the code
 	ran     int                    // work items begun
 	faults  []error
-	sticky  *driver.Error
 	closed  bool
 
-	retained  map[int]int // by ordinal
+	gpus      []gpu // by ordinal
 	current   map[int]driver.Context
+	traffic   map[[2]int]int64
 	allocs    []*allocation // by address, freed ones too
-	used      int64
-	own       int64   // of the device's memory that the driver took itself
-	blocked   int     // calls that wait for room in a stream
-	next      uintptr // handles
+	blocked   int           // calls that wait for room in a stream
+	next      uintptr       // handles
 	streams   map[driver.Stream]*stream
 	order     []*stream
 	events    map[driver.Event]*event
@@ -92,9 +94,12 @@ func New(o Options) *Driver {
 	}
 	d := &Driver{
 		opts: o, calls: map[string]int{}, fail: map[string]map[int]int{}, failRun: map[int]int{},
-		retained: map[int]int{}, current: map[int]driver.Context{}, streams: map[driver.Stream]*stream{},
+		gpus: make([]gpu, max(0, o.Devices)), current: map[int]driver.Context{}, traffic: map[[2]int]int64{}, streams: map[driver.Stream]*stream{},
 		events: map[driver.Event]*event{}, modules: map[driver.Module]*module{}, functions: map[driver.Function]*function{},
 		rng: rand.New(rand.NewPCG(o.Seed, 1)), rank: map[*stream]int{}, races: newRaces(),
+	}
+	for i := range d.gpus {
+		d.gpus[i].says = d.describe(i)
 	}
 	d.cond = sync.NewCond(&d.mu)
 	workers := 2
@@ -207,8 +212,8 @@ func (d *Driver) Close() error {
 			errs = append(errs, fmt.Errorf("leak: %d %s(s)", leak.n, leak.what))
 		}
 	}
-	for ordinal, n := range d.retained {
-		if n != 0 {
+	for ordinal := range d.gpus {
+		if n := d.gpus[ordinal].retained; n != 0 {
 			errs = append(errs, fmt.Errorf("leak: the context of device %d, retained %d time(s) more than released", ordinal, n))
 		}
 	}
@@ -226,7 +231,7 @@ func (d *Driver) fault(format string, args ...any) {
 // codes are the driver's names of the codes that the double gives.
 var codes = map[int]string{
 	1: "CUDA_ERROR_INVALID_VALUE", 2: "CUDA_ERROR_OUT_OF_MEMORY", 100: "CUDA_ERROR_NO_DEVICE", 101: "CUDA_ERROR_INVALID_DEVICE",
-	200: "CUDA_ERROR_INVALID_IMAGE", 201: "CUDA_ERROR_INVALID_CONTEXT", 400: "CUDA_ERROR_INVALID_HANDLE", 500: "CUDA_ERROR_NOT_FOUND",
+	200: "CUDA_ERROR_INVALID_IMAGE", 201: "CUDA_ERROR_INVALID_CONTEXT", 217: "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", 400: "CUDA_ERROR_INVALID_HANDLE", 500: "CUDA_ERROR_NOT_FOUND",
 	700: "CUDA_ERROR_ILLEGAL_ADDRESS", 701: "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", 719: "CUDA_ERROR_LAUNCH_FAILED",
 	801: "CUDA_ERROR_NOT_SUPPORTED", 999: "CUDA_ERROR_UNKNOWN",
 }
@@ -240,7 +245,7 @@ func failure(call string, code int, format string, args ...any) *driver.Error {
 }
 
 // free lists calls that need no current context.
-var free = []string{"cuDriverGetVersion", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent"}
+var free = []string{"cuDriverGetVersion", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent", "cuDeviceCanAccessPeer"}
 
 // enter begins a call: it counts it and gives the error that it was told to
 // give. The caller holds mu.
@@ -249,12 +254,13 @@ func (d *Driver) enter(call string) error {
 	if code, ok := d.fail[call][d.calls[call]]; ok {
 		return failure(call, code, "as told")
 	}
-	if d.sticky != nil {
-		e := *d.sticky
-		e.Call = call
-		return &e
+	here := d.here()
+	if call != "cuCtxSetCurrent" { // which leaves a lost context for another
+		if err := d.lost(here, call); err != nil {
+			return err
+		}
 	}
-	if !slices.Contains(free, call) && d.current[unix.Gettid()] == 0 {
+	if !slices.Contains(free, call) && here < 0 {
 		d.fault("%s on a thread that has no current context", call)
 		return failure(call, 201, "no current context on this thread")
 	}
@@ -285,13 +291,21 @@ func (d *Driver) Devices() ([]driver.Device, error) {
 		return nil, err
 	}
 	var list []driver.Device
-	for i := range max(0, d.opts.Devices) {
-		list = append(list, driver.Device{
-			Ordinal: i, Name: "Double", UUID: [16]byte{15: byte(i)}, Major: 8, Minor: 0, Memory: d.opts.Memory,
-			SMs: 4, SharedOptin: sharedOptin, ClockKHz: 1_000_000, StreamMemOps: !d.opts.NoStreamMemOps,
-		})
+	for i := range d.gpus {
+		list = append(list, d.gpus[i].says)
 	}
 	return list, nil
+}
+
+func (d *Driver) describe(ordinal int) driver.Device {
+	says := driver.Device{
+		Ordinal: ordinal, Name: "Double", UUID: [16]byte{15: byte(ordinal)}, Major: 8, Minor: 0, Memory: d.opts.Memory,
+		SMs: 4, SharedOptin: sharedOptin, ClockKHz: 1_000_000, StreamMemOps: !d.opts.NoStreamMemOps,
+	}
+	if d.opts.Change != nil {
+		d.opts.Change(&says)
+	}
+	return says
 }
 
 // Retain gives a device's context.
@@ -301,11 +315,11 @@ func (d *Driver) Retain(ordinal int) (driver.Context, error) {
 	if err := d.enter("cuDevicePrimaryCtxRetain"); err != nil {
 		return 0, err
 	}
-	if ordinal < 0 || ordinal >= d.opts.Devices {
+	if ordinal < 0 || ordinal >= len(d.gpus) {
 		return 0, failure("cuDevicePrimaryCtxRetain", 101, "device %d of %d", ordinal, d.opts.Devices)
 	}
-	d.retained[ordinal]++
-	return driver.Context(0x1000 + ordinal), nil
+	d.gpus[ordinal].retained++
+	return driver.Context(firstContext + ordinal), nil
 }
 
 // Release gives it back.
@@ -313,7 +327,10 @@ func (d *Driver) Release(ordinal int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err := d.teardown("cuDevicePrimaryCtxRelease_v2")
-	d.retained[ordinal]--
+	g := &d.gpus[ordinal]
+	if g.retained--; g.retained == 0 {
+		g.reaches = nil // the context is gone
+	}
 	return err
 }
 
@@ -324,8 +341,11 @@ func (d *Driver) SetCurrent(c driver.Context) error {
 	if err := d.enter("cuCtxSetCurrent"); err != nil {
 		return err
 	}
-	if c != 0 && d.retained[int(c)-0x1000] <= 0 {
+	if c != 0 && d.ordinal(c) < 0 {
 		return failure("cuCtxSetCurrent", 201, "no such context")
+	}
+	if err := d.lost(d.ordinal(c), "cuCtxSetCurrent"); err != nil {
+		return err
 	}
 	d.current[unix.Gettid()] = c
 	return nil
@@ -338,25 +358,30 @@ func (d *Driver) MemInfo() (available, total int64, err error) {
 	if err := d.enter("cuMemGetInfo_v2"); err != nil {
 		return 0, 0, err
 	}
-	return d.left(), d.opts.Memory, nil
+	g := &d.gpus[d.here()]
+	return d.left(g), g.says.Memory, nil
 }
 
-// left is what nobody has of the device's memory.
-func (d *Driver) left() int64 { return d.opts.Memory - d.opts.Used - d.used - d.own }
+// left is what nobody has of a device's memory.
+func (d *Driver) left(g *gpu) int64 { return g.says.Memory - d.opts.Used - g.used - g.own }
 
-// Take takes memory of the device as a library that loads code does: it does not come
-// back.
+// Take takes memory of the calling thread's device as a library that loads code does: it
+// does not come back.
 func (d *Driver) Take(call string, bytes int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.take(call, bytes)
+	here := d.here()
+	if here < 0 {
+		return failure(call, 201, "no current context on this thread")
+	}
+	return d.take(call, &d.gpus[here], bytes)
 }
 
-func (d *Driver) take(call string, bytes int64) error {
-	if bytes > d.left() {
-		return failure(call, 2, "%d bytes for code and local memory, %d are left", bytes, d.left())
+func (d *Driver) take(call string, g *gpu, bytes int64) error {
+	if bytes > d.left(g) {
+		return failure(call, 2, "%d bytes for code and local memory, %d are left", bytes, d.left(g))
 	}
-	d.own += bytes
+	g.own += bytes
 	return nil
 }
 

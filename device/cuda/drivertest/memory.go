@@ -23,7 +23,7 @@ const (
 )
 
 type allocation struct {
-	host    bool
+	gpu     int // its device; −1: page-locked memory of the host
 	data    []byte
 	at      driver.Address
 	inner   []byte // the accessible pages around data
@@ -36,8 +36,11 @@ func (a *allocation) live() bool { return !a.freed }
 
 func (a *allocation) String() string {
 	kind := "device"
-	if a.host {
+	switch {
+	case a.gpu < 0:
 		kind = "page-locked"
+	case a.gpu > 0:
+		kind = fmt.Sprintf("device %d's", a.gpu)
 	}
 	return fmt.Sprintf("%d bytes of %s memory at %#x", len(a.data), kind, uint64(a.at))
 }
@@ -45,7 +48,7 @@ func (a *allocation) String() string {
 func address(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
 
 // allocate maps memory that ends, but for its alignment, at a guard page.
-func (d *Driver) allocate(size int64, host bool) (*allocation, error) {
+func (d *Driver) allocate(size int64, gpu int) (*allocation, error) {
 	page := int64(os.Getpagesize())
 	padded := (size + alignment - 1) / alignment * alignment
 	pages := (padded + page - 1) / page * page
@@ -59,7 +62,7 @@ func (d *Driver) allocate(size int64, host bool) (*allocation, error) {
 		return nil, os.NewSyscallError("mprotect", err)
 	}
 	start := pages - padded
-	a := &allocation{host: host, inner: inner, whole: whole, data: inner[start : start+size : start+size]}
+	a := &allocation{gpu: gpu, inner: inner, whole: whole, data: inner[start : start+size : start+size]}
 	a.at = driver.Address(address(a.data))
 	fill(inner[:start], canary)
 	fill(a.data, poison)
@@ -149,14 +152,17 @@ func (d *Driver) Alloc(size int64) (driver.Address, error) {
 	if size <= 0 {
 		return 0, failure("cuMemAlloc_v2", 1, "%d bytes", size)
 	}
-	if size > d.left() {
+	here := d.here()
+	g := &d.gpus[here]
+	if size > d.left(g) {
 		return 0, failure("cuMemAlloc_v2", 2, "out of memory")
 	}
-	a, err := d.allocate(size, false)
+	a, err := d.allocate(size, here)
 	if err != nil {
 		return 0, failure("cuMemAlloc_v2", 2, "%v", err)
 	}
-	d.used += size
+	g.used += size
+	g.most = max(g.most, g.used)
 	return a.at, nil
 }
 
@@ -170,12 +176,12 @@ func (d *Driver) Free(at driver.Address) error {
 func (d *Driver) giveBack(call string, at driver.Address, host bool) error {
 	err := d.teardown(call)
 	a := d.find(at)
-	if a == nil || a.at != at || a.freed || a.host != host {
+	if a == nil || a.at != at || a.freed || (a.gpu < 0) != host {
 		d.fault("%s of %#x, which is not the start of such memory", call, uint64(at))
 		return failure(call, 1, "not the start of such memory")
 	}
 	if !host {
-		d.used -= int64(len(a.data))
+		d.gpus[a.gpu].used -= int64(len(a.data))
 	}
 	if e := d.release(a); e != nil {
 		return failure(call, 999, "%v", e)
@@ -193,7 +199,7 @@ func (d *Driver) HostAlloc(size int64) (unsafe.Pointer, driver.Address, error) {
 	if size <= 0 {
 		return nil, 0, failure("cuMemHostAlloc", 1, "%d bytes", size)
 	}
-	a, err := d.allocate(size, true)
+	a, err := d.allocate(size, onHost)
 	if err != nil {
 		return nil, 0, failure("cuMemHostAlloc", 2, "%v", err)
 	}

@@ -3,6 +3,7 @@
 package drivertest
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
@@ -178,8 +179,9 @@ func (s *segments) merge(from, to int64, now access) {
 }
 
 // accesses checks an agent's reads and writes and records them; the error is of
-// a range that is not in a live allocation. The caller holds mu.
-func (d *Driver) accesses(a *agent, label string, reads, writes []driver.Range) error {
+// a range that is not in a live allocation, or not in memory that the device reaches. The
+// caller holds mu.
+func (d *Driver) accesses(a *agent, gpu int, label string, reads, writes []driver.Range) error {
 	now := access{a, a.tick(), label}
 	for k, list := range [2][]driver.Range{reads, writes} {
 		verb := [2]string{"reads", "writes"}[k]
@@ -191,6 +193,11 @@ func (d *Driver) accesses(a *agent, label string, reads, writes []driver.Range) 
 			if err != nil {
 				d.fault("%s on %s %s out of bounds: %v", quote(label), a.name, verb, err)
 				return err
+			}
+			if !d.canReach(gpu, m) {
+				err := fmt.Errorf("%s, which device %d has no access to", m, gpu)
+				d.fault("%s on %s %s %v", quote(label), a.name, verb, err)
+				return &crash{err.Error()}
 			}
 			if d.races.abandoned {
 				continue
@@ -214,7 +221,7 @@ func (d *Driver) accesses(a *agent, label string, reads, writes []driver.Range) 
 func (d *Driver) HostAccess(id uintptr, label string, reads, writes []driver.Range) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_ = d.accesses(d.races.worker(id), label, reads, writes) // a fault is noted
+	_ = d.accesses(d.races.worker(id), anywhere, label, reads, writes) // a fault is noted
 }
 
 // HostSaw is driver.Observer's.

@@ -18,6 +18,7 @@ import (
 
 type stream struct {
 	id    driver.Stream
+	gpu   int
 	agent *agent
 	queue []item
 	depth int // operations of the queue, and the one that runs
@@ -32,6 +33,7 @@ type point struct {
 }
 
 type event struct {
+	gpu    int
 	timed  bool
 	latest *point // nil: never recorded
 }
@@ -43,6 +45,7 @@ type item struct {
 	run           func() error
 	reads, writes []driver.Range
 	check         bool // reads and writes are those of what follows
+	peers         bool // it is a copy between devices: the driver's own
 	record, wait  *point
 	word          *uint32 // to wait for, or to store to
 	at            driver.Address
@@ -61,7 +64,7 @@ func (d *Driver) push(call string, s driver.Stream, i item) error {
 	if !i.check {
 		if q.depth >= d.opts.Depth {
 			d.blocked++
-			d.await(call, func() bool { return q.depth < d.opts.Depth })
+			d.await(call, q.gpu, func() bool { return q.depth < d.opts.Depth })
 			d.blocked--
 			d.cond.Broadcast()
 		}
@@ -77,7 +80,7 @@ func (d *Driver) push(call string, s driver.Stream, i item) error {
 const stuck = 2 * time.Minute
 
 // await holds a call until a condition is true or the context is lost.
-func (d *Driver) await(call string, ok func() bool) {
+func (d *Driver) await(call string, gpu int, ok func() bool) {
 	began := time.Now()
 	look := time.AfterFunc(stuck, func() {
 		d.mu.Lock()
@@ -85,10 +88,10 @@ func (d *Driver) await(call string, ok func() bool) {
 		d.cond.Broadcast()
 	})
 	defer look.Stop()
-	for !ok() && d.sticky == nil {
+	for !ok() && d.gpus[gpu].sticky == nil {
 		if time.Since(began) >= stuck {
 			d.fault("%s waits for work that does not end", call)
-			d.lose(failure(call, 702, "it waits for work that does not end"))
+			d.lose(gpu, failure(call, 702, "it waits for work that does not end"))
 			d.cond.Broadcast()
 			return
 		}
@@ -142,8 +145,10 @@ func (d *Driver) work() {
 	defer d.mu.Unlock()
 	idle := 0
 	for {
-		if d.sticky != nil {
-			d.drop()
+		for i := range d.gpus {
+			if d.gpus[i].sticky != nil {
+				d.drop(i)
+			}
 		}
 		s, poll := d.pick()
 		switch {
@@ -173,17 +178,22 @@ func (d *Driver) work() {
 	}
 }
 
-// drop empties the queues of a context that is lost.
-func (d *Driver) drop() {
+// drop empties the queues of a context that is lost. Who waits for its events goes on, so
+// that nothing is ordered any more.
+func (d *Driver) drop(gpu int) {
+	d.races.abandoned = true
 	for _, s := range d.order {
+		if s.gpu != gpu || len(s.queue) == 0 {
+			continue
+		}
 		for _, i := range s.queue {
 			if i.record != nil {
 				i.record.done = true
 			}
 		}
 		s.queue, s.depth = s.queue[:0], 0
+		d.cond.Broadcast()
 	}
-	d.cond.Broadcast()
 }
 
 // step runs the head of a queue. The caller holds mu, which is given back while
@@ -194,7 +204,7 @@ func (d *Driver) step(s *stream) {
 	var err error
 	switch {
 	case i.check:
-		err = d.accesses(s.agent, i.label, i.reads, i.writes)
+		err = d.accesses(s.agent, s.gpu, i.label, i.reads, i.writes)
 	case i.wait != nil:
 		s.agent.clock.join(i.wait.clock)
 	case i.record != nil:
@@ -215,10 +225,14 @@ func (d *Driver) step(s *stream) {
 	default:
 		d.ran++
 		if code, told := d.failRun[d.ran]; told {
-			d.lose(failure("", code, "as told, in %s", quote(i.label)))
+			d.lose(s.gpu, failure("", code, "as told, in %s", quote(i.label)))
 			break
 		}
-		if err = d.accesses(s.agent, i.label, i.reads, i.writes); err == nil {
+		gpu := s.gpu
+		if i.peers {
+			gpu = anywhere
+		}
+		if err = d.accesses(s.agent, gpu, i.label, i.reads, i.writes); err == nil {
 			s.busy = true
 			d.mu.Unlock()
 			err = call(i.run)
@@ -231,7 +245,7 @@ func (d *Driver) step(s *stream) {
 		if _, bounds := err.(*crash); bounds || i.check {
 			code = 700
 		}
-		d.lose(failure("", code, "%s: %v", quote(i.label), err))
+		d.lose(s.gpu, failure("", code, "%s: %v", quote(i.label), err))
 	}
 	if len(s.queue) > 0 { // a lost context has none
 		if !i.check {
@@ -243,9 +257,10 @@ func (d *Driver) step(s *stream) {
 	d.cond.Broadcast()
 }
 
-func (d *Driver) lose(e *driver.Error) {
-	if d.sticky == nil {
-		d.sticky = e
+// lose ends a device's context: whatever is called in it from then on gives e.
+func (d *Driver) lose(gpu int, e *driver.Error) {
+	if d.gpus[gpu].sticky == nil {
+		d.gpus[gpu].sticky = e
 	}
 }
 
@@ -275,9 +290,9 @@ func (d *Driver) NewStream() (driver.Stream, error) {
 	if err := d.enter("cuStreamCreate"); err != nil {
 		return 0, err
 	}
-	d.await("cuStreamCreate", func() bool { return d.blocked == 0 })
+	d.await("cuStreamCreate", d.here(), func() bool { return d.blocked == 0 })
 	id := driver.Stream(d.handle())
-	s := &stream{id: id, agent: d.races.agent(fmt.Sprintf("stream %d", id))}
+	s := &stream{id: id, gpu: d.here(), agent: d.races.agent(fmt.Sprintf("stream %d", id))}
 	d.streams[id] = s
 	d.order = append(d.order, s)
 	return id, nil
@@ -306,11 +321,12 @@ func (d *Driver) drain(s *stream) {
 	}
 }
 
-// drainAll waits until no stream has anything to run, as a driver does to load code.
-func (d *Driver) drainAll(call string) {
-	d.await(call, func() bool {
+// drainAll waits until no stream of a device has anything to run, as a driver does to
+// load code.
+func (d *Driver) drainAll(call string, gpu int) {
+	d.await(call, gpu, func() bool {
 		for _, s := range d.order {
-			if len(s.queue) > 0 || s.busy {
+			if s.gpu == gpu && (len(s.queue) > 0 || s.busy) {
 				return false
 			}
 		}
@@ -332,10 +348,8 @@ func (d *Driver) Synchronize(id driver.Stream) error {
 		return failure(call, 400, "no such stream")
 	}
 	d.drain(s)
-	if d.sticky != nil {
-		e := *d.sticky
-		e.Call = call
-		return &e
+	if err := d.lost(s.gpu, call); err != nil {
+		return err
 	}
 	d.hostJoins(s.agent.clock)
 	return nil
@@ -357,9 +371,9 @@ func (d *Driver) NewEvent(timed bool) (driver.Event, error) {
 	if err := d.enter("cuEventCreate"); err != nil {
 		return 0, err
 	}
-	d.await("cuEventCreate", func() bool { return d.blocked == 0 })
+	d.await("cuEventCreate", d.here(), func() bool { return d.blocked == 0 })
 	id := driver.Event(d.handle())
-	d.events[id] = &event{timed: timed}
+	d.events[id] = &event{gpu: d.here(), timed: timed}
 	return id, nil
 }
 
@@ -395,6 +409,11 @@ func (d *Driver) Record(e driver.Event, s driver.Stream) error {
 	ev, err := d.event("cuEventRecord", e)
 	if err != nil {
 		return err
+	}
+	if q := d.streams[s]; q != nil {
+		if err := d.own("cuEventRecord", fmt.Sprintf("event %d", e), ev.gpu, q.gpu); err != nil {
+			return err
+		}
 	}
 	p := &point{}
 	if err := d.push("cuEventRecord", s, item{label: "record", record: p}); err != nil {
@@ -442,8 +461,8 @@ func (d *Driver) Elapsed(from, to driver.Event) (float32, error) {
 		return 0, err
 	}
 	b := d.events[to]
-	if b == nil || !a.timed || !b.timed || a.latest == nil || b.latest == nil {
-		return 0, failure(call, 400, "want two timed events that were recorded")
+	if b == nil || !a.timed || !b.timed || a.latest == nil || b.latest == nil || a.gpu != b.gpu {
+		return 0, failure(call, 400, "want two timed events of a device that were recorded")
 	}
 	if !a.latest.done || !b.latest.done {
 		return 0, &driver.Error{Call: call, Code: 600, Name: "CUDA_ERROR_NOT_READY"}
@@ -493,7 +512,7 @@ func (d *Driver) valueItem(call string, s driver.Stream, at driver.Address, v ui
 func (d *Driver) Access(label string, s driver.Stream, reads, writes []driver.Range) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.sticky == nil {
+	if q := d.streams[s]; q == nil || d.gpus[q.gpu].sticky == nil {
 		_ = d.push("Access", s, item{label: label, check: true, reads: slices.Clone(reads), writes: slices.Clone(writes)}) // a fault is noted
 	}
 }
@@ -504,6 +523,9 @@ func (d *Driver) Run(s driver.Stream, label string, f func() error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.enter("Run"); err != nil {
+		return err
+	}
+	if err := d.ownStream("Run", s); err != nil {
 		return err
 	}
 	return d.push("Run", s, item{label: label, run: f})

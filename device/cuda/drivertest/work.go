@@ -35,11 +35,13 @@ const (
 const ImagePrefix = "shim:"
 
 type module struct {
+	gpu       int
 	lib       uintptr
 	functions map[string]driver.Function
 }
 
 type function struct {
+	gpu    int
 	name   string
 	code   uintptr
 	shared int // bytes that a launch may ask for
@@ -68,7 +70,7 @@ func (d *Driver) LoadModule(image []byte) (driver.Module, error) {
 		return 0, failure(call, 200, "%v", err)
 	}
 	m := driver.Module(d.handle())
-	d.modules[m] = &module{lib: lib, functions: map[string]driver.Function{}}
+	d.modules[m] = &module{gpu: d.here(), lib: lib, functions: map[string]driver.Function{}}
 	return m, nil
 }
 
@@ -105,6 +107,9 @@ func (d *Driver) Function(m driver.Module, name string) (driver.Function, error)
 	if mod == nil {
 		return 0, failure(call, 400, "no such module")
 	}
+	if err := d.own(call, "module", mod.gpu, d.here()); err != nil {
+		return 0, err
+	}
 	if f, ok := mod.functions[name]; ok {
 		return f, nil
 	}
@@ -113,7 +118,7 @@ func (d *Driver) Function(m driver.Module, name string) (driver.Function, error)
 		return 0, failure(call, 500, "no function %s", name)
 	}
 	f := driver.Function(d.handle())
-	d.functions[f] = &function{name: name, code: code, shared: sharedDefault, params: -1}
+	d.functions[f] = &function{gpu: mod.gpu, name: name, code: code, shared: sharedDefault, params: -1}
 	if size, err := purego.Dlsym(mod.lib, "shim_size_"+name); err == nil {
 		n, _, _ := purego.SyscallN(size)
 		d.functions[f].params = int(n)
@@ -166,6 +171,12 @@ func (d *Driver) Launch(f driver.Function, grid, block driver.Dim, shared int, s
 	if fn == nil {
 		return failure(call, 400, "no such function")
 	}
+	if err := d.ownStream(call, s); err != nil {
+		return err
+	}
+	if err := d.own(call, "function "+fn.name, fn.gpu, d.here()); err != nil {
+		return err
+	}
 	threads := uint64(block.X) * uint64(block.Y) * uint64(block.Z)
 	switch {
 	case grid.X == 0 || grid.Y == 0 || grid.Z == 0 || threads == 0:
@@ -179,6 +190,9 @@ func (d *Driver) Launch(f driver.Function, grid, block driver.Dim, shared int, s
 		return failure(call, 1, "%s: %d bytes of parameters, it has %d", fn.name, size, fn.params)
 	}
 	if err := d.load(call, fn); err != nil {
+		return err
+	}
+	if err := d.pointers(fn, unsafe.Slice((*byte)(params), size)); err != nil {
 		return err
 	}
 	packed := append([]byte(nil), unsafe.Slice((*byte)(params), size)...)
@@ -206,14 +220,12 @@ func (d *Driver) load(call string, fn *function) error {
 	if fn.loaded {
 		return nil
 	}
-	d.drainAll(call)
-	if d.sticky != nil {
-		e := *d.sticky
-		e.Call = call
-		return &e
+	d.drainAll(call, fn.gpu)
+	if err := d.lost(fn.gpu, call); err != nil {
+		return err
 	}
 	if d.opts.FirstLaunch != nil && !fn.loaded {
-		if err := d.take(call, d.opts.FirstLaunch(fn.name)); err != nil {
+		if err := d.take(call, &d.gpus[fn.gpu], d.opts.FirstLaunch(fn.name)); err != nil {
 			return err
 		}
 	}

@@ -1,4 +1,4 @@
-package onegpu
+package peers
 
 import (
 	"fmt"
@@ -33,10 +33,34 @@ import (
 // An error (Abort, a timeout, a mismatch) releases who waits on the host.
 type member struct {
 	*meet.Member
-	newSum      func(graph.DType, graph.SumOrder) (Sum, error)
+	world       *World
 	ctx         *cuda.Context
+	port        *port  // nil: the rank adds nothing of other GPUs
+	far         []bool // by index: the member is on another GPU
+	beyond      int    // members on other GPUs
 	ready, done driver.Event
 	progress    progress
+}
+
+// find learns which members are on other GPUs.
+func (m *member) find() {
+	m.far = make([]bool, m.Size())
+	for i := range m.far {
+		if m.far[i] = m.world.far(m.GlobalRank(), m.peer(i).GlobalRank()); m.far[i] {
+			m.beyond++
+		}
+	}
+	if m.beyond > 0 {
+		m.port = m.world.ports[m.GlobalRank()]
+	}
+}
+
+// fetch copies n bytes from the memory of the member of index i to the rank's own.
+func (m *member) fetch(api driver.API, s driver.Stream, dst driver.Address, i int, src driver.Address, n int64) error {
+	if m.far[i] {
+		return api.CopyPeer(dst, m.ctx.Handle(), src, m.peer(i).ctx.Handle(), n, s)
+	}
+	return api.CopyOnDevice(dst, src, n, s)
 }
 
 // peer returns the member of index i of the group.
@@ -53,8 +77,10 @@ type kernel struct {
 	move    func(k *kernel, api driver.API, s driver.Stream) (read, written int64, err error)
 
 	sum        Sum
-	srcs, dsts []driver.Address // scratch
-	peerReads  []driver.Range   // scratch, for an observer
+	srcs, dsts []driver.Address // of the whole sum, by member
+	pieceSrcs  []driver.Address // of a piece: what is on other GPUs lies in the port
+	pieceDsts  []driver.Address
+	peerReads  []driver.Range // for an observer
 	peerWrites []driver.Range
 }
 
@@ -135,7 +161,7 @@ func (k *kernel) point(api driver.API, s driver.Stream) error {
 		if err := api.Wait(s, other.ready); err != nil {
 			return err
 		}
-		if err := api.CopyOnDevice(k.out, k.met(0).in, k.bytes, s); err != nil {
+		if err := k.m.fetch(api, s, k.out, k.Peer, k.met(0).in, k.bytes); err != nil {
 			return err
 		}
 		if err := api.Record(k.m.done, s); err != nil {

@@ -1,6 +1,8 @@
-package onegpu
+package peers
 
 import (
+	"fmt"
+
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
@@ -15,7 +17,7 @@ func gather(k *kernel, api driver.API, s driver.Stream) (read, written int64, er
 		if i == self && k.InPlace || k.bytes == 0 {
 			continue
 		}
-		if err := api.CopyOnDevice(k.out+driver.Address(int64(i)*k.bytes), k.met(i).in, k.bytes, s); err != nil {
+		if err := k.m.fetch(api, s, k.out+driver.Address(int64(i)*k.bytes), i, k.met(i).in, k.bytes); err != nil {
 			return 0, 0, err
 		}
 		read, written = read+k.bytes, written+k.bytes
@@ -28,7 +30,7 @@ func spread(k *kernel, api driver.API, s driver.Stream) (read, written int64, er
 	if k.m.Rank() == k.Sig.Root || k.bytes == 0 {
 		return 0, 0, nil
 	}
-	return k.bytes, k.bytes, api.CopyOnDevice(k.out, k.met(k.Sig.Root).out, k.bytes, s)
+	return k.bytes, k.bytes, k.m.fetch(api, s, k.out, k.Sig.Root, k.met(k.Sig.Root).out, k.bytes)
 }
 
 // exchange copies this rank's part of every rank's send buffer.
@@ -39,7 +41,7 @@ func exchange(k *kernel, api driver.API, s driver.Stream) (read, written int64, 
 		if k.bytes == 0 {
 			continue
 		}
-		if err := api.CopyOnDevice(k.out+driver.Address(int64(i)*k.bytes), k.met(i).in+driver.Address(int64(self)*k.bytes), k.bytes, s); err != nil {
+		if err := k.m.fetch(api, s, k.out+driver.Address(int64(i)*k.bytes), i, k.met(i).in+driver.Address(int64(self)*k.bytes), k.bytes); err != nil {
 			return 0, 0, err
 		}
 		read, written = read+k.bytes, written+k.bytes
@@ -47,16 +49,20 @@ func exchange(k *kernel, api driver.API, s driver.Stream) (read, written int64, 
 	return read, written, nil
 }
 
-// add gives a reduction its sum and scratch.
+// add gives a reduction its sum and lists.
 func (k *kernel) add() (err error) {
 	if err := comm.CheckSum(k.Sig.DType); err != nil {
 		return err
 	}
-	if k.sum, err = k.m.newSum(k.Sig.DType, k.Sig.Order); err != nil {
+	if k.sum, err = k.m.world.o.Sum(k.m.GlobalRank(), k.Sig.DType, k.Sig.Order); err != nil {
 		return err
 	}
 	n := k.m.Size()
+	if k.m.beyond > 0 && k.m.port.each(k.m.beyond, k.Sig.DType.Size()) == 0 {
+		return fmt.Errorf("%d bytes of scratch hold nothing of %d ranks on other GPUs", k.m.world.o.Scratch, k.m.beyond)
+	}
 	k.srcs, k.dsts = make([]driver.Address, n), make([]driver.Address, n)
+	k.pieceSrcs, k.pieceDsts = make([]driver.Address, n), make([]driver.Address, n)
 	k.peerReads, k.peerWrites = make([]driver.Range, n), make([]driver.Range, n)
 	return nil
 }
@@ -73,12 +79,11 @@ func scatter(k *kernel, api driver.API, s driver.Stream) (read, written int64, e
 		k.srcs[j] = k.met(j).in + driver.Address(int64(self)*part)
 	}
 	k.dsts[0] = k.out
-	k.tell(api, s, 1, part, k.bytes)
 	read, written = part*int64(w), k.bytes
 	if accumulate {
 		read += k.bytes
 	}
-	return read, written, k.sum.Enqueue(api, s, k.dsts[:1], k.srcs, part/k.Sig.DType.Size(), accumulate)
+	return read, written, k.sumOf(api, s, k.dsts[:1], part, k.bytes, accumulate)
 }
 
 // reduce sums this rank's share of the buffer over the ranks, and stores it into the
@@ -94,23 +99,32 @@ func reduce(k *kernel, api driver.API, s driver.Stream) (read, written int64, er
 		k.dsts[j] = k.srcs[j]
 	}
 	part := (to - from) * size
-	k.tell(api, s, w, part, part)
 	n := int64(w)
-	return part * n, part * n, k.sum.Enqueue(api, s, k.dsts, k.srcs, to-from, false)
+	return part * n, part * n, k.sumOf(api, s, k.dsts, part, part, false)
 }
 
-// tell says to an observer what the sum reads and writes of the peers' memory, in bytes
-// of each source and each destination.
-func (k *kernel) tell(api driver.API, s driver.Stream, outs int, read, written int64) {
+// sumOf adds read bytes at each of srcs to written bytes at each of dsts: at once where
+// all of them are on the rank's GPU.
+func (k *kernel) sumOf(api driver.API, s driver.Stream, dsts []driver.Address, read, written int64, accumulate bool) error {
+	if k.m.beyond > 0 {
+		return k.sumInPieces(api, s, dsts, read, written, accumulate)
+	}
+	k.tell(api, s, dsts, k.srcs, read, written)
+	return k.sum.Enqueue(api, s, dsts, k.srcs, read/k.Sig.DType.Size(), accumulate)
+}
+
+// tell says to an observer what a sum reads and writes, in bytes of each source and each
+// destination.
+func (k *kernel) tell(api driver.API, s driver.Stream, dsts, srcs []driver.Address, read, written int64) {
 	o, ok := api.(driver.Observer)
 	if !ok {
 		return
 	}
-	for i, a := range k.srcs {
+	for i, a := range srcs {
 		k.peerReads[i] = driver.Range{At: a, Len: read}
 	}
-	for i, a := range k.dsts[:outs] {
+	for i, a := range dsts {
 		k.peerWrites[i] = driver.Range{At: a, Len: written}
 	}
-	o.Access(k.Label(), s, k.peerReads, k.peerWrites[:outs])
+	o.Access(k.Label(), s, k.peerReads[:len(srcs)], k.peerWrites[:len(dsts)])
 }

@@ -1,6 +1,6 @@
 //go:build linux
 
-package onegpu_test
+package peers_test
 
 import (
 	"errors"
@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/comm"
-	"github.com/spillway-ml/spillway/comm/onegpu"
+	"github.com/spillway-ml/spillway/comm/peers"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
@@ -67,17 +67,18 @@ func (h hostSum[T]) Enqueue(_ driver.API, s driver.Stream, dsts, srcs []driver.A
 type hostLeaves struct{ double *drivertest.Driver }
 
 func (h hostLeaves) Enqueue(_ driver.API, s driver.Stream, dsts, srcs []driver.Address, n int64, accumulate bool) error {
-	return h.double.Run(s, "leaves", func() error {
-		view := func(a driver.Address) []float32 {
-			b, err := h.double.Bytes(a, 4*n)
-			if err != nil {
-				panic(err)
-			}
-			return unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), n)
+	var lists [][]float32 // the result, then the sources
+	for _, a := range append([]driver.Address{dsts[0]}, srcs...) {
+		b, err := h.double.Bytes(a, 4*n)
+		if err != nil {
+			return err
 		}
-		sum := view(dsts[0])
-		for i, a := range srcs {
-			for j, v := range view(a) {
+		lists = append(lists, unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), n))
+	}
+	return h.double.Run(s, "leaves", func() error {
+		sum := lists[0]
+		for i, leaf := range lists[1:] {
+			for j, v := range leaf {
 				if i == 0 && !accumulate {
 					sum[j] = v
 				} else {
@@ -89,8 +90,8 @@ func (h hostLeaves) Enqueue(_ driver.API, s driver.Stream, dsts, srcs []driver.A
 	})
 }
 
-func hostSums(d *drivertest.Driver) func(graph.DType, graph.SumOrder) (onegpu.Sum, error) {
-	return func(t graph.DType, order graph.SumOrder) (onegpu.Sum, error) {
+func hostSums(d *drivertest.Driver) func(int, graph.DType, graph.SumOrder) (peers.Sum, error) {
+	return func(_ int, t graph.DType, order graph.SumOrder) (peers.Sum, error) {
 		if order == graph.SumSequential {
 			return hostLeaves{d}, nil
 		}
@@ -108,7 +109,7 @@ func hostSums(d *drivertest.Driver) func(graph.DType, graph.SumOrder) (onegpu.Su
 type job struct {
 	t      *testing.T
 	double *drivertest.Driver
-	world  *onegpu.World
+	world  *peers.World
 	ranks  []*rank
 }
 
@@ -124,13 +125,30 @@ func newJob(t *testing.T, mesh []graph.Axis, arena int64, timeout time.Duration)
 	return newJobOn(t, drivertest.Options{Seed: uint64(len(mesh) + int(arena)%3)}, mesh, arena, timeout)
 }
 
+// smallScratch has sums come in several pieces.
+const smallScratch = 8 << 10
+
 func newJobOn(t *testing.T, o drivertest.Options, mesh []graph.Axis, arena int64, timeout time.Duration) *job {
 	j := &job{t: t, double: drivertest.New(o)}
+	options := peers.Options{Timeout: timeout, Sum: hostSums(j.double)}
+	if o.Devices > 1 {
+		w := 1
+		for _, a := range mesh {
+			w *= a.Size
+		}
+		options.Scratch = smallScratch
+		for i := range w {
+			options.GPU = append(options.GPU, i*o.Devices/w)
+		}
+	}
 	var err error
-	j.world, err = onegpu.New(mesh, onegpu.Options{Timeout: timeout, Sum: hostSums(j.double)})
+	j.world, err = peers.New(mesh, options)
 	require.NoError(t, err)
 	for i := range j.world.Size() {
-		r := &rank{work: make(chan func())}
+		r, ordinal := &rank{work: make(chan func())}, 0
+		if options.GPU != nil {
+			ordinal = options.GPU[i]
+		}
 		go func() {
 			runtime.LockOSThread()
 			for f := range r.work {
@@ -139,7 +157,7 @@ func newJobOn(t *testing.T, o drivertest.Options, mesh []graph.Axis, arena int64
 		}()
 		j.ranks = append(j.ranks, r)
 		require.NoError(t, r.do(func() (err error) {
-			if r.ctx, err = cuda.New(i, cuda.Options{Driver: j.double, Poison: true}); err != nil {
+			if r.ctx, err = cuda.New(i, cuda.Options{Driver: j.double, Ordinal: ordinal, Poison: true}); err != nil {
 				return err
 			}
 			if r.arena, err = r.ctx.Alloc(graph.Device, arena); err != nil {

@@ -1,6 +1,6 @@
 //go:build linux
 
-package onegpu_test
+package peers_test
 
 import (
 	"os"

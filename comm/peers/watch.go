@@ -1,4 +1,4 @@
-package onegpu
+package peers
 
 import (
 	"sync/atomic"

@@ -1,0 +1,111 @@
+// Package peers is communication between the ranks of one process on its GPUs: copies,
+// and sums in the tree's order. Of ranks that share a GPU no byte leaves the device: sums
+// read the peers' arenas. Between GPUs the copy engines move the bytes, so that it does
+// not matter whether kernels reach the other card, and what is to be added is added from
+// the rank's own memory, piece by piece: see pieces.go.
+package peers
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/meet"
+	"github.com/spillway-ml/spillway/device/cuda"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// DefaultTimeout is how long an operation waits for its peers.
+const DefaultTimeout = meet.DefaultTimeout
+
+// Sum adds buffers of the ranks in the order of comm.Adder, or from left to right:
+// kernels/cuda has it.
+type Sum interface {
+	// Enqueue adds the sum of n elements at srcs, one for each rank, to a stream. It
+	// goes to every one of dsts, or is added to what is there. A dst may be one of
+	// the srcs. It does not allocate, and keeps neither list.
+	Enqueue(api driver.API, s driver.Stream, dsts, srcs []driver.Address, n int64, accumulate bool) error
+}
+
+// Options of a World.
+type Options struct {
+	// Timeout is how long a rank waits in an operation for another one to
+	// arrive. Default 60 s.
+	Timeout time.Duration
+	// Sum makes a sum of elements, for one rank, on its GPU. From left to right it is of f32.
+	Sum func(rank int, dtype graph.DType, order graph.SumOrder) (Sum, error)
+	// GPU is the ordinal of each rank's; nil: all share one.
+	GPU []int
+	// Scratch is the bytes of device memory that a rank takes for what it adds of other
+	// GPUs' ranks: ScratchBytes. Sums come in as large pieces as it holds.
+	Scratch int64
+}
+
+// World is the ranks of a job on the GPUs of a process.
+type World struct {
+	*meet.World
+	o     Options
+	ports []*port // by rank; nil: not yet, or it adds nothing of other GPUs
+}
+
+// New returns the world of the mesh's ranks; an empty mesh has one.
+func New(mesh []graph.Axis, o Options) (*World, error) {
+	if o.Sum == nil {
+		return nil, errors.New("peers: want sums")
+	}
+	w := &World{o: o}
+	var err error
+	w.World, err = meet.New("peers", mesh, o.Timeout, func(m *meet.Member) meet.Binder { return &member{Member: m, world: w} })
+	if err != nil {
+		return nil, err
+	}
+	if o.GPU == nil {
+		return w, nil
+	}
+	if len(o.GPU) != w.Size() {
+		return nil, fmt.Errorf("peers: GPUs of %d rank(s), want of %d", len(o.GPU), w.Size())
+	}
+	w.ports = make([]*port, w.Size())
+	w.Where(func(rank int) string { return fmt.Sprintf("GPU %d", o.GPU[rank]) })
+	return w, nil
+}
+
+// far tells whether two ranks of the world are on different GPUs.
+func (w *World) far(a, b int) bool { return w.o.GPU != nil && w.o.GPU[a] != w.o.GPU[b] }
+
+// Groups returns all of a rank's memberships by mesh axis, −1 for all ranks. ctx
+// is the rank's context, on whose goroutine this and the groups' methods are
+// called.
+func (w *World) Groups(ctx *cuda.Context) (map[int]comm.Group, error) {
+	rank := ctx.Rank()
+	all, err := meet.AllAt(w.World, rank)
+	if err != nil {
+		return nil, err
+	}
+	if w.ports != nil && w.o.Scratch > 0 && w.ports[rank] == nil {
+		if w.ports[rank], err = newPort(ctx, w.o.Scratch); err != nil {
+			return nil, fmt.Errorf("peers: %w", err)
+		}
+	}
+	groups := make(map[int]comm.Group, len(all))
+	for axis := -1; axis < len(all)-1; axis++ {
+		m := all[axis].Own(all[axis].Rank()).(*member)
+		if m.ctx != nil {
+			return nil, fmt.Errorf("peers: rank %d has its groups already", rank)
+		}
+		m.ctx = ctx
+		m.find()
+		for _, e := range []*driver.Event{&m.ready, &m.done} {
+			if *e, err = ctx.DriverEvent(); err != nil {
+				return nil, fmt.Errorf("peers: %w", err)
+			}
+		}
+		if err := m.watch(); err != nil {
+			return nil, fmt.Errorf("peers: %w", err)
+		}
+		groups[axis] = m.Member
+	}
+	return groups, nil
+}

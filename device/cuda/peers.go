@@ -1,0 +1,70 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+)
+
+// side is a stream of the driver's beside the rank's own.
+type side struct {
+	stream driver.Stream
+	fence  driver.Event // recorded by Close
+}
+
+// SideStream returns a stream of the driver's for copies that run beside one of the rank's
+// streams. Close waits for what it holds and gives it back. Who uses it orders it with the
+// rank's streams.
+func (c *Context) SideStream() (driver.Stream, error) {
+	if c.closed {
+		return 0, errClosed
+	}
+	fence, err := c.api.NewEvent(false)
+	if err != nil {
+		return 0, fmt.Errorf("rank %d: side stream: %w", c.rank, err)
+	}
+	s, err := c.api.NewStream()
+	if err != nil {
+		return 0, fmt.Errorf("rank %d: side stream: %w", c.rank, errors.Join(err, c.api.DestroyEvent(fence)))
+	}
+	c.sides = append(c.sides, side{s, fence})
+	return s, nil
+}
+
+// Scratch returns device memory beside the arenas, which Close gives back. It is outside
+// the plan and the capacity: who takes it has counted it as such.
+func (c *Context) Scratch(bytes int64) (driver.Address, error) {
+	if c.closed {
+		return 0, errClosed
+	}
+	at, err := c.api.Alloc(bytes)
+	if err != nil {
+		return 0, fmt.Errorf("rank %d: %d bytes of device memory for what peers send: %w", c.rank, bytes, err)
+	}
+	c.scratch = append(c.scratch, at)
+	return at, nil
+}
+
+// Handle returns the driver's context.
+func (c *Context) Handle() driver.Context { return c.handle }
+
+// end waits until a side stream has run what it holds.
+func (s side) end(api driver.API, deadline time.Time) error {
+	if err := api.Record(s.fence, s.stream); err != nil {
+		return nil // the context is lost: nothing runs any more
+	}
+	for began, p := time.Now(), (pause{}); ; p.next(began) {
+		if done, err := api.Done(s.fence); done || err != nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("copies from other GPUs still run after %v", closeGrace)
+		}
+	}
+}
+
+func (s side) destroy(api driver.API) []error {
+	return []error{api.DestroyStream(s.stream), api.DestroyEvent(s.fence)}
+}
