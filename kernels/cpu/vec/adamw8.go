@@ -53,13 +53,14 @@ func (k *AdamW8) Run(p *pool.Pool) error {
 }
 
 // adam8Scalars are what the assembly reads for a block, in its order, and what it
-// writes: the bits of the largest magnitudes of the new moments. The last two are of the
-// block before.
+// writes: the bits of the largest magnitudes of the new moments. The inverses are of the
+// block before; the rest is scratch.
 type adam8Scalars struct {
 	adamScalars
-	mScale, vScale     float32
+	mFactor, vFactor   float32 // scales times betas
 	mTop, vTop         uint32
 	mInverse, vInverse float32 // of its scales, a quarter
+	_                  [4][8]float32
 }
 
 // RunIndex is a pool.Task's; call Run.
@@ -97,10 +98,10 @@ func (k *AdamW8) block(s *scratch, lo, hi int, behind bool) bool {
 		low, as = low[lo:hi], k.LowAs
 	}
 	a := &s.adam8
-	a.mScale, a.vScale, a.mTop, a.vTop = k.MScale[block], k.VScale[block], 0, 0
+	a.mFactor, a.vFactor, a.mTop, a.vTop = float32(k.MScale[block]*a.beta1), float32(k.VScale[block]*a.beta2), 0, 0
 	both := simd.adamw8Behind[as]
 	switch {
-	case behind && n == Q8Block:
+	case behind && n == Q8Block && a.ordinary():
 		before, _ := moments8(s, lo-Q8Block, Q8Block)
 		both(ptr(k.P[lo:]), ptr(g), &k.M[lo], &k.V[lo], ptr(m), ptr(before), &a.gradScale,
 			unsafe.SliceData(low), &Q8Signed.t.slope[0], &Q8Unsigned.t.slope[0])
@@ -119,6 +120,9 @@ func (k *AdamW8) block(s *scratch, lo, hi int, behind bool) bool {
 	k.VScale[block] = Q8Unsigned.write(k.V[lo:hi], v, a.vTop)
 	return false
 }
+
+// ordinary tells whether the tables of both maps may take their factors.
+func (a *adam8Scalars) ordinary() bool { return !q8Tiny(a.mFactor) && !q8Tiny(a.vFactor) }
 
 // ordinary8 tells whether the inverse of a scale with these bits may multiply at once.
 func ordinary8(top uint32) bool {
@@ -139,7 +143,10 @@ func (k *AdamW8) write(s *scratch, lo, hi int) {
 // update updates a block alone, into m and v.
 func (k *AdamW8) update(a *adam8Scalars, g, m, v []float32, lo, hi int, low []uint16, as Half) {
 	n := hi - lo
-	done := groups[float32](n)
+	done := 0
+	if a.ordinary() {
+		done = groups[float32](n)
+	}
 	if done > 0 {
 		simd.adamw8[as](ptr(k.P[lo:]), ptr(g), &k.M[lo], &k.V[lo], ptr(m), ptr(v), done, &a.gradScale,
 			unsafe.SliceData(low), &Q8Signed.t.slope[0], &Q8Unsigned.t.slope[0])
@@ -147,12 +154,14 @@ func (k *AdamW8) update(a *adam8Scalars, g, m, v []float32, lo, hi int, low []ui
 	if done == n {
 		return
 	}
-	Q8Signed.Dequantize(m[done:], k.M[lo+done:hi], a.mScale)
-	Q8Unsigned.Dequantize(v[done:], k.V[lo+done:hi], a.vScale)
+	Q8Signed.decayed(m[done:], k.M[lo+done:hi], a.mFactor)
+	Q8Unsigned.decayed(v[done:], k.V[lo+done:hi], a.vFactor)
+	decayed := k.s
+	decayed.beta1, decayed.beta2 = 1, 1
 	if low != nil {
 		low = low[done:]
 	}
-	adamw(k.P[lo+done:hi], g[done:], m[done:], v[done:], low, as, &k.s)
+	adamw(k.P[lo+done:hi], g[done:], m[done:], v[done:], low, as, &decayed)
 	for i := done; i < n; i++ {
 		a.mTop = max(a.mTop, math.Float32bits(m[i])&^(1<<31))
 		a.vTop = max(a.vTop, math.Float32bits(v[i])&^(1<<31))

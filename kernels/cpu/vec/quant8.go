@@ -137,9 +137,14 @@ func (t *q8Table) byBins(floor float32) {
 
 // magnitude is what a code without its sign stands for.
 func (t *q8Table) magnitude(code int) float32 {
+	return stands(code, &t.slope, &t.start)
+}
+
+// stands is what a code without its sign stands for, by the tables of decades.
+func stands(code int, slope, start *[8]float32) float32 {
 	n := float32(code + 1)
 	k := math.Float32bits(n) >> 23 & 7
-	return num.Fma32(n, t.slope[k], t.start[k])
+	return num.Fma32(n, slope[k], start[k])
 }
 
 // code returns the nearest code, but for the rounding of one multiplication and
@@ -211,5 +216,32 @@ func (m *Q8Map) Dequantize(x []float32, codes []byte, scale float32) {
 	codes = codes[:len(x)]
 	for i := range x {
 		x[i] = float32(m.value[codes[i]] * scale)
+	}
+}
+
+// q8Tiny tells whether a factor is so small that a table's products with it would lose
+// what is left of them, and numbers their sign.
+func q8Tiny(factor float32) bool { return factor > 0 && factor < 0x1p-96 }
+
+// decayed reads the first len(x) numbers of a block times a factor, the block's scale
+// times a beta. The tables of decades take the factor, so that a number is rounded once;
+// the assembly reads so, too.
+func (m *Q8Map) decayed(x []float32, codes []byte, factor float32) {
+	if q8Tiny(factor) {
+		m.Dequantize(x, codes, factor)
+		return
+	}
+	var slope, start [8]float32
+	for k := range slope {
+		slope[k], start[k] = float32(m.t.slope[k]*factor), float32(m.t.start[k]*factor)
+	}
+	codes = codes[:len(x)]
+	for i, c := range codes {
+		if !m.signed {
+			x[i] = stands(int(c), &slope, &start)
+			continue
+		}
+		v := stands(int(c&0x7f), &slope, &start)
+		x[i] = math.Float32frombits(math.Float32bits(v) | uint32(c>>7)<<31)
 	}
 }

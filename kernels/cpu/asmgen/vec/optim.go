@@ -118,6 +118,15 @@ type moment struct {
 	to       vlib.Mem
 	top      vlib.Vec // takes the largest magnitude by lane, as bits; nil: nobody asks
 	positive bool     // never negative, but perhaps NaN
+	decayed  bool     // read times its beta
+}
+
+// old returns the moment times its beta.
+func (m *moment) old(g *vlib.Gen, beta vlib.Arg) vlib.Vec {
+	if m.decayed {
+		return m.read()
+	}
+	return g.Mul(m.read(), beta)
 }
 
 func (m *moment) write(g *vlib.Gen, v vlib.Vec) {
@@ -143,11 +152,11 @@ func moments(g *vlib.Gen, s []vlib.Arg, gr, m, v vlib.Mem) (d, mi vlib.Vec) {
 // momentsOf is moments for any of them.
 func momentsOf(g *vlib.Gen, s []vlib.Arg, gr vlib.Mem, m, v moment) (d, mi vlib.Vec) {
 	x := g.Mul(g.Load(gr), s[adamGradScale])
-	mi = g.Mul(m.read(), s[adamBeta1])
+	mi = m.old(g, s[adamBeta1])
 	g.Fma231(mi, x, s[adamRest1])
 	m.write(g, mi)
 	g.MulTo(x, x)
-	vi := g.Mul(v.read(), s[adamBeta2])
+	vi := v.old(g, s[adamBeta2])
 	g.Fma231(vi, x, s[adamRest2])
 	v.write(g, vi)
 	d = g.Sqrt(vi)

@@ -12,14 +12,15 @@ import (
 
 // Fields of adam8Scalars behind those of adamScalars, in order.
 const (
-	adam8MScale = adamFields + iota
-	adam8VScale
-	adam8Fields
-	adam8MTop = adam8Fields // written
-	adam8VTop = adam8Fields + 1
+	adam8MFactor = adamFields + iota
+	adam8VFactor
+	adam8MTop // written
+	adam8VTop
 	// Of the block behind: a quarter of the inverses of its scales.
-	adam8MInverse = adam8Fields + 2
-	adam8VInverse = adam8Fields + 3
+	adam8MInverse
+	adam8VInverse
+	adam8Fields
+	adam8Tables = 4 * adam8Fields // scratch of AVX2, in bytes: slopes and starts of both
 )
 
 // Offsets of q8Table's fields.
@@ -45,15 +46,16 @@ func quant8() {
 		kernel(fmt2("adamw8[%d]", i), "adamwQ8"+low.suffix, sig, "is AdamW8's update"+full, func(g *vlib.Gen) {
 			p, gr, m, v, n := g.Ptr("p"), g.Ptr("d"), g.Ptr("m"), g.Ptr("v"), g.Ptr("n")
 			mo, vo, base, out := g.Ptr("mo"), g.Ptr("vo"), g.Ptr("s"), g.Ptr("low")
-			s := g.Scalars(base, adam8Fields)
-			first, second := newReader(g, g.Ptr("mt"), true), newReader(g, g.Ptr("vt"), false)
+			s := g.Scalars(base, adamFields)
+			first := newReader(g, g.Ptr("mt"), true, operand.Mem{Base: base, Disp: 4 * adam8MFactor}, operand.Mem{Base: base, Disp: adam8Tables})
+			second := newReader(g, g.Ptr("vt"), false, operand.Mem{Base: base, Disp: 4 * adam8VFactor}, operand.Mem{Base: base, Disp: adam8Tables + 64})
 			tops := [2]vlib.Vec{g.Zero(), g.Zero()}
 			g.LoopFull(n, func() {
 				g.Fetch(p, gr)
 				g.FetchBytes(m, v)
 				d, mi := momentsOf(g, s, g.At(gr),
-					moment{read: func() vlib.Vec { return first.read(m, 0, s[adam8MScale]) }, to: g.At(mo), top: tops[0]},
-					moment{read: func() vlib.Vec { return second.read(v, 0, s[adam8VScale]) }, to: g.At(vo), top: tops[1], positive: true})
+					moment{read: func() vlib.Vec { return first.read(m, 0) }, to: g.At(mo), top: tops[0], decayed: true},
+					moment{read: func() vlib.Vec { return second.read(v, 0) }, to: g.At(vo), top: tops[1], positive: true, decayed: true})
 				adamwStep(g, s, g.At(p), d, mi, func(x vlib.Vec) {
 					if low.narrow != nil {
 						low.narrow(g, x, g.At16(out))
@@ -87,15 +89,16 @@ func adamwBehind(i int, suffix string, narrow func(g *vlib.Gen, v vlib.Vec, m vl
 		p, gr, m, v := g.Ptr("p"), g.Ptr("d"), g.Ptr("m"), g.Ptr("v")
 		to, behind, base, out, mt, vt := g.Ptr("to"), g.Ptr("behind"), g.Ptr("s"), g.Ptr("low"), g.Ptr("mt"), g.Ptr("vt")
 		var s []vlib.Arg
-		for f := range adam8Fields {
+		for f := range adamFields {
 			switch f {
-			case adamGradScale, adamKeep, adamEps, adamStep, adam8MScale, adam8VScale: // of the registers there are not enough
+			case adamGradScale, adamKeep, adamEps, adamStep: // of the registers there are not enough
 				s = append(s, g.ScalarInMemory(base, f))
 			default:
 				s = append(s, g.Broadcast(operand.Mem{Base: base, Disp: 4 * f}))
 			}
 		}
-		first, second := newReader(g, mt, true), newReader(g, vt, false)
+		first := newReader(g, mt, true, operand.Mem{Base: base, Disp: 4 * adam8MFactor}, operand.Mem{})
+		second := newReader(g, vt, false, operand.Mem{Base: base, Disp: 4 * adam8VFactor}, operand.Mem{})
 		inverse := func(f int) vlib.Vec { return g.Broadcast(operand.Mem{Base: base, Disp: 4 * f}) }
 		codes := [2]*q8Writer{newWriter512(g, mt, inverse(adam8MInverse), true), newWriter512(g, vt, inverse(adam8VInverse), false)}
 		codes[1].share(codes[0])
@@ -108,8 +111,8 @@ func adamwBehind(i int, suffix string, narrow func(g *vlib.Gen, v vlib.Vec, m vl
 			var half reg.VecVirtual
 			for u := range 4 {
 				d, mi := momentsOf(g, s, g.At(gr, u),
-					moment{read: func() vlib.Vec { return first.read(m, u, s[adam8MScale]) }, to: g.At(to, u), top: tops[0]},
-					moment{read: func() vlib.Vec { return second.read(v, u, s[adam8VScale]) }, to: second16(g.At(to, u)), top: tops[1], positive: true})
+					moment{read: func() vlib.Vec { return first.read(m, u) }, to: g.At(to, u), top: tops[0], decayed: true},
+					moment{read: func() vlib.Vec { return second.read(v, u) }, to: second16(g.At(to, u)), top: tops[1], positive: true, decayed: true})
 				adamwStep(g, s, g.At(p, u), d, mi, func(x vlib.Vec) {
 					if narrow != nil {
 						narrow(g, x, g.At16(out, u))
@@ -143,7 +146,8 @@ func storeTops(g *vlib.Gen, base reg.Register, tops [2]vlib.Vec) {
 // orAnd is dst | second & first, of VPTERNLOGD.
 const orAnd = 0xf8
 
-// q8Reader reads codes: n = code+1 is a float32 whose exponent says the decade.
+// q8Reader reads codes as Q8Map.decayed does: n = code+1 is a float32 whose exponent says the
+// decade.
 type q8Reader struct {
 	g            *vlib.Gen
 	signed       bool
@@ -151,22 +155,36 @@ type q8Reader struct {
 	low7         vlib.Vec   // AVX-512: of the signed
 }
 
-func newReader(g *vlib.Gen, t reg.Register, signed bool) *q8Reader {
-	r := &q8Reader{g: g, signed: signed, slope: operand.Mem{Base: t, Disp: q8Slope}, start: operand.Mem{Base: t, Disp: q8Start}}
-	if g.AVX512 {
-		slope, start := ZMM(), ZMM()
-		VBROADCASTF32X8(r.slope, slope)
-		VBROADCASTF32X8(r.start, start)
-		r.slope, r.start = slope, start
-		if signed {
-			r.low7 = g.RWord(0x7f)
+// newReader returns a reader of codes times a factor, whose tables AVX2 keeps at
+// scratch.
+func newReader(g *vlib.Gen, t reg.Register, signed bool, factor, scratch operand.Mem) *q8Reader {
+	r := &q8Reader{g: g, signed: signed}
+	if !g.AVX512 {
+		f, x := YMM(), YMM()
+		VBROADCASTSS(factor, f)
+		for i, to := range []*operand.Op{&r.slope, &r.start} {
+			at := scratch
+			at.Disp += 32 * i
+			VMULPS(operand.Mem{Base: t, Disp: q8Slope + i*(q8Start-q8Slope)}, f, x)
+			VMOVUPS(x, at)
+			*to = at
 		}
+		return r
+	}
+	for i, to := range []*operand.Op{&r.slope, &r.start} {
+		x := ZMM()
+		VBROADCASTF32X8(operand.Mem{Base: t, Disp: q8Slope + i*(q8Start-q8Slope)}, x)
+		VMULPS_BCST(factor, x, x)
+		*to = x
+	}
+	if signed {
+		r.low7 = g.RWord(0x7f)
 	}
 	return r
 }
 
-// read returns 16 codes of base as numbers, the u-th of the current.
-func (r *q8Reader) read(base reg.Register, u int, scale vlib.Arg) vlib.Vec {
+// read returns 16 codes of base as numbers times the factor, the u-th of the current.
+func (r *q8Reader) read(base reg.Register, u int) vlib.Vec {
 	g, x := r.g, r.g.New()
 	for i, v := range x {
 		if g.AVX512 {
@@ -175,7 +193,6 @@ func (r *q8Reader) read(base reg.Register, u int, scale vlib.Arg) vlib.Vec {
 			r.read256(g.Byte(base, 2*u+i), v)
 		}
 	}
-	g.MulTo(x, scale)
 	return x
 }
 
