@@ -525,23 +525,44 @@ func TestOwnFilesOfAnotherKind(t *testing.T) {
 	}
 }
 
-// Any value of any place is seen.
+// Any value of any place is seen, of each width.
 func TestLook(t *testing.T) {
-	for n := range 11 {
+	odd32 := []uint32{0x7f800000, 0xff800000, 0x7fc00000, 0x7f800001, 0xffffffff}
+	even32 := []uint32{0, 0x80000000, 0x7f7fffff, 0xff7fffff, 0x807fffff, 1, 0x3f800000}
+	for n := range 21 {
 		for at := range n {
-			for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), math.Float32frombits(0x7f800001), math.MaxFloat32, -math.SmallestNonzeroFloat32} {
+			for i, bits := range append(odd32, even32...) {
 				v := make([]float32, n)
 				for i := range v {
 					v[i] = float32(i) - 3
 				}
-				v[at] = bad
+				v[at] = math.Float32frombits(bits)
 				var e NonFinite
-				e.Look(100, v)
-				if x := float64(bad); math.IsNaN(x) || math.IsInf(x, 0) {
+				if e.Look(100, v); i < len(odd32) {
 					require.Equal(t, NonFinite{Count: 1, First: 100 + int64(at)}, e)
 				} else {
 					require.Zero(t, e)
 				}
+			}
+		}
+	}
+}
+
+// So of 16 bits, whose every pattern is one of a number, or is not.
+func TestLookAtHalves(t *testing.T) {
+	for dtype, exponent := range map[safetensors.DType]int{safetensors.BF16: 0x7f80, safetensors.F16: 0x7c00} {
+		for bits := range 1 << 16 {
+			v := make([]byte, 2*23)
+			at := bits % 23
+			v[2*at], v[2*at+1] = byte(bits), byte(bits>>8)
+			var e NonFinite
+			e.lookAt(&Extent{Start: 100, N: 23, DType: dtype}, 0, v)
+			want := NonFinite{Of: 23}
+			if bits&exponent == exponent {
+				want.Count, want.First = 1, 100+int64(at)
+			}
+			if e != want {
+				require.Equal(t, want, e, "%s %04x", dtype, bits)
 			}
 		}
 	}

@@ -27,9 +27,15 @@ const (
 	ExtentBytes = 1 << 20
 	// alignment of the data, of writes and of their memory in direct I/O, bytes.
 	alignment = 4096
-	// blockBytes is what goes to the file at a time, depth how many are in flight.
+	// blockBytes is what goes through a buffer at a time, depth how many are in flight.
 	blockBytes = 1 << 20
 	depth      = 4
+	// imageBytes is what goes to the file at a time of a part that is in memory whole:
+	// each request costs the processor as much whatever its size.
+	imageBytes = 4 << 20
+	// lookBytes is what is summed and looked at before the next: it stays in the first
+	// cache from the one to the other.
+	lookBytes = 32 << 10
 
 	sumsKey = "crc32c"
 	// ScaleSuffix makes the name of a state in 8 bits that of its scales.
@@ -178,12 +184,16 @@ func (w *partFile) fill(lo int64, b []byte) (err error) {
 // Ranges come in order.
 func (w *partFile) look(lo int64, b []byte) (err error) {
 	w.seen, err = w.each(w.seen, lo, b, func(i int, off int64, b []byte) error {
-		w.sums[i] = crc32.Update(w.sums[i], castagnoli, b)
 		e := &w.part.Extents[i]
 		if w.odd.Count > 0 && (w.odd.State != e.State || w.odd.Tensor != e.Tensor) {
 			return &w.odd
 		}
-		w.odd.lookAt(e, off, b)
+		for len(b) > 0 {
+			n := min(len(b), lookBytes)
+			w.sums[i] = crc32.Update(w.sums[i], castagnoli, b[:n])
+			w.odd.lookAt(e, off, b[:n])
+			off, b = off+int64(n), b[n:]
+		}
 		return nil
 	})
 	return err
@@ -216,10 +226,14 @@ func (e *NonFinite) lookAt(x *Extent, off int64, b []byte) {
 	case size == 4:
 		e.Look(x.Start+off/size, unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), n))
 	case size == 2:
-		exponent := uint16(0x7f80)
+		exponents := uint64(exponentsBF16)
 		if x.DType == safetensors.F16 {
-			exponent = 0x7c00
+			exponents = exponentsF16
 		}
+		if finite(b, exponents) {
+			return
+		}
+		exponent := uint16(exponents)
 		for i, v := range unsafe.Slice((*uint16)(unsafe.Pointer(&b[0])), n) {
 			if v&exponent == exponent {
 				if e.Count == 0 {
@@ -354,8 +368,8 @@ func (m *Image) write(ctx context.Context, folder string, w *partFile) (f File, 
 	}
 	o.start()
 	for lo := int64(0); lo < w.data() && err == nil; {
-		n := min(blockBytes, w.data()-lo)
-		b := m.memory[lo:min(lo+blockBytes, int64(len(m.memory)))]
+		n := min(imageBytes, w.data()-lo)
+		b := m.memory[lo:min(lo+imageBytes, int64(len(m.memory)))]
 		if err = cmp.Or(ctx.Err(), o.failed()); err == nil {
 			err = w.look(lo, b[:n])
 		}

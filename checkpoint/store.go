@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
@@ -21,7 +22,7 @@ type Options struct {
 }
 
 // Store is a checkpoint folder that one process has open for one run. Its methods
-// are for one goroutine.
+// are for one goroutine at a time, but for Last, which may be asked at any time.
 //
 // A checkpoint is confirmed by the first update that is applied after it: only then
 // is it known that training can go on from it. Prune counts confirmed ones alone,
@@ -36,7 +37,9 @@ type Store struct {
 	made  []string     // folders that Open made, outermost first
 	wrote bool         // something that stays
 	tidy  bool         // what Keep does not cover was removed once
-	base  *Entry       // the checkpoint that the run wrote or went on from last
+	// replaced says that no other run's checkpoint bears the mark any more.
+	replaced bool
+	base     atomic.Pointer[Entry] // the checkpoint that the run wrote or went on from last
 }
 
 // Open makes dir, locks it for this process and clears what killed saves of this
@@ -110,7 +113,7 @@ func (s *Store) Continue(c Choice) error {
 	if c.Manifest.Owner != "" {
 		s.owner = c.Manifest.Owner
 	}
-	s.base = &c.Entry
+	s.base.Store(&c.Entry)
 	var left []string
 	for _, p := range c.Passed {
 		if p.Err == nil && p.Manifest.Owner == s.owner && !s.marks.left[p.Manifest.key()] {
@@ -124,7 +127,7 @@ func (s *Store) Continue(c Choice) error {
 }
 
 // Last is the checkpoint that the run wrote or went on from last; nil: none.
-func (s *Store) Last() *Entry { return s.base }
+func (s *Store) Last() *Entry { return s.base.Load() }
 
 // Save writes a checkpoint of m.Step, all of whose parts are in this process, and
 // returns its folder. The folder appears under its name complete and synced, or not
@@ -213,7 +216,10 @@ func (p *Pending) Abort(err error) error {
 }
 
 // Adopt makes a checkpoint that Finish completed the one that the run wrote last.
-func (s *Store) Adopt(e Entry) { s.base, s.wrote = &e, true }
+func (s *Store) Adopt(e Entry) {
+	s.base.Store(&e)
+	s.wrote = true
+}
 
 // stillOurs sees that the folder and its lock are what Open left. A folder that
 // somebody removed is made and locked again, without what it remembered.
@@ -236,13 +242,14 @@ func (s *Store) stillOurs() error {
 		return err
 	}
 	err = s.lock.Close() // its name is gone already
-	s.lock = again
+	s.lock, s.replaced = again, false
 	if s.log != nil && len(made) > 0 {
 		err = errors.Join(err, s.log.Close())
 		s.log = nil
 	}
 	if len(made) > 0 {
-		s.marks, s.base = parseMarks(filepath.Join(s.dir, marksName), nil), nil
+		s.marks = parseMarks(filepath.Join(s.dir, marksName), nil)
+		s.base.Store(nil)
 	}
 	return err
 }
@@ -277,11 +284,12 @@ func (s *Store) working(stem string) (path string, err error) {
 // removes what Options.Keep no longer covers: also, once, what a run left that was
 // killed between the two. Without a new checkpoint it does nothing more.
 func (s *Store) Confirm() error {
+	base := s.Last()
 	switch {
-	case s.base == nil:
+	case base == nil:
 		return nil
-	case !s.marks.Confirmed(s.base.Manifest):
-		if err := s.mark(mark{Event: markConfirmed, Key: s.base.Manifest.key()}); err != nil {
+	case !s.marks.Confirmed(base.Manifest):
+		if err := s.mark(mark{Event: markConfirmed, Key: base.Manifest.key()}); err != nil {
 			return err
 		}
 	case s.tidy:
@@ -296,10 +304,10 @@ func (s *Store) Confirm() error {
 // after it.
 func (s *Store) MarkDivergence(step int, settings map[string]string) error {
 	v := mark{Event: markDiverged, Divergence: &Divergence{Step: step, Settings: settings}}
-	if s.base != nil {
-		v.Divergence.From = s.base.Name
-		if !s.marks.Confirmed(s.base.Manifest) {
-			v.Key = s.base.Manifest.key()
+	if base := s.Last(); base != nil {
+		v.Divergence.From = base.Name
+		if !s.marks.Confirmed(base.Manifest) {
+			v.Key = base.Manifest.key()
 		}
 	}
 	return s.mark(v)
@@ -398,8 +406,11 @@ func (s *Store) shorten() error {
 	return filesys.SyncDir(s.dir)
 }
 
-// prune removes what Keep does not cover, and checkpoints that this run replaces.
+// prune removes what Keep does not cover.
 func (s *Store) prune() error {
+	if s.o.Keep <= 0 {
+		return nil // a look at all checkpoints would cost more with each of them
+	}
 	entries, err := Scan(s.dir)
 	if err != nil {
 		return fmt.Errorf("remove old checkpoints: %w", err)
@@ -407,9 +418,10 @@ func (s *Store) prune() error {
 	return s.remove(expendable(entries, &s.marks, s.owner, s.o.Keep))
 }
 
-// Replace removes the checkpoints of other runs that bear Options.Mark.
+// Replace removes the checkpoints of other runs that bear Options.Mark. Once it has,
+// it does nothing more: nobody else writes into the folder.
 func (s *Store) Replace() error {
-	if s.o.Mark == "" {
+	if s.o.Mark == "" || s.replaced {
 		return nil
 	}
 	entries, err := Scan(s.dir)
@@ -422,7 +434,9 @@ func (s *Store) Replace() error {
 			gone = append(gone, e)
 		}
 	}
-	return s.remove(gone)
+	err = s.remove(gone)
+	s.replaced = err == nil
+	return err
 }
 
 // remove takes checkpoints' names away first, durably, so that a removal that a kill

@@ -1,11 +1,13 @@
 package checkpoint
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"path/filepath"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
@@ -55,28 +57,42 @@ func writeRest(folder string, m Manifest, parts []File, blobs []Blob) (Manifest,
 	return m, filesys.SyncDir(folder)
 }
 
-// finite tells whether all of v is: a finite value times zero is zero, others times
-// zero are not a number. Four sums, for each addition waits for the one before.
-func finite(v []float32) bool {
-	var a, b, c, d float32
-	for ; len(v) >= 4; v = v[4:] {
-		a += v[0] * 0
-		b += v[1] * 0
-		c += v[2] * 0
-		d += v[3] * 0
+// Exponents of numbers as they lie in eight bytes. Where all of its bits are ones the
+// value is infinite or not a number.
+const (
+	exponents32   = 0x7f800000_7f800000
+	exponentsBF16 = 0x7f80_7f80_7f80_7f80
+	exponentsF16  = 0x7c00_7c00_7c00_7c00
+)
+
+// finite tells whether all numbers of b are, whose exponents are these. An exponent of
+// ones and its lowest bit carry into the sign's place, which the mask has cleared, and
+// no further.
+func finite(b []byte, exponents uint64) bool {
+	sign := exponents &^ (exponents >> 1) << 1 // of each number
+	lowest := exponents &^ (exponents << 1)
+	var w, x, y, z uint64
+	for ; len(b) >= 32; b = b[32:] {
+		w |= binary.NativeEndian.Uint64(b)&exponents + lowest
+		x |= binary.NativeEndian.Uint64(b[8:])&exponents + lowest
+		y |= binary.NativeEndian.Uint64(b[16:])&exponents + lowest
+		z |= binary.NativeEndian.Uint64(b[24:])&exponents + lowest
 	}
-	for _, x := range v {
-		a += x * 0
+	for ; len(b) >= 8; b = b[8:] {
+		w |= binary.NativeEndian.Uint64(b)&exponents + lowest
 	}
-	return a+b+c+d == 0
+	var last [8]byte
+	copy(last[:], b)
+	w |= binary.NativeEndian.Uint64(last[:])&exponents + lowest
+	return (w|x|y|z)&sign == 0
 }
 
 // Look counts the values of v, elements from start on, that are not finite.
 func (e *NonFinite) Look(start int64, v []float32) {
-	if finite(v) {
+	if len(v) == 0 || finite(unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), 4*len(v)), exponents32) {
 		return
 	}
-	const exponent = 0x7f800000 // all ones: infinite, or not a number
+	const exponent = 0x7f800000
 	for i, x := range v {
 		if math.Float32bits(x)&exponent == exponent {
 			if e.Count == 0 {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"path/filepath"
 	"strconv"
 
@@ -97,6 +96,7 @@ func (t *Trainer) Save(ctx context.Context) (string, error) {
 		if err := t.settle(true); err != nil {
 			return "", err
 		}
+		t.idle()
 		return t.store.Last().Folder, nil
 	}
 	m, files, err := t.describeSave()
@@ -142,18 +142,17 @@ func (t *Trainer) worthSaving() bool {
 }
 
 // confirm tells the store that training went on from its newest checkpoint: an
-// update was applied after it.
+// update was applied after it. That is tried once for each: the next is another try.
 func (t *Trainer) confirm() {
-	if t.store == nil || t.store.Last() == nil {
+	if t.store == nil {
 		return
 	}
-	if t.updatesDone() <= t.base {
+	last := t.store.Last()
+	if last == nil || last == t.confirmed || t.updatesDone() <= t.base {
 		return
 	}
-	if err := t.store.Confirm(); err != nil {
-		t.cfg.warn("%v", err)
-		t.base = math.MaxInt // told once; the next checkpoint is another try
-	}
+	t.confirmed = last
+	t.tend(t.store.Confirm)
 }
 
 // updatesDone is how many updates the states have seen, or one less.

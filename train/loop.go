@@ -56,6 +56,7 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 	if err := t.settle(true); err != nil && t.fatal == nil { // nothing was worth saving after it
 		return t.saveOrGoOn(true)
 	}
+	t.idle()
 	return t.fatal
 }
 

@@ -2,15 +2,18 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // Checkpoints that are written beside the steps hold what those of a stalled run do,
@@ -84,6 +87,94 @@ func TestStagingIsInThePlan(t *testing.T) {
 	require.ErrorContains(t, err, "needs Config.Checkpoint")
 	c.AsyncSave = "later"
 	require.ErrorContains(t, c.Validate(), "Config.AsyncSave")
+}
+
+// heldSyncs is a file system whose syncs wait for a gate, where there is one.
+type heldSyncs struct {
+	filesys.FS
+	mu   sync.Mutex
+	gate chan struct{}
+}
+
+func (h *heldSyncs) hold() (release func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.gate = make(chan struct{})
+	return sync.OnceFunc(func() { close(h.gate) })
+}
+
+func (h *heldSyncs) wait() {
+	h.mu.Lock()
+	held := h.gate
+	h.mu.Unlock()
+	if held != nil {
+		<-held
+	}
+}
+
+func (h *heldSyncs) OpenFile(path string, flag int, perm os.FileMode) (filesys.File, error) {
+	f, err := h.FS.OpenFile(path, flag, perm)
+	if err != nil {
+		return nil, err
+	}
+	return &heldFile{f, h}, nil
+}
+
+func (h *heldSyncs) SyncDir(path string) error {
+	h.wait()
+	return h.FS.SyncDir(path)
+}
+
+type heldFile struct {
+	filesys.File
+	of *heldSyncs
+}
+
+func (f *heldFile) Sync() error {
+	f.of.wait()
+	return f.File.Sync()
+}
+
+// The steps wait for no sync: not for that of a save's beginning, nor for those of its
+// confirmation and of what is removed after it. The next save does.
+func TestStepsDoNotWaitForTheDisk(t *testing.T) {
+	dir := scratch(t)
+	h := &heldSyncs{FS: filesys.NewMemory(dir)}
+	defer filesys.Mount(dir, h)()
+	c := tiny("gpt2")
+	c.Steps, c.SaveEvery, c.Keep, c.AsyncSave, c.Checkpoint = 7, 2, 1, asyncOn, filepath.Join(dir, "ck")
+	release := func() {}
+	require.NoError(t, func() error {
+		tr, err := c.start(context.Background())
+		if err != nil {
+			return err
+		}
+		err = tr.Run(context.Background(), func(r StepResult) error {
+			switch r.Step {
+			case 2: // its save begins after this
+				release = h.hold()
+			case 4: // two steps have passed beside it, and this one's save would wait for it
+				require.NotNil(t, tr.saving)
+				require.Equal(t, 2, tr.saving.step)
+				release()
+				<-tr.saving.done
+				release = h.hold() // the save of step 2 is confirmed now
+				require.NoError(t, tr.settle(false))
+				require.Equal(t, 2, tr.store.Last().Step)
+			case 5:
+				release()
+			}
+			return nil
+		})
+		return errors.Join(err, tr.Close())
+	}())
+	list, err := checkpoint.List(c.Checkpoint)
+	require.NoError(t, err)
+	var names []string
+	for _, folder := range list {
+		names = append(names, filepath.Base(folder))
+	}
+	require.Equal(t, []string{"step-00000006", "step-00000007"}, names)
 }
 
 // A save beside the steps that can't be written is told, and tried again.

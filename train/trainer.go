@@ -64,8 +64,11 @@ type Trainer struct {
 	accepted   bool       // New has made it: outputs may be touched
 	unsaved    bool       // a checkpoint that was due could not be saved
 	saving     *asideSave // a checkpoint that is being written; nil: none
-	savedRanks int        // of the run that wrote the checkpoint this one goes on from
-	skipped    skips      // steps whose update was left out: with OnNonFinite "skip", and of fp16
+	behind     behind
+	confirmed  *checkpoint.Entry // the newest one that the store was told of, see confirm
+	hash       string            // of the plan, once a checkpoint was saved: see planHash
+	savedRanks int               // of the run that wrote the checkpoint this one goes on from
+	skipped    skips             // steps whose update was left out: with OnNonFinite "skip", and of fp16
 	scale      scaleState
 }
 
