@@ -67,7 +67,8 @@ type Context struct {
 	sides   []side
 	scratch []driver.Address
 	words   wordBlock
-	waiting []func() // see WhileWaiting
+	waiting []func()       // see WhileWaiting
+	leaving []func() error // see AtClose
 	closed  bool
 
 	failed atomic.Bool // set after err
@@ -209,6 +210,11 @@ func (c *Context) Word() (host *atomic.Uint32, at driver.Address, ok bool, err e
 // while that waits for a stream, so that somebody looks at what holds it up.
 func (c *Context) WhileWaiting(f func()) { c.waiting = append(c.waiting, f) }
 
+// AtClose registers f to be called on the rank's goroutine as the context closes: its
+// streams run nothing any more and are there still. Where something does not end, f is
+// not called.
+func (c *Context) AtClose(f func() error) { c.leaving = append(c.leaving, f) }
+
 // OnError registers f for the first sticky error.
 func (c *Context) OnError(f func(error)) {
 	c.mu.Lock()
@@ -318,6 +324,9 @@ func (c *Context) Close() error {
 			return
 		}
 		errs = append(errs, err)
+	}
+	for _, f := range c.leaving {
+		note(f())
 	}
 	for _, s := range c.streams {
 		for _, err := range s.destroy() {

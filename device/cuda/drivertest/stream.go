@@ -47,7 +47,8 @@ type item struct {
 	check         bool // reads and writes are those of what follows
 	peers         bool // it is a copy between devices: the driver's own
 	record, wait  *point
-	word          *uint32 // to wait for, or to store to
+	until         func() bool // to wait for
+	word          *uint32     // to wait for, or to store to
 	at            driver.Address
 	value         uint32
 	store         bool
@@ -107,6 +108,8 @@ func (s *stream) ready() bool {
 	switch i := &s.queue[0]; {
 	case i.wait != nil:
 		return i.wait.done
+	case i.until != nil:
+		return i.until()
 	case i.word != nil && !i.store:
 		return int32(atomic.LoadUint32(i.word)-i.value) >= 0
 	}
@@ -132,7 +135,7 @@ func (d *Driver) pick() (found *stream, poll bool) {
 		if s.ready() && (found == nil || d.opts.Seed != 0 && d.rank[s] < d.rank[found]) {
 			found = s
 		}
-		poll = poll || len(s.queue) > 0 && s.queue[0].word != nil
+		poll = poll || len(s.queue) > 0 && (s.queue[0].word != nil || s.queue[0].until != nil)
 	}
 	return found, poll
 }
@@ -205,6 +208,7 @@ func (d *Driver) step(s *stream) {
 	switch {
 	case i.check:
 		err = d.accesses(s.agent, s.gpu, i.label, i.reads, i.writes)
+	case i.until != nil:
 	case i.wait != nil:
 		s.agent.clock.join(i.wait.clock)
 	case i.record != nil:
@@ -529,4 +533,29 @@ func (d *Driver) Run(s driver.Stream, label string, f func() error) error {
 		return err
 	}
 	return d.push("Run", s, item{label: label, run: f})
+}
+
+// Until enqueues a wait for something that other streams or the host bring about: a
+// library's work in a test. f is asked again and again with the double's lock held: it
+// calls nothing of the double. Who waits is not ordered after what f sees.
+func (d *Driver) Until(s driver.Stream, label string, f func() bool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.enter("Until"); err != nil {
+		return err
+	}
+	if err := d.ownStream("Until", s); err != nil {
+		return err
+	}
+	return d.push("Until", s, item{label: label, until: f})
+}
+
+// Current is the device whose context is current on the calling thread; -1 for none.
+func (d *Driver) Current() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if c := d.current[unix.Gettid()]; c != 0 {
+		return int(c) - 0x1000
+	}
+	return -1
 }

@@ -1,0 +1,5 @@
+// Package libnccl opens NVIDIA's NCCL at run time, without cgo: comm/nccl calls it.
+package libnccl
+
+// Names are the files that are looked for.
+var Names = []string{"libnccl.so.2"}

@@ -1,0 +1,224 @@
+//go:build amd64 || arm64
+
+package libnccl
+
+import (
+	"fmt"
+	"math"
+	"sync"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/spillway-ml/spillway/comm/nccl"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/device/cuda/dynlib"
+)
+
+// functions of the library, by address.
+type functions struct {
+	getVersion, getUniqueID, getErrorString, getLastError, getAsyncError uintptr
+	initRank, split, finalize, destroy, abort                            uintptr
+	groupStart, groupEnd, allGather, broadcast, send, recv               uintptr
+}
+
+func (f *functions) symbols() map[string]*uintptr {
+	return map[string]*uintptr{
+		"ncclGetVersion": &f.getVersion, "ncclGetUniqueId": &f.getUniqueID, "ncclGetErrorString": &f.getErrorString,
+		"ncclGetLastError": &f.getLastError, "ncclCommGetAsyncError": &f.getAsyncError,
+		"ncclCommInitRankConfig": &f.initRank, "ncclCommSplit": &f.split, "ncclCommFinalize": &f.finalize,
+		"ncclCommDestroy": &f.destroy, "ncclCommAbort": &f.abort,
+		"ncclGroupStart": &f.groupStart, "ncclGroupEnd": &f.groupEnd, "ncclAllGather": &f.allGather,
+		"ncclBroadcast": &f.broadcast, "ncclSend": &f.send, "ncclRecv": &f.recv,
+	}
+}
+
+// library is an open NCCL.
+type library struct {
+	functions
+	path    string
+	version int
+
+	mu   sync.Mutex
+	held []*held
+}
+
+// held is what calls are given the address of, in memory that does not move: it is on the
+// heap and stays there.
+type held struct {
+	config config
+	id     nccl.ID
+	number int32
+}
+
+func (l *library) hold() *held {
+	h := &held{}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.held = append(l.held, h)
+	return h
+}
+
+var _ nccl.API = (*library)(nil)
+
+var opened = sync.OnceValues(func() (nccl.API, error) {
+	l, err := open()
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+})
+
+// Open opens the library, once a process. The error of a machine without one is one line
+// that says what was looked for and where.
+func Open() (nccl.API, error) { return opened() }
+
+func open() (*library, error) {
+	lib, err := dynlib.Open("NCCL", Names...)
+	if err != nil {
+		return nil, err
+	}
+	l := &library{path: lib.Path}
+	old := fmt.Sprintf("want NCCL %s or later", nccl.VersionText(nccl.OldestVersion))
+	if err := lib.Symbols(l.symbols()); err != nil {
+		return nil, fmt.Errorf("%s: %w", old, err)
+	}
+	h := l.hold()
+	if err := l.check("ncclGetVersion", 0, call(l.getVersion, uintptr(unsafe.Pointer(&h.number)))); err != nil {
+		return nil, err
+	}
+	if l.version = int(h.number); l.version < nccl.OldestVersion {
+		return nil, fmt.Errorf("%s: %s is NCCL %s", old, l.path, nccl.VersionText(l.version))
+	}
+	return l, nil
+}
+
+// config is ncclConfig_t as version 2.18 has it. Later libraries take what is not in it
+// for undefined: size and version say how far it goes.
+type config struct {
+	size           uint64
+	magic, version uint32
+	blocking       int32
+	cgaClusterSize int32
+	minCTAs        int32
+	maxCTAs        int32
+	netName        uintptr
+	splitShare     int32
+	_              int32
+}
+
+const (
+	configMagic = 0xcafebeef
+	undefined   = math.MinInt32
+)
+
+func newConfig() config {
+	return config{size: uint64(unsafe.Sizeof(config{})), magic: configMagic, version: nccl.OldestVersion,
+		blocking: 0, cgaClusterSize: undefined, minCTAs: undefined, maxCTAs: undefined,
+		splitShare: 1} // communicators of mesh axes have no buffers of their own
+}
+
+// frame is the words of a call and room for a number that it gives. SyscallN's own words
+// would be allocated at each call.
+type frame struct {
+	words  [6 + nccl.IDBytes/8]uintptr
+	number int32
+}
+
+var frames = sync.Pool{New: func() any { return new(frame) }}
+
+// call makes a call whose arguments hold no addresses that may move: see held.
+func call(f uintptr, args ...uintptr) uintptr {
+	w := frames.Get().(*frame)
+	n := copy(w.words[:], args)
+	r, _, _ := purego.SyscallN(f, w.words[:n]...)
+	frames.Put(w)
+	return r
+}
+
+// check makes a result an error. A call that is in progress is none.
+func (l *library) check(name string, c nccl.Comm, r uintptr) error {
+	code := int(int32(r))
+	if code == nccl.Success || code == nccl.InProgress {
+		return nil
+	}
+	text := cString(call(l.getErrorString, uintptr(code)))
+	if last := cString(call(l.getLastError, uintptr(c))); last != "" {
+		text += ": " + last
+	}
+	return &nccl.Error{Call: name, Code: code, Text: text}
+}
+
+// cString copies a string of the library's.
+func cString(p uintptr) string {
+	const most = 1 << 10
+	var b []byte
+	for at := p; at != 0 && len(b) < most; at++ {
+		c := *(*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&at))) // memory that Go does not manage
+		if c == 0 {
+			break
+		}
+		b = append(b, c)
+	}
+	return string(b)
+}
+
+func (l *library) Version() (int, error) { return l.version, nil }
+
+func (l *library) UniqueID() (nccl.ID, error) {
+	h := l.hold()
+	err := l.check("ncclGetUniqueId", 0, call(l.getUniqueID, uintptr(unsafe.Pointer(&h.id))))
+	return h.id, err
+}
+
+func (l *library) Init(into *nccl.Comm, ranks int, id nccl.ID, rank int) error {
+	h := l.hold()
+	h.config, h.id = newConfig(), id
+	r := call(l.initRank, initWords(uintptr(unsafe.Pointer(into)), ranks, &h.id, rank, uintptr(unsafe.Pointer(&h.config)))...)
+	return l.check("ncclCommInitRankConfig", 0, r)
+}
+
+func (l *library) Split(c nccl.Comm, into *nccl.Comm, color, key int) error {
+	return l.check("ncclCommSplit", c, call(l.split, uintptr(c), uintptr(color), uintptr(key), uintptr(unsafe.Pointer(into)), 0))
+}
+
+func (l *library) State(c nccl.Comm) (bool, error) {
+	w := frames.Get().(*frame)
+	defer frames.Put(w)
+	r := call(l.getAsyncError, uintptr(c), uintptr(unsafe.Pointer(&w.number)))
+	if err := l.check("ncclCommGetAsyncError", c, r); err != nil {
+		return false, err
+	}
+	return w.number == nccl.InProgress, l.check("ncclCommGetAsyncError", c, uintptr(w.number))
+}
+
+func (l *library) Finalize(c nccl.Comm) error {
+	return l.check("ncclCommFinalize", c, call(l.finalize, uintptr(c)))
+}
+
+func (l *library) Destroy(c nccl.Comm) error {
+	return l.check("ncclCommDestroy", 0, call(l.destroy, uintptr(c)))
+}
+
+func (l *library) Abort(c nccl.Comm) error {
+	return l.check("ncclCommAbort", 0, call(l.abort, uintptr(c)))
+}
+
+func (l *library) GroupStart() error { return l.check("ncclGroupStart", 0, call(l.groupStart)) }
+func (l *library) GroupEnd() error   { return l.check("ncclGroupEnd", 0, call(l.groupEnd)) }
+
+func (l *library) AllGather(send, recv driver.Address, bytes int64, c nccl.Comm, s driver.Stream) error {
+	return l.check("ncclAllGather", c, call(l.allGather, uintptr(send), uintptr(recv), uintptr(bytes), nccl.ByteType, uintptr(c), uintptr(s)))
+}
+
+func (l *library) Broadcast(buf driver.Address, bytes int64, root int, c nccl.Comm, s driver.Stream) error {
+	return l.check("ncclBroadcast", c, call(l.broadcast, uintptr(buf), uintptr(buf), uintptr(bytes), nccl.ByteType, uintptr(root), uintptr(c), uintptr(s)))
+}
+
+func (l *library) Send(buf driver.Address, bytes int64, to int, c nccl.Comm, s driver.Stream) error {
+	return l.check("ncclSend", c, call(l.send, uintptr(buf), uintptr(bytes), nccl.ByteType, uintptr(to), uintptr(c), uintptr(s)))
+}
+
+func (l *library) Recv(buf driver.Address, bytes int64, from int, c nccl.Comm, s driver.Stream) error {
+	return l.check("ncclRecv", c, call(l.recv, uintptr(buf), uintptr(bytes), nccl.ByteType, uintptr(from), uintptr(c), uintptr(s)))
+}

@@ -1,0 +1,242 @@
+package nccl
+
+import (
+	"fmt"
+	"hash/fnv"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cuda"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// member is one rank in a group. A collective is enqueued by each rank for itself: nobody
+// waits on the host for a peer.
+//
+//	arrived = n   the rank's stream has come to its n-th call
+//	move          NCCL's copies, and of a sum the adding, a chunk after the other
+//	passed = n    no peer reads its inputs any more: NCCL's operations end on a rank's
+//	              stream once what it sends has been taken
+//
+// The two words are what the watchdog is shown: see watch.go.
+type member struct {
+	comm.Caller
+	r     *rank
+	name  string
+	slot  int
+	ranks []int // global, by index
+	comm  *communicator
+
+	calls    uint64
+	counter  comm.Counter
+	progress progress
+}
+
+var _ comm.Group = (*member)(nil)
+
+// Abort ends every group of the job with err.
+func (m *member) Abort(err error) { m.r.w.o.Control.Abort(err) }
+
+// OnError registers f for the error that ends the job.
+func (m *member) OnError(f func(error)) { m.r.w.o.Control.OnError(f) }
+
+// Err returns the error that ended the job, nil while it is sound.
+func (m *member) Err() error { return m.r.w.o.Control.Err() }
+
+// Stats returns what the rank has moved in the group.
+func (m *member) Stats() comm.Stats { return m.counter.Stats() }
+
+// addMember makes the rank's membership in its group of a slot. A group of all ranks goes
+// by the communicator that is there: one stream runs the collectives of all groups.
+func (r *rank) addMember(slot int) error {
+	m := &member{r: r, name: "world", slot: slot, comm: r.world}
+	if slot == 0 {
+		for i := range r.w.size {
+			m.ranks = append(m.ranks, i)
+		}
+	} else {
+		axis := r.w.mesh[slot-1]
+		m.name = "axis " + axis.Name
+		stride := 1
+		for _, a := range r.w.mesh[slot:] {
+			stride *= a.Size
+		}
+		first := r.index - r.index/stride%axis.Size*stride
+		for i := range axis.Size {
+			m.ranks = append(m.ranks, first+i*stride)
+		}
+		if axis.Size > 1 && axis.Size < r.w.size {
+			m.comm = r.newComm()
+			err := r.call(func() error {
+				return r.w.o.API.Split(r.world.handle, &m.comm.handle, first, r.index)
+			})
+			for _, c := range []*communicator{r.world, m.comm} {
+				if err == nil {
+					err = r.settle(c, fmt.Sprintf("make the communicator of axis %s", axis.Name))
+				}
+			}
+			if err == nil && m.comm.handle == 0 {
+				err = fmt.Errorf("NCCL has made no communicator of axis %s", axis.Name)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	for i, rank := range m.ranks {
+		if rank == r.index {
+			m.Caller = comm.Caller{Index: i, Ranks: len(m.ranks), World: r.index, Bind: m.bind}
+		}
+	}
+	r.mu.Lock()
+	r.members = append(r.members, m)
+	r.mu.Unlock()
+	return m.progress.words(r.ctx)
+}
+
+// kernel is one bound operation of one rank.
+type kernel struct {
+	comm.Call
+	m             *member
+	text          string
+	sig           uint64 // of the signature
+	reads, writes []device.Ptr
+	in, out       driver.Address
+	move          func(k *kernel, api driver.API, s driver.Stream) error
+
+	read, written int64 // of the rank's own memory, a run
+	sum           Sum
+	srcs          []driver.Address // scratch
+	dst           [1]driver.Address
+}
+
+var (
+	_ cuda.Kernel   = (*kernel)(nil)
+	_ cuda.Accessor = (*kernel)(nil)
+)
+
+// Reads and Writes are what the rank's own stream reads and writes; peers are served by it.
+func (k *kernel) Reads() []device.Ptr  { return k.reads }
+func (k *kernel) Writes() []device.Ptr { return k.writes }
+
+// bind finds the operands in the GPU's memory, and how to move them.
+func (m *member) bind(c comm.Call) (device.Kernel, error) {
+	k := &kernel{Call: c, m: m, text: fmt.Sprintf("%s %q", c.Sig.Op, c.Name), srcs: make([]driver.Address, m.Ranks)}
+	k.sig = hash(c.Sig)
+	if c.Round != nil {
+		return nil, fmt.Errorf("rounds of an algorithm (%s): NCCL's collectives go their own way", c.Sig.Round)
+	}
+	for _, x := range []struct {
+		p    device.Ptr
+		at   *driver.Address
+		list *[]device.Ptr
+	}{{c.In, &k.in, &k.reads}, {c.Out, &k.out, &k.writes}} {
+		if x.p.Arena == nil {
+			continue
+		}
+		var err error
+		if *x.at, err = cuda.Address(x.p); err == nil && x.p.Arena.Space() != graph.Device {
+			err = fmt.Errorf("the range is in %s memory, want the GPU's", x.p.Arena.Space())
+		}
+		if err != nil {
+			return nil, err
+		}
+		*x.list = append(*x.list, x.p)
+	}
+	return k, k.plan()
+}
+
+// hash of a signature, equal where operations agree.
+func hash(s comm.Signature) uint64 {
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%s %d %d %d %d %v", s.Op, s.Bytes, s.DType, s.Root, s.Order, s.Accumulate)
+	return h.Sum64()
+}
+
+// plan gives the kernel its move, and says what it reads and writes.
+func (k *kernel) plan() error {
+	in, out := k.In.Len, k.Out.Len
+	switch k.Sig.Op {
+	case comm.AllGather:
+		k.move, k.read, k.written = gather, in, out
+		if k.InPlace {
+			k.written -= in
+			k.writes = []device.Ptr{{Arena: k.Out.Arena, Off: k.Out.Off, Len: k.In.Off - k.Out.Off},
+				{Arena: k.Out.Arena, Off: k.In.Off + k.In.Len, Len: k.Out.Off + k.Out.Len - k.In.Off - k.In.Len}}
+		}
+	case comm.ReduceScatter:
+		k.move, k.read, k.written = scatter, in, out
+		return k.adds()
+	case comm.AllReduce:
+		k.move, k.read, k.written = reduce, out, out
+		return k.adds()
+	case comm.Broadcast:
+		k.move, k.written = spread, out
+		if k.m.Index == k.Sig.Root {
+			k.reads, k.writes = k.writes, nil
+			k.read, k.written = out, 0
+		}
+	case comm.AllToAll:
+		k.move, k.read, k.written = exchange, in, out
+	case comm.SendRecv:
+		k.move, k.read, k.written = point, in, out
+		if !k.Sends() {
+			k.Sent = 0
+		}
+	case comm.Barrier:
+		k.move = barrier
+	}
+	return nil
+}
+
+// adds gives a reduction its sum.
+func (k *kernel) adds() (err error) {
+	if err := comm.CheckSum(k.Sig.DType); err != nil {
+		return err
+	}
+	if k.m.Ranks > MostSources && k.Sig.Order == graph.SumTree && k.Sig.DType.Size() < graph.F32.Size() {
+		return fmt.Errorf("a sum of %s over %d ranks: it is rounded once, and one kernel adds at most %d; "+
+			"shard within groups of at most that many (Config.ShardSize)", k.Sig.DType, k.m.Ranks, MostSources)
+	}
+	k.sum, err = k.m.r.sum(k.Sig.DType, k.Sig.Order)
+	return err
+}
+
+func (r *rank) sum(dtype graph.DType, order graph.SumOrder) (Sum, error) {
+	key := sumKey{dtype, order}
+	if s := r.sums[key]; s != nil {
+		return s, nil
+	}
+	s, err := r.w.o.Sum(dtype, order)
+	if err != nil {
+		return nil, err
+	}
+	r.sums[key] = s
+	return s, nil
+}
+
+// Enqueue adds the operation to the rank's stream.
+func (k *kernel) Enqueue(api driver.API, s driver.Stream) error {
+	m := k.m
+	if err := m.Err(); err != nil {
+		return err
+	}
+	point := k.Sig.Op == comm.SendRecv
+	if !point {
+		m.calls++
+		if err := m.progress.enter(api, s, k, m.calls); err != nil {
+			return err
+		}
+	}
+	if err := k.move(k, api, s); err != nil {
+		return m.r.failed(m, k.text, m.calls, err)
+	}
+	if !point {
+		if err := m.progress.pass(api, s, m.calls); err != nil {
+			return err
+		}
+	}
+	m.counter.Add(k.Sent, k.read, k.written)
+	return nil
+}

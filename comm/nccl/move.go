@@ -1,0 +1,290 @@
+package nccl
+
+import (
+	"errors"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// together runs calls of the group's communicator as one, and returns when NCCL has put
+// them on the stream: what is enqueued next comes after them. A single call is wrapped as
+// well: outside a group it may return before it is on the stream.
+func (k *kernel) together(calls func(api API, c Comm) error) error {
+	r, c := k.m.r, k.m.comm
+	err := r.call(func() error {
+		api := r.w.o.API
+		if err := api.GroupStart(); err != nil {
+			return err
+		}
+		return errors.Join(calls(api, c.handle), api.GroupEnd())
+	})
+	if err != nil {
+		return err
+	}
+	return r.settle(c, k.text)
+}
+
+// peers calls f for every other rank of the group: ranks start at different ones.
+func (k *kernel) peers(f func(i int) error) error {
+	for j := 1; j < k.m.Ranks; j++ {
+		if err := f((k.m.Index + j) % k.m.Ranks); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func at(a driver.Address, off int64) driver.Address { return a + driver.Address(off) }
+
+// gather copies every rank's shard to everybody.
+func gather(k *kernel, api driver.API, s driver.Stream) error {
+	n := k.In.Len
+	switch {
+	case n == 0 || k.m.Ranks == 1 && k.InPlace:
+		return nil
+	case k.m.Ranks == 1:
+		return api.CopyOnDevice(k.out, k.in, n, s)
+	}
+	return k.together(func(api API, c Comm) error { return api.AllGather(k.in, k.out, n, c, s) })
+}
+
+// spread copies the root's buffer to everybody.
+func spread(k *kernel, _ driver.API, s driver.Stream) error {
+	if k.Sig.Bytes == 0 || k.m.Ranks == 1 {
+		return nil
+	}
+	return k.together(func(api API, c Comm) error { return api.Broadcast(k.out, k.Sig.Bytes, k.Sig.Root, c, s) })
+}
+
+// exchange sends part i to rank i, and takes this rank's part of everybody.
+func exchange(k *kernel, api driver.API, s driver.Stream) error {
+	n, self := k.Out.Len/int64(k.m.Ranks), int64(k.m.Index)
+	if n == 0 {
+		return nil
+	}
+	if err := api.CopyOnDevice(at(k.out, self*n), at(k.in, self*n), n, s); err != nil || k.m.Ranks == 1 {
+		return err
+	}
+	return k.together(func(api API, c Comm) error {
+		return k.peers(func(i int) error {
+			off := int64(i) * n
+			return errors.Join(api.Send(at(k.in, off), n, i, c, s), api.Recv(at(k.out, off), n, i, c, s))
+		})
+	})
+}
+
+// point is a Send or a Recv.
+func point(k *kernel, _ driver.API, s driver.Stream) error {
+	if k.Sig.Bytes == 0 {
+		return nil
+	}
+	return k.together(func(api API, c Comm) error {
+		if k.Sends() {
+			return api.Send(k.in, k.Sig.Bytes, k.Peer, c, s)
+		}
+		return api.Recv(k.out, k.Sig.Bytes, k.Peer, c, s)
+	})
+}
+
+// barrier gathers a word of everybody.
+func barrier(k *kernel, _ driver.API, s driver.Stream) error {
+	if k.m.Ranks == 1 {
+		return nil
+	}
+	words := at(k.m.r.scratch, k.m.r.w.chunk*int64(k.m.r.w.size))
+	own := at(words, barrierSize*int64(k.m.Index))
+	return k.together(func(api API, c Comm) error { return api.AllGather(own, words, barrierSize, c, s) })
+}
+
+// landing is where a chunk of a rank waits to be added.
+func (k *kernel) landing(i int) driver.Address { return at(k.m.r.scratch, int64(i)*k.m.r.w.chunk) }
+
+// add adds n elements of srcs to dst, in the kernel's order. More than a kernel takes go in
+// blocks, which are subtrees of the tree: each is summed to where its first lies, and then
+// those. From left to right they are added to what is there. own is the index of a source
+// that is not scratch.
+func (k *kernel) add(api driver.API, s driver.Stream, dst driver.Address, n int64, own int, accumulate bool) error {
+	k.dst[0] = dst
+	srcs := k.srcs
+	if len(srcs) <= MostSources {
+		return k.sum.Enqueue(api, s, k.dst[:], srcs, n, accumulate)
+	}
+	if k.Sig.Order == graph.SumSequential {
+		for len(srcs) > 0 {
+			block := srcs[:min(len(srcs), MostSources)]
+			if err := k.sum.Enqueue(api, s, k.dst[:], block, n, accumulate); err != nil {
+				return err
+			}
+			srcs, accumulate = srcs[len(block):], true
+		}
+		return nil
+	}
+	bytes := n * k.Sig.DType.Size()
+	if own%MostSources == 0 { // its block would be summed into the rank's input
+		if err := api.CopyOnDevice(k.landing(own), srcs[own], bytes, s); err != nil {
+			return err
+		}
+		srcs[own] = k.landing(own)
+	}
+	blocks := 0
+	for from := 0; from < len(srcs); from += MostSources {
+		k.dst[0] = srcs[from]
+		if err := k.sum.Enqueue(api, s, k.dst[:], srcs[from:min(len(srcs), from+MostSources)], n, false); err != nil {
+			return err
+		}
+		srcs[blocks] = k.dst[0]
+		blocks++
+	}
+	k.dst[0] = dst
+	return k.sum.Enqueue(api, s, k.dst[:], srcs[:blocks], n, accumulate)
+}
+
+// scatter brings everybody's part of this rank here, a chunk at a time, and adds.
+func scatter(k *kernel, api driver.API, s driver.Stream) error {
+	w, self := k.m.Ranks, k.m.Index
+	part, size := k.Sig.Bytes/int64(w), k.Sig.DType.Size()
+	if part == 0 || w == 1 && k.InPlace {
+		return nil
+	}
+	wide := k.Out.Len / (part / size) // of an element of the sum
+	for from := int64(0); from < part; from += k.m.r.w.chunk {
+		n := min(part-from, k.m.r.w.chunk)
+		if w > 1 {
+			err := k.together(func(api API, c Comm) error {
+				return k.peers(func(i int) error {
+					return errors.Join(api.Send(at(k.in, int64(i)*part+from), n, i, c, s), api.Recv(k.landing(i), n, i, c, s))
+				})
+			})
+			if err != nil {
+				return err
+			}
+		}
+		for i := range k.srcs {
+			k.srcs[i] = k.landing(i)
+		}
+		k.srcs[self] = at(k.in, int64(self)*part+from)
+		if err := k.add(api, s, at(k.out, from/size*wide), n/size, self, k.Sig.Accumulate); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// smallBytes is up to where an all-reduce brings every buffer to everybody, who add the
+// same numbers in the same order: one exchange instead of two.
+const smallBytes = 16 << 10
+
+// reduce sums the rank's share of the buffer over the ranks, and gives it to all.
+func reduce(k *kernel, api driver.API, s driver.Stream) error {
+	n, w := k.Sig.Bytes, k.m.Ranks
+	switch {
+	case n == 0 || w == 1:
+		return nil
+	case n <= min(smallBytes, k.m.r.w.chunk):
+		return k.reduceSmall(api, s)
+	}
+	size := k.Sig.DType.Size()
+	share := func(i int) (from, bytes int64) {
+		a, b := comm.Share(n/size, int64(i), int64(w))
+		return a * size, (b - a) * size
+	}
+	longest := int64(0)
+	for i := range w {
+		_, bytes := share(i)
+		longest = max(longest, bytes)
+	}
+	own, ownBytes := share(k.m.Index)
+	for from := int64(0); from < longest; from += k.m.r.w.chunk {
+		mine := max(0, min(ownBytes-from, k.m.r.w.chunk))
+		err := k.together(func(api API, c Comm) error {
+			return k.peers(func(i int) error {
+				off, bytes := share(i)
+				return errors.Join(k.some(api.Send, at(k.out, off+from), min(bytes-from, k.m.r.w.chunk), i, c, s),
+					k.some(api.Recv, k.landing(i), mine, i, c, s))
+			})
+		})
+		if err != nil {
+			return err
+		}
+		if mine == 0 {
+			continue
+		}
+		for i := range k.srcs {
+			k.srcs[i] = k.landing(i)
+		}
+		k.srcs[k.m.Index] = at(k.out, own+from)
+		if err := k.add(api, s, at(k.out, own+from), mine/size, k.m.Index, false); err != nil {
+			return err
+		}
+	}
+	return k.together(func(api API, c Comm) error {
+		return k.peers(func(i int) error {
+			off, bytes := share(i)
+			return errors.Join(k.some(api.Send, at(k.out, own), ownBytes, i, c, s), k.some(api.Recv, at(k.out, off), bytes, i, c, s))
+		})
+	})
+}
+
+// some is a Send or Recv of bytes, if there are any: both sides know how many.
+func (k *kernel) some(call func(driver.Address, int64, int, Comm, driver.Stream) error, a driver.Address, bytes int64, peer int, c Comm, s driver.Stream) error {
+	if bytes <= 0 {
+		return nil
+	}
+	return call(a, bytes, peer, c, s)
+}
+
+// reduceSmall gathers every buffer and adds.
+func (k *kernel) reduceSmall(api driver.API, s driver.Stream) error {
+	n := k.Sig.Bytes
+	err := k.together(func(api API, c Comm) error { return api.AllGather(k.out, k.m.r.scratch, n, c, s) })
+	if err != nil {
+		return err
+	}
+	for i := range k.srcs {
+		k.srcs[i] = at(k.m.r.scratch, int64(i)*n)
+	}
+	return k.add(api, s, k.out, n/k.Sig.DType.Size(), -1, false)
+}
+
+// rehearse runs every kind of call once on each communicator, so that NCCL makes its links
+// and takes their memory now, and not in the first step. took is then what it has.
+func (r *rank) rehearse() error {
+	if r.w.size == 1 {
+		return nil
+	}
+	api := r.ctx.Driver()
+	s, err := api.NewStream()
+	if err != nil {
+		return err
+	}
+	for _, m := range r.members {
+		if m.comm == nil || m.Ranks == 1 || m.slot > 0 && m.comm == r.world {
+			continue
+		}
+		k := &kernel{m: m, text: "the first calls of " + m.name}
+		a := at(r.scratch, r.w.chunk*int64(r.w.size))
+		err = errors.Join(err, k.together(func(api API, c Comm) error {
+			return k.peers(func(i int) error {
+				return errors.Join(api.Send(at(a, barrierSize*int64(m.Index)), barrierSize, i, c, s), api.Recv(at(a, barrierSize*int64(i)), barrierSize, i, c, s))
+			})
+		}))
+		if err == nil {
+			err = barrier(k, api, s)
+		}
+		if err == nil {
+			err = k.together(func(api API, c Comm) error { return api.Broadcast(a, barrierSize, 0, c, s) })
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err == nil {
+		err = r.drain(api, s)
+	}
+	err = errors.Join(err, api.DestroyStream(s))
+	free, _, e := api.MemInfo()
+	r.took = max(0, r.took-free)
+	return errors.Join(err, e)
+}

@@ -1,0 +1,176 @@
+package nccl
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/watch"
+	"github.com/spillway-ml/spillway/device/cuda"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/internal/crash"
+)
+
+// progress tells how far the rank's stream has come in the calls of a group: it stores the
+// number of the call at which it has arrived, and of the one that it has passed. Numbers
+// are compared as differences of int32.
+type progress struct {
+	ok                  bool // the device can store to memory in stream order
+	arrived, passed     *atomic.Uint32
+	arrivedAt, passedAt driver.Address
+
+	shown uint64    // the call that the watchdog was shown last; this and since are the watching goroutine's
+	since time.Time // it is in that
+
+	mu     sync.Mutex
+	recent [256]*kernel // what each call is, by its number
+}
+
+// words gives the progress its memory.
+func (p *progress) words(ctx *cuda.Context) (err error) {
+	if p.arrived, p.arrivedAt, p.ok, err = ctx.Word(); err != nil || !p.ok {
+		return err
+	}
+	p.passed, p.passedAt, p.ok, err = ctx.Word()
+	return err
+}
+
+func (p *progress) enter(api driver.API, s driver.Stream, k *kernel, call uint64) error {
+	if !p.ok {
+		return nil
+	}
+	p.mu.Lock()
+	p.recent[call%uint64(len(p.recent))] = k
+	p.mu.Unlock()
+	return api.WriteValue(s, p.arrivedAt, uint32(call))
+}
+
+func (p *progress) pass(api driver.API, s driver.Stream, call uint64) error {
+	if !p.ok {
+		return nil
+	}
+	return api.WriteValue(s, p.passedAt, uint32(call))
+}
+
+// look is where the stream is. Calls grow by less than 2^31 between two looks.
+func (p *progress) look() watch.Progress {
+	passed := p.passed.Load()
+	arrived := p.arrived.Load() // in this order: it is never behind
+	if arrived != uint32(p.shown) || arrived == passed {
+		p.since = time.Now()
+	}
+	p.shown += uint64(arrived - uint32(p.shown))
+	if int32(arrived-passed) <= 0 {
+		return watch.Progress{Call: p.shown}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k := p.recent[p.shown%uint64(len(p.recent))]
+	return watch.Progress{Call: p.shown, Phase: watch.Waiting, Sig: k.sig, Op: k.text}
+}
+
+// lookEvery is how often a rank's progress is shown, and its communicators are asked.
+const lookEvery = 50 * time.Millisecond
+
+// watch shows the watchdog where the rank's stream is, and ends the job with what NCCL
+// finds wrong, until the rank has left or the job has ended.
+func (r *rank) watch() {
+	defer crash.Guard()
+	defer close(r.watched)
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.left:
+			return
+		case <-tick.C:
+		}
+		for slot, m := range r.members {
+			var p watch.Progress
+			if m.Ranks == 1 {
+				continue
+			}
+			if m.progress.ok {
+				p = m.progress.look()
+				r.w.o.Control.Show(r.index, slot, p)
+			}
+			if err := r.sound(m, p); err != nil {
+				r.w.o.Control.Abort(err)
+				return
+			}
+		}
+	}
+}
+
+// sound asks a group's communicator what has gone wrong in it, and looks how long the rank
+// has been in one call.
+func (r *rank) sound(m *member, p watch.Progress) error {
+	err := r.call(func() error {
+		if m.comm.handle == 0 {
+			return nil
+		}
+		_, err := r.w.o.API.State(m.comm.handle)
+		return err
+	})
+	if err == nil && p.Phase != watch.Idle {
+		err = m.progress.stuck(r.w.o.Timeout)
+	}
+	if err == nil {
+		return r.w.o.Control.Err()
+	}
+	return r.failed(m, p.Op, p.Call, err)
+}
+
+// stuck is the error of a call that has not ended for so long that the watchdog would have
+// named the rank that it waits for: all have come to it.
+func (p *progress) stuck(timeout time.Duration) error {
+	if spent := time.Since(p.since); spent > timeout+timeout/4+lookEvery {
+		return fmt.Errorf("%w: NCCL has not ended it for %v, and no rank is missing", comm.ErrTimeout, spent.Round(time.Millisecond))
+	}
+	return nil
+}
+
+// failed is the job's error, or what NCCL says of a call in a group.
+func (r *rank) failed(m *member, what string, call uint64, err error) error {
+	if job := r.w.o.Control.Err(); job != nil {
+		return job
+	}
+	var e *Error
+	if !errors.As(err, &e) && !errors.Is(err, comm.ErrTimeout) {
+		return err
+	}
+	if what != "" {
+		err = fmt.Errorf("%s (call %d): %w", what, call, err)
+	}
+	err = fmt.Errorf("rank %d in the %s group: %w", r.index, m.name, err)
+	if e != nil && (e.Code == RemoteError || e.Code == systemError) {
+		err = fmt.Errorf("%w: %w", comm.ErrLost, err)
+	}
+	return err
+}
+
+// drain returns when a stream has run everything, or with the job's error.
+func (r *rank) drain(api driver.API, s driver.Stream) error {
+	e, err := api.NewEvent(false)
+	if err != nil {
+		return err
+	}
+	err = api.Record(e, s)
+	for began, pause := time.Now(), firstPause; err == nil; pause = min(2*pause, longPause) {
+		var done bool
+		if done, err = api.Done(e); err != nil {
+			break
+		}
+		if err = r.w.o.Control.Err(); done || err != nil { // an abort lets a stream pass
+			break
+		}
+		if time.Since(began) > r.w.o.Timeout {
+			err = fmt.Errorf("%w: NCCL's first calls are not done after %v", comm.ErrTimeout, r.w.o.Timeout)
+		}
+		time.Sleep(pause)
+	}
+	return errors.Join(err, api.DestroyEvent(e))
+}
