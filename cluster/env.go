@@ -186,7 +186,8 @@ func number(name, value string, least int) (int, error) {
 	return n, nil
 }
 
-// Transports of CPU ranks.
+// Transports of ranks. Those on GPUs in several processes exchange over NCCL, and meet by what
+// their processes have beside it, SHM or MPI.
 const (
 	Auto   = "auto"
 	InProc = "inproc"
@@ -195,8 +196,13 @@ const (
 	NCCL   = "nccl"
 )
 
+func (e Env) nothingToMeetBy(why string) error {
+	return fmt.Errorf("started by %s as rank %d of %d: %s; start them with mpirun (in a Kubernetes cluster: an MPIJob), "+
+		"or with spillway launch on one host", e.Source, e.Rank, e.World, why)
+}
+
 // Transport settles the transport in the process's place: what is asked for, or,
-// for auto, what the place has. It refuses what can't be, and says how it can.
+// for auto and NCCL, what the place has. It refuses what can't be, and says how it can.
 func (e Env) Transport(asked string) (string, error) {
 	asked = strings.ToLower(asked)
 	hasMPI := e.Source == OpenMPI || e.Source == PMI || e.Source == PMIx
@@ -210,8 +216,7 @@ func (e Env) Transport(asked string) (string, error) {
 		case e.World == 1:
 			return InProc, nil
 		}
-		return "", fmt.Errorf("started by %s as rank %d of %d: CPU ranks have nothing to meet by there; start them with mpirun (in a Kubernetes cluster: an MPIJob), "+
-			"or with spillway launch on one host", e.Source, e.Rank, e.World)
+		return "", e.nothingToMeetBy("CPU ranks have nothing to meet by there")
 	case InProc:
 		if e.World > 1 {
 			return "", fmt.Errorf("Job.Transport inproc: started by %s as rank %d of %d, and inproc joins the ranks of one process; leave it out", e.Source, e.Rank, e.World)
@@ -228,7 +233,15 @@ func (e Env) Transport(asked string) (string, error) {
 		}
 		return asked, nil
 	case NCCL:
-		return "", errors.New("Job.Transport nccl is not built yet; the ranks of a machine's GPUs run in one process (Config.Device cuda, Config.Ranks N)")
+		switch {
+		case e.World == 1:
+			return "", errors.New("Job.Transport nccl joins processes with a GPU each: spillway launch -n N -- train …, or mpirun -np N spillway train …; the ranks of one process, on as many GPUs as it sees, need none")
+		case e.Source == Launch:
+			return SHM, nil
+		case hasMPI:
+			return MPI, nil
+		}
+		return "", e.nothingToMeetBy("ranks on GPUs need something beside NCCL to agree by")
 	}
 	return "", fmt.Errorf("Job.Transport %.80q: want auto, inproc, shm, mpi or nccl", asked)
 }

@@ -84,9 +84,9 @@ func TestTransport(t *testing.T) {
 		e           cluster.Env
 		asked, want string // want beginning with "!" is part of the refusal
 	}{
-		{alone, "", "inproc"}, {alone, "inproc", "inproc"}, {alone, "shm", "!spillway launch -n N"}, {alone, "mpi", "!mpirun -np N"}, {alone, "nccl", "!not built yet"},
+		{alone, "", "inproc"}, {alone, "inproc", "inproc"}, {alone, "shm", "!spillway launch -n N"}, {alone, "mpi", "!mpirun -np N"}, {alone, "nccl", "!spillway launch -n N"},
 		{launched, "auto", "shm"}, {launched, "SHM", "shm"}, {launched, "mpi", "!mpirun"}, {launched, "inproc", "!leave it out"},
-		{mpi, "auto", "mpi"}, {mpi, "mpi", "mpi"}, {mpi, "shm", "!spillway launch"}, {torch, "mpi", "!mpirun"}, {torch, "tcp", "!want auto"},
+		{mpi, "auto", "mpi"}, {mpi, "mpi", "mpi"}, {mpi, "shm", "!spillway launch"}, {torch, "mpi", "!mpirun"}, {torch, "tcp", "!want auto"}, {launched, "nccl", "shm"}, {mpi, "NCCL", "mpi"}, {torch, "nccl", "!beside NCCL"}, {torch, "auto", "!an MPIJob"},
 	} {
 		got, err := c.e.Transport(c.asked)
 		if part, refused := strings.CutPrefix(c.want, "!"); refused {

@@ -140,5 +140,5 @@ func (c *cudaPlatform) About() string {
 	if c.apart[0] != c.apart[1] {
 		line += fmt.Sprintf("; what GPUs %d and %d exchange goes through the host", c.apart[0], c.apart[1])
 	}
-	return line
+	return line + c.nccl.about()
 }

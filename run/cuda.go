@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/nccl"
+	"github.com/spillway-ml/spillway/comm/nccl/libnccl"
 	"github.com/spillway-ml/spillway/comm/peers"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda"
@@ -50,12 +52,14 @@ type GPUKernels interface {
 type CUDAParts struct {
 	Driver  func() (driver.API, error)
 	Kernels func(o Options, api driver.API, dev driver.Device, host kernels.Library) (GPUKernels, error)
+	// NCCL opens the library between processes.
+	NCCL func() (nccl.API, error)
 	// Used is the bytes that all processes together use of a GPU's memory.
 	Used func(uuid [16]byte) (int64, error)
 }
 
 // realCUDA is the machine's own.
-var realCUDA = CUDAParts{Driver: driver.Open, Kernels: openGPUKernels, Used: gpus.Used}
+var realCUDA = CUDAParts{Driver: driver.Open, Kernels: openGPUKernels, NCCL: libnccl.Open, Used: gpus.Used}
 
 // tf32Override is the variable by which NVIDIA's libraries take TF32 for products that
 // ask for fp32: the numbers would be others than the plan's, the CPU's and PyTorch's.
@@ -67,7 +71,7 @@ const tf32Override = "NVIDIA_TF32_OVERRIDE"
 const GuessedOutside = 48 << 20
 
 // cudaPlatform is this process's GPUs: one that all ranks share, or a block of neighbouring
-// ranks each.
+// ranks each; in a job over processes that of its only rank.
 type cudaPlatform struct {
 	o       Options
 	parts   CUDAParts
@@ -83,6 +87,7 @@ type cudaPlatform struct {
 
 	opt   cuda.Options
 	world *peers.World
+	nccl  *ncclPart // nil: all ranks are in this process
 	cpu   lateKernels // of the cards' libraries
 }
 
@@ -110,6 +115,12 @@ func newCUDA(o Options) (_ *cudaPlatform, err error) {
 		return nil, &MissingDevice{o.Device, errors.New("the driver shows no GPU (CUDA_VISIBLE_DEVICES hides them, where it is set)")}
 	}
 	c.visible = len(list)
+	if list, err = seen(&o, list); err == nil {
+		err = c.openNCCL()
+	}
+	if err != nil {
+		return nil, err
+	}
 	if c.cards, err = deal(o.World.Local, list); err != nil {
 		return nil, err
 	}
@@ -163,6 +174,7 @@ func (c *cudaPlatform) limit(scratch int64) {
 	for _, k := range c.cards {
 		c.limits.DeviceMemory = min(c.limits.DeviceMemory, room(k))
 	}
+	scratch += c.outsideOfNCCL()
 	said, most := c.o.Outside[graph.Device], int64(0)
 	c.tight = nil
 	for _, k := range c.cards {
@@ -231,6 +243,9 @@ func (c *cudaPlatform) Start(s Setup) error {
 			return err
 		}
 	}
+	if c.nccl != nil {
+		return c.nccl.start(&c.o, &s, c.ncclSum)
+	}
 	sum := func(rank int, t graph.DType, order graph.SumOrder) (peers.Sum, error) {
 		return c.of[rank].lib.Sum(t, order)
 	}
@@ -247,7 +262,11 @@ func (c *cudaPlatform) Rank(i int) (device.Context, map[int]comm.Group, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	groups, err := c.world.Groups(ctx)
+	join := c.nccl.groups
+	if c.nccl == nil {
+		join = c.world.Groups
+	}
+	groups, err := join(ctx)
 	if err != nil {
 		return nil, nil, errors.Join(err, ctx.Close())
 	}
@@ -257,7 +276,7 @@ func (c *cudaPlatform) Rank(i int) (device.Context, map[int]comm.Group, error) {
 func (c *cudaPlatform) Library(rank int) kernels.Library { return c.of[rank].lib }
 
 func (c *cudaPlatform) Close() error {
-	var errs []error
+	errs := []error{c.nccl.close()}
 	for _, k := range c.cards {
 		errs = append(errs, k.do(func() error { return k.close(c.api) }))
 		close(k.host.work)

@@ -52,6 +52,14 @@ type Platform interface {
 	Close() error
 }
 
+// Meeter is a Platform whose ranks may meet those of other processes in Rank.
+type Meeter interface {
+	// Meets tells whether they do, once it is started.
+	Meets() bool
+	// Abort ends the job: ranks that wait for others get err.
+	Abort(err error)
+}
+
 // Options are what a platform is opened with.
 type Options struct {
 	Device string // cpu or cuda, in any case
@@ -70,11 +78,14 @@ type Options struct {
 	// Transport joins the ranks of several processes, each with its own part of
 	// the world; nil: all ranks are in this process.
 	Transport Transport
+	// Local is this process's place among those of its host: its GPU has that number.
+	Local int
 	// CUDA takes the place of the machine's driver, kernels and NVML. For tests.
 	CUDA *CUDAParts
 }
 
-// Transport is how CPU ranks of several processes meet.
+// Transport is how CPU ranks of several processes meet; ranks on GPUs meet by it too, and then
+// exchange over NCCL.
 type Transport interface {
 	// Join makes this process the one that runs the given ranks of a mesh.
 	Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (Joined, error)
@@ -123,9 +134,6 @@ func NewPlatform(o Options) (Platform, error) {
 		return nil, err
 	}
 	if strings.EqualFold(o.Device, "cuda") {
-		if o.Transport != nil {
-			return nil, errors.New("Config.Device cuda in several processes needs Job.Transport nccl, which is not built yet; run the ranks of this machine's GPUs in one process (Config.Ranks)")
-		}
 		return newCUDA(o)
 	}
 	if o.Transport != nil && o.CheckWrites {

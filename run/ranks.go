@@ -56,6 +56,9 @@ type RankOptions struct {
 	// Links are the streams to the processes of the ranks of World that this one
 	// does not run itself, by rank; neighbours share one. Each has opened its ranks.
 	Links map[int]*Link
+	// Opened waits until they have, where this process's ranks meet theirs as they are
+	// opened: see Meeter. nil: they have.
+	Opened func() error
 	// Wrap takes the place of a rank's device context. For tests of failures.
 	Wrap func(rank int, ctx device.Context) device.Context
 }
@@ -67,22 +70,43 @@ func Open(o RankOptions) (*Ranks, error) {
 	if err := o.World.Check(); err != nil {
 		return rs, err
 	}
+	if err := rs.openLocal(&o); err != nil {
+		return rs, err
+	}
 	channels := map[*Link]*channel{}
-	for slot, i := range o.World.Local {
-		r := &Rank{thread: newThread(), Index: i, Slot: slot}
-		rs.list = append(rs.list, r)
-		if link := o.Links[i]; link != nil {
-			if channels[link] == nil {
-				channels[link] = newChannel(link)
-			}
-			r.Exec = channels[link].remote(i, o.Plan.Program)
+	for _, r := range rs.list {
+		link := o.Links[r.Index]
+		if link == nil {
 			continue
 		}
-		if err := r.do(func() error { return r.open(&o) }); err != nil {
-			return rs, fmt.Errorf("rank %d: %w", i, err)
+		if channels[link] == nil {
+			channels[link] = newChannel(link)
 		}
+		r.Exec = channels[link].remote(r.Index, o.Plan.Program)
 	}
 	return rs, nil
+}
+
+// openLocal makes the ranks, and the executors of those of this process.
+func (rs *Ranks) openLocal(o *RankOptions) (err error) {
+	for slot, i := range o.World.Local {
+		rs.list = append(rs.list, &Rank{thread: newThread(), Index: i, Slot: slot})
+	}
+	for _, r := range rs.list {
+		if o.Links[r.Index] != nil || err != nil {
+			continue
+		}
+		if err = r.do(func() error { return r.open(o) }); err != nil {
+			err = fmt.Errorf("rank %d: %w", r.Index, err)
+		}
+	}
+	if o.Opened == nil || err != nil && !errors.Is(err, comm.ErrAborted) {
+		return err
+	}
+	if other := o.Opened(); other != nil { // what has ended the job
+		return other
+	}
+	return err
 }
 
 // open makes a rank's context and executor, on the rank's goroutine.

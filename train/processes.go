@@ -45,6 +45,8 @@ type Job struct {
 	// no stream carries.
 	Own Own
 
+	cuda *run.CUDAParts // takes the place of hooks.cuda, for tests
+
 	heard   bool        // something of each process
 	greeted bool        // the leader has heard who the others are
 	perHost int         // neighbouring ranks that each host has; 0: they differ, or nobody says
@@ -86,6 +88,14 @@ func (c *Config) world() run.World {
 		w.Local = append(w.Local, c.job.Process*c.LocalRanks+i)
 	}
 	return w
+}
+
+// place is this process's number among those of its host.
+func (c *Config) place() int {
+	if c.job == nil {
+		return 0
+	}
+	return c.job.Local
 }
 
 func (c *Config) transport() run.Transport {
@@ -197,22 +207,46 @@ func (t *Trainer) lead() error {
 	return nil
 }
 
-// opened waits until every process has opened its ranks, and returns the streams to
-// them by rank.
-func (t *Trainer) opened() (map[int]*run.Link, error) {
+// opened waits until every process has opened its ranks.
+func (t *Trainer) opened() error {
 	if t.cfg.job == nil {
-		return nil, nil
+		return nil
+	}
+	for _, l := range t.cfg.job.Links {
+		if err := l.Opened(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// links are the streams to the other processes' ranks, by rank.
+func (t *Trainer) links() map[int]*run.Link {
+	if t.cfg.job == nil {
+		return nil
 	}
 	links := map[int]*run.Link{}
 	for _, l := range t.cfg.job.Links {
-		if err := l.Opened(); err != nil {
-			return nil, err
-		}
 		for i := range t.cfg.LocalRanks {
 			links[l.Rank+i] = l
 		}
 	}
-	return links, nil
+	return links
+}
+
+// meeting waits for the other processes beside this one's own ranks, which meet theirs as
+// they are opened: a process that can't open its own ends the job.
+func (t *Trainer) meeting(m run.Meeter) func() error {
+	ends := make(chan error, 1)
+	go func() {
+		defer crash.Guard()
+		err := t.opened()
+		if err != nil {
+			m.Abort(err)
+		}
+		ends <- err
+	}()
+	return sync.OnceValue(func() error { return <-ends })
 }
 
 // breakGrace is how long the ranks of a job that has failed have to say what they
@@ -255,7 +289,7 @@ func Work(ctx context.Context, j *Job, warn func(string)) (began bool, err error
 	}
 	j.Fastest = a.Fastest
 	q := request{a.Config, hooks{poison: a.Poison, checkWrites: a.CheckWrites}}
-	q.job, q.Warn, q.Planned, q.Own = j, warn, j.Planned, j.Own
+	q.job, q.Warn, q.Planned, q.Own, q.cuda = j, warn, j.Planned, j.Own, j.cuda
 	t := &Trainer{job: j}
 	defer func() { err = errors.Join(err, t.Close()) }()
 	err = a.brought(&j.Own)
@@ -316,12 +350,17 @@ func (t *Trainer) openRanks() error {
 	if cfg.Trace != "" {
 		t.trace = exec.NewTrace(traceSpans)
 	}
-	links, err := t.opened()
-	if err != nil {
+	opened := t.opened
+	if m, ok := t.platform.(run.Meeter); ok && m.Meets() {
+		opened = t.meeting(m)
+	} else if err := t.opened(); err != nil {
 		return err
+	} else {
+		opened = nil
 	}
+	var err error
 	t.ranks, err = run.Open(run.RankOptions{World: run.OneProcess(cfg.Ranks), Plan: t.plan, Platform: t.platform, Trace: t.trace, Meter: cfg.Measure, Poison: cfg.poison,
-		Timeout: cfg.Timeout, Wrap: cfg.wrapDevice, Links: links})
+		Timeout: cfg.Timeout, Wrap: cfg.wrapDevice, Links: t.links(), Opened: opened})
 	return err
 }
 

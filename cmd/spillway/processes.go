@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/spillway-ml/spillway"
@@ -31,6 +32,7 @@ func (e *silentError) Unwrap() error { return e.err }
 type place struct {
 	env       cluster.Env
 	transport string
+	asked     string // what --transport says
 	job       *spillway.Job
 	stderr    io.Writer
 	close     func() error
@@ -43,7 +45,7 @@ func findPlace(transport string, stderr io.Writer) (*place, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &place{env: env, stderr: stderr, close: func() error { return nil }}
+	p := &place{env: env, asked: strings.ToLower(transport), stderr: stderr, close: func() error { return nil }}
 	if p.transport, err = env.Transport(transport); err != nil {
 		if env.Rank > 0 {
 			err = &silentError{err}
@@ -194,9 +196,25 @@ func (p *place) work() (err error) {
 	return fault(err)
 }
 
+// carries refuses a transport that was asked for and does not carry what ranks on a device
+// exchange.
+func (p *place) carries(device string) error {
+	onGPU := strings.EqualFold(device, "cuda")
+	switch {
+	case p.asked == cluster.NCCL && !onGPU:
+		return fmt.Errorf("--transport nccl joins ranks on GPUs, and --device is %s: leave --transport out, or add --device cuda", device)
+	case onGPU && (p.asked == cluster.SHM || p.asked == cluster.MPI):
+		return fmt.Errorf("--transport %s joins CPU ranks; those of --device cuda exchange over NCCL: leave --transport out", p.asked)
+	}
+	return nil
+}
+
 // lead makes c a run over the job's processes. asked tells whether --ranks was
 // given.
 func (p *place) lead(c *spillway.Config, asked bool) error {
+	if err := p.carries(c.Device); err != nil {
+		return err
+	}
 	if asked {
 		if err := p.env.CheckRanks(c.Ranks, max(c.LocalRanks, 1)); err != nil {
 			return err

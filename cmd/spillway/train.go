@@ -39,7 +39,7 @@ Any flag overrides a value of the demo.`,
 	fs := cmd.Flags()
 	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; in bf16 and fp16 with last bits of its own; default: shard over all)")
 	fs.IntVar(&c.LocalRanks, "ranks-per-process", 0, "ranks that each process runs; --ranks is then all of them, and may be left out (default: 1 in a job over processes)")
-	transport := fs.String("transport", cluster.Auto, "how ranks meet: auto, inproc (one process), shm (spillway launch) or mpi (mpirun)")
+	transport := fs.String("transport", cluster.Auto, "how ranks meet: auto, inproc (one process), shm (spillway launch), mpi (mpirun) or nccl (--device cuda over processes)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		p, err := findPlace(*transport, cmd.ErrOrStderr())
 		if err != nil {

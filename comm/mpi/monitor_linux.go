@@ -41,9 +41,6 @@ func (w *World) monitor() {
 			of := &w.beatOf(r).Reports[r%w.each]
 			reports[r] = *of
 			reports[r].In = append([]watch.Progress(nil), of.In...)
-			for i := range reports[r].In {
-				reports[r].In[i].Sig = 0 // headers are compared where the ranks meet
-			}
 		}
 		w.mu.Unlock()
 		for _, v := range m.Observe(time.Since(began), reports) {

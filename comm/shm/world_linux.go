@@ -304,6 +304,18 @@ func (w *World) Close() error {
 	return errors.Join(errs...)
 }
 
+// Show tells the watchdog where a rank of this process is in its group of a slot, in an
+// operation that another transport runs. Calls go on from those of the group itself, of
+// which there are none afterwards.
+func (w *World) Show(rank, slot int, p watch.Progress) {
+	own := w.job.post(slot, rank)
+	if own.came.Load() != p.Call {
+		own.text.set(p.Op)
+	}
+	own.came.Store(p.Call)
+	own.phase.Store(uint32(p.Phase))
+}
+
 // Map makes the memory of a rank's arenas, for cpu.Options.
 func (w *World) Map(rank int) func(graph.Space, int64) ([]byte, func() error, error) {
 	return func(_ graph.Space, bytes int64) ([]byte, func() error, error) {

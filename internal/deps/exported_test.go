@@ -18,6 +18,7 @@ import (
 // this module's do.
 var ofTests = map[string]string{
 	"comm/algo/algotest":         "checks of a transport",
+	"comm/nccl/nccltest":         "a double of NCCL",
 	"comm/null":                  "ranks that send nothing",
 	"device/cuda/drivertest":     "a double of the driver",
 	"device/fault":               "a device that fails where it is told to",

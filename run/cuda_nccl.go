@@ -1,0 +1,134 @@
+package run
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/nccl"
+	"github.com/spillway-ml/spillway/device/cuda"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// ncclPart is what a GPU's platform has of a job over processes: a rank in each, NCCL
+// between them, and the processes' own transport beside it.
+type ncclPart struct {
+	api    nccl.API
+	joined Joined // nil: not started
+	world  *nccl.World
+	beside *control
+	need   int64 // bytes of the rank's arena
+}
+
+// seen are the GPUs that this process's ranks are dealt: in a job over processes the one of
+// its place among those of its host, or the only one that its launcher lets it see.
+func seen(o *Options, list []driver.Device) ([]driver.Device, error) {
+	if o.Transport == nil || len(list) == 1 {
+		return list, nil
+	}
+	if o.Local < len(list) {
+		return list[o.Local : o.Local+1], nil
+	}
+	return nil, fmt.Errorf("this process is number %d of its host, counted from 0, and sees %d GPUs (CUDA_VISIBLE_DEVICES names them, where it is set): "+
+		"start no more processes on a host than it has GPUs", o.Local, len(list))
+}
+
+// openNCCL opens the library for a job over processes.
+func (c *cudaPlatform) openNCCL() error {
+	if c.o.Transport == nil {
+		return nil
+	}
+	if n := len(c.o.World.Local); n > 1 {
+		return fmt.Errorf("Config.LocalRanks %d: NCCL joins a GPU a process; start a process for each rank", n)
+	}
+	api, err := c.parts.NCCL()
+	if err != nil {
+		return &MissingDevice{c.o.Device, err}
+	}
+	c.nccl = &ncclPart{api: api}
+	return nil
+}
+
+// outsideOfNCCL is what a rank takes of its GPU beside its arena where it meets those of other
+// processes: scratch, and an estimate of the library's own. Start measures that.
+func (c *cudaPlatform) outsideOfNCCL() int64 {
+	if c.nccl == nil {
+		return 0
+	}
+	return nccl.ScratchBytes(c.o.World.Size) + nccl.LibraryBytes(c.o.World.Size)
+}
+
+// start joins the processes, and makes this one's part of NCCL's world.
+func (n *ncclPart) start(o *Options, s *Setup, sum func(graph.DType, graph.SumOrder) (nccl.Sum, error)) (err error) {
+	n.need = s.Plan.Layout.Spaces[graph.Device].Peak
+	mesh := s.Plan.Program.Mesh
+	joined, err := o.Transport.Join(mesh, o.World.Local, o.Timeout, o.Warn)
+	if err != nil {
+		return err // joined may be an interface around nothing
+	}
+	n.joined = joined
+	if s.Failed != nil {
+		n.joined.OnError(s.Failed)
+	}
+	if n.beside, err = newControl(n.joined, o.World.Local[0]); err != nil {
+		return err
+	}
+	n.world, err = nccl.New(mesh, nccl.Options{API: n.api, Control: n.beside, Sum: sum, Timeout: o.Timeout})
+	return err
+}
+
+var _ Meeter = (*cudaPlatform)(nil)
+
+// Meets says that ranks of several processes meet as each is made.
+func (c *cudaPlatform) Meets() bool { return c.nccl != nil }
+
+// Abort ends the job of several processes.
+func (c *cudaPlatform) Abort(err error) { c.nccl.beside.Abort(err) }
+
+// groups makes the rank's, and refuses to go on where NCCL has taken what the plan counts on.
+func (n *ncclPart) groups(ctx *cuda.Context) (map[int]comm.Group, error) {
+	groups, err := n.world.Groups(ctx)
+	if err != nil {
+		return nil, err
+	}
+	free, _, err := ctx.Driver().MemInfo()
+	if err == nil && free < n.need {
+		err = fmt.Errorf("rank %d: NCCL has taken %s of the GPU, and %s are left for the plan's %s; plan for less, or say what is outside (Config.Outside)",
+			ctx.Rank(), plan.Bytes(n.world.Took(ctx.Rank())), plan.Bytes(free), plan.Bytes(n.need))
+		groups[-1].Abort(err)
+	}
+	return groups, err
+}
+
+func (n *ncclPart) close() error {
+	if n == nil || n.joined == nil {
+		return nil
+	}
+	return n.joined.Close()
+}
+
+// about tells of the library in a few words.
+func (n *ncclPart) about() string {
+	if n == nil {
+		return ""
+	}
+	v, err := n.api.Version()
+	if err != nil {
+		return ""
+	}
+	return "; NCCL " + nccl.VersionText(v) + " between processes"
+}
+
+// ncclSum gives NCCL's world the sums of the GPU's kernels.
+func (c *cudaPlatform) ncclSum(dtype graph.DType, order graph.SumOrder) (nccl.Sum, error) {
+	s, err := c.cards[0].lib.Sum(dtype, order)
+	if err != nil {
+		return nil, err
+	}
+	if s == nil {
+		return nil, errors.New("no such sum")
+	}
+	return s, nil
+}
