@@ -87,7 +87,7 @@ type cudaPlatform struct {
 
 	opt   cuda.Options
 	world *peers.World
-	nccl  *ncclPart // nil: all ranks are in this process
+	nccl  *ncclPart   // nil: all ranks are in this process
 	cpu   lateKernels // of the cards' libraries
 }
 

@@ -350,13 +350,11 @@ func (t *Trainer) openRanks() error {
 	if cfg.Trace != "" {
 		t.trace = exec.NewTrace(traceSpans)
 	}
-	opened := t.opened
+	var opened func() error
 	if m, ok := t.platform.(run.Meeter); ok && m.Meets() {
 		opened = t.meeting(m)
 	} else if err := t.opened(); err != nil {
 		return err
-	} else {
-		opened = nil
 	}
 	var err error
 	t.ranks, err = run.Open(run.RankOptions{World: run.OneProcess(cfg.Ranks), Plan: t.plan, Platform: t.platform, Trace: t.trace, Meter: cfg.Measure, Poison: cfg.poison,
