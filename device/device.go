@@ -145,13 +145,18 @@ type Observer interface {
 // OpError is the failure of an enqueued operation.
 type OpError struct {
 	Rank   int
+	Where  string // the rank's device, where there are several: "GPU 1"
 	Stream graph.StreamID
 	Kernel Kernel
 	Err    error
 }
 
 func (e *OpError) Error() string {
-	return fmt.Sprintf("rank %d, stream %s, operation %q: %v", e.Rank, e.Stream, e.Kernel.Label(), e.Err)
+	where := ""
+	if e.Where != "" {
+		where = " (" + e.Where + ")"
+	}
+	return fmt.Sprintf("rank %d%s, stream %s, operation %q: %v", e.Rank, where, e.Stream, e.Kernel.Label(), e.Err)
 }
 
 // Unwrap returns the cause.

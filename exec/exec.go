@@ -456,12 +456,15 @@ func (e *Executor) describe(err error) error {
 	}
 	var failed *device.OpError
 	if errors.As(err, &failed) && failed.Rank == e.rank {
-		k := failed.Kernel
+		k, where := failed.Kernel, fmt.Sprintf("on stream %s", failed.Stream)
+		if failed.Where != "" {
+			where += " of " + failed.Where
+		}
 		o := e.operationOf(k)
 		if o == nil {
-			return fmt.Errorf("%s, operation %s on stream %s: %w", at, k.Label(), failed.Stream, failed.Err)
+			return fmt.Errorf("%s, operation %s %s: %w", at, k.Label(), where, failed.Err)
 		}
-		return fmt.Errorf("%s, %s on stream %s: %w", at, o.path(), failed.Stream, failed.Err)
+		return fmt.Errorf("%s, %s %s: %w", at, o.path(), where, failed.Err)
 	}
 	if s := e.current.Load(); s != nil {
 		at += ", section " + s.graph.Name

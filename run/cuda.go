@@ -148,7 +148,7 @@ func (c *cudaPlatform) open() error {
 			return err
 		}
 	}
-	if err := c.link(); err != nil {
+	if err := errors.Join(c.link(), c.probe()); err != nil {
 		return err
 	}
 	for _, k := range c.cards {
@@ -257,7 +257,9 @@ func (c *cudaPlatform) Start(s Setup) error {
 
 func (c *cudaPlatform) Rank(i int) (device.Context, map[int]comm.Group, error) {
 	o := c.opt
-	o.Ordinal = c.of[i].gpu.Ordinal
+	if o.Ordinal = c.of[i].gpu.Ordinal; len(c.cards) > 1 {
+		o.Where = fmt.Sprintf("GPU %d", o.Ordinal)
+	}
 	ctx, err := cuda.New(i, o)
 	if err != nil {
 		return nil, nil, err

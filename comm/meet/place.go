@@ -154,7 +154,7 @@ func (o *Op) missing(number uint64) error {
 		verb = "send"
 	}
 	return fmt.Errorf("%w: %s %q (%s group): %s did not come within %v; %s waited", comm.ErrTimeout, verb, o.Name, g.name,
-		g.world.names(g.ranks[o.Peer:o.Peer+1]), g.world.timeout, g.world.names([]int{o.member.GlobalRank()}))
+		g.world.Names(g.ranks[o.Peer:o.Peer+1]), g.world.timeout, g.world.Names([]int{o.member.GlobalRank()}))
 }
 
 // Late is the error of a collective, run as the rank's call-th, in which some
@@ -173,5 +173,5 @@ func (o *Op) Late(call uint64, isLost func(i int) bool) error {
 		return nil
 	}
 	return fmt.Errorf("%w: %s %q (call %d of the %s group): %s did not arrive within %v; %s waited",
-		comm.ErrTimeout, o.Sig.Op, o.Name, call, g.name, g.world.names(lost), g.world.timeout, g.world.names(here))
+		comm.ErrTimeout, o.Sig.Op, o.Name, call, g.name, g.world.Names(lost), g.world.timeout, g.world.Names(here))
 }

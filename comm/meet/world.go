@@ -180,8 +180,8 @@ func (w *World) Err() error {
 	return w.err
 }
 
-// names lists ranks: "rank 3", "ranks 1, 2"; "ranks 1 (GPU 0), 2 (GPU 1)".
-func (w *World) names(ranks []int) string {
+// Names lists ranks: "rank 3", "ranks 1, 2"; "ranks 1 (GPU 0), 2 (GPU 1)".
+func (w *World) Names(ranks []int) string {
 	s := make([]string, len(ranks))
 	for i, r := range ranks {
 		s[i] = fmt.Sprint(r)

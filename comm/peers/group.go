@@ -98,6 +98,15 @@ func (k *kernel) met(i int) *kernel { return k.Op.Met(i).(*kernel) }
 // Enqueue adds the operation to the rank's stream. It returns when every rank
 // has done so.
 func (k *kernel) Enqueue(api driver.API, s driver.Stream) error {
+	err := k.enqueue(api, s)
+	if err != nil { // what was enqueued all the same may read a peer's memory: see leave
+		k.m.port.settle(api, s)
+		_ = api.Record(k.m.done, s) // the first error is the one that counts
+	}
+	return err
+}
+
+func (k *kernel) enqueue(api driver.API, s driver.Stream) error {
 	m := k.m
 	if err := m.Err(); err != nil {
 		return err

@@ -53,6 +53,13 @@ func newPort(ctx *cuda.Context, bytes int64) (*port, error) {
 	return p, nil
 }
 
+// settle makes s wait for what was enqueued beside it.
+func (p *port) settle(api driver.API, s driver.Stream) {
+	if p != nil && api.Record(p.begun, p.side) == nil {
+		_ = api.Wait(s, p.begun)
+	}
+}
+
 // each is how many elements of a source a slot holds, of so many sources; 0 where there
 // is no room.
 func (p *port) each(sources int, size int64) int64 {

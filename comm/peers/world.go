@@ -8,6 +8,7 @@ package peers
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/spillway-ml/spillway/comm"
@@ -47,7 +48,8 @@ type Options struct {
 type World struct {
 	*meet.World
 	o     Options
-	ports []*port // by rank; nil: not yet, or it adds nothing of other GPUs
+	ports []*port       // by rank; nil: not yet, or it adds nothing of other GPUs
+	ended []atomic.Bool // by rank: its streams run nothing any more
 }
 
 // New returns the world of the mesh's ranks; an empty mesh has one.
@@ -61,6 +63,7 @@ func New(mesh []graph.Axis, o Options) (*World, error) {
 	if err != nil {
 		return nil, err
 	}
+	w.ended = make([]atomic.Bool, w.Size())
 	if o.GPU == nil {
 		return w, nil
 	}
@@ -71,6 +74,28 @@ func New(mesh []graph.Axis, o Options) (*World, error) {
 	w.Where(func(rank int) string { return fmt.Sprintf("GPU %d", o.GPU[rank]) })
 	return w, nil
 }
+
+// leave is what a rank whose streams have ended does before its memory is given back: it
+// waits until its peers' streams have run what they read of it. After a collective that
+// all have run to its end nobody does; one that failed may have left copies behind.
+func (w *World) leave(all map[int]*meet.Member, rank int, ctx *cuda.Context, deadline time.Time) error {
+	w.ended[rank].Store(true)
+	if soon := time.Now().Add(leaveGrace); soon.Before(deadline) {
+		deadline = soon
+	}
+	for axis := -1; axis < len(all)-1; axis++ {
+		for i := range all[axis].Size() {
+			p := all[axis].Own(i).(*member)
+			if r := p.GlobalRank(); p.done != 0 && !w.ended[r].Load() && !ctx.Await(p.done, deadline) {
+				return fmt.Errorf("%s still reads its memory", w.Names([]int{r}))
+			}
+		}
+	}
+	return nil
+}
+
+// leaveGrace is how long a rank that ends waits for the others' streams.
+const leaveGrace = 2 * time.Second
 
 // far tells whether two ranks of the world are on different GPUs.
 func (w *World) far(a, b int) bool { return w.o.GPU != nil && w.o.GPU[a] != w.o.GPU[b] }
@@ -89,6 +114,7 @@ func (w *World) Groups(ctx *cuda.Context) (map[int]comm.Group, error) {
 			return nil, fmt.Errorf("peers: %w", err)
 		}
 	}
+	ctx.BeforeFree(func(deadline time.Time) error { return w.leave(all, rank, ctx, deadline) })
 	groups := make(map[int]comm.Group, len(all))
 	for axis := -1; axis < len(all)-1; axis++ {
 		m := all[axis].Own(all[axis].Rank()).(*member)

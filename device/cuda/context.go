@@ -19,6 +19,8 @@ type Options struct {
 	Driver driver.API
 	// Ordinal is the GPU's.
 	Ordinal int
+	// Where names the GPU in errors, where a job has several; "": it has one.
+	Where string
 	// Capacity in bytes of each space: Alloc refuses what does not fit. 0: no cap.
 	Capacity [graph.NumSpaces]int64
 	// Queue is how many host kernels a stream holds before Launch blocks. Default 4096.
@@ -69,7 +71,9 @@ type Context struct {
 	words   wordBlock
 	waiting []func()       // see WhileWaiting
 	leaving []func() error // see AtClose
-	closed  bool
+
+	others []func(deadline time.Time) error // see BeforeFree
+	closed bool
 
 	failed atomic.Bool // set after err
 	mu     sync.Mutex  // guards err, hooks, streams, disks
@@ -215,6 +219,11 @@ func (c *Context) WhileWaiting(f func()) { c.waiting = append(c.waiting, f) }
 // not called.
 func (c *Context) AtClose(f func() error) { c.leaving = append(c.leaving, f) }
 
+// BeforeFree registers f for Close to call once the rank's streams run nothing more and
+// before its memory is given back: f returns when nobody else reaches that either. Where it
+// returns an error, at the deadline, the memory stays.
+func (c *Context) BeforeFree(f func(deadline time.Time) error) { c.others = append(c.others, f) }
+
 // OnError registers f for the first sticky error.
 func (c *Context) OnError(f func(error)) {
 	c.mu.Lock()
@@ -282,7 +291,11 @@ func (c *Context) Running() (list []string) {
 	c.mu.Unlock()
 	for _, s := range streams {
 		if k := s.atHand(); k != nil {
-			list = append(list, fmt.Sprintf("operation %s on stream %s", k.Label(), s.id))
+			at := fmt.Sprintf("operation %s on stream %s", k.Label(), s.id)
+			if c.opts.Where != "" {
+				at += " of " + c.opts.Where
+			}
+			list = append(list, at)
 		}
 	}
 	return list
@@ -310,7 +323,12 @@ func (c *Context) Close() error {
 		}
 	}
 	for _, s := range c.sides {
-		if err := s.end(c.api, deadline); err != nil {
+		if err := c.end(s, deadline); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for _, f := range c.others {
+		if err := f(deadline); err != nil {
 			errs = append(errs, err)
 		}
 	}

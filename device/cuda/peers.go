@@ -50,19 +50,32 @@ func (c *Context) Scratch(bytes int64) (driver.Address, error) {
 // Handle returns the driver's context.
 func (c *Context) Handle() driver.Context { return c.handle }
 
-// end waits until a side stream has run what it holds.
-func (s side) end(api driver.API, deadline time.Time) error {
-	if err := api.Record(s.fence, s.stream); err != nil {
-		return nil // the context is lost: nothing runs any more
-	}
+// Await returns when what was before an event's last Record has run, whichever rank's
+// that is, or says at the deadline that it has not. An event that the driver does not tell
+// about counts as passed: its context is lost.
+func (c *Context) Await(e driver.Event, deadline time.Time) bool {
 	for began, p := time.Now(), (pause{}); ; p.next(began) {
-		if done, err := api.Done(s.fence); done || err != nil {
-			return nil
+		if done, err := c.api.Done(e); done || err != nil {
+			return true
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("copies from other GPUs still run after %v", closeGrace)
+			return false
 		}
 	}
+}
+
+// end waits until a side stream has run what it holds.
+func (c *Context) end(s side, deadline time.Time) error {
+	if !c.failed.Load() {
+		return nil // the rank's streams have run, and with them what they wait for of this one
+	}
+	if err := c.api.Record(s.fence, s.stream); err != nil {
+		return nil // the context is lost: nothing runs any more
+	}
+	if !c.Await(s.fence, deadline) {
+		return fmt.Errorf("copies from other GPUs still run after %v", closeGrace)
+	}
+	return nil
 }
 
 func (s side) destroy(api driver.API) []error {

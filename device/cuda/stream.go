@@ -89,7 +89,7 @@ func (c *Context) NewStream(id graph.StreamID) (device.Stream, error) {
 }
 
 func (s *Stream) opError(k device.Kernel, err error) error {
-	return &device.OpError{Rank: s.ctx.rank, Stream: s.id, Kernel: k, Err: err}
+	return &device.OpError{Rank: s.ctx.rank, Where: s.ctx.opts.Where, Stream: s.id, Kernel: k, Err: err}
 }
 
 // stop makes a failed call of the driver sticky. It names k; an error of work

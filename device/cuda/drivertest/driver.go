@@ -27,6 +27,9 @@ type Options struct {
 	Change func(d *driver.Device)
 	// NoLink tells of two devices that neither reaches the other's memory. nil: all do.
 	NoLink func(a, b int) bool
+	// Garbles tells of what goes from a device to another one whether it arrives changed, as
+	// it does behind some IOMMUs. nil: nothing does.
+	Garbles func(from, to int) bool
 	// Seed, where it is not 0, chooses the order in which streams run, one
 	// operation at a time: for a while one stream comes first and another last.
 	// 0 runs streams as they come, two operations at a time.

@@ -168,7 +168,14 @@ func (d *Driver) CopyPeer(dst driver.Address, to driver.Context, src driver.Addr
 	if gpus[0] != gpus[1] {
 		d.traffic[gpus] += n
 	}
-	return d.push(call, s, item{label: call, peers: true, reads: ranges(src, n), writes: ranges(dst, n), run: func() error { copy(sides[1], sides[0]); return nil }})
+	garbles := d.opts.Garbles != nil && d.opts.Garbles(gpus[0], gpus[1])
+	return d.push(call, s, item{label: call, peers: true, reads: ranges(src, n), writes: ranges(dst, n), run: func() error {
+		copy(sides[1], sides[0])
+		if garbles {
+			sides[1][n/2] ^= 1
+		}
+		return nil
+	}})
 }
 
 // Traffic returns the bytes that went from a device to another one, by ordinals, so far.

@@ -1,0 +1,95 @@
+package run
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+)
+
+// probeBytes is what the probe sends from each GPU to each.
+const probeBytes = 64 << 10
+
+// probed is what a GPU has for the probe.
+type probed struct {
+	at     driver.Address // what it sends; behind it, what it gets
+	stream driver.Stream
+	filled driver.Event
+}
+
+// probe sends something between every two GPUs and looks at what arrives. There are
+// machines on which it is something else, and no call says so: an IOMMU that comes between
+// two cards on PCIe.
+func (c *cudaPlatform) probe() (err error) {
+	if len(c.cards) < 2 {
+		return nil
+	}
+	ends := make([]probed, len(c.cards))
+	for i, k := range c.cards {
+		if err == nil {
+			err = k.do(func() error { return ends[i].open(c.api, word(i)) })
+		}
+	}
+	for i := range c.cards {
+		for j, to := range c.cards {
+			if i != j && err == nil {
+				err = to.do(func() error { return c.send(ends, i, j) })
+			}
+		}
+	}
+	for i, k := range c.cards {
+		err = errors.Join(err, k.do(func() error { return ends[i].close(c.api) }))
+	}
+	return err
+}
+
+// word is what fills the memory that a GPU sends.
+func word(i int) uint32 { return 0x5ca1ab1e + uint32(i)*0x01010101 }
+
+func (p *probed) open(api driver.API, value uint32) (err error) {
+	if p.stream, err = api.NewStream(); err != nil {
+		return err
+	}
+	if p.at, err = api.Alloc(2 * probeBytes); err != nil {
+		return err
+	}
+	if p.filled, err = api.NewEvent(false); err != nil {
+		return err
+	}
+	return errors.Join(api.Fill32(p.at, value, probeBytes/4, p.stream), api.Record(p.filled, p.stream))
+}
+
+func (p *probed) close(api driver.API) (err error) {
+	if p.stream != 0 {
+		err = errors.Join(api.Synchronize(p.stream), api.DestroyStream(p.stream))
+	}
+	if p.at != 0 {
+		err = errors.Join(err, api.Free(p.at))
+	}
+	if p.filled != 0 {
+		err = errors.Join(err, api.DestroyEvent(p.filled))
+	}
+	return err
+}
+
+// send copies what GPU i of the cards sends to GPU j, on whose thread it is called.
+func (c *cudaPlatform) send(ends []probed, i, j int) error {
+	from, to := c.cards[i], c.cards[j]
+	p, _, err := c.api.HostAlloc(probeBytes)
+	if err != nil {
+		return err
+	}
+	got, s := ends[j].at+probeBytes, ends[j].stream
+	if err = c.api.Wait(s, ends[i].filled); err == nil {
+		err = errors.Join(c.api.CopyPeer(got, to.handle, ends[i].at, from.handle, probeBytes, s), c.api.CopyToHost(p, got, probeBytes, s))
+	}
+	err = errors.Join(err, c.api.Synchronize(s))
+	words := unsafe.Slice((*uint32)(p), probeBytes/4)
+	if err == nil && slices.ContainsFunc(words, func(w uint32) bool { return w != word(i) }) {
+		err = fmt.Errorf("what GPU %d sends to GPU %d arrives changed (an IOMMU between the cards does that: turn it off, or PCI's access control services; or have CUDA_VISIBLE_DEVICES show one GPU)",
+			from.gpu.Ordinal, to.gpu.Ordinal)
+	}
+	return errors.Join(err, c.api.HostFree(p))
+}
