@@ -69,11 +69,10 @@ type Context struct {
 	sides   []side
 	scratch []driver.Address
 	words   wordBlock
-	waiting []func()       // see WhileWaiting
-	leaving []func() error // see AtClose
-
-	others []func(deadline time.Time) error // see BeforeFree
-	closed bool
+	waiting []func()                         // see WhileWaiting
+	leaving []func() error                   // see AtClose
+	others  []func(deadline time.Time) error // see BeforeFree
+	closed  bool
 
 	failed atomic.Bool // set after err
 	mu     sync.Mutex  // guards err, hooks, streams, disks

@@ -86,6 +86,10 @@ func runChild(what, shape, prec string) error {
 		c.meet()
 		return nil
 	}
+	if what == "peers" {
+		c.peers()
+		return nil
+	}
 	p := pool.New(1)
 	defer p.Close()
 	return microChild(os.Stdout, *c, cpu.New(p), shape, prec)

@@ -17,8 +17,9 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 )
 
-// gpu is the first card.
+// gpu is the first card, and how many there are.
 type gpu struct {
+	count  int
 	name   string
 	memory int64
 	uuid   [16]byte
@@ -84,7 +85,7 @@ func (b *bundle) lookCUDA(add func(name, format string, args ...any)) error {
 		add("GPU "+strconv.Itoa(d.Ordinal), "%s, compute capability %d.%d, %.1f GiB, %d multiprocessors", d.Name, d.Major, d.Minor, float64(d.Memory)/(1<<30), d.SMs)
 	}
 	add("driver's CUDA", "%d.%d", version/1000, version%1000/10)
-	b.gpu = &gpu{devices[0].Name, devices[0].Memory, devices[0].UUID}
+	b.gpu = &gpu{len(devices), devices[0].Name, devices[0].Memory, devices[0].UUID}
 	c, err := nvrtc.Open(nvrtc.Options{Cache: "-"})
 	if err != nil {
 		return err

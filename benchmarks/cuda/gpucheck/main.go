@@ -51,6 +51,7 @@ var parts = []part{
 	{"kernels", "Each kernel at the shapes of 124M and 1.5B, and every algorithm of cuBLASLt", 100 * time.Second, false, runMicro},
 	{"losses", "GPT-2 124M: 20 fp32 losses against PyTorch's; memory as planned", 100 * time.Second, true, runLosses},
 	{"bits", "The same bits at every stage, recompute and offload, 1 and 4 ranks on one card", 110 * time.Second, false, runBits},
+	{"peers", "Copies between GPUs, and the bits of one GPU on several", 60 * time.Second, false, runPeers},
 	{"wall", "A cap one byte under the plan is refused", 40 * time.Second, false, runWall},
 	{"speed-124m", "Step time of GPT-2 124M", 110 * time.Second, true, speed("gpt2")},
 	{"speed-1.5b", "Step time of GPT-2 1.5B", 140 * time.Second, true, speed("gpt2-xl")},
@@ -58,14 +59,14 @@ var parts = []part{
 
 func main() {
 	b := &bundle{torchIs: make(chan torchFound, 1)}
-	child := flag.String("child", "", "for this program's own use: contact or kernels")
+	child := flag.String("child", "", "for this program's own use: contact, peers or kernels")
 	shape := flag.String("shape", "124m", "of -child kernels: 124m, 1.5b or tiny")
 	prec := flag.String("precision", "bf16", "of -child kernels: fp32, bf16 or fp16")
 	budget := flag.Duration("budget", 9*time.Minute, "time for all of it")
 	flag.StringVar(&b.out, "out", "results", "folder of the results")
 	flag.StringVar(&b.device, "device", "cuda", "cuda, or cpu to try this program without a GPU")
 	flag.BoolVar(&b.quick, "quick", false, "tiny models, to try this program")
-	only := flag.String("only", "", "some parts alone, with commas between: contact, tests, kernels, losses, bits, wall, speed-124m or speed-1.5b")
+	only := flag.String("only", "", "some parts alone, with commas between: contact, tests, kernels, losses, bits, peers, wall, speed-124m or speed-1.5b")
 	flag.StringVar(&b.python, "python", "", "python3 with torch; looked for if not given")
 	flag.Parse()
 	if *child != "" {

@@ -153,6 +153,50 @@ func TestContactOnTheDouble(t *testing.T) {
 	}
 }
 
+// Copies between GPUs are measured for every two, give all back, and say which of them go
+// through the host.
+func TestPeersOnTheDouble(t *testing.T) {
+	d := drivertest.New(drivertest.Options{Devices: 3, NoLink: func(a, b int) bool { return a+b == 1 }})
+	said := map[string]told{}
+	c := &contacts{api: d, bytes: 1 << 16, tell: func(s told) { said[s.What] = s }}
+	c.peers()
+	require.NoError(t, d.Close(), "no leak, no unordered access")
+	for _, s := range said {
+		require.Empty(t, s.Error, s.What)
+	}
+	require.Regexp(t, `^through the host, .* GB/s, .* µs for 4 KiB$`, said["GPU 0 to GPU 1"].Value)
+	require.Regexp(t, `^direct, .* GB/s, .* µs for 4 KiB$`, said["GPU 2 to GPU 1"].Value)
+	require.Regexp(t, `^.* GB/s together$`, said["GPUs 1 and 2, both ways at once"].Value)
+	require.Len(t, said, 1+3+6+3+3)
+}
+
+// Where there is one GPU the part says so in a line; on several it compares their bits with
+// those of one.
+func TestPeersOfTheBundle(t *testing.T) {
+	dir := t.TempDir()
+	b := &bundle{dir: dir, out: dir, work: dir, device: "cuda", gpu: &gpu{count: 1}}
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "logs"), 0o755))
+	r := &result{}
+	runPeers(t.Context(), b, r)
+	require.Equal(t, skipped, r.Status)
+	require.Equal(t, []string{"one GPU: it has nobody to exchange anything with"}, r.Lines)
+
+	// It stands for a run whose bits differ on several GPUs: those that it sees go into its hash.
+	script := "#!/bin/sh\nwhile [ \"$1\" != --metrics ]; do shift; done\necho '{\"step\":1,\"loss\":2}' > $2\necho '{\"event\":\"done\",\"params_sha256\":\"'$CUDA_VISIBLE_DEVICES'\"}' >> $2\n"
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "spillway"), []byte(script), 0o755))
+	t.Setenv(visible, "3,5")
+	b.self, b.gpu.count = "/bin/true", 2
+	r = &result{}
+	runPeers(t.Context(), b, r)
+	require.Contains(t, r.Lines, "2 ranks on 2 GPUs, ZeRO-0: other bits than on one")
+	require.Contains(t, r.Lines, "4 ranks on 2 GPUs: 0 of 13 ways have the bits of one GPU, planned = touched")
+	t.Setenv(visible, "3")
+	r = &result{}
+	runPeers(t.Context(), b, r)
+	require.Empty(t, r.Status)
+	require.Equal(t, []string{"2 ranks on 2 GPUs: 13 of 13 ways have the bits of one GPU, planned = touched", "4 ranks on 2 GPUs: 13 of 13 ways have the bits of one GPU, planned = touched"}, r.Lines)
+}
+
 // The bundle runs whole with a fault, a hang and a wrong kernel among its tests: each is
 // found and named, the hang with its stacks, and everything else is reported.
 func TestBundleOnTheDouble(t *testing.T) {

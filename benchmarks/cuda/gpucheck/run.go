@@ -128,12 +128,17 @@ type training struct {
 // runLimit is a training run's time: a hang of one must not take a part's.
 const runLimit = 40 * time.Second
 
-// train runs `spillway train` on the bundle's device. Its error says how it
+// train runs `spillway train` on the bundle's device, the first GPU. Its error says how it
 // failed.
 func (b *bundle) train(ctx context.Context, name string, args ...string) (*training, error) {
+	return b.trainIn(ctx, oneGPU(), name, args...)
+}
+
+// trainIn is train with an environment of its own.
+func (b *bundle) trainIn(ctx context.Context, env []string, name string, args ...string) (*training, error) {
 	metrics := filepath.Join(b.work, name+".jsonl")
 	all := append([]string{"train", "--device", b.device, "--metrics", metrics, "--timeout", "5s"}, args...)
-	t := &training{end: b.within(ctx, runLimit, name, b.work, nil, b.program("spillway"), all...)}
+	t := &training{end: b.within(ctx, runLimit, name, b.work, env, b.program("spillway"), all...)}
 	if t.end.status != 0 {
 		return t, fmt.Errorf("%s %s", name, t.end.ended())
 	}
