@@ -51,7 +51,7 @@ func Load(ctx context.Context, folder string, wants []Want, how Loading) error {
 	if err != nil {
 		return err
 	}
-	l := &loader{States: s, how: how, chunk: make([]float32, ChunkElems)}
+	l := &loader{States: s, how: how}
 	err = l.load(ctx, wants)
 	return errors.Join(err, s.Close())
 }
@@ -152,11 +152,16 @@ func loadWhole(ctx context.Context, folder string, wants []Want, how Loading) er
 	return nil
 }
 
+// loadDepth is how many spans have memory: being read, compared with their sums,
+// or handed on. As many as a disk wants at once are left to be read while the others are
+// not.
+const loadDepth = depth + 2
+
 // loader reads ahead of what it hands on.
 type loader struct {
 	*States
 	how   Loading
-	chunk []float32
+	chunk []float32 // made where a want's values do not lie in one extent
 	wide  []float32 // an extent's values, where they are not those of its bytes
 
 	direct []filesys.File // by file; nil: through the page cache
@@ -214,15 +219,15 @@ func (l *loader) load(ctx context.Context, wants []Want) (err error) {
 		}
 	}()
 	const room = blockBytes + 2*alignment // a span may begin and end anywhere
-	memory, err := mapMemory(depth * room)
+	memory, err := mapMemory(loadDepth * room)
 	if err != nil {
 		return err
 	}
-	free := make(chan []byte, depth)
-	for i := range depth {
+	free := make(chan []byte, loadDepth)
+	for i := range loadDepth {
 		free <- memory[i*room : (i+1)*room]
 	}
-	order := make(chan *span, depth)
+	order := make(chan *span, loadDepth)
 	stop := make(chan struct{})
 	go func() {
 		defer crash.Guard()
@@ -235,7 +240,7 @@ func (l *loader) load(ctx context.Context, wants []Want) (err error) {
 			}
 			go func() {
 				defer crash.Guard()
-				s.done <- l.read(s)
+				s.done <- l.fetch(s)
 			}()
 			order <- s
 		}
@@ -284,6 +289,21 @@ func (l *loader) openDirect() error {
 	return nil
 }
 
+// fetch fills a span and compares its extents with their checksums.
+func (l *loader) fetch(s *span) error {
+	if err := l.read(s); err != nil {
+		return err
+	}
+	for _, e := range s.extents {
+		if err := l.check(e, s.bytes(e)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *span) bytes(e *located) []byte { return s.b[e.at-s.lo:][:e.Bytes()] }
+
 // read fills a span.
 func (l *loader) read(s *span) error {
 	f, lo, n := l.files[s.file], s.lo, s.hi-s.lo
@@ -300,15 +320,11 @@ func (l *loader) read(s *span) error {
 	return nil
 }
 
-// hand checks a span's extents and gives what is wanted of them to the sink. next is
-// the first want that is not complete.
+// hand gives what is wanted of a span's extents to the sink. next is the first want that
+// is not complete.
 func (l *loader) hand(s *span, wants []Want, next int) (int, error) {
 	for _, e := range s.extents {
-		b := s.b[e.at-s.lo:][:e.Bytes()]
-		if err := l.check(e, b); err != nil {
-			return next, err
-		}
-		v, err := l.values(e, b)
+		v, err := l.values(e, s.bytes(e))
 		if err != nil {
 			return next, err
 		}
@@ -334,13 +350,13 @@ var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
 // values are those of an extent, its own bytes where they can be.
 func (l *loader) values(e *located, b []byte) ([]float32, error) {
+	if e.DType == safetensors.F32 && littleEndian && uintptr(unsafe.Pointer(&b[0]))%4 == 0 {
+		return unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), e.N), nil
+	}
 	if int64(len(l.wide)) < e.N {
 		l.wide = make([]float32, e.N)
 	}
 	v := l.wide[:e.N]
-	if e.DType == safetensors.F32 && littleEndian && uintptr(unsafe.Pointer(&b[0]))%4 == 0 {
-		return unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), e.N), nil
-	}
 	if e.DType != scaledDType {
 		return v, safetensors.Decode(v, b, e.DType)
 	}
@@ -371,6 +387,9 @@ func (l *loader) give(w *Want, e *located, v []float32) error {
 			}
 			at += whole
 			continue
+		}
+		if l.chunk == nil {
+			l.chunk = make([]float32, ChunkElems)
 		}
 		k := copy(l.chunk[l.have:], v[at-e.Start:end-e.Start])
 		at += int64(k)

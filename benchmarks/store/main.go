@@ -152,7 +152,11 @@ func newStates(bytes int64) *states {
 				v[j] = rng.Float32()
 			}
 			s.values[k] = append(s.values[k], v)
-			s.into[k] = append(s.into[k], make([]float32, tensorElems))
+			into := make([]float32, tensorElems)
+			for j := range into { // a run's memory is touched before anything is loaded into it
+				into[j] = 1
+			}
+			s.into[k] = append(s.into[k], into)
 			for at := int64(0); at < tensorElems; at += checkpoint.ExtentBytes / 4 {
 				s.extents = append(s.extents, checkpoint.Extent{State: k, Tensor: name, Start: at, N: checkpoint.ExtentBytes / 4, DType: "F32"})
 			}
