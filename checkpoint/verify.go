@@ -18,7 +18,7 @@ import (
 // it lists, each with its size and CRC-32C, and the step that its name says. Errors
 // name the file and wrap ErrDamaged; those of ctx do not. With names given, only
 // those files are read, of ranks' files the state that safetensors.FileName stands for
-// and all headers.
+// and all headers; see AsLoaded.
 func Verify(ctx context.Context, folder string, only ...string) (Manifest, error) {
 	m, err := ReadManifest(folder)
 	if err != nil {
@@ -37,6 +37,9 @@ func Verify(ctx context.Context, folder string, only ...string) (Manifest, error
 	}
 	if slices.Equal(only, []string{headersAlone}) {
 		only = nil // the other files have no header with sums
+	}
+	if m.Version < sharded && slices.Contains(only, AsLoaded) {
+		only = append(slices.Clone(only), safetensors.FileName)
 	}
 	for _, want := range m.Files {
 		if want.Header > 0 || len(only) > 0 && !slices.Contains(only, want.Name) {
@@ -57,6 +60,11 @@ func Whole(ctx context.Context, folder string) (Manifest, error) {
 
 // headersAlone is the name of no file: see Whole.
 const headersAlone = "/"
+
+// AsLoaded is the name of no file. Among those that Verify and Resolve take it stands
+// for weights that are compared as they are loaded: only headers are read of them, but for
+// versions 1 and 2, whose weights nothing else compares.
+const AsLoaded = "/loaded"
 
 // verifyParts reads the ranks' files: all of them, the parameters alone, or headers.
 func verifyParts(ctx context.Context, folder string, m Manifest, only []string) error {

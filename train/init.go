@@ -2,6 +2,7 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -131,22 +132,32 @@ func (d *drawing) RunIndex(i int) {
 }
 
 // load reads the parameters from safetensors in Hugging Face's layout, with or
-// without the "transformer." prefix.
+// without the "transformer." prefix. A checkpoint's are compared as they are loaded; only
+// where they turn out damaged are all looked at beforehand, for a newest whole one.
 func (t *Trainer) load(ctx context.Context, path string) error {
-	given, field := path, "Config.Init"
+	field := "Config.Init"
 	if t.cfg.Inference {
 		field = "Config.Model" // generate's and eval's only folder
 	}
-	path, passed, err := checkpoint.Resolve(ctx, path, hfconfig.FileName, safetensors.FileName)
+	err := t.loadFrom(ctx, field, path, checkpoint.AsLoaded)
+	if errors.Is(err, checkpoint.ErrDamaged) {
+		err = t.loadFrom(ctx, field, path, safetensors.FileName)
+	}
+	return err
+}
+
+// loadFrom loads from what path stands for once its config and these weights are
+// verified.
+func (t *Trainer) loadFrom(ctx context.Context, field, given, weights string) error {
+	path, passed, err := checkpoint.Resolve(ctx, given, hfconfig.FileName, weights)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", field, given, err)
 	}
-	for _, p := range passed {
-		t.cfg.warn("%s: %s", field, p)
-	}
-	if st, err := os.Stat(path); err != nil {
+	st, err := os.Stat(path)
+	if err != nil {
 		return fmt.Errorf("%s %s: %w", field, path, err)
-	} else if st.IsDir() {
+	}
+	if st.IsDir() {
 		if c, err := hfconfig.Read(filepath.Join(path, "config.json")); err == nil && t.cfg.Own.Model == nil && !c.SameModel(t.cfg.model) {
 			return fmt.Errorf("Config.Init %s: its config.json describes another model than Config.Model %s", path, t.cfg.Model)
 		}
@@ -160,22 +171,69 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", field, path, err)
 	}
+	if e, ok := checkpoint.Stat(path); ok && e.Err == nil {
+		err = t.loadCheckpoint(ctx, path, names)
+	} else {
+		err = t.loadTensors(ctx, r, names)
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", field, path, err)
+	}
+	for _, p := range passed {
+		t.cfg.warn("%s: %s", field, p)
+	}
 	if t.cfg.Inference {
 		if line := computedInFP32(path, r, names); line != "" {
 			t.note("%s", line)
 		}
 	}
+	return nil
+}
+
+// loadTensors reads the parameters, which have these names in r.
+func (t *Trainer) loadTensors(ctx context.Context, r checkpoint.Tensors, names []string) error {
 	chunk := make([]float32, run.ChunkElems)
 	for i := range t.plan.Program.Params {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		odd := checkpoint.NonFinite{State: "weights", Tensor: names[i], Of: t.plan.Program.Params[i].Elems()}
+		odd := checkpoint.NonFinite{Tensor: names[i], Of: t.plan.Program.Params[i].Elems()}
 		if err := t.loadTensor(r, names[i], i, "value", chunk, odd.Look); err != nil {
-			return fmt.Errorf("%s %s: %w", field, path, err)
+			return err
 		}
 		if odd.Count > 0 {
-			return fmt.Errorf("%s %s: tensor %q: %d of %d values are not finite, first element %d; nothing can start from them", field, path, odd.Tensor, odd.Count, odd.Of, odd.First)
+			return nothingStarts(&odd)
+		}
+	}
+	return nil
+}
+
+func nothingStarts(odd *checkpoint.NonFinite) error {
+	return fmt.Errorf("tensor %q: %d of %d values are not finite, first element %d; nothing can start from them", odd.Tensor, odd.Count, odd.Of, odd.First)
+}
+
+// loadCheckpoint is loadTensors of a checkpoint: read ahead, compared with its checksums.
+func (t *Trainer) loadCheckpoint(ctx context.Context, folder string, names []string) error {
+	index := map[string]int{}
+	odd := make([]checkpoint.NonFinite, len(names))
+	wants := make([]checkpoint.Want, len(names))
+	for i, name := range names {
+		n := t.plan.Program.Params[i].Elems()
+		index[name] = i
+		wants[i] = checkpoint.Want{State: checkpoint.ModelState, Tensor: name, N: n}
+		odd[i] = checkpoint.NonFinite{Tensor: name, Of: n}
+	}
+	err := checkpoint.Load(ctx, folder, wants, checkpoint.Loading{Sink: func(_, tensor string, start int64, v []float32) error {
+		i := index[tensor]
+		odd[i].Look(start, v)
+		return t.states.Write(i, "value", start, v)
+	}})
+	if err != nil {
+		return err
+	}
+	for i := range odd {
+		if odd[i].Count > 0 {
+			return nothingStarts(&odd[i])
 		}
 	}
 	return nil

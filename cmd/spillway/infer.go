@@ -18,6 +18,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/internal/safetensors"
 	trainer "github.com/spillway-ml/spillway/train"
 )
 
@@ -37,15 +38,16 @@ func inferenceFlags(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.DurationVar(&c.Timeout, "timeout", c.Timeout, "longest wait of a collective")
 }
 
-// findModel turns --model into the folder with the weights.
-func findModel(ctx context.Context, c *spillway.Config, stderr io.Writer) error {
+// findModel turns --model into the folder with the weights, whose config and weights are
+// verified: files, or checkpoint.AsLoaded.
+func findModel(ctx context.Context, c *spillway.Config, stderr io.Writer, weights string) error {
 	if c.Model == "" {
 		return errors.New("--model is missing: a Hugging Face folder, a checkpoint, or a folder of checkpoints")
 	}
 	if st, err := os.Stat(c.Model); err != nil || !st.IsDir() {
 		return fmt.Errorf("--model %s: no such folder; a Hugging Face folder, a checkpoint or a folder of checkpoints is needed (a preset has no weights)", c.Model)
 	}
-	folder, passed, err := checkpoint.Resolve(ctx, c.Model, "model.safetensors", "config.json")
+	folder, passed, err := checkpoint.Resolve(ctx, c.Model, weights, "config.json")
 	if err != nil {
 		return fmt.Errorf("--model: %w", err)
 	}
@@ -60,6 +62,20 @@ func findModel(ctx context.Context, c *spillway.Config, stderr io.Writer) error 
 	}
 	c.Model, c.Init = folder, folder
 	return nil
+}
+
+// newInference makes what computes with the model of c.Model, which is found anew where its
+// weights turn out damaged as they are loaded: a folder of checkpoints has others.
+func newInference(ctx context.Context, c *spillway.Config, given string, stderr io.Writer) (*spillway.Trainer, func() error, error) {
+	t, closeAll, err := newTrainer(ctx, *c)
+	if !errors.Is(err, checkpoint.ErrDamaged) {
+		return t, closeAll, err
+	}
+	c.Model = given
+	if err := findModel(ctx, c, stderr, safetensors.FileName); err != nil {
+		return nil, nil, err
+	}
+	return newTrainer(ctx, *c)
 }
 
 func generateCommand() *cobra.Command {
@@ -111,10 +127,11 @@ computes in fp32, whatever the weights were trained in.`,
 		if prompt == "" {
 			return errors.New("--prompt is empty: give the text to continue")
 		}
-		if err := findModel(cmd.Context(), &c, cmd.ErrOrStderr()); err != nil {
+		given := c.Model
+		if err := findModel(cmd.Context(), &c, cmd.ErrOrStderr(), checkpoint.AsLoaded); err != nil {
 			return err
 		}
-		return generate(cmd.Context(), c, prompt, n, how, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return generate(cmd.Context(), c, given, prompt, n, how, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	}
 	return cmd
 }
@@ -122,7 +139,7 @@ computes in fp32, whatever the weights were trained in.`,
 // maxPrompt bounds what is read of standard input.
 const maxPrompt = 16 << 20
 
-func generate(ctx context.Context, c spillway.Config, prompt string, n int, how spillway.Sampling, stdout, stderr io.Writer) (err error) {
+func generate(ctx context.Context, c spillway.Config, given, prompt string, n int, how spillway.Sampling, stdout, stderr io.Writer) (err error) {
 	c.Generate, c.Batch, c.Steps = true, 1, 1
 	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", flagged(text)) }
 	if c.Seq == 0 {
@@ -130,7 +147,7 @@ func generate(ctx context.Context, c spillway.Config, prompt string, n int, how 
 			return err
 		}
 	}
-	t, closeAll, err := newTrainer(ctx, c)
+	t, closeAll, err := newInference(ctx, &c, given, stderr)
 	if errors.Is(err, context.Canceled) {
 		return &interrupted{"interrupted before the first token"}
 	}
@@ -196,11 +213,12 @@ target once. It computes in fp32, whatever the weights were trained in.`,
 		if err := refuseOverwriting(fs); err != nil {
 			return err
 		}
-		if err := findModel(cmd.Context(), &c, cmd.ErrOrStderr()); err != nil {
+		given := c.Model
+		if err := findModel(cmd.Context(), &c, cmd.ErrOrStderr(), checkpoint.AsLoaded); err != nil {
 			return err
 		}
 		c.EvalData = path
-		return ofData(evaluate(cmd.Context(), c, jsonPath, cmd.OutOrStdout(), cmd.ErrOrStderr()))
+		return ofData(evaluate(cmd.Context(), c, given, jsonPath, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 	}
 	return cmd
 }
@@ -231,7 +249,7 @@ type evaluation struct {
 	Model       string  `json:"model"` // the folder of the weights
 }
 
-func evaluate(ctx context.Context, c spillway.Config, jsonPath string, stdout, stderr io.Writer) (err error) {
+func evaluate(ctx context.Context, c spillway.Config, given, jsonPath string, stdout, stderr io.Writer) (err error) {
 	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", flagged(text)) }
 	if c.Seq == 0 {
 		positions, err := trainer.Positions(c.Model)
@@ -240,7 +258,7 @@ func evaluate(ctx context.Context, c spillway.Config, jsonPath string, stdout, s
 		}
 		c.Seq = min(1024, positions)
 	}
-	t, closeAll, err := newTrainer(ctx, c)
+	t, closeAll, err := newInference(ctx, &c, given, stderr)
 	if errors.Is(err, context.Canceled) {
 		return &interrupted{"interrupted before the first batch"}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/checkpoint"
 )
 
 // trainedModel trains a small model on a text that it learns, and returns the
@@ -94,6 +95,36 @@ func TestGreedyTextIsTheLikeliest(t *testing.T) {
 			break // three tokens, 28 evaluations each
 		}
 	}
+}
+
+// Weights that turn out damaged as they are loaded give way to an older checkpoint's.
+func TestInferenceTakesTheNewestWholeOne(t *testing.T) {
+	dir := saved(t)
+	newest := filepath.Join(dir, "step-00000002")
+	m, err := checkpoint.ReadManifest(newest)
+	require.NoError(t, err)
+	damaged := filepath.Join(newest, rankFile)
+	weights, err := os.ReadFile(damaged)
+	require.NoError(t, err)
+	weights[m.Files[0].Header] ^= 1 // the first extent is a parameter's
+	require.NoError(t, os.WriteFile(damaged, weights, 0o644))
+	text := writeFile(t, "a.txt", "some text, and some more")
+	eval := func(model string) result {
+		return command("eval", "--model", model, "--data", text, "--seq", "16", "--json", "-")
+	}
+	want := eval(filepath.Join(dir, "step-00000001"))
+	require.Zero(t, want.status, want.stderr)
+	got := eval(dir)
+	require.Zero(t, got.status, got.stderr)
+	require.Contains(t, got.stderr, "step-00000002 is passed over: "+damaged)
+	var a, b evaluation
+	require.NoError(t, json.Unmarshal([]byte(want.stdout), &a))
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &b))
+	a.Seconds, b.Seconds = 0, 0
+	require.Equal(t, a, b)
+	got = eval(newest)
+	require.Equal(t, exitDoesNotFit, got.status)
+	require.Contains(t, got.stderr, damaged)
 }
 
 func lossOf(t *testing.T, dir, text string) float64 {
