@@ -138,6 +138,15 @@ func (sh *Shared) Candidates(fwd Forward, cfg Config) (*graph.Program, []recompu
 	return p, list, err
 }
 
+// Recomputed is the program of a micro-batch with what cfg computes again in its
+// backward, before ranks share the work: of one rank, in no order, without copies.
+func (sh *Shared) Recomputed(fwd Forward, cfg Config) (*graph.Program, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	return sh.rewrite(Spec{cfg, fwd}, "prefix")
+}
+
 // known returns the plan of a configuration that was planned whole, but for its caps;
 // nil where it is not there, or does not fit one that was to be refused early.
 func (sh *Shared) known(fwd Forward, cfg Config) *Plan {

@@ -42,9 +42,8 @@ func (s *searcher) fewestDrops(b base, set *moveSet, from *measured) (f *Forecas
 	if !s.folded {
 		q := newQueue(s)
 		q.drops(b, set, from)
-		some = len(q.found) > 0
-		f, at, _ = q.best()
-		return f, at, some
+		f, at, _ = q.fastest()
+		return f, at, len(q.found) > 0
 	}
 	found := s.climb(b, set, onDevice, margins{}, math.Inf(1))
 	slices.SortStableFunc(found, comparePoints)

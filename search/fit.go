@@ -180,7 +180,7 @@ func Fit(ctx context.Context, s Spec, given Given, allowed []precision.Precision
 	if _, err := predict(ctx, w.spec, w.machine, layers, bounds); err != nil { // what is wrong with all of them
 		return nil, err
 	}
-	best, at, all, err := w.fastest(d.bases())
+	best, at, all, err := w.fastest(d.bases(), true)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -212,6 +212,14 @@ func (s *Spec) tiers() []graph.Space {
 // mostRunnersUp are told of what fits too.
 const mostRunnersUp = 3
 
+// kind is what runners-up differ in.
+type kind struct {
+	base
+	tier tiering
+}
+
+func (p *point) kind() kind { return kind{p.base, p.tier} }
+
 // fitted says what was found, and what else fits.
 func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) *Fitted {
 	out := &Fitted{Forecast: best, Tried: s.tried, Batches: d.rows > 0, Precisions: d.saysPrecision()}
@@ -219,16 +227,12 @@ func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) 
 		m := s.machine.Matrix
 		out.Preferred = m[best.Spec.Precision.DType()] / m[graph.F32]
 	}
-	type kind struct {
-		base
-		tier tiering
-	}
-	seen, kinds := map[string]bool{keyOf(&best.Spec): true}, map[kind]bool{{at.base, at.tier}: true}
+	seen, kinds := map[string]bool{keyOf(&best.Spec): true}, map[kind]bool{at.kind(): true}
 	speed := 1 / best.TokensPerSecond()
 	for _, p := range all {
 		c := s.whole(p)
 		key := keyOf(&c)
-		k := kind{p.base, p.tier}
+		k := p.kind()
 		if kinds[k] || seen[key] {
 			continue
 		}

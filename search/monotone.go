@@ -26,7 +26,10 @@ type queue struct {
 	failed  map[string]bool // over a cap when they were placed
 	over    map[outcome]bool
 	bases   map[base]*bounded
+	opened  int // bases whose moves wait
 	found   []*point
+	best    float64 // time a token of the fastest that was planned and fits
+	hope    float64 // time a token of the fastest base that is expected to fit without any move
 }
 
 // outcome tells plans of a base apart: other shares may come to the same units.
@@ -40,28 +43,47 @@ type outcome struct {
 // out under every cap.
 type bounded struct {
 	base
-	set   *moveSet // with what classes save
-	from  *measured
-	floor float64
+	set    *moveSet // with what classes save
+	from   *measured
+	floor  float64
+	at     int // so many bases were opened before
+	climbs []*climb
 }
 
-// waiting is a point to be planned or, where it has none, what open does to find some.
+// waiting is a point to be planned, a ladder to be climbed on or, where it is neither,
+// what open does to find some.
 type waiting struct {
 	least  float64 // time a token
 	device int64   // bytes
+	turn   turn
 	point  *point
+	climb  *climb
 	open   func()
 }
 
+// turn orders what takes the same time and memory.
+type turn struct{ base, kind, ladder, position int }
+
+// Kinds of turns, in their order.
+const (
+	ofLadders = iota
+	ofParts
+	ofPresets
+)
+
+func (t turn) compare(u turn) int {
+	return cmp.Or(cmp.Compare(t.base, u.base), cmp.Compare(t.kind, u.kind), cmp.Compare(t.ladder, u.ladder), cmp.Compare(t.position, u.position))
+}
+
 func newQueue(s *searcher) *queue {
-	return &queue{searcher: s, shown: map[string]bool{}, failed: map[string]bool{}, over: map[outcome]bool{}, bases: map[base]*bounded{}}
+	return &queue{searcher: s, shown: map[string]bool{}, failed: map[string]bool{}, over: map[outcome]bool{}, bases: map[base]*bounded{}, best: math.Inf(1), hope: math.Inf(1)}
 }
 
 // wait keeps the order: the least time first, of equals the least device memory, then
-// what came first.
+// whose turn is first.
 func (q *queue) wait(w waiting) {
 	k, _ := slices.BinarySearchFunc(q.open, w, func(a, b waiting) int {
-		return cmp.Or(cmp.Compare(a.least, b.least), cmp.Compare(a.device, b.device), -1)
+		return cmp.Or(cmp.Compare(a.least, b.least), cmp.Compare(a.device, b.device), a.turn.compare(b.turn), -1)
 	})
 	q.open = slices.Insert(q.open, k, w)
 }
@@ -81,17 +103,17 @@ func (q *queue) fits(p *point, m *measured) bool {
 
 // show lets a point wait to be planned that is within the caps and takes no less than
 // the least that counts.
-func (q *queue) show(b *bounded, p *point) {
+func (q *queue) show(b *bounded, p *point, at turn) {
 	m := q.measure(p)
 	if !q.fits(p, m) {
 		return
 	}
 	q.expect(p, m)
 	c := q.whole(p)
-	if key := keyOf(&c); p.perToken >= b.floor && !q.shown[key] {
+	if key := keyOf(&c); !q.shown[key] && p.perToken >= q.countsFrom(b, p) {
 		q.shown[key] = true
 		q.found = append(q.found, p)
-		q.wait(waiting{p.perToken, p.device, p, nil})
+		q.wait(waiting{least: p.perToken, device: p.device, turn: at, point: p})
 	}
 }
 
@@ -119,7 +141,10 @@ func (q *queue) begin(starts []base) {
 			b.floor *= 1 - mostSaved
 		}
 		q.bases[b.base] = b
-		q.wait(waiting{b.floor, 0, nil, func() { q.branch(b) }})
+		if p := q.plain(b.base, b.set); q.fits(p, b.from) && q.least(b) >= b.floor {
+			q.hope = min(q.hope, q.least(b))
+		}
+		q.wait(waiting{least: b.floor, open: func() { q.branch(b) }})
 	}
 }
 
@@ -159,41 +184,41 @@ func (q *queue) branch(b *bounded) {
 	if q.saves {
 		if least := max(q.least(b), q.orderFloor(b)) - q.saved(b.base); least > b.floor {
 			b.floor = least
-			q.wait(waiting{least, 0, nil, func() { q.offers(b) }})
+			q.wait(waiting{least: least, open: func() { q.offers(b) }})
 			return
 		}
 	}
 	q.offers(b)
 }
 
-// offers lets wait what fits of a base: all positions of its ladders from the foot up,
-// parts of the foot's rung, and presets.
+// offers lets wait what may fit of a base: its ladders and presets.
 func (q *queue) offers(b *bounded) {
+	q.opened++
+	b.at = q.opened
 	plain := q.plain(b.base, b.set)
-	q.show(b, plain)
+	q.show(b, plain, turn{base: b.at})
 	if q.fits(plain, b.from) && !q.saves {
 		return // nothing of it that counts takes less
 	}
 	if b.set.canOffload {
 		b.set = q.priced(b.base, b.set, b.from)
 	}
-	ladders := q.ladders(b)
-	feet := make([]int, len(ladders))
-	plan.Parallel(len(ladders), func(i int) {
-		feet[i] = q.foot(ladders[i], margins{})
-		for k := max(feet[i], 0); k <= len(ladders[i].rungs) && feet[i] >= 0; k++ {
-			q.measure(ladders[i].at(k))
-		}
-	})
-	for i, l := range ladders {
-		if feet[i] < 0 {
-			continue
-		}
-		for k := feet[i]; k <= len(l.rungs); k++ {
-			q.show(b, l.at(k))
-		}
-		if feet[i] > 0 {
-			q.waitForParts(b, l, feet[i])
+	for i, l := range q.ladders(b) {
+		c := q.newClimb(b, l, i+1)
+		b.climbs = append(b.climbs, c)
+		q.wait(waiting{least: c.before(0), turn: c.turn(ofLadders, 0), climb: c})
+	}
+	if q.presets {
+		q.waitForPresets(b)
+	}
+}
+
+// reconsider looks at a base whose plan came out larger when it was placed: at the parts of
+// its ladders' rungs and at its presets, as if that had not fitted.
+func (q *queue) reconsider(b *bounded) {
+	for _, c := range b.climbs {
+		if c.found && c.foot > 0 {
+			q.waitForParts(c)
 		}
 	}
 	if q.presets {
@@ -250,94 +275,58 @@ const (
 	leastLevel = 0.05
 )
 
-// classParts is how many parts the bytes of a class are left in.
-const classParts = 25
-
-// waitForParts lets the parts of a ladder's rung k wait under the time without it.
-func (q *queue) waitForParts(b *bounded, l *ladder, k int) {
-	none, all := q.measure(l.at(k-1)), q.measure(l.at(k))
-	if none.err != nil || all.err != nil || all.seconds <= none.seconds {
-		return // all of it costs no time
-	}
-	n := classParts
-	if mv := &l.set.moves[l.rungs[k-1].move]; mv.kind != placeMove {
-		n = mv.layers(q.layers)
-	}
-	if n > 1 {
-		least := max(b.floor, q.perToken(l.at(k), none.seconds))
-		q.wait(waiting{least, 0, nil, func() { q.parts(b, part{ladder: l, rung: k, n: n}, none, all) }})
-	}
-}
-
-// parts shows the parts of a rung that a bisection comes to. One that takes less time
-// than a smaller one does not count, and ends it under every cap that comes to it: the
-// smaller one may be all that a higher cap comes to.
-func (q *queue) parts(b *bounded, of part, none, all *measured) {
-	slowest := none.seconds // of those that are over
-	for lo, hi := 1, of.n; lo < hi; {
-		of.i = (lo + hi) / 2
-		p := q.partOf(of, none, all)
-		m := q.measure(p)
-		if m.err != nil || m.seconds < slowest {
-			return
-		}
-		p.part = nil
-		if room := q.room(graph.Device, margins{}); room == 0 || m.need[graph.Device] <= room {
-			q.show(b, p)
-			if c := q.whole(p); !q.failed[keyOf(&c)] {
-				hi = of.i
-				continue
-			}
-		} else {
-			q.refused(p, m)
-		}
-		slowest, lo = m.seconds, of.i+1
-	}
-}
-
-// waitForPresets lets presets wait under what the dearest of their classes costs, less
-// what a position may fall short of that: together classes cost less than their sum, as
-// copies of one wait where those of another would. Those of a placement are left out that
-// is over a cap with everything computed again.
+// waitForPresets lets presets wait. Those of a placement are left out that is over a cap
+// with everything computed again.
 func (q *queue) waitForPresets(b *bounded) {
 	list := q.searcher.presets(b.base, b.set)
 	slices.Reverse(list) // the most that is computed again first
-	blocked := map[string]bool{}
-	for _, p := range list {
-		dearest := 0.0
-		for _, mv := range b.set.moves {
-			if mv.kind == placeMove && p.away.Whole(mv.class) == mv.space {
-				dearest = max(dearest, mv.seconds)
-			}
-		}
-		floor := *b
-		floor.floor = max(b.floor, q.perToken(p, b.from.seconds+dearest)*(1-dip))
+	fullest := map[string]*point{}
+	for i, p := range list {
 		away := p.away.String()
-		q.wait(waiting{floor.floor, 0, nil, func() {
-			if blocked[away] {
+		if fullest[away] == nil {
+			fullest[away] = p
+		}
+		at := turn{b.at, ofPresets, 0, i}
+		most := fullest[away]
+		blocked := func() bool {
+			m := q.measure(most)
+			return isFull(most.again) && m.err == nil && !q.fits(most, m)
+		}
+		open := func() {
+			if math.IsInf(q.likely(), 1) && blocked() || !q.fits(p, q.measure(p)) || blocked() {
 				return
 			}
-			m := q.measure(p)
-			blocked[away] = m.err == nil && !q.fits(p, m) && isFull(p.again)
-			q.show(&floor, p)
+			q.show(b, p, at)
+		}
+		least := q.cheapest(b, p)
+		q.wait(waiting{least: least, turn: at, open: func() {
+			if floor := q.countsFrom(b, p); floor > least {
+				q.wait(waiting{least: floor, turn: at, open: open})
+				return
+			}
+			open()
 		}})
 	}
 }
 
-// best plans what waits, the least first, until nothing that waits can be faster than
+// fastest plans what waits, the least first, until nothing that waits can be faster than
 // a plan that fits.
-func (q *queue) best() (best *Forecast, at *point, err error) {
-	least := math.Inf(1) // of best
-	for len(q.open) > 0 && q.open[0].least < least*(1-1e-12) {
-		w := q.open[0]
-		q.open = q.open[1:]
+func (q *queue) fastest() (best *Forecast, at *point, err error) {
+	for len(q.open) > 0 && q.open[0].least < q.best*(1-1e-12) {
 		if q.ctx.Err() != nil {
 			return nil, nil, q.ctx.Err()
 		}
-		if w.point == nil {
+		w := q.open[0]
+		switch {
+		case w.climb != nil:
+			q.climbOn()
+			continue
+		case w.point == nil:
+			q.open = q.open[1:]
 			w.open()
 			continue
 		}
+		q.open = q.open[1:]
 		p := w.point
 		if !q.fits(p, p.expected) {
 			continue // other shares came to the same units
@@ -348,8 +337,8 @@ func (q *queue) best() (best *Forecast, at *point, err error) {
 			fail = f.Plan.Fit()
 		}
 		if fail == nil {
-			if time := 1 / f.TokensPerSecond(); time < least {
-				best, at, least = f, p, time
+			if time := 1 / f.TokensPerSecond(); time < q.best {
+				best, at, q.best = f, p, time
 			}
 			continue
 		}
@@ -357,7 +346,7 @@ func (q *queue) best() (best *Forecast, at *point, err error) {
 		q.failed[keyOf(&c)], q.over[outcome{p.base, p.expected.seconds, p.expected.need}] = true, true
 		var refused *plan.DoesNotFit
 		if errors.As(fail, &refused) {
-			q.offers(q.bases[p.base]) // what it stood before
+			q.reconsider(q.bases[p.base]) // what it stood before
 		}
 	}
 	if best != nil {
@@ -366,7 +355,34 @@ func (q *queue) best() (best *Forecast, at *point, err error) {
 	return best, at, err
 }
 
-// points are those that were within the caps, the fastest first.
+// mostBeside is how many configurations are planned for what else fits.
+const mostBeside = 24
+
+// beside looks, after the fastest was found, for the next ones of other bases and tiers.
+func (q *queue) beside(at *point) {
+	for most := q.tried + mostBeside; len(q.open) > 0 && q.tried < most && q.ctx.Err() == nil; {
+		w := q.open[0]
+		kinds := map[kind]bool{at.kind(): true}
+		for _, p := range q.found {
+			if p.perToken <= w.least {
+				kinds[p.kind()] = true
+			}
+		}
+		if len(kinds) > mostRunnersUp {
+			return
+		}
+		if w.climb != nil {
+			q.climbOn()
+			continue
+		}
+		q.open = q.open[1:]
+		if w.point == nil {
+			w.open()
+		}
+	}
+}
+
+// points are those that were found within the caps, the fastest first.
 func (q *queue) points() []*point {
 	slices.SortStableFunc(q.found, comparePoints)
 	return q.found

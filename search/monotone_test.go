@@ -23,20 +23,20 @@ func TestLessMemoryIsNeverFaster(t *testing.T) {
 	card, err := gpus.Lookup("a100-40")
 	require.NoError(t, err)
 	onCard := Hardware{Machine: func(ranks int) *cost.Machine { return card.Machine(ranks) }}
-	type kind struct {
+	type searched struct {
 		name   string
 		of     *job
 		change func(*Spec)
 		hw     Hardware
 		global int
 	}
-	jobs := []kind{{"all layers", gpt2(2, 256), func(*Spec) {}, CPUHardware(2), 0}}
+	jobs := []searched{{"all layers", gpt2(2, 256), func(*Spec) {}, CPUHardware(2), 0}}
 	if os.Getenv(allVariable) != "" {
 		jobs = append(jobs,
-			kind{"batches", gpt2(2, 256), func(s *Spec) { s.Stage = 2 }, CPUHardware(2), 8},
-			kind{"a GPU", gpt2(3, 256), func(s *Spec) { s.Stage, s.Job.(*job).target = 2, graph.CUDATarget() }, onCard, 0},
-			kind{"one layer on a GPU", gpt2(1, 256), func(s *Spec) { s.Stage, s.Job.(*job).target = 2, graph.CUDATarget() }, onCard, 8},
-			kind{"few layers", gpt2(24, 1024), func(s *Spec) { s.Ranks, s.Batch, s.Seq, s.Job.(*job).target = 4, 8, 256, graph.CUDATarget() }, onCard, 0},
+			searched{"batches", gpt2(2, 256), func(s *Spec) { s.Stage = 2 }, CPUHardware(2), 8},
+			searched{"a GPU", gpt2(3, 256), func(s *Spec) { s.Stage, s.Job.(*job).target = 2, graph.CUDATarget() }, onCard, 0},
+			searched{"one layer on a GPU", gpt2(1, 256), func(s *Spec) { s.Stage, s.Job.(*job).target = 2, graph.CUDATarget() }, onCard, 8},
+			searched{"few layers", gpt2(24, 1024), func(s *Spec) { s.Ranks, s.Batch, s.Seq, s.Job.(*job).target = 4, 8, 256, graph.CUDATarget() }, onCard, 0},
 		)
 	}
 	for _, j := range jobs {
@@ -72,7 +72,7 @@ func lessIsNeverFaster(t *testing.T, c Spec, hw Hardware, global int) {
 			o.device = all[i-10-i%10].device
 		}
 		s.spec.Capacity[graph.Device], s.spec.Capacity[graph.Host] = o.device, o.host
-		if best, _, _, _ := s.fastest(d.bases()); best != nil {
+		if best, _, _, _ := s.fastest(d.bases(), false); best != nil {
 			require.NoError(t, best.Plan.Fit())
 			o.seconds, o.peak, o.flags = 1/best.TokensPerSecond(), best.Plan.Layout.Spaces[graph.Device].Peak, keyOf(&best.Spec)
 		}

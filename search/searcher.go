@@ -43,6 +43,7 @@ type searcher struct {
 
 	mu       sync.Mutex
 	memo     map[string]*measured
+	micros   map[string]float64 // see microBatch
 	sets     map[string]*moveSet
 	tried    int
 	smallest *point // of the least excess over the caps, where nothing fitted
@@ -99,6 +100,7 @@ type point struct {
 type measured struct {
 	seconds, forward float64                // of a step, and its forward's computing
 	need             [graph.NumSpaces]int64 // with what is outside the arenas
+	least            *leastTime             // of bases without any move that are planned whole
 	err              error
 }
 
@@ -111,7 +113,7 @@ func newSearcher(ctx context.Context, s Spec, m *cost.Machine, drop bool, spaces
 		s.Plans = &plan.Shared{}
 	}
 	return &searcher{ctx: ctx, spec: s, machine: m, layers: s.Layers, folded: s.Layers > foldedFrom && !s.Frozen && !named,
-		drop: drop, spaces: spaces, memo: map[string]*measured{}, sets: map[string]*moveSet{}}
+		drop: drop, spaces: spaces, memo: map[string]*measured{}, micros: map[string]float64{}, sets: map[string]*moveSet{}}
 }
 
 // namesBuffers says whether units or buffers are computed again by name.
@@ -156,7 +158,7 @@ func (s *searcher) measure(p *point) *measured {
 	if s.folded {
 		m = s.extrapolate(p)
 	} else {
-		m = s.at(c, 0)
+		m = s.at(c, 0, p.isPlain())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -167,8 +169,17 @@ func (s *searcher) measure(p *point) *measured {
 	return s.memo[key]
 }
 
-// at plans a configuration for a model of so many layers, 0 for its own.
-func (s *searcher) at(c Spec, layers int) *measured {
+// known is what a point was measured to be; nil: it was not.
+func (s *searcher) known(p *point) *measured {
+	c := s.whole(p)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.memo[keyOf(&c)]
+}
+
+// at plans a configuration for a model of so many layers, 0 for its own; plain: it is a
+// base without any move.
+func (s *searcher) at(c Spec, layers int, plain bool) *measured {
 	f, err := predict(s.ctx, c, s.machine, layers, bounds)
 	if err != nil {
 		return &measured{err: err}
@@ -177,6 +188,9 @@ func (s *searcher) at(c Spec, layers int) *measured {
 	for sp := range m.need {
 		m.need[sp] = f.Plan.Layout.Spaces[sp].LowerBound + f.Plan.Config.Outside[sp]
 	}
+	if plain {
+		m.least = s.leastTime(f)
+	}
 	return m
 }
 
@@ -184,7 +198,7 @@ func (s *searcher) at(c Spec, layers int) *measured {
 func (s *searcher) extrapolate(p *point) *measured {
 	var at [2]*measured
 	for i, n := range foldedLayers {
-		if at[i] = s.at(s.config(p, n), n); at[i].err != nil {
+		if at[i] = s.at(s.config(p, n), n, false); at[i].err != nil {
 			return at[i]
 		}
 	}
@@ -268,6 +282,11 @@ func (s *searcher) moves(b base) (*moveSet, error) {
 // plain is a base without any move.
 func (s *searcher) plain(b base, set *moveSet) *point {
 	return &point{base: b, set: set, x: make(mix, len(set.moves)), tier: anyTier}
+}
+
+// isPlain says that a point is its base without any move.
+func (p *point) isPlain() bool {
+	return p.x != nil && !slices.ContainsFunc(p.x, func(share float64) bool { return share > 0 })
 }
 
 // priced returns the set with what each class's place takes and gives at a base.
@@ -460,9 +479,10 @@ const waveSize = 2
 // where their update runs beside what the device does.
 const mostSaved = 0.1
 
-// fastest plans whole the fastest of the bases that fits, with all that was expected to,
-// the fastest first. The error is why the last was refused, where none fits.
-func (s *searcher) fastest(bases []base) (best *Forecast, at *point, all []*point, err error) {
+// fastest plans whole the fastest of the bases that fits, with what was found to be
+// expected to beside it, the fastest first; beside: others of that are looked for. The
+// error is why the last was refused, where none fits.
+func (s *searcher) fastest(bases []base, beside bool) (best *Forecast, at *point, all []*point, err error) {
 	if s.folded {
 		all = s.search(bases)
 		best, at, err = s.confirm(all)
@@ -470,7 +490,9 @@ func (s *searcher) fastest(bases []base) (best *Forecast, at *point, all []*poin
 	}
 	q := newQueue(s)
 	q.begin(bases)
-	best, at, err = q.best()
+	if best, at, err = q.fastest(); best != nil && beside {
+		q.beside(at)
+	}
 	return best, at, q.points(), err
 }
 

@@ -294,7 +294,7 @@ const worthMore = 0.98
 // ranks first, where they are over fewer.
 func (w *wayFinder) combined() {
 	try := func(s *searcher, split bool) bool {
-		f, _, _, _ := s.fastest(w.domain(split).bases())
+		f, _, _, _ := s.fastest(w.domain(split).bases(), false)
 		if f == nil {
 			return false
 		}
@@ -479,7 +479,7 @@ func (w *wayFinder) fastest(c Spec, m *cost.Machine) *Forecast {
 	if n := len(bases); n > 2 {
 		bases = []base{bases[0], bases[n-1]}
 	}
-	f, _, _, _ := s.fastest(bases)
+	f, _, _, _ := s.fastest(bases, false)
 	w.tried += s.tried
 	return f
 }

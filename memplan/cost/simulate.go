@@ -245,7 +245,9 @@ func (s *simulation) result(sec *graph.Section) *Run {
 		}
 	}
 	settle()
-	r.Seconds = all + extra
+	// Two copies may end on copies whose like the others' computing hides: what computes
+	// takes its time.
+	r.Seconds = max(all+extra, s.m.Start+r.Busy[graph.Compute])
 	r.Exposed = max(0, r.Seconds-r.Busy[graph.Compute])
 	return r
 }
