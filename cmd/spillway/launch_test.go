@@ -214,6 +214,21 @@ func TestLaunchNamesAStoppedRank(t *testing.T) {
 	}
 }
 
+// A process that was paused as a whole goes on, however long that took: its ranks had no
+// time to come.
+func TestPausedProcessGoesOn(t *testing.T) {
+	p := start(t, tinyWith("--ranks", "2", "--steps", "1000000", "--timeout", "1500ms")...)
+	waitFor(t, "first step", func() bool { return strings.Contains(p.errs.String(), "step ") })
+	for range 4 { // somewhere in a step: that a rank waits is likely, not sure
+		require.NoError(t, p.Process.Signal(syscall.SIGSTOP))
+		time.Sleep(2 * time.Second) // longer than the timeout: what is tested
+		require.NoError(t, p.Process.Signal(syscall.SIGCONT))
+		time.Sleep(20 * time.Millisecond)
+	}
+	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, exitInterrupted, p.end(t), p.errs.String())
+}
+
 func TestLaunchPassesSignalsOn(t *testing.T) {
 	ck := filepath.Join(t.TempDir(), "ck")
 	p := start(t, launched(2, tinyWith("--steps", "1000000", "--checkpoint", ck)...)...)

@@ -85,14 +85,21 @@ func (m *Member) rouse() {
 	}
 }
 
-// sleep returns when the member is roused, or late when its timer has run out.
-func (m *Member) sleep() (late bool) {
+// begin starts the member's timer.
+func (m *Member) begin() comm.Wait {
+	w := comm.NewWait(m.group.world.timeout)
+	m.timer.Reset(w.Every)
+	return w
+}
+
+// sleep returns when the member is roused, or should look how long it has waited.
+func (m *Member) sleep(w *comm.Wait) {
 	select {
 	case <-m.wake:
-		return false
 	case <-m.timer.C:
-		return true
+		m.timer.Reset(w.Every)
 	}
+	w.Look()
 }
 
 // bind makes the kernel of an operation whose operands have been checked.

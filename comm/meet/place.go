@@ -76,9 +76,8 @@ func (o *Op) Meet(first bool) error {
 		}
 		return nil
 	}
-	m.timer.Reset(p.group.world.timeout)
 	defer m.timer.Stop()
-	for late := false; ; {
+	for w := m.begin(); ; {
 		if p.round >= number {
 			p.mu.Unlock()
 			return nil
@@ -87,13 +86,13 @@ func (o *Op) Meet(first bool) error {
 			p.mu.Unlock()
 			return err
 		}
-		if late {
+		if w.Counted >= p.group.world.timeout {
 			err := o.missing(number)
 			p.mu.Unlock()
 			return m.Fail(err)
 		}
 		p.mu.Unlock()
-		late = m.sleep()
+		m.sleep(&w)
 		p.mu.Lock()
 	}
 }

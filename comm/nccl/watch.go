@@ -22,8 +22,9 @@ type progress struct {
 	arrived, passed     *atomic.Uint32
 	arrivedAt, passedAt driver.Address
 
-	shown uint64    // the call that the watchdog was shown last; this and since are the watching goroutine's
-	since time.Time // it is in that
+	shown uint64 // the call that the watchdog was shown last; this, moved and wait are the watching goroutine's
+	moved bool   // since it was looked how long it is in that
+	wait  comm.Wait
 
 	mu     sync.Mutex
 	recent [256]*kernel // what each call is, by its number
@@ -60,7 +61,7 @@ func (p *progress) look() watch.Progress {
 	passed := p.passed.Load()
 	arrived := p.arrived.Load() // in this order: it is never behind
 	if arrived != uint32(p.shown) || arrived == passed {
-		p.since = time.Now()
+		p.moved = true
 	}
 	p.shown += uint64(arrived - uint32(p.shown))
 	if int32(arrived-passed) <= 0 {
@@ -127,8 +128,11 @@ func (r *rank) sound(m *member, p watch.Progress) error {
 // stuck is the error of a call that has not ended for so long that the watchdog would have
 // named the rank that it waits for: all have come to it.
 func (p *progress) stuck(timeout time.Duration) error {
-	if spent := time.Since(p.since); spent > timeout+timeout/4+lookEvery {
-		return fmt.Errorf("%w: NCCL has not ended it for %v, and no rank is missing", comm.ErrTimeout, spent.Round(time.Millisecond))
+	if p.moved {
+		p.wait, p.moved = comm.NewWait(timeout), false
+	}
+	if p.wait.Look(); p.wait.Counted > timeout+timeout/4+lookEvery {
+		return fmt.Errorf("%w: NCCL has not ended it for %v, and no rank is missing", comm.ErrTimeout, p.wait.Counted.Round(time.Millisecond))
 	}
 	return nil
 }

@@ -2,8 +2,8 @@ package peers
 
 import (
 	"sync/atomic"
-	"time"
 
+	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
@@ -23,7 +23,7 @@ type progress struct {
 
 	recent [1024]*kernel // by call
 	held   uint32        // the call in which the rank was last seen waiting
-	since  time.Time
+	wait   comm.Wait
 }
 
 // watch gives a member its words.
@@ -67,10 +67,10 @@ func (m *member) look() {
 		return
 	}
 	if p.held != arrived {
-		p.held, p.since = arrived, time.Now()
+		p.held, p.wait = arrived, comm.NewWait(m.Timeout())
 		return
 	}
-	if time.Since(p.since) < m.Timeout() {
+	if p.wait.Look(); p.wait.Counted < m.Timeout() {
 		return
 	}
 	call := m.Calls() - uint64(uint32(m.Calls())-arrived)
