@@ -174,7 +174,7 @@ func (c *cudaPlatform) limit(scratch int64) {
 	for _, k := range c.cards {
 		c.limits.DeviceMemory = min(c.limits.DeviceMemory, room(k))
 	}
-	scratch += c.outsideOfNCCL()
+	scratch += c.outsideOfNCCL() + int64(len(c.cards)-1)*mappedPeer
 	said, most := c.o.Outside[graph.Device], int64(0)
 	c.tight = nil
 	for _, k := range c.cards {

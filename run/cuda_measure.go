@@ -36,6 +36,10 @@ var _ rehearser = (*compiledKernels)(nil) // else nothing would be measured
 // less a byte beyond its size.
 const arenaUnit = 2 << 20
 
+// mappedPeer is what a rank sets aside for the page tables by which its GPU reaches another
+// one's memory, which grow when that gets its arenas: 8 or 16 bytes for each page of 2 MiB.
+const mappedPeer = arenaUnit
+
 // Measure has all that a plan runs loaded and run once on each GPU while there is no arena,
 // and then reads what the GPU has left: outside is measured, and an arena of the rest can
 // be had. Where the caller said what is outside, that stands.

@@ -29,9 +29,12 @@ func TestCUDASeveralGPUsGiveTheSameBits(t *testing.T) {
 		ranks, gpus int
 		precision   string
 		zero        []int
-	}{{2, 2, "fp32", []int{0, 1, 2, 3}}, {3, 3, "fp32", []int{3, 0}}, {4, 2, "bf16", []int{1, 2, 3}}, {3, 3, "bf16", []int{0, 3}}} {
+	}{{2, 2, "fp32", []int{0, 1, 2, 3}}, {3, 3, "fp32", []int{3, 0}}, {4, 2, "bf16", []int{1, 2, 3}}, {3, 3, "bf16", []int{0, 3}}, {4, 4, "shards of 2", []int{3}}} {
 		base := tiny("gpt2")
 		base.Ranks, base.Steps, base.Batch, base.Seq, base.Clip, base.Precision = c.ranks, 2, 1, 16, 1, c.precision
+		if c.precision == "shards of 2" { // and replicas
+			base.Precision, base.ShardSize = "fp32", 2
+		}
 		want := runOf(t, base)
 		for j, zero := range c.zero {
 			one := base

@@ -210,7 +210,7 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 	}
 	var g gpus.GPU
 	if strings.EqualFold(f.gpu, "detect") {
-		found, err := detectGPUs(gpus.Detect, driver.Open)
+		found, err := detectGPUs(gpuSources{gpus.Detect, driver.Open, gpus.Used, os.Getenv("CUDA_VISIBLE_DEVICES") != ""})
 		if err != nil {
 			return fmt.Errorf("--gpu detect: %w", err)
 		}
@@ -240,14 +240,27 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 	return nil
 }
 
-// detectGPUs asks NVML for the machine's GPUs, and where that can't be, the
-// driver, which does not tell without a context what is in use.
-func detectGPUs(nvml func() ([]gpus.GPU, error), open func() (driver.API, error)) ([]gpus.GPU, error) {
-	found, err := nvml()
-	if err == nil {
+// gpuSources are who tells of the machine's GPUs.
+type gpuSources struct {
+	nvml   func() ([]gpus.GPU, error) // all of them
+	driver func() (driver.API, error) // those that this process may use
+	used   func(uuid [16]byte) (int64, error)
+	hidden bool // some may be hidden from this process
+}
+
+// detectGPUs asks NVML for the machine's GPUs, and where that can't be, or would tell of
+// GPUs that are hidden from this process, the driver, which does not tell without a context
+// what is in use.
+func detectGPUs(ask gpuSources) ([]gpus.GPU, error) {
+	found, err := ask.nvml()
+	if err == nil && !ask.hidden {
 		return found, nil
 	}
-	api, driverErr := open()
+	all := found
+	api, driverErr := ask.driver()
+	if driverErr != nil && err == nil {
+		return all, nil
+	}
 	if driverErr != nil {
 		return nil, fmt.Errorf("%w (%w)", err, driverErr)
 	}
@@ -255,10 +268,18 @@ func detectGPUs(nvml func() ([]gpus.GPU, error), open func() (driver.API, error)
 	if driverErr != nil {
 		return nil, driverErr
 	}
+	found = nil
 	for _, d := range list {
-		found = append(found, gpus.Product(d.Name, d.Memory))
+		g := gpus.Product(d.Name, d.Memory)
+		if used, err := ask.used(d.UUID); err == nil {
+			g.Used = used
+		}
+		found = append(found, g)
 	}
-	if len(found) == 0 {
+	switch {
+	case len(found) == 0 && err == nil:
+		return nil, errors.New("CUDA_VISIBLE_DEVICES hides this machine's GPUs; name one instead")
+	case len(found) == 0:
 		return nil, err
 	}
 	return found, nil

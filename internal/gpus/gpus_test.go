@@ -56,6 +56,21 @@ func TestProductsOfNVML(t *testing.T) {
 	require.False(t, ok)
 }
 
+// A rank with a GPU of its own has all its rates and the link to the others; of ranks that
+// share GPUs each has its part of both.
+func TestRanksSpreadOverGPUs(t *testing.T) {
+	g, err := Lookup("a100-40")
+	require.NoError(t, err)
+	require.Equal(t, g.Machine(4), g.Spread(4, 8))
+	require.Equal(t, g.Machine(4), g.Spread(4, 4))
+	require.Equal(t, g.Shared(4), g.Spread(4, 1))
+	require.Equal(t, g.Shared(1), g.Spread(1, 0), "nothing is known of the machine")
+	m := g.Spread(8, 4)
+	require.Equal(t, g.Shared(2).Matrix, m.Matrix)
+	require.Equal(t, 8, m.NodeSize)
+	require.InEpsilon(t, g.Machine(8).Intra.Bandwidth/2, m.Intra.Bandwidth, 1e-9)
+}
+
 // Either the machine has GPUs, which are then described, or the error is one
 // line that says what to do.
 func TestDetect(t *testing.T) {
