@@ -98,7 +98,7 @@ func TestCUDALostGPU(t *testing.T) {
 	d.FailRun(d.Calls()["run"]+200, 719)
 	err = tr.Run(context.Background(), nil)
 	require.ErrorContains(t, err, "CUDA_ERROR_LAUNCH_FAILED (719)")
-	require.Regexp(t, `rank (0, .* of GPU 0|1, .* of GPU 1|2, .* of GPU 2): `, err.Error())
+	require.Regexp(t, `rank (0, .* of GPU 0: |1, .* of GPU 1: |2, .* of GPU 2: |0 \(GPU 0\)|1 \(GPU 1\)|2 \(GPU 2\))`, err.Error())
 	_ = tr.Close()
 	require.NoError(t, d.Close())
 }
