@@ -32,6 +32,7 @@ type bench struct {
 	dir, binary  string
 	bytes        int64
 	pairs, steps int
+	processor    [2][]float64 // seconds of the demo's processes that save at each step, and of the others
 }
 
 func main() {
@@ -98,7 +99,22 @@ func (b *bench) run() error {
 	if b.binary == "" {
 		return nil
 	}
-	return b.compare("demo", "s", 1, func() (float64, error) { return b.demo(dir, "--save-every", "1") }, func() (float64, error) { return b.demo(dir) })
+	err = b.compare("demo", "s", 1, func() (float64, error) { return b.demo(dir, "--save-every", "1") }, func() (float64, error) { return b.demo(dir) })
+	if err != nil {
+		return err
+	}
+	ratios := make([]float64, b.pairs)
+	for i := range ratios {
+		ratios[i] = b.processor[0][i] / b.processor[1][i]
+	}
+	tell("demo's processor time", ratios)
+	return nil
+}
+
+// tell prints the median of ratios.
+func tell(what string, ratios []float64) {
+	slices.Sort(ratios)
+	fmt.Printf("%-5s  median ratio %.3f (%.3f to %.3f, %d pairs)\n", what, ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1], len(ratios))
 }
 
 // compare prints pairs and the median of their ratios.
@@ -120,8 +136,7 @@ func (b *bench) compare(what, unit string, scale float64, ours, theirs func() (f
 		ratios = append(ratios, v[0]/v[1])
 		fmt.Printf("%-5s  spillway %.2f %s  %s %.2f  ratio %.3f\n", what, v[0]*scale, unit, names[what], v[1]*scale, v[0]/v[1])
 	}
-	slices.Sort(ratios)
-	fmt.Printf("%-5s  median ratio %.3f (%.3f to %.3f, %d pairs)\n", what, ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1], len(ratios))
+	tell(what, ratios)
 	return nil
 }
 
@@ -258,9 +273,16 @@ func (b *bench) demo(dir string, more ...string) (float64, error) {
 	}
 	args := append([]string{"train", "--steps", fmt.Sprint(b.steps), "--checkpoint", folder}, more...)
 	began := time.Now()
-	out, err := exec.Command(b.binary, args...).CombinedOutput()
+	cmd := exec.Command(b.binary, args...)
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return 0, fmt.Errorf("%v: %w: %.500s", args, err, out)
 	}
-	return time.Since(began).Seconds(), nil
+	took := time.Since(began).Seconds()
+	side := 0
+	if len(more) == 0 {
+		side = 1
+	}
+	b.processor[side] = append(b.processor[side], (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds())
+	return took, nil
 }
