@@ -34,6 +34,9 @@ const (
 	LaunchThreads = "SPILLWAY_THREADS"
 )
 
+// NCCLRoot is NCCL's own variable for where its rank 0 is to be found.
+const NCCLRoot = "NCCL_COMM_ID"
+
 // Env is a process's place in its job.
 type Env struct {
 	Source Source
@@ -42,7 +45,9 @@ type Env struct {
 	// LocalRank and LocalWorld are the place among the processes of its host;
 	// LocalWorld is 0 where nobody says.
 	LocalRank, LocalWorld int
-	Threads               int // of this process, from spillway launch; 0: nobody says
+	// NCCLRoot is NCCL_COMM_ID: where NCCL's rank 0 listens, HOST:PORT; "" where nobody says.
+	NCCLRoot string
+	Threads  int // of this process, from spillway launch; 0: nobody says
 }
 
 // form is how one source says it.
@@ -98,6 +103,7 @@ func Read(getenv func(string) string) (Env, error) {
 		if e.Rank >= e.World {
 			return Env{}, fmt.Errorf("%s=%d is not a rank of %s=%d", name, e.Rank, world, e.World)
 		}
+		e.NCCLRoot = getenv(NCCLRoot)
 		return e, e.local(getenv, f)
 	}
 	return Env{World: 1, LocalWorld: 1}, nil
@@ -196,9 +202,16 @@ const (
 	NCCL   = "nccl"
 )
 
+// CPUsCantMeet is the refusal of CPU ranks where there is no transport for them.
+func (e Env) CPUsCantMeet() error {
+	return fmt.Errorf("started by %s as rank %d of %d: CPU ranks have nothing to meet by there; start them %s; ranks on GPUs meet by %s=HOST:PORT",
+		e.Source, e.Rank, e.World, meetingPlaces, NCCLRoot)
+}
+
+const meetingPlaces = "with mpirun (in a Kubernetes cluster: an MPIJob), or with spillway launch on one host"
+
 func (e Env) nothingToMeetBy(why string) error {
-	return fmt.Errorf("started by %s as rank %d of %d: %s; start them with mpirun (in a Kubernetes cluster: an MPIJob), "+
-		"or with spillway launch on one host", e.Source, e.Rank, e.World, why)
+	return fmt.Errorf("started by %s as rank %d of %d: %s, or start them %s", e.Source, e.Rank, e.World, why, meetingPlaces)
 }
 
 // Transport settles the transport in the process's place: what is asked for, or,
@@ -215,8 +228,10 @@ func (e Env) Transport(asked string) (string, error) {
 			return MPI, nil
 		case e.World == 1:
 			return InProc, nil
+		case e.NCCLRoot != "":
+			return NCCL, nil
 		}
-		return "", e.nothingToMeetBy("CPU ranks have nothing to meet by there")
+		return "", e.CPUsCantMeet()
 	case InProc:
 		if e.World > 1 {
 			return "", fmt.Errorf("Job.Transport inproc: started by %s as rank %d of %d, and inproc joins the ranks of one process; leave it out", e.Source, e.Rank, e.World)
@@ -241,7 +256,10 @@ func (e Env) Transport(asked string) (string, error) {
 		case hasMPI:
 			return MPI, nil
 		}
-		return "", e.nothingToMeetBy("ranks on GPUs need something beside NCCL to agree by")
+		if e.NCCLRoot != "" {
+			return NCCL, nil
+		}
+		return "", e.nothingToMeetBy("ranks on GPUs find each other by " + NCCLRoot + "=HOST:PORT, an address of rank 0's host, the same for all, and it is not set; set it")
 	}
 	return "", fmt.Errorf("Job.Transport %.80q: want auto, inproc, shm, mpi or nccl", asked)
 }

@@ -80,13 +80,15 @@ func TestContradictionsAreRefusedByName(t *testing.T) {
 func TestTransport(t *testing.T) {
 	alone, launched := cluster.Env{World: 1}, cluster.Env{Source: cluster.Launch, World: 2}
 	mpi, torch := cluster.Env{Source: cluster.OpenMPI, Rank: 1, World: 2}, cluster.Env{Source: cluster.Torchrun, World: 2}
+	rooted := torch
+	rooted.NCCLRoot = "node-0:29501"
 	for _, c := range []struct {
 		e           cluster.Env
 		asked, want string // want beginning with "!" is part of the refusal
 	}{
 		{alone, "", "inproc"}, {alone, "inproc", "inproc"}, {alone, "shm", "!spillway launch -n N"}, {alone, "mpi", "!mpirun -np N"}, {alone, "nccl", "!spillway launch -n N"},
 		{launched, "auto", "shm"}, {launched, "SHM", "shm"}, {launched, "mpi", "!mpirun"}, {launched, "inproc", "!leave it out"},
-		{mpi, "auto", "mpi"}, {mpi, "mpi", "mpi"}, {mpi, "shm", "!spillway launch"}, {torch, "mpi", "!mpirun"}, {torch, "tcp", "!want auto"}, {launched, "nccl", "shm"}, {mpi, "NCCL", "mpi"}, {torch, "nccl", "!beside NCCL"}, {torch, "auto", "!an MPIJob"},
+		{mpi, "auto", "mpi"}, {mpi, "mpi", "mpi"}, {mpi, "shm", "!spillway launch"}, {torch, "mpi", "!mpirun"}, {torch, "tcp", "!want auto"}, {launched, "nccl", "shm"}, {mpi, "NCCL", "mpi"}, {torch, "nccl", "!NCCL_COMM_ID=HOST:PORT"}, {rooted, "auto", "nccl"}, {rooted, "nccl", "nccl"}, {rooted, "mpi", "!mpirun"}, {torch, "auto", "!an MPIJob"},
 	} {
 		got, err := c.e.Transport(c.asked)
 		if part, refused := strings.CutPrefix(c.want, "!"); refused {

@@ -115,8 +115,10 @@ func newCUDA(o Options) (_ *cudaPlatform, err error) {
 		return nil, &MissingDevice{o.Device, errors.New("the driver shows no GPU (CUDA_VISIBLE_DEVICES hides them, where it is set)")}
 	}
 	c.visible = len(list)
-	if list, err = seen(&o, list); err == nil {
-		err = c.openNCCL()
+	if o.Transport != nil {
+		if list, err = seen(o.Local, list); err == nil {
+			err = c.openNCCL()
+		}
 	}
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package run
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/nccl"
@@ -18,28 +19,25 @@ type ncclPart struct {
 	api    nccl.API
 	joined Joined // nil: not started
 	world  *nccl.World
-	beside *control
+	beside nccl.Control
 	need   int64 // bytes of the rank's arena
 }
 
-// seen are the GPUs that this process's ranks are dealt: in a job over processes the one of
-// its place among those of its host, or the only one that its launcher lets it see.
-func seen(o *Options, list []driver.Device) ([]driver.Device, error) {
-	if o.Transport == nil || len(list) == 1 {
+// seen is the GPU of a process's rank, in a job over processes: by its place among those of
+// its host, or the only one that its launcher lets it see.
+func seen(local int, list []driver.Device) ([]driver.Device, error) {
+	if len(list) == 1 {
 		return list, nil
 	}
-	if o.Local < len(list) {
-		return list[o.Local : o.Local+1], nil
+	if local < len(list) {
+		return list[local : local+1], nil
 	}
 	return nil, fmt.Errorf("this process is number %d of its host, counted from 0, and sees %d GPUs (CUDA_VISIBLE_DEVICES names them, where it is set): "+
-		"start no more processes on a host than it has GPUs", o.Local, len(list))
+		"start no more processes on a host than it has GPUs", local, len(list))
 }
 
 // openNCCL opens the library for a job over processes.
 func (c *cudaPlatform) openNCCL() error {
-	if c.o.Transport == nil {
-		return nil
-	}
 	if n := len(c.o.World.Local); n > 1 {
 		return fmt.Errorf("Config.LocalRanks %d: NCCL joins a GPU a process; start a process for each rank", n)
 	}
@@ -72,10 +70,17 @@ func (n *ncclPart) start(o *Options, s *Setup, sum func(graph.DType, graph.SumOr
 	if s.Failed != nil {
 		n.joined.OnError(s.Failed)
 	}
-	if n.beside, err = newControl(n.joined, o.World.Local[0]); err != nil {
+	with := nccl.Options{API: n.api, Sum: sum, Timeout: o.Timeout}
+	if alone, ok := joined.(*nccl.HostWorld); ok { // NCCL is all that the processes have
+		n.beside = alone
+		if with.World, err = alone.Communicator(); err != nil {
+			return err
+		}
+	} else if n.beside, err = newControl(n.joined, o.World.Local[0]); err != nil {
 		return err
 	}
-	n.world, err = nccl.New(mesh, nccl.Options{API: n.api, Control: n.beside, Sum: sum, Timeout: o.Timeout})
+	with.Control = n.beside
+	n.world, err = nccl.New(mesh, with)
 	return err
 }
 
@@ -131,4 +136,44 @@ func (c *cudaPlatform) ncclSum(dtype graph.DType, order graph.SumOrder) (nccl.Su
 		return nil, errors.New("no such sum")
 	}
 	return s, nil
+}
+
+// StartNCCL makes this process rank of world processes with a GPU each that have nothing but
+// NCCL to meet by: the address in NCCL_COMM_ID. local is its place among those of its host.
+// parts takes the place of the machine's libraries, nil for none.
+func StartNCCL(rank, world, local int, parts *CUDAParts) (*nccl.Host, error) {
+	if parts == nil {
+		parts = &realCUDA
+	}
+	api, err := parts.NCCL()
+	if err != nil {
+		return nil, &MissingDevice{"cuda", err}
+	}
+	gpu, err := parts.Driver()
+	if err != nil {
+		return nil, &MissingDevice{"cuda", err}
+	}
+	list, err := gpu.Devices()
+	if err == nil && len(list) == 0 {
+		return nil, &MissingDevice{"cuda", errors.New("the driver shows no GPU (CUDA_VISIBLE_DEVICES hides them, where it is set)")}
+	}
+	if err == nil {
+		list, err = seen(local, list)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("Config.Device cuda: %w", err)
+	}
+	return nccl.StartHost(api, gpu, list[0], rank, world)
+}
+
+// OverNCCL is the transport of processes that StartNCCL has made.
+type OverNCCL struct{ Host *nccl.Host }
+
+// Join makes this process's rank one of the mesh's.
+func (o OverNCCL) Join(mesh []graph.Axis, _ []int, timeout time.Duration, warn func(string)) (Joined, error) {
+	w, err := o.Host.Join(mesh, timeout, warn)
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
 }

@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/comm/nccl"
 	"github.com/spillway-ml/spillway/comm/nccl/nccltest"
 	"github.com/spillway-ml/spillway/device/cuda/drivertest"
+	"github.com/spillway-ml/spillway/run"
 )
 
 // joinedGPUs makes the processes of a job, each with a GPU of one double and NCCL between them,
@@ -32,7 +34,7 @@ func joinedGPUs(t testing.TB, c *request, processes int, o drivertest.Options, f
 }
 
 // overGPUs runs c as a job of so many processes with a GPU each.
-func overGPUs(t *testing.T, c request, processes int, o drivertest.Options, run func(testing.TB, request) outcome) outcome {
+func overGPUs(t *testing.T, c request, processes int, o drivertest.Options, how func(testing.TB, request) outcome) outcome {
 	t.Helper()
 	leader, others, _, end := joinedGPUs(t, &c, processes, o, nccltest.Options{Looks: 2})
 	ends := make(chan error)
@@ -43,7 +45,7 @@ func overGPUs(t *testing.T, c request, processes int, o drivertest.Options, run 
 		}()
 	}
 	c.Config = c.Config.Over(leader)
-	got := run(t, c)
+	got := how(t, c)
 	for range others {
 		require.NoError(t, <-ends)
 	}
@@ -98,7 +100,7 @@ func TestNCCLErrorEndsTheJob(t *testing.T) {
 	require.NoError(t, err)
 	err = tr.Run(context.Background(), func(r StepResult) error {
 		if r.Step == 1 {
-			fabric.Break(1, nccl.RemoteError)
+			fabric.Break(1, nccl.RemoteError, 0)
 		}
 		return nil
 	})
@@ -106,5 +108,95 @@ func TestNCCLErrorEndsTheJob(t *testing.T) {
 	require.ErrorContains(t, err, "as told (6)")
 	_ = tr.Close() // has nothing to add
 	<-ends
+	end()
+}
+
+// aloneWithNCCL makes the processes of a job that have nothing but NCCL to meet by, and
+// returns what ends them.
+func aloneWithNCCL(t testing.TB, c *request, processes int) (jobs []*Job, fabric *nccltest.Fabric, end func()) {
+	t.Helper()
+	d := onDouble(t, c, drivertest.Options{Devices: processes}, false)
+	fabric = nccltest.New(d, nccltest.Options{Root: true})
+	c.cuda.NCCL = func() (nccl.API, error) { return fabric.Library(22105), nil }
+	jobs = make([]*Job, processes)
+	hosts := make([]*nccl.Host, processes)
+	var wg sync.WaitGroup
+	for i := range processes {
+		wg.Go(func() {
+			h, err := run.StartNCCL(i, processes, i, c.cuda)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			hosts[i] = h
+			jobs[i] = &Job{Process: i, Processes: processes, Locals: processes, Local: i, Transport: run.OverNCCL{Host: h}, cuda: c.cuda}
+			for peer := range processes {
+				if peer != i && (i == 0 || peer == 0) {
+					jobs[i].Links = append(jobs[i].Links, run.NewLink(peer, h.Stream(peer)))
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return jobs, fabric, func() {
+		for _, h := range hosts {
+			wg.Go(func() { require.NoError(t, h.Close()) })
+		}
+		wg.Wait()
+		require.NoError(t, fabric.Close())
+		require.NoError(t, d.Close())
+	}
+}
+
+// Where torchrun's or an indexed Job's variables are all that there is, plan, decisions and
+// heartbeats go over NCCL as well: the same bits, checkpoints and evaluation.
+func TestNCCLAlone(t *testing.T) {
+	c := tiny("gpt2")
+	c.Batch, c.Seq, c.Steps, c.Zero, c.Clip, c.EvalEvery, c.EvalData, c.EvalSteps = 1, 16, 2, 3, 1, 1, c.Data, 1
+	one := c
+	one.Ranks, one.Checkpoint = 3, scratch(t)
+	want := runOf(t, one)
+
+	c.Checkpoint = scratch(t)
+	jobs, _, end := aloneWithNCCL(t, &c, 3)
+	ends := make(chan error)
+	for _, j := range jobs[1:] {
+		go func() {
+			_, err := Work(context.Background(), j, nil)
+			ends <- err
+		}()
+	}
+	c.Config = c.Config.Over(jobs[0])
+	got := runOf(t, c)
+	for range jobs[1:] {
+		require.NoError(t, <-ends)
+	}
+	end()
+	require.Equal(t, want.losses, got.losses)
+	require.Equal(t, want.sha, got.sha)
+}
+
+// What NCCL finds wrong in one process ends the job in all.
+func TestNCCLAloneFails(t *testing.T) {
+	c := tiny("gpt2")
+	c.Batch, c.Seq, c.Steps, c.Timeout = 1, 16, 1000, 20*time.Second
+	jobs, fabric, end := aloneWithNCCL(t, &c, 2)
+	done := make(chan error)
+	go func() {
+		_, err := Work(context.Background(), jobs[1], nil)
+		done <- err
+	}()
+	c.Config = c.Config.Over(jobs[0])
+	tr, err := c.start(context.Background())
+	require.NoError(t, err)
+	err = tr.Run(context.Background(), func(r StepResult) error {
+		if r.Step == 1 {
+			fabric.Break(1, nccl.RemoteError, 1) // of the data, not of what it says to the others
+		}
+		return nil
+	})
+	require.ErrorContains(t, err, "as told (6)")
+	_ = tr.Close() // has nothing to add
+	<-done
 	end()
 }

@@ -69,6 +69,9 @@ transport and ranks, for the predicted times of plan --transport and train --fit
 		if err != nil {
 			return err
 		}
+		if err := p.carries("cpu"); err != nil { // it measures CPU ranks
+			return err
+		}
 		if b.messages && p.transport != cluster.MPI {
 			return fmt.Errorf("--messages with transport %s: only MPI has both: mpirun -np N spillway bench comm", p.transport)
 		}

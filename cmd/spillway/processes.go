@@ -102,6 +102,10 @@ func (p *place) join() (err error) {
 		if conns, err = p.startMPI(j); err != nil {
 			return err
 		}
+	case cluster.NCCL:
+		if conns, err = p.startNCCL(j); err != nil {
+			return err
+		}
 	default:
 		return fmt.Errorf("--transport %s joins no processes", p.transport)
 	}
@@ -144,6 +148,22 @@ func (p *place) startMPI(j *spillway.Job) (conns []io.ReadWriteCloser, err error
 			return nil, err
 		}
 		conns = append(conns, c)
+	}
+	return conns, nil
+}
+
+// startNCCL meets the other processes by NCCL alone, and opens the streams between rank 0 and
+// the others.
+func (p *place) startNCCL(j *spillway.Job) (conns []io.ReadWriteCloser, err error) {
+	host, err := ranks.StartNCCL(p.env.Rank, p.env.World, p.env.LocalRank, nil)
+	if err != nil {
+		return nil, err
+	}
+	j.Transport, p.close = ranks.OverNCCL{Host: host}, host.Close
+	for peer := range p.env.World {
+		if peer != p.env.Rank && (p.env.Rank == 0 || peer == 0) {
+			conns = append(conns, host.Stream(peer))
+		}
 	}
 	return conns, nil
 }
@@ -201,6 +221,8 @@ func (p *place) work() (err error) {
 func (p *place) carries(device string) error {
 	onGPU := strings.EqualFold(device, "cuda")
 	switch {
+	case p.transport == cluster.NCCL && !onGPU && p.asked != cluster.NCCL:
+		return p.env.CPUsCantMeet()
 	case p.asked == cluster.NCCL && !onGPU:
 		return fmt.Errorf("--transport nccl joins ranks on GPUs, and --device is %s: leave --transport out, or add --device cuda", device)
 	case onGPU && (p.asked == cluster.SHM || p.asked == cluster.MPI):

@@ -44,6 +44,12 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s (%d)", e.Call, e.Text, e.Code) }
 
+// Config is what a communicator is made with; it never blocks.
+type Config struct {
+	CTAs  int  // thread blocks of its kernels, at most; 0: the library's choice
+	Share bool // those that are split from it have no buffers of their own; calls of all are then in one order
+}
+
 // API is the library. Its communicators do not block: a call that returns nil may be under
 // way still, and State tells when it is not any more. The calls of a communicator come from
 // one thread at a time, whose current context is that of its GPU.
@@ -55,10 +61,10 @@ type API interface {
 	UniqueID() (ID, error)
 	// Init begins to make rank of so many ranks; all of them call it. The handle is
 	// written to into before State says that it is done, which the caller keeps until then.
-	Init(into *Comm, ranks int, id ID, rank int) error
+	Init(into *Comm, ranks int, id ID, rank int, o Config) error
 	// Split begins to make communicators of those ranks of c that give the same color, in
 	// the order of key; all ranks of c call it. State of c tells when into is written.
-	Split(c Comm, into *Comm, color, key int) error
+	Split(c Comm, into *Comm, color, key int, o Config) error
 	// State tells whether a call is under way, or the error that has ended c.
 	State(c Comm) (busy bool, err error)
 	// Finalize begins to bring c to its end, once all of it has run; State tells when it

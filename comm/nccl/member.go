@@ -69,7 +69,7 @@ func (r *rank) addMember(slot int) error {
 		if axis.Size > 1 && axis.Size < r.w.size {
 			m.comm = r.newComm()
 			err := r.call(func() error {
-				return r.w.o.API.Split(r.world.handle, &m.comm.handle, first, r.index)
+				return r.w.o.API.Split(r.world.handle, &m.comm.handle, first, r.index, Config{})
 			})
 			for _, c := range []*communicator{r.world, m.comm} {
 				if err == nil {

@@ -4,8 +4,11 @@ package nccl_test
 
 import (
 	"errors"
+	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/comm/nccl"
 	"github.com/spillway-ml/spillway/comm/nccl/nccltest"
 	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/device/cuda/drivertest"
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -279,7 +283,7 @@ func TestAsynchronousError(t *testing.T) {
 		if i == 1 {
 			return nil, nil // never comes
 		}
-		j.fabric.Break(0, nccl.RemoteError)
+		j.fabric.Break(0, nccl.RemoteError, 0)
 		return r.groups[-1].AllReduce("gradients", r.ptr(0, 4), graph.F32, graph.SumTree)
 	})
 	require.ErrorIs(t, errs[0], comm.ErrLost)
@@ -335,4 +339,69 @@ func TestStuck(t *testing.T) {
 	require.ErrorContains(t, errs[0], `in the axis data group: broadcast "b" (call 1): timeout: NCCL has not ended it for`)
 	require.Error(t, errs[1])
 	require.Error(t, j.fabric.Found())
+}
+
+// Processes that have NCCL alone: a stopped one is named, goes on where it comes back, and
+// ends the job at the timeout.
+func TestHostNamesASilentProcess(t *testing.T) {
+	d := drivertest.New(drivertest.Options{Devices: 3})
+	f := nccltest.New(d, nccltest.Options{Root: true})
+	list, err := d.Devices()
+	require.NoError(t, err)
+	hosts, worlds := make([]*nccl.Host, 3), make([]*nccl.HostWorld, 3)
+	warned := make(chan string, 16)
+	var wg sync.WaitGroup
+	each := func(do func(i int) error) {
+		for i := range hosts {
+			wg.Go(func() {
+				if err := do(i); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	each(func(i int) (err error) {
+		if hosts[i], err = nccl.StartHost(f.Library(22105), d, list[i], i, 3); err != nil {
+			return err
+		}
+		worlds[i], err = hosts[i].Join(ranksOf(3), 4*time.Second, func(text string) {
+			if i == 0 {
+				warned <- text
+			}
+		})
+		return err
+	})
+	each(func(i int) error {
+		said, err := worlds[i].Gather(i, []byte{byte(i)})
+		if err == nil && (len(said) != 3 || said[2][0] != 2) {
+			err = fmt.Errorf("%v", said)
+		}
+		return err
+	})
+	_, err = hosts[2].Stream(0).Write([]byte("from two"))
+	require.NoError(t, err)
+	b := make([]byte, 8)
+	_, err = io.ReadFull(hosts[0].Stream(2), b)
+	require.NoError(t, err)
+	require.Equal(t, "from two", string(b))
+
+	f.Hold(1, true)
+	require.Contains(t, <-warned, "rank 1 (host ")
+	f.Hold(1, false)
+	each(func(i int) error { // it is back
+		_, err := worlds[i].Gather(i, []byte{1})
+		return err
+	})
+	require.NoError(t, worlds[0].Err())
+	f.Hold(1, true)
+	ended := make(chan error, 1)
+	worlds[0].OnError(func(err error) { ended <- err })
+	err = <-ended
+	require.ErrorIs(t, err, comm.ErrTimeout)
+	require.ErrorContains(t, err, "rank 1 (host ")
+	f.Hold(1, false)
+	each(func(i int) error { return hosts[i].Close() })
+	require.NoError(t, f.Close())
+	require.NoError(t, d.Close())
 }

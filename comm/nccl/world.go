@@ -49,6 +49,9 @@ type Options struct {
 	Control Control
 	// Sum makes a sum of elements, for one rank.
 	Sum func(dtype graph.DType, order graph.SumOrder) (Sum, error)
+	// World is the communicator of all ranks, made already and this World's from here on; 0:
+	// it makes one.
+	World Comm
 	// Timeout is how long a rank may keep others waiting. Default 60 s.
 	Timeout time.Duration
 }
@@ -198,8 +201,8 @@ func (r *rank) join() error {
 		return err
 	}
 	var id ID
-	if copy(id[:], all[0].ID) != IDBytes {
-		return fmt.Errorf("rank 0 has sent %d bytes to meet by, want %d", len(all[0].ID), IDBytes)
+	if n := copy(id[:], all[0].ID); n != IDBytes && r.w.o.World == 0 {
+		return fmt.Errorf("rank 0 has sent %d bytes to meet by, want %d", n, IDBytes)
 	}
 	api := r.ctx.Driver()
 	before, _, err := api.MemInfo()
@@ -207,7 +210,9 @@ func (r *rank) join() error {
 		return err
 	}
 	r.world = r.newComm()
-	if err := r.call(func() error { return r.w.o.API.Init(&r.world.handle, r.w.size, id, r.index) }); err != nil {
+	if r.world.handle = r.w.o.World; r.world.handle != 0 {
+		err = nil // it is there
+	} else if err := r.call(func() error { return r.w.o.API.Init(&r.world.handle, r.w.size, id, r.index, Config{Share: true}) }); err != nil {
 		return err
 	}
 	if err := r.settle(r.world, "join the communicator of all ranks"); err != nil {
@@ -227,7 +232,7 @@ func (r *rank) greet() ([]hello, error) {
 	own := hello{GPU: fmt.Sprintf("%x", gpu.UUID), Name: gpu.Name}
 	own.Host, _ = os.Hostname()
 	var err error
-	if own.Version, err = r.w.o.API.Version(); err == nil && r.index == 0 && r.w.size > 1 {
+	if own.Version, err = r.w.o.API.Version(); err == nil && r.index == 0 && r.w.size > 1 && r.w.o.World == 0 {
 		var id ID
 		id, err = r.w.o.API.UniqueID()
 		own.ID = id[:]

@@ -112,10 +112,16 @@ const (
 	undefined   = math.MinInt32
 )
 
-func newConfig() config {
-	return config{size: uint64(unsafe.Sizeof(config{})), magic: configMagic, version: nccl.OldestVersion,
-		blocking: 0, cgaClusterSize: undefined, minCTAs: undefined, maxCTAs: undefined,
-		splitShare: 1} // communicators of mesh axes have no buffers of their own
+func newConfig(o nccl.Config) config {
+	c := config{size: uint64(unsafe.Sizeof(config{})), magic: configMagic, version: nccl.OldestVersion,
+		blocking: 0, cgaClusterSize: undefined, minCTAs: undefined, maxCTAs: undefined}
+	if o.CTAs > 0 {
+		c.minCTAs, c.maxCTAs = 1, int32(o.CTAs)
+	}
+	if o.Share {
+		c.splitShare = 1
+	}
+	return c
 }
 
 // frame is the words of a call and room for a number that it gives. SyscallN's own words
@@ -171,15 +177,17 @@ func (l *library) UniqueID() (nccl.ID, error) {
 	return h.id, err
 }
 
-func (l *library) Init(into *nccl.Comm, ranks int, id nccl.ID, rank int) error {
+func (l *library) Init(into *nccl.Comm, ranks int, id nccl.ID, rank int, o nccl.Config) error {
 	h := l.hold()
-	h.config, h.id = newConfig(), id
+	h.config, h.id = newConfig(o), id
 	r := call(l.initRank, initWords(uintptr(unsafe.Pointer(into)), ranks, &h.id, rank, uintptr(unsafe.Pointer(&h.config)))...)
 	return l.check("ncclCommInitRankConfig", 0, r)
 }
 
-func (l *library) Split(c nccl.Comm, into *nccl.Comm, color, key int) error {
-	return l.check("ncclCommSplit", c, call(l.split, uintptr(c), uintptr(color), uintptr(key), uintptr(unsafe.Pointer(into)), 0))
+func (l *library) Split(c nccl.Comm, into *nccl.Comm, color, key int, o nccl.Config) error {
+	h := l.hold()
+	h.config = newConfig(o)
+	return l.check("ncclCommSplit", c, call(l.split, uintptr(c), uintptr(color), uintptr(key), uintptr(unsafe.Pointer(into)), uintptr(unsafe.Pointer(&h.config))))
 }
 
 func (l *library) State(c nccl.Comm) (bool, error) {

@@ -39,9 +39,9 @@ func TestArgumentsArrive(t *testing.T) {
 	id, err := l.UniqueID()
 	require.NoError(t, err)
 	c, to := new(nccl.Comm), new(nccl.Comm)
-	require.NoError(t, l.Init(c, 5, id, 3))
+	require.NoError(t, l.Init(c, 5, id, 3, nccl.Config{Share: true}))
 	require.Equal(t, nccl.Comm(0x1234567890), *c)
-	require.NoError(t, l.Split(*c, to, 2, 9))
+	require.NoError(t, l.Split(*c, to, 2, 9, nccl.Config{CTAs: 3}))
 	require.Equal(t, nccl.Comm(0x77), *to)
 	busy, err := l.State(*c)
 	require.NoError(t, err)
@@ -64,7 +64,7 @@ func TestArgumentsArrive(t *testing.T) {
 
 	id[77]++
 	var wrong *nccl.Error
-	require.ErrorAs(t, l.Init(c, 5, id, 3), &wrong)
+	require.ErrorAs(t, l.Init(c, 5, id, 3, nccl.Config{}), &wrong)
 	require.Equal(t, "ncclCommInitRankConfig: invalid argument: id.internal[i] is "+"29"+" (4)", wrong.Error())
 }
 

@@ -146,6 +146,7 @@ func (l *library) enqueue(b *batch) error {
 	l.mu.Lock()
 	m := b.m
 	m.looks = l.o.Looks
+	held := l.holds(m.rank)
 	for i, c := range b.calls {
 		if c.stream != b.calls[0].stream {
 			l.fault("rank %d: a group on streams %d and %d", m.rank, b.calls[0].stream, c.stream)
@@ -168,6 +169,7 @@ func (l *library) enqueue(b *batch) error {
 	s, label := b.calls[0].stream, b.String()
 	l.d.Access(label, s, reads, writes)
 	return errors.Join(
+		l.d.Until(s, label, func() bool { return !held.Load() || b.dead.Load() }),
 		l.d.Run(s, label, func() error { l.arrive(b); return nil }),
 		l.d.Until(s, label, b.came.Load),
 		l.d.Run(s, label, func() error { return l.move(b) }),

@@ -6,8 +6,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +24,8 @@ type Options struct {
 	Looks int
 	// Takes is the bytes of its device that a communicator takes for each rank.
 	Takes int64
+	// Root has every rank get one id, as with an address in NCCL_COMM_ID.
+	Root bool
 }
 
 // Fabric is what the libraries of all ranks share.
@@ -37,6 +41,7 @@ type Fabric struct {
 	open    map[int]*group // by thread
 	calls   map[string]int
 	fail    map[string]map[int]int // by call, count: the code
+	held    map[int]*atomic.Bool   // by rank: its streams come to no call
 	faults  []error
 }
 
@@ -76,7 +81,7 @@ type member struct {
 // New makes a fabric over the devices of d.
 func New(d *drivertest.Driver, o Options) *Fabric {
 	return &Fabric{d: d, o: o, cliques: map[nccl.ID]*clique{}, comms: map[nccl.Comm]*member{}, open: map[int]*group{},
-		calls: map[string]int{}, fail: map[string]map[int]int{}}
+		calls: map[string]int{}, fail: map[string]map[int]int{}, held: map[int]*atomic.Bool{}}
 }
 
 // Fail makes the n-th call of a name ("ncclSend"), from 1 and counted over all ranks,
@@ -90,15 +95,36 @@ func (f *Fabric) Fail(call string, n, code int) {
 	f.fail[call][n] = code
 }
 
-// Break gives a rank an error that State tells in each of its communicators.
-func (f *Fabric) Break(rank, code int) {
+// Break gives a rank an error that State tells in each of its communicators but the first
+// few that were made.
+func (f *Fabric) Break(rank, code, but int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, m := range f.comms {
-		if m.rank == rank {
+	for _, c := range slices.Sorted(maps.Keys(f.comms)) {
+		m := f.comms[c]
+		if m.rank != rank {
+			continue
+		}
+		if but--; but < 0 {
 			m.err = &nccl.Error{Call: "ncclCommGetAsyncError", Code: code, Text: "as told"}
 		}
 	}
+}
+
+// Hold has a rank's streams come to no call of any communicator, as where its process is
+// stopped, or go on.
+func (f *Fabric) Hold(rank int, stop bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.holds(rank).Store(stop)
+}
+
+// holds is a rank's place in held; mu is held.
+func (f *Fabric) holds(rank int) *atomic.Bool {
+	if f.held[rank] == nil {
+		f.held[rank] = &atomic.Bool{}
+	}
+	return f.held[rank]
 }
 
 // Calls returns how often each call was made.
@@ -161,13 +187,15 @@ func (l *library) Version() (int, error) { return l.version, nil }
 func (l *library) UniqueID() (id nccl.ID, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ids++
+	if !l.o.Root || l.ids == 0 {
+		l.ids++
+	}
 	binary.LittleEndian.PutUint64(id[:], l.ids)
 	id[nccl.IDBytes-1] = 1
 	return id, l.enter("ncclGetUniqueId")
 }
 
-func (l *library) Init(into *nccl.Comm, ranks int, id nccl.ID, rank int) error {
+func (l *library) Init(into *nccl.Comm, ranks int, id nccl.ID, rank int, _ nccl.Config) error {
 	device := l.d.Current()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -259,7 +287,7 @@ func (l *library) State(c nccl.Comm) (bool, error) {
 	return busy, nil
 }
 
-func (l *library) Split(c nccl.Comm, into *nccl.Comm, color, key int) error {
+func (l *library) Split(c nccl.Comm, into *nccl.Comm, color, key int, _ nccl.Config) error {
 	device := l.d.Current()
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -53,7 +53,12 @@ int ncclCommSplit(void *c, int color, int key, void **to, void *config) {
 	WANT((intptr_t)c, 0x1234567890);
 	WANT(color, 2);
 	WANT(key, 9);
-	WANT((intptr_t)config, 0);
+	config_t_ *o = config;
+	WANT(o->magic, 0xcafebeef);
+	WANT(o->blocking, 0);
+	WANT(o->minCTAs, 1);
+	WANT(o->maxCTAs, 3);
+	WANT(o->splitShare, 0);
 	*to = (void *)0x77;
 	return 7;
 }

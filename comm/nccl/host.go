@@ -1,0 +1,544 @@
+package nccl
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/watch"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/internal/crash"
+)
+
+// Host joins processes that have nothing but NCCL to meet by: one rank and one GPU each.
+// A communicator of its own carries what other jobs send over shared memory or MPI: the
+// leader's streams, who the ranks are, heartbeats and errors.
+//
+// Rank 0 goes round the others, again and again: with each it swaps one block of bytes, on
+// a stream of its own, so that it knows by name who does not answer. Where nothing is to be
+// said there is a pause between rounds. A block is a short kernel of one thread block.
+type Host struct {
+	api         API
+	gpu         driver.API
+	device      driver.Device
+	rank, world int
+	block       int64 // bytes
+	control     communicator
+	data        communicator // of the same ranks, for a World; 0 once that has it
+
+	stream driver.Stream
+	event  driver.Event
+	near   driver.Address // on the GPU: what is sent, and behind it what comes
+	pinned []byte         // the same on the host
+
+	wake    chan struct{}
+	ended   chan struct{} // closed when no more rounds are made
+	leaving chan struct{}
+	leave   sync.Once
+
+	mu       sync.Mutex
+	started  bool // a world has joined: there is somebody to tell of errors
+	err      error
+	hooks    []func(error)
+	warn     func(string)
+	timeout  time.Duration
+	slots    int            // groups that a rank is in
+	observer *HostWorld     // of rank 0
+	looked   time.Time      // when it has last
+	over     bool           // no more rounds are made
+	has      []uint64       // rank 0: the latest whole gather that each has
+	reports  []watch.Report // rank 0: of all; another: at index 0 its own
+	where    []string       // rank 0: host and process of each
+	heard    []time.Time    // by peer: when the last block of it came
+	named    bool           // a worker has said that rank 0 is silent
+	gone     []bool         // who has left, or is told so
+	streams  map[int]*hostStream
+	seq      uint64   // of gathers that this rank has come to
+	said     [][]byte // rank 0: of each, in gather seq
+	come     []uint64 // rank 0: which gather that is of
+	all      [][]byte // what the latest whole gather has
+	whole    uint64   // its number
+	cond     *sync.Cond
+}
+
+// letter is what a block holds, as JSON behind its length.
+type letter struct {
+	Err    string        `json:",omitempty"` // what ended the job
+	Kind   int           `json:",omitempty"`
+	Left   bool          `json:",omitempty"` // the sender makes no more rounds
+	Seq    uint64        `json:",omitempty"` // the gather that Said, or of rank 0 All, is of
+	Has    uint64        `json:",omitempty"` // the latest whole gather that the sender has
+	Said   []byte        `json:",omitempty"`
+	All    [][]byte      `json:",omitempty"`
+	Report *watch.Report `json:",omitempty"`
+	Where  string        `json:",omitempty"`
+	Bytes  []byte        `json:",omitempty"` // of the stream between the two
+	End    bool          `json:",omitempty"` // of it
+	More   bool          `json:",omitempty"` // the next round begins at once
+}
+
+// kinds of errors, by their number in a letter.
+var kinds = [...]error{comm.ErrAborted, comm.ErrTimeout, comm.ErrMismatch, comm.ErrLost}
+
+// peerError is an error that another process has found.
+type peerError struct {
+	kind error
+	text string
+}
+
+func (e *peerError) Error() string { return e.text }
+func (e *peerError) Unwrap() error { return e.kind }
+
+const (
+	roundPause   = time.Millisecond
+	hostSilent   = 1200 * time.Millisecond
+	hostTimeout  = 60 * time.Second
+	leaveGrace   = 3 * time.Second
+	failedGrace  = 300 * time.Millisecond
+	leastBlock   = 32 << 10
+	helloInBlock = 2 << 10 // of a gather, for each rank
+	blockReserve = 6 << 10 // of a block, for what is not a stream's
+)
+
+// StartHost makes this process the one of a rank. The ranks find each other by what
+// UniqueID gives on each of them: the address in NCCL_COMM_ID.
+func StartHost(api API, gpu driver.API, device driver.Device, rank, world int) (*Host, error) {
+	h := &Host{api: api, gpu: gpu, device: device, rank: rank, world: world, block: max(leastBlock, helloInBlock*int64(world)+blockReserve),
+		wake: make(chan struct{}, 1), ended: make(chan struct{}), leaving: make(chan struct{}), warn: func(string) {}, timeout: hostTimeout,
+		reports: make([]watch.Report, world), where: make([]string, world), heard: make([]time.Time, world), gone: make([]bool, world),
+		streams: map[int]*hostStream{}, said: make([][]byte, world), come: make([]uint64, world), has: make([]uint64, world)}
+	h.cond = sync.NewCond(&h.mu)
+	began := make(chan error)
+	go func() {
+		defer crash.Guard()
+		runtime.LockOSThread() // never given back: its context is the GPU's
+		defer close(h.ended)
+		err := h.open()
+		began <- err
+		if err == nil {
+			h.rounds()
+			h.close()
+		}
+	}()
+	return h, <-began
+}
+
+// open makes the communicators and memory, on the host's thread.
+func (h *Host) open() error {
+	handle, err := h.gpu.Retain(h.device.Ordinal)
+	if err == nil {
+		err = h.gpu.SetCurrent(handle)
+	}
+	if err != nil {
+		return fmt.Errorf("nccl: GPU %d: %w", h.device.Ordinal, err)
+	}
+	id, err := h.api.UniqueID()
+	if err == nil {
+		err = h.api.Init(&h.control.handle, h.world, id, h.rank, Config{CTAs: 1})
+	}
+	if err == nil {
+		err = h.settle(&h.control, "meet the other processes")
+	}
+	if err == nil { // before anything runs on the other: a split wants it idle
+		err = h.api.Split(h.control.handle, &h.data.handle, 0, h.rank, Config{Share: true})
+	}
+	for _, c := range []*communicator{&h.control, &h.data} {
+		if err == nil {
+			err = h.settle(c, "make the ranks' communicator")
+		}
+	}
+	if err == nil {
+		err = h.memory()
+	}
+	if err != nil {
+		h.close()
+		return fmt.Errorf("nccl: rank %d of %d: %w", h.rank, h.world, err)
+	}
+	now := time.Now()
+	for i := range h.heard {
+		h.heard[i] = now
+	}
+	return nil
+}
+
+func (h *Host) memory() (err error) {
+	if h.stream, err = h.gpu.NewStream(); err != nil {
+		return err
+	}
+	if h.event, err = h.gpu.NewEvent(false); err != nil {
+		return err
+	}
+	if h.near, err = h.gpu.Alloc(2 * h.block); err != nil {
+		return err
+	}
+	p, _, err := h.gpu.HostAlloc(2 * h.block)
+	if err == nil {
+		h.pinned = unsafe.Slice((*byte)(p), 2*h.block)
+	}
+	return err
+}
+
+// settle waits until a communicator has nothing under way.
+func (h *Host) settle(c *communicator, what string) error {
+	for began, pause := time.Now(), firstPause; ; pause = min(2*pause, longPause) {
+		busy, err := h.api.State(c.handle)
+		if err != nil || !busy {
+			return err
+		}
+		if h.given(began) {
+			return fmt.Errorf("%w: %s: NCCL is not done after %v", comm.ErrTimeout, what, time.Since(began).Round(time.Millisecond))
+		}
+		time.Sleep(pause)
+	}
+}
+
+// given tells whether what began then has had its time.
+func (h *Host) given(began time.Time) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	most := h.timeout
+	if h.err != nil {
+		most = failedGrace
+	}
+	return time.Since(began) > most
+}
+
+// rounds goes round until all have left, or the job has ended.
+func (h *Host) rounds() {
+	for {
+		busy, left := false, true
+		for peer := range h.world {
+			if peer == h.rank || h.rank > 0 && peer > 0 {
+				continue
+			}
+			if h.hasLeft(peer) {
+				continue
+			}
+			more, err := h.swap(peer)
+			if err != nil {
+				h.fail(h.lost(peer, err))
+				return
+			}
+			busy, left = busy || more, left && h.hasLeft(peer)
+		}
+		if left {
+			return
+		}
+		if h.rank == 0 {
+			h.observe()
+			if !busy {
+				h.pause()
+			}
+		}
+	}
+}
+
+// pause waits until there is something to say, or for a while.
+func (h *Host) pause() {
+	select {
+	case <-h.wake:
+	case <-time.After(roundPause):
+	}
+}
+
+func (h *Host) hasLeft(peer int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.gone[peer]
+}
+
+// lost is the error of a swap that did not end: of the process that does not answer.
+func (h *Host) lost(peer int, err error) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	who := fmt.Sprintf("rank %d", peer)
+	if h.where[peer] != "" {
+		who += " (" + h.where[peer] + ")"
+	}
+	during := ""
+	for _, p := range h.reports[peer].In { // of rank 0 as another sees it: its own
+		if h.rank == 0 && p.Phase != watch.Idle && p.Op != "" {
+			during = " in " + p.Op
+		}
+	}
+	kind := comm.ErrLost
+	if errors.Is(err, comm.ErrTimeout) {
+		return fmt.Errorf("%w: %s gave no sign of life for %v%s", comm.ErrTimeout, who, time.Since(h.heard[peer]).Round(time.Millisecond), during)
+	}
+	return fmt.Errorf("%w: %s%s: %w", kind, who, during, err)
+}
+
+// swap gives a peer a block and takes one of it, and tells whether either has more.
+func (h *Host) swap(peer int) (more bool, err error) {
+	out := h.compose(peer)
+	text, err := json.Marshal(out)
+	if err != nil || int64(len(text)) > h.block-4 {
+		return false, fmt.Errorf("a block of %d bytes, want at most %d: %w", len(text), h.block-4, err)
+	}
+	binary.LittleEndian.PutUint32(h.pinned, uint32(len(text)))
+	copy(h.pinned[4:], text)
+	if err := h.trade(peer); err != nil {
+		return false, err
+	}
+	theirs := h.pinned[h.block:]
+	n := int64(binary.LittleEndian.Uint32(theirs))
+	var in letter
+	if n > h.block-4 {
+		return false, fmt.Errorf("a block of %d bytes", n)
+	}
+	if err := json.Unmarshal(theirs[4:4+n], &in); err != nil {
+		return false, fmt.Errorf("a block: %w", err)
+	}
+	h.take(peer, &in, &out)
+	return out.More || in.More, nil
+}
+
+// trade moves the blocks.
+func (h *Host) trade(peer int) error {
+	api, s := h.gpu, h.stream
+	far := at(h.near, h.block)
+	err := api.CopyToDevice(h.near, unsafe.Pointer(&h.pinned[0]), h.block, s)
+	if err == nil {
+		err = h.api.GroupStart()
+	}
+	if err == nil {
+		err = errors.Join(h.api.Send(h.near, h.block, peer, h.control.handle, s), h.api.Recv(far, h.block, peer, h.control.handle, s), h.api.GroupEnd())
+	}
+	if err == nil {
+		err = h.settle(&h.control, "a heartbeat")
+	}
+	if err == nil {
+		err = api.CopyToHost(unsafe.Pointer(&h.pinned[h.block]), far, h.block, s)
+	}
+	if err == nil {
+		err = api.Record(h.event, s)
+	}
+	for began, pause := time.Now(), firstPause; err == nil; pause = min(2*pause, longPause/4) {
+		done, e := api.Done(h.event)
+		if done || e != nil {
+			return e
+		}
+		if _, err = h.api.State(h.control.handle); err == nil {
+			err = h.waiting(peer, began)
+		}
+		time.Sleep(pause)
+	}
+	return err
+}
+
+// waiting is asked while a peer does not answer: it says so after a while, and in the end
+// gives up.
+func (h *Host) waiting(peer int, began time.Time) error {
+	if h.given(began) {
+		return comm.ErrTimeout
+	}
+	h.mu.Lock()
+	say := ""
+	if quiet := time.Since(h.heard[peer]); quiet > hostSilent && h.started && !h.named && h.err == nil {
+		h.named = true
+		say = fmt.Sprintf("rank %d (%s) gives no sign of life; the job ends in %v unless it comes back", peer, h.where[peer], (h.timeout - quiet).Round(100*time.Millisecond))
+	}
+	warn := h.warn
+	h.mu.Unlock()
+	if say != "" {
+		warn(say)
+	}
+	return nil
+}
+
+// compose is what this rank has to say to a peer.
+func (h *Host) compose(peer int) letter {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var l letter
+	if h.err != nil {
+		for i, k := range kinds {
+			if errors.Is(h.err, k) {
+				l.Kind = i
+			}
+		}
+		l.Err = h.err.Error()
+		l.Err = l.Err[:min(len(l.Err), blockReserve/4)]
+	}
+	if h.rank > 0 {
+		r := h.reports[0]
+		r.In = slices.Clone(r.In)
+		l.Report, l.Has = &r, h.whole
+		if l.Seq = h.seq; h.seq > h.whole {
+			l.Said = h.said[0]
+		}
+	} else if h.has[peer] < h.whole && h.come[peer] == h.whole {
+		l.Seq, l.All = h.whole, h.all
+	}
+	host, _ := os.Hostname()
+	l.Where = fmt.Sprintf("host %s, process %d", host, os.Getpid())
+	room := (h.block - helloInBlock*int64(h.world)) * 5 / 8
+	if s := h.streams[peer]; s != nil {
+		n := min(int64(len(s.out)), room)
+		l.Bytes, s.out = s.out[:n:n], s.out[n:]
+		l.End = s.closed && len(s.out) == 0
+		l.More = len(s.out) > 0
+		s.room.Broadcast()
+	}
+	select {
+	case <-h.leaving:
+		s := h.streams[peer]
+		l.Left = s == nil || len(s.out) == 0
+	default:
+	}
+	return l
+}
+
+// take is told what a peer says, and what was said to it.
+func (h *Host) take(peer int, in, out *letter) {
+	h.mu.Lock()
+	s := h.streams[peer]
+	if s == nil && (len(in.Bytes) > 0 || in.End) {
+		s = h.newStream(peer)
+	}
+	h.heard[peer], h.where[peer] = time.Now(), in.Where
+	h.named = false
+	if in.Left && out.Left {
+		h.gone[peer] = true
+	}
+	if h.rank == 0 {
+		if in.Report != nil && h.slots > 0 && len(in.Report.In) == h.slots {
+			beat := h.reports[peer].Beat
+			h.reports[peer] = *in.Report
+			h.reports[peer].Beat = beat + 1
+		}
+		if in.Seq > h.whole {
+			h.said[peer] = in.Said
+		}
+		h.come[peer], h.has[peer] = in.Seq, in.Has
+		h.gathered()
+	} else if in.Seq > h.whole {
+		h.whole, h.all = in.Seq, in.All
+		h.cond.Broadcast()
+	}
+	sound := h.err == nil
+	h.mu.Unlock()
+	if in.Err != "" && sound {
+		h.fail(&peerError{kinds[min(max(in.Kind, 0), len(kinds)-1)], in.Err})
+	}
+	if s != nil && len(in.Bytes) > 0 {
+		s.come(in.Bytes)
+		in.More = true // an answer may follow
+	}
+	if s != nil && in.End {
+		s.end()
+	}
+}
+
+// gathered completes a gather that all have come to; mu is held.
+func (h *Host) gathered() {
+	h.come[0] = h.seq
+	for _, n := range h.come {
+		if n <= h.whole {
+			return
+		}
+	}
+	h.whole++
+	h.all = append([][]byte(nil), h.said...)
+	h.cond.Broadcast()
+}
+
+// fail makes err the job's error, unless it has one.
+func (h *Host) fail(err error) {
+	h.mu.Lock()
+	if h.err != nil {
+		h.mu.Unlock()
+		return
+	}
+	h.err = err
+	hooks := h.hooks
+	h.cond.Broadcast()
+	h.mu.Unlock()
+	h.rouse()
+	for _, f := range hooks {
+		f(err)
+	}
+}
+
+func (h *Host) rouse() {
+	select {
+	case h.wake <- struct{}{}:
+	default:
+	}
+}
+
+// close gives back what the host has, on its thread.
+func (h *Host) close() {
+	h.mu.Lock()
+	sound := h.err == nil
+	h.over = true
+	if h.err == nil {
+		h.err = io.ErrClosedPipe
+	}
+	for _, s := range h.streams {
+		s.room.Broadcast()
+	}
+	h.cond.Broadcast()
+	h.mu.Unlock()
+	for _, s := range h.streams {
+		s.end()
+	}
+	for _, c := range []*communicator{&h.data, &h.control} {
+		if c.handle == 0 {
+			continue
+		}
+		err := errors.New("the job has ended")
+		if sound {
+			if err = h.api.Finalize(c.handle); err == nil {
+				err = h.settle(c, "end a communicator")
+			}
+			if err == nil {
+				err = h.api.Destroy(c.handle)
+			}
+		}
+		if err != nil {
+			_ = h.api.Abort(c.handle) // the process ends
+		}
+		c.handle = 0
+	}
+	if h.stream != 0 {
+		_ = h.gpu.Synchronize(h.stream) // an abort has ended what it ran
+		_ = h.gpu.DestroyStream(h.stream)
+	}
+	if h.event != 0 {
+		_ = h.gpu.DestroyEvent(h.event)
+	}
+	if h.near != 0 {
+		_ = h.gpu.Free(h.near)
+	}
+	if h.pinned != nil {
+		_ = h.gpu.HostFree(unsafe.Pointer(&h.pinned[0]))
+	}
+	_ = h.gpu.Release(h.device.Ordinal)
+}
+
+// Close ends the process's part, once every other process ends its own, or after a moment.
+func (h *Host) Close() error {
+	h.leave.Do(func() { close(h.leaving) })
+	h.rouse()
+	select {
+	case <-h.ended:
+		return nil
+	case <-time.After(leaveGrace):
+	}
+	h.fail(fmt.Errorf("%w: a process does not leave", comm.ErrTimeout))
+	select {
+	case <-h.ended:
+	case <-time.After(leaveGrace):
+	}
+	return nil
+}

@@ -1,0 +1,99 @@
+package nccl
+
+import (
+	"io"
+	"sync"
+)
+
+// mostQueued is how many bytes a stream holds that its host has not taken yet.
+const mostQueued = 1 << 20
+
+// hostStream is bytes in both directions between two processes.
+type hostStream struct {
+	h      *Host
+	room   *sync.Cond // on h.mu
+	out    []byte     // to be sent; under h.mu
+	closed bool       // nothing follows
+
+	mu    sync.Mutex
+	ready *sync.Cond
+	in    []byte
+	over  bool
+}
+
+// newStream makes a peer's stream; h.mu is held.
+func (h *Host) newStream(peer int) *hostStream {
+	s := &hostStream{h: h}
+	s.room, s.ready = sync.NewCond(&h.mu), sync.NewCond(&s.mu)
+	h.streams[peer] = s
+	return s
+}
+
+// Stream returns the stream to another rank's process: rank 0 has one to each, the others
+// one to rank 0.
+func (h *Host) Stream(peer int) io.ReadWriteCloser {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if s := h.streams[peer]; s != nil {
+		return s
+	}
+	return h.newStream(peer)
+}
+
+// come takes bytes of the peer, end that none follow.
+func (s *hostStream) come(b []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.in = append(s.in, b...)
+	s.ready.Broadcast()
+}
+
+func (s *hostStream) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.over = true
+	s.ready.Broadcast()
+}
+
+func (s *hostStream) Read(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.in) == 0 && !s.over {
+		s.ready.Wait()
+	}
+	if len(s.in) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(b, s.in)
+	s.in = s.in[n:]
+	return n, nil
+}
+
+func (s *hostStream) Write(b []byte) (n int, err error) {
+	s.h.mu.Lock()
+	defer s.h.mu.Unlock()
+	for n < len(b) {
+		for len(s.out) >= mostQueued && !s.closed && !s.h.over {
+			s.room.Wait()
+		}
+		if s.closed || s.h.over {
+			return n, io.ErrClosedPipe
+		}
+		piece := b[n:min(len(b), n+mostQueued)]
+		s.out = append(s.out, piece...)
+		n += len(piece)
+	}
+	s.h.rouse()
+	return n, nil
+}
+
+// Close tells the other end that nothing comes any more.
+func (s *hostStream) Close() error {
+	s.h.mu.Lock()
+	s.closed = true
+	s.room.Broadcast()
+	s.h.mu.Unlock()
+	s.h.rouse()
+	s.end()
+	return nil
+}

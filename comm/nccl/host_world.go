@@ -1,0 +1,181 @@
+package nccl
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/watch"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// HostWorld is the rank of a Host in a mesh: what a World has beside NCCL. It watches for
+// ranks that others wait for.
+type HostWorld struct {
+	h       *Host
+	machine *watch.Machine // rank 0's
+	began   time.Time
+}
+
+var _ Control = (*HostWorld)(nil)
+
+// Join makes the process's rank one of a mesh. timeout is how long a rank may keep others
+// waiting; warn is told what a person should know, nil drops it.
+func (h *Host) Join(mesh []graph.Axis, timeout time.Duration, warn func(string)) (*HostWorld, error) {
+	size := 1
+	for _, a := range mesh {
+		size *= a.Size
+	}
+	if size != h.world {
+		return nil, fmt.Errorf("nccl: a mesh of %d ranks, want the job's %d", size, h.world)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if timeout > 0 {
+		h.timeout = timeout
+	}
+	if warn != nil {
+		h.warn = warn
+	}
+	h.started, h.slots = true, len(mesh)+1
+	for i := range h.reports {
+		h.reports[i] = watch.Report{State: watch.Alive, In: make([]watch.Progress, h.slots)}
+	}
+	w := &HostWorld{h: h, began: time.Now()}
+	if h.rank == 0 {
+		w.machine = watch.New(watch.Config{World: size, Groups: groupsOf(mesh, size), Interval: lookEvery, Silent: h.timeout, Timeout: h.timeout,
+			Where: func(r int) string { return h.where[r] }}) // asked with mu held
+		h.observer = w
+	}
+	return w, nil
+}
+
+// groupsOf lists the groups of a mesh: all ranks, and those of each axis.
+func groupsOf(mesh []graph.Axis, size int) (list []watch.Group) {
+	all := watch.Group{Name: "world"}
+	for r := range size {
+		all.Ranks = append(all.Ranks, r)
+	}
+	list, stride := append(list, all), size
+	for i, a := range mesh {
+		stride /= a.Size
+		for first := range size {
+			if first/stride%a.Size != 0 {
+				continue
+			}
+			g := watch.Group{Name: "axis " + a.Name, Slot: i + 1}
+			for j := range a.Size {
+				g.Ranks = append(g.Ranks, first+j*stride)
+			}
+			list = append(list, g)
+		}
+	}
+	return list
+}
+
+// observe has rank 0's machine look at what all have reported.
+func (h *Host) observe() {
+	h.mu.Lock()
+	w := h.observer
+	if w == nil || h.err != nil {
+		h.mu.Unlock()
+		return
+	}
+	if time.Since(h.looked) < lookEvery {
+		h.mu.Unlock()
+		return
+	}
+	h.looked = time.Now()
+	h.reports[0].Beat++
+	var end error
+	for _, v := range w.machine.Observe(time.Since(w.began), h.reports) {
+		if v.Kind == watch.End {
+			end = v.Err
+		}
+	}
+	h.mu.Unlock()
+	if end != nil {
+		h.fail(end)
+	}
+}
+
+// Communicator hands over the communicator of all ranks, for a World: see Options.World.
+func (w *HostWorld) Communicator() (Comm, error) {
+	w.h.mu.Lock()
+	defer w.h.mu.Unlock()
+	c := w.h.data.handle
+	if c == 0 {
+		return 0, errors.New("nccl: the communicator of the ranks is taken, or the host has ended")
+	}
+	w.h.data.handle = 0
+	return c, nil
+}
+
+// Gather gives every rank what each has said.
+func (w *HostWorld) Gather(rank int, own []byte) ([][]byte, error) {
+	h := w.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if rank != h.rank || len(own) > helloBytes {
+		return nil, fmt.Errorf("nccl: %d bytes of rank %d, want at most %d of rank %d", len(own), rank, helloBytes, h.rank)
+	}
+	h.seq++
+	h.said[0] = own
+	if h.rank == 0 {
+		h.gathered()
+	}
+	h.rouse()
+	for want := h.seq; h.whole < want && h.err == nil; {
+		h.cond.Wait()
+	}
+	return slices.Clone(h.all), h.err
+}
+
+// Show tells the watchdog where the rank is in its group of a slot.
+func (w *HostWorld) Show(_, slot int, p watch.Progress) {
+	w.h.mu.Lock()
+	defer w.h.mu.Unlock()
+	w.h.reports[0].In[slot] = p
+}
+
+// Abort ends the job with err, in every process.
+func (w *HostWorld) Abort(err error) { w.h.fail(fmt.Errorf("%w: %w", comm.ErrAborted, err)) }
+
+// Err returns the error that ended the job, nil while it is sound.
+func (w *HostWorld) Err() error {
+	w.h.mu.Lock()
+	defer w.h.mu.Unlock()
+	return w.h.err
+}
+
+// OnError registers f for the error that ends the job. If it has ended, f is called at once.
+func (w *HostWorld) OnError(f func(error)) {
+	w.h.mu.Lock()
+	err := w.h.err
+	if err == nil {
+		w.h.hooks = append(w.h.hooks, f)
+	}
+	w.h.mu.Unlock()
+	if err != nil {
+		f(err)
+	}
+}
+
+// Groups refuses: nothing of the CPU's is carried.
+func (w *HostWorld) Groups(int) (map[int]comm.Group, error) {
+	return nil, errors.New("CPU ranks have nothing to meet by here: start them with mpirun (in a Kubernetes cluster: an MPIJob), or with spillway launch on one host")
+}
+
+// Map is for memory of CPU ranks, which there are none of.
+func (w *HostWorld) Map(int) func(graph.Space, int64) ([]byte, func() error, error) { return nil }
+
+// Close ends the rank's part; its Host goes on until it is closed.
+func (w *HostWorld) Close() error {
+	w.h.mu.Lock()
+	defer w.h.mu.Unlock()
+	w.h.reports[0].State = watch.Done
+	w.h.hooks = nil
+	return nil
+}
