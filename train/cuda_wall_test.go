@@ -23,8 +23,8 @@ import (
 
 // hungry makes cfg run on a double whose device takes memory for every kernel and
 // product that runs for the first time.
-func hungry(t *testing.T, cfg *request, memory int64) *drivertest.Driver {
-	d := onDouble(t, cfg, drivertest.Options{Memory: memory, FirstLaunch: func(string) int64 { return 3<<20 + 4096 }}, true)
+func hungry(t *testing.T, cfg *request, memory int64, gpus int) *drivertest.Driver {
+	d := onDouble(t, cfg, drivertest.Options{Memory: memory, Devices: gpus, FirstLaunch: func(string) int64 { return 3<<20 + 4096 }}, true)
 	compiler, err := shim.New()
 	require.NoError(t, err)
 	cfg.cuda.Kernels = func(_ run.Options, api driver.API, dev driver.Device, host kernels.Library) (run.GPUKernels, error) {
@@ -37,13 +37,19 @@ func hungry(t *testing.T, cfg *request, memory int64) *drivertest.Driver {
 
 // What kernels and products take of the device is measured before the arenas are made:
 // a job that fills the GPU to the last byte starts and takes steps, and one for which a
-// byte is missing is refused by a plan.
+// byte is missing is refused by a plan. So it is with a GPU for each rank.
 func TestCUDAJobAtTheWall(t *testing.T) {
+	for _, gpus := range []int{1, 2} {
+		jobAtTheWall(t, gpus)
+	}
+}
+
+func jobAtTheWall(t *testing.T, gpus int) {
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Batch, c.Seq, c.Clip, c.Zero, c.poison = 2, 2, 1, 8, 1, 2, false
 	start := func(memory int64) (peak, outside int64, err error) {
 		one := c
-		d := hungry(t, &one, memory)
+		d := hungry(t, &one, memory, gpus)
 		tr, err := one.start(context.Background())
 		if err == nil {
 			p := tr.Plan()
@@ -57,12 +63,13 @@ func TestCUDAJobAtTheWall(t *testing.T) {
 	}
 	peak, outside, err := start(16 << 30)
 	require.NoError(t, err)
-	require.Greater(t, 2*outside, int64(run.GuessedOutside), "more than was thought before it was measured")
-	wall := 2 * (peak + outside)
+	each := int64(c.Ranks / gpus) // ranks on a GPU
+	require.Greater(t, each*outside, int64(run.GuessedOutside), "more than was thought before it was measured")
+	wall := each * (peak + outside)
 	again, measured, err := start(wall)
 	require.NoError(t, err)
 	require.Equal(t, []int64{peak, outside}, []int64{again, measured})
-	_, _, err = start(wall - 2)
+	_, _, err = start(wall - each)
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, graph.Device, refused.Space)
