@@ -100,7 +100,7 @@ func (n *ncclPart) groups(ctx *cuda.Context) (map[int]comm.Group, error) {
 	}
 	free, _, err := ctx.Driver().MemInfo()
 	if err == nil && free < n.need {
-		err = fmt.Errorf("rank %d: NCCL has taken %s of the GPU, and %s are left for the plan's %s; plan for less, or say what is outside (Config.Outside)",
+		err = fmt.Errorf("rank %d: NCCL has taken %s of the GPU, and %s are left for the plan's %s; plan for less: a smaller Config.DeviceMemory",
 			ctx.Rank(), plan.Bytes(n.world.Took(ctx.Rank())), plan.Bytes(free), plan.Bytes(n.need))
 		groups[-1].Abort(err)
 	}
