@@ -82,3 +82,16 @@ func TestSearchesAreCanceled(t *testing.T) {
 	require.Empty(t, ways)
 	require.NotNil(t, no)
 }
+
+// Without a machine ways out are timed on that of the plan that was asked for.
+func TestWaysOutWithoutAMachine(t *testing.T) {
+	s := gpt2(1, 64).spec(1, 4, 64)
+	hw := CPUHardware(1)
+	asked, err := Predict(t.Context(), s, hw.Machine(1))
+	require.NoError(t, err)
+	s.Capacity[graph.Device] = asked.Plan.Layout.Spaces[graph.Device].Peak * 3 / 4
+	asked, err = Predict(t.Context(), s, hw.Machine(1))
+	require.NoError(t, err)
+	ways, _ := WaysOut(t.Context(), asked, Hardware{})
+	require.NotEmpty(t, ways)
+}

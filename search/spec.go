@@ -78,6 +78,8 @@ type Forecast struct {
 	Step *cost.Run // of section "step"
 	// Chosen is what Spec.Auto came to; nil: it was not asked for.
 	Chosen *Chosen
+
+	on *cost.Machine // what Step was predicted on
 }
 
 // Fits says whether the plan is within its caps.
@@ -133,7 +135,7 @@ func predict(ctx context.Context, s Spec, m *cost.Machine, layers int, to depth)
 	if err != nil {
 		return nil, err
 	}
-	return &Forecast{Spec: s, Plan: p, Step: run, Chosen: chosen}, nil
+	return &Forecast{Spec: s, Plan: p, Step: run, Chosen: chosen, on: m}, nil
 }
 
 // Plan plans a configuration whose Recompute is chosen.

@@ -66,8 +66,12 @@ type wayFinder struct {
 // need a disk, other numbers, more or larger devices, or shorter rows. Each was
 // planned, and fits; those that keep the job come first, then the fastest. Where
 // there are none, the second result says what came nearest. Once ctx is canceled nothing
-// more is found.
+// more is found. Where the Hardware has no Machine, times are those of the machine of
+// asked, whatever the number of ranks.
 func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) {
+	if hw.Machine == nil {
+		hw.Machine = func(int) *cost.Machine { return asked.on }
+	}
 	spec := asked.Spec
 	assumed := hw.assumed(&spec)
 	typed := spec

@@ -308,6 +308,8 @@ func (c *Config) Validate() error {
 func (c *Config) validate() error {
 	atLeast := func(field string, v, least int, what string) error {
 		switch {
+		case v < least && least == 0:
+			return refuse("Config.%s %d is negative; 0 or more %ss are possible", field, v, what)
 		case v < least:
 			return refuse("Config.%s %d: at least %d %s is needed", field, v, least, what)
 		case int64(v) > largest[field] && largest[field] > 0:

@@ -57,6 +57,9 @@ func (e *NothingFits) Error() string {
 // was not free to change, as a refusal without a search does: smaller
 // micro-batches, other precisions, more ranks. What a search knows is never less.
 func (e *NothingFits) WithWays(ctx context.Context, cfg Config, hw Hardware) error {
+	if hw.Machine == nil {
+		return e
+	}
 	asked, err := Predict(ctx, cfg, hw.Machine(cfg.Ranks))
 	if err != nil || asked.Fits {
 		return e

@@ -133,6 +133,9 @@ func benchZero(ctx context.Context, c spillway.Config, table, progress, stdout i
 		if errors.Is(err, context.Canceled) {
 			return &interrupted{fmt.Sprintf("interrupted in stage %d", z)}
 		}
+		if z == 0 && errors.Is(err, spillway.ErrConfig) { // of every stage
+			return err
+		}
 		if err != nil {
 			return fmt.Errorf("stage %d: %w", z, err)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -58,7 +59,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
-	if lost := lostOutput(stdout); lost != nil && (err == nil || errors.Is(err, lost)) {
+	lost := lostOutput(stdout)
+	if o, ok := stdout.(*outlet); ok && errors.Is(lost, syscall.EPIPE) && goesOn(cmd) {
+		o.warn()
+	}
+	if lost != nil && (err == nil || errors.Is(err, lost)) {
 		return statusWithout(cmd, lost)
 	}
 	var silent *silentError

@@ -112,10 +112,18 @@ func (o *outlet) Write(b []byte) (int, error) {
 		return 0, o.err
 	}
 	n, err := o.file.Write(b)
-	if o.err = err; err != nil && o.tell != nil {
-		fmt.Fprintf(o.tell, "warning: %s: %v; the rest of the output is lost\n", o.name, err)
+	if o.err = err; err != nil && !errors.Is(err, syscall.EPIPE) {
+		o.warn()
 	}
 	return n, err
+}
+
+// warn says that the rest of the output is lost. Of a reader that left (head, less) only
+// what goes on without it says so.
+func (o *outlet) warn() {
+	if o.tell != nil {
+		fmt.Fprintf(o.tell, "warning: %s: %v; the rest of the output is lost\n", o.name, o.err)
+	}
 }
 
 // lostOutput is why a standard stream could not take all that was written; nil if
@@ -134,11 +142,14 @@ func lostOutput(w io.Writer) error {
 // whose standard output was lost. A reader that left has had enough; for a run what
 // counts is its checkpoint; what else a command prints is what was asked for.
 func statusWithout(cmd *cobra.Command, lost error) int {
-	if errors.Is(lost, syscall.EPIPE) || cmd.Name() == "train" || cmd.Name() == "launch" {
+	if errors.Is(lost, syscall.EPIPE) || goesOn(cmd) {
 		return exitDone
 	}
 	return exitBadInput
 }
+
+// goesOn says that a command has more to do than to print.
+func goesOn(cmd *cobra.Command) bool { return cmd.Name() == "train" || cmd.Name() == "launch" }
 
 // fileOf returns the file behind a writer, for who asks whether it is a terminal.
 func fileOf(w io.Writer) (*os.File, bool) {
