@@ -2,8 +2,11 @@ package checkpoint
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -325,5 +328,26 @@ func TestManifestThatIsNone(t *testing.T) {
 		require.ErrorIs(t, err, ErrDamaged)
 		require.ErrorContains(t, err, says, "%q", text)
 		require.NotContains(t, err.Error(), "Go ")
+	}
+}
+
+// What a desktop, a network file system or somebody leaves beside a checkpoint's files is
+// no damage.
+func TestAStrayFileIsNoDamage(t *testing.T) {
+	dir, _, newer := twoSteps(t)
+	for _, name := range []string{".DS_Store", ".nfs0001.json", "notes.txt"} {
+		require.NoError(t, os.WriteFile(filepath.Join(newer, name), nil, 0o644))
+	}
+	require.NoError(t, os.Mkdir(filepath.Join(newer, "pictures"), 0o755))
+	c, err := Choose(t.Context(), dir, nil)
+	require.NoError(t, err)
+	require.Equal(t, newer, c.Folder)
+	require.Empty(t, c.Passed)
+}
+
+// Only files at fault make an older checkpoint the newest whole one.
+func TestWhatThisProcessMayNotReadIsNoDamage(t *testing.T) {
+	for err, damage := range map[error]bool{os.ErrPermission: false, syscall.EMFILE: false, syscall.EIO: true, os.ErrNotExist: true} {
+		require.Equal(t, damage, errors.Is(faulty(fmt.Errorf("open x: %w", err)), ErrDamaged), err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
@@ -127,7 +128,7 @@ func (want File) opened(folder string) (filesys.File, error) {
 		return nil, fmt.Errorf("%w: %s is missing", ErrDamaged, path)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+		return nil, faulty(err)
 	}
 	st, err := f.Stat()
 	if err == nil && st.Size() != want.Bytes {
@@ -358,4 +359,15 @@ func OpenWeights(path string) (Tensors, error) {
 		}
 	}
 	return safetensors.Open(path)
+}
+
+// faulty says that a file is at fault, unless this process may not read it or has too many
+// open: that is no reason to take an older checkpoint.
+func faulty(err error) error {
+	for _, ours := range []error{os.ErrPermission, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM} {
+		if errors.Is(err, ours) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %w", ErrDamaged, err)
 }

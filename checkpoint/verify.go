@@ -110,7 +110,7 @@ func (s *States) verify(ctx context.Context, only string) error {
 func (m *Manifest) exactly(folder string) error {
 	entries, err := filesys.ReadDir(folder)
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrDamaged, err)
+		return faulty(err)
 	}
 	found := map[string]bool{}
 	for _, e := range entries {
@@ -122,11 +122,18 @@ func (m *Manifest) exactly(folder string) error {
 		}
 	}
 	for _, e := range entries {
-		if _, ok := m.file(e.Name()); !ok && e.Name() != manifestName {
+		if _, ok := m.file(e.Name()); !ok && ours(e.Name()) {
 			return fmt.Errorf("%w: %s is not in its manifest", ErrDamaged, filepath.Join(folder, e.Name()))
 		}
 	}
 	return nil
+}
+
+// ours tells whether a name is one that a checkpoint's files have: what a desktop, a
+// network file system or somebody leaves beside them harms nothing.
+func ours(name string) bool {
+	ext := filepath.Ext(name)
+	return name[0] != '.' && name != manifestName && (ext == ".safetensors" || ext == ".json")
 }
 
 // read compares a file with what the manifest says of it, and hands its bytes to w.
