@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/plan"
 )
 
@@ -160,10 +161,16 @@ func (r *Rank) close() error {
 
 // Close ends the ranks.
 func (rs *Ranks) Close() error {
-	var errs []error
-	for _, r := range rs.list {
-		errs = append(errs, r.close(), r.image.Close())
+	// At once: a rank may wait for the others' ends.
+	errs := make([]error, len(rs.list))
+	var closing sync.WaitGroup
+	for i, r := range rs.list {
+		closing.Go(func() {
+			defer crash.Guard()
+			errs[i] = errors.Join(r.close(), r.image.Close())
+		})
 	}
+	closing.Wait()
 	rs.list = nil
 	return errors.Join(errs...)
 }
@@ -200,29 +207,39 @@ func (rs *Ranks) Each(what string, f func(r *Rank) error) error {
 	for i := range rs.list {
 		busy[i] = true
 	}
-	var late <-chan time.Time
+	var wait comm.Wait
+	var limit time.Duration
+	var look <-chan time.Time
+	within := func(d time.Duration) {
+		wait, limit = comm.NewWait(d), d
+		look = time.After(wait.Every)
+	}
 	for len(busy) > 0 {
 		select {
 		case e := <-ends:
 			delete(busy, e.slot)
 			switch {
-			case e.err == nil && late == nil:
-				late = time.After(rs.timeout)
+			case e.err == nil && look == nil:
+				within(rs.timeout)
 			case e.err == nil:
 			case first == nil:
 				first = e.err
 				rs.abort(fmt.Errorf("rank %d failed: %w", rs.list[e.slot].Index, e.err))
-				late = time.After(stopGrace)
+				within(stopGrace)
 			case errors.Is(first, comm.ErrAborted) && !errors.Is(e.err, comm.ErrAborted):
 				first = e.err
 			}
-		case <-late:
+		case <-look:
+			if wait.Look(); wait.Counted < limit {
+				look = time.After(wait.Every)
+				continue
+			}
 			if first != nil {
 				return fmt.Errorf("%w; %s did not stop within %s", first, rs.whereabouts(busy), stopGrace)
 			}
 			first = fmt.Errorf("%w: %s did not end %s within %s of the first rank that did", comm.ErrTimeout, rs.whereabouts(busy), what, rs.timeout)
 			rs.abort(first)
-			late = time.After(stopGrace)
+			within(stopGrace)
 		}
 	}
 	return first

@@ -86,7 +86,7 @@ func (w *World) leave(all map[int]*meet.Member, rank int, ctx *cuda.Context, dea
 	for axis := -1; axis < len(all)-1; axis++ {
 		for i := range all[axis].Size() {
 			p := all[axis].Own(i).(*member)
-			if r := p.GlobalRank(); p.done != 0 && !w.ended[r].Load() && !ctx.Await(p.done, deadline) {
+			if r := p.GlobalRank(); p.done != 0 && !w.passed(r, p.done, ctx.Driver(), deadline) {
 				return fmt.Errorf("%s still reads its memory", w.Names([]int{r}))
 			}
 		}
@@ -94,8 +94,23 @@ func (w *World) leave(all map[int]*meet.Member, rank int, ctx *cuda.Context, dea
 	return nil
 }
 
+// passed waits until a rank's streams have ended, or run to its last record of an event. A
+// rank whose own GPU is lost can't ask for that: it waits for the end.
+func (w *World) passed(rank int, done driver.Event, api driver.API, deadline time.Time) bool {
+	for !w.ended[rank].Load() {
+		if ran, err := api.Done(done); ran && err == nil {
+			return true
+		}
+		if time.Now().After(deadline) {
+			return false
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	return true
+}
+
 // leaveGrace is how long a rank that ends waits for the others' streams.
-const leaveGrace = 2 * time.Second
+const leaveGrace = 8 * time.Second
 
 // far tells whether two ranks of the world are on different GPUs.
 func (w *World) far(a, b int) bool { return w.o.GPU != nil && w.o.GPU[a] != w.o.GPU[b] }
