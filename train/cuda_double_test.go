@@ -16,12 +16,12 @@ import (
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
-	"github.com/spillway-ml/spillway/device/cuda/drivertest"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/blastest"
+	"github.com/spillway-ml/spillway/internal/drivertest"
+	"github.com/spillway-ml/spillway/internal/shim"
 	"github.com/spillway-ml/spillway/kernels"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
-	"github.com/spillway-ml/spillway/kernels/cuda/blas/blastest"
-	"github.com/spillway-ml/spillway/kernels/cuda/shim"
 	"github.com/spillway-ml/spillway/run"
 )
 

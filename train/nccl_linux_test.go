@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/comm/nccl"
-	"github.com/spillway-ml/spillway/comm/nccl/nccltest"
-	"github.com/spillway-ml/spillway/device/cuda/drivertest"
+	"github.com/spillway-ml/spillway/internal/drivertest"
+	"github.com/spillway-ml/spillway/internal/nccltest"
 	"github.com/spillway-ml/spillway/run"
 )
 

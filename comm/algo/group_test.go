@@ -9,11 +9,11 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/algo"
-	"github.com/spillway-ml/spillway/comm/algo/algotest"
 	"github.com/spillway-ml/spillway/comm/inproc"
 	"github.com/spillway-ml/spillway/comm/null"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/algotest"
 )
 
 // All algorithms of one bracketing give inproc's bits, at any number of ranks.

@@ -22,10 +22,10 @@ import (
 
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/comm"
-	"github.com/spillway-ml/spillway/comm/algo/algotest"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/algotest"
 )
 
 // A process of a job is this test binary again, started by an mpirun.

@@ -16,10 +16,10 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/nccl"
-	"github.com/spillway-ml/spillway/comm/nccl/nccltest"
 	"github.com/spillway-ml/spillway/device"
-	"github.com/spillway-ml/spillway/device/cuda/drivertest"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/drivertest"
+	"github.com/spillway-ml/spillway/internal/nccltest"
 )
 
 var worlds = []int{1, 2, 3, 5}

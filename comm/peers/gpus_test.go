@@ -15,8 +15,8 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/peers"
 	"github.com/spillway-ml/spillway/device"
-	"github.com/spillway-ml/spillway/device/cuda/drivertest"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/drivertest"
 )
 
 // onGPUs is a job of w ranks on so many GPUs, neighbours on one.

@@ -17,18 +17,13 @@ import (
 // made of: what tests of a program's own operations, devices and transports may use as
 // this module's do.
 var ofTests = map[string]string{
-	"comm/algo/algotest":         "checks of a transport",
-	"comm/nccl/nccltest":         "a double of NCCL",
-	"comm/null":                  "ranks that send nothing",
-	"device/cuda/drivertest":     "a double of the driver",
-	"device/fault":               "a device that fails where it is told to",
-	"device/null":                "a device that runs nothing",
-	"kernels/cpu/interp":         "an operation's meaning, an element at a time",
-	"kernels/cuda/blas/blastest": "a double of the products",
-	"kernels/cuda/sass":          "a reader of machine code",
-	"kernels/cuda/shim":          "CUDA C compiled for the host",
-	"kernels/null":               "kernels that compute nothing",
-	"kernels/optest":             "checks of an operation, also of a program's own",
+	"comm/null":          "ranks that send nothing",
+	"device/fault":       "a device that fails where it is told to",
+	"device/null":        "a device that runs nothing",
+	"kernels/cpu/interp": "an operation's meaning, an element at a time",
+	"kernels/cuda/sass":  "a reader of machine code",
+	"kernels/null":       "kernels that compute nothing",
+	"kernels/optest":     "checks of an operation, also of a program's own",
 }
 
 // Test helpers are internal, but for those listed.

@@ -19,10 +19,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
-	"github.com/spillway-ml/spillway/device/cuda/drivertest"
+	"github.com/spillway-ml/spillway/internal/blastest"
+	"github.com/spillway-ml/spillway/internal/drivertest"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
-	"github.com/spillway-ml/spillway/kernels/cuda/blas/blastest"
 )
 
 // plantedEnv makes this test's binary a bundle's: its contact is with a double of the

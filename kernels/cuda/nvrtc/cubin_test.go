@@ -9,9 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/internal/shim"
 	"github.com/spillway-ml/spillway/kernels/cuda"
 	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
-	"github.com/spillway-ml/spillway/kernels/cuda/shim"
 )
 
 // Every kernel's machine code takes as many bytes of parameters as the driver's double

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/spillway-ml/spillway/comm/nccl"
-	"github.com/spillway-ml/spillway/device/cuda/drivertest"
+	"github.com/spillway-ml/spillway/internal/drivertest"
 )
 
 // Options of a Fabric.
