@@ -74,6 +74,9 @@ var forms = []form{
 		localRank: []string{"SLURM_LOCALID"}, localWorld: []string{"SLURM_STEP_TASKS_PER_NODE"}, localIsList: true},
 	{source: Torchrun, rank: []string{"RANK"}, needs: []string{"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}, world: []string{"WORLD_SIZE"},
 		localRank: []string{"LOCAL_RANK"}, localWorld: []string{"LOCAL_WORLD_SIZE"}},
+	// Those of somebody who has nothing but NCCL to meet by.
+	{source: Torchrun, rank: []string{"RANK"}, needs: []string{"WORLD_SIZE", NCCLRoot}, world: []string{"WORLD_SIZE"},
+		localRank: []string{"LOCAL_RANK"}, localWorld: []string{"LOCAL_WORLD_SIZE"}},
 	// An indexed Job says no size of its own: without one its pods are runs of
 	// their own, as a sweep's.
 	{source: Kubernetes, rank: []string{"JOB_COMPLETION_INDEX"}, needs: []string{"WORLD_SIZE"}, world: []string{"WORLD_SIZE"},

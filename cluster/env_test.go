@@ -37,6 +37,8 @@ func TestRead(t *testing.T) {
 		{"srun of one task", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_TASKS_PER_NODE=1", cluster.Env{Source: cluster.Slurm, World: 1, LocalWorld: 1}, "inproc"},
 		{"torchrun", "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=29500",
 			cluster.Env{Source: cluster.Torchrun, Rank: 1, World: 2, LocalRank: 1, LocalWorld: 2}, ""},
+		{"ranks with NCCL alone", "RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 NCCL_COMM_ID=h:29500",
+			cluster.Env{Source: cluster.Torchrun, Rank: 1, World: 2, NCCLRoot: "h:29500"}, "nccl"},
 		{"somebody's RANK", "RANK=general WORLD_SIZE=2", cluster.Env{World: 1, LocalWorld: 1}, "inproc"},
 		{"an indexed Job with its size", "JOB_COMPLETION_INDEX=3 WORLD_SIZE=4", cluster.Env{Source: cluster.Kubernetes, Rank: 3, World: 4}, ""},
 		{"an indexed Job that sweeps", "JOB_COMPLETION_INDEX=3", cluster.Env{World: 1, LocalWorld: 1}, "inproc"},
