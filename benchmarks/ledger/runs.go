@@ -53,14 +53,14 @@ func rows() []row {
 		row{name: "linear map", flags: append(bf16, "--int8", "optimizer"), seeds: 1, control: &control{
 			"kernels/cpu/vec/quant8.go", [][2]string{{"\t\tm.t.byBins(m.value[1])\n", "\t}\n" + linearMap + "\tif false {\n"}, {"uint8(max(c, 1))", "uint8(c)"}}}},
 		row{name: "moments scales swapped", flags: append(bf16, "--int8", "optimizer"), seeds: 1, control: &control{
-			"kernels/cpu/vec/adamw8.go", [][2]string{{"= k.MScale[block], k.VScale[block], 0, 0",
-				"= k.MScale[min(block^1, len(k.MScale)-1)], k.VScale[min(block^1, len(k.VScale)-1)], 0, 0"}}}},
+			"kernels/cpu/vec/adamw8.go", [][2]string{{"= float32(k.MScale[block]*a.beta1), float32(k.VScale[block]*a.beta2), 0, 0",
+				"= float32(k.MScale[min(block^1, len(k.MScale)-1)]*a.beta1), float32(k.VScale[min(block^1, len(k.VScale)-1)]*a.beta2), 0, 0"}}}},
 		row{name: "gather scales swapped", flags: append(bf16, "--int8", "gather"), seeds: 1, control: &control{
 			"kernels/cpu/vec/int8.go", [][2]string{{"codes, scales := k.From.at(from, at, at+len(sum))\n", neighbours}}}},
 		row{name: "matmul scales swapped", flags: append(bf16, "--int8", "matmul"), seeds: 1, control: &control{
 			"kernels/cpu/vec/int8.go", [][2]string{
 				{"k.Scales[r] = quantize8(", "k.Scales[min(r^1, k.Rows-1)] = quantize8("},
-				{"k.Scales[lo+j], inverse[j] = a/127", "k.Scales[min((lo+j)^1, k.Cols-1)], inverse[j] = a/127"}}}},
+				{"k.Scales[lo+j], inverses[j] = a/127", "k.Scales[min((lo+j)^1, k.Cols-1)], inverses[j] = a/127"}}}},
 		row{name: "fp16 without backoff", flags: []string{"--precision", "fp16", "--loss-scale", strconv.Itoa(1 << 30)}, seeds: 1})
 }
 

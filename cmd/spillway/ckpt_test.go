@@ -40,11 +40,11 @@ func TestCkptVerify(t *testing.T) {
 		}
 		require.NoError(t, os.WriteFile(path, text, 0o644))
 	}
-	require.NoError(t, os.WriteFile(filepath.Join(two, "added"), nil, 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(two, "added.safetensors"), nil, 0o644))
 	got := command("ckpt", "verify", dir)
 	require.Equal(t, exitDoesNotFit, got.status)
 	require.Contains(t, got.stderr, "added")
-	require.NoError(t, os.Remove(filepath.Join(two, "added")))
+	require.NoError(t, os.Remove(filepath.Join(two, "added.safetensors")))
 
 	marks := filepath.Join(dir, ".spillway-marks")
 	text, err := os.ReadFile(marks)

@@ -22,6 +22,9 @@ var notOurs = map[string]string{
 	"--mca":      "mpirun of Open MPI",
 	"--map-by":   "mpirun of Open MPI",
 	"--hostfile": "mpirun",
+
+	"--ntasks-per-node": "srun",
+	"--gpus-per-task":   "srun",
 }
 
 var (
