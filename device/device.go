@@ -82,6 +82,16 @@ type Timed interface {
 	Time(t Timer) error
 }
 
+// Capturer is a Stream that can launch kernels as one.
+type Capturer interface {
+	// Captures tells whether a kernel can be among them.
+	Captures(k Kernel) bool
+	// Capture gives a kernel that does what those of the list do, in order, at less cost
+	// of the host. They have been launched on the stream before, one by one; that they can
+	// be still, also after an error that is not the context's.
+	Capture(label string, list []Kernel) (Kernel, error)
+}
+
 // Timer receives the times at which a stream's kernels ran, on Now's clock. Its
 // calls come from the device's own goroutine, or from Sync.
 type Timer interface {

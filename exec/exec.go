@@ -40,6 +40,12 @@ type Config struct {
 	// Poison fills the bytes of a buffer with NaN as soon as its last operation
 	// is done, for tests: see release.go. The Context must be a device.Poisoner.
 	Poison bool
+	// Graphs launches runs of a step's operations as one where the device can: see graphs.go.
+	// It has no effect where a Trace or Meter times each operation.
+	Graphs bool
+	// Warn is told where that fails and the run goes on without, on the rank's goroutine;
+	// nil: nobody.
+	Warn func(string)
 }
 
 // Executor runs the sections of a program on one rank.
@@ -65,7 +71,7 @@ type Config struct {
 //   - Nothing is allocated after New: no device memory ever, and running a phase
 //     allocates nothing on the Go heap either.
 //   - An operation is bound once; its addresses never change (so a device may
-//     capture a phase and replay it).
+//     capture runs of them and launch each as one: graphs.go).
 //   - Only stream order and events order operations. Phases are not barriers.
 //     Sections are: one starts when all streams of the one before are idle.
 //   - The first error on any rank ends the job on all: a device's error aborts
@@ -108,6 +114,8 @@ type phase struct {
 	graph   *graph.Phase
 	section *section
 	ops     []operation
+
+	captured captured
 }
 
 // operation is a bound graph.Op.
@@ -164,6 +172,7 @@ func build(cfg Config) (*Executor, error) {
 	if cfg.Meter {
 		e.meter = &meter{}
 	}
+	e.cfg.Graphs = cfg.Graphs && cfg.Trace == nil && !cfg.Meter
 	e.step.Store(-1)
 	for s := range graph.NumSpaces {
 		peak := cfg.Layout.Spaces[s].Peak
@@ -571,9 +580,10 @@ func (e *Executor) RunSection(name string, before func(phase *graph.Phase, repea
 			if err := e.prepare(ph, r, before); err != nil {
 				return err
 			}
-			if err := e.enqueue(ph.ops); err != nil {
+			if err := e.enqueue(e.launches(ph)); err != nil {
 				return err
 			}
+			ph.captured.warm = true
 		}
 	}
 	return e.Sync()

@@ -139,9 +139,10 @@ func (e *Executor) RunGated(name string, before func(phase *graph.Phase, repeat 
 				return false, err
 			}
 			if i != s.gate.phase {
-				if err := e.enqueue(ph.ops); err != nil {
+				if err := e.enqueue(e.launches(ph)); err != nil {
 					return false, err
 				}
+				ph.captured.warm = true
 				continue
 			}
 			if ok, err := e.pass(s, pass); err != nil || !ok {
@@ -155,7 +156,8 @@ func (e *Executor) RunGated(name string, before func(phase *graph.Phase, repeat 
 // pass enqueues the phase with a section's gate: up to the gate, and the rest if
 // pass says so.
 func (e *Executor) pass(s *section, pass func(norm bool) (bool, error)) (bool, error) {
-	g, ops := s.gate, s.phases[s.gate.phase].ops
+	g, ph := s.gate, &s.phases[s.gate.phase]
+	ops := e.launches(ph)
 	if err := e.enqueue(ops[:g.op]); err != nil {
 		return false, err
 	}
@@ -190,6 +192,7 @@ func (e *Executor) pass(s *section, pass func(norm bool) (bool, error)) (bool, e
 		}
 		from = h.at + 1
 	}
+	ph.captured.warm = true
 	return true, e.enqueue(ops[from:])
 }
 

@@ -27,7 +27,7 @@ func (c *cudaPlatform) openKernels(k *card) (err error) {
 
 // rehearser is a library that can make the device take what it needs for a program.
 type rehearser interface {
-	Rehearse(r kernelscuda.Rehearsal, s driver.Stream) error
+	Rehearse(r kernelscuda.Rehearsal, s driver.Stream) (inGraphs int64, err error)
 }
 
 var _ rehearser = (*compiledKernels)(nil) // else nothing would be measured
@@ -66,7 +66,8 @@ func (c *cudaPlatform) measure(k *card, p *plan.Plan) error {
 	if !ok {
 		return nil // kernels of a test, which take nothing of the device
 	}
-	if err := c.rehearse(k, lib, p); err != nil {
+	inGraphs, err := c.rehearse(k, lib, p)
+	if err != nil {
 		return fmt.Errorf("load the kernels and products of the plan: %w", err)
 	}
 	free, _, err := c.api.MemInfo()
@@ -74,12 +75,12 @@ func (c *cudaPlatform) measure(k *card, p *plan.Plan) error {
 		return err
 	}
 	ranks := int64(len(k.ranks))
-	k.outside = (max(k.available-free, 0)+ranks-1)/ranks + arenaUnit
+	k.outside = (max(k.available-free, 0)+inGraphs+ranks-1)/ranks + arenaUnit
 	return nil
 }
 
-func (c *cudaPlatform) rehearse(k *card, lib rehearser, p *plan.Plan) error {
-	r := kernelscuda.Rehearsal{Program: p.Program, Offset: p.Layout.Offset, Sums: len(c.o.World.Local) > 1}
+func (c *cudaPlatform) rehearse(k *card, lib rehearser, p *plan.Plan) (inGraphs int64, err error) {
+	r := kernelscuda.Rehearsal{Program: p.Program, Offset: p.Layout.Offset, Sums: len(c.o.World.Local) > 1, Graphs: c.o.Graphs}
 	for s := range graph.NumSpaces {
 		r.Size[s] = p.Layout.Spaces[s].Peak
 	}
@@ -89,7 +90,6 @@ func (c *cudaPlatform) rehearse(k *card, lib rehearser, p *plan.Plan) error {
 	// As many streams as the ranks will have, with that of their copies from other GPUs: the
 	// driver keeps memory for each.
 	var streams []driver.Stream
-	var err error
 	for range len(r.Coords) * (int(graph.NumStreams) + 1) {
 		var s driver.Stream
 		if s, err = c.api.NewStream(); err != nil {
@@ -98,10 +98,10 @@ func (c *cudaPlatform) rehearse(k *card, lib rehearser, p *plan.Plan) error {
 		streams = append(streams, s)
 	}
 	if err == nil {
-		err = lib.Rehearse(r, streams[0])
+		inGraphs, err = lib.Rehearse(r, streams[0])
 	}
 	for _, s := range streams {
 		err = errors.Join(err, c.api.DestroyStream(s))
 	}
-	return err
+	return inGraphs, err
 }

@@ -75,6 +75,9 @@ type Options struct {
 	CheckWrites   bool
 	RequirePinned bool
 	Warn          func(string)
+	// Graphs says that a step's operations are launched as CUDA graphs, which take memory of
+	// the device.
+	Graphs bool
 	// Transport joins the ranks of several processes, each with its own part of
 	// the world; nil: all ranks are in this process.
 	Transport Transport

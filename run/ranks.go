@@ -54,6 +54,10 @@ type RankOptions struct {
 	Meter    bool          // has Ranks.Usage told
 	Poison   bool          // fill released memory, to show stray reads
 	Timeout  time.Duration // how long a rank may be busy after the first has ended
+	// Graphs launches a step's operations as CUDA graphs where that holds; Warn is told where
+	// it fails, one line a call, from any goroutine.
+	Graphs bool
+	Warn   func(string)
 	// Links are the streams to the processes of the ranks of World that this one
 	// does not run itself, by rank; neighbours share one. Each has opened its ranks.
 	Links map[int]*Link
@@ -124,7 +128,7 @@ func (r *Rank) open(o *RankOptions) error {
 		ctx = o.Wrap(r.Index, ctx)
 	}
 	e, err := exec.New(exec.Config{Program: o.Plan.Program, Layout: o.Plan.Layout, Context: ctx, Library: o.Platform.Library(r.Index), Groups: groups,
-		Coord: coord, Trace: o.Trace, Meter: o.Meter, Poison: o.Poison})
+		Coord: coord, Trace: o.Trace, Meter: o.Meter, Poison: o.Poison, Graphs: o.Graphs, Warn: o.Warn})
 	if err != nil {
 		return err
 	}

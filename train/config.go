@@ -110,6 +110,11 @@ type Config struct {
 	// RequirePinned refuses to run where host memory can't be locked. Otherwise
 	// the run goes on with unlocked memory, and Warn says so.
 	RequirePinned bool
+	// CUDAGraphs is whether a step's operations are launched as CUDA graphs on GPUs, which take
+	// less of the host's time and, counted in the plan, a little device memory: "auto" (or "")
+	// for runs of operations of the compute stream that no event divides, unless Trace or
+	// Measure times each operation; "off" never. The numbers are the same bits.
+	CUDAGraphs string
 	// Planned is shown the plan of a run that is accepted, before any of its memory is
 	// allocated; nil: nobody.
 	Planned func(*plan.Plan)
@@ -347,7 +352,7 @@ func (c *Config) validate() error {
 		oneOf("LRSchedule", c.LRSchedule, lrSchedules), oneOf("LRScale", c.LRScale, lrScales), oneOf("Order", c.Order, orders), oneOf("AccumOrder", c.AccumOrder, accumOrders),
 		oneOf("Precision", c.Precision, precisions), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), atLeast("ShardSize", c.ShardSize, 0, "rank"),
 		oneOf("Optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("Device", c.Device, devices),
-		oneOf("OnNonFinite", c.OnNonFinite, nonFinites), oneOf("AsyncSave", c.AsyncSave, asyncSaves),
+		oneOf("OnNonFinite", c.OnNonFinite, nonFinites), oneOf("AsyncSave", c.AsyncSave, asyncSaves), oneOf("CUDAGraphs", c.CUDAGraphs, cudaGraphs),
 		validCollectives(c),
 		finite("LR", c.LR, 0), finite("MinLR", c.MinLR, 0), finite("WeightDecay", c.WeightDecay, 0), finite("Eps", c.Eps, 0), finite("Clip", c.Clip, 0), finite("Trust", c.Trust, 0),
 		fraction("Beta1", c.Beta1), fraction("Beta2", c.Beta2), fraction("Dropout", c.Dropout),

@@ -89,6 +89,8 @@ func (k *shownKernel) Writes() []device.Ptr  { return k.writes }
 
 type shownOnGPU struct{ *shownKernel }
 
+func (k shownOnGPU) Fixed() {}
+
 func (k shownOnGPU) Enqueue(_ driver.API, s driver.Stream) error {
 	return k.double.Run(s, k.Label(), k.run)
 }

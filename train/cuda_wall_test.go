@@ -24,7 +24,8 @@ import (
 // hungry makes cfg run on a double whose device takes memory for every kernel and
 // product that runs for the first time.
 func hungry(t *testing.T, cfg *request, memory int64, gpus int) *drivertest.Driver {
-	d := onDouble(t, cfg, drivertest.Options{Memory: memory, Devices: gpus, FirstLaunch: func(string) int64 { return 3<<20 + 4096 }}, true)
+	d := onDouble(t, cfg, drivertest.Options{Memory: memory, Devices: gpus, FirstLaunch: func(string) int64 { return 3<<20 + 4096 },
+		GraphBytes: func(operations int) int64 { return 64<<10 + 64<<10*int64(operations) }}, true)
 	compiler, err := shim.New()
 	require.NoError(t, err)
 	cfg.cuda.Kernels = func(_ run.Options, api driver.API, dev driver.Device, host kernels.Library) (run.GPUKernels, error) {
@@ -49,6 +50,8 @@ func jobAtTheWall(t *testing.T, gpus int) {
 	c.Ranks, c.Steps, c.Batch, c.Seq, c.Clip, c.Zero, c.poison = 2, 2, 1, 8, 1, 2, false
 	start := func(memory int64) (peak, outside int64, err error) {
 		one := c
+		var warned []string
+		one.Warn = func(line string) { warned = append(warned, line) }
 		d := hungry(t, &one, memory, gpus)
 		tr, err := one.start(context.Background())
 		if err == nil {
@@ -57,6 +60,8 @@ func jobAtTheWall(t *testing.T, gpus int) {
 			launched := d.Calls()["cuModuleGetFunction"]
 			require.NoError(t, tr.Run(context.Background(), nil))
 			require.Equal(t, launched, d.Calls()["cuModuleGetFunction"])
+			require.Positive(t, d.Calls()["cuGraphLaunch"])
+			require.Empty(t, warned, "there is room for the graphs")
 			err = tr.Close()
 		}
 		return peak, outside, errors.Join(err, d.Close())

@@ -16,7 +16,7 @@ type MissingDevice = run.MissingDevice
 // only the device knows: what it has free, and what is outside the arenas.
 func newPlatform(cfg request) (run.Platform, Config, error) {
 	p, err := run.NewPlatform(run.Options{Device: cfg.Device, World: cfg.world(), Transport: cfg.transport(), Local: cfg.place(), DeviceMemory: cfg.DeviceMemory, Outside: cfg.Outside,
-		Timeout: cfg.Timeout, Poison: cfg.poison, CheckWrites: cfg.checkWrites, RequirePinned: cfg.RequirePinned, Warn: cfg.Warn, CUDA: cfg.cuda})
+		Timeout: cfg.Timeout, Poison: cfg.poison, CheckWrites: cfg.checkWrites, RequirePinned: cfg.RequirePinned, Warn: cfg.Warn, CUDA: cfg.cuda, Graphs: cfg.withoutGraphs() == ""})
 	if err != nil {
 		return nil, cfg.Config, err
 	}

@@ -328,7 +328,8 @@ func (t *Trainer) lend(ctx context.Context, q request, program string, threads i
 	if t.cfg.Trace != "" {
 		trace = exec.NewTrace(traceSpans)
 	}
-	t.ranks, err = run.Open(run.RankOptions{World: t.cfg.world(), Plan: t.plan, Platform: t.platform, Trace: trace, Meter: t.cfg.Measure, Poison: t.cfg.poison, Timeout: t.cfg.Timeout})
+	t.ranks, err = run.Open(run.RankOptions{World: t.cfg.world(), Plan: t.plan, Platform: t.platform, Trace: trace, Meter: t.cfg.Measure, Poison: t.cfg.poison, Timeout: t.cfg.Timeout,
+		Graphs: t.cfg.withoutGraphs() == "", Warn: t.cfg.warnOnce()})
 	return err
 }
 
@@ -358,7 +359,7 @@ func (t *Trainer) openRanks() error {
 	}
 	var err error
 	t.ranks, err = run.Open(run.RankOptions{World: run.OneProcess(cfg.Ranks), Plan: t.plan, Platform: t.platform, Trace: t.trace, Meter: cfg.Measure, Poison: cfg.poison,
-		Timeout: cfg.Timeout, Wrap: cfg.wrapDevice, Links: t.links(), Opened: opened})
+		Graphs: cfg.withoutGraphs() == "", Warn: cfg.warnOnce(), Timeout: cfg.Timeout, Wrap: cfg.wrapDevice, Links: t.links(), Opened: opened})
 	return err
 }
 

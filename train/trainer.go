@@ -244,9 +244,6 @@ func (t *Trainer) fitOnce(ctx context.Context, q request) (err error) {
 // RecomputeAuto says what recompute auto came to; "" where it was not asked for.
 func (t *Trainer) RecomputeAuto() string { return autoText(t.cfg.chosen) }
 
-// Device describes the device in a line; "" for the CPU.
-func (t *Trainer) Device() string { return t.platform.About() }
-
 // Plan returns what the run does.
 func (t *Trainer) Plan() *plan.Plan { return t.plan }
 

@@ -13,7 +13,7 @@ import (
 var flagOf = map[string]string{
 	"Config.AcceptChanges": "accept-changes", "Config.Accum": "accum", "Config.AccumOrder": "accum-order",
 	"Config.AdaptAll": "adapt-all", "Config.Allow": "allow", "Config.AsyncSave": "async-save", "Config.Batch": "batch",
-	"Config.Beta1": "beta1", "Config.Beta2": "beta2", "Config.Checkpoint": "checkpoint", "Config.Clip": "clip",
+	"Config.Beta1": "beta1", "Config.Beta2": "beta2", "Config.CUDAGraphs": "cuda-graphs", "Config.Checkpoint": "checkpoint", "Config.Clip": "clip",
 	"Config.Collectives": "collectives", "Config.Data": "data", "Config.DataGlob": "data-glob", "Config.Device": "device",
 	"Config.DeviceMemory": "device-memory", "Config.Disk": "disk", "Config.DiskCache": "disk-cache",
 	"Config.Dropout": "dropout", "Config.Eps": "eps", "Config.EvalData": "eval-data", "Config.EvalEvery": "eval-every",

@@ -235,6 +235,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.Var(sizeFlag{&c.DiskCache}, "disk-cache", "host memory of a rank that holds what would be read from disk (default: none)")
 	fs.Var(frozenCacheFlag{&c.FrozenCache}, "frozen-cache", "room of a rank, host:SIZE or disk:SIZE, for what frozen first layers hand on, so that later epochs skip their forward (default: none)")
 	fs.BoolVar(&c.RequirePinned, "require-pinned", false, "refuse to run on host memory that cannot be locked")
+	fs.StringVar(&c.CUDAGraphs, "cuda-graphs", "auto", "launch runs of a step's operations on a GPU as CUDA graphs: auto (but for those that --trace times) or off")
 	fs.BoolVar(&l.fit, "fit", false, "choose what was not given: the fastest that fits")
 	fs.Var(listFlag{&c.Allow, "PRECISION"}, "allow", "precisions that --fit may choose beside --precision, separated by commas: bf16, fp16")
 	fs.IntVar(&l.globalBatch, "global-batch", 0, "`ROWS` of a step over all ranks: --accum follows from it, --batch and --ranks (--fit also chooses --batch)")

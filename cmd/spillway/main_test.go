@@ -189,7 +189,7 @@ var contractFlags = map[string]string{
 	"dropout": "0", "seed": "1", "freeze": "wte.weight", "threads": "1", "prefetch": "1",
 	"eval-data": "y.txt", "eval-every": "1", "eval-steps": "1", "device": "cpu", "ranks": "1",
 	"device-memory": "1GiB", "host-memory": "1GB", "disk": "d:1GiB", "zero": "3", "reproducible": "true",
-	"precision": "fp32", "reduce": "same", "int8": "optimizer", "recompute": "none", "offload": "optimizer=host", "require-pinned": "true",
+	"precision": "fp32", "reduce": "same", "int8": "optimizer", "recompute": "none", "offload": "optimizer=host", "require-pinned": "true", "cuda-graphs": "off",
 	"fit": "true", "global-batch": "8", "checkpoint": "ck", "save-every": "1", "async-save": "auto", "keep": "1", "export": "hf", "resume": "true", "timeout": "60s",
 	"optimizer-dtype": "bf16", "stochastic-rounding": "true", "loss-scale-hysteresis": "1", "metrics": "m.jsonl", "trace": "t.json", "tensorboard": "tb", "metrics-addr": "9090", "collectives": "tree",
 }

@@ -75,7 +75,7 @@ data and no GPU.`,
 	fs := cmd.Flags()
 	trainFlags(fs, &c, &l)
 	f.bind(fs, &c)
-	hide(fs, "checkpoint", "collectives", "data", "data-glob", "eval-every", "eval-steps", "export", "init", "keep", "metrics", "metrics-addr", "order", "require-pinned", "resume", "save-every", "seed", "tensorboard", "text-field", "timeout", "tokenizer", "trace")
+	hide(fs, "checkpoint", "collectives", "cuda-graphs", "data", "data-glob", "eval-every", "eval-steps", "export", "init", "keep", "metrics", "metrics-addr", "order", "require-pinned", "resume", "save-every", "seed", "tensorboard", "text-field", "timeout", "tokenizer", "trace")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		defer planHeap.acquire()()
 		out := cmd.OutOrStdout()

@@ -68,6 +68,7 @@ type Context struct {
 	streams []*Stream // grows on the driving goroutine, under mu
 	sides   []side
 	scratch []driver.Address
+	graphs  []driver.GraphExec
 	words   wordBlock
 	waiting []func()                         // see WhileWaiting
 	leaving []func() error                   // see AtClose
@@ -354,6 +355,9 @@ func (c *Context) Close() error {
 		for _, err := range s.destroy(c.api) {
 			note(err)
 		}
+	}
+	for _, g := range c.graphs {
+		note(c.api.DestroyGraphExec(g))
 	}
 	for _, e := range c.events {
 		note(c.api.DestroyEvent(e.handle))

@@ -100,6 +100,9 @@ func (s *Stream) stop(k device.Kernel, doing string, err error) error {
 	if errors.As(err, &e) && asynchronous(e.Code) {
 		if first := s.atHand(); first != nil {
 			k, doing = first, "this is the first operation of the stream that is not known to have run"
+			if _, ok := k.(*graphKernel); ok {
+				doing = "one of these is the first operation of the stream that is not known to have run (a run without CUDA graphs names it)"
+			}
 		}
 	}
 	if doing != "" {
@@ -192,6 +195,12 @@ func (s *Stream) launch(k Kernel) error {
 	if err := s.catchUp(); err != nil {
 		return s.stop(k, "before it", err)
 	}
+	_, many := k.(*graphKernel)
+	if many && s.unmarked > 0 {
+		if err := s.markProgress(s.launched - 1); err != nil {
+			return s.stop(k, "mark the progress before it", err)
+		}
+	}
 	if o := s.ctx.observer; o != nil {
 		s.reads, s.writes = s.ctx.accesses(k, s.reads[:0], s.writes[:0])
 		o.Access(k.Label(), s.handle, s.reads, s.writes)
@@ -221,13 +230,21 @@ func (s *Stream) launch(k Kernel) error {
 	if c, ok := k.(Checked); ok {
 		s.checked[c] = struct{}{} // once a kernel: the map stops growing after the first step
 	}
-	if s.unmarked++; s.unmarked >= s.ctx.opts.Marks && s.ctx.memOps {
-		s.unmarked = 0
-		if err := api.WriteValue(s.handle, s.mark.at, uint32(s.launched)); err != nil {
+	if s.unmarked++; many || s.unmarked >= s.ctx.opts.Marks {
+		if err := s.markProgress(s.launched); err != nil {
 			return s.stop(k, "mark the progress after it", err)
 		}
 	}
 	return nil
+}
+
+// markProgress has the stream tell when so many launches have run, where the device can.
+func (s *Stream) markProgress(launches uint64) error {
+	s.unmarked = 0
+	if !s.ctx.memOps {
+		return nil
+	}
+	return s.ctx.api.WriteValue(s.handle, s.mark.at, uint32(launches))
 }
 
 // call is Enqueue without its panics.

@@ -44,6 +44,9 @@ type Options struct {
 	// launched for the first time: its code, which is loaded then, and local memory
 	// that grows. nil: none.
 	FirstLaunch func(kernel string) int64
+	// GraphBytes is the device memory that a graph of so many operations takes from when it is
+	// made ready until it is destroyed. nil: none.
+	GraphBytes func(operations int) int64
 }
 
 // Driver is the double. It implements driver.API and driver.Observer.
@@ -72,6 +75,9 @@ type Driver struct {
 	events    map[driver.Event]*event
 	modules   map[driver.Module]*module
 	functions map[driver.Function]*function
+	graphs    map[driver.Graph]*collected
+	execs     map[driver.GraphExec]*readyGraph
+	capturing map[int]*capture // by thread
 
 	rng   *rand.Rand
 	rank  map[*stream]int // of the present era, lower first
@@ -99,6 +105,7 @@ func New(o Options) *Driver {
 		opts: o, calls: map[string]int{}, fail: map[string]map[int]int{}, failRun: map[int]int{},
 		gpus: make([]gpu, max(0, o.Devices)), current: map[int]driver.Context{}, traffic: map[[2]int]int64{}, streams: map[driver.Stream]*stream{},
 		events: map[driver.Event]*event{}, modules: map[driver.Module]*module{}, functions: map[driver.Function]*function{},
+		graphs: map[driver.Graph]*collected{}, execs: map[driver.GraphExec]*readyGraph{}, capturing: map[int]*capture{},
 		rng: rand.New(rand.NewPCG(o.Seed, 1)), rank: map[*stream]int{}, races: newRaces(),
 	}
 	for i := range d.gpus {
@@ -210,7 +217,7 @@ func (d *Driver) Close() error {
 	for _, leak := range []struct {
 		what string
 		n    int
-	}{{"stream", len(d.streams)}, {"event", len(d.events)}, {"module", len(d.modules)}} {
+	}{{"stream", len(d.streams)}, {"event", len(d.events)}, {"module", len(d.modules)}, {"graph", len(d.graphs)}, {"graph that is ready", len(d.execs)}} {
 		if leak.n > 0 {
 			errs = append(errs, fmt.Errorf("leak: %d %s(s)", leak.n, leak.what))
 		}
@@ -236,7 +243,8 @@ var codes = map[int]string{
 	1: "CUDA_ERROR_INVALID_VALUE", 2: "CUDA_ERROR_OUT_OF_MEMORY", 100: "CUDA_ERROR_NO_DEVICE", 101: "CUDA_ERROR_INVALID_DEVICE",
 	200: "CUDA_ERROR_INVALID_IMAGE", 201: "CUDA_ERROR_INVALID_CONTEXT", 217: "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", 400: "CUDA_ERROR_INVALID_HANDLE", 500: "CUDA_ERROR_NOT_FOUND",
 	700: "CUDA_ERROR_ILLEGAL_ADDRESS", 701: "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", 719: "CUDA_ERROR_LAUNCH_FAILED",
-	801: "CUDA_ERROR_NOT_SUPPORTED", 999: "CUDA_ERROR_UNKNOWN",
+	801: "CUDA_ERROR_NOT_SUPPORTED", 401: "CUDA_ERROR_ILLEGAL_STATE", 900: "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+	901: "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", 908: "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", 999: "CUDA_ERROR_UNKNOWN",
 }
 
 func failure(call string, code int, format string, args ...any) *driver.Error {
@@ -267,7 +275,7 @@ func (d *Driver) enter(call string) error {
 		d.fault("%s on a thread that has no current context", call)
 		return failure(call, 201, "no current context on this thread")
 	}
-	return nil
+	return d.whileCapturing(call)
 }
 
 // teardown is enter for calls that give something back: they do so even where

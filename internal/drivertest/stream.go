@@ -23,6 +23,7 @@ type stream struct {
 	queue []item
 	depth int // operations of the queue, and the one that runs
 	busy  bool
+	into  *capture // what is enqueued is collected there; nil: it runs
 }
 
 // point is one record of an event.
@@ -52,6 +53,7 @@ type item struct {
 	at            driver.Address
 	value         uint32
 	store         bool
+	inGraph       bool // a graph's, behind its first: it takes no place in the stream
 }
 
 // push enqueues an item. The caller holds mu.
@@ -61,8 +63,11 @@ func (d *Driver) push(call string, s driver.Stream, i item) error {
 		d.fault("%s on stream %d, which does not exist", call, s)
 		return failure(call, 400, "no such stream")
 	}
+	if q.into != nil {
+		return q.into.add(call, i)
+	}
 	i.host = d.races.thread(unix.Gettid()).clock
-	if !i.check {
+	if !i.check && !i.inGraph {
 		if q.depth >= d.opts.Depth {
 			d.blocked++
 			d.await(call, q.gpu, func() bool { return q.depth < d.opts.Depth })
@@ -252,7 +257,7 @@ func (d *Driver) step(s *stream) {
 		d.lose(s.gpu, failure("", code, "%s: %v", quote(i.label), err))
 	}
 	if len(s.queue) > 0 { // a lost context has none
-		if !i.check {
+		if !i.check && !i.inGraph {
 			s.depth--
 		}
 		s.queue[0] = item{}

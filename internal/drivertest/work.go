@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+	"golang.org/x/sys/unix"
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
@@ -220,6 +221,9 @@ func (d *Driver) load(call string, fn *function) error {
 	if fn.loaded {
 		return nil
 	}
+	if c := d.capturing[unix.Gettid()]; c != nil {
+		return c.refuse(call, "the code of "+fn.name+" is not loaded yet")
+	}
 	d.drainAll(call, fn.gpu)
 	if err := d.lost(fn.gpu, call); err != nil {
 		return err
@@ -326,6 +330,9 @@ func (d *Driver) CopyToHost(dst unsafe.Pointer, src driver.Address, n int64, s d
 	}
 	if err := d.push(call, s, i); err != nil || !pageable {
 		return err
+	}
+	if c := d.streams[s].into; c != nil {
+		return c.refuse(call, "the memory is not page-locked")
 	}
 	d.drain(d.streams[s])
 	return nil

@@ -55,7 +55,12 @@ type kernel struct {
 var (
 	_ devcuda.Checked  = (*kernel)(nil)
 	_ devcuda.Accessor = (*kernel)(nil)
+	_ devcuda.Fixed    = (*kernel)(nil)
 )
+
+// Fixed says that the launches' arguments were packed at bind: what a step brings (rates,
+// counts, the loss scale) the kernels read in memory.
+func (k *kernel) Fixed() {}
 
 // Enqueue adds the operation's launches to the stream.
 func (k *kernel) Enqueue(api driver.API, s driver.Stream) error {

@@ -20,6 +20,7 @@ type Rehearsal struct {
 	Sums    bool                   // the device adds buffers of ranks
 	Offset  []int64                // of each root buffer in its arena, in bytes
 	Size    [graph.NumSpaces]int64 // of a rank's arenas, in bytes
+	Graphs  bool                   // runs of a step's operations are launched as CUDA graphs
 }
 
 // Rehearse makes the device take all the memory that it will take for the kernels and
@@ -27,8 +28,10 @@ type Rehearsal struct {
 // launched, and grows what threads have of local memory then. Every kernel is launched
 // once with a predicate that lets it do nothing, and every product run once on memory
 // that is given back. An operation that the program brings along is loaded only: it
-// may look at no predicate. Nobody else uses the library meanwhile.
-func (l *Library) Rehearse(r Rehearsal, s driver.Stream) (err error) {
+// may look at no predicate. Where runs are launched as graphs, as many are made ready and
+// launched, of as many launches; what they took and gave back at the end is the result, in
+// bytes: it is not taken any more. Nobody else uses the library meanwhile.
+func (l *Library) Rehearse(r Rehearsal, s driver.Stream) (inGraphs int64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	o, products := l.o, &recorder{Library: l.o.Products, seen: map[blas.Product]recorded{}}
@@ -42,18 +45,21 @@ func (l *Library) Rehearse(r Rehearsal, s driver.Stream) (err error) {
 		}
 	}()
 	launches := map[driver.Function]*launch{}
+	var runs []int
 	for _, coord := range r.Coords {
-		if err := dry.rehearseBinding(&r, coord, launches); err != nil {
-			return err
+		part, err := dry.rehearseBinding(&r, coord, launches)
+		if err != nil {
+			return 0, err
 		}
+		runs = append(runs, part...)
 	}
 	if err := dry.rehearseSums(&r, launches); err != nil {
-		return err
+		return 0, err
 	}
-	if err := rehearseLaunches(o.API, launches, s); err != nil {
-		return err
+	if err := products.run(o.API, s); err != nil {
+		return 0, err
 	}
-	return products.run(o.API, s)
+	return rehearseLaunches(o.API, launches, runs, s)
 }
 
 // unbacked is memory of a rank that is addressed only: nothing is there.
@@ -68,8 +74,9 @@ func (u *unbacked) Touched() int64          { return 0 }
 func (u *unbacked) Address() driver.Address { return driver.Address(1+u.space) << 44 }
 
 // rehearseBinding binds the operations of a rank to memory that is not there and
-// collects their launches.
-func (l *Library) rehearseBinding(r *Rehearsal, coord []int, launches map[driver.Function]*launch) error {
+// collects their launches. The result is how many launches there are in each run of the
+// steps' operations.
+func (l *Library) rehearseBinding(r *Rehearsal, coord []int, launches map[driver.Function]*launch) (runs []int, err error) {
 	var arenas [graph.NumSpaces]*unbacked
 	for s := range arenas {
 		arenas[s] = &unbacked{graph.Space(s), r.Size[s]}
@@ -84,6 +91,7 @@ func (l *Library) rehearseBinding(r *Rehearsal, coord []int, launches map[driver
 	for i := range r.Program.Sections {
 		for j := range r.Program.Sections[i].Phases {
 			ops := r.Program.Sections[i].Phases[j].Ops
+			count := make([]int, len(ops)) // launches
 			for k := range ops {
 				b, onGPU := placed(r.Program, &ops[k], coord, device)
 				if !onGPU {
@@ -91,15 +99,26 @@ func (l *Library) rehearseBinding(r *Rehearsal, coord []int, launches map[driver
 				}
 				bound, err := l.Bind(b)
 				if err != nil {
-					return err
+					return nil, err
 				}
+				count[k] = max(1, len(bound.(*kernel).steps))
 				if b.Op.Own == nil {
 					collect(launches, bound.(*kernel).steps)
 				}
 			}
+			if !r.Graphs || r.Program.Sections[i].Kind != graph.SectionStep {
+				continue
+			}
+			for _, run := range graph.Runs(ops, graph.Compute, graph.MinRun, func(k int) bool { return count[k] > 0 }, nil) {
+				n := 0
+				for _, k := range run {
+					n += count[k]
+				}
+				runs = append(runs, n)
+			}
 		}
 	}
-	return nil
+	return runs, nil
 }
 
 // placed is an operation with its places, and whether it is a kernel of the GPU: not a
@@ -160,12 +179,14 @@ func (l *Library) rehearseSums(r *Rehearsal, launches map[driver.Function]*launc
 	return nil
 }
 
-// rehearseLaunches runs each function once, in one block, with a predicate that is set.
-func rehearseLaunches(api driver.API, launches map[driver.Function]*launch, s driver.Stream) error {
+// rehearseLaunches runs each function once, in one block, with a predicate that is set, and
+// then graphs of so many such launches, as rehearseGraphs does.
+func rehearseLaunches(api driver.API, launches map[driver.Function]*launch, runs []int, s driver.Stream) (int64, error) {
 	word, err := api.Alloc(predicateBytes)
 	if err != nil {
-		return fmt.Errorf("a predicate: %w", err)
+		return 0, fmt.Errorf("a predicate: %w", err)
 	}
+	var list []*launch
 	err = api.Fill32(word, 1, predicateBytes/4, s)
 	one := driver.Dim{X: 1, Y: 1, Z: 1}
 	for _, l := range launches {
@@ -177,9 +198,74 @@ func rehearseLaunches(api driver.API, launches map[driver.Function]*launch, s dr
 		for _, v := range unsafe.Slice((*int32)(unsafe.Add(p, 8)), (size-8)/4) {
 			args.Int32(v)
 		}
-		err = (&launch{f: l.f, grid: one, block: l.block, shared: l.shared, args: args}).enqueue(api, s)
+		list = append(list, &launch{f: l.f, grid: one, block: l.block, shared: l.shared, args: args})
+		err = list[len(list)-1].enqueue(api, s)
 	}
-	return errors.Join(err, api.Synchronize(s), api.Free(word))
+	err = errors.Join(err, api.Synchronize(s))
+	var bytes int64
+	if err == nil && len(list) > 0 {
+		bytes, err = rehearseGraphs(api, list, runs, s)
+	}
+	return bytes, errors.Join(err, api.Free(word))
+}
+
+// rehearseGraphs makes a graph of as many launches as each run has, of list in turn, launches
+// them all and destroys them. It returns what that gave back of the device's memory, in
+// bytes. Where the driver refuses to capture there are none: the run will say so.
+func rehearseGraphs(api driver.API, list []*launch, runs []int, s driver.Stream) (int64, error) {
+	var ready []driver.GraphExec
+	var err error
+	for _, n := range runs {
+		var captured driver.Graph
+		if captured, err = captureLaunches(api, list, n, s); err != nil {
+			break
+		}
+		var exec driver.GraphExec
+		exec, err = api.Instantiate(captured)
+		if err == nil {
+			ready = append(ready, exec)
+			err = api.LaunchGraph(exec, s)
+		}
+		if err = errors.Join(err, api.DestroyGraph(captured)); err != nil {
+			break
+		}
+	}
+	refused := errors.As(err, new(*captureRefused))
+	if refused {
+		err = nil
+	}
+	err = errors.Join(err, api.Synchronize(s))
+	held, _, e := api.MemInfo()
+	err = errors.Join(err, e)
+	for _, exec := range ready {
+		err = errors.Join(err, api.DestroyGraphExec(exec))
+	}
+	free, _, e := api.MemInfo()
+	return max(0, free-held), errors.Join(err, e)
+}
+
+// captureRefused is the driver's refusal to capture.
+type captureRefused struct{ error }
+
+func (c *captureRefused) Unwrap() error { return c.error }
+
+// captureLaunches makes a graph of n launches of list in turn.
+func captureLaunches(api driver.API, list []*launch, n int, s driver.Stream) (driver.Graph, error) {
+	if err := api.BeginCapture(s); err != nil {
+		return 0, &captureRefused{err}
+	}
+	var err error
+	for i := 0; i < n && err == nil; i++ {
+		err = list[i%len(list)].enqueue(api, s)
+	}
+	captured, end := api.EndCapture(s)
+	if err == nil && end == nil {
+		return captured, nil
+	}
+	if end == nil {
+		end = api.DestroyGraph(captured)
+	}
+	return 0, &captureRefused{errors.Join(err, end)}
 }
 
 const predicateBytes = 256

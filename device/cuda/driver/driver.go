@@ -19,6 +19,9 @@ type (
 	Event    uintptr
 	Module   uintptr
 	Function uintptr
+	// Graph is captured work, GraphExec one that can be launched.
+	Graph     uintptr
+	GraphExec uintptr
 )
 
 // Dim is the size of a grid in blocks or of a block in threads.
@@ -109,4 +112,17 @@ type API interface {
 	// Launch runs f with the parameters packed as C lays them out: each at a
 	// multiple of its size. The driver has copied them when it returns.
 	Launch(f Function, grid, block Dim, shared int, s Stream, params unsafe.Pointer, size uintptr) error
+
+	// BeginCapture has what the calling thread enqueues on s collected instead of run, until
+	// EndCapture gives it as a graph. What may not be captured (memory, a wait of the host,
+	// the first launch of a function whose code is loaded then) fails, and EndCapture with
+	// it; s is as before then.
+	BeginCapture(s Stream) error
+	EndCapture(s Stream) (Graph, error)
+	DestroyGraph(g Graph) error
+	// Instantiate makes a graph ready to run, for which the device may take memory. The
+	// graph is not needed any more.
+	Instantiate(g Graph) (GraphExec, error)
+	DestroyGraphExec(e GraphExec) error
+	LaunchGraph(e GraphExec, s Stream) error
 }

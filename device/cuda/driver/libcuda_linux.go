@@ -23,6 +23,7 @@ type functions struct {
 	cuEventCreate, cuEventDestroy, cuEventRecord, cuEventQuery, cuEventElapsedTime                                     uintptr
 	cuMemcpyHtoDAsync, cuMemcpyDtoHAsync, cuMemcpyDtoDAsync, cuMemsetD32Async, cuMemsetD8Async                         uintptr
 	cuModuleLoadData, cuModuleUnload, cuModuleGetFunction, cuFuncGetAttribute, cuFuncSetAttribute, cuLaunchKernel      uintptr
+	cuStreamBeginCapture, cuStreamEndCapture, cuGraphInstantiate, cuGraphLaunch, cuGraphDestroy, cuGraphExecDestroy    uintptr
 }
 
 // symbols are the versions of the functions that are called, in the driver's
@@ -45,6 +46,8 @@ func (f *functions) symbols() map[string]*uintptr {
 		"cuMemsetD32Async": &f.cuMemsetD32Async, "cuMemsetD8Async": &f.cuMemsetD8Async,
 		"cuModuleLoadData": &f.cuModuleLoadData, "cuModuleUnload": &f.cuModuleUnload, "cuModuleGetFunction": &f.cuModuleGetFunction,
 		"cuFuncGetAttribute": &f.cuFuncGetAttribute, "cuFuncSetAttribute": &f.cuFuncSetAttribute, "cuLaunchKernel": &f.cuLaunchKernel,
+		"cuStreamBeginCapture_v2": &f.cuStreamBeginCapture, "cuStreamEndCapture": &f.cuStreamEndCapture, "cuGraphInstantiateWithFlags": &f.cuGraphInstantiate,
+		"cuGraphLaunch": &f.cuGraphLaunch, "cuGraphDestroy": &f.cuGraphDestroy, "cuGraphExecDestroy": &f.cuGraphExecDestroy,
 	}
 }
 
@@ -64,6 +67,7 @@ const (
 	streamNonBlocking     = 1
 	eventDisableTiming    = 2
 	waitValueGreaterEqual = 0 // of the difference as int32
+	captureThreadLocal    = 1 // other threads may do meanwhile what a capture forbids
 
 	functionMaxThreads    = 0
 	functionShared        = 1
@@ -470,4 +474,32 @@ func (l *libcuda) Launch(f Function, grid, block Dim, shared int, s Stream, para
 	runtime.KeepAlive(params)
 	launchExtras.Put(x)
 	return l.check("cuLaunchKernel", r)
+}
+
+func (l *libcuda) BeginCapture(s Stream) error {
+	return l.call("cuStreamBeginCapture_v2", l.cuStreamBeginCapture, uintptr(s), captureThreadLocal)
+}
+
+func (l *libcuda) EndCapture(s Stream) (Graph, error) {
+	var g Graph
+	r, _, _ := purego.SyscallN(l.cuStreamEndCapture, uintptr(s), uintptr(unsafe.Pointer(&g)))
+	return g, l.check("cuStreamEndCapture", r)
+}
+
+func (l *libcuda) DestroyGraph(g Graph) error {
+	return l.call("cuGraphDestroy", l.cuGraphDestroy, uintptr(g))
+}
+
+func (l *libcuda) Instantiate(g Graph) (GraphExec, error) {
+	var e GraphExec
+	r, _, _ := purego.SyscallN(l.cuGraphInstantiate, uintptr(unsafe.Pointer(&e)), uintptr(g), 0)
+	return e, l.check("cuGraphInstantiateWithFlags", r)
+}
+
+func (l *libcuda) DestroyGraphExec(e GraphExec) error {
+	return l.call("cuGraphExecDestroy", l.cuGraphExecDestroy, uintptr(e))
+}
+
+func (l *libcuda) LaunchGraph(e GraphExec, s Stream) error {
+	return l.call("cuGraphLaunch", l.cuGraphLaunch, uintptr(e), uintptr(s))
 }

@@ -1,0 +1,48 @@
+package graph
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// A run keeps every wait in front of it and every record behind it, is as long as that
+// allows, and crosses no cut.
+func TestRuns(t *testing.T) {
+	ops := []Op{
+		{Stream: Compute}, {Stream: Compute}, {Stream: CopyIn, Record: 1}, {Stream: Compute}, // 0, 1, 3
+		{Stream: Compute, Wait: []EventID{1}}, {Stream: Compute, Record: 2}, // 4, 5
+		{Stream: Compute}, {Stream: Compute}, {Stream: Compute}, // 6 | 8: 7 is none
+	}
+	in := func(i int) bool { return i != 7 }
+	require.Equal(t, [][]int{{0, 1, 3}, {4, 5}}, Runs(ops, Compute, 2, in, nil))
+	require.Equal(t, [][]int{{4, 5}}, Runs(ops, Compute, 2, in, []int{1, 3}))
+	require.Equal(t, [][]int{{0, 1, 3}}, Runs(ops, Compute, 3, in, []int{4}))
+	require.Empty(t, Runs(nil, Compute, 1, in, []int{0}))
+
+	rapid.Check(t, func(t *rapid.T) {
+		ops := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Op {
+			op := Op{Stream: StreamID(rapid.IntRange(0, 1).Draw(t, "stream"))}
+			if rapid.IntRange(0, 3).Draw(t, "wait") == 0 {
+				op.Wait = []EventID{1}
+			}
+			if rapid.IntRange(0, 3).Draw(t, "record") == 0 {
+				op.Record = 1
+			}
+			return op
+		}), 0, 30).Draw(t, "ops")
+		cut := rapid.IntRange(0, 30).Draw(t, "cut")
+		seen := -1
+		for _, run := range Runs(ops, Compute, 1, func(int) bool { return true }, []int{cut}) {
+			for k, i := range run {
+				require.Greater(t, i, seen, "each operation once, in order")
+				seen = i
+				require.Equal(t, Compute, ops[i].Stream)
+				require.True(t, k == 0 || len(ops[i].Wait) == 0)
+				require.True(t, k == len(run)-1 || ops[i].Record == 0)
+				require.Equal(t, run[0] < cut, i < cut)
+			}
+		}
+	})
+}
