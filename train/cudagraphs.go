@@ -22,7 +22,7 @@ func (c *Config) withoutGraphs() string {
 	case c.Trace != "":
 		return "Config.Trace times each operation"
 	case c.Measure:
-		return "Config.Measure times each operation"
+		return "each operation is measured"
 	}
 	return ""
 }
