@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway/device/cuda/drivertest"
+	"github.com/spillway-ml/spillway/internal/drivertest"
 )
 
 // A step launched as CUDA graphs gives the bits of one launched an operation at a time: what

@@ -9,8 +9,8 @@ import (
 
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
-	"github.com/spillway-ml/spillway/device/cuda/drivertest"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/drivertest"
 )
 
 // fixedFn is device work that can be captured.
