@@ -5,6 +5,7 @@ package train
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -15,11 +16,11 @@ import (
 )
 
 // A step launched as CUDA graphs gives the bits of one launched an operation at a time: what
-// changes from step to step (the rate, the step count, the loss scale and its skipped steps,
-// dropout's counters, the tokens) is read in memory and not in a launch's arguments.
+// changes from step to step (the rate, the step count, the loss scale, dropout's
+// counters, the tokens) is read in memory and not in a launch's arguments.
 func TestCUDAGraphsGiveTheSameBits(t *testing.T) {
 	for name, change := range map[string]func(c *request){
-		"fp16 with skipped steps": func(c *request) { c.Precision, c.Steps = "fp16", 5 },
+		"fp16": func(c *request) { c.Precision, c.Steps = "fp16", 5 },
 		"offload and accumulation": func(c *request) {
 			c.Accum, c.Offload, c.Recompute, c.Prefetch = 3, "optimizer=host,activations=host", "selective", 1
 		},
@@ -37,6 +38,9 @@ func TestCUDAGraphsGiveTheSameBits(t *testing.T) {
 		})
 	}
 	t.Run("the GPU's kernels", func(t *testing.T) {
+		if os.Getenv(allVariable) == "" {
+			t.Skip("half a minute of emulated kernels: " + allVariable + "=1 has it")
+		}
 		c := tiny("gpt2")
 		c.Ranks, c.Steps, c.Batch, c.Seq, c.Clip, c.Dropout, c.Accum = 1, 4, 1, 8, 1, 0.1, 2
 		c.LRSchedule, c.Warmup = "cosine", 2
