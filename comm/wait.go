@@ -14,7 +14,7 @@ type Wait struct {
 
 // NewWait begins a wait that is to end after a timeout.
 func NewWait(timeout time.Duration) Wait {
-	return Wait{Every: max(timeout/16, time.Millisecond), last: time.Now()}
+	return Wait{Every: max(timeout/16, min(timeout, time.Millisecond)), last: time.Now()}
 }
 
 // Look counts what has gone by.

@@ -28,5 +28,6 @@ func TestWaitCountsNoPause(t *testing.T) {
 		w.Look()
 		require.Equal(t, 5001*time.Millisecond, w.Counted)
 	})
-	require.Equal(t, time.Millisecond, comm.NewWait(time.Microsecond).Every)
+	require.Equal(t, time.Microsecond, comm.NewWait(time.Microsecond).Every)
+	require.Equal(t, time.Millisecond, comm.NewWait(2*time.Millisecond).Every)
 }

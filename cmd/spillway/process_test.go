@@ -233,7 +233,7 @@ func TestDamagedFiles(t *testing.T) {
 func TestTimeoutExits3(t *testing.T) {
 	p := start(t, tinyWith("--ranks", "4", "--timeout", "1ns")...)
 	require.Equal(t, 3, p.end(t), p.errs.String())
-	require.Regexp(t, `spillway: .*timeout.*rank \d.*`, p.errs.String())
+	require.Regexp(t, `spillway: .*timeout.*ranks? \d.*`, p.errs.String())
 }
 
 // Ctrl-C before the first step ends the run as cleanly.
