@@ -127,22 +127,12 @@ func (m *member) bind(c comm.Call) (device.Kernel, error) {
 	if c.Round != nil {
 		return nil, fmt.Errorf("rounds of an algorithm (%s): NCCL's collectives go their own way", c.Sig.Round)
 	}
-	for _, x := range []struct {
-		p    device.Ptr
-		at   *driver.Address
-		list *[]device.Ptr
-	}{{c.In, &k.in, &k.reads}, {c.Out, &k.out, &k.writes}} {
-		if x.p.Arena == nil {
-			continue
-		}
-		var err error
-		if *x.at, err = cuda.Address(x.p); err == nil && x.p.Arena.Space() != graph.Device {
-			err = fmt.Errorf("the range is in %s memory, want the GPU's", x.p.Arena.Space())
-		}
-		if err != nil {
-			return nil, err
-		}
-		*x.list = append(*x.list, x.p)
+	var err error
+	if k.in, k.reads, err = cuda.Operand(c.In); err != nil {
+		return nil, err
+	}
+	if k.out, k.writes, err = cuda.Operand(c.Out); err != nil {
+		return nil, err
 	}
 	return k, k.plan()
 }

@@ -1,14 +1,11 @@
 package peers
 
 import (
-	"fmt"
-
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/meet"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
-	"github.com/spillway-ml/spillway/graph"
 )
 
 // member is one rank in a group. A collective is enqueued by all ranks together;
@@ -199,22 +196,12 @@ func (k *kernel) point(api driver.API, s driver.Stream) error {
 // Bind finds the operands in the GPU's memory, and how to move them.
 func (m *member) Bind(o *meet.Op) (device.Kernel, error) {
 	k := &kernel{Op: o, m: m, bytes: o.Sig.Bytes}
-	for _, x := range []struct {
-		p    device.Ptr
-		at   *driver.Address
-		list *[]device.Ptr
-	}{{o.In, &k.in, &k.reads}, {o.Out, &k.out, &k.writes}} {
-		if x.p.Arena == nil {
-			continue
-		}
-		var err error
-		if *x.at, err = cuda.Address(x.p); err == nil && x.p.Arena.Space() != graph.Device {
-			err = fmt.Errorf("the range is in %s memory, want the GPU's", x.p.Arena.Space())
-		}
-		if err != nil {
-			return nil, err
-		}
-		*x.list = append(*x.list, x.p)
+	var err error
+	if k.in, k.reads, err = cuda.Operand(o.In); err != nil {
+		return nil, err
+	}
+	if k.out, k.writes, err = cuda.Operand(o.Out); err != nil {
+		return nil, err
 	}
 	return k, k.plan()
 }

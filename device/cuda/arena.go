@@ -210,3 +210,19 @@ func (c *Context) own(p device.Ptr) (*Arena, error) {
 	}
 	return a, nil
 }
+
+// Operand is Address of a collective's operand, which lies in device memory, and the
+// operand as a list; nothing of one that is not there.
+func Operand(p device.Ptr) (driver.Address, []device.Ptr, error) {
+	if p.Arena == nil {
+		return 0, nil, nil
+	}
+	at, err := Address(p)
+	if err == nil && p.Arena.Space() != graph.Device {
+		err = fmt.Errorf("the range is in %s memory, want the GPU's", p.Arena.Space())
+	}
+	if err != nil {
+		return 0, nil, err
+	}
+	return at, []device.Ptr{p}, nil
+}
