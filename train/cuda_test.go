@@ -320,6 +320,9 @@ func everyCallCanFail(t *testing.T, o drivertest.Options, chosen func(call strin
 				require.Equal(t, "cuEventQuery", call, name)
 				continue
 			}
+			if call == "cuEventQuery" && nth > 1 && err == nil {
+				continue // a rank that leaves asks its peers' events until one answers
+			}
 			require.ErrorContains(t, err, want, name)
 			switch call {
 			case "run", "Run", "cuMemcpyDtoDAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuStreamWaitEvent":

@@ -8,7 +8,7 @@ package peers
 import (
 	"errors"
 	"fmt"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/spillway-ml/spillway/comm"
@@ -48,8 +48,15 @@ type Options struct {
 type World struct {
 	*meet.World
 	o     Options
-	ports []*port       // by rank; nil: not yet, or it adds nothing of other GPUs
-	ended []atomic.Bool // by rank: its streams run nothing any more
+	ports []*port // by rank; nil: not yet, or it adds nothing of other GPUs
+	ends  []end   // by rank
+}
+
+// end is whether a rank's streams run nothing any more. Nobody asks about its events once
+// done is set, for it destroys them; they are asked about under mu.
+type end struct {
+	mu   sync.Mutex
+	done bool
 }
 
 // New returns the world of the mesh's ranks; an empty mesh has one.
@@ -63,7 +70,7 @@ func New(mesh []graph.Axis, o Options) (*World, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.ended = make([]atomic.Bool, w.Size())
+	w.ends = make([]end, w.Size())
 	if o.GPU == nil {
 		return w, nil
 	}
@@ -79,7 +86,10 @@ func New(mesh []graph.Axis, o Options) (*World, error) {
 // waits until its peers' streams have run what they read of it. After a collective that
 // all have run to its end nobody does; one that failed may have left copies behind.
 func (w *World) leave(all map[int]*meet.Member, rank int, ctx *cuda.Context, deadline time.Time) error {
-	w.ended[rank].Store(true)
+	own := &w.ends[rank]
+	own.mu.Lock()
+	own.done = true
+	own.mu.Unlock()
 	if soon := time.Now().Add(leaveGrace); soon.Before(deadline) {
 		deadline = soon
 	}
@@ -97,10 +107,17 @@ func (w *World) leave(all map[int]*meet.Member, rank int, ctx *cuda.Context, dea
 // passed waits until a rank's streams have ended, or run to its last record of an event. A
 // rank whose own GPU is lost can't ask for that: it waits for the end.
 func (w *World) passed(rank int, done driver.Event, api driver.API, deadline time.Time) bool {
-	for !w.ended[rank].Load() {
-		if ran, err := api.Done(done); ran && err == nil {
+	ran := func() bool {
+		of := &w.ends[rank]
+		of.mu.Lock()
+		defer of.mu.Unlock()
+		if of.done {
 			return true
 		}
+		ok, err := api.Done(done)
+		return ok && err == nil
+	}
+	for !ran() {
 		if time.Now().After(deadline) {
 			return false
 		}
