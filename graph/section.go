@@ -14,13 +14,12 @@ const (
 	SectionUpdate                      // what follows a step's gradients, in parts that no section has yet
 	SectionStep                        // a step: micro-steps, then the update
 	SectionFlush                       // updates that wait for the next step are done now
-	SectionSnapshot                    // states are copied to where they can be saved from
 	SectionEval                        // a forward that nothing is learned from
 	SectionGenerate                    // a forward of one row for its next token
 	NumSectionKinds
 )
 
-var sectionKindNames = [NumSectionKinds]string{"other", "forward", "train", "init", "refresh", "update", "step", "flush", "snapshot", "eval", "generate"}
+var sectionKindNames = [NumSectionKinds]string{"other", "forward", "train", "init", "refresh", "update", "step", "flush", "eval", "generate"}
 
 func (k SectionKind) String() string { return name(sectionKindNames[:], int(k), "section") }
 

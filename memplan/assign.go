@@ -13,6 +13,9 @@ type Options struct {
 	// Align is the alignment of every root buffer's offset in bytes, a power of
 	// two. 0: 256, which serves every vector width and CUDA's own allocations.
 	Align int64
+	// Stop, where it is not nil, is asked before each space's buffers get their places
+	// and every stopEvery buffers meanwhile. Its error ends Assign, which returns it.
+	Stop func() error
 }
 
 // DefaultAlign is the alignment of buffers where Options says none.
@@ -83,7 +86,10 @@ func Assign(p *graph.Program, opt Options) (*Layout, error) {
 		for _, id := range a.spaces[sp].ids {
 			base = alignUp(base, a.align[id])
 		}
-		off, extent := a.place(sp, a.bound[sp].bytes-a.residentBytes[sp])
+		off, extent, err := a.place(sp, a.bound[sp].bytes-a.residentBytes[sp], opt.Stop)
+		if err != nil {
+			return nil, err
+		}
 		for i, id := range a.spaces[sp].ids {
 			l.Offset[id] = base + off[i]
 		}

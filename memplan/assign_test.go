@@ -78,7 +78,8 @@ func TestWorkDoesNotDependOnTheWidth(t *testing.T) {
 			want = got
 		}
 		require.Equal(t, want, got, "width %d", width)
-		a.place(graph.Device, a.bound[graph.Device].bytes-a.residentBytes[graph.Device])
+		_, _, err = a.place(graph.Device, a.bound[graph.Device].bytes-a.residentBytes[graph.Device], nil)
+		require.NoError(t, err)
 		work := a.work[graph.Device]
 		require.Positive(t, work)
 		t.Logf("width %d: %+v, %d pairs", width, got, work)

@@ -10,14 +10,14 @@ import (
 
 // place finds offsets for the buffers of one space that are not LifeRun. It
 // returns them by index into the space's ids, and their extent. bound is the
-// lower bound of the extent: no search goes on once it is met.
-func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64) {
+// lower bound of the extent: no search goes on once it is met. stop may be nil.
+func (a *analysis) place(sp graph.Space, bound int64, stop func() error) (off []int64, extent int64, err error) {
 	tl := &a.spaces[sp]
 	n := len(tl.ids)
 	if n == 0 {
-		return nil, 0
+		return nil, 0, nil
 	}
-	pl := &placer{tl: tl, align: make([]int64, n), size: make([]int64, n), high: make([]bool, n), bound: bound, ceiling: bound + bound/nearBound, extent: -1}
+	pl := &placer{tl: tl, stop: stop, align: make([]int64, n), size: make([]int64, n), high: make([]bool, n), bound: bound, ceiling: bound + bound/nearBound, extent: -1}
 	defer func() { a.work[sp] = pl.work }()
 	steps := slices.Max(tl.last)
 	for i, id := range tl.ids {
@@ -29,7 +29,7 @@ func (a *analysis) place(sp graph.Space, bound int64) (off []int64, extent int64
 	if !done {
 		pl.squeak(starts)
 	}
-	return pl.best, pl.extent
+	return pl.best, pl.extent, pl.stopped
 }
 
 // duration is the number of steps from a buffer's first to its last.
@@ -110,7 +110,7 @@ func (pl *placer) tries() (starts []start, done bool) {
 		})
 		off, extent := pl.run(rank, by.fit)
 		pl.take(off, extent)
-		if pl.content() {
+		if pl.stopped != nil || pl.content() {
 			return nil, true
 		}
 		starts = append(starts, start{slices.Clone(rank), by.fit, extent})
@@ -129,7 +129,7 @@ func (pl *placer) squeak(starts []start) {
 		for _, s := range starts[:squeakyStarts] {
 			off, extent := pl.run(s.rank, s.fit)
 			pl.take(off, extent)
-			if pl.content() || pl.work > maxWork {
+			if pl.stopped != nil || pl.content() || pl.work > maxWork {
 				return
 			}
 			for k, i := range s.rank {
@@ -160,6 +160,8 @@ const (
 	maxWork       = 150e6
 	squeakyStarts = 5 // the best rankings, in turn
 	squeakyRounds = 96
+	// stopEvery is about a millisecond.
+	stopEvery = 256
 )
 
 // content says whether the search is over.
@@ -197,6 +199,8 @@ type placer struct {
 	best          []int64
 	extent, bound int64
 	work          int64 // pairs of buffers looked at so far
+	stop          func() error
+	stopped       error // stop's: what was placed since is of no meaning
 }
 
 // groups sorts buffers by the phase that they are used in, so that a search
@@ -276,6 +280,11 @@ func (pl *placer) run(rank []int32, how fit) (off []int64, extent int64) {
 	}
 	var among []*placedGroup
 	for k, i := range rank {
+		if pl.stop != nil && k%stopEvery == 0 {
+			if pl.stopped = pl.stop(); pl.stopped != nil {
+				return off, extent
+			}
+		}
 		own := &pl.placed[pl.group[i]]
 		among = append(among[:0], own)
 		if pl.group[i] == 0 {

@@ -83,8 +83,8 @@ type Config struct {
 	// Observe, where it is not nil, is shown the model's program and the program
 	// after each pass. It must not change them; its error ends the planning.
 	Observe func(pass string, p *graph.Program) error
-	// Stop, where it is not nil, is asked before each pass and before buffers get a
-	// place, also by several goroutines. Its error ends the planning.
+	// Stop, where it is not nil, is asked before each pass and while buffers get their
+	// places, also by several goroutines. Its error ends the planning.
 	Stop func() error
 }
 

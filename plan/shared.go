@@ -100,8 +100,8 @@ func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg.Stop = nil // a plan outlives what asked for it
 	made := &Plan{Config: cfg, Program: p, CommBytes: CommBytes(p)}
+	made.Config.Stop = nil // a plan outlives what asked for it
 	if made.UsedTwice, err = usedTwice(fwd, cfg); err != nil {
 		return nil, err
 	}
@@ -118,7 +118,11 @@ func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
 		made.Layout = &memplan.Layout{Spaces: bounds}
 		return made, nil
 	}
-	if made.Layout, err = memplan.Assign(p, memplan.Options{Align: cfg.Target.Align}); err != nil {
+	if made.Layout, err = memplan.Assign(p, memplan.Options{Align: cfg.Target.Align, Stop: cfg.goOn}); err != nil {
+		var left *stopped
+		if errors.As(err, &left) {
+			return nil, left
+		}
 		return nil, fmt.Errorf("plan: memory: %w", err)
 	}
 	sh.remember(fwd, made)

@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// A plan stops before any of its passes, with the error that it was told; what plans
+// A plan stops before any of its passes and while buffers get their places, with the error that it was told; what plans
 // share is not the worse for it.
 func TestAPlanStops(t *testing.T) {
 	fwd := forwardOf(t, model.Config{Family: model.GPT2, Layers: 1, Width: 16, Heads: 2, Vocab: 20, Positions: 8}, 1, 8, false)
@@ -36,7 +36,7 @@ func TestAPlanStops(t *testing.T) {
 	_, err = Build(fwd, c)
 	require.NoError(t, err)
 	all := asked.Load()
-	require.EqualValues(t, len(passes)+1, all, "before each pass, and before buffers get a place")
+	require.Greater(t, all, int64(len(passes)+1), "before each pass, before buffers get a place, and meanwhile")
 	for n := range all {
 		c, asked := after(n)
 		_, err := Build(fwd, c)
