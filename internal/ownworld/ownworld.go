@@ -9,14 +9,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"testing"
 
 	"github.com/spillway-ml/spillway/internal/userdir"
 )
 
 const (
-	// CacheVar names a folder in which compiled kernels outlive the test process:
-	// without it each process compiles those that it needs, and drops them.
+	// CacheVar names a folder in which compiled kernels outlive the go command.
+	// Without it the packages of one command share them; see shared.
 	CacheVar = "SPILLWAY_TEST_CACHE"
 
 	// worldVar is for child processes: the world they were started in.
@@ -58,7 +59,12 @@ func enter() (leave func(), err error) {
 		return nil, err
 	}
 	if cache == "" {
-		cache = filepath.Join(dir, "cache")
+		if exe, err := os.Executable(); err == nil {
+			cache = shared(exe)
+		}
+		if cache == "" {
+			cache = filepath.Join(dir, "cache")
+		}
 	}
 	config := filepath.Join(dir, "config")
 	for name, value := range map[string]string{
@@ -77,6 +83,25 @@ func enter() (leave func(), err error) {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	return func() { undo(); _ = os.RemoveAll(dir) }, nil
+}
+
+// workFolder is that of a go command; packageFolder, in it, has a package's test binary.
+var (
+	workFolder    = regexp.MustCompile(`^go-build\d+$`)
+	packageFolder = regexp.MustCompile(`^b\d+$`)
+)
+
+// shared returns a folder for the caches of all test binaries that the go command which
+// made exe runs: the GPU's kernels take half a minute to compile for the CPU, and several
+// packages run the same. It lies in the command's work folder, which the command removes.
+// "": no go command runs this binary.
+func shared(exe string) string {
+	of := filepath.Dir(exe)
+	work := filepath.Dir(of)
+	if !packageFolder.MatchString(filepath.Base(of)) || !workFolder.MatchString(filepath.Base(work)) {
+		return ""
+	}
+	return filepath.Join(work, "spillway-cache")
 }
 
 // world are the folders of this process's world.
