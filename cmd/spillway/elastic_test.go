@@ -21,7 +21,9 @@ import (
 // what is started for it at a checkpoint, and ends by itself in the bits of a run on
 // one rank.
 func TestElasticJobOutlivesItsRanks(t *testing.T) {
-	reproducible := tinyWith("--reproducible", "--global-batch", "12", "--steps", "20", "--seq", "8", "--clip", "1")
+	// Long enough for launch, which looks for checkpoints every 50 ms, to see one while it
+	// still runs, also where it has to wait for a core.
+	reproducible := tinyWith("--reproducible", "--global-batch", "12", "--steps", "120", "--seq", "8", "--clip", "1")
 	p := start(t, reproducible...)
 	require.Zero(t, p.end(t), p.errs.String())
 	want := shaOf(t, p.out.String())
