@@ -55,6 +55,8 @@ var parts = []part{
 	{"wall", "A cap one byte under the plan is refused", 40 * time.Second, false, runWall},
 	{"speed-124m", "Step time of GPT-2 124M", 110 * time.Second, true, speed("gpt2")},
 	{"speed-1.5b", "Step time of GPT-2 1.5B", 140 * time.Second, true, speed("gpt2-xl")},
+	{"sanitizers", "Kernels' tests under compute-sanitizer, where it is", 150 * time.Second, false, runSanitizers},
+	{"profilers", "A training run under nsys and ncu, where they are", 140 * time.Second, false, runProfilers},
 }
 
 func main() {
@@ -66,7 +68,7 @@ func main() {
 	flag.StringVar(&b.out, "out", "results", "folder of the results")
 	flag.StringVar(&b.device, "device", "cuda", "cuda, or cpu to try this program without a GPU")
 	flag.BoolVar(&b.quick, "quick", false, "tiny models, to try this program")
-	only := flag.String("only", "", "some parts alone, with commas between: contact, tests, kernels, losses, bits, peers, wall, speed-124m or speed-1.5b")
+	only := flag.String("only", "", "some parts alone, with commas between: contact, tests, kernels, losses, bits, peers, wall, speed-124m, speed-1.5b, sanitizers or profilers")
 	flag.StringVar(&b.python, "python", "", "python3 with torch; looked for if not given")
 	flag.Parse()
 	if *child != "" {

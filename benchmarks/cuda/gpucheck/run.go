@@ -50,13 +50,14 @@ func (o *outcome) last() string {
 const stackGrace = 5 * time.Second
 
 // execute runs a program to its end. At the context's it is sent SIGQUIT, at which a
-// program in Go writes the stacks of all that it runs and ends. Its output is written to
+// program in Go writes the stacks of all that it runs and ends; so is what it started. Its output is written to
 // logs/NAME.txt as it comes.
 func (b *bundle) execute(ctx context.Context, name, dir string, env []string, program string, args ...string) *outcome {
 	cmd := exec.CommandContext(ctx, program, args...)
 	// Compiled kernels are kept for the runs of this program only.
 	cmd.Dir, cmd.Env = dir, append(append(os.Environ(), "XDG_CACHE_HOME="+filepath.Join(b.work, "cache"), "GOTRACEBACK=all"), env...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
+	grouped(cmd)
+	cmd.Cancel = func() error { return signalGroup(cmd, syscall.SIGQUIT) }
 	cmd.WaitDelay = stackGrace
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -69,6 +70,9 @@ func (b *bundle) execute(ctx context.Context, name, dir string, env []string, pr
 	}
 	start := time.Now()
 	err = cmd.Run()
+	if cmd.Process != nil {
+		_ = signalGroup(cmd, syscall.SIGKILL) // what it left running; mostly nothing
+	}
 	o := &outcome{out: stdout.Bytes(), err: stderr.Bytes(), status: -1, late: ctx.Err() != nil, took: time.Since(start)}
 	var exit *exec.ExitError
 	switch {
