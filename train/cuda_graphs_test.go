@@ -4,8 +4,10 @@ package train
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -38,14 +40,77 @@ func TestCUDAGraphsGiveTheSameBits(t *testing.T) {
 		})
 	}
 	t.Run("the GPU's kernels", func(t *testing.T) {
-		if os.Getenv(allVariable) == "" {
-			t.Skip("half a minute of emulated kernels: " + allVariable + "=1 has it")
-		}
-		c := tiny("gpt2")
-		c.Ranks, c.Steps, c.Batch, c.Seq, c.Clip, c.Dropout, c.Accum = 1, 4, 1, 8, 1, 0.1, 2
-		c.LRSchedule, c.Warmup = "cosine", 2
+		c := smallest(t)
+		c.Steps = 6
+		c.LRSchedule, c.Warmup, c.Clip, c.Dropout = "cosine", 2, 1, 0.1
 		sameWithGraphs(t, c, true)
 	})
+	t.Run("the GPU's kernels, skipped steps", func(t *testing.T) {
+		c := smallest(t)
+		c.Precision = "fp16"
+		overflowsInGraphs(t, c, true)
+	})
+	t.Run("skipped steps", func(t *testing.T) {
+		c := tiny("gpt2")
+		c.Ranks, c.Batch, c.Seq, c.Accum, c.Precision = 2, 1, 16, 2, "fp16"
+		overflowsInGraphs(t, c, false)
+	})
+}
+
+// smallest is a step with everything that a step has, for kernels that are emulated: one
+// layer, two ranks, stage 3.
+func smallest(t *testing.T) request {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"),
+		[]byte(`{"model_type":"gpt2","n_layer":1,"n_head":2,"n_embd":16,"vocab_size":32,"n_positions":4}`), 0o600))
+	var text []byte
+	for i := range 256 {
+		text = binary.LittleEndian.AppendUint16(text, uint16(i*i*7%32))
+	}
+	data := filepath.Join(dir, "tokens.bin")
+	require.NoError(t, os.WriteFile(data, text, 0o600))
+	c := tiny("gpt2")
+	c.Model, c.Init, c.Data = dir, "random", data
+	c.Ranks, c.Batch, c.Seq, c.Zero = 2, 1, 4, 3
+	return c
+}
+
+// Steps that overflow, in graphs and before there are any, change nothing but the loss
+// scale; what they and those after them give are the bits of launches one by one.
+func overflowsInGraphs(t *testing.T, c request, own bool) {
+	const steps = 10
+	c.Steps = steps
+	run := func(mode string) (list []StepResult, sha string, calls map[string]int) {
+		one := c
+		one.CUDAGraphs = mode
+		one.Warn = func(line string) { require.NotContains(t, line, "graphs") }
+		d := onDouble(t, &one, drivertest.Options{Seed: 5}, own)
+		tr, err := one.start(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, tr.startScale(&scaleState{Scale: 1 << 22}))
+		sha, err = tr.ParamsSHA256()
+		require.NoError(t, err)
+		for range steps {
+			r, err := tr.Step(t.Context())
+			require.NoError(t, err)
+			after, err := tr.ParamsSHA256()
+			require.NoError(t, err)
+			require.Equal(t, r.Skipped, after == sha, "step %d", r.Step)
+			sha = after
+			list = append(list, StepResult{Loss: r.Loss, Skipped: r.Skipped, SkippedAll: r.SkippedAll, LossScale: r.LossScale})
+		}
+		require.NoError(t, tr.Close())
+		require.NoError(t, d.Close())
+		return list, sha, d.Calls()
+	}
+	want, wantSHA, without := run("off")
+	got, gotSHA, with := run("auto")
+	require.Equal(t, want, got)
+	require.Equal(t, wantSHA, gotSHA)
+	require.True(t, want[3].Skipped, "a graph is launched from the second step on")
+	require.False(t, want[steps-1].Skipped)
+	require.Zero(t, without["cuGraphLaunch"])
+	require.Positive(t, with["cuGraphLaunch"])
 }
 
 func sameWithGraphs(t *testing.T, c request, own bool) {
