@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/grid"
 	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/plan"
 )
 
 // gridConfig is a point of the grid as a run of 2 steps.
@@ -35,13 +36,12 @@ func gridConfig(t testing.TB, p grid.Point, folders map[string]string) request {
 
 // Promises 1 and 2 on the whole grid: the bits of a world size depend on nothing
 // else, and of every memory space the highest byte that an operation touched,
-// recorded as it ran (runOf compares it), is the planned peak.
+// recorded as it ran (runOf compares it), is the planned peak. Every layout holds.
 func TestTheGrid(t *testing.T) {
 	folders := map[string]string{}
 	want := map[string]outcome{}
 	for _, p := range grid.Points() {
-		c := gridConfig(t, p, folders)
-		got := runOf(t, c)
+		got := runPlanned(t, gridConfig(t, p, folders), func(built *plan.Plan) { layoutHolds(t, p, built) })
 		world := fmt.Sprint(p.Model, p.Ranks)
 		if _, ok := want[world]; !ok {
 			want[world] = got
@@ -52,28 +52,23 @@ func TestTheGrid(t *testing.T) {
 	require.Len(t, want, len(grid.Small)*len(grid.Ranks))
 }
 
-// Every layout of the grid passes the independent checker, and is within 2 % of
-// what is alive at its peak however small the program. Here the buffers are so
-// small that their alignment counts: whole pages on disk, and of host memory
+// layoutHolds says that a layout of the grid passes the independent checker, and is
+// within 2 % of what is alive at its peak however small the program. Here the buffers
+// are so small that their alignment counts: whole pages on disk, and of host memory
 // that disk transfers use.
-func TestPlansOfTheGrid(t *testing.T) {
-	folders := map[string]string{}
-	for _, p := range grid.Points() {
-		built, err := gridConfig(t, p, folders).plan(t.Context())
-		require.NoError(t, err)
-		require.NoError(t, memplan.Check(built.Program, built.Layout), p)
-		for sp, use := range built.Layout.Spaces {
-			align := built.Layout.Align
-			if p.Tier() == "disk" && graph.Space(sp) != graph.Device {
-				align = memplan.DiskPage
-			}
-			var alive int64
-			for _, id := range use.Live {
-				alive += (built.Program.Buf(id).Bytes() + align - 1) / align * align
-			}
-			require.LessOrEqual(t, float64(use.Peak), 1.02*float64(alive), "%s: %s", p, graph.Space(sp))
+func layoutHolds(t testing.TB, p grid.Point, built *plan.Plan) {
+	t.Helper()
+	require.NoError(t, memplan.Check(built.Program, built.Layout), p)
+	for sp, use := range built.Layout.Spaces {
+		align := built.Layout.Align
+		if p.Tier() == "disk" && graph.Space(sp) != graph.Device {
+			align = memplan.DiskPage
 		}
-		tier := built.Layout.Spaces
-		require.Equal(t, p.Tier() == "disk", tier[graph.Disk].Peak > 0, p)
+		var alive int64
+		for _, id := range use.Live {
+			alive += (built.Program.Buf(id).Bytes() + align - 1) / align * align
+		}
+		require.LessOrEqual(t, float64(use.Peak), 1.02*float64(alive), "%s: %s", p, graph.Space(sp))
 	}
+	require.Equal(t, p.Tier() == "disk", built.Layout.Spaces[graph.Disk].Peak > 0, p)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/plan"
 )
 
 // rewriteVariable, set to anything, writes testdata/record.json anew.
@@ -106,9 +107,16 @@ func record(t *testing.T, rc recordedConfig) recorded {
 	if c.Offload != "" {
 		c.Disk = t.TempDir()
 	}
-	built, err := c.plan(t.Context())
-	require.NoError(t, err)
-	r := recorded{Name: rc.name, Comm: built.CommBytes, Spaces: map[string]spaceBytes{}}
+	var built *plan.Plan
+	var sha string
+	if rc.runs {
+		sha = runPlanned(t, c, func(p *plan.Plan) { built = p }).sha
+	} else {
+		var err error
+		built, err = c.plan(t.Context())
+		require.NoError(t, err)
+	}
+	r := recorded{Name: rc.name, SHA256: sha, Comm: built.CommBytes, Spaces: map[string]spaceBytes{}}
 	step, err := cost.Simulate(built.Program, "step", CPUHardware(2).Machine(c.Ranks))
 	require.NoError(t, err)
 	r.Time = strconv.FormatFloat(step.Seconds, 'e', 4, 64)
@@ -128,21 +136,7 @@ func record(t *testing.T, rc recordedConfig) recorded {
 		}
 		r.Spaces[graph.Space(s).String()] = b
 	}
-	if rc.runs {
-		r.SHA256 = paramsAfter(t, c)
-	}
 	return r
-}
-
-// paramsAfter runs a configuration to its end.
-func paramsAfter(t *testing.T, c request) string {
-	tr, err := c.start(t.Context())
-	require.NoError(t, err)
-	defer func() { require.NoError(t, tr.Close()) }()
-	require.NoError(t, tr.Run(t.Context(), func(StepResult) error { return nil }))
-	sha, err := tr.ParamsSHA256()
-	require.NoError(t, err)
-	return sha
 }
 
 // What the passes make of each configuration is what is on record: the same

@@ -37,8 +37,8 @@ func opens(t *testing.T, folders ...string) func() int {
 	}
 }
 
-// A configuration's files are read when it is resolved. A search over it, of a hundred
-// configurations and more, opens none, nor do the ways out.
+// A configuration's files are read when it is resolved. A search over it, of dozens of
+// configurations, opens none, nor do the ways out.
 func TestASearchOpensNoFile(t *testing.T) {
 	c := fitConfig(t)
 	c.Disk, c.DeviceMemory = t.TempDir(), 22<<20
@@ -54,13 +54,13 @@ func TestASearchOpensNoFile(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, count(), "the model's shape was read")
 	tried := 0
-	for _, limit := range []int64{30 << 20, 26 << 20, 22 << 20, 18 << 20} {
+	for _, limit := range []int64{26 << 20, 18 << 20} {
 		s.Capacity[graph.Device] = limit
 		found, err := search.Fit(t.Context(), s, search.Given{}, nil, 0, hw)
 		require.NoError(t, err)
 		tried += found.Tried
 	}
-	require.Greater(t, tried, 160)
+	require.Greater(t, tried, 80)
 	require.Zero(t, count())
 
 	asked, err := search.Predict(t.Context(), s, cost.CPU(2, c.Ranks))
