@@ -138,7 +138,6 @@ func TestBadInput(t *testing.T) {
 		{"cap of 1 KiB", tinyWith("--device-memory", "1KiB"), 2, "the cap is 1.00 KiB"},
 		{"host cap of 1 KiB", tinyWith("--host-memory", "1KiB"), 2, "outside its arena and the cap is 1.00 KiB"},
 		{"more than the machine has", tinyWith("--model", "llama-3-405b"), 2, "on this machine"},
-		{"the demo at stage 0", []string{"train", "--zero", "0"}, 2, "it fits as:"},
 		{"no n_layer", tinyWith("--model", without("gpt2", "n_layer")), 1, "n_layer"},
 		{"no vocab_size", tinyWith("--model", without("gpt2", "vocab_size")), 1, "vocab_size"},
 		{"no model_type", tinyWith("--model", without("gpt2", "model_type")), 1, "model_type"},

@@ -36,10 +36,10 @@ func planned(t *testing.T, args ...string) (int, planDoc) {
 func TestPlanJSON(t *testing.T) {
 	for _, args := range [][]string{
 		{"--model", "gpt2"},
-		{"--model", "gpt2-medium", "--ranks", "4", "--accum", "3", "--device-memory", "2GiB", "--host-memory", "1GiB"},
-		{"--model", "gpt2", "--ranks", "4", "--precision", "fp16", "--recompute", "full"},
-		{"--model", "llama-3-8b", "--gpu", "H100-80", "--nodes", "2", "--gpus-per-node", "8", "--precision", "bf16", "--seq", "2048", "--batch", "1"},
-		{"--model", "llama-2-7b", "--gpu", "a100-80", "--nodes", "2", "--gpus-per-node", "8", "--shard-size", "8", "--precision", "bf16", "--zero", "2"},
+		{"--model", testdata + "/gpt2", "--ranks", "4", "--accum", "3", "--device-memory", "200KiB", "--host-memory", "1GiB"},
+		{"--model", testdata + "/gpt2", "--ranks", "4", "--precision", "fp16", "--recompute", "full"},
+		{"--model", "llama-3.2-1b", "--gpu", "H100-80", "--nodes", "2", "--gpus-per-node", "8", "--precision", "bf16", "--seq", "2048", "--batch", "1"},
+		{"--model", testdata + "/llama-tied", "--gpu", "a100-80", "--nodes", "2", "--gpus-per-node", "8", "--shard-size", "8", "--precision", "bf16", "--zero", "2"},
 	} {
 		status, doc := planned(t, args...)
 		require.Equal(t, doc.Requested.Fits, status == exitDone, args)
@@ -71,7 +71,7 @@ func TestPlanJSON(t *testing.T) {
 }
 
 func TestPlanOfAGPUHasItsMemory(t *testing.T) {
-	_, doc := planned(t, "--model", "spillway-demo", "--gpu", "rtx-4090")
+	_, doc := planned(t, "--model", testdata+"/gpt2", "--gpu", "rtx-4090")
 	g, err := gpus.Lookup("rtx-4090")
 	require.NoError(t, err)
 	require.Equal(t, g.Memory, *doc.Requested.Device.CapacityBytes)
@@ -264,9 +264,7 @@ func TestWaysOutAreDeterministic(t *testing.T) {
 	args := []string{"plan", "--model", "spillway-demo", "--ranks", "4", "--zero", "1", "--device-memory", "30MiB"}
 	first := command(args...)
 	require.Equal(t, exitDoesNotFit, first.status)
-	for range 3 {
-		require.Equal(t, first, command(args...))
-	}
+	require.Equal(t, first, command(args...))
 }
 
 // Megatron's trillion parameters on 1,024 GPUs: sharded over all of them, and
@@ -279,6 +277,7 @@ func TestPlanOfATrillion(t *testing.T) {
 	require.InEpsilon(t, 1.008e12, doc.Model.Parameters, 0.001)
 	p := start(t, append([]string{"plan"}, all...)...)
 	require.Equal(t, exitDone, p.end(t), p.errs.String())
+	narrow(t, p.out.String())
 	p = start(t, append([]string{"plan", "--shard-size", "8"}, all...)...)
 	require.Equal(t, exitDoesNotFit, p.end(t), p.errs.String())
 	require.Contains(t, p.out.String(), "--shard-size ")
@@ -355,7 +354,7 @@ func TestPlanCalibrates(t *testing.T) {
 		t.Skip("measures for seconds")
 	}
 	ownworld.Config(t, t.TempDir())
-	args := []string{"plan", "--model", "gpt2", "--threads", "1"}
+	args := []string{"plan", "--model", testdata + "/gpt2", "--threads", "1"}
 	require.Contains(t, unwrapped(command(append(args, "--calibrate")...).stdout), "A step, predicted (CPU: as calibrated just now, kept in ")
 	require.Contains(t, unwrapped(command(args...).stdout), "A step, predicted (CPU: as calibrated on ")
 }

@@ -38,20 +38,25 @@ func TestReferenceOfMegatron(t *testing.T) {
 func TestTheReportIsNarrow(t *testing.T) {
 	for _, line := range []string{
 		"--model gpt2-xl --ranks 4 --batch 8 --seq 1024 --gpu rtx-4090 --reference megatron",
-		"--model megatron-1t --nodes 128 --gpus-per-node 8 --batch 1 --precision bf16 --recompute full --gpu h100-80 --offload optimizer=host",
+		"--model llama-3.2-1b --nodes 1 --gpus-per-node 8 --batch 1 --precision bf16 --recompute full --gpu h100-80 --offload optimizer=host",
 	} {
-		r := command(append([]string{"plan"}, strings.Fields(line)...)...)
-		for _, part := range []string{"Device memory", "Host memory", "A step, predicted", "Activations of a rank"} {
-			_, table, ok := strings.Cut(r.stdout, "\n"+part)
-			if !ok {
-				require.Equal(t, "Activations of a rank", part, r.stdout)
-				continue
-			}
-			table, _, _ = strings.Cut(table, "\n\n")
-			require.Greater(t, strings.Count(table, "\n"), 3)
-			for _, row := range strings.Split(table, "\n") {
-				require.LessOrEqual(t, utf8.RuneCountInString(row), 80, row)
-			}
+		narrow(t, command(append([]string{"plan"}, strings.Fields(line)...)...).stdout)
+	}
+}
+
+// narrow says that the tables of a report fit 80 columns.
+func narrow(t *testing.T, report string) {
+	t.Helper()
+	for _, part := range []string{"Device memory", "Host memory", "A step, predicted", "Activations of a rank"} {
+		_, table, ok := strings.Cut(report, "\n"+part)
+		if !ok {
+			require.Equal(t, "Activations of a rank", part, report)
+			continue
+		}
+		table, _, _ = strings.Cut(table, "\n\n")
+		require.Greater(t, strings.Count(table, "\n"), 3)
+		for _, row := range strings.Split(table, "\n") {
+			require.LessOrEqual(t, utf8.RuneCountInString(row), 80, row)
 		}
 	}
 }
