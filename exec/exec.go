@@ -133,6 +133,11 @@ type operation struct {
 
 	// release is launched after the kernel, before record: see Config.Poison.
 	release []device.Kernel
+
+	// Of two operations that run as one (kernels.Joiner) the first has no kernel, and the
+	// second has that of both; alone is its own, for where they run one at a time.
+	alone device.Kernel
+	first bool // of two
 }
 
 // New allocates the arenas and binds the program. Its error ends the job on
@@ -223,12 +228,17 @@ func (e *Executor) bindAll() error {
 			ph := &s.phases[j]
 			ph.graph, ph.section = &s.graph.Phases[j], s
 			ph.ops = make([]operation, len(ph.graph.Ops))
+			bound := make([]kernels.Binding, len(ph.ops))
 			for k := range ph.ops {
 				o := &ph.ops[k]
 				o.op, o.phase = &ph.graph.Ops[k], ph
-				if err := e.bind(o); err != nil {
+				var err error
+				if bound[k], err = e.bind(o); err != nil {
 					return fmt.Errorf("exec: rank %d, %s: %w", e.rank, o.path(), err)
 				}
+			}
+			if err := e.join(ph, bound); err != nil {
+				return err
 			}
 		}
 		if e.cfg.Poison {
@@ -330,7 +340,8 @@ func (e *Executor) event(id graph.EventID) (device.Event, error) {
 	return e.events[id-1], nil
 }
 
-func (e *Executor) bind(o *operation) error {
+// bind fills in an operation, and returns where its operands lie.
+func (e *Executor) bind(o *operation) (kernels.Binding, error) {
 	op := o.op
 	if op.Unit >= 0 && op.Unit < len(e.cfg.Program.Units) {
 		o.unit = e.cfg.Program.Units[op.Unit].Name
@@ -346,55 +357,86 @@ func (e *Executor) bind(o *operation) error {
 	b.In, b.Out = make([]device.Ptr, len(op.In)), make([]device.Ptr, len(op.Out))
 	for i, id := range op.In {
 		if err := place(id, &b.In[i]); err != nil {
-			return fmt.Errorf("input %d: %w", i, err)
+			return b, fmt.Errorf("input %d: %w", i, err)
 		}
 	}
 	for i, out := range op.Out {
 		if err := place(out.Buf, &b.Out[i]); err != nil {
-			return fmt.Errorf("output %d: %w", i, err)
+			return b, fmt.Errorf("output %d: %w", i, err)
 		}
 	}
 	if err := place(op.Work, &b.Work); err != nil {
-		return fmt.Errorf("workspace: %w", err)
+		return b, fmt.Errorf("workspace: %w", err)
 	}
 	if err := place(op.Skip, &b.Skip); err != nil {
-		return fmt.Errorf("predicate: %w", err)
+		return b, fmt.Errorf("predicate: %w", err)
 	}
 	var err error
 	if o.stream, err = e.stream(op.Stream); err != nil {
-		return err
+		return b, err
 	}
 	o.track = e.tracks[op.Stream]
 	for _, w := range op.Wait {
 		ev, err := e.event(w)
 		if err != nil {
-			return fmt.Errorf("wait: %w", err)
+			return b, fmt.Errorf("wait: %w", err)
 		}
 		o.wait = append(o.wait, ev)
 	}
 	if op.Record != 0 {
 		if o.record, err = e.event(op.Record); err != nil {
-			return fmt.Errorf("record: %w", err)
+			return b, fmt.Errorf("record: %w", err)
 		}
 	}
 	switch op.Kind {
 	case graph.Join:
-		return nil
+		return b, nil
 	case graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll:
 		o.kernel, err = e.bindTransfer(o, b)
 	default:
 		o.kernel, err = e.cfg.Library.Bind(b)
 	}
 	if err != nil {
-		return err
+		return b, err
 	}
 	if o.kernel == nil {
-		return fmt.Errorf("%s: the library gave no kernel", op.Kind)
+		return b, fmt.Errorf("%s: the library gave no kernel", op.Kind)
 	}
 	if reflect.TypeOf(o.kernel).Comparable() {
 		e.byKernel[o.kernel] = o
 	}
-	return nil
+	return b, nil
+}
+
+// join gives the pairs of a phase that the library runs as one their kernel. What the first
+// of two read stays as it is until the second, and what it writes nobody else reads before:
+// whoever follows on another stream waits for an event, and the first records none.
+func (e *Executor) join(ph *phase, bound []kernels.Binding) error {
+	lib, ok := e.cfg.Library.(kernels.Joiner)
+	if !ok {
+		return nil
+	}
+	var wrong error
+	graph.Pairs(ph.graph.Ops, graph.Compute, func(i, j int) bool {
+		if wrong != nil {
+			return false
+		}
+		k, err := lib.Join(bound[i], bound[j])
+		if err != nil {
+			wrong = fmt.Errorf("exec: rank %d, %s and %s: %w", e.rank, ph.ops[i].path(), ph.ops[j].path(), err)
+		}
+		if k == nil || err != nil {
+			return false
+		}
+		first, second := &ph.ops[i], &ph.ops[j]
+		first.alone, first.kernel, first.first = first.kernel, nil, true
+		second.alone, second.kernel = second.kernel, k
+		if reflect.TypeOf(k).Comparable() {
+			e.byKernel[k] = second
+		}
+		return true
+	})
+	return wrong
 }
 
 // bindTransfer binds a copy or a collective.

@@ -51,7 +51,7 @@ func (e *Executor) capture(ph *phase) ([]operation, error) {
 	}
 	captures := func(i int) bool {
 		o := &ph.ops[i]
-		return o.kernel != nil && s.Captures(o.kernel) && !slices.ContainsFunc(o.release, func(k device.Kernel) bool { return !s.Captures(k) })
+		return o.first || o.kernel != nil && s.Captures(o.kernel) && !slices.ContainsFunc(o.release, func(k device.Kernel) bool { return !s.Captures(k) })
 	}
 	var cuts []int
 	if g := ph.section.gate; g.phase >= 0 && ph == &ph.section.phases[g.phase] {
@@ -63,7 +63,9 @@ func (e *Executor) capture(ph *phase) ([]operation, error) {
 	for _, run := range graph.Runs(ph.graph.Ops, graph.Compute, graph.MinRun, captures, cuts) {
 		var list []device.Kernel
 		for _, i := range run {
-			list = append(append(list, ops[i].kernel), ops[i].release...)
+			if ops[i].kernel != nil {
+				list = append(append(list, ops[i].kernel), ops[i].release...)
+			}
 			ops[i].kernel, ops[i].release = nil, nil
 		}
 		last := &ops[run[len(run)-1]]

@@ -53,6 +53,9 @@ func (e *Executor) FindNonFinite(name string, before func(phase *graph.Phase, re
 			for k := range ph.ops {
 				o := ph.ops[k]
 				o.release = nil // a poisoned output would be taken for what it computed
+				if o.alone != nil {
+					o.kernel = o.alone
+				}
 				at++
 				if writesAny(e.cfg.Program, o.op, resident) {
 					o.kernel = nil

@@ -1,6 +1,7 @@
 package exec_test
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -29,8 +30,36 @@ const (
 
 // library binds the test kinds on the CPU device.
 type library struct {
-	spy  func(b kernels.Binding) error
-	slow time.Duration // of scaleBy
+	spy   func(b kernels.Binding) error
+	slow  time.Duration                             // of scaleBy
+	joins func(first, second kernels.Binding) error // nil: these run as one; if it is set
+}
+
+// errApart is joins' for two operations that stay two.
+var errApart = errors.New("apart")
+
+// Join implements kernels.Joiner.
+func (l library) Join(first, second kernels.Binding) (device.Kernel, error) {
+	if l.joins == nil {
+		return nil, nil
+	}
+	if err := l.joins(first, second); err != nil {
+		if err == errApart {
+			err = nil
+		}
+		return nil, err
+	}
+	a, err := l.Bind(first)
+	if err != nil {
+		return nil, err
+	}
+	b, err := l.Bind(second)
+	if err != nil {
+		return nil, err
+	}
+	return &kernel{label: "both", touches: append(a.Touches(), b.Touches()...), run: func() error {
+		return errors.Join(a.(*kernel).run(), b.(*kernel).run())
+	}}, nil
 }
 
 type kernel struct {

@@ -97,6 +97,13 @@ func (e *Executor) bindReleases(s *section) error {
 			from = to
 		}
 	}
+	for i := range s.phases {
+		for j := range s.phases[i].ops {
+			if o := &s.phases[i].ops[j]; o.first {
+				o.release = nil // the second still reads it, or writes there already
+			}
+		}
+	}
 	return nil
 }
 

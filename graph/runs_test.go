@@ -46,3 +46,33 @@ func TestRuns(t *testing.T) {
 		}
 	})
 }
+
+// A pair is two neighbours on the stream between which nothing is recorded, without a
+// predicate, and no operation is in two.
+func TestPairs(t *testing.T) {
+	plain := Op{Stream: Compute, Skip: NoBuf}
+	recording, waiting, other, skipped, join := plain, plain, plain, plain, plain
+	recording.Record, waiting.Wait, other.Stream, skipped.Skip, join.Kind = 1, []EventID{1}, Comm, 3, Join
+	all := func(int, int) bool { return true }
+	for _, c := range []struct {
+		ops  []Op
+		want [][2]int
+	}{
+		{[]Op{plain, plain, plain}, [][2]int{{0, 1}}},
+		{[]Op{plain, plain, plain, plain}, [][2]int{{0, 1}, {2, 3}}},
+		{[]Op{plain, other, waiting}, [][2]int{{0, 2}}},
+		{[]Op{waiting, recording, plain}, [][2]int{{0, 1}}},
+		{[]Op{recording, plain, recording}, [][2]int{{1, 2}}},
+		{[]Op{plain, skipped, plain, plain}, [][2]int{{2, 3}}},
+		{[]Op{plain, join, plain}, nil},
+		{[]Op{other, other}, nil},
+	} {
+		require.Equal(t, c.want, Pairs(c.ops, Compute, all))
+	}
+	var asked [][2]int
+	require.Empty(t, Pairs([]Op{plain, other, plain, plain}, Compute, func(i, j int) bool {
+		asked = append(asked, [2]int{i, j})
+		return false
+	}))
+	require.Equal(t, [][2]int{{0, 2}, {2, 3}}, asked)
+}

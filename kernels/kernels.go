@@ -24,3 +24,12 @@ type Library interface {
 	// refuses, naming operation and operand, what it has no kernel for.
 	Bind(b Binding) (device.Kernel, error)
 }
+
+// Joiner is a Library with kernels for two operations at once.
+type Joiner interface {
+	// Join prepares two operations, of which the second follows the first on its stream
+	// (graph.Pairs), as one kernel in the second's place. It leaves in memory what the two
+	// leave, bit for bit. Nil: there is none, at these types, shapes or places, and the
+	// operations are bound one by one. What Bind refuses is told by Bind.
+	Join(first, second Binding) (device.Kernel, error)
+}

@@ -1,8 +1,12 @@
 package cuda
 
 import (
+	"cmp"
+
+	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels"
 )
 
 func init() {
@@ -39,20 +43,84 @@ func normKept(cols, n int64) (shared int, keep int32) {
 	return 0, 0
 }
 
-func bindLayerNorm(b *binding) {
+func bindLayerNorm(b *binding) { b.norm("layernorm_", b.args().Pointer(b.in(0))) }
+
+func bindRMSNorm(b *binding) { b.norm("rmsnorm_", b.args().Pointer(b.in(0))) }
+
+// norm adds the launch of a norm's kernel, whose first arguments say what it is taken of.
+func (b *binding) norm(kernel string, args *driver.Args) {
 	n, c := matrix(b.outBuf(0))
 	shared, keep := normKept(c, 1)
-	b.rows(norm, "layernorm_"+b.float(b.outBuf(0)), n, normThreads(c), shared,
-		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.in(2)).Pointer(b.out(0)).Pointer(b.out(1)).Pointer(b.out(2)).
-			Int64(c).Float32(float32(attr[graph.NormAttr](b).Eps)).Int32(keep))
+	for i := 1; i < len(b.Op.In); i++ { // gamma and beta
+		args.Pointer(b.in(i))
+	}
+	for i := range b.Op.Out { // y and the statistics
+		args.Pointer(b.out(i))
+	}
+	b.rows(norm, kernel+b.float(b.outBuf(0)), n, normThreads(c), shared,
+		args.Int64(c).Float32(float32(attr[graph.NormAttr](b).Eps)).Int32(keep))
 }
 
-func bindRMSNorm(b *binding) {
-	n, c := matrix(b.outBuf(0))
-	shared, keep := normKept(c, 1)
-	b.rows(norm, "rmsnorm_"+b.float(b.outBuf(0)), n, normThreads(c), shared,
-		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.out(0)).Pointer(b.out(1)).
-			Int64(c).Float32(float32(attr[graph.NormAttr](b).Eps)).Int32(keep))
+var _ kernels.Joiner = (*Library)(nil)
+
+// Join implements kernels.Joiner: a sum and the norm of it are one kernel, which reads
+// what is added once and the sum not at all.
+//
+//	s = a + b;  y, mean, rstd = layernorm(s)
+//
+// The kernel of a row writes y after it has read its own row of a and b, while others'
+// may still be read: y may lie where a or b does, exactly, and nowhere else in them.
+func (l *Library) Join(first, second kernels.Binding) (device.Kernel, error) {
+	name := map[graph.Kind]string{graph.LayerNorm: "add_layernorm_", graph.RMSNorm: "add_rmsnorm_"}[second.Op.Kind]
+	if first.Op.Kind != graph.Add || name == "" || first.Op.Out[0].Mode == graph.Accum || !joins(&first, &second) {
+		return nil, nil
+	}
+	b := &binding{Binding: second, lib: l, kernel: &kernel{}}
+	added := &binding{Binding: first, lib: l, kernel: b.kernel}
+	b.norm(name, b.args().Pointer(added.in(0)).Pointer(added.in(1)).Pointer(added.out(0)))
+	if err := cmp.Or(b.err, added.err); err != nil {
+		return nil, err
+	}
+	var touches []device.Ptr
+	for _, part := range []*kernels.Binding{&first, &second} {
+		list, err := part.Places()
+		if err != nil {
+			b.failf("%w", err)
+			return nil, b.err
+		}
+		touches = append(touches, list...)
+	}
+	b.kernel.operands = of(&second, touches)
+	b.kernel.reads = append(b.kernel.reads, first.In...)
+	b.kernel.writes = append(b.kernel.writes, first.Out...)
+	return b.kernel, nil
+}
+
+// joins says whether a norm is taken of just what a sum leaves, in memory of the device and
+// at places that allow for one kernel.
+func joins(sum, norm *kernels.Binding) bool {
+	x := norm.In[0]
+	if x != sum.Out[0] || norm.Program.Buf(norm.Op.In[0]).DType != sum.Program.Buf(sum.Op.Out[0].Buf).DType {
+		return false
+	}
+	for _, p := range append(append(append([]device.Ptr(nil), sum.In...), norm.In...), norm.Out...) {
+		if p.Arena == nil || p.Arena.Space() != graph.Device {
+			return false
+		}
+	}
+	for _, in := range sum.In {
+		for i, out := range norm.Out {
+			if in.Overlaps(out) && (i > 0 || in != out) {
+				return false
+			}
+		}
+	}
+	for _, in := range norm.In[1:] { // read when the sum is there
+		if in.Overlaps(sum.Out[0]) {
+			return false
+		}
+	}
+	return true
 }
 
 // normGrad is the gradient of a layer norm, or with no mean of an RMS norm. The

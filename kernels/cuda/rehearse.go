@@ -91,7 +91,7 @@ func (l *Library) rehearseBinding(r *Rehearsal, coord []int, launches map[driver
 	for i := range r.Program.Sections {
 		for j := range r.Program.Sections[i].Phases {
 			ops := r.Program.Sections[i].Phases[j].Ops
-			count := make([]int, len(ops)) // launches
+			count, places := make([]int, len(ops)), make([]kernels.Binding, len(ops)) // count: launches
 			for k := range ops {
 				b, onGPU := placed(r.Program, &ops[k], coord, device)
 				if !onGPU {
@@ -101,10 +101,14 @@ func (l *Library) rehearseBinding(r *Rehearsal, coord []int, launches map[driver
 				if err != nil {
 					return nil, err
 				}
-				count[k] = max(1, len(bound.(*kernel).steps))
+				count[k], places[k] = max(1, len(bound.(*kernel).steps)), b
 				if b.Op.Own == nil {
 					collect(launches, bound.(*kernel).steps)
 				}
+			}
+			first, err := l.rehearsePairs(ops, places, launches)
+			if err != nil {
+				return nil, err
 			}
 			if !r.Graphs || r.Program.Sections[i].Kind != graph.SectionStep {
 				continue
@@ -112,13 +116,37 @@ func (l *Library) rehearseBinding(r *Rehearsal, coord []int, launches map[driver
 			for _, run := range graph.Runs(ops, graph.Compute, graph.MinRun, func(k int) bool { return count[k] > 0 }, nil) {
 				n := 0
 				for _, k := range run {
-					n += count[k]
+					if !first[k] {
+						n += count[k]
+					}
 				}
 				runs = append(runs, n)
 			}
 		}
 	}
 	return runs, nil
+}
+
+// rehearsePairs adds the launches of operations that run as one. It returns the first of
+// each two, which has none of its own.
+func (l *Library) rehearsePairs(ops []graph.Op, places []kernels.Binding, launches map[driver.Function]*launch) (first map[int]bool, wrong error) {
+	first = map[int]bool{}
+	graph.Pairs(ops, graph.Compute, func(i, j int) bool {
+		if wrong != nil || places[i].Op == nil || places[j].Op == nil {
+			return false
+		}
+		k, err := l.Join(places[i], places[j])
+		if err != nil {
+			wrong = err
+		}
+		if k == nil || err != nil {
+			return false
+		}
+		first[i] = true
+		collect(launches, k.(*kernel).steps)
+		return true
+	})
+	return first, wrong
 }
 
 // placed is an operation with its places, and whether it is a kernel of the GPU: not a

@@ -205,10 +205,37 @@ func (e *estimator) place(id graph.BufID) (p device.Ptr) {
 // transfers have no kernel of one rank's.
 var transfers = []graph.Kind{graph.Join, graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll}
 
-func (e *estimator) add(op *graph.Op) error {
-	if slices.Contains(transfers, op.Kind) {
-		return nil
+// phase adds a phase's operations: two that the GPU's library runs as one, as one.
+func (e *estimator) phase(ops []graph.Op) error {
+	joined, second := make([]bool, len(ops)), map[int]int{}
+	var wrong error
+	graph.Pairs(ops, graph.Compute, func(i, j int) bool {
+		k, err := e.lib.Join(e.binding(&ops[i]), e.binding(&ops[j]))
+		if err != nil {
+			wrong = err
+		}
+		if k == nil || err != nil {
+			return false
+		}
+		joined[i], second[j] = true, i
+		return true
+	})
+	for k := range ops {
+		if wrong != nil {
+			return wrong
+		}
+		switch i, ok := second[k]; {
+		case joined[k]: // with the one after it
+		case ok:
+			wrong = e.both(&ops[i], &ops[k])
+		default:
+			wrong = e.add(&ops[k])
+		}
 	}
+	return wrong
+}
+
+func (e *estimator) binding(op *graph.Op) kernels.Binding {
 	b := kernels.Binding{Program: e.plan.Program, Op: op, Work: e.place(op.Work), Skip: e.place(op.Skip), Coord: make([]int, len(e.plan.Program.Mesh))}
 	for _, id := range op.In {
 		b.In = append(b.In, e.place(id))
@@ -216,17 +243,42 @@ func (e *estimator) add(op *graph.Op) error {
 	for _, out := range op.Out {
 		b.Out = append(b.Out, e.place(out.Buf))
 	}
-	k, err := e.lib.Bind(b)
+	return b
+}
+
+func (e *estimator) add(op *graph.Op) error {
+	if slices.Contains(transfers, op.Kind) {
+		return nil
+	}
+	k, err := e.lib.Bind(e.binding(op))
 	gpu, ok := k.(devcuda.Kernel)
 	if err != nil || !ok { // on the host
 		return err
 	}
-	e.api.launched, e.mats.enqueued = e.api.launched[:0], e.mats.enqueued[:0]
-	if err := gpu.Enqueue(e.api, 0); err != nil {
+	flops, bytes := graph.Cost(e.plan.Program, op)
+	return e.enqueue(gpu, string(op.Kind), float64(flops), float64(bytes))
+}
+
+// both adds two operations that run as one: the second does not read what the first
+// leaves, which is its first input.
+func (e *estimator) both(first, second *graph.Op) error {
+	k, err := e.lib.Join(e.binding(first), e.binding(second))
+	if err != nil {
 		return err
 	}
-	flops, bytes := graph.Cost(e.plan.Program, op)
-	return e.note(string(op.Kind), float64(flops), float64(bytes))
+	flops, bytes := graph.Cost(e.plan.Program, first)
+	f, b := graph.Cost(e.plan.Program, second)
+	between := e.plan.Program.Buf(second.In[0]).Bytes()
+	return e.enqueue(k.(devcuda.Kernel), string(first.Kind)+", "+string(second.Kind), float64(flops+f), float64(bytes+b-between))
+}
+
+// enqueue hears a kernel's launches and notes them.
+func (e *estimator) enqueue(k devcuda.Kernel, kind string, flops, bytes float64) error {
+	e.api.launched, e.mats.enqueued = e.api.launched[:0], e.mats.enqueued[:0]
+	if err := k.Enqueue(e.api, 0); err != nil {
+		return err
+	}
+	return e.note(kind, flops, bytes)
 }
 
 // note adds the operation whose launches were heard last.
@@ -355,11 +407,8 @@ func step(p *plan.Plan, codes map[function]sass.Code) (map[string]*row, error) {
 	}
 	for i := range p.Program.Sections {
 		for j := range p.Program.Sections[i].Phases {
-			ops := p.Program.Sections[i].Phases[j].Ops
-			for k := range ops {
-				if err := e.add(&ops[k]); err != nil {
-					return nil, errors.Join(err, e.lib.Close())
-				}
+			if err := e.phase(p.Program.Sections[i].Phases[j].Ops); err != nil {
+				return nil, errors.Join(err, e.lib.Close())
 			}
 		}
 	}

@@ -252,6 +252,7 @@ func (m *micros) run() error {
 						m.operation(op, what)
 					}
 				}
+				m.pairs(prog.Sections[i].Phases[j].Ops, seen)
 			}
 		}
 		m.algorithms()
@@ -267,7 +268,30 @@ func transfers(k graph.Kind) bool {
 const inARow = 10
 
 func (m *micros) operation(op *graph.Op, what string) {
-	r := microRow{Shape: m.shape, Precision: m.precision, Op: what}
+	k, err := m.lib.Bind(m.binding(op))
+	flops, moved := graph.Cost(m.plan.Program, op)
+	m.kernel(what, k, err, float64(flops), float64(moved))
+}
+
+// pairs times the operations that the library runs as one, each two once.
+func (m *micros) pairs(ops []graph.Op, seen map[string]bool) {
+	graph.Pairs(ops, graph.Compute, func(i, j int) bool {
+		k, err := m.lib.Join(m.binding(&ops[i]), m.binding(&ops[j]))
+		if k == nil && err == nil {
+			return false
+		}
+		if what := m.describe(&ops[i]) + ", " + m.describe(&ops[j]); !seen[what] {
+			seen[what] = true
+			flops, moved := graph.Cost(m.plan.Program, &ops[i])
+			f, b := graph.Cost(m.plan.Program, &ops[j])
+			between := m.plan.Program.Buf(ops[j].In[0]).Bytes() // is not read
+			m.kernel(what, k, err, float64(flops+f), float64(moved+b-between))
+		}
+		return true
+	})
+}
+
+func (m *micros) binding(op *graph.Op) kernels.Binding {
 	b := kernels.Binding{Program: m.plan.Program, Op: op, Work: m.place(op.Work), Skip: m.place(op.Skip), Coord: make([]int, len(m.plan.Program.Mesh))}
 	for _, id := range op.In {
 		b.In = append(b.In, m.place(id))
@@ -275,7 +299,12 @@ func (m *micros) operation(op *graph.Op, what string) {
 	for _, out := range op.Out {
 		b.Out = append(b.Out, m.place(out.Buf))
 	}
-	k, err := m.lib.Bind(b)
+	return b
+}
+
+// kernel times a kernel that was bound, if it was, and notes it.
+func (m *micros) kernel(what string, k device.Kernel, err error, flops, moved float64) {
+	r := microRow{Shape: m.shape, Precision: m.precision, Op: what}
 	gpu, ok := k.(devcuda.Kernel)
 	if err == nil && !ok {
 		return // on the host
@@ -297,8 +326,7 @@ func (m *micros) operation(op *graph.Op, what string) {
 		return
 	}
 	seconds := max(d.Seconds()/inARow, 1e-12)
-	flops, moved := graph.Cost(m.plan.Program, op)
-	r.Micros, r.GBs, r.TFs = seconds*1e6, float64(moved)/seconds/1e9, float64(flops)/seconds/1e12
+	r.Micros, r.GBs, r.TFs = seconds*1e6, moved/seconds/1e9, flops/seconds/1e12
 	r.Copy, r.Matrix = r.GBs*1e9/m.copyRate, r.TFs*1e12/m.matrix
 	m.row(r)
 }

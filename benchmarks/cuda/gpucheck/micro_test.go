@@ -56,9 +56,10 @@ func TestMicrobenchmarks(t *testing.T) {
 			require.Empty(t, r.Error, r.Op)
 			require.Positive(t, r.Micros, r.Op)
 			kinds[strings.Fields(r.Op)[0]] = true
+			kinds["both"] = kinds["both"] || strings.Contains(r.Op, ", layernorm ")
 			rows = append(rows, r)
 		}
-		for _, kind := range []string{"linear", "attention", "attention_grad", "layernorm", "adamw", "head_loss_grad"} {
+		for _, kind := range []string{"linear", "attention", "attention_grad", "layernorm", "both", "adamw", "head_loss_grad"} {
 			require.True(t, kinds[kind], "%s of %v", kind, kinds)
 		}
 		table := microTable(append(rows, microRow{Op: "a product", Each: []float64{5, 4}}))

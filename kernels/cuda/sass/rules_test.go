@@ -31,7 +31,7 @@ var (
 		"add", "sub", "mul", "scale", "sum_grad", "swiglu", "swiglu_grad", "dropout", "fill_1", "fill_2", "fill_4", "fill_8",
 		"embed", "add_pos", "add_pos_grad", "rope", "add_bias", "adamw", "lamb_direction", "lamb_apply", "momentum",
 	}
-	byFours = []string{"layernorm", "rmsnorm", "norm_dx"}
+	byFours = []string{"layernorm", "rmsnorm", "add_layernorm", "add_rmsnorm", "norm_dx"}
 )
 
 func streams(kernel string) bool {

@@ -51,22 +51,58 @@ struct Kept {
 	}
 };
 
-template <class T> DEVICE void layernorm(const T *x, const T *gamma, const T *beta, T *y, float *mean, float *rstd, i64 cols, float eps, int keep) {
+// as_stored is what an element of a type is once it is stored.
+template <class T> DEVICE float as_stored(float x) {
+	T h;
+	narrow(&h, x);
+	return widen(h);
+}
+
+// What a norm is taken of: a row of x, or of the sum of two, which it stores. first is a
+// thread's first reading of its quads, again any other.
+template <class T> struct Stored {
+	const Row<const T> x;
+	__device__ __forceinline__ Stored(const T *x, i64 n, i64 cols) : x(x, n, cols) {}
+	__device__ __forceinline__ void first(i64 c, i64 cols, float *v) const { x.read(c, cols, v); }
+	__device__ __forceinline__ void again(i64 c, i64 cols, float *v) const { x.read(c, cols, v); }
+};
+
+template <class T> struct Summed {
+	const Row<const T> a, b;
+	const Row<T> sum;
+	__device__ __forceinline__ Summed(const T *a, const T *b, T *sum, i64 n, i64 cols) : a(a, n, cols), b(b, n, cols), sum(sum, n, cols) {}
+	__device__ __forceinline__ void first(i64 c, i64 cols, float *v) const {
+		float w[4];
+		a.read(c, cols, v);
+		b.read(c, cols, w);
+		for (int j = 0; j < 4; j++) v[j] = as_stored<T>(v[j] + w[j]);
+		sum.write(c, cols, v, 0);
+	}
+	__device__ __forceinline__ void again(i64 c, i64 cols, float *v) const {
+		if (sum.packs) {
+			get<4>(sum.at + c, v);
+			return;
+		}
+		for (int j = 0; j < 4; j++) v[j] = c + j < cols ? load(sum.at + c + j) : 0.0f;
+	}
+};
+
+template <class T, class In> DEVICE void layernorm(const In row, const T *gamma, const T *beta, T *y, float *mean, float *rstd, i64 cols, float eps, int keep) {
 	SHARED(float, partial, 32);
 	DYNAMIC_SHARED(float, dynamic);
 	const Kept kept = {dynamic, keep};
 	const i64 n = blockIdx.x;
-	Row<const T> row(x, n, cols), g(gamma, 0, cols), b(beta, 0, cols);
+	Row<const T> g(gamma, 0, cols), b(beta, 0, cols);
 	float v[4], w[4], z[4], s = 0;
 	QUADS(c, cols) {
-		row.read(c, cols, v);
+		row.first(c, cols, v);
 		kept.put(c, v);
 		for (int j = 0; j < 4; j++) s += v[j];
 	}
 	float m = block_sum(s, partial) / (float)cols;
 	s = 0;
 	QUADS(c, cols) {
-		if (!kept.get(c, v)) row.read(c, cols, v);
+		if (!kept.get(c, v)) row.again(c, cols, v);
 		for (int j = 0; j < 4; j++) {
 			float d = c + j < cols ? v[j] - m : 0.0f;
 			s = fma_(d, d, s);
@@ -75,7 +111,7 @@ template <class T> DEVICE void layernorm(const T *x, const T *gamma, const T *be
 	float r = 1 / sqrt_(block_sum(s, partial) / (float)cols + eps);
 	const Row<T> out(y, n, cols);
 	QUADS(c, cols) {
-		if (!kept.get(c, v)) row.read(c, cols, v);
+		if (!kept.get(c, v)) row.again(c, cols, v);
 		g.read(c, cols, w);
 		b.read(c, cols, z);
 		for (int j = 0; j < 4; j++) v[j] = fma_((v[j] - m) * r, w[j], z[j]);
@@ -84,22 +120,22 @@ template <class T> DEVICE void layernorm(const T *x, const T *gamma, const T *be
 	if (threadIdx.x == 0) mean[n] = m, rstd[n] = r;
 }
 
-template <class T> DEVICE void rmsnorm(const T *x, const T *gamma, T *y, float *rstd, i64 cols, float eps, int keep) {
+template <class T, class In> DEVICE void rmsnorm(const In row, const T *gamma, T *y, float *rstd, i64 cols, float eps, int keep) {
 	SHARED(float, partial, 32);
 	DYNAMIC_SHARED(float, dynamic);
 	const Kept kept = {dynamic, keep};
 	const i64 n = blockIdx.x;
-	Row<const T> row(x, n, cols), g(gamma, 0, cols);
+	Row<const T> g(gamma, 0, cols);
 	float v[4], w[4], s = 0;
 	QUADS(c, cols) {
-		row.read(c, cols, v);
+		row.first(c, cols, v);
 		kept.put(c, v);
 		for (int j = 0; j < 4; j++) s = fma_(v[j], v[j], s);
 	}
 	float r = 1 / sqrt_(block_sum(s, partial) / (float)cols + eps);
 	const Row<T> out(y, n, cols);
 	QUADS(c, cols) {
-		if (!kept.get(c, v)) row.read(c, cols, v);
+		if (!kept.get(c, v)) row.again(c, cols, v);
 		g.read(c, cols, w);
 		for (int j = 0; j < 4; j++) v[j] = v[j] * r * w[j];
 		out.write(c, cols, v, 0);
@@ -187,11 +223,19 @@ template <class T, class G> DEVICE void norm_columns(const T *dy, const T *x, co
 #define NORM(T) \
 	KERNEL(512, layernorm_##T, const int *skip, const T *x, const T *gamma, const T *beta, T *y, float *mean, float *rstd, i64 cols, float eps, int keep) { \
 		SKIP(); \
-		layernorm(x, gamma, beta, y, mean, rstd, cols, eps, keep); \
+		layernorm(Stored<T>(x, blockIdx.x, cols), gamma, beta, y, mean, rstd, cols, eps, keep); \
+	} \
+	KERNEL(512, add_layernorm_##T, const int *skip, const T *a, const T *b, T *sum, const T *gamma, const T *beta, T *y, float *mean, float *rstd, i64 cols, float eps, int keep) { \
+		SKIP(); \
+		layernorm(Summed<T>(a, b, sum, blockIdx.x, cols), gamma, beta, y, mean, rstd, cols, eps, keep); \
 	} \
 	KERNEL(512, rmsnorm_##T, const int *skip, const T *x, const T *gamma, T *y, float *rstd, i64 cols, float eps, int keep) { \
 		SKIP(); \
-		rmsnorm(x, gamma, y, rstd, cols, eps, keep); \
+		rmsnorm(Stored<T>(x, blockIdx.x, cols), gamma, y, rstd, cols, eps, keep); \
+	} \
+	KERNEL(512, add_rmsnorm_##T, const int *skip, const T *a, const T *b, T *sum, const T *gamma, T *y, float *rstd, i64 cols, float eps, int keep) { \
+		SKIP(); \
+		rmsnorm(Summed<T>(a, b, sum, blockIdx.x, cols), gamma, y, rstd, cols, eps, keep); \
 	} \
 	KERNEL(512, norm_dx_##T, const int *skip, const T *dy, const T *x, const T *gamma, const float *mean, const float *rstd, T *dx, i64 cols, int accumulate, int keep) { \
 		SKIP(); \
