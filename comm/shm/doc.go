@@ -3,7 +3,8 @@
 // collective reads its peers' buffers in place, as between the ranks of one
 // process, and adds them in the same order. A job's files are inherited by its
 // processes; when the last of them has ended, however it ended, nothing of them
-// is left.
+// is left. Arenas lie in huge pages where the system gives them, also where its
+// setting for shared memory is "never".
 //
 // A rank that waits spins for a moment and then sleeps in the kernel (futex).
 // Nobody waits with a deadline of its own: each process watches the progress and

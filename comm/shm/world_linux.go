@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/watch"
 	"github.com/spillway-ml/spillway/graph"
@@ -49,7 +47,7 @@ type World struct {
 	err     error
 	failed  atomic.Bool // set after err
 	hooks   []func(error)
-	regions [][]atomic.Pointer[[]byte] // by rank, region: as mapped here
+	regions [][]atomic.Pointer[mapped] // by rank, region
 	own     []ownRegion
 	free    int64 // of the process's file: where the next arena begins
 
@@ -101,9 +99,9 @@ func (j *Job) Join(mesh []graph.Axis, ranks []int, o Options) (*World, error) {
 		w.spin = 2000
 	}
 	w.addGroups()
-	w.regions = make([][]atomic.Pointer[[]byte], j.world)
+	w.regions = make([][]atomic.Pointer[mapped], j.world)
 	for r := range w.regions {
-		w.regions[r] = make([]atomic.Pointer[[]byte], maxRegions)
+		w.regions[r] = make([]atomic.Pointer[mapped], maxRegions)
 	}
 	go func() {
 		defer crash.Guard()
@@ -297,7 +295,7 @@ func (w *World) Close() error {
 	for r := range w.regions {
 		for i := range w.regions[r] {
 			if m := w.regions[r][i].Swap(nil); m != nil && !slices.Contains(w.local, r) {
-				errs = append(errs, os.NewSyscallError("munmap", unix.Munmap(*m)))
+				errs = append(errs, m.unmap())
 			}
 		}
 	}
@@ -333,17 +331,18 @@ func (w *World) Map(rank int) func(graph.Space, int64) ([]byte, func() error, er
 		if err := file.Truncate(off + bytes); err != nil {
 			return nil, nil, fmt.Errorf("grow the process's shared memory: %w", err)
 		}
-		data, unmap, err := mapFile(file, off, bytes)
+		m, err := mapFile(file, off, bytes)
 		if err != nil {
 			return nil, nil, err
 		}
+		_ = huge(m.data)
 		w.free = (off + bytes + hugeSize - 1) / hugeSize * hugeSize
 		area.regions[index].off.Store(off)
 		area.regions[index].size.Store(bytes)
 		area.count.Store(uint32(index + 1))
-		w.regions[rank][index].Store(&data)
-		w.own = append(w.own, ownRegion{rank, index, data})
-		return data, unmap, nil
+		w.regions[rank][index].Store(m)
+		w.own = append(w.own, ownRegion{rank, index, m.data})
+		return m.data, m.unmap, nil
 	}
 }
 
@@ -373,19 +372,17 @@ func (w *World) view(rank int, o operand) ([]byte, error) {
 		defer w.mu.Unlock()
 		if p = w.regions[rank][o.region].Load(); p == nil {
 			r := &w.job.rank(rank).regions[o.region]
-			b, err := unix.Mmap(int(w.job.file(rank).Fd()), r.off.Load(), int(r.size.Load()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-			if err != nil {
-				return nil, fmt.Errorf("shm: map the memory of rank %d: %w", rank, os.NewSyscallError("mmap", err))
+			var err error
+			if p, err = mapFile(w.job.file(rank), r.off.Load(), r.size.Load()); err != nil {
+				return nil, fmt.Errorf("shm: map the memory of rank %d: %w", rank, err)
 			}
-			adviseHuge(b)
-			p = &b
 			w.regions[rank][o.region].Store(p)
 		}
 	}
-	if o.off < 0 || o.n < 0 || o.off+o.n > int64(len(*p)) {
-		return nil, fmt.Errorf("shm: rank %d posted bytes [%d, %d) of an arena of %d", rank, o.off, o.off+o.n, len(*p))
+	if o.off < 0 || o.n < 0 || o.off+o.n > int64(len(p.data)) {
+		return nil, fmt.Errorf("shm: rank %d posted bytes [%d, %d) of an arena of %d", rank, o.off, o.off+o.n, len(p.data))
 	}
-	return (*p)[o.off : o.off+o.n : o.off+o.n], nil
+	return p.data[o.off : o.off+o.n : o.off+o.n], nil
 }
 
 // hash of a signature, equal where operations agree.
