@@ -81,8 +81,8 @@ type Config struct {
 //
 // Deliberately absent: any decision about memory, order, streams or prefetch
 // (the passes made them); retries and fallbacks; knowledge of what a kind
-// computes; more than one goroutine a rank (methods are called from one, Abort
-// and Touched from any).
+// computes; more than one goroutine a rank (methods are called from one, Abort,
+// Touched and TouchedClasses from any).
 type Executor struct {
 	cfg      Config
 	rank     int
@@ -98,7 +98,9 @@ type Executor struct {
 	readers []device.Stream
 	closed  bool
 	// peek moves Loss or GradNorm to the staging buffer: see Scalar.
-	peek map[graph.BufID]device.Kernel
+	peek    map[graph.BufID]device.Kernel
+	classes classes
+	staged  atomic.Int64 // the most bytes of the staging buffer that a copy went through
 
 	step    atomic.Int64
 	current atomic.Pointer[section]
@@ -130,6 +132,7 @@ type operation struct {
 	bytes  int64        // of all operands
 	whole  int64        // of the largest
 	unit   string       // its name, empty for none
+	ran    *atomic.Bool // it was enqueued; its copies share it
 
 	// release is launched after the kernel, before record: see Config.Poison.
 	release []device.Kernel
@@ -343,6 +346,7 @@ func (e *Executor) event(id graph.EventID) (device.Event, error) {
 // bind fills in an operation, and returns where its operands lie.
 func (e *Executor) bind(o *operation) (kernels.Binding, error) {
 	op := o.op
+	o.ran = new(atomic.Bool)
 	if op.Unit >= 0 && op.Unit < len(e.cfg.Program.Units) {
 		o.unit = e.cfg.Program.Units[op.Unit].Name
 	}
@@ -583,6 +587,7 @@ func (e *Executor) enqueue(ops []operation) error {
 			if err := o.stream.Launch(o.kernel); err != nil {
 				return e.stop(err)
 			}
+			o.ran.Store(true)
 		}
 		for _, k := range o.release {
 			o.track.launch(nil)
@@ -678,15 +683,6 @@ func (e *Executor) Running() []string {
 		return d.Running()
 	}
 	return nil
-}
-
-// Touched returns the highest byte of a space's arena that an executed
-// operation has touched; 0 for a space without an arena.
-func (e *Executor) Touched(s graph.Space) int64 {
-	if s >= graph.NumSpaces || e.arenas[s] == nil {
-		return 0
-	}
-	return e.arenas[s].Touched()
 }
 
 // CommStats returns what the rank has moved so far, over all its groups.

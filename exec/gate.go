@@ -222,7 +222,7 @@ func (e *Executor) Scalar(id graph.BufID) (float64, error) {
 	if err != nil {
 		return fail(err)
 	}
-	here := device.Ptr{Arena: staging.Arena, Off: staging.Off, Len: 8}
+	here := e.stage(staging, 8)
 	k := e.peek[id]
 	if k == nil {
 		there, err := e.ptr(id)

@@ -308,5 +308,15 @@ func (rs *Ranks) Memory() (touched, planned [graph.NumSpaces][]int64) {
 	return touched, planned
 }
 
+// Classes gives, for each rank of this process, what of the plan's peaks has been touched
+// so far, by space and class.
+func (rs *Ranks) Classes() []exec.Classes {
+	list := make([]exec.Classes, len(rs.list))
+	for i, r := range rs.list {
+		list[i] = r.Exec.TouchedClasses()
+	}
+	return list
+}
+
 // Len is how many ranks are driven from here.
 func (rs *Ranks) Len() int { return len(rs.list) }

@@ -33,6 +33,7 @@ type Executor interface {
 	Abort(err error)
 	Running() []string
 	Touched(space graph.Space) int64
+	TouchedClasses() exec.Classes
 	CommStats() comm.Stats
 	DiskTraffic() device.Traffic
 	Usage() exec.Usage
@@ -402,16 +403,17 @@ func (r *remote) snapshot() state {
 	return r.last
 }
 
-// Touched, CommStats, DiskTraffic and Usage are as of the last request that has ended.
+// Touched, TouchedClasses, CommStats, DiskTraffic and Usage are as of the last request that has ended.
 func (r *remote) Touched(s graph.Space) int64 {
 	if s >= graph.NumSpaces {
 		return 0
 	}
 	return r.snapshot().Touched[s]
 }
-func (r *remote) CommStats() comm.Stats       { return r.snapshot().Comm }
-func (r *remote) DiskTraffic() device.Traffic { return r.snapshot().Disk }
-func (r *remote) Usage() exec.Usage           { return r.snapshot().Usage }
+func (r *remote) TouchedClasses() exec.Classes { return r.snapshot().Classes }
+func (r *remote) CommStats() comm.Stats        { return r.snapshot().Comm }
+func (r *remote) DiskTraffic() device.Traffic  { return r.snapshot().Disk }
+func (r *remote) Usage() exec.Usage            { return r.snapshot().Usage }
 
 // Close ends the rank, and with the last of its process that one's part of the job.
 func (r *remote) Close() error {

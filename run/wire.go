@@ -111,6 +111,7 @@ func (f *found) nonFinite() exec.NonFinite {
 // state is what the leader keeps of a rank elsewhere.
 type state struct {
 	Touched [graph.NumSpaces]int64
+	Classes exec.Classes
 	Comm    comm.Stats
 	Disk    device.Traffic
 	Usage   exec.Usage

@@ -174,7 +174,7 @@ func (w *worker) loop() (closed bool, err error) {
 }
 
 func (w *worker) state() *state {
-	s := &state{Comm: w.rank.Exec.CommStats(), Disk: w.rank.Exec.DiskTraffic(), Usage: w.rank.Exec.Usage()}
+	s := &state{Classes: w.rank.Exec.TouchedClasses(), Comm: w.rank.Exec.CommStats(), Disk: w.rank.Exec.DiskTraffic(), Usage: w.rank.Exec.Usage()}
 	for sp := range graph.NumSpaces {
 		s.Touched[sp] = w.rank.Exec.Touched(sp)
 	}

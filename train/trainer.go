@@ -99,17 +99,21 @@ func (t *Trainer) flush() error {
 
 // StepResult is what a step tells.
 type StepResult struct {
-	Step        int     // from 1
-	Loss        float32 // mean over the counted targets of the global batch
-	LR          float64
-	GradNorm    float64 // before clipping
-	LossScale   float64
-	Skipped     bool
-	SkippedAll  int // steps of the run so far whose update was left out
-	Seconds     float64
-	TokensPerS  float64 // all ranks
-	Peak        [graph.NumSpaces][]int64
-	Planned     [graph.NumSpaces][]int64
+	Step       int     // from 1
+	Loss       float32 // mean over the counted targets of the global batch
+	LR         float64
+	GradNorm   float64 // before clipping
+	LossScale  float64
+	Skipped    bool
+	SkippedAll int // steps of the run so far whose update was left out
+	Seconds    float64
+	TokensPerS float64 // all ranks
+	Peak       [graph.NumSpaces][]int64
+	Planned    [graph.NumSpaces][]int64
+	// Classes has, by rank, what of each space's peak has been touched, by class: the
+	// bytes of the buffers that the plan has alive there. They sum to Peak, and are the
+	// plan's ByClass once all has run that the peak is made of.
+	Classes     [][graph.NumSpaces][graph.NumClasses]int64
 	CommBytes   int64 // all ranks, ring-equivalent
 	DiskRead    int64 // all ranks, bytes that copies moved, without what a cache served
 	DiskWritten int64
@@ -383,6 +387,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	res.Seconds = time.Since(began).Seconds()
 	res.TokensPerS = float64(t.cfg.Ranks*t.cfg.Accum*t.cfg.Batch*t.cfg.Seq) / res.Seconds
 	res.Peak, res.Planned = t.ranks.Memory()
+	res.Classes = t.ranks.Classes()
 	return res, nil
 }
 

@@ -29,7 +29,7 @@ type metricsPage struct {
 
 	loss, evalLoss, rate, norm, scale, speed, seconds, overlap prometheus.Gauge
 	steps, skipped, tokens, sent, diskRead, diskWritten        prometheus.Counter
-	peak                                                       *prometheus.GaugeVec
+	peak, classes                                              *prometheus.GaugeVec
 	commSeconds, commBytes, commCalls                          *prometheus.CounterVec
 	commRate                                                   *prometheus.GaugeVec
 	skippedBefore                                              int
@@ -113,6 +113,7 @@ func newMetricsPage(reg *prometheus.Registry, t *spillway.Trainer) *metricsPage 
 	counter(&p.diskRead, "disk_read_bytes_total", "Bytes that all ranks read from the disk tier.")
 	counter(&p.diskWritten, "disk_written_bytes_total", "Bytes that all ranks wrote to the disk tier.")
 	gauges(&p.peak, "memory_peak_bytes", "Highest byte of a rank's memory that an operation has touched.", "rank", "space")
+	gauges(&p.classes, "memory_touched_class_bytes", "What operations have touched of what the plan has alive at the peak, by class: memory_planned_class_bytes once all of it is in use. They sum to memory_peak_bytes.", "rank", "space", "class")
 	counters(&p.commSeconds, "collective_seconds_total", "Time in a kind of collective, summed over ranks, waiting for peers among it.", "op")
 	counters(&p.commBytes, "collective_bytes_total", "Whole buffers of a kind of collective, summed over ranks.", "op")
 	counters(&p.commCalls, "collective_calls_total", "Runs of a kind of collective, summed over ranks.", "op")
@@ -171,6 +172,9 @@ func (p *metricsPage) step(r spillway.StepResult) {
 		for rank, n := range r.Peak[sp] {
 			if r.Planned[sp][rank] > 0 {
 				p.peak.WithLabelValues(strconv.Itoa(rank), sp.String()).Set(float64(n))
+				for class, n := range r.Classes[rank][sp] {
+					p.classes.WithLabelValues(strconv.Itoa(rank), sp.String(), graph.Class(class).String()).Set(float64(n))
+				}
 			}
 		}
 	}

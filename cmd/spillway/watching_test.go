@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/graph"
 )
 
 // scrape reads a page as Prometheus does.
@@ -81,6 +82,19 @@ func TestWatchingARun(t *testing.T) {
 		}
 	}
 	require.Equal(t, planned, classes)
+	touched := all["spillway_memory_touched_class_bytes"].Metric
+	seen := 0
+	for _, m := range touched {
+		labels := map[string]string{}
+		for _, l := range m.Label {
+			labels[l.GetName()] = l.GetValue()
+		}
+		if labels["space"] == "device" {
+			seen++
+			require.Equal(t, value(t, all, "spillway_memory_planned_class_bytes", "space=device", "class="+labels["class"]), m.Gauge.GetValue(), "%v", labels)
+		}
+	}
+	require.Equal(t, 2*int(graph.NumClasses), seen, "of both processes' ranks")
 	for _, rank := range []string{"rank=0", "rank=1"} {
 		require.Equal(t, planned, value(t, all, "spillway_memory_peak_bytes", rank, "space=device"), "both processes' ranks")
 	}

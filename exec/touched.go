@@ -1,0 +1,126 @@
+package exec
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Touched returns the highest byte of a space's arena that an executed
+// operation has touched; 0 for a space without an arena.
+func (e *Executor) Touched(s graph.Space) int64 {
+	if s >= graph.NumSpaces || e.arenas[s] == nil {
+		return 0
+	}
+	return e.arenas[s].Touched()
+}
+
+// Classes are bytes by memory space and class.
+type Classes = [graph.NumSpaces][graph.NumClasses]int64
+
+// classes keeps what TouchedClasses told last.
+type classes struct {
+	mu     sync.Mutex
+	ran    int   // operations
+	staged int64 // see Executor.staged
+	told   Classes
+}
+
+// stage returns the first n bytes of the staging buffer, for a copy through them.
+func (e *Executor) stage(staging device.Ptr, n int64) device.Ptr {
+	if n > e.staged.Load() {
+		e.staged.Store(n)
+	}
+	staging.Len = n
+	return staging
+}
+
+// TouchedClasses returns, by class, how many bytes of the buffers that the plan has alive
+// at each space's peak (memplan.SpaceUse.Live) have been touched: by operations that ran,
+// and of the staging buffer by copies between sections. What of Touched is in none of
+// them is padding, so a space's classes sum to Touched; they are the plan's
+// SpaceUse.ByClass once everything has run that the peak is made of.
+func (e *Executor) TouchedClasses() Classes {
+	c := &e.classes
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if ran, staged := e.haveRun(), e.staged.Load(); ran != c.ran || staged != c.staged {
+		c.ran, c.staged, c.told = ran, staged, e.countClasses(staged)
+	}
+	told := c.told
+	for s := range graph.NumSpaces {
+		sum := int64(0)
+		for _, n := range told[s] {
+			sum += n
+		}
+		told[s][graph.Padding] += max(0, e.Touched(s)-sum)
+	}
+	return told
+}
+
+// haveRun is the number of operations that were enqueued at least once.
+func (e *Executor) haveRun() (n int) {
+	e.eachOp(func(o *operation) {
+		if o.ran.Load() {
+			n++
+		}
+	})
+	return n
+}
+
+func (e *Executor) eachOp(f func(*operation)) {
+	for i := range e.sections {
+		for j := range e.sections[i].phases {
+			ops := e.sections[i].phases[j].ops
+			for k := range ops {
+				f(&ops[k])
+			}
+		}
+	}
+}
+
+// extent is bytes [from, to) of a buffer.
+type extent struct{ from, to int64 }
+
+func (e *Executor) countClasses(staged int64) (sum Classes) {
+	p := e.cfg.Program
+	touched := make([][]extent, len(p.Buffers)) // of live roots
+	live := make([]bool, len(p.Buffers))
+	for s := range graph.NumSpaces {
+		for _, id := range e.cfg.Layout.Spaces[s].Live {
+			live[id] = true
+		}
+	}
+	e.eachOp(func(o *operation) {
+		if !o.ran.Load() {
+			return
+		}
+		for _, id := range operands(o.op) {
+			if root, off := p.Resolve(id, e.cfg.Coord); live[root] {
+				touched[root] = append(touched[root], extent{off, off + p.Buf(id).Bytes()})
+			}
+		}
+	})
+	if id := p.Port(graph.PortStaging); id != graph.NoBuf && live[id] {
+		touched[id] = append(touched[id], extent{0, staged})
+	}
+	for id, list := range touched {
+		b := p.Buf(graph.BufID(id))
+		sum[b.Space][b.Class] += min(covered(list), b.Bytes()-b.Pad)
+	}
+	return sum
+}
+
+// covered is how many bytes are in at least one of the extents, which it sorts.
+func covered(list []extent) (sum int64) {
+	slices.SortFunc(list, func(x, y extent) int { return cmp.Compare(x.from, y.from) })
+	end := int64(0)
+	for _, x := range list {
+		sum += max(0, x.to-max(x.from, end))
+		end = max(end, x.to)
+	}
+	return sum
+}
