@@ -156,9 +156,10 @@ func bindBiasGrad(b *binding) {
 	rows, cols := matrix(x)
 	parts := cut.Columns(rows)
 	partRows := (rows + parts - 1) / parts
-	const columns, lanes = 32, 8 // of a block of linear.cu
+	const width, lanes = 8, 8 // of a block of linear.cu, 16 bytes of columns a thread
+	columns := width * perThread(x)
 	grid := driver.Dim{X: uint32((cols + columns - 1) / columns), Y: uint32(parts), Z: 1}
-	block := driver.Dim{X: columns / 4, Y: lanes, Z: 1} // four columns a thread
+	block := driver.Dim{X: width, Y: lanes, Z: 1}
 	in := "columns_" + b.float(x) + "_"
 	if parts == 1 {
 		b.launch(linear, in+b.float(y), grid, block, 0,
@@ -168,7 +169,7 @@ func bindBiasGrad(b *binding) {
 	work := b.work(4 * parts * cols)
 	b.launch(linear, in+"f32", grid, block, 0,
 		b.args().Pointer(b.in(0)).Int64(rows).Int64(cols).Int64(partRows).Pointer(work).Int64(cols).Int32(0))
-	b.over(linear, "column_parts_"+b.float(y), cols, 1,
+	b.over(linear, "column_parts_"+b.float(y), cols, 4,
 		b.args().Pointer(work).Int64(parts).Int64(cols).Pointer(b.out(0)).Int32(b.accum(0)))
 }
 

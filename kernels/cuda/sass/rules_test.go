@@ -68,6 +68,10 @@ var rules = []rule{
 		}
 		return r.Load8 > 0 && r.Store8 > 0
 	}, nil},
+	{"sums of columns go by 16 bytes, their 16-bit results by fours at least", func(r *sass.Row) bool {
+		f := family(r.Kernel)
+		return f != "columns" && f != "column_parts" || r.Load16 > 0 && r.Store16+r.Store8 > 0
+	}, nil},
 	{"an optimizer's 16-bit gradients and copies go by fours", func(r *sass.Row) bool {
 		return !slices.Contains([]string{"adamw", "lamb_apply", "momentum"}, r.Kernel) || r.Load8 > 0 && r.Store8 > 0
 	}, nil},

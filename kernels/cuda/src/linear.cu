@@ -1,39 +1,56 @@
 // What surrounds the products of cuBLASLt: see bind_linear.go.
 
-// Column sums: a block takes 32 columns of a part of the rows, 8 rows at a time, a
-// thread four columns, and adds its 8 sums by a tree. Parts are added in order, by a
-// second kernel.
-#define COLUMNS 32
+// store_row writes or accumulates up to N elements of the n that a row has left: at once
+// where they lie at a multiple of 16 bytes, or of their size.
+template <int N, class U> DEVICE void store_row(U *y, const float *v, i64 n, int accumulate) {
+	if (n < N || !(N == 4 ? quads(y) : wide(y))) {
+		for (int j = 0; j < N && j < n; j++) store(y + j, v[j], accumulate);
+		return;
+	}
+	float r[N];
+	if (accumulate) get<N>(y, r);
+	for (int j = 0; j < N; j++) r[j] = accumulate ? r[j] + v[j] : v[j];
+	put<N>(y, r);
+}
+
+// Column sums: a block has WIDTH threads side by side, 16 bytes of a row each, and LANES
+// rows at a time; its LANES sums of a column are added by a tree. A block has a part of
+// the rows; parts are added in order, by a second kernel.
+#define WIDTH 8
 #define LANES 8
 
 template <class T, class U> DEVICE void columns(const T *x, i64 rows, i64 cols, i64 part_rows, U *y, i64 y_stride, int accumulate) {
+	const int N = Pack<T>::N, COLUMNS = WIDTH * N;
 	SHARED(float, sums, LANES * COLUMNS);
-	const i64 col = (i64)blockIdx.x * COLUMNS + 4 * threadIdx.x, from = blockIdx.y * part_rows;
+	const i64 col = (i64)blockIdx.x * COLUMNS + N * threadIdx.x, from = blockIdx.y * part_rows;
 	const i64 to = from + part_rows < rows ? from + part_rows : rows;
-	const bool packs = cols % 4 == 0 && quads(x);
-	float s[4] = {0, 0, 0, 0}, v[4];
+	const bool packs = cols % N == 0 && wide(x);
+	float s[N], v[N];
+	for (int j = 0; j < N; j++) s[j] = 0;
 	if (col < cols)
 #pragma unroll 1
 		for (i64 r = from + threadIdx.y; r < to; r += LANES) {
 			const T *p = x + r * cols + col;
-			if (packs) get<4>(p, v);
+			if (packs) get<N>(p, v);
 			else
-				for (int j = 0; j < 4; j++) v[j] = col + j < cols ? load(p + j) : 0.0f;
-			for (int j = 0; j < 4; j++) s[j] += v[j];
+				for (int j = 0; j < N; j++) v[j] = col + j < cols ? load(p + j) : 0.0f;
+			for (int j = 0; j < N; j++) s[j] += v[j];
 		}
-	const int at = threadIdx.y * COLUMNS + 4 * threadIdx.x;
-	put_shared<4>(sums + at, s);
+	const int at = threadIdx.y * COLUMNS + N * threadIdx.x;
+	put_shared<N>(sums + at, s);
 	for (int half = LANES / 2; half > 0; half /= 2) {
 		__syncthreads();
 		if ((int)threadIdx.y >= half) continue;
-		for (int j = 0; j < 4; j++) sums[at + j] += sums[at + j + half * COLUMNS];
+		for (int j = 0; j < N; j++) sums[at + j] += sums[at + j + half * COLUMNS];
 	}
-	if (threadIdx.y != 0) return;
-	for (int j = 0; j < 4 && col + j < cols; j++) store(y + blockIdx.y * y_stride + col + j, sums[at + j], accumulate);
+	if (threadIdx.y != 0 || col >= cols) return;
+	const int M = Pack<U>::N < N ? Pack<U>::N : N; // 16 bytes of sums
+#pragma unroll 1
+	for (int k = 0; k < N; k += M) store_row<M>(y + blockIdx.y * y_stride + col + k, sums + at + k, cols - col - k, accumulate);
 }
 
 #define COLUMN_SUM(in, T, out, U) \
-	KERNEL(COLUMNS / 4 * LANES, columns_##in##_##out, const int *skip, const T *x, i64 rows, i64 cols, i64 part_rows, U *y, i64 y_stride, int accumulate) { \
+	KERNEL(WIDTH * LANES, columns_##in##_##out, const int *skip, const T *x, i64 rows, i64 cols, i64 part_rows, U *y, i64 y_stride, int accumulate) { \
 		SKIP(); \
 		columns(x, rows, cols, part_rows, y, y_stride, accumulate); \
 	}
@@ -43,12 +60,21 @@ COLUMN_SUM(bf16, bf16, bf16, bf16)
 COLUMN_SUM(f16, f16, f32, float)
 COLUMN_SUM(f16, f16, f16, f16)
 
+// A thread adds the parts of four columns.
 template <class T> DEVICE void column_parts(const float *part, i64 parts, i64 cols, T *y, int accumulate) {
-	STRIDED(c, cols) {
-		float s = 0;
-#pragma unroll 4
-		for (int p = 0; p < (int)parts; p++) s += part[p * cols + c];
-		store(y + c, s, accumulate);
+	const bool packs = cols % 4 == 0 && wide(part);
+	STRIDED(q, (cols + 3) / 4) {
+		const i64 c = 4 * q;
+		float s[4] = {0, 0, 0, 0}, v[4];
+#pragma unroll 8
+		for (int p = 0; p < (int)parts; p++) {
+			const float *at = part + p * cols + c;
+			if (packs) get<4>(at, v);
+			else
+				for (int j = 0; j < 4; j++) v[j] = c + j < cols ? at[j] : 0.0f;
+			for (int j = 0; j < 4; j++) s[j] += v[j];
+		}
+		store_row<4>(y + c, s, cols - c, accumulate);
 	}
 }
 
