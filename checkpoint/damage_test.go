@@ -242,6 +242,58 @@ func TestResolve(t *testing.T) {
 	require.ErrorIs(t, err, ErrDamaged)
 }
 
+// Whatever is read of a checkpoint, its files without tensors are compared: in a folder an
+// older one is taken for one with a damaged tokenizer.
+func TestSmallFilesAreAlwaysCompared(t *testing.T) {
+	dir, older, newer := twoSteps(t)
+	flip(t, filepath.Join(newer, "config.json"), 0)
+	for _, only := range [][]string{{AsLoaded}, {safetensors.FileName}, {"none.json"}, nil} {
+		got, passed, err := Resolve(background, dir, only...)
+		require.NoError(t, err)
+		require.Equal(t, older, got)
+		require.Len(t, passed, 1)
+		_, _, err = Resolve(background, newer, only...)
+		require.ErrorIs(t, err, ErrDamaged)
+		require.ErrorContains(t, err, filepath.Join(newer, "config.json"))
+	}
+}
+
+// A checkpoint under another name is one still when its manifest is damaged or missing; a
+// model's folder with a manifest of somebody else's is none.
+func TestADamagedManifestUnderAnotherName(t *testing.T) {
+	_, _, newer := twoSteps(t)
+	for what, damage := range map[string]func(folder string) error{
+		"a flipped bit": func(folder string) error { flip(t, filepath.Join(folder, manifestName), 20); return nil },
+		"empty":         func(folder string) error { return os.Truncate(filepath.Join(folder, manifestName), 0) },
+		"missing":       func(folder string) error { return os.Remove(filepath.Join(folder, manifestName)) },
+		"of whole tensors": func(folder string) error {
+			for _, name := range []string{modelFile, momentFile} {
+				require.NoError(t, os.Rename(filepath.Join(folder, name), filepath.Join(folder, name[:4]+name[10:])))
+			}
+			flip(t, filepath.Join(folder, manifestName), 20)
+			return nil
+		},
+	} {
+		folder := filepath.Join(t.TempDir(), "copy")
+		require.NoError(t, os.CopyFS(folder, os.DirFS(newer)))
+		require.NoError(t, damage(folder))
+		e, ok := Stat(folder)
+		require.True(t, ok, what)
+		require.ErrorIs(t, e.Err, ErrDamaged, what)
+		_, _, err := Resolve(background, folder, AsLoaded)
+		require.ErrorIs(t, err, ErrDamaged, what)
+		require.ErrorContains(t, err, filepath.Join(folder, manifestName), what)
+	}
+	model := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(model, "config.json"), []byte("{}"), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(model, manifestName), []byte(`{"name": "an app"}`), 0o644))
+	_, ok := Stat(model)
+	require.False(t, ok)
+	folder, _, err := Resolve(background, model, AsLoaded)
+	require.NoError(t, err)
+	require.Equal(t, model, folder)
+}
+
 // Checkpoints of the first layout read as they did.
 func TestVersion1(t *testing.T) {
 	const folder = "testdata/v1/step-00000007"

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,8 +12,9 @@ import (
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
-// Stat looks at a folder that is a checkpoint itself: by its canonical name, or by
-// a manifest that can be read.
+// Stat looks at a folder that is a checkpoint itself: by its canonical name, by a
+// manifest that can be read, or by what is left of one: ranks' files, or a manifest that
+// was ours before it was damaged.
 func Stat(folder string) (Entry, bool) {
 	abs, err := filepath.Abs(folder)
 	if err != nil {
@@ -20,7 +22,7 @@ func Stat(folder string) (Entry, bool) {
 	}
 	e := Entry{Name: filepath.Base(abs), Folder: folder}
 	step, copy, canonical := parseName(e.Name)
-	if e.Manifest, e.Err = ReadManifest(folder); e.Err != nil && !canonical {
+	if e.Manifest, e.Err = ReadManifest(folder); e.Err != nil && !canonical && !remains(folder) {
 		return Entry{}, false
 	}
 	if e.Step, e.Copy = step, copy; !canonical {
@@ -29,6 +31,22 @@ func Stat(folder string) (Entry, bool) {
 		e.Err = e.agrees()
 	}
 	return e, true
+}
+
+// remains tells whether a folder without a manifest that can be read was a checkpoint: a
+// model's folder may have a manifest.json of another kind.
+func remains(folder string) bool {
+	entries, err := filesys.ReadDir(folder)
+	if err != nil {
+		return false
+	}
+	for _, e := range entries {
+		if partName.MatchString(e.Name()) {
+			return true
+		}
+	}
+	text, err := filesys.ReadFile(filepath.Join(folder, manifestName), maxManifest)
+	return err == nil && bytes.Contains(text, []byte(sumKey)) && bytes.Contains(text, []byte(`"plan_hash"`))
 }
 
 // Export copies files of a checkpoint into a new folder, which appears complete and

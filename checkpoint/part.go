@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io/fs"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -96,6 +98,9 @@ type Part struct {
 func (p *Part) fileName() string {
 	return fmt.Sprintf("rank-%05d-of-%05d.safetensors", p.Index, p.Of)
 }
+
+// partName is the form of a rank's file's name.
+var partName = regexp.MustCompile(`^rank-[0-9]{5,}-of-[0-9]{5,}\.safetensors$`)
 
 // Bytes is the size of the part's data.
 func (p *Part) Bytes() (n int64) {
@@ -257,7 +262,12 @@ func partError(folder string, p *Part, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("write %s: %w", filepath.Join(folder, p.fileName()), err)
+	path := filepath.Join(folder, p.fileName())
+	var named *fs.PathError
+	if errors.As(err, &named) && named.Path == path { // it says what was done to which file
+		return err
+	}
+	return fmt.Errorf("write %s: %w", path, err)
 }
 
 func writePart(ctx context.Context, folder string, p *Part) (File, error) {

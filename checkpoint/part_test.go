@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -14,6 +15,15 @@ import (
 
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
+
+// The file that can't be written is named once.
+func TestAPartThatCantBeWrittenIsNamedOnce(t *testing.T) {
+	_, parts := content([]float32{1, 2}, []float32{3, 4})
+	gone := filepath.Join(t.TempDir(), "gone")
+	_, err := WritePart(background, gone, parts[0])
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.Equal(t, 1, strings.Count(err.Error(), gone), err)
+}
 
 // value is what element i of a state of a tensor holds.
 func value(state, tensor string, i int64) float32 {

@@ -16,9 +16,10 @@ import (
 
 // Verify compares a checkpoint's folder with its manifest: exactly the files that
 // it lists, each with its size and CRC-32C, and the step that its name says. Errors
-// name the file and wrap ErrDamaged; those of ctx do not. With names given, only
-// those files are read, of ranks' files the state that safetensors.FileName stands for
-// and all headers; see AsLoaded.
+// name the file and wrap ErrDamaged; those of ctx do not. With names given, of the files
+// that hold tensors only those are read, of ranks' files the state that
+// safetensors.FileName stands for and all headers; see AsLoaded. All others are compared
+// whatever is given: they are small, and what reads a model reads any of them.
 func Verify(ctx context.Context, folder string, only ...string) (Manifest, error) {
 	m, err := ReadManifest(folder)
 	if err != nil {
@@ -42,7 +43,7 @@ func Verify(ctx context.Context, folder string, only ...string) (Manifest, error
 		only = append(slices.Clone(only), safetensors.FileName)
 	}
 	for _, want := range m.Files {
-		if want.Header > 0 || len(only) > 0 && !slices.Contains(only, want.Name) {
+		if want.Header > 0 || len(only) > 0 && filepath.Ext(want.Name) == tensorsExt && !slices.Contains(only, want.Name) {
 			continue
 		}
 		if err := want.read(ctx, folder, io.Discard); err != nil {
@@ -129,11 +130,14 @@ func (m *Manifest) exactly(folder string) error {
 	return nil
 }
 
+// tensorsExt is how names of files that hold tensors end.
+const tensorsExt = ".safetensors"
+
 // ours tells whether a name is one that a checkpoint's files have: what a desktop, a
 // network file system or somebody leaves beside them harms nothing.
 func ours(name string) bool {
 	ext := filepath.Ext(name)
-	return name[0] != '.' && name != manifestName && (ext == ".safetensors" || ext == ".json")
+	return name[0] != '.' && name != manifestName && (ext == tensorsExt || ext == ".json")
 }
 
 // read compares a file with what the manifest says of it, and hands its bytes to w.

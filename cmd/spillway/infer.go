@@ -49,18 +49,18 @@ func findModel(ctx context.Context, c *spillway.Config, stderr io.Writer, weight
 	}
 	folder, passed, err := checkpoint.Resolve(ctx, c.Model, weights, "config.json")
 	if err != nil {
-		return fmt.Errorf("--model: %w", err)
+		return fmt.Errorf("--model %s: %w", c.Model, err)
 	}
 	for _, p := range passed {
-		fmt.Fprintln(stderr, p)
+		fmt.Fprintln(stderr, "warning:", p)
 	}
 	if _, err := os.Stat(filepath.Join(folder, "config.json")); err != nil {
 		return fmt.Errorf("--model %s: there is neither a config.json nor a checkpoint", c.Model)
 	}
-	if folder == filepath.Base(folder) {
-		folder = "." + string(filepath.Separator) + folder // never a preset's name
-	}
 	c.Model, c.Init = folder, folder
+	if folder == filepath.Base(folder) {
+		c.Model = "." + string(filepath.Separator) + folder // never a preset's name
+	}
 	return nil
 }
 
