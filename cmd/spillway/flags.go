@@ -165,6 +165,15 @@ func (l *later) follow(fs *pflag.FlagSet, c *spillway.Config) error {
 	return err
 }
 
+// openRows are the rows of a step over all ranks where the micro-batch was left open; 0: it
+// was not.
+func (l *later) openRows(fs *pflag.FlagSet) int {
+	if fs.Changed("batch") {
+		return 0
+	}
+	return l.globalBatch
+}
+
 // tuneDisk lets the disk tier work as doctor measured its filesystem.
 func tuneDisk(c *spillway.Config, stderr io.Writer) {
 	if c.Disk == "" {

@@ -56,6 +56,8 @@ type planFlags struct {
 	given                []string          // the command's flags, each "--name=value"
 	precisionGiven       bool
 	seqGiven             bool
+	openRows             int // rows of a step where --batch was left open; 0: it was not
+	accumGiven           bool
 }
 
 func planCommand() *cobra.Command {
@@ -107,6 +109,7 @@ data and no GPU.`,
 		if err := l.follow(fs, &c); err != nil {
 			return err
 		}
+		f.openRows = l.openRows(fs)
 		tuneDisk(&c, cmd.ErrOrStderr())
 		if err := f.outputs(); err != nil {
 			return err
@@ -194,7 +197,7 @@ func (f *planFlags) settle(fs *pflag.FlagSet, c *spillway.Config) error {
 	if fs.Changed("shard-size") && c.ShardSize < 1 {
 		return fmt.Errorf("--shard-size %d: at least 1 rank is needed; leave it out to shard over all", c.ShardSize)
 	}
-	f.precisionGiven, f.seqGiven = fs.Changed("precision"), fs.Changed("seq")
+	f.precisionGiven, f.seqGiven, f.accumGiven = fs.Changed("precision"), fs.Changed("seq"), fs.Changed("accum")
 	if f.gpu == "" && !f.countInNodes {
 		f.nodeSize = c.Ranks // the CPU's ranks are on one machine
 	}
@@ -548,20 +551,21 @@ func wrap(w io.Writer, first, rest, text string) {
 	fmt.Fprintln(w, line)
 }
 
-// recommend looks for the fastest configuration of the same micro-batch, ranks
-// and layout. Where what was asked for does not fit, the ways out have searched
-// that already.
+// recommend looks for the fastest configuration of the same rows of a step, ranks and
+// layout, and of the same micro-batch, unless --global-batch leaves that open. Where what
+// was asked for does not fit, the ways out have searched what is left open of the same
+// precision and micro-batch already.
 func (r *planReport) recommend(ctx context.Context, c spillway.Config, hw spillway.Hardware) {
-	given := spillway.Fixed{Precision: r.flags.precisionGiven}
-	if !r.asked.Fits {
-		if hw.Prefer != precision.FP32 {
-			free := c
-			free.Recompute, free.Offload = "none", ""
-			if best, err := spillway.Fit(ctx, free, given, 0, hw); err == nil {
-				r.best = best
-				return
-			}
+	given := spillway.Fixed{Precision: r.flags.precisionGiven, Accum: r.flags.accumGiven}
+	free := c
+	free.Recompute, free.Offload, free.GlobalBatch = "none", "", 0
+	if r.asked.Fits || hw.Prefer != precision.FP32 || r.flags.openRows > 0 {
+		if best, err := spillway.Fit(ctx, free, given, r.flags.openRows, hw); err == nil {
+			r.best = best
+			return
 		}
+	}
+	if !r.asked.Fits {
 		for _, way := range r.ways {
 			if way.Cost == "" && (r.best == nil || way.Forecast.TokensPerSecond() > r.best.TokensPerSecond()) {
 				r.best = &spillway.Fitted{Forecast: way.Forecast, Choices: way.Changes, Reasons: trainer.Reasons(way.Forecast)}
@@ -570,11 +574,6 @@ func (r *planReport) recommend(ctx context.Context, c spillway.Config, hw spillw
 				}
 			}
 		}
-		return
-	}
-	c.Recompute, c.Offload = "none", ""
-	if best, err := spillway.Fit(ctx, c, given, 0, hw); err == nil {
-		r.best = best
 	}
 }
 

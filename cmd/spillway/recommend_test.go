@@ -47,6 +47,22 @@ func TestRecommendedFlagsReproduceIt(t *testing.T) {
 	}
 }
 
+// The micro-batch that --global-batch leaves open is chosen: what is recommended is no
+// slower than what is for any micro-batch that is named.
+func TestOpenMicroBatchIsChosen(t *testing.T) {
+	step := func(args ...string) (float64, string) {
+		_, doc := planned(t, append([]string{"--model", testdata + "/gpt2", "--gpu", "a100-80", "--seq", "16", "--ranks", "2", "--global-batch", "16"}, args...)...)
+		require.NotNil(t, doc.Recommended)
+		return doc.Recommended.Plan.StepSeconds, doc.Recommended.Flags
+	}
+	open, flags := step()
+	require.Contains(t, flags, "--batch 8 --accum 1")
+	for _, batch := range []string{"1", "2", "8"} {
+		named, _ := step("--batch", batch)
+		require.LessOrEqual(t, open, named, batch)
+	}
+}
+
 // Where --fit finds nothing, what was requested is told all the same.
 func TestFitWithoutOutcomeTellsTheRequest(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "plan.html")
