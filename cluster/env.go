@@ -213,8 +213,45 @@ func (e Env) CPUsCantMeet() error {
 
 const meetingPlaces = "with mpirun (in a Kubernetes cluster: an MPIJob), or with spillway launch on one host"
 
-func (e Env) nothingToMeetBy(why string) error {
-	return fmt.Errorf("started by %s as rank %d of %d: %s, or start them %s", e.Source, e.Rank, e.World, why, meetingPlaces)
+// gpusNeedRoot is the refusal of ranks on GPUs that are not told where to meet.
+func (e Env) gpusNeedRoot() error {
+	return fmt.Errorf("started by %s as rank %d of %d: ranks on GPUs meet by %s=HOST:PORT, a free port of rank 0's host, the same for all, and it is not set; set it, or start them %s",
+		e.Source, e.Rank, e.World, NCCLRoot, meetingPlaces)
+}
+
+// checkRoot refuses an NCCL_COMM_ID that is no address.
+func (e Env) checkRoot() error {
+	i := strings.LastIndexByte(e.NCCLRoot, ':')
+	if i > 0 {
+		host := e.NCCLRoot[:i]
+		port, err := strconv.Atoi(e.NCCLRoot[i+1:])
+		inBrackets := len(host) > 2 && host[0] == '[' && host[len(host)-1] == ']'
+		if err == nil && port > 0 && port < 1<<16 && (inBrackets || !strings.ContainsAny(host, ":[] /")) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s=%.80q: want HOST:PORT, a free port of rank 0's host, as in node-0:29500 or [fd00::1]:29500", NCCLRoot, e.NCCLRoot)
+}
+
+// Overlooked says why a process that Read takes to be alone may be meant to be one of
+// several; "" where nothing hints at it.
+func Overlooked(getenv func(string) string) string {
+	count := func(name string) int {
+		n, err := strconv.Atoi(getenv(name))
+		if err != nil {
+			return 0
+		}
+		return n
+	}
+	if n := max(count("SLURM_NTASKS"), count("SLURM_NPROCS")); n > 1 && getenv("SLURM_STEP_NUM_TASKS") == "" {
+		return fmt.Sprintf("this is not a task of Slurm's job of %d tasks but the script around it: the run is alone; srun spillway train … starts it as %[1]d", n)
+	}
+	if n := count("WORLD_SIZE"); n > 1 {
+		if _, err := strconv.Atoi(getenv("RANK")); err == nil {
+			return fmt.Sprintf("RANK=%s and WORLD_SIZE=%d stand without MASTER_ADDR and MASTER_PORT, or %s: the run is alone", getenv("RANK"), n, NCCLRoot)
+		}
+	}
+	return ""
 }
 
 // Transport settles the transport in the process's place: what is asked for, or,
@@ -232,7 +269,7 @@ func (e Env) Transport(asked string) (string, error) {
 		case e.World == 1:
 			return InProc, nil
 		case e.NCCLRoot != "":
-			return NCCL, nil
+			return NCCL, e.checkRoot()
 		}
 		return "", e.CPUsCantMeet()
 	case InProc:
@@ -260,9 +297,9 @@ func (e Env) Transport(asked string) (string, error) {
 			return MPI, nil
 		}
 		if e.NCCLRoot != "" {
-			return NCCL, nil
+			return NCCL, e.checkRoot()
 		}
-		return "", e.nothingToMeetBy("ranks on GPUs find each other by " + NCCLRoot + "=HOST:PORT, an address of rank 0's host, the same for all, and it is not set; set it")
+		return "", e.gpusNeedRoot()
 	}
 	return "", fmt.Errorf("Job.Transport %.80q: want auto, inproc, shm, mpi or nccl", asked)
 }

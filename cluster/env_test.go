@@ -82,8 +82,12 @@ func TestContradictionsAreRefusedByName(t *testing.T) {
 func TestTransport(t *testing.T) {
 	alone, launched := cluster.Env{World: 1}, cluster.Env{Source: cluster.Launch, World: 2}
 	mpi, torch := cluster.Env{Source: cluster.OpenMPI, Rank: 1, World: 2}, cluster.Env{Source: cluster.Torchrun, World: 2}
-	rooted := torch
-	rooted.NCCLRoot = "node-0:29501"
+	at := func(root string) cluster.Env {
+		e := torch
+		e.NCCLRoot = root
+		return e
+	}
+	rooted := at("node-0:29501")
 	for _, c := range []struct {
 		e           cluster.Env
 		asked, want string // want beginning with "!" is part of the refusal
@@ -91,6 +95,10 @@ func TestTransport(t *testing.T) {
 		{alone, "", "inproc"}, {alone, "inproc", "inproc"}, {alone, "shm", "!spillway launch -n N"}, {alone, "mpi", "!mpirun -np N"}, {alone, "nccl", "!spillway launch -n N"},
 		{launched, "auto", "shm"}, {launched, "SHM", "shm"}, {launched, "mpi", "!mpirun"}, {launched, "inproc", "!leave it out"},
 		{mpi, "auto", "mpi"}, {mpi, "mpi", "mpi"}, {mpi, "shm", "!spillway launch"}, {torch, "mpi", "!mpirun"}, {torch, "tcp", "!want auto"}, {launched, "nccl", "shm"}, {mpi, "NCCL", "mpi"}, {torch, "nccl", "!NCCL_COMM_ID=HOST:PORT"}, {rooted, "auto", "nccl"}, {rooted, "nccl", "nccl"}, {rooted, "mpi", "!mpirun"}, {torch, "auto", "!an MPIJob"},
+		{cluster.Env{Source: cluster.Slurm, World: 2}, "nccl", "!ranks on GPUs meet by NCCL_COMM_ID=HOST:PORT"},
+		{at("[fd00::1]:29500"), "auto", "nccl"}, {at("10.0.0.1:1"), "nccl", "nccl"},
+		{at("node-0"), "auto", "!want HOST:PORT"}, {at("node-0:"), "nccl", "!want HOST:PORT"}, {at(":29500"), "auto", "!want HOST:PORT"}, {at("h:65536"), "auto", "!want HOST:PORT"},
+		{at("h:0"), "auto", "!want HOST:PORT"}, {at("fd00::1:29500"), "auto", "!want HOST:PORT"}, {at("[]:29500"), "auto", "!want HOST:PORT"}, {at("tcp://h:29500"), "auto", "!want HOST:PORT"},
 	} {
 		got, err := c.e.Transport(c.asked)
 		if part, refused := strings.CutPrefix(c.want, "!"); refused {
@@ -104,4 +112,29 @@ func TestTransport(t *testing.T) {
 	require.NoError(t, mpi.CheckRanks(6, 3))
 	require.NoError(t, alone.CheckRanks(7, 1))
 	require.EqualError(t, mpi.CheckRanks(3, 1), "Config.Ranks 3: Open MPI's mpirun has started 2 processes, one a rank; leave Config.Ranks out")
+}
+
+// A process that is alone although its variables hint at others says so.
+func TestOverlooked(t *testing.T) {
+	for text, want := range map[string]string{
+		"HOME=/x":                        "",
+		"SLURM_PROCID=0 SLURM_NTASKS=8":  "srun spillway train … starts it as 8",
+		"SLURM_PROCID=0 SLURM_NTASKS=1":  "",
+		"SLURM_PROCID=0 SLURM_NPROCS=2":  "Slurm's job of 2 tasks",
+		"SLURM_NTASKS=junk":              "",
+		"RANK=1 WORLD_SIZE=4":            "RANK=1 and WORLD_SIZE=4 stand without MASTER_ADDR",
+		"RANK=general WORLD_SIZE=2":      "",
+		"RANK=0 WORLD_SIZE=1":            "",
+		"JOB_COMPLETION_INDEX=3":         "",
+		"SLURM_NTASKS=8 SLURM_PROCID=-1": "the run is alone",
+	} {
+		e, err := cluster.Read(env(text))
+		require.NoError(t, err)
+		require.Equal(t, cluster.Alone, e.Source)
+		if want == "" {
+			require.Empty(t, cluster.Overlooked(env(text)), text)
+			continue
+		}
+		require.Contains(t, cluster.Overlooked(env(text)), want)
+	}
 }

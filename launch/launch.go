@@ -27,9 +27,6 @@ type Options struct {
 	// Stdout and Stderr receive what the ranks write: rank 0's as it is, the lines
 	// of the others with their rank in front.
 	Stdout, Stderr io.Writer
-	// Terminal is given to rank 0 as its stderr, so that it sees a terminal; nil:
-	// it writes to Stderr.
-	Terminal *os.File
 	// CPUs are what the ranks are bound to, in equal shares of neighbours, where
 	// there is at least one for each; empty: they are not bound.
 	CPUs []int

@@ -35,6 +35,19 @@ func TestTheMergedLog(t *testing.T) {
 	require.Equal(t, 3, strings.Count(errs, "err"), errs)
 }
 
+// What rank 0 writes to its two streams stays in its order where both go to one file.
+func TestTheOrderOfRankZero(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	require.NoError(t, err)
+	defer f.Close()
+	o := Options{Ranks: 2, Program: "/bin/sh", Args: []string{"-c", `[ $SPILLWAY_RANK = 1 ] && exit; for i in 1 2 3 4 5 6 7 8; do echo $i; echo $i >&2; done`}, Stdout: f, Stderr: f}
+	_, err = Run(context.Background(), o, nil)
+	require.NoError(t, err)
+	text, err := os.ReadFile(f.Name())
+	require.NoError(t, err)
+	require.Equal(t, "1\n1\n2\n2\n3\n3\n4\n4\n5\n5\n6\n6\n7\n7\n8\n8\n", string(text))
+}
+
 func TestHowAJobEnds(t *testing.T) {
 	for _, c := range []struct {
 		script string
@@ -60,7 +73,7 @@ func TestHowAJobEnds(t *testing.T) {
 func TestWhoDoesNotEndIsKilled(t *testing.T) {
 	end, _, _ := shell(t, Options{Ranks: 2, Grace: 50 * time.Millisecond}, `[ $SPILLWAY_RANK = 1 ] && exec sleep 1000; exit 0`, nil)
 	require.Equal(t, LostStatus, end.Status)
-	require.Equal(t, "1 rank(s) did not end within 50ms of the first", end.Lost)
+	require.Equal(t, "1 rank did not end within 50ms of the first", end.Lost)
 	require.Contains(t, end.Flight, "rank 1 (process 0, not started)")
 }
 

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/dustin/go-humanize/english"
 	"golang.org/x/sys/unix"
 
 	"github.com/spillway-ml/spillway/comm/shm"
@@ -111,7 +112,7 @@ func run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 			w.killed = true
 			w.gone += w.left
 			if w.lost == "" {
-				w.lost = fmt.Sprintf("%d rank(s) did not end within %v of the first", w.left, o.Grace)
+				w.lost = fmt.Sprintf("%s did not end within %v of the first", english.Plural(w.left, "rank", ""), o.Grace)
 			}
 			kill()
 			w.timeout = nil
@@ -194,8 +195,8 @@ func startAll(o *Options, job *shm.Job) (list []*process, err error) {
 		p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 		if rank == 0 {
 			p.Stdout, p.Stderr = o.Stdout, merged
-			if o.Terminal != nil {
-				p.Stderr = o.Terminal
+			if f, ok := o.Stderr.(*os.File); ok {
+				p.Stderr = f // its own: it sees a terminal, and both stay in the order in which it writes
 			}
 		} else {
 			p.lines = merged.rank(func() string { return ranksOf(job, rank) })

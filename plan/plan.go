@@ -208,12 +208,16 @@ func (e *DoesNotFit) Error() string {
 	return text
 }
 
-// exactly is a number of bytes in words, to the byte.
+// exactly is a number of bytes in words, to the byte where sizes in their units would not
+// tell.
 func exactly(n int64) string {
 	if n == 1 {
 		return "1 byte"
 	}
-	return fmt.Sprintf("%d bytes", n)
+	if n < 1024 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	return Bytes(n)
 }
 
 // Fit returns nil if every space's peak, with what is outside, is within its

@@ -145,10 +145,6 @@ func StartNCCL(rank, world, local int, parts *CUDAParts) (*nccl.Host, error) {
 	if parts == nil {
 		parts = &realCUDA
 	}
-	api, err := parts.NCCL()
-	if err != nil {
-		return nil, &MissingDevice{"cuda", err}
-	}
 	gpu, err := parts.Driver()
 	if err != nil {
 		return nil, &MissingDevice{"cuda", err}
@@ -162,6 +158,10 @@ func StartNCCL(rank, world, local int, parts *CUDAParts) (*nccl.Host, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("Config.Device cuda: %w", err)
+	}
+	api, err := parts.NCCL()
+	if err != nil {
+		return nil, &MissingDevice{"cuda", err}
 	}
 	return nccl.StartHost(api, gpu, list[0], rank, world)
 }

@@ -88,7 +88,7 @@ func Explain(pl *plan.Plan, step *cost.Run) Explanation {
 				continue
 			}
 			if g.lo >= 0 && g.Count == g.hi-g.lo+1 {
-				g.Buffers = strings.Replace(g.Buffers, "*", fmt.Sprintf("{%d-%d}", g.lo, g.hi), 1)
+				g.Buffers = strings.Replace(g.Buffers, "*", layersText(g.lo, g.hi), 1)
 			}
 			list = append(list, g)
 		}
@@ -160,7 +160,7 @@ func (e Explanation) Lines() (lines []string) {
 		return strings.Join(parts, ", "), bytes, count
 	}
 	if text, bytes, count := names(e.Recomputed); count > 0 {
-		lines = append(lines, fmt.Sprintf("computed again: %d activations, %s of a micro-batch, %.3g s a step: %s", count, plan.Bytes(bytes), e.RecomputeSeconds, text))
+		lines = append(lines, fmt.Sprintf("computed again: %d activations, %s of a micro-batch, %s a step: %s", count, plan.Bytes(bytes), secondsText(e.RecomputeSeconds), text))
 	}
 	for _, space := range []graph.Space{graph.Host, graph.Disk} {
 		var list []BufferGroup
@@ -177,4 +177,15 @@ func (e Explanation) Lines() (lines []string) {
 		lines = append(lines, fmt.Sprintf("%s of %d of %d units in %s memory: %s of %s a rank", c.Class, c.Units, c.Of, c.Space, plan.Bytes(c.Bytes), plan.Bytes(c.AllBytes)))
 	}
 	return lines
+}
+
+// secondsText is a time with three digits, in its unit.
+func secondsText(v float64) string {
+	switch {
+	case v >= 1:
+		return fmt.Sprintf("%.3g s", v)
+	case v >= 1e-3:
+		return fmt.Sprintf("%.3g ms", v*1e3)
+	}
+	return fmt.Sprintf("%.3g µs", v*1e6)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
@@ -202,16 +203,24 @@ func (m *move) patterns(n int) (list []string) {
 	if m.alone {
 		list = append(list, m.before)
 	} else {
-		list = append(list, fmt.Sprintf("%s{%d-%d}%s", m.before, m.first, m.first+n-1, m.after))
+		list = append(list, m.before+layersText(m.first, m.first+n-1)+m.after)
 	}
 	switch {
 	case m.also == "":
 	case m.alone:
 		list = append(list, m.also)
 	default:
-		list = append(list, fmt.Sprintf("%s{%d-%d}%s", m.before, m.first, m.first+n-1, m.also))
+		list = append(list, m.before+layersText(m.first, m.first+n-1)+m.also)
 	}
 	return list
+}
+
+// layersText is how a pattern names layers: one by its number, several as {0-3}.
+func layersText(from, to int) string {
+	if from == to {
+		return strconv.Itoa(from)
+	}
+	return fmt.Sprintf("{%d-%d}", from, to)
 }
 
 // find returns the index of a move; −1: there is none.

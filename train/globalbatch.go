@@ -11,8 +11,12 @@ func (c Config) FollowGlobalBatch(accumGiven bool) (Config, error) {
 	if c.GlobalBatch == 0 {
 		return c, nil
 	}
-	if c.GlobalBatch%c.Batch != 0 {
-		return c, refuse("Config.GlobalBatch %d is no multiple of Config.Batch %d rows; micro-batches of %s rows are possible", c.GlobalBatch, c.Batch, nearest.Divisors(c.GlobalBatch, c.Batch))
+	switch rows := c.GlobalBatch / c.Ranks; {
+	case c.GlobalBatch%c.Batch == 0:
+	case c.GlobalBatch%c.Ranks != 0:
+		return c, refuse("Config.GlobalBatch %d is neither a multiple of Config.Batch %d rows nor of %d ranks; %s ranks divide it", c.GlobalBatch, c.Batch, c.Ranks, nearest.Divisors(c.GlobalBatch, c.Ranks))
+	default:
+		return c, refuse("Config.GlobalBatch %d is no multiple of Config.Batch %d rows; micro-batches of %s rows are possible", c.GlobalBatch, c.Batch, nearest.Divisors(rows, c.Batch))
 	}
 	leaves := c.GlobalBatch / c.Batch
 	if leaves%c.Ranks != 0 {

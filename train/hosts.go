@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/dustin/go-humanize/english"
+
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
@@ -27,7 +29,7 @@ func (m hostMemory) String() string {
 	if m.host != "" {
 		where = "host " + m.host
 	}
-	return fmt.Sprintf("%s of %s for %d rank(s)", plan.Bytes(m.bytes), where, m.ranks)
+	return fmt.Sprintf("%s of %s for %s", plan.Bytes(m.bytes), where, english.Plural(m.ranks, "rank", ""))
 }
 
 // greet hears from the other processes what they are, before anything is planned:

@@ -24,7 +24,7 @@ func (c *Config) refuseOverwriting() error {
 	}
 	entries, err := checkpoint.Scan(c.Checkpoint)
 	if err != nil {
-		return fmt.Errorf("Config.Checkpoint: %w", err)
+		return fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, err)
 	}
 	for _, e := range entries {
 		in = append(in, outputs.Path{Name: "Config.Checkpoint", Path: e.Folder})

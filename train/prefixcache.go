@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/dgraph-io/ristretto/v2"
+	"github.com/dustin/go-humanize/english"
 
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
@@ -93,7 +94,7 @@ func (t *Trainer) openPrefixCache() error {
 	windows := t.train.sampler.Windows()
 	pc := &prefixCache{row: row, slots: min(c.FrozenCache.Bytes*int64(c.Ranks)/row, windows), slotOf: make([]int32, windows)}
 	if pc.slots == 0 {
-		return refuse("Config.FrozenCache %s: %s on %d rank(s) has no room for one row of %s", c.FrozenCache, plan.Bytes(c.FrozenCache.Bytes), c.Ranks, plan.Bytes(row))
+		return refuse("Config.FrozenCache %s: %s on %s has no room for one row of %s", c.FrozenCache, plan.Bytes(c.FrozenCache.Bytes), english.Plural(c.Ranks, "rank", ""), plan.Bytes(row))
 	}
 	if pc.slots < windows && c.Warn != nil {
 		c.Warn(fmt.Sprintf("Config.FrozenCache holds %d of the data's %d rows; a step skips the frozen layers only where all its rows are there (%s would hold them all)",

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/dustin/go-humanize/english"
+
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -22,7 +24,7 @@ func (e *MachineTooSmall) Error() string {
 	if e.Host != "" {
 		where = "host " + e.Host
 	}
-	return fmt.Sprintf("does not fit: %d rank(s) on %s plan %s of memory together and it has %s", e.Ranks, where, plan.Bytes(e.Planned), plan.Bytes(e.Total))
+	return fmt.Sprintf("does not fit: %s on %s plan %s of memory together and it has %s", english.Plural(e.Ranks, "rank", ""), where, plan.Bytes(e.Planned), plan.Bytes(e.Total))
 }
 
 // onThisMachine refuses a plan that the machine can't hold, whose own memory the

@@ -158,7 +158,7 @@ func TestTheLeastMemoryOfAllHosts(t *testing.T) {
 	require.ErrorAs(t, err, &small)
 	require.Equal(t, "small", small.Host)
 	require.EqualValues(t, 1, small.Ranks)
-	require.ErrorContains(t, err, "1 rank(s) on host small plan ")
+	require.ErrorContains(t, err, "1 rank on host small plan ")
 
 	for _, c := range []struct {
 		all  []run.Hello
@@ -219,12 +219,12 @@ func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
 	require.LessOrEqual(t, less, share)
 	require.NotEqual(t, wide.Choices, tight.Choices)
 	require.LessOrEqual(t, tight.Caps[graph.Device]+tight.Caps[graph.Host], share)
-	require.Contains(t, tight.Reasons[len(tight.Reasons)-1], "of host small for 1 rank(s); the fastest without that limit takes ")
+	require.Contains(t, tight.Reasons[len(tight.Reasons)-1], "of host small for 1 rank; the fastest without that limit takes ")
 
 	_, err := hears(t, c, run.Hello{Memory: 1 << 20}).fitHere(t.Context(), given, 0, CPUHardware(1))
 	var none *NothingFits
 	require.ErrorAs(t, err, &none)
-	require.ErrorContains(t, err, "device and host memory come out of one, 1.00 MiB of host small for 1 rank(s)")
+	require.ErrorContains(t, err, "device and host memory come out of one, 1.00 MiB of host small for 1 rank")
 }
 
 // The folder of the disk tier has as much as the host with the least free there gives.
@@ -236,7 +236,7 @@ func TestTheLeastDiskOfAllHosts(t *testing.T) {
 	require.EqualValues(t, 10, hears(t, c, run.Hello{Disk: 1000}).DiskMemory, "a cap that was asked for")
 	c.DiskMemory = 0
 	_, err := hears(t, c, run.Hello{Disk: 1000}).start(context.Background())
-	require.ErrorContains(t, err, "free in Config.Disk "+c.Disk+" are 1000 B of host small for 1 rank(s)")
+	require.ErrorContains(t, err, "free in Config.Disk "+c.Disk+" are 1000 B of host small for 1 rank")
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -275,7 +276,7 @@ func printStages(w io.Writer, c spillway.Config, rows []stageRow) {
 // stageChart draws device memory at the peak, stacked by class, a bar a stage.
 func stageChart(c spillway.Config, rows []stageRow) ([]byte, error) {
 	chart := page.Bars{Title: "Device memory of a rank at its peak, by class", Capacity: c.DeviceMemory,
-		Note: fmt.Sprintf("%s, %d rank(s), micro-batch %d × %d tokens, accumulation %d", c.Model, c.Ranks, c.Batch, c.Seq, c.Accum)}
+		Note: fmt.Sprintf("%s, %s, micro-batch %d × %d tokens, accumulation %d", c.Model, english.Plural(c.Ranks, "rank", ""), c.Batch, c.Seq, c.Accum)}
 	for _, r := range rows {
 		bar := page.Bar{Name: fmt.Sprintf("ZeRO-%d", r.Zero)}
 		for class := range graph.NumClasses {

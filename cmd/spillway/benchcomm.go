@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -65,7 +66,10 @@ transport and ranks, for the predicted times of plan --transport and train --fit
 	fs.StringVar(&b.json, "json", "", "write a row a measurement as JSON to `FILE`, - for stdout")
 	fs.BoolVar(&b.messages, "messages", false, "over MPI, move bytes by messages between pairs of ranks, as train does with several ranks a process, and not by the library's non-blocking collectives")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		p, err := findPlace(b.transport, cmd.ErrOrStderr())
+		if strings.EqualFold(b.transport, cluster.NCCL) {
+			return errors.New("--transport nccl: bench comm measures CPU ranks, which meet by inproc, shm (spillway launch -n N -- bench comm) or mpi (mpirun -np N spillway bench comm); train --device cuda --trace FILE has the times of NCCL's collectives")
+		}
+		p, err := findPlace(b.transport, "cpu", cmd.ErrOrStderr())
 		if err != nil {
 			return err
 		}

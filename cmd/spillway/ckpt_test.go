@@ -187,7 +187,7 @@ func TestCkptReshard(t *testing.T) {
 	got := command("ckpt", "reshard", dir, "--ranks", "3")
 	require.Zero(t, got.status, got.stderr)
 	last := filepath.Join(dir, "step-00000002")
-	require.Contains(t, got.stdout, last+": 3 rank file(s)")
+	require.Contains(t, got.stdout, last+": 3 rank files")
 	require.NoFileExists(t, filepath.Join(last, rankFile))
 	require.FileExists(t, filepath.Join(last, "rank-00002-of-00003.safetensors"))
 	require.Zero(t, command("ckpt", "verify", dir).status)

@@ -66,3 +66,28 @@ func TestClusterExamplesStartWhatThereIs(t *testing.T) {
 		}
 	}
 }
+
+// What a job's variables lack is said for the device that was asked for, and before any
+// library is looked for.
+func TestRanksThatCantMeet(t *testing.T) {
+	for name, v := range map[string]string{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"} {
+		t.Setenv(name, v)
+	}
+	for _, c := range []struct{ root, device, want string }{
+		{"", "cpu", "CPU ranks have nothing to meet by"},
+		{"", "cuda", "the first as a whole command: NCCL_COMM_ID=HOST:PORT torchrun --no-python --nproc-per-node 2 spillway "},
+		{"h", "cuda", `NCCL_COMM_ID="h": want HOST:PORT`},
+		{"h:1", "cpu", "CPU ranks have nothing to meet by"},
+	} {
+		t.Setenv("NCCL_COMM_ID", c.root)
+		got := command("train", "--model", "gpt2", "--data", "d", "--device", c.device)
+		require.Equal(t, exitBadInput, got.status)
+		require.Contains(t, got.stderr, c.want)
+	}
+	for _, args := range [][]string{{"plan", "--model", "gpt2"}, {"bench", "comm"}} {
+		got := command(append(args, "--transport", "nccl")...)
+		require.Equal(t, exitBadInput, got.status)
+		require.Contains(t, got.stderr, "--transport nccl")
+		require.Contains(t, got.stderr, "CPU ranks")
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -122,7 +123,7 @@ func (e *elastic) run(cmd *cobra.Command, signals <-chan os.Signal) error {
 			}
 		case g.joins && end.Status == exitInterrupted && !g.asked:
 			e.team.Join()
-			fmt.Fprintf(e.out, "spillway: launch: going on with %d rank(s) from the checkpoint of step %d\n", e.team.Sizes()[0], e.newest())
+			fmt.Fprintf(e.out, "spillway: launch: going on with %s from the checkpoint of step %d\n", english.Plural(e.team.Sizes()[0], "rank", ""), e.newest())
 		default:
 			tellEnd(e.out, end)
 			return &statusError{end.Status}
@@ -140,7 +141,7 @@ func (e *elastic) lose(g generation) error {
 	sizes := e.team.Sizes()
 	if len(sizes) == 0 {
 		tellEnd(e.out, g.end)
-		fmt.Fprintf(e.out, "spillway: launch: lost %s; %d rank(s) are left, which gives no --min-ranks %d that divides a step of %d micro-batches\n", what, e.team.Processes, e.team.Min, e.team.Leaves)
+		fmt.Fprintf(e.out, "spillway: launch: lost %s; of the job's ranks there are %d left, which gives no --min-ranks %d that divides a step of %d micro-batches\n", what, e.team.Processes, e.team.Min, e.team.Leaves)
 		return &statusError{launch.LostStatus}
 	}
 	from := e.newest()
@@ -149,7 +150,7 @@ func (e *elastic) lose(g generation) error {
 	if e.team.Joining > 0 {
 		joining = fmt.Sprintf("; %d more from the next checkpoint on", e.team.Joining)
 	}
-	fmt.Fprintf(e.out, "spillway: launch: lost %s; going on with %d rank(s) from the checkpoint of step %d: %d step(s) are run again%s\n", what, sizes[0], from, max(0, e.reached-from), joining)
+	fmt.Fprintf(e.out, "spillway: launch: lost %s; going on with %s from the checkpoint of step %d: %s%s\n", what, english.Plural(sizes[0], "rank", ""), from, runAgain(max(0, e.reached-from)), joining)
 	return nil
 }
 

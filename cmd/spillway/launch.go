@@ -10,8 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/spillway-ml/spillway/launch"
 )
@@ -51,9 +51,6 @@ goes on from its newest checkpoint. A divergence ends it in any case.`,
 		}
 		if f, ok := fileOf(o.Stderr); ok {
 			o.Stderr = f
-		}
-		if f, ok := o.Stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-			o.Terminal = f
 		}
 		if bind {
 			o.CPUs = launch.CPUs()
@@ -110,7 +107,7 @@ func runLaunch(cmd *cobra.Command, o launch.Options, f launchFlags) error {
 			return &statusError{end.Status}
 		}
 		f.restarts--
-		fmt.Fprintf(o.Stderr, "spillway: starting again from the newest checkpoint; %d restart(s) left\n", f.restarts)
+		fmt.Fprintf(o.Stderr, "spillway: starting again from the newest checkpoint; %s left\n", english.Plural(f.restarts, "restart", ""))
 		if !slices.Contains(o.Args, "--resume") {
 			o.Args = append(slices.Clone(o.Args), "--resume")
 		}

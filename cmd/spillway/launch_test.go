@@ -179,7 +179,7 @@ func TestLaunchStartsAgain(t *testing.T) {
 	waitFor(t, "checkpoint", func() bool { m, _ := filepath.Glob(filepath.Join(ck, "step-*")); return len(m) > 0 })
 	require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
 	require.Zero(t, p.end(t), p.errs.String())
-	require.Contains(t, p.errs.String(), "starting again from the newest checkpoint; 0 restart(s) left")
+	require.Contains(t, p.errs.String(), "starting again from the newest checkpoint; 0 restarts left")
 	require.Contains(t, p.errs.String(), "resumed after step")
 }
 

@@ -186,7 +186,7 @@ func TestResumeKnowsItsRun(t *testing.T) {
 	for _, line := range []string{"--batch: 1 → 3", "--lr: 0.001 → 0.5", "--ranks: 1 → 2", "--seed: 1 → 9"} {
 		require.Contains(t, got.stderr, "changed since step-00000002: "+line+"\n")
 	}
-	require.Contains(t, got.stderr, "resumed after step 2 from "+dir+", over 2 rank(s) in place of 1\n")
+	require.Contains(t, got.stderr, "resumed after step 2 from "+dir+", over 2 ranks in place of 1\n")
 	got = command(tinyWith("--checkpoint", filepath.Join(dir, "new"), "--resume")...)
 	require.Zero(t, got.status, got.stderr)
 	require.Contains(t, got.stderr, "no checkpoint in "+filepath.Join(dir, "new")+" yet: starting from step 1")
@@ -202,7 +202,7 @@ func TestResumeTakesTheNewestWholeOne(t *testing.T) {
 	got := command(tinyWith("--checkpoint", dir, "--resume", "--metrics", lines)...)
 	require.Zero(t, got.status, got.stderr)
 	require.Contains(t, got.stderr, "warning: step-00000002 is passed over: "+filepath.Join(last, rankFile)+" has 100 bytes")
-	require.Contains(t, got.stderr, "resumed after step 1 from "+dir+": 1 step(s) are run again\n")
+	require.Contains(t, got.stderr, "resumed after step 1 from "+dir+": 1 step is run again\n")
 	require.DirExists(t, last+".2")
 	for _, name := range []string{"step-00000001", "step-00000002.2"} {
 		require.NoError(t, os.Remove(filepath.Join(dir, name, "manifest.json")))

@@ -11,6 +11,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/dustin/go-humanize/english"
+
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
@@ -55,10 +57,10 @@ func (r *planReport) print(w io.Writer) error {
 
 func (r *planReport) heading(w io.Writer) {
 	c := r.asked.Config
-	fmt.Fprintf(w, "%s: %s parameters, %s; %d rank(s)", c.Model, grouped(r.asked.Parameters()), strings.ToLower(c.Precision), c.Ranks)
+	fmt.Fprintf(w, "%s: %s parameters, %s; %s", c.Model, grouped(r.asked.Parameters()), strings.ToLower(c.Precision), english.Plural(c.Ranks, "rank", ""))
 	switch f := r.flags; {
 	case f.countInNodes:
-		fmt.Fprintf(w, " (%d nodes of %d)", f.nodes, f.gpusPerNode)
+		fmt.Fprintf(w, " (%s of %d)", english.Plural(f.nodes, "node", ""), f.gpusPerNode)
 	case f.gpuFound != nil && c.Ranks > f.nodeSize:
 		fmt.Fprintf(w, " (taken as nodes of %d)", f.nodeSize)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/launch"
 	ranks "github.com/spillway-ml/spillway/run"
+	trainer "github.com/spillway-ml/spillway/train"
 )
 
 // silentError ends a process without a word: another one of its job tells.
@@ -38,21 +40,42 @@ type place struct {
 	close     func() error
 }
 
-// findPlace reads who started the process, and settles --transport. What is wrong
-// is rank 0's to tell.
-func findPlace(transport string, stderr io.Writer) (*place, error) {
+// findPlace reads who started the process, and settles --transport for ranks on a device.
+// What is wrong is rank 0's to tell.
+func findPlace(transport, device string, stderr io.Writer) (*place, error) {
 	env, err := cluster.Read(os.Getenv)
 	if err != nil {
 		return nil, err
 	}
 	p := &place{env: env, asked: strings.ToLower(transport), stderr: stderr, close: func() error { return nil }}
+	if p.asked == cluster.Auto && env.World > 1 && strings.EqualFold(device, "cuda") {
+		transport = cluster.NCCL // what it comes to, and says what is missing
+	}
+	if env.Source == cluster.Alone {
+		if why := cluster.Overlooked(os.Getenv); why != "" {
+			fmt.Fprintln(stderr, "warning:", why)
+		}
+	}
 	if p.transport, err = env.Transport(transport); err != nil {
+		if start := withRoot(env, strings.ToLower(transport)); start != "" {
+			err = fmt.Errorf("%w; the first as a whole command: %s", err, start)
+		}
 		if env.Rank > 0 {
 			err = &silentError{err}
 		}
 		return nil, err
 	}
 	return p, nil
+}
+
+// withRoot is the whole command that starts a job on GPUs again with the address that it
+// lacks; "" where it lacks none.
+func withRoot(env cluster.Env, transport string) string {
+	if transport != cluster.NCCL || env.World == 1 || env.NCCLRoot != "" {
+		return ""
+	}
+	launcher := map[cluster.Source]string{cluster.Slurm: "srun ", cluster.Torchrun: fmt.Sprintf("torchrun --no-python --nproc-per-node %d ", cmp.Or(env.LocalWorld, env.World))}
+	return cluster.NCCLRoot + "=HOST:PORT " + launcher[env.Source] + "spillway " + trainer.Shell(os.Args[1:])
 }
 
 // progress tells the launcher how many steps the job has done.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -28,8 +29,11 @@ var measuresLinks = map[string]string{cluster.SHM: "spillway launch -n N -- benc
 
 // checkLinks refuses a transport whose collectives are not measured.
 func checkLinks(transport string) error {
-	if t := strings.ToLower(transport); t != cluster.InProc && measuresLinks[t] == "" {
-		return fmt.Errorf("--transport %.80q: want inproc, shm or mpi", transport)
+	switch t := strings.ToLower(transport); {
+	case t == cluster.NCCL:
+		return errors.New("--transport nccl is how ranks on GPUs meet, which --gpu NAME plans; of CPU ranks it is inproc, shm or mpi")
+	case t != cluster.InProc && measuresLinks[t] == "":
+		return fmt.Errorf("--transport %.80q: want inproc, shm or mpi: one process, spillway launch or mpirun, by which the planned CPU ranks will meet", transport)
 	}
 	return nil
 }

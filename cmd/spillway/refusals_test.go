@@ -75,6 +75,8 @@ func TestOneLineRefusals(t *testing.T) {
 		{"--offload optimizer=host:25%+host", "host is given twice"},
 		{"--batch 2 --ranks 5 --global-batch 24", "--global-batch 24 is 12 micro-batches of --batch 2, which 5 ranks do not divide; 4 or 6 ranks do\n"},
 		{"--batch 5 --ranks 2 --global-batch 24", "--global-batch 24 is no multiple of --batch 5 rows; micro-batches of 4 or 6 rows are possible\n"},
+		{"--batch 5 --ranks 6 --global-batch 24", "--global-batch 24 is no multiple of --batch 5 rows; micro-batches of 4 rows are possible\n"},
+		{"--batch 4 --ranks 4 --global-batch 6", "--global-batch 6 is neither a multiple of --batch 4 rows nor of 4 ranks; 3 or 6 ranks divide it\n"},
 		{"--batch 2 --ranks 2 --global-batch 24 --accum 3", "--global-batch 24 with --accum 3: 2 ranks of --batch 2 take 6 micro-batches each; leave one of them out\n"},
 		{"--ranks 4 --shard-size 2 --reproducible", "--reproducible with --shard-size 2 of 4 ranks: "},
 		{"--ranks 2 --fit --global-batch 1", "--global-batch 1 is not a multiple of 2 ranks; 2 is\n"},

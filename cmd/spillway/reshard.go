@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-ml/spillway/checkpoint"
@@ -54,6 +55,6 @@ func reshard(ctx context.Context, dir string, ranks int, stdout, stderr io.Write
 		}
 		return err
 	}
-	fmt.Fprintf(stdout, "%s: %d rank file(s)\n", folder, ranks)
+	fmt.Fprintf(stdout, "%s: %s\n", folder, english.Plural(ranks, "rank file", ""))
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -41,7 +42,7 @@ Any flag overrides a value of the demo.`,
 	fs.IntVar(&c.LocalRanks, "ranks-per-process", 0, "ranks that each process runs; --ranks is then all of them, and may be left out (default: 1 in a job over processes)")
 	transport := fs.String("transport", cluster.Auto, "how ranks meet: auto, inproc (one process), shm (spillway launch), mpi (mpirun) or nccl (--device cuda over processes)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
-		p, err := findPlace(*transport, cmd.ErrOrStderr())
+		p, err := findPlace(*transport, c.Device, cmd.ErrOrStderr())
 		if err != nil {
 			return err
 		}
@@ -261,7 +262,7 @@ func describe(w io.Writer, t *spillway.Trainer, reached int, isDemo bool) {
 	if d := t.Device(); d != "" {
 		fmt.Fprintln(w, d)
 	}
-	fmt.Fprintf(w, "model %s: %d parameters; %d rank(s) at ZeRO-%d; %d tokens a step\n", c.Model, params, c.Ranks, c.Zero, c.Ranks*c.Batch*c.Accum*c.Seq)
+	fmt.Fprintf(w, "model %s: %d parameters; %s at ZeRO-%d; %d tokens a step\n", c.Model, params, english.Plural(c.Ranks, "rank", ""), c.Zero, c.Ranks*c.Batch*c.Accum*c.Seq)
 	line := fmt.Sprintf("memory of a rank: device %s", plan.Bytes(p.Layout.Spaces[graph.Device].Peak))
 	if c.DeviceMemory > 0 {
 		states := 16 * params // fp32 parameters, gradients and two moments, 4 bytes each
@@ -309,12 +310,20 @@ func describe(w io.Writer, t *spillway.Trainer, reached int, isDemo bool) {
 // launch says where it goes on by itself; here a scheduler or a person started the run.
 func lost(t *spillway.Trainer, reached int) (text string) {
 	if n := min(reached, t.Config().Steps) - t.Done(); n > 0 {
-		text = fmt.Sprintf(": %d step(s) are run again", n)
+		text = ": " + runAgain(n)
 	}
 	if was, now := t.SavedRanks(), t.Config().Ranks; was > 0 && was != now {
-		text += fmt.Sprintf(", over %d rank(s) in place of %d", now, was)
+		text += fmt.Sprintf(", over %s in place of %d", english.Plural(now, "rank", ""), was)
 	}
 	return text
+}
+
+// runAgain says how many steps a job does once more.
+func runAgain(n int) string {
+	if n == 1 {
+		return "1 step is run again"
+	}
+	return fmt.Sprintf("%d steps are run again", n)
 }
 
 // trains says whether any parameter is trainable.

@@ -42,7 +42,7 @@ func TestFullDiskAtPreallocation(t *testing.T) {
 	require.ErrorAs(t, err, &e)
 	require.ErrorIs(t, err, unix.ENOSPC)
 	require.Equal(t, int64(768<<10), e.Len)
-	require.ErrorContains(t, err, fmt.Sprintf("disk tier: preallocate 786432 bytes at byte 0 of %s/spillway-%d-rank1 (unnamed): no space left on device (524288 bytes are free there)", dir, os.Getpid()))
+	require.ErrorContains(t, err, fmt.Sprintf("disk tier: preallocate 786432 bytes at byte 0 of %s/spillway-%d-rank1 (unnamed): no space left on device (512 KiB are free there)", dir, os.Getpid()))
 	create(t, f, 500<<10, 0) // what could not be had was given back
 }
 

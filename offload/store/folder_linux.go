@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
@@ -172,7 +173,7 @@ func freeText(f filesys.File) string {
 	if unix.Fstatfs(int(f.Fd()), &s) != nil {
 		return ""
 	}
-	return fmt.Sprintf(" (%d bytes are free there)", int64(s.Bavail)*s.Bsize)
+	return fmt.Sprintf(" (%s are free there)", humanize.IBytes(s.Bavail*uint64(s.Bsize)))
 }
 
 // directAlign returns what memory addresses and file offsets of direct I/O must
