@@ -283,7 +283,7 @@ func (a *analysis) findOverlaps(index []int32) {
 // is every buffer's own padding.
 func (a *analysis) report(sp graph.Space, peak int64) SpaceUse {
 	b := a.bound[sp]
-	u := SpaceUse{Peak: peak, LowerBound: b.bytes, ClassPeak: a.classPeak[sp]}
+	u := SpaceUse{Peak: peak, LowerBound: b.bytes, Resident: a.residentBytes[sp], ClassPeak: a.classPeak[sp]}
 	if peak == 0 {
 		return u
 	}

@@ -21,6 +21,7 @@ type Layout struct {
 type SpaceUse struct {
 	Peak       int64                   // bytes: the arena's extent, the highest offset + size of a buffer
 	LowerBound int64                   // bytes: the largest sum of live buffers at any operation; no assignment needs less
+	Resident   int64                   // bytes: of buffers that live all the run
 	PeakAt     string                  // "section/phase/operation" where live bytes are highest
 	ByClass    [graph.NumClasses]int64 // alive at PeakAt, without Buffer.Pad; sums to Peak (pads, holes and alignment are graph.Padding)
 	ClassPeak  [graph.NumClasses]int64 // each class's own maximum over the run, of live bytes without Buffer.Pad

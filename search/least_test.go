@@ -66,6 +66,7 @@ func TestBoundsOfTimesHold(t *testing.T) {
 						continue // a class that this stage cannot place
 					}
 					c, time := s.whole(p), s.perToken(p, m.seconds)
+					require.GreaterOrEqual(t, m.rests, from.rests, "%v %v %v", at, c.Recompute, c.Offload)
 					least := q.atLeast(p, from)
 					require.Positive(t, least)
 					require.LessOrEqual(t, least, time, "%v %v %v", at, c.Recompute, c.Offload)

@@ -200,6 +200,10 @@ func (q *queue) offers(b *bounded) {
 	if q.fits(plain, b.from) && !q.saves {
 		return // nothing of it that counts takes less
 	}
+	if q.hopeless(b.from) {
+		q.refuseAll(b.base, b.set)
+		return
+	}
 	if b.set.canOffload {
 		b.set = q.priced(b.base, b.set, b.from)
 	}

@@ -100,6 +100,7 @@ type point struct {
 type measured struct {
 	seconds, forward float64                // of a step, and its forward's computing
 	need             [graph.NumSpaces]int64 // with what is outside the arenas
+	rests            int64                  // bytes that live all the run, of all spaces, with what is outside the arenas
 	least            *leastTime             // of bases without any move that are planned whole
 	err              error
 }
@@ -186,7 +187,9 @@ func (s *searcher) at(c Spec, layers int, plain bool) *measured {
 	}
 	m := &measured{seconds: f.Step.Seconds, forward: f.Step.Pass[graph.Forward]}
 	for sp := range m.need {
-		m.need[sp] = f.Plan.Layout.Spaces[sp].LowerBound + f.Plan.Config.Outside[sp]
+		use, outside := &f.Plan.Layout.Spaces[sp], f.Plan.Config.Outside[sp]
+		m.need[sp] = use.LowerBound + outside
+		m.rests += use.Resident + outside
 	}
 	if plain {
 		m.least = s.leastTime(f)
@@ -205,6 +208,7 @@ func (s *searcher) extrapolate(p *point) *measured {
 	more := float64(s.layers-foldedLayers[1]) / float64(foldedLayers[1]-foldedLayers[0])
 	line := func(a, b float64) float64 { return b + more*(b-a) }
 	m := &measured{seconds: line(at[0].seconds, at[1].seconds), forward: line(at[0].forward, at[1].forward)}
+	m.rests = int64(line(float64(at[0].rests), float64(at[1].rests)))
 	for sp := range m.need {
 		m.need[sp] = int64(line(float64(at[0].need[sp]), float64(at[1].need[sp])))
 	}
@@ -238,6 +242,33 @@ func (s *searcher) over(m *measured, mg margins) (sp graph.Space, ok bool) {
 		}
 	}
 	return 0, true
+}
+
+// hopeless says whether no move makes a base fit: what lives all the run moves from one
+// space to another and becomes no less, and it is more than all of them may take.
+func (s *searcher) hopeless(plain *measured) bool {
+	all := int64(0)
+	for sp := range graph.NumSpaces {
+		if sp == graph.Disk && !s.spec.Disk {
+			continue
+		}
+		room := s.room(sp, margins{})
+		if room == 0 {
+			return false
+		}
+		all += room
+	}
+	return plain.err == nil && plain.rests > all
+}
+
+// refuseAll remembers what comes nearest to the caps of a hopeless base, near enough to be
+// told of: with everything off the device.
+func (s *searcher) refuseAll(b base, set *moveSet) {
+	list := s.presets(b, set)
+	p := list[len(list)-1]
+	if m := s.measure(p); m.err == nil {
+		s.refused(p, m)
+	}
 }
 
 // refused remembers the point that came nearest to the caps.
@@ -396,6 +427,10 @@ func (s *searcher) branch(b base, saves bool, best float64) (found []*point) {
 		}
 	} else {
 		s.refused(plain, from)
+	}
+	if s.hopeless(from) {
+		s.refuseAll(b, set)
+		return nil
 	}
 	set = s.priced(b, set, from)
 	for _, t := range set.tierings() {

@@ -461,6 +461,10 @@ func (w *wayFinder) feasible(c Spec, m *cost.Machine) bool {
 	if err != nil {
 		return false
 	}
+	if s.hopeless(s.measure(s.plain(b, set))) {
+		w.tried += s.tried
+		return false
+	}
 	points := s.presets(b, set)
 	slices.Reverse(points)
 	for _, p := range points {

@@ -3,10 +3,11 @@
 // has. Rows that servers.csv has already are not asked again, so that it may be stopped
 // and started; it prints the summary of README.md from all of them.
 //
-// usage: go run ./benchmarks/servers -binary ./spillway [-rows N]        (at the root of the repository)
+// usage: go run ./benchmarks/servers -binary ./spillway [-rows N] [-patience D]        (at the root of the repository)
 package main
 
 import (
+	"context"
 	"encoding/csv"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/presets"
@@ -49,6 +51,7 @@ func main() {
 func run() error {
 	binary := flag.String("binary", "./spillway", "the command to ask")
 	most := flag.Int("rows", len(presets.List())*len(clusters), "rows to have at the end")
+	patience := flag.Duration("patience", time.Hour, "how long a pair may take; one that takes longer is left for another time")
 	flag.Parse()
 	rows, err := read()
 	if err != nil {
@@ -62,7 +65,11 @@ func run() error {
 		if known[job] {
 			continue
 		}
-		r, err := ask(*binary, job[0], job[1])
+		r, err := ask(*binary, job[0], job[1], *patience)
+		if errors.Is(err, context.DeadlineExceeded) {
+			fmt.Fprintf(os.Stderr, "servers: left %s %s: %v\n", job[0], job[1], err)
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -87,13 +94,18 @@ func jobs() (list [][2]string) {
 }
 
 // ask plans the fastest that fits, a row of at most 4,096 tokens a GPU.
-func ask(binary, model, cluster string) (r row, err error) {
+func ask(binary, model, cluster string, patience time.Duration) (r row, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
 	m, err := presets.Lookup(model)
 	if err != nil {
 		return r, err
 	}
 	args := append([]string{"plan", "--fit", "--json", "-", "--model", model, "--batch", "1", "--seq", strconv.Itoa(min(m.Config.Positions, 4096))}, strings.Fields(cluster)...)
-	out, err := exec.Command(binary, args...).Output()
+	out, err := exec.CommandContext(ctx, binary, args...).Output()
+	if ctx.Err() != nil {
+		return r, ctx.Err()
+	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.ExitCode() == 2 {
 		err = nil // what was asked for does not fit

@@ -1,0 +1,49 @@
+package search
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Of what cannot fit wherever it rests little is planned: a base, and what is told of it.
+// A byte more and it is looked for.
+func TestWhatCannotFitIsNotSearched(t *testing.T) {
+	for name, start := range prunedJobs(t) {
+		t.Run(name, func(t *testing.T) {
+			s, d := start()
+			bases, least := d.bases(), int64(math.MaxInt64)
+			for _, b := range bases {
+				set, err := s.moves(b)
+				require.NoError(t, err)
+				m := s.measure(s.plain(b, set))
+				require.NoError(t, m.err)
+				require.False(t, s.hopeless(m), "without caps")
+				least = min(least, m.rests)
+			}
+			try := func(all int64) (tried int, hopeless bool) {
+				s, d := start()
+				s.spec.Capacity[graph.Device] = all / 2
+				s.spec.Capacity[graph.Host] = all - all/2
+				if s.spec.Disk {
+					s.spec.Capacity[graph.Disk], s.spec.Capacity[graph.Host] = 1, all-all/2-1
+				}
+				best, _, _, _ := s.fastest(d.bases(), true)
+				require.Nil(t, best, "activations need room too")
+				require.False(t, s.nearest().Fits())
+				set, err := s.moves(d.bases()[0])
+				require.NoError(t, err)
+				return s.tried, s.hopeless(s.measure(s.plain(d.bases()[0], set)))
+			}
+			tried, hopeless := try(least - 1)
+			require.True(t, hopeless)
+			require.LessOrEqual(t, tried, 4*len(bases))
+			more, hopeless := try(least)
+			require.False(t, hopeless)
+			require.Greater(t, more, tried)
+		})
+	}
+}
