@@ -38,7 +38,7 @@ func TestReferenceOfMegatron(t *testing.T) {
 func TestTheReportIsNarrow(t *testing.T) {
 	for _, line := range []string{
 		"--model gpt2-xl --ranks 4 --batch 8 --seq 1024 --gpu rtx-4090 --reference megatron",
-		"--model llama-3.2-1b --nodes 1 --gpus-per-node 8 --batch 1 --precision bf16 --recompute full --gpu h100-80 --offload optimizer=host",
+		"--model llama-3.2-1b --nodes 128 --gpus-per-node 8 --batch 1 --precision bf16 --recompute full --gpu h100-80 --offload optimizer=host",
 	} {
 		narrow(t, command(append([]string{"plan"}, strings.Fields(line)...)...).stdout)
 	}

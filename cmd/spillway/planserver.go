@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 
 	"github.com/spillway-ml/spillway"
@@ -87,7 +88,15 @@ func (f *planFlags) speed(v float64) string {
 	if r == nil {
 		return fmt.Sprintf("%.0f tokens/s", v)
 	}
-	return between(grouped(int64(rough(v/r.High))), grouped(int64(rough(v/r.Low)))) + " tokens/s"
+	return between(roughCount(v/r.High), roughCount(v/r.Low)) + " tokens/s"
+}
+
+// roughCount is a number with two digits, which stays short: a table has four.
+func roughCount(v float64) string {
+	if v = rough(v); v >= 1e6 {
+		return strconv.FormatFloat(math.Round(v/1e4)/100, 'f', -1, 64) + " million"
+	}
+	return grouped(int64(v))
 }
 
 // between joins the ends of a range, of one unit once.
