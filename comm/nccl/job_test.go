@@ -195,6 +195,7 @@ type setting struct {
 	device  func(rank int) int // nil: its own
 	version func(rank int) int // nil: 2.21.5
 	before  func(*nccltest.Fabric)
+	late    bool // nobody but the world tells a rank's context of the job's error
 }
 
 func ranksOf(w int) []graph.Axis { return []graph.Axis{{Name: "data", Size: w}} }
@@ -253,7 +254,9 @@ func start(t *testing.T, o setting) (*job, []error) {
 		if r.groups, err = r.world.Groups(r.ctx); err != nil {
 			return err
 		}
-		r.groups[-1].OnError(r.ctx.Abort)
+		if !o.late {
+			r.groups[-1].OnError(r.ctx.Abort)
+		}
 		r.ctx.OnError(r.groups[-1].Abort)
 		if r.arena, err = r.ctx.Alloc(graph.Device, o.arena); err != nil {
 			return err

@@ -335,13 +335,13 @@ func TestMismatch(t *testing.T) {
 
 // A call that all have come to and that does not end fails at the timeout.
 func TestStuck(t *testing.T) {
-	j := begin(t, setting{mesh: ranksOf(2), arena: 64, timeout: 300 * time.Millisecond})
+	j := begin(t, setting{mesh: ranksOf(2), arena: 64, timeout: 300 * time.Millisecond, late: true})
 	errs := j.try(1, func(i int, r *rank) (device.Kernel, error) {
 		return r.groups[0].Broadcast("b", r.ptr(0, int64(8+8*i)), graph.F32, 0) // an axis, which is not watched here
 	})
 	require.ErrorIs(t, errs[0], comm.ErrTimeout)
 	require.ErrorContains(t, errs[0], `in the axis data group: broadcast "b" (call 1): timeout: NCCL has not ended it for`)
-	require.Error(t, errs[1])
+	require.ErrorIs(t, errs[1], comm.ErrTimeout, "its stream passed: it is told before")
 	require.Error(t, j.fabric.Found())
 }
 

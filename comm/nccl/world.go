@@ -113,7 +113,7 @@ func New(mesh []graph.Axis, o Options) (*World, error) {
 		w.size *= a.Size
 	}
 	w.chunk = chunkOf(w.size)
-	o.Control.OnError(func(error) { w.abort() })
+	o.Control.OnError(w.abort)
 	return w, nil
 }
 
@@ -347,12 +347,14 @@ func (r *rank) settle(c *communicator, what string) error {
 	}
 }
 
-// abort gives back the communicators of all ranks here, and ends what they run.
-func (w *World) abort() {
+// abort gives back the communicators of all ranks here, and ends what they run. A stream
+// passes what is ended as if it were done: its rank has the error before.
+func (w *World) abort(err error) {
 	w.mu.Lock()
 	ranks := slices.Clone(w.ranks)
 	w.mu.Unlock()
 	for _, r := range ranks {
+		r.ctx.Abort(err)
 		r.abort()
 	}
 }
