@@ -290,7 +290,7 @@ func (e Env) Transport(asked string) (string, error) {
 	case NCCL:
 		switch {
 		case e.World == 1:
-			return "", errors.New("Job.Transport nccl joins processes with a GPU each: spillway launch -n N -- train …, or mpirun -np N spillway train …; the ranks of one process, on as many GPUs as it sees, need none")
+			return "", errors.New("Job.Transport nccl joins processes with a GPU for each rank: spillway launch -n N -- train …, or mpirun -np N spillway train …; the ranks of one process, on as many GPUs as it sees, need none")
 		case e.Source == Launch:
 			return SHM, nil
 		case hasMPI:

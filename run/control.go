@@ -3,6 +3,7 @@ package run
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/nccl"
@@ -19,26 +20,37 @@ type shower interface {
 }
 
 // control is what ranks on GPUs of several processes have beside NCCL: the transport of
-// their processes, on the host. It is for one rank of the process.
+// their processes, on the host.
 type control struct {
 	shower
 	joined Joined
-	group  comm.Group // all ranks
-	calls  uint64     // collectives of group
+	group  comm.Group          // all ranks, as the first of this process's has it
+	ranks  map[int]*controlled // this process's
+}
+
+// controlled is one rank.
+type controlled struct {
+	group comm.Group    // all ranks
+	calls atomic.Uint64 // collectives of group
 }
 
 var _ nccl.Control = (*control)(nil)
 
-func newControl(joined Joined, rank int) (*control, error) {
+func newControl(joined Joined, local []int) (*control, error) {
 	s, ok := joined.(shower)
 	if !ok {
 		return nil, fmt.Errorf("a transport (%T) that watches no other's operations", joined)
 	}
-	groups, err := joined.Groups(rank)
-	if err != nil {
-		return nil, err
+	c := &control{shower: s, joined: joined, ranks: map[int]*controlled{}}
+	for _, rank := range local {
+		groups, err := joined.Groups(rank)
+		if err != nil {
+			return nil, err
+		}
+		c.ranks[rank] = &controlled{group: groups[-1]}
 	}
-	return &control{shower: s, joined: joined, group: groups[-1]}, nil
+	c.group = c.ranks[local[0]].group
+	return c, nil
 }
 
 // Gather gives every rank what each has said.
@@ -51,7 +63,7 @@ func (c *control) Gather(rank int, own []byte) (said [][]byte, err error) {
 		return nil, err
 	}
 	in, out := device.Ptr{Arena: arena, Off: all, Len: shard}, device.Ptr{Arena: arena, Len: all}
-	k, err := c.group.AllGather("who the ranks are", in, out, graph.I8)
+	k, err := c.ranks[rank].group.AllGather("who the ranks are", in, out, graph.I8)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +76,7 @@ func (c *control) Gather(rank int, own []byte) (said [][]byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	c.calls++
+	c.ranks[rank].calls.Add(1)
 	if err := s.Launch(k); err != nil {
 		return nil, err
 	}
@@ -80,7 +92,7 @@ func (c *control) Gather(rank int, own []byte) (said [][]byte, err error) {
 // Show counts on from the host's own calls.
 func (c *control) Show(rank, slot int, p watch.Progress) {
 	if slot == 0 {
-		p.Call += c.calls
+		p.Call += c.ranks[rank].calls.Load()
 	}
 	c.shower.Show(rank, slot, p)
 }

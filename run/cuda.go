@@ -58,6 +58,11 @@ type CUDAParts struct {
 	Used func(uuid [16]byte) (int64, error)
 }
 
+// DoubleCUDA has doubles take the place of the machine's driver, kernels, NCCL and NVML in
+// all that this process runs. Only tests call it: of whole commands, which they start as
+// processes.
+func DoubleCUDA(parts CUDAParts) { realCUDA = parts }
+
 // realCUDA is the machine's own.
 var realCUDA = CUDAParts{Driver: driver.Open, Kernels: openGPUKernels, NCCL: libnccl.Open, Used: gpus.Used}
 
@@ -71,7 +76,7 @@ const tf32Override = "NVIDIA_TF32_OVERRIDE"
 const GuessedOutside = 48 << 20
 
 // cudaPlatform is this process's GPUs: one that all ranks share, or a block of neighbouring
-// ranks each; in a job over processes that of its only rank.
+// ranks each; in a job over processes one for each of its ranks.
 type cudaPlatform struct {
 	o       Options
 	parts   CUDAParts
@@ -116,7 +121,7 @@ func newCUDA(o Options) (_ *cudaPlatform, err error) {
 	}
 	c.visible = len(list)
 	if o.Transport != nil {
-		if list, err = seen(o.Local, list); err == nil {
+		if list, err = seen(o.Local, len(o.World.Local), list); err == nil {
 			err = c.openNCCL()
 		}
 	}
@@ -226,9 +231,10 @@ func (c *cudaPlatform) Refused(err error) error {
 	return fmt.Errorf("%w; %s", err, text)
 }
 
-// gpusOf lists the GPU of each rank, by ordinal; nil where all share one.
+// gpusOf lists the GPU of each rank, by ordinal; nil where all share one, or NCCL is between
+// them.
 func (c *cudaPlatform) gpusOf() (list []int) {
-	if len(c.cards) == 1 {
+	if len(c.cards) == 1 || c.nccl != nil {
 		return nil
 	}
 	for _, rank := range c.o.World.Local {

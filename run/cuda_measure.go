@@ -80,7 +80,7 @@ func (c *cudaPlatform) measure(k *card, p *plan.Plan) error {
 }
 
 func (c *cudaPlatform) rehearse(k *card, lib rehearser, p *plan.Plan) (inGraphs int64, err error) {
-	r := kernelscuda.Rehearsal{Program: p.Program, Offset: p.Layout.Offset, Sums: len(c.o.World.Local) > 1, Graphs: c.o.Graphs}
+	r := kernelscuda.Rehearsal{Program: p.Program, Offset: p.Layout.Offset, Sums: c.o.World.Size > 1, Graphs: c.o.Graphs}
 	for s := range graph.NumSpaces {
 		r.Size[s] = p.Layout.Spaces[s].Peak
 	}

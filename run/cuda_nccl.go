@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// ncclPart is what a GPU's platform has of a job over processes: a rank in each, NCCL
-// between them, and the processes' own transport beside it.
+// ncclPart is what the platform of a process's GPUs has of a job over processes: a GPU for
+// each of its ranks, NCCL between all ranks, and the processes' own transport beside it.
 type ncclPart struct {
 	api    nccl.API
 	joined Joined // nil: not started
@@ -23,23 +23,28 @@ type ncclPart struct {
 	need   int64 // bytes of the rank's arena
 }
 
-// seen is the GPU of a process's rank, in a job over processes: by its place among those of
-// its host, or the only one that its launcher lets it see.
-func seen(local int, list []driver.Device) ([]driver.Device, error) {
-	if len(list) == 1 {
+// seen is the GPUs of a process's ranks, so many, in a job over processes: by its place among
+// those of its host, or all that its launcher lets it see, where they are as many.
+func seen(local, ranks int, list []driver.Device) ([]driver.Device, error) {
+	if len(list) == ranks {
 		return list, nil
 	}
-	if local < len(list) {
-		return list[local : local+1], nil
+	if (local+1)*ranks <= len(list) {
+		return list[local*ranks : (local+1)*ranks], nil
 	}
-	return nil, fmt.Errorf("this process is number %d of its host, counted from 0, and sees %d GPUs (CUDA_VISIBLE_DEVICES names them, where it is set): "+
-		"start no more processes on a host than it has GPUs", local, len(list))
+	each := ""
+	if ranks > 1 {
+		each = fmt.Sprintf(" with %d ranks, a GPU each,", ranks)
+	}
+	return nil, fmt.Errorf("this process%s is number %d of its host, counted from 0, and sees %d GPUs (CUDA_VISIBLE_DEVICES names them, where it is set): "+
+		"start no more ranks on a host than it has GPUs", each, local, len(list))
 }
 
 // openNCCL opens the library for a job over processes.
 func (c *cudaPlatform) openNCCL() error {
-	if n := len(c.o.World.Local); n > 1 {
-		return fmt.Errorf("Config.LocalRanks %d: NCCL joins a GPU a process; start a process for each rank", n)
+	if _, alone := c.o.Transport.(OverNCCL); alone && len(c.o.World.Local) > 1 {
+		return fmt.Errorf("Config.LocalRanks %d: processes that have NCCL alone to meet by are for a rank each; start a process for each rank, or start them with mpirun or spillway launch",
+			len(c.o.World.Local))
 	}
 	api, err := c.parts.NCCL()
 	if err != nil {
@@ -59,7 +64,7 @@ func (c *cudaPlatform) outsideOfNCCL() int64 {
 }
 
 // start joins the processes, and makes this one's part of NCCL's world.
-func (n *ncclPart) start(o *Options, s *Setup, sum func(graph.DType, graph.SumOrder) (nccl.Sum, error)) (err error) {
+func (n *ncclPart) start(o *Options, s *Setup, sum func(int, graph.DType, graph.SumOrder) (nccl.Sum, error)) (err error) {
 	n.need = s.Plan.Layout.Spaces[graph.Device].Peak
 	mesh := s.Plan.Program.Mesh
 	joined, err := o.Transport.Join(mesh, o.World.Local, o.Timeout, o.Warn)
@@ -76,7 +81,7 @@ func (n *ncclPart) start(o *Options, s *Setup, sum func(graph.DType, graph.SumOr
 		if with.World, err = alone.Communicator(); err != nil {
 			return err
 		}
-	} else if n.beside, err = newControl(n.joined, o.World.Local[0]); err != nil {
+	} else if n.beside, err = newControl(n.joined, o.World.Local); err != nil {
 		return err
 	}
 	with.Control = n.beside
@@ -126,9 +131,9 @@ func (n *ncclPart) about() string {
 	return "; NCCL " + nccl.VersionText(v) + " between processes"
 }
 
-// ncclSum gives NCCL's world the sums of the GPU's kernels.
-func (c *cudaPlatform) ncclSum(dtype graph.DType, order graph.SumOrder) (nccl.Sum, error) {
-	s, err := c.cards[0].lib.Sum(dtype, order)
+// ncclSum gives NCCL's world the sums of the kernels of a rank's GPU.
+func (c *cudaPlatform) ncclSum(rank int, dtype graph.DType, order graph.SumOrder) (nccl.Sum, error) {
+	s, err := c.of[rank].lib.Sum(dtype, order)
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +159,7 @@ func StartNCCL(rank, world, local int, parts *CUDAParts) (*nccl.Host, error) {
 		return nil, &MissingDevice{"cuda", errors.New("the driver shows no GPU (CUDA_VISIBLE_DEVICES hides them, where it is set)")}
 	}
 	if err == nil {
-		list, err = seen(local, list)
+		list, err = seen(local, 1, list)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("Config.Device cuda: %w", err)

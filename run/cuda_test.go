@@ -22,3 +22,21 @@ func TestTF32IsRefused(t *testing.T) {
 	t.Setenv(tf32Override, "0")
 	require.ErrorIs(t, open(), asked)
 }
+
+// A process of a job has as many GPUs as ranks: those of its place on the host, or all that
+// it sees.
+func TestGPUsOfAProcess(t *testing.T) {
+	list := make([]driver.Device, 8)
+	for i := range list {
+		list[i].Ordinal = i
+	}
+	for _, c := range []struct{ local, ranks, sees, from int }{{0, 1, 1, 0}, {3, 1, 1, 0}, {3, 1, 8, 3}, {1, 2, 8, 2}, {3, 2, 8, 6}, {3, 2, 2, 0}} {
+		got, err := seen(c.local, c.ranks, list[:c.sees])
+		require.NoError(t, err)
+		require.Equal(t, list[c.from:c.from+c.ranks], got)
+	}
+	_, err := seen(2, 1, list[:2])
+	require.ErrorContains(t, err, "this process is number 2 of its host, counted from 0, and sees 2 GPUs")
+	_, err = seen(1, 2, list[:3])
+	require.ErrorContains(t, err, "this process with 2 ranks, a GPU each, is number 1 of its host, counted from 0, and sees 3 GPUs")
+}

@@ -97,12 +97,13 @@ func (rs *Ranks) openLocal(o *RankOptions) (err error) {
 	for slot, i := range o.World.Local {
 		rs.list = append(rs.list, &Rank{thread: newThread(), Index: i, Slot: slot})
 	}
-	for _, r := range rs.list {
-		if o.Links[r.Index] != nil || err != nil {
-			continue
-		}
-		if err = r.do(func() error { return r.open(o) }); err != nil {
-			err = fmt.Errorf("rank %d: %w", r.Index, err)
+	if m, ok := o.Platform.(Meeter); ok && m.Meets() {
+		err = rs.openMeeting(o, m)
+	} else {
+		for _, r := range rs.list {
+			if o.Links[r.Index] == nil && err == nil {
+				err = r.do(func() error { return r.open(o) })
+			}
 		}
 	}
 	if o.Opened == nil || err != nil && !errors.Is(err, comm.ErrAborted) {
@@ -114,8 +115,42 @@ func (rs *Ranks) openLocal(o *RankOptions) (err error) {
 	return err
 }
 
+// openMeeting opens ranks that meet each other, and those of other processes, as they are
+// opened: at once. One that can't be opened ends the wait of the others of its process.
+func (rs *Ranks) openMeeting(o *RankOptions, m Meeter) (err error) {
+	var mu sync.Mutex
+	var opening sync.WaitGroup
+	for _, r := range rs.list {
+		if o.Links[r.Index] != nil {
+			continue
+		}
+		opening.Go(func() {
+			defer crash.Guard()
+			e := r.do(func() error { return r.open(o) })
+			if e == nil {
+				return
+			}
+			mu.Lock()
+			if err == nil || errors.Is(err, comm.ErrAborted) && !errors.Is(e, comm.ErrAborted) {
+				err = e
+			}
+			mu.Unlock()
+			if len(o.World.Local)-len(o.Links) > 1 {
+				m.Abort(e)
+			}
+		})
+	}
+	opening.Wait()
+	return err
+}
+
 // open makes a rank's context and executor, on the rank's goroutine.
-func (r *Rank) open(o *RankOptions) error {
+func (r *Rank) open(o *RankOptions) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("rank %d: %w", r.Index, err)
+		}
+	}()
 	ctx, groups, err := o.Platform.Rank(r.Index)
 	if err != nil {
 		return err

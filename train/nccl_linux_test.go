@@ -15,11 +15,11 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// joinedGPUs makes the processes of a job, each with a GPU of one double and NCCL between them,
-// and returns what to close at its end.
+// joinedGPUs makes the processes of a job, whose ranks have a GPU each of one double and NCCL
+// between them, and returns what to close at its end.
 func joinedGPUs(t testing.TB, c *request, processes int, o drivertest.Options, f nccltest.Options) (leader *Job, others []*Job, fabric *nccltest.Fabric, end func()) {
 	t.Helper()
-	o.Devices = processes
+	o.Devices = processes * max(c.LocalRanks, 1)
 	d := onDouble(t, c, o, false)
 	fabric = nccltest.New(d, f)
 	c.cuda.NCCL = func() (nccl.API, error) { return fabric.Library(22105), nil }
@@ -33,7 +33,7 @@ func joinedGPUs(t testing.TB, c *request, processes int, o drivertest.Options, f
 	}
 }
 
-// overGPUs runs c as a job of so many processes with a GPU each.
+// overGPUs runs c as a job of so many processes with a GPU for each rank.
 func overGPUs(t *testing.T, c request, processes int, o drivertest.Options, how func(testing.TB, request) outcome) outcome {
 	t.Helper()
 	leader, others, _, end := joinedGPUs(t, &c, processes, o, nccltest.Options{Looks: 2})
@@ -53,20 +53,22 @@ func overGPUs(t *testing.T, c request, processes int, o drivertest.Options, how 
 	return got
 }
 
-// A run over processes with a GPU each and NCCL between them has the bits of the CPU's
-// ranks in one process, at every stage, in groups and with states on the host and on disk:
-// promise 1, and in runOf promise 2.
+// A run over processes with a GPU for each rank and NCCL between them has the bits of the
+// CPU's ranks in one process, at every stage, in groups, with one rank a process or several,
+// and with states on the host and on disk: promise 1, and in runOf promise 2.
 func TestNCCLGivesTheSameBits(t *testing.T) {
 	for turn, c := range []struct {
-		processes int
-		change    func(*request)
+		processes, each int
+		change          func(*request)
 	}{
-		{2, func(c *request) { c.Zero, c.Clip = 0, 1 }},
-		{3, func(c *request) { c.Zero, c.Recompute = 1, "full" }},
-		{2, func(c *request) { c.Zero, c.Accum, c.Reproducible = 2, 2, true }},
-		{3, func(c *request) { c.Zero, c.Recompute = 3, "selective" }},
-		{4, func(c *request) { c.Zero, c.ShardSize, c.Clip = 3, 2, 1 }},
-		{2, func(c *request) { c.Zero, c.Disk, c.Offload = 3, t.TempDir(), "optimizer=disk,activations=host" }},
+		{2, 1, func(c *request) { c.Zero, c.Clip = 0, 1 }},
+		{3, 1, func(c *request) { c.Zero, c.Recompute = 1, "full" }},
+		{2, 1, func(c *request) { c.Zero, c.Accum, c.Reproducible = 2, 2, true }},
+		{3, 1, func(c *request) { c.Zero, c.Recompute = 3, "selective" }},
+		{4, 1, func(c *request) { c.Zero, c.ShardSize, c.Clip = 3, 2, 1 }},
+		{2, 1, func(c *request) { c.Zero, c.Disk, c.Offload = 3, t.TempDir(), "optimizer=disk,activations=host" }},
+		{2, 2, func(c *request) { c.Zero, c.ShardSize, c.Clip = 3, 2, 1 }},
+		{2, 3, func(c *request) { c.Zero, c.Accum, c.Reproducible = 2, 2, true }},
 	} {
 		cfg := tiny("gpt2")
 		cfg.Batch, cfg.Seq, cfg.Steps, cfg.Dropout = 1, 16, 2, 0.1
@@ -76,7 +78,7 @@ func TestNCCLGivesTheSameBits(t *testing.T) {
 			how = runMesh
 		}
 		one := cfg
-		one.Ranks = c.processes
+		one.Ranks, cfg.LocalRanks = c.processes*c.each, c.each
 		want := how(t, one)
 		got := overGPUs(t, cfg, c.processes, drivertest.Options{Seed: uint64(turn % 3)}, how)
 		at := fmt.Sprintf("turn %d", turn)
@@ -87,8 +89,14 @@ func TestNCCLGivesTheSameBits(t *testing.T) {
 
 // What NCCL finds wrong ends the job in every process, in time.
 func TestNCCLErrorEndsTheJob(t *testing.T) {
+	for _, each := range []int{1, 2} {
+		ncclErrorEnds(t, each)
+	}
+}
+
+func ncclErrorEnds(t *testing.T, each int) {
 	c := tiny("gpt2")
-	c.Batch, c.Seq, c.Steps, c.Timeout = 1, 16, 50, 20*time.Second
+	c.Batch, c.Seq, c.Steps, c.Timeout, c.LocalRanks = 1, 16, 50, 20*time.Second, each
 	leader, others, fabric, end := joinedGPUs(t, &c, 2, drivertest.Options{}, nccltest.Options{})
 	ends := make(chan error)
 	go func() {
@@ -109,6 +117,27 @@ func TestNCCLErrorEndsTheJob(t *testing.T) {
 	_ = tr.Close() // has nothing to add
 	<-ends
 	end()
+}
+
+// A rank that can't be opened ends the wait of its process's others, which are on their way
+// to meet it, and the job.
+func TestNCCLOneOfAProcessCantOpen(t *testing.T) {
+	for _, call := range []string{"ncclCommInitRankConfig", "ncclCommSplit"} {
+		c := tiny("gpt2")
+		c.Batch, c.Seq, c.Steps, c.LocalRanks, c.ShardSize = 1, 16, 1, 2, 2
+		leader, others, fabric, end := joinedGPUs(t, &c, 2, drivertest.Options{}, nccltest.Options{})
+		fabric.Fail(call, 4, 3)
+		ends := make(chan error)
+		go func() {
+			_, err := Work(context.Background(), others[0], nil)
+			ends <- err
+		}()
+		c.Config = c.Config.Over(leader)
+		_, err := c.start(context.Background())
+		require.ErrorContains(t, err, "as told (3)", call)
+		<-ends
+		end()
+	}
 }
 
 // aloneWithNCCL makes the processes of a job that have nothing but NCCL to meet by, and

@@ -45,6 +45,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv("SPILLWAY_TEST_PANIC") != "" && panicInTest != nil {
 		panicInTest()
 	}
+	if os.Getenv(doublesEnv) != "" && onDoubles != nil {
+		os.Exit(onDoubles())
+	}
 	// Started with & by a script, or by nohup, this process ignores interrupts or
 	// hangups, and so would those that it starts. What it catches they don't ignore.
 	caught := make(chan os.Signal, 1)
@@ -244,6 +247,12 @@ func TestInterruptWhileInitializing(t *testing.T) {
 	require.Equal(t, 130, p.end(t), p.errs.String())
 	require.Contains(t, p.errs.String(), "interrupted")
 }
+
+// doublesEnv makes this test's binary the command, on a machine of so many GPUs: onDoubles,
+// where a platform has it, runs it and returns its exit status.
+const doublesEnv = "SPILLWAY_TEST_GPUS"
+
+var onDoubles func() int
 
 // panicInTest, where a platform has it, is what a child process of a test does.
 var panicInTest func()

@@ -247,7 +247,9 @@ func start(t *testing.T, o setting) (*job, []error) {
 			return err
 		}
 		r.world, err = nccl.New(o.mesh, nccl.Options{API: j.fabric.Library(version), Control: j.control, Timeout: o.timeout,
-			Sum: func(t graph.DType, order graph.SumOrder) (nccl.Sum, error) { return hostSum{j.double, t, order}, nil }})
+			Sum: func(_ int, t graph.DType, order graph.SumOrder) (nccl.Sum, error) {
+				return hostSum{j.double, t, order}, nil
+			}})
 		if err != nil {
 			return err
 		}

@@ -198,7 +198,7 @@ func (r *rank) sum(dtype graph.DType, order graph.SumOrder) (Sum, error) {
 	if s := r.sums[key]; s != nil {
 		return s, nil
 	}
-	s, err := r.w.o.Sum(dtype, order)
+	s, err := r.w.o.Sum(r.index, dtype, order)
 	if err != nil {
 		return nil, err
 	}

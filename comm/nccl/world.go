@@ -47,8 +47,8 @@ const MostSources = 64
 type Options struct {
 	API     API
 	Control Control
-	// Sum makes a sum of elements, for one rank.
-	Sum func(dtype graph.DType, order graph.SumOrder) (Sum, error)
+	// Sum makes a sum of elements, for one rank and its GPU.
+	Sum func(rank int, dtype graph.DType, order graph.SumOrder) (Sum, error)
 	// World is the communicator of all ranks, made already and this World's from here on; 0:
 	// it makes one.
 	World Comm

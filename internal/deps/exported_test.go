@@ -52,6 +52,7 @@ func TestHelpersOfTestsAreListed(t *testing.T) {
 // stay.
 var forPrograms = map[string]string{
 	"TextbookVolume": "the ZeRO paper's own number, beside a plan's",
+	"DoubleCUDA":     "tests of whole commands, in processes of their own",
 }
 
 // heldToUse are the packages whose exported names are held to forPrograms.

@@ -1,0 +1,209 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/comm/nccl"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/internal/blastest"
+	"github.com/spillway-ml/spillway/internal/drivertest"
+	"github.com/spillway-ml/spillway/internal/nccltest"
+	"github.com/spillway-ml/spillway/internal/shim"
+	"github.com/spillway-ml/spillway/kernels"
+	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
+	ranks "github.com/spillway-ml/spillway/run"
+)
+
+func init() { onDoubles = runOnDoubles }
+
+// foundByDoubles is the status of a command that has ended well and not left its GPUs so.
+const foundByDoubles = 99
+
+// runOnDoubles is the command on doubles of the driver, of cuBLASLt and of NCCL, with the
+// GPU's own kernels compiled for the host.
+func runOnDoubles() int {
+	devices, err := strconv.Atoi(os.Getenv(doublesEnv))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return exitBadInput
+	}
+	d := drivertest.New(drivertest.Options{Devices: devices, Memory: 4 << 30})
+	library := nccltest.NewWire(d, 22105, 3<<20)
+	ranks.DoubleCUDA(ranks.CUDAParts{
+		Driver: func() (driver.API, error) { return d, nil },
+		Used:   func([16]byte) (int64, error) { return 0, nil },
+		NCCL:   func() (nccl.API, error) { return library, nil },
+		Kernels: func(_ ranks.Options, api driver.API, dev driver.Device, host kernels.Library) (ranks.GPUKernels, error) {
+			compiler, err := shim.New()
+			if err != nil {
+				return nil, err
+			}
+			return ranks.NewGPUKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: blastest.New(d), Host: host})
+		},
+	})
+	status := execute(os.Args[1:], os.Stdout, os.Stderr)
+	if status != exitDone {
+		return status // what a job that fails leaves ends with its process
+	}
+	if err := errors.Join(library.Close(), d.Close()); err != nil {
+		fmt.Fprintln(os.Stderr, "doubles:", err)
+		return foundByDoubles
+	}
+	return status
+}
+
+// onGPUs makes this test's binary the command on a machine of so many GPUs, also for the
+// processes that launchers start.
+func onGPUs(t *testing.T, gpus int) (self string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	if _, err := shim.New(); errors.Is(err, shim.ErrNoCompiler) {
+		t.Skip(err)
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	t.Setenv(doublesEnv, strconv.Itoa(gpus))
+	return self
+}
+
+func startProgram(t *testing.T, env []string, program ...string) *process {
+	t.Helper()
+	p := &process{Cmd: exec.Command(program[0], program[1:]...)}
+	p.Stdout, p.Stderr, p.Env = &p.out, &p.errs, append(os.Environ(), env...)
+	require.NoError(t, p.Start())
+	t.Cleanup(func() { _ = p.Process.Kill() })
+	return p
+}
+
+// Ranks with a GPU each in several processes, with NCCL between them and the launcher's own
+// transport, or NCCL again, beside it: the bits of as many GPUs in one process.
+func TestNCCLBetweenProcesses(t *testing.T) {
+	self := onGPUs(t, 2)
+	dir := t.TempDir()
+	args := tinyWith("--device", "cuda", "--seq", "8", "--clip", "1")
+	metrics := func(name string) (string, []string) {
+		file := filepath.Join(dir, name+".jsonl")
+		return file, append(append([]string{self}, args...), "--metrics", file)
+	}
+	one, line := metrics("one")
+	p := startProgram(t, nil, append(line, "--ranks", "2")...)
+	require.Zero(t, p.end(t), p.errs.String())
+	want := outcomeOf(t, one)
+	require.Equal(t, want.planned, want.peaks)
+
+	t.Run("launch", func(t *testing.T) {
+		file, line := metrics("launch")
+		p := startProgram(t, nil, append([]string{self, "launch", "-n", "2", "--"}, line[1:]...)...)
+		require.Zero(t, p.end(t), p.errs.String())
+		require.Equal(t, want, outcomeOf(t, file))
+	})
+	for _, launcher := range []string{"mpirun.openmpi", "mpirun.mpich"} {
+		t.Run(launcher, func(t *testing.T) {
+			file, line := metrics(launcher)
+			p := mpirunProgram(t, launcher, 2, line...)
+			require.Zero(t, p.end(t), p.errs.String())
+			require.Contains(t, p.errs.String()+p.out.String(), "NCCL 2.21.5 between processes")
+			require.Equal(t, want, outcomeOf(t, file))
+		})
+	}
+	t.Run("torchrun's variables", func(t *testing.T) {
+		file, line := metrics("torchrun")
+		list := torchrun(t, 2, line...)
+		for _, p := range list {
+			require.Zero(t, p.end(t), p.errs.String())
+		}
+		require.Equal(t, want, outcomeOf(t, file))
+	})
+}
+
+// The same with two ranks in each process, sharded within a process and reduced across.
+func TestNCCLBetweenProcessesOfSeveralRanks(t *testing.T) {
+	self := onGPUs(t, 4)
+	dir := t.TempDir()
+	args := append([]string{self}, tinyWith("--device", "cuda", "--seq", "8", "--steps", "1", "--shard-size", "2")...)
+	one, many := filepath.Join(dir, "one.jsonl"), filepath.Join(dir, "many.jsonl")
+	p := startProgram(t, nil, append(args, "--ranks", "4", "--metrics", one)...)
+	require.Zero(t, p.end(t), p.errs.String())
+	p = mpirunProgram(t, "mpirun.openmpi", 2, append(args, "--ranks-per-process", "2", "--metrics", many)...)
+	require.Zero(t, p.end(t), p.errs.String())
+	require.Equal(t, outcomeOf(t, one), outcomeOf(t, many))
+}
+
+// A process with a GPU that dies in mid-run ends the job with status 3 on the others, and
+// nobody is left. NCCL itself does not notice: what runs beside it names the rank, at once
+// under launch, else at the timeout, where the launcher leaves the others that long.
+func TestNCCLLosesAProcess(t *testing.T) {
+	self := onGPUs(t, 2)
+	args := append([]string{self}, tinyWith("--device", "cuda", "--seq", "8", "--steps", "1000000", "--timeout", "2s")...)
+	firstStep := func(p *process) func() bool {
+		return func() bool { return strings.Contains(p.errs.String()+p.out.String(), "step 1/") }
+	}
+	t.Run("launch", func(t *testing.T) {
+		p := startProgram(t, nil, append([]string{self, "launch", "-n", "2", "--"}, args[1:]...)...)
+		pids := ranksOf(t, p, 2)
+		waitFor(t, "first step", firstStep(p))
+		require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
+		require.Equal(t, exitFault, p.end(t), p.errs.String())
+		require.Contains(t, p.errs.String(), fmt.Sprintf("rank 1 (process %d): signal: killed", pids[1]))
+		require.True(t, gone(pids[0]) && gone(pids[1]))
+	})
+	// Each rank leaves its process's number, what it says and its status.
+	script := `of=$0/$OMPI_COMM_WORLD_RANK$PMI_RANK$RANK; "$@" 2>$of.said & pid=$!; echo $pid >$of.new; mv $of.new $of.pid; wait $pid; echo $? >$of.new; mv $of.new $of.status`
+	for launcher, flags := range map[string][]string{
+		"mpirun.openmpi": {"--mca", "orte_abort_on_non_zero_status", "0", "--mca", "orte_allowed_exit_without_sync", "1"},
+		"mpirun.mpich":   {"-disable-auto-cleanup"}, "torchrun's variables": nil,
+	} {
+		t.Run(launcher, func(t *testing.T) {
+			dir := t.TempDir()
+			told := func(rank int, what string) string {
+				text, _ := os.ReadFile(filepath.Join(dir, fmt.Sprint(rank, ".", what))) // not there yet: nothing
+				return strings.TrimSpace(string(text))
+			}
+			line := append([]string{"/bin/sh", "-c", script, dir}, args...)
+			var list []*process
+			if flags == nil {
+				list = torchrun(t, 2, line...)
+			} else {
+				list = append(list, mpirunProgram(t, launcher, 2, append(flags, line...)...))
+			}
+			waitFor(t, "first step", func() bool { return strings.Contains(told(0, "said"), "step 1/") })
+			victim, err := strconv.Atoi(told(1, "pid"))
+			require.NoError(t, err)
+			require.NoError(t, syscall.Kill(victim, syscall.SIGKILL))
+			for _, p := range list {
+				p.end(t) // whose status is the launcher's own matter
+			}
+			if launcher != "mpirun.mpich" { // Hydra may end a rank's shell before that has written
+				require.Equal(t, strconv.Itoa(exitFault), told(0, "status"), told(0, "said"))
+			}
+			require.Regexp(t, `spillway: .*timeout: .*rank 1 `, told(0, "said"))
+		})
+	}
+}
+
+// torchrun starts a program as the ranks of a job that torchrun's variables describe.
+func torchrun(t *testing.T, world int, program ...string) (list []*process) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	at := l.Addr().String()
+	require.NoError(t, l.Close())
+	for rank := range world {
+		list = append(list, startProgram(t, []string{"NCCL_COMM_ID=" + at, "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1", fmt.Sprint("WORLD_SIZE=", world),
+			fmt.Sprint("LOCAL_WORLD_SIZE=", world), fmt.Sprint("RANK=", rank), fmt.Sprint("LOCAL_RANK=", rank)}, program...))
+	}
+	return list
+}
