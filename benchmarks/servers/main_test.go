@@ -32,6 +32,7 @@ func TestKeptRowsStayWithinTheirServers(t *testing.T) {
 	}
 	require.Len(t, models, len(presets.List()))
 	require.Len(t, on, len(clusters))
+	require.Len(t, rows, len(models)*len(on), "each on all")
 	require.Positive(t, hosts, "some use the host")
 }
 

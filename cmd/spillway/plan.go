@@ -447,25 +447,26 @@ func runPlan(ctx context.Context, c spillway.Config, f *planFlags, best *spillwa
 		}
 	}
 	asked := stages[c.Zero]
-	text := stdout
-	if f.jsonPath == "-" {
-		text = io.Discard
-	}
 	r := planReport{flags: f, stages: stages, asked: asked, best: best}
 	if r.order, err = asked.OrderCost(ctx, hw.Machine(c.Ranks)); err != nil {
 		return err
 	}
-	if !asked.Fits {
+	chosen := best != nil || f.hopeless
+	text := f.jsonPath != "-"
+	// The document has no ways out: where a recommendation doesn't come from them, they are searched for people alone.
+	if !asked.Fits && (text || f.htmlPath != "" || !chosen) {
 		r.ways, r.noWay = spillway.WaysOut(ctx, asked, hw)
 	}
-	if best == nil && !f.hopeless {
+	if !chosen {
 		r.recommend(ctx, c, hw)
 	}
 	if err := ctx.Err(); err != nil {
 		return err // what was found is not all there is
 	}
-	if err := r.print(text); err != nil {
-		return err
+	if text {
+		if err := r.print(stdout); err != nil {
+			return err
+		}
 	}
 	if f.jsonPath != "" {
 		doc, err := f.planJSON(asked, stages, r.best)

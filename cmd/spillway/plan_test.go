@@ -33,6 +33,21 @@ func planned(t *testing.T, args ...string) (int, planDoc) {
 	return r.status, doc
 }
 
+// A search that finds nothing says the same to a program, which reads no ways out and so
+// has none searched, as beside the text for a person.
+func TestNothingFitsInJSON(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "plan.json")
+	args := []string{"plan", "--fit", "--model", testdata + "/gpt2", "--device-memory", "1KiB", "--json"}
+	alone, beside := command(append(args, "-")...), command(append(args, file)...)
+	require.Equal(t, exitDoesNotFit, alone.status, alone.stderr)
+	require.Equal(t, beside.status, alone.status)
+	require.Equal(t, beside.stderr, alone.stderr)
+	doc, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, string(doc), alone.stdout)
+	require.Contains(t, beside.stdout, "Tried in vain")
+}
+
 func TestPlanJSON(t *testing.T) {
 	for _, args := range [][]string{
 		{"--model", "gpt2"},
