@@ -73,12 +73,12 @@ struct Thread {
 	int copies, groups;   // asynchronous copies under way, and groups of them so far
 };
 
-// Copy is an asynchronous copy of 16 bytes that its thread has not waited for: its
+// Copy is an asynchronous copy of 4 or 16 bytes that its thread has not waited for: its
 // destination is poisoned until then.
 struct Copy {
 	void *to;
 	const void *from; // null: zeros
-	int group;
+	int group, bytes;
 };
 enum { MOST_COPIES = 128 }; // of a thread
 
@@ -255,13 +255,13 @@ static const uint32_t *shown(unsigned p, int lane) { return self->threads[self->
 // copy_async, commit_copies and wait_copies are cp.async and its groups. What was not
 // waited for, or is overwritten while others still read it, shows as poison.
 static inline void aligned(const void *p, size_t to);
-static void copy_async(void *to, const void *from, bool there) {
+static void copy_async(void *to, const void *from, bool there, int bytes = 16) {
 	Block *b = self;
 	Thread &t = b->threads[b->current];
-	aligned(to, 16), aligned(from, 16);
+	aligned(to, (size_t)bytes), aligned(from, (size_t)bytes);
 	if (t.copies == MOST_COPIES) stop(BAD_SHARED, "more asynchronous copies under way than the shim keeps");
-	memset(to, 0xff, 16);
-	b->copies[b->current * MOST_COPIES + t.copies++] = {to, there ? from : nullptr, t.groups};
+	memset(to, 0xff, (size_t)bytes);
+	b->copies[b->current * MOST_COPIES + t.copies++] = {to, there ? from : nullptr, t.groups, bytes};
 }
 static void commit_copies() { self->threads[self->current].groups++; }
 static void wait_copies(int left) { // for all groups but the last left
@@ -271,8 +271,8 @@ static void wait_copies(int left) { // for all groups but the last left
 	int kept = 0;
 	for (int i = 0; i < t.copies; i++) {
 		if (list[i].group >= t.groups - left) list[kept++] = list[i];
-		else if (list[i].from) memcpy(list[i].to, list[i].from, 16);
-		else memset(list[i].to, 0, 16);
+		else if (list[i].from) memcpy(list[i].to, list[i].from, (size_t)list[i].bytes);
+		else memset(list[i].to, 0, (size_t)list[i].bytes);
 	}
 	t.copies = kept;
 }

@@ -10,27 +10,27 @@ import (
 // Blocks of flash.cuh: threads forward and backward, rows of delta of a block.
 const (
 	flashForward  = 128
-	flashBackward = 256
+	flashBackward = 128
 	flashDeltas   = flashBackward / 16
 )
 
 // flashStages is how many tiles of queries the backward has under way, by the width of
 // a head: the second argument of FLASH.
 func flashStages(width int64) int64 {
-	if width == 128 {
+	if width > 80 {
 		return 1
 	}
 	return 2
 }
 
 // flashShared and flashGradShared are the bytes of shared memory of a block: queries,
-// keys and values; keys, values, queries and gradients of y by stage, and two tiles of
-// scores. Rows are 8 elements longer than what they hold.
+// keys and values; keys, values, queries and gradients of y by stage, a tile of scores,
+// and lse and delta of queries by stage. Rows are 8 elements longer than what they hold.
 func flashShared(width int64) int { return int(3 * 2 * cut.AttentionTile * (width + 8)) }
 
 func flashGradShared(width int64) int {
-	tile := cut.AttentionTile
-	return int(2 * ((2+2*flashStages(width))*tile*(width+8) + 2*tile*(tile+8)))
+	tile, stages := cut.AttentionTile, flashStages(width)
+	return int(2*((2+2*stages)*tile*(width+8)+tile*(tile+8)) + 2*4*tile*stages)
 }
 
 // flash says whether an attention runs on the tensor cores: the card has those of

@@ -45,8 +45,8 @@ var rules = []rule{
 		"attention_dkv":  "as attention",
 		"dropout":        "fp16 rounds beside 32 random words: two of them wait, for one access of 16 bytes",
 		"embed_grad":     "eight words of one type on one architecture",
-		"flash_forward":  "two words for three blocks on a multiprocessor, heads of 128, sm_80",
-		"flash_backward": "words that wait outside the products, for two blocks on a multiprocessor",
+		"flash_forward":  "two words that wait outside the loop, for three blocks on a multiprocessor, heads of 128",
+		"flash_backward": "words of addresses, once a tile, heads of 80 and 96: four sums of a tile fill the registers",
 		"maxpool_grad":   "three nested windows; a small part of a vision model",
 	}},
 	{"no division of 64-bit integers", func(r *sass.Row) bool { return r.Divide64 == 0 }, map[string]string{
@@ -80,9 +80,12 @@ var rules = []rule{
 		case "flash_forward":
 			return r.Tensor > 0 && r.Async > 0 && r.Store16 > 0 && r.Registers <= 168
 		case "flash_backward":
-			return r.Tensor > 0 && r.Async > 0 && r.Store16 > 0 && r.Load16 > 0 && r.Registers <= 128
+			return r.Tensor > 0 && r.Async > 0 && r.Store16 > 0 && r.Load16 > 0 && (r.Source != "flash_64.cu" || r.Registers <= 168)
 		}
 		return true
+	}, nil},
+	{"attention's backward waits in no local memory, heads of 64 and 128", func(r *sass.Row) bool {
+		return family(r.Kernel) != "flash_backward" || r.Source != "flash_64.cu" && r.Source != "flash_128.cu" || r.Stack == 0 && r.Local == 0
 	}, nil},
 	{"a norm reads 16 elements before it adds the first", func(r *sass.Row) bool { return r.Kernel != "sqsum" || r.Load4 >= 3*16 }, nil},
 }

@@ -13,7 +13,7 @@
 
 #define TILE 64
 #define FORWARD_THREADS 128
-#define BACKWARD_THREADS 256
+#define BACKWARD_THREADS 128
 #define NEG_INF of_bits(0xff800000u)
 #define LOG2E 1.44269504088896341f
 
@@ -40,9 +40,12 @@ template <int HOW> DEVICE void ldmatrix(u32 *r, const void *row) {
 	else
 		asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
 }
-// copy_async starts to copy 16 bytes to shared memory, or zeros.
+// copy_async starts to copy 16 bytes to shared memory, or zeros; copy_word 4 bytes.
 DEVICE void copy_async(void *to, const void *from, bool there) {
 	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+DEVICE void copy_word(void *to, const void *from, bool there) {
+	asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"(shared_address(to)), "l"(from), "r"(there ? 4 : 0) : "memory");
 }
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> DEVICE void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
@@ -50,6 +53,13 @@ DEVICE float exp2_(float x) {
 	float y;
 	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
 	return y;
+}
+// thread is threadIdx.x, asked for anew: what is computed from it is not kept in registers
+// from outside a loop.
+DEVICE int thread() {
+	int t;
+	asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
+	return t;
 }
 // two rounds two values to a word, the first in its low half.
 DEVICE u32 two(float low, float high, bf16) {
@@ -99,9 +109,11 @@ template <int HOW> static void ldmatrix(u32 *r, const void *row) {
 	__syncwarp(); // all have read before one goes on to write
 }
 DEVICE void copy_async(void *to, const void *from, bool there) { shim::copy_async(to, from, there); }
+DEVICE void copy_word(void *to, const void *from, bool there) { shim::copy_async(to, from, there, 4); }
 DEVICE void commit_copies() { shim::commit_copies(); }
 template <int LEFT> DEVICE void wait_copies() { shim::wait_copies(LEFT); }
 DEVICE float exp2_(float x) { return exp2f(x); }
+DEVICE int thread() { return threadIdx.x; }
 DEVICE u32 two(float low, float high, bf16) { return (u32)to_bf16(low) | (u32)to_bf16(high) << 16; }
 DEVICE u32 two(float low, float high, f16) { return two_f16(low, high); }
 #endif
@@ -120,13 +132,13 @@ template <class T, int D> struct Tile {
 	// fill starts to copy rows from row on; those from rows on are zeros. A thread keeps
 	// its columns, and its rows are a fixed step apart, for one address of each.
 	template <int THREADS> static __device__ __forceinline__ void fill(T *to, const T *from, i64 ld, int row, int rows) {
-		const int STEP = THREADS / LANES, c = threadIdx.x % LANES * 8;
+		const int STEP = THREADS / LANES, t = thread(), c = t % LANES * 8;
 		if (c >= D) return;
-		int r = threadIdx.x / LANES;
+		int r = t / LANES;
 		const T *p = from + (row + r) * ld + c;
 		T *q = to + r * LD + c;
 #pragma unroll
-		for (int k = 0; k < TILE / STEP; k++, r += STEP, p += STEP * ld, q += STEP * LD) copy_async(q, row + r < rows ? p : from, row + r < rows);
+		for (int k = 0; k < TILE / STEP; k++, r += STEP, p += STEP * ld, q += STEP * LD) copy_async(q, p, row + r < rows);
 	}
 	// drain writes rows of the tile to memory, a thread of so many a time 16 bytes.
 	static __device__ __forceinline__ void drain(T *to, i64 ld, int row, int rows, const T *from, int n, int thread, int threads) {
@@ -168,8 +180,7 @@ template <int N> DEVICE void clear(float (&a)[N][4]) {
 DEVICE float row_max(float x) {
 #pragma unroll
 	for (int m = 1; m < 4; m *= 2) {
-		float y = __shfl_xor_sync(0xffffffffu, x, m);
-		x = y > x ? y : x;
+		x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, m));
 	}
 	return x;
 }
@@ -192,7 +203,7 @@ template <int D> struct Softmax {
 #pragma unroll
 			for (int j = 0; j < 8; j++)
 #pragma unroll
-				for (int i = 2 * h; i < 2 * h + 2; i++) top = s[j][i] > top ? s[j][i] : top;
+				for (int i = 2 * h; i < 2 * h + 2; i++) top = fmaxf(top, s[j][i]);
 			top = row_max(top);
 			const float base = top == NEG_INF ? 0 : top * scale, again = exp2_(fma_(most[h], scale, -base));
 			most[h] = top;
@@ -212,15 +223,16 @@ template <int D> struct Softmax {
 };
 
 // hide takes scores of keys beyond the sequence, or later than the query, out.
-template <int N> DEVICE void hide(float (&s)[N][4], int query, int key, const Shape &p, float with) {
-	const int t = threadIdx.x % 4;
+template <int N> DEVICE void hide(float (&s)[N][4], int query, int key, const Shape &p) {
 #pragma unroll
-	for (int j = 0; j < N; j++)
+	for (int h = 0; h < 2; h++) {
+		const int most = p.causal && query + 8 * h < p.seq ? query + 8 * h : p.seq - 1, last = most - key - 2 * (int)(threadIdx.x % 4);
 #pragma unroll
-		for (int i = 0; i < 4; i++) {
-			const int k = key + 8 * j + 2 * t + i % 2, q = query + 8 * (i / 2);
-			if (k >= p.seq || (p.causal && k > q)) s[j][i] = with;
-		}
+		for (int j = 0; j < N; j++)
+#pragma unroll
+			for (int i = 0; i < 2; i++)
+				if (8 * j + i > last) s[j][2 * h + i] = NEG_INF;
+	}
 }
 
 // forward: q (rows ldq apart), k, v (ldkv) → y (heads·D), lse (batch, heads, seq). A
@@ -266,7 +278,7 @@ template <class T, int D> DEVICE void forward(const T *q, const T *k, const T *v
 		__syncthreads(); // values are here, and nobody reads keys any more
 		if (at < last) S::template fill<FORWARD_THREADS>(ks, k, ldkv, (at + 1) * TILE, p.seq);
 		commit_copies();
-		if (at == last) hide(s, query, at * TILE, p, NEG_INF);
+		if (at == last) hide(s, query, at * TILE, p);
 		soft.next(s, o, scale);
 #pragma unroll
 		for (int j = 0; j < 8; j += 4) { // 32 keys
@@ -274,6 +286,7 @@ template <class T, int D> DEVICE void forward(const T *q, const T *k, const T *v
 				two(s[j + 2][0], s[j + 2][1], T()), two(s[j + 2][2], s[j + 2][3], T()), two(s[j + 3][0], s[j + 3][1], T()), two(s[j + 3][2], s[j + 3][3], T())};
 #pragma unroll
 			for (int n = 0; n < D / 8; n++) {
+				if (n % 4 == 0) __syncwarp();
 				u32 b[4];
 				right_of_rows<S::LD>(b, vs, 8 * j, 8 * n);
 				mma(o[n], a, b, T()), mma(o[n], a + 4, b + 2, T());
@@ -348,190 +361,211 @@ template <class T> struct Backward {
 	i64 lddq, lddkv;
 };
 
-// Work is a tile of keys, with the tiles of queries that see it.
-template <class T, int D, int STAGES> struct Work {
+// Work is a tile of keys, with the tiles of queries that see it. A warp has 16 keys and
+// takes every query: its probabilities and gradients of scores, keys by queries, come out
+// of a product as the next product's left factor has them, and stay in registers. Only
+// dq, whose sum goes over keys, needs those of all warps, in shared memory.
+template <class T, int D> struct Work {
 	typedef Tile<T, D> S;
-	enum { NS = D / 16, LP = TILE + 8 }; // 8-column pieces of a warp's half of a row, row of a tile of scores
+	enum { NS = D / 8, LP = TILE + 8 }; // 8-column pieces of a row, row of the tile of scores' gradients
 
 	const Backward<T> &b;
 	const Shape &p;
-	T *ks, *vs, *qs, *dys, *ps, *ds;
-	int tiles, batch, kvhead, tile, first, count;
+	T *ks, *vs, *queries, *ds; // a stage of queries has gradients of y after them
+	float *stats; // of the queries, by stage: lse, delta
+	int tiles, batch, kvhead, tile;
 
-	__device__ __forceinline__ int head(int step) const { return kvhead * p.group + step / count; }
-	__device__ __forceinline__ int queries(int step) const { return first + step % count; }
-
-	// fetch starts to copy a step's queries and gradients of y.
-	__device__ __forceinline__ void fetch(int step) const {
+	// fetch starts to copy a tile's queries, gradients of y and their statistics. Those beyond
+	// the sequence are 0: nothing comes of them.
+	__device__ __forceinline__ void fetch(int stage, int head, int at) const {
+		T *q = queries + stage * (2 * S::SIZE), *dy = q + S::SIZE;
 		const i64 row = (i64)batch * p.seq, ldy = (i64)p.heads * D;
-		const int stage = STAGES == 1 ? 0 : step % STAGES;
-		S::template fill<BACKWARD_THREADS>(qs + stage * S::SIZE, b.q + row * b.ldq + (i64)head(step) * D, b.ldq, queries(step) * TILE, p.seq);
-		S::template fill<BACKWARD_THREADS>(dys + stage * S::SIZE, b.dy + row * ldy + (i64)head(step) * D, ldy, queries(step) * TILE, p.seq);
+		const int t = thread(), query = at * TILE + t % TILE;
+		copy_word(stats + stage * (2 * TILE) + t, (t < TILE ? b.lse : b.delta) + ((i64)batch * p.heads + head) * p.seq + query, query < p.seq);
+		S::template fill<BACKWARD_THREADS>(q, b.q + row * b.ldq + (i64)head * D, b.ldq, at * TILE, p.seq);
+		S::template fill<BACKWARD_THREADS>(dy, b.dy + row * ldy + (i64)head * D, ldy, at * TILE, p.seq);
 	}
 
-	// across adds the product of 16 rows of one tile and 32 rows of another, transposed.
-	static __device__ __forceinline__ void across(float (&sum)[4][4], const T *rows, const T *columns, int m, int n) {
+	// across adds the product of the warp's rows of one tile and all rows of another,
+	// transposed.
+	static __device__ __forceinline__ void across(float (&sum)[8][4], const T *rows, const T *columns) {
 #pragma unroll
 		for (int d = 0; d < D; d += 16) {
 			u32 x[4], y[4];
-			left<S::LD>(x, rows, m, d);
+			left<S::LD>(x, rows, 16 * (threadIdx.x / 32), d);
 #pragma unroll
-			for (int j = 0; j < 2; j++) {
-				right<S::LD>(y, columns, n + 16 * j, d);
+			for (int j = 0; j < 4; j++) {
+				right<S::LD>(y, columns, 16 * j, d);
 				mma(sum[2 * j], x, y, T()), mma(sum[2 * j + 1], x, y + 2, T());
 			}
 		}
 	}
 
-	// scores makes the tile's probabilities and the gradients of its scores (without
-	// the scale), in shared memory. A warp has 16 queries by 32 keys.
-	__device__ __forceinline__ void scores(const T *q, const T *dy, int step) const {
-		const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m = 16 * (warp % 4), n = 32 * (warp / 4);
-		float s[4][4], dp[4][4];
-		clear(s), clear(dp);
-		across(s, q, ks, m, n);
-		across(dp, dy, vs, m, n);
-		const int query = queries(step) * TILE + m + lane / 4, key = tile * TILE + n;
-		const i64 stat = ((i64)batch * p.heads + head(step)) * p.seq;
+	// keys adds a tile of queries to dk and dv of the warp's keys: by their probabilities and
+	// the gradients of their scores (without the scale), which also go to shared memory.
+	__device__ __forceinline__ void keys(float (&dk)[NS][4], float (&dv)[NS][4], int stage, int at) const {
+		const T *q = queries + stage * (2 * S::SIZE), *dy = q + S::SIZE;
+		const float *stat = stats + stage * (2 * TILE);
+		const int t = thread(), lane = t % 32, m = 16 * (t / 32) + lane / 4, n = 2 * (lane % 4);
+		float s[8][4], dp[8][4];
+		u32 w[16];
+		clear(s);
+		across(s, ks, q);
 		const float scale = p.scale * LOG2E;
-		float l[2], d[2];
-#pragma unroll
-		for (int h = 0; h < 2; h++) {
-			const bool there = query + 8 * h < p.seq;
-			l[h] = there ? b.lse[stat + query + 8 * h] * LOG2E : -NEG_INF;
-			d[h] = there ? b.delta[stat + query + 8 * h] : 0;
-		}
-#pragma unroll
-		for (int j = 0; j < 4; j++)
-#pragma unroll
-			for (int i = 0; i < 4; i++) s[j][i] = exp2_(fma_(s[j][i], scale, -l[i / 2]));
-		if (key + 32 > p.seq || (p.causal && queries(step) == tile)) hide(s, query, key, p, 0);
-#pragma unroll
-		for (int j = 0; j < 4; j++)
+		if ((tile + 1) * TILE > p.seq || (p.causal && at == tile)) // some keys are not there, or later than queries
 #pragma unroll
 			for (int h = 0; h < 2; h++) {
-				const int at = (m + lane / 4 + 8 * h) * LP + n + 8 * j + 2 * (lane % 4);
-				const float *w = s[j] + 2 * h, *g = dp[j] + 2 * h;
-				*(u32 *)(ps + at) = two(w[0], w[1], T());
-				*(u32 *)(ds + at) = two(w[0] * (g[0] - d[h]), w[1] * (g[1] - d[h]), T());
+				const int key = tile * TILE + m + 8 * h, first = key >= p.seq ? TILE : p.causal ? key - at * TILE - n : 0;
+#pragma unroll
+				for (int j = 0; j < 8; j++)
+#pragma unroll
+					for (int i = 0; i < 2; i++)
+						if (8 * j + i < first) s[j][2 * h + i] = NEG_INF;
 			}
+#pragma unroll
+		for (int j = 0; j < 8; j++) {
+			const Words<2> lse = Words<2>::at(stat + 8 * j + n);
+#pragma unroll
+			for (int i = 0; i < 4; i++) s[j][i] = exp2_(fma_(s[j][i], scale, -(of_bits(lse.w[i % 2]) * LOG2E)));
+#pragma unroll
+			for (int h = 0; h < 2; h++) w[2 * j + h] = two(s[j][2 * h], s[j][2 * h + 1], T());
+		}
+		__syncwarp();
+		add(dv, w, dy);
+		__syncwarp();
+		clear(dp);
+		across(dp, vs, dy);
+		T *to = ds + m * LP + n;
+#pragma unroll
+		for (int j = 0; j < 8; j++) {
+			const Words<2> delta = Words<2>::at(stat + TILE + 8 * j + n);
+#pragma unroll
+			for (int i = 0; i < 4; i++) dp[j][i] = s[j][i] * (dp[j][i] - of_bits(delta.w[i % 2]));
+#pragma unroll
+			for (int h = 0; h < 2; h++) {
+				w[2 * j + h] = two(dp[j][2 * h], dp[j][2 * h + 1], T());
+				*(u32 *)(to + 8 * h * LP + 8 * j) = w[2 * j + h];
+			}
+		}
+		__syncwarp();
+		add(dk, w, q);
 	}
 
-	// add_rows adds the product of a tile of scores, transposed, and 32 rows of values.
-	static __device__ __forceinline__ void add_rows(float (&sum)[NS][4], const T *scores, const T *values, int m, int n, int k) {
-		u32 x[8], y[4];
-		left_of_columns<LP>(x, scores, m, k), left_of_columns<LP>(x + 4, scores, m, k + 16);
+	// add adds the product of the warp's keys by queries, in registers, and those queries'
+	// rows of values.
+	static __device__ __forceinline__ void add(float (&sum)[NS][4], const u32 (&keys)[16], const T *values) {
 #pragma unroll
-		for (int j = 0; j < NS; j++) {
-			right_of_rows<S::LD>(y, values, k, n + 8 * j);
-			mma(sum[j], x, y, T()), mma(sum[j], x + 4, y + 2, T());
-		}
-	}
-
-	// add adds Pᵀ·dy to dv and dSᵀ·q to dk. A warp has 16 keys by half a row.
-	__device__ __forceinline__ void add(const T *q, const T *dy, float (&dk)[NS][4], float (&dv)[NS][4]) const {
-		const int warp = threadIdx.x / 32, m = 16 * (warp % 4), n = D / 2 * (warp / 4);
+		for (int k = 0; k < 2; k++)
 #pragma unroll
-		for (int k = 0; k < TILE; k += 32) {
-			add_rows(dv, ps, dy, m, n, k);
-			add_rows(dk, ds, q, m, n, k);
-		}
+			for (int j = 0; j < NS; j++) {
+				if (j % 4 == 0) __syncwarp();
+				u32 y[4];
+				right_of_rows<S::LD>(y, values, 32 * k, 8 * j);
+				mma(sum[j], keys + 8 * k, y, T()), mma(sum[j], keys + 8 * k + 4, y + 2, T());
+			}
 	}
 
 	// add_dq adds dS·k to the tile's sum, in its turn, and writes dq if it is the last
-	// to. A warp has 16 queries by half a row.
-	__device__ __forceinline__ void add_dq(int step) const {
-		const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m = 16 * (warp % 4), n = D / 2 * (warp / 4);
-		float dq[NS][4];
-		clear(dq);
-#pragma unroll
-		for (int k = 0; k < TILE; k += 32) {
-			u32 x[8], y[4];
-			left<LP>(x, ds, m, k), left<LP>(x + 4, ds, m, k + 16);
-#pragma unroll
-			for (int j = 0; j < NS; j++) {
-				right_of_rows<S::LD>(y, ks, k, n + 8 * j);
-				mma(dq[j], x, y, T()), mma(dq[j], x + 4, y + 2, T());
-			}
-		}
-		const int at = queries(step);
-		const i64 which = ((i64)batch * p.heads + head(step)) * tiles + at;
+	// to. A warp has 16 queries.
+	__device__ __forceinline__ void add_dq(int head, int at) const {
+		const int t = thread(), lane = t % 32, m = 16 * (t / 32);
+		const i64 which = ((i64)batch * p.heads + head) * tiles + at;
 		u32 *turn = b.counters + 1 + which;
-		float *sum = b.sums + which * (TILE * D) + 4 * threadIdx.x;
 		const bool last = tile == (p.causal ? at : tiles - 1);
-		wait_turn(turn, (u32)tile);
-		T *out = b.dq + (i64)batch * p.seq * b.lddq + (i64)head(step) * D + n + 2 * (lane % 4);
+		enum { PART = D > 96 ? NS / 2 : NS }; // of a row at a time: more do not fit the registers
 #pragma unroll
-		for (int j = 0; j < NS; j++) {
-			if (tile > 0) {
-				float old[4];
-				get<4>(sum + j * (4 * BACKWARD_THREADS), old);
+		for (int part = 0; part < NS; part += PART) {
+			float dq[PART][4];
+			clear(dq);
 #pragma unroll
-				for (int i = 0; i < 4; i++) dq[j][i] = old[i] + dq[j][i];
-			}
-			if (!last) {
-				put<4>(sum + j * (4 * BACKWARD_THREADS), dq[j]);
-				continue;
-			}
+			for (int k = 0; k < TILE; k += 32) {
+				u32 x[8], y[4];
+				left_of_columns<LP>(x, ds, m, k), left_of_columns<LP>(x + 4, ds, m, k + 16);
 #pragma unroll
-			for (int h = 0; h < 2; h++) {
-				const int query = at * TILE + m + lane / 4 + 8 * h;
-				if (query < p.seq) *(u32 *)(out + query * b.lddq + 8 * j) = two(dq[j][2 * h] * p.scale, dq[j][2 * h + 1] * p.scale, T());
+				for (int j = 0; j < PART; j++) {
+					right_of_rows<S::LD>(y, ks, k, 8 * (part + j));
+					mma(dq[j], x, y, T()), mma(dq[j], x + 4, y + 2, T());
+				}
 			}
+			if (part == 0) wait_turn(turn, (u32)tile);
+			float *sum = b.sums + which * (TILE * D) + part * (4 * BACKWARD_THREADS) + 4 * t;
+			if (tile > 0)
+#pragma unroll
+				for (int j = 0; j < PART; j++) {
+					float old[4];
+					get<4>(sum + j * (4 * BACKWARD_THREADS), old);
+#pragma unroll
+					for (int i = 0; i < 4; i++) dq[j][i] = old[i] + dq[j][i];
+				}
+			if (!last)
+#pragma unroll
+				for (int j = 0; j < PART; j++) put<4>(sum + j * (4 * BACKWARD_THREADS), dq[j]);
+			else
+#pragma unroll
+				for (int h = 0; h < 2; h++) {
+					const int query = at * TILE + m + lane / 4 + 8 * h;
+					T *out = b.dq + ((i64)batch * p.seq + query) * b.lddq + (i64)head * D + 8 * part + 2 * (lane % 4);
+					if (query < p.seq)
+#pragma unroll
+						for (int j = 0; j < PART; j++) *(u32 *)(out + 8 * j) = two(dq[j][2 * h] * p.scale, dq[j][2 * h + 1] * p.scale, T());
+				}
 		}
 		pass_turn(turn, (u32)tile);
 	}
 
-	// finish writes a gradient of keys or values through a tile of shared memory.
+	// finish writes a gradient of keys or values through the warp's rows of a tile of shared
+	// memory.
 	__device__ __forceinline__ void finish(T *to, T *through, const float (&sum)[NS][4], float factor) const {
-		const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m = 16 * (warp % 4) + lane / 4, n = D / 2 * (warp / 4) + 2 * (lane % 4);
+		const int lane = threadIdx.x % 32, m = 16 * (threadIdx.x / 32);
+		T *mine = through + m * S::LD, *at = mine + lane / 4 * S::LD + 2 * (lane % 4);
 #pragma unroll
 		for (int j = 0; j < NS; j++)
 #pragma unroll
-			for (int h = 0; h < 2; h++) *(u32 *)(through + (m + 8 * h) * S::LD + n + 8 * j) = two(sum[j][2 * h] * factor, sum[j][2 * h + 1] * factor, T());
-		__syncthreads();
-		S::drain(to + (i64)batch * p.seq * b.lddkv + (i64)kvhead * D, b.lddkv, tile * TILE, p.seq, through, TILE, threadIdx.x, BACKWARD_THREADS);
+			for (int h = 0; h < 2; h++) *(u32 *)(at + 8 * h * S::LD + 8 * j) = two(sum[j][2 * h] * factor, sum[j][2 * h + 1] * factor, T());
+		__syncwarp();
+		S::drain(to + (i64)batch * p.seq * b.lddkv + (i64)kvhead * D, b.lddkv, tile * TILE + m, p.seq, mine, 16, lane, 32);
 	}
 };
 
 // backward: dq, dk and dv by five products. A block has a tile of keys and goes over
-// the tiles of queries of its group of heads.
+// the tiles of queries of its group of heads, of which STAGES are in shared memory.
 template <class T, int D, int STAGES> DEVICE void backward(const Backward<T> &b, const Shape &p) {
 	typedef Tile<T, D> S;
-	typedef Work<T, D, STAGES> W;
+	typedef Work<T, D> W;
 	DYNAMIC_SHARED(T, shared);
 	SHARED(u32, ticket, 1);
 	if (threadIdx.x == 0) *ticket = atomicAdd(b.counters, 1u);
 	__syncthreads();
 	const int kvheads = p.heads / p.group, x = (int)*ticket, tiles = (p.seq + TILE - 1) / TILE, tile = x / kvheads / p.batch;
-	T *qs = shared + 2 * S::SIZE, *dys = qs + STAGES * S::SIZE, *ps = dys + STAGES * S::SIZE;
-	const W w = {b, p, shared, shared + S::SIZE, qs, dys, ps, ps + TILE * W::LP,
-		tiles, x / kvheads % p.batch, x % kvheads, tile, p.causal ? tile : 0, p.causal ? tiles - tile : tiles};
+	T *queries = shared + 2 * S::SIZE, *ds = queries + 2 * STAGES * S::SIZE;
+	const W w = {b, p, shared, shared + S::SIZE, queries, ds, (float *)(ds + TILE * W::LP), tiles, x / kvheads % p.batch, x % kvheads, tile};
 	const i64 kv = (i64)w.batch * p.seq * b.ldkv + (i64)w.kvhead * D;
 	S::template fill<BACKWARD_THREADS>(w.ks, b.k + kv, b.ldkv, tile * TILE, p.seq);
 	S::template fill<BACKWARD_THREADS>(w.vs, b.v + kv, b.ldkv, tile * TILE, p.seq);
-	w.fetch(0);
+	const int first = p.causal ? tile : 0, end = (w.kvhead + 1) * p.group;
+	int head = w.kvhead * p.group, at = first, stage = 0;
+	w.fetch(0, head, at);
 	commit_copies();
 	float dk[W::NS][4], dv[W::NS][4];
 	clear(dk), clear(dv);
-	const int steps = p.group * w.count;
-	for (int step = 0; step < steps; step++) {
+#pragma unroll 1
+	while (head < end) {
+		wait_copies<0>();
+		__syncthreads(); // the step's tiles are here, and nobody reads those of the step before
+		const int was = head, here = at, now = stage;
+		if (++at == tiles) at = first, head++;
 		if (STAGES == 2) {
-			if (step + 1 < steps) w.fetch(step + 1);
+			stage ^= 1;
+			if (head < end) w.fetch(stage, head, at);
 			commit_copies();
 		}
-		wait_copies<STAGES - 1>();
-		__syncthreads();
-		const int stage = STAGES == 1 ? 0 : step % STAGES;
-		const T *q = w.qs + stage * S::SIZE, *dy = w.dys + stage * S::SIZE;
-		w.scores(q, dy, step);
-		__syncthreads();
-		w.add(q, dy, dk, dv);
-		w.add_dq(step); // ends in a barrier: the step's tiles are free
-		if (STAGES == 1 && step + 1 < steps) {
-			w.fetch(step + 1);
+		w.keys(dk, dv, now, here);
+		__syncthreads(); // gradients of scores are here; nobody reads queries any more
+		if (STAGES == 1) {
+			if (head < end) w.fetch(0, head, at);
 			commit_copies();
 		}
+		w.add_dq(was, here); // ends in a barrier
 	}
 	w.finish(b.dk, w.ks, dk, p.scale);
 	w.finish(b.dv, w.vs, dv, 1);
@@ -548,7 +582,9 @@ template <class T, int D, int STAGES> DEVICE void backward(const Backward<T> &b,
 #define DENSE(threads, blocks, name, ...) KERNEL(threads, name, __VA_ARGS__)
 #endif
 
-#define FLASH_OF(T, D, STAGES) \
+// FLASH is the kernels for heads of D elements; BLOCKS of the backward shall be on a
+// multiprocessor.
+#define FLASH_OF(T, D, STAGES, BLOCKS) \
 	DENSE(FORWARD_THREADS, 3, flash_forward_##T, const int *skip, const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, T *y, float *lse, SHAPE_PARAMETERS) { \
 		SKIP(); \
 		const Shape p = SHAPE; \
@@ -559,7 +595,7 @@ template <class T, int D, int STAGES> DEVICE void backward(const Backward<T> &b,
 		const Shape p = SHAPE; \
 		deltas<T, D>(y, dy, delta, counters, counts, p); \
 	} \
-	DENSE(BACKWARD_THREADS, 2, flash_backward_##T, const int *skip, const T *q, const T *k, const T *v, const T *dy, i64 ldq, i64 ldkv, const float *lse, const float *delta, \
+	DENSE(BACKWARD_THREADS, BLOCKS, flash_backward_##T, const int *skip, const T *q, const T *k, const T *v, const T *dy, i64 ldq, i64 ldkv, const float *lse, const float *delta, \
 		float *sums, u32 *counters, T *dq, T *dk, T *dv, i64 lddq, i64 lddkv, SHAPE_PARAMETERS) { \
 		SKIP(); \
 		const Shape p = SHAPE; \
@@ -567,6 +603,6 @@ template <class T, int D, int STAGES> DEVICE void backward(const Backward<T> &b,
 		backward<T, D, STAGES>(b, p); \
 	}
 
-#define FLASH(D, STAGES) \
-	FLASH_OF(bf16, D, STAGES) \
-	FLASH_OF(f16, D, STAGES)
+#define FLASH(D, STAGES, BLOCKS) \
+	FLASH_OF(bf16, D, STAGES, BLOCKS) \
+	FLASH_OF(f16, D, STAGES, BLOCKS)
