@@ -12,24 +12,33 @@ import (
 // returns them by index into the space's ids, and their extent. bound is the
 // lower bound of the extent: no search goes on once it is met. stop may be nil.
 func (a *analysis) place(sp graph.Space, bound int64, stop func() error) (off []int64, extent int64, err error) {
+	pl := a.placer(sp, bound, stop)
+	if pl == nil {
+		return nil, 0, nil
+	}
+	defer func() { a.work[sp] = pl.work }()
+	starts, done := pl.tries()
+	if !done {
+		pl.squeak(starts)
+	}
+	return pl.best, pl.extent, pl.stopped
+}
+
+// placer returns one for a space, nil where there is nothing to place.
+func (a *analysis) placer(sp graph.Space, bound int64, stop func() error) *placer {
 	tl := &a.spaces[sp]
 	n := len(tl.ids)
 	if n == 0 {
-		return nil, 0, nil
+		return nil
 	}
 	pl := &placer{tl: tl, stop: stop, align: make([]int64, n), size: make([]int64, n), high: make([]bool, n), bound: bound, ceiling: bound + bound/nearBound, extent: -1}
-	defer func() { a.work[sp] = pl.work }()
 	steps := slices.Max(tl.last)
 	for i, id := range tl.ids {
 		pl.size[i], pl.align[i] = a.p.Buf(id).Bytes(), a.align[id]
 		tl.kept[i] = tl.kept[i] || pl.duration(int32(i)) > steps/16
 		pl.high[i] = tl.kept[i] && tl.late[i]
 	}
-	starts, done := pl.tries()
-	if !done {
-		pl.squeak(starts)
-	}
-	return pl.best, pl.extent, pl.stopped
+	return pl
 }
 
 // duration is the number of steps from a buffer's first to its last.
@@ -40,6 +49,17 @@ func (pl *placer) duration(i int32) int64 { return pl.tl.last[i] - pl.tl.first[i
 type ranking struct {
 	fit  fit
 	keys []func(x, y int32) int
+}
+
+func (r ranking) sort(rank []int32) {
+	slices.SortFunc(rank, func(x, y int32) int {
+		for _, key := range r.keys {
+			if c := key(x, y); c != 0 {
+				return c
+			}
+		}
+		return cmp.Compare(x, y)
+	})
 }
 
 // rankings are what is tried. What wins most often comes first. Tight by start is
@@ -100,14 +120,7 @@ func (pl *placer) tries() (starts []start, done bool) {
 		rank[i] = int32(i)
 	}
 	for _, by := range pl.rankings() {
-		slices.SortFunc(rank, func(x, y int32) int {
-			for _, key := range by.keys {
-				if c := key(x, y); c != 0 {
-					return c
-				}
-			}
-			return cmp.Compare(x, y)
-		})
+		by.sort(rank)
 		off, extent := pl.run(rank, by.fit)
 		pl.take(off, extent)
 		if pl.stopped != nil || pl.content() {
@@ -192,9 +205,12 @@ type placer struct {
 	ceiling int64
 	high    []bool
 	group   []int32 // by buffer: see groups
-	placed  []placedGroup
-	order   []int32 // by buffer: its position in this run's order
-	seeker  *seeker // of find
+	lists   []list  // by group; of runFew
+	// Of runMany, by group and by buffer: what has been placed, and the position in this
+	// run's order.
+	placed []placedGroup
+	order  []int32
+	seeker *seeker
 	// What came out best, and what no extent is below.
 	best          []int64
 	extent, bound int64
@@ -258,32 +274,58 @@ func (tl *timeline) groups() (group []int32, n int) {
 
 // run places the buffers in the given order.
 func (pl *placer) run(rank []int32, how fit) (off []int64, extent int64) {
-	if pl.group == nil {
-		var n int
-		pl.group, n = pl.tl.groups()
-		pl.placed = make([]placedGroup, n)
-		pl.seeker = newSeeker(pl.tl.overlaps)
+	pl.prepare()
+	if len(rank) <= fewBuffers {
+		return pl.runFew(rank, how)
 	}
-	plain := len(rank) <= fewBuffers
+	return pl.runMany(rank, how)
+}
+
+// prepare makes what all runs share.
+func (pl *placer) prepare() {
+	if pl.group != nil {
+		return
+	}
+	var n int
+	pl.group, n = pl.tl.groups()
+	pl.placed, pl.lists = make([]placedGroup, n), make([]list, n)
+	pl.seeker = newSeeker(pl.tl.overlaps)
+}
+
+// where is the fit of one buffer.
+func (pl *placer) where(i int32, how fit) fit {
+	switch {
+	case how != fromBothEnds:
+		return how
+	case pl.high[i]:
+		return highest
+	}
+	return lowest
+}
+
+// stopAt asks before the k-th buffer whether to go on.
+func (pl *placer) stopAt(k int) bool {
+	if pl.stop != nil && k%stopEvery == 0 {
+		pl.stopped = pl.stop()
+	}
+	return pl.stopped != nil
+}
+
+// runMany is run of any number of buffers.
+func (pl *placer) runMany(rank []int32, how fit) (off []int64, extent int64) {
 	for g := range pl.placed {
-		pl.placed[g].clear(how != tightest, plain)
+		pl.placed[g].clear(how != tightest)
 	}
 	off, pl.order = make([]int64, len(rank)), make([]int32, len(rank))
 	for k, i := range rank {
 		pl.order[i] = int32(k)
 	}
-	var last []int32
-	var gone leaving
-	if !plain {
-		last = pl.tl.lastOverlap(rank)
-		gone = newLeaving(last, pl.order)
-	}
+	last := pl.tl.lastOverlap(rank)
+	gone := newLeaving(last, pl.order)
 	var among []*placedGroup
 	for k, i := range rank {
-		if pl.stop != nil && k%stopEvery == 0 {
-			if pl.stopped = pl.stop(); pl.stopped != nil {
-				return off, extent
-			}
+		if pl.stopAt(k) {
+			return off, extent
 		}
 		own := &pl.placed[pl.group[i]]
 		among = append(among[:0], own)
@@ -294,19 +336,12 @@ func (pl *placer) run(rank []int32, how fit) (off []int64, extent int64) {
 		} else {
 			among = append(among, &pl.placed[0])
 		}
-		where := how
-		if how == fromBothEnds {
-			where = lowest
-			if pl.high[i] {
-				where = highest
-			}
-		}
 		pl.seeker.start(i, pl.size[i])
-		at := pl.find(pl.align[i], among, where)
+		at := pl.find(pl.align[i], among, pl.where(i, how))
 		off[i] = at
 		extent = max(extent, at+pl.size[i])
 		own.add(at, int32(k))
-		if plain || last[i] > int32(k) {
+		if last[i] > int32(k) {
 			own.insert(i, span{at, at + pl.size[i]}, pl.tl.overlaps)
 		}
 		for j := range gone.after(k) {
@@ -335,9 +370,6 @@ func newLeaving(last, order []int32) leaving {
 
 func (l leaving) after(k int) iter.Seq[int32] {
 	return func(yield func(int32) bool) {
-		if l.ending == nil {
-			return
-		}
 		for j := l.ending[k]; j >= 0 && yield(j); j = l.next[j] {
 		}
 	}

@@ -13,9 +13,6 @@ type placedGroup struct {
 	all []placed // by offset, of one offset the latest first; only where ranked
 	// ranked says that ranks by offset are asked for.
 	ranked bool
-	// plain says that there is one piece, of all that has been placed and without
-	// bounds: of few buffers the bookkeeping costs more than it saves.
-	plain bool
 	// pieces hold those that a buffer still to be placed may overlap in time. Of a
 	// deep model placed by first steps that is what is alive, not all that came
 	// before.
@@ -90,13 +87,8 @@ func (c *piece) bound(i int32, o *overlaps) {
 	}
 }
 
-func (g *placedGroup) clear(ranked, plain bool) {
-	pieces := g.pieces[:0]
-	if plain && len(g.pieces) > 0 {
-		c := &g.pieces[0]
-		c.span, c.buf, pieces = c.span[:0], c.buf[:0], g.pieces[:1]
-	}
-	*g = placedGroup{all: g.all[:0], ranked: ranked, plain: plain, pieces: pieces}
+func (g *placedGroup) clear(ranked bool) {
+	*g = placedGroup{all: g.all[:0], ranked: ranked, pieces: g.pieces[:0]}
 }
 
 // add counts a buffer, the one at position k of the order of placing.
@@ -111,15 +103,6 @@ func (g *placedGroup) add(lo int64, k int32) {
 // insert puts a buffer before those of the same offset and above.
 func (g *placedGroup) insert(i int32, s span, o *overlaps) {
 	g.live++
-	if g.plain {
-		if len(g.pieces) == 0 {
-			g.pieces = append(g.pieces, piece{})
-		}
-		c := &g.pieces[0]
-		n, _ := slices.BinarySearchFunc(c.span, s.lo, func(t span, lo int64) int { return cmp.Compare(t.lo, lo) })
-		c.span, c.buf = slices.Insert(c.span, n, s), slices.Insert(c.buf, n, i)
-		return
-	}
 	if len(g.pieces) == 0 {
 		g.pieces = append(g.pieces, newPiece([]span{s}, []int32{i}, o))
 		return
@@ -317,7 +300,7 @@ func (g *placedGroup) next(q *seeker) {
 }
 
 func (g *placedGroup) seek(q *seeker) {
-	skip := !g.plain && (g.live > fewLive || q.row == nil)
+	skip := g.live > fewLive || q.row == nil
 	for ; g.at.piece < len(g.pieces); g.at = (cursor{piece: g.at.piece + 1}) {
 		c := &g.pieces[g.at.piece]
 		if g.at.span == 0 && skip {
@@ -339,10 +322,6 @@ func (g *placedGroup) seek(q *seeker) {
 // fewLive are looked at one by one in less time than by pieces, where they have
 // rows.
 const fewLive = 8 * pieceSize
-
-// fewBuffers of a space, with rows, are not taken out again when nobody asks for
-// them any more.
-const fewBuffers = 1 << 12
 
 // passed counts the buffers up to the one that the cursor stands at.
 func (g *placedGroup) passed(order []int32) int64 {

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
 	"testing"
 
 	"github.com/spillway-ml/spillway/internal/userdir"
@@ -24,6 +25,11 @@ const (
 	worldVar = "SPILLWAY_TEST_WORLD"
 )
 
+// gcPercent is as of debug.SetGCPercent, of tests that GOGC says nothing else for: they
+// live on a few MB of heap, and at Go's own 100 collected it fifty times a second, each
+// time waking all the threads of their ranks.
+const gcPercent = 800
+
 // goVars are what the go command, which some tests run, keeps of the user's: its
 // own settings, caches and modules.
 var goVars = []string{"GOENV", "GOPATH", "GOCACHE", "GOMODCACHE"}
@@ -33,6 +39,9 @@ var goVars = []string{"GOENV", "GOPATH", "GOCACHE", "GOMODCACHE"}
 //
 //	func TestMain(m *testing.M) { os.Exit(ownworld.Run(m)) }
 func Run(m *testing.M) int {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	leave, err := enter()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "a world for the tests:", err)

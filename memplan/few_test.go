@@ -1,0 +1,64 @@
+package memplan
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// placers returns a placer for each space of a program that has buffers to place.
+func placers(t require.TestingT, p *graph.Program, align int64) (list []*placer) {
+	a, err := analyse(p)
+	require.NoError(t, err)
+	a.align = alignments(p, align)
+	for sp := range graph.NumSpaces {
+		if pl := a.placer(sp, a.bound[sp].bytes-a.residentBytes[sp], nil); pl != nil {
+			list = append(list, pl)
+		}
+	}
+	return list
+}
+
+// requireFewIsMany: the lists of few buffers give the places that the pieces of many
+// give, and count the same work, by every ranking and from orders that are none.
+func requireFewIsMany(t require.TestingT, p *graph.Program, align int64, shuffle func(rank []int32)) {
+	few, many := placers(t, p, align), placers(t, p, align)
+	for k, pl := range few {
+		other := many[k]
+		pl.prepare()
+		other.prepare()
+		try := func(rank []int32, how fit) {
+			off, extent := pl.runFew(rank, how)
+			want, wantExtent := other.runMany(rank, how)
+			require.Equal(t, want, off)
+			require.Equal(t, wantExtent, extent)
+			require.Equal(t, other.work, pl.work)
+		}
+		rank := make([]int32, len(pl.size))
+		for i := range rank {
+			rank[i] = int32(i)
+		}
+		for _, by := range pl.rankings() {
+			by.sort(rank)
+			try(rank, by.fit)
+			shuffled := slices.Clone(rank)
+			shuffle(shuffled)
+			try(shuffled, by.fit)
+		}
+	}
+}
+
+func TestFewIsMany(t *testing.T) {
+	backward := func(rank []int32) { slices.Reverse(rank) }
+	requireFewIsMany(t, transformer(9, 64, 32, 100, 4, 1, 2, true), DefaultAlign, backward)
+	requireFewIsMany(t, transformer(40, 64, 32, 100, 3, 2, 1, false), 1, backward)
+	rapid.Check(t, func(t *rapid.T) {
+		requireFewIsMany(t, drawProgram(t), int64(1)<<rapid.IntRange(0, 9).Draw(t, "align"), func(rank []int32) {
+			copy(rank, rapid.Permutation(rank).Draw(t, "order"))
+		})
+	})
+}
