@@ -10,7 +10,6 @@ TEXT ·bf16x1AVX512(SB), NOSPLIT, $0-8
 	MOVQ  8(DI), R8
 	MOVQ  16(DI), DX
 	MOVQ  48(DI), R9
-	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
 	MOVQ  88(DI), R15
@@ -28,12 +27,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
-	SHRQ       $0x02, CX
+	SHRQ       $0x01, CX
 	JZ         rest
 
-four:
+two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x40, R15
+	ADDQ         $0x20, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -48,31 +47,15 @@ four:
 	WORD         $0xc452
 	LONG         $0x400e9262
 	WORD         $0xcd52
-	VMOVUPS      (R13)(R9*2), Z28
-	VMOVUPS      64(R13)(R9*2), Z29
-	VBROADCASTSS 112(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VMOVUPS      (R13)(R10*1), Z28
-	VMOVUPS      64(R13)(R10*1), Z29
-	VBROADCASTSS 168(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	ADDQ         $0xe0, SI
-	LEAQ         (R13)(R9*4), R13
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
-	JNZ          four
+	JNZ          two
 
 rest:
-	MOVQ 32(DI), CX
-	ANDQ $0x03, CX
-	JZ   write
-
-one:
+	MOVQ         32(DI), CX
+	ANDQ         $0x01, CX
+	JZ           write
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -80,10 +63,6 @@ one:
 	WORD         $0xc452
 	LONG         $0x400e9262
 	WORD         $0xcd52
-	ADDQ         $0x38, SI
-	ADDQ         R9, R13
-	DECQ         CX
-	JNZ          one
 
 write:
 	CMPQ      80(DI), $0x00
@@ -122,7 +101,6 @@ TEXT ·bf16x2AVX512(SB), NOSPLIT, $0-8
 	MOVQ  8(DI), R8
 	MOVQ  16(DI), DX
 	MOVQ  48(DI), R9
-	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
 	MOVQ  88(DI), R15
@@ -145,12 +123,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
-	SHRQ       $0x02, CX
+	SHRQ       $0x01, CX
 	JZ         rest
 
-four:
+two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x40, R15
+	ADDQ         $0x20, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -175,41 +153,15 @@ four:
 	WORD         $0xd452
 	LONG         $0x40069262
 	WORD         $0xdd52
-	VMOVUPS      (R13)(R9*2), Z28
-	VMOVUPS      64(R13)(R9*2), Z29
-	VBROADCASTSS 112(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 116(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VMOVUPS      (R13)(R10*1), Z28
-	VMOVUPS      64(R13)(R10*1), Z29
-	VBROADCASTSS 168(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 172(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	ADDQ         $0xe0, SI
-	LEAQ         (R13)(R9*4), R13
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
-	JNZ          four
+	JNZ          two
 
 rest:
-	MOVQ 32(DI), CX
-	ANDQ $0x03, CX
-	JZ   write
-
-one:
+	MOVQ         32(DI), CX
+	ANDQ         $0x01, CX
+	JZ           write
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -222,10 +174,6 @@ one:
 	WORD         $0xd452
 	LONG         $0x40069262
 	WORD         $0xdd52
-	ADDQ         $0x38, SI
-	ADDQ         R9, R13
-	DECQ         CX
-	JNZ          one
 
 write:
 	CMPQ      80(DI), $0x00
@@ -274,7 +222,6 @@ TEXT ·bf16x3AVX512(SB), NOSPLIT, $0-8
 	MOVQ  8(DI), R8
 	MOVQ  16(DI), DX
 	MOVQ  48(DI), R9
-	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
 	MOVQ  88(DI), R15
@@ -302,12 +249,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
-	SHRQ       $0x02, CX
+	SHRQ       $0x01, CX
 	JZ         rest
 
-four:
+two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x40, R15
+	ADDQ         $0x20, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -342,51 +289,15 @@ four:
 	WORD         $0xe452
 	LONG         $0x400e9262
 	WORD         $0xed52
-	VMOVUPS      (R13)(R9*2), Z28
-	VMOVUPS      64(R13)(R9*2), Z29
-	VBROADCASTSS 112(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 116(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 120(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VMOVUPS      (R13)(R10*1), Z28
-	VMOVUPS      64(R13)(R10*1), Z29
-	VBROADCASTSS 168(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 172(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 176(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	ADDQ         $0xe0, SI
-	LEAQ         (R13)(R9*4), R13
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
-	JNZ          four
+	JNZ          two
 
 rest:
-	MOVQ 32(DI), CX
-	ANDQ $0x03, CX
-	JZ   write
-
-one:
+	MOVQ         32(DI), CX
+	ANDQ         $0x01, CX
+	JZ           write
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -404,10 +315,6 @@ one:
 	WORD         $0xe452
 	LONG         $0x400e9262
 	WORD         $0xed52
-	ADDQ         $0x38, SI
-	ADDQ         R9, R13
-	DECQ         CX
-	JNZ          one
 
 write:
 	CMPQ      80(DI), $0x00
@@ -466,7 +373,6 @@ TEXT ·bf16x4AVX512(SB), NOSPLIT, $0-8
 	MOVQ  8(DI), R8
 	MOVQ  16(DI), DX
 	MOVQ  48(DI), R9
-	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
 	MOVQ  88(DI), R15
@@ -499,12 +405,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
-	SHRQ       $0x02, CX
+	SHRQ       $0x01, CX
 	JZ         rest
 
-four:
+two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x40, R15
+	ADDQ         $0x20, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -549,61 +455,15 @@ four:
 	WORD         $0xf452
 	LONG         $0x40069262
 	WORD         $0xfd52
-	VMOVUPS      (R13)(R9*2), Z28
-	VMOVUPS      64(R13)(R9*2), Z29
-	VBROADCASTSS 112(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 116(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 120(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 124(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VMOVUPS      (R13)(R10*1), Z28
-	VMOVUPS      64(R13)(R10*1), Z29
-	VBROADCASTSS 168(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 172(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 176(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 180(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	ADDQ         $0xe0, SI
-	LEAQ         (R13)(R9*4), R13
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
-	JNZ          four
+	JNZ          two
 
 rest:
-	MOVQ 32(DI), CX
-	ANDQ $0x03, CX
-	JZ   write
-
-one:
+	MOVQ         32(DI), CX
+	ANDQ         $0x01, CX
+	JZ           write
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -626,10 +486,6 @@ one:
 	WORD         $0xf452
 	LONG         $0x40069262
 	WORD         $0xfd52
-	ADDQ         $0x38, SI
-	ADDQ         R9, R13
-	DECQ         CX
-	JNZ          one
 
 write:
 	CMPQ      80(DI), $0x00
@@ -698,7 +554,6 @@ TEXT ·bf16x5AVX512(SB), NOSPLIT, $0-8
 	MOVQ  8(DI), R8
 	MOVQ  16(DI), DX
 	MOVQ  48(DI), R9
-	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
 	MOVQ  88(DI), R15
@@ -736,12 +591,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
-	SHRQ       $0x02, CX
+	SHRQ       $0x01, CX
 	JZ         rest
 
-four:
+two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x40, R15
+	ADDQ         $0x20, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -796,71 +651,15 @@ four:
 	WORD         $0xc452
 	LONG         $0x400e1262
 	WORD         $0xcd52
-	VMOVUPS      (R13)(R9*2), Z28
-	VMOVUPS      64(R13)(R9*2), Z29
-	VBROADCASTSS 112(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 116(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 120(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 124(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 128(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VMOVUPS      (R13)(R10*1), Z28
-	VMOVUPS      64(R13)(R10*1), Z29
-	VBROADCASTSS 168(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 172(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 176(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 180(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 184(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	ADDQ         $0xe0, SI
-	LEAQ         (R13)(R9*4), R13
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
-	JNZ          four
+	JNZ          two
 
 rest:
-	MOVQ 32(DI), CX
-	ANDQ $0x03, CX
-	JZ   write
-
-one:
+	MOVQ         32(DI), CX
+	ANDQ         $0x01, CX
+	JZ           write
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -888,10 +687,6 @@ one:
 	WORD         $0xc452
 	LONG         $0x400e1262
 	WORD         $0xcd52
-	ADDQ         $0x38, SI
-	ADDQ         R9, R13
-	DECQ         CX
-	JNZ          one
 
 write:
 	CMPQ      80(DI), $0x00
@@ -970,7 +765,6 @@ TEXT ·bf16x6AVX512(SB), NOSPLIT, $0-8
 	MOVQ  8(DI), R8
 	MOVQ  16(DI), DX
 	MOVQ  48(DI), R9
-	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
 	MOVQ  88(DI), R15
@@ -1013,12 +807,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
-	SHRQ       $0x02, CX
+	SHRQ       $0x01, CX
 	JZ         rest
 
-four:
+two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x40, R15
+	ADDQ         $0x20, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1083,81 +877,15 @@ four:
 	WORD         $0xd452
 	LONG         $0x40061262
 	WORD         $0xdd52
-	VMOVUPS      (R13)(R9*2), Z28
-	VMOVUPS      64(R13)(R9*2), Z29
-	VBROADCASTSS 112(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 116(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 120(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 124(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 128(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 132(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VMOVUPS      (R13)(R10*1), Z28
-	VMOVUPS      64(R13)(R10*1), Z29
-	VBROADCASTSS 168(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 172(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 176(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 180(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 184(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 188(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	ADDQ         $0xe0, SI
-	LEAQ         (R13)(R9*4), R13
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
-	JNZ          four
+	JNZ          two
 
 rest:
-	MOVQ 32(DI), CX
-	ANDQ $0x03, CX
-	JZ   write
-
-one:
+	MOVQ         32(DI), CX
+	ANDQ         $0x01, CX
+	JZ           write
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1190,10 +918,6 @@ one:
 	WORD         $0xd452
 	LONG         $0x40061262
 	WORD         $0xdd52
-	ADDQ         $0x38, SI
-	ADDQ         R9, R13
-	DECQ         CX
-	JNZ          one
 
 write:
 	CMPQ      80(DI), $0x00
@@ -1282,7 +1006,6 @@ TEXT ·bf16x7AVX512(SB), NOSPLIT, $0-8
 	MOVQ  8(DI), R8
 	MOVQ  16(DI), DX
 	MOVQ  48(DI), R9
-	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
 	MOVQ  88(DI), R15
@@ -1330,12 +1053,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
-	SHRQ       $0x02, CX
+	SHRQ       $0x01, CX
 	JZ         rest
 
-four:
+two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x40, R15
+	ADDQ         $0x20, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1410,91 +1133,15 @@ four:
 	WORD         $0xe452
 	LONG         $0x400e1262
 	WORD         $0xed52
-	VMOVUPS      (R13)(R9*2), Z28
-	VMOVUPS      64(R13)(R9*2), Z29
-	VBROADCASTSS 112(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 116(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 120(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 124(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 128(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 132(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 136(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VMOVUPS      (R13)(R10*1), Z28
-	VMOVUPS      64(R13)(R10*1), Z29
-	VBROADCASTSS 168(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 172(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 176(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 180(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 184(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 188(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 192(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	ADDQ         $0xe0, SI
-	LEAQ         (R13)(R9*4), R13
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
-	JNZ          four
+	JNZ          two
 
 rest:
-	MOVQ 32(DI), CX
-	ANDQ $0x03, CX
-	JZ   write
-
-one:
+	MOVQ         32(DI), CX
+	ANDQ         $0x01, CX
+	JZ           write
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1532,10 +1179,6 @@ one:
 	WORD         $0xe452
 	LONG         $0x400e1262
 	WORD         $0xed52
-	ADDQ         $0x38, SI
-	ADDQ         R9, R13
-	DECQ         CX
-	JNZ          one
 
 write:
 	CMPQ      80(DI), $0x00
@@ -1634,7 +1277,6 @@ TEXT ·bf16x8AVX512(SB), NOSPLIT, $0-8
 	MOVQ  8(DI), R8
 	MOVQ  16(DI), DX
 	MOVQ  48(DI), R9
-	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
 	MOVQ  88(DI), R15
@@ -1687,12 +1329,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
-	SHRQ       $0x02, CX
+	SHRQ       $0x01, CX
 	JZ         rest
 
-four:
+two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x40, R15
+	ADDQ         $0x20, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1777,101 +1419,15 @@ four:
 	WORD         $0xf452
 	LONG         $0x40061262
 	WORD         $0xfd52
-	VMOVUPS      (R13)(R9*2), Z28
-	VMOVUPS      64(R13)(R9*2), Z29
-	VBROADCASTSS 112(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 116(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 120(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 124(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 128(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 132(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 136(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 140(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VMOVUPS      (R13)(R10*1), Z28
-	VMOVUPS      64(R13)(R10*1), Z29
-	VBROADCASTSS 168(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 172(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 176(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 180(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 184(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 188(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 192(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 196(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	ADDQ         $0xe0, SI
-	LEAQ         (R13)(R9*4), R13
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
-	JNZ          four
+	JNZ          two
 
 rest:
-	MOVQ 32(DI), CX
-	ANDQ $0x03, CX
-	JZ   write
-
-one:
+	MOVQ         32(DI), CX
+	ANDQ         $0x01, CX
+	JZ           write
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1914,10 +1470,6 @@ one:
 	WORD         $0xf452
 	LONG         $0x40061262
 	WORD         $0xfd52
-	ADDQ         $0x38, SI
-	ADDQ         R9, R13
-	DECQ         CX
-	JNZ          one
 
 write:
 	CMPQ      80(DI), $0x00
@@ -2026,7 +1578,6 @@ TEXT ·bf16x9AVX512(SB), NOSPLIT, $0-8
 	MOVQ  8(DI), R8
 	MOVQ  16(DI), DX
 	MOVQ  48(DI), R9
-	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
 	MOVQ  88(DI), R15
@@ -2084,12 +1635,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
-	SHRQ       $0x02, CX
+	SHRQ       $0x01, CX
 	JZ         rest
 
-four:
+two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x40, R15
+	ADDQ         $0x20, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -2184,111 +1735,15 @@ four:
 	WORD         $0xc452
 	LONG         $0x400e8262
 	WORD         $0xcd52
-	VMOVUPS      (R13)(R9*2), Z28
-	VMOVUPS      64(R13)(R9*2), Z29
-	VBROADCASTSS 112(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 116(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 120(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 124(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 128(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 132(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 136(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 140(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 144(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VMOVUPS      (R13)(R10*1), Z28
-	VMOVUPS      64(R13)(R10*1), Z29
-	VBROADCASTSS 168(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 172(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 176(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 180(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 184(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 188(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 192(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 196(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 200(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	ADDQ         $0xe0, SI
-	LEAQ         (R13)(R9*4), R13
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
-	JNZ          four
+	JNZ          two
 
 rest:
-	MOVQ 32(DI), CX
-	ANDQ $0x03, CX
-	JZ   write
-
-one:
+	MOVQ         32(DI), CX
+	ANDQ         $0x01, CX
+	JZ           write
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -2336,10 +1791,6 @@ one:
 	WORD         $0xc452
 	LONG         $0x400e8262
 	WORD         $0xcd52
-	ADDQ         $0x38, SI
-	ADDQ         R9, R13
-	DECQ         CX
-	JNZ          one
 
 write:
 	CMPQ      80(DI), $0x00
@@ -2458,7 +1909,6 @@ TEXT ·bf16x10AVX512(SB), NOSPLIT, $0-8
 	MOVQ  8(DI), R8
 	MOVQ  16(DI), DX
 	MOVQ  48(DI), R9
-	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
 	MOVQ  88(DI), R15
@@ -2521,12 +1971,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
-	SHRQ       $0x02, CX
+	SHRQ       $0x01, CX
 	JZ         rest
 
-four:
+two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x40, R15
+	ADDQ         $0x20, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -2631,121 +2081,15 @@ four:
 	WORD         $0xd452
 	LONG         $0x40068262
 	WORD         $0xdd52
-	VMOVUPS      (R13)(R9*2), Z28
-	VMOVUPS      64(R13)(R9*2), Z29
-	VBROADCASTSS 112(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 116(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 120(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 124(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 128(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 132(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 136(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 140(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 144(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VBROADCASTSS 148(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xd452
-	LONG         $0x40068262
-	WORD         $0xdd52
-	VMOVUPS      (R13)(R10*1), Z28
-	VMOVUPS      64(R13)(R10*1), Z29
-	VBROADCASTSS 168(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 172(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 176(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 180(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 184(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 188(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 192(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 196(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 200(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VBROADCASTSS 204(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xd452
-	LONG         $0x40068262
-	WORD         $0xdd52
-	ADDQ         $0xe0, SI
-	LEAQ         (R13)(R9*4), R13
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
-	JNZ          four
+	JNZ          two
 
 rest:
-	MOVQ 32(DI), CX
-	ANDQ $0x03, CX
-	JZ   write
-
-one:
+	MOVQ         32(DI), CX
+	ANDQ         $0x01, CX
+	JZ           write
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -2798,10 +2142,6 @@ one:
 	WORD         $0xd452
 	LONG         $0x40068262
 	WORD         $0xdd52
-	ADDQ         $0x38, SI
-	ADDQ         R9, R13
-	DECQ         CX
-	JNZ          one
 
 write:
 	CMPQ      80(DI), $0x00
@@ -2930,7 +2270,6 @@ TEXT ·bf16x11AVX512(SB), NOSPLIT, $0-8
 	MOVQ  8(DI), R8
 	MOVQ  16(DI), DX
 	MOVQ  48(DI), R9
-	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
 	MOVQ  88(DI), R15
@@ -2998,12 +2337,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
-	SHRQ       $0x02, CX
+	SHRQ       $0x01, CX
 	JZ         rest
 
-four:
+two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x40, R15
+	ADDQ         $0x20, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -3118,131 +2457,15 @@ four:
 	WORD         $0xe452
 	LONG         $0x400e8262
 	WORD         $0xed52
-	VMOVUPS      (R13)(R9*2), Z28
-	VMOVUPS      64(R13)(R9*2), Z29
-	VBROADCASTSS 112(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 116(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 120(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 124(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 128(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 132(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 136(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 140(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 144(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VBROADCASTSS 148(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xd452
-	LONG         $0x40068262
-	WORD         $0xdd52
-	VBROADCASTSS 152(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xe452
-	LONG         $0x400e8262
-	WORD         $0xed52
-	VMOVUPS      (R13)(R10*1), Z28
-	VMOVUPS      64(R13)(R10*1), Z29
-	VBROADCASTSS 168(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 172(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 176(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 180(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 184(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 188(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 192(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 196(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 200(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VBROADCASTSS 204(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xd452
-	LONG         $0x40068262
-	WORD         $0xdd52
-	VBROADCASTSS 208(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xe452
-	LONG         $0x400e8262
-	WORD         $0xed52
-	ADDQ         $0xe0, SI
-	LEAQ         (R13)(R9*4), R13
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
-	JNZ          four
+	JNZ          two
 
 rest:
-	MOVQ 32(DI), CX
-	ANDQ $0x03, CX
-	JZ   write
-
-one:
+	MOVQ         32(DI), CX
+	ANDQ         $0x01, CX
+	JZ           write
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -3300,10 +2523,6 @@ one:
 	WORD         $0xe452
 	LONG         $0x400e8262
 	WORD         $0xed52
-	ADDQ         $0x38, SI
-	ADDQ         R9, R13
-	DECQ         CX
-	JNZ          one
 
 write:
 	CMPQ      80(DI), $0x00
@@ -3442,7 +2661,6 @@ TEXT ·bf16x12AVX512(SB), NOSPLIT, $0-8
 	MOVQ  8(DI), R8
 	MOVQ  16(DI), DX
 	MOVQ  48(DI), R9
-	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
 	MOVQ  88(DI), R15
@@ -3515,12 +2733,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
-	SHRQ       $0x02, CX
+	SHRQ       $0x01, CX
 	JZ         rest
 
-four:
+two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x40, R15
+	ADDQ         $0x20, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -3645,141 +2863,15 @@ four:
 	WORD         $0xf452
 	LONG         $0x40068262
 	WORD         $0xfd52
-	VMOVUPS      (R13)(R9*2), Z28
-	VMOVUPS      64(R13)(R9*2), Z29
-	VBROADCASTSS 112(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 116(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 120(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 124(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 128(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 132(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 136(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 140(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 144(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VBROADCASTSS 148(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xd452
-	LONG         $0x40068262
-	WORD         $0xdd52
-	VBROADCASTSS 152(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xe452
-	LONG         $0x400e8262
-	WORD         $0xed52
-	VBROADCASTSS 156(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xf452
-	LONG         $0x40068262
-	WORD         $0xfd52
-	VMOVUPS      (R13)(R10*1), Z28
-	VMOVUPS      64(R13)(R10*1), Z29
-	VBROADCASTSS 168(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 172(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 176(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 180(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 184(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 188(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 192(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 196(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 200(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VBROADCASTSS 204(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xd452
-	LONG         $0x40068262
-	WORD         $0xdd52
-	VBROADCASTSS 208(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xe452
-	LONG         $0x400e8262
-	WORD         $0xed52
-	VBROADCASTSS 212(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xf452
-	LONG         $0x40068262
-	WORD         $0xfd52
-	ADDQ         $0xe0, SI
-	LEAQ         (R13)(R9*4), R13
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
-	JNZ          four
+	JNZ          two
 
 rest:
-	MOVQ 32(DI), CX
-	ANDQ $0x03, CX
-	JZ   write
-
-one:
+	MOVQ         32(DI), CX
+	ANDQ         $0x01, CX
+	JZ           write
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -3842,10 +2934,6 @@ one:
 	WORD         $0xf452
 	LONG         $0x40068262
 	WORD         $0xfd52
-	ADDQ         $0x38, SI
-	ADDQ         R9, R13
-	DECQ         CX
-	JNZ          one
 
 write:
 	CMPQ      80(DI), $0x00
@@ -3994,7 +3082,6 @@ TEXT ·bf16x13AVX512(SB), NOSPLIT, $0-8
 	MOVQ  8(DI), R8
 	MOVQ  16(DI), DX
 	MOVQ  48(DI), R9
-	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
 	MOVQ  88(DI), R15
@@ -4072,12 +3159,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
-	SHRQ       $0x02, CX
+	SHRQ       $0x01, CX
 	JZ         rest
 
-four:
+two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x40, R15
+	ADDQ         $0x20, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -4212,151 +3299,15 @@ four:
 	WORD         $0xc452
 	LONG         $0x400e0262
 	WORD         $0xcd52
-	VMOVUPS      (R13)(R9*2), Z28
-	VMOVUPS      64(R13)(R9*2), Z29
-	VBROADCASTSS 112(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 116(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 120(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 124(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 128(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 132(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 136(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 140(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 144(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VBROADCASTSS 148(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xd452
-	LONG         $0x40068262
-	WORD         $0xdd52
-	VBROADCASTSS 152(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xe452
-	LONG         $0x400e8262
-	WORD         $0xed52
-	VBROADCASTSS 156(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xf452
-	LONG         $0x40068262
-	WORD         $0xfd52
-	VBROADCASTSS 160(SI), Z30
-	LONG         $0x400e0262
-	WORD         $0xc452
-	LONG         $0x400e0262
-	WORD         $0xcd52
-	VMOVUPS      (R13)(R10*1), Z28
-	VMOVUPS      64(R13)(R10*1), Z29
-	VBROADCASTSS 168(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 172(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 176(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 180(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 184(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 188(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 192(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 196(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 200(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VBROADCASTSS 204(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xd452
-	LONG         $0x40068262
-	WORD         $0xdd52
-	VBROADCASTSS 208(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xe452
-	LONG         $0x400e8262
-	WORD         $0xed52
-	VBROADCASTSS 212(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xf452
-	LONG         $0x40068262
-	WORD         $0xfd52
-	VBROADCASTSS 216(SI), Z30
-	LONG         $0x400e0262
-	WORD         $0xc452
-	LONG         $0x400e0262
-	WORD         $0xcd52
-	ADDQ         $0xe0, SI
-	LEAQ         (R13)(R9*4), R13
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
-	JNZ          four
+	JNZ          two
 
 rest:
-	MOVQ 32(DI), CX
-	ANDQ $0x03, CX
-	JZ   write
-
-one:
+	MOVQ         32(DI), CX
+	ANDQ         $0x01, CX
+	JZ           write
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -4424,10 +3375,6 @@ one:
 	WORD         $0xc452
 	LONG         $0x400e0262
 	WORD         $0xcd52
-	ADDQ         $0x38, SI
-	ADDQ         R9, R13
-	DECQ         CX
-	JNZ          one
 
 write:
 	CMPQ      80(DI), $0x00
@@ -4586,7 +3533,6 @@ TEXT ·bf16x14AVX512(SB), NOSPLIT, $0-8
 	MOVQ  8(DI), R8
 	MOVQ  16(DI), DX
 	MOVQ  48(DI), R9
-	LEAQ  (R9)(R9*2), R10
 	MOVQ  56(DI), R11
 	MOVQ  40(DI), R12
 	MOVQ  88(DI), R15
@@ -4669,12 +3615,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
-	SHRQ       $0x02, CX
+	SHRQ       $0x01, CX
 	JZ         rest
 
-four:
+two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x40, R15
+	ADDQ         $0x20, R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -4819,161 +3765,15 @@ four:
 	WORD         $0xd452
 	LONG         $0x40060262
 	WORD         $0xdd52
-	VMOVUPS      (R13)(R9*2), Z28
-	VMOVUPS      64(R13)(R9*2), Z29
-	VBROADCASTSS 112(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 116(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 120(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 124(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 128(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 132(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 136(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 140(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 144(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VBROADCASTSS 148(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xd452
-	LONG         $0x40068262
-	WORD         $0xdd52
-	VBROADCASTSS 152(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xe452
-	LONG         $0x400e8262
-	WORD         $0xed52
-	VBROADCASTSS 156(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xf452
-	LONG         $0x40068262
-	WORD         $0xfd52
-	VBROADCASTSS 160(SI), Z30
-	LONG         $0x400e0262
-	WORD         $0xc452
-	LONG         $0x400e0262
-	WORD         $0xcd52
-	VBROADCASTSS 164(SI), Z31
-	LONG         $0x40060262
-	WORD         $0xd452
-	LONG         $0x40060262
-	WORD         $0xdd52
-	VMOVUPS      (R13)(R10*1), Z28
-	VMOVUPS      64(R13)(R10*1), Z29
-	VBROADCASTSS 168(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 172(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 176(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 180(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 184(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 188(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 192(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 196(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 200(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VBROADCASTSS 204(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xd452
-	LONG         $0x40068262
-	WORD         $0xdd52
-	VBROADCASTSS 208(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xe452
-	LONG         $0x400e8262
-	WORD         $0xed52
-	VBROADCASTSS 212(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xf452
-	LONG         $0x40068262
-	WORD         $0xfd52
-	VBROADCASTSS 216(SI), Z30
-	LONG         $0x400e0262
-	WORD         $0xc452
-	LONG         $0x400e0262
-	WORD         $0xcd52
-	VBROADCASTSS 220(SI), Z31
-	LONG         $0x40060262
-	WORD         $0xd452
-	LONG         $0x40060262
-	WORD         $0xdd52
-	ADDQ         $0xe0, SI
-	LEAQ         (R13)(R9*4), R13
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
-	JNZ          four
+	JNZ          two
 
 rest:
-	MOVQ 32(DI), CX
-	ANDQ $0x03, CX
-	JZ   write
-
-one:
+	MOVQ         32(DI), CX
+	ANDQ         $0x01, CX
+	JZ           write
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -5046,10 +3846,6 @@ one:
 	WORD         $0xd452
 	LONG         $0x40060262
 	WORD         $0xdd52
-	ADDQ         $0x38, SI
-	ADDQ         R9, R13
-	DECQ         CX
-	JNZ          one
 
 write:
 	CMPQ      80(DI), $0x00
