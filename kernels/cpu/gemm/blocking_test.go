@@ -42,7 +42,7 @@ func TestBlockingFitsTheWorkspace(t *testing.T) {
 			if k.form == formTiles && s.In != BF16 && !s.In.integer() {
 				continue
 			}
-			b := s.blocking(&k)
+			b := s.blocking(&k, r.IntN(2) == 0)
 			depth := ceil(b.depth, k.depth) * k.depth
 			require.LessOrEqual(t, int64(4*depth*ceil(b.rows, k.mr)*k.mr), b.a, "%+v %+v", s, b)
 			if !b.direct {

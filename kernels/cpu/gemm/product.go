@@ -22,7 +22,8 @@ type Product struct {
 
 	spec    Spec
 	mem     [3]matrix
-	cut     blocking
+	cut     blocking    // of the call
+	cuts    [2]blocking // for several threads, for one
 	kernels kernels
 
 	a, b, c, bias  unsafe.Pointer // of the call; bias may be nil
@@ -64,7 +65,8 @@ func (p *Product) Reset(s Spec) error {
 }
 
 func (p *Product) reset(s Spec, k kernels) {
-	*p = Product{Epilogue: p.Epilogue, spec: s, mem: s.stored(), cut: s.blocking(&k), kernels: k}
+	*p = Product{Epilogue: p.Epilogue, spec: s, mem: s.stored(), kernels: k}
+	p.cuts = [2]blocking{s.blocking(&k, false), s.blocking(&k, true)}
 	p.lda, p.ldb, p.ldc = p.mem[0].ld*s.In.size(), p.mem[1].ld*s.In.size(), p.mem[2].ld*s.Out.size()
 	p.packer.p, p.computer.p = p, p
 }
@@ -125,6 +127,10 @@ func (p *Product) execute(pl *pool.Pool, a, b, c, bias []byte, biasSize int, wor
 	}
 	if err := p.spec.holdsBias(bias != nil, len(bias)/biasSize); err != nil {
 		return err
+	}
+	p.cut = p.cuts[0]
+	if pl.Threads() == 1 {
+		p.cut = p.cuts[1]
 	}
 	if need := p.cut.bytes(); int64(len(work)) < need {
 		return fmt.Errorf("gemm: the workspace has %d bytes; M %d, N %d, K %d need %d", len(work), p.spec.M, p.spec.N, p.spec.K, need)

@@ -153,8 +153,11 @@ const (
 	chunkRows  = 13 * 168
 	chunkCols  = 16 * 128
 	chunkDepth = 4 * KC
-	// Tiles of a chunk: with fewer, threads wait for the last one.
+	// Tiles of a chunk: with fewer, threads wait for the last one. A thread alone
+	// waits for none.
 	enoughTiles = 32
+	// The most of a tile of float32 for a thread alone.
+	aloneRows, aloneCols = 8 * 14, 256
 	// Up to directRows rows, B is read where it lies if its rows are rows of
 	// the product: a packed copy would be read too few times.
 	directRows = 28
@@ -212,8 +215,8 @@ func (s *Spec) layout() layout {
 	return l
 }
 
-// blocking is how a kernel cuts a shape. It depends on the shape and the kernel
-// alone.
+// blocking is how a kernel cuts a shape. It depends on the shape, the kernel and
+// whether a thread is alone, on which only the tiles do.
 type blocking struct {
 	layout
 	units              int // of K
@@ -222,16 +225,23 @@ type blocking struct {
 	serial             bool
 }
 
-func (s *Spec) blocking(k *kernels) blocking {
+func (s *Spec) blocking(k *kernels, alone bool) blocking {
 	b := blocking{layout: s.layout(), units: ceil(s.K, k.group)}
 	b.serial = float64(s.M)*float64(s.N)*float64(b.units) < serialWork
 	b.rows = min(b.rows, even(s.M, ceil(s.M, max(b.rows, 1)), k.tileRows))
 	b.cols = min(b.cols, even(s.N, ceil(s.N, max(b.cols, 1)), k.tileCols))
 	b.depth = min(b.units, even(b.units, ceil(b.units, chunkDepth), KC))
-	gridRows, gridCols := ceil(b.rows, k.tileRows), ceil(b.cols, k.tileCols)
+	tileRows, tileCols, enough := k.tileRows, k.tileCols, enoughTiles
+	if alone && !k.tiles() {
+		enough = 1
+		if k.form == formF32 && k.level == level.AVX512 {
+			tileRows, tileCols = aloneRows, aloneCols
+		}
+	}
+	gridRows, gridCols := ceil(b.rows, tileRows), ceil(b.cols, tileCols)
 	for {
 		b.tileRows, b.tileCols = even(b.rows, gridRows, k.mr), even(b.cols, gridCols, k.nr)
-		if b.tileRows*b.tileCols*b.depth < 2*serialWork || ceil(b.rows, b.tileRows)*ceil(b.cols, b.tileCols) >= enoughTiles {
+		if b.tileRows*b.tileCols*b.depth < 2*serialWork || ceil(b.rows, b.tileRows)*ceil(b.cols, b.tileCols) >= enough {
 			return b
 		}
 		switch moreRows, moreCols := b.tileRows > k.mr, b.tileCols > k.nr; {
