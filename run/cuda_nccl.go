@@ -75,7 +75,7 @@ func (n *ncclPart) start(o *Options, s *Setup, sum func(int, graph.DType, graph.
 	if s.Failed != nil {
 		n.joined.OnError(s.Failed)
 	}
-	with := nccl.Options{API: n.api, Sum: sum, Timeout: o.Timeout}
+	with := nccl.Options{API: n.api, Sum: sum, Timeout: o.Timeout, Failed: o.Warn}
 	if alone, ok := joined.(*nccl.HostWorld); ok { // NCCL is all that the processes have
 		n.beside = alone
 		if with.World, err = alone.Communicator(); err != nil {

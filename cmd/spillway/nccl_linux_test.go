@@ -190,6 +190,7 @@ func TestNCCLLosesAProcess(t *testing.T) {
 				require.Equal(t, strconv.Itoa(exitFault), told(0, "status"), told(0, "said"))
 			}
 			require.Regexp(t, `spillway: .*timeout: .*rank 1 `, told(0, "said"))
+			require.Contains(t, told(0, "said"), "the last operations of rank 0 over NCCL:")
 		})
 	}
 }

@@ -195,6 +195,7 @@ type setting struct {
 	device  func(rank int) int // nil: its own
 	version func(rank int) int // nil: 2.21.5
 	before  func(*nccltest.Fabric)
+	failed  func(flight string)
 	late    bool // nobody but the world tells a rank's context of the job's error
 }
 
@@ -246,7 +247,7 @@ func start(t *testing.T, o setting) (*job, []error) {
 		if r.ctx, err = cuda.New(i, cuda.Options{Driver: j.double, Ordinal: ordinal, Poison: true}); err != nil {
 			return err
 		}
-		r.world, err = nccl.New(o.mesh, nccl.Options{API: j.fabric.Library(version), Control: j.control, Timeout: o.timeout,
+		r.world, err = nccl.New(o.mesh, nccl.Options{API: j.fabric.Library(version), Control: j.control, Timeout: o.timeout, Failed: o.failed,
 			Sum: func(_ int, t graph.DType, order graph.SumOrder) (nccl.Sum, error) {
 				return hostSum{j.double, t, order}, nil
 			}})

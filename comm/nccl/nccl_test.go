@@ -292,7 +292,9 @@ func TestAsynchronousError(t *testing.T) {
 
 // A rank that does not come is named by the watchdog; the others' kernels are aborted.
 func TestMissingRank(t *testing.T) {
-	j := begin(t, setting{mesh: ranksOf(3), arena: 64, timeout: 300 * time.Millisecond})
+	flights := make(chan string, 3)
+	j := begin(t, setting{mesh: ranksOf(3), arena: 64, timeout: 300 * time.Millisecond, failed: func(flight string) { flights <- flight }})
+	j.run(2, func(_ int, r *rank) (device.Kernel, error) { return r.groups[-1].Barrier("before") })
 	errs := j.try(1, func(i int, r *rank) (device.Kernel, error) {
 		if i == 1 {
 			return nil, nil
@@ -301,9 +303,13 @@ func TestMissingRank(t *testing.T) {
 	})
 	for _, i := range []int{0, 2} {
 		require.ErrorIs(t, errs[i], comm.ErrTimeout)
-		require.ErrorContains(t, errs[i], `all_reduce "gradients" (call 1) of the world group: rank 1 did not arrive within`)
+		require.ErrorContains(t, errs[i], `all_reduce "gradients" (call 3) of the world group: rank 1 did not arrive within`)
 	}
 	require.Equal(t, 3, j.fabric.Calls()["ncclCommAbort"])
+	all := <-flights + <-flights + <-flights
+	for i, how := range []string{`call 3: all_reduce "gradients", 4 bytes, enqueued \S+ ago, not passed`, `call 2: barrier "before", 0 bytes, enqueued \S+ ago, passed`, `call 3: all_reduce "gradients", 4 bytes, enqueued \S+ ago, not passed`} {
+		require.Regexp(t, fmt.Sprintf(`the last operations of rank %d over NCCL:(\n  world group, call \d: barrier .*)*\n  world group, %s`, i, how), all)
+	}
 }
 
 // A job that another transport ends while NCCL is being started comes to its end.

@@ -3,6 +3,8 @@ package nccl
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,7 +29,15 @@ type progress struct {
 	wait  comm.Wait
 
 	mu     sync.Mutex
-	recent [256]*kernel // what each call is, by its number
+	last   uint64      // the latest call that was enqueued
+	recent [256]called // by number
+}
+
+// called is a call of a group, and when it was enqueued.
+type called struct {
+	call uint64
+	k    *kernel
+	at   time.Time
 }
 
 // words gives the progress its memory.
@@ -44,7 +54,7 @@ func (p *progress) enter(api driver.API, s driver.Stream, k *kernel, call uint64
 		return nil
 	}
 	p.mu.Lock()
-	p.recent[call%uint64(len(p.recent))] = k
+	p.last, p.recent[call%uint64(len(p.recent))] = call, called{call, k, time.Now()}
 	p.mu.Unlock()
 	return api.WriteValue(s, p.arrivedAt, uint32(call))
 }
@@ -69,8 +79,49 @@ func (p *progress) look() watch.Progress {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	k := p.recent[p.shown%uint64(len(p.recent))]
+	k := p.recent[p.shown%uint64(len(p.recent))].k
 	return watch.Progress{Call: p.shown, Phase: watch.Waiting, Sig: k.sig, Op: k.text}
+}
+
+// flight tells the last calls that the rank's streams have come to in each group, at most n
+// each, oldest first; "" where there are none. It is asked before anything is aborted: after
+// that, streams pass what they wait in.
+func (r *rank) flight(n int) string {
+	r.mu.Lock()
+	members := slices.Clone(r.members)
+	r.mu.Unlock()
+	var s strings.Builder
+	for _, m := range members {
+		m.progress.tell(&s, m.name, uint64(n))
+	}
+	if s.Len() == 0 {
+		return ""
+	}
+	return fmt.Sprintf("the last operations of rank %d over NCCL:%s", r.index, &s)
+}
+
+func (p *progress) tell(s *strings.Builder, group string, n uint64) {
+	if !p.ok {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	passed := p.last - uint64(uint32(p.last)-p.passed.Load())
+	arrived := p.last - uint64(uint32(p.last)-p.arrived.Load())
+	for call := arrived - min(arrived, n) + 1; call <= arrived; call++ {
+		c := p.recent[call%uint64(len(p.recent))]
+		if c.call != call { // it has another's place by now
+			continue
+		}
+		how := "passed"
+		if call > passed {
+			how = "not passed"
+		}
+		fmt.Fprintf(s, "\n  %s group, call %d: %s, %d bytes, enqueued %v ago, %s", group, call, c.k.text, c.k.Sig.Bytes, time.Since(c.at).Round(time.Millisecond), how)
+	}
+	if behind := p.last - arrived; behind > 0 {
+		fmt.Fprintf(s, "\n  %s group: %d enqueued behind", group, behind)
+	}
 }
 
 // lookEvery is how often a rank's progress is shown, and its communicators are asked.

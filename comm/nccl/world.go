@@ -52,6 +52,9 @@ type Options struct {
 	// World is the communicator of all ranks, made already and this World's from here on; 0:
 	// it makes one.
 	World Comm
+	// Failed is given the last operations of a rank of this process where an error ends the
+	// job, some lines of text. nil: nobody is.
+	Failed func(flight string)
 	// Timeout is how long a rank may keep others waiting. Default 60 s.
 	Timeout time.Duration
 }
@@ -353,11 +356,23 @@ func (w *World) abort(err error) {
 	w.mu.Lock()
 	ranks := slices.Clone(w.ranks)
 	w.mu.Unlock()
+	flights := make([]string, len(ranks))
+	for i, r := range ranks {
+		flights[i] = r.flight(flightCalls)
+	}
 	for _, r := range ranks {
 		r.ctx.Abort(err)
 		r.abort()
 	}
+	for _, flight := range flights {
+		if flight != "" && w.o.Failed != nil {
+			w.o.Failed(flight)
+		}
+	}
 }
+
+// flightCalls is how many calls of each group a rank tells of.
+const flightCalls = 3
 
 func (r *rank) abort() {
 	r.mu.Lock()
