@@ -87,7 +87,7 @@ func micro512(mr int, u unit) {
 			u.dot(bv[1], bc[i%2], acc(i, 1))
 		}
 	}
-	// Two steps a round: with four, on an Intel core, the kernel does 4 % less.
+	// Two steps a round: with four, on an Intel core, the kernel does 2 % less.
 	MOVQ(at(t, tileK), count)
 	SHRQ(operand.Imm(1), count)
 	JZ(operand.LabelRef("rest"))
