@@ -55,6 +55,7 @@ func leaves(t *testing.T, name string, least int64, call func(context.Context) e
 
 // Plans and searches end where their context does, a single plan between its passes.
 func TestACanceledContextEndsAPlan(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Batch, c.Seq = 2, 1, 8
 	m := cost.CPU(2, 2)
@@ -74,6 +75,7 @@ func TestACanceledContextEndsAPlan(t *testing.T) {
 // A run ends where its context does, wherever that is, and what was done stays: after
 // a call that was canceled the next one goes on from there.
 func TestACanceledContextEndsARun(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Batch, c.Seq, c.Steps, c.Zero = 2, 1, 16, 2, 3
 	c.EvalData, c.EvalSteps, c.Generate, c.Tokenizer, c.Checkpoint = c.Data, 3, true, "bytes", scratch(t)
@@ -116,6 +118,7 @@ func TestACanceledContextEndsARun(t *testing.T) {
 
 // A process that lends its ranks ends with its context, and the job with it.
 func TestACanceledContextEndsWork(t *testing.T) {
+	t.Parallel()
 	leader, others := joined(t, 2)
 	ctx, cancel := context.WithCancel(context.Background())
 	ends := make(chan error, 1)

@@ -83,6 +83,7 @@ func curveOver(t testing.TB, c request, ranks, leaves int) (o curve) {
 // ranks that divides the step's micro-batches, at every stage, whatever else is on.
 // Each feature takes turns over ranks and stages; all of them with allVariable.
 func TestOneCurveAtAnyNumberOfRanks(t *testing.T) {
+	t.Parallel()
 	for f, feature := range curveFeatures {
 		t.Run(feature.name, func(t *testing.T) {
 			c := tiny("gpt2")
@@ -112,6 +113,7 @@ func TestOneCurveAtAnyNumberOfRanks(t *testing.T) {
 // A run that moves between numbers of ranks at any steps, and between stages, is the run
 // on one rank.
 func TestOneCurveMovesBetweenRanks(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Steps, c.Batch, c.Seq, c.Threads, c.Clip, c.Dropout, c.Zero = 8, 1, 8, 1, 0.5, 0.1, 3
 	c.GlobalBatch = leavesOf
@@ -149,6 +151,7 @@ func TestOneCurveMovesBetweenRanks(t *testing.T) {
 // Where each rank's shard begins and ends, and how much padding it has, depends on the
 // number of ranks; nothing else does, with any optimizer that has norms of its own.
 func TestOneCurveOverOddShards(t *testing.T) {
+	t.Parallel()
 	for i, optimizer := range []string{"lars", "novograd", "larc"} {
 		c := tiny("gpt2")
 		c.Steps, c.Batch, c.Seq, c.Threads, c.Clip, c.Optimizer, c.Zero = 2, 1, 8, 1, 0.5, optimizer, 3

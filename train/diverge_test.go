@@ -102,6 +102,7 @@ func diverges(t *testing.T, c request) *Diverged {
 // A learning rate that makes parameters too large for the next forward ends the run
 // there, and the first tensor that did not hold is named, wherever states rest.
 func TestDivergenceIsNamed(t *testing.T) {
+	t.Parallel()
 	for name, shape := range map[string]func(*request){
 		"one rank":            func(*request) {},
 		"stage 0":             func(c *request) { c.Ranks, c.Zero = 2, 0 },
@@ -135,6 +136,7 @@ func TestDivergenceIsNamed(t *testing.T) {
 }
 
 func TestTheFirstNonFiniteTensor(t *testing.T) {
+	t.Parallel()
 	for name, at := range map[string]struct {
 		corruption
 		what, tensor string
@@ -178,6 +180,7 @@ func TestTheFirstNonFiniteTensor(t *testing.T) {
 // Updates that run beside the backward, on the host, are done when the norm is
 // known: what they leave tells which gradient it was.
 func TestDivergenceBesideUpdates(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Offload = 2, "optimizer=host"
 	at := corruption{label: "h.1.attn.c_attn/dw", operand: 2, elem: 7, first: 3, last: always}
@@ -191,6 +194,7 @@ func TestDivergenceBesideUpdates(t *testing.T) {
 
 // A value that is not there when the step is computed once more was no overflow.
 func TestADivergenceThatDoesNotComeAgain(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	at := corruption{label: "h.1.mlp.c_fc", operand: 3, first: 2, last: 2}
 	corrupt(&c, 0, &at)
@@ -202,6 +206,7 @@ func TestADivergenceThatDoesNotComeAgain(t *testing.T) {
 // A skipped step moves nothing, on no rank and wherever the states rest, and the
 // bits after it are those of a run that never had it.
 func TestSkippedSteps(t *testing.T) {
+	t.Parallel()
 	shas := map[string]bool{}
 	for name, shape := range map[string]func(*request){
 		"stage 0":             func(c *request) { c.Zero = 0 },
@@ -247,6 +252,7 @@ func TestSkippedSteps(t *testing.T) {
 // While steps are skipped no checkpoint is written: it would hold the states of the
 // one before, from which training is not known to go on.
 func TestSkippedStepsAreNotSaved(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Zero, c.Steps, c.Batch, c.Seq = 1, 0, 40, 1, 8
 	c.Checkpoint, c.SaveEvery, c.Keep = scratch(t), 1, 2

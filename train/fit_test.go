@@ -30,6 +30,7 @@ func fitConfig(t *testing.T) request {
 }
 
 func TestFitLeavesWhatWasGiven(t *testing.T) {
+	t.Parallel()
 	c := fitConfig(t)
 	c.Zero, c.Recompute, c.Prefetch = 2, "full", 5
 	got, err := c.fit(t.Context(), Fixed{Zero: true, Recompute: true, Prefetch: true}, 0, CPUHardware(2))
@@ -48,6 +49,7 @@ func TestFitLeavesWhatWasGiven(t *testing.T) {
 }
 
 func TestFitRefusesWhatNothingFits(t *testing.T) {
+	t.Parallel()
 	c := fitConfig(t)
 	c.DeviceMemory = 100 << 10
 	_, err := c.fit(t.Context(), Fixed{}, 0, CPUHardware(2))

@@ -26,6 +26,7 @@ func generation(model string, seq int) request {
 // Keys and values that are kept give the logits of a forward over all tokens, to
 // the bit, at every stage and number of ranks, past the end of the context too.
 func TestKeptKeysGiveTheSameLogits(t *testing.T) {
+	t.Parallel()
 	for _, model := range []string{"gpt2", "llama-tied", "llama-untied", "mistral", "qwen3", "olmo2", "smollm"} {
 		logitsOf := func(change func(*request)) [][]float32 {
 			c := generation(model, 40)
@@ -69,6 +70,7 @@ func TestKeptKeysGiveTheSameLogits(t *testing.T) {
 // Training and evaluation between two texts leave what generation keeps alone or
 // make it anew: each text begins with its prompt.
 func TestGenerationBetweenSteps(t *testing.T) {
+	t.Parallel()
 	c := generation("gpt2", 32)
 	c.Inference, c.Data, c.Steps, c.Ranks, c.Order = false, "../testdata/text.txt", 3, 2, "sequential"
 	text := func(whole bool) (all []string) {
@@ -92,6 +94,7 @@ func TestGenerationBetweenSteps(t *testing.T) {
 // What is kept is in the plan: two rows of the key/value heads' width a layer and
 // position.
 func TestKeptKeysAreInThePlan(t *testing.T) {
+	t.Parallel()
 	kept := func(seq int) (bytes int64) {
 		c := generation("llama-tied", seq)
 		p, err := c.plan(t.Context())
@@ -112,6 +115,7 @@ func TestKeptKeysAreInThePlan(t *testing.T) {
 }
 
 func TestSamplingPicks(t *testing.T) {
+	t.Parallel()
 	logits := []float32{0, 3, 1, 2}
 	draw := func(s Sampling) map[int32]int {
 		seen := map[int32]int{}
@@ -135,12 +139,14 @@ func TestSamplingPicks(t *testing.T) {
 }
 
 func TestWholeRunes(t *testing.T) {
+	t.Parallel()
 	for text, want := range map[string]int{"": 0, "a": 1, "a\xe2": 1, "a\xe2\x82": 1, "a€": 4, "\xff": 1, "a\xf0\x9f\x98": 1, "\x80\x80\x80\x80": 4} {
 		require.Equal(t, want, wholeRunes([]byte(text)), "%q", text)
 	}
 }
 
 func TestGenerateRefuses(t *testing.T) {
+	t.Parallel()
 	c := generation("gpt2", 16)
 	c.Generate = false
 	c.EvalData = filepath.Join(t.TempDir(), "a.txt")
@@ -160,6 +166,7 @@ func TestGenerateRefuses(t *testing.T) {
 // Weights that were trained in 16 bits are computed with in fp32, which is said; those of
 // fp32 need no word.
 func TestInferenceSaysItsPrecision(t *testing.T) {
+	t.Parallel()
 	for _, precision := range []string{"fp32", "bf16"} {
 		c := generation("gpt2", 16)
 		c.Inference, c.Generate, c.Data, c.Steps, c.Order, c.Precision = false, false, "../testdata/text.txt", 1, "sequential", precision

@@ -38,6 +38,7 @@ func gridConfig(t testing.TB, p grid.Point, folders map[string]string) request {
 // else, and of every memory space the highest byte that an operation touched,
 // recorded as it ran (runOf compares it), is the planned peak. Every layout holds.
 func TestTheGrid(t *testing.T) {
+	t.Parallel()
 	folders := map[string]string{}
 	want := map[string]outcome{}
 	for _, p := range grid.Points() {

@@ -44,6 +44,7 @@ func runMesh(t testing.TB, c request) outcome {
 // Promise 1 on a mesh of two axes: the same bits at every stage; with
 // accumulation within its halves. Reproducible sums over it are refused.
 func TestStagesGiveTheSameBitsOnAMesh(t *testing.T) {
+	t.Parallel()
 	for i, mesh := range meshes {
 		t.Run(fmt.Sprintf("%d×%d", mesh[0], mesh[1]), func(t *testing.T) {
 			c := onMesh(mesh)
@@ -79,6 +80,7 @@ func TestStagesGiveTheSameBitsOnAMesh(t *testing.T) {
 // The declared mesh's tree is that of one axis where the groups are the tree's
 // own subtrees; where they are not, the sums differ in their last bits alone.
 func TestMeshSumsInItsOwnTree(t *testing.T) {
+	t.Parallel()
 	for _, mesh := range meshes {
 		c := onMesh(mesh)
 		got := runMesh(t, c)
@@ -99,6 +101,7 @@ func TestMeshSumsInItsOwnTree(t *testing.T) {
 // Rules that need norms by parameter sum them over the shard axis alone:
 // replicas hold the same shard.
 func TestOptimizersOnAMesh(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"lamb", "larc", "novograd"} {
 		c := onMesh([2]int{2, 2})
 		c.Optimizer = name
@@ -114,6 +117,7 @@ func TestOptimizersOnAMesh(t *testing.T) {
 
 // A checkpoint of one mesh continues on another, at any stage.
 func TestCheckpointAcrossMeshes(t *testing.T) {
+	t.Parallel()
 	whole := onMesh([2]int{2, 2})
 	whole.Steps, whole.Zero = 4, 1
 	want := runMesh(t, whole)
@@ -128,6 +132,7 @@ func TestCheckpointAcrossMeshes(t *testing.T) {
 }
 
 func TestShardSizeIsValidated(t *testing.T) {
+	t.Parallel()
 	c := onMesh([2]int{2, 3})
 	c.ShardSize = 4
 	_, err := c.plan(t.Context())

@@ -55,6 +55,7 @@ func shaOfStart(c request) (string, error) {
 // Weights of a checkpoint are read once, and compared with their sums as they are: where
 // they turn out damaged, a folder of checkpoints stands for its newest whole one.
 func TestInitReadsWeightsOnce(t *testing.T) {
+	t.Parallel()
 	c := saving(t, 2)
 	c.Ranks, c.SaveEvery = 3, 1
 	ended(t, c)

@@ -14,6 +14,7 @@ import (
 // Each error that a program can act on is of a kind, also where another one wraps it,
 // and of no other.
 func TestKindsOfErrors(t *testing.T) {
+	t.Parallel()
 	kinds := []error{ErrConfig, ErrDoesNotFit, ErrNoDevice, ErrDiverged, ErrDamaged, ErrLost}
 	c := tiny("gpt2")
 	_, refused := func(c request) request { c.Steps = 0; return c }(c).start(context.Background())

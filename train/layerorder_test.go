@@ -21,6 +21,7 @@ func layered(model string, ranks int) request {
 // Layer order has the losses and bits of stage 0 in micro order, whatever the stage
 // and the placement; what is planned is touched (runOf).
 func TestLayerOrderGivesMicroOrdersBits(t *testing.T) {
+	t.Parallel()
 	disk := t.TempDir()
 	everything := "optimizer=%[1]s,parameters=%[1]s,gradients=%[1]s,activations=%[1]s"
 	cases := []struct {
@@ -74,6 +75,7 @@ func TestLayerOrderGivesMicroOrdersBits(t *testing.T) {
 // Dropout's masks and the cache of frozen layers go by sample, and an evaluation
 // beside it sees nothing of the order.
 func TestLayerOrderKeepsSamplesApart(t *testing.T) {
+	t.Parallel()
 	eval := func(c request) (list []float32) {
 		tr, err := c.start(context.Background())
 		require.NoError(t, err)
@@ -111,6 +113,7 @@ func TestLayerOrderKeepsSamplesApart(t *testing.T) {
 // A parameter that two blocks use is summed use by use: one result at every stage and
 // placement, which the plan tells of.
 func TestLayerOrderOfATiedHead(t *testing.T) {
+	t.Parallel()
 	c := layered("gpt2", 2)
 	micro := c
 	micro.AccumOrder, micro.Zero = microOrder, 0
@@ -142,6 +145,7 @@ func TestLayerOrderOfATiedHead(t *testing.T) {
 // A step in layer order reads from disk, and sends, what a step of one micro-batch
 // does.
 func TestLayerOrderReadsOnce(t *testing.T) {
+	t.Parallel()
 	last := func(c request) (r StepResult) {
 		tr, err := c.start(context.Background())
 		require.NoError(t, err)
@@ -167,6 +171,7 @@ func TestLayerOrderReadsOnce(t *testing.T) {
 // A search takes layer order where each micro-batch would read everything from disk
 // again, says so, and leaves what was given.
 func TestFitTakesLayerOrder(t *testing.T) {
+	t.Parallel()
 	c := layered("llama-untied", 1)
 	c.poison, c.AccumOrder, c.Accum = false, microOrder, 8
 	c.Offload, c.Disk = "optimizer=disk,parameters=disk", t.TempDir()
@@ -194,6 +199,7 @@ func TestFitTakesLayerOrder(t *testing.T) {
 
 // Where micro order fits and layer order does not, that is a way out.
 func TestMicroOrderIsAWayOut(t *testing.T) {
+	t.Parallel()
 	c := layered("llama-untied", 1)
 	c.poison, c.Accum, c.Seq, c.AccumOrder = false, 8, 40, microOrder
 	p, err := c.plan(t.Context())

@@ -33,6 +33,7 @@ func (c *dueContext) Err() error {
 // one; the state is that of the step before, and what is computed from it later has
 // the bits of a run that nothing interrupted.
 func TestAStepIsLeftBetweenMicroSteps(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(*request){
 		"stage 0":                func(c *request) { c.Zero = 0 },
 		"stage 3":                func(c *request) {},
@@ -91,6 +92,7 @@ func TestAStepIsLeftBetweenMicroSteps(t *testing.T) {
 
 // The run that was left so is saved as after any step, and resumed to the same bits.
 func TestALeftStepIsResumed(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Batch, c.Seq, c.Accum, c.Steps, c.Clip, c.Offload = 2, 1, 16, 3, 4, 0.1, "optimizer=host"
 	want := runOf(t, c)

@@ -14,6 +14,7 @@ import (
 
 // Promise 1: recomputation changes no bit.
 func TestRecomputeGivesTheSameBits(t *testing.T) {
+	t.Parallel()
 	for i, model := range []string{"gpt2", "llama-tied"} {
 		for turn, ranks := range []int{1, 2, 3} {
 			for _, accum := range inTurn(turn+i, []int{1, 3}) {
@@ -77,6 +78,7 @@ func stagesInTurn(turn int) (list []int) {
 // recomputation in turn, over the numbers of ranks three stages and all policies, or
 // with allVariable every combination.
 func TestOffloadGivesTheSameBits(t *testing.T) {
+	t.Parallel()
 	turn := 0
 	for _, ranks := range []int{1, 2, 3} {
 		want := map[string]outcome{}
@@ -109,6 +111,7 @@ func TestOffloadGivesTheSameBits(t *testing.T) {
 // A Llama, every optimizer, frozen parameters and held-out data go through the
 // same copies.
 func TestOffloadEveryOptimizer(t *testing.T) {
+	t.Parallel()
 	for i, name := range []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd"} {
 		for _, ranks := range inTurn(i, []int{1, 2}) {
 			c := tiny("llama-untied")
@@ -133,6 +136,7 @@ func TestOffloadEveryOptimizer(t *testing.T) {
 // What moves off the device is not on it any more, and each class is where it
 // was put: equalities.
 func TestOffloadMovesTheClass(t *testing.T) {
+	t.Parallel()
 	for zero := range 4 {
 		base := tiny("gpt2")
 		base.Ranks, base.Zero = 2, zero
@@ -156,6 +160,7 @@ func TestOffloadMovesTheClass(t *testing.T) {
 // The device's peak falls with each step down the ladder, and a cap at the
 // plan's peak is a wall in every space.
 func TestCapsOfAllTiersAreWalls(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Zero, c.Steps, c.Disk = 2, 3, 1, t.TempDir()
 	c.Recompute, c.Offload = "full", "optimizer=disk,parameters=host,activations=host"
@@ -177,6 +182,7 @@ func TestCapsOfAllTiersAreWalls(t *testing.T) {
 // A checkpoint written with states on disk continues, bit for bit, with states
 // on the device, and the other way round.
 func TestResumeAcrossPlacements(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Disk = 2, 4, t.TempDir()
 	want := runOf(t, c)
@@ -192,6 +198,7 @@ func TestResumeAcrossPlacements(t *testing.T) {
 }
 
 func TestDiskNeedsAFolder(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Offload = "optimizer=disk"
 	_, err := c.start(context.Background())
@@ -207,6 +214,7 @@ func TestDiskNeedsAFolder(t *testing.T) {
 // Sharding within groups and half precision (planned, not run) take the same
 // rewrite: their programs verify, and their layouts hold.
 func TestOffloadOfPlannedPrograms(t *testing.T) {
+	t.Parallel()
 	for i, precision := range []string{"bf16", "fp16", "fp32"} {
 		for _, placement := range placements {
 			c := tiny("gpt2")
@@ -223,6 +231,7 @@ func TestOffloadOfPlannedPrograms(t *testing.T) {
 
 // Groups of ranks that shard, replicated over groups, with every placement.
 func TestOffloadWithinGroups(t *testing.T) {
+	t.Parallel()
 	for zero := 1; zero < 4; zero++ {
 		c := tiny("gpt2")
 		c.Ranks, c.ShardSize, c.Steps, c.Zero, c.Clip = 4, 2, 2, zero, 0.5
@@ -239,6 +248,7 @@ func TestOffloadWithinGroups(t *testing.T) {
 // Evaluation and generation fetch parameters too, nothing writes outside of what
 // it declares, and the text is the same.
 func TestOffloadGeneratesTheSameText(t *testing.T) {
+	t.Parallel()
 	text := func(offload string) string {
 		c := tiny("gpt2")
 		c.Ranks, c.Steps, c.Generate, c.checkWrites = 2, 1, true, offload != ""

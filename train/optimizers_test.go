@@ -156,6 +156,7 @@ var papers = map[string]func(w, g, m, v []float64, k int, h hyper){
 // without the rates of parameters without decay adapted, at two trust
 // coefficients.
 func TestOptimizersFollowTheirPapers(t *testing.T) {
+	t.Parallel()
 	for name, rule := range papers {
 		for _, clip := range []float64{0, 0.5} {
 			c := tiny("gpt2")
@@ -225,6 +226,7 @@ func TestOptimizersFollowTheirPapers(t *testing.T) {
 
 // The states that a checkpoint holds are the optimizer's by name.
 func TestOptimizerStatesInCheckpoints(t *testing.T) {
+	t.Parallel()
 	for name, states := range map[string][]string{"adamw": {"exp_avg", "exp_avg_sq"}, "sgd": {"momentum"}, "lamb": {"exp_avg", "exp_avg_sq"},
 		"lars": {"momentum"}, "larc": {"momentum"}, "novograd": {"exp_avg", "exp_avg_sq"}} {
 		c := tiny("gpt2")
@@ -254,6 +256,7 @@ func TestOptimizerStatesInCheckpoints(t *testing.T) {
 // scaled peak, then constant, a line or half a cosine that reaches the floor at
 // the last step, or 1/√step from the warm-up's end, no lower than the floor.
 func TestLearningRates(t *testing.T) {
+	t.Parallel()
 	const steps, warmup, lr, floor = 11, 3, 0.5, 0.05
 	rate := func(schedule string, step int, change func(*request)) float64 {
 		c := request{Config: Default()}
@@ -295,6 +298,7 @@ func TestLearningRates(t *testing.T) {
 // adapted to their norms. By the papers' letter LAMB holds such a bias at the
 // size of its first step, and LARS gives it the whole rate.
 func TestZeroBiasesUnderLayerwiseRates(t *testing.T) {
+	t.Parallel()
 	biases := func(optimizer string, lr float64, all bool) float64 {
 		c := tiny("gpt2")
 		c.Init, c.Optimizer, c.LR, c.AdaptAll = "random", optimizer, lr, all
@@ -319,6 +323,7 @@ func TestZeroBiasesUnderLayerwiseRates(t *testing.T) {
 }
 
 func TestTrustIsValidated(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		optimizer string
 		trust     float64

@@ -12,6 +12,7 @@ import (
 // gradients are sharded the run without it reduces every micro-step as well, into f32 of
 // the same size: nothing.
 func TestWhatTheOrderOfASumCosts(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Batch, c.Seq, c.Ranks, c.Accum = 1, 8, 4, 3
 	machine := CPUHardware(1).Machine(c.Ranks)
@@ -73,6 +74,7 @@ func TestWhatTheOrderOfASumCosts(t *testing.T) {
 // A search within a cap plans with the sums that the flag keeps: what it chooses fits as
 // it runs, and still has the bits of every other placement.
 func TestFitKnowsTheSumsOfAReproducibleRun(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Batch, c.Seq, c.Ranks, c.Accum, c.Zero, c.Steps, c.Threads = 1, 8, 2, 2, 0, 1, 1
 	peak := func(reproducible bool) int64 {

@@ -14,6 +14,7 @@ import (
 // step, whoever looks at the states between steps (an evaluation, a checkpoint, a
 // hash) sees those of the step, and whether anybody looks changes no bit.
 func TestPendingUpdatesAreThereWhenNeeded(t *testing.T) {
+	t.Parallel()
 	for i, placement := range []string{"optimizer=host", "optimizer=disk", placements[8], placements[9], "optimizer=host:55%", "optimizer=host:30%+disk:30%"} {
 		c := tiny("gpt2")
 		c.Ranks, c.Zero, c.Steps, c.Clip, c.Dropout = 1+i%2, i%4, 4, 0.5, 0.1
@@ -64,6 +65,7 @@ func TestPendingUpdatesAreThereWhenNeeded(t *testing.T) {
 // A checkpoint holds the step's own update, and a run that resumes from it has
 // nothing pending.
 func TestPendingUpdatesAreSaved(t *testing.T) {
+	t.Parallel()
 	c := tiny("llama-untied")
 	c.Ranks, c.Steps, c.Clip, c.LRSchedule, c.Accum = 2, 4, 1, "cosine", 2
 	want := runOf(t, c)

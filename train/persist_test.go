@@ -35,6 +35,7 @@ func scratch(t testing.TB) string {
 // A run that ends after the first half and is resumed gives the bits of one that
 // was never interrupted.
 func TestResumeContinuesBitForBit(t *testing.T) {
+	t.Parallel()
 	base := func() request {
 		c := tiny("gpt2")
 		c.Steps, c.Seq, c.LRSchedule, c.Warmup, c.Clip = 6, 24, "cosine", 2, 1
@@ -116,6 +117,7 @@ func files(t *testing.T, folder string) map[string]string {
 // A checkpoint addresses states by parameter and element: it loads at any world
 // size and stage, and what is saved from there again is the same files.
 func TestCheckpointsLoadAtAnyWorldSizeAndStage(t *testing.T) {
+	t.Parallel()
 	for _, optimizer := range []string{"adamw", "novograd"} {
 		for _, model := range []string{"gpt2", "llama-untied"} {
 			if optimizer == "novograd" && model != "gpt2" {
@@ -152,6 +154,7 @@ func TestCheckpointsLoadAtAnyWorldSizeAndStage(t *testing.T) {
 // What Save writes is a folder of weights: --init reads it back, and the
 // tensors hold the bits of the parameters.
 func TestSavedWeightsReadBackEqual(t *testing.T) {
+	t.Parallel()
 	for _, model := range []string{"gpt2", "llama-tied", "llama-untied"} {
 		c := tiny(model)
 		c.Ranks, c.Steps, c.Checkpoint = 3, 2, scratch(t)
@@ -231,6 +234,7 @@ func rewrite(t *testing.T, from string, change func(*safetensors.Tensor) (keep b
 
 // Weights load with and without GPT-2's prefix, and with Llama's.
 func TestInitReadsHuggingFaceNames(t *testing.T) {
+	t.Parallel()
 	loaded := func(c request) string {
 		tr, err := c.start(context.Background())
 		require.NoError(t, err)
@@ -264,6 +268,7 @@ func TestInitReadsHuggingFaceNames(t *testing.T) {
 
 // What is wrong with weights is named: the file and the tensor.
 func TestInitRefusesOtherWeights(t *testing.T) {
+	t.Parallel()
 	from := "../testdata/gpt2"
 	all := func(*safetensors.Tensor) bool { return true }
 	missing := rewrite(t, from, func(s *safetensors.Tensor) bool {
@@ -313,6 +318,7 @@ func TestInitRefusesOtherWeights(t *testing.T) {
 // A checkpoint that is not what was written is damage, named by its file; one of
 // another run is refused with both sides.
 func TestResumeRefuses(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Checkpoint, c.SaveEvery = 2, 2, scratch(t), 1
 	runOf(t, c)
@@ -360,6 +366,7 @@ func TestResumeRefuses(t *testing.T) {
 // Keep counts confirmed checkpoints; the newest, after which nothing was updated, is
 // kept beside them.
 func TestKeep(t *testing.T) {
+	t.Parallel()
 	for keep, want := range map[int]int{0: 5, 1: 2, 2: 3, 9: 5} {
 		c := tiny("gpt2")
 		c.Steps, c.Checkpoint, c.SaveEvery, c.Keep = 5, scratch(t), 1, keep
@@ -378,6 +385,7 @@ func TestKeep(t *testing.T) {
 
 // A canceled run saves the step that it has.
 func TestCancelSaves(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Checkpoint = 2, 1000, scratch(t)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -405,6 +413,7 @@ func TestCancelSaves(t *testing.T) {
 // Evaluation shares the arena with training and leaves it alone; the held-out
 // loss is the same at every stage.
 func TestEvaluationDisturbsNothing(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Steps = 3, 4
 	want := runOf(t, c)

@@ -20,6 +20,7 @@ import (
 
 // Losses of 16-bit runs stay within 0.5 % of PyTorch's in fp32 over twenty steps.
 func TestHalfLossesFollowPyTorch(t *testing.T) {
+	t.Parallel()
 	for i, want := range readReference(t).Cases {
 		for _, precision := range inTurn(i+i/4, []string{"bf16", "fp16"}) { // each at every stage
 			t.Run(fmt.Sprintf("%s/%s/%d ranks/accum %d/clip %g", precision, want.Model, want.Ranks, want.Accum, want.Clip), func(t *testing.T) {
@@ -42,6 +43,7 @@ func TestHalfLossesFollowPyTorch(t *testing.T) {
 // bf16's losses stay within 0.5 % of PyTorch's under bf16 autocast, and in fp32, over
 // fifty steps from the same weights on the same tokens.
 func TestBF16FollowsPyTorchsBF16(t *testing.T) {
+	t.Parallel()
 	b, err := os.ReadFile("../testdata/bf16.json")
 	require.NoError(t, err)
 	var reference struct {
@@ -70,6 +72,7 @@ func TestBF16FollowsPyTorchsBF16(t *testing.T) {
 // biases, whose true gradient is zero. They are read off a step of plain descent that
 // is large beside the weights.
 func TestHalfGradientsPointWhereFP32Does(t *testing.T) {
+	t.Parallel()
 	for _, model := range []string{"gpt2", "llama-tied", "llama-untied"} {
 		gradients := func(precision string) map[string][]float32 {
 			c := tiny(model)
@@ -111,6 +114,7 @@ func TestHalfGradientsPointWhereFP32Does(t *testing.T) {
 // Promise 1 within a precision: stages, recomputation, placements, prefetch
 // distances and threads change no bit.
 func TestHalfBitsDoNotDependOnTheConfiguration(t *testing.T) {
+	t.Parallel()
 	for _, precision := range []string{"bf16", "fp16"} {
 		for _, model := range []string{"gpt2", "llama-untied"} {
 			c := tiny(model)
@@ -140,6 +144,7 @@ func TestHalfBitsDoNotDependOnTheConfiguration(t *testing.T) {
 
 // With accumulation the stages agree as they do in fp32.
 func TestHalfAccumulationAgreesWithinItsHalves(t *testing.T) {
+	t.Parallel()
 	for _, precision := range []string{"bf16", "fp16"} {
 		c := tiny("gpt2")
 		c.Ranks, c.Accum, c.Steps, c.Precision = 2, 3, 2, precision
@@ -161,6 +166,7 @@ func TestHalfAccumulationAgreesWithinItsHalves(t *testing.T) {
 // A checkpoint holds the masters and the loss scale: a run that is resumed, at
 // another stage, is the run that was not interrupted.
 func TestHalfRunResumes(t *testing.T) {
+	t.Parallel()
 	for _, precision := range []string{"bf16", "fp16"} {
 		c := tiny("gpt2")
 		c.Ranks, c.Steps, c.Precision, c.Zero = 2, 6, precision, 3
@@ -177,6 +183,7 @@ func TestHalfRunResumes(t *testing.T) {
 
 // Frozen parameters rest in 16 bits, without a master.
 func TestHalfFrozenParameters(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Precision, c.Freeze = 2, 2, "bf16", []string{"wte.*", "wpe.*", "h.0.*"}
 	want := runOf(t, c)
@@ -206,6 +213,7 @@ func trainerAt(t *testing.T, c request, scale float64) *Trainer {
 // A step that overflows changes nothing but the scale, which is halved until
 // gradients are finite; bias corrections count updates alone.
 func TestOverflowHalvesTheScale(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Precision, c.Zero = 2, 40, "fp16", 3
 	tr := trainerAt(t, c, 1<<40)
@@ -251,6 +259,7 @@ func plantInf(t *testing.T, tr *Trainer, rank int) {
 
 // An overflow on one rank makes all skip; training goes on when it has passed.
 func TestOverflowOnOneRankSkipsOnAll(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Precision, c.Zero = 3, 40, "fp16", 0
 	tr := trainerAt(t, c, 1<<10)
@@ -278,6 +287,7 @@ func TestOverflowOnOneRankSkipsOnAll(t *testing.T) {
 // Planted for good, the scale sinks to its floor; there the run stops, names the
 // tensor and the rank, and the checkpoint before is whole.
 func TestOverflowForGoodStopsAtTheFloor(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Precision, c.Zero, c.Checkpoint = 2, 40, "fp16", 0, t.TempDir()
 	tr := trainerAt(t, c, 4)
@@ -309,6 +319,7 @@ func TestOverflowForGoodStopsAtTheFloor(t *testing.T) {
 // A static scale stays; a run that overflows at it step after step stops.
 // With hysteresis the scale outlasts single overflows: so many in a row halve it.
 func TestLossScaleHysteresis(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Precision, c.LossScaleHysteresis = 2, 12, "fp16", 3
 	tr := trainerAt(t, c, 1<<40)
@@ -321,6 +332,7 @@ func TestLossScaleHysteresis(t *testing.T) {
 }
 
 func TestStaticLossScale(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Precision, c.LossScale = 2, 3, "fp16", "128"
 	tr, err := c.start(t.Context())
@@ -349,6 +361,7 @@ func TestStaticLossScale(t *testing.T) {
 }
 
 func TestLossScaleIsValidated(t *testing.T) {
+	t.Parallel()
 	for _, bad := range []struct{ precision, scale, want string }{
 		{"fp16", "0", "dynamic or a number"}, {"fp16", "much", "dynamic or a number"}, {"fp16", "NaN", "dynamic or a number"}, {"fp16", "inf", "dynamic or a number"},
 		{"bf16", "128", "Config.Precision fp16"}, {"fp32", "128", "Config.Precision fp16"},
@@ -369,6 +382,7 @@ func TestLossScaleIsValidated(t *testing.T) {
 // in every precision, and through checkpoints, in memory and on disk; not those of f32
 // moments.
 func TestInt8OptimizerKeepsPromise1(t *testing.T) {
+	t.Parallel()
 	for _, precision := range []string{"fp32", "bf16"} {
 		c := tiny("gpt2")
 		c.Ranks, c.Steps, c.Clip, c.Precision, c.Zero = 3, 4, 1, precision, 0
@@ -395,6 +409,7 @@ func TestInt8OptimizerKeepsPromise1(t *testing.T) {
 // Moments in 8 bits leave the device as others do: an update on the host goes by
 // pieces of whole blocks, each with its own scales.
 func TestInt8OptimizerIsOffloaded(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Clip, c.Zero, c.Int8 = 3, 3, 1, 1, []string{"optimizer"}
 	want := runOf(t, c)
@@ -413,6 +428,7 @@ func TestInt8OptimizerIsOffloaded(t *testing.T) {
 // Bytes of states: 16-bit parameters and gradients are 2Ψ each, masters and moments
 // 12Ψ/N, moments in 8 bits 2·(1 + 4/256) bytes an element.
 func TestHalfBytesOfStates(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Precision, c.Batch, c.Seq = 2, "bf16", 1, 8
 	states := func(z int, int8 ...string) (params, grads, optimizer int64) {
@@ -460,6 +476,7 @@ func TestHalfBytesOfStates(t *testing.T) {
 // Every switch at once, on the kernels: placements, recomputation, threads and SIMD
 // levels aside, the same bits. What each does alone is tested in package precision.
 func TestInt8KeepsPromise1(t *testing.T) {
+	t.Parallel()
 	c := tiny("llama-untied")
 	c.Ranks, c.Steps, c.Clip, c.Precision, c.Zero = 3, 2, 1, "bf16", 0
 	c.Int8 = []string{"optimizer", "gather", "reduce", "activations", "matmul"}
@@ -481,6 +498,7 @@ func TestInt8KeepsPromise1(t *testing.T) {
 // Parameters without masters and moments in bf16: the same bits at every stage and
 // placement, and through a checkpoint, which holds them exactly.
 func TestBF16StatesKeepPromise1(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Clip, c.Precision, c.Zero = 3, 4, 1, "bf16", 0
 	plain := runOf(t, c)
@@ -516,6 +534,7 @@ func TestBF16StatesKeepPromise1(t *testing.T) {
 }
 
 func TestInt8IsValidated(t *testing.T) {
+	t.Parallel()
 	for want, change := range map[string]func(*request){
 		"use optimizer":                      func(c *request) { c.Int8 = []string{"everything"} },
 		"Config.Int8 gather":                 func(c *request) { c.Int8 = []string{"optimizer", "gather"} },

@@ -66,6 +66,7 @@ func cachedRun(t *testing.T, c request) (o cachedOutcome) {
 // their forward gives, in every stage, tier and order, with recomputation,
 // offload and accumulation; and the second epoch takes them from there.
 func TestFrozenCacheGivesTheSameBits(t *testing.T) {
+	t.Parallel()
 	for i, model := range []string{"gpt2", "llama-untied"} {
 		for _, ranks := range []int{1, 3} {
 			for _, accum := range []int{1, 2} {
@@ -99,6 +100,7 @@ func TestFrozenCacheGivesTheSameBits(t *testing.T) {
 // In 16 bits what the frozen beginning hands on is kept in 16 bits, and comes back
 // with the bits that the model's forward gives.
 func TestFrozenCacheInHalfPrecision(t *testing.T) {
+	t.Parallel()
 	for zero, precision := range map[int]string{0: "bf16", 3: "bf16", 2: "fp16"} {
 		c := frozenRun(t, "gpt2", 8, 40)
 		c.Ranks, c.Steps, c.Precision, c.Zero = 2, 5, precision, zero
@@ -116,6 +118,7 @@ func TestFrozenCacheInHalfPrecision(t *testing.T) {
 
 // What finds no room is computed: the first rows stay, and the run says so.
 func TestFrozenCacheWithoutRoomForAll(t *testing.T) {
+	t.Parallel()
 	c := frozenRun(t, "gpt2", 8, 40)
 	c.Steps = 8
 	want := cachedRun(t, c)
@@ -138,6 +141,7 @@ func TestFrozenCacheWithoutRoomForAll(t *testing.T) {
 }
 
 func TestFrozenCacheRefusals(t *testing.T) {
+	t.Parallel()
 
 	for want, change := range map[string]func(*request){
 		"Config.FrozenCache needs Config.Freeze": func(c *request) { c.Freeze = nil },
@@ -162,6 +166,7 @@ func TestFrozenCacheRefusals(t *testing.T) {
 
 // A cache that is all that does not fit is named, with the size that does.
 func TestFrozenCacheOverACap(t *testing.T) {
+	t.Parallel()
 	for _, tier := range []graph.Space{graph.Host, graph.Disk} {
 		c := frozenRun(t, "gpt2", 8, 40)
 		c.Disk, c.FrozenCache = scratch(t), FrozenCache{tier, 3 << 20}
@@ -213,6 +218,7 @@ func (f flipped) ReadAt(p []byte, off int64) (int, error) {
 
 // A damaged row of the cache ends the run; it is never trained on.
 func TestFrozenCacheNoticesDamage(t *testing.T) {
+	t.Parallel()
 	c := frozenRun(t, "gpt2", 4, 64) // rows of whole blocks: writing them reads nothing
 	c.Steps, c.Disk, c.FrozenCache = 4, scratch(t), FrozenCache{graph.Disk, 1 << 20}
 	c.wrapDisk = func(rank int, f store.RawFile) store.RawFile { return flipped{f} }
@@ -226,6 +232,7 @@ func TestFrozenCacheNoticesDamage(t *testing.T) {
 }
 
 func TestParseFrozenCache(t *testing.T) {
+	t.Parallel()
 	size := func(s string) (n int64, err error) {
 		if _, err = fmt.Sscanf(s, "%d", &n); err == io.EOF {
 			err = fmt.Errorf("no size")
@@ -244,6 +251,7 @@ func TestParseFrozenCache(t *testing.T) {
 // Rows that lie on disk are served from memory too where --disk-cache has room:
 // the same bits, and fewer bytes read; less the more of them fit.
 func TestFrozenRowsInMemory(t *testing.T) {
+	t.Parallel()
 	c := frozenRun(t, "gpt2", 12, 40)
 	c.Ranks, c.Batch, c.Steps, c.Order = 2, 1, 60, "shuffled"
 	want := cachedRun(t, c)

@@ -144,6 +144,7 @@ func record(t *testing.T, rc recordedConfig) recorded {
 // same traffic and the same predicted time. A change that is meant is an edit of
 // the record.
 func TestTheRecord(t *testing.T) {
+	t.Parallel()
 	rewrite := os.Getenv(rewriteVariable) != ""
 	var want []recorded
 	if !rewrite {

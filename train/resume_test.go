@@ -56,6 +56,7 @@ func newestOf(t *testing.T, dir string) checkpoint.Choice {
 // A run goes on at the sample after the last one that it saw, at any batch,
 // accumulation and number of ranks: the windows it reads are those that follow.
 func TestResumeGoesOnAtTheSamplesSeen(t *testing.T) {
+	t.Parallel()
 	for _, order := range []string{"sequential", "shuffled"} {
 		c := saving(t, 3)
 		c.Order = order
@@ -82,6 +83,7 @@ func TestResumeGoesOnAtTheSamplesSeen(t *testing.T) {
 // The same global batch on other ranks sees the same data: the losses agree to
 // rounding.
 func TestResumeOnOtherRanksSeesTheSameData(t *testing.T) {
+	t.Parallel()
 	c := saving(t, 6)
 	c.SaveEvery = 3
 	want := runOf(t, c)
@@ -95,6 +97,7 @@ func TestResumeOnOtherRanksSeesTheSameData(t *testing.T) {
 }
 
 func TestResumeTellsWhatChanged(t *testing.T) {
+	t.Parallel()
 	c := saving(t, 2)
 	ended(t, c)
 	c.Resume, c.Steps = true, 4
@@ -111,6 +114,7 @@ func TestResumeTellsWhatChanged(t *testing.T) {
 // A checkpoint knows by which instructions its products rounded, and a run that goes on
 // from it where they are others says so; a change of precision is told as that.
 func TestResumeTellsOtherArithmetic(t *testing.T) {
+	t.Parallel()
 	c := saving(t, 1)
 	c.Precision = "bf16"
 	ended(t, c)
@@ -134,6 +138,7 @@ func TestResumeTellsOtherArithmetic(t *testing.T) {
 
 // Other data, another seed and another order are other samples.
 func TestResumeRefusesOtherSamples(t *testing.T) {
+	t.Parallel()
 	c := saving(t, 2)
 	ended(t, c)
 	c.Resume, c.Steps = true, 4
@@ -179,6 +184,7 @@ func names(t *testing.T, dir string) (list []string) {
 // Rows of another length go on at the same place of sequential data, and are
 // another order of shuffled data.
 func TestResumeAtAnotherLength(t *testing.T) {
+	t.Parallel()
 	c := saving(t, 3)
 	ended(t, c) // 12 rows of 16 tokens
 	d := c
@@ -195,6 +201,7 @@ func TestResumeAtAnotherLength(t *testing.T) {
 }
 
 func TestResumeRefusesToLoop(t *testing.T) {
+	t.Parallel()
 	c := saving(t, 4)
 	c.SaveEvery = 2
 	ended(t, c)
@@ -218,6 +225,7 @@ func TestResumeRefusesToLoop(t *testing.T) {
 // A start where checkpoints are is refused before anything is touched; so is a
 // second run in a folder that one has open.
 func TestStartRefusesAUsedFolder(t *testing.T) {
+	t.Parallel()
 	c := saving(t, 2)
 	ended(t, c)
 	before := names(t, c.Checkpoint)
@@ -236,6 +244,7 @@ func TestStartRefusesAUsedFolder(t *testing.T) {
 
 // A run that New refuses leaves no folder and no file.
 func TestARefusedRunTouchesNoFolder(t *testing.T) {
+	t.Parallel()
 	c := saving(t, 2)
 	c.Checkpoint = filepath.Join(c.Checkpoint, "a", "b")
 	c.Init = "no/such"
@@ -248,6 +257,7 @@ func TestARefusedRunTouchesNoFolder(t *testing.T) {
 
 // Interrupted before a step, a resumed run has nothing new to save.
 func TestNothingNewIsNotSavedAgain(t *testing.T) {
+	t.Parallel()
 	c := saving(t, 2)
 	ended(t, c)
 	c.Resume, c.Steps = true, 9
@@ -262,6 +272,7 @@ func TestNothingNewIsNotSavedAgain(t *testing.T) {
 
 // The newest whole one is taken where newer ones are damaged, each named.
 func TestResumePassesOverDamage(t *testing.T) {
+	t.Parallel()
 	c := saving(t, 6)
 	c.SaveEvery = 2
 	want := runOf(t, c)
@@ -283,6 +294,7 @@ func TestResumePassesOverDamage(t *testing.T) {
 
 // A manifest without one of the optimizer's states, checksum and all.
 func TestResumeWantsEveryState(t *testing.T) {
+	t.Parallel()
 	c := saving(t, 2)
 	c.SaveEvery = 1
 	ended(t, c)
@@ -323,6 +335,7 @@ func TestResumeWantsEveryState(t *testing.T) {
 
 // Weights that are not finite start no training; the tensor is named.
 func TestInitRefusesNonFinite(t *testing.T) {
+	t.Parallel()
 	for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1))} {
 		dir := rewrite(t, "../testdata/gpt2", func(*safetensors.Tensor) bool { return true })
 		path := filepath.Join(dir, "model.safetensors")
@@ -343,6 +356,7 @@ func TestInitRefusesNonFinite(t *testing.T) {
 
 // A checkpoint folder stands for its newest checkpoint, for weights and model.
 func TestACheckpointFolderIsAModel(t *testing.T) {
+	t.Parallel()
 	c := saving(t, 4)
 	c.SaveEvery = 2
 	want := runOf(t, c).sha
@@ -376,6 +390,7 @@ func TestACheckpointFolderIsAModel(t *testing.T) {
 
 // Checkpoints of the first layout go on, with a line about what they don't say.
 func TestResumeFromVersion1(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Model, c.Init, c.Data = "../checkpoint/testdata/v1/step-00000007", "random", "../testdata/text.txt"
 	c.Steps, c.Seq, c.Batch, c.Resume, c.Checkpoint, c.Keep = 10, 8, 1, true, scratch(t), 1
@@ -394,6 +409,7 @@ func TestResumeFromVersion1(t *testing.T) {
 // starts the run again with the same settings is refused, with or without a
 // checkpoint before.
 func TestANonFiniteStateIsNotSaved(t *testing.T) {
+	t.Parallel()
 	c := saving(t, 1)
 	c.LR = 1e39 // over float32
 	tr, err := c.start(context.Background())

@@ -29,6 +29,7 @@ func peakOf(t *testing.T, c request) int64 {
 // The lower the cap, the more is computed again and the longer it takes, and
 // never more than full takes.
 func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
+	t.Parallel()
 	c := demo(t)
 	m := cost.CPU(2, 1)
 	c.Recompute = "auto"
@@ -81,6 +82,7 @@ func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 // Promise 1 with auto: any stage, ranks, caps and offload beside it, and the run
 // is the one that was planned.
 func TestAutoGivesTheSameBits(t *testing.T) {
+	t.Parallel()
 	for i, name := range []string{"gpt2", "llama-untied"} {
 		for _, ranks := range []int{1, 2} {
 			c := tiny(name)
@@ -102,6 +104,7 @@ func TestAutoGivesTheSameBits(t *testing.T) {
 
 // When the optimizer's states are just too large, a part of them leaves.
 func TestFitMovesAShareOfTheStates(t *testing.T) {
+	t.Parallel()
 	c := demo(t)
 	c.Ranks = 1
 	keep := Fixed{Recompute: true, Prefetch: true}
@@ -123,6 +126,7 @@ func TestFitMovesAShareOfTheStates(t *testing.T) {
 
 // With a cap on the host the rest goes to disk; without a disk it can't.
 func TestFitUsesTheTiers(t *testing.T) {
+	t.Parallel()
 	c := demo(t)
 	c.DeviceMemory, c.HostMemory = 24<<20, 60<<20
 	_, err := c.fit(t.Context(), Fixed{}, 0, CPUHardware(2))
@@ -141,6 +145,7 @@ func TestFitUsesTheTiers(t *testing.T) {
 
 // 16 bits only where they were allowed, and then where they are faster.
 func TestFitChoosesAllowedPrecisions(t *testing.T) {
+	t.Parallel()
 	g, err := gpus.Lookup("a100-40")
 	require.NoError(t, err)
 	hw := Hardware{Machine: func(ranks int) *cost.Machine { return g.Machine(ranks) }}
@@ -162,6 +167,7 @@ func TestFitChoosesAllowedPrecisions(t *testing.T) {
 // At a cap that nothing meets, what came nearest is named with what it needs of
 // every capped space, and that is no more than the plan as asked.
 func TestNoWayOut(t *testing.T) {
+	t.Parallel()
 	c := demo(t)
 	c.DeviceMemory, c.HostMemory = 100<<10, 1<<20
 	asked, err := c.predict(t.Context(), cost.CPU(2, 1))
@@ -188,6 +194,7 @@ func TestNoWayOut(t *testing.T) {
 // Where the host's cap is what is in the way, staying on the device or the disk
 // is proposed.
 func TestWaysOutOfTheHostsCap(t *testing.T) {
+	t.Parallel()
 	c := demo(t)
 	c.Offload, c.HostMemory = "optimizer=host,activations=host", 46<<20
 	asked, err := c.predict(t.Context(), cost.CPU(2, 1))

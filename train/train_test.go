@@ -82,6 +82,7 @@ func readReference(t testing.TB) (r reference) {
 
 // Twenty losses follow PyTorch's on the same weights and tokens (testdata/reference.py).
 func TestLossesFollowPyTorch(t *testing.T) {
+	t.Parallel()
 	for i, want := range readReference(t).Cases {
 		t.Run(fmt.Sprintf("%s/%d ranks/accum %d/clip %g", want.Model, want.Ranks, want.Accum, want.Clip), func(t *testing.T) {
 			c := tiny(want.Model)
@@ -131,6 +132,7 @@ func TestStagesGiveTheSameBits(t *testing.T) {
 // With accumulation stages 0 and 1 agree, and 2 and 3; reproducible runs agree
 // at all four.
 func TestAccumulationAgreesWithinItsHalves(t *testing.T) {
+	t.Parallel()
 	for _, ranks := range []int{1, 2, 3} {
 		for k, accum := range []int{2, 3, 4} {
 			if os.Getenv(allVariable) == "" && k != ranks%3 {
@@ -161,6 +163,7 @@ func TestAccumulationAgreesWithinItsHalves(t *testing.T) {
 // The wall: at the plan's peak it runs with the same bits; a byte less is
 // refused before anything is allocated.
 func TestTheWall(t *testing.T) {
+	t.Parallel()
 	for zero := range 4 {
 		c := tiny("gpt2")
 		c.Ranks, c.Zero, c.Steps = 4, zero, 2
@@ -178,6 +181,7 @@ func TestTheWall(t *testing.T) {
 
 // Where the states outweigh two whole units, as in every published shape.
 func TestPeaksFallWithTheStage(t *testing.T) {
+	t.Parallel()
 	for i, model := range []string{"spillway-demo", "gpt2", "llama-3.2-1b", "llama-2-7b"} {
 		for _, ranks := range append([]int{2}, inTurn(i, []int{3, 4, 8})...) {
 			var peak [4]int64
@@ -196,6 +200,7 @@ func TestPeaksFallWithTheStage(t *testing.T) {
 }
 
 func TestOptimizersAgreeAtEveryStage(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"sgd", "lamb", "lars", "larc", "novograd"} {
 		c := tiny("gpt2")
 		c.Ranks, c.Steps, c.Optimizer, c.Clip = 3, 4, name, 1
@@ -220,6 +225,7 @@ func TestOptimizersAgreeAtEveryStage(t *testing.T) {
 // A sample is the same at every stage, and what it reads after a section is
 // still there when released memory is filled with NaN.
 func TestGenerateAtEveryStage(t *testing.T) {
+	t.Parallel()
 	var want string
 	for zero := range 4 {
 		c := tiny("gpt2")
@@ -241,6 +247,7 @@ func TestGenerateAtEveryStage(t *testing.T) {
 // The held-out loss is the mean over its batches of what training says of the
 // same rows at the same weights, and of one batch PyTorch's first loss.
 func TestHeldOutLossIsTheLoss(t *testing.T) {
+	t.Parallel()
 	for _, want := range readReference(t).Cases {
 		if want.Accum != 1 {
 			continue
@@ -273,6 +280,7 @@ func TestHeldOutLossIsTheLoss(t *testing.T) {
 // What dropout takes away goes by the sample, whichever rank and micro-batch has
 // it: any split of the same rows has the same losses but for the order of sums.
 func TestDropoutGoesBySample(t *testing.T) {
+	t.Parallel()
 	losses := func(ranks, accum, batch int, seed int64) []float32 {
 		c := tiny("gpt2")
 		c.Ranks, c.Accum, c.Batch, c.Dropout, c.Steps, c.Seed, c.LR = ranks, accum, batch, 0.3, 4, seed, 1e-4
