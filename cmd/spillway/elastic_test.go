@@ -21,6 +21,7 @@ import (
 // what is started for it at a checkpoint, and ends by itself in the bits of a run on
 // one rank.
 func TestElasticJobOutlivesItsRanks(t *testing.T) {
+	t.Parallel()
 	// Long enough for launch, which looks for checkpoints every 50 ms, to see one while it
 	// still runs, also where it has to wait for a core.
 	reproducible := tinyWith("--reproducible", "--global-batch", "12", "--steps", "120", "--seq", "8", "--clip", "1")
@@ -66,6 +67,7 @@ func TestElasticJobEndsAtADivergence(t *testing.T) {
 // Fewer ranks need more of a device's memory each: where they do not fit as they were
 // asked for, what rests on the device moves outward, and the bits stay.
 func TestElasticJobMovesOutwardToFit(t *testing.T) {
+	t.Parallel()
 	shape := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "8", "--global-batch", "4", "--reproducible"}
 	peak := func(ranks string) int64 {
 		_, doc := planned(t, append([]string{"--ranks", ranks}, shape...)...)

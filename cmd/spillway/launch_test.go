@@ -51,6 +51,7 @@ func outcomeOf(t *testing.T, metrics string) (o outcome) {
 // The same run in one process and in several: the same losses, parameters and
 // lists by rank.
 func TestLaunchGivesTheBitsOfOneProcess(t *testing.T) {
+	t.Parallel()
 	disk := t.TempDir()
 	for _, c := range []struct {
 		ranks int
@@ -140,6 +141,7 @@ func gone(pid int) bool {
 // A rank that dies at any moment ends the job at once on all, and the job goes on
 // from its newest checkpoint to the same bits.
 func TestLaunchLosesARank(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	whole := start(t, launched(3, tinyWith("--steps", "60")...)...)
 	require.Zero(t, whole.end(t), whole.errs.String())
@@ -173,6 +175,7 @@ func TestLaunchLosesARank(t *testing.T) {
 }
 
 func TestLaunchStartsAgain(t *testing.T) {
+	t.Parallel()
 	ck := filepath.Join(t.TempDir(), "ck")
 	p := start(t, append([]string{"launch", "-n", "2", "--restarts", "1", "--"}, tinyWith("--steps", "400", "--checkpoint", ck, "--save-every", "20", "--keep", "2")...)...)
 	pids := ranksOf(t, p, 2)
@@ -200,6 +203,7 @@ func TestLaunchNamesADivergence(t *testing.T) {
 // A rank that is stopped is named by its heartbeat, and ends the job at the
 // timeout.
 func TestLaunchNamesAStoppedRank(t *testing.T) {
+	t.Parallel()
 	for victim := range 2 {
 		p := start(t, launched(2, tinyWith("--steps", "1000000", "--timeout", "3s")...)...)
 		pids := ranksOf(t, p, 2)
@@ -217,6 +221,7 @@ func TestLaunchNamesAStoppedRank(t *testing.T) {
 // A process that was paused as a whole goes on, however long that took: its ranks had no
 // time to come.
 func TestPausedProcessGoesOn(t *testing.T) {
+	t.Parallel()
 	p := start(t, tinyWith("--ranks", "2", "--steps", "1000000", "--timeout", "1500ms")...)
 	waitFor(t, "first step", func() bool { return strings.Contains(p.errs.String(), "step ") })
 	for range 4 { // somewhere in a step: that a rank waits is likely, not sure

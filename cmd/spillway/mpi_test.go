@@ -28,6 +28,7 @@ func mpirun(t *testing.T, launcher string, n int, args ...string) *process {
 }
 
 func TestMPIGivesTheBitsOfOneProcess(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
@@ -55,11 +56,13 @@ func TestMPIGivesTheBitsOfOneProcess(t *testing.T) {
 // A rank that is stopped is named by its heartbeat and ends the job at the timeout,
 // over MPI as in shared memory.
 func TestMPINamesAStoppedRank(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
 	for _, launcher := range []string{"mpirun.openmpi", "mpirun.mpich"} {
 		t.Run(launcher, func(t *testing.T) {
+			t.Parallel()
 			file := filepath.Join(t.TempDir(), "pid") // of rank 1: a launcher's children are its own matter
 			binary, err := built()
 			require.NoError(t, err)
@@ -111,11 +114,13 @@ func mpirunProgram(t *testing.T, launcher string, n int, program ...string) *pro
 // A launcher that is told to end tells its ranks, who save first. Its own status is
 // its own matter.
 func TestMPISavesWhenItsLauncherIsTerminated(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
 	for launcher, flags := range map[string][]string{"mpirun.openmpi": {"--mca", "odls_base_sigkill_timeout", "6"}, "mpirun.mpich": nil} {
 		t.Run(launcher, func(t *testing.T) {
+			t.Parallel()
 			binary, err := built()
 			require.NoError(t, err)
 			dir := filepath.Join(t.TempDir(), "run")

@@ -27,6 +27,7 @@ var clusters = []string{
 // presets on a cluster each, and three layers that are too much for any plan there. With
 // allVariable each preset on each cluster, which takes an hour.
 func TestRecommendationsStayWithinTheirServers(t *testing.T) {
+	t.Parallel()
 	jobs := [][2]string{{"gpt2-xl", clusters[0]}, {"llama-2-7b", clusters[1]}, {"llama-3-8b", clusters[3]}, {"gpt3-13b", clusters[5]}}
 	if os.Getenv(allVariable) != "" {
 		jobs = nil

@@ -128,6 +128,7 @@ func shaOf(t *testing.T, text string) string {
 // Killed at any moment of its saves, a run loses no more than the steps since
 // the last checkpoint, and goes on to the bits of a run that nobody killed.
 func TestKilledSavesLeaveALoadableCheckpoint(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	args := tinyWith("--ranks", "2", "--checkpoint", dir, "--save-every", "1", "--keep", "2", "--resume")
 	last := 0

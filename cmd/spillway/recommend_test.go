@@ -20,6 +20,7 @@ func unwrapped(text string) string { return strings.Join(strings.Fields(text), "
 // The recommended flags, added to those of the request, plan what was
 // recommended, whatever the request had chosen itself.
 func TestRecommendedFlagsReproduceIt(t *testing.T) {
+	t.Parallel()
 	tiny := "--model " + testdata + "/gpt2 --batch 2 --seq 16 --ranks 2 "
 	for i, line := range []string{
 		tiny + "--offload optimizer=host,activations=host",
@@ -138,6 +139,7 @@ func TestPlanOutputsAreTriedFirst(t *testing.T) {
 
 // A suggestion that adds a disk puts something there.
 func TestSuggestedDiskIsUsed(t *testing.T) {
+	t.Parallel()
 	c, hw := asPlanned(t, strings.Fields("--model gpt2 --ranks 2 --zero 1 --batch 1 --device-memory 700MiB --host-memory 700MiB"))
 	asked, err := spillway.Predict(t.Context(), c, hw.Machine(c.Ranks))
 	require.NoError(t, err)

@@ -17,6 +17,7 @@ import (
 // most, is what `spillway plan` says of it with what is outside the arenas, to
 // 5 % and 64 MiB.
 func TestResidentMemoryIsThePlans(t *testing.T) {
+	t.Parallel()
 	for flags, layers := range map[string]int{
 		"--zero 0": 5,
 		"--ranks 3 --recompute full --trace DIR/trace.json":                2,

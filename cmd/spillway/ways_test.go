@@ -39,6 +39,7 @@ func asPlanned(t *testing.T, args []string) (spillway.Config, spillway.Hardware)
 // Every suggestion for a model on a GPU that it does not fit, added to the flags,
 // fits: two presets, and with allVariable each on each GPU.
 func TestWaysOutOverPresets(t *testing.T) {
+	t.Parallel()
 	lines := []string{"--model gpt2-xl --gpu v100-16 --seq 1024 --batch 4 --zero 1 --ranks 4",
 		"--model llama-3.2-1b --gpu rtx-3090 --ranks 2 --zero 1 --precision bf16 --seq 2048 --batch 8"}
 	if models, cards := presets.List(), gpus.List(); os.Getenv(allVariable) != "" {
@@ -87,6 +88,7 @@ func TestWaysOutOverPresets(t *testing.T) {
 // What a refusal of --fit with a global batch says to run, runs: where it changes the
 // rows of a step, the global batch is theirs.
 func TestWaysOutOfAGlobalBatchRun(t *testing.T) {
+	t.Parallel()
 	model := edited(t, "gpt2", func(c map[string]any) {
 		c["n_layer"], c["n_head"], c["n_embd"], c["vocab_size"], c["n_positions"] = 3, 2, 64, 256, 256
 	})
