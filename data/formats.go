@@ -176,7 +176,9 @@ func (c *corpus) folder(dir string, o Options, above []os.FileInfo) error {
 		full := filepath.Join(dir, name)
 		st, err := e.Info()
 		if err == nil && st.Mode()&os.ModeSymlink != 0 {
-			st, err = os.Stat(full)
+			if st, err = os.Stat(full); errors.Is(err, os.ErrNotExist) {
+				err = fmt.Errorf("%s is a link that leads nowhere; remove it, or bring back what it names", full)
+			}
 		}
 		if err != nil {
 			if !matches(o.Glob, name) {

@@ -60,7 +60,7 @@ func benchZeroCommand() *cobra.Command {
 		if _, err := settle(cmd.Flags(), &c, &l); err != nil {
 			return err
 		}
-		if err := l.follow(cmd.Flags(), &c); err != nil {
+		if err := l.follow(cmd.Flags(), &c, cmd.ErrOrStderr()); err != nil {
 			return err
 		}
 		tuneDisk(&c, cmd.ErrOrStderr())

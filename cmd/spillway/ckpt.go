@@ -44,6 +44,9 @@ func oneFolder(verb string) cobra.PositionalArgs {
 // entriesOf lists the checkpoints that DIR stands for: itself, or those in it.
 func entriesOf(dir string) (all []checkpoint.Entry, alone bool, err error) {
 	st, err := os.Stat(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, false, fmt.Errorf("ckpt: %.80q does not exist; a checkpoint or a checkpoint folder is needed", dir)
+	}
 	if err != nil {
 		return nil, false, fmt.Errorf("ckpt: %w", err)
 	}

@@ -84,6 +84,13 @@ func TestRanksThatCantMeet(t *testing.T) {
 		require.Equal(t, exitBadInput, got.status)
 		require.Contains(t, got.stderr, c.want)
 	}
+	// The config file says it as well as the flag, which wins.
+	file := writeFile(t, "c.yaml", "device: cuda\nmodel: gpt2\ndata: d\n")
+	t.Setenv("NCCL_COMM_ID", "")
+	require.Contains(t, command("train", "--config", file).stderr, "ranks on GPUs meet by NCCL_COMM_ID=HOST:PORT, a free port")
+	require.Contains(t, command("train", "--config", file, "--device", "cpu").stderr, "CPU ranks have nothing to meet by")
+	file = writeFile(t, "c.yaml", "transport: shm\nmodel: gpt2\ndata: d\n")
+	require.Contains(t, command("train", "--config", file).stderr, "--transport shm joins")
 	for _, args := range [][]string{{"plan", "--model", "gpt2"}, {"bench", "comm"}} {
 		got := command(append(args, "--transport", "nccl")...)
 		require.Equal(t, exitBadInput, got.status)

@@ -41,6 +41,13 @@ var flagOf = map[string]string{
 // is not.
 var namedField = regexp.MustCompile(`(^|[\s(])((?:Config|Sampling|Hardware|Job|Options)\.[A-Z]\w*)`)
 
+// ofAFlag is what the planner puts before what it refuses of a pattern, whose pass has the
+// flag's name.
+var ofAFlag = regexp.MustCompile(`^(warning: )?plan: (freeze|recompute|offload): `)
+
+// passAfterFlag is the pass's name behind the flag that says it.
+var passAfterFlag = regexp.MustCompile(`^(--(?:recompute|offload) \S+): (?:recompute|offload): `)
+
 // withoutModel is what the library says where a model is missing; the command has a list.
 const withoutModel = "--model is missing: give a preset's name"
 
@@ -53,6 +60,8 @@ func flagged(text string) string {
 		}
 		return found
 	})
+	text = ofAFlag.ReplaceAllString(text, "$1--$2: ")
+	text = passAfterFlag.ReplaceAllString(text, "$1: ")
 	return strings.Replace(text, withoutModel, withoutModel+" (spillway plan --list-models; spillway-demo is small enough for any machine)", 1)
 }
 

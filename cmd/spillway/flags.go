@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/spf13/pflag"
@@ -27,13 +28,21 @@ type sizeFlag struct{ bytes *int64 }
 // bare K, thousands' separators, exponents.
 var sizeForm = regexp.MustCompile(`(?i)^[0-9]+(\.[0-9]+)? ?([KMGTPE]i?)?B$`)
 
+// bareUnit is a number with a unit that is decimal for some and binary for others.
+var bareUnit = regexp.MustCompile(`(?i)^[0-9]+(\.[0-9]+)?[KMGT]$`)
+
 func parseSize(s string) (int64, error) {
 	if n, err := strconv.ParseInt(s, 10, 64); err == nil && n >= 0 && s[0] != '+' {
 		return n, nil // exactly, where a float64 would round
 	}
 	n, err := humanize.ParseBytes(s)
-	if err != nil || n > 1<<62 || !sizeForm.MatchString(s) {
+	switch {
+	case bareUnit.MatchString(s):
+		return 0, fmt.Errorf("%q is not a size; write %[2]sB, which is decimal, or %[2]siB, which is binary", s, strings.ToUpper(s))
+	case !sizeForm.MatchString(s):
 		return 0, fmt.Errorf("%q is not a size; write bytes, or a number with KB, MB, GB, KiB, MiB or GiB", s)
+	case err != nil || n > 1<<62:
+		return 0, fmt.Errorf("%q is over the largest size, 4 EiB", s)
 	}
 	return int64(n), nil
 }
@@ -154,15 +163,38 @@ func (l *later) refuse() error {
 }
 
 // follow makes the accumulation follow --global-batch, once the number of ranks is
-// known. --fit splits it by itself.
-func (l *later) follow(fs *pflag.FlagSet, c *spillway.Config) error {
+// known, and the micro-batch, where it is left open. --fit splits it by itself.
+func (l *later) follow(fs *pflag.FlagSet, c *spillway.Config, tell io.Writer) error {
 	if l.fit || l.globalBatch == 0 {
 		return nil
 	}
 	c.GlobalBatch = l.globalBatch
+	if each := l.openRows(fs) / c.Ranks; each > 0 && !c.Reproducible && each*c.Ranks == l.globalBatch {
+		if b := microBatch(each, *c, fs.Changed("accum")); b != c.Batch {
+			fmt.Fprintf(tell, "micro-batch %d: --batch is left open, for --global-batch %d over %s\n", b, l.globalBatch, english.Plural(c.Ranks, "rank", ""))
+			c.Batch = b
+		}
+	}
 	var err error
 	*c, err = c.FollowGlobalBatch(fs.Changed("accum"))
 	return err
+}
+
+// microBatch is the micro-batch of each rows of a rank: what a given accumulation leaves,
+// or else the largest that divides them and is not over the default. Of a reproducible run
+// it is not open: its rows are the leaf of the sums, at every number of ranks.
+func microBatch(each int, c spillway.Config, accumGiven bool) int {
+	if accumGiven {
+		if c.Accum > 0 && each%c.Accum == 0 {
+			return each / c.Accum
+		}
+		return c.Batch // refused, with both named
+	}
+	b := min(each, c.Batch)
+	for each%b != 0 {
+		b--
+	}
+	return b
 }
 
 // openRows are the rows of a step over all ranks where the micro-batch was left open; 0: it
@@ -247,7 +279,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&c.CUDAGraphs, "cuda-graphs", "auto", "launch runs of a step's operations on a GPU as CUDA graphs: auto (but for those that --trace times) or off")
 	fs.BoolVar(&l.fit, "fit", false, "choose what was not given: the fastest that fits")
 	fs.Var(listFlag{&c.Allow, "PRECISION"}, "allow", "precisions that --fit may choose beside --precision, separated by commas: bf16, fp16")
-	fs.IntVar(&l.globalBatch, "global-batch", 0, "`ROWS` of a step over all ranks: --accum follows from it, --batch and --ranks (--fit also chooses --batch)")
+	fs.IntVar(&l.globalBatch, "global-batch", 0, "`ROWS` of a step over all ranks: --accum follows from it, --batch and --ranks (without --batch, the default's rows or the most below that divide a rank's, but with --reproducible; --fit chooses)")
 	fs.StringVar(&c.OnNonFinite, "on-nonfinite", d.OnNonFinite, "what a step with a non-finite loss or gradient does: stop (status 3, the tensor named) or skip (its update is left out; the tenth in a row stops)")
 	fs.StringVar(&c.Checkpoint, "checkpoint", "", "`DIR` of checkpoints (default: nothing is written)")
 	fs.IntVar(&c.SaveEvery, "save-every", 0, "steps between checkpoints (default: at the end only)")

@@ -47,7 +47,7 @@ func groupFlags(root *cobra.Command) {
 
 func printUsage(w io.Writer, cmd *cobra.Command) {
 	fmt.Fprintln(w, "Usage:")
-	if cmd.Runnable() {
+	if cmd.Runnable() && !cmd.HasAvailableSubCommands() {
 		fmt.Fprintf(w, "  %s\n", cmd.UseLine())
 	}
 	if cmd.HasAvailableSubCommands() {
@@ -150,6 +150,25 @@ func flagError(cmd *cobra.Command, err error) error {
 		text += fmt.Sprintf("; %s --help lists those that there are", cmd.CommandPath())
 	}
 	return errors.New(text)
+}
+
+// refuseUnknownTopics makes help of a command that is not there an error, as the command
+// itself is.
+func refuseUnknownTopics(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	for _, help := range root.Commands() {
+		if help.Name() != "help" {
+			continue
+		}
+		show := help.Run
+		help.Run, help.RunE = nil, func(help *cobra.Command, args []string) error {
+			if cmd, rest, err := root.Find(args); err != nil || len(rest) > 0 {
+				return unknownCommand(cmd, append(rest, "")[0])
+			}
+			show(help, args)
+			return nil
+		}
+	}
 }
 
 // unknownCommand says which command below cmd was likely meant.

@@ -249,6 +249,54 @@ type evaluation struct {
 	Model       string  `json:"model"` // the folder of the weights
 }
 
+// evalProgress tells how far an evaluation is: on a terminal in a line that fits it, else in
+// a plain line every few seconds.
+type evalProgress struct {
+	w             io.Writer
+	live          *liveLine
+	began, told   time.Time
+	first         int // batches done when began
+	done, batches int
+}
+
+func newEvalProgress(w io.Writer) *evalProgress {
+	now := time.Now()
+	return &evalProgress{w: w, live: newLiveLine(w), began: now, told: now}
+}
+
+// batch takes the news of a batch: the mean loss so far.
+func (p *evalProgress) batch(done, of int, loss float64) {
+	if p.batches == 0 {
+		p.first, p.began = done, time.Now() // the first has memory to touch, and says little of the others
+	}
+	p.done, p.batches = done, of
+	left := ""
+	if n := done - p.first; n > 0 {
+		left = fmt.Sprintf("%s left", time.Duration(float64(time.Since(p.began))/float64(n)*float64(of-done)).Round(time.Second))
+	}
+	switch {
+	case p.live != nil:
+		p.live.show([]string{fmt.Sprintf("batch %d/%d %s", done, of, gauge(int64(done), int64(of))), fmt.Sprintf("loss %.4f", loss), left}, done == of)
+	case time.Since(p.told) >= tellEvery:
+		p.told = time.Now()
+		fmt.Fprintln(p.w, strings.TrimSpace(fmt.Sprintf("batch %d/%d  loss %.4f  %s", done, of, loss, left)))
+	}
+}
+
+func (p *evalProgress) finish() {
+	if p.live != nil {
+		p.live.end()
+	}
+}
+
+// reached says where a signal ended it.
+func (p *evalProgress) reached() string {
+	if p.done == 0 {
+		return "interrupted in the first batch"
+	}
+	return fmt.Sprintf("interrupted after batch %d of %d", p.done, p.batches)
+}
+
 func evaluate(ctx context.Context, c spillway.Config, given, jsonPath string, stdout, stderr io.Writer) (err error) {
 	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", flagged(text)) }
 	if c.Seq == 0 {
@@ -267,19 +315,13 @@ func evaluate(ctx context.Context, c spillway.Config, given, jsonPath string, st
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
 	for _, note := range flaggedAll(t.Notes()) {
-		fmt.Fprintln(stderr, note)
+		fmt.Fprintln(stderr, strings.Replace(note, "--eval-data", "--data", 1))
 	}
-	live := newLiveLine(stderr)
-	r, err := t.EvaluateTold(ctx, func(done, of int, loss float64) {
-		if live != nil {
-			live.show([]string{fmt.Sprintf("batch %d/%d %s", done, of, gauge(int64(done), int64(of))), fmt.Sprintf("loss %.4f", loss)}, done == of)
-		}
-	})
-	if live != nil {
-		live.end()
-	}
+	p := newEvalProgress(stderr)
+	r, err := t.EvaluateTold(ctx, p.batch)
+	p.finish()
 	if errors.Is(err, context.Canceled) {
-		return &interrupted{"interrupted"}
+		return &interrupted{p.reached()}
 	}
 	if err != nil {
 		return fault(err)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
@@ -175,4 +176,32 @@ func TestInferenceRefusals(t *testing.T) {
 		require.Equal(t, c.status, got.status, "%v: %s", c.args, got.stderr)
 		require.Contains(t, got.stderr, c.names, c.args)
 	}
+}
+
+// How far an evaluation is: its batches, what is left by those after the first, and where a
+// signal ended it.
+func TestEvalProgress(t *testing.T) {
+	var out strings.Builder
+	p := newEvalProgress(&out)
+	require.Equal(t, "interrupted in the first batch", p.reached())
+	p.batch(1, 9, 2.5)
+	require.Empty(t, out.String(), "a short one says nothing in a pipe")
+	p.told = p.told.Add(-time.Hour)
+	p.began = p.began.Add(-time.Hour)
+	p.batch(4, 9, 2.25)
+	require.Regexp(t, `^batch 4/9  loss 2\.2500  1h40m[0-9]+s left\n$`, out.String())
+	p.batch(5, 9, 2)
+	require.Equal(t, 1, strings.Count(out.String(), "\n"))
+	require.Equal(t, "interrupted after batch 5 of 9", p.reached())
+}
+
+// What is left out of a folder is told with the flag that named it.
+func TestEvalNamesItsData(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.txt"), []byte(strings.Repeat("some text ", 50)), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "b.json"), []byte("{}"), 0o600))
+	got := command("eval", "--model", testdata+"/gpt2", "--data", dir, "--seq", "16")
+	require.Zero(t, got.status, got.stderr)
+	require.Contains(t, got.stderr, "--data "+dir+": left out 1 .json\n")
+	require.NotContains(t, got.stderr, "--eval-data")
 }

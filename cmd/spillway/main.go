@@ -37,6 +37,8 @@ func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "spillway",
 		Short:         "Plan and train models that are larger than one device",
+		Args:          noArguments,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
@@ -45,6 +47,7 @@ func rootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(flagError)
 	groupFlags(root)
 	root.AddCommand(trainCommand(), launchCommand(), planCommand(), benchCommand(), doctorCommand(), dataCommand(), generateCommand(), evalCommand(), ckptCommand())
+	refuseUnknownTopics(root)
 	completeValues(root)
 	decimalNumbers(root)
 	namedPaths(root)

@@ -106,7 +106,7 @@ data and no GPU.`,
 		if err := c.Validate(); err != nil {
 			return err
 		}
-		if err := l.follow(fs, &c); err != nil {
+		if err := l.follow(fs, &c, io.Discard); err != nil {
 			return err
 		}
 		f.openRows = l.openRows(fs)

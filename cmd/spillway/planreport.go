@@ -271,7 +271,7 @@ func (r *planReport) stepRows() []stepRow {
 			{"time", func(p *spillway.Forecast) string { return seconds(p.Step.Seconds) }},
 			{"computing", func(p *spillway.Forecast) string { return seconds(p.Step.Seconds - p.Step.Exposed) }},
 			{"waiting", func(p *spillway.Forecast) string { return seconds(p.Step.Exposed) }},
-			{"tokens/s", func(p *spillway.Forecast) string { return fmt.Sprintf("%.0f", p.TokensPerSecond()) }},
+			{"tokens/s", func(p *spillway.Forecast) string { return count(p.TokensPerSecond()) }},
 		}
 	}
 	return []stepRow{

@@ -86,9 +86,17 @@ func (f *planFlags) seconds(v float64) string {
 func (f *planFlags) speed(v float64) string {
 	r := f.timeRange()
 	if r == nil {
-		return fmt.Sprintf("%.0f tokens/s", v)
+		return count(v) + " tokens/s"
 	}
 	return between(roughCount(v/r.High), roughCount(v/r.Low)) + " tokens/s"
+}
+
+// count writes tokens a second; below ten not in whole ones, which may be none.
+func count(v float64) string {
+	if v < 10 {
+		return strconv.FormatFloat(v, 'g', 2, 64)
+	}
+	return fmt.Sprintf("%.0f", v)
 }
 
 // roughCount is a number with two digits, which stays short: a table has four.

@@ -101,7 +101,7 @@ func (p *progress) fields() []string {
 		held = fmt.Sprintf("held-out %.4f", p.eval.Loss)
 	}
 	return []string{fmt.Sprintf("step %d/%d %s", r.Step, p.steps, gauge(int64(r.Step), int64(p.steps))), fmt.Sprintf("loss %.4f", r.Loss),
-		held, skipped(r), fmt.Sprintf("%s left", p.left()), fmt.Sprintf("%.0f tokens/s", r.TokensPerS), memory(r)}
+		held, skipped(r), fmt.Sprintf("%s left", p.left()), count(r.TokensPerS) + " tokens/s", memory(r)}
 }
 
 // skipped counts the steps without an update, "" where there were none.
@@ -118,7 +118,7 @@ func (p *progress) line() {
 	if s := skipped(r); s != "" {
 		left = s + "  "
 	}
-	fmt.Fprintf(p.w, "step %d/%d  loss %.4f  %s%.0f tokens/s  %s  %s left\n", r.Step, p.steps, r.Loss, left, r.TokensPerS, memory(r), p.left())
+	fmt.Fprintf(p.w, "step %d/%d  loss %.4f  %s%s tokens/s  %s  %s left\n", r.Step, p.steps, r.Loss, left, count(r.TokensPerS), memory(r), p.left())
 	if r.Eval != nil {
 		fmt.Fprintf(p.w, "  %s\n", evalText(r.Eval, p.bytes))
 	}

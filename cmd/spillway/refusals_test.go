@@ -67,10 +67,10 @@ func TestOneLineRefusals(t *testing.T) {
 		{"--frozen-cache host:-1", `--frozen-cache: "host:-1": "-1" is not a size;`},
 		{"--frozen-cache disk:1XB", `--frozen-cache: "disk:1XB": "1XB" is not a size;`},
 		{"--frozen-cache disk:0", `--frozen-cache: "disk:0": a size of more than 0 is needed`},
-		{"--freeze h.{0-1}.mpl.*", `plan: freeze: no parameter matches "h.{0-1}.mpl.*"; the nearest are h.*.mlp.*, `},
-		{"--freeze h.{1", `plan: freeze: "h.{1": write a range of numbers`},
-		{"--recompute drop:h.0.mlp.actt", `plan: recompute: no activation that can be computed again matches "h.0.mlp.actt"; the nearest are h.0.mlp.act, `},
-		{"--offload activations=host:h.0.mlp.actt", `plan: offload: no activation matches "h.0.mlp.actt"; the nearest are h.0.mlp.act, `},
+		{"--freeze h.{0-1}.mpl.*", `spillway: --freeze: no parameter matches "h.{0-1}.mpl.*"; the nearest are h.*.mlp.*, `},
+		{"--freeze h.{1", `spillway: --freeze: "h.{1": write a range of numbers`},
+		{"--recompute drop:h.0.mlp.actt", `spillway: --recompute: no activation that can be computed again matches "h.0.mlp.actt"; the nearest are h.0.mlp.act, `},
+		{"--offload activations=host:h.0.mlp.actt", `spillway: --offload: no activation matches "h.0.mlp.actt"; the nearest are h.0.mlp.act, `},
 		{"--offload optimizer=host,optimizer=disk", "optimizer is given twice"},
 		{"--offload optimizer=host:25%+host", "host is given twice"},
 		{"--batch 2 --ranks 5 --global-batch 24", "--global-batch 24 is 12 micro-batches of --batch 2, which 5 ranks do not divide; 4 or 6 ranks do\n"},
@@ -79,6 +79,9 @@ func TestOneLineRefusals(t *testing.T) {
 		{"--batch 4 --ranks 4 --global-batch 6", "--global-batch 6 is neither a multiple of --batch 4 rows nor of 4 ranks; 3 or 6 ranks divide it\n"},
 		{"--batch 2 --ranks 2 --global-batch 24 --accum 3", "--global-batch 24 with --accum 3: 2 ranks of --batch 2 take 6 micro-batches each; leave one of them out\n"},
 		{"--ranks 4 --shard-size 2 --reproducible", "--reproducible with --shard-size 2 of 4 ranks: "},
+		{"--device-memory 24g", `--device-memory: "24g" is not a size; write 24GB, which is decimal, or 24GiB, which is binary`},
+		{"--device-memory 99999999999EB", `--device-memory: "99999999999EB" is over the largest size, 4 EiB`},
+		{"--recompute al", `spillway: --recompute al: policy "al" is not known`},
 		{"--ranks 2 --fit --global-batch 1", "--global-batch 1 is not a multiple of 2 ranks; 2 is\n"},
 		{"--ranks 2 --fit --global-batch 5", "--global-batch 5 is not a multiple of 2 ranks; 4 and 6 are\n"},
 	} {
@@ -118,4 +121,50 @@ func TestTrainTellsItsDisk(t *testing.T) {
 	require.NotContains(t, got.stderr, ", disk ")
 	_, err := os.Stat(dir)
 	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// What --batch leaves open follows from --global-batch: rows that the default does not
+// divide are taken, and said; those of --accum are exact.
+func TestMicroBatchFollows(t *testing.T) {
+	run := func(args string) result {
+		return command(append([]string{"train", "--model", testdata + "/gpt2", "--data", testdata + "/text.bin", "--steps", "1", "--seq", "16"}, strings.Fields(args)...)...)
+	}
+	for _, c := range []struct{ args, want string }{
+		{"--global-batch 6 --ranks 2", "micro-batch 3: --batch is left open, for --global-batch 6 over 2 ranks\n"},
+		{"--global-batch 4 --ranks 2", "micro-batch 2: "},
+		{"--global-batch 7", "micro-batch 1: "},
+		{"--global-batch 6 --accum 1", "micro-batch 6: "},
+		{"--global-batch 8", ""},
+		{"--global-batch 6 --batch 2", ""},
+	} {
+		got := run(c.args)
+		require.Zero(t, got.status, got.stderr)
+		if c.want == "" {
+			require.NotContains(t, got.stderr, "micro-batch")
+		} else {
+			require.Contains(t, got.stderr, c.want)
+		}
+	}
+	for _, c := range []struct{ args, want string }{
+		{"--global-batch 6 --reproducible", "--global-batch 6 is no multiple of --batch 4 rows; micro-batches of 3 or 6 rows are possible\n"},
+		{"--global-batch 6 --accum 4", "--global-batch 6 is no multiple of --batch 4 rows; "},
+		{"--global-batch 6 --ranks 4", "--global-batch 6 is neither a multiple of --batch 4 rows nor of 4 ranks; 3 or 6 ranks divide it\n"},
+	} {
+		got := run(c.args)
+		require.Equal(t, exitBadInput, got.status, c.args)
+		require.Contains(t, got.stderr, c.want)
+	}
+}
+
+// A command that is not there is an error wherever it is named, and in one line.
+func TestUnknownTopics(t *testing.T) {
+	for _, args := range []string{"pln", "help pln", "data tokenise", "help data tokenise"} {
+		got := command(strings.Fields(args)...)
+		require.Equal(t, exitBadInput, got.status, args)
+		require.Regexp(t, `^spillway: spillway( data)? has no command "(pln|tokenise)"; did you mean (plan|tokenize)\?\n$`, got.stderr)
+		require.Empty(t, got.stdout)
+	}
+	require.Zero(t, command("help", "data", "tokenize").status)
+	require.Zero(t, command("help").status)
+	require.Zero(t, command("--help").status)
 }

@@ -42,7 +42,11 @@ Any flag overrides a value of the demo.`,
 	fs.IntVar(&c.LocalRanks, "ranks-per-process", 0, "ranks that each process runs; --ranks is then all of them, and may be left out (default: 1 in a job over processes)")
 	transport := fs.String("transport", cluster.Auto, "how ranks meet: auto, inproc (one process), shm (spillway launch), mpi (mpirun) or nccl (--device cuda over processes)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
-		p, err := findPlace(*transport, c.Device, cmd.ErrOrStderr())
+		how, device := *transport, c.Device
+		if path := fs.Lookup("config").Value.String(); path != "" {
+			how, device = meeting(fs, path)
+		}
+		p, err := findPlace(how, device, cmd.ErrOrStderr())
 		if err != nil {
 			return err
 		}
@@ -67,7 +71,7 @@ Any flag overrides a value of the demo.`,
 				err = errors.Join(err, p.close())
 			}()
 		}
-		if err := l.follow(fs, &c); err != nil {
+		if err := l.follow(fs, &c, cmd.ErrOrStderr()); err != nil {
 			return err
 		}
 		tuneDisk(&c, cmd.ErrOrStderr())
@@ -97,6 +101,19 @@ Any flag overrides a value of the demo.`,
 		return train(cmd.Context(), c, isDemo, &l, p.progress, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	}
 	return cmd
+}
+
+// meeting is how and on what device ranks are to meet by the flags and the config file,
+// which is read as a whole later: what is wrong with it is rank 0's to tell.
+func meeting(fs *pflag.FlagSet, path string) (transport, device string) {
+	both := trainCommand().Flags()
+	for _, name := range []string{"transport", "device"} {
+		if f := fs.Lookup(name); f.Changed {
+			_ = both.Set(name, f.Value.String()) // a word, which any text is
+		}
+	}
+	_ = applyConfigFile(both, path)
+	return both.Lookup("transport").Value.String(), both.Lookup("device").Value.String()
 }
 
 // fixedBy are the choices that a command line has made, which --fit leaves as they are.
@@ -224,7 +241,11 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *later, done f
 	bar.finish()
 	if errors.Is(err, context.Canceled) {
 		where := ""
-		if c.Checkpoint != "" && t.Done() > 0 {
+		switch {
+		case t.Done() == 0:
+		case c.Checkpoint == "":
+			where = "; nothing of it is kept, which --checkpoint DIR would do"
+		default:
 			where = fmt.Sprintf("; the checkpoint in %s has it (go on with --resume)", onOneLine(c.Checkpoint))
 		}
 		return &interrupted{fmt.Sprintf("interrupted after step %d%s", t.Done(), where)}
