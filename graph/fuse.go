@@ -1,5 +1,7 @@
 package graph
 
+import "slices"
+
 // Fuse joins each linear with the activation of its result, as kernels can:
 //
 //	before:  pre = x·w + bias          after:  y, pre = act(x·w + bias)
@@ -95,6 +97,96 @@ func activationOf(p *Program, ops []Op, i int, uses []use) (at int, kept bool) {
 		return -1, false
 	}
 	return at, kept
+}
+
+// FuseGradients joins the gradient of a linear's input with the derivative of the
+// activation that made the input, for the activations that it is told, in 16 bits:
+//
+//	before:  dx = dy·wᵀ                after:  dpre = (dy·wᵀ)·act'(pre)
+//	         dpre = dx·act'(pre)
+//
+// where dx has no other use. Its bits are not those of the two: the product is rounded
+// once, behind the derivative. So it must be as good for every plan of a model, or for
+// none: it looks at types and uses, which are the same at every stage. Run it where Fuse
+// is run.
+func FuseGradients(p *Program, acts ...ActKind) *Program {
+	p = p.Clone()
+	for i := range p.Sections {
+		for j := range p.Sections[i].Phases {
+			fuseGradients(p, &p.Sections[i].Phases[j], acts)
+		}
+	}
+	return p
+}
+
+func fuseGradients(p *Program, ph *Phase, acts []ActKind) {
+	uses := map[BufID][]use{}
+	for i := range ph.Ops {
+		eachBuf(p, &ph.Ops[i], func(root BufID, write bool) { uses[root] = append(uses[root], use{i, write}) })
+	}
+	gone := make([]bool, len(ph.Ops))
+	for i := range ph.Ops {
+		lin := &ph.Ops[i]
+		at := derivativeOf(p, ph.Ops, i, uses)
+		if at < 0 {
+			continue
+		}
+		grad := &ph.Ops[at]
+		a, act := lin.Attr.(LinearAttr), grad.Attr.(ActAttr).Act
+		if !slices.Contains(acts, act) {
+			continue
+		}
+		a.Act = act
+		lin.Kind, lin.Attr = LinearGradAct, a
+		lin.In = []BufID{lin.In[0], lin.In[1], grad.In[1]}
+		lin.Out = []Out{{grad.Out[0].Buf, Write}}
+		gone[at] = true
+	}
+	ops := ph.Ops[:0]
+	for i := range ph.Ops {
+		if !gone[i] {
+			ops = append(ops, ph.Ops[i])
+		}
+	}
+	ph.Ops = ops
+}
+
+// derivativeOf returns the activation's derivative that alone reads what operation i
+// makes, −1 where i is no gradient of a linear's input in 16 bits, or the two cannot be
+// one. What the derivative is taken at is complete before i.
+func derivativeOf(p *Program, ops []Op, i int, uses map[BufID][]use) int {
+	lin := &ops[i]
+	a, ok := lin.Attr.(LinearAttr)
+	if lin.Kind != LinearGradX || !ok || a.Int8 || lin.Out[0].Mode != Write {
+		return -1
+	}
+	dx := lin.Out[0].Buf
+	b := p.Buf(dx)
+	of := uses[dx]
+	if b.View != nil || b.Life != LifePhase || b.DType == F32 || len(of) < 2 || of[0].op != i || of[1].op == i {
+		return -1
+	}
+	at := of[1].op
+	grad := &ops[at]
+	if grad.Kind != ActivationGrad || grad.In[0] != dx || grad.In[1] == dx || p.Buf(grad.In[1]).DType != b.DType || !slices.Equal(p.Buf(grad.In[1]).Shape, b.Shape) ||
+		grad.Stream != lin.Stream || grad.Pass != lin.Pass || grad.Skip != lin.Skip || len(grad.Wait) > 0 || grad.Record != 0 {
+		return -1
+	}
+	to := grad.Out[0]
+	if to.Buf == dx { // in place: what reads it later reads dpre
+		if to.Mode == Accum {
+			return -1
+		}
+	} else if first := uses[to.Buf]; to.Mode != Write || len(of) > 2 || p.Buf(to.Buf).View != nil || len(first) == 0 || first[0].op != at {
+		return -1
+	}
+	pre, _ := p.Resolve(grad.In[1], nil)
+	for _, u := range uses[pre] {
+		if u.write && u.op >= i && u.op <= at {
+			return -1
+		}
+	}
+	return at
 }
 
 // eachBuf calls f with the root of every buffer that op uses.

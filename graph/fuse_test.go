@@ -127,3 +127,46 @@ func TestFuseLeavesOtherUsesAlone(t *testing.T) {
 	p.Buf(p.Find("l1")).Life = graph.LifeStep
 	require.Contains(t, dump(graph.Fuse(p)), "a1: act(l1) → a1")
 }
+
+// halfMLP is an MLP whose activations are of 16 bits, differentiated.
+func halfMLP(t *testing.T, dt graph.DType) *graph.Program {
+	p := build(t, func(b *graph.Builder) {
+		x := b.Linear("l1", b.Input("x", 2, 3), param(b, "w1", 3, 4), graph.Value{}, graph.LinearAttr{})
+		x = b.Activation("a1", x, graph.ActGELUTanh)
+		x = b.Linear("l2", x, param(b, "w2", 4, 4), graph.Value{}, graph.LinearAttr{})
+		x = b.Activation("a2", x, graph.ActReLU)
+		x = b.Linear("l3", x, param(b, "w3", 4, 4), graph.Value{}, graph.LinearAttr{})
+		b.SumLoss("loss", b.Mul("weigh", x, param(b, "c", 2, 4)))
+	})
+	q, err := graph.Differentiate(p)
+	require.NoError(t, err)
+	for i := range q.Buffers {
+		if q.Buffers[i].DType == graph.F32 {
+			q.Buffers[i].DType = dt
+		}
+	}
+	return q
+}
+
+func TestFuseGradientsJoinsProductAndDerivative(t *testing.T) {
+	q := graph.Fuse(halfMLP(t, graph.BF16))
+	before := dump(q)
+	f := graph.FuseGradients(q, graph.ActGELUTanh)
+	require.Equal(t, before, dump(q), "the input is left alone")
+	require.Contains(t, dump(f), "l2/dx: linear_dact(a2.grad, w2, l1) → a1.grad\n")
+	require.NotContains(t, dump(f), "a1/dx")
+	require.Contains(t, dump(f), "l3/dx: linear_dx(", "not of this activation")
+	checkOps(t, f)
+	for i := range f.Sections[0].Phases[0].Ops {
+		if op := &f.Sections[0].Phases[0].Ops[i]; op.Kind == graph.LinearGradAct {
+			require.Equal(t, graph.LinearAttr{Act: graph.ActGELUTanh}, op.Attr)
+		}
+	}
+
+	require.Equal(t, before, dump(graph.FuseGradients(q)), "no activation is named")
+	q = graph.Fuse(halfMLP(t, graph.F32))
+	require.Equal(t, dump(q), dump(graph.FuseGradients(q, graph.ActGELUTanh)), "of f32")
+	q = graph.Fuse(halfMLP(t, graph.BF16))
+	q.Buf(q.Find("a1.grad")).Life = graph.LifeStep
+	require.Equal(t, dump(q), dump(graph.FuseGradients(q, graph.ActGELUTanh)), "the gradient outlives the phase")
+}

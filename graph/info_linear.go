@@ -118,6 +118,31 @@ func init() {
 			cudaWork: Target.linearCUDAWork,
 		},
 		&Info{
+			Kind: LinearGradAct,
+			Doc: "dpre = (dy·wᵀ)·act'(pre) (with TransW (dy·w)·act'(pre)), the gradient of pre where act(pre) was linear's x; " +
+				"dy (M,N), w as in linear, pre and dpre (M,K). The product may be rounded to dpre's type before it is multiplied, or not.",
+			In:   []Operand{in("dy", "(M,N)"), in("w", "(K,N)"), in("pre", "(M,K)")},
+			Out:  []Operand{out("dpre", "(M,K)")},
+			Attr: LinearAttr{},
+			check: func(c *checker) {
+				dy, w, pre, d := c.in(0), c.in(1), c.in(2), c.out(0)
+				a := c.op.Attr.(LinearAttr)
+				k, n := c.weight(w, a.TransW)
+				c.matrix(dy, d.rows(), n, "rows as dpre, columns as w's outputs")
+				c.matrix(d, dy.rows(), k, "rows as dy, columns as w's inputs")
+				c.same(pre, d)
+				c.activation(a.Act, false)
+				if a.Int8 {
+					c.failf("is of int8; products with an activation's derivative are not")
+				}
+			},
+			flops: func(c *checker) int64 {
+				return 2*c.out(0).elems()*c.in(0).cols() + actFlops*c.out(0).elems()
+			},
+			work:     Target.linearWork,
+			cudaWork: Target.linearCUDAWork,
+		},
+		&Info{
 			Kind: LinearGradW,
 			Doc:  "dw = xᵀ·dy (with TransW dyᵀ·x); x (M,K), dy (M,N), dw shaped as w.",
 			In:   []Operand{in("x", "(M,K)"), in("dy", "(M,N)")},

@@ -30,6 +30,9 @@ const (
 	Linear Kind = "linear"
 	// dy (M,N), w → dx w/a (M,K). LinearAttr (TransW only).
 	LinearGradX Kind = "linear_dx"
+	// dy (M,N), w, pre (M,K) → dpre (M,K): the derivative of act at pre times dx, for w whose
+	// input was act(pre). LinearAttr (TransW, Act).
+	LinearGradAct Kind = "linear_dact"
 	// x (M,K), dy (M,N) → dw w/a, shaped as w. LinearAttr (TransW only).
 	LinearGradW Kind = "linear_dw"
 	// dy (M,N) → db w/a (N): column sums.

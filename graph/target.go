@@ -167,7 +167,7 @@ func productOf(p *Program, op *Op) (m, n, k int64, transB bool) {
 	switch op.Kind {
 	case Linear: // x (m,in)
 		return m, out, in, trans
-	case LinearGradX: // dy (m,in) here
+	case LinearGradX, LinearGradAct: // dy (m,in) here
 		return m, out, in, !trans
 	}
 	_, out = matrixOf(p, op.In[1])

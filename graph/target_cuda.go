@@ -18,6 +18,10 @@ type CUDAKernels struct {
 	// rows or more, at most ColumnParts of them, and the parts added in order.
 	ColumnRows, ColumnParts int64
 
+	// Derivative is the activation whose derivative a product of 16 bits takes before it is
+	// rounded.
+	Derivative ActKind
+
 	// AttentionTile is the queries, and the keys, of a tile of attention on the tensor
 	// cores.
 	AttentionTile int64
@@ -34,6 +38,7 @@ func CUDATarget() Target {
 		HeadBytes: 256 << 20, HeadStep: 256, HeadRows: 2048, LogitPad: 64,
 		ColumnRows: 128, ColumnParts: 64,
 		AttentionTile: 64,
+		Derivative:    ActGELUTanh,
 	}
 	return t
 }

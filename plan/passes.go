@@ -39,7 +39,7 @@ var passes = []pass{
 	{"merge", func(p *graph.Program, s *Spec) (*graph.Program, error) { return merge(p, s.Forward) }, has(forward), has(train), true, false},
 	{"cast", func(p *graph.Program, s *Spec) (*graph.Program, error) { return precision.Cast(p, s.castOptions()) }, has(train, wholeParams, gradients), has(gradients), true, false},
 	{"skip", skipNonFinite, has(train), has(train), true, false},
-	{"fuse", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Fuse(p), nil }, has(train), has(train), true, false},
+	{"fuse", fuse, has(train), has(train), true, false},
 	{"int8", func(p *graph.Program, s *Spec) (*graph.Program, error) { return precision.Quantise(p, s.Int8) }, has(train, gradients), has(train, savedInt8), true, false},
 	{"recompute", func(p *graph.Program, s *Spec) (*graph.Program, error) { return recompute.Rewrite(p, s.Recompute) }, has(train, gradients), has(train, savedInt8), true, false},
 	{"prefix", cachePrefix, has(train), has(train), false, false}, // its copies get their events in "schedule"
@@ -223,6 +223,16 @@ func cachePrefix(p *graph.Program, s *Spec) (*graph.Program, error) {
 		return p, nil
 	}
 	return recompute.CachePrefix(p, s.Rows)
+}
+
+// fuse joins what the target's kernels have as one. Products of int8 have no derivatives
+// behind them.
+func fuse(p *graph.Program, s *Spec) (*graph.Program, error) {
+	p = graph.Fuse(p)
+	if act := s.Target.CUDA.Derivative; act != graph.ActNone && !s.Int8.Matmul {
+		p = graph.FuseGradients(p, act)
+	}
+	return p, nil
 }
 
 func skipNonFinite(p *graph.Program, s *Spec) (*graph.Program, error) {

@@ -124,6 +124,8 @@ func ReadsQuantised(op *graph.Op, i int) bool {
 		return i == 0
 	case graph.ActivationGrad:
 		return i == 1
+	case graph.LinearGradAct:
+		return i == 2
 	case graph.SwiGLUGrad:
 		return i == 1 || i == 2
 	}

@@ -6,6 +6,7 @@ package blastest
 
 import (
 	"fmt"
+	"math"
 	"sync"
 	"unsafe"
 
@@ -149,15 +150,23 @@ func (e elements) lines(n, k int64, byColumn bool) []float64 {
 	return v
 }
 
+// geluDerivative is that of x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³).
+func geluDerivative(x float64) float64 {
+	const root, cube = 0.7978845608028654, 0.044715
+	t := math.Tanh(root * (x + cube*x*x*x))
+	return (1+t)/2 + x/2*(1-t*t)*root*(1+3*cube*x*x)
+}
+
 func (c *call) run() error {
 	p := c.p
-	var operands [4]elements
+	var operands [5]elements
 	for i, o := range []struct {
 		m          blas.Matrix
 		rows, cols int64
 		at         driver.Address
-	}{{p.A, p.M, p.K, c.at.A}, {p.B, p.K, p.N, c.at.B}, {p.C, p.M, p.N, c.at.C}, {blas.Matrix{Type: p.C.Type, Ld: p.N}, 1, p.N, c.at.Bias}} {
-		if i == 3 && !p.Bias {
+	}{{p.A, p.M, p.K, c.at.A}, {p.B, p.K, p.N, c.at.B}, {p.C, p.M, p.N, c.at.C}, {blas.Matrix{Type: p.C.Type, Ld: p.N}, 1, p.N, c.at.Bias},
+		{blas.Matrix{Type: p.C.Type, Ld: p.N}, p.M, p.N, c.at.Aux}} {
+		if i == 3 && !p.Bias || i == 4 && !p.DGELU {
 			continue
 		}
 		var err error
@@ -166,7 +175,7 @@ func (c *call) run() error {
 		}
 	}
 	a, b := operands[0].lines(p.M, p.K, false), operands[1].lines(p.N, p.K, true)
-	out, bias := operands[2], operands[3]
+	out, bias, aux := operands[2], operands[3], operands[4]
 	for i := range p.M {
 		for j := range p.N {
 			row, col := a[i*p.K:(i+1)*p.K], b[j*p.K:(j+1)*p.K]
@@ -177,6 +186,9 @@ func (c *call) run() error {
 			at := i*p.C.Ld + j
 			if p.Bias {
 				sum += float64(bias.get(j))
+			}
+			if p.DGELU {
+				sum *= geluDerivative(float64(aux.get(i*p.N + j)))
 			}
 			if p.Accumulate {
 				sum += float64(out.get(at))

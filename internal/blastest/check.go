@@ -64,7 +64,10 @@ func Check(t testing.TB, api driver.API, lib blas.Library) {
 		if i%10 == 0 {
 			most, deep = 90, 1500
 		}
-		c.product(most, deep, rng.IntN(2) == 0, rng.IntN(3) == 0)
+		c.product(most, deep, rng.IntN(2) == 0, rng.IntN(3) == 0, false)
+	}
+	for range 12 {
+		c.product(40, 300, true, true, true)
 	}
 	require.NoError(t, api.DestroyStream(s))
 }
@@ -99,7 +102,7 @@ func (c *checker) free(list ...*matrix) {
 	}
 }
 
-func (c *checker) product(most, deep int64, half, real bool) {
+func (c *checker) product(most, deep int64, half, real, derivative bool) {
 	t, rng := c.t, c.rng
 	m, n, k := 1+rng.Int64N(most), 1+rng.Int64N(most), 1+rng.Int64N(deep)
 	in, out := graph.F32, graph.F32
@@ -107,17 +110,28 @@ func (c *checker) product(most, deep int64, half, real bool) {
 		in = []graph.DType{graph.BF16, graph.F16}[rng.IntN(2)]
 		out = []graph.DType{in, graph.F32}[rng.IntN(2)]
 	}
+	if derivative {
+		n, out = blas.AuxLd*(1+n/blas.AuxLd), in
+	}
 	a, b := c.alloc(m, k, in, rng.IntN(2) == 0, !real), c.alloc(k, n, in, rng.IntN(2) == 0, !real)
 	y, bias := c.alloc(m, n, out, false, !real), c.alloc(1, n, out, false, !real)
 	work := c.alloc(1, 1<<18, graph.F32, false, true)
 	p := blas.Product{M: m, N: n, K: k, A: a.m, B: b.m, C: y.m, Workspace: 1 << 20}
-	switch rng.IntN(3) {
-	case 0:
+	var aux *matrix
+	switch kind := rng.IntN(3); {
+	case derivative:
+		p.DGELU = true
+	case kind == 0:
 		p.Bias = true
-	case 1:
+	case kind == 1:
 		p.Accumulate = true
 	}
 	at := blas.Places{A: a.at, B: b.at, C: y.at, Bias: bias.at, Work: work.at}
+	if p.DGELU {
+		aux = c.alloc(1, m*n, out, false, false)
+		at.Aux = aux.at
+		defer c.free(aux)
+	}
 	call, err := c.lib.Bind(p, at)
 	require.NoError(t, err)
 	want, scale := make([]float64, m*n), math.Sqrt(float64(k)+1)
@@ -132,6 +146,9 @@ func (c *checker) product(most, deep int64, half, real bool) {
 			}
 			if p.Accumulate {
 				sum += y.get(i, j)
+			}
+			if p.DGELU {
+				sum *= geluDerivative(aux.get(0, i*n+j))
 			}
 			want[i*n+j] = sum
 		}

@@ -21,7 +21,7 @@ func linearSpec(p *graph.Program, op *graph.Op) gemm.Spec {
 	switch op.Kind {
 	case graph.Linear:
 		s = gemm.Forward(m, in, out, trans)
-	case graph.LinearGradX: // dy (m,out), w → dx (m,in)
+	case graph.LinearGradX, graph.LinearGradAct: // dy (m,out), w → dx (m,in)
 		s = gemm.InputGradient(m, out, in, trans)
 	default: // x (m,in), dy (m,out) → dw
 		_, out = width(op.In[1])
@@ -123,6 +123,25 @@ func bindLinearGrad(b *binding) func() error {
 		first, second = second, first // dyᵀ·x
 	}
 	return b.product(s, nil, first, second, c, nil)
+}
+
+// bindLinearGradAct is the product, rounded, and the derivative in its place.
+func bindLinearGradAct(b *binding) func() error {
+	product, act := bindLinearGrad(b), acts[attr[graph.LinearAttr](b).Act]
+	var derivative func() error
+	if as := b.asIn(0); as != vec.NoHalf {
+		d := out[uint16](b, 0)
+		derivative = b.run(vec.HalfActivationGrad(as, act, d, in[uint16](b, 2), d, false))
+	} else {
+		d := out[float32](b, 0)
+		derivative = b.run(&vec.ActivationGrad[float32]{Act: act, DY: d, X: in[float32](b, 2), DX: d})
+	}
+	return func() error {
+		if err := product(); err != nil {
+			return err
+		}
+		return derivative()
+	}
 }
 
 func bindLinearGrad16(b *binding, s gemm.Spec) func() error {

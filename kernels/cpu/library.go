@@ -85,14 +85,15 @@ func (l *library) Bind(kb kernels.Binding) (device.Kernel, error) {
 
 // binders has an entry for every kind but collectives and copies.
 var binders = map[graph.Kind]binder{
-	graph.Embed:       bindEmbed,
-	graph.EmbedGrad:   bindEmbedGrad,
-	graph.AddPos:      bindAddPos,
-	graph.AddPosGrad:  bindAddPosGrad,
-	graph.Linear:      bindLinear,
-	graph.LinearGradX: bindLinearGrad,
-	graph.LinearGradW: bindLinearGrad,
-	graph.BiasGrad:    bindBiasGrad,
+	graph.Embed:         bindEmbed,
+	graph.EmbedGrad:     bindEmbedGrad,
+	graph.AddPos:        bindAddPos,
+	graph.AddPosGrad:    bindAddPosGrad,
+	graph.Linear:        bindLinear,
+	graph.LinearGradX:   bindLinearGrad,
+	graph.LinearGradAct: bindLinearGradAct,
+	graph.LinearGradW:   bindLinearGrad,
+	graph.BiasGrad:      bindBiasGrad,
 
 	graph.LayerNorm:     bindLayerNorm,
 	graph.LayerNormGrad: bindLayerNormGrad,

@@ -35,7 +35,7 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 		return int(b.Elems()) / cols, cols
 	}
 	switch op.Kind {
-	case graph.Linear, graph.LinearGradX, graph.LinearGradW:
+	case graph.Linear, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW:
 		if op.Attr.(graph.LinearAttr).Int8 {
 			return int8Workspace(linearSpec(p, op))
 		}

@@ -10,10 +10,11 @@ import (
 
 func init() {
 	register(map[graph.Kind]binder{
-		graph.Linear:      bindLinear,
-		graph.LinearGradX: bindLinearGrad,
-		graph.LinearGradW: bindLinearGrad,
-		graph.BiasGrad:    bindBiasGrad,
+		graph.Linear:        bindLinear,
+		graph.LinearGradX:   bindLinearGrad,
+		graph.LinearGradAct: bindLinearGradAct,
+		graph.LinearGradW:   bindLinearGrad,
+		graph.BiasGrad:      bindBiasGrad,
 	})
 }
 
@@ -149,6 +150,34 @@ func bindLinearGrad(b *binding) {
 	p.Accumulate = b.accum(0) == 1
 	at.Work = b.work(p.Workspace)
 	b.product(p, at)
+}
+
+// bindLinearGradAct is a product with the derivative in its epilogue where the library has
+// it, or else a kernel after it. Shapes and types alone decide.
+func bindLinearGradAct(b *binding) {
+	a := attr[graph.LinearAttr](b)
+	dy, w, d := b.inBuf(0), b.inBuf(1), b.outBuf(0)
+	m, out := matrix(dy)
+	_, in := matrix(d)
+	p := gradXProduct(dy.DType, w.DType, d.DType, m, in, out, a.TransW)
+	at := blas.Places{A: b.in(0), B: b.in(1), C: b.out(0), Work: b.work(p.Workspace)}
+	if a.Act == cut.Derivative && d.DType != graph.F32 && in%blas.AuxLd == 0 {
+		whole, with := p, at
+		whole.DGELU, with.Aux = true, b.in(2)
+		s, err := b.bindProduct(whole, with)
+		if err == nil {
+			b.kernel.steps = append(b.kernel.steps, s)
+			return
+		}
+		if !errors.Is(err, blas.ErrUnsupported) {
+			b.failf("%w", err)
+			return
+		}
+	}
+	b.product(p, at)
+	n := m * in
+	b.over(elementwise, "act_grad_"+string(a.Act)+"_"+b.float(d), n, perThread(d),
+		b.args().Pointer(b.out(0)).Pointer(b.in(2)).Pointer(b.out(0)).Int64(n).Int32(0))
 }
 
 func bindBiasGrad(b *binding) {

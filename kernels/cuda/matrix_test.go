@@ -131,6 +131,37 @@ func TestBiasWithoutTheLibrary(t *testing.T) {
 	}
 }
 
+// GELU's derivative is taken by the library in 16 bits, where rows are whole; a kernel
+// takes it where the library does not. Both are near the same.
+func TestDerivativeOfProduct(t *testing.T) {
+	b := newBench(t)
+	rng := rand.New(rand.NewPCG(13, 13))
+	by := func() (n int) {
+		for _, p := range b.products.Bound() {
+			if p.DGELU {
+				n++
+			}
+		}
+		return n
+	}
+	for i, unsupported := range []bool{false, false, true, true} {
+		b.products.Unsupported = func(p blas.Product) bool { return unsupported && p.DGELU }
+		for _, width := range []int64{24, 20} {
+			a := graph.LinearAttr{TransW: i%2 == 1, Act: graph.ActGELUTanh}
+			w := []int64{width, 33}
+			if a.TransW {
+				w = []int64{33, width}
+			}
+			before := by()
+			o := optest.Of(graph.LinearGradAct, a, [][]int64{{7, 33}, w, {7, width}}, [][]int64{{7, width}}, 1, rng,
+				optest.Options{Target: target(), Half: true, F16: i > 1, Finite: true, Aligned: true})
+			b.check(t, o)
+			half := o.P.Buf(o.Op().Out[0].Buf).DType != graph.F32
+			require.Equal(t, half && width == 24 && !unsupported, by() > before, "%d wide", width)
+		}
+	}
+}
+
 // A target that is no class is told with its place.
 func TestTargetsAreChecked(t *testing.T) {
 	b := newBench(t)

@@ -326,11 +326,14 @@ func (r *recorder) Bind(p blas.Product, at blas.Places) (blas.Call, error) {
 	return known.call, known.err
 }
 
-// sizes are the bytes of a product's operands A, B and C, its bias and its workspace.
-func sizes(p blas.Product) [5]int64 {
-	s := [5]int64{p.A.Elems(p.M, p.K) * p.A.Type.Size(), p.B.Elems(p.K, p.N) * p.B.Type.Size(), p.C.Elems(p.M, p.N) * p.C.Type.Size(), 0, p.Workspace}
+// sizes are the bytes of a product's operands A, B and C, its bias, aux and its workspace.
+func sizes(p blas.Product) [6]int64 {
+	s := [6]int64{p.A.Elems(p.M, p.K) * p.A.Type.Size(), p.B.Elems(p.K, p.N) * p.B.Type.Size(), p.C.Elems(p.M, p.N) * p.C.Type.Size(), 0, 0, p.Workspace}
 	if p.Bias {
 		s[3] = p.N * p.C.Type.Size()
+	}
+	if p.DGELU {
+		s[4] = p.M * p.N * p.C.Type.Size()
 	}
 	for i := range s {
 		s[i] = roundUp(s[i], workAlign)
@@ -360,7 +363,7 @@ func (r *recorder) run(api driver.API, s driver.Stream) error {
 		if err != nil {
 			break
 		}
-		var places [5]driver.Address
+		var places [6]driver.Address
 		next := at
 		for i, n := range sizes(p) {
 			if n > 0 {
@@ -369,7 +372,7 @@ func (r *recorder) run(api driver.API, s driver.Stream) error {
 			next += driver.Address(n)
 		}
 		var call blas.Call
-		call, err = r.Library.Bind(p, blas.Places{A: places[0], B: places[1], C: places[2], Bias: places[3], Work: places[4]})
+		call, err = r.Library.Bind(p, blas.Places{A: places[0], B: places[1], C: places[2], Bias: places[3], Aux: places[4], Work: places[5]})
 		if err == nil {
 			err = call.Enqueue(s)
 		}

@@ -89,9 +89,10 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 		b, s, p, c := upTo(r, 4), upTo(r, 9), r.Int64N(4), upTo(r, 70)
 		return spec{attr: graph.PosAttr{Seq: s}, in: of(lead(r, b*s, c)), out: of(dims{s + p, c})}
 	},
-	graph.Linear:      func(r *rand.Rand) spec { return linearShapes(r, graph.Linear, 70) },
-	graph.LinearGradX: func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradX, 70) },
-	graph.LinearGradW: func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradW, 70) },
+	graph.Linear:        func(r *rand.Rand) spec { return linearShapes(r, graph.Linear, 70) },
+	graph.LinearGradX:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradX, 70) },
+	graph.LinearGradAct: func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradAct, 70) },
+	graph.LinearGradW:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradW, 70) },
 	graph.BiasGrad: func(r *rand.Rand) spec {
 		n, c := upTo(r, 50), upTo(r, 200)
 		return spec{in: of(lead(r, n, c)), out: of(dims{c})}
@@ -218,11 +219,12 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 
 // bigShapes has the kinds that need workspace.
 var bigShapes = map[graph.Kind]func(*rand.Rand) spec{
-	graph.Linear:      func(r *rand.Rand) spec { return linearShapes(r, graph.Linear, 4000) },
-	graph.LinearGradX: func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradX, 4000) },
-	graph.LinearGradW: func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradW, 4000) },
-	graph.Rope:        func(r *rand.Rand) spec { return ropeShapes(r, 3000, 65) },
-	graph.RopeAt:      func(r *rand.Rand) spec { return ropeAtShapes(r, 65) },
+	graph.Linear:        func(r *rand.Rand) spec { return linearShapes(r, graph.Linear, 4000) },
+	graph.LinearGradX:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradX, 4000) },
+	graph.LinearGradAct: func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradAct, 4000) },
+	graph.LinearGradW:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradW, 4000) },
+	graph.Rope:          func(r *rand.Rand) spec { return ropeShapes(r, 3000, 65) },
+	graph.RopeAt:        func(r *rand.Rand) spec { return ropeAtShapes(r, 65) },
 
 	graph.AttentionCached: func(r *rand.Rand) spec { return cachedShapes(r, 3000) },
 	graph.Attention:       func(r *rand.Rand) spec { return attentionShapes(r, false, 3000) },
@@ -264,7 +266,7 @@ func linearShapes(r *rand.Rand, kind graph.Kind, most int64) spec {
 		switch kind {
 		case graph.Linear:
 			k += 256
-		case graph.LinearGradX:
+		case graph.LinearGradX, graph.LinearGradAct:
 			n += 256
 		default:
 			m += 256
@@ -287,6 +289,9 @@ func linearShapes(r *rand.Rand, kind graph.Kind, most int64) spec {
 		return spec{attr: a, in: of(x, w, dims{n}), out: of(y, y)}
 	case graph.LinearGradX:
 		return spec{attr: a, in: of(y, w), out: of(x)}
+	case graph.LinearGradAct:
+		a.Act = anyAct(r)
+		return spec{attr: a, in: of(y, w, x), out: of(x)}
 	}
 	return spec{attr: a, in: of(x, y), out: of(w)}
 }

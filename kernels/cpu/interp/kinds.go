@@ -14,14 +14,15 @@ import (
 // table returns what each kind computes.
 func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 	return map[graph.Kind]func(*call[T]){
-		graph.Embed:       embed[T],
-		graph.EmbedGrad:   embedGrad[T],
-		graph.AddPos:      addPos[T],
-		graph.AddPosGrad:  addPosGrad[T],
-		graph.Linear:      linear[T],
-		graph.LinearGradX: linearGradX[T],
-		graph.LinearGradW: linearGradW[T],
-		graph.BiasGrad:    biasGrad[T],
+		graph.Embed:         embed[T],
+		graph.EmbedGrad:     embedGrad[T],
+		graph.AddPos:        addPos[T],
+		graph.AddPosGrad:    addPosGrad[T],
+		graph.Linear:        linear[T],
+		graph.LinearGradX:   linearGradX[T],
+		graph.LinearGradAct: linearGradAct[T],
+		graph.LinearGradW:   linearGradW[T],
+		graph.BiasGrad:      biasGrad[T],
 
 		graph.LayerNorm:     layerNorm[T],
 		graph.LayerNormGrad: layerNormGrad[T],
@@ -162,6 +163,22 @@ func linearGradX[T num.Float](c *call[T]) {
 		return
 	}
 	c.product(dy.rows, dx.cols, dy.cols, dy.v, w.v, dx.v, nil, false, !attr[graph.LinearAttr](c).TransW, c.accum(0))
+}
+
+func linearGradAct[T num.Float](c *call[T]) {
+	dy, w, pre, d := c.in(0), c.in(1), c.in(2), c.out(0)
+	a := attr[graph.LinearAttr](c)
+	c.product(dy.rows, d.cols, dy.cols, dy.v, w.v, d.v, nil, false, !a.TransW, false)
+	c.round(0, d.v) // as the derivative of what was stored would be
+	_, df := act[T](a.Act)
+	for i, v := range pre.v {
+		switch {
+		case df != nil:
+			d.v[i] = T(d.v[i] * df(v))
+		case !(v > 0):
+			d.v[i] = 0
+		}
+	}
 }
 
 func linearGradW[T num.Float](c *call[T]) {

@@ -20,6 +20,7 @@ import (
 const (
 	Align     = 16
 	WorkAlign = 256
+	AuxLd     = 8 // elements that the rows of aux are a multiple of
 )
 
 // ErrUnsupported says that the library has no algorithm for a product.
@@ -33,19 +34,22 @@ type Matrix struct {
 }
 
 // Product is C = op(A)·op(B), C += that, or with Bias C = op(A)·op(B) + bias in
-// every row. A is (M,K) after op, B (K,N), C (M,N), the bias (N) of C's type. A
+// every row; with DGELU C = op(A)·op(B)·gelu'(aux), of the form of GELU with tanh, taken
+// element by element before C is rounded. A is (M,K) after op, B (K,N), C (M,N), the bias (N) and aux (M,N), whose rows
+// lie next to each other, of C's type. A
 // and B have one type; C has it too, or F32. Sums are fp32; TF32 is off. C is
 // rounded once, and with Accumulate after adding what was there.
 type Product struct {
 	M, N, K    int64
 	A, B, C    Matrix
 	Bias       bool
+	DGELU      bool
 	Accumulate bool
 	Workspace  int64 // bytes that the library may use
 }
 
-// Places are where the operands of a product lie. Bias and Work are 0 for none.
-type Places struct{ A, B, C, Bias, Work driver.Address }
+// Places are where the operands of a product lie. Bias, Aux and Work are 0 for none.
+type Places struct{ A, B, C, Bias, Aux, Work driver.Address }
 
 // Call is a product with its operands.
 type Call interface {
@@ -103,6 +107,12 @@ func (p Product) Validate(at Places) error {
 	switch {
 	case p.Bias && p.Accumulate:
 		return errors.New("product: a bias and what is there cannot both be added")
+	case p.DGELU && (p.Bias || p.Accumulate):
+		return errors.New("product: a derivative is of the product alone, without a bias and what is there")
+	case p.DGELU && (c == graph.F32 || p.N%AuxLd != 0):
+		return fmt.Errorf("product: a derivative over rows of %d elements of %v; want bf16 or f16, and a multiple of %d", p.N, c, AuxLd)
+	case p.DGELU && (at.Aux == 0 || at.Aux%Align != 0):
+		return fmt.Errorf("product: aux is at %#x, want a multiple of %d", uint64(at.Aux), Align)
 	case p.Bias && (at.Bias == 0 || at.Bias%Align != 0):
 		return fmt.Errorf("product: the bias is at %#x, want a multiple of %d", uint64(at.Bias), Align)
 	case p.Workspace < 0 || p.Workspace > 0 && (at.Work == 0 || at.Work%WorkAlign != 0):

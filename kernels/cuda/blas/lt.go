@@ -31,9 +31,12 @@ const (
 	descTransB      = 4
 	descEpilogue    = 7
 	descBiasPointer = 8
+	descAuxPointer  = 11
+	descAuxLd       = 12 // i64, elements
 
 	epilogueDefault = 1
 	epilogueBias    = 4
+	epilogueDGELU   = 64 + 128
 
 	prefWorkspaceBytes = 1
 	prefReduction      = 3
@@ -179,7 +182,7 @@ type ltCall struct {
 	desc   uintptr
 	free   func() error // desc, where it is the call's own
 	at     Places
-	bias   uint64
+	extra  uint64 // address of the bias or aux
 	workAt uintptr
 	args   [16]uintptr // of cublasLtMatmul; the last is the stream
 }
@@ -207,14 +210,14 @@ func (l *Lt) Bind(p Product, at Places) (Call, error) {
 	if pl.workspace > 0 {
 		c.workAt = uintptr(at.Work)
 	}
-	if p.Bias {
+	if attribute, address := p.extra(at); attribute != 0 {
 		var err error
 		if c.desc, c.free, err = pl.description(); err != nil {
 			return nil, fmt.Errorf("%s: %w", p, err)
 		}
 		l.biased = append(l.biased, c)
-		c.bias = uint64(at.Bias)
-		if err := l.set("cublasLtMatmulDescSetAttribute", l.sym.descSet, c.desc, descBiasPointer, &c.bias); err != nil {
+		c.extra = uint64(address)
+		if err := l.set("cublasLtMatmulDescSetAttribute", l.sym.descSet, c.desc, attribute, &c.extra); err != nil {
 			return nil, fmt.Errorf("%s: %w", p, err)
 		}
 	}
@@ -240,6 +243,17 @@ func (l *Lt) set(name string, fn, object uintptr, attribute int, value any) erro
 		return fmt.Errorf("attribute %d: %w", attribute, err)
 	}
 	return nil
+}
+
+// extra is the attribute of a product's further operand, and its address; 0 for none.
+func (p Product) extra(at Places) (attribute int, address driver.Address) {
+	switch {
+	case p.Bias:
+		return descBiasPointer, at.Bias
+	case p.DGELU:
+		return descAuxPointer, at.Aux
+	}
+	return 0, 0
 }
 
 // plan describes the product to the library, which stores by columns: memory
@@ -274,9 +288,9 @@ func (l *Lt) plan(p Product, pl *ltPlan) error {
 		layout := *m.to
 		pl.owned = append(pl.owned, func() error { return l.call("cublasLtMatrixLayoutDestroy", l.sym.layoutDestroy, layout) })
 	}
-	if p.Bias { // the library looks at how its address is aligned
-		bias := uint64(Align)
-		if err := l.set("cublasLtMatmulDescSetAttribute", l.sym.descSet, pl.desc, descBiasPointer, &bias); err != nil {
+	if attribute, _ := p.extra(Places{}); attribute != 0 { // the library looks at how its address is aligned
+		at := uint64(Align)
+		if err := l.set("cublasLtMatmulDescSetAttribute", l.sym.descSet, pl.desc, attribute, &at); err != nil {
 			return err
 		}
 	}
@@ -306,14 +320,20 @@ func (l *Lt) describe(p Product) (desc uintptr, free func() error, err error) {
 		}
 		return &v
 	}
-	epilogue := uint32(epilogueDefault)
-	if p.Bias {
-		epilogue = epilogueBias
-	}
-	for _, a := range []struct {
+	type setting struct {
 		attribute int
 		value     any
-	}{{descTransA, op(p.B)}, {descTransB, op(p.A)}, {descEpilogue, &epilogue}} {
+	}
+	epilogue, ld := uint32(epilogueDefault), uint64(p.N)
+	settings := []setting{{descTransA, op(p.B)}, {descTransB, op(p.A)}, {descEpilogue, &epilogue}}
+	switch {
+	case p.Bias:
+		epilogue = epilogueBias
+	case p.DGELU: // aux has C's type where no other is set
+		epilogue = epilogueDGELU
+		settings = append(settings, setting{descAuxLd, &ld})
+	}
+	for _, a := range settings {
 		if err := l.set("cublasLtMatmulDescSetAttribute", l.sym.descSet, desc, a.attribute, a.value); err != nil {
 			return 0, nil, errors.Join(err, free())
 		}
@@ -460,5 +480,9 @@ func (p Product) String() string {
 		}
 		return name + " " + m.Type.String()
 	}
-	return fmt.Sprintf("product %d×%d×%d (%s, %s, %s)", p.M, p.N, p.K, side(p.A, "A"), side(p.B, "B"), side(p.C, "C"))
+	s := fmt.Sprintf("product %d×%d×%d (%s, %s, %s)", p.M, p.N, p.K, side(p.A, "A"), side(p.B, "B"), side(p.C, "C"))
+	if p.DGELU {
+		s += " with GELU's derivative"
+	}
+	return s
 }

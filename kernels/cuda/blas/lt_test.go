@@ -31,6 +31,7 @@ var shapes = []Product{
 	{M: 512, N: 768, K: 3072, A: Matrix{Type: graph.BF16, Trans: true, Ld: 512}, B: Matrix{Type: graph.BF16, Trans: true, Ld: 3072},
 		C: Matrix{Type: graph.BF16, Ld: 768}, Bias: true, Workspace: 1 << 20},
 	{M: 64, N: 100, K: 32, A: Matrix{Type: graph.BF16, Ld: 40}, B: Matrix{Type: graph.BF16, Ld: 128}, C: Matrix{Type: graph.F32, Ld: 104}, Bias: true},
+	{M: 64, N: 128, K: 32, A: Matrix{Type: graph.BF16, Ld: 32}, B: Matrix{Type: graph.BF16, Trans: true, Ld: 32}, C: Matrix{Type: graph.BF16, Ld: 128}, DGELU: true},
 }
 
 // The library takes every attribute at its number and size, and gives back the
@@ -55,7 +56,20 @@ func TestDescriptions(t *testing.T) {
 		trans := map[bool]uint64{false: opN, true: opT}
 		require.Equal(t, trans[p.B.Trans], read(get, desc, descTransA, 4))
 		require.Equal(t, trans[p.A.Trans], read(get, desc, descTransB, 4))
-		require.Equal(t, map[bool]uint64{false: epilogueDefault, true: epilogueBias}[p.Bias], read(get, desc, descEpilogue, 4))
+		epilogue := uint64(epilogueDefault)
+		switch {
+		case p.Bias:
+			epilogue = epilogueBias
+		case p.DGELU:
+			epilogue = epilogueDGELU
+			require.EqualValues(t, p.N, read(get, desc, descAuxLd, 8))
+		}
+		require.Equal(t, epilogue, read(get, desc, descEpilogue, 4))
+		if attribute, _ := p.extra(Places{}); attribute != 0 {
+			at := uint64(4096)
+			require.NoError(t, l.set("set", l.sym.descSet, desc, attribute, &at))
+			require.Equal(t, at, read(get, desc, attribute, 8))
+		}
 		require.NoError(t, free())
 		_, free, err = l.preference(p)
 		require.NoError(t, err)
