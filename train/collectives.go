@@ -15,6 +15,15 @@ func (c *Config) algorithm() algo.Name {
 	return a
 }
 
+// ringNote says that a ring is outside what holds of every other algorithm. Two summands
+// have one order.
+func ringNote(c *Config) []string {
+	if c.algorithm() != algo.Ring || c.Ranks <= 2 {
+		return nil
+	}
+	return []string{"with Config.Collectives ring the last bits may differ from those of the other algorithms, and between stages: a ring begins the sum of each part at another rank"}
+}
+
 func validCollectives(c *Config) error {
 	if c.Collectives == "" {
 		return nil

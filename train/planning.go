@@ -119,13 +119,13 @@ func orderName(layers bool) string {
 }
 
 // Notes are lines for a person about what of the model's configuration is not
-// applied.
+// applied, and what does not hold of the run.
 func (f *Forecast) Notes() []string {
 	h, err := modelConfig(f.Config.Model)
 	if err != nil {
 		return nil // it was read before: there is a plan
 	}
-	return dropoutNote(h.Dropouts, &f.Config)
+	return append(dropoutNote(h.Dropouts, &f.Config), ringNote(&f.Config)...)
 }
 
 // dropoutNote says that the dropout keys of a config.json, as hfconfig lists them,

@@ -218,6 +218,7 @@ func (t *Trainer) fit(ctx context.Context, q request) error {
 	}
 	if !q.Inference {
 		t.notes = append(t.notes, dropoutNote(t.cfg.model.Dropouts, &t.cfg.Config)...)
+		t.notes = append(t.notes, ringNote(&t.cfg.Config)...)
 	}
 	if t.cfg.Planned != nil {
 		t.cfg.Planned(t.plan)
