@@ -89,10 +89,13 @@ func (r *rank) addMember(slot int) error {
 			m.Caller = comm.Caller{Index: i, Ranks: len(m.ranks), World: r.index, Bind: m.bind}
 		}
 	}
+	if err := m.progress.words(r.ctx); err != nil {
+		return err
+	}
 	r.mu.Lock()
 	r.members = append(r.members, m)
 	r.mu.Unlock()
-	return m.progress.words(r.ctx)
+	return nil
 }
 
 // kernel is one bound operation of one rank.

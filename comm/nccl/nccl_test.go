@@ -312,6 +312,22 @@ func TestMissingRank(t *testing.T) {
 	}
 }
 
+// Ranks that have left have nothing to tell: what their streams had come to lay in memory
+// that is gone.
+func TestAnErrorAfterTheRanks(t *testing.T) {
+	flights := make(chan string, 2)
+	j := begin(t, setting{mesh: ranksOf(2), arena: 64, failed: func(flight string) { flights <- flight }})
+	j.run(2, func(_ int, r *rank) (device.Kernel, error) { return r.groups[-1].Barrier("before") })
+	errs := j.all(func(_ int, r *rank) error {
+		ctx := r.ctx
+		r.ctx = nil
+		return ctx.Close()
+	})
+	require.NoError(t, errors.Join(errs...))
+	j.control.Abort(errors.New("late"))
+	require.Empty(t, flights)
+}
+
 // A job that another transport ends while NCCL is being started comes to its end.
 func TestEndsWhileStarting(t *testing.T) {
 	var j *job

@@ -3,7 +3,6 @@ package nccl
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -87,13 +86,12 @@ func (p *progress) look() watch.Progress {
 // each, oldest first; "" where there are none. It is asked before anything is aborted: after
 // that, streams pass what they wait in.
 func (r *rank) flight(n int) string {
-	r.mu.Lock()
-	members := slices.Clone(r.members)
-	r.mu.Unlock()
 	var s strings.Builder
-	for _, m := range members {
+	r.mu.Lock() // a rank that leaves gives the words' memory back
+	for _, m := range r.members {
 		m.progress.tell(&s, m.name, uint64(n))
 	}
+	r.mu.Unlock()
 	if s.Len() == 0 {
 		return ""
 	}

@@ -82,7 +82,7 @@ type rank struct {
 	aborted bool
 	comms   []*communicator
 	world   *communicator
-	members []*member // by slot
+	members []*member // by slot; none once the rank leaves
 
 	scratch driver.Address // where parts that are to be added land: a chunk from each rank
 	sums    map[sumKey]Sum
@@ -395,6 +395,9 @@ func (r *rank) close() error {
 	var errs []error
 	r.leave.Do(func() { close(r.left) })
 	<-r.watched
+	r.mu.Lock()
+	r.members = nil // their words go with the context
+	r.mu.Unlock()
 	if r.w.o.Control.Err() != nil {
 		r.abort()
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/spillway-ml/spillway/comm/nccl"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/internal/drivertest"
 )
 
@@ -197,6 +198,7 @@ func hub(l net.Listener) {
 
 // dial reaches the hub, which may not be there yet, and takes what comes.
 func (k *link) dial(at string, ranks int) {
+	defer crash.Guard()
 	for {
 		conn, err := net.Dial("tcp", at)
 		if err != nil {
