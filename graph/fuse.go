@@ -106,9 +106,9 @@ func activationOf(p *Program, ops []Op, i int, uses []use) (at int, kept bool) {
 //	         dpre = dx·act'(pre)
 //
 // where dx has no other use. Its bits are not those of the two: the product is rounded
-// once, behind the derivative. So it must be as good for every plan of a model, or for
-// none: it looks at types and uses, which are the same at every stage. Run it where Fuse
-// is run.
+// once, behind the derivative. So every plan of a model has it or none: it looks at types
+// and uses alone, which are the same at every stage. Run it behind Fuse, which does not
+// know LinearGradAct.
 func FuseGradients(p *Program, acts ...ActKind) *Program {
 	p = p.Clone()
 	for i := range p.Sections {

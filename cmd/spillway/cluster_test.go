@@ -89,6 +89,8 @@ func TestRanksThatCantMeet(t *testing.T) {
 	t.Setenv("NCCL_COMM_ID", "")
 	require.Contains(t, command("train", "--config", file).stderr, "ranks on GPUs meet by NCCL_COMM_ID=HOST:PORT, a free port")
 	require.Contains(t, command("train", "--config", file, "--device", "cpu").stderr, "CPU ranks have nothing to meet by")
+	require.Contains(t, command("train", "--config", writeFile(t, "c.yaml", "devce: cuda\n")).stderr, "devce")
+	require.Contains(t, command("train", "--config", file+"x").stderr, "no such file")
 	file = writeFile(t, "c.yaml", "transport: shm\nmodel: gpt2\ndata: d\n")
 	require.Contains(t, command("train", "--config", file).stderr, "--transport shm joins")
 	for _, args := range [][]string{{"plan", "--model", "gpt2"}, {"bench", "comm"}} {

@@ -265,16 +265,17 @@ func TestHostsGiveTheBitsOfOneProcess(t *testing.T) {
 		"veth, MPICH": {0, 0, "auto", "mpirun.mpich"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir() // before the hosts, which write in it to their end
 			h := newHosts(t, 4, strings.HasPrefix(name, "veth"))
 			h.delay.Store(int64(how.delay))
 			h.lossPer.Store(how.loss)
-			dir := t.TempDir()
 			many := filepath.Join(dir, "many.jsonl")
 			p := h.mpirun(t, how.launcher, dir, tinyWith("--metrics", many, "--collectives", how.by)...)
 			if how.launcher == "mpirun.openmpi" {
 				require.Zero(t, p.end(t), saidOf(dir, 0)+p.errs.String())
 			} else { // UCX over TCP may not come back from MPI_Finalize, which loses Hydra a status: the bits are there before
 				waitFor(t, "end of the run", func() bool {
+					require.Contains(t, []string{"", "0"}, statusOf(dir, 0), saidOf(dir, 0))
 					text, _ := os.ReadFile(many)
 					return bytes.Contains(text, []byte("params_sha256")) && bytes.HasSuffix(text, []byte("\n"))
 				})

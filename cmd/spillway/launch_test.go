@@ -274,7 +274,7 @@ func TestBenchComm(t *testing.T) {
 	} {
 		require.Zero(t, p.end(t), p.errs.String())
 		var rows []row
-		require.NoError(t, json.Unmarshal(p.out.Bytes(), &rows), "stdout holds nothing else")
+		require.NoError(t, json.Unmarshal([]byte(p.out.String()), &rows), "stdout holds nothing else")
 		require.Len(t, rows, 2*5, "two sizes of five operations")
 		for i, r := range rows {
 			require.Equal(t, name, r.Transport)

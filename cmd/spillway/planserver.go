@@ -93,10 +93,13 @@ func (f *planFlags) speed(v float64) string {
 
 // count writes tokens a second; below ten not in whole ones, which may be none.
 func count(v float64) string {
-	if v < 10 {
-		return strconv.FormatFloat(v, 'g', 2, 64)
+	switch {
+	case v >= 10:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 0.01:
+		return strconv.FormatFloat(v, 'f', 2, 64)
 	}
-	return fmt.Sprintf("%.0f", v)
+	return strconv.FormatFloat(v, 'g', 1, 64)
 }
 
 // roughCount is a number with two digits, which stays short: a table has four.

@@ -66,7 +66,25 @@ func TestMain(m *testing.M) {
 // process is a started binary.
 type process struct {
 	*exec.Cmd
-	out, errs bytes.Buffer
+	out, errs heard
+}
+
+// heard is what a process has written so far.
+type heard struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (h *heard) Write(b []byte) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.text.Write(b)
+}
+
+func (h *heard) String() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.text.String()
 }
 
 func start(t *testing.T, args ...string) *process {

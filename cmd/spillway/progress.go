@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"sync"
 	"time"
 
 	"github.com/spillway-ml/spillway"
@@ -12,8 +13,10 @@ import (
 )
 
 // progress is the live line of a run on a terminal, with a line of its own for
-// what is to stay; elsewhere a plain line now and then.
+// what is to stay; elsewhere a plain line now and then. What watches the ranks has lines
+// of its own, at any time.
 type progress struct {
+	mu      sync.Mutex // of step, note and finish
 	w       io.Writer
 	live    *liveLine // nil: not a terminal
 	bytes   bool      // a token of the held-out data is a byte
@@ -59,6 +62,8 @@ func evalText(e *spillway.EvalResult, bytes bool) string {
 }
 
 func (p *progress) step(r spillway.StepResult) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.last, p.pending = r, true
 	if r.Eval != nil {
 		p.eval = r.Eval
@@ -77,6 +82,8 @@ func (p *progress) step(r spillway.StepResult) {
 
 // note prints a line that stays.
 func (p *progress) note(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.live != nil {
 		p.live.above(text)
 		return
@@ -126,6 +133,8 @@ func (p *progress) line() {
 }
 
 func (p *progress) finish() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	switch {
 	case p.live != nil:
 		p.live.end()

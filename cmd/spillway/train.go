@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 
 	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
@@ -43,12 +44,13 @@ Any flag overrides a value of the demo.`,
 	transport := fs.String("transport", cluster.Auto, "how ranks meet: auto, inproc (one process), shm (spillway launch), mpi (mpirun) or nccl (--device cuda over processes)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		how, device := *transport, c.Device
+		var unread error // of the config file
 		if path := fs.Lookup("config").Value.String(); path != "" {
-			how, device = meeting(fs, path)
+			how, device, unread = meeting(fs, path)
 		}
 		p, err := findPlace(how, device, cmd.ErrOrStderr())
 		if err != nil {
-			return err
+			return cmp.Or(unread, err) // where the ranks meet may stand in what is not read
 		}
 		if !p.leads() {
 			return p.work()
@@ -104,16 +106,17 @@ Any flag overrides a value of the demo.`,
 }
 
 // meeting is how and on what device ranks are to meet by the flags and the config file,
-// which is read as a whole later: what is wrong with it is rank 0's to tell.
-func meeting(fs *pflag.FlagSet, path string) (transport, device string) {
+// which is read as a whole later: what is wrong with it is rank 0's to tell, where ranks
+// meet.
+func meeting(fs *pflag.FlagSet, path string) (transport, device string, err error) {
 	both := trainCommand().Flags()
 	for _, name := range []string{"transport", "device"} {
 		if f := fs.Lookup(name); f.Changed {
 			_ = both.Set(name, f.Value.String()) // a word, which any text is
 		}
 	}
-	_ = applyConfigFile(both, path)
-	return both.Lookup("transport").Value.String(), both.Lookup("device").Value.String()
+	err = applyConfigFile(both, path)
+	return both.Lookup("transport").Value.String(), both.Lookup("device").Value.String(), err
 }
 
 // fixedBy are the choices that a command line has made, which --fit leaves as they are.
@@ -188,14 +191,14 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *later, done f
 		}
 	}
 	c.Measure = c.MetricsAddr != "" || c.TensorBoard != ""
-	var bar *progress
+	var shown atomic.Pointer[progress]
 	c.Warn = func(text string) {
 		text = flagged(text)
-		if bar == nil {
-			fmt.Fprintln(stderr, "warning:", text)
+		if bar := shown.Load(); bar != nil {
+			bar.note("warning: " + text)
 			return
 		}
-		bar.note("warning: " + text)
+		fmt.Fprintln(stderr, "warning:", text)
 	}
 	t, closeAll, err := newTrainer(ctx, c)
 	if errors.Is(err, context.Canceled) {
@@ -223,7 +226,8 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *later, done f
 		fmt.Fprintf(stdout, "nothing to do: the checkpoint has %d steps and --steps is %d\n", t.Done(), c.Steps)
 	}
 	done(t.Done())
-	bar = newProgress(stderr, t.Done(), c.Steps, tokensAreBytes(t, c.EvalData))
+	bar := newProgress(stderr, t.Done(), c.Steps, tokensAreBytes(t, c.EvalData))
+	shown.Store(bar)
 	var losses []float32
 	err = t.Run(ctx, func(r spillway.StepResult) error {
 		losses = append(losses, r.Loss)

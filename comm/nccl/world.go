@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // Control is how the ranks reach each other beside NCCL, over a transport of the
@@ -362,13 +363,21 @@ func (w *World) abort(err error) {
 	}
 	for _, r := range ranks {
 		r.ctx.Abort(err)
+	}
+	told := make(chan struct{})
+	go func() { // whoever reads may be slow, and an abort may never come back
+		defer crash.Guard()
+		defer close(told)
+		for _, flight := range flights {
+			if flight != "" && w.o.Failed != nil {
+				w.o.Failed(flight)
+			}
+		}
+	}()
+	for _, r := range ranks {
 		r.abort()
 	}
-	for _, flight := range flights {
-		if flight != "" && w.o.Failed != nil {
-			w.o.Failed(flight)
-		}
-	}
+	<-told
 }
 
 // flightCalls is how many calls of each group a rank tells of.

@@ -3,6 +3,7 @@
 package blastest
 
 import (
+	"errors"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -133,8 +134,12 @@ func (c *checker) product(most, deep int64, half, real, derivative bool) {
 		defer c.free(aux)
 	}
 	call, err := c.lib.Bind(p, at)
+	if p.DGELU && real && errors.Is(err, blas.ErrUnsupported) {
+		return // rows here begin anywhere; those of training, at multiples of 8 elements, are held to the CPU's
+	}
 	require.NoError(t, err)
 	want, scale := make([]float64, m*n), math.Sqrt(float64(k)+1)
+	tanh := make([]float64, m*n) // what a tanh of 11 bits moves
 	for i := range m {
 		for j := range n {
 			sum := 0.0
@@ -148,6 +153,7 @@ func (c *checker) product(most, deep int64, half, real, derivative bool) {
 				sum += y.get(i, j)
 			}
 			if p.DGELU {
+				tanh[i*n+j] = math.Abs(sum) / 512
 				sum *= geluDerivative(aux.get(0, i*n+j))
 			}
 			want[i*n+j] = sum
@@ -168,7 +174,7 @@ func (c *checker) product(most, deep int64, half, real, derivative bool) {
 				rounded := elements{half: make([]uint16, 1), m: y.m}
 				rounded.set(0, float32(w))
 				if real {
-					slack += math.Abs(w) / 256
+					slack += math.Abs(w)/256 + tanh[i*n+j]
 				} else {
 					w = float64(rounded.get(0))
 				}

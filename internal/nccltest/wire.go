@@ -89,10 +89,12 @@ type link struct {
 	self  int
 	ready atomic.Bool
 
-	mu    sync.Mutex
+	mu    sync.Mutex // of conn and boxes: letters are taken in while one is sent
 	conn  net.Conn
-	out   *gob.Encoder
 	boxes map[box][]letter
+
+	sending sync.Mutex
+	out     *gob.Encoder
 }
 
 // wired is one rank's handle of a communicator.
@@ -206,9 +208,12 @@ func (k *link) dial(at string, ranks int) {
 			continue
 		}
 		k.mu.Lock()
-		k.conn, k.out = conn, gob.NewEncoder(conn)
-		err = k.out.Encode(letter{Kind: greeting, From: k.self, Number: ranks})
+		k.conn = conn
 		k.mu.Unlock()
+		k.sending.Lock()
+		k.out = gob.NewEncoder(conn)
+		err = k.out.Encode(letter{Kind: greeting, From: k.self, Number: ranks})
+		k.sending.Unlock()
 		in := gob.NewDecoder(conn)
 		for err == nil {
 			var x letter
@@ -230,8 +235,8 @@ func (k *link) dial(at string, ranks int) {
 
 func (k *link) send(x letter) error {
 	x.From = k.self
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.sending.Lock()
+	defer k.sending.Unlock()
 	return k.out.Encode(x)
 }
 

@@ -35,10 +35,10 @@ type Matrix struct {
 
 // Product is C = op(A)·op(B), C += that, or with Bias C = op(A)·op(B) + bias in
 // every row; with DGELU C = op(A)·op(B)·gelu'(aux), of the form of GELU with tanh, taken
-// element by element before C is rounded. A is (M,K) after op, B (K,N), C (M,N), the bias (N) and aux (M,N), whose rows
-// lie next to each other, of C's type. A
-// and B have one type; C has it too, or F32. Sums are fp32; TF32 is off. C is
-// rounded once, and with Accumulate after adding what was there.
+// element by element before C is rounded. A is (M,K) after op, B (K,N), C (M,N), the bias
+// (N) and aux (M,N), whose rows lie next to each other, of C's type. A and B have one type;
+// C has it too, or F32. Sums are fp32; TF32 is off. C is rounded once, and with Accumulate
+// after adding what was there.
 type Product struct {
 	M, N, K    int64
 	A, B, C    Matrix

@@ -46,6 +46,7 @@ const (
 	// order; neither in place, in whatever order they come, nor in C's type.
 	reductionCompute = 2
 
+	statusInvalidValue = 7
 	statusNotSupported = 15
 )
 
@@ -197,7 +198,7 @@ func (l *Lt) Bind(p Product, at Places) (Call, error) {
 	pl := l.plans[p]
 	if pl == nil {
 		pl = &ltPlan{}
-		if pl.failed = l.plan(p, pl); pl.failed != nil {
+		if pl.failed = older(p, l.plan(p, pl)); pl.failed != nil {
 			pl.failed = fmt.Errorf("%s: %w", p, pl.failed)
 			_ = pl.owned.free() // the failure says more
 		}
@@ -243,6 +244,16 @@ func (l *Lt) set(name string, fn, object uintptr, attribute int, value any) erro
 		return fmt.Errorf("attribute %d: %w", attribute, err)
 	}
 	return nil
+}
+
+// older is err, or ErrUnsupported where a library of CUDA 11 that does not know GELU's
+// derivative yet refuses its epilogue or attributes.
+func older(p Product, err error) error {
+	var status *driver.Error
+	if p.DGELU && errors.As(err, &status) && status.Code == statusInvalidValue {
+		return fmt.Errorf("%w: %w", ErrUnsupported, err)
+	}
+	return err
 }
 
 // extra is the attribute of a product's further operand, and its address; 0 for none.

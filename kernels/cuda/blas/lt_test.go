@@ -2,6 +2,7 @@ package blas
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"unsafe"
 
@@ -128,6 +129,17 @@ func TestBindRemembersARefusal(t *testing.T) {
 	require.ErrorContains(t, first, "product 5×7×3 (A f32, B f32, C f32)")
 	_, again := l.Bind(p, at)
 	require.Same(t, first, again)
+}
+
+// What a library that does not know GELU's derivative says of it is no fault of the run:
+// there is a kernel for it.
+func TestALibraryWithoutTheDerivative(t *testing.T) {
+	refused := fmt.Errorf("attribute 12: %w", statusError("cublasLtMatmulDescSetAttribute", statusInvalidValue))
+	require.ErrorIs(t, older(Product{DGELU: true}, refused), ErrUnsupported)
+	require.Equal(t, refused, older(Product{Bias: true}, refused))
+	failed := statusError("cublasLtMatmulAlgoGetHeuristic", 13)
+	require.Equal(t, failed, older(Product{DGELU: true}, failed))
+	require.NoError(t, older(Product{DGELU: true}, nil))
 }
 
 func TestOpenNamesWhatIsMissing(t *testing.T) {

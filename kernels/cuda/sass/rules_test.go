@@ -45,7 +45,7 @@ var rules = []rule{
 		"attention_dkv":  "as attention",
 		"dropout":        "fp16 rounds beside 32 random words: two of them wait, for one access of 16 bytes",
 		"embed_grad":     "eight words of one type on one architecture",
-		"flash_forward":  "two words that wait outside the loop, for three blocks on a multiprocessor, heads of 128",
+		"flash_forward":  "two words on 8.0 and four on 9.0, for three blocks on a multiprocessor, heads of 128",
 		"flash_backward": "words of addresses, once a tile, heads of 80 and 96: four sums of a tile fill the registers",
 		"maxpool_grad":   "three nested windows; a small part of a vision model",
 	}},
