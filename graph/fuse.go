@@ -28,11 +28,28 @@ type use struct {
 	write bool
 }
 
-func fuse(p *Program, ph *Phase) {
+// usesOf lists each root buffer's uses in a phase, in the order of its operations.
+func usesOf(p *Program, ph *Phase) map[BufID][]use {
 	uses := map[BufID][]use{}
 	for i := range ph.Ops {
 		eachBuf(p, &ph.Ops[i], func(root BufID, write bool) { uses[root] = append(uses[root], use{i, write}) })
 	}
+	return uses
+}
+
+// drop takes operations out of a phase.
+func (ph *Phase) drop(gone []bool) {
+	ops := ph.Ops[:0]
+	for i := range ph.Ops {
+		if !gone[i] {
+			ops = append(ops, ph.Ops[i])
+		}
+	}
+	ph.Ops = ops
+}
+
+func fuse(p *Program, ph *Phase) {
+	uses := usesOf(p, ph)
 	gone := make([]bool, len(ph.Ops))
 	for i := range ph.Ops {
 		lin := &ph.Ops[i]
@@ -58,13 +75,7 @@ func fuse(p *Program, ph *Phase) {
 		}
 		gone[at] = true
 	}
-	ops := ph.Ops[:0]
-	for i := range ph.Ops {
-		if !gone[i] {
-			ops = append(ops, ph.Ops[i])
-		}
-	}
-	ph.Ops = ops
+	ph.drop(gone)
 }
 
 // activationOf returns the one activation that reads the result of linear i, or
@@ -120,10 +131,7 @@ func FuseGradients(p *Program, acts ...ActKind) *Program {
 }
 
 func fuseGradients(p *Program, ph *Phase, acts []ActKind) {
-	uses := map[BufID][]use{}
-	for i := range ph.Ops {
-		eachBuf(p, &ph.Ops[i], func(root BufID, write bool) { uses[root] = append(uses[root], use{i, write}) })
-	}
+	uses := usesOf(p, ph)
 	gone := make([]bool, len(ph.Ops))
 	for i := range ph.Ops {
 		lin := &ph.Ops[i]
@@ -142,13 +150,7 @@ func fuseGradients(p *Program, ph *Phase, acts []ActKind) {
 		lin.Out = []Out{{grad.Out[0].Buf, Write}}
 		gone[at] = true
 	}
-	ops := ph.Ops[:0]
-	for i := range ph.Ops {
-		if !gone[i] {
-			ops = append(ops, ph.Ops[i])
-		}
-	}
-	ph.Ops = ops
+	ph.drop(gone)
 }
 
 // derivativeOf returns the activation's derivative that alone reads what operation i

@@ -279,7 +279,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.StringVar(&c.CUDAGraphs, "cuda-graphs", "auto", "launch runs of a step's operations on a GPU as CUDA graphs: auto (but for those that --trace times) or off")
 	fs.BoolVar(&l.fit, "fit", false, "choose what was not given: the fastest that fits")
 	fs.Var(listFlag{&c.Allow, "PRECISION"}, "allow", "precisions that --fit may choose beside --precision, separated by commas: bf16, fp16")
-	fs.IntVar(&l.globalBatch, "global-batch", 0, "`ROWS` of a step over all ranks: --accum follows from it, --batch and --ranks (without --batch: 4 rows a micro-batch, or the most below that divide a rank's, or what --accum leaves; with --reproducible always 4; --fit chooses)")
+	fs.IntVar(&l.globalBatch, "global-batch", 0, fmt.Sprintf("`ROWS` of a step over all ranks: --accum follows from it, --batch and --ranks (without --batch: %d rows a micro-batch, or the most below that divide a rank's, or what --accum leaves; with --reproducible always %[1]d; --fit chooses)", d.Batch))
 	fs.StringVar(&c.OnNonFinite, "on-nonfinite", d.OnNonFinite, "what a step with a non-finite loss or gradient does: stop (status 3, the tensor named) or skip (its update is left out; the tenth in a row stops)")
 	fs.StringVar(&c.Checkpoint, "checkpoint", "", "`DIR` of checkpoints (default: nothing is written)")
 	fs.IntVar(&c.SaveEvery, "save-every", 0, "steps between checkpoints (default: at the end only)")

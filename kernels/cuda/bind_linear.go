@@ -118,17 +118,26 @@ func bindLinear(b *binding) {
 func (b *binding) biased(p blas.Product, at blas.Places, bias driver.Address, y *graph.Buffer) {
 	whole, with := p, at
 	whole.Bias, with.Bias = true, bias
-	s, err := b.bindProduct(whole, with)
-	if err == nil {
-		b.kernel.steps = append(b.kernel.steps, s)
-		return
-	}
-	if !errors.Is(err, blas.ErrUnsupported) {
-		b.failf("%w", err)
+	if b.whole(whole, with) {
 		return
 	}
 	b.product(p, at)
 	b.overRows(linear, "add_bias_"+b.float(y), p.M, p.N, perThread(y), b.args().Pointer(bias).Pointer(at.C).Int64(p.M).Int64(p.N))
+}
+
+// whole adds a product with what its epilogue does, and is false where the library has no
+// such algorithm.
+func (b *binding) whole(p blas.Product, at blas.Places) bool {
+	s, err := b.bindProduct(p, at)
+	if errors.Is(err, blas.ErrUnsupported) {
+		return false
+	}
+	if err != nil {
+		b.failf("%w", err)
+		return true
+	}
+	b.kernel.steps = append(b.kernel.steps, s)
+	return true
 }
 
 func bindLinearGrad(b *binding) {
@@ -164,13 +173,7 @@ func bindLinearGradAct(b *binding) {
 	if a.Act == cut.Derivative && d.DType != graph.F32 && in%blas.AuxLd == 0 {
 		whole, with := p, at
 		whole.DGELU, with.Aux = true, b.in(2)
-		s, err := b.bindProduct(whole, with)
-		if err == nil {
-			b.kernel.steps = append(b.kernel.steps, s)
-			return
-		}
-		if !errors.Is(err, blas.ErrUnsupported) {
-			b.failf("%w", err)
+		if b.whole(whole, with) {
 			return
 		}
 	}
