@@ -22,6 +22,10 @@ type CUDAKernels struct {
 	// rounded.
 	Derivative ActKind
 
+	// Epilogues are those that products of 16 bits can have, Default those that they have
+	// where nothing else is chosen.
+	Epilogues, Default Epilogues
+
 	// AttentionTile is the queries, and the keys, of a tile of attention on the tensor
 	// cores.
 	AttentionTile int64
@@ -39,6 +43,8 @@ func CUDATarget() Target {
 		ColumnRows: 128, ColumnParts: 64,
 		AttentionTile: 64,
 		Derivative:    ActGELUTanh,
+		Epilogues:     EpilogueDGELU,
+		Default:       EpilogueDGELU,
 	}
 	return t
 }

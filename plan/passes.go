@@ -225,12 +225,15 @@ func cachePrefix(p *graph.Program, s *Spec) (*graph.Program, error) {
 	return recompute.CachePrefix(p, s.Rows)
 }
 
-// fuse joins what the target's kernels have as one. Products of int8 have no derivatives
-// behind them.
+// fuse joins what the target's kernels have as one, and of what changes bits what the
+// run has chosen. Products of int8 have no epilogues.
 func fuse(p *graph.Program, s *Spec) (*graph.Program, error) {
 	p = graph.Fuse(p)
-	if act := s.Target.CUDA.Derivative; act != graph.ActNone && !s.Int8.Matmul {
-		p = graph.FuseGradients(p, act)
+	if s.Int8.Matmul {
+		return p, nil
+	}
+	if e := s.Target.Epilogues(s.Epilogues); e.Has(graph.EpilogueDGELU) {
+		p = graph.FuseGradients(p, s.Target.CUDA.Derivative)
 	}
 	return p, nil
 }

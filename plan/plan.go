@@ -51,6 +51,9 @@ type Config struct {
 	Reduce32  bool // gradients of a 16-bit precision travel and rest in fp32
 	// Int8 has products, and activations that wait for the backward, in int8.
 	Int8 precision.Int8
+	// Epilogues are what 16-bit products do besides multiplying, where the target's can;
+	// zero: its default.
+	Epilogues graph.Epilogues
 	// Int8Gather gathers parameters as quantised values, Int8Reduce sends gradients so
 	// (package fsdp).
 	Int8Gather, Int8Reduce bool

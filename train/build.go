@@ -130,6 +130,7 @@ func (cfg *request) passes() (conf plan.Config, err error) {
 		Precision:     prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,
 		Int8Gather: cfg.int8("gather"), Int8Reduce: cfg.int8("reduce"),
 		Int8:        precision.Int8{Activations: cfg.int8("activations"), Matmul: cfg.int8("matmul")},
+		Epilogues:   cfg.epilogues(),
 		CachePrefix: cfg.FrozenCache.Bytes > 0, Rows: int64(cfg.Batch),
 		Outside: outside,
 		Verify:  cfg.poison,

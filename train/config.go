@@ -163,6 +163,11 @@ type Config struct {
 	// the same at every stage; halves of what they stand for are saved, and precision
 	// is lost (docs/decisions/0019).
 	Int8 []string
+	// Epilogues lists what 16-bit products on a GPU do besides multiplying, of what changes
+	// bits: "dgelu" takes GELU's derivative before the product is rounded. nil or "default":
+	// dgelu, where there is any; "none": each is an operation of its own; "all". The bits
+	// are the same at every stage, of one choice. Nothing of it has been measured on a GPU.
+	Epilogues []string
 	// OptimizerDType is what AdamW keeps: "fp32" (or ""), or "bf16": moments in bf16 and,
 	// with Precision bf16, parameters without a master, 6 bytes a parameter for 14. It
 	// goes with StochasticRounding, without which small updates would be lost.
@@ -350,7 +355,7 @@ func (c *Config) validate() error {
 		atLeast("EvalSteps", c.EvalSteps, 1, "batch"), atLeast("SaveEvery", c.SaveEvery, 0, "step"), atLeast("Keep", c.Keep, 0, "checkpoint"),
 		atLeast("LRBaseBatch", c.LRBaseBatch, 1, "row"),
 		oneOf("LRSchedule", c.LRSchedule, lrSchedules), oneOf("LRScale", c.LRScale, lrScales), oneOf("Order", c.Order, orders), oneOf("AccumOrder", c.AccumOrder, accumOrders),
-		oneOf("Precision", c.Precision, precisions), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), atLeast("ShardSize", c.ShardSize, 0, "rank"),
+		oneOf("Precision", c.Precision, precisions), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), validEpilogues(c), atLeast("ShardSize", c.ShardSize, 0, "rank"),
 		oneOf("Optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("Device", c.Device, devices),
 		oneOf("OnNonFinite", c.OnNonFinite, nonFinites), oneOf("AsyncSave", c.AsyncSave, asyncSaves), oneOf("CUDAGraphs", c.CUDAGraphs, cudaGraphs),
 		validCollectives(c),

@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -125,7 +126,7 @@ func (f *Forecast) Notes() []string {
 	if err != nil {
 		return nil // it was read before: there is a plan
 	}
-	return append(dropoutNote(h.Dropouts, &f.Config), ringNote(&f.Config)...)
+	return slices.Concat(dropoutNote(h.Dropouts, &f.Config), ringNote(&f.Config), epilogueNote(&f.Config))
 }
 
 // dropoutNote says that the dropout keys of a config.json, as hfconfig lists them,

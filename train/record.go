@@ -86,6 +86,9 @@ func (c *Config) settings() map[string]string {
 	if len(c.Int8) > 0 {
 		s["int8"] = strings.ToLower(strings.Join(slices.Sorted(slices.Values(c.Int8)), ","))
 	}
+	if e := c.epiloguesChosen(); e != "" {
+		s["epilogues"] = e
+	}
 	if c.bf16States() {
 		s["optimizer-dtype"] = "bf16"
 	}
@@ -101,7 +104,7 @@ func (c *Config) settings() map[string]string {
 // settingFields are the fields of Config by the names that checkpoints keep them under.
 var settingFields = map[string]string{
 	"accum": "Accum", "accum-order": "AccumOrder", "adapt-all": "AdaptAll", "batch": "Batch", "beta1": "Beta1",
-	"beta2": "Beta2", "clip": "Clip", "collectives": "Collectives", "dropout": "Dropout", "eps": "Eps",
+	"beta2": "Beta2", "clip": "Clip", "collectives": "Collectives", "dropout": "Dropout", "epilogues": "Epilogues", "eps": "Eps",
 	"freeze": "Freeze", "int8": "Int8", "loss-scale": "LossScale",
 	"loss-scale-hysteresis": "LossScaleHysteresis", "lr": "LR", "lr-base-batch": "LRBaseBatch",
 	"lr-scale": "LRScale", "lr-schedule": "LRSchedule", "min-lr": "MinLR", "on-nonfinite": "OnNonFinite",

@@ -82,7 +82,7 @@ func (q request) resolve() (planner, error) {
 		q.Tokenizer = modelTokenizer(&q.Config, h.Vocab)
 	}
 	// The caller's lists may change under the run.
-	q.Freeze, q.Int8, q.Allow = slices.Clone(q.Freeze), slices.Clone(q.Int8), slices.Clone(q.Allow)
+	q.Freeze, q.Int8, q.Epilogues, q.Allow = slices.Clone(q.Freeze), slices.Clone(q.Int8), slices.Clone(q.Epilogues), slices.Clone(q.Allow)
 	return planner{&resolved{request: q, model: h}, common}, nil
 }
 

@@ -16,7 +16,7 @@ var flagOf = map[string]string{
 	"Config.Beta1": "beta1", "Config.Beta2": "beta2", "Config.CUDAGraphs": "cuda-graphs", "Config.Checkpoint": "checkpoint", "Config.Clip": "clip",
 	"Config.Collectives": "collectives", "Config.Data": "data", "Config.DataGlob": "data-glob", "Config.Device": "device",
 	"Config.DeviceMemory": "device-memory", "Config.Disk": "disk", "Config.DiskCache": "disk-cache",
-	"Config.Dropout": "dropout", "Config.Eps": "eps", "Config.EvalData": "eval-data", "Config.EvalEvery": "eval-every",
+	"Config.Dropout": "dropout", "Config.Epilogues": "epilogues", "Config.Eps": "eps", "Config.EvalData": "eval-data", "Config.EvalEvery": "eval-every",
 	"Config.EvalSteps": "eval-steps", "Config.Freeze": "freeze", "Config.FrozenCache": "frozen-cache",
 	"Config.GlobalBatch": "global-batch", "Config.HostMemory": "host-memory", "Config.Init": "init",
 	"Config.Int8": "int8", "Config.Keep": "keep", "Config.LR": "lr", "Config.LRBaseBatch": "lr-base-batch",

@@ -123,6 +123,8 @@ func TestBadInput(t *testing.T) {
 		{"unknown optimizer", tinyWith("--optimizer", "adamx"), 1, `--optimizer "adamx"`},
 		{"unknown schedule", tinyWith("--lr-schedule", "exp"), 1, `--lr-schedule "exp"`},
 		{"unknown order", tinyWith("--order", "random"), 1, `--order "random"`},
+		{"epilogues on the CPU", tinyWith("--precision", "bf16", "--epilogues", "dgelu"), 1, "--epilogues dgelu with --device cpu: only a GPU's products"},
+		{"unknown epilogue", tinyWith("--epilogues", "relu"), 1, `--epilogues "relu": use default, none, all`},
 		{"unknown device", tinyWith("--device", "tpu"), 1, `--device "tpu"`},
 		{"pattern without a match", tinyWith("--freeze", "h.9.*"), 1, `"h.9.*"`},
 		{"evaluation without data", tinyWith("--eval-every", "1"), 1, "--eval-data"},
@@ -188,7 +190,7 @@ var contractFlags = map[string]string{
 	"dropout": "0", "seed": "1", "freeze": "wte.weight", "threads": "1", "prefetch": "1",
 	"eval-data": "y.txt", "eval-every": "1", "eval-steps": "1", "device": "cpu", "ranks": "1",
 	"device-memory": "1GiB", "host-memory": "1GB", "disk": "d:1GiB", "zero": "3", "reproducible": "true",
-	"precision": "fp32", "reduce": "same", "int8": "optimizer", "recompute": "none", "offload": "optimizer=host", "require-pinned": "true", "cuda-graphs": "off",
+	"precision": "fp32", "reduce": "same", "int8": "optimizer", "epilogues": "none", "recompute": "none", "offload": "optimizer=host", "require-pinned": "true", "cuda-graphs": "off",
 	"fit": "true", "global-batch": "8", "checkpoint": "ck", "save-every": "1", "async-save": "auto", "keep": "1", "export": "hf", "resume": "true", "timeout": "60s",
 	"optimizer-dtype": "bf16", "stochastic-rounding": "true", "loss-scale-hysteresis": "1", "metrics": "m.jsonl", "trace": "t.json", "tensorboard": "tb", "metrics-addr": "9090", "collectives": "tree",
 }

@@ -21,6 +21,8 @@ type (
 		// names that --recompute and --offload take.
 		Explanation planWhy          `json:"explanation"`
 		Recommended *planRecommended `json:"recommended"` // null: nothing fits
+		// Epilogues are those of a GPU's 16-bit products that change bits, by name.
+		Epilogues string `json:"epilogues,omitempty"`
 		// Server is what the ranks of a server take together.
 		Server planServer `json:"server"`
 		// Time says how step_seconds is known, with --gpu.
@@ -122,7 +124,7 @@ func (f *planFlags) planJSON(asked *spillway.Forecast, stages []*spillway.Foreca
 	if r := f.timeRange(); r != nil {
 		doc.Time = &planTime{r.Low, r.High, r.Rows, r.Text()}
 	}
-	doc.Explanation = why(asked)
+	doc.Explanation, doc.Epilogues = why(asked), asked.Epilogues()
 	if best != nil {
 		doc.Recommended = &planRecommended{flagText(best.Choices), flaggedAll(best.Reasons), stageJSON(best.Forecast)}
 	}

@@ -1,0 +1,100 @@
+package train
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// kindsOf counts the operations of the plan of a configuration by kind.
+func kindsOf(t *testing.T, c request) map[graph.Kind]int {
+	t.Helper()
+	p, _, err := c.build(t.Context())
+	require.NoError(t, err)
+	n := map[graph.Kind]int{}
+	for _, s := range p.Program.Sections {
+		for _, ph := range s.Phases {
+			for i := range ph.Ops {
+				n[ph.Ops[i].Kind]++
+			}
+		}
+	}
+	return n
+}
+
+// onGPU is tiny gpt2 in bf16, planned for a GPU with these epilogues.
+func onGPU(names ...string) request {
+	c := tiny("gpt2")
+	c.Device, c.Precision, c.Epilogues = "cuda", "bf16", names
+	return c
+}
+
+func TestEpiloguesAreChosen(t *testing.T) {
+	t.Parallel()
+	byDefault := kindsOf(t, onGPU())
+	require.Positive(t, byDefault[graph.LinearGradAct])
+	require.Equal(t, byDefault, kindsOf(t, onGPU("Default")))
+	require.Equal(t, byDefault, kindsOf(t, onGPU("DGELU")))
+
+	none := kindsOf(t, onGPU("none"))
+	require.Zero(t, none[graph.LinearGradAct])
+	require.Equal(t, byDefault[graph.LinearGradAct], none[graph.ActivationGrad]-byDefault[graph.ActivationGrad])
+	require.Equal(t, byDefault[graph.LinearGradAct], none[graph.LinearGradX]-byDefault[graph.LinearGradX])
+
+	c := onGPU("none") // changes nothing where there are none
+	c.Precision = "fp32"
+	n := kindsOf(t, c)
+	require.Zero(t, n[graph.LinearGradAct])
+	c.Epilogues = nil
+	require.Equal(t, n, kindsOf(t, c))
+}
+
+func TestEpiloguesAreValidated(t *testing.T) {
+	t.Parallel()
+	for want, change := range map[string]func(*request){
+		`Config.Epilogues "relu": use default, none, all, or some of dgelu`: func(c *request) { c.Epilogues = []string{"relu"} },
+		"Config.Epilogues none beside others":                               func(c *request) { c.Epilogues = []string{"dgelu", "none"} },
+		"dgelu with Config.Device cpu: only a GPU's":                        func(c *request) { c.Device = "cpu" },
+		"all with Config.Device cpu: only a GPU's":                          func(c *request) { c.Device, c.Epilogues = "cpu", []string{"all"} },
+		"dgelu with Config.Precision fp32: only 16-bit":                     func(c *request) { c.Precision = "fp32" },
+		"all with Config.Precision fp32: only 16-bit":                       func(c *request) { c.Precision, c.Epilogues = "", []string{"all"} },
+		"dgelu with Config.Precision fp32: only":                            func(c *request) { c.Allow = []string{"fp32"} }, // a search might choose it
+		"dgelu with Config.Int8 matmul: products of int8 have no":           func(c *request) { c.Int8 = []string{"matmul"} },
+	} {
+		c := onGPU("dgelu")
+		change(&c)
+		require.ErrorContains(t, c.Validate(), want)
+		require.ErrorIs(t, c.Validate(), ErrConfig)
+	}
+	for _, names := range []string{"", "default", "none", "None"} { // ask for nothing
+		c := tiny("gpt2")
+		c.Epilogues = strings.FieldsFunc(names, func(r rune) bool { return r == ',' })
+		require.NoError(t, c.Validate())
+	}
+}
+
+// A choice that has other bits than the default is on record, and said with the plan.
+func TestEpiloguesAreOnRecord(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		of   request
+		want string
+	}{
+		{onGPU(), ""}, {onGPU("default"), ""}, {onGPU("dgelu"), ""}, {onGPU("none"), "none"}, {tiny("gpt2"), ""},
+	} {
+		require.Equal(t, c.want, c.of.settings()["epilogues"], c.of.Epilogues)
+		notes := strings.Join((&Forecast{Config: c.of.Config}).Notes(), "\n")
+		require.Equal(t, c.want != "", strings.Contains(notes, "Config.Epilogues "+c.want), notes)
+	}
+	require.Equal(t, "dgelu", (&Forecast{Config: onGPU().Config}).Epilogues())
+	require.Equal(t, "none", (&Forecast{Config: onGPU("none").Config}).Epilogues())
+	cpu := tiny("gpt2")
+	require.Empty(t, (&Forecast{Config: cpu.Config}).Epilogues())
+	was, now := onGPU(), onGPU("none")
+	names, lines := changed(was.settings(), now.settings())
+	require.Equal(t, []string{"epilogues"}, names)
+	require.Equal(t, []string{"Config.Epilogues: not in use → none"}, lines)
+}
