@@ -11,13 +11,14 @@ type Epilogues uint8
 const (
 	NoEpilogues   Epilogues = 1 << iota // a set that was chosen: what is not in it is not done
 	EpilogueDGELU                       // an activation's derivative: FuseGradients
+	EpilogueGELU                        // an activation of the unrounded sum: Fuse, LinearAct
 )
 
 // EpilogueNames are the elements of a set by name, in the order in which they are listed.
 var EpilogueNames = []struct {
 	Name string
 	Set  Epilogues
-}{{"dgelu", EpilogueDGELU}}
+}{{"dgelu", EpilogueDGELU}, {"gelu", EpilogueGELU}}
 
 // Has says whether all of f are in the set.
 func (e Epilogues) Has(f Epilogues) bool { return e&f == f }

@@ -12,11 +12,18 @@ import "slices"
 // fused operation keeps the linear's name and place, and by definition its bits:
 // the epilogue applies the same activation to the same sums. Run it after
 // Differentiate and before recomputation, so that clones are fused too.
-func Fuse(p *Program) *Program {
+//
+// Of the activations in unrounded the fused operation of 16 bits is a LinearAct: its
+// epilogue takes the sum before it is rounded, which are other bits. pre is written
+// then whether it is read or not, so that one form of the product serves training,
+// evaluation and what is frozen; where nothing reads it, it lives for the operation.
+// Types and the forward's uses alone decide, which are the same at every stage and
+// placement, and nothing behind this makes y of a pre that was kept.
+func Fuse(p *Program, unrounded ...ActKind) *Program {
 	p = p.Clone()
 	for i := range p.Sections {
 		for j := range p.Sections[i].Phases {
-			fuse(p, &p.Sections[i].Phases[j])
+			fuse(p, &p.Sections[i].Phases[j], unrounded)
 		}
 	}
 	return p
@@ -48,7 +55,7 @@ func (ph *Phase) drop(gone []bool) {
 	ph.Ops = ops
 }
 
-func fuse(p *Program, ph *Phase) {
+func fuse(p *Program, ph *Phase, unrounded []ActKind) {
 	uses := usesOf(p, ph)
 	gone := make([]bool, len(ph.Ops))
 	for i := range ph.Ops {
@@ -70,7 +77,11 @@ func fuse(p *Program, ph *Phase) {
 		a.Act = act.Attr.(ActAttr).Act
 		lin.Attr = a
 		lin.Out = []Out{act.Out[0], {NoBuf, Write}}
-		if kept {
+		of16 := half(p, pre) && slices.Contains(unrounded, a.Act)
+		if of16 {
+			lin.Kind = LinearAct
+		}
+		if kept || of16 {
 			lin.Out[1].Buf = pre
 		}
 		gone[at] = true

@@ -2,6 +2,7 @@ package graph_test
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -146,6 +147,31 @@ func halfMLP(t *testing.T, dt graph.DType) *graph.Program {
 		}
 	}
 	return q
+}
+
+// An activation of the unrounded sum is one operation in every program: with pre, read or
+// not.
+func TestFuseTakesTheUnroundedSum(t *testing.T) {
+	q := halfMLP(t, graph.F16)
+	before := dump(q)
+	f := graph.Fuse(q, graph.ActGELUTanh)
+	require.Equal(t, before, dump(q), "the input is left alone")
+	require.Contains(t, dump(f), "l1: linear_act(x, w1, _) → a1, l1\n")
+	require.Contains(t, dump(f), "l2: linear(a1, w2, _) → a2, l2\n", "not of this activation")
+	require.NotContains(t, dump(f), "a1: act")
+	checkOps(t, f)
+	require.Equal(t, graph.LinearAttr{Act: graph.ActGELUTanh}, f.Sections[0].Phases[0].Ops[0].Attr)
+	require.Contains(t, dump(graph.FuseGradients(f, graph.ActGELUTanh)), "l2/dx: linear_dact(a2.grad, w2, l1) → a1.grad\n", "its gradient reads pre")
+
+	forward := halfMLP(t, graph.F16)
+	ph := &forward.Sections[0].Phases[0]
+	ph.Ops = slices.DeleteFunc(ph.Ops, func(op graph.Op) bool { return op.Pass != graph.Forward })
+	f = graph.Fuse(forward, graph.ActGELUTanh)
+	require.Contains(t, dump(f), "l1: linear_act(x, w1, _) → a1, l1\n", "nothing reads l1")
+	require.Contains(t, dump(f), "l2: linear(a1, w2, _) → a2, _\n")
+
+	q = halfMLP(t, graph.F32)
+	require.Equal(t, dump(graph.Fuse(q)), dump(graph.Fuse(q, graph.ActGELUTanh)), "of f32")
 }
 
 func TestFuseGradientsJoinsProductAndDerivative(t *testing.T) {

@@ -343,6 +343,17 @@ func TestGradientsOfEveryKind(t *testing.T) {
 			}
 		})
 	}
+	t.Run("linear_act", func(t *testing.T) { // which only Fuse makes
+		p := graph.Fuse(mlpProgram(t, ""))
+		ops := p.Sections[0].Phases[0].Ops
+		for i, pre := range []string{"l1", "l2"} {
+			ops[i].Kind, ops[i].Out[1].Buf = graph.LinearAct, p.Find(pre)
+		}
+		covered[graph.LinearAct] = true
+		for seed := range uint64(2) {
+			require.Contains(t, dump(checkGradients(t, p, seed)), "l2/dpre: act_grad(a2.grad, l2) → ~a2.grad")
+		}
+	})
 	for _, k := range graph.Kinds() {
 		info, _ := graph.InfoOf(k)
 		if info.Differentiable() {

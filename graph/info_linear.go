@@ -68,34 +68,43 @@ func init() {
 			Attr:       LinearAttr{},
 			Saves:      []string{"x", "w", "pre"},
 			check: func(c *checker) {
-				x, w, bias, y, pre := c.in(0), c.in(1), c.in(2), c.out(0), c.out(1)
+				pre := c.out(1)
 				a := c.op.Attr.(LinearAttr)
-				k, n := c.weight(w, a.TransW)
-				c.rank2(x)
-				if c.err == nil && x.cols() != k {
-					c.bad(w, dimOf(0, 1, a.TransW), k, x.cols(), " (the width of x)")
-				}
-				c.vector(bias, n, "a bias per column of y")
-				c.matrix(y, x.rows(), n, "rows as x, columns as w's outputs")
-				c.same(pre, y)
+				c.linear(a)
+				c.same(pre, c.out(0))
 				c.activation(a.Act, true)
-				c.int8Product(x, a)
+				c.int8Product(c.in(0), a)
 				if pre.ok() && a.Act == ActNone {
 					c.failf("operand pre is given without an activation; y is its value already")
 				}
 			},
-			flops: func(c *checker) int64 {
-				f := 2 * c.out(0).elems() * c.in(0).cols()
-				if c.in(2).ok() {
-					f += c.out(0).elems()
-				}
-				if c.op.Attr.(LinearAttr).Act != ActNone {
-					f += actFlops * c.out(0).elems()
-				}
-				return f
-			},
+			flops:    linearFlops,
 			derive:   deriveLinear,
 			work:     Target.linearWork,
+			cudaWork: Target.linearCUDAWork,
+		},
+		&Info{
+			Kind: LinearAct,
+			Doc: "sum = x·w + bias, y = act(sum), pre = sum; x (M,K), w (K,N) or with TransW (N,K), bias (N), y and pre (M,N). " +
+				"Of 16 bits y and pre are each rounded once: y is not act(pre), so that nothing but this operation makes it again. " +
+				"Where a kernel has no such epilogue, the sum may be rounded to pre's type first.",
+			Derivative: "with g = dy·act'(pre): dx = g·wᵀ; dw = xᵀ·g (with TransW gᵀ·x); dbias = column sums of g",
+			In:         []Operand{in("x", "(M,K)"), in("w", "(K,N)"), optIn("bias", "(N)")},
+			Out:        []Operand{out("y", "(M,N)"), out("pre", "(M,N)").stat()},
+			Attr:       LinearAttr{},
+			Saves:      []string{"x", "w", "pre"},
+			check: func(c *checker) {
+				a := c.op.Attr.(LinearAttr)
+				c.linear(a)
+				c.same(c.out(1), c.out(0))
+				c.activation(a.Act, false)
+				if a.Int8 {
+					c.failf("is of int8; products with an activation's epilogue are not")
+				}
+			},
+			flops:    linearFlops,
+			derive:   deriveLinear,
+			work:     Target.linearActWork,
 			cudaWork: Target.linearCUDAWork,
 		},
 		&Info{
@@ -204,6 +213,29 @@ func (c *checker) weight(w ref, trans bool) (k, n int64) {
 		k, n = n, k
 	}
 	return k, n
+}
+
+// linear checks x, w, bias and y of a linear.
+func (c *checker) linear(a LinearAttr) {
+	x, w, bias, y := c.in(0), c.in(1), c.in(2), c.out(0)
+	k, n := c.weight(w, a.TransW)
+	c.rank2(x)
+	if c.err == nil && x.cols() != k {
+		c.bad(w, dimOf(0, 1, a.TransW), k, x.cols(), " (the width of x)")
+	}
+	c.vector(bias, n, "a bias per column of y")
+	c.matrix(y, x.rows(), n, "rows as x, columns as w's outputs")
+}
+
+func linearFlops(c *checker) int64 {
+	f := 2 * c.out(0).elems() * c.in(0).cols()
+	if c.in(2).ok() {
+		f += c.out(0).elems()
+	}
+	if c.op.Attr.(LinearAttr).Act != ActNone {
+		f += actFlops * c.out(0).elems()
+	}
+	return f
 }
 
 // int8Product checks what a product of int8 quantises; x is its first factor.

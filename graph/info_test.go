@@ -131,6 +131,8 @@ func samples(t *testing.T) map[graph.Kind][]sample {
 	add(graph.AllReduce, graph.GroupAttr{Axis: 0}, nil, rw(whole))
 	add(graph.AllToAll, graph.GroupAttr{Axis: 0}, ids(whole), graph.Out{Buf: buf("recv", graph.F32, 768)})
 	add(graph.Join, nil, nil)
+	add(graph.LinearAct, graph.LinearAttr{Act: graph.ActGELUTanh}, ids(buf("x", graph.F32, 3, 5), buf("w", graph.F32, 5, 4), buf("bias", graph.F32, 4)),
+		graph.Out{Buf: buf("y", graph.F32, 3, 4)}, graph.Out{Buf: buf("pre", graph.F32, 3, 4)})
 	add(graph.LinearGradAct, graph.LinearAttr{Act: graph.ActSiLU}, ids(buf("dy", graph.F32, 3, 5), buf("w", graph.F32, 4, 5), buf("pre", graph.F32, 3, 4)),
 		graph.Out{Buf: buf("dpre", graph.F32, 3, 4)})
 	add(graph.Copy, nil, ids(part), graph.Out{Buf: moment})

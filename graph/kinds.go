@@ -28,6 +28,9 @@ const (
 	// x (M,K), w (K,N) or TransW: (N,K), [bias (N)] → y (M,N), [pre (M,N)]. LinearAttr.
 	// With Act, y = act(x·w + bias) and pre, if asked for, is the argument of act.
 	Linear Kind = "linear"
+	// x (M,K), w (K,N) or TransW: (N,K), [bias (N)] → y (M,N), pre (M,N). LinearAttr (TransW, Act).
+	// As Linear with Act, but y is act of the sum before that is rounded to pre.
+	LinearAct Kind = "linear_act"
 	// dy (M,N), w → dx w/a (M,K). LinearAttr (TransW only).
 	LinearGradX Kind = "linear_dx"
 	// dy (M,N), w, pre (M,K) → dpre (M,K): the derivative of act at pre times dx, for w whose

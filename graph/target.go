@@ -22,8 +22,9 @@ type Target struct {
 	SumElems int64
 
 	// CUDA describes the kernels of a GPU. The fields above then describe the
-	// kernels of its host, which run the operations of the HostWork stream. Its
-	// zero value: the device is the CPU.
+	// kernels of its host, which run the operations of the HostWork stream. Without
+	// ProductBytes these are the device's too: it is the CPU, or the double of a GPU that
+	// computes with the CPU's kernels.
 	CUDA CUDAKernels
 }
 
@@ -66,7 +67,7 @@ func CPUTarget() Target {
 // a multiple of Align; 0 for none. It depends on shapes and attribute alone,
 // never on the number of threads. The operation must pass Check.
 func (t Target) Workspace(p *Program, op *Op) int64 {
-	if t.CUDA != (CUDAKernels{}) && op.Stream != HostWork {
+	if t.CUDA.ProductBytes > 0 && op.Stream != HostWork {
 		return t.cudaWorkspace(p, op)
 	}
 	if info, _ := op.Info(); info != nil && info.work != nil {
@@ -83,6 +84,16 @@ func (t Target) linearWork(p *Program, op *Op) int64 {
 		return t.align(m*k) + t.align(k*n) + t.align(4*m) + t.align(4*n) + t.int8Product(m, n, k)
 	}
 	return t.product(m, n, k, transB, half(p, op.In[0]), half(p, op.Out[0].Buf))
+}
+
+// linearActWork is, of 16-bit elements, also the sums in f32: y is taken of them.
+func (t Target) linearActWork(p *Program, op *Op) int64 {
+	y := op.Out[0].Buf
+	if !half(p, y) {
+		return t.linearWork(p, op)
+	}
+	m, n, k, transB := productOf(p, op)
+	return t.product(m, n, k, transB, true, false) + t.align(4*p.Buffers[y].Elems())
 }
 
 func (t Target) attentionWork(_ *Program, op *Op) int64 {
@@ -165,7 +176,7 @@ func productOf(p *Program, op *Op) (m, n, k int64, transB bool) {
 	m, in := matrixOf(p, op.In[0])
 	_, out := matrixOf(p, op.Out[0].Buf)
 	switch op.Kind {
-	case Linear: // x (m,in)
+	case Linear, LinearAct: // x (m,in)
 		return m, out, in, trans
 	case LinearGradX, LinearGradAct: // dy (m,in) here
 		return m, out, in, !trans

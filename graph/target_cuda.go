@@ -18,9 +18,9 @@ type CUDAKernels struct {
 	// rows or more, at most ColumnParts of them, and the parts added in order.
 	ColumnRows, ColumnParts int64
 
-	// Derivative is the activation whose derivative a product of 16 bits takes before it is
-	// rounded.
-	Derivative ActKind
+	// Activation is the activation that a product of 16 bits takes before it is rounded, or
+	// whose derivative it takes.
+	Activation ActKind
 
 	// Epilogues are those that products of 16 bits can have, Default those that they have
 	// where nothing else is chosen.
@@ -42,8 +42,8 @@ func CUDATarget() Target {
 		HeadBytes: 256 << 20, HeadStep: 256, HeadRows: 2048, LogitPad: 64,
 		ColumnRows: 128, ColumnParts: 64,
 		AttentionTile: 64,
-		Derivative:    ActGELUTanh,
-		Epilogues:     EpilogueDGELU,
+		Activation:    ActGELUTanh,
+		Epilogues:     EpilogueDGELU | EpilogueGELU,
 		Default:       EpilogueDGELU,
 	}
 	return t

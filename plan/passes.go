@@ -228,12 +228,17 @@ func cachePrefix(p *graph.Program, s *Spec) (*graph.Program, error) {
 // fuse joins what the target's kernels have as one, and of what changes bits what the
 // run has chosen. Products of int8 have no epilogues.
 func fuse(p *graph.Program, s *Spec) (*graph.Program, error) {
-	p = graph.Fuse(p)
-	if s.Int8.Matmul {
-		return p, nil
+	var e graph.Epilogues
+	if !s.Int8.Matmul {
+		e = s.Target.Epilogues(s.Epilogues)
 	}
-	if e := s.Target.Epilogues(s.Epilogues); e.Has(graph.EpilogueDGELU) {
-		p = graph.FuseGradients(p, s.Target.CUDA.Derivative)
+	var unrounded []graph.ActKind
+	if e.Has(graph.EpilogueGELU) {
+		unrounded = append(unrounded, s.Target.CUDA.Activation)
+	}
+	p = graph.Fuse(p, unrounded...)
+	if e.Has(graph.EpilogueDGELU) {
+		p = graph.FuseGradients(p, s.Target.CUDA.Activation)
 	}
 	return p, nil
 }

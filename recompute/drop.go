@@ -36,7 +36,7 @@ func (r *rewriter) markDropped() {
 			continue
 		}
 		main := r.outs[v.by][0]
-		_, fused := r.ops[v.by].Attr.(graph.LinearAttr)
+		fused := r.ops[v.by].Kind == graph.Linear // its y is made again from what it writes beside it
 		r.dropped[i] = is(i) || !fused && main >= 0 && is(main)
 	}
 }

@@ -58,7 +58,7 @@ func TestDropRefusesWhatItCannotDo(t *testing.T) {
 // Each candidate, dropped alone, runs just the operations that it says, and
 // takes its bytes off what the backward holds.
 func TestCandidates(t *testing.T) {
-	for _, p := range []*graph.Program{differentiated(t, gpt2(4)), differentiated(t, llama(4))} {
+	for _, p := range []*graph.Program{differentiated(t, gpt2(4)), unrounded(t, differentiated(t, gpt2(4))), differentiated(t, llama(4))} {
 		list, err := recompute.Candidates(p)
 		require.NoError(t, err)
 		before, err := memplan.Bounds(rewrite(t, p, "none"))
@@ -87,4 +87,51 @@ func TestCandidates(t *testing.T) {
 		}
 		require.GreaterOrEqual(t, dropped, 6)
 	}
+}
+
+// unrounded is a program whose GELUs are of unrounded sums.
+func unrounded(t *testing.T, p *graph.Program) *graph.Program {
+	t.Helper()
+	n := 0
+	for i := range p.Sections[0].Phases[0].Ops {
+		if op := &p.Sections[0].Phases[0].Ops[i]; op.Kind == graph.Linear && op.Attr.(graph.LinearAttr).Act == graph.ActGELUTanh {
+			op.Kind = graph.LinearAct
+			n++
+		}
+	}
+	require.Positive(t, n)
+	return p
+}
+
+// A GELU of the unrounded sum is never made of the pre-activation that is kept, which
+// would be other bits: only by its own operation, or not at all.
+func TestAGELUOfTheUnroundedSumIsMadeByItsProductAlone(t *testing.T) {
+	p := unrounded(t, differentiated(t, gpt2(2)))
+	for policy, again := range map[string]int{
+		"none": 0, "selective": 0, "full": 2, "drop:h.*.mlp.act": 2, "drop:h.*.mlp.c_fc": 2, "drop:h.1.mlp.act,h.1.mlp.c_fc": 1,
+		"selective:h.0;full:h.1": 1, "selective;drop:h.0.mlp.act": 1,
+	} {
+		n := 0
+		for _, op := range rewrite(t, p, policy).Sections[0].Phases[0].Ops {
+			require.NotEqual(t, graph.Activation, op.Kind, "%s: %s", policy, op.Name)
+			if op.Pass == graph.Recompute && op.Kind == graph.LinearAct {
+				n++
+			}
+		}
+		require.Equal(t, again, n, policy)
+	}
+	// With the activation goes what the same product makes: the argument of its derivative.
+	require.Equal(t, clones(rewrite(t, p, "drop:h.0.mlp.act,h.0.mlp.c_fc")), clones(rewrite(t, p, "drop:h.0.mlp.act")))
+	list, err := recompute.Candidates(p)
+	require.NoError(t, err)
+	seen := 0
+	for _, c := range list {
+		if c.Name != "h.0.mlp.act" && c.Name != "h.0.mlp.c_fc" {
+			continue
+		}
+		seen++
+		require.Len(t, c.Ops, 1)
+		require.Equal(t, graph.LinearAct, c.Ops[0].Kind)
+	}
+	require.Equal(t, 2, seen)
 }

@@ -35,7 +35,7 @@ type Options struct {
 	// Drop has patterns (graph.MatchName) of activations that are computed again
 	// whatever their unit's policy: what an operation computes beside the first of
 	// its results goes with that, but for a pre-activation that a fused product
-	// writes. See Candidates for what can be dropped.
+	// writes and its activation can be made from (graph.Linear). See Candidates for what can be dropped.
 	Drop []string
 }
 

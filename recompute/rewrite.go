@@ -221,12 +221,13 @@ func cheap(op *graph.Op) bool {
 }
 
 // activationOf returns the pre-activation that a fused linear writes beside v,
-// where v is the activation of it.
+// where v is the activation of it. Of a LinearAct there is none: its y is the
+// activation of the unrounded sum, which the product alone makes again.
 func (r *rewriter) activationOf(v int) (pre int, ok bool) {
 	by := r.vals[v].by
 	op := &r.ops[by]
-	a, linear := op.Attr.(graph.LinearAttr)
-	if !linear || a.Act == graph.ActNone || len(op.Out) < 2 || op.Out[1].Buf == graph.NoBuf || r.outs[by][0] != v {
+	a, _ := op.Attr.(graph.LinearAttr)
+	if op.Kind != graph.Linear || a.Act == graph.ActNone || len(op.Out) < 2 || op.Out[1].Buf == graph.NoBuf || r.outs[by][0] != v {
 		return -1, false
 	}
 	return r.outs[by][1], true

@@ -159,7 +159,7 @@ func groupsOf(p *graph.Program, list []recompute.Candidate, m *cost.Machine, acc
 			continue
 		}
 		g := group{before: before, after: after, first: layer, last: layer, alone: !ok, bytes: float64(c.Bytes), seconds: -1, act: graph.NoBuf}
-		if n := len(c.Ops); n > 0 && c.Ops[n-1].Kind == graph.Linear && len(c.Ops[n-1].Out) > 1 && c.Ops[n-1].Out[1].Buf == c.Buf {
+		if n := len(c.Ops); n > 0 && (c.Ops[n-1].Kind == graph.Linear || c.Ops[n-1].Kind == graph.LinearAct) && len(c.Ops[n-1].Out) > 1 && c.Ops[n-1].Out[1].Buf == c.Buf {
 			g.act = c.Ops[n-1].Out[0].Buf // a pre-activation: the product makes both again
 		}
 		buffer[c.Buf] = len(groups)

@@ -164,7 +164,8 @@ type Config struct {
 	// is lost (docs/decisions/0019).
 	Int8 []string
 	// Epilogues lists what 16-bit products on a GPU do besides multiplying, of what changes
-	// bits: "dgelu" takes GELU's derivative before the product is rounded. nil or "default":
+	// bits: "dgelu" takes GELU's derivative before the product is rounded, "gelu" GELU; to
+	// recompute that takes the product then (docs/decisions/0055). nil or "default":
 	// dgelu, where there is any; "none": each is an operation of its own; "all". The bits
 	// are the same at every stage, of one choice. Nothing of it has been measured on a GPU.
 	Epilogues []string

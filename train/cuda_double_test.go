@@ -48,6 +48,8 @@ func onDouble(t testing.TB, cfg *request, o drivertest.Options, own bool) *drive
 		cfg.cuda.Kernels = shimKernels(d, compiler)
 	} else {
 		cfg.Target = graph.CPUTarget() // these kernels' alignment and workspace
+		gpu := graph.CUDATarget().CUDA // of which a run may choose; by default it has the CPU's bits
+		cfg.Target.CUDA = graph.CUDAKernels{Activation: gpu.Activation, Epilogues: gpu.Epilogues}
 		cfg.cuda.Kernels = func(_ run.Options, _ driver.API, _ driver.Device, host kernels.Library) (run.GPUKernels, error) {
 			return &hostKernels{d, host}, nil
 		}

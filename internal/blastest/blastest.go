@@ -157,6 +157,12 @@ func geluDerivative(x float64) float64 {
 	return (1+t)/2 + x/2*(1-t*t)*root*(1+3*cube*x*x)
 }
 
+// gelu is x/2·(1 + tanh u): see geluDerivative.
+func gelu(x float64) float64 {
+	const root, cube = 0.7978845608028654, 0.044715
+	return x / 2 * (1 + math.Tanh(root*(x+cube*x*x*x)))
+}
+
 func (c *call) run() error {
 	p := c.p
 	var operands [5]elements
@@ -166,7 +172,7 @@ func (c *call) run() error {
 		at         driver.Address
 	}{{p.A, p.M, p.K, c.at.A}, {p.B, p.K, p.N, c.at.B}, {p.C, p.M, p.N, c.at.C}, {blas.Matrix{Type: p.C.Type, Ld: p.N}, 1, p.N, c.at.Bias},
 		{blas.Matrix{Type: p.C.Type, Ld: p.N}, p.M, p.N, c.at.Aux}} {
-		if i == 3 && !p.Bias || i == 4 && !p.DGELU {
+		if i == 3 && !p.Bias || i == 4 && !p.GELU && !p.DGELU {
 			continue
 		}
 		var err error
@@ -186,6 +192,10 @@ func (c *call) run() error {
 			at := i*p.C.Ld + j
 			if p.Bias {
 				sum += float64(bias.get(j))
+			}
+			if p.GELU {
+				aux.set(i*p.N+j, float32(sum))
+				sum = gelu(sum)
 			}
 			if p.DGELU {
 				sum *= geluDerivative(float64(aux.get(i*p.N + j)))

@@ -39,6 +39,8 @@ func TestCheckFindsMistakes(t *testing.T) {
 		"":                func(*blas.Product) {},
 		"accumulates not": func(p *blas.Product) { p.Accumulate = false },
 		"no bias":         func(p *blas.Product) { p.Bias = false },
+		"no GELU":         func(p *blas.Product) { p.GELU = false },
+		"no derivative":   func(p *blas.Product) { p.DGELU = false },
 		"a short sum":     func(p *blas.Product) { p.K = max(p.K-1, 1) },
 	} {
 		runtime.LockOSThread()
@@ -96,6 +98,12 @@ func TestRefusals(t *testing.T) {
 		{blas.Product{M: 8, N: 8, K: 8, A: f, B: f, C: f, Workspace: 16}, blas.Places{A: 256, B: 512, C: 1024, Work: 16}, "workspace at 0x10"},
 		{blas.Product{M: 8, N: 8, K: 8, A: f, B: f, C: f, Bias: true, Accumulate: true}, at, "cannot both"},
 		{blas.Product{M: 8, N: 8, K: 8, A: f, B: f, C: blas.Matrix{Ld: 8, Trans: true}}, at, "C is transposed"},
+		{blas.Product{M: 8, N: 8, K: 8, A: f, B: f, C: f, GELU: true}, at, "GELU over rows of 8 elements of f32"},
+		{blas.Product{M: 8, N: 4, K: 8, A: h, B: h, C: h, GELU: true}, at, "GELU over rows of 4 elements of bf16; want bf16 or f16, and a multiple of 8"},
+		{blas.Product{M: 8, N: 8, K: 8, A: h, B: h, C: h, GELU: true, Accumulate: true}, at, "GELU is of the product and a bias"},
+		{blas.Product{M: 8, N: 8, K: 8, A: h, B: h, C: h, GELU: true, DGELU: true}, at, "GELU is of the product and a bias"},
+		{blas.Product{M: 8, N: 8, K: 8, A: h, B: h, C: h, GELU: true}, at, "aux is at 0x0, want a multiple of 16"},
+		{blas.Product{M: 8, N: 8, K: 8, A: h, B: h, C: h, GELU: true}, blas.Places{A: 256, B: 512, C: 1024, Aux: 1032}, "aux is at 0x408, want a multiple of 16"},
 	} {
 		_, err := lib.Bind(c.p, c.at)
 		require.ErrorContains(t, err, c.want)

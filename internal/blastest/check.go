@@ -65,10 +65,11 @@ func Check(t testing.TB, api driver.API, lib blas.Library) {
 		if i%10 == 0 {
 			most, deep = 90, 1500
 		}
-		c.product(most, deep, rng.IntN(2) == 0, rng.IntN(3) == 0, false)
+		c.product(most, deep, rng.IntN(2) == 0, rng.IntN(3) == 0, plain)
 	}
 	for range 12 {
-		c.product(40, 300, true, true, true)
+		c.product(40, 300, true, true, derivative)
+		c.product(40, 300, true, true, activation)
 	}
 	require.NoError(t, api.DestroyStream(s))
 }
@@ -103,7 +104,14 @@ func (c *checker) free(list ...*matrix) {
 	}
 }
 
-func (c *checker) product(most, deep int64, half, real, derivative bool) {
+// What is taken of a product before it is rounded.
+const (
+	plain = iota
+	derivative
+	activation
+)
+
+func (c *checker) product(most, deep int64, half, real bool, epilogue int) {
 	t, rng := c.t, c.rng
 	m, n, k := 1+rng.Int64N(most), 1+rng.Int64N(most), 1+rng.Int64N(deep)
 	in, out := graph.F32, graph.F32
@@ -111,7 +119,7 @@ func (c *checker) product(most, deep int64, half, real, derivative bool) {
 		in = []graph.DType{graph.BF16, graph.F16}[rng.IntN(2)]
 		out = []graph.DType{in, graph.F32}[rng.IntN(2)]
 	}
-	if derivative {
+	if epilogue != plain {
 		n, out = blas.AuxLd*(1+n/blas.AuxLd), in
 	}
 	a, b := c.alloc(m, k, in, rng.IntN(2) == 0, !real), c.alloc(k, n, in, rng.IntN(2) == 0, !real)
@@ -120,53 +128,38 @@ func (c *checker) product(most, deep int64, half, real, derivative bool) {
 	p := blas.Product{M: m, N: n, K: k, A: a.m, B: b.m, C: y.m, Workspace: 1 << 20}
 	var aux *matrix
 	switch kind := rng.IntN(3); {
-	case derivative:
+	case epilogue == derivative:
 		p.DGELU = true
+	case epilogue == activation:
+		p.GELU, p.Bias = true, kind > 0
 	case kind == 0:
 		p.Bias = true
 	case kind == 1:
 		p.Accumulate = true
 	}
 	at := blas.Places{A: a.at, B: b.at, C: y.at, Bias: bias.at, Work: work.at}
-	if p.DGELU {
+	if p.GELU || p.DGELU {
 		aux = c.alloc(1, m*n, out, false, false)
 		at.Aux = aux.at
 		defer c.free(aux)
 	}
 	call, err := c.lib.Bind(p, at)
-	if p.DGELU && real && errors.Is(err, blas.ErrUnsupported) {
+	if (p.GELU || p.DGELU) && real && errors.Is(err, blas.ErrUnsupported) {
 		return // rows here begin anywhere; those of training, at multiples of 8 elements, are held to the CPU's
 	}
 	require.NoError(t, err)
-	want, scale := make([]float64, m*n), math.Sqrt(float64(k)+1)
-	tanh := make([]float64, m*n) // what a tanh of 11 bits moves
-	for i := range m {
-		for j := range n {
-			sum := 0.0
-			for x := range k {
-				sum += a.get(i, x) * b.get(x, j)
-			}
-			if p.Bias {
-				sum += bias.get(0, j)
-			}
-			if p.Accumulate {
-				sum += y.get(i, j)
-			}
-			if p.DGELU {
-				tanh[i*n+j] = math.Abs(sum) / 512
-				sum *= geluDerivative(aux.get(0, i*n+j))
-			}
-			want[i*n+j] = sum
-		}
-	}
+	want, pre, tanh := expected(p, a, b, y, bias, aux)
 	tolerance := 0.0
 	if real {
-		tolerance = 1e-5 * scale
+		tolerance = 1e-5 * math.Sqrt(float64(k)+1)
 	}
 	before := append([]float32(nil), c.gaps(y, n)...)
 	require.NoError(t, call.Enqueue(c.s))
 	require.NoError(t, c.api.CopyToHost(y.host, y.at, y.n*out.Size(), c.s))
 	require.NoError(t, c.api.Synchronize(c.s))
+	if p.GELU {
+		c.argument(p, aux, pre, tolerance)
+	}
 	for i := range m {
 		for j := range n {
 			w, slack := want[i*n+j], tolerance
@@ -186,6 +179,47 @@ func (c *checker) product(most, deep int64, half, real, derivative bool) {
 	}
 	require.Equal(t, before, c.gaps(y, n), "%s: what is between rows is left alone", p)
 	c.free(a, b, y, bias, work)
+}
+
+// expected returns what C is to be before it is rounded, with GELU also what aux is, and
+// what a tanh of 11 bits may move of C.
+func expected(p blas.Product, a, b, y, bias, aux *matrix) (want, pre, tanh []float64) {
+	want, pre, tanh = make([]float64, p.M*p.N), make([]float64, p.M*p.N), make([]float64, p.M*p.N)
+	for i := range p.M {
+		for j := range p.N {
+			sum, at := 0.0, i*p.N+j
+			for x := range p.K {
+				sum += a.get(i, x) * b.get(x, j)
+			}
+			if p.Bias {
+				sum += bias.get(0, j)
+			}
+			if p.Accumulate {
+				sum += y.get(i, j)
+			}
+			if p.GELU {
+				pre[at], tanh[at] = sum, math.Abs(sum)/512
+				sum = gelu(sum)
+			}
+			if p.DGELU {
+				tanh[at] = math.Abs(sum) / 512
+				sum *= geluDerivative(aux.get(0, at))
+			}
+			want[at] = sum
+		}
+	}
+	return want, pre, tanh
+}
+
+// argument compares what a product has written as GELU's argument.
+func (c *checker) argument(p blas.Product, aux *matrix, want []float64, tolerance float64) {
+	require.NoError(c.t, c.api.CopyToHost(aux.host, aux.at, aux.n*p.C.Type.Size(), c.s))
+	require.NoError(c.t, c.api.Synchronize(c.s))
+	for i, w := range want {
+		if got := aux.get(0, int64(i)); !(math.Abs(got-w) <= tolerance+math.Abs(w)/256) {
+			c.t.Fatalf("%s, bias %v: aux %d is %g, want %g", p, p.Bias, i, got, w)
+		}
+	}
 }
 
 // gaps returns what lies between the rows of n elements.

@@ -19,7 +19,7 @@ func linearSpec(p *graph.Program, op *graph.Op) gemm.Spec {
 	m, in := width(op.In[0])
 	_, out := width(op.Out[0].Buf)
 	switch op.Kind {
-	case graph.Linear:
+	case graph.Linear, graph.LinearAct:
 		s = gemm.Forward(m, in, out, trans)
 	case graph.LinearGradX, graph.LinearGradAct: // dy (m,out), w → dx (m,in)
 		s = gemm.InputGradient(m, out, in, trans)
@@ -72,6 +72,44 @@ type activate16 struct {
 // Tile applies the activation to rows [r0, r1) and columns [c0, c1).
 func (a *activate16) Tile(r0, r1, c0, c1 int) {
 	vec.ActivateTile16(a.as, a.act, a.x, a.y, a.n, r0, r1, c0, c1)
+}
+
+// activateSums is the epilogue of a linear whose activation is of the unrounded sums:
+// y = act(sums), pre = sums, all (M, n).
+type activateSums struct {
+	act    vec.Act
+	as     vec.Half
+	sums   []float32
+	pre, y []uint16
+	n      int
+}
+
+// Tile finishes rows [r0, r1) and columns [c0, c1).
+func (a *activateSums) Tile(r0, r1, c0, c1 int) {
+	vec.ActivateSums16(a.as, a.act, a.sums, a.pre, a.y, a.n, r0, r1, c0, c1)
+}
+
+// bindLinearAct keeps the sums of a 16-bit product in workspace until its epilogue has
+// rounded them.
+func bindLinearAct(b *binding) func() error {
+	a := attr[graph.LinearAttr](b)
+	if b.asIn(0) == vec.NoHalf {
+		return bindLinear(b)
+	}
+	s := linearSpec(b.Program, b.Op)
+	s.Out = gemm.F32
+	work := slab(b.work(workspace(b.Program, b.Op)))
+	e := &activateSums{act: acts[a.Act], as: b.asIn(0), pre: out[uint16](b, 1), y: out[uint16](b, 0)}
+	e.sums = take[float32](&work, int64(len(e.y)))
+	_, e.n = b.outShape(0)
+	k, err := gemm.New(s)
+	if err != nil {
+		b.failf("%w", err)
+		return nil
+	}
+	k.Epilogue = e
+	x, w, bias, pool := in[uint16](b, 0), in[uint16](b, 1), in[uint16](b, 2), b.pool
+	return func() error { return k.RunHalf(pool, x, w, gemm.Bytes(e.sums), bias, work) }
 }
 
 func bindLinear(b *binding) func() error {

@@ -90,6 +90,7 @@ var binders = map[graph.Kind]binder{
 	graph.AddPos:        bindAddPos,
 	graph.AddPosGrad:    bindAddPosGrad,
 	graph.Linear:        bindLinear,
+	graph.LinearAct:     bindLinearAct,
 	graph.LinearGradX:   bindLinearGrad,
 	graph.LinearGradAct: bindLinearGradAct,
 	graph.LinearGradW:   bindLinearGrad,

@@ -35,6 +35,13 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 		return int(b.Elems()) / cols, cols
 	}
 	switch op.Kind {
+	case graph.LinearAct:
+		s := linearSpec(p, op)
+		if s.Out == gemm.F32 {
+			return aligned(gemm.Workspace(s))
+		}
+		s.Out = gemm.F32
+		return aligned(gemm.Workspace(s)) + aligned(4*p.Buf(op.Out[0].Buf).Elems())
 	case graph.Linear, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW:
 		if op.Attr.(graph.LinearAttr).Int8 {
 			return int8Workspace(linearSpec(p, op))

@@ -11,6 +11,7 @@ import (
 func init() {
 	register(map[graph.Kind]binder{
 		graph.Linear:        bindLinear,
+		graph.LinearAct:     bindLinearAct,
 		graph.LinearGradX:   bindLinearGrad,
 		graph.LinearGradAct: bindLinearGradAct,
 		graph.LinearGradW:   bindLinearGrad,
@@ -108,9 +109,42 @@ func bindLinear(b *binding) {
 		b.product(p, at)
 	}
 	if a.Act != graph.ActNone {
-		n := m * out
-		b.over(elementwise, "act_"+string(a.Act)+"_"+b.float(y), n, perThread(y), b.args().Pointer(to).Pointer(b.out(0)).Int64(n))
+		b.activated(a.Act, y, to)
 	}
+}
+
+// activated adds the activation of what lies at from to the kernel, as output 0.
+func (b *binding) activated(act graph.ActKind, y *graph.Buffer, from driver.Address) {
+	n := y.Elems()
+	b.over(elementwise, "act_"+string(act)+"_"+b.float(y), n, perThread(y), b.args().Pointer(from).Pointer(b.out(0)).Int64(n))
+}
+
+// bindLinearAct is a product with bias and activation in its epilogue, which writes the
+// sum beside; where the library has none such, the product, rounded, and a kernel after
+// it. Shapes and types alone decide, so that one of both it is in every program.
+func bindLinearAct(b *binding) {
+	a := attr[graph.LinearAttr](b)
+	x, w, y := b.inBuf(0), b.inBuf(1), b.outBuf(0)
+	m, in := matrix(x)
+	_, out := matrix(y)
+	p := linearProduct(x.DType, w.DType, y.DType, m, in, out, a.TransW)
+	at := blas.Places{A: b.in(0), B: b.in(1), C: b.out(1), Work: b.work(p.Workspace)}
+	if a.Act == cut.Activation && y.DType != graph.F32 && out%blas.AuxLd == 0 {
+		whole, with := p, at
+		whole.GELU, with.C, with.Aux = true, b.out(0), b.out(1)
+		if b.hasIn(2) {
+			whole.Bias, with.Bias = true, b.in(2)
+		}
+		if b.whole(whole, with) {
+			return
+		}
+	}
+	if b.hasIn(2) {
+		b.biased(p, at, b.in(2), y)
+	} else {
+		b.product(p, at)
+	}
+	b.activated(a.Act, y, b.out(1))
 }
 
 // biased adds a product and a bias in every row: by the library, or where it has
@@ -170,7 +204,7 @@ func bindLinearGradAct(b *binding) {
 	_, in := matrix(d)
 	p := gradXProduct(dy.DType, w.DType, d.DType, m, in, out, a.TransW)
 	at := blas.Places{A: b.in(0), B: b.in(1), C: b.out(0), Work: b.work(p.Workspace)}
-	if a.Act == cut.Derivative && d.DType != graph.F32 && in%blas.AuxLd == 0 {
+	if a.Act == cut.Activation && d.DType != graph.F32 && in%blas.AuxLd == 0 {
 		whole, with := p, at
 		whole.DGELU, with.Aux = true, b.in(2)
 		if b.whole(whole, with) {

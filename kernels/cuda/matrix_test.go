@@ -162,6 +162,39 @@ func TestDerivativeOfProduct(t *testing.T) {
 	}
 }
 
+// GELU of a product is taken by the library in 16 bits, where rows are whole, and its
+// argument written beside; a kernel takes it where the library does not. Both are near the
+// same.
+func TestActivationOfProduct(t *testing.T) {
+	b := newBench(t)
+	by := func() (n int) {
+		for _, p := range b.products.Bound() {
+			if p.GELU {
+				n++
+			}
+		}
+		return n
+	}
+	for i, unsupported := range []bool{false, false, true, true} {
+		b.products.Unsupported = func(p blas.Product) bool { return unsupported && p.GELU }
+		for _, width := range []int64{24, 20} {
+			for _, act := range []graph.ActKind{graph.ActGELUTanh, graph.ActGELU} {
+				a := graph.LinearAttr{TransW: i%2 == 1, Act: act}
+				w := []int64{33, width}
+				if a.TransW {
+					w = []int64{width, 33}
+				}
+				before, y := by(), []int64{7, width}
+				o := optest.Of(graph.LinearAct, a, [][]int64{{7, 33}, w, {width}}, [][]int64{y, y}, 1, rand.New(rand.NewPCG(14, uint64(i))),
+					optest.Options{Target: target(), Half: true, F16: i > 1, Finite: true, Aligned: true})
+				b.check(t, o)
+				half := o.P.Buf(o.Op().Out[0].Buf).DType != graph.F32
+				require.Equal(t, half && width == 24 && !unsupported && act == graph.ActGELUTanh, by() > before, "%d wide, %s", width, act)
+			}
+		}
+	}
+}
+
 // A target that is no class is told with its place.
 func TestTargetsAreChecked(t *testing.T) {
 	b := newBench(t)

@@ -332,7 +332,7 @@ func sizes(p blas.Product) [6]int64 {
 	if p.Bias {
 		s[3] = p.N * p.C.Type.Size()
 	}
-	if p.DGELU {
+	if p.GELU || p.DGELU {
 		s[4] = p.M * p.N * p.C.Type.Size()
 	}
 	for i := range s {

@@ -90,6 +90,7 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 		return spec{attr: graph.PosAttr{Seq: s}, in: of(lead(r, b*s, c)), out: of(dims{s + p, c})}
 	},
 	graph.Linear:        func(r *rand.Rand) spec { return linearShapes(r, graph.Linear, 70) },
+	graph.LinearAct:     func(r *rand.Rand) spec { return linearShapes(r, graph.LinearAct, 70) },
 	graph.LinearGradX:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradX, 70) },
 	graph.LinearGradAct: func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradAct, 70) },
 	graph.LinearGradW:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradW, 70) },
@@ -220,6 +221,7 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 // bigShapes has the kinds that need workspace.
 var bigShapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.Linear:        func(r *rand.Rand) spec { return linearShapes(r, graph.Linear, 4000) },
+	graph.LinearAct:     func(r *rand.Rand) spec { return linearShapes(r, graph.LinearAct, 4000) },
 	graph.LinearGradX:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradX, 4000) },
 	graph.LinearGradAct: func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradAct, 4000) },
 	graph.LinearGradW:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradW, 4000) },
@@ -264,7 +266,7 @@ func linearShapes(r *rand.Rand, kind graph.Kind, most int64) spec {
 	m, k, n := some(r, most), some(r, most), some(r, most)
 	if r.IntN(3) == 0 { // beyond a K-block
 		switch kind {
-		case graph.Linear:
+		case graph.Linear, graph.LinearAct:
 			k += 256
 		case graph.LinearGradX, graph.LinearGradAct:
 			n += 256
@@ -282,8 +284,8 @@ func linearShapes(r *rand.Rand, kind graph.Kind, most int64) spec {
 		y = dims{2, m / 2, n}
 	}
 	switch kind {
-	case graph.Linear:
-		if r.IntN(2) == 0 {
+	case graph.Linear, graph.LinearAct:
+		if kind == graph.LinearAct || r.IntN(2) == 0 {
 			a.Act = anyAct(r)
 		}
 		return spec{attr: a, in: of(x, w, dims{n}), out: of(y, y)}

@@ -19,6 +19,7 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 		graph.AddPos:        addPos[T],
 		graph.AddPosGrad:    addPosGrad[T],
 		graph.Linear:        linear[T],
+		graph.LinearAct:     linearAct[T],
 		graph.LinearGradX:   linearGradX[T],
 		graph.LinearGradAct: linearGradAct[T],
 		graph.LinearGradW:   linearGradW[T],
@@ -153,6 +154,17 @@ func linear[T num.Float](c *call[T]) {
 		for i, v := range y.v {
 			y.v[i] = f(v)
 		}
+	}
+}
+
+func linearAct[T num.Float](c *call[T]) {
+	x, w, bias, y, pre := c.in(0), c.in(1), c.in(2), c.out(0), c.out(1)
+	a := attr[graph.LinearAttr](c)
+	c.product(x.rows, y.cols, x.cols, x.v, w.v, y.v, bias.v, false, a.TransW, false)
+	copy(pre.v, y.v)
+	f, _ := act[T](a.Act)
+	for i, v := range y.v { // of the sum that pre is rounded from
+		y.v[i] = f(v)
 	}
 }
 

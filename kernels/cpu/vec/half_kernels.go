@@ -24,6 +24,17 @@ func ActivateTile16(as Half, act Act, x, y []uint16, n, r0, r1, c0, c1 int) {
 	}
 }
 
+// ActivateSums16 rounds rows [r0, r1) and columns [c0, c1) of a matrix of n columns, and
+// the activation of what it was before, to 16 bits. It leaves the activation in sums.
+func ActivateSums16(as Half, act Act, sums []float32, pre, y []uint16, n, r0, r1, c0, c1 int) {
+	for r := r0; r < r1; r++ {
+		v := sums[r*n+c0 : r*n+c1]
+		narrow(as, pre[r*n+c0:r*n+c1], v)
+		activate(act, v, v)
+		narrow(as, y[r*n+c0:r*n+c1], v)
+	}
+}
+
 // HalfActivationGrad is ActivationGrad of 16-bit operands.
 func HalfActivationGrad(as Half, act Act, dy, x, dx []uint16, accumulate bool) *HalfRows {
 	return elementwise16("activation gradient", as, [3][]uint16{dy, x}, dx, accumulate, func(t *tile) {

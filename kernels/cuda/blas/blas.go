@@ -35,7 +35,8 @@ type Matrix struct {
 
 // Product is C = op(A)·op(B), C += that, or with Bias C = op(A)·op(B) + bias in
 // every row; with DGELU C = op(A)·op(B)·gelu'(aux), of the form of GELU with tanh, taken
-// element by element before C is rounded. A is (M,K) after op, B (K,N), C (M,N), the bias
+// element by element before C is rounded; with GELU aux = op(A)·op(B), with Bias that + bias,
+// and C the GELU of it in that form, taken before the sum is rounded: each is rounded once. A is (M,K) after op, B (K,N), C (M,N), the bias
 // (N) and aux (M,N), whose rows lie next to each other, of C's type. A and B have one type;
 // C has it too, or F32. Sums are fp32; TF32 is off. C is rounded once, and with Accumulate
 // after adding what was there.
@@ -43,6 +44,7 @@ type Product struct {
 	M, N, K    int64
 	A, B, C    Matrix
 	Bias       bool
+	GELU       bool
 	DGELU      bool
 	Accumulate bool
 	Workspace  int64 // bytes that the library may use
@@ -109,9 +111,11 @@ func (p Product) Validate(at Places) error {
 		return errors.New("product: a bias and what is there cannot both be added")
 	case p.DGELU && (p.Bias || p.Accumulate):
 		return errors.New("product: a derivative is of the product alone, without a bias and what is there")
-	case p.DGELU && (c == graph.F32 || p.N%AuxLd != 0):
-		return fmt.Errorf("product: a derivative over rows of %d elements of %v; want bf16 or f16, and a multiple of %d", p.N, c, AuxLd)
-	case p.DGELU && (at.Aux == 0 || at.Aux%Align != 0):
+	case p.GELU && (p.DGELU || p.Accumulate):
+		return errors.New("product: GELU is of the product and a bias, without its derivative and what is there")
+	case (p.GELU || p.DGELU) && (c == graph.F32 || p.N%AuxLd != 0):
+		return fmt.Errorf("product: %s over rows of %d elements of %v; want bf16 or f16, and a multiple of %d", p.epilogue(), p.N, c, AuxLd)
+	case (p.GELU || p.DGELU) && (at.Aux == 0 || at.Aux%Align != 0):
 		return fmt.Errorf("product: aux is at %#x, want a multiple of %d", uint64(at.Aux), Align)
 	case p.Bias && (at.Bias == 0 || at.Bias%Align != 0):
 		return fmt.Errorf("product: the bias is at %#x, want a multiple of %d", uint64(at.Bias), Align)

@@ -36,6 +36,7 @@ const (
 
 	epilogueDefault = 1
 	epilogueBias    = 4
+	epilogueGELU    = 32 + 128 // and aux, the argument
 	epilogueDGELU   = 64 + 128
 
 	prefWorkspaceBytes = 1
@@ -183,7 +184,7 @@ type ltCall struct {
 	desc   uintptr
 	free   func() error // desc, where it is the call's own
 	at     Places
-	extra  uint64 // address of the bias or aux
+	extra  [2]uint64 // addresses of the bias and aux
 	workAt uintptr
 	args   [16]uintptr // of cublasLtMatmul; the last is the stream
 }
@@ -211,15 +212,17 @@ func (l *Lt) Bind(p Product, at Places) (Call, error) {
 	if pl.workspace > 0 {
 		c.workAt = uintptr(at.Work)
 	}
-	if attribute, address := p.extra(at); attribute != 0 {
+	if extra := p.extra(at); len(extra) > 0 {
 		var err error
 		if c.desc, c.free, err = pl.description(); err != nil {
 			return nil, fmt.Errorf("%s: %w", p, err)
 		}
 		l.biased = append(l.biased, c)
-		c.extra = uint64(address)
-		if err := l.set("cublasLtMatmulDescSetAttribute", l.sym.descSet, c.desc, attribute, &c.extra); err != nil {
-			return nil, fmt.Errorf("%s: %w", p, err)
+		for i, e := range extra {
+			c.extra[i] = uint64(e.at)
+			if err := l.set("cublasLtMatmulDescSetAttribute", l.sym.descSet, c.desc, e.attribute, &c.extra[i]); err != nil {
+				return nil, fmt.Errorf("%s: %w", p, err)
+			}
 		}
 	}
 	c.words()
@@ -246,25 +249,31 @@ func (l *Lt) set(name string, fn, object uintptr, attribute int, value any) erro
 	return nil
 }
 
-// older is err, or ErrUnsupported where a library of CUDA 11 that does not know GELU's
-// derivative yet refuses its epilogue or attributes.
+// older is err, or ErrUnsupported where a library of CUDA 11 that does not know GELU with
+// aux, or its derivative, yet refuses the epilogue or its attributes.
 func older(p Product, err error) error {
 	var status *driver.Error
-	if p.DGELU && errors.As(err, &status) && status.Code == statusInvalidValue {
+	if (p.GELU || p.DGELU) && errors.As(err, &status) && status.Code == statusInvalidValue {
 		return fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
 	return err
 }
 
-// extra is the attribute of a product's further operand, and its address; 0 for none.
-func (p Product) extra(at Places) (attribute int, address driver.Address) {
-	switch {
-	case p.Bias:
-		return descBiasPointer, at.Bias
-	case p.DGELU:
-		return descAuxPointer, at.Aux
+// operand is a further operand of a product: the attribute that has its address.
+type operand struct {
+	attribute int
+	at        driver.Address
+}
+
+// extra returns a product's further operands.
+func (p Product) extra(at Places) (list []operand) {
+	if p.Bias {
+		list = append(list, operand{descBiasPointer, at.Bias})
 	}
-	return 0, 0
+	if p.GELU || p.DGELU {
+		list = append(list, operand{descAuxPointer, at.Aux})
+	}
+	return list
 }
 
 // plan describes the product to the library, which stores by columns: memory
@@ -299,9 +308,9 @@ func (l *Lt) plan(p Product, pl *ltPlan) error {
 		layout := *m.to
 		pl.owned = append(pl.owned, func() error { return l.call("cublasLtMatrixLayoutDestroy", l.sym.layoutDestroy, layout) })
 	}
-	if attribute, _ := p.extra(Places{}); attribute != 0 { // the library looks at how its address is aligned
+	for _, e := range p.extra(Places{}) { // the library looks at how their addresses are aligned
 		at := uint64(Align)
-		if err := l.set("cublasLtMatmulDescSetAttribute", l.sym.descSet, pl.desc, attribute, &at); err != nil {
+		if err := l.set("cublasLtMatmulDescSetAttribute", l.sym.descSet, pl.desc, e.attribute, &at); err != nil {
 			return err
 		}
 	}
@@ -338,10 +347,16 @@ func (l *Lt) describe(p Product) (desc uintptr, free func() error, err error) {
 	epilogue, ld := uint32(epilogueDefault), uint64(p.N)
 	settings := []setting{{descTransA, op(p.B)}, {descTransB, op(p.A)}, {descEpilogue, &epilogue}}
 	switch {
+	case p.GELU && p.Bias:
+		epilogue = epilogueGELU | epilogueBias
+	case p.GELU:
+		epilogue = epilogueGELU
+	case p.DGELU:
+		epilogue = epilogueDGELU
 	case p.Bias:
 		epilogue = epilogueBias
-	case p.DGELU: // aux has C's type where no other is set
-		epilogue = epilogueDGELU
+	}
+	if p.GELU || p.DGELU { // aux has C's type where no other is set
 		settings = append(settings, setting{descAuxLd, &ld})
 	}
 	for _, a := range settings {
@@ -492,8 +507,16 @@ func (p Product) String() string {
 		return name + " " + m.Type.String()
 	}
 	s := fmt.Sprintf("product %d×%d×%d (%s, %s, %s)", p.M, p.N, p.K, side(p.A, "A"), side(p.B, "B"), side(p.C, "C"))
-	if p.DGELU {
-		s += " with GELU's derivative"
+	if p.GELU || p.DGELU {
+		s += " with " + p.epilogue()
 	}
 	return s
+}
+
+// epilogue names what is taken of the product before it is rounded.
+func (p Product) epilogue() string {
+	if p.GELU {
+		return "GELU"
+	}
+	return "GELU's derivative"
 }

@@ -33,6 +33,8 @@ var shapes = []Product{
 		C: Matrix{Type: graph.BF16, Ld: 768}, Bias: true, Workspace: 1 << 20},
 	{M: 64, N: 100, K: 32, A: Matrix{Type: graph.BF16, Ld: 40}, B: Matrix{Type: graph.BF16, Ld: 128}, C: Matrix{Type: graph.F32, Ld: 104}, Bias: true},
 	{M: 64, N: 128, K: 32, A: Matrix{Type: graph.BF16, Ld: 32}, B: Matrix{Type: graph.BF16, Trans: true, Ld: 32}, C: Matrix{Type: graph.BF16, Ld: 128}, DGELU: true},
+	{M: 64, N: 128, K: 32, A: Matrix{Type: graph.BF16, Ld: 32}, B: Matrix{Type: graph.BF16, Ld: 128}, C: Matrix{Type: graph.BF16, Ld: 128}, GELU: true, Bias: true},
+	{M: 64, N: 128, K: 32, A: Matrix{Type: graph.F16, Ld: 32}, B: Matrix{Type: graph.F16, Trans: true, Ld: 32}, C: Matrix{Type: graph.F16, Ld: 128}, GELU: true, Workspace: 1 << 20},
 }
 
 // The library takes every attribute at its number and size, and gives back the
@@ -59,17 +61,26 @@ func TestDescriptions(t *testing.T) {
 		require.Equal(t, trans[p.A.Trans], read(get, desc, descTransB, 4))
 		epilogue := uint64(epilogueDefault)
 		switch {
+		case p.GELU && p.Bias:
+			epilogue = 164 // CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+		case p.GELU:
+			epilogue = 160 // CUBLASLT_EPILOGUE_GELU_AUX
 		case p.Bias:
 			epilogue = epilogueBias
 		case p.DGELU:
 			epilogue = epilogueDGELU
+		}
+		if p.GELU || p.DGELU {
 			require.EqualValues(t, p.N, read(get, desc, descAuxLd, 8))
 		}
 		require.Equal(t, epilogue, read(get, desc, descEpilogue, 4))
-		if attribute, _ := p.extra(Places{}); attribute != 0 {
-			at := uint64(4096)
-			require.NoError(t, l.set("set", l.sym.descSet, desc, attribute, &at))
-			require.Equal(t, at, read(get, desc, attribute, 8))
+		extra := p.extra(Places{})
+		for i := range extra {
+			at := uint64(4096 * (i + 1))
+			require.NoError(t, l.set("set", l.sym.descSet, desc, extra[i].attribute, &at))
+		}
+		for i, e := range extra {
+			require.EqualValues(t, 4096*(i+1), read(get, desc, e.attribute, 8))
 		}
 		require.NoError(t, free())
 		_, free, err = l.preference(p)
@@ -131,11 +142,12 @@ func TestBindRemembersARefusal(t *testing.T) {
 	require.Same(t, first, again)
 }
 
-// What a library that does not know GELU's derivative says of it is no fault of the run:
-// there is a kernel for it.
+// What a library that does not know GELU with aux, or its derivative, says of it is no
+// fault of the run: there is a kernel for it.
 func TestALibraryWithoutTheDerivative(t *testing.T) {
 	refused := fmt.Errorf("attribute 12: %w", statusError("cublasLtMatmulDescSetAttribute", statusInvalidValue))
 	require.ErrorIs(t, older(Product{DGELU: true}, refused), ErrUnsupported)
+	require.ErrorIs(t, older(Product{GELU: true, Bias: true}, refused), ErrUnsupported)
 	require.Equal(t, refused, older(Product{Bias: true}, refused))
 	failed := statusError("cublasLtMatmulAlgoGetHeuristic", 13)
 	require.Equal(t, failed, older(Product{DGELU: true}, failed))

@@ -1,0 +1,171 @@
+//go:build linux
+
+package train
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/drivertest"
+)
+
+// geluTiny is tiny gpt2 in 16 bits with GELU in the products' epilogues.
+func geluTiny(precision string) request {
+	c := tiny("gpt2")
+	c.Device, c.Precision, c.Epilogues = "cuda", precision, []string{"gelu", "dgelu"}
+	c.Steps, c.Batch, c.Seq, c.Clip, c.Dropout = 2, 1, 16, 1, 0.1
+	c.EvalData, c.EvalEvery, c.EvalSteps = c.Data, 1, 2
+	return c
+}
+
+// With the choice every GELU of a product is one operation, in training and evaluation,
+// and selective recomputation makes none again.
+func TestGELUEpilogueIsChosen(t *testing.T) {
+	t.Parallel()
+	planned := func(recompute string, names ...string) map[graph.Kind]int {
+		c := onGPU(names...)
+		c.Recompute, c.EvalData, c.EvalEvery = recompute, c.Data, 1
+		return kindsOf(t, c)
+	}
+	without, with := planned("none"), planned("none", "GELU", "dgelu")
+	require.Zero(t, without[graph.LinearAct])
+	require.Positive(t, with[graph.LinearAct])
+	require.Equal(t, without[graph.Linear], with[graph.Linear]+with[graph.LinearAct])
+	require.Equal(t, without[graph.LinearGradAct], with[graph.LinearGradAct])
+	require.Equal(t, with, planned("none", "all"))
+	selective := planned("selective", "dgelu", "gelu")
+	require.Equal(t, with[graph.LinearAct], selective[graph.LinearAct])
+	require.Zero(t, selective[graph.Activation])
+	require.Positive(t, planned("selective")[graph.Activation])
+	require.Greater(t, planned("full", "gelu")[graph.LinearAct], with[graph.LinearAct])
+
+	both := onGPU("gelu", "dgelu")
+	require.Equal(t, "dgelu,gelu", both.settings()["epilogues"])
+	require.Equal(t, "gelu", (&Forecast{Config: onGPU("gelu").Config}).Epilogues())
+}
+
+// evaluated is a run's outcome with its evaluations.
+type evaluated struct {
+	outcome
+	evals []string
+}
+
+// geluOnDouble is a run on a double that must find nothing (see runOnDouble), of which
+// every space's touched peak is the planned one.
+func geluOnDouble(t *testing.T, c request, seed uint64, gpuKernels bool) (o evaluated) {
+	t.Helper()
+	d := onDouble(t, &c, drivertest.Options{Seed: seed}, gpuKernels)
+	tr, err := c.start(context.Background())
+	require.NoError(t, err)
+	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
+		o.losses = append(o.losses, r.Loss)
+		require.NotNil(t, r.Eval)
+		o.evals = append(o.evals, fmt.Sprint(r.Eval.Loss, r.Eval.Targets))
+		for sp := range graph.NumSpaces {
+			require.Equal(t, r.Planned[sp], r.Peak[sp], "touched %s peak = plan, step %d", sp, r.Step)
+		}
+		return nil
+	}))
+	o.sha, err = tr.ParamsSHA256()
+	require.NoError(t, err)
+	require.NoError(t, tr.Close())
+	require.NoError(t, d.Close())
+	return o
+}
+
+// Promise 1 with GELU in the epilogue: stage × recompute × placement × prefetch, in turn,
+// give the same bits at one world size, losses of evaluation too; they are not those
+// without it.
+func TestCUDAGELUEpilogueGivesTheSameBits(t *testing.T) {
+	recomputes := []string{"none", "full", "selective", "drop:h.*.mlp.act", "drop:h.0.mlp.c_fc", "full:h.1;selective:h.0"}
+	turn := 0
+	for _, precision := range []string{"bf16", "fp16"} {
+		for _, ranks := range inTurn(turn, []int{3, 1}) {
+			c := geluTiny(precision)
+			c.Ranks, c.Zero = ranks, 0
+			want := geluOnDouble(t, c, 0, false)
+			separate := c
+			separate.Epilogues = []string{"none"}
+			other := geluOnDouble(t, separate, 0, false)
+			require.NotEqual(t, want.losses, other.losses, "another rounding")
+			for s := range want.losses {
+				require.InEpsilon(t, other.losses[s], want.losses[s], 5e-3)
+			}
+			for i, placement := range append([]string{""}, placements...) {
+				one := c
+				one.Zero, one.Prefetch, one.Offload, one.Disk = turn%4, turn%3, placement, t.TempDir()
+				one.Recompute = recomputes[(turn+i)%len(recomputes)]
+				at := fmt.Sprintf("%s, %d ranks, stage %d, prefetch %d, recompute %s, %s", precision, ranks, one.Zero, one.Prefetch, one.Recompute, placement)
+				got := geluOnDouble(t, one, uint64(turn%3), false)
+				require.Equal(t, want, got, at)
+				turn++
+			}
+		}
+	}
+}
+
+// With --reproducible the same at every number of ranks, for so many micro-batches.
+func TestCUDAGELUEpilogueIsOneCurve(t *testing.T) {
+	var want evaluated
+	for i, ranks := range []int{1, 2, 4} {
+		c := geluTiny("bf16")
+		c.Ranks, c.Accum, c.Reproducible, c.Zero = ranks, 4/ranks, true, 3-i
+		c.Recompute = []string{"full", "none", "selective"}[i]
+		got := geluOnDouble(t, c, uint64(i), false)
+		if i == 0 {
+			want = got
+		}
+		require.Equal(t, want.losses, got.losses, "%d ranks", ranks)
+		require.Equal(t, want.sha, got.sha, "%d ranks", ranks)
+	}
+}
+
+// Frozen layers, whose pre-activations nothing reads, with their cache and without;
+// micro-batches layer by layer; and GELU without its derivative.
+func TestCUDAGELUEpilogueOfOtherRuns(t *testing.T) {
+	for name, change := range map[string]func(c *request){
+		"frozen": func(c *request) { c.Freeze = []string{"wte*", "wpe*", "h.0.*"} },
+		"cached": func(c *request) {
+			c.Freeze, c.FrozenCache = []string{"wte*", "wpe*", "h.0.*"}, FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
+		},
+		"accumulate": func(c *request) { c.Accum, c.AccumOrder = 2, "layer" },
+		"gelu alone": func(c *request) { c.Epilogues = []string{"gelu"} },
+	} {
+		c := geluTiny("bf16")
+		c.Ranks, c.Dropout = 2, 0
+		change(&c)
+		var want *evaluated
+		for i, recompute := range []string{"none", "full"} {
+			one := c
+			one.Zero, one.Recompute = 2+i, recompute
+			got := geluOnDouble(t, one, 5, false)
+			if want == nil {
+				want = &got
+			}
+			require.Equal(t, *want, got, name)
+		}
+	}
+}
+
+// The GPU's own kernels, with the double of cuBLASLt: one result at every stage,
+// recomputation and placement, near the CPU kernels'.
+func TestCUDAGELUEpilogueByTheGPUsKernels(t *testing.T) {
+	c := geluTiny("bf16")
+	c.Ranks, c.Seq, c.Dropout, c.Steps = 2, 8, 0, 1 // they are slow here
+	near := geluOnDouble(t, c, 0, false)
+	var want *evaluated
+	for zero, placement := range []string{"", "optimizer=host", "activations=host", "optimizer=disk,parameters=host"} {
+		one := c
+		one.Zero, one.Offload, one.Disk, one.Recompute = zero, placement, t.TempDir(), []string{"none", "full", "selective", "drop:h.*.mlp.act"}[zero]
+		got := geluOnDouble(t, one, uint64(zero), true)
+		if want == nil {
+			want = &got
+			require.InEpsilon(t, near.losses[0], got.losses[0], 5e-3)
+		}
+		require.Equal(t, *want, got, "stage %d", zero)
+	}
+}
