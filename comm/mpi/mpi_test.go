@@ -11,7 +11,9 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,6 +21,7 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/comm"
@@ -173,9 +176,11 @@ var parts = map[string]func(*rank) error{
 		}
 		return r.allReduce(10 + int64(r.world.first))
 	},
-	"stuck": func(r *rank) error { // rank 1 does not come
+	"stuck": func(r *rank) error { // rank 1 does not come before the job has ended
 		if r.world.first == 1 {
-			time.Sleep(8 * time.Second)
+			ended := make(chan struct{})
+			r.world.OnError(func(error) { close(ended) })
+			<-ended
 		}
 		return r.allReduce(10)
 	},
@@ -199,6 +204,45 @@ var parts = map[string]func(*rank) error{
 			err = errors.Join(err, fmt.Errorf("rank %d used %.3g of a core while it waited", r.world.first, share))
 		}
 		return err
+	},
+	"signals": func(r *rank) error { // as a launcher that has lost a rank sends them, to every thread
+		list, err := offStack()
+		if err != nil {
+			return err
+		}
+		if len(list) > 0 {
+			return fmt.Errorf("the handlers of signals %v do not run on the signal stack", list)
+		}
+		hangup := make(chan os.Signal, 1)
+		signal.Notify(hangup, syscall.SIGHUP)
+		defer signal.Stop(hangup)
+		if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+			return err
+		}
+		<-hangup // the program's, not the library's
+		sent := 0
+		for range 20 {
+			threads, err := os.ReadDir("/proc/self/task")
+			if err != nil {
+				return err
+			}
+			for _, thread := range threads {
+				id, err := strconv.Atoi(thread.Name())
+				if err != nil {
+					return err
+				}
+				if unix.Tgkill(os.Getpid(), id, unix.SIGUSR1) == nil { // else it has ended
+					sent++
+				}
+			}
+			if err := r.allReduce(10); err != nil {
+				return err
+			}
+		}
+		if sent < 20 {
+			return fmt.Errorf("%d signals", sent)
+		}
+		return nil
 	},
 	"stream": func(r *rank) error { // a megabyte there and back
 		text := bytes.Repeat([]byte("spillway"), 1<<17)
@@ -377,7 +421,7 @@ func TestOverMPI(t *testing.T) {
 		n    int
 		part string
 	}
-	jobs := []job{{4, "mesh"}, {2, "stream"}, {3, "pieces"}, {3, "messages"}, {4, "algorithms"}, {2, "ranks"}, {3, "idle"}}
+	jobs := []job{{4, "mesh"}, {2, "stream"}, {3, "pieces"}, {3, "messages"}, {4, "algorithms"}, {2, "ranks"}, {2, "signals"}, {3, "idle"}}
 	for n := range 4 {
 		jobs = append(jobs, job{n + 1, "bits"})
 	}

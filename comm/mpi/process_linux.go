@@ -2,6 +2,7 @@ package mpi
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"os"
 	"sync"
@@ -23,12 +24,16 @@ type Process struct {
 // is there, and joins its world, which must be the launcher's: rank of world. The
 // environment variable LibraryVar names another file.
 func Start(order []Family, rank, world int) (*Process, error) {
+	own, err := signalsBefore()
+	if err != nil {
+		return nil, err
+	}
 	l, err := open(order, os.Getenv(LibraryVar))
 	if err != nil {
 		return nil, err
 	}
 	e, err := startEngine(l, rank, world)
-	if err != nil {
+	if err = errors.Join(err, own.keep()); err != nil {
 		return nil, err
 	}
 	return &Process{engine: e}, nil
