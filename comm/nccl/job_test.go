@@ -78,13 +78,18 @@ type control struct {
 	stop    chan struct{}
 }
 
-func newControl(size, slots int, timeout time.Duration, groups []watch.Group) *control {
+func newControl(size, slots int) *control {
 	c := &control{size: size, said: make([][]byte, size), reports: make([]watch.Report, size), stop: make(chan struct{})}
 	c.cond = sync.NewCond(&c.mu)
 	for i := range c.reports {
 		c.reports[i] = watch.Report{State: watch.Alive, In: make([]watch.Progress, slots)}
 	}
-	m := watch.New(watch.Config{World: size, Groups: groups, Interval: 10 * time.Millisecond, Silent: time.Hour, Timeout: timeout})
+	return c
+}
+
+// watch has the watchdog look from here on.
+func (c *control) watch(timeout time.Duration, groups []watch.Group) {
+	m := watch.New(watch.Config{World: c.size, Groups: groups, Interval: 10 * time.Millisecond, Silent: time.Hour, Timeout: timeout})
 	go watch.Run(m, c.stop, func(to []watch.Report) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -98,7 +103,13 @@ func newControl(size, slots int, timeout time.Duration, groups []watch.Group) *c
 			c.fail(v.Err)
 		}
 	})
-	return c
+}
+
+// shown is where a rank is in its group of a slot, as it was shown last.
+func (c *control) shown(rank, slot int) watch.Progress {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.reports[rank].In[slot]
 }
 
 func (c *control) Gather(rank int, own []byte) ([][]byte, error) {
@@ -157,6 +168,7 @@ type job struct {
 	double  *drivertest.Driver
 	fabric  *nccltest.Fabric
 	control *control
+	groups  []watch.Group
 	ranks   []*rank
 }
 
@@ -196,6 +208,7 @@ type setting struct {
 	version func(rank int) int // nil: 2.21.5
 	before  func(*nccltest.Fabric)
 	failed  func(flight string)
+	unseen  bool // the test itself has the watchdog begin
 	late    bool // nobody but the world tells a rank's context of the job's error
 }
 
@@ -220,11 +233,14 @@ func start(t *testing.T, o setting) (*job, []error) {
 	for i := range all {
 		all[i] = i
 	}
-	groups := []watch.Group{{Name: "world", Ranks: all}}
+	j.groups = []watch.Group{{Name: "world", Ranks: all}}
 	for i := range o.mesh { // calls on an axis are not watched here
-		groups = append(groups, watch.Group{Name: "axis", Slot: i + 1})
+		j.groups = append(j.groups, watch.Group{Name: "axis", Slot: i + 1})
 	}
-	j.control = newControl(size, len(o.mesh)+1, o.timeout, groups)
+	j.control = newControl(size, len(o.mesh)+1)
+	if !o.unseen {
+		j.control.watch(o.timeout, j.groups)
+	}
 	for range size {
 		r := &rank{work: make(chan func())}
 		go func() {
@@ -316,6 +332,12 @@ func (j *job) try(times int, bind func(i int, r *rank) (device.Kernel, error)) [
 		}
 		return r.stream.Sync()
 	})
+}
+
+// found waits for what the double finds: a stream may come to its call behind the job's end.
+func (j *job) found() (err error) {
+	require.Eventually(j.t, func() bool { err = j.fabric.Found(); return err != nil }, time.Minute, time.Millisecond)
+	return err
 }
 
 func (r *rank) ptr(off, n int64) device.Ptr { return device.Ptr{Arena: r.arena, Off: off, Len: n} }
