@@ -24,7 +24,7 @@ func TestElasticJobOutlivesItsRanks(t *testing.T) {
 	t.Parallel()
 	// Long enough for launch, which looks for checkpoints every 50 ms, to see one while it
 	// still runs, also where it has to wait for a core.
-	reproducible := tinyWith("--reproducible", "--global-batch", "12", "--steps", "120", "--seq", "8", "--clip", "1")
+	reproducible := tinyWith("--reproducible", "--global-batch", "12", "--steps", "160", "--seq", "8", "--clip", "1")
 	p := start(t, reproducible...)
 	require.Zero(t, p.end(t), p.errs.String())
 	want := shaOf(t, p.out.String())
@@ -74,14 +74,15 @@ func TestElasticJobMovesOutwardToFit(t *testing.T) {
 		return doc.Requested.Device.PeakBytes
 	}
 	require.Greater(t, peak("1"), peak("2"))
-	job := append([]string{"train", "--data", testdata + "/text.bin", "--steps", "12"}, shape...)
+	job := append([]string{"train", "--data", testdata + "/text.bin", "--steps", "120"}, shape...) // long enough to lose a rank in
 	p := start(t, job...)
 	require.Zero(t, p.end(t), p.errs.String())
 	want := shaOf(t, p.out.String())
 	ck := filepath.Join(t.TempDir(), "ck")
-	p = start(t, append([]string{"launch", "-n", "2", "--min-ranks", "1", "--"}, append(job, "--checkpoint", ck, "--save-every", "2", "--device-memory", strconv.FormatInt(peak("2"), 10))...)...)
+	p = start(t, append([]string{"launch", "-n", "2", "--min-ranks", "1", "--"}, append(job, "--checkpoint", ck, "--save-every", "10", "--device-memory", strconv.FormatInt(peak("2"), 10))...)...)
+	pids := ranksOf(t, p, 2)
 	waitFor(t, "checkpoint", func() bool { m, _ := filepath.Glob(filepath.Join(ck, "step-*")); return len(m) > 0 })
-	require.NoError(t, syscall.Kill(childrenOf(p.Process.Pid)[1], syscall.SIGKILL))
+	require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
 	require.Zero(t, p.end(t), p.errs.String())
 	require.Contains(t, p.errs.String(), "going on with --fit")
 	require.Equal(t, want, shaOf(t, p.out.String()))

@@ -145,11 +145,14 @@ func TestNCCLBetweenProcessesOfSeveralRanks(t *testing.T) {
 
 // A process with a GPU that dies in mid-run ends the job with status 3 on the others, and
 // nobody is left. NCCL itself does not notice: what runs beside it names the rank, at once
-// under launch, else at the timeout, where the launcher leaves the others that long. Not
-// under MPICH, where rank 0 has once ended with a fault before it had named anyone.
+// under launch, else at the timeout, where the launcher leaves the others that long. MPICH's
+// sends them SIGUSR1 then.
 func TestNCCLLosesAProcess(t *testing.T) {
 	self := onGPUs(t, 2)
-	args := append([]string{self}, tinyWith("--device", "cuda", "--seq", "8", "--steps", "1000000", "--timeout", "5s")...)
+	shape := tinyWith("--device", "cuda", "--seq", "8")
+	p := startProgram(t, nil, append(append([]string{self}, shape...), "--ranks", "2")...) // which compiles the kernels
+	require.Zero(t, p.end(t), p.errs.String())
+	args := append(append([]string{self}, shape...), "--steps", "1000000", "--timeout", "5s")
 	firstStep := func(p *process) func() bool {
 		return func() bool { return strings.Contains(p.errs.String()+p.out.String(), "step 1/") }
 	}
@@ -163,9 +166,10 @@ func TestNCCLLosesAProcess(t *testing.T) {
 		require.True(t, gone(pids[0]) && gone(pids[1]))
 	})
 	// Each rank leaves its process's number, what it says and its status.
-	script := `of=$0/$OMPI_COMM_WORLD_RANK$RANK; "$@" 2>$of.said & pid=$!; echo $pid >$of.new; mv $of.new $of.pid; wait $pid; echo $? >$of.new; mv $of.new $of.status`
+	script := `trap "" USR1; of=$0/$OMPI_COMM_WORLD_RANK$PMI_RANK$RANK; "$@" 2>$of.said & pid=$!; echo $pid >$of.new; mv $of.new $of.pid; wait $pid; echo $? >$of.new; mv $of.new $of.status`
 	for launcher, flags := range map[string][]string{
 		"mpirun.openmpi":       {"--mca", "orte_abort_on_non_zero_status", "0", "--mca", "orte_allowed_exit_without_sync", "1"},
+		"mpirun.mpich":         {"-disable-auto-cleanup"},
 		"torchrun's variables": nil,
 	} {
 		t.Run(launcher, func(t *testing.T) {

@@ -27,7 +27,6 @@ import (
 // process as if nobody had asked for it. Signals that were ignored when the process
 // started (nohup) stay so.
 func execute(args []string, stdout, stderr *os.File) int {
-	signal.Ignore(syscall.SIGPIPE) // a reader that left is an error of the write
 	errs := &outlet{file: stderr}
 	out := &outlet{file: stdout, tell: errs, name: "stdout"}
 	crash.Handle(func(what string) { die(errs, what) })
@@ -37,6 +36,7 @@ func execute(args []string, stdout, stderr *os.File) int {
 			signal.Notify(signals, s)
 		}
 	}
+	signal.Ignore(syscall.SIGPIPE) // a reader that left is an error of the write; last, which tests see
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	status := make(chan int, 1)

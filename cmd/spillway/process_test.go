@@ -116,9 +116,35 @@ func (p *process) end(t *testing.T) int {
 // waitFor polls for what the process is going to write.
 func waitFor(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(120 * time.Second); !done(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(300 * time.Second); !done(); time.Sleep(2 * time.Millisecond) {
 		require.True(t, time.Now().Before(deadline), "no %s in time", what)
 	}
+}
+
+// waitForSignals waits until a process deals with signals itself, where the system shows
+// it: before, one ends it as if it were any program.
+func waitForSignals(t *testing.T, p *process) {
+	t.Helper()
+	path := fmt.Sprintf("/proc/%d/status", p.Process.Pid)
+	if _, err := os.Stat(path); err != nil {
+		time.Sleep(300 * time.Millisecond) // no Linux
+		return
+	}
+	mask := func(text, name string, s syscall.Signal) bool {
+		_, rest, found := strings.Cut(text, "\n"+name+":\t")
+		line, _, _ := strings.Cut(rest, "\n")
+		bits, err := strconv.ParseUint(line, 16, 64)
+		return found && err == nil && bits>>(s-1)&1 == 1
+	}
+	waitFor(t, "process that deals with signals", func() bool {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		if strings.Contains(string(text), "\nState:\tZ") {
+			return true // it was quick
+		}
+		// Go's runtime catches SIGURG from its start on; execute ignores SIGPIPE last.
+		return mask(string(text), "SigCgt", syscall.SIGURG) && mask(string(text), "SigIgn", syscall.SIGPIPE)
+	})
 }
 
 func newest(t *testing.T, dir string) (step int, folder string) {
@@ -204,7 +230,7 @@ func TestInterruptSavesAndExits130(t *testing.T) {
 		}
 	}
 	p := start(t, tinyWith("--steps", "1000000")...)
-	time.Sleep(200 * time.Millisecond)
+	waitFor(t, "first step", func() bool { return strings.Contains(p.errs.String(), "step ") })
 	require.NoError(t, p.Process.Signal(syscall.SIGINT))
 	require.Equal(t, 130, p.end(t), "without a folder there is nothing to save")
 }
@@ -261,7 +287,8 @@ func TestTimeoutExits3(t *testing.T) {
 // Ctrl-C before the first step ends the run as cleanly.
 func TestInterruptWhileInitializing(t *testing.T) {
 	p := start(t, "train", "--model", "gpt2", "--data", testdata+"/text.bin", "--steps", "1000000", "--batch", "1", "--seq", "8")
-	time.Sleep(300 * time.Millisecond)
+	waitForSignals(t, p)
+	time.Sleep(300 * time.Millisecond) // in the middle, as a rule
 	require.NoError(t, p.Process.Signal(syscall.SIGINT))
 	require.Equal(t, 130, p.end(t), p.errs.String())
 	require.Contains(t, p.errs.String(), "interrupted")

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -111,14 +112,20 @@ func TestPipesWithoutReaders(t *testing.T) {
 	require.Equal(t, 1, got.status, got.stderr)
 	require.Contains(t, got.stderr, "that nobody reads")
 
-	text := make(chan string)
+	both, err := os.OpenFile(pipe, os.O_RDWR, 0) // with it, an open waits for nobody
+	require.NoError(t, err)
+	reader, err := os.Open(pipe)
+	require.NoError(t, err)
+	text := make(chan string, 1)
 	go func() {
-		b, _ := os.ReadFile(pipe)
+		b, _ := io.ReadAll(reader)
 		text <- string(b)
 	}()
 	p := start(t, tinyWith("--steps", "1", "--trace", pipe)...)
 	require.Equal(t, 0, p.end(t), p.errs.String())
+	require.NoError(t, both.Close())
 	require.Contains(t, <-text, "traceEvents")
+	require.NoError(t, reader.Close())
 }
 
 // A hangup saves as Ctrl-C does; under nohup it is ignored.
@@ -172,6 +179,7 @@ func TestASignalEndsWhatHasNothingToSave(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := start(t, args...)
+			waitForSignals(t, p)
 			time.Sleep(50 * time.Millisecond) // in the middle, as a rule
 			require.NoError(t, p.Process.Signal(syscall.SIGTERM))
 			began := time.Now()
