@@ -1,6 +1,8 @@
 package cuda
 
 import (
+	"math"
+
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -22,15 +24,21 @@ func init() {
 	})
 }
 
-// conv launches a kernel over windows of images x (B,H,W,C), with a thread for
-// each element of y.
+// conv launches a kernel over windows of images x (B,H,W,C), with a thread for as many
+// neighbouring elements of y as 16 bytes hold. Images are rows of the grid; what lies
+// within one is counted in 32 bits.
 func (b *binding) conv(name string, x, y *graph.Buffer, args *driver.Args, accumulates bool) {
 	a, s := attr[graph.ConvAttr](b), x.Shape
-	for _, v := range []int64{s[0], s[1], s[2], s[3], a.KH, a.KW, a.Stride, a.Pad, a.OutSize(s[1], a.KH), a.OutSize(s[2], a.KW)} {
+	oh, ow := a.OutSize(s[1], a.KH), a.OutSize(s[2], a.KW)
+	for _, v := range []int64{s[0], s[1], s[2], s[3], a.KH, a.KW, a.Stride, a.Pad, oh, ow} {
 		args.Int64(v) // struct Window of conv.cu
+	}
+	if n := max(s[1]*s[2]*s[3], oh*ow*a.KH*a.KW*s[3], s[1]+a.Pad, s[2]+a.Pad); n > math.MaxInt32/2 {
+		b.failf("an image of %d×%d×%d and its windows have %d elements; the kernel takes %d", s[1], s[2], s[3], n, math.MaxInt32/2)
+		return
 	}
 	if accumulates {
 		args.Int32(b.accum(0))
 	}
-	b.over("conv.cu", name+"_"+b.float(y), y.Elems(), 1, args)
+	b.overRows("conv.cu", name+"_"+b.float(y), s[0], y.Elems()/max(s[0], 1), perThread(y), args)
 }

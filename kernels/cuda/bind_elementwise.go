@@ -144,8 +144,12 @@ func bindSumParts(b *binding) {
 	if attr[graph.SumPartsAttr](b).Order == graph.SumSequential {
 		sequential = 1
 	}
-	n := sum.Elems()
-	b.over("sum.cu", "sum_parts_"+name, n, 1, b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(n).Int64(parts.Elems()/n).Int32(sequential).Int32(b.accum(0)))
+	n, count := sum.Elems(), parts.Elems()/sum.Elems()
+	shared := treeLevel(parts.DType) * treeLevels(count)
+	if sequential != 0 {
+		shared = 0
+	}
+	b.blocks("sum.cu", "sum_parts_"+name, n, perThread(parts), treeThreads, shared, b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(n).Int64(count).Int32(sequential).Int32(b.accum(0)))
 }
 
 // maxDropout is the most elements of a sample, so that a counter has 32 bits.

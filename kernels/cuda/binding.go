@@ -200,9 +200,14 @@ const threads = 256
 // over is the launch of a grid-stride kernel over n elements, each thread of
 // which takes per of them at a time.
 func (b *binding) over(source, name string, n, per int64, args *driver.Args) {
-	blocks := (n + threads*per - 1) / (threads * per)
-	blocks = min(blocks, int64(max(b.lib.o.Device.SMs, 1))*16)
-	b.launch(source, name, driver.Dim{X: uint32(blocks), Y: 1, Z: 1}, driver.Dim{X: threads, Y: 1, Z: 1}, 0, args)
+	b.blocks(source, name, n, per, threads, 0, args)
+}
+
+// blocks is over with blocks of so many threads and shared bytes of dynamic shared memory.
+func (b *binding) blocks(source, name string, n, per, block int64, shared int, args *driver.Args) {
+	most := int64(max(b.lib.o.Device.SMs, 1)) * 16 * threads / block
+	x := min((n+block*per-1)/(block*per), most)
+	b.launch(source, name, driver.Dim{X: uint32(x), Y: 1, Z: 1}, driver.Dim{X: uint32(block), Y: 1, Z: 1}, shared, args)
 }
 
 // overRows is the launch of a kernel over rows of cols elements, each thread of which

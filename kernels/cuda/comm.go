@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"math/bits"
 	"runtime"
 	"unsafe"
 
@@ -18,6 +19,8 @@ type RankSum struct {
 	f      driver.Function
 	name   string
 	blocks int64 // at most
+	per    int64 // elements of 16 bytes
+	shared int   // bytes that a block needs for each level of the tree
 	args   rankSumArgs
 }
 
@@ -29,11 +32,12 @@ type rankSumArgs struct {
 	ranks      int32
 	outs       int32
 	accumulate int32
+	aligned    int32 // all buffers lie at multiples of 16 bytes
 }
 
 // size is the bytes of the parameters: C leaves no room after the last.
 func (a *rankSumArgs) size() uintptr {
-	return unsafe.Offsetof(a.accumulate) + unsafe.Sizeof(a.accumulate)
+	return unsafe.Offsetof(a.aligned) + unsafe.Sizeof(a.aligned)
 }
 
 // RankSum returns a sum of f32, f64, i64, bf16 or f16 elements; 16 bits are added
@@ -44,19 +48,30 @@ func (l *Library) RankSum(dtype graph.DType, order graph.SumOrder) (*RankSum, er
 	if !ok {
 		return nil, fmt.Errorf("no sum of %s, want f32, f64, i64, bf16 or f16", dtype)
 	}
-	kernel := "sum_ranks_"
+	kernel, shared := "sum_ranks_", treeLevel(dtype)
 	if order == graph.SumSequential {
 		if dtype == graph.F64 || dtype == graph.I64 {
 			return nil, fmt.Errorf("no sum of %s in the order %s, want f32, bf16 or f16", dtype, order)
 		}
-		kernel = "sum_leaves_"
+		kernel, shared = "sum_leaves_", 0
 	}
 	f, err := l.function("comm.cu", kernel+name, 0)
 	if err != nil {
 		return nil, err
 	}
-	return &RankSum{f: f, name: name, blocks: int64(max(l.o.Device.SMs, 1)) * 16}, nil
+	return &RankSum{f: f, name: name, blocks: int64(max(l.o.Device.SMs, 1)) * 16 * threads / treeThreads, per: 16 / dtype.Size(), shared: shared}, nil
 }
+
+// treeThreads is TREE_THREADS of common.cuh: the threads of a block that adds addends in
+// a tree, a thread 16 bytes of each.
+const treeThreads = 64
+
+// treeLevels is how many levels of a tree over n addends wait in shared memory, each of
+// so many bytes.
+func treeLevels(n int64) int { return bits.Len64(uint64(n / 4)) }
+
+// treeLevel is the bytes of a level: 16 bits are added in f32.
+func treeLevel(dtype graph.DType) int { return treeThreads * int(16/dtype.Size()*max(dtype.Size(), 4)) }
 
 // Enqueue adds the sum of n elements at srcs, one for each rank, to a stream. It
 // goes to every one of dsts, or is added to what is there. A dst may be one of
@@ -75,8 +90,17 @@ func (r *RankSum) Enqueue(api driver.API, s driver.Stream, dsts, srcs []driver.A
 	if accumulate {
 		a.accumulate = 1
 	}
-	grid := driver.Dim{X: uint32(min((n+threads-1)/threads, r.blocks)), Y: 1, Z: 1}
-	err := api.Launch(r.f, grid, driver.Dim{X: threads, Y: 1, Z: 1}, 0, s, unsafe.Pointer(a), a.size())
+	a.aligned = 1
+	for _, list := range [][]driver.Address{srcs, dsts} {
+		for _, at := range list {
+			if at%16 != 0 {
+				a.aligned = 0
+			}
+		}
+	}
+	const block = treeThreads
+	grid := driver.Dim{X: uint32(min((n+block*r.per-1)/(block*r.per), r.blocks)), Y: 1, Z: 1}
+	err := api.Launch(r.f, grid, driver.Dim{X: block, Y: 1, Z: 1}, r.shared*treeLevels(int64(len(srcs))), s, unsafe.Pointer(a), a.size())
 	runtime.KeepAlive(a)
 	return err
 }

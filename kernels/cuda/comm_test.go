@@ -51,12 +51,33 @@ func TestRankSum(t *testing.T) {
 	require.NoError(t, errors.Join(d.DestroyStream(s), lib.Close()))
 }
 
+// enqueue adds n elements of so many bytes: whole, with a tail after the last 16 bytes, or
+// by two sums, the second of which begins at no multiple of 16 bytes.
+func enqueue(t *testing.T, sum *cuda.RankSum, d *drivertest.Driver, s driver.Stream, dsts, srcs []driver.Address, n int64, src, dst int64, accumulate bool) {
+	const first = 5
+	if len(srcs)%2 == 0 {
+		require.NoError(t, sum.Enqueue(d, s, dsts, srcs, n, accumulate))
+		require.NoError(t, d.Synchronize(s))
+		return
+	}
+	from := func(list []driver.Address, size int64) []driver.Address {
+		var later []driver.Address
+		for _, a := range list {
+			later = append(later, a+driver.Address(first*size))
+		}
+		return later
+	}
+	require.NoError(t, sum.Enqueue(d, s, dsts, srcs, first, accumulate))
+	require.NoError(t, sum.Enqueue(d, s, from(dsts, dst), from(srcs, src), n-first, accumulate))
+	require.NoError(t, d.Synchronize(s))
+}
+
 func sumRanks[T comm.Number](t *testing.T, d *drivertest.Driver, lib *cuda.Library, s driver.Stream, dtype graph.DType) {
 	sum, err := lib.RankSum(dtype, graph.SumTree)
 	require.NoError(t, err)
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, ranks := range []int{1, 2, 3, 5, 6, 7, 8, 13, 64} {
-		const n = 3000
+		const n = 3003
 		var zero T
 		size := int64(unsafe.Sizeof(zero)) * n
 		var at []driver.Address
@@ -81,12 +102,10 @@ func sumRanks[T comm.Number](t *testing.T, d *drivertest.Driver, lib *cuda.Libra
 		adder.Sum(want, in[:ranks], false)
 		added := in[ranks]
 		adder.Sum(added, in[:ranks], true)
-		require.NoError(t, sum.Enqueue(d, s, at[ranks:], at[:ranks], n, true))
-		require.NoError(t, d.Synchronize(s))
+		enqueue(t, sum, d, s, at[ranks:], at[:ranks], n, dtype.Size(), dtype.Size(), true)
 		require.Equal(t, added, view(at[ranks]), "%d ranks, accumulated", ranks)
 		if ranks < cuda.MostRanks { // into every source and the other one
-			require.NoError(t, sum.Enqueue(d, s, at, at[:ranks], n, false))
-			require.NoError(t, d.Synchronize(s))
+			enqueue(t, sum, d, s, at, at[:ranks], n, dtype.Size(), dtype.Size(), false)
 			for _, a := range at {
 				require.Equal(t, want, view(a), "%d ranks", ranks)
 			}
@@ -103,8 +122,8 @@ func sumRanks16(t *testing.T, d *drivertest.Driver, lib *cuda.Library, s driver.
 	sum, err := lib.RankSum(dtype, graph.SumTree)
 	require.NoError(t, err)
 	rng := rand.New(rand.NewPCG(1, 2))
-	for _, ranks := range []int{1, 2, 3, 7, 64} {
-		const n = 3000
+	for _, ranks := range []int{1, 2, 3, 6, 7, 21, 64} {
+		const n = 3003
 		var at []driver.Address
 		var wide [][]float32
 		view := func(a driver.Address) []uint16 {
@@ -124,8 +143,7 @@ func sumRanks16(t *testing.T, d *drivertest.Driver, lib *cuda.Library, s driver.
 			wide = append(wide, v)
 		}
 		comm.NewAdder[float32](ranks).Sum(wide[ranks], wide[:ranks], true)
-		require.NoError(t, sum.Enqueue(d, s, at[ranks:], at[:ranks], n, true))
-		require.NoError(t, d.Synchronize(s))
+		enqueue(t, sum, d, s, at[ranks:], at[:ranks], n, 2, 2, true)
 		for i, bits := range view(at[ranks]) {
 			require.Equal(t, narrow(wide[ranks][i]), bits, "%v, %d ranks, element %d", dtype, ranks, i)
 		}
@@ -141,8 +159,8 @@ func sumLeaves[T float32 | uint16](t *testing.T, d *drivertest.Driver, lib *cuda
 	sum, err := lib.RankSum(dtype, graph.SumSequential)
 	require.NoError(t, err)
 	rng := rand.New(rand.NewPCG(1, 2))
-	for _, ranks := range []int{1, 2, 3, 7, 64} {
-		const n = 3000
+	for _, ranks := range []int{1, 2, 3, 6, 7, 21, 64} {
+		const n = 3003
 		alloc := func(size int64) (driver.Address, []byte) {
 			a, err := d.Alloc(n * size)
 			require.NoError(t, err)
@@ -177,8 +195,7 @@ func sumLeaves[T float32 | uint16](t *testing.T, d *drivertest.Driver, lib *cuda
 					}
 				}
 			}
-			require.NoError(t, sum.Enqueue(d, s, []driver.Address{to}, at, n, accumulate))
-			require.NoError(t, d.Synchronize(s))
+			enqueue(t, sum, d, s, []driver.Address{to}, at, n, dtype.Size(), 4, accumulate)
 			require.Equal(t, want, got, "%v, %d ranks, accumulate %v", dtype, ranks, accumulate)
 		}
 		for _, a := range append(at, to) {

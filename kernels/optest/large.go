@@ -15,7 +15,7 @@ var largeShapes = map[graph.Kind]func(*rand.Rand) spec{
 		return spec{in: of(dims{n}, dims{v, c}), out: of(dims{n, c}), classes: int(v)}
 	},
 	graph.EmbedGrad: func(r *rand.Rand) spec {
-		n, v, c := upTo(r, 700), upTo(r, 90), upTo(r, 600)
+		n, v, c := upTo(r, 700), upTo(r, 90), packed(r, upTo(r, 600))
 		return spec{in: of(dims{n}, dims{n, c}), out: of(dims{v, c}), classes: int(v)}
 	},
 	graph.AddPosGrad: func(r *rand.Rand) spec {

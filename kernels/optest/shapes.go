@@ -77,7 +77,7 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 		return spec{in: of(dims{n}, dims{v, c}), out: of(dims{n, c}), classes: int(v)}
 	},
 	graph.EmbedGrad: func(r *rand.Rand) spec {
-		n, v, c := upTo(r, 40), upTo(r, 20), upTo(r, 200)
+		n, v, c := upTo(r, 40), upTo(r, 20), packed(r, upTo(r, 200))
 		return spec{in: of(dims{n}, dims{n, c}), out: of(dims{v, c}), classes: int(v)}
 	},
 	graph.AddPos: func(r *rand.Rand) spec {
@@ -244,8 +244,18 @@ var bigHalfShapes = map[graph.Kind]func(*rand.Rand) spec{
 	},
 }
 
+// packed is n or a multiple of 16 bytes of any type near it: what kernels take 16 bytes at
+// a time, and what they do not.
+func packed(r *rand.Rand, n int64) int64 {
+	if r.IntN(2) == 0 {
+		return (n + 7) / 8 * 8
+	}
+	return n
+}
+
 // partsOf is a sum of parts of n elements.
 func partsOf(r *rand.Rand, parts, n int64) spec {
+	n = packed(r, n)
 	types := [][]graph.DType{{graph.F32, graph.F32}, {graph.BF16, graph.F32}, {graph.F16, graph.F32}, {graph.F64, graph.F64}}
 	return spec{attr: graph.SumPartsAttr{Order: graph.SumOrder(r.IntN(int(graph.NumSumOrders)))}, in: of(dims{parts, n}), out: of(dims{n}), types: types[r.IntN(len(types))]}
 }
@@ -350,7 +360,7 @@ func images(r *rand.Rand) (x, cols, y dims, a graph.ConvAttr) {
 	for {
 		a = graph.ConvAttr{KH: upTo(r, 4), KW: upTo(r, 4), Stride: upTo(r, 3)}
 		a.Pad = r.Int64N(min(a.KH, a.KW))
-		x = dims{upTo(r, 3), upTo(r, 9), upTo(r, 9), upTo(r, 20)}
+		x = dims{upTo(r, 3), upTo(r, 9), upTo(r, 9), packed(r, upTo(r, 20))}
 		oh, ow := a.OutSize(x[1], a.KH), a.OutSize(x[2], a.KW)
 		if oh > 0 && ow > 0 {
 			return x, dims{x[0] * oh * ow, a.KH * a.KW * x[3]}, dims{x[0], oh, ow, x[3]}, a

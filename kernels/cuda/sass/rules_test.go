@@ -29,7 +29,8 @@ func family(kernel string) string {
 var (
 	packed = []string{
 		"add", "sub", "mul", "scale", "sum_grad", "swiglu", "swiglu_grad", "dropout", "fill_1", "fill_2", "fill_4", "fill_8",
-		"embed", "add_pos", "add_pos_grad", "rope", "add_bias", "adamw", "lamb_direction", "lamb_apply", "momentum",
+		"embed", "embed_grad", "add_pos", "add_pos_grad", "rope", "add_bias", "adamw", "lamb_direction", "lamb_apply", "momentum",
+		"sum_parts", "sum_ranks", "sum_leaves", "im2col", "col2im", "maxpool", "maxpool_grad",
 	}
 	byFours = []string{"layernorm", "rmsnorm", "add_layernorm", "add_rmsnorm", "norm_dx"}
 )
@@ -40,20 +41,23 @@ func streams(kernel string) bool {
 
 var rules = []rule{
 	{"no local memory: no spill, no indexed array", func(r *sass.Row) bool { return r.Stack == 0 && r.Local == 0 }, map[string]string{
-		"attention":      "fp32 sums of a tile of 64 by 128 fill the registers; less in flight would cost more",
+		"attention":      "fp32 sums of a tile of 64 by 128 fill the registers of two blocks; one, with twice as many, would hide less",
 		"attention_dq":   "as attention",
 		"attention_dkv":  "as attention",
 		"dropout":        "fp16 rounds beside 32 random words: two of them wait, for one access of 16 bytes",
-		"embed_grad":     "eight words of one type on one architecture",
-		"flash_forward":  "two words on 8.0 and four on 9.0, for three blocks on a multiprocessor, heads of 128",
-		"flash_backward": "words of addresses, once a tile, heads of 80 and 96: four sums of a tile fill the registers",
-		"maxpool_grad":   "three nested windows; a small part of a vision model",
+		"flash_backward": "two words on 9.0, once a tile, heads of 80: four sums of a tile fill the registers",
 	}},
-	{"no division of 64-bit integers", func(r *sass.Row) bool { return r.Divide64 == 0 }, map[string]string{
-		"im2col": "indices of five dimensions; the product after it takes far longer", "col2im": "as im2col",
-		"maxpool": "as im2col", "maxpool_grad": "as im2col",
-		"attention_delta": "a warp a query, once", "flash_delta": "16 threads a query, once",
-		"attention": "a block's place, once", "attention_dq": "as attention", "attention_dkv": "as attention",
+	{"what local memory there is, is 48 bytes at most", func(r *sass.Row) bool { return r.Stack <= 48 }, nil},
+	{"no division of 64-bit integers", func(r *sass.Row) bool { return r.Divide64 == 0 }, nil},
+	{"a kernel reads or writes 16 bytes at a time", func(r *sass.Row) bool { return r.Load16+r.Store16 > 0 }, map[string]string{
+		"attention": "16 bits, cards older than 8.0 and widths that flash.cuh does not have: by fours, as fp32's tiles lie", "attention_dq": "as attention", "attention_dkv": "as attention",
+		"attention_delta": "a warp a query, 128 bytes together: the order of its sum is the lanes'",
+		"layernorm":       "16 bits: the order of its sums is by four columns", "rmsnorm": "as layernorm", "add_layernorm": "as layernorm", "add_rmsnorm": "as layernorm",
+		"norm_dx": "as layernorm", "norm_columns": "as layernorm; a block's columns are 32 bytes of a row",
+		"softmax": "16 bits: the order of its sums is by four columns", "softmax_grad": "as softmax",
+		"clip_coef": "one thread", "overflow_check": "one thread", "loss_scale_update": "one thread", "novograd_moments": "a thread a parameter",
+		"sum_total": "a number of fp64 for 65,536 elements", "loss_sum": "a number of fp64 for a row of logits",
+		"select_row": "one row of an operand", "rope_table": "positions by frequencies, once an operation; sines of fp64 take far longer",
 	}},
 	{"packs are stored 16 bytes at a time", func(r *sass.Row) bool { return !streams(r.Kernel) || r.Store16 > 0 }, nil},
 	{"packs are loaded 16 bytes at a time", func(r *sass.Row) bool {
@@ -72,8 +76,8 @@ var rules = []rule{
 		f := family(r.Kernel)
 		return f != "columns" && f != "column_parts" || r.Load16 > 0 && r.Store16+r.Store8 > 0
 	}, nil},
-	{"an optimizer's 16-bit gradients and copies go by fours", func(r *sass.Row) bool {
-		return !slices.Contains([]string{"adamw", "lamb_apply", "momentum"}, r.Kernel) || r.Load8 > 0 && r.Store8 > 0
+	{"updates go by 16 bytes, of 16-bit gradients and copies too", func(r *sass.Row) bool {
+		return !slices.Contains([]string{"adamw", "lamb_direction", "lamb_apply", "momentum"}, r.Kernel) || r.Store8 == 0 && r.Load16 >= r.Store16+2
 	}, nil},
 	{"attention of 16 bits multiplies on the tensor cores, from tiles that asynchronous copies fill", func(r *sass.Row) bool {
 		switch family(r.Kernel) {
@@ -84,8 +88,10 @@ var rules = []rule{
 		}
 		return true
 	}, nil},
-	{"attention's backward waits in no local memory, heads of 64 and 128", func(r *sass.Row) bool {
-		return family(r.Kernel) != "flash_backward" || r.Source != "flash_64.cu" && r.Source != "flash_128.cu" || r.Stack == 0 && r.Local == 0
+	{"attention's backward waits in no local memory, but heads of 80", func(r *sass.Row) bool {
+		return family(r.Kernel) != "flash_backward" || r.Source == "flash_80.cu" || r.Stack == 0 && r.Local == 0
 	}, nil},
-	{"a norm reads 16 elements before it adds the first", func(r *sass.Row) bool { return r.Kernel != "sqsum" || r.Load4 >= 3*16 }, nil},
+	{"sums in double read 16 bytes at a time, eight times in a row for each type", func(r *sass.Row) bool {
+		return (r.Kernel != "sqsum" || r.Load16 >= 3*8) && (family(r.Kernel) != "sum_pieces" || r.Load16 >= 8)
+	}, nil},
 }

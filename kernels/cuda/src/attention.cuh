@@ -95,11 +95,11 @@ struct Shape {
 struct Place { int batch, head, tile; };
 
 DEVICE Place place_of(int heads, int batch, int tiles, bool descending) {
-	i64 x = blockIdx.x;
+	const u32 x = blockIdx.x, rest = x / (u32)heads, tile = rest / (u32)batch;
 	Place p;
-	p.head = (int)(x % heads);
-	p.batch = (int)(x / heads % batch);
-	p.tile = (int)(x / heads / batch);
+	p.head = (int)(x - rest * (u32)heads);
+	p.batch = (int)(rest - tile * (u32)batch);
+	p.tile = (int)tile;
 	if (descending) p.tile = tiles - 1 - p.tile;
 	return p;
 }
@@ -285,12 +285,12 @@ template <class T, int DM, int BQ, int BK> DEVICE void forward(const T *q, const
 	unstage<R, DM>(y + row * ldy + (i64)at.head * s.dim, ldy, q0, acc, factor, s);
 }
 
-// delta (batch, heads, seq) = Σ dy·y of every query: a warp each.
+// delta (batch, heads, seq) = Σ dy·y of every query: a warp each. There are fewer than 2^31.
 template <class T> DEVICE void deltas(const T *y, const T *dy, float *delta, Shape s) {
-	i64 i = (i64)blockIdx.x * (TILE_THREADS / 32) + threadIdx.x / 32, n = (i64)s.batch * s.heads * s.seq;
-	if (i >= n) return;
-	i64 query = i % s.seq, head = i / s.seq % s.heads, batch = i / s.seq / s.heads;
-	i64 at = ((batch * s.seq + query) * s.heads + head) * s.dim;
+	const u32 i = blockIdx.x * (TILE_THREADS / 32) + threadIdx.x / 32, row = i / (u32)s.seq, batch = row / (u32)s.heads;
+	if (batch >= (u32)s.batch) return;
+	const u32 query = i - row * (u32)s.seq, head = row - batch * (u32)s.heads;
+	const i64 at = (((i64)batch * s.seq + query) * s.heads + head) * s.dim;
 	float sum = 0;
 	for (int d = threadIdx.x % 32; d < s.dim; d += 32) sum = fma_(load(dy + at + d), load(y + at + d), sum);
 	sum = warp_sum(sum);
@@ -424,7 +424,7 @@ template <class T, int DM, int BQ, int BK> DEVICE void backward_kv(const T *q, c
 // Kernels for heads that are padded to DM elements; bind_attention.go has the same
 // tiles. A source for each width keeps what one run compiles small.
 #define ATTENTION_OF(name, T, DM, BQ, BK, GQ, GK) \
-	KERNEL(TILE_THREADS, attention_##name, const int *skip, const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, T *y, float *lse, SHAPE_PARAMETERS) { \
+	DENSE(TILE_THREADS, 2, attention_##name, const int *skip, const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, T *y, float *lse, SHAPE_PARAMETERS) { \
 		SKIP(); \
 		Shape s = SHAPE; \
 		forward<T, DM, BQ, BK>(q, k, v, ldq, ldkv, y, lse, s); \
@@ -434,12 +434,12 @@ template <class T, int DM, int BQ, int BK> DEVICE void backward_kv(const T *q, c
 		Shape s = SHAPE; \
 		deltas(y, dy, delta, s); \
 	} \
-	KERNEL(TILE_THREADS, attention_dq_##name, const int *skip, const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, const T *dy, const float *lse, const float *delta, T *dq, i64 lddq, SHAPE_PARAMETERS) { \
+	DENSE(TILE_THREADS, 2, attention_dq_##name, const int *skip, const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, const T *dy, const float *lse, const float *delta, T *dq, i64 lddq, SHAPE_PARAMETERS) { \
 		SKIP(); \
 		Shape s = SHAPE; \
 		backward_q<T, DM, GQ, GK>(q, k, v, ldq, ldkv, dy, lse, delta, dq, lddq, s); \
 	} \
-	KERNEL(TILE_THREADS, attention_dkv_##name, const int *skip, const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, const T *dy, const float *lse, const float *delta, T *dk, T *dv, i64 lddkv, SHAPE_PARAMETERS) { \
+	DENSE(TILE_THREADS, 2, attention_dkv_##name, const int *skip, const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, const T *dy, const float *lse, const float *delta, T *dk, T *dv, i64 lddkv, SHAPE_PARAMETERS) { \
 		SKIP(); \
 		Shape s = SHAPE; \
 		backward_kv<T, DM, GQ, GK>(q, k, v, ldq, ldkv, dy, lse, delta, dk, dv, lddkv, s); \

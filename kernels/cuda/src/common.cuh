@@ -9,6 +9,10 @@
 //		…
 //	}
 //
+// DENSE is KERNEL with the blocks that a multiprocessor shall hold. Without their number
+// the compiler looks for a step at which one more fits, if it must put a few words into
+// local memory for it.
+//
 // Arithmetic is compiled without contraction to fused multiply-adds: where one
 // is meant, fma_ says so. Then the host's kernels and these give the same bits.
 
@@ -23,12 +27,15 @@ struct f16 { u16 bits; };
 
 #ifndef SHIM
 #define KERNEL(threads, name, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
+#define DENSE(threads, blocks, name, ...) extern "C" __global__ void __launch_bounds__(threads, blocks) name(__VA_ARGS__)
 // SHARED declares `type name[count]` in shared memory, DYNAMIC_SHARED names what
 // the launch asked for. The shim poisons both for every block.
 #define SHARED(type, name, count) __shared__ type name[count]
 #define DYNAMIC_SHARED(type, name) extern __shared__ __align__(16) unsigned char dynamic_shared_[]; type *const name = (type *)dynamic_shared_
 // ALIGNED is where the shim checks the address of a wide load or store.
 #define ALIGNED(p, to)
+#else
+#define DENSE(threads, blocks, name, ...) KERNEL(threads, name, __VA_ARGS__)
 #endif
 
 #define SKIP() do { if (skip && *skip != 0) return; } while (0)
@@ -105,7 +112,7 @@ DEVICE void write_global(void *p, u32 a, u32 b, u32 c, u32 d) {
 }
 #endif
 
-// Pack is 16 bytes of elements, widened.
+// Pack is 16 bytes of elements, widened: at an address, or of words read before.
 template <class T> struct Pack;
 
 template <> struct Pack<float> {
@@ -116,6 +123,7 @@ template <> struct Pack<float> {
 		float4 u = *(const float4 *)p;
 		return {{u.x, u.y, u.z, u.w}};
 	}
+	static __device__ __forceinline__ Pack of(uint4 u) { return {{of_bits(u.x), of_bits(u.y), of_bits(u.z), of_bits(u.w)}}; }
 	__device__ __forceinline__ void to(float *p) const {
 		write_global(p, bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3]));
 	}
@@ -126,7 +134,9 @@ template <> struct Pack<bf16> {
 	float v[8];
 	static __device__ __forceinline__ Pack at(const bf16 *p) {
 		ALIGNED(p, 16);
-		uint4 u = *(const uint4 *)p;
+		return of(*(const uint4 *)p);
+	}
+	static __device__ __forceinline__ Pack of(uint4 u) {
 		return {{of_bits(u.x << 16), of_bits(u.x & 0xffff0000u), of_bits(u.y << 16), of_bits(u.y & 0xffff0000u),
 			of_bits(u.z << 16), of_bits(u.z & 0xffff0000u), of_bits(u.w << 16), of_bits(u.w & 0xffff0000u)}};
 	}
@@ -141,7 +151,9 @@ template <> struct Pack<f16> {
 	float v[8];
 	static __device__ __forceinline__ Pack at(const f16 *p) {
 		ALIGNED(p, 16);
-		uint4 u = *(const uint4 *)p;
+		return of(*(const uint4 *)p);
+	}
+	static __device__ __forceinline__ Pack of(uint4 u) {
 		return {{f16_at(u.x), f16_at(u.x >> 16), f16_at(u.y), f16_at(u.y >> 16), f16_at(u.z), f16_at(u.z >> 16), f16_at(u.w), f16_at(u.w >> 16)}};
 	}
 	__device__ __forceinline__ void to(f16 *p) const {
@@ -279,6 +291,144 @@ DEVICE float block_sum(float x, float *partial) {
 	x = warp_sum(x);
 	__syncthreads();
 	return x;
+}
+
+// Sums in double have the CPU's bits: BLOCK elements in BLOCK_LANES sums of every 16th,
+// which are added by halves, lane l taking l+8, then l+4 ….
+enum { BLOCK = 256, BLOCK_LANES = 16 };
+
+// sum_block is the sum of f of the block's elements from b on, those below hi. BLOCK_LANES
+// by a pack's elements threads side by side have it, each neighbouring lanes, and the
+// first gets it. packs says that x can be read 16 bytes at a time at b. All of a warp come
+// here together.
+template <class T, class F> DEVICE double sum_block(const T *x, i64 b, i64 hi, bool packs, F f) {
+	const int N = Pack<T>::N, THREADS = BLOCK_LANES / N, READS = 8; // reads under way
+	const int lane = threadIdx.x % THREADS * N;
+	double v[N] = {0};
+	if (packs && b + BLOCK <= hi) {
+		const T *p = x + b + lane;
+#pragma unroll 1
+		for (int k = 0; k < BLOCK; k += READS * BLOCK_LANES) {
+			uint4 u[READS];
+#pragma unroll
+			for (int r = 0; r < READS; r++) {
+				ALIGNED(p + k + r * BLOCK_LANES, 16);
+				u[r] = *(const uint4 *)(p + k + r * BLOCK_LANES);
+			}
+#pragma unroll
+			for (int r = 0; r < READS; r++) {
+				const Pack<T> e = Pack<T>::of(u[r]);
+#pragma unroll
+				for (int j = 0; j < N; j++) v[j] += f((double)e.v[j]);
+			}
+		}
+	} else {
+#pragma unroll
+		for (int j = 0; j < N; j++)
+#pragma unroll 1
+			for (i64 i = b + lane + j; i < b + BLOCK && i < hi; i += BLOCK_LANES) v[j] += f((double)load(x + i));
+	}
+#pragma unroll
+	for (int h = BLOCK_LANES / 2; h >= N; h /= 2)
+#pragma unroll
+		for (int j = 0; j < N; j++) v[j] += __shfl_down_sync(0xffffffffu, v[j], h / N, THREADS);
+#pragma unroll
+	for (int h = N / 2; h > 0; h /= 2)
+#pragma unroll
+		for (int j = 0; j < h; j++) v[j] += v[j + h];
+	return v[0];
+}
+
+// get and put of two elements of 8 bytes.
+template <int N> DEVICE void get(const double *p, double *v) {
+	static_assert(N == 2, "16 bytes");
+	ALIGNED(p, 16);
+	const double2 u = *(const double2 *)p;
+	v[0] = u.x, v[1] = u.y;
+}
+template <int N> DEVICE void get(const u64 *p, u64 *v) {
+	const Words<2 * N> u = Words<2 * N>::at(p);
+#pragma unroll
+	for (int j = 0; j < N; j++) v[j] = (u64)u.w[2 * j] | (u64)u.w[2 * j + 1] << 32;
+}
+template <int N> DEVICE void put(u64 *p, const u64 *v) {
+	static_assert(N == 2, "16 bytes");
+	write_global(p, (u32)v[0], (u32)(v[0] >> 32), (u32)v[1], (u32)(v[1] >> 32));
+}
+template <int N> DEVICE void put(double *p, const double *v) {
+	const u64 w[2] = {(u64)__double_as_longlong(v[0]), (u64)__double_as_longlong(v[1])};
+	put<N>((u64 *)p, w);
+}
+
+// Sums of n addends, element by element; read(k, v) gives N elements of addend k.
+//
+// sum_tree adds in the tree over the addend's index. As a binary counter does, it joins
+// neighbours of one size as they come, and what is left from the right: four addends at a
+// time in registers, which have no index; what waits lies in shared memory, of every thread
+// its own, as many levels as n/4 has binary digits.
+enum { TREE_THREADS = 64 };
+
+template <int N, class S, class Read> DEVICE void sum_tree(S *waiting, int n, const Read &read, S *v) {
+	S *part = waiting + threadIdx.x;
+	int top = 0;
+#pragma unroll 1
+	for (int k = 0; k + 4 <= n; k += 4) {
+		S a[N], b[N], c[N], d[N];
+		read(k, a), read(k + 1, b), read(k + 2, c), read(k + 3, d);
+#pragma unroll
+		for (int j = 0; j < N; j++) v[j] = (a[j] + b[j]) + (c[j] + d[j]);
+#pragma unroll 1
+		for (int m = k / 4 + 1; !(m & 1); m >>= 1) {
+			top--;
+#pragma unroll
+			for (int j = 0; j < N; j++) v[j] = part[(top * N + j) * TREE_THREADS] + v[j];
+		}
+		if (k + 4 < n) {
+#pragma unroll
+			for (int j = 0; j < N; j++) part[(top * N + j) * TREE_THREADS] = v[j];
+			top++;
+		}
+	}
+	const int left = n % 4;
+	if (left > 0) {
+		read(n - left, v);
+#pragma unroll 1
+		for (int k = n - left + 1; k < n; k++) {
+			S a[N];
+			read(k, a);
+#pragma unroll
+			for (int j = 0; j < N; j++) v[j] = v[j] + a[j];
+		}
+	}
+#pragma unroll 1
+	while (top > 0) {
+		top--;
+#pragma unroll
+		for (int j = 0; j < N; j++) v[j] = part[(top * N + j) * TREE_THREADS] + v[j];
+	}
+}
+
+// sum_in_order adds addends 1 to n-1 to v, from left to right.
+template <int N, class S, class Read> DEVICE void sum_in_order(int n, const Read &read, S *v) {
+	const int READS = 16 / N; // under way
+	int k = 1;
+#pragma unroll 1
+	for (; k + READS <= n; k += READS) {
+		S a[READS][N];
+#pragma unroll
+		for (int r = 0; r < READS; r++) read(k + r, a[r]);
+#pragma unroll
+		for (int r = 0; r < READS; r++)
+#pragma unroll
+			for (int j = 0; j < N; j++) v[j] = v[j] + a[r][j];
+	}
+#pragma unroll 1
+	for (; k < n; k++) {
+		S a[N];
+		read(k, a);
+#pragma unroll
+		for (int j = 0; j < N; j++) v[j] = v[j] + a[j];
+	}
 }
 
 // Functions with the bits of the CPU's: fixed polynomials of package num.

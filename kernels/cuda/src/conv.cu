@@ -1,112 +1,190 @@
-// Windows of images x (B,H,W,C), channels last, for convolutions and max-pooling.
-// A thread takes an element of the result; sums run in the CPU's order.
+// Windows of images x (B,H,W,C), channels last, for convolutions and max-pooling. A thread
+// takes as many neighbouring channels of an element of the result as 16 bytes hold (N), or
+// one; sums run in the CPU's order. Images are the grid's second dimension, and what an
+// image has is counted in 32 bits: see bind_conv.go.
 
 struct Window {
 	i64 b, h, w, c, kh, kw, stride, pad, oh, ow;
 };
 
-// origin returns the window position that starts at padded coordinate v, or -1.
-DEVICE i64 origin(i64 v, i64 stride, i64 n) {
-	if (v < 0 || v % stride != 0 || v / stride >= n) return -1;
-	return v / stride;
+// read and write are of N elements that lie together.
+template <int N, class T> DEVICE void read(const T *p, float *v) {
+	if constexpr (N > 1) get<N>(p, v);
+	else v[0] = load(p);
+}
+template <int N, class T> DEVICE void write(T *p, const float *v) {
+	if constexpr (N > 1) put<N>(p, v);
+	else narrow(p, v[0]);
 }
 
-template <class T> DEVICE void im2col(const T *x, T *cols, Window k) {
-	i64 width = k.kh * k.kw * k.c, n = k.b * k.oh * k.ow * width;
-	for (i64 i = first(); i < n; i += stride()) {
-		i64 p = i / width, e = i % width;
-		i64 h = p / k.ow % k.oh * k.stride + e / (k.kw * k.c) - k.pad;
-		i64 w = p % k.ow * k.stride + e / k.c % k.kw - k.pad;
-		bool in = h >= 0 && h < k.h && w >= 0 && w < k.w;
-		narrow(cols + i, in ? load(x + ((p / (k.ow * k.oh) * k.h + h) * k.w + w) * k.c + e % k.c) : 0.0f);
-	}
+// Pixel is a place of an image, and the first of N channels of it.
+struct Pixel { int y, x, c; };
+
+// IMAGES walks over the images, ITEMS over N channels each of an image's pixels, which are
+// columns side by side.
+#define IMAGES(b, k) _Pragma("unroll 1") for (i64 b = blockIdx.y; b < k.b; b += gridDim.y)
+#define ITEMS(i, items) _Pragma("unroll 1") for (u32 i = (u32)first(); i < (u32)(items); i += (u32)stride())
+
+DEVICE Pixel pixel_of(u32 i, u32 per, u32 columns, int n) {
+	const u32 p = i / per, y = p / columns;
+	return {(int)y, (int)(p - y * columns), (int)(i - p * per) * n};
 }
 
-template <class T> DEVICE void col2im(const T *dcols, T *dx, Window k, int accumulate) {
-	i64 n = k.b * k.h * k.w * k.c;
-	for (i64 i = first(); i < n; i += stride()) {
-		i64 c = i % k.c, w = i / k.c % k.w, h = i / (k.c * k.w) % k.h, b = i / (k.c * k.w * k.h);
-		float s = accumulate ? load(dx + i) : 0.0f;
-		for (i64 kh = 0; kh < k.kh; kh++) {
-			i64 y = origin(h + k.pad - kh, k.stride, k.oh);
-			if (y < 0) continue;
-			for (i64 kw = 0; kw < k.kw; kw++) {
-				i64 x = origin(w + k.pad - kw, k.stride, k.ow);
-				if (x >= 0) s += load(dcols + ((((b * k.oh + y) * k.ow + x) * k.kh + kh) * k.kw + kw) * k.c + c);
-			}
+// Along is a line of windows, `stride` apart, the first beginning `pad` before the line:
+// the last of them that reaches a place, and which of its own places that is. Those
+// before it reach it `stride` further in each.
+struct Along { int window, in; };
+DEVICE Along reaching(int place, int stride, int pad) {
+	const int w = (place + pad) / stride;
+	return {w, place + pad - w * stride};
+}
+
+template <int N, class T> DEVICE void im2col(const T *x, T *cols, const Window &k) {
+	const u32 c = (u32)k.c, kw = (u32)k.kw, width = (u32)k.kh * kw * c, items = (u32)(k.oh * k.ow) * (width / N);
+	IMAGES(b, k) {
+		const T *image = x + b * k.h * k.w * k.c;
+		T *out = cols + b * k.oh * k.ow * width;
+		ITEMS(i, items) {
+			const Pixel p = pixel_of(i, width / N, (u32)k.ow, N);
+			const u32 in = (u32)p.c / c, dy = in / kw;
+			const i64 h = (i64)p.y * k.stride + dy - k.pad, w = (i64)p.x * k.stride + (in - dy * kw) - k.pad;
+			float v[N] = {0};
+			if (h >= 0 && h < k.h && w >= 0 && w < k.w) read<N>(image + (h * k.w + w) * k.c + ((u32)p.c - in * c), v);
+			write<N>(out + i * N, v);
 		}
-		narrow(dx + i, s);
 	}
 }
 
-template <class T> DEVICE void maxpool(const T *x, T *y, Window k) {
-	i64 n = k.b * k.oh * k.ow * k.c;
-	for (i64 i = first(); i < n; i += stride()) {
-		i64 c = i % k.c, ox = i / k.c % k.ow, oy = i / (k.c * k.ow) % k.oh, b = i / (k.c * k.ow * k.oh);
-		i64 h0 = oy * k.stride - k.pad, w0 = ox * k.stride - k.pad;
-		float best = 0;
-		bool some = false;
-		for (i64 h = h0 < 0 ? 0 : h0; h < h0 + k.kh && h < k.h; h++) {
-			for (i64 w = w0 < 0 ? 0 : w0; w < w0 + k.kw && w < k.w; w++) {
-				float v = load(x + ((b * k.h + h) * k.w + w) * k.c + c);
-				if (!some || v > best || v != v) best = v;
-				some = true;
+template <int N, class T> DEVICE void col2im(const T *dcols, T *dx, const Window &k, int accumulate) {
+	const int c = (int)k.c, kws = (int)k.kw, oh = (int)k.oh, ow = (int)k.ow, stride_ = (int)k.stride, width = (int)k.kh * kws * c;
+	const u32 per = (u32)c / N, items = (u32)(k.h * k.w) * per;
+	IMAGES(b, k) {
+		const T *image = dcols + b * k.oh * k.ow * width;
+		T *out = dx + b * k.h * k.w * k.c;
+		ITEMS(i, items) {
+			const Pixel p = pixel_of(i, per, (u32)k.w, N);
+			const Along rows = reaching(p.y, stride_, (int)k.pad), columns = reaching(p.x, stride_, (int)k.pad);
+			float s[N] = {0}, v[N];
+			if (accumulate) read<N>(out + i * N, s);
+#pragma unroll 1
+			for (int y = rows.window, kh = rows.in; kh < (int)k.kh && y >= 0; y--, kh += stride_) {
+				if (y >= oh) continue;
+#pragma unroll 1
+				for (int x = columns.window, kw = columns.in; kw < kws && x >= 0; x--, kw += stride_) {
+					if (x >= ow) continue;
+					read<N>(image + ((y * ow + x) * width + (kh * kws + kw) * c + p.c), v);
+#pragma unroll
+					for (int j = 0; j < N; j++) s[j] += v[j];
+				}
 			}
+			write<N>(out + i * N, s);
 		}
-		narrow(y + i, best);
 	}
 }
 
-// argmax returns the index in x of the first maximum of a window: its first NaN
-// if it has one.
-template <class T> DEVICE i64 argmax(const T *x, const Window &k, i64 b, i64 oy, i64 ox, i64 c) {
-	i64 best = -1;
-	float top = 0;
-	for (i64 kh = 0; kh < k.kh; kh++) {
-		i64 h = oy * k.stride + kh - k.pad;
+template <int N, class T> DEVICE void maxpool(const T *x, T *y, const Window &k) {
+	const u32 per = (u32)k.c / N, items = (u32)(k.oh * k.ow) * per;
+	IMAGES(b, k) {
+		const T *image = x + b * k.h * k.w * k.c;
+		T *out = y + b * k.oh * k.ow * k.c;
+		ITEMS(i, items) {
+			const Pixel p = pixel_of(i, per, (u32)k.ow, N);
+			const i64 h0 = (i64)p.y * k.stride - k.pad, w0 = (i64)p.x * k.stride - k.pad;
+			float best[N] = {0}, v[N];
+			bool some = false;
+#pragma unroll 1
+			for (i64 h = h0 < 0 ? 0 : h0; h < h0 + k.kh && h < k.h; h++)
+#pragma unroll 1
+				for (i64 w = w0 < 0 ? 0 : w0; w < w0 + k.kw && w < k.w; w++) {
+					read<N>(image + (h * k.w + w) * k.c + p.c, v);
+#pragma unroll
+					for (int j = 0; j < N; j++)
+						if (!some || v[j] > best[j] || v[j] != v[j]) best[j] = v[j];
+					some = true;
+				}
+			write<N>(out + i * N, best);
+		}
+	}
+}
+
+// largest says, a bit for a channel, of which channels a pixel is the first maximum of a
+// window that reaches it: the first NaN, where the window has one.
+template <int N, class T> DEVICE u32 largest(const T *image, const Window &k, int oy, int ox, const Pixel &p) {
+	u32 mine = 0;
+	float top[N] = {0}, v[N];
+	bool some = false;
+#pragma unroll 1
+	for (int kh = 0; kh < k.kh; kh++) {
+		const i64 h = oy * k.stride + kh - k.pad;
 		if (h < 0 || h >= k.h) continue;
-		for (i64 kw = 0; kw < k.kw; kw++) {
-			i64 w = ox * k.stride + kw - k.pad;
+#pragma unroll 1
+		for (int kw = 0; kw < k.kw; kw++) {
+			const i64 w = ox * k.stride + kw - k.pad;
 			if (w < 0 || w >= k.w) continue;
-			i64 at = ((b * k.h + h) * k.w + w) * k.c + c;
-			float v = load(x + at);
-			if (best < 0 || v > top || (v != v && top == top)) best = at, top = v;
+			read<N>(image + (h * k.w + w) * k.c + p.c, v);
+			const u32 here = h == p.y && w == p.x;
+#pragma unroll
+			for (int j = 0; j < N; j++)
+				if (!some || v[j] > top[j] || (v[j] != v[j] && top[j] == top[j])) {
+					top[j] = v[j];
+					mine = (mine & ~(1u << j)) | here << j;
+				}
+			some = true;
 		}
 	}
-	return best;
+	return mine;
 }
 
 // maxpool_grad asks every window that holds the pixel whether it is its maximum.
-template <class T> DEVICE void maxpool_grad(const T *dy, const T *x, T *dx, Window k, int accumulate) {
-	i64 n = k.b * k.h * k.w * k.c;
-	for (i64 i = first(); i < n; i += stride()) {
-		i64 c = i % k.c, w = i / k.c % k.w, h = i / (k.c * k.w) % k.h, b = i / (k.c * k.w * k.h);
-		float s = accumulate ? load(dx + i) : 0.0f;
-		i64 y0 = h + k.pad - k.kh + 1, x0 = w + k.pad - k.kw + 1; // the first windows that reach it
-		i64 oy = y0 <= 0 ? 0 : (y0 + k.stride - 1) / k.stride;
-		i64 first_ox = x0 <= 0 ? 0 : (x0 + k.stride - 1) / k.stride;
-		for (; oy < k.oh && oy * k.stride <= h + k.pad; oy++)
-			for (i64 ox = first_ox; ox < k.ow && ox * k.stride <= w + k.pad; ox++)
-				if (argmax(x, k, b, oy, ox, c) == i) s += load(dy + ((b * k.oh + oy) * k.ow + ox) * k.c + c);
-		narrow(dx + i, s);
+template <int N, class T> DEVICE void maxpool_grad(const T *dy, const T *x, T *dx, const Window &k, int accumulate) {
+	const u32 per = (u32)k.c / N, items = (u32)(k.h * k.w) * per;
+	IMAGES(b, k) {
+		const T *image = x + b * k.h * k.w * k.c, *grads = dy + b * k.oh * k.ow * k.c;
+		T *out = dx + b * k.h * k.w * k.c;
+		ITEMS(i, items) {
+			const Pixel p = pixel_of(i, per, (u32)k.w, N);
+			// The first window that reaches it comes after the last that ends before it.
+			const int y0 = p.y + (int)k.pad - (int)k.kh, x0 = p.x + (int)k.pad - (int)k.kw;
+			const int first_y = y0 < 0 ? 0 : y0 / (int)k.stride + 1, first_x = x0 < 0 ? 0 : x0 / (int)k.stride + 1;
+			float s[N] = {0}, v[N];
+			if (accumulate) read<N>(out + i * N, s);
+#pragma unroll 1
+			for (int oy = first_y; oy < k.oh && oy * k.stride <= p.y + k.pad; oy++)
+#pragma unroll 1
+				for (int ox = first_x; ox < k.ow && ox * k.stride <= p.x + k.pad; ox++) {
+					const u32 mine = largest<N>(image, k, oy, ox, p);
+					if (mine == 0) continue;
+					read<N>(grads + (oy * k.ow + ox) * k.c + p.c, v);
+#pragma unroll
+					for (int j = 0; j < N; j++)
+						if (mine >> j & 1) s[j] += v[j];
+				}
+			write<N>(out + i * N, s);
+		}
 	}
 }
+
+// WINDOWS calls a function by packs of channels, or channel by channel.
+#define WINDOWS(T, f, a, b, ...) \
+	if (k.c % (16 / sizeof(T)) == 0 && wide(a, b)) f<16 / sizeof(T)>(__VA_ARGS__); \
+	else f<1>(__VA_ARGS__);
 
 #define CONV(T) \
 	KERNEL(256, im2col_##T, const int *skip, const T *x, T *cols, Window k) { \
 		SKIP(); \
-		im2col(x, cols, k); \
+		WINDOWS(T, im2col, x, cols, x, cols, k) \
 	} \
 	KERNEL(256, col2im_##T, const int *skip, const T *dcols, T *dx, Window k, int accumulate) { \
 		SKIP(); \
-		col2im(dcols, dx, k, accumulate); \
+		WINDOWS(T, col2im, dcols, dx, dcols, dx, k, accumulate) \
 	} \
 	KERNEL(256, maxpool_##T, const int *skip, const T *x, T *y, Window k) { \
 		SKIP(); \
-		maxpool(x, y, k); \
+		WINDOWS(T, maxpool, x, y, x, y, k) \
 	} \
 	KERNEL(256, maxpool_grad_##T, const int *skip, const T *dy, const T *x, T *dx, Window k, int accumulate) { \
 		SKIP(); \
-		maxpool_grad(dy, x, dx, k, accumulate); \
+		if (!wide(dy)) maxpool_grad<1>(dy, x, dx, k, accumulate); \
+		else WINDOWS(T, maxpool_grad, x, dx, dy, x, dx, k, accumulate) \
 	}
 FOR_FLOATS(CONV)

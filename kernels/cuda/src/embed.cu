@@ -32,40 +32,75 @@ FOR_FLOATS(EMBED)
 
 // EmbedGrad: row v of dtable (V,C) is the sum of the rows of dy (N,C) whose token
 // is v, in increasing order. A block owns ROWS rows of the table by 256 columns
-// and looks at all tokens, so that nothing else writes them.
+// and looks at all tokens, so that nothing else writes them. Its threads are as many
+// groups as 16 bytes of dy have columns: a thread has so many neighbouring columns, a
+// group every so many-th row.
 #define ROWS 16
 
-template <class T, class G> DEVICE void embed_grad(const int *tokens, const T *dy, G *dtable, i64 n, i64 vocab, i64 cols, int accumulate, Report *report) {
-	SHARED(float, sum, ROWS * 256);
-	SHARED(u32, hits, 8);
-	SHARED(u32, touched, 8);
-	const int t = threadIdx.x;
-	const i64 v0 = (i64)blockIdx.x * ROWS, col = (i64)blockIdx.y * 256 + t;
-	for (int r = 0; r < ROWS; r++) {
-		bool there = accumulate && v0 + r < vocab && col < cols;
-		sum[r * 256 + t] = there ? load(dtable + (v0 + r) * cols + col) : 0.0f;
+// read_columns reads N columns of a row, zeros from left on: at once if packs.
+template <int N, class T> DEVICE void read_columns(const T *p, i64 left, bool packs, float *v) {
+	if (packs && left >= N) {
+		get<N>(p, v);
+		return;
 	}
-	if (t < 8) touched[t] = 0;
+#pragma unroll
+	for (int j = 0; j < N; j++) v[j] = j < left ? load(p + j) : 0.0f;
+}
+
+template <class T, class G> DEVICE void embed_grad(const int *tokens, const T *dy, G *dtable, i64 n, i64 vocab, i64 cols, int accumulate, Report *report) {
+	const int N = Pack<T>::N;
+	SHARED(float, sum, ROWS * 256);
+	SHARED(int, rows, 256); // of the tokens that are looked at: the row, in the block
+	SHARED(u32, hits, 8);
+	SHARED(u32, touched, N); // rows of a group
+	const int t = threadIdx.x, group = t / (256 / N), lane = t % (256 / N);
+	const i64 v0 = (i64)blockIdx.x * ROWS, col = (i64)blockIdx.y * 256 + N * lane, left = cols - col;
+	const bool packs = cols % N == 0 && wide(dy, dtable);
+	float v[N], s[N];
+#pragma unroll 1
+	for (int r = group; r < ROWS; r += N) {
+		read_columns<N>(dtable + (v0 + r) * cols + col, accumulate && v0 + r < vocab ? left : 0, packs, v);
+		put_shared<N>(sum + r * 256 + N * lane, v);
+	}
+	if (lane == 0) touched[group] = 0;
+#pragma unroll 1
 	for (i64 base = 0; base < n; base += 256) {
 		i64 token = base + t < n ? tokens[base + t] : v0 - 1;
 		if (base + t < n && (token < 0 || token >= vocab) && blockIdx.x == 0 && blockIdx.y == 0) wrong(report, base + t, (int)token);
-		u32 hit = __ballot_sync(0xffffffffu, token >= v0 && token < v0 + ROWS && token < vocab);
+		const bool mine = token >= v0 && token < v0 + ROWS && token < vocab;
+		u32 hit = __ballot_sync(0xffffffffu, mine);
 		if (t % 32 == 0) hits[t / 32] = hit;
+		if (mine) rows[t] = (int)(token - v0);
 		__syncthreads();
+#pragma unroll 1
 		for (int w = 0; w < 8; w++) {
+#pragma unroll 1
 			for (u32 m = hits[w]; m; m &= m - 1) {
-				i64 row = base + w * 32 + __ffs((int)m) - 1;
-				int r = (int)(tokens[row] - v0);
-				if (col < cols) sum[r * 256 + t] += load(dy + row * cols + col);
-				if (t == 0) touched[0] |= 1u << r;
+				const int at = w * 32 + __ffs((int)m) - 1, r = rows[at];
+				if (r % N != group) continue;
+				float *to = sum + r * 256 + N * lane;
+				read_columns<N>(dy + (base + at) * cols + col, left, packs, v);
+				get<N>(to, s);
+#pragma unroll
+				for (int j = 0; j < N; j++) s[j] += v[j];
+				put_shared<N>(to, s);
+				if (lane == 0) touched[group] |= 1u << r;
 			}
 		}
 		__syncthreads();
 	}
 	__syncthreads();
-	for (int r = 0; r < ROWS; r++) {
-		bool changed = !accumulate || (touched[0] >> r & 1);
-		if (changed && v0 + r < vocab && col < cols) narrow(dtable + (v0 + r) * cols + col, sum[r * 256 + t]);
+#pragma unroll 1
+	for (int r = group; r < ROWS; r += N) {
+		const bool changed = !accumulate || (touched[group] >> r & 1);
+		if (!changed || v0 + r >= vocab || left <= 0) continue;
+		G *p = dtable + (v0 + r) * cols + col;
+		get<N>(sum + r * 256 + N * lane, s);
+		if (packs) put<N>(p, s);
+		else
+#pragma unroll
+			for (int j = 0; j < N; j++)
+				if (j < left) narrow(p + j, s[j]);
 	}
 }
 

@@ -54,12 +54,17 @@ DEVICE float exp2_(float x) {
 	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
 	return y;
 }
-// thread is threadIdx.x, asked for anew: what is computed from it is not kept in registers
-// from outside a loop.
+// thread and block are threadIdx.x and blockIdx.x, asked for anew: what is computed from
+// them is not kept in registers from outside a loop, or over one.
 DEVICE int thread() {
 	int t;
 	asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
 	return t;
+}
+DEVICE int block() {
+	int b;
+	asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(b));
+	return b;
 }
 // two rounds two values to a word, the first in its low half.
 DEVICE u32 two(float low, float high, bf16) {
@@ -114,6 +119,7 @@ DEVICE void commit_copies() { shim::commit_copies(); }
 template <int LEFT> DEVICE void wait_copies() { shim::wait_copies(LEFT); }
 DEVICE float exp2_(float x) { return exp2f(x); }
 DEVICE int thread() { return threadIdx.x; }
+DEVICE int block() { return blockIdx.x; }
 DEVICE u32 two(float low, float high, bf16) { return (u32)to_bf16(low) | (u32)to_bf16(high) << 16; }
 DEVICE u32 two(float low, float high, f16) { return two_f16(low, high); }
 #endif
@@ -226,7 +232,7 @@ template <int D> struct Softmax {
 template <int N> DEVICE void hide(float (&s)[N][4], int query, int key, const Shape &p) {
 #pragma unroll
 	for (int h = 0; h < 2; h++) {
-		const int most = p.causal && query + 8 * h < p.seq ? query + 8 * h : p.seq - 1, last = most - key - 2 * (int)(threadIdx.x % 4);
+		const int most = p.causal && query + 8 * h < p.seq ? query + 8 * h : p.seq - 1, last = most - key - 2 * (thread() % 4);
 #pragma unroll
 		for (int j = 0; j < N; j++)
 #pragma unroll
@@ -235,20 +241,31 @@ template <int N> DEVICE void hide(float (&s)[N][4], int query, int key, const Sh
 	}
 }
 
+// Place is a block's tile of a head: the longest come first.
+struct Place {
+	int head, batch, tile, last; // last: tile of keys
+	__device__ __forceinline__ Place(const Shape &p, u32 x) {
+		const u32 rest = x / (u32)p.heads, from_end = rest / (u32)p.batch;
+		head = (int)(x - rest * (u32)p.heads), batch = (int)(rest - from_end * (u32)p.batch);
+		last = (p.seq + TILE - 1) / TILE - 1, tile = last - (int)from_end;
+		if (p.causal) last = tile;
+	}
+};
+
 // forward: q (rows ldq apart), k, v (ldkv) → y (heads·D), lse (batch, heads, seq). A
 // block has a tile of queries of a head, a warp 16 of them.
 template <class T, int D> DEVICE void forward(const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, T *y, float *lse, const Shape &p) {
 	typedef Tile<T, D> S;
 	DYNAMIC_SHARED(T, qs);
 	T *ks = qs + S::SIZE, *vs = ks + S::SIZE;
-	const int tiles = (p.seq + TILE - 1) / TILE, x = blockIdx.x;
-	const int head = x % p.heads, batch = x / p.heads % p.batch, tile = tiles - 1 - x / p.heads / p.batch; // the longest first
-	const int q0 = tile * TILE, warp = threadIdx.x / 32, lane = threadIdx.x % 32, query = q0 + 16 * warp + lane / 4;
-	const i64 row = (i64)batch * p.seq;
-	q += row * ldq + (i64)head * D;
-	k += row * ldkv + (i64)(head / p.group) * D;
-	v += row * ldkv + (i64)(head / p.group) * D;
-	S::template fill<FORWARD_THREADS>(qs, q, ldq, q0, p.seq);
+	const Place place(p, blockIdx.x);
+	const int last = place.last;
+	{
+		const i64 row = (i64)place.batch * p.seq;
+		S::template fill<FORWARD_THREADS>(qs, q + (row * ldq + (i64)place.head * D), ldq, place.tile * TILE, p.seq);
+		k += row * ldkv + (i64)(place.head / p.group) * D;
+		v += row * ldkv + (i64)(place.head / p.group) * D;
+	}
 	S::template fill<FORWARD_THREADS>(ks, k, ldkv, 0, p.seq);
 	commit_copies();
 
@@ -256,7 +273,6 @@ template <class T, int D> DEVICE void forward(const T *q, const T *k, const T *v
 	clear(o);
 	Softmax<D> soft = {{NEG_INF, NEG_INF}, {0, 0}};
 	const float scale = p.scale * LOG2E;
-	const int last = p.causal ? tile : tiles - 1;
 	for (int at = 0; at <= last; at++) {
 		wait_copies<0>();
 		__syncthreads(); // keys are here, and nobody reads values any more
@@ -267,7 +283,7 @@ template <class T, int D> DEVICE void forward(const T *q, const T *k, const T *v
 #pragma unroll
 		for (int d = 0; d < D; d += 16) {
 			u32 a[4], b[4];
-			left<S::LD>(a, qs, 16 * warp, d);
+			left<S::LD>(a, qs, 16 * (threadIdx.x / 32), d);
 #pragma unroll
 			for (int j = 0; j < 4; j++) {
 				right<S::LD>(b, ks, 16 * j, d);
@@ -278,7 +294,10 @@ template <class T, int D> DEVICE void forward(const T *q, const T *k, const T *v
 		__syncthreads(); // values are here, and nobody reads keys any more
 		if (at < last) S::template fill<FORWARD_THREADS>(ks, k, ldkv, (at + 1) * TILE, p.seq);
 		commit_copies();
-		if (at == last) hide(s, query, at * TILE, p);
+		if (at == last) {
+			const int t = thread(); // if causal, the tile's keys are its queries
+			hide(s, at * TILE + 16 * (t / 32) + t % 32 / 4, at * TILE, p);
+		}
 		soft.next(s, o, scale);
 #pragma unroll
 		for (int j = 0; j < 8; j += 4) { // 32 keys
@@ -293,39 +312,41 @@ template <class T, int D> DEVICE void forward(const T *q, const T *k, const T *v
 			}
 		}
 	}
+	const Place here(p, block());
+	const int t = thread(), warp = t / 32, lane = t % 32, query = here.tile * TILE + 16 * warp + lane / 4;
 	T *mine = qs + 16 * warp * S::LD; // the warp's queries, which it needs no more
 	__syncwarp();
 #pragma unroll
 	for (int h = 0; h < 2; h++) {
 		const float sum = row_sum(soft.sum[h]), factor = 1 / sum;
-		if (lane % 4 == 0 && query + 8 * h < p.seq) lse[((i64)batch * p.heads + head) * p.seq + query + 8 * h] = fma_(soft.most[h], p.scale, logf(sum));
+		if (lane % 4 == 0 && query + 8 * h < p.seq) lse[((i64)here.batch * p.heads + here.head) * p.seq + query + 8 * h] = fma_(soft.most[h], p.scale, logf(sum));
 #pragma unroll
 		for (int n = 0; n < D / 8; n++)
 			*(u32 *)(mine + (lane / 4 + 8 * h) * S::LD + 8 * n + 2 * (lane % 4)) = two(o[n][2 * h] * factor, o[n][2 * h + 1] * factor, T());
 	}
 	__syncwarp();
 	const i64 ldy = (i64)p.heads * D;
-	S::drain(y + row * ldy + (i64)head * D, ldy, q0 + 16 * warp, p.seq, mine, 16, lane, 32);
+	S::drain(y + (i64)here.batch * p.seq * ldy + (i64)here.head * D, ldy, here.tile * TILE + 16 * warp, p.seq, mine, 16, lane, 32);
 }
 
-// delta (batch, heads, seq) = Σ dy·y of every query: 16 lanes each. It also sets the
-// backward's counters to 0.
+// delta (batch, heads, seq) = Σ dy·y of every query, of which there are fewer than 2^31:
+// 16 lanes each. It also sets the backward's counters to 0.
 template <class T, int D> DEVICE void deltas(const T *y, const T *dy, float *delta, u32 *counters, int counts, const Shape &p) {
-	for (i64 i = first(); i < counts; i += stride()) counters[i] = 0;
-	const i64 i = ((i64)blockIdx.x * BACKWARD_THREADS + threadIdx.x) / 16, n = (i64)p.batch * p.seq * p.heads; // in memory's order
+	STRIDED(i, counts) counters[i] = 0;
+	const u32 i = blockIdx.x * (BACKWARD_THREADS / 16) + threadIdx.x / 16, n = (u32)(p.batch * p.seq * p.heads); // in memory's order
 	const int c = threadIdx.x % 16 * 8;
 	float sum = 0;
 	if (i < n && c < D) {
 		float a[8], b[8];
-		get<8>(y + i * D + c, a), get<8>(dy + i * D + c, b);
+		get<8>(y + (i64)i * D + c, a), get<8>(dy + (i64)i * D + c, b);
 #pragma unroll
 		for (int j = 0; j < 8; j++) sum = fma_(a[j], b[j], sum);
 	}
 #pragma unroll
 	for (int m = 8; m > 0; m /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, m);
 	if (i >= n || c != 0) return;
-	const u32 row = (u32)(i / p.heads), head = (u32)(i - (i64)row * p.heads);
-	delta[((i64)(row / p.seq) * p.heads + head) * p.seq + row % p.seq] = sum;
+	const u32 row = i / (u32)p.heads, head = i - row * (u32)p.heads, batch = row / (u32)p.seq;
+	delta[((i64)batch * p.heads + head) * p.seq + (row - batch * (u32)p.seq)] = sum;
 }
 
 // Turns are whose turn it is to add to a tile of dq: those of keys, in order. wait
@@ -373,17 +394,34 @@ template <class T, int D> struct Work {
 	const Shape &p;
 	T *ks, *vs, *queries, *ds; // a stage of queries has gradients of y after them
 	float *stats; // of the queries, by stage: lse, delta
-	int tiles, batch, kvhead, tile;
+	const volatile int *place; // batch, head of keys, tile, tiles of a head: read where they are used, not kept in registers
+
+	__device__ __forceinline__ int batch() const { return place[0]; }
+	__device__ __forceinline__ int kvhead() const { return place[1]; }
+	__device__ __forceinline__ int tile() const { return place[2]; }
+	__device__ __forceinline__ int end() const { return (kvhead() + 1) * p.group; } // of the heads of the group
+	__device__ __forceinline__ int tiles() const { return D > 64 ? (p.seq + TILE - 1) / TILE : place[3]; } // with 64, in no register either
 
 	// fetch starts to copy a tile's queries, gradients of y and their statistics. Those beyond
 	// the sequence are 0: nothing comes of them.
 	__device__ __forceinline__ void fetch(int stage, int head, int at) const {
 		T *q = queries + stage * (2 * S::SIZE), *dy = q + S::SIZE;
-		const i64 row = (i64)batch * p.seq, ldy = (i64)p.heads * D;
+		const i64 row = (i64)batch() * p.seq, ldy = (i64)p.heads * D;
 		const int t = thread(), query = at * TILE + t % TILE;
-		copy_word(stats + stage * (2 * TILE) + t, (t < TILE ? b.lse : b.delta) + ((i64)batch * p.heads + head) * p.seq + query, query < p.seq);
+		copy_word(stats + stage * (2 * TILE) + t, (t < TILE ? b.lse : b.delta) + ((i64)batch() * p.heads + head) * p.seq + query, query < p.seq);
 		S::template fill<BACKWARD_THREADS>(q, b.q + row * b.ldq + (i64)head * D, b.ldq, at * TILE, p.seq);
 		S::template fill<BACKWARD_THREADS>(dy, b.dy + row * ldy + (i64)head * D, ldy, at * TILE, p.seq);
+	}
+
+	// step goes to the next tile of queries, of the next head after the last; fetch_next fetches
+	// it, where there is one.
+	__device__ __forceinline__ void step(int &head, int &at) const {
+		if (++at == tiles()) at = p.causal ? tile() : 0, head++;
+	}
+	__device__ __forceinline__ void fetch_next(int stage, int head, int at) const {
+		step(head, at);
+		if (head < end()) fetch(stage, head, at);
+		commit_copies();
 	}
 
 	// across adds the product of the warp's rows of one tile and all rows of another,
@@ -412,10 +450,10 @@ template <class T, int D> struct Work {
 		clear(s);
 		across(s, ks, q);
 		const float scale = p.scale * LOG2E;
-		if ((tile + 1) * TILE > p.seq || (p.causal && at == tile)) // some keys are not there, or later than queries
+		if ((tile() + 1) * TILE > p.seq || (p.causal && at == tile())) // some keys are not there, or later than queries
 #pragma unroll
 			for (int h = 0; h < 2; h++) {
-				const int key = tile * TILE + m + 8 * h, first = key >= p.seq ? TILE : p.causal ? key - at * TILE - n : 0;
+				const int key = tile() * TILE + m + 8 * h, first = key >= p.seq ? TILE : p.causal ? key - at * TILE - n : 0;
 #pragma unroll
 				for (int j = 0; j < 8; j++)
 #pragma unroll
@@ -469,9 +507,9 @@ template <class T, int D> struct Work {
 	// to. A warp has 16 queries.
 	__device__ __forceinline__ void add_dq(int head, int at) const {
 		const int t = thread(), lane = t % 32, m = 16 * (t / 32);
-		const i64 which = ((i64)batch * p.heads + head) * tiles + at;
+		const i64 which = ((i64)batch() * p.heads + head) * tiles() + at;
 		u32 *turn = b.counters + 1 + which;
-		const bool last = tile == (p.causal ? at : tiles - 1);
+		const bool last = tile() == (p.causal ? at : tiles() - 1);
 		enum { PART = D > 96 ? NS / 2 : NS }; // of a row at a time: more do not fit the registers
 #pragma unroll
 		for (int part = 0; part < NS; part += PART) {
@@ -487,9 +525,9 @@ template <class T, int D> struct Work {
 					mma(dq[j], x, y, T()), mma(dq[j], x + 4, y + 2, T());
 				}
 			}
-			if (part == 0) wait_turn(turn, (u32)tile);
+			if (part == 0) wait_turn(turn, (u32)tile());
 			float *sum = b.sums + which * (TILE * D) + part * (4 * BACKWARD_THREADS) + 4 * t;
-			if (tile > 0)
+			if (tile() > 0)
 #pragma unroll
 				for (int j = 0; j < PART; j++) {
 					float old[4];
@@ -504,13 +542,13 @@ template <class T, int D> struct Work {
 #pragma unroll
 				for (int h = 0; h < 2; h++) {
 					const int query = at * TILE + m + lane / 4 + 8 * h;
-					T *out = b.dq + ((i64)batch * p.seq + query) * b.lddq + (i64)head * D + 8 * part + 2 * (lane % 4);
+					T *out = b.dq + ((i64)batch() * p.seq + query) * b.lddq + (i64)head * D + 8 * part + 2 * (lane % 4);
 					if (query < p.seq)
 #pragma unroll
 						for (int j = 0; j < PART; j++) *(u32 *)(out + 8 * j) = two(dq[j][2 * h] * p.scale, dq[j][2 * h + 1] * p.scale, T());
 				}
 		}
-		pass_turn(turn, (u32)tile);
+		pass_turn(turn, (u32)tile());
 	}
 
 	// finish writes a gradient of keys or values through the warp's rows of a tile of shared
@@ -523,7 +561,7 @@ template <class T, int D> struct Work {
 #pragma unroll
 			for (int h = 0; h < 2; h++) *(u32 *)(at + 8 * h * S::LD + 8 * j) = two(sum[j][2 * h] * factor, sum[j][2 * h + 1] * factor, T());
 		__syncwarp();
-		S::drain(to + (i64)batch * p.seq * b.lddkv + (i64)kvhead * D, b.lddkv, tile * TILE + m, p.seq, mine, 16, lane, 32);
+		S::drain(to + (i64)batch() * p.seq * b.lddkv + (i64)kvhead() * D, b.lddkv, tile() * TILE + m, p.seq, mine, 16, lane, 32);
 	}
 };
 
@@ -533,39 +571,35 @@ template <class T, int D, int STAGES> DEVICE void backward(const Backward<T> &b,
 	typedef Tile<T, D> S;
 	typedef Work<T, D> W;
 	DYNAMIC_SHARED(T, shared);
-	SHARED(u32, ticket, 1);
-	if (threadIdx.x == 0) *ticket = atomicAdd(b.counters, 1u);
+	SHARED(int, place, 4);
+	if (threadIdx.x == 0) {
+		const u32 x = atomicAdd(b.counters, 1u), kvheads = (u32)(p.heads / p.group), rest = x / kvheads, tile = rest / (u32)p.batch;
+		place[0] = (int)(rest - tile * (u32)p.batch), place[1] = (int)(x - rest * kvheads), place[2] = (int)tile, place[3] = (p.seq + TILE - 1) / TILE;
+	}
 	__syncthreads();
-	const int kvheads = p.heads / p.group, x = (int)*ticket, tiles = (p.seq + TILE - 1) / TILE, tile = x / kvheads / p.batch;
 	T *queries = shared + 2 * S::SIZE, *ds = queries + 2 * STAGES * S::SIZE;
-	const W w = {b, p, shared, shared + S::SIZE, queries, ds, (float *)(ds + TILE * W::LP), tiles, x / kvheads % p.batch, x % kvheads, tile};
-	const i64 kv = (i64)w.batch * p.seq * b.ldkv + (i64)w.kvhead * D;
-	S::template fill<BACKWARD_THREADS>(w.ks, b.k + kv, b.ldkv, tile * TILE, p.seq);
-	S::template fill<BACKWARD_THREADS>(w.vs, b.v + kv, b.ldkv, tile * TILE, p.seq);
-	const int first = p.causal ? tile : 0, end = (w.kvhead + 1) * p.group;
-	int head = w.kvhead * p.group, at = first, stage = 0;
+	const W w = {b, p, shared, shared + S::SIZE, queries, ds, (float *)(ds + TILE * W::LP), place};
+	{
+		const i64 kv = (i64)w.batch() * p.seq * b.ldkv + (i64)w.kvhead() * D;
+		S::template fill<BACKWARD_THREADS>(w.ks, b.k + kv, b.ldkv, w.tile() * TILE, p.seq);
+		S::template fill<BACKWARD_THREADS>(w.vs, b.v + kv, b.ldkv, w.tile() * TILE, p.seq);
+	}
+	int head = w.kvhead() * p.group, at = p.causal ? w.tile() : 0, stage = 0;
 	w.fetch(0, head, at);
 	commit_copies();
 	float dk[W::NS][4], dv[W::NS][4];
 	clear(dk), clear(dv);
 #pragma unroll 1
-	while (head < end) {
+	while (head < w.end()) {
 		wait_copies<0>();
 		__syncthreads(); // the step's tiles are here, and nobody reads those of the step before
-		const int was = head, here = at, now = stage;
-		if (++at == tiles) at = first, head++;
-		if (STAGES == 2) {
-			stage ^= 1;
-			if (head < end) w.fetch(stage, head, at);
-			commit_copies();
-		}
-		w.keys(dk, dv, now, here);
+		if (STAGES == 2) w.fetch_next(1 - stage, head, at);
+		w.keys(dk, dv, stage, at);
 		__syncthreads(); // gradients of scores are here; nobody reads queries any more
-		if (STAGES == 1) {
-			if (head < end) w.fetch(0, head, at);
-			commit_copies();
-		}
-		w.add_dq(was, here); // ends in a barrier
+		if (STAGES == 1) w.fetch_next(0, head, at);
+		w.add_dq(head, at); // ends in a barrier
+		w.step(head, at);
+		if (STAGES == 2) stage = 1 - stage;
 	}
 	w.finish(b.dk, w.ks, dk, p.scale);
 	w.finish(b.dv, w.vs, dv, 1);
@@ -573,14 +607,6 @@ template <class T, int D, int STAGES> DEVICE void backward(const Backward<T> &b,
 
 #define SHAPE_PARAMETERS int batch, int seq, int heads, int group, float scale, int causal
 #define SHAPE {batch, seq, heads, group, scale, causal}
-
-// DENSE is KERNEL with the blocks that a multiprocessor shall hold, which bounds the
-// registers of a thread.
-#ifndef SHIM
-#define DENSE(threads, blocks, name, ...) extern "C" __global__ void __launch_bounds__(threads, blocks) name(__VA_ARGS__)
-#else
-#define DENSE(threads, blocks, name, ...) KERNEL(threads, name, __VA_ARGS__)
-#endif
 
 // FLASH is the kernels for heads of D elements; BLOCKS of the backward shall be on a
 // multiprocessor.

@@ -1,12 +1,5 @@
-// Sums in double, with the CPU's bits: 256-element blocks in 16 lanes, combined
-// by the tree that splits a range at the largest power of two below its length.
-
-// half_sum adds the 16 lanes of half a warp in the order of package vec: lane l
-// takes l+8, then l+4 …; the sum is lane 0's of the half.
-DEVICE double half_sum(double v) {
-	for (int h = 8; h > 0; h >>= 1) v += __shfl_down_sync(0xffffffffu, v, h, 16);
-	return v;
-}
+// Sums in double, with the CPU's bits: blocks of 256 elements (sum_block), combined by the
+// tree that splits a range at the largest power of two below its length.
 
 // tree_sum adds n numbers in shared or global memory, in place. Adding neighbours
 // pair by pair, an odd one out waiting for the next level, is that tree.
@@ -19,9 +12,9 @@ DEVICE double tree_sum(double *s, i64 n) {
 	return n > 0 ? s[0] : 0;
 }
 
-// PIECE is the elements of a partial sum, BLOCK those of one expression.
-#define PIECE 65536
-#define BLOCK 256
+#define PIECE 65536 // elements of a partial sum
+
+struct ItselfOf { __device__ __forceinline__ double operator()(double x) const { return x; } };
 
 // Every block of threads sums a piece.
 #define SUM_PIECES(T) \
@@ -29,15 +22,13 @@ DEVICE double tree_sum(double *s, i64 n) {
 		SKIP(); \
 		SHARED(double, sums, PIECE / BLOCK); \
 		i64 from = (i64)blockIdx.x * PIECE; \
-		i64 len = n - from < PIECE ? n - from : PIECE; \
-		i64 blocks = (len + BLOCK - 1) / BLOCK; \
-		int lane = threadIdx.x % 16; \
-		for (i64 base = 0; base < blocks; base += blockDim.x / 16) { \
-			i64 b = base + threadIdx.x / 16; \
-			double s = 0; \
-			for (i64 i = b * BLOCK + lane; i < (b + 1) * BLOCK && i < len; i += 16) s += (double)load(x + from + i); \
-			s = half_sum(s); \
-			if (lane == 0 && b < blocks) sums[b] = s; \
+		const int len = n - from < PIECE ? (int)(n - from) : PIECE, blocks = (len + BLOCK - 1) / BLOCK; \
+		const int threads = BLOCK_LANES / Pack<T>::N; /* of a block of elements */ \
+		const bool packs = wide(x + from); \
+		for (int base = 0; base < blocks; base += blockDim.x / threads) { \
+			const int b = base + threadIdx.x / threads; \
+			double s = sum_block(x + from, b * BLOCK, len, packs, ItselfOf()); \
+			if (threadIdx.x % threads == 0 && b < blocks) sums[b] = s; \
 		} \
 		double total = tree_sum(sums, blocks); \
 		if (threadIdx.x == 0) work[blockIdx.x] = total; \
@@ -52,46 +43,45 @@ KERNEL(256, sum_total, const int *skip, double *work, double *y, i64 pieces, int
 }
 
 // Parts that lie one after another, added element by element: from left to right, or
-// in the tree over their index. As a binary counter does, that joins neighbours of one
-// size as they come, and what is left from the right.
-DEVICE double part_at(const double *p) { return *p; }
-template <class T> DEVICE float part_at(const T *p) { return load(p); }
-
-enum { PART_LEVELS = 18, PART_THREADS = 256 }; // levels of a tree over 2^16 parts and more
-
-// The levels lie in shared memory, of every thread its own: a thread's registers have
-// no index.
-template <class S, class T> DEVICE S tree_of_parts(S *levels, const T *x, i64 i, i64 n, i64 parts) {
-	S *part = levels + threadIdx.x;
-	int top = 0;
-#pragma unroll 1
-	for (i64 k = 0; k < parts; k++) {
-		S v = part_at(x + k * n + i);
-		for (i64 m = k + 1; !(m & 1); m >>= 1) v = part[--top * PART_THREADS] + v;
-		part[top++ * PART_THREADS] = v;
+// in the tree over their index.
+template <int N, class S, class T> struct Part {
+	const T *x; // of the first part
+	i64 n;
+	__device__ __forceinline__ void operator()(int k, S *v) const {
+		if constexpr (N > 1) get<N>(x + k * n, v);
+		else v[0] = at(x + k * n);
 	}
-	S v = part[--top * PART_THREADS];
-	while (top > 0) v = part[--top * PART_THREADS] + v;
-	return v;
-}
+	static __device__ __forceinline__ double at(const double *p) { return *p; }
+	template <class U> static __device__ __forceinline__ float at(const U *p) { return load(p); }
+};
 
-template <class S, class T> DEVICE S parts_in_order(S v, const T *x, i64 i, i64 n, i64 parts) {
-#pragma unroll 1
-	for (i64 k = 1; k < parts; k++) v = v + part_at(x + k * n + i);
-	return v;
+// sum_parts adds N neighbouring elements of all parts.
+template <int N, class S, class T> DEVICE void sum_parts(S *waiting, const T *x, S *y, i64 n, int parts, int sequential, int accumulate) {
+	const Part<N, S, T> part = {x, n};
+	S v[N];
+	if (sequential) part(0, v);
+	else sum_tree<N>(waiting, parts, part, v);
+	if (accumulate) {
+		S old[N];
+		if constexpr (N > 1) get<N>(y, old);
+		else old[0] = *y;
+#pragma unroll
+		for (int j = 0; j < N; j++) v[j] = old[j] + v[j];
+	}
+	if (sequential) sum_in_order<N>(parts, part, v);
+	if constexpr (N > 1) put<N>(y, v);
+	else *y = v[0];
 }
 
 #define SUM_PARTS(T, S) \
-	KERNEL(PART_THREADS, sum_parts_##T, const int *skip, const T *x, S *y, i64 n, i64 parts, int sequential, int accumulate) { \
+	KERNEL(TREE_THREADS, sum_parts_##T, const int *skip, const T *x, S *y, i64 n, i64 parts, int sequential, int accumulate) { \
 		SKIP(); \
-		SHARED(S, levels, PART_LEVELS * PART_THREADS); \
-		STRIDED(i, n) { \
-			S v = part_at(x + i); \
-			if (!sequential) v = tree_of_parts<S>(levels, x, i, n, parts); \
-			if (accumulate) v = y[i] + v; \
-			if (sequential) v = parts_in_order(v, x, i, n, parts); \
-			y[i] = v; \
-		} \
+		DYNAMIC_SHARED(S, waiting); \
+		const int N = 16 / sizeof(T); \
+		const i64 packs = n % N == 0 && wide(x, y) ? n / N : 0; \
+		STRIDED(i, packs) sum_parts<N>(waiting, x + i * N, y + i * N, n, (int)parts, sequential, accumulate); \
+		if (!packs) \
+			STRIDED(i, n) sum_parts<1>(waiting, x + i, y + i, n, (int)parts, sequential, accumulate); \
 	}
 typedef double f64;
 SUM_PARTS(f32, float)

@@ -18,7 +18,6 @@ struct Spans {
 
 #define CHUNK 4096  // elements of a block of an update
 #define PIECE 65536 // elements of a block of a norm, as the CPU's tasks
-#define BLOCK 256   // elements of one addend of a norm
 
 // find returns the span of the block, and the first element that it takes.
 DEVICE int find(const Spans &s, i64 chunk, i64 *from) {
@@ -113,28 +112,20 @@ DEVICE double exact_value(const i64 *a, i64 *d) {
 
 DEVICE double norm_of(const i64 *acc, i64 *digits) { return sqrt(exact_value(acc, digits)); }
 
-// squares is a lane's share of a block, every 16th element: all reads are under way
-// before the first is used.
-template <class T> DEVICE double squares(const T *x, i64 i, i64 block, i64 hi) {
-	double v = 0;
-	if (block + BLOCK <= hi) {
-		float e[BLOCK / 16];
-#pragma unroll
-		for (int k = 0; k < BLOCK / 16; k++) e[k] = load(x + i + 16 * k);
-#pragma unroll
-		for (int k = 0; k < BLOCK / 16; k++) v += (double)e[k] * (double)e[k];
-		return v;
+struct SquareOf { __device__ __forceinline__ double operator()(double x) const { return x * x; } };
+
+template <class T> DEVICE void squares(const T *x, i64 from, i64 hi, u64 *digits) {
+	const int threads = BLOCK_LANES / Pack<T>::N; // of a block of 256
+	const bool packs = wide(x + from);
+	for (i64 base = from; base < hi; base += (i64)blockDim.x / threads * BLOCK) {
+		const i64 b = base + (i64)(threadIdx.x / threads) * BLOCK;
+		const double v = sum_block(x, b, hi, packs, SquareOf());
+		if (threadIdx.x % threads == 0 && b < hi) exact_add(digits, v);
 	}
-#pragma unroll 1
-	for (; i < hi; i += 16) {
-		double e = (double)load(x + i);
-		v += e * e;
-	}
-	return v;
 }
 
 // sum_squares adds the squares of a piece of a span to an accumulator: sums of
-// blocks of 256 in double, 16 lanes each, then digits.
+// blocks of 256 in double, then digits.
 DEVICE void sum_squares(const void *x, int type, const Spans &s, i64 *accumulators, i64 every, i64 which) {
 	SHARED(u64, digits, LIMBS);
 	for (int i = threadIdx.x; i < LIMBS; i += blockDim.x) digits[i] = 0;
@@ -142,16 +133,9 @@ DEVICE void sum_squares(const void *x, int type, const Spans &s, i64 *accumulato
 	i64 from;
 	int span = find(s, PIECE, &from);
 	i64 hi = from + PIECE < s.hi[span] ? from + PIECE : s.hi[span];
-	int lane = threadIdx.x % 16;
-	for (i64 base = from; base < hi; base += (i64)blockDim.x / 16 * BLOCK) {
-		i64 b = base + (i64)(threadIdx.x / 16) * BLOCK;
-		double v = 0;
-		if (type == 0) v = squares((const float *)x, b + lane, b, hi);
-		else if (type == 1) v = squares((const bf16 *)x, b + lane, b, hi);
-		else v = squares((const f16 *)x, b + lane, b, hi);
-		for (int h = 8; h > 0; h >>= 1) v += __shfl_down_sync(0xffffffffu, v, h, 16);
-		if (lane == 0 && b < hi) exact_add(digits, v);
-	}
+	if (type == 0) squares((const float *)x, from, hi, digits);
+	else if (type == 1) squares((const bf16 *)x, from, hi, digits);
+	else squares((const f16 *)x, from, hi, digits);
 	__syncthreads();
 	if (threadIdx.x == 0) exact_normalize((i64 *)digits);
 	__syncthreads();
@@ -232,49 +216,72 @@ DEVICE Adam adam_of(float coef, const double *hyper, double beta1, double beta2,
 	return a;
 }
 
-// Four elements of a buffer at a time, where all buffers allow it.
-DEVICE void four(const float *p, i64 i, int n, bool packs, float *v) {
-	if (packs && n == 4) {
-		get<4>(p + i, v);
-		return;
+// Operands of an update: K buffers of f32 that it reads and writes, one of any type that
+// it reads, and the 16-bit copy of the first (none: type 0).
+template <int K> struct Operands {
+	float *x[K];
+	const void *g;
+	void *low;
+	int g_type, low_type;
+
+	// wide says whether all can be read 16 bytes at a time from element i on.
+	__device__ __forceinline__ bool wide(i64 i) const {
+		bool all = ::wide((const char *)g + i * (g_type ? 2 : 4)) && (!low_type || ::wide((const char *)low + 2 * i));
+#pragma unroll
+		for (int k = 0; k < K; k++) all = all && ::wide(x[k] + i);
+		return all;
 	}
-	for (int j = 0; j < 4; j++) v[j] = j < n ? p[i + j] : 0.0f;
-}
-// grads reads four gradients of any type, put_low writes the 16-bit copy.
-DEVICE void grads(const void *p, int type, i64 i, int n, bool packs, float *v) {
-	if (packs && n == 4) {
-		if (type == 0) get<4>((const float *)p + i, v);
-		else if (type == 1) get<4>((const bf16 *)p + i, v);
-		else get<4>((const f16 *)p + i, v);
-		return;
+};
+
+// update applies a rule to a block's chunk of its span: rule(g, x) of an element g and its
+// K elements of x. A thread takes two quads at a time. They are neighbours where an
+// operand has 16 bits, for 16 bytes of it; where none has, and the chunk is whole, the
+// quads of a warp are, so that all of a sector is asked for at once.
+template <int K, class Rule> DEVICE void update(const Operands<K> &o, const Spans &s, int span, i64 from, const Rule &rule) {
+	const i64 to = from + CHUNK < s.hi[span] ? from + CHUNK : s.hi[span], done = o.wide(from) ? to - (to - from) % 8 : from;
+	const bool neighbours = o.g_type || o.low_type || to - from < CHUNK;
+	const int far = neighbours ? 4 : 4 * blockDim.x;
+#pragma unroll 1
+	for (i64 i = from + (neighbours ? 8 : 4) * threadIdx.x; i < done; i += 8 * blockDim.x) {
+		float g[8], x[K][8];
+		if (o.g_type == 1) get<8>((const bf16 *)o.g + i, g);
+		else if (o.g_type == 2) get<8>((const f16 *)o.g + i, g);
+		else get<4>((const float *)o.g + i, g), get<4>((const float *)o.g + i + far, g + 4);
+#pragma unroll
+		for (int k = 0; k < K; k++) get<4>(o.x[k] + i, x[k]), get<4>(o.x[k] + i + far, x[k] + 4);
+#pragma unroll
+		for (int j = 0; j < 8; j++) {
+			float e[K];
+#pragma unroll
+			for (int k = 0; k < K; k++) e[k] = x[k][j];
+			rule(g[j], e);
+#pragma unroll
+			for (int k = 0; k < K; k++) x[k][j] = e[k];
+		}
+#pragma unroll
+		for (int k = 0; k < K; k++) put<4>(o.x[k] + i, x[k]), put<4>(o.x[k] + i + far, x[k] + 4);
+		if (o.low_type == 1) put<8>((bf16 *)o.low + i, x[0]);
+		if (o.low_type == 2) put<8>((f16 *)o.low + i, x[0]);
 	}
-	for (int j = 0; j < 4; j++) v[j] = j < n ? load_as(p, type, i + j) : 0.0f;
-}
-DEVICE void put_low(void *p, int type, i64 i, int n, bool packs, const float *v) {
-	if (type == 0) return;
-	if (packs && n == 4) {
-		if (type == 1) put<4>((bf16 *)p + i, v);
-		else put<4>((f16 *)p + i, v);
-		return;
+#pragma unroll 1
+	for (i64 i = done + threadIdx.x; i < to; i += blockDim.x) {
+		float e[K];
+#pragma unroll
+		for (int k = 0; k < K; k++) e[k] = o.x[k][i];
+		rule(load_as(o.g, o.g_type, i), e);
+#pragma unroll
+		for (int k = 0; k < K; k++) o.x[k][i] = e[k];
+		store_low(o.low, o.low_type, i, e[0]);
 	}
-	for (int j = 0; j < n; j++) store_low(p, type, i + j, v[j]);
 }
 
-// apart says whether four elements from i on lie at a multiple of their size.
-DEVICE bool apart(const void *p, int type, i64 i) { return type == 0 ? quads((const float *)p + i) : quads((const bf16 *)p + i); }
-
-DEVICE void put4(float *p, i64 i, int n, bool packs, const float *v) {
-	if (packs && n == 4) {
-		put<4>(p + i, v);
-		return;
+struct AdamWRule { // of p, m, v
+	Adam a;
+	__device__ __forceinline__ void operator()(float g, float *x) const {
+		float d = a.moments(g, x + 1, x + 2);
+		x[0] = fma_(-a.step, x[1] / d, x[0] * a.keep);
 	}
-	for (int j = 0; j < n; j++) p[i + j] = v[j];
-}
-
-// FOURS walks over a block's part of its span: elements i to i+n-1.
-#define FOURS(i, n) \
-	_Pragma("unroll 1") for (i64 i = from + 4 * (i64)threadIdx.x; i < from + CHUNK && i < s.hi[span]; i += 4 * (i64)blockDim.x) \
-		if (int n = s.hi[span] - i < 4 ? (int)(s.hi[span] - i) : 4)
+};
 
 KERNEL(256, adamw, const int *skip, const void *g, const float *coef, const double *hyper, float *p, float *m, float *v, void *low,
 	Spans s, double beta1, double beta2, double eps, int grad_type, int low_type) {
@@ -284,21 +291,16 @@ KERNEL(256, adamw, const int *skip, const void *g, const float *coef, const doub
 	int span = find(s, CHUNK, &from);
 	if (threadIdx.x == 0) *shared = adam_of(*coef, hyper, beta1, beta2, eps, 1 - hyper[LR] * s.decay[span], hyper[LR] / hyper[BC1]);
 	__syncthreads();
-	const Adam a = *shared;
-	const bool packs = wide(p + from, m + from, v + from), whole = apart(g, grad_type, from), half = apart(low, low_type, from);
-	FOURS(i, n) {
-		float gi[4], pi[4], mi[4], vi[4];
-		grads(g, grad_type, i, n, whole, gi);
-		four(p, i, n, packs, pi), four(m, i, n, packs, mi), four(v, i, n, packs, vi);
-#pragma unroll
-		for (int j = 0; j < 4; j++) {
-			float d = a.moments(gi[j], mi + j, vi + j);
-			pi[j] = fma_(-a.step, mi[j] / d, pi[j] * a.keep);
-		}
-		put4(p, i, n, packs, pi), put4(m, i, n, packs, mi), put4(v, i, n, packs, vi);
-		put_low(low, low_type, i, n, half, pi);
-	}
+	update(Operands<3>{{p, m, v}, g, low, grad_type, low_type}, s, span, from, AdamWRule{*shared});
 }
+
+struct LambRule { // of g, m, v, by an element of p
+	Adam a;
+	__device__ __forceinline__ void operator()(float p, float *x) const {
+		float d = a.moments(x[0], x + 1, x + 2);
+		x[0] = fma_(a.keep, p, x[1] * a.step / d);
+	}
+};
 
 // LAMBDirection replaces the gradient by the direction.
 KERNEL(256, lamb_direction, const int *skip, const float *p, const float *coef, const double *hyper, float *g, float *m, float *v,
@@ -309,19 +311,13 @@ KERNEL(256, lamb_direction, const int *skip, const float *p, const float *coef, 
 	int span = find(s, CHUNK, &from);
 	if (threadIdx.x == 0) *shared = adam_of(*coef, hyper, beta1, beta2, eps, s.decay[span], 1 / hyper[BC1]);
 	__syncthreads();
-	const Adam a = *shared;
-	const bool packs = wide(p + from, g + from, m + from, v + from);
-	FOURS(i, n) {
-		float gi[4], pi[4], mi[4], vi[4];
-		four(p, i, n, packs, pi), four(g, i, n, packs, gi), four(m, i, n, packs, mi), four(v, i, n, packs, vi);
-#pragma unroll
-		for (int j = 0; j < 4; j++) {
-			float d = a.moments(gi[j], mi + j, vi + j);
-			gi[j] = fma_(a.keep, pi[j], mi[j] * a.step / d);
-		}
-		put4(g, i, n, packs, gi), put4(m, i, n, packs, mi), put4(v, i, n, packs, vi);
-	}
+	update(Operands<3>{{g, m, v}, p, 0, 0, 0}, s, span, from, LambRule{*shared});
 }
+
+struct Descend { // of p
+	float f;
+	__device__ __forceinline__ void operator()(float g, float *x) const { x[0] = fma_(f, g, x[0]); }
+};
 
 KERNEL(256, lamb_apply, const int *skip, const void *g, const i64 *norms, const double *hyper, float *p, void *low, Spans s, int grad_type, int low_type) {
 	SKIP();
@@ -335,21 +331,23 @@ KERNEL(256, lamb_apply, const int *skip, const void *g, const i64 *norms, const 
 		*step = (float)(hyper[LR] * (np > 0 && nu > 0 ? np / nu : 1));
 	}
 	__syncthreads();
-	const float f = -*step;
-	const bool packs = wide(p + from), whole = apart(g, grad_type, from), half = apart(low, low_type, from);
-	FOURS(i, n) {
-		float gi[4], x[4];
-		grads(g, grad_type, i, n, whole, gi);
-		four(p, i, n, packs, x);
-#pragma unroll
-		for (int j = 0; j < 4; j++) x[j] = fma_(f, gi[j], x[j]);
-		put4(p, i, n, packs, x);
-		put_low(low, low_type, i, n, half, x);
-	}
+	update(Operands<1>{{p}, g, low, grad_type, low_type}, s, span, from, Descend{-*step});
 }
 
 // Momentum is the factors of SGD's kin.
 struct Momentum { float scale, decay, rate, momentum, step; };
+
+struct MomentumRule { // of p, b
+	Momentum k;
+	bool nesterov;
+	__device__ __forceinline__ void operator()(float g, float *x) const {
+		float d = k.rate * fma_(k.decay, x[0], g * k.scale);
+		float u = fma_(k.momentum, x[1], d);
+		x[1] = u;
+		if (nesterov) u = fma_(k.momentum, u, d);
+		x[0] = fma_(-k.step, u, x[0]);
+	}
+};
 
 // How rate, step and scale follow from the learning rate and the norms.
 enum { SGD, LARS, LARC, NOVOGRAD };
@@ -381,23 +379,7 @@ KERNEL(256, momentum, const int *skip, const void *g, const i64 *norms, const fl
 		*shared = Momentum{(float)scale, (float)decay, (float)rate, (float)beta, (float)step};
 	}
 	__syncthreads();
-	const Momentum k = *shared;
-	const bool packs = wide(p + from, b + from), whole = apart(g, grad_type, from), half = apart(low, low_type, from);
-	FOURS(i, n) {
-		float gi[4], x[4], bi[4];
-		grads(g, grad_type, i, n, whole, gi);
-		four(p, i, n, packs, x), four(b, i, n, packs, bi);
-#pragma unroll
-		for (int j = 0; j < 4; j++) {
-			float d = k.rate * fma_(k.decay, x[j], gi[j] * k.scale);
-			float u = fma_(k.momentum, bi[j], d);
-			bi[j] = u;
-			if (nesterov) u = fma_(k.momentum, u, d);
-			x[j] = fma_(-k.step, u, x[j]);
-		}
-		put4(p, i, n, packs, x), put4(b, i, n, packs, bi);
-		put_low(low, low_type, i, n, half, x);
-	}
+	update(Operands<2>{{p, b}, g, low, grad_type, low_type}, s, span, from, MomentumRule{*shared, nesterov != 0});
 }
 
 // NovoGrad's second moments, one for each trainable parameter of the unit: n of
