@@ -261,6 +261,9 @@ func (c *corpus) empty(root, glob string) error {
 	if len(c.files) == 1 && c.files[0].only {
 		return fmt.Errorf("%s is empty", root)
 	}
+	if c.looked == 0 && glob != "" {
+		return fmt.Errorf("folder %s has no file that matches %s", root, glob)
+	}
 	what := "text"
 	if glob != "" {
 		what += " that matches " + glob

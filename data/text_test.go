@@ -96,6 +96,8 @@ func TestLinks(t *testing.T) {
 	_, err = Open(context.Background(), dir, Options{})
 	require.ErrorContains(t, err, "dangling.txt is a link that leads nowhere")
 	require.Equal(t, "O", text(t, dir, Options{Glob: "oth*"}), "what does not match is not looked at")
+	_, err = Open(context.Background(), dir, Options{Glob: "*.md"})
+	require.ErrorContains(t, err, "folder "+dir+" has no file that matches *.md")
 }
 
 func TestUnreadable(t *testing.T) {

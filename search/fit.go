@@ -36,9 +36,11 @@ type Fitted struct {
 
 // RunnerUp is what fits too.
 type RunnerUp struct {
-	Spec   Spec
-	Slower float64 // its time a token over the best one's
-	Device int64   // bytes of device memory
+	Spec Spec
+	// Slower is its time a token, by the program folded to a layer, over the best one's, planned
+	// whole: at least 1, however the fold rounds.
+	Slower float64
+	Device int64 // bytes of device memory
 }
 
 // OtherStage is a stage that nothing was found to fit at.
@@ -241,7 +243,7 @@ func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) 
 			break
 		}
 		seen[key] = true
-		out.RunnersUp = append(out.RunnersUp, RunnerUp{c, p.perToken / speed, p.device})
+		out.RunnersUp = append(out.RunnersUp, RunnerUp{c, max(1, p.perToken/speed), p.device})
 	}
 	tried := map[int]bool{}
 	for _, p := range all {

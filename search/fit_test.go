@@ -51,6 +51,7 @@ func TestFitIsAsFastAsAnyWholeChoice(t *testing.T) {
 	require.Equal(t, keyOf(&got.Spec), keyOf(&again.Spec))
 	require.Len(t, again.RunnersUp, len(got.RunnersUp))
 	for i, u := range got.RunnersUp {
+		require.GreaterOrEqual(t, u.Slower, 1.0, "what fits too is faster than the fastest")
 		require.Equal(t, keyOf(&u.Spec), keyOf(&again.RunnersUp[i].Spec))
 	}
 }

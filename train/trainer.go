@@ -638,5 +638,9 @@ func modelConfig(name string) (hfconfig.Config, error) {
 		}
 		return hfconfig.Config{}, err
 	}
-	return presetConfig(name)
+	c, err := presetConfig(name)
+	if err != nil && isFolder {
+		return c, fmt.Errorf("Config.Model %s: the folder has no %s, and no checkpoint", name, hfconfig.FileName)
+	}
+	return c, err
 }

@@ -60,6 +60,7 @@ transport and ranks, for the predicted times of plan --transport and train --fit
 	fs.IntVar(&b.ranks, "ranks", 2, "ranks of this process, where it is alone")
 	fs.IntVar(&b.each, "ranks-per-process", b.each, "ranks of each process of a job over processes")
 	fs.Var(sizeFlag{&b.most}, "max-bytes", "the largest buffer")
+	fs.Lookup("max-bytes").DefValue = "256MiB"
 	operation := fs.String("operation", "", "measure one alone: all_reduce, reduce_scatter, all_gather, broadcast or all_to_all")
 	fs.StringVar(&b.collectives, "collectives", b.collectives, "an algorithm of train's --collectives, several separated by commas, or all")
 	fs.DurationVar(&b.timeout, "timeout", time.Minute, "longest wait of a collective")

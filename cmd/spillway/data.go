@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-ml/spillway/data"
@@ -61,6 +62,8 @@ Interrupted, it goes on where it was when the same command is given again.`,
 		switch {
 		case tokenizer == "":
 			return errors.New("--tokenizer is missing: bytes, gpt2, or a tokenizer.json, the one of the model that is to be trained")
+		case out == "":
+			return errors.New("--out is missing: the token file to write, named *.bin")
 		case !strings.HasSuffix(out, ".bin"):
 			return fmt.Errorf("--out %q: a token file's name ends in .bin", out)
 		case o.Threads < 0:
@@ -107,7 +110,7 @@ func tokenize(ctx context.Context, out string, paths []string, o data.Options, s
 	if res.Resumed {
 		again = ", continued from an earlier run"
 	}
-	fmt.Fprintf(stdout, "%s: %s tokens of %d bytes each, of %d files (tokenizer %s)%s\n", out, humanize.Comma(res.Tokens), res.TokenLen, res.Files, o.Tokenizer.Name(), again)
+	fmt.Fprintf(stdout, "%s: %s tokens of %d bytes each, of %s (tokenizer %s)%s\n", out, humanize.Comma(res.Tokens), res.TokenLen, english.Plural(res.Files, "file", ""), o.Tokenizer.Name(), again)
 	return nil
 }
 
@@ -244,7 +247,7 @@ func (s *tokenStats) print(w io.Writer, path string, tok data.Tokenizer) error {
 		form = fmt.Sprintf("llm.c's header, %d bytes a token", s.Width)
 	}
 	fmt.Fprintf(w, "%s: %s tokens, %s (%s)\n", path, humanize.Comma(s.Tokens), plan.Bytes(s.Bytes), form)
-	fmt.Fprintf(w, "%s different tokens, the largest is %d: a model needs a vocabulary of at least %d\n", humanize.Comma(int64(s.Distinct)), s.Largest, s.Largest+1)
+	wrap(w, "", "  ", fmt.Sprintf("%s different tokens, the largest is %d: a model needs a vocabulary of at least %d", humanize.Comma(int64(s.Distinct)), s.Largest, s.Largest+1))
 	if tok != nil && int(s.Largest) >= tok.VocabSize() {
 		return fmt.Errorf("data inspect: token %d is beyond tokenizer %s, which has %d: the file was made by another", s.Largest, tok.Name(), tok.VocabSize())
 	}
@@ -253,14 +256,17 @@ func (s *tokenStats) print(w io.Writer, path string, tok data.Tokenizer) error {
 	for _, c := range s.Common {
 		text := ""
 		if tok != nil {
-			text = fmt.Sprintf("%q", tok.Decode([]int32{c.Token}))
+			text = fmt.Sprintf("\t%q", tok.Decode([]int32{c.Token}))
 		}
-		fmt.Fprintf(tw, "  %d\t%s\t%.1f %%\t%s\n", c.Token, humanize.Comma(c.Count), 100*float64(c.Count)/float64(s.Tokens), text)
+		fmt.Fprintf(tw, "  %d\t%s\t%.1f %%%s\n", c.Token, humanize.Comma(c.Count), 100*float64(c.Count)/float64(s.Tokens), text)
 	}
 	if err := tw.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "first: %v\n", s.First)
+	if len(s.First) == 0 {
+		return nil
+	}
+	wrap(w, "", "  ", "first: "+strings.Trim(fmt.Sprint(s.First), "[]"))
 	if tok != nil {
 		fmt.Fprintf(w, "  %q\n", tok.Decode(s.First))
 	}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 )
@@ -24,6 +25,15 @@ func TestDataTokenizeAndInspect(t *testing.T) {
 	require.Equal(t, 0, got.status, got.stderr)
 	require.Contains(t, got.stdout, `"the quick brown fox"`)
 	require.Contains(t, got.stdout, "raw, 2 bytes a token")
+	got = command("data", "inspect", out, "--tokens", "40")
+	require.Equal(t, 0, got.status, got.stderr)
+	require.NotRegexp(t, `(?m) $`, got.stdout, "a line ends in a space")
+	for _, line := range strings.Split(got.stdout, "\n") {
+		if !strings.HasPrefix(line, out) {
+			require.LessOrEqual(t, utf8.RuneCountInString(line), terminal, line)
+		}
+	}
+	require.NotContains(t, command("data", "inspect", out, "--tokens", "0").stdout, "first:")
 	got = command("data", "inspect", out, "--json", "-")
 	var s tokenStats
 	require.NoError(t, json.Unmarshal([]byte(got.stdout), &s))
@@ -38,6 +48,7 @@ func TestDataTokenizeAndInspect(t *testing.T) {
 		args  []string
 	}{
 		{"--tokenizer is missing", []string{"tokenize", "--out", out, dir}},
+		{"--out is missing: the token file to write, named *.bin", []string{"tokenize", "--tokenizer", "bytes", dir}},
 		{"ends in .bin", []string{"tokenize", "--tokenizer", "bytes", "--out", "x.txt", dir}},
 		{"name the files", []string{"tokenize", "--tokenizer", "bytes", "--out", out}},
 		{"no-such", []string{"tokenize", "--tokenizer", "bytes", "--out", out + ".bin", "no-such"}},

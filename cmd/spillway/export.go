@@ -31,6 +31,7 @@ func ckptExportCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&to, "to", "", "the `DIR` to write, which must be new or empty")
 	cmd.Flags().Var(sizeFlag{&shard}, "max-shard-size", "largest file of weights")
+	cmd.Flags().Lookup("max-shard-size").DefValue = "5GB" // checkpoint.ShardBytes
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if to == "" {
 			return errors.New("ckpt export: --to is missing: the folder to write")

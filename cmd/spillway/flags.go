@@ -28,15 +28,20 @@ type sizeFlag struct{ bytes *int64 }
 // bare K, thousands' separators, exponents.
 var sizeForm = regexp.MustCompile(`(?i)^[0-9]+(\.[0-9]+)? ?([KMGTPE]i?)?B$`)
 
+// bareNumber is a count of bytes.
+var bareNumber = regexp.MustCompile(`^[0-9]+$`)
+
 // bareUnit is a number with a unit that is decimal for some and binary for others.
 var bareUnit = regexp.MustCompile(`(?i)^[0-9]+(\.[0-9]+)?[KMGT]$`)
 
 func parseSize(s string) (int64, error) {
-	if n, err := strconv.ParseInt(s, 10, 64); err == nil && n >= 0 && s[0] != '+' {
+	if n, err := strconv.ParseInt(s, 10, 64); err == nil && n >= 0 && n <= 1<<62 && s[0] != '+' {
 		return n, nil // exactly, where a float64 would round
 	}
 	n, err := humanize.ParseBytes(s)
 	switch {
+	case bareNumber.MatchString(s):
+		return 0, fmt.Errorf("%.80q is over the largest size, 4 EiB", s)
 	case bareUnit.MatchString(s):
 		return 0, fmt.Errorf("%q is not a size; write %[2]sB, which is decimal, or %[2]siB, which is binary", s, strings.ToUpper(s))
 	case !sizeForm.MatchString(s):

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -30,7 +31,7 @@ type flagGroup struct {
 var flagGroups = []flagGroup{
 	{"Common", []string{"model", "init", "data", "tokenizer", "text-field", "steps", "batch", "seq", "lr", "ranks", "zero", "device-memory", "gpu", "nodes", "gpus-per-node", "fit", "checkpoint", "resume", "metrics", "prompt", "tokens", "temperature", "top-k", "top-p", "out", "json"}},
 	{"Data", []string{"data-glob", "order", "eval-data", "eval-every", "eval-steps"}},
-	{"Optimizer", []string{"optimizer", "lr-schedule", "warmup", "min-lr", "lr-scale", "lr-base-batch", "weight-decay", "beta1", "beta2", "eps", "clip", "accum", "global-batch", "accum-order", "dropout", "freeze", "seed", "on-nonfinite"}},
+	{"Optimizer", []string{"optimizer", "lr-schedule", "warmup", "min-lr", "lr-scale", "lr-base-batch", "weight-decay", "beta1", "beta2", "eps", "clip", "accum", "global-batch", "accum-order", "dropout", "freeze", "seed", "on-nonfinite", "trust", "adapt-all"}},
 	{"Memory", []string{"host-memory", "node-memory", "disk", "recompute", "offload", "prefetch", "disk-cache", "frozen-cache", "require-pinned", "allow"}},
 	{"Precision and sums", []string{"precision", "reduce", "int8", "epilogues", "loss-scale", "loss-scale-hysteresis", "stochastic-rounding", "optimizer-dtype", "reproducible"}},
 	{"Ranks and devices", []string{"device", "cuda-graphs", "threads", "ranks-per-process", "shard-size", "transport", "collectives", "timeout"}},
@@ -43,6 +44,19 @@ func groupFlags(root *cobra.Command) {
 		printUsage(cmd.OutOrStderr(), cmd)
 		return nil
 	})
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
+		w := cmd.OutOrStdout()
+		printAbout(w, cmp.Or(cmd.Long, cmd.Short))
+		fmt.Fprint(w, cmd.UsageString())
+	})
+}
+
+// printAbout prints what a command is for, in paragraphs of a terminal's width.
+func printAbout(w io.Writer, text string) {
+	for paragraph := range strings.SplitSeq(strings.TrimSpace(text), "\n\n") {
+		wrap(w, "", "", paragraph)
+		fmt.Fprintln(w)
+	}
 }
 
 func printUsage(w io.Writer, cmd *cobra.Command) {
@@ -54,7 +68,8 @@ func printUsage(w io.Writer, cmd *cobra.Command) {
 		fmt.Fprintf(w, "  %s COMMAND\n\nCommands:\n", cmd.CommandPath())
 		for _, sub := range cmd.Commands() {
 			if sub.IsAvailableCommand() || sub.Name() == "help" {
-				fmt.Fprintf(w, "  %-*s  %s\n", cmd.NamePadding(), sub.Name(), sub.Short)
+				name := fmt.Sprintf("  %-*s  ", cmd.NamePadding(), sub.Name())
+				wrap(w, name, strings.Repeat(" ", len(name)), sub.Short)
 			}
 		}
 	}

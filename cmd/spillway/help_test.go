@@ -1,11 +1,14 @@
 package main
 
 import (
+	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
+	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 )
 
@@ -60,13 +63,52 @@ func TestHelpHasGroups(t *testing.T) {
 		}
 		require.Greater(t, len(seen), 20)
 		for _, line := range strings.Split(got.stdout, "\n") {
-			require.LessOrEqual(t, utf8.RuneCountInString(line), 90, "a line of %s --help is wider than a terminal: %s", cmd, line)
+			require.LessOrEqual(t, utf8.RuneCountInString(line), terminal, "a line of %s --help is wider than a terminal: %s", cmd, line)
 		}
 	}
 	plan := command("plan", "--help").stdout
 	require.NotContains(t, plan, "      --checkpoint", "what plan ignores is only named at its end")
 	require.Contains(t, plan, "without effect here")
 	require.NotContains(t, command("bench", "zero", "--help").stdout, "--resume", "what bench refuses is not in its help")
+}
+
+// Every command's help fits a terminal, but for what a person types as it stands.
+func TestHelpIsAsWideAsATerminal(t *testing.T) {
+	var visit func(cmd *cobra.Command, path []string)
+	visited := 0
+	visit = func(cmd *cobra.Command, path []string) {
+		for _, sub := range cmd.Commands() {
+			visit(sub, append(slices.Clone(path), sub.Name()))
+		}
+		if slices.Contains(path, "completion") {
+			return // cobra's own words
+		}
+		visited++
+		got := command(append(path, "--help")...)
+		require.Equal(t, 0, got.status, path)
+		for _, line := range strings.Split(got.stdout, "\n") {
+			if !strings.HasPrefix(line, "  spillway ") {
+				require.LessOrEqual(t, utf8.RuneCountInString(line), terminal, "%s --help: %s", path, line)
+			}
+		}
+	}
+	visit(rootCommand(), nil)
+	require.Greater(t, visited, 12)
+	require.Contains(t, command("bench", "comm", "--help").stdout, "(default 256MiB)")
+	require.Contains(t, command("ckpt", "export", "--help").stdout, "(default 5GB)")
+}
+
+// A size that help shows in words is the one that a command begins with.
+func TestDefaultSizesInHelp(t *testing.T) {
+	for _, d := range []struct {
+		cmd  *cobra.Command
+		flag string
+	}{{benchCommCommand(), "max-bytes"}, {ckptExportCommand(), "max-shard-size"}} {
+		f := d.cmd.Flags().Lookup(d.flag)
+		shown, err := parseSize(f.DefValue)
+		require.NoError(t, err)
+		require.Equal(t, f.Value.String(), fmt.Sprint(shown), d.flag)
+	}
 }
 
 func TestUnknownFlagsNameTheNearest(t *testing.T) {

@@ -49,10 +49,15 @@ func (l *liveLine) show(fields []string, now bool) {
 
 // above writes a whole line where the live line is, which moves down.
 func (l *liveLine) above(text string) {
+	l.clear()
+	fmt.Fprintln(l.w, text)
+}
+
+// clear takes the line away.
+func (l *liveLine) clear() {
 	if l.shown {
 		fmt.Fprint(l.w, "\r\x1b[K")
 	}
-	fmt.Fprintln(l.w, text)
 	l.shown = false
 }
 

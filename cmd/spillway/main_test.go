@@ -130,6 +130,7 @@ func TestBadInput(t *testing.T) {
 		{"evaluation without data", tinyWith("--eval-every", "1"), 1, "--eval-data"},
 		{"resume without a folder", tinyWith("--resume"), 1, "--checkpoint"},
 		{"saves without a folder", tinyWith("--save-every", "1"), 1, "--checkpoint"},
+		{"a folder without a config.json", tinyWith("--model", emptyFolder), 1, emptyFolder},
 		{"checkpoint where a file is", tinyWith("--checkpoint", inTheWay), 1, inTheWay},
 		{"disk where a file is", tinyWith("--disk", inTheWay), 1, inTheWay},
 		{"trace into a folder", tinyWith("--trace", emptyFolder), 1, emptyFolder},

@@ -58,6 +58,17 @@ type planFlags struct {
 	seqGiven             bool
 	openRows             int // rows of a step where --batch was left open; 0: it was not
 	accumGiven           bool
+	live                 *liveLine // tells what a search is for, which takes seconds; nil: not a terminal
+}
+
+// searching says on a terminal what is searched for, until the function that it returns
+// is called.
+func (f *planFlags) searching(what string) (found func()) {
+	if f.live == nil {
+		return func() {}
+	}
+	f.live.show([]string{what}, true)
+	return f.live.clear
 }
 
 func planCommand() *cobra.Command {
@@ -81,6 +92,7 @@ data and no GPU.`,
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		defer planHeap.acquire()()
 		out := cmd.OutOrStdout()
+		f.live = newLiveLine(cmd.ErrOrStderr())
 		switch {
 		case f.listModels:
 			return listModels(out)
@@ -135,7 +147,9 @@ data and no GPU.`,
 		var best *spillway.Fitted
 		if l.fit {
 			var err error
+			found := f.searching("searching for the fastest configuration that fits …")
 			best, err = spillway.Fit(cmd.Context(), c, fixedBy(fs), l.globalBatch, f.hardware(&c))
+			found()
 			var none *spillway.NothingFits
 			switch {
 			case errors.As(err, &none):
@@ -455,7 +469,9 @@ func runPlan(ctx context.Context, c spillway.Config, f *planFlags, best *spillwa
 	text := f.jsonPath != "-"
 	// The document has no ways out: where a recommendation doesn't come from them, they are searched for people alone.
 	if !asked.Fits && (text || f.htmlPath != "" || !chosen) {
+		found := f.searching("it does not fit; searching for what would make it fit …")
 		r.ways, r.noWay = spillway.WaysOut(ctx, asked, hw)
+		found()
 	}
 	if !chosen {
 		r.recommend(ctx, c, hw)
@@ -505,8 +521,7 @@ func takeFitted(c *spillway.Config, best *spillway.Fitted) {
 	}
 }
 
-// recommendation is what a person is told to run: flags, which stay on a line of
-// their own to be copied, or words in their place, and lines about them.
+// recommendation is what a person is told to run: flags, to be copied, or words in their place, and lines about them.
 type recommendation struct {
 	flags, words string
 	lines        []string
@@ -520,7 +535,7 @@ func (f *planFlags) fittedText(best *spillway.Fitted) *recommendation {
 
 func (rec *recommendation) print(w io.Writer) {
 	if rec.flags != "" {
-		fmt.Fprintf(w, "recommended: %s\n", rec.flags)
+		wrapFlags(w, "recommended: ", "  ", rec.flags)
 	} else {
 		wrap(w, "", "  ", "recommended: "+rec.words)
 	}
@@ -552,6 +567,28 @@ func wrap(w io.Writer, first, rest, text string) {
 	fmt.Fprintln(w, line)
 }
 
+// wrapFlags prints flags for a shell, broken between two of them into lines of a terminal
+// by backslashes, so that they are one command still where they are copied. A flag
+// longer than a line has one of its own.
+func wrapFlags(w io.Writer, first, rest, flags string) {
+	list := strings.Split(flags, " --")
+	line := first + list[0]
+	for i, flag := range list[1:] {
+		more := ` \`
+		end := more
+		if i == len(list)-2 {
+			end = "" // the last
+		}
+		if utf8.RuneCountInString(line+" --"+flag+end) > terminal {
+			fmt.Fprintln(w, line+more)
+			line = rest + "--" + flag
+		} else {
+			line += " --" + flag
+		}
+	}
+	fmt.Fprintln(w, line)
+}
+
 // recommend looks for the fastest configuration of the same rows of a step, ranks and
 // layout, and of the same micro-batch, unless --global-batch leaves that open. Where what
 // was asked for does not fit, the ways out have searched what is left open of the same
@@ -561,7 +598,10 @@ func (r *planReport) recommend(ctx context.Context, c spillway.Config, hw spillw
 	free := c
 	free.Recompute, free.Offload, free.GlobalBatch = "none", "", 0
 	if r.asked.Fits || hw.Prefer != precision.FP32 || r.flags.openRows > 0 {
-		if best, err := spillway.Fit(ctx, free, given, r.flags.openRows, hw); err == nil {
+		found := r.flags.searching("searching for the fastest configuration that fits …")
+		best, err := spillway.Fit(ctx, free, given, r.flags.openRows, hw)
+		found()
+		if err == nil {
 			r.best = best
 			return
 		}

@@ -393,7 +393,7 @@ func (r *planReport) waysOut(w io.Writer) {
 	}
 	fmt.Fprintln(w, "What would make it fit, the cheapest first (each was planned and fits)")
 	for _, way := range r.ways {
-		fmt.Fprintf(w, "  %s\n", flagText(way.Changes))
+		wrapFlags(w, "  ", "    ", flagText(way.Changes))
 		wrap(w, "      ", "        ", r.wayText(way))
 		if way.Note != "" {
 			wrap(w, "      ", "        ", "auto: "+flagged(way.Note))

@@ -39,7 +39,7 @@ func TestRecommendedFlagsReproduceIt(t *testing.T) {
 		require.Equal(t, doc.Recommended.Plan, again.Requested, "%s with %s", line, flags)
 		if i%3 == 0 { // one search more
 			if text := command(append([]string{"plan"}, args...)...).stdout; !strings.Contains(text, "recommended: as requested") {
-				require.Contains(t, text, "recommended: "+flags+"\n", line)
+				require.Contains(t, strings.ReplaceAll(text, " \\\n  --", " --"), "recommended: "+flags+"\n", line)
 			}
 		}
 		if strings.Contains(line, "--global-batch") {
@@ -95,8 +95,8 @@ func TestPageRecommends(t *testing.T) {
 	require.Contains(t, string(text), "<code>"+doc.Recommended.Flags+"</code>")
 }
 
-// Lines of the terminal's width, but for flags and single words, which cannot be
-// broken and still be copied.
+// Lines of the terminal's width, but for single words and a flag with its value, which
+// cannot be broken and still be copied.
 func TestReportIsAsWideAsATerminal(t *testing.T) {
 	for _, line := range []string{
 		"--model gpt2 --ranks 4 --accum 4 --device-memory 900MiB --reference megatron",
@@ -106,12 +106,26 @@ func TestReportIsAsWideAsATerminal(t *testing.T) {
 	} {
 		for _, l := range strings.Split(command(append([]string{"plan"}, strings.Fields(line)...)...).stdout, "\n") {
 			words := strings.Fields(l)
-			if len(words) < 2 || strings.HasPrefix(words[0], "--") || words[0] == "recommended:" && strings.HasPrefix(words[1], "--") {
+			if len(words) < 2 || len(words) < 4 && strings.HasPrefix(words[0], "--") { // --flag value \
 				continue
 			}
 			require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimRight(l, " ")), terminal, "%s: %s", line, l)
 		}
 	}
+}
+
+// Flags are broken between two of them, so that a shell reads what it would have read.
+func TestWrapFlags(t *testing.T) {
+	long := "'drop:" + strings.Repeat("x", 90) + "'"
+	flags := "--zero 3 --precision bf16 --prefetch 2 --recompute " + long + " --offload optimizer=host:75% --batch 1"
+	var out strings.Builder
+	wrapFlags(&out, "recommended: ", "  ", flags)
+	require.Equal(t, "recommended: --zero 3 --precision bf16 --prefetch 2 \\\n  --recompute "+long+" \\\n  --offload optimizer=host:75% --batch 1\n", out.String())
+	require.Equal(t, words(flags), words(strings.ReplaceAll(strings.TrimPrefix(out.String(), "recommended:"), "\\\n", "")))
+	out.Reset()
+	exact := "--zero 3" + strings.Repeat(" --batch 1", 7) // 80 columns with its indentation
+	wrapFlags(&out, "  ", "    ", exact)
+	require.Equal(t, "  "+exact+"\n", out.String(), "what fits a line is not broken")
 }
 
 // Files that cannot be written are found before anything is planned, and those

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cluster"
 	trainer "github.com/spillway-ml/spillway/train"
 )
 
@@ -28,17 +30,52 @@ func printError(w io.Writer, err error, args []string, cmd *cobra.Command) {
 	}
 	fmt.Fprintf(w, "spillway: %s; it fits as:\n", flagged(refused.Cause.Error()))
 	global := cmd.Flags().Lookup("global-batch")
+	env, wrong := cluster.Read(os.Getenv)
+	if wrong != nil {
+		env = cluster.Env{World: 1}
+	}
 	for _, way := range refused.Ways {
 		flags := argsOf(way.Changes)
 		if c := way.Forecast.Config; global != nil && global.Changed {
 			flags = append(slices.Clone(flags), "--global-batch", fmt.Sprint(c.Ranks*c.Batch*c.Accum))
 		}
-		line := "  spillway " + trainer.Shell(withFlags(args, flags))
+		each, _ := cmd.Flags().GetInt("ranks-per-process") // 0 where the command has no such flag
+		line := "  " + wholeCommand(env, way.Forecast.Config.Ranks, max(each, 1), args, flags)
 		if way.Cost != "" {
 			line += "  # " + way.Cost
 		}
 		fmt.Fprintln(w, line)
 	}
+}
+
+// wholeCommand is the command that starts ranks, each many a process, as env's job was
+// started, with flags in place of those of the same names among args.
+func wholeCommand(env cluster.Env, ranks, each int, args, flags []string) string {
+	if env.World == 1 {
+		return "spillway " + trainer.Shell(withFlags(args, flags))
+	}
+	args, flags = withFlags(args, []string{"--ranks", ""}), withFlags(flags, []string{"--ranks", ""})
+	args, flags = args[:len(args)-2], flags[:len(flags)-2] // how many processes there are says it
+	if ranks%each != 0 {
+		each, flags = 1, append(flags, "--ranks-per-process", "1")
+	}
+	n, launcher := ranks/each, ""
+	switch env.Source {
+	case cluster.Launch:
+		launcher = fmt.Sprintf("spillway launch -n %d -- ", n)
+	case cluster.OpenMPI:
+		launcher = fmt.Sprintf("mpirun -np %d spillway ", n)
+	case cluster.Slurm:
+		launcher = fmt.Sprintf("srun -n %d spillway ", n)
+	case cluster.PMI, cluster.PMIx:
+		launcher = fmt.Sprintf("mpirun -np %d spillway ", n)
+		if os.Getenv("SLURM_STEP_NUM_TASKS") != "" {
+			launcher = fmt.Sprintf("srun -n %d spillway ", n)
+		}
+	default: // a pod's or an agent's own command, with the number of processes elsewhere
+		launcher = "spillway "
+	}
+	return launcher + trainer.Shell(withFlags(args, flags))
 }
 
 // withFlags returns a command line in which flags (each "--name", "value")

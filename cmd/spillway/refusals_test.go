@@ -80,6 +80,8 @@ func TestOneLineRefusals(t *testing.T) {
 		{"--batch 2 --ranks 2 --global-batch 24 --accum 3", "--global-batch 24 with --accum 3: 2 ranks of --batch 2 take 6 micro-batches each; leave one of them out\n"},
 		{"--ranks 4 --shard-size 2 --reproducible", "--reproducible with --shard-size 2 of 4 ranks: "},
 		{"--device-memory 24g", `--device-memory: "24g" is not a size; write 24GB, which is decimal, or 24GiB, which is binary`},
+		{"--device-memory 99999999999999999999999", `--device-memory: "99999999999999999999999" is over the largest size, 4 EiB`},
+		{"--device-memory 9223372036854775807", `--device-memory: "9223372036854775807" is over the largest size, 4 EiB`},
 		{"--device-memory 99999999999EB", `--device-memory: "99999999999EB" is over the largest size, 4 EiB`},
 		{"--recompute al", `spillway: --recompute al: policy "al" is not known`},
 		{"--ranks 2 --fit --global-batch 1", "--global-batch 1 is not a multiple of 2 ranks; 2 is\n"},

@@ -121,6 +121,20 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
+// A plan that searches says what for, where a person waits, and takes it away.
+func TestSearchIsSaidOnATerminal(t *testing.T) {
+	args := []string{"plan", "--model", filepath.Join(testdata, "gpt2"), "--batch", "1", "--seq", "16", "--device-memory", "10KB"}
+	const said = "\rit does not fit; searching for what would make it fit …\x1b[K"
+	status, bytes := onTerminal(t, 80, args...)
+	require.Equal(t, exitDoesNotFit, status, bytes)
+	require.Contains(t, bytes, said+"\r\x1b[K")
+	require.Less(t, strings.Index(bytes, said), strings.Index(bytes, "Device memory"), "it is said before the report")
+	piped := command(args...)
+	require.NotContains(t, piped.stdout+piped.stderr, "searching")
+	_, bytes = onTerminal(t, 80, append(args, "--fit")...)
+	require.Contains(t, bytes, "\rsearching for the fastest configuration that fits …\x1b[K\r\x1b[K")
+}
+
 func TestPipedOutputHasNoControlBytes(t *testing.T) {
 	text := writeFile(t, "held.txt", strings.Repeat("It was the age of wisdom. ", 80))
 	got := command(tinyWith("--steps", "4", "--tokenizer", "bytes", "--eval-data", text, "--eval-every", "2", "--eval-steps", "1")...)

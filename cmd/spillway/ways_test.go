@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/presets"
 )
@@ -109,6 +110,37 @@ func TestWaysOutOfAGlobalBatchRun(t *testing.T) {
 	printError(&out, &spillway.Refusal{Cause: errors.New("does not fit"), Ways: []spillway.Way{{Changes: spillway.Settings{{Field: "Config.Ranks", Value: "2"}}, Forecast: &spillway.Forecast{Config: two}}}}, args, cmd)
 	require.Contains(t, out.String(), "--ranks 2 --global-batch 16")
 	require.NotContains(t, out.String(), "--global-batch 8")
+}
+
+// What a job over processes is told to run starts as many processes, as it was started.
+func TestWaysOutOfAJob(t *testing.T) {
+	t.Setenv("SLURM_STEP_NUM_TASKS", "")
+	args := []string{"train", "--model", "m", "--ranks", "4", "--zero", "0"}
+	more := []string{"--ranks", "8", "--zero", "3"}
+	for _, c := range []struct {
+		source            cluster.Source
+		world, ranks      int
+		each              int
+		flags             []string
+		want, withoutRank string
+	}{
+		{cluster.Alone, 1, 8, 1, more, "spillway train --model m --ranks 8 --zero 3", ""},
+		{cluster.Launch, 4, 8, 1, more, "spillway launch -n 8 -- train --model m --zero 3", "--ranks"},
+		{cluster.Launch, 2, 4, 2, []string{"--zero", "2"}, "spillway launch -n 2 -- train --model m --zero 2", "--ranks"},
+		{cluster.Launch, 2, 3, 2, []string{"--ranks", "3"}, "spillway launch -n 3 -- train --model m --zero 0 --ranks-per-process 1", "--ranks "},
+		{cluster.OpenMPI, 4, 8, 1, more, "mpirun -np 8 spillway train --model m --zero 3", "--ranks"},
+		{cluster.PMI, 4, 4, 1, []string{"--zero", "1"}, "mpirun -np 4 spillway train --model m --zero 1", "--ranks"},
+		{cluster.Slurm, 4, 4, 1, []string{"--zero", "1"}, "srun -n 4 spillway train --model m --zero 1", "--ranks"},
+		{cluster.Torchrun, 4, 4, 1, []string{"--zero", "1"}, "spillway train --model m --zero 1", "--ranks"},
+	} {
+		got := wholeCommand(cluster.Env{Source: c.source, World: c.world}, c.ranks, c.each, args, c.flags)
+		require.Equal(t, c.want, got, c.source)
+		if c.withoutRank != "" {
+			require.NotContains(t, got, c.withoutRank)
+		}
+	}
+	t.Setenv("SLURM_STEP_NUM_TASKS", "4")
+	require.Equal(t, "srun -n 4 spillway train --zero 1", wholeCommand(cluster.Env{Source: cluster.PMI, World: 4}, 4, 1, []string{"train"}, []string{"--zero", "1"}))
 }
 
 func TestPlanInParts(t *testing.T) {
