@@ -12,13 +12,14 @@ const (
 	NoEpilogues   Epilogues = 1 << iota // a set that was chosen: what is not in it is not done
 	EpilogueDGELU                       // an activation's derivative: FuseGradients
 	EpilogueGELU                        // an activation of the unrounded sum: Fuse, LinearAct
+	EpilogueBGrad                       // the gradient of a bias: FuseBiasGradients
 )
 
 // EpilogueNames are the elements of a set by name, in the order in which they are listed.
 var EpilogueNames = []struct {
 	Name string
 	Set  Epilogues
-}{{"dgelu", EpilogueDGELU}, {"gelu", EpilogueGELU}}
+}{{"dgelu", EpilogueDGELU}, {"bgrad", EpilogueBGrad}, {"gelu", EpilogueGELU}}
 
 // Has says whether all of f are in the set.
 func (e Epilogues) Has(f Epilogues) bool { return e&f == f }

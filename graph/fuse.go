@@ -202,6 +202,64 @@ func derivativeOf(p *Program, ops []Op, i int, uses map[BufID][]use) int {
 	return at
 }
 
+// FuseBiasGradients joins the gradients of a linear's bias and weight, in 16 bits, in the
+// weight's place:
+//
+//	before:  db = Σ over rows of dy    after:  dw, db = xᵀ·dy, Σ over rows of dy
+//	         dw = xᵀ·dy
+//
+// Its bits are not those of the two: the product chooses in what order db is summed. So
+// every plan of a model has it or none: it looks at types and uses alone, which are the
+// same at every stage. Run it behind Fuse, which does not know LinearGradWB.
+func FuseBiasGradients(p *Program) *Program {
+	p = p.Clone()
+	for i := range p.Sections {
+		for j := range p.Sections[i].Phases {
+			fuseBiasGradients(p, &p.Sections[i].Phases[j])
+		}
+	}
+	return p
+}
+
+func fuseBiasGradients(p *Program, ph *Phase) {
+	uses := usesOf(p, ph)
+	gone := make([]bool, len(ph.Ops))
+	biases := map[BufID][]int{} // by dy, those that are of no product yet
+	for i := range ph.Ops {
+		switch op := &ph.Ops[i]; op.Kind {
+		case BiasGrad:
+			biases[op.In[0]] = append(biases[op.In[0]], i)
+		case LinearGradW:
+			of := biases[op.In[1]]
+			at := slices.IndexFunc(of, func(b int) bool { return biasOf(p, ph.Ops, b, i, uses) })
+			if at < 0 {
+				continue
+			}
+			op.Kind, op.Out = LinearGradWB, []Out{op.Out[0], ph.Ops[of[at]].Out[0]}
+			gone[of[at]] = true
+			biases[op.In[1]] = slices.Delete(of, at, at+1)
+		}
+	}
+	ph.drop(gone)
+}
+
+// biasOf says whether operation b, the gradient of a bias, and operation i behind it, that
+// of a weight from the same dy, can be one in 16 bits, in place of i.
+func biasOf(p *Program, ops []Op, b, i int, uses map[BufID][]use) bool {
+	bias, lin := &ops[b], &ops[i]
+	db, dw := bias.Out[0].Buf, lin.Out[0].Buf
+	dy, _ := p.Resolve(lin.In[1], nil)
+	sum, _ := p.Resolve(db, nil)
+	weight, _ := p.Resolve(dw, nil)
+	if a, ok := lin.Attr.(LinearAttr); !ok || a.Int8 || p.Buf(lin.In[1]).DType == F32 || p.Buf(db).DType != p.Buf(dw).DType || sum == weight ||
+		bias.Stream != lin.Stream || bias.Pass != lin.Pass || bias.Skip != lin.Skip || bias.Unit != lin.Unit || len(bias.Wait) > 0 || bias.Record != 0 {
+		return false
+	}
+	between := func(u use) bool { return u.op > b && u.op < i }
+	return !slices.ContainsFunc(uses[sum], between) &&
+		!slices.ContainsFunc(uses[dy], func(u use) bool { return u.write && between(u) })
+}
+
 // eachBuf calls f with the root of every buffer that op uses.
 func eachBuf(p *Program, op *Op, f func(root BufID, write bool)) {
 	one := func(id BufID, write bool) {

@@ -196,3 +196,97 @@ func TestFuseGradientsJoinsProductAndDerivative(t *testing.T) {
 	q.Buf(q.Find("a1.grad")).Life = graph.LifeStep
 	require.Equal(t, dump(q), dump(graph.FuseGradients(q, graph.ActGELUTanh)), "the gradient outlives the phase")
 }
+
+// in16 is a model of linears, differentiated, whose floats are of a type.
+func in16(t *testing.T, dt graph.DType, f func(b *graph.Builder)) *graph.Program {
+	q, err := graph.Differentiate(build(t, f))
+	require.NoError(t, err)
+	for i := range q.Buffers {
+		if q.Buffers[i].DType == graph.F32 {
+			q.Buffers[i].DType = dt
+		}
+	}
+	return q
+}
+
+// twoBiases is two linears with biases, the second with its weight transposed.
+func twoBiases(b *graph.Builder) {
+	x := b.Linear("l1", b.Input("x", 2, 3), param(b, "w1", 3, 4), param(b, "b1", 4), graph.LinearAttr{})
+	x = b.Linear("l2", x, param(b, "w2", 5, 4), param(b, "b2", 5), graph.LinearAttr{TransW: true})
+	b.SumLoss("loss", b.Mul("weigh", x, param(b, "c", 2, 5)))
+}
+
+func TestFuseBiasGradientsJoinsThemWithTheWeights(t *testing.T) {
+	q := in16(t, graph.BF16, twoBiases)
+	before := dump(q)
+	require.Contains(t, before, "l2/db: bias_grad(l2.grad) → b2.grad\nl2/dw: linear_dw(l1, l2.grad) → w2.grad")
+	f := graph.FuseBiasGradients(q)
+	require.Equal(t, before, dump(q), "the input is left alone")
+	require.Contains(t, dump(f), "l1/dw: linear_dwb(x, l1.grad) → w1.grad, b1.grad\n")
+	require.Contains(t, dump(f), "l2/dw: linear_dwb(l1, l2.grad) → w2.grad, b2.grad\n")
+	require.NotContains(t, dump(f), "bias_grad")
+	checkOps(t, f)
+	require.NoError(t, graph.VerifyOrder(f))
+	f.Buf(f.Find("b2.grad")).DType = graph.F32 // of another type than the weight's: what the product could not write
+	require.NoError(t, graph.Check(f, &f.Sections[0].Phases[0].Ops[len(f.Sections[0].Phases[0].Ops)-1]))
+
+	require.Equal(t, dump(in16(t, graph.F32, twoBiases)), dump(graph.FuseBiasGradients(in16(t, graph.F32, twoBiases))), "of f32")
+}
+
+// Two linears into one sum have one dy: each bias goes with the weight of its own unit and
+// order, and where there is none it stays.
+func TestFuseBiasGradientsOfOneSum(t *testing.T) {
+	q := in16(t, graph.F16, func(b *graph.Builder) {
+		x := b.Input("x", 2, 3)
+		y := b.Linear("l1", x, param(b, "w1", 3, 4), param(b, "b1", 4), graph.LinearAttr{})
+		z := b.Linear("l2", x, param(b, "w2", 3, 4), param(b, "b2", 4), graph.LinearAttr{})
+		b.SumLoss("loss", b.Mul("weigh", b.Add("add", y, z), param(b, "c", 2, 4)))
+	})
+	f := graph.FuseBiasGradients(q)
+	require.NotContains(t, dump(f), "bias_grad")
+	for _, pair := range []string{"w1.grad, b1.grad", "w2.grad, b2.grad"} {
+		require.Contains(t, dump(f), "→ "+pair)
+	}
+	checkOps(t, f)
+}
+
+// A rewrite that would change what is computed is left out.
+func TestFuseBiasGradientsLeavesOthersAlone(t *testing.T) {
+	at := func(p *graph.Program, name string) *graph.Op {
+		for i := range p.Sections[0].Phases[0].Ops {
+			if op := &p.Sections[0].Phases[0].Ops[i]; op.Name == name {
+				return op
+			}
+		}
+		t.Fatalf("no operation %s", name)
+		return nil
+	}
+	between := func(p *graph.Program, kind graph.Kind, in graph.BufID, out graph.BufID) {
+		ops := p.Sections[0].Phases[0].Ops
+		op := graph.NewOp(kind, "between", []graph.BufID{in}, []graph.Out{{Buf: out}}, graph.ScaleAttr{Factor: 1})
+		for i := range ops {
+			if ops[i].Name == "l2/dw" {
+				p.Sections[0].Phases[0].Ops = append(ops[:i:i], append([]graph.Op{op}, ops[i:]...)...)
+				return
+			}
+		}
+	}
+	for name, change := range map[string]func(p *graph.Program){
+		"another type":     func(p *graph.Program) { p.Buf(p.Find("b2.grad")).DType = graph.F32 },
+		"another stream":   func(p *graph.Program) { at(p, "l2/db").Stream = graph.Comm },
+		"another pass":     func(p *graph.Program) { at(p, "l2/db").Pass = graph.Forward },
+		"another unit":     func(p *graph.Program) { at(p, "l2/db").Unit = 7 },
+		"an event":         func(p *graph.Program) { at(p, "l2/db").Record = 3 },
+		"a wait":           func(p *graph.Program) { at(p, "l2/db").Wait = []graph.EventID{3} },
+		"a predicate":      func(p *graph.Program) { at(p, "l2/db").Skip = p.Find("x") },
+		"dy is written":    func(p *graph.Program) { between(p, graph.Scale, p.Find("l2"), p.Find("l2.grad")) },
+		"the sum is read":  func(p *graph.Program) { between(p, graph.Scale, p.Find("b2.grad"), p.Find("b2")) },
+		"products of int8": func(p *graph.Program) { at(p, "l2/dw").Attr = graph.LinearAttr{TransW: true, Int8: true} },
+	} {
+		p := in16(t, graph.BF16, twoBiases)
+		change(p)
+		f := dump(graph.FuseBiasGradients(p))
+		require.Contains(t, f, "l2/db: bias_grad(", name)
+		require.Contains(t, f, "→ w1.grad, b1.grad", name)
+	}
+}

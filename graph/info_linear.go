@@ -152,25 +152,30 @@ func init() {
 			cudaWork: Target.linearCUDAWork,
 		},
 		&Info{
-			Kind: LinearGradW,
-			Doc:  "dw = xᵀ·dy (with TransW dyᵀ·x); x (M,K), dy (M,N), dw shaped as w.",
-			In:   []Operand{in("x", "(M,K)"), in("dy", "(M,N)")},
-			Out:  []Operand{grad("dw", "(K,N)")},
-			Attr: LinearAttr{},
-			check: func(c *checker) {
-				x, dy, dw := c.in(0), c.in(1), c.out(0)
-				a := c.op.Attr.(LinearAttr)
-				k, n := c.weight(dw, a.TransW)
-				c.matrix(x, dy.rows(), k, "rows as dy, columns as w's inputs")
-				c.matrix(dy, x.rows(), n, "rows as x, columns as w's outputs")
-				c.noAct(a)
-				if a.Int8 {
-					c.failf("is of int8; gradients of weights are not")
-				}
-			},
+			Kind:     LinearGradW,
+			Doc:      "dw = xᵀ·dy (with TransW dyᵀ·x); x (M,K), dy (M,N), dw shaped as w.",
+			In:       []Operand{in("x", "(M,K)"), in("dy", "(M,N)")},
+			Out:      []Operand{grad("dw", "(K,N)")},
+			Attr:     LinearAttr{},
+			check:    (*checker).gradW,
 			flops:    func(c *checker) int64 { return 2 * c.in(0).elems() * c.in(1).cols() },
 			work:     Target.linearWork,
 			cudaWork: Target.linearCUDAWork,
+		},
+		&Info{
+			Kind: LinearGradWB,
+			Doc: "dw = xᵀ·dy (with TransW dyᵀ·x), db = Σ over rows of dy; x (M,K), dy (M,N), dw shaped as w, db (N). " +
+				"In what order db is summed is the product's to choose.",
+			In:   []Operand{in("x", "(M,K)"), in("dy", "(M,N)")},
+			Out:  []Operand{grad("dw", "(K,N)"), grad("db", "(N)")},
+			Attr: LinearAttr{},
+			check: func(c *checker) {
+				c.gradW()
+				c.vector(c.out(1), c.in(1).cols(), "the columns of dy")
+			},
+			flops:    func(c *checker) int64 { return 2*c.in(0).elems()*c.in(1).cols() + c.in(1).elems() },
+			work:     Target.linearWork,
+			cudaWork: Target.gradWBCUDAWork,
 		},
 		&Info{
 			Kind: BiasGrad,
@@ -185,6 +190,19 @@ func init() {
 			cudaWork: Target.biasGradCUDAWork,
 		},
 	)
+}
+
+// gradW checks the gradient of a weight: x, dy → dw.
+func (c *checker) gradW() {
+	x, dy, dw := c.in(0), c.in(1), c.out(0)
+	a := c.op.Attr.(LinearAttr)
+	k, n := c.weight(dw, a.TransW)
+	c.matrix(x, dy.rows(), k, "rows as dy, columns as w's inputs")
+	c.matrix(dy, x.rows(), n, "rows as x, columns as w's outputs")
+	c.noAct(a)
+	if a.Int8 {
+		c.failf("is of int8; gradients of weights are not")
+	}
 }
 
 // positions checks x (N,C) against a position table (P,C).

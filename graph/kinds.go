@@ -38,6 +38,9 @@ const (
 	LinearGradAct Kind = "linear_dact"
 	// x (M,K), dy (M,N) → dw w/a, shaped as w. LinearAttr (TransW only).
 	LinearGradW Kind = "linear_dw"
+	// x (M,K), dy (M,N) → dw w/a, shaped as w, db w/a (N): linear_dw and bias_grad of one dy.
+	// LinearAttr (TransW only).
+	LinearGradWB Kind = "linear_dwb"
 	// dy (M,N) → db w/a (N): column sums.
 	BiasGrad Kind = "bias_grad"
 

@@ -43,7 +43,7 @@ func CUDATarget() Target {
 		ColumnRows: 128, ColumnParts: 64,
 		AttentionTile: 64,
 		Activation:    ActGELUTanh,
-		Epilogues:     EpilogueDGELU | EpilogueGELU,
+		Epilogues:     EpilogueDGELU | EpilogueBGrad | EpilogueGELU,
 		Default:       EpilogueDGELU,
 	}
 	return t
@@ -70,11 +70,14 @@ func (t Target) linearCUDAWork(p *Program, op *Op) int64 {
 
 func (t Target) biasGradCUDAWork(p *Program, op *Op) int64 {
 	m, n := matrixOf(p, op.In[0])
-	parts := t.CUDA.Columns(m)
-	if parts < 2 {
-		return 0
-	}
-	return t.align(4 * parts * n)
+	return t.align(t.CUDA.ColumnWork(m, n))
+}
+
+// gradWBCUDAWork is a product's, and behind it the sums that its epilogue writes where
+// they are to be added; or the product's and then, in its place, that of column sums.
+func (t Target) gradWBCUDAWork(p *Program, op *Op) int64 {
+	m, n := matrixOf(p, op.In[1])
+	return max(t.linearCUDAWork(p, op)+t.align(4*n), t.align(t.CUDA.ColumnWork(m, n)))
 }
 
 // attentionGradCUDAWork is Σ dy·y of every query, by head; on the tensor cores also
@@ -150,6 +153,16 @@ func (c *CUDAKernels) HeadChunk(v int64) int64 {
 
 // LogitStride returns the elements from one row of v logits to the next.
 func (c *CUDAKernels) LogitStride(v int64) int64 { return roundUp(v, c.LogitPad) }
+
+// ColumnWork returns the bytes of workspace of the sums of a (rows, cols) matrix's
+// columns: 0 for one part.
+func (c *CUDAKernels) ColumnWork(rows, cols int64) int64 {
+	parts := c.Columns(rows)
+	if parts < 2 {
+		return 0
+	}
+	return 4 * parts * cols
+}
 
 // Columns returns the parts into which a sum over rows is cut.
 func (c *CUDAKernels) Columns(rows int64) int64 {

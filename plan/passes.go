@@ -240,6 +240,9 @@ func fuse(p *graph.Program, s *Spec) (*graph.Program, error) {
 	if e.Has(graph.EpilogueDGELU) {
 		p = graph.FuseGradients(p, s.Target.CUDA.Activation)
 	}
+	if e.Has(graph.EpilogueBGrad) {
+		p = graph.FuseBiasGradients(p)
+	}
 	return p, nil
 }
 

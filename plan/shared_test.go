@@ -48,6 +48,10 @@ func drawConfig(t *testing.T, rng *rand.Rand) Config {
 		cfg.Early = rng.IntN(2) == 0
 	}
 	cfg.BoundsOnly = rng.IntN(4) == 0
+	if rng.IntN(3) == 0 {
+		cfg.Target = graph.CUDATarget()
+		cfg.Epilogues = []graph.Epilogues{0, graph.NoEpilogues, graph.NoEpilogues | graph.EpilogueBGrad, graph.NoEpilogues | cfg.Target.CUDA.Epilogues}[rng.IntN(4)]
+	}
 	return cfg
 }
 

@@ -120,7 +120,7 @@ type saved struct {
 // it is a factor of a product, or what an activation's gradient is taken at.
 func ReadsQuantised(op *graph.Op, i int) bool {
 	switch op.Kind {
-	case graph.LinearGradW:
+	case graph.LinearGradW, graph.LinearGradWB:
 		return i == 0
 	case graph.ActivationGrad:
 		return i == 1

@@ -164,10 +164,11 @@ type Config struct {
 	// is lost (docs/decisions/0019).
 	Int8 []string
 	// Epilogues lists what 16-bit products on a GPU do besides multiplying, of what changes
-	// bits: "dgelu" takes GELU's derivative before the product is rounded, "gelu" GELU; to
-	// recompute that takes the product then (docs/decisions/0055). nil or "default":
-	// dgelu, where there is any; "none": each is an operation of its own; "all". The bits
-	// are the same at every stage, of one choice. Nothing of it has been measured on a GPU.
+	// bits: "dgelu" takes GELU's derivative before the product is rounded, "bgrad" sums a bias's
+	// gradient in the product of its weight's, "gelu" takes GELU before rounding; to recompute
+	// that takes the product then (docs/decisions/0055). nil or "default": dgelu, where there
+	// is any; "none": each is an operation of its own; "all". The bits are the same at every
+	// stage, of one choice. Nothing of it has been measured on a GPU.
 	Epilogues []string
 	// OptimizerDType is what AdamW keeps: "fp32" (or ""), or "bf16": moments in bf16 and,
 	// with Precision bf16, parameters without a master, 6 bytes a parameter for 14. It

@@ -92,6 +92,44 @@ func TestCUDATrainsIn16Bits(t *testing.T) {
 	}
 }
 
+// Promise 1 with all epilogues that a run can choose: stage, recomputation, placement,
+// prefetch and, reproducible, the number of ranks change no bit. Without them the bits are
+// others, near these.
+func TestCUDAEpiloguesGiveTheSameBits(t *testing.T) {
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Batch, c.Seq, c.Clip, c.Zero, c.Accum = 2, 2, 1, 8, 1, 0, 2
+	c.Precision, c.Reproducible, c.Epilogues = "bf16", true, []string{"all"}
+	want := runOnDouble(t, c, drivertest.Options{}, true)
+	for _, v := range []struct {
+		ranks, zero        int
+		recompute, offload string
+	}{
+		{2, 1, "full", "optimizer=host"}, {2, 2, "selective", "gradients=host,activations=host"}, {2, 3, "full", "optimizer=disk,parameters=host"},
+		{1, 3, "none", ""}, {4, 2, "none", "parameters=disk"},
+	} {
+		one := c
+		one.Ranks, one.Accum, one.Zero, one.Prefetch = v.ranks, 4/v.ranks, v.zero, v.zero-1
+		one.Recompute, one.Offload, one.Disk = v.recompute, v.offload, t.TempDir()
+		got := runOnDouble(t, one, drivertest.Options{Seed: uint64(v.zero)}, true)
+		require.Equal(t, want.losses, got.losses, "%+v", v)
+		require.Equal(t, want.sha, got.sha, "%+v", v)
+	}
+	// Within a step, where a micro-batch's gradients are added as they are made.
+	c.Reproducible, c.Reduce = false, "fp32"
+	once := runOnDouble(t, c, drivertest.Options{}, true)
+	c.Zero, c.Recompute, c.Offload = 1, "full", "optimizer=host"
+	again := runOnDouble(t, c, drivertest.Options{Seed: 2}, true)
+	require.Equal(t, once.losses, again.losses)
+	require.Equal(t, once.sha, again.sha)
+
+	c.Epilogues = []string{"none"}
+	apart := runOnDouble(t, c, drivertest.Options{}, true)
+	require.NotEqual(t, once.sha, apart.sha)
+	for s := range apart.losses {
+		require.InEpsilon(t, apart.losses[s], once.losses[s], 5e-3, "step %d", s+1)
+	}
+}
+
 func cudaTrainsIn(t *testing.T, precision string) {
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Batch, c.Seq, c.Clip, c.Zero, c.Precision = 2, 3, 1, 8, 1, 0, precision

@@ -44,6 +44,17 @@ func TestEpiloguesAreChosen(t *testing.T) {
 	require.Equal(t, byDefault[graph.LinearGradAct], none[graph.ActivationGrad]-byDefault[graph.ActivationGrad])
 	require.Equal(t, byDefault[graph.LinearGradAct], none[graph.LinearGradX]-byDefault[graph.LinearGradX])
 
+	biases := byDefault[graph.BiasGrad]
+	require.Positive(t, biases)
+	require.Zero(t, byDefault[graph.LinearGradWB])
+	for _, names := range [][]string{{"bgrad"}, {"bgrad", "dgelu"}, {"all"}} {
+		n := kindsOf(t, onGPU(names...))
+		require.Equal(t, biases, n[graph.LinearGradWB], names)
+		require.Equal(t, byDefault[graph.LinearGradW]-biases, n[graph.LinearGradW], names)
+		require.Zero(t, n[graph.BiasGrad], names)
+		require.Equal(t, len(names) == 1 && names[0] == "bgrad", n[graph.LinearGradAct] == 0, names)
+	}
+
 	c := onGPU("none") // changes nothing where there are none
 	c.Precision = "fp32"
 	n := kindsOf(t, c)
@@ -55,14 +66,14 @@ func TestEpiloguesAreChosen(t *testing.T) {
 func TestEpiloguesAreValidated(t *testing.T) {
 	t.Parallel()
 	for want, change := range map[string]func(*request){
-		`Config.Epilogues "relu": use default, none, all, or some of dgelu`: func(c *request) { c.Epilogues = []string{"relu"} },
-		"Config.Epilogues none beside others":                               func(c *request) { c.Epilogues = []string{"dgelu", "none"} },
-		"dgelu with Config.Device cpu: only a GPU's":                        func(c *request) { c.Device = "cpu" },
-		"all with Config.Device cpu: only a GPU's":                          func(c *request) { c.Device, c.Epilogues = "cpu", []string{"all"} },
-		"dgelu with Config.Precision fp32: only 16-bit":                     func(c *request) { c.Precision = "fp32" },
-		"all with Config.Precision fp32: only 16-bit":                       func(c *request) { c.Precision, c.Epilogues = "", []string{"all"} },
-		"dgelu with Config.Precision fp32: only":                            func(c *request) { c.Allow = []string{"fp32"} }, // a search might choose it
-		"dgelu with Config.Int8 matmul: products of int8 have no":           func(c *request) { c.Int8 = []string{"matmul"} },
+		`Config.Epilogues "relu": use default, none, all, or some of dgelu, bgrad, gelu`: func(c *request) { c.Epilogues = []string{"relu"} },
+		"Config.Epilogues none beside others":                                            func(c *request) { c.Epilogues = []string{"dgelu", "none"} },
+		"dgelu with Config.Device cpu: only a GPU's":                                     func(c *request) { c.Device = "cpu" },
+		"all with Config.Device cpu: only a GPU's":                                       func(c *request) { c.Device, c.Epilogues = "cpu", []string{"all"} },
+		"dgelu with Config.Precision fp32: only 16-bit":                                  func(c *request) { c.Precision = "fp32" },
+		"all with Config.Precision fp32: only 16-bit":                                    func(c *request) { c.Precision, c.Epilogues = "", []string{"all"} },
+		"dgelu with Config.Precision fp32: only":                                         func(c *request) { c.Allow = []string{"fp32"} }, // a search might choose it
+		"dgelu with Config.Int8 matmul: products of int8 have no":                        func(c *request) { c.Int8 = []string{"matmul"} },
 	} {
 		c := onGPU("dgelu")
 		change(&c)
@@ -83,7 +94,7 @@ func TestEpiloguesAreOnRecord(t *testing.T) {
 		of   request
 		want string
 	}{
-		{onGPU(), ""}, {onGPU("default"), ""}, {onGPU("dgelu"), ""}, {onGPU("none"), "none"}, {tiny("gpt2"), ""},
+		{onGPU(), ""}, {onGPU("default"), ""}, {onGPU("dgelu"), ""}, {onGPU("none"), "none"}, {onGPU("BGRAD", "dgelu"), "dgelu,bgrad"}, {onGPU("all"), "dgelu,bgrad,gelu"}, {onGPU("bgrad"), "bgrad"}, {tiny("gpt2"), ""},
 	} {
 		require.Equal(t, c.want, c.of.settings()["epilogues"], c.of.Epilogues)
 		notes := strings.Join((&Forecast{Config: c.of.Config}).Notes(), "\n")
@@ -91,6 +102,7 @@ func TestEpiloguesAreOnRecord(t *testing.T) {
 	}
 	require.Equal(t, "dgelu", (&Forecast{Config: onGPU().Config}).Epilogues())
 	require.Equal(t, "none", (&Forecast{Config: onGPU("none").Config}).Epilogues())
+	require.Equal(t, "dgelu,bgrad,gelu", (&Forecast{Config: onGPU("all").Config}).Epilogues())
 	cpu := tiny("gpt2")
 	require.Empty(t, (&Forecast{Config: cpu.Config}).Epilogues())
 	was, now := onGPU(), onGPU("none")

@@ -274,7 +274,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.IntVar(&c.LossScaleHysteresis, "loss-scale-hysteresis", 1, "overflows in a row that halve a dynamic loss scale")
 	fs.StringVar(&c.Reduce, "reduce", d.Reduce, "dtype of gradients on the way: same or fp32")
 	fs.Var(listFlag{&c.Int8, "WHAT"}, "int8", "what is in 8 bits, of: optimizer (AdamW's moments), gather (parameters between ranks), reduce (gradients between ranks), activations (saved for products), matmul (products)")
-	fs.Var(listFlag{&c.Epilogues, "WHAT"}, "epilogues", "what 16-bit products on a GPU do besides multiplying, of what changes bits: default (dgelu), none, all, or of: dgelu (GELU's derivative), gelu (GELU, whose recomputation then takes the product)")
+	fs.Var(listFlag{&c.Epilogues, "WHAT"}, "epilogues", "what 16-bit products on a GPU do besides multiplying, of what changes bits: default (dgelu), none, all, or of: dgelu (GELU's derivative), bgrad (biases' gradients, in the products of their weights'), gelu (GELU, whose recomputation then takes the product)")
 	fs.StringVar(&c.OptimizerDType, "optimizer-dtype", "fp32", "what AdamW keeps: fp32, or bf16 (moments, and parameters without masters; with --stochastic-rounding)")
 	fs.BoolVar(&c.StochasticRounding, "stochastic-rounding", false, "round what rests in bf16 up or down by chance, so that the mean is exact")
 	fs.StringVar(&c.Recompute, "recompute", "none", "activations computed again in the backward: none, selective, full, auto (as few as the cap asks for), by unit as in full:h.*, or by name as in drop:h.{0-11}.mlp.act")

@@ -165,14 +165,15 @@ func gelu(x float64) float64 {
 
 func (c *call) run() error {
 	p := c.p
-	var operands [5]elements
+	var operands [6]elements
+	sums := p.SumsLen()
 	for i, o := range []struct {
 		m          blas.Matrix
 		rows, cols int64
 		at         driver.Address
 	}{{p.A, p.M, p.K, c.at.A}, {p.B, p.K, p.N, c.at.B}, {p.C, p.M, p.N, c.at.C}, {blas.Matrix{Type: p.C.Type, Ld: p.N}, 1, p.N, c.at.Bias},
-		{blas.Matrix{Type: p.C.Type, Ld: p.N}, p.M, p.N, c.at.Aux}} {
-		if i == 3 && !p.Bias || i == 4 && !p.GELU && !p.DGELU {
+		{blas.Matrix{Type: p.C.Type, Ld: p.N}, p.M, p.N, c.at.Aux}, {blas.Matrix{Type: p.C.Type, Ld: sums}, 1, sums, c.at.Sums}} {
+		if i == 3 && !p.Bias || i == 4 && !p.GELU && !p.DGELU || i == 5 && p.Sums == blas.NoSums {
 			continue
 		}
 		var err error
@@ -182,6 +183,14 @@ func (c *call) run() error {
 	}
 	a, b := operands[0].lines(p.M, p.K, false), operands[1].lines(p.N, p.K, true)
 	out, bias, aux := operands[2], operands[3], operands[4]
+	factor := map[blas.Side][]float64{blas.SumsA: a, blas.SumsB: b}[p.Sums]
+	for i := range sums { // written, whatever was there
+		var sum float64
+		for _, x := range factor[i*p.K : (i+1)*p.K] {
+			sum += x
+		}
+		operands[5].set(i, float32(sum))
+	}
 	for i := range p.M {
 		for j := range p.N {
 			row, col := a[i*p.K:(i+1)*p.K], b[j*p.K:(j+1)*p.K]

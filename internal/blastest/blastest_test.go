@@ -41,6 +41,7 @@ func TestCheckFindsMistakes(t *testing.T) {
 		"no bias":         func(p *blas.Product) { p.Bias = false },
 		"no GELU":         func(p *blas.Product) { p.GELU = false },
 		"no derivative":   func(p *blas.Product) { p.DGELU = false },
+		"no sums":         func(p *blas.Product) { p.Sums = blas.NoSums },
 		"a short sum":     func(p *blas.Product) { p.K = max(p.K-1, 1) },
 	} {
 		runtime.LockOSThread()
@@ -104,6 +105,10 @@ func TestRefusals(t *testing.T) {
 		{blas.Product{M: 8, N: 8, K: 8, A: h, B: h, C: h, GELU: true, DGELU: true}, at, "GELU is of the product and a bias"},
 		{blas.Product{M: 8, N: 8, K: 8, A: h, B: h, C: h, GELU: true}, at, "aux is at 0x0, want a multiple of 16"},
 		{blas.Product{M: 8, N: 8, K: 8, A: h, B: h, C: h, GELU: true}, blas.Places{A: 256, B: 512, C: 1024, Aux: 1032}, "aux is at 0x408, want a multiple of 16"},
+		{blas.Product{M: 8, N: 8, K: 8, A: f, B: f, C: f, Sums: blas.SumsA}, at, "the sums are at 0x0"},
+		{blas.Product{M: 8, N: 8, K: 8, A: f, B: f, C: f, Sums: blas.SumsB}, blas.Places{A: 256, B: 512, C: 1024, Sums: 2056}, "the sums are at 0x808, want a multiple of 16"},
+		{blas.Product{M: 8, N: 8, K: 8, A: f, B: f, C: f, Sums: blas.SumsB, Bias: true}, at, "no bias, GELU or derivative"},
+		{blas.Product{M: 8, N: 8, K: 8, A: f, B: f, C: f, Sums: 3}, at, "a product has two"},
 	} {
 		_, err := lib.Bind(c.p, c.at)
 		require.ErrorContains(t, err, c.want)

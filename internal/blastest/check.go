@@ -48,6 +48,8 @@ type checker struct {
 	lib blas.Library
 	s   driver.Stream
 	rng *rand.Rand
+
+	packed bool // rows lie next to each other
 }
 
 // Check compares the library's products with sums on the host, over random
@@ -71,6 +73,9 @@ func Check(t testing.TB, api driver.API, lib blas.Library) {
 		c.product(40, 300, true, true, derivative)
 		c.product(40, 300, true, true, activation)
 	}
+	for i := range 24 {
+		c.product(40, 300, true, i%3 == 0, sumsOfA+i%2)
+	}
 	require.NoError(t, api.DestroyStream(s))
 }
 
@@ -79,6 +84,9 @@ func (c *checker) alloc(rows, cols int64, typ graph.DType, trans, integers bool)
 		rows, cols = cols, rows
 	}
 	m := &matrix{m: blas.Matrix{Type: typ, Trans: trans, Ld: cols + c.rng.Int64N(4)}}
+	if c.packed {
+		m.m.Ld = cols
+	}
 	m.n = (rows-1)*m.m.Ld + cols
 	var err error
 	m.at, err = c.api.Alloc(m.n * typ.Size())
@@ -104,11 +112,13 @@ func (c *checker) free(list ...*matrix) {
 	}
 }
 
-// What is taken of a product before it is rounded.
+// What a product does besides multiplying.
 const (
 	plain = iota
 	derivative
 	activation
+	sumsOfA
+	sumsOfB
 )
 
 func (c *checker) product(most, deep int64, half, real bool, epilogue int) {
@@ -119,19 +129,27 @@ func (c *checker) product(most, deep int64, half, real bool, epilogue int) {
 		in = []graph.DType{graph.BF16, graph.F16}[rng.IntN(2)]
 		out = []graph.DType{in, graph.F32}[rng.IntN(2)]
 	}
-	if epilogue != plain {
+	sums := map[int]blas.Side{sumsOfA: blas.SumsA, sumsOfB: blas.SumsB}[epilogue]
+	if c.packed = sums != blas.NoSums; c.packed { // as a weight's gradient is: whole packs of 16 bytes
+		m, n, k = packs(m), packs(n), packs(k)
+	}
+	if epilogue == derivative || epilogue == activation {
 		n, out = blas.AuxLd*(1+n/blas.AuxLd), in
 	}
 	a, b := c.alloc(m, k, in, rng.IntN(2) == 0, !real), c.alloc(k, n, in, rng.IntN(2) == 0, !real)
 	y, bias := c.alloc(m, n, out, false, !real), c.alloc(1, n, out, false, !real)
 	work := c.alloc(1, 1<<18, graph.F32, false, true)
 	p := blas.Product{M: m, N: n, K: k, A: a.m, B: b.m, C: y.m, Workspace: 1 << 20}
-	var aux *matrix
+	var aux, of *matrix
 	switch kind := rng.IntN(3); {
 	case epilogue == derivative:
 		p.DGELU = true
 	case epilogue == activation:
 		p.GELU, p.Bias = true, kind > 0
+	case sums != blas.NoSums:
+		p.Sums, p.Accumulate = sums, kind == 0
+		of = c.alloc(1, p.SumsLen(), out, false, false)
+		defer c.free(of)
 	case kind == 0:
 		p.Bias = true
 	case kind == 1:
@@ -143,8 +161,11 @@ func (c *checker) product(most, deep int64, half, real bool, epilogue int) {
 		at.Aux = aux.at
 		defer c.free(aux)
 	}
+	if of != nil {
+		at.Sums = of.at
+	}
 	call, err := c.lib.Bind(p, at)
-	if (p.GELU || p.DGELU) && real && errors.Is(err, blas.ErrUnsupported) {
+	if ((p.GELU || p.DGELU) && real || of != nil) && errors.Is(err, blas.ErrUnsupported) {
 		return // rows here begin anywhere; those of training, at multiples of 8 elements, are held to the CPU's
 	}
 	require.NoError(t, err)
@@ -178,6 +199,9 @@ func (c *checker) product(most, deep int64, half, real bool, epilogue int) {
 		}
 	}
 	require.Equal(t, before, c.gaps(y, n), "%s: what is between rows is left alone", p)
+	if of != nil {
+		c.sums(p, a, b, of, tolerance)
+	}
 	c.free(a, b, y, bias, work)
 }
 
@@ -221,6 +245,32 @@ func (c *checker) argument(p blas.Product, aux *matrix, want []float64, toleranc
 		}
 	}
 }
+
+// sums compares what a product has written of a factor over K.
+func (c *checker) sums(p blas.Product, a, b, of *matrix, tolerance float64) {
+	require.NoError(c.t, c.api.CopyToHost(of.host, of.at, of.n*p.C.Type.Size(), c.s))
+	require.NoError(c.t, c.api.Synchronize(c.s))
+	for i := range of.n {
+		want := 0.0
+		for k := range p.K {
+			if p.Sums == blas.SumsA {
+				want += a.get(i, k)
+			} else {
+				want += b.get(k, i)
+			}
+		}
+		slack := tolerance
+		if p.C.Type != graph.F32 {
+			slack += math.Abs(want) / 256
+		}
+		if got := of.get(0, i); !(math.Abs(got-want) <= slack) {
+			c.t.Fatalf("%s, accumulate %v: sum %d is %g, want %g", p, p.Accumulate, i, got, want)
+		}
+	}
+}
+
+// packs is the next multiple of 8 elements, 16 bytes of 16-bit ones.
+func packs(n int64) int64 { return (n + 7) / 8 * 8 }
 
 // gaps returns what lies between the rows of n elements.
 func (c *checker) gaps(m *matrix, n int64) (list []float32) {

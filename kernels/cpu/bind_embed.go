@@ -57,12 +57,15 @@ func bindAddPosGrad(b *binding) func() error {
 	})
 }
 
-func bindBiasGrad(b *binding) func() error {
-	n, c := b.inShape(0)
-	if as := b.asIn(0); as != vec.NoHalf {
-		return b.run(vec.HalfColumnSum(as, c, in[uint16](b, 0), b.sum(0)))
+func bindBiasGrad(b *binding) func() error { return columnSums(b, 0, 0) }
+
+// columnSums is the sums of an input's columns.
+func columnSums(b *binding, from, to int) func() error {
+	n, c := b.inShape(from)
+	if as := b.asIn(from); as != vec.NoHalf {
+		return b.run(vec.HalfColumnSum(as, c, in[uint16](b, from), b.sum(to)))
 	}
-	return b.run(&vec.ColumnSum[float32]{N: n, C: c, X: in[float32](b, 0), Y: out[float32](b, 0), Accumulate: b.accum(0)})
+	return b.run(&vec.ColumnSum[float32]{N: n, C: c, X: in[float32](b, from), Y: out[float32](b, to), Accumulate: b.accum(to)})
 }
 
 // bindRope makes the table of rotations in workspace at each run: it is small

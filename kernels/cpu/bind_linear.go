@@ -157,10 +157,26 @@ func bindLinearGrad(b *binding) func() error {
 		return bindLinearGrad16(b, s)
 	}
 	first, second, c := in[float32](b, 0), in[float32](b, 1), out[float32](b, 0)
-	if b.Op.Kind == graph.LinearGradW && b.Op.Attr.(graph.LinearAttr).TransW {
+	if ofWeight(b.Op) && b.Op.Attr.(graph.LinearAttr).TransW {
 		first, second = second, first // dyᵀ·x
 	}
 	return b.product(s, nil, first, second, c, nil)
+}
+
+// ofWeight says that an operation is the gradient of a linear's weight.
+func ofWeight(op *graph.Op) bool {
+	return op.Kind == graph.LinearGradW || op.Kind == graph.LinearGradWB
+}
+
+// bindLinearGradWB is the product and the column sums in turn.
+func bindLinearGradWB(b *binding) func() error {
+	product, sums := bindLinearGrad(b), columnSums(b, 1, 1)
+	return func() error {
+		if err := product(); err != nil {
+			return err
+		}
+		return sums()
+	}
 }
 
 // bindLinearGradAct is the product, rounded, and the derivative in its place.
@@ -184,7 +200,7 @@ func bindLinearGradAct(b *binding) func() error {
 
 func bindLinearGrad16(b *binding, s gemm.Spec) func() error {
 	first, second := in[uint16](b, 0), in[uint16](b, 1)
-	if b.Op.Kind == graph.LinearGradW && b.Op.Attr.(graph.LinearAttr).TransW {
+	if ofWeight(b.Op) && b.Op.Attr.(graph.LinearAttr).TransW {
 		first, second = second, first
 	}
 	if s.In == gemm.S8 {

@@ -94,6 +94,7 @@ var binders = map[graph.Kind]binder{
 	graph.LinearGradX:   bindLinearGrad,
 	graph.LinearGradAct: bindLinearGradAct,
 	graph.LinearGradW:   bindLinearGrad,
+	graph.LinearGradWB:  bindLinearGradWB,
 	graph.BiasGrad:      bindBiasGrad,
 
 	graph.LayerNorm:     bindLayerNorm,

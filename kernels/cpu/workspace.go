@@ -42,7 +42,7 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 		}
 		s.Out = gemm.F32
 		return aligned(gemm.Workspace(s)) + aligned(4*p.Buf(op.Out[0].Buf).Elems())
-	case graph.Linear, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW:
+	case graph.Linear, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB:
 		if op.Attr.(graph.LinearAttr).Int8 {
 			return int8Workspace(linearSpec(p, op))
 		}

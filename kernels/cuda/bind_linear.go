@@ -15,6 +15,7 @@ func init() {
 		graph.LinearGradX:   bindLinearGrad,
 		graph.LinearGradAct: bindLinearGradAct,
 		graph.LinearGradW:   bindLinearGrad,
+		graph.LinearGradWB:  bindLinearGradWB,
 		graph.BiasGrad:      bindBiasGrad,
 	})
 }
@@ -175,10 +176,16 @@ func (b *binding) whole(p blas.Product, at blas.Places) bool {
 }
 
 func bindLinearGrad(b *binding) {
+	p, at := gradient(b)
+	at.Work = b.work(p.Workspace)
+	b.product(p, at)
+}
+
+// gradient is the product of a linear's gradient, and where its operands lie.
+func gradient(b *binding) (p blas.Product, at blas.Places) {
 	trans := attr[graph.LinearAttr](b).TransW
 	first, second, d := b.inBuf(0), b.inBuf(1), b.outBuf(0)
-	at := blas.Places{A: b.in(0), B: b.in(1), C: b.out(0)}
-	var p blas.Product
+	at = blas.Places{A: b.in(0), B: b.in(1), C: b.out(0)}
 	m, cols := matrix(first)
 	if b.Op.Kind == graph.LinearGradX { // dy, w → dx
 		_, in := matrix(d)
@@ -191,8 +198,35 @@ func bindLinearGrad(b *binding) {
 		}
 	}
 	p.Accumulate = b.accum(0) == 1
-	at.Work = b.work(p.Workspace)
+	return p, at
+}
+
+// bindLinearGradWB is a product that sums dy over its K in its epilogue, where the library
+// has that, or else kernels after it. Shapes and types alone decide. The epilogue writes:
+// sums that are to be added lie behind the product's workspace first.
+func bindLinearGradWB(b *binding) {
+	p, at := gradient(b)
+	dy, dw, db := b.inBuf(1), b.outBuf(0), b.outBuf(1)
+	m, n := matrix(dy)
+	own := roundUp(p.Workspace, workAlign)
+	at.Work = b.work(max(own+4*n, cut.ColumnWork(m, n)))
+	if dy.DType != graph.F32 && dw.DType == db.DType {
+		whole, with := p, at
+		if whole.Sums = blas.SumsB; attr[graph.LinearAttr](b).TransW {
+			whole.Sums = blas.SumsA
+		}
+		if with.Sums = b.out(1); b.accum(1) == 1 {
+			with.Sums = at.Work + driver.Address(own)
+		}
+		if b.whole(whole, with) {
+			if b.accum(1) == 1 {
+				b.columnSums(with.Sums, db, 1, n, b.out(1), db, 1, 0)
+			}
+			return
+		}
+	}
 	b.product(p, at)
+	b.columnSums(b.in(1), dy, m, n, b.out(1), db, b.accum(1), at.Work)
 }
 
 // bindLinearGradAct is a product with the derivative in its epilogue where the library has
@@ -218,25 +252,30 @@ func bindLinearGradAct(b *binding) {
 }
 
 func bindBiasGrad(b *binding) {
-	x, y := b.inBuf(0), b.outBuf(0)
+	x := b.inBuf(0)
 	rows, cols := matrix(x)
+	b.columnSums(b.in(0), x, rows, cols, b.out(0), b.outBuf(0), b.accum(0), b.work(cut.ColumnWork(rows, cols)))
+}
+
+// columnSums adds the sums of the columns of x (rows,cols), of the type of xs, into y
+// (cols), of ys's; parts of them lie in work.
+func (b *binding) columnSums(x driver.Address, xs *graph.Buffer, rows, cols int64, y driver.Address, ys *graph.Buffer, accumulate int32, work driver.Address) {
 	parts := cut.Columns(rows)
 	partRows := (rows + parts - 1) / parts
 	const width, lanes = 8, 8 // of a block of linear.cu, 16 bytes of columns a thread
-	columns := width * perThread(x)
+	columns := width * perThread(xs)
 	grid := driver.Dim{X: uint32((cols + columns - 1) / columns), Y: uint32(parts), Z: 1}
 	block := driver.Dim{X: width, Y: lanes, Z: 1}
-	in := "columns_" + b.float(x) + "_"
+	in := "columns_" + b.float(xs) + "_"
 	if parts == 1 {
-		b.launch(linear, in+b.float(y), grid, block, 0,
-			b.args().Pointer(b.in(0)).Int64(rows).Int64(cols).Int64(partRows).Pointer(b.out(0)).Int64(0).Int32(b.accum(0)))
+		b.launch(linear, in+b.float(ys), grid, block, 0,
+			b.args().Pointer(x).Int64(rows).Int64(cols).Int64(partRows).Pointer(y).Int64(0).Int32(accumulate))
 		return
 	}
-	work := b.work(4 * parts * cols)
 	b.launch(linear, in+"f32", grid, block, 0,
-		b.args().Pointer(b.in(0)).Int64(rows).Int64(cols).Int64(partRows).Pointer(work).Int64(cols).Int32(0))
-	b.over(linear, "column_parts_"+b.float(y), cols, 4,
-		b.args().Pointer(work).Int64(parts).Int64(cols).Pointer(b.out(0)).Int32(b.accum(0)))
+		b.args().Pointer(x).Int64(rows).Int64(cols).Int64(partRows).Pointer(work).Int64(cols).Int32(0))
+	b.over(linear, "column_parts_"+b.float(ys), cols, 4,
+		b.args().Pointer(work).Int64(parts).Int64(cols).Pointer(y).Int32(accumulate))
 }
 
 // aligned says whether all addresses are multiples of n bytes.

@@ -22,13 +22,13 @@ import (
 // agree within a tolerance. All others have the CPU's bits.
 var inexact = []graph.Kind{
 	graph.LayerNorm, graph.LayerNormGrad, graph.RMSNorm, graph.RMSNormGrad,
-	graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.BiasGrad, graph.Softmax, graph.SoftmaxGrad,
+	graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.BiasGrad, graph.Softmax, graph.SoftmaxGrad,
 	graph.CrossEntropy, graph.CrossEntropyGrad, graph.HeadLoss, graph.HeadLossGrad, graph.Attention, graph.AttentionGrad,
 }
 
 // multiplying are kinds with matrix products, whose operands are aligned and
 // which have no predicate.
-var multiplying = []graph.Kind{graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.HeadLoss, graph.HeadLossGrad}
+var multiplying = []graph.Kind{graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.HeadLoss, graph.HeadLossGrad}
 
 // target is what the operations of the tests get workspace for.
 func target() graph.Target { return graph.CUDATarget() }

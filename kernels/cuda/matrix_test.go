@@ -37,6 +37,7 @@ func TestMatrixKindsAtSize(t *testing.T) {
 		opts := optest.Options{Target: target(), Half: half, Finite: true, Aligned: true}
 		for _, rows := range []int64{128, 129, 1000, 9000} {
 			b.check(t, optest.Of(graph.BiasGrad, nil, [][]int64{{rows, 37}}, [][]int64{{37}}, 1, rng, opts))
+			b.check(t, optest.Of(graph.LinearGradWB, graph.LinearAttr{}, [][]int64{{rows, 3}, {rows, 37}}, [][]int64{{3, 37}, {37}}, 1, rng, opts))
 		}
 		b.check(t, optest.Of(graph.Softmax, nil, [][]int64{{3, 5001}}, [][]int64{{3, 5001}}, 1, rng, opts))
 		b.check(t, optest.Of(graph.SoftmaxGrad, nil, [][]int64{{3, 5000}, {3, 5000}}, [][]int64{{3, 5000}}, 1, rng, opts))
@@ -191,6 +192,41 @@ func TestActivationOfProduct(t *testing.T) {
 				half := o.P.Buf(o.Op().Out[0].Buf).DType != graph.F32
 				require.Equal(t, half && width == 24 && !unsupported && act == graph.ActGELUTanh, by() > before, "%d wide, %s", width, act)
 			}
+		}
+	}
+}
+
+// The sums of dy are the product's epilogue in 16 bits, of the factor that dy is; added, by
+// way of the workspace. Where the library has none, kernels take them. Both are near the
+// interpreter's.
+func TestBiasGradientOfProduct(t *testing.T) {
+	b := newBench(t)
+	rng := rand.New(rand.NewPCG(14, 14))
+	for i := range 48 {
+		unsupported, trans := i%3 == 2, i/3%2 == 1
+		b.products.Unsupported = func(p blas.Product) bool { return unsupported && p.Sums != blas.NoSums }
+		rows, k, n := []int64{7, 300}[i/6%2], int64(24), int64(40)
+		w := []int64{k, n}
+		if trans {
+			w = []int64{n, k}
+		}
+		o := optest.Of(graph.LinearGradWB, graph.LinearAttr{TransW: trans}, [][]int64{{rows, k}, {rows, n}}, [][]int64{w, {n}}, 1, rng,
+			optest.Options{Target: target(), Half: i%4 != 3, F16: i%2 == 1, Finite: true, Aligned: true})
+		before := len(b.products.Bound())
+		b.check(t, o)
+		var sums []blas.Side
+		for _, p := range b.products.Bound()[before:] {
+			if p.Sums != blas.NoSums {
+				sums = append(sums, p.Sums)
+			}
+		}
+		op := o.Op()
+		in, dw, db := o.P.Buf(op.In[1]).DType, o.P.Buf(op.Out[0].Buf).DType, o.P.Buf(op.Out[1].Buf).DType
+		if want := map[bool]blas.Side{false: blas.SumsB, true: blas.SumsA}[trans]; in != graph.F32 && dw == db && !unsupported {
+			require.NotEmpty(t, sums, "%v", shapesOf(o))
+			require.Equal(t, want, sums[0])
+		} else {
+			require.Empty(t, sums, "%v", shapesOf(o))
 		}
 	}
 }

@@ -326,9 +326,10 @@ func (r *recorder) Bind(p blas.Product, at blas.Places) (blas.Call, error) {
 	return known.call, known.err
 }
 
-// sizes are the bytes of a product's operands A, B and C, its bias, aux and its workspace.
-func sizes(p blas.Product) [6]int64 {
-	s := [6]int64{p.A.Elems(p.M, p.K) * p.A.Type.Size(), p.B.Elems(p.K, p.N) * p.B.Type.Size(), p.C.Elems(p.M, p.N) * p.C.Type.Size(), 0, 0, p.Workspace}
+// sizes are the bytes of a product's operands A, B and C, its bias, aux, sums and its
+// workspace.
+func sizes(p blas.Product) [7]int64 {
+	s := [7]int64{p.A.Elems(p.M, p.K) * p.A.Type.Size(), p.B.Elems(p.K, p.N) * p.B.Type.Size(), p.C.Elems(p.M, p.N) * p.C.Type.Size(), 0, 0, p.SumsLen() * p.C.Type.Size(), p.Workspace}
 	if p.Bias {
 		s[3] = p.N * p.C.Type.Size()
 	}
@@ -363,7 +364,7 @@ func (r *recorder) run(api driver.API, s driver.Stream) error {
 		if err != nil {
 			break
 		}
-		var places [6]driver.Address
+		var places [7]driver.Address
 		next := at
 		for i, n := range sizes(p) {
 			if n > 0 {
@@ -372,7 +373,7 @@ func (r *recorder) run(api driver.API, s driver.Stream) error {
 			next += driver.Address(n)
 		}
 		var call blas.Call
-		call, err = r.Library.Bind(p, blas.Places{A: places[0], B: places[1], C: places[2], Bias: places[3], Aux: places[4], Work: places[5]})
+		call, err = r.Library.Bind(p, blas.Places{A: places[0], B: places[1], C: places[2], Bias: places[3], Aux: places[4], Sums: places[5], Work: places[6]})
 		if err == nil {
 			err = call.Enqueue(s)
 		}

@@ -93,7 +93,7 @@ func TestWorkspaceOfTarget(t *testing.T) {
 		}
 	}
 	for _, kind := range []graph.Kind{
-		graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.BiasGrad, graph.AttentionGrad,
+		graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.BiasGrad, graph.AttentionGrad,
 		graph.CrossEntropy, graph.HeadLoss, graph.HeadLossGrad, graph.Sum, graph.Rope,
 	} {
 		require.True(t, needed[kind], "%s never needed workspace", kind)

@@ -94,6 +94,7 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.LinearGradX:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradX, 70) },
 	graph.LinearGradAct: func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradAct, 70) },
 	graph.LinearGradW:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradW, 70) },
+	graph.LinearGradWB:  func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradWB, 70) },
 	graph.BiasGrad: func(r *rand.Rand) spec {
 		n, c := upTo(r, 50), upTo(r, 200)
 		return spec{in: of(lead(r, n, c)), out: of(dims{c})}
@@ -225,6 +226,7 @@ var bigShapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.LinearGradX:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradX, 4000) },
 	graph.LinearGradAct: func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradAct, 4000) },
 	graph.LinearGradW:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradW, 4000) },
+	graph.LinearGradWB:  func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradWB, 4000) },
 	graph.Rope:          func(r *rand.Rand) spec { return ropeShapes(r, 3000, 65) },
 	graph.RopeAt:        func(r *rand.Rand) spec { return ropeAtShapes(r, 65) },
 
@@ -304,6 +306,8 @@ func linearShapes(r *rand.Rand, kind graph.Kind, most int64) spec {
 	case graph.LinearGradAct:
 		a.Act = anyAct(r)
 		return spec{attr: a, in: of(y, w, x), out: of(x)}
+	case graph.LinearGradWB:
+		return spec{attr: a, in: of(x, y), out: of(w, dims{n})}
 	}
 	return spec{attr: a, in: of(x, y), out: of(w)}
 }

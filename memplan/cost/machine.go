@@ -148,7 +148,7 @@ func (m *Machine) roofline(p *graph.Program, op *graph.Op) float64 {
 		return m.collective(p, op)
 	case graph.Copy:
 		return m.copy(p, op)
-	case graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.HeadLoss, graph.HeadLossGrad:
+	case graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.HeadLoss, graph.HeadLossGrad:
 		rate := m.matrixRate(p.Buf(op.In[0]).DType)
 		if a, ok := op.Attr.(graph.LinearAttr); ok && a.Int8 {
 			rate = max(rate, m.matrixRate(graph.I8))

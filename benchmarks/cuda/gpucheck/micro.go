@@ -39,7 +39,11 @@ type microRow struct {
 	Copy      float64   `json:"of_copy,omitempty"`       // share of the measured copy's rate
 	Matrix    float64   `json:"of_matrix,omitempty"`     // share of the measured square product's
 	Each      []float64 `json:"algorithms_us,omitempty"` // of a product, in the library's order
-	Error     string    `json:"error,omitempty"`
+	// Apart is the time of the two operations that a fused one stands for; ByKernels: it is
+	// kernels after the product, as the library has no algorithm for it.
+	Apart     float64 `json:"apart_us,omitempty"`
+	ByKernels bool    `json:"by_kernels,omitempty"`
+	Error     string  `json:"error,omitempty"`
 }
 
 // microShapes are models of two layers, whose operations have the shapes of the whole.
@@ -52,7 +56,7 @@ var microShapes = map[string]struct {
 	"tiny": {2, 16, 61, 8, 1},
 }
 
-func microPlan(shape, prec string) (*plan.Plan, error) {
+func microPlan(shape, prec string, epilogues graph.Epilogues) (*plan.Plan, error) {
 	s, ok := microShapes[shape]
 	if !ok {
 		return nil, fmt.Errorf("shape %q, want 124m, 1.5b or tiny", shape)
@@ -66,7 +70,7 @@ func microPlan(shape, prec string) (*plan.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	return plan.Build(plan.Forward{Train: f}, plan.Config{Ranks: 1, Accum: 1, Clip: 1, Target: graph.CUDATarget(), Precision: p,
+	return plan.Build(plan.Forward{Train: f}, plan.Config{Ranks: 1, Accum: 1, Clip: 1, Target: graph.CUDATarget(), Precision: p, Epilogues: epilogues,
 		Optimizer: zero.Optimizer{Name: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1}})
 }
 
@@ -85,7 +89,8 @@ type micros struct {
 // heard is a library that remembers what was bound.
 type heard struct {
 	blas.Library
-	list []bound
+	list    []bound
+	refused int // for which the library has no algorithm
 }
 
 type bound struct {
@@ -95,6 +100,9 @@ type bound struct {
 
 func (h *heard) Bind(p blas.Product, at blas.Places) (blas.Call, error) {
 	c, err := h.Library.Bind(p, at)
+	if errors.Is(err, blas.ErrUnsupported) {
+		h.refused++
+	}
 	if err == nil && !slices.ContainsFunc(h.list, func(b bound) bool { return b.p == p }) {
 		h.list = append(h.list, bound{p, at})
 	}
@@ -309,23 +317,15 @@ func (m *micros) kernel(what string, k device.Kernel, err error, flops, moved fl
 	if err == nil && !ok {
 		return // on the host
 	}
-	var d time.Duration
+	var seconds float64
 	if err == nil {
-		d, err = m.timed(func() error {
-			for range inARow {
-				if err := gpu.Enqueue(m.api, m.stream); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+		seconds, err = m.inARow(gpu)
 	}
 	if err != nil {
 		r.Error = err.Error()
 		m.row(r)
 		return
 	}
-	seconds := max(d.Seconds()/inARow, 1e-12)
 	r.Micros, r.GBs, r.TFs = seconds*1e6, moved/seconds/1e9, flops/seconds/1e12
 	r.Copy, r.Matrix = r.GBs*1e9/m.copyRate, r.TFs*1e12/m.matrix
 	m.row(r)
@@ -359,7 +359,11 @@ func microChild(out io.Writer, c contacts, host kernels.Library, shape, prec str
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	lines := json.NewEncoder(out)
-	p, err := microPlan(shape, prec)
+	p, err := microPlan(shape, prec, 0)
+	if err != nil {
+		return err
+	}
+	all, err := microPlan(shape, prec, graph.NoEpilogues|graph.CUDATarget().CUDA.Epilogues)
 	if err != nil {
 		return err
 	}
@@ -391,7 +395,11 @@ func microChild(out io.Writer, c contacts, host kernels.Library, shape, prec str
 	if m.lib, err = kernelscuda.New(kernelscuda.Options{API: c.api, Device: devices[0], Compiler: compiler, Products: m.products, Host: host}); err != nil {
 		return err
 	}
-	return errors.Join(m.run(), m.lib.Close(), products.Close(), c.api.DestroyStream(c.stream))
+	if err = m.run(); err == nil {
+		m.plan = all
+		err = m.beside()
+	}
+	return errors.Join(err, m.lib.Close(), products.Close(), c.api.DestroyStream(c.stream))
 }
 
 // runMicro times the kernels at both models' shapes, a process for each and precision.
@@ -426,14 +434,15 @@ func runMicro(ctx context.Context, b *bundle, r *result) {
 // mostRows is how many operations a page shows; results.json has all.
 const mostRows = 40
 
-// microTable has the slowest operations, and the products whose first algorithm is not
-// the fastest.
+// microTable has the slowest operations, the products whose first algorithm is not the
+// fastest, and what epilogues save.
 func microTable(rows []microRow) [][]string {
 	table := [][]string{{"model", "precision", "operation", "µs", "GB/s", "of the copy", "TFLOP/s", "of the square product"}}
 	var times, products []microRow
 	for _, r := range rows {
 		switch {
 		case r.Error != "":
+		case r.Apart > 0: // see besideTable
 		case len(r.Each) > 0:
 			products = append(products, r)
 		default:
@@ -449,7 +458,7 @@ func microTable(rows []microRow) [][]string {
 			table = append(table, []string{r.Shape, r.Precision, fmt.Sprintf("%s: algorithm %d of %d is faster than the first", r.Op, slices.Index(r.Each, best)+1, len(r.Each)), fmt.Sprintf("%.1f, not %.1f", best, r.Each[0]), "", "", "", ""})
 		}
 	}
-	return table
+	return append(table, besideTable(rows)...)
 }
 
 func percent(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -62,9 +63,25 @@ func TestMicrobenchmarks(t *testing.T) {
 		for _, kind := range []string{"linear", "attention", "attention_grad", "layernorm", "both", "adamw", "head_loss_grad"} {
 			require.True(t, kinds[kind], "%s of %v", kind, kinds)
 		}
+		var beside []string
+		for _, r := range rows {
+			if r.Apart > 0 {
+				require.False(t, r.ByKernels, r.Op)
+				beside = append(beside, strings.Fields(r.Op)[0])
+			}
+		}
+		if prec == "fp32" {
+			require.Empty(t, beside)
+		} else {
+			for kind := range apart {
+				require.Contains(t, beside, string(kind))
+			}
+			table := microTable(rows)
+			require.Contains(t, table[len(table)-1][2], "in the product's epilogue")
+		}
 		table := microTable(append(rows, microRow{Op: "a product", Each: []float64{5, 4}}))
-		require.Contains(t, table[len(table)-1][2], "algorithm 2 of 2 is faster")
+		require.True(t, slices.ContainsFunc(table, func(row []string) bool { return strings.Contains(row[2], "algorithm 2 of 2 is faster") }))
 	}
-	_, err = microPlan("huge", "fp32")
+	_, err = microPlan("huge", "fp32", 0)
 	require.ErrorContains(t, err, "huge")
 }

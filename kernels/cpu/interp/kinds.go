@@ -23,6 +23,7 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 		graph.LinearGradX:   linearGradX[T],
 		graph.LinearGradAct: linearGradAct[T],
 		graph.LinearGradW:   linearGradW[T],
+		graph.LinearGradWB:  linearGradWB[T],
 		graph.BiasGrad:      biasGrad[T],
 
 		graph.LayerNorm:     layerNorm[T],
@@ -201,9 +202,16 @@ func linearGradW[T num.Float](c *call[T]) {
 	c.product(x.cols, dy.cols, x.rows, x.v, dy.v, dw.v, nil, true, false, c.accum(0))
 }
 
-func biasGrad[T num.Float](c *call[T]) {
-	dy, db := c.in(0), c.out(0)
-	if !c.accum(0) {
+func linearGradWB[T num.Float](c *call[T]) {
+	linearGradW(c)
+	c.columnSums(1, 1)
+}
+
+func biasGrad[T num.Float](c *call[T]) { c.columnSums(0, 0) }
+
+func (c *call[T]) columnSums(in, out int) {
+	dy, db := c.in(in), c.out(out)
+	if !c.accum(out) {
 		clear(db.v)
 	}
 	for i, v := range dy.v {

@@ -33,11 +33,23 @@ type Matrix struct {
 	Ld    int64       // elements from one stored row to the next
 }
 
+// Side is a factor of a product.
+type Side uint8
+
+// Factors whose sums over K a product may write.
+const (
+	NoSums Side = iota
+	SumsA       // of op(A): (M)
+	SumsB       // of op(B): (N)
+)
+
 // Product is C = op(A)·op(B), C += that, or with Bias C = op(A)·op(B) + bias in
 // every row; with DGELU C = op(A)·op(B)·gelu'(aux), of the form of GELU with tanh, taken
 // element by element before C is rounded; with GELU aux = op(A)·op(B), with Bias that + bias,
-// and C the GELU of it in that form, taken before the sum is rounded: each is rounded once. A is (M,K) after op, B (K,N), C (M,N), the bias
-// (N) and aux (M,N), whose rows lie next to each other, of C's type. A and B have one type;
+// and C the GELU of it in that form, taken before the sum is rounded: each is rounded once.
+// With Sums it also writes, never adds, the sums of a factor over K, of C's type. A is (M,K)
+// after op, B (K,N), C (M,N), the bias (N) and aux (M,N), whose rows lie next to each other,
+// of C's type. A and B have one type;
 // C has it too, or F32. Sums are fp32; TF32 is off. C is rounded once, and with Accumulate
 // after adding what was there.
 type Product struct {
@@ -46,12 +58,13 @@ type Product struct {
 	Bias       bool
 	GELU       bool
 	DGELU      bool
+	Sums       Side
 	Accumulate bool
 	Workspace  int64 // bytes that the library may use
 }
 
-// Places are where the operands of a product lie. Bias, Aux and Work are 0 for none.
-type Places struct{ A, B, C, Bias, Aux, Work driver.Address }
+// Places are where the operands of a product lie. Bias, Aux, Sums and Work are 0 for none.
+type Places struct{ A, B, C, Bias, Aux, Sums, Work driver.Address }
 
 // Call is a product with its operands.
 type Call interface {
@@ -75,6 +88,17 @@ func (m Matrix) Elems(rows, cols int64) int64 {
 		rows, cols = cols, rows
 	}
 	return (rows-1)*m.Ld + cols
+}
+
+// SumsLen is how many sums a product writes.
+func (p Product) SumsLen() int64 {
+	switch p.Sums {
+	case SumsA:
+		return p.M
+	case SumsB:
+		return p.N
+	}
+	return 0
 }
 
 // Validate refuses what no library could compute.
@@ -115,6 +139,12 @@ func (p Product) Validate(at Places) error {
 		return errors.New("product: GELU is of the product and a bias, without its derivative and what is there")
 	case (p.GELU || p.DGELU) && (c == graph.F32 || p.N%AuxLd != 0):
 		return fmt.Errorf("product: %s over rows of %d elements of %v; want bf16 or f16, and a multiple of %d", p.epilogue(), p.N, c, AuxLd)
+	case p.Sums > SumsB:
+		return fmt.Errorf("product: sums of factor %d; a product has two", p.Sums)
+	case p.Sums != NoSums && (p.Bias || p.GELU || p.DGELU):
+		return errors.New("product: sums of a factor go with no bias, GELU or derivative")
+	case p.Sums != NoSums && (at.Sums == 0 || at.Sums%Align != 0):
+		return fmt.Errorf("product: the sums are at %#x, want a multiple of %d", uint64(at.Sums), Align)
 	case (p.GELU || p.DGELU) && (at.Aux == 0 || at.Aux%Align != 0):
 		return fmt.Errorf("product: aux is at %#x, want a multiple of %d", uint64(at.Aux), Align)
 	case p.Bias && (at.Bias == 0 || at.Bias%Align != 0):

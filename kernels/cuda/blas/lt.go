@@ -33,11 +33,15 @@ const (
 	descBiasPointer = 8
 	descAuxPointer  = 11
 	descAuxLd       = 12 // i64, elements
+	descAuxType     = 22 // i32, since CUDA 11.8, as the next
+	descBiasType    = 26
 
 	epilogueDefault = 1
 	epilogueBias    = 4
 	epilogueGELU    = 32 + 128 // and aux, the argument
 	epilogueDGELU   = 64 + 128
+	epilogueBGradA  = 256 // sums of the library's A over K, of its B
+	epilogueBGradB  = 512
 
 	prefWorkspaceBytes = 1
 	prefReduction      = 3
@@ -184,7 +188,7 @@ type ltCall struct {
 	desc   uintptr
 	free   func() error // desc, where it is the call's own
 	at     Places
-	extra  [2]uint64 // addresses of the bias and aux
+	extra  [2]uint64 // addresses of the bias or the sums, and aux
 	workAt uintptr
 	args   [16]uintptr // of cublasLtMatmul; the last is the stream
 }
@@ -249,14 +253,20 @@ func (l *Lt) set(name string, fn, object uintptr, attribute int, value any) erro
 	return nil
 }
 
-// older is err, or ErrUnsupported where a library of CUDA 11 that does not know GELU with
-// aux, or its derivative, yet refuses the epilogue or its attributes.
+// older is err, or ErrUnsupported where a library of CUDA 11 that does not know an epilogue
+// yet refuses it or its attributes: GELU with aux, its derivative, and sums before 11.8,
+// whose type cannot be told (11.6's are said to reach beyond them in some shapes).
 func older(p Product, err error) error {
-	var status *driver.Error
-	if (p.GELU || p.DGELU) && errors.As(err, &status) && status.Code == statusInvalidValue {
+	if (p.GELU || p.DGELU || p.Sums != NoSums) && invalid(err) {
 		return fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
 	return err
+}
+
+// invalid says that the library refused a value.
+func invalid(err error) bool {
+	var status *driver.Error
+	return errors.As(err, &status) && status.Code == statusInvalidValue
 }
 
 // operand is a further operand of a product: the attribute that has its address.
@@ -270,6 +280,9 @@ func (p Product) extra(at Places) (list []operand) {
 	if p.Bias {
 		list = append(list, operand{descBiasPointer, at.Bias})
 	}
+	if p.Sums != NoSums {
+		list = append(list, operand{descBiasPointer, at.Sums})
+	}
 	if p.GELU || p.DGELU {
 		list = append(list, operand{descAuxPointer, at.Aux})
 	}
@@ -279,7 +292,8 @@ func (p Product) extra(at Places) (list []operand) {
 // plan describes the product to the library, which stores by columns: memory
 // that holds rows of C (M,N) holds columns of Cᵀ (N,M), and Cᵀ = op(B)ᵀ·op(A)ᵀ.
 // So the library's A is B, its B is A, and a matrix that is not transposed here
-// is not there. Its bias is added to every column of Cᵀ: to every row of C.
+// is not there. Its bias is added to every column of Cᵀ: to every row of C. Sums of B,
+// one for each column of C, are those of its A, one for each row of Cᵀ.
 func (l *Lt) plan(p Product, pl *ltPlan) error {
 	pl.one = 1
 	if p.Accumulate {
@@ -343,9 +357,10 @@ func (l *Lt) describe(p Product) (desc uintptr, free func() error, err error) {
 	type setting struct {
 		attribute int
 		value     any
+		known     bool // by every library; what is not has this value where it cannot be set
 	}
-	epilogue, ld := uint32(epilogueDefault), uint64(p.N)
-	settings := []setting{{descTransA, op(p.B)}, {descTransB, op(p.A)}, {descEpilogue, &epilogue}}
+	epilogue, ld, typ := uint32(epilogueDefault), uint64(p.N), int32(dataType(p.C.Type))
+	settings := []setting{{descTransA, op(p.B), true}, {descTransB, op(p.A), true}, {descEpilogue, &epilogue, true}}
 	switch {
 	case p.GELU && p.Bias:
 		epilogue = epilogueGELU | epilogueBias
@@ -356,11 +371,18 @@ func (l *Lt) describe(p Product) (desc uintptr, free func() error, err error) {
 	case p.Bias:
 		epilogue = epilogueBias
 	}
-	if p.GELU || p.DGELU { // aux has C's type where no other is set
-		settings = append(settings, setting{descAuxLd, &ld})
+	if p.Sums != NoSums {
+		if epilogue = epilogueBGradA; p.Sums == SumsA {
+			epilogue = epilogueBGradB
+		}
+		settings = append(settings, setting{descBiasType, &typ, true})
+	}
+	if p.GELU || p.DGELU {
+		settings = append(settings, setting{descAuxLd, &ld, true}, setting{descAuxType, &typ, false})
 	}
 	for _, a := range settings {
-		if err := l.set("cublasLtMatmulDescSetAttribute", l.sym.descSet, desc, a.attribute, a.value); err != nil {
+		err := l.set("cublasLtMatmulDescSetAttribute", l.sym.descSet, desc, a.attribute, a.value)
+		if err != nil && (a.known || !invalid(err)) {
 			return 0, nil, errors.Join(err, free())
 		}
 	}
@@ -509,6 +531,9 @@ func (p Product) String() string {
 	s := fmt.Sprintf("product %d×%d×%d (%s, %s, %s)", p.M, p.N, p.K, side(p.A, "A"), side(p.B, "B"), side(p.C, "C"))
 	if p.GELU || p.DGELU {
 		s += " with " + p.epilogue()
+	}
+	if p.Sums != NoSums {
+		s += " with sums of " + [...]string{SumsA: "A", SumsB: "B"}[p.Sums]
 	}
 	return s
 }

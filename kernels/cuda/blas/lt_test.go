@@ -35,6 +35,8 @@ var shapes = []Product{
 	{M: 64, N: 128, K: 32, A: Matrix{Type: graph.BF16, Ld: 32}, B: Matrix{Type: graph.BF16, Trans: true, Ld: 32}, C: Matrix{Type: graph.BF16, Ld: 128}, DGELU: true},
 	{M: 64, N: 128, K: 32, A: Matrix{Type: graph.BF16, Ld: 32}, B: Matrix{Type: graph.BF16, Ld: 128}, C: Matrix{Type: graph.BF16, Ld: 128}, GELU: true, Bias: true},
 	{M: 64, N: 128, K: 32, A: Matrix{Type: graph.F16, Ld: 32}, B: Matrix{Type: graph.F16, Trans: true, Ld: 32}, C: Matrix{Type: graph.F16, Ld: 128}, GELU: true, Workspace: 1 << 20},
+	{M: 64, N: 128, K: 32, A: Matrix{Type: graph.BF16, Trans: true, Ld: 64}, B: Matrix{Type: graph.BF16, Ld: 128}, C: Matrix{Type: graph.F32, Ld: 128}, Sums: SumsB, Accumulate: true},
+	{M: 128, N: 64, K: 32, A: Matrix{Type: graph.F16, Trans: true, Ld: 128}, B: Matrix{Type: graph.F16, Ld: 64}, C: Matrix{Type: graph.F16, Ld: 64}, Sums: SumsA},
 }
 
 // The library takes every attribute at its number and size, and gives back the
@@ -69,9 +71,13 @@ func TestDescriptions(t *testing.T) {
 			epilogue = epilogueBias
 		case p.DGELU:
 			epilogue = epilogueDGELU
+		case p.Sums != NoSums: // the library's factors are ours, changed over
+			epilogue = map[Side]uint64{SumsA: epilogueBGradB, SumsB: epilogueBGradA}[p.Sums]
+			require.EqualValues(t, dataType(p.C.Type), read(get, desc, descBiasType, 4))
 		}
 		if p.GELU || p.DGELU {
 			require.EqualValues(t, p.N, read(get, desc, descAuxLd, 8))
+			require.EqualValues(t, dataType(p.C.Type), read(get, desc, descAuxType, 4))
 		}
 		require.Equal(t, epilogue, read(get, desc, descEpilogue, 4))
 		extra := p.extra(Places{})
@@ -142,9 +148,9 @@ func TestBindRemembersARefusal(t *testing.T) {
 	require.Same(t, first, again)
 }
 
-// What a library that does not know GELU with aux, or its derivative, says of it is no
-// fault of the run: there is a kernel for it.
-func TestALibraryWithoutTheDerivative(t *testing.T) {
+// What a library that does not know an epilogue says of it is no fault of the run: there
+// is a kernel for it.
+func TestALibraryWithoutTheEpilogue(t *testing.T) {
 	refused := fmt.Errorf("attribute 12: %w", statusError("cublasLtMatmulDescSetAttribute", statusInvalidValue))
 	require.ErrorIs(t, older(Product{DGELU: true}, refused), ErrUnsupported)
 	require.ErrorIs(t, older(Product{GELU: true, Bias: true}, refused), ErrUnsupported)
@@ -152,6 +158,8 @@ func TestALibraryWithoutTheDerivative(t *testing.T) {
 	failed := statusError("cublasLtMatmulAlgoGetHeuristic", 13)
 	require.Equal(t, failed, older(Product{DGELU: true}, failed))
 	require.NoError(t, older(Product{DGELU: true}, nil))
+	require.ErrorIs(t, older(Product{Sums: SumsB}, refused), ErrUnsupported)
+	require.Equal(t, failed, older(Product{Sums: SumsB}, failed))
 }
 
 func TestOpenNamesWhatIsMissing(t *testing.T) {
