@@ -201,7 +201,7 @@ func (l *Library) rehearseSums(r *Rehearsal, launches map[driver.Function]*launc
 			for range (sum.args.size() - unsafe.Offsetof(sum.args.accumulate)/8*8) / 4 {
 				args.Int32(0)
 			}
-			launches[sum.f] = &launch{f: sum.f, block: driver.Dim{X: threads, Y: 1, Z: 1}, args: args}
+			launches[sum.f] = &launch{f: sum.f, block: driver.Dim{X: treeThreads, Y: 1, Z: 1}, args: args}
 		}
 	}
 	return nil
