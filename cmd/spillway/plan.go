@@ -107,11 +107,7 @@ data and no GPU.`,
 		if err := cmp.Or(refuseUnderOne(fs), l.refuse(), refuseOverwriting(fs)); err != nil {
 			return err
 		}
-		fs.Visit(func(given *pflag.Flag) {
-			if given.Name != "config" { // its flags stand here by themselves
-				f.given = append(f.given, "--"+given.Name+"="+given.Value.String())
-			}
-		})
+		f.keep(fs)
 		if err := cmp.Or(f.validateReference(), f.settle(fs, &c)); err != nil {
 			return err
 		}
@@ -163,6 +159,15 @@ data and no GPU.`,
 		return runPlan(cmd.Context(), c, &f, best, out)
 	}
 	return cmd
+}
+
+// keep notes which flags were given, on the command line or in its file.
+func (f *planFlags) keep(fs *pflag.FlagSet) {
+	fs.Visit(func(given *pflag.Flag) {
+		if given.Name != "config" { // its flags stand here by themselves
+			f.given = append(f.given, "--"+given.Name+"="+given.Value.String())
+		}
+	})
 }
 
 // bind makes the flags that train does not have.
