@@ -51,3 +51,19 @@ func TestRehearsalDoesNotLaunchAProgramsOwn(t *testing.T) {
 	require.Zero(t, launches)
 	require.Positive(t, b.api.(*drivertest.Driver).Calls()["cuModuleGetFunction"])
 }
+
+// The kernels of sums over ranks are launched as RankSum launches them: with no more
+// threads than a block of theirs takes.
+func TestRehearsalOfSums(t *testing.T) {
+	b := newBench(t)
+	o := drawn(graph.Add, rand.New(rand.NewPCG(1, 21)), optest.Options{Target: target(), Aligned: true})
+	offsets, size := o.Layout(workAlign)
+	r := Rehearsal{Program: o.P, Coords: [][]int{make([]int, len(o.P.Mesh))}, Offset: offsets, Sums: true}
+	r.Size[graph.Device] = size
+	calls := b.api.(*drivertest.Driver).Calls
+	before := calls()["cuLaunchKernel"]
+	_, err := b.lib.Rehearse(r, b.stream)
+	require.NoError(t, err)
+	require.Empty(t, b.api.(*drivertest.Driver).Faults())
+	require.Equal(t, 1+5+3, calls()["cuLaunchKernel"]-before, "the operation, sums of five types by a tree, of three in order")
+}
