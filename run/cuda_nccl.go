@@ -78,7 +78,10 @@ func (n *ncclPart) start(o *Options, s *Setup, sum func(int, graph.DType, graph.
 	with := nccl.Options{API: n.api, Sum: sum, Timeout: o.Timeout, Failed: o.Warn}
 	if alone, ok := joined.(*nccl.HostWorld); ok { // NCCL is all that the processes have
 		n.beside = alone
-		if with.World, err = alone.Communicator(); err != nil {
+		if o.World.Size > 1 { // the last rank that is left has nothing to send
+			with.World, err = alone.Communicator()
+		}
+		if err != nil {
 			return err
 		}
 	} else if n.beside, err = newControl(n.joined, o.World.Local); err != nil {
@@ -145,8 +148,9 @@ func (c *cudaPlatform) ncclSum(rank int, dtype graph.DType, order graph.SumOrder
 
 // StartNCCL makes this process rank of world processes with a GPU each that have nothing but
 // NCCL to meet by: the address in NCCL_COMM_ID. local is its place among those of its host.
-// parts takes the place of the machine's libraries, nil for none.
-func StartNCCL(rank, world, local int, parts *CUDAParts) (*nccl.Host, error) {
+// shrinks says, of all of them the same, that those that are left of a job can go on: see
+// nccl.Host. parts takes the place of the machine's libraries, nil for none.
+func StartNCCL(rank, world, local int, shrinks bool, parts *CUDAParts) (*nccl.Host, error) {
 	if parts == nil {
 		parts = &realCUDA
 	}
@@ -168,7 +172,7 @@ func StartNCCL(rank, world, local int, parts *CUDAParts) (*nccl.Host, error) {
 	if err != nil {
 		return nil, &MissingDevice{"cuda", err}
 	}
-	return nccl.StartHost(api, gpu, list[0], rank, world)
+	return nccl.StartHost(api, gpu, list[0], rank, world, shrinks)
 }
 
 // OverNCCL is the transport of processes that StartNCCL has made.

@@ -181,7 +181,7 @@ func TestCUDAHostSideOfOtherRuns(t *testing.T) {
 // A rank that fails or is stuck ends the job on every rank: see
 // TestALostRankEndsTheJob.
 func TestCUDALostRank(t *testing.T) {
-	const timeout, sick = 3 * time.Second, 1
+	const timeout, sick = 700 * time.Millisecond, 1
 	for label, mode := range map[string]fault.Mode{"h.1.mlp.c_fc": fault.Hang, "adamw": fault.Panic, "h.0/all_gather": fault.AtLaunch, "tokens/in": fault.WhenRun, "loss/all_reduce": fault.Hang} {
 		c := tiny("gpt2")
 		c.Ranks, c.Zero, c.Steps, c.Timeout, c.poison, c.Batch, c.Seq = 3, 3, 100, timeout, false, 1, 16
@@ -199,7 +199,7 @@ func TestCUDALostRank(t *testing.T) {
 		began := time.Now()
 		err = tr.Run(context.Background(), nil)
 		require.True(t, hurt.Fired(), label)
-		require.Less(t, time.Since(began), timeout+2*time.Minute, label)
+		require.Less(t, time.Since(began), timeout+20*time.Second, label)
 		require.ErrorContains(t, err, fmt.Sprintf("step %d", tr.Done()+1), label)
 		require.ErrorContains(t, err, fmt.Sprintf("rank %d", sick), label)
 		if mode == fault.Hang {
@@ -354,7 +354,7 @@ func everyCallCanFail(t *testing.T, o drivertest.Options, chosen func(call strin
 			name := fmt.Sprintf("%s, call %d of %d", call, nth, n)
 			made, err, left := attempt(tell)
 			require.NoError(t, left, name)
-			require.Less(t, time.Since(began), 2*time.Minute, name)
+			require.Less(t, time.Since(began), 20*time.Second, name)
 			if made[call] < nth { // how often an event is asked for depends on time
 				require.Equal(t, "cuEventQuery", call, name)
 				continue

@@ -152,7 +152,7 @@ func aloneWithNCCL(t testing.TB, c *request, processes int) (jobs []*Job, fabric
 	var wg sync.WaitGroup
 	for i := range processes {
 		wg.Go(func() {
-			h, err := run.StartNCCL(i, processes, i, c.cuda)
+			h, err := run.StartNCCL(i, processes, i, false, c.cuda)
 			if err != nil {
 				t.Error(err)
 				return

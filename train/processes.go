@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/internal/rollcall"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/offload/store"
@@ -44,6 +45,10 @@ type Job struct {
 	// Own is Config.Own of a process that lends its ranks: what the leader's has, which
 	// no stream carries.
 	Own Own
+	// Outlives has the leader make, in Config.Checkpoint, a Roll for those that are left
+	// where processes are lost. All of them have it as the run begins.
+	Outlives bool
+	Roll     rollcall.Roll
 
 	cuda *run.CUDAParts // takes the place of hooks.cuda, for tests
 
@@ -131,6 +136,7 @@ type assignment struct {
 	// it has held-out data of its own.
 	Model, Rule string
 	Evaluates   bool
+	Roll        rollcall.Roll
 	// Of hooks, those that hold in all processes.
 	Poison, CheckWrites bool
 }
@@ -193,6 +199,16 @@ func (t *Trainer) lead() error {
 	if a.Config.AsyncSave = asyncOff; t.savesAside() { // decided here, with the least host's memory
 		a.Config.AsyncSave = asyncOn
 	}
+	if j.Outlives {
+		var err error
+		if t.cfg.Checkpoint == "" {
+			return refuse("Job.Outlives needs Config.Checkpoint: the folder to go on from")
+		}
+		if j.Roll, err = rollcall.Open(t.cfg.Checkpoint, t.cfg.Ranks, t.cfg.Timeout+endGrace, j.Roll); err != nil {
+			return fmt.Errorf("Config.Checkpoint %s: %w", t.cfg.Checkpoint, err)
+		}
+		a.Roll = j.Roll
+	}
 	var b bytes.Buffer
 	if err := gob.NewEncoder(&b).Encode(a); err != nil {
 		return fmt.Errorf("send the configuration: %w", err)
@@ -206,6 +222,10 @@ func (t *Trainer) lead() error {
 	}
 	return nil
 }
+
+// endGrace is how long a process may take, behind the longest wait of a collective, to give
+// back what it has and come to a roll call: ranks that do not end are waited for up to 10 s.
+const endGrace = 15 * time.Second
 
 // opened waits until every process has opened its ranks.
 func (t *Trainer) opened() error {
@@ -287,7 +307,7 @@ func Work(ctx context.Context, j *Job, warn func(string)) (began bool, err error
 	if err := gob.NewDecoder(bytes.NewReader(task.Config)).Decode(&a); err != nil {
 		return true, fmt.Errorf("the leader's configuration: %w", err)
 	}
-	j.Fastest = a.Fastest
+	j.Fastest, j.Roll = a.Fastest, a.Roll
 	q := request{a.Config, hooks{poison: a.Poison, checkWrites: a.CheckWrites}}
 	q.job, q.Warn, q.Planned, q.Own, q.cuda = j, warn, j.Planned, j.Own, j.cuda
 	t := &Trainer{job: j}

@@ -79,7 +79,7 @@ func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
 		f.maxRanks = o.Ranks
 	}
 	if same, _ := fs.GetBool("reproducible"); !same {
-		fmt.Fprintln(e.out, "warning: without --reproducible the bits depend on the number of ranks: a job that loses one ends in others")
+		fmt.Fprintln(e.out, otherBits)
 	}
 	e.team = launch.Team{Leaves: leaves, Min: f.minRanks, Max: f.maxRanks, Restarts: f.restarts, Processes: o.Ranks}
 	return e, nil
@@ -235,9 +235,12 @@ func (e *elastic) generation(cmd *cobra.Command, o launch.Options, signals <-cha
 	return generation{end, joins, asked}, err
 }
 
-// newest returns the step of the newest checkpoint, 0 where there is none.
-func (e *elastic) newest() int {
-	found, _ := os.ReadDir(e.checkpoint)
+// newest is the step of the newest checkpoint.
+func (e *elastic) newest() int { return newestStep(e.checkpoint) }
+
+// newestStep returns the step of the newest checkpoint in a folder, 0 where there is none.
+func newestStep(folder string) int {
+	found, _ := os.ReadDir(folder)
 	newest := 0
 	for _, f := range found {
 		if name, ok := strings.CutPrefix(f.Name(), "step-"); ok {

@@ -34,7 +34,7 @@ var flagGroups = []flagGroup{
 	{"Optimizer", []string{"optimizer", "lr-schedule", "warmup", "min-lr", "lr-scale", "lr-base-batch", "weight-decay", "beta1", "beta2", "eps", "clip", "accum", "global-batch", "accum-order", "dropout", "freeze", "seed", "on-nonfinite", "trust", "adapt-all"}},
 	{"Memory", []string{"host-memory", "node-memory", "disk", "recompute", "offload", "prefetch", "disk-cache", "frozen-cache", "require-pinned", "allow"}},
 	{"Precision and sums", []string{"precision", "reduce", "int8", "epilogues", "loss-scale", "loss-scale-hysteresis", "stochastic-rounding", "optimizer-dtype", "reproducible"}},
-	{"Ranks and devices", []string{"device", "cuda-graphs", "threads", "ranks-per-process", "shard-size", "transport", "collectives", "timeout"}},
+	{"Ranks and devices", []string{"device", "cuda-graphs", "threads", "ranks-per-process", "shard-size", "transport", "collectives", "timeout", "min-ranks"}},
 	{"Checkpoints and files", []string{"save-every", "async-save", "keep", "export", "accept-changes", "trace", "tensorboard", "metrics-addr", "config", "html", "svg", "dump"}},
 }
 

@@ -39,11 +39,15 @@ func runOnDoubles() int {
 		return exitBadInput
 	}
 	d := drivertest.New(drivertest.Options{Devices: devices, Memory: 4 << 30})
-	library := nccltest.NewWire(d, 22105, 3<<20)
+	version := 22105
+	if dies := os.Getenv(diesEnv); dies != "" {
+		version = nccl.ShrinkVersion
+	}
+	library := nccltest.NewWire(d, version, 3<<20)
 	ranks.DoubleCUDA(ranks.CUDAParts{
 		Driver: func() (driver.API, error) { return d, nil },
 		Used:   func([16]byte) (int64, error) { return 0, nil },
-		NCCL:   func() (nccl.API, error) { return library, nil },
+		NCCL:   func() (nccl.API, error) { return dying(library), nil },
 		Kernels: func(_ ranks.Options, api driver.API, dev driver.Device, host kernels.Library) (ranks.GPUKernels, error) {
 			compiler, err := shim.New()
 			if err != nil {
@@ -205,13 +209,20 @@ func TestNCCLLosesAProcess(t *testing.T) {
 // torchrun starts a program as the ranks of a job that torchrun's variables describe.
 func torchrun(t *testing.T, world int, program ...string) (list []*process) {
 	t.Helper()
+	return torchrunEach(t, make([][]string, world), program...)
+}
+
+// torchrunEach is torchrun with variables that each rank has beside.
+func torchrunEach(t *testing.T, own [][]string, program ...string) (list []*process) {
+	t.Helper()
+	world := len(own)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	at := l.Addr().String()
 	require.NoError(t, l.Close())
 	for rank := range world {
-		list = append(list, startProgram(t, []string{"NCCL_COMM_ID=" + at, "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1", fmt.Sprint("WORLD_SIZE=", world),
-			fmt.Sprint("LOCAL_WORLD_SIZE=", world), fmt.Sprint("RANK=", rank), fmt.Sprint("LOCAL_RANK=", rank)}, program...))
+		list = append(list, startProgram(t, append(own[rank], "NCCL_COMM_ID="+at, "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1", fmt.Sprint("WORLD_SIZE=", world),
+			fmt.Sprint("LOCAL_WORLD_SIZE=", world), fmt.Sprint("RANK=", rank), fmt.Sprint("LOCAL_RANK=", rank)), program...))
 	}
 	return list
 }

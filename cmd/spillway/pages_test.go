@@ -23,8 +23,10 @@ var notOurs = map[string]string{
 	"--map-by":   "mpirun of Open MPI",
 	"--hostfile": "mpirun",
 
-	"--ntasks-per-node": "srun",
-	"--gpus-per-task":   "srun",
+	"--ntasks-per-node":  "srun",
+	"--gpus-per-task":    "srun",
+	"--no-kill":          "srun",
+	"--kill-on-bad-exit": "srun",
 }
 
 var (

@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/algo"
 	"github.com/spillway-ml/spillway/comm/mpi"
+	"github.com/spillway-ml/spillway/comm/nccl"
 	"github.com/spillway-ml/spillway/comm/shm"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/launch"
@@ -36,6 +37,9 @@ type place struct {
 	transport string
 	asked     string // what --transport says
 	job       *spillway.Job
+	min       int        // --min-ranks; 0: a lost process ends the job
+	host      *nccl.Host // nil: the processes have something else to meet by
+	reached   int        // the last step that was done
 	stderr    io.Writer
 	close     func() error
 }
@@ -80,6 +84,7 @@ func withRoot(env cluster.Env, transport string) string {
 
 // progress tells the launcher how many steps the job has done.
 func (p *place) progress(step int) {
+	p.reached = max(p.reached, step)
 	if p.job == nil {
 		return
 	}
@@ -132,6 +137,13 @@ func (p *place) join() (err error) {
 	default:
 		return fmt.Errorf("--transport %s joins no processes", p.transport)
 	}
+	p.link(j, conns)
+	p.job = j
+	return nil
+}
+
+// link makes streams between rank 0 and the others the job's.
+func (p *place) link(j *spillway.Job, conns []io.ReadWriteCloser) {
 	for i, c := range conns {
 		peer := 0
 		if p.env.Rank == 0 {
@@ -139,8 +151,6 @@ func (p *place) join() (err error) {
 		}
 		j.Links = append(j.Links, ranks.NewLink(peer, c))
 	}
-	p.job = j
-	return nil
 }
 
 // mpiFamilies are the libraries that a launcher starts processes for, in the order
@@ -178,17 +188,24 @@ func (p *place) startMPI(j *spillway.Job) (conns []io.ReadWriteCloser, err error
 // startNCCL meets the other processes by NCCL alone, and opens the streams between rank 0 and
 // the others.
 func (p *place) startNCCL(j *spillway.Job) (conns []io.ReadWriteCloser, err error) {
-	host, err := ranks.StartNCCL(p.env.Rank, p.env.World, p.env.LocalRank, nil)
-	if err != nil {
+	if p.host, err = ranks.StartNCCL(p.env.Rank, p.env.World, p.env.LocalRank, p.min > 0, nil); err != nil {
+		if p.min > 0 {
+			err = fmt.Errorf("%w (with --min-ranks %d)", err, p.min)
+		}
 		return nil, err
 	}
-	j.Transport, p.close = ranks.OverNCCL{Host: host}, host.Close
+	j.Transport, j.Outlives, p.close = ranks.OverNCCL{Host: p.host}, p.min > 0, p.host.Close
+	return p.streams(), nil
+}
+
+// streams are the host's, by rank: rank 0 has one to each, the others one to rank 0.
+func (p *place) streams() (conns []io.ReadWriteCloser) {
 	for peer := range p.env.World {
 		if peer != p.env.Rank && (p.env.Rank == 0 || peer == 0) {
-			conns = append(conns, host.Stream(peer))
+			conns = append(conns, p.host.Stream(peer))
 		}
 	}
-	return conns, nil
+	return conns
 }
 
 // messages is the transport over the launcher's MPI. Where the job fails, each
@@ -229,14 +246,25 @@ func (p *place) work() (err error) {
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
 	runtime.GOMAXPROCS(p.threads(0) + spareProcs)
+	for again := true; again && err == nil; {
+		again, err = p.lend()
+	}
+	return err
+}
+
+// lend lends the rank until the run ends; true: it goes on with those that are left.
+func (p *place) lend() (again bool, err error) {
 	planned, undo := makeRoom()
 	defer undo()
 	p.job.Planned = planned
 	began, err := spillway.Work(context.Background(), p.job, func(text string) { fmt.Fprintln(p.stderr, "warning:", flagged(text)) })
 	if err != nil && !began {
-		return &silentError{err} // rank 0 has not come to the run, and has said why
+		return false, &silentError{err} // rank 0 has not come to the run, and has said why
 	}
-	return fault(err)
+	if p.host == nil {
+		return false, fault(err)
+	}
+	return p.follow(context.Background(), fault(err))
 }
 
 // carries refuses a transport that was asked for and does not carry what ranks on a device

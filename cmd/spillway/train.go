@@ -42,6 +42,7 @@ Any flag overrides a value of the demo.`,
 	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; in bf16 and fp16 with last bits of its own; default: shard over all)")
 	fs.IntVar(&c.LocalRanks, "ranks-per-process", 0, "ranks that each process runs; --ranks is then all of them, and may be left out (default: 1 in a job over processes)")
 	transport := fs.String("transport", cluster.Auto, "how ranks meet: auto, inproc (one process), shm (spillway launch), mpi (mpirun) or nccl (--device cuda over processes)")
+	fs.Int("min-ranks", 0, "where processes are lost go on with those that are left, down to `M`: for jobs over NCCL alone (NCCL_COMM_ID), from --checkpoint; NCCL 2.27 or later (others: launch --min-ranks)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		how, device := *transport, c.Device
 		var unread error // of the config file
@@ -52,6 +53,7 @@ Any flag overrides a value of the demo.`,
 		if err != nil {
 			return cmp.Or(unread, err) // where the ranks meet may stand in what is not read
 		}
+		p.min = minRanks(fs)
 		if !p.leads() {
 			return p.work()
 		}
@@ -61,6 +63,9 @@ Any flag overrides a value of the demo.`,
 			return err
 		}
 		if err := settleRanks(&c, ranksAsked, fs.Changed("ranks-per-process"), p); err != nil {
+			return err
+		}
+		if err := p.refuseSurvivors(&c); err != nil {
 			return err
 		}
 		if p.transport != cluster.InProc {
@@ -89,18 +94,13 @@ Any flag overrides a value of the demo.`,
 				hw, _ = knownHardware(c.ComputeThreads())
 				hw, _ = overTransport(hw, p.transport, c.Ranks)
 			}
-			best, err := spillway.FitHere(cmd.Context(), onDevice, fixedBy(cmd.Flags()), l.globalBatch, hw)
-			var none *spillway.NothingFits
-			switch {
-			case errors.As(err, &none):
-				return none.WithWays(cmd.Context(), onDevice, hw)
-			case err != nil:
+			if err := fitTo(cmd.Context(), &c, onDevice, fixedBy(cmd.Flags()), l.globalBatch, hw, cmd.ErrOrStderr()); err != nil {
 				return err
 			}
-			printFitted(cmd.ErrOrStderr(), best)
-			takeFitted(&c, best)
 		}
-		return train(cmd.Context(), c, isDemo, &l, p.progress, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return p.survivorsOf(fs, &c, cmd.ErrOrStderr()).lead(cmd.Context(), c, func(c spillway.Config) error {
+			return train(cmd.Context(), c, isDemo, &l, p.progress, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		})
 	}
 	return cmd
 }

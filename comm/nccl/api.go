@@ -19,6 +19,9 @@ type ID [IDBytes]byte
 // OldestVersion is of the first library with ncclCommSplit: 2.18.
 const OldestVersion = 2*10000 + 18*100
 
+// ShrinkVersion is of the first library with ncclCommShrink: 2.27.
+const ShrinkVersion = 2*10000 + 27*100
+
 // VersionText is "2.21.5" of 22105.
 func VersionText(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100) }
 
@@ -65,6 +68,13 @@ type API interface {
 	// Split begins to make communicators of those ranks of c that give the same color, in
 	// the order of key; all ranks of c call it. State of c tells when into is written.
 	Split(c Comm, into *Comm, color, key int, o Config) error
+	// Shrinks is nil where the library has Shrink, else it says what is wanted.
+	Shrinks() error
+	// Shrink begins to make a communicator of the ranks of c but for those that are without,
+	// in ascending order, at least one: each that stays calls it, nobody else, and they
+	// keep their order. c has nothing under way and no error, or Shrink fails; who is
+	// without need not be there any more. State of c tells when into is written.
+	Shrink(c Comm, without []int, into *Comm, o Config) error
 	// State tells whether a call is under way, or the error that has ended c.
 	State(c Comm) (busy bool, err error)
 	// Finalize begins to bring c to its end, once all of it has run; State tells when it

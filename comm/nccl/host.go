@@ -26,14 +26,28 @@ import (
 // Rank 0 goes round the others, again and again: with each it swaps one block of bytes, on
 // a stream of its own, so that it knows by name who does not answer. Where nothing is to be
 // said there is a pause between rounds. A block is a short kernel of one thread block.
+//
+// A Host that shrinks can go on with fewer ranks, once others are lost and those that are
+// left have agreed on who they are:
+//
+//	root ──┬─ control: the rounds        a rank is lost: both are aborted
+//	       └─ data: the World's
+//	  │ Shrink: a root of those that are left, split as before
+//
+// Nothing runs on the root, so that a loss leaves it without an error and without a kernel
+// that waits: NCCL refuses to shrink a communicator that has found one.
 type Host struct {
-	api         API
-	gpu         driver.API
-	device      driver.Device
-	rank, world int
-	block       int64 // bytes
-	control     communicator
-	data        communicator // of the same ranks, for a World; 0 once that has it
+	api     API
+	gpu     driver.API
+	device  driver.Device
+	block   int64 // bytes
+	shrinks bool
+	root    communicator // of a host that shrinks
+	control communicator
+	data    communicator // of the same ranks, for a World; 0 once that has it
+	orders  chan order
+
+	rank, world int // the host's thread writes them, with mu held; no round and no World is there then
 
 	stream driver.Stream
 	event  driver.Event
@@ -46,6 +60,8 @@ type Host struct {
 	leave   sync.Once
 
 	mu       sync.Mutex
+	gen      int  // of ranks: those that are left are another
+	suspect  int  // rank 0: who was silent for the timeout, or whose swap failed first; −1: nobody
 	started  bool // a world has joined: there is somebody to tell of errors
 	err      error
 	hooks    []func(error)
@@ -68,6 +84,12 @@ type Host struct {
 	all      [][]byte // what the latest whole gather has
 	whole    uint64   // its number
 	cond     *sync.Cond
+}
+
+// order is what Shrink asks of the host's thread.
+type order struct {
+	without []int
+	done    chan error // room for one
 }
 
 // letter is what a block holds, as JSON behind its length.
@@ -110,13 +132,18 @@ const (
 )
 
 // StartHost makes this process the one of a rank. The ranks find each other by what
-// UniqueID gives on each of them: the address in NCCL_COMM_ID.
-func StartHost(api API, gpu driver.API, device driver.Device, rank, world int) (*Host, error) {
-	h := &Host{api: api, gpu: gpu, device: device, rank: rank, world: world, block: max(leastBlock, helloInBlock*int64(world)+blockReserve),
-		wake: make(chan struct{}, 1), ended: make(chan struct{}), leaving: make(chan struct{}), warn: func(string) {}, timeout: hostTimeout,
-		reports: make([]watch.Report, world), where: make([]string, world), heard: make([]time.Time, world), gone: make([]bool, world),
-		streams: map[int]*hostStream{}, said: make([][]byte, world), come: make([]uint64, world), has: make([]uint64, world)}
+// UniqueID gives on each of them: the address in NCCL_COMM_ID. Of all of them the same is
+// asked: whether the host shrinks.
+func StartHost(api API, gpu driver.API, device driver.Device, rank, world int, shrinks bool) (*Host, error) {
+	if shrinks {
+		if err := api.Shrinks(); err != nil {
+			return nil, fmt.Errorf("nccl: to go on with fewer ranks: %w", err)
+		}
+	}
+	h := &Host{api: api, gpu: gpu, device: device, shrinks: shrinks, block: max(leastBlock, helloInBlock*int64(world)+blockReserve), orders: make(chan order),
+		wake: make(chan struct{}, 1), ended: make(chan struct{}), leaving: make(chan struct{}), warn: func(string) {}, timeout: hostTimeout}
 	h.cond = sync.NewCond(&h.mu)
+	h.of(rank, world)
 	began := make(chan error)
 	go func() {
 		defer crash.Guard()
@@ -125,11 +152,27 @@ func StartHost(api API, gpu driver.API, device driver.Device, rank, world int) (
 		err := h.open()
 		began <- err
 		if err == nil {
-			h.rounds()
+			for h.rounds(); h.goOn(); h.rounds() {
+			}
 			h.close()
 		}
 	}()
 	return h, <-began
+}
+
+// of makes the host that of a rank of so many, with nothing said yet. mu is held where
+// others know of the host.
+func (h *Host) of(rank, world int) {
+	h.rank, h.world, h.suspect = rank, world, -1
+	h.started, h.slots, h.observer, h.hooks, h.err, h.over, h.named = false, 0, nil, nil, nil, false, false
+	h.reports, h.where, h.gone = make([]watch.Report, world), make([]string, world), make([]bool, world)
+	h.streams, h.said, h.come, h.has = map[int]*hostStream{}, make([][]byte, world), make([]uint64, world), make([]uint64, world)
+	h.seq, h.whole, h.all = 0, 0, nil
+	h.heard = make([]time.Time, world)
+	now := time.Now()
+	for i := range h.heard {
+		h.heard[i] = now
+	}
 }
 
 // open makes the communicators and memory, on the host's thread.
@@ -141,20 +184,19 @@ func (h *Host) open() error {
 	if err != nil {
 		return fmt.Errorf("nccl: GPU %d: %w", h.device.Ordinal, err)
 	}
+	first := &h.control
+	if h.shrinks {
+		first = &h.root
+	}
 	id, err := h.api.UniqueID()
 	if err == nil {
-		err = h.api.Init(&h.control.handle, h.world, id, h.rank, Config{CTAs: 1})
+		err = h.api.Init(&first.handle, h.world, id, h.rank, Config{CTAs: 1})
 	}
 	if err == nil {
-		err = h.settle(&h.control, "meet the other processes")
+		err = h.settle(first, "meet the other processes")
 	}
-	if err == nil { // before anything runs on the other: a split wants it idle
-		err = h.api.Split(h.control.handle, &h.data.handle, 0, h.rank, Config{Share: true})
-	}
-	for _, c := range []*communicator{&h.control, &h.data} {
-		if err == nil {
-			err = h.settle(c, "make the ranks' communicator")
-		}
+	if err == nil {
+		err = h.divide()
 	}
 	if err == nil {
 		err = h.memory()
@@ -163,11 +205,34 @@ func (h *Host) open() error {
 		h.close()
 		return fmt.Errorf("nccl: rank %d of %d: %w", h.rank, h.world, err)
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	now := time.Now()
 	for i := range h.heard {
 		h.heard[i] = now
 	}
 	return nil
+}
+
+// divide makes the communicators that are used of the one that all ranks have, before
+// anything runs on that: a split wants it idle.
+func (h *Host) divide() error {
+	split := func(from, into *communicator, o Config) error {
+		err := h.api.Split(from.handle, &into.handle, 0, h.rank, o)
+		for _, c := range []*communicator{from, into} {
+			if err == nil {
+				err = h.settle(c, "make the ranks' communicator")
+			}
+		}
+		return err
+	}
+	if !h.shrinks {
+		return split(&h.control, &h.data, Config{Share: true})
+	}
+	if err := split(&h.root, &h.control, Config{CTAs: 1}); err != nil {
+		return err
+	}
+	return split(&h.root, &h.data, Config{Share: true})
 }
 
 func (h *Host) memory() (err error) {
@@ -214,6 +279,10 @@ func (h *Host) given(began time.Time) bool {
 
 // rounds goes round until all have left, or the job has ended.
 func (h *Host) rounds() {
+	if h.world == 1 { // the last one that is left has nobody to talk to
+		<-h.leaving
+		return
+	}
 	for {
 		busy, left := false, true
 		for peer := range h.world {
@@ -225,6 +294,7 @@ func (h *Host) rounds() {
 			}
 			more, err := h.swap(peer)
 			if err != nil {
+				h.suspects(peer, err)
 				h.fail(h.lost(peer, err))
 				return
 			}
@@ -345,7 +415,11 @@ func (h *Host) waiting(peer int, began time.Time) error {
 	say := ""
 	if quiet := time.Since(h.heard[peer]); quiet > hostSilent && h.started && !h.named && h.err == nil {
 		h.named = true
-		say = fmt.Sprintf("rank %d (%s) gives no sign of life; the job ends in %v unless it comes back", peer, h.where[peer], (h.timeout - quiet).Round(100*time.Millisecond))
+		end := "the job ends"
+		if h.shrinks {
+			end = "it is taken for lost"
+		}
+		say = fmt.Sprintf("rank %d (%s) gives no sign of life; %s in %v unless it comes back", peer, h.where[peer], end, (h.timeout - quiet).Round(100*time.Millisecond))
 	}
 	warn := h.warn
 	h.mu.Unlock()
@@ -407,7 +481,7 @@ func (h *Host) take(peer int, in, out *letter) {
 	}
 	h.heard[peer], h.where[peer] = time.Now(), in.Where
 	h.named = false
-	if in.Left && out.Left {
+	if in.Left && out.Left || h.shrinks && (in.loss() || out.loss()) {
 		h.gone[peer] = true
 	}
 	if h.rank == 0 {
@@ -455,7 +529,15 @@ func (h *Host) gathered() {
 // fail makes err the job's error, unless it has one.
 func (h *Host) fail(err error) {
 	h.mu.Lock()
-	if h.err != nil {
+	gen := h.gen
+	h.mu.Unlock()
+	h.failIn(gen, err)
+}
+
+// failIn is fail of who speaks of certain ranks, and is heard while the host has those.
+func (h *Host) failIn(gen int, err error) {
+	h.mu.Lock()
+	if h.err != nil || gen != h.gen {
 		h.mu.Unlock()
 		return
 	}
@@ -476,10 +558,11 @@ func (h *Host) rouse() {
 	}
 }
 
-// close gives back what the host has, on its thread.
-func (h *Host) close() {
+// quiet ends what goes over the host's rounds: there are no more of these ranks. It tells
+// whether that is in good order.
+func (h *Host) quiet() (sound bool) {
 	h.mu.Lock()
-	sound := h.err == nil
+	sound = h.err == nil
 	h.over = true
 	if h.err == nil {
 		h.err = io.ErrClosedPipe
@@ -492,7 +575,13 @@ func (h *Host) close() {
 	for _, s := range h.streams {
 		s.end()
 	}
-	for _, c := range []*communicator{&h.data, &h.control} {
+	return sound
+}
+
+// close gives back what the host has, on its thread.
+func (h *Host) close() {
+	sound := h.quiet()
+	for _, c := range []*communicator{&h.data, &h.control, &h.root} {
 		if c.handle == 0 {
 			continue
 		}

@@ -11,6 +11,7 @@ const mostQueued = 1 << 20
 // hostStream is bytes in both directions between two processes.
 type hostStream struct {
 	h      *Host
+	gen    int        // of the host's ranks
 	room   *sync.Cond // on h.mu
 	out    []byte     // to be sent; under h.mu
 	closed bool       // nothing follows
@@ -18,12 +19,12 @@ type hostStream struct {
 	mu    sync.Mutex
 	ready *sync.Cond
 	in    []byte
-	over  bool
+	ended bool
 }
 
 // newStream makes a peer's stream; h.mu is held.
 func (h *Host) newStream(peer int) *hostStream {
-	s := &hostStream{h: h}
+	s := &hostStream{h: h, gen: h.gen}
 	s.room, s.ready = sync.NewCond(&h.mu), sync.NewCond(&s.mu)
 	h.streams[peer] = s
 	return s
@@ -40,6 +41,9 @@ func (h *Host) Stream(peer int) io.ReadWriteCloser {
 	return h.newStream(peer)
 }
 
+// over tells whether nobody takes what is written any more; h.mu is held.
+func (s *hostStream) over() bool { return s.h.over || s.gen != s.h.gen }
+
 // come takes bytes of the peer, end that none follow.
 func (s *hostStream) come(b []byte) {
 	s.mu.Lock()
@@ -51,14 +55,14 @@ func (s *hostStream) come(b []byte) {
 func (s *hostStream) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.over = true
+	s.ended = true
 	s.ready.Broadcast()
 }
 
 func (s *hostStream) Read(b []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.in) == 0 && !s.over {
+	for len(s.in) == 0 && !s.ended {
 		s.ready.Wait()
 	}
 	if len(s.in) == 0 {
@@ -73,10 +77,10 @@ func (s *hostStream) Write(b []byte) (n int, err error) {
 	s.h.mu.Lock()
 	defer s.h.mu.Unlock()
 	for n < len(b) {
-		for len(s.out) >= mostQueued && !s.closed && !s.h.over {
+		for len(s.out) >= mostQueued && !s.closed && !s.over() {
 			s.room.Wait()
 		}
-		if s.closed || s.h.over {
+		if s.closed || s.over() {
 			return n, io.ErrClosedPipe
 		}
 		piece := b[n:min(len(b), n+mostQueued)]

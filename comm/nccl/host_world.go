@@ -15,6 +15,7 @@ import (
 // ranks that others wait for.
 type HostWorld struct {
 	h       *Host
+	gen     int            // of the host's ranks, which another has taken the place of where it differs
 	machine *watch.Machine // rank 0's
 	began   time.Time
 }
@@ -43,7 +44,7 @@ func (h *Host) Join(mesh []graph.Axis, timeout time.Duration, warn func(string))
 	for i := range h.reports {
 		h.reports[i] = watch.Report{State: watch.Alive, In: make([]watch.Progress, h.slots)}
 	}
-	w := &HostWorld{h: h, began: time.Now()}
+	w := &HostWorld{h: h, gen: h.gen, began: time.Now()}
 	if h.rank == 0 {
 		w.machine = watch.New(watch.Config{World: size, Groups: groupsOf(mesh, size), Interval: lookEvery, Silent: h.timeout, Timeout: h.timeout,
 			Where: func(r int) string { return h.where[r] }}) // asked with mu held
@@ -105,10 +106,10 @@ func (h *Host) observe() {
 func (w *HostWorld) Communicator() (Comm, error) {
 	w.h.mu.Lock()
 	defer w.h.mu.Unlock()
-	c := w.h.data.handle
-	if c == 0 {
+	if w.past() || w.h.data.handle == 0 {
 		return 0, errors.New("nccl: the communicator of the ranks is taken, or the host has ended")
 	}
+	c := w.h.data.handle
 	w.h.data.handle = 0
 	return c, nil
 }
@@ -121,14 +122,20 @@ func (w *HostWorld) Gather(rank int, own []byte) ([][]byte, error) {
 	if rank != h.rank || len(own) > helloBytes {
 		return nil, fmt.Errorf("nccl: %d bytes of rank %d, want at most %d of rank %d", len(own), rank, helloBytes, h.rank)
 	}
+	if w.past() {
+		return nil, comm.ErrAborted
+	}
 	h.seq++
 	h.said[0] = own
 	if h.rank == 0 {
 		h.gathered()
 	}
 	h.rouse()
-	for want := h.seq; h.whole < want && h.err == nil; {
+	for want := h.seq; !w.past() && h.whole < want && h.err == nil; {
 		h.cond.Wait()
+	}
+	if w.past() {
+		return nil, comm.ErrAborted
 	}
 	return slices.Clone(h.all), h.err
 }
@@ -137,16 +144,26 @@ func (w *HostWorld) Gather(rank int, own []byte) ([][]byte, error) {
 func (w *HostWorld) Show(_, slot int, p watch.Progress) {
 	w.h.mu.Lock()
 	defer w.h.mu.Unlock()
-	w.h.reports[0].In[slot] = p
+	if !w.past() {
+		w.h.reports[0].In[slot] = p
+	}
 }
 
 // Abort ends the job with err, in every process.
-func (w *HostWorld) Abort(err error) { w.h.fail(fmt.Errorf("%w: %w", comm.ErrAborted, err)) }
+func (w *HostWorld) Abort(err error) {
+	w.h.failIn(w.gen, fmt.Errorf("%w: %w", comm.ErrAborted, err))
+}
+
+// past tells whether the host has other ranks by now; its mu is held.
+func (w *HostWorld) past() bool { return w.gen != w.h.gen }
 
 // Err returns the error that ended the job, nil while it is sound.
 func (w *HostWorld) Err() error {
 	w.h.mu.Lock()
 	defer w.h.mu.Unlock()
+	if w.past() {
+		return comm.ErrAborted
+	}
 	return w.h.err
 }
 
@@ -154,6 +171,9 @@ func (w *HostWorld) Err() error {
 func (w *HostWorld) OnError(f func(error)) {
 	w.h.mu.Lock()
 	err := w.h.err
+	if w.past() {
+		err = comm.ErrAborted
+	}
 	if err == nil {
 		w.h.hooks = append(w.h.hooks, f)
 	}
@@ -175,7 +195,9 @@ func (w *HostWorld) Map(int) func(graph.Space, int64) ([]byte, func() error, err
 func (w *HostWorld) Close() error {
 	w.h.mu.Lock()
 	defer w.h.mu.Unlock()
-	w.h.reports[0].State = watch.Done
-	w.h.hooks = nil
+	if !w.past() {
+		w.h.reports[0].State = watch.Done
+		w.h.hooks = nil
+	}
 	return nil
 }

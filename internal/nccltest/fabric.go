@@ -50,12 +50,20 @@ type clique struct {
 	size     int
 	members  map[int]*member // by rank
 	splits   map[int]*split  // by number
+	shrink   *shrinking      // nil: none was asked for
 	pairs    map[[2]int]*pair
 	together map[int]map[int]*call // collectives: by number, rank
 }
 
 // split is one call of all ranks of a clique.
 type split struct{ asked map[int]ask }
+
+// shrinking is a call of those of a clique that stay.
+type shrinking struct {
+	without []int
+	asked   map[int]*nccl.Comm
+	size    int // of what is made
+}
 
 type ask struct {
 	color, key int
@@ -271,6 +279,9 @@ func (m *member) busy() bool {
 	if len(m.of.members) < m.of.size || m.looks > 0 {
 		return true
 	}
+	if k := m.of.shrink; k != nil && k.asked[m.rank] != nil && len(k.asked) < k.size {
+		return true
+	}
 	s := m.of.splits[m.splits]
 	return s != nil && len(s.asked) < m.of.size && m.splits > 0
 }
@@ -315,6 +326,67 @@ func (l *library) Split(c nccl.Comm, into *nccl.Comm, color, key int, _ nccl.Con
 		for i, rank := range ranks {
 			*s.asked[rank].into = l.join(child, i, m.of.members[rank].device).handle
 		}
+	}
+	return nil
+}
+
+func (l *library) Shrinks() error { return shrinks(l.version) }
+
+// shrinks is what a library of a version says of ncclCommShrink.
+func shrinks(version int) error {
+	if version >= nccl.ShrinkVersion {
+		return nil
+	}
+	return fmt.Errorf("the double is NCCL %s, which has no ncclCommShrink: want %s or later", nccl.VersionText(version), nccl.VersionText(nccl.ShrinkVersion))
+}
+
+// excluding says what is wrong with the ranks that rank of size is to go on without.
+func excluding(rank, size int, without []int) error {
+	if len(without) == 0 || !slices.IsSorted(without) || without[0] < 0 || without[len(without)-1] >= size || slices.Contains(without, rank) ||
+		len(slices.Compact(slices.Clone(without))) != len(without) {
+		return fmt.Errorf("rank %d of %d goes on without %v", rank, size, without)
+	}
+	return nil
+}
+
+// Shrink makes the communicator of those that stay once all of them have asked for it, with
+// the same ranks to go on without. One that has found an error is not shrunk: the library
+// looks at that first.
+func (l *library) Shrink(c nccl.Comm, without []int, into *nccl.Comm, _ nccl.Config) error {
+	device := l.d.Current()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	const call = "ncclCommShrink"
+	m, err := l.ready(call, c, device)
+	if err == nil {
+		err = shrinks(l.version)
+	}
+	if err != nil {
+		return err
+	}
+	if err := excluding(m.rank, m.of.size, without); err != nil {
+		return l.wrong(call, "%v", err)
+	}
+	for _, b := range m.work {
+		if !b.left.Load() {
+			return l.wrong(call, "rank %d still runs %s", m.rank, b)
+		}
+	}
+	k := m.of.shrink
+	if k == nil {
+		k = &shrinking{slices.Clone(without), map[int]*nccl.Comm{}, m.of.size - len(without)}
+		m.of.shrink = k
+	}
+	if !slices.Equal(k.without, without) || k.asked[m.rank] != nil {
+		return l.wrong(call, "rank %d goes on without %v, and others without %v", m.rank, without, k.without)
+	}
+	k.asked[m.rank] = into
+	if len(k.asked) < k.size {
+		return nil
+	}
+	child := newClique(k.size)
+	for i, rank := range slices.Sorted(maps.Keys(k.asked)) {
+		*k.asked[rank] = l.join(child, i, m.of.members[rank].device).handle
 	}
 	return nil
 }

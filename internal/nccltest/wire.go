@@ -59,6 +59,7 @@ type letter struct {
 	Number   int    // of a collective or split in its communicator; of a greeting: the ranks
 	Color    int
 	Key      int
+	Without  []int // of a shrinking
 	Bytes    []byte
 }
 
@@ -66,6 +67,7 @@ const (
 	greeting  = "greeting"
 	ready     = "ready"
 	splitting = "ncclCommSplit"
+	shrinkage = "ncclCommShrink"
 )
 
 // box is where letters wait: those of a rank in a communicator, of one sort. Sends, and
@@ -78,7 +80,7 @@ type box struct {
 
 func sortOf(kind string) string {
 	switch kind {
-	case "ncclSend", splitting:
+	case "ncclSend", splitting, shrinkage:
 		return kind
 	}
 	return "collective"
@@ -106,7 +108,7 @@ type wired struct {
 	link   *link
 	count  int // of collectives
 	splits int
-	asked  *asking // a split that is under way
+	asked  *asking // a split or shrinking that is under way
 	final  bool
 	dead   atomic.Bool
 }
@@ -116,6 +118,7 @@ type asking struct {
 	number, color int
 	key           int
 	into          *nccl.Comm
+	without       []int // not nil: a shrinking, of all others
 }
 
 type wireGroup struct {
@@ -324,22 +327,25 @@ func (w *Wire) busy(m *wired) bool {
 	if m.asked == nil {
 		return false
 	}
-	for _, r := range m.ranks {
-		if r != m.link.self && !m.link.has(box{m.id, r, splitting}, 1) {
+	a, kind := m.asked, splitting
+	if a.without != nil {
+		kind = shrinkage
+	}
+	for i, r := range m.ranks {
+		if r != m.link.self && !slices.Contains(a.without, i) && !m.link.has(box{m.id, r, kind}, 1) {
 			return true
 		}
 	}
-	a := m.asked
 	m.asked = nil
 	type one struct{ rank, key int }
 	list := []one{{m.link.self, a.key}}
-	for _, r := range m.ranks {
-		if r == m.link.self {
+	for i, r := range m.ranks {
+		if r == m.link.self || slices.Contains(a.without, i) {
 			continue
 		}
-		x := m.link.take(box{m.id, r, splitting})
-		if x.Number != a.number {
-			_ = w.wrong(splitting, "rank %d is in split %d, and rank %d in %d", m.rank, a.number, r, x.Number)
+		x := m.link.take(box{m.id, r, kind})
+		if x.Number != a.number || !slices.Equal(x.Without, a.without) {
+			_ = w.wrong(kind, "rank %d is in number %d, without %v, and rank %d in %d, without %v", m.rank, a.number, a.without, i, x.Number, x.Without)
 		}
 		if x.Color == a.color {
 			list = append(list, one{r, x.Key})
@@ -347,7 +353,7 @@ func (w *Wire) busy(m *wired) bool {
 	}
 	slices.SortFunc(list, func(a, b one) int { return a.key - b.key })
 	h := fnv.New64a()
-	fmt.Fprint(h, m.id, " ", a.number, " ", a.color)
+	fmt.Fprint(h, kind, m.id, " ", a.number, " ", a.color)
 	child := &wired{id: h.Sum64(), device: m.device, link: m.link}
 	for i, o := range list {
 		child.ranks = append(child.ranks, o.rank)
@@ -368,10 +374,39 @@ func (w *Wire) Split(c nccl.Comm, into *nccl.Comm, color, key int, _ nccl.Config
 		return err
 	}
 	m.splits++
-	m.asked = &asking{m.splits, color, key, into}
+	m.asked = &asking{number: m.splits, color: color, key: key, into: into}
 	for _, r := range m.ranks {
 		if r != m.link.self {
 			err = errors.Join(err, m.link.send(letter{To: r, Comm: m.id, Kind: splitting, Number: m.splits, Color: color, Key: key}))
+		}
+	}
+	return err
+}
+
+func (w *Wire) Shrinks() error { return shrinks(w.version) }
+
+func (w *Wire) Shrink(c nccl.Comm, without []int, into *nccl.Comm, _ nccl.Config) error {
+	device := w.d.Current()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m, err := w.settled(shrinkage, c, device)
+	if err == nil {
+		err = shrinks(w.version)
+	}
+	if err != nil {
+		return err
+	}
+	if err := excluding(m.rank, len(m.ranks), without); err != nil {
+		return w.wrong(shrinkage, "%v", err)
+	}
+	if m.count > 0 {
+		return w.wrong(shrinkage, "rank %d has called %d collectives of what it shrinks", m.rank, m.count)
+	}
+	m.splits++
+	m.asked = &asking{number: m.splits, key: m.rank, into: into, without: slices.Clone(without)}
+	for i, r := range m.ranks {
+		if r != m.link.self && !slices.Contains(without, i) {
+			err = errors.Join(err, m.link.send(letter{To: r, Comm: m.id, Kind: shrinkage, Number: m.splits, Key: m.rank, Without: without}))
 		}
 	}
 	return err

@@ -3,6 +3,7 @@
 package libnccl
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -20,6 +21,7 @@ type functions struct {
 	getVersion, getUniqueID, getErrorString, getLastError, getAsyncError uintptr
 	initRank, split, finalize, destroy, abort                            uintptr
 	groupStart, groupEnd, allGather, broadcast, send, recv               uintptr
+	shrink                                                               uintptr // 0: an older library
 }
 
 func (f *functions) symbols() map[string]*uintptr {
@@ -49,6 +51,7 @@ type held struct {
 	config config
 	id     nccl.ID
 	number int32
+	list   []int32
 }
 
 func (l *library) hold() *held {
@@ -89,6 +92,9 @@ func open() (*library, error) {
 	}
 	if l.version = int(h.number); l.version < nccl.OldestVersion {
 		return nil, fmt.Errorf("%s: %s is NCCL %s", old, l.path, nccl.VersionText(l.version))
+	}
+	if lib.Symbols(map[string]*uintptr{"ncclCommShrink": &l.shrink}) != nil {
+		l.shrink = 0
 	}
 	return l, nil
 }
@@ -188,6 +194,33 @@ func (l *library) Split(c nccl.Comm, into *nccl.Comm, color, key int, o nccl.Con
 	h := l.hold()
 	h.config = newConfig(o)
 	return l.check("ncclCommSplit", c, call(l.split, uintptr(c), uintptr(color), uintptr(key), uintptr(unsafe.Pointer(into)), uintptr(unsafe.Pointer(&h.config))))
+}
+
+func (l *library) Shrinks() error {
+	if l.shrink != 0 {
+		return nil
+	}
+	return fmt.Errorf("%s is NCCL %s, which has no ncclCommShrink: want %s or later", l.path, nccl.VersionText(l.version), nccl.VersionText(nccl.ShrinkVersion))
+}
+
+// shrinkDefault is NCCL_SHRINK_DEFAULT: the communicator runs nothing. NCCL_SHRINK_ABORT
+// would end what it runs, and then refuse it all the same where it has found an error.
+const shrinkDefault = 0
+
+func (l *library) Shrink(c nccl.Comm, without []int, into *nccl.Comm, o nccl.Config) error {
+	if err := l.Shrinks(); err != nil {
+		return err
+	}
+	if len(without) == 0 {
+		return errors.New("ncclCommShrink: want at least one rank to go on without")
+	}
+	h := l.hold()
+	h.config, h.list = newConfig(o), make([]int32, len(without)) // which the library sorts in place
+	for i, rank := range without {
+		h.list[i] = int32(rank)
+	}
+	r := call(l.shrink, uintptr(c), uintptr(unsafe.Pointer(&h.list[0])), uintptr(len(without)), uintptr(unsafe.Pointer(into)), uintptr(unsafe.Pointer(&h.config)), shrinkDefault)
+	return l.check("ncclCommShrink", c, r)
 }
 
 func (l *library) State(c nccl.Comm) (bool, error) {

@@ -43,6 +43,10 @@ func TestArgumentsArrive(t *testing.T) {
 	require.Equal(t, nccl.Comm(0x1234567890), *c)
 	require.NoError(t, l.Split(*c, to, 2, 9, nccl.Config{CTAs: 3}))
 	require.Equal(t, nccl.Comm(0x77), *to)
+	require.NoError(t, l.Shrinks())
+	require.NoError(t, l.Shrink(*c, []int{1, 4}, to, nccl.Config{CTAs: 1}))
+	require.Equal(t, nccl.Comm(0x88), *to)
+	require.Error(t, l.Shrink(*c, nil, to, nccl.Config{}))
 	busy, err := l.State(*c)
 	require.NoError(t, err)
 	require.True(t, busy)
@@ -76,6 +80,14 @@ func TestTooOld(t *testing.T) {
 	_, err = compiled(t, "-DncclCommSplit=ncclCommDivide")
 	require.ErrorContains(t, err, "want NCCL 2.18.0 or later: ")
 	require.ErrorContains(t, err, "has no ncclCommSplit")
+}
+
+// One that only can't go on with fewer ranks is good for all else.
+func TestWithoutShrink(t *testing.T) {
+	l, err := compiled(t, "-DncclCommShrink=ncclCommLessen")
+	require.NoError(t, err)
+	require.ErrorContains(t, l.Shrinks(), "is NCCL 2.21.5, which has no ncclCommShrink: want 2.27.0 or later")
+	require.ErrorContains(t, l.Shrink(1, []int{1}, new(nccl.Comm), nccl.Config{}), "has no ncclCommShrink")
 }
 
 // Without the library it is said what was looked for.

@@ -62,6 +62,22 @@ int ncclCommSplit(void *c, int color, int key, void **to, void *config) {
 	*to = (void *)0x77;
 	return 7;
 }
+int ncclCommShrink(void *c, int *list, int n, void **to, void *config, int flags) {
+	WANT((intptr_t)c, 0x1234567890);
+	WANT(n, 2);
+	WANT(list[0], 1);
+	WANT(list[1], 4);
+	config_t_ *o = config;
+	WANT(o->size, sizeof *o);
+	WANT(o->magic, 0xcafebeef);
+	WANT(o->version, 21800);
+	WANT(o->blocking, 0);
+	WANT(o->minCTAs, 1);
+	WANT(o->maxCTAs, 1);
+	WANT(flags, 0);
+	*to = (void *)0x88;
+	return 7;
+}
 static int state = 7;
 int ncclCommGetAsyncError(void *c, int *r) {
 	WANT((intptr_t)c, 0x1234567890);

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/comm/nccl"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/internal/rollcall"
+)
+
+// diesEnv makes a command on doubles have an NCCL that shrinks, and says by "how path" of which
+// process an end comes: "kill" and "stop" at its first all-gather once path is there, "soon" as
+// it is there, "shrink" as the process shrinks, "lives" never.
+const diesEnv = "SPILLWAY_TEST_DIES"
+
+// doomed is a library whose process does not come through.
+type doomed struct {
+	nccl.API
+	how, path string
+	once      sync.Once
+}
+
+func dying(library nccl.API) nccl.API {
+	how, path, _ := strings.Cut(os.Getenv(diesEnv), " ")
+	if how == "soon" {
+		go func() {
+			for {
+				if _, err := os.Stat(path); err == nil {
+					_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}()
+	}
+	return &doomed{API: library, how: how, path: path}
+}
+
+func (d *doomed) AllGather(send, recv driver.Address, n int64, c nccl.Comm, s driver.Stream) error {
+	if _, err := os.Stat(d.path); d.path != "" && err == nil {
+		end := map[string]syscall.Signal{"kill": syscall.SIGKILL, "stop": syscall.SIGSTOP}[d.how]
+		if end != 0 {
+			d.once.Do(func() { _ = syscall.Kill(os.Getpid(), end) })
+		}
+	}
+	return d.API.AllGather(send, recv, n, c, s)
+}
+
+func (d *doomed) Shrink(c nccl.Comm, without []int, into *nccl.Comm, o nccl.Config) error {
+	if d.how == "shrink" {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	}
+	return d.API.Shrink(c, without, into, o)
+}
+
+// Processes that have NCCL alone to meet by go on when some are lost, in the middle of a run,
+// with the bits of a run that lost none; or end with status 3 and say why.
+func TestSurvivorsGoOn(t *testing.T) {
+	self := onGPUs(t, 4)
+	const saved = "step-00000002" // each step is saved before the next begins
+	train := func(steps int, more ...string) []string {
+		return append([]string{self}, tinyWith(append([]string{"--device", "cuda", "--seq", "8", "--steps", strconv.Itoa(steps), "--batch", "1", "--reproducible", "--zero", "3"}, more...)...)...)
+	}
+	undisturbed := func(rows string) string {
+		p := startProgram(t, nil, train(4, "--ranks", "1", "--global-batch", rows)...)
+		require.Zero(t, p.end(t), p.errs.String())
+		return shaOf(t, p.out.String())
+	}
+	sha := map[string]string{"6": undisturbed("6"), "4": undisturbed("4")}
+	for _, c := range []struct {
+		name, rows string
+		min        int
+		ends       []string // of each process: see diesEnv
+		status     []int    // −1: killed
+		says       string   // rank 0, where it lives; %d: the process of rank 1
+		others     string   // the last process
+	}{
+		{"one is killed", "6", 2, []string{"lives", "kill", "lives"}, []int{0, -1, 0}, `lost rank 1 \(host .*, process %d\); going on with 2 ranks from the checkpoint of step 2: 0 steps are run again`, ""},
+		{"two at once", "6", 1, []string{"lives", "soon", "soon"}, []int{0, -1, -1}, `lost rank 1 \(host .*, process %d\) and rank 2 \(host .*\); going on with 1 rank from the checkpoint of step 2`, ""},
+		{"one is stopped", "6", 2, []string{"lives", "stop", "lives"}, []int{0, 3, 0}, `lost rank 1 \(host .*, process %d\); going on with 2 ranks`, ""},
+		{"one is not needed", "4", 1, []string{"lives", "kill", "lives", "lives"}, []int{0, -1, 0, 0}, `lost rank 1 .*; going on with 2 ranks \(rank \[3\] not needed: 2 or 4 ranks divide the step\)`, `rank 3 ends: lost rank 1 `},
+		{"rank 0 is killed", "6", 1, []string{"kill", "lives", "lives"}, []int{-1, 3, 3}, "", "rank 0 has not said who goes on"},
+		{"too few are left", "6", 3, []string{"lives", "kill", "lives"}, []int{3, -1, 3}, `there are 2 left, which gives no --min-ranks 3 that divides a step of 6 micro-batches`, "gives no --min-ranks 3"},
+		{"another one as they meet", "6", 1, []string{"lives", "kill", "shrink"}, []int{3, -1, -1}, `going on with 2 ranks.* but they do not meet: `, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			ck := filepath.Join(dir, "ck")
+			line := train(4, "--global-batch", c.rows, "--checkpoint", ck, "--save-every", "1", "--async-save", "off", "--timeout", "8s", "--min-ranks", strconv.Itoa(c.min))
+			ends := make([][]string, len(c.ends))
+			for i, how := range c.ends {
+				ends[i] = []string{diesEnv + "=" + how + " " + filepath.Join(ck, saved)}
+			}
+			list := torchrunEach(t, ends, line...)
+			if c.ends[1] == "stop" {
+				// The double of rank 0 waits at its end for all that it was connected with.
+				waitFor(t, "end of the run", func() bool { return shaLine.MatchString(list[0].out.String()) })
+				require.NoError(t, syscall.Kill(list[1].Process.Pid, syscall.SIGCONT))
+			}
+			for i, p := range list {
+				require.Equal(t, c.status[i], p.end(t), "rank %d: %s", i, &p.errs)
+			}
+			first, last := list[0].errs.String(), list[len(list)-1].errs.String()
+			if c.says != "" {
+				says := c.says
+				if strings.Contains(says, "%d") {
+					says = fmt.Sprintf(says, list[1].Process.Pid)
+				}
+				require.Regexp(t, says, first)
+			}
+			require.Contains(t, last, c.others)
+			if c.ends[1] == "stop" {
+				require.Regexp(t, `the job goes on without this process, rank 1|answer the roll call: .*verdict`, list[1].errs.String()) // there until the run has ended
+			}
+			if c.status[0] == 0 {
+				require.Equal(t, sha[c.rows], shaOf(t, list[0].out.String()))
+				left, err := filepath.Glob(filepath.Join(ck, ".spillway-roll-*"))
+				require.NoError(t, err)
+				require.Empty(t, left)
+			}
+		})
+	}
+}
+
+// Each loss is another one: the job goes on as often as ranks are left.
+func TestSurvivorsGoOnTwice(t *testing.T) {
+	self := onGPUs(t, 3)
+	ck := filepath.Join(t.TempDir(), "ck")
+	line := append([]string{self}, tinyWith("--device", "cuda", "--seq", "8", "--steps", "5", "--batch", "1", "--reproducible", "--zero", "3", "--global-batch", "6")...)
+	p := startProgram(t, nil, append(line, "--ranks", "1")...)
+	require.Zero(t, p.end(t), p.errs.String())
+	want := shaOf(t, p.out.String())
+	dies := func(step string) []string { return []string{diesEnv + "=kill " + filepath.Join(ck, step)} }
+	list := torchrunEach(t, [][]string{{diesEnv + "=lives"}, dies("step-00000001"), dies("step-00000003")},
+		append(line, "--checkpoint", ck, "--save-every", "1", "--async-save", "off", "--timeout", "8s", "--min-ranks", "1", "--metrics", filepath.Join(ck, "..", "m.jsonl"))...)
+	require.Zero(t, list[0].end(t), list[0].errs.String())
+	require.Equal(t, -1, list[1].end(t))
+	require.Equal(t, -1, list[2].end(t))
+	said := list[0].errs.String()
+	require.Regexp(t, `lost rank 1 .*; going on with 2 ranks from the checkpoint of step 1`, said)
+	require.Regexp(t, `lost rank 1 .*; going on with 1 rank from the checkpoint of step 3`, said) // who was 2
+	require.Equal(t, want, shaOf(t, list[0].out.String()))
+}
+
+// A library without the call is refused by every process, before anything begins.
+func TestSurvivorsNeedALibraryThatShrinks(t *testing.T) {
+	self := onGPUs(t, 2)
+	line := append([]string{self}, tinyWith("--device", "cuda", "--checkpoint", filepath.Join(t.TempDir(), "ck"), "--min-ranks", "1")...)
+	for _, p := range torchrun(t, 2, line...) {
+		require.Equal(t, exitBadInput, p.end(t), p.errs.String())
+		require.Contains(t, p.errs.String(), "NCCL 2.21.5, which has no ncclCommShrink: want 2.27.0 or later (with --min-ranks 1)")
+	}
+}
+
+func TestSurvivorsRefusals(t *testing.T) {
+	over := func(transport string, min, world int, ck string) error {
+		p := &place{transport: transport, min: min}
+		p.env.World = world
+		return p.refuseSurvivors(&spillway.Config{Checkpoint: ck})
+	}
+	require.NoError(t, over(cluster.InProc, 0, 1, ""))
+	require.NoError(t, over(cluster.NCCL, 2, 2, "ck"))
+	for _, transport := range []string{cluster.InProc, cluster.SHM, cluster.MPI} {
+		require.ErrorContains(t, over(transport, 1, 2, "ck"), "spillway launch --min-ranks M")
+	}
+	require.ErrorContains(t, over(cluster.NCCL, -1, 2, "ck"), "--min-ranks -1: at least 1 rank goes on")
+	require.ErrorContains(t, over(cluster.NCCL, 1, 2, ""), "--min-ranks needs --checkpoint")
+	require.ErrorContains(t, over(cluster.NCCL, 3, 2, "ck"), "--min-ranks 3 is over the job's 2 processes")
+}
+
+// A job whose step the ranks that are left do not divide goes on with fewer, of a world that
+// shards over groups in whole groups.
+func TestSurvivorsDecide(t *testing.T) {
+	for _, c := range []struct {
+		leaves, min, shard int
+		here, lost         []int
+		want               []int // nil: the job ends
+	}{
+		{6, 1, 1, []int{0, 2}, []int{1}, []int{0, 2}},
+		{6, 1, 1, []int{0, 2, 3, 5}, []int{1, 4}, []int{0, 2, 3}},
+		{8, 1, 2, []int{0, 1, 3}, []int{2}, []int{0, 1}},
+		{8, 2, 4, []int{0, 1, 3}, []int{2}, nil},
+		{8, 3, 1, []int{0, 1}, []int{2}, nil},
+		{8, 1, 1, []int{0, 1}, nil, nil},
+	} {
+		s := &survivors{p: &place{min: c.min}, leaves: c.leaves, shard: c.shard}
+		v := s.decide(c.here, c.lost)
+		require.Equal(t, rollcall.Verdict{On: c.want != nil, Go: c.want, Why: v.Why}, v)
+	}
+}
