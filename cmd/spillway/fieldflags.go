@@ -33,7 +33,7 @@ var flagOf = map[string]string{
 	"Config.Tokenizer": "tokenizer", "Config.Trace": "trace", "Config.Trust": "trust", "Config.Warmup": "warmup",
 	"Config.WeightDecay": "weight-decay", "Config.Zero": "zero", "Hardware.Device": "gpu",
 	"Hardware.HostShare": "node-memory", "Hardware.Nodes": "nodes", "Hardware.PerNode": "gpus-per-node",
-	"Job.Transport": "transport", "Options.TextField": "text-field", "Sampling.Temperature": "temperature", "Sampling.TopK": "top-k",
+	"Job.Outlives": "min-ranks", "Job.Transport": "transport", "Options.TextField": "text-field", "Sampling.Temperature": "temperature", "Sampling.TopK": "top-k",
 	"Sampling.TopP": "top-p",
 }
 

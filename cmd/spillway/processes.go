@@ -258,7 +258,10 @@ func (p *place) lend() (again bool, err error) {
 	defer undo()
 	p.job.Planned = planned
 	began, err := spillway.Work(context.Background(), p.job, func(text string) { fmt.Fprintln(p.stderr, "warning:", flagged(text)) })
-	if err != nil && !began {
+	switch {
+	case err == nil || began:
+	case p.host != nil && p.job.Roll.Folder != "": // a loss while ranks were opened
+	default:
 		return false, &silentError{err} // rank 0 has not come to the run, and has said why
 	}
 	if p.host == nil {

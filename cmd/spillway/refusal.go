@@ -73,7 +73,11 @@ func wholeCommand(env cluster.Env, ranks, each int, args, flags []string) string
 			launcher = fmt.Sprintf("srun -n %d spillway ", n)
 		}
 	default: // a pod's or an agent's own command, with the number of processes elsewhere
-		launcher = "spillway "
+		whole := "spillway " + trainer.Shell(withFlags(args, flags))
+		if n != env.World {
+			whole += fmt.Sprintf("  # as %d processes", n)
+		}
+		return whole
 	}
 	return launcher + trainer.Shell(withFlags(args, flags))
 }

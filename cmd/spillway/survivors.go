@@ -82,6 +82,7 @@ func (s *survivors) lead(ctx context.Context, c spillway.Config, run func(spillw
 		}
 		v, e := p.job.Roll.Call(ctx, []int{suspect}, s.decide)
 		if e != nil {
+			p.job.Roll.Close() // so that nobody waits for a verdict
 			return fault(fmt.Errorf("%w; the job does not go on: %w", err, e))
 		}
 		if !v.On {
@@ -93,10 +94,11 @@ func (s *survivors) lead(ctx context.Context, c spillway.Config, run func(spillw
 			where = "the start"
 		}
 		fmt.Fprintf(s.out, "spillway: %s from %s: %s\n", v.Why, where, runAgain(max(0, p.reached-from)))
-		if err := p.rejoin(v); err != nil {
-			return err
+		if err = p.rejoin(v); err == nil {
+			c, err = s.again(ctx, c)
 		}
-		if c, err = s.again(ctx, c); err != nil {
+		if err != nil {
+			p.job.Roll.Close()
 			return err
 		}
 	}
@@ -152,7 +154,7 @@ func (s *survivors) again(ctx context.Context, c spillway.Config) (spillway.Conf
 	}
 	fmt.Fprintln(s.out, "spillway: as it was asked for the job does not fit over fewer ranks: going on with --fit")
 	fixed := fixedBy(s.flags)
-	fixed.Batch, fixed.Accum = true, true
+	fixed.Batch, fixed.Accum, fixed.Precision, fixed.AccumOrder = true, true, true, true
 	return c, fitTo(ctx, &c, onDevice, fixed, 0, hw, s.out)
 }
 
@@ -186,7 +188,7 @@ func (p *place) rejoin(v rollcall.Verdict) error {
 	before := p.job
 	p.env.Rank, p.env.World = p.host.Place()
 	p.job = &spillway.Job{Process: p.env.Rank, Processes: p.env.World, Locals: before.Locals, Local: before.Local,
-		Transport: before.Transport, Outlives: before.Outlives, Roll: before.Roll, Fastest: before.Fastest}
+		Transport: before.Transport, Outlives: before.Outlives, Roll: rollcall.Roll{Before: before.Roll.Folder}, Fastest: before.Fastest}
 	p.link(p.job, p.streams())
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -22,7 +23,7 @@ import (
 
 // diesEnv makes a command on doubles have an NCCL that shrinks, and says by "how path" of which
 // process an end comes: "kill" and "stop" at its first all-gather once path is there, "soon" as
-// it is there, "shrink" as the process shrinks, "lives" never.
+// it is there, "shrink" as the process shrinks, "met" as it first sends after that, "lives" never.
 const diesEnv = "SPILLWAY_TEST_DIES"
 
 // doomed is a library whose process does not come through.
@@ -30,6 +31,7 @@ type doomed struct {
 	nccl.API
 	how, path string
 	once      sync.Once
+	shrunk    atomic.Bool
 }
 
 func dying(library nccl.API) nccl.API {
@@ -61,7 +63,15 @@ func (d *doomed) Shrink(c nccl.Comm, without []int, into *nccl.Comm, o nccl.Conf
 	if d.how == "shrink" {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	}
+	d.shrunk.Store(true)
 	return d.API.Shrink(c, without, into, o)
+}
+
+func (d *doomed) Send(at driver.Address, n int64, peer int, c nccl.Comm, s driver.Stream) error {
+	if d.how == "met" && d.shrunk.Load() {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	}
+	return d.API.Send(at, n, peer, c, s)
 }
 
 // Processes that have NCCL alone to meet by go on when some are lost, in the middle of a run,
@@ -92,6 +102,8 @@ func TestSurvivorsGoOn(t *testing.T) {
 		{"one is not needed", "4", 1, []string{"lives", "kill", "lives", "lives"}, []int{0, -1, 0, 0}, `lost rank 1 .*; going on with 2 ranks \(rank \[3\] not needed: 2 or 4 ranks divide the step\)`, `rank 3 ends: lost rank 1 `},
 		{"rank 0 is killed", "6", 1, []string{"kill", "lives", "lives"}, []int{-1, 3, 3}, "", "rank 0 has not said who goes on"},
 		{"too few are left", "6", 3, []string{"lives", "kill", "lives"}, []int{3, -1, 3}, `there are 2 left, which gives no --min-ranks 3 that divides a step of 6 micro-batches`, "gives no --min-ranks 3"},
+		{"one is killed as ranks are opened", "6", 2, []string{"lives", "open", "lives"}, []int{0, -1, 0}, `lost rank 1 \(host .*, process %d\); going on with 2 ranks from the start: 0 steps are run again`, ""},
+		{"another one before the run begins again", "6", 1, []string{"lives", "kill", "met"}, []int{3, -1, -1}, `going on with 2 ranks`, ""},
 		{"another one as they meet", "6", 1, []string{"lives", "kill", "shrink"}, []int{3, -1, -1}, `going on with 2 ranks.* but they do not meet: `, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -101,7 +113,11 @@ func TestSurvivorsGoOn(t *testing.T) {
 			line := train(4, "--global-batch", c.rows, "--checkpoint", ck, "--save-every", "1", "--async-save", "off", "--timeout", "8s", "--min-ranks", strconv.Itoa(c.min))
 			ends := make([][]string, len(c.ends))
 			for i, how := range c.ends {
-				ends[i] = []string{diesEnv + "=" + how + " " + filepath.Join(ck, saved)}
+				at := filepath.Join(ck, saved)
+				if how == "open" {
+					how, at = "kill", dir
+				}
+				ends[i] = []string{diesEnv + "=" + how + " " + at}
 			}
 			list := torchrunEach(t, ends, line...)
 			if c.ends[1] == "stop" {
@@ -121,6 +137,7 @@ func TestSurvivorsGoOn(t *testing.T) {
 				require.Regexp(t, says, first)
 			}
 			require.Contains(t, last, c.others)
+			require.LessOrEqual(t, strings.Count(first, "run again"), 1, first)
 			if c.ends[1] == "stop" {
 				require.Regexp(t, `the job goes on without this process, rank 1|answer the roll call: .*verdict`, list[1].errs.String()) // there until the run has ended
 			}

@@ -132,6 +132,7 @@ func TestWaysOutOfAJob(t *testing.T) {
 		{cluster.PMI, 4, 4, 1, []string{"--zero", "1"}, "mpirun -np 4 spillway train --model m --zero 1", "--ranks"},
 		{cluster.Slurm, 4, 4, 1, []string{"--zero", "1"}, "srun -n 4 spillway train --model m --zero 1", "--ranks"},
 		{cluster.Torchrun, 4, 4, 1, []string{"--zero", "1"}, "spillway train --model m --zero 1", "--ranks"},
+		{cluster.Torchrun, 4, 8, 1, []string{"--zero", "3", "--ranks", "8"}, "spillway train --model m --zero 3  # as 8 processes", "--ranks"},
 	} {
 		got := wholeCommand(cluster.Env{Source: c.source, World: c.world}, c.ranks, c.each, args, c.flags)
 		require.Equal(t, c.want, got, c.source)

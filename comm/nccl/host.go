@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -567,12 +568,13 @@ func (h *Host) quiet() (sound bool) {
 	if h.err == nil {
 		h.err = io.ErrClosedPipe
 	}
-	for _, s := range h.streams {
+	streams := slices.Collect(maps.Values(h.streams))
+	for _, s := range streams {
 		s.room.Broadcast()
 	}
 	h.cond.Broadcast()
 	h.mu.Unlock()
-	for _, s := range h.streams {
+	for _, s := range streams {
 		s.end()
 	}
 	return sound

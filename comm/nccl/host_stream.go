@@ -24,7 +24,7 @@ type hostStream struct {
 
 // newStream makes a peer's stream; h.mu is held.
 func (h *Host) newStream(peer int) *hostStream {
-	s := &hostStream{h: h, gen: h.gen}
+	s := &hostStream{h: h, gen: h.gen, ended: h.over}
 	s.room, s.ready = sync.NewCond(&h.mu), sync.NewCond(&s.mu)
 	h.streams[peer] = s
 	return s

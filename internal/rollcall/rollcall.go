@@ -12,12 +12,14 @@ package rollcall
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -56,7 +58,8 @@ const (
 var ErrNoVerdict = errors.New("rank 0 has not said who goes on")
 
 // Open makes the roll of a job of so many ranks below dir, and removes what earlier jobs have
-// left there, but for the roll that the job had before.
+// left there, but for the roll that the job had before, which a Roll without a folder names
+// too.
 func Open(dir string, ranks int, wait time.Duration, before Roll) (Roll, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -66,14 +69,15 @@ func Open(dir string, ranks int, wait time.Duration, before Roll) (Roll, error) 
 	if err != nil {
 		return Roll{}, err
 	}
+	last := cmp.Or(before.Folder, before.Before)
 	for _, f := range old {
-		if path := filepath.Join(dir, f.Name()); path != before.Folder {
+		if path := filepath.Join(dir, f.Name()); path != last {
 			remove(path)
 		}
 	}
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails: the process ends where the system has no randomness
-	r := Roll{filepath.Join(dir, prefix+hex.EncodeToString(b[:])), ranks, wait, before.Folder}
+	r := Roll{filepath.Join(dir, prefix+hex.EncodeToString(b[:])), ranks, wait, last}
 	if err := os.Mkdir(r.Folder, 0o777); err != nil {
 		return Roll{}, err
 	}
@@ -138,17 +142,22 @@ func (r Roll) Call(ctx context.Context, suspects []int, decide func(here, lost [
 	for {
 		last := time.Now().After(late) // before the look: who has answered by then is here
 		var here, lost []int
+		unsure := false
 		for rank := range r.Ranks {
 			var yes bool
-			if ok, err := r.read(strconv.Itoa(rank), &yes); err != nil {
+			ok, err := r.read(strconv.Itoa(rank), &yes)
+			switch {
+			case final(err, last):
 				return Verdict{}, fmt.Errorf("call the roll: %w", err)
-			} else if ok && yes {
+			case err != nil:
+				unsure = true
+			case ok && yes:
 				here = append(here, rank)
-			} else {
+			default:
 				lost = append(lost, rank)
 			}
 		}
-		if last || !slices.ContainsFunc(lost, func(rank int) bool { return !slices.Contains(suspects, rank) }) {
+		if last || !unsure && !slices.ContainsFunc(lost, func(rank int) bool { return !slices.Contains(suspects, rank) }) {
 			v := decide(here, lost)
 			v.Lost = lost
 			if err := r.write(verdictName, v); err != nil {
@@ -175,11 +184,11 @@ func (r Roll) Answer(ctx context.Context, rank int) (v Verdict, err error) {
 	}
 	for {
 		last := time.Now().After(late)
-		if ok, err := r.read(verdictName, &v); ok || err != nil {
+		if ok, err := r.read(verdictName, &v); ok || final(err, last) {
 			return v, wrap(err)
 		}
 		if !leads {
-			if leads, err = r.read("0", new(bool)); err != nil {
+			if leads, err = r.read("0", new(bool)); final(err, last) {
 				return v, wrap(err)
 			}
 			if leads {
@@ -193,6 +202,12 @@ func (r Roll) Answer(ctx context.Context, rank int) (v Verdict, err error) {
 			return v, err
 		}
 	}
+}
+
+// final says whether an error of a look ends the roll call: where the folder is gone, and at
+// the last look. A network file system may fail once where it has lost a host as well.
+func final(err error, last bool) bool {
+	return err != nil && (last || errors.Is(err, fs.ErrNotExist))
 }
 
 // wrap says of what an error is.

@@ -112,12 +112,55 @@ func TestOpenRemovesWhatWasLeft(t *testing.T) {
 	next, err := Open(dir, 2, minute, r)
 	require.NoError(t, err)
 	require.DirExists(t, r.Folder)
-	next.Close()
+	again, err := Open(dir, 2, minute, Roll{Before: r.Folder}) // of a job that has lost more before it had a roll
+	require.NoError(t, err)
+	require.DirExists(t, r.Folder)
+	require.Equal(t, r.Folder, again.Before)
 	require.NoDirExists(t, next.Folder)
+	again.Close()
+	require.NoDirExists(t, again.Folder)
 	require.NoDirExists(t, r.Folder)
 	Roll{Folder: other}.Close()
 	Roll{}.Close()
 	require.DirExists(t, other)
 	_, err = Open(filepath.Join(dir, "none"), 3, minute, Roll{})
 	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// A look that fails once, as a network file system's may, ends no roll call; one that fails to
+// the end does.
+func TestALookThatFails(t *testing.T) {
+	r, err := Open(t.TempDir(), 2, minute, Roll{})
+	require.NoError(t, err)
+	defer r.Close()
+	name := filepath.Join(r.Folder, "1")
+	require.NoError(t, os.Remove(name))
+	require.NoError(t, os.Mkdir(name, 0o700)) // reading it fails
+	came := make(chan Verdict)
+	go func() {
+		v, err := r.Call(t.Context(), nil, func(here, lost []int) Verdict { return Verdict{On: true, Go: here} })
+		if err != nil {
+			v.Why = err.Error()
+		}
+		came <- v
+	}()
+	waitFor(t, filepath.Join(r.Folder, "0"))
+	require.NoError(t, os.Remove(name))
+	require.NoError(t, os.WriteFile(name, []byte("true\n"), 0o600))
+	require.Equal(t, Verdict{On: true, Go: []int{0, 1}}, <-came)
+
+	require.NoError(t, os.Remove(name))
+	require.NoError(t, os.Mkdir(name, 0o700))
+	r.Wait = 0
+	_, err = r.Call(t.Context(), nil, func(_, _ []int) Verdict { return Verdict{} })
+	require.ErrorContains(t, err, "call the roll: ")
+}
+
+// waitFor returns once a file has something in it.
+func waitFor(t *testing.T, path string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		text, err := os.ReadFile(path)
+		return err == nil && len(text) > 0
+	}, time.Minute, time.Millisecond)
 }
