@@ -31,6 +31,7 @@ const halfBlock = 1 << 11
 // scratch is a goroutine's float32 copies of 16-bit operands.
 type scratch struct {
 	buf   []float32
+	list  [][]float32 // of pieces of buf
 	adam8 adam8Scalars
 	tile
 }

@@ -170,8 +170,7 @@ func (k *SumParts) wide(lo, hi int) {
 	block := max(partsBlock/slots, 64)
 	s := borrow(slots * block)
 	defer s.giveBack()
-	var list [8][]float32
-	tree := list[:0]
+	tree := s.list
 	for at := lo; at < hi; at += block {
 		end := min(at+block, hi)
 		tree = tree[:0]
@@ -189,6 +188,7 @@ func (k *SumParts) wide(lo, hi int) {
 			sumTree(k.Dst[at:end], tree, 0, k.Accumulate)
 		}
 	}
+	s.list = tree[:0]
 }
 
 // SumParts64 is SumParts of float64 elements, which are few: losses.
