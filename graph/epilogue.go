@@ -15,11 +15,13 @@ const (
 	EpilogueBGrad                       // the gradient of a bias: FuseBiasGradients
 )
 
-// EpilogueNames are the elements of a set by name, in the order in which they are listed.
+// EpilogueNames are the elements of a set by name, in the order in which they are listed,
+// each with the operation that its rewrite makes.
 var EpilogueNames = []struct {
 	Name string
 	Set  Epilogues
-}{{"dgelu", EpilogueDGELU}, {"bgrad", EpilogueBGrad}, {"gelu", EpilogueGELU}}
+	Kind Kind
+}{{"dgelu", EpilogueDGELU, LinearGradAct}, {"bgrad", EpilogueBGrad, LinearGradWB}, {"gelu", EpilogueGELU, LinearAct}}
 
 // Has says whether all of f are in the set.
 func (e Epilogues) Has(f Epilogues) bool { return e&f == f }

@@ -9,7 +9,7 @@ import "slices"
 //
 // where pre has no other use but the activation's derivative; if it has none of
 // those either (evaluation, or nothing below is trained), pre disappears. The
-// fused operation keeps the linear's name and place, and by definition its bits:
+// fused operation keeps the linear's name and place, and but for unrounded its bits:
 // the epilogue applies the same activation to the same sums. Run it after
 // Differentiate and before recomputation, so that clones are fused too.
 //

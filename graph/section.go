@@ -1,5 +1,7 @@
 package graph
 
+import "slices"
+
 // SectionKind says what a section of the program does.
 type SectionKind uint8
 
@@ -120,3 +122,15 @@ const (
 var phaseKindNames = [NumPhaseKinds]string{"other", "micro", "update", "update-start", "update-sum", "update-norm", "update-rule", "update-out"}
 
 func (k PhaseKind) String() string { return name(phaseKindNames[:], int(k), "phase") }
+
+// HasKind says whether the program has an operation of a kind.
+func (p *Program) HasKind(kind Kind) bool {
+	for i := range p.Sections {
+		for j := range p.Sections[i].Phases {
+			if slices.ContainsFunc(p.Sections[i].Phases[j].Ops, func(op Op) bool { return op.Kind == kind }) {
+				return true
+			}
+		}
+	}
+	return false
+}

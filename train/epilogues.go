@@ -48,12 +48,20 @@ func (f *Forecast) Epilogues() string {
 	return t.Epilogues(f.Config.epilogues()).String()
 }
 
-// epilogueNote says that the bits are those of a choice.
-func epilogueNote(c *Config) []string {
+// epilogueNotes say that the bits are those of a choice, and what was asked for by name that
+// the model has no place for.
+func (f *Forecast) epilogueNotes() (notes []string) {
+	c := &f.Config
 	if e := c.epiloguesChosen(); e != "" {
-		return []string{"Config.Epilogues " + e + ": the bits of this choice, the same at every stage, and not those of the default"}
+		notes = append(notes, "Config.Epilogues "+e+": the bits of this choice, the same at every stage, and not those of the default")
 	}
-	return nil
+	for _, e := range graph.EpilogueNames {
+		asked := slices.ContainsFunc(c.Epilogues, func(s string) bool { return strings.EqualFold(s, e.Name) })
+		if asked && f.Plan != nil && !f.Plan.Program.HasKind(e.Kind) {
+			notes = append(notes, "Config.Epilogues "+e.Name+": no product of this run has it, and nothing changes by it")
+		}
+	}
+	return notes
 }
 
 func (c *Config) has16() bool { return !strings.EqualFold(c.precision(), "fp32") }

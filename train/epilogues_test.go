@@ -1,6 +1,7 @@
 package train
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -105,6 +106,14 @@ func TestEpiloguesAreOnRecord(t *testing.T) {
 	require.Equal(t, "dgelu,bgrad,gelu", (&Forecast{Config: onGPU("all").Config}).Epilogues())
 	cpu := tiny("gpt2")
 	require.Empty(t, (&Forecast{Config: cpu.Config}).Epilogues())
+	for model, says := range map[string]bool{"gpt2": false, "llama-tied": true} { // SiLU
+		c := onGPU("gelu")
+		c.Model, c.Init = tiny(model).Model, ""
+		p, _, err := c.build(t.Context())
+		require.NoError(t, err)
+		f := &Forecast{Config: c.Config, Plan: p}
+		require.Equal(t, says, slices.Contains(f.Notes(), "Config.Epilogues gelu: no product of this run has it, and nothing changes by it"), f.Notes())
+	}
 	was, now := onGPU(), onGPU("none")
 	names, lines := changed(was.settings(), now.settings())
 	require.Equal(t, []string{"epilogues"}, names)

@@ -126,7 +126,7 @@ func (f *Forecast) Notes() []string {
 	if err != nil {
 		return nil // it was read before: there is a plan
 	}
-	return slices.Concat(dropoutNote(h.Dropouts, &f.Config), ringNote(&f.Config), epilogueNote(&f.Config))
+	return slices.Concat(dropoutNote(h.Dropouts, &f.Config), ringNote(&f.Config), f.epilogueNotes())
 }
 
 // dropoutNote says that the dropout keys of a config.json, as hfconfig lists them,

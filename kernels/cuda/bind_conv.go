@@ -33,8 +33,8 @@ func (b *binding) conv(name string, x, y *graph.Buffer, args *driver.Args, accum
 	for _, v := range []int64{s[0], s[1], s[2], s[3], a.KH, a.KW, a.Stride, a.Pad, oh, ow} {
 		args.Int64(v) // struct Window of conv.cu
 	}
-	if n := max(s[1]*s[2]*s[3], oh*ow*a.KH*a.KW*s[3], s[1]+a.Pad, s[2]+a.Pad); n > math.MaxInt32/2 {
-		b.failf("an image of %d×%d×%d and its windows have %d elements; the kernel takes %d", s[1], s[2], s[3], n, math.MaxInt32/2)
+	if n := max(s[1]*s[2]*s[3], oh*ow*a.KH*a.KW*s[3], s[1]+a.Pad, s[2]+a.Pad, a.KH, a.KW, a.Stride); n > math.MaxInt32/2 {
+		b.failf("an image of %d×%d×%d and its windows count up to %d; the kernel takes %d", s[1], s[2], s[3], n, math.MaxInt32/2)
 		return
 	}
 	if accumulates {

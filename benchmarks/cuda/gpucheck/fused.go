@@ -63,9 +63,9 @@ func (m *micros) beside() error {
 func (m *micros) sideBySide(op *graph.Op, what string) {
 	r := microRow{Shape: m.shape, Precision: m.precision, Op: what}
 	defer func() { m.row(r) }()
-	refused := m.products.refused
+	joined := m.products.joined
 	one, err := m.seconds(*op)
-	r.ByKernels = m.products.refused > refused
+	r.ByKernels = m.products.joined == joined
 	if err == nil {
 		var two float64
 		parts := apart[op.Kind](*op)
@@ -114,7 +114,7 @@ func besideTable(rows []microRow) (table [][]string) {
 	for _, r := range slices.DeleteFunc(slices.Clone(rows), func(r microRow) bool { return r.Apart == 0 }) {
 		how := "in the product's epilogue"
 		if r.ByKernels {
-			how = "by kernels: the library has no such algorithm"
+			how = "by kernels: the library has no such algorithm, or not for these shapes"
 		}
 		table = append(table, []string{r.Shape, r.Precision, r.Op + ", " + how, fmt.Sprintf("%.1f, apart %.1f", r.Micros, r.Apart), "", "", "", ""})
 	}

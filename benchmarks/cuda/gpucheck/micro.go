@@ -89,8 +89,9 @@ type micros struct {
 // heard is a library that remembers what was bound.
 type heard struct {
 	blas.Library
-	list    []bound
-	refused int // for which the library has no algorithm
+	list   []bound
+	told   map[blas.Product]bool // that were in a list
+	joined int                   // with something in the epilogue
 }
 
 type bound struct {
@@ -100,10 +101,14 @@ type bound struct {
 
 func (h *heard) Bind(p blas.Product, at blas.Places) (blas.Call, error) {
 	c, err := h.Library.Bind(p, at)
-	if errors.Is(err, blas.ErrUnsupported) {
-		h.refused++
+	if err != nil {
+		return c, err
 	}
-	if err == nil && !slices.ContainsFunc(h.list, func(b bound) bool { return b.p == p }) {
+	if p.GELU || p.DGELU || p.Sums != blas.NoSums {
+		h.joined++
+	}
+	if !h.told[p] {
+		h.told[p] = true
 		h.list = append(h.list, bound{p, at})
 	}
 	return c, err
@@ -167,7 +172,8 @@ func (m *micros) allocate() error {
 
 func (m *micros) free() error {
 	var errs []error
-	for _, a := range m.arenas {
+	for i, a := range m.arenas {
+		m.arenas[i] = nil
 		switch {
 		case a == nil || a.at == 0:
 		case a.host != nil:
@@ -390,7 +396,7 @@ func microChild(out io.Writer, c contacts, host kernels.Library, shape, prec str
 	if err != nil {
 		return err
 	}
-	m := &micros{contacts: c, shape: shape, precision: prec, plan: p, products: &heard{Library: products},
+	m := &micros{contacts: c, shape: shape, precision: prec, plan: p, products: &heard{Library: products, told: map[blas.Product]bool{}},
 		row: func(r microRow) { _ = lines.Encode(r) }} // a closed pipe has no reader
 	if m.lib, err = kernelscuda.New(kernelscuda.Options{API: c.api, Device: devices[0], Compiler: compiler, Products: m.products, Host: host}); err != nil {
 		return err

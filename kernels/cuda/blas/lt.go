@@ -253,8 +253,8 @@ func (l *Lt) set(name string, fn, object uintptr, attribute int, value any) erro
 	return nil
 }
 
-// older is err, or ErrUnsupported where a library of CUDA 11 that does not know an epilogue
-// yet refuses it or its attributes: GELU with aux, its derivative, and sums before 11.8,
+// older is err, or ErrUnsupported where the library refuses an epilogue or its attributes,
+// as one of CUDA 11 does that does not know it yet: GELU with aux, its derivative, and sums before 11.8,
 // whose type cannot be told (11.6's are said to reach beyond them in some shapes).
 func older(p Product, err error) error {
 	if (p.GELU || p.DGELU || p.Sums != NoSums) && invalid(err) {
