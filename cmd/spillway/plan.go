@@ -526,7 +526,8 @@ func takeFitted(c *spillway.Config, best *spillway.Fitted) {
 	}
 }
 
-// recommendation is what a person is told to run: flags, to be copied, or words in their place, and lines about them.
+// recommendation is what a person is told to run: flags, to be copied, or words in their
+// place, and lines about them.
 type recommendation struct {
 	flags, words string
 	lines        []string

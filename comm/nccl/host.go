@@ -206,13 +206,18 @@ func (h *Host) open() error {
 		h.close()
 		return fmt.Errorf("nccl: rank %d of %d: %w", h.rank, h.world, err)
 	}
+	h.met()
+	return nil
+}
+
+// met says that all ranks have just been heard of.
+func (h *Host) met() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
 	for i := range h.heard {
 		h.heard[i] = now
 	}
-	return nil
 }
 
 // divide makes the communicators that are used of the one that all ranks have, before

@@ -174,11 +174,6 @@ func (h *Host) shrink(without []int) (err error) {
 	if err := h.divide(); err != nil {
 		return err
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	now := time.Now()
-	for i := range h.heard {
-		h.heard[i] = now
-	}
+	h.met()
 	return nil
 }
