@@ -252,6 +252,7 @@ func statusOf(dir string, rank int) string {
 // Over a network between hosts, quick or slow and losing packets, a run has the bits
 // of one process.
 func TestHostsGiveTheBitsOfOneProcess(t *testing.T) {
+	t.Parallel()
 	one := filepath.Join(t.TempDir(), "one.jsonl")
 	p := start(t, tinyWith("--ranks", "4", "--metrics", one)...)
 	require.Zero(t, p.end(t), p.errs.String())
@@ -290,6 +291,7 @@ func TestHostsGiveTheBitsOfOneProcess(t *testing.T) {
 // A host whose link is cut in mid-run is named, and every rank ends within the timeout
 // with status 3 and a peer's name: the one that is cut off names who it misses.
 func TestACutLinkEndsTheJob(t *testing.T) {
+	t.Parallel()
 	h := newHosts(t, 4, true)
 	dir := t.TempDir()
 	p := h.mpirun(t, "mpirun.openmpi", dir, tinyWith("--steps", "1000000", "--timeout", "5s")...)

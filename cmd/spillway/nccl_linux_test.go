@@ -3,12 +3,14 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -67,9 +69,9 @@ func runOnDoubles() int {
 	return status
 }
 
-// onGPUs makes this test's binary the command on a machine of so many GPUs, also for the
-// processes that launchers start.
-func onGPUs(t *testing.T, gpus int) (self string) {
+// onGPUs is the command on a machine of so many GPUs: this test's binary, told so by its
+// environment, as are the processes that it or a launcher starts.
+func onGPUs(t *testing.T, gpus int, args ...string) (program []string) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts processes")
@@ -79,8 +81,7 @@ func onGPUs(t *testing.T, gpus int) (self string) {
 	}
 	self, err := os.Executable()
 	require.NoError(t, err)
-	t.Setenv(doublesEnv, strconv.Itoa(gpus))
-	return self
+	return append([]string{"env", fmt.Sprint(doublesEnv, "=", gpus), self}, args...)
 }
 
 func startProgram(t *testing.T, env []string, program ...string) *process {
@@ -96,12 +97,10 @@ func startProgram(t *testing.T, env []string, program ...string) *process {
 // Ranks with a GPU each in several processes, with NCCL between them and the launcher's own
 // transport, or NCCL again, beside it: the bits of as many GPUs in one process.
 func TestNCCLBetweenProcesses(t *testing.T) {
-	self := onGPUs(t, 2)
 	dir := t.TempDir()
-	args := tinyWith("--device", "cuda", "--seq", "8", "--clip", "1")
-	metrics := func(name string) (string, []string) {
+	metrics := func(name string, under ...string) (string, []string) {
 		file := filepath.Join(dir, name+".jsonl")
-		return file, append(append([]string{self}, args...), "--metrics", file)
+		return file, onGPUs(t, 2, append(under, tinyWith("--device", "cuda", "--seq", "8", "--clip", "1", "--metrics", file)...)...)
 	}
 	one, line := metrics("one")
 	p := startProgram(t, nil, append(line, "--ranks", "2")...)
@@ -110,8 +109,8 @@ func TestNCCLBetweenProcesses(t *testing.T) {
 	require.Equal(t, want.planned, want.peaks)
 
 	t.Run("launch", func(t *testing.T) {
-		file, line := metrics("launch")
-		p := startProgram(t, nil, append([]string{self, "launch", "-n", "2", "--"}, line[1:]...)...)
+		file, line := metrics("launch", "launch", "-n", "2", "--")
+		p := startProgram(t, nil, line...)
 		require.Zero(t, p.end(t), p.errs.String())
 		require.Equal(t, want, outcomeOf(t, file))
 	})
@@ -136,9 +135,8 @@ func TestNCCLBetweenProcesses(t *testing.T) {
 
 // The same with two ranks in each process, sharded within a process and reduced across.
 func TestNCCLBetweenProcessesOfSeveralRanks(t *testing.T) {
-	self := onGPUs(t, 4)
 	dir := t.TempDir()
-	args := append([]string{self}, tinyWith("--device", "cuda", "--seq", "8", "--steps", "1", "--shard-size", "2")...)
+	args := onGPUs(t, 4, tinyWith("--device", "cuda", "--seq", "8", "--steps", "1", "--shard-size", "2")...)
 	one, many := filepath.Join(dir, "one.jsonl"), filepath.Join(dir, "many.jsonl")
 	p := startProgram(t, nil, append(args, "--ranks", "4", "--metrics", one)...)
 	require.Zero(t, p.end(t), p.errs.String())
@@ -152,16 +150,17 @@ func TestNCCLBetweenProcessesOfSeveralRanks(t *testing.T) {
 // under launch, else at the timeout, where the launcher leaves the others that long. MPICH's
 // sends them SIGUSR1 then.
 func TestNCCLLosesAProcess(t *testing.T) {
-	self := onGPUs(t, 2)
+	t.Parallel()
 	shape := tinyWith("--device", "cuda", "--seq", "8")
-	p := startProgram(t, nil, append(append([]string{self}, shape...), "--ranks", "2")...) // which compiles the kernels
+	p := startProgram(t, nil, onGPUs(t, 2, append(shape, "--ranks", "2")...)...) // which compiles the kernels
 	require.Zero(t, p.end(t), p.errs.String())
-	args := append(append([]string{self}, shape...), "--steps", "1000000", "--timeout", "5s")
+	endless := append(shape, "--steps", "1000000", "--timeout", "5s")
 	firstStep := func(p *process) func() bool {
 		return func() bool { return strings.Contains(p.errs.String()+p.out.String(), "step 1/") }
 	}
 	t.Run("launch", func(t *testing.T) {
-		p := startProgram(t, nil, append([]string{self, "launch", "-n", "2", "--"}, args[1:]...)...)
+		t.Parallel()
+		p := startProgram(t, nil, onGPUs(t, 2, launched(2, endless...)...)...)
 		pids := ranksOf(t, p, 2)
 		waitFor(t, "first step", firstStep(p))
 		require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
@@ -177,12 +176,13 @@ func TestNCCLLosesAProcess(t *testing.T) {
 		"torchrun's variables": nil,
 	} {
 		t.Run(launcher, func(t *testing.T) {
+			t.Parallel()
 			dir := t.TempDir()
 			told := func(rank int, what string) string {
 				text, _ := os.ReadFile(filepath.Join(dir, fmt.Sprint(rank, ".", what))) // not there yet: nothing
 				return strings.TrimSpace(string(text))
 			}
-			line := append([]string{"/bin/sh", "-c", script, dir}, args...)
+			line := append([]string{"/bin/sh", "-c", script, dir}, onGPUs(t, 2, endless...)...)
 			var list []*process
 			if flags == nil {
 				list = torchrun(t, 2, line...)
@@ -215,14 +215,31 @@ func torchrun(t *testing.T, world int, program ...string) (list []*process) {
 // torchrunEach is torchrun with variables that each rank has beside.
 func torchrunEach(t *testing.T, own [][]string, program ...string) (list []*process) {
 	t.Helper()
-	world := len(own)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	at := l.Addr().String()
-	require.NoError(t, l.Close())
+	world, at := len(own), quietAddress(t)
 	for rank := range world {
 		list = append(list, startProgram(t, append(own[rank], "NCCL_COMM_ID="+at, "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1", fmt.Sprint("WORLD_SIZE=", world),
 			fmt.Sprint("LOCAL_WORLD_SIZE=", world), fmt.Sprint("RANK=", rank), fmt.Sprint("LOCAL_RANK=", rank)), program...))
 	}
 	return list
+}
+
+// quiet are the ports that quietAddress has returned: jobs that begin together must not meet.
+var quiet sync.Map
+
+// quietAddress is an address of this host for a process to listen at later. Its port is below
+// those that systems give out by themselves, so that no connection takes it by then.
+func quietAddress(t *testing.T) string {
+	t.Helper()
+	for range 1000 {
+		at := fmt.Sprint("127.0.0.1:", 12000+rand.IntN(20000))
+		if _, given := quiet.LoadOrStore(at, true); given {
+			continue
+		}
+		if l, err := net.Listen("tcp", at); err == nil {
+			require.NoError(t, l.Close())
+			return at
+		}
+	}
+	require.Fail(t, "no port of 127.0.0.1 is free from 12000 to 31999")
+	return ""
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -56,11 +58,25 @@ func TestMain(m *testing.M) {
 			signal.Notify(caught, s)
 		}
 	}
+	manyAtOnce()
 	code := ownworld.Run(m)
 	if buildFolder != "" {
 		_ = os.RemoveAll(buildFolder)
 	}
 	os.Exit(code)
+}
+
+// manyAtOnce has more tests run in parallel than there are processors, unless the command line
+// says how many: most of those that do wait for a timeout, which takes no processor.
+func manyAtOnce() {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if n := max(8, runtime.GOMAXPROCS(0)); !given {
+		if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
+			panic(err) // testing has the flag
+		}
+	}
 }
 
 // process is a started binary.

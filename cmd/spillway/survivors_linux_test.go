@@ -77,10 +77,10 @@ func (d *doomed) Send(at driver.Address, n int64, peer int, c nccl.Comm, s drive
 // Processes that have NCCL alone to meet by go on when some are lost, in the middle of a run,
 // with the bits of a run that lost none; or end with status 3 and say why.
 func TestSurvivorsGoOn(t *testing.T) {
-	self := onGPUs(t, 4)
+	t.Parallel()
 	const saved = "step-00000002" // each step is saved before the next begins
 	train := func(steps int, more ...string) []string {
-		return append([]string{self}, tinyWith(append([]string{"--device", "cuda", "--seq", "8", "--steps", strconv.Itoa(steps), "--batch", "1", "--reproducible", "--zero", "3"}, more...)...)...)
+		return onGPUs(t, 4, tinyWith(append([]string{"--device", "cuda", "--seq", "8", "--steps", strconv.Itoa(steps), "--batch", "1", "--reproducible", "--zero", "3"}, more...)...)...)
 	}
 	undisturbed := func(rows string) string {
 		p := startProgram(t, nil, train(4, "--ranks", "1", "--global-batch", rows)...)
@@ -96,11 +96,12 @@ func TestSurvivorsGoOn(t *testing.T) {
 		says       string   // rank 0, where it lives; %d: the process of rank 1
 		others     string   // the last process
 	}{
-		{"one is killed", "6", 2, []string{"lives", "kill", "lives"}, []int{0, -1, 0}, `lost rank 1 \(host .*, process %d\); going on with 2 ranks from the checkpoint of step 2: 0 steps are run again`, ""},
+		// The longest waits first.
+		{"rank 0 is killed", "6", 1, []string{"kill", "lives", "lives"}, []int{-1, 3, 3}, "", "rank 0 has not said who goes on"},
 		{"two at once", "6", 1, []string{"lives", "soon", "soon"}, []int{0, -1, -1}, `lost rank 1 \(host .*, process %d\) and rank 2 \(host .*\); going on with 1 rank from the checkpoint of step 2`, ""},
+		{"one is killed", "6", 2, []string{"lives", "kill", "lives"}, []int{0, -1, 0}, `lost rank 1 \(host .*, process %d\); going on with 2 ranks from the checkpoint of step 2: 0 steps are run again`, ""},
 		{"one is stopped", "6", 2, []string{"lives", "stop", "lives"}, []int{0, 3, 0}, `lost rank 1 \(host .*, process %d\); going on with 2 ranks`, ""},
 		{"one is not needed", "4", 1, []string{"lives", "kill", "lives", "lives"}, []int{0, -1, 0, 0}, `lost rank 1 .*; going on with 2 ranks \(rank \[3\] not needed: 2 or 4 ranks divide the step\)`, `rank 3 ends: lost rank 1 `},
-		{"rank 0 is killed", "6", 1, []string{"kill", "lives", "lives"}, []int{-1, 3, 3}, "", "rank 0 has not said who goes on"},
 		{"too few are left", "6", 3, []string{"lives", "kill", "lives"}, []int{3, -1, 3}, `there are 2 left, which gives no --min-ranks 3 that divides a step of 6 micro-batches`, "gives no --min-ranks 3"},
 		{"one is killed as ranks are opened", "6", 2, []string{"lives", "open", "lives"}, []int{0, -1, 0}, `lost rank 1 \(host .*, process %d\); going on with 2 ranks from the start: 0 steps are run again`, ""},
 		{"another one before the run begins again", "6", 1, []string{"lives", "kill", "met"}, []int{3, -1, -1}, `going on with 2 ranks`, ""},
@@ -153,9 +154,9 @@ func TestSurvivorsGoOn(t *testing.T) {
 
 // Each loss is another one: the job goes on as often as ranks are left.
 func TestSurvivorsGoOnTwice(t *testing.T) {
-	self := onGPUs(t, 3)
+	t.Parallel()
 	ck := filepath.Join(t.TempDir(), "ck")
-	line := append([]string{self}, tinyWith("--device", "cuda", "--seq", "8", "--steps", "5", "--batch", "1", "--reproducible", "--zero", "3", "--global-batch", "6")...)
+	line := onGPUs(t, 3, tinyWith("--device", "cuda", "--seq", "8", "--steps", "5", "--batch", "1", "--reproducible", "--zero", "3", "--global-batch", "6")...)
 	p := startProgram(t, nil, append(line, "--ranks", "1")...)
 	require.Zero(t, p.end(t), p.errs.String())
 	want := shaOf(t, p.out.String())
@@ -173,8 +174,7 @@ func TestSurvivorsGoOnTwice(t *testing.T) {
 
 // A library without the call is refused by every process, before anything begins.
 func TestSurvivorsNeedALibraryThatShrinks(t *testing.T) {
-	self := onGPUs(t, 2)
-	line := append([]string{self}, tinyWith("--device", "cuda", "--checkpoint", filepath.Join(t.TempDir(), "ck"), "--min-ranks", "1")...)
+	line := onGPUs(t, 2, tinyWith("--device", "cuda", "--checkpoint", filepath.Join(t.TempDir(), "ck"), "--min-ranks", "1")...)
 	for _, p := range torchrun(t, 2, line...) {
 		require.Equal(t, exitBadInput, p.end(t), p.errs.String())
 		require.Contains(t, p.errs.String(), "NCCL 2.21.5, which has no ncclCommShrink: want 2.27.0 or later (with --min-ranks 1)")
