@@ -35,11 +35,13 @@ func run(args []string) error {
 	fs := flag.NewFlagSet(args[0], flag.ExitOnError)
 	binary := fs.String("spillway", "", "the `program`; built from here where it is not given")
 	rounds := fs.Int("rounds", 5, "rounds: in each, every side runs once (comm) or takes a step (train)")
-	model := fs.String("model", "", "train: `DIR` of GPT-2 124M with its weights")
-	data := fs.String("data", "", "train: token `FILE`")
-	batch := fs.Int("batch", 2, "train: rows a rank")
-	seq := fs.Int("seq", 256, "train: tokens a row")
-	peer := fs.String("peer", "", "train: a `command` that trains the same on 2 processes and prints a line that starts with { a step")
+	var t training
+	fs.StringVar(&t.model, "model", "", "train: `DIR` of GPT-2 124M with its weights")
+	fs.StringVar(&t.data, "data", "", "train: token `FILE`")
+	fs.StringVar(&t.precision, "precision", "fp32", "train: fp32, bf16 or fp16; the peer's command says its own")
+	fs.IntVar(&t.batch, "batch", 2, "train: rows a rank")
+	fs.IntVar(&t.seq, "seq", 256, "train: tokens a row")
+	fs.StringVar(&t.peer, "peer", "", "train: a `command` that trains the same on 2 processes and prints a line that starts with { a step")
 	if err := fs.Parse(args[1:]); err != nil {
 		return err
 	}
@@ -62,7 +64,8 @@ func run(args []string) error {
 	case "comm":
 		return measureComm(*binary, dir, *rounds)
 	case "train":
-		return measureTrain(*binary, *model, *data, *peer, *batch, *seq, *rounds)
+		t.binary, t.rounds = *binary, *rounds
+		return t.measure()
 	}
 	return fmt.Errorf("%q: comm or train", args[0])
 }

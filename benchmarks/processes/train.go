@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -20,7 +21,8 @@ type program struct {
 	cmd     *exec.Cmd
 	lines   *bufio.Reader
 	seconds []float64
-	pss     int64 // the most so far, kB
+	pss     int64   // the most so far, kB
+	loss    float64 // of the last step
 }
 
 func begin(name string, words ...string) (*program, error) {
@@ -66,6 +68,11 @@ func (p *program) step() (time.Duration, error) {
 		if strings.HasPrefix(line, "{") {
 			took := time.Since(began)
 			p.signal(syscall.SIGSTOP)
+			var said struct{ Loss float64 }
+			if err := json.Unmarshal([]byte(line), &said); err != nil {
+				return 0, fmt.Errorf("%s: a step's line %q: %w", p.name, line, err)
+			}
+			p.loss = said.Loss
 			p.pss = max(p.pss, pssOf(tree(p.cmd.Process.Pid)))
 			return took, nil
 		}
@@ -98,18 +105,25 @@ func pssOf(pids []int) (sum int64) {
 // warm is how many steps of each side don't count.
 const warm = 2
 
-func measureTrain(binary, model, data, peer string, batch, seq, rounds int) error {
-	if model == "" || data == "" {
+// training is what all sides train, and the peer's command.
+type training struct {
+	binary, model, data, precision, peer string
+	batch, seq, rounds                   int
+}
+
+func (t *training) measure() error {
+	if t.model == "" || t.data == "" {
 		return errors.New("train needs -model DIR and -data FILE")
 	}
+	rounds, peer := t.rounds, t.peer
 	steps := strconv.Itoa(rounds + warm + 1)
-	common := []string{"--model", model, "--init", model, "--data", data, "--order", "sequential", "--batch", strconv.Itoa(batch), "--seq", strconv.Itoa(seq),
-		"--steps", steps, "--metrics", "/dev/stdout"}
-	over := append([]string{binary, "launch", "-n", "2", "--", "train"}, common...)
+	common := []string{"--model", t.model, "--init", t.model, "--data", t.data, "--order", "sequential", "--batch", strconv.Itoa(t.batch), "--seq", strconv.Itoa(t.seq),
+		"--precision", t.precision, "--steps", steps, "--metrics", "/dev/stdout"}
+	over := append([]string{t.binary, "launch", "-n", "2", "--", "train"}, common...)
 	sides := map[string][]string{
 		"2 processes, ZeRO-3": append(over[:len(over):len(over)], "--zero", "3"),
 		"2 processes, ZeRO-0": append(over[:len(over):len(over)], "--zero", "0"),
-		"1 process, ZeRO-3":   append(append([]string{binary, "train", "--ranks", "2"}, common...), "--zero", "3"),
+		"1 process, ZeRO-3":   append(append([]string{t.binary, "train", "--ranks", "2"}, common...), "--zero", "3"),
 	}
 	order := []string{"2 processes, ZeRO-3", "2 processes, ZeRO-0", "1 process, ZeRO-3"}
 	if peer != "" {
@@ -139,15 +153,15 @@ func measureTrain(binary, model, data, peer string, batch, seq, rounds int) erro
 			programs[name].seconds = append(programs[name].seconds, took.Seconds())
 		}
 	}
-	fmt.Printf("A step of 2 ranks × %d rows of %d tokens; median (least to most) of %d rounds, in each of which every side takes a step and the others are stopped.\n\n", batch, seq, rounds)
-	fmt.Printf("| | s a step | tokens/s | PSS of all its processes |\n| --- | --- | --- | --- |\n")
+	fmt.Printf("A step of 2 ranks × %d rows of %d tokens in %s; median (least to most) of %d rounds, in each of which every side takes a step and the others are stopped. The losses are those of step %d.\n\n", t.batch, t.seq, t.precision, rounds, rounds+warm)
+	fmt.Printf("| | s a step | tokens/s | PSS of all its processes | loss |\n| --- | --- | --- | --- | --- |\n")
 	for _, name := range order {
 		p := programs[name]
 		var rate []float64
 		for _, s := range p.seconds {
-			rate = append(rate, float64(2*batch*seq)/s)
+			rate = append(rate, float64(2*t.batch*t.seq)/s)
 		}
-		fmt.Printf("| %s | %s | %s | %.2f GB |\n", name, spread(p.seconds, "%.3f"), spread(rate, "%.0f"), float64(p.pss)*1024/1e9)
+		fmt.Printf("| %s | %s | %s | %.2f GB | %.4f |\n", name, spread(p.seconds, "%.3f"), spread(rate, "%.0f"), float64(p.pss)*1024/1e9, p.loss)
 	}
 	z3, z0, one := programs[order[0]], programs[order[1]], programs[order[2]]
 	fmt.Printf("\n| bar | measured, pair by pair | met |\n| --- | --- | --- |\n")

@@ -149,6 +149,12 @@ func f32x13AVX512(t *tile)
 //go:noescape
 func f32x14AVX512(t *tile)
 
+// f32x14PackAVX512 is f32x14AVX512 for a sliver of B that lies in its matrix; it
+// also writes it, packed, to t.to.
+//
+//go:noescape
+func f32x14PackAVX512(t *tile)
+
 //go:noescape
 func bf16x1AVX512(t *tile)
 

@@ -32,7 +32,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -128,7 +128,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -254,7 +254,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -410,7 +410,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -596,7 +596,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -812,7 +812,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1058,7 +1058,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1334,7 +1334,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1640,7 +1640,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1976,7 +1976,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -2342,7 +2342,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -2738,7 +2738,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -3164,7 +3164,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -3620,7 +3620,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30

@@ -35,5 +35,7 @@
 // tile of C stays in registers over a block of K. A chunk of at most
 // chunkRows×chunkCols×chunkDepth is packed, then computed in tiles; each step
 // is a pool.Task, its indices are strips and tiles. Sizes depend on the shape
-// alone. In tile registers (AMX) a tile of 32×32 stays over the whole depth of a chunk.
+// alone. A thread alone computes the tiles in order, so that the first of a strip
+// packs it; at AVX-512 the float32 kernel writes B's slivers while it computes by them.
+// In tile registers (AMX) a tile of 32×32 stays over the whole depth of a chunk.
 package gemm

@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
 // guarded returns n bytes that end, or begin, at a page that cannot be read.
@@ -49,11 +51,12 @@ func TestNothingOutsideIsTouched(t *testing.T) {
 		o := randomOperands(r, s)
 		for _, l := range levels()[1:] {
 			want := run(t, s, l, onePool, o)
-			for _, end := range []bool{false, true} {
+			for j, end := range []bool{false, true, false, true} {
 				c := guardedFloats(t, o.c, end)
 				work := guarded(t, int(Workspace(s)), end)
 				a, b, bias := guardedFloats(t, o.a, end), guardedFloats(t, o.b, end), guardedFloats(t, o.bias, end)
-				require.NoError(t, newAt(t, s, l).Run(twoPool, a, b, c, bias, work))
+				pl := []*pool.Pool{twoPool, onePool}[j/2] // a thread alone packs B as it computes
+				require.NoError(t, newAt(t, s, l).Run(pl, a, b, c, bias, work))
 				requireSameBits(t, want, c, l, s, i)
 			}
 		}

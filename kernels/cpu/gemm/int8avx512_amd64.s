@@ -32,7 +32,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -122,7 +122,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -236,7 +236,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -374,7 +374,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -536,7 +536,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -722,7 +722,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -932,7 +932,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1166,7 +1166,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1424,7 +1424,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -1706,7 +1706,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -2012,7 +2012,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -2342,7 +2342,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -2696,7 +2696,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30
@@ -3074,7 +3074,7 @@ sliver:
 
 two:
 	PREFETCHT1   (R15)
-	ADDQ         $0x20, R15
+	ADDQ         240(DI), R15
 	VMOVUPS      (R13), Z28
 	VMOVUPS      64(R13), Z29
 	VBROADCASTSS (SI), Z30

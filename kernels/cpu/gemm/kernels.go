@@ -31,6 +31,11 @@ type tile struct {
 	_                    uintptr        // the kernel's own
 	stepB, stepC         int            // between slivers of B, tiles of sums
 	rowScales, colScales unsafe.Pointer // of int8
+
+	// Of AVX-512's micro-kernels: from next on, a line every 2 units of K, so many
+	// bytes apart; where the one that packs B writes it.
+	ahead int
+	to    unsafe.Pointer
 }
 
 // configure sets the shapes of the tile registers: C in 0 … 3, row by row, A in
@@ -80,6 +85,9 @@ type kernels struct {
 }
 
 func (s *kernels) tiles() bool { return s.form == formTiles }
+
+// packsOnTheWay says that microPack can be called.
+func (s *kernels) packsOnTheWay() bool { return s.form == formF32 && s.level == level.AVX512 }
 
 // allKernels returns the n sets for a type that may run at a level, the best
 // first.

@@ -94,6 +94,10 @@ func (s *kernels) micro(t *tile, rows int) {
 	}
 }
 
+// microPack is micro of mr rows for a sliver of B that lies in its matrix, which
+// it also writes, packed, to t.to.
+func (s *kernels) microPack(t *tile) { f32x14PackAVX512(t) }
+
 func microAVX512(t *tile, rows int) {
 	switch rows {
 	case 14:

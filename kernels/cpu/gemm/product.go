@@ -251,11 +251,12 @@ func (p *Product) run(pl *pool.Pool) {
 }
 
 // chunk packs and computes one chunk. A strip of A or B that one tile alone
-// uses is packed by that tile, just before it reads it.
+// uses, or of which one thread alone knows the first that does, is packed by
+// that tile, just before it reads it.
 func (p *Product) chunk(pl *pool.Pool) {
 	p.gridRows = ceil(p.m1-p.m0, p.cut.tileRows)
 	p.gridCols = ceil(p.n1-p.n0, p.cut.tileCols)
-	if p.cut.serial {
+	if p.cut.serial || p.cut.inOrder {
 		pl.Run(1, &p.computer)
 		return
 	}
@@ -263,9 +264,11 @@ func (p *Product) chunk(pl *pool.Pool) {
 	pl.Run(p.gridRows*p.gridCols, &p.computer)
 }
 
-// fusedA and fusedB say that each strip of A, or of B, belongs to one tile.
-func (p *Product) fusedA() bool { return p.newA && p.gridCols == 1 }
-func (p *Product) fusedB() bool { return p.newB && p.gridRows == 1 && p.gridCols > 1 }
+// fusedA and fusedB say that each strip of A, or of B, is packed by a tile.
+func (p *Product) fusedA() bool { return p.newA && (p.gridCols == 1 || p.cut.inOrder) }
+func (p *Product) fusedB() bool {
+	return p.newB && (p.gridRows == 1 && p.gridCols > 1 || p.cut.inOrder)
+}
 
 // directA says that the kernel reads A where it lies: tiles of 16 units of k
 // are rows of it.
@@ -298,7 +301,7 @@ func (t *packTask) RunIndex(i int) {
 
 func (t *computeTask) RunIndex(i int) {
 	p := t.p
-	if !p.cut.serial {
+	if !p.cut.serial && !p.cut.inOrder {
 		p.tile(i)
 		return
 	}
@@ -316,10 +319,10 @@ type area struct{ i0, i1, j0, j1 int }
 // tile computes one tile of C over the chunk's depth.
 func (p *Product) tile(i int) {
 	ti, tj := i/p.gridCols, i%p.gridCols
-	if p.fusedA() {
+	if p.fusedA() && tj == 0 {
 		p.packRows(ti)
 	}
-	if p.fusedB() {
+	if p.fusedB() && ti == 0 && !p.cut.onTheWay {
 		p.packCols(tj)
 	}
 	x := area{i0: p.m0 + ti*p.cut.tileRows, j0: p.n0 + tj*p.cut.tileCols}
@@ -432,6 +435,11 @@ func (p *Product) strip(s area, c unsafe.Pointer, ldc int) {
 	t := tile{ldb: 4 * nr, ldc: ldc, step: 4 * p.depth * mr, mask: 1<<(s.j1-s.j0) - 1}
 	a := unsafe.Add(p.packA, 4*p.depth*(s.i0-p.m0))
 	b := unsafe.Add(p.packB, 4*p.depth*(s.j0-p.n0))
+	packs := p.cut.onTheWay && p.newB && s.i0 == p.m0
+	if packs && s.j1-s.j0 < nr {
+		p.kernels.copy(b, unsafe.Add(p.b, p.k0*p.ldb+4*s.j0), 4*nr, p.ldb, p.depth, s.j1-s.j0, nr)
+		packs = false
+	}
 	if p.cut.direct {
 		src := unsafe.Add(p.b, p.k0*p.ldb+4*s.j0)
 		if s.j1-s.j0 == nr {
@@ -457,17 +465,47 @@ func (p *Product) strip(s area, c unsafe.Pointer, ldc int) {
 			}
 		}
 		t.b = unsafe.Add(b, k*t.ldb)
-		t.next = uintptr(t.b) + uintptr(t.k*t.ldb)
-		t.a = unsafe.Add(a, 4*k*mr)
-		t.c = c
-		if t.n = whole; whole > 0 {
-			p.kernels.micro(&t, mr)
+		t.a, t.c = unsafe.Add(a, 4*k*mr), c
+		done := 0
+		if packs {
+			done = p.packOnTheWay(&t, s, k, whole)
 		}
-		if rest > 0 {
-			t.n = 1
-			t.a = unsafe.Add(t.a, whole*t.step)
-			t.c = unsafe.Add(t.c, whole*mr*ldc)
-			p.kernels.micro(&t, rest)
-		}
+		t.next, t.ahead = uintptr(t.b)+uintptr(t.k*t.ldb), 32
+		done += p.slivers(&t, done, whole-done, mr)
+		p.slivers(&t, done, min(rest, 1), rest)
 	}
+}
+
+// slivers computes n slivers of A of so many rows, the first of which is the
+// first-th of t, and returns n.
+func (p *Product) slivers(t *tile, first, n, rows int) int {
+	if n > 0 {
+		part := *t
+		part.n = n
+		part.a, part.c = unsafe.Add(t.a, first*t.step), unsafe.Add(t.c, first*p.kernels.mr*t.ldc)
+		p.kernels.micro(&part, rows)
+	}
+	return n
+}
+
+// packOnTheWay computes the first slivers of A by a block of a strip of B, from
+// depth k of the chunk on, of which the first packs it, and returns how many. The
+// others bring nearer what is packed next: a line of each row of the same columns
+// below, or of the columns to the right, and then its second line.
+func (p *Product) packOnTheWay(t *tile, s area, k, slivers int) int {
+	first := *t
+	first.to, first.b, first.ldb, first.n = t.b, unsafe.Add(p.b, (p.k0+k)*p.ldb+4*s.j0), p.ldb, 1
+	next := uintptr(first.b) + uintptr(t.k*p.ldb)
+	if k+t.k == p.depth {
+		next = uintptr(p.b) + uintptr(p.k0*p.ldb+4*s.j1)
+	}
+	first.next = next
+	p.kernels.microPack(&first)
+	t.ahead = p.ldb
+	done := 1
+	for line := range uintptr(2) {
+		t.next = next + 64*line
+		done += p.slivers(t, done, min(2, slivers-done), p.kernels.mr)
+	}
+	return done
 }

@@ -223,6 +223,8 @@ type blocking struct {
 	depth              int // of a chunk, in units
 	tileRows, tileCols int
 	serial             bool
+	inOrder            bool // one thread computes the tiles, one by one
+	onTheWay           bool // the kernel packs B, in the first row of tiles
 }
 
 func (s *Spec) blocking(k *kernels, alone bool) blocking {
@@ -231,6 +233,8 @@ func (s *Spec) blocking(k *kernels, alone bool) blocking {
 	b.rows = min(b.rows, even(s.M, ceil(s.M, max(b.rows, 1)), k.tileRows))
 	b.cols = min(b.cols, even(s.N, ceil(s.N, max(b.cols, 1)), k.tileCols))
 	b.depth = min(b.units, even(b.units, ceil(b.units, chunkDepth), KC))
+	b.inOrder = alone && !b.serial
+	b.onTheWay = b.inOrder && k.packsOnTheWay() && !s.TransB && !b.direct && s.M >= k.mr
 	tileRows, tileCols, enough := k.tileRows, k.tileCols, enoughTiles
 	if alone && !k.tiles() {
 		enough = 1

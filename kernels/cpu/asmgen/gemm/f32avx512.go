@@ -19,8 +19,9 @@ const (
 
 func f32AVX512() {
 	for mr := 1; mr <= mr512; mr++ {
-		micro512(mr, f32)
+		micro512(mr, f32, false)
 	}
+	micro512(mr512, f32, true)
 	transpose512()
 	copy512()
 }
@@ -39,14 +40,19 @@ var (
 	int8 = unit{"int8", "four bytes of consecutive k, unsigned in A and signed in B", func(b, a, acc reg.VecPhysical) { VPDPBUSD(b, a, acc) }, VPADDD}
 )
 
-// micro512 generates the kernel of a unit.
+// micro512 generates the kernel of a unit. One that packs reads B where it lies
+// and writes its sliver on the way: the copy's loads and stores run beside the
+// products.
 // In one piece: one kernel, in the order of its instructions.
-func micro512(mr int, u unit) {
-	name := fmt.Sprintf("%sx%dAVX512", u.name, mr)
+func micro512(mr int, u unit, packs bool) {
+	name, and := fmt.Sprintf("%sx%dAVX512", u.name, mr), ""
+	if packs {
+		name, and = fmt.Sprintf("%sx%dPackAVX512", u.name, mr), fmt.Sprintf(", %d of which it also writes to t.to", nr512)
+	}
 	TEXT(name, NOSPLIT, "func(t *byte)")
-	Doc(fmt.Sprintf("%s multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B. A unit is %s.", name, mr, nr512, u.holds))
+	Doc(fmt.Sprintf("%s multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B%s. A unit is %s.", name, mr, nr512, and, u.holds))
 	t, a, b, c := reg.RDI, reg.RSI, reg.R8, reg.RDX
-	count, ldb, ldc, n, bp, row, ap, next := reg.RCX, reg.R9, reg.R11, reg.R12, reg.R13, reg.RAX, reg.RBX, reg.R15
+	count, ldb, ldc, n, bp, row, ap, next, to := reg.RCX, reg.R9, reg.R11, reg.R12, reg.R13, reg.RAX, reg.RBX, reg.R15, reg.R10
 	acc := func(i, v int) reg.VecPhysical { return zmm[2*i+v] }
 	bv := [2]reg.VecPhysical{reg.Z28, reg.Z29}
 	bc := [2]reg.VecPhysical{reg.Z30, reg.Z31}
@@ -78,9 +84,16 @@ func micro512(mr int, u unit) {
 	}
 	MOVQ(ap, a)
 	MOVQ(b, bp)
+	if packs {
+		MOVQ(at(t, tileTo), to)
+	}
 	step := func(k int, b0, b1 operand.Mem) {
 		VMOVUPS(b0, bv[0])
 		VMOVUPS(b1, bv[1])
+		if packs {
+			VMOVUPS(bv[0], at(to, 4*nr512*k))
+			VMOVUPS(bv[1], at(to, 4*nr512*k+64))
+		}
 		for i := range mr {
 			VBROADCASTSS(at(a, 4*(k*mr512+i)), bc[i%2])
 			u.dot(bv[0], bc[i%2], acc(i, 0))
@@ -93,10 +106,13 @@ func micro512(mr int, u unit) {
 	JZ(operand.LabelRef("rest"))
 	Label("two")
 	PREFETCHT1(at(next, 0))
-	ADDQ(operand.Imm(32), next)
+	ADDQ(at(t, tileAhead), next)
 	step(0, at(bp, 0), at(bp, 64))
 	step(1, idx(bp, ldb, 1, 0), idx(bp, ldb, 1, 64))
 	ADDQ(operand.Imm(2*4*mr512), a)
+	if packs {
+		ADDQ(operand.U32(2*4*nr512), to)
+	}
 	LEAQ(idx(bp, ldb, 2, 0), bp)
 	DECQ(count)
 	JNZ(operand.LabelRef("two"))

@@ -62,6 +62,9 @@ const (
 	tileStepC     = 216 // bytes between tiles of sums
 	tileRowScales = 224 // of int8
 	tileColScales = 232
+
+	tileAhead = 240 // AVX-512: bytes from one line that is brought nearer to the next
+	tileTo    = 248 // AVX-512: where the kernel that packs writes B's sliver
 )
 
 func at(base reg.Register, disp int) operand.Mem { return operand.Mem{Base: base, Disp: disp} }
