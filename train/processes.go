@@ -122,9 +122,24 @@ func (j *Job) Dismiss(err error) {
 			if l.Assign(t) == nil && !j.heard {
 				_, _ = l.Welcome() // so that what it has said does not reset the stream
 			}
-			_ = l.Close()
 		}
+		_ = j.hangUp()
 	})
+}
+
+// hangUp ends the streams, all at once: each waits a while for a process that does not
+// take its end.
+func (j *Job) hangUp() error {
+	errs := make([]error, len(j.Links))
+	var closing sync.WaitGroup
+	for i, l := range j.Links {
+		closing.Go(func() {
+			defer crash.Guard()
+			errs[i] = l.Close()
+		})
+	}
+	closing.Wait()
+	return errors.Join(errs...)
 }
 
 // assignment is what a process needs to run its ranks.

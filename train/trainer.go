@@ -560,9 +560,7 @@ func (t *Trainer) Close() error {
 		t.ranks = nil
 	}
 	if t.job != nil {
-		for _, l := range t.job.Links {
-			errs = append(errs, l.Close())
-		}
+		errs = append(errs, t.job.hangUp())
 	}
 	if t.platform != nil {
 		errs = append(errs, t.platform.Close())

@@ -162,7 +162,8 @@ func (b *commBench) join(p *place) (w *benchWorld, err error) {
 		if err != nil {
 			return nil, err
 		}
-		w.close = append(w.close, process.Close)
+		p.close = process.Close
+		w.close = append(w.close, func() error { return p.end(nil) })
 		m, err := process.Join([]graph.Axis{{Name: "data", Size: w.size}}, len(w.local), mpi.Options{Timeout: b.timeout, Warn: warn, Messages: b.messages})
 		if err != nil {
 			return nil, errors.Join(err, w.end())

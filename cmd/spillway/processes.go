@@ -208,6 +208,20 @@ func (p *place) streams() (conns []io.ReadWriteCloser) {
 	return conns
 }
 
+// end ends the process's part of the job, which came to err. A library that does not come
+// to its end takes nothing from work that is done.
+func (p *place) end(err error) error {
+	closed := p.close()
+	var unended *mpi.UnendedError
+	if !errors.As(closed, &unended) {
+		return errors.Join(err, closed)
+	}
+	if err == nil {
+		fmt.Fprintf(p.stderr, "warning: %v; all is done and written, but the launcher may report a failure\n", unended)
+	}
+	return err
+}
+
 // messages is the transport over the launcher's MPI. Where the job fails, each
 // process tells the last operations of its rank.
 type messages struct {
@@ -244,7 +258,7 @@ func (p *place) work() (err error) {
 	if err := p.join(); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.close()) }()
+	defer func() { err = p.end(err) }()
 	runtime.GOMAXPROCS(p.threads(0) + spareProcs)
 	for again := true; again && err == nil; {
 		again, err = p.lend()

@@ -75,7 +75,7 @@ Any flag overrides a value of the demo.`,
 			defer func() {
 				defer shelter()() // or a signal would cut off what is said of its effect
 				p.job.Dismiss(err)
-				err = errors.Join(err, p.close())
+				err = p.end(err)
 			}()
 		}
 		if err := l.follow(fs, &c, cmd.ErrOrStderr()); err != nil {

@@ -246,6 +246,16 @@ func (e *engine) loop() {
 
 var errEnded = errors.New("mpi: the process has ended its part")
 
+// inside is the call that the thread does not come back from, once it was told to stop.
+func (e *engine) inside() string {
+	select {
+	case <-e.closed:
+		return "MPI_Finalize"
+	default:
+		return "a call of MPI"
+	}
+}
+
 // end stops calling MPI. Messages that are still under way are let go: their
 // memory may be in use until the process ends.
 func (e *engine) end(finalize bool) {

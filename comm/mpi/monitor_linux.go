@@ -2,6 +2,8 @@ package mpi
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -191,11 +193,26 @@ func (w *World) part(out, in []*letter) {
 			time.Sleep(5 * time.Millisecond)
 		}
 	}
+	missing := map[int]bool{}
 	for _, l := range append(out, in...) {
 		if !l.last || l.x != nil {
-			w.process.unclean.Store(true)
+			missing[l.peer] = true
 		}
 	}
+	w.leaveWithout(slices.Sorted(maps.Keys(missing)))
+}
+
+// leaveWithout has MPI not be ended where processes have not come to their end.
+func (w *World) leaveWithout(processes []int) {
+	if len(processes) == 0 {
+		return
+	}
+	first := processes[0] * w.each
+	who := fmt.Sprintf("rank %d (%s)", first, w.where(first))
+	if n := len(processes) - 1; n > 0 {
+		who += fmt.Sprintf(" and %d more of the processes", n)
+	}
+	w.process.leave(fmt.Sprintf("%s did not come to the end within %v", who, w.process.grace()))
 }
 
 // flight records the rank's last operations.

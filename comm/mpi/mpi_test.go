@@ -93,7 +93,14 @@ func runPart(part string) error {
 	for range each {
 		err = errors.Join(err, <-errs)
 	}
-	return errors.Join(err, w.Close(), p.Close())
+	err = errors.Join(err, w.Close())
+	closed := p.Close()
+	var unended *UnendedError
+	if errors.As(closed, &unended) { // also where the machine is slow: what was tested is done
+		fmt.Println("warning:", unended)
+		closed = nil
+	}
+	return errors.Join(err, closed)
 }
 
 // rank is one rank of a job with an arena and a stream.
@@ -189,6 +196,13 @@ var parts = map[string]func(*rank) error{
 			r.world.Abort(errors.New("the disk is full"))
 		}
 		return r.allReduce(10)
+	},
+	"absent": func(r *rank) error { // rank 1 does not come to the end, until its launcher ends it
+		err := r.allReduce(10)
+		if r.world.first == 1 {
+			time.Sleep(time.Minute)
+		}
+		return err
 	},
 	"idle": func(r *rank) error { // rank 0 alone is late
 		if err := r.allReduce(10); err != nil {
@@ -470,19 +484,78 @@ func TestALibraryOfAnotherLauncherIsRefused(t *testing.T) {
 	}
 }
 
-// The ABI of MPI 5 on a stub: no library at hand has it yet.
-func TestTheABI(t *testing.T) {
+// A process that does not come to the end keeps nobody: the others say who it is, and leave.
+func TestWhoDoesNotComeToTheEndIsNamed(t *testing.T) {
+	for launcher := range launchers {
+		if !watched(launcher, 2, "absent") {
+			continue
+		}
+		t.Run(launcher, func(t *testing.T) {
+			t.Parallel()
+			out, _ := mpirun(t, launcher, 2, "absent") // its status is the launcher's own matter
+			require.Regexp(t, `warning: process 0 leaves MPI without its end: rank 1 \(host .*, process \d+\) did not come to the end within 3s`, out)
+		})
+	}
+}
+
+// stub compiles the stub, with the compiler's flags, and opens it.
+func stub(t *testing.T, flags ...string) *lib {
+	t.Helper()
 	cc, err := exec.LookPath("gcc")
 	if err != nil {
 		t.Skip("gcc is not installed")
 	}
 	path := filepath.Join(t.TempDir(), "libmpi_abi.so.0")
-	out, err := exec.Command(cc, "-shared", "-fPIC", "-o", path, "testdata/stub.c").CombinedOutput()
+	out, err := exec.Command(cc, append(flags, "-shared", "-fPIC", "-o", path, "testdata/stub.c")...).CombinedOutput()
 	require.NoError(t, err, string(out))
 	l, err := open(nil, path)
 	require.NoError(t, err)
+	return l
+}
+
+// A library that does not come to its end, or says that it can't, does not keep the
+// process, which says so, but for a job that has failed: that is said.
+func TestALibraryThatDoesNotEnd(t *testing.T) {
+	const late = " has not come back within 3s: another process is stuck or gone, or the library is at fault"
+	for name, c := range map[string]struct {
+		finalize     string
+		busy, failed bool
+		want         string
+	}{
+		"good order":        {finalize: "return 0"},
+		"an error":          {finalize: "return 16", want: "mpi: MPI_Finalize: stub refuses (code 16)"},
+		"a hang":            {finalize: "for (;;) pause()", want: "MPI_Finalize" + late},
+		"a hang of another": {finalize: "return 0", busy: true, want: "a call of MPI" + late},
+		"after a failure":   {finalize: "for (;;) pause()", failed: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e, err := startEngine(stub(t, "-DFINALIZE="+c.finalize), 0, 1)
+			require.NoError(t, err)
+			if c.busy {
+				busy, leave := make(chan struct{}), make(chan struct{})
+				defer close(leave)
+				go func() { _ = e.call(func() error { close(busy); <-leave; return nil }) }()
+				<-busy
+			}
+			p := &Process{engine: e}
+			p.failed.Store(c.failed)
+			err = p.Close()
+			if c.want == "" {
+				require.NoError(t, err)
+				return
+			}
+			require.Equal(t, &UnendedError{Rank: 0, Why: c.want}, err)
+			require.EqualError(t, err, "process 0 leaves MPI without its end: "+c.want)
+		})
+	}
+}
+
+// The ABI of MPI 5 on a stub: no library at hand has it yet.
+func TestTheABI(t *testing.T) {
+	l := stub(t)
 	require.Equal(t, families[ABI].name, l.name)
-	_, err = startEngine(l, 1, 2)
+	_, err := startEngine(l, 1, 2)
 	var world *WorldError
 	require.ErrorAs(t, err, &world)
 	require.Contains(t, err.Error(), "(stub 1.0) says rank 0 of 1, the launcher rank 1 of 2")

@@ -3,6 +3,7 @@ package mpi
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"sync"
@@ -15,8 +16,8 @@ import (
 // Process is this process's MPI.
 type Process struct {
 	engine  *engine
-	unclean atomic.Bool // messages are left under way: MPI can't be ended in good order
-	failed  atomic.Bool // the job has ended with an error
+	unclean atomic.Pointer[string] // why MPI can't be ended in good order: what is left under way
+	failed  atomic.Bool            // the job has ended with an error
 	streams sync.WaitGroup
 }
 
@@ -56,9 +57,13 @@ func (p *Process) grace() time.Duration {
 	return closeGrace
 }
 
+// leave has MPI not be ended, because of why.
+func (p *Process) leave(why string) { p.unclean.CompareAndSwap(nil, &why) }
+
 // Close ends MPI in good order: every process of the job calls it. Where messages
 // are left under way, as after an error, it ends nothing, and the process is to
-// exit: its launcher then ends the others.
+// exit: its launcher then ends the others. An *UnendedError says so of a job that has not
+// failed.
 func (p *Process) Close() error {
 	ended := make(chan struct{})
 	go func() {
@@ -66,18 +71,27 @@ func (p *Process) Close() error {
 		p.streams.Wait()
 		close(ended)
 	}()
+	grace := p.grace()
 	select {
 	case <-ended:
-	case <-time.After(p.grace()):
-		p.unclean.Store(true)
+	case <-time.After(grace):
+		p.leave(fmt.Sprintf("the stream from another process has not ended within %v", grace))
 	}
-	p.engine.stop <- !p.unclean.Load()
+	p.engine.stop <- p.unclean.Load() == nil
+	grace = p.grace()
 	select {
 	case err := <-p.engine.ended:
-		return err
-	case <-time.After(p.grace()): // a peer has not come to the end
+		if err != nil {
+			p.leave(err.Error())
+		}
+	case <-time.After(grace):
+		p.leave(fmt.Sprintf("%s has not come back within %v: another process is stuck or gone, or the library is at fault", p.engine.inside(), grace))
+	}
+	why := p.unclean.Load()
+	if why == nil || p.failed.Load() {
 		return nil
 	}
+	return &UnendedError{Rank: p.engine.rank, Why: *why}
 }
 
 // pieceBytes is the longest piece of a stream's message.
@@ -180,7 +194,7 @@ func (s *stream) Close() error {
 	select {
 	case <-done:
 	case <-time.After(s.p.grace()):
-		s.p.unclean.Store(true)
+		s.p.leave(fmt.Sprintf("the process of rank %d has not taken the end of its stream in time", s.peer))
 		s.giveUp.Do(func() { close(s.lost) })
 	}
 	return nil
