@@ -6,7 +6,8 @@
 // is left. Arenas lie in huge pages where the system gives them, also where its
 // setting for shared memory is "never".
 //
-// A rank that waits spins for a moment and then sleeps in the kernel (futex).
+// A rank that waits spins for a moment, where every rank of the job has a core, and then
+// sleeps in the kernel (futex).
 // Nobody waits with a deadline of its own: each process watches the progress and
 // the heartbeats of all ranks (package watch), and its verdict ends every wait.
 package shm

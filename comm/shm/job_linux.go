@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -14,7 +15,7 @@ import (
 // The control segment. Every field that another process reads while it changes
 // is atomic; the layout is that of these structs, whose version is in magic.
 const (
-	magic      = 0x5350_4c57_0002 // "SPLW", version 2
+	magic      = 0x5350_4c57_0003 // "SPLW", version 3
 	maxSlots   = 4                // groups of a rank: the world and up to three mesh axes
 	maxRegions = 8                // arenas of a rank
 	records    = 64               // operations that the flight recorder keeps
@@ -25,7 +26,9 @@ const (
 type header struct {
 	Magic     uint64
 	Processes uint32
+	Cores     uint32        // that all ranks share
 	each      atomic.Uint32 // ranks of every process; 0 until the first has joined
+	_         uint32
 	steps     atomic.Uint64 // done, as rank 0 says
 	// ended: 0 sound, 1 somebody writes the error, 2 it is there.
 	ended   atomic.Uint32
@@ -141,6 +144,7 @@ func Create(processes int) (*Job, error) {
 		return nil, errors.Join(err, j.Close())
 	}
 	j.header().Processes = uint32(processes)
+	j.header().Cores = uint32(min(runtime.NumCPU(), runtime.GOMAXPROCS(0))) // a process of the job may be bound to some
 	atomic.StoreUint64(&j.header().Magic, magic)
 	return j, nil
 }

@@ -41,7 +41,7 @@ type World struct {
 	members [][]*member // by axis + 1, local rank
 	timeout time.Duration
 	warn    func(string)
-	spin    int // looks before a waiter goes to sleep
+	spins   bool // a waiter looks for a while before it goes to sleep
 
 	mu      sync.Mutex
 	err     error
@@ -95,9 +95,7 @@ func (j *Job) Join(mesh []graph.Axis, ranks []int, o Options) (*World, error) {
 		j.rank(r).pid.Store(uint32(os.Getpid()))
 	}
 	// A waiter may spin where every rank has a core of its own to spin on.
-	if runtime.NumCPU() >= j.world {
-		w.spin = 2000
-	}
+	w.spins = int(j.header().Cores) >= j.world
 	w.addGroups()
 	w.regions = make([][]atomic.Pointer[mapped], j.world)
 	for r := range w.regions {

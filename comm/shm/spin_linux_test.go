@@ -1,0 +1,25 @@
+package shm
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// A launched process is bound to its ranks' cores and sees no others: whether a waiter
+// may spin is a question of the job's.
+func TestWaitersSpinWhereTheJobHasACoreForEachRank(t *testing.T) {
+	for cores, want := range map[uint32]bool{1: false, 2: false, 3: true, 64: true} {
+		j, err := Create(3)
+		require.NoError(t, err)
+		require.NotZero(t, j.header().Cores)
+		j.header().Cores = cores
+		w, err := j.Join([]graph.Axis{{Name: "data", Size: 3}}, []int{1}, Options{})
+		require.NoError(t, err)
+		require.Equal(t, want, w.spins, "3 ranks on %d cores", cores)
+		require.NoError(t, w.Close())
+		require.NoError(t, j.Close())
+	}
+}
