@@ -121,8 +121,7 @@ func numbers(list []int32) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceD
 
 // collect runs calls on the group's communicator that move so many bytes in all.
 func (k *kernel) collect(bytes int64, posts ...post) error {
-	w := k.m.world
-	return w.wait(w.engine.start(&exchange{posts: posts, bytes: bytes}))
+	return k.m.world.run(&exchange{posts: posts, bytes: bytes})
 }
 
 // everyPart runs an all-gather (of in, in place where it is nil) or an all-to-all, of
@@ -158,7 +157,7 @@ func (k *kernel) gatherAll(buf []byte) error {
 	return k.collect(n*int64(len(k.srcs)), even(comm.AllGather, k.m.group, buf, k.m.scratch, b, b))
 }
 
-// scatterChunk starts the move of a chunk of every rank's parts: sends says what of send
+// scatterChunk is the move of a chunk of every rank's parts: sends says what of send
 // goes where; from every other rank n bytes come to the half of scratch at recv, by index.
 func (k *kernel) scatterChunk(send []byte, sends counts, of block, recv []byte, n int64) *exchange {
 	recvs := newCounts(len(k.ranks))
@@ -170,7 +169,7 @@ func (k *kernel) scatterChunk(send []byte, sends counts, of block, recv []byte, 
 		}
 	}
 	sends.n[k.at] = 0
-	return k.m.world.engine.start(&exchange{bytes: total, posts: []post{uneven(k.m.group, send, sends, of, recv, recvs)}})
+	return &exchange{bytes: total, posts: []post{uneven(k.m.group, send, sends, of, recv, recvs)}}
 }
 
 // scatterSends is chunk c of every part of n bytes of a whole buffer.

@@ -3,20 +3,31 @@ package mpi
 import (
 	"errors"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/spillway-ml/spillway/comm/futex"
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// engine is the one thread of the process that calls MPI.
+// engine calls MPI, from one thread that looks after all that is under way. Where the
+// library lets any thread call, one at a time, whoever waits for an exchange looks for it
+// first itself (attend): to hand it over and back takes two wakings, each as long as a small
+// operation.
 type engine struct {
 	lib         *lib
 	rank, world int
+	calls       sync.Mutex   // held while the library is called
+	attended    atomic.Int64 // when attend last saw an end, since began
+	began       time.Time
 	submit      chan *exchange
-	stop        chan bool // whether to finalize
+	stop        chan bool     // whether to finalize
+	bell        atomic.Uint32 // changes when there is something in submit or stop
+	asleep      atomic.Bool
 	ended       chan error
 	closed      chan struct{} // no more calls are made
 }
@@ -33,6 +44,10 @@ type transfer struct {
 // exchange is messages, or collectives, that are under way together.
 type exchange struct {
 	list []transfer
+	// check looks at what the first so many messages have brought, as soon as they are
+	// there: what it does not accept ends the exchange with errRefused, the rest under way.
+	first int
+	check func() bool
 	// quiet messages are looked for now and then only: nobody waits for them.
 	quiet bool
 	done  chan error
@@ -42,10 +57,15 @@ type exchange struct {
 
 	poster *poster
 
+	posted   bool
 	requests []byte // of the library
 	count    int
+	ahead    int       // of them, those of the first messages
 	until    time.Time // so long it is looked for without a sleep
 }
+
+// errRefused is the end of an exchange whose check has failed.
+var errRefused = errors.New("mpi: what came first was not accepted")
 
 // maxMessage is the longest message: MPI counts in 32 bits. Tests shorten it.
 var maxMessage = 1 << 30
@@ -53,21 +73,23 @@ var maxMessage = 1 << 30
 // How the engine waits, from the last time that anything moved: it looks without a
 // pause for spinFor, and as long as its bytes need at 1 GB/s (the library moves them
 // inside of calls only, and ranks have met before they send more than a header); until
-// napFor in naps of its thread; then it sleeps, twice as long each time, until something
-// is submitted. The runtime's timers are no finer than a millisecond where it is idle.
+// napFor in naps; then it sleeps, for a small part of what it has waited, until something
+// is submitted. It sleeps in the kernel: to be woken by a timer of the runtime takes a
+// thread without a lock four system calls.
 const (
 	spinFor    = 100 * time.Microsecond
 	spinByte   = time.Nanosecond
 	napFor     = time.Millisecond
 	nap        = 20 * time.Microsecond
+	sleepPart  = 16
 	firstSleep = 500 * time.Microsecond
-	longSleep  = time.Millisecond
-	quietSleep = 10 * time.Millisecond
+	longSleep  = 10 * time.Millisecond
+	quietEvery = 10 * time.Millisecond
 )
 
 // startEngine starts MPI on a thread of its own.
 func startEngine(l *lib, rank, world int) (*engine, error) {
-	e := &engine{lib: l, rank: rank, world: world, submit: make(chan *exchange, 64), stop: make(chan bool, 1), ended: make(chan error, 1), closed: make(chan struct{})}
+	e := &engine{lib: l, rank: rank, world: world, began: time.Now(), submit: make(chan *exchange, 64), stop: make(chan bool, 1), ended: make(chan error, 1), closed: make(chan struct{})}
 	began := make(chan error)
 	go func() {
 		defer crash.Guard()
@@ -84,8 +106,55 @@ func startEngine(l *lib, rank, world int) (*engine, error) {
 	return e, nil
 }
 
-// do runs messages and returns when they are done.
+// do runs messages that may be long in coming and returns when they are done.
 func (e *engine) do(list []transfer) error { return e.wait(e.begin(list, false)) }
+
+// attend starts x and looks for its end, for as long as it should take and until over.
+// Where that has not come (done is false) the engine's thread is to be given x.
+func (e *engine) attend(x *exchange, over *atomic.Bool) (done bool, err error) {
+	if !e.lib.shared || !e.calls.TryLock() {
+		return false, nil
+	}
+	select {
+	case <-e.closed:
+		e.calls.Unlock()
+		return true, errEnded
+	default:
+	}
+	err = e.post(x)
+	e.calls.Unlock()
+	if err != nil {
+		return true, err
+	}
+	for look := 0; ; look++ {
+		if e.calls.TryLock() { // else the other who calls moves this as well
+			done, err = e.finished(x)
+			e.calls.Unlock()
+			if done || err != nil {
+				e.attended.Store(int64(time.Since(e.began)))
+				return true, err
+			}
+		}
+		if over.Load() || time.Since(x.until) > attendFor {
+			return false, nil
+		}
+		if look > eagerLooks {
+			yield()
+		}
+	}
+}
+
+// attendFor is how long attend looks beyond what the bytes need. Whoever gives up is a
+// waking late when the others come, and the next operation finds them late in turn: so it
+// is long against that, and short against a step. eagerLooks is how often it looks before
+// it lets others have the core between looks: ranks may outnumber the cores, and another
+// stream may compute on this one.
+const (
+	attendFor  = 2 * time.Millisecond
+	eagerLooks = 20
+)
+
+func yield() { _, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // wait returns when messages are done, or the engine has ended.
 func (e *engine) wait(x *exchange) error {
@@ -102,26 +171,54 @@ func (e *engine) begin(list []transfer, quiet bool) *exchange {
 	return e.start(&exchange{list: list, quiet: quiet})
 }
 
-// start starts messages and collectives; the outcome comes on done.
+// start gives the engine's thread messages and collectives, which it starts where they
+// are not under way yet; the outcome comes on done.
 func (e *engine) start(x *exchange) *exchange {
 	x.done = make(chan error, 1)
-	for i := range x.list {
-		x.bytes += int64(len(x.list[i].mem))
-	}
+	e.give(x)
+	return x
+}
+
+// give hands x to the thread, or ends it where that has ended.
+func (e *engine) give(x *exchange) {
 	select {
 	case e.submit <- x:
+		e.ring()
 	case <-e.closed:
 		x.done <- errEnded
 	}
-	return x
+}
+
+// ring has the thread look at what it has been given.
+func (e *engine) ring() {
+	e.bell.Add(1)
+	if e.asleep.Load() {
+		futex.Wake(&e.bell)
+	}
+}
+
+// finish has the thread end its part, and MPI where finalize is set.
+func (e *engine) finish(finalize bool) {
+	e.stop <- finalize
+	e.ring()
 }
 
 // post starts the messages and collectives of x.
 func (e *engine) post(x *exchange) error {
 	l := e.lib
+	x.posted = true
 	for i := range x.list {
-		x.count += max(1, (len(x.list[i].mem)+maxMessage-1)/maxMessage)
+		if i == x.first {
+			x.ahead = x.count
+		}
+		n := len(x.list[i].mem)
+		x.count += max(1, (n+maxMessage-1)/maxMessage)
+		x.bytes += int64(n)
 	}
+	if x.first == len(x.list) {
+		x.ahead = x.count
+	}
+	x.until = time.Now().Add(time.Duration(x.bytes) * spinByte)
 	x.count += len(x.posts)
 	x.requests = make([]byte, x.count*int(l.request)) // the library looks at it inside calls only
 	at := 0
@@ -155,11 +252,26 @@ func (e *engine) post(x *exchange) error {
 
 // finished looks whether x is done.
 func (e *engine) finished(x *exchange) (bool, error) {
-	flag := int32(0)
-	err := e.lib.check("MPI_Testall", call(e.lib.fn.testall, uintptr(x.count), address(x.requests), uintptr(unsafe.Pointer(&flag)), e.lib.ignore))
-	if flag != 0 && err == nil {
+	if x.check != nil {
+		if done, err := e.testAll(x, 0, x.ahead); !done || err != nil {
+			return done, err
+		}
+		if !x.check() {
+			return true, errRefused
+		}
+		x.check = nil
+	}
+	done, err := e.testAll(x, x.ahead, x.count)
+	if done && err == nil {
 		err = x.poster.free()
 	}
+	return done, err
+}
+
+// testAll looks whether requests [from, to) of x are done.
+func (e *engine) testAll(x *exchange, from, to int) (bool, error) {
+	flag := int32(0)
+	err := e.lib.check("MPI_Testall", call(e.lib.fn.testall, uintptr(to-from), address(x.requests)+uintptr(from)*e.lib.request, uintptr(unsafe.Pointer(&flag)), e.lib.ignore))
 	return flag != 0, err
 }
 
@@ -167,21 +279,24 @@ func (e *engine) finished(x *exchange) (bool, error) {
 func (e *engine) loop() {
 	var active []*exchange
 	moved, looked := time.Now(), time.Time{}
-	pause := firstSleep
 	take := func(x *exchange) {
 		if x.run != nil {
-			x.done <- x.run()
+			x.done <- e.alone(x.run)
 			return
 		}
-		if err := e.post(x); err != nil {
-			x.done <- err
-			return
+		if !x.posted {
+			if err := e.alone(func() error { return e.post(x) }); err != nil {
+				x.done <- err
+				return
+			}
+			moved = time.Now()
+		} else if looked := time.Now().Add(-attendFor); looked.After(moved) {
+			moved = looked // so long somebody has waited for it
 		}
 		active = append(active, x)
-		moved, pause = time.Now(), firstSleep
-		x.until = moved.Add(spinFor + time.Duration(x.bytes)*spinByte)
 	}
 	for {
+		bell := e.bell.Load()
 		for more := true; more; {
 			select {
 			case x := <-e.submit:
@@ -194,7 +309,7 @@ func (e *engine) loop() {
 			}
 		}
 		now := time.Now()
-		lookQuiet := now.Sub(looked) >= quietSleep
+		lookQuiet := now.Sub(looked) >= quietEvery
 		if lookQuiet {
 			looked = now
 		}
@@ -205,10 +320,14 @@ func (e *engine) loop() {
 				i++
 				continue
 			}
-			done, err := e.finished(x)
+			var done bool
+			err := e.alone(func() (err error) {
+				done, err = e.finished(x)
+				return err
+			})
 			if !done && err == nil {
 				loud = loud || !x.quiet
-				busy = busy || !x.quiet && now.Before(x.until)
+				busy = busy || !x.quiet && now.Sub(x.until) < spinFor
 				i++
 				continue
 			}
@@ -216,32 +335,34 @@ func (e *engine) loop() {
 			active[i] = active[len(active)-1]
 			active = active[:len(active)-1]
 			if !x.quiet {
-				moved, pause = time.Now(), firstSleep
+				moved = time.Now()
 			}
 		}
-		if busy || loud && time.Since(moved) < spinFor {
-			_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // ranks may outnumber the cores
+		since := min(time.Since(moved), time.Since(e.began)-time.Duration(e.attended.Load()))
+		if busy || loud && since < spinFor {
+			yield()
 			continue
 		}
-		if loud && time.Since(moved) < napFor {
+		if loud && since < napFor {
 			rest := unix.NsecToTimespec(int64(nap))
 			_ = unix.Nanosleep(&rest, nil)
 			continue
 		}
-		most := longSleep
-		if !loud {
-			most = quietSleep
+		pause := longSleep
+		if loud {
+			pause = min(max(since/sleepPart, firstSleep), longSleep)
 		}
-		select {
-		case x := <-e.submit:
-			take(x)
-		case finalize := <-e.stop:
-			e.end(finalize)
-			return
-		case <-time.After(pause):
-			pause = min(2*pause, most)
-		}
+		e.asleep.Store(true)
+		futex.Wait(&e.bell, bell, pause)
+		e.asleep.Store(false)
 	}
+}
+
+// alone runs calls of the library, while nobody else does.
+func (e *engine) alone(f func() error) error {
+	e.calls.Lock()
+	defer e.calls.Unlock()
+	return f()
 }
 
 var errEnded = errors.New("mpi: the process has ended its part")
@@ -259,6 +380,7 @@ func (e *engine) inside() string {
 // end stops calling MPI. Messages that are still under way are let go: their
 // memory may be in use until the process ends.
 func (e *engine) end(finalize bool) {
+	e.calls.Lock() // nobody calls any more
 	close(e.closed)
 	var err error
 	if finalize {

@@ -32,20 +32,21 @@ type family struct {
 	ignore       uintptr // MPI_STATUSES_IGNORE
 	inPlace      uintptr // MPI_IN_PLACE
 	request      uintptr // bytes of a request, as of all handles
-	funneled     uintptr // MPI_THREAD_FUNNELED
+	serialized   uintptr // MPI_THREAD_SERIALIZED
 }
 
 var families = map[Family]family{
-	OpenMPI: {name: "Open MPI", files: []string{"libmpi.so.40", "libmpi.so.80", "libmpi.so.20"}, symbols: true, inPlace: 1, request: 8, funneled: 1},
+	OpenMPI: {name: "Open MPI", files: []string{"libmpi.so.40", "libmpi.so.80", "libmpi.so.20"}, symbols: true, inPlace: 1, request: 8, serialized: 2},
 	ABI: {name: "the MPI 5 ABI", files: []string{"libmpi_abi.so.0", "libmpi_abi.so"}, world: 0x101, byteType: 0x247, errorsReturn: 0x143,
-		null: 0x180, inPlace: 1, request: 8, funneled: 1024},
+		null: 0x180, inPlace: 1, request: 8, serialized: 2048},
 	MPICH: {name: "MPICH", files: []string{"libmpich.so.12", "libmpi.so.12", "libmpi_cray.so.12"}, world: 0x44000000, byteType: 0x4c00010d,
-		errorsReturn: 0x54000001, null: 0x2c000000, ignore: 1, inPlace: ^uintptr(0), request: 4, funneled: 1},
+		errorsReturn: 0x54000001, null: 0x2c000000, ignore: 1, inPlace: ^uintptr(0), request: 4, serialized: 2},
 }
 
 // lib is an opened library.
 type lib struct {
 	family
+	shared bool // any thread may call, one at a time
 	path   string
 	handle uintptr // of dlopen
 	fn     struct {
@@ -162,9 +163,10 @@ func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(
 // start initialises MPI and checks that its world is the environment's.
 func (l *lib) start(rank, world int) error {
 	var provided, size, own int32
-	if err := l.check("MPI_Init_thread", call(l.fn.initThread, 0, 0, l.funneled, uintptr(unsafe.Pointer(&provided)))); err != nil {
+	if err := l.check("MPI_Init_thread", call(l.fn.initThread, 0, 0, l.serialized, uintptr(unsafe.Pointer(&provided)))); err != nil {
 		return err
 	}
+	l.shared = uintptr(provided) >= l.serialized
 	err := errors.Join(
 		l.check("MPI_Comm_set_errhandler", call(l.fn.setErrhandler, l.world, l.errorsReturn)),
 		l.check("MPI_Comm_size", call(l.fn.size, l.world, uintptr(unsafe.Pointer(&size)))),

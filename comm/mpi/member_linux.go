@@ -2,6 +2,7 @@ package mpi
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -98,6 +99,7 @@ type kernel struct {
 	with  []int // of a round: whom this rank meets, by index
 	list  []transfer
 	srcs  [][]byte
+	short bool // its bytes go with its headers
 }
 
 var _ cpu.PeerKernel = (*kernel)(nil)
@@ -138,6 +140,7 @@ func (m *member) bind(c comm.Call) (device.Kernel, error) {
 		}
 	}
 	k.srcs = make([][]byte, len(k.ranks))
+	k.short = k.isShort()
 	return k, nil
 }
 
@@ -162,13 +165,9 @@ func (k *kernel) Run() error {
 	if err := w.awaitGroups(); err != nil {
 		return err
 	}
-	if err := k.meet(); err != nil {
-		return err
-	}
-	w.show(k, watch.Moving)
-	read, written, err := k.move()
+	read, written, err := k.meetAndMove()
 	if err != nil {
-		return w.failed(k, err)
+		return err
 	}
 	w.show(k, watch.Idle)
 	record.end(entry)
@@ -212,31 +211,65 @@ func readHeader(b []byte) (call uint64, s comm.Signature) {
 	return v(0), comm.Signature{Op: operations[v(1)%uint64(len(operations))], DType: graph.DType(v(2)), Bytes: int64(v(3)), Root: int(uint32(v(4))), Order: graph.SumOrder(v(5) >> 1), Accumulate: v(5)&1 != 0}
 }
 
-// meet swaps headers with every other rank of the operation, and compares.
-func (k *kernel) meet() error {
-	m, kind := k.m, tagHeader
+// meetAndMove runs the operation once every rank has come with the same. Of a short one
+// the bytes go with the headers, and are looked at behind them.
+func (k *kernel) meetAndMove() (read, written int64, err error) {
+	w := k.m.world
+	k.list = k.list[:0]
+	k.addHeaders()
+	if k.short {
+		return k.moveShort()
+	}
+	if err := w.exchange(k.list); err != nil {
+		return 0, 0, w.failed(k, err)
+	}
+	if !k.agree() {
+		return 0, 0, k.mismatch()
+	}
+	w.show(k, watch.Moving)
+	if read, written, err = k.move(); err != nil {
+		return 0, 0, w.failed(k, err)
+	}
+	return read, written, nil
+}
+
+func (k *kernel) ownHeader() []byte { return k.m.headers[:headerBytes] }
+
+func (k *kernel) header(i int) []byte { return k.m.headers[(i+1)*headerBytes : (i+2)*headerBytes] }
+
+// addHeaders adds the headers to and from every other rank of the operation.
+func (k *kernel) addHeaders() {
+	kind := tagHeader
 	if k.Sig.Op == comm.SendRecv {
 		kind = tagPairHeader
 	}
-	own := m.headers[:headerBytes]
-	theirs := func(i int) []byte { return m.headers[(i+1)*headerBytes : (i+2)*headerBytes] }
-	k.writeHeader(own)
-	k.list = k.list[:0]
+	k.writeHeader(k.ownHeader())
 	for i, r := range k.ranks {
 		if k.meets(i) {
-			k.list = append(k.list, m.from(r, kind, theirs(i)), m.to(r, kind, own))
+			k.list = append(k.list, k.m.from(r, kind, k.header(i)), k.m.to(r, kind, k.ownHeader()))
 		}
 	}
-	if err := m.world.exchange(k.list); err != nil {
-		return m.world.failed(k, err)
+}
+
+// agree tells whether all headers are this rank's.
+func (k *kernel) agree() bool {
+	for i := range k.ranks {
+		if k.meets(i) && string(k.header(i)) != string(k.ownHeader()) {
+			return false
+		}
 	}
+	return true
+}
+
+// mismatch fails the job, naming the first rank whose header is another.
+func (k *kernel) mismatch() error {
+	m := k.m
 	for i, r := range k.ranks {
-		if !k.meets(i) || string(theirs(i)) == string(own) {
-			continue
+		if k.meets(i) && string(k.header(i)) != string(k.ownHeader()) {
+			call, sig := readHeader(k.header(i))
+			return m.world.fail(fmt.Errorf("%w in the %s group: rank %d runs %s (%q, call %d), rank %d runs %s (call %d)", comm.ErrMismatch, m.name,
+				m.World, k.Sig, k.Name, m.calls, r, sig, call))
 		}
-		call, sig := readHeader(theirs(i))
-		return m.world.fail(fmt.Errorf("%w in the %s group: rank %d runs %s (%q, call %d), rank %d runs %s (call %d)", comm.ErrMismatch, m.name,
-			m.World, k.Sig, k.Name, m.calls, r, sig, call))
 	}
 	return nil
 }
@@ -250,6 +283,11 @@ func (k *kernel) meets(i int) bool {
 // message from, and to, index i; nil for none.
 func (k *kernel) all(recv, send func(i int) []byte) error {
 	k.list = k.list[:0]
+	k.addAll(recv, send)
+	return k.m.world.exchange(k.list)
+}
+
+func (k *kernel) addAll(recv, send func(i int) []byte) {
 	for j := 1; j < len(k.ranks); j++ {
 		i := (k.at + j) % len(k.ranks) // ranks start at different peers
 		if b := recv(i); len(b) > 0 {
@@ -262,7 +300,6 @@ func (k *kernel) all(recv, send func(i int) []byte) error {
 			k.list = append(k.list, k.m.to(k.ranks[i], tagBytes, b))
 		}
 	}
-	return k.m.world.exchange(k.list)
 }
 
 func none(int) []byte { return nil }
@@ -316,14 +353,14 @@ func (k *kernel) move() (read, written int64, err error) {
 		}
 		own := part(k.in, self)
 		n := int64(len(own))
-		begin := k.chunkMessages(own, func(i int) []byte { return part(k.in, i) })
+		move := k.chunkMessages(own, func(i int) []byte { return part(k.in, i) })
 		if collective {
-			begin = func(c int64) *exchange {
+			move = func(c int64) *exchange {
 				send, sends, of := k.scatterSends(k.in, n, c)
 				return k.scatterChunk(send, sends, of, k.landing(0, c), int64(len(chunk(own, c))))
 			}
 		}
-		err = k.sum(k.out, own, k.Sig.Accumulate, n, begin)
+		err = k.sum(k.out, own, k.Sig.Accumulate, n, move)
 		return int64(len(k.in)), int64(len(k.out)), err
 	case comm.AllReduce:
 		return k.allReduce()
@@ -337,6 +374,74 @@ func (k *kernel) move() (read, written int64, err error) {
 		return int64(len(k.in)), int64(len(k.out)), k.m.world.exchange(k.list)
 	}
 	return 0, 0, nil // a barrier
+}
+
+// shortBytes is the longest message that goes with the headers; of all that a rank
+// sends so there is at most twice that. It lies in what libraries hold for who has not come.
+const shortBytes = 64 << 10
+
+// isShort tells whether every message of the operation is short: the signature decides,
+// so that ranks which agree choose alike.
+func (k *kernel) isShort() bool {
+	w, n := len(k.ranks), 0
+	switch k.Sig.Op {
+	case comm.AllGather:
+		n = len(k.in)
+	case comm.AllToAll, comm.ReduceScatter:
+		n = len(k.in) / w
+	case comm.AllReduce:
+		n = len(k.out)
+	}
+	return k.Round == nil && n > 0 && w > 1 && n <= shortBytes && n*(w-1) <= 2*shortBytes
+}
+
+// moveShort runs a short operation, whose headers are in the list: one exchange. What is
+// to be added comes from everybody to everybody who needs it.
+func (k *kernel) moveShort() (read, written int64, err error) {
+	w, self := len(k.ranks), k.at
+	part := func(b []byte, i int) []byte { n := len(b) / w; return b[i*n : (i+1)*n] }
+	recv := func(i int) []byte { return part(k.out, i) } // of a sum, to be added
+	var send func(i int) []byte
+	read, written = int64(len(k.in)), int64(len(k.out))
+	switch k.Sig.Op {
+	case comm.AllGather:
+		if !k.InPlace {
+			copy(part(k.out, self), k.in)
+		}
+		send = func(int) []byte { return k.in }
+		read *= int64(w - 1)
+		written = read
+	case comm.AllToAll:
+		copy(part(k.out, self), part(k.in, self))
+		send = func(i int) []byte { return part(k.in, i) }
+	case comm.ReduceScatter:
+		send = func(i int) []byte { return part(k.in, i) }
+	case comm.AllReduce:
+		send = func(int) []byte { return k.out }
+		read = written
+	}
+	if k.adder != nil {
+		for i := range k.srcs {
+			k.srcs[i] = k.landing(i, 0)[:len(send(i))]
+		}
+		recv = func(i int) []byte { return k.srcs[i] }
+	}
+	first := len(k.list)
+	k.addAll(recv, send)
+	err = k.m.world.run(&exchange{list: k.list, first: first, check: func() bool {
+		k.m.world.show(k, watch.Moving)
+		return k.agree()
+	}})
+	switch {
+	case errors.Is(err, errRefused):
+		return 0, 0, k.mismatch()
+	case err != nil:
+		return 0, 0, k.m.world.failed(k, err)
+	case k.adder != nil:
+		k.srcs[self] = send(self)
+		k.adder.Sum(k.out, k.srcs, k.Sig.Accumulate)
+	}
+	return read, written, nil
 }
 
 // smallBytes is up to where an all-reduce sends everything to everybody, who add
@@ -396,13 +501,13 @@ func (k *kernel) reduceShares(buf []byte, collective bool) error {
 		longest = max(longest, int64(len(share(i))))
 	}
 	own := share(k.at)
-	begin := k.chunkMessages(own, share)
+	move := k.chunkMessages(own, share)
 	if collective {
-		begin = func(c int64) *exchange {
+		move = func(c int64) *exchange {
 			return k.scatterChunk(buf, k.shareSends(n, size, c), block{}, k.landing(0, c), int64(len(chunk(own, c))))
 		}
 	}
-	if err := k.sum(own, own, false, longest, begin); err != nil {
+	if err := k.sum(own, own, false, longest, move); err != nil {
 		return err
 	}
 	if !collective {
@@ -432,7 +537,7 @@ func (k *kernel) landing(i int, c int64) []byte {
 	return k.m.scratch[(half+int64(i))*chunkBytes:]
 }
 
-// chunkMessages starts the messages of chunk c of a sum: part(i) is what this rank gives
+// chunkMessages is the messages of chunk c of a sum: part(i) is what this rank gives
 // of the part of index i, own its own part, of which every other rank gives as much.
 func (k *kernel) chunkMessages(own []byte, part func(i int) []byte) func(c int64) *exchange {
 	m := k.m
@@ -447,26 +552,28 @@ func (k *kernel) chunkMessages(own []byte, part func(i int) []byte) func(c int64
 				list = append(list, m.to(k.ranks[i], tagBytes, b))
 			}
 		}
-		return m.world.engine.begin(list, false)
+		return &exchange{list: list}
 	}
 }
 
 // sum adds parts over the ranks into dst, which is this rank's part or lies apart: own
-// is what this rank gives of its own part, longest the longest of all parts, begin
-// starts the move of a chunk. While a chunk is added the next one is under way. dst has
+// is what this rank gives of its own part, longest the longest of all parts, move is
+// that of a chunk. While a chunk is added the next one is under way. dst has
 // as many elements as own, of which those of a sequential sum are f32.
-func (k *kernel) sum(dst, own []byte, accumulate bool, longest int64, begin func(c int64) *exchange) error {
+func (k *kernel) sum(dst, own []byte, accumulate bool, longest int64, move func(c int64) *exchange) error {
+	w := k.m.world
 	chunks := (longest + chunkBytes - 1) / chunkBytes
 	if chunks == 0 {
 		return nil
 	}
-	next := begin(0)
+	wait := func() error { return w.run(move(0)) } // nothing is added meanwhile
 	for c := range chunks {
-		if err := k.m.world.wait(next); err != nil {
+		if err := wait(); err != nil {
 			return err
 		}
 		if c+1 < chunks {
-			next = begin(c + 1)
+			next := w.engine.start(move(c + 1))
+			wait = func() error { return w.wait(next) }
 		}
 		k.srcs[k.at] = chunk(own, c)
 		n := len(k.srcs[k.at])

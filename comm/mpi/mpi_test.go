@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -182,6 +183,15 @@ var parts = map[string]func(*rank) error{
 			return err
 		}
 		return r.allReduce(10 + int64(r.world.first))
+	},
+	"mismatch of length": func(r *rank) error { // one's bytes go with its headers, the other's do not
+		return r.allReduce([]int64{10, 1 << 20}[r.world.first])
+	},
+	"mismatch of kind": func(r *rank) error { // one sends nothing but its header
+		if r.world.first == 1 {
+			return r.do(func() (device.Kernel, error) { return r.g.Barrier("b") })
+		}
+		return r.allReduce(10)
 	},
 	"stuck": func(r *rank) error { // rank 1 does not come before the job has ended
 		if r.world.first == 1 {
@@ -455,9 +465,11 @@ func TestOverMPI(t *testing.T) {
 func TestFailuresAreNamed(t *testing.T) {
 	for launcher := range launchers {
 		for part, want := range map[string]string{
-			"mismatch": `ranks disagree in the world group: rank [01] runs all_reduce of 4[04] bytes of f32 \("ar", call 2\), rank [01] runs all_reduce of 4[04] bytes of f32 \(call 2\)`,
-			"stuck":    `timeout: all_reduce "ar" \(call 1\) of the world group: rank 1 \(host .*, process \d+\) did not arrive within 5s; rank 0 waited`,
-			"abort":    `aborted: the disk is full`,
+			"mismatch":           `ranks disagree in the world group: rank [01] runs all_reduce of 4[04] bytes of f32 \("ar", call 2\), rank [01] runs all_reduce of 4[04] bytes of f32 \(call 2\)`,
+			"mismatch of length": `rank [01] runs all_reduce of (40|4194304) bytes of f32 \("ar", call 1\), rank [01] runs all_reduce of (40|4194304) bytes`,
+			"mismatch of kind":   `rank [01] runs (all_reduce|barrier).* \("(ar|b)", call 1\), rank [01] runs (all_reduce|barrier)`,
+			"stuck":              `timeout: all_reduce "ar" \(call 1\) of the world group: rank 1 \(host .*, process \d+\) did not arrive within 5s; rank 0 waited`,
+			"abort":              `aborted: the disk is full`,
 		} {
 			if !watched(launcher, 2, part) {
 				continue
@@ -567,9 +579,56 @@ func TestTheABI(t *testing.T) {
 	collectivesOnTheStub(t, e)
 	err = e.do([]transfer{{send: true, peer: 3, tag: 7, mem: from}})
 	require.EqualError(t, err, "mpi: MPI_Isend: stub refuses (code 3)")
-	e.stop <- true
+	e.finish(true)
 	require.NoError(t, <-e.ended)
 	require.ErrorIs(t, e.do(nil), errEnded)
+}
+
+// Who waits for an exchange looks for it itself, where the library takes calls from every
+// thread, and stops at a check that fails.
+func TestWhoWaitsCallsTheLibrary(t *testing.T) {
+	var over atomic.Bool
+	from, to := []byte("what goes round"), make([]byte, 15)
+	round := []transfer{{peer: 0, tag: 7, mem: to}, {send: true, peer: 0, tag: 7, mem: from}}
+
+	e, err := startEngine(stub(t), 0, 1)
+	require.NoError(t, err)
+	checked := false
+	done, err := e.attend(&exchange{list: round, first: 2, check: func() bool { checked = string(to) == string(from); return checked }}, &over)
+	require.NoError(t, err)
+	require.True(t, done)
+	require.True(t, checked)
+	_, err = e.attend(&exchange{list: round, first: 2, check: func() bool { return false }}, &over)
+	require.ErrorIs(t, err, errRefused)
+	require.ErrorIs(t, e.wait(e.start(&exchange{list: round, first: 2, check: func() bool { return false }})), errRefused)
+
+	// What does not come is the engine's, at once where the job is over.
+	late := &exchange{list: round[:1]}
+	over.Store(true)
+	done, err = e.attend(late, &over)
+	require.NoError(t, err)
+	require.False(t, done)
+	clear(to)
+	e.start(late)
+	require.NoError(t, e.do(round[1:]))
+	require.NoError(t, e.wait(late))
+	require.Equal(t, from, to)
+	e.finish(true)
+	require.NoError(t, <-e.ended)
+	done, _ = e.attend(&exchange{list: round}, &over)
+	require.False(t, done)
+
+	const funneled = "1024" // one thread alone may call
+	e, err = startEngine(stub(t, "-DPROVIDED="+funneled), 0, 1)
+	require.NoError(t, err)
+	x := &exchange{list: round}
+	done, err = e.attend(x, &over)
+	require.NoError(t, err)
+	require.False(t, done)
+	require.False(t, x.posted)
+	require.NoError(t, e.wait(e.start(x)))
+	e.finish(true)
+	require.NoError(t, <-e.ended)
 }
 
 // collectivesOnTheStub runs each, of bytes and of a type, which the stub checks.

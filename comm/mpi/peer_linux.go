@@ -79,10 +79,6 @@ func (p *Peer) Run(op comm.Op, send, recv []byte, times int) (took time.Duration
 // call has the engine's thread run f, which blocks it, and with it heartbeats.
 func (e *engine) call(f func() error) error {
 	x := &exchange{run: f, done: make(chan error, 1)}
-	select {
-	case e.submit <- x:
-	case <-e.closed:
-		return errEnded
-	}
+	e.give(x)
 	return e.wait(x)
 }

@@ -285,7 +285,15 @@ func (w *World) exchange(list []transfer) error {
 	if len(list) == 0 {
 		return nil
 	}
-	return w.wait(w.engine.begin(slices.Clone(list), false))
+	return w.run(&exchange{list: slices.Clone(list)})
+}
+
+// run runs messages and collectives, or ends with the job's error.
+func (w *World) run(x *exchange) error {
+	if done, err := w.engine.attend(x, &w.broken); done {
+		return err
+	}
+	return w.wait(w.engine.start(x))
 }
 
 func (w *World) wait(x *exchange) error {

@@ -1,5 +1,6 @@
 /* A library of the MPI 5 ABI with one rank, which sends to itself: it refuses
-   handles that are not the ABI's. How it ends is the compiler's to say. */
+   handles that are not the ABI's. How it ends, and what threads it
+   takes calls from, is the compiler's to say. */
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,14 +13,17 @@
 #define BYTE 0x247
 #define ERRORS_RETURN 0x143
 #define REQUEST_NULL 0x180
-#define FUNNELED 1024
+#define SERIALIZED 2048
+#ifndef PROVIDED
+#define PROVIDED SERIALIZED
+#endif
 #define IN_PLACE ((void *)1)
 #define GROUP 0x1001 /* what a split makes */
 
 struct message { void *mem; int count, tag; };
 static struct message sent, wanted;
 
-int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) { *provided = required; return required == FUNNELED ? 0 : 16; }
+int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) { *provided = PROVIDED; return required == SERIALIZED ? 0 : 16; }
 int MPI_Finalize(void) { FINALIZE; }
 int MPI_Abort(intptr_t comm, int code) { return comm == WORLD ? 0 : 5; }
 int MPI_Comm_size(intptr_t comm, int *size) { *size = 1; return comm == WORLD ? 0 : 5; }
