@@ -193,6 +193,7 @@ func measureComm(binary, dir string, rounds int) error {
 	for _, s := range sides {
 		if s.loop != "" {
 			bar("64 MiB: Spillway over "+s.name+" ÷ the C loop ≤ 1.1", ratios(s.ours[large], s.inC[large]), 1.1, false, "%.2f")
+			bar("64 KiB: Spillway over "+s.name+" ÷ the C loop ≤ 1.1", ratios(s.ours[small], s.inC[small]), 1.1, false, "%.2f")
 		}
 	}
 	return nil
