@@ -131,18 +131,18 @@ func (s *States) Tensors() []checkpoint.Tensor {
 	return list
 }
 
-// PartBytes is how many bytes of states a rank of a program's world saves, the most of
-// any rank.
-func PartBytes(p *graph.Program, ranks int) (most int64, err error) {
+// PartBytes is how many bytes of states the ranks of a program's world save: the most of
+// any rank, and all.
+func PartBytes(p *graph.Program, ranks int) (most, all int64, err error) {
 	shares, err := NewStates(p, OneProcess(ranks), nil).shares()
 	for _, share := range shares {
 		n := int64(0)
 		for _, piece := range share {
 			n += piece.Bytes()
 		}
-		most = max(most, n)
+		most, all = max(most, n), all+n
 	}
-	return most, err
+	return most, all, err
 }
 
 // part is what a rank saves, read from it. Its Read is for the rank's goroutine.

@@ -22,7 +22,7 @@ func TestSharesAndWants(t *testing.T) {
 				s := NewStates(p, OneProcess(ranks), nil)
 				shares, err := s.shares()
 				require.NoError(t, err)
-				most, err := PartBytes(p, ranks)
+				most, all, err := PartBytes(p, ranks)
 				require.NoError(t, err)
 				var total, largest int64
 				covered := map[[2]string]map[int64]int64{} // end by start, by state and tensor
@@ -43,6 +43,7 @@ func TestSharesAndWants(t *testing.T) {
 					largest = max(largest, n)
 				}
 				require.Equal(t, largest, most, what)
+				require.Equal(t, total, all, what)
 				require.LessOrEqual(t, largest, 2*total/int64(ranks)+32<<10, "%s: ranks save about as much", what)
 				held := map[string]checkpoint.Tensor{}
 				for _, tensor := range s.Tensors() {

@@ -158,7 +158,7 @@ func TestQuantisedStatesHaveScalesWhereverTheyRest(t *testing.T) {
 				}
 			}
 			require.Equal(t, 2*len(p.Program.Params), states)
-			_, err = PartBytes(p.Program, 2)
+			_, _, err = PartBytes(p.Program, 2)
 			require.NoError(t, err)
 		}
 	}

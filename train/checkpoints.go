@@ -171,15 +171,7 @@ func (t *Trainer) resume(ctx context.Context) (bool, error) {
 	damaged := map[string]error{}
 	notes := len(t.notes)
 	for {
-		choice, err := checkpoint.ChooseBy(t.cfg.Checkpoint, func(e checkpoint.Entry) error {
-			if err := damaged[e.Name]; err != nil {
-				return err
-			}
-			if _, err := checkpoint.Whole(ctx, e.Folder); err != nil {
-				return err
-			}
-			return t.expect(e)
-		})
+		choice, err := t.choose(ctx, damaged)
 		if err != nil {
 			return false, fmt.Errorf("resume: %w", err)
 		}
@@ -193,6 +185,20 @@ func (t *Trainer) resume(ctx context.Context) (bool, error) {
 			return false, err
 		}
 	}
+}
+
+// choose finds the checkpoint that the run goes on from, by its name not one of those
+// that turned out damaged.
+func (t *Trainer) choose(ctx context.Context, damaged map[string]error) (checkpoint.Choice, error) {
+	return checkpoint.ChooseBy(t.cfg.Checkpoint, func(e checkpoint.Entry) error {
+		if err := damaged[e.Name]; err != nil {
+			return err
+		}
+		if _, err := checkpoint.Whole(ctx, e.Folder); err != nil {
+			return err
+		}
+		return t.expect(e)
+	})
 }
 
 // resumeFrom makes the run go on from a checkpoint. The error wraps ErrDamaged where

@@ -41,9 +41,12 @@ func onThisMachine(cfg *Config, p *plan.Plan, spaces []graph.Space) error {
 
 // openOutputs looks at every place that the run is going to write to, before it
 // starts.
-func (t *Trainer) openOutputs(context.Context) error {
+func (t *Trainer) openOutputs(ctx context.Context) error {
 	c := t.cfg
 	if err := t.openStore(); err != nil {
+		return err
+	}
+	if err := t.roomToSave(ctx); err != nil {
 		return err
 	}
 	if c.Trace != "" {

@@ -33,7 +33,7 @@ func (c *Config) stage(p *plan.Plan) error {
 	if c.Inference || strings.EqualFold(c.AsyncSave, asyncOff) || c.Checkpoint == "" && !asked {
 		return nil
 	}
-	part, err := run.PartBytes(p.Program, c.Ranks)
+	part, _, err := run.PartBytes(p.Program, c.Ranks)
 	if err != nil {
 		return err
 	}

@@ -274,7 +274,7 @@ func (t *Trainer) Done() int { return t.step }
 
 // openAll opens what the run stands on: the other processes, threads, the disk tier, the
 // ranks.
-func (t *Trainer) openAll(context.Context) error {
+func (t *Trainer) openAll(ctx context.Context) error {
 	cfg := t.cfg
 	if err := t.lead(); err != nil {
 		return err
@@ -300,6 +300,11 @@ func (t *Trainer) openAll(context.Context) error {
 	t.states = t.ranks.States()
 	if t.store == nil {
 		return nil
+	}
+	if t.plan.Layout.Spaces[graph.Disk].Peak > 0 {
+		if err := t.roomToSave(ctx); err != nil {
+			return err
+		}
 	}
 	lock, err := filepath.Abs(filepath.Join(cfg.Checkpoint, checkpoint.OwnFiles()[0]))
 	if err == nil {

@@ -79,7 +79,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 func exitStatus(err error) int {
 	var refused *plan.DoesNotFit
-	var small *spillway.MachineTooSmall
 	var op *device.OpError
 	var fault *faultError
 	var disk *store.Error
@@ -98,7 +97,7 @@ func exitStatus(err error) int {
 		return exitInterrupted
 	case errors.As(err, &missing):
 		return exitBadInput
-	case errors.As(err, &refused), errors.As(err, &small), errors.Is(err, checkpoint.ErrDamaged), errors.As(err, &remote) && remote.DoesNotFit():
+	case errors.As(err, &refused), errors.Is(err, spillway.ErrDoesNotFit), errors.Is(err, checkpoint.ErrDamaged), errors.As(err, &remote) && remote.DoesNotFit():
 		return exitDoesNotFit
 	case errors.As(err, &remote) && remote.Fault(), errors.Is(err, comm.ErrLost):
 		return exitFault

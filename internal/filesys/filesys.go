@@ -41,6 +41,14 @@ type FS interface {
 	Lstat(path string) (fs.FileInfo, error)
 	// SyncDir makes a folder's names durable.
 	SyncDir(path string) error
+	// Room is what is free where path lies; an error where nobody can say.
+	Room(path string) (Room, error)
+}
+
+// Room is what a file system has free, in bytes, quotas aside.
+type Room struct {
+	Free int64 // for everybody
+	Most int64 // for this process, which may be let into what is kept for root
 }
 
 // File is an open file. Its methods are those of *os.File, and two more.
@@ -92,6 +100,19 @@ func Lstat(path string) (fs.FileInfo, error) { return at(path).Lstat(path) }
 
 // SyncDir makes a folder's names durable.
 func SyncDir(path string) error { return at(path).SyncDir(path) }
+
+// RoomAt is the room where a folder is or would be made; false where nobody can say.
+func RoomAt(dir string) (Room, bool) {
+	for dir = absolute(dir); ; dir = filepath.Dir(dir) {
+		r, err := at(dir).Room(dir)
+		if err == nil {
+			return r, true
+		}
+		if !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
+			return Room{}, false
+		}
+	}
+}
 
 // Open opens a file or folder for reading.
 func Open(path string) (File, error) { return OpenFile(path, os.O_RDONLY, 0) }

@@ -2,6 +2,7 @@ package filesys
 
 import (
 	"cmp"
+	"errors"
 	"io"
 	"io/fs"
 	"maps"
@@ -184,6 +185,11 @@ func (m *Memory) Lstat(path string) (fs.FileInfo, error) { return m.Stat(path) }
 func (m *Memory) SyncDir(path string) error {
 	_, err := m.ReadDir(path)
 	return err
+}
+
+// Room is not known: it ends with the process's memory.
+func (m *Memory) Room(path string) (Room, error) {
+	return Room{}, fail("statfs", path, errors.ErrUnsupported)
 }
 
 // about describes a node.

@@ -38,6 +38,8 @@ func (system) SyncDir(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
+func (system) Room(path string) (Room, error) { return room(path) }
+
 func (f file) Allocate(size int64) error { return allocate(f.File, size) }
 
 func (f file) TryLock() (bool, error) { return tryLock(f.File) }

@@ -2,7 +2,10 @@ package filesys
 
 import (
 	"errors"
+	"math"
+	"math/bits"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,4 +37,39 @@ func allocate(f *os.File, size int64) error {
 		}
 		return nil
 	}
+}
+
+func room(path string) (Room, error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(path, &s); err != nil {
+		return Room{}, &os.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	r, known := roomOf(&s, os.Geteuid() == 0)
+	if !known {
+		return r, &os.PathError{Op: "statfs", Path: path, Err: errors.ErrUnsupported}
+	}
+	return r, nil
+}
+
+// elsewhere are the kinds of file systems whose figures come from another machine or a
+// program. One that does not know its own says that nothing is free.
+var elsewhere = []int64{unix.NFS_SUPER_MAGIC, unix.SMB_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.FUSE_SUPER_MAGIC, unix.CEPH_SUPER_MAGIC, unix.V9FS_MAGIC, unix.AFS_SUPER_MAGIC, unix.AFS_FS_MAGIC, unix.CODA_SUPER_MAGIC}
+
+// roomOf is what the kernel's figures say; false: nothing.
+func roomOf(s *unix.Statfs_t, root bool) (Room, bool) {
+	if s.Blocks == 0 || s.Bfree == 0 && slices.Contains(elsewhere, int64(s.Type)) {
+		return Room{}, false
+	}
+	bytes := func(blocks uint64) int64 {
+		high, low := bits.Mul64(blocks, uint64(s.Bsize))
+		if high > 0 || low > math.MaxInt64 {
+			return math.MaxInt64
+		}
+		return int64(low)
+	}
+	r := Room{Free: bytes(s.Bavail), Most: bytes(s.Bavail)}
+	if root {
+		r.Most = max(r.Free, bytes(s.Bfree))
+	}
+	return r, true
 }

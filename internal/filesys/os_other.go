@@ -2,7 +2,10 @@
 
 package filesys
 
-import "os"
+import (
+	"errors"
+	"os"
+)
 
 // Direct is a flag of Linux alone.
 const Direct = 0
@@ -11,3 +14,5 @@ const Direct = 0
 func renameNew(from, to string) error { return os.Rename(from, to) }
 
 func allocate(f *os.File, size int64) error { return f.Truncate(size) }
+
+func room(string) (Room, error) { return Room{}, errors.ErrUnsupported }

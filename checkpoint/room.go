@@ -1,0 +1,120 @@
+package checkpoint
+
+import (
+	"maps"
+	"math"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
+)
+
+// Room is what a run's checkpoints have for themselves, in bytes. A checkpoint goes
+// only once a newer one is whole, so they lie beside one another.
+type Room struct {
+	filesys.Room
+	Goes  int64   // goes before the first checkpoint is written: Options.Keep does not cover it
+	After int64   // goes once that is whole: Options.Mark lets it
+	Own   []int64 // the run's confirmed ones that stay, newest first
+	keep  int
+}
+
+// Room is what the store's file system has for the checkpoints of a run that goes on
+// from one; of a fresh run from has no name. False: nobody can say.
+func (s *Store) Room(from Choice) (Room, bool, error) {
+	free, known := filesys.RoomAt(s.dir)
+	if !known {
+		return Room{}, false, nil
+	}
+	entries, err := Scan(s.dir)
+	if err != nil {
+		return Room{}, false, err
+	}
+	return roomOf(free, entries, s.marks, from, s.owner, s.o), true, nil
+}
+
+// roomOf is Room of what a folder holds. The marks are as the first update makes them:
+// it confirms what the run goes on from.
+func roomOf(free filesys.Room, entries []Entry, marks Marks, from Choice, owner string, o Options) Room {
+	r := Room{Room: free, keep: o.Keep}
+	marks.confirmed, marks.left = maps.Clone(marks.confirmed), maps.Clone(marks.left)
+	if from.Found() {
+		if from.Manifest.Owner != "" {
+			owner = from.Manifest.Owner
+		}
+		for _, p := range from.Passed {
+			marks.left[p.Manifest.key()] = true
+		}
+		marks.confirmed[from.Manifest.key()] = true
+		delete(marks.left, from.Manifest.key())
+	}
+	gone := map[string]bool{}
+	for _, e := range expendable(entries, &marks, owner, o.Keep) {
+		gone[e.Name] = true
+		r.Goes += e.Manifest.bytes()
+	}
+	for i := len(entries) - 1; i >= 0; i-- {
+		e := &entries[i]
+		key := e.Manifest.key()
+		switch {
+		case e.Err != nil || gone[e.Name]:
+		case e.Manifest.Owner != owner:
+			if o.Mark != "" && e.Manifest.Mark == o.Mark {
+				r.After += e.Manifest.bytes()
+			}
+		case marks.confirmed[key] && !marks.left[key]:
+			r.Own = append(r.Own, e.Manifest.bytes())
+		}
+	}
+	return r
+}
+
+// bytes is what the manifest's files take.
+func (m *Manifest) bytes() (n int64) {
+	for _, f := range m.Files {
+		n += f.Bytes
+	}
+	return n
+}
+
+// Needs is the most that the run's next checkpoints, each of so many bytes, take at
+// once of what is free: while the k-th is written, Keep of those before it are there.
+func (r *Room) Needs(each, saves int64) (most int64) {
+	old := int64(len(r.Own))
+	last := saves // the most that there are at once of the new ones
+	if r.keep > 0 {
+		last = min(saves, int64(r.keep)+1)
+	}
+	// Between the first and the first that an old one makes way for, needs only grow.
+	for k := max(last-old, 1); ; k = min(k+1, last) {
+		most = max(most, r.needs(each, k))
+		if k >= last {
+			return max(most, r.needs(each, 1))
+		}
+	}
+}
+
+// needs is what is taken while the k-th is written.
+func (r *Room) needs(each, k int64) int64 {
+	if k > math.MaxInt64/max(each, 1) {
+		return math.MaxInt64
+	}
+	n := k*each - r.Goes
+	if k > 1 {
+		n -= r.After
+	}
+	if r.keep > 0 {
+		for i := max(int64(r.keep)-(k-1), 0); i < int64(len(r.Own)); i++ {
+			n -= r.Own[i]
+		}
+	}
+	return n
+}
+
+// Keeps is the largest Options.Keep with which checkpoints of so many bytes never take
+// more than is free; 0: none is small enough.
+func (r *Room) Keeps(each int64) int64 {
+	free := r.Free + min(r.Goes, math.MaxInt64-r.Free)
+	for _, n := range r.Own {
+		free += min(n, math.MaxInt64-free)
+	}
+	return max(free/max(each, 1)-1, 0)
+}

@@ -1,0 +1,124 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/dustin/go-humanize/english"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// roomToSave refuses a run for whose checkpoints there is no room, and warns of one
+// that has it for some of them. The ranks' files of the disk tier may lie on the same
+// file system: where there are any, warning waits until they have their bytes.
+func (t *Trainer) roomToSave(ctx context.Context) error {
+	if t.store == nil {
+		return nil
+	}
+	var from checkpoint.Choice
+	if t.cfg.Resume {
+		var err error
+		if from, err = t.choose(ctx, nil); err != nil {
+			return nil // the run's end in any case, once it is loaded
+		}
+	}
+	saves := t.cfg.saves(from.Manifest.Step)
+	if saves == 0 {
+		return nil
+	}
+	room, known, err := t.store.Room(from)
+	if err != nil || !known {
+		return err
+	}
+	each, err := t.checkpointBytes()
+	if err != nil {
+		return err
+	}
+	if err := noRoom(&t.cfg.Config, &room, each); err != nil {
+		return err
+	}
+	if t.ranks == nil && t.plan.Layout.Spaces[graph.Disk].Peak > 0 {
+		return nil
+	}
+	if text := littleRoom(&t.cfg.Config, &room, each, saves); text != "" {
+		t.cfg.warn("%s", text)
+	}
+	return nil
+}
+
+// checkpointBytes is what one checkpoint takes at least: the states, and the model's
+// files.
+func (t *Trainer) checkpointBytes() (int64, error) {
+	_, all, err := run.PartBytes(t.plan.Program, t.cfg.Ranks)
+	if err != nil {
+		return 0, err
+	}
+	files, err := t.modelFiles()
+	if err != nil {
+		return 0, fmt.Errorf("Config.Checkpoint %s: %w", t.cfg.Checkpoint, err)
+	}
+	for _, f := range files {
+		all += int64(len(f.Data))
+	}
+	return all, nil
+}
+
+// saves is how many checkpoints a run writes that has done so many steps.
+func (c *Config) saves(done int) int64 {
+	switch {
+	case done >= c.Steps:
+		return 0
+	case c.SaveEvery == 0:
+		return 1
+	}
+	n := c.Steps/c.SaveEvery - done/c.SaveEvery
+	if c.Steps%c.SaveEvery > 0 {
+		n++
+	}
+	return int64(n)
+}
+
+// noRoom refuses a file system that has no room for one checkpoint.
+func noRoom(c *Config, r *checkpoint.Room, each int64) error {
+	needs := r.Needs(each, 1)
+	if needs <= r.Most {
+		return nil
+	}
+	beside := ""
+	if r.Goes > 0 {
+		beside = fmt.Sprintf(", and Config.Keep %d makes %s free before", c.Keep, plan.Bytes(r.Goes))
+	}
+	return &ofKind{fmt.Errorf("does not fit: a checkpoint takes %s, and the file system of Config.Checkpoint %s has %s free%s; free %s there, or give a folder of another one",
+		plan.Bytes(each), c.Checkpoint, plan.Bytes(r.Most), beside, plan.Bytes(needs-r.Most)), ErrDoesNotFit}
+}
+
+// littleRoom says that a file system has room for one checkpoint, and not for all
+// that a run leaves there at once; "": it has.
+func littleRoom(c *Config, r *checkpoint.Room, each, saves int64) string {
+	needs := r.Needs(each, saves)
+	if needs <= r.Free {
+		return ""
+	}
+	what := english.Plural(int(saves), "checkpoint", "")
+	if c.Keep > 0 {
+		what += fmt.Sprintf(" with Config.Keep %d", c.Keep)
+	}
+	amount := plan.Bytes(needs)
+	if needs == math.MaxInt64 {
+		amount = "more than any file system has"
+	}
+	text := fmt.Sprintf("of %s, %s each, up to %s will lie in Config.Checkpoint %s at once, whose file system has %s free: some will not be saved; ",
+		what, plan.Bytes(each), amount, c.Checkpoint, plan.Bytes(r.Free))
+	switch keep := r.Keeps(each); {
+	case keep > 0 && (c.Keep == 0 || keep < int64(c.Keep)):
+		return text + fmt.Sprintf("Config.Keep %d fits", keep)
+	case needs == math.MaxInt64:
+		return text + "give Config.Keep and a larger file system"
+	}
+	return text + fmt.Sprintf("free %s there, or give a folder of another one", plan.Bytes(needs-r.Free))
+}

@@ -1,0 +1,104 @@
+package train
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// roomy is the system's file system with so much free.
+type roomy struct {
+	filesys.FS
+	room filesys.Room
+}
+
+func (r *roomy) Room(string) (filesys.Room, error) { return r.room, nil }
+
+// A run whose checkpoints have no room is refused before its ranks are opened, with
+// what is needed and free; one that has room for some of them is warned; and what
+// Keep removes counts as free.
+func TestRoomForCheckpoints(t *testing.T) {
+	c := saving(t, 4)
+	dir := filepath.Join(c.Checkpoint, "ck")
+	c.Checkpoint = dir
+	disk := &roomy{filesys.OS, filesys.Room{Free: 1 << 40, Most: 1 << 40}}
+	t.Cleanup(filesys.Mount(dir, disk))
+	begin := func(steps, every, keep int, resume bool, free int64) (warned []string, err error) {
+		c := c
+		disk.room = filesys.Room{Free: free, Most: free}
+		c.Steps, c.SaveEvery, c.Keep, c.Resume = steps, every, keep, resume
+		c.Warn = func(text string) { warned = append(warned, text) }
+		tr, err := c.start(context.Background())
+		if err != nil {
+			return warned, err
+		}
+		return warned, tr.Close()
+	}
+	p, err := Build(context.Background(), c.Config)
+	require.NoError(t, err)
+	_, err = begin(4, 1, 0, false, 1)
+	require.ErrorIs(t, err, ErrDoesNotFit)
+	require.NoDirExists(t, dir, "nothing is left of a run that is refused")
+	tr := &Trainer{plan: p}
+	r, err := c.resolve()
+	require.NoError(t, err)
+	tr.cfg = r.resolved
+	each, err := tr.checkpointBytes()
+	require.NoError(t, err)
+
+	_, err = begin(4, 0, 0, false, each-1)
+	require.EqualError(t, err, "does not fit: a checkpoint takes "+plan.Bytes(each)+", and the file system of Config.Checkpoint "+dir+" has "+plan.Bytes(each-1)+" free; free 1 B there, or give a folder of another one")
+	warned, err := begin(4, 0, 0, false, each)
+	require.NoError(t, err)
+	require.Empty(t, warned)
+	warned, err = begin(4, 1, 0, false, 4*each-1)
+	require.NoError(t, err)
+	require.Equal(t, []string{"of 4 checkpoints, " + plan.Bytes(each) + " each, up to " + plan.Bytes(4*each) + " will lie in Config.Checkpoint " + dir + " at once, whose file system has " + plan.Bytes(4*each-1) + " free: some will not be saved; Config.Keep 2 fits"}, warned)
+	for _, enough := range []struct{ every, keep int }{{2, 0}, {3, 0}, {1, 2}, {1, 1}} {
+		warned, err = begin(4, enough.every, enough.keep, false, 4*each-1)
+		require.NoError(t, err)
+		require.Empty(t, warned, "%+v", enough)
+	}
+
+	disk.room.Most = 1 << 40
+	c.SaveEvery = 1
+	ended(t, c)
+	list, err := checkpoint.List(dir)
+	require.NoError(t, err)
+	require.Len(t, list, 4)
+	for _, folder := range list {
+		var size int64
+		files, err := os.ReadDir(folder)
+		require.NoError(t, err)
+		for _, f := range files {
+			st, err := os.Stat(filepath.Join(folder, f.Name()))
+			require.NoError(t, err)
+			size += st.Size()
+		}
+		require.GreaterOrEqual(t, size, each)
+		require.Less(t, size-each, int64(64<<10), "headers and the manifest")
+	}
+	_, err = begin(5, 0, 0, true, each-1)
+	require.ErrorIs(t, err, ErrDoesNotFit)
+	warned, err = begin(5, 0, 2, true, 1)
+	require.NoError(t, err, "Keep 2 removes two before the fifth is written")
+	require.Empty(t, warned)
+	_, err = begin(4, 0, 0, true, 0)
+	require.NoError(t, err, "nothing is left to do, or to save")
+}
+
+func TestSaves(t *testing.T) {
+	for _, c := range []struct{ steps, every, done, want int }{
+		{10, 0, 0, 1}, {10, 0, 9, 1}, {10, 0, 10, 0}, {10, 3, 0, 4}, {10, 3, 3, 3}, {10, 3, 4, 3}, {10, 5, 0, 2}, {10, 20, 0, 1}, {10, 3, 11, 0},
+	} {
+		cfg := Config{Steps: c.steps, SaveEvery: c.every}
+		require.Equal(t, int64(c.want), cfg.saves(c.done), "%+v", c)
+	}
+}
