@@ -49,6 +49,9 @@ func uncompressed(name string) string { return name[:len(name)-len(compression(n
 
 func kindOf(name string) kind { return kinds[strings.ToLower(filepath.Ext(uncompressed(name)))] }
 
+// IsJSONLines says whether a file's name is that of JSON lines, compressed or not.
+func IsJSONLines(name string) bool { return kindOf(name) == jsonLines }
+
 // why says what to do with a file that is not read; nil for one that is.
 func (k kind) why(name, textField string) error {
 	switch {

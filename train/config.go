@@ -414,24 +414,12 @@ func (c *Config) validateMemory() error {
 }
 
 // validateFiles refuses what a run reads and writes beside its training data, and
-// flags that need another one.
+// fields that are of use only beside another one.
 func (c *Config) validateFiles() error {
 	if c.Timeout <= 0 {
 		return refuse("Config.Timeout %s: a positive duration is needed", c.Timeout)
 	}
-	if c.EvalEvery > 0 && !c.evaluates() {
-		return refuse("Config.EvalEvery needs Config.EvalData: the held-out data")
-	}
-	if c.Resume && c.Checkpoint == "" {
-		return refuse("Config.Resume needs Config.Checkpoint: the folder to resume from")
-	}
-	if c.AcceptChanges && !c.Resume {
-		return refuse("Config.AcceptChanges is for Config.Resume: changes since the checkpoint")
-	}
-	if c.SaveEvery > 0 && c.Checkpoint == "" {
-		return refuse("Config.SaveEvery needs Config.Checkpoint: the folder to save to")
-	}
-	return nil
+	return c.refuseIdle()
 }
 
 // ComputeThreads returns the computing threads of the process.

@@ -217,6 +217,7 @@ func (t *Trainer) fit(ctx context.Context, q request) error {
 		q.Outside = t.platform.Limits().Outside // more is outside than the plan left: each round leaves more
 	}
 	if !q.Inference {
+		t.notes = append(t.notes, t.cfg.idleNotes()...)
 		t.notes = append(t.notes, dropoutNote(t.cfg.model.Dropouts, &t.cfg.Config)...)
 		t.notes = append(t.notes, ringNote(&t.cfg.Config)...)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -57,18 +58,18 @@ func benchZeroCommand() *cobra.Command {
 				return err
 			}
 		}
-		if _, err := settle(cmd.Flags(), &c, &l); err != nil {
-			return err
+		_, wrong := settle(cmd.Flags(), &c, &l)
+		if !isDemo { // the config file's keys too
+			wrong = cmp.Or(refuseOfOneRun(cmd.Flags()), wrong)
+		}
+		if wrong != nil {
+			return wrong
 		}
 		if err := l.follow(cmd.Flags(), &c, cmd.ErrOrStderr()); err != nil {
 			return err
 		}
 		tuneDisk(&c, cmd.ErrOrStderr())
-		if !isDemo { // the config file's keys too
-			if err := refuseOfOneRun(cmd.Flags()); err != nil {
-				return err
-			}
-		} else {
+		if isDemo {
 			root, err := goroot()
 			if err != nil {
 				return err

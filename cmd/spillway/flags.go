@@ -167,6 +167,14 @@ func (l *later) refuse() error {
 	return nil
 }
 
+// refuseAllow refuses precisions to choose from where nothing chooses.
+func (l *later) refuseAllow(c *spillway.Config) error {
+	if len(c.Allow) > 0 && !l.fit {
+		return fmt.Errorf("--allow %s is for --fit, which may choose a precision; give --fit, or --precision %[2]s", strings.Join(c.Allow, ","), c.Allow[0])
+	}
+	return nil
+}
+
 // follow makes the accumulation follow --global-batch, once the number of ranks is
 // known, and the micro-batch, where it is left open. --fit splits it by itself.
 func (l *later) follow(fs *pflag.FlagSet, c *spillway.Config, tell io.Writer) error {

@@ -178,7 +178,7 @@ func settle(fs *pflag.FlagSet, c *spillway.Config, l *later) (isDemo bool, err e
 	if err := cmp.Or(refuseUnderOne(fs), l.refuse()); err != nil {
 		return isDemo, err
 	}
-	return isDemo, cmp.Or(c.Validate(), checkAddress(c.MetricsAddr), refuseOverwriting(fs), l.refuseExport(c))
+	return isDemo, cmp.Or(c.Validate(), checkAddress(c.MetricsAddr), refuseOverwriting(fs), l.refuseExport(c), l.refuseAllow(c))
 }
 
 // train runs a configured job and tells a person about it, and done how many steps it

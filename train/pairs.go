@@ -1,0 +1,114 @@
+package train
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spillway-ml/spillway/data"
+)
+
+// A pair is a field that says something only beside another one. What is left at its
+// default says nothing and is in nobody's way, in a file of settings too.
+type pair struct {
+	field string               // as a sentence begins, with %v for the value
+	value func(c *Config) any  // of the field
+	rest  any                  // the value that says nothing
+	means func(c *Config) bool // the field is of use
+	why   string               // how the sentence goes on
+}
+
+func (p *pair) idle(c *Config) bool { return p.value(c) != p.rest && !p.means(c) }
+
+func (p *pair) sentence(c *Config) string {
+	field := p.field
+	if strings.Contains(field, "%") {
+		field = fmt.Sprintf(field, p.value(c))
+	}
+	return field + " " + p.why
+}
+
+var standard = Default()
+
+// refusedAlone are fields that ask for what the run would not do.
+var refusedAlone = []pair{
+	{"Config.EvalEvery", func(c *Config) any { return c.EvalEvery }, 0, (*Config).evaluates, "needs Config.EvalData: the held-out data"},
+	{"Config.Resume", func(c *Config) any { return c.Resume }, false, (*Config).checkpoints, "needs Config.Checkpoint: the folder to resume from"},
+	{"Config.AcceptChanges", func(c *Config) any { return c.AcceptChanges }, false, func(c *Config) bool { return c.Resume }, "is for Config.Resume: changes since the checkpoint"},
+	{"Config.SaveEvery", func(c *Config) any { return c.SaveEvery }, 0, (*Config).checkpoints, "needs Config.Checkpoint: the folder to save to"},
+	{"Config.Keep %v", func(c *Config) any { return c.Keep }, standard.Keep, (*Config).checkpoints, "needs Config.Checkpoint: the folder whose checkpoints it counts"},
+	{"Config.DiskCache", func(c *Config) any { return c.DiskCache }, int64(0), func(c *Config) bool { return c.Disk != "" }, "needs Config.Disk: the folder whose files it holds in memory"},
+	{"Config.MinLR %v", func(c *Config) any { return c.MinLR }, standard.MinLR, func(c *Config) bool { return c.Own.Schedule != nil || !strings.EqualFold(c.LRSchedule, "constant") },
+		"with Config.LRSchedule constant: the rate never falls; give another schedule (linear, cosine, inverse-sqrt), or leave it out"},
+	{"Config.MinLR %v", func(c *Config) any { return c.MinLR }, standard.MinLR, func(c *Config) bool {
+		return c.Own.Schedule != nil || !strings.EqualFold(c.LRScale, "none") || c.MinLR <= c.LR
+	},
+		"is above Config.LR: it is what the rate falls to; give a smaller one"},
+	{"Config.LRBaseBatch %v", func(c *Config) any { return c.LRBaseBatch }, standard.LRBaseBatch, func(c *Config) bool { return !strings.EqualFold(c.LRScale, "none") },
+		"with Config.LRScale none: the rate is not scaled; give Config.LRScale sqrt or linear, or leave it out"},
+}
+
+// toldAlone are fields without which the run would be the same: settings that several runs
+// share may have them. They are told before it starts.
+var toldAlone = []pair{
+	{"Config.EvalSteps %v", func(c *Config) any { return c.EvalSteps }, standard.EvalSteps, (*Config).evaluates, "changes nothing: without Config.EvalData nothing is evaluated"},
+	{"Config.Warmup %v", func(c *Config) any { return c.Warmup }, 0, func(c *Config) bool { return c.Own.Schedule != nil || c.Warmup <= c.Steps },
+		"is more than Config.Steps: the rate does not reach Config.LR"},
+	{"Config.Trust %v", func(c *Config) any { return c.Trust }, standard.Trust, func(c *Config) bool { return c.Own.Rule != nil || c.optimizer().UsesTrust() },
+		"changes nothing: it is for Config.Optimizer lars and larc"},
+	{"Config.AdaptAll", func(c *Config) any { return c.AdaptAll }, false, ofOptimizers("lamb", "lars", "larc"),
+		"changes nothing: it is for Config.Optimizer lamb, lars and larc"},
+	{"Config.Beta2 %v", func(c *Config) any { return c.Beta2 }, standard.Beta2, ofOptimizers("adamw", "lamb", "novograd"),
+		"changes nothing: it is for Config.Optimizer adamw, lamb and novograd, which have a second moment"},
+	{"Config.Eps %v", func(c *Config) any { return c.Eps }, standard.Eps, ofOptimizers("adamw", "lamb", "novograd"),
+		"changes nothing: it is for Config.Optimizer adamw, lamb and novograd, which divide by a second moment"},
+	{"Config.Prefetch %v", func(c *Config) any { return c.Prefetch }, standard.Prefetch, func(c *Config) bool { return c.Prefetch < 2 || c.Zero == 3 || c.Offload != "" },
+		"changes nothing: parameters are gathered at Config.Zero 3 alone, and nothing rests off the device"},
+	{"Config.ShardSize %v", func(c *Config) any { return c.ShardSize }, 0, func(c *Config) bool { return c.Zero > 0 },
+		"changes nothing: at Config.Zero 0 nothing is sharded"},
+	{"Config.AccumOrder", func(c *Config) any { return c.asksLayers() }, false, func(c *Config) bool { return c.Accum > 1 },
+		"layer changes nothing: a step has one micro-batch (Config.Accum 1)"},
+	{"Config.AsyncSave", func(c *Config) any { return strings.EqualFold(c.AsyncSave, asyncOff) }, false, (*Config).checkpoints,
+		"off changes nothing: without Config.Checkpoint nothing is saved"},
+	{"Config.TextField %v", func(c *Config) any { return c.TextField }, "", func(c *Config) bool {
+		return c.Own.Data != nil || slices.ContainsFunc(c.dataPaths(), func(path string) bool { return isFolder(path) || data.IsJSONLines(path) })
+	},
+		"changes nothing: no data are JSON lines (*.jsonl)"},
+	{"Config.DataGlob %v", func(c *Config) any { return c.DataGlob }, "", func(c *Config) bool { return c.Own.Data != nil || slices.ContainsFunc(c.dataPaths(), isFolder) },
+		"changes nothing: a file that is named itself is read whatever its name is; patterns are for folders"},
+}
+
+func (c *Config) dataPaths() []string { return []string{c.Data, c.EvalData} }
+
+func isFolder(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.IsDir()
+}
+
+func (c *Config) checkpoints() bool { return c.Checkpoint != "" }
+
+// ofOptimizers says whether the optimizer is one of these, or the program's own.
+func ofOptimizers(names ...string) func(c *Config) bool {
+	return func(c *Config) bool { return c.Own.Rule != nil || slices.Contains(names, c.optimizer().Name) }
+}
+
+// refuseIdle refuses the first field that is of no use.
+func (c *Config) refuseIdle() error {
+	for i := range refusedAlone {
+		if p := &refusedAlone[i]; p.idle(c) {
+			return refuse("%s", p.sentence(c))
+		}
+	}
+	return nil
+}
+
+// idleNotes are lines about fields that change nothing in this run.
+func (c *Config) idleNotes() (notes []string) {
+	for i := range toldAlone {
+		if p := &toldAlone[i]; p.idle(c) {
+			notes = append(notes, p.sentence(c))
+		}
+	}
+	return notes
+}
