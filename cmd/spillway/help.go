@@ -186,8 +186,44 @@ func refuseUnknownTopics(root *cobra.Command) {
 	}
 }
 
+// refuseUnknownBeforeHelp makes --help of a command that is not there an error: cobra
+// shows that of the command above it.
+func refuseUnknownBeforeHelp(root *cobra.Command, args []string) error {
+	cmd, rest, err := root.Find(args)
+	if err != nil || !cmd.HasSubCommands() || !slices.Contains(rest, "--help") && !slices.Contains(rest, "-h") {
+		return nil // whoever executes it says so
+	}
+	for _, word := range rest {
+		if !strings.HasPrefix(word, "-") {
+			return unknownCommand(cmd, word)
+		}
+	}
+	return nil
+}
+
+// nameShells makes completion without a shell, or with another one, an error, as of
+// the commands that have commands below them. It is for a root whose output is set.
+func nameShells(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, completion := range root.Commands() {
+		if completion.Name() != "completion" {
+			continue
+		}
+		completion.Args = noArguments
+		completion.RunE = func(*cobra.Command, []string) error {
+			return errors.New("completion: name the shell: bash, fish, powershell or zsh")
+		}
+		for _, shell := range completion.Commands() {
+			shell.Args = noArguments
+		}
+	}
+}
+
 // unknownCommand says which command below cmd was likely meant.
 func unknownCommand(cmd *cobra.Command, typed string) error {
+	if !cmd.HasSubCommands() {
+		return fmt.Errorf(`%s has no commands below it; "%s" is not understood`, cmd.CommandPath(), cut(typed))
+	}
 	var names []string
 	var entries [][]string
 	for _, sub := range cmd.Commands() {

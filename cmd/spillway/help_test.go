@@ -34,12 +34,20 @@ func TestCompletion(t *testing.T) {
 // A command with a typo names the nearest, at every level.
 func TestUnknownCommands(t *testing.T) {
 	for args, want := range map[string]string{
-		"tarin":           "train",
-		"ckpt verfy x":    `spillway: spillway ckpt has no command "verfy"; did you mean verify?`,
-		"data tokenise x": `spillway: spillway data has no command "tokenise"; did you mean tokenize?`,
-		"bench speed":     `spillway: spillway bench has no command "speed"; there are comm, zero`,
-		"train gpt2":      `spillway: argument "gpt2" is not understood; every value goes with its --flag`,
-		"data inspect a":  `spillway: data inspect: "a" is not a token file, whose name ends in .bin; data tokenize makes one`,
+		"tarin":            "train",
+		"ckpt verfy x":     `spillway: spillway ckpt has no command "verfy"; did you mean verify?`,
+		"data tokenise x":  `spillway: spillway data has no command "tokenise"; did you mean tokenize?`,
+		"bench speed":      `spillway: spillway bench has no command "speed"; there are comm, zero`,
+		"train gpt2":       `spillway: argument "gpt2" is not understood; every value goes with its --flag`,
+		"help nope":        `spillway: spillway has no command "nope"; there are bench`,
+		"help trian":       "did you mean train?",
+		"help train x":     `spillway: spillway train has no commands below it; "x" is not understood`,
+		"trian --help":     "did you mean train?",
+		"ckpt -h verfy":    "did you mean verify?",
+		"completion":       "completion: name the shell: bash, fish, powershell or zsh",
+		"completion bsh":   "did you mean bash?",
+		"completion zsh x": `argument "x" is not understood`,
+		"data inspect a":   `spillway: data inspect: "a" is not a token file, whose name ends in .bin; data tokenize makes one`,
 	} {
 		got := command(strings.Fields(args)...)
 		require.Equal(t, exitBadInput, got.status, args)

@@ -61,6 +61,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetArgs(args)
+	nameShells(root)
+	if err := refuseUnknownBeforeHelp(root, args); err != nil {
+		printError(stderr, err, args, root)
+		return exitBadInput
+	}
 	cmd, err := root.ExecuteContextC(ctx)
 	lost := lostOutput(stdout)
 	if o, ok := stdout.(*outlet); ok && errors.Is(lost, syscall.EPIPE) && goesOn(cmd) {
