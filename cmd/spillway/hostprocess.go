@@ -106,7 +106,13 @@ func makeRoom() (planned func(*plan.Plan), undo func()) {
 func newTrainer(ctx context.Context, c spillway.Config) (t *spillway.Trainer, closeAll func() error, err error) {
 	c.Threads = c.ComputeThreads() // before the runtime has more processors than that
 	planned, undo := makeRoom()
-	c.Planned = planned
+	told := c.Planned
+	c.Planned = func(p *plan.Plan) {
+		if told != nil {
+			told(p)
+		}
+		planned(p)
+	}
 	if t, err = spillway.New(ctx, c); err != nil {
 		undo()
 		return nil, nil, err

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -21,6 +22,9 @@ type liveLine struct {
 	shown bool
 	last  time.Time
 }
+
+// toLineEnd clears a terminal's line from the cursor on.
+const toLineEnd = "\x1b[K"
 
 // refreshEvery is the least time between two states of a live line.
 const refreshEvery = 100 * time.Millisecond
@@ -44,7 +48,17 @@ func (l *liveLine) show(fields []string, now bool) {
 		columns = terminal
 	}
 	l.last, l.shown = time.Now(), true
-	fmt.Fprint(l.w, "\r"+fitFields(fields, columns-1)+"\x1b[K")
+	fmt.Fprint(l.w, "\r"+fitFields(fields, columns-1)+toLineEnd)
+}
+
+// telling shows what goes on until the function that it returns is called, which may be
+// more than once and from anywhere. On no terminal there is nothing to see.
+func (l *liveLine) telling(what string) (done func()) {
+	if l == nil {
+		return func() {}
+	}
+	l.show([]string{what}, true)
+	return sync.OnceFunc(l.clear)
 }
 
 // above writes a whole line where the live line is, which moves down.
@@ -56,7 +70,7 @@ func (l *liveLine) above(text string) {
 // clear takes the line away.
 func (l *liveLine) clear() {
 	if l.shown {
-		fmt.Fprint(l.w, "\r\x1b[K")
+		fmt.Fprint(l.w, "\r"+toLineEnd)
 	}
 	l.shown = false
 }

@@ -64,11 +64,7 @@ type planFlags struct {
 // searching says on a terminal what is searched for, until the function that it returns
 // is called.
 func (f *planFlags) searching(what string) (found func()) {
-	if f.live == nil {
-		return func() {}
-	}
-	f.live.show([]string{what}, true)
-	return f.live.clear
+	return f.live.telling(what)
 }
 
 func planCommand() *cobra.Command {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -51,6 +52,7 @@ func execute(args []string, stdout, stderr *os.File) int {
 			return code
 		case s := <-signals:
 			if ctx.Err() != nil {
+				errs.leaveLine()
 				again(s)
 				return exitInterrupted
 			}
@@ -58,6 +60,7 @@ func execute(args []string, stdout, stderr *os.File) int {
 			late = time.After(promptly)
 		case <-late:
 			if sheltered.Load() == 0 {
+				errs.leaveLine()
 				fmt.Fprintln(errs, "spillway: interrupted")
 				return exitInterrupted
 			}
@@ -67,7 +70,8 @@ func execute(args []string, stdout, stderr *os.File) int {
 }
 
 // die ends the process because of a panic: a line, and the status of a fault.
-func die(errs io.Writer, what string) {
+func die(errs *outlet, what string) {
+	errs.leaveLine()
 	fmt.Fprintf(errs, "spillway: internal error, please report it: %s\n", what)
 	os.Exit(exitFault)
 }
@@ -100,8 +104,9 @@ type outlet struct {
 	name string
 	tell io.Writer // nil: nobody is left to tell
 
-	mu  sync.Mutex
-	err error
+	mu   sync.Mutex
+	err  error
+	live bool // a live line stands at its end
 }
 
 // Write writes to the file, or returns why it could not earlier.
@@ -111,11 +116,23 @@ func (o *outlet) Write(b []byte) (int, error) {
 	if o.err != nil {
 		return 0, o.err
 	}
+	o.live = bytes.HasSuffix(b, []byte(toLineEnd)) && string(b) != "\r"+toLineEnd
 	n, err := o.file.Write(b)
 	if o.err = err; err != nil && !errors.Is(err, syscall.EPIPE) {
 		o.warn()
 	}
 	return n, err
+}
+
+// leaveLine goes to the next line where a live line stands, of somebody who is left
+// behind.
+func (o *outlet) leaveLine() {
+	o.mu.Lock()
+	live := o.live
+	o.mu.Unlock()
+	if live {
+		fmt.Fprintln(o)
+	}
 }
 
 // warn says that the rest of the output is lost. Of a reader that left (head, less) only

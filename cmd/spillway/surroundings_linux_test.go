@@ -196,7 +196,7 @@ func init() { panicInTest = panicInAGoroutine }
 
 // panicInAGoroutine is the whole of a process of TestAPanicIsAFault.
 func panicInAGoroutine() {
-	crash.Handle(func(what string) { die(os.Stderr, what) })
+	crash.Handle(func(what string) { die(&outlet{file: os.Stderr}, what) })
 	go func() {
 		defer crash.Guard()
 		panic("a broken invariant")

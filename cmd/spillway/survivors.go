@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -160,11 +161,15 @@ func (s *survivors) again(ctx context.Context, c spillway.Config) (spillway.Conf
 
 // fitTo makes c the fastest that fits.
 func fitTo(ctx context.Context, c *spillway.Config, onDevice spillway.Config, fixed spillway.Fixed, rows int, hw spillway.Hardware, out io.Writer) error {
+	found := newLiveLine(out).telling("searching for the fastest configuration that fits …")
 	best, err := spillway.FitHere(ctx, onDevice, fixed, rows, hw)
+	found()
 	var none *spillway.NothingFits
 	switch {
 	case errors.As(err, &none):
-		return none.WithWays(ctx, onDevice, hw)
+		defer newLiveLine(out).telling("nothing fits; searching for what would …")()
+		ways := none.WithWays(ctx, onDevice, hw)
+		return cmp.Or(ctx.Err(), ways) // what was found is not all there is
 	case err != nil:
 		return err
 	}

@@ -168,3 +168,36 @@ func TestGeneratedTextOnATerminal(t *testing.T) {
 	require.Contains(t, bytes, `a\x1b[2Jb`)
 	require.Contains(t, bytes, "50 tokens, ")
 }
+
+// train's searches are said too, and taken away before what they come to.
+func TestTrainSaysThatItSearches(t *testing.T) {
+	const planning = "\rplanning; where it does not fit, searching for what would make it fit …\x1b[K"
+	status, bytes := onTerminal(t, 80, tinyWith("--device-memory", "10KB")...)
+	require.Equal(t, exitDoesNotFit, status, bytes)
+	require.Contains(t, bytes, planning+"\r\x1b[Kspillway: ")
+	status, bytes = onTerminal(t, 80, tinyWith("--device-memory", "10KB", "--fit")...)
+	require.Equal(t, exitDoesNotFit, status, bytes)
+	require.Contains(t, bytes, "\rsearching for the fastest configuration that fits …\x1b[K\r\x1b[K\rnothing fits; searching for what would …\x1b[K\r\x1b[Kspillway: ")
+	status, bytes = onTerminal(t, 80, tinyWith("--steps", "1", "--device-memory", "10MB", "--recompute", "auto")...)
+	require.Equal(t, 0, status, bytes)
+	require.Contains(t, bytes, "\rchoosing what is computed again, as little as the cap asks for …\x1b[K\r\x1b[Kmodel ")
+}
+
+// What ends a process amid a live line says so on a line of its own.
+func TestTheEndLeavesTheLiveLine(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "screen"))
+	require.NoError(t, err)
+	defer f.Close()
+	errs := &outlet{file: f}
+	line := &liveLine{w: errs, file: f}
+	errs.leaveLine()
+	line.show([]string{"searching"}, true)
+	errs.leaveLine()
+	errs.leaveLine()
+	line.show([]string{"again"}, true)
+	line.clear()
+	errs.leaveLine()
+	text, err := os.ReadFile(f.Name())
+	require.NoError(t, err)
+	require.Equal(t, "\rsearching\x1b[K\n\ragain\x1b[K\r\x1b[K", string(text))
+}

@@ -192,7 +192,11 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *later, done f
 	}
 	c.Measure = c.MetricsAddr != "" || c.TensorBoard != ""
 	var shown atomic.Pointer[progress]
+	planned := newLiveLine(stderr).telling(planningText(&c))
+	defer planned()
+	c.Planned = func(*plan.Plan) { planned() }
 	c.Warn = func(text string) {
+		planned()
 		text = flagged(text)
 		if bar := shown.Load(); bar != nil {
 			bar.note("warning: " + text)
@@ -266,6 +270,14 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *later, done f
 		return err
 	}
 	return l.exportLast(ctx, &c, stdout, stderr)
+}
+
+// planningText says what may take long before a run stands.
+func planningText(c *spillway.Config) string {
+	if strings.EqualFold(strings.TrimSpace(c.Recompute), "auto") {
+		return "choosing what is computed again, as little as the cap asks for …"
+	}
+	return "planning; where it does not fit, searching for what would make it fit …"
 }
 
 // tokensAreBytes says whether a token of the run's data at path is a byte of text.
