@@ -47,3 +47,30 @@ func TestWhatCannotFitIsNotSearched(t *testing.T) {
 		})
 	}
 }
+
+// Nor is what has an operation that no move makes small enough for the device, though all
+// of the rest has a place.
+func TestWhatNoMoveMakesSmallEnoughIsNotSearched(t *testing.T) {
+	for name, start := range prunedJobs(t) {
+		t.Run(name, func(t *testing.T) {
+			s, d := start()
+			bases, most := d.bases(), int64(0)
+			for _, b := range bases {
+				set, err := s.moves(b)
+				require.NoError(t, err)
+				most = max(most, s.measure(s.plain(b, set)).atOnce)
+			}
+			try := func(device int64) (tried int) {
+				s, d := start()
+				s.spec.Capacity = [graph.NumSpaces]int64{graph.Device: device}
+				best, _, _, _ := s.fastest(d.bases(), true)
+				require.Nil(t, best)
+				require.False(t, s.nearest().Fits())
+				return s.tried
+			}
+			least := try(1)
+			require.LessOrEqual(t, least, 4*len(bases))
+			require.Greater(t, try(most), least, "%d bytes are enough for each operation by itself", most)
+		})
+	}
+}

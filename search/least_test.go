@@ -55,6 +55,7 @@ func TestBoundsOfTimesHold(t *testing.T) {
 				from := s.measure(s.plain(at, set))
 				require.NoError(t, from.err)
 				require.NotNil(t, from.least)
+				require.Positive(t, from.atOnce)
 				b := &bounded{base: at, set: s.priced(at, set, from), from: from}
 				points := s.presets(at, b.set)
 				for range 15 {
@@ -67,6 +68,7 @@ func TestBoundsOfTimesHold(t *testing.T) {
 					}
 					c, time := s.whole(p), s.perToken(p, m.seconds)
 					require.GreaterOrEqual(t, m.rests, from.rests, "%v %v %v", at, c.Recompute, c.Offload)
+					require.GreaterOrEqual(t, m.need[graph.Device], from.atOnce, "%v %v %v", at, c.Recompute, c.Offload)
 					least := q.atLeast(p, from)
 					require.Positive(t, least)
 					require.LessOrEqual(t, least, time, "%v %v %v", at, c.Recompute, c.Offload)

@@ -101,6 +101,7 @@ type measured struct {
 	seconds, forward float64                // of a step, and its forward's computing
 	need             [graph.NumSpaces]int64 // with what is outside the arenas
 	rests            int64                  // bytes that live all the run, of all spaces, with what is outside the arenas
+	atOnce           int64                  // of bases without any move: bytes of device memory that one operation needs, with what is outside the arena
 	least            *leastTime             // of bases without any move that are planned whole
 	err              error
 }
@@ -192,6 +193,9 @@ func (s *searcher) at(c Spec, layers int, plain bool) *measured {
 		m.rests += use.Resident + outside
 	}
 	if plain {
+		m.atOnce = atOnce(f.Plan.Program) + f.Plan.Config.Outside[graph.Device]
+	}
+	if plain && layers == 0 {
 		m.least = s.leastTime(f)
 	}
 	return m
@@ -201,7 +205,7 @@ func (s *searcher) at(c Spec, layers int, plain bool) *measured {
 func (s *searcher) extrapolate(p *point) *measured {
 	var at [2]*measured
 	for i, n := range foldedLayers {
-		if at[i] = s.at(s.config(p, n), n, false); at[i].err != nil {
+		if at[i] = s.at(s.config(p, n), n, p.isPlain()); at[i].err != nil {
 			return at[i]
 		}
 	}
@@ -209,6 +213,7 @@ func (s *searcher) extrapolate(p *point) *measured {
 	line := func(a, b float64) float64 { return b + more*(b-a) }
 	m := &measured{seconds: line(at[0].seconds, at[1].seconds), forward: line(at[0].forward, at[1].forward)}
 	m.rests = int64(line(float64(at[0].rests), float64(at[1].rests)))
+	m.atOnce = at[1].atOnce // more layers have the same operations
 	for sp := range m.need {
 		m.need[sp] = int64(line(float64(at[0].need[sp]), float64(at[1].need[sp])))
 	}
@@ -245,8 +250,12 @@ func (s *searcher) over(m *measured, mg margins) (sp graph.Space, ok bool) {
 }
 
 // hopeless says whether no move makes a base fit: what lives all the run moves from one
-// space to another and becomes no less, and it is more than all of them may take.
+// space to another and becomes no less, and it is more than all of them may take; or one
+// operation, which no move makes smaller, needs more of the device than there is.
 func (s *searcher) hopeless(plain *measured) bool {
+	if limit := s.spec.Capacity[graph.Device]; limit > 0 && plain.err == nil && plain.atOnce > limit {
+		return true
+	}
 	all := int64(0)
 	for sp := range graph.NumSpaces {
 		if sp == graph.Disk && !s.spec.Disk {
@@ -259,6 +268,52 @@ func (s *searcher) hopeless(plain *measured) bool {
 		all += room
 	}
 	return plain.err == nil && plain.rests > all
+}
+
+// atOnce is the most device memory, in bytes, that an operation of a base's forward and
+// backward, or a gather before it, has to have all at once: what it reads and writes, of
+// each buffer that these lie in the largest part. Moves add operations, and copies to
+// and from where something rests; they leave these as they are.
+func atOnce(p *graph.Program) (most int64) {
+	sec := p.SectionOf(graph.SectionStep, graph.FormWhole)
+	if sec == nil {
+		return 0
+	}
+	regions, err := graph.NewRegions(p)
+	if err != nil {
+		return 0 // it is planned in vain too
+	}
+	needs := map[graph.BufID]int64{} // by root
+	for i := range sec.Phases {
+		for k := range sec.Phases[i].Ops {
+			op := &sec.Phases[i].Ops[k]
+			computes := op.Stream == graph.Compute && (op.Pass == graph.Forward || op.Pass == graph.Backward)
+			if !computes && (op.Kind != graph.AllGather || op.Pass == graph.Update) {
+				continue
+			}
+			clear(needs)
+			add := func(id graph.BufID) {
+				if id == graph.NoBuf {
+					return
+				}
+				if g := regions.Of[id]; p.Buffers[g.Root].Space == graph.Device {
+					needs[g.Root] = max(needs[g.Root], g.Hi-g.Lo)
+				}
+			}
+			for _, id := range op.In {
+				add(id)
+			}
+			for _, out := range op.Out {
+				add(out.Buf)
+			}
+			sum := int64(0)
+			for _, n := range needs {
+				sum += n
+			}
+			most = max(most, sum)
+		}
+	}
+	return most
 }
 
 // refuseAll remembers what comes nearest to the caps of a hopeless base, near enough to be
