@@ -114,7 +114,8 @@ func littleRoom(c *Config, r *checkpoint.Room, each, saves int64) string {
 	}
 	text := fmt.Sprintf("of %s, %s each, up to %s will lie in Config.Checkpoint %s at once, whose file system has %s free: some will not be saved; ",
 		what, plan.Bytes(each), amount, c.Checkpoint, plan.Bytes(r.Free))
-	switch keep := r.Keeps(each); {
+	// Headers, the manifest and files' last pages come on top: what is advised has room for them.
+	switch keep := r.Keeps(each + each/64 + 64<<10*int64(c.Ranks+1)); {
 	case keep > 0 && (c.Keep == 0 || keep < int64(c.Keep)):
 		return text + fmt.Sprintf("Config.Keep %d fits", keep)
 	case needs == math.MaxInt64:
