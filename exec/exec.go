@@ -100,7 +100,6 @@ type Executor struct {
 	// peek moves Loss or GradNorm to the staging buffer: see Scalar.
 	peek    map[graph.BufID]device.Kernel
 	classes classes
-	staged  atomic.Int64 // the most bytes of the staging buffer that a copy went through
 
 	step    atomic.Int64
 	current atomic.Pointer[section]

@@ -222,14 +222,14 @@ func (e *Executor) Scalar(id graph.BufID) (float64, error) {
 	if err != nil {
 		return fail(err)
 	}
-	here := e.stage(staging, 8)
+	staging.Len = 8
 	k := e.peek[id]
 	if k == nil {
 		there, err := e.ptr(id)
 		if err != nil {
 			return fail(err)
 		}
-		if k, err = e.cfg.Context.Copy("peek "+e.cfg.Program.Buf(id).Name, here, there); err != nil {
+		if k, err = e.cfg.Context.Copy("peek "+e.cfg.Program.Buf(id).Name, staging, there); err != nil {
 			return fail(err)
 		}
 		if e.peek == nil {
@@ -248,7 +248,7 @@ func (e *Executor) Scalar(id graph.BufID) (float64, error) {
 	if err := s.Sync(); err != nil {
 		return fail(e.stop(err))
 	}
-	b, err := e.cfg.Context.HostBytes(here)
+	b, err := e.cfg.Context.HostBytes(staging)
 	if err != nil {
 		return fail(err)
 	}

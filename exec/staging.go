@@ -87,7 +87,7 @@ func (e *Executor) transfer(verb string, id graph.BufID, off int64, data []byte,
 	for done := int64(0); done < n; done += int64(len(window)) {
 		chunk := data[done:min(n, done+int64(len(window)))]
 		there := device.Ptr{Arena: p.Arena, Off: p.Off + off + done, Len: int64(len(chunk))}
-		here := e.stage(staging, int64(len(chunk)))
+		here := device.Ptr{Arena: staging.Arena, Off: staging.Off, Len: int64(len(chunk))}
 		dst, src := there, here
 		if read {
 			dst, src = here, there

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -23,34 +22,32 @@ type Classes = [graph.NumSpaces][graph.NumClasses]int64
 
 // classes keeps what TouchedClasses told last.
 type classes struct {
-	mu     sync.Mutex
-	ran    int   // operations
-	staged int64 // see Executor.staged
-	told   Classes
-}
-
-// stage returns the first n bytes of the staging buffer, for a copy through them.
-func (e *Executor) stage(staging device.Ptr, n int64) device.Ptr {
-	if n > e.staged.Load() {
-		e.staged.Store(n)
-	}
-	staging.Len = n
-	return staging
+	mu   sync.Mutex
+	ran  int // operations
+	told Classes
+	host []graph.BufID // live at a peak, and no operation's
 }
 
 // TouchedClasses returns, by class, how many bytes of the buffers that the plan has alive
-// at each space's peak (memplan.SpaceUse.Live) have been touched: by operations that ran,
-// and of the staging buffer by copies between sections. What of Touched is in none of
-// them is padding, so a space's classes sum to Touched; they are the plan's
-// SpaceUse.ByClass once everything has run that the peak is made of.
+// at each space's peak (memplan.SpaceUse.Live) operations that ran have touched. A buffer
+// that no operation has is the host's, as the staging of states is: how much the host takes
+// of it depends on what happens between sections, not on the plan, so it counts as Touched
+// does, up to the highest byte. What of Touched is in none of them is padding, so a space's
+// classes sum to Touched; they are the plan's SpaceUse.ByClass once everything has run that
+// the peak is made of.
 func (e *Executor) TouchedClasses() Classes {
 	c := &e.classes
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if ran, staged := e.haveRun(), e.staged.Load(); ran != c.ran || staged != c.staged {
-		c.ran, c.staged, c.told = ran, staged, e.countClasses(staged)
+	if ran := e.haveRun(); ran != c.ran || ran == 0 {
+		c.ran = ran
+		c.told, c.host = e.countClasses()
 	}
 	told := c.told
+	for _, id := range c.host {
+		b := e.cfg.Program.Buf(id)
+		told[b.Space][b.Class] += min(max(0, e.Touched(b.Space)-e.cfg.Layout.Offset[id]), b.Bytes()-b.Pad)
+	}
 	for s := range graph.NumSpaces {
 		sum := int64(0)
 		for _, n := range told[s] {
@@ -85,33 +82,33 @@ func (e *Executor) eachOp(f func(*operation)) {
 // extent is bytes [from, to) of a buffer.
 type extent struct{ from, to int64 }
 
-func (e *Executor) countClasses(staged int64) (sum Classes) {
+// countClasses returns what operations have touched, and which live buffers none has.
+func (e *Executor) countClasses() (sum Classes, host []graph.BufID) {
 	p := e.cfg.Program
 	touched := make([][]extent, len(p.Buffers)) // of live roots
-	live := make([]bool, len(p.Buffers))
+	live, used := make([]bool, len(p.Buffers)), make([]bool, len(p.Buffers))
 	for s := range graph.NumSpaces {
 		for _, id := range e.cfg.Layout.Spaces[s].Live {
 			live[id] = true
 		}
 	}
 	e.eachOp(func(o *operation) {
-		if !o.ran.Load() {
-			return
-		}
 		for _, id := range operands(o.op) {
-			if root, off := p.Resolve(id, e.cfg.Coord); live[root] {
+			root, off := p.Resolve(id, e.cfg.Coord)
+			used[root] = true
+			if live[root] && o.ran.Load() {
 				touched[root] = append(touched[root], extent{off, off + p.Buf(id).Bytes()})
 			}
 		}
 	})
-	if id := p.Port(graph.PortStaging); id != graph.NoBuf && live[id] {
-		touched[id] = append(touched[id], extent{0, staged})
-	}
 	for id, list := range touched {
+		if live[id] && !used[id] {
+			host = append(host, graph.BufID(id))
+		}
 		b := p.Buf(graph.BufID(id))
 		sum[b.Space][b.Class] += min(covered(list), b.Bytes()-b.Pad)
 	}
-	return sum
+	return sum, host
 }
 
 // covered is how many bytes are in at least one of the extents, which it sorts.

@@ -48,6 +48,12 @@ func runPlanned(t testing.TB, c request, show func(*plan.Plan)) outcome {
 		o.losses = append(o.losses, r.Loss)
 		for sp := range graph.NumSpaces {
 			require.Equal(t, r.Planned[sp], r.Peak[sp], "promise 2: touched %s peak = plan, step %d", sp, r.Step)
+			for rank := range r.Classes {
+				if c.Generate { // the caches of its tokens wait for the run's end
+					break
+				}
+				require.Equal(t, tr.Plan().Layout.Spaces[sp].ByClass, r.Classes[rank][sp], "and so by class, %s of rank %d, step %d", sp, rank, r.Step)
+			}
 		}
 		require.Equal(t, tr.Plan().CommBytes*int64(c.Ranks), r.CommBytes, "planned = sent bytes")
 		return nil

@@ -113,7 +113,7 @@ func newMetricsPage(reg *prometheus.Registry, t *spillway.Trainer) *metricsPage 
 	counter(&p.diskRead, "disk_read_bytes_total", "Bytes that all ranks read from the disk tier.")
 	counter(&p.diskWritten, "disk_written_bytes_total", "Bytes that all ranks wrote to the disk tier.")
 	gauges(&p.peak, "memory_peak_bytes", "Highest byte of a rank's memory that an operation has touched.", "rank", "space")
-	gauges(&p.classes, "memory_touched_class_bytes", "What operations have touched of what the plan has alive at the peak, by class: memory_planned_class_bytes once all of it is in use. They sum to memory_peak_bytes.", "rank", "space", "class")
+	gauges(&p.classes, "memory_touched_class_bytes", "What has been touched of what the plan has alive at the peak, by class: by operations, and of the host's own buffers up to memory_peak_bytes. It is memory_planned_class_bytes once all of it is in use, and sums to memory_peak_bytes.", "rank", "space", "class")
 	counters(&p.commSeconds, "collective_seconds_total", "Time in a kind of collective, summed over ranks, waiting for peers among it.", "op")
 	counters(&p.commBytes, "collective_bytes_total", "Whole buffers of a kind of collective, summed over ranks.", "op")
 	counters(&p.commCalls, "collective_calls_total", "Runs of a kind of collective, summed over ranks.", "op")
