@@ -46,8 +46,9 @@ type Entry struct {
 }
 
 // Scan returns the checkpoints of dir by ascending step and copy, damaged ones
-// with their Err. It looks at manifests only and changes nothing. A missing
-// folder has none.
+// with their Err; before all others come those of runs that another one replaces and
+// has not removed yet. It looks at manifests only and changes nothing. A missing folder
+// has none.
 func Scan(dir string) ([]Entry, error) {
 	names, err := filesys.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -73,7 +74,19 @@ func Scan(dir string) ([]Entry, error) {
 		}
 		all = append(all, e)
 	}
-	slices.SortFunc(all, compare)
+	replaced := map[string]bool{}
+	for _, e := range all {
+		for _, owner := range e.Manifest.Replaces {
+			replaced[owner] = e.Err == nil || replaced[owner]
+		}
+	}
+	stays := func(e Entry) int {
+		if e.Err == nil && e.Manifest.Mark != "" && replaced[e.Manifest.Owner] {
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(all, func(a, b Entry) int { return cmp.Or(cmp.Compare(stays(a), stays(b)), compare(a, b)) })
 	return all, nil
 }
 

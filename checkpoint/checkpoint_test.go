@@ -297,6 +297,30 @@ func TestReplace(t *testing.T) {
 	require.Equal(t, []string{"step-00000002", "step-00000003"}, names(t, dir))
 }
 
+// A run that was killed before it had removed what it replaces is gone on from, however far
+// the other had come; the other only where nothing of it is whole.
+func TestWhatIsReplacedComesLast(t *testing.T) {
+	dir := t.TempDir()
+	a := open(t, dir, Options{Mark: "demo"})
+	save(t, a, 4)
+	require.NoError(t, a.Close())
+	b := open(t, dir, Options{Mark: "demo"})
+	save(t, b, 1)
+	save(t, b, 2)
+	require.NoError(t, b.Close())
+	c, err := Choose(t.Context(), dir, nil)
+	require.NoError(t, err)
+	require.Equal(t, 2, c.Step)
+	require.Empty(t, c.Passed)
+	for _, step := range []int{1, 2} {
+		require.NoError(t, os.Truncate(filepath.Join(dir, Name(step, 1), "config.json"), 1))
+	}
+	c, err = Choose(t.Context(), dir, nil)
+	require.NoError(t, err)
+	require.Equal(t, 4, c.Step)
+	require.Len(t, c.Passed, 2)
+}
+
 func TestOneProcessAtATime(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ck")
 	require.NoError(t, Held(dir))

@@ -50,11 +50,12 @@ type Manifest struct {
 	Ranks    int             `json:"ranks"`     // that wrote it, for information
 	Zero     int             `json:"zero"`      // stage that wrote it, for information
 	ID       string          `json:"id,omitempty"`
-	Owner    string          `json:"owner,omitempty"`   // the run that wrote it and alone may remove it; "": version 1
-	Mark     string          `json:"mark,omitempty"`    // who may replace it, see Options.Mark
-	Written  *time.Time      `json:"written,omitempty"` // UTC, for information
-	Run      json.RawMessage `json:"run"`               // what a resumed run must know
-	Tensors  []Tensor        `json:"tensors,omitempty"` // logical ones, whole; none before version 3
+	Owner    string          `json:"owner,omitempty"`    // the run that wrote it and alone may remove it; "": version 1
+	Mark     string          `json:"mark,omitempty"`     // who may replace it, see Options.Mark
+	Replaces []string        `json:"replaces,omitempty"` // runs of that mark whose checkpoints it stands for
+	Written  *time.Time      `json:"written,omitempty"`  // UTC, for information
+	Run      json.RawMessage `json:"run"`                // what a resumed run must know
+	Tensors  []Tensor        `json:"tensors,omitempty"`  // logical ones, whole; none before version 3
 	Files    []File          `json:"files"`
 	CRC32C   string          `json:"crc32c"` // of the manifest itself, see sealed
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -17,7 +18,8 @@ type Options struct {
 	// Keep is how many confirmed checkpoints of this run are kept; 0: all.
 	Keep int
 	// Mark, where it is not empty, goes into every manifest, and checkpoints of
-	// other runs that bear it are removed once this run's first one is complete.
+	// other runs that bear it are removed once this run's first one is complete. From
+	// then on it stands for them: Manifest.Replaces.
 	Mark string
 }
 
@@ -167,6 +169,15 @@ type Pending struct {
 func (s *Store) Begin(m Manifest) (*Pending, error) {
 	now := time.Now().UTC().Truncate(time.Second)
 	m.ID, m.Owner, m.Mark, m.Written = random(), s.owner, s.o.Mark, &now
+	others, err := s.others()
+	if err != nil {
+		return nil, fmt.Errorf("save checkpoint of step %d in %s: %w", m.Step, s.dir, err)
+	}
+	for _, e := range others {
+		if !slices.Contains(m.Replaces, e.Manifest.Owner) {
+			m.Replaces = append(m.Replaces, e.Manifest.Owner)
+		}
+	}
 	return s.begin(m)
 }
 
@@ -421,22 +432,28 @@ func (s *Store) prune() error {
 // Replace removes the checkpoints of other runs that bear Options.Mark. Once it has,
 // it does nothing more: nobody else writes into the folder.
 func (s *Store) Replace() error {
-	if s.o.Mark == "" || s.replaced {
-		return nil
-	}
-	entries, err := Scan(s.dir)
+	gone, err := s.others()
 	if err != nil {
 		return fmt.Errorf("remove replaced checkpoints: %w", err)
-	}
-	var gone []Entry
-	for _, e := range entries {
-		if e.Err == nil && e.Manifest.Mark == s.o.Mark && e.Manifest.Owner != s.owner {
-			gone = append(gone, e)
-		}
 	}
 	err = s.remove(gone)
 	s.replaced = err == nil
 	return err
+}
+
+// others are the checkpoints of other runs that bear Options.Mark, until Replace has
+// removed them.
+func (s *Store) others() (list []Entry, err error) {
+	if s.o.Mark == "" || s.replaced {
+		return nil, nil
+	}
+	entries, err := Scan(s.dir)
+	for _, e := range entries {
+		if e.Err == nil && e.Manifest.Mark == s.o.Mark && e.Manifest.Owner != s.owner {
+			list = append(list, e)
+		}
+	}
+	return list, err
 }
 
 // remove takes checkpoints' names away first, durably, so that a removal that a kill

@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -31,13 +30,14 @@ type launchFlags struct {
 // elastic runs a job that outlives its ranks: where some are lost, those that are left
 // are formed again and go on from the newest checkpoint.
 type elastic struct {
-	o          launch.Options
-	team       launch.Team
-	args       []string // the command's, as given
-	checkpoint string
-	fit        bool // given, or taken because nothing fits without
-	reached    int  // steps that were done, some of them more than once
-	out        io.Writer
+	o       launch.Options
+	team    launch.Team
+	args    []string // the command's, as given
+	saved   ownCheckpoints
+	steps   int  // --steps: behind the last there is nothing to join for
+	fit     bool // given, or taken because nothing fits without
+	reached int  // steps that were done, some of them more than once
+	out     io.Writer
 }
 
 // newElastic reads what the job's own flags say of a step and its checkpoints.
@@ -50,11 +50,11 @@ func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
 		return nil, err
 	}
 	number := func(name string) int { n, _ := fs.GetInt(name); return n }
-	e := &elastic{o: o, args: o.Args, checkpoint: fs.Lookup("checkpoint").Value.String(), out: o.Stderr}
+	e := &elastic{o: o, args: o.Args, steps: number("steps"), out: o.Stderr}
 	e.fit, _ = fs.GetBool("fit")
 	batch, rows := number("batch"), number("global-batch")
 	switch {
-	case e.checkpoint == "":
+	case fs.Lookup("checkpoint").Value.String() == "":
 		return nil, errors.New("--min-ranks needs train's --checkpoint: the folder to go on from")
 	case fs.Changed("ranks-per-process"):
 		return nil, errors.New("--min-ranks with --ranks-per-process: a job that loses ranks has a process for each; leave one of them out")
@@ -81,6 +81,7 @@ func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
 	if same, _ := fs.GetBool("reproducible"); !same {
 		fmt.Fprintln(e.out, otherBits)
 	}
+	e.saved = savedBy(fs)
 	e.team = launch.Team{Leaves: leaves, Min: f.minRanks, Max: f.maxRanks, Restarts: f.restarts, Processes: o.Ranks}
 	return e, nil
 }
@@ -123,7 +124,8 @@ func (e *elastic) run(cmd *cobra.Command, signals <-chan os.Signal) error {
 			}
 		case g.joins && end.Status == exitInterrupted && !g.asked:
 			e.team.Join()
-			fmt.Fprintf(e.out, "spillway: launch: going on with %s from the checkpoint of step %d\n", english.Plural(e.team.Sizes()[0], "rank", ""), e.newest())
+			where, _ := e.saved.from()
+			fmt.Fprintf(e.out, "spillway: launch: going on with %s from %s\n", english.Plural(e.team.Sizes()[0], "rank", ""), where)
 		default:
 			tellEnd(e.out, end)
 			return &statusError{end.Status}
@@ -144,13 +146,13 @@ func (e *elastic) lose(g generation) error {
 		fmt.Fprintf(e.out, "spillway: launch: lost %s; of the job's ranks there are %d left, which gives no --min-ranks %d that divides a step of %d micro-batches\n", what, e.team.Processes, e.team.Min, e.team.Leaves)
 		return &statusError{launch.LostStatus}
 	}
-	from := e.newest()
+	where, from := e.saved.from()
 	e.reached = max(e.reached, g.end.Steps)
 	joining := ""
 	if e.team.Joining > 0 {
 		joining = fmt.Sprintf("; %d more from the next checkpoint on", e.team.Joining)
 	}
-	fmt.Fprintf(e.out, "spillway: launch: lost %s; going on with %s from the checkpoint of step %d: %s%s\n", what, english.Plural(sizes[0], "rank", ""), from, runAgain(max(0, e.reached-from)), joining)
+	fmt.Fprintf(e.out, "spillway: launch: lost %s; going on with %s from %s: %s%s\n", what, english.Plural(sizes[0], "rank", ""), where, runAgain(max(0, e.reached-from)), joining)
 	return nil
 }
 
@@ -168,8 +170,8 @@ func (e *elastic) form(cmd *cobra.Command, sizes []int, first bool, signals <-ch
 		for _, n := range sizes {
 			o := e.o
 			o.Ranks, o.Args = n, withFlags(e.args, []string{"--accum", strconv.Itoa(e.team.Leaves / n)})
-			if !first && !slices.Contains(o.Args, "--resume") {
-				o.Args = append(o.Args, "--resume")
+			if !first {
+				o.Args = e.saved.resuming(o.Args)
 			}
 			if e.fit && !slices.Contains(o.Args, "--fit") {
 				o.Args = append(o.Args, "--fit")
@@ -208,7 +210,7 @@ func (e *elastic) generation(cmd *cobra.Command, o launch.Options, signals <-cha
 		}
 	})
 	if e.team.Grows(o.Ranks) {
-		from := e.newest()
+		before := e.saved.names()
 		both.Go(func() {
 			defer crash.Guard()
 			tick := time.NewTicker(50 * time.Millisecond)
@@ -219,7 +221,10 @@ func (e *elastic) generation(cmd *cobra.Command, o launch.Options, signals <-cha
 					return
 				case <-tick.C:
 				}
-				if e.newest() > from {
+				if !e.saved.grew(before) {
+					continue
+				}
+				if done, _ := e.saved.newest(); done < e.steps {
 					joins = true
 					passed <- syscall.SIGTERM // room: nothing else has come but what a person sends
 					return
@@ -233,21 +238,4 @@ func (e *elastic) generation(cmd *cobra.Command, o launch.Options, signals <-cha
 	close(stop)
 	both.Wait()
 	return generation{end, joins, asked}, err
-}
-
-// newest is the step of the newest checkpoint.
-func (e *elastic) newest() int { return newestStep(e.checkpoint) }
-
-// newestStep returns the step of the newest checkpoint in a folder, 0 where there is none.
-func newestStep(folder string) int {
-	found, _ := os.ReadDir(folder)
-	newest := 0
-	for _, f := range found {
-		if name, ok := strings.CutPrefix(f.Name(), "step-"); ok {
-			if n, err := strconv.Atoi(name); err == nil {
-				newest = max(newest, n)
-			}
-		}
-	}
-	return newest
 }

@@ -7,8 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"slices"
-	"strings"
 
 	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
@@ -73,8 +71,8 @@ func checkLaunch(o *launch.Options, args []string, f launchFlags) error {
 		return fmt.Errorf("--min-ranks %d, --max-ranks %d: numbers of ranks are not negative", f.minRanks, f.maxRanks)
 	case f.maxRanks > 0 && f.minRanks == 0:
 		return fmt.Errorf("--max-ranks %d is for --min-ranks: a job that goes on with the ranks that are left", f.maxRanks)
-	case f.restarts > 0 && f.minRanks == 0 && !slices.ContainsFunc(args, func(a string) bool { return a == "--checkpoint" || strings.HasPrefix(a, "--checkpoint=") }):
-		return errors.New("--restarts needs train's --checkpoint: the folder to go on from")
+	case f.restarts > 0 && args[0] != "train":
+		return errors.New("--restarts is for launch of train: a job that has checkpoints to go on from")
 	}
 	return nil
 }
@@ -92,6 +90,17 @@ func runLaunch(cmd *cobra.Command, o launch.Options, f launchFlags) error {
 		}
 		return e.run(cmd, signals)
 	}
+	var saved ownCheckpoints
+	if f.restarts > 0 {
+		fs, err := trainValues(o.Args[1:])
+		if err != nil {
+			return err
+		}
+		if saved = savedBy(fs); saved.folder == "" {
+			return errors.New("--restarts needs train's --checkpoint: the folder to go on from")
+		}
+	}
+	args := o.Args
 	for {
 		// The command's own context ends with the first interrupt; the job has until
 		// its ranks have ended in good order.
@@ -107,10 +116,9 @@ func runLaunch(cmd *cobra.Command, o launch.Options, f launchFlags) error {
 			return &statusError{end.Status}
 		}
 		f.restarts--
-		fmt.Fprintf(o.Stderr, "spillway: starting again from the newest checkpoint; %s left\n", english.Plural(f.restarts, "restart", ""))
-		if !slices.Contains(o.Args, "--resume") {
-			o.Args = append(slices.Clone(o.Args), "--resume")
-		}
+		where, _ := saved.from()
+		fmt.Fprintf(o.Stderr, "spillway: starting again from %s; %s left\n", where, english.Plural(f.restarts, "restart", ""))
+		o.Args = saved.resuming(args)
 	}
 }
 

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway"
 )
 
 func launched(ranks int, args ...string) []string {
@@ -92,7 +94,8 @@ func TestLaunchRefuses(t *testing.T) {
 		{1, "at least 1 rank", []string{"launch", "--", "train"}},
 		{1, "launch runs `train` or `bench comm`", []string{"launch", "-n", "2"}},
 		{1, "launch runs `train` or `bench comm`", []string{"launch", "-n", "2", "--", "plan"}},
-		{1, "--restarts needs train's --checkpoint", []string{"launch", "-n", "2", "--restarts", "1", "--", "train"}},
+		{1, "--restarts needs train's --checkpoint", []string{"launch", "-n", "2", "--restarts", "1", "--", "train", "--model", "gpt2", "--data", "d"}},
+		{1, "--restarts is for launch of train", []string{"launch", "-n", "2", "--restarts", "1", "--", "bench", "comm"}},
 		{1, "--ranks 3: spillway launch has started 2 processes", launched(2, tinyWith("--ranks", "3")...)},
 		{1, "--ranks 4: spillway launch has started 2 processes, one a rank; leave --ranks out, or add --ranks-per-process 2", launched(2, tinyWith("--ranks", "4")...)},
 		{1, "and --ranks-per-process 2 makes that 4 ranks; leave --ranks out", launched(2, tinyWith("--ranks", "3", "--ranks-per-process", "2")...)},
@@ -182,8 +185,31 @@ func TestLaunchStartsAgain(t *testing.T) {
 	waitFor(t, "checkpoint", func() bool { m, _ := filepath.Glob(filepath.Join(ck, "step-*")); return len(m) > 0 })
 	require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
 	require.Zero(t, p.end(t), p.errs.String())
-	require.Contains(t, p.errs.String(), "starting again from the newest checkpoint; 0 restarts left")
+	require.Contains(t, p.errs.String(), "starting again from the checkpoint of step ")
 	require.Contains(t, p.errs.String(), "resumed after step")
+}
+
+// A demo that loses a rank before it has saved anything begins again, whatever an earlier one
+// has left in its folder.
+func TestLaunchStartsTheDemoAgain(t *testing.T) {
+	t.Parallel()
+	work := t.TempDir()
+	c := spillway.Default() // an earlier demo's, of a tiny model
+	c.Model, c.Data, c.Steps, c.Batch, c.Seq, c.Checkpoint, c.CheckpointMark = testdata+"/gpt2", testdata+"/text.bin", 1, 1, 16, filepath.Join(work, "spillway-demo"), demoMark
+	tr, err := spillway.New(t.Context(), c)
+	require.NoError(t, err)
+	require.NoError(t, tr.Run(t.Context(), nil))
+	require.NoError(t, tr.Close())
+
+	p := startIn(t, work, "launch", "-n", "2", "--restarts", "1", "--", "train", "--data-glob", "doc.go", "--seq", "16", "--batch", "1", "--accum", "1")
+	pids := ranksOf(t, p, 2)
+	waitFor(t, "first step", func() bool { return strings.Contains(p.errs.String(), "step 1/") })
+	require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
+	waitFor(t, "second start", func() bool { return strings.Count(p.errs.String(), "step 1/") == 2 || gone(p.Process.Pid) })
+	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, exitInterrupted, p.end(t), p.errs.String())
+	require.Contains(t, p.errs.String(), "starting again from step 1; 0 restarts left")
+	require.NotContains(t, p.errs.String(), "resumed after")
 }
 
 // Over processes a divergence is named as in one: the tensor, its operation, rank

@@ -105,13 +105,19 @@ func (h *heard) String() string {
 
 func start(t *testing.T, args ...string) *process {
 	t.Helper()
+	return startIn(t, "", args...)
+}
+
+// startIn starts the program in a folder.
+func startIn(t *testing.T, dir string, args ...string) *process {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
 	path, err := built()
 	require.NoError(t, err)
 	p := &process{Cmd: exec.Command(path, args...)}
-	p.Stdout, p.Stderr = &p.out, &p.errs
+	p.Dir, p.Stdout, p.Stderr = dir, &p.out, &p.errs
 	require.NoError(t, p.Start())
 	t.Cleanup(func() { _ = p.Process.Kill() })
 	return p

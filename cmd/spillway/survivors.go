@@ -37,6 +37,7 @@ type survivors struct {
 	flags  *pflag.FlagSet
 	leaves int // micro-batches of a step over all ranks: the step stays the same
 	shard  int // ranks that the world is a multiple of
+	saved  ownCheckpoints
 	out    io.Writer
 }
 
@@ -64,7 +65,11 @@ func (p *place) survivorsOf(flags *pflag.FlagSet, c *spillway.Config, out io.Wri
 	if p.min > 0 && !c.Reproducible {
 		fmt.Fprintln(out, otherBits)
 	}
-	return &survivors{p: p, flags: flags, leaves: c.Ranks * c.Accum, shard: max(c.ShardSize, 1), out: out}
+	s := &survivors{p: p, flags: flags, leaves: c.Ranks * c.Accum, shard: max(c.ShardSize, 1), out: out}
+	if p.min > 0 {
+		s.saved = checkpointsOf(c.Checkpoint, c.Resume)
+	}
+	return s
 }
 
 // lead runs the job that this process leads, with those that are left as often as some are
@@ -89,11 +94,7 @@ func (s *survivors) lead(ctx context.Context, c spillway.Config, run func(spillw
 		if !v.On {
 			return fault(fmt.Errorf("%w; %s", err, v.Why))
 		}
-		from := newestStep(c.Checkpoint)
-		where := fmt.Sprintf("the checkpoint of step %d", from)
-		if from == 0 {
-			where = "the start"
-		}
+		where, from := s.saved.from()
 		fmt.Fprintf(s.out, "spillway: %s from %s: %s\n", v.Why, where, runAgain(max(0, p.reached-from)))
 		if err = p.rejoin(v); err == nil {
 			c, err = s.again(ctx, c)
@@ -143,7 +144,8 @@ func (s *survivors) where(rank int) string {
 // was asked for, what rests on the device moves outward, which keeps the bits.
 func (s *survivors) again(ctx context.Context, c spillway.Config) (spillway.Config, error) {
 	c = c.Over(s.p.job)
-	c.Accum, c.Resume = s.leaves/c.Ranks, true
+	_, begun := s.saved.newest()
+	c.Accum, c.Resume = s.leaves/c.Ranks, c.Resume || begun
 	hw, onDevice, err := spillway.DeviceHardware(c)
 	if err != nil {
 		return c, err
