@@ -52,6 +52,7 @@ const (
 	prefix      = ".spillway-roll-"
 	verdictName = "verdict"
 	lookEvery   = 20 * time.Millisecond
+	hearing     = 3 * time.Second // the most that a verdict which ends the job waits for those that are here
 )
 
 // ErrNoVerdict is of a roll call whose rank 0 has said nothing.
@@ -133,7 +134,8 @@ func (r Roll) read(name string, v any) (bool, error) {
 
 // Call is rank 0's part: it waits until all ranks have answered but for the suspects, who
 // have had their time, or as long as one may be behind, and has decide say what
-// becomes of those that are here and those that are lost.
+// becomes of those that are here and those that are lost. Where that is that the job ends,
+// the roll is gone once those that are here have heard it.
 func (r Roll) Call(ctx context.Context, suspects []int, decide func(here, lost []int) Verdict) (Verdict, error) {
 	if err := r.write("0", true); err != nil {
 		return Verdict{}, fmt.Errorf("call the roll: %w", err)
@@ -163,6 +165,10 @@ func (r Roll) Call(ctx context.Context, suspects []int, decide func(here, lost [
 			if err := r.write(verdictName, v); err != nil {
 				return Verdict{}, fmt.Errorf("tell who goes on: %w", err)
 			}
+			if !v.On {
+				r.heard(ctx, here)
+				r.Close()
+			}
 			return v, nil
 		}
 		if err := pause(ctx); err != nil {
@@ -171,10 +177,30 @@ func (r Roll) Call(ctx context.Context, suspects []int, decide func(here, lost [
 	}
 }
 
+// heard waits until those that are here have taken back that they are, which they do when
+// they have read that the job ends.
+func (r Roll) heard(ctx context.Context, here []int) {
+	for late := time.Now().Add(min(r.Wait, hearing)); time.Now().Before(late); {
+		waits := slices.ContainsFunc(here, func(rank int) bool {
+			var yes bool
+			ok, err := r.read(strconv.Itoa(rank), &yes)
+			return rank > 0 && (!ok || err != nil || yes)
+		})
+		if !waits || pause(ctx) != nil {
+			return
+		}
+	}
+}
+
 // Answer is another rank's part: it says that it is here, and waits for the verdict: as long
 // as rank 0 may be behind, and once that is here as long as it may wait for others, and a
 // quarter more. Nothing is said where there is a verdict already. ErrNoVerdict: there is none.
 func (r Roll) Answer(ctx context.Context, rank int) (v Verdict, err error) {
+	defer func() {
+		if err == nil && !v.On {
+			_ = r.write(strconv.Itoa(rank), false) // see heard; rank 0 waits a while only
+		}
+	}()
 	late, leads := time.Now().Add(r.Wait+r.Wait/4), false
 	if ok, err := r.read(verdictName, &v); ok || err != nil {
 		return v, wrap(err)

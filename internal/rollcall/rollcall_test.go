@@ -53,6 +53,49 @@ func TestAllHearOneVerdict(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
+// A verdict that the job ends is heard by all that are here, and then nothing is left; who
+// answered and has died since is not waited for longer than one waits.
+func TestAnEndLeavesNothing(t *testing.T) {
+	for _, dead := range []bool{false, true} {
+		dir := t.TempDir()
+		r, err := Open(dir, 4, minute, Roll{})
+		require.NoError(t, err)
+		answering := []int{1, 3}
+		if dead {
+			require.NoError(t, r.write("3", true))
+			answering = answering[:1]
+		}
+		heard := make(chan error, len(answering))
+		for _, rank := range answering {
+			go func() {
+				v, err := r.Answer(context.Background(), rank)
+				if err == nil && v.Why != "too few" {
+					err = ErrNoVerdict
+				}
+				heard <- err
+			}()
+		}
+		for _, rank := range []string{"1", "3"} {
+			for !slices.Equal([]byte("true\n"), contents(t, r, rank)) {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		leads := r
+		if dead {
+			leads.Wait = 50 * time.Millisecond
+		}
+		v, err := leads.Call(context.Background(), []int{2}, func(here, lost []int) Verdict { return Verdict{Why: "too few"} })
+		require.NoError(t, err)
+		require.False(t, v.On)
+		left, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.Empty(t, left)
+		for range answering {
+			require.NoError(t, <-heard)
+		}
+	}
+}
+
 // Ranks that nobody suspects are waited for, and no longer than that.
 func TestWhoDoesNotAnswerIsLost(t *testing.T) {
 	r, err := Open(t.TempDir(), 5, 300*time.Millisecond, Roll{})
