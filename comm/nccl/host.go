@@ -76,7 +76,7 @@ type Host struct {
 	reports  []watch.Report // rank 0: of all; another: at index 0 its own
 	where    []string       // rank 0: host and process of each
 	heard    []time.Time    // by peer: when the last block of it came
-	named    bool           // a worker has said that rank 0 is silent
+	named    bool           // it was said that a peer is silent
 	gone     []bool         // who has left, or is told so
 	streams  map[int]*hostStream
 	seq      uint64   // of gathers that this rank has come to
@@ -332,7 +332,8 @@ func (h *Host) hasLeft(peer int) bool {
 	return h.gone[peer]
 }
 
-// lost is the error of a swap that did not end: of the process that does not answer.
+// lost is the error of a swap that did not end: of the process that does not answer. Who
+// leads is that to the others also while another does not answer it, and knows alone who.
 func (h *Host) lost(peer int, err error) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -347,6 +348,14 @@ func (h *Host) lost(peer int, err error) error {
 		}
 	}
 	kind := comm.ErrLost
+	if h.rank > 0 {
+		what := "it is lost, or has ended the job without the rank that it names"
+		if errors.Is(err, comm.ErrTimeout) {
+			kind, err = comm.ErrTimeout, fmt.Errorf("for %v", time.Since(h.heard[peer]).Round(time.Millisecond))
+			what = "it gives no sign of life, or waits for a rank that gives none and that it names"
+		}
+		return fmt.Errorf("%w: %s, by which the ranks hear of each other, does not answer: %w: %s", kind, who, err, what)
+	}
 	if errors.Is(err, comm.ErrTimeout) {
 		return fmt.Errorf("%w: %s gave no sign of life for %v%s", comm.ErrTimeout, who, time.Since(h.heard[peer]).Round(time.Millisecond), during)
 	}
@@ -425,7 +434,11 @@ func (h *Host) waiting(peer int, began time.Time) error {
 		if h.shrinks {
 			end = "it is taken for lost"
 		}
-		say = fmt.Sprintf("rank %d (%s) gives no sign of life; %s in %v unless it comes back", peer, h.where[peer], end, (h.timeout - quiet).Round(100*time.Millisecond))
+		what := "gives no sign of life"
+		if h.rank > 0 {
+			what = "does not answer: it gives no sign of life, or waits for a rank that gives none and that it names"
+		}
+		say = fmt.Sprintf("rank %d (%s) %s; %s in %v unless it comes back", peer, h.where[peer], what, end, (h.timeout - quiet).Round(100*time.Millisecond))
 	}
 	warn := h.warn
 	h.mu.Unlock()

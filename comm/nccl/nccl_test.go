@@ -410,6 +410,9 @@ func TestHostNamesASilentProcess(t *testing.T) {
 			if i == 0 {
 				warned <- text
 			}
+			if i > 0 && !strings.Contains(text, "or waits for a rank that gives none and that it names") {
+				t.Error(text)
+			}
 		})
 		return err
 	})
@@ -437,11 +440,15 @@ func TestHostNamesASilentProcess(t *testing.T) {
 	})
 	require.NoError(t, worlds[0].Err())
 	f.Hold(1, true)
-	ended := make(chan error, 1)
+	ended, other := make(chan error, 1), make(chan error, 1)
 	worlds[0].OnError(func(err error) { ended <- err })
+	worlds[2].OnError(func(err error) { other <- err })
 	err = <-ended
 	require.ErrorIs(t, err, comm.ErrTimeout)
 	require.ErrorContains(t, err, "rank 1 (host ")
+	err = <-other // which can't know for whom rank 0 waits
+	require.ErrorIs(t, err, comm.ErrTimeout)
+	require.ErrorContains(t, err, "or waits for a rank that gives none and that it names")
 	f.Hold(1, false)
 	each(func(i int) error { return hosts[i].Close() })
 	require.NoError(t, f.Close())
