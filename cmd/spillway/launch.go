@@ -128,7 +128,11 @@ func tellEnd(w io.Writer, end launch.End) {
 		fmt.Fprintln(w, "spillway: launch:", end.Lost)
 	}
 	if end.Failure != "" && end.Flight != "" {
-		fmt.Fprintln(w, "spillway: launch: the job ended with:", end.Failure)
+		after := ""
+		if end.Steps > 0 {
+			after = fmt.Sprintf(" after step %d", end.Steps)
+		}
+		fmt.Fprintf(w, "spillway: launch: the job ended%s with: %s\n", after, end.Failure)
 	}
 	if end.Flight != "" {
 		fmt.Fprint(w, "the last operations of each rank:\n", end.Flight)

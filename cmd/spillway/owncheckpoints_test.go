@@ -1,12 +1,25 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/launch"
 )
+
+// Where rank 0 is the lost one, nobody but the launcher can say at which step.
+func TestTheStepOfALoss(t *testing.T) {
+	var out bytes.Buffer
+	tellEnd(&out, launch.End{Lost: "rank 0 (process 7): signal: killed", Failure: "rank 0 died in x", Flight: "rank 0: none\n", Steps: 12})
+	require.Equal(t, "spillway: launch: rank 0 (process 7): signal: killed\nspillway: launch: the job ended after step 12 with: rank 0 died in x\nthe last operations of each rank:\nrank 0: none\n", out.String())
+	out.Reset()
+	tellEnd(&out, launch.End{Failure: "rank 0 died in x", Flight: "rank 0: none\n"})
+	require.Contains(t, out.String(), "the job ended with: rank 0 died in x\n")
+}
 
 // A job that begins anew goes on from what it has saved itself, not from what was there.
 func TestAJobGoesOnFromItsOwnCheckpoints(t *testing.T) {
