@@ -237,5 +237,5 @@ func (e *elastic) generation(cmd *cobra.Command, o launch.Options, signals <-cha
 	end, err := launch.Run(context.WithoutCancel(cmd.Context()), o, passed)
 	close(stop)
 	both.Wait()
-	return generation{end, joins, asked}, err
+	return generation{end, joins, asked}, fewFiles(err)
 }

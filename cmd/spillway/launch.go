@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"syscall"
 
 	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
@@ -106,7 +107,7 @@ func runLaunch(cmd *cobra.Command, o launch.Options, f launchFlags) error {
 		// its ranks have ended in good order.
 		end, err := launch.Run(context.WithoutCancel(cmd.Context()), o, signals)
 		if err != nil {
-			return err
+			return fewFiles(err)
 		}
 		tellEnd(o.Stderr, end)
 		if !end.LostAny() || f.restarts == 0 {
@@ -120,6 +121,15 @@ func runLaunch(cmd *cobra.Command, o launch.Options, f launchFlags) error {
 		fmt.Fprintf(o.Stderr, "spillway: starting again from %s; %s left\n", where, english.Plural(f.restarts, "restart", ""))
 		o.Args = saved.resuming(args)
 	}
+}
+
+// fewFiles adds what to do to the error of a job whose processes do not get the files by which
+// they meet.
+func fewFiles(err error) error {
+	if errors.Is(err, syscall.EMFILE) {
+		return fmt.Errorf("%w: a process of a job has a file for each of its processes and more: raise ulimit -n", err)
+	}
+	return err
 }
 
 // tellEnd says what the processes of a job that was lost can't say any more.

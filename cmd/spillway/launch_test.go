@@ -114,6 +114,21 @@ func TestLaunchRefuses(t *testing.T) {
 	}
 }
 
+// Where a process may open few files the job is refused with what to do, and nobody is left.
+func TestLaunchWithFewFiles(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	path, err := built()
+	require.NoError(t, err)
+	for _, limit := range []string{"14", "24"} {
+		line := append([]string{"/bin/sh", "-c", `ulimit -n "$0"; exec "$@"`, limit, path}, launched(4, tinyWith("--steps", "1")...)...)
+		p := startProgram(t, nil, line...)
+		require.Equal(t, exitBadInput, p.end(t), p.errs.String())
+		require.Contains(t, p.errs.String(), "too many open files: a process of a job has a file for each of its processes and more: raise ulimit -n")
+	}
+}
+
 // childrenOf lists the processes that a launch has started.
 func childrenOf(launch int) (pids []int) {
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", launch))
