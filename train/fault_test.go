@@ -116,3 +116,20 @@ func TestNewCleansUp(t *testing.T) {
 		return err == nil && len(after) < len(before)+30
 	}, 10*time.Second, 50*time.Millisecond)
 }
+
+// A rank that is lost while the others save is no save to be tried again: the job ends there,
+// without a word of going on.
+func TestALostRankInASave(t *testing.T) {
+	var warned []string
+	tr := Trainer{cfg: &resolved{}, step: 7}
+	tr.cfg.Warn = func(text string) { warned = append(warned, text) }
+	for _, kind := range []error{comm.ErrLost, comm.ErrTimeout, comm.ErrMismatch, comm.ErrAborted} {
+		err := tr.goOn(fmt.Errorf("rank 2: %w", kind))
+		require.ErrorIs(t, err, kind)
+		require.ErrorContains(t, err, "step 7: the checkpoint: rank 2: ")
+	}
+	require.Empty(t, warned)
+	require.NoError(t, tr.goOn(os.ErrPermission))
+	require.Len(t, warned, 1)
+	require.Contains(t, warned[0], "training goes on")
+}

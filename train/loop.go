@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/comm"
 )
 
 // Run trains until Steps are done, evaluating and saving as configured, and tells
@@ -122,6 +124,11 @@ func (t *Trainer) told() {
 	t.unsaved = false
 }
 
+// endsTheJob tells whether a save failed because a rank was lost: there are no more steps.
+func endsTheJob(err error) bool {
+	return slices.ContainsFunc([]error{comm.ErrLost, comm.ErrTimeout, comm.ErrMismatch, comm.ErrAborted}, func(kind error) bool { return errors.Is(err, kind) })
+}
+
 // goOn makes a warning of a save that failed, of which training is independent: it is
 // tried again.
 func (t *Trainer) goOn(err error) error {
@@ -129,6 +136,8 @@ func (t *Trainer) goOn(err error) error {
 	case t.fatal != nil:
 		return t.fatal
 	case err == nil:
+	case endsTheJob(err):
+		return fmt.Errorf("step %d: the checkpoint: %w", t.step, err)
 	case !t.unsaved:
 		t.unsaved = true
 		t.cfg.warn("%v; training goes on, and it is tried again after each step", err)
