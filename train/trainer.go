@@ -180,7 +180,7 @@ func (q request) start(ctx context.Context) (*Trainer, error) {
 		defer stay()
 	}
 	if q.Config, err = q.greet(); err != nil {
-		return nil, errors.Join(err, t.Close())
+		return nil, t.refused(err)
 	}
 	fit := func(ctx context.Context) error { return t.fit(ctx, q) }
 	for _, begin := range []func(context.Context) error{fit, t.openData, t.openOutputs, t.openAll, t.initialize} {
@@ -189,11 +189,21 @@ func (q request) start(ctx context.Context) (*Trainer, error) {
 			err = begin(ctx)
 		}
 		if err != nil {
-			return nil, errors.Join(err, t.Close())
+			return nil, t.refused(err)
 		}
 	}
 	t.accepted = true
 	return t, nil
+}
+
+// refused ends a run that has not begun because of err. Processes that were given nothing to
+// run are told so: a stream that ends without a word is a leader that was lost, whose status
+// would hide what the leader's says.
+func (t *Trainer) refused(err error) error {
+	if t.job != nil {
+		t.job.Dismiss(err)
+	}
+	return errors.Join(err, t.Close())
 }
 
 // fit resolves and plans the run and refuses what does not fit: on a device that can say

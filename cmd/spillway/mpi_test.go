@@ -53,6 +53,68 @@ func TestMPIGivesTheBitsOfOneProcess(t *testing.T) {
 	}
 }
 
+// A run that rank 0 refuses, before the processes have met or after, ends everywhere, and
+// the launcher's status is the refusal's: the others', which a launcher may join with it or
+// take the largest of, is 0.
+func TestMPIEndsWithARefusal(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	binary, err := built()
+	require.NoError(t, err)
+	for _, launcher := range []string{"mpirun.openmpi", "mpirun.mpich"} {
+		for _, c := range []struct {
+			flags, want, says string
+		}{
+			{"--zero 9", "1", "--zero 9: stages are 0, 1, 2 and 3"},
+			{"--ranks 4", "1", "--ranks 4: "},
+			{"--device-memory 1KiB", "2", "does not fit"},
+			{"--data nowhere", "1", "--data: open data: nowhere does not exist"},
+		} {
+			t.Run(launcher+" "+c.flags, func(t *testing.T) {
+				t.Parallel()
+				dir := t.TempDir()
+				script := `"$@" 2>$0/$OMPI_COMM_WORLD_RANK$PMI_RANK.said; status=$?; echo $status >$0/$OMPI_COMM_WORLD_RANK$PMI_RANK.status; exit $status`
+				p := mpirunProgram(t, launcher, 2, append([]string{"/bin/sh", "-c", script, dir, binary}, tinyWith(strings.Fields(c.flags)...)...)...)
+				require.Equal(t, c.want, strconv.Itoa(p.end(t)), "the launcher's: %s", p.errs.String())
+				require.Equal(t, c.want, statusOf(dir, 0))
+				require.Contains(t, saidOf(dir, 0), c.says)
+				require.Equal(t, "0", statusOf(dir, 1), saidOf(dir, 1))
+				require.Empty(t, saidOf(dir, 1), "rank 0 has said why")
+			})
+		}
+	}
+}
+
+// A process that waits in MPI_Init has nothing to save: a signal ends it.
+func TestASignalEndsAWaitForMPI(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	if _, err := exec.LookPath("gcc"); err != nil {
+		t.Skip("gcc is not installed")
+	}
+	dir := t.TempDir()
+	library, waits := filepath.Join(dir, "libmpi_abi.so"), filepath.Join(dir, "waits")
+	out, err := exec.Command("gcc", "-shared", "-fPIC", "-include", "fcntl.h", fmt.Sprintf("-DINIT=close(creat(%q, 0600)); for (;;) pause()", waits), "-o", library, "../../comm/mpi/testdata/stub.c").CombinedOutput()
+	require.NoError(t, err, string(out))
+	binary, err := built()
+	require.NoError(t, err)
+	for _, rank := range []string{"0", "1"} {
+		_ = os.Remove(waits)
+		p := &process{Cmd: exec.Command(binary, tinyRun...)}
+		p.Env = append(os.Environ(), "PMI_RANK="+rank, "PMI_SIZE=2", "SPILLWAY_MPI="+library)
+		p.Stdout, p.Stderr = &p.out, &p.errs
+		require.NoError(t, p.Start())
+		t.Cleanup(func() { _ = p.Process.Kill() })
+		waitFor(t, "MPI_Init", func() bool { _, err := os.Stat(waits); return err == nil })
+		require.NoError(t, p.Process.Signal(syscall.SIGTERM))
+		require.Equal(t, exitInterrupted, p.end(t), p.errs.String())
+	}
+}
+
 // A rank that is stopped is named by its heartbeat and ends the job at the timeout,
 // over MPI as in shared memory.
 func TestMPINamesAStoppedRank(t *testing.T) {

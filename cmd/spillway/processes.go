@@ -254,10 +254,10 @@ func (messageWorld) Map(int) func(graph.Space, int64) ([]byte, func() error, err
 
 // work lends this process's rank to the process of rank 0.
 func (p *place) work() (err error) {
-	defer shelter()() // rank 0 decides when it ends
-	if err := p.join(); err != nil {
+	if err := p.join(); err != nil { // a signal ends what may wait for a process that never comes
 		return err
 	}
+	defer shelter()() // rank 0 decides when it ends
 	defer func() { err = p.end(err) }()
 	runtime.GOMAXPROCS(p.threads(0) + spareProcs)
 	for again := true; again && err == nil; {
@@ -299,17 +299,34 @@ func (p *place) carries(device string) error {
 	return nil
 }
 
-// lead makes c a run over the job's processes. asked tells whether --ranks was
-// given.
-func (p *place) lead(c *spillway.Config, asked bool) error {
+// accepts refuses a configuration that can't be a run over the job's processes. asked tells
+// whether --ranks was given.
+func (p *place) accepts(c *spillway.Config, asked bool) error {
+	if p.transport == cluster.InProc {
+		return nil
+	}
 	if err := p.carries(c.Device); err != nil {
 		return err
 	}
-	if asked {
-		if err := p.env.CheckRanks(c.Ranks, max(c.LocalRanks, 1)); err != nil {
-			return err
-		}
+	if !asked {
+		return nil
 	}
+	return p.env.CheckRanks(c.Ranks, max(c.LocalRanks, 1))
+}
+
+// turnAway ends a job whose command line rank 0 refuses before the processes have met. Over
+// MPI they meet first: the others are in MPI_Init already, which does not end without this
+// process, and MPICH's launcher leaves them there where one ends that has not come to it.
+func (p *place) turnAway(err error) error {
+	if p.transport != cluster.MPI || p.join() != nil {
+		return err
+	}
+	p.job.Dismiss(err)
+	return p.end(err)
+}
+
+// lead makes c, which the place accepts, a run over the job's processes.
+func (p *place) lead(c *spillway.Config) error {
 	if err := p.join(); err != nil {
 		return err
 	}

@@ -59,17 +59,21 @@ Any flag overrides a value of the demo.`,
 		}
 		ranksAsked := fs.Changed("ranks")
 		isDemo, err := settle(fs, &c, &l)
+		for _, check := range []func() error{
+			func() error { return settleRanks(&c, ranksAsked, fs.Changed("ranks-per-process"), p) },
+			func() error { return p.refuseSurvivors(&c) },
+			func() error { return p.accepts(&c, ranksAsked) },
+		} {
+			if err != nil {
+				break
+			}
+			err = check()
+		}
 		if err != nil {
-			return err
-		}
-		if err := settleRanks(&c, ranksAsked, fs.Changed("ranks-per-process"), p); err != nil {
-			return err
-		}
-		if err := p.refuseSurvivors(&c); err != nil {
-			return err
+			return p.turnAway(err)
 		}
 		if p.transport != cluster.InProc {
-			if err := p.lead(&c, ranksAsked); err != nil {
+			if err := p.lead(&c); err != nil {
 				return err
 			}
 			defer func() {

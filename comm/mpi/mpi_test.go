@@ -563,6 +563,16 @@ func TestALibraryThatDoesNotEnd(t *testing.T) {
 	}
 }
 
+// A job of which a process never comes to MPI_Init ends in the others with a fault.
+func TestAnInitThatDoesNotComeBack(t *testing.T) {
+	l := stub(t, "-DINIT=for (;;) pause()")
+	defer func(was time.Duration) { initGrace = was }(initGrace)
+	initGrace = 10 * time.Millisecond
+	_, err := startInTime(l, 1, 2)
+	require.ErrorIs(t, err, comm.ErrTimeout)
+	require.ErrorContains(t, err, "rank 1 of 2: MPI_Init has not come back within 10ms")
+}
+
 // The ABI of MPI 5 on a stub: no library at hand has it yet.
 func TestTheABI(t *testing.T) {
 	l := stub(t)

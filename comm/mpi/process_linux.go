@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
@@ -33,11 +34,37 @@ func Start(order []Family, rank, world int) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := startEngine(l, rank, world)
+	e, err := startInTime(l, rank, world)
 	if err = errors.Join(err, own.keep()); err != nil {
 		return nil, err
 	}
 	return &Process{engine: e}, nil
+}
+
+// initGrace is how long MPI_Init may take: hosts start at different times. Tests shorten it.
+var initGrace = 5 * time.Minute
+
+// startInTime starts the engine, or gives up where MPI_Init does not come back: it waits for
+// every process of the job, and no heartbeat tells yet of one that has ended before it or is
+// stuck; not every launcher does. The process is then to exit.
+func startInTime(l *lib, rank, world int) (*engine, error) {
+	type start struct {
+		e   *engine
+		err error
+	}
+	began := make(chan start, 1)
+	go func() {
+		defer crash.Guard()
+		e, err := startEngine(l, rank, world)
+		began <- start{e, err}
+	}()
+	select {
+	case s := <-began:
+		return s.e, s.err
+	case <-time.After(initGrace):
+		return nil, fmt.Errorf("%w: rank %d of %d: MPI_Init has not come back within %v: it waits for every process of the job, and one has ended before it, is stuck or was never started",
+			comm.ErrTimeout, rank, world, initGrace)
+	}
 }
 
 // About describes the library in a line.

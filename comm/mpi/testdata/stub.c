@@ -1,10 +1,13 @@
 /* A library of the MPI 5 ABI with one rank, which sends to itself: it refuses
-   handles that are not the ABI's. How it ends, and what threads it
-   takes calls from, is the compiler's to say. */
+   handles that are not the ABI's. How it begins and ends, and what threads it takes calls
+   from, is the compiler's to say. */
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
 
+#ifndef INIT
+#define INIT
+#endif
 #ifndef FINALIZE
 #define FINALIZE return 0
 #endif
@@ -23,7 +26,7 @@
 struct message { void *mem; int count, tag; };
 static struct message sent, wanted;
 
-int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) { *provided = PROVIDED; return required == SERIALIZED ? 0 : 16; }
+int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) { INIT; *provided = PROVIDED; return required == SERIALIZED ? 0 : 16; }
 int MPI_Finalize(void) { FINALIZE; }
 int MPI_Abort(intptr_t comm, int code) { return comm == WORLD ? 0 : 5; }
 int MPI_Comm_size(intptr_t comm, int *size) { *size = 1; return comm == WORLD ? 0 : 5; }
