@@ -27,6 +27,10 @@ func (e *MachineTooSmall) Error() string {
 	return fmt.Sprintf("does not fit: %s on %s plan %s of memory together and it has %s", english.Plural(e.Ranks, "rank", ""), where, plan.Bytes(e.Planned), plan.Bytes(e.Total))
 }
 
+// MachineMemory is how many bytes of memory and swap this process may use: 0 where the system
+// does not tell.
+func MachineMemory() int64 { return machineMemory() }
+
 // onThisMachine refuses a plan that the machine can't hold, whose own memory the
 // arenas of some spaces lie in. It knows nothing on systems that don't tell their
 // memory.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/algo"
@@ -25,6 +27,7 @@ import (
 	"github.com/spillway-ml/spillway/launch"
 	"github.com/spillway-ml/spillway/plan"
 	ranks "github.com/spillway-ml/spillway/run"
+	trainer "github.com/spillway-ml/spillway/train"
 )
 
 // commBench is what bench comm was asked for.
@@ -90,8 +93,17 @@ transport and ranks, for the predicted times of plan --transport and train --fit
 				return fmt.Errorf("--%s %d: 1 to %d", name, n, ranks.MaxLocalRanks)
 			}
 		}
-		if b.most < smallestBuffer {
-			return fmt.Errorf("--max-bytes %d: at least %d", b.most, smallestBuffer)
+		if p.transport == cluster.InProc && fs.Changed("ranks-per-process") {
+			if fs.Changed("ranks") && b.ranks != b.each {
+				return fmt.Errorf("--ranks %d with --ranks-per-process %d: one process runs all ranks here; spillway launch -n N starts several", b.ranks, b.each)
+			}
+			b.ranks = b.each
+		}
+		if b.timeout <= 0 {
+			return fmt.Errorf("--timeout %v: a positive duration is needed", b.timeout)
+		}
+		if err := b.fits(p); err != nil {
+			return err
 		}
 		if b.operations, err = parseOperation(*operation); err != nil {
 			return err
@@ -113,6 +125,41 @@ transport and ranks, for the predicted times of plan --transport and train --fit
 		return nil
 	}
 	return cmd
+}
+
+// counts is how many ranks are measured, and how many of them share this host's memory.
+func (b *commBench) counts(p *place) (all, here int) {
+	if p.transport == cluster.InProc {
+		return b.ranks, b.ranks
+	}
+	return p.env.World * b.each, max(p.env.LocalWorld, 1) * b.each
+}
+
+// fits refuses buffers too short to have an element of each rank, and those that this host
+// has no memory for: all of a rank's memory is written before anything is measured.
+func (b *commBench) fits(p *place) error {
+	all, here := b.counts(p)
+	least := int64(smallestBuffer)
+	for least < 4*int64(all) {
+		least *= 4
+	}
+	if b.most < least {
+		return fmt.Errorf("--max-bytes %d: at least %d, with 4 bytes or more of each rank", b.most, least)
+	}
+	total := trainer.MachineMemory()
+	share := total / int64(here)
+	if total == 0 || b.most <= (share-algo.ScratchBytes)/2/4096*4096 {
+		return nil
+	}
+	err := error(&spillway.MachineTooSmall{Ranks: here, Planned: min(b.most, math.MaxInt64/4/int64(here)) * 2 * int64(here), Total: total})
+	fitting := int64(0)
+	for size := int64(smallestBuffer); size <= (share-algo.ScratchBytes)/2; size *= 4 {
+		fitting = size
+	}
+	if fitting < least {
+		return fmt.Errorf("%w: two buffers of --max-bytes for each; start fewer ranks", err)
+	}
+	return fmt.Errorf("%w: two buffers of --max-bytes for each; --max-bytes %s fits", err, strings.ReplaceAll(plan.Bytes(fitting), " ", ""))
 }
 
 // benchWorld is the ranks of this process in a job that is measured.
@@ -271,6 +318,9 @@ func (b *commBench) measure(w *benchWorld, rank int, transport string) (rows []c
 	}
 	for size := int64(smallestBuffer); size <= b.most; size *= 4 {
 		size := size / int64(4*w.size) * int64(4*w.size) // whole elements for each rank
+		if size == 0 {
+			continue
+		}
 		more, err := m.all(w, b.operations, b.algorithms, size)
 		if err != nil {
 			return nil, err

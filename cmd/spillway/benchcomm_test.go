@@ -59,7 +59,7 @@ func TestBenchCommKeepsLinksForPlan(t *testing.T) {
 	require.NotContains(t, words(), "; collectives")
 	got := command("bench", "comm", "--ranks", "2", "--max-bytes", "1KiB")
 	require.Zero(t, got.status, got.stderr)
-	require.Contains(t, got.stderr, "not kept for plans: that takes two ranks or more, all operations, and buffers up to 1MiB at least")
+	require.Contains(t, got.stderr, "not kept for plans: that takes two ranks or more, all operations, each by an algorithm that auto takes there (--collectives direct, or all), and buffers up to 1MiB at least")
 	got = command("bench", "comm", "--ranks", "2", "--max-bytes", "1MiB", "--operation", "all_reduce")
 	require.Zero(t, got.status, got.stderr)
 	require.Contains(t, got.stderr, "not kept for plans")
@@ -69,6 +69,9 @@ func TestBenchCommKeepsLinksForPlan(t *testing.T) {
 	require.Contains(t, got.stderr, "kept for plan --transport inproc and train --fit in "+config)
 	require.Contains(t, words(), "; collectives as measured over inproc between 2 ranks, ")
 	require.Contains(t, words("--transport", "SHM"), "collectives as in one process")
+	got = command(tinyWith("--ranks", "2", "--steps", "1", "--fit")...)
+	require.Zero(t, got.status, got.stderr)
+	require.Contains(t, unwrapped(got.stderr), "times are predicted (CPU: rates of a typical server core; spillway plan --calibrate measures this machine; collectives as measured over inproc between 2 ranks, ")
 
 	p := start(t, launched(2, "bench", "comm", "--max-bytes", "1MiB")...)
 	require.Zero(t, p.end(t), p.errs.String())
@@ -78,6 +81,40 @@ func TestBenchCommKeepsLinksForPlan(t *testing.T) {
 		require.Equal(t, 1, got.status)
 		require.Contains(t, got.stderr, c[len(c)-1])
 	}
+}
+
+// Buffers that no element of each rank is in, or that the machine has no memory for, are
+// refused before anything is allocated; ranks that do not divide them lose nothing.
+func TestBenchCommRefusesBuffers(t *testing.T) {
+	ownworld.Config(t, t.TempDir())
+	for _, c := range []struct {
+		args   string
+		status int
+		want   string
+	}{
+		{"--ranks 300 --max-bytes 2KiB", exitBadInput, "--max-bytes 2048: at least 4096, with 4 bytes or more of each rank"},
+		{"--max-bytes 1000", exitBadInput, "--max-bytes 1000: at least 1024"},
+		{"--ranks 3 --max-bytes 4EiB", exitDoesNotFit, "does not fit: 3 ranks on this machine plan "},
+		{"--ranks 1024 --max-bytes 900TiB", exitDoesNotFit, "two buffers of --max-bytes for each; "},
+		{"--ranks-per-process 3 --ranks 2", exitBadInput, "--ranks 2 with --ranks-per-process 3: one process runs all ranks here"},
+		{"--timeout -1s", exitBadInput, "--timeout -1s: a positive duration is needed"},
+	} {
+		got := command(append([]string{"bench", "comm"}, strings.Fields(c.args)...)...)
+		require.Equal(t, c.status, got.status, "%s: %s", c.args, got.stderr)
+		require.Contains(t, got.stderr, c.want)
+	}
+	got := command("bench", "comm", "--ranks-per-process", "300", "--max-bytes", "4KiB", "--operation", "all_gather", "--json", "-")
+	require.Zero(t, got.status, got.stderr)
+	var rows []commRow
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &rows))
+	require.Len(t, rows, 1, "none of nothing")
+	require.EqualValues(t, 3600, rows[0].Bytes)
+	require.Equal(t, 300, rows[0].Ranks)
+
+	row := func(op comm.Op) commRow {
+		return commRow{Transport: "inproc", Ranks: 3, Op: op, Algorithm: algo.Direct, Bytes: 1<<20 - 4, Seconds: 1}
+	}
+	require.Contains(t, keepLinks([]commRow{row(comm.AllReduce), row(comm.ReduceScatter), row(comm.AllGather), row(comm.AllToAll)}), "kept for plan --transport inproc ")
 }
 
 // By each operation and size, what auto takes is what is kept.

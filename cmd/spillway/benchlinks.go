@@ -26,8 +26,9 @@ func keepLinks(rows []commRow) string {
 	for _, s := range samples {
 		kinds[s.Class] = true
 	}
-	if len(kinds) < len(measured)-1 || largest < leastKept { // but for broadcasts
-		return "not kept for plans: that takes two ranks or more, all operations, and buffers up to 1MiB at least"
+	// But for broadcasts; a buffer is cut to whole elements of each rank.
+	if len(kinds) < len(measured)-1 || largest <= leastKept-4*int64(rows[0].Ranks) {
+		return "not kept for plans: that takes two ranks or more, all operations, each by an algorithm that auto takes there (--collectives direct, or all), and buffers up to 1MiB at least"
 	}
 	links := cost.FitLinks(rows[0].Transport, rows[0].Ranks, samples)
 	for _, c := range fastestOf(rows).Choices {

@@ -94,12 +94,20 @@ Any flag overrides a value of the demo.`,
 			if err != nil {
 				return err
 			}
+			var rates string
 			if !strings.EqualFold(c.Device, "cuda") {
-				hw, _ = knownHardware(c.ComputeThreads())
-				hw, _ = overTransport(hw, p.transport, c.Ranks)
+				f := planFlags{transport: p.transport}
+				f.cpu, f.rates = knownHardware(c.ComputeThreads())
+				if err := f.overTransport(c.Ranks); err != nil {
+					return err
+				}
+				hw, rates = f.cpu, f.rates
 			}
 			if err := fitTo(cmd.Context(), &c, onDevice, fixedBy(cmd.Flags()), l.globalBatch, hw, cmd.ErrOrStderr()); err != nil {
 				return err
+			}
+			if rates != "" {
+				wrap(cmd.ErrOrStderr(), "  ", "    ", "times are predicted (CPU: "+rates+")")
 			}
 		}
 		return p.survivorsOf(fs, &c, cmd.ErrOrStderr()).lead(cmd.Context(), c, func(c spillway.Config) error {
