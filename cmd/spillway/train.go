@@ -90,24 +90,8 @@ Any flag overrides a value of the demo.`,
 			return err
 		}
 		if l.fit {
-			hw, onDevice, err := spillway.DeviceHardware(c)
-			if err != nil {
+			if err := p.fit(cmd, &c, l.globalBatch); err != nil {
 				return err
-			}
-			var rates string
-			if !strings.EqualFold(c.Device, "cuda") {
-				f := planFlags{transport: p.transport}
-				f.cpu, f.rates = knownHardware(c.ComputeThreads())
-				if err := f.overTransport(c.Ranks); err != nil {
-					return err
-				}
-				hw, rates = f.cpu, f.rates
-			}
-			if err := fitTo(cmd.Context(), &c, onDevice, fixedBy(cmd.Flags()), l.globalBatch, hw, cmd.ErrOrStderr()); err != nil {
-				return err
-			}
-			if rates != "" {
-				wrap(cmd.ErrOrStderr(), "  ", "    ", "times are predicted (CPU: "+rates+")")
 			}
 		}
 		return p.survivorsOf(fs, &c, cmd.ErrOrStderr()).lead(cmd.Context(), c, func(c spillway.Config) error {
@@ -115,6 +99,30 @@ Any flag overrides a value of the demo.`,
 		})
 	}
 	return cmd
+}
+
+// fit completes c with what is predicted to be fastest, and says what the times are from.
+func (p *place) fit(cmd *cobra.Command, c *spillway.Config, rows int) error {
+	hw, onDevice, err := spillway.DeviceHardware(*c)
+	if err != nil {
+		return err
+	}
+	var rates string
+	if !strings.EqualFold(c.Device, "cuda") {
+		f := planFlags{transport: p.transport}
+		f.cpu, f.rates = knownHardware(c.ComputeThreads())
+		if err := f.overTransport(c.Ranks); err != nil {
+			return err
+		}
+		hw, rates = f.cpu, f.rates
+	}
+	if err := fitTo(cmd.Context(), c, onDevice, fixedBy(cmd.Flags()), rows, hw, cmd.ErrOrStderr()); err != nil {
+		return err
+	}
+	if rates != "" {
+		wrap(cmd.ErrOrStderr(), "  ", "    ", "times are predicted (CPU: "+rates+")")
+	}
+	return nil
 }
 
 // meeting is how and on what device ranks are to meet by the flags and the config file,
