@@ -211,7 +211,7 @@ func (e Env) CPUsCantMeet() error {
 		e.Source, e.Rank, e.World, meetingPlaces, NCCLRoot)
 }
 
-const meetingPlaces = "with mpirun (in a Kubernetes cluster: an MPIJob), or with spillway launch on one host"
+const meetingPlaces = "with mpirun (under Slurm: srun with MPI plugin pmix or pmi2, what the MPI was built for; in a Kubernetes cluster: an MPIJob), or with spillway launch on one host"
 
 // gpusNeedRoot is the refusal of ranks on GPUs that are not told where to meet.
 func (e Env) gpusNeedRoot() error {

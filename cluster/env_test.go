@@ -54,6 +54,7 @@ func TestRead(t *testing.T) {
 			require.Equal(t, c.transport, transport)
 			if c.transport == "" {
 				require.ErrorContains(t, err, "mpirun")
+				require.ErrorContains(t, err, "srun with MPI plugin pmix")
 				require.ErrorContains(t, err, "MPIJob")
 			}
 		})

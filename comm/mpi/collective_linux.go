@@ -18,7 +18,7 @@ type block struct{ bytes, stride int64 }
 // maxCount is the largest count and displacement. Tests shorten it.
 var maxCount int64 = math.MaxInt32
 
-// poster makes the calls of an exchange, on the engine's thread.
+// poster makes the calls of an exchange.
 type poster struct {
 	*lib
 	types []uintptr // that were made for it: to be freed when it is done
@@ -36,14 +36,14 @@ func (p *poster) of(b block) (count, kind uintptr, err error) {
 // newType makes the type of a block of at most maxCount bytes.
 func (p *poster) newType(b block) (uintptr, error) {
 	var plain, kind uint64 // a handle of 32 bits fills the lower half
-	out := func(h *uint64) uintptr { return uintptr(unsafe.Pointer(h)) }
-	err := p.check("MPI_Type_contiguous", call(p.fn.typeContiguous, uintptr(b.bytes), p.byteType, out(&plain)))
+	// Converted in the call itself, which is what moves them to the heap: see call.
+	err := p.check("MPI_Type_contiguous", call(p.fn.typeContiguous, uintptr(b.bytes), p.byteType, uintptr(unsafe.Pointer(&plain))))
 	if err == nil {
-		err = p.check("MPI_Type_create_resized", call(p.fn.typeResized, uintptr(plain), 0, uintptr(b.stride), out(&kind)))
-		_ = p.check("MPI_Type_free", call(p.fn.typeFree, out(&plain)))
+		err = p.check("MPI_Type_create_resized", call(p.fn.typeResized, uintptr(plain), 0, uintptr(b.stride), uintptr(unsafe.Pointer(&kind))))
+		_ = p.check("MPI_Type_free", call(p.fn.typeFree, uintptr(unsafe.Pointer(&plain))))
 	}
 	if err == nil {
-		err = p.check("MPI_Type_commit", call(p.fn.typeCommit, out(&kind)))
+		err = p.check("MPI_Type_commit", call(p.fn.typeCommit, uintptr(unsafe.Pointer(&kind))))
 		p.types = append(p.types, uintptr(kind))
 	}
 	return uintptr(kind), err
@@ -121,7 +121,7 @@ func numbers(list []int32) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceD
 
 // collect runs calls on the group's communicator that move so many bytes in all.
 func (k *kernel) collect(bytes int64, posts ...post) error {
-	return k.m.world.run(&exchange{posts: posts, bytes: bytes})
+	return k.m.world.run(&exchange{posts: posts, bytes: bytes, met: true})
 }
 
 // everyPart runs an all-gather (of in, in place where it is nil) or an all-to-all, of
@@ -169,7 +169,7 @@ func (k *kernel) scatterChunk(send []byte, sends counts, of block, recv []byte, 
 		}
 	}
 	sends.n[k.at] = 0
-	return &exchange{bytes: total, posts: []post{uneven(k.m.group, send, sends, of, recv, recvs)}}
+	return &exchange{met: true, bytes: total, posts: []post{uneven(k.m.group, send, sends, of, recv, recvs)}}
 }
 
 // scatterSends is chunk c of every part of n bytes of a whole buffer.

@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/spillway-ml/spillway/comm/futex"
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
@@ -25,9 +24,7 @@ type engine struct {
 	attended    atomic.Int64 // when attend last saw an end, since began
 	began       time.Time
 	submit      chan *exchange
-	stop        chan bool     // whether to finalize
-	bell        atomic.Uint32 // changes when there is something in submit or stop
-	asleep      atomic.Bool
+	stop        chan bool // whether to finalize
 	ended       chan error
 	closed      chan struct{} // no more calls are made
 }
@@ -48,6 +45,8 @@ type exchange struct {
 	// there: what it does not accept ends the exchange with errRefused, the rest under way.
 	first int
 	check func() bool
+	// met: the others have come to the same, and bytes are on their way.
+	met bool
 	// quiet messages are looked for now and then only: nobody waits for them.
 	quiet bool
 	done  chan error
@@ -73,9 +72,10 @@ var maxMessage = 1 << 30
 // How the engine waits, from the last time that anything moved: it looks without a
 // pause for spinFor, and as long as its bytes need at 1 GB/s (the library moves them
 // inside of calls only, and ranks have met before they send more than a header); until
-// napFor in naps; then it sleeps, for a small part of what it has waited, until something
-// is submitted. It sleeps in the kernel: to be woken by a timer of the runtime takes a
-// thread without a lock four system calls.
+// napFor in naps of its thread; then it sleeps, for a small part of what it has waited, until
+// something is submitted: each waking of a thread with a locked goroutine takes another
+// thread and some system calls, 100 µs of a core in a virtual machine. The runtime's timers
+// are no finer than a millisecond where it is idle.
 const (
 	spinFor    = 100 * time.Microsecond
 	spinByte   = time.Nanosecond
@@ -84,6 +84,7 @@ const (
 	sleepPart  = 16
 	firstSleep = 500 * time.Microsecond
 	longSleep  = 10 * time.Millisecond
+	metSleep   = time.Millisecond
 	quietEvery = 10 * time.Millisecond
 )
 
@@ -115,12 +116,6 @@ func (e *engine) attend(x *exchange, over *atomic.Bool) (done bool, err error) {
 	if !e.lib.shared || !e.calls.TryLock() {
 		return false, nil
 	}
-	select {
-	case <-e.closed:
-		e.calls.Unlock()
-		return true, errEnded
-	default:
-	}
 	err = e.post(x)
 	e.calls.Unlock()
 	if err != nil {
@@ -139,6 +134,7 @@ func (e *engine) attend(x *exchange, over *atomic.Bool) (done bool, err error) {
 			return false, nil
 		}
 		if look > eagerLooks {
+			runtime.Gosched()
 			yield()
 		}
 	}
@@ -147,8 +143,8 @@ func (e *engine) attend(x *exchange, over *atomic.Bool) (done bool, err error) {
 // attendFor is how long attend looks beyond what the bytes need. Whoever gives up is a
 // waking late when the others come, and the next operation finds them late in turn: so it
 // is long against that, and short against a step. eagerLooks is how often it looks before
-// it lets others have the core between looks: ranks may outnumber the cores, and another
-// stream may compute on this one.
+// it lets others have the runtime's processor and the core between looks: ranks, of this
+// process too, may outnumber them, and another stream may compute here.
 const (
 	attendFor  = 2 * time.Millisecond
 	eagerLooks = 20
@@ -183,24 +179,9 @@ func (e *engine) start(x *exchange) *exchange {
 func (e *engine) give(x *exchange) {
 	select {
 	case e.submit <- x:
-		e.ring()
 	case <-e.closed:
 		x.done <- errEnded
 	}
-}
-
-// ring has the thread look at what it has been given.
-func (e *engine) ring() {
-	e.bell.Add(1)
-	if e.asleep.Load() {
-		futex.Wake(&e.bell)
-	}
-}
-
-// finish has the thread end its part, and MPI where finalize is set.
-func (e *engine) finish(finalize bool) {
-	e.stop <- finalize
-	e.ring()
 }
 
 // post starts the messages and collectives of x.
@@ -296,7 +277,6 @@ func (e *engine) loop() {
 		active = append(active, x)
 	}
 	for {
-		bell := e.bell.Load()
 		for more := true; more; {
 			select {
 			case x := <-e.submit:
@@ -313,7 +293,7 @@ func (e *engine) loop() {
 		if lookQuiet {
 			looked = now
 		}
-		loud, busy := false, false
+		loud, busy, met := false, false, false
 		for i := 0; i < len(active); {
 			x := active[i]
 			if x.quiet && !lookQuiet {
@@ -326,7 +306,7 @@ func (e *engine) loop() {
 				return err
 			})
 			if !done && err == nil {
-				loud = loud || !x.quiet
+				loud, met = loud || !x.quiet, met || x.met
 				busy = busy || !x.quiet && now.Sub(x.until) < spinFor
 				i++
 				continue
@@ -352,9 +332,17 @@ func (e *engine) loop() {
 		if loud {
 			pause = min(max(since/sleepPart, firstSleep), longSleep)
 		}
-		e.asleep.Store(true)
-		futex.Wait(&e.bell, bell, pause)
-		e.asleep.Store(false)
+		if met { // bytes move inside calls only
+			pause = min(pause, metSleep)
+		}
+		select {
+		case x := <-e.submit:
+			take(x)
+		case finalize := <-e.stop:
+			e.end(finalize)
+			return
+		case <-time.After(pause):
+		}
 	}
 }
 

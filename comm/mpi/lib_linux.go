@@ -142,15 +142,16 @@ func (l *lib) check(call string, r uintptr) error {
 	if code == 0 {
 		return nil
 	}
-	text := make([]byte, 8192)
+	var text [8192]byte
 	n := int32(0)
-	purego.SyscallN(l.fn.errorString, uintptr(uint32(code)), address(text), uintptr(unsafe.Pointer(&n)))
-	end := max(0, bytes.IndexByte(text, 0))
+	purego.SyscallN(l.fn.errorString, uintptr(uint32(code)), uintptr(unsafe.Pointer(&text)), uintptr(unsafe.Pointer(&n)))
+	end := max(0, bytes.IndexByte(text[:], 0))
 	return &callError{call, code, string(text[:end])}
 }
 
-// call is one call of the library. What its arguments point to is moved to the heap: a
-// stack that grows or shrinks meanwhile would leave the library writing to the old one.
+// call is one call of the library. What its arguments point to is moved to the heap, where
+// they are pointers that the call itself converts: a stack that grows or shrinks meanwhile
+// would leave the library writing to the old one.
 //
 //go:uintptrescapes
 func call(fn uintptr, args ...uintptr) uintptr {
@@ -188,9 +189,9 @@ func (e *WorldError) Error() string { return e.text }
 
 // about is the first line of the library's own description.
 func (l *lib) about() string {
-	text := make([]byte, 8192)
+	var text [8192]byte
 	n := int32(0)
-	if l.check("MPI_Get_library_version", call(l.fn.version, address(text), uintptr(unsafe.Pointer(&n)))) != nil {
+	if l.check("MPI_Get_library_version", call(l.fn.version, uintptr(unsafe.Pointer(&text)), uintptr(unsafe.Pointer(&n)))) != nil {
 		return l.name
 	}
 	line, _, _ := bytes.Cut(text[:min(max(int(n), 0), len(text))], []byte("\n"))

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync/atomic"
 
@@ -34,7 +35,8 @@ const (
 // member is one rank in a group. An operation has two exchanges or more:
 //
 //	meet   each pair swaps headers: who runs what. A header that differs fails the
-//	       operation, before a byte of it has moved
+//	       operation, before a byte of it has moved; what is short moves with them,
+//	       into scratch (see moveShort)
 //	move   bytes, a bounded part of a sum at a time (see sum), by the library's
 //	       collectives where the group has a communicator, else by messages
 //
@@ -220,7 +222,7 @@ func (k *kernel) meetAndMove() (read, written int64, err error) {
 	if k.short {
 		return k.moveShort()
 	}
-	if err := w.exchange(k.list); err != nil {
+	if err := w.run(&exchange{list: slices.Clone(k.list)}); err != nil {
 		return 0, 0, w.failed(k, err)
 	}
 	if !k.agree() {
@@ -354,7 +356,7 @@ func (k *kernel) move() (read, written int64, err error) {
 		own := part(k.in, self)
 		n := int64(len(own))
 		move := k.chunkMessages(own, func(i int) []byte { return part(k.in, i) })
-		if collective {
+		if collective && w <= maxLandings {
 			move = func(c int64) *exchange {
 				send, sends, of := k.scatterSends(k.in, n, c)
 				return k.scatterChunk(send, sends, of, k.landing(0, c), int64(len(chunk(own, c))))
@@ -378,7 +380,8 @@ func (k *kernel) move() (read, written int64, err error) {
 
 // shortBytes is the longest message that goes with the headers; of all that a rank
 // sends so there is at most twice that. It lies in what libraries hold for who has not come.
-const shortBytes = 64 << 10
+// Tests shorten it.
+var shortBytes = 64 << 10
 
 // isShort tells whether every message of the operation is short: the signature decides,
 // so that ranks which agree choose alike.
@@ -396,35 +399,29 @@ func (k *kernel) isShort() bool {
 }
 
 // moveShort runs a short operation, whose headers are in the list: one exchange. What is
-// to be added comes from everybody to everybody who needs it.
+// to be added comes from everybody to everybody who needs it. Nobody has agreed yet when
+// messages are posted, so none lies in the rank's arena, which may be gone before the
+// library lets go of what a job's end has left under way: all go through scratch.
 func (k *kernel) moveShort() (read, written int64, err error) {
 	w, self := len(k.ranks), k.at
 	part := func(b []byte, i int) []byte { n := len(b) / w; return b[i*n : (i+1)*n] }
-	recv := func(i int) []byte { return part(k.out, i) } // of a sum, to be added
-	var send func(i int) []byte
+	from := k.in // what goes to index i
+	give := func(i int) []byte { return part(k.in, i) }
 	read, written = int64(len(k.in)), int64(len(k.out))
 	switch k.Sig.Op {
 	case comm.AllGather:
-		if !k.InPlace {
-			copy(part(k.out, self), k.in)
-		}
-		send = func(int) []byte { return k.in }
+		give = func(int) []byte { return from }
 		read *= int64(w - 1)
 		written = read
-	case comm.AllToAll:
-		copy(part(k.out, self), part(k.in, self))
-		send = func(i int) []byte { return part(k.in, i) }
-	case comm.ReduceScatter:
-		send = func(i int) []byte { return part(k.in, i) }
 	case comm.AllReduce:
-		send = func(int) []byte { return k.out }
+		from = k.out
+		give = func(int) []byte { return from }
 		read = written
 	}
-	if k.adder != nil {
-		for i := range k.srcs {
-			k.srcs[i] = k.landing(i, 0)[:len(send(i))]
-		}
-		recv = func(i int) []byte { return k.srcs[i] }
+	recv := func(i int) []byte { return k.landing(i, 0)[:len(give(i))] }
+	send := func(i int) []byte { return k.landing(i, 1)[:len(give(i))] }
+	for i := range w {
+		copy(send(i), give(i))
 	}
 	first := len(k.list)
 	k.addAll(recv, send)
@@ -437,9 +434,19 @@ func (k *kernel) moveShort() (read, written int64, err error) {
 		return 0, 0, k.mismatch()
 	case err != nil:
 		return 0, 0, k.m.world.failed(k, err)
-	case k.adder != nil:
-		k.srcs[self] = send(self)
+	}
+	for i := range w {
+		k.srcs[i] = recv(i)
+	}
+	k.srcs[self] = give(self)
+	if k.adder != nil {
 		k.adder.Sum(k.out, k.srcs, k.Sig.Accumulate)
+		return read, written, nil
+	}
+	for i, b := range k.srcs {
+		if i != self || k.Sig.Op == comm.AllToAll || !k.InPlace {
+			copy(part(k.out, i), b)
+		}
 	}
 	return read, written, nil
 }
@@ -451,7 +458,7 @@ const smallBytes = 8 << 10
 // allReduce sums the rank's share of the buffer over the ranks, and gives it to all.
 func (k *kernel) allReduce() (read, written int64, err error) {
 	w, n := len(k.ranks), int64(len(k.out))
-	collective := k.m.group != 0
+	collective := k.m.group != 0 && w <= maxLandings
 	switch {
 	case w == 1:
 		return 0, 0, nil
@@ -525,6 +532,9 @@ func (k *kernel) reduceShares(buf []byte, collective bool) error {
 // needs beside the arenas is twice that a rank.
 const chunkBytes = comm.ChunkBytes
 
+// maxLandings is the most ranks whose chunks MPI's displacements of 32 bits reach.
+const maxLandings = math.MaxInt32/chunkBytes + 1
+
 // chunk is the part of b that moves in chunk c of a sum.
 func chunk(b []byte, c int64) []byte {
 	n := int64(len(b))
@@ -552,7 +562,7 @@ func (k *kernel) chunkMessages(own []byte, part func(i int) []byte) func(c int64
 				list = append(list, m.to(k.ranks[i], tagBytes, b))
 			}
 		}
-		return &exchange{list: list}
+		return &exchange{list: list, met: true}
 	}
 }
 

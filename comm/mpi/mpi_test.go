@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -56,7 +57,7 @@ func runPart(part string) error {
 		order = []Family{OpenMPI}
 	}
 	if part == "pieces" { // as if a message could have a thousand bytes
-		maxMessage, maxCount, part = 1000, 1000, "bits"
+		maxMessage, maxCount, shortBytes, part = 1000, 1000, 100, "bits"
 	}
 	p, err := Start(order, env.Rank, env.World)
 	if err != nil {
@@ -72,7 +73,7 @@ func runPart(part string) error {
 	}
 	messages := part == "messages"
 	if messages {
-		part = "bits"
+		shortBytes, part = 100, "bits"
 	}
 	each := 1
 	if part == "ranks" {
@@ -192,6 +193,22 @@ var parts = map[string]func(*rank) error{
 			return r.do(func() (device.Kernel, error) { return r.g.Barrier("b") })
 		}
 		return r.allReduce(10)
+	},
+	"late": func(r *rank) error { // the other comes when this one's arena is gone
+		gather := func() error {
+			return r.do(func() (device.Kernel, error) {
+				return r.g.AllGather("ag", r.ptr(int64(r.world.first)<<12, 1<<12), r.ptr(0, 2<<12), graph.F32)
+			})
+		}
+		if r.world.first == 1 {
+			time.Sleep(60 * time.Millisecond)
+			return gather()
+		}
+		time.AfterFunc(20*time.Millisecond, func() { r.world.Abort(errors.New("the disk is full")) })
+		err := errors.Join(gather(), r.ctx.Close())
+		time.Sleep(300 * time.Millisecond)
+		fmt.Println("rank 0 lives")
+		return err
 	},
 	"stuck": func(r *rank) error { // rank 1 does not come before the job has ended
 		if r.world.first == 1 {
@@ -314,7 +331,7 @@ func equal(what string, got, want []float32) error {
 // definition gives.
 func bits(r *rank) error {
 	self, w := r.g.Rank(), r.g.Size()
-	lengths := []int64{1, 17, 3000}
+	lengths := []int64{1, 17, 500, 3000, 20_000} // the last one's bytes go apart from their headers
 	if w == 2 {
 		lengths = append(lengths, 300_000) // a sum of more than one chunk
 	}
@@ -445,7 +462,7 @@ func TestOverMPI(t *testing.T) {
 		n    int
 		part string
 	}
-	jobs := []job{{4, "mesh"}, {2, "stream"}, {3, "pieces"}, {3, "messages"}, {4, "algorithms"}, {2, "ranks"}, {2, "signals"}, {3, "idle"}}
+	jobs := []job{{4, "mesh"}, {2, "stream"}, {2, "pieces"}, {3, "pieces"}, {3, "messages"}, {4, "algorithms"}, {2, "ranks"}, {2, "signals"}, {3, "idle"}}
 	for n := range 4 {
 		jobs = append(jobs, job{n + 1, "bits"})
 	}
@@ -469,6 +486,7 @@ func TestFailuresAreNamed(t *testing.T) {
 			"mismatch of length": `rank [01] runs all_reduce of (40|4194304) bytes of f32 \("ar", call 1\), rank [01] runs all_reduce of (40|4194304) bytes`,
 			"mismatch of kind":   `rank [01] runs (all_reduce|barrier).* \("(ar|b)", call 1\), rank [01] runs (all_reduce|barrier)`,
 			"stuck":              `timeout: all_reduce "ar" \(call 1\) of the world group: rank 1 \(host .*, process \d+\) did not arrive within 5s; rank 0 waited`,
+			"late":               `rank 0 lives`,
 			"abort":              `aborted: the disk is full`,
 		} {
 			if !watched(launcher, 2, part) {
@@ -589,7 +607,7 @@ func TestTheABI(t *testing.T) {
 	collectivesOnTheStub(t, e)
 	err = e.do([]transfer{{send: true, peer: 3, tag: 7, mem: from}})
 	require.EqualError(t, err, "mpi: MPI_Isend: stub refuses (code 3)")
-	e.finish(true)
+	e.stop <- true
 	require.NoError(t, <-e.ended)
 	require.ErrorIs(t, e.do(nil), errEnded)
 }
@@ -612,18 +630,32 @@ func TestWhoWaitsCallsTheLibrary(t *testing.T) {
 	require.ErrorIs(t, err, errRefused)
 	require.ErrorIs(t, e.wait(e.start(&exchange{list: round, first: 2, check: func() bool { return false }})), errRefused)
 
-	// What does not come is the engine's, at once where the job is over.
+	// What does not come is the engine's. Meanwhile others of the process run.
 	late := &exchange{list: round[:1]}
-	over.Store(true)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	var ran atomic.Bool
+	go ran.Store(true)
 	done, err = e.attend(late, &over)
 	require.NoError(t, err)
 	require.False(t, done)
+	require.True(t, ran.Load())
 	clear(to)
 	e.start(late)
 	require.NoError(t, e.do(round[1:]))
 	require.NoError(t, e.wait(late))
 	require.Equal(t, from, to)
-	e.finish(true)
+
+	over.Store(true)
+	began := time.Now()
+	patient := &exchange{list: round[:1], bytes: int64(time.Hour / spinByte)}
+	done, err = e.attend(patient, &over)
+	require.NoError(t, err)
+	require.False(t, done)
+	require.Less(t, time.Since(began), time.Minute)
+	e.start(patient)
+	require.NoError(t, e.do(round[1:]))
+	require.NoError(t, e.wait(patient))
+	e.stop <- true
 	require.NoError(t, <-e.ended)
 	done, _ = e.attend(&exchange{list: round}, &over)
 	require.False(t, done)
@@ -637,7 +669,7 @@ func TestWhoWaitsCallsTheLibrary(t *testing.T) {
 	require.False(t, done)
 	require.False(t, x.posted)
 	require.NoError(t, e.wait(e.start(x)))
-	e.finish(true)
+	e.stop <- true
 	require.NoError(t, <-e.ended)
 }
 

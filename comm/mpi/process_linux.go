@@ -104,7 +104,7 @@ func (p *Process) Close() error {
 	case <-time.After(grace):
 		p.leave(fmt.Sprintf("the stream from another process has not ended within %v", grace))
 	}
-	p.engine.finish(p.unclean.Load() == nil)
+	p.engine.stop <- p.unclean.Load() == nil
 	grace = p.grace()
 	select {
 	case err := <-p.engine.ended:

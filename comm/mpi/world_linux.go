@@ -280,12 +280,12 @@ func (w *World) failed(k *kernel, err error) error {
 	return w.fail(fmt.Errorf("%w: rank %d: %s: %w", comm.ErrLost, k.m.World, k.text, err))
 }
 
-// exchange runs messages, or ends with the job's error.
+// exchange runs messages between ranks that have met, or ends with the job's error.
 func (w *World) exchange(list []transfer) error {
 	if len(list) == 0 {
 		return nil
 	}
-	return w.run(&exchange{list: slices.Clone(list)})
+	return w.run(&exchange{list: slices.Clone(list), met: true})
 }
 
 // run runs messages and collectives, or ends with the job's error.

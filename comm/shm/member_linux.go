@@ -8,7 +8,6 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/direct"
-	"github.com/spillway-ml/spillway/comm/futex"
 	"github.com/spillway-ml/spillway/comm/watch"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
@@ -211,7 +210,7 @@ func (k *kernel) ring() {
 	for i, p := range k.posts {
 		if i != k.at && p.asleep.Load() != 0 {
 			p.bell.Add(1)
-			futex.Wake(&p.bell)
+			wake(&p.bell)
 		}
 	}
 }
@@ -262,7 +261,7 @@ func (k *kernel) await(call uint64, reached func(*post) uint64) error {
 			}
 			return w.adopt()
 		}
-		futex.Wait(&own.bell, bell, nap)
+		sleep(&own.bell, bell, nap)
 		own.asleep.Store(0)
 	}
 }

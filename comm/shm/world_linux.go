@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/comm"
-	"github.com/spillway-ml/spillway/comm/futex"
 	"github.com/spillway-ml/spillway/comm/watch"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
@@ -272,7 +271,7 @@ func (w *World) settle(err error) error {
 func (w *World) ringAll() {
 	ring := func(p *post) {
 		p.bell.Add(1)
-		futex.Wake(&p.bell)
+		wake(&p.bell)
 	}
 	for _, g := range w.groups {
 		for _, r := range g.Ranks {
