@@ -6,7 +6,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/dustin/go-humanize/english"
+
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/zero"
 )
 
 // A pair is a field that says something only beside another one. What is left at its
@@ -55,14 +58,14 @@ var toldAlone = []pair{
 	{"Config.EvalSteps %v", func(c *Config) any { return c.EvalSteps }, standard.EvalSteps, (*Config).evaluates, "changes nothing: without Config.EvalData nothing is evaluated"},
 	{"Config.Warmup %v", func(c *Config) any { return c.Warmup }, 0, func(c *Config) bool { return c.Own.Schedule != nil || c.Warmup <= c.Steps },
 		"is more than Config.Steps: the rate does not reach Config.LR"},
-	{"Config.Trust %v", func(c *Config) any { return c.Trust }, standard.Trust, func(c *Config) bool { return c.Own.Rule != nil || c.optimizer().UsesTrust() },
-		"changes nothing: it is for Config.Optimizer lars and larc"},
-	{"Config.AdaptAll", func(c *Config) any { return c.AdaptAll }, false, ofOptimizers("lamb", "lars", "larc"),
-		"changes nothing: it is for Config.Optimizer lamb, lars and larc"},
-	{"Config.Beta2 %v", func(c *Config) any { return c.Beta2 }, standard.Beta2, ofOptimizers("adamw", "lamb", "novograd"),
-		"changes nothing: it is for Config.Optimizer adamw, lamb and novograd, which have a second moment"},
-	{"Config.Eps %v", func(c *Config) any { return c.Eps }, standard.Eps, ofOptimizers("adamw", "lamb", "novograd"),
-		"changes nothing: it is for Config.Optimizer adamw, lamb and novograd, which divide by a second moment"},
+	{"Config.Trust %v", func(c *Config) any { return c.Trust }, standard.Trust, ofOptimizers(zero.TrustNames()),
+		forOptimizers(zero.TrustNames())},
+	{"Config.AdaptAll", func(c *Config) any { return c.AdaptAll }, false, ofOptimizers(zero.AdaptingNames()),
+		forOptimizers(zero.AdaptingNames())},
+	{"Config.Beta2 %v", func(c *Config) any { return c.Beta2 }, standard.Beta2, ofOptimizers(zero.SecondNames()),
+		forOptimizers(zero.SecondNames()) + ", which have a second moment"},
+	{"Config.Eps %v", func(c *Config) any { return c.Eps }, standard.Eps, ofOptimizers(zero.SecondNames()),
+		forOptimizers(zero.SecondNames()) + ", which divide by a second moment"},
 	{"Config.Prefetch %v", func(c *Config) any { return c.Prefetch }, standard.Prefetch, func(c *Config) bool { return c.Prefetch < 2 || c.Zero == 3 || c.Offload != "" },
 		"changes nothing: parameters are gathered at Config.Zero 3 alone, and nothing rests off the device"},
 	{"Config.ShardSize %v", func(c *Config) any { return c.ShardSize }, 0, func(c *Config) bool { return c.Zero > 0 },
@@ -89,8 +92,13 @@ func isFolder(path string) bool {
 func (c *Config) checkpoints() bool { return c.Checkpoint != "" }
 
 // ofOptimizers says whether the optimizer is one of these, or the program's own.
-func ofOptimizers(names ...string) func(c *Config) bool {
+func ofOptimizers(names []string) func(c *Config) bool {
 	return func(c *Config) bool { return c.Own.Rule != nil || slices.Contains(names, c.optimizer().Name) }
+}
+
+// forOptimizers is how the sentence goes on about a field of these alone.
+func forOptimizers(names []string) string {
+	return "changes nothing: it is for Config.Optimizer " + english.WordSeries(names, "and")
 }
 
 // refuseIdle refuses the first field that is of no use.

@@ -34,8 +34,8 @@ func TestFieldsThatNeedAnother(t *testing.T) {
 		{func(c *Config) { c.MinLR = 1e-5 }, func(c *Config) { c.LRSchedule = "Cosine" }, "Config.MinLR 1e-05 with Config.LRSchedule constant"},
 		{func(c *Config) { c.MinLR, c.LRSchedule = 1e-2, "cosine" }, func(c *Config) { c.LR = 1e-2 }, "Config.MinLR 0.01 is above Config.LR"},
 		{func(c *Config) { c.LRBaseBatch = 64 }, func(c *Config) { c.LRScale = "sqrt" }, "Config.LRBaseBatch 64 with Config.LRScale none"},
-		{func(c *Config) { c.Trust = 0.1 }, func(c *Config) { c.Optimizer = "larc" }, "Config.Trust 0.1 changes nothing: it is for Config.Optimizer lars and larc"},
-		{func(c *Config) { c.AdaptAll = true }, func(c *Config) { c.Optimizer = "LAMB" }, "Config.AdaptAll changes nothing: it is for Config.Optimizer lamb, lars and larc"},
+		{func(c *Config) { c.Trust = 0.1 }, func(c *Config) { c.Optimizer = "larc" }, "Config.Trust 0.1 changes nothing: it is for Config.Optimizer larc and lars"},
+		{func(c *Config) { c.AdaptAll = true }, func(c *Config) { c.Optimizer = "LAMB" }, "Config.AdaptAll changes nothing: it is for Config.Optimizer lamb, larc and lars"},
 		{func(c *Config) { c.Beta2, c.Optimizer = 0.9, "sgd" }, func(c *Config) { c.Optimizer = "novograd" }, "Config.Beta2 0.9 changes nothing: it is for Config.Optimizer adamw"},
 		{func(c *Config) { c.Eps, c.Optimizer = 1e-6, "lars" }, func(c *Config) { c.Optimizer = "lamb" }, "Config.Eps 1e-06 changes nothing: it is for Config.Optimizer adamw"},
 

@@ -5,7 +5,7 @@ import "github.com/spillway-ml/spillway/graph"
 // LAMB takes Adam's direction, at a rate for each parameter that the norms of the
 // parameter and of its direction scale.
 var _ = register(&Rule{
-	Name: "lamb", States: []string{"exp_avg", "exp_avg_sq"},
+	Name: "lamb", States: []string{"exp_avg", "exp_avg_sq"}, Second: true, Adapts: true,
 	Source: "You et al., Large Batch Optimization for Deep Learning, ICLR 2020, algorithm 2",
 	Emit: func(e *Emitter, t *Target) {
 		a := e.Attr(t)

@@ -51,6 +51,10 @@ type Rule struct {
 	// Trust says that the rate of parameters is times Optimizer.Trust, so that 0 would
 	// train nothing.
 	Trust bool
+	// Second says that it divides by a second moment, of which Optimizer.Beta2 and Eps are.
+	Second bool
+	// Adapts says that norms scale a parameter's rate, which Optimizer.AdaptAll widens.
+	Adapts bool
 	// Emit writes a unit's operations.
 	Emit func(e *Emitter, t *Target)
 }
@@ -83,6 +87,15 @@ func OptimizerNames() []string { return namesOf(func(*Rule) bool { return true }
 
 // NarrowNames lists those whose states have 16-bit and 8-bit forms.
 func NarrowNames() []string { return namesOf(func(r *Rule) bool { return r.Narrow }) }
+
+// SecondNames lists those that divide by a second moment.
+func SecondNames() []string { return namesOf(func(r *Rule) bool { return r.Second }) }
+
+// AdaptingNames lists those in which norms scale a parameter's rate.
+func AdaptingNames() []string { return namesOf(func(r *Rule) bool { return r.Adapts }) }
+
+// TrustNames lists those for which the trust coefficient counts.
+func TrustNames() []string { return namesOf(func(r *Rule) bool { return r.Trust }) }
 
 func namesOf(is func(*Rule) bool) []string {
 	var names []string
