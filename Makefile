@@ -21,3 +21,8 @@ gpu:
 	tar -C $(dir $(BUNDLE)) -czf $(BUNDLE).tar.gz $(notdir $(BUNDLE))
 	du -sm $(BUNDLE) $(BUNDLE).tar.gz
 	test $$(du -sm $(BUNDLE) | cut -f1) -lt 60
+
+.PHONY: same
+# same compares what two builds do: make same OLD=OLD/spillway NEW=NEW/spillway
+same:
+	go run ./benchmarks/same -a $(OLD) -b $(NEW)
