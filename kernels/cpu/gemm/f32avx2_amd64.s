@@ -106,7 +106,31 @@ one:
 	JNZ          one
 
 write:
-	MOVQ       72(DI), CX
+	MOVQ   72(DI), CX
+	CMPQ   CX, $0x0000ffff
+	JNE    edge
+	CMPQ   80(DI), $0x00
+	JE     bias0
+	MOVQ   DX, AX
+	VADDPS (AX), Y0, Y0
+	VADDPS 32(AX), Y1, Y1
+
+bias0:
+	MOVQ    24(DI), AX
+	TESTQ   AX, AX
+	JZ      store0
+	VMOVUPS (AX), Y14
+	VADDPS  Y14, Y0, Y0
+	VMOVUPS 32(AX), Y15
+	VADDPS  Y15, Y1, Y1
+
+store0:
+	MOVQ    DX, AX
+	VMOVUPS Y0, (AX)
+	VMOVUPS Y1, 32(AX)
+	JMP     next
+
+edge:
 	POPCNTQ    CX, CX
 	NEGQ       CX
 	LEAQ       laneMasks<>+0(SB), AX
@@ -134,10 +158,12 @@ store:
 	MOVQ       DX, AX
 	VMASKMOVPS Y0, Y12, (AX)
 	VMASKMOVPS Y1, Y13, 32(AX)
-	LEAQ       (AX)(R11*1), DX
-	ADDQ       64(DI), BX
-	DECQ       R12
-	JNZ        sliver
+
+next:
+	LEAQ (AX)(R11*1), DX
+	ADDQ 64(DI), BX
+	DECQ R12
+	JNZ  sliver
 	VZEROUPPER
 	RET
 
@@ -231,7 +257,39 @@ one:
 	JNZ          one
 
 write:
-	MOVQ       72(DI), CX
+	MOVQ   72(DI), CX
+	CMPQ   CX, $0x0000ffff
+	JNE    edge
+	CMPQ   80(DI), $0x00
+	JE     bias0
+	MOVQ   DX, AX
+	VADDPS (AX), Y0, Y0
+	VADDPS 32(AX), Y1, Y1
+	ADDQ   R11, AX
+	VADDPS (AX), Y2, Y2
+	VADDPS 32(AX), Y3, Y3
+
+bias0:
+	MOVQ    24(DI), AX
+	TESTQ   AX, AX
+	JZ      store0
+	VMOVUPS (AX), Y14
+	VADDPS  Y14, Y0, Y0
+	VADDPS  Y14, Y2, Y2
+	VMOVUPS 32(AX), Y15
+	VADDPS  Y15, Y1, Y1
+	VADDPS  Y15, Y3, Y3
+
+store0:
+	MOVQ    DX, AX
+	VMOVUPS Y0, (AX)
+	VMOVUPS Y1, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y2, (AX)
+	VMOVUPS Y3, 32(AX)
+	JMP     next
+
+edge:
 	POPCNTQ    CX, CX
 	NEGQ       CX
 	LEAQ       laneMasks<>+0(SB), AX
@@ -269,10 +327,12 @@ store:
 	ADDQ       R11, AX
 	VMASKMOVPS Y2, Y12, (AX)
 	VMASKMOVPS Y3, Y13, 32(AX)
-	LEAQ       (AX)(R11*1), DX
-	ADDQ       64(DI), BX
-	DECQ       R12
-	JNZ        sliver
+
+next:
+	LEAQ (AX)(R11*1), DX
+	ADDQ 64(DI), BX
+	DECQ R12
+	JNZ  sliver
 	VZEROUPPER
 	RET
 
@@ -386,7 +446,47 @@ one:
 	JNZ          one
 
 write:
-	MOVQ       72(DI), CX
+	MOVQ   72(DI), CX
+	CMPQ   CX, $0x0000ffff
+	JNE    edge
+	CMPQ   80(DI), $0x00
+	JE     bias0
+	MOVQ   DX, AX
+	VADDPS (AX), Y0, Y0
+	VADDPS 32(AX), Y1, Y1
+	ADDQ   R11, AX
+	VADDPS (AX), Y2, Y2
+	VADDPS 32(AX), Y3, Y3
+	ADDQ   R11, AX
+	VADDPS (AX), Y4, Y4
+	VADDPS 32(AX), Y5, Y5
+
+bias0:
+	MOVQ    24(DI), AX
+	TESTQ   AX, AX
+	JZ      store0
+	VMOVUPS (AX), Y14
+	VADDPS  Y14, Y0, Y0
+	VADDPS  Y14, Y2, Y2
+	VADDPS  Y14, Y4, Y4
+	VMOVUPS 32(AX), Y15
+	VADDPS  Y15, Y1, Y1
+	VADDPS  Y15, Y3, Y3
+	VADDPS  Y15, Y5, Y5
+
+store0:
+	MOVQ    DX, AX
+	VMOVUPS Y0, (AX)
+	VMOVUPS Y1, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y2, (AX)
+	VMOVUPS Y3, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y4, (AX)
+	VMOVUPS Y5, 32(AX)
+	JMP     next
+
+edge:
 	POPCNTQ    CX, CX
 	NEGQ       CX
 	LEAQ       laneMasks<>+0(SB), AX
@@ -434,10 +534,12 @@ store:
 	ADDQ       R11, AX
 	VMASKMOVPS Y4, Y12, (AX)
 	VMASKMOVPS Y5, Y13, 32(AX)
-	LEAQ       (AX)(R11*1), DX
-	ADDQ       64(DI), BX
-	DECQ       R12
-	JNZ        sliver
+
+next:
+	LEAQ (AX)(R11*1), DX
+	ADDQ 64(DI), BX
+	DECQ R12
+	JNZ  sliver
 	VZEROUPPER
 	RET
 
@@ -571,7 +673,55 @@ one:
 	JNZ          one
 
 write:
-	MOVQ       72(DI), CX
+	MOVQ   72(DI), CX
+	CMPQ   CX, $0x0000ffff
+	JNE    edge
+	CMPQ   80(DI), $0x00
+	JE     bias0
+	MOVQ   DX, AX
+	VADDPS (AX), Y0, Y0
+	VADDPS 32(AX), Y1, Y1
+	ADDQ   R11, AX
+	VADDPS (AX), Y2, Y2
+	VADDPS 32(AX), Y3, Y3
+	ADDQ   R11, AX
+	VADDPS (AX), Y4, Y4
+	VADDPS 32(AX), Y5, Y5
+	ADDQ   R11, AX
+	VADDPS (AX), Y6, Y6
+	VADDPS 32(AX), Y7, Y7
+
+bias0:
+	MOVQ    24(DI), AX
+	TESTQ   AX, AX
+	JZ      store0
+	VMOVUPS (AX), Y14
+	VADDPS  Y14, Y0, Y0
+	VADDPS  Y14, Y2, Y2
+	VADDPS  Y14, Y4, Y4
+	VADDPS  Y14, Y6, Y6
+	VMOVUPS 32(AX), Y15
+	VADDPS  Y15, Y1, Y1
+	VADDPS  Y15, Y3, Y3
+	VADDPS  Y15, Y5, Y5
+	VADDPS  Y15, Y7, Y7
+
+store0:
+	MOVQ    DX, AX
+	VMOVUPS Y0, (AX)
+	VMOVUPS Y1, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y2, (AX)
+	VMOVUPS Y3, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y4, (AX)
+	VMOVUPS Y5, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y6, (AX)
+	VMOVUPS Y7, 32(AX)
+	JMP     next
+
+edge:
 	POPCNTQ    CX, CX
 	NEGQ       CX
 	LEAQ       laneMasks<>+0(SB), AX
@@ -629,10 +779,12 @@ store:
 	ADDQ       R11, AX
 	VMASKMOVPS Y6, Y12, (AX)
 	VMASKMOVPS Y7, Y13, 32(AX)
-	LEAQ       (AX)(R11*1), DX
-	ADDQ       64(DI), BX
-	DECQ       R12
-	JNZ        sliver
+
+next:
+	LEAQ (AX)(R11*1), DX
+	ADDQ 64(DI), BX
+	DECQ R12
+	JNZ  sliver
 	VZEROUPPER
 	RET
 
@@ -786,7 +938,63 @@ one:
 	JNZ          one
 
 write:
-	MOVQ       72(DI), CX
+	MOVQ   72(DI), CX
+	CMPQ   CX, $0x0000ffff
+	JNE    edge
+	CMPQ   80(DI), $0x00
+	JE     bias0
+	MOVQ   DX, AX
+	VADDPS (AX), Y0, Y0
+	VADDPS 32(AX), Y1, Y1
+	ADDQ   R11, AX
+	VADDPS (AX), Y2, Y2
+	VADDPS 32(AX), Y3, Y3
+	ADDQ   R11, AX
+	VADDPS (AX), Y4, Y4
+	VADDPS 32(AX), Y5, Y5
+	ADDQ   R11, AX
+	VADDPS (AX), Y6, Y6
+	VADDPS 32(AX), Y7, Y7
+	ADDQ   R11, AX
+	VADDPS (AX), Y8, Y8
+	VADDPS 32(AX), Y9, Y9
+
+bias0:
+	MOVQ    24(DI), AX
+	TESTQ   AX, AX
+	JZ      store0
+	VMOVUPS (AX), Y14
+	VADDPS  Y14, Y0, Y0
+	VADDPS  Y14, Y2, Y2
+	VADDPS  Y14, Y4, Y4
+	VADDPS  Y14, Y6, Y6
+	VADDPS  Y14, Y8, Y8
+	VMOVUPS 32(AX), Y15
+	VADDPS  Y15, Y1, Y1
+	VADDPS  Y15, Y3, Y3
+	VADDPS  Y15, Y5, Y5
+	VADDPS  Y15, Y7, Y7
+	VADDPS  Y15, Y9, Y9
+
+store0:
+	MOVQ    DX, AX
+	VMOVUPS Y0, (AX)
+	VMOVUPS Y1, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y2, (AX)
+	VMOVUPS Y3, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y4, (AX)
+	VMOVUPS Y5, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y6, (AX)
+	VMOVUPS Y7, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y8, (AX)
+	VMOVUPS Y9, 32(AX)
+	JMP     next
+
+edge:
 	POPCNTQ    CX, CX
 	NEGQ       CX
 	LEAQ       laneMasks<>+0(SB), AX
@@ -854,10 +1062,12 @@ store:
 	ADDQ       R11, AX
 	VMASKMOVPS Y8, Y12, (AX)
 	VMASKMOVPS Y9, Y13, 32(AX)
-	LEAQ       (AX)(R11*1), DX
-	ADDQ       64(DI), BX
-	DECQ       R12
-	JNZ        sliver
+
+next:
+	LEAQ (AX)(R11*1), DX
+	ADDQ 64(DI), BX
+	DECQ R12
+	JNZ  sliver
 	VZEROUPPER
 	RET
 
@@ -1031,7 +1241,71 @@ one:
 	JNZ          one
 
 write:
-	MOVQ       72(DI), CX
+	MOVQ   72(DI), CX
+	CMPQ   CX, $0x0000ffff
+	JNE    edge
+	CMPQ   80(DI), $0x00
+	JE     bias0
+	MOVQ   DX, AX
+	VADDPS (AX), Y0, Y0
+	VADDPS 32(AX), Y1, Y1
+	ADDQ   R11, AX
+	VADDPS (AX), Y2, Y2
+	VADDPS 32(AX), Y3, Y3
+	ADDQ   R11, AX
+	VADDPS (AX), Y4, Y4
+	VADDPS 32(AX), Y5, Y5
+	ADDQ   R11, AX
+	VADDPS (AX), Y6, Y6
+	VADDPS 32(AX), Y7, Y7
+	ADDQ   R11, AX
+	VADDPS (AX), Y8, Y8
+	VADDPS 32(AX), Y9, Y9
+	ADDQ   R11, AX
+	VADDPS (AX), Y10, Y10
+	VADDPS 32(AX), Y11, Y11
+
+bias0:
+	MOVQ    24(DI), AX
+	TESTQ   AX, AX
+	JZ      store0
+	VMOVUPS (AX), Y14
+	VADDPS  Y14, Y0, Y0
+	VADDPS  Y14, Y2, Y2
+	VADDPS  Y14, Y4, Y4
+	VADDPS  Y14, Y6, Y6
+	VADDPS  Y14, Y8, Y8
+	VADDPS  Y14, Y10, Y10
+	VMOVUPS 32(AX), Y15
+	VADDPS  Y15, Y1, Y1
+	VADDPS  Y15, Y3, Y3
+	VADDPS  Y15, Y5, Y5
+	VADDPS  Y15, Y7, Y7
+	VADDPS  Y15, Y9, Y9
+	VADDPS  Y15, Y11, Y11
+
+store0:
+	MOVQ    DX, AX
+	VMOVUPS Y0, (AX)
+	VMOVUPS Y1, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y2, (AX)
+	VMOVUPS Y3, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y4, (AX)
+	VMOVUPS Y5, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y6, (AX)
+	VMOVUPS Y7, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y8, (AX)
+	VMOVUPS Y9, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y10, (AX)
+	VMOVUPS Y11, 32(AX)
+	JMP     next
+
+edge:
 	POPCNTQ    CX, CX
 	NEGQ       CX
 	LEAQ       laneMasks<>+0(SB), AX
@@ -1109,10 +1383,12 @@ store:
 	ADDQ       R11, AX
 	VMASKMOVPS Y10, Y12, (AX)
 	VMASKMOVPS Y11, Y13, 32(AX)
-	LEAQ       (AX)(R11*1), DX
-	ADDQ       64(DI), BX
-	DECQ       R12
-	JNZ        sliver
+
+next:
+	LEAQ (AX)(R11*1), DX
+	ADDQ 64(DI), BX
+	DECQ R12
+	JNZ  sliver
 	VZEROUPPER
 	RET
 
@@ -1196,7 +1472,31 @@ one:
 	JNZ          one
 
 write:
-	MOVQ       72(DI), CX
+	MOVQ   72(DI), CX
+	CMPQ   CX, $0x0000ffff
+	JNE    edge
+	CMPQ   80(DI), $0x00
+	JE     bias0
+	MOVQ   DX, AX
+	VPADDD (AX), Y0, Y0
+	VPADDD 32(AX), Y1, Y1
+
+bias0:
+	MOVQ    24(DI), AX
+	TESTQ   AX, AX
+	JZ      store0
+	VMOVUPS (AX), Y14
+	VPADDD  Y14, Y0, Y0
+	VMOVUPS 32(AX), Y15
+	VPADDD  Y15, Y1, Y1
+
+store0:
+	MOVQ    DX, AX
+	VMOVUPS Y0, (AX)
+	VMOVUPS Y1, 32(AX)
+	JMP     next
+
+edge:
 	POPCNTQ    CX, CX
 	NEGQ       CX
 	LEAQ       laneMasks<>+0(SB), AX
@@ -1224,10 +1524,12 @@ store:
 	MOVQ       DX, AX
 	VMASKMOVPS Y0, Y12, (AX)
 	VMASKMOVPS Y1, Y13, 32(AX)
-	LEAQ       (AX)(R11*1), DX
-	ADDQ       64(DI), BX
-	DECQ       R12
-	JNZ        sliver
+
+next:
+	LEAQ (AX)(R11*1), DX
+	ADDQ 64(DI), BX
+	DECQ R12
+	JNZ  sliver
 	VZEROUPPER
 	RET
 
@@ -1341,7 +1643,39 @@ one:
 	JNZ          one
 
 write:
-	MOVQ       72(DI), CX
+	MOVQ   72(DI), CX
+	CMPQ   CX, $0x0000ffff
+	JNE    edge
+	CMPQ   80(DI), $0x00
+	JE     bias0
+	MOVQ   DX, AX
+	VPADDD (AX), Y0, Y0
+	VPADDD 32(AX), Y1, Y1
+	ADDQ   R11, AX
+	VPADDD (AX), Y2, Y2
+	VPADDD 32(AX), Y3, Y3
+
+bias0:
+	MOVQ    24(DI), AX
+	TESTQ   AX, AX
+	JZ      store0
+	VMOVUPS (AX), Y14
+	VPADDD  Y14, Y0, Y0
+	VPADDD  Y14, Y2, Y2
+	VMOVUPS 32(AX), Y15
+	VPADDD  Y15, Y1, Y1
+	VPADDD  Y15, Y3, Y3
+
+store0:
+	MOVQ    DX, AX
+	VMOVUPS Y0, (AX)
+	VMOVUPS Y1, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y2, (AX)
+	VMOVUPS Y3, 32(AX)
+	JMP     next
+
+edge:
 	POPCNTQ    CX, CX
 	NEGQ       CX
 	LEAQ       laneMasks<>+0(SB), AX
@@ -1379,10 +1713,12 @@ store:
 	ADDQ       R11, AX
 	VMASKMOVPS Y2, Y12, (AX)
 	VMASKMOVPS Y3, Y13, 32(AX)
-	LEAQ       (AX)(R11*1), DX
-	ADDQ       64(DI), BX
-	DECQ       R12
-	JNZ        sliver
+
+next:
+	LEAQ (AX)(R11*1), DX
+	ADDQ 64(DI), BX
+	DECQ R12
+	JNZ  sliver
 	VZEROUPPER
 	RET
 
@@ -1526,7 +1862,47 @@ one:
 	JNZ          one
 
 write:
-	MOVQ       72(DI), CX
+	MOVQ   72(DI), CX
+	CMPQ   CX, $0x0000ffff
+	JNE    edge
+	CMPQ   80(DI), $0x00
+	JE     bias0
+	MOVQ   DX, AX
+	VPADDD (AX), Y0, Y0
+	VPADDD 32(AX), Y1, Y1
+	ADDQ   R11, AX
+	VPADDD (AX), Y2, Y2
+	VPADDD 32(AX), Y3, Y3
+	ADDQ   R11, AX
+	VPADDD (AX), Y4, Y4
+	VPADDD 32(AX), Y5, Y5
+
+bias0:
+	MOVQ    24(DI), AX
+	TESTQ   AX, AX
+	JZ      store0
+	VMOVUPS (AX), Y14
+	VPADDD  Y14, Y0, Y0
+	VPADDD  Y14, Y2, Y2
+	VPADDD  Y14, Y4, Y4
+	VMOVUPS 32(AX), Y15
+	VPADDD  Y15, Y1, Y1
+	VPADDD  Y15, Y3, Y3
+	VPADDD  Y15, Y5, Y5
+
+store0:
+	MOVQ    DX, AX
+	VMOVUPS Y0, (AX)
+	VMOVUPS Y1, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y2, (AX)
+	VMOVUPS Y3, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y4, (AX)
+	VMOVUPS Y5, 32(AX)
+	JMP     next
+
+edge:
 	POPCNTQ    CX, CX
 	NEGQ       CX
 	LEAQ       laneMasks<>+0(SB), AX
@@ -1574,10 +1950,12 @@ store:
 	ADDQ       R11, AX
 	VMASKMOVPS Y4, Y12, (AX)
 	VMASKMOVPS Y5, Y13, 32(AX)
-	LEAQ       (AX)(R11*1), DX
-	ADDQ       64(DI), BX
-	DECQ       R12
-	JNZ        sliver
+
+next:
+	LEAQ (AX)(R11*1), DX
+	ADDQ 64(DI), BX
+	DECQ R12
+	JNZ  sliver
 	VZEROUPPER
 	RET
 
@@ -1751,7 +2129,55 @@ one:
 	JNZ          one
 
 write:
-	MOVQ       72(DI), CX
+	MOVQ   72(DI), CX
+	CMPQ   CX, $0x0000ffff
+	JNE    edge
+	CMPQ   80(DI), $0x00
+	JE     bias0
+	MOVQ   DX, AX
+	VPADDD (AX), Y0, Y0
+	VPADDD 32(AX), Y1, Y1
+	ADDQ   R11, AX
+	VPADDD (AX), Y2, Y2
+	VPADDD 32(AX), Y3, Y3
+	ADDQ   R11, AX
+	VPADDD (AX), Y4, Y4
+	VPADDD 32(AX), Y5, Y5
+	ADDQ   R11, AX
+	VPADDD (AX), Y6, Y6
+	VPADDD 32(AX), Y7, Y7
+
+bias0:
+	MOVQ    24(DI), AX
+	TESTQ   AX, AX
+	JZ      store0
+	VMOVUPS (AX), Y14
+	VPADDD  Y14, Y0, Y0
+	VPADDD  Y14, Y2, Y2
+	VPADDD  Y14, Y4, Y4
+	VPADDD  Y14, Y6, Y6
+	VMOVUPS 32(AX), Y15
+	VPADDD  Y15, Y1, Y1
+	VPADDD  Y15, Y3, Y3
+	VPADDD  Y15, Y5, Y5
+	VPADDD  Y15, Y7, Y7
+
+store0:
+	MOVQ    DX, AX
+	VMOVUPS Y0, (AX)
+	VMOVUPS Y1, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y2, (AX)
+	VMOVUPS Y3, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y4, (AX)
+	VMOVUPS Y5, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y6, (AX)
+	VMOVUPS Y7, 32(AX)
+	JMP     next
+
+edge:
 	POPCNTQ    CX, CX
 	NEGQ       CX
 	LEAQ       laneMasks<>+0(SB), AX
@@ -1809,10 +2235,12 @@ store:
 	ADDQ       R11, AX
 	VMASKMOVPS Y6, Y12, (AX)
 	VMASKMOVPS Y7, Y13, 32(AX)
-	LEAQ       (AX)(R11*1), DX
-	ADDQ       64(DI), BX
-	DECQ       R12
-	JNZ        sliver
+
+next:
+	LEAQ (AX)(R11*1), DX
+	ADDQ 64(DI), BX
+	DECQ R12
+	JNZ  sliver
 	VZEROUPPER
 	RET
 
@@ -2016,7 +2444,63 @@ one:
 	JNZ          one
 
 write:
-	MOVQ       72(DI), CX
+	MOVQ   72(DI), CX
+	CMPQ   CX, $0x0000ffff
+	JNE    edge
+	CMPQ   80(DI), $0x00
+	JE     bias0
+	MOVQ   DX, AX
+	VPADDD (AX), Y0, Y0
+	VPADDD 32(AX), Y1, Y1
+	ADDQ   R11, AX
+	VPADDD (AX), Y2, Y2
+	VPADDD 32(AX), Y3, Y3
+	ADDQ   R11, AX
+	VPADDD (AX), Y4, Y4
+	VPADDD 32(AX), Y5, Y5
+	ADDQ   R11, AX
+	VPADDD (AX), Y6, Y6
+	VPADDD 32(AX), Y7, Y7
+	ADDQ   R11, AX
+	VPADDD (AX), Y8, Y8
+	VPADDD 32(AX), Y9, Y9
+
+bias0:
+	MOVQ    24(DI), AX
+	TESTQ   AX, AX
+	JZ      store0
+	VMOVUPS (AX), Y14
+	VPADDD  Y14, Y0, Y0
+	VPADDD  Y14, Y2, Y2
+	VPADDD  Y14, Y4, Y4
+	VPADDD  Y14, Y6, Y6
+	VPADDD  Y14, Y8, Y8
+	VMOVUPS 32(AX), Y15
+	VPADDD  Y15, Y1, Y1
+	VPADDD  Y15, Y3, Y3
+	VPADDD  Y15, Y5, Y5
+	VPADDD  Y15, Y7, Y7
+	VPADDD  Y15, Y9, Y9
+
+store0:
+	MOVQ    DX, AX
+	VMOVUPS Y0, (AX)
+	VMOVUPS Y1, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y2, (AX)
+	VMOVUPS Y3, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y4, (AX)
+	VMOVUPS Y5, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y6, (AX)
+	VMOVUPS Y7, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y8, (AX)
+	VMOVUPS Y9, 32(AX)
+	JMP     next
+
+edge:
 	POPCNTQ    CX, CX
 	NEGQ       CX
 	LEAQ       laneMasks<>+0(SB), AX
@@ -2084,10 +2568,12 @@ store:
 	ADDQ       R11, AX
 	VMASKMOVPS Y8, Y12, (AX)
 	VMASKMOVPS Y9, Y13, 32(AX)
-	LEAQ       (AX)(R11*1), DX
-	ADDQ       64(DI), BX
-	DECQ       R12
-	JNZ        sliver
+
+next:
+	LEAQ (AX)(R11*1), DX
+	ADDQ 64(DI), BX
+	DECQ R12
+	JNZ  sliver
 	VZEROUPPER
 	RET
 
@@ -2321,7 +2807,71 @@ one:
 	JNZ          one
 
 write:
-	MOVQ       72(DI), CX
+	MOVQ   72(DI), CX
+	CMPQ   CX, $0x0000ffff
+	JNE    edge
+	CMPQ   80(DI), $0x00
+	JE     bias0
+	MOVQ   DX, AX
+	VPADDD (AX), Y0, Y0
+	VPADDD 32(AX), Y1, Y1
+	ADDQ   R11, AX
+	VPADDD (AX), Y2, Y2
+	VPADDD 32(AX), Y3, Y3
+	ADDQ   R11, AX
+	VPADDD (AX), Y4, Y4
+	VPADDD 32(AX), Y5, Y5
+	ADDQ   R11, AX
+	VPADDD (AX), Y6, Y6
+	VPADDD 32(AX), Y7, Y7
+	ADDQ   R11, AX
+	VPADDD (AX), Y8, Y8
+	VPADDD 32(AX), Y9, Y9
+	ADDQ   R11, AX
+	VPADDD (AX), Y10, Y10
+	VPADDD 32(AX), Y11, Y11
+
+bias0:
+	MOVQ    24(DI), AX
+	TESTQ   AX, AX
+	JZ      store0
+	VMOVUPS (AX), Y14
+	VPADDD  Y14, Y0, Y0
+	VPADDD  Y14, Y2, Y2
+	VPADDD  Y14, Y4, Y4
+	VPADDD  Y14, Y6, Y6
+	VPADDD  Y14, Y8, Y8
+	VPADDD  Y14, Y10, Y10
+	VMOVUPS 32(AX), Y15
+	VPADDD  Y15, Y1, Y1
+	VPADDD  Y15, Y3, Y3
+	VPADDD  Y15, Y5, Y5
+	VPADDD  Y15, Y7, Y7
+	VPADDD  Y15, Y9, Y9
+	VPADDD  Y15, Y11, Y11
+
+store0:
+	MOVQ    DX, AX
+	VMOVUPS Y0, (AX)
+	VMOVUPS Y1, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y2, (AX)
+	VMOVUPS Y3, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y4, (AX)
+	VMOVUPS Y5, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y6, (AX)
+	VMOVUPS Y7, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y8, (AX)
+	VMOVUPS Y9, 32(AX)
+	ADDQ    R11, AX
+	VMOVUPS Y10, (AX)
+	VMOVUPS Y11, 32(AX)
+	JMP     next
+
+edge:
 	POPCNTQ    CX, CX
 	NEGQ       CX
 	LEAQ       laneMasks<>+0(SB), AX
@@ -2399,15 +2949,17 @@ store:
 	ADDQ       R11, AX
 	VMASKMOVPS Y10, Y12, (AX)
 	VMASKMOVPS Y11, Y13, 32(AX)
-	LEAQ       (AX)(R11*1), DX
-	ADDQ       64(DI), BX
-	DECQ       R12
-	JNZ        sliver
+
+next:
+	LEAQ (AX)(R11*1), DX
+	ADDQ 64(DI), BX
+	DECQ R12
+	JNZ  sliver
 	VZEROUPPER
 	RET
 
 // func transposeAVX2(dst *byte, src *byte, dstStride int, srcStride int, rows int, depth int, mask int)
-// Requires: AVX, CMOV, POPCNT
+// Requires: AVX, CMOV
 TEXT ·transposeAVX2(SB), NOSPLIT, $0-56
 	MOVQ dst+0(FP), DI
 	MOVQ src+8(FP), SI
@@ -2478,30 +3030,64 @@ full:
 	VPERM2F128 $0x20, Y7, Y3, Y11
 	VPERM2F128 $0x31, Y7, Y3, Y15
 	MOVQ       mask+48(FP), DX
-	POPCNTQ    DX, DX
-	NEGQ       DX
-	LEAQ       laneMasks<>+0(SB), R11
-	LEAQ       64(R11)(DX*4), R11
-	VMOVUPS    (R11), Y0
-	VMASKMOVPS Y8, Y0, (DI)
+	CMPQ       DX, $0xff
+	JNE        narrow
+	VMOVUPS    Y8, (DI)
 	ADDQ       R8, DI
-	VMASKMOVPS Y9, Y0, (DI)
+	VMOVUPS    Y9, (DI)
 	ADDQ       R8, DI
-	VMASKMOVPS Y10, Y0, (DI)
+	VMOVUPS    Y10, (DI)
 	ADDQ       R8, DI
-	VMASKMOVPS Y11, Y0, (DI)
+	VMOVUPS    Y11, (DI)
 	ADDQ       R8, DI
-	VMASKMOVPS Y12, Y0, (DI)
+	VMOVUPS    Y12, (DI)
 	ADDQ       R8, DI
-	VMASKMOVPS Y13, Y0, (DI)
+	VMOVUPS    Y13, (DI)
 	ADDQ       R8, DI
-	VMASKMOVPS Y14, Y0, (DI)
+	VMOVUPS    Y14, (DI)
 	ADDQ       R8, DI
-	VMASKMOVPS Y15, Y0, (DI)
+	VMOVUPS    Y15, (DI)
 	ADDQ       R8, DI
-	ADDQ       $0x20, SI
-	SUBQ       $0x08, CX
-	JGE        full
+	JMP        stored
+
+narrow:
+	VMOVUPS      X8, (DI)
+	VEXTRACTF128 $0x01, Y8, X8
+	VMOVLPS      X8, 16(DI)
+	ADDQ         R8, DI
+	VMOVUPS      X9, (DI)
+	VEXTRACTF128 $0x01, Y9, X9
+	VMOVLPS      X9, 16(DI)
+	ADDQ         R8, DI
+	VMOVUPS      X10, (DI)
+	VEXTRACTF128 $0x01, Y10, X10
+	VMOVLPS      X10, 16(DI)
+	ADDQ         R8, DI
+	VMOVUPS      X11, (DI)
+	VEXTRACTF128 $0x01, Y11, X11
+	VMOVLPS      X11, 16(DI)
+	ADDQ         R8, DI
+	VMOVUPS      X12, (DI)
+	VEXTRACTF128 $0x01, Y12, X12
+	VMOVLPS      X12, 16(DI)
+	ADDQ         R8, DI
+	VMOVUPS      X13, (DI)
+	VEXTRACTF128 $0x01, Y13, X13
+	VMOVLPS      X13, 16(DI)
+	ADDQ         R8, DI
+	VMOVUPS      X14, (DI)
+	VEXTRACTF128 $0x01, Y14, X14
+	VMOVLPS      X14, 16(DI)
+	ADDQ         R8, DI
+	VMOVUPS      X15, (DI)
+	VEXTRACTF128 $0x01, Y15, X15
+	VMOVLPS      X15, 16(DI)
+	ADDQ         R8, DI
+
+stored:
+	ADDQ $0x20, SI
+	SUBQ $0x08, CX
+	JGE  full
 
 tail:
 	ADDQ       $0x08, CX
@@ -2571,36 +3157,75 @@ tail:
 	VPERM2F128 $0x20, Y7, Y3, Y11
 	VPERM2F128 $0x31, Y7, Y3, Y15
 	MOVQ       mask+48(FP), DX
-	POPCNTQ    DX, DX
-	NEGQ       DX
-	LEAQ       laneMasks<>+0(SB), R11
-	LEAQ       64(R11)(DX*4), R11
-	VMOVUPS    (R11), Y0
-	VMASKMOVPS Y8, Y0, (DI)
+	CMPQ       DX, $0xff
+	JNE        narrowTail
+	VMOVUPS    Y8, (DI)
 	ADDQ       R8, DI
 	DECQ       CX
 	JZ         done
-	VMASKMOVPS Y9, Y0, (DI)
+	VMOVUPS    Y9, (DI)
 	ADDQ       R8, DI
 	DECQ       CX
 	JZ         done
-	VMASKMOVPS Y10, Y0, (DI)
+	VMOVUPS    Y10, (DI)
 	ADDQ       R8, DI
 	DECQ       CX
 	JZ         done
-	VMASKMOVPS Y11, Y0, (DI)
+	VMOVUPS    Y11, (DI)
 	ADDQ       R8, DI
 	DECQ       CX
 	JZ         done
-	VMASKMOVPS Y12, Y0, (DI)
+	VMOVUPS    Y12, (DI)
 	ADDQ       R8, DI
 	DECQ       CX
 	JZ         done
-	VMASKMOVPS Y13, Y0, (DI)
+	VMOVUPS    Y13, (DI)
 	ADDQ       R8, DI
 	DECQ       CX
 	JZ         done
-	VMASKMOVPS Y14, Y0, (DI)
+	VMOVUPS    Y14, (DI)
+	JMP        done
+
+narrowTail:
+	VMOVUPS      X8, (DI)
+	VEXTRACTF128 $0x01, Y8, X8
+	VMOVLPS      X8, 16(DI)
+	ADDQ         R8, DI
+	DECQ         CX
+	JZ           done
+	VMOVUPS      X9, (DI)
+	VEXTRACTF128 $0x01, Y9, X9
+	VMOVLPS      X9, 16(DI)
+	ADDQ         R8, DI
+	DECQ         CX
+	JZ           done
+	VMOVUPS      X10, (DI)
+	VEXTRACTF128 $0x01, Y10, X10
+	VMOVLPS      X10, 16(DI)
+	ADDQ         R8, DI
+	DECQ         CX
+	JZ           done
+	VMOVUPS      X11, (DI)
+	VEXTRACTF128 $0x01, Y11, X11
+	VMOVLPS      X11, 16(DI)
+	ADDQ         R8, DI
+	DECQ         CX
+	JZ           done
+	VMOVUPS      X12, (DI)
+	VEXTRACTF128 $0x01, Y12, X12
+	VMOVLPS      X12, 16(DI)
+	ADDQ         R8, DI
+	DECQ         CX
+	JZ           done
+	VMOVUPS      X13, (DI)
+	VEXTRACTF128 $0x01, Y13, X13
+	VMOVLPS      X13, 16(DI)
+	ADDQ         R8, DI
+	DECQ         CX
+	JZ           done
+	VMOVUPS      X14, (DI)
+	VEXTRACTF128 $0x01, Y14, X14
+	VMOVLPS      X14, 16(DI)
 
 done:
 	VZEROUPPER
@@ -2621,25 +3246,32 @@ TEXT ·copyAVX2(SB), NOSPLIT, $0-56
 	LEAQ    64(DX)(AX*4), DX
 	VMOVUPS (DX), Y8
 	VMOVUPS 32(DX), Y9
-	MOVQ    store+48(FP), AX
-	POPCNTQ AX, AX
-	NEGQ    AX
-	LEAQ    laneMasks<>+0(SB), DX
-	LEAQ    64(DX)(AX*4), DX
-	VMOVUPS (DX), Y10
-	VMOVUPS 32(DX), Y11
 	TESTQ   CX, CX
 	JZ      done
+	MOVQ    store+48(FP), AX
+	CMPQ    AX, $0x0000ffff
+	JNE     six
 
 one:
 	VMASKMOVPS (SI), Y8, Y0
 	VMASKMOVPS 32(SI), Y9, Y1
 	ADDQ       R9, SI
-	VMASKMOVPS Y0, Y10, (DI)
-	VMASKMOVPS Y1, Y11, 32(DI)
+	VMOVUPS    Y0, (DI)
+	VMOVUPS    Y1, 32(DI)
 	ADDQ       R8, DI
 	DECQ       CX
 	JNZ        one
+	JMP        done
+
+six:
+	VMASKMOVPS   (SI), Y8, Y0
+	ADDQ         R9, SI
+	VMOVUPS      X0, (DI)
+	VEXTRACTF128 $0x01, Y0, X0
+	VMOVLPS      X0, 16(DI)
+	ADDQ         R8, DI
+	DECQ         CX
+	JNZ          six
 
 done:
 	VZEROUPPER

@@ -144,7 +144,35 @@ func micro256(mr int, pairs bool) {
 			}
 		}
 	}
+	// A masked store takes 12 cycles on AMD's cores.
 	MOVQ(at(t, tileMask), count)
+	CMPQ(count, operand.U32(1<<nr256-1))
+	JNE(operand.LabelRef("edge"))
+	CMPQ(at(t, tileAdd), operand.Imm(0))
+	JE(operand.LabelRef("bias0"))
+	rows(func(i int) {
+		for v := range 2 {
+			add(at(row, 32*v), acc(i, v), acc(i, v))
+		}
+	})
+	Label("bias0")
+	MOVQ(at(t, tileBias), row)
+	TESTQ(row, row)
+	JZ(operand.LabelRef("store0"))
+	for v := range 2 {
+		VMOVUPS(at(row, 32*v), bc[v])
+		for i := range mr {
+			add(bc[v], acc(i, v), acc(i, v))
+		}
+	}
+	Label("store0")
+	rows(func(i int) {
+		for v := range 2 {
+			VMOVUPS(acc(i, v), at(row, 32*v))
+		}
+	})
+	JMP(operand.LabelRef("next"))
+	Label("edge")
 	loadMask(count, row, bv[0], bv[1])
 	CMPQ(at(t, tileAdd), operand.Imm(0))
 	JE(operand.LabelRef("bias"))
@@ -170,6 +198,7 @@ func micro256(mr int, pairs bool) {
 			VMASKMOVPS(acc(i, v), bv[v], at(row, 32*v))
 		}
 	})
+	Label("next")
 	LEAQ(idx(row, ldc, 1, 0), c)
 	ADDQ(at(t, tileStep), ap)
 	DECQ(n)
@@ -230,21 +259,25 @@ func transpose256() {
 		}
 		// Columns 0 … 7 are now in t; the low registers are free.
 		Load(Param("mask"), left)
-		POPCNTQ(left, left)
-		NEGQ(left)
-		LEAQ(laneTable, tmp)
-		LEAQ(idx(tmp, left, 4, 64), tmp)
-		VMOVUPS(at(tmp, 0), ymm[0])
+		CMPQ(left, operand.Imm(0xff))
 	}
 	Load(Param("depth"), depth)
 	SUBQ(operand.Imm(8), depth)
 	JL(operand.LabelRef("tail"))
 	Label("full")
 	block(false)
+	JNE(operand.LabelRef("narrow"))
 	for k := range 8 {
-		VMASKMOVPS(ymm[8+k], ymm[0], at(dst, 0))
+		VMOVUPS(ymm[8+k], at(dst, 0))
 		ADDQ(ds, dst)
 	}
+	JMP(operand.LabelRef("stored"))
+	Label("narrow")
+	for k := range 8 {
+		storeSix(8+k, 0, dst)
+		ADDQ(ds, dst)
+	}
+	Label("stored")
 	ADDQ(operand.Imm(32), src)
 	SUBQ(operand.Imm(8), depth)
 	JGE(operand.LabelRef("full"))
@@ -252,17 +285,38 @@ func transpose256() {
 	ADDQ(operand.Imm(8), depth)
 	JZ(operand.LabelRef("done"))
 	block(true)
-	for k := range 7 {
-		VMASKMOVPS(ymm[8+k], ymm[0], at(dst, 0))
-		if k < 6 {
-			ADDQ(ds, dst)
-			DECQ(depth)
-			JZ(operand.LabelRef("done"))
+	for _, wide := range []bool{true, false} {
+		if wide {
+			JNE(operand.LabelRef("narrowTail"))
+		} else {
+			Label("narrowTail")
+		}
+		for k := range 7 {
+			if wide {
+				VMOVUPS(ymm[8+k], at(dst, 0))
+			} else {
+				storeSix(8+k, 0, dst)
+			}
+			if k < 6 {
+				ADDQ(ds, dst)
+				DECQ(depth)
+				JZ(operand.LabelRef("done"))
+			}
+		}
+		if wide {
+			JMP(operand.LabelRef("done"))
 		}
 	}
 	Label("done")
 	VZEROUPPER()
 	RET()
+}
+
+// storeSix writes the first six lanes of a register, which it destroys.
+func storeSix(r, disp int, dst reg.Register) {
+	VMOVUPS(ymm[r].AsX(), at(dst, disp))
+	VEXTRACTF128(operand.Imm(1), ymm[r], ymm[r].AsX())
+	VMOVLPS(ymm[r].AsX(), at(dst, disp+16))
 }
 
 func copy256() {
@@ -276,19 +330,28 @@ func copy256() {
 	Load(Param("depth"), depth)
 	Load(Param("load"), mask)
 	loadMask(mask, tmp, ymm[8], ymm[9])
-	Load(Param("store"), mask)
-	loadMask(mask, tmp, ymm[10], ymm[11])
 	TESTQ(depth, depth)
 	JZ(operand.LabelRef("done"))
+	Load(Param("store"), mask)
+	CMPQ(mask, operand.U32(1<<nr256-1))
+	JNE(operand.LabelRef("six"))
 	Label("one")
 	VMASKMOVPS(at(src, 0), ymm[8], ymm[0])
 	VMASKMOVPS(at(src, 32), ymm[9], ymm[1])
 	ADDQ(ss, src)
-	VMASKMOVPS(ymm[0], ymm[10], at(dst, 0))
-	VMASKMOVPS(ymm[1], ymm[11], at(dst, 32))
+	VMOVUPS(ymm[0], at(dst, 0))
+	VMOVUPS(ymm[1], at(dst, 32))
 	ADDQ(ds, dst)
 	DECQ(depth)
 	JNZ(operand.LabelRef("one"))
+	JMP(operand.LabelRef("done"))
+	Label("six")
+	VMASKMOVPS(at(src, 0), ymm[8], ymm[0])
+	ADDQ(ss, src)
+	storeSix(0, 0, dst)
+	ADDQ(ds, dst)
+	DECQ(depth)
+	JNZ(operand.LabelRef("six"))
 	Label("done")
 	VZEROUPPER()
 	RET()
