@@ -161,12 +161,12 @@ type Config struct {
 	// backward, by row; "matmul", both factors of forward products and of gradients of
 	// inputs, by row and column. gather and matmul need a 16-bit Precision. Bits stay
 	// the same at every stage; halves of what they stand for are saved, and precision
-	// is lost (docs/decisions/0019).
+	// is lost (docs/decisions/precision.md).
 	Int8 []string
 	// Epilogues lists what 16-bit products on a GPU do besides multiplying, of what changes
 	// bits: "dgelu" takes GELU's derivative before the product is rounded, "bgrad" sums a bias's
 	// gradient in the product of its weight's, "gelu" takes GELU before rounding; to recompute
-	// that takes the product then (docs/decisions/0055). nil or "default": dgelu, where there
+	// that takes the product then (docs/decisions/gpu.md). nil or "default": dgelu, where there
 	// is any; "none": each is an operation of its own; "all". The bits are the same at every
 	// stage, of one choice. Nothing of it has been measured on a GPU.
 	Epilogues []string

@@ -21,7 +21,7 @@ const warpGroup = `extern "C" __global__ void product(float *y, unsigned long lo
 }`
 
 // Which NVRTC compiles products of warp groups decides whether attention can have a form
-// of its own for Hopper that is held to its machine code here: see decision 0056. Those
+// of its own for Hopper that is held to its machine code here: see docs/decisions/gpu.md. Those
 // before 12.0 know neither the architecture nor the instructions; where this fails, the
 // decision's ground is gone.
 func TestWarpGroupProducts(t *testing.T) {
