@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/grid"
-	"github.com/spillway-ml/spillway/internal/ownworld"
+	"github.com/spillway-ml/spillway/internal/testkit/grid"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/train"
 )

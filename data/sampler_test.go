@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway/internal/alloctest"
+	"github.com/spillway-ml/spillway/internal/testkit/alloctest"
 )
 
 // counting is a Source whose token i is i.

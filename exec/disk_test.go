@@ -9,9 +9,9 @@ import (
 
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
-	"github.com/spillway-ml/spillway/device/fault"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/fault"
 	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/offload/store"
 )

@@ -16,16 +16,16 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/inproc"
-	commnull "github.com/spillway-ml/spillway/comm/null"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
-	"github.com/spillway-ml/spillway/device/fault"
-	"github.com/spillway-ml/spillway/device/null"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/alloctest"
+	"github.com/spillway-ml/spillway/internal/testkit/alloctest"
+	"github.com/spillway-ml/spillway/internal/testkit/fault"
+	"github.com/spillway-ml/spillway/internal/testkit/nullcomm"
+	"github.com/spillway-ml/spillway/internal/testkit/nulldevice"
+	"github.com/spillway-ml/spillway/internal/testkit/nullkernels"
 	"github.com/spillway-ml/spillway/kernels"
-	kernelsnull "github.com/spillway-ml/spillway/kernels/null"
 )
 
 func encode(v []float32) []byte {
@@ -125,9 +125,9 @@ func TestNullDeviceGoesThroughTheWholeProgram(t *testing.T) {
 	const w = 3
 	z := newZero3(w, 1<<30) // 12 GiB a buffer: nothing of it exists
 	for r := range w {
-		c := null.New(r)
-		e, err := exec.New(exec.Config{Program: z.p, Layout: z.layout, Context: c, Library: kernelsnull.Library{},
-			Groups: map[int]comm.Group{-1: commnull.New(r, w)}, Coord: []int{r}})
+		c := nulldevice.New(r)
+		e, err := exec.New(exec.Config{Program: z.p, Layout: z.layout, Context: c, Library: nullkernels.Library{},
+			Groups: map[int]comm.Group{-1: nullcomm.New(r, w)}, Coord: []int{r}})
 		require.NoError(t, err)
 		_, err = z.step(e, 0, r)
 		require.NoError(t, err)

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/kernels/cpu/interp"
+	"github.com/spillway-ml/spillway/internal/testkit/interp"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 

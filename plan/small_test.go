@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/interp"
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
-	"github.com/spillway-ml/spillway/kernels/cpu/interp"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/zero"

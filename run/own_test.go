@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
-	"github.com/spillway-ml/spillway/kernels/optest"
 	"github.com/spillway-ml/spillway/offload"
+	"github.com/spillway-ml/spillway/owntest"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
@@ -143,8 +143,8 @@ func TestDefinitionsHold(t *testing.T) {
 	for seed := range uint64(4) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		n, c := 1+rng.Int64N(9), 1+rng.Int64N(40)
-		require.NoError(t, optest.CheckOwn(bend, bendAttr{0.3}, [][]int64{{n, c}, {c}}, seed))
-		require.NoError(t, optest.CheckOwn(bendGrad, bendAttr{0.3}, [][]int64{{n, c}, {c}, {n, c}}, seed))
+		require.NoError(t, owntest.Check(bend, bendAttr{0.3}, [][]int64{{n, c}, {c}}, seed))
+		require.NoError(t, owntest.Check(bendGrad, bendAttr{0.3}, [][]int64{{n, c}, {c}, {n, c}}, seed))
 	}
 }
 
@@ -310,9 +310,9 @@ func TestOwnOperationsAreRefused(t *testing.T) {
 	}
 	wrong, err := graph.Define(d)
 	require.NoError(t, err)
-	require.ErrorContains(t, optest.CheckOwn(wrong, bendAttr{1}, [][]int64{{2, 3}, {3}}, 1), "output y, added to what is there false: element 0 is")
+	require.ErrorContains(t, owntest.Check(wrong, bendAttr{1}, [][]int64{{2, 3}, {3}}, 1), "output y, added to what is there false: element 0 is")
 	d.Reference, d.Derive = bendForward, func(d *graph.Derivation) { d.Pass(0, 0, "dx") }
 	wrong, err = graph.Define(d)
 	require.NoError(t, err)
-	require.ErrorContains(t, optest.CheckOwn(wrong, bendAttr{1}, [][]int64{{2, 3}, {3}}, 1), "the loss does not depend on w")
+	require.ErrorContains(t, owntest.Check(wrong, bendAttr{1}, [][]int64{{2, 3}, {3}}, 1), "the loss does not depend on w")
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway/internal/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 )
 
 // A step launched as CUDA graphs gives the bits of one launched an operation at a time: what

@@ -17,9 +17,9 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
-	"github.com/spillway-ml/spillway/device/fault"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/fault"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/run"
 )

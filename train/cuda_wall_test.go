@@ -11,9 +11,9 @@ import (
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/blastest"
-	"github.com/spillway-ml/spillway/internal/drivertest"
-	"github.com/spillway-ml/spillway/internal/shim"
+	"github.com/spillway-ml/spillway/internal/testkit/blastest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/shim"
 	"github.com/spillway-ml/spillway/kernels"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"

@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device"
-	"github.com/spillway-ml/spillway/device/fault"
+	"github.com/spillway-ml/spillway/internal/testkit/fault"
 )
 
 // No hang (promise 5): wherever a rank fails or is stuck, the job ends on every

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/grid"
+	"github.com/spillway-ml/spillway/internal/testkit/grid"
 	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/plan"
 )

@@ -5,7 +5,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/spillway-ml/spillway/internal/ownworld"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
 
 // asMember is main of a process that a test has launched; nil: this is none.

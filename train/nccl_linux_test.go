@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/comm/nccl"
-	"github.com/spillway-ml/spillway/internal/drivertest"
-	"github.com/spillway-ml/spillway/internal/nccltest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/nccltest"
 	"github.com/spillway-ml/spillway/run"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway/internal/ownworld"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
 
 func TestMain(m *testing.M) { os.Exit(ownworld.Run(m)) }

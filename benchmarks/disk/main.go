@@ -21,10 +21,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/spillway-ml/spillway/benchmarks/fio"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/fio"
 	"github.com/spillway-ml/spillway/offload/store"
 )
 

@@ -22,7 +22,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/calibration"
-	"github.com/spillway-ml/spillway/internal/grid"
+	"github.com/spillway-ml/spillway/internal/testkit/grid"
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 

@@ -24,8 +24,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/spillway-ml/spillway/benchmarks/fio"
 	"github.com/spillway-ml/spillway/checkpoint"
-	"github.com/spillway-ml/spillway/internal/fio"
 )
 
 type bench struct {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/algo"
-	"github.com/spillway-ml/spillway/internal/ownworld"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 

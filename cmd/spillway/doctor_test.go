@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/calibration"
-	"github.com/spillway-ml/spillway/internal/ownworld"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 	"github.com/spillway-ml/spillway/offload/store"
 )
 

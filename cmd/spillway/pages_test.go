@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway/internal/pages"
+	"github.com/spillway-ml/spillway/internal/testkit/pages"
 )
 
 // notOurs are flags that pages give to other programs.

@@ -16,8 +16,8 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/internal/gpus"
-	"github.com/spillway-ml/spillway/internal/ownworld"
 	"github.com/spillway-ml/spillway/internal/presets"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/offload/store"
 )

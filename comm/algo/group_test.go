@@ -10,10 +10,10 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/algo"
 	"github.com/spillway-ml/spillway/comm/inproc"
-	"github.com/spillway-ml/spillway/comm/null"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/algotest"
+	"github.com/spillway-ml/spillway/internal/testkit/algotest"
+	"github.com/spillway-ml/spillway/internal/testkit/nullcomm"
 )
 
 // All algorithms of one bracketing give inproc's bits, at any number of ranks.
@@ -72,7 +72,7 @@ func TestWrap(t *testing.T) {
 		require.NoError(t, err)
 		require.Same(t, own, w, "the transport's own way")
 	}
-	_, err = algo.Wrap(struct{ comm.Group }{&null.Group{}}, algo.Options{Algorithm: algo.Tree})
+	_, err = algo.Wrap(struct{ comm.Group }{&nullcomm.Group{}}, algo.Options{Algorithm: algo.Tree})
 	require.ErrorContains(t, err, "Config.Collectives tree")
 }
 

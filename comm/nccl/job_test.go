@@ -24,8 +24,8 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/drivertest"
-	"github.com/spillway-ml/spillway/internal/nccltest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/nccltest"
 )
 
 // hostSum adds on the double, in Go.

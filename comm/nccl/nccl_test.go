@@ -20,8 +20,8 @@ import (
 	"github.com/spillway-ml/spillway/comm/watch"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/drivertest"
-	"github.com/spillway-ml/spillway/internal/nccltest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/nccltest"
 )
 
 var worlds = []int{1, 2, 3, 5}

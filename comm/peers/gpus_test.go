@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/comm/peers"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 )
 
 // onGPUs is a job of w ranks on so many GPUs, neighbours on one.

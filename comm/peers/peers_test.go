@@ -21,7 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 )
 
 // hostSum adds on the double, in Go.

@@ -25,7 +25,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/algotest"
+	"github.com/spillway-ml/spillway/internal/testkit/algotest"
 )
 
 // A process of a job is this test binary again, told by its environment which

@@ -13,7 +13,7 @@ import (
 
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/alloctest"
+	"github.com/spillway-ml/spillway/internal/testkit/alloctest"
 )
 
 // fn is a kernel that runs a function.

@@ -12,8 +12,8 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/alloctest"
-	"github.com/spillway-ml/spillway/internal/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/alloctest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 )
 
 // instant is a driver on which everything has happened at once.

@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 )
 
 // fn is device work that runs a function, on the double.

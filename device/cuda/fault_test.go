@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 )
 
 func TestErrorsAreStickyAndNameTheOperation(t *testing.T) {

@@ -93,7 +93,7 @@ func TestImportTable(t *testing.T) {
 	require.Contains(t, all, "graph")
 	rows := strings.Split(strings.TrimSpace(table), "\n")
 	for path := range all { // what none of the rows is for
-		above := path == "" || slices.ContainsFunc([]string{"cmd", "examples", "benchmarks", "internal"}, func(name string) bool { return below(path, name) })
+		above := path == "" || slices.ContainsFunc([]string{"cmd", "examples", "benchmarks", "internal", "owntest"}, func(name string) bool { return below(path, name) })
 		in := slices.ContainsFunc(rows, func(row string) bool {
 			name, _, _ := strings.Cut(row, "<")
 			return below(path, strings.TrimSpace(name))
@@ -135,6 +135,22 @@ func TestPurePackagesTouchNothing(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Programs contain no test support: only tests, benchmarks and owntest import
+// internal/testkit.
+func TestOnlyTestsImportTheTestkit(t *testing.T) {
+	looked := 0
+	for path, p := range load(t) {
+		if path == "owntest" || below(path, "benchmarks") || below(path, "internal/testkit") {
+			continue
+		}
+		looked++
+		for _, imp := range p.Imports {
+			require.False(t, below(imp, module+"/internal/testkit"), "%s imports %s", path, imp)
+		}
+	}
+	require.Greater(t, looked, 50)
 }
 
 // Nobody but the root package, commands, examples and benchmarks knows the

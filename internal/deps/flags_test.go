@@ -21,7 +21,7 @@ var aFlag = regexp.MustCompile(`(^|[^-\w])--[a-z%]`)
 var withFlags = []string{"cmd", "benchmarks", "examples"}
 
 // ofOthers call other programs, whose options they write.
-var ofOthers = []string{"internal/fio", "kernels/cuda/nvrtc", "internal/shim"}
+var ofOthers = []string{"kernels/cuda/nvrtc", "internal/testkit/shim"}
 
 // Flags are the command's: what a package below it says, and what its documentation
 // says, names fields.

@@ -8,9 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/optest"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
-	"github.com/spillway-ml/spillway/kernels/optest"
 )
 
 // AdamW with parameters and moments in bf16 is the interpreter's, bit for bit.

@@ -18,13 +18,13 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	devcpu "github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/alloctest"
+	"github.com/spillway-ml/spillway/internal/testkit/alloctest"
+	"github.com/spillway-ml/spillway/internal/testkit/optest"
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
-	"github.com/spillway-ml/spillway/kernels/optest"
 )
 
 // operation is a random operation, placed and bound.

@@ -12,11 +12,11 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	devcpu "github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/interp"
+	"github.com/spillway-ml/spillway/internal/testkit/optest"
 	"github.com/spillway-ml/spillway/kernels"
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
-	"github.com/spillway-ml/spillway/kernels/cpu/interp"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
-	"github.com/spillway-ml/spillway/kernels/optest"
 	"github.com/spillway-ml/spillway/model"
 )
 

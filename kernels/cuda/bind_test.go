@@ -14,8 +14,8 @@ import (
 
 	devcuda "github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/optest"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
-	"github.com/spillway-ml/spillway/kernels/optest"
 )
 
 // inexact are kinds whose sums run in another order than the CPU's: results

@@ -12,9 +12,9 @@ import (
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/blastest"
-	"github.com/spillway-ml/spillway/internal/drivertest"
-	"github.com/spillway-ml/spillway/internal/shim"
+	"github.com/spillway-ml/spillway/internal/testkit/blastest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/shim"
 	"github.com/spillway-ml/spillway/kernels/cpu"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"

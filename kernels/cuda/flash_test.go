@@ -14,8 +14,8 @@ import (
 
 	devcuda "github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/optest"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
-	"github.com/spillway-ml/spillway/kernels/optest"
 )
 
 // flashShapes are attentions on the tensor cores: whole and cut tiles, masks, groups of

@@ -13,10 +13,10 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	devcuda "github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/optest"
 	"github.com/spillway-ml/spillway/kernels"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
-	"github.com/spillway-ml/spillway/kernels/optest"
 )
 
 // residual is a sum and the norm of it, as two operations of a program.

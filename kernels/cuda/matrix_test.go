@@ -12,8 +12,8 @@ import (
 
 	devcuda "github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/optest"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
-	"github.com/spillway-ml/spillway/kernels/optest"
 )
 
 // check runs an operation and compares it with the CPU's arithmetic, in both

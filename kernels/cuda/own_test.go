@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/kernels/optest"
+	"github.com/spillway-ml/spillway/internal/testkit/optest"
 )
 
 type boostAttr struct{ By float64 }

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/drivertest"
-	"github.com/spillway-ml/spillway/kernels/optest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/optest"
 )
 
 // rehearse runs an operation's rehearsal and returns how many launches and works the

@@ -11,9 +11,9 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/optest"
 	"github.com/spillway-ml/spillway/kernels"
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
-	"github.com/spillway-ml/spillway/kernels/optest"
 )
 
 // nowhere is device memory that is only addressed.

@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/device"
-	"github.com/spillway-ml/spillway/device/fault"
-	"github.com/spillway-ml/spillway/internal/ownworld"
+	"github.com/spillway-ml/spillway/internal/testkit/fault"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
 
 func TestMain(m *testing.M) {

@@ -22,12 +22,12 @@ import (
 	devcuda "github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/sass"
 	"github.com/spillway-ml/spillway/kernels"
 	kernelscpu "github.com/spillway-ml/spillway/kernels/cpu"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
-	"github.com/spillway-ml/spillway/kernels/cuda/sass"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/precision"
@@ -458,7 +458,7 @@ Nothing here was measured: no kernel ran on a GPU. This is the output of
     go run ./benchmarks/cuda/estimate
 
 from the operations that the planner's program has, the kernels that the GPU's library
-launches for each, and [their machine code](../../../kernels/cuda/sass/machine-code.txt)
+launches for each, and [their machine code](../../../internal/testkit/sass/machine-code.txt)
 for sm_90. Taken for an H200: a copy of %.1f TB/s, a bf16 product of %.0f TFLOP/s on random
 data (both as others saw them through PyTorch), %.0f TFLOP/s in fp32 (the datasheet).
 

@@ -7,8 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/internal/testkit/sass"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
-	"github.com/spillway-ml/spillway/kernels/cuda/sass"
 )
 
 // The page is what the command prints.

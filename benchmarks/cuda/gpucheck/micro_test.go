@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
-	"github.com/spillway-ml/spillway/internal/blastest"
-	"github.com/spillway-ml/spillway/internal/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/blastest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 	"github.com/spillway-ml/spillway/kernels/cpu"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"

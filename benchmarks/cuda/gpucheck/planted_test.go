@@ -19,8 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
-	"github.com/spillway-ml/spillway/internal/blastest"
-	"github.com/spillway-ml/spillway/internal/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/blastest"
+	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 )

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/kernels/optest"
+	"github.com/spillway-ml/spillway/internal/testkit/optest"
 )
 
 // testLimit is the time of one test, which runs in a process of its own: what one does

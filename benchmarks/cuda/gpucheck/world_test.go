@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/spillway-ml/spillway/internal/ownworld"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
 
 // standIn, where it is set, may take the place of the tests: see planted_test.go.

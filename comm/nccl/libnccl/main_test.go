@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/spillway-ml/spillway/internal/ownworld"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
 
 func TestMain(m *testing.M) { os.Exit(ownworld.Run(m)) }

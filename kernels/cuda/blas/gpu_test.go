@@ -11,7 +11,7 @@ import (
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/blastest"
+	"github.com/spillway-ml/spillway/internal/testkit/blastest"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 )
 

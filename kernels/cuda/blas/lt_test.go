@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/alloctest"
+	"github.com/spillway-ml/spillway/internal/testkit/alloctest"
 )
 
 // found opens the library without a handle: descriptions need no GPU.

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
-	"github.com/spillway-ml/spillway/internal/shim"
+	"github.com/spillway-ml/spillway/internal/testkit/shim"
 	"github.com/spillway-ml/spillway/kernels/cuda"
 	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 )

@@ -1,0 +1,12 @@
+//go:build linux
+
+package drivertest
+
+import (
+	"os"
+	"testing"
+
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
+)
+
+func TestMain(m *testing.M) { os.Exit(ownworld.Run(m)) }
