@@ -15,9 +15,9 @@ const (
 	// Sequential takes the windows in order and starts again after the last:
 	// sample i starts at token i·T modulo (length-1)/T·T.
 	Sequential Order = iota
-	// Shuffled takes the (length-1)/T windows in an order drawn by the seed:
-	// every window once an epoch, epoch e in the order of seed+e. Within an
-	// epoch no two ranks, rows or steps share a window.
+	// Shuffled takes the (length-1)/T windows in an order drawn by the seed and
+	// the epoch (see epochKey): every window once an epoch. Within an epoch no
+	// two ranks, rows or steps share a window.
 	Shuffled
 )
 
@@ -70,6 +70,7 @@ type Sampler struct {
 	c       SamplerConfig
 	windows int64 // (length-1)/T
 	offset  int64 // N − s₀·K·W·B
+	epochs  int   // version of epochKey
 	// Shuffled: the permutation of the last epoch asked for. Ranks are within a
 	// step of each other, so it nearly always serves; another is derived when
 	// not.
@@ -79,6 +80,24 @@ type Sampler struct {
 type epochOrder struct {
 	epoch int64
 	perm  permutation
+}
+
+// Versions of epochKey. A checkpoint records the one that its run uses.
+const (
+	epochsAdded  = 1 // seed+e: epoch 1 of seed 1 is epoch 0 of seed 2
+	epochsHashed = 2
+	// Epochs is the version of new samplers.
+	Epochs = epochsHashed
+)
+
+// epochKey is what an epoch's permutation is drawn by. Epoch 0 has the seed itself in
+// every version. mix64 is a bijection that takes 0 to 0 and neighbours far apart, so
+// that neighbouring seeds share no epoch.
+func epochKey(version int, seed, epoch uint64) uint64 {
+	if version == epochsAdded {
+		return seed + epoch
+	}
+	return seed + mix64(epoch)
 }
 
 // NewSampler checks the shape against the source, which must hold one window
@@ -101,7 +120,7 @@ func NewSampler(src Source, c SamplerConfig) (*Sampler, error) {
 	if _, ok := mulAll(int64(c.Batch), int64(c.Accum), int64(c.Ranks), int64(c.Seq)); !ok {
 		return nil, fmt.Errorf("sample data: ranks %d × accum %d × batch %d × seq %d is over 2^63 tokens a step", c.Ranks, c.Accum, c.Batch, c.Seq)
 	}
-	s := &Sampler{src: src, c: c}
+	s := &Sampler{src: src, c: c, epochs: Epochs}
 	if n := src.Len(); n-1 < int64(c.Seq) {
 		name := "the data"
 		if b, ok := src.(*Buffer); ok {
@@ -112,7 +131,7 @@ func NewSampler(src Source, c SamplerConfig) (*Sampler, error) {
 	s.windows = (src.Len() - 1) / int64(c.Seq)
 	s.targets, _ = src.(TargetSource)
 	if c.Order == Shuffled {
-		s.epoch.Store(&epochOrder{0, newPermutation(uint64(c.Seed), uint64(s.windows))})
+		s.epoch.Store(s.orderOf(0))
 	}
 	return s, nil
 }
@@ -154,6 +173,26 @@ func (s *Sampler) Seek(step int, sample int64) error {
 	return nil
 }
 
+// EpochsVersion is the version by which epochs are drawn (see Epochs).
+func (s *Sampler) EpochsVersion() int { return s.epochs }
+
+// UseEpochs draws epochs by a version, so that a run resumed from a checkpoint of an
+// older one sees the samples that it was going to see. 0 is a checkpoint that records
+// no version: the first.
+func (s *Sampler) UseEpochs(version int) error {
+	if version == 0 {
+		version = epochsAdded
+	}
+	if version < epochsAdded || version > Epochs {
+		return fmt.Errorf("sample data: epochs of version %d are unknown, the newest here is %d; use the Spillway that wrote the checkpoint, or a newer one", version, Epochs)
+	}
+	s.epochs = version
+	if s.c.Order == Shuffled {
+		s.epoch.Store(s.orderOf(0))
+	}
+	return nil
+}
+
 // Tell is the sample that a step begins with: how many were seen before it.
 func (s *Sampler) Tell(step int) int64 { return s.GlobalSample(step, 0, 0, 0) }
 
@@ -185,10 +224,14 @@ func (s *Sampler) Start(step, micro, rank, row int) int64 {
 	return window * int64(s.c.Seq)
 }
 
+func (s *Sampler) orderOf(e int64) *epochOrder {
+	return &epochOrder{e, newPermutation(epochKey(s.epochs, uint64(s.c.Seed), uint64(e)), uint64(s.windows))}
+}
+
 // otherEpoch derives another epoch's permutation and keeps it if it is newer.
 // It allocates, once an epoch and rank.
 func (s *Sampler) otherEpoch(e, window int64) int64 {
-	order := &epochOrder{e, newPermutation(uint64(s.c.Seed)+uint64(e), uint64(s.windows))}
+	order := s.orderOf(e)
 	if old := s.epoch.Load(); old.epoch < e {
 		s.epoch.CompareAndSwap(old, order)
 	}

@@ -100,28 +100,67 @@ func TestShuffledIsAPermutationPerEpoch(t *testing.T) {
 	}
 }
 
-// Epoch e of seed s is epoch 0 of seed s+e; steps may be asked for in any
-// order, as a resumed run does.
-func TestShuffledEpochsAndResume(t *testing.T) {
+func shuffledBy(t *testing.T, seed int64, windows counting) *Sampler {
+	s, err := NewSampler(windows+1, SamplerConfig{Order: Shuffled, Seed: seed, Seq: 1, Batch: 1, Accum: 1, Ranks: 1})
+	require.NoError(t, err)
+	return s
+}
+
+// Steps may be asked for in any order, as a resumed run does.
+func TestShuffledEpochsInAnyOrder(t *testing.T) {
 	const windows = 50
-	at := func(seed int64) *Sampler {
-		s, err := NewSampler(counting(windows+1), SamplerConfig{Order: Shuffled, Seed: seed, Seq: 1, Batch: 1, Accum: 1, Ranks: 1})
-		require.NoError(t, err)
-		return s
-	}
-	first, s := at(9), at(7)
-	for i := range windows {
-		require.Equal(t, first.Start(i, 0, 0, 0), s.Start(2*windows+i, 0, 0, 0))
-	}
+	s := shuffledBy(t, 7, windows)
 	want := make([]int64, 4*windows)
 	for i := range want {
-		want[i] = at(7).Start(i, 0, 0, 0)
+		want[i] = shuffledBy(t, 7, windows).Start(i, 0, 0, 0)
 	}
 	for _, i := range rand.Perm(len(want)) {
 		require.Equal(t, want[i], s.Start(i, 0, 0, 0))
 	}
 	// The largest seed wraps instead of failing.
-	require.NotPanics(t, func() { at(math.MaxInt64).Start(3*windows, 0, 0, 0) })
+	require.NotPanics(t, func() { shuffledBy(t, math.MaxInt64, windows).Start(3*windows, 0, 0, 0) })
+}
+
+// No epoch of a seed is an epoch of another seed. By the first version epoch e of seed
+// s was epoch 0 of seed s+e; checkpoints that record it, or none, go on by it.
+func TestSeedsShareNoEpoch(t *testing.T) {
+	const windows, seeds, epochs = 50, 12, 12
+	of := func(s *Sampler, e int) string {
+		order := make([]int64, windows)
+		for i := range order {
+			order[i] = s.Start(e*windows+i, 0, 0, 0)
+		}
+		return fmt.Sprint(order)
+	}
+	seen := map[string]bool{}
+	for seed := range int64(seeds) {
+		s := shuffledBy(t, seed, windows)
+		require.Equal(t, Epochs, s.EpochsVersion())
+		for e := range epochs {
+			order := of(s, e)
+			require.False(t, seen[order], "epoch %d of seed %d", e, seed)
+			seen[order] = true
+		}
+	}
+	for _, version := range []int{0, 1} {
+		old := shuffledBy(t, 7, windows)
+		old.Start(3*windows, 0, 0, 0) // an epoch of the new version is at hand
+		require.NoError(t, old.UseEpochs(version))
+		require.Equal(t, 1, old.EpochsVersion())
+		for e := range 4 {
+			require.Equal(t, of(shuffledBy(t, 7+int64(e), windows), 0), of(old, e))
+		}
+		require.NoError(t, old.UseEpochs(2))
+		require.Equal(t, of(shuffledBy(t, 7, windows), 3), of(old, 3))
+	}
+	require.ErrorContains(t, shuffledBy(t, 7, windows).UseEpochs(3), "version 3 are unknown, the newest here is 2")
+}
+
+// Keys of epochs may never change for a version: a checkpoint's position means them.
+func TestEpochKeysAreFixed(t *testing.T) {
+	require.EqualValues(t, 12, epochKey(1, 7, 5))
+	require.EqualValues(t, 7, epochKey(2, 7, 0))
+	require.EqualValues(t, uint64(0x5692161d100b05e5)+7, epochKey(2, 7, 1))
 }
 
 // These values may never change: a checkpoint's position means them.

@@ -19,6 +19,7 @@ type runRecord struct {
 	Optimizer string            `json:"optimizer"`
 	Model     string            `json:"model,omitempty"`    // of a program's own; else config.json says
 	Samples   int64             `json:"samples"`            // rows of the data seen before the next step
+	Epochs    int               `json:"epochs,omitempty"`   // version by which the shuffled order is drawn, see data.Epochs; 0: the first
 	Data      *data.Fingerprint `json:"data,omitempty"`     // nil: version 1
 	Settings  map[string]string `json:"settings,omitempty"` // by name, see Config.settings
 	Trained   int               `json:"trained"`            // parameters that are not frozen
@@ -162,7 +163,7 @@ func (t *Trainer) record() ([]byte, error) {
 			trained++
 		}
 	}
-	r := runRecord{Optimizer: t.cfg.optimizer().Name, Model: t.ownName(), Samples: t.train.sampler.Tell(t.step), Data: &print, Settings: t.cfg.settings(), Trained: trained,
+	r := runRecord{Optimizer: t.cfg.optimizer().Name, Model: t.ownName(), Samples: t.train.sampler.Tell(t.step), Epochs: t.train.sampler.EpochsVersion(), Data: &print, Settings: t.cfg.settings(), Trained: trained,
 		Skipped: t.skipped.all, Arithmetic: t.arithmetic()}
 	if t.scales() {
 		r.LossScale = &t.scale
@@ -174,6 +175,9 @@ func (t *Trainer) record() ([]byte, error) {
 // Other data, another seed or another order are refused unless Config.AcceptChanges.
 func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
 	step := c.Manifest.Step
+	if err := t.train.sampler.UseEpochs(was.Epochs); err != nil {
+		return fmt.Errorf("resume from %s: %w", c.Name, err)
+	}
 	if was.Data == nil {
 		sample := t.train.sampler.Tell(step)
 		t.note("%s does not say which data, seed and order its run had (an older version of Spillway wrote it); it goes on at sample %d, %d steps of this run", c.Name, sample, step)
