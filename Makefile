@@ -14,9 +14,9 @@ GPU_TESTS = ./device/cuda/driver ./kernels/cuda ./kernels/cuda/blas ./kernels/cu
 gpu:
 	rm -rf $(BUNDLE) $(BUNDLE).tar.gz
 	mkdir -p $(BUNDLE)/tests
-	CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go build $(GOFLAGS_BUNDLE) -o $(BUNDLE)/ ./cmd/spillway ./benchmarks/cuda/gpucheck
+	CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go build $(GOFLAGS_BUNDLE) -o $(BUNDLE)/ ./cmd/spillway ./internal/testkit/gpucheck
 	@$(foreach p,$(GPU_TESTS),CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go test -c $(GOFLAGS_BUNDLE) -o $(BUNDLE)/tests/$(subst /,_,$(patsubst ./%,%,$(p))).test $(p) && ) true
-	cp benchmarks/cuda/gpucheck/run.sh benchmarks/cuda/gpucheck/torch_gpt2.py $(BUNDLE)/
+	cp internal/testkit/gpucheck/run.sh internal/testkit/gpucheck/torch_gpt2.py $(BUNDLE)/
 	git rev-parse HEAD > $(BUNDLE)/commit 2>/dev/null || echo unknown > $(BUNDLE)/commit
 	tar -C $(dir $(BUNDLE)) -czf $(BUNDLE).tar.gz $(notdir $(BUNDLE))
 	du -sm $(BUNDLE) $(BUNDLE).tar.gz

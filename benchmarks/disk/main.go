@@ -5,13 +5,11 @@
 // every 4096 bytes, and with -shift the copy for memory that is not aligned.
 //
 //	go run ./benchmarks/disk -dir DIR [-block BYTES] [-depth N] [-bytes N] [-pairs N] [-engine libaio] [-shift BYTES] [-json FILE]
-//	go run ./benchmarks/disk -dir DIR -busy
 //
 // It needs fio in the PATH.
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -21,14 +19,14 @@ import (
 	"slices"
 	"time"
 
-	"github.com/spillway-ml/spillway/benchmarks/fio"
+	"github.com/spillway-ml/spillway/benchmarks/bench"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload/store"
 )
 
-// Pair is one turn of both, in bytes per second.
+// Pair is a turn of both sides, in bytes per second.
 type Pair struct {
 	Spillway float64 `json:"spillway"`
 	Fio      float64 `json:"fio"`
@@ -51,15 +49,10 @@ type Result struct {
 	ReadRel  float64  `json:"read_median_ratio"`
 }
 
-func main() {
-	if err := run(); err != nil {
-		fmt.Fprintln(os.Stderr, "disk:", err)
-		os.Exit(1)
-	}
-}
+func main() { bench.Main("disk", run) }
 
-// bench is what a run measures, and with what.
-type bench struct {
+// sides is what a run measures, and with what.
+type sides struct {
 	dir, engine string
 	block       int
 	depth       int
@@ -70,7 +63,7 @@ type bench struct {
 }
 
 func run() (err error) {
-	var b bench
+	var b sides
 	flag.StringVar(&b.dir, "dir", "", "folder on the disk to measure")
 	flag.IntVar(&b.block, "block", store.DefaultBlock, "bytes of a request")
 	flag.IntVar(&b.depth, "depth", store.DefaultDepth, "requests in flight")
@@ -79,15 +72,11 @@ func run() (err error) {
 	flag.StringVar(&b.engine, "engine", "libaio", "fio's --ioengine: libaio or io_uring")
 	shift := flag.Int("shift", 0, "memory starts that many bytes after a page")
 	jsonPath := flag.String("json", "", "write the pairs to this file")
-	beside := flag.Bool("busy", false, "measure the tier beside computing kernels instead, without fio")
 	flag.Parse()
 	if b.dir == "" {
 		return errors.New("-dir is missing")
 	}
 	options := store.Options{Block: b.block, Depth: b.depth}
-	if *beside {
-		return busy(b.dir, options, *pairs)
-	}
 	options.Warn = func(s string) { fmt.Fprintln(os.Stderr, "warning:", s) }
 	folder, err := store.Open(b.dir, options)
 	if err != nil {
@@ -126,62 +115,43 @@ func run() (err error) {
 		return err
 	}
 	fmt.Printf("median ratio: write %.3f, read %.3f (block %d, depth %d, %s)\n", r.WriteRel, r.ReadRel, b.block, b.depth, r.Disk)
-	if *jsonPath == "" {
-		return nil
-	}
-	text, err := json.MarshalIndent(r, "", " ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(*jsonPath, append(text, '\n'), 0o644)
+	return bench.WriteJSON(*jsonPath, r)
 }
 
 // binder binds a transfer of memory to or from an offset of the file.
 type binder func(mem []byte, off int64) device.Transfer
 
 // measure fills in the pairs and their medians.
-func (b *bench) measure(r *Result, pairs int, store, load binder) error {
-	// Both files are written once before they are timed: the first write to
-	// preallocated space is slower.
-	if _, err := b.ours(store); err != nil {
-		return err
-	}
-	if _, err := b.fio("write"); err != nil {
-		return err
-	}
-	for i := range pairs {
-		w, err := b.turn(i, "write", store)
+func (b *sides) measure(r *Result, pairs int, store, load binder) error {
+	for _, d := range []struct {
+		rw   string
+		bind binder
+		list *[]Pair
+		rel  *float64
+	}{{"write", store, &r.Write, &r.WriteRel}, {"read", load, &r.Read, &r.ReadRel}} {
+		ours := func() (float64, error) { return b.ours(d.bind) }
+		theirs := func() (float64, error) { return b.fio(d.rw) }
+		if d.rw == "write" { // the first write to preallocated space is slower
+			for _, once := range []bench.Side{ours, theirs} {
+				if _, err := once(); err != nil {
+					return err
+				}
+			}
+		}
+		list, err := bench.Pairs(pairs, ours, theirs, func(_ int, a, f float64) {
+			fmt.Printf("%-5s  spillway %.2f GB/s  fio %.2f GB/s  ratio %.3f\n", d.rw, a/1e9, f/1e9, a/f)
+			*d.list = append(*d.list, Pair{a, f})
+		})
 		if err != nil {
 			return err
 		}
-		rd, err := b.turn(i, "read", load)
-		if err != nil {
-			return err
-		}
-		r.Write, r.Read = append(r.Write, w), append(r.Read, rd)
+		*d.rel = bench.Median(bench.Ratios(bench.Column(list, 0), bench.Column(list, 1)))
 	}
-	r.WriteRel, r.ReadRel = median(r.Write), median(r.Read)
 	return nil
 }
 
-// turn measures both sides once, the one or the other first.
-func (b *bench) turn(i int, rw string, bind binder) (p Pair, err error) {
-	for side := range 2 {
-		if (side+i)%2 == 0 {
-			p.Spillway, err = b.ours(bind)
-		} else {
-			p.Fio, err = b.fio(rw)
-		}
-		if err != nil {
-			return p, err
-		}
-	}
-	fmt.Printf("%-5s  spillway %.2f GB/s  fio %.2f GB/s  ratio %.3f\n", rw, p.Spillway/1e9, p.Fio/1e9, p.Spillway/p.Fio)
-	return p, nil
-}
-
 // ours moves the whole file once and returns bytes a second.
-func (b *bench) ours(bind binder) (float64, error) {
+func (b *sides) ours(bind binder) (float64, error) {
 	var list []device.Transfer
 	for off := int64(0); off < b.bytes; off += b.window {
 		list = append(list, bind(b.mem[:min(b.window, b.bytes-off)], off))
@@ -196,18 +166,6 @@ func (b *bench) ours(bind binder) (float64, error) {
 }
 
 // fio does the same and returns what it reports.
-func (b *bench) fio(rw string) (float64, error) {
-	return fio.Job{File: b.file, Write: rw == "write", Bytes: b.bytes, Block: b.block, Depth: b.depth, Engine: b.engine}.Run()
-}
-
-func median(pairs []Pair) float64 {
-	var v []float64
-	for _, p := range pairs {
-		v = append(v, p.Spillway/p.Fio)
-	}
-	slices.Sort(v)
-	if n := len(v); n%2 == 0 {
-		return (v[n/2-1] + v[n/2]) / 2
-	}
-	return v[len(v)/2]
+func (b *sides) fio(rw string) (float64, error) {
+	return bench.Fio{File: b.file, Write: rw == "write", Bytes: b.bytes, Block: b.block, Depth: b.depth, Engine: b.engine}.Run()
 }

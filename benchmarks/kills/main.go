@@ -10,12 +10,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/spillway-ml/spillway/benchmarks/bench"
 )
 
 func main() {
@@ -55,11 +55,8 @@ func (c *campaign) run(ctx context.Context, dir, log string, elastic int) (err e
 	if c.work, err = os.MkdirTemp(dir, "spillway-kills-"); err != nil {
 		return err
 	}
-	if c.binary == "" {
-		c.binary = filepath.Join(c.work, "spillway")
-		if out, err := exec.CommandContext(ctx, "go", "build", "-o", c.binary, "github.com/spillway-ml/spillway/cmd/spillway").CombinedOutput(); err != nil {
-			return fmt.Errorf("build: %w: %s", err, out)
-		}
+	if c.binary, err = bench.Spillway(c.binary, c.work); err != nil {
+		return err
 	}
 	do := func() error { return c.all(ctx) }
 	if elastic > 0 {

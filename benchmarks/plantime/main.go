@@ -16,25 +16,23 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/benchmarks/bench"
 	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/internal/testkit/grid"
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
 type options struct {
-	rounds   int
-	only     string
-	csv      string
-	disk     string
-	window   time.Duration
-	block    int
-	patience time.Duration
-	kinds    bool
+	rounds int
+	only   string
+	csv    string
+	disk   string
+	window time.Duration
+	block  int
 }
 
 func main() {
@@ -44,14 +42,11 @@ func main() {
 	flag.StringVar(&o.csv, "csv", "", "write every prediction and measurement to `FILE`")
 	flag.StringVar(&o.disk, "disk", os.TempDir(), "folder of the disk tier")
 	flag.DurationVar(&o.window, "window", 200*time.Millisecond, "steps are timed for at least so long")
-	flag.DurationVar(&o.patience, "patience", 0, "wait at most so long, each time, for others to be quiet")
 	flag.IntVar(&o.block, "block", 24, "configurations that are measured between two calibrations")
-	flag.BoolVar(&o.kinds, "kinds", false, "also print predicted and traced seconds by kind of operation")
 	flag.Parse()
-	if err := run(o); err != nil {
-		fmt.Fprintln(os.Stderr, "plantime:", err)
-		os.Exit(1)
-	}
+	bench.Main("plantime", func() error {
+		return bench.Scratch("", "plantime", func(dir string) error { return run(o, dir) })
+	})
 }
 
 type point struct {
@@ -62,15 +57,9 @@ type point struct {
 
 type result struct {
 	predicted, measured float64 // s
-	others              float64 // share of the processors that others had meanwhile
 }
 
-func run(o options) error {
-	dir, err := os.MkdirTemp("", "plantime-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
+func run(o options, dir string) error {
 	points, err := configurations(o, dir)
 	if err != nil {
 		return err
@@ -88,11 +77,6 @@ func run(o options) error {
 			for _, p := range block {
 				if err := p.measure(ctx, o); err != nil {
 					return fmt.Errorf("%s: %w", p, err)
-				}
-				if o.kinds {
-					if err := p.printKinds(ctx, cal, dir); err != nil {
-						return err
-					}
 				}
 			}
 			next, err := o.calibrate(ctx)
@@ -160,22 +144,7 @@ func configurations(o options, dir string) ([]*point, error) {
 	return points, nil
 }
 
-// quiet is the share of the processors below which others don't disturb.
-const quiet = 0.06
-
-// await sleeps until others have been quiet for a moment, or o.patience is over.
-func (o options) await() {
-	for began := time.Now(); time.Since(began) < o.patience; {
-		before := lookAround()
-		time.Sleep(100 * time.Millisecond)
-		if lookAround().since(before) < quiet {
-			return
-		}
-	}
-}
-
 func (o options) calibrate(ctx context.Context) (*cost.Calibration, error) {
-	o.await()
 	return calibration.Measure(ctx, calibration.Options{Disk: o.disk})
 }
 
@@ -196,7 +165,6 @@ func (p *point) predict(before, after *cost.Calibration) error {
 // measure times steps behind the first two, which touch the pages, for o.window
 // and for three at least.
 func (p *point) measure(ctx context.Context, o options) (err error) {
-	o.await()
 	t, err := spillway.New(ctx, p.cfg)
 	if err != nil {
 		return err
@@ -211,39 +179,39 @@ func (p *point) measure(ctx context.Context, o options) (err error) {
 			return err
 		}
 	}
-	before, start, steps := lookAround(), time.Now(), 0
+	start, steps := time.Now(), 0
 	for time.Since(start) < o.window || steps < 3 {
 		if _, err := t.Step(ctx); err != nil {
 			return err
 		}
 		steps++
 	}
-	r := result{measured: time.Since(start).Seconds() / float64(steps), others: max(0, lookAround().since(before))}
+	r := result{measured: time.Since(start).Seconds() / float64(steps)}
 	p.results = append(p.results, r)
 	return nil
 }
 
 // middle is the medians over the rounds.
-func (p *point) middle() (predicted, measured, e, others float64) {
-	var a, b, c []float64
+func (p *point) middle() (predicted, measured, e float64) {
+	var a, b []float64
 	for _, r := range p.results {
-		a, b, c = append(a, r.predicted), append(b, r.measured), append(c, r.others)
+		a, b = append(a, r.predicted), append(b, r.measured)
 	}
-	predicted, measured = median(a), median(b)
-	return predicted, measured, predicted/measured - 1, median(c)
+	predicted, measured = bench.Median(a), bench.Median(b)
+	return predicted, measured, predicted/measured - 1
 }
 
 func report(points []*point) {
 	var errs []float64
 	worst := 0
-	fmt.Printf("%-54s %12s %12s %8s %8s\n", "", "predicted ms", "measured ms", "error", "others")
+	fmt.Printf("%-54s %12s %12s %8s\n", "", "predicted ms", "measured ms", "error")
 	for i, p := range points {
-		predicted, measured, e, others := p.middle()
+		predicted, measured, e := p.middle()
 		errs = append(errs, math.Abs(e))
 		if errs[i] > errs[worst] {
 			worst = i
 		}
-		fmt.Printf("%-54s %12.2f %12.2f %+7.1f%% %7.0f%%\n", p, predicted*1e3, measured*1e3, e*100, others*100)
+		fmt.Printf("%-54s %12.2f %12.2f %+7.1f%%\n", p, predicted*1e3, measured*1e3, e*100)
 	}
 	fmt.Println()
 	for _, by := range []struct {
@@ -265,11 +233,11 @@ func report(points []*point) {
 		}
 		fmt.Printf("median error by %s:", by.name)
 		for _, n := range names {
-			fmt.Printf("  %s %.1f %%", n, median(groups[n])*100)
+			fmt.Printf("  %s %.1f %%", n, bench.Median(groups[n])*100)
 		}
 		fmt.Println()
 	}
-	fmt.Printf("\nmedian error %.1f %% over %d configurations; worst %.1f %%: %s\n", median(errs)*100, len(points), errs[worst]*100, points[worst])
+	fmt.Printf("\nmedian error %.1f %% over %d configurations; worst %.1f %%: %s\n", bench.Median(errs)*100, len(points), errs[worst]*100, points[worst])
 }
 
 func write(path string, points []*point) error {
@@ -278,24 +246,15 @@ func write(path string, points []*point) error {
 		return err
 	}
 	w := csv.NewWriter(f)
-	rows := [][]string{{"model", "ranks", "zero", "recompute", "offload", "round", "predicted_ms", "measured_ms", "error_percent", "others_percent"}}
+	rows := [][]string{{"model", "ranks", "zero", "recompute", "offload", "round", "predicted_ms", "measured_ms", "error_percent"}}
 	for _, p := range points {
 		for i, r := range p.results {
 			rows = append(rows, []string{p.Model, fmt.Sprint(p.Ranks), fmt.Sprint(p.Zero), p.Recompute, p.Tier(), fmt.Sprint(i + 1),
-				fmt.Sprintf("%.3f", r.predicted*1e3), fmt.Sprintf("%.3f", r.measured*1e3), fmt.Sprintf("%+.1f", (r.predicted/r.measured-1)*100), fmt.Sprintf("%.0f", r.others*100)})
+				fmt.Sprintf("%.3f", r.predicted*1e3), fmt.Sprintf("%.3f", r.measured*1e3), fmt.Sprintf("%+.1f", (r.predicted/r.measured-1)*100)})
 		}
 	}
 	if err := w.WriteAll(rows); err != nil {
 		return err
 	}
 	return f.Close()
-}
-
-func median(v []float64) float64 {
-	s := slices.Clone(v)
-	slices.Sort(s)
-	if n := len(s); n%2 == 0 {
-		return (s[n/2-1] + s[n/2]) / 2
-	}
-	return s[len(s)/2]
 }

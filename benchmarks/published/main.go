@@ -15,6 +15,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/benchmarks/bench"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/published"
@@ -25,12 +26,7 @@ const (
 	predictedFile = "internal/published/predicted.csv"
 )
 
-func main() {
-	if err := run(); err != nil {
-		fmt.Fprintln(os.Stderr, "published:", err)
-		os.Exit(1)
-	}
-}
+func main() { bench.Main("published", run) }
 
 func run() error {
 	rows, err := read()

@@ -11,6 +11,11 @@
 // It prints both medians, the ratio b/a pair by pair (median, least, most), and
 // each program's highest resident memory. Beside the time it has the processor
 // time that the program's threads used: on a shared machine that moves less.
+//
+//	go run ./benchmarks/step -trace FILE
+//
+// adds up a trace of spillway train by operation and stream, and prints for each other
+// stream how much of its time the compute stream worked too.
 package main
 
 import (
@@ -21,11 +26,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/spillway-ml/spillway/benchmarks/bench"
 )
 
 func main() {
@@ -34,11 +40,14 @@ func main() {
 	pairs := flag.Int("pairs", 15, "pairs of steps that count")
 	warm := flag.Int("warm", 2, "steps of each before the first pair")
 	out := flag.String("csv", "", "file for all pairs")
+	trace := flag.String("trace", "", "instead, add up the trace in this file")
 	flag.Parse()
-	if err := run(*a, *b, *pairs, *warm, *out); err != nil {
-		fmt.Fprintln(os.Stderr, "step:", err)
-		os.Exit(1)
-	}
+	bench.Main("step", func() error {
+		if *trace != "" {
+			return breakdown(*trace)
+		}
+		return run(*a, *b, *pairs, *warm, *out)
+	})
 }
 
 // program is a running training program, stopped between its steps.
@@ -169,13 +178,10 @@ func run(a, b string, pairs, warm int, out string) (err error) {
 		fmt.Printf("pair %2d  a %8.4f s  b %8.4f s  b/a %.3f\n", k+1, t[0], t[1], t[1]/t[0])
 	}
 	for i, v := range times {
-		slices.Sort(v)
-		fmt.Printf("%s: median %.4f s a step (least %.4f, most %.4f), highest resident memory %s\n", programs[i].name, v[len(v)/2], v[0], v[len(v)-1], programs[i].peakResident())
+		fmt.Printf("%s: median %s s a step, highest resident memory %s\n", programs[i].name, bench.Spread(v, "%.4f"), programs[i].peakResident())
 	}
-	slices.Sort(ratios)
-	fmt.Printf("b/a: median %.3f (least %.3f, most %.3f) of %d pairs\n", ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1], len(ratios))
-	slices.Sort(cpuRatios)
-	fmt.Printf("b/a of processor time: median %.3f (least %.3f, most %.3f)\n", cpuRatios[len(cpuRatios)/2], cpuRatios[0], cpuRatios[len(cpuRatios)-1])
+	fmt.Printf("b/a: median %s of %d pairs\n", bench.Spread(ratios, "%.3f"), len(ratios))
+	fmt.Printf("b/a of processor time: median %s\n", bench.Spread(cpuRatios, "%.3f"))
 	return nil
 }
 

@@ -18,17 +18,15 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"time"
 	"unsafe"
 
-	"github.com/spillway-ml/spillway/benchmarks/fio"
+	"github.com/spillway-ml/spillway/benchmarks/bench"
 	"github.com/spillway-ml/spillway/checkpoint"
 )
 
-type bench struct {
+type run struct {
 	dir, binary  string
 	bytes        int64
 	pairs, steps int
@@ -36,33 +34,27 @@ type bench struct {
 }
 
 func main() {
-	var b bench
-	flag.StringVar(&b.dir, "dir", "", "folder on the disk that is measured")
-	flag.Int64Var(&b.bytes, "bytes", 768<<20, "bytes of a rank's states")
-	flag.IntVar(&b.pairs, "pairs", 5, "pairs of each kind")
-	flag.StringVar(&b.binary, "spillway", "", "binary of spillway, for the demo; empty: no demo")
-	flag.IntVar(&b.steps, "steps", 60, "steps of the demo")
+	var r run
+	flag.StringVar(&r.dir, "dir", "", "folder on the disk that is measured")
+	flag.Int64Var(&r.bytes, "bytes", 768<<20, "bytes of a rank's states")
+	flag.IntVar(&r.pairs, "pairs", 5, "pairs of each kind")
+	flag.StringVar(&r.binary, "spillway", "", "binary of spillway, for the demo; empty: no demo")
+	flag.IntVar(&r.steps, "steps", 60, "steps of the demo")
 	flag.Parse()
-	if err := b.run(); err != nil {
-		fmt.Fprintln(os.Stderr, "store:", err)
-		os.Exit(1)
-	}
+	bench.Main("store", func() error {
+		if r.dir == "" || r.pairs < 1 || r.bytes < 1<<20 {
+			return errors.New("-dir is needed, at least one pair and 1 MiB")
+		}
+		if err := bench.FindFio(); err != nil {
+			return err
+		}
+		return bench.Scratch(r.dir, "store", r.measure)
+	})
 }
 
-func (b *bench) run() error {
-	if b.dir == "" || b.pairs < 1 || b.bytes < 1<<20 {
-		return errors.New("-dir is needed, at least one pair and 1 MiB")
-	}
-	if err := fio.Look(); err != nil {
-		return err
-	}
-	dir, err := os.MkdirTemp(b.dir, "store-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
+func (b *run) measure(dir string) error {
 	s := newStates(b.bytes)
-	rates := func(what string, ours, theirs func() (float64, error)) error {
+	rates := func(what string, ours, theirs bench.Side) error {
 		return b.compare(what, "GB/s", 1e-9, ours, theirs)
 	}
 	saved := ""
@@ -85,10 +77,10 @@ func (b *bench) run() error {
 	}
 	var image checkpoint.Image
 	defer image.Close()
-	stage := func() (float64, error) { return seconds(func() error { return image.Stage(s.part()) }) }
+	stage := func() (float64, error) { return bench.Seconds(func() error { return image.Stage(s.part()) }) }
 	plain := make([]float32, s.elements())
-	one := func() (float64, error) { return seconds(func() error { s.copyTo(plain); return nil }) }
-	for _, f := range []func() (float64, error){stage, one} { // their memory is touched
+	one := func() (float64, error) { return bench.Seconds(func() error { s.copyTo(plain); return nil }) }
+	for _, f := range []bench.Side{stage, one} { // their memory is touched
 		if _, err := f(); err != nil {
 			return err
 		}
@@ -99,45 +91,29 @@ func (b *bench) run() error {
 	if b.binary == "" {
 		return nil
 	}
-	err = b.compare("demo", "s", 1, func() (float64, error) { return b.demo(dir, "--save-every", "1") }, func() (float64, error) { return b.demo(dir) })
+	err := b.compare("demo", "s", 1, func() (float64, error) { return b.demo(dir, "--save-every", "1") }, func() (float64, error) { return b.demo(dir) })
 	if err != nil {
 		return err
 	}
-	ratios := make([]float64, b.pairs)
-	for i := range ratios {
-		ratios[i] = b.processor[0][i] / b.processor[1][i]
-	}
-	tell("demo's processor time", ratios)
+	tell("demo's processor time", bench.Ratios(b.processor[0], b.processor[1]))
 	return nil
-}
-
-// tell prints the median of ratios.
-func tell(what string, ratios []float64) {
-	slices.Sort(ratios)
-	fmt.Printf("%-5s  median ratio %.3f (%.3f to %.3f, %d pairs)\n", what, ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1], len(ratios))
 }
 
 // compare prints pairs and the median of their ratios.
-func (b *bench) compare(what, unit string, scale float64, ours, theirs func() (float64, error)) error {
-	names := map[string]string{"save": "fio", "load": "fio", "stall": "one copy", "demo": "saves at its end"}
-	var ratios []float64
-	for i := range b.pairs {
-		var v [2]float64
-		for k := range 2 {
-			f, at := ours, 0
-			if (i+k)%2 == 1 {
-				f, at = theirs, 1
-			}
-			var err error
-			if v[at], err = f(); err != nil {
-				return fmt.Errorf("%s: %w", what, err)
-			}
-		}
-		ratios = append(ratios, v[0]/v[1])
-		fmt.Printf("%-5s  spillway %.2f %s  %s %.2f  ratio %.3f\n", what, v[0]*scale, unit, names[what], v[1]*scale, v[0]/v[1])
+func (b *run) compare(what, unit string, scale float64, ours, theirs bench.Side) error {
+	other := map[string]string{"save": "fio", "load": "fio", "stall": "one copy", "demo": "saves at its end"}[what]
+	pairs, err := bench.Pairs(b.pairs, ours, theirs, func(_ int, a, b float64) {
+		fmt.Printf("%-5s  spillway %.2f %s  %s %.2f  ratio %.3f\n", what, a*scale, unit, other, b*scale, a/b)
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
-	tell(what, ratios)
+	tell(what, bench.Ratios(bench.Column(pairs, 0), bench.Column(pairs, 1)))
 	return nil
+}
+
+func tell(what string, ratios []float64) {
+	fmt.Printf("%-5s  median ratio %s of %d pairs\n", what, bench.Spread(ratios, "%.3f"), len(ratios))
 }
 
 // states are a rank's: parameters and two moments of tensors of 8 MiB.
@@ -186,14 +162,8 @@ func (s *states) bytes() int64 { return 4 * s.elements() }
 
 // rate is bytes per second of f.
 func (s *states) rate(f func() error) (float64, error) {
-	t, err := seconds(f)
+	t, err := bench.Seconds(f)
 	return float64(s.bytes()) / t, err
-}
-
-func seconds(f func() error) (float64, error) {
-	began := time.Now()
-	err := f()
-	return time.Since(began).Seconds(), err
 }
 
 func (s *states) at(e checkpoint.Extent) []float32 {
@@ -256,7 +226,7 @@ func (s *states) loaded() error {
 // beside is fio's sequential direct write of as many bytes, of a new file and synced at
 // its end, or its read, in bytes per second.
 func beside(dir string, write bool, bytes int64) (float64, error) {
-	j := fio.Job{File: filepath.Join(dir, "fio.bin"), Write: write, Bytes: bytes, Block: 1 << 20, Depth: 4, Engine: "libaio", Sync: true}
+	j := bench.Fio{File: filepath.Join(dir, "fio.bin"), Write: write, Bytes: bytes, Block: 1 << 20, Depth: 4, Engine: "libaio", Sync: true}
 	if write {
 		if err := os.Remove(j.File); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return 0, err
@@ -266,23 +236,13 @@ func beside(dir string, write bool, bytes int64) (float64, error) {
 }
 
 // demo is the seconds of a whole run of the demo.
-func (b *bench) demo(dir string, more ...string) (float64, error) {
+func (b *run) demo(dir string, more ...string) (float64, error) {
 	folder := filepath.Join(dir, "demo")
 	if err := os.RemoveAll(folder); err != nil {
 		return 0, err
 	}
-	args := append([]string{"train", "--steps", fmt.Sprint(b.steps), "--checkpoint", folder}, more...)
-	began := time.Now()
-	cmd := exec.Command(b.binary, args...)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return 0, fmt.Errorf("%v: %w: %.500s", args, err, out)
-	}
-	took := time.Since(began).Seconds()
-	side := 0
-	if len(more) == 0 {
-		side = 1
-	}
-	b.processor[side] = append(b.processor[side], (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds())
-	return took, nil
+	wall, processor, err := bench.Run("", append([]string{b.binary, "train", "--steps", fmt.Sprint(b.steps), "--checkpoint", folder}, more...)...)
+	side := min(len(more), 1) ^ 1
+	b.processor[side] = append(b.processor[side], processor)
+	return wall, err
 }

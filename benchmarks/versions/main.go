@@ -18,13 +18,13 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
-	"time"
+
+	"github.com/spillway-ml/spillway/benchmarks/bench"
 )
 
 type options struct {
@@ -47,10 +47,9 @@ func main() {
 	flag.IntVar(&o.pairs, "pairs", 9, "pairs of runs")
 	flag.StringVar(&o.jsonPath, "json", "", "write all pairs to this file")
 	flag.Parse()
-	if err := run(o); err != nil {
-		fmt.Fprintln(os.Stderr, "versions:", err)
-		os.Exit(1)
-	}
+	bench.Main("versions", func() error {
+		return bench.Scratch("", "versions", func(dir string) error { return run(o, dir) })
+	})
 }
 
 // figures are seconds by what they are of: "step", "step, processor", "linear" ….
@@ -65,7 +64,7 @@ type row struct {
 	Most   float64      `json:"highest_ratio"`
 }
 
-func run(o options) error {
+func run(o options, dir string) (err error) {
 	switch {
 	case o.a == "" || o.b == "":
 		return errors.New("-a and -b are needed: the two binaries")
@@ -84,11 +83,6 @@ func run(o options) error {
 			return err
 		}
 	}
-	dir, err := os.MkdirTemp("", "versions")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
 	data := filepath.Join(dir, "text.txt")
 	if err := os.WriteFile(data, text(1<<20), 0o644); err != nil {
 		return err
@@ -106,14 +100,7 @@ func run(o options) error {
 		fmt.Printf("pair %d of %d: step %.3f and %.3f s, demo %.4f and %.4f s a step\n", k+1, o.pairs, pair[0]["step"], pair[1]["step"], pair[0]["demo"], pair[1]["demo"])
 	}
 	rows := table(pairs)
-	if err := show(rows); err != nil || o.jsonPath == "" {
-		return err
-	}
-	doc, err := json.MarshalIndent(rows, "", " ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(o.jsonPath, append(doc, '\n'), 0o644)
+	return errors.Join(show(rows), bench.WriteJSON(o.jsonPath, rows))
 }
 
 // text is data that needs no file of this machine's: the same bytes everywhere.
@@ -167,12 +154,8 @@ func command(binary string, args ...string) (float64, error) {
 		return 0, err
 	}
 	defer os.RemoveAll(dir)
-	cmd := exec.Command(binary, args...)
-	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return 0, fmt.Errorf("%s %v: %w\n%s", binary, args, err, out)
-	}
-	return (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds(), nil
+	_, processor, err := bench.Run(dir, append([]string{binary}, args...)...)
+	return processor, err
 }
 
 // stepSeconds returns the median time of the steps in a metrics file, but the first.
@@ -203,33 +186,20 @@ func stepSeconds(path string) (float64, error) {
 	if len(list) == 0 {
 		return 0, fmt.Errorf("%s: no step behind the first", path)
 	}
-	return median(list), nil
+	return bench.Median(list), nil
 }
 
 // kernels adds up section "step" of a trace by kind of operation; what takes under a
 // thousandth of it is left out.
 func kernels(path string, into figures) error {
-	text, err := os.ReadFile(path)
+	spans, err := bench.ReadTrace(path)
 	if err != nil {
 		return err
 	}
-	var trace struct {
-		TraceEvents []struct {
-			Ph   string
-			Dur  float64 // µs
-			Args struct{ Kind, Section string }
-		}
-	}
-	if err := json.Unmarshal(text, &trace); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
 	sums, all := figures{}, 0.0
-	for _, e := range trace.TraceEvents {
-		if e.Ph == "X" && e.Args.Section == "step" {
-			d := e.Dur * float64(time.Microsecond) / float64(time.Second)
-			sums[e.Args.Kind] += d
-			all += d
-		}
+	for _, e := range spans {
+		sums[e.Kind] += (e.End - e.Start) / 1e6
+		all += (e.End - e.Start) / 1e6
 	}
 	for kind, s := range sums {
 		if s > all/1000 {
@@ -252,7 +222,7 @@ func table(pairs [][2]figures) (rows []row) {
 			}
 		}
 		if len(ratios) == len(pairs) {
-			r.Ratio, r.Lowest, r.Most = median(ratios), slices.Min(ratios), slices.Max(ratios)
+			r.Ratio, r.Lowest, r.Most = bench.Median(ratios), slices.Min(ratios), slices.Max(ratios)
 			rows = append(rows, r)
 		}
 	}
@@ -276,13 +246,7 @@ func show(rows []row) error {
 		for _, p := range r.Pairs {
 			a, b = append(a, p[0]), append(b, p[1])
 		}
-		fmt.Fprintf(w, "%s\t%.4f s\t%.4f s\t%.3f\t%.3f\t%.3f\t\n", r.What, median(a), median(b), r.Ratio, r.Lowest, r.Most)
+		fmt.Fprintf(w, "%s\t%.4f s\t%.4f s\t%.3f\t%.3f\t%.3f\t\n", r.What, bench.Median(a), bench.Median(b), r.Ratio, r.Lowest, r.Most)
 	}
 	return w.Flush()
-}
-
-func median(list []float64) float64 {
-	s := slices.Sorted(slices.Values(list))
-	n := len(s)
-	return (s[(n-1)/2] + s[n/2]) / 2
 }

@@ -18,7 +18,7 @@ import (
 var aFlag = regexp.MustCompile(`(^|[^-\w])--[a-z%]`)
 
 // withFlags are the folders of commands, and of what starts them.
-var withFlags = []string{"cmd", "benchmarks", "examples"}
+var withFlags = []string{"cmd", "benchmarks", "examples", "internal/testkit/gpucheck"}
 
 // ofOthers call other programs, whose options they write.
 var ofOthers = []string{"kernels/cuda/nvrtc", "internal/testkit/shim"}

@@ -28,6 +28,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spillway-ml/spillway/benchmarks/bench"
 	"github.com/spillway-ml/spillway/kernels/cpu/attn"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
@@ -246,12 +247,6 @@ func (o *options) run() error {
 	// The visible half of 2 products forward and 5 backward.
 	flop := 7 * float64(s.D) * float64(s.B*s.H) * float64(s.Tq) * float64(s.Tq+1)
 	fmt.Printf("forward %.1f ms, backward %.1f ms, both %.1f ms (%.0f GFLOP/s); PyTorch %.1f ms; ratio %.1f (least %.1f)\n",
-		1e3*median(fw), 1e3*median(bw), 1e3*median(all), flop/median(all)/1e9, 1e3*median(peers), median(ratios), slices.Min(ratios))
+		1e3*bench.Median(fw), 1e3*bench.Median(bw), 1e3*bench.Median(all), flop/bench.Median(all)/1e9, 1e3*bench.Median(peers), bench.Median(ratios), slices.Min(ratios))
 	return nil
-}
-
-func median(v []float64) float64 {
-	v = slices.Clone(v)
-	slices.Sort(v)
-	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }

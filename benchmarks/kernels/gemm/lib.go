@@ -17,7 +17,7 @@ import (
 type library struct {
 	name       string
 	setThreads func(int)
-	prepare    func(gemm.Spec, *pool.Pool) (*bench, error)
+	prepare    func(gemm.Spec, *pool.Pool) (*product, error)
 }
 
 func open(op string) (*library, error) {
@@ -59,7 +59,7 @@ func openBLAS() (*library, error) {
 	purego.RegisterLibFunc(&threads, h, "openblas_set_num_threads")
 	purego.RegisterLibFunc(&core, h, "openblas_get_corename")
 	l := &library{name: "OpenBLAS, core " + core(), setThreads: func(n int) { threads(int32(n)) }}
-	l.prepare = func(s gemm.Spec, pl *pool.Pool) (*bench, error) {
+	l.prepare = func(s gemm.Spec, pl *pool.Pool) (*product, error) {
 		p, err := gemm.New(s)
 		if err != nil {
 			return nil, err
@@ -74,7 +74,7 @@ func openBLAS() (*library, error) {
 		if s.TransB {
 			tb, ldb = trans, s.K
 		}
-		return &bench{
+		return &product{
 			ours: func() { must(p.Run(pl, a, b, c, nil, work)) },
 			theirs: func() {
 				sgemm(rowMajor, ta, tb, int32(s.M), int32(s.N), int32(s.K), 1, &a[0], int32(lda), &b[0], int32(ldb), 0, &d[0], int32(s.N))

@@ -27,6 +27,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spillway-ml/spillway/benchmarks/bench"
 	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
@@ -57,9 +58,9 @@ func shapes() []shape {
 	return s
 }
 
-// bench is one product, ours and theirs, on the same operands. Where the op is
+// product is one product, ours and theirs, on the same operands. Where the op is
 // not float32, ours32 is our float32 product of that shape.
-type bench struct {
+type product struct {
 	ours, theirs, ours32 func()
 }
 
@@ -148,9 +149,9 @@ func run(op, threads string, pairs int, only, csv string, t timing) error {
 					fmt.Fprintf(out, "%s,%d,%s,%d,%d,%d,%d,%.2f,%.2f,%s\n", op, n, s.name, s.spec.M, s.spec.N, s.spec.K, i, o, th, csv32)
 				}
 			}
-			toLib.add(median(ratio))
-			toF32.add(median(toOther))
-			fmt.Printf("%-10s %6d %6d %6d  %8.1f %8.1f  %7.3f  %6.3f  %.2f", s.name, s.spec.M, s.spec.N, s.spec.K, median(ours), median(theirs), median(ratio), slices.Max(ours)/slices.Max(theirs), median(toOther))
+			toLib.add(bench.Median(ratio))
+			toF32.add(bench.Median(toOther))
+			fmt.Printf("%-10s %6d %6d %6d  %8.1f %8.1f  %7.3f  %6.3f  %.2f", s.name, s.spec.M, s.spec.N, s.spec.K, bench.Median(ours), bench.Median(theirs), bench.Median(ratio), slices.Max(ours)/slices.Max(theirs), bench.Median(toOther))
 			if b.ours32 != nil {
 				fmt.Printf("  %.2f", slices.Max(ours)/slices.Max(other))
 			}
@@ -214,10 +215,4 @@ func busy() float64 {
 	}
 	const ticks = 100 // a second
 	return (user + nice + system) / ticks
-}
-
-func median(v []float64) float64 {
-	v = slices.Clone(v)
-	slices.Sort(v)
-	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }

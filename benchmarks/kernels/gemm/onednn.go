@@ -66,7 +66,7 @@ func openDNN(op string) (*library, error) {
 		return nil, err
 	}
 	l := &library{name: fmt.Sprintf("oneDNN %d.%d.%d", v[0], v[1], v[2]), setThreads: func(n int) { threads(int32(n)) }}
-	l.prepare = func(s gemm.Spec, pl *pool.Pool) (*bench, error) {
+	l.prepare = func(s gemm.Spec, pl *pool.Pool) (*product, error) {
 		if op == "bf16" {
 			return d.bf16(s, pl)
 		}
@@ -157,7 +157,7 @@ func lds(s gemm.Spec) (lda, ldb int64) {
 	return lda, ldb
 }
 
-func (d *oneDNN) bf16(s gemm.Spec, pl *pool.Pool) (*bench, error) {
+func (d *oneDNN) bf16(s gemm.Spec, pl *pool.Pool) (*product, error) {
 	s.In, s.Out = gemm.BF16, gemm.F32
 	p, err := gemm.New(s)
 	if err != nil {
@@ -177,7 +177,7 @@ func (d *oneDNN) bf16(s gemm.Spec, pl *pool.Pool) (*bench, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &bench{
+	return &product{
 		ours: func() { must(p.RunBytes(pl, gemm.Bytes(a), gemm.Bytes(b), gemm.Bytes(c), nil, work)) },
 		theirs: faster(func() {
 			status(d.gemmBF16(letter(s.TransA), letter(s.TransB), int64(s.M), int64(s.N), int64(s.K), 1, &a[0], lda, &b[0], ldb, 0, &e[0], int64(s.N)))
@@ -185,7 +185,7 @@ func (d *oneDNN) bf16(s gemm.Spec, pl *pool.Pool) (*bench, error) {
 	}, nil
 }
 
-func (d *oneDNN) int8(s gemm.Spec, pl *pool.Pool) (*bench, error) {
+func (d *oneDNN) int8(s gemm.Spec, pl *pool.Pool) (*product, error) {
 	s.In, s.Out = gemm.U8S8, gemm.I32
 	p, err := gemm.New(s)
 	if err != nil {
@@ -209,7 +209,7 @@ func (d *oneDNN) int8(s gemm.Spec, pl *pool.Pool) (*bench, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &bench{
+	return &product{
 		ours: func() { must(p.RunBytes(pl, gemm.Bytes(a), gemm.Bytes(b), gemm.Bytes(c), nil, work)) },
 		theirs: faster(func() {
 			status(d.gemmU8S8(letter(s.TransA), letter(s.TransB), 'F', int64(s.M), int64(s.N), int64(s.K), 1, &a[0], lda, 0, &b[0], ldb, 0, 0, &e[0], int64(s.N), &offset))

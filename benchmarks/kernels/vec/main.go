@@ -13,11 +13,11 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/spillway-ml/spillway/benchmarks/bench"
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
@@ -39,8 +39,8 @@ func main() {
 
 type runner interface{ Run(*pool.Pool) error }
 
-// bench is a kernel over n elements that moves bytes of memory.
-type bench struct {
+// kernel is a kernel over n elements that moves bytes of memory.
+type kernel struct {
 	name  string
 	bytes int
 	make  func(b *buffers) runner
@@ -65,13 +65,13 @@ func (b *buffers) next() []float32 {
 	return b.free[b.used-1]
 }
 
-func benches(n int) []bench {
+func benches(n int) []kernel {
 	moments := func(b *buffers) vec.Moments {
 		return vec.Moments{P: b.next(), G: b.next(), M: b.next(), V: b.next(), GradScale: 1, LR: 1e-6,
 			Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 1, BC2: 1}
 	}
-	tree := func(r int) bench {
-		return bench{fmt.Sprintf("sum of %d buffers", r), 4 * (r + 1) * n, func(b *buffers) runner {
+	tree := func(r int) kernel {
+		return kernel{fmt.Sprintf("sum of %d buffers", r), 4 * (r + 1) * n, func(b *buffers) runner {
 			k := &vec.SumTree{Dst: b.next()}
 			for range r {
 				k.Srcs = append(k.Srcs, b.next())
@@ -79,7 +79,7 @@ func benches(n int) []bench {
 			return k
 		}}
 	}
-	return []bench{
+	return []kernel{
 		{"adamw", 28 * n, func(b *buffers) runner { return &vec.AdamW{Moments: moments(b)} }},
 		{"adamw, bf16 copy out", 30 * n, func(b *buffers) runner {
 			return &vec.AdamW{Moments: moments(b), Low: make([]uint16, n), LowAs: vec.BF16}
@@ -154,7 +154,7 @@ func run(threads string, pairs, elems int, only, csv string) error {
 				lines = append(lines, fmt.Sprintf("%s,%d,%d,%g,%g,%d", strings.ReplaceAll(b.name, ",", ""), t, i, a, z, b.bytes))
 			}
 			gb := float64(b.bytes) / 1e9
-			fmt.Printf("%-24s %8d %12.1f %12.1f %8.2f\n", b.name, t, gb/median(ours), gb/median(copies), median(ratios))
+			fmt.Printf("%-24s %8d %12.1f %12.1f %8.2f\n", b.name, t, gb/bench.Median(ours), gb/bench.Median(copies), bench.Median(ratios))
 		}
 		p.Close()
 	}
@@ -162,9 +162,4 @@ func run(threads string, pairs, elems int, only, csv string) error {
 		return nil
 	}
 	return os.WriteFile(csv, []byte(strings.Join(lines, "\n")+"\n"), 0o644)
-}
-
-func median(x []float64) float64 {
-	y := slices.Sorted(slices.Values(x))
-	return (y[len(y)/2] + y[(len(y)-1)/2]) / 2
 }

@@ -1,5 +1,4 @@
-// Package fio runs fio, the peer that benchmarks of files are measured beside.
-package fio
+package bench
 
 import (
 	"encoding/json"
@@ -8,8 +7,8 @@ import (
 	"os/exec"
 )
 
-// Job is a sequential direct transfer of one file.
-type Job struct {
+// Fio is a job of fio, the peer of benchmarks of files: a sequential direct transfer of one file.
+type Fio struct {
 	File   string
 	Write  bool // else it is read
 	Bytes  int64
@@ -19,8 +18,8 @@ type Job struct {
 	Sync   bool   // a write counts until the file is synced
 }
 
-// Look says whether fio is there.
-func Look() error {
+// FindFio says whether fio is there.
+func FindFio() error {
 	if _, err := exec.LookPath("fio"); err != nil {
 		return errors.New("fio is not in the PATH; it is a package of most distributions")
 	}
@@ -28,7 +27,7 @@ func Look() error {
 }
 
 // Run does the job and returns its bytes per second, as fio reports them.
-func (j Job) Run() (float64, error) {
+func (j Fio) Run() (float64, error) {
 	rw := "read"
 	if j.Write {
 		rw = "write"
@@ -46,7 +45,7 @@ func (j Job) Run() (float64, error) {
 }
 
 // rate reads fio's report of the job.
-func (j Job) rate(report []byte) (float64, error) {
+func (j Fio) rate(report []byte) (float64, error) {
 	var r struct {
 		Jobs []struct {
 			Read, Write struct {

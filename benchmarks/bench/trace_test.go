@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -14,11 +14,11 @@ import (
 
 // Spans by hand: 10 to 30 of the copy lies under 0–20 and 25–40.
 func TestOverlaps(t *testing.T) {
-	got := overlaps([]span{
-		{stream: "compute", start: 25, end: 40}, {stream: "compute", start: 0, end: 20}, {rank: 1, stream: "compute", start: 20, end: 25},
-		{stream: "copy-in", start: 10, end: 30}, {stream: "copy-in", start: 50, end: 51}, {stream: "host", start: 1, end: 2},
+	got := Overlaps([]Span{
+		{Stream: "compute", Start: 25, End: 40}, {Stream: "compute", Start: 0, End: 20}, {Rank: 1, Stream: "compute", Start: 20, End: 25},
+		{Stream: "copy-in", Start: 10, End: 30}, {Stream: "copy-in", Start: 50, End: 51}, {Stream: "host", Start: 1, End: 2},
 	})
-	require.Equal(t, []overlap{{"copy-in", 21, 15}, {"host", 1, 1}}, got)
+	require.Equal(t, []Overlap{{"copy-in", 21, 15}, {"host", 1, 1}}, got)
 }
 
 // The trace of a run shows updates and their disk traffic under computing. How
@@ -35,7 +35,7 @@ func TestTraceShowsCopiesUnderCompute(t *testing.T) {
 			streams := tracedRun(t, model, clip)
 			missing = slices.DeleteFunc(missing, func(stream string) bool {
 				o := streams[stream]
-				return o.under > 0.01*o.us
+				return o.Hidden > 0.01*o.Busy
 			})
 			if len(missing) == 0 {
 				break
@@ -48,7 +48,7 @@ func TestTraceShowsCopiesUnderCompute(t *testing.T) {
 
 // tracedRun trains with the optimizer on disk and returns what its trace shows
 // by stream.
-func tracedRun(t *testing.T, model string, clip float64) map[string]overlap {
+func tracedRun(t *testing.T, model string, clip float64) map[string]Overlap {
 	t.Helper()
 	c := spillway.Default()
 	c.Model, c.Data, c.Order = model, "../../testdata/text.bin", "sequential"
@@ -58,11 +58,11 @@ func tracedRun(t *testing.T, model string, clip float64) map[string]overlap {
 	require.NoError(t, err)
 	require.NoError(t, tr.Run(context.Background(), nil))
 	require.NoError(t, tr.Close())
-	events, err := read(c.Trace)
+	events, err := ReadTrace(c.Trace)
 	require.NoError(t, err)
-	streams := map[string]overlap{}
-	for _, o := range overlaps(events) {
-		streams[o.stream] = o
+	streams := map[string]Overlap{}
+	for _, o := range Overlaps(events) {
+		streams[o.Stream] = o
 	}
 	return streams
 }
