@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/owntest"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/run"
@@ -152,16 +153,16 @@ func TestDefinitionsHold(t *testing.T) {
 func trained(t *testing.T, c plan.Config) string {
 	pl, err := plan.Build(plan.Forward{Train: ownModel(t)}, c)
 	require.NoError(t, err)
-	world := run.OneProcess(c.Ranks)
-	platform, err := run.NewPlatform(run.Options{Device: "cpu", World: world, Timeout: time.Minute, Poison: true, CheckWrites: true})
+	world := platform.OneProcess(c.Ranks)
+	device, err := platform.NewCPU(platform.Options{Device: "cpu", World: world, Timeout: time.Minute, Poison: true, CheckWrites: true})
 	require.NoError(t, err)
 	workers := pool.New(2)
 	defer workers.Close()
-	require.NoError(t, platform.Start(run.Setup{Plan: pl, Pool: workers}))
-	ranks, err := run.Open(run.RankOptions{World: world, Plan: pl, Platform: platform, Timeout: time.Minute, Poison: true})
+	require.NoError(t, device.Start(platform.Setup{Plan: pl, Pool: workers}))
+	ranks, err := run.Open(run.RankOptions{World: world, Plan: pl, Platform: device, Timeout: time.Minute, Poison: true})
 	defer func() {
 		require.NoError(t, ranks.Close())
-		require.NoError(t, platform.Close())
+		require.NoError(t, device.Close())
 	}()
 	require.NoError(t, err)
 	require.NoError(t, ranks.Each("init", func(r *run.Rank) error { return r.Exec.RunSection("init", nil) }))

@@ -1,3 +1,6 @@
+// Package run holds the ranks of a job that live in this process: their executors and
+// states. It knows the whole world and which of its ranks are local. Which rank holds a
+// range of a state, here or in another process, States alone answers.
 package run
 
 import (
@@ -7,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spillway-ml/spillway/internal/thread"
+
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device"
@@ -14,6 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/platform"
 )
 
 // stopGrace is how long ranks have to notice that the job was aborted. One that
@@ -23,7 +29,7 @@ const stopGrace = 5 * time.Second
 // Ranks are the ranks that are driven from here: those of this process, and those
 // that other processes run for it. Their methods are for one goroutine.
 type Ranks struct {
-	World
+	platform.World
 	plan    *plan.Plan
 	timeout time.Duration
 	list    []*Rank
@@ -37,7 +43,7 @@ type Ranks struct {
 
 // Rank is one rank: its executor and the goroutine that drives it.
 type Rank struct {
-	*thread
+	on *thread.Thread
 	// Index is the rank in the world, Slot its place among those of the process.
 	Index, Slot int
 	Exec        Executor
@@ -47,9 +53,9 @@ type Rank struct {
 
 // RankOptions are what the ranks are opened with.
 type RankOptions struct {
-	World    World
+	World    platform.World
 	Plan     *plan.Plan
-	Platform Platform // started
+	Platform platform.Platform // started
 	Trace    *exec.Trace
 	Meter    bool          // has Ranks.Usage told
 	Poison   bool          // fill released memory, to show stray reads
@@ -95,14 +101,14 @@ func Open(o RankOptions) (*Ranks, error) {
 // openLocal makes the ranks, and the executors of those of this process.
 func (rs *Ranks) openLocal(o *RankOptions) (err error) {
 	for slot, i := range o.World.Local {
-		rs.list = append(rs.list, &Rank{thread: newThread(), Index: i, Slot: slot})
+		rs.list = append(rs.list, &Rank{on: thread.New(), Index: i, Slot: slot})
 	}
-	if m, ok := o.Platform.(Meeter); ok && m.Meets() {
+	if m, ok := o.Platform.(platform.Meeter); ok && m.Meets() {
 		err = rs.openMeeting(o, m)
 	} else {
 		for _, r := range rs.list {
 			if o.Links[r.Index] == nil && err == nil {
-				err = r.do(func() error { return r.open(o) })
+				err = r.on.Do(func() error { return r.open(o) })
 			}
 		}
 	}
@@ -117,7 +123,7 @@ func (rs *Ranks) openLocal(o *RankOptions) (err error) {
 
 // openMeeting opens ranks that meet each other, and those of other processes, as they are
 // opened: at once. One that can't be opened ends the wait of the others of its process.
-func (rs *Ranks) openMeeting(o *RankOptions, m Meeter) (err error) {
+func (rs *Ranks) openMeeting(o *RankOptions, m platform.Meeter) (err error) {
 	var mu sync.Mutex
 	var opening sync.WaitGroup
 	for _, r := range rs.list {
@@ -126,7 +132,7 @@ func (rs *Ranks) openMeeting(o *RankOptions, m Meeter) (err error) {
 		}
 		opening.Go(func() {
 			defer crash.Guard()
-			e := r.do(func() error { return r.open(o) })
+			e := r.on.Do(func() error { return r.open(o) })
 			if e == nil {
 				return
 			}
@@ -173,12 +179,12 @@ func (r *Rank) open(o *RankOptions) (err error) {
 
 // Write and Read move bytes between the host and the rank's buffers.
 func (r *Rank) Write(buf graph.BufID, off int64, data []byte) error {
-	return r.do(func() error { return r.Exec.Write(buf, off, data) })
+	return r.on.Do(func() error { return r.Exec.Write(buf, off, data) })
 }
 
 // Read is Write the other way.
 func (r *Rank) Read(buf graph.BufID, off int64, data []byte) error {
-	return r.do(func() error { return r.Exec.Read(buf, off, data) })
+	return r.on.Do(func() error { return r.Exec.Read(buf, off, data) })
 }
 
 // close gives back what the rank has, unless it does not come to an end.
@@ -189,11 +195,11 @@ func (r *Rank) close() error {
 		end = func() { done <- nil }
 	}
 	select {
-	case r.work <- end:
-		close(r.work)
+	case r.on.Work <- end:
+		close(r.on.Work)
 		return <-done
 	case <-time.After(2 * stopGrace):
-		close(r.work)
+		close(r.on.Work)
 		return fmt.Errorf("rank %d is still busy; its memory is not given back", r.Index)
 	}
 }
@@ -239,7 +245,7 @@ func (rs *Ranks) Each(what string, f func(r *Rank) error) error {
 	}
 	ends := make(chan end, len(rs.list))
 	for i, r := range rs.list {
-		r.work <- func() { ends <- end{i, f(r)} }
+		r.on.Work <- func() { ends <- end{i, f(r)} }
 	}
 	var first error
 	busy := map[int]bool{}

@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
+	"github.com/spillway-ml/spillway/platform"
 )
 
 // Saved is the name under which a checkpoint has a state: parameters are "model".
@@ -134,7 +135,7 @@ func (s *States) Tensors() []checkpoint.Tensor {
 // PartBytes is how many bytes of states the ranks of a program's world save: the most of
 // any rank, and all.
 func PartBytes(p *graph.Program, ranks int) (most, all int64, err error) {
-	shares, err := NewStates(p, OneProcess(ranks), nil).shares()
+	shares, err := NewStates(p, platform.OneProcess(ranks), nil).shares()
 	for _, share := range shares {
 		n := int64(0)
 		for _, piece := range share {
@@ -148,7 +149,7 @@ func PartBytes(p *graph.Program, ranks int) (most, all int64, err error) {
 // part is what a rank saves, read from it. Its Read is for the rank's goroutine.
 func (rs *Ranks) part(r *Rank) (*checkpoint.Part, error) {
 	rs.sharing.Do(func() {
-		rs.shares, rs.unshared = NewStates(rs.plan.Program, OneProcess(rs.World.Size), nil).shares()
+		rs.shares, rs.unshared = NewStates(rs.plan.Program, platform.OneProcess(rs.World.Size), nil).shares()
 	})
 	if rs.unshared != nil {
 		return nil, rs.unshared
@@ -204,7 +205,7 @@ func (rs *Ranks) Save(ctx context.Context, folder string) ([]checkpoint.File, er
 			files[r.Slot], err = e.file(request{Verb: verbSave, Name: folder})
 			return err
 		}
-		return r.do(func() (err error) {
+		return r.on.Do(func() (err error) {
 			files[r.Slot], err = checkpoint.WritePart(ctx, folder, parts[r.Slot])
 			return err
 		})
@@ -236,7 +237,7 @@ func (rs *Ranks) Stage() error {
 			_, err := e.call(request{Verb: verbStage})
 			return err
 		}
-		return r.do(func() error { return r.image.Stage(parts[r.Slot]) })
+		return r.on.Do(func() error { return r.image.Stage(parts[r.Slot]) })
 	})
 }
 
@@ -340,7 +341,7 @@ func (rs *Ranks) load(ctx context.Context, folder string) error {
 	if err != nil {
 		return err
 	}
-	s := NewStates(rs.plan.Program, OneProcess(rs.World.Size), local)
+	s := NewStates(rs.plan.Program, platform.OneProcess(rs.World.Size), local)
 	params := map[string]int{}
 	for i := range s.p.Params {
 		params[s.p.Params[i].Name] = i

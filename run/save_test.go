@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -19,7 +20,7 @@ func TestSharesAndWants(t *testing.T) {
 			for _, int8 := range []bool{false, true} {
 				what := fmt.Sprintf("%d ranks, stage %d, 8 bits %v", ranks, stage, int8)
 				p := sharded(t, ranks, zero.Stage(stage), int8)
-				s := NewStates(p, OneProcess(ranks), nil)
+				s := NewStates(p, platform.OneProcess(ranks), nil)
 				shares, err := s.shares()
 				require.NoError(t, err)
 				most, all, err := PartBytes(p, ranks)
@@ -58,7 +59,7 @@ func TestSharesAndWants(t *testing.T) {
 				}
 				var wanted int64
 				for r := range ranks {
-					mine := NewStates(p, OneProcess(ranks), map[int]Holder{r: memory{}})
+					mine := NewStates(p, platform.OneProcess(ranks), map[int]Holder{r: memory{}})
 					list, _, err := mine.wants(held)
 					require.NoError(t, err)
 					for _, w := range list {

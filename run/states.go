@@ -11,13 +11,14 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
+	"github.com/spillway-ml/spillway/platform"
 )
 
 // States reads and writes resident states by parameter and element, whichever
 // ranks hold them. Nothing above it knows about stages, shards or padding.
 type States struct {
 	p     *graph.Program
-	world World
+	world platform.World
 	local map[int]Holder // by rank: those of this process
 	along [][][]int      // by mesh axis and index along it: the ranks there, ascending
 	all   []int
@@ -62,7 +63,7 @@ func (rs *Ranks) States() *States {
 
 // NewStates answers for the states of p in a world of which the ranks in local are
 // reached from here.
-func NewStates(p *graph.Program, w World, local map[int]Holder) *States {
+func NewStates(p *graph.Program, w platform.World, local map[int]Holder) *States {
 	s := &States{p: p, world: w, local: local, where: make([][]place, len(p.Params)), all: make([]int, w.Size), scales: p.Scales()}
 	for i := range s.all {
 		s.all[i] = i

@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -63,7 +64,7 @@ func TestStatesByElement(t *testing.T) {
 		for r := range ranks {
 			all[r] = memory{}
 		}
-		s := NewStates(p, OneProcess(ranks), all)
+		s := NewStates(p, platform.OneProcess(ranks), all)
 		param := rapid.IntRange(0, len(p.Params)-1).Draw(t, "param")
 		state := rapid.SampledFrom([]string{"value", "exp_avg"}).Draw(t, "state")
 		n := p.Params[param].Elems()
@@ -87,7 +88,7 @@ func TestStatesByElement(t *testing.T) {
 		require.Equal(t, int64(len(v)), at)
 
 		// The same through the eyes of the last rank alone.
-		mine := NewStates(p, World{Size: ranks, Local: []int{ranks - 1}}, map[int]Holder{ranks - 1: all[ranks-1]})
+		mine := NewStates(p, platform.World{Size: ranks, Local: []int{ranks - 1}}, map[int]Holder{ranks - 1: all[ranks-1]})
 		err := mine.Extents(param, state, from, int64(len(v)), func(e Extent) error {
 			part := make([]float32, e.To-e.From)
 			err := mine.Read(param, state, from+e.From, part)
@@ -113,7 +114,7 @@ func TestQuantisedStatesByElement(t *testing.T) {
 		for r := range ranks {
 			all[r] = memory{}
 		}
-		s := NewStates(p, OneProcess(ranks), all)
+		s := NewStates(p, platform.OneProcess(ranks), all)
 		param := slices.IndexFunc(p.Params, func(q graph.Param) bool { return q.Name == "h.1.mlp.c_fc.weight" })
 		v := make([]float32, p.Params[param].Elems())
 		for i := range v {
@@ -143,7 +144,7 @@ func TestQuantisedStatesHaveScalesWhereverTheyRest(t *testing.T) {
 			p, err := plan.Build(plan.Forward{Train: fwd}, plan.Config{Ranks: 2, Stage: zero.Stage(stage), Accum: 1, Offload: o,
 				Optimizer: zero.Optimizer{Name: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Int8: true}, Target: graph.CPUTarget()})
 			require.NoError(t, err)
-			s, states := NewStates(p.Program, OneProcess(2), nil), 0
+			s, states := NewStates(p.Program, platform.OneProcess(2), nil), 0
 			for i := range p.Program.Params {
 				for _, st := range s.Names(i) {
 					if st.Name == valueState {
@@ -165,13 +166,13 @@ func TestQuantisedStatesHaveScalesWhereverTheyRest(t *testing.T) {
 }
 
 func TestWorld(t *testing.T) {
-	require.NoError(t, OneProcess(3).Check())
-	require.True(t, OneProcess(3).IsLocal(2))
-	require.False(t, OneProcess(3).IsLocal(3))
-	w := World{Size: 4, Local: []int{1, 3}}
+	require.NoError(t, platform.OneProcess(3).Check())
+	require.True(t, platform.OneProcess(3).IsLocal(2))
+	require.False(t, platform.OneProcess(3).IsLocal(3))
+	w := platform.World{Size: 4, Local: []int{1, 3}}
 	require.NoError(t, w.Check())
 	require.False(t, w.IsLocal(2))
-	for _, bad := range []World{{}, {Size: 2}, {Size: 2, Local: []int{2}}, {Size: 2, Local: []int{-1}}, {Size: 3, Local: []int{1, 0}}, {Size: 3, Local: []int{1, 1}}} {
+	for _, bad := range []platform.World{{}, {Size: 2}, {Size: 2, Local: []int{2}}, {Size: 2, Local: []int{-1}}, {Size: 3, Local: []int{1, 0}}, {Size: 3, Local: []int{1, 1}}} {
 		require.Error(t, bad.Check(), "%+v", bad)
 	}
 }

@@ -187,7 +187,7 @@ func (w *worker) do(q request) (m reply) {
 	if q.Verb == verbLoad { // writes to all ranks of the process, which wait
 		err = w.of.load(context.Background(), q.Name)
 	} else {
-		err = w.rank.do(func() error { return w.serve(q, &m) })
+		err = w.rank.on.Do(func() error { return w.serve(q, &m) })
 	}
 	if m.Stopped = errors.Is(err, exec.ErrAbandoned); !m.Stopped {
 		m.Err = toWire(err, failRun)

@@ -22,7 +22,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/shim"
 	"github.com/spillway-ml/spillway/kernels"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
-	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/platform"
+	"github.com/spillway-ml/spillway/platform/gpu"
 )
 
 // onDouble makes cfg run on a double of the driver, with kernels of the CPU in
@@ -35,7 +36,7 @@ func onDouble(t testing.TB, cfg *request, o drivertest.Options, own bool) *drive
 	}
 	d := drivertest.New(o)
 	cfg.Device = "cuda"
-	cfg.cuda = &run.CUDAParts{
+	cfg.cuda = &gpu.Parts{
 		Driver: func() (driver.API, error) { return d, nil },
 		Used:   func([16]byte) (int64, error) { return o.Used, nil },
 	}
@@ -48,18 +49,18 @@ func onDouble(t testing.TB, cfg *request, o drivertest.Options, own bool) *drive
 		cfg.cuda.Kernels = shimKernels(d, compiler)
 	} else {
 		cfg.Target = graph.CPUTarget() // these kernels' alignment and workspace
-		gpu := graph.CUDATarget().CUDA // of which a run may choose; by default it has the CPU's bits
-		cfg.Target.CUDA = graph.CUDAKernels{Activation: gpu.Activation, Epilogues: gpu.Epilogues}
-		cfg.cuda.Kernels = func(_ run.Options, _ driver.API, _ driver.Device, host kernels.Library) (run.GPUKernels, error) {
+		all := graph.CUDATarget().CUDA // of which a run may choose; by default it has the CPU's bits
+		cfg.Target.CUDA = graph.CUDAKernels{Activation: all.Activation, Epilogues: all.Epilogues}
+		cfg.cuda.Kernels = func(_ platform.Options, _ driver.API, _ driver.Device, host kernels.Library) (gpu.Kernels, error) {
 			return &hostKernels{d, host}, nil
 		}
 	}
 	return d
 }
 
-func shimKernels(d *drivertest.Driver, compiler *shim.Compiler) func(run.Options, driver.API, driver.Device, kernels.Library) (run.GPUKernels, error) {
-	return func(_ run.Options, api driver.API, dev driver.Device, host kernels.Library) (run.GPUKernels, error) {
-		return run.NewGPUKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: blastest.New(d), Host: host})
+func shimKernels(d *drivertest.Driver, compiler *shim.Compiler) func(platform.Options, driver.API, driver.Device, kernels.Library) (gpu.Kernels, error) {
+	return func(_ platform.Options, api driver.API, dev driver.Device, host kernels.Library) (gpu.Kernels, error) {
+		return gpu.NewKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: blastest.New(d), Host: host})
 	}
 }
 

@@ -21,7 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 	"github.com/spillway-ml/spillway/internal/testkit/fault"
 	"github.com/spillway-ml/spillway/plan"
-	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/platform/gpu"
 )
 
 // runOnDouble is runOf on a double that must find nothing: no conflicting
@@ -292,7 +292,7 @@ func TestCUDACapIsTheSmallerOfWhatIsAskedAndFree(t *testing.T) {
 func TestCUDAWithoutADriver(t *testing.T) {
 	c := tiny("gpt2")
 	c.Device = "cuda"
-	c.cuda = &run.CUDAParts{Driver: func() (driver.API, error) {
+	c.cuda = &gpu.Parts{Driver: func() (driver.API, error) {
 		return nil, &dynlib.NotFound{What: "NVIDIA's driver", Names: []string{"libcuda.so.1"}}
 	}}
 	_, err := c.start(context.Background())

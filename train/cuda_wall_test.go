@@ -18,7 +18,8 @@ import (
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 	"github.com/spillway-ml/spillway/plan"
-	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/platform"
+	"github.com/spillway-ml/spillway/platform/gpu"
 )
 
 // hungry makes cfg run on a double whose device takes memory for every kernel and
@@ -28,10 +29,10 @@ func hungry(t *testing.T, cfg *request, memory int64, gpus int) *drivertest.Driv
 		GraphBytes: func(operations int) int64 { return 64<<10 + 64<<10*int64(operations) }}, true)
 	compiler, err := shim.New()
 	require.NoError(t, err)
-	cfg.cuda.Kernels = func(_ run.Options, api driver.API, dev driver.Device, host kernels.Library) (run.GPUKernels, error) {
+	cfg.cuda.Kernels = func(_ platform.Options, api driver.API, dev driver.Device, host kernels.Library) (gpu.Kernels, error) {
 		products := blastest.New(d)
 		products.FirstRun = func(p blas.Product) int64 { return 5 << 20 }
-		return run.NewGPUKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: products, Host: host})
+		return gpu.NewKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: products, Host: host})
 	}
 	return d
 }
@@ -69,7 +70,7 @@ func jobAtTheWall(t *testing.T, gpus int) {
 	peak, outside, err := start(16 << 30)
 	require.NoError(t, err)
 	each := int64(c.Ranks / gpus) // ranks on a GPU
-	require.Greater(t, each*outside, int64(run.GuessedOutside), "more than was thought before it was measured")
+	require.Greater(t, each*outside, int64(gpu.GuessedOutside), "more than was thought before it was measured")
 	wall := each * (peak + outside)
 	again, measured, err := start(wall)
 	require.NoError(t, err)

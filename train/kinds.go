@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/plan"
-	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/platform"
 )
 
 // Kinds of errors, for errors.Is. They stay, whatever an error says.
@@ -19,7 +19,7 @@ var (
 	// within it, and of machines that are too small.
 	ErrDoesNotFit = plan.ErrDoesNotFit
 	// ErrNoDevice is of a device, or a library that it needs, that is not on this machine.
-	ErrNoDevice = run.ErrNoDevice
+	ErrNoDevice = platform.ErrNoDevice
 	// ErrDiverged is of a run whose loss, gradient norm or update is not finite.
 	ErrDiverged = errors.New("the run diverged")
 	// ErrDamaged is of a checkpoint that is there and not whole.

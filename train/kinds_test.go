@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/platform"
 )
 
 // Each error that a program can act on is of a kind, also where another one wraps it,
@@ -24,7 +24,7 @@ func TestKindsOfErrors(t *testing.T) {
 	_, fitted := c.fit(t.Context(), Fixed{}, 0, CPUHardware(1))
 	for _, e := range []struct{ err, kind error }{
 		{refused, ErrConfig}, {small, ErrDoesNotFit}, {planned, ErrDoesNotFit}, {fitted, ErrDoesNotFit},
-		{&MachineTooSmall{Ranks: 1}, ErrDoesNotFit}, {&Diverged{Step: 1}, ErrDiverged}, {&run.MissingDevice{Device: "cuda", Err: errors.New("none")}, ErrNoDevice},
+		{&MachineTooSmall{Ranks: 1}, ErrDoesNotFit}, {&Diverged{Step: 1}, ErrDiverged}, {&platform.MissingDevice{Device: "cuda", Err: errors.New("none")}, ErrNoDevice},
 	} {
 		require.Error(t, e.err)
 		for _, k := range kinds {

@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/comm/nccl"
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 	"github.com/spillway-ml/spillway/internal/testkit/nccltest"
+	"github.com/spillway-ml/spillway/platform/gpu"
 	"github.com/spillway-ml/spillway/run"
 )
 
@@ -152,13 +153,13 @@ func aloneWithNCCL(t testing.TB, c *request, processes int) (jobs []*Job, fabric
 	var wg sync.WaitGroup
 	for i := range processes {
 		wg.Go(func() {
-			h, err := run.StartNCCL(i, processes, i, false, c.cuda)
+			h, err := gpu.StartNCCL(i, processes, i, false, c.cuda)
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			hosts[i] = h
-			jobs[i] = &Job{Process: i, Processes: processes, Locals: processes, Local: i, Transport: run.OverNCCL{Host: h}, cuda: c.cuda}
+			jobs[i] = &Job{Process: i, Processes: processes, Locals: processes, Local: i, Transport: gpu.OverNCCL{Host: h}, cuda: c.cuda}
 			for peer := range processes {
 				if peer != i && (i == 0 || peer == 0) {
 					jobs[i].Links = append(jobs[i].Links, run.NewLink(peer, h.Stream(peer)))

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
-	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/platform"
 )
 
 // What a process takes of host memory outside its ranks' arenas, in bytes.
@@ -50,7 +50,7 @@ func (c *Config) outside(p *plan.Plan) [graph.NumSpaces]int64 {
 	if t, ok := c.transport().(interface{ Copies() bool }); ok && t.Copies() {
 		process += ranks * stagingBytes(p.Program)
 	}
-	if t, ok := c.transport().(run.TransportMemory); ok {
+	if t, ok := c.transport().(platform.TransportMemory); ok {
 		process += t.OutsideBytes(c.job.Processes, int(ranks))
 	}
 	if c.Trace != "" {

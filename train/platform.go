@@ -5,18 +5,26 @@ import (
 
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/memplan/cost"
-	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/platform"
+	"github.com/spillway-ml/spillway/platform/gpu"
 )
 
 // MissingDevice is the error of a device, or a library that it needs, that is
 // not on this machine. It says what was looked for and where.
-type MissingDevice = run.MissingDevice
+type MissingDevice = platform.MissingDevice
 
 // newPlatform opens the device that a request names. The Config that comes back has what
 // only the device knows: what it has free, and what is outside the arenas.
-func newPlatform(cfg request) (run.Platform, Config, error) {
-	p, err := run.NewPlatform(run.Options{Device: cfg.Device, World: cfg.world(), Transport: cfg.transport(), Local: cfg.place(), DeviceMemory: cfg.DeviceMemory, Outside: cfg.Outside,
-		Timeout: cfg.Timeout, Poison: cfg.poison, CheckWrites: cfg.checkWrites, RequirePinned: cfg.RequirePinned, Warn: cfg.Warn, CUDA: cfg.cuda, Graphs: cfg.withoutGraphs() == ""})
+func newPlatform(cfg request) (platform.Platform, Config, error) {
+	o := platform.Options{Device: cfg.Device, World: cfg.world(), Transport: cfg.transport(), Local: cfg.place(), DeviceMemory: cfg.DeviceMemory, Outside: cfg.Outside,
+		Timeout: cfg.Timeout, Poison: cfg.poison, CheckWrites: cfg.checkWrites, RequirePinned: cfg.RequirePinned, Warn: cfg.Warn, Graphs: cfg.withoutGraphs() == ""}
+	var p platform.Platform
+	var err error
+	if strings.EqualFold(cfg.Device, "cuda") {
+		p, err = gpu.New(o, cfg.cuda)
+	} else {
+		p, err = platform.NewCPU(o)
+	}
 	if err != nil {
 		return nil, cfg.Config, err
 	}
@@ -26,7 +34,7 @@ func newPlatform(cfg request) (run.Platform, Config, error) {
 }
 
 // hardwareOf is what the time of a step is predicted on.
-func hardwareOf(p run.Platform, cfg *Config) Hardware {
+func hardwareOf(p platform.Platform, cfg *Config) Hardware {
 	if g := p.GPU(); g != nil {
 		return gpuHardware(*g, p.Cards())
 	}

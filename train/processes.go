@@ -22,6 +22,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/platform"
+	"github.com/spillway-ml/spillway/platform/gpu"
 	"github.com/spillway-ml/spillway/run"
 )
 
@@ -34,7 +36,7 @@ type Job struct {
 	// Locals is how many of the processes run on this host; 0: nobody says.
 	Locals    int
 	Local     int // its place among them
-	Transport run.Transport
+	Transport platform.Transport
 	// Links are the leader's streams to processes 1, 2, …; another's to the leader.
 	Links []*run.Link
 	// Planned is Config.Planned of a process that lends its ranks.
@@ -50,7 +52,7 @@ type Job struct {
 	Outlives bool
 	Roll     rollcall.Roll
 
-	cuda *run.CUDAParts // takes the place of hooks.cuda, for tests
+	cuda *gpu.Parts // takes the place of hooks.cuda, for tests
 
 	heard   bool        // something of each process
 	greeted bool        // the leader has heard who the others are
@@ -84,11 +86,11 @@ func (c *Config) hostRanks() int {
 }
 
 // world is the ranks that run in this process.
-func (c *Config) world() run.World {
+func (c *Config) world() platform.World {
 	if c.job == nil {
-		return run.OneProcess(c.Ranks)
+		return platform.OneProcess(c.Ranks)
 	}
-	w := run.World{Size: c.Ranks}
+	w := platform.World{Size: c.Ranks}
 	for i := range c.LocalRanks {
 		w.Local = append(w.Local, c.job.Process*c.LocalRanks+i)
 	}
@@ -103,7 +105,7 @@ func (c *Config) place() int {
 	return c.job.Local
 }
 
-func (c *Config) transport() run.Transport {
+func (c *Config) transport() platform.Transport {
 	if c.job == nil {
 		return nil
 	}
@@ -271,7 +273,7 @@ func (t *Trainer) links() map[int]*run.Link {
 
 // meeting waits for the other processes beside this one's own ranks, which meet theirs as
 // they are opened: a process that can't open its own ends the job.
-func (t *Trainer) meeting(m run.Meeter) func() error {
+func (t *Trainer) meeting(m platform.Meeter) func() error {
 	ends := make(chan error, 1)
 	go func() {
 		defer crash.Guard()
@@ -369,8 +371,8 @@ func (t *Trainer) lend(ctx context.Context, q request, program string, threads i
 }
 
 // setup is what the platform starts with.
-func (t *Trainer) setup() run.Setup {
-	s := run.Setup{Plan: t.plan, Pool: t.pool, Collectives: t.cfg.algorithm(), PerHost: t.cfg.perHost()}
+func (t *Trainer) setup() platform.Setup {
+	s := platform.Setup{Plan: t.plan, Pool: t.pool, Collectives: t.cfg.algorithm(), PerHost: t.cfg.perHost()}
 	if t.disk != nil {
 		s.Disk = t.disk.Create
 	}
@@ -387,13 +389,13 @@ func (t *Trainer) openRanks() error {
 		t.trace = exec.NewTrace(traceSpans)
 	}
 	var opened func() error
-	if m, ok := t.platform.(run.Meeter); ok && m.Meets() {
+	if m, ok := t.platform.(platform.Meeter); ok && m.Meets() {
 		opened = t.meeting(m)
 	} else if err := t.opened(); err != nil {
 		return err
 	}
 	var err error
-	t.ranks, err = run.Open(run.RankOptions{World: run.OneProcess(cfg.Ranks), Plan: t.plan, Platform: t.platform, Trace: t.trace, Meter: cfg.Measure, Poison: cfg.poison,
+	t.ranks, err = run.Open(run.RankOptions{World: platform.OneProcess(cfg.Ranks), Plan: t.plan, Platform: t.platform, Trace: t.trace, Meter: cfg.Measure, Poison: cfg.poison,
 		Graphs: cfg.withoutGraphs() == "", Warn: cfg.warnOnce(), Timeout: cfg.Timeout, Wrap: cfg.wrapDevice, Links: t.links(), Opened: opened})
 	return err
 }

@@ -19,13 +19,14 @@ import (
 	"github.com/spillway-ml/spillway/comm/shm"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/run"
 )
 
 // oneHost is the transport of a process of a job; here all are one process.
 type oneHost struct{ job *shm.Job }
 
-func (s oneHost) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (run.Joined, error) {
+func (s oneHost) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (platform.Joined, error) {
 	return s.job.Join(mesh, local, shm.Options{Timeout: timeout, Warn: warn})
 }
 
@@ -315,7 +316,7 @@ func TestAProcessWithAnotherPlan(t *testing.T) {
 // refusing is a transport that joins nothing.
 type refusing struct{}
 
-func (refusing) Join([]graph.Axis, []int, time.Duration, func(string)) (run.Joined, error) {
+func (refusing) Join([]graph.Axis, []int, time.Duration, func(string)) (platform.Joined, error) {
 	var none *shm.World
 	return none, errors.New("there is no place")
 }
@@ -345,8 +346,8 @@ func TestRanksOfAProcess(t *testing.T) {
 	c.job = &Job{Process: 2, Processes: 4}
 	c.Ranks = 12
 	require.Equal(t, []int{6, 7, 8}, c.world().Local)
-	require.Equal(t, "ranks 6 to 8", run.Names(c.world().Local))
-	require.Equal(t, "rank 6", run.Names([]int{6}))
+	require.Equal(t, "ranks 6 to 8", platform.Names(c.world().Local))
+	require.Equal(t, "rank 6", platform.Names([]int{6}))
 	h := run.Hello{Rank: 2, LocalRanks: 2, LocalRank: 0}.In(3)
 	require.True(t, h.Aligned())
 	require.False(t, slices.Contains(c.world().Local, h.Rank+h.LocalRanks))

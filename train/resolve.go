@@ -7,7 +7,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/offload/store"
-	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/platform/gpu"
 	"github.com/spillway-ml/spillway/search"
 )
 
@@ -32,7 +32,7 @@ type hooks struct {
 	// wrapDevice takes the place of a rank's device context.
 	wrapDevice func(rank int, ctx device.Context) device.Context
 	// cuda takes the place of the machine's driver, compiler and libraries.
-	cuda *run.CUDAParts
+	cuda *gpu.Parts
 	// offloadChunk is offload.Options.Chunk, where it is not 0.
 	offloadChunk int64
 	// wholeGeneration keeps no keys and values: each token is a forward over all before

@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/run"
 )
 
@@ -38,7 +39,7 @@ type Trainer struct {
 	inputs [][graph.NumPorts]graph.BufID
 	floats [][]graph.BufID // beside them, the float inputs
 
-	platform run.Platform
+	platform platform.Platform
 	pool     *pool.Pool
 	ranks    *run.Ranks
 	micro    []*data.Micro // by slot of the rank in this process: the micro-batch at hand, but for its floats
@@ -619,7 +620,7 @@ func (t *Trainer) writeTrace(others []exec.Events) {
 		return
 	}
 	if t.cfg.job != nil && others == nil {
-		t.cfg.warn("Config.Trace shows %s alone: the job has failed, and the other ranks' processes keep theirs", run.Names(t.cfg.world().Local))
+		t.cfg.warn("Config.Trace shows %s alone: the job has failed, and the other ranks' processes keep theirs", platform.Names(t.cfg.world().Local))
 	}
 	if err := writeAside(t.cfg.Trace, func(w io.Writer) error { return trace.Write(w, others...) }); err != nil {
 		t.cfg.warn("Config.Trace: %v", err)

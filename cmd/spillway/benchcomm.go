@@ -26,7 +26,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/launch"
 	"github.com/spillway-ml/spillway/plan"
-	ranks "github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/platform"
 	trainer "github.com/spillway-ml/spillway/train"
 )
 
@@ -89,8 +89,8 @@ transport and ranks, for the predicted times of plan --transport and train --fit
 			}
 		}
 		for name, n := range map[string]int{"ranks": b.ranks, "ranks-per-process": b.each} {
-			if n < 1 || n > ranks.MaxLocalRanks {
-				return fmt.Errorf("--%s %d: 1 to %d", name, n, ranks.MaxLocalRanks)
+			if n < 1 || n > platform.MaxLocalRanks {
+				return fmt.Errorf("--%s %d: 1 to %d", name, n, platform.MaxLocalRanks)
 			}
 		}
 		if p.transport == cluster.InProc && fs.Changed("ranks-per-process") {
@@ -224,7 +224,7 @@ func (b *commBench) join(p *place) (w *benchWorld, err error) {
 			w.peer = nil
 		}
 	default:
-		all := ranks.OneProcess(b.ranks)
+		all := platform.OneProcess(b.ranks)
 		w.size, w.local = all.Size, all.Local
 		w.perHost = all.Size
 		w.world, err = inproc.New([]graph.Axis{{Name: "data", Size: w.size}}, inproc.Options{Timeout: b.timeout})

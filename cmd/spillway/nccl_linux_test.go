@@ -24,7 +24,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/shim"
 	"github.com/spillway-ml/spillway/kernels"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
-	ranks "github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/platform"
+	"github.com/spillway-ml/spillway/platform/gpu"
 )
 
 func init() { onDoubles = runOnDoubles }
@@ -46,16 +47,16 @@ func runOnDoubles() int {
 		version = nccl.ShrinkVersion
 	}
 	library := nccltest.NewWire(d, version, 3<<20)
-	ranks.DoubleCUDA(ranks.CUDAParts{
+	gpu.DoubleCUDA(gpu.Parts{
 		Driver: func() (driver.API, error) { return d, nil },
 		Used:   func([16]byte) (int64, error) { return 0, nil },
 		NCCL:   func() (nccl.API, error) { return dying(library), nil },
-		Kernels: func(_ ranks.Options, api driver.API, dev driver.Device, host kernels.Library) (ranks.GPUKernels, error) {
+		Kernels: func(_ platform.Options, api driver.API, dev driver.Device, host kernels.Library) (gpu.Kernels, error) {
 			compiler, err := shim.New()
 			if err != nil {
 				return nil, err
 			}
-			return ranks.NewGPUKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: blastest.New(d), Host: host})
+			return gpu.NewKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: blastest.New(d), Host: host})
 		},
 	})
 	status := execute(os.Args[1:], os.Stdout, os.Stderr)

@@ -21,6 +21,8 @@ import (
 	"github.com/spillway-ml/spillway/comm/shm"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/launch"
+	"github.com/spillway-ml/spillway/platform"
+	"github.com/spillway-ml/spillway/platform/gpu"
 	ranks "github.com/spillway-ml/spillway/run"
 	trainer "github.com/spillway-ml/spillway/train"
 )
@@ -188,13 +190,13 @@ func (p *place) startMPI(j *spillway.Job) (conns []io.ReadWriteCloser, err error
 // startNCCL meets the other processes by NCCL alone, and opens the streams between rank 0 and
 // the others.
 func (p *place) startNCCL(j *spillway.Job) (conns []io.ReadWriteCloser, err error) {
-	if p.host, err = ranks.StartNCCL(p.env.Rank, p.env.World, p.env.LocalRank, p.min > 0, nil); err != nil {
+	if p.host, err = gpu.StartNCCL(p.env.Rank, p.env.World, p.env.LocalRank, p.min > 0, nil); err != nil {
 		if p.min > 0 {
 			err = fmt.Errorf("%w (with --min-ranks %d)", err, p.min)
 		}
 		return nil, err
 	}
-	j.Transport, j.Outlives, p.close = ranks.OverNCCL{Host: p.host}, p.min > 0, p.host.Close
+	j.Transport, j.Outlives, p.close = gpu.OverNCCL{Host: p.host}, p.min > 0, p.host.Close
 	return p.streams(), nil
 }
 
@@ -232,7 +234,7 @@ type messages struct {
 // Copies says that what a rank adds lands in memory of its own first.
 func (m messages) Copies() bool { return true }
 
-func (m messages) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (ranks.Joined, error) {
+func (m messages) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (platform.Joined, error) {
 	w, err := m.process.Join(mesh, len(local), mpi.Options{Timeout: timeout, Warn: warn})
 	if err != nil {
 		return nil, err
@@ -343,6 +345,6 @@ func (p *place) lead(c *spillway.Config) error {
 // sharedMemory is the transport between the processes of one host.
 type sharedMemory struct{ job *shm.Job }
 
-func (s sharedMemory) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (ranks.Joined, error) {
+func (s sharedMemory) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (platform.Joined, error) {
 	return s.job.Join(mesh, local, shm.Options{Timeout: timeout, Warn: warn})
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
-	ranks "github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/platform"
 )
 
 func trainCommand() *cobra.Command {
@@ -151,8 +151,8 @@ func settleRanks(c *spillway.Config, total, perProcess bool, p *place) error {
 	switch {
 	case !perProcess:
 		return nil
-	case c.LocalRanks < 1 || c.LocalRanks > ranks.MaxLocalRanks:
-		return fmt.Errorf("--ranks-per-process %d: 1 to %d", c.LocalRanks, ranks.MaxLocalRanks)
+	case c.LocalRanks < 1 || c.LocalRanks > platform.MaxLocalRanks:
+		return fmt.Errorf("--ranks-per-process %d: 1 to %d", c.LocalRanks, platform.MaxLocalRanks)
 	case p.transport != cluster.InProc: // see place.lead
 	case total && c.Ranks != c.LocalRanks:
 		return fmt.Errorf("--ranks %d with --ranks-per-process %d: one process runs all ranks here; spillway launch -n N starts several", c.Ranks, c.LocalRanks)

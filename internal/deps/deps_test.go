@@ -43,9 +43,10 @@ const table = `
 	tensors   < checkpoint graph plan device internal model precision recompute zero fsdp offload memplan
 	cluster   <
 	launch    < graph device kernels comm cluster internal/crash internal/userdir
-	run       < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal
-	calibration < graph device kernels comm plan memplan offload model zero fsdp precision recompute search exec checkpoint data run train internal
-	train     < graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run search internal
+	platform  < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal
+	run       < platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal
+	calibration < platform graph device kernels comm plan memplan offload model zero fsdp precision recompute search exec checkpoint data run train internal
+	train     < platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run search internal
 `
 
 // pure packages touch no device, file or network: what they import beside the
@@ -174,6 +175,17 @@ func TestTheCommandStaysLight(t *testing.T) {
 			for _, heavy := range []string{"gonum.org", "gorgonia.org", "github.com/apache/arrow"} {
 				require.False(t, below(dep, heavy), "%q imports %s", path, dep)
 			}
+		}
+	}
+}
+
+// The package of ranks knows no GPU: platform/gpu does.
+func TestRanksKnowNoGPU(t *testing.T) {
+	all := load(t)
+	for _, dep := range all["run"].Deps {
+		dep = strings.TrimPrefix(dep, module+"/")
+		for _, gpu := range []string{"platform/gpu", "device/cuda/driver", "kernels/cuda", "comm/nccl", "comm/peers"} {
+			require.False(t, below(dep, gpu), "run imports %s", dep)
 		}
 	}
 }

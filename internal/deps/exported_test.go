@@ -51,7 +51,7 @@ var forPrograms = map[string]string{
 }
 
 // heldToUse are the packages whose exported names are held to forPrograms.
-var heldToUse = []string{".", "calibration", "checkpoint", "cluster", "data", "fsdp", "launch", "memplan", "memplan/cost", "model", "plan", "precision", "recompute", "run", "tensors", "train", "zero"}
+var heldToUse = []string{".", "calibration", "checkpoint", "cluster", "data", "fsdp", "launch", "memplan", "memplan/cost", "model", "plan", "platform", "platform/gpu", "precision", "recompute", "run", "tensors", "train", "zero"}
 
 // What is exported is used by something that is no test, or listed.
 func TestExportedNamesAreUsed(t *testing.T) {

@@ -21,13 +21,14 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/launch"
+	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/run"
 )
 
 // oneHost is the transport of a process of a job on this host.
 type oneHost struct{ job *shm.Job }
 
-func (s oneHost) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (run.Joined, error) {
+func (s oneHost) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (platform.Joined, error) {
 	return s.job.Join(mesh, local, shm.Options{Timeout: timeout, Warn: warn})
 }
 

@@ -1,4 +1,4 @@
-package run
+package gpu
 
 import (
 	"errors"

@@ -1,8 +1,10 @@
-package run
+package gpu
 
 import (
 	"errors"
 	"fmt"
+
+	"github.com/spillway-ml/spillway/internal/thread"
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/plan"
@@ -11,10 +13,10 @@ import (
 // card is one GPU and the ranks that it has.
 type card struct {
 	gpu    driver.Device
-	ranks  []int   // of this process, neighbours
-	host   *thread // with the GPU's context current
+	ranks  []int          // of this process, neighbours
+	host   *thread.Thread // with the GPU's context current
 	handle driver.Context
-	lib    GPUKernels
+	lib    Kernels
 
 	used      int64 // bytes in use when nothing of this process was there; −1: not known
 	available int64 // bytes that this process may take, its context included
@@ -50,10 +52,10 @@ func kind(d *driver.Device) string {
 }
 
 // do runs f on the GPU's thread.
-func (k *card) do(f func() error) error { return k.host.do(f) }
+func (k *card) do(f func() error) error { return k.host.Do(f) }
 
 // retain makes the GPU's context current.
-func (k *card) retain(parts *CUDAParts, api driver.API) (err error) {
+func (k *card) retain(parts *Parts, api driver.API) (err error) {
 	if k.used, err = parts.Used(k.gpu.UUID); err != nil {
 		k.used = -1 // NVML does not tell
 	}

@@ -1,8 +1,4 @@
-// Package run holds the ranks of a job that live in this process: their device,
-// executors and states. It knows the whole world and which of its ranks are
-// local; who holds a range of a state, here or in another process, is answered
-// by States alone.
-package run
+package platform
 
 import (
 	"fmt"

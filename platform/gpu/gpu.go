@@ -1,9 +1,13 @@
-package run
+// Package gpu is the platform of this process's NVIDIA GPUs: a rank each, or neighbouring
+// ranks on one; in a job over processes with NCCL between them.
+package gpu
 
 import (
 	"errors"
 	"fmt"
 	"os"
+
+	"github.com/spillway-ml/spillway/internal/thread"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/nccl"
@@ -20,38 +24,21 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/platform"
 )
 
-// MissingDevice is the error of a device, or a library that it needs, that is
-// not on this machine. It says what was looked for and where.
-type MissingDevice struct {
-	Device string
-	Err    error
-}
-
-// ErrNoDevice is what errors.Is finds in every *MissingDevice.
-var ErrNoDevice = errors.New("the device is not on this machine")
-
-// Is says that the error is an ErrNoDevice.
-func (e *MissingDevice) Is(target error) bool { return target == ErrNoDevice }
-
-func (e *MissingDevice) Error() string { return fmt.Sprintf("Config.Device %s: %v", e.Device, e.Err) }
-
-// Unwrap returns the cause.
-func (e *MissingDevice) Unwrap() error { return e.Err }
-
-// GPUKernels is the kernels of a GPU, which its ranks share.
-type GPUKernels interface {
+// Kernels is the kernels of a GPU, which its ranks share.
+type Kernels interface {
 	kernels.Library
 	// Sum adds buffers of the ranks.
 	Sum(dtype graph.DType, order graph.SumOrder) (peers.Sum, error)
 	Close() error
 }
 
-// CUDAParts is where the driver, the kernels and what NVML says come from.
-type CUDAParts struct {
+// Parts is where the driver, the kernels and what NVML says come from.
+type Parts struct {
 	Driver  func() (driver.API, error)
-	Kernels func(o Options, api driver.API, dev driver.Device, host kernels.Library) (GPUKernels, error)
+	Kernels func(o platform.Options, api driver.API, dev driver.Device, host kernels.Library) (Kernels, error)
 	// NCCL opens the library between processes.
 	NCCL func() (nccl.API, error)
 	// Used is the bytes that all processes together use of a GPU's memory.
@@ -61,10 +48,10 @@ type CUDAParts struct {
 // DoubleCUDA has doubles take the place of the machine's driver, kernels, NCCL and NVML in
 // all that this process runs. Only tests call it: of whole commands, which they start as
 // processes.
-func DoubleCUDA(parts CUDAParts) { realCUDA = parts }
+func DoubleCUDA(parts Parts) { realCUDA = parts }
 
 // realCUDA is the machine's own.
-var realCUDA = CUDAParts{Driver: driver.Open, Kernels: openGPUKernels, NCCL: libnccl.Open, Used: gpus.Used}
+var realCUDA = Parts{Driver: driver.Open, Kernels: openLibrary, NCCL: libnccl.Open, Used: gpus.Used}
 
 // tf32Override is the variable by which NVIDIA's libraries take TF32 for products that
 // ask for fp32: the numbers would be others than the plan's, the CPU's and PyTorch's.
@@ -78,8 +65,8 @@ const GuessedOutside = 48 << 20
 // cudaPlatform is this process's GPUs: one that all ranks share, or a block of neighbouring
 // ranks each; in a job over processes one for each of its ranks.
 type cudaPlatform struct {
-	o       Options
-	parts   CUDAParts
+	o       platform.Options
+	parts   Parts
 	api     driver.API
 	visible int // GPUs that the driver shows
 	cards   []*card
@@ -87,7 +74,7 @@ type cudaPlatform struct {
 	preset  gpus.GPU
 	apart   [2]int // two GPUs that do not reach each other's memory; equal: all do
 
-	limits Limits
+	limits platform.Limits
 	tight  *card // which has the least room
 
 	opt   cuda.Options
@@ -96,7 +83,12 @@ type cudaPlatform struct {
 	cpu   lateKernels // of the cards' libraries
 }
 
-func newCUDA(o Options) (_ *cudaPlatform, err error) {
+// New opens the GPUs that the driver shows. parts takes the place of the machine's
+// driver, kernels and NVML in tests; nil: the machine's.
+func New(o platform.Options, parts *Parts) (_ platform.Platform, err error) {
+	if err := o.World.Check(); err != nil {
+		return nil, err
+	}
 	switch {
 	case o.CheckWrites:
 		return nil, errors.New("Config.Device cuda: CheckWrites watches kernels of the CPU device only")
@@ -106,18 +98,18 @@ func newCUDA(o Options) (_ *cudaPlatform, err error) {
 		return nil, fmt.Errorf("Config.Ranks %d: at most %d ranks of a process are on GPUs", len(o.World.Local), kernelscuda.MostRanks)
 	}
 	c := &cudaPlatform{o: o, parts: realCUDA, of: map[int]*card{}}
-	if o.CUDA != nil {
-		c.parts = *o.CUDA
+	if parts != nil {
+		c.parts = *parts
 	}
 	if c.api, err = c.parts.Driver(); err != nil {
-		return nil, &MissingDevice{o.Device, err}
+		return nil, &platform.MissingDevice{Device: o.Device, Err: err}
 	}
 	list, err := c.api.Devices()
 	if err != nil {
 		return nil, fmt.Errorf("Config.Device cuda: %w", err)
 	}
 	if len(list) == 0 {
-		return nil, &MissingDevice{o.Device, errors.New("the driver shows no GPU (CUDA_VISIBLE_DEVICES hides them, where it is set)")}
+		return nil, &platform.MissingDevice{Device: o.Device, Err: errors.New("the driver shows no GPU (CUDA_VISIBLE_DEVICES hides them, where it is set)")}
 	}
 	c.visible = len(list)
 	if o.Transport != nil {
@@ -132,7 +124,7 @@ func newCUDA(o Options) (_ *cudaPlatform, err error) {
 		return nil, err
 	}
 	for _, k := range c.cards {
-		k.host = newThread()
+		k.host = thread.New()
 		for _, rank := range k.ranks {
 			c.of[rank] = k
 		}
@@ -177,7 +169,7 @@ func (c *cudaPlatform) limit(scratch int64) {
 		}
 		return each
 	}
-	c.limits = Limits{room(c.cards[0]), c.o.Outside}
+	c.limits = platform.Limits{DeviceMemory: room(c.cards[0]), Outside: c.o.Outside}
 	for _, k := range c.cards {
 		c.limits.DeviceMemory = min(c.limits.DeviceMemory, room(k))
 	}
@@ -200,9 +192,9 @@ func (c *cudaPlatform) limit(scratch int64) {
 	}
 }
 
-func (c *cudaPlatform) GPU() *gpus.GPU { return &c.preset }
-func (c *cudaPlatform) Cards() int     { return c.visible }
-func (c *cudaPlatform) Limits() Limits { return c.limits }
+func (c *cudaPlatform) GPU() *gpus.GPU          { return &c.preset }
+func (c *cudaPlatform) Cards() int              { return c.visible }
+func (c *cudaPlatform) Limits() platform.Limits { return c.limits }
 
 // InMachine is host memory alone: page-locked, it must be there whole.
 func (c *cudaPlatform) InMachine() []graph.Space { return []graph.Space{graph.Host} }
@@ -243,7 +235,7 @@ func (c *cudaPlatform) gpusOf() (list []int) {
 	return list
 }
 
-func (c *cudaPlatform) Start(s Setup) error {
+func (c *cudaPlatform) Start(s platform.Setup) error {
 	c.opt = cuda.Options{Driver: c.api, Capacity: s.Plan.Config.Capacity, Poison: c.o.Poison, Disk: s.Disk}
 	c.cpu.Library = kernelscpu.New(s.Pool)
 	for _, k := range c.cards {
@@ -289,7 +281,7 @@ func (c *cudaPlatform) Close() error {
 	errs := []error{c.nccl.close()}
 	for _, k := range c.cards {
 		errs = append(errs, k.do(func() error { return k.close(c.api) }))
-		close(k.host.work)
+		close(k.host.Work)
 	}
 	return errors.Join(errs...)
 }
@@ -301,20 +293,20 @@ type compiledKernels struct {
 	products blas.Library
 }
 
-func openGPUKernels(o Options, api driver.API, dev driver.Device, host kernels.Library) (GPUKernels, error) {
+func openLibrary(o platform.Options, api driver.API, dev driver.Device, host kernels.Library) (Kernels, error) {
 	compiler, err := nvrtc.Open(nvrtc.Options{Warn: o.Warn})
 	if err != nil {
-		return nil, &MissingDevice{o.Device, err}
+		return nil, &platform.MissingDevice{Device: o.Device, Err: err}
 	}
 	products, err := blas.Open()
 	if err != nil {
-		return nil, &MissingDevice{o.Device, err}
+		return nil, &platform.MissingDevice{Device: o.Device, Err: err}
 	}
-	return NewGPUKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: products, Host: host})
+	return NewKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: products, Host: host})
 }
 
-// NewGPUKernels makes the kernels that o describes.
-func NewGPUKernels(o kernelscuda.Options) (GPUKernels, error) {
+// NewKernels makes the kernels that o describes.
+func NewKernels(o kernelscuda.Options) (Kernels, error) {
 	lib, err := kernelscuda.New(o)
 	if err != nil {
 		return nil, errors.Join(err, o.Products.Close())

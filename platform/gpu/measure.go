@@ -1,4 +1,4 @@
-package run
+package gpu
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/platform"
 )
 
 // lateKernels are the CPU's kernels of a library that is opened before there is a pool
@@ -46,7 +47,7 @@ const mappedPeer = arenaUnit
 func (c *cudaPlatform) Measure(p *plan.Plan) error {
 	for _, k := range c.cards {
 		err := k.do(func() error { return c.measure(k, p) })
-		var missing *MissingDevice
+		var missing *platform.MissingDevice
 		if errors.As(err, &missing) {
 			return err
 		}

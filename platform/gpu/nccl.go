@@ -1,4 +1,4 @@
-package run
+package gpu
 
 import (
 	"errors"
@@ -11,13 +11,14 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/platform"
 )
 
 // ncclPart is what the platform of a process's GPUs has of a job over processes: a GPU for
 // each of its ranks, NCCL between all ranks, and the processes' own transport beside it.
 type ncclPart struct {
 	api    nccl.API
-	joined Joined // nil: not started
+	joined platform.Joined // nil: not started
 	world  *nccl.World
 	beside nccl.Control
 	need   int64 // bytes of the rank's arena
@@ -48,7 +49,7 @@ func (c *cudaPlatform) openNCCL() error {
 	}
 	api, err := c.parts.NCCL()
 	if err != nil {
-		return &MissingDevice{c.o.Device, err}
+		return &platform.MissingDevice{Device: c.o.Device, Err: err}
 	}
 	c.nccl = &ncclPart{api: api}
 	return nil
@@ -64,7 +65,7 @@ func (c *cudaPlatform) outsideOfNCCL() int64 {
 }
 
 // start joins the processes, and makes this one's part of NCCL's world.
-func (n *ncclPart) start(o *Options, s *Setup, sum func(int, graph.DType, graph.SumOrder) (nccl.Sum, error)) (err error) {
+func (n *ncclPart) start(o *platform.Options, s *platform.Setup, sum func(int, graph.DType, graph.SumOrder) (nccl.Sum, error)) (err error) {
 	n.need = s.Plan.Layout.Spaces[graph.Device].Peak
 	mesh := s.Plan.Program.Mesh
 	joined, err := o.Transport.Join(mesh, o.World.Local, o.Timeout, o.Warn)
@@ -92,7 +93,7 @@ func (n *ncclPart) start(o *Options, s *Setup, sum func(int, graph.DType, graph.
 	return err
 }
 
-var _ Meeter = (*cudaPlatform)(nil)
+var _ platform.Meeter = (*cudaPlatform)(nil)
 
 // Meets says that ranks of several processes meet as each is made.
 func (c *cudaPlatform) Meets() bool { return c.nccl != nil }
@@ -150,17 +151,17 @@ func (c *cudaPlatform) ncclSum(rank int, dtype graph.DType, order graph.SumOrder
 // NCCL to meet by: the address in NCCL_COMM_ID. local is its place among those of its host.
 // shrinks says, of all of them the same, that those that are left of a job can go on: see
 // nccl.Host. parts takes the place of the machine's libraries, nil for none.
-func StartNCCL(rank, world, local int, shrinks bool, parts *CUDAParts) (*nccl.Host, error) {
+func StartNCCL(rank, world, local int, shrinks bool, parts *Parts) (*nccl.Host, error) {
 	if parts == nil {
 		parts = &realCUDA
 	}
 	gpu, err := parts.Driver()
 	if err != nil {
-		return nil, &MissingDevice{"cuda", err}
+		return nil, &platform.MissingDevice{Device: "cuda", Err: err}
 	}
 	list, err := gpu.Devices()
 	if err == nil && len(list) == 0 {
-		return nil, &MissingDevice{"cuda", errors.New("the driver shows no GPU (CUDA_VISIBLE_DEVICES hides them, where it is set)")}
+		return nil, &platform.MissingDevice{Device: "cuda", Err: errors.New("the driver shows no GPU (CUDA_VISIBLE_DEVICES hides them, where it is set)")}
 	}
 	if err == nil {
 		list, err = seen(local, 1, list)
@@ -170,7 +171,7 @@ func StartNCCL(rank, world, local int, shrinks bool, parts *CUDAParts) (*nccl.Ho
 	}
 	api, err := parts.NCCL()
 	if err != nil {
-		return nil, &MissingDevice{"cuda", err}
+		return nil, &platform.MissingDevice{Device: "cuda", Err: err}
 	}
 	return nccl.StartHost(api, gpu, list[0], rank, world, shrinks)
 }
@@ -179,7 +180,7 @@ func StartNCCL(rank, world, local int, shrinks bool, parts *CUDAParts) (*nccl.Ho
 type OverNCCL struct{ Host *nccl.Host }
 
 // Join makes this process's rank one of the mesh's.
-func (o OverNCCL) Join(mesh []graph.Axis, _ []int, timeout time.Duration, warn func(string)) (Joined, error) {
+func (o OverNCCL) Join(mesh []graph.Axis, _ []int, timeout time.Duration, warn func(string)) (platform.Joined, error) {
 	w, err := o.Host.Join(mesh, timeout, warn)
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package run
+package gpu
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/platform"
 )
 
 // shower is a Joined whose watchdog is shown where ranks are in operations that another
@@ -23,7 +24,7 @@ type shower interface {
 // their processes, on the host.
 type control struct {
 	shower
-	joined Joined
+	joined platform.Joined
 	group  comm.Group          // all ranks, as the first of this process's has it
 	ranks  map[int]*controlled // this process's
 }
@@ -36,7 +37,7 @@ type controlled struct {
 
 var _ nccl.Control = (*control)(nil)
 
-func newControl(joined Joined, local []int) (*control, error) {
+func newControl(joined platform.Joined, local []int) (*control, error) {
 	s, ok := joined.(shower)
 	if !ok {
 		return nil, fmt.Errorf("a transport (%T) that watches no other's operations", joined)

@@ -1,9 +1,10 @@
-package run
+// Package platform is what a run takes from its device: contexts, kernels and groups of
+// ranks. It has the CPU's; package platform/gpu has that of NVIDIA GPUs.
+package platform
 
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spillway-ml/spillway/comm"
@@ -83,8 +84,6 @@ type Options struct {
 	Transport Transport
 	// Local is this process's place among those of its host: its GPU has that number.
 	Local int
-	// CUDA takes the place of the machine's driver, kernels and NVML. For tests.
-	CUDA *CUDAParts
 }
 
 // Transport is how CPU ranks of several processes meet; ranks on GPUs meet by it too, and then
@@ -131,13 +130,10 @@ type Setup struct {
 	Fastest algo.Table
 }
 
-// NewPlatform opens the device that o names.
-func NewPlatform(o Options) (Platform, error) {
+// NewCPU is the CPU device.
+func NewCPU(o Options) (Platform, error) {
 	if err := o.World.Check(); err != nil {
 		return nil, err
-	}
-	if strings.EqualFold(o.Device, "cuda") {
-		return newCUDA(o)
 	}
 	if o.Transport != nil && o.CheckWrites {
 		return nil, errors.New("CheckWrites watches the kernels of one process only")
@@ -242,3 +238,21 @@ func usesHostTier(p *plan.Plan) bool {
 	}
 	return false
 }
+
+// MissingDevice is the error of a device, or a library that it needs, that is
+// not on this machine. It says what was looked for and where.
+type MissingDevice struct {
+	Device string
+	Err    error
+}
+
+// ErrNoDevice is what errors.Is finds in every *MissingDevice.
+var ErrNoDevice = errors.New("the device is not on this machine")
+
+// Is says that the error is an ErrNoDevice.
+func (e *MissingDevice) Is(target error) bool { return target == ErrNoDevice }
+
+func (e *MissingDevice) Error() string { return fmt.Sprintf("Config.Device %s: %v", e.Device, e.Err) }
+
+// Unwrap returns the cause.
+func (e *MissingDevice) Unwrap() error { return e.Err }

@@ -1,4 +1,4 @@
-package run
+package gpu
 
 import (
 	"testing"
@@ -6,15 +6,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/platform"
 )
 
 // A variable that changes what fp32 means is refused by name, before the driver is
 // asked for anything; 0 is what holds anyway.
 func TestTF32IsRefused(t *testing.T) {
-	world := World{Size: 1, Local: []int{0}}
-	asked := &MissingDevice{}
+	world := platform.World{Size: 1, Local: []int{0}}
+	asked := &platform.MissingDevice{}
 	open := func() error {
-		_, err := NewPlatform(Options{Device: "cuda", World: world, CUDA: &CUDAParts{Driver: func() (driver.API, error) { return nil, asked }}})
+		_, err := New(platform.Options{Device: "cuda", World: world}, &Parts{Driver: func() (driver.API, error) { return nil, asked }})
 		return err
 	}
 	t.Setenv(tf32Override, "1")
