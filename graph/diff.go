@@ -253,11 +253,12 @@ func (d *differ) reverse() {
 		return
 	}
 	info, _ := d.op.Info()
-	if info.derive == nil {
+	derive := info.derivative()
+	if derive == nil {
 		d.failf("the kind has no derivative")
 		return
 	}
-	info.derive(d)
+	derive(d)
 	for _, v := range d.outs[d.i] {
 		if v >= 0 {
 			d.drop(v)

@@ -64,8 +64,9 @@ type Info struct {
 	Saves      []string // operands that the derivative reads: what stays alive until the backward
 	Cheap      bool     // little work for what its output takes: selective recomputation makes it again
 
-	// variant replaces In and Out for some attributes (packed attention).
-	variant func(attr any) (in, out []Operand)
+	// packedIn and packedOut replace In and Out where the attribute is a packed
+	// AttentionAttr.
+	packedIn, packedOut []Operand
 	// check compares shapes, once operands, types and the attribute are right.
 	check func(c *checker)
 	// flops counts floating-point operations (a multiply-add is 2), nil for none.
@@ -75,20 +76,24 @@ type Info struct {
 	// work is the scratch of a kernel on the CPU, cudaWork on a GPU, in bytes: see
 	// Target.Workspace; nil for none.
 	work, cudaWork func(t Target, p *Program, op *Op) int64
-	// derive emits the backward operations of one forward operation.
+	// derive emits the backward operations of a program's own operation; the kind
+	// table's have theirs in derivatives.
 	derive func(d *differ)
 	// shares says that operands may be views of each other (collectives).
 	shares bool
 }
 
-// kindTable is filled by init functions: rules of differentiation refer to it,
-// which package-level initialisation would call a cycle.
-var kindTable = map[Kind]*Info{}
+// kindTable has every kind of this package.
+var kindTable = tableOf(elementKinds, linearKinds, normKinds, attentionKinds, movingKinds, convKinds, generateKinds, lossKinds, quantKinds, updateKinds)
 
-func register(infos ...*Info) {
-	for _, in := range infos {
-		kindTable[in.Kind] = in
+func tableOf(lists ...[]*Info) map[Kind]*Info {
+	table := map[Kind]*Info{}
+	for _, list := range lists {
+		for _, in := range list {
+			table[in.Kind] = in
+		}
 	}
+	return table
 }
 
 // InfoOf returns the kind's entry in the kind table.
@@ -108,13 +113,21 @@ func Kinds() []Kind {
 }
 
 // Differentiable says whether gradients can flow through the kind.
-func (i *Info) Differentiable() bool { return i.derive != nil }
+func (i *Info) Differentiable() bool { return i.derivative() != nil }
+
+// derivative returns the function that emits the backward operations, nil for none.
+func (i *Info) derivative() func(d *differ) {
+	if i.derive != nil {
+		return i.derive
+	}
+	return derivatives[i.Kind]
+}
 
 // Operands returns the signature for an attribute: most kinds have one, packed
 // and unpacked attention differ.
 func (i *Info) Operands(attr any) (in, out []Operand) {
-	if i.variant != nil {
-		return i.variant(attr)
+	if a, _ := attr.(AttentionAttr); a.Packed {
+		return i.packedIn, i.packedOut
 	}
 	return i.In, i.Out
 }

@@ -2,79 +2,58 @@ package graph
 
 // Attention that never holds the (Seq, Seq) matrix.
 
-func init() {
-	register(
-		&Info{
-			Kind:  Attention,
-			Cheap: true,
-			Doc: "Multi-head attention (Vaswani et al. 2017) with KVHeads shared by groups of heads (Ainslie et al. 2023), streaming softmax: " +
-				"y = softmax(Scale·q·kᵀ + mask)·v for each sample and head; lse is the log-sum-exp of each row of scores. " +
-				"Packed: qkv (N, (Heads+2·KVHeads)·HeadDim), queries, keys, values side by side; " +
-				"else q (N, Heads·HeadDim), k, v (N, KVHeads·HeadDim). y (N, Heads·HeadDim), lse (Batch·Heads·Seq), N = Batch·Seq.",
-			Derivative: "with P = exp(scores − lse), D = Σ dy·y: dv = Pᵀ·dy; dS = P·(dy·vᵀ − D)·Scale; dq = dS·k; dk = dSᵀ·q, " +
-				"keys and values summed over the heads of their group",
-			In:      []Operand{in("q", "(N,Heads·HeadDim)"), in("k", "(N,KVHeads·HeadDim)"), in("v", "(N,KVHeads·HeadDim)")},
-			Out:     []Operand{out("y", "(N,Heads·HeadDim)"), out("lse", "(Batch·Heads·Seq)").typ(isF32).stat()},
-			Attr:    AttentionAttr{},
-			Saves:   []string{"qkv", "q", "k", "v", "y", "lse"},
-			variant: attentionOperands,
-			check: func(c *checker) {
-				a := c.attention()
-				c.qkv(a, 0, c.in)
-				n := a.Batch * a.Seq
-				c.matrix(c.out(0), n, a.Heads*a.HeadDim, "Heads·HeadDim")
-				c.vector(c.out(1), n*a.Heads, "Batch·Heads·Seq")
-			},
-			flops:  func(c *checker) int64 { return c.op.Attr.(AttentionAttr).flops(2) },
-			derive: deriveAttention,
-			work:   Target.attentionWork,
+// packed is queries, keys and values side by side.
+var packed = in("qkv", "(N,(Heads+2·KVHeads)·HeadDim)")
+
+var attentionKinds = []*Info{
+	{
+		Kind:  Attention,
+		Cheap: true,
+		Doc: "Multi-head attention (Vaswani et al. 2017) with KVHeads shared by groups of heads (Ainslie et al. 2023), streaming softmax: " +
+			"y = softmax(Scale·q·kᵀ + mask)·v for each sample and head; lse is the log-sum-exp of each row of scores. " +
+			"Packed: qkv (N, (Heads+2·KVHeads)·HeadDim), queries, keys, values side by side; " +
+			"else q (N, Heads·HeadDim), k, v (N, KVHeads·HeadDim). y (N, Heads·HeadDim), lse (Batch·Heads·Seq), N = Batch·Seq.",
+		Derivative: "with P = exp(scores − lse), D = Σ dy·y: dv = Pᵀ·dy; dS = P·(dy·vᵀ − D)·Scale; dq = dS·k; dk = dSᵀ·q, " +
+			"keys and values summed over the heads of their group",
+		In:        []Operand{in("q", "(N,Heads·HeadDim)"), in("k", "(N,KVHeads·HeadDim)"), in("v", "(N,KVHeads·HeadDim)")},
+		Out:       []Operand{out("y", "(N,Heads·HeadDim)"), out("lse", "(Batch·Heads·Seq)").typ(isF32).stat()},
+		Attr:      AttentionAttr{},
+		Saves:     []string{"qkv", "q", "k", "v", "y", "lse"},
+		packedIn:  []Operand{packed},
+		packedOut: []Operand{out("y", "(N,Heads·HeadDim)"), out("lse", "(Batch·Heads·Seq)").typ(isF32).stat()},
+		check: func(c *checker) {
+			a := c.attention()
+			c.qkv(a, 0, c.in)
+			n := a.Batch * a.Seq
+			c.matrix(c.out(0), n, a.Heads*a.HeadDim, "Heads·HeadDim")
+			c.vector(c.out(1), n*a.Heads, "Batch·Heads·Seq")
 		},
-		&Info{
-			Kind: AttentionGrad,
-			Doc:  "Gradients of attention. Packed: qkv, y, lse, dy → dqkv; else q, k, v, y, lse, dy → dq, dk, dv; each gradient shaped as its input.",
-			In: []Operand{in("q", "(N,Heads·HeadDim)"), in("k", "(N,KVHeads·HeadDim)"), in("v", "(N,KVHeads·HeadDim)"),
-				in("y", "(N,Heads·HeadDim)"), in("lse", "(Batch·Heads·Seq)").typ(isF32), in("dy", "(N,Heads·HeadDim)")},
-			Out:     []Operand{out("dq", "(N,Heads·HeadDim)"), out("dk", "(N,KVHeads·HeadDim)"), out("dv", "(N,KVHeads·HeadDim)")},
-			Attr:    AttentionAttr{},
-			variant: attentionGradOperands,
-			check: func(c *checker) {
-				a := c.attention()
-				i := c.qkv(a, 0, c.in)
-				n := a.Batch * a.Seq
-				c.matrix(c.in(i), n, a.Heads*a.HeadDim, "Heads·HeadDim")
-				c.vector(c.in(i+1), n*a.Heads, "Batch·Heads·Seq")
-				c.matrix(c.in(i+2), n, a.Heads*a.HeadDim, "Heads·HeadDim")
-				c.qkv(a, 0, c.out)
-			},
-			flops:    func(c *checker) int64 { return c.op.Attr.(AttentionAttr).flops(5) },
-			work:     Target.attentionGradWork,
-			cudaWork: Target.attentionGradCUDAWork,
+		flops: func(c *checker) int64 { return c.op.Attr.(AttentionAttr).flops(2) },
+		work:  Target.attentionWork,
+	},
+	{
+		Kind: AttentionGrad,
+		Doc:  "Gradients of attention. Packed: qkv, y, lse, dy → dqkv; else q, k, v, y, lse, dy → dq, dk, dv; each gradient shaped as its input.",
+		In: []Operand{in("q", "(N,Heads·HeadDim)"), in("k", "(N,KVHeads·HeadDim)"), in("v", "(N,KVHeads·HeadDim)"),
+			in("y", "(N,Heads·HeadDim)"), in("lse", "(Batch·Heads·Seq)").typ(isF32), in("dy", "(N,Heads·HeadDim)")},
+		Out:       []Operand{out("dq", "(N,Heads·HeadDim)"), out("dk", "(N,KVHeads·HeadDim)"), out("dv", "(N,KVHeads·HeadDim)")},
+		Attr:      AttentionAttr{},
+		packedIn:  []Operand{packed, in("y", "(N,Heads·HeadDim)"), in("lse", "(Batch·Heads·Seq)").typ(isF32), in("dy", "(N,Heads·HeadDim)")},
+		packedOut: []Operand{out("dqkv", "(N,(Heads+2·KVHeads)·HeadDim)")},
+		check: func(c *checker) {
+			a := c.attention()
+			i := c.qkv(a, 0, c.in)
+			n := a.Batch * a.Seq
+			c.matrix(c.in(i), n, a.Heads*a.HeadDim, "Heads·HeadDim")
+			c.vector(c.in(i+1), n*a.Heads, "Batch·Heads·Seq")
+			c.matrix(c.in(i+2), n, a.Heads*a.HeadDim, "Heads·HeadDim")
+			c.qkv(a, 0, c.out)
 		},
-	)
+		flops:    func(c *checker) int64 { return c.op.Attr.(AttentionAttr).flops(5) },
+		work:     Target.attentionGradWork,
+		cudaWork: Target.attentionGradCUDAWork,
+	},
 }
-
-func attentionOperands(attr any) (ins, outs []Operand) {
-	i := kindTable[Attention]
-	if a, _ := attr.(AttentionAttr); a.Packed {
-		return packedIn, i.Out
-	}
-	return i.In, i.Out
-}
-
-func attentionGradOperands(attr any) (ins, outs []Operand) {
-	i := kindTable[AttentionGrad]
-	if a, _ := attr.(AttentionAttr); a.Packed {
-		return packedGradIn, packedGradOut
-	}
-	return i.In, i.Out
-}
-
-var (
-	packedIn     = []Operand{in("qkv", "(N,(Heads+2·KVHeads)·HeadDim)")}
-	packedGradIn = []Operand{packedIn[0], in("y", "(N,Heads·HeadDim)"),
-		in("lse", "(Batch·Heads·Seq)").typ(isF32), in("dy", "(N,Heads·HeadDim)")}
-	packedGradOut = []Operand{out("dqkv", "(N,(Heads+2·KVHeads)·HeadDim)")}
-)
 
 func (c *checker) attention() AttentionAttr {
 	a := c.op.Attr.(AttentionAttr)

@@ -1,110 +1,108 @@
 package graph
 
 // Collectives and memory operations. None is differentiated: rewrites add them
-// to programs that have their gradients already. A table: as long as it has kinds.
-func init() {
-	register(
-		&Info{
-			Kind:   AllGather,
-			Doc:    "full = the ranks' shards in rank order; shard (S), full (W·S) of any type, W the size of the group; shard may be the rank's view of full.",
-			In:     []Operand{{Name: "shard", Shape: "(S)"}},
-			Out:    []Operand{{Name: "full", Shape: "(W·S)", Modes: modeW}},
-			Attr:   GroupAttr{},
-			shares: true,
-			check:  func(c *checker) { c.collective(c.in(0), c.out(0)) },
+// to programs that have their gradients already.
+var movingKinds = []*Info{
+	{
+		Kind:   AllGather,
+		Doc:    "full = the ranks' shards in rank order; shard (S), full (W·S) of any type, W the size of the group; shard may be the rank's view of full.",
+		In:     []Operand{{Name: "shard", Shape: "(S)"}},
+		Out:    []Operand{{Name: "full", Shape: "(W·S)", Modes: modeW}},
+		Attr:   GroupAttr{},
+		shares: true,
+		check:  func(c *checker) { c.collective(c.in(0), c.out(0)) },
+	},
+	{
+		Kind: ReduceScatter,
+		Doc: "shard (+)= the rank's part of the sum over ranks of full, in the order that Order names; full (W·S), shard (S), f32, f64, i64, or bf16 and f16, which are added in f32 and rounded once; shard may be the rank's view of full. " +
+			"In the order sequential full is f32, bf16 or f16 and shard f32, apart from it: ((old + 0) + 1) + … where it accumulates.",
+		In:     []Operand{{Name: "full", Shape: "(W·S)", Types: isSum}},
+		Out:    []Operand{{Name: "shard", Shape: "(S)", Types: isSum, Modes: modeWA}},
+		Attr:   GroupAttr{},
+		shares: true,
+		check: func(c *checker) {
+			if c.op.Attr.(GroupAttr).Order == SumSequential {
+				c.leaves(c.out(0), c.in(0))
+			} else {
+				c.collective(c.out(0), c.in(0))
+			}
 		},
-		&Info{
-			Kind: ReduceScatter,
-			Doc: "shard (+)= the rank's part of the sum over ranks of full, in the order that Order names; full (W·S), shard (S), f32, f64, i64, or bf16 and f16, which are added in f32 and rounded once; shard may be the rank's view of full. " +
-				"In the order sequential full is f32, bf16 or f16 and shard f32, apart from it: ((old + 0) + 1) + … where it accumulates.",
-			In:     []Operand{{Name: "full", Shape: "(W·S)", Types: isSum}},
-			Out:    []Operand{{Name: "shard", Shape: "(S)", Types: isSum, Modes: modeWA}},
-			Attr:   GroupAttr{},
-			shares: true,
-			check: func(c *checker) {
-				if c.op.Attr.(GroupAttr).Order == SumSequential {
-					c.leaves(c.out(0), c.in(0))
-				} else {
-					c.collective(c.out(0), c.in(0))
-				}
-			},
-			flops: func(c *checker) int64 {
-				return c.in(0).elems() - c.out(0).elems()
-			},
+		flops: func(c *checker) int64 {
+			return c.in(0).elems() - c.out(0).elems()
 		},
-		&Info{
-			Kind: AllReduce,
-			Doc:  "buf = the sum over ranks of buf, in the order that Order names, in place; f32, f64, i64, or bf16 and f16, which are added in f32 and rounded once.",
-			Out:  []Operand{{Name: "buf", Shape: "(S)", Types: isSum, Modes: modeRW}},
-			Attr: GroupAttr{},
-			check: func(c *checker) {
-				c.group()
-			},
-			flops: perElem,
+	},
+	{
+		Kind: AllReduce,
+		Doc:  "buf = the sum over ranks of buf, in the order that Order names, in place; f32, f64, i64, or bf16 and f16, which are added in f32 and rounded once.",
+		Out:  []Operand{{Name: "buf", Shape: "(S)", Types: isSum, Modes: modeRW}},
+		Attr: GroupAttr{},
+		check: func(c *checker) {
+			c.group()
 		},
-		&Info{
-			Kind:  AllToAll,
-			Doc:   "recv = part i of every rank's send in rank order, on the rank with index i; send, recv (W·S) of any type, apart from each other, W the size of the group.",
-			In:    []Operand{{Name: "send", Shape: "(W·S)"}},
-			Out:   []Operand{{Name: "recv", Shape: "(W·S)", Modes: modeW}},
-			Attr:  GroupAttr{},
-			check: func(c *checker) { c.exchange(c.in(0), c.out(0)) },
+		flops: perElem,
+	},
+	{
+		Kind:  AllToAll,
+		Doc:   "recv = part i of every rank's send in rank order, on the rank with index i; send, recv (W·S) of any type, apart from each other, W the size of the group.",
+		In:    []Operand{{Name: "send", Shape: "(W·S)"}},
+		Out:   []Operand{{Name: "recv", Shape: "(W·S)", Modes: modeW}},
+		Attr:  GroupAttr{},
+		check: func(c *checker) { c.exchange(c.in(0), c.out(0)) },
+	},
+	{Kind: Join, Doc: "Does nothing: its waits and its event join the streams."},
+	{
+		Kind: Copy,
+		Doc:  "dst = src; the same type and number of bytes, in any two spaces.",
+		In:   []Operand{{Name: "src", Shape: "(…)"}},
+		Out:  []Operand{{Name: "dst", Shape: "(…)", Modes: modeW}},
+		check: func(c *checker) {
+			src, dst := c.in(0), c.out(0)
+			if src.buf.DType != dst.buf.DType {
+				c.failf("operand dst (%s) is %v, want %v (as src)", dst.buf.Name, dst.buf.DType, src.buf.DType)
+			}
+			c.vector(dst, src.elems(), "as src")
 		},
-		&Info{Kind: Join, Doc: "Does nothing: its waits and its event join the streams."},
-		&Info{
-			Kind: Copy,
-			Doc:  "dst = src; the same type and number of bytes, in any two spaces.",
-			In:   []Operand{{Name: "src", Shape: "(…)"}},
-			Out:  []Operand{{Name: "dst", Shape: "(…)", Modes: modeW}},
-			check: func(c *checker) {
-				src, dst := c.in(0), c.out(0)
-				if src.buf.DType != dst.buf.DType {
-					c.failf("operand dst (%s) is %v, want %v (as src)", dst.buf.Name, dst.buf.DType, src.buf.DType)
-				}
-				c.vector(dst, src.elems(), "as src")
-			},
+	},
+	{
+		Kind: Cast,
+		Doc:  "dst (+)= src as another float type, rounded to nearest even; src, dst the same number of elements, f32, bf16 or f16.",
+		In:   []Operand{{Name: "src", Shape: "(…)", Types: isFloat}},
+		Out:  []Operand{{Name: "dst", Shape: "(…)", Types: isFloat, Modes: modeWA}},
+		check: func(c *checker) {
+			src, dst := c.in(0), c.out(0)
+			if src.buf.DType == dst.buf.DType {
+				c.failf("operand dst (%s) is %v, as src is; want another type (a copy or a scale moves one type)", dst.buf.Name, dst.buf.DType)
+			}
+			c.vector(dst, src.elems(), "as src")
 		},
-		&Info{
-			Kind: Cast,
-			Doc:  "dst (+)= src as another float type, rounded to nearest even; src, dst the same number of elements, f32, bf16 or f16.",
-			In:   []Operand{{Name: "src", Shape: "(…)", Types: isFloat}},
-			Out:  []Operand{{Name: "dst", Shape: "(…)", Types: isFloat, Modes: modeWA}},
-			check: func(c *checker) {
-				src, dst := c.in(0), c.out(0)
-				if src.buf.DType == dst.buf.DType {
-					c.failf("operand dst (%s) is %v, as src is; want another type (a copy or a scale moves one type)", dst.buf.Name, dst.buf.DType)
-				}
-				c.vector(dst, src.elems(), "as src")
-			},
-			flops: perElem,
+		flops: perElem,
+	},
+	{
+		Kind: SumParts,
+		Doc: "sum (+)= the parts of (S) that lie one after another in parts, added element by element in the order that Order names; parts (W·S) of any W from 1, " +
+			"f32, bf16 or f16, which are added in f32, or f64; sum (S) f32, or f64 of f64. Accumulating, sum ((old + 0) + 1) + … where it is sequential, old + tree else.",
+		In:   []Operand{{Name: "parts", Shape: "(W·S)", Types: []DType{F32, BF16, F16, F64}}},
+		Out:  []Operand{{Name: "sum", Shape: "(S)", Types: []DType{F32, F64}, Modes: modeWA}},
+		Attr: SumPartsAttr{},
+		check: func(c *checker) {
+			parts, sum := c.in(0), c.out(0)
+			if o := c.op.Attr.(SumPartsAttr).Order; o >= NumSumOrders {
+				c.failf("%v is no order of summation, want %v or %v", o, SumTree, SumSequential)
+			}
+			if (parts.buf.DType == F64) != (sum.buf.DType == F64) {
+				c.failf("operand sum (%s) is %v of parts of %v, want f64 of f64 and f32 of all others", sum.buf.Name, sum.buf.DType, parts.buf.DType)
+			}
+			c.divides("the length of sum", sum.elems(), parts, "the number of elements", parts.elems())
+			c.within("the number of parts", parts.elems()/max(sum.elems(), 1), MaxParts)
 		},
-		&Info{
-			Kind: SumParts,
-			Doc: "sum (+)= the parts of (S) that lie one after another in parts, added element by element in the order that Order names; parts (W·S) of any W from 1, " +
-				"f32, bf16 or f16, which are added in f32, or f64; sum (S) f32, or f64 of f64. Accumulating, sum ((old + 0) + 1) + … where it is sequential, old + tree else.",
-			In:   []Operand{{Name: "parts", Shape: "(W·S)", Types: []DType{F32, BF16, F16, F64}}},
-			Out:  []Operand{{Name: "sum", Shape: "(S)", Types: []DType{F32, F64}, Modes: modeWA}},
-			Attr: SumPartsAttr{},
-			check: func(c *checker) {
-				parts, sum := c.in(0), c.out(0)
-				if o := c.op.Attr.(SumPartsAttr).Order; o >= NumSumOrders {
-					c.failf("%v is no order of summation, want %v or %v", o, SumTree, SumSequential)
-				}
-				if (parts.buf.DType == F64) != (sum.buf.DType == F64) {
-					c.failf("operand sum (%s) is %v of parts of %v, want f64 of f64 and f32 of all others", sum.buf.Name, sum.buf.DType, parts.buf.DType)
-				}
-				c.divides("the length of sum", sum.elems(), parts, "the number of elements", parts.elems())
-				c.within("the number of parts", parts.elems()/max(sum.elems(), 1), MaxParts)
-			},
-			flops: func(c *checker) int64 { return c.in(0).elems() },
-		},
-		&Info{
-			Kind: Fill,
-			Doc:  "dst = Value everywhere, converted to dst's type.",
-			Out:  []Operand{{Name: "dst", Shape: "(…)", Modes: modeW}},
-			Attr: FillAttr{},
-		},
-	)
+		flops: func(c *checker) int64 { return c.in(0).elems() },
+	},
+	{
+		Kind: Fill,
+		Doc:  "dst = Value everywhere, converted to dst's type.",
+		Out:  []Operand{{Name: "dst", Shape: "(…)", Modes: modeW}},
+		Attr: FillAttr{},
+	},
 }
 
 // MaxParts is the most that SumParts adds.

@@ -3,56 +3,52 @@ package graph
 // Convolution as a matrix product (Im2Col and Linear), and max-pooling. Images
 // are channels last.
 
-func init() {
-	register(
-		&Info{
-			Kind: Im2Col,
-			Doc: "Gathers the windows of x (B,H,W,C) as rows: cols (B·OH·OW, KH·KW·C), window elements in order (kh, kw, c), zero outside x; " +
-				"OH = (H + 2·Pad − KH)/Stride + 1, OW alike. A linear with TransW and w (O, KH·KW·C) makes it a convolution.",
-			Derivative: "dx = col2im(dcols): each element gets the sum over the windows that hold it",
-			In:         []Operand{in("x", "(B,H,W,C)")},
-			Out:        []Operand{out("cols", "(B·OH·OW,KH·KW·C)")},
-			Attr:       ConvAttr{},
-			check:      func(c *checker) { c.windows(c.in(0), c.out(0)) },
-			derive:     func(d *differ) { d.into(0, "dx", Col2Im, d.op.Attr, d.dy(0)) },
+var convKinds = []*Info{
+	{
+		Kind: Im2Col,
+		Doc: "Gathers the windows of x (B,H,W,C) as rows: cols (B·OH·OW, KH·KW·C), window elements in order (kh, kw, c), zero outside x; " +
+			"OH = (H + 2·Pad − KH)/Stride + 1, OW alike. A linear with TransW and w (O, KH·KW·C) makes it a convolution.",
+		Derivative: "dx = col2im(dcols): each element gets the sum over the windows that hold it",
+		In:         []Operand{in("x", "(B,H,W,C)")},
+		Out:        []Operand{out("cols", "(B·OH·OW,KH·KW·C)")},
+		Attr:       ConvAttr{},
+		check:      func(c *checker) { c.windows(c.in(0), c.out(0)) },
+	},
+	{
+		Kind:  Col2Im,
+		Doc:   "dx[b,h,w,c] = Σ of dcols over the windows that hold it; dcols (B·OH·OW, KH·KW·C), dx (B,H,W,C).",
+		In:    []Operand{in("dcols", "(B·OH·OW,KH·KW·C)")},
+		Out:   []Operand{acc("dx", "(B,H,W,C)")},
+		Attr:  ConvAttr{},
+		check: func(c *checker) { c.windows(c.out(0), c.in(0)) },
+		flops: func(c *checker) int64 { return c.in(0).elems() },
+	},
+	{
+		Kind:       MaxPool,
+		Doc:        "y[b,i,j,c] = max over the window of x; x (B,H,W,C), y (B,OH,OW,C), sizes as im2col; outside x is −Inf.",
+		Derivative: "dx: each dy goes to the first largest element of its window",
+		In:         []Operand{in("x", "(B,H,W,C)")},
+		Out:        []Operand{out("y", "(B,OH,OW,C)")},
+		Attr:       ConvAttr{},
+		Saves:      []string{"x"},
+		check:      func(c *checker) { c.pooled(c.in(0), c.out(0)) },
+		flops:      poolFlops,
+	},
+	{
+		Kind: MaxPoolGrad,
+		Doc:  "Gradient of maxpool; dy (B,OH,OW,C), x, dx (B,H,W,C).",
+		In:   []Operand{in("dy", "(B,OH,OW,C)"), in("x", "(B,H,W,C)")},
+		Out:  []Operand{acc("dx", "(B,H,W,C)")},
+		Attr: ConvAttr{},
+		check: func(c *checker) {
+			c.pooled(c.in(1), c.in(0))
+			c.same(c.out(0), c.in(1))
 		},
-		&Info{
-			Kind:  Col2Im,
-			Doc:   "dx[b,h,w,c] = Σ of dcols over the windows that hold it; dcols (B·OH·OW, KH·KW·C), dx (B,H,W,C).",
-			In:    []Operand{in("dcols", "(B·OH·OW,KH·KW·C)")},
-			Out:   []Operand{acc("dx", "(B,H,W,C)")},
-			Attr:  ConvAttr{},
-			check: func(c *checker) { c.windows(c.out(0), c.in(0)) },
-			flops: func(c *checker) int64 { return c.in(0).elems() },
+		flops: func(c *checker) int64 {
+			a := c.op.Attr.(ConvAttr)
+			return c.in(0).elems() * a.KH * a.KW
 		},
-		&Info{
-			Kind:       MaxPool,
-			Doc:        "y[b,i,j,c] = max over the window of x; x (B,H,W,C), y (B,OH,OW,C), sizes as im2col; outside x is −Inf.",
-			Derivative: "dx: each dy goes to the first largest element of its window",
-			In:         []Operand{in("x", "(B,H,W,C)")},
-			Out:        []Operand{out("y", "(B,OH,OW,C)")},
-			Attr:       ConvAttr{},
-			Saves:      []string{"x"},
-			check:      func(c *checker) { c.pooled(c.in(0), c.out(0)) },
-			flops:      poolFlops,
-			derive:     func(d *differ) { d.into(0, "dx", MaxPoolGrad, d.op.Attr, d.dy(0), d.in(0)) },
-		},
-		&Info{
-			Kind: MaxPoolGrad,
-			Doc:  "Gradient of maxpool; dy (B,OH,OW,C), x, dx (B,H,W,C).",
-			In:   []Operand{in("dy", "(B,OH,OW,C)"), in("x", "(B,H,W,C)")},
-			Out:  []Operand{acc("dx", "(B,H,W,C)")},
-			Attr: ConvAttr{},
-			check: func(c *checker) {
-				c.pooled(c.in(1), c.in(0))
-				c.same(c.out(0), c.in(1))
-			},
-			flops: func(c *checker) int64 {
-				a := c.op.Attr.(ConvAttr)
-				return c.in(0).elems() * a.KH * a.KW
-			},
-		},
-	)
+	},
 }
 
 func poolFlops(c *checker) int64 {

@@ -12,221 +12,177 @@ const (
 	actFlops = 12 // an activation or its derivative
 )
 
-// A table: as long as it has kinds.
-func init() {
-	register(
-		&Info{
-			Kind:       Activation,
-			Cheap:      true,
-			Doc:        "y = act(x), elementwise: gelu_tanh, gelu (exact, Hendrycks & Gimpel 2016), silu or relu; same shapes.",
-			Derivative: "dx = dy·act'(x); relu'(0) is 0",
-			In:         []Operand{in("x", "(…)")},
-			Out:        []Operand{out("y", "(…)")},
-			Attr:       ActAttr{},
-			Saves:      []string{"x"},
-			check: func(c *checker) {
-				c.same(c.out(0), c.in(0))
-				c.activation(c.op.Attr.(ActAttr).Act, false)
-			},
-			flops: func(c *checker) int64 { return actFlops * c.out(0).elems() },
-			derive: func(d *differ) {
-				d.intoOver(0, "dx", d.dy(0), ActivationGrad, d.op.Attr, d.dy(0), d.in(0))
-			},
+var elementKinds = []*Info{
+	{
+		Kind:       Activation,
+		Cheap:      true,
+		Doc:        "y = act(x), elementwise: gelu_tanh, gelu (exact, Hendrycks & Gimpel 2016), silu or relu; same shapes.",
+		Derivative: "dx = dy·act'(x); relu'(0) is 0",
+		In:         []Operand{in("x", "(…)")},
+		Out:        []Operand{out("y", "(…)")},
+		Attr:       ActAttr{},
+		Saves:      []string{"x"},
+		check: func(c *checker) {
+			c.same(c.out(0), c.in(0))
+			c.activation(c.op.Attr.(ActAttr).Act, false)
 		},
-		&Info{
-			Kind: ActivationGrad,
-			Doc:  "dx = dy·act'(x), elementwise; dx may be in place of dy; same shapes.",
-			In:   []Operand{in("dy", "(…)"), in("x", "(…)")},
-			Out:  []Operand{acc("dx", "(…)").over("dy")},
-			Attr: ActAttr{},
-			check: func(c *checker) {
-				c.same(c.in(0), c.in(1))
-				c.same(c.out(0), c.in(1))
-				c.activation(c.op.Attr.(ActAttr).Act, false)
-			},
-			flops: func(c *checker) int64 { return actFlops * c.out(0).elems() },
+		flops: func(c *checker) int64 { return actFlops * c.out(0).elems() },
+	},
+	{
+		Kind: ActivationGrad,
+		Doc:  "dx = dy·act'(x), elementwise; dx may be in place of dy; same shapes.",
+		In:   []Operand{in("dy", "(…)"), in("x", "(…)")},
+		Out:  []Operand{acc("dx", "(…)").over("dy")},
+		Attr: ActAttr{},
+		check: func(c *checker) {
+			c.same(c.in(0), c.in(1))
+			c.same(c.out(0), c.in(1))
+			c.activation(c.op.Attr.(ActAttr).Act, false)
 		},
-		&Info{
-			Kind:       SwiGLU,
-			Cheap:      true,
-			Doc:        "y = silu(gate)·up (Shazeer 2020); all (N,F).",
-			Derivative: "with s = sigmoid(gate): dgate = dy·up·s·(1 + gate·(1−s)); dup = dy·silu(gate)",
-			In:         []Operand{in("gate", "(N,F)"), in("up", "(N,F)")},
-			Out:        []Operand{out("y", "(N,F)")},
-			Saves:      []string{"gate", "up"},
-			check: func(c *checker) {
-				c.same(c.in(1), c.in(0))
-				c.same(c.out(0), c.in(0))
-			},
-			flops: func(c *checker) int64 { return (actFlops + 1) * c.out(0).elems() },
-			derive: func(d *differ) {
-				// The kernel writes both gradients; an unneeded one goes to scratch.
-				gate, up := d.openWrite(0), d.openWrite(1)
-				if gate.none() && up.none() {
-					return
-				}
-				for _, s := range []*slot{&gate, &up} {
-					if s.none() {
-						s.out = d.scratch(d.in(0), "unused", NoBuf)
-					}
-				}
-				d.emit("dx", SwiGLUGrad, nil, []BufID{d.dy(0), d.in(0), d.in(1)}, gate.out, up.out)
-				d.close("dgate", gate)
-				d.close("dup", up)
-			},
+		flops: func(c *checker) int64 { return actFlops * c.out(0).elems() },
+	},
+	{
+		Kind:       SwiGLU,
+		Cheap:      true,
+		Doc:        "y = silu(gate)·up (Shazeer 2020); all (N,F).",
+		Derivative: "with s = sigmoid(gate): dgate = dy·up·s·(1 + gate·(1−s)); dup = dy·silu(gate)",
+		In:         []Operand{in("gate", "(N,F)"), in("up", "(N,F)")},
+		Out:        []Operand{out("y", "(N,F)")},
+		Saves:      []string{"gate", "up"},
+		check: func(c *checker) {
+			c.same(c.in(1), c.in(0))
+			c.same(c.out(0), c.in(0))
 		},
-		&Info{
-			Kind: SwiGLUGrad,
-			Doc:  "Gradients of swiglu; all (N,F).",
-			In:   []Operand{in("dy", "(N,F)"), in("gate", "(N,F)"), in("up", "(N,F)")},
-			Out:  []Operand{out("dgate", "(N,F)"), out("dup", "(N,F)")},
-			check: func(c *checker) {
-				for _, r := range []ref{c.in(0), c.in(2), c.out(0), c.out(1)} {
-					c.same(r, c.in(1))
-				}
-			},
-			flops: func(c *checker) int64 { return 2 * actFlops * c.out(0).elems() },
+		flops: func(c *checker) int64 { return (actFlops + 1) * c.out(0).elems() },
+	},
+	{
+		Kind: SwiGLUGrad,
+		Doc:  "Gradients of swiglu; all (N,F).",
+		In:   []Operand{in("dy", "(N,F)"), in("gate", "(N,F)"), in("up", "(N,F)")},
+		Out:  []Operand{out("dgate", "(N,F)"), out("dup", "(N,F)")},
+		check: func(c *checker) {
+			for _, r := range []ref{c.in(0), c.in(2), c.out(0), c.out(1)} {
+				c.same(r, c.in(1))
+			}
 		},
-		&Info{
-			Kind:       Softmax,
-			Doc:        "y = exp(x − max)/Σ exp(x − max) over each row; x, y (N,C).",
-			Derivative: "dx = y·(dy − Σ_C dy·y)",
-			In:         []Operand{in("x", "(N,C)")},
-			Out:        []Operand{out("y", "(N,C)")},
-			Saves:      []string{"y"},
-			check:      func(c *checker) { c.rank2(c.in(0)); c.same(c.out(0), c.in(0)) },
-			flops:      func(c *checker) int64 { return (expFlops + 3) * c.out(0).elems() },
-			derive: func(d *differ) {
-				d.into(0, "dx", SoftmaxGrad, nil, d.dy(0), d.out(0))
-			},
+		flops: func(c *checker) int64 { return 2 * actFlops * c.out(0).elems() },
+	},
+	{
+		Kind:       Softmax,
+		Doc:        "y = exp(x − max)/Σ exp(x − max) over each row; x, y (N,C).",
+		Derivative: "dx = y·(dy − Σ_C dy·y)",
+		In:         []Operand{in("x", "(N,C)")},
+		Out:        []Operand{out("y", "(N,C)")},
+		Saves:      []string{"y"},
+		check:      func(c *checker) { c.rank2(c.in(0)); c.same(c.out(0), c.in(0)) },
+		flops:      func(c *checker) int64 { return (expFlops + 3) * c.out(0).elems() },
+	},
+	{
+		Kind:  SoftmaxGrad,
+		Doc:   "dx = y·(dy − Σ_C dy·y); all (N,C).",
+		In:    []Operand{in("dy", "(N,C)"), in("y", "(N,C)")},
+		Out:   []Operand{acc("dx", "(N,C)")},
+		check: func(c *checker) { c.rank2(c.in(1)); c.same(c.in(0), c.in(1)); c.same(c.out(0), c.in(1)) },
+		flops: func(c *checker) int64 { return 4 * c.out(0).elems() },
+	},
+	{
+		Kind: Rope,
+		Doc: "Rotary positions (Su et al. 2021) in the half-split layout: within each head, elements i and i+HeadDim/2 turn by " +
+			"(n mod Seq)·Theta^(−2i/HeadDim), scaled as Llama 3.1 does where ScaleFactor is not 0; Inverse turns back. " +
+			"x, y (N, Heads·HeadDim); y may be in place of x.",
+		Derivative: "the rotation by the opposite angle (Inverse flipped) of dy",
+		In:         []Operand{in("x", "(N,Heads·HeadDim)")},
+		Out:        []Operand{out("y", "(N,Heads·HeadDim)").over("x")},
+		Attr:       RopeAttr{},
+		check: func(c *checker) {
+			x, a := c.in(0), c.op.Attr.(RopeAttr)
+			c.rope(a)
+			c.matrix(x, x.rows(), a.Heads*a.HeadDim, "Heads·HeadDim")
+			c.divides("Seq", a.Seq, x, "the number of rows", x.rows())
+			c.same(c.out(0), x)
 		},
-		&Info{
-			Kind:  SoftmaxGrad,
-			Doc:   "dx = y·(dy − Σ_C dy·y); all (N,C).",
-			In:    []Operand{in("dy", "(N,C)"), in("y", "(N,C)")},
-			Out:   []Operand{acc("dx", "(N,C)")},
-			check: func(c *checker) { c.rank2(c.in(1)); c.same(c.in(0), c.in(1)); c.same(c.out(0), c.in(1)) },
-			flops: func(c *checker) int64 { return 4 * c.out(0).elems() },
+		flops:    func(c *checker) int64 { return 3 * c.out(0).elems() },
+		work:     Target.ropeWork,
+		cudaWork: Target.ropeWork,
+	},
+	{
+		Kind: Dropout,
+		Doc: "y = x·mask/(1−P) (Srivastava et al. 2014). The mask is counter-based: a function of the run's seed, the step, Site, the " +
+			"global sample index and the element's index within the sample, never of the rank. x, y the same shape, " +
+			"rows of Elems elements a sample; y may be in place of x.",
+		Derivative: "the same dropout (same Site) of dy",
+		In:         []Operand{in("x", "(…)"), in("key", "(NumKey)").typ(isI64)},
+		Out:        []Operand{out("y", "(…)").over("x")},
+		Attr:       DropoutAttr{},
+		Saves:      []string{"key"},
+		check: func(c *checker) {
+			x, a := c.in(0), c.op.Attr.(DropoutAttr)
+			c.vector(c.in(1), NumKey, "the Key slots")
+			c.same(c.out(0), x)
+			c.divides("Elems", a.Elems, x, "the number of elements", x.elems())
+			if c.err == nil && !(a.P >= 0 && a.P < 1) {
+				c.failf("P is %g, want a probability in [0, 1)", a.P)
+			}
 		},
-		&Info{
-			Kind: Rope,
-			Doc: "Rotary positions (Su et al. 2021) in the half-split layout: within each head, elements i and i+HeadDim/2 turn by " +
-				"(n mod Seq)·Theta^(−2i/HeadDim), scaled as Llama 3.1 does where ScaleFactor is not 0; Inverse turns back. " +
-				"x, y (N, Heads·HeadDim); y may be in place of x.",
-			Derivative: "the rotation by the opposite angle (Inverse flipped) of dy",
-			In:         []Operand{in("x", "(N,Heads·HeadDim)")},
-			Out:        []Operand{out("y", "(N,Heads·HeadDim)").over("x")},
-			Attr:       RopeAttr{},
-			check: func(c *checker) {
-				x, a := c.in(0), c.op.Attr.(RopeAttr)
-				c.rope(a)
-				c.matrix(x, x.rows(), a.Heads*a.HeadDim, "Heads·HeadDim")
-				c.divides("Seq", a.Seq, x, "the number of rows", x.rows())
-				c.same(c.out(0), x)
-			},
-			flops: func(c *checker) int64 { return 3 * c.out(0).elems() },
-			derive: func(d *differ) {
-				a := d.op.Attr.(RopeAttr)
-				a.Inverse = !a.Inverse
-				d.writeOver(0, "dx", d.dy(0), Rope, a, d.dy(0))
-			},
-			work:     Target.ropeWork,
-			cudaWork: Target.ropeWork,
-		},
-		&Info{
-			Kind: Dropout,
-			Doc: "y = x·mask/(1−P) (Srivastava et al. 2014). The mask is counter-based: a function of the run's seed, the step, Site, the " +
-				"global sample index and the element's index within the sample, never of the rank. x, y the same shape, " +
-				"rows of Elems elements a sample; y may be in place of x.",
-			Derivative: "the same dropout (same Site) of dy",
-			In:         []Operand{in("x", "(…)"), in("key", "(NumKey)").typ(isI64)},
-			Out:        []Operand{out("y", "(…)").over("x")},
-			Attr:       DropoutAttr{},
-			Saves:      []string{"key"},
-			check: func(c *checker) {
-				x, a := c.in(0), c.op.Attr.(DropoutAttr)
-				c.vector(c.in(1), NumKey, "the Key slots")
-				c.same(c.out(0), x)
-				c.divides("Elems", a.Elems, x, "the number of elements", x.elems())
-				if c.err == nil && !(a.P >= 0 && a.P < 1) {
-					c.failf("P is %g, want a probability in [0, 1)", a.P)
-				}
-			},
-			flops:  func(c *checker) int64 { return 2 * c.out(0).elems() },
-			derive: func(d *differ) { d.writeOver(0, "dx", d.dy(0), Dropout, d.op.Attr, d.dy(0), d.in(1)) },
-		},
-		&Info{
-			Kind:       Add,
-			Doc:        "y = a + b; same shapes; y may be in place of a.",
-			Derivative: "da = dy; db = dy",
-			In:         []Operand{in("a", "(…)"), in("b", "(…)")},
-			Out:        []Operand{acc("y", "(…)").over("a")},
-			check:      sameAll,
-			flops:      perElem,
-			derive: func(d *differ) {
-				d.identity(0, "da", d.dy(0), false)
-				d.identity(1, "db", d.dy(0), true)
-			},
-		},
-		&Info{
-			Kind:       Sub,
-			Doc:        "y = a − b; same shapes; y may be in place of a.",
-			Derivative: "da = dy; db = −dy",
-			In:         []Operand{in("a", "(…)"), in("b", "(…)")},
-			Out:        []Operand{out("y", "(…)").over("a")},
-			check:      sameAll,
-			flops:      perElem,
-			derive: func(d *differ) {
-				d.identity(0, "da", d.dy(0), false)
-				d.intoOver(1, "db", d.dy(0), Scale, ScaleAttr{-1}, d.dy(0))
-			},
-		},
-		&Info{
-			Kind:       Mul,
-			Doc:        "y = a·b, elementwise; same shapes; y may be in place of a.",
-			Derivative: "da = dy·b; db = dy·a",
-			In:         []Operand{in("a", "(…)"), in("b", "(…)")},
-			Out:        []Operand{acc("y", "(…)").over("a")},
-			Saves:      []string{"a", "b"},
-			check:      sameAll,
-			flops:      perElem,
-			derive: func(d *differ) {
-				d.into(0, "da", Mul, nil, d.dy(0), d.in(1))
-				d.intoOver(1, "db", d.dy(0), Mul, nil, d.dy(0), d.in(0))
-			},
-		},
-		&Info{
-			Kind:       Scale,
-			Doc:        "y = Factor·x; same shapes; y may be in place of x.",
-			Derivative: "dx = Factor·dy",
-			In:         []Operand{in("x", "(…)")},
-			Out:        []Operand{acc("y", "(…)").over("x")},
-			Attr:       ScaleAttr{},
-			check:      sameAll,
-			flops:      perElem,
-			derive:     func(d *differ) { d.intoOver(0, "dx", d.dy(0), Scale, d.op.Attr, d.dy(0)) },
-		},
-		&Info{
-			Kind:       Sum,
-			Doc:        "y = Σ over all elements of x; x any shape, y f64 (1).",
-			Derivative: "dx = dy, at every element",
-			In:         []Operand{in("x", "(…)")},
-			Out:        []Operand{acc("y", "(1)").typ(isF64)},
-			check:      func(c *checker) { c.vector(c.out(0), 1, "a scalar") },
-			flops:      func(c *checker) int64 { return c.in(0).elems() },
-			derive:     func(d *differ) { d.into(0, "dx", SumGrad, nil, d.dy(0)) },
-			work:       Target.sumWork,
-			cudaWork:   Target.sumWork,
-		},
-		&Info{
-			Kind:  SumGrad,
-			Doc:   "dx = dy at every element; dy f64 (1), dx any shape.",
-			In:    []Operand{in("dy", "(1)").typ(isF64)},
-			Out:   []Operand{acc("dx", "(…)")},
-			check: func(c *checker) { c.vector(c.in(0), 1, "a scalar") },
-			flops: perElem,
-		},
-	)
+		flops: func(c *checker) int64 { return 2 * c.out(0).elems() },
+	},
+	{
+		Kind:       Add,
+		Doc:        "y = a + b; same shapes; y may be in place of a.",
+		Derivative: "da = dy; db = dy",
+		In:         []Operand{in("a", "(…)"), in("b", "(…)")},
+		Out:        []Operand{acc("y", "(…)").over("a")},
+		check:      sameAll,
+		flops:      perElem,
+	},
+	{
+		Kind:       Sub,
+		Doc:        "y = a − b; same shapes; y may be in place of a.",
+		Derivative: "da = dy; db = −dy",
+		In:         []Operand{in("a", "(…)"), in("b", "(…)")},
+		Out:        []Operand{out("y", "(…)").over("a")},
+		check:      sameAll,
+		flops:      perElem,
+	},
+	{
+		Kind:       Mul,
+		Doc:        "y = a·b, elementwise; same shapes; y may be in place of a.",
+		Derivative: "da = dy·b; db = dy·a",
+		In:         []Operand{in("a", "(…)"), in("b", "(…)")},
+		Out:        []Operand{acc("y", "(…)").over("a")},
+		Saves:      []string{"a", "b"},
+		check:      sameAll,
+		flops:      perElem,
+	},
+	{
+		Kind:       Scale,
+		Doc:        "y = Factor·x; same shapes; y may be in place of x.",
+		Derivative: "dx = Factor·dy",
+		In:         []Operand{in("x", "(…)")},
+		Out:        []Operand{acc("y", "(…)").over("x")},
+		Attr:       ScaleAttr{},
+		check:      sameAll,
+		flops:      perElem,
+	},
+	{
+		Kind:       Sum,
+		Doc:        "y = Σ over all elements of x; x any shape, y f64 (1).",
+		Derivative: "dx = dy, at every element",
+		In:         []Operand{in("x", "(…)")},
+		Out:        []Operand{acc("y", "(1)").typ(isF64)},
+		check:      func(c *checker) { c.vector(c.out(0), 1, "a scalar") },
+		flops:      func(c *checker) int64 { return c.in(0).elems() },
+		work:       Target.sumWork,
+		cudaWork:   Target.sumWork,
+	},
+	{
+		Kind:  SumGrad,
+		Doc:   "dx = dy at every element; dy f64 (1), dx any shape.",
+		In:    []Operand{in("dy", "(1)").typ(isF64)},
+		Out:   []Operand{acc("dx", "(…)")},
+		check: func(c *checker) { c.vector(c.in(0), 1, "a scalar") },
+		flops: perElem,
+	},
 }
 
 func perElem(c *checker) int64 { return c.out(0).elems() }

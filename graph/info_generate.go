@@ -2,74 +2,65 @@ package graph
 
 // Generation with keys and values that are kept from token to token.
 
-func init() {
-	register(
-		&Info{
-			Kind: RopeAt,
-			Doc: "Rope of one row at position key[KeyStart]: the bits of that row of Rope. x, y (1, Heads·HeadDim), key i64 (NumKey); " +
-				"y may be in place of x; the attribute's Seq is 1. For generation: it has no derivative.",
-			In:   []Operand{in("x", "(1,Heads·HeadDim)").typ(isF32), in("key", "(NumKey)").typ(isI64)},
-			Out:  []Operand{out("y", "(1,Heads·HeadDim)").typ(isF32).over("x")},
-			Attr: RopeAttr{},
-			check: func(c *checker) {
-				x, a := c.in(0), c.op.Attr.(RopeAttr)
-				c.rope(a)
-				c.matrix(x, 1, a.Heads*a.HeadDim, "Heads·HeadDim, one row")
-				c.vector(c.in(1), NumKey, "the Key slots")
-				if c.err == nil && a.Seq != 1 {
-					c.failf("Seq is %d, want 1: it is one row", a.Seq)
-				}
-				c.same(c.out(0), x)
-			},
-			flops: func(c *checker) int64 { return 3 * c.out(0).elems() },
-			work:  Target.ropeWork,
-		},
-		&Info{
-			Kind: AttentionCached,
-			Doc: "Causal attention of Seq rows at the positions from S = key[KeyStart] on, over the S rows before them too: writes their keys " +
-				"and values into rows S … of the caches, and gives the bits of those rows of an attention over all. " +
-				"Packed: qkv (Seq, (Heads+2·KVHeads)·HeadDim); else q (Seq, Heads·HeadDim), k, v (Seq, KVHeads·HeadDim). y (Seq, Heads·HeadDim), " +
-				"keys, values (Capacity, KVHeads·HeadDim). For generation: it has no derivative.",
-			In: []Operand{in("q", "(Seq,Heads·HeadDim)").typ(isF32), in("k", "(Seq,KVHeads·HeadDim)").typ(isF32), in("v", "(Seq,KVHeads·HeadDim)").typ(isF32), in("key", "(NumKey)").typ(isI64)},
-			Out: []Operand{out("y", "(Seq,Heads·HeadDim)").typ(isF32), out("keys", "(Capacity,KVHeads·HeadDim)").typ(isF32).mode(modeRW),
-				out("values", "(Capacity,KVHeads·HeadDim)").typ(isF32).mode(modeRW)},
-			Attr:    AttentionAttr{},
-			variant: attentionCachedOperands,
-			check: func(c *checker) {
-				a := c.attention()
-				i := c.qkv(a, 0, c.in)
-				c.vector(c.in(i), NumKey, "the Key slots")
-				c.matrix(c.out(0), a.Seq, a.Heads*a.HeadDim, "Heads·HeadDim, rows Seq")
-				keys := c.out(1)
-				c.matrix(keys, keys.rows(), a.KVHeads*a.HeadDim, "KVHeads·HeadDim")
-				c.same(c.out(2), keys)
-				switch {
-				case c.err != nil:
-				case a.Batch != 1:
-					c.failf("Batch is %d, want 1: generation follows one sequence", a.Batch)
-				case !a.Causal:
-					c.failf("Causal is false, want true: later tokens are not known")
-				case keys.rows() < a.Seq:
-					c.failf("keys has %d rows, want at least the %d of Seq", keys.rows(), a.Seq)
-				}
-			},
-			flops: func(c *checker) int64 {
-				a := c.op.Attr.(AttentionAttr)
-				return a.Heads * a.Seq * c.out(1).rows() * (4*a.HeadDim + expFlops)
-			},
-			work: Target.attentionCachedWork,
-		},
-	)
-}
+var cachedOut = []Operand{out("y", "(Seq,Heads·HeadDim)").typ(isF32), out("keys", "(Capacity,KVHeads·HeadDim)").typ(isF32).mode(modeRW),
+	out("values", "(Capacity,KVHeads·HeadDim)").typ(isF32).mode(modeRW)}
 
-var packedCachedIn = []Operand{in("qkv", "(Seq,(Heads+2·KVHeads)·HeadDim)").typ(isF32), in("key", "(NumKey)").typ(isI64)}
-
-func attentionCachedOperands(attr any) (ins, outs []Operand) {
-	i := kindTable[AttentionCached]
-	if a, _ := attr.(AttentionAttr); a.Packed {
-		return packedCachedIn, i.Out
-	}
-	return i.In, i.Out
+var generateKinds = []*Info{
+	{
+		Kind: RopeAt,
+		Doc: "Rope of one row at position key[KeyStart]: the bits of that row of Rope. x, y (1, Heads·HeadDim), key i64 (NumKey); " +
+			"y may be in place of x; the attribute's Seq is 1. For generation: it has no derivative.",
+		In:   []Operand{in("x", "(1,Heads·HeadDim)").typ(isF32), in("key", "(NumKey)").typ(isI64)},
+		Out:  []Operand{out("y", "(1,Heads·HeadDim)").typ(isF32).over("x")},
+		Attr: RopeAttr{},
+		check: func(c *checker) {
+			x, a := c.in(0), c.op.Attr.(RopeAttr)
+			c.rope(a)
+			c.matrix(x, 1, a.Heads*a.HeadDim, "Heads·HeadDim, one row")
+			c.vector(c.in(1), NumKey, "the Key slots")
+			if c.err == nil && a.Seq != 1 {
+				c.failf("Seq is %d, want 1: it is one row", a.Seq)
+			}
+			c.same(c.out(0), x)
+		},
+		flops: func(c *checker) int64 { return 3 * c.out(0).elems() },
+		work:  Target.ropeWork,
+	},
+	{
+		Kind: AttentionCached,
+		Doc: "Causal attention of Seq rows at the positions from S = key[KeyStart] on, over the S rows before them too: writes their keys " +
+			"and values into rows S … of the caches, and gives the bits of those rows of an attention over all. " +
+			"Packed: qkv (Seq, (Heads+2·KVHeads)·HeadDim); else q (Seq, Heads·HeadDim), k, v (Seq, KVHeads·HeadDim). y (Seq, Heads·HeadDim), " +
+			"keys, values (Capacity, KVHeads·HeadDim). For generation: it has no derivative.",
+		In:        []Operand{in("q", "(Seq,Heads·HeadDim)").typ(isF32), in("k", "(Seq,KVHeads·HeadDim)").typ(isF32), in("v", "(Seq,KVHeads·HeadDim)").typ(isF32), in("key", "(NumKey)").typ(isI64)},
+		Out:       cachedOut,
+		Attr:      AttentionAttr{},
+		packedIn:  []Operand{in("qkv", "(Seq,(Heads+2·KVHeads)·HeadDim)").typ(isF32), in("key", "(NumKey)").typ(isI64)},
+		packedOut: cachedOut,
+		check: func(c *checker) {
+			a := c.attention()
+			i := c.qkv(a, 0, c.in)
+			c.vector(c.in(i), NumKey, "the Key slots")
+			c.matrix(c.out(0), a.Seq, a.Heads*a.HeadDim, "Heads·HeadDim, rows Seq")
+			keys := c.out(1)
+			c.matrix(keys, keys.rows(), a.KVHeads*a.HeadDim, "KVHeads·HeadDim")
+			c.same(c.out(2), keys)
+			switch {
+			case c.err != nil:
+			case a.Batch != 1:
+				c.failf("Batch is %d, want 1: generation follows one sequence", a.Batch)
+			case !a.Causal:
+				c.failf("Causal is false, want true: later tokens are not known")
+			case keys.rows() < a.Seq:
+				c.failf("keys has %d rows, want at least the %d of Seq", keys.rows(), a.Seq)
+			}
+		},
+		flops: func(c *checker) int64 {
+			a := c.op.Attr.(AttentionAttr)
+			return a.Heads * a.Seq * c.out(1).rows() * (4*a.HeadDim + expFlops)
+		},
+		work: Target.attentionCachedWork,
+	},
 }
 
 // Cache adds a buffer of rows that sections of generation share and keep from one

@@ -1,195 +1,189 @@
 package graph
 
-// Embeddings and matrix products. A table: as long as it has kinds.
-func init() {
-	register(
-		&Info{
-			Kind:       Embed,
-			Doc:        "y[n] = table[tokens[n]]; tokens i32 (N), table (V,C), y (N,C).",
-			Derivative: "dtable[v] = Σ over n with tokens[n]=v of dy[n], in increasing n",
-			In:         []Operand{in("tokens", "(N)").typ(isI32), in("table", "(V,C)")},
-			Out:        []Operand{out("y", "(N,C)")},
-			Saves:      []string{"tokens"},
-			check: func(c *checker) {
-				tokens, table, y := c.in(0), c.in(1), c.out(0)
-				if c.rank(table, 2) {
-					c.matrix(y, tokens.elems(), table.cols(), "a row per token, as wide as table")
-				}
-			},
-			bytes:  func(c *checker) int64 { return c.in(0).buf.Bytes() + 2*c.out(0).buf.Bytes() },
-			derive: deriveEmbed,
+// Embeddings and matrix products.
+var linearKinds = []*Info{
+	{
+		Kind:       Embed,
+		Doc:        "y[n] = table[tokens[n]]; tokens i32 (N), table (V,C), y (N,C).",
+		Derivative: "dtable[v] = Σ over n with tokens[n]=v of dy[n], in increasing n",
+		In:         []Operand{in("tokens", "(N)").typ(isI32), in("table", "(V,C)")},
+		Out:        []Operand{out("y", "(N,C)")},
+		Saves:      []string{"tokens"},
+		check: func(c *checker) {
+			tokens, table, y := c.in(0), c.in(1), c.out(0)
+			if c.rank(table, 2) {
+				c.matrix(y, tokens.elems(), table.cols(), "a row per token, as wide as table")
+			}
 		},
-		&Info{
-			Kind: EmbedGrad,
-			Doc:  "dtable[v] = Σ over n with tokens[n]=v of dy[n]; tokens i32 (N), dy (N,C), dtable (V,C).",
-			In:   []Operand{in("tokens", "(N)").typ(isI32), in("dy", "(N,C)")},
-			Out:  []Operand{grad("dtable", "(V,C)")},
-			check: func(c *checker) {
-				tokens, dy, dtable := c.in(0), c.in(1), c.out(0)
-				c.matrix(dy, tokens.elems(), dtable.cols(), "a row per token, as wide as dtable")
-				c.rank(dtable, 2)
-			},
-			flops: func(c *checker) int64 { return c.in(1).elems() },
-			work:  Target.embedGradWork,
+		bytes: func(c *checker) int64 { return c.in(0).buf.Bytes() + 2*c.out(0).buf.Bytes() },
+	},
+	{
+		Kind: EmbedGrad,
+		Doc:  "dtable[v] = Σ over n with tokens[n]=v of dy[n]; tokens i32 (N), dy (N,C), dtable (V,C).",
+		In:   []Operand{in("tokens", "(N)").typ(isI32), in("dy", "(N,C)")},
+		Out:  []Operand{grad("dtable", "(V,C)")},
+		check: func(c *checker) {
+			tokens, dy, dtable := c.in(0), c.in(1), c.out(0)
+			c.matrix(dy, tokens.elems(), dtable.cols(), "a row per token, as wide as dtable")
+			c.rank(dtable, 2)
 		},
-		&Info{
-			Kind:       AddPos,
-			Doc:        "y[n] = x[n] + pos[n mod Seq]; x (N,C), pos (P,C) with P ≥ Seq, y (N,C), which may be in place of x.",
-			Derivative: "dx = dy; dpos[t] = Σ over rows n ≡ t (mod Seq) of dy[n], zero from Seq on",
-			In:         []Operand{in("x", "(N,C)"), in("pos", "(P,C)")},
-			Out:        []Operand{out("y", "(N,C)").over("x")},
-			Attr:       PosAttr{},
-			check: func(c *checker) {
-				x, pos, y := c.in(0), c.in(1), c.out(0)
-				c.positions(x, pos)
-				c.same(y, x)
-			},
-			flops:  func(c *checker) int64 { return c.out(0).elems() },
-			derive: deriveAddPos,
+		flops: func(c *checker) int64 { return c.in(1).elems() },
+		work:  Target.embedGradWork,
+	},
+	{
+		Kind:       AddPos,
+		Doc:        "y[n] = x[n] + pos[n mod Seq]; x (N,C), pos (P,C) with P ≥ Seq, y (N,C), which may be in place of x.",
+		Derivative: "dx = dy; dpos[t] = Σ over rows n ≡ t (mod Seq) of dy[n], zero from Seq on",
+		In:         []Operand{in("x", "(N,C)"), in("pos", "(P,C)")},
+		Out:        []Operand{out("y", "(N,C)").over("x")},
+		Attr:       PosAttr{},
+		check: func(c *checker) {
+			x, pos, y := c.in(0), c.in(1), c.out(0)
+			c.positions(x, pos)
+			c.same(y, x)
 		},
-		&Info{
-			Kind: AddPosGrad,
-			Doc:  "dpos[t] = Σ over rows n ≡ t (mod Seq) of dy[n]; rows from Seq to P are zero. dy (N,C), dpos (P,C).",
-			In:   []Operand{in("dy", "(N,C)")},
-			Out:  []Operand{grad("dpos", "(P,C)")},
-			Attr: PosAttr{},
-			check: func(c *checker) {
-				c.positions(c.in(0), c.out(0))
-			},
-			flops: func(c *checker) int64 { return c.in(0).elems() },
+		flops: func(c *checker) int64 { return c.out(0).elems() },
+	},
+	{
+		Kind: AddPosGrad,
+		Doc:  "dpos[t] = Σ over rows n ≡ t (mod Seq) of dy[n]; rows from Seq to P are zero. dy (N,C), dpos (P,C).",
+		In:   []Operand{in("dy", "(N,C)")},
+		Out:  []Operand{grad("dpos", "(P,C)")},
+		Attr: PosAttr{},
+		check: func(c *checker) {
+			c.positions(c.in(0), c.out(0))
 		},
-		&Info{
-			Kind: Linear,
-			Doc: "pre = x·w + bias, y = act(pre); x (M,K), w (K,N) or with TransW (N,K), bias (N), y and pre (M,N). " +
-				"Without Act there is no pre.",
-			Derivative: "with g = dy·act'(pre): dx = g·wᵀ; dw = xᵀ·g (with TransW gᵀ·x); dbias = column sums of g",
-			In:         []Operand{in("x", "(M,K)"), in("w", "(K,N)"), optIn("bias", "(N)")},
-			Out:        []Operand{out("y", "(M,N)"), out("pre", "(M,N)").opt().stat()},
-			Attr:       LinearAttr{},
-			Saves:      []string{"x", "w", "pre"},
-			check: func(c *checker) {
-				pre := c.out(1)
-				a := c.op.Attr.(LinearAttr)
-				c.linear(a)
-				c.same(pre, c.out(0))
-				c.activation(a.Act, true)
-				c.int8Product(c.in(0), a)
-				if pre.ok() && a.Act == ActNone {
-					c.failf("operand pre is given without an activation; y is its value already")
-				}
-			},
-			flops:    linearFlops,
-			derive:   deriveLinear,
-			work:     Target.linearWork,
-			cudaWork: Target.linearCUDAWork,
+		flops: func(c *checker) int64 { return c.in(0).elems() },
+	},
+	{
+		Kind: Linear,
+		Doc: "pre = x·w + bias, y = act(pre); x (M,K), w (K,N) or with TransW (N,K), bias (N), y and pre (M,N). " +
+			"Without Act there is no pre.",
+		Derivative: "with g = dy·act'(pre): dx = g·wᵀ; dw = xᵀ·g (with TransW gᵀ·x); dbias = column sums of g",
+		In:         []Operand{in("x", "(M,K)"), in("w", "(K,N)"), optIn("bias", "(N)")},
+		Out:        []Operand{out("y", "(M,N)"), out("pre", "(M,N)").opt().stat()},
+		Attr:       LinearAttr{},
+		Saves:      []string{"x", "w", "pre"},
+		check: func(c *checker) {
+			pre := c.out(1)
+			a := c.op.Attr.(LinearAttr)
+			c.linear(a)
+			c.same(pre, c.out(0))
+			c.activation(a.Act, true)
+			c.int8Product(c.in(0), a)
+			if pre.ok() && a.Act == ActNone {
+				c.failf("operand pre is given without an activation; y is its value already")
+			}
 		},
-		&Info{
-			Kind: LinearAct,
-			Doc: "sum = x·w + bias, y = act(sum), pre = sum; x (M,K), w (K,N) or with TransW (N,K), bias (N), y and pre (M,N). " +
-				"Of 16 bits y and pre are each rounded once: y is not act(pre), so that nothing but this operation makes it again. " +
-				"Where a kernel has no such epilogue, the sum may be rounded to pre's type first.",
-			Derivative: "with g = dy·act'(pre): dx = g·wᵀ; dw = xᵀ·g (with TransW gᵀ·x); dbias = column sums of g",
-			In:         []Operand{in("x", "(M,K)"), in("w", "(K,N)"), optIn("bias", "(N)")},
-			Out:        []Operand{out("y", "(M,N)"), out("pre", "(M,N)").stat()},
-			Attr:       LinearAttr{},
-			Saves:      []string{"x", "w", "pre"},
-			check: func(c *checker) {
-				a := c.op.Attr.(LinearAttr)
-				c.linear(a)
-				c.same(c.out(1), c.out(0))
-				c.activation(a.Act, false)
-				if a.Int8 {
-					c.failf("is of int8; products with an activation's epilogue are not")
-				}
-			},
-			flops:    linearFlops,
-			derive:   deriveLinear,
-			work:     Target.linearActWork,
-			cudaWork: Target.linearCUDAWork,
+		flops:    linearFlops,
+		work:     Target.linearWork,
+		cudaWork: Target.linearCUDAWork,
+	},
+	{
+		Kind: LinearAct,
+		Doc: "sum = x·w + bias, y = act(sum), pre = sum; x (M,K), w (K,N) or with TransW (N,K), bias (N), y and pre (M,N). " +
+			"Of 16 bits y and pre are each rounded once: y is not act(pre), so that nothing but this operation makes it again. " +
+			"Where a kernel has no such epilogue, the sum may be rounded to pre's type first.",
+		Derivative: "with g = dy·act'(pre): dx = g·wᵀ; dw = xᵀ·g (with TransW gᵀ·x); dbias = column sums of g",
+		In:         []Operand{in("x", "(M,K)"), in("w", "(K,N)"), optIn("bias", "(N)")},
+		Out:        []Operand{out("y", "(M,N)"), out("pre", "(M,N)").stat()},
+		Attr:       LinearAttr{},
+		Saves:      []string{"x", "w", "pre"},
+		check: func(c *checker) {
+			a := c.op.Attr.(LinearAttr)
+			c.linear(a)
+			c.same(c.out(1), c.out(0))
+			c.activation(a.Act, false)
+			if a.Int8 {
+				c.failf("is of int8; products with an activation's epilogue are not")
+			}
 		},
-		&Info{
-			Kind: LinearGradX,
-			Doc:  "dx = dy·wᵀ (with TransW dy·w); dy (M,N), w as in linear, dx (M,K).",
-			In:   []Operand{in("dy", "(M,N)"), in("w", "(K,N)")},
-			Out:  []Operand{acc("dx", "(M,K)")},
-			Attr: LinearAttr{},
-			check: func(c *checker) {
-				dy, w, dx := c.in(0), c.in(1), c.out(0)
-				a := c.op.Attr.(LinearAttr)
-				k, n := c.weight(w, a.TransW)
-				c.matrix(dy, dx.rows(), n, "rows as dx, columns as w's outputs")
-				c.matrix(dx, dy.rows(), k, "rows as dy, columns as w's inputs")
-				c.noAct(a)
-				c.int8Product(dy, a)
-			},
-			flops:    func(c *checker) int64 { return 2 * c.out(0).elems() * c.in(0).cols() },
-			work:     Target.linearWork,
-			cudaWork: Target.linearCUDAWork,
+		flops:    linearFlops,
+		work:     Target.linearActWork,
+		cudaWork: Target.linearCUDAWork,
+	},
+	{
+		Kind: LinearGradX,
+		Doc:  "dx = dy·wᵀ (with TransW dy·w); dy (M,N), w as in linear, dx (M,K).",
+		In:   []Operand{in("dy", "(M,N)"), in("w", "(K,N)")},
+		Out:  []Operand{acc("dx", "(M,K)")},
+		Attr: LinearAttr{},
+		check: func(c *checker) {
+			dy, w, dx := c.in(0), c.in(1), c.out(0)
+			a := c.op.Attr.(LinearAttr)
+			k, n := c.weight(w, a.TransW)
+			c.matrix(dy, dx.rows(), n, "rows as dx, columns as w's outputs")
+			c.matrix(dx, dy.rows(), k, "rows as dy, columns as w's inputs")
+			c.noAct(a)
+			c.int8Product(dy, a)
 		},
-		&Info{
-			Kind: LinearGradAct,
-			Doc: "dpre = (dy·wᵀ)·act'(pre) (with TransW (dy·w)·act'(pre)), the gradient of pre where act(pre) was linear's x; " +
-				"dy (M,N), w as in linear, pre and dpre (M,K). The product may be rounded to dpre's type before it is multiplied, or not.",
-			In:   []Operand{in("dy", "(M,N)"), in("w", "(K,N)"), in("pre", "(M,K)")},
-			Out:  []Operand{out("dpre", "(M,K)")},
-			Attr: LinearAttr{},
-			check: func(c *checker) {
-				dy, w, pre, d := c.in(0), c.in(1), c.in(2), c.out(0)
-				a := c.op.Attr.(LinearAttr)
-				k, n := c.weight(w, a.TransW)
-				c.matrix(dy, d.rows(), n, "rows as dpre, columns as w's outputs")
-				c.matrix(d, dy.rows(), k, "rows as dy, columns as w's inputs")
-				c.same(pre, d)
-				c.activation(a.Act, false)
-				if a.Int8 {
-					c.failf("is of int8; products with an activation's derivative are not")
-				}
-			},
-			flops: func(c *checker) int64 {
-				return 2*c.out(0).elems()*c.in(0).cols() + actFlops*c.out(0).elems()
-			},
-			work:     Target.linearWork,
-			cudaWork: Target.linearCUDAWork,
+		flops:    func(c *checker) int64 { return 2 * c.out(0).elems() * c.in(0).cols() },
+		work:     Target.linearWork,
+		cudaWork: Target.linearCUDAWork,
+	},
+	{
+		Kind: LinearGradAct,
+		Doc: "dpre = (dy·wᵀ)·act'(pre) (with TransW (dy·w)·act'(pre)), the gradient of pre where act(pre) was linear's x; " +
+			"dy (M,N), w as in linear, pre and dpre (M,K). The product may be rounded to dpre's type before it is multiplied, or not.",
+		In:   []Operand{in("dy", "(M,N)"), in("w", "(K,N)"), in("pre", "(M,K)")},
+		Out:  []Operand{out("dpre", "(M,K)")},
+		Attr: LinearAttr{},
+		check: func(c *checker) {
+			dy, w, pre, d := c.in(0), c.in(1), c.in(2), c.out(0)
+			a := c.op.Attr.(LinearAttr)
+			k, n := c.weight(w, a.TransW)
+			c.matrix(dy, d.rows(), n, "rows as dpre, columns as w's outputs")
+			c.matrix(d, dy.rows(), k, "rows as dy, columns as w's inputs")
+			c.same(pre, d)
+			c.activation(a.Act, false)
+			if a.Int8 {
+				c.failf("is of int8; products with an activation's derivative are not")
+			}
 		},
-		&Info{
-			Kind:     LinearGradW,
-			Doc:      "dw = xᵀ·dy (with TransW dyᵀ·x); x (M,K), dy (M,N), dw shaped as w.",
-			In:       []Operand{in("x", "(M,K)"), in("dy", "(M,N)")},
-			Out:      []Operand{grad("dw", "(K,N)")},
-			Attr:     LinearAttr{},
-			check:    (*checker).gradW,
-			flops:    func(c *checker) int64 { return 2 * c.in(0).elems() * c.in(1).cols() },
-			work:     Target.linearWork,
-			cudaWork: Target.linearCUDAWork,
+		flops: func(c *checker) int64 {
+			return 2*c.out(0).elems()*c.in(0).cols() + actFlops*c.out(0).elems()
 		},
-		&Info{
-			Kind: LinearGradWB,
-			Doc: "dw = xᵀ·dy (with TransW dyᵀ·x), db = Σ over rows of dy; x (M,K), dy (M,N), dw shaped as w, db (N). " +
-				"In what order db is summed is the product's to choose.",
-			In:   []Operand{in("x", "(M,K)"), in("dy", "(M,N)")},
-			Out:  []Operand{grad("dw", "(K,N)"), grad("db", "(N)")},
-			Attr: LinearAttr{},
-			check: func(c *checker) {
-				c.gradW()
-				c.vector(c.out(1), c.in(1).cols(), "the columns of dy")
-			},
-			flops:    func(c *checker) int64 { return 2*c.in(0).elems()*c.in(1).cols() + c.in(1).elems() },
-			work:     Target.linearWork,
-			cudaWork: Target.gradWBCUDAWork,
+		work:     Target.linearWork,
+		cudaWork: Target.linearCUDAWork,
+	},
+	{
+		Kind:     LinearGradW,
+		Doc:      "dw = xᵀ·dy (with TransW dyᵀ·x); x (M,K), dy (M,N), dw shaped as w.",
+		In:       []Operand{in("x", "(M,K)"), in("dy", "(M,N)")},
+		Out:      []Operand{grad("dw", "(K,N)")},
+		Attr:     LinearAttr{},
+		check:    (*checker).gradW,
+		flops:    func(c *checker) int64 { return 2 * c.in(0).elems() * c.in(1).cols() },
+		work:     Target.linearWork,
+		cudaWork: Target.linearCUDAWork,
+	},
+	{
+		Kind: LinearGradWB,
+		Doc: "dw = xᵀ·dy (with TransW dyᵀ·x), db = Σ over rows of dy; x (M,K), dy (M,N), dw shaped as w, db (N). " +
+			"In what order db is summed is the product's to choose.",
+		In:   []Operand{in("x", "(M,K)"), in("dy", "(M,N)")},
+		Out:  []Operand{grad("dw", "(K,N)"), grad("db", "(N)")},
+		Attr: LinearAttr{},
+		check: func(c *checker) {
+			c.gradW()
+			c.vector(c.out(1), c.in(1).cols(), "the columns of dy")
 		},
-		&Info{
-			Kind: BiasGrad,
-			Doc:  "db = Σ over rows of dy; dy (M,N), db (N).",
-			In:   []Operand{in("dy", "(M,N)")},
-			Out:  []Operand{grad("db", "(N)")},
-			check: func(c *checker) {
-				c.rank2(c.in(0))
-				c.vector(c.out(0), c.in(0).cols(), "the columns of dy")
-			},
-			flops:    func(c *checker) int64 { return c.in(0).elems() },
-			cudaWork: Target.biasGradCUDAWork,
+		flops:    func(c *checker) int64 { return 2*c.in(0).elems()*c.in(1).cols() + c.in(1).elems() },
+		work:     Target.linearWork,
+		cudaWork: Target.gradWBCUDAWork,
+	},
+	{
+		Kind: BiasGrad,
+		Doc:  "db = Σ over rows of dy; dy (M,N), db (N).",
+		In:   []Operand{in("dy", "(M,N)")},
+		Out:  []Operand{grad("db", "(N)")},
+		check: func(c *checker) {
+			c.rank2(c.in(0))
+			c.vector(c.out(0), c.in(0).cols(), "the columns of dy")
 		},
-	)
+		flops:    func(c *checker) int64 { return c.in(0).elems() },
+		cudaWork: Target.biasGradCUDAWork,
+	},
 }
 
 // gradW checks the gradient of a weight: x, dy → dw.

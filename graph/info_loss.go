@@ -3,91 +3,87 @@ package graph
 // Losses. A loss accumulates the sum over counted targets into its f64 output;
 // the mean's 1/count enters once, through Hyper, in the gradient.
 
-func init() {
-	register(
-		&Info{
-			Kind: CrossEntropy,
-			Doc: "loss += Σ over rows with targets[n] ≠ −1 of lse[n] − logits[n, targets[n]]; lse = log Σ_V exp(logits). " +
-				"logits (N,V), targets i32 (N), loss f64 (1), lse (N).",
-			Derivative: "dlogits = (softmax(logits) − onehot(targets))·InvCount·LossScale, zero in rows with target −1",
-			In:         []Operand{in("logits", "(N,V)").typ(isF32), in("targets", "(N)").typ(isI32)},
-			Out:        []Operand{acc("loss", "(1)").typ(isF64).mode(modeA), out("lse", "(N)").typ(isF32).stat()},
-			Saves:      []string{"logits", "targets", "lse"},
-			check: func(c *checker) {
-				c.logits(c.in(0), c.in(1))
-				c.vector(c.out(0), 1, "a scalar")
-				c.vector(c.out(1), c.in(0).rows(), "the rows of logits")
-			},
-			flops:    func(c *checker) int64 { return (expFlops + 2) * c.in(0).elems() },
-			derive:   deriveCrossEntropy,
-			cudaWork: Target.crossEntropyCUDAWork,
+var lossKinds = []*Info{
+	{
+		Kind: CrossEntropy,
+		Doc: "loss += Σ over rows with targets[n] ≠ −1 of lse[n] − logits[n, targets[n]]; lse = log Σ_V exp(logits). " +
+			"logits (N,V), targets i32 (N), loss f64 (1), lse (N).",
+		Derivative: "dlogits = (softmax(logits) − onehot(targets))·InvCount·LossScale, zero in rows with target −1",
+		In:         []Operand{in("logits", "(N,V)").typ(isF32), in("targets", "(N)").typ(isI32)},
+		Out:        []Operand{acc("loss", "(1)").typ(isF64).mode(modeA), out("lse", "(N)").typ(isF32).stat()},
+		Saves:      []string{"logits", "targets", "lse"},
+		check: func(c *checker) {
+			c.logits(c.in(0), c.in(1))
+			c.vector(c.out(0), 1, "a scalar")
+			c.vector(c.out(1), c.in(0).rows(), "the rows of logits")
 		},
-		&Info{
-			Kind: CrossEntropyGrad,
-			Doc: "dlogits = (exp(logits − lse) − onehot(targets))·InvCount·LossScale, zero in rows with target −1; may be in place of logits. " +
-				"logits, dlogits (N,V), targets i32 (N), lse (N), hyper f64 (NumHyper).",
-			In: []Operand{in("logits", "(N,V)").typ(isF32), in("targets", "(N)").typ(isI32), in("lse", "(N)").typ(isF32), in("hyper", "(NumHyper)").typ(isF64)},
-			Out: []Operand{
-				out("dlogits", "(N,V)").typ(isF32).over("logits")},
-			check: func(c *checker) {
-				c.logits(c.in(0), c.in(1))
-				c.vector(c.in(2), c.in(0).rows(), "the rows of logits")
-				c.vector(c.in(3), NumHyper, "the Hyper slots")
-				c.same(c.out(0), c.in(0))
-			},
-			flops: func(c *checker) int64 { return (expFlops + 2) * c.in(0).elems() },
+		flops:    func(c *checker) int64 { return (expFlops + 2) * c.in(0).elems() },
+		cudaWork: Target.crossEntropyCUDAWork,
+	},
+	{
+		Kind: CrossEntropyGrad,
+		Doc: "dlogits = (exp(logits − lse) − onehot(targets))·InvCount·LossScale, zero in rows with target −1; may be in place of logits. " +
+			"logits, dlogits (N,V), targets i32 (N), lse (N), hyper f64 (NumHyper).",
+		In: []Operand{in("logits", "(N,V)").typ(isF32), in("targets", "(N)").typ(isI32), in("lse", "(N)").typ(isF32), in("hyper", "(NumHyper)").typ(isF64)},
+		Out: []Operand{
+			out("dlogits", "(N,V)").typ(isF32).over("logits")},
+		check: func(c *checker) {
+			c.logits(c.in(0), c.in(1))
+			c.vector(c.in(2), c.in(0).rows(), "the rows of logits")
+			c.vector(c.in(3), NumHyper, "the Hyper slots")
+			c.same(c.out(0), c.in(0))
 		},
-		&Info{
-			Kind: HeadLoss,
-			Doc: "The cross-entropy of logits x·wᵀ, which are held for a chunk of rows only: loss += Σ over rows with targets[n] ≠ −1 of " +
-				"lse[n] − logits[n, targets[n]]. x (N,C), w (V,C), targets i32 (N), loss f64 (1).",
-			Derivative: "replaced at its place by head_loss_grad: with g = (softmax(logits) − onehot)·InvCount·LossScale, dx = g·w, dw = gᵀ·x",
-			In:         []Operand{in("x", "(N,C)"), in("w", "(V,C)"), in("targets", "(N)").typ(isI32)},
-			Out:        []Operand{acc("loss", "(1)").typ(isF64).mode(modeA)},
-			check:      func(c *checker) { c.head(c.in(0), c.in(1), c.in(2), c.out(0)) },
-			flops:      func(c *checker) int64 { return c.headFlops(1) },
-			derive:     func(*differ) {}, // its gradient was taken at its forward place
-			work:       Target.headLossWork,
-			cudaWork:   Target.headLossCUDAWork,
+		flops: func(c *checker) int64 { return (expFlops + 2) * c.in(0).elems() },
+	},
+	{
+		Kind: HeadLoss,
+		Doc: "The cross-entropy of logits x·wᵀ, which are held for a chunk of rows only: loss += Σ over rows with targets[n] ≠ −1 of " +
+			"lse[n] − logits[n, targets[n]]. x (N,C), w (V,C), targets i32 (N), loss f64 (1).",
+		Derivative: "replaced at its place by head_loss_grad: with g = (softmax(logits) − onehot)·InvCount·LossScale, dx = g·w, dw = gᵀ·x",
+		In:         []Operand{in("x", "(N,C)"), in("w", "(V,C)"), in("targets", "(N)").typ(isI32)},
+		Out:        []Operand{acc("loss", "(1)").typ(isF64).mode(modeA)},
+		check:      func(c *checker) { c.head(c.in(0), c.in(1), c.in(2), c.out(0)) },
+		flops:      func(c *checker) int64 { return c.headFlops(1) },
+		work:       Target.headLossWork,
+		cudaWork:   Target.headLossCUDAWork,
+	},
+	{
+		Kind: HeadLossGrad,
+		Doc: "Loss and gradients of head_loss in one sweep over chunks of rows. x, dx (N,C), w, dw (V,C), targets i32 (N), hyper f64 (NumHyper), " +
+			"loss f64 (1). Absent gradients are not computed.",
+		In: []Operand{in("x", "(N,C)"), in("w", "(V,C)"), in("targets", "(N)").typ(isI32), in("hyper", "(NumHyper)").typ(isF64)},
+		Out: []Operand{acc("loss", "(1)").typ(isF64).mode(modeA),
+			out("dx", "(N,C)").opt(), grad("dw", "(V,C)").opt()},
+		check: func(c *checker) {
+			c.head(c.in(0), c.in(1), c.in(2), c.out(0))
+			c.vector(c.in(3), NumHyper, "the Hyper slots")
+			c.same(c.out(1), c.in(0))
+			c.same(c.out(2), c.in(1))
 		},
-		&Info{
-			Kind: HeadLossGrad,
-			Doc: "Loss and gradients of head_loss in one sweep over chunks of rows. x, dx (N,C), w, dw (V,C), targets i32 (N), hyper f64 (NumHyper), " +
-				"loss f64 (1). Absent gradients are not computed.",
-			In: []Operand{in("x", "(N,C)"), in("w", "(V,C)"), in("targets", "(N)").typ(isI32), in("hyper", "(NumHyper)").typ(isF64)},
-			Out: []Operand{acc("loss", "(1)").typ(isF64).mode(modeA),
-				out("dx", "(N,C)").opt(), grad("dw", "(V,C)").opt()},
-			check: func(c *checker) {
-				c.head(c.in(0), c.in(1), c.in(2), c.out(0))
-				c.vector(c.in(3), NumHyper, "the Hyper slots")
-				c.same(c.out(1), c.in(0))
-				c.same(c.out(2), c.in(1))
-			},
-			flops: func(c *checker) int64 {
-				products := int64(1)
-				for i := 1; i <= 2; i++ {
-					if c.out(i).ok() {
-						products++
-					}
+		flops: func(c *checker) int64 {
+			products := int64(1)
+			for i := 1; i <= 2; i++ {
+				if c.out(i).ok() {
+					products++
 				}
-				return c.headFlops(products)
-			},
-			work:     Target.headLossWork,
-			cudaWork: Target.headLossCUDAWork,
+			}
+			return c.headFlops(products)
 		},
-		&Info{
-			Kind: SelectRow,
-			Doc:  "y = x[key[KeyRow]]; x (N,C), key i64 (NumKey), y (1,C). For generation: it has no derivative.",
-			In:   []Operand{in("x", "(N,C)"), in("key", "(NumKey)").typ(isI64)},
-			Out:  []Operand{out("y", "(1,C)")},
-			check: func(c *checker) {
-				c.rank2(c.in(0))
-				c.vector(c.in(1), NumKey, "the Key slots")
-				c.matrix(c.out(0), 1, c.in(0).cols(), "one row of x")
-			},
-			bytes: func(c *checker) int64 { return 2 * c.out(0).buf.Bytes() },
+		work:     Target.headLossWork,
+		cudaWork: Target.headLossCUDAWork,
+	},
+	{
+		Kind: SelectRow,
+		Doc:  "y = x[key[KeyRow]]; x (N,C), key i64 (NumKey), y (1,C). For generation: it has no derivative.",
+		In:   []Operand{in("x", "(N,C)"), in("key", "(NumKey)").typ(isI64)},
+		Out:  []Operand{out("y", "(1,C)")},
+		check: func(c *checker) {
+			c.rank2(c.in(0))
+			c.vector(c.in(1), NumKey, "the Key slots")
+			c.matrix(c.out(0), 1, c.in(0).cols(), "one row of x")
 		},
-	)
+		bytes: func(c *checker) int64 { return 2 * c.out(0).buf.Bytes() },
+	},
 }
 
 func (c *checker) logits(logits, targets ref) {

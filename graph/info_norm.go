@@ -1,113 +1,90 @@
 package graph
 
-// Normalisations over the last dimension. A table: as long as it has kinds.
-func init() {
-	register(
-		&Info{
-			Kind:  LayerNorm,
-			Cheap: true,
-			Doc: "Layer norm over each row (Ba et al. 2016): mean and rstd = 1/sqrt(var + Eps) with the biased variance, " +
-				"y = (x − mean)·rstd·gamma + beta; x, y (N,C), gamma, beta (C), mean, rstd (N).",
-			Derivative: "with x̂ = (x−mean)·rstd and g = dy·gamma: dx = rstd·(g − mean_C(g) − x̂·mean_C(g·x̂)); " +
-				"dgamma = Σ_N dy·x̂; dbeta = Σ_N dy",
-			In:    []Operand{in("x", "(N,C)"), in("gamma", "(C)"), in("beta", "(C)")},
-			Out:   []Operand{out("y", "(N,C)"), out("mean", "(N)").typ(isF32).stat(), out("rstd", "(N)").typ(isF32).stat()},
-			Attr:  NormAttr{},
-			Saves: []string{"x", "gamma", "mean", "rstd"},
-			check: func(c *checker) {
-				x := c.in(0)
-				c.rank2(x)
-				c.vector(c.in(1), x.cols(), "the width of x")
-				c.vector(c.in(2), x.cols(), "the width of x")
-				c.same(c.out(0), x)
-				c.vector(c.out(1), x.rows(), "the rows of x")
-				c.vector(c.out(2), x.rows(), "the rows of x")
-				c.eps()
-			},
-			flops: func(c *checker) int64 { return 8 * c.in(0).elems() },
-			derive: func(d *differ) {
-				dx, dgamma, dbeta := d.open(0), d.open(1), d.open(2)
-				if dx.none() && dgamma.none() && dbeta.none() {
-					return
-				}
-				d.emit("dx", LayerNormGrad, d.op.Attr,
-					[]BufID{d.dy(0), d.in(0), d.in(1), d.out(1), d.out(2)}, dx.out, dgamma.out, dbeta.out)
-				d.close("dx", dx)
-				d.close("dgamma", dgamma)
-				d.close("dbeta", dbeta)
-			},
+// Normalisations over the last dimension.
+var normKinds = []*Info{
+	{
+		Kind:  LayerNorm,
+		Cheap: true,
+		Doc: "Layer norm over each row (Ba et al. 2016): mean and rstd = 1/sqrt(var + Eps) with the biased variance, " +
+			"y = (x − mean)·rstd·gamma + beta; x, y (N,C), gamma, beta (C), mean, rstd (N).",
+		Derivative: "with x̂ = (x−mean)·rstd and g = dy·gamma: dx = rstd·(g − mean_C(g) − x̂·mean_C(g·x̂)); " +
+			"dgamma = Σ_N dy·x̂; dbeta = Σ_N dy",
+		In:    []Operand{in("x", "(N,C)"), in("gamma", "(C)"), in("beta", "(C)")},
+		Out:   []Operand{out("y", "(N,C)"), out("mean", "(N)").typ(isF32).stat(), out("rstd", "(N)").typ(isF32).stat()},
+		Attr:  NormAttr{},
+		Saves: []string{"x", "gamma", "mean", "rstd"},
+		check: func(c *checker) {
+			x := c.in(0)
+			c.rank2(x)
+			c.vector(c.in(1), x.cols(), "the width of x")
+			c.vector(c.in(2), x.cols(), "the width of x")
+			c.same(c.out(0), x)
+			c.vector(c.out(1), x.rows(), "the rows of x")
+			c.vector(c.out(2), x.rows(), "the rows of x")
+			c.eps()
 		},
-		&Info{
-			Kind: LayerNormGrad,
-			Doc:  "Gradients of layernorm; dy, x (N,C), gamma (C), mean, rstd (N), dx (N,C), dgamma, dbeta (C).",
-			In:   []Operand{in("dy", "(N,C)"), in("x", "(N,C)"), in("gamma", "(C)"), in("mean", "(N)").typ(isF32), in("rstd", "(N)").typ(isF32)},
-			Out:  []Operand{acc("dx", "(N,C)").opt(), grad("dgamma", "(C)").opt(), grad("dbeta", "(C)").opt()},
-			Attr: NormAttr{},
-			check: func(c *checker) {
-				x := c.in(1)
-				c.rank2(x)
-				c.same(c.in(0), x)
-				c.vector(c.in(2), x.cols(), "the width of x")
-				c.vector(c.in(3), x.rows(), "the rows of x")
-				c.vector(c.in(4), x.rows(), "the rows of x")
-				c.same(c.out(0), x)
-				c.vector(c.out(1), x.cols(), "the width of x")
-				c.vector(c.out(2), x.cols(), "the width of x")
-				c.someOut()
-				c.eps()
-			},
-			flops: func(c *checker) int64 { return 14 * c.in(1).elems() },
+		flops: func(c *checker) int64 { return 8 * c.in(0).elems() },
+	},
+	{
+		Kind: LayerNormGrad,
+		Doc:  "Gradients of layernorm; dy, x (N,C), gamma (C), mean, rstd (N), dx (N,C), dgamma, dbeta (C).",
+		In:   []Operand{in("dy", "(N,C)"), in("x", "(N,C)"), in("gamma", "(C)"), in("mean", "(N)").typ(isF32), in("rstd", "(N)").typ(isF32)},
+		Out:  []Operand{acc("dx", "(N,C)").opt(), grad("dgamma", "(C)").opt(), grad("dbeta", "(C)").opt()},
+		Attr: NormAttr{},
+		check: func(c *checker) {
+			x := c.in(1)
+			c.rank2(x)
+			c.same(c.in(0), x)
+			c.vector(c.in(2), x.cols(), "the width of x")
+			c.vector(c.in(3), x.rows(), "the rows of x")
+			c.vector(c.in(4), x.rows(), "the rows of x")
+			c.same(c.out(0), x)
+			c.vector(c.out(1), x.cols(), "the width of x")
+			c.vector(c.out(2), x.cols(), "the width of x")
+			c.someOut()
+			c.eps()
 		},
-		&Info{
-			Kind:  RMSNorm,
-			Cheap: true,
-			Doc: "Root-mean-square norm over each row (Zhang & Sennrich 2019): rstd = 1/sqrt(mean_C(x²) + Eps), y = x·rstd·gamma; " +
-				"x, y (N,C), gamma (C), rstd (N).",
-			Derivative: "with x̂ = x·rstd and g = dy·gamma: dx = rstd·(g − x̂·mean_C(g·x̂)); dgamma = Σ_N dy·x̂",
-			In:         []Operand{in("x", "(N,C)"), in("gamma", "(C)")},
-			Out:        []Operand{out("y", "(N,C)"), out("rstd", "(N)").typ(isF32).stat()},
-			Attr:       NormAttr{},
-			Saves:      []string{"x", "gamma", "rstd"},
-			check: func(c *checker) {
-				x := c.in(0)
-				c.rank2(x)
-				c.vector(c.in(1), x.cols(), "the width of x")
-				c.same(c.out(0), x)
-				c.vector(c.out(1), x.rows(), "the rows of x")
-				c.eps()
-			},
-			flops: func(c *checker) int64 { return 5 * c.in(0).elems() },
-			derive: func(d *differ) {
-				dx, dgamma := d.open(0), d.open(1)
-				if dx.none() && dgamma.none() {
-					return
-				}
-				d.emit("dx", RMSNormGrad, d.op.Attr,
-					[]BufID{d.dy(0), d.in(0), d.in(1), d.out(1)}, dx.out, dgamma.out)
-				d.close("dx", dx)
-				d.close("dgamma", dgamma)
-			},
+		flops: func(c *checker) int64 { return 14 * c.in(1).elems() },
+	},
+	{
+		Kind:  RMSNorm,
+		Cheap: true,
+		Doc: "Root-mean-square norm over each row (Zhang & Sennrich 2019): rstd = 1/sqrt(mean_C(x²) + Eps), y = x·rstd·gamma; " +
+			"x, y (N,C), gamma (C), rstd (N).",
+		Derivative: "with x̂ = x·rstd and g = dy·gamma: dx = rstd·(g − x̂·mean_C(g·x̂)); dgamma = Σ_N dy·x̂",
+		In:         []Operand{in("x", "(N,C)"), in("gamma", "(C)")},
+		Out:        []Operand{out("y", "(N,C)"), out("rstd", "(N)").typ(isF32).stat()},
+		Attr:       NormAttr{},
+		Saves:      []string{"x", "gamma", "rstd"},
+		check: func(c *checker) {
+			x := c.in(0)
+			c.rank2(x)
+			c.vector(c.in(1), x.cols(), "the width of x")
+			c.same(c.out(0), x)
+			c.vector(c.out(1), x.rows(), "the rows of x")
+			c.eps()
 		},
-		&Info{
-			Kind: RMSNormGrad,
-			Doc:  "Gradients of rmsnorm; dy, x (N,C), gamma (C), rstd (N), dx (N,C), dgamma (C).",
-			In:   []Operand{in("dy", "(N,C)"), in("x", "(N,C)"), in("gamma", "(C)"), in("rstd", "(N)").typ(isF32)},
-			Out:  []Operand{acc("dx", "(N,C)").opt(), grad("dgamma", "(C)").opt()},
-			Attr: NormAttr{},
-			check: func(c *checker) {
-				x := c.in(1)
-				c.rank2(x)
-				c.same(c.in(0), x)
-				c.vector(c.in(2), x.cols(), "the width of x")
-				c.vector(c.in(3), x.rows(), "the rows of x")
-				c.same(c.out(0), x)
-				c.vector(c.out(1), x.cols(), "the width of x")
-				c.someOut()
-				c.eps()
-			},
-			flops: func(c *checker) int64 { return 10 * c.in(1).elems() },
+		flops: func(c *checker) int64 { return 5 * c.in(0).elems() },
+	},
+	{
+		Kind: RMSNormGrad,
+		Doc:  "Gradients of rmsnorm; dy, x (N,C), gamma (C), rstd (N), dx (N,C), dgamma (C).",
+		In:   []Operand{in("dy", "(N,C)"), in("x", "(N,C)"), in("gamma", "(C)"), in("rstd", "(N)").typ(isF32)},
+		Out:  []Operand{acc("dx", "(N,C)").opt(), grad("dgamma", "(C)").opt()},
+		Attr: NormAttr{},
+		check: func(c *checker) {
+			x := c.in(1)
+			c.rank2(x)
+			c.same(c.in(0), x)
+			c.vector(c.in(2), x.cols(), "the width of x")
+			c.vector(c.in(3), x.rows(), "the rows of x")
+			c.same(c.out(0), x)
+			c.vector(c.out(1), x.cols(), "the width of x")
+			c.someOut()
+			c.eps()
 		},
-	)
+		flops: func(c *checker) int64 { return 10 * c.in(1).elems() },
+	},
 }
 
 func (c *checker) eps() {

@@ -3,37 +3,36 @@ package graph
 // Quantised values: how they rest and travel. None is differentiated: rewrites add
 // them to programs that have their gradients already.
 
-func init() {
-	packed := Operand{Name: "q", Shape: "(Parts·(Len+4·Len/Block))", Types: []DType{U8}}
-	register(
-		&Info{
-			Kind:  Quantize,
-			Doc:   "q = the int8 codes and f32 scales of x, symmetric, a scale for every Block; x (Len) in Parts parts, f32, bf16 or f16.",
-			In:    []Operand{in("x", "(Len)")},
-			Out:   []Operand{packed.mode(modeW)},
-			Attr:  QuantAttr{},
-			check: func(c *checker) { c.quantised(c.in(0), c.out(0), false) },
-			flops: func(c *checker) int64 { return 4 * c.in(0).elems() },
-		},
-		&Info{
-			Kind:  Dequantize,
-			Doc:   "x = code·scale, rounded once; the parts of q one behind the other; x (Len), f32, bf16 or f16.",
-			In:    []Operand{packed},
-			Out:   []Operand{out("x", "(Len)")},
-			Attr:  QuantAttr{},
-			check: func(c *checker) { c.quantised(c.out(0), c.in(0), false) },
-			flops: perElem,
-		},
-		&Info{
-			Kind:  DequantizeSum,
-			Doc:   "x (+)= the sum over the parts of q of code·scale, in f32 in the order that Order names, rounded once (sequential and accumulating, ((x + 0) + 1) + …); each part and x (Len), f32, bf16 or f16.",
-			In:    []Operand{packed},
-			Out:   []Operand{acc("x", "(Len)")},
-			Attr:  QuantAttr{},
-			check: func(c *checker) { c.quantised(c.out(0), c.in(0), true) },
-			flops: func(c *checker) int64 { return 2 * c.op.Attr.(QuantAttr).Parts * c.out(0).elems() },
-		},
-	)
+var packedCodes = Operand{Name: "q", Shape: "(Parts·(Len+4·Len/Block))", Types: []DType{U8}}
+
+var quantKinds = []*Info{
+	{
+		Kind:  Quantize,
+		Doc:   "q = the int8 codes and f32 scales of x, symmetric, a scale for every Block; x (Len) in Parts parts, f32, bf16 or f16.",
+		In:    []Operand{in("x", "(Len)")},
+		Out:   []Operand{packedCodes.mode(modeW)},
+		Attr:  QuantAttr{},
+		check: func(c *checker) { c.quantised(c.in(0), c.out(0), false) },
+		flops: func(c *checker) int64 { return 4 * c.in(0).elems() },
+	},
+	{
+		Kind:  Dequantize,
+		Doc:   "x = code·scale, rounded once; the parts of q one behind the other; x (Len), f32, bf16 or f16.",
+		In:    []Operand{packedCodes},
+		Out:   []Operand{out("x", "(Len)")},
+		Attr:  QuantAttr{},
+		check: func(c *checker) { c.quantised(c.out(0), c.in(0), false) },
+		flops: perElem,
+	},
+	{
+		Kind:  DequantizeSum,
+		Doc:   "x (+)= the sum over the parts of q of code·scale, in f32 in the order that Order names, rounded once (sequential and accumulating, ((x + 0) + 1) + …); each part and x (Len), f32, bf16 or f16.",
+		In:    []Operand{packedCodes},
+		Out:   []Operand{acc("x", "(Len)")},
+		Attr:  QuantAttr{},
+		check: func(c *checker) { c.quantised(c.out(0), c.in(0), true) },
+		flops: func(c *checker) int64 { return 2 * c.op.Attr.(QuantAttr).Parts * c.out(0).elems() },
+	},
 }
 
 // quantised checks values against their quantised form; each: every part has as many.

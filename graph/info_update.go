@@ -2,151 +2,148 @@ package graph
 
 import "strconv"
 
-// Updates over a unit's flat parameter or a shard of it. A table: as long as it has kinds.
-func init() {
-	coef, hyper := in("coef", "(1)").typ(isF32), in("hyper", "(NumHyper)").typ(isF64)
-	g := in("g", "(Len)").typ(isFloat).per(1) // rests in the compute type; p and the moments are f32
-	low := out("low", "(Len)").typ(isHalf).opt().per(1)
-	norms := Operand{Name: "norms", Shape: "(2·params·Limbs)", Types: isI64}
-	state := func(name string) Operand {
-		return Operand{Name: name, Shape: "(Len)", Types: isF32, Modes: modeRW, Per: 1}
-	}
-	moment := func(name string) Operand {
-		o := state(name)
-		o.Types = []DType{F32, U8, BF16}
-		return o
-	}
-	either := state("p")
-	either.Types = []DType{F32, BF16}
-	scales := func(of string) Operand {
-		return Operand{Name: of + "_scales", Shape: "(Len/256)", Types: isF32, Modes: modeRW, Per: QuantBlock, ScaleOf: of, Optional: true}
-	}
-	register(
-		&Info{
-			Kind: SqSum,
-			Doc:  "acc += the sum of squares of g over the rank's segments, exact (a superaccumulator of i64 limbs), so independent of how parameters are split; g (Len).",
-			In:   []Operand{g},
-			Out:  []Operand{{Name: "acc", Shape: "(Limbs)", Types: isI64, Modes: modeA}},
-			Attr: ShardAttr{},
-			check: func(c *checker) {
-				a := c.op.Attr.(ShardAttr)
-				c.shard(a)
-				c.vector(c.in(0), a.Len, "the shard's Len")
-			},
-			flops: func(c *checker) int64 { return 2 * c.in(0).elems() },
+// Operands of the updates.
+var (
+	coefIn  = in("coef", "(1)").typ(isF32)
+	hyperIn = in("hyper", "(NumHyper)").typ(isF64)
+	gradIn  = in("g", "(Len)").typ(isFloat).per(1) // in the compute type; p and the moments are f32
+	lowOut  = out("low", "(Len)").typ(isHalf).opt().per(1)
+	norms   = Operand{Name: "norms", Shape: "(2·params·Limbs)", Types: isI64}
+)
+
+// moment is a state that may be narrow.
+func moment(name string) Operand { return StateOut(name).typ([]DType{F32, U8, BF16}) }
+
+// scales are the scales of a narrow state.
+func scales(of string) Operand {
+	return Operand{Name: of + "_scales", Shape: "(Len/256)", Types: isF32, Modes: modeRW, Per: QuantBlock, ScaleOf: of, Optional: true}
+}
+
+var updateKinds = []*Info{
+	{
+		Kind: SqSum,
+		Doc:  "acc += the sum of squares of g over the rank's segments, exact (a superaccumulator of i64 limbs), so independent of how parameters are split; g (Len).",
+		In:   []Operand{gradIn},
+		Out:  []Operand{{Name: "acc", Shape: "(Limbs)", Types: isI64, Modes: modeA}},
+		Attr: ShardAttr{},
+		check: func(c *checker) {
+			a := c.op.Attr.(ShardAttr)
+			c.shard(a)
+			c.vector(c.in(0), a.Len, "the shard's Len")
 		},
-		&Info{
-			Kind: ClipCoef,
-			Doc:  "norm = sqrt(acc); coef = 1/LossScale · min(1, Max/(norm + 1e-6)), without the minimum where Max is 0; acc i64 (Limbs), hyper f64, coef f32 (1), norm f64 (1).",
-			In:   []Operand{{Name: "acc", Shape: "(Limbs)", Types: isI64}, hyper},
-			Out:  []Operand{out("coef", "(1)").typ(isF32), out("norm", "(1)").typ(isF64)},
-			Attr: ClipAttr{},
-			check: func(c *checker) {
-				c.vector(c.in(1), NumHyper, "the Hyper slots")
-				c.vector(c.out(0), 1, "a scalar")
-				c.vector(c.out(1), 1, "a scalar")
-				if a := c.op.Attr.(ClipAttr); c.err == nil && !(a.Max >= 0) {
-					c.failf("Max is %g, want 0 or more", a.Max)
-				}
-			},
+		flops: func(c *checker) int64 { return 2 * c.in(0).elems() },
+	},
+	{
+		Kind: ClipCoef,
+		Doc:  "norm = sqrt(acc); coef = 1/LossScale · min(1, Max/(norm + 1e-6)), without the minimum where Max is 0; acc i64 (Limbs), hyper f64, coef f32 (1), norm f64 (1).",
+		In:   []Operand{{Name: "acc", Shape: "(Limbs)", Types: isI64}, hyperIn},
+		Out:  []Operand{out("coef", "(1)").typ(isF32), out("norm", "(1)").typ(isF64)},
+		Attr: ClipAttr{},
+		check: func(c *checker) {
+			c.vector(c.in(1), NumHyper, "the Hyper slots")
+			c.vector(c.out(0), 1, "a scalar")
+			c.vector(c.out(1), 1, "a scalar")
+			if a := c.op.Attr.(ClipAttr); c.err == nil && !(a.Max >= 0) {
+				c.failf("Max is %g, want 0 or more", a.Max)
+			}
 		},
-		&Info{
-			Kind: OverflowCheck,
-			Doc:  "flag = 1 where acc, the exact sum of squares of all gradients over all ranks, is not finite, else 0; acc i64 (Limbs), flag i32 (1).",
-			In:   []Operand{{Name: "acc", Shape: "(Limbs)", Types: isI64}},
-			Out:  []Operand{{Name: "flag", Shape: "(1)", Types: isI32, Modes: modeW}},
-			check: func(c *checker) {
-				c.vector(c.out(0), 1, "a scalar")
-			},
+	},
+	{
+		Kind: OverflowCheck,
+		Doc:  "flag = 1 where acc, the exact sum of squares of all gradients over all ranks, is not finite, else 0; acc i64 (Limbs), flag i32 (1).",
+		In:   []Operand{{Name: "acc", Shape: "(Limbs)", Types: isI64}},
+		Out:  []Operand{{Name: "flag", Shape: "(1)", Types: isI32, Modes: modeW}},
+		check: func(c *checker) {
+			c.vector(c.out(0), 1, "a scalar")
 		},
-		&Info{
-			Kind: LossScaleUpdate,
-			Doc: "With flag ≠ 0, Hysteresis times in a row: scale = max(Floor, scale·Backoff), clean = 0; else clean += 1, and at Interval scale ·= Growth, clean = 0; " +
-				"flag i32 (1), state f64 (NumScale): scale, clean.",
-			In:   []Operand{{Name: "flag", Shape: "(1)", Types: isI32}},
-			Out:  []Operand{{Name: "state", Shape: "(NumScale)", Types: isF64, Modes: modeRW}},
-			Attr: LossScaleAttr{},
-			check: func(c *checker) {
-				c.vector(c.in(0), 1, "a scalar")
-				c.vector(c.out(0), NumScale, "the scale's slots")
-				a := c.op.Attr.(LossScaleAttr)
-				c.positive("Interval", a.Interval)
-				c.within("Hysteresis", max(a.Hysteresis, 1), 1<<30)
-				if a.Hysteresis < 0 {
-					c.failf("Hysteresis is %d, want at least 0", a.Hysteresis)
-				}
-				if c.err == nil && !(a.Growth >= 1 && a.Backoff > 0 && a.Backoff <= 1 && a.Floor > 0) {
-					c.failf("Growth %g, Backoff %g, Floor %g: want at least 1, in (0, 1] and above 0", a.Growth, a.Backoff, a.Floor)
-				}
-			},
+	},
+	{
+		Kind: LossScaleUpdate,
+		Doc: "With flag ≠ 0, Hysteresis times in a row: scale = max(Floor, scale·Backoff), clean = 0; else clean += 1, and at Interval scale ·= Growth, clean = 0; " +
+			"flag i32 (1), state f64 (NumScale): scale, clean.",
+		In:   []Operand{{Name: "flag", Shape: "(1)", Types: isI32}},
+		Out:  []Operand{{Name: "state", Shape: "(NumScale)", Types: isF64, Modes: modeRW}},
+		Attr: LossScaleAttr{},
+		check: func(c *checker) {
+			c.vector(c.in(0), 1, "a scalar")
+			c.vector(c.out(0), NumScale, "the scale's slots")
+			a := c.op.Attr.(LossScaleAttr)
+			c.positive("Interval", a.Interval)
+			c.within("Hysteresis", max(a.Hysteresis, 1), 1<<30)
+			if a.Hysteresis < 0 {
+				c.failf("Hysteresis is %d, want at least 0", a.Hysteresis)
+			}
+			if c.err == nil && !(a.Growth >= 1 && a.Backoff > 0 && a.Backoff <= 1 && a.Floor > 0) {
+				c.failf("Growth %g, Backoff %g, Floor %g: want at least 1, in (0, 1] and above 0", a.Growth, a.Backoff, a.Floor)
+			}
 		},
-		&Info{
-			Kind: AdamW,
-			Doc: "AdamW (Loshchilov & Hutter 2019) on coef·g; g, p, m, v (Len). low, of every rule: the new p rounded to 16 bits (Len). " +
-				"m and v may be u8, codes of the signed and of the unsigned dynamic map, with m_scales and v_scales (Len/256); or " +
-				"p, m and v are all bf16, rounded stochastically.",
-			In:    []Operand{g, coef, hyper},
-			Out:   []Operand{either, moment("m"), moment("v"), low, scales("m"), scales("v")},
-			Attr:  UpdateAttr{},
-			check: func(c *checker) { c.update(1, 2, -1, false) },
-			flops: func(c *checker) int64 { return 16 * c.in(0).elems() },
-		},
-		&Info{
-			Kind:  SGD,
-			Doc:   "SGD with momentum on coef·g; g, p, momentum (Len).",
-			In:    []Operand{g, coef, hyper},
-			Out:   []Operand{state("p"), state("momentum"), low},
-			Attr:  UpdateAttr{},
-			check: func(c *checker) { c.update(1, 2, -1, false) },
-			flops: func(c *checker) int64 { return 6 * c.in(0).elems() },
-		},
-		&Info{
-			Kind: LAMBDirection,
-			Doc: "LAMB's (You et al. 2020) Adam direction, which replaces g, and norms += the exact squares of p and of it for each parameter of the unit with decay (AdaptAll: for each); " +
-				"p, g, m, v (Len), norms i64 (2·params·Limbs).",
-			In:    []Operand{in("p", "(Len)").typ(isF32).per(1), coef, hyper},
-			Out:   []Operand{state("g"), state("m"), state("v"), norms.mode(modeA)},
-			Attr:  UpdateAttr{},
-			check: func(c *checker) { c.update(1, 2, -1, true) },
-			flops: func(c *checker) int64 { return 18 * c.in(0).elems() },
-		},
-		&Info{
-			Kind:  ParamNorms,
-			Doc:   "norms += the exact squares of p and g for each parameter of the unit with decay (AdaptAll: for each); p, g (Len), norms i64 (2·params·Limbs).",
-			In:    []Operand{in("p", "(Len)").typ(isF32).per(1), g},
-			Out:   []Operand{norms.mode(modeA)},
-			Attr:  UpdateAttr{},
-			check: func(c *checker) { c.update(-1, -1, -1, true) },
-			flops: func(c *checker) int64 { return 4 * c.in(0).elems() },
-		},
-		&Info{
-			Kind:  LAMBApply,
-			Doc:   "p −= lr·(‖p‖/‖g‖)·g for each parameter, g the direction, the ratio 1 where a norm is 0; g, p (Len), norms i64 (2·params·Limbs).",
-			In:    []Operand{g, norms, coef, hyper},
-			Out:   []Operand{state("p"), low},
-			Attr:  UpdateAttr{},
-			check: func(c *checker) { c.update(2, 3, 1, false) },
-			flops: func(c *checker) int64 { return 2 * c.in(0).elems() },
-		},
-		&Info{
-			Kind:  LARSApply,
-			Doc:   "LARS (You et al. 2017), or LARC's clipped form, with momentum on coef·g; g, p, momentum (Len), norms i64 (2·params·Limbs).",
-			In:    []Operand{g, norms, coef, hyper},
-			Out:   []Operand{state("p"), state("momentum"), low},
-			Attr:  UpdateAttr{},
-			check: func(c *checker) { c.update(2, 3, 1, false) },
-			flops: func(c *checker) int64 { return 8 * c.in(0).elems() },
-		},
-		&Info{
-			Kind:  NovoGrad,
-			Doc:   "NovoGrad (Ginsburg et al. 2019) on coef·g: one second moment a parameter; g, p, m (Len), v (params of the unit), norms i64 (2·params·Limbs).",
-			In:    []Operand{g, norms, coef, hyper},
-			Out:   []Operand{state("p"), state("m"), {Name: "v", Shape: "(params)", Types: isF32, Modes: modeRW, Per: PerParam}, low},
-			Attr:  UpdateAttr{},
-			check: func(c *checker) { c.update(2, 3, 1, false) },
-			flops: func(c *checker) int64 { return 10 * c.in(0).elems() },
-		},
-	)
+	},
+	{
+		Kind: AdamW,
+		Doc: "AdamW (Loshchilov & Hutter 2019) on coef·g; g, p, m, v (Len). low, of every rule: the new p rounded to 16 bits (Len). " +
+			"m and v may be u8, codes of the signed and of the unsigned dynamic map, with m_scales and v_scales (Len/256); or " +
+			"p, m and v are all bf16, rounded stochastically.",
+		In:    []Operand{gradIn, coefIn, hyperIn},
+		Out:   []Operand{StateOut("p").typ([]DType{F32, BF16}), moment("m"), moment("v"), lowOut, scales("m"), scales("v")},
+		Attr:  UpdateAttr{},
+		check: func(c *checker) { c.update(1, 2, -1, false) },
+		flops: func(c *checker) int64 { return 16 * c.in(0).elems() },
+	},
+	{
+		Kind:  SGD,
+		Doc:   "SGD with momentum on coef·g; g, p, momentum (Len).",
+		In:    []Operand{gradIn, coefIn, hyperIn},
+		Out:   []Operand{StateOut("p"), StateOut("momentum"), lowOut},
+		Attr:  UpdateAttr{},
+		check: func(c *checker) { c.update(1, 2, -1, false) },
+		flops: func(c *checker) int64 { return 6 * c.in(0).elems() },
+	},
+	{
+		Kind: LAMBDirection,
+		Doc: "LAMB's (You et al. 2020) Adam direction, which replaces g, and norms += the exact squares of p and of it for each parameter of the unit with decay (AdaptAll: for each); " +
+			"p, g, m, v (Len), norms i64 (2·params·Limbs).",
+		In:    []Operand{in("p", "(Len)").typ(isF32).per(1), coefIn, hyperIn},
+		Out:   []Operand{StateOut("g"), StateOut("m"), StateOut("v"), norms.mode(modeA)},
+		Attr:  UpdateAttr{},
+		check: func(c *checker) { c.update(1, 2, -1, true) },
+		flops: func(c *checker) int64 { return 18 * c.in(0).elems() },
+	},
+	{
+		Kind:  ParamNorms,
+		Doc:   "norms += the exact squares of p and g for each parameter of the unit with decay (AdaptAll: for each); p, g (Len), norms i64 (2·params·Limbs).",
+		In:    []Operand{in("p", "(Len)").typ(isF32).per(1), gradIn},
+		Out:   []Operand{norms.mode(modeA)},
+		Attr:  UpdateAttr{},
+		check: func(c *checker) { c.update(-1, -1, -1, true) },
+		flops: func(c *checker) int64 { return 4 * c.in(0).elems() },
+	},
+	{
+		Kind:  LAMBApply,
+		Doc:   "p −= lr·(‖p‖/‖g‖)·g for each parameter, g the direction, the ratio 1 where a norm is 0; g, p (Len), norms i64 (2·params·Limbs).",
+		In:    []Operand{gradIn, norms, coefIn, hyperIn},
+		Out:   []Operand{StateOut("p"), lowOut},
+		Attr:  UpdateAttr{},
+		check: func(c *checker) { c.update(2, 3, 1, false) },
+		flops: func(c *checker) int64 { return 2 * c.in(0).elems() },
+	},
+	{
+		Kind:  LARSApply,
+		Doc:   "LARS (You et al. 2017), or LARC's clipped form, with momentum on coef·g; g, p, momentum (Len), norms i64 (2·params·Limbs).",
+		In:    []Operand{gradIn, norms, coefIn, hyperIn},
+		Out:   []Operand{StateOut("p"), StateOut("momentum"), lowOut},
+		Attr:  UpdateAttr{},
+		check: func(c *checker) { c.update(2, 3, 1, false) },
+		flops: func(c *checker) int64 { return 8 * c.in(0).elems() },
+	},
+	{
+		Kind:  NovoGrad,
+		Doc:   "NovoGrad (Ginsburg et al. 2019) on coef·g: one second moment a parameter; g, p, m (Len), v (params of the unit), norms i64 (2·params·Limbs).",
+		In:    []Operand{gradIn, norms, coefIn, hyperIn},
+		Out:   []Operand{StateOut("p"), StateOut("m"), {Name: "v", Shape: "(params)", Types: isF32, Modes: modeRW, Per: PerParam}, lowOut},
+		Attr:  UpdateAttr{},
+		check: func(c *checker) { c.update(2, 3, 1, false) },
+		flops: func(c *checker) int64 { return 10 * c.in(0).elems() },
+	},
 }
 
 // shard checks a unit and mesh axis, and returns the unit's distinct parameters.
