@@ -19,25 +19,39 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/train"
+	"github.com/spillway-ml/spillway/zero"
 )
 
-// The models that a calibration trains: between them they have every kind of
-// operation of both families, each in several sizes.
-var calibrationModels = []struct {
+type trained struct {
 	config     string
 	batch, seq int
 	change     func(*train.Config)
-}{
+}
+
+// The models that a calibration trains with the default rule: between them they have every kind of
+// operation of both families, each in several sizes.
+var calibrationModels = []trained{
 	{`{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":192,"vocab_size":512,"n_positions":512}`, 2, 64, nil},
 	{`{"model_type":"gpt2","n_layer":1,"n_head":8,"n_embd":512,"vocab_size":4096,"n_positions":512}`, 2, 128, nil},
 	{`{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":256,"vocab_size":1024,"n_positions":512}`, 2, 256, nil},
 	{`{"model_type":"llama","hidden_size":256,"intermediate_size":704,"num_hidden_layers":1,"num_attention_heads":4,"vocab_size":2048,"max_position_embeddings":512}`, 2, 128, nil},
 	{`{"model_type":"llama","hidden_size":384,"intermediate_size":1024,"num_hidden_layers":1,"num_attention_heads":6,"vocab_size":512,"max_position_embeddings":512}`, 1, 256, nil},
 	{`{"model_type":"llama","hidden_size":128,"intermediate_size":352,"num_hidden_layers":1,"num_attention_heads":2,"vocab_size":1024,"max_position_embeddings":512}`, 2, 64, nil},
-	{smallModel, 1, 64, func(c *train.Config) { c.Optimizer, c.Dropout, c.Clip = "sgd", 0.1, 1 }},
-	{smallModel, 1, 64, func(c *train.Config) { c.Optimizer = "lamb" }},
-	{smallModel, 1, 64, func(c *train.Config) { c.Optimizer = "lars" }},
-	{smallModel, 1, 64, func(c *train.Config) { c.Optimizer = "novograd" }},
+}
+
+// models returns what a calibration trains: calibrationModels, and for each operation of
+// an update rule one with that rule.
+func models() []trained {
+	list := slices.Clone(calibrationModels)
+	seen := zero.Optimizer{Name: train.Default().Optimizer}.Operations()
+	for _, name := range zero.OptimizerNames() {
+		ops := zero.Optimizer{Name: name}.Operations()
+		if slices.ContainsFunc(ops, func(op *graph.Operation) bool { return !slices.Contains(seen, op) }) {
+			seen = append(seen, ops...)
+			list = append(list, trained{smallModel, 1, 64, func(c *train.Config) { c.Optimizer, c.Dropout, c.Clip = name, 0.1, 1 }})
+		}
+	}
+	return list
 }
 
 const smallModel = `{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":256,"vocab_size":512,"n_positions":128}`
@@ -89,7 +103,7 @@ func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 	}
 	var samples cost.Samples
 	var lead []leads
-	for i, m := range calibrationModels {
+	for i, m := range models() {
 		one := cfg
 		one.Model = filepath.Join(dir, fmt.Sprint("m", i))
 		one.Batch, one.Seq, one.Zero, one.Steps = m.batch, m.seq, 0, calibrationSteps

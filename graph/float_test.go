@@ -14,7 +14,7 @@ func TestFloatsOfAnOperationAreOfOneType(t *testing.T) {
 	mixed, widened := 0, 0
 	for kind, list := range samples(t) {
 		for _, s := range list {
-			info, _ := graph.InfoOf(kind)
+			info, _ := s.op.Info()
 			ins, outs := info.Operands(s.op.Attr)
 			op := graph.CloneOps([]graph.Op{s.op})[0]
 			p := s.p.Clone()

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/zero"
 )
 
 // declaredKinds reads the Kind constants of kinds.go.
@@ -122,7 +123,7 @@ func samples(t *testing.T) map[graph.Kind][]sample {
 	shard := graph.ShardAttr{Unit: 0, Axis: 0, Len: 256}
 	update := graph.UpdateAttr{Shard: shard}
 	add := func(kind graph.Kind, attr any, in []graph.BufID, out ...graph.Out) {
-		all[kind] = append(all[kind], sample{p, graph.Op{Kind: kind, Name: "op", Attr: attr, In: in, Out: out, Work: graph.NoBuf, Skip: graph.NoBuf}})
+		all[kind] = append(all[kind], sample{p, graph.Op{Kind: kind, Own: zero.Operation(kind), Name: "op", Attr: attr, In: in, Out: out, Work: graph.NoBuf, Skip: graph.NoBuf}})
 	}
 	ids := func(ids ...graph.BufID) []graph.BufID { return ids }
 	rw := func(id graph.BufID) graph.Out { return graph.Out{Buf: id, Mode: graph.ReadWrite} }
@@ -145,20 +146,20 @@ func samples(t *testing.T) map[graph.Kind][]sample {
 	add(graph.SumParts, graph.SumPartsAttr{Order: graph.SumSequential}, ids(whole), graph.Out{Buf: part, Mode: graph.Accum})
 	add(graph.OverflowCheck, nil, ids(acc), graph.Out{Buf: flag})
 	add(graph.LossScaleUpdate, graph.DefaultLossScale, ids(flag), rw(scale))
-	add(graph.AdamW, update, ids(part, coef, hyper), rw(value), rw(moment), rw(second), graph.Out{Buf: buf("low", graph.BF16, 256)})
-	add(graph.AdamW, update, ids(part, coef, hyper), rw(value), rw(moment), rw(second))
-	add(graph.SGD, update, ids(part, coef, hyper), rw(value), rw(moment))
-	add(graph.LAMBDirection, update, ids(value, coef, hyper), rw(part), rw(moment), rw(second), graph.Out{Buf: norms, Mode: graph.Accum})
+	add("adamw", update, ids(part, coef, hyper), rw(value), rw(moment), rw(second), graph.Out{Buf: buf("low", graph.BF16, 256)})
+	add("adamw", update, ids(part, coef, hyper), rw(value), rw(moment), rw(second))
+	add("sgd", update, ids(part, coef, hyper), rw(value), rw(moment))
+	add("lamb_dir", update, ids(value, coef, hyper), rw(part), rw(moment), rw(second), graph.Out{Buf: norms, Mode: graph.Accum})
 	add(graph.ParamNorms, update, ids(value, part), graph.Out{Buf: norms, Mode: graph.Accum})
-	add(graph.LAMBApply, update, ids(part, norms, coef, hyper), rw(value))
-	add(graph.LARSApply, update, ids(part, norms, coef, hyper), rw(value), rw(moment))
+	add("lamb_apply", update, ids(part, norms, coef, hyper), rw(value))
+	add("lars_apply", update, ids(part, norms, coef, hyper), rw(value), rw(moment))
 	quant := graph.QuantAttr{Block: graph.QuantBlock, Parts: 1, Shard: shard}
 	add(graph.Quantize, quant, ids(part), graph.Out{Buf: buf("q", graph.U8, quant.Bytes(256))})
 	rows := graph.QuantAttr{Block: 64, Parts: 1}
 	add(graph.Dequantize, rows, ids(buf("rows", graph.U8, rows.Bytes(256))), graph.Out{Buf: buf("x", graph.BF16, 4, 64)})
 	parts := graph.QuantAttr{Block: graph.QuantBlock, Parts: 3, Order: graph.SumSequential}
 	add(graph.DequantizeSum, parts, ids(buf("parts", graph.U8, parts.Bytes(256))), graph.Out{Buf: part, Mode: graph.Accum})
-	add(graph.NovoGrad, update, ids(part, norms, coef, hyper), rw(value), rw(moment), rw(each))
+	add("novograd", update, ids(part, norms, coef, hyper), rw(value), rw(moment), rw(each))
 	return all
 }
 
@@ -175,11 +176,15 @@ var free = map[string]bool{
 
 func TestCheckNamesEveryWrongDimension(t *testing.T) {
 	all := samples(t)
-	for _, k := range graph.Kinds() {
+	kinds := graph.Kinds()
+	for _, own := range zero.Operations() {
+		kinds = append(kinds, own.Kind())
+	}
+	for _, k := range kinds {
 		require.NotEmpty(t, all[k], "no sample of %s", k)
 		for _, s := range all[k] {
 			require.NoError(t, graph.Check(s.p, &s.op))
-			info, _ := graph.InfoOf(k)
+			info, _ := s.op.Info()
 			ins, outs := info.Operands(s.op.Attr)
 			for i, id := range s.op.In {
 				mutate(t, s, id, ins[i].Name, func(op *graph.Op, id graph.BufID) { op.In[i] = id })
@@ -232,7 +237,7 @@ func mutate(t *testing.T, s sample, id graph.BufID, operand string, set func(op 
 		b := buf
 		b.DType = graph.U8
 		switch {
-		case k == graph.AdamW && (operand == "m" || operand == "v"): // with its scales
+		case k == "adamw" && (operand == "m" || operand == "v"): // with its scales
 			require.ErrorContains(t, check(b), "operand "+operand+"_scales ")
 		case k != graph.AllGather && k != graph.AllToAll:
 			require.ErrorContains(t, check(b), fmt.Sprintf("operand %s (changed) is u8, want ", operand), what)
@@ -244,7 +249,7 @@ func mutate(t *testing.T, s sample, id graph.BufID, operand string, set func(op 
 	set(&op, graph.BufID(len(s.p.Buffers)))
 	require.ErrorContains(t, graph.Check(s.p, &op), "the program has no buffer", what)
 	set(&op, graph.NoBuf)
-	info, _ := graph.InfoOf(op.Kind)
+	info, _ := op.Info()
 	ins, outs := info.Operands(op.Attr)
 	sig := append(slices.Clone(ins), outs...)
 	if i := slices.IndexFunc(sig, func(o graph.Operand) bool { return o.Name == operand }); !sig[i].Optional {

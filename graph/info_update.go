@@ -1,23 +1,60 @@
 package graph
 
-import "strconv"
+import (
+	"slices"
+	"strconv"
+)
 
 // Operands of the updates.
 var (
-	coefIn  = in("coef", "(1)").typ(isF32)
 	hyperIn = in("hyper", "(NumHyper)").typ(isF64)
-	gradIn  = in("g", "(Len)").typ(isFloat).per(1) // in the compute type; p and the moments are f32
-	lowOut  = out("low", "(Len)").typ(isHalf).opt().per(1)
+	gradIn  = in("g", "(Len)").typ(isFloat).per(1) // in the compute type; p and the states are f32
 	norms   = Operand{Name: "norms", Shape: "(2·params·Limbs)", Types: isI64}
 )
 
-// moment is a state that may be narrow.
-func moment(name string) Operand { return StateOut(name).typ([]DType{F32, U8, BF16}) }
+// UpdateIn returns the inputs of a rule's operation: the gradient, the factor to
+// multiply it by, and the step's numbers (Hyper* constants).
+func UpdateIn() []Operand {
+	return []Operand{gradIn, in("coef", "(1)").typ(isF32), hyperIn}
+}
 
-// scales are the scales of a narrow state.
-func scales(of string) Operand {
+// NormedIn is UpdateIn with the norms of the unit's parameters behind the gradient.
+func NormedIn() []Operand { return slices.Insert(UpdateIn(), 1, norms) }
+
+// ValueIn is the parameters as an input.
+func ValueIn() Operand { return in("p", "(Len)").typ(isF32).per(1) }
+
+// NormsOut is the output that adds squares to the norms of the unit's parameters.
+func NormsOut() Operand { return norms.mode(modeA) }
+
+// StateOut is a state, or the parameters: one element for each of the shard's,
+// changed in place.
+func StateOut(name string) Operand {
+	return Operand{Name: name, Shape: "(Len)", Types: isF32, Modes: modeRW, Per: 1}
+}
+
+// NarrowOut is a state that may rest in bf16, or in 8 bits with ScalesOut; 8 bits of the
+// parameters are not allowed.
+func NarrowOut(name string, eightBits bool) Operand {
+	if eightBits {
+		return StateOut(name).typ([]DType{F32, U8, BF16})
+	}
+	return StateOut(name).typ([]DType{F32, BF16})
+}
+
+// ScalesOut is the scales of a state in 8 bits.
+func ScalesOut(of string) Operand {
 	return Operand{Name: of + "_scales", Shape: "(Len/256)", Types: isF32, Modes: modeRW, Per: QuantBlock, ScaleOf: of, Optional: true}
 }
+
+// ParamOut is a state with one element for each of the unit's parameters.
+func ParamOut(name string) Operand {
+	return Operand{Name: name, Shape: "(params)", Types: isF32, Modes: modeRW, Per: PerParam}
+}
+
+// LowOut is the 16-bit copy of the parameters that the model computes with, where there
+// is one. It is written rounded.
+func LowOut() Operand { return out("low", "(Len)").typ(isHalf).opt().per(1) }
 
 var updateKinds = []*Info{
 	{
@@ -79,70 +116,13 @@ var updateKinds = []*Info{
 		},
 	},
 	{
-		Kind: AdamW,
-		Doc: "AdamW (Loshchilov & Hutter 2019) on coef·g; g, p, m, v (Len). low, of every rule: the new p rounded to 16 bits (Len). " +
-			"m and v may be u8, codes of the signed and of the unsigned dynamic map, with m_scales and v_scales (Len/256); or " +
-			"p, m and v are all bf16, rounded stochastically.",
-		In:    []Operand{gradIn, coefIn, hyperIn},
-		Out:   []Operand{StateOut("p").typ([]DType{F32, BF16}), moment("m"), moment("v"), lowOut, scales("m"), scales("v")},
-		Attr:  UpdateAttr{},
-		check: func(c *checker) { c.update(1, 2, -1, false) },
-		flops: func(c *checker) int64 { return 16 * c.in(0).elems() },
-	},
-	{
-		Kind:  SGD,
-		Doc:   "SGD with momentum on coef·g; g, p, momentum (Len).",
-		In:    []Operand{gradIn, coefIn, hyperIn},
-		Out:   []Operand{StateOut("p"), StateOut("momentum"), lowOut},
-		Attr:  UpdateAttr{},
-		check: func(c *checker) { c.update(1, 2, -1, false) },
-		flops: func(c *checker) int64 { return 6 * c.in(0).elems() },
-	},
-	{
-		Kind: LAMBDirection,
-		Doc: "LAMB's (You et al. 2020) Adam direction, which replaces g, and norms += the exact squares of p and of it for each parameter of the unit with decay (AdaptAll: for each); " +
-			"p, g, m, v (Len), norms i64 (2·params·Limbs).",
-		In:    []Operand{in("p", "(Len)").typ(isF32).per(1), coefIn, hyperIn},
-		Out:   []Operand{StateOut("g"), StateOut("m"), StateOut("v"), norms.mode(modeA)},
-		Attr:  UpdateAttr{},
-		check: func(c *checker) { c.update(1, 2, -1, true) },
-		flops: func(c *checker) int64 { return 18 * c.in(0).elems() },
-	},
-	{
 		Kind:  ParamNorms,
 		Doc:   "norms += the exact squares of p and g for each parameter of the unit with decay (AdaptAll: for each); p, g (Len), norms i64 (2·params·Limbs).",
-		In:    []Operand{in("p", "(Len)").typ(isF32).per(1), gradIn},
-		Out:   []Operand{norms.mode(modeA)},
+		In:    []Operand{ValueIn(), gradIn},
+		Out:   []Operand{NormsOut()},
 		Attr:  UpdateAttr{},
-		check: func(c *checker) { c.update(-1, -1, -1, true) },
+		check: (*checker).update,
 		flops: func(c *checker) int64 { return 4 * c.in(0).elems() },
-	},
-	{
-		Kind:  LAMBApply,
-		Doc:   "p −= lr·(‖p‖/‖g‖)·g for each parameter, g the direction, the ratio 1 where a norm is 0; g, p (Len), norms i64 (2·params·Limbs).",
-		In:    []Operand{gradIn, norms, coefIn, hyperIn},
-		Out:   []Operand{StateOut("p"), lowOut},
-		Attr:  UpdateAttr{},
-		check: func(c *checker) { c.update(2, 3, 1, false) },
-		flops: func(c *checker) int64 { return 2 * c.in(0).elems() },
-	},
-	{
-		Kind:  LARSApply,
-		Doc:   "LARS (You et al. 2017), or LARC's clipped form, with momentum on coef·g; g, p, momentum (Len), norms i64 (2·params·Limbs).",
-		In:    []Operand{gradIn, norms, coefIn, hyperIn},
-		Out:   []Operand{StateOut("p"), StateOut("momentum"), lowOut},
-		Attr:  UpdateAttr{},
-		check: func(c *checker) { c.update(2, 3, 1, false) },
-		flops: func(c *checker) int64 { return 8 * c.in(0).elems() },
-	},
-	{
-		Kind:  NovoGrad,
-		Doc:   "NovoGrad (Ginsburg et al. 2019) on coef·g: one second moment a parameter; g, p, m (Len), v (params of the unit), norms i64 (2·params·Limbs).",
-		In:    []Operand{gradIn, norms, coefIn, hyperIn},
-		Out:   []Operand{StateOut("p"), StateOut("m"), {Name: "v", Shape: "(params)", Types: isF32, Modes: modeRW, Per: PerParam}, lowOut},
-		Attr:  UpdateAttr{},
-		check: func(c *checker) { c.update(2, 3, 1, false) },
-		flops: func(c *checker) int64 { return 10 * c.in(0).elems() },
 	},
 }
 
@@ -168,61 +148,66 @@ func (c *checker) shard(a ShardAttr) int64 {
 	return int64(len(seen))
 }
 
-// update checks an optimizer's operands: everything has Len elements, but the
-// scalars at inputs coef and hyper and the norms at input norms (−1: none; with
-// outNorms the last output).
-func (c *checker) update(coef, hyper, norms int, outNorms bool) {
+// update checks the operands of a rule's operation: each by its name, or by the
+// elements that it stands for.
+func (c *checker) update() {
 	a := c.op.Attr.(UpdateAttr)
 	params := c.shard(a.Shard)
-	norm := func(r ref) {
-		if c.err == nil && params > 0 && r.elems()%(2*params) != 0 {
-			c.failf("operand %s (%s, shape %v): number of elements is %d, want a multiple of %d (two accumulators for each of the unit's %d parameters)",
-				r.name, r.buf.Name, r.buf.Shape, r.elems(), 2*params, params)
+	one := func(r ref, o Operand) {
+		switch o.Name {
+		case "coef":
+			c.vector(r, 1, "a scalar")
+		case "hyper":
+			c.vector(r, NumHyper, "the Hyper slots")
+		case norms.Name:
+			if c.err == nil && params > 0 && r.elems()%(2*params) != 0 {
+				c.failf("operand %s (%s, shape %v): number of elements is %d, want a multiple of %d (two accumulators for each of the unit's %d parameters)",
+					r.name, r.buf.Name, r.buf.Shape, r.elems(), 2*params, params)
+			}
+		default:
+			c.perElement(r, o, a.Shard.Len, params)
 		}
 	}
 	for i, o := range c.inOps {
-		switch i {
-		case coef:
-			c.vector(c.in(i), 1, "a scalar")
-		case hyper:
-			c.vector(c.in(i), NumHyper, "the Hyper slots")
-		case norms:
-			norm(c.in(i))
-		default:
-			c.perElement(c.in(i), o, a.Shard.Len, params)
-		}
+		one(c.in(i), o)
 	}
 	for i, o := range c.outOps {
-		if outNorms && i == len(c.outOps)-1 {
-			norm(c.out(i))
-		} else {
-			c.perElement(c.out(i), o, a.Shard.Len, params)
-		}
+		one(c.out(i), o)
 	}
-	if c.op.Kind == AdamW && c.err == nil && c.out(1).buf.DType != c.out(2).buf.DType {
-		c.failf("operands m and v are %v and %v, want one type", c.out(1).buf.DType, c.out(2).buf.DType)
-	}
-	c.stochastic(a)
+	c.narrow(a.Stochastic)
 }
 
-// stochastic checks that what rests in bf16 is rounded stochastically, and nothing else.
-func (c *checker) stochastic(a UpdateAttr) {
-	if c.err != nil {
+// narrow checks the outputs that may rest in fewer bits: all of them are in bf16 where
+// the rule rounds stochastically, none elsewhere, and those that have a form in 8 bits
+// are of one type.
+func (c *checker) narrow(stochastic bool) {
+	bits, form := ref{}, false
+	for k, o := range c.outOps {
+		r := c.out(k)
+		if c.err != nil || !r.ok() || !slices.Contains(o.Types, F32) || !slices.Contains(o.Types, BF16) {
+			continue
+		}
+		form = true
+		if (r.buf.DType == BF16) != stochastic {
+			c.failf("operand %s (%s) is %v with stochastic rounding %v; parameters and states rest in bf16 with it, and only with it", r.name, r.buf.Name, r.buf.DType, stochastic)
+		}
+		if slices.Contains(o.Types, U8) {
+			if bits.ok() && bits.buf.DType != r.buf.DType {
+				c.failf("operands %s and %s are %v and %v, want one type", bits.name, r.name, bits.buf.DType, r.buf.DType)
+			}
+			bits = r
+		}
+	}
+	if c.err != nil || !stochastic {
 		return
 	}
-	if c.op.Kind != AdamW {
-		if a.Stochastic {
-			c.failf("is rounded stochastically; only adamw has that form")
-		}
-		return
+	if !form {
+		c.failf("is rounded stochastically, and has no form in bf16")
 	}
-	for _, r := range []ref{c.out(0), c.out(1)} {
-		if low := r.buf.DType == BF16; low != a.Stochastic {
-			c.failf("operand %s (%s) is %v with stochastic rounding %v; what rests in bf16 is rounded so, p and both moments", r.name, r.buf.Name, r.buf.DType, a.Stochastic)
+	for k, o := range c.outOps {
+		if o.Name == LowOut().Name && c.out(k).ok() {
+			c.failf("operand low (%s) is a copy of p, which has 16 bits already", c.out(k).buf.Name)
 		}
-	}
-	if a.Stochastic && c.out(3).ok() {
-		c.failf("operand low (%s) is a copy of p, which has 16 bits already", c.out(3).buf.Name)
 	}
 }
 

@@ -156,8 +156,7 @@ const (
 )
 
 // Updates. Flat buffers follow the unit's segments; ShardAttr says which part a rank holds.
-// g may be bf16 or f16. Rules that write p also write it rounded to 16 bits
-// where they have a last output [low bf16 or f16]: p is then the master.
+// g may be bf16 or f16. The operations of each rule are in its file of package zero.
 const (
 	// g → acc i64 (exact.Limbs) accum: exact sum of squares over the rank's segments. ShardAttr.
 	SqSum Kind = "sqsum"
@@ -168,20 +167,8 @@ const (
 	OverflowCheck Kind = "overflow_check"
 	// flag i32 (1) → state f64 (NumScale) rw: the next loss scale. LossScaleAttr.
 	LossScaleUpdate Kind = "loss_scale_update"
-	// g, coef f32, hyper f64 → p rw, m rw, v rw. UpdateAttr.
-	AdamW Kind = "adamw"
-	// g, coef, hyper → p rw, momentum rw. UpdateAttr.
-	SGD Kind = "sgd"
-	// p, coef, hyper → g rw (becomes the update direction), m rw, v rw, norms i64 (2·params·Limbs) accum. UpdateAttr.
-	LAMBDirection Kind = "lamb_dir"
 	// p, g → norms i64 (2·params·Limbs) accum: squares of p and g per segment's parameter. UpdateAttr.
 	ParamNorms Kind = "param_norms"
-	// g, norms, coef, hyper → p rw. UpdateAttr.
-	LAMBApply Kind = "lamb_apply"
-	// g, norms, coef, hyper → p rw, momentum rw. UpdateAttr (LARS or LARC).
-	LARSApply Kind = "lars_apply"
-	// g, norms, coef, hyper → p rw, m rw, v rw (1 per parameter of the unit). UpdateAttr.
-	NovoGrad Kind = "novograd"
 )
 
 // PosAttr: rows repeat every Seq.
@@ -344,9 +331,9 @@ type LossScaleAttr struct {
 type UpdateAttr struct {
 	Shard                           ShardAttr
 	Beta1, Beta2, Eps, Decay, Trust float64 // Decay applies to segments whose Param.Decay is set
-	Nesterov, Clip                  bool    // Clip: LARC's clipped form
+	Nesterov, Clip                  bool    // Clip: at most the global rate
 	// Stochastic rounds what rests in bf16 up or down with probabilities that make the
-	// mean exact (AdamW with p, m and v in bf16, and no low). The bits are a function of
+	// mean exact (p and the states in bf16, and no low). The bits are a function of
 	// HyperSeed, the parameter's name, its element and HyperUpdate (num.Rounding).
 	Stochastic bool
 	// AdaptAll takes the norms of every parameter, not only of those with decay.

@@ -52,6 +52,9 @@ type Definition struct {
 	// Derive applies the operations that give the gradients; nil: nothing flows back.
 	Derive func(d *Derivation)
 
+	// Library says that the kernel libraries have its kernels, by its Kind: CPU, CUDA and
+	// Reference are nil. Spillway's own operations are defined so.
+	Library bool
 	// CPU computes it. Float operands are in Tensor.F32, whatever they rest in: what is
 	// of 16 bits has been widened, and is rounded once afterwards.
 	CPU func(c *Call) error
@@ -114,7 +117,9 @@ func (d *Definition) check() error {
 		return errors.New("its Kind is one of the kind table's, want a name of its own")
 	case len(d.Out) == 0:
 		return errors.New("its Out is empty, want at least one output")
-	case d.CPU == nil:
+	case d.Library && (d.CPU != nil || d.CUDA != nil || d.Reference != nil):
+		return errors.New("its kernels are in the libraries (Library): want no CPU, CUDA and Reference")
+	case d.CPU == nil && !d.Library:
 		return errors.New("its CPU is nil, want the kernel: the host's results are what others are held against")
 	case d.Shapes == nil && !update:
 		return errors.New("its Shapes is nil, want the outputs' shapes by those of the inputs")
@@ -124,6 +129,9 @@ func (d *Definition) check() error {
 		return fmt.Errorf("its Attr is %T, want one whose values can be compared", d.Attr)
 	case d.CUDA != nil && (d.CUDA.Source == "" || d.CUDA.Launches == nil):
 		return errors.New("its CUDA lacks Source or Launches")
+	}
+	if d.Library {
+		return nil
 	}
 	names := map[string]bool{}
 	for i := range d.In {
@@ -184,8 +192,10 @@ func (o *Operation) table() *Info {
 			return d.Flops(c.op.Attr, in, out)
 		}
 	}
-	i.work = func(t Target, p *Program, op *Op) int64 { return d.scratch(t, p, op) + d.widened(t, p, op) }
-	i.cudaWork = d.scratch
+	if !d.Library {
+		i.work = func(t Target, p *Program, op *Op) int64 { return d.scratch(t, p, op) + d.widened(t, p, op) }
+		i.cudaWork = d.scratch
+	}
 	if d.Derive != nil {
 		i.derive = func(df *differ) { d.Derive(&Derivation{df}) }
 	}
@@ -238,8 +248,8 @@ func operandShapes(p *Program, op *Op) (in, out [][]int64) {
 
 // shapes checks the operands' shapes against the definition's rule.
 func (d *Definition) shapes(c *checker) {
-	if a, ok := c.op.Attr.(UpdateAttr); ok {
-		d.elements(c, a)
+	if _, ok := c.op.Attr.(UpdateAttr); ok {
+		c.update()
 		return
 	}
 	in, _ := operandShapes(c.p, c.op)
@@ -260,30 +270,6 @@ func (d *Definition) shapes(c *checker) {
 	}
 }
 
-// elements checks the operands of an update rule's operation.
-func (d *Definition) elements(c *checker, a UpdateAttr) {
-	params := c.shard(a.Shard)
-	one := func(r ref, o Operand) {
-		switch o.Name {
-		case "coef":
-			c.vector(r, 1, "a scalar")
-		case "hyper":
-			c.vector(r, NumHyper, "the Hyper slots")
-		default:
-			c.perElement(r, o, a.Shard.Len, params)
-		}
-	}
-	for i, o := range d.In {
-		one(c.in(i), o)
-	}
-	for i, o := range d.Out {
-		one(c.out(i), o)
-	}
-	if a.Stochastic {
-		c.failf("is rounded stochastically; only adamw has that form")
-	}
-}
-
 // Info returns the operation's entry: its own, or the kind table's.
 func (op *Op) Info() (*Info, bool) {
 	if op.Own != nil {
@@ -292,6 +278,10 @@ func (op *Op) Info() (*Info, bool) {
 	in, ok := kindTable[op.Kind]
 	return in, ok
 }
+
+// BringsKernels says whether the operation's kernels come with the program; those of
+// others are in the kernel libraries.
+func (op *Op) BringsKernels() bool { return op.Own != nil && !op.Own.def.Library }
 
 // checkOwn holds the operations that a program brings along against each other: a
 // kind is one operation.
@@ -322,20 +312,3 @@ func GradOut(name string) Operand { return grad(name, "") }
 // TypedIn and TypedOut are operands of one type whatever the precision of the plan.
 func TypedIn(name string, t DType) Operand  { return in(name, "").typ([]DType{t}) }
 func TypedOut(name string, t DType) Operand { return out(name, "").typ([]DType{t}) }
-
-// Operands of an update rule's operation: one element for each of the shard's, changed
-// in place where it is a state; the gradient, in the type that it came in; the scalars.
-func StateOut(name string) Operand {
-	return Operand{Name: name, Shape: "(Len)", Types: isF32, Modes: modeRW, Per: 1}
-}
-
-// UpdateIn are the inputs of an operation of an update rule, in the order of
-// zero.Emitter.Scalars: the gradient, what it is to be multiplied by, and the step's
-// numbers (Hyper* constants).
-func UpdateIn() []Operand {
-	return []Operand{in("g", "(Len)").typ(isFloat).per(1), in("coef", "(1)").typ(isF32), in("hyper", "(NumHyper)").typ(isF64)}
-}
-
-// LowOut is the last output of an update rule's operation: the 16-bit copy of the
-// parameters that the model computes with, where there is one. It is written rounded.
-func LowOut() Operand { return out("low", "(Len)").typ(isHalf).opt().per(1) }

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/zero"
 )
 
 // quantised is an update of 512 elements whose moments are in 8 bits.
@@ -28,8 +29,9 @@ func quantised(t *testing.T) (p *graph.Program, op *graph.Op) {
 	}
 	m, ms := moment("m")
 	v, vs := moment("v")
-	rule := graph.NewOp(graph.AdamW, "adamw", []graph.BufID{g, coef, hyper}, []graph.Out{rw(value), rw(m), rw(v), {Buf: n}, rw(ms), rw(vs)},
+	rule := graph.NewOp("adamw", "adamw", []graph.BufID{g, coef, hyper}, []graph.Out{rw(value), rw(m), rw(v), {Buf: n}, rw(ms), rw(vs)},
 		graph.UpdateAttr{Shard: graph.ShardAttr{Unit: 0, Axis: 0, Len: 512}})
+	rule.Own = zero.Operation("adamw")
 	p.Sections = []graph.Section{{Name: "step", Phases: []graph.Phase{{Name: "update", Repeat: 1, Ops: []graph.Op{rule}}}}}
 	return p, &p.Sections[0].Phases[0].Ops[0]
 }
@@ -59,7 +61,7 @@ func TestQuantisedBuffers(t *testing.T) {
 	require.ErrorContains(t, err, "want i8 or u8")
 
 	// The text form keeps the tie, and what sweeps buffers keeps both sides of it.
-	q, err := graph.Parse(graph.Format(p))
+	q, err := graph.Parse(graph.Format(p), zero.Operations()...)
 	require.NoError(t, err)
 	require.Equal(t, graph.Format(p), graph.Format(q))
 	require.Contains(t, graph.Format(p), "scale-of=m/values block=256")

@@ -116,7 +116,7 @@ func drawText(t *rapid.T) *Program {
 		for range small(0, 2) {
 			ph := Phase{Name: nm(), Kind: PhaseKind(small(0, 4)), First: flag(), Last: flag(), Repeat: small(-1, 3)}
 			for range small(0, 8) {
-				op := Op{Kind: rapid.SampledFrom([]Kind{Linear, Fill, AdamW, Join, "no such", ""}).Draw(t, "kind"), Name: nm(),
+				op := Op{Kind: rapid.SampledFrom([]Kind{Linear, Fill, ParamNorms, Join, "no such", ""}).Draw(t, "kind"), Name: nm(),
 					Work: buf(), Attr: rapid.SampledFrom(attrs).Draw(t, "attr"), Stream: StreamID(small(0, 6)), Record: EventID(small(-1, 5)),
 					Pass: Pass(small(0, 5)), Unit: small(-2, 3), Micro: small(-1, 2), Source: nm(), Skip: buf()}
 				for range small(0, 3) {

@@ -15,7 +15,7 @@ import (
 // memory. Each element sees the same arithmetic, and sums of squares are exact,
 // so the bits are the same. What stands for several elements (the scales of
 // blocks) is divided in that ratio, and tied to the piece of its values; an operation with one number a parameter
-// (NovoGrad's second moment) is left whole. The kind table says which
+// is left whole. The kind table says which
 // (graph.Operand.Per).
 //
 // It returns each operation's chunk; −1 for those that have none.

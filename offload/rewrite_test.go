@@ -63,7 +63,7 @@ func listing(p *graph.Program, phase string, units ...string) string {
 		}
 		for i := range ph.Ops {
 			op := &ph.Ops[i]
-			if op.Unit < 0 || op.Stream == graph.Compute && op.Kind != graph.AdamW && op.Kind != graph.SqSum {
+			if op.Unit < 0 || op.Stream == graph.Compute && op.Kind != "adamw" && op.Kind != graph.SqSum {
 				continue
 			}
 			for _, u := range units {

@@ -70,7 +70,7 @@ func TestMixedPrecisionPlans(t *testing.T) {
 		p, err := Build(forwards[m], c)
 		require.NoError(t, err, what)
 		require.NoError(t, memplan.Check(p.Program, p.Layout), what)
-		back, err := graph.Parse(graph.Format(p.Program))
+		back, err := graph.Parse(graph.Format(p.Program), zero.Operations()...)
 		require.NoError(t, err, what)
 		require.Equal(t, p.Hash(), graph.Hash(back), what)
 		require.Equal(t, c.Precision == precision.FP16, p.Program.Scaler != nil)

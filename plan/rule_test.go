@@ -15,7 +15,7 @@ import (
 // the device and, chunk by chunk, on the host, by the passes as they are.
 func TestARuleOfOnesOwn(t *testing.T) {
 	plain := zero.Rule{Name: "plain", States: []string{"velocity"}, Source: "this test", Emit: func(e *zero.Emitter, u *zero.Target) {
-		e.Apply(u, graph.SGD, "plain", e.Scalars(u), zero.InPlace(u.Value, u.States[0]), e.Attr(u))
+		e.Apply(u, zero.Operation("sgd"), "plain", e.Scalars(u), zero.InPlace(u.Value, u.States[0]), e.Attr(u))
 	}}
 	fwd := forwardOf(t, smallGPT, 2, 16, false)
 	for stage := range zero.Stage(4) {
@@ -31,7 +31,7 @@ func TestARuleOfOnesOwn(t *testing.T) {
 			for i := range p.Program.Sections {
 				for _, ph := range p.Program.Sections[i].Phases {
 					for k := range ph.Ops {
-						if ph.Ops[k].Kind == graph.SGD {
+						if ph.Ops[k].Own == zero.Operation("sgd") {
 							require.Equal(t, where != "", ph.Ops[k].Stream == graph.HostWork)
 							updates++
 						}

@@ -369,7 +369,7 @@ func (c *Config) validate() error {
 			return err
 		}
 	}
-	if o := c.optimizer(); c.Trust == 0 && o.UsesTrust() {
+	if o := c.optimizer(); c.Trust == 0 && o.Reads(zero.Trust) {
 		return refuse("Config.Trust 0: %s would train nothing; a positive number is needed", o.Name)
 	}
 	return cmp.Or(c.validateMemory(), c.validateFiles())

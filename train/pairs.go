@@ -58,14 +58,14 @@ var toldAlone = []pair{
 	{"Config.EvalSteps %v", func(c *Config) any { return c.EvalSteps }, standard.EvalSteps, (*Config).evaluates, "changes nothing: without Config.EvalData nothing is evaluated"},
 	{"Config.Warmup %v", func(c *Config) any { return c.Warmup }, 0, func(c *Config) bool { return c.Own.Schedule != nil || c.Warmup <= c.Steps },
 		"is more than Config.Steps: the rate does not reach Config.LR"},
-	{"Config.Trust %v", func(c *Config) any { return c.Trust }, standard.Trust, ofOptimizers(zero.TrustNames()),
-		forOptimizers(zero.TrustNames())},
-	{"Config.AdaptAll", func(c *Config) any { return c.AdaptAll }, false, ofOptimizers(zero.AdaptingNames()),
-		forOptimizers(zero.AdaptingNames())},
-	{"Config.Beta2 %v", func(c *Config) any { return c.Beta2 }, standard.Beta2, ofOptimizers(zero.SecondNames()),
-		forOptimizers(zero.SecondNames()) + ", which have a second moment"},
-	{"Config.Eps %v", func(c *Config) any { return c.Eps }, standard.Eps, ofOptimizers(zero.SecondNames()),
-		forOptimizers(zero.SecondNames()) + ", which divide by a second moment"},
+	{"Config.Trust %v", func(c *Config) any { return c.Trust }, standard.Trust, ofOptimizers(zero.Trust),
+		forOptimizers(zero.Trust)},
+	{"Config.AdaptAll", func(c *Config) any { return c.AdaptAll }, false, ofOptimizers(zero.AdaptAll),
+		forOptimizers(zero.AdaptAll)},
+	{"Config.Beta2 %v", func(c *Config) any { return c.Beta2 }, standard.Beta2, ofOptimizers(zero.Beta2),
+		forOptimizers(zero.Beta2) + ", which have a second moment"},
+	{"Config.Eps %v", func(c *Config) any { return c.Eps }, standard.Eps, ofOptimizers(zero.Eps),
+		forOptimizers(zero.Eps) + ", which divide by a second moment"},
 	{"Config.Prefetch %v", func(c *Config) any { return c.Prefetch }, standard.Prefetch, func(c *Config) bool { return c.Prefetch < 2 || c.Zero == 3 || c.Offload != "" },
 		"changes nothing: parameters are gathered at Config.Zero 3 alone, and nothing rests off the device"},
 	{"Config.ShardSize %v", func(c *Config) any { return c.ShardSize }, 0, func(c *Config) bool { return c.Zero > 0 },
@@ -91,14 +91,15 @@ func isFolder(path string) bool {
 
 func (c *Config) checkpoints() bool { return c.Checkpoint != "" }
 
-// ofOptimizers says whether the optimizer is one of these, or the program's own.
-func ofOptimizers(names []string) func(c *Config) bool {
-	return func(c *Config) bool { return c.Own.Rule != nil || slices.Contains(names, c.optimizer().Name) }
+// ofOptimizers says whether a constant counts for the optimizer: one whose rule reads
+// it, or the program's own.
+func ofOptimizers(of zero.Constant) func(c *Config) bool {
+	return func(c *Config) bool { return c.Own.Rule != nil || c.optimizer().Reads(of) }
 }
 
-// forOptimizers is how the sentence goes on about a field of these alone.
-func forOptimizers(names []string) string {
-	return "changes nothing: it is for Config.Optimizer " + english.WordSeries(names, "and")
+// forOptimizers is how the sentence goes on about a constant that counts for some rules.
+func forOptimizers(of zero.Constant) string {
+	return "changes nothing: it is for Config.Optimizer " + english.WordSeries(zero.NamesReading(of), "and")
 }
 
 // refuseIdle refuses the first field that is of no use.

@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/comm/algo"
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/zero"
 )
 
 // runRecord is what a checkpoint says of the run that wrote it: Manifest.Run. Those
@@ -63,7 +64,7 @@ func (c *Config) settings() map[string]string {
 			delete(s, name)
 		}
 	}
-	if c.optimizer().UsesTrust() {
+	if c.optimizer().Reads(zero.Trust) {
 		s["trust"] = number(c.Trust)
 	}
 	if c.AdaptAll {

@@ -4,9 +4,19 @@ import "github.com/spillway-ml/spillway/graph"
 
 // AdamW has two moments an element and decoupled weight decay.
 var _ = register(&Rule{
-	Name: "adamw", States: []string{"exp_avg", "exp_avg_sq"}, Narrow: true, Second: true,
-	Source: "Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019",
+	Name: "adamw", States: []string{"exp_avg", "exp_avg_sq"}, Narrow: true, Reads: []Constant{Beta2, Eps},
+	Source:     "Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019",
+	Operations: []*graph.Operation{adamw},
 	Emit: func(e *Emitter, t *Target) {
-		e.Apply(t, graph.AdamW, "adamw", e.Scalars(t), InPlace(t.Value, t.States[0], t.States[1]), e.Attr(t))
+		e.Apply(t, adamw, "adamw", e.Scalars(t), InPlace(t.Value, t.States[0], t.States[1]), e.Attr(t))
 	},
 })
+
+var adamw = update(graph.Definition{
+	Kind: "adamw",
+	Doc: "AdamW on coef·g; g, p, m, v (Len). m and v may be u8, codes of the signed and of the unsigned dynamic map, " +
+		"with m_scales and v_scales (Len/256); or p, m and v are all bf16, rounded stochastically.",
+	In: graph.UpdateIn(),
+	Out: []graph.Operand{graph.NarrowOut("p", false), graph.NarrowOut("m", true), graph.NarrowOut("v", true), graph.LowOut(),
+		graph.ScalesOut("m"), graph.ScalesOut("v")},
+}, 16)

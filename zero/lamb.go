@@ -5,8 +5,9 @@ import "github.com/spillway-ml/spillway/graph"
 // LAMB takes Adam's direction, at a rate for each parameter that the norms of the
 // parameter and of its direction scale.
 var _ = register(&Rule{
-	Name: "lamb", States: []string{"exp_avg", "exp_avg_sq"}, Second: true, Adapts: true,
-	Source: "You et al., Large Batch Optimization for Deep Learning, ICLR 2020, algorithm 2",
+	Name: "lamb", States: []string{"exp_avg", "exp_avg_sq"}, Reads: []Constant{Beta2, Eps, AdaptAll},
+	Source:     "You et al., Large Batch Optimization for Deep Learning, ICLR 2020, algorithm 2",
+	Operations: []*graph.Operation{lambDirection, lambApply},
 	Emit: func(e *Emitter, t *Target) {
 		a := e.Attr(t)
 		if e.p.Buf(t.Grad).DType != graph.F32 {
@@ -17,9 +18,23 @@ var _ = register(&Rule{
 			t.Grad = wide
 		}
 		norms := e.Norms(t, func(into graph.Out) {
-			e.Op(graph.LAMBDirection, t.Name+"/lamb_dir", t.Unit, []graph.BufID{t.Value, e.Coef, e.p.Hyper},
-				append(InPlace(t.Grad, t.States[0], t.States[1]), into), a).Skip = e.skip
+			e.own(lambDirection, t.Name+"/lamb_dir", t.Unit, []graph.BufID{t.Value, e.Coef, e.p.Hyper},
+				append(InPlace(t.Grad, t.States[0], t.States[1]), into), a)
 		})
-		e.Apply(t, graph.LAMBApply, "lamb", []graph.BufID{t.Grad, norms, e.Coef, e.p.Hyper}, InPlace(t.Value), a)
+		e.Apply(t, lambApply, "lamb", []graph.BufID{t.Grad, norms, e.Coef, e.p.Hyper}, InPlace(t.Value), a)
 	},
 })
+
+var lambDirection = update(graph.Definition{
+	Kind: "lamb_dir",
+	Doc: "LAMB's Adam direction, which replaces g, and norms += the exact squares of p and of it for each parameter of the unit with decay " +
+		"(AdaptAll: for each); p, g, m, v (Len), norms i64 (2·params·Limbs).",
+	In:  append([]graph.Operand{graph.ValueIn()}, graph.UpdateIn()[1:]...),
+	Out: []graph.Operand{graph.StateOut("g"), graph.StateOut("m"), graph.StateOut("v"), graph.NormsOut()},
+}, 18)
+
+var lambApply = update(graph.Definition{
+	Kind: "lamb_apply", Doc: "p −= lr·(‖p‖/‖g‖)·g for each parameter, g the direction, the ratio 1 where a norm is 0; g, p (Len), norms i64 (2·params·Limbs).",
+	In:  graph.NormedIn(),
+	Out: []graph.Operand{graph.StateOut("p"), graph.LowOut()},
+}, 2)

@@ -5,21 +5,29 @@ import "github.com/spillway-ml/spillway/graph"
 // LARS is SGD with momentum at a rate for each parameter that the norms of the
 // parameter and of its gradient scale.
 var _ = register(&Rule{
-	Name: "lars", States: []string{"momentum"}, Trust: true, Adapts: true,
-	Source: "You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks, 2017",
-	Emit:   func(e *Emitter, t *Target) { lars(e, t, "lars", false) },
+	Name: "lars", States: []string{"momentum"}, Reads: []Constant{Trust, AdaptAll, Nesterov},
+	Source:     "You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks, 2017",
+	Operations: []*graph.Operation{larsApply},
+	Emit:       func(e *Emitter, t *Target) { emitLARS(e, t, "lars", false) },
 })
 
 // LARC is LARS whose rate for a parameter is at most the global one.
 var _ = register(&Rule{
-	Name: "larc", States: []string{"momentum"}, Trust: true, Adapts: true,
-	Source: "LARS with the local rate clipped at the global one (NVIDIA Apex)",
-	Emit:   func(e *Emitter, t *Target) { lars(e, t, "larc", true) },
+	Name: "larc", States: []string{"momentum"}, Reads: []Constant{Trust, AdaptAll, Nesterov},
+	Source:     "LARS with the local rate clipped at the global one (NVIDIA Apex)",
+	Operations: []*graph.Operation{larsApply},
+	Emit:       func(e *Emitter, t *Target) { emitLARS(e, t, "larc", true) },
 })
 
-func lars(e *Emitter, t *Target, name string, clip bool) {
+func emitLARS(e *Emitter, t *Target, name string, clip bool) {
 	a := e.Attr(t)
 	a.Clip = clip
 	norms := e.ParamNorms(t, a)
-	e.Apply(t, graph.LARSApply, name, []graph.BufID{t.Grad, norms, e.Coef, e.p.Hyper}, InPlace(t.Value, t.States[0]), a)
+	e.Apply(t, larsApply, name, []graph.BufID{t.Grad, norms, e.Coef, e.p.Hyper}, InPlace(t.Value, t.States[0]), a)
 }
+
+var larsApply = update(graph.Definition{
+	Kind: "lars_apply", Doc: "LARS, or LARC's clipped form, with momentum on coef·g; g, p, momentum (Len), norms i64 (2·params·Limbs).",
+	In:  graph.NormedIn(),
+	Out: []graph.Operand{graph.StateOut("p"), graph.StateOut("momentum"), graph.LowOut()},
+}, 8)

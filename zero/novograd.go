@@ -4,12 +4,19 @@ import "github.com/spillway-ml/spillway/graph"
 
 // NovoGrad has one second moment a parameter, of its gradient's norm.
 var _ = register(&Rule{
-	Name: "novograd", States: []string{"exp_avg"}, PerParam: []string{"exp_avg_sq"}, Second: true,
-	Source: "Ginsburg et al., Stochastic Gradient Methods with Layer-wise Adaptive Moments, 2019",
+	Name: "novograd", States: []string{"exp_avg"}, PerParam: []string{"exp_avg_sq"}, Reads: []Constant{Beta2, Eps},
+	Source:     "Ginsburg et al., Stochastic Gradient Methods with Layer-wise Adaptive Moments, 2019",
+	Operations: []*graph.Operation{novograd},
 	Emit: func(e *Emitter, t *Target) {
 		a := e.Attr(t)
 		a.AdaptAll = true // every parameter has a second moment
 		norms := e.ParamNorms(t, a)
-		e.Apply(t, graph.NovoGrad, "novograd", []graph.BufID{t.Grad, norms, e.Coef, e.p.Hyper}, InPlace(t.Value, t.States[0], t.States[1]), a)
+		e.Apply(t, novograd, "novograd", []graph.BufID{t.Grad, norms, e.Coef, e.p.Hyper}, InPlace(t.Value, t.States[0], t.States[1]), a)
 	},
 })
+
+var novograd = update(graph.Definition{
+	Kind: "novograd", Doc: "NovoGrad on coef·g: one second moment a parameter; g, p, m (Len), v (params of the unit), norms i64 (2·params·Limbs).",
+	In:  graph.NormedIn(),
+	Out: []graph.Operand{graph.StateOut("p"), graph.StateOut("m"), graph.ParamOut("v"), graph.LowOut()},
+}, 10)

@@ -1,9 +1,10 @@
 package zero
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"sort"
+	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -21,7 +22,7 @@ type Optimizer struct {
 	Beta1, Beta2 float64
 	Eps          float64
 	Decay        float64 // on parameters whose Decay is set
-	Trust        float64 // trust coefficient η, of rules with Rule.Trust
+	Trust        float64 // trust coefficient η, of rules that read it
 	Nesterov     bool    // of momentum
 	// AdaptAll has rules that adapt a rate to norms do so for every parameter, as
 	// the papers are written. Otherwise parameters without Decay
@@ -38,6 +39,18 @@ type Optimizer struct {
 	BF16 bool
 }
 
+// Constant names a constant of Optimizer that counts for some rules only.
+type Constant string
+
+// Constants.
+const (
+	Beta2    Constant = "beta2"    // the decay of a second moment
+	Eps      Constant = "eps"      // what is added to a divisor
+	Trust    Constant = "trust"    // a factor of the rate: 0 would train nothing
+	AdaptAll Constant = "adaptAll" // whose rates are scaled by norms
+	Nesterov Constant = "nesterov" // a form of momentum
+)
+
 // Rule is an update rule as a value. A new one is a file that registers a value of
 // this type (or a value in the spec, as Optimizer.Rule), and its kernels.
 type Rule struct {
@@ -48,13 +61,10 @@ type Rule struct {
 	// Narrow says that its kernels also take states in 8 bits, and bf16 without masters:
 	// Optimizer.Int8 and BF16.
 	Narrow bool
-	// Trust says that the rate of parameters is times Optimizer.Trust, so that 0 would
-	// train nothing.
-	Trust bool
-	// Second says that it divides by a second moment, of which Optimizer.Beta2 and Eps are.
-	Second bool
-	// Adapts says that norms scale a parameter's rate, which Optimizer.AdaptAll widens.
-	Adapts bool
+	// Reads are the constants that count for it.
+	Reads []Constant
+	// Operations are those that it defines.
+	Operations []*graph.Operation
 	// Emit writes a unit's operations.
 	Emit func(e *Emitter, t *Target)
 }
@@ -88,14 +98,33 @@ func OptimizerNames() []string { return namesOf(func(*Rule) bool { return true }
 // NarrowNames lists those whose states have 16-bit and 8-bit forms.
 func NarrowNames() []string { return namesOf(func(r *Rule) bool { return r.Narrow }) }
 
-// SecondNames lists those that divide by a second moment.
-func SecondNames() []string { return namesOf(func(r *Rule) bool { return r.Second }) }
+// NamesReading lists those for which the constant counts.
+func NamesReading(c Constant) []string {
+	return namesOf(func(r *Rule) bool { return slices.Contains(r.Reads, c) })
+}
 
-// AdaptingNames lists those in which norms scale a parameter's rate.
-func AdaptingNames() []string { return namesOf(func(r *Rule) bool { return r.Adapts }) }
+// Operations returns the operations of all rules that have a name, by kind.
+func Operations() (list []*graph.Operation) {
+	for _, r := range rules {
+		for _, op := range r.Operations {
+			if !slices.Contains(list, op) {
+				list = append(list, op)
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b *graph.Operation) int { return cmp.Compare(a.Kind(), b.Kind()) })
+	return list
+}
 
-// TrustNames lists those for which the trust coefficient counts.
-func TrustNames() []string { return namesOf(func(r *Rule) bool { return r.Trust }) }
+// Operation returns a rule's operation by its kind, nil for none.
+func Operation(kind graph.Kind) *graph.Operation {
+	for _, op := range Operations() {
+		if op.Kind() == kind {
+			return op
+		}
+	}
+	return nil
+}
 
 func namesOf(is func(*Rule) bool) []string {
 	var names []string
@@ -104,15 +133,18 @@ func namesOf(is func(*Rule) bool) []string {
 			names = append(names, r.Name)
 		}
 	}
-	sort.Strings(names)
+	slices.Sort(names)
 	return names
 }
 
 // Narrow says whether the optimizer's states have 16-bit and 8-bit forms.
 func (o Optimizer) Narrow() bool { r := o.rule(); return r != nil && r.Narrow }
 
-// UsesTrust says whether the trust coefficient counts.
-func (o Optimizer) UsesTrust() bool { r := o.rule(); return r != nil && r.Trust }
+// Reads says whether a constant counts.
+func (o Optimizer) Reads(c Constant) bool {
+	r := o.rule()
+	return r != nil && slices.Contains(r.Reads, c)
+}
 
 // Validate refuses unknown rules and constants out of range.
 func (o Optimizer) Validate() error {
@@ -140,6 +172,9 @@ func (o Optimizer) Validate() error {
 	}
 	return nil
 }
+
+// Operations returns the operations that the rule defines.
+func (o Optimizer) Operations() []*graph.Operation { return o.rule().Operations }
 
 // StateNames returns the flat states of the rule, each as large as the
 // parameters, and those with one element a parameter.

@@ -4,9 +4,16 @@ import "github.com/spillway-ml/spillway/graph"
 
 // SGD has momentum, Nesterov's where asked for.
 var _ = register(&Rule{
-	Name: "sgd", States: []string{"momentum"},
-	Source: "Sutskever et al., On the importance of initialization and momentum, ICML 2013",
+	Name: "sgd", States: []string{"momentum"}, Reads: []Constant{Nesterov},
+	Source:     "Sutskever et al., On the importance of initialization and momentum, ICML 2013",
+	Operations: []*graph.Operation{sgd},
 	Emit: func(e *Emitter, t *Target) {
-		e.Apply(t, graph.SGD, "sgd", e.Scalars(t), InPlace(t.Value, t.States[0]), e.Attr(t))
+		e.Apply(t, sgd, "sgd", e.Scalars(t), InPlace(t.Value, t.States[0]), e.Attr(t))
 	},
 })
+
+var sgd = update(graph.Definition{
+	Kind: "sgd", Doc: "SGD with momentum on coef·g; g, p, momentum (Len).",
+	In:  graph.UpdateIn(),
+	Out: []graph.Operand{graph.StateOut("p"), graph.StateOut("momentum"), graph.LowOut()},
+}, 6)

@@ -122,12 +122,11 @@ func (e *Emitter) Attr(t *Target) graph.UpdateAttr {
 // Apply appends an operation that the step's flag skips, and that writes the
 // 16-bit copy of the parameters too where there is one, and the scales of states in
 // 8 bits.
-func (e *Emitter) Apply(t *Target, kind graph.Kind, name string, in []graph.BufID, out []graph.Out, attr graph.UpdateAttr) {
+func (e *Emitter) Apply(t *Target, own *graph.Operation, name string, in []graph.BufID, out []graph.Out, attr graph.UpdateAttr) {
 	if t.Low != graph.NoBuf || len(t.Scales) > 0 {
 		out = append(out, graph.Out{Buf: t.Low})
 	}
-	out = append(out, InPlace(t.Scales...)...)
-	e.Op(kind, t.Name+"/"+name, t.Unit, in, out, attr).Skip = e.skip
+	e.own(own, t.Name+"/"+name, t.Unit, in, append(out, InPlace(t.Scales...)...), attr)
 }
 
 // ApplyOwn is Apply of an operation of the rule's own (graph.Definition, with UpdateAttr
@@ -135,8 +134,21 @@ func (e *Emitter) Apply(t *Target, kind graph.Kind, name string, in []graph.BufI
 // parameters and the states, changed in place, and a last one, graph.LowOut, if the rule
 // is to be used in mixed precision.
 func (e *Emitter) ApplyOwn(t *Target, own *graph.Operation, in []graph.BufID, out []graph.Out) {
-	e.Apply(t, own.Kind(), string(own.Kind()), in, out, e.Attr(t))
-	e.ops[len(e.ops)-1].Own = own
+	e.Apply(t, own, string(own.Kind()), in, out, e.Attr(t))
+}
+
+// own appends a defined operation that the step's flag skips.
+func (e *Emitter) own(own *graph.Operation, name string, unit int, in []graph.BufID, out []graph.Out, attr graph.UpdateAttr) {
+	op := e.Op(own.Kind(), name, unit, in, out, attr)
+	op.Own, op.Skip = own, e.skip
+}
+
+// update defines an operation of a rule whose kernels are in the libraries, with its
+// floating-point operations for an element.
+func update(d graph.Definition, flops int64) *graph.Operation {
+	d.Attr, d.Library = graph.UpdateAttr{}, true
+	d.Flops = func(_ any, in, _ [][]int64) int64 { return flops * in[0][0] }
+	return graph.MustDefine(d)
 }
 
 // Scalars are the inputs of a rule that needs no norms: g, coef, hyper.

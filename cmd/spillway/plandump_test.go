@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/zero"
 )
 
 // plan --dump writes a program a pass that reads back, and a difference a pass
@@ -25,7 +26,7 @@ func TestPlanDump(t *testing.T) {
 	for _, path := range list {
 		text, err := os.ReadFile(path)
 		require.NoError(t, err)
-		p, err := graph.Parse(string(text))
+		p, err := graph.Parse(string(text), zero.Operations()...)
 		require.NoError(t, err, path)
 		require.Equal(t, string(text), graph.Format(p), path)
 		if before != "" {
@@ -35,7 +36,7 @@ func TestPlanDump(t *testing.T) {
 		}
 		before = string(text)
 	}
-	last, err := graph.Parse(before)
+	last, err := graph.Parse(before, zero.Operations()...)
 	require.NoError(t, err)
 	require.NoError(t, graph.Verify(last))
 

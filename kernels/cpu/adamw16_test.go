@@ -16,7 +16,7 @@ import (
 // AdamW with parameters and moments in bf16 is the interpreter's, bit for bit.
 func TestBF16StatesEqualInterpreter(t *testing.T) {
 	for seed := range uint64(24) {
-		o := &operation{Operation: optest.New(graph.AdamW, rand.New(rand.NewPCG(seed, 16)), optionsOf(types[seed%2]))}
+		o := &operation{Operation: optest.New("adamw", rand.New(rand.NewPCG(seed, 16)), optionsOf(types[seed%2]))}
 		op := o.Op()
 		for _, out := range op.Out[:3] {
 			values := optest.Values[float32](o.Before[out.Buf])

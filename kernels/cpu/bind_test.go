@@ -25,6 +25,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/zero"
 )
 
 // operation is a random operation, placed and bound.
@@ -97,10 +98,20 @@ func launch(t testing.TB, ctx *devcpu.Context, k device.Kernel) error {
 // unbound are the kinds that the executor binds itself.
 var unbound = []graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll, graph.Copy, graph.Join}
 
+// kinds are the kind table's, and those of the update rules.
+func kinds() []graph.Kind {
+	list := graph.Kinds()
+	for _, op := range zero.Operations() {
+		list = append(list, op.Kind())
+	}
+	slices.Sort(list)
+	return list
+}
+
 // TestEveryKindEqualsInterpreter runs random operations of every kind on the
 // device and compares every byte of every operand with the interpreter's.
 func TestEveryKindEqualsInterpreter(t *testing.T) {
-	for _, kind := range graph.Kinds() {
+	for _, kind := range kinds() {
 		if slices.Contains(unbound, kind) {
 			continue
 		}
@@ -285,7 +296,7 @@ func digest(t *testing.T) string {
 	h := sha256.New()
 	pl := pool.New(2)
 	defer pl.Close()
-	for _, kind := range graph.Kinds() {
+	for _, kind := range kinds() {
 		if slices.Contains(unbound, kind) {
 			continue
 		}

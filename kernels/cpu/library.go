@@ -56,7 +56,7 @@ func (l *library) Bind(kb kernels.Binding) (device.Kernel, error) {
 		return nil, errors.New("cpu: bind: want a program, an operation and a pool")
 	}
 	bind, ok := binders[kb.Op.Kind]
-	if kb.Op.Own != nil {
+	if kb.Op.BringsKernels() {
 		bind, ok = bindOwn, true
 	}
 	if !ok {
@@ -142,14 +142,14 @@ var binders = map[graph.Kind]binder{
 
 	graph.SqSum:    bindSqSum,
 	graph.ClipCoef: bindClipCoef,
-	graph.AdamW:    bindAdamW,
+	"adamw":        bindAdamW,
 
 	graph.OverflowCheck:   bindOverflowCheck,
 	graph.LossScaleUpdate: bindLossScaleUpdate,
-	graph.SGD:             bindSGD,
-	graph.LAMBDirection:   bindLAMBDirection,
-	graph.LAMBApply:       bindLAMBApply,
+	"sgd":                 bindSGD,
+	"lamb_dir":            bindLAMBDirection,
+	"lamb_apply":          bindLAMBApply,
 	graph.ParamNorms:      bindParamNorms,
-	graph.LARSApply:       bindLARSApply,
-	graph.NovoGrad:        bindNovoGrad,
+	"lars_apply":          bindLARSApply,
+	"novograd":            bindNovoGrad,
 }

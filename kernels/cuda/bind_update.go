@@ -13,13 +13,13 @@ func init() {
 		graph.ClipCoef:        bindClipCoef,
 		graph.OverflowCheck:   bindOverflowCheck,
 		graph.LossScaleUpdate: bindLossScaleUpdate,
-		graph.AdamW:           bindAdamW,
-		graph.SGD:             func(b *binding) { bindMomentum(b, ruleSGD) },
-		graph.LAMBDirection:   bindLAMBDirection,
-		graph.LAMBApply:       bindLAMBApply,
+		"adamw":               bindAdamW,
+		"sgd":                 func(b *binding) { bindMomentum(b, ruleSGD) },
+		"lamb_dir":            bindLAMBDirection,
+		"lamb_apply":          bindLAMBApply,
 		graph.ParamNorms:      bindParamNorms,
-		graph.LARSApply:       func(b *binding) { bindMomentum(b, ruleLARS) },
-		graph.NovoGrad:        bindNovoGrad,
+		"lars_apply":          func(b *binding) { bindMomentum(b, ruleLARS) },
+		"novograd":            bindNovoGrad,
 	})
 }
 

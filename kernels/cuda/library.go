@@ -93,7 +93,7 @@ func (l *Library) Bind(kb kernels.Binding) (device.Kernel, error) {
 		return nil, errors.New("cuda: bind: want a program and an operation")
 	}
 	bind, ok := binders[kb.Op.Kind]
-	if kb.Op.Own != nil {
+	if kb.Op.BringsKernels() {
 		bind, ok = bindOwn, true
 	}
 	if !ok {

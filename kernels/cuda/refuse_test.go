@@ -91,7 +91,7 @@ func TestBindRefuses(t *testing.T) {
 		{"misplaced workspace", draw(graph.Rope, always), func(o *optest.Operation, kb *kernels.Binding) { kb.Work.Off += 64 }, "want a multiple of 256"},
 		{"a value that is none of the type", draw(graph.Fill, func(o *optest.Operation) bool { return always(o) && o.P.Buf(o.Op().Out[0].Buf).DType == graph.I32 }),
 			func(o *optest.Operation, kb *kernels.Binding) { o.Op().Attr = graph.FillAttr{Value: 1e18} }, "value 1e+18 is no i32"},
-		{"no coordinate", draw(graph.AdamW, func(o *optest.Operation) bool {
+		{"no coordinate", draw("adamw", func(o *optest.Operation) bool {
 			return always(o) && o.Op().Attr.(graph.UpdateAttr).Shard.Axis == 0
 		}), func(o *optest.Operation, kb *kernels.Binding) { kb.Coord = nil }, "shard lies along mesh axis 0"},
 		{"norms of a part", draw(graph.ParamNorms, always), func(o *optest.Operation, kb *kernels.Binding) {
@@ -144,7 +144,7 @@ func (h hosted) CPU() device.Arena       { return h.Arena }
 // TestHostMemoryIsTheCPUs: operations on host memory are the CPU's kernels.
 func TestHostMemoryIsTheCPUs(t *testing.T) {
 	b := newBench(t)
-	o := draw(graph.AdamW, always)
+	o := draw("adamw", always)
 	ctx := devcpu.New(0, devcpu.Options{})
 	defer func() { require.NoError(t, ctx.Close()) }()
 	offsets, size := o.Layout(workAlign)

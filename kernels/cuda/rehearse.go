@@ -102,7 +102,7 @@ func (l *Library) rehearseBinding(r *Rehearsal, coord []int, launches map[driver
 					return nil, err
 				}
 				count[k], places[k] = max(1, len(bound.(*kernel).steps)), b
-				if b.Op.Own == nil {
+				if !b.Op.BringsKernels() {
 					collect(launches, bound.(*kernel).steps)
 				}
 			}

@@ -76,13 +76,13 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 		graph.OverflowCheck:   overflowCheck[T],
 		graph.LossScaleUpdate: lossScaleUpdate[T],
 
-		graph.AdamW:         adamW[T],
-		graph.SGD:           sgd[T],
-		graph.LAMBDirection: lambDirection[T],
-		graph.LAMBApply:     lambApply[T],
-		graph.ParamNorms:    paramNorms[T],
-		graph.LARSApply:     larsApply[T],
-		graph.NovoGrad:      novoGrad[T],
+		"adamw":          adamW[T],
+		"sgd":            sgd[T],
+		"lamb_dir":       lambDirection[T],
+		"lamb_apply":     lambApply[T],
+		graph.ParamNorms: paramNorms[T],
+		"lars_apply":     larsApply[T],
+		"novograd":       novoGrad[T],
 	}
 }
 

@@ -246,7 +246,7 @@ func (w *World[T]) onRank(op *graph.Op, rank int) error {
 		return nil
 	}
 	run, ok := w.kinds[op.Kind]
-	if op.Own != nil {
+	if op.BringsKernels() {
 		run, ok = own[T], true
 	}
 	if !ok {

@@ -51,13 +51,7 @@ var largeShapes = map[graph.Kind]func(*rand.Rand) spec{
 		s.attr, s.in, s.out = a, of(dims{a.Len}), of(dims{exact.Limbs})
 		return s
 	},
-	graph.AdamW:         func(r *rand.Rand) spec { return largeUpdate(r, "g coef hyper", "x x x x") },
-	graph.SGD:           func(r *rand.Rand) spec { return largeUpdate(r, "g coef hyper", "x x x") },
-	graph.LAMBDirection: func(r *rand.Rand) spec { return largeUpdate(r, "p coef hyper", "x x x norms") },
-	graph.LAMBApply:     func(r *rand.Rand) spec { return largeUpdate(r, "g norms coef hyper", "x x") },
-	graph.ParamNorms:    func(r *rand.Rand) spec { return largeUpdate(r, "p g", "norms") },
-	graph.LARSApply:     func(r *rand.Rand) spec { return largeUpdate(r, "g norms coef hyper", "x x x") },
-	graph.NovoGrad:      func(r *rand.Rand) spec { return largeUpdate(r, "g norms coef hyper", "x x params x") },
+	graph.ParamNorms: func(r *rand.Rand) spec { return normShapes(r, true) },
 }
 
 // wide is a width of a norm: often one of a model, up to 9,000.
@@ -82,9 +76,4 @@ func largeUnit(r *rand.Rand) (spec, graph.ShardAttr) {
 	}
 	n[r.IntN(len(n))] = upTo(r, 200000)
 	return unitOf(r, n)
-}
-
-func largeUpdate(r *rand.Rand, ins, outs string) spec {
-	s, a := largeUnit(r)
-	return updateOf(r, s, a, ins, outs)
 }

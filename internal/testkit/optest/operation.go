@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels"
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
+	"github.com/spillway-ml/spillway/zero"
 )
 
 // Operation is a program of one operation on random data.
@@ -45,7 +46,21 @@ type Options struct {
 
 // Kinds returns the kinds of which there are operations, sorted by name: all but
 // collectives, copies and joins.
-func Kinds() []graph.Kind { return slices.Sorted(maps.Keys(shapes)) }
+func Kinds() []graph.Kind {
+	return slices.Sorted(func(yield func(graph.Kind) bool) {
+		maps.Keys(shapes)(yield)
+		maps.Keys(rules)(yield)
+	})
+}
+
+// rules are the operations of the update rules.
+var rules = func() map[graph.Kind]*graph.Operation {
+	m := map[graph.Kind]*graph.Operation{}
+	for _, op := range zero.Operations() {
+		m[op.Kind()] = op
+	}
+	return m
+}()
 
 // Everywhere returns the kinds that every device has kernels for: all of Kinds but
 // those of generation with kept keys and values and of quantised values, which are the
@@ -56,7 +71,7 @@ func Everywhere() []graph.Kind {
 }
 
 // HasLarge says whether the kind has shapes of Options.Large.
-func HasLarge(kind graph.Kind) bool { return largeShapes[kind] != nil }
+func HasLarge(kind graph.Kind) bool { return largeShapes[kind] != nil || rules[kind] != nil }
 
 // Op returns the operation.
 func (o *Operation) Op() *graph.Op { return &o.P.Sections[0].Phases[0].Ops[0] }
@@ -64,6 +79,9 @@ func (o *Operation) Op() *graph.Op { return &o.P.Sections[0].Phases[0].Ops[0] }
 // New draws an operation of the kind: shapes, which optional operands there are,
 // output modes, and contents.
 func New(kind graph.Kind, rng *rand.Rand, opts Options) *Operation {
+	if own := rules[kind]; own != nil {
+		return draw(kind, own, updateShapes(rng, own.Definition().In, own.Definition().Out, opts.Large), rng, opts)
+	}
 	shape := shapes[kind]
 	if large, ok := largeShapes[kind]; ok && opts.Large {
 		shape = large

@@ -2,7 +2,6 @@ package optest
 
 import (
 	"math/rand/v2"
-	"strings"
 	"unsafe"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -210,13 +209,7 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.Quantize:      func(r *rand.Rand) spec { return quantShapes(r, graph.Quantize) },
 	graph.Dequantize:    func(r *rand.Rand) spec { return quantShapes(r, graph.Dequantize) },
 	graph.DequantizeSum: func(r *rand.Rand) spec { return quantShapes(r, graph.DequantizeSum) },
-	graph.AdamW:         func(r *rand.Rand) spec { return updateShapes(r, "g coef hyper", "x x x x") },
-	graph.SGD:           func(r *rand.Rand) spec { return updateShapes(r, "g coef hyper", "x x x") },
-	graph.LAMBDirection: func(r *rand.Rand) spec { return updateShapes(r, "p coef hyper", "x x x norms") },
-	graph.LAMBApply:     func(r *rand.Rand) spec { return updateShapes(r, "g norms coef hyper", "x x") },
-	graph.ParamNorms:    func(r *rand.Rand) spec { return updateShapes(r, "p g", "norms") },
-	graph.LARSApply:     func(r *rand.Rand) spec { return updateShapes(r, "g norms coef hyper", "x x x") },
-	graph.NovoGrad:      func(r *rand.Rand) spec { return updateShapes(r, "g norms coef hyper", "x x params x") },
+	graph.ParamNorms:    func(r *rand.Rand) spec { return normShapes(r, false) },
 }
 
 // bigShapes has the kinds that need workspace.
@@ -412,34 +405,43 @@ func unitOf(r *rand.Rand, lengths []int64) (spec, graph.ShardAttr) {
 	return s, a
 }
 
-func updateShapes(r *rand.Rand, ins, outs string) spec {
-	s, a := units(r)
-	return updateOf(r, s, a, ins, outs)
+func normShapes(r *rand.Rand, large bool) spec {
+	info, _ := graph.InfoOf(graph.ParamNorms)
+	return updateShapes(r, info.In, info.Out, large)
 }
 
-func updateOf(r *rand.Rand, s spec, a graph.ShardAttr, ins, outs string) spec {
+// updateShapes draws a unit and the operands of an update over its shard.
+func updateShapes(r *rand.Rand, ins, outs []graph.Operand, large bool) spec {
+	unit := units
+	if large {
+		unit = largeUnit
+	}
+	s, a := unit(r)
 	s.attr = graph.UpdateAttr{
 		Shard: a, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, Trust: 0.02, Nesterov: r.IntN(2) == 0, Clip: r.IntN(2) == 0, AdaptAll: r.IntN(2) == 0,
 	}
-	shape := func(name string) dims {
-		switch name {
-		case "coef":
+	params := int64(len(s.params))
+	shape := func(o graph.Operand) dims {
+		switch {
+		case o.Name == "coef":
 			return dims{1}
-		case "hyper":
+		case o.Name == "hyper":
 			return dims{graph.NumHyper}
-		case "norms":
-			return dims{2 * int64(len(s.params)) * exact.Limbs}
-		case "params":
-			return dims{int64(len(s.params))}
+		case o.Name == "norms":
+			return dims{2 * params * exact.Limbs}
+		case o.Per == graph.PerParam:
+			return dims{params}
 		}
 		return dims{a.Len}
 	}
 	s.in, s.out = nil, nil
-	for name := range strings.FieldsSeq(ins) {
-		s.in = append(s.in, shape(name))
+	for _, o := range ins {
+		s.in = append(s.in, shape(o))
 	}
-	for name := range strings.FieldsSeq(outs) {
-		s.out = append(s.out, shape(name))
+	for _, o := range outs {
+		if o.ScaleOf == "" {
+			s.out = append(s.out, shape(o))
+		}
 	}
 	return s
 }
