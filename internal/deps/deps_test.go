@@ -35,8 +35,8 @@ const table = `
 	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest internal/decimal
 	search    < graph model precision recompute zero fsdp offload memplan plan internal/nearest internal/decimal
 	device    < graph internal/crash internal/userdir
-	kernels   < graph zero device internal/crash internal/owned internal/regular internal/aside internal/userdir
-	comm      < graph zero device kernels internal/crash internal/userdir
+	kernels   < graph device internal/crash internal/owned internal/regular internal/aside internal/userdir
+	comm      < graph device kernels internal/crash internal/userdir
 	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/regular internal/decimal internal/owned internal/userdir
 	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan
 	data      < internal
