@@ -28,7 +28,7 @@ func TestBF16StatesEqualInterpreter(t *testing.T) {
 		}
 		op.Out = op.Out[:3]
 		a := op.Attr.(graph.UpdateAttr)
-		require.ErrorContains(t, graph.Check(o.P, op), "rounded so")
+		require.ErrorContains(t, graph.Check(o.P, op), "rest in bf16 with it")
 		a.Stochastic = true
 		op.Attr = a
 		require.NoError(t, graph.Check(o.P, op))
