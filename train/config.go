@@ -146,13 +146,15 @@ type Config struct {
 	// (or "") or "fp32".
 	Reduce string
 	// LossScale multiplies the loss before the backward of fp16, so that small
-	// gradients do not become zero: "dynamic" (or "") starts at 65536, doubles after
-	// 2,000 updates and is halved, down to 1, where a gradient overflows, whose step
-	// is then skipped; a number stays.
+	// gradients do not become zero: "dynamic" (or "") starts at 65536. It doubles, up to
+	// 2^126, after 2,000 updates in a row without an overflow. A step whose gradients
+	// overflow is skipped, and halves it, down to 1. A number stays.
 	LossScale string
 	// LossScaleHysteresis is the overflows in a row after which a dynamic loss scale is
-	// halved, 1 (or 0) at once; the steps are skipped in any case. More of them keep the
-	// scale through a single outlier, and waste steps where it is too large.
+	// halved; 1 (or 0) halves at once. The steps are skipped in any case. A larger number
+	// keeps the scale through a single outlier, and wastes steps where the scale is too
+	// large. A clean step starts the count anew, so that rare outliers never lower the
+	// scale. (Megatron-LM's count survives clean steps until the scale has grown.)
 	LossScaleHysteresis int
 	// Int8 lists what is in 8 bits: "optimizer", AdamW's moments, in blocks of 256
 	// elements of the dynamic map; and as int8 codes with a scale each: "gather",

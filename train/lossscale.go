@@ -19,6 +19,10 @@ type scaleState struct {
 // dynamicScale is Config.LossScale that follows overflows.
 const dynamicScale = "dynamic"
 
+// maxScale is the largest loss scale: a gradient of 1 times the scale must be finite in
+// fp32, and so must what divides it out again.
+const maxScale = 1 << 126
+
 // lossScale returns what Config.LossScale says: the scale of the first step, and
 // whether it moves.
 func (c *Config) lossScale() (scale float64, dynamic bool, err error) {
@@ -30,9 +34,8 @@ func (c *Config) lossScale() (scale float64, dynamic bool, err error) {
 		return 0, false, refuse("Config.LossScale %.80s: Config.Precision %s has none, its range is fp32's; give it with Config.Precision fp16 or leave it out", s, c.precision())
 	}
 	scale, err = decimal.Float(s)
-	// A gradient of 1 times the scale must be finite in fp32.
-	if err != nil || !(scale >= 1 && scale <= 1<<126) {
-		return 0, false, refuse("Config.LossScale %.80q: use dynamic or a number of at least 1", c.LossScale)
+	if err != nil || !(scale >= 1 && scale <= maxScale) {
+		return 0, false, refuse("Config.LossScale %.80q: use dynamic or a number from 1 to 2^126", c.LossScale)
 	}
 	return scale, false, nil
 }
@@ -83,24 +86,35 @@ func (t *Trainer) startScale(saved *scaleState) error {
 	if saved != nil && dynamic {
 		t.scale = *saved
 	}
+	return t.writeScale()
+}
+
+// writeScale gives every rank the loss scale of the next step.
+func (t *Trainer) writeScale() error {
 	var state [8 * graph.NumScale]byte
 	binary.NativeEndian.PutUint64(state[8*graph.ScaleValue:], math.Float64bits(t.scale.Scale))
 	binary.NativeEndian.PutUint64(state[8*graph.ScaleClean:], math.Float64bits(t.scale.Clean))
-	return t.ranks.Each("the first loss scale", func(r *run.Rank) error {
+	return t.ranks.Each("the loss scale", func(r *run.Rank) error {
 		return r.Exec.Write(t.plan.Program.Scaler.State, 0, state[:])
 	})
 }
 
-// readScale takes the loss scale that a step has left.
+// readScale takes the loss scale that a step has left. One that has grown beyond the
+// largest is set back to it, on every rank.
 func (t *Trainer) readScale() error {
 	if !t.scales() || !t.updates() {
 		return nil
 	}
 	v, err := t.ranks.First().Exec.HostF64(t.ports[graph.PortScale])
-	if err == nil {
-		t.scale = scaleState{v[graph.ScaleValue], v[graph.ScaleClean]}
+	if err != nil {
+		return err
 	}
-	return err
+	t.scale = scaleState{v[graph.ScaleValue], v[graph.ScaleClean]}
+	if t.scale.Scale <= maxScale {
+		return nil
+	}
+	t.scale.Scale = maxScale
+	return t.writeScale()
 }
 
 // overflowed decides what becomes of a step that overflowed at the loss scale: a

@@ -1,0 +1,53 @@
+package train
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// A step of several micro-batches takes the cache only where the rows of each are there.
+func TestFrozenCacheWantsEveryMicroBatch(t *testing.T) {
+	t.Parallel()
+	for _, order := range []string{"micro", "layer"} {
+		c := frozenRun(t, "gpt2", 8, 40) // an epoch is two steps of two micro-batches of two rows
+		c.Ranks, c.Accum, c.Steps, c.AccumOrder = 1, 2, 6, order
+		want := cachedRun(t, c)
+		p, err := c.plan(t.Context())
+		require.NoError(t, err)
+		row := int64(c.Seq) * 4
+		for i := range p.Program.Params {
+			if prm := &p.Program.Params[i]; prm.Name == "wpe.weight" {
+				row *= prm.Shape[1]
+			}
+		}
+		for rows, cached := range map[int64][]bool{
+			2: {false, false, false, false, false, false}, // the first micro-batch of the first step
+			3: {false, false, false, false, false, false},
+			4: {false, false, true, false, true, false},
+			8: {false, false, true, true, true, true},
+		} {
+			c.FrozenCache = FrozenCache{graph.Host, rows * row}
+			got := cachedRun(t, c)
+			require.Equal(t, cached, got.cached, "%s order, %d rows", order, rows)
+			require.Equal(t, want.losses, got.losses, "%s order, %d rows", order, rows)
+			require.Equal(t, want.sha, got.sha, "%s order, %d rows", order, rows)
+		}
+	}
+}
+
+// Frozen units have no master, so an int8 gather moves them as they are: stages that
+// gather them compute what stages that hold them whole do.
+func TestInt8GatherLeavesFrozenUnits(t *testing.T) {
+	t.Parallel()
+	c := tiny("gpt2")
+	c.Ranks, c.Steps, c.Precision, c.Int8, c.Zero = 2, 3, "bf16", []string{"gather"}, 0
+	c.Freeze = []string{"*wte.weight", "*h.0.*"}
+	want := runOf(t, c)
+	c.Zero = 3
+	got := runOf(t, c)
+	require.Equal(t, want.losses, got.losses)
+	require.Equal(t, want.sha, got.sha)
+}
