@@ -26,3 +26,9 @@ gpu:
 # same compares what two builds do: make same OLD=OLD/spillway NEW=NEW/spillway
 same:
 	go run ./benchmarks/same -a $(OLD) -b $(NEW)
+
+.PHONY: faults
+# faults plants every fault of internal/testkit/faults, one after the other, and
+# fails where the tests of its package, and of those that import it, miss one. Hours.
+faults:
+	go run ./internal/testkit/faults
