@@ -122,15 +122,135 @@ DATA consts<>+464(SB)/4, $0x0000007f
 DATA consts<>+468(SB)/4, $0x0000007f
 DATA consts<>+472(SB)/4, $0x0000007f
 DATA consts<>+476(SB)/4, $0x0000007f
-DATA consts<>+480(SB)/4, $0x00000000
-DATA consts<>+484(SB)/4, $0x00000001
-DATA consts<>+488(SB)/4, $0x00000002
-DATA consts<>+492(SB)/4, $0x00000003
-DATA consts<>+496(SB)/4, $0x00000004
-DATA consts<>+500(SB)/4, $0x00000005
-DATA consts<>+504(SB)/4, $0x00000006
-DATA consts<>+508(SB)/4, $0x00000007
-GLOBL consts<>(SB), RODATA|NOPTR, $512
+DATA consts<>+480(SB)/4, $0xffffffff
+DATA consts<>+484(SB)/4, $0xffffffff
+DATA consts<>+488(SB)/4, $0xffffffff
+DATA consts<>+492(SB)/4, $0xffffffff
+DATA consts<>+496(SB)/4, $0xffffffff
+DATA consts<>+500(SB)/4, $0xffffffff
+DATA consts<>+504(SB)/4, $0xffffffff
+DATA consts<>+508(SB)/4, $0xffffffff
+DATA consts<>+512(SB)/4, $0xffffffff
+DATA consts<>+516(SB)/4, $0xffffffff
+DATA consts<>+520(SB)/4, $0xffffffff
+DATA consts<>+524(SB)/4, $0xffffffff
+DATA consts<>+528(SB)/4, $0xffffffff
+DATA consts<>+532(SB)/4, $0xffffffff
+DATA consts<>+536(SB)/4, $0xffffffff
+DATA consts<>+540(SB)/4, $0xffffffff
+DATA consts<>+544(SB)/4, $0xffffffff
+DATA consts<>+548(SB)/4, $0xffffffff
+DATA consts<>+552(SB)/4, $0xffffffff
+DATA consts<>+556(SB)/4, $0xffffffff
+DATA consts<>+560(SB)/4, $0xffffffff
+DATA consts<>+564(SB)/4, $0xffffffff
+DATA consts<>+568(SB)/4, $0xffffffff
+DATA consts<>+572(SB)/4, $0xffffffff
+DATA consts<>+576(SB)/4, $0xffffffff
+DATA consts<>+580(SB)/4, $0xffffffff
+DATA consts<>+584(SB)/4, $0xffffffff
+DATA consts<>+588(SB)/4, $0xffffffff
+DATA consts<>+592(SB)/4, $0xffffffff
+DATA consts<>+596(SB)/4, $0xffffffff
+DATA consts<>+600(SB)/4, $0xffffffff
+DATA consts<>+604(SB)/4, $0xffffffff
+DATA consts<>+608(SB)/4, $0xffffffff
+DATA consts<>+612(SB)/4, $0xffffffff
+DATA consts<>+616(SB)/4, $0xffffffff
+DATA consts<>+620(SB)/4, $0xffffffff
+DATA consts<>+624(SB)/4, $0xffffffff
+DATA consts<>+628(SB)/4, $0xffffffff
+DATA consts<>+632(SB)/4, $0xffffffff
+DATA consts<>+636(SB)/4, $0xffffffff
+DATA consts<>+640(SB)/4, $0xffffffff
+DATA consts<>+644(SB)/4, $0xffffffff
+DATA consts<>+648(SB)/4, $0xffffffff
+DATA consts<>+652(SB)/4, $0xffffffff
+DATA consts<>+656(SB)/4, $0xffffffff
+DATA consts<>+660(SB)/4, $0xffffffff
+DATA consts<>+664(SB)/4, $0xffffffff
+DATA consts<>+668(SB)/4, $0xffffffff
+DATA consts<>+672(SB)/4, $0xffffffff
+DATA consts<>+676(SB)/4, $0xffffffff
+DATA consts<>+680(SB)/4, $0xffffffff
+DATA consts<>+684(SB)/4, $0xffffffff
+DATA consts<>+688(SB)/4, $0xffffffff
+DATA consts<>+692(SB)/4, $0xffffffff
+DATA consts<>+696(SB)/4, $0xffffffff
+DATA consts<>+700(SB)/4, $0xffffffff
+DATA consts<>+704(SB)/4, $0xffffffff
+DATA consts<>+708(SB)/4, $0xffffffff
+DATA consts<>+712(SB)/4, $0xffffffff
+DATA consts<>+716(SB)/4, $0xffffffff
+DATA consts<>+720(SB)/4, $0xffffffff
+DATA consts<>+724(SB)/4, $0xffffffff
+DATA consts<>+728(SB)/4, $0xffffffff
+DATA consts<>+732(SB)/4, $0xffffffff
+DATA consts<>+736(SB)/4, $0x00000000
+DATA consts<>+740(SB)/4, $0x00000000
+DATA consts<>+744(SB)/4, $0x00000000
+DATA consts<>+748(SB)/4, $0x00000000
+DATA consts<>+752(SB)/4, $0x00000000
+DATA consts<>+756(SB)/4, $0x00000000
+DATA consts<>+760(SB)/4, $0x00000000
+DATA consts<>+764(SB)/4, $0x00000000
+DATA consts<>+768(SB)/4, $0x00000000
+DATA consts<>+772(SB)/4, $0x00000000
+DATA consts<>+776(SB)/4, $0x00000000
+DATA consts<>+780(SB)/4, $0x00000000
+DATA consts<>+784(SB)/4, $0x00000000
+DATA consts<>+788(SB)/4, $0x00000000
+DATA consts<>+792(SB)/4, $0x00000000
+DATA consts<>+796(SB)/4, $0x00000000
+DATA consts<>+800(SB)/4, $0x00000000
+DATA consts<>+804(SB)/4, $0x00000000
+DATA consts<>+808(SB)/4, $0x00000000
+DATA consts<>+812(SB)/4, $0x00000000
+DATA consts<>+816(SB)/4, $0x00000000
+DATA consts<>+820(SB)/4, $0x00000000
+DATA consts<>+824(SB)/4, $0x00000000
+DATA consts<>+828(SB)/4, $0x00000000
+DATA consts<>+832(SB)/4, $0x00000000
+DATA consts<>+836(SB)/4, $0x00000000
+DATA consts<>+840(SB)/4, $0x00000000
+DATA consts<>+844(SB)/4, $0x00000000
+DATA consts<>+848(SB)/4, $0x00000000
+DATA consts<>+852(SB)/4, $0x00000000
+DATA consts<>+856(SB)/4, $0x00000000
+DATA consts<>+860(SB)/4, $0x00000000
+DATA consts<>+864(SB)/4, $0x00000000
+DATA consts<>+868(SB)/4, $0x00000000
+DATA consts<>+872(SB)/4, $0x00000000
+DATA consts<>+876(SB)/4, $0x00000000
+DATA consts<>+880(SB)/4, $0x00000000
+DATA consts<>+884(SB)/4, $0x00000000
+DATA consts<>+888(SB)/4, $0x00000000
+DATA consts<>+892(SB)/4, $0x00000000
+DATA consts<>+896(SB)/4, $0x00000000
+DATA consts<>+900(SB)/4, $0x00000000
+DATA consts<>+904(SB)/4, $0x00000000
+DATA consts<>+908(SB)/4, $0x00000000
+DATA consts<>+912(SB)/4, $0x00000000
+DATA consts<>+916(SB)/4, $0x00000000
+DATA consts<>+920(SB)/4, $0x00000000
+DATA consts<>+924(SB)/4, $0x00000000
+DATA consts<>+928(SB)/4, $0x00000000
+DATA consts<>+932(SB)/4, $0x00000000
+DATA consts<>+936(SB)/4, $0x00000000
+DATA consts<>+940(SB)/4, $0x00000000
+DATA consts<>+944(SB)/4, $0x00000000
+DATA consts<>+948(SB)/4, $0x00000000
+DATA consts<>+952(SB)/4, $0x00000000
+DATA consts<>+956(SB)/4, $0x00000000
+DATA consts<>+960(SB)/4, $0x00000000
+DATA consts<>+964(SB)/4, $0x00000000
+DATA consts<>+968(SB)/4, $0x00000000
+DATA consts<>+972(SB)/4, $0x00000000
+DATA consts<>+976(SB)/4, $0x00000000
+DATA consts<>+980(SB)/4, $0x00000000
+DATA consts<>+984(SB)/4, $0x00000000
+DATA consts<>+988(SB)/4, $0x00000000
+GLOBL consts<>(SB), RODATA|NOPTR, $992
 
 // func productAVX512W1(args *byte)
 // Requires: AVX, AVX512F, MMX+
@@ -2136,7 +2256,7 @@ row:
 	RET
 
 // func softmaxAVX2(args *byte)
-// Requires: AVX, AVX2, FMA3, SSE2
+// Requires: AVX, AVX2, FMA3
 TEXT ·softmaxAVX2(SB), NOSPLIT, $0-8
 	MOVQ    args+0(FP), BX
 	MOVQ    32(BX), DI
@@ -2176,64 +2296,25 @@ max:
 
 maxPart:
 	MOVQ         R10, R9
-	MOVQ         R9, X9
-	VPBROADCASTD X9, Y9
-	MOVQ         $0x00000000, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y10
-	VPADDD       consts<>+480(SB), Y10, Y10
-	VPCMPGTD     Y10, Y9, Y10
-	VMOVUPS      (SI), Y0
-	VBLENDVPS    Y10, Y0, Y8, Y0
-	MOVQ         $0x00000008, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y10
-	VPADDD       consts<>+480(SB), Y10, Y10
-	VPCMPGTD     Y10, Y9, Y10
-	VMOVUPS      32(SI), Y1
-	VBLENDVPS    Y10, Y1, Y8, Y1
-	MOVQ         $0x00000010, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y10
-	VPADDD       consts<>+480(SB), Y10, Y10
-	VPCMPGTD     Y10, Y9, Y10
-	VMOVUPS      64(SI), Y2
-	VBLENDVPS    Y10, Y2, Y8, Y2
-	MOVQ         $0x00000018, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y10
-	VPADDD       consts<>+480(SB), Y10, Y10
-	VPCMPGTD     Y10, Y9, Y10
-	VMOVUPS      96(SI), Y3
-	VBLENDVPS    Y10, Y3, Y8, Y3
-	MOVQ         $0x00000020, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y10
-	VPADDD       consts<>+480(SB), Y10, Y10
-	VPCMPGTD     Y10, Y9, Y10
-	VMOVUPS      128(SI), Y4
-	VBLENDVPS    Y10, Y4, Y8, Y4
-	MOVQ         $0x00000028, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y10
-	VPADDD       consts<>+480(SB), Y10, Y10
-	VPCMPGTD     Y10, Y9, Y10
-	VMOVUPS      160(SI), Y5
-	VBLENDVPS    Y10, Y5, Y8, Y5
-	MOVQ         $0x00000030, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y10
-	VPADDD       consts<>+480(SB), Y10, Y10
-	VPCMPGTD     Y10, Y9, Y10
-	VMOVUPS      192(SI), Y6
-	VBLENDVPS    Y10, Y6, Y8, Y6
-	MOVQ         $0x00000038, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y10
-	VPADDD       consts<>+480(SB), Y10, Y10
-	VPCMPGTD     Y10, Y9, Y10
-	VMOVUPS      224(SI), Y7
-	VBLENDVPS    Y10, Y7, Y8, Y7
+	LEAQ         consts<>+736(SB), AX
+	SHLQ         $0x02, R9
+	SUBQ         R9, AX
+	VMOVUPS      (AX), Y9
+	VBLENDVPS    Y9, (SI), Y8, Y0
+	VMOVUPS      32(AX), Y9
+	VBLENDVPS    Y9, 32(SI), Y8, Y1
+	VMOVUPS      64(AX), Y9
+	VBLENDVPS    Y9, 64(SI), Y8, Y2
+	VMOVUPS      96(AX), Y9
+	VBLENDVPS    Y9, 96(SI), Y8, Y3
+	VMOVUPS      128(AX), Y9
+	VBLENDVPS    Y9, 128(SI), Y8, Y4
+	VMOVUPS      160(AX), Y9
+	VBLENDVPS    Y9, 160(SI), Y8, Y5
+	VMOVUPS      192(AX), Y9
+	VBLENDVPS    Y9, 192(SI), Y8, Y6
+	VMOVUPS      224(AX), Y9
+	VBLENDVPS    Y9, 224(SI), Y8, Y7
 	VMAXPS       Y4, Y0, Y0
 	VMAXPS       Y5, Y1, Y1
 	VMAXPS       Y6, Y2, Y2
@@ -2561,8 +2642,9 @@ expPart:
 	VBROADCASTSS (R13), Y9
 	VMULPS       (R12), Y9, Y11
 	VMULPS       32(R12), Y9, Y12
-	MOVQ         R9, X13
-	VPBROADCASTD X13, Y13
+	LEAQ         consts<>+736(SB), AX
+	SHLQ         $0x02, R9
+	SUBQ         R9, AX
 	VMULPS       (SI), Y10, Y0
 	VSUBPS       Y8, Y0, Y0
 	VMULPS       consts<>+0(SB), Y0, Y1
@@ -2590,12 +2672,7 @@ expPart:
 	VMULPS       Y1, Y2, Y0
 	VCMPPS       $0x05, consts<>+320(SB), Y14, Y15
 	VANDPS       Y15, Y0, Y0
-	MOVQ         $0x00000000, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y15
-	VPADDD       consts<>+480(SB), Y15, Y15
-	VPCMPGTD     Y15, Y13, Y15
-	VANDPS       Y15, Y0, Y0
+	VANDPS       (AX), Y0, Y0
 	VADDPS       Y0, Y11, Y11
 	VMOVUPS      Y0, (SI)
 	VMULPS       32(SI), Y10, Y3
@@ -2625,12 +2702,7 @@ expPart:
 	VMULPS       Y4, Y5, Y3
 	VCMPPS       $0x05, consts<>+320(SB), Y14, Y15
 	VANDPS       Y15, Y3, Y3
-	MOVQ         $0x00000008, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y15
-	VPADDD       consts<>+480(SB), Y15, Y15
-	VPCMPGTD     Y15, Y13, Y15
-	VANDPS       Y15, Y3, Y3
+	VANDPS       32(AX), Y3, Y3
 	VADDPS       Y3, Y12, Y12
 	VMOVUPS      Y3, 32(SI)
 	VMULPS       64(SI), Y10, Y0
@@ -2660,12 +2732,7 @@ expPart:
 	VMULPS       Y1, Y2, Y0
 	VCMPPS       $0x05, consts<>+320(SB), Y14, Y15
 	VANDPS       Y15, Y0, Y0
-	MOVQ         $0x00000010, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y15
-	VPADDD       consts<>+480(SB), Y15, Y15
-	VPCMPGTD     Y15, Y13, Y15
-	VANDPS       Y15, Y0, Y0
+	VANDPS       64(AX), Y0, Y0
 	VADDPS       Y0, Y11, Y11
 	VMOVUPS      Y0, 64(SI)
 	VMULPS       96(SI), Y10, Y3
@@ -2695,12 +2762,7 @@ expPart:
 	VMULPS       Y4, Y5, Y3
 	VCMPPS       $0x05, consts<>+320(SB), Y14, Y15
 	VANDPS       Y15, Y3, Y3
-	MOVQ         $0x00000018, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y15
-	VPADDD       consts<>+480(SB), Y15, Y15
-	VPCMPGTD     Y15, Y13, Y15
-	VANDPS       Y15, Y3, Y3
+	VANDPS       96(AX), Y3, Y3
 	VADDPS       Y3, Y12, Y12
 	VMOVUPS      Y3, 96(SI)
 	VMULPS       128(SI), Y10, Y0
@@ -2730,12 +2792,7 @@ expPart:
 	VMULPS       Y1, Y2, Y0
 	VCMPPS       $0x05, consts<>+320(SB), Y14, Y15
 	VANDPS       Y15, Y0, Y0
-	MOVQ         $0x00000020, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y15
-	VPADDD       consts<>+480(SB), Y15, Y15
-	VPCMPGTD     Y15, Y13, Y15
-	VANDPS       Y15, Y0, Y0
+	VANDPS       128(AX), Y0, Y0
 	VADDPS       Y0, Y11, Y11
 	VMOVUPS      Y0, 128(SI)
 	VMULPS       160(SI), Y10, Y3
@@ -2765,12 +2822,7 @@ expPart:
 	VMULPS       Y4, Y5, Y3
 	VCMPPS       $0x05, consts<>+320(SB), Y14, Y15
 	VANDPS       Y15, Y3, Y3
-	MOVQ         $0x00000028, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y15
-	VPADDD       consts<>+480(SB), Y15, Y15
-	VPCMPGTD     Y15, Y13, Y15
-	VANDPS       Y15, Y3, Y3
+	VANDPS       160(AX), Y3, Y3
 	VADDPS       Y3, Y12, Y12
 	VMOVUPS      Y3, 160(SI)
 	VMULPS       192(SI), Y10, Y0
@@ -2800,12 +2852,7 @@ expPart:
 	VMULPS       Y1, Y2, Y0
 	VCMPPS       $0x05, consts<>+320(SB), Y14, Y15
 	VANDPS       Y15, Y0, Y0
-	MOVQ         $0x00000030, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y15
-	VPADDD       consts<>+480(SB), Y15, Y15
-	VPCMPGTD     Y15, Y13, Y15
-	VANDPS       Y15, Y0, Y0
+	VANDPS       192(AX), Y0, Y0
 	VADDPS       Y0, Y11, Y11
 	VMOVUPS      Y0, 192(SI)
 	VMULPS       224(SI), Y10, Y3
@@ -2835,12 +2882,7 @@ expPart:
 	VMULPS       Y4, Y5, Y3
 	VCMPPS       $0x05, consts<>+320(SB), Y14, Y15
 	VANDPS       Y15, Y3, Y3
-	MOVQ         $0x00000038, AX
-	MOVQ         AX, X14
-	VPBROADCASTD X14, Y15
-	VPADDD       consts<>+480(SB), Y15, Y15
-	VPCMPGTD     Y15, Y13, Y15
-	VANDPS       Y15, Y3, Y3
+	VANDPS       224(AX), Y3, Y3
 	VADDPS       Y3, Y12, Y12
 	VMOVUPS      Y3, 224(SI)
 	VMOVUPS      Y11, (R12)

@@ -109,7 +109,13 @@ func constants() {
 	u("+inf", all(0x7f800000))
 	u("-inf", all(0xff800000))
 	u("bias", all(127))
-	u("iota", [8]uint32{0, 1, 2, 3, 4, 5, 6, 7})
+	for range tile / 8 {
+		u("ones", all(0xffffffff))
+	}
+	for range tile / 8 {
+		u("zeros", all(0))
+	}
+	table["visible"] = table["ones"].Offset(32)
 }
 
 // expRegs are the registers of exp: an argument in x gives its exponential in x.

@@ -71,14 +71,12 @@ func softmax(v *vec) {
 		DECQ(rows)
 		JNE(LabelRef(phase))
 	}
-	// laneMask leaves in to, AVX2's mask of vector i for n visible keys: count
-	// is n in every lane.
-	laneMask := func(i int, count, to reg.VecPhysical) {
-		MOVQ(U32(uint32(per*i)), reg.RAX)
-		MOVQ(reg.RAX, reg.X14)
-		VPBROADCASTD(reg.X14, to)
-		VPADDD(table["iota"], to, to)
-		VPCMPGTD(to, count, to)
+	// visibleFrom makes AX the address from which masks of the row's vectors follow each
+	// other, for n visible keys: AVX2's.
+	visibleFrom := func() {
+		LEAQ(table["visible"], reg.RAX)
+		SHLQ(U8(2), n)
+		SUBQ(n, reg.RAX)
 	}
 
 	// 1. The largest score of each row, to c.
@@ -97,12 +95,10 @@ func softmax(v *vec) {
 				VMOVUPS(mem(s, i*v.bytes), opmasks[i], r[i])
 			}
 		} else if masked {
-			MOVQ(n, reg.X9)
-			VPBROADCASTD(reg.X9, reg.Y9)
+			visibleFrom()
 			for i := range nv {
-				laneMask(i, reg.Y9, reg.Y10)
-				VMOVUPS(mem(s, i*v.bytes), r[i])
-				VBLENDVPS(reg.Y10, r[i], r[8], r[i])
+				VMOVUPS(mem(reg.RAX, i*v.bytes), reg.Y9)
+				VBLENDVPS(reg.Y9, mem(s, i*v.bytes), r[8], r[i])
 			}
 		} else {
 			for i := range nv {
@@ -192,8 +188,7 @@ func softmax(v *vec) {
 			VMULPS(mem(l, 0), reg.Y9, reg.Y11)
 			VMULPS(mem(l, 32), reg.Y9, reg.Y12)
 			if masked {
-				MOVQ(n, reg.X13)
-				VPBROADCASTD(reg.X13, reg.Y13)
+				visibleFrom()
 			}
 			for i := range nv {
 				x := r[3*(i%2)]
@@ -201,8 +196,7 @@ func softmax(v *vec) {
 				VSUBPS(reg.Y8, x, x)
 				exp(v, expRegs{x, r[3*(i%2)+1], r[3*(i%2)+2], konst}, false, nil)
 				if masked {
-					laneMask(i, reg.Y13, reg.Y15)
-					VANDPS(reg.Y15, x, x)
+					VANDPS(mem(reg.RAX, i*v.bytes), x, x)
 				}
 				sum := []reg.VecPhysical{reg.Y11, reg.Y12}[i%2]
 				VADDPS(x, sum, sum)
