@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime/debug"
 	"testing"
 
@@ -17,8 +16,8 @@ import (
 )
 
 const (
-	// CacheVar names a folder in which compiled kernels outlive the go command.
-	// Without it the packages of one command share them; see shared.
+	// CacheVar names the folder of the tests' caches, such as compiled kernels, which
+	// outlive the go command. Without it they lie in Go's own build cache; see kept.
 	CacheVar = "SPILLWAY_TEST_CACHE"
 
 	// worldVar is for child processes: the world they were started in.
@@ -68,12 +67,7 @@ func enter() (leave func(), err error) {
 		return nil, err
 	}
 	if cache == "" {
-		if exe, err := os.Executable(); err == nil {
-			cache = shared(exe)
-		}
-		if cache == "" {
-			cache = filepath.Join(dir, "cache")
-		}
+		cache = kept(vars["GOCACHE"], dir)
 	}
 	config := filepath.Join(dir, "config")
 	for name, value := range map[string]string{
@@ -94,23 +88,15 @@ func enter() (leave func(), err error) {
 	return func() { undo(); _ = os.RemoveAll(dir) }, nil
 }
 
-// workFolder is that of a go command; packageFolder, in it, has a package's test binary.
-var (
-	workFolder    = regexp.MustCompile(`^go-build\d+$`)
-	packageFolder = regexp.MustCompile(`^b\d+$`)
-)
-
-// shared returns a folder for the caches of all test binaries that the go command which
-// made exe runs: the GPU's kernels take half a minute to compile for the CPU, and several
-// packages run the same. It lies in the command's work folder, which the command removes.
-// "": no go command runs this binary.
-func shared(exe string) string {
-	of := filepath.Dir(exe)
-	work := filepath.Dir(of)
-	if !packageFolder.MatchString(filepath.Base(of)) || !workFolder.MatchString(filepath.Base(work)) {
-		return ""
+// kept returns the folder for the caches of all test binaries. It lies in the go
+// command's build cache: the GPU's kernels take half a minute to compile for the
+// CPU, several packages need the same, and their names have their sources' hashes.
+// Where there is no go command it lies in the world, and ends with it.
+func kept(goCache, world string) string {
+	if filepath.IsAbs(goCache) { // it is "off" where there is none
+		return filepath.Join(goCache, "spillway-tests")
 	}
-	return filepath.Join(work, "spillway-cache")
+	return filepath.Join(world, "cache")
 }
 
 // world are the folders of this process's world.

@@ -1,0 +1,44 @@
+// Package long tells tests whether they run in full. The default suite takes
+// minutes: small models and seeded samples. SPILLWAY_LONG=1 (make long) asks for
+// every case.
+package long
+
+import (
+	"math/rand/v2"
+	"os"
+	"testing"
+)
+
+// On says whether every case is asked for.
+func On() bool { return os.Getenv("SPILLWAY_LONG") == "1" }
+
+// Only skips the test unless every case is asked for.
+func Only(t testing.TB) {
+	t.Helper()
+	if !On() {
+		t.Skip("SPILLWAY_LONG=1 runs it")
+	}
+}
+
+// Or is short in the default suite, full where every case is asked for.
+func Or[T any](short, full T) T {
+	if On() {
+		return full
+	}
+	return short
+}
+
+// Sample draws n cases by a seed, in their order; all where every case is asked for.
+func Sample[T any](seed uint64, n int, cases []T) []T {
+	if On() || n >= len(cases) {
+		return cases
+	}
+	rng := rand.New(rand.NewPCG(seed, 0))
+	var drawn []T
+	for i, c := range cases {
+		if rng.IntN(len(cases)-i) < n-len(drawn) {
+			drawn = append(drawn, c)
+		}
+	}
+	return drawn
+}
