@@ -27,8 +27,23 @@ gpu:
 same:
 	go run ./benchmarks/same -a $(OLD) -b $(NEW)
 
-.PHONY: faults
-# faults plants every fault of internal/testkit/faults, one after the other, and
-# fails where the tests of its package, and of those that import it, miss one. Hours.
+.PHONY: long campaigns faults
+# long runs every case of the tests, and what continuous integration samples. It takes
+# up to an hour on two cores, and runs before a change counts as done.
+long:
+	SPILLWAY_LONG=1 SPILLWAY_TEST_MPI=1 go test -timeout 45m ./...
+	CGO_ENABLED=1 go test -race -timeout 30m ./comm/... ./device/... ./exec/... ./kernels/cpu/pool/...
+	SPILLWAY_LONG=1 SPILLWAY_README=1 go test -count=1 -timeout 20m ./internal/readme
+	go run ./benchmarks/kills -kills 50
+	go run ./internal/testkit/faults -sample 30 -seed $$(date +%j) -budget 10m
+
+# campaigns are what takes hours: every model on every GPU, every combination of a run's
+# options, 2,000 kills, every planted fault.
+campaigns: faults
+	SPILLWAY_LONG=1 SPILLWAY_TEST_ALL=1 SPILLWAY_TEST_MPI=1 go test -timeout 6h ./...
+	go run ./benchmarks/kills
+
+# faults plants every fault of internal/testkit/faults, one after the other, and fails
+# where the tests of its package, and of those that import it, miss one.
 faults:
 	go run ./internal/testkit/faults

@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
 
@@ -198,7 +199,7 @@ func TestKilledSavesLeaveALoadableCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	args := tinyWith("--ranks", "2", "--checkpoint", dir, "--save-every", "1", "--keep", "2", "--resume")
 	last := 0
-	for round := range 10 {
+	for round := range long.Or(3, 10) {
 		p := start(t, append(args, "--steps", "1000000")...)
 		from := last
 		waitFor(t, "checkpoint", func() bool { // a name is there only once it is complete

@@ -26,6 +26,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -60,9 +61,9 @@ func main() {
 	seed := flag.Uint64("seed", 1, "of -sample")
 	depth := flag.Int("depth", 1, "run the packages up to this `number` of imports away")
 	limit := flag.Duration("timeout", 5*time.Minute, "of a package's tests")
-	skip := flag.String("skip", "^$", "leave out the tests of packages whose folder matches this `regexp`")
+	skip := flag.String("skip", "^$", "of the packages that import the fault's, leave out those whose folder matches this `regexp`")
 	most := flag.Duration("budget", 0, "start no further fault after this time; default none")
-	out := flag.String("json", "", "write the table to this `file`")
+	out := flag.String("json", "", "the table's `file`: faults that it has are not run again, others are added")
 	before := flag.String("compare", "", "a table that -json wrote: fail only where it says caught and this run does not")
 	command := flag.String("go", "go", "the `command` to run go with")
 	check := flag.Bool("check", false, "run no test: only check that each fault is found and builds")
@@ -110,19 +111,24 @@ func run(o options, files, match string, sample int, seed uint64, most time.Dura
 		rand.New(rand.NewPCG(seed, 0)).Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 		list = list[:sample]
 	}
-	was := map[string]result{}
+	was := map[string]string{}
 	if before != "" {
-		text, err := os.ReadFile(before)
+		rows, err := table(before)
 		if err != nil {
 			return err
 		}
-		var rows []result
-		if err := json.Unmarshal(text, &rows); err != nil {
-			return fmt.Errorf("%s: %w", before, err)
-		}
 		for _, r := range rows {
-			was[r.Fault] = r
+			was[r.Fault] = r.Outcome
 		}
+	}
+	var rows []result
+	if out != "" {
+		if rows, err = table(out); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		list = slices.DeleteFunc(list, func(f fault) bool {
+			return slices.ContainsFunc(rows, func(r result) bool { return r.Fault == f.Name })
+		})
 	}
 	g, err := load(o)
 	if err != nil {
@@ -132,11 +138,10 @@ func run(o options, files, match string, sample int, seed uint64, most time.Dura
 		return builds(o, g, list)
 	}
 	began := time.Now()
-	var rows []result
 	var missed []string
-	for _, f := range list {
+	for i, f := range list {
 		if most > 0 && time.Since(began) > most {
-			fmt.Printf("%d of %d faults were not started: -budget %v is used up\n", len(list)-len(rows), len(list), most)
+			fmt.Printf("%d of %d faults were not started: -budget %v is used up\n", len(list)-i, len(list), most)
 			break
 		}
 		r, err := plant(o, g, f)
@@ -145,7 +150,7 @@ func run(o options, files, match string, sample int, seed uint64, most time.Dura
 		}
 		rows = append(rows, r)
 		fmt.Printf("%-11s %-24s %s  %s  %.0f s\n", r.Outcome, r.Package, r.Fault, r.By, r.Seconds)
-		if r.Outcome != "caught" && (before == "" || was[f.Name].Outcome == "caught") {
+		if r.Outcome != "caught" && (before == "" || was[f.Name] == "caught") {
 			missed = append(missed, f.Name)
 		}
 		if out != "" { // after each, so that a stopped run leaves its table
@@ -159,6 +164,18 @@ func run(o options, files, match string, sample int, seed uint64, most time.Dura
 	}
 	fmt.Printf("%d faults: no test is missing\n", len(rows))
 	return nil
+}
+
+// table reads what write wrote.
+func table(path string) (rows []result, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(text, &rows); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return rows, nil
 }
 
 func write(path string, rows []result) error {
@@ -429,7 +446,7 @@ func plant(o options, g *imports, f fault) (result, error) {
 	}
 	began := time.Now()
 	for _, dir := range g.from(f.dir, o.depth) {
-		if o.skip.MatchString(dir) {
+		if dir != f.dir && o.skip.MatchString(dir) {
 			continue
 		}
 		var out bytes.Buffer
