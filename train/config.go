@@ -371,8 +371,12 @@ func (c *Config) validate() error {
 			return err
 		}
 	}
-	if o := c.optimizer(); c.Trust == 0 && o.Reads(zero.Trust) {
+	o := c.optimizer()
+	switch err := o.Validate(); {
+	case c.Trust == 0 && o.Reads(zero.Trust):
 		return refuse("Config.Trust 0: %s would train nothing; a positive number is needed", o.Name)
+	case err != nil:
+		return refuse("Config.Optimizer: %w", err)
 	}
 	return cmp.Or(c.validateMemory(), c.validateFiles())
 }

@@ -27,6 +27,9 @@ func (cfg *Config) Runnable() error {
 	if cfg.bf16States() {
 		return refuse("Config.OptimizerDType bf16 with Config.Device cuda: the GPU's kernels have none; leave it out")
 	}
+	if o := cfg.optimizer(); o.HostOnly() {
+		return refuse("Config.Optimizer %.80s with Config.Device cuda: it has no kernel for GPUs; use another optimizer, or Config.Device cpu", o.Name)
+	}
 	return nil
 }
 

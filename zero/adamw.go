@@ -4,13 +4,12 @@ import "github.com/spillway-ml/spillway/graph"
 
 // AdamW has two moments an element and decoupled weight decay.
 var _ = register(&Rule{
-	Name: "adamw", States: []string{"exp_avg", "exp_avg_sq"}, Narrow: true, Reads: []Constant{Beta2, Eps},
-	Source:     "Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019",
-	Operations: []*graph.Operation{adamw},
+	Name: "adamw", States: []string{"exp_avg", "exp_avg_sq"}, Narrow: true, Reads: []Constant{Beta1, Beta2, Eps},
+	Source: "Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019",
 	Emit: func(e *Emitter, t *Target) {
 		e.Apply(t, adamw, "adamw", e.Scalars(t), InPlace(t.Value, t.States[0], t.States[1]), e.Attr(t))
 	},
-})
+}, adamw)
 
 var adamw = update(graph.Definition{
 	Kind: "adamw",

@@ -5,9 +5,8 @@ import "github.com/spillway-ml/spillway/graph"
 // LAMB takes Adam's direction, at a rate for each parameter that the norms of the
 // parameter and of its direction scale.
 var _ = register(&Rule{
-	Name: "lamb", States: []string{"exp_avg", "exp_avg_sq"}, Reads: []Constant{Beta2, Eps, AdaptAll},
-	Source:     "You et al., Large Batch Optimization for Deep Learning, ICLR 2020, algorithm 2",
-	Operations: []*graph.Operation{lambDirection, lambApply},
+	Name: "lamb", States: []string{"exp_avg", "exp_avg_sq"}, Reads: []Constant{Beta1, Beta2, Eps, AdaptAll},
+	Source: "You et al., Large Batch Optimization for Deep Learning, ICLR 2020, algorithm 2",
 	Emit: func(e *Emitter, t *Target) {
 		a := e.Attr(t)
 		if e.p.Buf(t.Grad).DType != graph.F32 {
@@ -23,7 +22,7 @@ var _ = register(&Rule{
 		})
 		e.Apply(t, lambApply, "lamb", []graph.BufID{t.Grad, norms, e.Coef, e.p.Hyper}, InPlace(t.Value), a)
 	},
-})
+}, lambDirection, lambApply)
 
 var lambDirection = update(graph.Definition{
 	Kind: "lamb_dir",

@@ -5,19 +5,17 @@ import "github.com/spillway-ml/spillway/graph"
 // LARS is SGD with momentum at a rate for each parameter that the norms of the
 // parameter and of its gradient scale.
 var _ = register(&Rule{
-	Name: "lars", States: []string{"momentum"}, Reads: []Constant{Trust, AdaptAll, Nesterov},
-	Source:     "You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks, 2017",
-	Operations: []*graph.Operation{larsApply},
-	Emit:       func(e *Emitter, t *Target) { emitLARS(e, t, "lars", false) },
-})
+	Name: "lars", States: []string{"momentum"}, Reads: []Constant{Beta1, Trust, AdaptAll, Nesterov},
+	Source: "You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks, 2017",
+	Emit:   func(e *Emitter, t *Target) { emitLARS(e, t, "lars", false) },
+}, larsApply)
 
 // LARC is LARS whose rate for a parameter is at most the global one.
 var _ = register(&Rule{
-	Name: "larc", States: []string{"momentum"}, Reads: []Constant{Trust, AdaptAll, Nesterov},
-	Source:     "LARS with the local rate clipped at the global one (NVIDIA Apex)",
-	Operations: []*graph.Operation{larsApply},
-	Emit:       func(e *Emitter, t *Target) { emitLARS(e, t, "larc", true) },
-})
+	Name: "larc", States: []string{"momentum"}, Reads: []Constant{Beta1, Trust, AdaptAll, Nesterov},
+	Source: "LARS with the local rate clipped at the global one (NVIDIA Apex)",
+	Emit:   func(e *Emitter, t *Target) { emitLARS(e, t, "larc", true) },
+}, larsApply)
 
 func emitLARS(e *Emitter, t *Target, name string, clip bool) {
 	a := e.Attr(t)

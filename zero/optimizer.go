@@ -44,6 +44,7 @@ type Constant string
 
 // Constants.
 const (
+	Beta1    Constant = "beta1"    // the decay of a first moment, or momentum
 	Beta2    Constant = "beta2"    // the decay of a second moment
 	Eps      Constant = "eps"      // what is added to a divisor
 	Trust    Constant = "trust"    // a factor of the rate: 0 would train nothing
@@ -63,19 +64,23 @@ type Rule struct {
 	Narrow bool
 	// Reads are the constants that count for it.
 	Reads []Constant
-	// Operations are those that it defines.
-	Operations []*graph.Operation
 	// Emit writes a unit's operations.
 	Emit func(e *Emitter, t *Target)
 }
 
-// rules are those that have a name on the command line; each file registers its own.
-var rules []*Rule
+// rules are those that have a name on the command line, and the operations that they
+// define.
+var rules []*registered
+
+type registered struct {
+	*Rule
+	operations []*graph.Operation
+}
 
 // register gives a rule its place among those with a name. The order of files does not
 // count: names are listed sorted.
-func register(r *Rule) *Rule {
-	rules = append(rules, r)
+func register(r *Rule, operations ...*graph.Operation) *Rule {
+	rules = append(rules, &registered{r, operations})
 	return r
 }
 
@@ -86,7 +91,7 @@ func (o *Optimizer) rule() *Rule {
 	}
 	for _, r := range rules {
 		if r.Name == o.Name {
-			return r
+			return r.Rule
 		}
 	}
 	return nil
@@ -106,7 +111,7 @@ func NamesReading(c Constant) []string {
 // Operations returns the operations of all rules that have a name, by kind.
 func Operations() (list []*graph.Operation) {
 	for _, r := range rules {
-		for _, op := range r.Operations {
+		for _, op := range r.operations {
 			if !slices.Contains(list, op) {
 				list = append(list, op)
 			}
@@ -129,7 +134,7 @@ func Operation(kind graph.Kind) *graph.Operation {
 func namesOf(is func(*Rule) bool) []string {
 	var names []string
 	for _, r := range rules {
-		if is(r) {
+		if is(r.Rule) {
 			names = append(names, r.Name)
 		}
 	}
@@ -167,14 +172,32 @@ func (o Optimizer) Validate() error {
 		return errors.New("optimizer: states are in bf16 or in 8 bits, not both")
 	case o.BF16 && !o.Narrow():
 		return fmt.Errorf("optimizer: states in bf16 are %s's, not %s's", strings.Join(NarrowNames(), "'s and "), o.Name)
+	case o.Nesterov && !o.Reads(Nesterov):
+		return fmt.Errorf("optimizer: Nesterov's form is one of momentum, which %s does not have; use %s", o.Name, strings.Join(NamesReading(Nesterov), ", "))
+	case o.Nesterov && o.Beta1 == 0:
+		return errors.New("optimizer: Nesterov's form needs momentum (got beta1 0)")
 	case !(o.Trust >= 0):
 		return fmt.Errorf("optimizer: trust coefficient %g is negative or not a number", o.Trust)
 	}
 	return nil
 }
 
-// Operations returns the operations that the rule defines.
-func (o Optimizer) Operations() []*graph.Operation { return o.rule().Operations }
+// HostOnly says whether the rule has operations without a kernel for GPUs.
+func (o Optimizer) HostOnly() bool {
+	return slices.ContainsFunc(o.Operations(), func(op *graph.Operation) bool {
+		d := op.Definition()
+		return !d.Library && d.CUDA == nil
+	})
+}
+
+// Operations returns the operations that the named rule defines.
+func (o Optimizer) Operations() []*graph.Operation {
+	i := slices.IndexFunc(rules, func(r *registered) bool { return r.Rule == o.rule() })
+	if i < 0 {
+		return nil
+	}
+	return rules[i].operations
+}
 
 // StateNames returns the flat states of the rule, each as large as the
 // parameters, and those with one element a parameter.

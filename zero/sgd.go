@@ -4,13 +4,12 @@ import "github.com/spillway-ml/spillway/graph"
 
 // SGD has momentum, Nesterov's where asked for.
 var _ = register(&Rule{
-	Name: "sgd", States: []string{"momentum"}, Reads: []Constant{Nesterov},
-	Source:     "Sutskever et al., On the importance of initialization and momentum, ICML 2013",
-	Operations: []*graph.Operation{sgd},
+	Name: "sgd", States: []string{"momentum"}, Reads: []Constant{Beta1, Nesterov},
+	Source: "Sutskever et al., On the importance of initialization and momentum, ICML 2013",
 	Emit: func(e *Emitter, t *Target) {
 		e.Apply(t, sgd, "sgd", e.Scalars(t), InPlace(t.Value, t.States[0]), e.Attr(t))
 	},
-})
+}, sgd)
 
 var sgd = update(graph.Definition{
 	Kind: "sgd", Doc: "SGD with momentum on coef·g; g, p, momentum (Len).",

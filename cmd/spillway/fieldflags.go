@@ -2,39 +2,36 @@ package main
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway"
 	trainer "github.com/spillway-ml/spillway/train"
 )
 
-// flagOf are the flags of the fields that the library's errors, warnings and reasons
-// name. What has none stays as it is.
-var flagOf = map[string]string{
-	"Config.AcceptChanges": "accept-changes", "Config.Accum": "accum", "Config.AccumOrder": "accum-order",
-	"Config.AdaptAll": "adapt-all", "Config.Allow": "allow", "Config.AsyncSave": "async-save", "Config.Batch": "batch",
-	"Config.Beta1": "beta1", "Config.Beta2": "beta2", "Config.CUDAGraphs": "cuda-graphs", "Config.Checkpoint": "checkpoint", "Config.Clip": "clip",
-	"Config.Collectives": "collectives", "Config.Data": "data", "Config.DataGlob": "data-glob", "Config.Device": "device",
-	"Config.DeviceMemory": "device-memory", "Config.Disk": "disk", "Config.DiskCache": "disk-cache",
-	"Config.Dropout": "dropout", "Config.Epilogues": "epilogues", "Config.Eps": "eps", "Config.EvalData": "eval-data", "Config.EvalEvery": "eval-every",
-	"Config.EvalSteps": "eval-steps", "Config.Freeze": "freeze", "Config.FrozenCache": "frozen-cache",
-	"Config.GlobalBatch": "global-batch", "Config.HostMemory": "host-memory", "Config.Init": "init",
-	"Config.Int8": "int8", "Config.Keep": "keep", "Config.LR": "lr", "Config.LRBaseBatch": "lr-base-batch",
-	"Config.LRScale": "lr-scale", "Config.LRSchedule": "lr-schedule", "Config.LocalRanks": "ranks-per-process",
-	"Config.LossScale": "loss-scale", "Config.LossScaleHysteresis": "loss-scale-hysteresis", "Config.Metrics": "metrics",
-	"Config.MetricsAddr": "metrics-addr", "Config.MinLR": "min-lr", "Config.Model": "model", "Config.Offload": "offload",
-	"Config.OnNonFinite": "on-nonfinite", "Config.Optimizer": "optimizer", "Config.OptimizerDType": "optimizer-dtype",
-	"Config.Order": "order", "Config.Precision": "precision", "Config.Prefetch": "prefetch", "Config.Ranks": "ranks",
-	"Config.Recompute": "recompute", "Config.Reduce": "reduce", "Config.Reproducible": "reproducible",
-	"Config.RequirePinned": "require-pinned", "Config.Resume": "resume", "Config.SaveEvery": "save-every",
-	"Config.Seed": "seed", "Config.Seq": "seq", "Config.ShardSize": "shard-size", "Config.Steps": "steps",
-	"Config.StochasticRounding": "stochastic-rounding", "Config.TensorBoard": "tensorboard",
-	"Config.TextField": "text-field", "Config.Threads": "threads", "Config.Timeout": "timeout",
-	"Config.Tokenizer": "tokenizer", "Config.Trace": "trace", "Config.Trust": "trust", "Config.Warmup": "warmup",
-	"Config.WeightDecay": "weight-decay", "Config.Zero": "zero", "Hardware.Device": "gpu",
-	"Hardware.HostShare": "node-memory", "Hardware.Nodes": "nodes", "Hardware.PerNode": "gpus-per-node",
-	"Job.Outlives": "min-ranks", "Job.Transport": "transport", "Options.TextField": "text-field", "Sampling.Temperature": "temperature", "Sampling.TopK": "top-k",
-	"Sampling.TopP": "top-p",
+// otherNames are the flags that are not named as their fields are.
+var otherNames = map[string]string{
+	"Config.LocalRanks": "ranks-per-process", "Config.OnNonFinite": "on-nonfinite", "Config.OptimizerDType": "optimizer-dtype",
+	"Config.TensorBoard": "tensorboard", "Hardware.Device": "gpu", "Hardware.HostShare": "node-memory", "Hardware.Nodes": "nodes",
+	"Hardware.PerNode": "gpus-per-node", "Job.Outlives": "min-ranks", "Job.Transport": "transport", "Options.TextField": "text-field",
+	"Sampling.Temperature": "temperature", "Sampling.TopK": "top-k", "Sampling.TopP": "top-p",
+}
+
+// wordStart is where a word of a field's name begins: LRBaseBatch is LR, Base, Batch.
+var wordStart = regexp.MustCompile(`([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])`)
+
+// flagOf returns the flag of a field that the library's errors, warnings and reasons
+// name, "" for none: the field's words in lower case where a group of flags has that.
+func flagOf(field string) string {
+	if name, ok := otherNames[field]; ok {
+		return name
+	}
+	name, ok := strings.CutPrefix(field, "Config.")
+	name = strings.ToLower(wordStart.ReplaceAllString(name, "$1$3-$2$4"))
+	if ok && slices.ContainsFunc(flagGroups, func(g flagGroup) bool { return slices.Contains(g.flags, name) }) {
+		return name
+	}
+	return ""
 }
 
 // namedField is a field in a sentence: a word by itself, which a path or a quoted value
@@ -55,7 +52,7 @@ const withoutModel = "--model is missing: give a preset's name"
 func flagged(text string) string {
 	text = namedField.ReplaceAllStringFunc(text, func(found string) string {
 		at := strings.IndexAny(found, "CHJOS")
-		if flag, ok := flagOf[found[at:]]; ok {
+		if flag := flagOf(found[at:]); flag != "" {
 			return found[:at] + "--" + flag
 		}
 		return found
@@ -80,7 +77,7 @@ func reasons(f *spillway.Forecast) []string { return flaggedAll(trainer.Reasons(
 // argsOf are settings as words of a command line.
 func argsOf(settings spillway.Settings) (args []string) {
 	for _, s := range settings {
-		args = append(args, "--"+flagOf[s.Field], s.Value)
+		args = append(args, "--"+flagOf(s.Field), s.Value)
 	}
 	return args
 }

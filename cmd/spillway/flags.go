@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/regular"
 	"github.com/spillway-ml/spillway/offload/store"
 	trainer "github.com/spillway-ml/spillway/train"
+	"github.com/spillway-ml/spillway/zero"
 )
 
 // sizeFlag is a number of bytes: a bare integer, or KB, MB, GB (decimal), KiB,
@@ -247,9 +248,9 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.IntVar(&c.Seq, "seq", 0, "tokens of a row (default: the smaller of 256 and the model's positions)")
 	fs.IntVar(&c.Accum, "accum", d.Accum, "micro-batches a step")
 	fs.StringVar(&c.AccumOrder, "accum-order", d.AccumOrder, "micro: a step's micro-batches one after the other; or layer: each layer runs all of them before the next, so that it is read and gathered once forward and once backward whatever --accum is, for the memory of their activations")
-	fs.StringVar(&c.Optimizer, "optimizer", d.Optimizer, "adamw, sgd, lamb, lars, larc or novograd")
-	fs.Float64Var(&c.Trust, "trust", d.Trust, "trust coefficient of lars and larc: a parameter's rate is this times its norm over its gradient's")
-	fs.BoolVar(&c.AdaptAll, "adapt-all", false, "lamb, lars and larc adapt parameters without weight decay too, as the papers are written; by default those keep the rate (lars: the rate times --trust)")
+	fs.StringVar(&c.Optimizer, "optimizer", d.Optimizer, english.WordSeries(zero.OptimizerNames(), "or"))
+	fs.Float64Var(&c.Trust, "trust", d.Trust, "trust coefficient of "+english.WordSeries(zero.NamesReading(zero.Trust), "and")+": a parameter's rate is this times its norm over its gradient's")
+	fs.BoolVar(&c.AdaptAll, "adapt-all", false, english.WordSeries(zero.NamesReading(zero.AdaptAll), "and")+" adapt parameters without weight decay too, as the papers are written; by default those keep the rate (with --trust: the rate times that)")
 	fs.Float64Var(&c.LR, "lr", d.LR, "learning rate")
 	fs.StringVar(&c.LRSchedule, "lr-schedule", d.LRSchedule, "of step s = 0 … N-1 with w steps of warm-up and x = (s-w)/(N-1-w): constant lr; linear lr + (min-lr)x, where min is --min-lr; cosine min + (lr-min)(1+cos πx)/2; inverse-sqrt max(min, lr·√(w/(s+1))). The last step has min exactly; Hugging Face's get there one step after the last (x = (s-w)/(N-w)), and inverse-sqrt's there is lr·√(w/s)")
 	fs.StringVar(&c.LRScale, "lr-scale", d.LRScale, "scale --lr by the global batch over --lr-base-batch: none, sqrt or linear")
