@@ -16,17 +16,57 @@ func transposeAVX512(dst, src unsafe.Pointer, dstStride, srcStride, rows, depth,
 //go:noescape
 func copyAVX512(dst, src unsafe.Pointer, dstStride, srcStride, depth, load, store int)
 
-// transposeAVX2 writes element k of each of up to 8 source rows to
-// dst+k*dstStride, in the lanes of mask. Lanes of missing rows repeat the last.
-//
-//go:noescape
-func transposeAVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows, depth, mask int)
+// The transposes write unit k of each of up to 8 source rows to dst+k*dstStride, for
+// blocks of 8 units, in 6 or 8 lanes. Lanes of missing rows repeat the last. Units are
+// float32, widened 16-bit floats, or pairs of bytes widened to int16.
 
-// copyAVX2 copies depth rows of up to 16 elements: lanes of load are read,
-// the others are zeros, lanes of store are written.
-//
 //go:noescape
-func copyAVX2(dst, src unsafe.Pointer, dstStride, srcStride, depth, load, store int)
+func transposeF32AVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows, blocks, lanes int)
+
+//go:noescape
+func transposeBF16AVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows, blocks, lanes int)
+
+//go:noescape
+func transposeF16AVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows, blocks, lanes int)
+
+//go:noescape
+func transposeS8AVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows, blocks, lanes int)
+
+//go:noescape
+func transposeU8AVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows, blocks, lanes int)
+
+// The copies write rows of 6 or 16 units of each sliver one after the other; slivers
+// begin dstStep apart. A pair's bytes are of two stored rows, srcStride apart.
+
+//go:noescape
+func copy6F32AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
+
+//go:noescape
+func copy16F32AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
+
+//go:noescape
+func copy6BF16AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
+
+//go:noescape
+func copy16BF16AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
+
+//go:noescape
+func copy6F16AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
+
+//go:noescape
+func copy16F16AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
+
+//go:noescape
+func copy6S8AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
+
+//go:noescape
+func copy16S8AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
+
+//go:noescape
+func copy6U8AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
+
+//go:noescape
+func copy16U8AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
 
 // interleave16AVX512 joins the elements of 2 consecutive source rows in units
 // of 32 bits, up to 32 columns: lanes of load are read, the others are zeros,

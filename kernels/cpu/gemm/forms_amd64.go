@@ -1,12 +1,20 @@
 package gemm
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/level"
+)
 
 // This file has the forms that only amd64 has instructions for: units of two
 // 16-bit floats or four bytes (AVX-512), and tile registers (AMX).
 
 // packForm packs a strip of such a form.
 func (p *Product) packForm(dst unsafe.Pointer, s *side) {
+	if p.kernels.level == level.AVX2 {
+		p.packAVX2(dst, s)
+		return
+	}
 	if p.kernels.tiles() && s.isA {
 		p.packTiles(dst, s)
 		return

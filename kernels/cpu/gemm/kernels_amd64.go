@@ -1,20 +1,18 @@
 package gemm
 
 import (
+	"math/bits"
 	"unsafe"
 
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 )
 
 func (s *kernels) transposeLanes(dst, src unsafe.Pointer, ds, ss, rows, depth, mask int) {
-	switch s.level {
-	case level.AVX512:
+	if s.level == level.AVX512 {
 		transposeAVX512(dst, src, ds, ss, rows, depth, mask)
-	case level.AVX2:
-		transposeAVX2(dst, src, ds, ss, rows, depth, mask)
-	default:
-		transposePortable(dst, src, ds, ss, rows, depth, mask)
+		return
 	}
+	transposePortable(dst, src, ds, ss, rows, depth, mask)
 }
 
 func (s *kernels) copyLanes(dst, src unsafe.Pointer, ds, ss, depth, load, store int) {
@@ -22,7 +20,10 @@ func (s *kernels) copyLanes(dst, src unsafe.Pointer, ds, ss, depth, load, store 
 	case level.AVX512:
 		copyAVX512(dst, src, ds, ss, depth, load, store)
 	case level.AVX2:
-		copyAVX2(dst, src, ds, ss, depth, load, store)
+		width, cols := bits.OnesCount(uint(store)), bits.OnesCount(uint(load))
+		for k := 0; k < depth; k += rowsAtOnce {
+			packF32.copyEdge(width, unsafe.Add(dst, k*ds), unsafe.Add(src, k*ss), ss, min(rowsAtOnce, depth-k), 4*cols, 1)
+		}
 	default:
 		copyPortable(dst, src, ds, ss, depth, load, store)
 	}

@@ -1,6 +1,10 @@
 package gemm
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/level"
+)
 
 // packRows packs strip i of the chunk's A, slivers of mr rows.
 func (p *Product) packRows(i int) {
@@ -35,12 +39,14 @@ type side struct {
 // u·width + l. Lanes past the strip's last hold copies of it or zeros; nothing
 // reads them into C.
 func (p *Product) pack(dst unsafe.Pointer, s *side) {
-	switch p.kernels.form {
-	case formF32:
+	switch form := p.kernels.form; {
+	case p.kernels.level == level.AVX2:
+		p.packForm(dst, s)
+	case form == formF32:
 		p.packWords(dst, s)
-	case formWide:
+	case form == formWide:
 		p.packWide(dst, s)
-	case formPairs:
+	case form == formPairs:
 		p.packPairs(dst, s)
 	default:
 		p.packForm(dst, s)

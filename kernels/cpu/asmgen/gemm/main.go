@@ -16,6 +16,7 @@ import (
 var sets = map[string]func(){
 	"f32avx512":  f32AVX512,
 	"f32avx2":    f32AVX2,
+	"packavx2":   packAVX2,
 	"bf16avx512": bf16AVX512,
 	"int8avx512": int8AVX512,
 	"halfavx512": func() { half(true) },
