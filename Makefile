@@ -47,3 +47,8 @@ campaigns: faults
 # where the tests of its package, and of those that import it, miss one.
 faults:
 	go run ./internal/testkit/faults
+
+.PHONY: release
+# release builds the archives of a release with their checksums: see .ci/release.
+release:
+	.ci/release build/release

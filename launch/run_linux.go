@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/dustin/go-humanize/english"
@@ -191,6 +192,7 @@ func startAll(o *Options, job *shm.Job) (list []*process, err error) {
 		p.Dir = o.Dir
 		p.Env = o.environment(os.Environ(), rank, threads)
 		p.ExtraFiles = slices.Concat(job.Files(), streams[rank])
+		p.Stdin = strings.NewReader("") // not /dev/null, which an empty chroot lacks
 		// A group of its own: what a terminal sends reaches them through here alone.
 		p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 		if rank == 0 {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/internal/dl"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
@@ -254,7 +255,11 @@ func (d *diagnosis) print(w io.Writer) {
 		if l.Found != "" {
 			line("library", "%s: %s (%s)", l.Library, l.Found, l.For)
 		} else {
-			line("library", "%s: not found (%s; looked for %s)", l.Library, l.For, strings.Join(l.Tried, ", "))
+			why := "looked for " + strings.Join(l.Tried, ", ")
+			if err := dl.Err(); err != nil {
+				why = err.Error()
+			}
+			line("library", "%s: not found (%s; %s)", l.Library, l.For, why)
 		}
 	}
 	if d.Disk == nil {
@@ -276,4 +281,15 @@ func (d *diagnosis) print(w io.Writer) {
 	if d.Disk.StoredIn != "" {
 		line("", "kept in %s", d.Disk.StoredIn)
 	}
+}
+
+// openable returns the first library that can be opened.
+func openable(names []string) string {
+	for _, name := range names {
+		if h, err := dl.Open(name, dl.Lazy|dl.Local); err == nil {
+			_ = dl.Close(h)
+			return name
+		}
+	}
+	return ""
 }

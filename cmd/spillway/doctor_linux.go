@@ -1,7 +1,6 @@
 package main
 
 import (
-	"github.com/ebitengine/purego"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,15 +19,4 @@ func lockableBytes() *int64 {
 	}
 	n := int64(min(l.Cur, 1<<62))
 	return &n
-}
-
-// openable returns the first library that can be opened.
-func openable(names []string) string {
-	for _, name := range names {
-		if h, err := purego.Dlopen(name, purego.RTLD_LAZY|purego.RTLD_LOCAL); err == nil {
-			_ = purego.Dlclose(h)
-			return name
-		}
-	}
-	return ""
 }

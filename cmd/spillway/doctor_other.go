@@ -4,6 +4,3 @@ package main
 
 // lockableBytes knows no limit: host memory is locked on Linux.
 func lockableBytes() *int64 { return nil }
-
-// openable finds nothing: libraries are opened at run time on Linux only.
-func openable([]string) string { return "" }

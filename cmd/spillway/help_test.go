@@ -15,8 +15,9 @@ import (
 func TestVersion(t *testing.T) {
 	got := command("--version")
 	require.Equal(t, 0, got.status)
-	require.Regexp(t, `^spillway .+, go1\..+, \w+/\w+\n$`, got.stdout)
+	require.Regexp(t, `^spillway .+, go1\..+, \w+/\w+, CPU[\w, ]+\n$`, got.stdout)
 	require.Empty(t, got.stderr)
+	require.Equal(t, got.stdout, command("version").stdout)
 }
 
 func TestCompletion(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"syscall"
 
@@ -39,7 +40,7 @@ goes on from its newest checkpoint. A divergence ends it in any case.`,
 		if err := checkLaunch(&o, args, f); err != nil {
 			return err
 		}
-		self, err := os.Executable()
+		self, err := executable()
 		if err != nil {
 			return fmt.Errorf("launch: %w", err)
 		}
@@ -153,3 +154,12 @@ func tellEnd(w io.Writer, end launch.End) {
 type statusError struct{ status int }
 
 func (e *statusError) Error() string { return fmt.Sprintf("status %d", e.status) }
+
+// executable is the path of this program, also where no /proc is mounted.
+func executable() (string, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return exec.LookPath(os.Args[0])
+	}
+	return path, nil
+}

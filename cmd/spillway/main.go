@@ -46,7 +46,7 @@ func rootCommand() *cobra.Command {
 	root.SetVersionTemplate("spillway {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
 	groupFlags(root)
-	root.AddCommand(trainCommand(), launchCommand(), planCommand(), benchCommand(), doctorCommand(), dataCommand(), generateCommand(), evalCommand(), ckptCommand())
+	root.AddCommand(trainCommand(), launchCommand(), planCommand(), benchCommand(), doctorCommand(), dataCommand(), generateCommand(), evalCommand(), ckptCommand(), versionCommand())
 	refuseUnknownTopics(root)
 	completeValues(root)
 	decimalNumbers(root)

@@ -4,15 +4,32 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-ml/spillway/internal/dl"
 )
 
-// version is set by releases: -ldflags "-X main.version=v1.2.3".
-var version = ""
+// Releases set these: -ldflags "-X main.version=v1.2.3 -X main.commit=0123456789ab".
+var version, commit string
 
-// versionText is what --version prints after the command's name: the release or
-// the module's version, the commit where the build knows it, Go and the platform.
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version, the commit and the kind of this build",
+		Args:  noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "spillway", versionText())
+			return err
+		},
+	}
+}
+
+// versionText is what version and --version print after the command's name: the release
+// or the module's version, the commit if the build knows it, Go, the platform, and what
+// this build can use.
 func versionText() string {
-	v, commit := version, ""
+	v, at := version, commit
 	if info, ok := debug.ReadBuildInfo(); ok {
 		if v == "" && info.Main.Version != "(devel)" {
 			v = info.Main.Version
@@ -21,20 +38,27 @@ func versionText() string {
 		for _, s := range info.Settings {
 			switch s.Key {
 			case "vcs.revision":
-				commit = s.Value[:min(12, len(s.Value))]
+				at = s.Value[:min(12, len(s.Value))]
 			case "vcs.modified":
 				changed = s.Value == "true"
 			}
 		}
-		if commit != "" && changed {
-			commit += " with changes"
+		if at != "" && changed {
+			at += " with changes"
 		}
 	}
 	if v == "" {
 		v = "development version"
 	}
-	if commit != "" {
-		v += " (" + commit + ")"
+	if at != "" {
+		v += " (" + at + ")"
 	}
-	return fmt.Sprintf("%s, %s, %s/%s", v, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	kind := "CPU only, static"
+	switch {
+	case dl.Err() == nil:
+		kind = "CPU, GPU and MPI"
+	case runtime.GOOS != "linux":
+		kind = "CPU only"
+	}
+	return fmt.Sprintf("%s, %s, %s/%s, %s", v, runtime.Version(), runtime.GOOS, runtime.GOARCH, kind)
 }

@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/internal/dl"
 )
 
 // The collectives of a group whose ranks have a process each: MPI's own non-blocking
@@ -36,14 +37,14 @@ func (p *poster) of(b block) (count, kind uintptr, err error) {
 // newType makes the type of a block of at most maxCount bytes.
 func (p *poster) newType(b block) (uintptr, error) {
 	var plain, kind uint64 // a handle of 32 bits fills the lower half
-	// Converted in the call itself, which is what moves them to the heap: see call.
-	err := p.check("MPI_Type_contiguous", call(p.fn.typeContiguous, uintptr(b.bytes), p.byteType, uintptr(unsafe.Pointer(&plain))))
+	// Converted in the call itself, which is what moves them to the heap: see dl.Call.
+	err := p.check("MPI_Type_contiguous", dl.Call(p.fn.typeContiguous, uintptr(b.bytes), p.byteType, uintptr(unsafe.Pointer(&plain))))
 	if err == nil {
-		err = p.check("MPI_Type_create_resized", call(p.fn.typeResized, uintptr(plain), 0, uintptr(b.stride), uintptr(unsafe.Pointer(&kind))))
-		_ = p.check("MPI_Type_free", call(p.fn.typeFree, uintptr(unsafe.Pointer(&plain))))
+		err = p.check("MPI_Type_create_resized", dl.Call(p.fn.typeResized, uintptr(plain), 0, uintptr(b.stride), uintptr(unsafe.Pointer(&kind))))
+		_ = p.check("MPI_Type_free", dl.Call(p.fn.typeFree, uintptr(unsafe.Pointer(&plain))))
 	}
 	if err == nil {
-		err = p.check("MPI_Type_commit", call(p.fn.typeCommit, uintptr(unsafe.Pointer(&kind))))
+		err = p.check("MPI_Type_commit", dl.Call(p.fn.typeCommit, uintptr(unsafe.Pointer(&kind))))
 		p.types = append(p.types, uintptr(kind))
 	}
 	return uintptr(kind), err
@@ -53,7 +54,7 @@ func (p *poster) newType(b block) (uintptr, error) {
 func (p *poster) free() error {
 	for _, t := range p.types {
 		h := uint64(t)
-		if err := p.check("MPI_Type_free", call(p.fn.typeFree, uintptr(unsafe.Pointer(&h)))); err != nil {
+		if err := p.check("MPI_Type_free", dl.Call(p.fn.typeFree, uintptr(unsafe.Pointer(&h)))); err != nil {
 			return err
 		}
 	}
@@ -83,7 +84,7 @@ func even(op comm.Op, group uintptr, send, recv []byte, from, to block) post {
 				return err
 			}
 		}
-		return p.check(name, call(fn, source, sent, as, address(recv), count, kind, group, request))
+		return p.check(name, dl.Call(fn, source, sent, as, address(recv), count, kind, group, request))
 	}
 }
 
@@ -95,7 +96,7 @@ func newCounts(w int) counts { return counts{make([]int32, w), make([]int32, w)}
 // gatherParts is an all-gather of parts of buf, of which the rank's own is there.
 func gatherParts(group uintptr, buf []byte, parts counts) post {
 	return func(p *poster, request uintptr) error {
-		return p.check("MPI_Iallgatherv", call(p.fn.iallgatherv, p.inPlace, 0, p.byteType, address(buf), numbers(parts.n), numbers(parts.at), p.byteType, group, request))
+		return p.check("MPI_Iallgatherv", dl.Call(p.fn.iallgatherv, p.inPlace, 0, p.byteType, address(buf), numbers(parts.n), numbers(parts.at), p.byteType, group, request))
 	}
 }
 
@@ -110,7 +111,7 @@ func uneven(group uintptr, send []byte, sends counts, of block, recv []byte, rec
 				return err
 			}
 		}
-		return p.check("MPI_Ialltoallv", call(p.fn.ialltoallv, address(send), numbers(sends.n), numbers(sends.at), kind,
+		return p.check("MPI_Ialltoallv", dl.Call(p.fn.ialltoallv, address(send), numbers(sends.n), numbers(sends.at), kind,
 			address(recv), numbers(recvs.n), numbers(recvs.at), p.byteType, group, request))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/internal/dl"
 )
 
 // engine calls MPI, from one thread that looks after all that is under way. Where the
@@ -216,7 +217,7 @@ func (e *engine) post(x *exchange) error {
 			piece := t.mem[off:min(len(t.mem), off+maxMessage)]
 			request := address(x.requests) + uintptr(at)*l.request
 			at++
-			if err := l.check(name, call(fn, address(piece), uintptr(len(piece)), l.byteType, uintptr(t.peer), uintptr(t.tag), l.world, request)); err != nil {
+			if err := l.check(name, dl.Call(fn, address(piece), uintptr(len(piece)), l.byteType, uintptr(t.peer), uintptr(t.tag), l.world, request)); err != nil {
 				return err
 			}
 		}
@@ -252,7 +253,7 @@ func (e *engine) finished(x *exchange) (bool, error) {
 // testAll looks whether requests [from, to) of x are done.
 func (e *engine) testAll(x *exchange, from, to int) (bool, error) {
 	flag := int32(0)
-	err := e.lib.check("MPI_Testall", call(e.lib.fn.testall, uintptr(to-from), address(x.requests)+uintptr(from)*e.lib.request, uintptr(unsafe.Pointer(&flag)), e.lib.ignore))
+	err := e.lib.check("MPI_Testall", dl.Call(e.lib.fn.testall, uintptr(to-from), address(x.requests)+uintptr(from)*e.lib.request, uintptr(unsafe.Pointer(&flag)), e.lib.ignore))
 	return flag != 0, err
 }
 
@@ -372,7 +373,7 @@ func (e *engine) end(finalize bool) {
 	close(e.closed)
 	var err error
 	if finalize {
-		err = e.lib.check("MPI_Finalize", call(e.lib.fn.finalize))
+		err = e.lib.check("MPI_Finalize", dl.Call(e.lib.fn.finalize))
 	}
 	e.ended <- err
 }

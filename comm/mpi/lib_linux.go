@@ -7,7 +7,7 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/ebitengine/purego"
+	"github.com/spillway-ml/spillway/internal/dl"
 )
 
 // Family is an interface of MPI libraries: what its handles are.
@@ -58,15 +58,18 @@ type lib struct {
 // open opens the first library of the families, in their order; a file that the
 // user names alone, as the family that its symbols tell.
 func open(order []Family, named string) (*lib, error) {
+	if err := dl.Err(); err != nil {
+		return nil, fmt.Errorf("mpi: %w", err)
+	}
 	if named != "" {
 		h, err := dlopen(named)
 		if err != nil {
 			return nil, fmt.Errorf("mpi: %s=%.80q: %w", LibraryVar, named, err)
 		}
 		f := MPICH
-		if _, err := purego.Dlsym(h, "ompi_mpi_comm_world"); err == nil {
+		if _, err := dl.Symbol(h, "ompi_mpi_comm_world"); err == nil {
 			f = OpenMPI
-		} else if _, err := purego.Dlsym(h, "MPI_Abi_get_version"); err == nil && strings.Contains(named, "abi") {
+		} else if _, err := dl.Symbol(h, "MPI_Abi_get_version"); err == nil && strings.Contains(named, "abi") {
 			f = ABI // MPICH's own library has the call too, behind its own handles
 		}
 		return newLib(families[f], named, h)
@@ -84,7 +87,7 @@ func open(order []Family, named string) (*lib, error) {
 }
 
 func dlopen(file string) (uintptr, error) {
-	return purego.Dlopen(file, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+	return dl.Open(file, dl.Now|dl.Global)
 }
 
 func newLib(f family, path string, handle uintptr) (*lib, error) {
@@ -109,7 +112,7 @@ func (l *lib) bind(handle uintptr) error {
 		"MPI_Type_commit": &l.fn.typeCommit, "MPI_Type_free": &l.fn.typeFree,
 	} {
 		var err error
-		if *to, err = purego.Dlsym(handle, name); err != nil {
+		if *to, err = dl.Symbol(handle, name); err != nil {
 			return err
 		}
 	}
@@ -119,7 +122,7 @@ func (l *lib) bind(handle uintptr) error {
 	for name, to := range map[string]*uintptr{"ompi_mpi_comm_world": &l.world, "ompi_mpi_byte": &l.byteType,
 		"ompi_mpi_errors_return": &l.errorsReturn, "ompi_request_null": &l.null} {
 		var err error
-		if *to, err = purego.Dlsym(handle, name); err != nil {
+		if *to, err = dl.Symbol(handle, name); err != nil {
 			return err
 		}
 	}
@@ -144,19 +147,9 @@ func (l *lib) check(call string, r uintptr) error {
 	}
 	var text [8192]byte
 	n := int32(0)
-	purego.SyscallN(l.fn.errorString, uintptr(uint32(code)), uintptr(unsafe.Pointer(&text)), uintptr(unsafe.Pointer(&n)))
+	dl.Call(l.fn.errorString, uintptr(uint32(code)), uintptr(unsafe.Pointer(&text)), uintptr(unsafe.Pointer(&n)))
 	end := max(0, bytes.IndexByte(text[:], 0))
 	return &callError{call, code, string(text[:end])}
-}
-
-// call is one call of the library. What its arguments point to is moved to the heap, where
-// they are pointers that the call itself converts: a stack that grows or shrinks meanwhile
-// would leave the library writing to the old one.
-//
-//go:uintptrescapes
-func call(fn uintptr, args ...uintptr) uintptr {
-	r, _, _ := purego.SyscallN(fn, args...)
-	return r
 }
 
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
@@ -164,14 +157,14 @@ func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(
 // start initialises MPI and checks that its world is the environment's.
 func (l *lib) start(rank, world int) error {
 	var provided, size, own int32
-	if err := l.check("MPI_Init_thread", call(l.fn.initThread, 0, 0, l.serialized, uintptr(unsafe.Pointer(&provided)))); err != nil {
+	if err := l.check("MPI_Init_thread", dl.Call(l.fn.initThread, 0, 0, l.serialized, uintptr(unsafe.Pointer(&provided)))); err != nil {
 		return err
 	}
 	l.shared = uintptr(provided) >= l.serialized
 	err := errors.Join(
-		l.check("MPI_Comm_set_errhandler", call(l.fn.setErrhandler, l.world, l.errorsReturn)),
-		l.check("MPI_Comm_size", call(l.fn.size, l.world, uintptr(unsafe.Pointer(&size)))),
-		l.check("MPI_Comm_rank", call(l.fn.rank, l.world, uintptr(unsafe.Pointer(&own)))))
+		l.check("MPI_Comm_set_errhandler", dl.Call(l.fn.setErrhandler, l.world, l.errorsReturn)),
+		l.check("MPI_Comm_size", dl.Call(l.fn.size, l.world, uintptr(unsafe.Pointer(&size)))),
+		l.check("MPI_Comm_rank", dl.Call(l.fn.rank, l.world, uintptr(unsafe.Pointer(&own)))))
 	if err != nil {
 		return err
 	}
@@ -191,7 +184,7 @@ func (e *WorldError) Error() string { return e.text }
 func (l *lib) about() string {
 	var text [8192]byte
 	n := int32(0)
-	if l.check("MPI_Get_library_version", call(l.fn.version, uintptr(unsafe.Pointer(&text)), uintptr(unsafe.Pointer(&n)))) != nil {
+	if l.check("MPI_Get_library_version", dl.Call(l.fn.version, uintptr(unsafe.Pointer(&text)), uintptr(unsafe.Pointer(&n)))) != nil {
 		return l.name
 	}
 	line, _, _ := bytes.Cut(text[:min(max(int(n), 0), len(text))], []byte("\n"))

@@ -30,6 +30,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/dl"
 	"github.com/spillway-ml/spillway/internal/testkit/algotest"
 )
 
@@ -679,7 +680,7 @@ func collectivesOnTheStub(t *testing.T, e *engine) {
 	const group = 0x1001
 	var made uint64
 	require.NoError(t, e.call(func() error {
-		return e.lib.check("MPI_Comm_split", call(e.lib.fn.split, e.lib.world, 0, 0, uintptr(unsafe.Pointer(&made))))
+		return e.lib.check("MPI_Comm_split", dl.Call(e.lib.fn.split, e.lib.world, 0, 0, uintptr(unsafe.Pointer(&made))))
 	}))
 	require.EqualValues(t, group, made)
 	from := []byte("what goes round")

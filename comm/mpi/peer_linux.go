@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ebitengine/purego"
+	"github.com/spillway-ml/spillway/internal/dl"
 
 	"github.com/spillway-ml/spillway/comm"
 )
@@ -27,8 +27,8 @@ func (p *Process) Peer() (*Peer, error) {
 	var err error
 	switch {
 	case l.symbols:
-		if peer.float, err = purego.Dlsym(l.handle, "ompi_mpi_float"); err == nil {
-			peer.sum, err = purego.Dlsym(l.handle, "ompi_mpi_op_sum")
+		if peer.float, err = dl.Symbol(l.handle, "ompi_mpi_float"); err == nil {
+			peer.sum, err = dl.Symbol(l.handle, "ompi_mpi_op_sum")
 		}
 	case l.name == families[MPICH].name:
 		peer.float, peer.sum = 0x4c00040a, 0x58000003
@@ -37,7 +37,7 @@ func (p *Process) Peer() (*Peer, error) {
 	}
 	for op, name := range peerNames {
 		if err == nil {
-			peer.fn[op], err = purego.Dlsym(l.handle, name)
+			peer.fn[op], err = dl.Symbol(l.handle, name)
 		}
 	}
 	return peer, err
@@ -66,7 +66,7 @@ func (p *Peer) Run(op comm.Op, send, recv []byte, times int) (took time.Duration
 	err = p.p.engine.call(func() error {
 		began := time.Now()
 		for range times {
-			if err := l.check(peerNames[op], call(p.fn[op], args...)); err != nil {
+			if err := l.check(peerNames[op], dl.Call(p.fn[op], args...)); err != nil {
 				return err
 			}
 		}

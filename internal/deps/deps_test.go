@@ -34,15 +34,15 @@ const table = `
 	memplan   < graph
 	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest internal/decimal
 	search    < graph model precision recompute zero fsdp offload memplan plan internal/nearest internal/decimal
-	device    < graph internal/crash internal/userdir
-	kernels   < graph device internal/crash internal/owned internal/regular internal/aside internal/userdir
-	comm      < graph device kernels internal/crash internal/userdir
-	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/regular internal/decimal internal/owned internal/userdir
+	device    < graph internal/crash internal/dl internal/userdir
+	kernels   < graph device internal/crash internal/dl internal/owned internal/regular internal/aside internal/userdir
+	comm      < graph device kernels internal/crash internal/dl internal/userdir
+	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/dl internal/regular internal/decimal internal/owned internal/userdir
 	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan
 	data      < internal
 	tensors   < checkpoint graph plan device internal model precision recompute zero fsdp offload memplan
 	cluster   <
-	launch    < graph device kernels comm cluster internal/crash internal/userdir
+	launch    < graph device kernels comm cluster internal/crash internal/dl internal/userdir
 	platform  < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal
 	run       < platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal
 	calibration < platform graph device kernels comm plan memplan offload model zero fsdp precision recompute search exec checkpoint data run train internal

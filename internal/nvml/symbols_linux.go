@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/ebitengine/purego"
+	"github.com/spillway-ml/spillway/internal/dl"
 
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
 )
@@ -49,7 +49,7 @@ func OpenSymbols() (Library, error) {
 			*at = 0 // an older driver: asked for, it says that it does not know
 		}
 	}
-	r, _, _ := purego.SyscallN(l.f.init)
+	r := dl.Call(l.f.init)
 	if err := l.check("nvmlInit_v2", r); err != nil {
 		return nil, fmt.Errorf("%s: %w", l.path, err)
 	}
@@ -63,7 +63,7 @@ func (l *library) check(call string, r uintptr) error {
 	if code == 0 {
 		return nil
 	}
-	text, _, _ := purego.SyscallN(l.f.errorString, uintptr(code))
+	text := dl.Call(l.f.errorString, uintptr(code))
 	return fmt.Errorf("%s: %s (%d)", call, cString(text), code)
 }
 
@@ -85,7 +85,7 @@ const textBytes = 128
 
 func (l *library) DriverVersion() (string, error) {
 	buf := make([]byte, textBytes)
-	r, _, _ := purego.SyscallN(l.f.version, uintptr(unsafe.Pointer(&buf[0])), textBytes)
+	r := dl.Call(l.f.version, uintptr(unsafe.Pointer(&buf[0])), textBytes)
 	return upToZero(buf), l.check("nvmlSystemGetDriverVersion", r)
 }
 
@@ -96,24 +96,24 @@ func upToZero(buf []byte) string {
 
 func (l *library) Count() (int, error) {
 	var n uint32
-	r, _, _ := purego.SyscallN(l.f.count, uintptr(unsafe.Pointer(&n)))
+	r := dl.Call(l.f.count, uintptr(unsafe.Pointer(&n)))
 	return int(n), l.check("nvmlDeviceGetCount_v2", r)
 }
 
 func (l *library) ByIndex(i int) (Device, error) {
 	d := &device{lib: l}
-	r, _, _ := purego.SyscallN(l.f.byIndex, uintptr(i), uintptr(unsafe.Pointer(&d.handle)))
+	r := dl.Call(l.f.byIndex, uintptr(i), uintptr(unsafe.Pointer(&d.handle)))
 	return d, l.check("nvmlDeviceGetHandleByIndex_v2", r)
 }
 
 func (l *library) ByUUID(uuid string) (Device, error) {
 	d := &device{lib: l}
 	text := append([]byte(uuid), 0)
-	r, _, _ := purego.SyscallN(l.f.byUUID, uintptr(unsafe.Pointer(&text[0])), uintptr(unsafe.Pointer(&d.handle)))
+	r := dl.Call(l.f.byUUID, uintptr(unsafe.Pointer(&text[0])), uintptr(unsafe.Pointer(&d.handle)))
 	return d, l.check("nvmlDeviceGetHandleByUUID", r)
 }
 
-func (l *library) Close() { _, _, _ = purego.SyscallN(l.f.shutdown) }
+func (l *library) Close() { _ = dl.Call(l.f.shutdown) }
 
 type device struct {
 	lib    *library
@@ -122,7 +122,7 @@ type device struct {
 
 func (d *device) text(call string, f uintptr) (string, error) {
 	buf := make([]byte, textBytes)
-	r, _, _ := purego.SyscallN(f, d.handle, uintptr(unsafe.Pointer(&buf[0])), textBytes)
+	r := dl.Call(f, d.handle, uintptr(unsafe.Pointer(&buf[0])), textBytes)
 	return upToZero(buf), d.lib.check(call, r)
 }
 
@@ -131,7 +131,7 @@ func (d *device) UUID() (string, error) { return d.text("nvmlDeviceGetUUID", d.l
 
 func (d *device) Memory() (total, used int64, err error) {
 	var m struct{ total, free, used uint64 } // nvmlMemory_t
-	r, _, _ := purego.SyscallN(d.lib.f.memory, d.handle, uintptr(unsafe.Pointer(&m)))
+	r := dl.Call(d.lib.f.memory, d.handle, uintptr(unsafe.Pointer(&m)))
 	return int64(m.total), int64(m.used), d.lib.check("nvmlDeviceGetMemoryInfo", r)
 }
 
@@ -140,7 +140,7 @@ func (d *device) number(call string, f uintptr) (int, error) {
 		return 0, errOlder
 	}
 	var v uint32
-	r, _, _ := purego.SyscallN(f, d.handle, uintptr(unsafe.Pointer(&v)))
+	r := dl.Call(f, d.handle, uintptr(unsafe.Pointer(&v)))
 	return int(v), d.lib.check(call, r)
 }
 
@@ -152,6 +152,6 @@ func (d *device) BusWidth() (int, error) {
 
 func (d *device) MaxClock(c Clock) (int, error) {
 	var v uint32
-	r, _, _ := purego.SyscallN(d.lib.f.clock, d.handle, uintptr(c), uintptr(unsafe.Pointer(&v)))
+	r := dl.Call(d.lib.f.clock, d.handle, uintptr(c), uintptr(unsafe.Pointer(&v)))
 	return int(v), d.lib.check("nvmlDeviceGetMaxClockInfo", r)
 }

@@ -38,6 +38,7 @@ var substitutions = []struct{ text, by, why string }{
 	{"/nvme/scratch:200GiB", "scratch:1GiB", "the folder is an example"},
 	{"go run ./examples/larger-than-device", "", "it takes minutes; the example has a test of its own"},
 	{"go test ./...", "", "a step of continuous integration by itself"},
+	{"make release", "", "a step of continuous integration by itself"},
 	{"go vet ./...", "", "a step of continuous integration by itself"},
 	{"gofmt -l .", "", "a step of continuous integration by itself, on what is committed"},
 	{".ci/run", "", "what runs this test"},

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/ebitengine/purego"
+	"github.com/spillway-ml/spillway/internal/dl"
 
 	"github.com/spillway-ml/spillway/comm/nccl"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
@@ -143,7 +143,7 @@ var frames = sync.Pool{New: func() any { return new(frame) }}
 func call(f uintptr, args ...uintptr) uintptr {
 	w := frames.Get().(*frame)
 	n := copy(w.words[:], args)
-	r, _, _ := purego.SyscallN(f, w.words[:n]...)
+	r := dl.Call(f, w.words[:n]...)
 	frames.Put(w)
 	return r
 }

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/ebitengine/purego"
+	"github.com/spillway-ml/spillway/internal/dl"
 
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
 )
@@ -142,7 +142,7 @@ var wordsPool = sync.Pool{New: func() any { return new(words) }}
 func syscall(f uintptr, args ...uintptr) uintptr {
 	w := wordsPool.Get().(*words)
 	n := copy(w[:], args)
-	r, _, _ := purego.SyscallN(f, w[:n]...)
+	r := dl.Call(f, w[:n]...)
 	wordsPool.Put(w)
 	return r
 }
@@ -163,7 +163,7 @@ func (l *libcuda) failure(name string, code int) error {
 // text asks the driver for a string about a code.
 func (l *libcuda) text(f uintptr, code int, otherwise string) string {
 	var p *byte // of the library's own memory
-	r, _, _ := purego.SyscallN(f, uintptr(code), uintptr(unsafe.Pointer(&p)))
+	r := dl.Call(f, uintptr(code), uintptr(unsafe.Pointer(&p)))
 	if int32(r) != 0 || p == nil {
 		return otherwise
 	}
@@ -176,13 +176,13 @@ func (l *libcuda) text(f uintptr, code int, otherwise string) string {
 
 func (l *libcuda) Version() (int, error) {
 	var v int32
-	r, _, _ := purego.SyscallN(l.cuDriverGetVersion, uintptr(unsafe.Pointer(&v)))
+	r := dl.Call(l.cuDriverGetVersion, uintptr(unsafe.Pointer(&v)))
 	return int(v), l.check("cuDriverGetVersion", r)
 }
 
 func (l *libcuda) Devices() ([]Device, error) {
 	var n int32
-	r, _, _ := purego.SyscallN(l.cuDeviceGetCount, uintptr(unsafe.Pointer(&n)))
+	r := dl.Call(l.cuDeviceGetCount, uintptr(unsafe.Pointer(&n)))
 	if err := l.check("cuDeviceGetCount", r); err != nil {
 		return nil, err
 	}
@@ -199,7 +199,7 @@ func (l *libcuda) Devices() ([]Device, error) {
 
 func (l *libcuda) handle(ordinal int) (int32, error) {
 	var h int32
-	r, _, _ := purego.SyscallN(l.cuDeviceGet, uintptr(unsafe.Pointer(&h)), uintptr(ordinal))
+	r := dl.Call(l.cuDeviceGet, uintptr(unsafe.Pointer(&h)), uintptr(ordinal))
 	return h, l.check("cuDeviceGet", r)
 }
 
@@ -210,17 +210,17 @@ func (l *libcuda) device(ordinal int) (Device, error) {
 		return d, err
 	}
 	name := make([]byte, 256)
-	r, _, _ := purego.SyscallN(l.cuDeviceGetName, uintptr(unsafe.Pointer(&name[0])), uintptr(len(name)-1), uintptr(h))
+	r := dl.Call(l.cuDeviceGetName, uintptr(unsafe.Pointer(&name[0])), uintptr(len(name)-1), uintptr(h))
 	if err := l.check("cuDeviceGetName", r); err != nil {
 		return d, err
 	}
 	d.Name = string(name[:bytes.IndexByte(name, 0)])
-	r, _, _ = purego.SyscallN(l.cuDeviceGetUuid, uintptr(unsafe.Pointer(&d.UUID)), uintptr(h))
+	r = dl.Call(l.cuDeviceGetUuid, uintptr(unsafe.Pointer(&d.UUID)), uintptr(h))
 	if err := l.check("cuDeviceGetUuid", r); err != nil {
 		return d, err
 	}
 	var total uint64
-	r, _, _ = purego.SyscallN(l.cuDeviceTotalMem, uintptr(unsafe.Pointer(&total)), uintptr(h))
+	r = dl.Call(l.cuDeviceTotalMem, uintptr(unsafe.Pointer(&total)), uintptr(h))
 	if err := l.check("cuDeviceTotalMem_v2", r); err != nil {
 		return d, err
 	}
@@ -241,7 +241,7 @@ func (l *libcuda) device(ordinal int) (Device, error) {
 
 func (l *libcuda) attribute(device int32, number int) (int, error) {
 	var v int32
-	r, _, _ := purego.SyscallN(l.cuDeviceGetAttribute, uintptr(unsafe.Pointer(&v)), uintptr(number), uintptr(device))
+	r := dl.Call(l.cuDeviceGetAttribute, uintptr(unsafe.Pointer(&v)), uintptr(number), uintptr(device))
 	return int(v), l.check("cuDeviceGetAttribute", r)
 }
 
@@ -251,7 +251,7 @@ func (l *libcuda) Retain(ordinal int) (Context, error) {
 		return 0, err
 	}
 	var c Context
-	r, _, _ := purego.SyscallN(l.cuDevicePrimaryCtxRetain, uintptr(unsafe.Pointer(&c)), uintptr(h))
+	r := dl.Call(l.cuDevicePrimaryCtxRetain, uintptr(unsafe.Pointer(&c)), uintptr(h))
 	return c, l.check("cuDevicePrimaryCtxRetain", r)
 }
 
@@ -269,7 +269,7 @@ func (l *libcuda) SetCurrent(c Context) error {
 
 func (l *libcuda) MemInfo() (int64, int64, error) {
 	var free, total uint64
-	r, _, _ := purego.SyscallN(l.cuMemGetInfo, uintptr(unsafe.Pointer(&free)), uintptr(unsafe.Pointer(&total)))
+	r := dl.Call(l.cuMemGetInfo, uintptr(unsafe.Pointer(&free)), uintptr(unsafe.Pointer(&total)))
 	return int64(free), int64(total), l.check("cuMemGetInfo_v2", r)
 }
 
@@ -283,7 +283,7 @@ func (l *libcuda) CanAccessPeer(ordinal, peer int) (bool, error) {
 		return false, err
 	}
 	var can int32
-	r, _, _ := purego.SyscallN(l.cuDeviceCanAccessPeer, uintptr(unsafe.Pointer(&can)), uintptr(from), uintptr(to))
+	r := dl.Call(l.cuDeviceCanAccessPeer, uintptr(unsafe.Pointer(&can)), uintptr(from), uintptr(to))
 	return can != 0, l.check("cuDeviceCanAccessPeer", r)
 }
 
@@ -300,7 +300,7 @@ func (l *libcuda) EnablePeerAccess(peer Context) (bool, error) {
 
 func (l *libcuda) Alloc(size int64) (Address, error) {
 	var a Address
-	r, _, _ := purego.SyscallN(l.cuMemAlloc, uintptr(unsafe.Pointer(&a)), uintptr(size))
+	r := dl.Call(l.cuMemAlloc, uintptr(unsafe.Pointer(&a)), uintptr(size))
 	return a, l.check("cuMemAlloc_v2", r)
 }
 
@@ -308,12 +308,12 @@ func (l *libcuda) Free(a Address) error { return l.call("cuMemFree_v2", l.cuMemF
 
 func (l *libcuda) HostAlloc(size int64) (unsafe.Pointer, Address, error) {
 	var p unsafe.Pointer
-	r, _, _ := purego.SyscallN(l.cuMemHostAlloc, uintptr(unsafe.Pointer(&p)), uintptr(size), hostAllocPortable|hostAllocDeviceMap)
+	r := dl.Call(l.cuMemHostAlloc, uintptr(unsafe.Pointer(&p)), uintptr(size), hostAllocPortable|hostAllocDeviceMap)
 	if err := l.check("cuMemHostAlloc", r); err != nil {
 		return nil, 0, err
 	}
 	var a Address
-	r, _, _ = purego.SyscallN(l.cuMemHostGetDevicePointer, uintptr(unsafe.Pointer(&a)), uintptr(p), 0)
+	r = dl.Call(l.cuMemHostGetDevicePointer, uintptr(unsafe.Pointer(&a)), uintptr(p), 0)
 	if err := l.check("cuMemHostGetDevicePointer_v2", r); err != nil {
 		_ = l.HostFree(p) // the first error is the one that counts
 		return nil, 0, err
@@ -327,7 +327,7 @@ func (l *libcuda) HostFree(p unsafe.Pointer) error {
 
 func (l *libcuda) NewStream() (Stream, error) {
 	var s Stream
-	r, _, _ := purego.SyscallN(l.cuStreamCreate, uintptr(unsafe.Pointer(&s)), streamNonBlocking)
+	r := dl.Call(l.cuStreamCreate, uintptr(unsafe.Pointer(&s)), streamNonBlocking)
 	return s, l.check("cuStreamCreate", r)
 }
 
@@ -345,7 +345,7 @@ func (l *libcuda) NewEvent(timed bool) (Event, error) {
 		flags = 0
 	}
 	var e Event
-	r, _, _ := purego.SyscallN(l.cuEventCreate, uintptr(unsafe.Pointer(&e)), flags)
+	r := dl.Call(l.cuEventCreate, uintptr(unsafe.Pointer(&e)), flags)
 	return e, l.check("cuEventCreate", r)
 }
 
@@ -371,7 +371,7 @@ func (l *libcuda) Done(e Event) (bool, error) {
 
 func (l *libcuda) Elapsed(from, to Event) (float32, error) {
 	var ms float32
-	r, _, _ := purego.SyscallN(l.cuEventElapsedTime, uintptr(unsafe.Pointer(&ms)), uintptr(from), uintptr(to))
+	r := dl.Call(l.cuEventElapsedTime, uintptr(unsafe.Pointer(&ms)), uintptr(from), uintptr(to))
 	return ms, l.check("cuEventElapsedTime", r)
 }
 
@@ -415,7 +415,7 @@ func (l *libcuda) LoadModule(image []byte) (Module, error) {
 		return 0, &Error{Call: "cuModuleLoadData", Code: 200, Name: "CUDA_ERROR_INVALID_IMAGE", Text: "the image is not at a multiple of 8"}
 	}
 	var m Module
-	r, _, _ := purego.SyscallN(l.cuModuleLoadData, uintptr(unsafe.Pointer(&m)), uintptr(unsafe.Pointer(&image[0])))
+	r := dl.Call(l.cuModuleLoadData, uintptr(unsafe.Pointer(&m)), uintptr(unsafe.Pointer(&image[0])))
 	return m, l.check("cuModuleLoadData", r)
 }
 
@@ -426,7 +426,7 @@ func (l *libcuda) UnloadModule(m Module) error {
 func (l *libcuda) Function(m Module, name string) (Function, error) {
 	text := append([]byte(name), 0)
 	var f Function
-	r, _, _ := purego.SyscallN(l.cuModuleGetFunction, uintptr(unsafe.Pointer(&f)), uintptr(m), uintptr(unsafe.Pointer(&text[0])))
+	r := dl.Call(l.cuModuleGetFunction, uintptr(unsafe.Pointer(&f)), uintptr(m), uintptr(unsafe.Pointer(&text[0])))
 	if err := l.check("cuModuleGetFunction", r); err != nil {
 		return 0, fmt.Errorf("%s: %w", name, err)
 	}
@@ -440,7 +440,7 @@ func (l *libcuda) FunctionInfo(f Function) (FunctionInfo, error) {
 		to     *int
 	}{{functionMaxThreads, &i.MaxThreads}, {functionShared, &i.Shared}, {functionLocal, &i.LocalBytes}, {functionRegisters, &i.Registers}} {
 		var v int32
-		r, _, _ := purego.SyscallN(l.cuFuncGetAttribute, uintptr(unsafe.Pointer(&v)), uintptr(a.number), uintptr(f))
+		r := dl.Call(l.cuFuncGetAttribute, uintptr(unsafe.Pointer(&v)), uintptr(a.number), uintptr(f))
 		if err := l.check("cuFuncGetAttribute", r); err != nil {
 			return i, err
 		}
@@ -482,7 +482,7 @@ func (l *libcuda) BeginCapture(s Stream) error {
 
 func (l *libcuda) EndCapture(s Stream) (Graph, error) {
 	var g Graph
-	r, _, _ := purego.SyscallN(l.cuStreamEndCapture, uintptr(s), uintptr(unsafe.Pointer(&g)))
+	r := dl.Call(l.cuStreamEndCapture, uintptr(s), uintptr(unsafe.Pointer(&g)))
 	return g, l.check("cuStreamEndCapture", r)
 }
 
@@ -492,7 +492,7 @@ func (l *libcuda) DestroyGraph(g Graph) error {
 
 func (l *libcuda) Instantiate(g Graph) (GraphExec, error) {
 	var e GraphExec
-	r, _, _ := purego.SyscallN(l.cuGraphInstantiate, uintptr(unsafe.Pointer(&e)), uintptr(g), 0)
+	r := dl.Call(l.cuGraphInstantiate, uintptr(unsafe.Pointer(&e)), uintptr(g), 0)
 	return e, l.check("cuGraphInstantiateWithFlags", r)
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spillway-ml/spillway/internal/dl"
 	"github.com/spillway-ml/spillway/internal/userdir"
 )
 
@@ -108,6 +109,9 @@ type NotFound struct {
 }
 
 func (e *NotFound) Error() string {
+	if err := dl.Err(); err != nil {
+		return fmt.Sprintf("%s: %v", e.What, err)
+	}
 	text := fmt.Sprintf("%s was not found: looked for %s in $%s, the loader's path, /usr/local/cuda and Python's nvidia/*/lib", e.What, strings.Join(e.Names, ", "), Env)
 	if len(e.Tried) > 0 {
 		text += fmt.Sprintf("; %s did not open: %s", strings.Join(e.Tried, ", "), e.Reason)
@@ -128,7 +132,7 @@ type Library struct {
 func Open(what string, names ...string) (*Library, error) {
 	missing := &NotFound{What: what, Names: names}
 	for _, path := range Candidates(names...) {
-		h, err := open(path)
+		h, err := dl.Open(path, dl.Lazy|dl.Local|dl.NoDelete)
 		if err == nil {
 			return &Library{Path: path, handle: h}, nil
 		}
@@ -144,7 +148,7 @@ func Open(what string, names ...string) (*Library, error) {
 // one that the library does not have.
 func (l *Library) Symbols(functions map[string]*uintptr) error {
 	for name, at := range functions {
-		p, err := symbol(l.handle, name)
+		p, err := dl.Symbol(l.handle, name)
 		if err != nil {
 			return fmt.Errorf("%s has no %s: %w", l.Path, name, err)
 		}
@@ -155,4 +159,7 @@ func (l *Library) Symbols(functions map[string]*uintptr) error {
 
 // Preload opens the library at path for the whole process and leaves it open:
 // what is opened after it finds its symbols.
-func Preload(path string) error { return preload(path) }
+func Preload(path string) error {
+	_, err := dl.Open(path, dl.Now|dl.Global)
+	return err
+}

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/ebitengine/purego"
+	"github.com/spillway-ml/spillway/internal/dl"
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
@@ -145,7 +145,7 @@ func (l *Lt) Path() string { return l.lib.Path }
 
 // Version is the library's: 120401 for 12.4.1.
 func (l *Lt) Version() int {
-	v, _, _ := purego.SyscallN(l.sym.version)
+	v := dl.Call(l.sym.version)
 	return int(v)
 }
 
@@ -154,7 +154,7 @@ func (l *Lt) Version() int {
 //
 //go:uintptrescapes
 func (l *Lt) call(name string, fn uintptr, args ...uintptr) error {
-	r, _, _ := purego.SyscallN(fn, args...)
+	r := dl.Call(fn, args...)
 	return statusError(name, r)
 }
 
@@ -492,7 +492,7 @@ func (c *ltCall) words() {
 // Enqueue adds the product to a stream.
 func (c *ltCall) Enqueue(s driver.Stream) error {
 	c.args[len(c.args)-1] = uintptr(s)
-	r, _, _ := purego.SyscallN(c.lib.sym.matmul, c.args[:]...)
+	r := dl.Call(c.lib.sym.matmul, c.args[:]...)
 	runtime.KeepAlive(c)
 	if r != 0 {
 		return statusError("cublasLtMatmul", r)

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/ebitengine/purego"
+	"github.com/spillway-ml/spillway/internal/dl"
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
@@ -123,11 +123,11 @@ func (n *Compiler) Path() string { return n.lib.Path }
 //
 //go:uintptrescapes
 func (n *Compiler) call(name string, f uintptr, args ...uintptr) error {
-	code, _, _ := purego.SyscallN(f, args...)
+	code := dl.Call(f, args...)
 	if int32(code) == 0 {
 		return nil
 	}
-	s, _, _ := purego.SyscallN(n.c.errorString, code)
+	s := dl.Call(n.c.errorString, code)
 	return &driver.Error{Call: name, Code: int(int32(code)), Name: text(s)}
 }
 

@@ -1,0 +1,12 @@
+// Package dl opens shared libraries at run time and calls their functions. A build with
+// the tag "static" opens none: it needs no loader and runs where nothing else is.
+package dl
+
+// Modes of Open, as in dlfcn.h.
+const (
+	Lazy     = 0x1
+	Now      = 0x2
+	Local    = 0
+	Global   = 0x100
+	NoDelete = 0x1000 // the library stays loaded after Close
+)

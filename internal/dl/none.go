@@ -1,0 +1,28 @@
+//go:build !linux || static
+
+package dl
+
+import (
+	"errors"
+	"runtime"
+)
+
+// Err is why this build opens no libraries.
+func Err() error {
+	if runtime.GOOS != "linux" {
+		return errors.New("libraries are opened on Linux only, not on " + runtime.GOOS)
+	}
+	return errors.New("this is the static build of spillway, which opens no libraries; use the build with GPU and MPI")
+}
+
+// Open refuses.
+func Open(string, int) (uintptr, error) { return 0, Err() }
+
+// Close does nothing.
+func Close(uintptr) error { return nil }
+
+// Symbol refuses.
+func Symbol(uintptr, string) (uintptr, error) { return 0, Err() }
+
+// Call is not reached: there is no address to call.
+func Call(uintptr, ...uintptr) uintptr { panic(Err()) }
