@@ -139,7 +139,7 @@ func TestStreamedTextIsTheWhole(t *testing.T) {
 		t.Skip()
 	}
 	line := "The quick brown fox's 123 jumps; über — “quoted” 中文 text.\n"
-	large := strings.Repeat(line, 5*readBytes/len(line))
+	large := strings.Repeat(line, 2*readBytes/len(line))
 	noCut := strings.Repeat("。，", 3*readBytes/6/2)       // no place to cut
 	split := strings.Repeat("a", readBytes-1) + "é rest" // a character over the border of two reads
 	dir := folder(t, map[string]string{"1": large, "2": large + "\x00", "3": noCut, "4": split, "5": large[:readBytes+100] + "\xff", "6": "end"})

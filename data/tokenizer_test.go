@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/tiktoken-go/tokenizer/codec"
+
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
 // randomText strings together what tells the patterns apart.
@@ -84,12 +86,19 @@ func TestAgreesWithTiktoken(t *testing.T) {
 	gpt2 := load(t, tokenizerJSON(t, GPT2().(*bpeTokenizer).model, 50256, byteLevel, false, "<|spec"+"ial|>"))
 	rng := rand.New(rand.NewPCG(3, 4))
 	texts := []string{strings.Repeat("x", 1000), strings.Repeat("=-", 300), strings.Repeat(" ", 500) + "x"}
-	for range 300 {
+	draws, oneIn := 60, uint64(6)
+	if long.On() {
+		draws = 1000
+	}
+	for range draws {
 		texts = append(texts, randomText(rng, 30))
 	}
 	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)
 	for _, f := range files {
+		if !long.Keep(f, oneIn) {
+			continue
+		}
 		b, err := os.ReadFile(f)
 		require.NoError(t, err)
 		texts = append(texts, string(b))
@@ -207,7 +216,7 @@ func TestConcurrentEncode(t *testing.T) {
 
 // A piece of a megabyte takes n log n, not n².
 func TestLongPiece(t *testing.T) {
-	text := strings.Repeat("abcdefgh", 1<<17)
+	text := strings.Repeat("abcdefgh", 1<<14)
 	tokens := GPT2().Encode(text)
 	require.True(t, text == GPT2().Decode(tokens))
 	// Neighbours cannot merge across a multiple of the period differently:

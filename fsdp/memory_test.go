@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/zero"
@@ -144,7 +145,11 @@ func TestMemoryByFormula(t *testing.T) {
 			}
 			for _, n := range worlds {
 				for stage := range 4 {
-					t.Run(fmt.Sprintf("%s/%s/%d ranks/stage %d", name, optimizer, n, stage), func(t *testing.T) {
+					title := fmt.Sprintf("%s/%s/%d ranks/stage %d", name, optimizer, n, stage)
+					if !long.Keep(title, 4) {
+						continue
+					}
+					t.Run(title, func(t *testing.T) {
 						none := func(string) bool { return false }
 						checkMemory(t, c, optimizer, k, n, stage, nil, none)
 					})
@@ -158,7 +163,11 @@ func TestMemoryByFormulaWithFrozenParameters(t *testing.T) {
 	for name, pattern := range map[string]string{"gpt2 tied": "h.0.*", "gpt2 odd": "*.bias", "llama untied": "model.embed_tokens.weight", "llama tied": "*q_proj*", "cnn": "layer.0.*"} {
 		for _, n := range worlds {
 			for stage := range 4 {
-				t.Run(fmt.Sprintf("%s without %s/%d ranks/stage %d", name, pattern, n, stage), func(t *testing.T) {
+				title := fmt.Sprintf("%s without %s/%d ranks/stage %d", name, pattern, n, stage)
+				if !long.Keep(title, 4) {
+					continue
+				}
+				t.Run(title, func(t *testing.T) {
 					checkMemory(t, models[name], "adamw", stateBytes["adamw"], n, stage, []string{pattern}, matcher(pattern))
 				})
 			}
@@ -324,6 +333,10 @@ func TestCommunicationByFormula(t *testing.T) {
 							if freeze.pattern != "" && (n%3 != 2 || accum > 2 || reproducible) {
 								continue // 2, 5 and 8 ranks, once and twice
 							}
+							title := fmt.Sprintf("%s, %d ranks, accum %d, reproducible %v, stage %d, prefetch %d, frozen %q", name, n, accum, reproducible, stage, prefetch, freeze.pattern)
+							if !long.Keep(title, 8) {
+								continue
+							}
 							cfg := plan.Config{Ranks: n, Stage: zero.Stage(stage), Prefetch: prefetch, Accum: accum, Reproducible: reproducible}
 							if freeze.pattern != "" {
 								cfg.Freeze = []string{freeze.pattern}
@@ -366,7 +379,7 @@ func TestCommunicationByFormula(t *testing.T) {
 								}
 								want += each * [...]int64{below[0], below[1], k + 1, k + gathers*k}[stage]
 							}
-							require.Equal(t, want, buildPlan(t, c, cfg).CommBytes, "%s, %d ranks, accum %d, reproducible %v, stage %d, prefetch %d, frozen %q", name, n, accum, reproducible, stage, prefetch, freeze.pattern)
+							require.Equal(t, want, buildPlan(t, c, cfg).CommBytes, title)
 						}
 					}
 				}
@@ -394,6 +407,9 @@ func TestCommunicationNearsTheTextbook(t *testing.T) {
 	c := model.Config{Family: model.Llama, Layers: 24, Width: 512, Heads: 8, FFN: 1408, Vocab: 256, Positions: 64}
 	for stage := range 4 {
 		for _, n := range []int{2, 4, 8} {
+			if n != 2<<(stage%3) && !long.On() {
+				continue
+			}
 			p := buildPlan(t, c, plan.Config{Ranks: n, Stage: zero.Stage(stage), Prefetch: 1})
 			var psi int64
 			for _, prm := range p.Program.Params {

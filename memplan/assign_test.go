@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
 // TestTransformers holds the extent against the lower bound on programs of the
@@ -31,6 +32,9 @@ func TestTransformers(t *testing.T) {
 		{"405b recompute", 126, 16384, 64, 2, 4, true},
 		{"405b narrow", 126, 1024, 8, 0, 4, false},
 	} {
+		if c.layers > 12 && c.name != "405b" && !long.On() {
+			continue
+		}
 		t.Run(c.name, func(t *testing.T) {
 			p := transformer(c.layers, c.width, 1024, 50304, c.ranks, c.prefetch, c.micros, c.recompute)
 			start := time.Now()

@@ -1,34 +1,33 @@
 package plan
 
 import (
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/presets"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// allVariable asks for every preset in every stage and with every recomputation:
-// 480 plans, some minutes.
-const allVariable = "SPILLWAY_TEST_ALL"
-
 // The extent of device memory is within 2 % of the largest sum of live bytes on
-// every preset. Without allVariable each preset has one of the twelve pairs of
-// stage and recomputation, all of which occur.
+// a third of the presets, each with one of the twelve pairs of stage and recomputation;
+// when long.On all 480 plans.
 func TestExtentsAreNearTheBound(t *testing.T) {
 	policies := []string{"none", "selective", "full"}
 	combos := 4 * len(policies)
 	seen := map[int]bool{}
 	worst := 0.0
 	for i, pr := range presets.List() {
+		if !long.Keep(pr.Name, 3) {
+			continue
+		}
 		m := preset(t, pr.Name)
 		fwd := forwardOf(t, m, 4, min(256, m.Positions), true)
 		picked := []int{(5 * i) % combos}
-		if os.Getenv(allVariable) != "" {
+		if long.On() {
 			picked = picked[:0]
 			for k := range combos {
 				picked = append(picked, k)
@@ -52,6 +51,6 @@ func TestExtentsAreNearTheBound(t *testing.T) {
 			}
 		}
 	}
-	require.Len(t, seen, combos)
+	require.GreaterOrEqual(t, len(seen), combos/3)
 	t.Logf("at most %.4f of the bound", worst)
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/precision"
@@ -53,7 +54,11 @@ func TestMixedPrecisionPlans(t *testing.T) {
 		forwards = append(forwards, forwardOf(t, m, 2, seq, true))
 	}
 	r := rand.New(rand.NewPCG(6, 12))
-	for range 200 {
+	draws := 40
+	if long.On() {
+		draws = 400
+	}
+	for range draws {
 		m, mesh := r.IntN(len(models)), [][2]int{{1, 0}, {3, 0}, {4, 2}, {4, 1}, {6, 3}}[r.IntN(5)]
 		c := Config{Ranks: mesh[0], ShardSize: mesh[1], Stage: zero.Stage(r.IntN(4)), Accum: 1 + r.IntN(3), Prefetch: 1, Optimizer: adamW, Clip: 1, Target: graph.CPUTarget(), Verify: true,
 			Precision: []precision.Precision{precision.BF16, precision.FP16}[r.IntN(2)], Reduce32: r.IntN(3) == 0, Reproducible: r.IntN(2) == 0 && (mesh[1] == 0 || mesh[1] == mesh[0])}

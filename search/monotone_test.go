@@ -2,22 +2,19 @@ package search
 
 import (
 	"math/rand/v2"
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
-// allVariable asks for every combination where the usual run takes turns.
-const allVariable = "SPILLWAY_TEST_ALL"
-
 // Less memory never gives a faster plan, nor at the same host's cap one that takes
 // more of the device: over 200 random caps on both memories, some of them without
-// one on the host. The searches share what they measured. With allVariable it goes
+// one on the host. The searches share what they measured. When long.On it goes
 // over micro-batches, GPUs and a model that is planned at few layers too.
 func TestLessMemoryIsNeverFaster(t *testing.T) {
 	card, err := gpus.Lookup("a100-40")
@@ -31,7 +28,7 @@ func TestLessMemoryIsNeverFaster(t *testing.T) {
 		global int
 	}
 	jobs := []searched{{"all layers", gpt2(2, 256), func(*Spec) {}, CPUHardware(2), 0}}
-	if os.Getenv(allVariable) != "" {
+	if long.On() {
 		jobs = append(jobs,
 			searched{"batches", gpt2(2, 256), func(s *Spec) { s.Stage = 2 }, CPUHardware(2), 8},
 			searched{"a GPU", gpt2(3, 256), func(s *Spec) { s.Stage, s.Job.(*job).target = 2, graph.CUDATarget() }, onCard, 0},

@@ -4,6 +4,7 @@
 package long
 
 import (
+	"hash/fnv"
 	"math/rand/v2"
 	"os"
 	"testing"
@@ -41,4 +42,12 @@ func Sample[T any](seed uint64, n int, cases []T) []T {
 		}
 	}
 	return drawn
+}
+
+// Keep says whether to run the case of that name: about one in oneIn, by a hash of the name;
+// every case where every case is asked for.
+func Keep(name string, oneIn uint64) bool {
+	h := fnv.New64a()
+	h.Write([]byte(name))
+	return On() || rand.New(rand.NewPCG(h.Sum64(), 0)).Uint64N(oneIn) == 0
 }
