@@ -31,6 +31,12 @@ type Own struct {
 	Schedule func(step int) float64
 }
 
+// GobEncode sends nothing: every process brings its own values (Job.Own).
+func (Own) GobEncode() ([]byte, error) { return nil, nil }
+
+// GobDecode takes what GobEncode sends.
+func (*Own) GobDecode([]byte) error { return nil }
+
 // Model is a model that a program brings along.
 type Model struct {
 	// Name tells models apart, in messages and checkpoints.

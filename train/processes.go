@@ -210,7 +210,7 @@ func (t *Trainer) lead() error {
 		return nil
 	}
 	a := assignment{Config: t.cfg.Config, Threads: t.cfg.threads(), Fastest: j.Fastest, Poison: t.cfg.poison, CheckWrites: t.cfg.checkWrites}
-	a.Config.Threads, a.Config.Own = a.Threads, Own{}
+	a.Config.Threads = a.Threads
 	a.Model, a.Rule = t.cfg.Own.names()
 	a.Evaluates = t.cfg.Own.Eval != nil
 	if a.Config.AsyncSave = asyncOff; t.savesAside() { // decided here, with the least host's memory
