@@ -8,10 +8,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-)
 
-// longVariable asks for the exhaustive forms of tests.
-const longVariable = "SPILLWAY_LONG"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
+)
 
 // oneBatch makes the data of c one global batch: every step has the same rows.
 func oneBatch(t *testing.T, c *request) {
@@ -111,7 +110,7 @@ func TestLowBitOptimizersFollowTheirPapers(t *testing.T) {
 	signed, unsigned := dynamicMap(7), dynamicMap(8)
 	for i, name := range []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd", "adamw8"} {
 		for k, precision := range []string{"bf16", "fp16"} {
-			if os.Getenv(longVariable) == "" && (i+k)%2 == 1 {
+			if !long.On() && (i+k)%2 == 1 {
 				continue
 			}
 			t.Run(name+"/"+precision, func(t *testing.T) {

@@ -1,0 +1,162 @@
+package mixes_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+)
+
+// leaves is the micro-batches of a step.
+const leaves = 12
+
+// mix is a run, twice: what fixes its bits, and two ways to compute it.
+type mix struct {
+	seed         uint64
+	flags        []string // of both
+	model        string
+	rows         int // of the data; 0: all
+	steps        int
+	accum, ranks int
+	layer        bool
+	reproducible bool
+	first        way // the reference: one process, in one go
+	second       way
+	features     map[string]bool
+}
+
+// way is how a run is computed: nothing here may change a bit.
+type way struct {
+	flags     []string
+	ranks     int
+	transport string
+	resumeAt  int // step behind which it is resumed; 0: in one go
+	after     int // ranks behind that
+	kill      bool
+}
+
+// features are what is counted.
+var features = []string{"bf16", "fp16", "reduce fp32", "int8 optimizer", "int8 gather", "int8 reduce", "int8 activations", "int8 matmul",
+	"layer order", "reproducible", "hsdp", "stochastic rounding", "frozen cache", "resume", "resume at other ranks", "transport", "elastic"}
+
+// draw makes a mix of a seed. Half of the features that go with those drawn before are
+// in it, so that every pair that may meet does.
+func draw(seed uint64) *mix {
+	r := rand.New(rand.NewPCG(seed, 38))
+	half := func() bool { return r.IntN(2) == 0 }
+	pick := func(names ...string) string { return names[r.IntN(len(names))] }
+	m := &mix{seed: seed, model: pick("gpt2", "llama-untied"), steps: 3, features: map[string]bool{}}
+	add := func(feature string, flags ...string) {
+		m.features[feature] = true
+		m.flags = append(m.flags, flags...)
+	}
+	m.flags = append(m.flags, "--seed", strconv.FormatUint(1+seed%1000, 10), "--order", pick("sequential", "shuffled"))
+	if half() {
+		m.flags = append(m.flags, "--clip", "0.4")
+	}
+	precision := pick("fp32", "bf16", "bf16", "fp16")
+	if precision != "fp32" {
+		add(precision, "--precision", precision)
+	}
+	low := precision != "fp32"
+	if low && r.IntN(4) == 0 {
+		add("reduce fp32", "--reduce", "fp32")
+	}
+	stochastic := precision == "bf16" && r.IntN(3) == 0
+	if stochastic {
+		add("stochastic rounding", "--optimizer-dtype", "bf16", "--stochastic-rounding")
+	}
+	adamw := stochastic || half()
+	var int8 []string
+	for _, name := range []string{"optimizer", "gather", "reduce", "activations", "matmul"} {
+		fits := map[string]bool{"optimizer": adamw && !stochastic, "gather": low && !stochastic, "reduce": true, "activations": true, "matmul": low}[name]
+		if fits && r.IntN(3) == 0 {
+			int8 = append(int8, name)
+			add("int8 " + name)
+		}
+	}
+	if len(int8) > 0 {
+		m.flags = append(m.flags, "--int8", strings.Join(int8, ","))
+	}
+	if !adamw {
+		m.flags = append(m.flags, "--optimizer", pick("sgd", "lamb", "lars", "larc", "novograd"))
+	}
+	m.reproducible = half()
+	m.ranks = []int{1, 2, 3, 4}[r.IntN(4)]
+	m.accum = []int{1, 2, 3}[r.IntN(3)]
+	if m.reproducible {
+		add("reproducible", "--reproducible")
+		m.ranks = []int{1, 2, 3, 4, 6}[r.IntN(5)]
+		m.accum = leaves / m.ranks
+	} else if m.ranks == 4 && half() {
+		add("hsdp", "--shard-size", "2")
+	}
+	// The gradient of a tied head comes from several blocks, which layer order sums
+	// otherwise, and cannot sum leaf by leaf.
+	m.layer = m.accum > 1 && m.model != "gpt2" && half()
+	if r.IntN(3) == 0 {
+		add("frozen cache")
+		m.steps, m.rows = 5, 2*m.ranks*m.accum
+		m.flags = append(m.flags, "--freeze", map[string]string{"gpt2": "*wte.weight,*wpe.weight,*h.0.*", "llama-untied": "*embed_tokens*,*layers.0.*"}[m.model])
+	} else if m.model == "gpt2" && r.IntN(3) == 0 {
+		m.flags = append(m.flags, "--dropout", "0.1")
+	}
+	m.ways(r)
+	return m
+}
+
+// ways draws the two ways.
+func (m *mix) ways(r *rand.Rand) {
+	half := func() bool { return r.IntN(2) == 0 }
+	// Stages 0 and 1 agree, and 2 and 3; all do with one micro-batch, where sums go leaf by
+	// leaf, and in layer order.
+	stages := []int{0, 1, 2, 3}
+	if m.accum > 1 && !m.reproducible {
+		stages = [][]int{{0, 1}, {2, 3}}[r.IntN(2)]
+	}
+	m.first = way{ranks: m.ranks, flags: []string{"--zero", strconv.Itoa(stages[0])}}
+	w := way{ranks: m.ranks}
+	if m.layer { // by itself the sums of stages 0 and 1 in micro order
+		m.features["layer order"] = true
+		w.flags = append(w.flags, "--accum-order", "layer")
+		if !m.reproducible {
+			m.first.flags = []string{"--zero", "0"}
+			stages = []int{0, 1, 2, 3}
+		}
+	}
+	if m.reproducible {
+		w.ranks = []int{1, 2, 3, 4, 6}[r.IntN(5)]
+	}
+	w.flags = append(w.flags, "--zero", strconv.Itoa(stages[r.IntN(len(stages))]), "--prefetch", strconv.Itoa(r.IntN(3)),
+		"--recompute", []string{"none", "selective", "full"}[r.IntN(3)])
+	if half() {
+		w.flags = append(w.flags, "--offload", []string{"optimizer=host", "optimizer=disk,parameters=host", "gradients=host,activations=host"}[r.IntN(3)])
+	}
+	if m.features["frozen cache"] {
+		w.flags = append(w.flags, "--frozen-cache", []string{"host:1MiB", "disk:1MiB"}[r.IntN(2)])
+	}
+	if half() {
+		w.resumeAt, w.after = 1+r.IntN(m.steps-1), w.ranks
+		m.features["resume"] = true
+		if m.reproducible {
+			w.after = []int{1, 2, 3, 4, 6}[r.IntN(5)]
+		}
+		if w.after != w.ranks {
+			m.features["resume at other ranks"] = true
+		}
+	}
+	if r.IntN(5) == 0 && m.ranks*w.ranks > 1 {
+		w.transport = transports[r.IntN(len(transports))]
+		m.features["transport"] = true
+	}
+	if m.reproducible && w.transport == "launch" && w.ranks > 1 && w.resumeAt == 0 && half() || m.reproducible && w.resumeAt == 0 && r.IntN(8) == 0 {
+		w.kill, w.transport, w.ranks = true, "launch", 4
+		m.steps = 24
+		m.features["transport"], m.features["elastic"] = true, true
+	}
+	m.second = w
+}
+
+func (m *mix) String() string {
+	return fmt.Sprintf("%s=%d: %s, %d ranks × %d: %s; %+v beside %+v", seedVariable, m.seed, m.model, m.ranks, m.accum, strings.Join(m.flags, " "), m.second, m.first)
+}

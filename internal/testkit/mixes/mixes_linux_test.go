@@ -1,0 +1,255 @@
+package mixes_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/internal/testkit/long"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
+)
+
+func TestMain(m *testing.M) {
+	code := ownworld.Run(m)
+	if folder != "" {
+		_ = os.RemoveAll(folder)
+	}
+	os.Exit(code)
+}
+
+const (
+	testdata     = "../../../testdata"
+	seedVariable = "SPILLWAY_TEST_SEED"
+	// Comparisons of the default run and of SPILLWAY_LONG, and how often each feature
+	// must be in one of the latter's.
+	few, many, often = 8, 1000, 20
+)
+
+// transports are how ranks in processes of their own meet.
+var transports = []string{"launch", "mpirun.openmpi", "mpirun.mpich"}
+
+// folder has the command.
+var folder string
+
+// command is spillway, built once.
+var command = sync.OnceValues(func() (path string, err error) {
+	if folder, err = os.MkdirTemp("", "spillway-mixes-"); err != nil {
+		return "", err
+	}
+	path = filepath.Join(folder, "spillway")
+	if out, err := exec.Command("go", "build", "-o", path, "../../../cmd/spillway").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return path, nil
+})
+
+// Two ways to compute a run under a random mix of features have the same losses,
+// gradient norms and parameters: a few mixes, with SPILLWAY_LONG 1,000, of which each
+// feature is in at least 20. SPILLWAY_TEST_SEED repeats the mix that a failure prints.
+func TestMixesHaveOneResult(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	first, cases := rand.Uint64()>>2, few
+	if long.On() {
+		first, cases = 1, many
+	}
+	if text := os.Getenv(seedVariable); text != "" {
+		seed, err := strconv.ParseUint(text, 10, 64)
+		require.NoError(t, err, seedVariable)
+		first, cases = seed, 1
+	}
+	counted := map[string]int{}
+	compared := 0
+	for seed := first; compared < cases; seed++ {
+		m := draw(seed)
+		if !available(m.second.transport) {
+			continue
+		}
+		killed := compare(t, m)
+		if t.Failed() {
+			return
+		}
+		compared++
+		for name := range m.features {
+			if name != "elastic" || killed {
+				counted[name]++
+			}
+		}
+		if compared%100 == 0 {
+			t.Logf("%d comparisons: %v", compared, counted)
+		}
+	}
+	t.Logf("%d comparisons: %v", compared, counted)
+	if cases == many {
+		for _, name := range features {
+			require.GreaterOrEqual(t, counted[name], often, name)
+		}
+	}
+}
+
+// available says whether a transport is installed. SPILLWAY_TEST_MPI says that all are.
+func available(transport string) bool {
+	if !strings.HasPrefix(transport, "mpirun") || os.Getenv("SPILLWAY_TEST_MPI") != "" {
+		return true
+	}
+	_, err := exec.LookPath(transport)
+	return err == nil
+}
+
+// curve is what a run computes, by step.
+type curve struct {
+	steps map[string]string
+	sha   string
+}
+
+// compare runs a mix both ways. It tells whether the second lost a rank on its way.
+func compare(t *testing.T, m *mix) (killed bool) {
+	t.Helper()
+	dir := t.TempDir()
+	defer os.RemoveAll(dir)
+	want, _ := m.run(t, m.first, filepath.Join(dir, "a"))
+	got, killed := m.run(t, m.second, filepath.Join(dir, "b"))
+	require.Equal(t, want, got, m.String())
+	require.Len(t, want.steps, m.steps, m.String())
+	return killed
+}
+
+// run runs a mix one way.
+func (m *mix) run(t *testing.T, w way, dir string) (c curve, killed bool) {
+	t.Helper()
+	require.NoError(t, os.MkdirAll(dir, 0o755))
+	metrics := filepath.Join(dir, "metrics.jsonl")
+	data := testdata + "/text.bin"
+	const seq = 8
+	if m.rows > 0 { // short epochs, so that the cache is read
+		text, err := os.ReadFile(data)
+		require.NoError(t, err)
+		data = filepath.Join(dir, "rows.bin")
+		require.NoError(t, os.WriteFile(data, text[:2*(m.rows*seq+1)], 0o644))
+	}
+	flags := append([]string{"--model", testdata + "/" + m.model, "--data", data, "--batch", "1", "--seq", strconv.Itoa(seq), "--threads", "1",
+		"--global-batch", strconv.Itoa(m.ranks * m.accum), "--metrics", metrics, "--disk", filepath.Join(dir, "disk")}, m.flags...)
+	flags = append(flags, w.flags...)
+	switch {
+	case w.kill:
+		killed = m.elastic(t, w, append(flags, "--steps", strconv.Itoa(m.steps), "--checkpoint", filepath.Join(dir, "saved"), "--save-every", "2"), metrics)
+	case w.resumeAt > 0:
+		flags = append(flags, "--checkpoint", filepath.Join(dir, "saved"))
+		m.job(t, w.transport, w.ranks, append(flags, "--steps", strconv.Itoa(w.resumeAt))...)
+		m.job(t, w.transport, w.after, append(flags, "--steps", strconv.Itoa(m.steps), "--resume")...)
+	default:
+		m.job(t, w.transport, w.ranks, append(flags, "--steps", strconv.Itoa(m.steps))...)
+	}
+	return m.read(t, metrics), killed
+}
+
+// process is a command that starts train with flags over so many ranks.
+func (m *mix) process(t *testing.T, transport string, ranks int, flags ...string) *exec.Cmd {
+	t.Helper()
+	path, err := command()
+	require.NoError(t, err)
+	train := append([]string{"train"}, flags...)
+	switch transport {
+	case "":
+		return exec.Command(path, append(train, "--ranks", strconv.Itoa(ranks))...)
+	case "launch":
+		return exec.Command(path, append([]string{"launch", "-n", strconv.Itoa(ranks), "--"}, train...)...)
+	}
+	line := []string{"-np", strconv.Itoa(ranks)}
+	if transport == "mpirun.openmpi" {
+		line = append(line, "--oversubscribe")
+		if os.Geteuid() == 0 {
+			line = append(line, "--allow-run-as-root")
+		}
+	}
+	return exec.Command(transport, append(append(line, path), train...)...)
+}
+
+func (m *mix) job(t *testing.T, transport string, ranks int, flags ...string) {
+	t.Helper()
+	cmd := m.process(t, transport, ranks, flags...)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s\n%s: %s", m, cmd, out)
+}
+
+// elastic runs a job that loses one of its ranks, if that comes in time.
+func (m *mix) elastic(t *testing.T, w way, flags []string, metrics string) (killed bool) {
+	t.Helper()
+	path, err := command()
+	require.NoError(t, err)
+	cmd := exec.Command(path, append([]string{"launch", "-n", strconv.Itoa(w.ranks), "--restarts", "1", "--min-ranks", "1", "--", "train"}, flags...)...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	require.NoError(t, cmd.Start())
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			require.NoError(t, err, "%s\n%s: %s", m, cmd, out.String())
+			return killed && strings.Contains(out.String(), "lost rank")
+		case <-tick.C:
+		}
+		if killed {
+			continue
+		}
+		if text, err := os.ReadFile(metrics); err != nil || bytes.Count(text, []byte("\n")) < 3 {
+			continue
+		}
+		children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		require.NoError(t, err)
+		if pids := strings.Fields(string(children)); len(pids) > 0 {
+			pid, err := strconv.Atoi(pids[int(m.seed%uint64(len(pids)))])
+			require.NoError(t, err)
+			killed = syscall.Kill(pid, syscall.SIGKILL) == nil
+		}
+	}
+}
+
+// read takes the curve from a file of metrics. A step that was run again is the same.
+func (m *mix) read(t *testing.T, metrics string) curve {
+	t.Helper()
+	text, err := os.ReadFile(metrics)
+	require.NoError(t, err)
+	c := curve{steps: map[string]string{}}
+	for line := range bytes.Lines(text) {
+		var v map[string]json.RawMessage
+		require.NoError(t, json.Unmarshal(line, &v), "%s", m)
+		if sha := v["params_sha256"]; sha != nil {
+			c.sha = string(sha)
+			continue
+		}
+		if v["event"] != nil {
+			continue
+		}
+		for _, space := range []string{"device", "host", "disk"} {
+			require.Equal(t, string(v[space+"_planned_bytes"]), string(v[space+"_peak_bytes"]), "%s: %s", m, space)
+		}
+		step, now := string(v["step"]), fmt.Sprintf("%s %s %s", v["loss"], v["grad_norm"], v["skipped"])
+		if before, ok := c.steps[step]; ok {
+			require.Equal(t, before, now, "%s: step %s, run again", m, step)
+		}
+		c.steps[step] = now
+	}
+	require.NotEmpty(t, c.sha, m.String())
+	return c
+}
