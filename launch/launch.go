@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/spillway-ml/spillway/cluster"
@@ -34,7 +35,8 @@ type Options struct {
 
 // End is how a job ended.
 type End struct {
-	// Status is rank 0's exit status, or 3 where a rank was lost.
+	// Status is rank 0's exit status, 3 where a rank was lost, or 130 where a signal that
+	// was passed on ended rank 0 before it dealt with signals.
 	Status int
 	// Lost says which rank ended otherwise than by itself; "" for none. LostRanks is
 	// how many processes did.
@@ -51,8 +53,11 @@ type End struct {
 // found an error of its own, such as a divergence.
 func (e End) LostAny() bool { return e.Lost != "" || e.Status == LostStatus && e.Failure != "" }
 
-// LostStatus is the exit status of a job that lost a rank.
-const LostStatus = 3
+// Exit statuses of a job that lost a rank, and of one that a signal ended.
+const (
+	LostStatus        = 3
+	InterruptedStatus = 130
+)
 
 // threads is how many computing threads each process has to itself.
 func (o *Options) threads(cpus int) int { return max(1, cpus/o.Ranks) }
@@ -125,6 +130,8 @@ type wait struct {
 	lost    string
 	gone    int  // processes that ended otherwise than by themselves
 	killed  bool // by us
+	sent    []os.Signal
+	asked   bool // one of sent ended rank 0
 	timeout <-chan time.Time
 }
 
@@ -132,6 +139,9 @@ type wait struct {
 func (w *wait) ended(rank int, s *os.ProcessState, grace time.Duration) {
 	w.left--
 	w.codes[rank] = s.ExitCode()
+	if by, ok := s.Sys().(syscall.WaitStatus); ok && rank == 0 && by.Signaled() && slices.Contains(w.sent, os.Signal(by.Signal())) {
+		w.asked, w.killed = true, true // nothing to save yet: see Run
+	}
 	if s.ExitCode() < 0 && !w.killed {
 		w.gone++
 	}
@@ -147,6 +157,10 @@ func (w *wait) ended(rank int, s *os.ProcessState, grace time.Duration) {
 // rank came to.
 func (w *wait) end() End {
 	e := End{Status: w.codes[0], Lost: w.lost, LostRanks: w.gone}
+	if w.asked {
+		e.Status = InterruptedStatus
+		return e
+	}
 	if e.Status < 0 || e.Status == 0 && slices.ContainsFunc(w.codes, func(c int) bool { return c != 0 }) {
 		e.Status = LostStatus
 	}

@@ -104,10 +104,14 @@ func run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 		select {
 		case e := <-ends:
 			w.ended(e.rank, e.state, o.Grace)
-			if !e.state.Success() {
+			switch {
+			case w.asked:
+				kill()
+			case !e.state.Success():
 				wake(list)
 			}
 		case s := <-signals:
+			w.sent = append(w.sent, s)
 			forward(list, s)
 		case <-w.timeout:
 			w.killed = true
@@ -125,6 +129,9 @@ func run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 	}
 	end := w.end()
 	end.Steps = job.Steps()
+	if w.asked {
+		return end, nil
+	}
 	if end.Failure = job.Failure(); end.Status == LostStatus && (end.Failure != "" || end.Lost != "") {
 		end.Flight = job.Flight(3)
 	}

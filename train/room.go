@@ -35,7 +35,7 @@ func (t *Trainer) roomToSave(ctx context.Context) error {
 	if err != nil || !known {
 		return err
 	}
-	each, err := t.checkpointBytes()
+	each, err := t.CheckpointBytes()
 	if err != nil {
 		return err
 	}
@@ -51,9 +51,9 @@ func (t *Trainer) roomToSave(ctx context.Context) error {
 	return nil
 }
 
-// checkpointBytes is what one checkpoint takes at least: the states, and the model's
+// CheckpointBytes returns what one checkpoint takes at least: the states, and the model's
 // files.
-func (t *Trainer) checkpointBytes() (int64, error) {
+func (t *Trainer) CheckpointBytes() (int64, error) {
 	_, all, err := run.PartBytes(t.plan.Program, t.cfg.Ranks)
 	if err != nil {
 		return 0, err

@@ -50,7 +50,7 @@ func TestRoomForCheckpoints(t *testing.T) {
 	r, err := c.resolve()
 	require.NoError(t, err)
 	tr.cfg = r.resolved
-	each, err := tr.checkpointBytes()
+	each, err := tr.CheckpointBytes()
 	require.NoError(t, err)
 
 	_, err = begin(4, 0, 0, false, each-1)

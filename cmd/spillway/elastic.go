@@ -1,22 +1,18 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"slices"
 	"strconv"
-	"sync"
-	"syscall"
 	"time"
 
 	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/internal/nearest"
 	"github.com/spillway-ml/spillway/launch"
 )
@@ -33,7 +29,7 @@ type elastic struct {
 	o       launch.Options
 	team    launch.Team
 	args    []string // the command's, as given
-	saved   ownCheckpoints
+	tries   attempts
 	steps   int  // --steps: behind the last there is nothing to join for
 	fit     bool // given, or taken because nothing fits without
 	reached int  // steps that were done, some of them more than once
@@ -81,7 +77,7 @@ func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
 	if same, _ := fs.GetBool("reproducible"); !same {
 		fmt.Fprintln(e.out, otherBits)
 	}
-	e.saved = savedBy(fs)
+	e.tries = attemptsFrom(savedBy(fs), o.Ranks+1) // ranks that are lost one after the other are no sign of a fault
 	e.team = launch.Team{Leaves: leaves, Min: f.minRanks, Max: f.maxRanks, Restarts: f.restarts, Processes: o.Ranks}
 	return e, nil
 }
@@ -122,9 +118,16 @@ func (e *elastic) run(cmd *cobra.Command, signals <-chan os.Signal) error {
 			if err := e.lose(g); err != nil {
 				return err
 			}
+			if idle, err := e.tries.again(e.out); err != nil {
+				return err
+			} else if idle {
+				if err := wait(cmd.Context(), e.tries.next()); err != nil {
+					return err
+				}
+			}
 		case g.joins && end.Status == exitInterrupted && !g.asked:
 			e.team.Join()
-			where, _ := e.saved.from()
+			where, _ := e.tries.saved.from()
 			fmt.Fprintf(e.out, "spillway: launch: going on with %s from %s\n", english.Plural(e.team.Sizes()[0], "rank", ""), where)
 		default:
 			tellEnd(e.out, end)
@@ -146,7 +149,7 @@ func (e *elastic) lose(g generation) error {
 		fmt.Fprintf(e.out, "spillway: launch: lost %s; of the job's ranks there are %d left, which gives no --min-ranks %d that divides a step of %d micro-batches\n", what, e.team.Processes, e.team.Min, e.team.Leaves)
 		return &statusError{launch.LostStatus}
 	}
-	where, from := e.saved.from()
+	where, from := e.tries.saved.from()
 	e.reached = max(e.reached, g.end.Steps)
 	joining := ""
 	if e.team.Joining > 0 {
@@ -154,13 +157,6 @@ func (e *elastic) lose(g generation) error {
 	}
 	fmt.Fprintf(e.out, "spillway: launch: lost %s; going on with %s from %s: %s%s\n", what, english.Plural(sizes[0], "rank", ""), where, runAgain(max(0, e.reached-from)), joining)
 	return nil
-}
-
-// generation is one forming of the job.
-type generation struct {
-	end   launch.End
-	joins bool // it was ended so that more ranks can join
-	asked bool // a signal came from outside
 }
 
 // form runs the job at the first of sizes that fits; where none does as it was asked
@@ -171,7 +167,7 @@ func (e *elastic) form(cmd *cobra.Command, sizes []int, first bool, signals <-ch
 			o := e.o
 			o.Ranks, o.Args = n, withFlags(e.args, []string{"--accum", strconv.Itoa(e.team.Leaves / n)})
 			if !first {
-				o.Args = e.saved.resuming(o.Args)
+				o.Args = e.tries.saved.resuming(o.Args)
 			}
 			if e.fit && !slices.Contains(o.Args, "--fit") {
 				o.Args = append(o.Args, "--fit")
@@ -191,51 +187,25 @@ func (e *elastic) form(cmd *cobra.Command, sizes []int, first bool, signals <-ch
 // generation runs the job once. With more ranks to join it is told to end behind its
 // next checkpoint.
 func (e *elastic) generation(cmd *cobra.Command, o launch.Options, signals <-chan os.Signal) (g generation, err error) {
-	passed, stop := make(chan os.Signal, 4), make(chan struct{})
-	var asked, joins bool
-	var both sync.WaitGroup
-	both.Go(func() {
-		defer crash.Guard()
+	if !e.team.Grows(o.Ranks) {
+		return runOnce(cmd, o, signals, nil)
+	}
+	before := e.tries.saved.names()
+	return runOnce(cmd, o, signals, func(stop <-chan struct{}) bool {
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
 		for {
 			select {
-			case s := <-signals:
-				asked = asked || ends(s)
-				select {
-				case passed <- s:
-				case <-stop:
-				}
 			case <-stop:
-				return
+				return false
+			case <-tick.C:
+			}
+			if !e.tries.saved.grew(before) {
+				continue
+			}
+			if done, _ := e.tries.saved.newest(); done < e.steps {
+				return true
 			}
 		}
 	})
-	if e.team.Grows(o.Ranks) {
-		before := e.saved.names()
-		both.Go(func() {
-			defer crash.Guard()
-			tick := time.NewTicker(50 * time.Millisecond)
-			defer tick.Stop()
-			for {
-				select {
-				case <-stop:
-					return
-				case <-tick.C:
-				}
-				if !e.saved.grew(before) {
-					continue
-				}
-				if done, _ := e.saved.newest(); done < e.steps {
-					joins = true
-					passed <- syscall.SIGTERM // room: nothing else has come but what a person sends
-					return
-				}
-			}
-		})
-	}
-	// The command's own context ends with the first interrupt; the job has until its
-	// ranks have ended in good order.
-	end, err := launch.Run(context.WithoutCancel(cmd.Context()), o, passed)
-	close(stop)
-	both.Wait()
-	return generation{end, joins, asked}, fewFiles(err)
 }

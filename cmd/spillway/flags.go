@@ -87,6 +87,27 @@ func (f frozenCacheFlag) String() string {
 	return f.to.String()
 }
 
+// checkpointFlag is a folder, or none, which sets unkept.
+type checkpointFlag struct {
+	dir    *string
+	unkept *bool
+}
+
+func (f checkpointFlag) Set(s string) error {
+	if *f.unkept = strings.EqualFold(s, "none"); *f.unkept {
+		s = ""
+	}
+	*f.dir = s
+	return nil
+}
+func (f checkpointFlag) Type() string { return "string" }
+func (f checkpointFlag) String() string {
+	if f.dir == nil {
+		return ""
+	}
+	return *f.dir
+}
+
 // diskFlag is DIR[:SIZE]; the last colon splits only before a size.
 type diskFlag struct {
 	dir  *string
@@ -153,6 +174,7 @@ type later struct {
 	fit         bool
 	globalBatch int
 	export      string
+	unkept      bool // --checkpoint none: the model is not wanted
 }
 
 // maxGlobalBatch bounds what a search has to split: more rows than any step has.
@@ -296,7 +318,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.Var(listFlag{&c.Allow, "PRECISION"}, "allow", "precisions that --fit may choose beside --precision, separated by commas: bf16, fp16")
 	fs.IntVar(&l.globalBatch, "global-batch", 0, fmt.Sprintf("`ROWS` of a step over all ranks: --accum follows from it, --batch and --ranks (without --batch: %d rows a micro-batch, or the most below that divide a rank's, or what --accum leaves; with --reproducible always %[1]d; --fit chooses)", d.Batch))
 	fs.StringVar(&c.OnNonFinite, "on-nonfinite", d.OnNonFinite, "what a step with a non-finite loss or gradient does: stop (status 3, the tensor named) or skip (its update is left out; the tenth in a row stops)")
-	fs.StringVar(&c.Checkpoint, "checkpoint", "", "`DIR` of checkpoints (default: nothing is written)")
+	fs.Var(checkpointFlag{&c.Checkpoint, &l.unkept}, "checkpoint", "`DIR` of checkpoints; none: keep nothing, without a warning (default: keep nothing)")
 	fs.IntVar(&c.SaveEvery, "save-every", 0, "steps between checkpoints (default: at the end only)")
 	fs.StringVar(&c.AsyncSave, "async-save", "auto", "write checkpoints while the steps go on, from a copy of the states in host memory: auto (where there is room for it), on or off")
 	fs.IntVar(&c.Keep, "keep", d.Keep, "confirmed checkpoints of this run kept, beside the newest; 0: all")

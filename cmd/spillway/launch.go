@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -32,7 +31,7 @@ goes on from its newest checkpoint. A divergence ends it in any case.`,
 	}
 	fs := cmd.Flags()
 	fs.IntVarP(&o.Ranks, "ranks", "n", 0, "`N` processes")
-	fs.IntVar(&f.restarts, "restarts", 0, "how many times a job that lost a rank goes on from its newest checkpoint; with --min-ranks how many processes are started for lost ones")
+	fs.IntVar(&f.restarts, "restarts", 0, "how many times a job that lost a rank goes on from its newest checkpoint, after longer and longer waits, unless two attempts in a row leave no newer one; with --min-ranks how many processes are started for lost ones")
 	fs.IntVar(&f.minRanks, "min-ranks", 0, "go on with the ranks that are left, down to `M`: the most that divide a step and fit, until those that are started for lost ones join at the next checkpoint")
 	fs.IntVar(&f.maxRanks, "max-ranks", 0, "with --min-ranks, the most ranks that a job grows back to (default: -n)")
 	fs.BoolVar(&bind, "bind", true, "bind each rank to its share of the processors")
@@ -82,7 +81,7 @@ func checkLaunch(o *launch.Options, args []string, f launchFlags) error {
 // runLaunch runs the job, again from its newest checkpoint where it lost a rank.
 func runLaunch(cmd *cobra.Command, o launch.Options, f launchFlags) error {
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, jobSignals...)
+	catch(signals, jobSignals...)
 	defer signal.Stop(signals)
 	defer shelter()() // until the ranks have ended
 	if f.minRanks > 0 {
@@ -92,35 +91,40 @@ func runLaunch(cmd *cobra.Command, o launch.Options, f launchFlags) error {
 		}
 		return e.run(cmd, signals)
 	}
-	var saved ownCheckpoints
+	var tries attempts
 	if f.restarts > 0 {
 		fs, err := trainValues(o.Args[1:])
 		if err != nil {
 			return err
 		}
-		if saved = savedBy(fs); saved.folder == "" {
+		if tries = attemptsFrom(savedBy(fs), idleRestarts); tries.saved.folder == "" {
 			return errors.New("--restarts needs train's --checkpoint: the folder to go on from")
 		}
 	}
 	args := o.Args
 	for {
-		// The command's own context ends with the first interrupt; the job has until
-		// its ranks have ended in good order.
-		end, err := launch.Run(context.WithoutCancel(cmd.Context()), o, signals)
+		g, err := runOnce(cmd, o, signals, nil)
 		if err != nil {
-			return fewFiles(err)
+			return err
 		}
-		tellEnd(o.Stderr, end)
-		if !end.LostAny() || f.restarts == 0 {
-			if end.Status == exitDone {
-				return nil
-			}
-			return &statusError{end.Status}
+		tellEnd(o.Stderr, g.end)
+		switch {
+		case g.end.Status == exitDone:
+			return nil
+		case !g.end.LostAny() || g.asked || f.restarts == 0:
+			return &statusError{g.end.Status}
 		}
+		if _, err := tries.again(o.Stderr); err != nil {
+			return err
+		}
+		pause := tries.next()
 		f.restarts--
-		where, _ := saved.from()
-		fmt.Fprintf(o.Stderr, "spillway: starting again from %s; %s left\n", where, english.Plural(f.restarts, "restart", ""))
-		o.Args = saved.resuming(args)
+		where, _ := tries.saved.from()
+		fmt.Fprintf(o.Stderr, "spillway: starting again from %s; %s left; waiting %v\n", where, english.Plural(f.restarts, "restart", ""), pause)
+		if err := wait(cmd.Context(), pause); err != nil {
+			return err
+		}
+		o.Args = tries.saved.resuming(args)
 	}
 }
 

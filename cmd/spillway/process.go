@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -21,22 +22,19 @@ import (
 // execute runs a command line as this process and returns its exit status. It is
 // where signals, panics and what is wrong with the standard streams are dealt with.
 //
-// The first SIGINT, SIGTERM or SIGHUP cancels the command's context. What has a
-// state worth saving (see shelter) then ends by itself; everything else that does
-// not end within promptly is left behind: it may be in a search, a parser or a read
-// that nothing can interrupt, and has nothing to lose. A second signal ends the
-// process as if nobody had asked for it. Signals that were ignored when the process
-// started (nohup) stay so.
+// The first SIGINT, SIGTERM or SIGHUP cancels the command's context. A command that
+// has a state to save (see shelter) then ends by itself. Any other command has nothing
+// to lose and may be in code that cannot be interrupted: it has promptly to return, then
+// the process exits without it. Signals within burst of the first count as one with it;
+// a later one ends the process at once, with the signal's default effect. Signals that
+// were ignored when the process started (nohup) stay ignored.
 func execute(args []string, stdout, stderr *os.File) int {
 	errs := &outlet{file: stderr}
 	out := &outlet{file: stdout, tell: errs, name: "stdout"}
 	crash.Handle(func(what string) { die(errs, what) })
+	debug.SetTraceback("crash") // a crash of Go's runtime ends in SIGABRT: its exit status 2 would mean "does not fit"
 	signals := make(chan os.Signal, 2)
-	for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP} {
-		if !signal.Ignored(s) {
-			signal.Notify(signals, s)
-		}
-	}
+	catch(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	signal.Ignore(syscall.SIGPIPE) // a reader that left is an error of the write; last, which tests see
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -46,18 +44,21 @@ func execute(args []string, stdout, stderr *os.File) int {
 		status <- run(ctx, args, out, errs)
 	}()
 	var late <-chan time.Time
+	var first time.Time
 	for {
 		select {
 		case code := <-status:
 			return code
 		case s := <-signals:
-			if ctx.Err() != nil {
-				errs.leaveLine()
-				again(s)
+			switch {
+			case first.IsZero():
+				first = time.Now()
+				cancel()
+				late = time.After(promptly)
+			case time.Since(first) >= burst:
+				again(s) // without a word: a stream may be what it waits for
 				return exitInterrupted
 			}
-			cancel()
-			late = time.After(promptly)
 		case <-late:
 			if sheltered.Load() == 0 {
 				errs.leaveLine()
@@ -74,6 +75,21 @@ func die(errs *outlet, what string) {
 	errs.leaveLine()
 	fmt.Fprintf(errs, "spillway: internal error, please report it: %s\n", what)
 	os.Exit(exitFault)
+}
+
+// burst is the time after a first signal in which others mean the same: timeout(1)
+// signals its child and then its group, a terminal that closes hangs up twice, and a
+// person presses a key again.
+const burst = 2 * time.Second
+
+// catch has signals sent to c, but for those that were ignored when the process
+// started.
+func catch(c chan<- os.Signal, list ...os.Signal) {
+	for _, s := range list {
+		if !signal.Ignored(s) {
+			signal.Notify(c, s)
+		}
+	}
 }
 
 // promptly is how long a command has to end by itself when it is interrupted.

@@ -80,6 +80,13 @@ func (p *progress) step(r spillway.StepResult) {
 	p.live.show(p.fields(), r.Step == p.steps)
 }
 
+// done is how many steps are done.
+func (p *progress) done() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return max(p.first, p.last.Step)
+}
+
 // note prints a line that stays.
 func (p *progress) note(text string) {
 	p.mu.Lock()

@@ -140,7 +140,7 @@ func TestHangup(t *testing.T) {
 	step, _ := newest(t, dir)
 	require.Positive(t, step)
 	require.Contains(t, p.errs.String(), fmt.Sprintf("spillway: interrupted after step %d; the checkpoint in %s has it (go on with --resume)\n", step, dir))
-	require.Equal(t, 1, strings.Count(p.errs.String(), "interrupted"))
+	require.Equal(t, 1, strings.Count(p.errs.String(), "spillway: interrupted"))
 
 	path, err := built()
 	require.NoError(t, err)

@@ -246,12 +246,17 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *later, done f
 		return err
 	}
 	describe(stderr, t, metrics.dropped(), isDemo)
+	unkept := c.Checkpoint == "" && !l.unkept
+	if unkept {
+		fmt.Fprintln(stderr, "warning: the model will not be kept: give --checkpoint DIR to keep it, or --checkpoint none to leave out this warning")
+	}
 	if t.Done() >= c.Steps {
 		fmt.Fprintf(stdout, "nothing to do: the checkpoint has %d steps and --steps is %d\n", t.Done(), c.Steps)
 	}
 	done(t.Done())
 	bar := newProgress(stderr, t.Done(), c.Steps, tokensAreBytes(t, c.EvalData))
 	shown.Store(bar)
+	stop := sayOnInterrupt(ctx, t, bar)
 	var losses []float32
 	err = t.Run(ctx, func(r spillway.StepResult) error {
 		losses = append(losses, r.Loss)
@@ -266,17 +271,10 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *later, done f
 		metrics.step(r)
 		return nil
 	})
+	stop()
 	bar.finish()
 	if errors.Is(err, context.Canceled) {
-		where := ""
-		switch {
-		case t.Done() == 0:
-		case c.Checkpoint == "":
-			where = "; nothing of it is kept, which --checkpoint DIR would do"
-		default:
-			where = fmt.Sprintf("; the checkpoint in %s has it (go on with --resume)", onOneLine(c.Checkpoint))
-		}
-		return &interrupted{fmt.Sprintf("interrupted after step %d%s", t.Done(), where)}
+		return interruptedAfter(t.Done(), c.Checkpoint)
 	}
 	if err != nil {
 		return fault(err)
@@ -289,7 +287,35 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *later, done f
 	if err := report(ctx, stdout, t, losses, bar.eval, sum, isDemo); err != nil {
 		return err
 	}
+	if unkept {
+		fmt.Fprintln(stderr, "warning: the model was not kept: --checkpoint DIR would have kept it")
+	}
 	return l.exportLast(ctx, &c, stdout, stderr)
+}
+
+// interruptedAfter says how an interrupted run ended.
+func interruptedAfter(step int, folder string) error {
+	where := ""
+	switch {
+	case step == 0:
+	case folder == "":
+		where = "; nothing of it is kept, which --checkpoint DIR would do"
+	default:
+		where = fmt.Sprintf("; the checkpoint in %s has it (go on with --resume)", onOneLine(folder))
+	}
+	return &interrupted{fmt.Sprintf("interrupted after step %d%s", step, where)}
+}
+
+// sayOnInterrupt has bar say, when ctx is canceled before stop is called, what the run saves
+// before it ends. The step that runs may still come to its end.
+func sayOnInterrupt(ctx context.Context, t *spillway.Trainer, bar *progress) (stop func() bool) {
+	folder := t.Config().Checkpoint
+	size, err := t.CheckpointBytes()
+	return context.AfterFunc(ctx, func() {
+		if n := bar.done(); folder != "" && err == nil && n > 0 {
+			bar.note(fmt.Sprintf("interrupted after step %d: the last complete step is saved in %s (%s), unless it is there already; to quit without saving, interrupt again after %v", n, onOneLine(folder), plan.Bytes(size), burst))
+		}
+	})
 }
 
 // planningText says what may take long before a run stands.
