@@ -7,6 +7,7 @@ package comm
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"sync/atomic"
 
 	"github.com/spillway-ml/spillway/device"
@@ -101,6 +102,13 @@ type Signature struct {
 	Order      graph.SumOrder // of a reduce-scatter or all-reduce
 	Accumulate bool           // of a reduce-scatter
 	Round      string         // of an algorithm: its name and number; "": the operation as a whole
+}
+
+// Hash is equal where signatures are.
+func (s Signature) Hash() uint64 {
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%s %d %d %d %d %v %s", s.Op, s.Bytes, s.DType, s.Root, s.Order, s.Accumulate, s.Round)
+	return h.Sum64()
 }
 
 func (s Signature) String() string {

@@ -1,9 +1,6 @@
 package inproc
 
 import (
-	"fmt"
-	"sync/atomic"
-
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/direct"
 	"github.com/spillway-ml/spillway/comm/meet"
@@ -24,10 +21,7 @@ import (
 // meeting can't take place any more, so nobody reads their memory. It releases
 // nobody who waits for the others to leave, since peers are moving; moving is
 // copying, and ends.
-type member struct {
-	*meet.Member
-	busy atomic.Bool
-}
+type member struct{ *meet.Member }
 
 var _ cpu.PeerKernel = (*kernel)(nil)
 
@@ -49,11 +43,10 @@ func (k *kernel) met(i int) *kernel { return k.Op.Met(i).(*kernel) }
 // Run returns when no peer reads its inputs any more.
 func (k *kernel) Run() error {
 	m := k.m
-	if !m.busy.CompareAndSwap(false, true) {
-		return m.Fail(fmt.Errorf("%w: rank %d runs two operations of its %s group at once, the second is %s %q: they belong on one stream",
-			comm.ErrAborted, m.GlobalRank(), m.Name(), k.Sig.Op, k.Label()))
+	if err := m.Enter(k.Call); err != nil {
+		return err
 	}
-	defer m.busy.Store(false)
+	defer m.Leave()
 	if k.Sig.Op == comm.SendRecv {
 		return k.point()
 	}

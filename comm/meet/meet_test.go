@@ -8,6 +8,7 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/meet"
+	"github.com/spillway-ml/spillway/comm/world"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -36,7 +37,7 @@ func TestMembersAlongAMesh(t *testing.T) {
 			require.Equal(t, mesh[axis].Size, all[axis].Size())
 			require.Equal(t, rank, all[axis].GlobalRank())
 		}
-		require.Equal(t, meet.DefaultTimeout, all[0].Timeout())
+		require.Equal(t, world.DefaultTimeout, all[0].Timeout())
 	}
 	_, err = meet.At(w, 6, -1)
 	require.EqualError(t, err, "bare: rank 6 of 6 ranks")

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/world"
 	"github.com/spillway-ml/spillway/device"
 )
 
@@ -35,42 +36,23 @@ func (o *Op) Begin() uint64 {
 func (o *Op) Met(i int) device.Kernel { return o.place.ops[i].kernel }
 
 // Count adds what a run has moved to the rank's Stats.
-func (o *Op) Count(sent, read, written int64) { o.member.counter.Add(sent, read, written) }
+func (o *Op) Count(sent, read, written int64) { o.member.Add(sent, read, written) }
 
 // Member is one rank's comm.Group.
 type Member struct {
-	comm.Caller
+	world.Member
 	group *group
 	own   Binder
 	wake  chan struct{} // holds one token: look again
 	timer *time.Timer
 
-	calls   uint64 // collectives begun
-	counter comm.Counter
+	calls uint64 // collectives begun
 }
 
 var _ comm.Group = (*Member)(nil)
 
-// Abort ends every group of the world with err.
-func (m *Member) Abort(err error) { m.group.world.Abort(err) }
-
-// OnError registers f for the error that ends the world.
-func (m *Member) OnError(f func(error)) { m.group.world.OnError(f) }
-
-// Err returns the error that ended the world, nil while it is sound.
-func (m *Member) Err() error { return m.group.world.Err() }
-
-// Stats returns what the rank has moved in the group.
-func (m *Member) Stats() comm.Stats { return m.counter.Stats() }
-
-// Fail makes err the world's error, unless it has one, and returns the world's.
-func (m *Member) Fail(err error) error { return m.group.world.fail(err) }
-
 // Calls is how many collectives the rank has begun.
 func (m *Member) Calls() uint64 { return m.calls }
-
-// Name returns the group's: "world" or "axis data".
-func (m *Member) Name() string { return m.group.name }
 
 // Timeout is how long the rank waits for another one to arrive.
 func (m *Member) Timeout() time.Duration { return m.group.world.timeout }

@@ -52,7 +52,7 @@ func (w *World) makeCommunicators() {
 func (w *World) split(m *member) error {
 	l := w.engine.lib
 	var made uint64 // a handle of 32 bits fills the lower half
-	err := l.check("MPI_Comm_split", dl.Call(l.fn.split, l.world, uintptr(m.ranks[0]), uintptr(m.Index), uintptr(unsafe.Pointer(&made))))
+	err := l.check("MPI_Comm_split", dl.Call(l.fn.split, l.world, uintptr(m.Global[0]), uintptr(m.Index), uintptr(unsafe.Pointer(&made))))
 	m.group = uintptr(made)
 	return err
 }

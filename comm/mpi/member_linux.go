@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync/atomic"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/direct"
 	"github.com/spillway-ml/spillway/comm/watch"
+	"github.com/spillway-ml/spillway/comm/world"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
@@ -43,15 +43,9 @@ const (
 // A message that is done leaves the rank's memory alone: when the operation
 // returns, nobody reads its inputs any more.
 type member struct {
-	comm.Caller
-	world *World
-	name  string
-	slot  int
-	ranks []int // global rank by index
-
-	busy    atomic.Bool
+	world.Member
+	world   *World
 	calls   uint64
-	counter comm.Counter
 	group   uintptr // the library's communicator of its ranks; 0: they send messages
 	headers []byte  // outside the Go heap: own, then by index
 	scratch []byte  // outside the Go heap: two chunks from each rank
@@ -59,23 +53,11 @@ type member struct {
 
 var _ comm.Group = (*member)(nil)
 
-// Abort ends every group of the job with err.
-func (m *member) Abort(err error) { m.world.Abort(err) }
-
-// OnError registers f for the error that ends the job.
-func (m *member) OnError(f func(error)) { m.world.OnError(f) }
-
-// Err returns the error that ended the job, nil while it is sound.
-func (m *member) Err() error { return m.world.Err() }
-
-// Stats returns what the rank has moved in the group.
-func (m *member) Stats() comm.Stats { return m.counter.Stats() }
-
 // tag tells the messages of a group apart by their kind and by who of two processes'
 // ranks they are between.
 func (m *member) tag(kind, from, to int) int {
 	each := m.world.each
-	return tagGroups + ((m.slot*tagsOfGroup+kind)*each+from%each)*each + to%each
+	return tagGroups + ((m.Slot*tagsOfGroup+kind)*each+from%each)*each + to%each
 }
 
 // to is a message from this rank to another, from one that comes from there.
@@ -109,9 +91,9 @@ var _ cpu.PeerKernel = (*kernel)(nil)
 func (k *kernel) ReachesPeers() {}
 
 func (m *member) bind(c comm.Call) (device.Kernel, error) {
-	k := &kernel{Call: c, m: m, text: fmt.Sprintf("%s %q", c.Sig.Op, c.Name), ranks: m.ranks, at: m.Index}
+	k := &kernel{Call: c, m: m, text: fmt.Sprintf("%s %q", c.Sig.Op, c.Name), ranks: m.Global, at: m.Index}
 	if c.Sig.Op == comm.SendRecv {
-		k.ranks, k.at = []int{m.ranks[c.Peer], m.World}, 1
+		k.ranks, k.at = []int{m.Global[c.Peer], m.World}, 1
 	}
 	for _, x := range []struct {
 		p   device.Ptr
@@ -149,11 +131,10 @@ func (m *member) bind(c comm.Call) (device.Kernel, error) {
 // Run returns when no peer reads its inputs any more.
 func (k *kernel) Run() error {
 	m, w := k.m, k.m.world
-	if !m.busy.CompareAndSwap(false, true) {
-		return w.fail(fmt.Errorf("%w: rank %d runs two operations of its %s group at once, the second is %s: they belong on one stream",
-			comm.ErrAborted, m.World, m.name, k.text))
+	if err := m.Enter(k.Call); err != nil {
+		return err
 	}
-	defer m.busy.Store(false)
+	defer m.Leave()
 	if err := w.Err(); err != nil {
 		return err
 	}
@@ -177,7 +158,7 @@ func (k *kernel) Run() error {
 	if point && !k.Sends() {
 		sent = 0
 	}
-	m.counter.Add(sent, read, written)
+	m.Add(sent, read, written)
 	return nil
 }
 
@@ -185,15 +166,7 @@ func (k *kernel) Run() error {
 // flags, each of 8 bytes.
 const headerBytes = 48
 
-var operations = [...]comm.Op{"", comm.AllGather, comm.ReduceScatter, comm.AllReduce, comm.Broadcast, comm.AllToAll, comm.SendRecv, comm.Barrier}
-
 func (k *kernel) writeHeader(b []byte) {
-	op := 0
-	for i, o := range operations {
-		if o == k.Sig.Op {
-			op = i
-		}
-	}
 	flags := uint64(0)
 	if k.Sig.Accumulate {
 		flags = 1
@@ -203,14 +176,14 @@ func (k *kernel) writeHeader(b []byte) {
 	if k.Sig.Op == comm.SendRecv {
 		call = 0
 	}
-	for i, v := range []uint64{call, uint64(op), uint64(k.Sig.DType), uint64(k.Sig.Bytes), uint64(k.Sig.Root) | uint64(roundMark(k.Sig.Round))<<32, flags} {
+	for i, v := range []uint64{call, world.OpNumber(k.Sig.Op), uint64(k.Sig.DType), uint64(k.Sig.Bytes), uint64(k.Sig.Root) | uint64(roundMark(k.Sig.Round))<<32, flags} {
 		binary.LittleEndian.PutUint64(b[8*i:], v)
 	}
 }
 
 func readHeader(b []byte) (call uint64, s comm.Signature) {
 	v := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
-	return v(0), comm.Signature{Op: operations[v(1)%uint64(len(operations))], DType: graph.DType(v(2)), Bytes: int64(v(3)), Root: int(uint32(v(4))), Order: graph.SumOrder(v(5) >> 1), Accumulate: v(5)&1 != 0}
+	return v(0), comm.Signature{Op: world.OpOf(v(1)), DType: graph.DType(v(2)), Bytes: int64(v(3)), Root: int(uint32(v(4))), Order: graph.SumOrder(v(5) >> 1), Accumulate: v(5)&1 != 0}
 }
 
 // meetAndMove runs the operation once every rank has come with the same. Of a short one
@@ -269,7 +242,7 @@ func (k *kernel) mismatch() error {
 	for i, r := range k.ranks {
 		if k.meets(i) && string(k.header(i)) != string(k.ownHeader()) {
 			call, sig := readHeader(k.header(i))
-			return m.world.fail(fmt.Errorf("%w in the %s group: rank %d runs %s (%q, call %d), rank %d runs %s (call %d)", comm.ErrMismatch, m.name,
+			return m.world.fail(fmt.Errorf("%w in the %s group: rank %d runs %s (%q, call %d), rank %d runs %s (call %d)", comm.ErrMismatch, m.Name,
 				m.World, k.Sig, k.Name, m.calls, r, sig, call))
 		}
 	}

@@ -49,7 +49,7 @@ func (w *World) monitor() {
 			switch {
 			case v.Kind == watch.End:
 				_ = w.fail(v.Err)
-			case w.speaks(m, reports):
+			case m.Speaker(reports) == w.first:
 				w.warn(v.Text)
 			}
 		}
@@ -85,21 +85,6 @@ func (w *World) beatOf(rank int) *beat {
 		return &w.peers[p]
 	}
 	return &w.own
-}
-
-// speaks tells whether this process is the one that tells people what all see:
-// that of the lowest rank which is not silent itself.
-func (w *World) speaks(m *watch.Machine, reports []watch.Report) bool {
-	silent := map[int]bool{}
-	for _, r := range m.Silence() {
-		silent[r] = true
-	}
-	for r, rep := range reports {
-		if rep.State == watch.Alive && !silent[r] {
-			return r == w.first
-		}
-	}
-	return false
 }
 
 // letters makes the places of heartbeats to and from each peer.

@@ -3,18 +3,17 @@ package mpi
 import (
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/watch"
+	"github.com/spillway-ml/spillway/comm/world"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
 )
@@ -44,9 +43,9 @@ const maxEach = 32
 //
 // An error in one group ends all, in every process.
 type World struct {
+	world.End
 	process *Process
 	engine  *engine
-	mesh    []graph.Axis
 	each    int // ranks of every process
 	first   int // this process's first
 	size    int // ranks of all
@@ -56,13 +55,11 @@ type World struct {
 	warn    func(string)
 	flights []flight // by the rank's place in the process
 
-	mu     sync.Mutex
-	err    error
-	broken atomic.Bool   // set after err
-	over   chan struct{} // closed with err
-	hooks  []func(error)
-	own    beat
-	peers  []beat // by process, as last heard
+	over chan struct{} // closed once the job has an error
+
+	mu    sync.Mutex
+	own   beat
+	peers []beat // by process, as last heard
 
 	stop    chan struct{}
 	stopped chan struct{}
@@ -78,35 +75,31 @@ type beat struct {
 	Kind    int
 }
 
-// kinds of errors, by their number in a beat.
-var kinds = [...]error{comm.ErrAborted, comm.ErrTimeout, comm.ErrMismatch, comm.ErrLost}
-
 // Join makes this process's ranks members of the mesh's groups: each neighbouring ones,
 // as many in every process. Its heartbeat begins.
 func (p *Process) Join(mesh []graph.Axis, each int, o Options) (*World, error) {
 	if each < 1 || each > maxEach {
 		return nil, fmt.Errorf("mpi: %d ranks in a process, want 1 to %d: start more processes", each, maxEach)
 	}
-	w := &World{process: p, engine: p.engine, mesh: slices.Clone(mesh), each: each, first: p.engine.rank * each, size: p.engine.world * each,
+	w := &World{process: p, engine: p.engine, each: each, first: p.engine.rank * each, size: p.engine.world * each,
 		timeout: o.Timeout, warn: o.Warn, flights: make([]flight, each), over: make(chan struct{}), stop: make(chan struct{}), stopped: make(chan struct{}),
 		grouped: make(chan struct{}), peers: make([]beat, p.engine.world)}
 	if w.timeout <= 0 {
-		w.timeout = 60 * time.Second
+		w.timeout = world.DefaultTimeout
 	}
 	if w.warn == nil {
 		w.warn = func(string) {}
 	}
-	size := 1
-	for i, a := range mesh {
-		if a.Size < 1 {
-			return nil, fmt.Errorf("mpi: mesh axis %d (%s) has size %d, want at least 1", i, a.Name, a.Size)
-		}
-		size *= a.Size
+	size, groups, err := world.Groups("mpi", mesh)
+	if err != nil {
+		return nil, err
 	}
+	w.Open(w.fail)
+	w.groups = groups
 	if size != w.size {
 		return nil, fmt.Errorf("mpi: a mesh of %d ranks, want the job's %d", size, w.size)
 	}
-	if err := w.addGroups(); err != nil {
+	if err := w.addMembers(len(mesh) + 1); err != nil {
 		return nil, err
 	}
 	host, _ := os.Hostname()
@@ -143,7 +136,7 @@ const libraryBytes = 10 << 20
 func (w *World) reports(s watch.State) []watch.Report {
 	list := make([]watch.Report, w.each)
 	for i := range list {
-		list[i] = watch.Report{State: s, In: make([]watch.Progress, len(w.mesh)+1)}
+		list[i] = watch.Report{State: s, In: make([]watch.Progress, len(w.members))}
 	}
 	return list
 }
@@ -154,52 +147,26 @@ func offHeap(n int) ([]byte, error) {
 	return b, os.NewSyscallError("mmap", err)
 }
 
-// addGroups makes all groups, for the watchdog, and the memberships of this process's
-// ranks.
-func (w *World) addGroups() error {
-	w.members = make([][]*member, len(w.mesh)+1)
+// addMembers makes the memberships of this process's ranks.
+func (w *World) addMembers(slots int) (err error) {
+	w.members = make([][]*member, slots)
 	for slot := range w.members {
 		w.members[slot] = make([]*member, w.each)
 	}
-	add := func(slot int, name string, ranks []int) (err error) {
-		w.groups = append(w.groups, watch.Group{Name: name, Slot: slot, Ranks: ranks})
-		for i, r := range ranks {
+	for _, g := range w.groups {
+		for i, r := range g.Ranks {
 			if r < w.first || r >= w.first+w.each {
 				continue
 			}
-			m := &member{world: w, name: name, slot: slot, ranks: ranks}
-			m.Caller = comm.Caller{Index: i, Ranks: len(ranks), World: r, Bind: m.bind}
-			if m.headers, err = offHeap((len(ranks) + 2) * headerBytes); err != nil {
+			m := &member{world: w}
+			m.Join(&w.End, g, i, m.bind)
+			if m.headers, err = offHeap((len(g.Ranks) + 2) * headerBytes); err != nil {
 				return err
 			}
-			if m.scratch, err = offHeap(2 * len(ranks) * chunkBytes); err != nil {
+			if m.scratch, err = offHeap(2 * len(g.Ranks) * chunkBytes); err != nil {
 				return err
 			}
-			w.members[slot][r-w.first] = m
-		}
-		return nil
-	}
-	all := make([]int, w.size)
-	for i := range all {
-		all[i] = i
-	}
-	if err := add(0, "world", all); err != nil {
-		return err
-	}
-	stride := len(all)
-	for i, a := range w.mesh {
-		stride /= a.Size
-		for first := range all {
-			if first/stride%a.Size != 0 {
-				continue
-			}
-			ranks := make([]int, a.Size)
-			for j := range ranks {
-				ranks[j] = first + j*stride
-			}
-			if err := add(i+1, "axis "+a.Name, ranks); err != nil {
-				return err
-			}
+			w.members[g.Slot][r-w.first] = m
 		}
 	}
 	return nil
@@ -218,58 +185,17 @@ func (w *World) Groups(rank int) (map[int]comm.Group, error) {
 	return all, nil
 }
 
-// Abort ends the job with err, in every process.
-func (w *World) Abort(err error) { _ = w.fail(fmt.Errorf("%w: %w", comm.ErrAborted, err)) }
-
-// OnError registers f for the error that ends the job. If it has ended, f is
-// called at once.
-func (w *World) OnError(f func(error)) {
-	w.mu.Lock()
-	err := w.err
-	if err == nil {
-		w.hooks = append(w.hooks, f)
-	}
-	w.mu.Unlock()
-	if err != nil {
-		f(err)
-	}
-}
-
-// Err returns the error that ended the job, nil while it is sound.
-func (w *World) Err() error {
-	if !w.broken.Load() {
-		return nil
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.err
-}
-
-// fail makes err the job's error, unless it has one, and returns the job's. The
-// next heartbeat tells the others.
+// fail makes err the job's error, unless it has one, and returns the job's. The next
+// heartbeat tells the others.
 func (w *World) fail(err error) error {
-	w.mu.Lock()
-	if w.err != nil {
-		defer w.mu.Unlock()
-		return w.err
-	}
-	w.err = err
-	w.broken.Store(true)
-	w.process.failed.Store(true)
-	for i, k := range kinds {
-		if errors.Is(err, k) {
-			w.own.Kind = i
-		}
-	}
-	w.own.Err = err.Error()
-	w.own.Err = w.own.Err[:min(len(w.own.Err), beatBytes/3)]
-	hooks := w.hooks
-	w.mu.Unlock()
-	close(w.over)
-	for _, f := range hooks {
-		f(err)
-	}
-	return err
+	return w.Settle(err, func() {
+		w.process.failed.Store(true)
+		text := err.Error()
+		w.mu.Lock()
+		w.own.Kind, w.own.Err = world.Kind(err), text[:min(len(text), beatBytes/3)]
+		w.mu.Unlock()
+		close(w.over)
+	})
 }
 
 // failed makes the error of an operation's messages the job's.
@@ -290,7 +216,7 @@ func (w *World) exchange(list []transfer) error {
 
 // run runs messages and collectives, or ends with the job's error.
 func (w *World) run(x *exchange) error {
-	if done, err := w.engine.attend(x, &w.broken); done {
+	if done, err := w.engine.attend(x, w.Failed()); done {
 		return err
 	}
 	return w.wait(w.engine.start(x))
@@ -317,7 +243,7 @@ func (w *World) show(k *kernel, phase watch.Phase) {
 		own.Point, own.Peer = p, k.ranks[0]
 		return
 	}
-	own.In[k.m.slot] = p
+	own.In[k.m.Slot] = p
 }
 
 // Show tells the watchdog where a rank of this process is in its group of a slot, in an
@@ -349,7 +275,7 @@ func (w *World) hear(process int, message []byte) (done bool) {
 		return false // not a sign of life
 	}
 	for _, r := range b.Reports {
-		if len(r.In) != len(w.mesh)+1 {
+		if len(r.In) != len(w.members) {
 			return false
 		}
 	}
@@ -357,19 +283,10 @@ func (w *World) hear(process int, message []byte) (done bool) {
 	w.peers[process] = b
 	w.mu.Unlock()
 	if b.Err != "" && w.Err() == nil {
-		_ = w.fail(&peerError{kinds[min(max(b.Kind, 0), len(kinds)-1)], b.Err})
+		_ = w.fail(world.Told(b.Kind, b.Err))
 	}
 	return b.Reports[0].State == watch.Done
 }
-
-// peerError is an error that another process has found.
-type peerError struct {
-	kind error
-	text string
-}
-
-func (e *peerError) Error() string { return e.text }
-func (e *peerError) Unwrap() error { return e.kind }
 
 // Close ends the process's part: the others learn that it has.
 func (w *World) Close() error {

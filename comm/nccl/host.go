@@ -14,6 +14,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/spillway-ml/spillway/comm/world"
+
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/watch"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
@@ -108,18 +110,6 @@ type letter struct {
 	End    bool          `json:",omitempty"` // of it
 	More   bool          `json:",omitempty"` // the next round begins at once
 }
-
-// kinds of errors, by their number in a letter.
-var kinds = [...]error{comm.ErrAborted, comm.ErrTimeout, comm.ErrMismatch, comm.ErrLost}
-
-// peerError is an error that another process has found.
-type peerError struct {
-	kind error
-	text string
-}
-
-func (e *peerError) Error() string { return e.text }
-func (e *peerError) Unwrap() error { return e.kind }
 
 const (
 	roundPause   = time.Millisecond
@@ -454,12 +444,7 @@ func (h *Host) compose(peer int) letter {
 	defer h.mu.Unlock()
 	var l letter
 	if h.err != nil {
-		for i, k := range kinds {
-			if errors.Is(h.err, k) {
-				l.Kind = i
-			}
-		}
-		l.Err = h.err.Error()
+		l.Kind, l.Err = world.Kind(h.err), h.err.Error()
 		l.Err = l.Err[:min(len(l.Err), blockReserve/4)]
 	}
 	if h.rank > 0 {
@@ -521,7 +506,7 @@ func (h *Host) take(peer int, in, out *letter) {
 	sound := h.err == nil
 	h.mu.Unlock()
 	if in.Err != "" && sound {
-		h.fail(&peerError{kinds[min(max(in.Kind, 0), len(kinds)-1)], in.Err})
+		h.fail(world.Told(in.Kind, in.Err))
 	}
 	if s != nil && len(in.Bytes) > 0 {
 		s.come(in.Bytes)

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/spillway-ml/spillway/comm/world"
+
 	"github.com/spillway-ml/spillway/comm"
 )
 
@@ -38,8 +40,8 @@ func (h *Host) Place() (rank, world int) {
 // loss tells whether a block says that the job has ended because of a rank that is lost. The
 // two that swap it make no more rounds with each other then, where they may go on with fewer.
 func (l *letter) loss() bool {
-	k := kinds[min(max(l.Kind, 0), len(kinds)-1)]
-	return l.Err != "" && (k == comm.ErrLost || k == comm.ErrTimeout)
+	err := world.Told(l.Kind, l.Err)
+	return l.Err != "" && (errors.Is(err, comm.ErrLost) || errors.Is(err, comm.ErrTimeout))
 }
 
 // suspects is told of a peer with which a swap has failed. One that was only left less time

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/spillway-ml/spillway/comm/world"
+
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/watch"
 	"github.com/spillway-ml/spillway/graph"
@@ -25,9 +27,9 @@ var _ Control = (*HostWorld)(nil)
 // Join makes the process's rank one of a mesh. timeout is how long a rank may keep others
 // waiting; warn is told what a person should know, nil drops it.
 func (h *Host) Join(mesh []graph.Axis, timeout time.Duration, warn func(string)) (*HostWorld, error) {
-	size := 1
-	for _, a := range mesh {
-		size *= a.Size
+	size, groups, err := world.Groups("nccl", mesh)
+	if err != nil {
+		return nil, err
 	}
 	if size != h.world {
 		return nil, fmt.Errorf("nccl: a mesh of %d ranks, want the job's %d", size, h.world)
@@ -46,34 +48,11 @@ func (h *Host) Join(mesh []graph.Axis, timeout time.Duration, warn func(string))
 	}
 	w := &HostWorld{h: h, gen: h.gen, began: time.Now()}
 	if h.rank == 0 {
-		w.machine = watch.New(watch.Config{World: size, Groups: groupsOf(mesh, size), Interval: lookEvery, Silent: h.timeout, Timeout: h.timeout,
+		w.machine = watch.New(watch.Config{World: size, Groups: groups, Interval: lookEvery, Silent: h.timeout, Timeout: h.timeout,
 			Where: func(r int) string { return h.where[r] }}) // asked with mu held
 		h.observer = w
 	}
 	return w, nil
-}
-
-// groupsOf lists the groups of a mesh: all ranks, and those of each axis.
-func groupsOf(mesh []graph.Axis, size int) (list []watch.Group) {
-	all := watch.Group{Name: "world"}
-	for r := range size {
-		all.Ranks = append(all.Ranks, r)
-	}
-	list, stride := append(list, all), size
-	for i, a := range mesh {
-		stride /= a.Size
-		for first := range size {
-			if first/stride%a.Size != 0 {
-				continue
-			}
-			g := watch.Group{Name: "axis " + a.Name, Slot: i + 1}
-			for j := range a.Size {
-				g.Ranks = append(g.Ranks, first+j*stride)
-			}
-			list = append(list, g)
-		}
-	}
-	return list
 }
 
 // observe has rank 0's machine look at what all have reported.

@@ -2,9 +2,9 @@ package nccl
 
 import (
 	"fmt"
-	"hash/fnv"
 
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/watch"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
@@ -22,11 +22,10 @@ import (
 // The two words are what the watchdog is shown: see watch.go.
 type member struct {
 	comm.Caller
-	r     *rank
-	name  string
-	slot  int
-	ranks []int // global, by index
-	comm  *communicator
+	r    *rank
+	name string
+	slot int
+	comm *communicator
 
 	calls    uint64
 	counter  comm.Counter
@@ -47,46 +46,26 @@ func (m *member) Err() error { return m.r.w.o.Control.Err() }
 // Stats returns what the rank has moved in the group.
 func (m *member) Stats() comm.Stats { return m.counter.Stats() }
 
-// addMember makes the rank's membership in its group of a slot. A group of all ranks goes
+// addMember makes the rank, of index i, a member of a group. A group of all ranks goes
 // by the communicator that is there: one stream runs the collectives of all groups.
-func (r *rank) addMember(slot int) error {
-	m := &member{r: r, name: "world", slot: slot, comm: r.world}
-	if slot == 0 {
-		for i := range r.w.size {
-			m.ranks = append(m.ranks, i)
-		}
-	} else {
-		axis := r.w.mesh[slot-1]
-		m.name = "axis " + axis.Name
-		stride := 1
-		for _, a := range r.w.mesh[slot:] {
-			stride *= a.Size
-		}
-		first := r.index - r.index/stride%axis.Size*stride
-		for i := range axis.Size {
-			m.ranks = append(m.ranks, first+i*stride)
-		}
-		if axis.Size > 1 && axis.Size < r.w.size {
-			m.comm = r.newComm()
-			err := r.call(func() error {
-				return r.w.o.API.Split(r.world.handle, &m.comm.handle, first, r.index, Config{})
-			})
-			for _, c := range []*communicator{r.world, m.comm} {
-				if err == nil {
-					err = r.settle(c, fmt.Sprintf("make the communicator of axis %s", axis.Name))
-				}
-			}
-			if err == nil && m.comm.handle == 0 {
-				err = fmt.Errorf("NCCL has made no communicator of axis %s", axis.Name)
-			}
-			if err != nil {
-				return err
+func (r *rank) addMember(g watch.Group, i int) error {
+	m := &member{r: r, name: g.Name, slot: g.Slot, comm: r.world}
+	m.Caller = comm.Caller{Index: i, Ranks: len(g.Ranks), World: r.index, Bind: m.bind}
+	if n := len(g.Ranks); n > 1 && n < r.w.size {
+		m.comm = r.newComm()
+		err := r.call(func() error {
+			return r.w.o.API.Split(r.world.handle, &m.comm.handle, g.Ranks[0], r.index, Config{})
+		})
+		for _, c := range []*communicator{r.world, m.comm} {
+			if err == nil {
+				err = r.settle(c, "make the communicator of "+g.Name)
 			}
 		}
-	}
-	for i, rank := range m.ranks {
-		if rank == r.index {
-			m.Caller = comm.Caller{Index: i, Ranks: len(m.ranks), World: r.index, Bind: m.bind}
+		if err == nil && m.comm.handle == 0 {
+			err = fmt.Errorf("NCCL has made no communicator of %s", g.Name)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	if err := m.progress.words(r.ctx); err != nil {
@@ -126,7 +105,7 @@ func (k *kernel) Writes() []device.Ptr { return k.writes }
 // bind finds the operands in the GPU's memory, and how to move them.
 func (m *member) bind(c comm.Call) (device.Kernel, error) {
 	k := &kernel{Call: c, m: m, text: fmt.Sprintf("%s %q", c.Sig.Op, c.Name), srcs: make([]driver.Address, m.Ranks)}
-	k.sig = hash(c.Sig)
+	k.sig = c.Sig.Hash()
 	if c.Round != nil {
 		return nil, fmt.Errorf("rounds of an algorithm (%s): NCCL's collectives go their own way", c.Sig.Round)
 	}
@@ -138,13 +117,6 @@ func (m *member) bind(c comm.Call) (device.Kernel, error) {
 		return nil, err
 	}
 	return k, k.plan()
-}
-
-// hash of a signature, equal where operations agree.
-func hash(s comm.Signature) uint64 {
-	h := fnv.New64a()
-	fmt.Fprintf(h, "%s %d %d %d %d %v", s.Op, s.Bytes, s.DType, s.Root, s.Order, s.Accumulate)
-	return h.Sum64()
 }
 
 // plan gives the kernel its move, and says what it reads and writes.

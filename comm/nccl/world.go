@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spillway-ml/spillway/comm/world"
+
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/watch"
 	"github.com/spillway-ml/spillway/device/cuda"
@@ -64,10 +66,10 @@ type Options struct {
 //
 // An error in one group ends all, in every process.
 type World struct {
-	o     Options
-	mesh  []graph.Axis
-	size  int
-	chunk int64 // bytes that come from each rank at a time where they are to be added
+	o      Options
+	size   int
+	groups []watch.Group
+	chunk  int64 // bytes that come from each rank at a time where they are to be added
 
 	mu    sync.Mutex
 	ranks []*rank
@@ -109,12 +111,10 @@ func New(mesh []graph.Axis, o Options) (*World, error) {
 	if o.Timeout <= 0 {
 		o.Timeout = 60 * time.Second
 	}
-	w := &World{o: o, mesh: slices.Clone(mesh), size: 1}
-	for i, a := range mesh {
-		if a.Size < 1 {
-			return nil, fmt.Errorf("nccl: mesh axis %d (%s) has size %d, want at least 1", i, a.Name, a.Size)
-		}
-		w.size *= a.Size
+	w := &World{o: o}
+	var err error
+	if w.size, w.groups, err = world.Groups("nccl", mesh); err != nil {
+		return nil, err
 	}
 	w.chunk = chunkOf(w.size)
 	o.Control.OnError(w.abort)
@@ -181,9 +181,11 @@ func (w *World) Groups(ctx *cuda.Context) (map[int]comm.Group, error) {
 	if err := r.join(); err != nil {
 		return fail(err)
 	}
-	for slot := range len(w.mesh) + 1 {
-		if err := r.addMember(slot); err != nil {
-			return fail(err)
+	for _, g := range w.groups {
+		if i := slices.Index(g.Ranks, r.index); i >= 0 {
+			if err := r.addMember(g, i); err != nil {
+				return fail(err)
+			}
 		}
 	}
 	if err := r.rehearse(); err != nil {

@@ -3,12 +3,12 @@ package shm
 import (
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/direct"
 	"github.com/spillway-ml/spillway/comm/watch"
+	"github.com/spillway-ml/spillway/comm/world"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
@@ -25,29 +25,11 @@ import (
 // A rank's post is written between its own leaving and its next coming, when
 // nobody reads it: it returns from an operation only once all have left.
 type member struct {
-	comm.Caller
+	world.Member
 	world *World
-	name  string
-	slot  int
-	ranks []int // global rank by index
-
-	busy    atomic.Bool
-	counter comm.Counter
 }
 
 var _ comm.Group = (*member)(nil)
-
-// Abort ends every group of the job with err.
-func (m *member) Abort(err error) { m.world.Abort(err) }
-
-// OnError registers f for the error that ends the job.
-func (m *member) OnError(f func(error)) { m.world.OnError(f) }
-
-// Err returns the error that ended the job, nil while it is sound.
-func (m *member) Err() error { return m.world.Err() }
-
-// Stats returns what the rank has moved in the group.
-func (m *member) Stats() comm.Stats { return m.counter.Stats() }
 
 // kernel is one bound operation of one rank.
 type kernel struct {
@@ -69,19 +51,19 @@ var _ cpu.PeerKernel = (*kernel)(nil)
 func (k *kernel) ReachesPeers() {}
 
 func (m *member) bind(c comm.Call) (device.Kernel, error) {
-	k := &kernel{Call: c, m: m, sig: hash(c.Sig), text: fmt.Sprintf("%s %q", c.Sig.Op, c.Name), at: m.Index, ranks: m.ranks}
+	k := &kernel{Call: c, m: m, sig: c.Sig.Hash(), text: fmt.Sprintf("%s %q", c.Sig.Op, c.Name), at: m.Index, ranks: m.Global}
 	if c.Sig.Op == comm.SendRecv {
 		from, to := c.Peer, m.Index
 		if k.at = 1; c.Sends() {
 			from, to, k.at = to, from, 0
 		}
-		k.ranks = []int{m.ranks[from], m.ranks[to]}
+		k.ranks = []int{m.Global[from], m.Global[to]}
 		for side := range 2 {
-			k.posts = append(k.posts, m.world.job.pair(m.slot, k.ranks[0], k.ranks[1], side))
+			k.posts = append(k.posts, m.world.job.pair(m.Slot, k.ranks[0], k.ranks[1], side))
 		}
 	} else {
-		for _, r := range m.ranks {
-			k.posts = append(k.posts, m.world.job.post(m.slot, r))
+		for _, r := range m.Global {
+			k.posts = append(k.posts, m.world.job.post(m.Slot, r))
 		}
 	}
 	var own direct.Operands
@@ -109,11 +91,10 @@ func (m *member) bind(c comm.Call) (device.Kernel, error) {
 // Run returns when no peer reads its inputs any more.
 func (k *kernel) Run() error {
 	m := k.m
-	if !m.busy.CompareAndSwap(false, true) {
-		return m.world.fail(fmt.Errorf("%w: rank %d runs two operations of its %s group at once, the second is %s: they belong on one stream",
-			comm.ErrAborted, m.World, m.name, k.text))
+	if err := m.Enter(k.Call); err != nil {
+		return err
 	}
-	defer m.busy.Store(false)
+	defer m.Leave()
 	call := k.posts[k.at].came.Load() + 1
 	rec := m.world.job.rank(m.World).begin(k, call)
 	err := k.meet(call)
@@ -158,7 +139,7 @@ func (k *kernel) meet(call uint64) error {
 	if k.Sig.Op == comm.SendRecv && !k.Sends() {
 		sent = 0
 	}
-	k.m.counter.Add(sent, read, written)
+	k.m.Add(sent, read, written)
 	return nil
 }
 
@@ -178,7 +159,7 @@ func (k *kernel) point(p watch.Phase, call uint64) {
 
 // write posts the operation.
 func (k *kernel) write(p *post) {
-	p.kind, p.dtype, p.flags = opNumber(k.Sig.Op), uint32(k.Sig.DType), 0
+	p.kind, p.dtype, p.flags = uint32(world.OpNumber(k.Sig.Op)), uint32(k.Sig.DType), 0
 	if k.Sig.Accumulate {
 		p.flags = 1
 	}
@@ -189,20 +170,9 @@ func (k *kernel) write(p *post) {
 	p.sig.Store(k.sig)
 }
 
-var ops = [...]comm.Op{"", comm.AllGather, comm.ReduceScatter, comm.AllReduce, comm.Broadcast, comm.AllToAll, comm.SendRecv, comm.Barrier}
-
-func opNumber(op comm.Op) uint32 {
-	for i, o := range ops {
-		if o == op {
-			return uint32(i)
-		}
-	}
-	return 0
-}
-
 // signature is what a rank has posted.
 func (p *post) signature() comm.Signature {
-	return comm.Signature{Op: ops[p.kind%uint32(len(ops))], Bytes: p.bytes, DType: graph.DType(p.dtype), Root: int(p.root), Order: graph.SumOrder(p.flags >> 1), Accumulate: p.flags&1 != 0}
+	return comm.Signature{Op: world.OpOf(uint64(p.kind)), Bytes: p.bytes, DType: graph.DType(p.dtype), Root: int(p.root), Order: graph.SumOrder(p.flags >> 1), Accumulate: p.flags&1 != 0}
 }
 
 // ring wakes the others that sleep.
@@ -277,7 +247,7 @@ func (k *kernel) compare(call uint64) error {
 		if k.Sig.Op == comm.SendRecv {
 			verbs, number = [2]string{"sends", "receives"}, ""
 		}
-		return k.m.world.fail(fmt.Errorf("%w in the %s group%s: rank %d %s %s (%s), rank %d %s %s (%s)", comm.ErrMismatch, k.m.name, number,
+		return k.m.world.fail(fmt.Errorf("%w in the %s group%s: rank %d %s %s (%s), rank %d %s %s (%s)", comm.ErrMismatch, k.m.Name, number,
 			k.ranks[0], verbs[0], a.signature(), quoted(a), k.ranks[i], verbs[1], b.signature(), quoted(b)))
 	}
 	return nil

@@ -32,7 +32,7 @@ func (w *World) monitor() {
 			switch {
 			case v.Kind == watch.End:
 				_ = w.fail(v.Err)
-			case w.speaks(m, reports):
+			case m.Speaker(reports) == w.local[0]:
 				w.warn(v.Text)
 			}
 		}
@@ -45,21 +45,6 @@ func (w *World) monitor() {
 	}
 }
 
-// speaks tells whether this process is the one that tells people what all see:
-// that of the lowest rank which is not silent itself.
-func (w *World) speaks(m *watch.Machine, reports []watch.Report) bool {
-	silent := map[int]bool{}
-	for _, r := range m.Silence() {
-		silent[r] = true
-	}
-	for r, rep := range reports {
-		if rep.State == watch.Alive && !silent[r] {
-			return r == w.local[0]
-		}
-	}
-	return false
-}
-
 // read fills the reports of all ranks.
 func (w *World) read(reports []watch.Report, d *deaths) {
 	for r := range reports {
@@ -69,7 +54,7 @@ func (w *World) read(reports []watch.Report, d *deaths) {
 			rep.State = watch.Dead
 		}
 		if rep.In == nil {
-			rep.In = make([]watch.Progress, len(w.mesh)+1)
+			rep.In = make([]watch.Progress, len(w.members))
 		}
 		for slot := range rep.In {
 			p := w.job.post(slot, r)

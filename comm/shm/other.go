@@ -56,9 +56,6 @@ func (*Job) Failure() string { return "" }
 // Close does nothing.
 func (*Job) Close() error { return nil }
 
-// Group refuses.
-func (*World) Group(int, int) (comm.Group, error) { return nil, errSystem }
-
 // Groups refuses.
 func (*World) Groups(int) (map[int]comm.Group, error) { return nil, errSystem }
 

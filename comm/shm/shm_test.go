@@ -96,8 +96,13 @@ func newRank(w *shm.World, i int) (*rank, error) {
 	var errs [3]error
 	r.arena, errs[0] = r.ctx.Alloc(graph.Device, arenaBytes)
 	r.stream, errs[1] = r.ctx.NewStream(graph.Comm)
-	r.g, errs[2] = w.Group(i, -1)
+	r.g, errs[2] = groupOf(w, i, -1)
 	return r, errors.Join(errs[:]...)
+}
+
+func groupOf(w *shm.World, rank, axis int) (comm.Group, error) {
+	all, err := w.Groups(rank)
+	return all[axis], err
 }
 
 func (r *rank) ptr(off, n int64) device.Ptr { return device.Ptr{Arena: r.arena, Off: off, Len: n} }
@@ -133,7 +138,7 @@ var parts = map[string]func(*rank) error{
 	"algorithms": func(r *rank) error { return algotest.Check(r.g, r.arena, r.stream) },
 	"mesh": func(r *rank) error {
 		for axis := range 2 {
-			g, err := r.world.Group(r.ctx.Rank(), axis)
+			g, err := groupOf(r.world, r.ctx.Rank(), axis)
 			if err != nil {
 				return err
 			}
@@ -519,7 +524,7 @@ func TestWhatIsNotAJobIsRefused(t *testing.T) {
 	c := cpu.New(0, cpu.Options{})
 	a, err := c.Alloc(graph.Device, 64)
 	require.NoError(t, err)
-	g, err := w.Group(0, -1)
+	g, err := groupOf(w, 0, -1)
 	require.NoError(t, err)
 	_, err = g.AllReduce("x", device.Ptr{Arena: a, Len: 64}, graph.F32, graph.SumTree)
 	require.EqualError(t, err, `rank 0: all_reduce "x": the operand is not in the rank's shared memory`)

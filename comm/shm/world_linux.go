@@ -3,7 +3,6 @@ package shm
 import (
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"os"
 	"runtime"
 	"slices"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/watch"
+	"github.com/spillway-ml/spillway/comm/world"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
 )
@@ -34,8 +34,8 @@ const (
 //
 // An error in one group ends all, in every process.
 type World struct {
+	world.End
 	job     *Job
-	mesh    []graph.Axis
 	local   []int // the ranks of this process
 	groups  []watch.Group
 	members [][]*member // by axis + 1, local rank
@@ -44,9 +44,6 @@ type World struct {
 	spins   bool // a waiter looks for a while before it goes to sleep
 
 	mu      sync.Mutex
-	err     error
-	failed  atomic.Bool // set after err
-	hooks   []func(error)
 	regions [][]atomic.Pointer[mapped] // by rank, region
 	own     []ownRegion
 	free    int64 // of the process's file: where the next arena begins
@@ -64,21 +61,20 @@ type ownRegion struct {
 // Join makes this process the one that runs the given ranks of a mesh; an empty
 // mesh has one. The process's heartbeat begins.
 func (j *Job) Join(mesh []graph.Axis, ranks []int, o Options) (*World, error) {
-	w := &World{job: j, mesh: slices.Clone(mesh), local: slices.Clone(ranks), timeout: o.Timeout, warn: o.Warn,
+	w := &World{job: j, local: slices.Clone(ranks), timeout: o.Timeout, warn: o.Warn,
 		stop: make(chan struct{}), stopped: make(chan struct{})}
 	if w.timeout <= 0 {
-		w.timeout = 60 * time.Second
+		w.timeout = world.DefaultTimeout
 	}
 	if w.warn == nil {
 		w.warn = func(string) {}
 	}
-	size := 1
-	for i, a := range mesh {
-		if a.Size < 1 {
-			return nil, fmt.Errorf("shm: mesh axis %d (%s) has size %d, want at least 1", i, a.Name, a.Size)
-		}
-		size *= a.Size
+	size, groups, err := world.Groups("shm", mesh)
+	if err != nil {
+		return nil, err
 	}
+	w.Open(w.fail)
+	w.groups = groups
 	if err := j.each(len(ranks)); err != nil {
 		return nil, err
 	}
@@ -96,7 +92,19 @@ func (j *Job) Join(mesh []graph.Axis, ranks []int, o Options) (*World, error) {
 	}
 	// A waiter may spin where every rank has a core of its own to spin on.
 	w.spins = int(j.header().Cores) >= j.world
-	w.addGroups()
+	w.members = make([][]*member, len(mesh)+1)
+	for slot := range w.members {
+		w.members[slot] = make([]*member, j.world)
+	}
+	for _, g := range groups {
+		for i, r := range g.Ranks {
+			if slices.Contains(ranks, r) {
+				m := &member{world: w}
+				m.Join(&w.End, g, i, m.bind)
+				w.members[g.Slot][r] = m
+			}
+		}
+	}
 	w.regions = make([][]atomic.Pointer[mapped], j.world)
 	for r := range w.regions {
 		w.regions[r] = make([]atomic.Pointer[mapped], maxRegions)
@@ -108,124 +116,28 @@ func (j *Job) Join(mesh []graph.Axis, ranks []int, o Options) (*World, error) {
 	return w, nil
 }
 
-// addGroups makes the groups of all ranks, and the members of this process's.
-func (w *World) addGroups() {
-	w.members = make([][]*member, len(w.mesh)+1)
-	add := func(slot int, name string, ranks []int) {
-		w.groups = append(w.groups, watch.Group{Name: name, Slot: slot, Ranks: ranks})
-		for i, r := range ranks {
-			if !slices.Contains(w.local, r) {
-				continue
-			}
-			m := &member{world: w, name: name, slot: slot, ranks: ranks}
-			m.Caller = comm.Caller{Index: i, Ranks: len(ranks), World: r, Bind: m.bind}
-			w.members[slot][r] = m
-		}
-	}
-	all := make([]int, w.job.world)
-	for i := range all {
-		all[i] = i
-	}
-	for i := range w.members {
-		w.members[i] = make([]*member, w.job.world)
-	}
-	add(0, "world", all)
-	stride := w.job.world
-	for i, a := range w.mesh {
-		stride /= a.Size
-		for first := range w.job.world {
-			if first/stride%a.Size != 0 {
-				continue
-			}
-			ranks := make([]int, a.Size)
-			for j := range ranks {
-				ranks[j] = first + j*stride
-			}
-			add(i+1, "axis "+a.Name, ranks)
-		}
-	}
-}
-
-// Group returns the membership of a rank of this process along a mesh axis, −1
-// for all ranks.
-func (w *World) Group(rank, axis int) (comm.Group, error) {
-	if axis < -1 || axis >= len(w.mesh) {
-		return nil, fmt.Errorf("shm: mesh axis %d of %d axes", axis, len(w.mesh))
-	}
+// Groups returns all memberships of a rank of this process by mesh axis, −1 for all ranks.
+func (w *World) Groups(rank int) (map[int]comm.Group, error) {
 	if !slices.Contains(w.local, rank) {
 		return nil, fmt.Errorf("shm: rank %d is not one of this process's %v", rank, w.local)
 	}
-	return w.members[axis+1][rank], nil
-}
-
-// Groups returns all memberships of a rank of this process by mesh axis, −1 for
-// all ranks.
-func (w *World) Groups(rank int) (map[int]comm.Group, error) {
 	all := map[int]comm.Group{}
-	for axis := -1; axis < len(w.mesh); axis++ {
-		g, err := w.Group(rank, axis)
-		if err != nil {
-			return nil, err
-		}
-		all[axis] = g
+	for slot, list := range w.members {
+		all[slot-1] = list[rank]
 	}
 	return all, nil
 }
-
-// Abort ends the job with err, in every process; the first error of all counts.
-func (w *World) Abort(err error) { _ = w.fail(fmt.Errorf("%w: %w", comm.ErrAborted, err)) }
-
-// OnError registers f for the error that ends the job. If it has ended, f is
-// called at once.
-func (w *World) OnError(f func(error)) {
-	w.mu.Lock()
-	err := w.err
-	if err == nil {
-		w.hooks = append(w.hooks, f)
-	}
-	w.mu.Unlock()
-	if err != nil {
-		f(err)
-	}
-}
-
-// Err returns the error that ended the job, nil while it is sound.
-func (w *World) Err() error {
-	if !w.failed.Load() {
-		return nil
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.err
-}
-
-// kinds of errors, by their number in the control segment.
-var kinds = [...]error{comm.ErrAborted, comm.ErrTimeout, comm.ErrMismatch, comm.ErrLost}
-
-// sharedError is an error that another process has found.
-type sharedError struct {
-	kind error
-	text string
-}
-
-func (e *sharedError) Error() string { return e.text }
-func (e *sharedError) Unwrap() error { return e.kind }
 
 // fail makes err the job's error, unless it has one, and returns the job's.
 func (w *World) fail(err error) error {
 	h := w.job.header()
 	if h.ended.CompareAndSwap(0, 1) {
-		h.kind = 0
-		for i, k := range kinds {
-			if errors.Is(err, k) {
-				h.kind = uint32(i)
-			}
-		}
+		h.kind = uint32(world.Kind(err))
 		h.rank = uint32(w.local[0])
 		h.textLen = uint32(copy(h.text[:], err.Error()))
 		h.ended.Store(2)
 		w.ringAll()
-		return w.settle(err)
+		return w.Settle(err, func() {})
 	}
 	return w.adopt()
 }
@@ -244,27 +156,10 @@ func (w *World) adopt() error {
 	case 0:
 		return nil
 	case 1:
-		return w.settle(&sharedError{comm.ErrLost, "rank lost: a process died while it ended the job"})
+		return w.Settle(world.Told(world.Kind(comm.ErrLost), "rank lost: a process died while it ended the job"), func() {})
 	}
 	text := string(h.text[:min(int(h.textLen), len(h.text))])
-	return w.settle(&sharedError{kinds[min(int(h.kind), len(kinds)-1)], text})
-}
-
-// settle makes err this process's error, unless it has one.
-func (w *World) settle(err error) error {
-	w.mu.Lock()
-	if w.err != nil {
-		defer w.mu.Unlock()
-		return w.err
-	}
-	w.err = err
-	w.failed.Store(true)
-	hooks := w.hooks
-	w.mu.Unlock()
-	for _, f := range hooks {
-		f(err)
-	}
-	return err
+	return w.Settle(world.Told(int(h.kind), text), func() {})
 }
 
 // ringAll wakes every rank of the job that sleeps.
@@ -381,11 +276,4 @@ func (w *World) view(rank int, o operand) ([]byte, error) {
 		return nil, fmt.Errorf("shm: rank %d posted bytes [%d, %d) of an arena of %d", rank, o.off, o.off+o.n, len(p.data))
 	}
 	return p.data[o.off : o.off+o.n : o.off+o.n], nil
-}
-
-// hash of a signature, equal where operations agree.
-func hash(s comm.Signature) uint64 {
-	h := fnv.New64a()
-	fmt.Fprintf(h, "%s %d %d %d %d %v %s", s.Op, s.Bytes, s.DType, s.Root, s.Order, s.Accumulate, s.Round)
-	return h.Sum64()
 }

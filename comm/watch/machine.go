@@ -328,14 +328,15 @@ func (m *Machine) silent(reports []Report) (list []Verdict) {
 	return list
 }
 
-// Silence lists the ranks that are named as silent.
-func (m *Machine) Silence() (ranks []int) {
-	for r, b := range m.beats {
-		if b.named {
-			ranks = append(ranks, r)
+// Speaker is the rank whose process tells people what all processes see: the lowest that
+// is alive and not silent itself; -1: none.
+func (m *Machine) Speaker(reports []Report) int {
+	for r, report := range reports {
+		if report.State == Alive && !m.beats[r].named {
+			return r
 		}
 	}
-	return ranks
+	return -1
 }
 
 func (m *Machine) name(r int) string {

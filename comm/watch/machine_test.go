@@ -298,9 +298,12 @@ func TestASilentRankIsNamedOnceAndMayComeBack(t *testing.T) {
 	}
 	require.Len(t, named, 1)
 	require.Equal(t, "rank 1 (host h1) gives no sign of life; the job ends in 9s unless it comes back", named[0].Text)
-	require.Equal(t, []int{1}, m.Silence())
+	alive := []watch.Report{{State: watch.Alive}, {State: watch.Alive}}
+	require.Equal(t, 0, m.Speaker(alive))
+	alive[0].State = watch.Done
+	require.Equal(t, -1, m.Speaker(alive), "rank 1 is silent")
 	require.Equal(t, []watch.Verdict{{Kind: watch.Back, Ranks: []int{1}, Text: "rank 1 (host h1) is back"}}, step(interval, 0, 1))
-	require.Empty(t, m.Silence())
+	require.Equal(t, 1, m.Speaker(alive))
 }
 
 func TestARankThatNeverJoins(t *testing.T) {
