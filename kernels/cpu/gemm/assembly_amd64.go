@@ -128,20 +128,20 @@ func widenF16AVX2(dst, src unsafe.Pointer, vectors int)
 //go:noescape
 func narrowBF16AVX512(dst, src unsafe.Pointer, dstStride, srcStride, rows, mask int)
 
-// narrowBF16AVX2 rounds vectors of 8 float32 to bf16.
+// narrowBF16AVX2 rounds rows of 16 float32 to bf16.
 //
 //go:noescape
-func narrowBF16AVX2(dst, src unsafe.Pointer, vectors int)
+func narrowBF16AVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows int)
 
 // narrowF16AVX512 rounds rows of up to 32 float32, the lanes of mask, to binary16.
 //
 //go:noescape
 func narrowF16AVX512(dst, src unsafe.Pointer, dstStride, srcStride, rows, mask int)
 
-// narrowF16AVX2 rounds vectors of 8 float32 to binary16.
+// narrowF16AVX2 rounds rows of 16 float32 to binary16.
 //
 //go:noescape
-func narrowF16AVX2(dst, src unsafe.Pointer, vectors int)
+func narrowF16AVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows int)
 
 // The micro-kernels multiply t.n slivers of at most so many rows of A by a
 // sliver of at most nr columns of B. Their units are float32 (f32), two bf16

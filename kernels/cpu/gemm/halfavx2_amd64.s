@@ -45,33 +45,35 @@ done:
 	VZEROUPPER
 	RET
 
-// func narrowF16AVX2(dst *byte, src *byte, vectors int)
+// func narrowF16AVX2(dst *byte, src *byte, dstStride int, srcStride int, rows int)
 // Requires: AVX, F16C
-TEXT ·narrowF16AVX2(SB), NOSPLIT, $0-24
-	MOVQ  dst+0(FP), DI
-	MOVQ  src+8(FP), SI
-	MOVQ  vectors+16(FP), CX
-	TESTQ CX, CX
-	JZ    done
+TEXT ·narrowF16AVX2(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), DI
+	MOVQ src+8(FP), SI
+	MOVQ dstStride+16(FP), R8
+	MOVQ srcStride+24(FP), R9
+	MOVQ rows+32(FP), CX
 
-next:
+row:
 	VMOVUPS   (SI), Y0
 	VCVTPS2PH $0x00, Y0, (DI)
-	ADDQ      $0x20, SI
-	ADDQ      $0x10, DI
+	VMOVUPS   32(SI), Y0
+	VCVTPS2PH $0x00, Y0, 16(DI)
+	ADDQ      R9, SI
+	ADDQ      R8, DI
 	DECQ      CX
-	JNZ       next
-
-done:
+	JNZ       row
 	VZEROUPPER
 	RET
 
-// func narrowBF16AVX2(dst *byte, src *byte, vectors int)
+// func narrowBF16AVX2(dst *byte, src *byte, dstStride int, srcStride int, rows int)
 // Requires: AVX, AVX2
-TEXT ·narrowBF16AVX2(SB), NOSPLIT, $0-24
+TEXT ·narrowBF16AVX2(SB), NOSPLIT, $0-40
 	MOVQ         dst+0(FP), DI
 	MOVQ         src+8(FP), SI
-	MOVQ         vectors+16(FP), CX
+	MOVQ         dstStride+16(FP), R8
+	MOVQ         srcStride+24(FP), R9
+	MOVQ         rows+32(FP), CX
 	MOVL         $0x00007fff, AX
 	VMOVD        AX, X0
 	VPBROADCASTD X0, Y4
@@ -81,10 +83,8 @@ TEXT ·narrowBF16AVX2(SB), NOSPLIT, $0-24
 	MOVL         $0x00000040, AX
 	VMOVD        AX, X0
 	VPBROADCASTD X0, Y6
-	TESTQ        CX, CX
-	JZ           done
 
-next:
+row:
 	VMOVUPS      (SI), Y0
 	VPSRLD       $0x10, Y0, Y1
 	VPAND        Y5, Y1, Y2
@@ -97,11 +97,21 @@ next:
 	VEXTRACTI128 $0x01, Y3, X1
 	VPACKUSDW    X1, X3, X0
 	VMOVDQU      X0, (DI)
-	ADDQ         $0x20, SI
-	ADDQ         $0x10, DI
+	VMOVUPS      32(SI), Y0
+	VPSRLD       $0x10, Y0, Y1
+	VPAND        Y5, Y1, Y2
+	VPADDD       Y4, Y0, Y3
+	VPADDD       Y2, Y3, Y3
+	VPSRLD       $0x10, Y3, Y3
+	VCMPPS       $0x03, Y0, Y0, Y7
+	VPOR         Y6, Y1, Y1
+	VBLENDVPS    Y7, Y1, Y3, Y3
+	VEXTRACTI128 $0x01, Y3, X1
+	VPACKUSDW    X1, X3, X0
+	VMOVDQU      X0, 16(DI)
+	ADDQ         R9, SI
+	ADDQ         R8, DI
 	DECQ         CX
-	JNZ          next
-
-done:
+	JNZ          row
 	VZEROUPPER
 	RET

@@ -183,8 +183,8 @@ func (s *kernels) narrow(t Type, dst, src unsafe.Pointer, ds, ss, rows, cols int
 	for i := range rows {
 		from := unsafe.Slice((*float32)(unsafe.Add(src, i*ss)), cols)
 		to := unsafe.Slice((*uint16)(unsafe.Add(dst, i*ds)), cols)
-		for j := s.narrowVectors(t, unsafe.Pointer(&to[0]), unsafe.Pointer(&from[0]), cols); j < cols; j++ {
-			to[j] = narrowed(t, from[j])
+		for j, x := range from {
+			to[j] = narrowed(t, x)
 		}
 	}
 }

@@ -51,28 +51,19 @@ func (s *kernels) widenVectors(t Type, dst, src unsafe.Pointer, n int) int {
 
 // narrowRows rounds rows if the level can do all of them, and reports whether.
 func (s *kernels) narrowRows(t Type, dst, src unsafe.Pointer, ds, ss, rows, cols int) bool {
-	if s.level != level.AVX512 {
+	switch {
+	case s.level == level.AVX512 && t == BF16:
+		narrowBF16AVX512(dst, src, ds, ss, rows, 1<<cols-1)
+	case s.level == level.AVX512:
+		narrowF16AVX512(dst, src, ds, ss, rows, 1<<cols-1)
+	case s.level == level.AVX2 && cols == 16 && t == BF16:
+		narrowBF16AVX2(dst, src, ds, ss, rows)
+	case s.level == level.AVX2 && cols == 16:
+		narrowF16AVX2(dst, src, ds, ss, rows)
+	default:
 		return false
 	}
-	if t == BF16 {
-		narrowBF16AVX512(dst, src, ds, ss, rows, 1<<cols-1)
-	} else {
-		narrowF16AVX512(dst, src, ds, ss, rows, 1<<cols-1)
-	}
 	return true
-}
-
-// narrowVectors is widenVectors the other way.
-func (s *kernels) narrowVectors(t Type, dst, src unsafe.Pointer, n int) int {
-	if s.level != level.AVX2 {
-		return 0
-	}
-	if t == BF16 {
-		narrowBF16AVX2(dst, src, n/8)
-	} else {
-		narrowF16AVX2(dst, src, n/8)
-	}
-	return n &^ 7
 }
 
 // micro computes rows rows of each sliver of t.

@@ -22,8 +22,7 @@ func (s *kernels) micro(t *tile, rows int) {
 
 func (s *kernels) microPack(*tile) { panic(s.form) }
 
-func (s *kernels) widenVectors(Type, unsafe.Pointer, unsafe.Pointer, int) int  { return 0 }
-func (s *kernels) narrowVectors(Type, unsafe.Pointer, unsafe.Pointer, int) int { return 0 }
+func (s *kernels) widenVectors(Type, unsafe.Pointer, unsafe.Pointer, int) int { return 0 }
 
 func (s *kernels) narrowRows(Type, unsafe.Pointer, unsafe.Pointer, int, int, int, int) bool {
 	return false

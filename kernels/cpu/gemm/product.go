@@ -346,9 +346,15 @@ func (p *Product) part(x area) {
 	switch {
 	case p.spec.Out.size() == 4:
 		c := unsafe.Add(p.c, x.i0*p.ldc+4*x.j0)
-		for j := x.j0; j < x.j1; j += p.kernels.nr {
-			s := area{x.i0, x.i1, j, min(j+p.kernels.nr, x.j1)}
-			p.strip(s, unsafe.Add(c, 4*(j-x.j0)), p.ldc)
+		step := p.depth
+		if p.kernels.level == level.AVX2 && !p.cut.direct {
+			step = KC // so that A's block of it stays in the second-level cache
+		}
+		for k := 0; k < p.depth; k += step {
+			for j := x.j0; j < x.j1; j += p.kernels.nr {
+				s := area{x.i0, x.i1, j, min(j+p.kernels.nr, x.j1)}
+				p.strip(s, unsafe.Add(c, 4*(j-x.j0)), p.ldc, k, min(k+step, p.depth))
+			}
 		}
 	case p.cut.depth == p.cut.units:
 		p.narrowTile(x)
@@ -369,8 +375,9 @@ const maxTileRows, maxTileCols, maxNR = 256, 256, 32
 // narrowTile computes a tile of 16-bit elements through sums on the stack.
 func (p *Product) narrowTile(x area) {
 	var sums [maxTileRows * maxNR]float32
+	ld := 4 * p.kernels.nr
 	for j := x.j0; j < x.j1; j += p.kernels.nr {
-		p.narrowStrip(area{x.i0, x.i1, j, min(j+p.kernels.nr, x.j1)}, unsafe.Pointer(&sums), 4*maxNR)
+		p.narrowStrip(area{x.i0, x.i1, j, min(j+p.kernels.nr, x.j1)}, unsafe.Pointer(&sums), ld)
 	}
 }
 
@@ -383,7 +390,7 @@ func (p *Product) narrowStrip(s area, sums unsafe.Pointer, ld int) {
 			p.kernels.widen(p.spec.Out, unsafe.Add(sums, i*ld), unsafe.Add(c, i*p.ldc), s.j1-s.j0)
 		}
 	}
-	p.strip(s, sums, ld)
+	p.strip(s, sums, ld, 0, p.depth)
 	if p.last && p.spec.scaled() {
 		p.scale(s, c, sums, ld)
 	}
@@ -421,9 +428,9 @@ func (p *Product) scale(s area, c, sums unsafe.Pointer, ld int) {
 	}
 }
 
-// strip computes at most nr columns of a tile into 32-bit elements of C at c,
-// ldc bytes between rows.
-func (p *Product) strip(s area, c unsafe.Pointer, ldc int) {
+// strip computes at most nr columns of a tile over depths [from, to) of the chunk,
+// multiples of KC, into 32-bit elements of C at c, ldc bytes between rows.
+func (p *Product) strip(s area, c unsafe.Pointer, ldc, from, to int) {
 	if p.kernels.tiles() {
 		p.tileStrip(s, c, ldc)
 		return
@@ -449,7 +456,7 @@ func (p *Product) strip(s area, c unsafe.Pointer, ldc int) {
 			p.kernels.copy(b, src, 4*nr, p.ldb, p.depth, s.j1-s.j0, nr)
 		}
 	}
-	for k := 0; k < p.depth; k += KC {
+	for k := from; k < to; k += KC {
 		t.k = min(KC, p.depth-k)
 		t.add = 0
 		if p.spec.Accumulate && !p.spec.scaled() || p.k0+k > 0 {
@@ -471,6 +478,9 @@ func (p *Product) strip(s area, c unsafe.Pointer, ldc int) {
 			done = p.packOnTheWay(&t, s, k, whole)
 		}
 		t.next, t.ahead = uintptr(t.b)+uintptr(t.k*t.ldb), 32
+		if to < p.depth || from > 0 { // the next strip's block
+			t.next = uintptr(t.b) + uintptr(4*p.depth*nr)
+		}
 		done += p.slivers(&t, done, whole-done, mr)
 		p.slivers(&t, done, min(rest, 1), rest)
 	}

@@ -46,21 +46,19 @@ func half(wide bool) {
 		halves512()
 		return
 	}
-	loop("narrowF16", "rounds vectors of float32 to binary16, to nearest even.", 4, 2, func() {}, func() {
-		VMOVUPS(src, r[0])
-		VCVTPS2PH(operand.Imm(0), r[0], dst)
+	narrow256("narrowF16", func() {}, func(v int) {
+		VCVTPS2PH(operand.Imm(0), r[0], at(reg.RDI, 16*v))
 	})
 	constant := func(v uint32, to reg.VecPhysical) {
 		MOVL(operand.U32(v), reg.EAX)
 		VMOVD(reg.EAX, reg.X0)
 		VPBROADCASTD(reg.X0, to)
 	}
-	loop("narrowBF16", "rounds vectors of float32 to bf16, to nearest even; NaNs become quiet.", 4, 2, func() {
+	narrow256("narrowBF16", func() {
 		constant(0x7fff, r[4])
 		constant(1, r[5])
 		constant(0x40, r[6])
-	}, func() {
-		VMOVUPS(src, r[0])
+	}, func(v int) {
 		VPSRLD(operand.Imm(16), r[0], r[1])
 		VPAND(r[5], r[1], r[2])
 		VPADDD(r[4], r[0], r[3])
@@ -71,8 +69,31 @@ func half(wide bool) {
 		VBLENDVPS(r[7], r[1], r[3], r[3])
 		VEXTRACTI128(operand.Imm(1), r[3], reg.X1)
 		VPACKUSDW(reg.X1, reg.X3, reg.X0)
-		VMOVDQU(reg.X0, dst)
+		VMOVDQU(reg.X0, at(reg.RDI, 16*v))
 	})
+}
+
+// narrow256 rounds rows of 16 float32 to 16 bits, to nearest even; NaNs become quiet.
+// round writes ymm0 as half v of a row.
+func narrow256(name string, setup func(), round func(v int)) {
+	TEXT(name+"AVX2", NOSPLIT, "func(dst, src *byte, dstStride, srcStride, rows int)")
+	Load(Param("dst"), reg.RDI)
+	Load(Param("src"), reg.RSI)
+	Load(Param("dstStride"), reg.R8)
+	Load(Param("srcStride"), reg.R9)
+	Load(Param("rows"), reg.RCX)
+	setup()
+	Label("row")
+	for v := range 2 {
+		VMOVUPS(at(reg.RSI, 32*v), reg.Y0)
+		round(v)
+	}
+	ADDQ(reg.R9, reg.RSI)
+	ADDQ(reg.R8, reg.RDI)
+	DECQ(reg.RCX)
+	JNZ(operand.LabelRef("row"))
+	VZEROUPPER()
+	RET()
 }
 
 // halves512 generates the roundings with AVX-512, of rows of up to 32.
