@@ -105,9 +105,6 @@ func (r *layering) makeTwins(k int) {
 		for id != graph.NoBuf && !used[id] {
 			used[id] = true
 			b := r.p.Buf(id)
-			if b.Scale.Block > 0 {
-				used[b.Scale.Of] = true // a view of the same buffer as id
-			}
 			if b.View == nil {
 				return
 			}
@@ -150,9 +147,6 @@ func (r *layering) makeTwins(k int) {
 				w := *v
 				w.Base = list[v.Base]
 				b.View = &w
-			}
-			if b.Scale.Block > 0 {
-				b.Scale.Of = list[b.Scale.Of]
 			}
 		}
 		r.twins[m] = list

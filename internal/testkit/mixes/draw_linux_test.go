@@ -149,7 +149,7 @@ func (m *mix) ways(r *rand.Rand) {
 		w.transport = transports[r.IntN(len(transports))]
 		m.features["transport"] = true
 	}
-	if m.reproducible && w.transport == "launch" && w.ranks > 1 && w.resumeAt == 0 && half() || m.reproducible && w.resumeAt == 0 && r.IntN(8) == 0 {
+	if m.reproducible && w.transport == "launch" && w.ranks > 1 && w.resumeAt == 0 && half() || m.reproducible && w.resumeAt == 0 && r.IntN(3) == 0 {
 		w.kill, w.transport, w.ranks = true, "launch", 4
 		m.steps = 24
 		m.features["transport"], m.features["elastic"] = true, true

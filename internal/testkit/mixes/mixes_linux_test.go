@@ -3,7 +3,6 @@ package mixes_test
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -212,17 +211,23 @@ func (m *mix) elastic(t *testing.T, w way, flags []string, metrics string) (kill
 		if text, err := os.ReadFile(metrics); err != nil || bytes.Count(text, []byte("\n")) < 3 {
 			continue
 		}
-		children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid))
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		require.NoError(t, err)
-		if pids := strings.Fields(string(children)); len(pids) > 0 {
+		if pids := children(cmd.Process.Pid); len(pids) > 0 {
 			pid, err := strconv.Atoi(pids[int(m.seed%uint64(len(pids)))])
 			require.NoError(t, err)
 			killed = syscall.Kill(pid, syscall.SIGKILL) == nil
 		}
 	}
+}
+
+// children lists the processes that any thread of a process has started.
+func children(pid int) (pids []string) {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)) // the pattern is sound
+	for _, f := range files {
+		if text, err := os.ReadFile(f); err == nil { // or the thread has ended
+			pids = append(pids, strings.Fields(string(text))...)
+		}
+	}
+	return pids
 }
 
 // read takes the curve from a file of metrics. A step that was run again is the same.
