@@ -149,6 +149,7 @@ func samples(t *testing.T) map[graph.Kind][]sample {
 	add("adamw", update, ids(part, coef, hyper), rw(value), rw(moment), rw(second), graph.Out{Buf: buf("low", graph.BF16, 256)})
 	add("adamw", update, ids(part, coef, hyper), rw(value), rw(moment), rw(second))
 	add("sgd", update, ids(part, coef, hyper), rw(value), rw(moment))
+	add("adagrad", update, ids(part, coef, hyper), rw(value), rw(moment))
 	add("lamb_dir", update, ids(value, coef, hyper), rw(part), rw(moment), rw(second), graph.Out{Buf: norms, Mode: graph.Accum})
 	add(graph.ParamNorms, update, ids(value, part), graph.Out{Buf: norms, Mode: graph.Accum})
 	add("lamb_apply", update, ids(part, norms, coef, hyper), rw(value))

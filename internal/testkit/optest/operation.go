@@ -53,11 +53,13 @@ func Kinds() []graph.Kind {
 	})
 }
 
-// rules are the operations of the update rules.
+// rules are the operations of the update rules whose kernels are in the libraries.
 var rules = func() map[graph.Kind]*graph.Operation {
 	m := map[graph.Kind]*graph.Operation{}
 	for _, op := range zero.Operations() {
-		m[op.Kind()] = op
+		if op.Definition().Library {
+			m[op.Kind()] = op
+		}
 	}
 	return m
 }()
