@@ -72,6 +72,9 @@ type Config struct {
 	// decay (biases, norms) too, as their papers are written. A bias that starts at
 	// zero then hardly moves under LAMB, and takes the whole rate under LARS.
 	AdaptAll bool
+	// Nesterov has rules with momentum look ahead: the step is the gradient plus Beta1
+	// times the new momentum. SGD, LARS and LARC, with Beta1 above 0.
+	Nesterov bool
 	Clip     float64 // largest global gradient norm; 0: off
 
 	Dropout  float64  // of residual branches and embeddings
@@ -375,6 +378,8 @@ func (c *Config) validate() error {
 	switch err := o.Validate(); {
 	case c.Trust == 0 && o.Reads(zero.Trust):
 		return refuse("Config.Trust 0: %s would train nothing; a positive number is needed", o.Name)
+	case err != nil && c.Nesterov:
+		return refuse("Config.Nesterov: %w", err)
 	case err != nil:
 		return refuse("Config.Optimizer: %w", err)
 	}
@@ -474,5 +479,5 @@ func (c *Config) optimizer() zero.Optimizer {
 		name = c.Own.Rule.Name
 	}
 	return zero.Optimizer{Name: name, Rule: c.Own.Rule, Beta1: c.Beta1, Beta2: c.Beta2, Eps: c.Eps, Decay: c.WeightDecay,
-		Trust: c.Trust, AdaptAll: c.AdaptAll, LossScale: c.scalePolicy(), Int8: c.int8("optimizer"), BF16: c.bf16States()}
+		Trust: c.Trust, AdaptAll: c.AdaptAll, Nesterov: c.Nesterov, LossScale: c.scalePolicy(), Int8: c.int8("optimizer"), BF16: c.bf16States()}
 }

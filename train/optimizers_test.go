@@ -42,7 +42,7 @@ func parameters(t *testing.T, tr *Trainer) tensors {
 func gradientsAt(t *testing.T, c request, folder string, w tensors) (map[string][]float64, float64) {
 	t.Helper()
 	const rate = 1 << 20
-	c.Init, c.Optimizer, c.LR, c.Beta1, c.WeightDecay, c.Clip, c.LRSchedule, c.Warmup = folder, "sgd", rate, 0, 0, 0, "constant", 0
+	c.Init, c.Optimizer, c.LR, c.Beta1, c.WeightDecay, c.Clip, c.LRSchedule, c.Warmup, c.Nesterov = folder, "sgd", rate, 0, 0, 0, "constant", 0, false
 	c.Checkpoint, c.SaveEvery, c.Steps, c.Zero = "", 0, 1, 0 // the same rows on the same ranks: the same bits
 	tr, err := c.start(context.Background())
 	require.NoError(t, err)
@@ -76,6 +76,7 @@ func l2(v []float64) float64 {
 // a second moment by layer). decay is 0 for vectors.
 type hyper struct {
 	lr, b1, b2, eps, decay, trust float64
+	nesterov                      bool
 	adapt                         bool    // the rate of this parameter is adapted to its norms
 	unadapted                     float64 // LARS's local rate where it is not
 }
@@ -93,8 +94,13 @@ var papers = map[string]func(w, g, m, v []float64, k int, h hyper){
 	// Momentum as in Sutskever et al. (ICML 2013) in PyTorch's form, with L2 decay.
 	"sgd": func(w, g, m, v []float64, k int, h hyper) {
 		for i := range w {
-			m[i] = h.b1*m[i] + g[i] + h.decay*w[i]
-			w[i] -= h.lr * m[i]
+			d := g[i] + h.decay*w[i]
+			m[i] = h.b1*m[i] + d
+			if h.nesterov { // PyTorch's form
+				w[i] -= h.lr * (d + h.b1*m[i])
+			} else {
+				w[i] -= h.lr * m[i]
+			}
 		}
 	},
 	// Duchi, Hazan and Singer (JMLR 2011) in PyTorch's form, with L2 decay.
@@ -180,7 +186,7 @@ func TestOptimizersFollowTheirPapers(t *testing.T) {
 				c.Eps = 1e-2
 			}
 			if clip > 0 {
-				c.Trust, c.AdaptAll = 0.02, true
+				c.Trust, c.AdaptAll, c.Nesterov = 0.02, true, name == "sgd"
 			}
 			c.Checkpoint, c.SaveEvery = scratch(t), 1
 			tr, err := c.start(context.Background())
@@ -209,7 +215,7 @@ func TestOptimizersFollowTheirPapers(t *testing.T) {
 					for i := range g {
 						g[i] *= coef
 					}
-					h := hyper{lr: r.LR, b1: c.Beta1, b2: c.Beta2, eps: c.Eps, trust: c.Trust, adapt: w.decay || c.AdaptAll, unadapted: c.Trust}
+					h := hyper{lr: r.LR, b1: c.Beta1, b2: c.Beta2, eps: c.Eps, trust: c.Trust, nesterov: c.Nesterov, adapt: w.decay || c.AdaptAll, unadapted: c.Trust}
 					if w.decay {
 						h.decay = c.WeightDecay
 					}

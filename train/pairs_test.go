@@ -46,6 +46,8 @@ func TestFieldsThatNeedAnother(t *testing.T) {
 		{func(c *Config) { c.AsyncSave = "off" }, func(c *Config) { c.Checkpoint = "ck" }, "Config.AsyncSave off changes nothing"},
 		{func(c *Config) { c.TextField = "body" }, func(c *Config) { c.EvalData = lines }, "Config.TextField body changes nothing"},
 		{func(c *Config) { c.DataGlob = "*.go" }, func(c *Config) { c.Data = filepath.Dir(text) }, "Config.DataGlob *.go changes nothing"},
+		{func(c *Config) { c.Nesterov = true }, func(c *Config) { c.Optimizer = "larc" }, "Config.Nesterov: optimizer: Nesterov's form is one of momentum, which adamw does not have; use larc, lars, sgd"},
+		{func(c *Config) { c.Nesterov, c.Optimizer, c.Beta1 = true, "sgd", 0 }, func(c *Config) { c.Beta1 = 0.5 }, "Config.Nesterov: optimizer: Nesterov's form needs momentum"},
 	} {
 		saidOf := func(c *Config) string {
 			if err := c.Validate(); err != nil {

@@ -70,6 +70,9 @@ func (c *Config) settings() map[string]string {
 	if c.AdaptAll {
 		s["adapt-all"] = "true"
 	}
+	if c.Nesterov {
+		s["nesterov"] = "true"
+	}
 	if c.reduce32() {
 		s["reduce"] = "fp32"
 	}
@@ -109,7 +112,7 @@ var settingFields = map[string]string{
 	"beta2": "Beta2", "clip": "Clip", "collectives": "Collectives", "dropout": "Dropout", "epilogues": "Epilogues", "eps": "Eps",
 	"freeze": "Freeze", "int8": "Int8", "loss-scale": "LossScale",
 	"loss-scale-hysteresis": "LossScaleHysteresis", "lr": "LR", "lr-base-batch": "LRBaseBatch",
-	"lr-scale": "LRScale", "lr-schedule": "LRSchedule", "min-lr": "MinLR", "on-nonfinite": "OnNonFinite",
+	"lr-scale": "LRScale", "lr-schedule": "LRSchedule", "min-lr": "MinLR", "nesterov": "Nesterov", "on-nonfinite": "OnNonFinite",
 	"optimizer-dtype": "OptimizerDType", "order": "Order", "precision": "Precision", "ranks": "Ranks",
 	"reduce": "Reduce", "reproducible": "Reproducible", "seed": "Seed", "seq": "Seq", "shard-size": "ShardSize",
 	"steps": "Steps", "tokenizer": "Tokenizer", "trust": "Trust", "warmup": "Warmup",

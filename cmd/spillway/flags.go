@@ -281,6 +281,7 @@ func trainFlags(fs *pflag.FlagSet, c *spillway.Config, l *later) {
 	fs.Float64Var(&c.MinLR, "min-lr", d.MinLR, "rate min that linear and cosine end at, and inverse-sqrt never falls below (Hugging Face's linear and cosine end at 0)")
 	fs.Float64Var(&c.WeightDecay, "weight-decay", d.WeightDecay, "on parameters of 2 or more dimensions")
 	fs.Float64Var(&c.Beta1, "beta1", d.Beta1, "decay of the first moment (momentum)")
+	fs.BoolVar(&c.Nesterov, "nesterov", false, "Nesterov's form of momentum, with "+english.WordSeries(zero.NamesReading(zero.Nesterov), "and"))
 	fs.Float64Var(&c.Beta2, "beta2", d.Beta2, "decay of the second moment")
 	fs.Float64Var(&c.Eps, "eps", d.Eps, "the optimizer's epsilon")
 	fs.Float64Var(&c.Clip, "clip", d.Clip, "largest global gradient norm; 0: off")
