@@ -36,6 +36,7 @@ package spillway
 import (
 	"context"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/model"
@@ -47,13 +48,13 @@ import (
 type (
 	// Config is everything that a training run is told. Default returns the values
 	// that the command line starts from; the zero value is not valid.
-	Config = train.Config
+	Config = config.Config
 	// Own is what a program brings along: a model, data, an optimizer, a schedule.
-	Own = train.Own
+	Own = config.Own
 	// Model is a model that a program brings along.
-	Model = train.Model
+	Model = config.Model
 	// FrozenCache is where the outputs of frozen layers are kept, and how many bytes.
-	FrozenCache = train.FrozenCache
+	FrozenCache = config.FrozenCache
 	// Trainer runs a training job over the ranks of this process, or of a Job. Its
 	// methods are for one goroutine.
 	Trainer = train.Trainer
@@ -86,7 +87,7 @@ var ErrStop = train.ErrStop
 // Errors of a run.
 type (
 	// FieldError refuses what a field of a Config says; it is of kind ErrConfig.
-	FieldError = train.FieldError
+	FieldError = config.FieldError
 	// Diverged ends a run whose loss or gradient norm is not finite.
 	Diverged = train.Diverged
 	// MachineTooSmall refuses a run whose ranks together plan more memory than the
@@ -122,11 +123,11 @@ type (
 )
 
 // Default returns the command line's defaults: what a Config starts from.
-func Default() Config { return train.Default() }
+func Default() Config { return config.Default() }
 
 // NewModel is the model that c describes, for Own: also a model.MLP or model.CNN, whose
 // input is "x" and whose samples have one target each.
-func NewModel(name string, c model.Config) *Model { return train.NewModel(name, c) }
+func NewModel(name string, c model.Config) *Model { return config.NewModel(name, c) }
 
 // New plans the run, refuses it if it does not fit, and only then allocates
 // memory, starts the ranks and gives parameters their first values (or those of

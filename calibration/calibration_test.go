@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/grid"
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
@@ -33,7 +34,7 @@ func TestCalibrationCoversTheGrid(t *testing.T) {
 		if (p.Recompute == "full") != (p.Model == "llama") {
 			continue // what is recomputed are operations of the forward
 		}
-		c := train.Default()
+		c := config.Default()
 		m := p.ModelOf(grid.Small)
 		if c.Model, err = m.Write(dir); err != nil {
 			t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/train"
@@ -25,7 +26,7 @@ import (
 type trained struct {
 	config     string
 	batch, seq int
-	change     func(*train.Config)
+	change     func(*config.Config)
 }
 
 // The models that a calibration trains with the default rule: between them they have every kind of
@@ -43,12 +44,12 @@ var calibrationModels = []trained{
 // an update rule one with that rule.
 func models() []trained {
 	list := slices.Clone(calibrationModels)
-	seen := zero.Optimizer{Name: train.Default().Optimizer}.Operations()
+	seen := zero.Optimizer{Name: config.Default().Optimizer}.Operations()
 	for _, name := range zero.OptimizerNames() {
 		ops := zero.Optimizer{Name: name}.Operations()
 		if slices.ContainsFunc(ops, func(op *graph.Operation) bool { return !slices.Contains(seen, op) }) {
 			seen = append(seen, ops...)
-			list = append(list, trained{smallModel, 1, 64, func(c *train.Config) { c.Optimizer, c.Dropout, c.Clip = name, 0.1, 1 }})
+			list = append(list, trained{smallModel, 1, 64, func(c *config.Config) { c.Optimizer, c.Dropout, c.Clip = name, 0.1, 1 }})
 		}
 	}
 	return list
@@ -94,7 +95,7 @@ func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 		return nil, fmt.Errorf("calibrate: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	cfg := train.Default()
+	cfg := config.Default()
 	cfg.Threads = o.Threads
 	threads := cfg.ComputeThreads()
 	cfg.Data = filepath.Join(dir, "tokens.bin")
@@ -139,7 +140,7 @@ func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 
 // crowding returns by how much the step of several ranks takes longer than what
 // is predicted without knowing it: the mean over calibrationRanks.
-func crowding(ctx context.Context, cfg train.Config, c *cost.Calibration, dir string) (float64, error) {
+func crowding(ctx context.Context, cfg config.Config, c *cost.Calibration, dir string) (float64, error) {
 	sum := 0.0
 	for i, m := range calibrationRanks {
 		one := cfg
@@ -197,7 +198,7 @@ func calibrationTokens(path string) error {
 }
 
 // timedTogether runs a configuration so many times at once, on a thread each.
-func timedTogether(ctx context.Context, c train.Config, n int) ([]cost.Sample, error) {
+func timedTogether(ctx context.Context, c config.Config, n int) ([]cost.Sample, error) {
 	c.Threads = 1
 	all, errs := make([][]cost.Sample, n), make([]error, n)
 	var wg sync.WaitGroup
@@ -223,7 +224,7 @@ func meanLeads(all []leads) (start, gap, handoff float64) {
 
 // timedSteps runs a configuration of one rank with a trace and returns each size
 // of operation of the step with its mean time, and the times in between.
-func timedSteps(ctx context.Context, c train.Config) (samples []cost.Sample, l leads, err error) {
+func timedSteps(ctx context.Context, c config.Config) (samples []cost.Sample, l leads, err error) {
 	dir, err := os.MkdirTemp(filepath.Dir(c.Model), "trace-")
 	if err != nil {
 		return nil, l, err

@@ -7,51 +7,21 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/spillway-ml/spillway/data/sample"
 )
 
-// Samples is a data set that a program brings along. Its methods may be called at the
-// same time, and give the same whenever they are.
-type Samples interface {
-	// Len is the number of samples, at least 1.
-	Len() int64
-	// Sample fills a row with sample i, 0 ≤ i < Len. What it leaves out is 0, and -1
-	// among the targets.
-	Sample(i int64, r *Row) error
-}
-
-// TargetCounter is Samples that count their targets without making them. Otherwise each
-// sample of a step is made twice: the loss is a mean over the counted targets of the
-// whole step, which is known before its first micro-batch.
-type TargetCounter interface {
-	Samples
-	// CountTargets is how many targets of sample i are not -1.
-	CountTargets(i int64) int
-}
-
-// Row is the place for a sample in a micro-batch.
-type Row struct {
-	Tokens  []int32 // nil where the model has none
-	Targets []int32 // -1 is ignored in the loss and in its count; nil where the model has none
-	inputs  []Input
-}
-
-// Input is the elements, row-major, of the input that the model calls name
-// (graph.Builder.Input) which are this sample's; nil where the model has none of that
-// name.
-func (r *Row) Input(name string) []float32 {
-	for i := range r.inputs {
-		if r.inputs[i].Name == name {
-			return r.inputs[i].Values
-		}
-	}
-	return nil
-}
-
-// Input is a model's float input.
-type Input struct {
-	Name   string
-	Values []float32
-}
+// What a program's own data set is made of; package sample describes it.
+type (
+	// Samples is a data set: Len() int64 and Sample(i int64, r *Row) error.
+	Samples = sample.Samples
+	// TargetCounter is Samples that count their targets: CountTargets(i int64) int.
+	TargetCounter = sample.TargetCounter
+	// Row is the place for a sample: its Tokens, Targets and Input(name).
+	Row = sample.Row
+	// Input is a model's float input: its Name and Values.
+	Input = sample.Input
+)
 
 // Shape is what a sample is to a model. Sizes are of one sample.
 type Shape struct {
@@ -92,7 +62,7 @@ func (s *Shape) row(m *Micro, k int) *Row {
 	for i, in := range s.Inputs {
 		v := m.Inputs[i][k*in.Elems : (k+1)*in.Elems]
 		clear(v)
-		r.inputs = append(r.inputs, Input{in.Name, v})
+		r.Inputs = append(r.Inputs, Input{Name: in.Name, Values: v})
 	}
 	return r
 }
@@ -225,7 +195,7 @@ func (r *SampleReader) Fingerprint() (Fingerprint, error) {
 		for _, t := range slices.Concat(row.Tokens, row.Targets) {
 			bytes = binary.LittleEndian.AppendUint32(bytes, uint32(t))
 		}
-		for _, in := range row.inputs {
+		for _, in := range row.Inputs {
 			for _, v := range in.Values {
 				bytes = binary.LittleEndian.AppendUint32(bytes, math.Float32bits(v))
 			}

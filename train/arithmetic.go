@@ -56,4 +56,4 @@ func computedInFP32(path string, r checkpoint.Tensors, names []string) string {
 	return ""
 }
 
-func (t *Trainer) arithmetic() string { return arithmetic(t.cfg.precision(), t.platform.GPU()) }
+func (t *Trainer) arithmetic() string { return arithmetic(t.cfg.PrecisionName(), t.platform.GPU()) }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 )
 
@@ -26,7 +27,7 @@ const evalField = "Config.Own.Eval"
 func (t *Trainer) openData(ctx context.Context) error {
 	c := t.cfg
 	var err error
-	if t.tokenizer, err = c.openTokenizer(c.model.Vocab); err != nil {
+	if t.tokenizer, err = openTokenizer(&c.Config, c.model.Vocab); err != nil {
 		return err
 	}
 	switch {
@@ -36,18 +37,18 @@ func (t *Trainer) openData(ctx context.Context) error {
 			return err
 		}
 	case c.Data == "":
-		return refuse("Config.Data is missing: give a token file (*.bin), a text file, or a folder of text files")
+		return config.Refuse("Config.Data is missing: give a token file (*.bin), a text file, or a folder of text files")
 	default:
 		if t.train, err = t.open(ctx, "Config.Data", c.Data, c.Accum); err != nil {
 			return err
 		}
 	}
 	if c.Own.Eval != nil {
-		t.eval, err = t.openSamples(evalField, c.Own.Eval, c.evalAccum())
+		t.eval, err = t.openSamples(evalField, c.Own.Eval, c.EvalAccum())
 		return err
 	}
 	if c.EvalData != "" {
-		if t.eval, err = t.open(ctx, "Config.EvalData", c.EvalData, c.evalAccum()); err != nil {
+		if t.eval, err = t.open(ctx, "Config.EvalData", c.EvalData, c.EvalAccum()); err != nil {
 			return err
 		}
 	}
@@ -57,13 +58,13 @@ func (t *Trainer) openData(ctx context.Context) error {
 func (t *Trainer) open(ctx context.Context, field, path string, accum int) (*batches, error) {
 	c := t.cfg
 	if s := sampleShape(t.plan.Program, c.Batch); s.Tokens != c.Seq || s.Targets != c.Seq || len(s.Inputs) > 0 {
-		return nil, fmt.Errorf("%s %.80q: model %.80q takes more than tokens and the next ones, which are all that files have; it needs data of its own (Config.Own)", field, path, c.modelName())
+		return nil, fmt.Errorf("%s %.80q: model %.80q takes more than tokens and the next ones, which are all that files have; it needs data of its own (Config.Own)", field, path, c.ModelName())
 	}
 	glob := c.DataGlob
 	if field == "Config.EvalData" {
 		glob = c.EvalGlob
 	}
-	buf, err := data.Open(ctx, path, data.Options{Tokenizer: t.tokenizer, Vocab: t.cfg.model.Vocab, Glob: glob, TextField: c.TextField, Threads: c.threads()})
+	buf, err := data.Open(ctx, path, data.Options{Tokenizer: t.tokenizer, Vocab: t.cfg.model.Vocab, Glob: glob, TextField: c.TextField, Threads: c.ComputeThreads()})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", field, err)
 	}
@@ -101,7 +102,7 @@ func (t *Trainer) openSamples(field string, s data.Samples, accum int) (*batches
 	shape := sampleShape(t.plan.Program, c.Batch)
 	shape.Vocab, shape.Classes = t.cfg.model.Vocab, t.cfg.model.Vocab
 	if c.Own.Model != nil {
-		fwd, err := ownForward(&c.Config, nil)
+		fwd, err := config.OwnForward(&c.Config, c.Common())
 		if err != nil {
 			return nil, err
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfmodel"
 	"github.com/spillway-ml/spillway/memplan/cost"
@@ -27,14 +28,14 @@ func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
 	}
 	s := search.Spec{
 		Job: p, Plans: &p.shared.Shared,
-		Ranks: c.Ranks, ShardSize: c.ShardSize, Stage: c.Zero, Batch: c.Batch, Seq: c.Seq, Accum: c.Accum, LayerOrder: c.asksLayers(), Prefetch: c.Prefetch,
-		Precision: conf.Precision, Recompute: conf.Recompute, Auto: c.recomputeAuto(), Offload: conf.Offload, Disk: c.Disk != "",
+		Ranks: c.Ranks, ShardSize: c.ShardSize, Stage: c.Zero, Batch: c.Batch, Seq: c.Seq, Accum: c.Accum, LayerOrder: c.AsksLayers(), Prefetch: c.Prefetch,
+		Precision: conf.Precision, Recompute: conf.Recompute, Auto: c.RecomputeAuto(), Offload: conf.Offload, Disk: c.Disk != "",
 		Capacity: conf.Capacity, Outside: conf.Outside, Layers: p.model.Layers, Frozen: len(c.Freeze) > 0,
 	}
 	s.Offload.Chunk = 0
 	// What auto comes to on a CPU must not depend on what was measured of this one.
 	if machine != nil && machine.Cores > 0 {
-		s.AutoOn = search.CPUHardware(c.threads()).Machine
+		s.AutoOn = search.CPUHardware(c.ComputeThreads()).Machine
 	}
 	return s, nil
 }
@@ -43,7 +44,7 @@ func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
 func (p planner) At(sh search.Shape) (at plan.Spec, err error) {
 	q := p.request
 	q.Batch, q.Seq = sh.Batch, sh.Seq
-	if !strings.EqualFold(q.precision(), sh.Precision.String()) {
+	if !strings.EqualFold(q.PrecisionName(), sh.Precision.String()) {
 		q.Precision = sh.Precision.String()
 		if err := q.Validate(); err != nil {
 			return at, err
@@ -60,13 +61,13 @@ func (p planner) At(sh search.Shape) (at plan.Spec, err error) {
 func (p planner) Outside(of *plan.Plan) [graph.NumSpaces]int64 {
 	c := p.Config
 	c.Ranks = of.Config.Ranks
-	return c.outside(of)
+	return outside(&c, of)
 }
 
 // forward builds the programs of a request, of so many layers where they are not 0.
 func (p planner) forward(c *request, layers int) (fwd plan.Forward, err error) {
 	if c.Own.Model != nil {
-		return ownForward(&c.Config, p.shared)
+		return config.OwnForward(&c.Config, p.shared)
 	}
 	h := p.model
 	if layers > 0 {
@@ -78,18 +79,18 @@ func (p planner) forward(c *request, layers int) (fwd plan.Forward, err error) {
 	}
 	m.EmbdDropout, m.ResidDropout = c.Dropout, c.Dropout
 	if m.Family == model.Llama && c.Dropout > 0 {
-		return fwd, refuse("Config.Dropout %g with a Llama: the architecture has no dropout; leave it out", c.Dropout)
+		return fwd, config.Refuse("Config.Dropout %g with a Llama: the architecture has no dropout; leave it out", c.Dropout)
 	}
-	if fwd.Train, err = p.shared.model(m, model.Train, c.Batch, c.Seq); err != nil {
+	if fwd.Train, err = p.shared.Model(m, model.Train, c.Batch, c.Seq); err != nil {
 		return fwd, err
 	}
-	if c.evaluates() {
-		if fwd.Eval, err = p.shared.model(m, model.Eval, c.Batch, c.Seq); err != nil {
+	if c.Evaluates() {
+		if fwd.Eval, err = p.shared.Model(m, model.Eval, c.Batch, c.Seq); err != nil {
 			return fwd, err
 		}
 	}
 	if c.Generate {
-		err = p.shared.generation(&fwd, m, c)
+		err = generationForward(p.shared, &fwd, m, c)
 	}
 	return fwd, err
 }
@@ -97,7 +98,7 @@ func (p planner) forward(c *request, layers int) (fwd plan.Forward, err error) {
 // passes is what the passes take of a request beside the programs.
 func (cfg *request) passes() (conf plan.Config, err error) {
 	var again recompute.Options
-	if !cfg.recomputeAuto() {
+	if !cfg.RecomputeAuto() {
 		if again, err = recompute.Parse(cfg.Recompute); err != nil {
 			return conf, err
 		}
@@ -110,7 +111,7 @@ func (cfg *request) passes() (conf plan.Config, err error) {
 		return conf, err
 	}
 	away.Chunk = cfg.offloadChunk
-	prec, err := precision.Parse(cfg.precision())
+	prec, err := precision.Parse(cfg.PrecisionName())
 	if err != nil {
 		return conf, err
 	}
@@ -123,14 +124,14 @@ func (cfg *request) passes() (conf plan.Config, err error) {
 		outside[cfg.FrozenCache.Tier] += cfg.FrozenCache.Bytes
 	}
 	return plan.Config{
-		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, LayerOrder: cfg.inLayers(), Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
-		Recompute: again, Offload: away, Freeze: freeze, Optimizer: cfg.optimizer(), Clip: cfg.Clip, Target: cfg.target(),
+		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, LayerOrder: cfg.InLayers(), Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
+		Recompute: again, Offload: away, Freeze: freeze, Optimizer: cfg.UpdateRule(), Clip: cfg.Clip, Target: cfg.DeviceTarget(),
 		Capacity:      [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
-		SkipNonFinite: cfg.skipsNonFinite(),
-		Precision:     prec, Reduce32: cfg.reduce32(), ShardSize: cfg.ShardSize,
-		Int8Gather: cfg.int8("gather"), Int8Reduce: cfg.int8("reduce"),
-		Int8:        precision.Int8{Activations: cfg.int8("activations"), Matmul: cfg.int8("matmul")},
-		Epilogues:   cfg.epilogues(),
+		SkipNonFinite: cfg.SkipsNonFinite(),
+		Precision:     prec, Reduce32: cfg.Reduce32(), ShardSize: cfg.ShardSize,
+		Int8Gather: cfg.In8Bits("gather"), Int8Reduce: cfg.In8Bits("reduce"),
+		Int8:        precision.Int8{Activations: cfg.In8Bits("activations"), Matmul: cfg.In8Bits("matmul")},
+		Epilogues:   cfg.EpilogueSet(),
 		CachePrefix: cfg.FrozenCache.Bytes > 0, Rows: int64(cfg.Batch),
 		Outside: outside,
 		Verify:  cfg.poison,
@@ -145,7 +146,7 @@ func (q request) build(ctx context.Context) (*plan.Plan, *resolved, error) {
 	}
 	p, err := search.Plan(ctx, s)
 	if err == nil {
-		err = r.stage(p)
+		err = stage(&r.Config, p)
 	}
 	return p, r.resolved, err
 }
@@ -166,17 +167,17 @@ func (q request) settle(ctx context.Context) (r planner, s search.Spec, err erro
 	return r.choosing(chosen), s, nil
 }
 
-// generation adds the programs of generation. Keys and values are kept where
+// generationForward adds the programs of generation. Keys and values are kept where
 // there are kernels for it: on the CPU in fp32. Elsewhere each token is a forward
 // over all.
-func (sh *shared) generation(fwd *plan.Forward, m model.Config, cfg *request) (err error) {
+func generationForward(sh *config.Shared, fwd *plan.Forward, m model.Config, cfg *request) (err error) {
 	kind := model.Generate
-	if !cfg.wholeGeneration && strings.EqualFold(cfg.precision(), "fp32") && cfg.target().Name == graph.CPUTarget().Name {
+	if !cfg.wholeGeneration && strings.EqualFold(cfg.PrecisionName(), "fp32") && cfg.DeviceTarget().Name == graph.CPUTarget().Name {
 		kind = model.Prompt
-		if fwd.Next, err = sh.model(m, model.Next, 1, cfg.Seq); err != nil {
+		if fwd.Next, err = sh.Model(m, model.Next, 1, cfg.Seq); err != nil {
 			return err
 		}
 	}
-	fwd.Generate, err = sh.model(m, kind, 1, cfg.Seq)
+	fwd.Generate, err = sh.Model(m, kind, 1, cfg.Seq)
 	return err
 }

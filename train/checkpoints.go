@@ -10,24 +10,25 @@ import (
 	"strconv"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 )
 
 // lookAtCheckpoints refuses, before anything is made, what the folder of
 // checkpoints can't be used for: a start beside the checkpoints of another run,
 // and a second process.
-func (c *Config) lookAtCheckpoints() error {
+func lookAtCheckpoints(c *config.Config) error {
 	if c.Checkpoint == "" {
 		return nil
 	}
 	if err := checkpoint.Held(c.Checkpoint); err != nil {
 		return fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, err)
 	}
-	return c.refuseUsed()
+	return refuseUsed(c)
 }
 
 // refuseUsed refuses a start beside checkpoints that it would not go on from.
-func (c *Config) refuseUsed() error {
+func refuseUsed(c *config.Config) error {
 	if c.Resume {
 		return nil
 	}
@@ -36,11 +37,11 @@ func (c *Config) refuseUsed() error {
 		return fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, err)
 	}
 	if n := len(entries); n > 0 && c.CheckpointMark == "" {
-		return refuse("Config.Checkpoint %s holds checkpoints already (%d, the newest is %s); give Config.Resume to go on from it, or a fresh folder", c.Checkpoint, n, entries[n-1].Name)
+		return config.Refuse("Config.Checkpoint %s holds checkpoints already (%d, the newest is %s); give Config.Resume to go on from it, or a fresh folder", c.Checkpoint, n, entries[n-1].Name)
 	}
 	for _, e := range entries {
 		if e.Err != nil || e.Manifest.Mark != c.CheckpointMark {
-			return refuse("Config.Checkpoint %s: %s does not bear the mark %q of runs that may be replaced; give Config.Resume to go on from the newest, or a fresh folder", c.Checkpoint, e.Name, c.CheckpointMark)
+			return config.Refuse("Config.Checkpoint %s: %s does not bear the mark %q of runs that may be replaced; give Config.Resume to go on from the newest, or a fresh folder", c.Checkpoint, e.Name, c.CheckpointMark)
 		}
 	}
 	return nil
@@ -58,22 +59,16 @@ func (t *Trainer) openStore() error {
 		return fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, err)
 	}
 	t.store = s
-	if err := c.refuseUsed(); err != nil {
+	if err := refuseUsed(&c.Config); err != nil {
 		return err
 	}
 	if t.data, err = t.train.fingerprint(); err != nil {
 		return fmt.Errorf("Config.Data: %w", err)
 	}
 	if err := s.Damaged(); err != nil {
-		t.cfg.warn("what Config.Checkpoint %s remembers beside its checkpoints is damaged and read in part: %v", c.Checkpoint, err)
+		t.cfg.Warnf("what Config.Checkpoint %s remembers beside its checkpoints is damaged and read in part: %v", c.Checkpoint, err)
 	}
 	return nil
-}
-
-func (c *Config) warn(format string, args ...any) {
-	if c.Warn != nil {
-		c.Warn(fmt.Sprintf(format, args...))
-	}
 }
 
 // Save writes a checkpoint of the current step and returns its folder. Values that
@@ -84,7 +79,7 @@ func (t *Trainer) Save(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if t.store == nil {
-		return "", refuseField("Checkpoint", "save: no Config.Checkpoint folder is configured")
+		return "", config.RefuseField("Checkpoint", "save: no Config.Checkpoint folder is configured")
 	}
 	if err := t.settle(true); err != nil {
 		return "", err
@@ -206,7 +201,7 @@ func (t *Trainer) choose(ctx context.Context, damaged map[string]error) (checkpo
 func (t *Trainer) resumeFrom(ctx context.Context, choice checkpoint.Choice) error {
 	tell := func() {
 		for _, p := range choice.Passed {
-			t.cfg.warn("%s", p)
+			t.cfg.Warnf("%s", p)
 		}
 	}
 	if !choice.Found() {
@@ -228,7 +223,7 @@ func (t *Trainer) resumeFrom(ctx context.Context, choice checkpoint.Choice) erro
 	}
 	tell()
 	if choice.Diverged {
-		t.cfg.warn("%s is taken for want of a better one: a run that went on from it became non-finite before its first update, as from every other whole checkpoint here; if this run ends so too, start afresh in another folder", choice.Name)
+		t.cfg.Warnf("%s is taken for want of a better one: a run that went on from it became non-finite before its first update, as from every other whole checkpoint here; if this run ends so too, start afresh in another folder", choice.Name)
 	}
 	if err != nil {
 		return err
@@ -249,8 +244,8 @@ func (t *Trainer) sameRun(choice checkpoint.Choice) (was runRecord, err error) {
 	if err := json.Unmarshal(choice.Manifest.Run, &was); err != nil {
 		return was, fmt.Errorf("resume: %w: %s: %w", checkpoint.ErrDamaged, folder, err)
 	}
-	if want := t.cfg.optimizer().Name; was.Optimizer != want {
-		return was, refuseField("Optimizer", "resume: %s was written with Config.Optimizer %s, this run has %s, whose states are others; give Config.Optimizer %s, or begin anew from its weights: Config.Init %s with another Config.Checkpoint",
+	if want := t.cfg.UpdateRule().Name; was.Optimizer != want {
+		return was, config.RefuseField("Optimizer", "resume: %s was written with Config.Optimizer %s, this run has %s, whose states are others; give Config.Optimizer %s, or begin anew from its weights: Config.Init %s with another Config.Checkpoint",
 			folder, was.Optimizer, want, was.Optimizer, folder)
 	}
 	if was.Model != t.ownName() {
@@ -264,7 +259,7 @@ func (t *Trainer) sameRun(choice checkpoint.Choice) (was runRecord, err error) {
 		return was, fmt.Errorf("resume: %w", err)
 	}
 	if !c.SameModel(t.cfg.model) {
-		return was, refuseField("Model", "resume: the checkpoint %s holds another model than Config.Model %s", folder, t.cfg.Model)
+		return was, config.RefuseField("Model", "resume: the checkpoint %s holds another model than Config.Model %s", folder, t.cfg.Model)
 	}
 	return was, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 )
@@ -44,7 +45,7 @@ func TestGELUEpilogueIsChosen(t *testing.T) {
 	require.Greater(t, planned("full", "gelu")[graph.LinearAct], with[graph.LinearAct])
 
 	both := onGPU("gelu", "dgelu")
-	require.Equal(t, "dgelu,gelu", both.settings()["epilogues"])
+	require.Equal(t, "dgelu,gelu", settings(&both.Config)["epilogues"])
 	require.Equal(t, "gelu", (&Forecast{Config: onGPU("gelu").Config}).Epilogues())
 }
 
@@ -130,7 +131,7 @@ func TestCUDAGELUEpilogueOfOtherRuns(t *testing.T) {
 	for name, change := range map[string]func(c *request){
 		"frozen": func(c *request) { c.Freeze = []string{"wte*", "wpe*", "h.0.*"} },
 		"cached": func(c *request) {
-			c.Freeze, c.FrozenCache = []string{"wte*", "wpe*", "h.0.*"}, FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
+			c.Freeze, c.FrozenCache = []string{"wte*", "wpe*", "h.0.*"}, config.FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
 		},
 		"accumulate": func(c *request) { c.Accum, c.AccumOrder = 2, "layer" },
 		"gelu alone": func(c *request) { c.Epilogues = []string{"gelu"} },

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
@@ -163,7 +164,7 @@ func TestCUDAHostSideOfOtherRuns(t *testing.T) {
 		"hsdp":         func(c *request) { c.Ranks, c.ShardSize, c.Accum = 4, 2, 2 },
 		"reproducible": func(c *request) { c.Ranks, c.Accum, c.Reproducible = 3, 2, true },
 		"frozen": func(c *request) {
-			c.Freeze, c.FrozenCache = []string{"wte*", "wpe*", "h.0.*"}, FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
+			c.Freeze, c.FrozenCache = []string{"wte*", "wpe*", "h.0.*"}, config.FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
 		},
 		"lamb":  func(c *request) { c.Optimizer, c.Clip, c.Offload = "lamb", 1, "optimizer=host" },
 		"llama": func(c *request) { c.Model, c.Init, c.Zero = "../testdata/llama-untied", "../testdata/llama-untied", 2 },

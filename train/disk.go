@@ -3,6 +3,7 @@ package train
 import (
 	"fmt"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload/store"
@@ -19,11 +20,11 @@ func (t *Trainer) openDisk() error {
 	}
 	if c.Disk == "" {
 		if disk > 0 {
-			return refuseField("Disk", "the plan has %s on disk a rank and no folder for it: give Config.Disk DIR", plan.Bytes(disk))
+			return config.RefuseField("Disk", "the plan has %s on disk a rank and no folder for it: give Config.Disk DIR", plan.Bytes(disk))
 		}
 		return nil
 	}
-	o := c.diskOptions()
+	o := diskOptions(&c.Config)
 	o.Cache, o.Warn, o.Wrap = c.DiskCache, c.Warn, c.wrapDisk
 	folder, err := store.Open(c.Disk, o)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/run"
@@ -86,13 +87,7 @@ type skips struct {
 	all   int
 }
 
-// maxSkips is how many non-finite steps in a row Config.OnNonFinite skip takes: one
-// more would only repeat them.
-const maxSkips = 10
-
 func isFinite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
-
-func (cfg *Config) skipsNonFinite() bool { return strings.EqualFold(cfg.OnNonFinite, "skip") }
 
 // updates tells whether a step has an update: with everything frozen it has none.
 func (t *Trainer) updates() bool {
@@ -137,7 +132,7 @@ func (t *Trainer) gradNorm(at *stepAt) (norm float64, err error) {
 // nonFinite decides what becomes of a step that is not finite: skipped, or the end
 // of the run.
 func (t *Trainer) nonFinite(at *stepAt, loss, norm float64) (skipped bool, err error) {
-	e := &Diverged{Step: at.index + 1, Loss: loss, GradNorm: norm, Rank: -1, Skips: t.cfg.skipsNonFinite()}
+	e := &Diverged{Step: at.index + 1, Loss: loss, GradNorm: norm, Rank: -1, Skips: t.cfg.SkipsNonFinite()}
 	if t.scales() && !isFinite(norm) {
 		t.skipped.inRow++
 		t.skipped.all++
@@ -150,10 +145,10 @@ func (t *Trainer) nonFinite(at *stepAt, loss, norm float64) (skipped bool, err e
 		}
 		return false, e
 	}
-	if t.cfg.skipsNonFinite() && !isFinite(norm) {
+	if t.cfg.SkipsNonFinite() && !isFinite(norm) {
 		t.skipped.inRow++
 		t.skipped.all++
-		if t.skipped.inRow < maxSkips {
+		if t.skipped.inRow < config.MaxSkips {
 			return true, nil
 		}
 		e.Skipped = t.skipped.inRow

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/precision"
@@ -56,7 +57,7 @@ func (e *NothingFits) Error() string {
 // WithWays adds to the error what makes the configuration fit that the search
 // was not free to change, as a refusal without a search does: smaller
 // micro-batches, other precisions, more ranks. What a search knows is never less.
-func (e *NothingFits) WithWays(ctx context.Context, cfg Config, hw Hardware) error {
+func (e *NothingFits) WithWays(ctx context.Context, cfg config.Config, hw Hardware) error {
 	if hw.Machine == nil {
 		return e
 	}
@@ -95,7 +96,7 @@ func Shortfall(f *Forecast) string {
 		if use.Peak+f.Plan.Config.Outside[sp] > limit {
 			by := most(use.ByClass[:]) + " at " + use.PeakAt
 			if n := f.Plan.Config.Outside[sp]; n > use.Peak {
-				by = f.Config.mostOutside(sp, n, f.Plan.Config.Staging)
+				by = mostOutside(&f.Config, sp, n, f.Plan.Config.Staging)
 			}
 			text += fmt.Sprintf(" (bound by %s)", by)
 		}
@@ -127,7 +128,7 @@ type Fixed struct {
 // the device by shares, those first that free the most bytes for a second; disk
 // is used where cfg has a folder for it. cfg.Allow adds precisions to choose from.
 // It is deterministic. Where nothing fits, the error is a *NothingFits.
-func Fit(ctx context.Context, cfg Config, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
+func Fit(ctx context.Context, cfg config.Config, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
 	return request{Config: cfg}.fit(ctx, fixed, rows, hw)
 }
 
@@ -174,14 +175,14 @@ func (q request) fit(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*
 // rowsText says which rows of a step would do.
 func rowsText(e *search.RowsError) error {
 	if e.Batch > 0 {
-		return refuse("Config.GlobalBatch %d over %d ranks is %d rows a rank, which Config.Batch %d and Config.Accum %d do not give; leave one of them out", e.Rows, e.Ranks, e.Rows/e.Ranks, e.Batch, e.Accum)
+		return config.Refuse("Config.GlobalBatch %d over %d ranks is %d rows a rank, which Config.Batch %d and Config.Accum %d do not give; leave one of them out", e.Rows, e.Ranks, e.Rows/e.Ranks, e.Batch, e.Accum)
 	}
 	below := e.Rows / e.Ranks * e.Ranks
 	right := fmt.Sprintf("%d is", below+e.Ranks)
 	if below > 0 {
 		right = fmt.Sprintf("%d and %d are", below, below+e.Ranks)
 	}
-	return refuse("Config.GlobalBatch %d is not a multiple of %d ranks; %s", e.Rows, e.Ranks, right)
+	return config.Refuse("Config.GlobalBatch %d is not a multiple of %d ranks; %s", e.Rows, e.Ranks, right)
 }
 
 // fitted says what was found, and why.
@@ -220,16 +221,16 @@ func Reasons(f *Forecast) []string { return append([]string{bound(f)}, Explain(f
 // their results, as stages below 2 and from 2 on do with accumulation: the first, and
 // all in layer order, add up a step's micro-batches before they reduce, the others
 // after. "" where they do not.
-func OtherBits(asked, chosen *Config) string {
-	once := func(c *Config) bool { return c.Zero < 2 || c.inLayers() }
+func OtherBits(asked, chosen *config.Config) string {
+	once := func(c *config.Config) bool { return c.Zero < 2 || c.InLayers() }
 	if chosen.Ranks == 1 || chosen.Accum == 1 || chosen.Reproducible || once(asked) == once(chosen) {
 		return ""
 	}
-	order := func(c *Config) string {
-		if chosen.inLayers() == asked.inLayers() {
+	order := func(c *config.Config) string {
+		if chosen.InLayers() == asked.InLayers() {
 			return ""
 		}
-		return " in " + orderName(c.inLayers()) + " order"
+		return " in " + orderName(c.InLayers()) + " order"
 	}
 	return fmt.Sprintf("with accumulation, stage %d%s differs from stage %d%s in the last bits; Config.Reproducible makes them equal", chosen.Zero, order(chosen), asked.Zero, order(asked))
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -24,7 +25,7 @@ func shaped(t *testing.T, layers, width int) string {
 // fitConfig is a job of 2 layers on 2 ranks, whose plan without a cap takes some
 // 34 MiB of device memory.
 func fitConfig(t *testing.T) request {
-	c := request{Config: Default()}
+	c := request{Config: config.Default()}
 	c.Model, c.Ranks, c.Batch, c.Seq, c.DeviceMemory = shaped(t, 2, 256), 2, 4, 128, 30<<20
 	return c
 }

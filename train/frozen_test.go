@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -29,7 +30,7 @@ func TestFrozenCacheWantsEveryMicroBatch(t *testing.T) {
 			4: {false, false, true, false, true, false},
 			8: {false, false, true, true, true, true},
 		} {
-			c.FrozenCache = FrozenCache{graph.Host, rows * row}
+			c.FrozenCache = config.FrozenCache{Tier: graph.Host, Bytes: rows * row}
 			got := cachedRun(t, c)
 			require.Equal(t, cached, got.cached, "%s order, %d rows", order, rows)
 			require.Equal(t, want.losses, got.losses, "%s order, %d rows", order, rows)

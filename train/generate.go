@@ -10,6 +10,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/run"
@@ -27,11 +28,11 @@ type Sampling struct {
 func (s Sampling) Validate() error {
 	switch {
 	case !(s.Temperature >= 0) || math.IsInf(s.Temperature, 1):
-		return refuse("Sampling.Temperature %g: a number of at least 0 is needed; 0 takes the likeliest token", s.Temperature)
+		return config.Refuse("Sampling.Temperature %g: a number of at least 0 is needed; 0 takes the likeliest token", s.Temperature)
 	case s.TopK < 0:
-		return refuse("Sampling.TopK %d: at least 1 token is needed; leave it out to consider all", s.TopK)
+		return config.Refuse("Sampling.TopK %d: at least 1 token is needed; leave it out to consider all", s.TopK)
 	case !(s.TopP >= 0 && s.TopP <= 1):
-		return refuse("Sampling.TopP %g: a probability is needed, over 0 and at most 1", s.TopP)
+		return config.Refuse("Sampling.TopP %g: a probability is needed, over 0 and at most 1", s.TopP)
 	}
 	return nil
 }

@@ -12,12 +12,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 )
 
 // generation is a run that only generates from one of testdata's models.
 func generation(model string, seq int) request {
-	c := request{Config: Default()}
+	c := request{Config: config.Default()}
 	c.Model, c.Init = filepath.Join("../testdata", model), filepath.Join("../testdata", model)
 	c.Inference, c.Generate, c.Batch, c.Seq, c.Tokenizer = true, true, 1, seq, "bytes"
 	return c

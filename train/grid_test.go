@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/grid"
 	"github.com/spillway-ml/spillway/memplan"
@@ -27,7 +28,7 @@ func gridConfig(t testing.TB, p grid.Point, folders map[string]string) request {
 		}
 		require.NoError(t, os.WriteFile(filepath.Join(folder, "tokens.bin"), tokens, 0o644))
 	}
-	c := request{Config: Default()}
+	c := request{Config: config.Default()}
 	c.Model, c.Data, c.Order, c.poison = folders[m.Name], filepath.Join(folders[m.Name], "tokens.bin"), "sequential", true
 	c.Batch, c.Seq, c.Steps, c.Clip = m.Batch, m.Seq, 2, 1
 	c.Ranks, c.Zero, c.Recompute, c.Offload, c.Disk = p.Ranks, p.Zero, p.Recompute, p.Offload, t.TempDir()

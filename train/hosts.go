@@ -8,6 +8,7 @@ import (
 
 	"github.com/dustin/go-humanize/english"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
@@ -35,8 +36,8 @@ func (m hostMemory) String() string {
 // greet hears from the other processes what they are, before anything is planned:
 // they must be alike, and the least that a host has is what a plan may use. It is the
 // configuration with what they said.
-func (c Config) greet() (Config, error) {
-	j := c.job
+func greet(c config.Config) (config.Config, error) {
+	j := jobOf(&c)
 	if j == nil {
 		return c, nil
 	}
@@ -54,7 +55,7 @@ func (c Config) greet() (Config, error) {
 }
 
 // hear takes what all processes say of themselves.
-func (j *Job) hear(c *Config) error {
+func (j *Job) hear(c *config.Config) error {
 	self := j.hello()
 	self.Disk = store.Free(c.Disk)
 	all := []run.Hello{self.In(c.LocalRanks)}
@@ -118,15 +119,15 @@ func leastOf(all []run.Hello, each int, of func(run.Hello) int64) (least *hostMe
 }
 
 // machine is the memory that the run's arenas come out of where it is scarcest.
-func (c *Config) machine() hostMemory {
-	if c.job != nil && c.job.least != nil {
-		return *c.job.least
+func machine(c *config.Config) hostMemory {
+	if jobOf(c) != nil && jobOf(c).least != nil {
+		return *jobOf(c).least
 	}
-	return hostMemory{bytes: machineMemory(), ranks: c.hostRanks()}
+	return hostMemory{bytes: machineMemory(), ranks: hostRanks(c)}
 }
 
 // inMachine lists the spaces whose arenas lie in the machine's own memory.
-func (c *Config) inMachine() []graph.Space {
+func inMachine(c *config.Config) []graph.Space {
 	if strings.EqualFold(c.Device, "cuda") {
 		return []graph.Space{graph.Host}
 	}
@@ -136,20 +137,20 @@ func (c *Config) inMachine() []graph.Space {
 // FitHere is Fit for a run on this machine, or of a job on its hosts: what a rank has
 // in the machine's own memory, in all spaces together, is also within its share of the
 // host with the least. What that takes of caps is in Fitted.Caps.
-func FitHere(ctx context.Context, cfg Config, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
+func FitHere(ctx context.Context, cfg config.Config, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
 	return request{Config: cfg}.fitHere(ctx, fixed, rows, hw)
 }
 
 func (q request) fitHere(ctx context.Context, fixed Fixed, rows int, hw Hardware) (_ *Fitted, err error) {
-	if q.Config, err = q.greet(); err != nil {
+	if q.Config, err = greet(q.Config); err != nil {
 		return nil, err
 	}
 	best, err := q.fit(ctx, fixed, rows, hw)
 	if err != nil {
 		return nil, err
 	}
-	machine := q.machine()
-	needs := inMemory(best.Plan, q.inMachine())
+	machine := machine(&q.Config)
+	needs := inMemory(best.Plan, inMachine(&q.Config))
 	if machine.bytes == 0 || needs <= machine.share() {
 		return best, nil
 	}
@@ -193,7 +194,7 @@ func (c request) splits(ctx context.Context, share int64) (list [][graph.NumSpac
 		}
 		return max(n, 1)
 	}
-	if len(c.inMachine()) == 1 {
+	if len(inMachine(&c.Config)) == 1 {
 		return [][graph.NumSpaces]int64{{graph.Device: c.DeviceMemory, graph.Host: least(c.HostMemory, share)}}
 	}
 	host := int64(0) // what is outside grows with the operations that compute again

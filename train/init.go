@@ -180,7 +180,7 @@ func (t *Trainer) loadFrom(ctx context.Context, field, given, weights string) er
 		return fmt.Errorf("%s %s: %w", field, path, err)
 	}
 	for _, p := range passed {
-		t.cfg.warn("%s: %s", field, p)
+		t.cfg.Warnf("%s: %s", field, p)
 	}
 	if t.cfg.Inference {
 		if line := computedInFP32(path, r, names); line != "" {

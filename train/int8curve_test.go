@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
@@ -30,7 +31,7 @@ func int8Curve(t *testing.T, model string, seed int64, steps int, int8 ...string
 	for name, part := range map[string][]byte{"train.bin": text[:cut], "eval.bin": text[cut:]} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), part, 0o644))
 	}
-	c := request{Config: Default()}
+	c := request{Config: config.Default()}
 	c.Model, c.Init, c.Data, c.EvalData, c.EvalSteps, c.EvalEvery = dir, "random", filepath.Join(dir, "train.bin"), filepath.Join(dir, "eval.bin"), 8, steps
 	c.Order, c.Seed, c.Ranks, c.Zero, c.Batch, c.Seq, c.Steps = "shuffled", seed, 2, 3, 4, 32, steps
 	c.Precision, c.LR, c.LRSchedule, c.Warmup, c.Clip, c.Int8 = "bf16", 2e-3, "cosine", steps/10, 1, int8
@@ -53,7 +54,7 @@ func TestInt8FollowsBF16(t *testing.T) {
 	t.Parallel()
 	for model := range curveModels {
 		want, _ := int8Curve(t, model, 1, 24)
-		for _, kinds := range append([][]string{int8Switches}, long.Or(nil, [][]string{{"optimizer"}, {"gather"}, {"reduce"}, {"activations"}, {"matmul"}})...) {
+		for _, kinds := range append([][]string{config.Int8Switches}, long.Or(nil, [][]string{{"optimizer"}, {"gather"}, {"reduce"}, {"activations"}, {"matmul"}})...) {
 			got, _ := int8Curve(t, model, 1, 24, kinds...)
 			require.NotEqual(t, want, got, "%s, %v", model, kinds)
 			worst := 0.0
@@ -73,7 +74,7 @@ func TestInt8Curves(t *testing.T) {
 	rows := map[string]map[string]float64{}
 	for model := range curveModels {
 		rows[model] = map[string]float64{}
-		for _, kinds := range [][]string{nil, {"optimizer"}, {"gather"}, {"reduce"}, {"activations"}, {"matmul"}, int8Switches} {
+		for _, kinds := range [][]string{nil, {"optimizer"}, {"gather"}, {"reduce"}, {"activations"}, {"matmul"}, config.Int8Switches} {
 			for seed := range int64(3) {
 				_, heldOut := int8Curve(t, model, seed+1, 300, kinds...)
 				rows[model][strings.Join(kinds, ",")] += heldOut / 3

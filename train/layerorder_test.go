@@ -8,13 +8,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 )
 
 // layered is a short run in layer order.
 func layered(model string, ranks int) request {
 	c := tiny(model)
-	c.Ranks, c.Batch, c.Seq, c.Steps, c.Accum, c.AccumOrder, c.Clip = ranks, 1, 8, 2, 3, layerOrder, 1
+	c.Ranks, c.Batch, c.Seq, c.Steps, c.Accum, c.AccumOrder, c.Clip = ranks, 1, 8, 2, 3, config.LayerOrder, 1
 	return c
 }
 
@@ -61,7 +62,7 @@ func TestLayerOrderGivesMicroOrdersBits(t *testing.T) {
 			cs.change(&c)
 		}
 		want := c
-		want.AccumOrder, want.Zero = microOrder, 0
+		want.AccumOrder, want.Zero = config.MicroOrder, 0
 		if want.ShardSize > 0 {
 			want.Zero = 1
 		}
@@ -89,11 +90,11 @@ func TestLayerOrderKeepsSamplesApart(t *testing.T) {
 	c := layered("gpt2", 2) // tied: a frozen embedding is not
 	c.Dropout, c.Freeze, c.EvalData, c.EvalEvery, c.EvalSteps, c.Zero = 0.2, []string{"wte*", "wpe*", "h.0.*"}, c.Data, 1, 2, 2
 	want := c
-	want.AccumOrder, want.Zero = microOrder, 0
+	want.AccumOrder, want.Zero = config.MicroOrder, 0
 	require.Equal(t, eval(want), eval(c))
 
 	c.Dropout, want.Dropout = 0, 0
-	c.FrozenCache, c.Steps, c.Accum = FrozenCache{graph.Host, 1 << 20}, 30, 8
+	c.FrozenCache, c.Steps, c.Accum = config.FrozenCache{Tier: graph.Host, Bytes: 1 << 20}, 30, 8
 	want.Steps, want.Accum = c.Steps, c.Accum
 	cached := 0
 	tr, err := c.start(context.Background())
@@ -116,7 +117,7 @@ func TestLayerOrderOfATiedHead(t *testing.T) {
 	t.Parallel()
 	c := layered("gpt2", 2)
 	micro := c
-	micro.AccumOrder, micro.Zero = microOrder, 0
+	micro.AccumOrder, micro.Zero = config.MicroOrder, 0
 	base := runOf(t, micro)
 	var want outcome
 	for zero := range 4 {
@@ -164,7 +165,7 @@ func TestLayerOrderReadsOnce(t *testing.T) {
 	require.Equal(t, one.DiskWritten, got.DiskWritten)
 	require.Positive(t, one.CommBytes)
 	require.Equal(t, one.CommBytes, got.CommBytes)
-	c.Accum, c.AccumOrder = 8, microOrder
+	c.Accum, c.AccumOrder = 8, config.MicroOrder
 	require.Greater(t, last(c).DiskRead, 3*one.DiskRead, "eight times the parameters")
 }
 
@@ -173,7 +174,7 @@ func TestLayerOrderReadsOnce(t *testing.T) {
 func TestFitTakesLayerOrder(t *testing.T) {
 	t.Parallel()
 	c := layered("llama-untied", 1)
-	c.poison, c.AccumOrder, c.Accum = false, microOrder, 8
+	c.poison, c.AccumOrder, c.Accum = false, config.MicroOrder, 8
 	c.Offload, c.Disk = "optimizer=disk,parameters=disk", t.TempDir()
 	fit := func(c request, order bool) *Fitted {
 		f, err := c.fit(t.Context(), Fixed{Zero: true, Offload: true, Recompute: true, Prefetch: true, AccumOrder: order}, 0, CPUHardware(2))
@@ -192,7 +193,7 @@ func TestFitTakesLayerOrder(t *testing.T) {
 	require.NotContains(t, fit(c, false).Choices.String(), "Config.AccumOrder", "the program would have them all: over search's 32")
 	c.Accum, c.Offload = 8, ""
 	require.NotContains(t, fit(c, false).Choices.String(), "Config.AccumOrder", "nothing is read or gathered")
-	c.AccumOrder = layerOrder
+	c.AccumOrder = config.LayerOrder
 	require.Contains(t, fit(c, true).Choices.String(), "Config.AccumOrder layer ")
 	require.Contains(t, fit(c, false).Choices.String(), "Config.AccumOrder micro ", "what was asked for is told to change")
 }
@@ -201,10 +202,10 @@ func TestFitTakesLayerOrder(t *testing.T) {
 func TestMicroOrderIsAWayOut(t *testing.T) {
 	t.Parallel()
 	c := layered("llama-untied", 1)
-	c.poison, c.Accum, c.Seq, c.AccumOrder = false, 8, 40, microOrder
+	c.poison, c.Accum, c.Seq, c.AccumOrder = false, 8, 40, config.MicroOrder
 	p, err := c.plan(t.Context())
 	require.NoError(t, err)
-	c.DeviceMemory, c.AccumOrder = p.Layout.Spaces[graph.Device].Peak+p.Config.Outside[graph.Device], layerOrder
+	c.DeviceMemory, c.AccumOrder = p.Layout.Spaces[graph.Device].Peak+p.Config.Outside[graph.Device], config.LayerOrder
 	_, err = c.plan(t.Context())
 	var refused *Refusal
 	require.ErrorAs(t, err, &refused)

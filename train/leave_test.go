@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -44,7 +45,7 @@ func TestAStepIsLeftBetweenMicroSteps(t *testing.T) {
 		"fp16, offloaded":        func(c *request) { c.Precision, c.Offload = "fp16", "optimizer=host" },
 		"everything on disk":     func(c *request) { c.Clip, c.Offload, c.Disk = 0.1, placements[9], t.TempDir() },
 		"frozen layers": func(c *request) {
-			c.Freeze, c.FrozenCache = []string{"wte*", "wpe*", "h.0.*"}, FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
+			c.Freeze, c.FrozenCache = []string{"wte*", "wpe*", "h.0.*"}, config.FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -38,7 +38,7 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 			case t.fatal != nil:
 				return t.fatal
 			case ctx.Err() == nil:
-				t.cfg.warn("step %d: the evaluation failed: %v", t.step, err)
+				t.cfg.Warnf("step %d: the evaluation failed: %v", t.step, err)
 			}
 		}
 		if tell != nil {
@@ -119,7 +119,7 @@ func (t *Trainer) saveOrGoOn(last bool) error {
 // told says that a checkpoint is durable, where that was in doubt.
 func (t *Trainer) told() {
 	if t.unsaved {
-		t.cfg.warn("the checkpoint of step %d is saved now", t.store.Last().Step)
+		t.cfg.Warnf("the checkpoint of step %d is saved now", t.store.Last().Step)
 	}
 	t.unsaved = false
 }
@@ -140,7 +140,7 @@ func (t *Trainer) goOn(err error) error {
 		return fmt.Errorf("step %d: the checkpoint: %w", t.step, err)
 	case !t.unsaved:
 		t.unsaved = true
-		t.cfg.warn("%v; training goes on, and it is tried again after each step", err)
+		t.cfg.Warnf("%v; training goes on, and it is tried again after each step", err)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -124,7 +125,7 @@ var silent = graph.MustDefine(graph.Definition{
 // through a resume; a static one beyond it is refused.
 func TestLossScaleHasACeiling(t *testing.T) {
 	t.Parallel()
-	c := ownConfig(&Model{Name: "silent", Forward: func(b *graph.Builder, rows, seq int, train bool) error {
+	c := ownConfig(&config.Model{Name: "silent", Forward: func(b *graph.Builder, rows, seq int, train bool) error {
 		b.Unit("all")
 		x := b.Reshape("flat", b.Input("x", int64(rows), squareSide, squareSide, 1), int64(rows), squareSide*squareSide)
 		x = b.Linear("head", x, b.Param("head.weight", graph.Normal(0.1), 4, squareSide*squareSide), graph.Value{}, graph.LinearAttr{TransW: true})
@@ -134,24 +135,24 @@ func TestLossScaleHasACeiling(t *testing.T) {
 	c.Precision, c.Steps, c.EvalEvery, c.Own.Eval, c.Checkpoint = "fp16", 9, 0, nil, scratch(t)
 	tr, err := c.start(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, tr.startScale(&scaleState{Scale: maxScale / 2, Clean: 1999}))
-	for i, want := range []float64{maxScale / 2, maxScale, maxScale, maxScale} {
+	require.NoError(t, tr.startScale(&scaleState{Scale: config.MaxScale / 2, Clean: 1999}))
+	for i, want := range []float64{config.MaxScale / 2, config.MaxScale, config.MaxScale, config.MaxScale} {
 		if i == 2 { // the next growth is now
-			require.NoError(t, tr.startScale(&scaleState{Scale: maxScale, Clean: 1999}))
+			require.NoError(t, tr.startScale(&scaleState{Scale: config.MaxScale, Clean: 1999}))
 		}
 		r, err := tr.Step(t.Context())
 		require.NoError(t, err)
 		require.False(t, r.Skipped)
 		require.Equal(t, want, r.LossScale, "step %d", i+1)
 	}
-	require.Equal(t, scaleState{maxScale, 1}, tr.scale)
+	require.Equal(t, scaleState{config.MaxScale, 1}, tr.scale)
 	_, err = tr.Save(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, tr.Close())
 	c.Resume, c.Ranks = true, 1
 	tr, err = c.start(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, scaleState{maxScale, 1}, tr.scale)
+	require.Equal(t, scaleState{config.MaxScale, 1}, tr.scale)
 	require.NoError(t, tr.Close())
 
 	c.LossScale = "1e39"

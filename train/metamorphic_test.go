@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/memplan/cost"
@@ -61,7 +62,7 @@ func randomModel(t testing.TB, r *rand.Rand, dir string) request {
 		binary.LittleEndian.PutUint16(tokens[i:], uint16(r.IntN(vocab)))
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "tokens.bin"), tokens, 0o644))
-	c := request{Config: Default()}
+	c := request{Config: config.Default()}
 	c.Model, c.Data = dir, filepath.Join(dir, "tokens.bin")
 	c.Seq = 1 + r.IntN(positions)
 	if shape["model_type"] == "gpt2" && r.IntN(3) == 0 {

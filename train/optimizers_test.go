@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/config"
 )
 
 // tensor is a parameter in float64.
@@ -276,7 +277,7 @@ func TestLearningRates(t *testing.T) {
 	t.Parallel()
 	const steps, warmup, lr, floor = 11, 3, 0.5, 0.05
 	rate := func(schedule string, step int, change func(*request)) float64 {
-		c := request{Config: Default()}
+		c := request{Config: config.Default()}
 		c.LR, c.MinLR, c.Warmup, c.Steps, c.LRSchedule = lr, floor, warmup, steps, schedule
 		if change != nil {
 			change(&c)

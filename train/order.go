@@ -35,7 +35,7 @@ func (f *Forecast) OrderCost(ctx context.Context, machine *cost.Machine) (*Order
 	p := f.Plan.Program
 	o := &OrderCost{Leaves: c.Ranks * c.Accum, Sent: f.Plan.CommBytes, Before: other.Plan.CommBytes,
 		Seconds: f.Step.Seconds - other.Step.Seconds}
-	if machine.Cores > 0 && !c.int8("reduce") { // quantised leaves have a buffer in the arena
+	if machine.Cores > 0 && !c.In8Bits("reduce") { // quantised leaves have a buffer in the arena
 		o.Staging = stagingBytes(p)
 	}
 	for sp := range o.Peak {

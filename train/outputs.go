@@ -7,12 +7,13 @@ import (
 	"slices"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/outputs"
 )
 
 // refuseOverwriting refuses an output that is an input of the run, a file of its
 // checkpoints or another output, before anything is touched.
-func (c *Config) refuseOverwriting() error {
+func refuseOverwriting(c *config.Config) error {
 	if err := refuseForeign(c.Metrics); err != nil {
 		return err
 	}

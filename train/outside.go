@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway/comm/algo"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload/store"
@@ -25,7 +26,7 @@ const (
 )
 
 // processRanks is how many of the run's ranks share a process.
-func (c *Config) processRanks() int {
+func processRanks(c *config.Config) int {
 	if c.LocalRanks > 0 {
 		return min(c.LocalRanks, c.Ranks)
 	}
@@ -36,22 +37,22 @@ func (c *Config) processRanks() int {
 // what the plan was told of its device and caches, and the rank's part of the process's
 // own host memory, with a disk tier opened so. The CPU device's memory is host memory, but all that is
 // outside counts as host.
-func (c *Config) outside(p *plan.Plan) [graph.NumSpaces]int64 {
+func outside(c *config.Config, p *plan.Plan) [graph.NumSpaces]int64 {
 	all := p.Config.Outside
-	ranks := int64(c.processRanks())
+	ranks := int64(processRanks(c))
 	ops, streams := programSize(p.Program)
 	process := processOutside + ranks*rankOutside + ops*(opOutside+ranks*boundOutside)
 	if t := strings.ToLower(c.Tokenizer); t != "" && t != "bytes" {
 		process += tokenizerOutside
 	}
-	if a := c.algorithm(); a != algo.Auto && a != algo.Direct || c.job != nil {
+	if a := c.Algorithm(); a != algo.Auto && a != algo.Direct || jobOf(c) != nil {
 		process += ranks * algo.ScratchBytes
 	}
-	if t, ok := c.transport().(interface{ Copies() bool }); ok && t.Copies() {
+	if t, ok := transport(c).(interface{ Copies() bool }); ok && t.Copies() {
 		process += ranks * stagingBytes(p.Program)
 	}
-	if t, ok := c.transport().(platform.TransportMemory); ok {
-		process += t.OutsideBytes(c.job.Processes, int(ranks))
+	if t, ok := transport(c).(platform.TransportMemory); ok {
+		process += t.OutsideBytes(jobOf(c).Processes, int(ranks))
 	}
 	if c.Trace != "" {
 		process += ranks * streams * exec.TraceBytes(traceSpans)
@@ -61,19 +62,19 @@ func (c *Config) outside(p *plan.Plan) [graph.NumSpaces]int64 {
 		for i := range files {
 			files[i] = disk
 		}
-		process += store.OutsideBytes(c.diskOptions(), files...)
+		process += store.OutsideBytes(diskOptions(c), files...)
 	}
 	all[graph.Host] += (process+ranks-1)/ranks + c.DiskCache
 	return all
 }
 
 // diskOptions are those that the folder of the disk tier is opened with.
-func (c *Config) diskOptions() store.Options {
+func diskOptions(c *config.Config) store.Options {
 	return store.Options{Block: c.DiskTuning.Block, Depth: c.DiskTuning.Depth}
 }
 
 // caches are the bytes of a space that flags give to caches outside the arena.
-func (c *Config) caches(sp graph.Space) (disk, frozen int64) {
+func caches(c *config.Config, sp graph.Space) (disk, frozen int64) {
 	if sp == graph.Host {
 		disk = c.DiskCache
 	}
@@ -85,8 +86,8 @@ func (c *Config) caches(sp graph.Space) (disk, frozen int64) {
 
 // mostOutside names the most of what is outside a space's arena, n bytes, of which a
 // copy of a rank's states takes staging.
-func (c *Config) mostOutside(sp graph.Space, n, staging int64) string {
-	disk, frozen := c.caches(sp)
+func mostOutside(c *config.Config, sp graph.Space, n, staging int64) string {
+	disk, frozen := caches(c, sp)
 	switch rest := n - disk - frozen; {
 	case frozen > max(disk, rest):
 		return fmt.Sprintf("Config.FrozenCache of %s", plan.Bytes(frozen))
@@ -100,7 +101,7 @@ func (c *Config) mostOutside(sp graph.Space, n, staging int64) string {
 
 // smallerCaches says what caches would fit, where caches are all that does not;
 // "" otherwise. A rank's caches come after what its plan and process need.
-func smallerCaches(c *Config, p *plan.Plan) string {
+func smallerCaches(c *config.Config, p *plan.Plan) string {
 	var texts []string
 	for sp := range graph.NumSpaces {
 		limit := p.Config.Capacity[sp]
@@ -108,7 +109,7 @@ func smallerCaches(c *Config, p *plan.Plan) string {
 		if limit == 0 || need <= limit {
 			continue
 		}
-		disk, frozen := c.caches(sp)
+		disk, frozen := caches(c, sp)
 		left := limit - (need - disk - frozen)
 		if left < 0 {
 			return ""

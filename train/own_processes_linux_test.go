@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/launch"
 	"github.com/spillway-ml/spillway/model"
@@ -44,7 +45,7 @@ func member() (err error) {
 	}
 	if j.Process > 0 {
 		if os.Getenv(memberVar) == "other" {
-			j.Own.Model = NewModel("another", model.Config{Family: model.MLP, Inputs: squareSide * squareSide, Classes: 4})
+			j.Own.Model = config.NewModel("another", model.Config{Family: model.MLP, Inputs: squareSide * squareSide, Classes: 4})
 		}
 		_, err := Work(context.Background(), j, nil)
 		return err
@@ -109,8 +110,8 @@ func TestOwnModelOverLaunchedProcesses(t *testing.T) {
 }
 
 // encoder is a model of units "enc" and "dec", of which neither is repeated.
-func encoder() *Model {
-	return &Model{Name: "encoder", Forward: func(b *graph.Builder, rows, _ int, _ bool) error {
+func encoder() *config.Model {
+	return &config.Model{Name: "encoder", Forward: func(b *graph.Builder, rows, _ int, _ bool) error {
 		n := int64(rows)
 		x := b.Reshape("flat", b.Input("x", n, squareSide, squareSide, 1), n, squareSide*squareSide)
 		dense := func(name string, x graph.Value, in, out int64) graph.Value {

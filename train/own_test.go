@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/model"
@@ -100,8 +101,8 @@ var descent = zero.Rule{Name: "descent", Emit: func(e *zero.Emitter, t *zero.Tar
 }}
 
 // twoPaths classifies squares by a convolution and, beside it, a second input.
-func twoPaths() *Model {
-	return &Model{Name: "two-paths", Forward: func(b *graph.Builder, rows, seq int, train bool) error {
+func twoPaths() *config.Model {
+	return &config.Model{Name: "two-paths", Forward: func(b *graph.Builder, rows, seq int, train bool) error {
 		n := int64(rows)
 		b.Unit("conv")
 		x := b.Input("x", n, squareSide, squareSide, 1)
@@ -118,9 +119,9 @@ func twoPaths() *Model {
 	}}
 }
 
-func ownConfig(m *Model) request {
-	c := request{Config: Default()}
-	c.Own = Own{Model: m, Data: squares{64}, Eval: squares{20}, Schedule: func(step int) float64 { return 0.3 / float64(1+step) }}
+func ownConfig(m *config.Model) request {
+	c := request{Config: config.Default()}
+	c.Own = config.Own{Model: m, Data: squares{64}, Eval: squares{20}, Schedule: func(step int) float64 { return 0.3 / float64(1+step) }}
 	c.Ranks, c.Batch, c.Accum, c.Steps, c.EvalSteps, c.EvalEvery, c.Threads = 2, 4, 2, 3, 2, 2, 2
 	c.Order, c.poison = "shuffled", true
 	return c
@@ -178,7 +179,7 @@ func TestClassifiersLearn(t *testing.T) {
 		{Family: model.MLP, Inputs: squareSide * squareSide, Hidden: []int{24}, Classes: 4},
 		{Family: model.CNN, Height: squareSide, ImgWidth: squareSide, Chans: 1, Hidden: []int{6}, Classes: 4},
 	} {
-		c := ownConfig(NewModel(string(m.Family), m))
+		c := ownConfig(config.NewModel(string(m.Family), m))
 		c.Own.Schedule, c.LR, c.Steps, c.Batch, c.Accum, c.poison = nil, 0.01, 40, 8, 1, false
 		tr, err := c.start(context.Background())
 		require.NoError(t, err)
@@ -197,7 +198,7 @@ func TestClassifiersLearn(t *testing.T) {
 
 // Targets of −1 are left out of the mean: the first loss is that of the others.
 func TestMaskedTargetsDoNotCount(t *testing.T) {
-	m := NewModel("mlp", model.Config{Family: model.MLP, Inputs: squareSide * squareSide, Classes: 4})
+	m := config.NewModel("mlp", model.Config{Family: model.MLP, Inputs: squareSide * squareSide, Classes: 4})
 	c := ownConfig(m)
 	c.Own.Data, c.Own.Eval, c.Order, c.EvalEvery, c.Accum, c.Steps = squares{16}, nil, "", 0, 1, 1 // the 8 samples 0 … 7, of which 7 count
 	tr, err := c.start(context.Background())
@@ -299,7 +300,7 @@ func TestSetParameter(t *testing.T) {
 // An evaluation of all held-out samples counts each once, however many rows fill up the
 // last batch.
 func TestEvaluateAllSamples(t *testing.T) {
-	c := ownConfig(NewModel("mlp", model.Config{Family: model.MLP, Inputs: squareSide * squareSide, Classes: 4}))
+	c := ownConfig(config.NewModel("mlp", model.Config{Family: model.MLP, Inputs: squareSide * squareSide, Classes: 4}))
 	c.Inference, c.Own.Data, c.EvalEvery = true, nil, 0
 	tr, err := c.start(context.Background())
 	require.NoError(t, err)
@@ -311,7 +312,7 @@ func TestEvaluateAllSamples(t *testing.T) {
 
 func TestOwnIsRefusedByName(t *testing.T) {
 	for want, change := range map[string]func(c *request){
-		"Config.Own.Model has no Forward":              func(c *request) { c.Own.Model = &Model{Name: "m"} },
+		"Config.Own.Model has no Forward":              func(c *request) { c.Own.Model = &config.Model{Name: "m"} },
 		"Config.Own.Model has no Name":                 func(c *request) { c.Own.Model.Name = "" },
 		`Config.Model "gpt2" and Config.Own.Model`:     func(c *request) { c.Model = "gpt2" },
 		`Config.Data "d.bin" and Config.Own.Data`:      func(c *request) { c.Data = "d.bin" },

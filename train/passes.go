@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -10,7 +11,7 @@ import (
 // Passes plans what cfg describes and shows the model's program ("model") and the
 // program after each pass, in order; an error of show ends it.
 // It reads no weights and no data. That the plan does not fit is no error here.
-func Passes(ctx context.Context, cfg Config, show func(pass string, p *graph.Program) error) error {
+func Passes(ctx context.Context, cfg config.Config, show func(pass string, p *graph.Program) error) error {
 	_, s, err := request{Config: cfg}.settle(ctx)
 	if err != nil {
 		return err

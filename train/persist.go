@@ -19,10 +19,10 @@ func (t *Trainer) expect(c checkpoint.Entry) error {
 	if err := json.Unmarshal(c.Manifest.Run, &was); err != nil {
 		return fmt.Errorf("%w: %s: its run can't be read: %w", checkpoint.ErrDamaged, c.Folder, err)
 	}
-	if was.Optimizer != t.cfg.optimizer().Name {
+	if was.Optimizer != t.cfg.UpdateRule().Name {
 		return nil
 	}
-	flat, perParam := t.cfg.optimizer().StateNames()
+	flat, perParam := t.cfg.UpdateRule().StateNames()
 	known := append([]string{checkpoint.ModelState}, append(flat, perParam...)...)
 	for _, name := range c.Manifest.States() {
 		if !slices.Contains(known, name) {

@@ -6,36 +6,16 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/search"
 )
 
-// Runnable refuses, by name, what can be planned but not run.
-func (cfg *Config) Runnable() error {
-	if err := level.Err(); err != nil { // of SPILLWAY_SIMD
-		return err
-	}
-	if !strings.EqualFold(cfg.Device, "cuda") {
-		return nil
-	}
-	if len(cfg.Int8) > 0 {
-		return refuse("Config.Int8 with Config.Device cuda: the GPU's kernels have none; leave it out")
-	}
-	if cfg.bf16States() {
-		return refuse("Config.OptimizerDType bf16 with Config.Device cuda: the GPU's kernels have none; leave it out")
-	}
-	if o := cfg.optimizer(); o.HostOnly() {
-		return refuse("Config.Optimizer %.80s with Config.Device cuda: it has no kernel for GPUs; use another optimizer, or Config.Device cpu", o.Name)
-	}
-	return nil
-}
-
 // Forecast is the plan of a run with its predicted time.
 type Forecast struct {
-	Config Config // with the model's defaults filled in
+	Config config.Config // with the model's defaults filled in
 	Plan   *plan.Plan
 	Step   *cost.Run // of section "step"
 	Fits   bool
@@ -49,7 +29,7 @@ type Forecast struct {
 // Predict plans what cfg describes and predicts the time of a step on machine.
 // It reads no weights and no data, and needs no device. That the plan does not
 // fit is no error here.
-func Predict(ctx context.Context, cfg Config, machine *cost.Machine) (*Forecast, error) {
+func Predict(ctx context.Context, cfg config.Config, machine *cost.Machine) (*Forecast, error) {
 	return request{Config: cfg}.predict(ctx, machine)
 }
 
@@ -73,7 +53,7 @@ func (q request) predict(ctx context.Context, machine *cost.Machine) (*Forecast,
 // takes.
 func (r planner) staged(f *search.Forecast) (*Forecast, error) {
 	out := r.forecast(f)
-	err := out.Config.stage(out.Plan)
+	err := stage(&out.Config, out.Plan)
 	out.Fits = out.Plan.Fit() == nil
 	return out, err
 }
@@ -91,16 +71,16 @@ const newDisk = "spillway-disk"
 
 // with is the configuration with what a search chose. What stays the same stays as it
 // was written.
-func (r *resolved) with(s *search.Spec) Config {
+func (r *resolved) with(s *search.Spec) config.Config {
 	c := r.request
 	c.Ranks, c.ShardSize, c.Zero, c.Batch, c.Seq, c.Accum, c.Prefetch = s.Ranks, s.ShardSize, s.Stage, s.Batch, s.Seq, s.Accum, s.Prefetch
-	if s.LayerOrder != c.asksLayers() {
+	if s.LayerOrder != c.AsksLayers() {
 		c.AccumOrder = orderName(s.LayerOrder)
 	}
-	if text := s.Precision.String(); !strings.EqualFold(c.precision(), text) {
+	if text := s.Precision.String(); !strings.EqualFold(c.PrecisionName(), text) {
 		c.Precision = text
 	}
-	if conf, err := c.passes(); err != nil || c.recomputeAuto() || conf.Recompute.String() != s.Recompute.String() {
+	if conf, err := c.passes(); err != nil || c.RecomputeAuto() || conf.Recompute.String() != s.Recompute.String() {
 		c.Recompute = s.Recompute.String()
 	}
 	if conf, err := c.passes(); err != nil || conf.Offload.String() != s.Offload.String() {
@@ -117,9 +97,9 @@ func (r *resolved) with(s *search.Spec) Config {
 // orderName is a value of Config.AccumOrder.
 func orderName(layers bool) string {
 	if layers {
-		return layerOrder
+		return config.LayerOrder
 	}
-	return microOrder
+	return config.MicroOrder
 }
 
 // Notes are lines for a person about what of the model's configuration is not
@@ -129,12 +109,12 @@ func (f *Forecast) Notes() []string {
 	if err != nil {
 		return nil // it was read before: there is a plan
 	}
-	return slices.Concat(dropoutNote(h.Dropouts, &f.Config), ringNote(&f.Config), f.epilogueNotes())
+	return slices.Concat(dropoutNote(h.Dropouts, &f.Config), config.RingNote(&f.Config), f.epilogueNotes())
 }
 
 // dropoutNote says that the dropout keys of a config.json, as hfconfig lists them,
 // do not count.
-func dropoutNote(keys string, c *Config) []string {
+func dropoutNote(keys string, c *config.Config) []string {
 	if keys == "" {
 		return nil
 	}
@@ -153,7 +133,7 @@ func (f *Forecast) Parameters() int64 {
 // AccumOrder says what layer order means for a plan; "" in micro order.
 func (f *Forecast) AccumOrder() string {
 	c := &f.Config
-	if !c.inLayers() {
+	if !c.InLayers() {
 		return ""
 	}
 	text := fmt.Sprintf("layer order: each layer runs its %d micro-batches in turn, and is read and gathered once forward and once backward", c.Accum)
@@ -170,4 +150,30 @@ func (f *Forecast) AccumOrder() string {
 func (f *Forecast) TokensPerSecond() float64 {
 	c := &f.Config
 	return float64(c.Ranks) * float64(c.Batch) * float64(c.Accum) * float64(c.Seq) / f.Step.Seconds
+}
+
+// Epilogues are what the plan's 16-bit products on a GPU do besides multiplying, by name,
+// of what changes bits; "" where there are no such products.
+func (f *Forecast) Epilogues() string {
+	t := f.Config.DeviceTarget()
+	if !f.Config.In16Bits() || t.CUDA.Epilogues == 0 || f.Config.In8Bits("matmul") {
+		return ""
+	}
+	return t.Epilogues(f.Config.EpilogueSet()).String()
+}
+
+// epilogueNotes say that the bits are those of a choice, and what was asked for by name that
+// the model has no place for.
+func (f *Forecast) epilogueNotes() (notes []string) {
+	c := &f.Config
+	if e := c.EpiloguesChosen(); e != "" {
+		notes = append(notes, "Config.Epilogues "+e+": the bits of this choice, the same at every stage, and not those of the default")
+	}
+	for _, e := range graph.EpilogueNames {
+		asked := slices.ContainsFunc(c.Epilogues, func(s string) bool { return strings.EqualFold(s, e.Name) })
+		if asked && f.Plan != nil && !f.Plan.Program.HasKind(e.Kind) {
+			notes = append(notes, "Config.Epilogues "+e.Name+": no product of this run has it, and nothing changes by it")
+		}
+	}
+	return notes
 }

@@ -3,6 +3,7 @@ package train
 import (
 	"strings"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/platform"
@@ -15,9 +16,9 @@ type MissingDevice = platform.MissingDevice
 
 // newPlatform opens the device that a request names. The Config that comes back has what
 // only the device knows: what it has free, and what is outside the arenas.
-func newPlatform(cfg request) (platform.Platform, Config, error) {
-	o := platform.Options{Device: cfg.Device, World: cfg.world(), Transport: cfg.transport(), Local: cfg.place(), DeviceMemory: cfg.DeviceMemory, Outside: cfg.Outside,
-		Timeout: cfg.Timeout, Poison: cfg.poison, CheckWrites: cfg.checkWrites, RequirePinned: cfg.RequirePinned, Warn: cfg.Warn, Graphs: cfg.withoutGraphs() == ""}
+func newPlatform(cfg request) (platform.Platform, config.Config, error) {
+	o := platform.Options{Device: cfg.Device, World: world(&cfg.Config), Transport: transport(&cfg.Config), Local: place(&cfg.Config), DeviceMemory: cfg.DeviceMemory, Outside: cfg.Outside,
+		Timeout: cfg.Timeout, Poison: cfg.poison, CheckWrites: cfg.checkWrites, RequirePinned: cfg.RequirePinned, Warn: cfg.Warn, Graphs: cfg.WithoutGraphs() == ""}
 	var p platform.Platform
 	var err error
 	if strings.EqualFold(cfg.Device, "cuda") {
@@ -34,19 +35,19 @@ func newPlatform(cfg request) (platform.Platform, Config, error) {
 }
 
 // hardwareOf is what the time of a step is predicted on.
-func hardwareOf(p platform.Platform, cfg *Config) Hardware {
+func hardwareOf(p platform.Platform, cfg *config.Config) Hardware {
 	if g := p.GPU(); g != nil {
 		return gpuHardware(*g, p.Cards())
 	}
-	return CPUHardware(cfg.threads())
+	return CPUHardware(cfg.ComputeThreads())
 }
 
 // DeviceHardware is what the time of a step is predicted on for the device that
 // cfg names, on this machine; of the CPU by typical rates. The Config that comes back has what
 // only the device knows: its cap, and what is outside the arenas.
-func DeviceHardware(cfg Config) (Hardware, Config, error) {
+func DeviceHardware(cfg config.Config) (Hardware, config.Config, error) {
 	if !strings.EqualFold(cfg.Device, "cuda") {
-		return CPUHardware(cfg.threads()), cfg, nil
+		return CPUHardware(cfg.ComputeThreads()), cfg, nil
 	}
 	p, cfg, err := newPlatform(request{Config: cfg})
 	if err != nil {
@@ -57,9 +58,9 @@ func DeviceHardware(cfg Config) (Hardware, Config, error) {
 
 // plannedHardware is DeviceHardware for a plan that looks at no device: a GPU is
 // then one of a usual kind.
-func plannedHardware(cfg *Config) Hardware {
+func plannedHardware(cfg *config.Config) Hardware {
 	if !strings.EqualFold(cfg.Device, "cuda") {
-		return CPUHardware(cfg.threads())
+		return CPUHardware(cfg.ComputeThreads())
 	}
 	return gpuHardware(gpus.Usual(), 1)
 }

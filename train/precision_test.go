@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/run"
@@ -349,7 +350,7 @@ func TestStaticLossScale(t *testing.T) {
 	tr, err = c.start(t.Context())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
-	for range maxSkips - 1 {
+	for range config.MaxSkips - 1 {
 		r, err := tr.Step(t.Context())
 		require.NoError(t, err)
 		require.True(t, r.Skipped)

@@ -4,62 +4,18 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 
 	"github.com/dgraph-io/ristretto/v2"
 	"github.com/dustin/go-humanize/english"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/run"
 )
-
-// FrozenCache is room for what the frozen beginning of a model hands on, by
-// sample: later epochs skip its forward. The zero value is none.
-type FrozenCache struct {
-	Tier  graph.Space // Host or Disk
-	Bytes int64       // a rank; the ranks of a process share the sum
-}
-
-func (f FrozenCache) String() string {
-	if f.Bytes == 0 {
-		return "none"
-	}
-	return fmt.Sprintf("%s:%d", f.Tier, f.Bytes)
-}
-
-// ParseFrozenCache reads "none", "host:SIZE" or "disk:SIZE"; size reads SIZE.
-func ParseFrozenCache(s string, size func(string) (int64, error)) (FrozenCache, error) {
-	if s == "" || strings.EqualFold(s, "none") {
-		return FrozenCache{}, nil
-	}
-	tier, room, _ := strings.Cut(s, ":")
-	var f FrozenCache
-	switch strings.ToLower(tier) {
-	case "host":
-		f.Tier = graph.Host
-	case "disk":
-		f.Tier = graph.Disk
-	default:
-		return f, fmt.Errorf("%.80q: use none, host:SIZE or disk:SIZE", s)
-	}
-	example := strings.ToLower(tier) + ":4GiB"
-	if room == "" {
-		return FrozenCache{}, fmt.Errorf("%.80q: a size is needed after the tier, as in %s", s, example)
-	}
-	n, err := size(room)
-	if err != nil {
-		return FrozenCache{}, fmt.Errorf("%.80q: %w, as in %s", s, err, example)
-	}
-	if n <= 0 {
-		return FrozenCache{}, fmt.Errorf("%.80q: a size of more than 0 is needed after the tier, as in %s", s, example)
-	}
-	f.Bytes = n
-	return f, nil
-}
 
 // prefixCache holds rows of the value that the frozen beginning hands on, in
 // slots of one size. A step uses it when it has every row of all ranks: the
@@ -94,7 +50,7 @@ func (t *Trainer) openPrefixCache() error {
 	windows := t.train.sampler.Windows()
 	pc := &prefixCache{row: row, slots: min(c.FrozenCache.Bytes*int64(c.Ranks)/row, windows), slotOf: make([]int32, windows)}
 	if pc.slots == 0 {
-		return refuse("Config.FrozenCache %s: %s on %s has no room for one row of %s", c.FrozenCache, plan.Bytes(c.FrozenCache.Bytes), english.Plural(c.Ranks, "rank", ""), plan.Bytes(row))
+		return config.Refuse("Config.FrozenCache %s: %s on %s has no room for one row of %s", c.FrozenCache, plan.Bytes(c.FrozenCache.Bytes), english.Plural(c.Ranks, "rank", ""), plan.Bytes(row))
 	}
 	if pc.slots < windows && c.Warn != nil {
 		c.Warn(fmt.Sprintf("Config.FrozenCache holds %d of the data's %d rows; a step skips the frozen layers only where all its rows are there (%s would hold them all)",
@@ -121,7 +77,7 @@ func (t *Trainer) openPrefixCache() error {
 // openHot makes room for rows in what Config.DiskCache has left of the ranks' files
 // on the disk tier, disk bytes each. The Go heap may grow to twice what is in
 // use: half of it is used.
-func (pc *prefixCache) openHot(c *Config, disk int64) (err error) {
+func (pc *prefixCache) openHot(c *config.Config, disk int64) (err error) {
 	room := (c.DiskCache - min(c.DiskCache, disk)) * int64(c.Ranks) / 2
 	rows := min(room/pc.row, pc.slots)
 	if rows == 0 {
@@ -155,7 +111,7 @@ func (pc *prefixCache) window(b *batches, step, micro, rank, row int) int64 {
 }
 
 // has tells whether every row of the step is there.
-func (pc *prefixCache) has(b *batches, c *Config, step int) bool {
+func (pc *prefixCache) has(b *batches, c *config.Config, step int) bool {
 	if pc.used == 0 {
 		return false
 	}

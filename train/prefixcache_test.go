@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
@@ -79,7 +80,7 @@ func TestFrozenCacheGivesTheSameBits(t *testing.T) {
 				for zero := range 4 {
 					for _, j := range inTurn(zero/2+accum+i, []int{0, 1}) {
 						tier := []graph.Space{graph.Host, graph.Disk}[j]
-						c.Zero, c.FrozenCache, c.Disk = zero, FrozenCache{tier, 1 << 20}, scratch(t)
+						c.Zero, c.FrozenCache, c.Disk = zero, config.FrozenCache{Tier: tier, Bytes: 1 << 20}, scratch(t)
 						c.Recompute = []string{"none", "full"}[(zero+j)%2]
 						c.Offload = []string{"", "activations=host", "optimizer=disk,parameters=host"}[(zero+2*j)%3]
 						got := cachedRun(t, c)
@@ -105,7 +106,7 @@ func TestFrozenCacheInHalfPrecision(t *testing.T) {
 		c := frozenRun(t, "gpt2", 8, 40)
 		c.Ranks, c.Steps, c.Precision, c.Zero = 2, 5, precision, zero
 		want := cachedRun(t, c)
-		c.FrozenCache, c.Disk = FrozenCache{[]graph.Space{graph.Host, graph.Disk}[zero%2], 1 << 20}, scratch(t)
+		c.FrozenCache, c.Disk = config.FrozenCache{Tier: []graph.Space{graph.Host, graph.Disk}[zero%2], Bytes: 1 << 20}, scratch(t)
 		p, err := c.plan(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, p.Program.Buf(p.Program.Port(graph.PortPrefix)).DType.String(), map[string]string{"bf16": "bf16", "fp16": "f16"}[precision])
@@ -132,7 +133,7 @@ func TestFrozenCacheWithoutRoomForAll(t *testing.T) {
 	}
 	var told []string
 	c.Warn = func(s string) { told = append(told, s) }
-	c.FrozenCache = FrozenCache{graph.Host, 5 * row}
+	c.FrozenCache = config.FrozenCache{Tier: graph.Host, Bytes: 5 * row}
 	got := cachedRun(t, c)
 	require.Equal(t, want.losses, got.losses)
 	require.Equal(t, want.sha, got.sha)
@@ -152,7 +153,7 @@ func TestFrozenCacheRefusals(t *testing.T) {
 		"outside its arena":                      func(c *request) { c.HostMemory = 1 << 20 },
 	} {
 		c := frozenRun(t, "gpt2", 8, 40)
-		c.FrozenCache = FrozenCache{graph.Host, 1 << 20}
+		c.FrozenCache = config.FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
 		change(&c)
 		tr, err := c.start(context.Background())
 		if !strings.Contains(fmt.Sprint(err), want) {
@@ -169,7 +170,7 @@ func TestFrozenCacheOverACap(t *testing.T) {
 	t.Parallel()
 	for _, tier := range []graph.Space{graph.Host, graph.Disk} {
 		c := frozenRun(t, "gpt2", 8, 40)
-		c.Disk, c.FrozenCache = scratch(t), FrozenCache{tier, 3 << 20}
+		c.Disk, c.FrozenCache = scratch(t), config.FrozenCache{Tier: tier, Bytes: 3 << 20}
 		p, err := c.plan(t.Context())
 		require.NoError(t, err)
 		limit := p.Layout.Spaces[tier].Peak + p.Config.Outside[tier] - 1<<20
@@ -220,7 +221,7 @@ func (f flipped) ReadAt(p []byte, off int64) (int, error) {
 func TestFrozenCacheNoticesDamage(t *testing.T) {
 	t.Parallel()
 	c := frozenRun(t, "gpt2", 4, 64) // rows of whole blocks: writing them reads nothing
-	c.Steps, c.Disk, c.FrozenCache = 4, scratch(t), FrozenCache{graph.Disk, 1 << 20}
+	c.Steps, c.Disk, c.FrozenCache = 4, scratch(t), config.FrozenCache{Tier: graph.Disk, Bytes: 1 << 20}
 	c.wrapDisk = func(rank int, f store.RawFile) store.RawFile { return flipped{f} }
 	tr, err := c.start(context.Background())
 	require.NoError(t, err)
@@ -239,11 +240,11 @@ func TestParseFrozenCache(t *testing.T) {
 		}
 		return n, err
 	}
-	got, err := ParseFrozenCache("Disk:12", size)
+	got, err := config.ParseFrozenCache("Disk:12", size)
 	require.NoError(t, err)
-	require.Equal(t, FrozenCache{graph.Disk, 12}, got)
+	require.Equal(t, config.FrozenCache{Tier: graph.Disk, Bytes: 12}, got)
 	for _, bad := range []string{"gpu:12", "host", "host:", "host:x", "host:0"} {
-		_, err := ParseFrozenCache(bad, size)
+		_, err := config.ParseFrozenCache(bad, size)
 		require.ErrorContains(t, err, bad)
 	}
 }
@@ -255,7 +256,7 @@ func TestFrozenRowsInMemory(t *testing.T) {
 	c := frozenRun(t, "gpt2", 12, 40)
 	c.Ranks, c.Batch, c.Steps, c.Order = 2, 1, 60, "shuffled"
 	want := cachedRun(t, c)
-	c.FrozenCache, c.Disk = FrozenCache{graph.Disk, 1 << 20}, scratch(t)
+	c.FrozenCache, c.Disk = config.FrozenCache{Tier: graph.Disk, Bytes: 1 << 20}, scratch(t)
 	last := cachedRun(t, c)
 	require.Equal(t, want.sha, last.sha)
 	row := last.read / int64(2*54) // bytes: the first of 10 epochs of 6 steps reads none

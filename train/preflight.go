@@ -6,6 +6,7 @@ import (
 
 	"github.com/dustin/go-humanize/english"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -34,8 +35,8 @@ func MachineMemory() int64 { return machineMemory() }
 // onThisMachine refuses a plan that the machine can't hold, whose own memory the
 // arenas of some spaces lie in. It knows nothing on systems that don't tell their
 // memory.
-func onThisMachine(cfg *Config, p *plan.Plan, spaces []graph.Space) error {
-	machine, rank := cfg.machine(), inMemory(p, spaces)
+func onThisMachine(cfg *config.Config, p *plan.Plan, spaces []graph.Space) error {
+	machine, rank := machine(cfg), inMemory(p, spaces)
 	// Divided, not multiplied: a rank's plan may be any int64.
 	if machine.bytes == 0 || rank <= machine.share() {
 		return nil

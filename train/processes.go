@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/comm/algo"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
@@ -46,7 +47,7 @@ type Job struct {
 	Fastest algo.Table
 	// Own is Config.Own of a process that lends its ranks: what the leader's has, which
 	// no stream carries.
-	Own Own
+	Own config.Own
 	// Outlives has the leader make, in Config.Checkpoint, a Roll for those that are left
 	// where processes are lost. All of them have it as the run begins.
 	Outlives bool
@@ -62,54 +63,60 @@ type Job struct {
 	dismiss sync.Once
 }
 
-// Over is the configuration of a run over the processes of j, of which this one leads:
-// LocalRanks ranks in each, at least one. Without a job it is c.
-func (c Config) Over(j *Job) Config {
+// jobOf is the job whose processes the ranks of a run are in; nil: there is none.
+func jobOf(c *config.Config) *Job {
+	j, _ := c.Processes().(*Job)
+	return j
+}
+
+// Count is how many processes there are.
+func (j *Job) Count() int {
 	if j == nil {
-		return c
+		return 0
 	}
-	c.job = j
-	c.LocalRanks = max(c.LocalRanks, 1)
-	c.Ranks = j.Processes * c.LocalRanks
+	return j.Processes
+}
+
+// Seat tells the streams which ranks they are to, of processes of so many.
+func (j *Job) Seat(ranks int) {
 	for i, l := range j.Links {
-		l.Rank = (i + 1) * c.LocalRanks
+		l.Rank = (i + 1) * ranks
 	}
-	return c
 }
 
 // hostRanks is how many of the run's ranks share this host's memory.
-func (c *Config) hostRanks() int {
-	if c.job != nil && c.job.Locals > 0 {
-		return c.job.Locals * c.LocalRanks
+func hostRanks(c *config.Config) int {
+	if jobOf(c) != nil && jobOf(c).Locals > 0 {
+		return jobOf(c).Locals * c.LocalRanks
 	}
 	return c.Ranks
 }
 
 // world is the ranks that run in this process.
-func (c *Config) world() platform.World {
-	if c.job == nil {
+func world(c *config.Config) platform.World {
+	if jobOf(c) == nil {
 		return platform.OneProcess(c.Ranks)
 	}
 	w := platform.World{Size: c.Ranks}
 	for i := range c.LocalRanks {
-		w.Local = append(w.Local, c.job.Process*c.LocalRanks+i)
+		w.Local = append(w.Local, jobOf(c).Process*c.LocalRanks+i)
 	}
 	return w
 }
 
 // place is this process's number among those of its host.
-func (c *Config) place() int {
-	if c.job == nil {
+func place(c *config.Config) int {
+	if jobOf(c) == nil {
 		return 0
 	}
-	return c.job.Local
+	return jobOf(c).Local
 }
 
-func (c *Config) transport() platform.Transport {
-	if c.job == nil {
+func transport(c *config.Config) platform.Transport {
+	if jobOf(c) == nil {
 		return nil
 	}
-	return c.job.Transport
+	return jobOf(c).Transport
 }
 
 // Dismiss lets the other processes go that still wait for something to do. With
@@ -146,7 +153,7 @@ func (j *Job) hangUp() error {
 
 // assignment is what a process needs to run its ranks.
 type assignment struct {
-	Config  Config
+	Config  config.Config
 	Threads int // computing threads of a process
 	Fastest algo.Table
 	// Model and Rule name what the leader's program brings along, and Evaluates says that
@@ -205,21 +212,21 @@ func programHash(p *plan.Plan) string {
 // lead gives the other processes their task, once the plan stands. They open
 // their ranks beside this process's: see opened.
 func (t *Trainer) lead() error {
-	j := t.cfg.job
+	j := jobOf(&t.cfg.Config)
 	if j == nil {
 		return nil
 	}
-	a := assignment{Config: t.cfg.Config, Threads: t.cfg.threads(), Fastest: j.Fastest, Poison: t.cfg.poison, CheckWrites: t.cfg.checkWrites}
+	a := assignment{Config: t.cfg.Config, Threads: t.cfg.ComputeThreads(), Fastest: j.Fastest, Poison: t.cfg.poison, CheckWrites: t.cfg.checkWrites}
 	a.Config.Threads = a.Threads
-	a.Model, a.Rule = t.cfg.Own.names()
+	a.Model, a.Rule = t.cfg.Own.Names()
 	a.Evaluates = t.cfg.Own.Eval != nil
-	if a.Config.AsyncSave = asyncOff; t.savesAside() { // decided here, with the least host's memory
-		a.Config.AsyncSave = asyncOn
+	if a.Config.AsyncSave = config.AsyncOff; t.savesAside() { // decided here, with the least host's memory
+		a.Config.AsyncSave = config.AsyncOn
 	}
 	if j.Outlives {
 		var err error
 		if t.cfg.Checkpoint == "" {
-			return refuse("Job.Outlives needs Config.Checkpoint: the folder to go on from")
+			return config.Refuse("Job.Outlives needs Config.Checkpoint: the folder to go on from")
 		}
 		if j.Roll, err = rollcall.Open(t.cfg.Checkpoint, t.cfg.Ranks, t.cfg.Timeout+endGrace, j.Roll); err != nil {
 			return fmt.Errorf("Config.Checkpoint %s: %w", t.cfg.Checkpoint, err)
@@ -246,10 +253,10 @@ const endGrace = 15 * time.Second
 
 // opened waits until every process has opened its ranks.
 func (t *Trainer) opened() error {
-	if t.cfg.job == nil {
+	if jobOf(&t.cfg.Config) == nil {
 		return nil
 	}
-	for _, l := range t.cfg.job.Links {
+	for _, l := range jobOf(&t.cfg.Config).Links {
 		if err := l.Opened(); err != nil {
 			return err
 		}
@@ -259,11 +266,11 @@ func (t *Trainer) opened() error {
 
 // links are the streams to the other processes' ranks, by rank.
 func (t *Trainer) links() map[int]*run.Link {
-	if t.cfg.job == nil {
+	if jobOf(&t.cfg.Config) == nil {
 		return nil
 	}
 	links := map[int]*run.Link{}
-	for _, l := range t.cfg.job.Links {
+	for _, l := range jobOf(&t.cfg.Config).Links {
 		for i := range t.cfg.LocalRanks {
 			links[l.Rank+i] = l
 		}
@@ -326,7 +333,8 @@ func Work(ctx context.Context, j *Job, warn func(string)) (began bool, err error
 	}
 	j.Fastest, j.Roll = a.Fastest, a.Roll
 	q := request{a.Config, hooks{poison: a.Poison, checkWrites: a.CheckWrites}}
-	q.job, q.Warn, q.Planned, q.Own, q.cuda = j, warn, j.Planned, j.Own, j.cuda
+	q.Config = q.Within(j)
+	q.Warn, q.Planned, q.Own, q.cuda = warn, j.Planned, j.Own, j.cuda
 	t := &Trainer{job: j}
 	defer func() { err = errors.Join(err, t.Close()) }()
 	err = a.brought(&j.Own)
@@ -337,7 +345,7 @@ func Work(ctx context.Context, j *Job, warn func(string)) (began bool, err error
 		var small *MachineTooSmall
 		var refused *plan.DoesNotFit
 		host, _ := os.Hostname()
-		err = link.Refused(fmt.Errorf("rank %d (host %s): %w", q.world().Local[0], host, err), errors.As(err, &small) || errors.As(err, &refused))
+		err = link.Refused(fmt.Errorf("rank %d (host %s): %w", world(&q.Config).Local[0], host, err), errors.As(err, &small) || errors.As(err, &refused))
 		return err == nil, err // a leader that has gone had a reason of its own
 	}
 	return true, link.Serve(t.ranks)
@@ -365,19 +373,19 @@ func (t *Trainer) lend(ctx context.Context, q request, program string, threads i
 	if t.cfg.Trace != "" {
 		trace = exec.NewTrace(traceSpans)
 	}
-	t.ranks, err = run.Open(run.RankOptions{World: t.cfg.world(), Plan: t.plan, Platform: t.platform, Trace: trace, Meter: t.cfg.Measure, Poison: t.cfg.poison, Timeout: t.cfg.Timeout,
-		Graphs: t.cfg.withoutGraphs() == "", Warn: t.cfg.warnOnce()})
+	t.ranks, err = run.Open(run.RankOptions{World: world(&t.cfg.Config), Plan: t.plan, Platform: t.platform, Trace: trace, Meter: t.cfg.Measure, Poison: t.cfg.poison, Timeout: t.cfg.Timeout,
+		Graphs: t.cfg.WithoutGraphs() == "", Warn: t.cfg.WarnOnce()})
 	return err
 }
 
 // setup is what the platform starts with.
 func (t *Trainer) setup() platform.Setup {
-	s := platform.Setup{Plan: t.plan, Pool: t.pool, Collectives: t.cfg.algorithm(), PerHost: t.cfg.perHost()}
+	s := platform.Setup{Plan: t.plan, Pool: t.pool, Collectives: t.cfg.Algorithm(), PerHost: perHost(&t.cfg.Config)}
 	if t.disk != nil {
 		s.Disk = t.disk.Create
 	}
-	if t.cfg.job != nil {
-		s.Failed, s.Fastest = t.cfg.job.broken, t.cfg.job.Fastest
+	if jobOf(&t.cfg.Config) != nil {
+		s.Failed, s.Fastest = jobOf(&t.cfg.Config).broken, jobOf(&t.cfg.Config).Fastest
 	}
 	return s
 }
@@ -396,25 +404,14 @@ func (t *Trainer) openRanks() error {
 	}
 	var err error
 	t.ranks, err = run.Open(run.RankOptions{World: platform.OneProcess(cfg.Ranks), Plan: t.plan, Platform: t.platform, Trace: t.trace, Meter: cfg.Measure, Poison: cfg.poison,
-		Graphs: cfg.withoutGraphs() == "", Warn: cfg.warnOnce(), Timeout: cfg.Timeout, Wrap: cfg.wrapDevice, Links: t.links(), Opened: opened})
+		Graphs: cfg.WithoutGraphs() == "", Warn: cfg.WarnOnce(), Timeout: cfg.Timeout, Wrap: cfg.wrapDevice, Links: t.links(), Opened: opened})
 	return err
-}
-
-// names are what a model and a rule are told apart by; "" where there is none.
-func (o *Own) names() (model, rule string) {
-	if o.Model != nil {
-		model = o.Model.Name
-	}
-	if o.Rule != nil {
-		rule = o.Rule.Name
-	}
-	return model, rule
 }
 
 // brought refuses a process whose program brings along something else than the
 // leader's.
-func (a *assignment) brought(own *Own) error {
-	model, rule := own.names()
+func (a *assignment) brought(own *config.Own) error {
+	model, rule := own.Names()
 	switch {
 	case model != a.Model:
 		return fmt.Errorf("Job.Own.Model is %.80q here and %.80q of the leader's Config.Own; every process brings the same", model, a.Model)
@@ -424,4 +421,13 @@ func (a *assignment) brought(own *Own) error {
 		return errors.New("Job.Own.Eval and the leader's Config.Own.Eval: every process brings held-out data, or none does")
 	}
 	return nil
+}
+
+// perHost is how many neighbouring ranks each host of the run has: of a job over
+// processes as they say themselves.
+func perHost(c *config.Config) int {
+	if jobOf(c) == nil {
+		return c.Ranks
+	}
+	return c.PerHost
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/comm/shm"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/platform"
@@ -196,7 +197,7 @@ func hears(t *testing.T, c request, says run.Hello) request {
 	}()
 	c.Config = c.Config.Over(leader)
 	var err error
-	c.Config, err = c.greet()
+	c.Config, err = greet(c.Config)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		leader.Dismiss(nil)
@@ -214,7 +215,7 @@ func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
 	here := func(c request) (*Fitted, int64) {
 		f, err := c.fitHere(t.Context(), given, 0, CPUHardware(1))
 		require.NoError(t, err)
-		return f, inMemory(f.Plan, c.inMachine())
+		return f, inMemory(f.Plan, inMachine(&c.Config))
 	}
 	wide, needs := here(hears(t, c, run.Hello{Memory: 1 << 40}))
 	require.Zero(t, wide.Caps)
@@ -342,13 +343,13 @@ func TestATransportThatRefuses(t *testing.T) {
 
 // The ranks of a process are neighbours, and a message names them.
 func TestRanksOfAProcess(t *testing.T) {
-	c := Config{LocalRanks: 3}
-	c.job = &Job{Process: 2, Processes: 4}
+	c := config.Config{LocalRanks: 3}
+	c = c.Within(&Job{Process: 2, Processes: 4})
 	c.Ranks = 12
-	require.Equal(t, []int{6, 7, 8}, c.world().Local)
-	require.Equal(t, "ranks 6 to 8", platform.Names(c.world().Local))
+	require.Equal(t, []int{6, 7, 8}, world(&c).Local)
+	require.Equal(t, "ranks 6 to 8", platform.Names(world(&c).Local))
 	require.Equal(t, "rank 6", platform.Names([]int{6}))
 	h := run.Hello{Rank: 2, LocalRanks: 2, LocalRank: 0}.In(3)
 	require.True(t, h.Aligned())
-	require.False(t, slices.Contains(c.world().Local, h.Rank+h.LocalRanks))
+	require.False(t, slices.Contains(world(&c).Local, h.Rank+h.LocalRanks))
 }

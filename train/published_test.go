@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/plan"
@@ -27,7 +28,7 @@ import (
 //     statistics; no scores, and logits of a chunk of rows only), and fewer than the
 //     estimate's 12 with --recompute selective.
 func TestGPT2XLWorkedExample(t *testing.T) {
-	c := request{Config: Default()}
+	c := request{Config: config.Default()}
 	c.Model, c.Batch, c.Seq, c.Zero = "gpt2-xl", 32, 1024, 0
 	f, err := c.predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/comm/algo"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -32,7 +33,7 @@ type runRecord struct {
 
 // settings lists what fixes the order of the data, of sums and the update, by the
 // names of settingFields. Memory's are not there: they change no bits.
-func (c *Config) settings() map[string]string {
+func settings(c *config.Config) map[string]string {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	order := c.Order
 	if order == "" {
@@ -46,10 +47,10 @@ func (c *Config) settings() map[string]string {
 		"lr": number(c.LR), "lr-schedule": strings.ToLower(c.LRSchedule), "lr-scale": strings.ToLower(c.LRScale),
 		"weight-decay": number(c.WeightDecay), "beta1": number(c.Beta1), "beta2": number(c.Beta2), "eps": number(c.Eps),
 		"clip": number(c.Clip), "dropout": number(c.Dropout), "freeze": strings.Join(freeze, ","),
-		"precision": strings.ToLower(c.precision()), "warmup": strconv.Itoa(c.Warmup), "min-lr": number(c.MinLR),
+		"precision": strings.ToLower(c.PrecisionName()), "warmup": strconv.Itoa(c.Warmup), "min-lr": number(c.MinLR),
 		"on-nonfinite": "stop",
 	}
-	if c.skipsNonFinite() {
+	if c.SkipsNonFinite() {
 		s["on-nonfinite"] = "skip"
 	}
 	if s["lr-scale"] != "none" {
@@ -64,7 +65,7 @@ func (c *Config) settings() map[string]string {
 			delete(s, name)
 		}
 	}
-	if c.optimizer().Reads(zero.Trust) {
+	if c.UpdateRule().Reads(zero.Trust) {
 		s["trust"] = number(c.Trust)
 	}
 	if c.AdaptAll {
@@ -73,34 +74,34 @@ func (c *Config) settings() map[string]string {
 	if c.Nesterov {
 		s["nesterov"] = "true"
 	}
-	if c.reduce32() {
+	if c.Reduce32() {
 		s["reduce"] = "fp32"
 	}
 	if c.Reproducible {
 		s["reproducible"] = "true"
 	}
-	if c.asksLayers() && c.Accum > 1 {
-		s["accum-order"] = layerOrder
+	if c.AsksLayers() && c.Accum > 1 {
+		s["accum-order"] = config.LayerOrder
 	}
 	if c.ShardSize != 0 && c.ShardSize != c.Ranks {
 		s["shard-size"] = strconv.Itoa(c.ShardSize)
 	}
-	if c.algorithm() == algo.Ring {
+	if c.Algorithm() == algo.Ring {
 		s["collectives"] = string(algo.Ring)
 	}
 	if len(c.Int8) > 0 {
 		s["int8"] = strings.ToLower(strings.Join(slices.Sorted(slices.Values(c.Int8)), ","))
 	}
-	if e := c.epiloguesChosen(); e != "" {
+	if e := c.EpiloguesChosen(); e != "" {
 		s["epilogues"] = e
 	}
-	if c.bf16States() {
+	if c.BF16States() {
 		s["optimizer-dtype"] = "bf16"
 	}
 	if c.LossScaleHysteresis > 1 {
 		s["loss-scale-hysteresis"] = strconv.Itoa(c.LossScaleHysteresis)
 	}
-	if scale := strings.ToLower(c.LossScale); scale != "" && scale != dynamicScale {
+	if scale := strings.ToLower(c.LossScale); scale != "" && scale != config.DynamicScale {
 		s["loss-scale"] = scale
 	}
 	return s
@@ -167,7 +168,7 @@ func (t *Trainer) record() ([]byte, error) {
 			trained++
 		}
 	}
-	r := runRecord{Optimizer: t.cfg.optimizer().Name, Model: t.ownName(), Samples: t.train.sampler.Tell(t.step), Epochs: t.train.sampler.EpochsVersion(), Data: &print, Settings: t.cfg.settings(), Trained: trained,
+	r := runRecord{Optimizer: t.cfg.UpdateRule().Name, Model: t.ownName(), Samples: t.train.sampler.Tell(t.step), Epochs: t.train.sampler.EpochsVersion(), Data: &print, Settings: settings(&t.cfg.Config), Trained: trained,
 		Skipped: t.skipped.all, Arithmetic: t.arithmetic()}
 	if t.scales() {
 		r.LossScale = &t.scale
@@ -187,7 +188,7 @@ func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
 		t.note("%s does not say which data, seed and order its run had (an older version of Spillway wrote it); it goes on at sample %d, %d steps of this run", c.Name, sample, step)
 		return nil
 	}
-	names, lines := changed(was.Settings, t.cfg.settings())
+	names, lines := changed(was.Settings, settings(&t.cfg.Config))
 	var moved []string // what makes the samples others than those that the run was going to see
 	if *was.Data != t.data {
 		unit := "tokens"
@@ -201,14 +202,14 @@ func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
 		moved = append(moved, "Config.Data is other data: "+how)
 		lines = append(lines, "Config.Data: other data: "+how)
 	}
-	shuffled := t.cfg.settings()["order"] == "shuffled"
+	shuffled := settings(&t.cfg.Config)["order"] == "shuffled"
 	for i, name := range names {
 		if name == "seed" || name == "order" || name == "seq" && shuffled {
 			moved = append(moved, lines[i])
 		}
 	}
 	if len(moved) > 0 && !t.cfg.AcceptChanges {
-		return refuseField("AcceptChanges", "resume: %s was made by a run on other samples: %s; give what it had, or Config.AcceptChanges to go on all the same", c.Name, strings.Join(moved, "; "))
+		return config.RefuseField("AcceptChanges", "resume: %s was made by a run on other samples: %s; give what it had, or Config.AcceptChanges to go on all the same", c.Name, strings.Join(moved, "; "))
 	}
 	sample := was.Samples
 	if seq, err := strconv.Atoi(was.Settings["seq"]); err == nil && seq > 0 && seq != t.cfg.Seq && t.train.samples == nil {
@@ -220,7 +221,7 @@ func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
 	for _, line := range lines {
 		t.note("changed since %s: %s", c.Name, line)
 	}
-	if line := otherArithmetic(c.Name, was, t.arithmetic(), t.cfg.settings()["precision"]); line != "" {
+	if line := otherArithmetic(c.Name, was, t.arithmetic(), settings(&t.cfg.Config)["precision"]); line != "" {
 		t.note("%s", line)
 	}
 	return nil
@@ -229,7 +230,7 @@ func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
 // refuseLoop refuses settings whose attempt from here became non-finite before: it
 // would again, and whatever starts failed runs anew would never end.
 func (t *Trainer) refuseLoop(c checkpoint.Choice) error {
-	now := t.cfg.settings()
+	now := settings(&t.cfg.Config)
 	for _, d := range slices.Backward(t.store.Diverged()) {
 		if names, _ := changed(d.Settings, now); d.Step > c.Manifest.Step && len(names) == 0 {
 			from := "the start"
@@ -237,7 +238,7 @@ func (t *Trainer) refuseLoop(c checkpoint.Choice) error {
 				from = c.Name
 			}
 			ways := "change Config.LR, Config.Warmup, Config.Clip, or Config.Seed with Config.AcceptChanges"
-			if !t.cfg.skipsNonFinite() {
+			if !t.cfg.SkipsNonFinite() {
 				ways = "change Config.LR, Config.Warmup, Config.Clip, Config.Seed with Config.AcceptChanges, or give Config.OnNonFinite skip"
 			}
 			return fmt.Errorf("resume: with these settings the run became non-finite at step %d, and from %s it would again; %s", d.Step, from, ways)
@@ -253,8 +254,8 @@ func (t *Trainer) markDivergence(step int) {
 		return
 	}
 	t.settled()
-	if err := t.store.MarkDivergence(step, t.cfg.settings()); err != nil {
-		t.cfg.warn("%v", err)
+	if err := t.store.MarkDivergence(step, settings(&t.cfg.Config)); err != nil {
+		t.cfg.Warnf("%v", err)
 	}
 }
 

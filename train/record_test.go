@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/plan"
@@ -79,7 +80,7 @@ func recordedConfigs() (list []recordedConfig) {
 	add("gpt2", "a frozen block", true, func(c *request) { c.Freeze = []string{"h.0.*"} })
 	add("gpt2", "frozen norms", true, func(c *request) { c.Freeze = []string{"h.*.ln_*"} })
 	add("gpt2", "a frozen beginning, cached", true, func(c *request) {
-		c.Freeze, c.Offload, c.FrozenCache = []string{"wte.*", "wpe.*", "h.0.*"}, "optimizer=host", FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
+		c.Freeze, c.Offload, c.FrozenCache = []string{"wte.*", "wpe.*", "h.0.*"}, "optimizer=host", config.FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
 		c.Batch, c.Ranks = 1, 2
 	})
 	for _, o := range []string{"sgd", "lamb", "lars", "larc", "novograd"} {

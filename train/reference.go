@@ -39,7 +39,7 @@ func (f *Forecast) MegatronActivations() (ActivationReference, error) {
 		Gated:     h.RopeTheta > 0,
 	}
 	ours := 2.0 // bytes a value
-	if c.precision() == "fp32" {
+	if c.PrecisionName() == "fp32" {
 		ours = 4
 	}
 	for i, v := range []float64{float64(r.All) / 2, float64(r.Selective) / 2, float64(r.Ours) / ours} {

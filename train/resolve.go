@@ -3,6 +3,7 @@ package train
 import (
 	"slices"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
@@ -14,7 +15,7 @@ import (
 // request is what a caller asks for. It goes by value: what the device and the other
 // processes say is filled into copies, so that nobody's Config is written to.
 type request struct {
-	Config
+	config.Config
 	hooks
 }
 
@@ -53,7 +54,7 @@ type resolved struct {
 // is there, so that a Trainer keeps the resolved alone.
 type planner struct {
 	*resolved
-	shared *shared
+	shared *config.Shared
 }
 
 // resolve validates a request and reads what it names.
@@ -61,14 +62,11 @@ func (q request) resolve() (planner, error) {
 	if err := q.Validate(); err != nil {
 		return planner{}, err
 	}
-	common := q.shared
-	if common == nil {
-		common = &shared{}
-	}
+	common := q.Common()
 	if q.Seq == 0 && q.Own.Model != nil {
 		q.Seq = 1
 	}
-	h, err := q.modelShape(common)
+	h, err := modelShape(&q.Config, common)
 	if err != nil {
 		return planner{}, err
 	}
@@ -76,9 +74,9 @@ func (q request) resolve() (planner, error) {
 		q.Seq = min(256, h.Positions)
 	}
 	if q.Seq > h.Positions {
-		return planner{}, refuse("Config.Seq %d is over the model's %d positions", q.Seq, h.Positions)
+		return planner{}, config.Refuse("Config.Seq %d is over the model's %d positions", q.Seq, h.Positions)
 	}
-	if q.Tokenizer == "" && q.readsText() {
+	if q.Tokenizer == "" && q.ReadsText() {
 		q.Tokenizer = modelTokenizer(&q.Config, h.Vocab)
 	}
 	// The caller's lists may change under the run.

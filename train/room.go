@@ -8,6 +8,7 @@ import (
 	"github.com/dustin/go-humanize/english"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/run"
@@ -27,7 +28,7 @@ func (t *Trainer) roomToSave(ctx context.Context) error {
 			return nil // the run's end in any case, once it is loaded
 		}
 	}
-	saves := t.cfg.saves(from.Manifest.Step)
+	saves := saves(&t.cfg.Config, from.Manifest.Step)
 	if saves == 0 {
 		return nil
 	}
@@ -46,7 +47,7 @@ func (t *Trainer) roomToSave(ctx context.Context) error {
 		return nil
 	}
 	if text := littleRoom(&t.cfg.Config, &room, each, saves); text != "" {
-		t.cfg.warn("%s", text)
+		t.cfg.Warnf("%s", text)
 	}
 	return nil
 }
@@ -69,7 +70,7 @@ func (t *Trainer) CheckpointBytes() (int64, error) {
 }
 
 // saves is how many checkpoints a run writes that has done so many steps.
-func (c *Config) saves(done int) int64 {
+func saves(c *config.Config, done int) int64 {
 	switch {
 	case done >= c.Steps:
 		return 0
@@ -84,7 +85,7 @@ func (c *Config) saves(done int) int64 {
 }
 
 // noRoom refuses a file system that has no room for one checkpoint.
-func noRoom(c *Config, r *checkpoint.Room, each int64) error {
+func noRoom(c *config.Config, r *checkpoint.Room, each int64) error {
 	needs := r.Needs(each, 1)
 	if needs <= r.Most {
 		return nil
@@ -93,13 +94,13 @@ func noRoom(c *Config, r *checkpoint.Room, each int64) error {
 	if r.Goes > 0 {
 		beside = fmt.Sprintf(", and Config.Keep %d makes %s free before", c.Keep, plan.Bytes(r.Goes))
 	}
-	return &ofKind{fmt.Errorf("does not fit: a checkpoint takes %s, and the file system of Config.Checkpoint %s has %s free%s; free %s there, or give a folder of another one",
-		plan.Bytes(each), c.Checkpoint, plan.Bytes(r.Most), beside, plan.Bytes(needs-r.Most)), ErrDoesNotFit}
+	return config.OfKind(fmt.Errorf("does not fit: a checkpoint takes %s, and the file system of Config.Checkpoint %s has %s free%s; free %s there, or give a folder of another one",
+		plan.Bytes(each), c.Checkpoint, plan.Bytes(r.Most), beside, plan.Bytes(needs-r.Most)), ErrDoesNotFit)
 }
 
 // littleRoom says that a file system has room for one checkpoint, and not for all
 // that a run leaves there at once; "": it has.
-func littleRoom(c *Config, r *checkpoint.Room, each, saves int64) string {
+func littleRoom(c *config.Config, r *checkpoint.Room, each, saves int64) string {
 	needs := r.Needs(each, saves)
 	if needs <= r.Free {
 		return ""

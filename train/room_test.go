@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -98,7 +99,7 @@ func TestSaves(t *testing.T) {
 	for _, c := range []struct{ steps, every, done, want int }{
 		{10, 0, 0, 1}, {10, 0, 9, 1}, {10, 0, 10, 0}, {10, 3, 0, 4}, {10, 3, 3, 3}, {10, 3, 4, 3}, {10, 5, 0, 2}, {10, 20, 0, 1}, {10, 3, 11, 0},
 	} {
-		cfg := Config{Steps: c.steps, SaveEvery: c.every}
-		require.Equal(t, int64(c.want), cfg.saves(c.done), "%+v", c)
+		cfg := config.Config{Steps: c.steps, SaveEvery: c.every}
+		require.Equal(t, int64(c.want), saves(&cfg, c.done), "%+v", c)
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/memplan/cost"
@@ -14,7 +15,7 @@ import (
 
 func demo(t *testing.T) request {
 	t.Helper()
-	c := request{Config: Default()}
+	c := request{Config: config.Default()}
 	c.Model, c.Batch, c.Seq = "spillway-demo", 4, 128
 	return c
 }
@@ -149,15 +150,15 @@ func TestFitChoosesAllowedPrecisions(t *testing.T) {
 	g, err := gpus.Lookup("a100-40")
 	require.NoError(t, err)
 	hw := Hardware{Machine: func(ranks int) *cost.Machine { return g.Machine(ranks) }}
-	c := request{Config: Default()}
+	c := request{Config: config.Default()}
 	c.Model, c.Ranks, c.Batch, c.Seq, c.DeviceMemory = "gpt2-medium", 4, 4, 1024, g.Memory
 	got, err := c.fit(t.Context(), Fixed{}, 0, hw)
 	require.NoError(t, err)
-	require.Equal(t, "fp32", got.Config.precision())
+	require.Equal(t, "fp32", got.Config.PrecisionName())
 	c.Allow = []string{"bf16"}
 	faster, err := c.fit(t.Context(), Fixed{}, 0, hw)
 	require.NoError(t, err)
-	require.Equal(t, "bf16", faster.Config.precision())
+	require.Equal(t, "bf16", faster.Config.PrecisionName())
 	require.Contains(t, faster.Choices.String(), "Config.Precision bf16")
 	require.Greater(t, faster.TokensPerSecond(), got.TokensPerSecond())
 	c.Device, c.Allow = "cuda", []string{"fp16"}

@@ -9,35 +9,27 @@ import (
 	"sync"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/run"
 )
 
-// Values of Config.AsyncSave.
-const (
-	asyncAuto = "auto"
-	asyncOn   = "on"
-	asyncOff  = "off"
-)
-
-var asyncSaves = []string{"", asyncAuto, asyncOn, asyncOff}
-
 // stage decides how checkpoints are saved and adds what that takes to the plan's host
 // memory: asynchronously, from a copy of a rank's states, or through a buffer, as large
 // as there is room for. Neither keeps a plan from fitting unless it was asked for.
-func (c *Config) stage(p *plan.Plan) error {
-	asked := strings.EqualFold(c.AsyncSave, asyncOn)
+func stage(c *config.Config, p *plan.Plan) error {
+	asked := strings.EqualFold(c.AsyncSave, config.AsyncOn)
 	p.Config.Staging, p.Config.SaveBuffer = 0, 0
-	if c.Inference || strings.EqualFold(c.AsyncSave, asyncOff) || c.Checkpoint == "" && !asked {
+	if c.Inference || strings.EqualFold(c.AsyncSave, config.AsyncOff) || c.Checkpoint == "" && !asked {
 		return nil
 	}
 	part, _, err := run.PartBytes(p.Program, c.Ranks)
 	if err != nil {
 		return err
 	}
-	need, room := checkpoint.StagingBytes(part), c.hostRoom(p)
+	need, room := checkpoint.StagingBytes(part), hostRoom(c, p)
 	if asked || need <= room {
 		p.Config.Staging = need
 		p.Config.Outside[graph.Host] += need
@@ -53,15 +45,15 @@ func (c *Config) stage(p *plan.Plan) error {
 
 // hostRoom is what a plan leaves of a rank's host memory: of its cap, and of the
 // machine's memory where device memory lies in it.
-func (c *Config) hostRoom(p *plan.Plan) int64 {
+func hostRoom(c *config.Config, p *plan.Plan) int64 {
 	room := int64(math.MaxInt64)
 	host := p.Layout.Spaces[graph.Host].Peak + p.Config.Outside[graph.Host]
 	if limit := c.HostMemory; limit > 0 {
 		room = limit - host
 	}
-	machine := hostMemory{bytes: machineMemory(), ranks: c.hostRanks()}
-	if c.job != nil && c.job.least != nil {
-		machine = *c.job.least
+	machine := hostMemory{bytes: machineMemory(), ranks: hostRanks(c)}
+	if jobOf(c) != nil && jobOf(c).least != nil {
+		machine = *jobOf(c).least
 	}
 	if !strings.EqualFold(c.Device, "cuda") {
 		host += p.Layout.Spaces[graph.Device].Peak + p.Config.Outside[graph.Device]
@@ -115,7 +107,7 @@ func (t *Trainer) tellBehind() {
 	b.failed = nil
 	b.mu.Unlock()
 	for _, err := range failed {
-		t.cfg.warn("%v", err)
+		t.cfg.Warnf("%v", err)
 	}
 }
 
@@ -221,7 +213,7 @@ func (t *Trainer) tend(how func() error) {
 // idle then.
 func (t *Trainer) settled() {
 	if err := t.settle(true); err != nil && t.fatal == nil {
-		t.cfg.warn("%v", err)
+		t.cfg.Warnf("%v", err)
 	}
 	t.idle()
 }

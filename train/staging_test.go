@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
@@ -27,7 +28,7 @@ func TestSavesBesideTheStepsAreTheSame(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var bits [2]outcome
 			var held [2]map[string]map[string]string
-			for i, mode := range []string{asyncOff, asyncOn} {
+			for i, mode := range []string{config.AsyncOff, config.AsyncOn} {
 				c := tiny("gpt2")
 				c.Steps, c.SaveEvery, c.Keep = 5, 1, 3
 				change(&c)
@@ -72,14 +73,14 @@ func TestStagingIsInThePlan(t *testing.T) {
 	require.NoError(t, err, "auto fits without")
 	require.Zero(t, p.Config.Staging)
 	require.Less(t, p.Config.Outside[graph.Host], need)
-	c.AsyncSave = asyncOn
+	c.AsyncSave = config.AsyncOn
 	_, err = c.plan(t.Context())
 	require.ErrorContains(t, err, "does not fit")
-	c.AsyncSave, c.HostMemory = asyncOff, 0
+	c.AsyncSave, c.HostMemory = config.AsyncOff, 0
 	p, err = c.plan(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, p.Config.Staging)
-	c.AsyncSave, c.Checkpoint = asyncOn, ""
+	c.AsyncSave, c.Checkpoint = config.AsyncOn, ""
 	p, err = c.plan(t.Context())
 	require.NoError(t, err)
 	require.Positive(t, p.Config.Staging, "a plan tells what it would take")
@@ -142,7 +143,7 @@ func TestStepsDoNotWaitForTheDisk(t *testing.T) {
 	h := &heldSyncs{FS: filesys.NewMemory(dir)}
 	defer filesys.Mount(dir, h)()
 	c := tiny("gpt2")
-	c.Steps, c.SaveEvery, c.Keep, c.AsyncSave, c.Checkpoint = 7, 2, 1, asyncOn, filepath.Join(dir, "ck")
+	c.Steps, c.SaveEvery, c.Keep, c.AsyncSave, c.Checkpoint = 7, 2, 1, config.AsyncOn, filepath.Join(dir, "ck")
 	release := func() {}
 	require.NoError(t, func() error {
 		tr, err := c.start(context.Background())
@@ -180,7 +181,7 @@ func TestStepsDoNotWaitForTheDisk(t *testing.T) {
 // A save beside the steps that can't be written is told, and tried again.
 func TestASaveBesideTheStepsFails(t *testing.T) {
 	c := tiny("gpt2")
-	c.Steps, c.SaveEvery, c.AsyncSave, c.Checkpoint = 3, 1, asyncOn, filepath.Join(scratch(t), "ck")
+	c.Steps, c.SaveEvery, c.AsyncSave, c.Checkpoint = 3, 1, config.AsyncOn, filepath.Join(scratch(t), "ck")
 	var told []string
 	c.Warn = func(line string) { told = append(told, line) }
 	tr, err := c.start(context.Background())

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 )
@@ -17,16 +17,10 @@ const tokenizerFile = "tokenizer.json"
 // gpt2Vocab is the vocabulary of GPT-2's tokenizer.
 const gpt2Vocab = 50257
 
-// readsText says whether the run turns text into tokens, or back.
-func (c *Config) readsText() bool {
-	isText := func(path string) bool { return path != "" && !strings.HasSuffix(path, ".bin") }
-	return c.Generate || isText(c.Data) || isText(c.EvalData)
-}
-
 // modelTokenizer is the tokenizer that a model was made for: the file beside its
 // config.json or its weights, gpt2 for the presets with GPT-2's vocabulary, bytes
 // for a vocabulary of the 256 bytes and a few tokens more; "" where none is known.
-func modelTokenizer(cfg *Config, vocab int) string {
+func modelTokenizer(cfg *config.Config, vocab int) string {
 	isFolder := false
 	for _, dir := range []string{cfg.Model, cfg.Init} {
 		if st, err := os.Stat(filepath.Join(dir, hfconfig.FileName)); err != nil || !st.Mode().IsRegular() {
@@ -48,12 +42,12 @@ func modelTokenizer(cfg *Config, vocab int) string {
 
 // openTokenizer opens the run's tokenizer, which must be one that the model can
 // have been made for; nil where neither text is read nor one was named.
-func (c *Config) openTokenizer(vocab int) (data.Tokenizer, error) {
+func openTokenizer(c *config.Config, vocab int) (data.Tokenizer, error) {
 	if c.Tokenizer == "" {
-		if !c.readsText() {
+		if !c.ReadsText() {
 			return nil, nil
 		}
-		return nil, refuse("Config.Tokenizer is missing: model %s has a vocabulary of %d tokens and no %s beside its config.json; give the one that it was made with (bytes, gpt2 or a %s)", c.modelName(), vocab, tokenizerFile, tokenizerFile)
+		return nil, config.Refuse("Config.Tokenizer is missing: model %s has a vocabulary of %d tokens and no %s beside its config.json; give the one that it was made with (bytes, gpt2 or a %s)", c.ModelName(), vocab, tokenizerFile, tokenizerFile)
 	}
 	tok, err := data.OpenTokenizer(c.Tokenizer)
 	if err != nil {
@@ -67,7 +61,7 @@ func (c *Config) openTokenizer(vocab int) (data.Tokenizer, error) {
 		why = "under half of"
 	}
 	if why != "" {
-		text := fmt.Sprintf("Config.Tokenizer %s has %d tokens, %s the %d of model %s", c.Tokenizer, tok.VocabSize(), why, vocab, c.modelName())
+		text := fmt.Sprintf("Config.Tokenizer %s has %d tokens, %s the %d of model %s", c.Tokenizer, tok.VocabSize(), why, vocab, c.ModelName())
 		if own := modelTokenizer(c, vocab); own != "" && own != c.Tokenizer {
 			return nil, fmt.Errorf("%s; leave it out for the model's own, %s", text, own)
 		}
@@ -84,7 +78,7 @@ func Positions(model string) (int, error) {
 
 // ContextFor is the Seq of a run that continues a prompt by n tokens: as many as
 // there will be, up to the model's positions.
-func ContextFor(cfg Config, prompt string, n int) (int, error) {
+func ContextFor(cfg config.Config, prompt string, n int) (int, error) {
 	h, err := modelConfig(cfg.Model)
 	if err != nil {
 		return 0, err
@@ -92,7 +86,7 @@ func ContextFor(cfg Config, prompt string, n int) (int, error) {
 	if cfg.Tokenizer == "" {
 		cfg.Tokenizer = modelTokenizer(&cfg, h.Vocab)
 	}
-	tok, err := cfg.openTokenizer(h.Vocab)
+	tok, err := openTokenizer(&cfg, h.Vocab)
 	if err != nil {
 		return 0, err
 	}

@@ -11,13 +11,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 )
 
 // tiny returns a run on the reference folder's checkpoint of the given name.
 func tiny(model string) request {
-	c := request{Config: Default()}
+	c := request{Config: config.Default()}
 	c.Model, c.Init, c.Data, c.Order = "../testdata/"+model, "../testdata/"+model, "../testdata/text.bin", "sequential"
 	c.Batch, c.Seq, c.Steps = 2, 40, 20
 	c.poison = true

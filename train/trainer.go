@@ -1,3 +1,6 @@
+// Package train is the machine of a training run: what a Config asks for is resolved
+// and planned, and a Trainer runs it over the ranks of a process or of several.
+// Programs use it through package spillway, at the top of the module.
 package train
 
 import (
@@ -15,11 +18,13 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/presets"
+	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
@@ -144,7 +149,7 @@ type EvalResult struct {
 
 // Build plans the run that cfg describes, without allocating any of it. The
 // error is a *plan.DoesNotFit where a capacity is too small.
-func Build(ctx context.Context, cfg Config) (*plan.Plan, error) {
+func Build(ctx context.Context, cfg config.Config) (*plan.Plan, error) {
 	return request{Config: cfg}.plan(ctx)
 }
 
@@ -159,28 +164,30 @@ func (q request) plan(ctx context.Context) (*plan.Plan, error) {
 // New plans the run, refuses it if it does not fit, and only then allocates
 // memory, starts the ranks and gives parameters their first values (or those of
 // Init, or of the checkpoint to resume from).
-func New(ctx context.Context, cfg Config) (*Trainer, error) { return request{Config: cfg}.start(ctx) }
+func New(ctx context.Context, cfg config.Config) (*Trainer, error) {
+	return request{Config: cfg}.start(ctx)
+}
 
 func (q request) start(ctx context.Context) (*Trainer, error) {
-	if err := cmp.Or(ctx.Err(), q.Runnable(), q.Validate()); err != nil {
+	if err := cmp.Or(ctx.Err(), level.Err(), q.Runnable(), q.Validate()); err != nil {
 		return nil, err
 	}
-	if q.Checkpoint == "" && strings.EqualFold(q.AsyncSave, asyncOn) { // a plan may ask what it takes
-		return nil, refuse("Config.AsyncSave on needs Config.Checkpoint: the folder to save to")
+	if q.Checkpoint == "" && strings.EqualFold(q.AsyncSave, config.AsyncOn) { // a plan may ask what it takes
+		return nil, config.Refuse("Config.AsyncSave on needs Config.Checkpoint: the folder to save to")
 	}
-	err := cmp.Or(q.refuseOverwriting(), q.lookAtCheckpoints())
+	err := cmp.Or(refuseOverwriting(&q.Config), lookAtCheckpoints(&q.Config))
 	if err != nil {
 		return nil, err
 	}
-	t := &Trainer{job: q.job}
+	t := &Trainer{job: jobOf(&q.Config)}
 	if t.platform, q.Config, err = newPlatform(q); err != nil {
 		return nil, err
 	}
-	if q.job != nil { // a process that does not answer is waited for no longer
-		stay := context.AfterFunc(ctx, func() { q.job.broken(ctx.Err()) })
+	if t.job != nil { // a process that does not answer is waited for no longer
+		stay := context.AfterFunc(ctx, func() { t.job.broken(ctx.Err()) })
 		defer stay()
 	}
-	if q.Config, err = q.greet(); err != nil {
+	if q.Config, err = greet(q.Config); err != nil {
 		return nil, t.refused(err)
 	}
 	fit := func(ctx context.Context) error { return t.fit(ctx, q) }
@@ -228,9 +235,10 @@ func (t *Trainer) fit(ctx context.Context, q request) error {
 		q.Outside = t.platform.Limits().Outside // more is outside than the plan left: each round leaves more
 	}
 	if !q.Inference {
-		t.notes = append(t.notes, t.cfg.idleNotes()...)
+		t.notes = append(t.notes, t.cfg.IdleNotes()...)
+		t.notes = append(t.notes, fileNotes(&t.cfg.Config)...)
 		t.notes = append(t.notes, dropoutNote(t.cfg.model.Dropouts, &t.cfg.Config)...)
-		t.notes = append(t.notes, ringNote(&t.cfg.Config)...)
+		t.notes = append(t.notes, config.RingNote(&t.cfg.Config)...)
 	}
 	if t.cfg.Planned != nil {
 		t.cfg.Planned(t.plan)
@@ -250,7 +258,7 @@ func (t *Trainer) fitOnce(ctx context.Context, q request) (err error) {
 		t.floats = append(t.floats, t.plan.Program.InputsOf(k))
 	}
 	if err := t.cfg.fits(ctx, t.plan, hardwareOf(t.platform, &t.cfg.Config)); err != nil {
-		if j := t.cfg.job; j != nil && j.disk != nil && t.plan.Layout.Spaces[graph.Disk].Peak > j.disk.share() {
+		if j := jobOf(&t.cfg.Config); j != nil && j.disk != nil && t.plan.Layout.Spaces[graph.Disk].Peak > j.disk.share() {
 			err = fmt.Errorf("%w; free in Config.Disk %s are %s", err, t.cfg.Disk, j.disk)
 		}
 		return t.platform.Refused(err)
@@ -265,7 +273,7 @@ func (t *Trainer) RecomputeAuto() string { return autoText(t.cfg.chosen) }
 func (t *Trainer) Plan() *plan.Plan { return t.plan }
 
 // Config returns the configuration with its defaults filled in.
-func (t *Trainer) Config() Config { return t.cfg.Config }
+func (t *Trainer) Config() config.Config { return t.cfg.Config }
 
 // ByteTokens says that the run's tokenizer takes each byte of text for a token.
 func (t *Trainer) ByteTokens() bool { return t.tokenizer != nil && t.tokenizer.Name() == "bytes" }
@@ -291,7 +299,7 @@ func (t *Trainer) openAll(ctx context.Context) error {
 	if err := t.lead(); err != nil {
 		return err
 	}
-	t.pool = pool.New(cfg.threads())
+	t.pool = pool.New(cfg.ComputeThreads())
 	if err := t.openDisk(); err != nil {
 		return err
 	}
@@ -483,15 +491,6 @@ func (t *Trainer) hostF64(buf graph.BufID) (float64, error) {
 	return v[0], nil
 }
 
-// evalAccum is the micro-steps of a batch of an evaluation: with Reproducible those
-// of a step, so that it reads the same rows at any number of ranks.
-func (c *Config) evalAccum() int {
-	if c.Reproducible && !c.Inference {
-		return c.Accum
-	}
-	return 1
-}
-
 // Evaluate returns the mean loss over EvalSteps batches of the held-out data.
 func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 	return t.EvaluateTold(ctx, nil)
@@ -505,7 +504,7 @@ func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss
 		return EvalResult{}, t.fatal
 	}
 	if t.eval == nil {
-		return EvalResult{}, refuseField("EvalData", "evaluate: the run has no Config.EvalData")
+		return EvalResult{}, config.RefuseField("EvalData", "evaluate: the run has no Config.EvalData")
 	}
 	began := time.Now()
 	if err := t.flush(); err != nil {
@@ -513,7 +512,7 @@ func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss
 	}
 	var sum float64
 	var count int64
-	accum := t.cfg.evalAccum()
+	accum := t.cfg.EvalAccum()
 	for k := range t.eval.steps {
 		if err := ctx.Err(); err != nil {
 			return EvalResult{}, err
@@ -601,7 +600,7 @@ func (t *Trainer) Close() error {
 	t.train, t.eval = nil, nil
 	if t.store != nil {
 		if err := t.store.Close(); err != nil { // what was saved is complete and synced
-			t.cfg.warn("close Config.Checkpoint %s: %v", t.cfg.Checkpoint, err)
+			t.cfg.Warnf("close Config.Checkpoint %s: %v", t.cfg.Checkpoint, err)
 		}
 		t.store = nil
 	}
@@ -619,11 +618,11 @@ func (t *Trainer) writeTrace(others []exec.Events) {
 	if !t.accepted {
 		return
 	}
-	if t.cfg.job != nil && others == nil {
-		t.cfg.warn("Config.Trace shows %s alone: the job has failed, and the other ranks' processes keep theirs", platform.Names(t.cfg.world().Local))
+	if jobOf(&t.cfg.Config) != nil && others == nil {
+		t.cfg.Warnf("Config.Trace shows %s alone: the job has failed, and the other ranks' processes keep theirs", platform.Names(world(&t.cfg.Config).Local))
 	}
 	if err := writeAside(t.cfg.Trace, func(w io.Writer) error { return trace.Write(w, others...) }); err != nil {
-		t.cfg.warn("Config.Trace: %v", err)
+		t.cfg.Warnf("Config.Trace: %v", err)
 	}
 }
 
@@ -658,4 +657,16 @@ func modelConfig(name string) (hfconfig.Config, error) {
 		return c, fmt.Errorf("Config.Model %s: the folder has no %s, and no checkpoint", name, hfconfig.FileName)
 	}
 	return c, err
+}
+
+// Device describes the device in a line; "" for the CPU.
+func (t *Trainer) Device() string {
+	about := t.platform.About()
+	if t.platform.GPU() == nil || about == "" {
+		return about
+	}
+	if why := t.cfg.WithoutGraphs(); why != "" {
+		return about + "; no CUDA graphs: " + why
+	}
+	return about + "; CUDA graphs from the second step on"
 }

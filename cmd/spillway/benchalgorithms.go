@@ -8,16 +8,17 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/algo"
+	"github.com/spillway-ml/spillway/comm/algorithm"
 	"github.com/spillway-ml/spillway/device/cpu"
 )
 
 // parseAlgorithms reads the algorithms that bench comm measures.
 func parseAlgorithms(list string) (names []algo.Name, err error) {
 	if strings.EqualFold(list, "all") {
-		return algo.Names[1:], nil
+		return algorithm.Names[1:], nil
 	}
 	for s := range strings.SplitSeq(list, ",") {
-		a, err := algo.Parse(strings.TrimSpace(s))
+		a, err := algorithm.Parse(strings.TrimSpace(s))
 		if err != nil {
 			return nil, fmt.Errorf("--collectives %w, or all", err)
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/algo"
+	"github.com/spillway-ml/spillway/comm/algorithm"
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
@@ -33,7 +34,7 @@ func TestBenchCommHasARowAnAlgorithm(t *testing.T) {
 		require.EqualValues(t, 1024, r.Bytes)
 	}
 	for _, op := range []comm.Op{comm.AllReduce, comm.ReduceScatter, comm.AllGather} {
-		require.Len(t, seen[op], len(algo.Names)-1, "%s", op)
+		require.Len(t, seen[op], len(algorithm.Names)-1, "%s", op)
 	}
 	require.Len(t, seen[comm.Broadcast], 1)
 	require.Len(t, seen[comm.AllToAll], 1)

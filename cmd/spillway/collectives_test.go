@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/comm/algo"
+	"github.com/spillway-ml/spillway/comm/algorithm"
 )
 
 // Whichever algorithm the ranks gather and sum by, the bits are the same; the ring's
@@ -15,7 +16,7 @@ func TestCollectivesKeepTheBits(t *testing.T) {
 	for _, flags := range []string{"--ranks 4 --zero 3", "--ranks 4 --zero 0 --precision bf16 --accum 2", "--ranks 4 --shard-size 2 --zero 2", "--ranks 3"} {
 		want := command(tinyWith(strings.Fields(flags)...)...)
 		require.Zero(t, want.status, want.stderr)
-		for _, a := range algo.Names[1:] {
+		for _, a := range algorithm.Names[1:] {
 			got := command(tinyWith(append(strings.Fields(flags), "--collectives", string(a))...)...)
 			switch {
 			case a == algo.Hierarchical && flags == "--ranks 3":

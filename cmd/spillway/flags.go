@@ -15,9 +15,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/regular"
 	"github.com/spillway-ml/spillway/offload/store"
-	trainer "github.com/spillway-ml/spillway/train"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -76,7 +76,7 @@ func (f sizeFlag) String() string {
 type frozenCacheFlag struct{ to *spillway.FrozenCache }
 
 func (f frozenCacheFlag) Set(s string) (err error) {
-	*f.to, err = trainer.ParseFrozenCache(s, parseSize)
+	*f.to, err = config.ParseFrozenCache(s, parseSize)
 	return err
 }
 func (f frozenCacheFlag) Type() string { return "TIER:SIZE" }
@@ -247,8 +247,9 @@ func tuneDisk(c *spillway.Config, stderr io.Writer) {
 	if c.Disk == "" {
 		return
 	}
-	var err error
-	if c.DiskTuning, err = store.LoadTuning(c.Disk); err != nil {
+	measured, err := store.LoadTuning(c.Disk)
+	c.DiskTuning.Block, c.DiskTuning.Depth = measured.Block, measured.Depth
+	if err != nil {
 		fmt.Fprintf(stderr, "warning: %v (spillway doctor --disk DIR does)\n", err)
 	}
 }

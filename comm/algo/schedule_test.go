@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/spillway-ml/spillway/comm/algorithm"
+
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/comm"
@@ -181,9 +183,9 @@ func TestRefusals(t *testing.T) {
 	require.ErrorContains(t, err, "broadcast has no rounds")
 	_, err = Rounds(Hierarchical, comm.AllReduce, 6, 3, 8)
 	require.ErrorContains(t, err, "a power of two")
-	_, err = Parse("rings")
+	_, err = algorithm.Parse("rings")
 	require.ErrorContains(t, err, `"rings": want auto, direct, tree`)
-	a, err := Parse("Ring")
+	a, err := algorithm.Parse("Ring")
 	require.NoError(t, err)
 	require.Equal(t, Ring, a)
 }

@@ -33,6 +33,7 @@ const table = `
 	offload/store < graph device internal/crash internal/regular internal/aside internal/filesys internal/userdir
 	memplan   < graph
 	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest internal/decimal
+	config    < graph model precision recompute zero fsdp offload memplan plan comm/algorithm data/sample internal/nearest internal/decimal
 	search    < graph model precision recompute zero fsdp offload memplan plan internal/nearest internal/decimal
 	device    < graph internal/crash internal/dl internal/userdir
 	kernels   < graph device internal/crash internal/dl internal/owned internal/regular internal/aside internal/userdir
@@ -45,13 +46,13 @@ const table = `
 	launch    < graph device kernels comm cluster internal/crash internal/dl internal/userdir
 	platform  < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal
 	run       < platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal
-	calibration < platform graph device kernels comm plan memplan offload model zero fsdp precision recompute search exec checkpoint data run train internal
-	train     < platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run search internal
+	calibration < config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute search exec checkpoint data run train internal
+	train     < config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run search internal
 `
 
 // pure packages touch no device, file or network: what they import beside the
 // module is checked too.
-var pure = []string{"graph", "model", "precision", "recompute", "zero", "fsdp", "offload", "memplan", "plan", "search", "cluster", "comm/watch"}
+var pure = []string{"graph", "model", "precision", "recompute", "zero", "fsdp", "offload", "memplan", "plan", "config", "comm/algorithm", "data/sample", "search", "cluster", "comm/watch"}
 
 var impure = []string{"os", "net", "syscall", "os/exec", "golang.org/x/sys", "unsafe"}
 
@@ -152,6 +153,14 @@ func TestOnlyTestsImportTheTestkit(t *testing.T) {
 		}
 	}
 	require.Greater(t, looked, 50)
+}
+
+// The configuration compiles where there are no devices, files and processes.
+func TestConfigCompilesForTheBrowser(t *testing.T) {
+	cmd := exec.Command("go", "build", module+"/config")
+	cmd.Env = append(os.Environ(), "GOOS=js", "GOARCH=wasm")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
 }
 
 // Nobody but the root package, commands, examples and benchmarks knows the

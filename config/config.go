@@ -1,7 +1,7 @@
-// Package train is the machine of a training run: what a Config asks for is resolved
-// and planned, and a Trainer runs it over the ranks of a process or of several.
-// Programs use it through package spillway, at the top of the module.
-package train
+// Package config has the configuration of a run: its fields with their defaults, what is
+// refused, and what follows from them alone. It reads no file and looks at no device, so
+// that it compiles for any system; what a model's folder says package train adds.
+package config
 
 import (
 	"cmp"
@@ -14,7 +14,6 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload"
-	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
@@ -98,9 +97,9 @@ type Config struct {
 	HostMemory   int64  // bytes of host memory a rank; 0: no cap
 	Disk         string // folder of the disk tier
 	DiskMemory   int64  // bytes of it a rank; 0: no cap
-	// DiskTuning is what was measured of that folder's filesystem (store.LoadTuning), of
+	// DiskTuning is what was measured of that folder's filesystem (spillway doctor), of
 	// which the tier takes its block and queue depth; zero: the defaults.
-	DiskTuning store.Tuning
+	DiskTuning DiskTuning
 	// DiskCache is host memory in bytes a rank that holds what would otherwise be
 	// read from disk, outside the plan and inside HostMemory; 0: none. A step goes
 	// round all that is on disk, so a cache of a tenth of it saves up to a tenth of
@@ -243,17 +242,52 @@ type Config struct {
 	Generate bool
 	// shared is what the plans of this configuration's copies have in common; nil: they
 	// are made each by itself.
-	shared *shared
-	// job is the processes that the ranks run in; nil: this one alone.
-	job *Job
+	shared *Shared
+	// processes are those that the ranks run in; nil: this one alone.
+	processes Processes
 }
+
+// DiskTuning is how the disk tier reads and writes. Zero values are the defaults.
+type DiskTuning struct {
+	Block int // bytes of a read or write
+	Depth int // reads and writes at once
+}
+
+// Processes are those that the ranks of a run are in, this one among them: a *Job.
+type Processes interface {
+	// Count is how many there are; 0: there is no job.
+	Count() int
+	// Seat tells that each process runs so many ranks.
+	Seat(ranks int)
+}
+
+// Over is the configuration of a run over the processes of a job, of which this one
+// leads: LocalRanks ranks in each, at least one. Without a job it is c.
+func (c Config) Over(p Processes) Config {
+	if p == nil || p.Count() == 0 {
+		return c
+	}
+	c.LocalRanks = max(c.LocalRanks, 1)
+	c.Ranks = p.Count() * c.LocalRanks
+	p.Seat(c.LocalRanks)
+	return c.Within(p)
+}
+
+// Within is the configuration of a run whose ranks are in these processes.
+func (c Config) Within(p Processes) Config {
+	c.processes = p
+	return c
+}
+
+// Processes are those that the ranks are in; nil: this one alone.
+func (c *Config) Processes() Processes { return c.processes }
 
 // Default returns the contract's defaults outside the demo.
 func Default() Config {
 	return Config{
-		Init: "random", Steps: 100, Batch: 4, Accum: 1, AccumOrder: microOrder,
+		Init: "random", Steps: 100, Batch: 4, Accum: 1, AccumOrder: MicroOrder,
 		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Trust: 1e-3,
-		Seed: 1, Prefetch: 1, OnNonFinite: "stop", Precision: "fp32", Reduce: "same", LossScale: dynamicScale, EvalSteps: 10, Device: "cpu", Collectives: "auto", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
+		Seed: 1, Prefetch: 1, OnNonFinite: "stop", Precision: "fp32", Reduce: "same", LossScale: DynamicScale, EvalSteps: 10, Device: "cpu", Collectives: "auto", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
 	}
 }
 
@@ -266,20 +300,29 @@ var (
 	reduces     = []string{"", "same", "fp32"}
 	devices     = []string{"cpu", "cuda"}
 	nonFinites  = []string{"", "stop", "skip"}
-	accumOrders = []string{"", microOrder, layerOrder}
+	accumOrders = []string{"", MicroOrder, LayerOrder}
 )
 
 // Values of Config.AccumOrder.
 const (
-	microOrder = "micro"
-	layerOrder = "layer"
+	MicroOrder = "micro"
+	LayerOrder = "layer"
 )
 
-// inLayers says whether each block runs all micro-batches before the next one. With
-// one micro-batch there is no difference.
-func (c *Config) inLayers() bool { return c.Accum > 1 && c.asksLayers() }
+// Values of Config.AsyncSave.
+const (
+	asyncAuto = "auto"
+	AsyncOn   = "on"
+	AsyncOff  = "off"
+)
 
-func (c *Config) asksLayers() bool { return strings.EqualFold(c.AccumOrder, layerOrder) }
+var asyncSaves = []string{"", asyncAuto, AsyncOn, AsyncOff}
+
+// InLayers says whether each block runs all micro-batches before the next one. With
+// one micro-batch there is no difference.
+func (c *Config) InLayers() bool { return c.Accum > 1 && c.AsksLayers() }
+
+func (c *Config) AsksLayers() bool { return strings.EqualFold(c.AccumOrder, LayerOrder) }
 
 // largest bounds the counts, so that no product of them overflows and none asks
 // the machine for what it can't have. Others are bounded by what they multiply.
@@ -310,14 +353,14 @@ func oneOf(field, v string, names []string) error {
 			known = append(known, n)
 		}
 	}
-	return refuse("Config.%s %.80q is not known; use one of %s", field, v, strings.Join(known, ", "))
+	return Refuse("Config.%s %.80q is not known; use one of %s", field, v, strings.Join(known, ", "))
 }
 
 // Validate refuses values that no run could have, with an ErrConfig that names what is
 // wrong. It looks at nothing outside the Config.
 func (c *Config) Validate() error {
 	if err := c.validate(); err != nil {
-		return &ofKind{err, ErrConfig}
+		return OfKind(err, ErrRefused)
 	}
 	return nil
 }
@@ -326,23 +369,23 @@ func (c *Config) validate() error {
 	atLeast := func(field string, v, least int, what string) error {
 		switch {
 		case v < least && least == 0:
-			return refuse("Config.%s %d is negative; 0 or more %ss are possible", field, v, what)
+			return Refuse("Config.%s %d is negative; 0 or more %ss are possible", field, v, what)
 		case v < least:
-			return refuse("Config.%s %d: at least %d %s is needed", field, v, least, what)
+			return Refuse("Config.%s %d: at least %d %s is needed", field, v, least, what)
 		case int64(v) > largest[field] && largest[field] > 0:
-			return refuse("Config.%s %d: at most %d is possible", field, v, largest[field])
+			return Refuse("Config.%s %d: at most %d is possible", field, v, largest[field])
 		}
 		return nil
 	}
 	finite := func(field string, v float64, least float64) error {
 		if !(v >= least) || math.IsInf(v, 0) {
-			return refuse("Config.%s %g: a finite number of at least %g is needed", field, v, least)
+			return Refuse("Config.%s %g: a finite number of at least %g is needed", field, v, least)
 		}
 		return nil
 	}
 	fraction := func(field string, v float64) error {
 		if !(v >= 0 && v < 1) {
-			return refuse("Config.%s %g: a number in [0, 1) is needed", field, v)
+			return Refuse("Config.%s %g: a number in [0, 1) is needed", field, v)
 		}
 		return nil
 	}
@@ -350,10 +393,10 @@ func (c *Config) validate() error {
 		return err
 	}
 	if c.Model == "" && c.Own.Model == nil {
-		return refuse("Config.Model is missing: give a preset's name or a folder with a config.json")
+		return Refuse("Config.Model is missing: give a preset's name or a folder with a config.json")
 	}
 	if c.Seq < 0 {
-		return refuse("Config.Seq %d: at least 1 token is needed; 0 is the smaller of 256 and the model's positions", c.Seq)
+		return Refuse("Config.Seq %d: at least 1 token is needed; 0 is the smaller of 256 and the model's positions", c.Seq)
 	}
 	checks := []error{
 		atLeast("Steps", c.Steps, 1, "step"), atLeast("Batch", c.Batch, 1, "row"), atLeast("Seq", c.Seq, 0, "token"),
@@ -374,14 +417,14 @@ func (c *Config) validate() error {
 			return err
 		}
 	}
-	o := c.optimizer()
+	o := c.UpdateRule()
 	switch err := o.Validate(); {
 	case c.Trust == 0 && o.Reads(zero.Trust):
-		return refuse("Config.Trust 0: %s would train nothing; a positive number is needed", o.Name)
+		return Refuse("Config.Trust 0: %s would train nothing; a positive number is needed", o.Name)
 	case err != nil && c.Nesterov:
-		return refuse("Config.Nesterov: %w", err)
+		return Refuse("Config.Nesterov: %w", err)
 	case err != nil:
-		return refuse("Config.Optimizer: %w", err)
+		return Refuse("Config.Optimizer: %w", err)
 	}
 	return cmp.Or(c.validateMemory(), c.validateFiles())
 }
@@ -390,31 +433,31 @@ func (c *Config) validate() error {
 // recomputation and offload.
 func (c *Config) validateMemory() error {
 	if _, err := zero.ParseStage(c.Zero); err != nil {
-		return refuse("Config.Zero %d: stages are 0, 1, 2 and 3", c.Zero)
+		return Refuse("Config.Zero %d: stages are 0, 1, 2 and 3", c.Zero)
 	}
 	for _, s := range []struct {
 		field string
 		v     int64
 	}{{"DeviceMemory", c.DeviceMemory}, {"HostMemory", c.HostMemory}, {"DiskCache", c.DiskCache}} {
 		if s.v < 0 {
-			return refuse("Config.%s %d: a size is not negative", s.field, s.v)
+			return Refuse("Config.%s %d: a size is not negative", s.field, s.v)
 		}
 	}
 	if f := c.FrozenCache; f.Bytes != 0 {
 		switch {
 		case f.Bytes < 0 || f.Tier != graph.Host && f.Tier != graph.Disk:
-			return refuse("Config.FrozenCache: %s tier of %d bytes; host or disk with a positive size is possible", f.Tier, f.Bytes)
+			return Refuse("Config.FrozenCache: %s tier of %d bytes; host or disk with a positive size is possible", f.Tier, f.Bytes)
 		case len(c.Freeze) == 0:
-			return refuse("Config.FrozenCache needs Config.Freeze: the parameters that are not trained")
+			return Refuse("Config.FrozenCache needs Config.Freeze: the parameters that are not trained")
 		case f.Tier == graph.Disk && c.Disk == "":
-			return refuse("Config.FrozenCache %s needs Config.Disk: the folder of the disk tier", f)
+			return Refuse("Config.FrozenCache %s needs Config.Disk: the folder of the disk tier", f)
 		}
 	}
-	if _, err := recompute.Parse(c.Recompute); err != nil && !c.recomputeAuto() {
-		return refuse("Config.Recompute %s: %w", asGiven(c.Recompute), err)
+	if _, err := recompute.Parse(c.Recompute); err != nil && !c.RecomputeAuto() {
+		return Refuse("Config.Recompute %s: %w", asGiven(c.Recompute), err)
 	}
 	if _, err := offload.Parse(c.Offload); err != nil {
-		return refuse("Config.Offload %s: %w", asGiven(c.Offload), err)
+		return Refuse("Config.Offload %s: %w", asGiven(c.Offload), err)
 	}
 	for _, p := range c.Allow {
 		if err := oneOf("Allow", p, precisions[1:]); err != nil {
@@ -428,33 +471,30 @@ func (c *Config) validateMemory() error {
 // fields that are of use only beside another one.
 func (c *Config) validateFiles() error {
 	if c.Timeout <= 0 {
-		return refuse("Config.Timeout %s: a positive duration is needed", c.Timeout)
+		return Refuse("Config.Timeout %s: a positive duration is needed", c.Timeout)
 	}
 	return c.refuseIdle()
 }
 
-// ComputeThreads returns the computing threads of the process.
-func (c *Config) ComputeThreads() int { return c.threads() }
-
-func (c *Config) recomputeAuto() bool {
+func (c *Config) RecomputeAuto() bool {
 	return strings.EqualFold(strings.TrimSpace(c.Recompute), recompute.Auto)
 }
 
-func (c *Config) precision() string {
+func (c *Config) PrecisionName() string {
 	if c.Precision == "" {
 		return "fp32"
 	}
 	return c.Precision
 }
 
-// reduce32 says whether gradients travel in fp32 where values are in 16 bits; in
+// Reduce32 says whether gradients travel in fp32 where values are in 16 bits; in
 // fp32 there is nothing to choose.
-func (c *Config) reduce32() bool {
-	return strings.EqualFold(c.Reduce, "fp32") && !strings.EqualFold(c.precision(), "fp32")
+func (c *Config) Reduce32() bool {
+	return strings.EqualFold(c.Reduce, "fp32") && !strings.EqualFold(c.PrecisionName(), "fp32")
 }
 
-// target describes the device to the passes.
-func (c *Config) target() graph.Target {
+// DeviceTarget describes the device to the passes.
+func (c *Config) DeviceTarget() graph.Target {
 	switch {
 	case c.Target != (graph.Target{}):
 		return c.Target
@@ -464,20 +504,52 @@ func (c *Config) target() graph.Target {
 	return graph.CPUTarget()
 }
 
-// threads returns the computing threads of the process.
-func (c *Config) threads() int {
+// ComputeThreads returns the computing threads of the process.
+func (c *Config) ComputeThreads() int {
 	if c.Threads > 0 {
 		return c.Threads
 	}
 	return runtime.GOMAXPROCS(0)
 }
 
-// optimizer returns the update rule.
-func (c *Config) optimizer() zero.Optimizer {
+// UpdateRule returns the update rule.
+func (c *Config) UpdateRule() zero.Optimizer {
 	name := strings.ToLower(c.Optimizer)
 	if c.Own.Rule != nil {
 		name = c.Own.Rule.Name
 	}
 	return zero.Optimizer{Name: name, Rule: c.Own.Rule, Beta1: c.Beta1, Beta2: c.Beta2, Eps: c.Eps, Decay: c.WeightDecay,
-		Trust: c.Trust, AdaptAll: c.AdaptAll, Nesterov: c.Nesterov, LossScale: c.scalePolicy(), Int8: c.int8("optimizer"), BF16: c.bf16States()}
+		Trust: c.Trust, AdaptAll: c.AdaptAll, Nesterov: c.Nesterov, LossScale: c.ScalePolicy(), Int8: c.In8Bits("optimizer"), BF16: c.BF16States()}
+}
+
+// EvalAccum is the micro-steps of a batch of an evaluation: with Reproducible those
+// of a step, so that it reads the same rows at any number of ranks.
+func (c *Config) EvalAccum() int {
+	if c.Reproducible && !c.Inference {
+		return c.Accum
+	}
+	return 1
+}
+
+// ReadsText says whether the run turns text into tokens, or back.
+func (c *Config) ReadsText() bool {
+	isText := func(path string) bool { return path != "" && !strings.HasSuffix(path, ".bin") }
+	return c.Generate || isText(c.Data) || isText(c.EvalData)
+}
+
+// Runnable refuses, by name, what can be planned but not run.
+func (cfg *Config) Runnable() error {
+	if !strings.EqualFold(cfg.Device, "cuda") {
+		return nil
+	}
+	if len(cfg.Int8) > 0 {
+		return Refuse("Config.Int8 with Config.Device cuda: the GPU's kernels have none; leave it out")
+	}
+	if cfg.BF16States() {
+		return Refuse("Config.OptimizerDType bf16 with Config.Device cuda: the GPU's kernels have none; leave it out")
+	}
+	if o := cfg.UpdateRule(); o.HostOnly() {
+		return Refuse("Config.Optimizer %.80s with Config.Device cuda: it has no kernel for GPUs; use another optimizer, or Config.Device cpu", o.Name)
+	}
+	return nil
 }

@@ -1,14 +1,11 @@
-package train
+package config
 
 import (
 	"fmt"
-	"os"
-	"slices"
 	"strings"
 
 	"github.com/dustin/go-humanize/english"
 
-	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -36,7 +33,7 @@ var standard = Default()
 
 // refusedAlone are fields that ask for what the run would not do.
 var refusedAlone = []pair{
-	{"Config.EvalEvery", func(c *Config) any { return c.EvalEvery }, 0, (*Config).evaluates, "needs Config.EvalData: the held-out data"},
+	{"Config.EvalEvery", func(c *Config) any { return c.EvalEvery }, 0, (*Config).Evaluates, "needs Config.EvalData: the held-out data"},
 	{"Config.Resume", func(c *Config) any { return c.Resume }, false, (*Config).checkpoints, "needs Config.Checkpoint: the folder to resume from"},
 	{"Config.AcceptChanges", func(c *Config) any { return c.AcceptChanges }, false, func(c *Config) bool { return c.Resume }, "is for Config.Resume: changes since the checkpoint"},
 	{"Config.SaveEvery", func(c *Config) any { return c.SaveEvery }, 0, (*Config).checkpoints, "needs Config.Checkpoint: the folder to save to"},
@@ -55,7 +52,7 @@ var refusedAlone = []pair{
 // toldAlone are fields without which the run would be the same: settings that several runs
 // share may have them. They are told before it starts.
 var toldAlone = []pair{
-	{"Config.EvalSteps %v", func(c *Config) any { return c.EvalSteps }, standard.EvalSteps, (*Config).evaluates, "changes nothing: without Config.EvalData nothing is evaluated"},
+	{"Config.EvalSteps %v", func(c *Config) any { return c.EvalSteps }, standard.EvalSteps, (*Config).Evaluates, "changes nothing: without Config.EvalData nothing is evaluated"},
 	{"Config.Warmup %v", func(c *Config) any { return c.Warmup }, 0, func(c *Config) bool { return c.Own.Schedule != nil || c.Warmup <= c.Steps },
 		"is more than Config.Steps: the rate does not reach Config.LR"},
 	{"Config.Trust %v", func(c *Config) any { return c.Trust }, standard.Trust, ofOptimizers(zero.Trust),
@@ -72,23 +69,10 @@ var toldAlone = []pair{
 		"changes nothing: parameters are gathered at Config.Zero 3 alone, and nothing rests off the device"},
 	{"Config.ShardSize %v", func(c *Config) any { return c.ShardSize }, 0, func(c *Config) bool { return c.Zero > 0 },
 		"changes nothing: at Config.Zero 0 nothing is sharded"},
-	{"Config.AccumOrder", func(c *Config) any { return c.asksLayers() }, false, func(c *Config) bool { return c.Accum > 1 },
+	{"Config.AccumOrder", func(c *Config) any { return c.AsksLayers() }, false, func(c *Config) bool { return c.Accum > 1 },
 		"layer changes nothing: a step has one micro-batch (Config.Accum 1)"},
-	{"Config.AsyncSave", func(c *Config) any { return strings.EqualFold(c.AsyncSave, asyncOff) }, false, (*Config).checkpoints,
+	{"Config.AsyncSave", func(c *Config) any { return strings.EqualFold(c.AsyncSave, AsyncOff) }, false, (*Config).checkpoints,
 		"off changes nothing: without Config.Checkpoint nothing is saved"},
-	{"Config.TextField %v", func(c *Config) any { return c.TextField }, "", func(c *Config) bool {
-		return c.Own.Data != nil || slices.ContainsFunc(c.dataPaths(), func(path string) bool { return isFolder(path) || data.IsJSONLines(path) })
-	},
-		"changes nothing: no data are JSON lines (*.jsonl)"},
-	{"Config.DataGlob %v", func(c *Config) any { return c.DataGlob }, "", func(c *Config) bool { return c.Own.Data != nil || slices.ContainsFunc(c.dataPaths(), isFolder) },
-		"changes nothing: a file that is named itself is read whatever its name is; patterns are for folders"},
-}
-
-func (c *Config) dataPaths() []string { return []string{c.Data, c.EvalData} }
-
-func isFolder(path string) bool {
-	st, err := os.Stat(path)
-	return err == nil && st.IsDir()
 }
 
 func (c *Config) checkpoints() bool { return c.Checkpoint != "" }
@@ -96,7 +80,7 @@ func (c *Config) checkpoints() bool { return c.Checkpoint != "" }
 // ofOptimizers says whether a constant counts for the optimizer: one whose rule reads
 // it, or the program's own.
 func ofOptimizers(of zero.Constant) func(c *Config) bool {
-	return func(c *Config) bool { return c.Own.Rule != nil || c.optimizer().Reads(of) }
+	return func(c *Config) bool { return c.Own.Rule != nil || c.UpdateRule().Reads(of) }
 }
 
 // forOptimizers is how the sentence goes on about a constant that counts for some rules.
@@ -108,14 +92,14 @@ func forOptimizers(of zero.Constant) string {
 func (c *Config) refuseIdle() error {
 	for i := range refusedAlone {
 		if p := &refusedAlone[i]; p.idle(c) {
-			return refuse("%s", p.sentence(c))
+			return Refuse("%s", p.sentence(c))
 		}
 	}
 	return nil
 }
 
-// idleNotes are lines about fields that change nothing in this run.
-func (c *Config) idleNotes() (notes []string) {
+// IdleNotes are lines about fields that change nothing in this run.
+func (c *Config) IdleNotes() (notes []string) {
 	for i := range toldAlone {
 		if p := &toldAlone[i]; p.idle(c) {
 			notes = append(notes, p.sentence(c))

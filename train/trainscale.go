@@ -3,10 +3,9 @@ package train
 import (
 	"encoding/binary"
 	"math"
-	"strings"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/decimal"
 	"github.com/spillway-ml/spillway/run"
 )
 
@@ -14,55 +13,6 @@ import (
 type scaleState struct {
 	Scale float64 `json:"scale"` // of the next step
 	Clean float64 `json:"clean"` // updates since it last moved; negative: overflows in a row
-}
-
-// dynamicScale is Config.LossScale that follows overflows.
-const dynamicScale = "dynamic"
-
-// maxScale is the largest loss scale: a gradient of 1 times the scale must be finite in
-// fp32, and so must what divides it out again.
-const maxScale = 1 << 126
-
-// lossScale returns what Config.LossScale says: the scale of the first step, and
-// whether it moves.
-func (c *Config) lossScale() (scale float64, dynamic bool, err error) {
-	s := strings.ToLower(strings.TrimSpace(c.LossScale))
-	if s == "" || s == dynamicScale {
-		return graph.InitialLossScale, true, nil
-	}
-	if !strings.EqualFold(c.precision(), "fp16") {
-		return 0, false, refuse("Config.LossScale %.80s: Config.Precision %s has none, its range is fp32's; give it with Config.Precision fp16 or leave it out", s, c.precision())
-	}
-	scale, err = decimal.Float(s)
-	if err != nil || !(scale >= 1 && scale <= maxScale) {
-		return 0, false, refuse("Config.LossScale %.80q: use dynamic or a number from 1 to 2^126", c.LossScale)
-	}
-	return scale, false, nil
-}
-
-func validScale(c *Config) error {
-	_, dynamic, err := c.lossScale()
-	switch n := c.LossScaleHysteresis; {
-	case err != nil:
-		return err
-	case n < 0 || n > maxSkips:
-		return refuse("Config.LossScaleHysteresis %d: use 1 to %d overflows in a row", n, maxSkips)
-	case n > 1 && (!dynamic || !strings.EqualFold(c.precision(), "fp16")):
-		return refuse("Config.LossScaleHysteresis %d: only a dynamic loss scale, of Config.Precision fp16, is halved; leave it out", n)
-	}
-	return nil
-}
-
-// scalePolicy is how the program's loss scale moves.
-func (c *Config) scalePolicy() graph.LossScaleAttr {
-	if scale, dynamic, err := c.lossScale(); err == nil && !dynamic {
-		return graph.LossScaleAttr{Growth: 1, Backoff: 1, Floor: scale, Interval: 1}
-	}
-	policy := graph.DefaultLossScale
-	if c.LossScaleHysteresis > 1 {
-		policy.Hysteresis = int64(c.LossScaleHysteresis)
-	}
-	return policy
 }
 
 // scales tells whether the run has a loss scale.
@@ -78,7 +28,7 @@ func (t *Trainer) startScale(saved *scaleState) error {
 	if !t.scales() {
 		return nil
 	}
-	scale, dynamic, err := t.cfg.lossScale()
+	scale, dynamic, err := t.cfg.FirstLossScale()
 	if err != nil {
 		return err
 	}
@@ -110,10 +60,10 @@ func (t *Trainer) readScale() error {
 		return err
 	}
 	t.scale = scaleState{v[graph.ScaleValue], v[graph.ScaleClean]}
-	if t.scale.Scale <= maxScale {
+	if t.scale.Scale <= config.MaxScale {
 		return nil
 	}
-	t.scale.Scale = maxScale
+	t.scale.Scale = config.MaxScale
 	return t.writeScale()
 }
 
@@ -122,8 +72,8 @@ func (t *Trainer) readScale() error {
 // static one, some steps in a row may overflow.
 func (t *Trainer) overflowed(e *Diverged, scale float64) (skipped bool) {
 	e.LossScale = scale
-	if policy := t.cfg.scalePolicy(); policy.Backoff < 1 {
+	if policy := t.cfg.ScalePolicy(); policy.Backoff < 1 {
 		return scale > policy.Floor || int64(t.skipped.inRow) < policy.Hysteresis
 	}
-	return t.skipped.inRow < maxSkips
+	return t.skipped.inRow < config.MaxSkips
 }

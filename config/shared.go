@@ -1,4 +1,4 @@
-package train
+package config
 
 import (
 	"reflect"
@@ -9,9 +9,9 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// shared is what plans of one command or search have in common: forward programs,
+// Shared is what plans of one command or search have in common: forward programs,
 // and what the passes make of them.
-type shared struct {
+type Shared struct {
 	plan.Shared
 	mu     sync.Mutex
 	models []*forward // the latest last
@@ -41,33 +41,36 @@ const keptModels = 8
 // is held as long as one of the copies is there.
 func (cfg Config) Sharing() Config {
 	if cfg.shared == nil {
-		cfg.shared = &shared{}
+		cfg.shared = &Shared{}
 	}
 	return cfg
 }
 
-// model is model.Build; the program is not to be changed.
-func (sh *shared) model(c model.Config, kind model.Kind, batch, seq int) (*graph.Program, error) {
-	if sh == nil {
-		return model.Build(c, kind, batch, seq)
+// Common is what the plans of this configuration's copies have in common; new where it
+// has none yet.
+func (cfg *Config) Common() *Shared {
+	if cfg.shared == nil {
+		return &Shared{}
 	}
+	return cfg.shared
+}
+
+// Model is model.Build; the program is not to be changed.
+func (sh *Shared) Model(c model.Config, kind model.Kind, batch, seq int) (*graph.Program, error) {
 	f := sh.forward(modelKey{config: c, kind: kind, batch: batch, seq: seq})
 	f.once.Do(func() { f.p, f.err = model.Build(c, kind, batch, seq) })
 	return f.p, f.err
 }
 
-// own is the program of a model that is no model.Config.
-func (sh *shared) own(m *Model, kind model.Kind, batch, seq int) (*graph.Program, error) {
-	if sh == nil {
-		return m.build(kind, batch, seq)
-	}
+// Own is the program of a model that is no model.Config.
+func (sh *Shared) Own(m *Model, kind model.Kind, batch, seq int) (*graph.Program, error) {
 	f := sh.forward(modelKey{own: m, kind: kind, batch: batch, seq: seq})
 	f.once.Do(func() { f.p, f.err = m.build(kind, batch, seq) })
 	return f.p, f.err
 }
 
 // forward is the place for a program, where there is one already that one.
-func (sh *shared) forward(want modelKey) *forward {
+func (sh *Shared) forward(want modelKey) *forward {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	for _, f := range sh.models {

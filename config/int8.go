@@ -1,0 +1,62 @@
+package config
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/spillway-ml/spillway/zero"
+)
+
+// Int8Switches are what Config.Int8 may list.
+var Int8Switches = []string{"optimizer", "gather", "reduce", "activations", "matmul"}
+
+// In8Bits tells whether a switch of 8 bits is on.
+func (c *Config) In8Bits(name string) bool {
+	return slices.ContainsFunc(c.Int8, func(s string) bool { return strings.EqualFold(s, name) })
+}
+
+// validInt8 refuses switches that are unknown, and what they can't be
+// combined with.
+func validInt8(c *Config) error {
+	for _, s := range c.Int8 {
+		if !slices.Contains(Int8Switches, strings.ToLower(s)) {
+			return Refuse("Config.Int8 %.80q: use %s", s, strings.Join(Int8Switches, ", "))
+		}
+	}
+	switch {
+	case c.In8Bits("optimizer") && !c.UpdateRule().Narrow():
+		return Refuse("Config.Int8 optimizer with Config.Optimizer %.80s: only %s's moments have an 8-bit form", c.UpdateRule().Name, strings.Join(zero.NarrowNames(), "'s and "))
+	case c.In8Bits("gather") && strings.EqualFold(c.PrecisionName(), "fp32"):
+		return Refuse("Config.Int8 gather with Config.Precision fp32: what is gathered would be all there is of the parameters; give Config.Precision bf16 or fp16, which keep fp32 masters")
+	case c.In8Bits("matmul") && strings.EqualFold(c.PrecisionName(), "fp32"):
+		return Refuse("Config.Int8 matmul with Config.Precision fp32: int8 products stand for 16-bit ones; give Config.Precision bf16 or fp16")
+	}
+	return nil
+}
+
+// BF16States tells whether the optimizer keeps bf16 and no masters.
+func (c *Config) BF16States() bool { return strings.EqualFold(c.OptimizerDType, "bf16") }
+
+// validStates refuses types of states that are unknown, and what they can't be combined
+// with.
+func validStates(c *Config) error {
+	bf16 := c.BF16States()
+	switch {
+	case c.OptimizerDType != "" && !bf16 && !strings.EqualFold(c.OptimizerDType, "fp32"):
+		return Refuse("Config.OptimizerDType %.80q: use fp32 or bf16", c.OptimizerDType)
+	case !bf16 && c.StochasticRounding:
+		return Refuse("Config.StochasticRounding without Config.OptimizerDType bf16: fp32 states lose nothing that it would keep; give both or neither")
+	case !bf16:
+	case !c.StochasticRounding:
+		return Refuse("Config.OptimizerDType bf16 without Config.StochasticRounding: rounded to nearest, updates below a parameter's last place are lost; give both")
+	case !c.UpdateRule().Narrow():
+		return Refuse("Config.OptimizerDType bf16 with Config.Optimizer %.80s: only %s has that form", c.UpdateRule().Name, strings.Join(zero.NarrowNames(), " and "))
+	case !strings.EqualFold(c.PrecisionName(), "bf16"):
+		return Refuse("Config.OptimizerDType bf16 with Config.Precision %.80s: parameters without a master rest in bf16; give Config.Precision bf16", c.PrecisionName())
+	case c.In8Bits("optimizer"):
+		return Refuse("Config.OptimizerDType bf16 with Config.Int8 optimizer: moments have 16 bits or 8; leave one of them out")
+	case c.In8Bits("gather"):
+		return Refuse("Config.OptimizerDType bf16 with Config.Int8 gather: what is gathered in 8 bits needs a master; leave one of them out")
+	}
+	return nil
+}

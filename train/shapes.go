@@ -1,0 +1,72 @@
+package train
+
+import (
+	"math"
+
+	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/model"
+)
+
+// modelShape reads the model's shape, or makes one of the program's own model, of
+// its positions and its vocabulary alone.
+func modelShape(c *config.Config, sh *config.Shared) (hfconfig.Config, error) {
+	if c.Own.Model == nil {
+		return modelConfig(c.Model)
+	}
+	h := hfconfig.Config{Positions: c.Own.Model.Positions}
+	if h.Positions == 0 {
+		h.Positions = math.MaxInt32
+	}
+	s := data.Shape{}
+	if c.Seq <= h.Positions {
+		p, err := sh.Own(c.Own.Model, model.Train, c.Batch, c.Seq)
+		if err != nil {
+			return h, err
+		}
+		boundsOf(&s, p)
+	}
+	h.Vocab = min(s.Vocab, s.Classes) // what a token file can be for
+	return h, nil
+}
+
+// sampleShape is what a sample is to the plan's program.
+func sampleShape(p *graph.Program, rows int) (s data.Shape) {
+	size := func(id graph.BufID) int {
+		if id == graph.NoBuf {
+			return 0
+		}
+		return int(p.Buf(id).Elems()) / rows
+	}
+	s.Tokens, s.Targets = size(p.Port(graph.PortTokens)), size(p.Port(graph.PortTargets))
+	for _, id := range p.InputsOf(0) {
+		s.Inputs = append(s.Inputs, data.InputSize{Name: p.Buf(id).InputName(), Elems: size(id)})
+	}
+	return s
+}
+
+// boundsOf gives a shape the bounds of tokens and targets, by the operations of the
+// model's forward that read them.
+func boundsOf(s *data.Shape, p *graph.Program) {
+	least := func(have *int, n int64) {
+		if *have == 0 || int(n) < *have {
+			*have = int(n)
+		}
+	}
+	for i := range p.Sections[0].Phases[0].Ops {
+		op := &p.Sections[0].Phases[0].Ops[i]
+		switch op.Kind {
+		case graph.Embed:
+			if root, _ := p.Resolve(op.In[0], nil); root == p.Tokens {
+				least(&s.Vocab, p.Buf(op.In[1]).Shape[0])
+			}
+		case graph.CrossEntropy:
+			shape := p.Buf(op.In[0]).Shape
+			least(&s.Classes, shape[len(shape)-1])
+		case graph.HeadLoss:
+			least(&s.Classes, p.Buf(op.In[1]).Shape[0])
+		}
+	}
+}
