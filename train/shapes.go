@@ -3,10 +3,18 @@ package train
 import (
 	"math"
 
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/model"
 )
 
@@ -69,4 +77,37 @@ func boundsOf(s *data.Shape, p *graph.Program) {
 			least(&s.Classes, p.Buf(op.In[1]).Shape[0])
 		}
 	}
+}
+
+// modelConfig reads the model's shape: from the folder name, if it holds a
+// config.json or checkpoints, or else from the preset of that name.
+func modelConfig(name string) (hfconfig.Config, error) {
+	_, err := presetConfig(name)
+	if err != nil { // a preset is not taken for a folder of checkpoints of its name
+		given := name
+		if name, _, err = checkpoint.Resolve(context.Background(), name, hfconfig.FileName); err != nil {
+			return hfconfig.Config{}, fmt.Errorf("Config.Model %s: %w", given, err)
+		}
+	}
+	st, err := os.Stat(name)
+	isFolder := err == nil && st.IsDir()
+	if _, err := os.Stat(filepath.Join(name, hfconfig.FileName)); isFolder && (err == nil || strings.ContainsAny(name, `/\`)) {
+		c, err := hfconfig.Read(name)
+		if err != nil {
+			return c, fmt.Errorf("Config.Model %s: %w", name, err)
+		}
+		return c, nil
+	}
+	if strings.ContainsAny(name, `/\`) {
+		err := fmt.Errorf("Config.Model %s: no such folder", name)
+		if near := presets.Nearest(name[strings.LastIndexAny(name, `/\`)+1:]); near != "" {
+			err = fmt.Errorf("%w; nothing is downloaded: give a folder with its config.json, or for a plan or training from scratch the nearest preset, %s", err, near)
+		}
+		return hfconfig.Config{}, err
+	}
+	c, err := presetConfig(name)
+	if err != nil && isFolder {
+		return c, fmt.Errorf("Config.Model %s: the folder has no %s, and no checkpoint", name, hfconfig.FileName)
+	}
+	return c, err
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 
+	"math"
+
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/run"
@@ -142,4 +144,65 @@ func (t *Trainer) inputsOf(r *run.Rank, at *stepAt, micro *int) func(*graph.Phas
 		}
 		return err
 	}
+}
+
+// hyper returns the values of the Hyper buffer for a step.
+func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]float64 {
+	var h [graph.NumHyper]float64
+	h[graph.HyperLR] = lr
+	h[graph.HyperInvCount] = 1 / float64(targets)
+	h[graph.HyperLossScale] = t.scale.Scale
+	updates := float64(step + 1 - t.skipped.all) // a skipped step moves no moment
+	h[graph.HyperUpdate] = updates
+	h[graph.HyperSeed] = float64(t.cfg.Seed & (1<<53 - 1))
+	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, updates)
+	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, updates)
+	return h
+}
+
+// microsOfPhase is how many micro-batches one run of a phase of the step goes through.
+func microsOfPhase(p *graph.Program) int {
+	sec := p.SectionOf(graph.SectionStep, graph.FormWhole)
+	if sec == nil || len(sec.Phases) == 0 {
+		return 1
+	}
+	return sec.Phases[0].MicroBatches()
+}
+
+// fill gives a rank the inputs of a step's micro-batch, which is number slot of those
+// that the phase goes through.
+func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, step, micro, slot int) error {
+	at := t.micro[r.Slot]
+	at.Inputs = at.Inputs[:0]
+	for _, id := range t.floats[slot] {
+		v, err := r.Exec.HostF32(id)
+		if err != nil {
+			return err
+		}
+		at.Inputs = append(at.Inputs, v)
+	}
+	if err := b.fill(step, micro, r.Index, at); err != nil {
+		return err
+	}
+	var key [graph.NumKey]int64
+	key[graph.KeySeed] = t.cfg.Seed
+	key[graph.KeyStep] = int64(step)
+	key[graph.KeySample] = b.sampler.GlobalSample(step, micro, r.Index, 0)
+	ports := &t.inputs[slot]
+	return errors.Join(
+		fillHost(r.Exec.HostI32, ports[graph.PortTokens], at.Tokens), fillHost(r.Exec.HostI32, ports[graph.PortTargets], at.Targets),
+		fillHost(r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r.Exec.HostI64, ports[graph.PortKey], key[:]))
+}
+
+// fillHost copies v to the start of a host buffer, where the program has it.
+func fillHost[T any](host func(graph.BufID) ([]T, error), buf graph.BufID, v []T) error {
+	if buf == graph.NoBuf {
+		return nil
+	}
+	dst, err := host(buf)
+	if err != nil {
+		return err
+	}
+	copy(dst, v)
+	return nil
 }

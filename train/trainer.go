@@ -11,8 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -22,8 +20,6 @@ import (
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
-	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/offload/store"
@@ -422,67 +418,6 @@ func (t *Trainer) fail(step int, err error) error {
 	return t.fatal
 }
 
-// hyper returns the values of the Hyper buffer for a step.
-func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]float64 {
-	var h [graph.NumHyper]float64
-	h[graph.HyperLR] = lr
-	h[graph.HyperInvCount] = 1 / float64(targets)
-	h[graph.HyperLossScale] = t.scale.Scale
-	updates := float64(step + 1 - t.skipped.all) // a skipped step moves no moment
-	h[graph.HyperUpdate] = updates
-	h[graph.HyperSeed] = float64(t.cfg.Seed & (1<<53 - 1))
-	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, updates)
-	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, updates)
-	return h
-}
-
-// microsOfPhase is how many micro-batches one run of a phase of the step goes through.
-func microsOfPhase(p *graph.Program) int {
-	sec := p.SectionOf(graph.SectionStep, graph.FormWhole)
-	if sec == nil || len(sec.Phases) == 0 {
-		return 1
-	}
-	return sec.Phases[0].MicroBatches()
-}
-
-// fill gives a rank the inputs of a step's micro-batch, which is number slot of those
-// that the phase goes through.
-func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, step, micro, slot int) error {
-	at := t.micro[r.Slot]
-	at.Inputs = at.Inputs[:0]
-	for _, id := range t.floats[slot] {
-		v, err := r.Exec.HostF32(id)
-		if err != nil {
-			return err
-		}
-		at.Inputs = append(at.Inputs, v)
-	}
-	if err := b.fill(step, micro, r.Index, at); err != nil {
-		return err
-	}
-	var key [graph.NumKey]int64
-	key[graph.KeySeed] = t.cfg.Seed
-	key[graph.KeyStep] = int64(step)
-	key[graph.KeySample] = b.sampler.GlobalSample(step, micro, r.Index, 0)
-	ports := &t.inputs[slot]
-	return errors.Join(
-		fillHost(r.Exec.HostI32, ports[graph.PortTokens], at.Tokens), fillHost(r.Exec.HostI32, ports[graph.PortTargets], at.Targets),
-		fillHost(r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r.Exec.HostI64, ports[graph.PortKey], key[:]))
-}
-
-// fillHost copies v to the start of a host buffer, where the program has it.
-func fillHost[T any](host func(graph.BufID) ([]T, error), buf graph.BufID, v []T) error {
-	if buf == graph.NoBuf {
-		return nil
-	}
-	dst, err := host(buf)
-	if err != nil {
-		return err
-	}
-	copy(dst, v)
-	return nil
-}
-
 func (t *Trainer) hostF64(buf graph.BufID) (float64, error) {
 	v, err := t.ranks.First().Exec.HostF64(buf)
 	if err != nil {
@@ -624,39 +559,6 @@ func (t *Trainer) writeTrace(others []exec.Events) {
 	if err := writeAside(t.cfg.Trace, func(w io.Writer) error { return trace.Write(w, others...) }); err != nil {
 		t.cfg.Warnf("Config.Trace: %v", err)
 	}
-}
-
-// modelConfig reads the model's shape: from the folder name, if it holds a
-// config.json or checkpoints, or else from the preset of that name.
-func modelConfig(name string) (hfconfig.Config, error) {
-	_, err := presetConfig(name)
-	if err != nil { // a preset is not taken for a folder of checkpoints of its name
-		given := name
-		if name, _, err = checkpoint.Resolve(context.Background(), name, hfconfig.FileName); err != nil {
-			return hfconfig.Config{}, fmt.Errorf("Config.Model %s: %w", given, err)
-		}
-	}
-	st, err := os.Stat(name)
-	isFolder := err == nil && st.IsDir()
-	if _, err := os.Stat(filepath.Join(name, hfconfig.FileName)); isFolder && (err == nil || strings.ContainsAny(name, `/\`)) {
-		c, err := hfconfig.Read(name)
-		if err != nil {
-			return c, fmt.Errorf("Config.Model %s: %w", name, err)
-		}
-		return c, nil
-	}
-	if strings.ContainsAny(name, `/\`) {
-		err := fmt.Errorf("Config.Model %s: no such folder", name)
-		if near := presets.Nearest(name[strings.LastIndexAny(name, `/\`)+1:]); near != "" {
-			err = fmt.Errorf("%w; nothing is downloaded: give a folder with its config.json, or for a plan or training from scratch the nearest preset, %s", err, near)
-		}
-		return hfconfig.Config{}, err
-	}
-	c, err := presetConfig(name)
-	if err != nil && isFolder {
-		return c, fmt.Errorf("Config.Model %s: the folder has no %s, and no checkpoint", name, hfconfig.FileName)
-	}
-	return c, err
 }
 
 // Device describes the device in a line; "" for the CPU.
