@@ -68,7 +68,10 @@ func prepareDemo(c *spillway.Config) error {
 // goroot returns the root of the user's Go toolchain.
 func goroot() (string, error) {
 	root := os.Getenv("GOROOT")
-	if out, err := exec.Command("go", "env", "GOROOT").Output(); err == nil {
+	find := exec.Command("go", "env", "GOROOT")
+	// Not in the user's folder: a go.mod there could name another toolchain, to be downloaded.
+	find.Dir, find.Env = string(filepath.Separator), append(os.Environ(), "GOTOOLCHAIN=local")
+	if out, err := find.Output(); err == nil {
 		root = strings.TrimSpace(string(out))
 	}
 	if st, err := os.Stat(filepath.Join(root, "src")); root == "" || err != nil || !st.IsDir() {

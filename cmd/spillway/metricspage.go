@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"math"
 	"net"
 	"net/http"
@@ -68,13 +69,15 @@ func serveMetrics(t *spillway.Trainer) (*metricsPage, error) {
 	reg := prometheus.NewRegistry()
 	p := newMetricsPage(reg, t)
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
-	p.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: nil}
+	toRun := log.New(&observerLog{warn: t.Config().Warn}, "", 0)
+	mux.Handle("/metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{ErrorLog: toRun, MaxRequestsInFlight: observersServed}))
+	p.server = &http.Server{Handler: mux, ReadTimeout: observerTimeout, WriteTimeout: observerTimeout, IdleTimeout: observerTimeout, MaxHeaderBytes: 16 << 10, ErrorLog: toRun}
+	p.server.SetKeepAlivesEnabled(false) // a connection lives as long as its one request
 	p.url = "http://" + l.Addr().String() + "/metrics"
 	p.ended = make(chan error, 1)
 	go func() {
 		defer crash.Guard()
-		p.ended <- p.server.Serve(l)
+		p.ended <- p.server.Serve(&observers{Listener: l, slots: make(chan struct{}, observerConns), closed: make(chan struct{}), log: toRun})
 	}()
 	return p, nil
 }
