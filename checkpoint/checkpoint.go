@@ -28,7 +28,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"os"
+	"io/fs"
 	"path/filepath"
 	"slices"
 
@@ -45,31 +45,38 @@ type Entry struct {
 	Err      error // why the manifest can't be used; wraps ErrDamaged or ErrNewer
 }
 
-// Scan returns the checkpoints of dir by ascending step and copy, damaged ones
-// with their Err; before all others come those of runs that another one replaces and
-// has not removed yet. It looks at manifests only and changes nothing. A missing folder
-// has none.
+// Scan is Dir.Scan of the folder at a path.
 func Scan(dir string) ([]Entry, error) {
-	names, err := filesys.ReadDir(dir)
-	if errors.Is(err, os.ErrNotExist) {
+	d, err := OpenDir(filesys.System, dir)
+	if err != nil {
+		return nil, err
+	}
+	all, err := d.Scan()
+	return all, errors.Join(err, d.Close())
+}
+
+// Scan returns the folder's checkpoints by ascending step and copy, damaged ones
+// with their Err; before all others come those of runs that another one replaces and
+// has not removed yet. It looks at manifests only and changes nothing.
+func (d Dir) Scan() ([]Entry, error) {
+	if d.f == nil {
 		return nil, nil
 	}
+	names, err := d.f.Names()
 	if err != nil {
 		return nil, fmt.Errorf("list checkpoints: %w", err)
 	}
 	var all []Entry
-	for _, n := range names {
-		step, copy, ok := parseName(n.Name())
+	for _, name := range names {
+		step, copy, ok := parseName(name)
 		if !ok {
 			continue
 		}
-		e := Entry{Name: n.Name(), Folder: filepath.Join(dir, n.Name()), Step: step, Copy: copy}
-		e.Manifest, e.Err = ReadManifest(e.Folder)
-		if e.Err != nil {
-			if _, err := filesys.Lstat(e.Folder); errors.Is(err, os.ErrNotExist) {
-				continue // its owner removed it meanwhile
-			}
-		} else {
+		e := Entry{Name: name, Folder: filepath.Join(d.f.Path(), name), Step: step, Copy: copy}
+		if e.Manifest, e.Err = d.manifest(name); errors.Is(e.Err, fs.ErrNotExist) {
+			continue // its owner removed it meanwhile
+		}
+		if e.Err == nil {
 			e.Err = e.agrees()
 		}
 		all = append(all, e)
@@ -88,6 +95,22 @@ func Scan(dir string) ([]Entry, error) {
 	}
 	slices.SortFunc(all, func(a, b Entry) int { return cmp.Or(cmp.Compare(stays(a), stays(b)), compare(a, b)) })
 	return all, nil
+}
+
+// manifest reads the manifest of a name; fs.ErrNotExist where nothing has it any more.
+func (d Dir) manifest(name string) (Manifest, error) {
+	f, err := d.f.Sub(name)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, filesys.ErrLeads) {
+		return Manifest{}, err
+	}
+	if err != nil {
+		return Manifest{}, missing(filepath.Join(d.f.Path(), name), err)
+	}
+	m, err := readManifest(f)
+	if err != nil && d.gone(name, f) {
+		err = fs.ErrNotExist
+	}
+	return m, errors.Join(err, f.Close())
 }
 
 // agrees compares the name with the manifest: a renamed folder is no checkpoint

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -374,6 +375,7 @@ func TestRemainsOfAKill(t *testing.T) {
 	for _, stem := range []string{tempPrefix + "step-00000002", gonePrefix + "step-00000000"} {
 		temp, err := s.working(stem)
 		require.NoError(t, err)
+		temp = filepath.Join(dir, temp)
 		require.NoError(t, os.Mkdir(temp, 0o755))
 		require.NoError(t, os.WriteFile(filepath.Join(temp, modelFile), []byte("half"), 0o644))
 	}
@@ -465,14 +467,14 @@ func TestDamagedMarks(t *testing.T) {
 	whole, err := os.ReadFile(path)
 	require.NoError(t, err)
 	for n := range whole {
-		m := parseMarks(path, whole[:n])
+		m := parseMarks(path, bytes.NewReader(whole[:n]))
 		require.NoError(t, m.Damaged)
 		require.Equal(t, strings.LastIndexByte(string(whole[:n]), '\n')+1, int(m.whole))
 	}
 	for i := range whole {
 		bad := append([]byte(nil), whole...)
 		bad[i] ^= 4
-		m := parseMarks(path, bad)
+		m := parseMarks(path, bytes.NewReader(bad))
 		if i < len(whole)-1 { // without its last byte it is a line cut short
 			require.ErrorIs(t, m.Damaged, ErrDamaged, "byte %d", i)
 		}

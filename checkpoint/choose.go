@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
@@ -44,9 +47,19 @@ var errDiverged = errors.New("a run that went on from it became non-finite befor
 // given, only those files are verified. Nothing is written, no lock is taken. An
 // error wraps ErrDamaged where checkpoints are and none is whole,
 // and ErrNewer where the newest whole one can't be read by this version.
-func Choose(ctx context.Context, dir string, also func(Entry) error, only ...string) (Choice, error) {
-	return ChooseBy(dir, func(e Entry) error {
-		if _, err := Verify(ctx, e.Folder, only...); err != nil || also == nil {
+func Choose(ctx context.Context, dir string, also func(*Checkpoint) error, only ...string) (Choice, error) {
+	d, err := OpenDir(filesys.System, dir)
+	if err != nil {
+		return Choice{}, err
+	}
+	c, err := d.Choose(ctx, also, only...)
+	return c, errors.Join(err, d.Close())
+}
+
+// Choose is the function Choose of an open folder.
+func (d Dir) Choose(ctx context.Context, also func(*Checkpoint) error, only ...string) (Choice, error) {
+	return d.ChooseBy(func(e *Checkpoint) error {
+		if err := e.Verify(ctx, only...); err != nil || also == nil {
 			return err
 		}
 		return also(e)
@@ -54,96 +67,145 @@ func Choose(ctx context.Context, dir string, also func(Entry) error, only ...str
 }
 
 // ChooseBy is Choose with another way to find a checkpoint damaged or refuse it.
-func ChooseBy(dir string, verify func(Entry) error) (Choice, error) {
-	var c Choice
-	for attempt := 0; ; attempt++ {
-		entries, err := Scan(dir)
+func (d Dir) ChooseBy(verify func(*Checkpoint) error) (Choice, error) {
+	c, open, err := d.take(verify)
+	if open != nil {
+		err = errors.Join(err, open.Close())
+	}
+	return c, err
+}
+
+// patience is how long a reader looks again where a run beside it replaces all that it
+// finds before it can be opened.
+const patience = 2 * time.Second
+
+// take is ChooseBy that leaves the chosen checkpoint open; nil: there is none.
+func (d Dir) take(verify func(*Checkpoint) error) (Choice, *Checkpoint, error) {
+	if d.f == nil {
+		return Choice{Marks: parseMarks("", strings.NewReader(""))}, nil, nil
+	}
+	for late := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		entries, err := d.Scan()
 		if err != nil {
-			return Choice{}, err
+			return Choice{}, nil, err
 		}
-		marks, err := ReadMarks(dir)
+		marks, err := d.Marks()
 		if err != nil {
-			return Choice{}, err
+			return Choice{}, nil, err
 		}
-		var moved bool
-		c, moved, err = choose(entries, marks, verify)
-		// A run beside us may have removed what we looked at, for newer ones.
-		if !moved || attempt == 3 {
-			return c, err
+		c, open, moved, err := d.choose(entries, marks, verify)
+		if open != nil || !moved {
+			return c, open, err
+		}
+		if time.Now().After(late) {
+			return Choice{}, nil, fmt.Errorf("%s is busy: for %v a run has removed every checkpoint there before it could be opened; try again", d.f.Path(), patience)
 		}
 	}
 }
 
-// choose is Choose over what is there; moved says that a checkpoint went away
-// meanwhile.
-func choose(entries []Entry, marks Marks, verify func(Entry) error) (c Choice, moved bool, err error) {
+// choose is take of what is there; moved says that a checkpoint went away meanwhile.
+func (d Dir) choose(entries []Entry, marks Marks, verify func(*Checkpoint) error) (c Choice, chosen *Checkpoint, moved bool, err error) {
 	c.Marks = marks
-	var marked []Entry // whole, but diverged from; newest first
+	var marked *Checkpoint // the newest whole one, if runs diverged from it
+	defer func() {
+		if marked != nil && marked != chosen {
+			err = errors.Join(err, marked.Close())
+		}
+	}()
 	for i := len(entries) - 1; i >= 0; i-- {
 		e := entries[i]
 		why := e.Err
+		var open *Checkpoint
 		if why == nil {
-			why = verify(e)
+			if open, why = d.Open(e.Name); why == nil {
+				why = verify(open)
+			}
+		}
+		if why == nil && !marks.Diverged(e.Manifest) {
+			c.Entry = e
+			return c, open, moved, nil
+		}
+		if why == nil {
+			why = errDiverged
+			if marked == nil {
+				marked, open = open, nil
+			}
+		} else if errors.Is(why, fs.ErrNotExist) || open != nil && errors.Is(why, ErrDamaged) && d.gone(e.Name, open.f) {
+			moved, why = true, nil
+		}
+		if open != nil {
+			if cerr := open.Close(); cerr != nil && why == nil {
+				why = cerr
+			}
 		}
 		switch {
-		case errors.Is(why, ErrNewer):
-			return c, false, why
-		case why != nil && !errors.Is(why, ErrDamaged):
-			return c, false, why
-		case why != nil:
-			if _, err := filesys.Lstat(e.Folder); errors.Is(err, os.ErrNotExist) {
-				moved = true
-			}
-		case marks.Diverged(e.Manifest):
-			marked = append(marked, e)
-			why = errDiverged
+		case why == nil:
+		case errors.Is(why, ErrDamaged), errors.Is(why, errDiverged), errors.Is(why, filesys.ErrLeads):
+			c.Passed = append(c.Passed, Pass{e, why})
 		default:
-			c.Entry = e
-			return c, moved, nil
+			return c, nil, false, why
 		}
-		c.Passed = append(c.Passed, Pass{e, why})
 	}
-	if len(marked) > 0 {
-		c.Entry, c.Diverged = marked[0], true
-		for i, p := range c.Passed {
-			if p.Name == c.Name {
-				c.Passed = c.Passed[:i]
-				break
-			}
-		}
-		return c, moved, nil
+	if marked != nil {
+		c.Entry, c.Diverged = marked.Entry, true
+		i := slices.IndexFunc(c.Passed, func(p Pass) bool { return p.Name == c.Name })
+		c.Passed = c.Passed[:i]
+		return c, marked, moved, nil
 	}
 	if len(c.Passed) == 0 {
-		return c, moved, nil
+		return c, nil, moved, nil
 	}
 	whys := make([]string, len(c.Passed))
 	for i, p := range c.Passed {
 		whys[i] = p.Name + ": " + reason(p.Why)
 	}
-	return c, moved, fmt.Errorf("%w: none of %s is whole: %s", ErrDamaged, filepath.Dir(c.Passed[0].Folder), strings.Join(whys, "; "))
+	return c, nil, moved, fmt.Errorf("%w: none of %s is whole: %s", ErrDamaged, d.f.Path(), strings.Join(whys, "; "))
 }
 
-// Resolve returns the folder of one checkpoint or model: path itself, unless it is
-// a checkpoint folder, which stands for its newest whole checkpoint (with passed
-// telling of newer ones). The given files of a checkpoint are verified; with none
-// given all are.
-func Resolve(ctx context.Context, path string, only ...string) (folder string, passed []Pass, err error) {
-	if st, err := filesys.Stat(path); err != nil || !st.IsDir() {
-		return path, nil, nil // whoever opens it says what is wrong
+// Take opens the checkpoint that a path stands for: the one that it names, or of a
+// checkpoint folder the newest whole one (with passed telling of newer ones). The given
+// files are verified; with none given all are. It is nil where the path is a model's
+// folder, or none of these.
+func Take(ctx context.Context, o filesys.Opener, path string, only ...string) (c *Checkpoint, passed []Pass, err error) {
+	if st, err := os.Stat(path); err != nil || !st.IsDir() {
+		return nil, nil, nil // whoever opens it says what is wrong
 	}
 	if _, ok := Stat(path); ok { // a model's folder may have a manifest.json of another kind
-		_, err := Verify(ctx, path, only...)
-		if _, _, own := parseName(filepath.Base(path)); own && errors.Is(err, ErrDamaged) {
-			err = fmt.Errorf("%w; %s in its place takes its newest whole checkpoint", err, filepath.Dir(path))
+		c, err := openPath(o, path)
+		if err == nil {
+			if err = c.Verify(ctx, only...); err != nil {
+				err = errors.Join(err, c.Close())
+			}
 		}
-		return path, nil, err
+		if err == nil {
+			return c, nil, nil
+		}
+		above := filepath.Dir(path)
+		if _, serr := os.Stat(path); errors.Is(serr, fs.ErrNotExist) {
+			return nil, nil, fmt.Errorf("open checkpoint %s: a run has removed it meanwhile; %s in its place takes its newest whole checkpoint: %w", path, above, fs.ErrNotExist)
+		}
+		if _, _, own := parseName(filepath.Base(path)); own && errors.Is(err, ErrDamaged) {
+			err = fmt.Errorf("%w; %s in its place takes its newest whole checkpoint", err, above)
+		}
+		return nil, nil, err
 	}
-	if _, err := filesys.Stat(filepath.Join(path, "config.json")); err == nil {
-		return path, nil, nil
+	if _, err := os.Stat(filepath.Join(path, "config.json")); err == nil {
+		return nil, nil, nil
 	}
-	c, err := Choose(ctx, path, nil, only...)
-	if err != nil || !c.Found() {
-		return path, nil, err
+	d, err := OpenDir(o, path)
+	if err != nil {
+		return nil, nil, err
 	}
-	return c.Folder, c.Passed, nil
+	chosen, c, err := d.take(func(e *Checkpoint) error { return e.Verify(ctx, only...) })
+	return c, chosen.Passed, errors.Join(err, d.Close())
+}
+
+// Resolve is Take for who opens the files by their names: the folder of the checkpoint, or
+// the path itself.
+func Resolve(ctx context.Context, path string, only ...string) (folder string, passed []Pass, err error) {
+	c, passed, err := Take(ctx, filesys.System, path, only...)
+	if err != nil || c == nil {
+		return path, passed, err
+	}
+	return c.Folder, passed, c.Close()
 }

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -344,7 +345,7 @@ func FuzzMarks(f *testing.F) {
 	require.NoError(f, err)
 	f.Add(append(line, line[:7]...))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		m := parseMarks("marks", text)
+		m := parseMarks("marks", bytes.NewReader(text))
 		require.LessOrEqual(t, m.whole, int64(len(text)))
 		for _, name := range m.working {
 			require.Equal(t, name, filepath.Base(name))

@@ -11,10 +11,10 @@ import (
 
 // createPart makes a file that nobody has, around the page cache where that is asked
 // for and the filesystem does it with blocks of alignment.
-func createPart(path string, direct bool) (filesys.File, bool, error) {
+func createPart(in filesys.Folder, name string, direct bool) (filesys.File, bool, error) {
 	const flags = os.O_WRONLY | os.O_CREATE | os.O_EXCL
 	if direct {
-		f, err := filesys.OpenFile(path, flags|filesys.Direct, 0o666)
+		f, err := in.OpenFile(name, flags|filesys.Direct, 0o666)
 		if err == nil {
 			if tooCoarse(f) {
 				return f, false, setDirect(f, false)
@@ -25,18 +25,18 @@ func createPart(path string, direct bool) (filesys.File, bool, error) {
 			return nil, false, err
 		}
 		// The refusal of the flag may come after the name was made.
-		if err := filesys.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := in.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, false, err
 		}
 	}
-	f, err := filesys.OpenFile(path, flags, 0o666)
+	f, err := in.OpenFile(name, flags, 0o666)
 	return f, false, err
 }
 
 // openDirect opens a file for reading around the page cache, where the filesystem
 // does it with blocks of alignment; nil: it does not.
-func openDirect(path string) (filesys.File, error) {
-	f, err := filesys.OpenFile(path, os.O_RDONLY|filesys.Direct|filesys.NoWait, 0)
+func openDirect(in filesys.Folder, name string) (filesys.File, error) {
+	f, err := in.OpenFile(name, os.O_RDONLY|filesys.Direct|filesys.NoWait, 0)
 	if errors.Is(err, unix.EINVAL) {
 		return nil, nil
 	}

@@ -9,12 +9,12 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-func createPart(path string, _ bool) (filesys.File, bool, error) {
-	f, err := filesys.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+func createPart(in filesys.Folder, name string, _ bool) (filesys.File, bool, error) {
+	f, err := in.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	return f, false, err
 }
 
-func openDirect(string) (filesys.File, error) { return nil, nil }
+func openDirect(filesys.Folder, string) (filesys.File, error) { return nil, nil }
 
 func mapPages(n int64) ([]byte, error) {
 	b := make([]byte, n+alignment)

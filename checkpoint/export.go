@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
@@ -21,31 +23,30 @@ func Stat(folder string) (Entry, bool) {
 		return Entry{}, false
 	}
 	e := Entry{Name: filepath.Base(abs), Folder: folder}
-	step, copy, canonical := parseName(e.Name)
+	_, _, canonical := parseName(e.Name)
 	if e.Manifest, e.Err = ReadManifest(folder); e.Err != nil && !canonical && !remains(folder) {
 		return Entry{}, false
 	}
-	if e.Step, e.Copy = step, copy; !canonical {
-		e.Step, e.Copy = e.Manifest.Step, 1
-	} else if e.Err == nil {
-		e.Err = e.agrees()
-	}
+	e.named()
 	return e, true
 }
 
 // remains tells whether a folder without a manifest that can be read was a checkpoint: a
 // model's folder may have a manifest.json of another kind.
 func remains(folder string) bool {
-	entries, err := filesys.ReadDir(folder)
+	f, err := filesys.Open(folder)
 	if err != nil {
 		return false
 	}
-	for _, e := range entries {
-		if partName.MatchString(e.Name()) {
-			return true
-		}
+	defer f.Close()
+	names, err := f.Names()
+	if err != nil {
+		return false
 	}
-	text, err := filesys.ReadFile(filepath.Join(folder, manifestName), maxManifest)
+	if slices.ContainsFunc(names, partName.MatchString) {
+		return true
+	}
+	text, err := filesys.ReadFile(f, manifestName, maxManifest)
 	return err == nil && bytes.Contains(text, []byte(sumKey)) && bytes.Contains(text, []byte(`"plan_hash"`))
 }
 
@@ -53,72 +54,80 @@ func remains(folder string) bool {
 // synced or not at all; an empty one may be there already. What is copied is
 // verified once more on its way. Weights of over shardBytes are split into files of
 // up to that, with an index.
-func Export(ctx context.Context, folder, to string, shardBytes int64, names ...string) error {
-	m, err := ReadManifest(folder)
-	if err != nil {
-		return err
-	}
+func (c *Checkpoint) Export(ctx context.Context, to string, shardBytes int64, names ...string) (err error) {
 	to, err = filepath.Abs(to)
 	if err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
-	if _, err := filesys.MakeFolder(filepath.Dir(to)); err != nil {
+	beside, made, err := filesys.MakeFolder(filesys.System, filepath.Dir(to))
+	if err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
-	temp := filepath.Join(filepath.Dir(to), "."+filepath.Base(to)+".writing-"+random())
-	err = filesys.Mkdir(temp, 0o777)
-	for _, name := range names {
-		if err != nil {
-			break
-		}
-		want, ok := m.file(name)
-		if name == safetensors.FileName && m.Version >= sharded {
-			err = exportWeights(ctx, folder, temp, shardBytes)
-			continue
-		}
-		if !ok {
-			err = fmt.Errorf("%w: %s lists no %s", ErrDamaged, folder, name)
-			break
-		}
-		if name == safetensors.FileName && want.Bytes > shardBytes {
-			err = want.shard(ctx, folder, temp, shardBytes)
-		} else {
-			err = want.copy(ctx, folder, temp)
-		}
+	defer func() { made.Stay(); err = errors.Join(err, beside.Close()) }()
+	name := filepath.Base(to)
+	temp := "." + name + ".writing-" + random()
+	err = beside.Mkdir(temp, 0o777)
+	if err == nil {
+		err = c.exportInto(ctx, beside, temp, shardBytes, names)
 	}
 	if err == nil {
-		err = filesys.SyncDir(temp)
-	}
-	if err == nil {
-		_ = filesys.Remove(to) // an empty folder gives way; the renaming says what else is there
-		err = filesys.RenameNew(temp, to)
+		_ = beside.Remove(name) // an empty folder gives way; the renaming says what else is there
+		err = beside.RenameNew(temp, name)
 	}
 	if err != nil {
-		return fmt.Errorf("export %s: %w", folder, errors.Join(err, filesys.RemoveAll(temp)))
+		return fmt.Errorf("export %s: %w", c.Folder, errors.Join(err, filesys.RemoveAll(beside, temp)))
 	}
-	return filesys.SyncDir(filepath.Dir(to))
+	return beside.Sync()
 }
 
-// exportWeights writes the parameters of ranks' files as whole tensors in fp32.
-func exportWeights(ctx context.Context, from, to string, shardBytes int64) error {
-	r, err := OpenState(from, ModelState)
+func (c *Checkpoint) exportInto(ctx context.Context, beside filesys.Folder, temp string, shardBytes int64, names []string) error {
+	to, err := beside.Sub(temp)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		want, ok := c.Manifest.file(name)
+		switch {
+		case name == safetensors.FileName && (c.Manifest.Version >= sharded || want.Bytes > shardBytes):
+			err = c.exportWeights(ctx, want, to, shardBytes)
+		case !ok:
+			err = fmt.Errorf("%w: %s lists no %s", ErrDamaged, c.Folder, name)
+		default:
+			err = c.copyTo(ctx, want, to)
+		}
+		if err != nil {
+			return errors.Join(err, to.Close())
+		}
+	}
+	return errors.Join(to.Sync(), to.Close())
+}
+
+// exportWeights writes the parameters as whole tensors in fp32. A file of them is verified
+// before it is taken apart.
+func (c *Checkpoint) exportWeights(ctx context.Context, want File, to filesys.Folder, shardBytes int64) error {
+	if c.Manifest.Version < sharded {
+		if err := c.copy(ctx, want, io.Discard); err != nil {
+			return err
+		}
+	}
+	r, err := c.State(ModelState)
 	if err != nil {
 		return err
 	}
 	groups, _ := shards(r.Tensors(), shardBytes)
-	if len(groups) > 1 {
+	if len(groups) > 1 || c.Manifest.Version < sharded {
 		err = shard(ctx, r, to, shardBytes)
 	} else {
-		err = writeTensors(ctx, r, filepath.Join(to, safetensors.FileName), r.Tensors())
+		err = writeTensors(ctx, r, filepath.Join(to.Path(), safetensors.FileName), r.Tensors())
 	}
 	return errors.Join(err, r.Close())
 }
 
-func (want File) copy(ctx context.Context, from, to string) error {
-	out, err := filesys.OpenFile(filepath.Join(to, want.Name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+func (c *Checkpoint) copyTo(ctx context.Context, want File, to filesys.Folder) error {
+	out, err := to.OpenFile(want.Name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return err
 	}
-	err = want.read(ctx, from, out)
+	err = c.copy(ctx, want, out)
 	return errors.Join(err, out.Sync(), out.Close())
 }

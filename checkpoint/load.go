@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"unsafe"
@@ -38,30 +39,31 @@ const ChunkElems = 1 << 18
 // that is not needed, but for the rest of extents that are needed in part. Overlapping
 // wants are joined. What was read is compared with its checksums, but for versions 1
 // and 2, which Verify reads. Errors wrap ErrDamaged where the files are at fault.
-func Load(ctx context.Context, folder string, wants []Want, how Loading) error {
-	m, err := ReadManifest(folder)
-	if err != nil {
-		return err
-	}
+func (c *Checkpoint) Load(ctx context.Context, wants []Want, how Loading) error {
 	wants = joined(wants)
-	if m.Version < sharded {
-		return loadWhole(ctx, folder, wants, how)
+	if c.Manifest.Version < sharded {
+		return c.loadWhole(ctx, wants, how)
 	}
-	s, err := openStates(folder, m)
+	s, err := c.States()
 	if err != nil {
 		return err
 	}
 	l := &loader{States: s, how: how}
-	err = l.load(ctx, wants)
-	return errors.Join(err, s.Close())
+	return l.load(ctx, wants)
+}
+
+// Load is Checkpoint.Load of the checkpoint that a path names.
+func Load(ctx context.Context, folder string, wants []Want, how Loading) error {
+	c, err := OpenCheckpoint(folder)
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.Load(ctx, wants, how), c.Close())
 }
 
 // Contents describes the tensors of a checkpoint of any version, by name.
-func Contents(folder string) (map[string]Tensor, error) {
-	m, err := ReadManifest(folder)
-	if err != nil {
-		return nil, err
-	}
+func (c *Checkpoint) Contents() (map[string]Tensor, error) {
+	m := c.Manifest
 	all := map[string]Tensor{}
 	for _, t := range m.Tensors {
 		all[t.Name] = t
@@ -70,7 +72,7 @@ func Contents(folder string) (map[string]Tensor, error) {
 		return all, nil
 	}
 	for _, state := range m.States() {
-		r, err := safetensors.Open(filepath.Join(folder, state+".safetensors"))
+		r, err := c.State(state)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 		}
@@ -118,8 +120,8 @@ func joined(wants []Want) (out []Want) {
 }
 
 // loadWhole is Load of a version whose files hold whole tensors in fp32.
-func loadWhole(ctx context.Context, folder string, wants []Want, how Loading) error {
-	open := map[string]*safetensors.Reader{}
+func (c *Checkpoint) loadWhole(ctx context.Context, wants []Want, how Loading) error {
+	open := map[string]Tensors{}
 	defer func() {
 		for _, r := range open {
 			_ = r.Close()
@@ -130,7 +132,7 @@ func loadWhole(ctx context.Context, folder string, wants []Want, how Loading) er
 		r := open[w.State]
 		if r == nil {
 			var err error
-			if r, err = safetensors.Open(filepath.Join(folder, w.State+".safetensors")); err != nil {
+			if r, err = c.State(w.State); err != nil {
 				return err
 			}
 			open[w.State] = r
@@ -263,7 +265,8 @@ func (l *loader) load(ctx context.Context, wants []Want) (err error) {
 	return errors.Join(err, unmapMemory(memory))
 }
 
-// openDirect opens what is large a second time, around the page cache.
+// openDirect opens what is large a second time, around the page cache. What has lost its
+// name since it was opened is read through it.
 func (l *loader) openDirect() error {
 	l.direct = make([]filesys.File, len(l.files))
 	for i, f := range l.files {
@@ -271,20 +274,24 @@ func (l *loader) openDirect() error {
 		if err != nil {
 			return err
 		}
-		if st.Size() < directBytes {
+		if st.Size < directBytes {
 			continue
 		}
-		d, err := openDirect(l.names[i])
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrDamaged, err)
+		d, err := openDirect(l.c.f, filepath.Base(l.names[i]))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return faulty(err)
 		}
 		if d == nil {
 			continue
 		}
-		l.direct[i] = d
-		if dst, err := d.Stat(); err != nil || !filesys.SameFile(st, dst) {
-			return fmt.Errorf("%w: %s was replaced while it was read", ErrDamaged, l.names[i])
+		if dst, err := d.Stat(); err != nil || !filesys.Same(st, dst) {
+			err = errors.Join(err, d.Close())
+			if err != nil {
+				return faulty(err)
+			}
+			continue
 		}
+		l.direct[i] = d
 	}
 	return nil
 }

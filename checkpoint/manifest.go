@@ -263,16 +263,25 @@ func (m *Manifest) checkTensors() error {
 	return nil
 }
 
-// ReadManifest reads a checkpoint's manifest without looking at its files.
-// Errors wrap ErrDamaged, or ErrNewer.
+// ReadManifest reads the manifest of the checkpoint that a path names, without looking at
+// its files. Errors wrap ErrDamaged, or ErrNewer.
 func ReadManifest(folder string) (Manifest, error) {
-	path := filepath.Join(folder, manifestName)
-	f, err := filesys.OpenRegular(path)
+	f, err := filesys.Open(folder)
+	if err != nil {
+		return Manifest{}, missing(folder, err)
+	}
+	defer f.Close()
+	return readManifest(f)
+}
+
+func readManifest(in filesys.Folder) (Manifest, error) {
+	path := filepath.Join(in.Path(), manifestName)
+	f, err := filesys.OpenRegular(in, manifestName)
 	if errors.Is(err, os.ErrNotExist) {
 		return Manifest{}, fmt.Errorf("%w: %s is missing", ErrDamaged, path)
 	}
 	if err != nil {
-		return Manifest{}, fmt.Errorf("%w: %w", ErrDamaged, err)
+		return Manifest{}, faulty(err)
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxManifest+1))

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
@@ -46,51 +47,102 @@ type Marks struct {
 	Divergences []Divergence // oldest first
 	// Damaged says which lines were passed over, and why; nil: none.
 	Damaged error
+	damaged int   // lines
+	failed  error // of the reading
 	whole   int64 // bytes up to the last whole line: what follows was cut off by a kill
 }
 
-// maxMarks bounds the file: a Store rewrites it long before.
-const maxMarks = 64 << 20
+// Bounds of what is read of the marks: of the file, which a Store rewrites long before,
+// and of one line.
+const (
+	maxMarks = 1 << 30
+	maxLine  = 16 << 20
+)
 
-// ReadMarks reads the marks of dir; a missing file has none. Lines whose checksum
-// is wrong are passed over and told of in Damaged.
+// ReadMarks is Dir.Marks of the folder at a path.
 func ReadMarks(dir string) (Marks, error) {
-	path := filepath.Join(dir, marksName)
-	f, err := filesys.OpenRegular(path)
+	d, err := OpenDir(filesys.System, dir)
+	if err != nil {
+		return Marks{}, err
+	}
+	m, err := d.Marks()
+	return m, errors.Join(err, d.Close())
+}
+
+// Marks reads what the folder remembers; without a file that is nothing. Lines whose
+// checksum is wrong are passed over and told of in Damaged.
+func (d Dir) Marks() (Marks, error) {
+	if d.f == nil {
+		return parseMarks("", strings.NewReader("")), nil
+	}
+	return readMarks(d.f, nil)
+}
+
+// readMarks has check look at the file that it reads.
+func readMarks(in filesys.Folder, check func(filesys.Info) error) (Marks, error) {
+	path := filepath.Join(in.Path(), marksName)
+	f, err := filesys.OpenRegular(in, marksName)
 	if errors.Is(err, os.ErrNotExist) {
-		return parseMarks(path, nil), nil
+		return parseMarks(path, strings.NewReader("")), nil
 	}
 	if err != nil {
 		return Marks{}, fmt.Errorf("read marks: %w", err)
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxMarks+1))
-	if err != nil {
-		return Marks{}, fmt.Errorf("read marks %s: %w", path, err)
+	if check != nil {
+		st, err := f.Stat()
+		if err == nil {
+			err = check(st)
+		}
+		if err != nil {
+			return Marks{}, err
+		}
 	}
-	if len(text) > maxMarks {
-		return Marks{}, fmt.Errorf("read marks: %s is over %d bytes", path, maxMarks)
+	m := parseMarks(path, io.LimitReader(f, maxMarks))
+	if m.failed != nil {
+		return Marks{}, fmt.Errorf("read marks %s: %w", path, m.failed)
 	}
-	return parseMarks(path, text), nil
+	return m, nil
 }
 
 // parseMarks reads lines of "CRC-32C of the JSON, a space, JSON".
-func parseMarks(path string, text []byte) Marks {
+func parseMarks(path string, text io.Reader) Marks {
 	m := Marks{confirmed: map[string]bool{}, diverged: map[string]bool{}, left: map[string]bool{}}
-	lines := bufio.NewReader(bytes.NewReader(text))
-	for number := 1; ; number++ {
-		line, err := lines.ReadBytes('\n')
-		if err != nil { // what is left has no end
-			return m
+	lines := bufio.NewScanner(text)
+	lines.Buffer(nil, maxLine)
+	lines.Split(func(data []byte, _ bool) (int, []byte, error) {
+		i := bytes.IndexByte(data, '\n')
+		if i < 0 {
+			return 0, nil, nil // what is left has no end
 		}
-		m.whole += int64(len(line))
+		return i + 1, data[:i], nil
+	})
+	for number := 1; lines.Scan(); number++ {
+		line := lines.Bytes()
+		m.whole += int64(len(line) + 1)
 		var v mark
-		crc, body, ok := bytes.Cut(line[:len(line)-1], []byte(" "))
+		crc, body, ok := bytes.Cut(line, []byte(" "))
 		if !ok || sum(body) != string(crc) || json.Unmarshal(body, &v) != nil {
-			m.Damaged = errors.Join(m.Damaged, fmt.Errorf("%w: %s: line %d does not have the checksum that it says", ErrDamaged, path, number))
+			m.damage(fmt.Errorf("%w: %s: line %d does not have the checksum that it says", ErrDamaged, path, number))
 			continue
 		}
 		m.add(v)
+	}
+	switch err := lines.Err(); {
+	case errors.Is(err, bufio.ErrTooLong):
+		m.damage(fmt.Errorf("%w: %s: what follows byte %d is no line", ErrDamaged, path, m.whole))
+	default:
+		m.failed = err
+	}
+	return m
+}
+
+// mostDamage is how many damaged lines are told of.
+const mostDamage = 10
+
+func (m *Marks) damage(err error) {
+	if m.damaged++; m.damaged <= mostDamage {
+		m.Damaged = errors.Join(m.Damaged, err)
 	}
 }
 
@@ -124,9 +176,9 @@ func (m *Marks) Confirmed(c Manifest) bool { return m.confirmed[c.key()] }
 // Diverged tells whether a run stopped non-finite right after the checkpoint.
 func (m *Marks) Diverged(c Manifest) bool { return m.diverged[c.key()] }
 
-// lines returns the marks that still say something about entries, for a file that
-// replaces one of many lines.
-func (m *Marks) lines(entries []Entry) []mark {
+// lines returns the marks that still say something about entries, and about names that are
+// there, for a file that replaces one of many lines.
+func (m *Marks) lines(entries []Entry, names []string) []mark {
 	var out []mark
 	var left []string
 	for _, e := range entries {
@@ -146,6 +198,11 @@ func (m *Marks) lines(entries []Entry) []mark {
 	}
 	if len(left) > 0 {
 		out = append(out, mark{Event: markLeft, Keys: left})
+	}
+	for _, name := range m.working {
+		if slices.Contains(names, name) {
+			out = append(out, mark{Event: markWorking, Name: name})
+		}
 	}
 	for _, d := range m.Divergences[max(0, len(m.Divergences)-maxDivergences):] {
 		out = append(out, mark{Event: markDiverged, Divergence: &d})

@@ -35,8 +35,8 @@ type block struct {
 	free chan []byte
 }
 
-func openOut(path string, l safetensors.Layout) (*out, error) {
-	f, direct, err := createPart(path, l.Size >= directBytes)
+func openOut(in filesys.Folder, name string, l safetensors.Layout) (*out, error) {
+	f, direct, err := createPart(in, name, l.Size >= directBytes)
 	if err != nil {
 		return nil, err
 	}

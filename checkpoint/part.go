@@ -16,6 +16,7 @@ import (
 	"unsafe"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
@@ -253,16 +254,16 @@ func (e *NonFinite) lookAt(x *Extent, off int64, b []byte) {
 // WritePart writes a rank's file into a checkpoint's folder and syncs it, through
 // Part.Buffer of memory. Values that are not finite are a *NonFinite. What an error
 // leaves goes with the folder.
-func WritePart(ctx context.Context, folder string, p *Part) (File, error) {
-	f, err := writePart(ctx, folder, p)
-	return f, partError(folder, p, err)
+func WritePart(ctx context.Context, in filesys.Folder, p *Part) (File, error) {
+	f, err := writePart(ctx, in, p)
+	return f, partError(in, p, err)
 }
 
-func partError(folder string, p *Part, err error) error {
+func partError(in filesys.Folder, p *Part, err error) error {
 	if err == nil {
 		return nil
 	}
-	path := filepath.Join(folder, p.fileName())
+	path := filepath.Join(in.Path(), p.fileName())
 	var named *fs.PathError
 	if errors.As(err, &named) && named.Path == path { // it says what was done to which file
 		return err
@@ -270,7 +271,7 @@ func partError(folder string, p *Part, err error) error {
 	return fmt.Errorf("write %s: %w", path, err)
 }
 
-func writePart(ctx context.Context, folder string, p *Part) (File, error) {
+func writePart(ctx context.Context, in filesys.Folder, p *Part) (File, error) {
 	w, err := newPartFile(p)
 	if err != nil {
 		return File{}, err
@@ -283,7 +284,7 @@ func writePart(ctx context.Context, folder string, p *Part) (File, error) {
 	if err != nil {
 		return File{}, err
 	}
-	o, err := openOut(filepath.Join(folder, p.fileName()), w.layout)
+	o, err := openOut(in, p.fileName(), w.layout)
 	if err != nil {
 		return File{}, errors.Join(err, unmapMemory(memory))
 	}
@@ -361,18 +362,18 @@ func (m *Image) Stage(p *Part) (err error) {
 }
 
 // Write is WritePart of what was staged last. Nothing may be staged meanwhile.
-func (m *Image) Write(ctx context.Context, folder string) (File, error) {
+func (m *Image) Write(ctx context.Context, in filesys.Folder) (File, error) {
 	w := m.w
 	if w == nil {
 		return File{}, errors.New("write a checkpoint's part: nothing is staged")
 	}
 	m.w = nil
-	f, err := m.write(ctx, folder, w)
-	return f, partError(folder, w.part, err)
+	f, err := m.write(ctx, in, w)
+	return f, partError(in, w.part, err)
 }
 
-func (m *Image) write(ctx context.Context, folder string, w *partFile) (f File, err error) {
-	o, err := openOut(filepath.Join(folder, w.part.fileName()), w.layout)
+func (m *Image) write(ctx context.Context, in filesys.Folder, w *partFile) (f File, err error) {
+	o, err := openOut(in, w.part.fileName(), w.layout)
 	if err != nil {
 		return File{}, err
 	}

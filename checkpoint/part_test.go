@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
@@ -20,9 +21,28 @@ import (
 func TestAPartThatCantBeWrittenIsNamedOnce(t *testing.T) {
 	_, parts := content([]float32{1, 2}, []float32{3, 4})
 	gone := filepath.Join(t.TempDir(), "gone")
-	_, err := WritePart(background, gone, parts[0])
+	require.NoError(t, os.Mkdir(gone, 0o755))
+	f := at(t, gone)
+	require.NoError(t, os.Remove(gone))
+	_, err := WritePart(background, f, parts[0])
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.Equal(t, 1, strings.Count(err.Error(), gone), err)
+}
+
+// at is an open folder of the system.
+func at(t require.TestingT, path string) filesys.Folder {
+	f, err := filesys.Open(path)
+	require.NoError(t, err)
+	return f
+}
+
+// openStates opens the states of the checkpoint that a path names.
+func openStates(path string) (*States, error) {
+	c, err := OpenCheckpoint(path)
+	if err != nil {
+		return nil, err
+	}
+	return c.States()
 }
 
 // value is what element i of a state of a tensor holds.
@@ -88,7 +108,7 @@ func TestLoadWhatRanksWrote(t *testing.T) {
 		var image Image
 		for _, p := range parts {
 			require.NoError(t, image.Stage(p))
-			f, err := image.Write(background, staged)
+			f, err := image.Write(background, at(t, staged))
 			require.NoError(t, err)
 			a, err := os.ReadFile(filepath.Join(folder, f.Name))
 			require.NoError(t, err)
@@ -140,7 +160,7 @@ func TestLargeParts(t *testing.T) {
 	require.Greater(t, m.Files[1].Bytes, int64(directBytes))
 	path := filepath.Join(folder, m.Files[0].Name)
 	flip(t, path, -5)
-	_, err = Whole(background, folder)
+	_, err = Verify(background, folder, headersAlone)
 	require.NoError(t, err, "headers alone are read")
 	_, err = Verify(background, folder)
 	require.ErrorIs(t, err, ErrDamaged)
@@ -234,7 +254,7 @@ func TestPartsOfIllWill(t *testing.T) {
 		p := &Part{Of: 1, Extents: change(append([]Extent(nil), good...)), Read: func(_ int, _ int64, dst []byte) error { clear(dst); return nil }}
 		folder, err := s.Save(background, Manifest{Step: 1, Tensors: []Tensor{{Name: "w", Shape: []int64{3}, States: []string{"model"}}}}, []*Part{p}, nil)
 		require.NoError(t, err, what)
-		_, err = Whole(background, folder)
+		_, err = Verify(background, folder, headersAlone)
 		require.ErrorIs(t, err, ErrDamaged, what)
 	}
 	for what, e := range map[string]Extent{
@@ -242,7 +262,7 @@ func TestPartsOfIllWill(t *testing.T) {
 		"int64": {"model", "w", 0, 1, "I64"}, "overflow": {"model", "w", math.MaxInt64, 1, safetensors.F32}, "inside a block": {"exp_avg", "w", 3, 9, scaledDType},
 		"a colon": {"mo:del", "w", 0, 1, safetensors.F32},
 	} {
-		_, err := WritePart(background, t.TempDir(), &Part{Of: 1, Extents: []Extent{e}})
+		_, err := WritePart(background, at(t, t.TempDir()), &Part{Of: 1, Extents: []Extent{e}})
 		require.Error(t, err, what)
 	}
 }
@@ -269,7 +289,7 @@ func TestVersion2(t *testing.T) {
 		return nil
 	}}))
 	flip(t, filepath.Join(dir, "model.safetensors"), -1)
-	_, err = Whole(background, dir)
+	_, err = Verify(background, dir, headersAlone)
 	require.ErrorIs(t, err, ErrDamaged, "nothing else would read its sum")
 }
 
@@ -283,12 +303,12 @@ func TestReshard(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, s.Confirm())
 	var busy *Busy
-	require.ErrorAs(t, Reshard(background, folder, 2), &busy)
+	require.ErrorAs(t, Reshard(background, nil, folder, 2), &busy)
 	require.NoError(t, s.Close())
 	read := func() map[string][]byte {
 		_, err := Verify(background, folder)
 		require.NoError(t, err)
-		s, err := OpenStates(folder)
+		s, err := openStates(folder)
 		require.NoError(t, err)
 		all := map[string][]byte{}
 		for _, t0 := range tensors {
@@ -302,7 +322,7 @@ func TestReshard(t *testing.T) {
 	}
 	want := read()
 	for _, ranks := range []int{1, 40, 2} {
-		require.NoError(t, Reshard(background, folder, ranks))
+		require.NoError(t, Reshard(background, nil, folder, ranks))
 		require.Equal(t, []string{"step-00000001"}, names(t, dir))
 		require.Equal(t, want, read())
 		m, err := ReadManifest(folder)
@@ -314,6 +334,6 @@ func TestReshard(t *testing.T) {
 		require.True(t, marks.Confirmed(m))
 	}
 	flip(t, filepath.Join(folder, "rank-00001-of-00002.safetensors"), -1)
-	require.ErrorIs(t, Reshard(background, folder, 3), ErrDamaged)
-	require.ErrorContains(t, Reshard(background, "testdata/v1/step-00000007", 2), "version 1")
+	require.ErrorIs(t, Reshard(background, nil, folder, 3), ErrDamaged)
+	require.ErrorContains(t, Reshard(background, nil, "testdata/v1/step-00000007", 2), "version 1")
 }

@@ -17,33 +17,36 @@ import (
 // checkpoint of the step at any moment, for an instant under the step's next name.
 // Blobs, the run and what the folder remembers of it stay. The folder that it lies in
 // must not be open for a run: *Busy. The checkpoint must be of the present version.
-func Reshard(ctx context.Context, folder string, ranks int) error {
-	m, err := Verify(ctx, folder)
+func Reshard(ctx context.Context, o filesys.Opener, folder string, ranks int) error {
+	folder, err := filepath.Abs(folder)
 	if err != nil {
 		return err
 	}
-	if m.Version < sharded {
-		return fmt.Errorf("reshard %s: it is of version %d, whose files hold whole tensors; a run that resumes from it writes a file for each rank", folder, m.Version)
-	}
-	folder, err = filepath.Abs(folder)
-	if err != nil {
-		return err
-	}
-	s, err := Open(filepath.Dir(folder), Options{})
+	s, err := Open(filepath.Dir(folder), Options{Folders: o})
 	if err != nil {
 		return fmt.Errorf("reshard %s: %w", folder, err)
 	}
-	err = s.reshard(ctx, folder, m, ranks)
+	c, err := s.Dir().Open(filepath.Base(folder))
+	if err == nil {
+		if err = c.Verify(ctx); err == nil {
+			err = s.reshard(ctx, c, ranks)
+		}
+		err = errors.Join(err, c.Close())
+	}
 	return errors.Join(err, s.Close())
 }
 
-func (s *Store) reshard(ctx context.Context, folder string, m Manifest, ranks int) error {
+func (s *Store) reshard(ctx context.Context, c *Checkpoint, ranks int) error {
+	m := c.Manifest
+	if m.Version < sharded {
+		return fmt.Errorf("reshard %s: it is of version %d, whose files hold whole tensors; a run that resumes from it writes a file for each rank", c.Folder, m.Version)
+	}
 	var blobs []Blob
 	for _, f := range m.Files {
 		if f.Header > 0 {
 			continue
 		}
-		data, err := filesys.ReadFile(filepath.Join(folder, f.Name), f.Bytes)
+		data, err := c.Read(f.Name)
 		if err != nil {
 			return err
 		}
@@ -54,7 +57,7 @@ func (s *Store) reshard(ctx context.Context, folder string, m Manifest, ranks in
 	if err != nil {
 		return err
 	}
-	files, err := rewrite(ctx, folder, p.Folder(), ranks)
+	files, err := c.rewrite(ctx, p.Folder(), ranks)
 	if err != nil {
 		return p.Abort(err)
 	}
@@ -63,22 +66,21 @@ func (s *Store) reshard(ctx context.Context, folder string, m Manifest, ranks in
 		return err
 	}
 	s.wrote = true
-	if err := s.remove([]Entry{{Name: filepath.Base(folder), Folder: folder}}); err != nil {
+	if err := s.remove([]Entry{c.Entry}); err != nil {
 		return err
 	}
-	if err := filesys.RenameNew(e.Folder, folder); err != nil {
+	if err := s.f.RenameNew(e.Name, c.Name); err != nil {
 		return err
 	}
-	return filesys.SyncDir(s.dir)
+	return s.f.Sync()
 }
 
 // rewrite copies the extents of a checkpoint's files into those of so many ranks.
-func rewrite(ctx context.Context, from, to string, ranks int) ([]File, error) {
-	s, err := OpenStates(from)
+func (c *Checkpoint) rewrite(ctx context.Context, to filesys.Folder, ranks int) ([]File, error) {
+	s, err := c.States()
 	if err != nil {
 		return nil, err
 	}
-	defer s.Close()
 	var files []File
 	for i, share := range s.split(ranks) {
 		p := &Part{Index: i, Of: ranks}

@@ -20,11 +20,11 @@ type Room struct {
 // Room is what the store's file system has for the checkpoints of a run that goes on
 // from one; of a fresh run from has no name. False: nobody can say.
 func (s *Store) Room(from Choice) (Room, bool, error) {
-	free, known := filesys.RoomAt(s.dir)
-	if !known {
+	free, err := s.f.Room()
+	if err != nil {
 		return Room{}, false, nil
 	}
-	entries, err := Scan(s.dir)
+	entries, err := s.Dir().Scan()
 	if err != nil {
 		return Room{}, false, err
 	}

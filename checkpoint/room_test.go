@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/internal/testkit/folders"
 )
 
 // What checkpoints take at once, against a count of those that are there while each
@@ -54,21 +55,26 @@ func TestNeedsOfTheNextCheckpoints(t *testing.T) {
 	require.Zero(t, full.Keeps(100))
 }
 
-// roomy is a file system that has so much free.
+// roomy is a folder, and an opener of it, whose file system has so much free.
 type roomy struct {
-	filesys.FS
+	filesys.Folder
 	free int64
 }
 
-func (r roomy) Room(string) (filesys.Room, error) {
+func (r roomy) Room() (filesys.Room, error) {
 	return filesys.Room{Free: r.free, Most: r.free}, nil
+}
+
+func (r roomy) Open(path string) (f filesys.Folder, err error) {
+	r.Folder, err = filesys.Open(path)
+	return r, err
 }
 
 // The room of a folder: what the run's Keep no longer covers once it has gone on from
 // its newest is going to be free, and nobody else's is.
 func TestRoomOfAFolder(t *testing.T) {
 	dir := t.TempDir()
-	t.Cleanup(filesys.Mount(dir, roomy{filesys.OS, 1000}))
+	disk := roomy{free: 1000}
 	s, err := Open(dir, Options{})
 	require.NoError(t, err)
 	var sizes []int64
@@ -84,7 +90,7 @@ func TestRoomOfAFolder(t *testing.T) {
 		{Goes: sizes[0] + sizes[1], Own: []int64{sizes[2]}},
 		{Goes: sizes[0], Own: []int64{sizes[2], sizes[1]}},
 	} {
-		s, err := Open(dir, Options{Keep: keep})
+		s, err := Open(dir, Options{Keep: keep, Folders: disk})
 		require.NoError(t, err)
 		from, err := Choose(context.Background(), dir, nil)
 		require.NoError(t, err)
@@ -102,9 +108,8 @@ func TestRoomOfAFolder(t *testing.T) {
 
 // A file system that can't say has no room that anything could be refused by.
 func TestRoomThatNobodyKnows(t *testing.T) {
-	unknown := filesys.NewMemory("/unknown")
-	t.Cleanup(filesys.Mount("/unknown", unknown))
-	s, err := Open("/unknown", Options{})
+	unknown := folders.At(folders.NewMemory("/unknown").Folder())
+	s, err := Open("/unknown", Options{Folders: unknown})
 	require.NoError(t, err)
 	_, known, err := s.Room(Choice{})
 	require.NoError(t, err)

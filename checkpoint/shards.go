@@ -5,10 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"path/filepath"
 	"slices"
 
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
@@ -32,26 +32,14 @@ func shards(tensors []safetensors.Tensor, limit int64) (groups [][]safetensors.T
 	return groups, total
 }
 
-// shard is the same of a file of whole tensors.
-func (want File) shard(ctx context.Context, from, to string, limit int64) error {
-	if err := want.read(ctx, from, io.Discard); err != nil { // verified before it is taken apart
-		return err
-	}
-	r, err := safetensors.Open(filepath.Join(from, want.Name))
-	if err != nil {
-		return err
-	}
-	return errors.Join(shard(ctx, r, to, limit), r.Close())
-}
-
 // shard writes weights as several files with an index, as Hugging Face's loaders take
 // them: model-00001-of-00003.safetensors …
-func shard(ctx context.Context, r Tensors, to string, limit int64) error {
+func shard(ctx context.Context, r Tensors, to filesys.Folder, limit int64) error {
 	groups, total := shards(r.Tensors(), limit)
 	where := map[string]string{}
 	for i, tensors := range groups {
 		name := fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, len(groups))
-		if err := writeTensors(ctx, r, filepath.Join(to, name), tensors); err != nil {
+		if err := writeTensors(ctx, r, filepath.Join(to.Path(), name), tensors); err != nil {
 			return err
 		}
 		for _, t := range tensors {
@@ -62,7 +50,7 @@ func shard(ctx context.Context, r Tensors, to string, limit int64) error {
 	if err != nil {
 		return err
 	}
-	return writeSynced(filepath.Join(to, safetensors.IndexName), append(index, '\n'))
+	return writeSynced(to, safetensors.IndexName, append(index, '\n'))
 }
 
 // writeTensors copies tensors, in fp32, into a new file.

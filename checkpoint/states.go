@@ -37,6 +37,7 @@ type located struct {
 // with its checksum as it is read.
 type States struct {
 	folder  string
+	c       *Checkpoint
 	m       Manifest
 	names   []string // of the files, paths
 	files   []filesys.File
@@ -50,25 +51,16 @@ type cached struct {
 	values []float32
 }
 
-// OpenStates opens the ranks' files of a checkpoint and compares their headers with
-// the manifest, and what they hold with the tensors that it lists. Errors wrap
-// ErrDamaged.
-func OpenStates(folder string) (*States, error) {
-	m, err := ReadManifest(folder)
-	if err != nil {
-		return nil, err
-	}
-	return openStates(folder, m)
-}
-
-func openStates(folder string, m Manifest) (*States, error) {
-	s := &States{folder: folder, m: m, extents: map[string]map[string][]located{}}
-	for _, f := range m.Files {
+// States compares the headers of the ranks' files with the manifest, and what they hold
+// with the tensors that it lists. Errors wrap ErrDamaged.
+func (c *Checkpoint) States() (*States, error) {
+	s := &States{folder: c.Folder, c: c, m: c.Manifest, extents: map[string]map[string][]located{}}
+	for _, f := range s.m.Files {
 		if f.Header == 0 {
 			continue
 		}
 		if err := s.open(f); err != nil {
-			return nil, errors.Join(err, s.Close())
+			return nil, err
 		}
 	}
 	for _, tensors := range s.extents {
@@ -77,7 +69,7 @@ func openStates(folder string, m Manifest) (*States, error) {
 		}
 	}
 	if err := s.complete(); err != nil {
-		return nil, errors.Join(err, s.Close())
+		return nil, err
 	}
 	return s, nil
 }
@@ -85,7 +77,7 @@ func openStates(folder string, m Manifest) (*States, error) {
 // open reads the header of a rank's file.
 func (s *States) open(want File) error {
 	path := filepath.Join(s.folder, want.Name)
-	f, err := want.opened(s.folder)
+	f, err := s.c.file(want)
 	if err != nil {
 		return err
 	}
@@ -118,27 +110,6 @@ func (s *States) open(want File) error {
 		s.extents[e.State][e.Tensor] = append(s.extents[e.State][e.Tensor], located{e, len(s.files) - 1, l.Begin[i], crc})
 	}
 	return nil
-}
-
-// opened opens a file that has the size that the manifest says.
-func (want File) opened(folder string) (filesys.File, error) {
-	path := filepath.Join(folder, want.Name)
-	f, err := filesys.OpenRegular(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s is missing", ErrDamaged, path)
-	}
-	if err != nil {
-		return nil, faulty(err)
-	}
-	st, err := f.Stat()
-	if err == nil && st.Size() != want.Bytes {
-		err = fmt.Errorf("%s has %d bytes; the manifest says %d", path, st.Size(), want.Bytes)
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
-	}
-	return f, nil
 }
 
 // complete sees that the extents of every state tile its tensors, and that there
@@ -188,15 +159,8 @@ func (s *States) tiles(n int64, list []located, state, tensor string) error {
 	return nil
 }
 
-// Close closes the files.
-func (s *States) Close() error {
-	var errs []error
-	for _, f := range s.files {
-		errs = append(errs, f.Close())
-	}
-	s.files = nil
-	return errors.Join(errs...)
-}
+// Close does nothing: the files are the Checkpoint's.
+func (s *States) Close() error { return nil }
 
 // Bytes returns a state of a tensor as it rests: elements of its dtype, or codes and,
 // of the state with ScaleSuffix, their scales.
@@ -333,27 +297,59 @@ func (v *stateView) ReadFloat32(name string, start int64, dst []float32) error {
 	return nil
 }
 
-// OpenState opens the tensors of one state of a checkpoint of any version; those of
-// an older one are read as they are, compared with the manifest by Verify alone.
+// OpenState opens the tensors of one state of the checkpoint that a path names.
 func OpenState(folder, name string) (Tensors, error) {
-	m, err := ReadManifest(folder)
+	c, err := OpenCheckpoint(folder)
 	if err != nil {
 		return nil, err
 	}
-	if m.Version < sharded {
-		return safetensors.Open(filepath.Join(folder, name+".safetensors"))
+	t, err := c.State(name)
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
 	}
-	s, err := openStates(folder, m)
+	return closing{t, c}, nil
+}
+
+// closing are tensors with which their checkpoint is closed.
+type closing struct {
+	readable
+	c *Checkpoint
+}
+
+type readable = Tensors
+
+func (o closing) Close() error { return errors.Join(o.readable.Close(), o.c.Close()) }
+
+// State opens the tensors of one state of a checkpoint of any version; those of an older
+// one are read as they are, compared with the manifest by Verify alone.
+func (c *Checkpoint) State(name string) (Tensors, error) {
+	if c.Manifest.Version >= sharded {
+		s, err := c.States()
+		if err != nil {
+			return nil, err
+		}
+		return s.State(name), nil
+	}
+	want, ok := c.Manifest.file(name + tensorsExt)
+	if !ok {
+		return nil, fmt.Errorf("%w: %s has no %s", ErrDamaged, c.Folder, name+tensorsExt)
+	}
+	return c.Tensors(want)
+}
+
+// Tensors opens a file of tensors as it is.
+func (c *Checkpoint) Tensors(want File) (Tensors, error) {
+	f, err := c.file(want)
 	if err != nil {
 		return nil, err
 	}
-	return s.State(name), nil
+	return safetensors.OpenAs(filepath.Join(c.Folder, want.Name), f, want.Bytes)
 }
 
 // OpenWeights opens the parameters at path: a checkpoint's, or what
 // safetensors.Open takes.
 func OpenWeights(path string) (Tensors, error) {
-	if st, err := filesys.Stat(path); err == nil && st.IsDir() {
+	if st, err := os.Stat(path); err == nil && st.IsDir() {
 		if e, ok := Stat(path); ok && e.Err == nil && e.Manifest.Version >= sharded {
 			return OpenState(path, ModelState)
 		}
@@ -364,7 +360,7 @@ func OpenWeights(path string) (Tensors, error) {
 // faulty says that a file is at fault, unless this process may not read it or has too many
 // open: that is no reason to take an older checkpoint.
 func faulty(err error) error {
-	for _, ours := range []error{os.ErrPermission, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM} {
+	for _, ours := range []error{os.ErrPermission, filesys.ErrLeads, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM} {
 		if errors.Is(err, ours) {
 			return err
 		}

@@ -1,12 +1,15 @@
 package checkpoint
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -21,22 +24,32 @@ type Options struct {
 	// other runs that bear it are removed once this run's first one is complete. From
 	// then on it stands for them: Manifest.Replaces.
 	Mark string
+	// Folders opens the folder; nil: filesys.System.
+	Folders filesys.Opener
 }
 
 // Store is a checkpoint folder that one process has open for one run. Its methods
 // are for one goroutine at a time, but for Last, which may be asked at any time.
 //
+// The folder is opened once, by its path, and everything is done in that folder: what has
+// its path later is not looked at. Marks and locks that another user made are refused:
+// they would have this process remove what it did not write.
+//
 // A checkpoint is confirmed by the first update that is applied after it: only then
 // is it known that training can go on from it. Prune counts confirmed ones alone,
 // and keeps the newest beside them.
 type Store struct {
-	dir   string
+	f     filesys.Folder
 	o     Options
 	owner string // the run's id
+	user  int64  // to whom files belong that this process makes in the folder
+	token string // see Token
 	lock  filesys.File
 	marks Marks
 	log   filesys.File // of marks, appended to; nil before the first
-	made  []string     // folders that Open made, outermost first
+	long  int64        // bytes of marks from which on they are rewritten
+	made  filesys.Made // folders that Open made
+	notes []string     // see Notes
 	wrote bool         // something that stays
 	tidy  bool         // what Keep does not cover was removed once
 	// replaced says that no other run's checkpoint bears the mark any more.
@@ -46,38 +59,77 @@ type Store struct {
 
 // Open makes dir, locks it for this process and clears what killed saves of this
 // store left under its own temporary names. The error is a *Busy where another
-// process has it.
+// process has it, a *Foreign where another user has used it.
 func Open(dir string, o Options) (*Store, error) {
-	s := &Store{dir: dir, o: o, owner: random()}
-	err := s.open()
+	if o.Folders == nil {
+		o.Folders = filesys.System
+	}
+	s := &Store{o: o, owner: random(), token: random(), long: longMarks}
+	err := s.open(dir)
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
 
-func (s *Store) open() (err error) {
-	if s.made, err = filesys.MakeFolder(s.dir); err != nil {
+func (s *Store) open(dir string) (err error) {
+	if s.f, s.made, err = filesys.MakeFolder(s.o.Folders, dir); err != nil {
 		return err
 	}
-	if s.lock, err = lock(s.dir); err != nil {
+	if s.user, err = s.f.Owner(); err != nil {
 		return err
 	}
-	if s.marks, err = ReadMarks(s.dir); err != nil {
+	if s.lock, err = s.takeLock(); err != nil {
 		return err
 	}
-	if _, err := filesys.Lstat(filepath.Join(s.dir, marksName)); err == nil {
+	if s.marks, err = readMarks(s.f, func(st filesys.Info) error { return s.own(marksName, st) }); err != nil {
+		return err
+	}
+	if _, err := s.f.Lstat(marksName); err == nil {
 		if err := s.openLog(); err != nil { // better now than after the last step
 			return err
 		}
 	}
 	for _, name := range s.marks.working {
-		if err := filesys.RemoveAll(filepath.Join(s.dir, name)); err != nil {
+		if err := s.clear(name); err != nil {
 			return fmt.Errorf("clear what a killed save left: %w", err)
 		}
 	}
+	st, err := s.f.Info()
+	if err != nil {
+		return err
+	}
+	if open := st.Mode.Perm() & 0o022; open != 0 && st.Mode&fs.ModeSticky == 0 {
+		who := "its group"
+		if open&0o002 != 0 {
+			who = "every user"
+		}
+		s.notes = append(s.notes, fmt.Sprintf("%s may rename and remove checkpoints in %s (mode %03o); chmod go-w makes it yours alone, chmod +t keeps others from yours", who, s.f.Path(), st.Mode.Perm()))
+	}
 	return s.shorten()
 }
+
+// clear removes what a killed save left under a name.
+func (s *Store) clear(name string) error {
+	st, err := s.f.Lstat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil && st.Owner != s.user {
+		s.notes = append(s.notes, fmt.Sprintf("%s stays: it belongs to user %d, not to %d as what this process makes there", filepath.Join(s.f.Path(), name), st.Owner, s.user))
+		return nil
+	}
+	if err == nil {
+		err = filesys.RemoveAll(s.f, name)
+	}
+	return err
+}
+
+// Notes are lines about the folder that a person should see.
+func (s *Store) Notes() []string { return s.notes }
+
+// Dir is the folder, for reading, as long as the store is open.
+func (s *Store) Dir() Dir { return Dir{s.f} }
 
 // Close gives the folder back. One that Open made and nothing was written to goes.
 func (s *Store) Close() error {
@@ -87,15 +139,19 @@ func (s *Store) Close() error {
 		s.log = nil
 	}
 	if s.lock != nil {
-		errs = append(errs, release(s.lock))
+		errs = append(errs, s.release(s.lock))
 		s.lock = nil
 	}
-	for i := len(s.made) - 1; i >= 0 && !s.wrote; i-- {
-		if filesys.Remove(s.made[i]) != nil { // somebody put something there
-			break
-		}
+	if s.wrote {
+		s.made.Stay()
+	} else {
+		s.made.Remove()
 	}
 	s.made = nil
+	if s.f != nil {
+		errs = append(errs, s.f.Close())
+		s.f = nil
+	}
 	return errors.Join(errs...)
 }
 
@@ -160,8 +216,10 @@ func (s *Store) Save(ctx context.Context, m Manifest, parts []*Part, blobs []Blo
 // from any process, then Finish gives it its name. Its methods may run beside those
 // of the Store, for one goroutine.
 type Pending struct {
-	dir, temp string
-	m         Manifest
+	in   filesys.Folder // the checkpoint folder
+	name string         // of the folder that is written
+	f    filesys.Folder
+	m    Manifest
 }
 
 // Begin starts a checkpoint of m.Step, with its Tensors, Run and what it says for
@@ -171,7 +229,7 @@ func (s *Store) Begin(m Manifest) (*Pending, error) {
 	m.ID, m.Owner, m.Mark, m.Written = random(), s.owner, s.o.Mark, &now
 	others, err := s.others()
 	if err != nil {
-		return nil, fmt.Errorf("save checkpoint of step %d in %s: %w", m.Step, s.dir, err)
+		return nil, fmt.Errorf("save checkpoint of step %d in %s: %w", m.Step, s.f.Path(), err)
 	}
 	for _, e := range others {
 		if !slices.Contains(m.Replaces, e.Manifest.Owner) {
@@ -182,16 +240,20 @@ func (s *Store) Begin(m Manifest) (*Pending, error) {
 }
 
 func (s *Store) begin(m Manifest) (*Pending, error) {
-	p := &Pending{dir: s.dir, m: m}
+	p := &Pending{m: m}
 	err := s.stillOurs()
 	if err == nil {
-		p.temp, err = s.working(tempPrefix + Name(m.Step, 1))
+		err = s.shorten()
+	}
+	p.in = s.f
+	if err == nil {
+		p.name, err = s.working(tempPrefix + Name(m.Step, 1))
 	}
 	if err == nil {
-		p.temp, err = filepath.Abs(p.temp) // other processes have other working folders
+		err = s.f.Mkdir(p.name, 0o777)
 	}
 	if err == nil {
-		err = filesys.Mkdir(p.temp, 0o777)
+		p.f, err = s.Dir().writing(p.name, s.user)
 	}
 	if err != nil {
 		return nil, p.failed(err)
@@ -199,31 +261,51 @@ func (s *Store) begin(m Manifest) (*Pending, error) {
 	return p, nil
 }
 
-func (p *Pending) failed(err error) error {
-	return fmt.Errorf("save checkpoint of step %d in %s: %w", p.m.Step, p.dir, err)
+// writing opens the folder of a Pending by its name. It must belong to the user to whom
+// files belong that the caller makes beside it.
+func (d Dir) writing(name string, user int64) (filesys.Folder, error) {
+	f, err := d.f.Sub(name)
+	if err != nil {
+		return nil, err
+	}
+	st, err := f.Info()
+	if err == nil && st.Owner != user {
+		err = fmt.Errorf("%s belongs to user %d now, not to %d: somebody has put another folder in its place", f.Path(), st.Owner, user)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
-// Folder is where the ranks' files are written, an absolute path.
-func (p *Pending) Folder() string { return p.temp }
+func (p *Pending) failed(err error) error {
+	return fmt.Errorf("save checkpoint of step %d in %s: %w", p.m.Step, p.in.Path(), err)
+}
+
+// Folder is where the ranks' files are written.
+func (p *Pending) Folder() filesys.Folder { return p.f }
+
+// Name is the folder's name in the checkpoint folder: see Joined.Writing.
+func (p *Pending) Name() string { return p.name }
 
 // Finish completes the checkpoint of the parts' files, makes it durable and gives it
 // its name.
 func (p *Pending) Finish(parts []File, blobs []Blob) (Entry, error) {
-	m, err := writeRest(p.temp, p.m, parts, blobs)
+	m, err := writeRest(p.f, p.m, parts, blobs)
 	var e Entry
 	if err == nil {
-		e, err = commit(p.dir, p.temp, m)
+		e, err = p.commit(m)
 	}
 	if err != nil {
 		return e, p.Abort(err)
 	}
-	return e, nil
+	return e, p.f.Close()
 }
 
 // Abort removes what was written, because of err, and returns that as a failed
 // save's.
 func (p *Pending) Abort(err error) error {
-	return p.failed(errors.Join(err, filesys.RemoveAll(p.temp)))
+	return p.failed(errors.Join(err, p.f.Close(), filesys.RemoveAll(p.in, p.name)))
 }
 
 // Adopt makes a checkpoint that Finish completed the one that the run wrote last.
@@ -232,53 +314,80 @@ func (s *Store) Adopt(e Entry) {
 	s.wrote = true
 }
 
-// stillOurs sees that the folder and its lock are what Open left. A folder that
-// somebody removed is made and locked again, without what it remembered.
+// stillOurs sees that the lock still has its name. Where somebody removed that, it is
+// taken again; where the folder is gone, a new one is made in its place, without what it
+// remembered.
 func (s *Store) stillOurs() error {
-	made, err := filesys.MakeFolder(s.dir)
-	if err != nil {
-		return err
-	}
-	named, err := filesys.Stat(s.lock.Name())
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	named, err := s.f.Lstat(lockName)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err == nil {
-		if held, err := s.lock.Stat(); err != nil || filesys.SameFile(named, held) {
+		if held, err := s.lock.Stat(); err != nil || filesys.Same(named, held) {
 			return err
 		}
 	}
-	again, err := lock(s.dir)
+	again, err := s.takeLock()
+	if errors.Is(err, fs.ErrNotExist) {
+		return s.reopen()
+	}
 	if err != nil {
 		return err
 	}
 	err = s.lock.Close() // its name is gone already
 	s.lock, s.replaced = again, false
-	if s.log != nil && len(made) > 0 {
-		err = errors.Join(err, s.log.Close())
-		s.log = nil
-	}
-	if len(made) > 0 {
-		s.marks = parseMarks(filepath.Join(s.dir, marksName), nil)
-		s.base.Store(nil)
-	}
 	return err
 }
 
+// reopen makes the folder anew that was removed. What has its path meanwhile must be empty,
+// and no link: it may be another run's.
+func (s *Store) reopen() error {
+	path := s.f.Path()
+	f, made, err := filesys.MakeFolder(s.o.Folders, path)
+	if err != nil {
+		return err
+	}
+	names, err := f.Names()
+	if err == nil && (len(names) > 0 || f.Path() != path) {
+		err = fmt.Errorf("%s was removed, and what is there now is not the folder that this run opened", path)
+	}
+	if err != nil {
+		made.Remove()
+		return errors.Join(err, f.Close())
+	}
+	was := s.f
+	s.f = f
+	again, err := s.takeLock()
+	if err != nil {
+		s.f = was
+		made.Remove()
+		return errors.Join(err, f.Close())
+	}
+	errs := []error{s.lock.Close(), was.Close()}
+	if s.log != nil {
+		errs = append(errs, s.log.Close())
+	}
+	s.made.Stay()
+	s.lock, s.log, s.made, s.replaced = again, nil, made, false
+	s.marks = parseMarks(filepath.Join(path, marksName), strings.NewReader(""))
+	s.base.Store(nil)
+	return errors.Join(errs...)
+}
+
 // commit gives a complete folder the first free name of its step.
-func commit(dir, temp string, m Manifest) (Entry, error) {
+func (p *Pending) commit(m Manifest) (Entry, error) {
 	e := Entry{Step: m.Step, Copy: 1, Manifest: m}
 	for ; ; e.Copy++ {
 		e.Name = Name(e.Step, e.Copy)
-		e.Folder = filepath.Join(dir, e.Name)
-		_, err := filesys.Lstat(e.Folder)
-		if errors.Is(err, os.ErrNotExist) {
-			err = filesys.RenameNew(temp, e.Folder)
+		e.Folder = filepath.Join(p.in.Path(), e.Name)
+		_, err := p.in.Lstat(e.Name)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = p.in.RenameNew(p.name, e.Name)
 			if err == nil {
-				return e, filesys.SyncDir(dir)
+				return e, p.in.Sync()
 			}
 		}
-		if err != nil && !errors.Is(err, os.ErrExist) {
+		if err != nil && !errors.Is(err, fs.ErrExist) {
 			return e, err
 		}
 	}
@@ -286,9 +395,9 @@ func commit(dir, temp string, m Manifest) (Entry, error) {
 
 // working journals a temporary name before it is used, so that whoever opens the
 // folder next knows what of a killed process is ours to remove.
-func (s *Store) working(stem string) (path string, err error) {
-	name := stem + "-" + random()
-	return filepath.Join(s.dir, name), s.mark(mark{Event: markWorking, Name: name})
+func (s *Store) working(stem string) (name string, err error) {
+	name = stem + "-" + random()
+	return name, s.mark(mark{Event: markWorking, Name: name})
 }
 
 // Confirm records that an update was applied after the newest checkpoint, and
@@ -331,7 +440,7 @@ func (s *Store) mark(v mark) error {
 		err = s.log.Sync()
 	}
 	if err != nil {
-		return fmt.Errorf("mark %s in %s: %w", v.Event, s.dir, err)
+		return fmt.Errorf("mark %s in %s: %w", v.Event, s.f.Path(), err)
 	}
 	return nil
 }
@@ -357,19 +466,19 @@ func (s *Store) append(v mark) error {
 }
 
 func (s *Store) openLog() error {
-	f, err := filesys.OpenFile(filepath.Join(s.dir, marksName), os.O_WRONLY|os.O_CREATE|filesys.NoFollow, 0o666)
+	f, err := s.f.OpenFile(marksName, os.O_WRONLY|os.O_CREATE|filesys.NoWait, 0o666)
 	if err != nil {
 		return err
 	}
 	st, err := f.Stat()
-	if err == nil && !st.Mode().IsRegular() {
-		err = fmt.Errorf("%s is not a regular file", f.Name())
+	if err == nil {
+		err = s.own(marksName, st)
 	}
-	if err == nil && st.Size() > s.marks.whole {
+	if err == nil && st.Size > s.marks.whole {
 		err = f.Truncate(s.marks.whole)
 	}
 	if err == nil {
-		err = filesys.SyncDir(s.dir)
+		err = s.f.Sync()
 	}
 	if err != nil {
 		return errors.Join(err, f.Close())
@@ -379,19 +488,23 @@ func (s *Store) openLog() error {
 }
 
 // longMarks is the size in bytes from which on the marks are rewritten.
-const longMarks = 1 << 20
+const longMarks = 512 << 10
 
 // shorten replaces long marks by those that still say something.
 func (s *Store) shorten() error {
-	if s.marks.whole < longMarks || s.marks.Damaged != nil {
+	if s.marks.whole < s.long || s.marks.Damaged != nil && s.marks.whole < maxMarks/2 {
 		return nil
 	}
-	entries, err := Scan(s.dir)
+	entries, err := s.Dir().Scan()
+	if err != nil {
+		return err
+	}
+	names, err := s.f.Names()
 	if err != nil {
 		return err
 	}
 	var text []byte
-	for _, v := range s.marks.lines(entries) {
+	for _, v := range s.marks.lines(entries, names) {
 		line, err := v.line()
 		if err != nil {
 			return err
@@ -402,19 +515,19 @@ func (s *Store) shorten() error {
 	if err != nil {
 		return err
 	}
-	if err := writeSynced(temp, text); err != nil {
-		return errors.Join(err, filesys.Remove(temp))
+	if err := writeSynced(s.f, temp, text); err != nil {
+		return errors.Join(err, filesys.RemoveAll(s.f, temp))
 	}
 	if err := s.log.Close(); err != nil {
 		return err
 	}
 	s.log = nil
-	path := filepath.Join(s.dir, marksName)
-	if err := filesys.Rename(temp, path); err != nil {
+	if err := s.f.Rename(temp, marksName); err != nil {
 		return err
 	}
-	s.marks = parseMarks(path, text)
-	return filesys.SyncDir(s.dir)
+	s.marks = parseMarks(filepath.Join(s.f.Path(), marksName), bytes.NewReader(text))
+	s.long = max(longMarks, 2*s.marks.whole) // many checkpoints have many lines that say something
+	return s.f.Sync()
 }
 
 // prune removes what Keep does not cover.
@@ -422,7 +535,7 @@ func (s *Store) prune() error {
 	if s.o.Keep <= 0 {
 		return nil // a look at all checkpoints would cost more with each of them
 	}
-	entries, err := Scan(s.dir)
+	entries, err := s.Dir().Scan()
 	if err != nil {
 		return fmt.Errorf("remove old checkpoints: %w", err)
 	}
@@ -447,7 +560,7 @@ func (s *Store) others() (list []Entry, err error) {
 	if s.o.Mark == "" || s.replaced {
 		return nil, nil
 	}
-	entries, err := Scan(s.dir)
+	entries, err := s.Dir().Scan()
 	for _, e := range entries {
 		if e.Err == nil && e.Manifest.Mark == s.o.Mark && e.Manifest.Owner != s.owner {
 			list = append(list, e)
@@ -461,15 +574,22 @@ func (s *Store) others() (list []Entry, err error) {
 func (s *Store) remove(gone []Entry) error {
 	var errs []error
 	for _, e := range gone {
-		temp, err := s.working(gonePrefix + e.Name)
+		st, err := s.f.Lstat(e.Name)
+		if err == nil && st.Owner != s.user {
+			continue // another user's, whatever its manifest says
+		}
+		temp := ""
 		if err == nil {
-			err = filesys.RenameNew(e.Folder, temp)
+			temp, err = s.working(gonePrefix + e.Name)
 		}
 		if err == nil {
-			err = filesys.SyncDir(s.dir)
+			err = s.f.RenameNew(e.Name, temp)
 		}
 		if err == nil {
-			err = filesys.RemoveAll(temp)
+			err = s.f.Sync()
+		}
+		if err == nil {
+			err = filesys.RemoveAll(s.f, temp)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("remove old checkpoint: %w", err))

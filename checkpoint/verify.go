@@ -7,33 +7,37 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"slices"
 
-	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
-// Verify compares a checkpoint's folder with its manifest: exactly the files that
+// Verify is Checkpoint.Verify of the checkpoint that a path names.
+func Verify(ctx context.Context, folder string, only ...string) (Manifest, error) {
+	c, err := OpenCheckpoint(folder)
+	if err != nil {
+		m, _ := ReadManifest(folder) // it may be whole, of another step than the folder's name says
+		return m, err
+	}
+	return c.Manifest, errors.Join(c.Verify(ctx, only...), c.Close())
+}
+
+// Verify compares a checkpoint with its manifest: exactly the files that
 // it lists, each with its size and CRC-32C, and the step that its name says. Errors
 // name the file and wrap ErrDamaged; those of ctx do not. With names given, of the files
 // that hold tensors only those are read, of ranks' files the state that
 // safetensors.FileName stands for and all headers; see AsLoaded. All others are compared
 // whatever is given: they are small, and what reads a model reads any of them.
-func Verify(ctx context.Context, folder string, only ...string) (Manifest, error) {
-	m, err := ReadManifest(folder)
-	if err != nil {
-		return m, err
-	}
-	if e, _ := Stat(folder); e.Err != nil {
-		return m, e.Err
-	}
-	if err := m.exactly(folder); err != nil {
-		return m, err
+func (c *Checkpoint) Verify(ctx context.Context, only ...string) error {
+	m := c.Manifest
+	if err := c.exactly(); err != nil {
+		return err
 	}
 	if m.Version >= sharded {
-		if err := verifyParts(ctx, folder, m, only); err != nil {
-			return m, err
+		if err := c.verifyParts(ctx, only); err != nil {
+			return err
 		}
 	}
 	if slices.Equal(only, []string{headersAlone}) {
@@ -46,18 +50,16 @@ func Verify(ctx context.Context, folder string, only ...string) (Manifest, error
 		if want.Header > 0 || len(only) > 0 && filepath.Ext(want.Name) == tensorsExt && !slices.Contains(only, want.Name) {
 			continue
 		}
-		if err := want.read(ctx, folder, io.Discard); err != nil {
-			return m, err
+		if err := c.copy(ctx, want, io.Discard); err != nil {
+			return err
 		}
 	}
-	return m, nil
+	return nil
 }
 
-// Whole compares a checkpoint's folder with its manifest as Verify does, but for the
+// Whole compares a checkpoint with its manifest as Verify does, but for the
 // extents of ranks' files, which are compared as they are loaded.
-func Whole(ctx context.Context, folder string) (Manifest, error) {
-	return Verify(ctx, folder, headersAlone)
-}
+func (c *Checkpoint) Whole(ctx context.Context) error { return c.Verify(ctx, headersAlone) }
 
 // headersAlone is the name of no file: see Whole.
 const headersAlone = "/"
@@ -68,17 +70,18 @@ const headersAlone = "/"
 const AsLoaded = "/loaded"
 
 // verifyParts reads the ranks' files: all of them, the parameters alone, or headers.
-func verifyParts(ctx context.Context, folder string, m Manifest, only []string) error {
-	s, err := openStates(folder, m)
+func (c *Checkpoint) verifyParts(ctx context.Context, only []string) error {
+	s, err := c.States()
 	if err != nil {
 		return err
 	}
 	if len(only) == 0 {
-		err = s.verify(ctx, "")
-	} else if slices.Contains(only, safetensors.FileName) {
-		err = s.verify(ctx, ModelState)
+		return s.verify(ctx, "")
 	}
-	return errors.Join(err, s.Close())
+	if slices.Contains(only, safetensors.FileName) {
+		return s.verify(ctx, ModelState)
+	}
+	return nil
 }
 
 // verify compares the extents of one state with their checksums, or of all, "".
@@ -107,24 +110,21 @@ func (s *States) verify(ctx context.Context, only string) error {
 	return nil
 }
 
-// exactly compares the names in a folder with the manifest's.
-func (m *Manifest) exactly(folder string) error {
-	entries, err := filesys.ReadDir(folder)
+// exactly compares the names in the folder with the manifest's. A listed file that was
+// opened is there, whoever has taken its name away since.
+func (c *Checkpoint) exactly() error {
+	names, err := c.f.Names()
 	if err != nil {
 		return faulty(err)
 	}
-	found := map[string]bool{}
-	for _, e := range entries {
-		found[e.Name()] = true
-	}
-	for _, f := range m.Files {
-		if !found[f.Name] {
-			return fmt.Errorf("%w: %s is missing", ErrDamaged, filepath.Join(folder, f.Name))
+	for _, f := range c.Manifest.Files {
+		if errors.Is(c.files[f.Name].err, fs.ErrNotExist) {
+			return fmt.Errorf("%w: %s is missing", ErrDamaged, filepath.Join(c.Folder, f.Name))
 		}
 	}
-	for _, e := range entries {
-		if _, ok := m.file(e.Name()); !ok && ours(e.Name()) {
-			return fmt.Errorf("%w: %s is not in its manifest", ErrDamaged, filepath.Join(folder, e.Name()))
+	for _, name := range names {
+		if _, ok := c.Manifest.file(name); !ok && ours(name) {
+			return fmt.Errorf("%w: %s is not in its manifest", ErrDamaged, filepath.Join(c.Folder, name))
 		}
 	}
 	return nil
@@ -140,14 +140,14 @@ func ours(name string) bool {
 	return name[0] != '.' && name != manifestName && (ext == tensorsExt || ext == ".json")
 }
 
-// read compares a file with what the manifest says of it, and hands its bytes to w.
-func (want File) read(ctx context.Context, folder string, w io.Writer) error {
-	path := filepath.Join(folder, want.Name)
-	f, err := want.opened(folder)
+// copy compares a file with what the manifest says of it, and hands its bytes to w.
+func (c *Checkpoint) copy(ctx context.Context, want File, w io.Writer) error {
+	path := filepath.Join(c.Folder, want.Name)
+	file, err := c.file(want)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	f := io.NewSectionReader(file, 0, want.Bytes)
 	h := crc32.New(castagnoli)
 	buf := make([]byte, min(1<<20, want.Bytes))
 	for n := int64(0); n < want.Bytes; {

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"path/filepath"
 	"slices"
 	"strings"
 	"unsafe"
@@ -31,12 +30,12 @@ func (e *NonFinite) Error() string {
 
 // writeRest writes blobs and the manifest into a folder whose other files are there
 // and synced, and syncs all of it.
-func writeRest(folder string, m Manifest, parts []File, blobs []Blob) (Manifest, error) {
+func writeRest(in filesys.Folder, m Manifest, parts []File, blobs []Blob) (Manifest, error) {
 	m.Version, m.Files = Version, slices.Clone(parts)
 	m.Tensors = slices.Clone(m.Tensors)
 	slices.SortFunc(m.Tensors, func(a, b Tensor) int { return strings.Compare(a.Name, b.Name) })
 	for _, b := range blobs {
-		if err := writeSynced(filepath.Join(folder, b.Name), b.Data); err != nil {
+		if err := writeSynced(in, b.Name, b.Data); err != nil {
 			return m, err
 		}
 		m.Files = append(m.Files, File{Name: b.Name, Bytes: int64(len(b.Data)), CRC32C: sum(b.Data)})
@@ -51,10 +50,10 @@ func writeRest(folder string, m Manifest, parts []File, blobs []Blob) (Manifest,
 	if len(text) > maxManifest {
 		return m, fmt.Errorf("its manifest has %d bytes; at most %d are read again", len(text), maxManifest)
 	}
-	if err := writeSynced(filepath.Join(folder, manifestName), text); err != nil {
+	if err := writeSynced(in, manifestName, text); err != nil {
 		return m, err
 	}
-	return m, filesys.SyncDir(folder)
+	return m, in.Sync()
 }
 
 // Exponents of numbers as they lie in eight bytes. Where all of its bits are ones the
@@ -103,4 +102,6 @@ func (e *NonFinite) Look(start int64, v []float32) {
 	}
 }
 
-func writeSynced(path string, data []byte) error { return filesys.WriteSynced(path, data, 0o666) }
+func writeSynced(in filesys.Folder, name string, data []byte) error {
+	return filesys.WriteSynced(in, name, data, 0o666)
+}

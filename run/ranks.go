@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spillway-ml/spillway/internal/thread"
@@ -18,6 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/platform"
 )
@@ -39,6 +41,9 @@ type Ranks struct {
 	unshared error     // why there are none
 
 	trace *exec.Trace // nil: none
+
+	folders filesys.Opener                    // of checkpoints; nil: the system's
+	joined  atomic.Pointer[checkpoint.Joined] // another process's checkpoint folder
 }
 
 // Rank is one rank: its executor and the goroutine that drives it.
@@ -72,12 +77,14 @@ type RankOptions struct {
 	Opened func() error
 	// Wrap takes the place of a rank's device context. For tests of failures.
 	Wrap func(rank int, ctx device.Context) device.Context
+	// Folders opens the folder of checkpoints of another process; nil: filesys.System.
+	Folders filesys.Opener
 }
 
 // Open makes the executors of the world's local ranks. Where it fails, what was made
 // is in the result all the same, to be closed.
 func Open(o RankOptions) (*Ranks, error) {
-	rs := &Ranks{World: o.World, plan: o.Plan, timeout: o.Timeout, trace: o.Trace}
+	rs := &Ranks{World: o.World, plan: o.Plan, timeout: o.Timeout, trace: o.Trace, folders: o.Folders}
 	if err := o.World.Check(); err != nil {
 		return rs, err
 	}
@@ -217,6 +224,9 @@ func (rs *Ranks) Close() error {
 	}
 	closing.Wait()
 	rs.list = nil
+	if j := rs.joined.Swap(nil); j != nil {
+		errs = append(errs, j.Close())
+	}
 	return errors.Join(errs...)
 }
 

@@ -191,10 +191,10 @@ func (rs *Ranks) together(f func(r *Rank) error) error {
 	return nil
 }
 
-// Save writes every rank's part of a checkpoint into its folder, each in the rank's
+// Save writes every rank's part of a checkpoint, each in the rank's
 // process, and returns the files. Values that are not finite are a
 // *checkpoint.NonFinite.
-func (rs *Ranks) Save(ctx context.Context, folder string) ([]checkpoint.File, error) {
+func (rs *Ranks) Save(ctx context.Context, to *checkpoint.Pending) ([]checkpoint.File, error) {
 	files := make([]checkpoint.File, len(rs.list))
 	parts, err := rs.parts()
 	if err != nil {
@@ -202,11 +202,11 @@ func (rs *Ranks) Save(ctx context.Context, folder string) ([]checkpoint.File, er
 	}
 	err = rs.together(func(r *Rank) (err error) {
 		if e := r.elsewhere(); e != nil {
-			files[r.Slot], err = e.file(request{Verb: verbSave, Name: folder})
+			files[r.Slot], err = e.file(request{Verb: verbSave, Name: to.Name()})
 			return err
 		}
 		return r.on.Do(func() (err error) {
-			files[r.Slot], err = checkpoint.WritePart(ctx, folder, parts[r.Slot])
+			files[r.Slot], err = checkpoint.WritePart(ctx, to.Folder(), parts[r.Slot])
 			return err
 		})
 	})
@@ -243,13 +243,13 @@ func (rs *Ranks) Stage() error {
 
 // WriteStaged is Save of what was staged last. It may run beside all other methods
 // but Stage and Close.
-func (rs *Ranks) WriteStaged(ctx context.Context, folder string) ([]checkpoint.File, error) {
+func (rs *Ranks) WriteStaged(ctx context.Context, to *checkpoint.Pending) ([]checkpoint.File, error) {
 	files := make([]checkpoint.File, len(rs.list))
 	err := rs.together(func(r *Rank) (err error) {
 		if e := r.elsewhere(); e != nil {
-			files[r.Slot], err = e.file(request{Verb: verbWriteStaged, Name: folder})
+			files[r.Slot], err = e.file(request{Verb: verbWriteStaged, Name: to.Name()})
 		} else {
-			files[r.Slot], err = r.image.Write(ctx, folder)
+			files[r.Slot], err = r.image.Write(ctx, to.Folder())
 		}
 		return err
 	})
@@ -280,29 +280,54 @@ func (rs *Ranks) processes() (list []*remote) {
 	return list
 }
 
-// Sees tells whether every process has the file at path: checkpoints need a folder
-// that all of them share.
-func (rs *Ranks) Sees(path string) error {
+// Join has every other process open the checkpoint folder of a store, by its absolute path
+// there: all of them need a folder that they share.
+func (rs *Ranks) Join(path, token string) error {
 	for _, e := range rs.processes() {
-		if _, err := e.call(request{Verb: verbSees, Name: path}); err != nil {
+		if _, err := e.call(request{Verb: verbJoin, Name: path, Data: []byte(token)}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func sees(path string) error {
-	if _, err := filesys.Stat(path); err != nil {
+// join opens the leader's checkpoint folder, in which this process's ranks save.
+func (rs *Ranks) join(path, token string) error {
+	folders := rs.folders
+	if folders == nil {
+		folders = filesys.System
+	}
+	j, err := checkpoint.Join(folders, path, token)
+	if err != nil {
 		host, _ := os.Hostname()
 		return fmt.Errorf("host %s does not have it, and every rank writes its own file: give a folder that all hosts share (%w)", host, err)
 	}
+	if was := rs.joined.Swap(&j); was != nil {
+		return was.Close()
+	}
 	return nil
+}
+
+// errNotJoined is of a leader that has not said where checkpoints lie.
+var errNotJoined = errors.New("the leader has named no checkpoint folder")
+
+// within has do write into the folder of a checkpoint that the leader has begun.
+func (rs *Ranks) within(name string, do func(filesys.Folder) error) error {
+	j := rs.joined.Load()
+	if j == nil {
+		return errNotJoined
+	}
+	f, err := j.Writing(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(f), f.Close())
 }
 
 // Load gives the ranks' states their values of a checkpoint: each process reads what
 // its ranks hold. States that the checkpoint does not have stay as they are. Errors
 // wrap checkpoint.ErrDamaged where its files are at fault.
-func (rs *Ranks) Load(ctx context.Context, folder string) error {
+func (rs *Ranks) Load(ctx context.Context, from *checkpoint.Checkpoint) error {
 	others := rs.processes()
 	errs := make([]error, len(others)+1)
 	var done sync.WaitGroup
@@ -311,10 +336,10 @@ func (rs *Ranks) Load(ctx context.Context, folder string) error {
 		go func() {
 			defer crash.Guard()
 			defer done.Done()
-			_, errs[i+1] = e.call(request{Verb: verbLoad, Name: folder})
+			_, errs[i+1] = e.call(request{Verb: verbLoad, Name: from.Name})
 		}()
 	}
-	errs[0] = rs.load(ctx, folder)
+	errs[0] = rs.load(ctx, from)
 	done.Wait()
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, checkpoint.ErrDamaged) {
@@ -329,15 +354,28 @@ func (rs *Ranks) Load(ctx context.Context, folder string) error {
 	return nil
 }
 
+// loadNamed is load of a checkpoint of the leader's folder.
+func (rs *Ranks) loadNamed(ctx context.Context, name string) error {
+	j := rs.joined.Load()
+	if j == nil {
+		return errNotJoined
+	}
+	c, err := j.Open(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(rs.load(ctx, c), c.Close())
+}
+
 // load is Load of the ranks that this process runs itself.
-func (rs *Ranks) load(ctx context.Context, folder string) error {
+func (rs *Ranks) load(ctx context.Context, from *checkpoint.Checkpoint) error {
 	local := map[int]Holder{}
 	for _, r := range rs.list {
 		if r.elsewhere() == nil {
 			local[r.Index] = r
 		}
 	}
-	held, err := checkpoint.Contents(folder)
+	held, err := from.Contents()
 	if err != nil {
 		return err
 	}
@@ -350,7 +388,7 @@ func (rs *Ranks) load(ctx context.Context, folder string) error {
 	if err != nil {
 		return err
 	}
-	return checkpoint.Load(ctx, folder, wants, checkpoint.Loading{
+	return from.Load(ctx, wants, checkpoint.Loading{
 		Sink: func(state, tensor string, start int64, v []float32) error {
 			if scalars[state] {
 				return s.WriteScalar(params[tensor], loaded(state), v[0])

@@ -40,7 +40,7 @@ const (
 	verbStage       // copies it
 	verbWriteStaged // and writes that, beside what else is asked
 	verbLoad        // for all ranks of the process
-	verbSees        // whether there is a file
+	verbJoin        // to open the folder of checkpoints
 )
 
 // request is a message of the leader.

@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // Greet introduces this process to the leader and returns what it is to run. A
@@ -185,7 +186,7 @@ func (w *worker) state() *state {
 func (w *worker) do(q request) (m reply) {
 	var err error
 	if q.Verb == verbLoad { // writes to all ranks of the process, which wait
-		err = w.of.load(context.Background(), q.Name)
+		err = w.of.loadNamed(context.Background(), q.Name)
 	} else {
 		err = w.rank.on.Do(func() error { return w.serve(q, &m) })
 	}
@@ -234,8 +235,8 @@ func (w *worker) serve(q request, m *reply) (err error) {
 		return err
 	case verbSave, verbStage:
 		return w.save(q, m)
-	case verbSees:
-		return sees(q.Name)
+	case verbJoin:
+		return w.of.join(q.Name, string(q.Data))
 	case verbTrace:
 		if w.of.trace == nil {
 			return errors.New("the leader asks for a trace, and there is none")
@@ -255,16 +256,22 @@ func (w *worker) save(q request, m *reply) error {
 	if q.Verb == verbStage {
 		return w.rank.image.Stage(part)
 	}
-	f, err := checkpoint.WritePart(context.Background(), q.Name, part)
-	m.File = &f
-	return err
+	return w.of.within(q.Name, func(in filesys.Folder) error {
+		f, err := checkpoint.WritePart(context.Background(), in, part)
+		m.File = &f
+		return err
+	})
 }
 
 // writeStaged writes what was staged and answers, while the rank goes on.
 func (w *worker) writeStaged(q request) {
 	defer crash.Guard()
 	defer w.writing.Done()
-	f, err := w.rank.image.Write(context.Background(), q.Name)
+	var f checkpoint.File
+	err := w.of.within(q.Name, func(in filesys.Folder) (err error) {
+		f, err = w.rank.image.Write(context.Background(), in)
+		return err
+	})
 	_ = w.link.send(reply{ID: q.ID, File: &f, Err: toWire(err, failRun)}) // a leader that has gone needs no answer
 }
 

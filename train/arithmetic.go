@@ -35,12 +35,12 @@ func otherArithmetic(name string, was runRecord, now, precision string) string {
 		name, was.Arithmetic, now)
 }
 
-// computedInFP32 is the line of generate and eval, which compute in fp32, about weights
-// that were trained or are stored in 16 bits; "": neither.
-func computedInFP32(path string, r checkpoint.Tensors, names []string) string {
-	if m, err := checkpoint.ReadManifest(path); err == nil {
+// computedInFP32 is the line of generate and eval, which compute in fp32, about weights, of a
+// checkpoint or of a model's folder (nil), that were trained or are stored in 16 bits; "": neither.
+func computedInFP32(saved *checkpoint.Checkpoint, r checkpoint.Tensors, names []string) string {
+	if saved != nil {
 		var was runRecord
-		if json.Unmarshal(m.Run, &was) != nil {
+		if json.Unmarshal(saved.Manifest.Run, &was) != nil {
 			return ""
 		}
 		if p := was.Settings["precision"]; p == "bf16" || p == "fp16" {

@@ -11,28 +11,41 @@ import (
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 )
 
 // lookAtCheckpoints refuses, before anything is made, what the folder of
 // checkpoints can't be used for: a start beside the checkpoints of another run,
 // and a second process.
-func lookAtCheckpoints(c *config.Config) error {
+func lookAtCheckpoints(c *request) error {
 	if c.Checkpoint == "" {
 		return nil
 	}
-	if err := checkpoint.Held(c.Checkpoint); err != nil {
-		return fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, err)
+	d, err := checkpoint.OpenDir(c.opener(), c.Checkpoint)
+	if err == nil {
+		err = d.Held()
 	}
-	return refuseUsed(c)
+	if err != nil {
+		return fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, errors.Join(err, d.Close()))
+	}
+	return errors.Join(refuseUsed(&c.Config, d), d.Close())
+}
+
+// opener opens the folder of checkpoints.
+func (q *request) opener() filesys.Opener {
+	if q.folders != nil {
+		return q.folders
+	}
+	return filesys.System
 }
 
 // refuseUsed refuses a start beside checkpoints that it would not go on from.
-func refuseUsed(c *config.Config) error {
+func refuseUsed(c *config.Config, d checkpoint.Dir) error {
 	if c.Resume {
 		return nil
 	}
-	entries, err := checkpoint.Scan(c.Checkpoint)
+	entries, err := d.Scan()
 	if err != nil {
 		return fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, err)
 	}
@@ -54,13 +67,16 @@ func (t *Trainer) openStore() error {
 	if c.Checkpoint == "" {
 		return nil
 	}
-	s, err := checkpoint.Open(c.Checkpoint, checkpoint.Options{Keep: c.Keep, Mark: c.CheckpointMark})
+	s, err := checkpoint.Open(c.Checkpoint, checkpoint.Options{Keep: c.Keep, Mark: c.CheckpointMark, Folders: c.folders})
 	if err != nil {
 		return fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, err)
 	}
 	t.store = s
-	if err := refuseUsed(&c.Config); err != nil {
+	if err := refuseUsed(&c.Config, s.Dir()); err != nil {
 		return err
+	}
+	for _, note := range s.Notes() {
+		t.cfg.Warnf("Config.Checkpoint: %s", note)
 	}
 	if t.data, err = t.train.fingerprint(); err != nil {
 		return fmt.Errorf("Config.Data: %w", err)
@@ -116,7 +132,7 @@ func (t *Trainer) write(ctx context.Context, m checkpoint.Manifest, files []chec
 	if err != nil {
 		return checkpoint.Entry{}, err
 	}
-	parts, err := t.ranks.Save(ctx, p.Folder())
+	parts, err := t.ranks.Save(ctx, p)
 	if err != nil {
 		return checkpoint.Entry{}, p.Abort(err)
 	}
@@ -185,14 +201,14 @@ func (t *Trainer) resume(ctx context.Context) (bool, error) {
 // choose finds the checkpoint that the run goes on from, by its name not one of those
 // that turned out damaged.
 func (t *Trainer) choose(ctx context.Context, damaged map[string]error) (checkpoint.Choice, error) {
-	return checkpoint.ChooseBy(t.cfg.Checkpoint, func(e checkpoint.Entry) error {
+	return t.store.Dir().ChooseBy(func(e *checkpoint.Checkpoint) error {
 		if err := damaged[e.Name]; err != nil {
 			return err
 		}
-		if _, err := checkpoint.Whole(ctx, e.Folder); err != nil {
+		if err := e.Whole(ctx); err != nil {
 			return err
 		}
-		return t.expect(e)
+		return t.expect(e.Entry)
 	})
 }
 
@@ -208,7 +224,13 @@ func (t *Trainer) resumeFrom(ctx context.Context, choice checkpoint.Choice) erro
 		tell()
 		return t.refuseLoop(choice)
 	}
-	was, err := t.sameRun(choice)
+	saved, err := t.store.Dir().Open(choice.Name)
+	if err != nil {
+		tell()
+		return fmt.Errorf("resume: %w", err)
+	}
+	defer saved.Close() // it was read alone
+	was, err := t.sameRun(saved)
 	if err == nil {
 		err = t.seek(choice, was)
 	}
@@ -216,7 +238,7 @@ func (t *Trainer) resumeFrom(ctx context.Context, choice checkpoint.Choice) erro
 		err = t.refuseLoop(choice)
 	}
 	if err == nil {
-		err = t.restore(ctx, choice)
+		err = t.restore(ctx, saved)
 	}
 	if errors.Is(err, checkpoint.ErrDamaged) {
 		return err // told when another one is taken in its place
@@ -239,9 +261,9 @@ func (t *Trainer) resumeFrom(ctx context.Context, choice checkpoint.Choice) erro
 }
 
 // sameRun refuses a checkpoint whose states mean something else than this run's.
-func (t *Trainer) sameRun(choice checkpoint.Choice) (was runRecord, err error) {
-	folder := choice.Folder
-	if err := json.Unmarshal(choice.Manifest.Run, &was); err != nil {
+func (t *Trainer) sameRun(saved *checkpoint.Checkpoint) (was runRecord, err error) {
+	folder := saved.Folder
+	if err := json.Unmarshal(saved.Manifest.Run, &was); err != nil {
 		return was, fmt.Errorf("resume: %w: %s: %w", checkpoint.ErrDamaged, folder, err)
 	}
 	if want := t.cfg.UpdateRule().Name; was.Optimizer != want {
@@ -254,9 +276,13 @@ func (t *Trainer) sameRun(choice checkpoint.Choice) (was runRecord, err error) {
 	if t.cfg.Own.Model != nil {
 		return was, nil // its parameters are held against the model's one by one
 	}
-	c, err := hfconfig.Read(filepath.Join(folder, hfconfig.FileName))
+	text, err := saved.Read(hfconfig.FileName)
 	if err != nil {
 		return was, fmt.Errorf("resume: %w", err)
+	}
+	c, err := hfconfig.Parse(text)
+	if err != nil {
+		return was, fmt.Errorf("resume: %s: %w", filepath.Join(folder, hfconfig.FileName), err)
 	}
 	if !c.SameModel(t.cfg.model) {
 		return was, config.RefuseField("Model", "resume: the checkpoint %s holds another model than Config.Model %s", folder, t.cfg.Model)

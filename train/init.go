@@ -149,45 +149,94 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 // loadFrom loads from what path stands for once its config and these weights are
 // verified.
 func (t *Trainer) loadFrom(ctx context.Context, field, given, weights string) error {
-	path, passed, err := checkpoint.Resolve(ctx, given, hfconfig.FileName, weights)
+	saved, passed, err := checkpoint.Take(ctx, t.cfg.opener(), given, hfconfig.FileName, weights)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", field, given, err)
 	}
+	if saved == nil {
+		return t.loadModel(ctx, field, given)
+	}
+	err = t.loadSaved(ctx, saved)
+	if err = errors.Join(err, saved.Close()); err != nil {
+		return fmt.Errorf("%s %s: %w", field, saved.Folder, err)
+	}
+	for _, p := range passed {
+		t.cfg.Warnf("%s: %s", field, p)
+	}
+	return nil
+}
+
+// loadModel loads a model's file or folder.
+func (t *Trainer) loadModel(ctx context.Context, field, path string) error {
 	st, err := os.Stat(path)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", field, path, err)
 	}
 	if st.IsDir() {
-		if c, err := hfconfig.Read(filepath.Join(path, "config.json")); err == nil && t.cfg.Own.Model == nil && !c.SameModel(t.cfg.model) {
-			return fmt.Errorf("Config.Init %s: its config.json describes another model than Config.Model %s", path, t.cfg.Model)
+		if c, err := hfconfig.Read(filepath.Join(path, "config.json")); err == nil {
+			if err := t.describes(path, c); err != nil {
+				return err
+			}
 		}
 	}
-	r, err := checkpoint.OpenWeights(path)
+	r, err := safetensors.Open(path)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", field, path, err)
 	}
 	defer r.Close()
 	names, err := t.match(r)
-	if err != nil {
-		return fmt.Errorf("%s %s: %w", field, path, err)
-	}
-	if e, ok := checkpoint.Stat(path); ok && e.Err == nil {
-		err = t.loadCheckpoint(ctx, path, names)
-	} else {
+	if err == nil {
 		err = t.loadTensors(ctx, r, names)
 	}
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", field, path, err)
 	}
-	for _, p := range passed {
-		t.cfg.Warnf("%s: %s", field, p)
-	}
-	if t.cfg.Inference {
-		if line := computedInFP32(path, r, names); line != "" {
-			t.note("%s", line)
+	t.noteFP32(nil, r, names)
+	return nil
+}
+
+// loadSaved loads the parameters of a checkpoint.
+func (t *Trainer) loadSaved(ctx context.Context, saved *checkpoint.Checkpoint) error {
+	if text, err := saved.Read(hfconfig.FileName); err == nil {
+		c, err := hfconfig.Parse(text)
+		if err == nil {
+			err = t.describes(saved.Folder, c)
+		}
+		if err != nil {
+			return err
 		}
 	}
+	r, err := saved.State(checkpoint.ModelState)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	names, err := t.match(r)
+	if err == nil {
+		err = t.loadCheckpoint(ctx, saved, names)
+	}
+	if err == nil {
+		t.noteFP32(saved, r, names)
+	}
+	return err
+}
+
+// describes refuses weights whose config is of another model than the run's.
+func (t *Trainer) describes(path string, c hfconfig.Config) error {
+	if t.cfg.Own.Model == nil && !c.SameModel(t.cfg.model) {
+		return fmt.Errorf("Config.Init %s: its config.json describes another model than Config.Model %s", path, t.cfg.Model)
+	}
 	return nil
+}
+
+// noteFP32 notes of weights in 16 bits that generate and eval compute in fp32.
+func (t *Trainer) noteFP32(saved *checkpoint.Checkpoint, r checkpoint.Tensors, names []string) {
+	if !t.cfg.Inference {
+		return
+	}
+	if line := computedInFP32(saved, r, names); line != "" {
+		t.note("%s", line)
+	}
 }
 
 // loadTensors reads the parameters, which have these names in r.
@@ -213,7 +262,7 @@ func nothingStarts(odd *checkpoint.NonFinite) error {
 }
 
 // loadCheckpoint is loadTensors of a checkpoint: read ahead, compared with its checksums.
-func (t *Trainer) loadCheckpoint(ctx context.Context, folder string, names []string) error {
+func (t *Trainer) loadCheckpoint(ctx context.Context, saved *checkpoint.Checkpoint, names []string) error {
 	index := map[string]int{}
 	odd := make([]checkpoint.NonFinite, len(names))
 	wants := make([]checkpoint.Want, len(names))
@@ -223,7 +272,7 @@ func (t *Trainer) loadCheckpoint(ctx context.Context, folder string, names []str
 		wants[i] = checkpoint.Want{State: checkpoint.ModelState, Tensor: name, N: n}
 		odd[i] = checkpoint.NonFinite{Tensor: name, Of: n}
 	}
-	err := checkpoint.Load(ctx, folder, wants, checkpoint.Loading{Sink: func(_, tensor string, start int64, v []float32) error {
+	err := saved.Load(ctx, wants, checkpoint.Loading{Sink: func(_, tensor string, start int64, v []float32) error {
 		i := index[tensor]
 		odd[i].Look(start, v)
 		return t.states.Write(i, "value", start, v)

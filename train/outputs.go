@@ -2,18 +2,18 @@ package train
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
 
 	"github.com/spillway-ml/spillway/checkpoint"
-	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/outputs"
 )
 
 // refuseOverwriting refuses an output that is an input of the run, a file of its
 // checkpoints or another output, before anything is touched.
-func refuseOverwriting(c *config.Config) error {
+func refuseOverwriting(c *request) error {
 	if err := refuseForeign(c.Metrics); err != nil {
 		return err
 	}
@@ -23,7 +23,12 @@ func refuseOverwriting(c *config.Config) error {
 	if c.Checkpoint == "" {
 		return outputs.Check(out, in)
 	}
-	entries, err := checkpoint.Scan(c.Checkpoint)
+	d, err := checkpoint.OpenDir(c.opener(), c.Checkpoint)
+	var entries []checkpoint.Entry
+	if err == nil {
+		entries, err = d.Scan()
+		err = errors.Join(err, d.Close())
+	}
 	if err != nil {
 		return fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, err)
 	}

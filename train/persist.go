@@ -40,8 +40,8 @@ func (t *Trainer) expect(c checkpoint.Entry) error {
 
 // restore loads every state of every parameter. Parameters that were frozen when it
 // was saved have none of the optimizer's there: theirs stay zero.
-func (t *Trainer) restore(ctx context.Context, c checkpoint.Choice) error {
-	held, err := checkpoint.Contents(c.Folder)
+func (t *Trainer) restore(ctx context.Context, c *checkpoint.Checkpoint) error {
+	held, err := c.Contents()
 	if err != nil {
 		return fmt.Errorf("resume: %w", err)
 	}
@@ -69,7 +69,7 @@ func (t *Trainer) restore(ctx context.Context, c checkpoint.Choice) error {
 			return fmt.Errorf("resume: %s: tensor %q has shape %v; the model needs %v", c.Folder, name, tensor.Shape, p.Params[i].Shape)
 		}
 	}
-	if err := t.ranks.Load(ctx, c.Folder); errors.Is(err, checkpoint.ErrDamaged) {
+	if err := t.ranks.Load(ctx, c); errors.Is(err, checkpoint.ErrDamaged) {
 		return err // it names the file
 	} else if err != nil {
 		return fmt.Errorf("resume from %s: %w", c.Folder, err)

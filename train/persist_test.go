@@ -96,7 +96,9 @@ func files(t *testing.T, folder string) map[string]string {
 	t.Helper()
 	m, err := checkpoint.Verify(context.Background(), folder)
 	require.NoError(t, err)
-	s, err := checkpoint.OpenStates(folder)
+	openedS, err := checkpoint.OpenCheckpoint(folder)
+	require.NoError(t, err)
+	s, err := openedS.States()
 	require.NoError(t, err)
 	all := map[string]string{}
 	for _, tensor := range m.Tensors {

@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/rollcall"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
@@ -55,6 +56,8 @@ type Job struct {
 
 	cuda *gpu.Parts // takes the place of hooks.cuda, for tests
 
+	folders filesys.Opener // see In
+
 	heard   bool        // something of each process
 	greeted bool        // the leader has heard who the others are
 	perHost int         // neighbouring ranks that each host has; 0: they differ, or nobody says
@@ -62,6 +65,10 @@ type Job struct {
 	disk    *hostMemory // the same of the folder of the disk tier
 	dismiss sync.Once
 }
+
+// In has a process that lends its ranks save them in other folders than the system's. It is
+// for tests.
+func (j *Job) In(folders filesys.Opener) { j.folders = folders }
 
 // jobOf is the job whose processes the ranks of a run are in; nil: there is none.
 func jobOf(c *config.Config) *Job {
@@ -374,7 +381,7 @@ func (t *Trainer) lend(ctx context.Context, q request, program string, threads i
 		trace = exec.NewTrace(traceSpans)
 	}
 	t.ranks, err = run.Open(run.RankOptions{World: world(&t.cfg.Config), Plan: t.plan, Platform: t.platform, Trace: trace, Meter: t.cfg.Measure, Poison: t.cfg.poison, Timeout: t.cfg.Timeout,
-		Graphs: t.cfg.WithoutGraphs() == "", Warn: t.cfg.WarnOnce()})
+		Graphs: t.cfg.WithoutGraphs() == "", Warn: t.cfg.WarnOnce(), Folders: t.job.folders})
 	return err
 }
 

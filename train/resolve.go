@@ -6,6 +6,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/platform/gpu"
@@ -28,6 +29,8 @@ type hooks struct {
 	// checkWrites runs one kernel at a time and looks for writes outside of what it
 	// declares, on all ranks. Very slow.
 	checkWrites bool
+	// folders opens the folder of checkpoints; nil: filesys.System.
+	folders filesys.Opener
 	// wrapDisk puts something between the disk tier and its files.
 	wrapDisk func(rank int, f store.RawFile) store.RawFile
 	// wrapDevice takes the place of a rank's device context.

@@ -306,7 +306,9 @@ func TestResumeWantsEveryState(t *testing.T) {
 	require.NoError(t, err)
 	config, err := os.ReadFile(filepath.Join(folder+"-old", "config.json"))
 	require.NoError(t, err)
-	old, err := checkpoint.OpenStates(folder + "-old")
+	openedOLD, err := checkpoint.OpenCheckpoint(folder + "-old")
+	require.NoError(t, err)
+	old, err := openedOLD.States()
 	require.NoError(t, err)
 	defer old.Close()
 	part := &checkpoint.Part{Of: 1}

@@ -14,13 +14,23 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// roomy is the system's file system with so much free.
+// roomy is a folder of the system, and an opener of it, with so much free.
 type roomy struct {
-	filesys.FS
-	room filesys.Room
+	filesys.Folder
+	room *filesys.Room
 }
 
-func (r *roomy) Room(string) (filesys.Room, error) { return r.room, nil }
+func (r roomy) Room() (filesys.Room, error) { return *r.room, nil }
+
+func (r roomy) Open(path string) (f filesys.Folder, err error) {
+	r.Folder, err = filesys.Open(path)
+	return r, err
+}
+
+func (r roomy) Sub(name string) (f filesys.Folder, err error) {
+	r.Folder, err = r.Folder.Sub(name)
+	return r, err
+}
 
 // A run whose checkpoints have no room is refused before its ranks are opened, with
 // what is needed and free; one that has room for some of them is warned; and what
@@ -29,11 +39,11 @@ func TestRoomForCheckpoints(t *testing.T) {
 	c := saving(t, 4)
 	dir := filepath.Join(c.Checkpoint, "ck")
 	c.Checkpoint = dir
-	disk := &roomy{filesys.OS, filesys.Room{Free: 1 << 40, Most: 1 << 40}}
-	t.Cleanup(filesys.Mount(dir, disk))
+	disk := roomy{room: &filesys.Room{Free: 1 << 40, Most: 1 << 40}}
+	c.folders = disk
 	begin := func(steps, every, keep int, resume bool, free int64) (warned []string, err error) {
 		c := c
-		disk.room = filesys.Room{Free: free, Most: free}
+		*disk.room = filesys.Room{Free: free, Most: free}
 		c.Steps, c.SaveEvery, c.Keep, c.Resume = steps, every, keep, resume
 		c.Warn = func(text string) { warned = append(warned, text) }
 		tr, err := c.start(context.Background())

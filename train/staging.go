@@ -148,7 +148,7 @@ func (t *Trainer) saveAside(ctx context.Context) error {
 			s.err = err
 			return
 		}
-		parts, err := ranks.WriteStaged(ctx, p.Folder())
+		parts, err := ranks.WriteStaged(ctx, p)
 		if err != nil {
 			s.err = p.Abort(err)
 			return

@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/internal/testkit/folders"
 )
 
 // Checkpoints that are written beside the steps hold what those of a stalled run do,
@@ -90,11 +91,20 @@ func TestStagingIsInThePlan(t *testing.T) {
 	require.ErrorContains(t, c.Validate(), "Config.AsyncSave")
 }
 
-// heldSyncs is a file system whose syncs wait for a gate, where there is one.
+// heldSyncs has folders whose syncs wait for a gate, where there is one.
 type heldSyncs struct {
-	filesys.FS
 	mu   sync.Mutex
 	gate chan struct{}
+}
+
+type heldFolder struct {
+	filesys.Folder
+	of *heldSyncs
+}
+
+func (h heldFolder) Sub(name string) (filesys.Folder, error) {
+	f, err := h.Folder.Sub(name)
+	return heldFolder{f, h.of}, err
 }
 
 func (h *heldSyncs) hold() (release func()) {
@@ -113,17 +123,17 @@ func (h *heldSyncs) wait() {
 	}
 }
 
-func (h *heldSyncs) OpenFile(path string, flag int, perm os.FileMode) (filesys.File, error) {
-	f, err := h.FS.OpenFile(path, flag, perm)
+func (h heldFolder) OpenFile(name string, flag int, perm os.FileMode) (filesys.File, error) {
+	f, err := h.Folder.OpenFile(name, flag, perm)
 	if err != nil {
 		return nil, err
 	}
-	return &heldFile{f, h}, nil
+	return &heldFile{f, h.of}, nil
 }
 
-func (h *heldSyncs) SyncDir(path string) error {
-	h.wait()
-	return h.FS.SyncDir(path)
+func (h heldFolder) Sync() error {
+	h.of.wait()
+	return h.Folder.Sync()
 }
 
 type heldFile struct {
@@ -140,9 +150,10 @@ func (f *heldFile) Sync() error {
 // confirmation and of what is removed after it. The next save does.
 func TestStepsDoNotWaitForTheDisk(t *testing.T) {
 	dir := scratch(t)
-	h := &heldSyncs{FS: filesys.NewMemory(dir)}
-	defer filesys.Mount(dir, h)()
+	h := &heldSyncs{}
+	disk := folders.At(heldFolder{folders.NewMemory(dir).Folder(), h})
 	c := tiny("gpt2")
+	c.folders = disk
 	c.Steps, c.SaveEvery, c.Keep, c.AsyncSave, c.Checkpoint = 7, 2, 1, config.AsyncOn, filepath.Join(dir, "ck")
 	release := func() {}
 	require.NoError(t, func() error {
@@ -169,11 +180,13 @@ func TestStepsDoNotWaitForTheDisk(t *testing.T) {
 		})
 		return errors.Join(err, tr.Close())
 	}())
-	list, err := checkpoint.List(c.Checkpoint)
+	d, err := checkpoint.OpenDir(disk, c.Checkpoint)
+	require.NoError(t, err)
+	list, err := d.Scan()
 	require.NoError(t, err)
 	var names []string
-	for _, folder := range list {
-		names = append(names, filepath.Base(folder))
+	for _, e := range list {
+		names = append(names, e.Name)
 	}
 	require.Equal(t, []string{"step-00000006", "step-00000007"}, names)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/offload/store"
@@ -164,6 +165,11 @@ func New(ctx context.Context, cfg config.Config) (*Trainer, error) {
 	return request{Config: cfg}.start(ctx)
 }
 
+// NewIn is New with the checkpoints in other folders than the system's. It is for tests.
+func NewIn(ctx context.Context, cfg config.Config, folders filesys.Opener) (*Trainer, error) {
+	return request{Config: cfg, hooks: hooks{folders: folders}}.start(ctx)
+}
+
 func (q request) start(ctx context.Context) (*Trainer, error) {
 	if err := cmp.Or(ctx.Err(), level.Err(), q.Runnable(), q.Validate()); err != nil {
 		return nil, err
@@ -171,7 +177,7 @@ func (q request) start(ctx context.Context) (*Trainer, error) {
 	if q.Checkpoint == "" && strings.EqualFold(q.AsyncSave, config.AsyncOn) { // a plan may ask what it takes
 		return nil, config.Refuse("Config.AsyncSave on needs Config.Checkpoint: the folder to save to")
 	}
-	err := cmp.Or(refuseOverwriting(&q.Config), lookAtCheckpoints(&q.Config))
+	err := cmp.Or(refuseOverwriting(&q), lookAtCheckpoints(&q))
 	if err != nil {
 		return nil, err
 	}
@@ -322,9 +328,9 @@ func (t *Trainer) openAll(ctx context.Context) error {
 			return err
 		}
 	}
-	lock, err := filepath.Abs(filepath.Join(cfg.Checkpoint, checkpoint.OwnFiles()[0]))
+	path, err := filepath.Abs(t.store.Dir().Path())
 	if err == nil {
-		err = t.ranks.Sees(lock)
+		err = t.ranks.Join(path, t.store.Token())
 	}
 	if errors.Is(err, ErrLost) {
 		return fmt.Errorf("Config.Checkpoint %s: %w", cfg.Checkpoint, err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 	trainer "github.com/spillway-ml/spillway/train"
@@ -74,24 +75,24 @@ func empty(flag, to string) error {
 // exportModel writes the model of a checkpoint, or of the newest whole one of a folder,
 // and returns which that was.
 func exportModel(ctx context.Context, from, to string, shard int64, stderr io.Writer) (folder string, err error) {
-	folder, passed, err := checkpoint.Resolve(ctx, from, hfconfig.FileName, safetensors.FileName)
+	c, passed, err := checkpoint.Take(ctx, filesys.System, from, hfconfig.FileName, safetensors.FileName)
 	if err != nil {
 		return "", err
 	}
+	if c == nil {
+		return "", fmt.Errorf("ckpt export: %.80q is a model's folder already; a checkpoint or a checkpoint folder is needed", from)
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
 	for _, p := range passed {
 		fmt.Fprintln(stderr, "warning:", p)
 	}
-	m, err := checkpoint.ReadManifest(folder)
-	if err != nil {
-		return "", err
-	}
 	names := []string{hfconfig.FileName, safetensors.FileName}
-	for _, f := range m.Files {
+	for _, f := range c.Manifest.Files {
 		if slices.Contains(trainer.ModelFiles(), f.Name) && f.Name != hfconfig.FileName {
 			names = append(names, f.Name)
 		}
 	}
-	return folder, checkpoint.Export(ctx, folder, to, shard, names...)
+	return c.Folder, c.Export(ctx, to, shard, names...)
 }
 
 // refuseExport refuses train's --export before there is a run: without checkpoints, in

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // mostReshard bounds `ckpt reshard --ranks`: each has a file.
@@ -48,7 +49,7 @@ func reshard(ctx context.Context, dir string, ranks int, stdout, stderr io.Write
 	for _, p := range passed {
 		fmt.Fprintln(stderr, "warning:", p)
 	}
-	if err := checkpoint.Reshard(ctx, folder, ranks); err != nil {
+	if err := checkpoint.Reshard(ctx, filesys.System, folder, ranks); err != nil {
 		var busy *checkpoint.Busy
 		if errors.As(err, &busy) {
 			return fmt.Errorf("ckpt reshard: %w", busy)

@@ -19,13 +19,13 @@ func TestRoomOfFigures(t *testing.T) {
 		want  Room
 		known bool
 	}{
-		{"a user", func(*unix.Statfs_t) {}, false, Room{10 * 4096, 10 * 4096}, true},
-		{"root", func(*unix.Statfs_t) {}, true, Room{10 * 4096, 30 * 4096}, true},
-		{"a full disk", func(s *unix.Statfs_t) { s.Bfree, s.Bavail = 0, 0 }, true, Room{}, true},
+		{"a user", func(*unix.Statfs_t) {}, false, Room{10 * 4096, 10 * 4096, 4096}, true},
+		{"root", func(*unix.Statfs_t) {}, true, Room{10 * 4096, 30 * 4096, 4096}, true},
+		{"a full disk", func(s *unix.Statfs_t) { s.Bfree, s.Bavail = 0, 0 }, true, Room{Block: 4096}, true},
 		{"without figures", func(s *unix.Statfs_t) { s.Blocks, s.Bfree, s.Bavail = 0, 0, 0 }, false, Room{}, false},
 		{"a network's zero", func(s *unix.Statfs_t) { s.Type, s.Bfree, s.Bavail = unix.FUSE_SUPER_MAGIC, 0, 0 }, false, Room{}, false},
-		{"a network's figures", func(s *unix.Statfs_t) { s.Type = unix.NFS_SUPER_MAGIC }, false, Room{10 * 4096, 10 * 4096}, true},
-		{"without end", func(s *unix.Statfs_t) { s.Bfree, s.Bavail = math.MaxUint64, math.MaxUint64 }, true, Room{math.MaxInt64, math.MaxInt64}, true},
+		{"a network's figures", func(s *unix.Statfs_t) { s.Type = unix.NFS_SUPER_MAGIC }, false, Room{10 * 4096, 10 * 4096, 4096}, true},
+		{"without end", func(s *unix.Statfs_t) { s.Bfree, s.Bavail = math.MaxUint64, math.MaxUint64 }, true, Room{math.MaxInt64, math.MaxInt64, 4096}, true},
 	} {
 		s := disk
 		c.edit(&s)
@@ -38,12 +38,8 @@ func TestRoomOfFigures(t *testing.T) {
 // A folder that is not there yet has the room of the nearest above it.
 func TestRoomOfAFolderToBeMade(t *testing.T) {
 	dir := t.TempDir()
-	_, known := RoomAt(dir)
+	_, known := RoomAt(System, dir)
 	require.True(t, known)
-	_, known = RoomAt(filepath.Join(dir, "a", "b"))
+	_, known = RoomAt(System, filepath.Join(dir, "a", "b"))
 	require.True(t, known)
-	memory := NewMemory(filepath.Join(dir, "m"))
-	t.Cleanup(Mount(filepath.Join(dir, "m"), memory))
-	_, known = RoomAt(filepath.Join(dir, "m", "a"))
-	require.False(t, known)
 }

@@ -13,8 +13,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/nearest"
+	"github.com/spillway-ml/spillway/internal/regular"
 )
 
 // Arch is an architecture: a forward program with its parameters.
@@ -111,7 +111,7 @@ const maxFileBytes = 1 << 20
 // Read reads the config.json at path, or in the folder at path. Errors name
 // the file and the key.
 func Read(path string) (Config, error) {
-	if st, err := filesys.Stat(path); err == nil && st.IsDir() {
+	if st, err := os.Stat(path); err == nil && st.IsDir() {
 		path = filepath.Join(path, FileName)
 	}
 	data, err := readLimited(path)
@@ -127,7 +127,7 @@ func Read(path string) (Config, error) {
 
 func readLimited(path string) ([]byte, error) {
 	// Looked at before it is opened: opening a pipe would wait for its writer.
-	st, err := filesys.Stat(path)
+	st, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("read model config: %s does not exist; a model folder holds a Hugging Face %s", path, FileName)
 	}
@@ -137,7 +137,7 @@ func readLimited(path string) ([]byte, error) {
 	if !st.Mode().IsRegular() {
 		return nil, fmt.Errorf("read model config: %s is not a regular file", path)
 	}
-	f, err := filesys.OpenRegular(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("read model config: %w", err)
 	}

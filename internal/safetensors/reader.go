@@ -21,10 +21,17 @@ const (
 // Its methods may be called at the same time.
 type Reader struct {
 	path     string
-	files    []*os.File
+	files    []source
+	names    []string // their paths
 	tensors  []Tensor
 	places   map[string]place
 	metadata map[string]string
+}
+
+// source is what a Reader reads and closes.
+type source interface {
+	io.ReaderAt
+	io.Closer
 }
 
 type place struct {
@@ -64,6 +71,19 @@ func Open(path string) (*Reader, error) {
 	return r, nil
 }
 
+// OpenAs is Open of one file that is open already, of so many bytes; errors call it by
+// its path. It stays open.
+func OpenAs(path string, f io.ReaderAt, size int64) (*Reader, error) {
+	r := &Reader{path: path, places: map[string]place{}}
+	if err := r.add(path, struct {
+		io.ReaderAt
+		io.Closer
+	}{f, io.NopCloser(nil)}, size, nil); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
 // openRegular looks before it opens: opening a pipe would wait for its writer.
 func openRegular(path string) (*os.File, error) {
 	st, err := os.Stat(path)
@@ -87,12 +107,17 @@ func (r *Reader) openFile(path string, wanted map[string]bool) error {
 	if err != nil {
 		return err
 	}
-	r.files = append(r.files, f)
 	st, err := f.Stat()
 	if err != nil {
-		return fmt.Errorf("open weights: %w", err)
+		return errors.Join(fmt.Errorf("open weights: %w", err), f.Close())
 	}
-	entries, metadata, err := parseHeader(f, st.Size())
+	return r.add(path, f, st.Size(), wanted)
+}
+
+// add is openFile of a file that is open.
+func (r *Reader) add(path string, f source, size int64, wanted map[string]bool) error {
+	r.files, r.names = append(r.files, f), append(r.names, path)
+	entries, metadata, err := parseHeader(f, size)
 	if err != nil {
 		return fmt.Errorf("open weights %s: %w", path, err)
 	}
@@ -204,7 +229,7 @@ func (r *Reader) ReadFloat32(name string, start int64, dst []float32) error {
 	f, e := r.files[p.file], &p.entry
 	n := e.Elements()
 	if start < 0 || start > n || int64(len(dst)) > n-start {
-		return fmt.Errorf("read weights %s: tensor %q has %d elements; %d from %d are outside of it", f.Name(), name, n, len(dst), start)
+		return fmt.Errorf("read weights %s: tensor %q has %d elements; %d from %d are outside of it", r.names[p.file], name, n, len(dst), start)
 	}
 	if len(dst) == 0 {
 		return nil
@@ -215,13 +240,13 @@ func (r *Reader) ReadFloat32(name string, start int64, dst []float32) error {
 	case F16, BF16:
 		into = into[2*len(dst):]
 	default:
-		return fmt.Errorf("read weights %s: tensor %q is %s; it must be F32, F16 or BF16", f.Name(), name, e.DType)
+		return fmt.Errorf("read weights %s: tensor %q is %s; it must be F32, F16 or BF16", r.names[p.file], name, e.DType)
 	}
 	if _, err := f.ReadAt(into, e.begin+start*sizes[e.DType]); err != nil {
 		if errors.Is(err, io.EOF) {
 			err = errors.New("the file became shorter since it was opened")
 		}
-		return fmt.Errorf("read weights %s: tensor %q: %w", f.Name(), name, err)
+		return fmt.Errorf("read weights %s: tensor %q: %w", r.names[p.file], name, err)
 	}
 	if e.DType == F32 {
 		decode32(dst)

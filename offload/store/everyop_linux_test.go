@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/internal/testkit/folders"
 )
 
 // useTier uses the tier as a rank does: two files, written, read and compared.
@@ -54,14 +55,16 @@ func TestEveryFileOperationFailsOnce(t *testing.T) {
 		"cached":  {Block: 2 * Page, Depth: 1, Buffered: true, Cache: 4 * Page},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, trouble := range []filesys.Trouble{filesys.Broken, filesys.Full, filesys.Short} {
+			for _, trouble := range []folders.Trouble{folders.Broken, folders.Full, folders.Short} {
 				failed := 0
 				for n := 1; ; n++ {
 					dir := filepath.Join(t.TempDir(), "disk")
-					f := &filesys.Fault{FS: filesys.OS, At: n, Trouble: trouble}
-					unmount := filesys.Mount(filepath.Dir(dir), f)
-					err := useTier(dir, o)
-					unmount()
+					f := &folders.Fault{At: n, Trouble: trouble}
+					disk, err := filesys.Open(filepath.Dir(dir))
+					require.NoError(t, err)
+					o.Folders = folders.At(f.Folder(disk))
+					err = useTier(dir, o)
+					require.NoError(t, disk.Close())
 					if f.Hit() == "" {
 						require.NoError(t, err)
 						break

@@ -77,7 +77,7 @@ func TestReadOnlyFolder(t *testing.T) {
 
 	_, err = Open(filepath.Join(dir, "sub"), small())
 	require.ErrorAs(t, err, &e)
-	require.EqualError(t, err, "disk tier: make folder "+dir+"/sub: read-only file system")
+	require.EqualError(t, err, "disk tier: open folder "+dir+"/sub: read-only file system")
 }
 
 func TestFolderThatVanishes(t *testing.T) {

@@ -51,7 +51,7 @@ type File struct {
 var _ device.Disk = (*File)(nil)
 
 func (f *Folder) newFile(rank int, size int64, initial byte, cache int64) (*File, error) {
-	opened, err := openFile(f.dir, rank, f.opts)
+	opened, err := openFile(f.f, rank, f.opts)
 	if err != nil {
 		return nil, err
 	}

@@ -29,8 +29,8 @@ type opened struct {
 // ends, however it ends. Filesystems that can't do so get a file whose name is
 // taken away at once; its lock, held in between, tells removeStale that its
 // owner lives.
-func openFile(dir string, rank int, o Options) (opened, error) {
-	got := opened{name: filepath.Join(dir, fmt.Sprintf("spillway-%d-rank%d", os.Getpid(), rank)) + " (unnamed)", memAlign: 1}
+func openFile(in filesys.Folder, rank int, o Options) (opened, error) {
+	got := opened{name: filepath.Join(in.Path(), fmt.Sprintf("spillway-%d-rank%d", os.Getpid(), rank)) + " (unnamed)", memAlign: 1}
 	flags := []int{unix.O_DIRECT, 0}
 	if o.Buffered {
 		flags = flags[1:]
@@ -38,11 +38,11 @@ func openFile(dir string, rank int, o Options) (opened, error) {
 	var err error
 	for i, extra := range flags {
 		if o.named {
-			got.file, err = openNamed(dir, rank, extra)
+			got.file, err = openNamed(in, rank, extra)
 		} else {
-			got.file, err = filesys.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE|extra, 0o600)
+			got.file, err = in.OpenFile(".", os.O_RDWR|unix.O_TMPFILE|extra, 0o600)
 			if isAny(err, unix.EOPNOTSUPP, unix.EISDIR) {
-				got.file, err = openNamed(dir, rank, extra)
+				got.file, err = openNamed(in, rank, extra)
 			}
 		}
 		if err == nil {
@@ -52,6 +52,9 @@ func openFile(dir string, rank int, o Options) (opened, error) {
 		if i == 0 && len(flags) == 2 && isAny(err, unix.EINVAL) {
 			got.why = "the filesystem refuses it"
 			continue
+		}
+		if st, serr := in.Info(); serr == nil && st.Links == 0 {
+			err = unix.ENOENT // the folder was removed, for which file systems have other words
 		}
 		return got, &Error{Op: "create", File: got.name, Off: 0, Len: -1, Err: cause(err)}
 	}
@@ -81,16 +84,16 @@ func isAny(err error, list ...error) bool {
 const stalePrefix, staleSuffix = ".spillway-", ".disk"
 
 // openNamed makes a file, locks it and takes its name away.
-func openNamed(dir string, rank, extra int) (filesys.File, error) {
+func openNamed(in filesys.Folder, rank, extra int) (filesys.File, error) {
 	for range 100 {
-		path := filepath.Join(dir, fmt.Sprintf("%s%d-%d-%08x%s", stalePrefix, os.Getpid(), rank, rand.Uint32(), staleSuffix))
-		f, err := filesys.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW|extra, 0o600)
+		name := fmt.Sprintf("%s%d-%d-%08x%s", stalePrefix, os.Getpid(), rank, rand.Uint32(), staleSuffix)
+		f, err := in.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL|extra, 0o600)
 		if errors.Is(err, os.ErrExist) {
 			continue
 		}
 		if err != nil {
 			if extra != 0 && isAny(err, unix.EINVAL) {
-				_ = filesys.Remove(path) // it is made before the flag is refused
+				_ = in.Remove(name) // it is made before the flag is refused
 			}
 			return nil, err
 		}
@@ -99,7 +102,7 @@ func openNamed(dir string, rank, extra int) (filesys.File, error) {
 			_ = f.Close()
 			continue
 		}
-		if err := filesys.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := in.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, errors.Join(err, f.Close())
 		}
 		return f, nil
@@ -107,27 +110,32 @@ func openNamed(dir string, rank, extra int) (filesys.File, error) {
 	return nil, errors.New("no free name")
 }
 
-// removeStale removes files that lost their owner before they lost their name.
-// What it can't lock belongs to someone.
-func removeStale(dir string) {
-	entries, err := filesys.ReadDir(dir)
+// removeStale removes files that lost their owner before they lost their name. What it
+// can't lock belongs to someone, and so does what another user made.
+func removeStale(in filesys.Folder) {
+	names, err := in.Names()
 	if err != nil {
 		return // Create will say so
 	}
-	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), stalePrefix) || !strings.HasSuffix(e.Name(), staleSuffix) || !e.Type().IsRegular() {
+	user, known := int64(0), false
+	for _, name := range names {
+		if !strings.HasPrefix(name, stalePrefix) || !strings.HasSuffix(name, staleSuffix) {
 			continue
 		}
-		path := filepath.Join(dir, e.Name())
-		f, err := filesys.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		if !known {
+			if user, err = in.Owner(); err != nil {
+				return
+			}
+			known = true
+		}
+		f, err := in.OpenFile(name, os.O_RDWR|filesys.NoWait, 0)
 		if err != nil {
 			continue
 		}
-		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			a, errA := f.Stat()
-			b, errB := filesys.Lstat(path)
-			if errA == nil && errB == nil && filesys.SameFile(a, b) {
-				_ = filesys.Remove(path)
+		a, errA := f.Stat()
+		if errA == nil && a.Mode.IsRegular() && a.Owner == user && unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			if b, err := in.Lstat(name); err == nil && filesys.Same(a, b) {
+				_ = in.Remove(name)
 			}
 		}
 		_ = f.Close()
@@ -138,7 +146,7 @@ func removeStale(dir string) {
 // folder removes it only when nobody else has it. False: it was removed
 // meanwhile.
 func (f *Folder) lockFolder() (bool, error) {
-	d, err := filesys.Open(f.dir)
+	d, err := f.f.OpenFile(".", os.O_RDONLY, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
@@ -152,13 +160,24 @@ func (f *Folder) lockFolder() (bool, error) {
 		}
 		time.Sleep(time.Millisecond) // its maker is removing it
 	}
-	a, errA := d.Stat()
-	b, errB := filesys.Stat(f.dir)
-	if errA != nil || errB != nil || !filesys.SameFile(a, b) {
+	st, err := d.Stat()
+	if err != nil || !f.named(st) {
 		return false, d.Close()
 	}
 	f.lock = d
 	return true, nil
+}
+
+// named tells whether the folder has its path still, or another folder has it: what was
+// opened is used then.
+func (f *Folder) named(st filesys.Info) bool {
+	now, err := f.opts.Folders.Open(f.dir)
+	if err != nil {
+		return false
+	}
+	defer now.Close()
+	named, err := now.Info()
+	return err == nil && filesys.Same(st, named)
 }
 
 // alone tells whether no other job has the folder's lock; until that is closed

@@ -4,6 +4,7 @@ package store
 
 import (
 	"errors"
+	"os"
 	"runtime"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
@@ -17,14 +18,17 @@ type opened struct {
 	why      string
 }
 
-func openFile(dir string, _ int, _ Options) (opened, error) {
-	return opened{}, &Error{Op: "create a file in", File: dir, Len: -1,
+func openFile(in filesys.Folder, _ int, _ Options) (opened, error) {
+	return opened{}, &Error{Op: "create a file in", File: in.Path(), Len: -1,
 		Err: errors.New("the disk tier needs files without a name, preallocation and direct I/O as Linux has them; this is " + runtime.GOOS)}
 }
 
-func removeStale(string) {}
+func removeStale(filesys.Folder) {}
 
-func (f *Folder) lockFolder() (bool, error) { return true, nil }
+func (f *Folder) lockFolder() (ok bool, err error) {
+	f.lock, err = f.f.OpenFile(".", os.O_RDONLY, 0)
+	return err == nil, err
+}
 
 func (f *Folder) alone() bool { return true }
 

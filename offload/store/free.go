@@ -8,6 +8,6 @@ func Free(dir string) int64 {
 	if dir == "" {
 		return 0
 	}
-	room, _ := filesys.RoomAt(dir)
+	room, _ := filesys.RoomAt(filesys.System, dir)
 	return room.Free
 }

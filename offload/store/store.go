@@ -18,7 +18,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -69,6 +68,9 @@ type Options struct {
 	// Wrap puts something between the store and a rank's file: injected faults.
 	Wrap func(rank int, f RawFile) RawFile
 
+	// Folders opens the folder; nil: filesys.System.
+	Folders filesys.Opener
+
 	grace time.Duration // how long Close waits for requests; 0: closeGrace
 
 	named bool // make files with a name even where the filesystem can do without
@@ -77,9 +79,10 @@ type Options struct {
 // Folder is a process's use of the disk tier's folder. Create and Close are for
 // one goroutine at a time, transfers of its files for any.
 type Folder struct {
-	dir   string
+	f     filesys.Folder
+	dir   string // its path, for messages
 	opts  Options
-	made  []string // folders that Open made, deepest first
+	made  filesys.Made // folders that Open made
 	lock  filesys.File
 	files []*File
 	queue *queue
@@ -100,17 +103,22 @@ func Open(dir string, o Options) (*Folder, error) {
 		return nil, fmt.Errorf("disk tier: %s: %w", dir, err)
 	}
 	f := &Folder{dir: abs, opts: o, once: map[string]bool{}}
+	if f.opts.Folders == nil {
+		f.opts.Folders = filesys.System
+	}
 	for try := 0; ; try++ {
 		if err := f.makeFolder(); err != nil {
 			return nil, err
 		}
 		ok, err := f.lockFolder()
 		if err != nil {
-			f.removeMade()
-			return nil, err
+			return nil, errors.Join(err, f.drop())
 		}
 		if ok {
 			break
+		}
+		if err := f.drop(); err != nil {
+			return nil, err
 		}
 		if try == 10 { // another job removed it under our hands, again and again
 			return nil, &Error{Op: "open", File: abs, Len: -1, Err: errors.New("the folder vanishes while it is opened")}
@@ -119,8 +127,15 @@ func Open(dir string, o Options) (*Folder, error) {
 	if err := f.settle(); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	removeStale(abs)
+	removeStale(f.f)
 	return f, nil
+}
+
+// drop gives back a folder that is not locked.
+func (f *Folder) drop() error {
+	f.made.Remove()
+	f.made = nil
+	return f.f.Close()
 }
 
 // settle fills in the options that were not given.
@@ -145,33 +160,14 @@ func (f *Folder) settle() error {
 	return nil
 }
 
-// makeFolder makes the missing folders on the way to dir and remembers them.
-func (f *Folder) makeFolder() error {
-	var missing []string
-	for p := f.dir; ; p = filepath.Dir(p) {
-		st, err := filesys.Stat(p)
-		if err == nil {
-			if !st.IsDir() {
-				return fmt.Errorf("disk tier: %s is not a folder", p)
-			}
-			break
-		}
-		if !errors.Is(err, os.ErrNotExist) {
-			return badFolder("open folder", p, err)
-		}
-		missing = append(missing, p)
-		if p == filepath.Dir(p) {
-			break
-		}
+// makeFolder opens the folder, and makes what is missing on the way to it.
+func (f *Folder) makeFolder() (err error) {
+	f.f, f.made, err = filesys.MakeFolder(f.opts.Folders, f.dir)
+	if errors.Is(err, syscall.ENOTDIR) {
+		return fmt.Errorf("disk tier: %s is not a folder", f.dir)
 	}
-	for i := len(missing) - 1; i >= 0; i-- {
-		switch err := filesys.Mkdir(missing[i], 0o777); {
-		case err == nil:
-			f.made = append([]string{missing[i]}, f.made...)
-		case !errors.Is(err, os.ErrExist):
-			f.removeMade()
-			return badFolder("make folder", missing[i], err)
-		}
+	if err != nil {
+		return badFolder("open folder", f.dir, err)
 	}
 	return nil
 }
@@ -187,16 +183,6 @@ func badFolder(op, path string, err error) error {
 		}
 	}
 	return errors.New(e.Error())
-}
-
-// removeMade removes the folders that makeFolder made, as far as they are empty.
-func (f *Folder) removeMade() {
-	for _, p := range f.made {
-		if filesys.Remove(p) != nil {
-			break // someone else put something there, or removed it
-		}
-	}
-	f.made = nil
 }
 
 // Block and Depth return what the store works with.
@@ -264,9 +250,12 @@ func (f *Folder) Close() error {
 	f.files = nil
 	if f.lock != nil {
 		if len(f.made) > 0 && f.alone() {
-			f.removeMade()
+			f.made.Remove()
+		} else {
+			f.made.Stay()
 		}
-		errs = append(errs, f.lock.Close())
+		f.made = nil
+		errs = append(errs, f.lock.Close(), f.f.Close())
 		f.lock = nil
 	}
 	return errors.Join(errs...)

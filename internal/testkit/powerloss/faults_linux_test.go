@@ -14,6 +14,8 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/internal/testkit/folders"
+	"github.com/spillway-ml/spillway/train"
 )
 
 // lastStep is of the runs whose operations fail.
@@ -24,17 +26,17 @@ const lastStep = 4
 type trial struct {
 	base, ck string
 	c        spillway.Config
-	disk     *filesys.Memory // as the runs find it
+	disk     *folders.Memory // as the runs find it
 	sha      string          // of the parameters that all of them end in
 	processes
 }
 
 // processes runs a configuration, in one process or several.
-type processes func(t *testing.T, c spillway.Config) (sha string, err error)
+type processes func(t *testing.T, c spillway.Config, disk filesys.Opener) (sha string, err error)
 
 // alone runs in this process.
-func alone(t *testing.T, c spillway.Config) (sha string, err error) {
-	tr, err := spillway.New(background, c)
+func alone(t *testing.T, c spillway.Config, disk filesys.Opener) (sha string, err error) {
+	tr, err := train.NewIn(background, c, disk)
 	if err != nil {
 		return "", err
 	}
@@ -50,31 +52,29 @@ func begin(t *testing.T, ranks int, async string, how processes) *trial {
 	top := t.TempDir()
 	x := &trial{base: filepath.Join(top, "disk"), c: small(t, top), processes: how}
 	x.ck = filepath.Join(x.base, "ck")
-	x.disk = filesys.NewMemory(x.base)
+	x.disk = folders.NewMemory(x.base)
 	x.c.Checkpoint, x.c.Ranks, x.c.Zero, x.c.AsyncSave = x.ck, ranks, 3, async
 	x.c.Keep, x.c.SaveEvery, x.c.Steps = 1, 1, 2
-	_, err := x.run(t, x.disk)
+	_, err := x.run(t, x.disk.Folder())
 	require.NoError(t, err)
-	require.Equal(t, 2, x.newest(t, x.disk))
+	require.Equal(t, 2, x.newest(t, x.disk.Folder()))
 	x.c.Resume, x.c.Steps = true, lastStep
 	whole := x.disk.Clone()
-	x.sha, err = x.run(t, whole)
+	x.sha, err = x.run(t, whole.Folder())
 	require.NoError(t, err)
-	require.Equal(t, lastStep, x.newest(t, whole))
+	require.Equal(t, lastStep, x.newest(t, whole.Folder()))
 	return x
 }
 
 // run runs on a disk.
-func (x *trial) run(t *testing.T, on filesys.FS) (sha string, err error) {
-	defer filesys.Mount(x.base, on)()
-	return x.processes(t, x.c)
+func (x *trial) run(t *testing.T, on filesys.Folder) (sha string, err error) {
+	return x.processes(t, x.c, folders.At(on))
 }
 
 // newest sees that everything that bears a checkpoint's name is whole, and returns
 // the newest one's step.
-func (x *trial) newest(t *testing.T, on filesys.FS) int {
-	defer filesys.Mount(x.base, on)()
-	c, err := checkpoint.Choose(background, x.ck, nil)
+func (x *trial) newest(t *testing.T, on filesys.Folder) int {
+	c, err := (&story{ck: x.ck}).dir(folders.At(on)).Choose(background, nil)
 	require.NoError(t, err)
 	require.True(t, c.Found())
 	require.Empty(t, c.Passed)
@@ -82,12 +82,12 @@ func (x *trial) newest(t *testing.T, on filesys.FS) int {
 }
 
 // tidy opens the folder as the next run does, and sees that nothing half is left then.
-func (x *trial) tidy(t *testing.T, on filesys.FS) {
-	defer filesys.Mount(x.base, on)()
-	s, err := checkpoint.Open(x.ck, checkpoint.Options{})
+func (x *trial) tidy(t *testing.T, on filesys.Folder) {
+	disk := folders.At(on)
+	s, err := checkpoint.Open(x.ck, checkpoint.Options{Folders: disk})
 	require.NoError(t, err)
 	require.NoError(t, s.Close())
-	require.NoError(t, (&story{ck: x.ck}).tidy())
+	require.NoError(t, (&story{ck: x.ck}).tidy(disk))
 }
 
 // everyVar in the environment lets each operation fail; else it is one of some.
@@ -108,26 +108,26 @@ type attempt struct {
 	sha  string
 	err  error
 	told string // the error and the warnings before it
-	disk filesys.FS
+	disk filesys.Folder
 }
 
 // attempt lets the n-th operation of a run fail.
-func (x *trial) attempt(t *testing.T, trouble filesys.Trouble, n int) attempt {
+func (x *trial) attempt(t *testing.T, trouble folders.Trouble, n int) attempt {
 	disk := x.disk.Clone()
-	f := &filesys.Fault{FS: disk, At: n, Trouble: trouble}
+	f := &folders.Fault{At: n, Trouble: trouble}
 	var warned []string
 	var mu sync.Mutex
 	x.c.Warn = func(text string) { mu.Lock(); defer mu.Unlock(); warned = append(warned, text) }
-	sha, err := x.run(t, f)
+	sha, err := x.run(t, f.Folder(disk.Folder()))
 	disk.Unlock() // its process has ended
 	mu.Lock()
 	defer mu.Unlock()
-	return attempt{hit: f.Hit(), at: f.Failed(), sha: sha, err: err, told: fmt.Sprintf("%v; %s", err, strings.Join(warned, "; ")), disk: disk}
+	return attempt{hit: f.Hit(), at: f.Failed(), sha: sha, err: err, told: fmt.Sprintf("%v; %s", err, strings.Join(warned, "; ")), disk: disk.Folder()}
 }
 
 // every fails operations in turn, from the first-th on, and returns how many runs
 // ended in an error and how many there were. Some that fail are resumed to their end.
-func (x *trial) every(t *testing.T, trouble filesys.Trouble, first, stride int) (failed, all int) {
+func (x *trial) every(t *testing.T, trouble folders.Trouble, first, stride int) (failed, all int) {
 	first, stride = from(first, stride)
 	for n := first; ; n += stride {
 		a := x.attempt(t, trouble, n)
@@ -145,11 +145,11 @@ func (x *trial) every(t *testing.T, trouble filesys.Trouble, first, stride int) 
 }
 
 // words are what an error says of its cause.
-var words = map[filesys.Trouble]string{filesys.Broken: "input/output error", filesys.Full: "no space left on device", filesys.Short: "no space left on device"}
+var words = map[folders.Trouble]string{folders.Broken: "input/output error", folders.Full: "no space left on device", folders.Short: "no space left on device"}
 
 // check sees that a run of which an operation failed has lost nothing, and says what
 // failed if it did not come to its end.
-func (x *trial) check(t *testing.T, trouble filesys.Trouble, a attempt, resume bool) {
+func (x *trial) check(t *testing.T, trouble folders.Trouble, a attempt, resume bool) {
 	t.Helper()
 	what := fmt.Sprintf("%s at %d, %s", trouble, a.at, a.hit)
 	step := x.newest(t, a.disk)
@@ -159,7 +159,7 @@ func (x *trial) check(t *testing.T, trouble filesys.Trouble, a attempt, resume b
 		require.Equal(t, lastStep, step, "%s: the run's end was not saved", what)
 	} else {
 		require.NotContains(t, a.told, "panic", what)
-		if trouble != filesys.Killed {
+		if trouble != folders.Killed {
 			require.Contains(t, a.told, words[trouble], what)
 			require.Contains(t, a.told, x.ck, what)
 		}
@@ -191,7 +191,7 @@ func TestFileOperationsFail(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := begin(t, c.ranks, c.async, c.how)
-			for k, trouble := range filesys.Troubles {
+			for k, trouble := range folders.Troubles {
 				failed, all := x.every(t, trouble, 1+k+4*i, c.stride)
 				t.Logf("%s: %d runs, %d ended in an error", trouble, all, failed)
 				require.Positive(t, all)

@@ -20,6 +20,7 @@ import (
 	"github.com/spillway-ml/spillway/comm/shm"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/internal/testkit/folders"
 	"github.com/spillway-ml/spillway/launch"
 	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/run"
@@ -61,7 +62,7 @@ func pair(t *testing.T) (here, there net.Conn) {
 // together runs c as a job of c.Ranks processes, a rank each, all of them in this one:
 // they share its file system, so that an operation of any may be the one that fails,
 // and a kill is of all.
-func together(t *testing.T, c spillway.Config) (sha string, err error) {
+func together(t *testing.T, c spillway.Config, disk filesys.Opener) (sha string, err error) {
 	made, err := shm.Create(c.Ranks)
 	require.NoError(t, err)
 	defer made.Close()
@@ -78,6 +79,7 @@ func together(t *testing.T, c spillway.Config) (sha string, err error) {
 		here, there := pair(t)
 		leader.Links = append(leader.Links, run.NewLink(i+1, here))
 		j.Links = []*run.Link{run.NewLink(0, there)}
+		j.In(disk)
 		go func() {
 			_, err := spillway.Work(context.Background(), j, nil)
 			ends <- err
@@ -85,7 +87,7 @@ func together(t *testing.T, c spillway.Config) (sha string, err error) {
 	}
 	c.LocalRanks = 1
 	c = c.Over(leader)
-	sha, err = alone(t, c)
+	sha, err = alone(t, c, disk)
 	leader.Dismiss(err)
 	for range others {
 		if e := <-ends; err == nil {
@@ -99,7 +101,7 @@ func together(t *testing.T, c spillway.Config) (sha string, err error) {
 type order struct {
 	Top, Base, Checkpoint, AsyncSave string
 	Process, At                      int // the At-th operation of a process fails; 0: none
-	Trouble                          filesys.Trouble
+	Trouble                          folders.Trouble
 }
 
 func init() { obeys = obey }
@@ -141,7 +143,7 @@ func obey(text string) (status int) {
 	if err != nil {
 		panic(err)
 	}
-	f := &filesys.Fault{FS: filesys.OS, Trouble: o.Trouble}
+	f := &folders.Fault{Trouble: o.Trouble}
 	if env.Rank == o.Process {
 		f.At = o.At
 		f.Kill = func() {
@@ -155,8 +157,12 @@ func obey(text string) (status int) {
 			}
 		}()
 	}
-	defer filesys.Mount(o.Base, f)()
-	err = o.rank(env)
+	base, err := filesys.Open(o.Base)
+	if err != nil {
+		panic(err)
+	}
+	defer base.Close()
+	err = o.rank(env, folders.At(f.Folder(base)))
 	switch {
 	case err == nil:
 		return 0
@@ -170,7 +176,7 @@ func obey(text string) (status int) {
 }
 
 // rank runs this process's.
-func (o *order) rank(env cluster.Env) error {
+func (o *order) rank(env cluster.Env, disk filesys.Opener) error {
 	memory, conns, err := launch.Inherited(env)
 	if err != nil {
 		return err
@@ -184,6 +190,7 @@ func (o *order) rank(env cluster.Env) error {
 		}
 		j.Links = append(j.Links, run.NewLink(peer, conn))
 	}
+	j.In(disk)
 	if env.Rank > 0 {
 		_, err := spillway.Work(context.Background(), j, nil)
 		return err
@@ -197,7 +204,7 @@ func (o *order) rank(env cluster.Env) error {
 	var warned []string
 	c.Warn = func(text string) { warned = append(warned, text) }
 	c = c.Over(j)
-	sha, err := alone(nil, c)
+	sha, err := alone(nil, c, disk)
 	r := result{SHA: sha}
 	if err != nil {
 		r.Err = fmt.Sprintf("%v; %s", err, strings.Join(warned, "; "))
@@ -220,7 +227,7 @@ func (l *launched) lay(t *testing.T) {
 }
 
 // job runs the three processes, of one of which an operation fails.
-func (l *launched) job(t *testing.T, process int, trouble filesys.Trouble, n int) attempt {
+func (l *launched) job(t *testing.T, process int, trouble folders.Trouble, n int) attempt {
 	for _, name := range []string{"fault", "leader"} {
 		require.NoError(t, os.RemoveAll(filepath.Join(l.top, name)))
 	}
@@ -236,7 +243,7 @@ func (l *launched) job(t *testing.T, process int, trouble filesys.Trouble, n int
 	require.NoError(t, err)
 	require.NoError(t, ctx.Err(), "a hang: %s", &out)
 	fault, leader := heard(t, l.top, "fault"), heard(t, l.top, "leader")
-	a := attempt{hit: fault.Hit, at: fault.At, sha: leader.SHA, disk: filesys.OS}
+	a := attempt{hit: fault.Hit, at: fault.At, sha: leader.SHA, disk: l.system(t)}
 	if end.Status != 0 || leader.Err != "" {
 		a.told = fmt.Sprintf("status %d: %s %s; %s", end.Status, end.Lost, leader.Err, &out)
 		a.err = errors.New(a.told)
@@ -256,12 +263,12 @@ func TestFileOperationsOfAProcessFail(t *testing.T) {
 	}
 	x := begin(t, 3, "off", together)
 	l := &launched{trial: x, top: filepath.Dir(x.base)}
-	require.NoError(t, copyOut(x.disk, x.base, x.base+".first"))
+	require.NoError(t, copyOut(x.disk.Folder(), x.base+".first"))
 	all := os.Getenv(everyVar) != ""
-	for i, trouble := range filesys.Troubles {
+	for i, trouble := range folders.Troubles {
 		for process := range l.c.Ranks {
 			l.c.AsyncSave = []string{"off", "on"}[(i+process)%2]
-			if all || trouble == filesys.Broken || trouble == filesys.Killed {
+			if all || trouble == folders.Broken || trouble == folders.Killed {
 				l.each(t, process, trouble, all)
 			}
 		}
@@ -269,7 +276,7 @@ func TestFileOperationsOfAProcessFail(t *testing.T) {
 }
 
 // each lets every operation of a process fail in turn, or just one.
-func (l *launched) each(t *testing.T, process int, trouble filesys.Trouble, all bool) {
+func (l *launched) each(t *testing.T, process int, trouble folders.Trouble, all bool) {
 	n, runs, failed := 1, 0, 0
 	if !all {
 		n = []int{15, 1, 55}[process] // the first of process 1 is its look at the leader's folder
@@ -295,42 +302,46 @@ func (l *launched) each(t *testing.T, process int, trouble filesys.Trouble, all 
 	t.Logf("async-save %s, process %d, %s: %d runs, %d ended in an error", l.c.AsyncSave, process, trouble, runs, failed)
 }
 
-// copyOut copies what lies under dir on a file system to a folder of the system's.
-func copyOut(from filesys.FS, dir, to string) error {
-	list, err := from.ReadDir(dir)
+// system is the folder of the system in which the jobs work.
+func (l *launched) system(t *testing.T) filesys.Folder {
+	f, err := filesys.Open(l.base)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+// copyOut copies a folder to one of the system's.
+func copyOut(from filesys.Folder, to string) error {
+	names, err := from.Names()
 	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
-	for _, e := range list {
-		source, target := filepath.Join(dir, e.Name()), filepath.Join(to, e.Name())
-		if e.IsDir() {
-			err = copyOut(from, source, target)
-		} else {
-			err = copyFile(from, source, target)
+	for _, name := range names {
+		st, err := from.Lstat(name)
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, name)
+		if st.IsDir() {
+			sub, err := from.Sub(name)
+			if err == nil {
+				err = copyOut(sub, target)
+			}
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		text, err := filesys.ReadFile(from, name, 1<<30)
+		if err == nil {
+			err = os.WriteFile(target, text, 0o644)
 		}
 		if err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func copyFile(from filesys.FS, source, target string) error {
-	f, err := from.OpenFile(source, os.O_RDONLY, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	text := make([]byte, info.Size())
-	if _, err := f.ReadAt(text, 0); err != nil && len(text) > 0 {
-		return err
-	}
-	return os.WriteFile(target, text, 0o644)
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/internal/testkit/folders"
 )
 
 // After any file operation of a run that saves, prunes, diverges, is interrupted and
@@ -19,27 +19,27 @@ import (
 func TestEveryStateThatALossOfPowerLeaves(t *testing.T) {
 	s := tell(t)
 	log := s.rec.Log()
-	n, err := log.States(s.base, filesys.Bounds{Every: 6}, s.holds)
+	n, err := log.States(s.base, folders.Bounds{Every: 6}, s.holds)
 	require.NoError(t, err)
 	t.Logf("%d states of %d operations", n, log.Len())
 	require.Greater(t, n, 1000)
 
-	in := func(op filesys.Op, name string) bool {
+	in := func(op folders.Op, name string) bool {
 		return strings.Contains(op.Path, string(filepath.Separator)+name)
 	}
-	for what, drop := range map[string]func(filesys.Op) bool{
-		"of files":         func(op filesys.Op) bool { return op.What == "sync" },
-		"of folders":       func(op filesys.Op) bool { return op.What == "sync folder" },
-		"of ranks' files":  func(op filesys.Op) bool { return op.What == "sync" && in(op, "rank-") },
-		"of manifests":     func(op filesys.Op) bool { return op.What == "sync" && in(op, "manifest.json") },
-		"of config.json":   func(op filesys.Op) bool { return op.What == "sync" && in(op, "config.json") },
-		"of the marks":     func(op filesys.Op) bool { return op.What == "sync" && in(op, ".spillway-marks") },
-		"of a checkpoint":  func(op filesys.Op) bool { return op.What == "sync folder" && in(op, ".writing-") },
-		"of checkpoints":   func(op filesys.Op) bool { return op.What == "sync folder" && op.Path == s.ck },
-		"of their parents": func(op filesys.Op) bool { return op.What == "sync folder" && !strings.HasPrefix(op.Path, s.ck) },
+	for what, drop := range map[string]func(folders.Op) bool{
+		"of files":         func(op folders.Op) bool { return op.What == "sync" },
+		"of folders":       func(op folders.Op) bool { return op.What == "sync folder" },
+		"of ranks' files":  func(op folders.Op) bool { return op.What == "sync" && in(op, "rank-") },
+		"of manifests":     func(op folders.Op) bool { return op.What == "sync" && in(op, "manifest.json") },
+		"of config.json":   func(op folders.Op) bool { return op.What == "sync" && in(op, "config.json") },
+		"of the marks":     func(op folders.Op) bool { return op.What == "sync" && in(op, ".spillway-marks") },
+		"of a checkpoint":  func(op folders.Op) bool { return op.What == "sync folder" && in(op, ".writing-") },
+		"of checkpoints":   func(op folders.Op) bool { return op.What == "sync folder" && op.Path == s.ck },
+		"of their parents": func(op folders.Op) bool { return op.What == "sync folder" && !strings.HasPrefix(op.Path, s.ck) },
 	} {
 		found := errors.New("found")
-		_, err := log.Without(drop).States(s.base, filesys.Bounds{Every: 3}, func(st filesys.State) error {
+		_, err := log.Without(drop).States(s.base, folders.Bounds{Every: 3}, func(st folders.State) error {
 			if err := s.holds(st); err != nil {
 				return errors.Join(found, err)
 			}

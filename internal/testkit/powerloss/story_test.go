@@ -1,7 +1,6 @@
 package powerloss
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -19,6 +18,8 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/internal/testkit/folders"
+	"github.com/spillway-ml/spillway/train"
 )
 
 var background = context.Background()
@@ -50,10 +51,11 @@ type phase struct{ may map[string]bool }
 // logged.
 type story struct {
 	t    *testing.T
-	rec  *filesys.Record
+	rec  *folders.Record
 	base string // the folder that is logged
 	ck   string // of the checkpoints, in it
 	now  *phase
+	disk filesys.Opener      // the logged one
 	bits map[string][]string // of each checkpoint that there was, by name; several where it was resharded
 	// whole is what checkpoint.Verify said of bits.
 	whole map[string]error
@@ -65,13 +67,13 @@ func (s *story) during(do func()) {
 	open := &phase{maps.Clone(s.now.may)}
 	s.rec.Note(open)
 	do()
-	c, err := checkpoint.Choose(background, s.ck, nil)
+	c, err := s.dir(s.disk).Choose(background, nil)
 	require.NoError(s.t, err)
 	open.may[c.Name] = true
 	s.now = &phase{map[string]bool{c.Name: true}}
 	s.rec.Note(s.now)
 	if c.Found() {
-		got, err := bitsOf(c.Folder)
+		got, err := bitsOf(s.dir(s.disk), c.Name)
 		require.NoError(s.t, err)
 		s.bits[c.Name] = append(s.bits[c.Name], got)
 	}
@@ -80,12 +82,12 @@ func (s *story) during(do func()) {
 // reshard rewrites the newest checkpoint's files. Until that is done a resume may find
 // it under the next name of its step.
 func (s *story) reshard(ranks int) {
-	c, err := checkpoint.Choose(background, s.ck, nil)
+	c, err := s.dir(s.disk).Choose(background, nil)
 	require.NoError(s.t, err)
 	aside := c.Name + ".2"
 	s.rec.Note(&phase{map[string]bool{c.Name: true, aside: true}})
-	require.NoError(s.t, checkpoint.Reshard(background, c.Folder, ranks))
-	got, err := bitsOf(c.Folder)
+	require.NoError(s.t, checkpoint.Reshard(background, s.disk, c.Folder, ranks))
+	got, err := bitsOf(s.dir(s.disk), c.Name)
 	require.NoError(s.t, err)
 	require.NotContains(s.t, s.bits[c.Name], got)
 	s.bits[c.Name], s.bits[aside] = append(s.bits[c.Name], got), []string{got}
@@ -93,20 +95,35 @@ func (s *story) reshard(ranks int) {
 }
 
 // bitsOf is the sum of a checkpoint's files, names among them.
-func bitsOf(folder string) (string, error) {
-	list, err := filesys.ReadDir(folder)
+func bitsOf(d checkpoint.Dir, name string) (string, error) {
+	c, err := d.Open(name)
 	if err != nil {
 		return "", err
 	}
+	got, err := bits(c)
+	return got, errors.Join(err, c.Close())
+}
+
+func bits(c *checkpoint.Checkpoint) (string, error) {
 	h := sha256.New()
-	for _, e := range list {
-		text, err := filesys.ReadFile(filepath.Join(folder, e.Name()), 1<<20)
+	for _, f := range c.Manifest.Files {
+		text, err := c.Bytes(f)
 		if err != nil {
 			return "", err
 		}
-		fmt.Fprintf(h, "%s %d\n%s", e.Name(), len(text), text)
+		fmt.Fprintf(h, "%s %d\n%s", f.Name, len(text), text)
 	}
+	fmt.Fprint(h, c.Manifest.CRC32C)
 	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// dir is the checkpoint folder, or an empty one.
+func (s *story) dir(disk filesys.Opener) checkpoint.Dir {
+	d, err := checkpoint.OpenDir(disk, s.ck)
+	if err != nil {
+		panic(err)
+	}
+	return d
 }
 
 // open starts the run, or goes on with it.
@@ -114,7 +131,7 @@ func (s *story) open(c spillway.Config) *spillway.Trainer {
 	var tr *spillway.Trainer
 	s.during(func() {
 		var err error
-		tr, err = spillway.New(background, c)
+		tr, err = train.NewIn(background, c, s.disk)
 		require.NoError(s.t, err)
 	})
 	return tr
@@ -140,8 +157,11 @@ func tell(t *testing.T) *story {
 	s := &story{t: t, base: filepath.Join(top, "disk"), now: &phase{map[string]bool{"": true}}, bits: map[string][]string{}, whole: map[string]error{}}
 	require.NoError(t, os.Mkdir(s.base, 0o755))
 	s.ck = filepath.Join(s.base, "runs", "ck")
-	s.rec = filesys.NewRecord(filesys.OS, s.base, true)
-	defer filesys.Mount(s.base, s.rec)()
+	root, err := filesys.Open(s.base)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = root.Close() })
+	s.rec = folders.NewRecord(root, true)
+	s.disk = folders.At(s.rec.Folder())
 	c.Checkpoint, c.Ranks, c.Zero = s.ck, 2, 3
 
 	tr := s.open(c)
@@ -166,7 +186,7 @@ func tell(t *testing.T) *story {
 	c.LR = spillway.Default().LR
 	tr = s.open(c)
 	s.step(tr)
-	_, err := tr.Step(background)
+	_, err = tr.Step(background)
 	require.NoError(t, err)
 	s.during(func() { // interrupted between steps
 		ctx, cancel := context.WithCancel(background)
@@ -180,22 +200,22 @@ func tell(t *testing.T) *story {
 }
 
 // holds sees that a state has what it must have, and that a run can go on from it.
-func (s *story) holds(st filesys.State) (err error) {
+func (s *story) holds(st folders.State) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("panic: %v", r)
 		}
 	}()
-	defer filesys.Mount(s.base, st.Files)()
+	disk := folders.At(st.Files.Folder())
 	may := map[string]bool{"": true}
 	if p, ok := st.Note.(*phase); ok {
 		may = p.may
 	}
-	chosen, err := s.chosen(may)
+	chosen, err := s.chosen(disk, may)
 	if err != nil {
 		return err
 	}
-	if err := s.goesOn(chosen); err != nil {
+	if err := s.goesOn(disk, chosen); err != nil {
 		return fmt.Errorf("going on from %q: %w", chosen.Name, err)
 	}
 	return nil
@@ -203,20 +223,31 @@ func (s *story) holds(st filesys.State) (err error) {
 
 // chosen is what a resume finds: it must be one of may, with the bits it was saved
 // with, and nothing damaged may bear a checkpoint's name.
-func (s *story) chosen(may map[string]bool) (checkpoint.Choice, error) {
-	c, err := checkpoint.ChooseBy(s.ck, s.verify)
+func (s *story) chosen(disk filesys.Opener, may map[string]bool) (checkpoint.Choice, error) {
+	d, err := checkpoint.OpenDir(disk, s.ck)
+	if err != nil {
+		return checkpoint.Choice{}, err
+	}
+	c, err := d.ChooseBy(s.verify)
 	if err != nil {
 		return c, err
 	}
 	if !may[c.Name] {
 		return c, fmt.Errorf("a resume finds %q, want one of %q", c.Name, slices.Sorted(maps.Keys(may)))
 	}
-	all, err := checkpoint.Scan(s.ck)
+	all, err := d.Scan()
 	if err != nil {
 		return c, err
 	}
 	for _, e := range all {
-		if err := cmp.Or(e.Err, s.verify(e)); err != nil {
+		if e.Err != nil {
+			return c, e.Err
+		}
+		open, err := d.Open(e.Name)
+		if err == nil {
+			err = errors.Join(s.verify(open), open.Close())
+		}
+		if err != nil {
 			return c, err
 		}
 	}
@@ -225,14 +256,14 @@ func (s *story) chosen(may map[string]bool) (checkpoint.Choice, error) {
 
 // verify is checkpoint.Verify, once for the same bits. A checkpoint that was
 // acknowledged must have those that it was saved with.
-func (s *story) verify(e checkpoint.Entry) error {
-	got, err := bitsOf(e.Folder)
+func (s *story) verify(e *checkpoint.Checkpoint) error {
+	got, err := bits(e)
 	if err != nil {
 		return err
 	}
 	err, known := s.whole[got]
 	if !known {
-		_, err = checkpoint.Verify(background, e.Folder)
+		err = e.Verify(background)
 		s.whole[got] = err
 	}
 	if want, ok := s.bits[e.Name]; ok && err == nil && !slices.Contains(want, got) {
@@ -243,8 +274,8 @@ func (s *story) verify(e checkpoint.Entry) error {
 
 // goesOn opens the folder as a resumed run does, saves one more, and sees that
 // nothing but checkpoints and the store's own files is left.
-func (s *story) goesOn(c checkpoint.Choice) error {
-	store, err := checkpoint.Open(s.ck, checkpoint.Options{Keep: 2})
+func (s *story) goesOn(disk filesys.Opener, c checkpoint.Choice) error {
+	store, err := checkpoint.Open(s.ck, checkpoint.Options{Keep: 2, Folders: disk})
 	if err != nil {
 		return err
 	}
@@ -261,21 +292,25 @@ func (s *story) goesOn(c checkpoint.Choice) error {
 	if err := errors.Join(err, store.Close()); err != nil {
 		return err
 	}
-	if next, err := checkpoint.ChooseBy(s.ck, s.verify); err != nil || next.Folder != folder {
+	if next, err := s.dir(disk).ChooseBy(s.verify); err != nil || next.Folder != folder {
 		return fmt.Errorf("after one more save a resume finds %q: %w", next.Folder, err)
 	}
-	return s.tidy()
+	return s.tidy(disk)
 }
 
 // tidy sees that only checkpoints and the store's own files are in the folder.
-func (s *story) tidy() error {
-	names, err := filesys.ReadDir(s.ck)
+func (s *story) tidy(disk filesys.Opener) error {
+	f, err := disk.Open(s.ck)
+	if err != nil {
+		return err
+	}
+	names, err := f.Names()
 	if err != nil {
 		return err
 	}
 	for _, n := range names {
-		if !strings.HasPrefix(n.Name(), "step-") && !slices.Contains(checkpoint.OwnFiles(), n.Name()) {
-			return fmt.Errorf("%s is left in the folder", n.Name())
+		if !strings.HasPrefix(n, "step-") && !slices.Contains(checkpoint.OwnFiles(), n) {
+			return fmt.Errorf("%s is left in the folder", n)
 		}
 	}
 	return nil

@@ -1,4 +1,4 @@
-package filesys
+package folders
 
 import (
 	"encoding/binary"
@@ -93,16 +93,16 @@ type disk struct {
 }
 
 // States calls visit with every state that a loss of power after any of the log's
-// operations may leave, within bounds, each once for a note; base is the folder that
-// was logged. It returns how many there were, and the first error of visit, with the
+// operations may leave, within bounds, each once for a note; path is what the
+// folder that was logged is called. It returns how many there were, and the first error of visit, with the
 // state that it was about.
-func (l *Log) States(base string, b Bounds, visit func(State) error) (int, error) {
+func (l *Log) States(path string, b Bounds, visit func(State) error) (int, error) {
 	if b.Every <= 0 {
 		b.Every = 8
 	}
 	b.Every = min(b.Every, 16)
 	d := &disk{log: l, files: map[inode][]byte{}, folders: map[inode]map[string]inode{0: {}}}
-	e := &enumeration{bounds: b, base: base, disk: d, visit: visit, seen: map[uint64]bool{}, seed: maphash.MakeSeed()}
+	e := &enumeration{bounds: b, path: path, disk: d, visit: visit, seen: map[uint64]bool{}, seed: maphash.MakeSeed()}
 	if err := e.take(nil, true); err != nil {
 		return e.count, err
 	}
@@ -244,7 +244,7 @@ func (d *disk) forget() {
 // enumeration is a States on its way.
 type enumeration struct {
 	bounds Bounds
-	base   string
+	path   string
 	disk   *disk
 	visit  func(State) error
 	seen   map[uint64]bool // since the last note
@@ -364,7 +364,7 @@ func (e *enumeration) take(got []fate, wanted bool) error {
 	}
 	e.seen[key] = true
 	e.count++
-	m := NewMemory(e.base)
+	m := NewMemory(e.path)
 	m.root = d.tree(0)
 	s := State{Files: m, Note: e.note, After: e.after, log: e.disk.log, left: e.disk.pending, got: slices.Clone(got)}
 	if err := e.visit(s); err != nil {

@@ -1,13 +1,16 @@
-package filesys
+package folders
 
 import (
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // Trouble is what happens to an operation of a Fault.
@@ -30,10 +33,9 @@ func (t Trouble) String() string { return [...]string{"error", "full disk", "sho
 // ErrKilled is what operations of a killed process would say if it lived.
 var ErrKilled = errors.New("the process was killed before this")
 
-// Fault is another file system, of whose operations, counted from 1, one fails.
-// Every method call of it and of its files counts, but for Name and Fd.
+// Fault has folders of whose operations, counted from 1, one fails. Every method call of
+// them and of their files counts, but for Name, Path, Fd and the Close of a folder.
 type Fault struct {
-	FS              // the one in between
 	At      int     // the operation that fails; 0: none
 	Trouble Trouble // how
 	// Kill, if not nil, ends the process at a Killed operation. Without it all
@@ -45,6 +47,9 @@ type Fault struct {
 	hit   string
 	at    int // the operation that failed
 }
+
+// Folder is another folder, whose operations fail as the Fault says.
+func (f *Fault) Folder(in filesys.Folder) filesys.Folder { return &failing{in, f} }
 
 // Count is how many operations there were so far.
 func (f *Fault) Count() int {
@@ -108,89 +113,111 @@ func (f *Fault) step(op, path string) (short bool, err error) {
 	return short, err
 }
 
+// failing is an open folder of a Fault.
+type failing struct {
+	filesys.Folder
+	f *Fault
+}
+
+// step counts an operation on a name.
+func (d *failing) step(op, name string) error {
+	_, err := d.f.step(op, filepath.Join(d.Path(), name))
+	return err
+}
+
 // OpenFile opens a file, whose operations count too.
-func (f *Fault) OpenFile(path string, flag int, perm fs.FileMode) (File, error) {
+func (d *failing) OpenFile(name string, flag int, perm fs.FileMode) (filesys.File, error) {
 	op := "open"
 	if flag&os.O_CREATE != 0 {
 		op = "create"
 	}
-	if _, err := f.step(op, path); err != nil {
+	if err := d.step(op, name); err != nil {
 		return nil, err
 	}
-	inner, err := f.FS.OpenFile(path, flag, perm)
+	inner, err := d.Folder.OpenFile(name, flag, perm)
 	if err != nil {
 		return nil, err
 	}
-	return &faulty{inner, f}, nil
+	return &faulty{inner, d.f}, nil
 }
 
-// Mkdir counts, as the following do.
-func (f *Fault) Mkdir(path string, perm fs.FileMode) error {
-	if _, err := f.step("mkdir", path); err != nil {
-		return err
-	}
-	return f.FS.Mkdir(path, perm)
-}
-
-// Remove counts.
-func (f *Fault) Remove(path string) error {
-	if _, err := f.step("remove", path); err != nil {
-		return err
-	}
-	return f.FS.Remove(path)
-}
-
-// Rename counts.
-func (f *Fault) Rename(from, to string) error {
-	if _, err := f.step("rename", from); err != nil {
-		return err
-	}
-	return f.FS.Rename(from, to)
-}
-
-// RenameNew counts.
-func (f *Fault) RenameNew(from, to string) error {
-	if _, err := f.step("rename", from); err != nil {
-		return err
-	}
-	return f.FS.RenameNew(from, to)
-}
-
-// ReadDir counts.
-func (f *Fault) ReadDir(path string) ([]fs.DirEntry, error) {
-	if _, err := f.step("read folder", path); err != nil {
+func (d *failing) Sub(name string) (filesys.Folder, error) {
+	if err := d.step("open folder", name); err != nil {
 		return nil, err
 	}
-	return f.FS.ReadDir(path)
-}
-
-// Stat counts.
-func (f *Fault) Stat(path string) (fs.FileInfo, error) {
-	if _, err := f.step("stat", path); err != nil {
+	inner, err := d.Folder.Sub(name)
+	if err != nil {
 		return nil, err
 	}
-	return f.FS.Stat(path)
+	return &failing{inner, d.f}, nil
 }
 
-// Lstat counts.
-func (f *Fault) Lstat(path string) (fs.FileInfo, error) {
-	if _, err := f.step("stat", path); err != nil {
-		return nil, err
+func (d *failing) Info() (filesys.Info, error) {
+	if err := d.step("stat", ""); err != nil {
+		return filesys.Info{}, err
 	}
-	return f.FS.Lstat(path)
+	return d.Folder.Info()
 }
 
-// SyncDir counts.
-func (f *Fault) SyncDir(path string) error {
-	if _, err := f.step("sync folder", path); err != nil {
+func (d *failing) Mkdir(name string, perm fs.FileMode) error {
+	if err := d.step("mkdir", name); err != nil {
 		return err
 	}
-	return f.FS.SyncDir(path)
+	return d.Folder.Mkdir(name, perm)
+}
+
+func (d *failing) Remove(name string) error {
+	if err := d.step("remove", name); err != nil {
+		return err
+	}
+	return d.Folder.Remove(name)
+}
+
+func (d *failing) Rename(from, to string) error {
+	if err := d.step("rename", from); err != nil {
+		return err
+	}
+	return d.Folder.Rename(from, to)
+}
+
+func (d *failing) RenameNew(from, to string) error {
+	if err := d.step("rename", from); err != nil {
+		return err
+	}
+	return d.Folder.RenameNew(from, to)
+}
+
+func (d *failing) Names() ([]string, error) {
+	if err := d.step("read folder", ""); err != nil {
+		return nil, err
+	}
+	return d.Folder.Names()
+}
+
+func (d *failing) Lstat(name string) (filesys.Info, error) {
+	if err := d.step("stat", name); err != nil {
+		return filesys.Info{}, err
+	}
+	return d.Folder.Lstat(name)
+}
+
+func (d *failing) Sync() error {
+	if err := d.step("sync folder", ""); err != nil {
+		return err
+	}
+	return d.Folder.Sync()
+}
+
+func (d *failing) Owner() (int64, error) {
+	if err := d.step("create", ""); err != nil {
+		return filesys.NoOwner, err
+	}
+	return d.Folder.Owner()
 }
 
 // faulty is an open file of a Fault.
 type faulty struct {
-	File
+	filesys.File
 	f *Fault
 }
 
@@ -231,9 +258,9 @@ func (f *faulty) write(p []byte, inner func([]byte) (int, error)) (int, error) {
 	return n, err
 }
 
-func (f *faulty) Stat() (fs.FileInfo, error) {
+func (f *faulty) Stat() (filesys.Info, error) {
 	if _, err := f.f.step("stat", f.Name()); err != nil {
-		return nil, err
+		return filesys.Info{}, err
 	}
 	return f.File.Stat()
 }

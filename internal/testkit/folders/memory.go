@@ -1,7 +1,6 @@
-package filesys
+package folders
 
 import (
-	"cmp"
 	"errors"
 	"io"
 	"io/fs"
@@ -9,16 +8,16 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
-	"time"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Memory is a file system in memory. It has no links, and no rights but those that
-// say what a name is. What was opened outlives its name, as on Unix.
+// Memory is a tree in memory. It has no links, no mounts and no owners, and no rights but
+// those that say what a name is. What was opened outlives its name, as on Unix.
 type Memory struct {
-	base string // the folder that the tree stands for, absolute
+	path string // of the folder that the tree stands for
 	mu   sync.Mutex
 	root *node
 }
@@ -28,191 +27,159 @@ type node struct {
 	names  map[string]*node // of a folder; nil: a file
 	data   []byte           // of a file
 	shared bool             // data belongs to another tree too: copied before a write
+	gone   bool             // of a folder: it was removed
 	holder *handle          // has the lock
 }
 
-// NewMemory returns an empty tree that stands for the folder base.
-func NewMemory(base string) *Memory {
-	return &Memory{base: absolute(base), root: &node{names: map[string]*node{}}}
+// NewMemory returns an empty tree that stands for the folder at a path.
+func NewMemory(path string) *Memory {
+	return &Memory{path: path, root: &node{names: map[string]*node{}}}
 }
 
-// find returns what path names, its folder and its last name. n is nil where
-// nothing has the name, and folder where there is no such folder, for the reason why.
-func (m *Memory) find(path string) (n, folder *node, name string, why error) {
-	path = absolute(path)
-	if !within(m.base, path) {
-		return nil, nil, "", syscall.ENOENT
-	}
-	n = m.root
-	for _, name = range strings.FieldsFunc(path[len(m.base):], func(r rune) bool { return r == filepath.Separator }) {
-		if n == nil {
-			return nil, nil, "", syscall.ENOENT
-		}
-		if n.names == nil {
-			return nil, nil, "", syscall.ENOTDIR
-		}
-		folder, n = n, n.names[name]
-	}
-	return n, folder, name, nil
+// Folder is the tree's root.
+func (m *Memory) Folder() filesys.Folder { return &folder{m, m.root, m.path} }
+
+// folder is an open folder of a Memory.
+type folder struct {
+	m    *Memory
+	n    *node
+	path string
 }
 
-func fail(op, path string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }
+// use locks the tree for an operation on a name, and finds what has it.
+func (f *folder) use(name string) (n *node, done func()) {
+	f.m.mu.Lock()
+	return f.n.names[name], f.m.mu.Unlock
+}
+
+func (f *folder) at(name string) string { return filepath.Join(f.path, name) }
 
 // OpenFile opens or makes a file; the system's flags count for nothing.
-func (m *Memory) OpenFile(path string, flag int, _ fs.FileMode) (File, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	n, folder, name, why := m.find(path)
+func (f *folder) OpenFile(name string, flag int, _ fs.FileMode) (filesys.File, error) {
+	n, done := f.use(name)
+	defer done()
+	path := f.at(name)
 	writes := flag&(os.O_WRONLY|os.O_RDWR) != 0
 	switch {
-	case why != nil:
-		return nil, fail("open", path, why)
-	case n == nil && (folder == nil || flag&os.O_CREATE == 0):
+	case n == nil && (f.n.gone || flag&os.O_CREATE == 0):
 		return nil, fail("open", path, syscall.ENOENT)
 	case n != nil && flag&os.O_CREATE != 0 && flag&os.O_EXCL != 0:
 		return nil, fail("open", path, syscall.EEXIST)
-	case n != nil && n.names != nil && writes:
+	case n != nil && n.names != nil && (writes || flag&os.O_CREATE != 0):
 		return nil, fail("open", path, syscall.EISDIR)
 	case n == nil:
 		n = &node{}
-		folder.names[name] = n
+		f.n.names[name] = n
 	case writes && flag&os.O_TRUNC != 0:
 		n.data, n.shared = nil, false
 	}
-	return &handle{m: m, n: n, path: path, reads: flag&os.O_WRONLY == 0, writes: writes, appends: flag&os.O_APPEND != 0}, nil
+	return &handle{m: f.m, n: n, path: path, reads: flag&os.O_WRONLY == 0, writes: writes, appends: flag&os.O_APPEND != 0}, nil
 }
 
-// Mkdir makes a folder.
-func (m *Memory) Mkdir(path string, _ fs.FileMode) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	n, folder, name, why := m.find(path)
+func (f *folder) Path() string { return f.path }
+
+func (f *folder) Info() (filesys.Info, error) {
+	_, done := f.use("")
+	defer done()
+	return info(filepath.Base(f.path), f.n), nil
+}
+
+func (f *folder) Sub(name string) (filesys.Folder, error) {
+	n, done := f.use(name)
+	defer done()
 	switch {
-	case why != nil:
-		return fail("mkdir", path, why)
+	case n == nil:
+		return nil, fail("open", f.at(name), syscall.ENOENT)
+	case n.names == nil:
+		return nil, fail("open", f.at(name), syscall.ENOTDIR)
+	}
+	return &folder{f.m, n, f.at(name)}, nil
+}
+
+func (f *folder) Mkdir(name string, _ fs.FileMode) error {
+	n, done := f.use(name)
+	defer done()
+	switch {
+	case f.n.gone:
+		return fail("mkdir", f.at(name), syscall.ENOENT)
 	case n != nil:
-		return fail("mkdir", path, syscall.EEXIST)
+		return fail("mkdir", f.at(name), syscall.EEXIST)
 	}
-	folder.names[name] = &node{names: map[string]*node{}}
+	f.n.names[name] = &node{names: map[string]*node{}}
 	return nil
 }
 
-// Remove removes a file or an empty folder.
-func (m *Memory) Remove(path string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	n, folder, name, why := m.find(path)
+func (f *folder) Remove(name string) error {
+	n, done := f.use(name)
+	defer done()
 	switch {
-	case why != nil:
-		return fail("remove", path, why)
-	case n == nil || folder == nil:
-		return fail("remove", path, syscall.ENOENT)
+	case n == nil:
+		return fail("remove", f.at(name), syscall.ENOENT)
 	case len(n.names) > 0:
-		return fail("remove", path, syscall.ENOTEMPTY)
+		return fail("remove", f.at(name), syscall.ENOTEMPTY)
 	}
-	delete(folder.names, name)
+	n.gone = true
+	delete(f.n.names, name)
 	return nil
 }
 
-// Rename gives what from names the name to.
-func (m *Memory) Rename(from, to string) error { return m.rename(from, to, false) }
+func (f *folder) Rename(from, to string) error    { return f.rename(from, to, false) }
+func (f *folder) RenameNew(from, to string) error { return f.rename(from, to, true) }
 
-// RenameNew does so where nobody has it.
-func (m *Memory) RenameNew(from, to string) error { return m.rename(from, to, true) }
-
-func (m *Memory) rename(from, to string, fresh bool) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	n, folder, name, why := m.find(from)
-	old, target, as, bar := m.find(to)
-	bad := func(err error) error { return &os.LinkError{Op: "rename", Old: from, New: to, Err: err} }
+func (f *folder) rename(from, to string, fresh bool) error {
+	n, done := f.use(from)
+	defer done()
+	old := f.n.names[to]
+	bad := func(err error) error { return fail("rename", f.at(from), err) }
 	switch {
-	case why != nil || bar != nil:
-		return bad(cmp.Or(why, bar))
-	case n == nil || folder == nil || target == nil:
+	case n == nil:
 		return bad(syscall.ENOENT)
 	case old != nil && fresh:
 		return bad(syscall.EEXIST)
 	case old == n:
 		return nil
-	case n.names != nil && within(absolute(from), absolute(to)):
-		return bad(syscall.EINVAL)
 	case old != nil && len(old.names) > 0:
 		return bad(syscall.ENOTEMPTY)
 	case old != nil && (old.names == nil) != (n.names == nil):
 		return bad(syscall.ENOTDIR)
 	}
-	delete(folder.names, name)
-	target.names[as] = n
+	delete(f.n.names, from)
+	f.n.names[to] = n
 	return nil
 }
 
-// ReadDir lists a folder by name.
-func (m *Memory) ReadDir(path string) ([]fs.DirEntry, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	n, _, _, why := m.find(path)
-	switch {
-	case why != nil:
-		return nil, fail("open", path, why)
-	case n == nil:
-		return nil, fail("open", path, syscall.ENOENT)
-	case n.names == nil:
-		return nil, fail("readdirent", path, syscall.ENOTDIR)
-	}
-	var list []fs.DirEntry
-	for _, name := range slices.Sorted(maps.Keys(n.names)) {
-		list = append(list, fs.FileInfoToDirEntry(info(name, n.names[name])))
-	}
-	return list, nil
+func (f *folder) Names() ([]string, error) {
+	_, done := f.use("")
+	defer done()
+	return slices.Sorted(maps.Keys(f.n.names)), nil
 }
 
-// Stat describes what path names.
-func (m *Memory) Stat(path string) (fs.FileInfo, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	n, _, _, why := m.find(path)
+func (f *folder) Lstat(name string) (filesys.Info, error) {
+	n, done := f.use(name)
+	defer done()
 	if n == nil {
-		return nil, fail("stat", path, cmp.Or(why, error(syscall.ENOENT)))
+		return filesys.Info{}, fail("lstat", f.at(name), syscall.ENOENT)
 	}
-	return info(filepath.Base(path), n), nil
+	return info(name, n), nil
 }
 
-// Lstat is Stat: there are no links.
-func (m *Memory) Lstat(path string) (fs.FileInfo, error) { return m.Stat(path) }
-
-// SyncDir sees that there is such a folder.
-func (m *Memory) SyncDir(path string) error {
-	_, err := m.ReadDir(path)
-	return err
-}
+func (f *folder) Sync() error { return nil }
 
 // Room is not known: it ends with the process's memory.
-func (m *Memory) Room(path string) (Room, error) {
-	return Room{}, fail("statfs", path, errors.ErrUnsupported)
+func (f *folder) Room() (filesys.Room, error) {
+	return filesys.Room{}, fail("statfs", f.path, errors.ErrUnsupported)
 }
 
-// about describes a node.
-type about struct {
-	name string
-	size int64
-	mode fs.FileMode
-	n    *node
-}
+func (f *folder) Owner() (int64, error) { return filesys.NoOwner, nil }
+func (f *folder) Close() error          { return nil }
 
-func info(name string, n *node) about {
+func info(name string, n *node) filesys.Info {
+	i := filesys.Info{Name: name, Size: int64(len(n.data)), Mode: 0o644, Owner: filesys.NoOwner, ID: filesys.ID{Of: n}}
 	if n.names != nil {
-		return about{name, 0, fs.ModeDir | 0o755, n}
+		i.Size, i.Mode = 0, fs.ModeDir|0o755
 	}
-	return about{name, int64(len(n.data)), 0o644, n}
+	return i
 }
-
-func (a about) Name() string       { return a.name }
-func (a about) Size() int64        { return a.size }
-func (a about) Mode() fs.FileMode  { return a.mode }
-func (a about) ModTime() time.Time { return time.Time{} }
-func (a about) IsDir() bool        { return a.mode.IsDir() }
-func (a about) Sys() any           { return a.n }
 
 // handle is an open file of a Memory.
 type handle struct {
@@ -353,11 +320,11 @@ func (h *handle) Allocate(size int64) error {
 
 func (h *handle) Name() string { return h.path }
 
-func (h *handle) Stat() (fs.FileInfo, error) {
+func (h *handle) Stat() (filesys.Info, error) {
 	h.m.mu.Lock()
 	defer h.m.mu.Unlock()
 	if h.closed {
-		return nil, fail("stat", h.path, os.ErrClosed)
+		return filesys.Info{}, fail("stat", h.path, os.ErrClosed)
 	}
 	return info(filepath.Base(h.path), h.n), nil
 }
@@ -415,7 +382,7 @@ func (m *Memory) Clone() *Memory {
 		}
 		return out
 	}
-	return &Memory{base: m.base, root: clone(m.root)}
+	return &Memory{path: m.path, root: clone(m.root)}
 }
 
 // Unlock gives back all locks, as the end of the processes that had them does.

@@ -1,4 +1,4 @@
-package filesys
+package folders
 
 import (
 	"io/fs"
@@ -6,8 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // opKind is what an operation of a Log does.
@@ -61,13 +62,11 @@ func (l *Log) Len() int { return len(l.ops) }
 // Ops returns the operations' words and paths.
 func (l *Log) Ops() []Op { return slices.Clone(l.ops) }
 
-// Record is another file system with a log of what happens below a folder, which is
-// empty at first. Operations are logged in the order in which they happen, one at a
-// time.
+// Record logs what happens in a folder and below it, which is empty at first.
+// Operations are logged in the order in which they happen, one at a time.
 type Record struct {
-	FS          // the one in between
-	base string // absolute
-	// quick leaves syncs out of the one in between: they are logged.
+	root filesys.Folder
+	// quick leaves syncs out of the folder: they are logged.
 	quick bool
 
 	mu     sync.Mutex
@@ -76,13 +75,16 @@ type Record struct {
 	serial inode
 }
 
-// NewRecord logs what happens below base, an empty folder of inner. With quick, syncs
-// are logged and not done.
-func NewRecord(inner FS, base string, quick bool) *Record {
-	return &Record{FS: inner, base: absolute(base), quick: quick,
+// NewRecord logs what happens in an empty folder. With quick, syncs are logged and not
+// done.
+func NewRecord(root filesys.Folder, quick bool) *Record {
+	return &Record{root: root, quick: quick,
 		log:  Log{folders: map[inode]bool{0: true}},
 		tree: map[inode]map[string]inode{0: {}}}
 }
+
+// Folder is the folder that is logged.
+func (r *Record) Folder() filesys.Folder { return &logged{r.root, r, 0} }
 
 // Note puts what the program knows into the log: from there on Log.States hands it
 // on with each state.
@@ -97,27 +99,6 @@ func (r *Record) Log() *Log {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return &Log{ops: slices.Clone(r.log.ops), folders: maps.Clone(r.log.folders)}
-}
-
-// find returns what a path names in the log's own tree: none where nothing does, and
-// a folder of none where that is not there.
-func (r *Record) find(path string) (n, dir inode, name string) {
-	path = absolute(path)
-	if !within(r.base, path) {
-		return none, none, ""
-	}
-	n, dir = 0, none
-	for _, name = range strings.FieldsFunc(path[len(r.base):], func(c rune) bool { return c == filepath.Separator }) {
-		if n == none || r.tree[n] == nil {
-			return none, none, ""
-		}
-		dir = n
-		var ok bool
-		if n, ok = r.tree[dir][name]; !ok {
-			n = none
-		}
-	}
-	return n, dir, name
 }
 
 // add logs a change of names and does it in the tree.
@@ -137,94 +118,107 @@ func (r *Record) fresh() inode {
 	return r.serial
 }
 
+// logged is an open folder of a Record.
+type logged struct {
+	filesys.Folder
+	r *Record
+	n inode
+}
+
+// find is what has a name in the log's own tree.
+func (f *logged) find(name string) (inode, bool) {
+	n, ok := f.r.tree[f.n][name]
+	return n, ok
+}
+
+func (f *logged) at(name string) string { return filepath.Join(f.Path(), name) }
+
 // OpenFile opens a file; that it makes one, or empties it, is logged.
-func (r *Record) OpenFile(path string, flag int, perm fs.FileMode) (File, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	inner, err := r.FS.OpenFile(path, flag, perm)
+func (f *logged) OpenFile(name string, flag int, perm fs.FileMode) (filesys.File, error) {
+	f.r.mu.Lock()
+	defer f.r.mu.Unlock()
+	inner, err := f.Folder.OpenFile(name, flag, perm)
 	if err != nil {
 		return nil, err
 	}
-	n, dir, name := r.find(path)
-	writes := flag&(os.O_WRONLY|os.O_RDWR) != 0
+	n, there := f.find(name)
 	switch {
-	case r.log.folders[n] && writes: // a file without a name, of which nothing is left
+	case !there && flag&os.O_CREATE != 0:
+		n = f.r.fresh()
+		f.r.add("create", f.at(name), edit{f.n, name, n})
+	case !there: // a file without a name, of which nothing is left
 		n = none
-	case n == none && dir != none && flag&os.O_CREATE != 0:
-		n = r.fresh()
-		r.add("create", path, edit{dir, name, n})
-	case n != none && flag&os.O_TRUNC != 0 && writes:
-		r.log.ops = append(r.log.ops, Op{What: "truncate", Path: path, kind: opSize, on: n})
+	case flag&os.O_TRUNC != 0 && flag&(os.O_WRONLY|os.O_RDWR) != 0:
+		f.r.log.ops = append(f.r.log.ops, Op{What: "truncate", Path: f.at(name), kind: opSize, on: n})
 	}
-	return &recorded{File: inner, r: r, n: n, appends: flag&os.O_APPEND != 0}, nil
+	return &recorded{File: inner, r: f.r, n: n, appends: flag&os.O_APPEND != 0}, nil
 }
 
-// Mkdir makes a folder.
-func (r *Record) Mkdir(path string, perm fs.FileMode) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.FS.Mkdir(path, perm); err != nil {
+func (f *logged) Sub(name string) (filesys.Folder, error) {
+	f.r.mu.Lock()
+	defer f.r.mu.Unlock()
+	inner, err := f.Folder.Sub(name)
+	if err != nil {
+		return nil, err
+	}
+	n, _ := f.find(name)
+	return &logged{inner, f.r, n}, nil
+}
+
+func (f *logged) Mkdir(name string, perm fs.FileMode) error {
+	f.r.mu.Lock()
+	defer f.r.mu.Unlock()
+	if err := f.Folder.Mkdir(name, perm); err != nil {
 		return err
 	}
-	if _, dir, name := r.find(path); dir != none {
-		n := r.fresh()
-		r.tree[n] = map[string]inode{}
-		r.log.folders[n] = true
-		r.add("mkdir", path, edit{dir, name, n})
-	}
+	n := f.r.fresh()
+	f.r.tree[n] = map[string]inode{}
+	f.r.log.folders[n] = true
+	f.r.add("mkdir", f.at(name), edit{f.n, name, n})
 	return nil
 }
 
-// Remove removes a file or an empty folder.
-func (r *Record) Remove(path string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.FS.Remove(path); err != nil {
+func (f *logged) Remove(name string) error {
+	f.r.mu.Lock()
+	defer f.r.mu.Unlock()
+	if err := f.Folder.Remove(name); err != nil {
 		return err
 	}
-	if n, dir, name := r.find(path); n != none && dir != none {
-		r.add("remove", path, edit{dir, name, none})
-	}
+	f.r.add("remove", f.at(name), edit{f.n, name, none})
 	return nil
 }
 
-// Rename gives a file or folder another name.
-func (r *Record) Rename(from, to string) error { return r.rename(from, to, r.FS.Rename) }
+func (f *logged) Rename(from, to string) error { return f.rename(from, to, f.Folder.Rename) }
 
-// RenameNew does so where nobody has it.
-func (r *Record) RenameNew(from, to string) error { return r.rename(from, to, r.FS.RenameNew) }
+func (f *logged) RenameNew(from, to string) error { return f.rename(from, to, f.Folder.RenameNew) }
 
-func (r *Record) rename(from, to string, inner func(from, to string) error) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (f *logged) rename(from, to string, inner func(from, to string) error) error {
+	f.r.mu.Lock()
+	defer f.r.mu.Unlock()
 	if err := inner(from, to); err != nil {
 		return err
 	}
-	n, dir, name := r.find(from)
-	if _, target, as := r.find(to); n != none && dir != none && target != none {
-		r.add("rename", from, edit{dir, name, none}, edit{target, as, n})
+	if n, ok := f.find(from); ok {
+		f.r.add("rename", f.at(from), edit{f.n, from, none}, edit{f.n, to, n})
 	}
 	return nil
 }
 
-// SyncDir makes a folder's names durable.
-func (r *Record) SyncDir(path string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.quick {
-		if err := r.FS.SyncDir(path); err != nil {
+func (f *logged) Sync() error {
+	f.r.mu.Lock()
+	defer f.r.mu.Unlock()
+	if !f.r.quick {
+		if err := f.Folder.Sync(); err != nil {
 			return err
 		}
 	}
-	if n, _, _ := r.find(path); n != none {
-		r.log.ops = append(r.log.ops, Op{What: "sync folder", Path: path, kind: opSyncDir, on: n})
-	}
+	f.r.log.ops = append(f.r.log.ops, Op{What: "sync folder", Path: f.Path(), kind: opSyncDir, on: f.n})
 	return nil
 }
 
 // recorded is an open file of a Record; n is none outside of its folder.
 type recorded struct {
-	File
+	filesys.File
 	r       *Record
 	n       inode
 	appends bool
@@ -260,7 +254,7 @@ func (f *recorded) Write(p []byte) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		f.at = st.Size()
+		f.at = st.Size
 	}
 	n, err := f.File.Write(p)
 	f.wrote(p[:n], f.at)
@@ -295,7 +289,7 @@ func (f *recorded) Allocate(size int64) error {
 	}
 	st, err := f.File.Stat()
 	if err == nil {
-		f.logged(Op{What: "allocate", kind: opSize, size: st.Size()})
+		f.logged(Op{What: "allocate", kind: opSize, size: st.Size})
 	}
 	return err
 }
@@ -308,10 +302,6 @@ func (f *recorded) Sync() error {
 			return err
 		}
 	}
-	if f.n != none && f.r.log.folders[f.n] {
-		f.logged(Op{What: "sync folder", kind: opSyncDir})
-	} else {
-		f.logged(Op{What: "sync", kind: opSync})
-	}
+	f.logged(Op{What: "sync", kind: opSync})
 	return nil
 }

@@ -13,15 +13,25 @@ import (
 // Direct goes around the page cache: see open(2), O_DIRECT.
 const Direct = unix.O_DIRECT
 
-func renameNew(from, to string) error {
-	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
+// unnamed makes a file without a name.
+const unnamed = unix.O_TMPFILE
+
+// openSub opens a folder of a folder, on the same mount.
+func openSub(at int, name string) (int, error) {
+	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS}
+	fd, err := unix.Openat2(at, name, &how)
+	if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
+		return fd, err
+	}
+	return openSubPlain(at, name) // a kernel before 5.6, or a sandbox that does not know the call
+}
+
+func renameNew(at int, from, to string) error {
+	err := unix.Renameat2(at, from, at, to, unix.RENAME_NOREPLACE)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) {
-		return os.Rename(from, to)
+		return unix.Renameat(at, from, at, to)
 	}
-	if err != nil {
-		return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
-	}
-	return nil
+	return err
 }
 
 func allocate(f *os.File, size int64) error {
@@ -39,14 +49,14 @@ func allocate(f *os.File, size int64) error {
 	}
 }
 
-func room(path string) (Room, error) {
+func room(fd int) (Room, error) {
 	var s unix.Statfs_t
-	if err := unix.Statfs(path, &s); err != nil {
-		return Room{}, &os.PathError{Op: "statfs", Path: path, Err: err}
+	if err := unix.Fstatfs(fd, &s); err != nil {
+		return Room{}, err
 	}
 	r, known := roomOf(&s, os.Geteuid() == 0)
 	if !known {
-		return r, &os.PathError{Op: "statfs", Path: path, Err: errors.ErrUnsupported}
+		return r, errors.ErrUnsupported
 	}
 	return r, nil
 }
@@ -67,7 +77,7 @@ func roomOf(s *unix.Statfs_t, root bool) (Room, bool) {
 		}
 		return int64(low)
 	}
-	r := Room{Free: bytes(s.Bavail), Most: bytes(s.Bavail)}
+	r := Room{Free: bytes(s.Bavail), Most: bytes(s.Bavail), Block: int64(s.Bsize)}
 	if root {
 		r.Most = max(r.Free, bytes(s.Bfree))
 	}

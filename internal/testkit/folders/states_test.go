@@ -1,4 +1,4 @@
-package filesys
+package folders
 
 import (
 	"errors"
@@ -7,15 +7,17 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // after runs a program on a log and returns every tree that it may leave, sorted.
 func after(t *testing.T, b Bounds, program func(r *Record)) []string {
-	r := NewRecord(NewMemory("/m"), "/m", true)
+	r := NewRecord(NewMemory("/m").Folder(), true)
 	program(r)
 	var all []string
 	n, err := r.Log().States("/m", b, func(s State) error {
-		all = append(all, names(t, s.Files, "/m"))
+		all = append(all, names(t, s.Files.Folder()))
 		return nil
 	})
 	require.NoError(t, err)
@@ -24,7 +26,7 @@ func after(t *testing.T, b Bounds, program func(r *Record)) []string {
 	return slices.Compact(all)
 }
 
-func put(t *testing.T, f FS, path, text string, sync bool) {
+func put(t *testing.T, f filesys.Folder, path, text string, sync bool) {
 	o, err := f.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o666)
 	require.NoError(t, err)
 	_, err = o.Write([]byte(text))
@@ -33,6 +35,13 @@ func put(t *testing.T, f FS, path, text string, sync bool) {
 		require.NoError(t, o.Sync())
 	}
 	require.NoError(t, o.Close())
+}
+
+// sub is a folder of the logged one.
+func sub(t *testing.T, r *Record, name string) filesys.Folder {
+	f, err := r.Folder().Sub(name)
+	require.NoError(t, err)
+	return f
 }
 
 // The states of the oldest mistake, a rename before the sync, and of its cure.
@@ -48,18 +57,18 @@ func TestStatesOfARename(t *testing.T) {
 		{"both synced", true, true, []string{"b=xy"}},
 	} {
 		ended := false
-		r := NewRecord(NewMemory("/m"), "/m", true)
-		put(t, r, "/m/a", "xy", c.file)
-		require.NoError(t, r.Rename("/m/a", "/m/b"))
+		r := NewRecord(NewMemory("/m").Folder(), true)
+		put(t, r.Folder(), "a", "xy", c.file)
+		require.NoError(t, r.Folder().Rename("a", "b"))
 		if c.folder {
-			require.NoError(t, r.SyncDir("/m"))
+			require.NoError(t, r.Folder().Sync())
 		}
 		r.Note("ended")
 		var all []string
 		_, err := r.Log().States("/m", Bounds{}, func(s State) error {
 			if s.Note == "ended" {
 				ended = true
-				all = append(all, names(t, s.Files, "/m"))
+				all = append(all, names(t, s.Files.Folder()))
 			}
 			return nil
 		})
@@ -77,9 +86,9 @@ func TestStatesOfTornWrites(t *testing.T) {
 	}
 	kinds := map[string]bool{}
 	for _, tree := range after(t, Bounds{}, func(r *Record) {
-		put(t, r, "/m/f", "old", true)
-		require.NoError(t, r.SyncDir("/m"))
-		o, err := r.OpenFile("/m/f", os.O_RDWR, 0)
+		put(t, r.Folder(), "f", "old", true)
+		require.NoError(t, r.Folder().Sync())
+		o, err := r.Folder().OpenFile("f", os.O_RDWR, 0)
 		require.NoError(t, err)
 		_, err = o.WriteAt(long, 0)
 		require.NoError(t, err)
@@ -101,40 +110,39 @@ func TestStatesOfTornWrites(t *testing.T) {
 // parent's; what nothing leads to is forgotten.
 func TestStatesOfFolders(t *testing.T) {
 	got := after(t, Bounds{}, func(r *Record) {
-		require.NoError(t, r.Mkdir("/m/d", 0o777))
-		put(t, r, "/m/d/f", "x", true)
-		require.NoError(t, r.SyncDir("/m/d"))
+		require.NoError(t, r.Folder().Mkdir("d", 0o777))
+		put(t, sub(t, r, "d"), "f", "x", true)
+		require.NoError(t, sub(t, r, "d").Sync())
 	})
 	require.Equal(t, []string{"", "d/()", "d/(f=)", "d/(f=_)", "d/(f=x)"}, got)
 	got = after(t, Bounds{}, func(r *Record) {
-		require.NoError(t, r.Mkdir("/m/d", 0o777))
-		require.NoError(t, r.SyncDir("/m"))
-		put(t, r, "/m/d/f", "x", true)
-		require.NoError(t, r.SyncDir("/m/d"))
-		require.NoError(t, r.Rename("/m/d", "/m/e"))
-		require.NoError(t, r.Remove("/m/e/f"))
-		require.NoError(t, r.Remove("/m/e"))
+		require.NoError(t, r.Folder().Mkdir("d", 0o777))
+		require.NoError(t, r.Folder().Sync())
+		put(t, sub(t, r, "d"), "f", "x", true)
+		require.NoError(t, sub(t, r, "d").Sync())
+		require.NoError(t, r.Folder().Rename("d", "e"))
+		require.NoError(t, sub(t, r, "e").Remove("f"))
+		require.NoError(t, r.Folder().Remove("e"))
 	})
 	require.Equal(t, []string{"", "d/()", "d/(f=)", "d/(f=_)", "d/(f=x)", "e/()", "e/(f=x)"}, got)
 }
 
 // Notes are handed on, and states of before come again with the new one.
 func TestStatesHaveNotes(t *testing.T) {
-	r := NewRecord(NewMemory("/m"), "/m", true)
-	put(t, r, "/m/a", "1", true)
+	r := NewRecord(NewMemory("/m").Folder(), true)
+	put(t, r.Folder(), "a", "1", true)
 	r.Note(1)
-	require.NoError(t, r.SyncDir("/m"))
+	require.NoError(t, r.Folder().Sync())
 	r.Note(2)
 	seen := map[any][]string{}
 	_, err := r.Log().States("/m", Bounds{}, func(s State) error {
-		seen[s.Note] = append(seen[s.Note], names(t, s.Files, "/m"))
-		return WriteSynced("/elsewhere", nil, 0) // a state's own affair
+		seen[s.Note] = append(seen[s.Note], names(t, s.Files.Folder()))
+		return filesys.WriteSynced(s.Files.Folder(), "elsewhere", nil, 0) // a state's own affair
 	})
-	require.Error(t, err)
-	require.ErrorContains(t, err, "elsewhere")
+	require.NoError(t, err)
 	clear(seen)
 	_, err = r.Log().States("/m", Bounds{}, func(s State) error {
-		seen[s.Note] = append(seen[s.Note], names(t, s.Files, "/m"))
+		seen[s.Note] = append(seen[s.Note], names(t, s.Files.Folder()))
 		return nil
 	})
 	require.NoError(t, err)
@@ -146,18 +154,18 @@ func TestStatesHaveNotes(t *testing.T) {
 // Of many operations the states are bounded, and every single loss is among them.
 func TestStatesAreBounded(t *testing.T) {
 	const files = 12
-	r := NewRecord(NewMemory("/m"), "/m", true)
+	r := NewRecord(NewMemory("/m").Folder(), true)
 	for i := range files {
-		put(t, r, "/m/"+string(rune('a'+i)), "x", true)
+		put(t, r.Folder(), string(rune('a'+i)), "x", true)
 	}
 	r.Note("ended")
 	single := map[int]bool{}
 	n, err := r.Log().States("/m", Bounds{Every: 4}, func(s State) error {
-		list, err := s.Files.ReadDir("/m")
+		list, err := s.Files.Folder().Names()
 		if s.After == r.Log().Len() && len(list) == files-1 {
 			have := 0
 			for _, e := range list {
-				have |= 1 << (e.Name()[0] - 'a')
+				have |= 1 << (e[0] - 'a')
 			}
 			single[have] = true
 		}
@@ -170,13 +178,13 @@ func TestStatesAreBounded(t *testing.T) {
 
 // A state is the visitor's own: writing to it changes no other.
 func TestStatesAreApart(t *testing.T) {
-	r := NewRecord(NewMemory("/m"), "/m", true)
-	put(t, r, "/m/a", "first", true)
-	require.NoError(t, r.SyncDir("/m"))
-	put(t, r, "/m/b", "second", true)
+	r := NewRecord(NewMemory("/m").Folder(), true)
+	put(t, r.Folder(), "a", "first", true)
+	require.NoError(t, r.Folder().Sync())
+	put(t, r.Folder(), "b", "second", true)
 	bad := errors.New("changed")
 	_, err := r.Log().States("/m", Bounds{}, func(s State) error {
-		o, err := s.Files.OpenFile("/m/a", os.O_RDWR, 0)
+		o, err := s.Files.Folder().OpenFile("a", os.O_RDWR, 0)
 		if err != nil {
 			return nil // not there yet
 		}
@@ -193,7 +201,7 @@ func TestStatesAreApart(t *testing.T) {
 	lessSynced := r.Log().Without(func(op Op) bool { return op.What == "sync" && op.Path == "/m/a" })
 	found := false
 	_, err = lessSynced.States("/m", Bounds{}, func(s State) error {
-		found = found || names(t, s.Files, "/m") == "a= b=second"
+		found = found || names(t, s.Files.Folder()) == "a= b=second"
 		return nil
 	})
 	require.NoError(t, err)

@@ -1,0 +1,116 @@
+package checkpoint
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
+)
+
+// A link that is retargeted while a run is on, or a folder that is renamed, leads the run
+// nowhere else: it goes on in the folder that it opened.
+func TestTheFolderIsResolvedOnce(t *testing.T) {
+	top := t.TempDir()
+	other := open(t, filepath.Join(top, "b"), Options{})
+	save(t, other, 4)
+	require.NoError(t, other.Confirm())
+	require.NoError(t, other.Close())
+	before := names(t, filepath.Join(top, "b"))
+	require.NoError(t, os.Mkdir(filepath.Join(top, "a"), 0o755))
+	link := filepath.Join(top, "l")
+	require.NoError(t, os.Symlink("a", link))
+	s := open(t, link, Options{Keep: 1})
+	save(t, s, 1)
+	require.NoError(t, os.Remove(link))
+	require.NoError(t, os.Symlink("b", link))
+	save(t, s, 2)
+	require.NoError(t, s.Confirm())
+	require.NoError(t, os.Rename(filepath.Join(top, "a"), filepath.Join(top, "moved")))
+	require.NoError(t, os.Symlink("b", filepath.Join(top, "a")))
+	save(t, s, 3)
+	require.NoError(t, s.Confirm())
+	require.NoError(t, s.Close())
+	require.Equal(t, []string{"step-00000003"}, names(t, filepath.Join(top, "moved")))
+	require.Equal(t, before, names(t, filepath.Join(top, "b")))
+}
+
+// Marks that another user wrote remove nothing: the folder is refused, whoever this user is.
+func TestAnotherUsersMarks(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root gives files away")
+	}
+	dir := t.TempDir()
+	name := tempPrefix + "step-00000001-00000000000000000000000000000000"
+	line, err := mark{Event: markWorking, Name: name}.line()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, marksName), line, 0o666))
+	require.NoError(t, os.Chown(filepath.Join(dir, marksName), 65534, 65534))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o755))
+	_, err = Open(dir, Options{})
+	var foreign *Foreign
+	require.ErrorAs(t, err, &foreign)
+	require.ErrorContains(t, err, "in a folder of your own")
+	require.DirExists(t, filepath.Join(dir, name))
+	_, err = Choose(background, dir, nil)
+	require.NoError(t, err, "readers need none")
+}
+
+// What the marks name is removed where it is, not where a link or a mount leads.
+func TestRemovalFollowsNothing(t *testing.T) {
+	dir, victim := t.TempDir(), t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(victim, "thesis"), nil, 0o644))
+	s := open(t, dir, Options{})
+	name, err := s.working(tempPrefix + "step-00000001")
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	require.NoError(t, os.Symlink(victim, filepath.Join(dir, name)))
+	require.NoError(t, open(t, dir, Options{}).Close())
+	require.FileExists(t, filepath.Join(victim, "thesis"))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o755))
+	if err := unix.Mount(victim, filepath.Join(dir, name), "", unix.MS_BIND, ""); err != nil {
+		t.Skip("no mounts here: ", err)
+	}
+	defer func() { require.NoError(t, unix.Unmount(filepath.Join(dir, name), 0)) }()
+	_, err = Open(dir, Options{})
+	require.ErrorIs(t, err, filesys.ErrLeads)
+	require.FileExists(t, filepath.Join(victim, "thesis"))
+}
+
+// Once the folder is open, nothing is made, renamed or removed by a path.
+func TestNothingIsDoneByPath(t *testing.T) {
+	if dir := os.Getenv("SPILLWAY_TEST_STORE"); dir != "" {
+		s := open(t, dir, Options{Keep: 1})
+		for step := 1; step <= 3; step++ {
+			save(t, s, step)
+			require.NoError(t, s.Confirm())
+		}
+		require.NoError(t, s.Close())
+		return
+	}
+	if _, err := exec.LookPath("strace"); err != nil {
+		t.Skip("strace is not installed: system calls are not looked at")
+	}
+	log, dir := filepath.Join(t.TempDir(), "log"), filepath.Join(t.TempDir(), "made", "ck")
+	cmd := exec.Command("strace", "-f", "-o", log, "-e", "trace=open,openat,creat,mkdir,mkdirat,unlink,unlinkat,rmdir,rename,renameat,renameat2", os.Args[0], "-test.run", "^TestNothingIsDoneByPath$")
+	cmd.Env = append(os.Environ(), "SPILLWAY_TEST_STORE="+dir)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	text, err := os.ReadFile(log)
+	require.NoError(t, err)
+	change := regexp.MustCompile(`(?m)^.*(O_CREAT|mkdir|unlink|rmdir|rename).*$`)
+	byPath := regexp.MustCompile(`AT_FDCWD|"/|(mkdir|unlink|rmdir|rename|open|creat)\("`)
+	changes := 0
+	for _, line := range change.FindAllString(string(text), -1) {
+		if regexp.MustCompile(`step-0|spillway|"ck"|manifest|config\.json|rank-`).MatchString(line) {
+			changes++
+			require.NotRegexp(t, byPath, line)
+		}
+	}
+	require.Greater(t, changes, 20)
+}

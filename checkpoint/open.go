@@ -1,0 +1,214 @@
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
+)
+
+// Dir is an open checkpoint folder, for reading. Nothing is written there, and no lock is
+// taken. The zero value is of a folder that is not there, and has no checkpoints.
+type Dir struct{ f filesys.Folder }
+
+// OpenDir opens a checkpoint folder; one that is missing is the zero Dir.
+func OpenDir(o filesys.Opener, path string) (Dir, error) {
+	f, err := o.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Dir{}, nil
+	}
+	if err != nil {
+		return Dir{}, fmt.Errorf("list checkpoints: %w", err)
+	}
+	return Dir{f}, nil
+}
+
+// Close gives the folder back. Checkpoints that were opened stay open.
+func (d Dir) Close() error {
+	if d.f == nil {
+		return nil
+	}
+	return d.f.Close()
+}
+
+// Path is what messages call the folder.
+func (d Dir) Path() string { return d.f.Path() }
+
+// Checkpoint is an open checkpoint. All files that its manifest lists were opened when it
+// was: they can be read whatever becomes of their names.
+type Checkpoint struct {
+	Entry
+	f     filesys.Folder
+	files map[string]opened
+}
+
+// opened is a file, or why it could not be opened.
+type opened struct {
+	filesys.File
+	err error
+}
+
+// Open opens a checkpoint by its name. The error is the one of its Entry where its
+// manifest can't be used, and wraps fs.ErrNotExist where there is none of that name.
+func (d Dir) Open(name string) (*Checkpoint, error) {
+	if d.f == nil {
+		return nil, fmt.Errorf("open checkpoint %s: %w", name, fs.ErrNotExist)
+	}
+	f, err := d.f.Sub(name)
+	if err != nil {
+		return nil, fmt.Errorf("open checkpoint: %w", err)
+	}
+	c, err := openCheckpoint(f, name)
+	if (err != nil || c.lacks()) && d.gone(name, f) {
+		if err == nil {
+			err = c.Close()
+		} else {
+			err = errors.Join(err, f.Close())
+		}
+		return nil, errors.Join(err, fmt.Errorf("open checkpoint %s: it was removed meanwhile: %w", f.Path(), fs.ErrNotExist))
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return c, nil
+}
+
+// lacks tells whether a listed file was missing.
+func (c *Checkpoint) lacks() bool {
+	for _, o := range c.files {
+		if errors.Is(o.err, fs.ErrNotExist) {
+			return true
+		}
+	}
+	return false
+}
+
+// gone tells whether a checkpoint's folder has lost its name meanwhile: another process
+// removes it.
+func (d Dir) gone(name string, f filesys.Folder) bool {
+	st, err := d.f.Lstat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	was, werr := f.Info()
+	return err == nil && werr == nil && !filesys.Same(st, was)
+}
+
+// OpenCheckpoint opens the checkpoint that a path names.
+func OpenCheckpoint(path string) (*Checkpoint, error) { return openPath(filesys.System, path) }
+
+func openPath(o filesys.Opener, path string) (*Checkpoint, error) {
+	f, err := o.Open(path)
+	if err != nil {
+		return nil, missing(path, err)
+	}
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	c, err := openCheckpoint(f, filepath.Base(abs))
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return c, nil
+}
+
+// missing is an error about a checkpoint's folder that can't be opened.
+func missing(path string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %s is missing", ErrDamaged, filepath.Join(path, manifestName))
+	}
+	return faulty(err)
+}
+
+// openCheckpoint takes over the folder, but where it fails.
+func openCheckpoint(f filesys.Folder, name string) (*Checkpoint, error) {
+	c := &Checkpoint{Entry: Entry{Name: name, Folder: f.Path()}, f: f, files: map[string]opened{}}
+	if c.Manifest, c.Err = readManifest(f); c.Err == nil {
+		c.named()
+	}
+	if c.Err != nil {
+		return nil, c.Err
+	}
+	for _, want := range c.Manifest.Files {
+		var o opened
+		o.File, o.err = filesys.OpenRegular(f, want.Name)
+		c.files[want.Name] = o
+	}
+	return c, nil
+}
+
+// named fills in what a checkpoint's name says, and compares it with the manifest.
+func (e *Entry) named() {
+	var canonical bool
+	if e.Step, e.Copy, canonical = parseName(e.Name); !canonical {
+		e.Step, e.Copy = e.Manifest.Step, 1
+	} else if e.Err == nil {
+		e.Err = e.agrees()
+	}
+}
+
+// Close closes the files.
+func (c *Checkpoint) Close() error {
+	errs := []error{c.f.Close()}
+	for _, o := range c.files {
+		if o.err == nil {
+			errs = append(errs, o.Close())
+		}
+	}
+	c.files = nil
+	return errors.Join(errs...)
+}
+
+// file is a file that has the size that the manifest says.
+func (c *Checkpoint) file(want File) (filesys.File, error) {
+	path := filepath.Join(c.Folder, want.Name)
+	o := c.files[want.Name]
+	if errors.Is(o.err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s is missing", ErrDamaged, path)
+	}
+	if o.err != nil {
+		return nil, faulty(o.err)
+	}
+	st, err := o.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	if st.Size != want.Bytes {
+		return nil, fmt.Errorf("%w: %s has %d bytes; the manifest says %d", ErrDamaged, path, st.Size, want.Bytes)
+	}
+	return o, nil
+}
+
+// Read is a small file of the checkpoint, compared with its checksum; fs.ErrNotExist where
+// the manifest lists none of that name.
+func (c *Checkpoint) Read(name string) ([]byte, error) {
+	want, ok := c.Manifest.file(name)
+	if !ok {
+		return nil, fmt.Errorf("read %s: %w", filepath.Join(c.Folder, name), fs.ErrNotExist)
+	}
+	text, err := c.Bytes(want)
+	if err != nil {
+		return nil, err
+	}
+	if want.Header == 0 && sum(text) != want.CRC32C {
+		return nil, fmt.Errorf("%w: %s has CRC-32C %s; the manifest says %s", ErrDamaged, filepath.Join(c.Folder, name), sum(text), want.CRC32C)
+	}
+	return text, nil
+}
+
+// Bytes are those of a file, compared with its size alone.
+func (c *Checkpoint) Bytes(want File) ([]byte, error) {
+	f, err := c.file(want)
+	if err != nil {
+		return nil, err
+	}
+	text := make([]byte, want.Bytes)
+	if _, err := io.ReadFull(io.NewSectionReader(f, 0, want.Bytes), text); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrDamaged, f.Name(), err)
+	}
+	return text, nil
+}
