@@ -66,7 +66,7 @@ func TestDiskFaultsOfTheMachine(t *testing.T) {
 
 	got = command(onDisk(4, filepath.Join(readOnly, "sub"), checkpoint, "--resume")...)
 	require.Equal(t, exitFault, got.status, got.stderr)
-	require.Contains(t, got.stderr, "disk tier: make folder "+filepath.Join(readOnly, "sub"))
+	require.Contains(t, got.stderr, "disk tier: open folder "+filepath.Join(readOnly, "sub"))
 
 	got = command(onDisk(4, good, checkpoint, "--resume")...)
 	require.Zero(t, got.status, got.stderr)

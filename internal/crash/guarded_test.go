@@ -24,7 +24,7 @@ func TestEveryGoroutineIsGuarded(t *testing.T) {
 		}
 		if d.IsDir() {
 			switch d.Name() {
-			case "benchmarks", "examples", "testdata", "drivertest", "build", ".git", "asmgen":
+			case "benchmarks", "examples", "testdata", "testkit", "build", ".git", "asmgen":
 				return filepath.SkipDir
 			}
 			return nil

@@ -293,7 +293,7 @@ func locate(tree string, list []fault) error {
 		if n := len(found[i]); n > 0 {
 			where = fmt.Sprintf("%d times (%s)", n, strings.Join(slices.Compact(found[i]), ", "))
 		}
-		wrong = append(wrong, fmt.Errorf("fault %q: its old text is found %s: change the fault's text, or its in:", f.Name, where))
+		wrong = append(wrong, fmt.Errorf("fault %q: its old text is found %s; change the text, or its in line", f.Name, where))
 	}
 	return errors.Join(wrong...)
 }

@@ -36,7 +36,7 @@ func TestLaunchTouchesAndRunsNothing(t *testing.T) {
 	_, err = c.Copy("c", at(0, 8), at(0, 9))
 	require.ErrorContains(t, err, "destination has 8 bytes, source 9")
 	require.ErrorContains(t, s.Launch(nulldevice.NewKernel("far", at(1<<50, 1))), `rank 2, stream compute, operation "far": operand: bytes [`)
-	require.ErrorContains(t, s.Launch(other{}), "not a kernel of the null device (null_test.other)")
+	require.ErrorContains(t, s.Launch(other{}), "not a kernel of the null device (nulldevice_test.other)")
 	require.ErrorContains(t, s.Record(7), "not an event of this context")
 	foreign := cpu.New(0, cpu.Options{})
 	defer foreign.Close()
