@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -54,7 +55,9 @@ func findModel(ctx context.Context, c *spillway.Config, stderr io.Writer, weight
 	for _, p := range passed {
 		fmt.Fprintln(stderr, "warning:", p)
 	}
-	if _, err := os.Stat(filepath.Join(folder, "config.json")); err != nil {
+	if _, err := os.Stat(filepath.Join(folder, "config.json")); err != nil && folder != c.Model {
+		return errGone
+	} else if err != nil {
 		return fmt.Errorf("--model %s: there is neither a config.json nor a checkpoint", c.Model)
 	}
 	c.Model, c.Init = folder, folder
@@ -64,15 +67,45 @@ func findModel(ctx context.Context, c *spillway.Config, stderr io.Writer, weight
 	return nil
 }
 
-// newInference makes what computes with the model of c.Model, which is found anew where its
-// weights turn out damaged as they are loaded: a folder of checkpoints has others.
-func newInference(ctx context.Context, c *spillway.Config, given string, stderr io.Writer) (*spillway.Trainer, func() error, error) {
-	t, closeAll, err := newTrainer(ctx, *c)
-	if !errors.Is(err, checkpoint.ErrDamaged) {
-		return t, closeAll, err
+// errGone says that a run removed the chosen checkpoint before it was read.
+var errGone = errors.New("a run has removed the checkpoint")
+
+// readerPatience is how long a reader chooses again beside a run that removes checkpoints.
+const readerPatience = 2 * time.Second
+
+// newInference makes what computes with the model of c.Model; prepare completes c once the
+// model is found. A folder of checkpoints is searched again where the weights turn out
+// damaged as they are loaded, and where a run removed the chosen checkpoint meanwhile.
+func newInference(ctx context.Context, c *spillway.Config, stderr io.Writer, prepare func(*spillway.Config) error) (*spillway.Trainer, func() error, error) {
+	given, weights := *c, checkpoint.AsLoaded
+	for late := time.Now().Add(readerPatience); ; time.Sleep(5 * time.Millisecond) {
+		*c = given
+		t, closeAll, err := tryInference(ctx, c, stderr, weights, prepare)
+		if err == nil {
+			return t, closeAll, nil
+		}
+		gone := errors.Is(err, errGone)
+		if c.Model != given.Model && !gone {
+			_, serr := os.Stat(c.Model)
+			gone = errors.Is(serr, fs.ErrNotExist)
+		}
+		switch {
+		case gone && time.Now().After(late):
+			return nil, nil, fmt.Errorf("--model %s: busy: for %v a run has removed each checkpoint before it could be read; try again", given.Model, readerPatience)
+		case gone:
+		case errors.Is(err, checkpoint.ErrDamaged) && weights == checkpoint.AsLoaded:
+			weights = safetensors.FileName
+		default:
+			return nil, nil, err
+		}
 	}
-	c.Model = given
-	if err := findModel(ctx, c, stderr, safetensors.FileName); err != nil {
+}
+
+func tryInference(ctx context.Context, c *spillway.Config, stderr io.Writer, weights string, prepare func(*spillway.Config) error) (*spillway.Trainer, func() error, error) {
+	if err := findModel(ctx, c, stderr, weights); err != nil {
+		return nil, nil, err
+	}
+	if err := prepare(c); err != nil {
 		return nil, nil, err
 	}
 	return newTrainer(ctx, *c)
@@ -127,11 +160,7 @@ computes in fp32, whatever the weights were trained in.`,
 		if prompt == "" {
 			return errors.New("--prompt is empty: give the text to continue")
 		}
-		given := c.Model
-		if err := findModel(cmd.Context(), &c, cmd.ErrOrStderr(), checkpoint.AsLoaded); err != nil {
-			return err
-		}
-		return generate(cmd.Context(), c, given, prompt, n, how, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return generate(cmd.Context(), c, prompt, n, how, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	}
 	return cmd
 }
@@ -139,15 +168,15 @@ computes in fp32, whatever the weights were trained in.`,
 // maxPrompt bounds what is read of standard input.
 const maxPrompt = 16 << 20
 
-func generate(ctx context.Context, c spillway.Config, given, prompt string, n int, how spillway.Sampling, stdout, stderr io.Writer) (err error) {
+func generate(ctx context.Context, c spillway.Config, prompt string, n int, how spillway.Sampling, stdout, stderr io.Writer) (err error) {
 	c.Generate, c.Batch, c.Steps = true, 1, 1
 	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", flagged(text)) }
-	if c.Seq == 0 {
-		if c.Seq, err = trainer.ContextFor(c, prompt, n); err != nil {
-			return err
+	t, closeAll, err := newInference(ctx, &c, stderr, func(c *spillway.Config) (err error) {
+		if c.Seq == 0 {
+			c.Seq, err = trainer.ContextFor(*c, prompt, n)
 		}
-	}
-	t, closeAll, err := newInference(ctx, &c, given, stderr)
+		return err
+	})
 	if errors.Is(err, context.Canceled) {
 		return &interrupted{"interrupted before the first token"}
 	}
@@ -213,12 +242,8 @@ target once. It computes in fp32, whatever the weights were trained in.`,
 		if err := refuseOverwriting(fs); err != nil {
 			return err
 		}
-		given := c.Model
-		if err := findModel(cmd.Context(), &c, cmd.ErrOrStderr(), checkpoint.AsLoaded); err != nil {
-			return err
-		}
 		c.EvalData = path
-		return ofData(evaluate(cmd.Context(), c, given, jsonPath, cmd.OutOrStdout(), cmd.ErrOrStderr()))
+		return ofData(evaluate(cmd.Context(), c, jsonPath, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 	}
 	return cmd
 }
@@ -297,16 +322,16 @@ func (p *evalProgress) reached() string {
 	return fmt.Sprintf("interrupted after batch %d of %d", p.done, p.batches)
 }
 
-func evaluate(ctx context.Context, c spillway.Config, given, jsonPath string, stdout, stderr io.Writer) (err error) {
+func evaluate(ctx context.Context, c spillway.Config, jsonPath string, stdout, stderr io.Writer) (err error) {
 	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", flagged(text)) }
-	if c.Seq == 0 {
-		positions, err := trainer.Positions(c.Model)
-		if err != nil {
-			return err
+	t, closeAll, err := newInference(ctx, &c, stderr, func(c *spillway.Config) error {
+		if c.Seq != 0 {
+			return nil
 		}
+		positions, err := trainer.Positions(c.Model)
 		c.Seq = min(1024, positions)
-	}
-	t, closeAll, err := newInference(ctx, &c, given, stderr)
+		return err
+	})
 	if errors.Is(err, context.Canceled) {
 		return &interrupted{"interrupted before the first batch"}
 	}
