@@ -23,7 +23,7 @@ func TestAnOptimizerIsAFile(t *testing.T) {
 	require.True(t, slices.IsSorted(names))
 	require.Len(t, slices.Compact(names), len(rules), "two rules of one name")
 	in := map[string][]string{} // optimizers named by a file
-	for _, dir := range []string{".", "../plan", "../fsdp", "../offload", "../search", "../train", "../checkpoint", "../run", "../exec"} {
+	for _, dir := range []string{".", "../plan", "../fsdp", "../offload", "../search", "../config", "../train", "../checkpoint", "../run", "../exec"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		require.NoError(t, err)
 		require.NotEmpty(t, files, dir)
@@ -47,7 +47,7 @@ func TestAnOptimizerIsAFile(t *testing.T) {
 			})
 		}
 	}
-	require.Equal(t, []string{"adamw"}, in["../train/config.go"], "the default")
-	delete(in, "../train/config.go")
+	require.Equal(t, []string{"adamw"}, in["../config/config.go"], "the default")
+	delete(in, "../config/config.go")
 	require.Equal(t, map[string][]string{"adagrad.go": {"adagrad"}, "adamw.go": {"adamw"}, "lamb.go": {"lamb"}, "lars.go": {"lars", "larc"}, "novograd.go": {"novograd"}, "sgd.go": {"sgd"}}, in)
 }
