@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ const root = "../.."
 // substitutions change commands that can't run everywhere as they stand; an empty
 // replacement leaves the command out. Everything else is run to the letter.
 var substitutions = []struct{ text, by, why string }{
+	{"go run ./cmd/spillway train", "go run ./cmd/spillway train --steps 20", "400 steps take minutes; a whole demo runs before a release"},
 	{"--steps 1000 ", "--steps 4 ", "1,000 steps of 124 million parameters take hours on a CPU"},
 	{"--warmup 100 ", "--warmup 1 ", "as above"},
 	{"--model gpt2 ", "--model tiny ", "124 million parameters take seconds to minutes a step on a CPU; tiny has GPT-2's vocabulary"},
@@ -104,14 +106,16 @@ func commandsOf(t *testing.T, file string) (list []command) {
 
 // pages are the README and what a reader gets to from it.
 func pages(t *testing.T) []string {
-	list := []string{"README.md", "CONTRIBUTING.md", "ARCHITECTURE.md"}
+	list := []string{"README.md", "docs/start.md", "CONTRIBUTING.md", "ARCHITECTURE.md"} // start.md trains what others use
 	for _, pattern := range []string{"docs/*.md", "docs/*/*.md", "examples/*/README.md"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		require.NoError(t, err)
 		for _, f := range found {
 			rel, err := filepath.Rel(root, f)
 			require.NoError(t, err)
-			list = append(list, rel)
+			if !slices.Contains(list, rel) {
+				list = append(list, rel)
+			}
 		}
 	}
 	return list
