@@ -41,6 +41,7 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/train"
 )
 
@@ -97,29 +98,29 @@ type (
 	// on this machine.
 	MissingDevice = train.MissingDevice
 	// Refusal is the error of a plan that does not fit where something else would.
-	Refusal = train.Refusal
+	Refusal = planner.Refusal
 	// NothingFits is the error of a search that found no configuration within the caps.
-	NothingFits = train.NothingFits
+	NothingFits = planner.NothingFits
 )
 
 // Plans with their predicted times, and searches over them.
 type (
 	// Forecast is the plan of a run with its predicted time.
-	Forecast = train.Forecast
+	Forecast = planner.Forecast
 	// Hardware is what a plan's time is predicted on.
-	Hardware = train.Hardware
+	Hardware = planner.Hardware
 	// Fixed are the fields of a Config that Fit leaves as they are.
-	Fixed = train.Fixed
+	Fixed = planner.Fixed
 	// Fitted is the outcome of a search for the fastest configuration that fits.
-	Fitted = train.Fitted
+	Fitted = planner.Fitted
 	// Settings are fields of a Config with their values: what a search chose.
-	Settings = train.Settings
+	Settings = planner.Settings
 	// Way is a change of a configuration that makes it fit.
-	Way = train.Way
+	Way = planner.Way
 	// NoWay says what was tried where nothing makes a configuration fit.
-	NoWay = train.NoWay
+	NoWay = planner.NoWay
 	// Explanation says what a plan computes again and what it keeps off the device.
-	Explanation = train.Explanation
+	Explanation = planner.Explanation
 )
 
 // Default returns the command line's defaults: what a Config starts from.
@@ -136,20 +137,20 @@ func New(ctx context.Context, cfg Config) (*Trainer, error) { return train.New(c
 
 // Build plans the run that cfg describes, without allocating any of it. The
 // error is a *plan.DoesNotFit where a capacity is too small.
-func Build(ctx context.Context, cfg Config) (*plan.Plan, error) { return train.Build(ctx, cfg) }
+func Build(ctx context.Context, cfg Config) (*plan.Plan, error) { return planner.Build(ctx, cfg) }
 
 // Predict plans what cfg describes and predicts the time of a step on machine.
 // It reads no weights and no data, and needs no device. That the plan does not
 // fit is no error here.
 func Predict(ctx context.Context, cfg Config, machine *cost.Machine) (*Forecast, error) {
-	return train.Predict(ctx, cfg, machine)
+	return planner.Predict(ctx, cfg, machine)
 }
 
 // Passes plans what cfg describes and shows the model's program ("model") and the
 // program after each pass, in order; an error of show ends it.
 // It reads no weights and no data. That the plan does not fit is no error here.
 func Passes(ctx context.Context, cfg Config, show func(pass string, p *graph.Program) error) error {
-	return train.Passes(ctx, cfg, show)
+	return planner.Passes(ctx, cfg, show)
 }
 
 // Fit chooses what is not fixed so that cfg is fastest by prediction on hw and fits:
@@ -157,7 +158,7 @@ func Passes(ctx context.Context, cfg Config, show func(pass string, p *graph.Pro
 // rows of a step over all ranks, it chooses Batch and Accum too. It is deterministic.
 // Where nothing fits, the error is a *NothingFits.
 func Fit(ctx context.Context, cfg Config, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
-	return train.Fit(ctx, cfg, fixed, rows, hw)
+	return planner.Fit(ctx, cfg, fixed, rows, hw)
 }
 
 // FitHere is Fit for a run on this machine, or of a job on its hosts: also within what
@@ -170,11 +171,11 @@ func FitHere(ctx context.Context, cfg Config, fixed Fixed, rows int, hw Hardware
 // planned, and fits; those that keep the job come first, then the fastest. Where there
 // are none, the second result says what came nearest.
 func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) {
-	return train.WaysOut(ctx, asked, hw)
+	return planner.WaysOut(ctx, asked, hw)
 }
 
 // Explain says what a forecast's plan computes again and keeps off the device.
-func Explain(f *Forecast) Explanation { return train.Explain(f) }
+func Explain(f *Forecast) Explanation { return planner.Explain(f) }
 
 // Work lends this process's ranks to the run that the job's first process leads. A
 // canceled context ends the job.
@@ -188,7 +189,7 @@ func OpenMetrics(path string, step int) (*MetricsWriter, error) { return train.O
 
 // CPUHardware is the CPU device of this process with so many threads, before it is
 // calibrated.
-func CPUHardware(threads int) Hardware { return train.CPUHardware(threads) }
+func CPUHardware(threads int) Hardware { return planner.CPUHardware(threads) }
 
 // DeviceHardware is what the time of a step is predicted on for the device that cfg
 // names, on this machine; the Config that comes back has what only the device knows: its

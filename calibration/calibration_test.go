@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/grid"
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 	"github.com/spillway-ml/spillway/memplan/cost"
-	"github.com/spillway-ml/spillway/train"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // A calibration knows every operation of the grid, and what it predicts is a
@@ -40,7 +40,7 @@ func TestCalibrationCoversTheGrid(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.Ranks, c.Zero, c.Recompute, c.Offload, c.Batch, c.Seq, c.Disk = p.Ranks, p.Zero, p.Recompute, p.Offload, m.Batch, m.Seq, dir
-		f, err := train.Predict(t.Context(), c, cal.Machine(p.Ranks))
+		f, err := planner.Predict(t.Context(), c, cal.Machine(p.Ranks))
 		require.NoError(t, err, p)
 		require.Greater(t, f.Step.Seconds, cal.Start, p)
 		prog := f.Plan.Program

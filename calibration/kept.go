@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/userdir"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/memplan/cost"
-	"github.com/spillway-ml/spillway/train"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // calibrationFormat changes whenever what a calibration measures does.
@@ -178,10 +178,10 @@ func Kept(threads int) (c *cost.Calibration, note string) {
 
 // Hardware is the CPU device of this process with so many threads: as it was
 // calibrated, or with typical rates. The note is Kept's.
-func Hardware(threads int) (hw train.Hardware, calibrated bool, note string) {
+func Hardware(threads int) (hw planner.Hardware, calibrated bool, note string) {
 	c, note := Kept(threads)
 	if c == nil {
-		return train.CPUHardware(threads), false, note
+		return planner.CPUHardware(threads), false, note
 	}
-	return train.Hardware{Machine: c.Machine}, true, note
+	return planner.Hardware{Machine: c.Machine}, true, note
 }

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/memplan/cost"
-	"github.com/spillway-ml/spillway/train"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // keptLinks is what was measured of a transport on a machine.
@@ -27,7 +27,7 @@ func KeepLinks(l *cost.Links) (path string, err error) {
 // Over is hw with collectives as they were measured over a transport (inproc, shm or
 // mpi) between nearly so many ranks, and a few words on it for a person: "" where nothing
 // is kept, or only what is old, and hw is as it was.
-func Over(hw train.Hardware, transport string, ranks int) (_ train.Hardware, note string) {
+func Over(hw planner.Hardware, transport string, ranks int) (_ planner.Hardware, note string) {
 	var fresh []cost.Links
 	var when []time.Time
 	for _, l := range keptLinksHere() {

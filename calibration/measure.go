@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/train"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -150,7 +151,7 @@ func crowding(ctx context.Context, cfg config.Config, c *cost.Calibration, dir s
 		if err := calibrationModel(one.Model, m.config); err != nil {
 			return 0, err
 		}
-		f, err := train.Predict(ctx, one, c.Machine(one.Ranks))
+		f, err := planner.Predict(ctx, one, c.Machine(one.Ranks))
 		if err != nil {
 			return 0, err
 		}

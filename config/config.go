@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/plan"
@@ -259,6 +260,30 @@ type Processes interface {
 	Count() int
 	// Seat tells that each process runs so many ranks.
 	Seat(ranks int)
+	// Memory is that of the host with the least for each rank, of so many ranks a process.
+	Memory(ranks int) HostMemory
+	// Outside is the host memory, in bytes, that the transport takes of a process of so many
+	// ranks outside their arenas. copies tells whether parts of other ranks are copied into
+	// memory of this process while they are added.
+	Outside(ranks int) (bytes int64, copies bool)
+}
+
+// HostMemory is what the ranks of a host share.
+type HostMemory struct {
+	Host  string // "": this machine
+	Bytes int64  // that its processes may use; 0: not known
+	Ranks int    // how many share it
+}
+
+// Share is each rank's part in bytes; 0: not known.
+func (m HostMemory) Share() int64 { return m.Bytes / int64(max(m.Ranks, 1)) }
+
+func (m HostMemory) String() string {
+	where := "this machine"
+	if m.Host != "" {
+		where = "host " + m.Host
+	}
+	return fmt.Sprintf("%s of %s for %s", plan.Bytes(m.Bytes), where, english.Plural(m.Ranks, "rank", ""))
 }
 
 // Over is the configuration of a run over the processes of a job, of which this one

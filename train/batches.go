@@ -7,6 +7,7 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // batches is an opened data set and the order in which a run reads it.
@@ -27,7 +28,7 @@ const evalField = "Config.Own.Eval"
 func (t *Trainer) openData(ctx context.Context) error {
 	c := t.cfg
 	var err error
-	if t.tokenizer, err = openTokenizer(&c.Config, c.model.Vocab); err != nil {
+	if t.tokenizer, err = openTokenizer(&c.Config, c.Shape.Vocab); err != nil {
 		return err
 	}
 	switch {
@@ -57,14 +58,14 @@ func (t *Trainer) openData(ctx context.Context) error {
 
 func (t *Trainer) open(ctx context.Context, field, path string, accum int) (*batches, error) {
 	c := t.cfg
-	if s := sampleShape(t.plan.Program, c.Batch); s.Tokens != c.Seq || s.Targets != c.Seq || len(s.Inputs) > 0 {
+	if s := planner.SampleShape(t.plan.Program, c.Batch); s.Tokens != c.Seq || s.Targets != c.Seq || len(s.Inputs) > 0 {
 		return nil, fmt.Errorf("%s %.80q: model %.80q takes more than tokens and the next ones, which are all that files have; it needs data of its own (Config.Own)", field, path, c.ModelName())
 	}
 	glob := c.DataGlob
 	if field == "Config.EvalData" {
 		glob = c.EvalGlob
 	}
-	buf, err := data.Open(ctx, path, data.Options{Tokenizer: t.tokenizer, Vocab: t.cfg.model.Vocab, Glob: glob, TextField: c.TextField, Threads: c.ComputeThreads()})
+	buf, err := data.Open(ctx, path, data.Options{Tokenizer: t.tokenizer, Vocab: t.cfg.Shape.Vocab, Glob: glob, TextField: c.TextField, Threads: c.ComputeThreads()})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", field, err)
 	}
@@ -88,7 +89,7 @@ func (t *Trainer) open(ctx context.Context, field, path string, accum int) (*bat
 		b.scratch = [2][]int32{make([]int32, c.Batch*c.Seq), make([]int32, c.Batch*c.Seq)}
 		b.steps = int(rows / int64(c.Batch) / int64(c.Ranks))
 	}
-	b.sampler, err = data.NewSampler(b.source, data.SamplerConfig{Order: order, Seed: c.Seed, Seq: c.Seq, Batch: c.Batch, Accum: accum, Ranks: c.Ranks, Vocab: t.cfg.model.Vocab})
+	b.sampler, err = data.NewSampler(b.source, data.SamplerConfig{Order: order, Seed: c.Seed, Seq: c.Seq, Batch: c.Batch, Accum: accum, Ranks: c.Ranks, Vocab: t.cfg.Shape.Vocab})
 	if err != nil {
 		buf.Close()
 		return nil, fmt.Errorf("%s: %w", field, err)
@@ -99,15 +100,15 @@ func (t *Trainer) open(ctx context.Context, field, path string, accum int) (*bat
 // openSamples opens data that the program brought along.
 func (t *Trainer) openSamples(field string, s data.Samples, accum int) (*batches, error) {
 	c := t.cfg
-	shape := sampleShape(t.plan.Program, c.Batch)
-	shape.Vocab, shape.Classes = t.cfg.model.Vocab, t.cfg.model.Vocab
+	shape := planner.SampleShape(t.plan.Program, c.Batch)
+	shape.Vocab, shape.Classes = t.cfg.Shape.Vocab, t.cfg.Shape.Vocab
 	if c.Own.Model != nil {
 		fwd, err := config.OwnForward(&c.Config, c.Common())
 		if err != nil {
 			return nil, err
 		}
 		shape.Vocab, shape.Classes = 0, 0
-		boundsOf(&shape, fwd.Train)
+		planner.BoundsOf(&shape, fwd.Train)
 	}
 	order, rows, steps := data.Sequential, s.Len(), c.EvalSteps
 	if strings.EqualFold(c.Order, data.Shuffled.String()) && field != evalField {

@@ -33,9 +33,9 @@ func lookAtCheckpoints(c *request) error {
 }
 
 // opener opens the folder of checkpoints.
-func (q *request) opener() filesys.Opener {
-	if q.folders != nil {
-		return q.folders
+func (h *hooks) opener() filesys.Opener {
+	if h.folders != nil {
+		return h.folders
 	}
 	return filesys.System
 }
@@ -284,7 +284,7 @@ func (t *Trainer) sameRun(saved *checkpoint.Checkpoint) (was runRecord, err erro
 	if err != nil {
 		return was, fmt.Errorf("resume: %s: %w", filepath.Join(folder, hfconfig.FileName), err)
 	}
-	if !c.SameModel(t.cfg.model) {
+	if !c.SameModel(t.cfg.Shape) {
 		return was, config.RefuseField("Model", "resume: the checkpoint %s holds another model than Config.Model %s", folder, t.cfg.Model)
 	}
 	return was, nil

@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // geluTiny is tiny gpt2 in 16 bits with GELU in the products' epilogues.
@@ -46,7 +47,7 @@ func TestGELUEpilogueIsChosen(t *testing.T) {
 
 	both := onGPU("gelu", "dgelu")
 	require.Equal(t, "dgelu,gelu", settings(&both.Config)["epilogues"])
-	require.Equal(t, "gelu", (&Forecast{Config: onGPU("gelu").Config}).Epilogues())
+	require.Equal(t, "gelu", (&planner.Forecast{Config: onGPU("gelu").Config}).Epilogues())
 }
 
 // evaluated is a run's outcome with its evaluations.

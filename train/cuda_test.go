@@ -307,7 +307,7 @@ func TestCUDAWithoutADriver(t *testing.T) {
 	require.ErrorAs(t, err, &missing)
 	require.ErrorContains(t, err, "the driver shows no GPU")
 	require.NoError(t, d.Close())
-	p, err := c.plan(t.Context())
+	p, err := c.planned().Plan(t.Context())
 	require.NoError(t, err, "a plan needs no GPU")
 	require.Positive(t, p.Layout.Spaces[graph.Device].Peak)
 }

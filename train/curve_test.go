@@ -8,6 +8,8 @@ import (
 	"os"
 	"testing"
 
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/stretchr/testify/require"
 )
 
@@ -164,4 +166,30 @@ func TestOneCurveOverOddShards(t *testing.T) {
 			require.Equal(t, want, got, "%s, %d ranks, case %d", optimizer, ranks, i)
 		}
 	}
+}
+
+// A search within a cap plans with the sums that the flag keeps: what it chooses fits as
+// it runs, and still has the bits of every other placement.
+func TestFitKnowsTheSumsOfAReproducibleRun(t *testing.T) {
+	t.Parallel()
+	c := tiny("gpt2")
+	c.Batch, c.Seq, c.Ranks, c.Accum, c.Zero, c.Steps, c.Threads = 1, 8, 2, 2, 0, 1, 1
+	peak := func(reproducible bool) int64 {
+		d := c
+		d.Reproducible = reproducible
+		p, err := d.planned().Plan(t.Context())
+		require.NoError(t, err)
+		return p.Layout.Spaces[graph.Device].Peak
+	}
+	require.Greater(t, peak(true), peak(false), "at stage 0 the parts' sums are apart")
+	want := curveOver(t, c, 2, 4)
+	c.DeviceMemory, c.Reproducible = peak(false), true
+	_, err := c.planned().Plan(t.Context())
+	require.ErrorContains(t, err, "does not fit")
+	best, err := c.planned().Fit(t.Context(), planner.Fixed{}, 0, planner.CPUHardware(1))
+	require.NoError(t, err)
+	require.True(t, best.Forecast.Config.Reproducible)
+	require.LessOrEqual(t, best.Forecast.Plan.Layout.Spaces[graph.Device].Peak, c.DeviceMemory)
+	c.Config = best.Forecast.Config
+	require.Equal(t, want, curveOver(t, c, 2, 4))
 }

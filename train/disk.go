@@ -8,6 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // openDisk opens the folder of the disk tier, where there is one, before the
@@ -24,7 +25,7 @@ func (t *Trainer) openDisk() error {
 		}
 		return nil
 	}
-	o := diskOptions(&c.Config)
+	o := planner.DiskOptions(&c.Config)
 	o.Cache, o.Warn, o.Wrap = c.DiskCache, c.Warn, c.wrapDisk
 	folder, err := store.Open(c.Disk, o)
 	if err != nil {

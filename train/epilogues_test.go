@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // kindsOf counts the operations of the plan of a configuration by kind.
@@ -98,20 +99,20 @@ func TestEpiloguesAreOnRecord(t *testing.T) {
 		{onGPU(), ""}, {onGPU("default"), ""}, {onGPU("dgelu"), ""}, {onGPU("none"), "none"}, {onGPU("BGRAD", "dgelu"), "dgelu,bgrad"}, {onGPU("all"), "dgelu,bgrad,gelu"}, {onGPU("bgrad"), "bgrad"}, {tiny("gpt2"), ""},
 	} {
 		require.Equal(t, c.want, settings(&c.of.Config)["epilogues"], c.of.Epilogues)
-		notes := strings.Join((&Forecast{Config: c.of.Config}).Notes(), "\n")
+		notes := strings.Join((&planner.Forecast{Config: c.of.Config}).Notes(), "\n")
 		require.Equal(t, c.want != "", strings.Contains(notes, "Config.Epilogues "+c.want), notes)
 	}
-	require.Equal(t, "dgelu", (&Forecast{Config: onGPU().Config}).Epilogues())
-	require.Equal(t, "none", (&Forecast{Config: onGPU("none").Config}).Epilogues())
-	require.Equal(t, "dgelu,bgrad,gelu", (&Forecast{Config: onGPU("all").Config}).Epilogues())
+	require.Equal(t, "dgelu", (&planner.Forecast{Config: onGPU().Config}).Epilogues())
+	require.Equal(t, "none", (&planner.Forecast{Config: onGPU("none").Config}).Epilogues())
+	require.Equal(t, "dgelu,bgrad,gelu", (&planner.Forecast{Config: onGPU("all").Config}).Epilogues())
 	cpu := tiny("gpt2")
-	require.Empty(t, (&Forecast{Config: cpu.Config}).Epilogues())
+	require.Empty(t, (&planner.Forecast{Config: cpu.Config}).Epilogues())
 	for model, says := range map[string]bool{"gpt2": false, "llama-tied": true} { // SiLU
 		c := onGPU("gelu")
 		c.Model, c.Init = tiny(model).Model, ""
 		p, _, err := c.build(t.Context())
 		require.NoError(t, err)
-		f := &Forecast{Config: c.Config, Plan: p}
+		f := &planner.Forecast{Config: c.Config, Plan: p}
 		require.Equal(t, says, slices.Contains(f.Notes(), "Config.Epilogues gelu: no product of this run has it, and nothing changes by it"), f.Notes())
 	}
 	was, now := onGPU(), onGPU("none")

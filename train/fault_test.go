@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/internal/testkit/fault"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // No hang (promise 5): wherever a rank fails or is stuck, the job ends on every
@@ -121,7 +122,7 @@ func TestNewCleansUp(t *testing.T) {
 // without a word of going on.
 func TestALostRankInASave(t *testing.T) {
 	var warned []string
-	tr := Trainer{cfg: &resolved{}, step: 7}
+	tr := Trainer{cfg: &resolved{Resolved: &planner.Resolved{}}, step: 7}
 	tr.cfg.Warn = func(text string) { warned = append(warned, text) }
 	for _, kind := range []error{comm.ErrLost, comm.ErrTimeout, comm.ErrMismatch, comm.ErrAborted} {
 		err := tr.goOn(fmt.Errorf("rank 2: %w", kind))

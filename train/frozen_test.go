@@ -16,7 +16,7 @@ func TestFrozenCacheWantsEveryMicroBatch(t *testing.T) {
 		c := frozenRun(t, "gpt2", 8, 40) // an epoch is two steps of two micro-batches of two rows
 		c.Ranks, c.Accum, c.Steps, c.AccumOrder = 1, 2, 6, order
 		want := cachedRun(t, c)
-		p, err := c.plan(t.Context())
+		p, err := c.planned().Plan(t.Context())
 		require.NoError(t, err)
 		row := int64(c.Seq) * 4
 		for i := range p.Program.Params {

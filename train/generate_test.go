@@ -14,6 +14,7 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // generation is a run that only generates from one of testdata's models.
@@ -42,10 +43,10 @@ func TestKeptKeysGiveTheSameLogits(t *testing.T) {
 			d := decoder{t: tr}
 			var all [][]float32
 			for range 45 { // the last ones are past the 40 of the context
-				logits := make([]float32, tr.cfg.model.Vocab)
+				logits := make([]float32, tr.cfg.Shape.Vocab)
 				require.NoError(t, d.next(tokens, logits))
 				all = append(all, logits)
-				tokens = append(tokens, int32(rng.IntN(tr.cfg.model.Vocab)))
+				tokens = append(tokens, int32(rng.IntN(tr.cfg.Shape.Vocab)))
 			}
 			return all
 		}
@@ -98,7 +99,7 @@ func TestKeptKeysAreInThePlan(t *testing.T) {
 	t.Parallel()
 	kept := func(seq int) (bytes int64) {
 		c := generation("llama-tied", seq)
-		p, err := c.plan(t.Context())
+		p, err := c.planned().Plan(t.Context())
 		require.NoError(t, err)
 		for i := range p.Program.Buffers {
 			if b := &p.Program.Buffers[i]; strings.HasPrefix(b.Name, "cache/") {
@@ -109,7 +110,7 @@ func TestKeptKeysAreInThePlan(t *testing.T) {
 		}
 		return bytes
 	}
-	h, err := modelConfig("../testdata/llama-tied")
+	h, err := planner.ModelConfig("../testdata/llama-tied")
 	require.NoError(t, err)
 	require.Equal(t, int64(2*h.Layers*h.KVHeads*h.HeadDim*4*24), kept(24))
 	require.Equal(t, 2*kept(16), kept(32))

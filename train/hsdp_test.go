@@ -70,7 +70,7 @@ func TestStagesGiveTheSameBitsOnAMesh(t *testing.T) {
 			}
 			if c.ShardSize < c.Ranks {
 				c.Reproducible = true
-				_, err := c.plan(t.Context())
+				_, err := c.planned().Plan(t.Context())
 				require.ErrorContains(t, err, fmt.Sprintf("Config.Reproducible with Config.ShardSize %d of %d ranks", c.ShardSize, c.Ranks))
 			}
 		})
@@ -135,11 +135,11 @@ func TestShardSizeIsValidated(t *testing.T) {
 	t.Parallel()
 	c := onMesh([2]int{2, 3})
 	c.ShardSize = 4
-	_, err := c.plan(t.Context())
+	_, err := c.planned().Plan(t.Context())
 	require.ErrorContains(t, err, "Config.ShardSize: 6 ranks do not split into groups of 4; use 3 or 6")
 	for _, p := range []string{"bf16", "fp16"} {
 		c.ShardSize, c.Precision = 3, p
-		_, err = c.plan(t.Context())
+		_, err = c.planned().Plan(t.Context())
 		require.NoError(t, err)
 	}
 }

@@ -11,19 +11,10 @@ import (
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
-	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/run"
 )
-
-func presetConfig(name string) (hfconfig.Config, error) {
-	p, err := presets.Lookup(name)
-	if err != nil {
-		return hfconfig.Config{}, fmt.Errorf("Config.Model: %w", err)
-	}
-	return p.Config, nil
-}
 
 // initialize gives every state its first values: zeros by the program's "init"
 // section, then parameters from Init, or everything from a checkpoint.
@@ -223,7 +214,7 @@ func (t *Trainer) loadSaved(ctx context.Context, saved *checkpoint.Checkpoint) e
 
 // describes refuses weights whose config is of another model than the run's.
 func (t *Trainer) describes(path string, c hfconfig.Config) error {
-	if t.cfg.Own.Model == nil && !c.SameModel(t.cfg.model) {
+	if t.cfg.Own.Model == nil && !c.SameModel(t.cfg.Shape) {
 		return fmt.Errorf("Config.Init %s: its config.json describes another model than Config.Model %s", path, t.cfg.Model)
 	}
 	return nil

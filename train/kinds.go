@@ -33,9 +33,6 @@ func (e *Diverged) Is(target error) bool { return target == ErrDiverged }
 // Is puts the error among the kinds.
 func (e *MachineTooSmall) Is(target error) bool { return target == ErrDoesNotFit }
 
-// Is puts the error among the kinds.
-func (e *NothingFits) Is(target error) bool { return target == ErrDoesNotFit }
-
 // ErrStop, returned by what Run tells its steps, ends the run in good order: with a
 // checkpoint, where one is configured, and no error.
 var ErrStop = errors.New("the run is to stop here")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
 )
 
@@ -20,8 +21,8 @@ func TestKindsOfErrors(t *testing.T) {
 	_, refused := func(c request) request { c.Steps = 0; return c }(c).start(context.Background())
 	c.DeviceMemory = 1
 	_, small := c.start(context.Background())
-	_, planned := c.plan(t.Context())
-	_, fitted := c.fit(t.Context(), Fixed{}, 0, CPUHardware(1))
+	_, planned := c.planned().Plan(t.Context())
+	_, fitted := c.planned().Fit(t.Context(), planner.Fixed{}, 0, planner.CPUHardware(1))
 	for _, e := range []struct{ err, kind error }{
 		{refused, ErrConfig}, {small, ErrDoesNotFit}, {planned, ErrDoesNotFit}, {fitted, ErrDoesNotFit},
 		{&MachineTooSmall{Ranks: 1}, ErrDoesNotFit}, {&Diverged{Step: 1}, ErrDiverged}, {&platform.MissingDevice{Device: "cuda", Err: errors.New("none")}, ErrNoDevice},

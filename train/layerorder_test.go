@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // layered is a short run in layer order.
@@ -134,11 +135,11 @@ func TestLayerOrderOfATiedHead(t *testing.T) {
 		require.Equal(t, want.losses, got.losses, zero)
 		require.Equal(t, want.sha, got.sha, zero)
 	}
-	p, err := c.plan(t.Context())
+	p, err := c.planned().Plan(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, "wte.weight is used by several blocks: its gradient is summed use by use, with bits of layer order's own, equal at every stage and placement", p.OwnSums())
 	untied := layered("llama-untied", 2)
-	p, err = untied.plan(t.Context())
+	p, err = untied.planned().Plan(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, p.OwnSums())
 }
@@ -176,8 +177,8 @@ func TestFitTakesLayerOrder(t *testing.T) {
 	c := layered("llama-untied", 1)
 	c.poison, c.AccumOrder, c.Accum = false, config.MicroOrder, 8
 	c.Offload, c.Disk = "optimizer=disk,parameters=disk", t.TempDir()
-	fit := func(c request, order bool) *Fitted {
-		f, err := c.fit(t.Context(), Fixed{Zero: true, Offload: true, Recompute: true, Prefetch: true, AccumOrder: order}, 0, CPUHardware(2))
+	fit := func(c request, order bool) *planner.Fitted {
+		f, err := c.planned().Fit(t.Context(), planner.Fixed{Zero: true, Offload: true, Recompute: true, Prefetch: true, AccumOrder: order}, 0, planner.CPUHardware(2))
 		require.NoError(t, err)
 		return f
 	}
@@ -203,11 +204,11 @@ func TestMicroOrderIsAWayOut(t *testing.T) {
 	t.Parallel()
 	c := layered("llama-untied", 1)
 	c.poison, c.Accum, c.Seq, c.AccumOrder = false, 8, 40, config.MicroOrder
-	p, err := c.plan(t.Context())
+	p, err := c.planned().Plan(t.Context())
 	require.NoError(t, err)
 	c.DeviceMemory, c.AccumOrder = p.Layout.Spaces[graph.Device].Peak+p.Config.Outside[graph.Device], config.LayerOrder
-	_, err = c.plan(t.Context())
-	var refused *Refusal
+	_, err = c.planned().Plan(t.Context())
+	var refused *planner.Refusal
 	require.ErrorAs(t, err, &refused)
 	require.Contains(t, err.Error(), "Config.AccumOrder micro")
 }

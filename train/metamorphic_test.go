@@ -88,7 +88,7 @@ func randomCase(t testing.TB, seed uint64, dir string) request {
 		c.Clip = 0
 	}
 	if r.IntN(3) == 0 {
-		p, err := c.plan(t.Context())
+		p, err := c.planned().Plan(t.Context())
 		require.NoError(t, err)
 		for range 1 + r.IntN(4) {
 			prm := p.Program.Params[r.IntN(len(p.Program.Params))].Name
@@ -131,9 +131,7 @@ func variant(t testing.TB, r *rand.Rand, c request) request {
 func byBuffer(t testing.TB, r *rand.Rand, c *request) {
 	c.Recompute = "none"
 	m := cost.CPU(1, 1)
-	of, err := c.resolve()
-	require.NoError(t, err)
-	spec, err := of.spec(m)
+	spec, err := c.planned().Spec(m)
 	require.NoError(t, err)
 	taken := map[string]bool{}
 	again, away, err := search.Mixed(spec, []graph.Space{graph.Host, graph.Disk}, m, func(kind string) float64 {
@@ -156,7 +154,7 @@ func auto(t testing.TB, r *rand.Rand, c *request) {
 	for i, policy := range []string{"none", "full"} {
 		one := *c
 		one.Recompute = policy
-		p, err := one.plan(t.Context())
+		p, err := one.planned().Plan(t.Context())
 		require.NoError(t, err)
 		peak[i] = p.Layout.Spaces[graph.Device].Peak
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // After Close each call that needs what is gone is an error, that of the step that ended
@@ -56,13 +57,13 @@ func TestAClosedTrainerRefuses(t *testing.T) {
 func TestCallsWithNothing(t *testing.T) {
 	ctx := context.Background()
 	c := tiny("gpt2")
-	_, err := Predict(ctx, c.Config, nil)
+	_, err := planner.Predict(ctx, c.Config, nil)
 	require.ErrorContains(t, err, "no machine is given")
-	_, err = Fit(ctx, c.Config, Fixed{}, 0, Hardware{})
+	_, err = planner.Fit(ctx, c.Config, planner.Fixed{}, 0, planner.Hardware{})
 	require.ErrorContains(t, err, "the Hardware has no Machine")
 	require.Equal(t, c.Ranks, c.Over(nil).Ranks)
 
 	gone, cancel := context.WithCancel(ctx)
 	cancel()
-	require.ErrorIs(t, Passes(gone, c.Config, func(string, *graph.Program) error { return errors.New("shown") }), context.Canceled)
+	require.ErrorIs(t, planner.Passes(gone, c.Config, func(string, *graph.Program) error { return errors.New("shown") }), context.Canceled)
 }

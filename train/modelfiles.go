@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // Files of a Hugging Face model folder beside its config and weights.
@@ -23,7 +24,7 @@ const (
 // ModelFiles are the names of all files that a checkpoint may hold for Hugging
 // Face's loaders, beside the weights.
 func ModelFiles() []string {
-	return append([]string{hfconfig.FileName, tokenizerFile}, besideTokenizer...)
+	return append([]string{hfconfig.FileName, planner.TokenizerFile}, besideTokenizer...)
 }
 
 // besideTokenizer are the files that go with a tokenizer.json.
@@ -41,7 +42,7 @@ func (t *Trainer) modelFiles() ([]checkpoint.Blob, error) {
 	}
 	files := []checkpoint.Blob{}
 	if t.cfg.Own.Model == nil { // what config.json has no words for has none
-		config, err := hfconfig.Marshal(t.cfg.model, "float32")
+		config, err := hfconfig.Marshal(t.cfg.Shape, "float32")
 		if err != nil {
 			return nil, err
 		}
@@ -49,10 +50,10 @@ func (t *Trainer) modelFiles() ([]checkpoint.Blob, error) {
 	}
 	spec := t.cfg.Tokenizer
 	if spec == "" {
-		spec = modelTokenizer(&t.cfg.Config, t.cfg.model.Vocab)
+		spec = planner.ModelTokenizer(&t.cfg.Config, t.cfg.Shape.Vocab)
 	}
 	if spec != "" {
-		more, err := tokenizerFiles(spec, t.cfg.model.Positions)
+		more, err := tokenizerFiles(spec, t.cfg.Shape.Positions)
 		if err != nil {
 			return nil, fmt.Errorf("the tokenizer's files: %w", err)
 		}
@@ -72,14 +73,14 @@ func tokenizerFiles(spec string, positions int) ([]checkpoint.Blob, error) {
 	have := map[string][]byte{}
 	switch strings.ToLower(spec) {
 	case "bytes", "gpt2":
-		if have[tokenizerFile], err = data.HuggingFace(tok); err != nil {
+		if have[planner.TokenizerFile], err = data.HuggingFace(tok); err != nil {
 			return nil, err
 		}
 	default:
-		if have[tokenizerFile], err = readSmall(spec); err != nil {
+		if have[planner.TokenizerFile], err = readSmall(spec); err != nil {
 			return nil, err
 		}
-		if filepath.Base(spec) == tokenizerFile {
+		if filepath.Base(spec) == planner.TokenizerFile {
 			for _, name := range besideTokenizer {
 				text, err := readSmall(filepath.Join(filepath.Dir(spec), name))
 				if err == nil {
@@ -107,7 +108,7 @@ func tokenizerFiles(spec string, positions int) ([]checkpoint.Blob, error) {
 		have[name] = append(text, '\n')
 	}
 	var files []checkpoint.Blob
-	for _, name := range append([]string{tokenizerFile}, besideTokenizer...) {
+	for _, name := range append([]string{planner.TokenizerFile}, besideTokenizer...) {
 		if text, ok := have[name]; ok {
 			files = append(files, checkpoint.Blob{Name: name, Data: text})
 		}

@@ -140,14 +140,14 @@ func TestOffloadMovesTheClass(t *testing.T) {
 	for zero := range 4 {
 		base := tiny("gpt2")
 		base.Ranks, base.Zero = 2, zero
-		plain, err := base.plan(t.Context())
+		plain, err := base.planned().Plan(t.Context())
 		require.NoError(t, err)
 		on := &plain.Layout.Spaces[graph.Device].ClassPeak
 		for flag, class := range map[string]graph.Class{"optimizer": graph.Optimizer, "parameters": graph.Parameters, "gradients": graph.Gradients} {
 			for tier, space := range map[string]graph.Space{"host": graph.Host, "disk": graph.Disk} {
 				c := base
 				c.Offload = flag + "=" + tier
-				p, err := c.plan(t.Context())
+				p, err := c.planned().Plan(t.Context())
 				require.NoError(t, err)
 				require.Zero(t, p.Layout.Spaces[graph.Device].ClassPeak[class], c.Offload)
 				require.Equal(t, on[class], p.Layout.Spaces[space].ClassPeak[class], "%s at stage %d", c.Offload, zero)
@@ -164,7 +164,7 @@ func TestCapsOfAllTiersAreWalls(t *testing.T) {
 	c := tiny("gpt2")
 	c.Ranks, c.Zero, c.Steps, c.Disk = 2, 3, 1, t.TempDir()
 	c.Recompute, c.Offload = "full", "optimizer=disk,parameters=host,activations=host"
-	p, err := c.plan(t.Context())
+	p, err := c.planned().Plan(t.Context())
 	require.NoError(t, err)
 	for space, limit := range []*int64{&c.DeviceMemory, &c.HostMemory, &c.DiskMemory} {
 		*limit = p.Layout.Spaces[space].Peak + p.Config.Outside[space]
@@ -222,7 +222,7 @@ func TestOffloadOfPlannedPrograms(t *testing.T) {
 			if precision == "fp32" {
 				c.ShardSize = 2
 			}
-			p, err := c.plan(t.Context())
+			p, err := c.planned().Plan(t.Context())
 			require.NoError(t, err, "%s, %s", precision, placement)
 			require.NoError(t, memplan.Check(p.Program, p.Layout), "%s, %s", precision, placement)
 		}

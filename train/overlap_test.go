@@ -45,7 +45,7 @@ func TestPendingUpdatesAreThereWhenNeeded(t *testing.T) {
 		}
 		want := run(c, func(int) bool { return true })
 		c.Offload, c.Disk, c.Prefetch, c.offloadChunk = placement, t.TempDir(), 1+i%3, 1024
-		p, err := c.plan(t.Context())
+		p, err := c.planned().Plan(t.Context())
 		require.NoError(t, err)
 		require.NotNil(t, p.Program.Section("flush"), "%s: the update waits for the next step", placement)
 		for name, look := range map[string]func(int) bool{

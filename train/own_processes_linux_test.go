@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/launch"
 	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/run"
 )
 
@@ -135,13 +136,13 @@ func TestFitOfAnOwnModel(t *testing.T) {
 	c := ownConfig(encoder())
 	c.Own.Eval, c.EvalEvery, c.Zero, c.Accum, c.Batch, c.Steps = nil, 0, 0, 1, 16, 3
 	free := ran(t, c)
-	p, err := c.plan(t.Context())
+	p, err := c.planned().Plan(t.Context())
 	require.NoError(t, err)
 	capped := c
 	capped.DeviceMemory = p.Layout.Spaces[graph.Device].Peak * 2 / 3
-	_, err = capped.plan(t.Context())
+	_, err = capped.planned().Plan(t.Context())
 	require.ErrorIs(t, err, ErrDoesNotFit)
-	best, err := capped.fit(t.Context(), Fixed{Zero: true}, 0, CPUHardware(2))
+	best, err := capped.planned().Fit(t.Context(), planner.Fixed{Zero: true}, 0, planner.CPUHardware(2))
 	require.NoError(t, err)
 	require.True(t, best.Fits)
 	require.NotEmpty(t, best.Config.Offload+best.Config.Recompute)

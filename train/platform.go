@@ -1,11 +1,11 @@
 package train
 
 import (
+	"context"
 	"strings"
 
 	"github.com/spillway-ml/spillway/config"
-	"github.com/spillway-ml/spillway/internal/gpus"
-	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/platform/gpu"
 )
@@ -35,37 +35,33 @@ func newPlatform(cfg request) (platform.Platform, config.Config, error) {
 }
 
 // hardwareOf is what the time of a step is predicted on.
-func hardwareOf(p platform.Platform, cfg *config.Config) Hardware {
+func hardwareOf(p platform.Platform, cfg *config.Config) planner.Hardware {
 	if g := p.GPU(); g != nil {
-		return gpuHardware(*g, p.Cards())
+		return planner.GPUHardware(*g, p.Cards())
 	}
-	return CPUHardware(cfg.ComputeThreads())
+	return planner.CPUHardware(cfg.ComputeThreads())
 }
 
 // DeviceHardware is what the time of a step is predicted on for the device that
 // cfg names, on this machine; of the CPU by typical rates. The Config that comes back has what
 // only the device knows: its cap, and what is outside the arenas.
-func DeviceHardware(cfg config.Config) (Hardware, config.Config, error) {
+func DeviceHardware(cfg config.Config) (planner.Hardware, config.Config, error) {
 	if !strings.EqualFold(cfg.Device, "cuda") {
-		return CPUHardware(cfg.ComputeThreads()), cfg, nil
+		return planner.CPUHardware(cfg.ComputeThreads()), cfg, nil
 	}
 	p, cfg, err := newPlatform(request{Config: cfg})
 	if err != nil {
-		return Hardware{}, cfg, err
+		return planner.Hardware{}, cfg, err
 	}
 	return hardwareOf(p, &cfg), cfg, p.Close()
 }
 
-// plannedHardware is DeviceHardware for a plan that looks at no device: a GPU is
-// then one of a usual kind.
-func plannedHardware(cfg *config.Config) Hardware {
-	if !strings.EqualFold(cfg.Device, "cuda") {
-		return CPUHardware(cfg.ComputeThreads())
+// FitHere is planner.FitHere for a run on this machine, or of a job on its hosts, which
+// are heard first.
+func FitHere(ctx context.Context, cfg config.Config, fixed planner.Fixed, rows int, hw planner.Hardware) (*planner.Fitted, error) {
+	cfg, err := greet(cfg)
+	if err != nil {
+		return nil, err
 	}
-	return gpuHardware(gpus.Usual(), 1)
-}
-
-// gpuHardware is so many GPUs of a machine, over which ranks are spread.
-func gpuHardware(g gpus.GPU, cards int) Hardware {
-	return Hardware{HalfPrecision: true, Machine: func(ranks int) *cost.Machine { return g.Spread(ranks, cards) }}
+	return planner.FitHere(ctx, cfg, fixed, rows, hw)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/run"
 )
 
@@ -434,7 +435,7 @@ func TestHalfBytesOfStates(t *testing.T) {
 	c.Ranks, c.Precision, c.Batch, c.Seq = 2, "bf16", 1, 8
 	states := func(z int, int8 ...string) (params, grads, optimizer int64) {
 		c.Zero, c.Int8 = z, int8
-		p, err := c.plan(t.Context())
+		p, err := c.planned().Plan(t.Context())
 		require.NoError(t, err)
 		for i := range p.Program.Buffers {
 			b := &p.Program.Buffers[i]
@@ -450,7 +451,7 @@ func TestHalfBytesOfStates(t *testing.T) {
 		}
 		return params, grads, optimizer
 	}
-	p, err := c.plan(t.Context())
+	p, err := c.planned().Plan(t.Context())
 	require.NoError(t, err)
 	var psi, blocks int64
 	for i := range p.Program.Params {
@@ -559,7 +560,7 @@ func TestInt8IsValidated(t *testing.T) {
 	}
 	c := tiny("gpt2")
 	c.Precision, c.Int8 = "bf16", []string{"gather", "activations"}
-	fitted, err := c.fit(t.Context(), Fixed{Zero: true, Prefetch: true, Batch: true, Accum: true, AccumOrder: true, Precision: true, Recompute: true, Offload: true}, 0, CPUHardware(1))
+	fitted, err := c.planned().Fit(t.Context(), planner.Fixed{Zero: true, Prefetch: true, Batch: true, Accum: true, AccumOrder: true, Precision: true, Recompute: true, Offload: true}, 0, planner.CPUHardware(1))
 	require.NoError(t, err)
 	require.Equal(t, c.Int8, fitted.Forecast.Config.Int8)
 

@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // frozenRun trains on a few rows of the text, so that epochs are short. The
@@ -107,7 +108,7 @@ func TestFrozenCacheInHalfPrecision(t *testing.T) {
 		c.Ranks, c.Steps, c.Precision, c.Zero = 2, 5, precision, zero
 		want := cachedRun(t, c)
 		c.FrozenCache, c.Disk = config.FrozenCache{Tier: []graph.Space{graph.Host, graph.Disk}[zero%2], Bytes: 1 << 20}, scratch(t)
-		p, err := c.plan(t.Context())
+		p, err := c.planned().Plan(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, p.Program.Buf(p.Program.Port(graph.PortPrefix)).DType.String(), map[string]string{"bf16": "bf16", "fp16": "f16"}[precision])
 		got := cachedRun(t, c)
@@ -124,7 +125,7 @@ func TestFrozenCacheWithoutRoomForAll(t *testing.T) {
 	c.Steps = 8
 	want := cachedRun(t, c)
 	row := int64(c.Seq) * 4 * 48
-	p, err := c.plan(t.Context())
+	p, err := c.planned().Plan(t.Context())
 	require.NoError(t, err)
 	for i := range p.Program.Params {
 		if p.Program.Params[i].Name == "wpe.weight" {
@@ -171,7 +172,7 @@ func TestFrozenCacheOverACap(t *testing.T) {
 	for _, tier := range []graph.Space{graph.Host, graph.Disk} {
 		c := frozenRun(t, "gpt2", 8, 40)
 		c.Disk, c.FrozenCache = scratch(t), config.FrozenCache{Tier: tier, Bytes: 3 << 20}
-		p, err := c.plan(t.Context())
+		p, err := c.planned().Plan(t.Context())
 		require.NoError(t, err)
 		limit := p.Layout.Spaces[tier].Peak + p.Config.Outside[tier] - 1<<20
 		if tier == graph.Host {
@@ -180,13 +181,13 @@ func TestFrozenCacheOverACap(t *testing.T) {
 			c.DiskMemory = limit
 		}
 		want := fmt.Sprintf("; it fits with Config.FrozenCache %s:2MiB or less instead of 3.00 MiB", tier)
-		_, err = c.plan(t.Context())
+		_, err = c.planned().Plan(t.Context())
 		var refused *plan.DoesNotFit
 		require.ErrorAs(t, err, &refused)
 		require.ErrorContains(t, err, want)
 		require.Equal(t, tier == graph.Host, strings.Contains(err.Error(), "the peak is at "), "disk has no arena: %v", err)
 
-		_, err = c.fit(t.Context(), Fixed{}, 0, CPUHardware(1))
+		_, err = c.planned().Fit(t.Context(), planner.Fixed{}, 0, planner.CPUHardware(1))
 		require.ErrorAs(t, err, &refused)
 		if tier == graph.Disk {
 			require.ErrorContains(t, err, want)
@@ -196,12 +197,12 @@ func TestFrozenCacheOverACap(t *testing.T) {
 		}
 
 		c.FrozenCache.Bytes = 2 << 20
-		_, err = c.plan(t.Context())
+		_, err = c.planned().Plan(t.Context())
 		require.NoError(t, err, "as it says")
 		c.FrozenCache.Bytes = 3 << 20
 		if tier == graph.Disk {
 			c.DiskMemory = 100 // less than a row
-			_, err = c.plan(t.Context())
+			_, err = c.planned().Plan(t.Context())
 			require.ErrorContains(t, err, "; it fits with no Config.FrozenCache (it is 3.00 MiB)")
 		}
 	}

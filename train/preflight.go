@@ -9,6 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // MachineTooSmall is the refusal of a run whose ranks together plan more memory
@@ -28,20 +29,16 @@ func (e *MachineTooSmall) Error() string {
 	return fmt.Sprintf("does not fit: %s on %s plan %s of memory together and it has %s", english.Plural(e.Ranks, "rank", ""), where, plan.Bytes(e.Planned), plan.Bytes(e.Total))
 }
 
-// MachineMemory is how many bytes of memory and swap this process may use: 0 where the system
-// does not tell.
-func MachineMemory() int64 { return machineMemory() }
-
 // onThisMachine refuses a plan that the machine can't hold, whose own memory the
 // arenas of some spaces lie in. It knows nothing on systems that don't tell their
 // memory.
 func onThisMachine(cfg *config.Config, p *plan.Plan, spaces []graph.Space) error {
-	machine, rank := machine(cfg), inMemory(p, spaces)
+	machine, rank := planner.MachineOf(cfg), planner.InMemory(p, spaces)
 	// Divided, not multiplied: a rank's plan may be any int64.
-	if machine.bytes == 0 || rank <= machine.share() {
+	if machine.Bytes == 0 || rank <= machine.Share() {
 		return nil
 	}
-	return &MachineTooSmall{machine.ranks, rank * int64(machine.ranks), machine.bytes, machine.host}
+	return &MachineTooSmall{machine.Ranks, rank * int64(machine.Ranks), machine.Bytes, machine.Host}
 }
 
 // openOutputs looks at every place that the run is going to write to, before it

@@ -2,6 +2,7 @@ package train
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/gob"
@@ -19,11 +20,13 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/internal/hostmem"
 	"github.com/spillway-ml/spillway/internal/rollcall"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/platform/gpu"
 	"github.com/spillway-ml/spillway/run"
@@ -58,11 +61,11 @@ type Job struct {
 
 	folders filesys.Opener // see In
 
-	heard   bool        // something of each process
-	greeted bool        // the leader has heard who the others are
-	perHost int         // neighbouring ranks that each host has; 0: they differ, or nobody says
-	least   *hostMemory // nil: no host's memory is known
-	disk    *hostMemory // the same of the folder of the disk tier
+	heard   bool               // something of each process
+	greeted bool               // the leader has heard who the others are
+	perHost int                // neighbouring ranks that each host has; 0: they differ, or nobody says
+	least   *config.HostMemory // nil: no host's memory is known
+	disk    *config.HostMemory // the same of the folder of the disk tier
 	dismiss sync.Once
 }
 
@@ -91,12 +94,24 @@ func (j *Job) Seat(ranks int) {
 	}
 }
 
-// hostRanks is how many of the run's ranks share this host's memory.
-func hostRanks(c *config.Config) int {
-	if jobOf(c) != nil && jobOf(c).Locals > 0 {
-		return jobOf(c).Locals * c.LocalRanks
+// Memory is that of the host with the least for each rank, of so many ranks a process.
+func (j *Job) Memory(ranks int) config.HostMemory {
+	if j.least != nil {
+		return *j.least
 	}
-	return c.Ranks
+	return config.HostMemory{Bytes: hostmem.Machine(), Ranks: ranks * cmp.Or(j.Locals, j.Processes)}
+}
+
+// Outside is the host memory, in bytes, that the transport takes of a process of so many
+// ranks outside their arenas, and whether parts of other ranks are copied into it.
+func (j *Job) Outside(ranks int) (bytes int64, copies bool) {
+	if t, ok := j.Transport.(interface{ Copies() bool }); ok {
+		copies = t.Copies()
+	}
+	if t, ok := j.Transport.(platform.TransportMemory); ok {
+		bytes = t.OutsideBytes(j.Processes, ranks)
+	}
+	return bytes, copies
 }
 
 // world is the ranks that run in this process.
@@ -175,7 +190,7 @@ type assignment struct {
 // hello is what this process says of itself.
 func (j *Job) hello() run.Hello {
 	host, _ := os.Hostname()
-	return run.Hello{Rank: j.Process, Host: host, Build: buildID(), Kernels: level.Current().String(), LocalRanks: j.Locals, LocalRank: j.Local, Memory: machineMemory()}
+	return run.Hello{Rank: j.Process, Host: host, Build: buildID(), Kernels: level.Current().String(), LocalRanks: j.Locals, LocalRank: j.Local, Memory: hostmem.Machine()}
 }
 
 // buildID tells builds of the program apart: by its version control state, or, of
@@ -378,7 +393,7 @@ func (t *Trainer) lend(ctx context.Context, q request, program string, threads i
 	}
 	var trace *exec.Trace // the leader writes it
 	if t.cfg.Trace != "" {
-		trace = exec.NewTrace(traceSpans)
+		trace = exec.NewTrace(planner.TraceSpans)
 	}
 	t.ranks, err = run.Open(run.RankOptions{World: world(&t.cfg.Config), Plan: t.plan, Platform: t.platform, Trace: trace, Meter: t.cfg.Measure, Poison: t.cfg.poison, Timeout: t.cfg.Timeout,
 		Graphs: t.cfg.WithoutGraphs() == "", Warn: t.cfg.WarnOnce(), Folders: t.job.folders})
@@ -401,7 +416,7 @@ func (t *Trainer) setup() platform.Setup {
 func (t *Trainer) openRanks() error {
 	cfg := t.cfg
 	if cfg.Trace != "" {
-		t.trace = exec.NewTrace(traceSpans)
+		t.trace = exec.NewTrace(planner.TraceSpans)
 	}
 	var opened func() error
 	if m, ok := t.platform.(platform.Meeter); ok && m.Meets() {

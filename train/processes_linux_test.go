@@ -20,6 +20,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/run"
 )
@@ -179,7 +180,7 @@ func TestTheLeastMemoryOfAllHosts(t *testing.T) {
 			require.Nil(t, least)
 			continue
 		}
-		require.Equal(t, c.want, least.host)
+		require.Equal(t, c.want, least.Host)
 	}
 }
 
@@ -209,13 +210,13 @@ func hears(t *testing.T, c request, says run.Hello) request {
 // A search stays within what the host with the least has for each of its ranks: what it
 // would choose without that limit does not.
 func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
-	given := Fixed{Zero: true, Prefetch: true}
+	given := planner.Fixed{Zero: true, Prefetch: true}
 	c := tiny("gpt2")
 	c.Zero, c.Ranks, c.Batch, c.Seq = 3, 2, 8, 32
-	here := func(c request) (*Fitted, int64) {
-		f, err := c.fitHere(t.Context(), given, 0, CPUHardware(1))
+	here := func(c request) (*planner.Fitted, int64) {
+		f, err := FitHere(t.Context(), c.Config, given, 0, planner.CPUHardware(1))
 		require.NoError(t, err)
-		return f, inMemory(f.Plan, inMachine(&c.Config))
+		return f, planner.InMemory(f.Plan, []graph.Space{graph.Device, graph.Host})
 	}
 	wide, needs := here(hears(t, c, run.Hello{Memory: 1 << 40}))
 	require.Zero(t, wide.Caps)
@@ -226,8 +227,8 @@ func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
 	require.LessOrEqual(t, tight.Caps[graph.Device]+tight.Caps[graph.Host], share)
 	require.Contains(t, tight.Reasons[len(tight.Reasons)-1], "of host small for 1 rank; the fastest without that limit takes ")
 
-	_, err := hears(t, c, run.Hello{Memory: 1 << 20}).fitHere(t.Context(), given, 0, CPUHardware(1))
-	var none *NothingFits
+	_, err := FitHere(t.Context(), hears(t, c, run.Hello{Memory: 1 << 20}).Config, given, 0, planner.CPUHardware(1))
+	var none *planner.NothingFits
 	require.ErrorAs(t, err, &none)
 	require.ErrorContains(t, err, "device and host memory come out of one, 1.00 MiB of host small for 1 rank")
 }

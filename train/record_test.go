@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // rewriteVariable, set to anything, writes testdata/record.json anew.
@@ -114,11 +115,11 @@ func record(t *testing.T, rc recordedConfig) recorded {
 		sha = runPlanned(t, c, func(p *plan.Plan) { built = p }).sha
 	} else {
 		var err error
-		built, err = c.plan(t.Context())
+		built, err = c.planned().Plan(t.Context())
 		require.NoError(t, err)
 	}
 	r := recorded{Name: rc.name, SHA256: sha, Comm: built.CommBytes, Spaces: map[string]spaceBytes{}}
-	step, err := cost.Simulate(built.Program, "step", CPUHardware(2).Machine(c.Ranks))
+	step, err := cost.Simulate(built.Program, "step", planner.CPUHardware(2).Machine(c.Ranks))
 	require.NoError(t, err)
 	r.Time = strconv.FormatFloat(step.Seconds, 'e', 4, 64)
 	for s := range built.Layout.Spaces {

@@ -52,15 +52,12 @@ func TestRoomForCheckpoints(t *testing.T) {
 		}
 		return warned, tr.Close()
 	}
-	p, err := Build(context.Background(), c.Config)
+	p, r, err := c.build(context.Background())
 	require.NoError(t, err)
 	_, err = begin(4, 1, 0, false, 1)
 	require.ErrorIs(t, err, ErrDoesNotFit)
 	require.NoDirExists(t, dir, "nothing is left of a run that is refused")
-	tr := &Trainer{plan: p}
-	r, err := c.resolve()
-	require.NoError(t, err)
-	tr.cfg = r.resolved
+	tr := &Trainer{plan: p, cfg: r}
 	each, err := tr.CheckpointBytes()
 	require.NoError(t, err)
 

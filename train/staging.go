@@ -4,65 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"strings"
 	"sync"
 
 	"github.com/spillway-ml/spillway/checkpoint"
-	"github.com/spillway-ml/spillway/config"
-	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
-	"github.com/spillway-ml/spillway/plan"
-	"github.com/spillway-ml/spillway/run"
 )
-
-// stage decides how checkpoints are saved and adds what that takes to the plan's host
-// memory: asynchronously, from a copy of a rank's states, or through a buffer, as large
-// as there is room for. Neither keeps a plan from fitting unless it was asked for.
-func stage(c *config.Config, p *plan.Plan) error {
-	asked := strings.EqualFold(c.AsyncSave, config.AsyncOn)
-	p.Config.Staging, p.Config.SaveBuffer = 0, 0
-	if c.Inference || strings.EqualFold(c.AsyncSave, config.AsyncOff) || c.Checkpoint == "" && !asked {
-		return nil
-	}
-	part, _, err := run.PartBytes(p.Program, c.Ranks)
-	if err != nil {
-		return err
-	}
-	need, room := checkpoint.StagingBytes(part), hostRoom(c, p)
-	if asked || need <= room {
-		p.Config.Staging = need
-		p.Config.Outside[graph.Host] += need
-		return nil
-	}
-	p.Config.SaveBuffer = checkpoint.LeastBuffer // in what a rank takes in any case
-	if n := min(checkpoint.BufferBytes(part), room) - checkpoint.LeastBuffer; n > 0 {
-		p.Config.SaveBuffer += n
-		p.Config.Outside[graph.Host] += n
-	}
-	return nil
-}
-
-// hostRoom is what a plan leaves of a rank's host memory: of its cap, and of the
-// machine's memory where device memory lies in it.
-func hostRoom(c *config.Config, p *plan.Plan) int64 {
-	room := int64(math.MaxInt64)
-	host := p.Layout.Spaces[graph.Host].Peak + p.Config.Outside[graph.Host]
-	if limit := c.HostMemory; limit > 0 {
-		room = limit - host
-	}
-	machine := hostMemory{bytes: machineMemory(), ranks: hostRanks(c)}
-	if jobOf(c) != nil && jobOf(c).least != nil {
-		machine = *jobOf(c).least
-	}
-	if !strings.EqualFold(c.Device, "cuda") {
-		host += p.Layout.Spaces[graph.Device].Peak + p.Config.Outside[graph.Device]
-	}
-	if machine.bytes > 0 {
-		room = min(room, machine.bytes/int64(machine.ranks)-host)
-	}
-	return room
-}
 
 // behind is what the store does while the steps go on: one thing after the other, in the
 // order in which it was asked for. Its methods are for the trainer's goroutine.

@@ -54,7 +54,7 @@ func TestSavesBesideTheStepsAreTheSame(t *testing.T) {
 func TestStagingIsInThePlan(t *testing.T) {
 	c := tiny("gpt2")
 	c.Ranks, c.Checkpoint = 2, scratch(t)
-	p, err := c.plan(t.Context())
+	p, err := c.planned().Plan(t.Context())
 	require.NoError(t, err)
 	require.Positive(t, p.Config.Staging)
 	var states int64
@@ -65,24 +65,24 @@ func TestStagingIsInThePlan(t *testing.T) {
 	require.Less(t, 2*p.Config.Staging, states+states/4)
 	need := p.Layout.Spaces[graph.Host].Peak + p.Config.Outside[graph.Host]
 	c.HostMemory = need
-	p, err = c.plan(t.Context())
+	p, err = c.planned().Plan(t.Context())
 	require.NoError(t, err)
 	require.Positive(t, p.Config.Staging)
 
 	c.HostMemory--
-	p, err = c.plan(t.Context())
+	p, err = c.planned().Plan(t.Context())
 	require.NoError(t, err, "auto fits without")
 	require.Zero(t, p.Config.Staging)
 	require.Less(t, p.Config.Outside[graph.Host], need)
 	c.AsyncSave = config.AsyncOn
-	_, err = c.plan(t.Context())
+	_, err = c.planned().Plan(t.Context())
 	require.ErrorContains(t, err, "does not fit")
 	c.AsyncSave, c.HostMemory = config.AsyncOff, 0
-	p, err = c.plan(t.Context())
+	p, err = c.planned().Plan(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, p.Config.Staging)
 	c.AsyncSave, c.Checkpoint = config.AsyncOn, ""
-	p, err = c.plan(t.Context())
+	p, err = c.planned().Plan(t.Context())
 	require.NoError(t, err)
 	require.Positive(t, p.Config.Staging, "a plan tells what it would take")
 	_, err = c.start(context.Background())

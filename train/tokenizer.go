@@ -3,42 +3,11 @@ package train
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/planner"
 )
-
-// tokenizerFile is the name of a tokenizer beside a config.json.
-const tokenizerFile = "tokenizer.json"
-
-// gpt2Vocab is the vocabulary of GPT-2's tokenizer.
-const gpt2Vocab = 50257
-
-// modelTokenizer is the tokenizer that a model was made for: the file beside its
-// config.json or its weights, gpt2 for the presets with GPT-2's vocabulary, bytes
-// for a vocabulary of the 256 bytes and a few tokens more; "" where none is known.
-func modelTokenizer(cfg *config.Config, vocab int) string {
-	isFolder := false
-	for _, dir := range []string{cfg.Model, cfg.Init} {
-		if st, err := os.Stat(filepath.Join(dir, hfconfig.FileName)); err != nil || !st.Mode().IsRegular() {
-			continue
-		}
-		isFolder = isFolder || dir == cfg.Model
-		if st, err := os.Stat(filepath.Join(dir, tokenizerFile)); err == nil && st.Mode().IsRegular() {
-			return filepath.Join(dir, tokenizerFile)
-		}
-	}
-	switch {
-	case vocab >= 256 && vocab <= 264:
-		return "bytes"
-	case vocab == gpt2Vocab && !isFolder:
-		return "gpt2"
-	}
-	return ""
-}
 
 // openTokenizer opens the run's tokenizer, which must be one that the model can
 // have been made for; nil where neither text is read nor one was named.
@@ -47,7 +16,7 @@ func openTokenizer(c *config.Config, vocab int) (data.Tokenizer, error) {
 		if !c.ReadsText() {
 			return nil, nil
 		}
-		return nil, config.Refuse("Config.Tokenizer is missing: model %s has a vocabulary of %d tokens and no %s beside its config.json; give the one that it was made with (bytes, gpt2 or a %s)", c.ModelName(), vocab, tokenizerFile, tokenizerFile)
+		return nil, config.Refuse("Config.Tokenizer is missing: model %s has a vocabulary of %d tokens and no %s beside its config.json; give the one that it was made with (bytes, gpt2 or a %s)", c.ModelName(), vocab, planner.TokenizerFile, planner.TokenizerFile)
 	}
 	tok, err := data.OpenTokenizer(c.Tokenizer)
 	if err != nil {
@@ -62,7 +31,7 @@ func openTokenizer(c *config.Config, vocab int) (data.Tokenizer, error) {
 	}
 	if why != "" {
 		text := fmt.Sprintf("Config.Tokenizer %s has %d tokens, %s the %d of model %s", c.Tokenizer, tok.VocabSize(), why, vocab, c.ModelName())
-		if own := modelTokenizer(c, vocab); own != "" && own != c.Tokenizer {
+		if own := planner.ModelTokenizer(c, vocab); own != "" && own != c.Tokenizer {
 			return nil, fmt.Errorf("%s; leave it out for the model's own, %s", text, own)
 		}
 		return nil, errors.New(text + "; give the one that the model was made with")
@@ -72,19 +41,19 @@ func openTokenizer(c *config.Config, vocab int) (data.Tokenizer, error) {
 
 // Positions is the longest sequence of the model that Config.Model names.
 func Positions(model string) (int, error) {
-	h, err := modelConfig(model)
+	h, err := planner.ModelConfig(model)
 	return h.Positions, err
 }
 
 // ContextFor is the Seq of a run that continues a prompt by n tokens: as many as
 // there will be, up to the model's positions.
 func ContextFor(cfg config.Config, prompt string, n int) (int, error) {
-	h, err := modelConfig(cfg.Model)
+	h, err := planner.ModelConfig(cfg.Model)
 	if err != nil {
 		return 0, err
 	}
 	if cfg.Tokenizer == "" {
-		cfg.Tokenizer = modelTokenizer(&cfg, h.Vocab)
+		cfg.Tokenizer = planner.ModelTokenizer(&cfg, h.Vocab)
 	}
 	tok, err := openTokenizer(&cfg, h.Vocab)
 	if err != nil {

@@ -196,7 +196,7 @@ func TestPeaksFallWithTheStage(t *testing.T) {
 				c := tiny("gpt2")
 				c.Model, c.Init = model, "random"
 				c.Ranks, c.Zero, c.Batch = ranks, z, 1
-				p, err := c.plan(t.Context())
+				p, err := c.planned().Plan(t.Context())
 				require.NoError(t, err)
 				peak[z] = p.Layout.Spaces[graph.Device].Peak
 			}

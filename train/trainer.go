@@ -25,6 +25,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/run"
 )
@@ -74,10 +75,6 @@ type Trainer struct {
 	skipped    skips             // steps whose update was left out: with OnNonFinite "skip", and of fp16
 	scale      scaleState
 }
-
-// traceSpans is how many operations of a stream a trace holds; the rest is
-// counted only.
-const traceSpans = 1 << 16
 
 // flush runs the update that the next step's section would begin with, where the
 // plan has it so, beside that step's forward: somebody wants the states before.
@@ -142,20 +139,6 @@ type EvalResult struct {
 	Loss    float32
 	Targets int64
 	Seconds float64
-}
-
-// Build plans the run that cfg describes, without allocating any of it. The
-// error is a *plan.DoesNotFit where a capacity is too small.
-func Build(ctx context.Context, cfg config.Config) (*plan.Plan, error) {
-	return request{Config: cfg}.plan(ctx)
-}
-
-func (q request) plan(ctx context.Context) (*plan.Plan, error) {
-	p, r, err := q.build(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return p, r.fits(ctx, p, plannedHardware(&r.Config))
 }
 
 // New plans the run, refuses it if it does not fit, and only then allocates
@@ -239,7 +222,7 @@ func (t *Trainer) fit(ctx context.Context, q request) error {
 	if !q.Inference {
 		t.notes = append(t.notes, t.cfg.IdleNotes()...)
 		t.notes = append(t.notes, fileNotes(&t.cfg.Config)...)
-		t.notes = append(t.notes, dropoutNote(t.cfg.model.Dropouts, &t.cfg.Config)...)
+		t.notes = append(t.notes, planner.DropoutNote(t.cfg.Shape.Dropouts, &t.cfg.Config)...)
 		t.notes = append(t.notes, config.RingNote(&t.cfg.Config)...)
 	}
 	if t.cfg.Planned != nil {
@@ -259,8 +242,8 @@ func (t *Trainer) fitOnce(ctx context.Context, q request) (err error) {
 		t.inputs = append(t.inputs, t.plan.Program.PortsOf(k))
 		t.floats = append(t.floats, t.plan.Program.InputsOf(k))
 	}
-	if err := t.cfg.fits(ctx, t.plan, hardwareOf(t.platform, &t.cfg.Config)); err != nil {
-		if j := jobOf(&t.cfg.Config); j != nil && j.disk != nil && t.plan.Layout.Spaces[graph.Disk].Peak > j.disk.share() {
+	if err := t.cfg.Fits(ctx, t.plan, hardwareOf(t.platform, &t.cfg.Config)); err != nil {
+		if j := jobOf(&t.cfg.Config); j != nil && j.disk != nil && t.plan.Layout.Spaces[graph.Disk].Peak > j.disk.Share() {
 			err = fmt.Errorf("%w; free in Config.Disk %s are %s", err, t.cfg.Disk, j.disk)
 		}
 		return t.platform.Refused(err)
@@ -269,7 +252,7 @@ func (t *Trainer) fitOnce(ctx context.Context, q request) (err error) {
 }
 
 // RecomputeAuto says what recompute auto came to; "" where it was not asked for.
-func (t *Trainer) RecomputeAuto() string { return autoText(t.cfg.chosen) }
+func (t *Trainer) RecomputeAuto() string { return planner.AutoText(t.cfg.Chosen) }
 
 // Plan returns what the run does.
 func (t *Trainer) Plan() *plan.Plan { return t.plan }
@@ -314,7 +297,7 @@ func (t *Trainer) openAll(ctx context.Context) error {
 	if err := t.openRanks(); err != nil {
 		return err
 	}
-	shape := sampleShape(t.plan.Program, cfg.Batch)
+	shape := planner.SampleShape(t.plan.Program, cfg.Batch)
 	shape.Inputs = nil // they are written to their ports
 	for range t.ranks.Len() {
 		t.micro = append(t.micro, shape.NewMicro(cfg.Batch))

@@ -24,10 +24,10 @@ import (
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/internal/hostmem"
 	"github.com/spillway-ml/spillway/launch"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/platform"
-	trainer "github.com/spillway-ml/spillway/train"
 )
 
 // commBench is what bench comm was asked for.
@@ -146,7 +146,7 @@ func (b *commBench) fits(p *place) error {
 	if b.most < least {
 		return fmt.Errorf("--max-bytes %d: at least %d, with 4 bytes or more of each rank", b.most, least)
 	}
-	total := trainer.MachineMemory()
+	total := hostmem.Machine()
 	share := total / int64(here)
 	if total == 0 || b.most <= (share-algo.ScratchBytes)/2/4096*4096 {
 		return nil

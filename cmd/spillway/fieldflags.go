@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway"
-	trainer "github.com/spillway-ml/spillway/train"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // otherNames are the flags that are not named as their fields are.
@@ -72,7 +72,7 @@ func flaggedAll(lines []string) []string {
 }
 
 // reasons are a plan's reasons as the command says them.
-func reasons(f *spillway.Forecast) []string { return flaggedAll(trainer.Reasons(f)) }
+func reasons(f *spillway.Forecast) []string { return flaggedAll(planner.Reasons(f)) }
 
 // argsOf are settings as words of a command line.
 func argsOf(settings spillway.Settings) (args []string) {
@@ -83,4 +83,4 @@ func argsOf(settings spillway.Settings) (args []string) {
 }
 
 // flagText is settings as a person types them.
-func flagText(settings spillway.Settings) string { return trainer.Shell(argsOf(settings)) }
+func flagText(settings spillway.Settings) string { return planner.Shell(argsOf(settings)) }

@@ -27,8 +27,8 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/precision"
-	trainer "github.com/spillway-ml/spillway/train"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -371,11 +371,11 @@ func (f *planFlags) hardware(c *spillway.Config) spillway.Hardware {
 	if c.DeviceMemory == g.Memory-g.Used { // a cap of one's own stays
 		for _, o := range gpus.List() {
 			if o.Memory > g.Memory {
-				hw.Larger = append(hw.Larger, trainer.LargerDevice{Name: o.Name, Memory: o.Memory, Outside: o.OutsideBytes(), HostShare: f.hostShare(o),
+				hw.Larger = append(hw.Larger, planner.LargerDevice{Name: o.Name, Memory: o.Memory, Outside: o.OutsideBytes(), HostShare: f.hostShare(o),
 					Machine: func(ranks int) *cost.Machine { return o.Machine(min(node, ranks)) }})
 			}
 		}
-		slices.SortStableFunc(hw.Larger, func(a, b trainer.LargerDevice) int { return cmp.Compare(a.Memory, b.Memory) })
+		slices.SortStableFunc(hw.Larger, func(a, b planner.LargerDevice) int { return cmp.Compare(a.Memory, b.Memory) })
 	}
 	if f.countInNodes {
 		hw.NodeSize = f.gpusPerNode
@@ -611,8 +611,8 @@ func (r *planReport) recommend(ctx context.Context, c spillway.Config, hw spillw
 	if !r.asked.Fits {
 		for _, way := range r.ways {
 			if way.Cost == "" && (r.best == nil || way.Forecast.TokensPerSecond() > r.best.TokensPerSecond()) {
-				r.best = &spillway.Fitted{Forecast: way.Forecast, Choices: way.Changes, Reasons: trainer.Reasons(way.Forecast)}
-				if why := trainer.OtherBits(&c, &way.Forecast.Config); why != "" {
+				r.best = &spillway.Fitted{Forecast: way.Forecast, Choices: way.Changes, Reasons: planner.Reasons(way.Forecast)}
+				if why := planner.OtherBits(&c, &way.Forecast.Config); why != "" {
 					r.best.Reasons = append(r.best.Reasons, why)
 				}
 			}

@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	page "github.com/spillway-ml/spillway/memplan/report"
 	"github.com/spillway-ml/spillway/plan"
-	trainer "github.com/spillway-ml/spillway/train"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // html returns the report as one page.
@@ -21,7 +21,7 @@ func (r *planReport) html() ([]byte, error) {
 	r.heading(&head)
 	lines := strings.Split(strings.TrimSpace(head.String()), "\n")
 	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, "; "), Fits: r.asked.Fits, Verdict: r.verdict(),
-		Made: trainer.Shell(append([]string{"spillway", "plan"}, r.flags.given...)),
+		Made: planner.Shell(append([]string{"spillway", "plan"}, r.flags.given...)),
 		By:   fmt.Sprintf("spillway %s, on %s", versionText(), time.Now().UTC().Format(time.DateOnly))}
 	for s := range graph.NumSpaces {
 		use := &r.asked.Plan.Layout.Spaces[s]

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/graph"
-	trainer "github.com/spillway-ml/spillway/train"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // The contract's names.
@@ -46,14 +46,14 @@ type (
 		Recompute        string                `json:"recompute"`
 		Auto             string                `json:"auto,omitempty"`
 		Offload          string                `json:"offload"`
-		Recomputed       []trainer.BufferGroup `json:"recomputed"`
+		Recomputed       []planner.BufferGroup `json:"recomputed"`
 		RecomputeSeconds float64               `json:"recompute_seconds"` // a step
 		Parked           []planParked          `json:"parked"`
 		Placed           []planPlaced          `json:"placed"`
 		Notes            []string              `json:"notes"`
 	}
 	planParked struct {
-		trainer.BufferGroup
+		planner.BufferGroup
 		Space string `json:"space"`
 	}
 	planPlaced struct {
@@ -99,7 +99,7 @@ func why(f *spillway.Forecast) planWhy {
 	if recompute == "" {
 		recompute = "none"
 	}
-	w := planWhy{Recompute: recompute, Auto: flagged(f.Auto), Offload: f.Config.Offload, Recomputed: append([]trainer.BufferGroup{}, e.Recomputed...), RecomputeSeconds: e.RecomputeSeconds,
+	w := planWhy{Recompute: recompute, Auto: flagged(f.Auto), Offload: f.Config.Offload, Recomputed: append([]planner.BufferGroup{}, e.Recomputed...), RecomputeSeconds: e.RecomputeSeconds,
 		Parked: []planParked{}, Placed: []planPlaced{}, Notes: reasons(f)}
 	for _, g := range e.Parked {
 		w.Parked = append(w.Parked, planParked{g, g.Space.String()})

@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
-	trainer "github.com/spillway-ml/spillway/train"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // planReport is what a person is told.
@@ -25,7 +25,7 @@ type planReport struct {
 	stages []*spillway.Forecast
 	asked  *spillway.Forecast
 	ways   []spillway.Way
-	order  *trainer.OrderCost // nil without --reproducible
+	order  *planner.OrderCost // nil without --reproducible
 	best   *spillway.Fitted   // nil without --fit
 	noWay  *spillway.NoWay    // where there are no ways
 }

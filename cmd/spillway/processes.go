@@ -21,10 +21,10 @@ import (
 	"github.com/spillway-ml/spillway/comm/shm"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/launch"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/platform/gpu"
 	ranks "github.com/spillway-ml/spillway/run"
-	trainer "github.com/spillway-ml/spillway/train"
 )
 
 // silentError ends a process without a word: another one of its job tells.
@@ -81,7 +81,7 @@ func withRoot(env cluster.Env, transport string) string {
 		return ""
 	}
 	launcher := map[cluster.Source]string{cluster.Slurm: "srun ", cluster.Torchrun: fmt.Sprintf("torchrun --no-python --nproc-per-node %d ", cmp.Or(env.LocalWorld, env.World))}
-	return cluster.NCCLRoot + "=HOST:PORT " + launcher[env.Source] + "spillway " + trainer.Shell(os.Args[1:])
+	return cluster.NCCLRoot + "=HOST:PORT " + launcher[env.Source] + "spillway " + planner.Shell(os.Args[1:])
 }
 
 // progress tells the launcher how many steps the job has done.

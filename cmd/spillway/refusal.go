@@ -13,7 +13,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
-	trainer "github.com/spillway-ml/spillway/train"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // printError tells a person what ended a command: one line, and after a refusal
@@ -52,7 +52,7 @@ func printError(w io.Writer, err error, args []string, cmd *cobra.Command) {
 // started, with flags in place of those of the same names among args.
 func wholeCommand(env cluster.Env, ranks, each int, args, flags []string) string {
 	if env.World == 1 {
-		return "spillway " + trainer.Shell(withFlags(args, flags))
+		return "spillway " + planner.Shell(withFlags(args, flags))
 	}
 	args, flags = withFlags(args, []string{"--ranks", ""}), withFlags(flags, []string{"--ranks", ""})
 	args, flags = args[:len(args)-2], flags[:len(flags)-2] // how many processes there are says it
@@ -73,13 +73,13 @@ func wholeCommand(env cluster.Env, ranks, each int, args, flags []string) string
 			launcher = fmt.Sprintf("srun -n %d spillway ", n)
 		}
 	default: // a pod's or an agent's own command, with the number of processes elsewhere
-		whole := "spillway " + trainer.Shell(withFlags(args, flags))
+		whole := "spillway " + planner.Shell(withFlags(args, flags))
 		if n != env.World {
 			whole += fmt.Sprintf("  # as %d processes", n)
 		}
 		return whole
 	}
-	return launcher + trainer.Shell(withFlags(args, flags))
+	return launcher + planner.Shell(withFlags(args, flags))
 }
 
 // withFlags returns a command line in which flags (each "--name", "value")

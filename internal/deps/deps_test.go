@@ -46,8 +46,9 @@ const table = `
 	launch    < graph device kernels comm cluster internal/crash internal/dl internal/userdir
 	platform  < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal
 	run       < platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal
-	calibration < config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute search exec checkpoint data run train internal
-	train     < config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run search internal
+	calibration < planner config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute search exec checkpoint data run train internal
+	planner   < config graph model precision recompute zero fsdp offload memplan plan search comm checkpoint exec run data platform device kernels internal
+	train     < planner config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run search internal
 `
 
 // pure packages touch no device, file or network: what they import beside the

@@ -8,31 +8,30 @@ import (
 	"go/token"
 	"go/types"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-// configs is an importer of package config alone: the test is about its type and those
-// of train.
-type configs struct{ config *types.Package }
+// importer knows the packages that the test is about, by path: config and planner.
+type importer map[string]*types.Package
 
-func (c configs) Import(path string) (*types.Package, error) {
-	if path == module+"/config" && c.config != nil {
-		return c.config, nil
+func (i importer) Import(path string) (*types.Package, error) {
+	if p := i[path]; p != nil {
+		return p, nil
 	}
 	return nil, errors.New("not looked at")
 }
 
-// typesOf are the types of a package's expressions, as far as its own types and config's
-// tell. Imports are missing, which the checker says.
-func typesOf(set *token.FileSet, config, files []*ast.File) *types.Info {
+// typesOf are the types of a package's expressions, as far as its own types and known
+// packages' tell. Other imports are missing, which the checker says. The package joins the
+// known ones under its path.
+func typesOf(set *token.FileSet, known importer, path string, files []*ast.File) *types.Info {
 	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Selections: map[*ast.SelectorExpr]*types.Selection{}, Uses: map[*ast.Ident]types.Object{}, Defs: map[*ast.Ident]types.Object{}}
-	conf := types.Config{Importer: configs{}, Error: func(error) {}}
-	of, _ := conf.Check("config", set, config, nil)
-	conf.Importer = configs{of}
-	_, _ = conf.Check("train", set, files, info)
+	conf := types.Config{Importer: known, Error: func(error) {}}
+	known[path], _ = conf.Check(path, set, files, info)
 	return info
 }
 
@@ -76,9 +75,9 @@ func (w *writer) target(e ast.Expr) {
 		case *ast.StarExpr:
 			t := w.info.Types[x.X].Type
 			switch named(t) {
-			case "resolved":
+			case "resolved", "Resolved":
 				ofResolved = true
-			case "Config", "request":
+			case "Config", "request", "Request":
 				ofConfig = true
 			}
 			if ofConfig && pointer(t) {
@@ -93,8 +92,8 @@ func (w *writer) target(e ast.Expr) {
 				break
 			}
 			through := w.steps(sel)
-			ofResolved = ofResolved || through["resolved"]
-			ofConfig = ofConfig || through["Config"] || through["request"]
+			ofResolved = ofResolved || through["resolved"] || through["Resolved"]
+			ofConfig = ofConfig || through["Config"] || through["request"] || through["Request"]
 			if ofConfig && sel.Indirect() || ofConfig && pointer(w.info.Types[x.X].Type) {
 				w.tell(e, "writes a Config through a pointer")
 				return
@@ -148,12 +147,12 @@ func (w *writer) look(n ast.Node) bool {
 			}
 		}
 	case *ast.CompositeLit:
-		if named(w.info.Types[n].Type) == "resolved" {
+		if name := named(w.info.Types[n].Type); name == "resolved" || name == "Resolved" {
 			w.tell(n, "makes what is resolved")
 		}
 	case *ast.UnaryExpr:
 		// A Config's address may go to a method that reads it; another field's not.
-		if n.Op == token.AND && named(w.info.Types[n.X].Type) != "Config" && named(w.info.Types[n.X].Type) != "request" {
+		if n.Op == token.AND && !slices.Contains([]string{"Config", "request", "Request"}, named(w.info.Types[n.X].Type)) {
 			if _, ok := n.X.(*ast.SelectorExpr); ok {
 				w.target(n.X)
 			}
@@ -164,8 +163,8 @@ func (w *writer) look(n ast.Node) bool {
 
 // writes are the places of a package that write where nothing may, but for the file
 // that resolves.
-func writes(set *token.FileSet, config, files []*ast.File, but string) []string {
-	w := &writer{info: typesOf(set, config, files), set: set}
+func writes(set *token.FileSet, known importer, path string, files []*ast.File, but string) []string {
+	w := &writer{info: typesOf(set, known, path, files), set: set}
 	for _, f := range files {
 		if filepath.Base(set.Position(f.Pos()).Filename) != but {
 			ast.Inspect(f, w.look)
@@ -191,12 +190,15 @@ func TestWhatIsResolvedIsNotWritten(t *testing.T) {
 		}
 		return files
 	}
-	config, files := sources("config"), sources("train")
+	known := importer{}
+	config, planner, train := sources("config"), sources("planner"), sources("train")
 	require.Greater(t, len(config), 10)
-	require.Greater(t, len(files), 30)
-	require.Empty(t, writes(set, config, files, "resolve.go"))
-	require.Empty(t, writes(set, nil, config, ""))
-	require.NotEmpty(t, writes(set, config, files, ""), "resolve.go writes")
+	require.Greater(t, len(planner), 10)
+	require.Greater(t, len(train), 20)
+	require.Empty(t, writes(set, known, module+"/config", config, ""))
+	require.Empty(t, writes(set, known, module+"/planner", planner, "resolve.go"))
+	require.Empty(t, writes(set, known, module+"/train", train, "request.go"))
+	require.NotEmpty(t, writes(set, known, module+"/planner", planner, ""), "resolve.go writes")
 	for _, f := range config { // hooks are no fields of a Config
 		ast.Inspect(f, func(n ast.Node) bool {
 			spec, ok := n.(*ast.TypeSpec)
@@ -256,7 +258,7 @@ func read(c *Config) int { return c.Zero }
 		"func f(q request) { var e int; e, q.Zero = 1, 2; _ = e }":     0,
 		"func f(q request) *request { r := &q; r.Zero = 1; return r }": 1,
 	} {
-		found := writes(set, nil, []*ast.File{base, parse("f.go", text)}, "resolve.go")
+		found := writes(set, importer{}, "train", []*ast.File{base, parse("f.go", text)}, "resolve.go")
 		require.Len(t, found, want, "%s: %q", text, found)
 	}
 }

@@ -1,4 +1,4 @@
-package train
+package planner
 
 import (
 	"fmt"
@@ -27,7 +27,7 @@ func (f *Forecast) MegatronActivations() (ActivationReference, error) {
 	if c.Own.Model != nil {
 		return ActivationReference{}, fmt.Errorf("model %.80q: the formula is one of transformers of config.json", c.Own.Model.Name)
 	}
-	h, err := modelConfig(c.Model)
+	h, err := ModelConfig(c.Model)
 	if err != nil {
 		return ActivationReference{}, err
 	}

@@ -1,4 +1,4 @@
-package train
+package planner
 
 import (
 	"testing"
@@ -19,13 +19,13 @@ func TestWhatTheOrderOfASumCosts(t *testing.T) {
 	var flat int64 // bytes of all units' gradients in f32
 	for zero := range 4 {
 		c.Zero, c.Reproducible = zero, false
-		without, err := c.predict(t.Context(), machine)
+		without, err := c.Predict(t.Context(), machine)
 		require.NoError(t, err)
 		none, err := without.OrderCost(t.Context(), machine)
 		require.NoError(t, err)
 		require.Nil(t, none)
 		c.Reproducible = true
-		with, err := c.predict(t.Context(), machine)
+		with, err := c.Predict(t.Context(), machine)
 		require.NoError(t, err)
 		cost, err := with.OrderCost(t.Context(), machine)
 		require.NoError(t, err)
@@ -63,36 +63,10 @@ func TestWhatTheOrderOfASumCosts(t *testing.T) {
 		}
 	}
 	c.Ranks, c.Accum = 1, 1
-	one, err := c.predict(t.Context(), machine)
+	one, err := c.Predict(t.Context(), machine)
 	require.NoError(t, err)
 	cost, err := one.OrderCost(t.Context(), machine)
 	require.NoError(t, err)
 	require.Zero(t, cost.Sent-cost.Before+cost.Sums+cost.Staging)
 	require.Contains(t, cost.String(), "nothing is added")
-}
-
-// A search within a cap plans with the sums that the flag keeps: what it chooses fits as
-// it runs, and still has the bits of every other placement.
-func TestFitKnowsTheSumsOfAReproducibleRun(t *testing.T) {
-	t.Parallel()
-	c := tiny("gpt2")
-	c.Batch, c.Seq, c.Ranks, c.Accum, c.Zero, c.Steps, c.Threads = 1, 8, 2, 2, 0, 1, 1
-	peak := func(reproducible bool) int64 {
-		d := c
-		d.Reproducible = reproducible
-		p, err := d.plan(t.Context())
-		require.NoError(t, err)
-		return p.Layout.Spaces[graph.Device].Peak
-	}
-	require.Greater(t, peak(true), peak(false), "at stage 0 the parts' sums are apart")
-	want := curveOver(t, c, 2, 4)
-	c.DeviceMemory, c.Reproducible = peak(false), true
-	_, err := c.plan(t.Context())
-	require.ErrorContains(t, err, "does not fit")
-	best, err := c.fit(t.Context(), Fixed{}, 0, CPUHardware(1))
-	require.NoError(t, err)
-	require.True(t, best.Forecast.Config.Reproducible)
-	require.LessOrEqual(t, best.Forecast.Plan.Layout.Spaces[graph.Device].Peak, c.DeviceMemory)
-	c.Config = best.Forecast.Config
-	require.Equal(t, want, curveOver(t, c, 2, 4))
 }

@@ -1,4 +1,4 @@
-package train
+package planner
 
 import (
 	"context"
@@ -101,7 +101,7 @@ func (r *Refusal) Unwrap() error { return r.Cause }
 
 // fits returns nil if the plan is within its capacities, and otherwise the
 // refusal with what would make it fit.
-func (r *resolved) fits(ctx context.Context, p *plan.Plan, hw Hardware) error {
+func (r *Resolved) Fits(ctx context.Context, p *plan.Plan, hw Hardware) error {
 	err := p.Fit()
 	if err == nil {
 		return nil
@@ -109,11 +109,11 @@ func (r *resolved) fits(ctx context.Context, p *plan.Plan, hw Hardware) error {
 	if caches := smallerCaches(&r.Config, p); caches != "" {
 		return fmt.Errorf("%w; it fits with %s", err, caches)
 	}
-	asked, simErr := r.predict(ctx, hw.Machine(r.Ranks))
+	asked, simErr := r.Predict(ctx, hw.Machine(r.Ranks))
 	if simErr != nil {
 		return errors.Join(err, simErr)
 	}
-	asked.found.Chosen = r.chosen // it was asked for so
+	asked.found.Chosen = r.Chosen // it was asked for so
 	ways, no := WaysOut(ctx, asked, hw)
 	if err := ctx.Err(); err != nil {
 		return err

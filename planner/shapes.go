@@ -1,4 +1,4 @@
-package train
+package planner
 
 import (
 	"math"
@@ -22,7 +22,7 @@ import (
 // its positions and its vocabulary alone.
 func modelShape(c *config.Config, sh *config.Shared) (hfconfig.Config, error) {
 	if c.Own.Model == nil {
-		return modelConfig(c.Model)
+		return ModelConfig(c.Model)
 	}
 	h := hfconfig.Config{Positions: c.Own.Model.Positions}
 	if h.Positions == 0 {
@@ -34,14 +34,14 @@ func modelShape(c *config.Config, sh *config.Shared) (hfconfig.Config, error) {
 		if err != nil {
 			return h, err
 		}
-		boundsOf(&s, p)
+		BoundsOf(&s, p)
 	}
 	h.Vocab = min(s.Vocab, s.Classes) // what a token file can be for
 	return h, nil
 }
 
-// sampleShape is what a sample is to the plan's program.
-func sampleShape(p *graph.Program, rows int) (s data.Shape) {
+// SampleShape is what a sample is to the plan's program.
+func SampleShape(p *graph.Program, rows int) (s data.Shape) {
 	size := func(id graph.BufID) int {
 		if id == graph.NoBuf {
 			return 0
@@ -55,9 +55,9 @@ func sampleShape(p *graph.Program, rows int) (s data.Shape) {
 	return s
 }
 
-// boundsOf gives a shape the bounds of tokens and targets, by the operations of the
+// BoundsOf gives a shape the bounds of tokens and targets, by the operations of the
 // model's forward that read them.
-func boundsOf(s *data.Shape, p *graph.Program) {
+func BoundsOf(s *data.Shape, p *graph.Program) {
 	least := func(have *int, n int64) {
 		if *have == 0 || int(n) < *have {
 			*have = int(n)
@@ -79,9 +79,9 @@ func boundsOf(s *data.Shape, p *graph.Program) {
 	}
 }
 
-// modelConfig reads the model's shape: from the folder name, if it holds a
+// ModelConfig reads the model's shape: from the folder name, if it holds a
 // config.json or checkpoints, or else from the preset of that name.
-func modelConfig(name string) (hfconfig.Config, error) {
+func ModelConfig(name string) (hfconfig.Config, error) {
 	_, err := presetConfig(name)
 	if err != nil { // a preset is not taken for a folder of checkpoints of its name
 		given := name
@@ -110,4 +110,12 @@ func modelConfig(name string) (hfconfig.Config, error) {
 		return c, fmt.Errorf("Config.Model %s: the folder has no %s, and no checkpoint", name, hfconfig.FileName)
 	}
 	return c, err
+}
+
+func presetConfig(name string) (hfconfig.Config, error) {
+	p, err := presets.Lookup(name)
+	if err != nil {
+		return hfconfig.Config{}, fmt.Errorf("Config.Model: %w", err)
+	}
+	return p.Config, nil
 }

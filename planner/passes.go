@@ -1,4 +1,4 @@
-package train
+package planner
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 // program after each pass, in order; an error of show ends it.
 // It reads no weights and no data. That the plan does not fit is no error here.
 func Passes(ctx context.Context, cfg config.Config, show func(pass string, p *graph.Program) error) error {
-	_, s, err := request{Config: cfg}.settle(ctx)
+	_, s, err := Request{Config: cfg}.settle(ctx)
 	if err != nil {
 		return err
 	}

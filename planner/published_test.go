@@ -1,4 +1,4 @@
-package train
+package planner
 
 import (
 	"fmt"
@@ -28,9 +28,9 @@ import (
 //     statistics; no scores, and logits of a chunk of rows only), and fewer than the
 //     estimate's 12 with --recompute selective.
 func TestGPT2XLWorkedExample(t *testing.T) {
-	c := request{Config: config.Default()}
+	c := Request{Config: config.Default()}
 	c.Model, c.Batch, c.Seq, c.Zero = "gpt2-xl", 32, 1024, 0
-	f, err := c.predict(t.Context(), cost.CPU(2, 1))
+	f, err := c.Predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
 	n := float64(f.Parameters())
 	require.InEpsilon(t, 1.5576e9, n, 1e-3)
@@ -50,7 +50,7 @@ func TestGPT2XLWorkedExample(t *testing.T) {
 	values := func(policy string) float64 {
 		one := c
 		one.Recompute = policy
-		g, err := one.predict(t.Context(), cost.CPU(2, 1))
+		g, err := one.Predict(t.Context(), cost.CPU(2, 1))
 		require.NoError(t, err)
 		peaks := g.Plan.Layout.Spaces[graph.Device].ClassPeak
 		for _, class := range []graph.Class{graph.Parameters, graph.Gradients, graph.Optimizer, graph.Activations} {

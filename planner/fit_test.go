@@ -1,4 +1,4 @@
-package train
+package planner
 
 import (
 	"fmt"
@@ -24,8 +24,8 @@ func shaped(t *testing.T, layers, width int) string {
 
 // fitConfig is a job of 2 layers on 2 ranks, whose plan without a cap takes some
 // 34 MiB of device memory.
-func fitConfig(t *testing.T) request {
-	c := request{Config: config.Default()}
+func fitConfig(t *testing.T) Request {
+	c := Request{Config: config.Default()}
 	c.Model, c.Ranks, c.Batch, c.Seq, c.DeviceMemory = shaped(t, 2, 256), 2, 4, 128, 30<<20
 	return c
 }
@@ -34,17 +34,17 @@ func TestFitLeavesWhatWasGiven(t *testing.T) {
 	t.Parallel()
 	c := fitConfig(t)
 	c.Zero, c.Recompute, c.Prefetch = 2, "full", 5
-	got, err := c.fit(t.Context(), Fixed{Zero: true, Recompute: true, Prefetch: true}, 0, CPUHardware(2))
+	got, err := c.Fit(t.Context(), Fixed{Zero: true, Recompute: true, Prefetch: true}, 0, CPUHardware(2))
 	require.NoError(t, err)
 	require.Equal(t, 2, got.Config.Zero)
 	require.Equal(t, "full", got.Config.Recompute)
 	require.Equal(t, 5, got.Config.Prefetch)
 	require.Equal(t, []int{4, 1}, []int{got.Config.Batch, got.Config.Accum}) // without a global batch
 
-	got, err = c.fit(t.Context(), Fixed{}, 12, CPUHardware(2))
+	got, err = c.Fit(t.Context(), Fixed{}, 12, CPUHardware(2))
 	require.NoError(t, err)
 	require.Equal(t, 12, got.Config.Ranks*got.Config.Batch*got.Config.Accum)
-	_, err = c.fit(t.Context(), Fixed{}, 25, CPUHardware(2))
+	_, err = c.Fit(t.Context(), Fixed{}, 25, CPUHardware(2))
 	require.ErrorContains(t, err, "Config.GlobalBatch 25")
 	require.ErrorContains(t, err, "24 and 26")
 }
@@ -53,7 +53,7 @@ func TestFitRefusesWhatNothingFits(t *testing.T) {
 	t.Parallel()
 	c := fitConfig(t)
 	c.DeviceMemory = 100 << 10
-	_, err := c.fit(t.Context(), Fixed{}, 0, CPUHardware(2))
+	_, err := c.Fit(t.Context(), Fixed{}, 0, CPUHardware(2))
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, graph.Device, refused.Space)

@@ -1,4 +1,4 @@
-package train
+package planner
 
 import (
 	"context"
@@ -129,10 +129,10 @@ type Fixed struct {
 // is used where cfg has a folder for it. cfg.Allow adds precisions to choose from.
 // It is deterministic. Where nothing fits, the error is a *NothingFits.
 func Fit(ctx context.Context, cfg config.Config, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
-	return request{Config: cfg}.fit(ctx, fixed, rows, hw)
+	return Request{Config: cfg}.Fit(ctx, fixed, rows, hw)
 }
 
-func (q request) fit(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
+func (q Request) Fit(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
 	r, err := q.resolve()
 	if err != nil {
 		return nil, err
@@ -271,8 +271,8 @@ type ClassPlace = search.ClassPlace
 // Explain reads a forecast's program.
 func Explain(f *Forecast) Explanation { return search.Explain(f.Plan, f.Step) }
 
-// autoText says what "auto" chose, for a person; "" for nil.
-func autoText(c *search.Chosen) string {
+// AutoText says what "auto" chose, for a person; "" for nil.
+func AutoText(c *search.Chosen) string {
 	if c == nil {
 		return ""
 	}
@@ -289,3 +289,6 @@ func autoText(c *search.Chosen) string {
 	return fmt.Sprintf("%d of %d activations are computed again (%s), for %+.1f %% of the predicted step: Config.Recompute %s", c.Buffers, c.AllBuffers, plan.Bytes(c.Bytes),
 		100*(c.Slower-1), quote(c.Recompute.String()))
 }
+
+// Is puts the error among the kinds.
+func (e *NothingFits) Is(target error) bool { return target == plan.ErrDoesNotFit }

@@ -1,4 +1,4 @@
-package train
+package planner
 
 import (
 	"strings"
@@ -13,16 +13,16 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-func demo(t *testing.T) request {
+func demo(t *testing.T) Request {
 	t.Helper()
-	c := request{Config: config.Default()}
+	c := Request{Config: config.Default()}
 	c.Model, c.Batch, c.Seq = "spillway-demo", 4, 128
 	return c
 }
 
-func peakOf(t *testing.T, c request) int64 {
+func peakOf(t *testing.T, c Request) int64 {
 	t.Helper()
-	p, err := c.plan(t.Context())
+	p, err := c.Plan(t.Context())
 	require.NoError(t, err)
 	return p.Layout.Spaces[graph.Device].Peak
 }
@@ -34,7 +34,7 @@ func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 	c := demo(t)
 	m := cost.CPU(2, 1)
 	c.Recompute = "auto"
-	f, err := c.predict(t.Context(), m)
+	f, err := c.Predict(t.Context(), m)
 	require.NoError(t, err)
 	require.Equal(t, "none", f.Config.Recompute)
 	require.Contains(t, f.Auto, "no cap")
@@ -42,14 +42,14 @@ func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 	c.Recompute = "none"
 	most := peakOf(t, c)
 	c.Recompute = "full"
-	full, err := c.predict(t.Context(), m)
+	full, err := c.Predict(t.Context(), m)
 	require.NoError(t, err)
 	least := full.Plan.Layout.Spaces[graph.Device].Peak
 	c.Recompute = "auto"
 	last := 0.0
 	for i := range 6 {
 		c.DeviceMemory = most - (most-least)*int64(i)/5
-		f, err := c.predict(t.Context(), m)
+		f, err := c.Predict(t.Context(), m)
 		require.NoError(t, err)
 		require.True(t, f.Fits, "%d", i)
 		require.GreaterOrEqual(t, f.Step.Seconds, last*(1-1e-9))
@@ -67,40 +67,17 @@ func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 			require.NotEmpty(t, e.Recomputed)
 			again := c
 			again.Recompute = f.Config.Recompute
-			same, err := again.predict(t.Context(), m)
+			same, err := again.Predict(t.Context(), m)
 			require.NoError(t, err)
 			require.Equal(t, f.Plan.Hash(), same.Plan.Hash())
 			require.Contains(t, f.Auto, quote(f.Config.Recompute))
 		}
 	}
 	c.DeviceMemory = least / 2
-	f, err = c.predict(t.Context(), m)
+	f, err = c.Predict(t.Context(), m)
 	require.NoError(t, err)
 	require.False(t, f.Fits)
 	require.Equal(t, "full", f.Config.Recompute)
-}
-
-// Promise 1 with auto: any stage, ranks, caps and offload beside it, and the run
-// is the one that was planned.
-func TestAutoGivesTheSameBits(t *testing.T) {
-	t.Parallel()
-	for i, name := range []string{"gpt2", "llama-untied"} {
-		for _, ranks := range []int{1, 2} {
-			c := tiny(name)
-			c.Ranks, c.Steps, c.Reproducible, c.Accum = ranks, 2, true, 2
-			want := runOf(t, c)
-			for _, zero := range stagesInTurn(i + ranks) {
-				c.Zero, c.Recompute, c.DeviceMemory = zero, "full", 0
-				least := peakOf(t, c)
-				c.Recompute = "none"
-				c.DeviceMemory = least + (peakOf(t, c)-least)*int64(zero)/4
-				c.Recompute = "auto"
-				got := runOf(t, c)
-				require.Equal(t, want.losses, got.losses, "%s, %d ranks, stage %d", name, ranks, zero)
-				require.Equal(t, want.sha, got.sha, "%s, %d ranks, stage %d", name, ranks, zero)
-			}
-		}
-	}
 }
 
 // When the optimizer's states are just too large, a part of them leaves.
@@ -113,11 +90,11 @@ func TestFitMovesAShareOfTheStates(t *testing.T) {
 	none := c
 	none.Offload = ""
 	c.DeviceMemory = (peakOf(t, c) + peakOf(t, none)) / 2
-	got, err := c.fit(t.Context(), keep, 0, CPUHardware(2))
+	got, err := c.Fit(t.Context(), keep, 0, CPUHardware(2))
 	require.NoError(t, err)
 	require.True(t, got.Fits)
 	require.Contains(t, got.Config.Offload, "%", got.Choices)
-	whole, err := c.predict(t.Context(), cost.CPU(2, 1))
+	whole, err := c.Predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
 	require.Less(t, got.Step.Seconds, whole.Step.Seconds)
 	moved := Explain(got.Forecast).Placed
@@ -130,14 +107,14 @@ func TestFitUsesTheTiers(t *testing.T) {
 	t.Parallel()
 	c := demo(t)
 	c.DeviceMemory, c.HostMemory = 24<<20, 60<<20
-	_, err := c.fit(t.Context(), Fixed{}, 0, CPUHardware(2))
+	_, err := c.Fit(t.Context(), Fixed{}, 0, CPUHardware(2))
 	var none *NothingFits
 	require.ErrorAs(t, err, &none)
 	require.NotNil(t, none.Smallest)
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
 	c.Disk = t.TempDir()
-	got, err := c.fit(t.Context(), Fixed{}, 0, CPUHardware(2))
+	got, err := c.Fit(t.Context(), Fixed{}, 0, CPUHardware(2))
 	require.NoError(t, err)
 	require.True(t, got.Fits)
 	require.Positive(t, got.Plan.Layout.Spaces[graph.Disk].Peak)
@@ -150,13 +127,13 @@ func TestFitChoosesAllowedPrecisions(t *testing.T) {
 	g, err := gpus.Lookup("a100-40")
 	require.NoError(t, err)
 	hw := Hardware{Machine: func(ranks int) *cost.Machine { return g.Machine(ranks) }}
-	c := request{Config: config.Default()}
+	c := Request{Config: config.Default()}
 	c.Model, c.Ranks, c.Batch, c.Seq, c.DeviceMemory = "gpt2-medium", 4, 4, 1024, g.Memory
-	got, err := c.fit(t.Context(), Fixed{}, 0, hw)
+	got, err := c.Fit(t.Context(), Fixed{}, 0, hw)
 	require.NoError(t, err)
 	require.Equal(t, "fp32", got.Config.PrecisionName())
 	c.Allow = []string{"bf16"}
-	faster, err := c.fit(t.Context(), Fixed{}, 0, hw)
+	faster, err := c.Fit(t.Context(), Fixed{}, 0, hw)
 	require.NoError(t, err)
 	require.Equal(t, "bf16", faster.Config.PrecisionName())
 	require.Contains(t, faster.Choices.String(), "Config.Precision bf16")
@@ -171,7 +148,7 @@ func TestNoWayOut(t *testing.T) {
 	t.Parallel()
 	c := demo(t)
 	c.DeviceMemory, c.HostMemory = 100<<10, 1<<20
-	asked, err := c.predict(t.Context(), cost.CPU(2, 1))
+	asked, err := c.Predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
 	ways, no := WaysOut(t.Context(), asked, CPUHardware(2))
 	require.Empty(t, ways)
@@ -182,7 +159,7 @@ func TestNoWayOut(t *testing.T) {
 		"cap of 100.00 KiB", "cap of 1.00 MiB", "bound by", "Config.Zero", "Tried in vain", "64 ranks", "rows down to 16 tokens", "disk"} {
 		require.Contains(t, no.String(), want)
 	}
-	again, err := c.predict(t.Context(), cost.CPU(2, 1))
+	again, err := c.Predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
 	_, same := WaysOut(t.Context(), again, CPUHardware(2))
 	require.Equal(t, no.String(), same.String())
@@ -198,7 +175,7 @@ func TestWaysOutOfTheHostsCap(t *testing.T) {
 	t.Parallel()
 	c := demo(t)
 	c.Offload, c.HostMemory = "optimizer=host,activations=host", 46<<20
-	asked, err := c.predict(t.Context(), cost.CPU(2, 1))
+	asked, err := c.Predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
 	require.False(t, asked.Fits)
 	ways, _ := WaysOut(t.Context(), asked, CPUHardware(2))
@@ -206,7 +183,7 @@ func TestWaysOutOfTheHostsCap(t *testing.T) {
 	require.Equal(t, Settings{{"Config.Offload", "none"}}, ways[0].Changes)
 	c.DeviceMemory, c.HostMemory, c.Disk = 34<<20, 59<<20, t.TempDir()
 	c.Recompute = "full"
-	asked, err = c.predict(t.Context(), cost.CPU(2, 1))
+	asked, err = c.Predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
 	ways, no := WaysOut(t.Context(), asked, CPUHardware(2))
 	require.NotEmpty(t, ways, "%v", no)

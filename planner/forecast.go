@@ -1,4 +1,4 @@
-package train
+package planner
 
 import (
 	"context"
@@ -30,10 +30,10 @@ type Forecast struct {
 // It reads no weights and no data, and needs no device. That the plan does not
 // fit is no error here.
 func Predict(ctx context.Context, cfg config.Config, machine *cost.Machine) (*Forecast, error) {
-	return request{Config: cfg}.predict(ctx, machine)
+	return Request{Config: cfg}.Predict(ctx, machine)
 }
 
-func (q request) predict(ctx context.Context, machine *cost.Machine) (*Forecast, error) {
+func (q Request) Predict(ctx context.Context, machine *cost.Machine) (*Forecast, error) {
 	r, err := q.resolve()
 	if err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func (r planner) forecast(f *search.Forecast) *Forecast {
 	if f == nil {
 		return nil
 	}
-	return &Forecast{Config: r.with(&f.Spec), Auto: autoText(f.Chosen), Plan: f.Plan, Step: f.Step, Fits: f.Fits(), of: r, found: f}
+	return &Forecast{Config: r.with(&f.Spec), Auto: AutoText(f.Chosen), Plan: f.Plan, Step: f.Step, Fits: f.Fits(), of: r, found: f}
 }
 
 // newDisk is the folder of a disk tier that a way out asks for.
@@ -71,8 +71,8 @@ const newDisk = "spillway-disk"
 
 // with is the configuration with what a search chose. What stays the same stays as it
 // was written.
-func (r *resolved) with(s *search.Spec) config.Config {
-	c := r.request
+func (r *Resolved) with(s *search.Spec) config.Config {
+	c := r.Request
 	c.Ranks, c.ShardSize, c.Zero, c.Batch, c.Seq, c.Accum, c.Prefetch = s.Ranks, s.ShardSize, s.Stage, s.Batch, s.Seq, s.Accum, s.Prefetch
 	if s.LayerOrder != c.AsksLayers() {
 		c.AccumOrder = orderName(s.LayerOrder)
@@ -105,16 +105,16 @@ func orderName(layers bool) string {
 // Notes are lines for a person about what of the model's configuration is not
 // applied, and what does not hold of the run.
 func (f *Forecast) Notes() []string {
-	h, err := modelConfig(f.Config.Model)
+	h, err := ModelConfig(f.Config.Model)
 	if err != nil {
 		return nil // it was read before: there is a plan
 	}
-	return slices.Concat(dropoutNote(h.Dropouts, &f.Config), config.RingNote(&f.Config), f.epilogueNotes())
+	return slices.Concat(DropoutNote(h.Dropouts, &f.Config), config.RingNote(&f.Config), f.epilogueNotes())
 }
 
-// dropoutNote says that the dropout keys of a config.json, as hfconfig lists them,
+// DropoutNote says that the dropout keys of a config.json, as hfconfig lists them,
 // do not count.
-func dropoutNote(keys string, c *config.Config) []string {
+func DropoutNote(keys string, c *config.Config) []string {
 	if keys == "" {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package train
+package planner
 
 import (
 	"fmt"
@@ -10,7 +10,6 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
-	"github.com/spillway-ml/spillway/platform"
 )
 
 // What a process takes of host memory outside its ranks' arenas, in bytes.
@@ -24,6 +23,9 @@ const (
 	boundOutside     = 1050     // an operation bound to a rank's kernels and addresses
 	tokenizerOutside = 14 << 20 // tables of a byte-pair tokenizer
 )
+
+// TraceSpans is how many operations of a stream a trace holds; the rest is counted only.
+const TraceSpans = 1 << 16
 
 // processRanks is how many of the run's ranks share a process.
 func processRanks(c *config.Config) int {
@@ -45,31 +47,33 @@ func outside(c *config.Config, p *plan.Plan) [graph.NumSpaces]int64 {
 	if t := strings.ToLower(c.Tokenizer); t != "" && t != "bytes" {
 		process += tokenizerOutside
 	}
-	if a := c.Algorithm(); a != algo.Auto && a != algo.Direct || jobOf(c) != nil {
+	job := c.Processes()
+	if a := c.Algorithm(); a != algo.Auto && a != algo.Direct || job != nil {
 		process += ranks * algo.ScratchBytes
 	}
-	if t, ok := transport(c).(interface{ Copies() bool }); ok && t.Copies() {
-		process += ranks * stagingBytes(p.Program)
-	}
-	if t, ok := transport(c).(platform.TransportMemory); ok {
-		process += t.OutsideBytes(jobOf(c).Processes, int(ranks))
+	if job != nil {
+		transport, copies := job.Outside(int(ranks))
+		process += transport
+		if copies {
+			process += ranks * stagingBytes(p.Program)
+		}
 	}
 	if c.Trace != "" {
-		process += ranks * streams * exec.TraceBytes(traceSpans)
+		process += ranks * streams * exec.TraceBytes(TraceSpans)
 	}
 	if disk := p.Layout.Spaces[graph.Disk].Peak; disk > 0 {
 		files := make([]int64, ranks)
 		for i := range files {
 			files[i] = disk
 		}
-		process += store.OutsideBytes(diskOptions(c), files...)
+		process += store.OutsideBytes(DiskOptions(c), files...)
 	}
 	all[graph.Host] += (process+ranks-1)/ranks + c.DiskCache
 	return all
 }
 
-// diskOptions are those that the folder of the disk tier is opened with.
-func diskOptions(c *config.Config) store.Options {
+// DiskOptions are those that the folder of the disk tier is opened with.
+func DiskOptions(c *config.Config) store.Options {
 	return store.Options{Block: c.DiskTuning.Block, Depth: c.DiskTuning.Depth}
 }
 

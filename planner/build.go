@@ -1,4 +1,4 @@
-package train
+package planner
 
 import (
 	"context"
@@ -30,7 +30,7 @@ func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
 		Job: p, Plans: &p.shared.Shared,
 		Ranks: c.Ranks, ShardSize: c.ShardSize, Stage: c.Zero, Batch: c.Batch, Seq: c.Seq, Accum: c.Accum, LayerOrder: c.AsksLayers(), Prefetch: c.Prefetch,
 		Precision: conf.Precision, Recompute: conf.Recompute, Auto: c.RecomputeAuto(), Offload: conf.Offload, Disk: c.Disk != "",
-		Capacity: conf.Capacity, Outside: conf.Outside, Layers: p.model.Layers, Frozen: len(c.Freeze) > 0,
+		Capacity: conf.Capacity, Outside: conf.Outside, Layers: p.Shape.Layers, Frozen: len(c.Freeze) > 0,
 	}
 	s.Offload.Chunk = 0
 	// What auto comes to on a CPU must not depend on what was measured of this one.
@@ -40,9 +40,18 @@ func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
 	return s, nil
 }
 
+// Spec is a request as a search takes it: see planner.spec.
+func (q Request) Spec(machine *cost.Machine) (search.Spec, error) {
+	p, err := q.resolve()
+	if err != nil {
+		return search.Spec{}, err
+	}
+	return p.spec(machine)
+}
+
 // At is what package plan takes for micro-batches of a shape.
 func (p planner) At(sh search.Shape) (at plan.Spec, err error) {
-	q := p.request
+	q := p.Request
 	q.Batch, q.Seq = sh.Batch, sh.Seq
 	if !strings.EqualFold(q.PrecisionName(), sh.Precision.String()) {
 		q.Precision = sh.Precision.String()
@@ -65,11 +74,11 @@ func (p planner) Outside(of *plan.Plan) [graph.NumSpaces]int64 {
 }
 
 // forward builds the programs of a request, of so many layers where they are not 0.
-func (p planner) forward(c *request, layers int) (fwd plan.Forward, err error) {
+func (p planner) forward(c *Request, layers int) (fwd plan.Forward, err error) {
 	if c.Own.Model != nil {
 		return config.OwnForward(&c.Config, p.shared)
 	}
-	h := p.model
+	h := p.Shape
 	if layers > 0 {
 		h.Layers = layers
 	}
@@ -96,7 +105,7 @@ func (p planner) forward(c *request, layers int) (fwd plan.Forward, err error) {
 }
 
 // passes is what the passes take of a request beside the programs.
-func (cfg *request) passes() (conf plan.Config, err error) {
+func (cfg *Request) passes() (conf plan.Config, err error) {
 	var again recompute.Options
 	if !cfg.RecomputeAuto() {
 		if again, err = recompute.Parse(cfg.Recompute); err != nil {
@@ -110,7 +119,7 @@ func (cfg *request) passes() (conf plan.Config, err error) {
 	if err != nil {
 		return conf, err
 	}
-	away.Chunk = cfg.offloadChunk
+	away.Chunk = cfg.OffloadChunk
 	prec, err := precision.Parse(cfg.PrecisionName())
 	if err != nil {
 		return conf, err
@@ -134,12 +143,26 @@ func (cfg *request) passes() (conf plan.Config, err error) {
 		Epilogues:   cfg.EpilogueSet(),
 		CachePrefix: cfg.FrozenCache.Bytes > 0, Rows: int64(cfg.Batch),
 		Outside: outside,
-		Verify:  cfg.poison,
+		Verify:  cfg.Verify,
 	}, nil
 }
 
-// build resolves a request and plans it.
-func (q request) build(ctx context.Context) (*plan.Plan, *resolved, error) {
+// Build plans the run that cfg describes, without allocating any of it. The
+// error is a *plan.DoesNotFit where a capacity is too small.
+func Build(ctx context.Context, cfg config.Config) (*plan.Plan, error) {
+	return Request{Config: cfg}.Plan(ctx)
+}
+
+func (q Request) Plan(ctx context.Context) (*plan.Plan, error) {
+	p, r, err := q.Build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return p, r.Fits(ctx, p, PlannedHardware(&r.Config))
+}
+
+// Build resolves a request and plans it.
+func (q Request) Build(ctx context.Context) (*plan.Plan, *Resolved, error) {
 	r, s, err := q.settle(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -148,18 +171,18 @@ func (q request) build(ctx context.Context) (*plan.Plan, *resolved, error) {
 	if err == nil {
 		err = stage(&r.Config, p)
 	}
-	return p, r.resolved, err
+	return p, r.Resolved, err
 }
 
 // settle resolves a request, with what is to be computed again chosen.
-func (q request) settle(ctx context.Context) (r planner, s search.Spec, err error) {
+func (q Request) settle(ctx context.Context) (r planner, s search.Spec, err error) {
 	if r, err = q.resolve(); err != nil {
 		return r, s, err
 	}
 	if s, err = r.spec(nil); err != nil || !s.Auto {
 		return r, s, err
 	}
-	chosen, err := search.Choose(ctx, s, plannedHardware(&r.Config).Machine(r.Ranks))
+	chosen, err := search.Choose(ctx, s, PlannedHardware(&r.Config).Machine(r.Ranks))
 	if err != nil {
 		return r, s, err
 	}
@@ -170,9 +193,9 @@ func (q request) settle(ctx context.Context) (r planner, s search.Spec, err erro
 // generationForward adds the programs of generation. Keys and values are kept where
 // there are kernels for it: on the CPU in fp32. Elsewhere each token is a forward
 // over all.
-func generationForward(sh *config.Shared, fwd *plan.Forward, m model.Config, cfg *request) (err error) {
+func generationForward(sh *config.Shared, fwd *plan.Forward, m model.Config, cfg *Request) (err error) {
 	kind := model.Generate
-	if !cfg.wholeGeneration && strings.EqualFold(cfg.PrecisionName(), "fp32") && cfg.DeviceTarget().Name == graph.CPUTarget().Name {
+	if !cfg.WholeGeneration && strings.EqualFold(cfg.PrecisionName(), "fp32") && cfg.DeviceTarget().Name == graph.CPUTarget().Name {
 		kind = model.Prompt
 		if fwd.Next, err = sh.Model(m, model.Next, 1, cfg.Seq); err != nil {
 			return err

@@ -1,4 +1,4 @@
-package train
+package hostmem
 
 import (
 	"fmt"
@@ -17,9 +17,9 @@ const limitedTo = "SPILLWAY_TEST_RLIMIT_AS"
 func TestAddressSpaceLimit(t *testing.T) {
 	const limit = 3 << 30 // less than any machine that runs this has with swap; room for Go and its heap
 	if os.Getenv(limitedTo) != "" {
-		before := machineMemory()
+		before := Machine()
 		require.NoError(t, unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: limit, Max: limit}))
-		fmt.Println("memory", before, machineMemory())
+		fmt.Println("memory", before, Machine())
 		return
 	}
 	c := exec.Command(os.Args[0], "-test.run=^TestAddressSpaceLimit$")

@@ -1,4 +1,5 @@
-package train
+// Package hostmem tells how much memory this process may use.
+package hostmem
 
 import (
 	"math"
@@ -10,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machineMemory returns the bytes of memory and swap that this process may use:
+// Machine returns the bytes of memory and swap that this process may use:
 // the machine's, or the least that its control groups and its address space are
 // limited to. 0: unknown.
-func machineMemory() int64 {
+func Machine() int64 {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {
 		return 0

@@ -1,0 +1,85 @@
+package planner
+
+import (
+	"slices"
+
+	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/search"
+)
+
+// Request is what a caller asks for. It goes by value: what the device and the other
+// processes say is filled into copies, so that nobody's Config is written to.
+type Request struct {
+	config.Config
+	Hooks
+}
+
+// Hooks change a plan for tests. None is part of a Config.
+type Hooks struct {
+	// Verify has the program verified after every pass.
+	Verify bool
+	// OffloadChunk is offload.Options.Chunk, where it is not 0.
+	OffloadChunk int64
+	// WholeGeneration keeps no keys and values: each token is a forward over all before
+	// it, which is what the other way is compared with.
+	WholeGeneration bool
+}
+
+// Resolved is a Request with what its model and folders say, read once, with defaults
+// filled in. Plans and searches over it open no file. Only this file makes one, and
+// nothing writes to it again: a test of package internal/deps holds that.
+type Resolved struct {
+	Request
+	Shape  hfconfig.Config
+	Chosen *search.Chosen // what Recompute "auto" came to; nil: not asked for, or not yet
+}
+
+// planner plans what is resolved. What its plans have in common is held as long as it
+// is there, so that a Trainer keeps the Resolved alone.
+type planner struct {
+	*Resolved
+	shared *config.Shared
+}
+
+// resolve validates a request and reads what it names.
+func (q Request) resolve() (planner, error) {
+	if err := q.Validate(); err != nil {
+		return planner{}, err
+	}
+	common := q.Common()
+	if q.Seq == 0 && q.Own.Model != nil {
+		q.Seq = 1
+	}
+	h, err := modelShape(&q.Config, common)
+	if err != nil {
+		return planner{}, err
+	}
+	if q.Seq == 0 {
+		q.Seq = min(256, h.Positions)
+	}
+	if q.Seq > h.Positions {
+		return planner{}, config.Refuse("Config.Seq %d is over the model's %d positions", q.Seq, h.Positions)
+	}
+	if q.Tokenizer == "" && q.ReadsText() {
+		q.Tokenizer = ModelTokenizer(&q.Config, h.Vocab)
+	}
+	// The caller's lists may change under the run.
+	q.Freeze, q.Int8, q.Epilogues, q.Allow = slices.Clone(q.Freeze), slices.Clone(q.Int8), slices.Clone(q.Epilogues), slices.Clone(q.Allow)
+	return planner{&Resolved{Request: q, Shape: h}, common}, nil
+}
+
+// choosing is the same with what "auto" came to in its place.
+func (p planner) choosing(chosen *search.Chosen) planner {
+	r := *p.Resolved
+	r.Recompute, r.Chosen = chosen.Recompute.String(), chosen
+	return planner{&r, p.shared}
+}
+
+// beside is the same on a device that is known to take so many bytes outside the arenas.
+func (r *Resolved) Beside(outside int64) *Resolved {
+	measured := *r
+	measured.Outside[graph.Device] = outside
+	return &measured
+}

@@ -1,0 +1,38 @@
+package planner
+
+import (
+	"os"
+	"path/filepath"
+
+	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+)
+
+// TokenizerFile is the name of a tokenizer beside a config.json.
+const TokenizerFile = "tokenizer.json"
+
+// gpt2Vocab is the vocabulary of GPT-2's tokenizer.
+const gpt2Vocab = 50257
+
+// ModelTokenizer is the tokenizer that a model was made for: the file beside its
+// config.json or its weights, gpt2 for the presets with GPT-2's vocabulary, bytes
+// for a vocabulary of the 256 bytes and a few tokens more; "" where none is known.
+func ModelTokenizer(cfg *config.Config, vocab int) string {
+	isFolder := false
+	for _, dir := range []string{cfg.Model, cfg.Init} {
+		if st, err := os.Stat(filepath.Join(dir, hfconfig.FileName)); err != nil || !st.Mode().IsRegular() {
+			continue
+		}
+		isFolder = isFolder || dir == cfg.Model
+		if st, err := os.Stat(filepath.Join(dir, TokenizerFile)); err == nil && st.Mode().IsRegular() {
+			return filepath.Join(dir, TokenizerFile)
+		}
+	}
+	switch {
+	case vocab >= 256 && vocab <= 264:
+		return "bytes"
+	case vocab == gpt2Vocab && !isFolder:
+		return "gpt2"
+	}
+	return ""
+}

@@ -1,0 +1,40 @@
+package train
+
+import (
+	"context"
+	"testing"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/stretchr/testify/require"
+)
+
+// peakOf is the peak of device memory of a plan without a cap.
+func peakOf(t *testing.T, c request) int64 {
+	t.Helper()
+	p, _, err := c.build(context.Background())
+	require.NoError(t, err)
+	return p.Layout.Spaces[graph.Device].Peak
+}
+
+// Promise 1 with auto: any stage, ranks, caps and offload beside it, and the run
+// is the one that was planned.
+func TestAutoGivesTheSameBits(t *testing.T) {
+	t.Parallel()
+	for i, name := range []string{"gpt2", "llama-untied"} {
+		for _, ranks := range []int{1, 2} {
+			c := tiny(name)
+			c.Ranks, c.Steps, c.Reproducible, c.Accum = ranks, 2, true, 2
+			want := runOf(t, c)
+			for _, zero := range stagesInTurn(i + ranks) {
+				c.Zero, c.Recompute, c.DeviceMemory = zero, "full", 0
+				least := peakOf(t, c)
+				c.Recompute = "none"
+				c.DeviceMemory = least + (peakOf(t, c)-least)*int64(zero)/4
+				c.Recompute = "auto"
+				got := runOf(t, c)
+				require.Equal(t, want.losses, got.losses, "%s, %d ranks, stage %d", name, ranks, zero)
+				require.Equal(t, want.sha, got.sha, "%s, %d ranks, stage %d", name, ranks, zero)
+			}
+		}
+	}
+}
