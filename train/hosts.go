@@ -82,7 +82,7 @@ func leastOf(all []run.Hello, each int, of func(run.Hello) int64) (least *config
 		byName[h.Host] += each
 	}
 	for _, h := range all {
-		m := config.HostMemory{h.Host, of(h), h.LocalRanks}
+		m := config.HostMemory{Host: h.Host, Bytes: of(h), Ranks: h.LocalRanks}
 		if m.Ranks == 0 { // no launcher says
 			m.Ranks = byName[h.Host]
 		}
