@@ -28,7 +28,7 @@ type measure struct {
 }
 
 func newMeasure(t *testing.T, c request) *measure {
-	c.Optimizer, c.OptimizerDType, c.StochasticRounding, c.Int8 = "sgd", "", false, nil
+	c.Optimizer, c.OptimizerDType, c.StochasticRounding, c.Int8, c.Nesterov = "sgd", "", false, nil, false
 	c.LR, c.Beta1, c.WeightDecay, c.Clip, c.Warmup, c.Zero, c.LRSchedule = 1<<20, 0, 0, 0, 0, 0, "constant"
 	tr, err := c.start(t.Context())
 	require.NoError(t, err)
@@ -108,7 +108,7 @@ func quantised8(x []float64, book []float64, second bool) {
 func TestLowBitOptimizersFollowTheirPapers(t *testing.T) {
 	t.Parallel()
 	signed, unsigned := dynamicMap(7), dynamicMap(8)
-	for i, name := range []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd", "adamw8"} {
+	for i, name := range []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd", "adagrad", "nesterov", "adamw8"} {
 		for k, precision := range []string{"bf16", "fp16"} {
 			if !long.On() && (i+k)%2 == 1 {
 				continue
@@ -122,8 +122,13 @@ func TestLowBitOptimizersFollowTheirPapers(t *testing.T) {
 				}
 				c.Optimizer, c.LR, c.Beta1, c.Beta2, c.Eps, c.WeightDecay, c.Clip, c.Trust = name, 3e-3, 0.8, 0.9, 1e-6, 0.3, 0.5, 0.02
 				eight := name == "adamw8"
-				if eight {
+				switch name {
+				case "adamw8":
 					c.Optimizer, c.Int8 = "adamw", []string{"optimizer"}
+				case "nesterov":
+					c.Optimizer, c.Nesterov = "sgd", true
+				case "adagrad": // its first step is d/(|d|+eps), which amplifies f32's rounding of d by 1/eps
+					c.Eps = 1e-2
 				}
 				m := newMeasure(t, c)
 				tr, err := c.start(t.Context())
@@ -147,7 +152,7 @@ func TestLowBitOptimizersFollowTheirPapers(t *testing.T) {
 						for i := range g {
 							g[i] *= min(1, c.Clip/(norm+1e-6))
 						}
-						h := hyper{lr: r.LR, b1: c.Beta1, b2: c.Beta2, eps: c.Eps, trust: c.Trust, adapt: w.decay, unadapted: c.Trust}
+						h := hyper{lr: r.LR, b1: c.Beta1, b2: c.Beta2, eps: c.Eps, trust: c.Trust, nesterov: c.Nesterov, adapt: w.decay, unadapted: c.Trust}
 						if w.decay {
 							h.decay = c.WeightDecay
 						}

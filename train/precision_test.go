@@ -318,7 +318,6 @@ func TestOverflowForGoodStopsAtTheFloor(t *testing.T) {
 	require.Len(t, runOf(t, c).losses, 1)
 }
 
-// A static scale stays; a run that overflows at it step after step stops.
 // With hysteresis the scale outlasts single overflows: so many in a row halve it.
 func TestLossScaleHysteresis(t *testing.T) {
 	t.Parallel()
@@ -333,6 +332,7 @@ func TestLossScaleHysteresis(t *testing.T) {
 	}
 }
 
+// A static scale stays; a run that overflows at it step after step stops.
 func TestStaticLossScale(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")

@@ -62,13 +62,18 @@ func main() {
 	depth := flag.Int("depth", 1, "run the packages up to this `number` of imports away")
 	limit := flag.Duration("timeout", 5*time.Minute, "of a package's tests")
 	skip := flag.String("skip", "^$", "of the packages that import the fault's, leave out those whose folder matches this `regexp`")
+	only := flag.String("packages", "", "run the tests of these folders, `a,b`, and not those of the fault's package and its importers")
+	tests := flag.String("tests", ".", "of the tests, run only those that match this `regexp`")
 	most := flag.Duration("budget", 0, "start no further fault after this time; default none")
 	out := flag.String("json", "", "the table's `file`: faults that it has are not run again, others are added")
 	before := flag.String("compare", "", "a table that -json wrote: fail only where it says caught and this run does not")
 	command := flag.String("go", "go", "the `command` to run go with")
 	check := flag.Bool("check", false, "run no test: only check that each fault is found and builds")
 	flag.Parse()
-	o := options{*tree, *command, *depth, *limit, nil}
+	o := options{*tree, *command, *tests, nil, *depth, *limit, nil}
+	if *only != "" {
+		o.only = strings.Split(*only, ",")
+	}
 	var err error
 	if o.skip, err = regexp.Compile(*skip); err != nil {
 		fmt.Fprintln(os.Stderr, "faults: -skip:", err)
@@ -84,10 +89,11 @@ func main() {
 }
 
 type options struct {
-	tree, command string
-	depth         int
-	limit         time.Duration
-	skip          *regexp.Regexp
+	tree, command, tests string
+	only                 []string // folders; nil: by imports
+	depth                int
+	limit                time.Duration
+	skip                 *regexp.Regexp
 }
 
 func run(o options, files, match string, sample int, seed uint64, most time.Duration, out, before string, check bool) error {
@@ -445,12 +451,16 @@ func plant(o options, g *imports, f fault) (result, error) {
 		return r, err
 	}
 	began := time.Now()
-	for _, dir := range g.from(f.dir, o.depth) {
+	folders := o.only
+	if folders == nil {
+		folders = g.from(f.dir, o.depth)
+	}
+	for _, dir := range folders {
 		if dir != f.dir && o.skip.MatchString(dir) {
 			continue
 		}
 		var out bytes.Buffer
-		if o.do(env, &out, "test", "-vet=off", "-failfast", "-timeout", o.limit.String(), g.path[dir]) == nil {
+		if o.do(env, &out, "test", "-vet=off", "-failfast", "-run", o.tests, "-timeout", o.limit.String(), g.path[dir]) == nil {
 			continue
 		}
 		r.Outcome, r.By = "caught", dir

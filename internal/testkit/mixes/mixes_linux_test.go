@@ -71,7 +71,7 @@ func TestMixesHaveOneResult(t *testing.T) {
 		require.NoError(t, err, seedVariable)
 		first, cases = seed, 1
 	}
-	counted := map[string]int{}
+	counted, pairs := map[string]int{}, map[[2]string]bool{}
 	compared := 0
 	for seed := first; compared < cases; seed++ {
 		m := draw(seed)
@@ -83,9 +83,16 @@ func TestMixesHaveOneResult(t *testing.T) {
 			return
 		}
 		compared++
-		for name := range m.features {
-			if name != "elastic" || killed {
-				counted[name]++
+		m.features["elastic"] = killed
+		for i, name := range features {
+			if !m.features[name] {
+				continue
+			}
+			counted[name]++
+			for _, other := range features[:i] {
+				if m.features[other] {
+					pairs[[2]string{other, name}] = true
+				}
 			}
 		}
 		if compared%100 == 0 {
@@ -93,6 +100,13 @@ func TestMixesHaveOneResult(t *testing.T) {
 		}
 	}
 	t.Logf("%d comparisons: %v", compared, counted)
+	for i, name := range features {
+		for _, other := range features[:i] {
+			if cases == many && !pairs[[2]string{other, name}] {
+				t.Logf("not compared: %s with %s", other, name)
+			}
+		}
+	}
 	if cases == many {
 		for _, name := range features {
 			require.GreaterOrEqual(t, counted[name], often, name)
