@@ -40,7 +40,7 @@ long:
 # campaigns are what takes hours: every model on every GPU, every combination of a run's
 # options, 2,000 kills, every planted fault.
 campaigns: faults
-	SPILLWAY_LONG=1 SPILLWAY_TEST_ALL=1 SPILLWAY_TEST_MPI=1 go test -timeout 6h ./...
+	SPILLWAY_LONG=all SPILLWAY_TEST_MPI=1 go test -timeout 6h ./...
 	go run ./benchmarks/kills
 
 # faults plants every fault of internal/testkit/faults, one after the other, and fails

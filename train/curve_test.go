@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"testing"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/stretchr/testify/require"
 )
@@ -83,7 +83,7 @@ func curveOver(t testing.TB, c request, ranks, leaves int) (o curve) {
 
 // One curve: the same losses, norms, evaluations and parameters at every number of
 // ranks that divides the step's micro-batches, at every stage, whatever else is on.
-// Each feature takes turns over ranks and stages; all of them with allVariable.
+// Each feature takes turns over ranks and stages; all of them with SPILLWAY_LONG=all.
 func TestOneCurveAtAnyNumberOfRanks(t *testing.T) {
 	t.Parallel()
 	for f, feature := range curveFeatures {
@@ -95,7 +95,7 @@ func TestOneCurveAtAnyNumberOfRanks(t *testing.T) {
 			for i, w := range curveWorlds {
 				for zero := range 4 {
 					turn := (i+f)%4 == zero && (i+f)%3 == 0
-					if os.Getenv(allVariable) == "" && !turn || w == 1 && zero > 0 {
+					if !long.All() && !turn || w == 1 && zero > 0 {
 						continue
 					}
 					d := c

@@ -3,12 +3,12 @@ package train
 import (
 	"context"
 	"fmt"
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/memplan"
 )
 
@@ -49,12 +49,9 @@ var placements = []string{
 	"optimizer=disk,parameters=host", "optimizer=host,gradients=disk,activations=disk", "parameters=disk,gradients=host",
 }
 
-// allVariable asks for every combination where the usual run takes turns.
-const allVariable = "SPILLWAY_TEST_ALL"
-
-// inTurn returns one of the values, another each turn, or with allVariable all.
+// inTurn returns one of the values, another each turn, or with SPILLWAY_LONG=all all.
 func inTurn[T any](turn int, values []T) []T {
-	if os.Getenv(allVariable) != "" {
+	if long.All() {
 		return values
 	}
 	return values[turn%len(values):][:1]
@@ -64,7 +61,7 @@ func inTurn[T any](turn int, values []T) []T {
 // that differ by one have all four.
 var stagePairs = [][]int{{0, 2}, {1, 3}}
 
-// stagesInTurn returns two stages, the others the next turn, or with allVariable all.
+// stagesInTurn returns two stages, the others the next turn, or with SPILLWAY_LONG=all all.
 func stagesInTurn(turn int) (list []int) {
 	for _, pair := range inTurn(turn, stagePairs) {
 		list = append(list, pair...)
@@ -76,7 +73,7 @@ func stagesInTurn(turn int) (list []int) {
 // on and off and prefetch distances 0 to 2; promise 2 (in runOf) in all three
 // spaces. Each placement has one of the stages and one of the policies of
 // recomputation in turn, over the numbers of ranks three stages and all policies, or
-// with allVariable every combination.
+// with SPILLWAY_LONG=all every combination.
 func TestOffloadGivesTheSameBits(t *testing.T) {
 	t.Parallel()
 	turn := 0
@@ -120,7 +117,7 @@ func TestOffloadEveryOptimizer(t *testing.T) {
 			c.EvalData, c.EvalSteps = c.Data, 2
 			want := runOf(t, c)
 			for j, placement := range placements[8:] {
-				if os.Getenv(allVariable) == "" && (i/2+j)%2 == 1 {
+				if !long.All() && (i/2+j)%2 == 1 {
 					continue
 				}
 				c.Zero, c.Offload, c.Disk = (i+ranks)%4, placement, t.TempDir()
@@ -264,7 +261,7 @@ func TestOffloadGeneratesTheSameText(t *testing.T) {
 	}
 	want := text("")
 	list := placements[8:]
-	if os.Getenv(allVariable) == "" {
+	if !long.All() {
 		list = list[:2] // all on the host, all on disk
 	}
 	for _, placement := range list {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/plan"
 )
 
@@ -109,7 +110,7 @@ func TestLossesFollowPyTorch(t *testing.T) {
 func TestStagesGiveTheSameBits(t *testing.T) {
 	worlds := map[string][]int{"gpt2": {1, 2, 3, 4, 5, 8}, "llama-untied": {2, 3, 8}, "qwen2": {2}, "qwen3": {3}, "olmo2": {2}}
 	for model, numbers := range worlds {
-		if os.Getenv(allVariable) != "" {
+		if long.All() {
 			numbers = worlds["gpt2"]
 		}
 		for _, ranks := range numbers {
@@ -142,7 +143,7 @@ func TestAccumulationAgreesWithinItsHalves(t *testing.T) {
 	t.Parallel()
 	for _, ranks := range []int{1, 2, 3} {
 		for k, accum := range []int{2, 3, 4} {
-			if os.Getenv(allVariable) == "" && k != ranks%3 {
+			if !long.All() && k != ranks%3 {
 				continue
 			}
 			c := tiny("gpt2")

@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/presets"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/offload/store"
@@ -224,7 +225,7 @@ func words(line string) (list []string) {
 }
 
 // Every suggestion, applied, fits: a model of two wide layers, which is planned in no
-// time, where each kind of way helps, and with allVariable presets beside it.
+// time, where each kind of way helps, and with SPILLWAY_LONG=all presets beside it.
 func TestWaysOutFit(t *testing.T) {
 	wide := edited(t, "llama-tied", func(c map[string]any) {
 		c["hidden_size"], c["intermediate_size"], c["num_attention_heads"], c["num_key_value_heads"] = 8192, 28672, 64, 8
@@ -239,7 +240,7 @@ func TestWaysOutFit(t *testing.T) {
 	for i := range grid {
 		grid[i] = "--model " + wide + " " + grid[i]
 	}
-	if os.Getenv(allVariable) != "" {
+	if long.All() {
 		grid = append(grid,
 			"--model gpt2 --ranks 4 --zero 0 --device-memory 1500MiB",
 			"--model gpt2 --ranks 4 --device-memory 900MiB",

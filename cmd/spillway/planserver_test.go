@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/presets"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
 // clusters are servers as people have them, for recommendations over the presets.
@@ -25,11 +25,11 @@ var clusters = []string{
 
 // No recommendation and no way out takes more host memory than the servers have: four
 // presets on a cluster each, and three layers that are too much for any plan there. With
-// allVariable each preset on each cluster, which takes an hour.
+// SPILLWAY_LONG=all each preset on each cluster, which takes an hour.
 func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 	t.Parallel()
 	jobs := [][2]string{{"gpt2-xl", clusters[0]}, {"llama-2-7b", clusters[1]}, {"llama-3-8b", clusters[3]}, {"gpt3-13b", clusters[5]}}
-	if os.Getenv(allVariable) != "" {
+	if long.All() {
 		jobs = nil
 		for _, m := range presets.List() {
 			for _, cluster := range clusters {

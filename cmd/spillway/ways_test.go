@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -15,11 +14,8 @@ import (
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/presets"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
-
-// allVariable asks for every model on every GPU and cluster where the usual run
-// takes a sample; that takes an hour.
-const allVariable = "SPILLWAY_TEST_ALL"
 
 // asPlanned reads the flags of `spillway plan`.
 func asPlanned(t *testing.T, args []string) (spillway.Config, spillway.Hardware) {
@@ -38,12 +34,12 @@ func asPlanned(t *testing.T, args []string) (spillway.Config, spillway.Hardware)
 }
 
 // Every suggestion for a model on a GPU that it does not fit, added to the flags,
-// fits: two presets, and with allVariable each on each GPU.
+// fits: two presets, and with SPILLWAY_LONG=all each on each GPU, which takes an hour.
 func TestWaysOutOverPresets(t *testing.T) {
 	t.Parallel()
 	lines := []string{"--model gpt2-xl --gpu v100-16 --seq 1024 --batch 4 --zero 1 --ranks 4",
 		"--model llama-3.2-1b --gpu rtx-3090 --ranks 2 --zero 1 --precision bf16 --seq 2048 --batch 8"}
-	if models, cards := presets.List(), gpus.List(); os.Getenv(allVariable) != "" {
+	if models, cards := presets.List(), gpus.List(); long.All() {
 		shapes := []string{"", "--nodes 1 --gpus-per-node 8", "--zero 1 --ranks 4", "--nodes 4 --gpus-per-node 8 --shard-size 8", "--host-memory 24GiB --recompute selective"}
 		for i := range len(models) * len(cards) {
 			m, g := models[i%len(models)], cards[(i/len(models)+i)%len(cards)]

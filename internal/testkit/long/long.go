@@ -1,6 +1,7 @@
 // Package long tells tests whether they run in full. The default suite takes
 // minutes: small models and seeded samples. SPILLWAY_LONG=1 (make long) asks for
-// every case.
+// every case, but for grids that take hours: those are whole with SPILLWAY_LONG=all
+// (make campaigns).
 package long
 
 import (
@@ -11,7 +12,10 @@ import (
 )
 
 // On says whether every case is asked for.
-func On() bool { return os.Getenv("SPILLWAY_LONG") == "1" }
+func On() bool { return os.Getenv("SPILLWAY_LONG") == "1" || All() }
+
+// All says whether grids that take hours are asked for as well.
+func All() bool { return os.Getenv("SPILLWAY_LONG") == "all" }
 
 // Only skips the test unless every case is asked for.
 func Only(t testing.TB) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
 
@@ -27,9 +28,6 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(code)
 }
-
-// all runs every cell of the grid, not a sample.
-const all = "SPILLWAY_TEST_ALL"
 
 const testdata = "../../../testdata"
 
@@ -143,7 +141,7 @@ func available(t *testing.T, transport string) {
 }
 
 // A run over processes has the curve of one rank, at every number of ranks, stage and
-// feature. Each transport takes features, ranks and stages in turn; all cells with all.
+// feature. Each transport takes features, ranks and stages in turn; all cells with SPILLWAY_LONG=all.
 func TestOneCurveOverProcesses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
@@ -156,7 +154,7 @@ func TestOneCurveOverProcesses(t *testing.T) {
 				for _, ranks := range []int{2, 3, 4} {
 					for zero := range 4 {
 						sampled := f >= 3 && f%3 == i && ranks == 2+(f/3+i)%3 && zero == (f+ranks)%4 && (f < 9 || f%2 == 0)
-						if os.Getenv(all) == "" && !sampled {
+						if !long.All() && !sampled {
 							continue
 						}
 						flags := append(strings.Fields(feature.flags), "--steps", "2", "--disk", filepath.Join(t.TempDir(), "disk"))
@@ -180,7 +178,7 @@ func TestOneCurveMovesBetweenTransports(t *testing.T) {
 	}
 	rng := rand.New(rand.NewPCG(4, 38))
 	for _, flags := range []string{"--clip 0.5 --dropout 0.1", "--precision bf16", "--precision fp16", "--int8 reduce,optimizer"} {
-		if os.Getenv(all) == "" && !strings.Contains(flags, "int8") {
+		if !long.All() && !strings.Contains(flags, "int8") {
 			continue
 		}
 		const steps = 6
