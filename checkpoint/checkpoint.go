@@ -59,14 +59,19 @@ func Scan(dir string) ([]Entry, error) {
 // with their Err; before all others come those of runs that another one replaces and
 // has not removed yet. It looks at manifests only and changes nothing.
 func (d Dir) Scan() ([]Entry, error) {
+	all, _, err := d.scan()
+	return all, err
+}
+
+// scan is Scan; moved says that a checkpoint went away while it was looked at.
+func (d Dir) scan() (all []Entry, moved bool, err error) {
 	if d.f == nil {
-		return nil, nil
+		return nil, false, nil
 	}
 	names, err := d.f.Names()
 	if err != nil {
-		return nil, fmt.Errorf("list checkpoints: %w", err)
+		return nil, false, fmt.Errorf("list checkpoints: %w", err)
 	}
-	var all []Entry
 	for _, name := range names {
 		step, copy, ok := parseName(name)
 		if !ok {
@@ -74,7 +79,8 @@ func (d Dir) Scan() ([]Entry, error) {
 		}
 		e := Entry{Name: name, Folder: filepath.Join(d.f.Path(), name), Step: step, Copy: copy}
 		if e.Manifest, e.Err = d.manifest(name); errors.Is(e.Err, fs.ErrNotExist) {
-			continue // its owner removed it meanwhile
+			moved = true // its owner removed it meanwhile
+			continue
 		}
 		if e.Err == nil {
 			e.Err = e.agrees()
@@ -94,7 +100,7 @@ func (d Dir) Scan() ([]Entry, error) {
 		return 1
 	}
 	slices.SortFunc(all, func(a, b Entry) int { return cmp.Or(cmp.Compare(stays(a), stays(b)), compare(a, b)) })
-	return all, nil
+	return all, moved, nil
 }
 
 // manifest reads the manifest of a name; fs.ErrNotExist where nothing has it any more.

@@ -90,7 +90,7 @@ func names(t *testing.T, dir string) (list []string) {
 }
 
 func readBack(t *testing.T, folder, name string, n int) []float32 {
-	r, err := OpenState(folder, name)
+	r, err := openState(folder, name)
 	require.NoError(t, err)
 	defer r.Close()
 	v := make([]float32, n)
@@ -484,7 +484,7 @@ func TestDamagedMarks(t *testing.T) {
 	require.Equal(t, 2, c.Step)
 	require.NoError(t, s.Confirm())
 	require.NoError(t, s.Close())
-	m, err := ReadMarks(dir)
+	m, err := marksOf(dir)
 	require.NoError(t, err)
 	require.NoError(t, m.Damaged, "what was cut is cut off before the next line")
 	require.Len(t, m.confirmed, 2)

@@ -75,32 +75,107 @@ func (d Dir) ChooseBy(verify func(*Checkpoint) error) (Choice, error) {
 	return c, err
 }
 
-// patience is how long a reader looks again where a run beside it replaces all that it
-// finds before it can be opened.
+// patience is how long a reader looks again while a run beside it removes every
+// checkpoint before it can be opened.
 const patience = 2 * time.Second
+
+// look shows read the checkpoints of the folder, again until it is done. A list of names
+// that a run changes meanwhile may miss all of them, so an empty one is read three times.
+func (d Dir) look(read func(entries []Entry) (done bool, err error)) error {
+	late := time.Now().Add(patience)
+	for n := 1; ; n++ {
+		entries, moved, err := d.scan()
+		done := false
+		if err == nil && (len(entries) > 0 || !moved && n >= 3) {
+			done, err = read(entries)
+		}
+		if done || err != nil {
+			return err
+		}
+		if time.Now().After(late) {
+			return fmt.Errorf("%s is busy: for %v a run has removed every checkpoint there before it could be opened; try again", d.f.Path(), patience)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// Each opens the checkpoints that a path stands for: the one that it names (alone), or
+// those of a checkpoint folder in Scan's order. do gets each with all its files open; one
+// that can't be opened is nil, and its Entry says why. One that a run removes meanwhile is
+// left out. Marks are those of the checkpoint folder.
+func Each(o filesys.Opener, path string, do func(Entry, *Checkpoint) error) (marks Marks, alone bool, err error) {
+	dir := path
+	e, alone := Stat(path)
+	if alone {
+		c, err := openPath(o, path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return Marks{}, true, err
+		}
+		if e.Err = err; err == nil {
+			e = c.Entry
+		}
+		if err := handOn(e, c, do); err != nil {
+			return Marks{}, true, err
+		}
+		dir = filepath.Dir(filepath.Clean(path))
+	}
+	d, err := OpenDir(o, dir)
+	if err != nil {
+		return Marks{}, alone, err
+	}
+	if !alone && d.f != nil {
+		err = d.look(func(entries []Entry) (done bool, err error) {
+			done = len(entries) == 0
+			for _, e := range entries {
+				var c *Checkpoint
+				if e.Err == nil {
+					c, e.Err = d.Open(e.Name)
+				}
+				if errors.Is(e.Err, fs.ErrNotExist) {
+					continue
+				}
+				if err := handOn(e, c, do); err != nil {
+					return false, err
+				}
+				done = true
+			}
+			return done, nil
+		})
+	}
+	if err == nil {
+		marks, err = d.Marks()
+	}
+	return marks, alone, errors.Join(err, d.Close())
+}
+
+// handOn gives a checkpoint to do, and closes it.
+func handOn(e Entry, c *Checkpoint, do func(Entry, *Checkpoint) error) error {
+	err := do(e, c)
+	if c != nil {
+		err = errors.Join(err, c.Close())
+	}
+	return err
+}
 
 // take is ChooseBy that leaves the chosen checkpoint open; nil: there is none.
 func (d Dir) take(verify func(*Checkpoint) error) (Choice, *Checkpoint, error) {
 	if d.f == nil {
 		return Choice{Marks: parseMarks("", strings.NewReader(""))}, nil, nil
 	}
-	for late := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		entries, err := d.Scan()
-		if err != nil {
-			return Choice{}, nil, err
-		}
+	var c Choice
+	var open *Checkpoint
+	err := d.look(func(entries []Entry) (bool, error) {
 		marks, err := d.Marks()
 		if err != nil {
-			return Choice{}, nil, err
+			return false, err
 		}
-		c, open, moved, err := d.choose(entries, marks, verify)
-		if open != nil || !moved {
-			return c, open, err
+		moved := false
+		if c, open, moved, err = d.choose(entries, marks, verify); open == nil && moved {
+			return false, nil
 		}
-		if time.Now().After(late) {
-			return Choice{}, nil, fmt.Errorf("%s is busy: for %v a run has removed every checkpoint there before it could be opened; try again", d.f.Path(), patience)
-		}
-	}
+		return true, err
+	})
+	return c, open, err
 }
 
 // choose is take of what is there; moved says that a checkpoint went away meanwhile.
@@ -173,19 +248,13 @@ func Take(ctx context.Context, o filesys.Opener, path string, only ...string) (c
 	if _, ok := Stat(path); ok { // a model's folder may have a manifest.json of another kind
 		c, err := openPath(o, path)
 		if err == nil {
-			if err = c.Verify(ctx, only...); err != nil {
-				err = errors.Join(err, c.Close())
+			if err = c.Verify(ctx, only...); err == nil {
+				return c, nil, nil
 			}
-		}
-		if err == nil {
-			return c, nil, nil
-		}
-		above := filepath.Dir(path)
-		if _, serr := os.Stat(path); errors.Is(serr, fs.ErrNotExist) {
-			return nil, nil, fmt.Errorf("open checkpoint %s: a run has removed it meanwhile; %s in its place takes its newest whole checkpoint: %w", path, above, fs.ErrNotExist)
+			err = errors.Join(err, c.Close())
 		}
 		if _, _, own := parseName(filepath.Base(path)); own && errors.Is(err, ErrDamaged) {
-			err = fmt.Errorf("%w; %s in its place takes its newest whole checkpoint", err, above)
+			err = fmt.Errorf("%w; %s in its place takes its newest whole checkpoint", err, filepath.Dir(path))
 		}
 		return nil, nil, err
 	}
@@ -198,14 +267,4 @@ func Take(ctx context.Context, o filesys.Opener, path string, only ...string) (c
 	}
 	chosen, c, err := d.take(func(e *Checkpoint) error { return e.Verify(ctx, only...) })
 	return c, chosen.Passed, errors.Join(err, d.Close())
-}
-
-// Resolve is Take for who opens the files by their names: the folder of the checkpoint, or
-// the path itself.
-func Resolve(ctx context.Context, path string, only ...string) (folder string, passed []Pass, err error) {
-	c, passed, err := Take(ctx, filesys.System, path, only...)
-	if err != nil || c == nil {
-		return path, passed, err
-	}
-	return c.Folder, passed, c.Close()
 }

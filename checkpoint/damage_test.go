@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
@@ -222,24 +223,34 @@ func TestVerifyEndsWhenTold(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
+// take is the folder of the checkpoint that Take opens, or the path itself.
+func take(t *testing.T, path string, only ...string) (string, []Pass, error) {
+	c, passed, err := Take(background, filesys.System, path, only...)
+	if err != nil || c == nil {
+		return path, passed, err
+	}
+	require.NoError(t, c.Close())
+	return c.Folder, passed, nil
+}
+
 // A folder stands for its newest checkpoint, which stands for itself.
-func TestResolve(t *testing.T) {
+func TestTake(t *testing.T) {
 	dir, older, newer := twoSteps(t)
 	for path, want := range map[string]string{dir: newer, newer: newer, older: older, "testdata": "testdata", "nowhere": "nowhere"} {
-		got, passed, err := Resolve(background, path)
+		got, passed, err := take(t, path)
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 		require.Empty(t, passed)
 	}
 	flip(t, filepath.Join(newer, momentFile), -1)
-	got, _, err := Resolve(background, dir, "config.json", safetensors.FileName)
+	got, _, err := take(t, dir, "config.json", safetensors.FileName)
 	require.NoError(t, err)
 	require.Equal(t, newer, got, "only what is used is verified")
-	got, passed, err := Resolve(background, dir)
+	got, passed, err := take(t, dir)
 	require.NoError(t, err)
 	require.Equal(t, older, got)
 	require.Len(t, passed, 1)
-	_, _, err = Resolve(background, newer)
+	_, _, err = take(t, newer)
 	require.ErrorIs(t, err, ErrDamaged)
 }
 
@@ -249,11 +260,11 @@ func TestSmallFilesAreAlwaysCompared(t *testing.T) {
 	dir, older, newer := twoSteps(t)
 	flip(t, filepath.Join(newer, "config.json"), 0)
 	for _, only := range [][]string{{AsLoaded}, {safetensors.FileName}, {"none.json"}, nil} {
-		got, passed, err := Resolve(background, dir, only...)
+		got, passed, err := take(t, dir, only...)
 		require.NoError(t, err)
 		require.Equal(t, older, got)
 		require.Len(t, passed, 1)
-		_, _, err = Resolve(background, newer, only...)
+		_, _, err = take(t, newer, only...)
 		require.ErrorIs(t, err, ErrDamaged)
 		require.ErrorContains(t, err, filepath.Join(newer, "config.json"))
 	}
@@ -281,7 +292,7 @@ func TestADamagedManifestUnderAnotherName(t *testing.T) {
 		e, ok := Stat(folder)
 		require.True(t, ok, what)
 		require.ErrorIs(t, e.Err, ErrDamaged, what)
-		_, _, err := Resolve(background, folder, AsLoaded)
+		_, _, err := take(t, folder, AsLoaded)
 		require.ErrorIs(t, err, ErrDamaged, what)
 		require.ErrorContains(t, err, filepath.Join(folder, manifestName), what)
 	}
@@ -290,7 +301,7 @@ func TestADamagedManifestUnderAnotherName(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(model, manifestName), []byte(`{"name": "an app"}`), 0o644))
 	_, ok := Stat(model)
 	require.False(t, ok)
-	folder, _, err := Resolve(background, model, AsLoaded)
+	folder, _, err := take(t, model, AsLoaded)
 	require.NoError(t, err)
 	require.Equal(t, model, folder)
 }

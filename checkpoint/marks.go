@@ -59,16 +59,6 @@ const (
 	maxLine  = 16 << 20
 )
 
-// ReadMarks is Dir.Marks of the folder at a path.
-func ReadMarks(dir string) (Marks, error) {
-	d, err := OpenDir(filesys.System, dir)
-	if err != nil {
-		return Marks{}, err
-	}
-	m, err := d.Marks()
-	return m, errors.Join(err, d.Close())
-}
-
 // Marks reads what the folder remembers; without a file that is nothing. Lines whose
 // checksum is wrong are passed over and told of in Damaged.
 func (d Dir) Marks() (Marks, error) {

@@ -100,20 +100,49 @@ func (d Dir) gone(name string, f filesys.Folder) bool {
 // OpenCheckpoint opens the checkpoint that a path names.
 func OpenCheckpoint(path string) (*Checkpoint, error) { return openPath(filesys.System, path) }
 
+// openPath's error wraps fs.ErrNotExist where nothing has the path, or no longer.
 func openPath(o filesys.Opener, path string) (*Checkpoint, error) {
 	f, err := o.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, removed(path)
+	}
 	if err != nil {
-		return nil, missing(path, err)
+		return nil, faulty(err)
 	}
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	c, err := openCheckpoint(f, filepath.Base(abs))
-	if err != nil {
+	if err == nil && !c.lacks() {
+		return c, nil
+	}
+	gone := renamed(o, path, f)
+	switch {
+	case gone && c != nil:
+		return nil, errors.Join(removed(path), c.Close())
+	case gone:
+		return nil, errors.Join(removed(path), f.Close())
+	case err != nil:
 		return nil, errors.Join(err, f.Close())
 	}
 	return c, nil
+}
+
+// removed is the error of a checkpoint that has gone from the path that names it.
+func removed(path string) error {
+	return fmt.Errorf("open checkpoint %s: a run has removed it meanwhile; %s in its place takes its newest whole checkpoint: %w", path, filepath.Dir(filepath.Clean(path)), fs.ErrNotExist)
+}
+
+// renamed tells whether an open folder has lost its path meanwhile.
+func renamed(o filesys.Opener, path string, f filesys.Folder) bool {
+	now, err := o.Open(path)
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	st, err := now.Info()
+	was, werr := f.Info()
+	return errors.Join(now.Close(), err, werr) == nil && !filesys.Same(st, was)
 }
 
 // missing is an error about a checkpoint's folder that can't be opened.

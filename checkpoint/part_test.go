@@ -2,6 +2,8 @@ package checkpoint
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -223,7 +225,7 @@ func TestNarrowStates(t *testing.T) {
 	require.Equal(t, float32(1), got[1])
 	require.Equal(t, float32((n-1)%256), got[n-257])
 	require.Equal(t, []float32{2, 2}, got[n-256:])
-	r, err := OpenState(folder, "exp_avg")
+	r, err := openState(folder, "exp_avg")
 	require.NoError(t, err)
 	require.ErrorContains(t, r.ReadFloat32("w", 0, make([]float32, 1)), "in 8 bits")
 	require.NoError(t, r.Close())
@@ -278,7 +280,7 @@ func TestVersion2(t *testing.T) {
 	_, err = Verify(background, dir)
 	require.NoError(t, err)
 	require.Contains(t, m.States(), "exp_avg_sq")
-	w, err := OpenWeights(dir)
+	w, err := openState(dir, ModelState)
 	require.NoError(t, err)
 	tensor := w.Tensors()[0]
 	want := make([]float32, tensor.Elements())
@@ -303,7 +305,7 @@ func TestReshard(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, s.Confirm())
 	var busy *Busy
-	require.ErrorAs(t, Reshard(background, nil, folder, 2), &busy)
+	require.ErrorAs(t, reshard(background, filesys.System, folder, 2), &busy)
 	require.NoError(t, s.Close())
 	read := func() map[string][]byte {
 		_, err := Verify(background, folder)
@@ -322,18 +324,55 @@ func TestReshard(t *testing.T) {
 	}
 	want := read()
 	for _, ranks := range []int{1, 40, 2} {
-		require.NoError(t, Reshard(background, nil, folder, ranks))
+		require.NoError(t, reshard(background, filesys.System, folder, ranks))
 		require.Equal(t, []string{"step-00000001"}, names(t, dir))
 		require.Equal(t, want, read())
 		m, err := ReadManifest(folder)
 		require.NoError(t, err)
 		require.Equal(t, ranks, m.Ranks)
 		require.Len(t, m.Files, ranks+1)
-		marks, err := ReadMarks(dir)
+		marks, err := marksOf(dir)
 		require.NoError(t, err)
 		require.True(t, marks.Confirmed(m))
 	}
 	flip(t, filepath.Join(folder, "rank-00001-of-00002.safetensors"), -1)
-	require.ErrorIs(t, Reshard(background, nil, folder, 3), ErrDamaged)
-	require.ErrorContains(t, Reshard(background, nil, "testdata/v1/step-00000007", 2), "version 1")
+	require.ErrorIs(t, reshard(background, filesys.System, folder, 3), ErrDamaged)
+	require.ErrorContains(t, reshard(background, filesys.System, "testdata/v1/step-00000007", 2), "version 1")
 }
+
+func reshard(ctx context.Context, o filesys.Opener, path string, ranks int) error {
+	_, _, err := Reshard(ctx, o, path, ranks)
+	return err
+}
+
+func marksOf(dir string) (Marks, error) {
+	d, err := OpenDir(filesys.System, dir)
+	if err != nil {
+		return Marks{}, err
+	}
+	m, err := d.Marks()
+	return m, errors.Join(err, d.Close())
+}
+
+// openState opens the tensors of one state of the checkpoint that a path names.
+func openState(folder, name string) (Tensors, error) {
+	c, err := OpenCheckpoint(folder)
+	if err != nil {
+		return nil, err
+	}
+	t, err := c.State(name)
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return closing{t, c}, nil
+}
+
+// closing are tensors with which their checkpoint is closed.
+type closing struct {
+	readable
+	c *Checkpoint
+}
+
+type readable = Tensors
+
+func (o closing) Close() error { return errors.Join(o.readable.Close(), o.c.Close()) }

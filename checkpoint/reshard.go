@@ -11,29 +11,53 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Reshard writes a checkpoint's files anew, as so many ranks would have: the same
-// states, byte for byte, which any other number of ranks loads as well as before. The
+// Reshard writes the files of the checkpoint that a path stands for anew, as so many ranks
+// would have: the same states, byte for byte, which any other number of ranks loads as well
+// as before. It returns the checkpoint's folder, and newer ones that were passed over. The
 // new folder takes the old one's name once it is complete and durable; there is a whole
 // checkpoint of the step at any moment, for an instant under the step's next name.
-// Blobs, the run and what the folder remembers of it stay. The folder that it lies in
-// must not be open for a run: *Busy. The checkpoint must be of the present version.
-func Reshard(ctx context.Context, o filesys.Opener, folder string, ranks int) error {
-	folder, err := filepath.Abs(folder)
+// Blobs, the run and what the folder remembers of it stay. The checkpoint folder is locked
+// before a checkpoint is chosen; it must not be open for a run: *Busy. The checkpoint must
+// be of the present version.
+func Reshard(ctx context.Context, o filesys.Opener, path string, ranks int) (folder string, passed []Pass, err error) {
+	abs, err := filepath.Abs(path)
 	if err != nil {
-		return err
+		return "", nil, err
 	}
-	s, err := Open(filepath.Dir(folder), Options{Folders: o})
+	dir, name := abs, ""
+	_, _, alone := parseName(filepath.Base(abs))
+	if !alone {
+		_, alone = Stat(abs)
+	}
+	if alone {
+		dir, name = filepath.Split(abs)
+	}
+	s, err := Open(filepath.Clean(dir), Options{Folders: o})
 	if err != nil {
-		return fmt.Errorf("reshard %s: %w", folder, err)
+		return "", nil, fmt.Errorf("reshard %s: %w", path, err)
 	}
-	c, err := s.Dir().Open(filepath.Base(folder))
-	if err == nil {
-		if err = c.Verify(ctx); err == nil {
+	defer func() { err = errors.Join(err, s.Close()) }()
+	var c *Checkpoint
+	if alone {
+		if c, err = s.Dir().Open(name); err == nil {
+			err = c.Verify(ctx)
+		}
+	} else {
+		var choice Choice
+		choice, c, err = s.Dir().take(func(c *Checkpoint) error { return c.Verify(ctx) })
+		passed = choice.Passed
+		if err == nil && c == nil {
+			err = fmt.Errorf("reshard: %s holds no checkpoint", path)
+		}
+	}
+	if c != nil {
+		folder = c.Folder
+		if err == nil {
 			err = s.reshard(ctx, c, ranks)
 		}
 		err = errors.Join(err, c.Close())
 	}
-	return errors.Join(err, s.Close())
+	return folder, passed, err
 }
 
 func (s *Store) reshard(ctx context.Context, c *Checkpoint, ranks int) error {

@@ -297,29 +297,6 @@ func (v *stateView) ReadFloat32(name string, start int64, dst []float32) error {
 	return nil
 }
 
-// OpenState opens the tensors of one state of the checkpoint that a path names.
-func OpenState(folder, name string) (Tensors, error) {
-	c, err := OpenCheckpoint(folder)
-	if err != nil {
-		return nil, err
-	}
-	t, err := c.State(name)
-	if err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return closing{t, c}, nil
-}
-
-// closing are tensors with which their checkpoint is closed.
-type closing struct {
-	readable
-	c *Checkpoint
-}
-
-type readable = Tensors
-
-func (o closing) Close() error { return errors.Join(o.readable.Close(), o.c.Close()) }
-
 // State opens the tensors of one state of a checkpoint of any version; those of an older
 // one are read as they are, compared with the manifest by Verify alone.
 func (c *Checkpoint) State(name string) (Tensors, error) {
@@ -344,17 +321,6 @@ func (c *Checkpoint) Tensors(want File) (Tensors, error) {
 		return nil, err
 	}
 	return safetensors.OpenAs(filepath.Join(c.Folder, want.Name), f, want.Bytes)
-}
-
-// OpenWeights opens the parameters at path: a checkpoint's, or what
-// safetensors.Open takes.
-func OpenWeights(path string) (Tensors, error) {
-	if st, err := os.Stat(path); err == nil && st.IsDir() {
-		if e, ok := Stat(path); ok && e.Err == nil && e.Manifest.Version >= sharded {
-			return OpenState(path, ModelState)
-		}
-	}
-	return safetensors.Open(path)
 }
 
 // faulty says that a file is at fault, unless this process may not read it or has too many

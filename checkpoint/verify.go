@@ -114,7 +114,7 @@ func (s *States) verify(ctx context.Context, only string) error {
 // opened is there, whoever has taken its name away since.
 func (c *Checkpoint) exactly() error {
 	names, err := c.f.Names()
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a folder that was removed has no names
 		return faulty(err)
 	}
 	for _, f := range c.Manifest.Files {

@@ -56,6 +56,11 @@ func LoadTokenizer(path string) (Tokenizer, error) {
 	if len(text) > maxTokenizerBytes {
 		return nil, fmt.Errorf("open tokenizer %s: it is over %d bytes", path, maxTokenizerBytes)
 	}
+	return ParseTokenizer(path, text)
+}
+
+// ParseTokenizer is LoadTokenizer of the text of a file; errors call it by its path.
+func ParseTokenizer(path string, text []byte) (Tokenizer, error) {
 	t, err := parseTokenizer(text)
 	if err != nil {
 		return nil, fmt.Errorf("open tokenizer %s: %w", path, err)

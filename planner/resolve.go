@@ -14,6 +14,9 @@ import (
 type Request struct {
 	config.Config
 	Hooks
+	// Opened is the model that Config.Model names, with its files open; nil: they are opened
+	// by their paths.
+	Opened *Model
 }
 
 // Hooks change a plan for tests. None is part of a Config.
@@ -52,7 +55,7 @@ func (q Request) resolve() (planner, error) {
 	if q.Seq == 0 && q.Own.Model != nil {
 		q.Seq = 1
 	}
-	h, err := modelShape(&q.Config, common)
+	h, err := q.modelShape(common)
 	if err != nil {
 		return planner{}, err
 	}
@@ -63,7 +66,7 @@ func (q Request) resolve() (planner, error) {
 		return planner{}, config.Refuse("Config.Seq %d is over the model's %d positions", q.Seq, h.Positions)
 	}
 	if q.Tokenizer == "" && q.ReadsText() {
-		q.Tokenizer = ModelTokenizer(&q.Config, h.Vocab)
+		q.Tokenizer = ModelTokenizer(&q.Config, q.Opened, h.Vocab)
 	}
 	// The caller's lists may change under the run.
 	q.Freeze, q.Int8, q.Epilogues, q.Allow = slices.Clone(q.Freeze), slices.Clone(q.Int8), slices.Clone(q.Epilogues), slices.Clone(q.Allow)

@@ -1,15 +1,14 @@
 package planner
 
 import (
-	"math"
-
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
 
-	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/graph"
@@ -20,7 +19,11 @@ import (
 
 // modelShape reads the model's shape, or makes one of the program's own model, of
 // its positions and its vocabulary alone.
-func modelShape(c *config.Config, sh *config.Shared) (hfconfig.Config, error) {
+func (q *Request) modelShape(sh *config.Shared) (hfconfig.Config, error) {
+	c := &q.Config
+	if c.Own.Model == nil && q.Opened != nil {
+		return q.Opened.Config()
+	}
 	if c.Own.Model == nil {
 		return ModelConfig(c.Model)
 	}
@@ -84,9 +87,13 @@ func BoundsOf(s *data.Shape, p *graph.Program) {
 func ModelConfig(name string) (hfconfig.Config, error) {
 	_, err := presetConfig(name)
 	if err != nil { // a preset is not taken for a folder of checkpoints of its name
-		given := name
-		if name, _, err = checkpoint.Resolve(context.Background(), name, hfconfig.FileName); err != nil {
-			return hfconfig.Config{}, fmt.Errorf("Config.Model %s: %w", given, err)
+		m, err := OpenModel(context.Background(), name, hfconfig.FileName)
+		if err != nil {
+			return hfconfig.Config{}, fmt.Errorf("Config.Model %s: %w", name, err)
+		}
+		if m.saved != nil {
+			h, err := m.Config()
+			return h, errors.Join(err, m.Close())
 		}
 	}
 	st, err := os.Stat(name)

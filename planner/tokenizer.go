@@ -17,9 +17,16 @@ const gpt2Vocab = 50257
 // ModelTokenizer is the tokenizer that a model was made for: the file beside its
 // config.json or its weights, gpt2 for the presets with GPT-2's vocabulary, bytes
 // for a vocabulary of the 256 bytes and a few tokens more; "" where none is known.
-func ModelTokenizer(cfg *config.Config, vocab int) string {
-	isFolder := false
-	for _, dir := range []string{cfg.Model, cfg.Init} {
+// With m, the model that Config.Model names is open.
+func ModelTokenizer(cfg *config.Config, m *Model, vocab int) string {
+	folders, isFolder := []string{cfg.Model, cfg.Init}, m.Saved() != nil
+	if isFolder && m.has(TokenizerFile) {
+		return m.tokenizer()
+	}
+	if isFolder {
+		folders = nil
+	}
+	for _, dir := range folders {
 		if st, err := os.Stat(filepath.Join(dir, hfconfig.FileName)); err != nil || !st.Mode().IsRegular() {
 			continue
 		}

@@ -17,6 +17,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
@@ -89,11 +90,17 @@ func dense(name string, shape []int64, values []float32) (*tensor.Dense, error) 
 // Face folder, a checkpoint, or a folder of checkpoints (its newest whole one). F16
 // and BF16 become float32, exactly; other types are errors.
 func Load(ctx context.Context, path string) (map[string]*tensor.Dense, error) {
-	path, _, err := checkpoint.Resolve(ctx, path, safetensors.FileName, hfconfig.FileName)
+	saved, _, err := checkpoint.Take(ctx, filesys.System, path, safetensors.FileName, hfconfig.FileName)
 	if err != nil {
 		return nil, err
 	}
-	r, err := checkpoint.OpenWeights(path)
+	var r checkpoint.Tensors
+	if saved != nil {
+		defer saved.Close()
+		r, err = saved.State(checkpoint.ModelState)
+	} else {
+		r, err = safetensors.Open(path)
+	}
 	if err != nil {
 		return nil, err
 	}

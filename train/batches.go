@@ -28,7 +28,7 @@ const evalField = "Config.Own.Eval"
 func (t *Trainer) openData(ctx context.Context) error {
 	c := t.cfg
 	var err error
-	if t.tokenizer, err = openTokenizer(&c.Config, c.Shape.Vocab); err != nil {
+	if t.tokenizer, err = openTokenizer(&c.Config, c.opened, c.Shape.Vocab); err != nil {
 		return err
 	}
 	switch {

@@ -130,6 +130,12 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 	if t.cfg.Inference {
 		field = "Config.Model" // generate's and eval's only folder
 	}
+	if saved := t.cfg.opened.Saved(); saved != nil {
+		if err := t.loadSaved(ctx, saved); err != nil {
+			return fmt.Errorf("%s %s: %w", field, saved.Folder, err)
+		}
+		return nil
+	}
 	err := t.loadFrom(ctx, field, path, checkpoint.AsLoaded)
 	if errors.Is(err, checkpoint.ErrDamaged) {
 		err = t.loadFrom(ctx, field, path, safetensors.FileName)

@@ -50,7 +50,7 @@ func (t *Trainer) modelFiles() ([]checkpoint.Blob, error) {
 	}
 	spec := t.cfg.Tokenizer
 	if spec == "" {
-		spec = planner.ModelTokenizer(&t.cfg.Config, t.cfg.Shape.Vocab)
+		spec = planner.ModelTokenizer(&t.cfg.Config, nil, t.cfg.Shape.Vocab)
 	}
 	if spec != "" {
 		more, err := tokenizerFiles(spec, t.cfg.Shape.Positions)

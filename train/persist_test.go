@@ -167,8 +167,7 @@ func TestSavedWeightsReadBackEqual(t *testing.T) {
 		require.NoError(t, err)
 		list, err := checkpoint.List(c.Checkpoint)
 		require.NoError(t, err)
-		r, err := checkpoint.OpenWeights(list[0])
-		require.NoError(t, err)
+		r := openState(t, list[0], checkpoint.ModelState)
 		require.Len(t, r.Tensors(), len(tr.Plan().Program.Params))
 		for _, tensor := range r.Tensors() {
 			shape, want, err := tr.Parameter(tensor.Name)
@@ -448,4 +447,15 @@ func TestEvaluationDisturbsNothing(t *testing.T) {
 		}
 		require.Equal(t, first, held, "stage %d", zero)
 	}
+}
+
+// openState opens a state of the checkpoint that a path names, until the test's end.
+func openState(t *testing.T, folder, name string) checkpoint.Tensors {
+	t.Helper()
+	c, err := checkpoint.OpenCheckpoint(folder)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	s, err := c.State(name)
+	require.NoError(t, err)
+	return s
 }

@@ -29,6 +29,8 @@ type hooks struct {
 	// checkWrites runs one kernel at a time and looks for writes outside of what it
 	// declares, on all ranks. Very slow.
 	checkWrites bool
+	// opened is planner.Request.Opened. It is no test's.
+	opened *planner.Model
 	// folders opens the folder of checkpoints; nil: filesys.System.
 	folders filesys.Opener
 	// wrapDisk puts something between the disk tier and its files.
@@ -50,7 +52,7 @@ type resolved struct {
 
 // planned is the request as the planner takes it.
 func (q request) planned() planner.Request {
-	return planner.Request{Config: q.Config, Hooks: planner.Hooks{Verify: q.poison, OffloadChunk: q.offloadChunk, WholeGeneration: q.wholeGeneration}}
+	return planner.Request{Config: q.Config, Hooks: planner.Hooks{Verify: q.poison, OffloadChunk: q.offloadChunk, WholeGeneration: q.wholeGeneration}, Opened: q.opened}
 }
 
 // build plans a request.

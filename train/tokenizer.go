@@ -11,14 +11,14 @@ import (
 
 // openTokenizer opens the run's tokenizer, which must be one that the model can
 // have been made for; nil where neither text is read nor one was named.
-func openTokenizer(c *config.Config, vocab int) (data.Tokenizer, error) {
+func openTokenizer(c *config.Config, m *planner.Model, vocab int) (data.Tokenizer, error) {
 	if c.Tokenizer == "" {
 		if !c.ReadsText() {
 			return nil, nil
 		}
 		return nil, config.Refuse("Config.Tokenizer is missing: model %s has a vocabulary of %d tokens and no %s beside its config.json; give the one that it was made with (bytes, gpt2 or a %s)", c.ModelName(), vocab, planner.TokenizerFile, planner.TokenizerFile)
 	}
-	tok, err := data.OpenTokenizer(c.Tokenizer)
+	tok, err := m.OpenTokenizer(c.Tokenizer)
 	if err != nil {
 		return nil, fmt.Errorf("Config.Tokenizer: %w", err)
 	}
@@ -31,7 +31,7 @@ func openTokenizer(c *config.Config, vocab int) (data.Tokenizer, error) {
 	}
 	if why != "" {
 		text := fmt.Sprintf("Config.Tokenizer %s has %d tokens, %s the %d of model %s", c.Tokenizer, tok.VocabSize(), why, vocab, c.ModelName())
-		if own := planner.ModelTokenizer(c, vocab); own != "" && own != c.Tokenizer {
+		if own := planner.ModelTokenizer(c, m, vocab); own != "" && own != c.Tokenizer {
 			return nil, fmt.Errorf("%s; leave it out for the model's own, %s", text, own)
 		}
 		return nil, errors.New(text + "; give the one that the model was made with")
@@ -39,23 +39,17 @@ func openTokenizer(c *config.Config, vocab int) (data.Tokenizer, error) {
 	return tok, nil
 }
 
-// Positions is the longest sequence of the model that Config.Model names.
-func Positions(model string) (int, error) {
-	h, err := planner.ModelConfig(model)
-	return h.Positions, err
-}
-
-// ContextFor is the Seq of a run that continues a prompt by n tokens: as many as
-// there will be, up to the model's positions.
-func ContextFor(cfg config.Config, prompt string, n int) (int, error) {
-	h, err := planner.ModelConfig(cfg.Model)
+// ContextFor is the Seq of a run that continues a prompt by n tokens with an open model: as
+// many as there will be, up to the model's positions.
+func ContextFor(cfg config.Config, m *planner.Model, prompt string, n int) (int, error) {
+	h, err := m.Config()
 	if err != nil {
 		return 0, err
 	}
 	if cfg.Tokenizer == "" {
-		cfg.Tokenizer = planner.ModelTokenizer(&cfg, h.Vocab)
+		cfg.Tokenizer = planner.ModelTokenizer(&cfg, m, h.Vocab)
 	}
-	tok, err := openTokenizer(&cfg, h.Vocab)
+	tok, err := openTokenizer(&cfg, m, h.Vocab)
 	if err != nil {
 		return 0, err
 	}

@@ -153,6 +153,12 @@ func NewIn(ctx context.Context, cfg config.Config, folders filesys.Opener) (*Tra
 	return request{Config: cfg, hooks: hooks{folders: folders}}.start(ctx)
 }
 
+// NewFrom is New of a run whose Config.Model and Config.Init are an open model.
+func NewFrom(ctx context.Context, cfg config.Config, m *planner.Model) (*Trainer, error) {
+	cfg.Model, cfg.Init = m.Path, m.Path
+	return request{Config: cfg, hooks: hooks{opened: m}}.start(ctx)
+}
+
 func (q request) start(ctx context.Context) (*Trainer, error) {
 	if err := cmp.Or(ctx.Err(), level.Err(), q.Runnable(), q.Validate()); err != nil {
 		return nil, err

@@ -175,7 +175,7 @@ func benchZero(ctx context.Context, c spillway.Config, table, progress, stdout i
 // benchStage runs a stage; seq is the tokens of a row, with the model's default
 // filled in.
 func benchStage(ctx context.Context, c spillway.Config, progress io.Writer) (row stageRow, seq int, err error) {
-	t, closeAll, err := newTrainer(ctx, c)
+	t, closeAll, err := newTrainer(ctx, c, spillway.New)
 	if err != nil {
 		return row, 0, err
 	}

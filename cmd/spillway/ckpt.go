@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-ml/spillway/checkpoint"
-	"github.com/spillway-ml/spillway/internal/safetensors"
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/plan"
 )
 
@@ -41,28 +41,36 @@ func oneFolder(verb string) cobra.PositionalArgs {
 	}
 }
 
-// entriesOf lists the checkpoints that DIR stands for: itself, or those in it.
-func entriesOf(dir string) (all []checkpoint.Entry, alone bool, err error) {
+// isFolder refuses a DIR that is no folder.
+func isFolder(dir string) error {
 	st, err := os.Stat(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, false, fmt.Errorf("ckpt: %.80q does not exist; a checkpoint or a checkpoint folder is needed", dir)
+		return fmt.Errorf("ckpt: %.80q does not exist; a checkpoint or a checkpoint folder is needed", dir)
 	}
 	if err != nil {
-		return nil, false, fmt.Errorf("ckpt: %w", err)
+		return fmt.Errorf("ckpt: %w", err)
 	}
 	if !st.IsDir() {
-		return nil, false, fmt.Errorf("ckpt: %.80q is not a folder; a checkpoint or a checkpoint folder is needed", dir)
+		return fmt.Errorf("ckpt: %.80q is not a folder; a checkpoint or a checkpoint folder is needed", dir)
 	}
-	if e, ok := checkpoint.Stat(dir); ok {
-		return []checkpoint.Entry{e}, true, nil
+	return nil
+}
+
+// eachOf hands do the checkpoints that DIR stands for, at least one: itself, or those in
+// it. See checkpoint.Each.
+func eachOf(dir string, do func(checkpoint.Entry, *checkpoint.Checkpoint) error) (marks checkpoint.Marks, alone bool, err error) {
+	if err := isFolder(dir); err != nil {
+		return marks, false, err
 	}
-	if all, err = checkpoint.Scan(dir); err != nil {
-		return nil, false, err
+	none := true
+	marks, alone, err = checkpoint.Each(filesys.System, dir, func(e checkpoint.Entry, c *checkpoint.Checkpoint) error {
+		none = false
+		return do(e, c)
+	})
+	if err == nil && none {
+		err = fmt.Errorf("ckpt: %.80q is no checkpoint and holds none", dir)
 	}
-	if len(all) == 0 {
-		return nil, false, fmt.Errorf("ckpt: %.80q is no checkpoint and holds none", dir)
-	}
-	return all, false, nil
+	return marks, alone, err
 }
 
 func ckptVerifyCommand() *cobra.Command {
@@ -80,31 +88,29 @@ func ckptVerifyCommand() *cobra.Command {
 }
 
 func verifyAll(ctx context.Context, dir string, stdout io.Writer) error {
-	all, alone, err := entriesOf(dir)
-	if err != nil {
-		return err
-	}
 	var first error
-	for _, e := range all {
-		m, err := checkpoint.Verify(ctx, e.Folder)
+	marks, alone, err := eachOf(dir, func(e checkpoint.Entry, c *checkpoint.Checkpoint) error {
+		err := e.Err
+		if c != nil {
+			err = c.Verify(ctx)
+		}
 		if err != nil && ctx.Err() != nil {
 			return err
 		}
 		if err != nil {
 			fmt.Fprintf(stdout, "%s: %v\n", e.Name, err)
 			first = cmp.Or(first, err)
-			continue
+			return nil
 		}
+		m := c.Manifest
 		fmt.Fprintf(stdout, "%s: whole, step %d, %d files, %s\n", e.Name, m.Step, len(m.Files), plan.Bytes(sizeOf(m)))
+		return nil
+	})
+	if err == nil && !alone && marks.Damaged != nil {
+		err = marks.Damaged
+		fmt.Fprintf(stdout, "%s: %v\n", dir, err)
 	}
-	if !alone {
-		marks, err := checkpoint.ReadMarks(dir)
-		if err := cmp.Or(err, marks.Damaged); err != nil {
-			fmt.Fprintf(stdout, "%s: %v\n", dir, err)
-			first = cmp.Or(first, err)
-		}
-	}
-	return first
+	return cmp.Or(first, err)
 }
 
 func sizeOf(m checkpoint.Manifest) (n int64) {
@@ -155,24 +161,20 @@ func ckptInspectCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&jsonPath, "json", "", "write it as JSON to `FILE`, - for stdout")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		all, alone, err := entriesOf(args[0])
-		if err != nil {
-			return err
-		}
-		of := args[0]
-		if alone {
-			of = filepath.Dir(filepath.Clean(args[0]))
-		}
-		marks, err := checkpoint.ReadMarks(of)
+		var list []inspected
+		var of []checkpoint.Manifest
+		marks, _, err := eachOf(args[0], func(e checkpoint.Entry, c *checkpoint.Checkpoint) error {
+			list, of = append(list, inspect(e, c)), append(of, e.Manifest) // of a damaged one none
+			return nil
+		})
 		if err != nil {
 			return err
 		}
 		if marks.Damaged != nil {
 			fmt.Fprintln(cmd.ErrOrStderr(), "warning:", marks.Damaged)
 		}
-		var list []inspected
-		for _, e := range all {
-			list = append(list, inspect(e, &marks))
+		for i := range list {
+			list[i].Confirmed, list[i].Diverged = marks.Confirmed(of[i]), marks.Diverged(of[i])
 		}
 		if jsonPath != "" {
 			return writeInspected(cmd.OutOrStdout(), jsonPath, args[0], list)
@@ -182,15 +184,16 @@ func ckptInspectCommand() *cobra.Command {
 	return cmd
 }
 
-func inspect(e checkpoint.Entry, marks *checkpoint.Marks) inspected {
+// inspect describes a checkpoint, but for what the marks say of it; c is nil where it can't
+// be opened.
+func inspect(e checkpoint.Entry, c *checkpoint.Checkpoint) inspected {
 	m := e.Manifest
 	v := inspected{Name: e.Name, Step: e.Step}
-	if e.Err != nil {
+	if c == nil {
 		v.Damage = e.Err.Error()
 		return v
 	}
 	v.Bytes, v.Run, v.Written, v.Ranks, v.Record = sizeOf(m), m.Owner, m.Written, m.Ranks, m.Run
-	v.Confirmed, v.Diverged = marks.Confirmed(m), marks.Diverged(m)
 	for _, name := range m.States() {
 		state := inspectedState{Name: name}
 		for i := range m.Tensors {
@@ -206,7 +209,7 @@ func inspect(e checkpoint.Entry, marks *checkpoint.Marks) inspected {
 	for _, f := range m.Files {
 		file := inspectedFile{Name: f.Name, Bytes: f.Bytes}
 		if strings.HasSuffix(f.Name, ".safetensors") {
-			r, err := safetensors.Open(filepath.Join(e.Folder, f.Name))
+			r, err := c.Tensors(f)
 			if err != nil {
 				v.Damage = err.Error()
 				continue

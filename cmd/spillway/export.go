@@ -37,7 +37,7 @@ func ckptExportCommand() *cobra.Command {
 		if to == "" {
 			return errors.New("ckpt export: --to is missing: the folder to write")
 		}
-		if _, _, err := entriesOf(args[0]); err != nil {
+		if err := isFolder(args[0]); err != nil {
 			return err
 		}
 		if err := exportable("to", to, args[0]); err != nil {
@@ -79,8 +79,11 @@ func exportModel(ctx context.Context, from, to string, shard int64, stderr io.Wr
 	if err != nil {
 		return "", err
 	}
-	if c == nil {
+	if _, err := os.Stat(filepath.Join(from, hfconfig.FileName)); c == nil && err == nil {
 		return "", fmt.Errorf("ckpt export: %.80q is a model's folder already; a checkpoint or a checkpoint folder is needed", from)
+	}
+	if c == nil {
+		return "", fmt.Errorf("ckpt: %.80q is no checkpoint and holds none", from)
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
 	for _, p := range passed {

@@ -103,7 +103,7 @@ func makeRoom() (planned func(*plan.Plan), undo func()) {
 
 // newTrainer is spillway.New in a process that is made ready for it. closeAll closes
 // the trainer.
-func newTrainer(ctx context.Context, c spillway.Config) (t *spillway.Trainer, closeAll func() error, err error) {
+func newTrainer(ctx context.Context, c spillway.Config, start func(context.Context, spillway.Config) (*spillway.Trainer, error)) (t *spillway.Trainer, closeAll func() error, err error) {
 	c.Threads = c.ComputeThreads() // before the runtime has more processors than that
 	planned, undo := makeRoom()
 	told := c.Planned
@@ -113,7 +113,7 @@ func newTrainer(ctx context.Context, c spillway.Config) (t *spillway.Trainer, cl
 		}
 		planned(p)
 	}
-	if t, err = spillway.New(ctx, c); err != nil {
+	if t, err = start(ctx, c); err != nil {
 		undo()
 		return nil, nil, err
 	}

@@ -32,7 +32,7 @@ func TestARunHasProcessorsForItsDisk(t *testing.T) {
 	c.Model, c.Init, c.Data, c.Batch, c.Seq = testdata+"/gpt2", testdata+"/gpt2", testdata+"/text.bin", 1, 16
 	for offload, extra := range map[string]int{"": 0, "optimizer=disk": procsForDisk} {
 		c.Offload, c.Disk = offload, t.TempDir()
-		tr, closeAll, err := newTrainer(t.Context(), c)
+		tr, closeAll, err := newTrainer(t.Context(), c, spillway.New)
 		require.NoError(t, err)
 		require.Equal(t, before+extra, runtime.GOMAXPROCS(0), offload)
 		require.Equal(t, before, tr.Config().Threads, "kernels get what they had")
@@ -40,7 +40,7 @@ func TestARunHasProcessorsForItsDisk(t *testing.T) {
 		require.Equal(t, before, runtime.GOMAXPROCS(0), offload)
 	}
 	c.DeviceMemory = 1
-	_, _, err := newTrainer(t.Context(), c)
+	_, _, err := newTrainer(t.Context(), c, spillway.New)
 	require.Error(t, err)
 	require.Equal(t, before, runtime.GOMAXPROCS(0))
 }

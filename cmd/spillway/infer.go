@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -19,7 +18,9 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/safetensors"
+	"github.com/spillway-ml/spillway/planner"
 	trainer "github.com/spillway-ml/spillway/train"
 )
 
@@ -39,76 +40,61 @@ func inferenceFlags(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.DurationVar(&c.Timeout, "timeout", c.Timeout, "longest wait of a collective")
 }
 
-// findModel turns --model into the folder with the weights, whose config and weights are
-// verified: files, or checkpoint.AsLoaded.
-func findModel(ctx context.Context, c *spillway.Config, stderr io.Writer, weights string) error {
+// openModel opens what --model names, with its config and weights verified: files, or
+// checkpoint.AsLoaded.
+func openModel(ctx context.Context, c *spillway.Config, stderr io.Writer, weights string) (*planner.Model, error) {
 	if c.Model == "" {
-		return errors.New("--model is missing: a Hugging Face folder, a checkpoint, or a folder of checkpoints")
+		return nil, errors.New("--model is missing: a Hugging Face folder, a checkpoint, or a folder of checkpoints")
 	}
 	if st, err := os.Stat(c.Model); err != nil || !st.IsDir() {
-		return fmt.Errorf("--model %s: no such folder; a Hugging Face folder, a checkpoint or a folder of checkpoints is needed (a preset has no weights)", c.Model)
+		return nil, fmt.Errorf("--model %s: no such folder; a Hugging Face folder, a checkpoint or a folder of checkpoints is needed (a preset has no weights)", c.Model)
 	}
-	folder, passed, err := checkpoint.Resolve(ctx, c.Model, weights, "config.json")
+	m, err := planner.OpenModel(ctx, c.Model, weights)
 	if err != nil {
-		return fmt.Errorf("--model %s: %w", c.Model, err)
+		return nil, fmt.Errorf("--model %s: %w", c.Model, err)
 	}
-	for _, p := range passed {
+	for _, p := range m.Passed {
 		fmt.Fprintln(stderr, "warning:", p)
 	}
-	if _, err := os.Stat(filepath.Join(folder, "config.json")); err != nil && folder != c.Model {
-		return errGone
-	} else if err != nil {
-		return fmt.Errorf("--model %s: there is neither a config.json nor a checkpoint", c.Model)
+	if m.Chosen {
+		fmt.Fprintf(stderr, "model: %s\n", onOneLine(m.Path))
+	} else if _, err := os.Stat(filepath.Join(m.Path, hfconfig.FileName)); err != nil && m.Saved() == nil {
+		return nil, fmt.Errorf("--model %s: there is neither a config.json nor a checkpoint", c.Model)
 	}
-	c.Model, c.Init = folder, folder
-	if folder == filepath.Base(folder) {
-		c.Model = "." + string(filepath.Separator) + folder // never a preset's name
+	if m.Path == filepath.Base(m.Path) {
+		m.Path = "." + string(filepath.Separator) + m.Path // never a preset's name
 	}
-	return nil
+	c.Model, c.Init = m.Path, m.Path
+	return m, nil
 }
-
-// errGone says that a run removed the chosen checkpoint before it was read.
-var errGone = errors.New("a run has removed the checkpoint")
-
-// readerPatience is how long a reader chooses again beside a run that removes checkpoints.
-const readerPatience = 2 * time.Second
 
 // newInference makes what computes with the model of c.Model; prepare completes c once the
 // model is found. A folder of checkpoints is searched again where the weights turn out
-// damaged as they are loaded, and where a run removed the chosen checkpoint meanwhile.
-func newInference(ctx context.Context, c *spillway.Config, stderr io.Writer, prepare func(*spillway.Config) error) (*spillway.Trainer, func() error, error) {
-	given, weights := *c, checkpoint.AsLoaded
-	for late := time.Now().Add(readerPatience); ; time.Sleep(5 * time.Millisecond) {
+// damaged as they are loaded.
+func newInference(ctx context.Context, c *spillway.Config, stderr io.Writer, prepare func(*spillway.Config, *planner.Model) error) (*spillway.Trainer, func() error, error) {
+	given := *c
+	t, closeAll, err := tryInference(ctx, c, stderr, checkpoint.AsLoaded, prepare)
+	if errors.Is(err, checkpoint.ErrDamaged) {
 		*c = given
-		t, closeAll, err := tryInference(ctx, c, stderr, weights, prepare)
-		if err == nil {
-			return t, closeAll, nil
-		}
-		gone := errors.Is(err, errGone)
-		if c.Model != given.Model && !gone {
-			_, serr := os.Stat(c.Model)
-			gone = errors.Is(serr, fs.ErrNotExist)
-		}
-		switch {
-		case gone && time.Now().After(late):
-			return nil, nil, fmt.Errorf("--model %s: busy: for %v a run has removed each checkpoint before it could be read; try again", given.Model, readerPatience)
-		case gone:
-		case errors.Is(err, checkpoint.ErrDamaged) && weights == checkpoint.AsLoaded:
-			weights = safetensors.FileName
-		default:
-			return nil, nil, err
-		}
+		t, closeAll, err = tryInference(ctx, c, stderr, safetensors.FileName, prepare)
 	}
+	return t, closeAll, err
 }
 
-func tryInference(ctx context.Context, c *spillway.Config, stderr io.Writer, weights string, prepare func(*spillway.Config) error) (*spillway.Trainer, func() error, error) {
-	if err := findModel(ctx, c, stderr, weights); err != nil {
+func tryInference(ctx context.Context, c *spillway.Config, stderr io.Writer, weights string, prepare func(*spillway.Config, *planner.Model) error) (t *spillway.Trainer, closeAll func() error, err error) {
+	m, err := openModel(ctx, c, stderr, weights)
+	if err != nil {
 		return nil, nil, err
 	}
-	if err := prepare(c); err != nil {
-		return nil, nil, err
+	if err = prepare(c, m); err == nil {
+		t, closeAll, err = newTrainer(ctx, *c, func(ctx context.Context, c spillway.Config) (*spillway.Trainer, error) {
+			return trainer.NewFrom(ctx, c, m)
+		})
 	}
-	return newTrainer(ctx, *c)
+	if cerr := m.Close(); err == nil && cerr != nil {
+		err = errors.Join(cerr, closeAll())
+	}
+	return t, closeAll, err
 }
 
 func generateCommand() *cobra.Command {
@@ -171,9 +157,9 @@ const maxPrompt = 16 << 20
 func generate(ctx context.Context, c spillway.Config, prompt string, n int, how spillway.Sampling, stdout, stderr io.Writer) (err error) {
 	c.Generate, c.Batch, c.Steps = true, 1, 1
 	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", flagged(text)) }
-	t, closeAll, err := newInference(ctx, &c, stderr, func(c *spillway.Config) (err error) {
+	t, closeAll, err := newInference(ctx, &c, stderr, func(c *spillway.Config, m *planner.Model) (err error) {
 		if c.Seq == 0 {
-			c.Seq, err = trainer.ContextFor(*c, prompt, n)
+			c.Seq, err = trainer.ContextFor(*c, m, prompt, n)
 		}
 		return err
 	})
@@ -324,12 +310,12 @@ func (p *evalProgress) reached() string {
 
 func evaluate(ctx context.Context, c spillway.Config, jsonPath string, stdout, stderr io.Writer) (err error) {
 	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", flagged(text)) }
-	t, closeAll, err := newInference(ctx, &c, stderr, func(c *spillway.Config) error {
+	t, closeAll, err := newInference(ctx, &c, stderr, func(c *spillway.Config, m *planner.Model) error {
 		if c.Seq != 0 {
 			return nil
 		}
-		positions, err := trainer.Positions(c.Model)
-		c.Seq = min(1024, positions)
+		h, err := m.Config()
+		c.Seq = min(1024, h.Positions)
 		return err
 	})
 	if errors.Is(err, context.Canceled) {

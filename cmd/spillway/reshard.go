@@ -39,17 +39,14 @@ func ckptReshardCommand() *cobra.Command {
 }
 
 func reshard(ctx context.Context, dir string, ranks int, stdout, stderr io.Writer) error {
-	if _, _, err := entriesOf(dir); err != nil {
+	if err := isFolder(dir); err != nil {
 		return err
 	}
-	folder, passed, err := checkpoint.Resolve(ctx, dir)
-	if err != nil {
-		return err
-	}
+	folder, passed, err := checkpoint.Reshard(ctx, filesys.System, dir, ranks)
 	for _, p := range passed {
 		fmt.Fprintln(stderr, "warning:", p)
 	}
-	if err := checkpoint.Reshard(ctx, filesys.System, folder, ranks); err != nil {
+	if err != nil {
 		var busy *checkpoint.Busy
 		if errors.As(err, &busy) {
 			return fmt.Errorf("ckpt reshard: %w", busy)

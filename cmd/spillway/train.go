@@ -16,10 +16,12 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-ml/spillway"
-	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
 )
 
@@ -224,7 +226,7 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *later, done f
 		}
 		fmt.Fprintln(stderr, "warning:", text)
 	}
-	t, closeAll, err := newTrainer(ctx, c)
+	t, closeAll, err := newTrainer(ctx, c, spillway.New)
 	if errors.Is(err, context.Canceled) {
 		return &interrupted{"interrupted before the first step"}
 	}
@@ -467,13 +469,15 @@ func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []floa
 	return nil
 }
 
-// hasWeights tells whether a folder, or the checkpoint that it stands for, holds a
-// model's weights.
+// hasWeights tells whether a folder holds a model's weights, or checkpoints.
 func hasWeights(model string) bool {
-	folder, _, err := checkpoint.Resolve(context.Background(), model, "config.json")
+	m, err := planner.OpenModel(context.Background(), model, hfconfig.FileName)
 	if err != nil {
 		return false
 	}
-	_, err = os.Stat(filepath.Join(folder, "model.safetensors"))
+	if m.Saved() != nil {
+		return m.Close() == nil
+	}
+	_, err = os.Stat(filepath.Join(model, safetensors.FileName))
 	return err == nil
 }

@@ -86,7 +86,8 @@ func (s *story) reshard(ranks int) {
 	require.NoError(s.t, err)
 	aside := c.Name + ".2"
 	s.rec.Note(&phase{map[string]bool{c.Name: true, aside: true}})
-	require.NoError(s.t, checkpoint.Reshard(background, s.disk, c.Folder, ranks))
+	_, _, err = checkpoint.Reshard(background, s.disk, c.Folder, ranks)
+	require.NoError(s.t, err)
 	got, err := bitsOf(s.dir(s.disk), c.Name)
 	require.NoError(s.t, err)
 	require.NotContains(s.t, s.bits[c.Name], got)

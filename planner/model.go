@@ -1,0 +1,93 @@
+package planner
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+)
+
+// Model is a model that somebody generates with or evaluates. If it is a checkpoint, all
+// its files are open: a run may remove it meanwhile.
+type Model struct {
+	Path   string            // of the model's folder, or of the checkpoint
+	Chosen bool              // the checkpoint is the newest of a folder of them
+	Passed []checkpoint.Pass // newer checkpoints that were passed over
+	saved  *checkpoint.Checkpoint
+}
+
+// OpenModel opens the model at a path: a model's folder, a checkpoint, or the newest whole
+// one of a folder of checkpoints. Its config.json and these weights are verified.
+func OpenModel(ctx context.Context, path, weights string) (*Model, error) {
+	saved, passed, err := checkpoint.Take(ctx, filesys.System, path, hfconfig.FileName, weights)
+	if err != nil || saved == nil {
+		return &Model{Path: path}, err
+	}
+	return &Model{Path: saved.Folder, Chosen: filepath.Clean(saved.Folder) != filepath.Clean(path), Passed: passed, saved: saved}, nil
+}
+
+// Close closes the files.
+func (m *Model) Close() error {
+	if m.saved == nil {
+		return nil
+	}
+	return m.saved.Close()
+}
+
+// Saved is the open checkpoint; nil: the model is a model's folder, or m is nil.
+func (m *Model) Saved() *checkpoint.Checkpoint {
+	if m == nil {
+		return nil
+	}
+	return m.saved
+}
+
+func (m *Model) has(name string) bool {
+	if m.saved == nil {
+		return false
+	}
+	for _, f := range m.saved.Manifest.Files {
+		if f.Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+// Config reads the model's shape.
+func (m *Model) Config() (hfconfig.Config, error) {
+	if m.saved == nil {
+		return ModelConfig(m.Path)
+	}
+	if !m.has(hfconfig.FileName) {
+		return hfconfig.Config{}, fmt.Errorf("Config.Model %s: the checkpoint has no %s: it is of a program's own model", m.Path, hfconfig.FileName)
+	}
+	text, err := m.saved.Read(hfconfig.FileName)
+	var c hfconfig.Config
+	if err == nil {
+		c, err = hfconfig.Parse(text)
+	}
+	if err != nil {
+		return c, fmt.Errorf("Config.Model %s: %w", filepath.Join(m.Path, hfconfig.FileName), err)
+	}
+	return c, nil
+}
+
+// tokenizer is the path of the model's own.
+func (m *Model) tokenizer() string { return filepath.Join(m.Path, TokenizerFile) }
+
+// OpenTokenizer is data.OpenTokenizer, but that it reads an open checkpoint's own.
+func (m *Model) OpenTokenizer(path string) (data.Tokenizer, error) {
+	if m == nil || m.saved == nil || path != m.tokenizer() {
+		return data.OpenTokenizer(path)
+	}
+	text, err := m.saved.Read(TokenizerFile)
+	if err != nil {
+		return nil, err
+	}
+	return data.ParseTokenizer(path, text)
+}
