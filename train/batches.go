@@ -136,13 +136,19 @@ func (b *batches) fill(step, micro, rank int, m *data.Micro) error {
 	return b.sampler.Fill(step, micro, rank, m.Tokens, m.Targets)
 }
 
-// fingerprint tells the data apart from other data.
-func (b *batches) fingerprint() (data.Fingerprint, error) {
+// Fingerprint tells the data apart from other data.
+func (b *batches) Fingerprint() (data.Fingerprint, error) {
 	if b.samples != nil {
 		return b.samples.Fingerprint()
 	}
 	return data.FingerprintOf(b.source)
 }
+
+// Sampler says which samples a micro-batch has.
+func (b *batches) Sampler() *data.Sampler { return b.sampler }
+
+// OwnSamples tells that the program brought the samples along.
+func (b *batches) OwnSamples() bool { return b.samples != nil }
 
 // countTargets returns the counted targets of a step's global batch.
 func (b *batches) countTargets(step, accum, ranks int) (int64, error) {

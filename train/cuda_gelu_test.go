@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 	"github.com/spillway-ml/spillway/planner"
+	"github.com/spillway-ml/spillway/train/saving"
 )
 
 // geluTiny is tiny gpt2 in 16 bits with GELU in the products' epilogues.
@@ -46,7 +47,7 @@ func TestGELUEpilogueIsChosen(t *testing.T) {
 	require.Greater(t, planned("full", "gelu")[graph.LinearAct], with[graph.LinearAct])
 
 	both := onGPU("gelu", "dgelu")
-	require.Equal(t, "dgelu,gelu", settings(&both.Config)["epilogues"])
+	require.Equal(t, "dgelu,gelu", saving.Settings(&both.Config)["epilogues"])
 	require.Equal(t, "gelu", (&planner.Forecast{Config: onGPU("gelu").Config}).Epilogues())
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
+	"github.com/spillway-ml/spillway/train/saving"
 )
 
 // A step launched as CUDA graphs gives the bits of one launched an operation at a time: what
@@ -87,7 +88,7 @@ func overflowsInGraphs(t *testing.T, c request, own bool) {
 		d := onDouble(t, &one, drivertest.Options{Seed: 5}, own)
 		tr, err := one.start(t.Context())
 		require.NoError(t, err)
-		require.NoError(t, tr.startScale(&scaleState{Scale: 1 << 22}))
+		require.NoError(t, tr.startScale(&saving.Scale{Scale: 1 << 22}))
 		sha, err = tr.ParamsSHA256()
 		require.NoError(t, err)
 		for range steps {

@@ -81,12 +81,6 @@ func (e *Diverged) Error() string {
 	return b.String()
 }
 
-// skips counts steps whose update was left out.
-type skips struct {
-	inRow int
-	all   int
-}
-
 func isFinite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
 // updates tells whether a step has an update: with everything frozen it has none.
@@ -134,24 +128,24 @@ func (t *Trainer) gradNorm(at *stepAt) (norm float64, err error) {
 func (t *Trainer) nonFinite(at *stepAt, loss, norm float64) (skipped bool, err error) {
 	e := &Diverged{Step: at.index + 1, Loss: loss, GradNorm: norm, Rank: -1, Skips: t.cfg.SkipsNonFinite()}
 	if t.scales() && !isFinite(norm) {
-		t.skipped.inRow++
-		t.skipped.all++
+		t.inRow++
+		t.at.Skipped++
 		if t.overflowed(e, at.hyper[graph.HyperLossScale]) {
 			return true, nil
 		}
-		e.Skipped = t.skipped.inRow
+		e.Skipped = t.inRow
 		if err := t.name(e, at); err != nil {
 			return false, fmt.Errorf("%w; looking for the tensor failed: %w", e, err)
 		}
 		return false, e
 	}
 	if t.cfg.SkipsNonFinite() && !isFinite(norm) {
-		t.skipped.inRow++
-		t.skipped.all++
-		if t.skipped.inRow < config.MaxSkips {
+		t.inRow++
+		t.at.Skipped++
+		if t.inRow < config.MaxSkips {
 			return true, nil
 		}
-		e.Skipped = t.skipped.inRow
+		e.Skipped = t.inRow
 	}
 	if e.Skipped == 0 { // the pending update of the step before, if there was one, is applied
 		t.confirm()

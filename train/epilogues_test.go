@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/planner"
+	"github.com/spillway-ml/spillway/train/saving"
 )
 
 // kindsOf counts the operations of the plan of a configuration by kind.
@@ -98,7 +99,7 @@ func TestEpiloguesAreOnRecord(t *testing.T) {
 	}{
 		{onGPU(), ""}, {onGPU("default"), ""}, {onGPU("dgelu"), ""}, {onGPU("none"), "none"}, {onGPU("BGRAD", "dgelu"), "dgelu,bgrad"}, {onGPU("all"), "dgelu,bgrad,gelu"}, {onGPU("bgrad"), "bgrad"}, {tiny("gpt2"), ""},
 	} {
-		require.Equal(t, c.want, settings(&c.of.Config)["epilogues"], c.of.Epilogues)
+		require.Equal(t, c.want, saving.Settings(&c.of.Config)["epilogues"], c.of.Epilogues)
 		notes := strings.Join((&planner.Forecast{Config: c.of.Config}).Notes(), "\n")
 		require.Equal(t, c.want != "", strings.Contains(notes, "Config.Epilogues "+c.want), notes)
 	}
@@ -116,7 +117,7 @@ func TestEpiloguesAreOnRecord(t *testing.T) {
 		require.Equal(t, says, slices.Contains(f.Notes(), "Config.Epilogues gelu: no product of this run has it, and nothing changes by it"), f.Notes())
 	}
 	was, now := onGPU(), onGPU("none")
-	names, lines := changed(settings(&was.Config), settings(&now.Config))
+	names, lines := saving.Changed(saving.Settings(&was.Config), saving.Settings(&now.Config))
 	require.Equal(t, []string{"epilogues"}, names)
 	require.Equal(t, []string{"Config.Epilogues: not in use → none"}, lines)
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"testing"
 
+	"github.com/spillway-ml/spillway/train/saving"
 	"github.com/stretchr/testify/require"
 )
 
@@ -13,25 +14,24 @@ import (
 // is refused.
 func TestResumeDrawsEpochsByTheCheckpointsVersion(t *testing.T) {
 	t.Parallel()
-	c := saving(t, 2)
+	c := keeping(t, 2)
 	c.Order = "shuffled"
 	ended(t, c)
 	newest := newestOf(t, c.Checkpoint)
-	var was runRecord
+	var was saving.Record
 	require.NoError(t, json.Unmarshal(newest.Manifest.Run, &was))
 	require.Equal(t, 2, was.Epochs)
 
 	started := func(seed int64) *Trainer {
 		d := c
-		d.Checkpoint, d.Seed = "", seed
+		d.Checkpoint, d.Seed = scratch(t), seed
 		tr, err := d.start(t.Context())
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, tr.Close()) })
 		return tr
 	}
 	tr, next := started(c.Seed), started(c.Seed+1)
-	tr.data = *was.Data
-	require.NoError(t, tr.seek(newest, was))
+	require.NoError(t, tr.saver.Seek(newest, was))
 	s, following := tr.train.sampler, next.train.sampler
 	rows := c.Batch * c.Ranks * c.Accum
 	orders := func() (epoch1, following0 []int64) {
@@ -46,14 +46,14 @@ func TestResumeDrawsEpochsByTheCheckpointsVersion(t *testing.T) {
 	require.NotEqual(t, b, a, "epoch 1 is not epoch 0 of the next seed")
 
 	was.Epochs = 0
-	require.NoError(t, tr.seek(newest, was))
+	require.NoError(t, tr.saver.Seek(newest, was))
 	a, b = orders()
 	require.Equal(t, b, a, "to the older versions it was")
-	text, err := tr.record()
+	text, err := tr.saver.Record()
 	require.NoError(t, err)
 	require.NoError(t, json.Unmarshal(text, &was))
 	require.Equal(t, 1, was.Epochs)
 
 	was.Epochs = 3
-	require.ErrorContains(t, tr.seek(newest, was), "resume from step-00000002: ")
+	require.ErrorContains(t, tr.saver.Seek(newest, was), "resume from step-00000002: ")
 }

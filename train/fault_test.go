@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/internal/testkit/fault"
 	"github.com/spillway-ml/spillway/planner"
+	"github.com/spillway-ml/spillway/train/saving"
 )
 
 // No hang (promise 5): wherever a rank fails or is stuck, the job ends on every
@@ -122,7 +123,7 @@ func TestNewCleansUp(t *testing.T) {
 // without a word of going on.
 func TestALostRankInASave(t *testing.T) {
 	var warned []string
-	tr := Trainer{cfg: &resolved{Resolved: &planner.Resolved{}}, step: 7}
+	tr := Trainer{cfg: &resolved{Resolved: &planner.Resolved{}}, at: saving.Progress{Step: 7}, saver: &saving.Saver{}}
 	tr.cfg.Warn = func(text string) { warned = append(warned, text) }
 	for _, kind := range []error{comm.ErrLost, comm.ErrTimeout, comm.ErrMismatch, comm.ErrAborted} {
 		err := tr.goOn(fmt.Errorf("rank 2: %w", kind))

@@ -76,7 +76,7 @@ func (t *Trainer) GenerateTo(ctx context.Context, prompt string, n int, how Samp
 			return made, err
 		}
 		if err := d.next(tokens, logits); err != nil {
-			return made, t.fail(t.step, fmt.Errorf("generate: %w", err))
+			return made, t.fail(t.at.Step, fmt.Errorf("generate: %w", err))
 		}
 		next := how.pick(logits, rng)
 		if next == t.tokenizer.EOT() {

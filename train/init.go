@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway/checkpoint"
@@ -14,6 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/train/saving"
 )
 
 // initialize gives every state its first values: zeros by the program's "init"
@@ -231,8 +233,8 @@ func (t *Trainer) noteFP32(saved *checkpoint.Checkpoint, r checkpoint.Tensors, n
 	if !t.cfg.Inference {
 		return
 	}
-	if line := computedInFP32(saved, r, names); line != "" {
-		t.note("%s", line)
+	if line := saving.ComputedInFP32(saved, r, names); line != "" {
+		t.notes = append(t.notes, line)
 	}
 }
 
@@ -301,23 +303,11 @@ func (t *Trainer) match(r checkpoint.Tensors) ([]string, error) {
 		if !ok {
 			return nil, fmt.Errorf("tensor %q is missing", prm.Name)
 		}
-		if !equalShape(found.Shape, prm.Shape) {
+		if !slices.Equal(found.Shape, prm.Shape) {
 			return nil, fmt.Errorf("tensor %q has shape %v; the model needs %v", names[i], found.Shape, prm.Shape)
 		}
 	}
 	return names, nil
-}
-
-func equalShape(a, b []int64) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
 }
 
 // loadTensor reads a whole flat state of a parameter; look sees its values pass.

@@ -70,7 +70,7 @@ func shaOfStart(c request) (string, error) {
 // they turn out damaged, a folder of checkpoints stands for its newest whole one.
 func TestInitReadsWeightsOnce(t *testing.T) {
 	t.Parallel()
-	c := saving(t, 2)
+	c := keeping(t, 2)
 	c.Ranks, c.SaveEvery = 3, 1
 	ended(t, c)
 	folder := c.Checkpoint

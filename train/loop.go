@@ -21,7 +21,7 @@ import (
 // Config.Warn; a checkpoint that can't be saved as well, and is tried again after
 // each step, and twice at the end before that is an error.
 func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
-	for t.step < t.cfg.Steps {
+	for t.at.Step < t.cfg.Steps {
 		res, err := t.Step(ctx)
 		if err != nil {
 			return t.leave(err)
@@ -29,8 +29,8 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 		if err := t.goOn(t.settle(false)); err != nil {
 			return err
 		}
-		last := t.step == t.cfg.Steps
-		if t.eval != nil && (last || t.cfg.EvalEvery > 0 && t.step%t.cfg.EvalEvery == 0) {
+		last := t.at.Step == t.cfg.Steps
+		if t.eval != nil && (last || t.cfg.EvalEvery > 0 && t.at.Step%t.cfg.EvalEvery == 0) {
 			ev, err := t.Evaluate(ctx)
 			switch {
 			case err == nil:
@@ -38,7 +38,7 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 			case t.fatal != nil:
 				return t.fatal
 			case ctx.Err() == nil:
-				t.cfg.Warnf("step %d: the evaluation failed: %v", t.step, err)
+				t.cfg.Warnf("step %d: the evaluation failed: %v", t.at.Step, err)
 			}
 		}
 		if tell != nil {
@@ -46,19 +46,19 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 				return t.stopped(t.leave(err))
 			}
 		}
-		if t.store != nil && t.worthSaving() && (last || t.unsaved || t.cfg.SaveEvery > 0 && t.step%t.cfg.SaveEvery == 0) {
+		if t.saver != nil && t.saver.Worth() && (last || t.saver.Unsaved || t.cfg.SaveEvery > 0 && t.at.Step%t.cfg.SaveEvery == 0) {
 			if err := t.saveOrGoOn(last); err != nil {
 				return err
 			}
 		}
 	}
-	if t.store == nil {
+	if t.saver == nil {
 		return t.checkFinite()
 	}
 	if err := t.settle(true); err != nil && t.fatal == nil { // nothing was worth saving after it
 		return t.saveOrGoOn(true)
 	}
-	t.idle()
+	t.saver.Idle()
 	return t.fatal
 }
 
@@ -66,7 +66,7 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 // if it is not already.
 func (t *Trainer) leave(err error) error {
 	t.settled()
-	if t.fatal != nil || t.store == nil || t.step == 0 || t.saved() {
+	if t.fatal != nil || t.saver == nil || t.at.Step == 0 || t.saver.Saved() {
 		return err
 	}
 	_, failed := t.Save(context.Background())
@@ -74,7 +74,7 @@ func (t *Trainer) leave(err error) error {
 		_, failed = t.Save(context.Background())
 	}
 	if failed != nil {
-		return fmt.Errorf("after step %d (%v) the checkpoint can't be saved: %w", t.step, err, failed)
+		return fmt.Errorf("after step %d (%v) the checkpoint can't be saved: %w", t.at.Step, err, failed)
 	}
 	return err
 }
@@ -86,7 +86,7 @@ func (t *Trainer) stopped(err error) error {
 		return err
 	case t.fatal != nil:
 		return t.fatal
-	case t.store == nil:
+	case t.saver == nil:
 		return t.checkFinite()
 	}
 	return nil
@@ -100,11 +100,14 @@ func (t *Trainer) saveOrGoOn(last bool) error {
 	switch {
 	case t.fatal != nil:
 		return t.fatal
-	case !last && t.savesAside():
+	case !last && t.saver.Aside():
 		if err := t.goOn(err); err != nil {
 			return err
 		}
-		return t.goOn(t.saveAside(context.Background()))
+		if err := t.flush(); err != nil {
+			return t.goOn(err)
+		}
+		return t.goOn(t.saver.SaveAside(context.Background()))
 	}
 	_, err = t.Save(context.Background())
 	if err != nil && last && t.fatal == nil {
@@ -114,14 +117,6 @@ func (t *Trainer) saveOrGoOn(last bool) error {
 		return err
 	}
 	return t.goOn(err)
-}
-
-// told says that a checkpoint is durable, where that was in doubt.
-func (t *Trainer) told() {
-	if t.unsaved {
-		t.cfg.Warnf("the checkpoint of step %d is saved now", t.store.Last().Step)
-	}
-	t.unsaved = false
 }
 
 // endsTheJob tells whether a save failed because a rank was lost: there are no more steps.
@@ -137,9 +132,9 @@ func (t *Trainer) goOn(err error) error {
 		return t.fatal
 	case err == nil:
 	case endsTheJob(err):
-		return fmt.Errorf("step %d: the checkpoint: %w", t.step, err)
-	case !t.unsaved:
-		t.unsaved = true
+		return fmt.Errorf("step %d: the checkpoint: %w", t.at.Step, err)
+	case !t.saver.Unsaved:
+		t.saver.Unsaved = true
 		t.cfg.Warnf("%v; training goes on, and it is tried again after each step", err)
 	}
 	return nil
@@ -157,13 +152,13 @@ func (t *Trainer) unsound(found *checkpoint.NonFinite) error {
 		}
 		return t.unsoundState(i, state)
 	}
-	return t.diverged(&Diverged{Step: t.step, Rank: -1, Update: true})
+	return t.diverged(&Diverged{Step: t.at.Step, Rank: -1, Update: true})
 }
 
 // unsoundState is the divergence by the last update of a parameter's state, which
 // is not finite.
 func (t *Trainer) unsoundState(param int, state string) error {
-	e := &Diverged{Step: t.step, Rank: -1, Update: true}
+	e := &Diverged{Step: t.at.Step, Rank: -1, Update: true}
 	if _, err := t.nameState(e, param, state); err != nil {
 		return errors.Join(t.diverged(e), err)
 	}
@@ -177,7 +172,9 @@ func (t *Trainer) unsoundState(param int, state string) error {
 // diverged makes e the end of the run and has the store remember it.
 func (t *Trainer) diverged(e *Diverged) error {
 	t.fatal = e
-	t.markDivergence(e.Step)
+	if t.saver != nil {
+		t.saver.MarkDivergence(e.Step)
+	}
 	return e
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/train/saving"
 )
 
 // gradScaler is what the published rules make of a run's overflows: of
@@ -50,7 +51,7 @@ func TestLossScaleFollowsGradScaler(t *testing.T) {
 		c.Ranks, c.Zero = 2, r.IntN(3) // whole values, which plantInf changes
 		want := gradScaler{scale: 512, clean: 1990, hysteresis: hysteresis}
 		tr := trainerAt(t, c, want.scale)
-		require.NoError(t, tr.startScale(&scaleState{Scale: want.scale, Clean: float64(want.clean)}))
+		require.NoError(t, tr.startScale(&saving.Scale{Scale: want.scale, Clean: float64(want.clean)}))
 		skipped, grown, halved := 0, false, false
 		for step := range 26 {
 			if step == 9 || step == 17 { // behind 9 clean updates, and amid overflows
@@ -63,8 +64,8 @@ func TestLossScaleFollowsGradScaler(t *testing.T) {
 				t.Cleanup(func() { require.NoError(t, tr.Close()) })
 			}
 			what := fmt.Sprintf("hysteresis %d, step %d", hysteresis, step)
-			require.Equal(t, want.scale, tr.scale.Scale, what)
-			require.EqualValues(t, want.clean-want.overflows, tr.scale.Clean, what)
+			require.Equal(t, want.scale, tr.at.Scale.Scale, what)
+			require.EqualValues(t, want.clean-want.overflows, tr.at.Scale.Clean, what)
 			overflow := step > 11 && (r.IntN(3) == 0 || step == 16 || step >= 20 && step < 23)
 			if overflow {
 				plantInf(t, tr, r.IntN(c.Ranks))
@@ -135,24 +136,24 @@ func TestLossScaleHasACeiling(t *testing.T) {
 	c.Precision, c.Steps, c.EvalEvery, c.Own.Eval, c.Checkpoint = "fp16", 9, 0, nil, scratch(t)
 	tr, err := c.start(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, tr.startScale(&scaleState{Scale: config.MaxScale / 2, Clean: 1999}))
+	require.NoError(t, tr.startScale(&saving.Scale{Scale: config.MaxScale / 2, Clean: 1999}))
 	for i, want := range []float64{config.MaxScale / 2, config.MaxScale, config.MaxScale, config.MaxScale} {
 		if i == 2 { // the next growth is now
-			require.NoError(t, tr.startScale(&scaleState{Scale: config.MaxScale, Clean: 1999}))
+			require.NoError(t, tr.startScale(&saving.Scale{Scale: config.MaxScale, Clean: 1999}))
 		}
 		r, err := tr.Step(t.Context())
 		require.NoError(t, err)
 		require.False(t, r.Skipped)
 		require.Equal(t, want, r.LossScale, "step %d", i+1)
 	}
-	require.Equal(t, scaleState{config.MaxScale, 1}, tr.scale)
+	require.Equal(t, saving.Scale{Scale: config.MaxScale, Clean: 1}, tr.at.Scale)
 	_, err = tr.Save(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, tr.Close())
 	c.Resume, c.Ranks = true, 1
 	tr, err = c.start(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, scaleState{config.MaxScale, 1}, tr.scale)
+	require.Equal(t, saving.Scale{Scale: config.MaxScale, Clean: 1}, tr.at.Scale)
 	require.NoError(t, tr.Close())
 
 	c.LossScale = "1e39"

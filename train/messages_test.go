@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/train/saving"
 )
 
 // What a divergence offers is not what the run has already, and overflows of fp16's
@@ -31,30 +32,30 @@ func TestWhatADivergenceSays(t *testing.T) {
 // What moves no memory but bits is told at a resume: the orders of sums.
 func TestAnOrderOfSumsIsAChange(t *testing.T) {
 	c := request{Config: config.Default()}
-	was := settings(&c.Config)
+	was := saving.Settings(&c.Config)
 	c.Reproducible, c.AccumOrder, c.Collectives, c.ShardSize = true, "Layer", "ring", 2
-	_, lines := changed(was, settings(&c.Config))
+	_, lines := saving.Changed(was, saving.Settings(&c.Config))
 	require.Equal(t, []string{"Config.Collectives: not in use → ring", "Config.Reproducible: not in use → true", "Config.ShardSize: not in use → 2"}, lines,
 		"of one micro-batch, layer order is micro order")
 	c.Accum = 2
-	_, lines = changed(was, settings(&c.Config))
+	_, lines = saving.Changed(was, saving.Settings(&c.Config))
 	require.Contains(t, lines, "Config.AccumOrder: not in use → layer")
 }
 
 // Gradients in 16 bits are the default, which earlier checkpoints recorded too.
 func TestADefaultIsNoChange(t *testing.T) {
 	c := request{Config: config.Default()}
-	now := settings(&c.Config)
+	now := saving.Settings(&c.Config)
 	c.Precision = "bf16"
-	flags, lines := changed(now, settings(&c.Config))
+	flags, lines := saving.Changed(now, saving.Settings(&c.Config))
 	require.Equal(t, []string{"precision"}, flags)
 	require.Equal(t, []string{"Config.Precision: fp32 → bf16"}, lines)
-	old := settings(&c.Config)
+	old := saving.Settings(&c.Config)
 	old["reduce"] = "same"
-	flags, _ = changed(old, settings(&c.Config))
+	flags, _ = saving.Changed(old, saving.Settings(&c.Config))
 	require.Empty(t, flags)
 	require.Equal(t, "same", old["reduce"], "what was read stays")
 	c.Reduce = "fp32"
-	_, lines = changed(old, settings(&c.Config))
+	_, lines = saving.Changed(old, saving.Settings(&c.Config))
 	require.Equal(t, []string{"Config.Reduce: not in use → fp32"}, lines)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/train/saving"
 )
 
 // Losses of 16-bit runs stay within 0.5 % of PyTorch's in fp32 over twenty steps.
@@ -208,7 +209,7 @@ func trainerAt(t *testing.T, c request, scale float64) *Trainer {
 	tr, err := c.start(t.Context())
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, tr.Close()) })
-	require.NoError(t, tr.startScale(&scaleState{Scale: scale}))
+	require.NoError(t, tr.startScale(&saving.Scale{Scale: scale}))
 	return tr
 }
 
@@ -240,12 +241,12 @@ func TestOverflowHalvesTheScale(t *testing.T) {
 		require.Equal(t, skipped, r.SkippedAll)
 	}
 	require.Greater(t, skipped, 5)
-	h := tr.hyper(tr.step, 1, 1)
+	h := tr.hyper(tr.at.Step, 1, 1)
 	require.InDelta(t, 1-c.Beta1*c.Beta1, h[graph.HyperBC1], 1e-12, "one update so far")
 
 	// The run from this scale without the skipped steps has the same losses,
 	// but for the data, which goes on.
-	require.Equal(t, scaleState{scale, 1}, tr.scale)
+	require.Equal(t, saving.Scale{Scale: scale, Clean: 1}, tr.at.Scale)
 }
 
 // plantInf makes an element of a rank's 16-bit copy of a parameter infinite.

@@ -45,10 +45,7 @@ func onThisMachine(cfg *config.Config, p *plan.Plan, spaces []graph.Space) error
 // starts.
 func (t *Trainer) openOutputs(ctx context.Context) error {
 	c := t.cfg
-	if err := t.openStore(); err != nil {
-		return err
-	}
-	if err := t.roomToSave(ctx); err != nil {
+	if err := t.openSaver(ctx); err != nil {
 		return err
 	}
 	if c.Trace != "" {

@@ -242,7 +242,7 @@ func (t *Trainer) lead() error {
 	a.Config.Threads = a.Threads
 	a.Model, a.Rule = t.cfg.Own.Names()
 	a.Evaluates = t.cfg.Own.Eval != nil
-	if a.Config.AsyncSave = config.AsyncOff; t.savesAside() { // decided here, with the least host's memory
+	if a.Config.AsyncSave = config.AsyncOff; t.plan.Config.Staging > 0 { // decided here, with the least host's memory
 		a.Config.AsyncSave = config.AsyncOn
 	}
 	if j.Outlives {

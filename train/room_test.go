@@ -2,6 +2,7 @@ package train
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -9,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/checkpoint"
-	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -36,7 +36,7 @@ func (r roomy) Sub(name string) (f filesys.Folder, err error) {
 // what is needed and free; one that has room for some of them is warned; and what
 // Keep removes counts as free.
 func TestRoomForCheckpoints(t *testing.T) {
-	c := saving(t, 4)
+	c := keeping(t, 4)
 	dir := filepath.Join(c.Checkpoint, "ck")
 	c.Checkpoint = dir
 	disk := roomy{room: &filesys.Room{Free: 1 << 40, Most: 1 << 40}}
@@ -52,14 +52,16 @@ func TestRoomForCheckpoints(t *testing.T) {
 		}
 		return warned, tr.Close()
 	}
-	p, r, err := c.build(context.Background())
-	require.NoError(t, err)
-	_, err = begin(4, 1, 0, false, 1)
+	_, err := begin(4, 1, 0, false, 1)
 	require.ErrorIs(t, err, ErrDoesNotFit)
 	require.NoDirExists(t, dir, "nothing is left of a run that is refused")
-	tr := &Trainer{plan: p, cfg: r}
-	each, err := tr.CheckpointBytes()
+	elsewhere := c
+	*disk.room = filesys.Room{Free: 1 << 40, Most: 1 << 40}
+	elsewhere.Checkpoint = scratch(t)
+	tr, err := elsewhere.start(context.Background())
 	require.NoError(t, err)
+	each, err := tr.CheckpointBytes()
+	require.NoError(t, errors.Join(err, tr.Close()))
 
 	_, err = begin(4, 0, 0, false, each-1)
 	require.EqualError(t, err, "does not fit: a checkpoint takes "+plan.Bytes(each)+", and the file system of Config.Checkpoint "+dir+" has "+plan.Bytes(each-1)+" free; free 1 B there, or give a folder of another one")
@@ -100,13 +102,4 @@ func TestRoomForCheckpoints(t *testing.T) {
 	require.Empty(t, warned)
 	_, err = begin(4, 0, 0, true, 0)
 	require.NoError(t, err, "nothing is left to do, or to save")
-}
-
-func TestSaves(t *testing.T) {
-	for _, c := range []struct{ steps, every, done, want int }{
-		{10, 0, 0, 1}, {10, 0, 9, 1}, {10, 0, 10, 0}, {10, 3, 0, 4}, {10, 3, 3, 3}, {10, 3, 4, 3}, {10, 5, 0, 2}, {10, 20, 0, 1}, {10, 3, 11, 0},
-	} {
-		cfg := config.Config{Steps: c.steps, SaveEvery: c.every}
-		require.Equal(t, int64(c.want), saves(&cfg, c.done), "%+v", c)
-	}
 }

@@ -166,13 +166,12 @@ func TestStepsDoNotWaitForTheDisk(t *testing.T) {
 			case 2: // its save begins after this
 				release = h.hold()
 			case 4: // two steps have passed beside it, and this one's save would wait for it
-				require.NotNil(t, tr.saving)
-				require.Equal(t, 2, tr.saving.step)
+				require.Empty(t, stepsIn(t, disk, c.Checkpoint))
 				release()
-				<-tr.saving.done
+				tr.saver.Idle()
 				release = h.hold() // the save of step 2 is confirmed now
 				require.NoError(t, tr.settle(false))
-				require.Equal(t, 2, tr.store.Last().Step)
+				require.Equal(t, []int{2}, stepsIn(t, disk, c.Checkpoint))
 			case 5:
 				release()
 			}
@@ -180,15 +179,20 @@ func TestStepsDoNotWaitForTheDisk(t *testing.T) {
 		})
 		return errors.Join(err, tr.Close())
 	}())
-	d, err := checkpoint.OpenDir(disk, c.Checkpoint)
+	require.Equal(t, []int{6, 7}, stepsIn(t, disk, c.Checkpoint))
+}
+
+// stepsIn are the steps of a folder's checkpoints.
+func stepsIn(t *testing.T, disk filesys.Opener, folder string) (steps []int) {
+	t.Helper()
+	d, err := checkpoint.OpenDir(disk, folder)
 	require.NoError(t, err)
 	list, err := d.Scan()
-	require.NoError(t, err)
-	var names []string
+	require.NoError(t, errors.Join(err, d.Close()))
 	for _, e := range list {
-		names = append(names, e.Name)
+		steps = append(steps, e.Step)
 	}
-	require.Equal(t, []string{"step-00000006", "step-00000007"}, names)
+	return steps
 }
 
 // A save beside the steps that can't be written is told, and tried again.

@@ -65,7 +65,7 @@ func (t *Trainer) inputsOrLeave(r *run.Rank, at *stepAt, micro *int) func(*graph
 // abandoned: the update that its first micro-step began with is done. Where such an
 // update is marked as still waiting, it is not to be done again.
 func (t *Trainer) abandoned() error {
-	t.pending = false
+	t.at.Pending = false
 	flush := t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole)
 	if flush == nil {
 		return nil
@@ -151,8 +151,8 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 	var h [graph.NumHyper]float64
 	h[graph.HyperLR] = lr
 	h[graph.HyperInvCount] = 1 / float64(targets)
-	h[graph.HyperLossScale] = t.scale.Scale
-	updates := float64(step + 1 - t.skipped.all) // a skipped step moves no moment
+	h[graph.HyperLossScale] = t.at.Scale.Scale
+	updates := float64(step + 1 - t.at.Skipped) // a skipped step moves no moment
 	h[graph.HyperUpdate] = updates
 	h[graph.HyperSeed] = float64(t.cfg.Seed & (1<<53 - 1))
 	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, updates)

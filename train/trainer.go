@@ -11,11 +11,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/exec"
@@ -28,6 +26,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/train/saving"
 )
 
 // Trainer runs a training job over the ranks of this process. Its methods are
@@ -47,33 +46,21 @@ type Trainer struct {
 	ranks    *run.Ranks
 	micro    []*data.Micro // by slot of the rank in this process: the micro-batch at hand, but for its floats
 	states   *run.States
-	disk     *store.Folder     // nil: none
-	store    *checkpoint.Store // open for this run; nil: no checkpoints
-	prefix   *prefixCache      // of frozen layers' outputs; nil: none
+	disk     *store.Folder // nil: none
+	saver    *saving.Saver // open for this run; nil: no checkpoints
+	prefix   *prefixCache  // of frozen layers' outputs; nil: none
 	trace    *exec.Trace
 
-	tokenizer data.Tokenizer    // nil: the run reads no text
-	notes     []string          // what a person should know before the first step
-	files     []checkpoint.Blob // small files of every checkpoint; nil: not made yet
+	tokenizer data.Tokenizer // nil: the run reads no text
+	notes     []string       // what a person should know before the first step
 	train     *batches
 	eval      *batches
 
-	data data.Fingerprint // of train's source, where checkpoints are written
-
-	step       int        // steps done
-	base       int        // updates that the newest checkpoint's states have seen
-	kept       int        // base, with an update that waits for the next step
-	pending    bool       // the last step's update waits for the next step, or flush
-	fatal      error      // after a failed step nothing else runs
-	accepted   bool       // New has made it: outputs may be touched
-	unsaved    bool       // a checkpoint that was due could not be saved
-	saving     *asideSave // a checkpoint that is being written; nil: none
-	behind     behind
-	confirmed  *checkpoint.Entry // the newest one that the store was told of, see confirm
-	hash       string            // of the plan, once a checkpoint was saved: see planHash
-	savedRanks int               // of the run that wrote the checkpoint this one goes on from
-	skipped    skips             // steps whose update was left out: with OnNonFinite "skip", and of fp16
-	scale      scaleState
+	at         saving.Progress
+	inRow      int   // the newest steps, one after the other, whose update was left out
+	fatal      error // after a failed step nothing else runs
+	accepted   bool  // New has made it: outputs may be touched
+	savedRanks int   // of the run that wrote the checkpoint this one goes on from
 }
 
 // flush runs the update that the next step's section would begin with, where the
@@ -82,18 +69,18 @@ func (t *Trainer) flush() error {
 	if t.fatal != nil {
 		return t.fatal
 	}
-	if !t.pending {
+	if !t.at.Pending {
 		return nil
 	}
-	err := t.ranks.Each(fmt.Sprintf("the update of step %d", t.step), func(r *run.Rank) error {
-		r.Exec.SetStep(int64(t.step))
+	err := t.ranks.Each(fmt.Sprintf("the update of step %d", t.at.Step), func(r *run.Rank) error {
+		r.Exec.SetStep(int64(t.at.Step))
 		return r.Exec.RunSection(graph.SectionFlush.String(), nil)
 	})
 	if err != nil {
 		t.fatal = err
 		return err
 	}
-	t.pending = false
+	t.at.Pending = false
 	return nil
 }
 
@@ -166,7 +153,7 @@ func (q request) start(ctx context.Context) (*Trainer, error) {
 	if q.Checkpoint == "" && strings.EqualFold(q.AsyncSave, config.AsyncOn) { // a plan may ask what it takes
 		return nil, config.Refuse("Config.AsyncSave on needs Config.Checkpoint: the folder to save to")
 	}
-	err := cmp.Or(refuseOverwriting(&q), lookAtCheckpoints(&q))
+	err := cmp.Or(refuseOverwriting(&q), saving.Look(&q.Config, q.opener()))
 	if err != nil {
 		return nil, err
 	}
@@ -274,14 +261,14 @@ func (t *Trainer) Notes() []string { return t.notes }
 
 // Skipped returns how many of the steps done had no update, because they were not
 // finite.
-func (t *Trainer) Skipped() int { return t.skipped.all }
+func (t *Trainer) Skipped() int { return t.at.Skipped }
 
 // SavedRanks returns the number of ranks of the run that saved what this one goes on
 // from, 0 where it began by itself or the checkpoint does not say.
 func (t *Trainer) SavedRanks() int { return t.savedRanks }
 
 // Done returns the number of steps done.
-func (t *Trainer) Done() int { return t.step }
+func (t *Trainer) Done() int { return t.at.Step }
 
 // openAll opens what the run stands on: the other processes, threads, the disk tier, the
 // ranks.
@@ -309,25 +296,15 @@ func (t *Trainer) openAll(ctx context.Context) error {
 		t.micro = append(t.micro, shape.NewMicro(cfg.Batch))
 	}
 	t.states = t.ranks.States()
-	if t.store == nil {
+	if t.saver == nil {
 		return nil
 	}
 	if t.plan.Layout.Spaces[graph.Disk].Peak > 0 {
-		if err := t.roomToSave(ctx); err != nil {
+		if err := t.saver.CheckRoom(ctx); err != nil {
 			return err
 		}
 	}
-	path, err := filepath.Abs(t.store.Dir().Path())
-	if err == nil {
-		err = t.ranks.Join(path, t.store.Token())
-	}
-	if errors.Is(err, ErrLost) {
-		return fmt.Errorf("Config.Checkpoint %s: %w", cfg.Checkpoint, err)
-	}
-	if err != nil { // not a fault of the run, whichever process says it
-		return fmt.Errorf("Config.Checkpoint %s: %v", cfg.Checkpoint, err)
-	}
-	return nil
+	return t.saver.Over(t.ranks, t.states)
 }
 
 // Step runs one optimizer step on all ranks. Where ctx is canceled, a step of several
@@ -344,7 +321,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, errors.New("step: the run was configured for inference alone")
 	}
 	began := time.Now()
-	s := t.step
+	s := t.at.Step
 	lr := t.cfg.LearningRate(s)
 	if !isFinite(lr) || lr < 0 {
 		return StepResult{}, t.fail(s, fmt.Errorf("Config.Own.Schedule: the learning rate is %g, want a finite number of at least 0", lr))
@@ -368,7 +345,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	if at.left {
 		return StepResult{}, at.leaving.why
 	}
-	t.pending = false // the section began with the update of the step before
+	t.at.Pending = false // the section began with the update of the step before
 	loss, err := t.hostF64(t.ports[graph.PortLoss])
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
@@ -389,11 +366,11 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		}
 	}
 	if !skipped {
-		t.skipped.inRow = 0
+		t.inRow = 0
 	}
-	t.step++
-	t.pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
-	res := StepResult{Step: t.step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: hyper[graph.HyperLossScale], Skipped: skipped, SkippedAll: t.skipped.all, CommBytes: t.ranks.CommSent() - sent}
+	t.at.Step++
+	t.at.Pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
+	res := StepResult{Step: t.at.Step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: hyper[graph.HyperLossScale], Skipped: skipped, SkippedAll: t.at.Skipped, CommBytes: t.ranks.CommSent() - sent}
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
 	res.Cached = at.cached
@@ -456,7 +433,7 @@ func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss
 				if ph.Kind != graph.MicroPhase {
 					return nil
 				}
-				return t.fill(r, t.eval, t.hyper(t.step, 0, max(n, 1)), k, micro, 0)
+				return t.fill(r, t.eval, t.hyper(t.at.Step, 0, max(n, 1)), k, micro, 0)
 			})
 		})
 		if err != nil {
@@ -473,7 +450,7 @@ func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss
 			tell(k+1, t.eval.steps, sum/float64(max(count, 1)))
 		}
 	}
-	return EvalResult{Step: t.step, Loss: float32(sum / float64(count)), Targets: count, Seconds: time.Since(began).Seconds()}, nil
+	return EvalResult{Step: t.at.Step, Loss: float32(sum / float64(count)), Targets: count, Seconds: time.Since(began).Seconds()}, nil
 }
 
 // ParamsSHA256 returns the SHA-256 over all parameters in the byte order of
@@ -528,11 +505,9 @@ func (t *Trainer) Close() error {
 		}
 	}
 	t.train, t.eval = nil, nil
-	if t.store != nil {
-		if err := t.store.Close(); err != nil { // what was saved is complete and synced
-			t.cfg.Warnf("close Config.Checkpoint %s: %v", t.cfg.Checkpoint, err)
-		}
-		t.store = nil
+	if t.saver != nil {
+		t.saver.Close()
+		t.saver = nil
 	}
 	return errors.Join(errs...)
 }

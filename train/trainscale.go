@@ -7,13 +7,8 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/train/saving"
 )
-
-// scaleState is the loss scale between two steps, as the program's Scaler has it.
-type scaleState struct {
-	Scale float64 `json:"scale"` // of the next step
-	Clean float64 `json:"clean"` // updates since it last moved; negative: overflows in a row
-}
 
 // scales tells whether the run has a loss scale.
 func (t *Trainer) scales() bool {
@@ -23,8 +18,8 @@ func (t *Trainer) scales() bool {
 
 // startScale gives every rank the loss scale of the first step: a checkpoint's, or
 // what is configured. A static scale is always the configured one.
-func (t *Trainer) startScale(saved *scaleState) error {
-	t.scale = scaleState{Scale: 1}
+func (t *Trainer) startScale(saved *saving.Scale) error {
+	t.at.Scale = saving.Scale{Scale: 1}
 	if !t.scales() {
 		return nil
 	}
@@ -32,9 +27,9 @@ func (t *Trainer) startScale(saved *scaleState) error {
 	if err != nil {
 		return err
 	}
-	t.scale = scaleState{Scale: scale}
+	t.at.Scale = saving.Scale{Scale: scale}
 	if saved != nil && dynamic {
-		t.scale = *saved
+		t.at.Scale = *saved
 	}
 	return t.writeScale()
 }
@@ -42,8 +37,8 @@ func (t *Trainer) startScale(saved *scaleState) error {
 // writeScale gives every rank the loss scale of the next step.
 func (t *Trainer) writeScale() error {
 	var state [8 * graph.NumScale]byte
-	binary.NativeEndian.PutUint64(state[8*graph.ScaleValue:], math.Float64bits(t.scale.Scale))
-	binary.NativeEndian.PutUint64(state[8*graph.ScaleClean:], math.Float64bits(t.scale.Clean))
+	binary.NativeEndian.PutUint64(state[8*graph.ScaleValue:], math.Float64bits(t.at.Scale.Scale))
+	binary.NativeEndian.PutUint64(state[8*graph.ScaleClean:], math.Float64bits(t.at.Scale.Clean))
 	return t.ranks.Each("the loss scale", func(r *run.Rank) error {
 		return r.Exec.Write(t.plan.Program.Scaler.State, 0, state[:])
 	})
@@ -59,11 +54,11 @@ func (t *Trainer) readScale() error {
 	if err != nil {
 		return err
 	}
-	t.scale = scaleState{v[graph.ScaleValue], v[graph.ScaleClean]}
-	if t.scale.Scale <= config.MaxScale {
+	t.at.Scale = saving.Scale{Scale: v[graph.ScaleValue], Clean: v[graph.ScaleClean]}
+	if t.at.Scale.Scale <= config.MaxScale {
 		return nil
 	}
-	t.scale.Scale = config.MaxScale
+	t.at.Scale.Scale = config.MaxScale
 	return t.writeScale()
 }
 
@@ -73,7 +68,7 @@ func (t *Trainer) readScale() error {
 func (t *Trainer) overflowed(e *Diverged, scale float64) (skipped bool) {
 	e.LossScale = scale
 	if policy := t.cfg.ScalePolicy(); policy.Backoff < 1 {
-		return scale > policy.Floor || int64(t.skipped.inRow) < policy.Hysteresis
+		return scale > policy.Floor || int64(t.inRow) < policy.Hysteresis
 	}
-	return t.skipped.inRow < config.MaxSkips
+	return t.inRow < config.MaxSkips
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/safetensors"
-	trainer "github.com/spillway-ml/spillway/train"
+	"github.com/spillway-ml/spillway/train/saving"
 )
 
 func ckptExportCommand() *cobra.Command {
@@ -91,7 +91,7 @@ func exportModel(ctx context.Context, from, to string, shard int64, stderr io.Wr
 	}
 	names := []string{hfconfig.FileName, safetensors.FileName}
 	for _, f := range c.Manifest.Files {
-		if slices.Contains(trainer.ModelFiles(), f.Name) && f.Name != hfconfig.FileName {
+		if slices.Contains(saving.ModelFiles(), f.Name) && f.Name != hfconfig.FileName {
 			names = append(names, f.Name)
 		}
 	}

@@ -1,4 +1,4 @@
-package train
+package saving
 
 import (
 	"encoding/json"
@@ -11,10 +11,10 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
 )
 
-// arithmetic names what decides the last bits of a step beside the settings: on the CPU
+// Arithmetic names what decides the last bits of a step beside the settings: on the CPU
 // the instructions of bf16 products, since all else there has the same bits at every
 // SIMD level; on a GPU its kind, by which cuBLASLt chooses the order of sums.
-func arithmetic(precision string, gpu *gpus.GPU) string {
+func Arithmetic(precision string, gpu *gpus.GPU) string {
 	switch {
 	case gpu != nil:
 		return "CUDA on " + gpu.Product
@@ -27,7 +27,7 @@ func arithmetic(precision string, gpu *gpus.GPU) string {
 // otherArithmetic is the line about a checkpoint whose run goes on with other last bits
 // than it would have had on the machine that wrote it; "" where it doesn't, or where
 // that can't be known. A change of Config.Precision is told as one.
-func otherArithmetic(name string, was runRecord, now, precision string) string {
+func otherArithmetic(name string, was Record, now, precision string) string {
 	if was.Arithmetic == "" || was.Arithmetic == now || was.Settings["precision"] != precision {
 		return ""
 	}
@@ -35,11 +35,11 @@ func otherArithmetic(name string, was runRecord, now, precision string) string {
 		name, was.Arithmetic, now)
 }
 
-// computedInFP32 is the line of generate and eval, which compute in fp32, about weights, of a
+// ComputedInFP32 is the line of generate and eval, which compute in fp32, about weights, of a
 // checkpoint or of a model's folder (nil), that were trained or are stored in 16 bits; "": neither.
-func computedInFP32(saved *checkpoint.Checkpoint, r checkpoint.Tensors, names []string) string {
+func ComputedInFP32(saved *checkpoint.Checkpoint, r checkpoint.Tensors, names []string) string {
 	if saved != nil {
-		var was runRecord
+		var was Record
 		if json.Unmarshal(saved.Manifest.Run, &was) != nil {
 			return ""
 		}
@@ -55,5 +55,3 @@ func computedInFP32(saved *checkpoint.Checkpoint, r checkpoint.Tensors, names []
 	}
 	return ""
 }
-
-func (t *Trainer) arithmetic() string { return arithmetic(t.cfg.PrecisionName(), t.platform.GPU()) }

@@ -1,4 +1,4 @@
-package train
+package saving
 
 import (
 	"context"
@@ -14,54 +14,51 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// roomToSave refuses a run for whose checkpoints there is no room, and warns of one
+// CheckRoom refuses a run for whose checkpoints there is no room, and warns of one
 // that has it for some of them. The ranks' files of the disk tier may lie on the same
 // file system: where there are any, warning waits until they have their bytes.
-func (t *Trainer) roomToSave(ctx context.Context) error {
-	if t.store == nil {
-		return nil
-	}
+func (s *Saver) CheckRoom(ctx context.Context) error {
 	var from checkpoint.Choice
-	if t.cfg.Resume {
+	if s.cfg.Resume {
 		var err error
-		if from, err = t.choose(ctx, nil); err != nil {
+		if from, err = s.choose(ctx); err != nil {
 			return nil // the run's end in any case, once it is loaded
 		}
 	}
-	saves := saves(&t.cfg.Config, from.Manifest.Step)
+	saves := saves(&s.cfg.Config, from.Manifest.Step)
 	if saves == 0 {
 		return nil
 	}
-	room, known, err := t.store.Room(from)
+	room, known, err := s.store.Room(from)
 	if err != nil || !known {
 		return err
 	}
-	each, err := t.CheckpointBytes()
+	each, err := s.Bytes()
 	if err != nil {
 		return err
 	}
-	if err := noRoom(&t.cfg.Config, &room, each); err != nil {
+	if err := noRoom(&s.cfg.Config, &room, each); err != nil {
 		return err
 	}
-	if t.ranks == nil && t.plan.Layout.Spaces[graph.Disk].Peak > 0 {
+	if s.ranks == nil && s.plan.Layout.Spaces[graph.Disk].Peak > 0 {
 		return nil
 	}
-	if text := littleRoom(&t.cfg.Config, &room, each, saves); text != "" {
-		t.cfg.Warnf("%s", text)
+	if text := littleRoom(&s.cfg.Config, &room, each, saves); text != "" {
+		s.cfg.Warnf("%s", text)
 	}
 	return nil
 }
 
-// CheckpointBytes returns what one checkpoint takes at least: the states, and the model's
+// Bytes returns what one checkpoint takes at least: the states, and the model's
 // files.
-func (t *Trainer) CheckpointBytes() (int64, error) {
-	_, all, err := run.PartBytes(t.plan.Program, t.cfg.Ranks)
+func (s *Saver) Bytes() (int64, error) {
+	_, all, err := run.PartBytes(s.plan.Program, s.cfg.Ranks)
 	if err != nil {
 		return 0, err
 	}
-	files, err := t.modelFiles()
+	files, err := s.modelFiles()
 	if err != nil {
-		return 0, fmt.Errorf("Config.Checkpoint %s: %w", t.cfg.Checkpoint, err)
+		return 0, fmt.Errorf("Config.Checkpoint %s: %w", s.cfg.Checkpoint, err)
 	}
 	for _, f := range files {
 		all += int64(len(f.Data))
@@ -95,7 +92,7 @@ func noRoom(c *config.Config, r *checkpoint.Room, each int64) error {
 		beside = fmt.Sprintf(", and Config.Keep %d makes %s free before", c.Keep, plan.Bytes(r.Goes))
 	}
 	return config.OfKind(fmt.Errorf("does not fit: a checkpoint takes %s, and the file system of Config.Checkpoint %s has %s free%s; free %s there, or give a folder of another one",
-		plan.Bytes(each), c.Checkpoint, plan.Bytes(r.Most), beside, plan.Bytes(needs-r.Most)), ErrDoesNotFit)
+		plan.Bytes(each), c.Checkpoint, plan.Bytes(r.Most), beside, plan.Bytes(needs-r.Most)), plan.ErrDoesNotFit)
 }
 
 // littleRoom says that a file system has room for one checkpoint, and not for all

@@ -1,4 +1,4 @@
-package train
+package saving
 
 import (
 	"encoding/json"
@@ -12,28 +12,29 @@ import (
 	"github.com/spillway-ml/spillway/comm/algo"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// runRecord is what a checkpoint says of the run that wrote it: Manifest.Run. Those
+// Record is what a checkpoint says of the run that wrote it: Manifest.Run. Those
 // of version 1 have the optimizer alone.
-type runRecord struct {
+type Record struct {
 	Optimizer string            `json:"optimizer"`
 	Model     string            `json:"model,omitempty"`    // of a program's own; else config.json says
 	Samples   int64             `json:"samples"`            // rows of the data seen before the next step
 	Epochs    int               `json:"epochs,omitempty"`   // version by which the shuffled order is drawn, see data.Epochs; 0: the first
 	Data      *data.Fingerprint `json:"data,omitempty"`     // nil: version 1
-	Settings  map[string]string `json:"settings,omitempty"` // by name, see Config.settings
+	Settings  map[string]string `json:"settings,omitempty"` // by name, see Settings
 	Trained   int               `json:"trained"`            // parameters that are not frozen
 	Skipped   int               `json:"skipped,omitempty"`  // steps so far whose update was left out
-	LossScale *scaleState       `json:"loss_scale,omitempty"`
-	// Arithmetic names whose last bits the steps have, see arithmetic; "": not recorded.
+	LossScale *Scale            `json:"loss_scale,omitempty"`
+	// Arithmetic names whose last bits the steps have, see Arithmetic; "": not recorded.
 	Arithmetic string `json:"arithmetic,omitempty"`
 }
 
-// settings lists what fixes the order of the data, of sums and the update, by the
+// Settings lists what fixes the order of the data, of sums and the update, by the
 // names of settingFields. Memory's are not there: they change no bits.
-func settings(c *config.Config) map[string]string {
+func Settings(c *config.Config) map[string]string {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	order := c.Order
 	if order == "" {
@@ -120,8 +121,8 @@ var settingFields = map[string]string{
 	"weight-decay": "WeightDecay",
 }
 
-// changed lists the settings that differ, by name, in order, as "Config.LR: 0.001 → 0.1".
-func changed(old, now map[string]string) (names, lines []string) {
+// Changed lists the settings that differ, by name, in order, as "Config.LR: 0.001 → 0.1".
+func Changed(old, now map[string]string) (names, lines []string) {
 	if r := old["reduce"]; r == "" || r == "same" { // earlier versions recorded the default too
 		old = maps.Clone(old)
 		delete(old, "reduce")
@@ -160,85 +161,85 @@ func changed(old, now map[string]string) (names, lines []string) {
 	return names, lines
 }
 
-// record describes the run for a checkpoint after t.step steps.
-func (t *Trainer) record() ([]byte, error) {
-	print, trained := t.data, 0
-	for i := range t.plan.Program.Params {
-		if !t.plan.Program.Params[i].Frozen {
+// Record describes the run for a checkpoint after s.at.Step steps.
+func (s *Saver) Record() ([]byte, error) {
+	print, trained := s.print, 0
+	for i := range s.plan.Program.Params {
+		if !s.plan.Program.Params[i].Frozen {
 			trained++
 		}
 	}
-	r := runRecord{Optimizer: t.cfg.UpdateRule().Name, Model: t.ownName(), Samples: t.train.sampler.Tell(t.step), Epochs: t.train.sampler.EpochsVersion(), Data: &print, Settings: settings(&t.cfg.Config), Trained: trained,
-		Skipped: t.skipped.all, Arithmetic: t.arithmetic()}
-	if t.scales() {
-		r.LossScale = &t.scale
+	r := Record{Optimizer: s.cfg.UpdateRule().Name, Model: s.ownName(), Samples: s.data.Sampler().Tell(s.at.Step), Epochs: s.data.Sampler().EpochsVersion(), Data: &print, Settings: Settings(&s.cfg.Config), Trained: trained,
+		Skipped: s.at.Skipped, Arithmetic: s.arithmetic}
+	if scaler := s.plan.Program.Scaler; scaler != nil && scaler.State != graph.NoBuf {
+		r.LossScale = &s.at.Scale
 	}
 	return json.Marshal(r)
 }
 
-// seek moves the data to where the checkpoint's run stopped and notes what changed.
+// Seek moves the data to where the checkpoint's run stopped and notes what changed.
 // Other data, another seed or another order are refused unless Config.AcceptChanges.
-func (t *Trainer) seek(c checkpoint.Choice, was runRecord) error {
+func (s *Saver) Seek(c checkpoint.Choice, was Record) error {
 	step := c.Manifest.Step
-	if err := t.train.sampler.UseEpochs(was.Epochs); err != nil {
+	if err := s.data.Sampler().UseEpochs(was.Epochs); err != nil {
 		return fmt.Errorf("resume from %s: %w", c.Name, err)
 	}
 	if was.Data == nil {
-		sample := t.train.sampler.Tell(step)
-		t.note("%s does not say which data, seed and order its run had (an older version of Spillway wrote it); it goes on at sample %d, %d steps of this run", c.Name, sample, step)
+		sample := s.data.Sampler().Tell(step)
+		s.note("%s does not say which data, seed and order its run had (an older version of Spillway wrote it); it goes on at sample %d, %d steps of this run", c.Name, sample, step)
 		return nil
 	}
-	names, lines := changed(was.Settings, settings(&t.cfg.Config))
+	names, lines := Changed(was.Settings, Settings(&s.cfg.Config))
 	var moved []string // what makes the samples others than those that the run was going to see
-	if *was.Data != t.data {
+	if *was.Data != s.print {
 		unit := "tokens"
-		if t.train.samples != nil {
+		if s.data.OwnSamples() {
 			unit = "samples"
 		}
-		how := fmt.Sprintf("%d %s → %d %s", was.Data.Tokens, unit, t.data.Tokens, unit)
-		if was.Data.Tokens == t.data.Tokens {
-			how = fmt.Sprintf("as many %s, %d, but not the same", unit, t.data.Tokens)
+		how := fmt.Sprintf("%d %s → %d %s", was.Data.Tokens, unit, s.print.Tokens, unit)
+		if was.Data.Tokens == s.print.Tokens {
+			how = fmt.Sprintf("as many %s, %d, but not the same", unit, s.print.Tokens)
 		}
 		moved = append(moved, "Config.Data is other data: "+how)
 		lines = append(lines, "Config.Data: other data: "+how)
 	}
-	shuffled := settings(&t.cfg.Config)["order"] == "shuffled"
+	shuffled := Settings(&s.cfg.Config)["order"] == "shuffled"
 	for i, name := range names {
 		if name == "seed" || name == "order" || name == "seq" && shuffled {
 			moved = append(moved, lines[i])
 		}
 	}
-	if len(moved) > 0 && !t.cfg.AcceptChanges {
+	if len(moved) > 0 && !s.cfg.AcceptChanges {
 		return config.RefuseField("AcceptChanges", "resume: %s was made by a run on other samples: %s; give what it had, or Config.AcceptChanges to go on all the same", c.Name, strings.Join(moved, "; "))
 	}
 	sample := was.Samples
-	if seq, err := strconv.Atoi(was.Settings["seq"]); err == nil && seq > 0 && seq != t.cfg.Seq && t.train.samples == nil {
-		sample = t.train.sampler.Translate(sample, seq)
+	if seq, err := strconv.Atoi(was.Settings["seq"]); err == nil && seq > 0 && seq != s.cfg.Seq && !s.data.OwnSamples() {
+		sample = s.data.Sampler().Translate(sample, seq)
 	}
-	if err := t.train.sampler.Seek(step, sample); err != nil {
+	if err := s.data.Sampler().Seek(step, sample); err != nil {
 		return fmt.Errorf("resume: %w", err)
 	}
 	for _, line := range lines {
-		t.note("changed since %s: %s", c.Name, line)
+		s.note("changed since %s: %s", c.Name, line)
 	}
-	if line := otherArithmetic(c.Name, was, t.arithmetic(), settings(&t.cfg.Config)["precision"]); line != "" {
-		t.note("%s", line)
+	if line := otherArithmetic(c.Name, was, s.arithmetic, Settings(&s.cfg.Config)["precision"]); line != "" {
+		s.note("%s", line)
 	}
 	return nil
 }
 
 // refuseLoop refuses settings whose attempt from here became non-finite before: it
 // would again, and whatever starts failed runs anew would never end.
-func (t *Trainer) refuseLoop(c checkpoint.Choice) error {
-	now := settings(&t.cfg.Config)
-	for _, d := range slices.Backward(t.store.Diverged()) {
-		if names, _ := changed(d.Settings, now); d.Step > c.Manifest.Step && len(names) == 0 {
+func (s *Saver) refuseLoop(c checkpoint.Choice) error {
+	now := Settings(&s.cfg.Config)
+	for _, d := range slices.Backward(s.store.Diverged()) {
+		if names, _ := Changed(d.Settings, now); d.Step > c.Manifest.Step && len(names) == 0 {
 			from := "the start"
 			if c.Found() {
 				from = c.Name
 			}
 			ways := "change Config.LR, Config.Warmup, Config.Clip, or Config.Seed with Config.AcceptChanges"
-			if !t.cfg.SkipsNonFinite() {
+			if !s.cfg.SkipsNonFinite() {
 				ways = "change Config.LR, Config.Warmup, Config.Clip, Config.Seed with Config.AcceptChanges, or give Config.OnNonFinite skip"
 			}
 			return fmt.Errorf("resume: with these settings the run became non-finite at step %d, and from %s it would again; %s", d.Step, from, ways)
@@ -247,18 +248,16 @@ func (t *Trainer) refuseLoop(c checkpoint.Choice) error {
 	return nil
 }
 
-// markDivergence records that the run stops at a step (from 1) whose values are not
+// MarkDivergence records that the run stops at a step (from 1) whose values are not
 // finite.
-func (t *Trainer) markDivergence(step int) {
-	if t.store == nil {
-		return
-	}
-	t.settled()
-	if err := t.store.MarkDivergence(step, settings(&t.cfg.Config)); err != nil {
-		t.cfg.Warnf("%v", err)
+func (s *Saver) MarkDivergence(step int) {
+	_ = s.Settle(true) // the run has ended by what is worse
+	s.Idle()
+	if err := s.store.MarkDivergence(step, Settings(&s.cfg.Config)); err != nil {
+		s.cfg.Warnf("%v", err)
 	}
 }
 
-func (t *Trainer) note(format string, args ...any) {
-	t.notes = append(t.notes, fmt.Sprintf(format, args...))
+func (s *Saver) note(format string, args ...any) {
+	s.notes = append(s.notes, fmt.Sprintf(format, args...))
 }

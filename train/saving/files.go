@@ -1,4 +1,4 @@
-package train
+package saving
 
 import (
 	"encoding/json"
@@ -36,30 +36,30 @@ const maxModelFile = 64 << 20
 // modelFiles are the small files of a checkpoint that make it a Hugging Face
 // folder: the config, and where the model's tokenizer is known, that and what says
 // how to generate. They are made once.
-func (t *Trainer) modelFiles() ([]checkpoint.Blob, error) {
-	if t.files != nil {
-		return t.files, nil
+func (s *Saver) modelFiles() ([]checkpoint.Blob, error) {
+	if s.files != nil {
+		return s.files, nil
 	}
 	files := []checkpoint.Blob{}
-	if t.cfg.Own.Model == nil { // what config.json has no words for has none
-		config, err := hfconfig.Marshal(t.cfg.Shape, "float32")
+	if s.cfg.Own.Model == nil { // what config.json has no words for has none
+		config, err := hfconfig.Marshal(s.cfg.Shape, "float32")
 		if err != nil {
 			return nil, err
 		}
 		files = append(files, checkpoint.Blob{Name: hfconfig.FileName, Data: config})
 	}
-	spec := t.cfg.Tokenizer
+	spec := s.cfg.Tokenizer
 	if spec == "" {
-		spec = planner.ModelTokenizer(&t.cfg.Config, nil, t.cfg.Shape.Vocab)
+		spec = planner.ModelTokenizer(&s.cfg.Config, nil, s.cfg.Shape.Vocab)
 	}
 	if spec != "" {
-		more, err := tokenizerFiles(spec, t.cfg.Shape.Positions)
+		more, err := tokenizerFiles(spec, s.cfg.Shape.Positions)
 		if err != nil {
 			return nil, fmt.Errorf("the tokenizer's files: %w", err)
 		}
 		files = append(files, more...)
 	}
-	t.files = files
+	s.files = files
 	return files, nil
 }
 

@@ -1,0 +1,118 @@
+package train
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"strconv"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/train/saving"
+)
+
+// opener opens the folder of checkpoints.
+func (h *hooks) opener() filesys.Opener {
+	if h.folders != nil {
+		return h.folders
+	}
+	return filesys.System
+}
+
+// openSaver locks the folder of checkpoints and sees that there is room in it.
+func (t *Trainer) openSaver(ctx context.Context) (err error) {
+	if t.cfg.Checkpoint == "" {
+		return nil
+	}
+	t.saver, err = saving.Open(saving.Run{Config: t.cfg.Resolved, Plan: t.plan, Data: t.train, Progress: &t.at, Folders: t.cfg.folders,
+		Arithmetic: saving.Arithmetic(t.cfg.PrecisionName(), t.platform.GPU())})
+	if err != nil {
+		return err
+	}
+	return t.saver.CheckRoom(ctx)
+}
+
+// Save writes a checkpoint of the current step and returns its folder. Values that
+// are not finite are a *Diverged, and nothing is saved; nor is anything where ctx is
+// canceled before the checkpoint is whole.
+func (t *Trainer) Save(ctx context.Context) (string, error) {
+	if err := cmp.Or(ctx.Err(), t.fatal); err != nil {
+		return "", err
+	}
+	if t.saver == nil {
+		return "", config.RefuseField("Checkpoint", "save: no Config.Checkpoint folder is configured")
+	}
+	if err := cmp.Or(t.settle(true), t.flush()); err != nil {
+		return "", err
+	}
+	folder, err := t.saver.Save(ctx)
+	return folder, t.sound(err)
+}
+
+// CheckpointBytes returns what one checkpoint takes at least, the states and the model's
+// files; 0 without Config.Checkpoint.
+func (t *Trainer) CheckpointBytes() (int64, error) {
+	if t.saver == nil {
+		return 0, nil
+	}
+	return t.saver.Bytes()
+}
+
+// settle takes note of the checkpoint that was being written: see saving.Saver.Settle.
+func (t *Trainer) settle(wait bool) error {
+	if t.saver == nil {
+		return nil
+	}
+	return t.sound(t.saver.Settle(wait))
+}
+
+// sound makes a save's finding that a state is not finite the run's divergence, unless the
+// steps after it have found that out.
+func (t *Trainer) sound(err error) error {
+	var odd *checkpoint.NonFinite
+	switch {
+	case !errors.As(err, &odd):
+		return err
+	case t.fatal != nil:
+		return nil
+	}
+	return t.unsound(odd)
+}
+
+// settled is settle for a run that ends anyway: what failed is a warning. The store is
+// idle then.
+func (t *Trainer) settled() {
+	if t.saver == nil {
+		return
+	}
+	if err := t.settle(true); err != nil && t.fatal == nil {
+		t.cfg.Warnf("%v", err)
+	}
+	t.saver.Idle()
+}
+
+// confirm has the saver look whether the newest checkpoint is confirmed.
+func (t *Trainer) confirm() {
+	if t.saver != nil {
+		t.saver.Confirm()
+	}
+}
+
+// resume loads the newest whole checkpoint, if there is any. One that turns out damaged as
+// it is loaded gives way to the one before.
+func (t *Trainer) resume(ctx context.Context) (bool, error) {
+	was, again, err := t.saver.Resume(ctx)
+	for again {
+		if err := t.zero(); err != nil {
+			return false, err
+		}
+		was, again, err = t.saver.Resume(ctx)
+	}
+	t.notes = append(t.notes, t.saver.Notes()...)
+	if err != nil || was == nil {
+		return false, err
+	}
+	t.savedRanks, _ = strconv.Atoi(was.Settings["ranks"]) // 0: an older version recorded none
+	return true, t.startScale(was.LossScale)
+}

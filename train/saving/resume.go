@@ -1,0 +1,208 @@
+package saving
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// Resume loads the newest whole checkpoint, and returns what it says of its run; nil where
+// there is none. Its states are compared with their checksums as they are loaded. An error
+// that is ErrDamaged, with again, asks for another call with states set to zero: the
+// checkpoint before takes its place.
+func (s *Saver) Resume(ctx context.Context) (was *Record, again bool, err error) {
+	choice, err := s.choose(ctx)
+	if err != nil {
+		return nil, false, fmt.Errorf("resume: %w", err)
+	}
+	s.notes = nil
+	was, err = s.resumeFrom(ctx, choice)
+	again = errors.Is(err, checkpoint.ErrDamaged) && s.damaged[choice.Name] == nil
+	if again {
+		s.damaged[choice.Name] = err
+	}
+	return was, again, err
+}
+
+// Notes are what a person should know of the checkpoint that the run goes on from.
+func (s *Saver) Notes() []string { return s.notes }
+
+// choose finds the checkpoint that the run goes on from, by its name not one of those
+// that turned out damaged.
+func (s *Saver) choose(ctx context.Context) (checkpoint.Choice, error) {
+	return s.store.Dir().ChooseBy(func(e *checkpoint.Checkpoint) error {
+		if err := s.damaged[e.Name]; err != nil {
+			return err
+		}
+		if err := e.Whole(ctx); err != nil {
+			return err
+		}
+		return s.expect(e.Entry)
+	})
+}
+
+// resumeFrom makes the run go on from a checkpoint. The error wraps ErrDamaged where
+// what is loaded is not what was saved.
+func (s *Saver) resumeFrom(ctx context.Context, choice checkpoint.Choice) (*Record, error) {
+	tell := func() {
+		for _, p := range choice.Passed {
+			s.cfg.Warnf("%s", p)
+		}
+	}
+	if !choice.Found() {
+		tell()
+		return nil, s.refuseLoop(choice)
+	}
+	saved, err := s.store.Dir().Open(choice.Name)
+	if err != nil {
+		tell()
+		return nil, fmt.Errorf("resume: %w", err)
+	}
+	defer saved.Close() // it was read alone
+	was, err := s.sameRun(saved)
+	if err == nil {
+		err = s.Seek(choice, was)
+	}
+	if err == nil {
+		err = s.refuseLoop(choice)
+	}
+	if err == nil {
+		err = s.restore(ctx, saved)
+	}
+	if errors.Is(err, checkpoint.ErrDamaged) {
+		return nil, err // told when another one is taken in its place
+	}
+	tell()
+	if choice.Diverged {
+		s.cfg.Warnf("%s is taken for want of a better one: a run that went on from it became non-finite before its first update, as from every other whole checkpoint here; if this run ends so too, start afresh in another folder", choice.Name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := s.store.Continue(choice); err != nil {
+		return nil, err
+	}
+	s.at.Step = choice.Manifest.Step
+	s.at.Skipped = was.Skipped
+	s.base, s.kept = s.at.Applied(), s.at.Updates()
+	return &was, nil
+}
+
+// sameRun refuses a checkpoint whose states mean something else than this run's.
+func (s *Saver) sameRun(saved *checkpoint.Checkpoint) (was Record, err error) {
+	folder := saved.Folder
+	if err := json.Unmarshal(saved.Manifest.Run, &was); err != nil {
+		return was, fmt.Errorf("resume: %w: %s: %w", checkpoint.ErrDamaged, folder, err)
+	}
+	if want := s.cfg.UpdateRule().Name; was.Optimizer != want {
+		return was, config.RefuseField("Optimizer", "resume: %s was written with Config.Optimizer %s, this run has %s, whose states are others; give Config.Optimizer %s, or begin anew from its weights: Config.Init %s with another Config.Checkpoint",
+			folder, was.Optimizer, want, was.Optimizer, folder)
+	}
+	if was.Model != s.ownName() {
+		return was, fmt.Errorf("resume: the checkpoint %s holds model %s, not %s", folder, orPublished(was.Model), orPublished(s.ownName()))
+	}
+	if s.cfg.Own.Model != nil {
+		return was, nil // its parameters are held against the model's one by one
+	}
+	text, err := saved.Read(hfconfig.FileName)
+	if err != nil {
+		return was, fmt.Errorf("resume: %w", err)
+	}
+	c, err := hfconfig.Parse(text)
+	if err != nil {
+		return was, fmt.Errorf("resume: %s: %w", filepath.Join(folder, hfconfig.FileName), err)
+	}
+	if !c.SameModel(s.cfg.Shape) {
+		return was, config.RefuseField("Model", "resume: the checkpoint %s holds another model than Config.Model %s", folder, s.cfg.Model)
+	}
+	return was, nil
+}
+
+// ownName is the name of the program's own model; "" of one of config.json.
+func (s *Saver) ownName() string {
+	if s.cfg.Own.Model == nil {
+		return ""
+	}
+	return s.cfg.Own.Model.Name
+}
+
+func orPublished(name string) string {
+	if name == "" {
+		return "of a config.json"
+	}
+	return fmt.Sprintf("%.80q", name)
+}
+
+// expect sees that the checkpoint holds exactly the states that its optimizer has:
+// without one of them training would go on from zeros and say nothing.
+// What another optimizer wrote is not looked at.
+func (s *Saver) expect(c checkpoint.Entry) error {
+	var was Record
+	if err := json.Unmarshal(c.Manifest.Run, &was); err != nil {
+		return fmt.Errorf("%w: %s: its run can't be read: %w", checkpoint.ErrDamaged, c.Folder, err)
+	}
+	if was.Optimizer != s.cfg.UpdateRule().Name {
+		return nil
+	}
+	flat, perParam := s.cfg.UpdateRule().StateNames()
+	known := append([]string{checkpoint.ModelState}, append(flat, perParam...)...)
+	for _, name := range c.Manifest.States() {
+		if !slices.Contains(known, name) {
+			return fmt.Errorf("%w: %s holds %s, which Config.Optimizer %s does not have", checkpoint.ErrDamaged, c.Folder, name, was.Optimizer)
+		}
+	}
+	for _, name := range known {
+		needed := name == checkpoint.ModelState || was.Data == nil || was.Trained > 0
+		if needed && !c.Manifest.Has(name) {
+			return fmt.Errorf("%w: %s holds no %s", checkpoint.ErrDamaged, c.Folder, name)
+		}
+	}
+	return nil
+}
+
+// restore loads every state of every parameter. Parameters that were frozen when it
+// was saved have none of the optimizer's there: theirs stay zero.
+func (s *Saver) restore(ctx context.Context, c *checkpoint.Checkpoint) error {
+	held, err := c.Contents()
+	if err != nil {
+		return fmt.Errorf("resume: %w", err)
+	}
+	p := s.plan.Program
+	for i := range p.Params {
+		name := p.Params[i].Name
+		tensor := held[name]
+		var present, absent string // a state's name that is there, and one that is not
+		for _, st := range s.states.Names(i) {
+			switch state := run.Saved(st.Name); {
+			case slices.Contains(tensor.States, state):
+				if state != checkpoint.ModelState {
+					present = state
+				}
+			case state == checkpoint.ModelState:
+				return fmt.Errorf("resume: %w: %s has no tensor %q", checkpoint.ErrDamaged, c.Folder, name)
+			default:
+				absent = state
+			}
+		}
+		if present != "" && absent != "" {
+			return fmt.Errorf("resume: %w: %s holds %s of %q and no %s", checkpoint.ErrDamaged, c.Folder, present, name, absent)
+		}
+		if !slices.Equal(tensor.Shape, p.Params[i].Shape) {
+			return fmt.Errorf("resume: %s: tensor %q has shape %v; the model needs %v", c.Folder, name, tensor.Shape, p.Params[i].Shape)
+		}
+	}
+	if err := s.ranks.Load(ctx, c); errors.Is(err, checkpoint.ErrDamaged) {
+		return err // it names the file
+	} else if err != nil {
+		return fmt.Errorf("resume from %s: %w", c.Folder, err)
+	}
+	return nil
+}
