@@ -47,22 +47,10 @@ import (
 
 // What a run is told, and what it tells.
 type (
-	// Config is everything that a training run is told. Default returns the values
-	// that the command line starts from; the zero value is not valid.
-	Config = config.Config
-	// Own is what a program brings along: a model, data, an optimizer, a schedule.
-	Own = config.Own
 	// Model is a model that a program brings along.
 	Model = config.Model
 	// FrozenCache is where the outputs of frozen layers are kept, and how many bytes.
 	FrozenCache = config.FrozenCache
-	// Trainer runs a training job over the ranks of this process, or of a Job. Its
-	// methods are for one goroutine.
-	Trainer = train.Trainer
-	// StepResult is what a step tells.
-	StepResult = train.StepResult
-	// EvalResult is the outcome of an evaluation.
-	EvalResult = train.EvalResult
 	// Sampling says how the next token is drawn.
 	Sampling = train.Sampling
 	// Job is this process's part of a run over several processes.

@@ -88,15 +88,16 @@ func (t *Trainer) flush() error {
 type StepResult struct {
 	Step       int     // from 1
 	Loss       float32 // mean over the counted targets of the global batch
-	LR         float64
-	GradNorm   float64 // before clipping
-	LossScale  float64
-	Skipped    bool
-	SkippedAll int // steps of the run so far whose update was left out
-	Seconds    float64
-	TokensPerS float64 // all ranks
-	Peak       [graph.NumSpaces][]int64
-	Planned    [graph.NumSpaces][]int64
+	LR         float64 // learning rate of the step
+	GradNorm   float64 // Euclidean norm of all gradients, before clipping
+	LossScale  float64 // by which the loss was multiplied; 1 outside fp16
+	Skipped    bool    // the step's update was left out
+	SkippedAll int     // steps of the run so far whose update was left out
+	Seconds    float64 // of the step, by the clock on the wall
+	TokensPerS float64 // tokens a second, all ranks
+	// Peak and Planned are, by space and rank, the bytes below the highest byte that an
+	// operation has touched so far, and those of the plan.
+	Peak, Planned [graph.NumSpaces][]int64
 	// Classes has, by rank, what of each space's peak has been touched, by class: the
 	// bytes of the buffers that the plan has alive there. They sum to Peak, and are the
 	// plan's ByClass once all has run that the peak is made of.
@@ -122,10 +123,10 @@ type CommUse struct {
 
 // EvalResult is the outcome of an evaluation.
 type EvalResult struct {
-	Step    int
-	Loss    float32
-	Targets int64
-	Seconds float64
+	Step    int     // steps done before it
+	Loss    float32 // mean over the counted targets
+	Targets int64   // that were counted
+	Seconds float64 // by the clock on the wall
 }
 
 // New plans the run, refuses it if it does not fit, and only then allocates
