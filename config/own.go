@@ -53,7 +53,7 @@ type Model struct {
 // "x" and whose samples have one target each.
 func NewModel(name string, c model.Config) *Model {
 	m := &Model{Name: name, Positions: c.Positions}
-	if c.Family == model.MLP || c.Family == model.CNN {
+	if a := c.Arch(); a != nil && a.Classifier {
 		m.Positions = 1
 	}
 	m.Forward = func(b *graph.Builder, rows, seq int, train bool) error {

@@ -7,6 +7,45 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
+// Classifiers.
+const (
+	MLP Family = "mlp" // of vectors
+	CNN Family = "cnn" // of images: 3×3 convolutions and max-pooling
+)
+
+var mlpArch = Arch{
+	Family: MLP, Classifier: true, defaults: relu, forward: (*writer).mlp,
+	check: func(c Config) error {
+		sizes := []size{{"Classes", c.Classes, maxSize}, {"Inputs", c.Inputs, maxSize}}
+		return checkSizes(append(sizes, c.hiddenSizes(maxSize)...))
+	},
+}
+
+var cnnArch = Arch{
+	Family: CNN, Classifier: true, defaults: relu, forward: (*writer).cnn,
+	check: func(c Config) error {
+		if n := len(c.Hidden); n > 0 && (c.Height>>n < 1 || c.ImgWidth>>n < 1) {
+			return fmt.Errorf("model: Hidden has %d convolutions, whose pooling halves an image of (%d, %d) to nothing", n, c.Height, c.ImgWidth)
+		}
+		const most = 1 << 16
+		sizes := []size{{"Classes", c.Classes, maxSize}, {"Height", c.Height, most}, {"ImgWidth", c.ImgWidth, most}, {"Chans", c.Chans, most}}
+		return checkSizes(append(sizes, c.hiddenSizes(most)...))
+	},
+}
+
+func relu(c *Config) {
+	if c.Act == "" {
+		c.Act = graph.ActReLU
+	}
+}
+
+func (c Config) hiddenSizes(most int) (sizes []size) {
+	for i, h := range c.Hidden {
+		sizes = append(sizes, size{fmt.Sprintf("Hidden[%d]", i), h, most})
+	}
+	return sizes
+}
+
 // mlp writes a classifier of vectors x (B, Inputs): linear layers with an
 // activation between them, and cross-entropy. Layer i has weight "layer.i.weight"
 // (out, in) and a bias.

@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -20,7 +20,7 @@ func TestExtentsAreNearTheBound(t *testing.T) {
 	combos := 4 * len(policies)
 	seen := map[int]bool{}
 	worst := 0.0
-	for i, pr := range presets.List() {
+	for i, pr := range model.Presets() {
 		if !long.Keep(pr.Name, 6) {
 			continue
 		}

@@ -8,19 +8,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/hfmodel"
-	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/zero"
 )
 
 func preset(t testing.TB, name string) model.Config {
-	p, err := presets.Lookup(name)
+	p, err := model.LookupPreset(name)
 	require.NoError(t, err)
-	m, err := hfmodel.Config(p.Config)
-	require.NoError(t, err)
-	return m
+	return p.Config
 }
 
 // states is a plan's bytes of model states, and its parameters: of the model and

@@ -7,7 +7,6 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/hfmodel"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/offload"
@@ -78,17 +77,16 @@ func (p planner) forward(c *Request, layers int) (fwd plan.Forward, err error) {
 	if c.Own.Model != nil {
 		return config.OwnForward(&c.Config, p.shared)
 	}
-	h := p.Shape
+	m := p.Shape
 	if layers > 0 {
-		h.Layers = layers
+		m.Layers = layers
 	}
-	m, err := hfmodel.Config(h)
-	if err != nil {
+	if err := m.Validate(); err != nil {
 		return fwd, fmt.Errorf("Config.Model %s: %w", c.Model, err)
 	}
 	m.EmbdDropout, m.ResidDropout = c.Dropout, c.Dropout
-	if m.Family == model.Llama && c.Dropout > 0 {
-		return fwd, config.Refuse("Config.Dropout %g with a Llama: the architecture has no dropout; leave it out", c.Dropout)
+	if !m.Arch().Dropout && c.Dropout > 0 {
+		return fwd, config.Refuse("Config.Dropout %g with model_type %s: the architecture has no dropout; leave it out", c.Dropout, m.Family)
 	}
 	if fwd.Train, err = p.shared.Model(m, model.Train, c.Batch, c.Seq); err != nil {
 		return fwd, err

@@ -112,7 +112,7 @@ func (f *Forecast) Notes() []string {
 	return slices.Concat(DropoutNote(h.Dropouts, &f.Config), config.RingNote(&f.Config), f.epilogueNotes())
 }
 
-// DropoutNote says that the dropout keys of a config.json, as hfconfig lists them,
+// DropoutNote says that the dropout keys of a config.json, as package model lists them,
 // do not count.
 func DropoutNote(keys string, c *config.Config) []string {
 	if keys == "" {

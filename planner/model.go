@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/internal/filesys"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/model"
 )
 
 // Model is a model that somebody generates with or evaluates. If it is a checkpoint, all
@@ -23,7 +23,7 @@ type Model struct {
 // OpenModel opens the model at a path: a model's folder, a checkpoint, or the newest whole
 // one of a folder of checkpoints. Its config.json and these weights are verified.
 func OpenModel(ctx context.Context, path, weights string) (*Model, error) {
-	saved, passed, err := checkpoint.Take(ctx, filesys.System, path, hfconfig.FileName, weights)
+	saved, passed, err := checkpoint.Take(ctx, filesys.System, path, model.ConfigFile, weights)
 	if err != nil || saved == nil {
 		return &Model{Path: path}, err
 	}
@@ -59,20 +59,20 @@ func (m *Model) has(name string) bool {
 }
 
 // Config reads the model's shape.
-func (m *Model) Config() (hfconfig.Config, error) {
+func (m *Model) Config() (model.Config, error) {
 	if m.saved == nil {
 		return ModelConfig(m.Path)
 	}
-	if !m.has(hfconfig.FileName) {
-		return hfconfig.Config{}, fmt.Errorf("Config.Model %s: the checkpoint has no %s: it is of a program's own model", m.Path, hfconfig.FileName)
+	if !m.has(model.ConfigFile) {
+		return model.Config{}, fmt.Errorf("Config.Model %s: the checkpoint has no %s: it is of a program's own model", m.Path, model.ConfigFile)
 	}
-	text, err := m.saved.Read(hfconfig.FileName)
-	var c hfconfig.Config
+	text, err := m.saved.Read(model.ConfigFile)
+	var c model.Config
 	if err == nil {
-		c, err = hfconfig.Parse(text)
+		c, err = model.Parse(text)
 	}
 	if err != nil {
-		return c, fmt.Errorf("Config.Model %s: %w", filepath.Join(m.Path, hfconfig.FileName), err)
+		return c, fmt.Errorf("Config.Model %s: %w", filepath.Join(m.Path, model.ConfigFile), err)
 	}
 	return c, nil
 }

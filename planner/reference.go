@@ -31,7 +31,7 @@ func (f *Forecast) MegatronActivations() (ActivationReference, error) {
 	if err != nil {
 		return ActivationReference{}, err
 	}
-	layers, s, b, width, heads := float64(h.Layers), float64(c.Seq), float64(c.Batch), float64(h.Hidden), float64(h.Heads)
+	layers, s, b, width, heads := float64(h.Layers), float64(c.Seq), float64(c.Batch), float64(h.Width), float64(h.Heads)
 	r := ActivationReference{
 		All:       int64(cost.MegatronActivationBytes(layers, s, b, width, heads, false)),
 		Selective: int64(cost.MegatronActivationBytes(layers, s, b, width, heads, true)),

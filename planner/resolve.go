@@ -5,7 +5,7 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/search"
 )
 
@@ -35,7 +35,7 @@ type Hooks struct {
 // nothing writes to it again: a test of package internal/deps holds that.
 type Resolved struct {
 	Request
-	Shape  hfconfig.Config
+	Shape  model.Config
 	Chosen *search.Chosen // what Recompute "auto" came to; nil: not asked for, or not yet
 }
 

@@ -9,17 +9,16 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
-	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/model"
 )
 
 // modelShape reads the model's shape, or makes one of the program's own model, of
 // its positions and its vocabulary alone.
-func (q *Request) modelShape(sh *config.Shared) (hfconfig.Config, error) {
+func (q *Request) modelShape(sh *config.Shared) (model.Config, error) {
 	c := &q.Config
 	if c.Own.Model == nil && q.Opened != nil {
 		return q.Opened.Config()
@@ -27,7 +26,7 @@ func (q *Request) modelShape(sh *config.Shared) (hfconfig.Config, error) {
 	if c.Own.Model == nil {
 		return ModelConfig(c.Model)
 	}
-	h := hfconfig.Config{Positions: c.Own.Model.Positions}
+	h := model.Config{Positions: c.Own.Model.Positions}
 	if h.Positions == 0 {
 		h.Positions = math.MaxInt32
 	}
@@ -84,12 +83,12 @@ func BoundsOf(s *data.Shape, p *graph.Program) {
 
 // ModelConfig reads the model's shape: from the folder name, if it holds a
 // config.json or checkpoints, or else from the preset of that name.
-func ModelConfig(name string) (hfconfig.Config, error) {
+func ModelConfig(name string) (model.Config, error) {
 	_, err := presetConfig(name)
 	if err != nil { // a preset is not taken for a folder of checkpoints of its name
-		m, err := OpenModel(context.Background(), name, hfconfig.FileName)
+		m, err := OpenModel(context.Background(), name, model.ConfigFile)
 		if err != nil {
-			return hfconfig.Config{}, fmt.Errorf("Config.Model %s: %w", name, err)
+			return model.Config{}, fmt.Errorf("Config.Model %s: %w", name, err)
 		}
 		if m.saved != nil {
 			h, err := m.Config()
@@ -98,8 +97,8 @@ func ModelConfig(name string) (hfconfig.Config, error) {
 	}
 	st, err := os.Stat(name)
 	isFolder := err == nil && st.IsDir()
-	if _, err := os.Stat(filepath.Join(name, hfconfig.FileName)); isFolder && (err == nil || strings.ContainsAny(name, `/\`)) {
-		c, err := hfconfig.Read(name)
+	if _, err := os.Stat(filepath.Join(name, model.ConfigFile)); isFolder && (err == nil || strings.ContainsAny(name, `/\`)) {
+		c, err := checkpoint.ReadConfig(name)
 		if err != nil {
 			return c, fmt.Errorf("Config.Model %s: %w", name, err)
 		}
@@ -107,22 +106,22 @@ func ModelConfig(name string) (hfconfig.Config, error) {
 	}
 	if strings.ContainsAny(name, `/\`) {
 		err := fmt.Errorf("Config.Model %s: no such folder", name)
-		if near := presets.Nearest(name[strings.LastIndexAny(name, `/\`)+1:]); near != "" {
+		if near := model.NearestPreset(name[strings.LastIndexAny(name, `/\`)+1:]); near != "" {
 			err = fmt.Errorf("%w; nothing is downloaded: give a folder with its config.json, or for a plan or training from scratch the nearest preset, %s", err, near)
 		}
-		return hfconfig.Config{}, err
+		return model.Config{}, err
 	}
 	c, err := presetConfig(name)
 	if err != nil && isFolder {
-		return c, fmt.Errorf("Config.Model %s: the folder has no %s, and no checkpoint", name, hfconfig.FileName)
+		return c, fmt.Errorf("Config.Model %s: the folder has no %s, and no checkpoint", name, model.ConfigFile)
 	}
 	return c, err
 }
 
-func presetConfig(name string) (hfconfig.Config, error) {
-	p, err := presets.Lookup(name)
+func presetConfig(name string) (model.Config, error) {
+	p, err := model.LookupPreset(name)
 	if err != nil {
-		return hfconfig.Config{}, fmt.Errorf("Config.Model: %w", err)
+		return model.Config{}, fmt.Errorf("Config.Model: %w", err)
 	}
 	return p.Config, nil
 }

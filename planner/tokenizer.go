@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 
 	"github.com/spillway-ml/spillway/config"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/model"
 )
 
 // TokenizerFile is the name of a tokenizer beside a config.json.
@@ -27,7 +27,7 @@ func ModelTokenizer(cfg *config.Config, m *Model, vocab int) string {
 		folders = nil
 	}
 	for _, dir := range folders {
-		if st, err := os.Stat(filepath.Join(dir, hfconfig.FileName)); err != nil || !st.Mode().IsRegular() {
+		if st, err := os.Stat(filepath.Join(dir, model.ConfigFile)); err != nil || !st.Mode().IsRegular() {
 			continue
 		}
 		isFolder = isFolder || dir == cfg.Model

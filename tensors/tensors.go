@@ -18,8 +18,8 @@ import (
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/internal/filesys"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/safetensors"
+	"github.com/spillway-ml/spillway/model"
 )
 
 // Source is what has parameters by name: a spillway.Trainer.
@@ -90,7 +90,7 @@ func dense(name string, shape []int64, values []float32) (*tensor.Dense, error) 
 // Face folder, a checkpoint, or a folder of checkpoints (its newest whole one). F16
 // and BF16 become float32, exactly; other types are errors.
 func Load(ctx context.Context, path string) (map[string]*tensor.Dense, error) {
-	saved, _, err := checkpoint.Take(ctx, filesys.System, path, safetensors.FileName, hfconfig.FileName)
+	saved, _, err := checkpoint.Take(ctx, filesys.System, path, safetensors.FileName, model.ConfigFile)
 	if err != nil {
 		return nil, err
 	}

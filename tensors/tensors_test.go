@@ -15,11 +15,11 @@ import (
 	"gorgonia.org/tensor"
 )
 
-const model = "../testdata/llama-tied"
+const tied = "../testdata/llama-tied"
 
 // What is loaded and saved is the same file, and NumPy's format carries it.
 func TestRoundTrip(t *testing.T) {
-	weights, err := Load(context.Background(), model)
+	weights, err := Load(context.Background(), tied)
 	require.NoError(t, err)
 	require.Len(t, weights, 20)
 	path := filepath.Join(t.TempDir(), "model.safetensors")
@@ -91,7 +91,7 @@ func TestRefusals(t *testing.T) {
 	require.Error(t, err)
 	gone, cancel := context.WithCancel(context.Background())
 	cancel()
-	_, err = Load(gone, model)
+	_, err = Load(gone, tied)
 	require.ErrorIs(t, err, context.Canceled)
 }
 

@@ -11,9 +11,9 @@ import (
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/run"
 	"github.com/spillway-ml/spillway/train/saving"
 )
@@ -148,7 +148,7 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 // loadFrom loads from what path stands for once its config and these weights are
 // verified.
 func (t *Trainer) loadFrom(ctx context.Context, field, given, weights string) error {
-	saved, passed, err := checkpoint.Take(ctx, t.cfg.opener(), given, hfconfig.FileName, weights)
+	saved, passed, err := checkpoint.Take(ctx, t.cfg.opener(), given, model.ConfigFile, weights)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", field, given, err)
 	}
@@ -172,7 +172,7 @@ func (t *Trainer) loadModel(ctx context.Context, field, path string) error {
 		return fmt.Errorf("%s %s: %w", field, path, err)
 	}
 	if st.IsDir() {
-		if c, err := hfconfig.Read(filepath.Join(path, "config.json")); err == nil {
+		if c, err := checkpoint.ReadConfig(filepath.Join(path, "config.json")); err == nil {
 			if err := t.describes(path, c); err != nil {
 				return err
 			}
@@ -196,8 +196,8 @@ func (t *Trainer) loadModel(ctx context.Context, field, path string) error {
 
 // loadSaved loads the parameters of a checkpoint.
 func (t *Trainer) loadSaved(ctx context.Context, saved *checkpoint.Checkpoint) error {
-	if text, err := saved.Read(hfconfig.FileName); err == nil {
-		c, err := hfconfig.Parse(text)
+	if text, err := saved.Read(model.ConfigFile); err == nil {
+		c, err := model.Parse(text)
 		if err == nil {
 			err = t.describes(saved.Folder, c)
 		}
@@ -221,7 +221,7 @@ func (t *Trainer) loadSaved(ctx context.Context, saved *checkpoint.Checkpoint) e
 }
 
 // describes refuses weights whose config is of another model than the run's.
-func (t *Trainer) describes(path string, c hfconfig.Config) error {
+func (t *Trainer) describes(path string, c model.Config) error {
 	if t.cfg.Own.Model == nil && !c.SameModel(t.cfg.Shape) {
 		return fmt.Errorf("Config.Init %s: its config.json describes another model than Config.Model %s", path, t.cfg.Model)
 	}

@@ -13,8 +13,8 @@ import (
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/safetensors"
+	"github.com/spillway-ml/spillway/model"
 )
 
 // scratch is a temporary folder, in memory where the system has such a place:
@@ -406,9 +406,9 @@ func TestCancelSaves(t *testing.T) {
 	m, err := checkpoint.Verify(context.Background(), list[0])
 	require.NoError(t, err)
 	require.Equal(t, 3, m.Step)
-	h, err := hfconfig.Read(list[0])
+	h, err := checkpoint.ReadConfig(list[0])
 	require.NoError(t, err)
-	require.Equal(t, "gpt2", h.ModelType)
+	require.Equal(t, model.GPT2, h.Family)
 }
 
 // Evaluation shares the arena with training and leaves it alone; the held-out

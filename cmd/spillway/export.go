@@ -15,8 +15,8 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/internal/filesys"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/safetensors"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
@@ -75,11 +75,11 @@ func empty(flag, to string) error {
 // exportModel writes the model of a checkpoint, or of the newest whole one of a folder,
 // and returns which that was.
 func exportModel(ctx context.Context, from, to string, shard int64, stderr io.Writer) (folder string, err error) {
-	c, passed, err := checkpoint.Take(ctx, filesys.System, from, hfconfig.FileName, safetensors.FileName)
+	c, passed, err := checkpoint.Take(ctx, filesys.System, from, model.ConfigFile, safetensors.FileName)
 	if err != nil {
 		return "", err
 	}
-	if _, err := os.Stat(filepath.Join(from, hfconfig.FileName)); c == nil && err == nil {
+	if _, err := os.Stat(filepath.Join(from, model.ConfigFile)); c == nil && err == nil {
 		return "", fmt.Errorf("ckpt export: %.80q is a model's folder already; a checkpoint or a checkpoint folder is needed", from)
 	}
 	if c == nil {
@@ -89,9 +89,9 @@ func exportModel(ctx context.Context, from, to string, shard int64, stderr io.Wr
 	for _, p := range passed {
 		fmt.Fprintln(stderr, "warning:", p)
 	}
-	names := []string{hfconfig.FileName, safetensors.FileName}
+	names := []string{model.ConfigFile, safetensors.FileName}
 	for _, f := range c.Manifest.Files {
-		if slices.Contains(saving.ModelFiles(), f.Name) && f.Name != hfconfig.FileName {
+		if slices.Contains(saving.ModelFiles(), f.Name) && f.Name != model.ConfigFile {
 			names = append(names, f.Name)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/nearest"
-	"github.com/spillway-ml/spillway/internal/presets"
+	"github.com/spillway-ml/spillway/model"
 )
 
 // flagGroup is a heading of a command's help and the flags below it, in the
@@ -261,7 +261,7 @@ func cut(s string) string {
 func completeValues(cmd *cobra.Command) {
 	lists := map[string]func() []string{
 		"model": func() (names []string) {
-			for _, p := range presets.List() {
+			for _, p := range model.Presets() {
 				names = append(names, p.Name)
 			}
 			return names

@@ -18,8 +18,8 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/checkpoint"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/safetensors"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
 	trainer "github.com/spillway-ml/spillway/train"
 )
@@ -58,7 +58,7 @@ func openModel(ctx context.Context, c *spillway.Config, stderr io.Writer, weight
 	}
 	if m.Chosen {
 		fmt.Fprintf(stderr, "model: %s\n", onOneLine(m.Path))
-	} else if _, err := os.Stat(filepath.Join(m.Path, hfconfig.FileName)); err != nil && m.Saved() == nil {
+	} else if _, err := os.Stat(filepath.Join(m.Path, model.ConfigFile)); err != nil && m.Saved() == nil {
 		return nil, fmt.Errorf("--model %s: there is neither a config.json nor a checkpoint", c.Model)
 	}
 	if m.Path == filepath.Base(m.Path) {

@@ -23,8 +23,8 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
-	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
@@ -677,9 +677,9 @@ func writeNew(path string, data []byte) error {
 func listModels(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "model\tlayers\twidth\theads\tvocabulary\tpositions\tsource")
-	for _, p := range presets.List() {
+	for _, p := range model.Presets() {
 		c := p.Config
-		fmt.Fprintf(tw, "%s\t%d\t%d\t%d\t%d\t%d\t%s\n", p.Name, c.Layers, c.Hidden, c.Heads, c.Vocab, c.Positions, p.Source)
+		fmt.Fprintf(tw, "%s\t%d\t%d\t%d\t%d\t%d\t%s\n", p.Name, c.Layers, c.Width, c.Heads, c.Vocab, c.Positions, p.Source)
 	}
 	return tw.Flush()
 }

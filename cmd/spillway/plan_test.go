@@ -16,10 +16,10 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/internal/gpus"
-	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/offload/store"
 )
 
@@ -188,7 +188,7 @@ func TestPlanBadInput(t *testing.T) {
 func TestPlanLists(t *testing.T) {
 	r := command("plan", "--list-models")
 	require.Zero(t, r.status)
-	for _, p := range presets.List() {
+	for _, p := range model.Presets() {
 		require.Contains(t, r.stdout, p.Name+" ")
 	}
 	r = command("plan", "--list-gpus")

@@ -7,11 +7,11 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
-	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/internal/published"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
 )
 
@@ -211,10 +211,10 @@ const longest = 8192
 // positions returns the rows' length that a model is usually trained with; 0:
 // it is not known.
 func (f *planFlags) positions(c *spillway.Config) int {
-	if p, err := presets.Lookup(c.Model); err == nil {
+	if p, err := model.LookupPreset(c.Model); err == nil {
 		return min(p.Config.Positions, longest)
 	}
-	if h, err := hfconfig.Read(c.Model); err == nil {
+	if h, err := checkpoint.ReadConfig(c.Model); err == nil {
 		return min(h.Positions, longest)
 	}
 	return 0

@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
-	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
+	"github.com/spillway-ml/spillway/model"
 )
 
 // clusters are servers as people have them, for recommendations over the presets.
@@ -31,7 +31,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 	jobs := [][2]string{{"gpt2-xl", clusters[0]}, {"llama-2-7b", clusters[1]}, {"llama-3-8b", clusters[3]}, {"gpt3-13b", clusters[5]}}
 	if long.All() {
 		jobs = nil
-		for _, m := range presets.List() {
+		for _, m := range model.Presets() {
 			for _, cluster := range clusters {
 				jobs = append(jobs, [2]string{m.Name, cluster})
 			}
@@ -44,7 +44,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 	fitted, ways, hosts := 0, 0, 0
 	for _, job := range jobs {
 		seq := 4096
-		if m, err := presets.Lookup(job[0]); err == nil {
+		if m, err := model.LookupPreset(job[0]); err == nil {
 			seq = min(m.Config.Positions, seq)
 		}
 		args := strings.Fields(fmt.Sprintf("--model %s %s --batch 1 --seq %d", job[0], job[1], seq))

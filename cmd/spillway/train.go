@@ -18,8 +18,8 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/spillway-ml/spillway/internal/safetensors"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
@@ -470,14 +470,14 @@ func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []floa
 }
 
 // hasWeights tells whether a folder holds a model's weights, or checkpoints.
-func hasWeights(model string) bool {
-	m, err := planner.OpenModel(context.Background(), model, hfconfig.FileName)
+func hasWeights(name string) bool {
+	m, err := planner.OpenModel(context.Background(), name, model.ConfigFile)
 	if err != nil {
 		return false
 	}
 	if m.Saved() != nil {
 		return m.Close() == nil
 	}
-	_, err = os.Stat(filepath.Join(model, safetensors.FileName))
+	_, err = os.Stat(filepath.Join(name, safetensors.FileName))
 	return err == nil
 }

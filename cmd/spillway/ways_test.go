@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/internal/gpus"
-	"github.com/spillway-ml/spillway/internal/presets"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
+	"github.com/spillway-ml/spillway/model"
 )
 
 // asPlanned reads the flags of `spillway plan`.
@@ -39,7 +39,7 @@ func TestWaysOutOverPresets(t *testing.T) {
 	t.Parallel()
 	lines := []string{"--model gpt2-xl --gpu v100-16 --seq 1024 --batch 4 --zero 1 --ranks 4",
 		"--model llama-3.2-1b --gpu rtx-3090 --ranks 2 --zero 1 --precision bf16 --seq 2048 --batch 8"}
-	if models, cards := presets.List(), gpus.List(); long.All() {
+	if models, cards := model.Presets(), gpus.List(); long.All() {
 		shapes := []string{"", "--nodes 1 --gpus-per-node 8", "--zero 1 --ranks 4", "--nodes 4 --gpus-per-node 8 --shard-size 8", "--host-memory 24GiB --recompute selective"}
 		for i := range len(models) * len(cards) {
 			m, g := models[i%len(models)], cards[(i/len(models)+i)%len(cards)]

@@ -24,7 +24,7 @@ const module = "github.com/spillway-ml/spillway"
 // and those below it; "" is the root package.
 const table = `
 	graph     <
-	model     < graph
+	model     < graph internal/nearest
 	precision < graph
 	recompute < graph internal/nearest
 	zero      < graph

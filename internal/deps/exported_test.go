@@ -47,6 +47,7 @@ func TestHelpersOfTestsAreListed(t *testing.T) {
 // stay.
 var forPrograms = map[string]string{
 	"TextbookVolume": "the ZeRO paper's own number, beside a plan's",
+	"MarshalJSON":    "encoding/json calls it",
 	"NewIn":          "tests put folders that fail, or record, under a run's checkpoints",
 	"DoubleCUDA":     "tests of whole commands, in processes of their own",
 }

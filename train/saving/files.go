@@ -11,7 +11,7 @@ import (
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/data"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
 )
 
@@ -24,7 +24,7 @@ const (
 // ModelFiles are the names of all files that a checkpoint may hold for Hugging
 // Face's loaders, beside the weights.
 func ModelFiles() []string {
-	return append([]string{hfconfig.FileName, planner.TokenizerFile}, besideTokenizer...)
+	return append([]string{model.ConfigFile, planner.TokenizerFile}, besideTokenizer...)
 }
 
 // besideTokenizer are the files that go with a tokenizer.json.
@@ -42,11 +42,11 @@ func (s *Saver) modelFiles() ([]checkpoint.Blob, error) {
 	}
 	files := []checkpoint.Blob{}
 	if s.cfg.Own.Model == nil { // what config.json has no words for has none
-		config, err := hfconfig.Marshal(s.cfg.Shape, "float32")
+		config, err := model.Marshal(s.cfg.Shape, "float32")
 		if err != nil {
 			return nil, err
 		}
-		files = append(files, checkpoint.Blob{Name: hfconfig.FileName, Data: config})
+		files = append(files, checkpoint.Blob{Name: model.ConfigFile, Data: config})
 	}
 	spec := s.cfg.Tokenizer
 	if spec == "" {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/config"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/run"
 )
 
@@ -112,13 +112,13 @@ func (s *Saver) sameRun(saved *checkpoint.Checkpoint) (was Record, err error) {
 	if s.cfg.Own.Model != nil {
 		return was, nil // its parameters are held against the model's one by one
 	}
-	text, err := saved.Read(hfconfig.FileName)
+	text, err := saved.Read(model.ConfigFile)
 	if err != nil {
 		return was, fmt.Errorf("resume: %w", err)
 	}
-	c, err := hfconfig.Parse(text)
+	c, err := model.Parse(text)
 	if err != nil {
-		return was, fmt.Errorf("resume: %s: %w", filepath.Join(folder, hfconfig.FileName), err)
+		return was, fmt.Errorf("resume: %s: %w", filepath.Join(folder, model.ConfigFile), err)
 	}
 	if !c.SameModel(s.cfg.Shape) {
 		return was, config.RefuseField("Model", "resume: the checkpoint %s holds another model than Config.Model %s", folder, s.cfg.Model)

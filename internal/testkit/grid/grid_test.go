@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/model"
 )
 
 func TestTheGridIsWhole(t *testing.T) {
@@ -29,7 +29,7 @@ func TestModelsAreValid(t *testing.T) {
 			require.NoError(t, err)
 			text, err := os.ReadFile(filepath.Join(folder, "config.json"))
 			require.NoError(t, err)
-			c, err := hfconfig.Parse(text)
+			c, err := model.Parse(text)
 			require.NoError(t, err, m.Name)
 			require.LessOrEqual(t, m.Seq, c.Positions)
 		}

@@ -1,4 +1,4 @@
-package hfconfig
+package model
 
 import (
 	"encoding/json"

@@ -1,13 +1,13 @@
-package hfconfig
+package model
 
 import (
 	"encoding/json"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
 )
 
 const gpt2JSON = `{"model_type":"gpt2","n_layer":2,"n_head":2,"n_embd":8,"vocab_size":16,"n_positions":32,"unknown":[1,{"x":null}]}`
@@ -18,8 +18,8 @@ func TestGPT2Defaults(t *testing.T) {
 	c, err := Parse([]byte(gpt2JSON))
 	require.NoError(t, err)
 	require.Equal(t, Config{
-		Arch: GPT2, ModelType: "gpt2", Layers: 2, Hidden: 8, Inner: 32, Heads: 2, KVHeads: 2, HeadDim: 4, Vocab: 16, Positions: 32,
-		Activation: GELUTanh, NormEps: 1e-5, TieHead: true, InitStd: 0.02,
+		Family: GPT2, Layers: 2, Width: 8, FFN: 32, Heads: 2, KVHeads: 2, HeadDim: 4, Vocab: 16, Positions: 32,
+		Act: graph.ActGELUTanh, NormEps: 1e-5, TiedHead: true, InitStd: 0.02,
 	}, c)
 }
 
@@ -27,8 +27,8 @@ func TestLlamaDefaults(t *testing.T) {
 	c, err := Parse([]byte(llamaJSON))
 	require.NoError(t, err)
 	require.Equal(t, Config{
-		Arch: Llama, ModelType: "llama", Layers: 2, Hidden: 64, Inner: 96, Heads: 8, KVHeads: 8, HeadDim: 8, Vocab: 100, Positions: 128,
-		Activation: SiLU, NormEps: 1e-6, InitStd: 0.02, RopeTheta: 10000,
+		Family: Llama, Layers: 2, Width: 64, FFN: 96, Heads: 8, KVHeads: 8, HeadDim: 8, Vocab: 100, Positions: 128,
+		NormEps: 1e-6, InitStd: 0.02, RopeTheta: 10000,
 	}, c)
 }
 
@@ -50,24 +50,24 @@ func with(t *testing.T, base string, keys ...string) []byte {
 
 func TestValues(t *testing.T) {
 	llama3 := `{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192}`
-	scaling := &RopeScaling{Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalPositions: 8192}
+	scaling := &RopeScaling{Factor: 8, LowFreq: 1, HighFreq: 4, OriginalPositions: 8192}
 	for _, tc := range []struct {
 		base  string
 		keys  []string
 		check func(Config) any
 		want  any
 	}{
-		{gpt2JSON, []string{"n_inner", "null"}, func(c Config) any { return c.Inner }, 32},
-		{gpt2JSON, []string{"n_inner", "24"}, func(c Config) any { return c.Inner }, 24},
-		{gpt2JSON, []string{"activation_function", `"gelu"`}, func(c Config) any { return c.Activation }, GELU},
-		{gpt2JSON, []string{"activation_function", `"gelu_pytorch_tanh"`}, func(c Config) any { return c.Activation }, GELUTanh},
-		{gpt2JSON, []string{"tie_word_embeddings", "false"}, func(c Config) any { return c.TieHead }, false},
+		{gpt2JSON, []string{"n_inner", "null"}, func(c Config) any { return c.FFN }, 32},
+		{gpt2JSON, []string{"n_inner", "24"}, func(c Config) any { return c.FFN }, 24},
+		{gpt2JSON, []string{"activation_function", `"gelu"`}, func(c Config) any { return c.Act }, graph.ActGELU},
+		{gpt2JSON, []string{"activation_function", `"gelu_pytorch_tanh"`}, func(c Config) any { return c.Act }, graph.ActGELUTanh},
+		{gpt2JSON, []string{"tie_word_embeddings", "false"}, func(c Config) any { return c.TiedHead }, false},
 		{gpt2JSON, []string{"layer_norm_epsilon", "1E-6"}, func(c Config) any { return c.NormEps }, 1e-6},
 		{llamaJSON, []string{"num_key_value_heads", "2"}, func(c Config) any { return c.KVHeads }, 2},
 		{llamaJSON, []string{"num_key_value_heads", "null"}, func(c Config) any { return c.KVHeads }, 8},
 		{llamaJSON, []string{"head_dim", "16"}, func(c Config) any { return c.HeadDim }, 16},
-		{llamaJSON, []string{"head_dim", "16", "hidden_size", "60"}, func(c Config) any { return c.Hidden }, 60},
-		{llamaJSON, []string{"tie_word_embeddings", "true"}, func(c Config) any { return c.TieHead }, true},
+		{llamaJSON, []string{"head_dim", "16", "hidden_size", "60"}, func(c Config) any { return c.Width }, 60},
+		{llamaJSON, []string{"tie_word_embeddings", "true"}, func(c Config) any { return c.TiedHead }, true},
 		{llamaJSON, []string{"rope_theta", "500000"}, func(c Config) any { return c.RopeTheta }, 500000.0},
 		{llamaJSON, []string{"rope_scaling", llama3}, func(c Config) any { return c.RopeScaling }, scaling},
 		{llamaJSON, []string{"rope_scaling", `{"type":"default"}`}, func(c Config) any { return c.RopeScaling }, (*RopeScaling)(nil)},
@@ -76,7 +76,7 @@ func TestValues(t *testing.T) {
 		{llamaJSON, []string{"mlp_bias", "true"}, func(c Config) any { return []bool{c.QKVBias, c.OutBias, c.MLPBias} }, []bool{false, false, true}},
 		{llamaJSON, []string{"model_type", `"qwen2"`, "num_key_value_heads", "2"}, func(c Config) any { return []bool{c.QKVBias, c.OutBias} }, []bool{true, false}},
 		{llamaJSON, []string{"model_type", `"mistral"`}, func(c Config) any { return c.KVHeads }, 8}, // MistralConfig's own default
-		{llamaJSON, []string{"model_type", `"mistral"`, "sliding_window", "null"}, func(c Config) any { return c.Arch }, Llama},
+		{llamaJSON, []string{"model_type", `"mistral"`, "sliding_window", "null"}, func(c Config) any { return c.Family }, Llama},
 	} {
 		c, err := Parse(with(t, tc.base, tc.keys...))
 		require.NoError(t, err, tc.keys)
@@ -151,29 +151,12 @@ func TestErrorsNameTheKey(t *testing.T) {
 	}
 }
 
-func TestReadNamesTheFile(t *testing.T) {
-	dir := t.TempDir()
-	_, err := Read(dir)
-	require.ErrorContains(t, err, filepath.Join(dir, "config.json"))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), with(t, gpt2JSON, "n_layer", ""), 0o644))
-	_, err = Read(dir)
-	require.ErrorContains(t, err, filepath.Join(dir, "config.json"))
-	require.ErrorContains(t, err, "n_layer")
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), make([]byte, maxFileBytes+1), 0o644))
-	_, err = Read(dir)
-	require.ErrorContains(t, err, "over")
-	_, err = Read("/dev/null")
-	require.ErrorContains(t, err, "regular")
-}
-
 func TestMarshalThenRead(t *testing.T) {
-	dir := t.TempDir()
 	c, err := Parse(with(t, llamaJSON, "model_type", `"qwen2"`, "num_key_value_heads", "2", "tie_word_embeddings", "true"))
 	require.NoError(t, err)
 	text, err := Marshal(c, "float32")
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, FileName), text, 0o644))
-	back, err := Read(dir)
+	back, err := Parse(text)
 	require.NoError(t, err)
 	require.Equal(t, c, back)
 

@@ -1,4 +1,4 @@
-package hfconfig
+package model
 
 import (
 	"bytes"
@@ -9,18 +9,20 @@ import (
 	"math"
 	"sort"
 	"strconv"
+
+	"github.com/spillway-ml/spillway/graph"
 )
 
 // Largest values taken: several times the largest published models', so that
 // a product of any three of them cannot overflow an int64.
 const (
-	maxLayers    = 10_000
-	maxHeads     = 1 << 16
-	maxHidden    = 1 << 20
-	maxInner     = 1 << 23
-	maxVocab     = 1 << 24
-	maxPositions = 1 << 26
-	maxRopeTheta = 1e12
+	mostLayers    = 10_000
+	mostHeads     = 1 << 16
+	mostWidth     = 1 << 20
+	mostFFN       = 1 << 23
+	mostVocab     = 1 << 24
+	mostPositions = 1 << 26
+	mostRopeTheta = 1e12
 )
 
 // object is a JSON object whose reads keep the first error. A key that is
@@ -192,17 +194,19 @@ func (o *object) object(key string) *object {
 	return sub
 }
 
-// activation maps transformers' names (ACT2FN) to the functions built.
-func (o *object) activation(key, def string) Activation {
+// actNames are transformers' names (ACT2FN) of the activations that are built.
+var actNames = map[graph.ActKind]string{graph.ActGELUTanh: "gelu_new", graph.ActGELU: "gelu", graph.ActReLU: "relu", graph.ActSiLU: "silu"}
+
+func (o *object) activation(key, def string) graph.ActKind {
 	switch name := o.string(key, def); name {
 	case "gelu_new", "gelu_pytorch_tanh":
-		return GELUTanh
+		return graph.ActGELUTanh
 	case "gelu", "gelu_python":
-		return GELU
+		return graph.ActGELU
 	case "relu":
-		return ReLU
+		return graph.ActReLU
 	case "silu", "swish":
-		return SiLU
+		return graph.ActSiLU
 	default:
 		o.failf("%s is %q, which is not built; it must be gelu_new, gelu_pytorch_tanh, gelu, relu or silu", key, name)
 		return ""

@@ -1,50 +1,35 @@
-package presets
+package model
 
 import (
 	"strings"
 	"testing"
 
-	"github.com/spillway-ml/spillway/internal/hfconfig"
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
 )
 
-// parameters counts what transformers' model of this shape holds, a tied head
-// once: the oracle of the published counts.
-func parameters(c hfconfig.Config) int64 {
-	h, inner, v := int64(c.Hidden), int64(c.Inner), int64(c.Vocab)
-	if c.Arch == hfconfig.GPT2 {
-		norm := 2 * h
-		block := norm + (h*3*h + 3*h) + (h*h + h) + norm + (h*inner + inner) + (inner*h + h)
-		n := v*h + int64(c.Positions)*h + int64(c.Layers)*block + norm
-		if !c.TieHead {
-			n += v * h
-		}
-		return n
+// parameters counts what a model's programs hold, which is the same in all of them: a
+// tied head once.
+func parameters(t *testing.T, p Preset) int64 {
+	train, err := Build(p.Config, Train, 1, 8)
+	require.NoError(t, err, p.Name)
+	for _, kind := range []Kind{Eval, Generate} {
+		q, err := Build(p.Config, kind, 1, 8)
+		require.NoError(t, err, p.Name)
+		require.Equal(t, train.ParamElems(), q.ParamElems(), p.Name)
 	}
-	q, kv := int64(c.Heads)*int64(c.HeadDim), int64(c.KVHeads)*int64(c.HeadDim)
-	block := h + (h*q + 2*h*kv + q*h) + h + 3*h*inner
-	if c.QKVBias {
-		block += q + 2*kv
+	q, err := graph.Differentiate(train)
+	require.NoError(t, err, p.Name)
+	var grads int64
+	for _, pr := range q.Params {
+		grads += q.Buf(pr.Grad).Elems()
 	}
-	if c.OutBias {
-		block += h
-	}
-	if c.MLPBias {
-		block += 2*inner + h
-	}
-	switch c.QKNorm {
-	case hfconfig.NormByHead:
-		block += 2 * int64(c.HeadDim)
-	case hfconfig.NormAll:
-		block += q + kv
-	}
-	n := v*h + int64(c.Layers)*block + h
-	if !c.TieHead {
-		n += v * h
-	}
-	return n
+	require.Equal(t, train.ParamElems(), grads, p.Name)
+	return train.ParamElems()
 }
 
+// The counts of the checkpoints on Hugging Face.
 func TestParameterCountsArePublished(t *testing.T) {
 	for name, want := range map[string]int64{
 		"gpt2":        124_439_808,
@@ -81,9 +66,9 @@ func TestParameterCountsArePublished(t *testing.T) {
 		"mistral-7b":      7_241_732_096,
 		"mistral-7b-v0.3": 7_248_023_552,
 	} {
-		p, err := Lookup(name)
+		p, err := LookupPreset(name)
 		require.NoError(t, err)
-		require.Equal(t, want, parameters(p.Config), name)
+		require.Equal(t, want, parameters(t, p), name)
 	}
 }
 
@@ -93,71 +78,71 @@ func TestParameterCountsAreAsNamed(t *testing.T) {
 		"gpt3-125m": 0.125, "gpt3-350m": 0.356, "gpt3-760m": 0.760, "gpt3-1.3b": 1.316, "gpt3-2.7b": 2.65, "gpt3-6.7b": 6.66, "gpt3-13b": 12.85, "gpt3-175b": 174.6,
 		"megatron-22b": 22.1, "megatron-175b": 174.6, "megatron-530b": 529.6, "megatron-1t": 1008.0,
 	} {
-		p, err := Lookup(name)
+		p, err := LookupPreset(name)
 		require.NoError(t, err)
-		require.InEpsilon(t, billions, float64(parameters(p.Config))/1e9, 0.01, name)
+		require.InEpsilon(t, billions, float64(parameters(t, p))/1e9, 0.01, name)
 	}
 }
 
 func TestNames(t *testing.T) {
 	seen := map[string]string{}
-	for _, p := range List() {
+	for _, p := range Presets() {
 		require.NotEmpty(t, p.Source, p.Name)
 		for _, n := range append([]string{p.Name}, p.Aliases...) {
 			require.Equal(t, strings.ToLower(n), n)
 			require.Emptyf(t, seen[n], "%s names both %s and %s", n, seen[n], p.Name)
 			seen[n] = p.Name
-			got, err := Lookup(strings.ToUpper(n))
+			got, err := LookupPreset(strings.ToUpper(n))
 			require.NoError(t, err)
 			require.Equal(t, p, got)
 		}
 	}
-	p, err := Lookup(" Llama3_8B ")
+	p, err := LookupPreset(" Llama3_8B ")
 	require.NoError(t, err)
 	require.Equal(t, "llama-3-8b", p.Name)
 }
 
 func TestUnknownNameGivesNearest(t *testing.T) {
 	for name, want := range map[string]string{"gpt9": "gpt2", "lama-2-7b": "llama-2-7b", "gpt2-xxl": "gpt2-xl", "llama-3-7b": "llama-3-8b", "qwen2.5-7bb": "qwen-2.5-7b"} {
-		_, err := Lookup(name)
+		_, err := LookupPreset(name)
 		require.ErrorContains(t, err, `"`+name+`"`)
 		require.ErrorContains(t, err, want)
 	}
-	_, err := Lookup(strings.Repeat("x", 1<<20))
+	_, err := LookupPreset(strings.Repeat("x", 1<<20))
 	require.Error(t, err)
 }
 
 // Every preset can be exported and read back as the same model.
 func TestPresetsAreConfigs(t *testing.T) {
-	for _, p := range List() {
-		data, err := hfconfig.Marshal(p.Config, "float32")
+	for _, p := range Presets() {
+		data, err := Marshal(p.Config, "float32")
 		require.NoError(t, err, p.Name)
-		back, err := hfconfig.Parse(data)
+		back, err := Parse(data)
 		require.NoError(t, err, p.Name)
 		require.Equal(t, p.Config, back, p.Name)
 	}
 }
 
 func TestListIsACopy(t *testing.T) {
-	List()[0].Config.Layers = 99
-	for _, p := range List() {
+	Presets()[0].Config.Layers = 99
+	for _, p := range Presets() {
 		if p.Config.RopeScaling != nil {
 			p.Config.RopeScaling.Factor = 99
 		}
 	}
-	p, err := Lookup("gpt2")
+	p, err := LookupPreset("gpt2")
 	require.NoError(t, err)
 	require.Equal(t, 12, p.Config.Layers)
-	p, err = Lookup("llama-3.1-8b")
+	p, err = LookupPreset("llama-3.1-8b")
 	require.NoError(t, err)
 	require.Equal(t, 8.0, p.Config.RopeScaling.Factor)
 }
 
 // A hub's name leads to the preset, another folder's to none.
-func TestNearest(t *testing.T) {
-	require.Equal(t, "llama-3-8b", Nearest("Meta-Llama-3-8B"))
-	require.Equal(t, "qwen-2.5-7b", Nearest("Qwen2.5-7B"))
+func TestNearestPreset(t *testing.T) {
+	require.Equal(t, "llama-3-8b", NearestPreset("Meta-Llama-3-8B"))
+	require.Equal(t, "qwen-2.5-7b", NearestPreset("Qwen2.5-7B"))
 	for _, other := range []string{"", "run1", "corpus", "a-model-of-my-own-that-nobody-knows"} {
-		require.Empty(t, Nearest(other), other)
+		require.Empty(t, NearestPreset(other), other)
 	}
 }

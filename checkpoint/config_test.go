@@ -1,0 +1,26 @@
+package checkpoint_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+)
+
+func TestReadConfigNamesTheFile(t *testing.T) {
+	dir := t.TempDir()
+	_, err := checkpoint.ReadConfig(dir)
+	require.ErrorContains(t, err, filepath.Join(dir, "config.json"))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"model_type":"gpt2"}`), 0o644))
+	_, err = checkpoint.ReadConfig(dir)
+	require.ErrorContains(t, err, filepath.Join(dir, "config.json"))
+	require.ErrorContains(t, err, "n_layer")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), make([]byte, 1<<20+1), 0o644))
+	_, err = checkpoint.ReadConfig(dir)
+	require.ErrorContains(t, err, "over")
+	_, err = checkpoint.ReadConfig("/dev/null")
+	require.ErrorContains(t, err, "regular")
+}

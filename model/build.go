@@ -1,0 +1,118 @@
+package model
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Kind is what a program is for.
+type Kind uint8
+
+// Kinds of programs. Only Train has dropout. The last three are batches of one:
+// Generate gives the row Key[KeyRow] its Logits; Prompt is the same and keeps the
+// keys and values of all its rows for Next, which takes one token, at position
+// Key[KeyStart] (and Key[KeyRow], the same), and gives the Logits after it.
+const (
+	Train Kind = iota
+	Eval
+	Generate
+	Prompt
+	Next
+)
+
+var sections = [...]graph.SectionKind{graph.SectionForward, graph.SectionEval, graph.SectionGenerate, graph.SectionGenerate, graph.SectionGenerate}
+
+// Build writes the forward program for batch rows of seq tokens (classifiers:
+// batch samples, seq 1 or 0). Its one section is "forward" for Train, "eval",
+// or "generate"; the parameters are the same in all three, in the same order,
+// under Hugging Face's names and shapes.
+//
+// A language model's units are "embed", "pos" (GPT-2), "h.0", "h.1" …, "norm"
+// and, untied, "head"; a tied head uses the parameter of "embed". Classifiers
+// have a unit a layer, "layer.0" ….
+//
+// Random weights: N(0, InitStd²), the projections onto the residual stream
+// N(0, InitStd²/(2·Layers)) in a GPT-2, ones and zeros for norms and biases, as
+// Hugging Face's transformers does (GPT-2's position table too, where OpenAI's
+// code has 0.01); classifiers as He et al. 2015.
+func Build(c Config, kind Kind, batch, seq int) (*graph.Program, error) {
+	b := graph.NewBuilder()
+	if err := Write(b, c, kind, batch, seq); err != nil {
+		return nil, err
+	}
+	p, err := b.Program()
+	if err != nil {
+		return nil, fmt.Errorf("model: %w", err)
+	}
+	if kind == Next {
+		p.Sections[0].Form = graph.FormNext
+	}
+	p.Sections[0].Become(sections[kind])
+	return p, nil
+}
+
+// Write is Build that writes onto a builder, beside what a program of one's own has
+// there. What is wrong with the program is the builder's error.
+func Write(b *graph.Builder, c Config, kind Kind, batch, seq int) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	c = c.withDefaults()
+	if kind > Next {
+		return fmt.Errorf("model: program kind is %d, want Train, Eval, Generate, Prompt or Next", kind)
+	}
+	if batch < 1 || batch > maxBatch {
+		return fmt.Errorf("model: batch is %d, want 1 to %d", batch, maxBatch)
+	}
+	w := &writer{Builder: b, c: c, kind: kind, batch: int64(batch), seq: int64(seq), kept: int64(seq)}
+	if kind == Next {
+		w.seq = 1
+	}
+	a := c.Arch()
+	switch {
+	case a.Classifier && kind >= Generate:
+		return fmt.Errorf("model: a classifier (%s) generates nothing; want Train or Eval", c.Family)
+	case a.Classifier && (seq > 1 || seq < 0):
+		return fmt.Errorf("model: seq is %d; a classifier (%s) has one target a sample, so want 1", seq, c.Family)
+	case !a.Classifier && (seq < 1 || seq > c.Positions):
+		return fmt.Errorf("model: seq is %d, want 1 to the model's %d positions", seq, c.Positions)
+	case kind >= Generate && batch != 1:
+		return fmt.Errorf("model: batch is %d, want 1: generation follows one sequence", batch)
+	}
+	a.forward(w)
+	return nil
+}
+
+// writer is a Builder that knows the model it writes.
+type writer struct {
+	*graph.Builder
+	c          Config
+	kind       Kind
+	batch, seq int64 // rows, and tokens of one
+	kept       int64 // positions whose keys and values Prompt and Next keep
+}
+
+func (w *writer) normal() graph.Init { return graph.Normal(w.c.InitStd) }
+
+// dropout is the identity but in training.
+func (w *writer) dropout(name string, x graph.Value, p float64) graph.Value {
+	if w.kind != Train || p == 0 {
+		return x
+	}
+	return w.Dropout(name, x, p, w.batch, graph.InPlace)
+}
+
+// head ends a language model: the loss, or the logits of one row. table is the
+// (V,C) matrix.
+func (w *writer) head(x, table graph.Value) {
+	if w.kind < Generate {
+		w.HeadLoss("head", x, table, w.Targets(w.batch, w.seq))
+		return
+	}
+	row := x
+	if w.kind != Next {
+		row = w.SelectRow("head.row", x)
+	}
+	w.Logits(w.Linear("head", row, table, graph.Value{}, graph.LinearAttr{TransW: true}))
+}

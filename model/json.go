@@ -1,0 +1,110 @@
+package model
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// ConfigFile is the name of a model's shape in its folder, as Hugging Face has it.
+const ConfigFile = "config.json"
+
+// Parse reads the text of a config.json. Each architecture has its keys, which have
+// transformers' meanings and defaults; keys that change nothing are ignored, and those
+// that change the result and are not built are refused by name.
+func Parse(data []byte) (Config, error) {
+	o, err := parseObject(data)
+	if err != nil {
+		return Config{}, err
+	}
+	modelType := o.requiredString("model_type")
+	if o.err != nil {
+		return Config{}, o.err
+	}
+	var types []string
+	for _, a := range archs {
+		types = append(types, a.Types...)
+		if slices.Contains(a.Types, modelType) {
+			c := a.read(o, modelType)
+			o.refuse()
+			c.Dropouts = o.dropouts()
+			if o.err != nil {
+				return Config{}, o.err
+			}
+			return c, nil
+		}
+	}
+	last := len(types) - 1
+	return Config{}, fmt.Errorf("model_type %q is not supported; it must be %s or %s", cutText(modelType), strings.Join(types[:last], ", "), types[last])
+}
+
+// orderedMap keeps the order of Write's keys in the file.
+type orderedMap []struct {
+	key   string
+	value any
+}
+
+func (m *orderedMap) add(key string, value any) {
+	*m = append(*m, struct {
+		key   string
+		value any
+	}{key, value})
+}
+
+func (m orderedMap) MarshalJSON() ([]byte, error) {
+	out := []byte{'{'}
+	for i, e := range m {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		k, err := json.Marshal(e.key)
+		if err != nil {
+			return nil, err
+		}
+		v, err := json.Marshal(e.value)
+		if err != nil {
+			return nil, err
+		}
+		out = append(append(append(out, k...), ':'), v...)
+	}
+	return append(out, '}'), nil
+}
+
+// Marshal gives the text of a config.json with c's shape that transformers
+// and Parse read back to the same Config. torchDtype is the dtype of the
+// weights beside it: float32 or bfloat16. A Config that no model_type can
+// express is an error.
+func Marshal(c Config, torchDtype string) ([]byte, error) {
+	a := archOf(c.Family)
+	if a == nil || a.write == nil {
+		return nil, fmt.Errorf("write model config: architecture %q has no config.json", c.Family)
+	}
+	var m orderedMap
+	a.write(c, &m)
+	m.add("vocab_size", c.Vocab)
+	m.add("tie_word_embeddings", c.TiedHead)
+	m.add("initializer_range", c.InitStd)
+	m.add("torch_dtype", torchDtype)
+	data, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("write model config: %w", err)
+	}
+	data = append(data, '\n')
+	back, err := Parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("write model config: %w", err)
+	}
+	if !back.SameModel(c) {
+		return nil, fmt.Errorf("write model config: no model_type expresses %+v (QKVBias %v, OutBias %v, MLPBias %v); transformers has Llama, whose biases of attention come together, Qwen2, with QKVBias alone, Qwen3 and OLMo 2", c.Family, c.QKVBias, c.OutBias, c.MLPBias)
+	}
+	return data, nil
+}
+
+// SameModel says that two Configs of config.json describe the same model: all fields
+// but Dropouts, and what RopeScaling points to.
+func (c Config) SameModel(d Config) bool {
+	c.Dropouts, d.Dropouts = "", ""
+	return reflect.DeepEqual(c, d)
+}
