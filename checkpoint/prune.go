@@ -1,5 +1,12 @@
 package checkpoint
 
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
+)
+
 // expendable returns those of owner's checkpoints that Config.Keep does not cover, of
 // entries in ascending order: all that are older than the newest keep confirmed
 // ones, and unconfirmed ones older than the newest confirmed. keep 0 keeps all.
@@ -34,4 +41,72 @@ func expendable(entries []Entry, m *Marks, owner string, keep int) []Entry {
 		}
 	}
 	return gone
+}
+
+// prune removes what Keep does not cover.
+func (s *Store) prune() error {
+	if s.o.Keep <= 0 {
+		return nil // a look at all checkpoints would cost more with each of them
+	}
+	entries, err := s.Dir().Scan()
+	if err != nil {
+		return fmt.Errorf("remove old checkpoints: %w", err)
+	}
+	return s.remove(expendable(entries, &s.marks, s.owner, s.o.Keep))
+}
+
+// Replace removes the checkpoints of other runs that bear Options.Mark. Once it has,
+// it does nothing more: nobody else writes into the folder.
+func (s *Store) Replace() error {
+	gone, err := s.others()
+	if err != nil {
+		return fmt.Errorf("remove replaced checkpoints: %w", err)
+	}
+	err = s.remove(gone)
+	s.replaced = err == nil
+	return err
+}
+
+// others are the checkpoints of other runs that bear Options.Mark, until Replace has
+// removed them.
+func (s *Store) others() (list []Entry, err error) {
+	if s.o.Mark == "" || s.replaced {
+		return nil, nil
+	}
+	entries, err := s.Dir().Scan()
+	for _, e := range entries {
+		if e.Err == nil && e.Manifest.Mark == s.o.Mark && e.Manifest.Owner != s.owner {
+			list = append(list, e)
+		}
+	}
+	return list, err
+}
+
+// remove takes checkpoints' names away first, durably, so that a removal that a kill
+// or a loss of power cuts short leaves no half checkpoint.
+func (s *Store) remove(gone []Entry) error {
+	var errs []error
+	for _, e := range gone {
+		st, err := s.f.Lstat(e.Name)
+		if err == nil && st.Owner != s.user {
+			continue // another user's, whatever its manifest says
+		}
+		temp := ""
+		if err == nil {
+			temp, err = s.working(gonePrefix + e.Name)
+		}
+		if err == nil {
+			err = s.f.RenameNew(e.Name, temp)
+		}
+		if err == nil {
+			err = s.f.Sync()
+		}
+		if err == nil {
+			err = filesys.RemoveAll(s.f, temp)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("remove old checkpoint: %w", err))
+		}
+	}
+	return errors.Join(errs...)
 }

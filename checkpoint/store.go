@@ -384,13 +384,27 @@ func (p *Pending) commit(m Manifest) (Entry, error) {
 		if errors.Is(err, fs.ErrNotExist) {
 			err = p.in.RenameNew(p.name, e.Name)
 			if err == nil {
-				return e, p.in.Sync()
+				return e, errors.Join(p.named(e.Name), p.in.Sync())
 			}
 		}
 		if err != nil && !errors.Is(err, fs.ErrExist) {
 			return e, err
 		}
 	}
+}
+
+// named sees that a name is of the folder that was written: somebody who may write beside
+// it may have put another in its place.
+func (p *Pending) named(name string) error {
+	ours, err := p.f.Info()
+	if err != nil {
+		return err
+	}
+	now, err := p.in.Lstat(name)
+	if err == nil && !filesys.Same(ours, now) {
+		err = fmt.Errorf("%s is not the folder that this run has written: somebody has put another in its place", filepath.Join(p.in.Path(), name))
+	}
+	return err
 }
 
 // working journals a temporary name before it is used, so that whoever opens the
@@ -528,72 +542,4 @@ func (s *Store) shorten() error {
 	s.marks = parseMarks(filepath.Join(s.f.Path(), marksName), bytes.NewReader(text))
 	s.long = max(longMarks, 2*s.marks.whole) // many checkpoints have many lines that say something
 	return s.f.Sync()
-}
-
-// prune removes what Keep does not cover.
-func (s *Store) prune() error {
-	if s.o.Keep <= 0 {
-		return nil // a look at all checkpoints would cost more with each of them
-	}
-	entries, err := s.Dir().Scan()
-	if err != nil {
-		return fmt.Errorf("remove old checkpoints: %w", err)
-	}
-	return s.remove(expendable(entries, &s.marks, s.owner, s.o.Keep))
-}
-
-// Replace removes the checkpoints of other runs that bear Options.Mark. Once it has,
-// it does nothing more: nobody else writes into the folder.
-func (s *Store) Replace() error {
-	gone, err := s.others()
-	if err != nil {
-		return fmt.Errorf("remove replaced checkpoints: %w", err)
-	}
-	err = s.remove(gone)
-	s.replaced = err == nil
-	return err
-}
-
-// others are the checkpoints of other runs that bear Options.Mark, until Replace has
-// removed them.
-func (s *Store) others() (list []Entry, err error) {
-	if s.o.Mark == "" || s.replaced {
-		return nil, nil
-	}
-	entries, err := s.Dir().Scan()
-	for _, e := range entries {
-		if e.Err == nil && e.Manifest.Mark == s.o.Mark && e.Manifest.Owner != s.owner {
-			list = append(list, e)
-		}
-	}
-	return list, err
-}
-
-// remove takes checkpoints' names away first, durably, so that a removal that a kill
-// or a loss of power cuts short leaves no half checkpoint.
-func (s *Store) remove(gone []Entry) error {
-	var errs []error
-	for _, e := range gone {
-		st, err := s.f.Lstat(e.Name)
-		if err == nil && st.Owner != s.user {
-			continue // another user's, whatever its manifest says
-		}
-		temp := ""
-		if err == nil {
-			temp, err = s.working(gonePrefix + e.Name)
-		}
-		if err == nil {
-			err = s.f.RenameNew(e.Name, temp)
-		}
-		if err == nil {
-			err = s.f.Sync()
-		}
-		if err == nil {
-			err = filesys.RemoveAll(s.f, temp)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("remove old checkpoint: %w", err))
-		}
-	}
-	return errors.Join(errs...)
 }

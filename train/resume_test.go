@@ -430,3 +430,21 @@ func TestANonFiniteStateIsNotSaved(t *testing.T) {
 	refused(t, c, "non-finite at step 2, and from step-00000001")
 	require.Equal(t, []string{".spillway-marks", "step-00000001"}, names(t, c.Checkpoint))
 }
+
+// Checkpoints in a model's folder are refused, also below it and through a link.
+func TestCheckpointsInAModelFolderAreRefused(t *testing.T) {
+	t.Parallel()
+	model, link := t.TempDir(), filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.CopyFS(model, os.DirFS("../testdata/gpt2")))
+	require.NoError(t, os.Symlink(model, link))
+	for _, dir := range []string{model, filepath.Join(model, "a", "b"), link, filepath.Join(link, "ck")} {
+		c := saving(t, 2)
+		c.Checkpoint = dir
+		refused(t, c, "is a model's folder", "give a folder outside it")
+	}
+	require.NoDirExists(t, filepath.Join(model, "a"))
+	beside := saving(t, 2)
+	beside.Checkpoint = filepath.Join(t.TempDir(), "ck")
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(beside.Checkpoint), "config.json"), []byte(`{"name": "of something else"}`), 0o600))
+	ended(t, beside)
+}

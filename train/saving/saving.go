@@ -97,6 +97,9 @@ func Look(c *config.Config, folders filesys.Opener) error {
 	if c.Checkpoint == "" {
 		return nil
 	}
+	if err := refuseModelFolder(c); err != nil {
+		return err
+	}
 	d, err := checkpoint.OpenDir(folders, c.Checkpoint)
 	if err == nil {
 		err = d.Held()
