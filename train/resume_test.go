@@ -438,12 +438,12 @@ func TestCheckpointsInAModelFolderAreRefused(t *testing.T) {
 	require.NoError(t, os.CopyFS(model, os.DirFS("../testdata/gpt2")))
 	require.NoError(t, os.Symlink(model, link))
 	for _, dir := range []string{model, filepath.Join(model, "a", "b"), link, filepath.Join(link, "ck")} {
-		c := saving(t, 2)
+		c := keeping(t, 2)
 		c.Checkpoint = dir
 		refused(t, c, "is a model's folder", "give a folder outside it")
 	}
 	require.NoDirExists(t, filepath.Join(model, "a"))
-	beside := saving(t, 2)
+	beside := keeping(t, 2)
 	beside.Checkpoint = filepath.Join(t.TempDir(), "ck")
 	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(beside.Checkpoint), "config.json"), []byte(`{"name": "of something else"}`), 0o600))
 	ended(t, beside)

@@ -5,8 +5,9 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/config"
-	"github.com/spillway-ml/spillway/internal/hfconfig"
+	"github.com/spillway-ml/spillway/model"
 )
 
 // refuseModelFolder refuses checkpoints in a model's folder or below it: who names the model
@@ -24,8 +25,8 @@ func refuseModelFolder(c *config.Config) error {
 		at = real
 	}
 	for dir := at; ; dir = filepath.Dir(dir) {
-		if st, err := os.Stat(filepath.Join(dir, hfconfig.FileName)); err == nil && st.Mode().IsRegular() {
-			if _, err := hfconfig.Read(dir); err == nil {
+		if st, err := os.Stat(filepath.Join(dir, model.ConfigFile)); err == nil && st.Mode().IsRegular() {
+			if _, err := checkpoint.ReadConfig(dir); err == nil {
 				return config.Refuse("Config.Checkpoint %s: %s is a model's folder; give a folder outside it, and move checkpoints that are there already (step-*, .spillway-marks) to resume from them", c.Checkpoint, dir)
 			}
 		}
