@@ -46,7 +46,13 @@ type planner struct {
 	shared *config.Shared
 }
 
-// resolve validates a request and reads what it names.
+// Resolve validates a request and reads what it names.
+func (q Request) Resolve() (*Resolved, error) {
+	p, err := q.resolve()
+	return p.Resolved, err
+}
+
+// resolve is Resolve with what plans have in common.
 func (q Request) resolve() (planner, error) {
 	if err := q.Validate(); err != nil {
 		return planner{}, err

@@ -43,6 +43,8 @@ type Ranks struct {
 	trace *exec.Trace // nil: none
 
 	folders filesys.Opener                    // of checkpoints; nil: the system's
+	folder  string                            // of checkpoints; "": as the leader names it
+	refused error                             // a *NotJoined, written by the ranks' goroutine
 	joined  atomic.Pointer[checkpoint.Joined] // another process's checkpoint folder
 }
 
@@ -79,12 +81,15 @@ type RankOptions struct {
 	Wrap func(rank int, ctx device.Context) device.Context
 	// Folders opens the folder of checkpoints of another process; nil: filesys.System.
 	Folders filesys.Opener
+	// Checkpoint is the path by which this process finds the leader's folder of checkpoints;
+	// "": the leader's.
+	Checkpoint string
 }
 
 // Open makes the executors of the world's local ranks. Where it fails, what was made
 // is in the result all the same, to be closed.
 func Open(o RankOptions) (*Ranks, error) {
-	rs := &Ranks{World: o.World, plan: o.Plan, timeout: o.Timeout, trace: o.Trace, folders: o.Folders}
+	rs := &Ranks{World: o.World, plan: o.Plan, timeout: o.Timeout, trace: o.Trace, folders: o.Folders, folder: o.Checkpoint}
 	if err := o.World.Check(); err != nil {
 		return rs, err
 	}

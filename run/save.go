@@ -1,6 +1,7 @@
 package run
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -291,16 +292,22 @@ func (rs *Ranks) Join(path, token string) error {
 	return nil
 }
 
+// NotJoined is why a process does not take part: it does not find the leader's folder of
+// checkpoints.
+type NotJoined struct{ error }
+
+func (e *NotJoined) Unwrap() error { return e.error }
+
 // join opens the leader's checkpoint folder, in which this process's ranks save.
 func (rs *Ranks) join(path, token string) error {
 	folders := rs.folders
 	if folders == nil {
 		folders = filesys.System
 	}
-	j, err := checkpoint.Join(folders, path, token)
+	j, err := checkpoint.Join(folders, cmp.Or(rs.folder, path), token)
 	if err != nil {
 		host, _ := os.Hostname()
-		return fmt.Errorf("host %s does not have it, and every rank writes its own file: give a folder that all hosts share (%w)", host, err)
+		return &NotJoined{fmt.Errorf("rank %d (host %s) does not have it, and every rank writes its own file: give a folder that all hosts share (%w)", rs.World.Local[0], host, err)}
 	}
 	if was := rs.joined.Swap(&j); was != nil {
 		return was.Close()

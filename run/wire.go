@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -247,10 +250,17 @@ func (l *Link) Break(err error) {
 
 // Hello is what a process says of itself first, as if it ran one rank: see In.
 type Hello struct {
-	Rank    int
-	Host    string
-	Build   string // of the program
-	Kernels string // level of the CPU's kernels
+	Rank  int
+	Host  string
+	Build string // of the program
+	// Rounding is how the CPU's sums of bf16 products round.
+	Rounding string
+	// Terms is what all processes must have alike, by name: what one of them does not know is
+	// not compared. Refused says what is wrong with what this process was asked to run; "":
+	// nothing.
+	Terms   map[string]string
+	Refused string
+	Caps    [graph.NumSpaces]int64 // bytes of memory that a rank of the process may use; 0: no cap
 	// LocalRanks is how many ranks its host has, LocalRank its place among them; 0 of 0
 	// where nobody says.
 	LocalRanks, LocalRank int
@@ -273,11 +283,26 @@ func (h Hello) Differs(o Hello) string {
 	switch {
 	case h.Build != o.Build:
 		return fmt.Sprintf("rank %d (host %s) runs build %s of the program, rank %d (host %s) build %s", h.Rank, h.Host, h.Build, o.Rank, o.Host, o.Build)
-	case h.Kernels != o.Kernels:
-		return fmt.Sprintf("rank %d (host %s) has kernels of level %s, rank %d (host %s) of %s: set SPILLWAY_SIMD to one that all have",
-			h.Rank, h.Host, h.Kernels, o.Rank, o.Host, o.Kernels)
 	}
-	return ""
+	var names []string
+	for name, v := range h.Terms {
+		if other, known := o.Terms[name]; known && v != other {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	first := slices.Min(names)
+	return fmt.Sprintf("rank %d (host %s) has %s %s, rank %d (host %s) %s", o.Rank, o.Host, first, shown(o.Terms[first]), h.Rank, h.Host, shown(h.Terms[first]))
+}
+
+// shown is a value of a term as errors quote it.
+func shown(v string) string {
+	if v == "" {
+		return "none"
+	}
+	return fmt.Sprintf("%.80s", strings.Trim(strconv.Quote(v), `"`))
 }
 
 // Task is the leader's answer to a Hello: what to run, or an end.
@@ -285,6 +310,7 @@ type Task struct {
 	Config  []byte // nil: there is nothing to do
 	Program string // hash of the program and its layout
 	Err     string // why there is nothing to do
+	Differs bool   // the processes are not alike: each ends with that error
 	Disk    string // not "": no task yet, but what is free in this folder?
 }
 

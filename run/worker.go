@@ -75,7 +75,7 @@ type worker struct {
 }
 
 // Serve tells the leader that the process's ranks are open, and does what it asks
-// until it has closed them all (nil), or is gone.
+// until it has closed them all (nil, or a *NotJoined), or is gone.
 func (l *Link) Serve(rs *Ranks) error {
 	var list []*worker
 	for _, r := range rs.list {
@@ -127,7 +127,7 @@ func (l *Link) Serve(rs *Ranks) error {
 		all = all && e.closed
 	}
 	if all {
-		return nil
+		return rs.refused
 	}
 	return <-gone
 }
@@ -236,7 +236,8 @@ func (w *worker) serve(q request, m *reply) (err error) {
 	case verbSave, verbStage:
 		return w.save(q, m)
 	case verbJoin:
-		return w.of.join(q.Name, string(q.Data))
+		w.of.refused = w.of.join(q.Name, string(q.Data))
+		return w.of.refused
 	case verbTrace:
 		if w.of.trace == nil {
 			return errors.New("the leader asks for a trace, and there is none")

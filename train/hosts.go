@@ -1,8 +1,6 @@
 package train
 
 import (
-	"errors"
-
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/run"
@@ -22,6 +20,7 @@ func greet(c config.Config) (config.Config, error) {
 		}
 		j.greeted = true
 	}
+	c = j.within(c)
 	c.PerHost = j.perHost
 	if j.disk != nil && (c.DiskMemory == 0 || c.DiskMemory > j.disk.Share()) {
 		c.DiskMemory = j.disk.Share()
@@ -43,9 +42,14 @@ func (j *Job) hear(c *config.Config) error {
 	}
 	j.heard = true
 	self = all[0]
+	if err := j.alike(c, all); err != nil {
+		return err
+	}
 	for _, h := range all {
-		if diff := self.Differs(h); diff != "" {
-			return errors.New("the processes of a job must be alike: " + diff)
+		for sp, limit := range h.Caps {
+			if limit > 0 && (j.caps[sp] == 0 || limit < j.caps[sp]) {
+				j.caps[sp] = limit
+			}
 		}
 	}
 	if self.Aligned() {

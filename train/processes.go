@@ -22,7 +22,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/hostmem"
 	"github.com/spillway-ml/spillway/internal/rollcall"
-	"github.com/spillway-ml/spillway/kernels/cpu/level"
+	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
@@ -52,6 +52,16 @@ type Job struct {
 	// Own is Config.Own of a process that lends its ranks: what the leader's has, which
 	// no stream carries.
 	Own config.Own
+	// Terms is what all processes of the job must have alike, by name, such as what Terms
+	// returns: the leader refuses a difference. What one of them does not name is not compared.
+	Terms map[string]string
+	// Asked is what this process was asked to run, nil where it takes all from the leader.
+	// Its paths and Threads are this process's own; of caps on memory the smallest of any
+	// process counts.
+	Asked *config.Config
+	// Refused is what is wrong with what this process was asked to run: the leader refuses
+	// the job with it.
+	Refused error
 	// Outlives has the leader make, in Config.Checkpoint, a Roll for those that are left
 	// where processes are lost. All of them have it as the run begins.
 	Outlives bool
@@ -61,11 +71,13 @@ type Job struct {
 
 	folders filesys.Opener // see In
 
-	heard   bool               // something of each process
-	greeted bool               // the leader has heard who the others are
-	perHost int                // neighbouring ranks that each host has; 0: they differ, or nobody says
-	least   *config.HostMemory // nil: no host's memory is known
-	disk    *config.HostMemory // the same of the folder of the disk tier
+	heard   bool                   // something of each process
+	greeted bool                   // the leader has heard who the others are
+	perHost int                    // neighbouring ranks that each host has; 0: they differ, or nobody says
+	least   *config.HostMemory     // nil: no host's memory is known
+	disk    *config.HostMemory     // the same of the folder of the disk tier
+	caps    [graph.NumSpaces]int64 // the smallest of any process; 0: none
+	differ  bool                   // the processes are not alike
 	dismiss sync.Once
 }
 
@@ -147,7 +159,7 @@ func (j *Job) Dismiss(err error) {
 	j.dismiss.Do(func() {
 		var t run.Task
 		if err != nil {
-			t.Err = err.Error()
+			t.Err, t.Differs = err.Error(), j.differ
 		}
 		for _, l := range j.Links {
 			if l.Assign(t) == nil && !j.heard {
@@ -190,7 +202,22 @@ type assignment struct {
 // hello is what this process says of itself.
 func (j *Job) hello() run.Hello {
 	host, _ := os.Hostname()
-	return run.Hello{Rank: j.Process, Host: host, Build: buildID(), Kernels: level.Current().String(), LocalRanks: j.Locals, LocalRank: j.Local, Memory: hostmem.Machine()}
+	h := run.Hello{Rank: j.Process, Host: host, Build: buildID(), Rounding: gemm.Rounding(), Terms: j.Terms, LocalRanks: j.Locals, LocalRank: j.Local, Memory: hostmem.Machine()}
+	if j.Refused != nil {
+		h.Refused = j.Refused.Error()
+	}
+	if c := j.Asked; c != nil {
+		h.Caps[graph.Device], h.Caps[graph.Host], h.Caps[graph.Disk] = c.DeviceMemory, c.HostMemory, c.DiskMemory
+	}
+	return h
+}
+
+// free is what is free in the leader's folder of the disk tier, or in this process's own.
+func (j *Job) free(dir string) int64 {
+	if j.Asked != nil {
+		dir = j.Asked.Disk
+	}
+	return store.Free(dir)
 }
 
 // buildID tells builds of the program apart: by its version control state, or, of
@@ -345,7 +372,10 @@ func Work(ctx context.Context, j *Job, warn func(string)) (began bool, err error
 		link.Break(ctx.Err())
 	})
 	defer stay()
-	task, err := link.Greet(j.hello(), store.Free)
+	task, err := link.Greet(j.hello(), j.free)
+	if err == nil && task.Differs {
+		err = errors.New(task.Err)
+	}
 	if err != nil || task.Config == nil {
 		return false, err
 	}
@@ -355,13 +385,17 @@ func Work(ctx context.Context, j *Job, warn func(string)) (began bool, err error
 	}
 	j.Fastest, j.Roll = a.Fastest, a.Roll
 	q := request{a.Config, hooks{poison: a.Poison, checkWrites: a.CheckWrites}}
-	q.Config = q.Within(j)
+	q.Config = j.mine(q.Within(j))
+	threads := a.Threads
+	if j.Asked != nil {
+		threads = j.Asked.ComputeThreads()
+	}
 	q.Warn, q.Planned, q.Own, q.cuda = warn, j.Planned, j.Own, j.cuda
 	t := &Trainer{job: j}
 	defer func() { err = errors.Join(err, t.Close()) }()
 	err = a.brought(&j.Own)
 	if err == nil {
-		err = t.lend(ctx, q, task.Program, a.Threads)
+		err = t.lend(ctx, q, task.Program, threads)
 	}
 	if err != nil {
 		var small *MachineTooSmall
@@ -370,7 +404,9 @@ func Work(ctx context.Context, j *Job, warn func(string)) (began bool, err error
 		err = link.Refused(fmt.Errorf("rank %d (host %s): %w", world(&q.Config).Local[0], host, err), errors.As(err, &small) || errors.As(err, &refused))
 		return err == nil, err // a leader that has gone had a reason of its own
 	}
-	return true, link.Serve(t.ranks)
+	err = link.Serve(t.ranks)
+	var apart *run.NotJoined
+	return !errors.As(err, &apart), err
 }
 
 // lend plans what the leader has planned, and opens this process's ranks.
@@ -396,7 +432,7 @@ func (t *Trainer) lend(ctx context.Context, q request, program string, threads i
 		trace = exec.NewTrace(planner.TraceSpans)
 	}
 	t.ranks, err = run.Open(run.RankOptions{World: world(&t.cfg.Config), Plan: t.plan, Platform: t.platform, Trace: trace, Meter: t.cfg.Measure, Poison: t.cfg.poison, Timeout: t.cfg.Timeout,
-		Graphs: t.cfg.WithoutGraphs() == "", Warn: t.cfg.WarnOnce(), Folders: t.job.folders})
+		Graphs: t.cfg.WithoutGraphs() == "", Warn: t.cfg.WarnOnce(), Folders: t.job.folders, Checkpoint: t.job.folder()})
 	return err
 }
 

@@ -254,14 +254,22 @@ type messageWorld struct{ *mpi.World }
 
 func (messageWorld) Map(int) func(graph.Space, int64) ([]byte, func() error, error) { return nil }
 
-// work lends this process's rank to the process of rank 0.
-func (p *place) work() (err error) {
+// work lends this process's rank to the process of rank 0, which hears what this one was
+// asked to run, or why that is refused.
+func (p *place) work(ask *asked, refused error) (err error) {
 	if err := p.join(); err != nil { // a signal ends what may wait for a process that never comes
 		return err
 	}
+	ask.c.Threads = p.threads(ask.c.Threads)
+	if refused == nil {
+		ask.c.LocalRanks = max(ask.c.LocalRanks, 1)
+		ask.c.Ranks = p.env.World * ask.c.LocalRanks
+		refused = cmp.Or(ask.l.follow(ask.fs, ask.c, io.Discard), ask.of(context.Background(), p.job))
+	}
+	p.job.Refused = refused
 	defer shelter()() // rank 0 decides when it ends
 	defer func() { err = p.end(err) }()
-	runtime.GOMAXPROCS(p.threads(0) + spareProcs)
+	runtime.GOMAXPROCS(ask.c.Threads + spareProcs)
 	for again := true; again && err == nil; {
 		again, err = p.lend()
 	}

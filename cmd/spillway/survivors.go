@@ -195,7 +195,7 @@ func (p *place) rejoin(v rollcall.Verdict) error {
 	before := p.job
 	p.env.Rank, p.env.World = p.host.Place()
 	p.job = &spillway.Job{Process: p.env.Rank, Processes: p.env.World, Locals: before.Locals, Local: before.Local,
-		Transport: before.Transport, Outlives: before.Outlives, Roll: rollcall.Roll{Before: before.Roll.Folder}, Fastest: before.Fastest}
+		Transport: before.Transport, Outlives: before.Outlives, Roll: rollcall.Roll{Before: before.Roll.Folder}, Fastest: before.Fastest, Terms: before.Terms, Asked: before.Asked}
 	p.link(p.job, p.streams())
 	return nil
 }

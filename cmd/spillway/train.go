@@ -37,14 +37,12 @@ With none of --model, --data and --config it runs the demo: a small byte-level
 GPT on the Go files of this machine's Go toolchain, across 4 CPU ranks at
 ZeRO-3, each with less memory than the model's states alone need on one device.
 Any flag overrides a value of the demo.`,
-		Args: noArguments,
+		Args: func(cmd *cobra.Command, args []string) error { return refuseTogether(noArguments(cmd, args)) },
 	}
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return refuseTogether(flagError(cmd, err)) })
 	trainFlags(cmd.Flags(), &c, &l)
 	fs := cmd.Flags()
-	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; in bf16 and fp16 with last bits of its own; default: shard over all)")
-	fs.IntVar(&c.LocalRanks, "ranks-per-process", 0, "ranks that each process runs; --ranks is then all of them, and may be left out (default: 1 in a job over processes)")
-	transport := fs.String("transport", cluster.Auto, "how ranks meet: auto, inproc (one process), shm (spillway launch), mpi (mpirun) or nccl (--device cuda over processes)")
-	fs.Int("min-ranks", 0, "where processes are lost go on with those that are left, down to `M`: for jobs over NCCL alone (NCCL_COMM_ID), from --checkpoint; NCCL 2.27 or later (others: launch --min-ranks)")
+	transport := jobFlags(fs, &c)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		how, device := *transport, c.Device
 		var unread error // of the config file
@@ -56,20 +54,10 @@ Any flag overrides a value of the demo.`,
 			return cmp.Or(unread, err) // where the ranks meet may stand in what is not read
 		}
 		p.min = minRanks(fs)
+		ask := &asked{fs: fs, c: &c, l: &l, ranks: fs.Changed("ranks")}
+		err = ask.settle(p)
 		if !p.leads() {
-			return p.work()
-		}
-		ranksAsked := fs.Changed("ranks")
-		isDemo, err := settle(fs, &c, &l)
-		for _, check := range []func() error{
-			func() error { return settleRanks(&c, ranksAsked, fs.Changed("ranks-per-process"), p) },
-			func() error { return p.refuseSurvivors(&c) },
-			func() error { return p.accepts(&c, ranksAsked) },
-		} {
-			if err != nil {
-				break
-			}
-			err = check()
+			return p.work(ask, err)
 		}
 		if err != nil {
 			return p.turnAway(err)
@@ -87,6 +75,11 @@ Any flag overrides a value of the demo.`,
 		if err := l.follow(fs, &c, cmd.ErrOrStderr()); err != nil {
 			return err
 		}
+		if p.job != nil {
+			if err := ask.of(cmd.Context(), p.job); err != nil {
+				return err
+			}
+		}
 		tuneDisk(&c, cmd.ErrOrStderr())
 		if err := c.Runnable(); err != nil {
 			return err
@@ -97,10 +90,19 @@ Any flag overrides a value of the demo.`,
 			}
 		}
 		return p.survivorsOf(fs, &c, cmd.ErrOrStderr()).lead(cmd.Context(), c, func(c spillway.Config) error {
-			return train(cmd.Context(), c, isDemo, &l, p.progress, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return train(cmd.Context(), c, ask.demo, &l, p.progress, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		})
 	}
 	return cmd
+}
+
+// jobFlags binds the flags about a job's processes, and returns --transport's value.
+func jobFlags(fs *pflag.FlagSet, c *spillway.Config) (transport *string) {
+	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; in bf16 and fp16 with last bits of its own; default: shard over all)")
+	fs.IntVar(&c.LocalRanks, "ranks-per-process", 0, "ranks that each process runs; --ranks is then all of them, and may be left out (default: 1 in a job over processes)")
+	transport = fs.String("transport", cluster.Auto, "how ranks meet: auto, inproc (one process), shm (spillway launch), mpi (mpirun) or nccl (--device cuda over processes)")
+	fs.Int("min-ranks", 0, "where processes are lost go on with those that are left, down to `M`: for jobs over NCCL alone (NCCL_COMM_ID), from --checkpoint; NCCL 2.27 or later (others: launch --min-ranks)")
+	return transport
 }
 
 // fit completes c with what is predicted to be fastest, and says what the times are from.

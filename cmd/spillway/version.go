@@ -25,10 +25,8 @@ func versionCommand() *cobra.Command {
 	}
 }
 
-// versionText is what version and --version print after the command's name: the release
-// or the module's version, the commit if the build knows it, Go, the platform, and what
-// this build can use.
-func versionText() string {
+// release is the version and the commit of this build, as far as it knows them.
+func release() string {
 	v, at := version, commit
 	if info, ok := debug.ReadBuildInfo(); ok {
 		if v == "" && info.Main.Version != "(devel)" {
@@ -53,6 +51,14 @@ func versionText() string {
 	if at != "" {
 		v += " (" + at + ")"
 	}
+	return v
+}
+
+// versionText is what version and --version print after the command's name: the release
+// or the module's version, the commit if the build knows it, Go, the platform, and what
+// this build can use.
+func versionText() string {
+	v := release()
 	kind := "CPU only, static"
 	switch {
 	case dl.Err() == nil:
