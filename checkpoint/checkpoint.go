@@ -59,12 +59,37 @@ func Scan(dir string) ([]Entry, error) {
 // with their Err; before all others come those of runs that another one replaces and
 // has not removed yet. It looks at manifests only and changes nothing.
 func (d Dir) Scan() ([]Entry, error) {
-	all, _, err := d.scan()
+	all, _, err := d.scan(nil)
 	return all, err
 }
 
-// scan is Scan; moved says that a checkpoint went away while it was looked at.
-func (d Dir) scan() (all []Entry, moved bool, err error) {
+// held are checkpoints that scan has left open, by name.
+type held map[string]*Checkpoint
+
+// mostHeld is how many, the newest: beside a run that keeps few, any may go at any moment.
+const mostHeld = 3
+
+// open is Dir.Open, or hands over what is open already.
+func (h held) open(d Dir, name string) (*Checkpoint, error) {
+	if c := h[name]; c != nil {
+		delete(h, name)
+		return c, nil
+	}
+	return d.Open(name)
+}
+
+func (h held) close() error {
+	var errs []error
+	for _, c := range h {
+		errs = append(errs, c.Close())
+	}
+	clear(h)
+	return errors.Join(errs...)
+}
+
+// scan is Scan that leaves the newest open, unless open is nil; moved says that a checkpoint
+// went away while it was looked at.
+func (d Dir) scan(open held) (all []Entry, moved bool, err error) {
 	if d.f == nil {
 		return nil, false, nil
 	}
@@ -72,13 +97,22 @@ func (d Dir) scan() (all []Entry, moved bool, err error) {
 	if err != nil {
 		return nil, false, fmt.Errorf("list checkpoints: %w", err)
 	}
+	slices.Reverse(names) // the newest first, before it goes
 	for _, name := range names {
 		step, copy, ok := parseName(name)
 		if !ok {
 			continue
 		}
 		e := Entry{Name: name, Folder: filepath.Join(d.f.Path(), name), Step: step, Copy: copy}
-		if e.Manifest, e.Err = d.manifest(name); errors.Is(e.Err, fs.ErrNotExist) {
+		if open != nil && len(open) < mostHeld {
+			var c *Checkpoint
+			if c, e.Err = d.Open(name); e.Err == nil {
+				open[name], e.Manifest = c, c.Manifest
+			}
+		} else {
+			e.Manifest, e.Err = d.manifest(name)
+		}
+		if errors.Is(e.Err, fs.ErrNotExist) {
 			moved = true // its owner removed it meanwhile
 			continue
 		}

@@ -81,14 +81,16 @@ const patience = 2 * time.Second
 
 // look shows read the checkpoints of the folder, again until it is done. A list of names
 // that a run changes meanwhile may miss all of them, so an empty one is read three times.
-func (d Dir) look(read func(entries []Entry) (done bool, err error)) error {
+// Its newest ones are open.
+func (d Dir) look(read func(entries []Entry, open held) (done bool, err error)) error {
 	late := time.Now().Add(patience)
 	for n := 1; ; n++ {
-		entries, moved, err := d.scan()
-		done := false
+		open, done := held{}, false
+		entries, moved, err := d.scan(open)
 		if err == nil && (len(entries) > 0 || !moved && n >= 3) {
-			done, err = read(entries)
+			done, err = read(entries, open)
 		}
+		err = errors.Join(err, open.close())
 		if done || err != nil {
 			return err
 		}
@@ -124,12 +126,12 @@ func Each(o filesys.Opener, path string, do func(Entry, *Checkpoint) error) (mar
 		return Marks{}, alone, err
 	}
 	if !alone && d.f != nil {
-		err = d.look(func(entries []Entry) (done bool, err error) {
+		err = d.look(func(entries []Entry, open held) (done bool, err error) {
 			done = len(entries) == 0
 			for _, e := range entries {
 				var c *Checkpoint
 				if e.Err == nil {
-					c, e.Err = d.Open(e.Name)
+					c, e.Err = open.open(d, e.Name)
 				}
 				if errors.Is(e.Err, fs.ErrNotExist) {
 					continue
@@ -164,13 +166,13 @@ func (d Dir) take(verify func(*Checkpoint) error) (Choice, *Checkpoint, error) {
 	}
 	var c Choice
 	var open *Checkpoint
-	err := d.look(func(entries []Entry) (bool, error) {
+	err := d.look(func(entries []Entry, newest held) (bool, error) {
 		marks, err := d.Marks()
 		if err != nil {
 			return false, err
 		}
 		moved := false
-		if c, open, moved, err = d.choose(entries, marks, verify); open == nil && moved {
+		if c, open, moved, err = d.choose(entries, newest, marks, verify); open == nil && moved {
 			return false, nil
 		}
 		return true, err
@@ -179,7 +181,7 @@ func (d Dir) take(verify func(*Checkpoint) error) (Choice, *Checkpoint, error) {
 }
 
 // choose is take of what is there; moved says that a checkpoint went away meanwhile.
-func (d Dir) choose(entries []Entry, marks Marks, verify func(*Checkpoint) error) (c Choice, chosen *Checkpoint, moved bool, err error) {
+func (d Dir) choose(entries []Entry, newest held, marks Marks, verify func(*Checkpoint) error) (c Choice, chosen *Checkpoint, moved bool, err error) {
 	c.Marks = marks
 	var marked *Checkpoint // the newest whole one, if runs diverged from it
 	defer func() {
@@ -192,7 +194,7 @@ func (d Dir) choose(entries []Entry, marks Marks, verify func(*Checkpoint) error
 		why := e.Err
 		var open *Checkpoint
 		if why == nil {
-			if open, why = d.Open(e.Name); why == nil {
+			if open, why = newest.open(d, e.Name); why == nil {
 				why = verify(open)
 			}
 		}

@@ -1,6 +1,7 @@
 package data
 
 import (
+	"cmp"
 	"container/heap"
 	"fmt"
 	"slices"
@@ -125,8 +126,24 @@ func (m *bpe) start(dst []int32, piece string) []int32 {
 // faster than a queue.
 const shortPiece = 48
 
-// encodePiece appends the tokens of a piece. Time is n log n of its bytes.
+// longPiece bounds the memory of merges, which take up to 100 bytes for each of a piece: a
+// longer one, which is no word of a language, is merged in parts.
+const longPiece = 1 << 20
+
+// encodePiece appends the tokens of a piece.
 func (m *bpe) encodePiece(dst []int32, piece string, s *scratch) []int32 {
+	for len(piece) > longPiece {
+		n := longPiece
+		for !utf8.RuneStart(piece[n]) {
+			n--
+		}
+		dst, piece = m.encodePart(dst, piece[:n], s), piece[n:]
+	}
+	return m.encodePart(dst, piece, s)
+}
+
+// encodePart appends the tokens of a piece. Time is n log n of its bytes.
+func (m *bpe) encodePart(dst []int32, piece string, s *scratch) []int32 {
 	if m.whole != nil {
 		if t, ok := m.whole[piece]; ok {
 			return append(dst, t)
@@ -445,4 +462,27 @@ func (t *bpeTokenizer) cut(text []byte, from int) int {
 		}
 	}
 	return 0
+}
+
+// within cuts before a letter that starts a line, where patterns end a piece too, or else
+// anywhere between characters.
+func (t *bpeTokenizer) within(text []byte) int {
+	if !t.cuttable {
+		return 0
+	}
+	last := 0
+	for i := len(text) - 1; i > 0; i-- {
+		if !utf8.RuneStart(text[i]) {
+			continue
+		}
+		last = cmp.Or(last, i)
+		if t.meta != nil {
+			break
+		}
+		before, _ := utf8.DecodeLastRune(text[:i-1])
+		if r, _ := utf8.DecodeRune(text[i:]); text[i-1] == '\n' && unicode.IsLetter(r) && !unicode.IsSpace(before) {
+			return i
+		}
+	}
+	return last
 }

@@ -71,6 +71,30 @@ func (d *documents) file(i int, skip int64) error {
 	return d.text(i, r, skip)
 }
 
+// longStretch bounds the text that is held for a place to cut. Text without one for so long
+// is no text of a language.
+const longStretch = 4 << 20
+
+// place is where to cut text, of which so much is looked at; 0: not yet. It depends on
+// what follows the last place alone, however much of that is there.
+func (d *documents) place(text []byte, checked, tried int, end bool) int {
+	stretch := min(checked, longStretch)
+	switch {
+	case end && (d.cutter == nil || len(text) <= longStretch):
+		return len(text)
+	case d.cutter == nil:
+		return 0
+	}
+	cut := d.cutter.cut(text[:stretch], min(tried, stretch))
+	if cut == 0 && stretch == longStretch {
+		cut = d.cutter.within(text[:stretch])
+	}
+	if cut == 0 && end {
+		cut = len(text)
+	}
+	return cut
+}
+
 // text gives a text file in pieces of about readBytes, cut where tokens end.
 func (d *documents) text(file int, r io.Reader, at int64) error {
 	path := d.c.files[file].path
@@ -92,27 +116,25 @@ func (d *documents) text(file int, r io.Reader, at int64) error {
 		if err := checkText(text, &checked, end); err != nil {
 			return d.give(&piece{file: file, last: true, drop: fmt.Errorf("%s is not text: %w", path, withOffset(err, at))})
 		}
-		cut := 0
-		if end {
-			cut = len(text)
-		} else if d.cutter != nil {
-			if cut = d.cutter.cut(text[:checked], tried); cut == 0 {
+		for {
+			cut := d.place(text, checked, tried, end)
+			last := end && cut == len(text)
+			if cut == 0 && !last {
 				tried = checked
+				break
 			}
-		}
-		if cut > 0 || end {
 			at += int64(cut)
-			p := &piece{file: file, parts: []part{{bytes.Clone(text[:cut]), starts}}, end: at, last: end}
+			p := &piece{file: file, parts: []part{{bytes.Clone(text[:cut]), starts}}, end: at, last: last}
 			if err := d.give(p); err != nil {
 				return err
+			}
+			if last {
+				return nil
 			}
 			starts = false
 			text = text[:copy(text, text[cut:])]
 			checked -= cut
 			tried = 0
-		}
-		if end {
-			return nil
 		}
 	}
 }

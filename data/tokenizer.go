@@ -33,6 +33,9 @@ type cutter interface {
 	// for a continuer) are those of the whole; or 0 if there is none that it knows. text[:from] was tried
 	// before, but for its last character.
 	cut(text []byte, from int) int
+	// within gives a place to cut a long text that has none by cut: between characters,
+	// where the tokens may be others than those of the whole; 0 if cut knows no rule.
+	within(text []byte) int
 }
 
 // continuer is a cutter that puts something before a text: encodeMore does not, and
@@ -66,6 +69,7 @@ func (byteTokenizer) VocabSize() int { return 256 }
 func (byteTokenizer) EOT() int32     { return -1 }
 
 func (byteTokenizer) cut(text []byte, _ int) int { return len(text) }
+func (byteTokenizer) within(text []byte) int     { return len(text) }
 
 func (byteTokenizer) Encode(text string) []int32 {
 	out := make([]int32, len(text))

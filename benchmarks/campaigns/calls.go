@@ -137,9 +137,9 @@ func (c *campaign) judge(ctx context.Context, r ran, call, act, dir string, args
 		return "late", errors.New("it did not end in time")
 	case strings.Contains(r.err, "error while loading shared libraries"):
 		what = "the loader ended it"
-	case call == "write" && r.status == -1 && r.err == "": // the runtime wakes threads by it, and has nothing to report with
+	case r.status == -1 && r.err == "" && act != "signal=KILL" && (call == "write" || slices.Contains(inRuntime, call)): // it could not report
 		what = "Go's runtime ended it"
-	case crashed && slices.Contains(inRuntime, call):
+	case crashed && (slices.Contains(inRuntime, call) || call == "write" && strings.Contains(r.err, "netpoll")): // which wakes threads
 		what = "Go's runtime ended it"
 	case crashed:
 		errs = append(errs, errors.New("a report of Go's runtime"))
