@@ -102,8 +102,6 @@ func benchCases() []benchCase {
 		{"SumTree4", 20 * (8 << 20), func(f func(int) []float32) runner { return sumTreeCase(f, 4) }},
 		{"SumTree12", 52 * (4 << 20), func(f func(int) []float32) runner { return sumTreeCase(func(int) []float32 { return f(4 << 20) }, 12) }},
 		{"NarrowBF16", 6 * nf, func(f func(int) []float32) runner { return &Narrow{To: BF16, Src: f(nf), Dst: make([]uint16, nf)} }},
-		{"Copy", 8 * (8 << 20), func(f func(int) []float32) runner { return &Copy{Dst: asBytes(f(8 << 20)), Src: asBytes(f(8 << 20))} }},
-		{"Normal", 4 * nc, func(f func(int) []float32) runner { return &Normal{Dst: f(nc), Std: 0.02} }},
 	}
 }
 

@@ -28,25 +28,6 @@ func (k *Add[T]) RunIndex(i int) {
 	binary(opAdd, k.Y[lo:hi], k.A[lo:hi], k.B[lo:hi], k.Accumulate)
 }
 
-// Accumulate is Y += X.
-type Accumulate[T num.Float] struct{ X, Y []T }
-
-// Run computes the sum.
-func (k *Accumulate[T]) Run(p *pool.Pool) error {
-	c := check{op: "accumulate"}
-	c.size1("Y", "that of X", len(k.Y), len(k.X))
-	if c.err == nil {
-		run(p, tasks(len(k.X), grain), k)
-	}
-	return c.err
-}
-
-// RunIndex is a pool.Task's; call Run.
-func (k *Accumulate[T]) RunIndex(i int) {
-	lo, hi := piece(i, grain, len(k.X))
-	binary(opAdd, k.Y[lo:hi], k.Y[lo:hi], k.X[lo:hi], false)
-}
-
 // Sub is Y = A - B, or Y += A - B. Y may be A or B.
 type Sub[T num.Float] struct {
 	A, B, Y    []T
@@ -134,27 +115,6 @@ func (k *Fill[T]) Run(p *pool.Pool) error {
 func (k *Fill[T]) RunIndex(i int) {
 	lo, hi := piece(i, grain, len(k.Y))
 	fill(k.Y[lo:hi], k.Value, k.Accumulate)
-}
-
-// Copy copies Src to Dst, bytes of any type; the two may not overlap.
-type Copy struct{ Dst, Src []byte }
-
-const copyGrain = 1 << 18 // bytes
-
-// Run copies.
-func (k *Copy) Run(p *pool.Pool) error {
-	c := check{op: "copy"}
-	c.size1("Dst", "that of Src", len(k.Dst), len(k.Src))
-	if c.err == nil {
-		run(p, tasks(len(k.Src), copyGrain), k)
-	}
-	return c.err
-}
-
-// RunIndex is a pool.Task's; call Run.
-func (k *Copy) RunIndex(i int) {
-	lo, hi := piece(i, copyGrain, len(k.Src))
-	copy(k.Dst[lo:hi], k.Src[lo:hi])
 }
 
 const (

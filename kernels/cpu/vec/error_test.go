@@ -25,11 +25,9 @@ func TestRefusals(t *testing.T) {
 	}{
 		{&Add[float32]{A: f(4), B: f(3), Y: f(4)}, "add: B has 3 elements, want that of A = 4"},
 		{&Add[float32]{A: f(4), B: f(4), Y: f(5)}, "add: Y has 5 elements, want that of A = 4"},
-		{&Accumulate[float32]{X: f(4), Y: f(5)}, "accumulate: Y has 5 elements, want that of X = 4"},
 		{&Sub[float32]{A: f(4), B: f(4), Y: f(3)}, "sub: Y has 3"},
 		{&Mul[float32]{A: f(4), B: f(4), Y: f(3)}, "mul: Y has 3"},
 		{&Scale[float32]{X: f(4), Y: f(3)}, "scale: Y has 3"},
-		{&Copy{Dst: make([]byte, 2), Src: make([]byte, 3)}, "copy: Dst has 2 elements, want that of Src = 3"},
 		{&Activation[float32]{Act: 9}, "activation: Act is 9, want one of the activations, below 4"},
 		{&Activation[float32]{X: f(2), Y: f(1)}, "activation: Y has 1"},
 		{&ActivationGrad[float32]{Act: 7}, "activation gradient: Act is 7"},
@@ -90,7 +88,6 @@ func TestRefusals(t *testing.T) {
 		{&SumTree{Dst: f(2), Srcs: [][]float32{f(2), f(3)}}, "sum over ranks: Srcs[1] has 3 elements, want that of Dst = 2"},
 		{&SumTreeAll{}, "sum over ranks: 0 buffers"},
 		{&SumTreeAll{Bufs: [][]float32{f(2), f(3)}}, "sum over ranks: Bufs[1] has 3 elements, want that of Bufs[0] = 2"},
-		{&SumTreeInt{Dst: make([]int64, 1), Srcs: [][]int64{nil}}, "integer sum over ranks: Srcs[0] has 0"},
 		{&Narrow{Src: f(1), Dst: make([]uint16, 1)}, "narrow: To is 0, want BF16 (1) or F16 (2)"},
 		{&Widen{From: BF16, Src: make([]uint16, 2), Dst: f(1)}, "widen: Dst has 1"},
 	} {
