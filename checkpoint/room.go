@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"maps"
 	"math"
+	"time"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
@@ -49,7 +50,7 @@ func roomOf(free filesys.Room, entries []Entry, marks Marks, from Choice, owner 
 	gone := map[string]bool{}
 	for _, e := range expendable(entries, &marks, owner, o.Keep) {
 		gone[e.Name] = true
-		r.Goes += e.Manifest.bytes()
+		r.Goes += e.Manifest.takes(free.Block)
 	}
 	for i := len(entries) - 1; i >= 0; i-- {
 		e := &entries[i]
@@ -58,21 +59,49 @@ func roomOf(free filesys.Room, entries []Entry, marks Marks, from Choice, owner 
 		case e.Err != nil || gone[e.Name]:
 		case e.Manifest.Owner != owner:
 			if o.Mark != "" && e.Manifest.Mark == o.Mark {
-				r.After += e.Manifest.bytes()
+				r.After += e.Manifest.takes(free.Block)
 			}
 		case marks.confirmed[key] && !marks.left[key]:
-			r.Own = append(r.Own, e.Manifest.bytes())
+			r.Own = append(r.Own, e.Manifest.takes(free.Block))
 		}
 	}
 	return r
 }
 
-// bytes is what the manifest's files take.
-func (m *Manifest) bytes() (n int64) {
+// takes is what a checkpoint takes of a file system of such blocks: its folder, its files
+// and the manifest.
+func (m *Manifest) takes(block int64) int64 {
+	block = max(block, 1)
+	up := func(n int64) int64 { return (n + block - 1) / block * block }
+	n := block
 	for _, f := range m.Files {
-		n += f.Bytes
+		n += up(f.Bytes)
+	}
+	if text, err := m.text(); err == nil {
+		n += up(int64(len(text)))
 	}
 	return n
+}
+
+// Takes is what a checkpoint of these parts will take of the store's file system.
+func (s *Store) Takes(m Manifest, parts []*Part, blobs []Blob) (int64, error) {
+	now := time.Now().UTC().Truncate(time.Second)
+	m.Version, m.ID, m.Owner, m.Mark, m.Written = Version, random(), s.owner, s.o.Mark, &now
+	for _, p := range parts {
+		w, err := newPartFile(p)
+		if err != nil {
+			return 0, err
+		}
+		m.Files = append(m.Files, File{Name: p.fileName(), Bytes: w.layout.Size, CRC32C: "00000000", Header: w.layout.Data})
+	}
+	for _, b := range blobs {
+		m.Files = append(m.Files, File{Name: b.Name, Bytes: int64(len(b.Data)), CRC32C: "00000000"})
+	}
+	room, err := s.f.Room()
+	if err != nil {
+		room.Block = 1 // nobody can say
+	}
+	return m.takes(room.Block), nil
 }
 
 // Needs is the most that the run's next checkpoints, each of so many bytes, take at

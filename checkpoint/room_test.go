@@ -3,6 +3,8 @@ package checkpoint
 import (
 	"context"
 	"math"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -82,7 +84,13 @@ func TestRoomOfAFolder(t *testing.T) {
 		_, err := s.Save(context.Background(), Manifest{Step: step, Ranks: 1, Run: []byte("{}")}, nil, []Blob{{Name: "b", Data: make([]byte, 10*step)}})
 		require.NoError(t, err)
 		require.NoError(t, s.Confirm())
-		sizes = append(sizes, int64(10*step))
+		m, err := ReadManifest(filepath.Join(dir, Name(step, 1)))
+		require.NoError(t, err)
+		text, err := os.Stat(filepath.Join(dir, Name(step, 1), manifestName))
+		require.NoError(t, err)
+		require.Equal(t, 1+int64(10*step)+text.Size(), m.takes(1))
+		require.Equal(t, 4096*3, int(m.takes(4096)), "a folder, a file and the manifest, a block each")
+		sizes = append(sizes, m.takes(1))
 	}
 	require.NoError(t, s.Close())
 	for keep, want := range []Room{

@@ -136,15 +136,24 @@ func (s *States) Tensors() []checkpoint.Tensor {
 // PartBytes is how many bytes of states the ranks of a program's world save: the most of
 // any rank, and all.
 func PartBytes(p *graph.Program, ranks int) (most, all int64, err error) {
-	shares, err := NewStates(p, platform.OneProcess(ranks), nil).shares()
-	for _, share := range shares {
-		n := int64(0)
-		for _, piece := range share {
-			n += piece.Bytes()
-		}
-		most, all = max(most, n), all+n
+	parts, err := Parts(p, ranks)
+	for _, part := range parts {
+		most, all = max(most, part.Bytes()), all+part.Bytes()
 	}
 	return most, all, err
+}
+
+// Parts are what the ranks of a program's world save, without what reads them.
+func Parts(p *graph.Program, ranks int) ([]*checkpoint.Part, error) {
+	shares, err := NewStates(p, platform.OneProcess(ranks), nil).shares()
+	parts := make([]*checkpoint.Part, len(shares))
+	for i, share := range shares {
+		parts[i] = &checkpoint.Part{Index: i, Of: len(shares)}
+		for _, piece := range share {
+			parts[i].Extents = append(parts[i].Extents, piece.Extent)
+		}
+	}
+	return parts, err
 }
 
 // part is what a rank saves, read from it. Its Read is for the rank's goroutine.

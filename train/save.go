@@ -50,8 +50,8 @@ func (t *Trainer) Save(ctx context.Context) (string, error) {
 	return folder, t.sound(err)
 }
 
-// CheckpointBytes returns what one checkpoint takes at least, the states and the model's
-// files; 0 without Config.Checkpoint.
+// CheckpointBytes returns what one checkpoint takes of its file system; 0 without
+// Config.Checkpoint.
 func (t *Trainer) CheckpointBytes() (int64, error) {
 	if t.saver == nil {
 		return 0, nil

@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/run"
 )
 
@@ -49,10 +50,10 @@ func (s *Saver) CheckRoom(ctx context.Context) error {
 	return nil
 }
 
-// Bytes returns what one checkpoint takes at least: the states, and the model's
-// files.
+// Bytes returns what one checkpoint takes of its file system: the states, the model's
+// files and the manifest, in blocks.
 func (s *Saver) Bytes() (int64, error) {
-	_, all, err := run.PartBytes(s.plan.Program, s.cfg.Ranks)
+	parts, err := run.Parts(s.plan.Program, s.cfg.Ranks)
 	if err != nil {
 		return 0, err
 	}
@@ -60,10 +61,13 @@ func (s *Saver) Bytes() (int64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("Config.Checkpoint %s: %w", s.cfg.Checkpoint, err)
 	}
-	for _, f := range files {
-		all += int64(len(f.Data))
+	record, err := s.Record()
+	if err != nil {
+		return 0, err
 	}
-	return all, nil
+	tensors := run.NewStates(s.plan.Program, platform.OneProcess(s.cfg.Ranks), nil).Tensors()
+	m := checkpoint.Manifest{Step: s.cfg.Steps, PlanHash: s.planHash(), Ranks: s.cfg.Ranks, Zero: s.cfg.Zero, Run: record, Tensors: tensors}
+	return s.store.Takes(m, parts, files)
 }
 
 // saves is how many checkpoints a run writes that has done so many steps.
@@ -112,8 +116,7 @@ func littleRoom(c *config.Config, r *checkpoint.Room, each, saves int64) string 
 	}
 	text := fmt.Sprintf("of %s, %s each, up to %s will lie in Config.Checkpoint %s at once, whose file system has %s free: some will not be saved; ",
 		what, plan.Bytes(each), amount, c.Checkpoint, plan.Bytes(r.Free))
-	// Headers, the manifest and files' last pages come on top: what is advised has room for them.
-	switch keep := r.Keeps(each + each/64 + 64<<10*int64(c.Ranks+1)); {
+	switch keep := r.Keeps(each); {
 	case keep > 0 && (c.Keep == 0 || keep < int64(c.Keep)):
 		return text + fmt.Sprintf("Config.Keep %d fits", keep)
 	case needs == math.MaxInt64:
