@@ -100,11 +100,19 @@ func trainValues(args []string) (*pflag.FlagSet, error) {
 
 // run runs the job, as often as it must be formed again.
 func (e *elastic) run(cmd *cobra.Command, signals <-chan os.Signal) error {
+	release, err := e.tries.saved.hold()
+	if err != nil {
+		return err
+	}
+	defer release()
 	first := true
 	for {
 		sizes := e.team.Sizes()
 		if first {
 			sizes = []int{e.o.Ranks}
+		} else if err := e.tries.saved.moved(); err != nil {
+			fmt.Fprintln(e.out, "spillway: launch:", err)
+			return &statusError{launch.LostStatus}
 		}
 		g, err := e.form(cmd, sizes, first, signals)
 		if err != nil {

@@ -100,6 +100,11 @@ func runLaunch(cmd *cobra.Command, o launch.Options, f launchFlags) error {
 		if tries = attemptsFrom(savedBy(fs), idleRestarts); tries.saved.folder == "" {
 			return errors.New("--restarts needs train's --checkpoint: the folder to go on from")
 		}
+		release, err := tries.saved.hold()
+		if err != nil {
+			return err
+		}
+		defer release()
 	}
 	args := o.Args
 	for {
@@ -123,6 +128,10 @@ func runLaunch(cmd *cobra.Command, o launch.Options, f launchFlags) error {
 		fmt.Fprintf(o.Stderr, "spillway: starting again from %s; %s left; waiting %v\n", where, english.Plural(f.restarts, "restart", ""), pause)
 		if err := wait(cmd.Context(), pause); err != nil {
 			return err
+		}
+		if err := tries.saved.moved(); err != nil {
+			fmt.Fprintln(o.Stderr, "spillway: launch:", err)
+			return &statusError{launch.LostStatus}
 		}
 		o.Args = tries.saved.resuming(args)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // ownCheckpoints tells the checkpoints of a job from those that its folder held before it: a
@@ -16,6 +18,42 @@ import (
 type ownCheckpoints struct {
 	folder string
 	before map[string]bool // by name and id; none where the job was to go on from them
+	held   filesys.Folder  // see hold
+}
+
+// hold opens the folder for the job's attempts, and makes it where it is missing. One that
+// nothing was written to goes with release.
+func (o *ownCheckpoints) hold() (release func(), err error) {
+	if o.folder == "" {
+		return func() {}, nil
+	}
+	f, made, err := filesys.MakeFolder(filesys.System, o.folder)
+	if err != nil {
+		return nil, fmt.Errorf("--checkpoint %s: %w", o.folder, err)
+	}
+	o.held = f
+	return func() {
+		made.Remove()
+		_ = f.Close() // nothing was written through it
+	}, nil
+}
+
+// moved refuses another attempt where the path of the folder leads to another one by now: it
+// may be another run's.
+func (o *ownCheckpoints) moved() error {
+	if o.held == nil {
+		return nil
+	}
+	now, err := filesys.Open(o.folder)
+	if err != nil {
+		return fmt.Errorf("not starting again: the checkpoint folder is gone: %w", err)
+	}
+	a, err := now.Info()
+	b, herr := o.held.Info()
+	if err = errors.Join(err, herr, now.Close()); err == nil && !filesys.Same(a, b) {
+		err = fmt.Errorf("not starting again: %s is another folder than the one that the job began in (somebody renamed it, or retargeted a link); train --resume goes on in the one that has its checkpoints", o.folder)
+	}
+	return err
 }
 
 // checkpointsOf looks at the folder of a job that has not begun.

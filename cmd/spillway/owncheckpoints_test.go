@@ -48,3 +48,29 @@ func TestAJobGoesOnFromItsOwnCheckpoints(t *testing.T) {
 	require.Equal(t, []string{"train", "--resume"}, anew.resuming([]string{"train", "--resume"}), "once")
 	require.Len(t, args, 3)
 }
+
+// Another attempt goes into the folder that the job began in, or none begins.
+func TestAnotherAttemptIsInTheSameFolder(t *testing.T) {
+	dir := t.TempDir()
+	link, a, b := filepath.Join(dir, "link"), filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	require.NoError(t, os.Mkdir(b, 0o700))
+	require.NoError(t, os.Mkdir(a, 0o700))
+	require.NoError(t, os.Symlink("a", link))
+	o := checkpointsOf(link, false)
+	release, err := o.hold()
+	require.NoError(t, err)
+	require.NoError(t, o.moved())
+	require.NoError(t, os.Remove(link))
+	require.NoError(t, os.Symlink("b", link))
+	require.ErrorContains(t, o.moved(), "another folder than the one that the job began in")
+	require.NoError(t, os.Remove(link))
+	require.ErrorContains(t, o.moved(), "is gone")
+	release()
+
+	o = checkpointsOf(filepath.Join(dir, "made"), false)
+	release, err = o.hold()
+	require.NoError(t, err)
+	require.DirExists(t, o.folder)
+	release()
+	require.NoDirExists(t, o.folder, "nothing was written there")
+}
