@@ -113,7 +113,7 @@ func Open(o RankOptions) (*Ranks, error) {
 // openLocal makes the ranks, and the executors of those of this process.
 func (rs *Ranks) openLocal(o *RankOptions) (err error) {
 	for slot, i := range o.World.Local {
-		rs.list = append(rs.list, &Rank{on: thread.New(), Index: i, Slot: slot})
+		rs.list = append(rs.list, &Rank{on: thread.New(o.Platform.GPU() != nil), Index: i, Slot: slot})
 	}
 	if m, ok := o.Platform.(platform.Meeter); ok && m.Meets() {
 		err = rs.openMeeting(o, m)

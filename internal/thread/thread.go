@@ -1,5 +1,5 @@
-// Package thread runs functions on one thread of the operating system, as devices need
-// that keep a context for each thread.
+// Package thread runs functions one after the other on one goroutine, or on one thread
+// of the operating system, as devices need that keep a context for each thread.
 package thread
 
 import (
@@ -8,16 +8,19 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// Thread is a goroutine that is locked to its thread. It runs the functions that it gets
-// over Work, one after the other, until Work is closed.
+// Thread is a goroutine that runs the functions that it gets over Work, one after the
+// other, until Work is closed.
 type Thread struct{ Work chan func() }
 
-// New starts a thread.
-func New() *Thread {
+// New starts a thread. Locked, its goroutine stays on one thread of the operating system:
+// each hand-over to it then wakes that thread, which takes longer than a small kernel.
+func New(locked bool) *Thread {
 	t := &Thread{Work: make(chan func())}
 	go func() {
 		defer crash.Guard()
-		runtime.LockOSThread()
+		if locked {
+			runtime.LockOSThread()
+		}
 		for f := range t.Work {
 			f()
 		}

@@ -124,7 +124,7 @@ func New(o platform.Options, parts *Parts) (_ platform.Platform, err error) {
 		return nil, err
 	}
 	for _, k := range c.cards {
-		k.host = thread.New()
+		k.host = thread.New(true)
 		for _, rank := range k.ranks {
 			c.of[rank] = k
 		}
