@@ -120,10 +120,10 @@ func TestTheDemoReplacesOnlyItsOwn(t *testing.T) {
 	require.Equal(t, exitDoesNotFit, got.status, got.stderr)
 	require.Equal(t, before, tree(t, demo), "a refused demo changes nothing")
 
-	got = inFolder(t, work, append(short, "2")...)
+	got = inFolder(t, work, append(short, "1")...)
 	require.Zero(t, got.status, got.stderr)
 	step, _ := newest(t, demo)
-	require.Equal(t, 2, step)
+	require.Equal(t, 1, step)
 	require.NoDirExists(t, filepath.Join(demo, "step-00000003"))
 
 	require.NoError(t, os.RemoveAll(demo))

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
 // Promise 2 as the kernel sees it: what a run over 1 GiB has resident, at its
@@ -18,12 +20,15 @@ import (
 // 5 % and 64 MiB.
 func TestResidentMemoryIsThePlans(t *testing.T) {
 	t.Parallel()
-	for flags, layers := range map[string]int{
-		"--zero 0": 5,
+	runs := map[string]int{
 		"--ranks 3 --recompute full --trace DIR/trace.json":                2,
 		"--offload optimizer=host --tokenizer gpt2 --data ../../README.md": 5,
-		"--ranks 3 --zero 1 --offload optimizer=disk --disk DIR/disk":      1,
-	} {
+	}
+	if long.On() {
+		runs["--zero 0"] = 5
+		runs["--ranks 3 --zero 1 --offload optimizer=disk --disk DIR/disk"] = 1
+	}
+	for flags, layers := range runs {
 		// The first blocks of GPT-2 and its embeddings: 46 to 75 million parameters.
 		model := edited(t, "gpt2", func(c map[string]any) {
 			c["n_layer"], c["n_embd"], c["n_head"], c["vocab_size"] = layers, 768, 12, 50257
