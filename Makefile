@@ -38,10 +38,11 @@ long:
 	go run ./internal/testkit/faults -sample 30 -seed $$(date +%j) -budget 10m
 
 # campaigns are what takes hours: every model on every GPU, every combination of a run's
-# options, 2,000 kills, every planted fault.
+# options, 2,000 kills, what surrounds checkpoints (benchmarks/campaigns), every planted fault.
 campaigns: faults
 	SPILLWAY_LONG=all SPILLWAY_TEST_MPI=1 go test -timeout 6h ./...
 	go run ./benchmarks/kills
+	for c in folders readers connections calls soak; do go run ./benchmarks/campaigns $$c || exit 1; done
 
 # faults plants every fault of internal/testkit/faults, one after the other, and fails
 # where the tests of its package, and of those that import it, miss one.
