@@ -77,7 +77,7 @@ func TestRanksAgree(t *testing.T) {
 		"--checkpoint none":                      "has --checkpoint none, rank 0 (host %s) given",
 		"--model " + shape:                       "has --model NormEps 0.001, rank 0 (host %s) 1e-05",
 		"--init " + other:                        "has --init ",
-		"--data " + testdata + "/text.txt":       "has --data 6194 bytes of SHA-256 ",
+		"--data " + testdata + "/text.txt":       "has --data 3097 bytes of SHA-256 ",
 		"--zero 9":                               "--zero 9: stages are 0, 1, 2 and 3",
 		"--config " + writeFile(t, "c", "lr: 2"): "has --lr 2, rank 0 (host %s) 0.001",
 		"--nowhere":                              "unknown flag --nowhere",
@@ -107,6 +107,9 @@ func TestRanksAgree(t *testing.T) {
 				require.Contains(t, saidOf(to, 0), "rank 1 (host "+host+")")
 				require.Equal(t, 1, status, "the launcher's")
 				for rank := range 2 {
+					if starter == "mpirun.openmpi" && rank == 0 && statusOf(to, rank) == "" {
+						continue // its launcher has killed rank 0 when rank 1 had ended with status 1
+					}
 					require.Equal(t, "1", statusOf(to, rank), "rank %d: %s", rank, saidOf(to, rank))
 				}
 				require.NoDirExists(t, filepath.Join(to, "ck", "step-00000002"))

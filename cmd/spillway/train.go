@@ -68,6 +68,11 @@ Any flag overrides a value of the demo.`,
 			}
 			defer func() {
 				defer shelter()() // or a signal would cut off what is said of its effect
+				if err != nil && p.transport == cluster.MPI {
+					// Before the others end: Open MPI's launcher kills this process at the first status that is not 0.
+					printError(cmd.ErrOrStderr(), err, os.Args[1:], cmd)
+					err = &statusError{exitStatus(err)}
+				}
 				p.job.Dismiss(err)
 				err = p.end(err)
 			}()
