@@ -36,11 +36,15 @@ func runOnce(cmd *cobra.Command, o launch.Options, signals <-chan os.Signal, unt
 	var beside sync.WaitGroup
 	beside.Go(func() {
 		defer crash.Guard()
+		interrupted := cmd.Context().Done() // also by a signal that came before signals took any
 		for {
 			select {
 			case s := <-signals:
 				g.asked = g.asked || ends(s)
 				send(s)
+			case <-interrupted:
+				interrupted, g.asked = nil, true
+				send(syscall.SIGTERM)
 			case <-stop:
 				return
 			}

@@ -5,7 +5,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -160,54 +158,6 @@ func gone(pid int) bool {
 	return err != nil || strings.Contains(string(text), ") Z ")
 }
 
-// A rank that dies at any moment ends the job at once on all, and the job goes on
-// from its newest checkpoint to the same bits.
-func TestLaunchLosesARank(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	whole := start(t, launched(3, tinyWith("--steps", "60")...)...)
-	require.Zero(t, whole.end(t), whole.errs.String())
-	want := shaOf(t, whole.out.String())
-	for i := range long.Or(4, 10) {
-		victim := i % 3
-		ck := filepath.Join(dir, strconv.Itoa(i))
-		args := tinyWith("--steps", "60", "--checkpoint", ck, "--save-every", "10", "--keep", "2")
-		p := start(t, launched(3, args...)...)
-		pids := ranksOf(t, p, 3)
-		if i >= 3 { // the first ones may die before anything has begun
-			waitFor(t, "checkpoint", func() bool { m, _ := filepath.Glob(filepath.Join(ck, "step-*")); return len(m) > 0 })
-		}
-		time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
-		_ = syscall.Kill(pids[victim], syscall.SIGKILL)
-		status := p.end(t)
-		for _, pid := range pids {
-			require.True(t, gone(pid), "process %d is left", pid)
-		}
-		if status != exitDone { // it may have been done by then
-			require.Equal(t, exitFault, status, p.errs.String())
-			require.Contains(t, p.errs.String(), fmt.Sprintf("rank %d (process %d): signal: killed", victim, pids[victim]))
-		}
-		p = start(t, launched(3, append(args, "--resume")...)...)
-		require.Zero(t, p.end(t), p.errs.String())
-		if strings.Contains(p.out.String(), "nothing to do") {
-			continue
-		}
-		require.Equal(t, want, shaOf(t, p.out.String()), "after the loss of rank %d", victim)
-	}
-}
-
-func TestLaunchStartsAgain(t *testing.T) {
-	t.Parallel()
-	ck := filepath.Join(t.TempDir(), "ck")
-	p := start(t, append([]string{"launch", "-n", "2", "--restarts", "1", "--"}, tinyWith("--steps", "400", "--checkpoint", ck, "--save-every", "20", "--keep", "2")...)...)
-	pids := ranksOf(t, p, 2)
-	waitFor(t, "checkpoint", func() bool { m, _ := filepath.Glob(filepath.Join(ck, "step-*")); return len(m) > 0 })
-	require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
-	require.Zero(t, p.end(t), p.errs.String())
-	require.Contains(t, p.errs.String(), "starting again from the checkpoint of step ")
-	require.Contains(t, p.errs.String(), "resumed after step")
-}
-
 // A demo that loses a rank before it has saved anything begins again, whatever an earlier one
 // has left in its folder.
 func TestLaunchStartsTheDemoAgain(t *testing.T) {
@@ -243,54 +193,6 @@ func TestLaunchNamesADivergence(t *testing.T) {
 	two := start(t, launched(2, diverging...)...)
 	require.Equal(t, exitFault, two.end(t), two.errs.String())
 	require.Equal(t, want, named.FindString(two.errs.String()))
-}
-
-// A rank that is stopped is named by its heartbeat, and ends the job at the
-// timeout.
-func TestLaunchNamesAStoppedRank(t *testing.T) {
-	t.Parallel()
-	for victim := range 2 {
-		p := start(t, launched(2, tinyWith("--steps", "1000000", "--timeout", "3s")...)...)
-		pids := ranksOf(t, p, 2)
-		waitFor(t, "first step", func() bool { return strings.Contains(p.errs.String(), "step ") })
-		require.NoError(t, syscall.Kill(pids[victim], syscall.SIGSTOP))
-		require.Equal(t, exitFault, p.end(t), p.errs.String())
-		require.Regexp(t, fmt.Sprintf(`warning: rank %d \(host .*, process %d\) gives no sign of life`, victim, pids[victim]), p.errs.String())
-		require.Regexp(t, fmt.Sprintf(`timeout: .*rank %d \(host .*, process %d\).* (gave no sign of life for|did not (arrive|finish) within) 3s`, victim, pids[victim]), p.errs.String())
-		for _, pid := range pids {
-			require.True(t, gone(pid), "process %d is left", pid)
-		}
-	}
-}
-
-// A process that was paused as a whole goes on, however long that took: its ranks had no
-// time to come.
-func TestPausedProcessGoesOn(t *testing.T) {
-	t.Parallel()
-	p := start(t, tinyWith("--ranks", "2", "--steps", "1000000", "--timeout", "1500ms")...)
-	waitFor(t, "first step", func() bool { return strings.Contains(p.errs.String(), "step ") })
-	for range long.Or(2, 4) { // somewhere in a step: that a rank waits is likely, not sure
-		require.NoError(t, p.Process.Signal(syscall.SIGSTOP))
-		time.Sleep(2 * time.Second) // longer than the timeout: what is tested
-		require.NoError(t, p.Process.Signal(syscall.SIGCONT))
-		time.Sleep(20 * time.Millisecond)
-	}
-	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
-	require.Equal(t, exitInterrupted, p.end(t), p.errs.String())
-}
-
-func TestLaunchPassesSignalsOn(t *testing.T) {
-	ck := filepath.Join(t.TempDir(), "ck")
-	p := start(t, launched(2, tinyWith("--steps", "1000000", "--checkpoint", ck)...)...)
-	pids := ranksOf(t, p, 2)
-	waitFor(t, "first step", func() bool { return strings.Contains(p.errs.String(), "step ") })
-	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
-	require.Equal(t, exitInterrupted, p.end(t), p.errs.String())
-	step, _ := newest(t, ck)
-	require.Positive(t, step)
-	for _, pid := range pids {
-		require.True(t, gone(pid), "process %d is left", pid)
-	}
 }
 
 // The launcher itself dies: its ranks end with it.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -24,7 +23,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/checkpoint"
-	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
 
@@ -190,43 +188,6 @@ func shaOf(t *testing.T, text string) string {
 	m := shaLine.FindStringSubmatch(text)
 	require.NotNil(t, m, text)
 	return m[1]
-}
-
-// Killed at any moment of its saves, a run loses no more than the steps since
-// the last checkpoint, and goes on to the bits of a run that nobody killed.
-func TestKilledSavesLeaveALoadableCheckpoint(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	args := tinyWith("--ranks", "2", "--checkpoint", dir, "--save-every", "1", "--keep", "2", "--resume")
-	last := 0
-	for round := range long.Or(3, 10) {
-		p := start(t, append(args, "--steps", "1000000")...)
-		from := last
-		waitFor(t, "checkpoint", func() bool { // a name is there only once it is complete
-			names, _ := filepath.Glob(filepath.Join(dir, "step-*"))
-			for _, name := range names {
-				if n, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(name), "step-")); err == nil && n > from {
-					return true
-				}
-			}
-			return false
-		})
-		time.Sleep(time.Duration(rand.Int64N(int64(20 * time.Millisecond))))
-		require.NoError(t, p.Process.Signal(syscall.SIGKILL))
-		require.Equal(t, -1, p.end(t))
-		step, _ := newest(t, dir)
-		require.Greater(t, step, last, "round %d", round)
-		last = step
-	}
-	steps := strconv.Itoa(last + 3)
-	p := start(t, append(args, "--steps", steps)...)
-	require.Equal(t, 0, p.end(t), p.errs.String())
-	whole := start(t, tinyWith("--ranks", "2", "--steps", steps)...)
-	require.Equal(t, 0, whole.end(t), whole.errs.String())
-	require.Equal(t, shaOf(t, whole.out.String()), shaOf(t, p.out.String()))
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, entries, 4, "two confirmed checkpoints, the newest and the marks: what the killed saves left is cleared")
 }
 
 // Ctrl-C ends a run at a step's end with a checkpoint and status 130.

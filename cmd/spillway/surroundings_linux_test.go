@@ -128,35 +128,6 @@ func TestPipesWithoutReaders(t *testing.T) {
 	require.NoError(t, reader.Close())
 }
 
-// A hangup saves as Ctrl-C does; under nohup it is ignored.
-func TestHangup(t *testing.T) {
-	metrics := filepath.Join(t.TempDir(), "m.jsonl")
-	dir := filepath.Join(t.TempDir(), "ck")
-	long := tinyWith("--steps", "1000000", "--metrics", metrics, "--checkpoint", dir)
-	p := start(t, long...)
-	waitFor(t, "step", func() bool { st, err := os.Stat(metrics); return err == nil && st.Size() > 0 })
-	require.NoError(t, p.Process.Signal(syscall.SIGHUP))
-	require.Equal(t, 130, p.end(t), p.errs.String())
-	step, _ := newest(t, dir)
-	require.Positive(t, step)
-	require.Contains(t, p.errs.String(), fmt.Sprintf("spillway: interrupted after step %d; the checkpoint in %s has it (go on with --resume)\n", step, dir))
-	require.Equal(t, 1, strings.Count(p.errs.String(), "spillway: interrupted"))
-
-	path, err := built()
-	require.NoError(t, err)
-	q := &process{Cmd: exec.Command("sh", append([]string{"-c", `trap "" HUP; exec "$0" "$@"`, path}, append(long, "--resume")...)...)}
-	q.Stdout, q.Stderr = &q.out, &q.errs
-	require.NoError(t, q.Start())
-	t.Cleanup(func() { _ = q.Process.Kill() })
-	steps := func() int { return len(readWholeLines(t, metrics)) }
-	waitFor(t, "step", func() bool { return steps() > step })
-	require.NoError(t, q.Process.Signal(syscall.SIGHUP))
-	seen := steps()
-	waitFor(t, "steps after the hangup", func() bool { return steps() > seen+2 })
-	require.NoError(t, q.Process.Signal(syscall.SIGTERM))
-	require.Equal(t, 130, q.end(t), q.errs.String())
-}
-
 // readWholeLines reads the lines of a file that is being written.
 func readWholeLines(t *testing.T, path string) (lines []map[string]any) {
 	text, err := os.ReadFile(path)
