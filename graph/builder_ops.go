@@ -35,14 +35,28 @@ func (b *Builder) Linear(name string, x, w, bias Value, attr LinearAttr) Value {
 // LayerNorm normalises the rows of x.
 func (b *Builder) LayerNorm(name string, x, gamma, beta Value, eps float64) Value {
 	rows := b.rowsOf(x)
-	return b.add(name, LayerNorm, NormAttr{eps}, opds(opd("x", x), opd("gamma", gamma), opd("beta", beta)),
+	return b.add(name, LayerNorm, NormAttr{Eps: eps}, opds(opd("x", x), opd("gamma", gamma), opd("beta", beta)),
 		[]result{b.like(x), {suffix: "mean", shape: []int64{rows}}, {suffix: "rstd", shape: []int64{rows}}}, nil)
 }
 
 // RMSNorm normalises the rows of x by their root mean square.
 func (b *Builder) RMSNorm(name string, x, gamma Value, eps float64) Value {
-	return b.add(name, RMSNorm, NormAttr{eps}, opds(opd("x", x), opd("gamma", gamma)),
+	return b.rmsNorm(name, x, gamma, NormAttr{Eps: eps})
+}
+
+// RMSNormPlusOne is RMSNorm with the gain 1 + gamma.
+func (b *Builder) RMSNormPlusOne(name string, x, gamma Value, eps float64) Value {
+	return b.rmsNorm(name, x, gamma, NormAttr{Eps: eps, PlusOne: true})
+}
+
+func (b *Builder) rmsNorm(name string, x, gamma Value, a NormAttr) Value {
+	return b.add(name, RMSNorm, a, opds(opd("x", x), opd("gamma", gamma)),
 		[]result{b.like(x), {suffix: "rstd", shape: []int64{b.rowsOf(x)}}}, nil)
+}
+
+// SoftCap is limit·tanh(x/limit).
+func (b *Builder) SoftCap(name string, x Value, limit float64, opts ...Option) Value {
+	return b.add(name, SoftCap, CapAttr{limit}, opds(opd("x", x)), []result{b.like(x)}, opts)
 }
 
 // Activation applies act to every element.
@@ -202,22 +216,27 @@ func (b *Builder) SelectRow(name string, x Value) Value {
 func (b *Builder) CrossEntropy(name string, logits, targets Value) Value {
 	ins := []BufID{b.use(name, "logits", logits), b.use(name, "targets", targets)}
 	lse := b.buffer(Buffer{Name: name + ".lse", DType: F32, Shape: []int64{b.rowsOf(logits)}, Class: Activations, Unit: b.unit})
-	return b.lossOp(name, CrossEntropy, ins, Out{lse.Buf(), Write})
+	return b.lossOp(name, CrossEntropy, nil, ins, Out{lse.Buf(), Write})
 }
 
 // HeadLoss adds the loss of the logits x·wᵀ, w (V,C), against targets i32 (N)
 // to the program's Loss, and returns Loss. The logits are never held whole.
 func (b *Builder) HeadLoss(name string, x, w, targets Value) Value {
-	return b.lossOp(name, HeadLoss, []BufID{b.use(name, "x", x), b.use(name, "w", w), b.use(name, "targets", targets)})
+	return b.lossOp(name, HeadLoss, nil, []BufID{b.use(name, "x", x), b.use(name, "w", w), b.use(name, "targets", targets)})
+}
+
+// CappedHeadLoss is HeadLoss of the logits after SoftCap.
+func (b *Builder) CappedHeadLoss(name string, x, w, targets Value, limit float64) Value {
+	return b.lossOp(name, HeadLoss, CapAttr{limit}, []BufID{b.use(name, "x", x), b.use(name, "w", w), b.use(name, "targets", targets)})
 }
 
 // SumLoss adds the sum over all elements of x to the program's Loss, and
 // returns Loss.
 func (b *Builder) SumLoss(name string, x Value) Value {
-	return b.lossOp(name, Sum, []BufID{b.use(name, "x", x)})
+	return b.lossOp(name, Sum, nil, []BufID{b.use(name, "x", x)})
 }
 
-func (b *Builder) lossOp(name string, kind Kind, ins []BufID, outs ...Out) Value {
+func (b *Builder) lossOp(name string, kind Kind, attr any, ins []BufID, outs ...Out) Value {
 	loss := b.loss()
 	if b.err == nil && (name == "" || b.opNames[name]) {
 		b.failf("%s %q: an operation needs a name that no other has", kind, name)
@@ -226,7 +245,7 @@ func (b *Builder) lossOp(name string, kind Kind, ins []BufID, outs ...Out) Value
 		return Value{}
 	}
 	return b.append(Op{
-		Kind: kind, Name: name, In: ins, Out: append([]Out{{loss.Buf(), Accum}}, outs...),
+		Kind: kind, Name: name, Attr: attr, In: ins, Out: append([]Out{{loss.Buf(), Accum}}, outs...),
 		Work: NoBuf, Skip: NoBuf, Stream: Compute, Pass: Forward, Unit: b.unit,
 	})
 }

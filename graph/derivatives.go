@@ -21,6 +21,9 @@ var derivatives = map[Kind]func(d *differ){
 		d.close("dgate", gate)
 		d.close("dup", up)
 	},
+	SoftCap: func(d *differ) {
+		d.intoOver(0, "dx", d.dy(0), SoftCapGrad, d.op.Attr, d.dy(0), d.out(0))
+	},
 	Softmax: func(d *differ) {
 		d.into(0, "dx", SoftmaxGrad, nil, d.dy(0), d.out(0))
 	},

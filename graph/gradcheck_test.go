@@ -244,6 +244,16 @@ var gradchecks = []struct {
 	{"rmsnorm", func(b *graph.Builder) {
 		weigh(b, b.RMSNorm("y", param(b, "a", 4, 6), param(b, "gamma", 6), 1e-6))
 	}},
+	{"rmsnorm/1 + gamma", func(b *graph.Builder) {
+		weigh(b, b.RMSNormPlusOne("y", param(b, "a", 4, 6), param(b, "gamma", 6), 1e-6))
+	}},
+	{"softcap", func(b *graph.Builder) { weigh(b, b.SoftCap("y", param(b, "a", 4, 6), 1.5)) }},
+	{"softcap/in place", func(b *graph.Builder) {
+		weigh(b, b.SoftCap("y", b.Scale("s", param(b, "a", 4, 6), 1.5), 1.5, graph.InPlace))
+	}},
+	{"head_loss/soft cap", func(b *graph.Builder) {
+		b.CappedHeadLoss("loss", b.Scale("s", param(b, "a", 6, 4), 1.5), param(b, "w", 5, 4), b.Targets(2, 3), 1.5)
+	}},
 	{"act/gelu_tanh", func(b *graph.Builder) { weigh(b, b.Activation("y", param(b, "a", 4, 6), graph.ActGELUTanh)) }},
 	{"act/gelu", func(b *graph.Builder) { weigh(b, b.Activation("y", param(b, "a", 4, 6), graph.ActGELU)) }},
 	{"act/silu", func(b *graph.Builder) { weigh(b, b.Activation("y", param(b, "a", 4, 6), graph.ActSiLU)) }},
@@ -265,6 +275,10 @@ var gradchecks = []struct {
 	{"attention", func(b *graph.Builder) {
 		weigh(b, b.Attention("y", param(b, "q", 6, 8), param(b, "k", 6, 4), param(b, "v", 6, 4),
 			graph.AttentionAttr{Batch: 2, Seq: 3, Heads: 4, KVHeads: 2, HeadDim: 2, Scale: 0.7, Causal: true}))
+	}},
+	{"attention/soft cap and window", func(b *graph.Builder) {
+		weigh(b, b.Attention("y", param(b, "q", 8, 8), param(b, "k", 8, 4), param(b, "v", 8, 4),
+			graph.AttentionAttr{Batch: 2, Seq: 4, Heads: 4, KVHeads: 2, HeadDim: 2, Scale: 0.7, Causal: true, Cap: 0.9, Window: 2}))
 	}},
 	{"attention/packed, not causal", func(b *graph.Builder) {
 		weigh(b, b.AttentionPacked("y", param(b, "qkv", 6, 16),

@@ -60,9 +60,11 @@ type Info struct {
 	Doc        string // what it computes, with shapes
 	Derivative string // formula by input; empty where it has none
 	In, Out    []Operand
-	Attr       any      // zero value of the attribute struct; nil for none
-	Saves      []string // operands that the derivative reads: what stays alive until the backward
-	Cheap      bool     // little work for what its output takes: selective recomputation makes it again
+	Attr       any // zero value of the attribute struct; nil for none
+
+	attrOptional bool     // an operation may have no attribute
+	Saves        []string // operands that the derivative reads: what stays alive until the backward
+	Cheap        bool     // little work for what its output takes: selective recomputation makes it again
 
 	// packedIn and packedOut replace In and Out where the attribute is a packed
 	// AttentionAttr.
@@ -248,7 +250,7 @@ func (c *checker) operands() {
 
 // attribute checks the attribute's type.
 func (c *checker) attribute() {
-	if want := c.info.Attr; reflect.TypeOf(c.op.Attr) != reflect.TypeOf(want) {
+	if want := c.info.Attr; reflect.TypeOf(c.op.Attr) != reflect.TypeOf(want) && !(c.op.Attr == nil && c.info.attrOptional) {
 		c.failf("attribute is %T, want %T", c.op.Attr, want)
 	}
 }

@@ -68,6 +68,10 @@ func (c *checker) attention() AttentionAttr {
 	if c.err == nil && !(a.Scale > 0) {
 		c.failf("Scale is %g, want a positive number", a.Scale)
 	}
+	c.cap(a.Cap, true)
+	if c.err == nil && (a.Window < 0 || a.Window > 0 && !a.Causal) {
+		c.failf("Window is %d rows of attention with Causal %v, want 0, or a positive number with Causal", a.Window, a.Causal)
+	}
 	return a
 }
 
@@ -91,6 +95,9 @@ func (a AttentionAttr) flops(products int64) int64 {
 	pairs := a.Batch * a.Heads * a.Seq * a.Seq
 	if a.Causal {
 		pairs = a.Batch * a.Heads * (a.Seq * (a.Seq + 1) / 2)
+	}
+	if w := a.Window; w > 0 && w < a.Seq {
+		pairs = a.Batch * a.Heads * (w*(w+1)/2 + (a.Seq-w)*w)
 	}
 	return pairs * (2*products*a.HeadDim + expFlops)
 }

@@ -42,6 +42,27 @@ var elementKinds = []*Info{
 		flops: func(c *checker) int64 { return actFlops * c.out(0).elems() },
 	},
 	{
+		Kind:       SoftCap,
+		Cheap:      true,
+		Doc:        "y = Cap·tanh(x/Cap), elementwise; same shapes; y may be in place of x.",
+		Derivative: "dx = dy·(1 − (y/Cap)²)",
+		In:         []Operand{in("x", "(…)")},
+		Out:        []Operand{out("y", "(…)").over("x")},
+		Attr:       CapAttr{},
+		Saves:      []string{"y"},
+		check:      func(c *checker) { c.same(c.out(0), c.in(0)); c.cap(c.op.Attr.(CapAttr).Cap, false) },
+		flops:      func(c *checker) int64 { return actFlops * c.out(0).elems() },
+	},
+	{
+		Kind:  SoftCapGrad,
+		Doc:   "dx = dy·(1 − (y/Cap)²), elementwise; dx may be in place of dy; same shapes.",
+		In:    []Operand{in("dy", "(…)"), in("y", "(…)")},
+		Out:   []Operand{acc("dx", "(…)").over("dy")},
+		Attr:  CapAttr{},
+		check: func(c *checker) { sameAll(c); c.cap(c.op.Attr.(CapAttr).Cap, false) },
+		flops: func(c *checker) int64 { return 4 * c.out(0).elems() },
+	},
+	{
 		Kind:       SwiGLU,
 		Cheap:      true,
 		Doc:        "y = silu(gate)·up (Shazeer 2020); all (N,F).",
@@ -193,6 +214,13 @@ func sameAll(c *checker) {
 		c.same(c.in(i), c.in(0))
 	}
 	c.same(c.out(0), c.in(0))
+}
+
+// cap wants a bound of logits; 0, for none, where absent says so.
+func (c *checker) cap(v float64, absent bool) {
+	if c.err == nil && !(v > 0 && v <= math.MaxFloat32) && !(absent && v == 0) {
+		c.failf("Cap is %g, want a positive finite number", v)
+	}
 }
 
 func (c *checker) activation(a ActKind, noneAllowed bool) {

@@ -38,14 +38,15 @@ var lossKinds = []*Info{
 	{
 		Kind: HeadLoss,
 		Doc: "The cross-entropy of logits x·wᵀ, which are held for a chunk of rows only: loss += Σ over rows with targets[n] ≠ −1 of " +
-			"lse[n] − logits[n, targets[n]]. x (N,C), w (V,C), targets i32 (N), loss f64 (1).",
+			"lse[n] − logits[n, targets[n]]. x (N,C), w (V,C), targets i32 (N), loss f64 (1). With Cap they are the logits after softcap.",
 		Derivative: "replaced at its place by head_loss_grad: with g = (softmax(logits) − onehot)·InvCount·LossScale, dx = g·w, dw = gᵀ·x",
 		In:         []Operand{in("x", "(N,C)"), in("w", "(V,C)"), in("targets", "(N)").typ(isI32)},
 		Out:        []Operand{acc("loss", "(1)").typ(isF64).mode(modeA)},
-		check:      func(c *checker) { c.head(c.in(0), c.in(1), c.in(2), c.out(0)) },
-		flops:      func(c *checker) int64 { return c.headFlops(1) },
-		work:       Target.headLossWork,
-		cudaWork:   Target.headLossCUDAWork,
+		Attr:       CapAttr{}, attrOptional: true,
+		check:    func(c *checker) { c.head(c.in(0), c.in(1), c.in(2), c.out(0)) },
+		flops:    func(c *checker) int64 { return c.headFlops(1) },
+		work:     Target.headLossWork,
+		cudaWork: Target.headLossCUDAWork,
 	},
 	{
 		Kind: HeadLossGrad,
@@ -54,6 +55,7 @@ var lossKinds = []*Info{
 		In: []Operand{in("x", "(N,C)"), in("w", "(V,C)"), in("targets", "(N)").typ(isI32), in("hyper", "(NumHyper)").typ(isF64)},
 		Out: []Operand{acc("loss", "(1)").typ(isF64).mode(modeA),
 			out("dx", "(N,C)").opt(), grad("dw", "(V,C)").opt()},
+		Attr: CapAttr{}, attrOptional: true,
 		check: func(c *checker) {
 			c.head(c.in(0), c.in(1), c.in(2), c.out(0))
 			c.vector(c.in(3), NumHyper, "the Hyper slots")
@@ -98,6 +100,13 @@ func (c *checker) head(x, w, targets, loss ref) {
 	}
 	c.vector(targets, x.rows(), "a target per row of x")
 	c.vector(loss, 1, "a scalar")
+	c.cap(HeadCap(c.op), true)
+}
+
+// HeadCap is the soft cap of the logits of a head's loss; 0 for none.
+func HeadCap(op *Op) float64 {
+	a, _ := op.Attr.(CapAttr)
+	return a.Cap
 }
 
 func (c *checker) headFlops(products int64) int64 {

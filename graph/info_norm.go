@@ -50,7 +50,7 @@ var normKinds = []*Info{
 		Kind:  RMSNorm,
 		Cheap: true,
 		Doc: "Root-mean-square norm over each row (Zhang & Sennrich 2019): rstd = 1/sqrt(mean_C(x²) + Eps), y = x·rstd·gamma; " +
-			"x, y (N,C), gamma (C), rstd (N).",
+			"x, y (N,C), gamma (C), rstd (N). With PlusOne the gain is 1 + gamma.",
 		Derivative: "with x̂ = x·rstd and g = dy·gamma: dx = rstd·(g − x̂·mean_C(g·x̂)); dgamma = Σ_N dy·x̂",
 		In:         []Operand{in("x", "(N,C)"), in("gamma", "(C)")},
 		Out:        []Operand{out("y", "(N,C)"), out("rstd", "(N)").typ(isF32).stat()},
@@ -65,6 +65,7 @@ var normKinds = []*Info{
 			c.eps()
 		},
 		flops: func(c *checker) int64 { return 5 * c.in(0).elems() },
+		work:  Target.gainWork,
 	},
 	{
 		Kind: RMSNormGrad,
@@ -84,12 +85,14 @@ var normKinds = []*Info{
 			c.eps()
 		},
 		flops: func(c *checker) int64 { return 10 * c.in(1).elems() },
+		work:  Target.gainWork,
 	},
 }
 
 func (c *checker) eps() {
-	if eps := c.op.Attr.(NormAttr).Eps; c.err == nil && !(eps >= 0 && eps < 1) {
-		c.failf("Eps is %g, want a number in [0, 1)", eps)
+	a := c.op.Attr.(NormAttr)
+	if c.err == nil && !(a.Eps >= 0 && a.Eps < 1) {
+		c.failf("Eps is %g, want a number in [0, 1)", a.Eps)
 	}
 }
 

@@ -64,6 +64,11 @@ const (
 	// dy, gate, up → dgate, dup
 	SwiGLUGrad Kind = "swiglu_grad"
 
+	// x → y = Cap·tanh(x/Cap), elementwise: |y| < Cap. CapAttr. In place allowed.
+	SoftCap Kind = "softcap"
+	// dy, y → dx w/a, may be in place of dy. CapAttr.
+	SoftCapGrad Kind = "softcap_grad"
+
 	// x (N,C) → y (N,C): softmax over each row.
 	Softmax Kind = "softmax"
 	// dy, y → dx w/a
@@ -188,8 +193,16 @@ type LinearAttr struct {
 // Int8Depth is the most products of two int8 codes whose sum surely fits an int32.
 const Int8Depth = (1<<31 - 1) / (127 * 127)
 
-// NormAttr is for layer norm and RMS norm.
-type NormAttr struct{ Eps float64 }
+// NormAttr is for layer norm and RMS norm. With PlusOne an RMS norm's gain is
+// 1 + gamma, added in f32.
+type NormAttr struct {
+	Eps     float64
+	PlusOne bool
+}
+
+// CapAttr bounds logits softly: Cap·tanh(x/Cap). Of a head's loss, which may have no
+// attribute, it is of the logits before the softmax.
+type CapAttr struct{ Cap float64 }
 
 // ActKind names an elementwise activation.
 type ActKind string
@@ -221,6 +234,8 @@ type AttentionAttr struct {
 	Batch, Seq, Heads, KVHeads, HeadDim int64
 	Scale                               float64
 	Causal, Packed                      bool
+	Cap                                 float64 // of the scaled scores, softly (CapAttr); 0: none
+	Window                              int64   // a causal row sees so many rows, itself the last; 0: all before
 }
 
 // DropoutAttr: Site tells apart the dropouts of one model; Elems is the number

@@ -96,6 +96,44 @@ func (t Target) linearActWork(p *Program, op *Op) int64 {
 	return t.product(m, n, k, transB, true, false) + t.align(4*p.Buffers[y].Elems())
 }
 
+// gainWork is the gain 1 + gamma, which kernels of 16-bit values make as they widen it.
+func (t Target) gainWork(p *Program, op *Op) int64 {
+	gamma := op.In[1]
+	if len(op.In) == 4 { // rmsnorm_grad: dy, x, gamma, rstd
+		gamma = op.In[2]
+	}
+	if !op.Attr.(NormAttr).PlusOne || half(p, gamma) {
+		return 0
+	}
+	return t.align(4 * p.Buffers[gamma].Elems())
+}
+
+// Lacks says what of an operation no kernel of the target does; "" where there is
+// nothing.
+func (t Target) Lacks(op *Op) string {
+	if t.CUDA.ProductBytes == 0 || op.Stream == HostWork {
+		return ""
+	}
+	switch a := op.Attr.(type) {
+	case CapAttr:
+		if a.Cap != 0 {
+			return "a soft cap of logits"
+		}
+	case AttentionAttr:
+		switch {
+		case a.Cap != 0:
+			return "attention with a soft cap"
+		case a.Window != 0:
+			return "attention with a sliding window"
+		}
+	case NormAttr:
+		if a.PlusOne {
+			return "an RMS norm with the gain 1 + weight"
+		}
+	}
+	return ""
+}
+
 func (t Target) attentionWork(_ *Program, op *Op) int64 {
 	a := op.Attr.(AttentionAttr)
 	return t.align(t.attention(a, a.Seq))

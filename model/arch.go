@@ -13,6 +13,7 @@ type Arch struct {
 	Types      []string // the values of config.json's model_type that are of it
 	Classifier bool     // its samples have one target, and it has no tokens and no config.json
 	Dropout    bool     // its training has dropout
+	CPUOnly    string   // why no GPU runs it, though it can be planned for one; "": one does
 	Presets    []Preset
 
 	defaults func(*Config)                            // fills in zeros
@@ -22,7 +23,7 @@ type Arch struct {
 	write    func(Config, *orderedMap)                // to config.json, without the keys that all have
 }
 
-var archs = []*Arch{&gpt2Arch, &llamaArch, &mlpArch, &cnnArch}
+var archs = []*Arch{&gpt2Arch, &llamaArch, &gemma2Arch, &mlpArch, &cnnArch}
 
 // archOf returns the architecture of a family; nil for an unknown one.
 func archOf(f Family) *Arch {

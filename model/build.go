@@ -105,14 +105,25 @@ func (w *writer) dropout(name string, x graph.Value, p float64) graph.Value {
 
 // head ends a language model: the loss, or the logits of one row. table is the
 // (V,C) matrix.
-func (w *writer) head(x, table graph.Value) {
+func (w *writer) head(x, table graph.Value) { w.cappedHead(x, table, 0) }
+
+// cappedHead is head with logits after a soft cap, unless that is 0.
+func (w *writer) cappedHead(x, table graph.Value, limit float64) {
 	if w.kind < Generate {
-		w.HeadLoss("head", x, table, w.Targets(w.batch, w.seq))
+		if limit == 0 {
+			w.HeadLoss("head", x, table, w.Targets(w.batch, w.seq))
+		} else {
+			w.CappedHeadLoss("head", x, table, w.Targets(w.batch, w.seq), limit)
+		}
 		return
 	}
 	row := x
 	if w.kind != Next {
 		row = w.SelectRow("head.row", x)
 	}
-	w.Logits(w.Linear("head", row, table, graph.Value{}, graph.LinearAttr{TransW: true}))
+	logits := w.Linear("head", row, table, graph.Value{}, graph.LinearAttr{TransW: true})
+	if limit != 0 {
+		logits = w.SoftCap("head.cap", logits, limit, graph.InPlace)
+	}
+	w.Logits(logits)
 }

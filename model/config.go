@@ -1,4 +1,4 @@
-// Package model has the architectures: GPT-2, the Llama family and two classifiers. It
+// Package model has the architectures: GPT-2, the Llama family, Gemma 2 and two classifiers. It
 // reads their config.json and writes them as forward programs. It is pure: shapes come
 // in as a Config or a text, and nothing is allocated.
 package model
@@ -35,6 +35,7 @@ type Config struct {
 	PostNorm                  bool    // attention and MLP are normed after, before they are added, not before (OLMo 2)
 	RopeTheta                 float64 // 0: 10000
 	RopeScaling               *RopeScaling
+	Gemma2Config
 
 	// Dropout probabilities, in training only. Attention's must be 0: attention
 	// here never holds the matrix of probabilities.

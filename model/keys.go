@@ -29,6 +29,7 @@ const (
 // null reads as absent, as in transformers, but for has.
 type object struct {
 	keys map[string]json.RawMessage
+	read map[string]bool // keys that the architecture has asked for
 	err  error
 }
 
@@ -51,7 +52,7 @@ func parseObject(data []byte) (*object, error) {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("text follows the JSON object at byte %d", dec.InputOffset())
 	}
-	return &object{keys: keys}, nil
+	return &object{keys: keys, read: map[string]bool{}}, nil
 }
 
 func (o *object) failf(format string, args ...any) {
@@ -65,6 +66,7 @@ func (o *object) has(key string) bool { _, ok := o.keys[key]; return ok }
 
 // raw gives the text of a key's value, or nil if it is absent or null.
 func (o *object) raw(key string) json.RawMessage {
+	o.read[key] = true
 	v := bytes.TrimSpace(o.keys[key])
 	if len(v) == 0 || string(v) == "null" {
 		return nil

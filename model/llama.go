@@ -154,7 +154,16 @@ func readLlama(o *object, modelType string) Config {
 	if o.err != nil {
 		return c
 	}
-	if c.readHeads(o, modelType); o.err != nil {
+	kv, headDim := c.Heads, 0 // the defaults of the classes of transformers
+	switch modelType {
+	case "qwen2":
+		kv = 32
+	case "qwen3":
+		kv, headDim = 32, 128
+	case "mistral":
+		kv = 8
+	}
+	if c.readHeads(o, kv, headDim); o.err != nil {
 		return c
 	}
 	if act := o.activation("hidden_act", "silu"); o.err == nil && act != graph.ActSiLU {
@@ -197,25 +206,14 @@ func readLlama(o *object, modelType string) Config {
 	return c
 }
 
-// readHeads reads how the width is cut into heads.
-func (c *Config) readHeads(o *object, modelType string) {
-	// An absent key and a null differ: the classes' own defaults are not None
-	// in Qwen2Config and Qwen3Config (32) and MistralConfig (8), while a null means one
-	// key-value head per query head everywhere.
-	kvDefault := c.Heads
-	if !o.has("num_key_value_heads") {
-		switch modelType {
-		case "qwen2", "qwen3":
-			kvDefault = 32
-		case "mistral":
-			kvDefault = 8
-		}
+// readHeads reads how the width is cut into heads. An absent num_key_value_heads is
+// kvDefault, a null one key-value head for each query head. headDim is head_dim's
+// default; 0: width/heads.
+func (c *Config) readHeads(o *object, kvDefault, headDim int) {
+	if o.has("num_key_value_heads") {
+		kvDefault = c.Heads
 	}
 	c.KVHeads = o.int("num_key_value_heads", kvDefault, mostHeads)
-	headDim := 0
-	if modelType == "qwen3" {
-		headDim = 128
-	}
 	c.HeadDim = o.int("head_dim", headDim, mostWidth)
 	if o.err != nil {
 		return

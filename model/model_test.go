@@ -89,8 +89,10 @@ lm_head.weight [11 8] head decay=true init=0 std=0.02
 // Every program of a model has the same parameters and units in the same order,
 // so that they can be merged.
 func TestKindsShareParameters(t *testing.T) {
-	for _, c := range []model.Config{tinyGPT2(), tinyLlama()} {
-		c.EmbdDropout, c.ResidDropout = 0.1, 0.1
+	for _, c := range []model.Config{tinyGPT2(), tinyLlama(), tinyGemma2()} {
+		if c.Family != model.Gemma2 { // which has none
+			c.EmbdDropout, c.ResidDropout = 0.1, 0.1
+		}
 		train, err := model.Build(c, model.Train, 2, 4)
 		require.NoError(t, err)
 		eval, err := model.Build(c, model.Eval, 2, 4)
@@ -102,7 +104,7 @@ func TestKindsShareParameters(t *testing.T) {
 		require.Equal(t, train.Units, generate.Units)
 		require.Equal(t, []string{"forward", "eval", "generate"}, []string{train.Sections[0].Name, eval.Sections[0].Name, generate.Sections[0].Name})
 
-		require.NotEqual(t, graph.NoBuf, train.Key, "dropout's key")
+		require.Equal(t, c.ResidDropout > 0, train.Key != graph.NoBuf, "dropout's key")
 		require.Equal(t, graph.NoBuf, eval.Key, "no dropout in evaluation")
 		require.Equal(t, graph.NoBuf, generate.Loss)
 		require.Equal(t, graph.NoBuf, generate.Targets)
@@ -115,7 +117,7 @@ func TestKindsShareParameters(t *testing.T) {
 // The logits of a generated row are those whose cross-entropy evaluation
 // reports, and later tokens do not change them.
 func TestGenerateAgreesWithEvaluation(t *testing.T) {
-	for _, c := range []model.Config{tinyGPT2(), tinyLlama()} {
+	for _, c := range []model.Config{tinyGPT2(), tinyLlama(), tinyGemma2()} {
 		const row, target = 3, 7
 		generate, err := model.Build(c, model.Generate, 1, 6)
 		require.NoError(t, err)
@@ -218,25 +220,25 @@ func TestBuildRefuses(t *testing.T) {
 	gpt, llama := tinyGPT2, tinyLlama
 	with := func(c model.Config, f func(c *model.Config)) model.Config { f(&c); return c }
 	for want, c := range map[string]model.Config{
-		`family is "bert", want gpt2, llama, mlp or cnn`: {Family: "bert"},
-		"Layers is 0, want 1 to 16384":                   with(gpt(), func(c *model.Config) { c.Layers = 0 }),
-		"Width is -8, want 1":                            with(gpt(), func(c *model.Config) { c.Width = -8 }),
-		"Heads is 0, want 1":                             with(gpt(), func(c *model.Config) { c.Heads = 0 }),
-		"Vocab is 0, want 1":                             with(gpt(), func(c *model.Config) { c.Vocab = 0 }),
-		"Positions is 0, want 1":                         with(gpt(), func(c *model.Config) { c.Positions = 0 }),
-		"Heads 3 × HeadDim 2 is not Width 8":             with(gpt(), func(c *model.Config) { c.Heads = 3 }),
-		"KVHeads is 1; a GPT-2 has one for each":         with(gpt(), func(c *model.Config) { c.KVHeads = 1 }),
-		"AttnDropout is 0.1, want 0: attention here":     with(gpt(), func(c *model.Config) { c.AttnDropout = 0.1 }),
-		"ResidDropout is 1, want a probability in":       with(gpt(), func(c *model.Config) { c.ResidDropout = 1 }),
-		"EmbdDropout is NaN, want a probability in":      with(gpt(), func(c *model.Config) { c.EmbdDropout = math.NaN() }),
-		`activation is "tanh", want gelu_tanh`:           with(gpt(), func(c *model.Config) { c.Act = "tanh" }),
-		"FFN is 0, want 1":                               with(llama(), func(c *model.Config) { c.FFN = 0 }),
-		"Heads is 4, not a multiple of KVHeads 3":        with(llama(), func(c *model.Config) { c.KVHeads = 3 }),
-		"HeadDim is 3, want an even number":              with(llama(), func(c *model.Config) { c.HeadDim = 3 }),
-		"Inputs is 0, want 1":                            {Family: model.MLP, Classes: 2},
-		"Classes is 0, want 1":                           {Family: model.MLP, Inputs: 2},
-		"Hidden[1] is 0, want 1":                         {Family: model.MLP, Inputs: 2, Classes: 2, Hidden: []int{2, 0}},
-		"pooling halves an image of (5, 2) to nothing":   {Family: model.CNN, Height: 5, ImgWidth: 2, Chans: 1, Classes: 2, Hidden: []int{2, 2}},
+		`family is "bert", want gpt2, llama, gemma2, mlp or cnn`: {Family: "bert"},
+		"Layers is 0, want 1 to 16384":                           with(gpt(), func(c *model.Config) { c.Layers = 0 }),
+		"Width is -8, want 1":                                    with(gpt(), func(c *model.Config) { c.Width = -8 }),
+		"Heads is 0, want 1":                                     with(gpt(), func(c *model.Config) { c.Heads = 0 }),
+		"Vocab is 0, want 1":                                     with(gpt(), func(c *model.Config) { c.Vocab = 0 }),
+		"Positions is 0, want 1":                                 with(gpt(), func(c *model.Config) { c.Positions = 0 }),
+		"Heads 3 × HeadDim 2 is not Width 8":                     with(gpt(), func(c *model.Config) { c.Heads = 3 }),
+		"KVHeads is 1; a GPT-2 has one for each":                 with(gpt(), func(c *model.Config) { c.KVHeads = 1 }),
+		"AttnDropout is 0.1, want 0: attention here":             with(gpt(), func(c *model.Config) { c.AttnDropout = 0.1 }),
+		"ResidDropout is 1, want a probability in":               with(gpt(), func(c *model.Config) { c.ResidDropout = 1 }),
+		"EmbdDropout is NaN, want a probability in":              with(gpt(), func(c *model.Config) { c.EmbdDropout = math.NaN() }),
+		`activation is "tanh", want gelu_tanh`:                   with(gpt(), func(c *model.Config) { c.Act = "tanh" }),
+		"FFN is 0, want 1":                                       with(llama(), func(c *model.Config) { c.FFN = 0 }),
+		"Heads is 4, not a multiple of KVHeads 3":                with(llama(), func(c *model.Config) { c.KVHeads = 3 }),
+		"HeadDim is 3, want an even number":                      with(llama(), func(c *model.Config) { c.HeadDim = 3 }),
+		"Inputs is 0, want 1":                                    {Family: model.MLP, Classes: 2},
+		"Classes is 0, want 1":                                   {Family: model.MLP, Inputs: 2},
+		"Hidden[1] is 0, want 1":                                 {Family: model.MLP, Inputs: 2, Classes: 2, Hidden: []int{2, 0}},
+		"pooling halves an image of (5, 2) to nothing":           {Family: model.CNN, Height: 5, ImgWidth: 2, Chans: 1, Classes: 2, Hidden: []int{2, 2}},
 	} {
 		_, err := model.Build(c, model.Train, 2, 4)
 		require.ErrorContains(t, err, want)
@@ -270,12 +272,13 @@ func TestBuildNeverPanics(t *testing.T) {
 			return numbers[rng.IntN(len(numbers))]
 		}
 		c := model.Config{
-			Family: []model.Family{model.GPT2, model.Llama, model.MLP, model.CNN}[rng.IntN(4)],
+			Family: []model.Family{model.GPT2, model.Llama, model.Gemma2, model.MLP, model.CNN}[rng.IntN(5)],
 			Layers: n(), Width: n(), Heads: n(), KVHeads: n(), HeadDim: n(), FFN: n(), Vocab: n(), Positions: n(), TiedHead: rng.IntN(2) == 0,
 			NormEps: []float64{0, 1e-5, math.NaN(), -1}[rng.IntN(4)], ResidDropout: []float64{0, 0.5, 2}[rng.IntN(3)],
 			RopeTheta: []float64{0, 1e4, -1, math.Inf(1)}[rng.IntN(4)],
 			Inputs:    n(), Height: n(), ImgWidth: n(), Chans: n(), Hidden: []int{n(), n()}[:rng.IntN(3)], Classes: n(),
 		}
+		c.AttnCap, c.LogitCap, c.Window = []float64{0, 50, -1, math.Inf(1)}[rng.IntN(4)], []float64{0, 30}[rng.IntN(2)], n()
 		require.NotPanics(t, func() {
 			p, err := model.Build(c, model.Kind(rng.IntN(3)), n(), n())
 			if err == nil && p.Sections[0].Name == "forward" {

@@ -37,6 +37,9 @@ var unsupported = []struct {
 func (o *object) refuse() {
 	for _, u := range unsupported {
 		for _, key := range u.keys {
+			if o.read[key] { // the architecture has it
+				continue
+			}
 			v := o.raw(key)
 			if v == nil {
 				continue
@@ -51,7 +54,9 @@ func (o *object) refuse() {
 			}
 		}
 	}
-	o.fullAttention()
+	if !o.read["layer_types"] {
+		o.fullAttention()
+	}
 }
 
 // fullAttention refuses layer_types that are not all full attention.

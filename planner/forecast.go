@@ -109,7 +109,11 @@ func (f *Forecast) Notes() []string {
 	if err != nil {
 		return nil // it was read before: there is a plan
 	}
-	return slices.Concat(DropoutNote(h.Dropouts, &f.Config), config.RingNote(&f.Config), f.epilogueNotes())
+	var only []string
+	if why := h.Arch().CPUOnly; why != "" && f.Config.DeviceTarget().CUDA.ProductBytes > 0 {
+		only = []string{fmt.Sprintf("model_type %s is planned only: train refuses it with --device cuda, since %s", h.Family, why)}
+	}
+	return slices.Concat(only, DropoutNote(h.Dropouts, &f.Config), config.RingNote(&f.Config), f.epilogueNotes())
 }
 
 // DropoutNote says that the dropout keys of a config.json, as package model lists them,

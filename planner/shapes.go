@@ -118,6 +118,21 @@ func ModelConfig(name string) (model.Config, error) {
 	return c, err
 }
 
+// Runnable refuses, by name, a model that can be planned for a device but not run there.
+func Runnable(c *config.Config) error {
+	if !strings.EqualFold(c.Device, "cuda") || c.Own.Model != nil {
+		return nil
+	}
+	m, err := ModelConfig(c.Model)
+	if err != nil {
+		return nil // whoever reads it for the run says so
+	}
+	if why := m.Arch().CPUOnly; why != "" {
+		return config.RefuseField("Device", "Config.Device cuda with model_type %s: %s; use Config.Device cpu", m.Family, why)
+	}
+	return nil
+}
+
 func presetConfig(name string) (model.Config, error) {
 	p, err := model.LookupPreset(name)
 	if err != nil {

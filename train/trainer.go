@@ -148,7 +148,7 @@ func NewFrom(ctx context.Context, cfg config.Config, m *planner.Model) (*Trainer
 }
 
 func (q request) start(ctx context.Context) (*Trainer, error) {
-	if err := cmp.Or(ctx.Err(), level.Err(), q.Runnable(), q.Validate()); err != nil {
+	if err := cmp.Or(ctx.Err(), level.Err(), q.Runnable(), planner.Runnable(&q.Config), q.Validate()); err != nil {
 		return nil, err
 	}
 	if q.Checkpoint == "" && strings.EqualFold(q.AsyncSave, config.AsyncOn) { // a plan may ask what it takes

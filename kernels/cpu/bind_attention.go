@@ -7,7 +7,7 @@ import (
 )
 
 func attnShape(a graph.AttentionAttr) attn.Shape {
-	return attn.Shape{B: int(a.Batch), Tq: int(a.Seq), Tk: int(a.Seq), H: int(a.Heads), KV: int(a.KVHeads), D: int(a.HeadDim), Causal: a.Causal}
+	return attn.Shape{B: int(a.Batch), Tq: int(a.Seq), Tk: int(a.Seq), H: int(a.Heads), KV: int(a.KVHeads), D: int(a.HeadDim), Causal: a.Causal, Window: int(a.Window)}
 }
 
 // heads is where queries, keys and values lie: side by side in the rows of one
@@ -33,7 +33,7 @@ func attnHeads[T any](a graph.AttentionAttr, get func(i int) []T) heads[T] {
 func bindAttention16(b *binding, a graph.AttentionAttr) func() error {
 	h := attnHeads(a, func(i int) []uint16 { return in[uint16](b, i) })
 	f := &attn.Forward[float32]{
-		Shape: attnShape(a), Scale: float32(a.Scale), As: b.asIn(0),
+		Shape: attnShape(a), Scale: float32(a.Scale), Cap: float32(a.Cap), As: b.asIn(0),
 		Q16: h.q, K16: h.k, V16: h.v, Y16: out[uint16](b, 0), Lse: out[float32](b, 1),
 		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv,
 	}
@@ -48,7 +48,7 @@ func bindAttentionGrad16(b *binding, a graph.AttentionAttr) func() error {
 	d := attnHeads(a, func(i int) []uint16 { return out[uint16](b, i) })
 	n := h.operands
 	f := &attn.Backward[float32]{
-		Shape: attnShape(a), Scale: float32(a.Scale), As: b.asIn(0),
+		Shape: attnShape(a), Scale: float32(a.Scale), Cap: float32(a.Cap), As: b.asIn(0),
 		Q16: h.q, K16: h.k, V16: h.v,
 		Y16: in[uint16](b, n), Lse: in[float32](b, n+1), Dy16: in[uint16](b, n+2),
 		Dq16: d.q, Dk16: d.k, Dv16: d.v,
@@ -67,7 +67,7 @@ func bindAttention(b *binding) func() error {
 	}
 	h := attnHeads(a, func(i int) []float32 { return in[float32](b, i) })
 	f := &attn.Forward[float32]{
-		Shape: attnShape(a), Scale: float32(a.Scale),
+		Shape: attnShape(a), Scale: float32(a.Scale), Cap: float32(a.Cap),
 		Q: h.q, K: h.k, V: h.v, Y: out[float32](b, 0), Lse: out[float32](b, 1),
 		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv,
 	}
@@ -86,7 +86,7 @@ func bindAttentionGrad(b *binding) func() error {
 	d := attnHeads(a, func(i int) []float32 { return out[float32](b, i) })
 	n := h.operands
 	f := &attn.Backward[float32]{
-		Shape: attnShape(a), Scale: float32(a.Scale),
+		Shape: attnShape(a), Scale: float32(a.Scale), Cap: float32(a.Cap),
 		Q: h.q, K: h.k, V: h.v,
 		Y: in[float32](b, n), Lse: in[float32](b, n+1), Dy: in[float32](b, n+2),
 		Dq: d.q, Dk: d.k, Dv: d.v,

@@ -25,6 +25,24 @@ func bindActivationGrad(b *binding) func() error {
 	})
 }
 
+func bindSoftCap(b *binding) func() error {
+	limit := float32(attr[graph.CapAttr](b).Cap)
+	if as := b.asIn(0); as != vec.NoHalf {
+		return b.run(vec.HalfSoftCap(as, in[uint16](b, 0), out[uint16](b, 0), limit))
+	}
+	return b.run(&vec.SoftCap[float32]{Cap: limit, X: in[float32](b, 0), Y: out[float32](b, 0)})
+}
+
+func bindSoftCapGrad(b *binding) func() error {
+	limit := float32(attr[graph.CapAttr](b).Cap)
+	if as := b.asIn(0); as != vec.NoHalf {
+		return b.run(vec.HalfSoftCapGrad(as, in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0), limit, b.accum(0)))
+	}
+	return b.run(&vec.SoftCapGrad[float32]{
+		Cap: limit, DY: in[float32](b, 0), Y: in[float32](b, 1), DX: out[float32](b, 0), Accumulate: b.accum(0),
+	})
+}
+
 func bindSwiGLU(b *binding) func() error {
 	if as := b.asIn(0); as != vec.NoHalf {
 		return b.run(vec.HalfSwiGLU(as, in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0)))

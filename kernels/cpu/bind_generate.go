@@ -50,7 +50,7 @@ func bindAttentionCached(b *binding) func() error {
 	keys, values := out[float32](b, 1), out[float32](b, 2)
 	full := cachedShape(b.Program, b.Op)
 	f := &attn.Forward[float32]{
-		Shape: full, Scale: float32(a.Scale), Q: h.q, K: keys, V: values, Y: out[float32](b, 0), LdQ: h.ldq, KVRows: full.Tk,
+		Shape: full, Scale: float32(a.Scale), Cap: float32(a.Cap), Q: h.q, K: keys, V: values, Y: out[float32](b, 0), LdQ: h.ldq, KVRows: full.Tk,
 	}
 	work := slab(b.work(workspace(b.Program, b.Op)))
 	f.Work = take[float32](&work, int64(attn.ForwardWorkspace(full)))

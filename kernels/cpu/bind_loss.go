@@ -207,7 +207,7 @@ func bindHeadLoss(b *binding) func() error {
 		r1 := min(r0+rows, n)
 		m := r1 - r0
 		chunk := headChunk{x: x.rows(r0, r1, c), dx: dx.rows(r0, r1, c), loss: vec.CrossEntropy[float32]{
-			N: m, V: v, Logits: logits[:m*v], Targets: targets[r0:r1], LSE: lse[:m], Loss: loss,
+			N: m, V: v, Logits: logits[:m*v], Targets: targets[r0:r1], LSE: lse[:m], Loss: loss, Cap: float32(graph.HeadCap(b.Op)),
 		}}
 		if grads {
 			chunk.loss.DLogits, chunk.loss.RowLoss = chunk.loss.Logits, rowLoss[:m]

@@ -47,15 +47,24 @@ func bindLayerNormGrad(b *binding) func() error {
 	})
 }
 
+// gain is room for 1 + gamma where an RMS norm's gain is that.
+func (b *binding) gain(c int) []float32 {
+	if !attr[graph.NormAttr](b).PlusOne {
+		return nil
+	}
+	work := slab(b.work(workspace(b.Program, b.Op)))
+	return take[float32](&work, int64(c))
+}
+
 func bindRMSNorm(b *binding) func() error {
 	n, c := b.inShape(0)
 	if as := b.asIn(0); as != vec.NoHalf {
-		return b.run(vec.HalfRMSNorm(as, float32(attr[graph.NormAttr](b).Eps), in[uint16](b, 0), in[uint16](b, 1),
+		return b.run(vec.HalfRMSNorm(as, float32(attr[graph.NormAttr](b).Eps), attr[graph.NormAttr](b).PlusOne, in[uint16](b, 0), in[uint16](b, 1),
 			out[uint16](b, 0), out[float32](b, 1)))
 	}
 	return b.run(&vec.RMSNorm[float32]{
 		N: n, C: c, Eps: float32(attr[graph.NormAttr](b).Eps),
-		X: in[float32](b, 0), Gamma: in[float32](b, 1),
+		X: in[float32](b, 0), Gamma: in[float32](b, 1), Gain: b.gain(c),
 		Y: out[float32](b, 0), Rstd: out[float32](b, 1),
 	})
 }
@@ -65,12 +74,12 @@ func bindRMSNormGrad(b *binding) func() error {
 	if as := b.asIn(0); as != vec.NoHalf {
 		return b.run(vec.HalfRMSNormGrad(vec.HalfNormGrad{
 			As: as, DY: in[uint16](b, 0), X: in[uint16](b, 1), Gamma: in[uint16](b, 2), Rstd: in[float32](b, 3),
-			DX: out[uint16](b, 0), AccumulateDX: b.accum(0), DGamma: b.sum(1),
+			DX: out[uint16](b, 0), AccumulateDX: b.accum(0), DGamma: b.sum(1), PlusOne: attr[graph.NormAttr](b).PlusOne,
 		}))
 	}
 	return b.run(&vec.RMSNormGrad[float32]{
 		N: n, C: c,
-		DY: in[float32](b, 0), X: in[float32](b, 1), Gamma: in[float32](b, 2), Rstd: in[float32](b, 3),
+		DY: in[float32](b, 0), X: in[float32](b, 1), Gamma: in[float32](b, 2), Gain: b.gain(c), Rstd: in[float32](b, 3),
 		DX: out[float32](b, 0), DGamma: out[float32](b, 1),
 		AccumulateDX: b.accum(0), AccumulateDGamma: b.accum(1),
 	})

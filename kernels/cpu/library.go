@@ -121,6 +121,8 @@ var binders = map[graph.Kind]binder{
 	graph.Rope:           bindRope,
 	graph.RopeAt:         bindRopeAt,
 	graph.Dropout:        bindDropout,
+	graph.SoftCap:        bindSoftCap,
+	graph.SoftCapGrad:    bindSoftCapGrad,
 	graph.Attention:      bindAttention,
 
 	graph.AttentionCached: bindAttentionCached,

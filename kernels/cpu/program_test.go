@@ -87,6 +87,10 @@ var tinyModels = map[string]struct {
 	"llama": {model.Config{
 		Family: model.Llama, Layers: 2, Width: 40, Heads: 4, KVHeads: 2, HeadDim: 10, FFN: 70, Vocab: 99, Positions: 90,
 	}, 2, 90},
+	"gemma2": {model.Config{
+		Family: model.Gemma2, Layers: 2, Width: 40, Heads: 4, KVHeads: 2, HeadDim: 10, FFN: 70, Vocab: 99, Positions: 90, TiedHead: true,
+		Gemma2Config: model.Gemma2Config{AttnCap: 2, LogitCap: 3, Window: 20, QueryScalar: 10},
+	}, 2, 90},
 	"cnn": {model.Config{Family: model.CNN, Height: 14, ImgWidth: 13, Chans: 3, Hidden: []int{5, 9}, Classes: 10}, 4, 1},
 	"mlp": {model.Config{Family: model.MLP, Inputs: 50, Hidden: []int{37, 20}, Classes: 10}, 20, 1},
 }

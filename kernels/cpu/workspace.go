@@ -47,6 +47,11 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 			return int8Workspace(linearSpec(p, op))
 		}
 		return aligned(gemm.Workspace(linearSpec(p, op)))
+	case graph.RMSNorm, graph.RMSNormGrad:
+		gamma := p.Buf(op.In[len(op.In)/2]) // of x, gamma; of dy, x, gamma, rstd
+		if op.Attr.(graph.NormAttr).PlusOne && halves[gamma.DType] == vec.NoHalf {
+			return aligned(4 * gamma.Elems())
+		}
 	case graph.Attention:
 		return aligned(4 * int64(attn.ForwardWorkspace(attnShape(op.Attr.(graph.AttentionAttr)))))
 	case graph.AttentionCached:

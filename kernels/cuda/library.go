@@ -102,6 +102,9 @@ func (l *Library) Bind(kb kernels.Binding) (device.Kernel, error) {
 	if err := graph.Check(kb.Program, kb.Op); err != nil {
 		return nil, fmt.Errorf("cuda: bind: %w", err)
 	}
+	if what := graph.CUDATarget().Lacks(kb.Op); what != "" {
+		return nil, fmt.Errorf("cuda: bind %s (%s): no kernel for %s", kb.Op.Name, kb.Op.Kind, what)
+	}
 	b := &binding{Binding: kb, lib: l, kernel: &kernel{}}
 	touches, err := b.Places()
 	if err != nil {

@@ -304,6 +304,10 @@ var models = map[string]struct {
 		QKVBias: true, OutBias: true, MLPBias: true, RopeTheta: 500,
 		RopeScaling: &model.RopeScaling{Factor: 8, LowFreq: 1, HighFreq: 4, OriginalPositions: 32},
 	}, batch: 2, seq: 6},
+	"gemma2": {config: model.Config{
+		Family: model.Gemma2, Layers: 2, Width: 12, Heads: 4, KVHeads: 2, HeadDim: 6, FFN: 20, Vocab: 23, Positions: 80, TiedHead: true,
+		Gemma2Config: model.Gemma2Config{AttnCap: 1.5, LogitCap: 2, Window: 7, QueryScalar: 5},
+	}, batch: 2, seq: 70},
 	"mlp": {config: model.Config{Family: model.MLP, Inputs: 17, Hidden: []int{9, 33}, Classes: 5}, batch: 6, seq: 1},
 	"cnn": {config: model.Config{Family: model.CNN, Height: 12, ImgWidth: 12, Chans: 3, Hidden: []int{4, 5}, Classes: 7}, batch: 3, seq: 1},
 }

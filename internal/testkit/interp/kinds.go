@@ -35,6 +35,8 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 
 		graph.Activation:     activation[T],
 		graph.ActivationGrad: activationGrad[T],
+		graph.SoftCap:        softCap[T],
+		graph.SoftCapGrad:    softCapGrad[T],
 		graph.SwiGLU:         swiglu[T],
 		graph.SwiGLUGrad:     swigluGrad[T],
 		graph.Add:            func(c *call[T]) { elementwise(c, func(a, b T) T { return a + b }) },
@@ -239,14 +241,14 @@ func layerNormGrad[T num.Float](c *call[T]) {
 func rmsNorm[T num.Float](c *call[T]) {
 	x := c.in(0)
 	c.run(&vec.RMSNorm[T]{
-		N: x.rows, C: x.cols, Eps: T(attr[graph.NormAttr](c).Eps), X: x.v, Gamma: c.in(1).v, Y: c.out(0).v, Rstd: c.out(1).v,
+		N: x.rows, C: x.cols, Eps: T(attr[graph.NormAttr](c).Eps), X: x.v, Gamma: c.in(1).v, Gain: c.gain(x.cols), Y: c.out(0).v, Rstd: c.out(1).v,
 	})
 }
 
 func rmsNormGrad[T num.Float](c *call[T]) {
 	x := c.in(1)
 	c.run(&vec.RMSNormGrad[T]{
-		N: x.rows, C: x.cols, DY: c.in(0).v, X: x.v, Gamma: c.in(2).v, Rstd: c.in(3).v,
+		N: x.rows, C: x.cols, DY: c.in(0).v, X: x.v, Gamma: c.in(2).v, Gain: c.gain(x.cols), Rstd: c.in(3).v,
 		DX: c.out(0).v, DGamma: c.out(1).v, AccumulateDX: c.accum(0), AccumulateDGamma: c.accum(1),
 	})
 }
@@ -295,6 +297,28 @@ func activationGrad[T num.Float](c *call[T]) {
 		}
 		c.store(0, &dx.v[i], d)
 	}
+}
+
+func softCap[T num.Float](c *call[T]) {
+	x, y := c.in(0), c.out(0)
+	for i, v := range x.v {
+		y.v[i] = num.SoftCap(v, T(attr[graph.CapAttr](c).Cap))
+	}
+}
+
+func softCapGrad[T num.Float](c *call[T]) {
+	dy, y, dx := c.in(0), c.in(1), c.out(0)
+	for i, v := range y.v {
+		c.store(0, &dx.v[i], T(dy.v[i]*num.SoftCapGrad(v, T(attr[graph.CapAttr](c).Cap))))
+	}
+}
+
+// gain is room for an RMS norm's gain of 1 + gamma.
+func (c *call[T]) gain(width int) []T {
+	if !attr[graph.NormAttr](c).PlusOne {
+		return nil
+	}
+	return make([]T, width)
 }
 
 // store writes or adds one element of output i.
@@ -437,7 +461,7 @@ func attentionCached[T num.Float](c *call[T]) {
 	}
 	s.Tk = start + s.Tq
 	c.run(&attn.Forward[T]{
-		Shape: s, Scale: T(a.Scale), Q: q, K: keys.v, V: values.v, Y: c.out(0).v,
+		Shape: s, Scale: T(a.Scale), Cap: T(a.Cap), Q: q, K: keys.v, V: values.v, Y: c.out(0).v,
 		Work: make([]T, attn.ForwardWorkspace(s)), LdQ: ldq, KVRows: keys.rows,
 	})
 }
@@ -469,7 +493,7 @@ func heads[T num.Float](a graph.AttentionAttr, get func(int) tensor[T]) (q, k, v
 
 func attnShape(a graph.AttentionAttr) attn.Shape {
 	return attn.Shape{
-		B: int(a.Batch), Tq: int(a.Seq), Tk: int(a.Seq), H: int(a.Heads), KV: int(a.KVHeads), D: int(a.HeadDim), Causal: a.Causal,
+		B: int(a.Batch), Tq: int(a.Seq), Tk: int(a.Seq), H: int(a.Heads), KV: int(a.KVHeads), D: int(a.HeadDim), Causal: a.Causal, Window: int(a.Window),
 	}
 }
 
@@ -478,7 +502,7 @@ func attention[T num.Float](c *call[T]) {
 	s := attnShape(a)
 	q, k, v, ldq, ldkv, _ := heads(a, c.in)
 	c.run(&attn.Forward[T]{
-		Shape: s, Scale: T(a.Scale), Q: q, K: k, V: v, Y: c.out(0).v, Lse: c.out(1).v,
+		Shape: s, Scale: T(a.Scale), Cap: T(a.Cap), Q: q, K: k, V: v, Y: c.out(0).v, Lse: c.out(1).v,
 		Work: make([]T, attn.ForwardWorkspace(s)), LdQ: ldq, LdK: ldkv, LdV: ldkv,
 	})
 }
@@ -489,7 +513,7 @@ func attentionGrad[T num.Float](c *call[T]) {
 	q, k, v, ldq, ldkv, n := heads(a, c.in)
 	dq, dk, dv, _, _, _ := heads(a, c.out)
 	c.run(&attn.Backward[T]{
-		Shape: s, Scale: T(a.Scale), Q: q, K: k, V: v, Y: c.in(n).v, Lse: c.in(n + 1).v, Dy: c.in(n + 2).v,
+		Shape: s, Scale: T(a.Scale), Cap: T(a.Cap), Q: q, K: k, V: v, Y: c.in(n).v, Lse: c.in(n + 1).v, Dy: c.in(n + 2).v,
 		Dq: dq, Dk: dk, Dv: dv, Work: make([]T, attn.BackwardWorkspace(s)),
 		LdQ: ldq, LdK: ldkv, LdV: ldkv, LdDq: ldq, LdDk: ldkv, LdDv: ldkv,
 	})
@@ -553,7 +577,7 @@ func headLoss[T num.Float](c *call[T]) {
 	x, w, targets, loss := c.in(0), c.in(1), c.inI32(2), c.outF64(0)
 	logits, lse := make([]T, x.rows*w.rows), make([]T, x.rows)
 	c.product(x.rows, w.rows, x.cols, x.v, w.v, logits, nil, false, true, false)
-	c.run(&vec.CrossEntropy[T]{N: x.rows, V: w.rows, Logits: logits, Targets: targets, Loss: loss, LSE: lse})
+	c.run(&vec.CrossEntropy[T]{N: x.rows, V: w.rows, Logits: logits, Targets: targets, Loss: loss, LSE: lse, Cap: T(graph.HeadCap(c.op))})
 	if c.op.Kind == graph.HeadLoss || c.err != nil {
 		return
 	}
@@ -562,7 +586,7 @@ func headLoss[T num.Float](c *call[T]) {
 		return
 	}
 	c.run(&vec.CrossEntropyGrad[T]{
-		N: x.rows, V: w.rows, Logits: logits, Targets: targets, LSE: lse, DLogits: logits,
+		N: x.rows, V: w.rows, Logits: logits, Targets: targets, LSE: lse, DLogits: logits, Cap: T(graph.HeadCap(c.op)),
 		Scale: T(hyper[graph.HyperInvCount] * hyper[graph.HyperLossScale]),
 	})
 	c.roundAs(c.w.prog.Buf(c.input(0)).DType, logits) // as the products read it

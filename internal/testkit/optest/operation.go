@@ -65,10 +65,10 @@ var rules = func() map[graph.Kind]*graph.Operation {
 }()
 
 // Everywhere returns the kinds that every device has kernels for: all of Kinds but
-// those of generation with kept keys and values and of quantised values, which are the
-// CPU's alone.
+// those of generation with kept keys and values, of quantised values and of soft caps,
+// which are the CPU's alone.
 func Everywhere() []graph.Kind {
-	alone := []graph.Kind{graph.RopeAt, graph.AttentionCached, graph.Quantize, graph.Dequantize, graph.DequantizeSum}
+	alone := []graph.Kind{graph.RopeAt, graph.AttentionCached, graph.Quantize, graph.Dequantize, graph.DequantizeSum, graph.SoftCap, graph.SoftCapGrad}
 	return slices.DeleteFunc(Kinds(), func(k graph.Kind) bool { return slices.Contains(alone, k) })
 }
 
@@ -88,7 +88,12 @@ func New(kind graph.Kind, rng *rand.Rand, opts Options) *Operation {
 	if large, ok := largeShapes[kind]; ok && opts.Large {
 		shape = large
 	}
-	return draw(kind, nil, shape(rng), rng, opts)
+	for {
+		s := shape(rng)
+		if opts.Target.Lacks(&graph.Op{Kind: kind, Attr: s.attr}) == "" {
+			return draw(kind, nil, s, rng, opts)
+		}
+	}
 }
 
 // Of is New with an attribute and shapes, in the kind table's order. Tokens and

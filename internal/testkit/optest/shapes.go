@@ -111,12 +111,12 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.RMSNorm: func(r *rand.Rand) spec {
 		n, c := upTo(r, 12), upTo(r, 200)
 		x := lead(r, n, c)
-		return spec{attr: graph.NormAttr{Eps: 1e-6}, in: of(x, dims{c}), out: of(x, dims{n})}
+		return spec{attr: graph.NormAttr{Eps: 1e-6, PlusOne: r.IntN(3) == 0}, in: of(x, dims{c}), out: of(x, dims{n})}
 	},
 	graph.RMSNormGrad: func(r *rand.Rand) spec {
 		n, c := upTo(r, 12), upTo(r, 200)
 		x := lead(r, n, c)
-		return spec{attr: graph.NormAttr{Eps: 1e-6}, in: of(x, x, dims{c}, dims{n}), out: of(x, dims{c})}
+		return spec{attr: graph.NormAttr{Eps: 1e-6, PlusOne: r.IntN(3) == 0}, in: of(x, x, dims{c}, dims{n}), out: of(x, dims{c})}
 	},
 	graph.Softmax:     func(r *rand.Rand) spec { return rowsOf(r, nil, 1, 1) },
 	graph.SoftmaxGrad: func(r *rand.Rand) spec { return rowsOf(r, nil, 2, 1) },
@@ -124,12 +124,14 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.ActivationGrad: func(r *rand.Rand) spec {
 		return rowsOf(r, graph.ActAttr{Act: anyAct(r)}, 2, 1)
 	},
-	graph.SwiGLU:     func(r *rand.Rand) spec { return rowsOf(r, nil, 2, 1) },
-	graph.SwiGLUGrad: func(r *rand.Rand) spec { return rowsOf(r, nil, 3, 2) },
-	graph.Add:        func(r *rand.Rand) spec { return rowsOf(r, nil, 2, 1) },
-	graph.Sub:        func(r *rand.Rand) spec { return rowsOf(r, nil, 2, 1) },
-	graph.Mul:        func(r *rand.Rand) spec { return rowsOf(r, nil, 2, 1) },
-	graph.Scale:      func(r *rand.Rand) spec { return rowsOf(r, graph.ScaleAttr{Factor: r.NormFloat64()}, 1, 1) },
+	graph.SoftCap:     func(r *rand.Rand) spec { return rowsOf(r, graph.CapAttr{Cap: 0.5 + 3*r.Float64()}, 1, 1) },
+	graph.SoftCapGrad: func(r *rand.Rand) spec { return rowsOf(r, graph.CapAttr{Cap: 0.5 + 3*r.Float64()}, 2, 1) },
+	graph.SwiGLU:      func(r *rand.Rand) spec { return rowsOf(r, nil, 2, 1) },
+	graph.SwiGLUGrad:  func(r *rand.Rand) spec { return rowsOf(r, nil, 3, 2) },
+	graph.Add:         func(r *rand.Rand) spec { return rowsOf(r, nil, 2, 1) },
+	graph.Sub:         func(r *rand.Rand) spec { return rowsOf(r, nil, 2, 1) },
+	graph.Mul:         func(r *rand.Rand) spec { return rowsOf(r, nil, 2, 1) },
+	graph.Scale:       func(r *rand.Rand) spec { return rowsOf(r, graph.ScaleAttr{Factor: r.NormFloat64()}, 1, 1) },
 	graph.Sum: func(r *rand.Rand) spec {
 		return spec{in: of(dims{upTo(r, 3), upTo(r, 40000)}), out: of(dims{1})}
 	},
@@ -320,6 +322,12 @@ func attentionShapes(r *rand.Rand, grad bool, seq int64) spec {
 		Batch: upTo(r, 3), Seq: upTo(r, seq), KVHeads: kv, Heads: kv * upTo(r, 3), HeadDim: upTo(r, 40),
 		Scale: 0.1 + r.Float64(), Causal: r.IntN(2) == 0, Packed: r.IntN(2) == 0,
 	}
+	if r.IntN(3) == 0 {
+		a.Cap = 1 + r.Float64()
+	}
+	if a.Causal && r.IntN(3) == 0 {
+		a.Window = upTo(r, a.Seq)
+	}
 	n := a.Batch * a.Seq
 	y, lse := dims{n, a.Heads * a.HeadDim}, dims{n * a.Heads}
 	q := of(y, dims{n, kv * a.HeadDim}, dims{n, kv * a.HeadDim})
@@ -369,6 +377,9 @@ func headShapes(r *rand.Rand, grad bool, rows, vocab, width int64) spec {
 	n, v, c := some(r, rows), upTo(r, vocab), some(r, width)
 	x := lead(r, n, c)
 	s := spec{in: of(x, dims{v, c}, dims{n}), out: of(dims{1}), classes: int(v)}
+	if r.IntN(3) == 0 {
+		s.attr = graph.CapAttr{Cap: 1 + r.Float64()}
+	}
 	if grad {
 		s.in, s.out = append(s.in, dims{graph.NumHyper}), append(s.out, x, dims{v, c})
 	}

@@ -21,6 +21,7 @@ type Float = num.Float
 type Forward[T Float] struct {
 	Shape
 	Scale T   // of the scores; 0 means 1/√D
+	Cap   T   // bounds the scaled scores softly (num.SoftCap); 0: not
 	Q     []T // (B·Tq, H·D)
 	K, V  []T // (B·Tk, KV·D)
 	Y     []T // (B·Tq, H·D), written; may share a buffer with no operand that is read
@@ -48,6 +49,7 @@ type Forward[T Float] struct {
 type Backward[T Float] struct {
 	Shape
 	Scale T   // as the forward's
+	Cap   T   // as the forward's
 	Q     []T // (B·Tq, H·D)
 	K, V  []T // (B·Tk, KV·D)
 	Y, Dy []T // (B·Tq, H·D): the forward's output, and the loss's derivative by it
@@ -289,6 +291,9 @@ func (f *Forward[T]) check() error {
 	if f.scale, err = scaleOf(op, f.Scale, f.D); err != nil {
 		return err
 	}
+	if !(f.Cap >= 0) || math.IsInf(float64(f.Cap), 1) {
+		return fmt.Errorf("%s: Cap is %v, must be finite and not negative", op, f.Cap)
+	}
 	return checkFlat(op, "the workspace", len(f.Work), ForwardWorkspace(f.Shape))
 }
 
@@ -329,6 +334,9 @@ func (f *Backward[T]) check() error {
 	var err error
 	if f.scale, err = scaleOf(op, f.Scale, f.D); err != nil {
 		return err
+	}
+	if !(f.Cap >= 0) || math.IsInf(float64(f.Cap), 1) {
+		return fmt.Errorf("%s: Cap is %v, must be finite and not negative", op, f.Cap)
 	}
 	work := BackwardWorkspace(f.Shape)
 	if f.As != vec.NoHalf {

@@ -15,7 +15,7 @@ import (
 // k, v (and their derivatives) packed in rows of one buffer.
 type problem[T Float] struct {
 	Shape
-	scale         T
+	scale, limit  T // limit: Cap
 	q, k, v, dy   []T
 	ldq, ldk, ldv int // strides of q, k, v and of their derivatives
 	y, lse        []T
@@ -61,12 +61,12 @@ func newProblem[T Float](r *rand.Rand, s Shape, packed bool) *problem[T] {
 }
 
 func (p *problem[T]) forward() *Forward[T] {
-	return &Forward[T]{Shape: p.Shape, Scale: p.scale, Q: p.q, K: p.k, V: p.v, Y: p.y, Lse: p.lse, Work: p.workF,
+	return &Forward[T]{Shape: p.Shape, Scale: p.scale, Cap: p.limit, Q: p.q, K: p.k, V: p.v, Y: p.y, Lse: p.lse, Work: p.workF,
 		LdQ: p.ldq, LdK: p.ldk, LdV: p.ldv}
 }
 
 func (p *problem[T]) backward() *Backward[T] {
-	return &Backward[T]{Shape: p.Shape, Scale: p.scale, Q: p.q, K: p.k, V: p.v, Y: p.y, Dy: p.dy, Lse: p.lse,
+	return &Backward[T]{Shape: p.Shape, Scale: p.scale, Cap: p.limit, Q: p.q, K: p.k, V: p.v, Y: p.y, Dy: p.dy, Lse: p.lse,
 		Dq: p.dq, Dk: p.dk, Dv: p.dv, Work: p.workB,
 		LdQ: p.ldq, LdK: p.ldk, LdV: p.ldv, LdDq: p.ldq, LdDk: p.ldk, LdDv: p.ldv}
 }
@@ -111,13 +111,25 @@ func naive[T Float](p *problem[T]) map[string][]float64 {
 				if s.Causal {
 					n = t + s.Tk - s.Tq + 1
 				}
-				prob := make([]float64, n)
+				prob, slope := make([]float64, n), make([]float64, n)
+				first := 0
+				if s.Window > 0 {
+					first = max(0, n-s.Window)
+				}
 				most := math.Inf(-1)
 				for j := range n {
 					for d := range s.D {
 						prob[j] += float64(p.q[(b*s.Tq+t)*p.ldq+h*s.D+d]) * float64(p.k[(b*s.Tk+j)*p.ldk+g*s.D+d])
 					}
 					prob[j] *= scale
+					slope[j] = 1
+					if c := float64(p.limit); c > 0 {
+						u := math.Tanh(prob[j] / c)
+						prob[j], slope[j] = c*u, 1-u*u
+					}
+					if j < first {
+						prob[j] = math.Inf(-1)
+					}
 					most = max(most, prob[j])
 				}
 				sum := 0.0
@@ -139,7 +151,7 @@ func naive[T Float](p *problem[T]) map[string][]float64 {
 					mean += prob[j] * dp[j]
 				}
 				for j := range prob {
-					ds := prob[j] * (dp[j] - mean) * scale
+					ds := prob[j] * (dp[j] - mean) * slope[j] * scale
 					for d := range s.D {
 						at := ((b*s.Tq+t)*s.H+h)*s.D + d
 						out["dq"][at] += ds * float64(p.k[(b*s.Tk+j)*p.ldk+g*s.D+d])
@@ -205,11 +217,19 @@ var shapes = []Shape{
 	{B: 1, Tq: 600, Tk: 600, H: 1, KV: 1, D: 17, Causal: true},
 	{B: 1, Tq: 530, Tk: 541, H: 2, KV: 1, D: 3, Causal: true},
 	{B: 1, Tq: 515, Tk: 70, H: 2, KV: 1, D: 2, Causal: false},
+	{B: 1, Tq: 300, Tk: 300, H: 2, KV: 1, D: 12, Causal: true, Window: 2},
+	{B: 2, Tq: 200, Tk: 200, H: 2, KV: 2, D: 24, Causal: true, Window: 63},
+	{B: 1, Tq: 600, Tk: 600, H: 2, KV: 1, D: 8, Causal: true, Window: 64},
+	{B: 1, Tq: 650, Tk: 650, H: 1, KV: 1, D: 16, Causal: true, Window: 130},
+	{B: 2, Tq: 60, Tk: 311, H: 2, KV: 1, D: 12, Causal: true, Window: 70},
 }
 
 func (s Shape) String() string {
-	return fmt.Sprintf("B%d.Tq%d.Tk%d.H%d.KV%d.D%d.causal=%v", s.B, s.Tq, s.Tk, s.H, s.KV, s.D, s.Causal)
+	return fmt.Sprintf("B%d.Tq%d.Tk%d.H%d.KV%d.D%d.causal=%v.window=%d", s.B, s.Tq, s.Tk, s.H, s.KV, s.D, s.Causal, s.Window)
 }
+
+// limitOf gives every other shape a soft cap that its scores reach.
+func limitOf(i int) float32 { return float32(i%2) * 1.5 }
 
 func TestAgainstNaive(t *testing.T) {
 	pl := pool.New(2)
@@ -221,9 +241,11 @@ func TestAgainstNaive(t *testing.T) {
 			if i%3 == 0 {
 				p.scale = 0.3
 			}
+			p.limit = limitOf(i)
 			p.run(t, pl)
 			requireClose(t, naive(p), p.result(), 3e-6)
 			p64 := newProblem[float64](rand.New(rand.NewPCG(1, uint64(i))), s, packed)
+			p64.limit = float64(p.limit)
 			p64.run(t, pl)
 			requireClose(t, naive(p64), p64.result(), 1e-13)
 		})

@@ -31,7 +31,9 @@ func TestLevelsAndThreadsGiveTheSameBits(t *testing.T) {
 	for i, s := range shapes {
 		t.Run(s.String(), func(t *testing.T) {
 			make1 := func() *problem[float32] {
-				return newProblem[float32](rand.New(rand.NewPCG(2, uint64(i))), s, s.Tq == s.Tk && i%2 == 1)
+				p := newProblem[float32](rand.New(rand.NewPCG(2, uint64(i))), s, s.Tq == s.Tk && i%2 == 1)
+				p.limit = limitOf(i)
+				return p
 			}
 			want := make1()
 			one := pool.New(1)

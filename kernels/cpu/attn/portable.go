@@ -26,6 +26,20 @@ func axpy[T Float](p T, x, acc []T) {
 	}
 }
 
+// score is the score of a query for key j, -Inf before the first that it sees, and its
+// derivative by the scaled score.
+func score[T Float](q, k []T, scale, limit T, j, first int) (s, d T) {
+	s, d = T(scale*dot(q, k)), 1
+	if limit != 0 {
+		s = num.SoftCap(s, limit)
+		d = num.SoftCapGrad(s, limit)
+	}
+	if j < first {
+		s = negInf[T]()
+	}
+	return s, d
+}
+
 // forwardRow computes query row t of sequence b, head h.
 func (f *Forward[T]) forwardRow(b, h, t int, scratch []T) {
 	g := h / (f.H / f.KV)
@@ -36,12 +50,12 @@ func (f *Forward[T]) forwardRow(b, h, t int, scratch []T) {
 	m := negInf[T]()
 	var l [16]T
 	var p [KeyTile]T
-	n := f.visible(t)
-	for j0 := 0; j0 < n; j0 += KeyTile {
+	n, first := f.visible(t), f.first(t)
+	for j0 := f.beginOf(t); j0 < n; j0 += KeyTile {
 		w := min(KeyTile, n-j0)
 		next := m
 		for j := range w {
-			p[j] = T(f.scale * dot(q, f.k.read(b, j0+j, g, f.D, other)))
+			p[j], _ = score(q, f.k.read(b, j0+j, g, f.D, other), f.scale, f.Cap, j0+j, first)
 			if p[j] > next {
 				next = p[j]
 			}
@@ -105,12 +119,17 @@ func (f *Backward[T]) backwardHead(b, h int, scratch []T) {
 		clear(dq)
 		delta := deltaOf(dy, f.y.read(b, t, h, f.D, row(3)))
 		lse := f.Lse[(b*f.H+h)*f.Tq+t]
-		for j := range f.visible(t) {
+		first := f.first(t)
+		for j := f.beginOf(t); j < f.visible(t); j++ {
 			k := f.k.read(b, j, g, f.D, row(4))
-			s := T(f.scale * dot(q, k))
+			s, d := score(q, k, f.scale, f.Cap, j, first)
 			p := num.Exp(s - lse)
 			dp := dot(dy, f.v.read(b, j, g, f.D, row(5)))
-			ds := T(T(p*(dp-delta)) * f.scale)
+			ds := T(p * (dp - delta))
+			if f.Cap != 0 {
+				ds = T(ds * d)
+			}
+			ds = T(ds * f.scale)
 			axpy(p, dy, dv.row(b, j, g, f.D))
 			axpy(ds, q, dk.row(b, j, g, f.D))
 			axpy(ds, k, dq)

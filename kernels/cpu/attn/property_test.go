@@ -55,7 +55,8 @@ func TestDecodeEqualsPrefill(t *testing.T) {
 	everyLevel(t, func(t *testing.T, pl *pool.Pool) {
 		const n, capacity, h, kv = 140, 160, 6, 2
 		for _, d := range []int{8, 20, 64} {
-			s := Shape{B: 2, Tq: n, Tk: n, H: h, KV: kv, D: d, Causal: true}
+			window := map[int]int{20: 70, 64: 5}[d]
+			s := Shape{B: 2, Tq: n, Tk: n, H: h, KV: kv, D: d, Causal: true, Window: window}
 			all := newProblem[float32](rand.New(rand.NewPCG(4, uint64(d))), s, false)
 			require.NoError(t, all.forward().Run(pl))
 			cacheK, cacheV := nan[float32](2*capacity*kv*d), nan[float32](2*capacity*kv*d)
@@ -64,7 +65,7 @@ func TestDecodeEqualsPrefill(t *testing.T) {
 				copy(cacheV[b*capacity*kv*d:], all.v[b*n*kv*d:(b+1)*n*kv*d])
 			}
 			for _, c := range []struct{ tk, tq int }{{1, 1}, {2, 1}, {64, 1}, {65, 1}, {66, 3}, {100, 37}, {140, 1}, {130, 70}, {140, 140}} {
-				one := Shape{B: 2, Tq: c.tq, Tk: c.tk, H: h, KV: kv, D: d, Causal: true}
+				one := Shape{B: 2, Tq: c.tq, Tk: c.tk, H: h, KV: kv, D: d, Causal: true, Window: window}
 				var q, want []float32
 				for b := range 2 {
 					from, to := (b*n+c.tk-c.tq)*h*d, (b*n+c.tk)*h*d

@@ -23,6 +23,7 @@ type Shape struct {
 	KV     int  // key/value heads; divides H
 	D      int  // channels a head
 	Causal bool // a query sees no key behind its own position
+	Window int  // a causal query sees this many keys, the one at its position the last; 0: all before
 }
 
 // Validate says what is wrong with the sizes, naming the dimension.
@@ -45,6 +46,9 @@ func (s Shape) Validate() error {
 	case s.Causal && s.Tq > s.Tk:
 		return fmt.Errorf("attention: Tq is %d causal queries over Tk = %d keys, must be Tk at most", s.Tq, s.Tk)
 	}
+	if s.Window < 0 || s.Window > 0 && !s.Causal {
+		return fmt.Errorf("attention: Window is %d keys, must be 0, or more with Causal", s.Window)
+	}
 	// Every element count and workspace below stays far from overflow.
 	const most = math.MaxInt / 4096
 	n := 1
@@ -66,6 +70,26 @@ func (s *Shape) visible(t int) int {
 		return t + s.Tk - s.Tq + 1
 	}
 	return s.Tk
+}
+
+// begin is the first key of the tiles that the queries of a tile of positions, from
+// base on, go through: the tile of the first key that the query at base sees.
+func (s *Shape) begin(base int) int {
+	if s.Window == 0 {
+		return 0
+	}
+	return max(base+1-s.Window, 0) / KeyTile * KeyTile
+}
+
+// beginOf is begin of query t's tile.
+func (s *Shape) beginOf(t int) int { return s.begin((t + s.offset()) / KeyTile * KeyTile) }
+
+// first is the first key that query t sees.
+func (s *Shape) first(t int) int {
+	if s.Window == 0 {
+		return 0
+	}
+	return max(t+s.offset()+1-s.Window, 0)
 }
 
 // operand is the extent of rows × width elements at a row stride, over B

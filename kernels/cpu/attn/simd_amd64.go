@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
+	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
@@ -172,7 +173,7 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 	}
 
 	keys := f.visible(to - 1)
-	for j0 := 0; j0 < keys; j0 += KeyTile {
+	for j0 := f.begin(base); j0 < keys; j0 += KeyTile {
 		w := min(KeyTile, f.Tk-j0)
 		packTile(&f.k, b, g, d, j0, w, v, dp)
 		transposeAVX(&transposeArgs{in: v, out: kt, inRow: 4 * dp, columns: dp})
@@ -180,7 +181,8 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 		pre.add(&f.k, b, j0+KeyTile, g, d, keys)
 		pre.add(&f.v, b, j0+KeyTile, g, d, keys)
 		for i0 := 0; i0 < hi; i0 += KeyTile {
-			if f.Causal && base+i0 < j0 {
+			begin := f.begin(base + i0)
+			if f.Causal && base+i0 < j0 || j0 < begin {
 				continue
 			}
 			diagonal := f.Causal && base+i0 == j0
@@ -190,15 +192,16 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 			if last {
 				pre.add(&f.y, b, t, h, d, to)
 			}
-			if j0 == 0 {
+			if j0 == begin {
 				packRows(&f.q, b, h, d, t, t+r1-r0, at(q, (i0+r0)*dp), dp)
 				pre.add(&f.q, b, t+r1-r0, h, d, to)
 			}
 			tileScores(lv, at(q, i0*dp), kt, scores, r0, r1, w, d, dp, diagonal, &pre)
+			scale := bound(unsafe.Slice(scores, KeyTile*KeyTile), r0, r1, w, base+i0-j0, f.Window, f.scale, f.Cap, nil)
 
 			s0, s1 := r0&^15, roundUp(r1, 16)
 			sm := softmaxArgs{scores: at(scores, s0*KeyTile), m: at(m, i0+s0), l: at(l, 16*(i0+s0)),
-				alpha: at(alpha, s0), c: at(sub, s0), rows: s1 - s0, visible: w, scale: f.scale}
+				alpha: at(alpha, s0), c: at(sub, s0), rows: s1 - s0, visible: w, scale: scale}
 			if diagonal {
 				sm.visible, sm.step = s0+1, 1
 			}
@@ -211,7 +214,7 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 			if diagonal {
 				pv.k, pv.kStep, pv.tail = p0+1, 4, 1
 			}
-			if j0 == 0 {
+			if j0 == begin {
 				pv.init = 0
 			}
 			pre.next(&pv)
@@ -228,6 +231,44 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 					lse[r] = logSumExp(*at(m, i0+r0+r), *at(sub, r))
 				}
 			}
+		}
+	}
+}
+
+// bound puts the soft cap and the window to rows [r0, r1) of a tile of scores, of w
+// keys, whose first row's position is ahead of its first key's by that many, and
+// returns what the scores are still to be multiplied with. With grad it keeps the
+// derivatives of the cap there.
+func bound(scores []float32, r0, r1, w, ahead, window int, scale, limit float32, grad *[KeyTile * KeyTile]float32) float32 {
+	if limit != 0 {
+		for r := r0; r < r1; r++ {
+			row := scores[r*KeyTile : r*KeyTile+w]
+			for j, v := range row {
+				row[j] = num.SoftCap(float32(scale*v), limit)
+				if grad != nil {
+					grad[r*KeyTile+j] = num.SoftCapGrad(row[j], limit)
+				}
+			}
+		}
+		scale = 1
+	}
+	if window == 0 {
+		return scale
+	}
+	for r := r0; r < r1; r++ {
+		for j := range min(ahead+r+1-window, w) {
+			scores[r*KeyTile+j] = float32(math.Inf(-1))
+		}
+	}
+	return scale
+}
+
+// unbound ends the gradient of bounded scores: times the cap's derivative, and scale.
+func unbound(ds []float32, r0, r1, w int, scale float32, grad *[KeyTile * KeyTile]float32) {
+	for r := r0; r < r1; r++ {
+		row := ds[r*KeyTile : r*KeyTile+w]
+		for j, v := range row {
+			row[j] = float32(float32(v*grad[r*KeyTile+j]) * scale)
 		}
 	}
 }
@@ -301,6 +342,9 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 			}
 			// Whether no query before saw the keys of a tile.
 			fresh := func(j int) bool { return h%group == 0 && (from == 0 || f.Causal && base <= j) }
+			if j0 < f.begin(base) && !fresh(j0) {
+				continue
+			}
 			if fresh(j0) {
 				init = 0
 			} else {
@@ -308,6 +352,10 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 				packRows(dvSum, b, g, d, j0, j0+w, dv, dp)
 			}
 			for i0 := first; i0 < hi; i0 += KeyTile {
+				begin := f.begin(base + i0)
+				if j0 < begin {
+					continue
+				}
 				diagonal := f.Causal && base+i0 == j0
 				last := diagonal || !f.Causal && j0+KeyTile >= keys
 				r0, r1 := max(lo-i0, 0), min(hi-i0, KeyTile)
@@ -315,7 +363,7 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 				if last {
 					pre.add(&f.dq, b, t, h, d, f.Tq)
 				}
-				if j0 == 0 {
+				if j0 == begin {
 					end := t + r1 - r0
 					packRows(&f.q, b, h, d, t, end, at(q, (i0+r0)*dp), dp)
 					packRows(&f.dy, b, h, d, t, end, at(dy, (i0+r0)*dp), dp)
@@ -337,8 +385,16 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 				}
 				tileScores(lv, at(q, i0*dp), kt, p, r0, r1, w, d, dp, diagonal, &pre)
 				tileScores(lv, at(dy, i0*dp), vt, ds, r0, r1, w, d, dp, diagonal, &pre)
+				var grad *[KeyTile * KeyTile]float32
+				if f.Cap != 0 {
+					grad = new([KeyTile * KeyTile]float32)
+				}
+				scale := bound(unsafe.Slice(p, KeyTile*KeyTile), r0, r1, w, base+i0-j0, f.Window, f.scale, f.Cap, grad)
 				scoreGrad(lv, &scoreGradArgs{scores: at(p, r0*KeyTile), dp: at(ds, r0*KeyTile),
-					lse: &lse[t], delta: at(delta, i0+r0), rows: r1 - r0, scale: f.scale})
+					lse: &lse[t], delta: at(delta, i0+r0), rows: r1 - r0, scale: scale})
+				if grad != nil {
+					unbound(unsafe.Slice(ds, KeyTile*KeyTile), r0, r1, w, f.scale, grad)
+				}
 
 				tileKeyGrad(lv, p, at(dy, i0*dp), dv, r0, r1, w, dp, init, diagonal, &pre)
 				tileKeyGrad(lv, ds, at(q, i0*dp), dk, r0, r1, w, dp, init, diagonal, &pre)
@@ -350,7 +406,7 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 				if diagonal {
 					args.k, args.kStep, args.tail = p0+1, 4, 1
 				}
-				if j0 == 0 {
+				if j0 == begin {
 					args.init = 0
 				}
 				pre.next(&args)
@@ -358,6 +414,10 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 				if last {
 					unpackRows(&f.dq, b, h, d, t, t+r1-r0, at(dq, (i0+r0)*dp), dp)
 				}
+			}
+			if init == 0 { // no query of the block sees the tile, and none before did
+				clear(unsafe.Slice(dk, w*dp))
+				clear(unsafe.Slice(dv, w*dp))
 			}
 			unpackRows(dkSum, b, g, d, j0, j0+w, dk, dp)
 			unpackRows(dvSum, b, g, d, j0, j0+w, dv, dp)

@@ -123,6 +123,47 @@ func pow2(n int32) float32 { return math.Float32frombits(uint32(n+127) << 23) }
 // Sigmoid returns 1 / (1 + e^-x).
 func Sigmoid[T Float](x T) T { return 1 / (1 + Exp(-x)) }
 
+// Coefficients of Tanh, float32: x + x³·P(x²) below TanhPoly. The polynomial is
+// Cephes' tanhf (S. Moshier).
+const (
+	TanhPoly = 0.625
+	TanhP0   = -5.70498872745e-3 // degree 4 … 0
+	TanhP1   = 2.06390887954e-2
+	TanhP2   = -5.37397155531e-2
+	TanhP3   = 1.33314422036e-1
+	TanhP4   = -3.33332819422e-1
+)
+
+// Tanh returns the hyperbolic tangent.
+func Tanh[T Float](x T) T {
+	if !is32[T]() {
+		return T(math.Tanh(float64(x)))
+	}
+	a := x
+	if a < 0 {
+		a = -a
+	}
+	if a < TanhPoly {
+		z := T(x * x)
+		p := Fma(Fma(Fma(Fma(T(TanhP0), z, TanhP1), z, TanhP2), z, TanhP3), z, TanhP4)
+		return Fma(T(p*z), x, x)
+	}
+	t := 1 - 2/(Exp(T(2*a))+1)
+	if x < 0 {
+		return -t
+	}
+	return t
+}
+
+// SoftCap returns c·tanh(x/c), which bounds a logit.
+func SoftCap[T Float](x, c T) T { return T(c * Tanh(T(x/c))) }
+
+// SoftCapGrad returns the derivative of SoftCap where it is y.
+func SoftCapGrad[T Float](y, c T) T {
+	u := T(y / c)
+	return T(1 - T(u*u))
+}
+
 // Constants of the tanh form of GELU: u = GELUScale/2·(x + 0.044715·x³), and
 // 0.5·(1 + tanh u) = sigmoid(2u).
 const (

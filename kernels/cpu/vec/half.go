@@ -75,14 +75,15 @@ type tile struct {
 // other. A row of one element makes it an elementwise kernel. An output may be
 // an input.
 type HalfRows struct {
-	name string
-	as   Half
-	n, c int
-	in   [3][]uint16 // (n, c); nil where there are fewer
-	out  [2][]uint16 // (n, c); nil: not wanted
-	acc  bool        // the body adds to what the outputs hold
-	vec  [2][]uint16 // (c)
-	body func(t *tile)
+	plusOne bool // the rows' operands are 1 more than they say
+	name    string
+	as      Half
+	n, c    int
+	in      [3][]uint16 // (n, c); nil where there are fewer
+	out     [2][]uint16 // (n, c); nil: not wanted
+	acc     bool        // the body adds to what the outputs hold
+	vec     [2][]uint16 // (c)
+	body    func(t *tile)
 }
 
 // Run computes.
@@ -128,6 +129,9 @@ func (k *HalfRows) RunIndex(i int) {
 		if v != nil {
 			s.vec[j] = take(k.c)
 			widen(k.as, s.vec[j], v)
+			if k.plusOne {
+				plusOne(s.vec[j], s.vec[j])
+			}
 		}
 	}
 	lo, hi := piece(i, rowGrain(k.c), k.n)

@@ -125,8 +125,9 @@ func HalfLayerNorm(as Half, eps float32, x, gamma, beta, y []uint16, mean, rstd 
 	return k
 }
 
-// HalfRMSNorm is RMSNorm of 16-bit operands with a float32 statistic.
-func HalfRMSNorm(as Half, eps float32, x, gamma, y []uint16, rstd []float32) *HalfRows {
+// HalfRMSNorm is RMSNorm of 16-bit operands with a float32 statistic. With onePlus the
+// gain is 1 + gamma.
+func HalfRMSNorm(as Half, eps float32, onePlus bool, x, gamma, y []uint16, rstd []float32) *HalfRows {
 	c := len(gamma)
 	k := rows16("rmsnorm", as, c, [3][]uint16{x}, y, false, func(t *tile) {
 		for n := t.lo; n < t.hi; n++ {
@@ -134,7 +135,7 @@ func HalfRMSNorm(as Half, eps float32, x, gamma, y []uint16, rstd []float32) *Ha
 			rstd[n] = rmsNormRow(t.out[0][o:o+c], t.in[0][o:o+c], t.vec[0], eps)
 		}
 	})
-	k.vec[0] = gamma
+	k.vec[0], k.plusOne = gamma, onePlus
 	return k
 }
 
@@ -156,6 +157,7 @@ type HalfNormGrad struct {
 	DX            []uint16 // (N, C) or nil; may be DY
 	AccumulateDX  bool
 	DGamma, DBeta HalfSum // not wanted if empty
+	PlusOne       bool    // the gain is 1 + Gamma
 }
 
 // HalfLayerNormGrad is LayerNormGrad of 16-bit operands.
@@ -205,7 +207,7 @@ func HalfRMSNormGrad(g HalfNormGrad) Steps {
 			rmsGradApply(t.out[0][o:o+c], dy, x, t.vec[0], g.Rstd[n], sum/float32(c), g.AccumulateDX)
 		}
 	})
-	k.vec[0] = g.Gamma
+	k.vec[0], k.plusOne = g.Gamma, g.PlusOne
 	return append(s, k)
 }
 

@@ -133,11 +133,12 @@ func (k *LayerNormGrad[T]) RunIndex(i int) {
 //
 //	Rstd = 1/√(ΣX²/C + Eps), Y = X·Rstd·Gamma
 //
-// Y may be X.
+// Y may be X. With Gain the gain is 1 + Gamma.
 type RMSNorm[T num.Float] struct {
 	N, C  int
 	X     []T // (N, C)
 	Gamma []T // (C)
+	Gain  []T // nil, or room for 1 + Gamma (C)
 	Eps   T
 	Y     []T // (N, C)
 	Rstd  []T // (N), kept for the gradient
@@ -152,10 +153,34 @@ func (k *RMSNorm[T]) Run(p *pool.Pool) error {
 	c.size1("Gamma", "C", len(k.Gamma), k.C)
 	c.size2("Y", "(N, C)", len(k.Y), k.N, k.C)
 	c.size1("Rstd", "N", len(k.Rstd), k.N)
+	c.gain(len(k.Gain), k.C)
 	if c.err == nil {
+		plusOne(k.Gain, k.Gamma)
 		run(p, tasks(k.N, rowGrain(k.C)), k)
 	}
 	return c.err
+}
+
+// gain checks the room for a gain of 1 + Gamma.
+func (c *check) gain(have, want int) {
+	if have != 0 {
+		c.size1("Gain", "C", have, want)
+	}
+}
+
+// plusOne sets gain to 1 + gamma where there is one.
+func plusOne[T num.Float](gain, gamma []T) {
+	for i := range gain {
+		gain[i] = 1 + gamma[i]
+	}
+}
+
+// orGain is the gain of a norm: gamma, or gain where there is one.
+func orGain[T num.Float](gain, gamma []T) []T {
+	if gain != nil {
+		return gain
+	}
+	return gamma
 }
 
 // RunIndex is a pool.Task's; call Run.
@@ -163,7 +188,7 @@ func (k *RMSNorm[T]) RunIndex(i int) {
 	lo, hi := piece(i, rowGrain(k.C), k.N)
 	for n := lo; n < hi; n++ {
 		x, y := k.X[n*k.C:(n+1)*k.C], k.Y[n*k.C:(n+1)*k.C]
-		k.Rstd[n] = rmsNormRow(y, x, k.Gamma, k.Eps)
+		k.Rstd[n] = rmsNormRow(y, x, orGain(k.Gain, k.Gamma), k.Eps)
 	}
 }
 
@@ -182,6 +207,7 @@ type RMSNormGrad[T num.Float] struct {
 	N, C  int
 	DY, X []T // (N, C)
 	Gamma []T // (C)
+	Gain  []T // as RMSNorm's
 	Rstd  []T // (N)
 
 	DX     []T // (N, C) or nil
@@ -201,6 +227,7 @@ func (k *RMSNormGrad[T]) Run(p *pool.Pool) error {
 	c.size2("X", "(N, C)", len(k.X), k.N, k.C)
 	c.size1("Gamma", "C", len(k.Gamma), k.C)
 	c.size1("Rstd", "N", len(k.Rstd), k.N)
+	c.gain(len(k.Gain), k.C)
 	if k.DX != nil {
 		c.size2("DX", "(N, C)", len(k.DX), k.N, k.C)
 	}
@@ -215,6 +242,7 @@ func (k *RMSNormGrad[T]) Run(p *pool.Pool) error {
 		run(p, tasks(k.C, colGrain), k)
 	}
 	if k.DX != nil {
+		plusOne(k.Gain, k.Gamma)
 		k.columns = false
 		run(p, tasks(k.N, rowGrain(k.C)), k)
 	}
@@ -229,10 +257,11 @@ func (k *RMSNormGrad[T]) RunIndex(i int) {
 		return
 	}
 	lo, hi := piece(i, rowGrain(k.C), k.N)
+	gamma := orGain(k.Gain, k.Gamma)
 	for n := lo; n < hi; n++ {
 		a, b := n*k.C, (n+1)*k.C
-		s := rmsGradSum(k.DY[a:b], k.X[a:b], k.Gamma, k.Rstd[n])
-		rmsGradApply(k.DX[a:b], k.DY[a:b], k.X[a:b], k.Gamma, k.Rstd[n], s/T(k.C), k.AccumulateDX)
+		s := rmsGradSum(k.DY[a:b], k.X[a:b], gamma, k.Rstd[n])
+		rmsGradApply(k.DX[a:b], k.DY[a:b], k.X[a:b], gamma, k.Rstd[n], s/T(k.C), k.AccumulateDX)
 	}
 }
 

@@ -82,7 +82,7 @@ func (k *SoftmaxGrad[T]) RunIndex(i int) {
 // nil it also writes the gradient as CrossEntropyGrad does, with the same bits,
 // while the row is in the cache; DLogits may be Logits, and RowLoss is needed. With
 // LowAs the gradient's rows are then rounded to 16 bits, each over the first half
-// of its own memory.
+// of its own memory. With Cap not 0 the logits are bounded first, in place (SoftCap).
 type CrossEntropy[T num.Float] struct {
 	N, V    int
 	Logits  []T     // (N, V)
@@ -93,6 +93,7 @@ type CrossEntropy[T num.Float] struct {
 	DLogits []T // (N, V) or nil
 	Scale   T   // factor of DLogits
 	LowAs   Half
+	Cap     T
 
 	RowLoss []float64 // workspace (N), needed with DLogits
 }
@@ -147,6 +148,9 @@ func (k *CrossEntropy[T]) RunIndex(i int) {
 	lo, hi := piece(i, rowGrain(k.V), k.N)
 	for n := lo; n < hi; n++ {
 		x := k.Logits[n*k.V : (n+1)*k.V]
+		if k.Cap != 0 {
+			softCap(x, x, k.Cap)
+		}
 		m := rowMax(x)
 		lse := T(float64(m) + num.Log(float64(rowExpSum(nil, x, m))))
 		k.LSE[n] = lse
@@ -158,7 +162,7 @@ func (k *CrossEntropy[T]) RunIndex(i int) {
 			k.RowLoss[n] = float64(lse) - float64(x[t])
 		}
 		d := k.DLogits[n*k.V : (n+1)*k.V]
-		crossEntropyGrad(d, x, t, lse, k.Scale)
+		crossEntropyGrad(d, x, t, lse, k.Scale, k.Cap)
 		if k.LowAs != NoHalf {
 			narrowInPlace(k.LowAs, d)
 		}
@@ -174,7 +178,8 @@ func narrowInPlace[T num.Float](as Half, row []T) {
 }
 
 // CrossEntropyGrad is DLogits = (exp(Logits - LSE) - onehot(target))·Scale; rows
-// whose target is -1 become 0. DLogits may be Logits.
+// whose target is -1 become 0. DLogits may be Logits. With Cap not 0 the logits are
+// bounded already, and the gradient is of those before.
 type CrossEntropyGrad[T num.Float] struct {
 	N, V    int
 	Logits  []T     // (N, V)
@@ -182,6 +187,7 @@ type CrossEntropyGrad[T num.Float] struct {
 	LSE     []T     // (N)
 	DLogits []T     // (N, V)
 	Scale   T       // 1/(counted targets of the global batch) · loss scale
+	Cap     T
 }
 
 // Run computes the gradient.
@@ -204,14 +210,28 @@ func (k *CrossEntropyGrad[T]) RunIndex(i int) {
 	lo, hi := piece(i, rowGrain(k.V), k.N)
 	for n := lo; n < hi; n++ {
 		a, b := n*k.V, (n+1)*k.V
-		crossEntropyGrad(k.DLogits[a:b], k.Logits[a:b], k.Targets[n], k.LSE[n], k.Scale)
+		crossEntropyGrad(k.DLogits[a:b], k.Logits[a:b], k.Targets[n], k.LSE[n], k.Scale, k.Cap)
 	}
 }
 
-// crossEntropyGrad is one row's; dx may be x.
-func crossEntropyGrad[T num.Float](dx, x []T, target int32, lse, scale T) {
-	if target < 0 {
+// crossEntropyGrad is one row's; dx may be x. With limit not 0, x is after SoftCap and
+// dx is of before.
+func crossEntropyGrad[T num.Float](dx, x []T, target int32, lse, scale, limit T) {
+	switch {
+	case target < 0:
 		clear(dx)
+		return
+	case limit != 0:
+		var y [256]T // the row is overwritten
+		for lo := 0; lo < len(x); lo += len(y) {
+			n := copy(y[:], x[lo:])
+			d, t := dx[lo:lo+n], int(target)-lo
+			expScale(d, y[:n], lse, scale)
+			if t >= 0 && t < n {
+				d[t] = T((num.Exp(y[t]-lse) - 1) * scale)
+			}
+			softCapGrad(d, d, y[:n], limit, false)
+		}
 		return
 	}
 	xt := x[target]
