@@ -43,6 +43,7 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/train"
+	"github.com/spillway-ml/spillway/train/job"
 )
 
 // What a run is told, and what it tells.
@@ -54,7 +55,7 @@ type (
 	// Sampling says how the next token is drawn.
 	Sampling = train.Sampling
 	// Job is this process's part of a run over several processes.
-	Job = train.Job
+	Job = job.Job
 	// MetricsWriter appends a run's steps to a file of JSON lines.
 	MetricsWriter = train.MetricsWriter
 )

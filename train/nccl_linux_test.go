@@ -14,20 +14,18 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/nccltest"
 	"github.com/spillway-ml/spillway/platform/gpu"
 	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/train/job"
 )
 
 // joinedGPUs makes the processes of a job, whose ranks have a GPU each of one double and NCCL
 // between them, and returns what to close at its end.
-func joinedGPUs(t testing.TB, c *request, processes int, o drivertest.Options, f nccltest.Options) (leader *Job, others []*Job, fabric *nccltest.Fabric, end func()) {
+func joinedGPUs(t testing.TB, c *request, processes int, o drivertest.Options, f nccltest.Options) (leader *job.Job, others []*job.Job, fabric *nccltest.Fabric, end func()) {
 	t.Helper()
 	o.Devices = processes * max(c.LocalRanks, 1)
 	d := onDouble(t, c, o, false)
 	fabric = nccltest.New(d, f)
 	c.cuda.NCCL = func() (nccl.API, error) { return fabric.Library(22105), nil }
 	leader, others = joined(t, processes)
-	for _, j := range others {
-		j.cuda = c.cuda
-	}
 	return leader, others, fabric, func() {
 		require.NoError(t, fabric.Close())
 		require.NoError(t, d.Close())
@@ -41,7 +39,7 @@ func overGPUs(t *testing.T, c request, processes int, o drivertest.Options, how 
 	ends := make(chan error)
 	for _, j := range others {
 		go func() {
-			_, err := Work(context.Background(), j, nil)
+			_, err := work(context.Background(), j, nil, c.cuda)
 			ends <- err
 		}()
 	}
@@ -101,7 +99,7 @@ func ncclErrorEnds(t *testing.T, each int) {
 	leader, others, fabric, end := joinedGPUs(t, &c, 2, drivertest.Options{}, nccltest.Options{})
 	ends := make(chan error)
 	go func() {
-		_, err := Work(context.Background(), others[0], nil)
+		_, err := work(context.Background(), others[0], nil, c.cuda)
 		ends <- err
 	}()
 	c.Config = c.Config.Over(leader)
@@ -130,7 +128,7 @@ func TestNCCLOneOfAProcessCantOpen(t *testing.T) {
 		fabric.Fail(call, 4, 3)
 		ends := make(chan error)
 		go func() {
-			_, err := Work(context.Background(), others[0], nil)
+			_, err := work(context.Background(), others[0], nil, c.cuda)
 			ends <- err
 		}()
 		c.Config = c.Config.Over(leader)
@@ -143,12 +141,12 @@ func TestNCCLOneOfAProcessCantOpen(t *testing.T) {
 
 // aloneWithNCCL makes the processes of a job that have nothing but NCCL to meet by, and
 // returns what ends them.
-func aloneWithNCCL(t testing.TB, c *request, processes int) (jobs []*Job, fabric *nccltest.Fabric, end func()) {
+func aloneWithNCCL(t testing.TB, c *request, processes int) (jobs []*job.Job, fabric *nccltest.Fabric, end func()) {
 	t.Helper()
 	d := onDouble(t, c, drivertest.Options{Devices: processes}, false)
 	fabric = nccltest.New(d, nccltest.Options{Root: true})
 	c.cuda.NCCL = func() (nccl.API, error) { return fabric.Library(22105), nil }
-	jobs = make([]*Job, processes)
+	jobs = make([]*job.Job, processes)
 	hosts := make([]*nccl.Host, processes)
 	var wg sync.WaitGroup
 	for i := range processes {
@@ -159,7 +157,7 @@ func aloneWithNCCL(t testing.TB, c *request, processes int) (jobs []*Job, fabric
 				return
 			}
 			hosts[i] = h
-			jobs[i] = &Job{Process: i, Processes: processes, Locals: processes, Local: i, Transport: gpu.OverNCCL{Host: h}, cuda: c.cuda}
+			jobs[i] = &job.Job{Process: i, Processes: processes, Locals: processes, Local: i, Transport: gpu.OverNCCL{Host: h}}
 			for peer := range processes {
 				if peer != i && (i == 0 || peer == 0) {
 					jobs[i].Links = append(jobs[i].Links, run.NewLink(peer, h.Stream(peer)))
@@ -192,7 +190,7 @@ func TestNCCLAlone(t *testing.T) {
 	ends := make(chan error)
 	for _, j := range jobs[1:] {
 		go func() {
-			_, err := Work(context.Background(), j, nil)
+			_, err := work(context.Background(), j, nil, c.cuda)
 			ends <- err
 		}()
 	}
@@ -213,7 +211,7 @@ func TestNCCLAloneFails(t *testing.T) {
 	jobs, fabric, end := aloneWithNCCL(t, &c, 2)
 	done := make(chan error)
 	go func() {
-		_, err := Work(context.Background(), jobs[1], nil)
+		_, err := work(context.Background(), jobs[1], nil, c.cuda)
 		done <- err
 	}()
 	c.Config = c.Config.Over(jobs[0])

@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/train/job"
 )
 
 // memberVar makes the test binary a program of its own: a process of a launched job that
@@ -36,7 +37,7 @@ func member() (err error) {
 	defer func() { err = errors.Join(err, memory.Close()) }()
 	c := ownConfig(twoPaths())
 	c.Own.Rule, c.Zero = &descent, 3
-	j := &Job{Process: env.Rank, Processes: env.World, Locals: env.LocalWorld, Local: env.LocalRank, Transport: oneHost{memory}, Own: c.Own}
+	j := &job.Job{Process: env.Rank, Processes: env.World, Locals: env.LocalWorld, Local: env.LocalRank, Transport: oneHost{memory}, Own: c.Own}
 	for i, s := range streams {
 		peer := 0
 		if env.Rank == 0 {

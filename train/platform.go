@@ -8,6 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/platform/gpu"
+	"github.com/spillway-ml/spillway/train/job"
 )
 
 // MissingDevice is the error of a device, or a library that it needs, that is
@@ -17,7 +18,7 @@ type MissingDevice = platform.MissingDevice
 // newPlatform opens the device that a request names. The Config that comes back has what
 // only the device knows: what it has free, and what is outside the arenas.
 func newPlatform(cfg request) (platform.Platform, config.Config, error) {
-	o := platform.Options{Device: cfg.Device, World: world(&cfg.Config), Transport: transport(&cfg.Config), Local: place(&cfg.Config), DeviceMemory: cfg.DeviceMemory, Outside: cfg.Outside,
+	o := platform.Options{Device: cfg.Device, World: job.World(&cfg.Config), Transport: job.Transport(&cfg.Config), Local: job.Place(&cfg.Config), DeviceMemory: cfg.DeviceMemory, Outside: cfg.Outside,
 		Timeout: cfg.Timeout, Poison: cfg.poison, CheckWrites: cfg.checkWrites, RequirePinned: cfg.RequirePinned, Warn: cfg.Warn, Graphs: cfg.WithoutGraphs() == ""}
 	var p platform.Platform
 	var err error
@@ -59,7 +60,7 @@ func DeviceHardware(cfg config.Config) (planner.Hardware, config.Config, error) 
 // FitHere is planner.FitHere for a run on this machine, or of a job on its hosts, which
 // are heard first.
 func FitHere(ctx context.Context, cfg config.Config, fixed planner.Fixed, rows int, hw planner.Hardware) (*planner.Fitted, error) {
-	cfg, err := greet(cfg)
+	cfg, err := job.Greet(cfg)
 	if err != nil {
 		return nil, err
 	}

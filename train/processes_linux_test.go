@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/train/job"
 )
 
 // oneHost is the transport of a process of a job; here all are one process.
@@ -54,14 +55,14 @@ func sharedMemory(t testing.TB, processes int) (list []*shm.Job) {
 }
 
 // joined makes the processes of a job: the first leads, over streams to the others.
-func joined(t testing.TB, processes int) (leader *Job, others []*Job) {
+func joined(t testing.TB, processes int) (leader *job.Job, others []*job.Job) {
 	t.Helper()
 	memory := sharedMemory(t, processes)
-	leader = &Job{Processes: processes, Locals: processes, Transport: oneHost{memory[0]}}
+	leader = &job.Job{Processes: processes, Locals: processes, Transport: oneHost{memory[0]}}
 	for i := 1; i < processes; i++ {
 		here, there := net.Pipe()
 		leader.Links = append(leader.Links, run.NewLink(i, here))
-		others = append(others, &Job{Process: i, Processes: processes, Locals: processes, Local: i, Transport: oneHost{memory[i]}, Links: []*run.Link{run.NewLink(0, there)}})
+		others = append(others, &job.Job{Process: i, Processes: processes, Locals: processes, Local: i, Transport: oneHost{memory[i]}, Links: []*run.Link{run.NewLink(0, there)}})
 	}
 	return leader, others
 }
@@ -125,7 +126,7 @@ func start(t *testing.T, says func(*run.Hello)) error {
 	leader, others := joined(t, 2)
 	told := make(chan error, 1)
 	go func() {
-		h := others[0].hello()
+		h := others[0].Hello()
 		says(&h)
 		task, err := others[0].Links[0].Greet(h, func(string) int64 { return 0 })
 		if err == nil && (task.Config != nil || task.Err == "") {
@@ -164,23 +165,6 @@ func TestTheLeastMemoryOfAllHosts(t *testing.T) {
 	require.Equal(t, "small", small.Host)
 	require.EqualValues(t, 1, small.Ranks)
 	require.ErrorContains(t, err, "1 rank on host small plan ")
-
-	for _, c := range []struct {
-		all  []run.Hello
-		want string
-	}{
-		{[]run.Hello{{Host: "a"}, {Host: "b"}}, ""},
-		{[]run.Hello{{Host: "a", Memory: 100, LocalRanks: 2}, {Host: "a", Memory: 100, LocalRanks: 2}, {Host: "b", Memory: 60, LocalRanks: 1}}, "a"},
-		{[]run.Hello{{Host: "a", Memory: 100}, {Host: "b", Memory: 100}, {Host: "b", Memory: 100}}, "b"}, // no launcher says how many
-		{[]run.Hello{{Host: "a"}, {Host: "b", Memory: 1}}, "b"},
-	} {
-		least := leastOf(c.all, 1, func(h run.Hello) int64 { return h.Memory })
-		if c.want == "" {
-			require.Nil(t, least)
-			continue
-		}
-		require.Equal(t, c.want, least.Host)
-	}
 }
 
 // hears leads a job of two processes to where it has heard what the second says it has.
@@ -190,14 +174,14 @@ func hears(t *testing.T, c request, says run.Hello) request {
 	told := make(chan bool)
 	go func() {
 		defer close(told)
-		h := others[0].hello()
+		h := others[0].Hello()
 		h.Host, h.LocalRanks, h.LocalRank, h.Memory = "small", 1, 0, says.Memory
 		_, _ = others[0].Links[0].Greet(h, func(string) int64 { return says.Disk }) // until it is let go
 		_ = others[0].Links[0].Close()
 	}()
 	c.Config = c.Config.Over(leader)
 	var err error
-	c.Config, err = greet(c.Config)
+	c.Config, err = job.Greet(c.Config)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		leader.Dismiss(nil)
@@ -304,7 +288,7 @@ func TestAProcessWithAnotherPlan(t *testing.T) {
 	c := tiny("gpt2")
 	c.Config = c.Config.Over(leader)
 	var text bytes.Buffer
-	require.NoError(t, gob.NewEncoder(&text).Encode(assignment{Config: c.Config, Threads: 1}))
+	require.NoError(t, gob.NewEncoder(&text).Encode(job.Assignment{Config: c.Config, Threads: 1}))
 	_, err := leader.Links[0].Welcome()
 	require.NoError(t, err)
 	require.NoError(t, leader.Links[0].Assign(run.Task{Config: text.Bytes(), Program: "another"}))
@@ -344,12 +328,12 @@ func TestATransportThatRefuses(t *testing.T) {
 // The ranks of a process are neighbours, and a message names them.
 func TestRanksOfAProcess(t *testing.T) {
 	c := config.Config{LocalRanks: 3}
-	c = c.Within(&Job{Process: 2, Processes: 4})
+	c = c.Within(&job.Job{Process: 2, Processes: 4})
 	c.Ranks = 12
-	require.Equal(t, []int{6, 7, 8}, world(&c).Local)
-	require.Equal(t, "ranks 6 to 8", platform.Names(world(&c).Local))
+	require.Equal(t, []int{6, 7, 8}, job.World(&c).Local)
+	require.Equal(t, "ranks 6 to 8", platform.Names(job.World(&c).Local))
 	require.Equal(t, "rank 6", platform.Names([]int{6}))
 	h := run.Hello{Rank: 2, LocalRanks: 2, LocalRank: 0}.In(3)
 	require.True(t, h.Aligned())
-	require.False(t, slices.Contains(world(&c).Local, h.Rank+h.LocalRanks))
+	require.False(t, slices.Contains(job.World(&c).Local, h.Rank+h.LocalRanks))
 }

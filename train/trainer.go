@@ -26,6 +26,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/train/job"
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
@@ -33,7 +34,7 @@ import (
 // for one goroutine.
 type Trainer struct {
 	cfg   *resolved // nil before the plan stands
-	job   *Job      // nil: this process alone
+	job   *job.Job  // nil: this process alone
 	plan  *plan.Plan
 	ports [graph.NumPorts]graph.BufID // of the plan's program
 	// inputs are the ports of each micro-batch of a run of a step's phase: one, or in
@@ -158,15 +159,15 @@ func (q request) start(ctx context.Context) (*Trainer, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Trainer{job: jobOf(&q.Config)}
+	t := &Trainer{job: job.Of(&q.Config)}
 	if t.platform, q.Config, err = newPlatform(q); err != nil {
 		return nil, err
 	}
 	if t.job != nil { // a process that does not answer is waited for no longer
-		stay := context.AfterFunc(ctx, func() { t.job.broken(ctx.Err()) })
+		stay := context.AfterFunc(ctx, func() { t.job.Broken(ctx.Err()) })
 		defer stay()
 	}
-	if q.Config, err = greet(q.Config); err != nil {
+	if q.Config, err = job.Greet(q.Config); err != nil {
 		return nil, t.refused(err)
 	}
 	fit := func(ctx context.Context) error { return t.fit(ctx, q) }
@@ -237,8 +238,8 @@ func (t *Trainer) fitOnce(ctx context.Context, q request) (err error) {
 		t.floats = append(t.floats, t.plan.Program.InputsOf(k))
 	}
 	if err := t.cfg.Fits(ctx, t.plan, hardwareOf(t.platform, &t.cfg.Config)); err != nil {
-		if j := jobOf(&t.cfg.Config); j != nil && j.disk != nil && t.plan.Layout.Spaces[graph.Disk].Peak > j.disk.Share() {
-			err = fmt.Errorf("%w; free in Config.Disk %s are %s", err, t.cfg.Disk, j.disk)
+		if d := t.job.Disk(); d != nil && t.plan.Layout.Spaces[graph.Disk].Peak > d.Share() {
+			err = fmt.Errorf("%w; free in Config.Disk %s are %s", err, t.cfg.Disk, d)
 		}
 		return t.platform.Refused(err)
 	}
@@ -484,7 +485,7 @@ func (t *Trainer) Close() error {
 		t.ranks = nil
 	}
 	if t.job != nil {
-		errs = append(errs, t.job.hangUp())
+		errs = append(errs, t.job.HangUp())
 	}
 	if t.platform != nil {
 		errs = append(errs, t.platform.Close())
@@ -524,8 +525,8 @@ func (t *Trainer) writeTrace(others []exec.Events) {
 	if !t.accepted {
 		return
 	}
-	if jobOf(&t.cfg.Config) != nil && others == nil {
-		t.cfg.Warnf("Config.Trace shows %s alone: the job has failed, and the other ranks' processes keep theirs", platform.Names(world(&t.cfg.Config).Local))
+	if t.job != nil && others == nil {
+		t.cfg.Warnf("Config.Trace shows %s alone: the job has failed, and the other ranks' processes keep theirs", platform.Names(job.World(&t.cfg.Config).Local))
 	}
 	if err := writeAside(t.cfg.Trace, func(w io.Writer) error { return trace.Write(w, others...) }); err != nil {
 		t.cfg.Warnf("Config.Trace: %v", err)

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
-	trainer "github.com/spillway-ml/spillway/train"
+	"github.com/spillway-ml/spillway/train/job"
 )
 
 // asked is what the command line of train asks of this process.
@@ -51,7 +51,7 @@ var folderFlags = []string{"checkpoint", "disk"}
 
 // of tells the job what this process was asked for, once the number of ranks is known.
 func (a *asked) of(ctx context.Context, j *spillway.Job) error {
-	terms, err := trainer.Terms(ctx, *a.c)
+	terms, err := job.Terms(ctx, *a.c)
 	if err != nil {
 		return err
 	}

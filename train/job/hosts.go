@@ -1,4 +1,4 @@
-package train
+package job
 
 import (
 	"github.com/spillway-ml/spillway/config"
@@ -6,11 +6,11 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// greet hears from the other processes what they are, before anything is planned:
+// Greet hears from the other processes what they are, before anything is planned:
 // they must be alike, and the least that a host has is what a plan may use. It is the
 // configuration with what they said.
-func greet(c config.Config) (config.Config, error) {
-	j := jobOf(&c)
+func Greet(c config.Config) (config.Config, error) {
+	j := Of(&c)
 	if j == nil {
 		return c, nil
 	}
@@ -30,7 +30,7 @@ func greet(c config.Config) (config.Config, error) {
 
 // hear takes what all processes say of themselves.
 func (j *Job) hear(c *config.Config) error {
-	self := j.hello()
+	self := j.Hello()
 	self.Disk = store.Free(c.Disk)
 	all := []run.Hello{self.In(c.LocalRanks)}
 	for _, l := range j.Links {

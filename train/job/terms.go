@@ -1,4 +1,4 @@
-package train
+package job
 
 import (
 	"context"
@@ -135,8 +135,8 @@ func (j *Job) mine(c config.Config) config.Config {
 	return c
 }
 
-// folder is where this process finds the checkpoints; "": where the leader does.
-func (j *Job) folder() string {
+// Folder is where this process finds the checkpoints; "": where the leader does.
+func (j *Job) Folder() string {
 	if j.Asked == nil {
 		return ""
 	}

@@ -1,9 +1,10 @@
-package train
+// Package job is this process's part of a run over several processes: who they are, whether
+// they are alike, what the first tells the others to run, and how they end.
+package job
 
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"crypto/sha256"
 	"encoding/gob"
 	"encoding/hex"
@@ -16,25 +17,21 @@ import (
 
 	"github.com/spillway-ml/spillway/comm/algo"
 	"github.com/spillway-ml/spillway/config"
-	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/hostmem"
 	"github.com/spillway-ml/spillway/internal/rollcall"
 	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
-	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
-	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
-	"github.com/spillway-ml/spillway/platform/gpu"
 	"github.com/spillway-ml/spillway/run"
 )
 
 // Job is this process's part of a run over several processes. The first one leads:
 // it resolves the configuration, reads the data, and tells the others what to run;
-// all that a Trainer does is its. The others lend their ranks: see Work. Each runs
+// all that a Trainer does is its. The others lend their ranks: see train.Work. Each runs
 // Config.LocalRanks neighbouring ranks, the first process ranks 0, 1, ….
 type Job struct {
 	Process, Processes int // its number, and how many there are
@@ -67,8 +64,6 @@ type Job struct {
 	Outlives bool
 	Roll     rollcall.Roll
 
-	cuda *gpu.Parts // takes the place of hooks.cuda, for tests
-
 	folders filesys.Opener // see In
 
 	heard   bool                   // something of each process
@@ -81,12 +76,25 @@ type Job struct {
 	dismiss sync.Once
 }
 
+// Folders opens the folder of checkpoints of a process that lends its ranks; nil: the
+// system's.
+func (j *Job) Folders() filesys.Opener { return j.folders }
+
+// Disk is the host whose folder of the disk tier has the least room for each rank; nil:
+// not known.
+func (j *Job) Disk() *config.HostMemory {
+	if j == nil {
+		return nil
+	}
+	return j.disk
+}
+
 // In has a process that lends its ranks save them in other folders than the system's. It is
 // for tests.
 func (j *Job) In(folders filesys.Opener) { j.folders = folders }
 
-// jobOf is the job whose processes the ranks of a run are in; nil: there is none.
-func jobOf(c *config.Config) *Job {
+// Of is the job whose processes the ranks of a run are in; nil: there is none.
+func Of(c *config.Config) *Job {
 	j, _ := c.Processes().(*Job)
 	return j
 }
@@ -126,31 +134,32 @@ func (j *Job) Outside(ranks int) (bytes int64, copies bool) {
 	return bytes, copies
 }
 
-// world is the ranks that run in this process.
-func world(c *config.Config) platform.World {
-	if jobOf(c) == nil {
+// World is the ranks that run in this process.
+func World(c *config.Config) platform.World {
+	if Of(c) == nil {
 		return platform.OneProcess(c.Ranks)
 	}
 	w := platform.World{Size: c.Ranks}
 	for i := range c.LocalRanks {
-		w.Local = append(w.Local, jobOf(c).Process*c.LocalRanks+i)
+		w.Local = append(w.Local, Of(c).Process*c.LocalRanks+i)
 	}
 	return w
 }
 
-// place is this process's number among those of its host.
-func place(c *config.Config) int {
-	if jobOf(c) == nil {
+// Place is this process's number among those of its host.
+func Place(c *config.Config) int {
+	if Of(c) == nil {
 		return 0
 	}
-	return jobOf(c).Local
+	return Of(c).Local
 }
 
-func transport(c *config.Config) platform.Transport {
-	if jobOf(c) == nil {
+// Transport is the transport of a run's job; nil: there is none.
+func Transport(c *config.Config) platform.Transport {
+	if Of(c) == nil {
 		return nil
 	}
-	return jobOf(c).Transport
+	return Of(c).Transport
 }
 
 // Dismiss lets the other processes go that still wait for something to do. With
@@ -166,13 +175,13 @@ func (j *Job) Dismiss(err error) {
 				_, _ = l.Welcome() // so that what it has said does not reset the stream
 			}
 		}
-		_ = j.hangUp()
+		_ = j.HangUp()
 	})
 }
 
-// hangUp ends the streams, all at once: each waits a while for a process that does not
+// HangUp ends the streams, all at once: each waits a while for a process that does not
 // take its end.
-func (j *Job) hangUp() error {
+func (j *Job) HangUp() error {
 	errs := make([]error, len(j.Links))
 	var closing sync.WaitGroup
 	for i, l := range j.Links {
@@ -185,8 +194,8 @@ func (j *Job) hangUp() error {
 	return errors.Join(errs...)
 }
 
-// assignment is what a process needs to run its ranks.
-type assignment struct {
+// Assignment is what a process needs to run its ranks.
+type Assignment struct {
 	Config  config.Config
 	Threads int // computing threads of a process
 	Fastest algo.Table
@@ -199,8 +208,8 @@ type assignment struct {
 	Poison, CheckWrites bool
 }
 
-// hello is what this process says of itself.
-func (j *Job) hello() run.Hello {
+// Hello is what this process says of itself.
+func (j *Job) Hello() run.Hello {
 	host, _ := os.Hostname()
 	h := run.Hello{Rank: j.Process, Host: host, Build: buildID(), Rounding: gemm.Rounding(), Terms: j.Terms, LocalRanks: j.Locals, LocalRank: j.Local, Memory: hostmem.Machine()}
 	if j.Refused != nil {
@@ -248,8 +257,8 @@ var buildID = sync.OnceValue(func() string {
 	return "unknown (" + err.Error() + ")"
 })
 
-// programHash tells plans apart: the program and where its buffers lie.
-func programHash(p *plan.Plan) string {
+// ProgramHash tells plans apart: the program and where its buffers lie.
+func ProgramHash(p *plan.Plan) string {
 	h := sha256.New()
 	fmt.Fprint(h, graph.Format(p.Program), p.Layout.Offset)
 	for _, s := range p.Layout.Spaces {
@@ -258,36 +267,28 @@ func programHash(p *plan.Plan) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// lead gives the other processes their task, once the plan stands. They open
-// their ranks beside this process's: see opened.
-func (t *Trainer) lead() error {
-	j := jobOf(&t.cfg.Config)
-	if j == nil {
-		return nil
-	}
-	a := assignment{Config: t.cfg.Config, Threads: t.cfg.ComputeThreads(), Fastest: j.Fastest, Poison: t.cfg.poison, CheckWrites: t.cfg.checkWrites}
-	a.Config.Threads = a.Threads
-	a.Model, a.Rule = t.cfg.Own.Names()
-	a.Evaluates = t.cfg.Own.Eval != nil
-	if a.Config.AsyncSave = config.AsyncOff; t.plan.Config.Staging > 0 { // decided here, with the least host's memory
-		a.Config.AsyncSave = config.AsyncOn
-	}
+// Lead gives the other processes their task, once the plan stands. They open their ranks
+// beside this process's: see Opened.
+func (j *Job) Lead(a Assignment, p *plan.Plan) error {
+	c := &a.Config
 	if j.Outlives {
 		var err error
-		if t.cfg.Checkpoint == "" {
+		if c.Checkpoint == "" {
 			return config.Refuse("Job.Outlives needs Config.Checkpoint: the folder to go on from")
 		}
-		if j.Roll, err = rollcall.Open(t.cfg.Checkpoint, t.cfg.Ranks, t.cfg.Timeout+endGrace, j.Roll); err != nil {
-			return fmt.Errorf("Config.Checkpoint %s: %w", t.cfg.Checkpoint, err)
+		if j.Roll, err = rollcall.Open(c.Checkpoint, c.Ranks, c.Timeout+endGrace, j.Roll); err != nil {
+			return fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, err)
 		}
-		a.Roll = j.Roll
 	}
+	a.Fastest, a.Roll = j.Fastest, j.Roll
+	a.Model, a.Rule = c.Own.Names()
+	a.Evaluates = c.Own.Eval != nil
 	var b bytes.Buffer
 	if err := gob.NewEncoder(&b).Encode(a); err != nil {
 		return fmt.Errorf("send the configuration: %w", err)
 	}
 	j.dismiss.Do(func() {}) // from here on they end with their streams
-	task := run.Task{Config: b.Bytes(), Program: programHash(t.plan)}
+	task := run.Task{Config: b.Bytes(), Program: ProgramHash(p)}
 	for _, l := range j.Links {
 		if err := l.Assign(task); err != nil {
 			return err
@@ -296,16 +297,12 @@ func (t *Trainer) lead() error {
 	return nil
 }
 
-// endGrace is how long a process may take, behind the longest wait of a collective, to give
-// back what it has and come to a roll call: ranks that do not end are waited for up to 10 s.
-const endGrace = 15 * time.Second
-
-// opened waits until every process has opened its ranks.
-func (t *Trainer) opened() error {
-	if jobOf(&t.cfg.Config) == nil {
+// Opened waits until every process has opened its ranks.
+func (j *Job) Opened() error {
+	if j == nil {
 		return nil
 	}
-	for _, l := range jobOf(&t.cfg.Config).Links {
+	for _, l := range j.Links {
 		if err := l.Opened(); err != nil {
 			return err
 		}
@@ -313,27 +310,13 @@ func (t *Trainer) opened() error {
 	return nil
 }
 
-// links are the streams to the other processes' ranks, by rank.
-func (t *Trainer) links() map[int]*run.Link {
-	if jobOf(&t.cfg.Config) == nil {
-		return nil
-	}
-	links := map[int]*run.Link{}
-	for _, l := range jobOf(&t.cfg.Config).Links {
-		for i := range t.cfg.LocalRanks {
-			links[l.Rank+i] = l
-		}
-	}
-	return links
-}
-
-// meeting waits for the other processes beside this one's own ranks, which meet theirs as
+// Meeting waits for the other processes beside this one's own ranks, which meet theirs as
 // they are opened: a process that can't open its own ends the job.
-func (t *Trainer) meeting(m platform.Meeter) func() error {
+func (j *Job) Meeting(m platform.Meeter) func() error {
 	ends := make(chan error, 1)
 	go func() {
 		defer crash.Guard()
-		err := t.opened()
+		err := j.Opened()
 		if err != nil {
 			m.Abort(err)
 		}
@@ -342,14 +325,54 @@ func (t *Trainer) meeting(m platform.Meeter) func() error {
 	return sync.OnceValue(func() error { return <-ends })
 }
 
+// ByRank are the streams to the other processes' ranks, of so many a process.
+func (j *Job) ByRank(ranks int) map[int]*run.Link {
+	if j == nil {
+		return nil
+	}
+	links := map[int]*run.Link{}
+	for _, l := range j.Links {
+		for i := range ranks {
+			links[l.Rank+i] = l
+		}
+	}
+	return links
+}
+
+// Await is what the leader tells this process to run; nil: nothing. The Assignment's Config
+// has the paths that this process was asked to use, and its Threads.
+func (j *Job) Await() (a *Assignment, program string, err error) {
+	task, err := j.Links[0].Greet(j.Hello(), j.free)
+	if err == nil && task.Differs {
+		err = errors.New(task.Err)
+	}
+	if err != nil || task.Config == nil {
+		return nil, "", err
+	}
+	a = &Assignment{}
+	if err := gob.NewDecoder(bytes.NewReader(task.Config)).Decode(a); err != nil {
+		return nil, "", fmt.Errorf("the leader's configuration: %w", err)
+	}
+	j.Fastest, j.Roll = a.Fastest, a.Roll
+	a.Config = j.mine(a.Config.Within(j))
+	if j.Asked != nil {
+		a.Threads = j.Asked.ComputeThreads()
+	}
+	return a, task.Program, a.brought(&j.Own)
+}
+
+// endGrace is how long a process may take, behind the longest wait of a collective, to give
+// back what it has and come to a roll call: ranks that do not end are waited for up to 10 s.
+const endGrace = 15 * time.Second
+
 // breakGrace is how long the ranks of a job that has failed have to say what they
 // know of it. All processes end within a second of the failure, also those that hear
 // of no other any more.
 const breakGrace = 400 * time.Millisecond
 
-// broken ends the streams of a job that has ended with err: a process that is
+// Broken ends the streams of a job that has ended with err: a process that is
 // stopped or stuck does not answer any more.
-func (j *Job) broken(err error) {
+func (j *Job) Broken(err error) {
 	time.AfterFunc(breakGrace, func() {
 		for _, l := range j.Links {
 			go func() { // each may take a moment to close
@@ -360,115 +383,9 @@ func (j *Job) broken(err error) {
 	})
 }
 
-// Work runs this process's ranks for the process that leads the job, until that
-// lets it go. Its error is nil where the job ended in good order, or the leader
-// tells a person what was wrong. began tells whether there was something to run, and
-// a leader to run it for. A canceled context ends it, and with it the job.
-func Work(ctx context.Context, j *Job, warn func(string)) (began bool, err error) {
-	link := j.Links[0]
-	defer func() { err = errors.Join(err, link.Close()) }()
-	stay := context.AfterFunc(ctx, func() {
-		defer crash.Guard()
-		link.Break(ctx.Err())
-	})
-	defer stay()
-	task, err := link.Greet(j.hello(), j.free)
-	if err == nil && task.Differs {
-		err = errors.New(task.Err)
-	}
-	if err != nil || task.Config == nil {
-		return false, err
-	}
-	var a assignment
-	if err := gob.NewDecoder(bytes.NewReader(task.Config)).Decode(&a); err != nil {
-		return true, fmt.Errorf("the leader's configuration: %w", err)
-	}
-	j.Fastest, j.Roll = a.Fastest, a.Roll
-	q := request{a.Config, hooks{poison: a.Poison, checkWrites: a.CheckWrites}}
-	q.Config = j.mine(q.Within(j))
-	threads := a.Threads
-	if j.Asked != nil {
-		threads = j.Asked.ComputeThreads()
-	}
-	q.Warn, q.Planned, q.Own, q.cuda = warn, j.Planned, j.Own, j.cuda
-	t := &Trainer{job: j}
-	defer func() { err = errors.Join(err, t.Close()) }()
-	err = a.brought(&j.Own)
-	if err == nil {
-		err = t.lend(ctx, q, task.Program, threads)
-	}
-	if err != nil {
-		var small *MachineTooSmall
-		var refused *plan.DoesNotFit
-		host, _ := os.Hostname()
-		err = link.Refused(fmt.Errorf("rank %d (host %s): %w", world(&q.Config).Local[0], host, err), errors.As(err, &small) || errors.As(err, &refused))
-		return err == nil, err // a leader that has gone had a reason of its own
-	}
-	err = link.Serve(t.ranks)
-	var apart *run.NotJoined
-	return !errors.As(err, &apart), err
-}
-
-// lend plans what the leader has planned, and opens this process's ranks.
-func (t *Trainer) lend(ctx context.Context, q request, program string, threads int) (err error) {
-	if t.platform, q.Config, err = newPlatform(q); err != nil {
-		return err
-	}
-	if err := t.fit(ctx, q); err != nil {
-		return err
-	}
-	if own := programHash(t.plan); own != program {
-		return fmt.Errorf("its plan is another program (%.12s) than the leader's (%.12s): the model's files or the machines differ", own, program)
-	}
-	t.pool = pool.New(threads)
-	if err := t.openDisk(); err != nil {
-		return err
-	}
-	if err := t.platform.Start(t.setup()); err != nil {
-		return err
-	}
-	var trace *exec.Trace // the leader writes it
-	if t.cfg.Trace != "" {
-		trace = exec.NewTrace(planner.TraceSpans)
-	}
-	t.ranks, err = run.Open(run.RankOptions{World: world(&t.cfg.Config), Plan: t.plan, Platform: t.platform, Trace: trace, Meter: t.cfg.Measure, Poison: t.cfg.poison, Timeout: t.cfg.Timeout,
-		Graphs: t.cfg.WithoutGraphs() == "", Warn: t.cfg.WarnOnce(), Folders: t.job.folders, Checkpoint: t.job.folder()})
-	return err
-}
-
-// setup is what the platform starts with.
-func (t *Trainer) setup() platform.Setup {
-	s := platform.Setup{Plan: t.plan, Pool: t.pool, Collectives: t.cfg.Algorithm(), PerHost: perHost(&t.cfg.Config)}
-	if t.disk != nil {
-		s.Disk = t.disk.Create
-	}
-	if jobOf(&t.cfg.Config) != nil {
-		s.Failed, s.Fastest = jobOf(&t.cfg.Config).broken, jobOf(&t.cfg.Config).Fastest
-	}
-	return s
-}
-
-// openRanks opens the ranks of this process and takes those of the others.
-func (t *Trainer) openRanks() error {
-	cfg := t.cfg
-	if cfg.Trace != "" {
-		t.trace = exec.NewTrace(planner.TraceSpans)
-	}
-	var opened func() error
-	if m, ok := t.platform.(platform.Meeter); ok && m.Meets() {
-		opened = t.meeting(m)
-	} else if err := t.opened(); err != nil {
-		return err
-	}
-	var err error
-	t.ranks, err = run.Open(run.RankOptions{World: platform.OneProcess(cfg.Ranks), Plan: t.plan, Platform: t.platform, Trace: t.trace, Meter: cfg.Measure, Poison: cfg.poison,
-		Graphs: cfg.WithoutGraphs() == "", Warn: cfg.WarnOnce(), Timeout: cfg.Timeout, Wrap: cfg.wrapDevice, Links: t.links(), Opened: opened})
-	return err
-}
-
 // brought refuses a process whose program brings along something else than the
 // leader's.
-func (a *assignment) brought(own *config.Own) error {
+func (a *Assignment) brought(own *config.Own) error {
 	model, rule := own.Names()
 	switch {
 	case model != a.Model:
@@ -481,10 +398,10 @@ func (a *assignment) brought(own *config.Own) error {
 	return nil
 }
 
-// perHost is how many neighbouring ranks each host of the run has: of a job over
+// PerHost is how many neighbouring ranks each host of the run has: of a job over
 // processes as they say themselves.
-func perHost(c *config.Config) int {
-	if jobOf(c) == nil {
+func PerHost(c *config.Config) int {
+	if Of(c) == nil {
 		return c.Ranks
 	}
 	return c.PerHost

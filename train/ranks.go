@@ -1,0 +1,129 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/exec"
+	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
+	"github.com/spillway-ml/spillway/platform"
+	"github.com/spillway-ml/spillway/platform/gpu"
+	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/train/job"
+)
+
+// Work runs this process's ranks for the process that leads the job, until that
+// lets it go. Its error is nil where the job ended in good order, or the leader
+// tells a person what was wrong. began tells whether there was something to run, and
+// a leader to run it for. A canceled context ends it, and with it the job.
+func Work(ctx context.Context, j *job.Job, warn func(string)) (began bool, err error) {
+	return work(ctx, j, warn, nil)
+}
+
+// work is Work with parts in place of the machine's GPUs, for tests.
+func work(ctx context.Context, j *job.Job, warn func(string), cuda *gpu.Parts) (began bool, err error) {
+	link := j.Links[0]
+	defer func() { err = errors.Join(err, link.Close()) }()
+	stay := context.AfterFunc(ctx, func() {
+		defer crash.Guard()
+		link.Break(ctx.Err())
+	})
+	defer stay()
+	a, program, err := j.Await()
+	if a == nil {
+		return false, err
+	}
+	q := request{a.Config, hooks{poison: a.Poison, checkWrites: a.CheckWrites, cuda: cuda}}
+	q.Warn, q.Planned, q.Own = warn, j.Planned, j.Own
+	t := &Trainer{job: j}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	if err == nil {
+		err = t.lend(ctx, q, program, a.Threads)
+	}
+	if err != nil {
+		var small *MachineTooSmall
+		var refused *plan.DoesNotFit
+		host, _ := os.Hostname()
+		err = link.Refused(fmt.Errorf("rank %d (host %s): %w", job.World(&q.Config).Local[0], host, err), errors.As(err, &small) || errors.As(err, &refused))
+		return err == nil, err // a leader that has gone had a reason of its own
+	}
+	err = link.Serve(t.ranks)
+	var apart *run.NotJoined
+	return !errors.As(err, &apart), err
+}
+
+// lead gives the job's other processes their task.
+func (t *Trainer) lead() error {
+	if t.job == nil {
+		return nil
+	}
+	a := job.Assignment{Config: t.cfg.Config, Threads: t.cfg.ComputeThreads(), Poison: t.cfg.poison, CheckWrites: t.cfg.checkWrites}
+	a.Config.Threads = a.Threads
+	if a.Config.AsyncSave = config.AsyncOff; t.plan.Config.Staging > 0 { // decided here, with the least host's memory
+		a.Config.AsyncSave = config.AsyncOn
+	}
+	return t.job.Lead(a, t.plan)
+}
+
+// lend plans what the leader has planned, and opens this process's ranks.
+func (t *Trainer) lend(ctx context.Context, q request, program string, threads int) (err error) {
+	if t.platform, q.Config, err = newPlatform(q); err != nil {
+		return err
+	}
+	if err := t.fit(ctx, q); err != nil {
+		return err
+	}
+	if own := job.ProgramHash(t.plan); own != program {
+		return fmt.Errorf("its plan is another program (%.12s) than the leader's (%.12s): the model's files or the machines differ", own, program)
+	}
+	t.pool = pool.New(threads)
+	if err := t.openDisk(); err != nil {
+		return err
+	}
+	if err := t.platform.Start(t.setup()); err != nil {
+		return err
+	}
+	var trace *exec.Trace // the leader writes it
+	if t.cfg.Trace != "" {
+		trace = exec.NewTrace(planner.TraceSpans)
+	}
+	t.ranks, err = run.Open(run.RankOptions{World: job.World(&t.cfg.Config), Plan: t.plan, Platform: t.platform, Trace: trace, Meter: t.cfg.Measure, Poison: t.cfg.poison, Timeout: t.cfg.Timeout,
+		Graphs: t.cfg.WithoutGraphs() == "", Warn: t.cfg.WarnOnce(), Folders: t.job.Folders(), Checkpoint: t.job.Folder()})
+	return err
+}
+
+// setup is what the platform starts with.
+func (t *Trainer) setup() platform.Setup {
+	s := platform.Setup{Plan: t.plan, Pool: t.pool, Collectives: t.cfg.Algorithm(), PerHost: job.PerHost(&t.cfg.Config)}
+	if t.disk != nil {
+		s.Disk = t.disk.Create
+	}
+	if t.job != nil {
+		s.Failed, s.Fastest = t.job.Broken, t.job.Fastest
+	}
+	return s
+}
+
+// openRanks opens the ranks of this process and takes those of the others.
+func (t *Trainer) openRanks() error {
+	cfg := t.cfg
+	if cfg.Trace != "" {
+		t.trace = exec.NewTrace(planner.TraceSpans)
+	}
+	var opened func() error
+	if m, ok := t.platform.(platform.Meeter); ok && m.Meets() {
+		opened = t.job.Meeting(m)
+	} else if err := t.job.Opened(); err != nil {
+		return err
+	}
+	var err error
+	t.ranks, err = run.Open(run.RankOptions{World: platform.OneProcess(cfg.Ranks), Plan: t.plan, Platform: t.platform, Trace: t.trace, Meter: cfg.Measure, Poison: cfg.poison,
+		Graphs: cfg.WithoutGraphs() == "", Warn: cfg.WarnOnce(), Timeout: cfg.Timeout, Wrap: cfg.wrapDevice, Links: t.job.ByRank(cfg.LocalRanks), Opened: opened})
+	return err
+}
