@@ -141,7 +141,10 @@ func (l *living) read(name string) string {
 // lines is how many steps the run has told, before or after a restart.
 func (l *living) lines() int { return strings.Count(l.read("m.jsonl"), "\n") }
 
-var livesBegun atomic.Int64
+var (
+	livesBegun  atomic.Int64
+	livesAtOnce = make(chan struct{}, 2)
+)
 
 // begin starts the job of a cell by a script, which writes the main process's number and its
 // exit status.
@@ -198,7 +201,11 @@ func begin(t *testing.T, c life, binary string) *living {
 		run = program + " >out 2>err & echo $! >pid.new; mv pid.new pid; wait $!; echo $? >status.new; mv status.new status"
 	}
 	require.NoError(t, os.WriteFile(l.path("inner"), []byte(inner+"\n"), 0o644))
-	require.NoError(t, os.WriteFile(l.path("script"), []byte(fmt.Sprintf("cd '%s'\nexport %s TMPDIR='%s'\ntrap : HUP INT TERM\n%s\n", l.dir, l.mark, l.path("tmp"), run)), 0o644))
+	caught := "HUP INT TERM"
+	if c.starter == "tmux" { // the terminal's hangup goes to this shell, whose end passes it on
+		caught = "INT TERM"
+	}
+	require.NoError(t, os.WriteFile(l.path("script"), []byte(fmt.Sprintf("cd '%s'\nexport %s TMPDIR='%s'\ntrap : %s\n%s\n", l.dir, l.mark, l.path("tmp"), caught, run)), 0o644))
 	cmd := exec.Command("sh", l.path("script"))
 	if c.starter == "tmux" {
 		l.tmux = strings.ReplaceAll(strings.TrimPrefix(l.mark, "SPILLWAY_TEST_"), "=", "")
@@ -335,13 +342,15 @@ func (l *living) fire() (victim int) {
 
 // live runs a cell.
 func (c life) live(t *testing.T, binary string) {
+	livesAtOnce <- struct{}{}
+	defer func() { <-livesAtOnce }()
 	l := begin(t, c, binary)
 	statuses, goesOn, says := c.outcome()
 	l.reach()
 	victim := l.fire()
 	before, seen := l.read("m.jsonl"), l.lines()
 	said := func() string { return l.read("err") + l.read("out") }
-	hungUp := l.starter == "tmux" && l.event == "HUP" // which the shells there do not always outlive
+	hungUp := l.starter == "tmux" && l.event == "HUP" // whose shell does not outlive it
 	ended := func() bool { return l.read("status") != "" || hungUp && len(l.processes("")) == 0 }
 	if goesOn {
 		again := regexp.MustCompile(says)
