@@ -157,12 +157,6 @@ type Plan struct {
 // capacities: Fit does.
 func Build(fwd Forward, cfg Config) (*Plan, error) { return (*Shared)(nil).Build(fwd, cfg) }
 
-// Candidates lists the activations that the forward leaves for the backward, of
-// which a search may drop or park some, and the program whose buffers they name.
-func Candidates(fwd Forward, cfg Config) (*graph.Program, []recompute.Candidate, error) {
-	return (*Shared)(nil).Candidates(fwd, cfg)
-}
-
 // cannotFit refuses a program whose lower bound of a space is over its cap.
 func cannotFit(p *graph.Program, cfg Config) error {
 	bounds, err := memplan.Bounds(p)

@@ -129,7 +129,8 @@ func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
 	return made, nil
 }
 
-// Candidates is the function Candidates.
+// Candidates lists the activations that the forward leaves for the backward, of
+// which a search may drop or park some, and the program whose buffers they name.
 func (sh *Shared) Candidates(fwd Forward, cfg Config) (*graph.Program, []recompute.Candidate, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, nil, err
