@@ -14,7 +14,7 @@ GPU_TESTS = ./device/cuda/driver ./kernels/cuda ./kernels/cuda/blas ./kernels/cu
 gpu:
 	rm -rf $(BUNDLE) $(BUNDLE).tar.gz
 	mkdir -p $(BUNDLE)/tests
-	CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go build $(GOFLAGS_BUNDLE) -o $(BUNDLE)/ ./cmd/spillway ./internal/testkit/gpucheck
+	CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go build $(GOFLAGS_BUNDLE) $(if $(wildcard kernels/cuda/images/packed/*.tar.zst),-tags gpukernels) -o $(BUNDLE)/ ./cmd/spillway ./internal/testkit/gpucheck
 	@$(foreach p,$(GPU_TESTS),CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go test -c $(GOFLAGS_BUNDLE) -o $(BUNDLE)/tests/$(subst /,_,$(patsubst ./%,%,$(p))).test $(p) && ) true
 	cp internal/testkit/gpucheck/run.sh internal/testkit/gpucheck/torch_gpt2.py $(BUNDLE)/
 	git rev-parse HEAD > $(BUNDLE)/commit 2>/dev/null || echo unknown > $(BUNDLE)/commit
@@ -31,6 +31,8 @@ same:
 # long runs every case of the tests, and what continuous integration samples. It takes
 # up to an hour on two cores, and runs before a change counts as done.
 long:
+	if old=$$(.ci/nvidia-tools 11.8); then go run ./internal/testkit/packkernels -nvrtc $$old/lib -arch sm_80,sm_90,compute_80 -cache $$(go env GOCACHE)/spillway-tests/spillway/cuda; \
+	else echo "not run: the kernels by NVRTC 11.8, which cannot be had here"; fi
 	SPILLWAY_LONG=1 SPILLWAY_TEST_MPI=1 go test -timeout 45m ./...
 	CGO_ENABLED=1 go test -race -timeout 30m ./comm/... ./device/... ./exec/... ./kernels/cpu/pool/...
 	SPILLWAY_LONG=1 SPILLWAY_README=1 go test -count=1 -timeout 20m ./internal/readme

@@ -26,11 +26,12 @@ var normKinds = []*Info{
 		flops: func(c *checker) int64 { return 8 * c.in(0).elems() },
 	},
 	{
-		Kind: LayerNormGrad,
-		Doc:  "Gradients of layernorm; dy, x (N,C), gamma (C), mean, rstd (N), dx (N,C), dgamma, dbeta (C).",
-		In:   []Operand{in("dy", "(N,C)"), in("x", "(N,C)"), in("gamma", "(C)"), in("mean", "(N)").typ(isF32), in("rstd", "(N)").typ(isF32)},
-		Out:  []Operand{acc("dx", "(N,C)").opt(), grad("dgamma", "(C)").opt(), grad("dbeta", "(C)").opt()},
-		Attr: NormAttr{},
+		Kind:     LayerNormGrad,
+		cudaWork: Target.normGradCUDAWork,
+		Doc:      "Gradients of layernorm; dy, x (N,C), gamma (C), mean, rstd (N), dx (N,C), dgamma, dbeta (C).",
+		In:       []Operand{in("dy", "(N,C)"), in("x", "(N,C)"), in("gamma", "(C)"), in("mean", "(N)").typ(isF32), in("rstd", "(N)").typ(isF32)},
+		Out:      []Operand{acc("dx", "(N,C)").opt(), grad("dgamma", "(C)").opt(), grad("dbeta", "(C)").opt()},
+		Attr:     NormAttr{},
 		check: func(c *checker) {
 			x := c.in(1)
 			c.rank2(x)
@@ -68,11 +69,12 @@ var normKinds = []*Info{
 		work:  Target.gainWork,
 	},
 	{
-		Kind: RMSNormGrad,
-		Doc:  "Gradients of rmsnorm; dy, x (N,C), gamma (C), rstd (N), dx (N,C), dgamma (C).",
-		In:   []Operand{in("dy", "(N,C)"), in("x", "(N,C)"), in("gamma", "(C)"), in("rstd", "(N)").typ(isF32)},
-		Out:  []Operand{acc("dx", "(N,C)").opt(), grad("dgamma", "(C)").opt()},
-		Attr: NormAttr{},
+		Kind:     RMSNormGrad,
+		cudaWork: Target.normGradCUDAWork,
+		Doc:      "Gradients of rmsnorm; dy, x (N,C), gamma (C), rstd (N), dx (N,C), dgamma (C).",
+		In:       []Operand{in("dy", "(N,C)"), in("x", "(N,C)"), in("gamma", "(C)"), in("rstd", "(N)").typ(isF32)},
+		Out:      []Operand{acc("dx", "(N,C)").opt(), grad("dgamma", "(C)").opt()},
+		Attr:     NormAttr{},
 		check: func(c *checker) {
 			x := c.in(1)
 			c.rank2(x)

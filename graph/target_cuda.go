@@ -110,6 +110,19 @@ func (c *CUDAKernels) TensorAttentionWork(a AttentionAttr) (deltas, sums, turns 
 	return 4 * heads * a.Seq, 4 * tiles * c.AttentionTile * a.HeadDim, 4 * (tiles + 1)
 }
 
+// normGradCUDAWork is the sums of lanes of rows, for gain and shift: see NormLanes.
+func (t Target) normGradCUDAWork(p *Program, op *Op) int64 {
+	_, n := matrixOf(p, op.In[1])
+	if (len(op.Out) < 2 || op.Out[1].Buf == NoBuf) && (len(op.Out) < 3 || op.Out[2].Buf == NoBuf) {
+		return 0
+	}
+	return t.align(2 * 4 * t.CUDA.NormLanes(p.Buf(op.In[1]).DType) * n)
+}
+
+// NormLanes returns the lanes of rows over which a norm's gradients by gain and shift are
+// summed, for values of a type.
+func (c *CUDAKernels) NormLanes(dt DType) int64 { return 32 * dt.Size() }
+
 // crossEntropyCUDAWork is every row's loss in f64.
 func (t Target) crossEntropyCUDAWork(p *Program, op *Op) int64 {
 	n, _ := matrixOf(p, op.In[0])
@@ -121,15 +134,18 @@ func (t Target) headLossCUDAWork(p *Program, op *Op) int64 {
 	n, width := matrixOf(p, op.In[0])
 	v, _ := matrixOf(p, op.In[1])
 	rows := min(n, c.HeadChunk(v))
-	product := c.ProductWork(rows, v, width)
+	product, sums := c.ProductWork(rows, v, width), int64(0)
 	if len(op.Out) > 1 && op.Out[1].Buf != NoBuf {
 		product = max(product, c.ProductWork(rows, width, v))
 	}
 	if len(op.Out) > 2 && op.Out[2].Buf != NoBuf {
 		product = max(product, c.ProductWork(v, width, rows))
+		if c.HeadSums(n, v, p.Buf(op.Out[2].Buf).DType) {
+			sums = 4 * v * width
+		}
 	}
-	// Logits (rows, V padded) and loss in f64 by row.
-	return t.align(4*rows*c.LogitStride(v)) + t.align(8*rows) + t.align(product)
+	// Logits (rows, V padded), loss in f64 by row, dw in fp32.
+	return t.align(4*rows*c.LogitStride(v)) + t.align(8*rows) + t.align(product) + t.align(sums)
 }
 
 // ProductWork returns the bytes of workspace of a product C(m,n) = A(m,k)·B(k,n):
@@ -150,6 +166,10 @@ func (c *CUDAKernels) HeadChunk(v int64) int64 {
 	rows := c.HeadBytes / (4 * max(c.LogitStride(v), 1)) / c.HeadStep * c.HeadStep
 	return min(max(rows, c.HeadStep), c.HeadRows)
 }
+
+// HeadSums says whether the head adds the chunks of n rows' weight gradients, of a type and a
+// vocabulary of v, in fp32 in the workspace: in 16 bits each chunk would round the sum.
+func (c *CUDAKernels) HeadSums(n, v int64, dt DType) bool { return dt != F32 && n > c.HeadChunk(v) }
 
 // LogitStride returns the elements from one row of v logits to the next.
 func (c *CUDAKernels) LogitStride(v int64) int64 { return roundUp(v, c.LogitPad) }

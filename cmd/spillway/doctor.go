@@ -14,9 +14,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-ml/spillway/calibration"
+	"github.com/spillway-ml/spillway/comm/nccl/libnccl"
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/device/cuda/dynlib"
 	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/internal/dl"
+	"github.com/spillway-ml/spillway/internal/nvml"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
+	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+	"github.com/spillway-ml/spillway/kernels/cuda/images"
+	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -80,11 +87,11 @@ var libraries = []struct {
 	name, use string
 	names     []string
 }{
-	{"CUDA driver", "--device cuda", []string{"libcuda.so.1", "libcuda.so"}},
-	{"NVML", "facts about GPUs", []string{"libnvidia-ml.so.1"}},
-	{"cuBLASLt", "matrix products on GPUs", []string{"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11"}},
-	{"NVRTC", "kernels compiled at run time", []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"}},
-	{"NCCL", "GPUs that work together", []string{"libnccl.so.2"}},
+	{"CUDA driver", "--device cuda", driver.Names},
+	{"NVML", "facts about GPUs", nvml.Names},
+	{"cuBLASLt", "matrix products on GPUs", blas.Names},
+	{"NVRTC", nvrtcUse(), nvrtc.Names},
+	{"NCCL", "GPUs that work together", libnccl.Names},
 	{"MPI", "ranks on several nodes", []string{"libmpi.so.40", "libmpi.so.12", "libmpi.so"}},
 }
 
@@ -141,8 +148,10 @@ func diagnose(ctx context.Context, dir string, effort store.Effort) (*diagnosis,
 	if d.Memory.StoredIn, err = calibration.KeepMemoryBandwidth(d.Memory.Copy); err != nil {
 		d.Memory.StoredIn, d.Memory.Warning = "", err.Error()
 	}
+	version := driverVersion()
 	for _, l := range libraries {
-		d.Libraries = append(d.Libraries, libraryState{l.name, l.use, openable(l.names), l.names})
+		names := dynlib.UpTo(version, l.names...)
+		d.Libraries = append(d.Libraries, libraryState{l.name, l.use, openable(names), names})
 	}
 	if dir == "" {
 		return d, nil
@@ -283,9 +292,30 @@ func (d *diagnosis) print(w io.Writer) {
 	}
 }
 
-// openable returns the first library that can be opened.
+// driverVersion is that of the driver's CUDA, such as 12040; 0: there is none.
+func driverVersion() int {
+	api, err := driver.Open()
+	if err != nil {
+		return 0
+	}
+	version, err := api.Version()
+	if err != nil {
+		return 0
+	}
+	return version
+}
+
+// nvrtcUse says what NVRTC is for in this build.
+func nvrtcUse() string {
+	if images.There() {
+		return "kernels that this build does not embed"
+	}
+	return "kernels compiled at run time"
+}
+
+// openable returns the first library that can be opened, of those that train tries.
 func openable(names []string) string {
-	for _, name := range names {
+	for _, name := range dynlib.Candidates(names...) {
 		if h, err := dl.Open(name, dl.Lazy|dl.Local); err == nil {
 			_ = dl.Close(h)
 			return name

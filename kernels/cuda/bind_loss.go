@@ -92,8 +92,8 @@ func bindCrossEntropyGrad(b *binding) {
 //		dx = logits·w                          (rows, C)
 //		dw (+)= logitsᵀ·x                      (V, C)
 //
-// A gradient in bf16 takes the first half of its row of logits. Over chunks, dw
-// is added to in its own type.
+// A gradient in bf16 takes the first half of its row of logits. A dw of 16 bits is summed
+// over chunks in fp32, in the workspace, and rounded once.
 func bindHeadLoss(b *binding) {
 	xBuf, wBuf := b.inBuf(0), b.inBuf(1)
 	n, c := matrix(xBuf)
@@ -112,6 +112,8 @@ func bindHeadLoss(b *binding) {
 	logits := b.work(graph.CUDATarget().Workspace(b.Program, b.Op))
 	rowLoss := logits + driver.Address(logitBytes)
 	scratch := rowLoss + driver.Address(lossBytes)
+	sums := hasW && cut.HeadSums(n, v, b.outBuf(2).DType) // behind what products need
+	sumsAt := logits + driver.Address(graph.CUDATarget().Workspace(b.Program, b.Op)-roundUp(4*v*c, workAlign))
 	report := b.targets(v)
 	gradLd := ld // of logits that have become gradients, in elements of their type
 	if typ != graph.F32 {
@@ -134,11 +136,18 @@ func bindHeadLoss(b *binding) {
 			b.product(p, places(logits, w, b.out(1)+driver.Address(r0*c)*size, scratch, &p))
 		}
 		if hasW {
-			p := gradWProduct(typ, typ, b.outBuf(2).DType, m, c, v, true)
+			to, t, accumulate := b.out(2), b.outBuf(2).DType, b.accum(2) == 1
+			if sums {
+				to, t, accumulate = sumsAt, graph.F32, false
+			}
+			p := gradWProduct(typ, typ, t, m, c, v, true)
 			p.A.Ld = gradLd
-			p.Accumulate = r0 > 0 || b.accum(2) == 1
-			b.product(p, places(logits, xAt, b.out(2), scratch, &p))
+			p.Accumulate = r0 > 0 || accumulate
+			b.product(p, places(logits, xAt, to, scratch, &p))
 		}
+	}
+	if sums {
+		b.over(elementwise, "cast_f32_"+b.float(b.outBuf(2)), v*c, 8, b.args().Pointer(sumsAt).Pointer(b.out(2)).Int64(v*c).Int32(b.accum(2)))
 	}
 }
 

@@ -129,19 +129,7 @@ func (b *binding) normGrad(mean, rstd, dbeta driver.Address, accumBeta int32) {
 	x := b.inBuf(1)
 	n, c := matrix(x)
 	if b.hasOut(1) || b.hasOut(2) {
-		grad := graph.F32
-		for _, i := range []int{1, 2} {
-			if b.hasOut(i) {
-				grad = b.outBuf(i).DType
-			}
-		}
-		if b.hasOut(1) && b.hasOut(2) && b.outBuf(1).DType != b.outBuf(2).DType {
-			// One launch for each: a kernel writes gradients of one type.
-			b.normColumns(x, b.outBuf(1).DType, mean, rstd, n, c, b.out(1), 0, b.accum(1), 0)
-			b.normColumns(x, b.outBuf(2).DType, mean, rstd, n, c, 0, dbeta, 0, accumBeta)
-		} else {
-			b.normColumns(x, grad, mean, rstd, n, c, b.out(1), dbeta, b.accum(1), accumBeta)
-		}
+		b.normColumns(x, mean, rstd, n, c, dbeta, accumBeta)
 	}
 	if b.hasOut(0) {
 		shared, keep := normKept(c, 2)
@@ -150,9 +138,35 @@ func (b *binding) normGrad(mean, rstd, dbeta driver.Address, accumBeta int32) {
 	}
 }
 
-func (b *binding) normColumns(x *graph.Buffer, grad graph.DType, mean, rstd driver.Address, n, c int64, dgamma, dbeta driver.Address, accumGamma, accumBeta int32) {
-	width := 32 / x.DType.Size() // columns of a block
-	b.rows(norm, "norm_columns_"+b.float(x)+"_"+suffix[grad], (c+width-1)/width, 256, 0,
-		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(mean).Pointer(rstd).Pointer(dgamma).Pointer(dbeta).
-			Int64(n).Int64(c).Int32(accumGamma).Int32(accumBeta))
+// normColumns is the gradients by gain and shift: the sums of lanes of rows, in the
+// workspace, and those of the lanes.
+func (b *binding) normColumns(x *graph.Buffer, mean, rstd driver.Address, n, c int64, dbeta driver.Address, accumBeta int32) {
+	if n > 1<<31-1 {
+		b.failf("%d rows are more than the kernel counts", n)
+		return
+	}
+	lanes := cut.NormLanes(x.DType)
+	gains := b.work(2 * 4 * lanes * c)
+	shifts := gains + driver.Address(4*lanes*c)
+	given := func(sums, y driver.Address) driver.Address {
+		if y == 0 {
+			return 0
+		}
+		return sums
+	}
+	b.launch(norm, "norm_columns_"+b.float(x), driver.Dim{X: uint32((c + 63) / 64), Y: uint32(lanes), Z: 1}, driver.Dim{X: 32, Y: 1, Z: 1}, 0,
+		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(mean).Pointer(rstd).Pointer(given(gains, b.out(1))).Pointer(given(shifts, dbeta)).Int64(n).Int64(c))
+	add := func(t graph.DType, dgamma, dbeta driver.Address) {
+		b.launch(norm, "norm_lanes_"+b.float(x)+"_"+suffix[t], driver.Dim{X: uint32((c + 63) / 64), Y: 2, Z: 1}, driver.Dim{X: 64, Y: 1, Z: 1}, 0,
+			b.args().Pointer(gains).Pointer(shifts).Pointer(dgamma).Pointer(dbeta).Int64(c).Int32(b.accum(1)).Int32(accumBeta))
+	}
+	switch {
+	case !b.hasOut(1):
+		add(b.outBuf(2).DType, 0, dbeta)
+	case !b.hasOut(2) || b.outBuf(1).DType == b.outBuf(2).DType:
+		add(b.outBuf(1).DType, b.out(1), dbeta)
+	default: // a kernel writes gradients of one type
+		add(b.outBuf(1).DType, b.out(1), 0)
+		add(b.outBuf(2).DType, 0, dbeta)
+	}
 }

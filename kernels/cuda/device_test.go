@@ -80,7 +80,7 @@ func gpu(t testing.TB) *bench {
 	require.NoError(t, api.SetCurrent(ctx))
 	c, err := nvrtc.Open(nvrtc.Options{})
 	require.NoError(t, err)
-	lt, err := blas.Open()
+	lt, err := blas.Open(0)
 	require.NoError(t, err)
 	p := pool.New(1)
 	lib, err := New(Options{API: api, Device: devices[0], Compiler: c, Products: lt, Host: cpu.New(p)})

@@ -72,6 +72,43 @@ func TestFlashFollowsTheCPU(t *testing.T) {
 	}
 }
 
+// Where the heads' queries, gradients and sums do not fit the cache, blocks take tiles in
+// another order: far enough apart, a few heads at a time. Every tile is taken once, and none
+// waits for one that comes later.
+func TestFlashOrderOfManyHeads(t *testing.T) {
+	b := newBench(t)
+	was, sms := flashCache, b.lib.o.Device.SMs
+	defer func() { flashCache, b.lib.o.Device.SMs = was, sms }()
+	large := &boundAttention{AttentionAttr: graph.AttentionAttr{Batch: 16, Seq: 1024, Heads: 25, KVHeads: 25, HeadDim: 64}}
+	spread, stride := flashOrder(large, 132)
+	require.Equal(t, [2]int32{7, 1}, [2]int32{spread, stride})
+	require.EqualValues(t, 64, flashAtOnce(large))
+	large.Batch = 1
+	spread, _ = flashOrder(large, 132)
+	require.Zero(t, spread, "all fit the cache")
+	large.Batch, large.Seq, large.Heads, large.KVHeads = 1, 8192, 32, 8
+	spread, stride = flashOrder(large, 132)
+	require.Equal(t, [2]int32{1, 37}, [2]int32{spread, stride})
+
+	flashCache, b.lib.o.Device.SMs = 1, 1
+	for i, c := range []struct {
+		a              graph.AttentionAttr
+		spread, stride int32
+	}{
+		{graph.AttentionAttr{Batch: 2, Seq: 130, Heads: 3, KVHeads: 3, HeadDim: 64, Causal: true, Packed: true}, 2, 1},
+		{graph.AttentionAttr{Batch: 2, Seq: 300, Heads: 2, KVHeads: 1, HeadDim: 64, Causal: true}, 1, 4},
+	} {
+		spread, stride := flashOrder(&boundAttention{AttentionAttr: c.a}, 1)
+		require.Equal(t, [2]int32{c.spread, c.stride}, [2]int32{spread, stride})
+		for _, kind := range []graph.Kind{graph.Attention, graph.AttentionGrad} {
+			o := flashOperation(t, kind, c.a, false, uint64(40+i))
+			want, err := o.Interpret()
+			require.NoError(t, err)
+			b.compare(t, o, want, fmt.Sprintf("%+v", c.a))
+		}
+	}
+}
+
 // sourcesOf returns the sources that an operation's launches come from.
 func (b *bench) sourcesOf(t *testing.T, o *optest.Operation) []string {
 	offsets, size := o.Layout(workAlign)

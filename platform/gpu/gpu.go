@@ -22,6 +22,7 @@ import (
 	kernelscpu "github.com/spillway-ml/spillway/kernels/cpu"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+	"github.com/spillway-ml/spillway/kernels/cuda/images"
 	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/platform"
@@ -294,15 +295,29 @@ type compiledKernels struct {
 }
 
 func openLibrary(o platform.Options, api driver.API, dev driver.Device, host kernels.Library) (Kernels, error) {
-	compiler, err := nvrtc.Open(nvrtc.Options{Warn: o.Warn})
+	version, err := api.Version()
+	if err != nil {
+		return nil, err
+	}
+	compiler, err := Compiler(version, o.Warn)
 	if err != nil {
 		return nil, &platform.MissingDevice{Device: o.Device, Err: err}
 	}
-	products, err := blas.Open()
+	products, err := blas.Open(version)
 	if err != nil {
 		return nil, &platform.MissingDevice{Device: o.Device, Err: err}
 	}
 	return NewKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: products, Host: host})
+}
+
+// Compiler compiles kernels for a driver of a version, such as 12040: this build's embedded
+// ones where it has them, else and for all others NVRTC.
+func Compiler(version int, warn func(string)) (kernelscuda.Compiler, error) {
+	open := func() (kernelscuda.Compiler, error) { return nvrtc.Open(nvrtc.Options{Driver: version, Warn: warn}) }
+	if !images.There() {
+		return open()
+	}
+	return images.New(version, open), nil
 }
 
 // NewKernels makes the kernels that o describes.

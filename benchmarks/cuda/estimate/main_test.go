@@ -39,7 +39,10 @@ func TestBoundIsTheLongest(t *testing.T) {
 		{"launches", []function{wideKernel, wideKernel, wideKernel}, nil, 1, 1, "launches", 6e-6},
 		{"product", nil, []blas.Product{{M: 128 * 132, N: 256, K: 1000}}, 1, 1, "arithmetic", 2 * 128 * 132 * 256 * 1000 / (67e12 * libraryF32)},
 	} {
-		e.api.launched, e.mats.enqueued = c.launched, c.product
+		e.api.launched, e.mats.enqueued = nil, c.product
+		for _, f := range c.launched {
+			e.api.launched = append(e.api.launched, launch{function: f})
+		}
 		require.NoError(t, e.note(c.name, c.flops, c.bytes))
 		for _, r := range e.rows {
 			if r.kind == c.name {
@@ -49,6 +52,6 @@ func TestBoundIsTheLongest(t *testing.T) {
 		}
 	}
 	require.Len(t, e.rows, 5)
-	e.api.launched = []function{{"a.cu", "unknown"}}
+	e.api.launched, e.mats.enqueued = []launch{{function: function{"a.cu", "unknown"}}}, nil
 	require.ErrorContains(t, e.note("x", 1, 1), "no kernel unknown of a.cu")
 }

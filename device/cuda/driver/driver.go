@@ -9,6 +9,9 @@ package driver
 
 import "unsafe"
 
+// Names are the files of the driver's library.
+var Names = []string{"libcuda.so.1"}
+
 // Handles of the driver. The zero Stream is the default stream, which Spillway
 // does not use; a zero of another type is no object.
 type (
@@ -101,8 +104,9 @@ type API interface {
 	WriteValue(s Stream, a Address, v uint32) error
 	WaitValue(s Stream, a Address, v uint32) error
 
-	// LoadModule takes a cubin, at an address that is a multiple of 8: it is an ELF
-	// file, whose header the driver reads in place.
+	// LoadModule takes a cubin, or PTX that ends in a zero byte, at an address that is a
+	// multiple of 8: the driver reads an ELF file's header in place. The error of PTX that it
+	// cannot translate has its log.
 	LoadModule(image []byte) (Module, error)
 	UnloadModule(m Module) error
 	Function(m Module, name string) (Function, error)

@@ -22,7 +22,7 @@ type functions struct {
 	cuStreamCreate, cuStreamDestroy, cuStreamSynchronize, cuStreamWaitEvent, cuStreamWriteValue32, cuStreamWaitValue32 uintptr
 	cuEventCreate, cuEventDestroy, cuEventRecord, cuEventQuery, cuEventElapsedTime                                     uintptr
 	cuMemcpyHtoDAsync, cuMemcpyDtoHAsync, cuMemcpyDtoDAsync, cuMemsetD32Async, cuMemsetD8Async                         uintptr
-	cuModuleLoadData, cuModuleUnload, cuModuleGetFunction, cuFuncGetAttribute, cuFuncSetAttribute, cuLaunchKernel      uintptr
+	cuModuleLoadDataEx, cuModuleUnload, cuModuleGetFunction, cuFuncGetAttribute, cuFuncSetAttribute, cuLaunchKernel    uintptr
 	cuStreamBeginCapture, cuStreamEndCapture, cuGraphInstantiate, cuGraphLaunch, cuGraphDestroy, cuGraphExecDestroy    uintptr
 }
 
@@ -44,7 +44,7 @@ func (f *functions) symbols() map[string]*uintptr {
 		"cuEventQuery": &f.cuEventQuery, "cuEventElapsedTime": &f.cuEventElapsedTime,
 		"cuMemcpyHtoDAsync_v2": &f.cuMemcpyHtoDAsync, "cuMemcpyDtoHAsync_v2": &f.cuMemcpyDtoHAsync, "cuMemcpyDtoDAsync_v2": &f.cuMemcpyDtoDAsync,
 		"cuMemsetD32Async": &f.cuMemsetD32Async, "cuMemsetD8Async": &f.cuMemsetD8Async,
-		"cuModuleLoadData": &f.cuModuleLoadData, "cuModuleUnload": &f.cuModuleUnload, "cuModuleGetFunction": &f.cuModuleGetFunction,
+		"cuModuleLoadDataEx": &f.cuModuleLoadDataEx, "cuModuleUnload": &f.cuModuleUnload, "cuModuleGetFunction": &f.cuModuleGetFunction,
 		"cuFuncGetAttribute": &f.cuFuncGetAttribute, "cuFuncSetAttribute": &f.cuFuncSetAttribute, "cuLaunchKernel": &f.cuLaunchKernel,
 		"cuStreamBeginCapture_v2": &f.cuStreamBeginCapture, "cuStreamEndCapture": &f.cuStreamEndCapture, "cuGraphInstantiateWithFlags": &f.cuGraphInstantiate,
 		"cuGraphLaunch": &f.cuGraphLaunch, "cuGraphDestroy": &f.cuGraphDestroy, "cuGraphExecDestroy": &f.cuGraphExecDestroy,
@@ -56,6 +56,9 @@ const (
 	codeNotReady    = 600
 	codePeerEnabled = 704 // access is there already
 	codeTooManyPeer = 711 // the device has no link left
+
+	jitErrorLog     = 5 // CU_JIT_ERROR_LOG_BUFFER
+	jitErrorLogSize = 6 // bytes
 
 	attributeClockRate    = 13
 	attributeSMs          = 16
@@ -117,7 +120,7 @@ func open() (*libcuda, error) {
 
 // load opens the library and finds all its functions, without calling any.
 func load() (*libcuda, error) {
-	lib, err := dynlib.Open("NVIDIA's driver", "libcuda.so.1")
+	lib, err := dynlib.Open("NVIDIA's driver", Names...)
 	if err != nil {
 		return nil, err
 	}
@@ -409,14 +412,27 @@ func (l *libcuda) WaitValue(s Stream, a Address, v uint32) error {
 
 func (l *libcuda) LoadModule(image []byte) (Module, error) {
 	if len(image) == 0 {
-		return 0, &Error{Call: "cuModuleLoadData", Code: 200, Name: "CUDA_ERROR_INVALID_IMAGE", Text: "the image is empty"}
+		return 0, &Error{Call: "cuModuleLoadDataEx", Code: 200, Name: "CUDA_ERROR_INVALID_IMAGE", Text: "the image is empty"}
 	}
 	if uintptr(unsafe.Pointer(&image[0]))%imageAlign != 0 {
-		return 0, &Error{Call: "cuModuleLoadData", Code: 200, Name: "CUDA_ERROR_INVALID_IMAGE", Text: "the image is not at a multiple of 8"}
+		return 0, &Error{Call: "cuModuleLoadDataEx", Code: 200, Name: "CUDA_ERROR_INVALID_IMAGE", Text: "the image is not at a multiple of 8"}
 	}
-	var m Module
-	r := dl.Call(l.cuModuleLoadData, uintptr(unsafe.Pointer(&m)), uintptr(unsafe.Pointer(&image[0])))
-	return m, l.check("cuModuleLoadData", r)
+	var (
+		m       Module
+		log     [8 << 10]byte // what the driver's compiler says of PTX
+		options = [2]int32{jitErrorLog, jitErrorLogSize}
+		values  = [2]uintptr{uintptr(unsafe.Pointer(&log)), unsafe.Sizeof(log)}
+		pin     runtime.Pinner
+	)
+	pin.Pin(&log)
+	defer pin.Unpin()
+	r := dl.Call(l.cuModuleLoadDataEx, uintptr(unsafe.Pointer(&m)), uintptr(unsafe.Pointer(&image[0])), uintptr(len(options)),
+		uintptr(unsafe.Pointer(&options)), uintptr(unsafe.Pointer(&values)))
+	err := l.check("cuModuleLoadDataEx", r)
+	if said, _, _ := bytes.Cut(log[:], []byte{0}); err != nil && len(said) > 0 {
+		err = fmt.Errorf("%w: %s", err, bytes.TrimSpace(said))
+	}
+	return m, err
 }
 
 func (l *libcuda) UnloadModule(m Module) error {

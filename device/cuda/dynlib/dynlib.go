@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spillway-ml/spillway/internal/dl"
@@ -98,6 +99,16 @@ func Candidates(names ...string) []string {
 		}
 	}
 	return list
+}
+
+// UpTo returns the names of files that a driver takes which has the CUDA of a version, such
+// as 12040: without those of a newer major version. 0: the version is not known, all.
+func UpTo(version int, names ...string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		_, number, _ := strings.Cut(name, ".so.")
+		major, err := strconv.Atoi(strings.SplitN(number, ".", 2)[0])
+		return err == nil && version > 0 && major > version/1000
+	})
 }
 
 // NotFound is the error of a library that is nowhere.

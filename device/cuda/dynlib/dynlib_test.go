@@ -50,3 +50,13 @@ func TestNotFoundSaysWhereItLooked(t *testing.T) {
 		require.ErrorContains(t, err, part)
 	}
 }
+
+// A library of a newer major version than the driver's CUDA is not tried; where that is not
+// known, and of names without a number, all are.
+func TestLibrariesUpToTheDriver(t *testing.T) {
+	names := []string{"libx.so.13", "libx.so.12", "libx.so.11.2", "libx.so"}
+	require.Equal(t, names[1:], UpTo(12040, names...))
+	require.Equal(t, names[2:], UpTo(11080, names...))
+	require.Equal(t, names, UpTo(13000, names...))
+	require.Equal(t, names, UpTo(0, names...))
+}

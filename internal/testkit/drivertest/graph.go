@@ -55,7 +55,7 @@ func (c *capture) add(call string, i item) error {
 
 // forbidden are calls that a thread may not make while it captures: they wait for the device,
 // or may.
-var forbidden = []string{"cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuModuleLoadData", "cuModuleUnload",
+var forbidden = []string{"cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuModuleLoadDataEx", "cuModuleUnload",
 	"cuStreamSynchronize", "cuEventQuery", "cuStreamDestroy_v2", "cuDevicePrimaryCtxRelease_v2", "cuCtxEnablePeerAccess"}
 
 // whileCapturing refuses a call that breaks the calling thread's capture.

@@ -54,7 +54,7 @@ type function struct {
 func (d *Driver) LoadModule(image []byte) (driver.Module, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	const call = "cuModuleLoadData"
+	const call = "cuModuleLoadDataEx"
 	if err := d.enter(call); err != nil {
 		return 0, err
 	}

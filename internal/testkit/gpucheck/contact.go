@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"sync/atomic"
@@ -18,7 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
-	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
+	gpuplatform "github.com/spillway-ml/spillway/platform/gpu"
 )
 
 // told is a line of the first contact: what a call gave, or why it did not.
@@ -73,15 +74,25 @@ func (r *result) contact(o *outcome) {
 }
 
 // runChild is a child's side, on the machine's own libraries.
-func runChild(what, shape, prec string) error {
+func runChild(what, shape, prec, source string) error {
 	api, err := driver.Open()
 	if err != nil {
 		return err
 	}
+	version, err := api.Version()
+	if err != nil {
+		return err
+	}
+	switch what {
+	case "look":
+		return lookChild(os.Stdout, api)
+	case "compile":
+		return compileChild(api, version, source)
+	}
 	lines := json.NewEncoder(os.Stdout)
 	c := &contacts{api: api, bytes: 256 << 20, depth: 4096, edge: 8192, tell: func(t told) { _ = lines.Encode(t) }, // a closed pipe has no reader
-		compiler: func() (kernelscuda.Compiler, error) { return nvrtc.Open(nvrtc.Options{}) },
-		products: func() (blas.Library, error) { return blas.Open() }}
+		compiler: func() (kernelscuda.Compiler, error) { return gpuplatform.Compiler(version, nil) },
+		products: func() (blas.Library, error) { return blas.Open(version) }}
 	if what == "contact" {
 		c.meet()
 		return nil
@@ -93,6 +104,40 @@ func runChild(what, shape, prec string) error {
 	p := pool.New(1)
 	defer p.Close()
 	return microChild(os.Stdout, *c, cpu.New(p), shape, prec)
+}
+
+// runCompile compiles every source into the cache of this program's runs, before a limit of
+// a test or a training run would have to hold it.
+func runCompile(ctx context.Context, b *bundle, r *result) {
+	if b.gpu == nil {
+		r.skip("on the CPU nothing is compiled")
+		return
+	}
+	start := time.Now()
+	for i, o := range inParallel(kernelscuda.Sources(), func(name string) *outcome {
+		return b.execute(ctx, "compile-"+name, b.work, nil, b.self, "-child", "compile", "-source", name)
+	}) {
+		if o.status != 0 {
+			r.fail("%s: %s", kernelscuda.Sources()[i], shorten(o.ended(), 300))
+		}
+	}
+	r.say("%d sources in %.1f s", len(kernelscuda.Sources()), time.Since(start).Seconds())
+}
+
+func compileChild(api driver.API, version int, name string) error {
+	compiler, err := gpuplatform.Compiler(version, nil)
+	if err != nil {
+		return err
+	}
+	text, err := kernelscuda.Source(name)
+	if err != nil {
+		return err
+	}
+	devices, err := api.Devices()
+	if err == nil {
+		_, err = compiler.Compile(name, text, devices[0])
+	}
+	return err
 }
 
 // step tells what f gives.
@@ -275,8 +320,50 @@ func rate(bytes int64, d time.Duration) string {
 	return fmt.Sprintf("%.2f GB/s", float64(bytes)/max(d.Seconds(), 1e-9)/1e9)
 }
 
+// squareWork is the workspace of the square product, bytes.
+const squareWork = 32 << 20
+
+// randomize fills memory with random numbers, which are numbers in fp32 and in 16 bits. On
+// constants a card draws less power and is faster.
+func (c *contacts) randomize(at driver.Address, size int64) error {
+	const block = 1 << 24
+	p, _, err := c.api.HostAlloc(block)
+	if err != nil {
+		return err
+	}
+	rng := rand.New(rand.NewPCG(1, 1))
+	for i, words := 0, unsafe.Slice((*uint16)(p), block/2); i < len(words); i++ {
+		words[i] = uint16(rng.IntN(2))<<15 | 0x3c00 | uint16(rng.IntN(0x180)) // bf16 of ±0.008 to ±0.1; fp16 near ±1
+	}
+	for off := int64(0); off < size && err == nil; off += block {
+		err = c.api.CopyToDevice(at+driver.Address(off), p, min(block, size-off), c.stream)
+	}
+	return errors.Join(err, c.api.Synchronize(c.stream), c.api.HostFree(p))
+}
+
+// warmUp is how long the card works before a peak is taken.
+const warmUp = 300 * time.Millisecond
+
+// steady is timed after warmUp, the median of 20.
+func (c *contacts) steady(f func() error) (time.Duration, error) {
+	for start := time.Now(); time.Since(start) < warmUp; {
+		if err := errors.Join(f(), c.api.Synchronize(c.stream)); err != nil {
+			return 0, err
+		}
+	}
+	return c.median(20, f)
+}
+
 // timed runs f once to warm up and then takes the median of five, by events.
 func (c *contacts) timed(f func() error) (time.Duration, error) {
+	if err := f(); err != nil {
+		return 0, err
+	}
+	return c.median(5, f)
+}
+
+// median times f so often, by events.
+func (c *contacts) median(times int, f func() error) (time.Duration, error) {
 	from, err := c.api.NewEvent(true)
 	if err != nil {
 		return 0, err
@@ -286,8 +373,7 @@ func (c *contacts) timed(f func() error) (time.Duration, error) {
 		return 0, errors.Join(err, c.api.DestroyEvent(from))
 	}
 	var took []step
-	err = f()
-	for range 5 {
+	for range times {
 		if err == nil {
 			err = errors.Join(c.api.Record(from, c.stream), f(), c.api.Record(to, c.stream), c.api.Synchronize(c.stream))
 		}
@@ -327,7 +413,7 @@ func (c *contacts) kernels() {
 		}
 		return "", err
 	})
-	ok = ok && c.step("cuModuleLoadData", func() (_ string, err error) { m, err = c.api.LoadModule(image); return "", err })
+	ok = ok && c.step("cuModuleLoadDataEx", func() (_ string, err error) { m, err = c.api.LoadModule(image); return "", err })
 	ok = ok && c.step("cuModuleGetFunction", func() (_ string, err error) { f, err = c.api.Function(m, name); return "", err })
 	if !ok {
 		return
@@ -371,18 +457,18 @@ func (c *contacts) matrix() {
 	}
 	c.memory("cuMemGetInfo after cuBLASLt's handle")
 	n := c.edge
-	at, err := c.api.Alloc(3 * 4 * n * n)
+	at, err := c.api.Alloc(3*4*n*n + squareWork)
 	if c.step("cuMemAlloc for a product", func() (string, error) { return "", err }) {
-		c.step("its operands", func() (string, error) { return "", c.api.Fill32(at, 0x3d8f3dcd, 3*n*n, c.stream) })
+		c.step("its operands", func() (string, error) { return "", c.randomize(at, 3*4*n*n) })
 		for _, t := range []graph.DType{graph.F32, graph.BF16, graph.F16} {
 			c.step(fmt.Sprintf("cublasLtMatmul, %d cubed, %v", n, t), func() (string, error) {
 				m := blas.Matrix{Type: t, Ld: n}
 				next := driver.Address(4 * n * n)
-				call, err := lib.Bind(blas.Product{M: n, N: n, K: n, A: m, B: m, C: m}, blas.Places{A: at, B: at + next, C: at + 2*next})
+				call, err := lib.Bind(blas.Product{M: n, N: n, K: n, A: m, B: m, C: m, Workspace: squareWork}, blas.Places{A: at, B: at + next, C: at + 2*next, Work: at + 3*next})
 				if err != nil {
 					return "", err
 				}
-				d, err := c.timed(func() error { return call.Enqueue(c.stream) })
+				d, err := c.steady(func() error { return call.Enqueue(c.stream) })
 				return fmt.Sprintf("%.1f TFLOP/s", 2*float64(n)*float64(n)*float64(n)/max(d.Seconds(), 1e-9)/1e12), err
 			})
 		}

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +17,7 @@ import (
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+	"github.com/spillway-ml/spillway/kernels/cuda/images"
 	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 )
 
@@ -39,7 +43,7 @@ func (b *bundle) look(ctx context.Context, doc *document) error {
 		add("commit", "%s", strings.TrimSpace(string(commit)))
 	}
 	if b.device == "cuda" {
-		meet := b.lookCUDA
+		meet := func(add func(name, format string, args ...any)) error { return b.lookCUDA(ctx, add) }
 		if b.meet != nil {
 			meet = b.meet
 		}
@@ -65,49 +69,95 @@ func (b *bundle) wantTorch(doc *document) {
 // torchFound is a Python that has torch, and what is to be said of it.
 type torchFound struct{ python, says string }
 
-func (b *bundle) lookCUDA(add func(name, format string, args ...any)) error {
-	api, err := driver.Open()
-	if err != nil {
-		return fmt.Errorf("no GPU: %w", err)
+// lookLimit is how long the driver and NVIDIA's libraries may take to be opened.
+var lookLimit = 30 * time.Second
+
+// lookCUDA asks a child: a call of the driver that hangs must not hang this process.
+func (b *bundle) lookCUDA(ctx context.Context, add func(name, format string, args ...any)) error {
+	o := b.within(ctx, lookLimit, "look", b.work, nil, b.self, "-child", "look")
+	for line := range bytes.Lines(o.out) {
+		var f seen
+		if json.Unmarshal(line, &f) != nil {
+			continue
+		}
+		if f.GPU != nil {
+			b.gpu = &gpu{f.GPU.Count, f.GPU.Name, f.GPU.Memory, f.GPU.UUID}
+		}
+		if f.Name != "" {
+			add(f.Name, "%s", f.Value)
+		}
+	}
+	if o.status != 0 {
+		return fmt.Errorf("no GPU: the look at it %s", o.ended())
+	}
+	return nil
+}
+
+// seen is a line of the child that looks.
+type seen struct {
+	fact
+	GPU *struct {
+		Count  int
+		Name   string
+		Memory int64
+		UUID   [16]byte
+	} `json:",omitempty"`
+}
+
+// lookChild tells what there is. Without NVRTC or cuBLASLt there is still a driver to meet.
+func lookChild(w io.Writer, api driver.API) error {
+	lines := json.NewEncoder(w)
+	say := func(name, format string, args ...any) {
+		_ = lines.Encode(seen{fact: fact{name, fmt.Sprintf(format, args...)}}) // a closed pipe has no reader
 	}
 	devices, err := api.Devices()
 	if err != nil {
-		return fmt.Errorf("no GPU: %w", err)
+		return err
 	}
 	if len(devices) == 0 {
-		return errors.New("no GPU: the driver knows of none")
+		return errors.New("the driver knows of no GPU")
+	}
+	var first seen
+	first.GPU = &struct {
+		Count  int
+		Name   string
+		Memory int64
+		UUID   [16]byte
+	}{len(devices), devices[0].Name, devices[0].Memory, devices[0].UUID}
+	_ = lines.Encode(first)
+	for _, d := range devices {
+		say("GPU "+strconv.Itoa(d.Ordinal), "%s, compute capability %d.%d, %.1f GiB, %d multiprocessors", d.Name, d.Major, d.Minor, float64(d.Memory)/(1<<30), d.SMs)
 	}
 	version, err := api.Version()
 	if err != nil {
 		return err
 	}
-	for _, d := range devices {
-		add("GPU "+strconv.Itoa(d.Ordinal), "%s, compute capability %d.%d, %.1f GiB, %d multiprocessors", d.Name, d.Major, d.Minor, float64(d.Memory)/(1<<30), d.SMs)
+	say("driver's CUDA", "%d.%d", version/1000, version%1000/10)
+	if c, err := nvrtc.Open(nvrtc.Options{Cache: "-", Driver: version}); err != nil {
+		say("NVRTC", "%v", err)
+	} else {
+		say("NVRTC", "%s (%s)", c.Version(), c.Path())
 	}
-	add("driver's CUDA", "%d.%d", version/1000, version%1000/10)
-	b.gpu = &gpu{len(devices), devices[0].Name, devices[0].Memory, devices[0].UUID}
-	c, err := nvrtc.Open(nvrtc.Options{Cache: "-"})
-	if err != nil {
-		return err
+	if images.There() {
+		say("kernels", "embedded in this build")
 	}
-	add("NVRTC", "%s (%s)", c.Version(), c.Path())
 	// cuBLASLt wants a context; the thread goes away with the process's only use.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	held, err := api.Retain(devices[0].Ordinal)
+	if err == nil {
+		err = api.SetCurrent(held)
+	}
 	if err != nil {
 		return err
 	}
-	defer func() { _ = api.Release(devices[0].Ordinal) }()
-	if err := api.SetCurrent(held); err != nil {
-		return err
+	if lt, err := blas.Open(version); err != nil {
+		say("cuBLASLt", "%v", err)
+	} else {
+		say("cuBLASLt", "%d (%s)", lt.Version(), lt.Path())
+		_ = lt.Close()
 	}
-	lt, err := blas.Open()
-	if err != nil {
-		return err
-	}
-	add("cuBLASLt", "%d (%s)", lt.Version(), lt.Path())
-	return lt.Close()
+	return api.Release(devices[0].Ordinal)
 }
 
 // lookTorch looks for a Python that has torch, with CUDA where that is wanted.

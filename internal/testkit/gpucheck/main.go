@@ -11,6 +11,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -26,8 +27,8 @@ import (
 type bundle struct {
 	self    string                                                 // this program
 	dir     string                                                 // of this program: spillway, tests/, torch_gpt2.py
-	out     string                                                 // results and logs
-	work    string                                                 // weights, tokens, metrics; removed at the end
+	out     string                                                 // results, of which the archive has the logs too
+	work    string                                                 // logs, weights, tokens, metrics; removed at the end
 	device  string                                                 // cuda; cpu to try this program without a GPU
 	quick   bool                                                   // tiny models, likewise
 	torchIs chan torchFound                                        // nil: it was received
@@ -47,32 +48,34 @@ type part struct {
 // parts are in the order of their worth: the time may run out.
 var parts = []part{
 	{"contact", "First contact: each call once, latencies, rates, memory", 40 * time.Second, false, runContact},
-	{"tests", "Device tests, and each kernel against the CPU, a process each", 150 * time.Second, false, runTests},
+	{"compile", "All kernels compiled, a process for each core", 60 * time.Second, false, runCompile},
+	{"tests", "Device tests, and each kernel against the CPU, a process each, eight at a time", 60 * time.Second, false, runTests},
+	{"bits", "The same bits at every stage, recompute and offload, 1 and 4 ranks on one card", 60 * time.Second, false, runBits},
+	{"losses", "GPT-2 124M: 20 fp32 losses against PyTorch's; memory as planned", 80 * time.Second, true, runLosses},
+	{"wall", "A cap one byte under the plan is refused", 30 * time.Second, false, runWall},
+	{"speed-124m", "Step time of GPT-2 124M, batch 16, bf16", 130 * time.Second, true, speed("gpt2")},
+	{"speed-1.5b", "Step time of GPT-2 1.5B, batch 16, bf16", 240 * time.Second, true, speed("gpt2-xl")},
 	{"kernels", "Each kernel at the shapes of 124M and 1.5B, and every algorithm of cuBLASLt", 100 * time.Second, false, runMicro},
-	{"losses", "GPT-2 124M: 20 fp32 losses against PyTorch's; memory as planned", 100 * time.Second, true, runLosses},
-	{"bits", "The same bits at every stage, recompute and offload, 1 and 4 ranks on one card", 110 * time.Second, false, runBits},
 	{"peers", "Copies between GPUs, and the bits of one GPU on several", 60 * time.Second, false, runPeers},
-	{"wall", "A cap one byte under the plan is refused", 40 * time.Second, false, runWall},
-	{"speed-124m", "Step time of GPT-2 124M", 110 * time.Second, true, speed("gpt2")},
-	{"speed-1.5b", "Step time of GPT-2 1.5B", 140 * time.Second, true, speed("gpt2-xl")},
 	{"sanitizers", "Kernels' tests under compute-sanitizer, where it is", 150 * time.Second, false, runSanitizers},
 	{"profilers", "A training run under nsys and ncu, where they are", 140 * time.Second, false, runProfilers},
 }
 
 func main() {
 	b := &bundle{torchIs: make(chan torchFound, 1)}
-	child := flag.String("child", "", "for this program's own use: contact, peers or kernels")
+	child := flag.String("child", "", "for this program's own use: look, compile, contact, peers or kernels")
 	shape := flag.String("shape", "124m", "of -child kernels: 124m, 1.5b or tiny")
 	prec := flag.String("precision", "bf16", "of -child kernels: fp32, bf16 or fp16")
-	budget := flag.Duration("budget", 9*time.Minute, "time for all of it")
+	source := flag.String("source", "", "of -child compile")
+	budget := flag.Duration("budget", 15*time.Minute, "time for all of it")
 	flag.StringVar(&b.out, "out", "results", "folder of the results")
 	flag.StringVar(&b.device, "device", "cuda", "cuda, or cpu to try this program without a GPU")
 	flag.BoolVar(&b.quick, "quick", false, "tiny models, to try this program")
-	only := flag.String("only", "", "some parts alone, with commas between: contact, tests, kernels, losses, bits, peers, wall, speed-124m, speed-1.5b, sanitizers or profilers")
+	only := flag.String("only", "", "some parts alone, with commas between: contact, compile, tests, bits, losses, wall, speed-124m, speed-1.5b, kernels, peers, sanitizers or profilers")
 	flag.StringVar(&b.python, "python", "", "python3 with torch; looked for if not given")
 	flag.Parse()
 	if *child != "" {
-		if err := runChild(*child, *shape, *prec); err != nil {
+		if err := runChild(*child, *shape, *prec, *source); err != nil {
 			fmt.Fprintln(os.Stderr, "gpucheck:", err)
 			os.Exit(1)
 		}
@@ -112,7 +115,7 @@ func check(ctx context.Context, b *bundle, only string) (int, error) {
 		b.dir = filepath.Dir(b.self)
 	}
 	var err error
-	if err := os.MkdirAll(filepath.Join(b.out, "logs"), 0o755); err != nil {
+	if err := os.MkdirAll(b.out, 0o755); err != nil {
 		return 1, err
 	}
 	if b.out, err = filepath.Abs(b.out); err != nil {
@@ -122,15 +125,18 @@ func check(ctx context.Context, b *bundle, only string) (int, error) {
 		return 1, err
 	}
 	defer func() { _ = os.RemoveAll(b.work) }()
+	if err := os.Mkdir(filepath.Join(b.work, "logs"), 0o755); err != nil {
+		return 1, err
+	}
 	doc := &document{Started: time.Now().UTC().Format(time.RFC3339), Device: b.device, Quick: b.quick}
 	if err := b.look(ctx, doc); err != nil {
 		doc.Missing = err.Error()
-		if e := doc.write(b.out); e != nil {
+		if e := b.keep(doc); e != nil {
 			return 1, e
 		}
 		return 1, err
 	}
-	if err := doc.write(b.out); err != nil {
+	if err := b.keep(doc); err != nil {
 		return 1, err
 	}
 	failed := false
@@ -153,7 +159,11 @@ func check(ctx context.Context, b *bundle, only string) (int, error) {
 		if r.Status == "" {
 			r.Status = passed
 		}
-		if limit.Err() != nil && r.Status != skipped {
+		switch {
+		case r.Status == skipped:
+		case errors.Is(ctx.Err(), context.Canceled):
+			r.fail("was ended by a signal")
+		case limit.Err() != nil:
 			r.fail("ran out of its time of %v", p.limit)
 		}
 		cancel()
@@ -164,15 +174,18 @@ func check(ctx context.Context, b *bundle, only string) (int, error) {
 		}
 		failed = failed || r.Status == failedStatus
 		doc.Parts = append(doc.Parts, r)
-		if err := doc.write(b.out); err != nil {
+		if err := b.keep(doc); err != nil {
 			return 1, err
+		}
+		if errors.Is(ctx.Err(), context.Canceled) {
+			break
 		}
 	}
 	doc.Finished = time.Now().UTC().Format(time.RFC3339)
-	if err := doc.write(b.out); err != nil {
+	if err := b.keep(doc); err != nil {
 		return 1, err
 	}
-	fmt.Println(doc.brief(b.out, briefRunes))
+	fmt.Println(doc.brief(b.work, briefRunes))
 	if failed {
 		return 1, nil
 	}

@@ -175,6 +175,19 @@ func variants() []variant {
 		[]string{"--zero", "3", "--recompute", "selective", "--offload", "optimizer=host,parameters=host,gradients=host,activations=host"}})
 }
 
+// numberedVariant is a variant and its place among them.
+type numberedVariant struct {
+	variant
+	i int
+}
+
+func numbered(list []variant) (all []numberedVariant) {
+	for i, v := range list {
+		all = append(all, numberedVariant{v, i})
+	}
+	return all
+}
+
 // runBits trains a small model in every way, at 1 and at 4 ranks.
 func runBits(ctx context.Context, b *bundle, r *result) {
 	dir, data, err := b.model("tiny", tinyShape)
@@ -184,13 +197,21 @@ func runBits(ctx context.Context, b *bundle, r *result) {
 	}
 	r.Table = [][]string{{"ranks", "run", "parameters", "last loss", "planned = touched (bytes a rank)"}}
 	for _, ranks := range []int{1, 4} {
+		type run struct {
+			*training
+			err error
+		}
 		var want *training
-		for i, v := range variants() {
+		runs := inParallel(numbered(variants()), func(v numberedVariant) run {
 			args := append([]string{"--model", dir, "--init", dir, "--data", data, "--steps", "4", "--batch", "2", "--seq", "64", "--ranks", number(ranks)}, v.flags...)
-			got, err := b.train(ctx, fmt.Sprintf("bits-%d-%d", ranks, i), args...)
-			if ctx.Err() != nil {
-				return
-			}
+			got, err := b.train(ctx, fmt.Sprintf("bits-%d-%d", ranks, v.i), args...)
+			return run{got, err}
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		for i, v := range variants() {
+			got, err := runs[i].training, runs[i].err
 			if err != nil {
 				r.fail("%d ranks, %s: %v", ranks, v.name, err)
 				continue

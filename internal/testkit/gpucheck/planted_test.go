@@ -3,11 +3,14 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -45,6 +48,64 @@ func init() {
 		}
 		return 0, false
 	}
+}
+
+// unpacked reads the archive in a folder of results.
+func unpacked(t *testing.T, out string) map[string][]byte {
+	f, err := os.Open(filepath.Join(out, archive))
+	require.NoError(t, err)
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	require.NoError(t, err)
+	files := map[string][]byte{}
+	for r := tar.NewReader(z); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			return files
+		}
+		require.NoError(t, err)
+		files[h.Name], err = io.ReadAll(r)
+		require.NoError(t, err)
+	}
+}
+
+// A part that a signal ends is told as that, and the archive has what was there until then;
+// a look that hangs, as cuInit may, is ended at its limit.
+func TestBundleThatIsEnded(t *testing.T) {
+	bundleOf := func(program string) (*bundle, string) {
+		dir, out := t.TempDir(), t.TempDir()
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "spillway"), []byte(program), 0o755))
+		return &bundle{self: filepath.Join(dir, "spillway"), dir: dir, out: out, device: "cuda", torchIs: make(chan torchFound, 1), python: filepath.Join(dir, "none")}, out
+	}
+	old := lookLimit
+	lookLimit = 300 * time.Millisecond
+	defer func() { lookLimit = old }()
+	b, out := bundleOf("#!/bin/sh\nexec sleep 600\n")
+	code, err := check(t.Context(), b, "contact")
+	require.Equal(t, 1, code)
+	require.ErrorContains(t, err, "no GPU: the look at it did not end")
+	require.Contains(t, string(unpacked(t, out)["results/results.md"]), "Nothing was run: no GPU")
+
+	b, out = bundleOf("#!/bin/sh\ntouch started\nexec sleep 600\n")
+	b.meet = func(add func(name, format string, args ...any)) error { return nil }
+	b.gpu = &gpu{name: "Double", memory: 1 << 30}
+	ctx, stop := context.WithCancel(t.Context())
+	go func() {
+		for {
+			if found, _ := filepath.Glob(filepath.Join(os.TempDir(), "gpucheck-*", "started")); len(found) > 0 {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		stop()
+	}()
+	t.Setenv("TMPDIR", t.TempDir())
+	code, err = check(ctx, b, "contact,wall")
+	require.NoError(t, err)
+	require.Equal(t, 1, code)
+	files := unpacked(t, out)
+	require.Contains(t, string(files["results/results.md"]), "was ended by a signal")
+	require.Contains(t, files, "results/logs/contact.txt")
 }
 
 // onPlanted is a double with a stream and memory, in the bundle's process.
@@ -241,11 +302,18 @@ func TestBundleOnTheDouble(t *testing.T) {
 	require.Contains(t, outcomes["TestPlantedFault"][3], "CUDA_ERROR_ILLEGAL_ADDRESS")
 	require.Equal(t, "hangs", outcomes["TestPlantedHang, alone again"][1])
 	require.Equal(t, failedStatus, outcomes["TestPlantedWrongKernel"][1])
-	log, err := os.ReadFile(filepath.Join(out, "logs", "test-kernels_cuda-TestPlantedHang.txt"))
-	require.NoError(t, err)
+	files := unpacked(t, out)
+	log := files["results/logs/test-kernels_cuda-TestPlantedHang.txt"]
+	require.Contains(t, files, "results/results.json")
 	require.True(t, bytes.Contains(log, []byte("SIGQUIT")) && bytes.Contains(log, []byte("drivertest.(*Driver).Synchronize")), "%s", log)
 
-	brief := d.brief(out, 3000)
+	logs := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(logs, "logs"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(logs, "logs", "test-kernels_cuda-TestPlantedFault.txt"), files["results/logs/test-kernels_cuda-TestPlantedFault.txt"], 0o600))
+	brief := d.brief(logs, 3000)
 	require.LessOrEqual(t, len([]rune(brief)), 3000)
 	require.Contains(t, brief, "end of logs/test-kernels_cuda-TestPlantedFault.txt")
+	written, err := os.ReadDir(out)
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(written), 8)
 }

@@ -61,7 +61,7 @@ func (b *bundle) execute(ctx context.Context, name, dir string, env []string, pr
 	cmd.WaitDelay = stackGrace
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	log, err := os.Create(filepath.Join(b.out, "logs", name+".txt"))
+	log, err := os.Create(filepath.Join(b.work, "logs", name+".txt"))
 	if err == nil { // what was measured matters more than a log
 		defer log.Close()
 		fmt.Fprintf(log, "%s %s\n", program, strings.Join(args, " "))

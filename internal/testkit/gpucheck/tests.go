@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -81,12 +82,13 @@ func runTests(ctx context.Context, b *bundle, r *result) {
 	r.Table = [][]string{{"test", "outcome", "seconds", "said"}}
 	passedTests, skippedTests := 0, 0
 	var again []deviceTest
-	for _, d := range b.listTests(ctx, r) {
-		if ctx.Err() != nil {
-			return
-		}
-		o := b.runTest(ctx, d, d.log(), nil)
+	list := b.listTests(ctx, r)
+	outcomes := inParallel(list, func(d deviceTest) *outcome { return b.runTest(ctx, d, d.log(), nil) })
+	for i, d := range list {
+		o := outcomes[i]
 		switch {
+		case o == nil || ctx.Err() != nil && o.late: // the part's time, or a signal
+			r.say("%s: was not run to its end", d.name)
 		case o.status == 0 && strings.Contains(string(o.out), "--- SKIP: "+d.name):
 			skippedTests++
 		case o.status == 0:
@@ -105,6 +107,25 @@ func runTests(ctx context.Context, b *bundle, r *result) {
 		o := b.runTest(ctx, d, d.log()+"-again", []string{"CUDA_LAUNCH_BLOCKING=1"})
 		r.Table = append(r.Table, []string{d.name + ", alone again", verdictOf(o), fmt.Sprintf("%.1f", o.took.Seconds()), said(o)})
 	}
+}
+
+// atOnce is how many processes use the GPU side by side.
+const atOnce = 8
+
+// inParallel runs f of each, atOnce at a time, and returns what each gave, in order.
+func inParallel[T, R any](list []T, f func(T) R) []R {
+	results := make([]R, len(list))
+	places := make(chan struct{}, atOnce)
+	var all sync.WaitGroup
+	for i := range list {
+		places <- struct{}{}
+		all.Go(func() {
+			results[i] = f(list[i])
+			<-places
+		})
+	}
+	all.Wait()
+	return results
 }
 
 func (b *bundle) runTest(ctx context.Context, d deviceTest, log string, env []string) *outcome {

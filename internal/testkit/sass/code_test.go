@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -38,19 +40,51 @@ func compiled(t *testing.T) *sass.Table {
 	if err != nil {
 		t.Skipf("the kernels' machine code is not looked at: %v", err)
 	}
-	table := &sass.Table{NVRTC: c.Version()}
+	type job struct {
+		dev    driver.Device
+		source string
+		rows   []sass.Row
+		err    error
+	}
+	var jobs []*job
 	for _, dev := range architectures {
 		for _, name := range cuda.Sources() {
-			source, err := cuda.Source(name)
-			require.NoError(t, err)
-			image, err := c.Compile(name, source, dev)
-			require.NoError(t, err)
-			kernels, err := d.Disassemble(image)
-			require.NoError(t, err, name)
-			for _, k := range slices.SortedFunc(maps.Keys(kernels), cmp.Compare) {
-				table.Rows = append(table.Rows, sass.Row{Arch: fmt.Sprintf("sm_%d%d", dev.Major, dev.Minor), Source: name, Kernel: k, Code: kernels[k]})
-			}
+			jobs = append(jobs, &job{dev: dev, source: name})
 		}
+	}
+	look := func(j *job) error {
+		source, err := cuda.Source(j.source)
+		if err != nil {
+			return err
+		}
+		image, err := c.Compile(j.source, source, j.dev)
+		if err != nil {
+			return err
+		}
+		kernels, err := d.Disassemble(image)
+		for _, k := range slices.SortedFunc(maps.Keys(kernels), cmp.Compare) {
+			j.rows = append(j.rows, sass.Row{Arch: fmt.Sprintf("sm_%d%d", j.dev.Major, j.dev.Minor), Source: j.source, Kernel: k, Code: kernels[k]})
+		}
+		return err
+	}
+	todo := make(chan *job)
+	var workers sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for j := range todo {
+				j.err = look(j)
+			}
+		})
+	}
+	for _, j := range jobs {
+		todo <- j
+	}
+	close(todo)
+	workers.Wait()
+	table := &sass.Table{NVRTC: c.Version()}
+	for _, j := range jobs {
+		require.NoError(t, j.err, j.source)
+		table.Rows = append(table.Rows, j.rows...)
 	}
 	return table
 }
@@ -119,6 +153,9 @@ const printed = `	.section	.nv.info,"",@"SHT_CUDA_INFO"
 	//----- nvinfo : EIATTR_FRAME_SIZE
         /*0028*/ 	.word	index@($one$helper)
         /*002c*/ 	.word	0x00000240
+	//----- nvinfo : EIATTR_FRAME_SIZE
+        /*0038*/ 	.word	index@($__internal_0_$__cuda_sm20_rcp_rn_f32_slowpath)
+        /*003c*/ 	.word	0x00000008
 	.section	.text.one,"ax",@progbits
 	.sectionflags	@"SHF_BARRIERS=1"
 .text.one:
@@ -135,6 +172,7 @@ const printed = `	.section	.nv.info,"",@"SHT_CUDA_INFO"
         /*0110*/                   LDGSTS.E.BYPASS.128 [R3], [R2.64] ;
         /*0120*/                   FFMA R0, R1, R2, R3 ;
         /*0130*/                   NOP;
+$__internal_0_$__cuda_sm20_rcp_rn_f32_slowpath:
 	.section	.nv.shared.one,"aw",@nobits
 	.zero		1152
 	.section	.nv.constant0.one,"a",@progbits
@@ -145,7 +183,7 @@ func TestParse(t *testing.T) {
 	got, err := sass.Parse(bytes.NewBufferString(printed))
 	require.NoError(t, err)
 	require.Equal(t, map[string]sass.Code{"one": {
-		Registers: 32, Stack: 576, Shared: 1152, Total: 12, Load16: 2, Load4: 1, Store8: 2, Local: 1, Tensor: 1, Divide64: 1, Async: 1, Float: 1,
+		Registers: 32, Stack: 584, Shared: 1152, Total: 12, Load16: 2, Load4: 1, Store8: 2, Local: 1, Tensor: 1, Divide64: 1, Async: 1, Float: 1,
 	}}, got)
 	_, err = sass.Parse(bytes.NewBufferString("nothing\n"))
 	require.ErrorContains(t, err, "no kernel")

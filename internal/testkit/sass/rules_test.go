@@ -42,10 +42,8 @@ func streams(kernel string) bool {
 var rules = []rule{
 	{"no local memory: no spill, no indexed array", func(r *sass.Row) bool { return r.Stack == 0 && r.Local == 0 }, map[string]string{
 		"attention":      "fp32 sums of a tile of 64 by 128 fill the registers of two blocks; one, with twice as many, would hide less",
-		"attention_dq":   "as attention",
 		"attention_dkv":  "as attention",
-		"dropout":        "fp16 rounds beside 32 random words: two of them wait, for one access of 16 bytes",
-		"flash_backward": "two words on 9.0, once a tile, heads of 80: four sums of a tile fill the registers",
+		"flash_backward": "a few words, once a tile: four sums of a tile fill the registers",
 	}},
 	{"what local memory there is, is 48 bytes at most", func(r *sass.Row) bool { return r.Stack <= 48 }, nil},
 	{"no division of 64-bit integers", func(r *sass.Row) bool { return r.Divide64 == 0 }, nil},
@@ -53,7 +51,7 @@ var rules = []rule{
 		"attention": "16 bits, cards older than 8.0 and widths that flash.cuh does not have: by fours, as fp32's tiles lie", "attention_dq": "as attention", "attention_dkv": "as attention",
 		"attention_delta": "a warp a query, 128 bytes together: the order of its sum is the lanes'",
 		"layernorm":       "16 bits: the order of its sums is by four columns", "rmsnorm": "as layernorm", "add_layernorm": "as layernorm", "add_rmsnorm": "as layernorm",
-		"norm_dx": "as layernorm", "norm_columns": "as layernorm; a block's columns are 32 bytes of a row",
+		"norm_dx": "as layernorm", "norm_columns": "asynchronous copies of two columns, 28 rows under way: there are few chains of sums", "norm_lanes": "64 numbers of a column, once",
 		"softmax": "16 bits: the order of its sums is by four columns", "softmax_grad": "as softmax",
 		"clip_coef": "one thread", "overflow_check": "one thread", "loss_scale_update": "one thread", "novograd_moments": "a thread a parameter",
 		"sum_total": "a number of fp64 for 65,536 elements", "loss_sum": "a number of fp64 for a row of logits",
@@ -88,8 +86,8 @@ var rules = []rule{
 		}
 		return true
 	}, nil},
-	{"attention's backward waits in no local memory, but heads of 80", func(r *sass.Row) bool {
-		return family(r.Kernel) != "flash_backward" || r.Source == "flash_80.cu" || r.Stack == 0 && r.Local == 0
+	{"attention's backward keeps 16 bytes at most in local memory", func(r *sass.Row) bool {
+		return family(r.Kernel) != "flash_backward" || r.Stack <= 16 && r.Local <= 6
 	}, nil},
 	{"sums in double read 16 bytes at a time, eight times in a row for each type", func(r *sass.Row) bool {
 		return (r.Kernel != "sqsum" || r.Load16 >= 3*8) && (family(r.Kernel) != "sum_pieces" || r.Load16 >= 8)

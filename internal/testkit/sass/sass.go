@@ -83,13 +83,14 @@ var (
 	ofSymbol    = regexp.MustCompile(`\.word\tindex@\(([\w$]+)\)`)
 	word        = regexp.MustCompile(`\.word\t0x([0-9a-f]+)`)
 	zeros       = regexp.MustCompile(`^\t\.zero\t\t(\d+)`)
+	helper      = regexp.MustCompile(`^(\$__internal_\w+\$\w+):`)
 	instruction = regexp.MustCompile(`^ +/\*[0-9a-f]{4,}\*/ +(?:@!?U?P[0-9T]+ +)?([A-Z][A-Z0-9_.]*)([^;]*);`)
 	divides     = regexp.MustCompile(`__cuda_sm\d+_(div|rem)_[su]64`)
 )
 
 // Parse reads what `nvdisasm -ndf` prints.
 func Parse(r *bytes.Buffer) (map[string]Code, error) {
-	p := parser{kernels: map[string]*Code{}}
+	p := parser{kernels: map[string]*Code{}, frames: map[string]int{}}
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -112,8 +113,9 @@ func Parse(r *bytes.Buffer) (map[string]Code, error) {
 
 type parser struct {
 	kernels           map[string]*Code
-	kind, name        string // of the section
-	attribute, symbol string // of an entry of .nv.info
+	frames            map[string]int // bytes of local memory of 12.4's functions of kernels, by symbol
+	kind, name        string         // of the section
+	attribute, symbol string         // of an entry of .nv.info
 }
 
 func (p *parser) of(name string) *Code {
@@ -145,7 +147,9 @@ func (p *parser) line(s string) error {
 			return err
 		}
 	case "text":
-		if m := instruction.FindStringSubmatch(s); m != nil {
+		if m := helper.FindStringSubmatch(s); m != nil {
+			p.of(p.name).Stack += p.frames[m[1]]
+		} else if m := instruction.FindStringSubmatch(s); m != nil {
 			p.of(p.name).count(m[1], m[2])
 		}
 	default:
@@ -154,8 +158,9 @@ func (p *parser) line(s string) error {
 	return nil
 }
 
-// info reads registers and stack from the attributes. A function of a kernel is
-// called $kernel$function.
+// info reads registers and stack from the attributes. A function of a kernel is called
+// $kernel$function by version 11.8; by 12.4 $__internal_N$function, and which kernel it
+// belongs to is seen where its code stands.
 func (p *parser) info(s string) error {
 	if m := ofSymbol.FindStringSubmatch(s); m != nil {
 		p.symbol = m[1]
@@ -167,15 +172,21 @@ func (p *parser) info(s string) error {
 	}
 	n, err := strconv.ParseUint(m[1], 16, 32)
 	kernel := p.symbol
-	if parts := strings.Split(kernel, "$"); len(parts) == 3 {
+	if parts := strings.Split(kernel, "$"); len(parts) == 3 && parts[0] == "" && !strings.HasPrefix(parts[1], "__internal") {
 		kernel = parts[1]
 	}
 	p.symbol = ""
 	switch p.attribute {
 	case "EIATTR_REGCOUNT":
-		p.of(kernel).Registers = int(n)
+		if !strings.HasPrefix(kernel, "$") {
+			p.of(kernel).Registers = int(n)
+		}
 	case "EIATTR_FRAME_SIZE":
-		p.of(kernel).Stack += int(n)
+		if strings.HasPrefix(kernel, "$") {
+			p.frames[kernel] = int(n)
+		} else {
+			p.of(kernel).Stack += int(n)
+		}
 	}
 	return err
 }

@@ -29,7 +29,7 @@ func onGPU(t *testing.T) (driver.API, *blas.Lt) {
 	c, err := api.Retain(0)
 	require.NoError(t, err)
 	require.NoError(t, api.SetCurrent(c))
-	lt, err := blas.Open()
+	lt, err := blas.Open(0)
 	require.NoError(t, err)
 	t.Logf("%s: %s, version %d", devices[0].Name, lt.Path(), lt.Version())
 	t.Cleanup(func() {

@@ -115,10 +115,11 @@ type Lt struct {
 
 var _ Library = (*Lt)(nil)
 
-// Open opens cuBLASLt and makes a handle for the context that is current on the
-// calling thread.
-func Open() (*Lt, error) {
-	l, err := load()
+// Open opens cuBLASLt and makes a handle for the context that is current on the calling
+// thread. version is that of the driver's CUDA, such as 12040: a library of a newer major
+// version is passed over. 0: any is taken.
+func Open(version int) (*Lt, error) {
+	l, err := load(version)
 	if err != nil {
 		return nil, err
 	}
@@ -128,8 +129,8 @@ func Open() (*Lt, error) {
 	return l, nil
 }
 
-func load() (*Lt, error) {
-	lib, err := dynlib.Open("cuBLASLt", Names...)
+func load(version int) (*Lt, error) {
+	lib, err := dynlib.Open("cuBLASLt", dynlib.UpTo(version, Names...)...)
 	if err != nil {
 		return nil, err
 	}

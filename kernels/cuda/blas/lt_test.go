@@ -17,7 +17,7 @@ import (
 
 // found opens the library without a handle: descriptions need no GPU.
 func found(t *testing.T) *Lt {
-	l, err := load()
+	l, err := load(0)
 	var missing *dynlib.NotFound
 	if errors.As(err, &missing) {
 		t.Skip(err)
@@ -163,7 +163,7 @@ func TestALibraryWithoutTheEpilogue(t *testing.T) {
 }
 
 func TestOpenNamesWhatIsMissing(t *testing.T) {
-	l, err := Open()
+	l, err := Open(0)
 	if err == nil {
 		require.NoError(t, l.Close())
 		t.Skip("there is a GPU, or a cuBLASLt that needs none")

@@ -18,9 +18,9 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
 )
 
-// names are NVRTC's files, the newest first. Debian's package of CUDA 11.8
+// Names are NVRTC's files, the newest first. Debian's package of CUDA 11.8
 // calls it 11.2, which is the name of its interface.
-var names = []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"}
+var Names = []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"}
 
 // calls are the addresses of NVRTC's functions.
 type calls struct {
@@ -33,6 +33,9 @@ type calls struct {
 
 // Options of a Compiler.
 type Options struct {
+	// Driver is the version of the driver's CUDA, such as 12040, which may not be of an older
+	// major version than NVRTC: it would refuse the code. 0: any.
+	Driver int
 	// Cache is the folder of compiled kernels. Empty: a folder of the user's cache.
 	// "-": nothing is kept.
 	Cache string
@@ -55,7 +58,7 @@ type Compiler struct {
 // Open finds NVRTC: see dynlib for where it looks. Where it is not there, the
 // error is a *dynlib.NotFound.
 func Open(o Options) (*Compiler, error) {
-	lib, err := dynlib.Open("NVRTC (CUDA's runtime compiler)", names...)
+	lib, err := dynlib.Open("NVRTC (CUDA's runtime compiler)", dynlib.UpTo(o.Driver, Names...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -73,6 +76,9 @@ func Open(o Options) (*Compiler, error) {
 	}
 	if err := n.describe(); err != nil {
 		return nil, err
+	}
+	if o.Driver > 0 && n.major > o.Driver/1000 {
+		return nil, fmt.Errorf("nvrtc: %s is of CUDA %s, the driver of %d.%d: put a library of the driver's major version into $%s", lib.Path, n.Version(), o.Driver/1000, o.Driver%1000/10, dynlib.Env)
 	}
 	return n, nil
 }
@@ -168,14 +174,19 @@ func options(arch string) []string {
 	return []string{"--gpu-architecture=" + arch, "--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"}
 }
 
-// Compile returns a cubin for a device, from the cache or compiled and kept
-// there; for a card that NVRTC does not know, PTX. The error of a source that
-// does not compile has NVRTC's log.
+// Compile returns a cubin for a device; for a card that NVRTC does not know, PTX.
 func (n *Compiler) Compile(name, source string, dev driver.Device) ([]byte, error) {
 	arch, err := n.arch(dev.Major, dev.Minor)
 	if err != nil {
 		return nil, fmt.Errorf("nvrtc: %s: %w", name, err)
 	}
+	return n.CompileFor(name, source, arch)
+}
+
+// CompileFor returns machine code of an architecture ("sm_90"), or PTX ("compute_80"), from
+// the cache or compiled and kept there. The error of a source that does not compile has
+// NVRTC's log.
+func (n *Compiler) CompileFor(name, source, arch string) ([]byte, error) {
 	opts := options(arch)
 	key := append([]string{n.Version(), name, source}, opts...)
 	if image := n.cache.get(name, arch, key); image != nil {

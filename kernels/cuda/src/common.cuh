@@ -238,6 +238,32 @@ template <int N> DEVICE void put(f16 *p, const float *v) {
 	u.to(p);
 }
 
+// copy_async starts to copy 4, 8 or 16 bytes to shared memory, or zeros where there is
+// nothing. commit_copies ends a group of them; wait_copies waits for all groups of the
+// thread but the last LEFT. Compute capability 7 has no such copies: it waits for each.
+#ifdef SHIM
+template <int BYTES> DEVICE void copy_async(void *to, const void *from, bool there) { shim::copy_async(to, from, there, BYTES); }
+DEVICE void commit_copies() { shim::commit_copies(); }
+template <int LEFT> DEVICE void wait_copies() { shim::wait_copies(LEFT); }
+#else
+DEVICE u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+#if __CUDA_ARCH__ >= 800
+template <int BYTES> DEVICE void copy_async(void *to, const void *from, bool there) {
+	if (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
+	else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" :: "r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(there ? BYTES : 0) : "memory");
+}
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> DEVICE void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
+#else
+template <int BYTES> DEVICE void copy_async(void *to, const void *from, bool there) {
+#pragma unroll
+	for (int i = 0; i < BYTES / 4; i++) ((volatile u32 *)to)[i] = there ? ((const u32 *)from)[i] : 0u;
+}
+DEVICE void commit_copies() {}
+template <int LEFT> DEVICE void wait_copies() {}
+#endif
+#endif
+
 // wide says whether all addresses can be read 16 bytes at a time. Results never
 // depend on it.
 DEVICE bool wide(const void *a) { return ((u64)a & 15) == 0; }

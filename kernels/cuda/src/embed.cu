@@ -48,10 +48,10 @@ template <int N, class T> DEVICE void read_columns(const T *p, i64 left, bool pa
 }
 
 template <class T, class G> DEVICE void embed_grad(const int *tokens, const T *dy, G *dtable, i64 n, i64 vocab, i64 cols, int accumulate, Report *report) {
-	const int N = Pack<T>::N;
+	const int N = Pack<T>::N, READS = 32 / N;
 	SHARED(float, sum, ROWS * 256);
 	SHARED(int, rows, 256); // of the tokens that are looked at: the row, in the block
-	SHARED(u32, hits, 8);
+	SHARED(u32, hits, 8 * N); // tokens of a group, 32 a word
 	SHARED(u32, touched, N); // rows of a group
 	const int t = threadIdx.x, group = t / (256 / N), lane = t % (256 / N);
 	const i64 v0 = (i64)blockIdx.x * ROWS, col = (i64)blockIdx.y * 256 + N * lane, left = cols - col;
@@ -68,25 +68,39 @@ template <class T, class G> DEVICE void embed_grad(const int *tokens, const T *d
 		i64 token = base + t < n ? tokens[base + t] : v0 - 1;
 		if (base + t < n && (token < 0 || token >= vocab) && blockIdx.x == 0 && blockIdx.y == 0) wrong(report, base + t, (int)token);
 		const bool mine = token >= v0 && token < v0 + ROWS && token < vocab;
-		u32 hit = __ballot_sync(0xffffffffu, mine);
-		if (t % 32 == 0) hits[t / 32] = hit;
 		if (mine) rows[t] = (int)(token - v0);
+#pragma unroll
+		for (int g = 0; g < N; g++) {
+			const u32 hit = __ballot_sync(0xffffffffu, mine && (token - v0) % N == g);
+			if (t % 32 == 0) hits[g * 8 + t / 32] = hit;
+		}
 		__syncthreads();
+		// A word of a text may be every twentieth: READS of its rows are on their way before the
+		// first is added.
+		int w = 0, at[READS];
+		u32 m = hits[group * 8];
+		float ahead[READS][N];
 #pragma unroll 1
-		for (int w = 0; w < 8; w++) {
-#pragma unroll 1
-			for (u32 m = hits[w]; m; m &= m - 1) {
-				const int at = w * 32 + __ffs((int)m) - 1, r = rows[at];
-				if (r % N != group) continue;
+		do {
+#pragma unroll
+			for (int k = 0; k < READS; k++) {
+				while (m == 0 && w < 7) m = hits[group * 8 + ++w];
+				at[k] = m == 0 ? -1 : w * 32 + __ffs((int)m) - 1;
+				m &= m - 1;
+				if (at[k] >= 0) read_columns<N>(dy + (base + at[k]) * cols + col, left, packs, ahead[k]);
+			}
+#pragma unroll
+			for (int k = 0; k < READS; k++) {
+				if (at[k] < 0) continue;
+				const int r = rows[at[k]];
 				float *to = sum + r * 256 + N * lane;
-				read_columns<N>(dy + (base + at) * cols + col, left, packs, v);
 				get<N>(to, s);
 #pragma unroll
-				for (int j = 0; j < N; j++) s[j] += v[j];
+				for (int j = 0; j < N; j++) s[j] += ahead[k][j];
 				put_shared<N>(to, s);
 				if (lane == 0) touched[group] |= 1u << r;
 			}
-		}
+		} while (at[READS - 1] >= 0);
 		__syncthreads();
 	}
 	__syncthreads();

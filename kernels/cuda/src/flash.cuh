@@ -33,22 +33,12 @@ DEVICE void mma(float *d, const u32 *a, const u32 *b, f16) {
 	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
 		: "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-DEVICE u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 template <int HOW> DEVICE void ldmatrix(u32 *r, const void *row) {
 	if (HOW == PLAIN)
 		asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
 	else
 		asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
 }
-// copy_async starts to copy 16 bytes to shared memory, or zeros; copy_word 4 bytes.
-DEVICE void copy_async(void *to, const void *from, bool there) {
-	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-DEVICE void copy_word(void *to, const void *from, bool there) {
-	asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"(shared_address(to)), "l"(from), "r"(there ? 4 : 0) : "memory");
-}
-DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT> DEVICE void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
 DEVICE float exp2_(float x) {
 	float y;
 	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -113,10 +103,6 @@ template <int HOW> static void ldmatrix(u32 *r, const void *row) {
 	}
 	__syncwarp(); // all have read before one goes on to write
 }
-DEVICE void copy_async(void *to, const void *from, bool there) { shim::copy_async(to, from, there); }
-DEVICE void copy_word(void *to, const void *from, bool there) { shim::copy_async(to, from, there, 4); }
-DEVICE void commit_copies() { shim::commit_copies(); }
-template <int LEFT> DEVICE void wait_copies() { shim::wait_copies(LEFT); }
 DEVICE float exp2_(float x) { return exp2f(x); }
 DEVICE int thread() { return threadIdx.x; }
 DEVICE int block() { return blockIdx.x; }
@@ -144,7 +130,7 @@ template <class T, int D> struct Tile {
 		const T *p = from + (row + r) * ld + c;
 		T *q = to + r * LD + c;
 #pragma unroll
-		for (int k = 0; k < TILE / STEP; k++, r += STEP, p += STEP * ld, q += STEP * LD) copy_async(q, p, row + r < rows);
+		for (int k = 0; k < TILE / STEP; k++, r += STEP, p += STEP * ld, q += STEP * LD) copy_async<16>(q, p, row + r < rows);
 	}
 	// drain writes rows of the tile to memory, a thread of so many a time 16 bytes.
 	static __device__ __forceinline__ void drain(T *to, i64 ld, int row, int rows, const T *from, int n, int thread, int threads) {
@@ -241,24 +227,27 @@ template <int N> DEVICE void hide(float (&s)[N][4], int query, int key, const Sh
 	}
 }
 
-// Place is a block's tile of a head: the longest come first.
+// Place is a block's tile of a head. Blocks go over groups of at_once heads, whose keys and
+// values then stay in the cache; in a group the longest tiles come first.
 struct Place {
 	int head, batch, tile, last; // last: tile of keys
-	__device__ __forceinline__ Place(const Shape &p, u32 x) {
-		const u32 rest = x / (u32)p.heads, from_end = rest / (u32)p.batch;
-		head = (int)(x - rest * (u32)p.heads), batch = (int)(rest - from_end * (u32)p.batch);
-		last = (p.seq + TILE - 1) / TILE - 1, tile = last - (int)from_end;
+	__device__ __forceinline__ Place(const Shape &p, int at_once, u32 x) {
+		const u32 heads = (u32)(p.batch * p.heads), tiles = (u32)((p.seq + TILE - 1) / TILE);
+		const u32 begin = x / (at_once * tiles) * at_once, n = min((u32)at_once, heads - begin), rest = x - begin * tiles, from_end = rest / n;
+		const u32 which = begin + rest - from_end * n;
+		batch = (int)(which / (u32)p.heads), head = (int)which - batch * p.heads;
+		last = (int)tiles - 1, tile = last - (int)from_end;
 		if (p.causal) last = tile;
 	}
 };
 
 // forward: q (rows ldq apart), k, v (ldkv) → y (heads·D), lse (batch, heads, seq). A
 // block has a tile of queries of a head, a warp 16 of them.
-template <class T, int D> DEVICE void forward(const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, T *y, float *lse, const Shape &p) {
+template <class T, int D> DEVICE void forward(const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, T *y, float *lse, int at_once, const Shape &p) {
 	typedef Tile<T, D> S;
 	DYNAMIC_SHARED(T, qs);
 	T *ks = qs + S::SIZE, *vs = ks + S::SIZE;
-	const Place place(p, blockIdx.x);
+	const Place place(p, at_once, blockIdx.x);
 	const int last = place.last;
 	{
 		const i64 row = (i64)place.batch * p.seq;
@@ -312,7 +301,7 @@ template <class T, int D> DEVICE void forward(const T *q, const T *k, const T *v
 			}
 		}
 	}
-	const Place here(p, block());
+	const Place here(p, at_once, block());
 	const int t = thread(), warp = t / 32, lane = t % 32, query = here.tile * TILE + 16 * warp + lane / 4;
 	T *mine = qs + 16 * warp * S::LD; // the warp's queries, which it needs no more
 	__syncwarp();
@@ -350,26 +339,57 @@ template <class T, int D> DEVICE void deltas(const T *y, const T *dy, float *del
 }
 
 // Turns are whose turn it is to add to a tile of dq: those of keys, in order. wait
-// returns when turn n has come; pass ends it. Blocks take their work by tickets, first
-// the first tiles of keys, so that who is waited for runs already.
+// returns when turn n has come; pass ends it. Blocks take their work by tickets, those of a
+// head in the order of its tiles of keys, so that who is waited for runs already.
 DEVICE void wait_turn(u32 *turn, u32 n) {
 #ifdef SHIM
 	if (*turn != n) shim::stop(shim::DEADLOCK, "a block waits for a turn that blocks before it did not pass");
 #else
 	if (threadIdx.x == 0) {
-		while (atomicAdd(turn, 0u) != n) {}
-		__threadfence();
+		u32 now;
+		asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+#pragma unroll 1
+		while (now != n) {
+			__nanosleep(100);
+			asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+		}
 	}
 #endif
 	__syncthreads();
 }
 DEVICE void pass_turn(u32 *turn, u32 n) {
 	__syncthreads();
-	if (threadIdx.x == 0) {
-		__threadfence();
-		atomicExch(turn, n + 1);
-	}
+	if (thread() == 0)
+#ifdef SHIM
+		*turn = n + 1;
+#else
+		asm volatile("st.release.gpu.global.u32 [%0], %1;" :: "l"(turn), "r"(n + 1) : "memory");
+#endif
 }
+
+// Order is that in which blocks take tiles of keys. With spread 0, the first tiles of all
+// heads come first. Else a head's next tile comes spread heads later (or, one of the two
+// being 1, stride tiles of a head together take one head's time): few heads are under way at
+// once, and their queries, gradients and sums stay in the cache; but a head's tiles are as
+// far apart as one has to be behind the other to find its turn come.
+struct Order {
+	u32 spread, stride;
+	// take returns the next head, of all batches, and tile. There are as many of them as
+	// blocks; a ticket of no tile is one more.
+	__device__ __forceinline__ u32 take(u32 *counter, u32 heads, u32 tiles, u32 *tile) const {
+		const u32 per = spread == 0 ? heads : (tiles + stride - 1) / stride;
+		u32 head;
+		do {
+			const u32 x = atomicAdd(counter, 1u), row = x / per, rest = x - row * per;
+			if (spread == 0) *tile = row, head = rest;
+			else {
+				*tile = rest * stride + row % stride;
+				head = row >= spread * *tile ? (row - spread * *tile) / stride : heads;
+			}
+		} while (head >= heads || *tile >= tiles);
+		return head;
+	}
+};
 
 // Backward is what the kernel takes.
 template <class T> struct Backward {
@@ -408,7 +428,7 @@ template <class T, int D> struct Work {
 		T *q = queries + stage * (2 * S::SIZE), *dy = q + S::SIZE;
 		const i64 row = (i64)batch() * p.seq, ldy = (i64)p.heads * D;
 		const int t = thread(), query = at * TILE + t % TILE;
-		copy_word(stats + stage * (2 * TILE) + t, (t < TILE ? b.lse : b.delta) + ((i64)batch() * p.heads + head) * p.seq + query, query < p.seq);
+		copy_async<4>(stats + stage * (2 * TILE) + t, (t < TILE ? b.lse : b.delta) + ((i64)batch() * p.heads + head) * p.seq + query, query < p.seq);
 		S::template fill<BACKWARD_THREADS>(q, b.q + row * b.ldq + (i64)head * D, b.ldq, at * TILE, p.seq);
 		S::template fill<BACKWARD_THREADS>(dy, b.dy + row * ldy + (i64)head * D, ldy, at * TILE, p.seq);
 	}
@@ -567,14 +587,16 @@ template <class T, int D> struct Work {
 
 // backward: dq, dk and dv by five products. A block has a tile of keys and goes over
 // the tiles of queries of its group of heads, of which STAGES are in shared memory.
-template <class T, int D, int STAGES> DEVICE void backward(const Backward<T> &b, const Shape &p) {
+template <class T, int D, int STAGES> DEVICE void backward(const Backward<T> &b, const Order &order, const Shape &p) {
 	typedef Tile<T, D> S;
 	typedef Work<T, D> W;
 	DYNAMIC_SHARED(T, shared);
 	SHARED(int, place, 4);
 	if (threadIdx.x == 0) {
-		const u32 x = atomicAdd(b.counters, 1u), kvheads = (u32)(p.heads / p.group), rest = x / kvheads, tile = rest / (u32)p.batch;
-		place[0] = (int)(rest - tile * (u32)p.batch), place[1] = (int)(x - rest * kvheads), place[2] = (int)tile, place[3] = (p.seq + TILE - 1) / TILE;
+		const u32 kvheads = (u32)(p.heads / p.group), tiles = (u32)((p.seq + TILE - 1) / TILE);
+		u32 tile;
+		const u32 x = order.take(b.counters, kvheads * (u32)p.batch, tiles, &tile), batch = x / kvheads;
+		place[0] = (int)batch, place[1] = (int)(x - batch * kvheads), place[2] = (int)tile, place[3] = (int)tiles;
 	}
 	__syncthreads();
 	T *queries = shared + 2 * S::SIZE, *ds = queries + 2 * STAGES * S::SIZE;
@@ -611,10 +633,10 @@ template <class T, int D, int STAGES> DEVICE void backward(const Backward<T> &b,
 // FLASH is the kernels for heads of D elements; BLOCKS of the backward shall be on a
 // multiprocessor.
 #define FLASH_OF(T, D, STAGES, BLOCKS) \
-	DENSE(FORWARD_THREADS, 3, flash_forward_##T, const int *skip, const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, T *y, float *lse, SHAPE_PARAMETERS) { \
+	DENSE(FORWARD_THREADS, 3, flash_forward_##T, const int *skip, const T *q, const T *k, const T *v, i64 ldq, i64 ldkv, T *y, float *lse, int at_once, SHAPE_PARAMETERS) { \
 		SKIP(); \
 		const Shape p = SHAPE; \
-		forward<T, D>(q, k, v, ldq, ldkv, y, lse, p); \
+		forward<T, D>(q, k, v, ldq, ldkv, y, lse, at_once, p); \
 	} \
 	KERNEL(BACKWARD_THREADS, flash_delta_##T, const int *skip, const T *y, const T *dy, float *delta, u32 *counters, int counts, SHAPE_PARAMETERS) { \
 		SKIP(); \
@@ -622,11 +644,12 @@ template <class T, int D, int STAGES> DEVICE void backward(const Backward<T> &b,
 		deltas<T, D>(y, dy, delta, counters, counts, p); \
 	} \
 	DENSE(BACKWARD_THREADS, BLOCKS, flash_backward_##T, const int *skip, const T *q, const T *k, const T *v, const T *dy, i64 ldq, i64 ldkv, const float *lse, const float *delta, \
-		float *sums, u32 *counters, T *dq, T *dk, T *dv, i64 lddq, i64 lddkv, SHAPE_PARAMETERS) { \
+		float *sums, u32 *counters, T *dq, T *dk, T *dv, i64 lddq, i64 lddkv, int spread, int stride, SHAPE_PARAMETERS) { \
 		SKIP(); \
 		const Shape p = SHAPE; \
 		const Backward<T> b = {q, k, v, dy, ldq, ldkv, lse, delta, sums, counters, dq, dk, dv, lddq, lddkv}; \
-		backward<T, D, STAGES>(b, p); \
+		const Order order = {(u32)spread, (u32)stride}; \
+		backward<T, D, STAGES>(b, order, p); \
 	}
 
 #define FLASH(D, STAGES, BLOCKS) \

@@ -185,39 +185,130 @@ template <class T> DEVICE void norm_dx(const T *dy, const T *x, const T *gamma, 
 	}
 }
 
-// The gradients by gain and shift: dgamma = Σ dy·h, dbeta = Σ dy over rows. A
-// block takes as many columns as 32 bytes hold, a thread four of them; a lane of rows
-// takes every LANES-th row in order, and the lanes' sums are added by a fixed tree.
-template <class T, class G> DEVICE void norm_columns(const T *dy, const T *x, const float *mean, const float *rstd, G *dgamma, G *dbeta, i64 rows, i64 cols, int accumulate_gamma, int accumulate_beta) {
-	const int WIDTH = 32 / sizeof(T), LANES = 1024 / WIDTH;
-	SHARED(float, gain, 1024);
-	SHARED(float, shift, 1024);
-	const int t = threadIdx.x, lane = t / (WIDTH / 4), at = 4 * t;
-	const i64 c = (i64)blockIdx.x * WIDTH + at % WIDTH;
-	float sg[4] = {0, 0, 0, 0}, sb[4] = {0, 0, 0, 0}, d[4], v[4];
-	if (c < cols) {
+// The gradients by gain and shift: dgamma = Σ dy·h, dbeta = Σ dy over rows. Lane l of
+// lanes takes rows l, l+lanes, … in order; the lanes' sums are added by a fixed tree, by a
+// second kernel. How many lanes there are depends on the type alone, and so do the bits.
+//
+// A block is a warp: a lane's rows of 64 columns, two a thread. Such a sum is a chain, and
+// there are few. So its rows come by asynchronous copies into shared memory that the thread
+// alone reads, RING - GROUP of them at least under way: at 768 columns of 16 bits, 42 KB on
+// each of 132 multiprocessors.
+enum { RING = 32, GROUP = 4, LANE_COLUMNS = 64 };
+
+template <class T> struct alignas(16) Ring {
+	T dy[RING][LANE_COLUMNS], x[RING][LANE_COLUMNS];
+	float mean[RING][32], rstd[RING][32]; // of the row, for each thread
+};
+
+// pair reads two elements that lie together.
+DEVICE void pair(const float *p, float *v) {
+	const Words<2> u = Words<2>::at(p);
+	v[0] = of_bits(u.w[0]), v[1] = of_bits(u.w[1]);
+}
+DEVICE void pair(const bf16 *p, float *v) {
+	const u32 w = *(const u32 *)p;
+	v[0] = of_bits(w << 16), v[1] = of_bits(w & 0xffff0000u);
+}
+DEVICE void pair(const f16 *p, float *v) {
+	const u32 w = *(const u32 *)p;
+	v[0] = f16_at(w), v[1] = f16_at(w >> 16);
+}
+
+// Lane is a lane's rows of two columns: where the next row to fetch lies, and how many there
+// are yet. GAIN: dgamma is asked for; CENTRED: there is a mean.
+template <class T, bool GAIN, bool CENTRED> struct Lane {
+	const T *dy, *x;
+	const float *mean, *rstd;
+	i64 step; // from row to row, elements
+	int lanes, left;
+
+	__device__ __forceinline__ void fetch(Ring<T> *r, int place) {
+		const int t = threadIdx.x, BYTES = 2 * sizeof(T);
+		if (left-- > 0) {
+			copy_async<BYTES>(&r->dy[place][2 * t], dy, true);
+			if (GAIN) copy_async<BYTES>(&r->x[place][2 * t], x, true), copy_async<4>(&r->rstd[place][t], rstd, true);
+			if (GAIN && CENTRED) copy_async<4>(&r->mean[place][t], mean, true);
+		}
+		dy += step;
+		if (GAIN) x += step, rstd += lanes;
+		if (GAIN && CENTRED) mean += lanes;
+	}
+	static __device__ __forceinline__ void add(const Ring<T> *r, int place, float *gains, float *shifts) {
+		const int t = threadIdx.x;
+		float d[2], v[2];
+		pair(&r->dy[place][2 * t], d);
+		shifts[0] += d[0], shifts[1] += d[1];
+		if (!GAIN) return;
+		pair(&r->x[place][2 * t], v);
+		const float m = CENTRED ? r->mean[place][t] : 0.0f, s = r->rstd[place][t];
+#pragma unroll
+		for (int j = 0; j < 2; j++) gains[j] += d[j] * ((CENTRED ? v[j] - m : v[j]) * s);
+	}
+	// sums adds count rows, as many as any thread has.
+	__device__ __forceinline__ void sums(Ring<T> *r, int count, float *gains, float *shifts) {
 #pragma unroll 1
-		for (i64 n = lane; n < rows; n += LANES) {
-			Row<const T>(dy, n, cols).read(c, cols, d);
-			for (int j = 0; j < 4; j++) sb[j] += d[j];
-			if (dgamma) {
-				Row<const T>(x, n, cols).read(c, cols, v);
-				const float m = mean ? mean[n] : 0.0f, r = rstd[n];
-				for (int j = 0; j < 4; j++) sg[j] += d[j] * ((mean ? v[j] - m : v[j]) * r);
-			}
+		for (int place = 0; place < RING; place += GROUP) {
+#pragma unroll
+			for (int k = 0; k < GROUP; k++) fetch(r, place + k);
+			commit_copies();
+		}
+		int place = 0;
+#pragma unroll 1
+		for (; count > 0; count -= GROUP) {
+			wait_copies<RING / GROUP - 1>();
+			if (count >= GROUP)
+#pragma unroll
+				for (int k = 0; k < GROUP; k++) add(r, place + k, gains, shifts);
+			else
+#pragma unroll 1
+				for (int k = 0; k < count; k++) add(r, place + k, gains, shifts);
+			__syncwarp(); // read before it is overwritten
+#pragma unroll
+			for (int k = 0; k < GROUP; k++) fetch(r, place + k);
+			commit_copies();
+			place = (place + GROUP) % RING;
 		}
 	}
-	put_shared<4>(gain + at, sg), put_shared<4>(shift + at, sb);
-	for (int half = LANES / 2; half > 0; half /= 2) {
-		__syncthreads();
-		if (lane >= half) continue;
-		for (int j = 0; j < 4; j++) gain[at + j] += gain[at + j + half * WIDTH], shift[at + j] += shift[at + j + half * WIDTH];
+};
+
+template <class T> DEVICE void norm_columns(const T *dy, const T *x, const float *mean, const float *rstd, float *gains, float *shifts, i64 rows, i64 cols) {
+	SHARED(Ring<T>, ring, 1);
+	const int lane = blockIdx.y, lanes = gridDim.y, count = ((u32)rows + lanes - 1 - lane) / (u32)lanes; // rows are fewer than 2^31
+	const i64 c = (i64)blockIdx.x * LANE_COLUMNS + 2 * threadIdx.x, first = lane * cols + c;
+	float sg[2] = {0, 0}, sb[2] = {0, 0};
+	if (cols % 2 == 0 && (((u64)dy | (u64)x) & (2 * sizeof(T) - 1)) == 0) {
+		const int left = c < cols ? count : 0;
+		if (gains && mean) Lane<T, true, true>{dy + first, x + first, mean + lane, rstd + lane, lanes * cols, lanes, left}.sums(ring, count, sg, sb);
+		else if (gains) Lane<T, true, false>{dy + first, x + first, mean, rstd + lane, lanes * cols, lanes, left}.sums(ring, count, sg, sb);
+		else Lane<T, false, false>{dy + first, x, mean, rstd, lanes * cols, lanes, left}.sums(ring, count, sg, sb);
+	} else {
+#pragma unroll 1
+		for (i64 n = lane; n < rows; n += lanes)
+			for (int j = 0; j < 2 && c + j < cols; j++) {
+				const float d = load(dy + n * cols + c + j);
+				sb[j] += d;
+				if (!gains) continue;
+				const float v = load(x + n * cols + c + j);
+				sg[j] += d * ((mean ? v - mean[n] : v) * rstd[n]);
+			}
 	}
-	if (lane != 0) return;
-	for (int j = 0; j < 4 && c + j < cols; j++) {
-		if (dgamma) store(dgamma + c + j, gain[at + j], accumulate_gamma);
-		if (dbeta) store(dbeta + c + j, shift[at + j], accumulate_beta);
+	for (int j = 0; j < 2 && c + j < cols; j++) {
+		if (gains) gains[lane * cols + c + j] = sg[j];
+		if (shifts) shifts[lane * cols + c + j] = sb[j];
 	}
+}
+
+// lanes_sum adds the sums of LANES lanes by a tree: lane l takes that of l+half, for half =
+// LANES/2 to 1. Here it is what lane l has after the step of half STEP.
+template <int L, int STEP, int LANES> DEVICE float lanes_sum(const float *sums, i64 cols) {
+	if constexpr (STEP == LANES) return sums[L * cols];
+	else return lanes_sum<L, 2 * STEP, LANES>(sums, cols) + lanes_sum<L + STEP, 2 * STEP, LANES>(sums, cols);
+}
+
+// norm_lanes adds the lanes of a column a thread.
+template <int LANES, class G> DEVICE void norm_lanes(const float *sums, G *y, i64 cols, int accumulate) {
+	const i64 c = first();
+	if (c < cols) store(y + c, lanes_sum<0, 1, LANES>(sums + c, cols), accumulate);
 }
 
 #define NORM(T) \
@@ -237,15 +328,24 @@ template <class T, class G> DEVICE void norm_columns(const T *dy, const T *x, co
 		SKIP(); \
 		rmsnorm(Summed<T>(a, b, sum, blockIdx.x, cols), gamma, y, rstd, cols, eps, keep); \
 	} \
-	KERNEL(512, norm_dx_##T, const int *skip, const T *dy, const T *x, const T *gamma, const float *mean, const float *rstd, T *dx, i64 cols, int accumulate, int keep) { \
+	DENSE(512, 2, norm_dx_##T, const int *skip, const T *dy, const T *x, const T *gamma, const float *mean, const float *rstd, T *dx, i64 cols, int accumulate, int keep) { \
 		SKIP(); \
 		norm_dx(dy, x, gamma, mean, rstd, dx, cols, accumulate, keep); \
 	}
 FOR_FLOATS(NORM)
 
-#define NORM_COLUMNS(T, G) \
-	KERNEL(256, norm_columns_##T##_##G, const int *skip, const T *dy, const T *x, const float *mean, const float *rstd, G *dgamma, G *dbeta, i64 rows, i64 cols, int accumulate_gamma, int accumulate_beta) { \
+#define NORM_COLUMNS(T) \
+	KERNEL(32, norm_columns_##T, const int *skip, const T *dy, const T *x, const float *mean, const float *rstd, float *gains, float *shifts, i64 rows, i64 cols) { \
 		SKIP(); \
-		norm_columns(dy, x, mean, rstd, dgamma, dbeta, rows, cols, accumulate_gamma, accumulate_beta); \
+		norm_columns(dy, x, mean, rstd, gains, shifts, rows, cols); \
 	}
-FOR_PAIRS(NORM_COLUMNS)
+FOR_FLOATS(NORM_COLUMNS)
+
+// A grid has two rows of blocks: for the gain and for the shift.
+#define NORM_LANES(T, G) \
+	KERNEL(64, norm_lanes_##T##_##G, const int *skip, const float *gains, const float *shifts, G *dgamma, G *dbeta, i64 cols, int accumulate_gamma, int accumulate_beta) { \
+		SKIP(); \
+		const bool gain = blockIdx.y == 0; \
+		if (gain ? dgamma != 0 : dbeta != 0) norm_lanes<32 * sizeof(T)>(gain ? gains : shifts, gain ? dgamma : dbeta, cols, gain ? accumulate_gamma : accumulate_beta); \
+	}
+FOR_PAIRS(NORM_LANES)
