@@ -118,7 +118,7 @@ func (c *Checkpoint) exportWeights(ctx context.Context, want File, to filesys.Fo
 	if len(groups) > 1 || c.Manifest.Version < sharded {
 		err = shard(ctx, r, to, shardBytes)
 	} else {
-		err = writeTensors(ctx, r, filepath.Join(to.Path(), safetensors.FileName), r.Tensors())
+		err = writeTensors(ctx, r, to, safetensors.FileName, r.Tensors())
 	}
 	return errors.Join(err, r.Close())
 }

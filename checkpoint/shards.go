@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
+	"os"
 	"slices"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
@@ -39,7 +39,7 @@ func shard(ctx context.Context, r Tensors, to filesys.Folder, limit int64) error
 	where := map[string]string{}
 	for i, tensors := range groups {
 		name := fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, len(groups))
-		if err := writeTensors(ctx, r, filepath.Join(to.Path(), name), tensors); err != nil {
+		if err := writeTensors(ctx, r, to, name, tensors); err != nil {
 			return err
 		}
 		for _, t := range tensors {
@@ -53,15 +53,19 @@ func shard(ctx context.Context, r Tensors, to filesys.Folder, limit int64) error
 	return writeSynced(to, safetensors.IndexName, append(index, '\n'))
 }
 
-// writeTensors copies tensors, in fp32, into a new file.
-func writeTensors(ctx context.Context, r Tensors, path string, tensors []safetensors.Tensor) error {
+// writeTensors copies tensors, in fp32, into a new file of a folder.
+func writeTensors(ctx context.Context, r Tensors, to filesys.Folder, name string, tensors []safetensors.Tensor) error {
 	tensors = slices.Clone(tensors)
 	for i := range tensors {
 		tensors[i].DType = safetensors.F32
 	}
-	w, err := safetensors.Create(path, tensors, nil)
+	f, err := to.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return err
+	}
+	w, err := safetensors.CreateAs(f.Name(), f, tensors, nil)
+	if err != nil {
+		return errors.Join(err, f.Close())
 	}
 	chunk := make([]float32, ChunkElems)
 	for _, t := range w.Tensors() {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -21,7 +22,7 @@ import (
 // writer leaves the file before it untouched.
 type Writer struct {
 	path    string
-	f       *aside.File
+	f       target
 	entries map[string]*entry
 
 	mu      sync.Mutex
@@ -33,6 +34,50 @@ type Writer struct {
 	size    int64
 }
 
+// target is what a Writer writes to.
+type target interface {
+	io.WriterAt
+	Truncate(size int64) error
+	finish() error // makes it durable, under its name, and closes it
+	discard()
+}
+
+// replacing is a temporary file that takes a path's name at the end.
+type replacing struct {
+	*aside.File
+	path string
+}
+
+func (f replacing) finish() error {
+	if err := f.CloseAtomicallyReplace(); err != nil {
+		return errors.Join(err, f.Cleanup())
+	}
+	// The rename is durable once the folder is.
+	dir, err := os.Open(filepath.Dir(f.path))
+	if err == nil {
+		err = errors.Join(dir.Sync(), dir.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("sync its folder: %w", err)
+	}
+	return nil
+}
+
+func (f replacing) discard() { _ = f.Cleanup() } // nothing that the caller could do
+
+// Opened is an open file that has its name already.
+type Opened interface {
+	io.WriterAt
+	io.Closer
+	Truncate(size int64) error
+	Sync() error
+}
+
+type opened struct{ Opened }
+
+func (f opened) finish() error { return errors.Join(f.Sync(), f.Close()) }
+func (f opened) discard()      { _ = f.Close() } // it goes with its folder
+
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // span is elements [begin, end).
@@ -43,6 +88,18 @@ type span struct{ begin, end int64 }
 // keeps every element aligned. Nil metadata means {"format": "pt"}, which
 // transformers asks for.
 func Create(path string, tensors []Tensor, metadata map[string]string) (*Writer, error) {
+	return create(path, tensors, metadata, func() (target, error) {
+		f, err := aside.Create(path, 0o666)
+		return replacing{f, path}, err
+	})
+}
+
+// CreateAs is Create of an open file, which errors call by its path.
+func CreateAs(path string, f Opened, tensors []Tensor, metadata map[string]string) (*Writer, error) {
+	return create(path, tensors, metadata, func() (target, error) { return opened{f}, nil })
+}
+
+func create(path string, tensors []Tensor, metadata map[string]string, open func() (target, error)) (*Writer, error) {
 	if metadata == nil {
 		metadata = map[string]string{"format": "pt"}
 	}
@@ -85,7 +142,7 @@ func Create(path string, tensors []Tensor, metadata map[string]string) (*Writer,
 	if err != nil {
 		return nil, fmt.Errorf("write weights %s: %w", path, err)
 	}
-	f, err := aside.Create(path, 0o666)
+	f, err := open()
 	if err != nil {
 		return nil, fmt.Errorf("write weights %s: %w", path, err)
 	}
@@ -247,16 +304,8 @@ func (w *Writer) Commit() error {
 		return err
 	}
 	w.done = true
-	if err := w.f.CloseAtomicallyReplace(); err != nil {
-		return fmt.Errorf("write weights %s: %w", w.path, errors.Join(err, w.f.Cleanup()))
-	}
-	// The rename is durable once the folder is.
-	dir, err := os.Open(filepath.Dir(w.path))
-	if err == nil {
-		err = errors.Join(dir.Sync(), dir.Close())
-	}
-	if err != nil {
-		return fmt.Errorf("write weights %s: sync its folder: %w", w.path, err)
+	if err := w.f.finish(); err != nil {
+		return fmt.Errorf("write weights %s: %w", w.path, err)
 	}
 	return nil
 }
@@ -302,5 +351,5 @@ func (w *Writer) discard() {
 		return
 	}
 	w.done = true
-	_ = w.f.Cleanup() // nothing that the caller could do
+	w.f.discard()
 }
