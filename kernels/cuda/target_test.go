@@ -71,7 +71,7 @@ func TestWorkspaceOfTarget(t *testing.T) {
 	needed := map[graph.Kind]bool{}
 	for _, kind := range optest.Everywhere() {
 		for range 12 {
-			p, op, ok := optest.Big(kind, rng, optest.Options{})
+			p, op, ok := optest.Big(kind, rng, optest.Options{Target: target})
 			if !ok {
 				o := drawn(kind, rng, optest.Options{Target: target, Aligned: true})
 				if kind == graph.BiasGrad {

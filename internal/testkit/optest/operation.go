@@ -88,10 +88,15 @@ func New(kind graph.Kind, rng *rand.Rand, opts Options) *Operation {
 	if large, ok := largeShapes[kind]; ok && opts.Large {
 		shape = large
 	}
+	return draw(kind, nil, opts.built(kind, shape, rng), rng, opts)
+}
+
+// built draws shapes of what the target has kernels for.
+func (opts Options) built(kind graph.Kind, shape func(*rand.Rand) spec, rng *rand.Rand) spec {
 	for {
 		s := shape(rng)
 		if opts.Target.Lacks(&graph.Op{Kind: kind, Attr: s.attr}) == "" {
-			return draw(kind, nil, s, rng, opts)
+			return s
 		}
 	}
 }
@@ -375,7 +380,7 @@ func Big(kind graph.Kind, rng *rand.Rand, opts Options) (*graph.Program, *graph.
 	if !ok {
 		return nil, nil, false
 	}
-	s := draw(rng)
+	s := opts.built(kind, draw, rng)
 	info, _ := graph.InfoOf(kind)
 	ins, outs := info.Operands(s.attr)
 	if opts.Half {
