@@ -1,3 +1,5 @@
+//go:build linux
+
 // Command campaigns tries what surrounds a run's checkpoints for a long time: readers beside
 // a writer, connections to the metrics page, links and mounts in the folder, failing system
 // calls, and a soak. See README.md.

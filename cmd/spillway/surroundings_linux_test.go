@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -126,20 +125,6 @@ func TestPipesWithoutReaders(t *testing.T) {
 	require.NoError(t, both.Close())
 	require.Contains(t, <-text, "traceEvents")
 	require.NoError(t, reader.Close())
-}
-
-// readWholeLines reads the lines of a file that is being written.
-func readWholeLines(t *testing.T, path string) (lines []map[string]any) {
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
-	for _, line := range strings.SplitAfter(string(text), "\n") {
-		if strings.HasSuffix(line, "\n") {
-			var v map[string]any
-			require.NoError(t, json.Unmarshal([]byte(line), &v), line)
-			lines = append(lines, v)
-		}
-	}
-	return lines
 }
 
 // A signal ends what is not training at once, whatever it is in.
