@@ -111,7 +111,7 @@ func (f *Forecast) Notes() []string {
 	}
 	var only []string
 	if why := h.Arch().CPUOnly; why != "" && f.Config.DeviceTarget().CUDA.ProductBytes > 0 {
-		only = []string{fmt.Sprintf("model_type %s is planned only: train refuses it with --device cuda, since %s", h.Family, why)}
+		only = []string{fmt.Sprintf("model_type %s is planned only: train refuses it with Config.Device cuda, since %s", h.Family, why)}
 	}
 	return slices.Concat(only, DropoutNote(h.Dropouts, &f.Config), config.RingNote(&f.Config), f.epilogueNotes())
 }

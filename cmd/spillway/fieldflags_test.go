@@ -71,7 +71,7 @@ func TestFieldsOfFlags(t *testing.T) {
 func TestFieldsInSentences(t *testing.T) {
 	known := reflect.TypeFor[spillway.Config]()
 	named := 0
-	for _, pattern := range []string{"train", "plan", "search", "run", "calibration", "data", "cluster"} {
+	for _, pattern := range []string{"planner", "train", "train/job", "train/saving", "config", "plan", "search", "run", "calibration", "data", "cluster"} {
 		files, err := filepath.Glob(filepath.Join("..", "..", pattern, "*.go"))
 		require.NoError(t, err)
 		for _, name := range files {

@@ -203,7 +203,9 @@ var parts = map[string]func(*rank) error{
 		}
 		if r.world.first == 1 {
 			time.Sleep(60 * time.Millisecond)
-			return gather()
+			err := gather()
+			time.Sleep(time.Second) // a launcher kills the others where one ends with an error
+			return err
 		}
 		time.AfterFunc(20*time.Millisecond, func() { r.world.Abort(errors.New("the disk is full")) })
 		err := errors.Join(gather(), r.ctx.Close())
