@@ -44,7 +44,8 @@ func TestElasticJobOutlivesItsRanks(t *testing.T) {
 		}
 		require.Zero(t, p.end(t), p.errs.String())
 		require.Equal(t, want, shaOf(t, p.out.String()), p.errs.String())
-		require.Regexp(t, `launch: lost rank [0-3] \(process [0-9]+\): signal: killed; going on with [1-4] ranks? from the checkpoint of step [0-9]+: [0-9]+ steps? (is|are) run again; 1 more from the next checkpoint on`, p.errs.String())
+		// Both kills may hit the same ranks, before they are formed again.
+		require.Regexp(t, `launch: lost rank [0-3] \(process [0-9]+\): signal: killed; going on with [1-4] ranks? from the checkpoint of step [0-9]+: [0-9]+ steps? (is|are) run again; [1-3] more from the next checkpoint on`, p.errs.String())
 		if flags[1] == "20" {
 			require.Contains(t, p.errs.String(), "launch: going on with 4 ranks from the checkpoint of step ")
 		} else {
