@@ -23,7 +23,8 @@ func alone(args ...string) []string { return args }
 func inTwo(args ...string) []string { return launched(2, args...) }
 
 // A run that timeout(1) ends, which signals it and its group, and that is signalled once more
-// within 500 ms, loses no step, whoever started it: 200 runs with SPILLWAY_LONG=1, by a seed.
+// within 500 ms, loses no step, of train and of launch: 200 runs with SPILLWAY_LONG=1, by a
+// seed. Not under mpirun, which ends its ranks itself at a second signal (docs/howto.md).
 func TestDoubledSignalsLoseNothing(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -31,18 +32,14 @@ func TestDoubledSignalsLoseNothing(t *testing.T) {
 	}
 	binary, err := built()
 	require.NoError(t, err)
-	mpirun := []string{"mpirun.openmpi", "--mca", "odls_base_sigkill_timeout", "6", "--oversubscribe", "--allow-run-as-root", "-np", "2", binary}
-	ways := [][]string{{binary}, append([]string{binary}, launched(2)...), mpirun, {"mpirun.mpich", "-np", "2", binary}}
+	ways := [][]string{{binary}, append([]string{binary}, launched(2)...)}
 	seed := testSeed(t)
 	rng := rand.New(rand.NewPCG(seed, 2))
 	t.Logf("SPILLWAY_TEST_SEED=%d", seed)
 	for i := range long.Or(6, 200) {
-		way, sig, gap := ways[i%4], []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[rng.IntN(2)], time.Duration(rng.IntN(501))*time.Millisecond
+		way, sig, gap := ways[i%2], []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[rng.IntN(2)], time.Duration(rng.IntN(501))*time.Millisecond
 		t.Run(fmt.Sprint(i, " ", filepath.Base(way[0]), " ", len(way), " ", sig, " ", gap), func(t *testing.T) {
 			t.Parallel()
-			if _, err := exec.LookPath(way[0]); err != nil {
-				t.Skipf("not run: %s is not installed", way[0])
-			}
 			folder, metrics := filepath.Join(t.TempDir(), "ck"), filepath.Join(t.TempDir(), "m.jsonl")
 			line := slices.Concat([]string{"timeout", "1000"}, way, tinyWith("--steps", "1000000", "--checkpoint", folder, "--metrics", metrics))
 			p := &process{Cmd: exec.Command(line[0], line[1:]...)}
@@ -54,16 +51,9 @@ func TestDoubledSignalsLoseNothing(t *testing.T) {
 			require.NoError(t, p.Process.Signal(sig))
 			time.Sleep(gap)           // what is tested
 			_ = p.Process.Signal(sig) // it may have ended
-			status := p.end(t)
-			if i%4 < 2 { // launchers have statuses of their own
-				require.Equal(t, exitInterrupted, status, p.errs.String())
-			}
+			require.Equal(t, exitInterrupted, p.end(t), p.errs.String())
 			lines := readLines(t, metrics)
-			step := 0
-			waitFor(t, "checkpoint of the last step", func() bool { // a launcher may end before its ranks
-				step, _ = newest(t, folder)
-				return float64(step) == lines[len(lines)-1]["step"] || i%4 < 2
-			})
+			step, _ := newest(t, folder)
 			require.EqualValues(t, lines[len(lines)-1]["step"], step, "no step is lost: %s", p.errs.String())
 		})
 	}
