@@ -44,6 +44,9 @@ var substitutions = []struct{ text, by, why string }{
 	{"go vet ./...", "", "a step of continuous integration by itself"},
 	{"gofmt -l .", "", "a step of continuous integration by itself, on what is committed"},
 	{".ci/run", "", "what runs this test"},
+	{"./run.sh -budget 7m -only contact,compile,tests,bits,losses,wall", "", "it needs a GPU, in the folder of make gpu"},
+	{"./run.sh -budget 15m -only speed-124m,speed-1.5b,kernels -out speed", "", "as above"},
+	{"./run.sh -budget 10m -only peers,sanitizers,profilers -out tools", "", "as above"},
 }
 
 // command is a command of a page, with what the page says that it prints.
