@@ -256,7 +256,7 @@ func Take(ctx context.Context, o filesys.Opener, path string, only ...string) (c
 			err = errors.Join(err, c.Close())
 		}
 		if _, _, own := parseName(filepath.Base(path)); own && errors.Is(err, ErrDamaged) {
-			err = fmt.Errorf("%w; %s in its place takes its newest whole checkpoint", err, filepath.Dir(path))
+			err = fmt.Errorf("%w; give %s, which stands for its newest whole checkpoint", err, filepath.Dir(path))
 		}
 		return nil, nil, err
 	}

@@ -131,7 +131,8 @@ func openPath(o filesys.Opener, path string) (*Checkpoint, error) {
 
 // removed is the error of a checkpoint that has gone from the path that names it.
 func removed(path string) error {
-	return fmt.Errorf("open checkpoint %s: a run has removed it meanwhile; %s in its place takes its newest whole checkpoint: %w", path, filepath.Dir(filepath.Clean(path)), fs.ErrNotExist)
+	return fmt.Errorf("open checkpoint %s: a run has removed it meanwhile; give %s, which stands for its newest whole checkpoint: %w",
+		path, filepath.Dir(filepath.Clean(path)), fs.ErrNotExist)
 }
 
 // renamed tells whether an open folder has lost its path meanwhile.

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/graph"
@@ -98,7 +97,7 @@ func ModelConfig(name string) (model.Config, error) {
 	st, err := os.Stat(name)
 	isFolder := err == nil && st.IsDir()
 	if _, err := os.Stat(filepath.Join(name, model.ConfigFile)); isFolder && (err == nil || strings.ContainsAny(name, `/\`)) {
-		c, err := checkpoint.ReadConfig(name)
+		c, err := ReadConfig(name)
 		if err != nil {
 			return c, fmt.Errorf("Config.Model %s: %w", name, err)
 		}

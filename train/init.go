@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/run"
 	"github.com/spillway-ml/spillway/train/saving"
 )
@@ -172,7 +173,7 @@ func (t *Trainer) loadModel(ctx context.Context, field, path string) error {
 		return fmt.Errorf("%s %s: %w", field, path, err)
 	}
 	if st.IsDir() {
-		if c, err := checkpoint.ReadConfig(filepath.Join(path, "config.json")); err == nil {
+		if c, err := planner.ReadConfig(filepath.Join(path, "config.json")); err == nil {
 			if err := t.describes(path, c); err != nil {
 				return err
 			}

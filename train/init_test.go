@@ -113,5 +113,5 @@ func TestInitReadsWeightsOnce(t *testing.T) {
 	require.Contains(t, told[0], "step-00000002 is passed over: "+damaged)
 	_, err = from(newest)
 	require.ErrorIs(t, err, checkpoint.ErrDamaged)
-	require.ErrorContains(t, err, "in its place takes its newest whole checkpoint")
+	require.ErrorContains(t, err, "which stands for its newest whole checkpoint")
 }

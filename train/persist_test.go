@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // scratch is a temporary folder, in memory where the system has such a place:
@@ -406,7 +407,7 @@ func TestCancelSaves(t *testing.T) {
 	m, err := checkpoint.Verify(context.Background(), list[0])
 	require.NoError(t, err)
 	require.Equal(t, 3, m.Step)
-	h, err := checkpoint.ReadConfig(list[0])
+	h, err := planner.ReadConfig(list[0])
 	require.NoError(t, err)
 	require.Equal(t, model.GPT2, h.Family)
 }

@@ -106,7 +106,8 @@ func (c *campaign) calls(ctx context.Context) error {
 		}
 		args := append(w.args[:len(w.args):len(w.args)], "--checkpoint", dir)
 		inject := fmt.Sprintf("%s:%s:when=%s", f.call, act, when)
-		command := append([]string{"strace", "-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", "trace=" + f.call, "-e", "inject=" + inject, c.binary}, args...)
+		strace := []string{"strace", "-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", "trace=" + f.call, "-e", "inject=" + inject}
+		command := slices.Concat(strace, []string{c.binary}, args)
 		r := c.run(ctx, limit, command...)
 		if r.late { // the machine may have been busy: a hang is one again
 			slow++
@@ -129,7 +130,8 @@ func (c *campaign) calls(ctx context.Context) error {
 			fmt.Printf("%d calls failed on purpose, %d times wrong, longest %v, %v\n", done+1, failed, longest.Round(time.Millisecond), statuses)
 		}
 	}
-	fmt.Printf("%d faults, %d wrong, %d tried again because the machine was busy; longest %v (limit %v); ends: %v\n", done, failed, slow, longest.Round(time.Millisecond), limit.Round(time.Second), statuses)
+	fmt.Printf("%d faults, %d wrong, %d tried again because the machine was busy; longest %v (limit %v); ends: %v\n",
+		done, failed, slow, longest.Round(time.Millisecond), limit.Round(time.Second), statuses)
 	if failed > 0 {
 		return fmt.Errorf("%d of %d faults ended wrong", failed, done)
 	}

@@ -29,7 +29,8 @@ const (
 func serveSink() {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		panic(err)
+		fmt.Fprintln(os.Stderr, "campaigns:", err)
+		os.Exit(1)
 	}
 	fmt.Println(l.Addr())
 	slots := make(chan struct{}, 16)
@@ -72,7 +73,9 @@ func (c *campaign) connections(ctx context.Context) error {
 		return err
 	}
 	page := "127.0.0.1:" + port
-	cmd, end, err := c.background(c.path("log"), c.train("--steps", "100000000", "--save-every", "500", "--keep", "2", "--checkpoint", c.path("ck"), "--metrics", c.path("metrics.jsonl"), "--metrics-addr", page)...)
+	run := c.train("--steps", "100000000", "--save-every", "500", "--keep", "2", "--checkpoint", c.path("ck"),
+		"--metrics", c.path("metrics.jsonl"), "--metrics-addr", page)
+	cmd, end, err := c.background(c.path("log"), run...)
 	if err != nil {
 		return err
 	}
@@ -119,8 +122,11 @@ func (c *campaign) connections(ctx context.Context) error {
 	}
 	slices.Sort(ratios)
 	ratio := ratios[len(ratios)/2]
-	fmt.Printf("%d connections (%d of them refused at once), %d of which read nothing; %d saves missed; resident %.1f MiB, %+.1f MiB at most; %d files open, %d at most; a step takes %.3f times as long as with the clients at another process (median of %d turns, quartiles %.3f and %.3f)\n",
-		opened, refused, unread, missed, float64(before.resident)/(1<<20), float64(most.resident-before.resident)/(1<<20), before.files, most.files, ratio, len(ratios), ratios[len(ratios)/4], ratios[len(ratios)*3/4])
+	fmt.Printf("%d connections (%d of them refused at once), %d of which read nothing; %d saves missed\n", opened, refused, unread, missed)
+	fmt.Printf("resident %.1f MiB, %+.1f MiB at most; %d files open, %d at most\n",
+		float64(before.resident)/(1<<20), float64(most.resident-before.resident)/(1<<20), before.files, most.files)
+	fmt.Printf("a step takes %.3f times as long as with the clients at another process (median of %d turns, quartiles %.3f and %.3f)\n",
+		ratio, len(ratios), ratios[len(ratios)/4], ratios[len(ratios)*3/4])
 	switch {
 	case missed > 0:
 		wrong = errors.Join(wrong, errors.New("saves were missed"))

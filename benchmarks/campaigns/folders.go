@@ -169,7 +169,8 @@ func (c *campaign) folders(ctx context.Context) error {
 			fmt.Printf("WRONG: %v\n", err)
 		}
 	}
-	fmt.Printf("%d attacks, %d not done; %d ended the run or were refused, %d changed something or left a folder that is of no use\n", done, missed, refused, failed)
+	fmt.Printf("%d attacks, %d not done; %d ended the run or were refused, %d changed something or left a folder of no use\n",
+		done, missed, refused, failed)
 	if failed > 0 {
 		return errors.New("attacks had an effect")
 	}

@@ -40,11 +40,13 @@ func (c *campaign) soak(ctx context.Context) error {
 	addr := "127.0.0.1:" + port
 	run := c.train("--reproducible", "--steps", "100000000", "--save-every", "1", "--keep", "2")
 	run = run[:len(run):len(run)]
-	plain, endPlain, err := c.background(c.path("plain.log"), append(run, "--ranks", "2", "--checkpoint", c.path("plain"), "--metrics-addr", addr)...)
+	alone := append(run, "--ranks", "2", "--checkpoint", c.path("plain"), "--metrics-addr", addr)
+	plain, endPlain, err := c.background(c.path("plain.log"), alone...)
 	if err != nil {
 		return err
 	}
-	launched := append([]string{"launch", "-n", "2", "--restarts", "1000000", "--min-ranks", "1", "--"}, append(run, "--global-batch", "2", "--checkpoint", c.path("launch"))...)
+	launched := slices.Concat([]string{"launch", "-n", "2", "--restarts", "1000000", "--min-ranks", "1", "--"}, run,
+		[]string{"--global-batch", "2", "--checkpoint", c.path("launch")})
 	launcher, endLaunch, err := c.background(c.path("launch.log"), launched...)
 	if err != nil {
 		return errors.Join(err, endPlain())
@@ -99,8 +101,10 @@ func (c *campaign) soak(ctx context.Context) error {
 		if len(final[name]) == 0 {
 			continue
 		}
-		before, after := slices.Min(first[name]), slices.Min(final[name]) // more are open while ranks are replaced; a rank 0 that starts has few
-		fmt.Printf("%s: %d files open in the first minute, %d in the last, %d at most; resident %.1f MiB, %+.1f MiB at most\n", name, before, after, w.files, float64(b.resident)/(1<<20), float64(w.resident-b.resident)/(1<<20))
+		// More are open while ranks are replaced; a rank 0 that starts has few.
+		before, after := slices.Min(first[name]), slices.Min(final[name])
+		fmt.Printf("%s: %d files open in the first minute, %d in the last, %d at most; resident %.1f MiB, %+.1f MiB at most\n",
+			name, before, after, w.files, float64(b.resident)/(1<<20), float64(w.resident-b.resident)/(1<<20))
 		if after > before && name != "launch's rank 0" || w.resident > b.resident+mostGrowth {
 			wrong = errors.Join(wrong, fmt.Errorf("%s grows", name))
 		}
@@ -113,7 +117,8 @@ func (c *campaign) soak(ctx context.Context) error {
 			wrong = errors.Join(wrong, fmt.Errorf("ckpt verify: %s", short(r.out+r.err)))
 		}
 	}
-	fmt.Printf("%v, the last checkpoints are %s and %s; %d ranks lost and replaced, %d scrapes, marks at most %d bytes\n", time.Since(began).Round(time.Second), last(steps(c.path("plain"))), last(steps(c.path("launch"))), kills, scrapes, marks)
+	fmt.Printf("%v, the last checkpoints are %s and %s; %d ranks lost and replaced, %d scrapes, marks at most %d bytes\n",
+		time.Since(began).Round(time.Second), last(steps(c.path("plain"))), last(steps(c.path("launch"))), kills, scrapes, marks)
 	return wrong
 }
 

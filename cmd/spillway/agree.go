@@ -75,9 +75,12 @@ func (a *asked) of(ctx context.Context, j *spillway.Job) error {
 // refuseTogether ends a process whose command line does not parse. Over MPI it meets the others
 // first: see turnAway.
 func refuseTogether(err error) error {
+	if err == nil {
+		return nil
+	}
 	p, unplaced := findPlace(cluster.Auto, "cpu", io.Discard)
 	switch {
-	case err == nil || unplaced != nil || p.transport != cluster.MPI:
+	case unplaced != nil || p.transport != cluster.MPI:
 		return err
 	case p.leads():
 		return p.turnAway(err)

@@ -7,12 +7,12 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway"
-	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/published"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // capHost makes a rank's cap on host memory of --node-memory, unless
@@ -214,7 +214,7 @@ func (f *planFlags) positions(c *spillway.Config) int {
 	if p, err := model.LookupPreset(c.Model); err == nil {
 		return min(p.Config.Positions, longest)
 	}
-	if h, err := checkpoint.ReadConfig(c.Model); err == nil {
+	if h, err := planner.ReadConfig(c.Model); err == nil {
 		return min(h.Positions, longest)
 	}
 	return 0

@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -79,7 +80,8 @@ func contentOrName(spec string, names ...string) (string, error) {
 	return data.Content(spec, data.Options{})
 }
 
-// weightsContent is Content of the weights in a model's folder or the newest checkpoint of one.
+// weightsContent is Content of the weights in a model's folder, or what the manifest of the
+// newest checkpoint of a folder says of them: a run may remove its files meanwhile.
 func weightsContent(ctx context.Context, path string) (string, error) {
 	if st, err := os.Stat(path); err != nil || !st.IsDir() {
 		return contentOrName(path, "random")
@@ -88,15 +90,17 @@ func weightsContent(ctx context.Context, path string) (string, error) {
 	if err != nil {
 		return "", nil // the leader, which loads it, says what is wrong
 	}
-	if saved != nil {
-		defer saved.Close()
-		path = saved.Folder
+	if saved == nil {
+		files, _ := filepath.Glob(filepath.Join(path, "*.safetensors*")) // its pattern is well formed
+		return data.ContentOf(files)
 	}
-	files, err := filepath.Glob(filepath.Join(path, "*.safetensors*"))
-	if err != nil {
-		return "", nil
+	h := sha256.New()
+	for _, f := range saved.Manifest.Files {
+		if strings.HasSuffix(f.Name, ".safetensors") {
+			fmt.Fprintln(h, f.Name, f.Bytes, f.CRC32C)
+		}
 	}
-	return data.ContentOf(files)
+	return fmt.Sprintf("step %d of SHA-256 %x…", saved.Manifest.Step, h.Sum(nil)[:8]), saved.Close()
 }
 
 // alike refuses processes that would not come to one result. The first is the leader's.

@@ -5,9 +5,9 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // refuseModelFolder refuses checkpoints in a model's folder or below it: who names the model
@@ -26,7 +26,7 @@ func refuseModelFolder(c *config.Config) error {
 	}
 	for dir := at; ; dir = filepath.Dir(dir) {
 		if st, err := os.Stat(filepath.Join(dir, model.ConfigFile)); err == nil && st.Mode().IsRegular() {
-			if _, err := checkpoint.ReadConfig(dir); err == nil {
+			if _, err := planner.ReadConfig(dir); err == nil {
 				return config.Refuse("Config.Checkpoint %s: %s is a model's folder; give a folder outside it, and move checkpoints that are there already (step-*, .spillway-marks) to resume from them", c.Checkpoint, dir)
 			}
 		}

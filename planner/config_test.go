@@ -1,4 +1,4 @@
-package checkpoint_test
+package planner_test
 
 import (
 	"os"
@@ -7,20 +7,20 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 func TestReadConfigNamesTheFile(t *testing.T) {
 	dir := t.TempDir()
-	_, err := checkpoint.ReadConfig(dir)
+	_, err := planner.ReadConfig(dir)
 	require.ErrorContains(t, err, filepath.Join(dir, "config.json"))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"model_type":"gpt2"}`), 0o644))
-	_, err = checkpoint.ReadConfig(dir)
+	_, err = planner.ReadConfig(dir)
 	require.ErrorContains(t, err, filepath.Join(dir, "config.json"))
 	require.ErrorContains(t, err, "n_layer")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), make([]byte, 1<<20+1), 0o644))
-	_, err = checkpoint.ReadConfig(dir)
+	_, err = planner.ReadConfig(dir)
 	require.ErrorContains(t, err, "over")
-	_, err = checkpoint.ReadConfig("/dev/null")
+	_, err = planner.ReadConfig("/dev/null")
 	require.ErrorContains(t, err, "regular")
 }

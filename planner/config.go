@@ -1,4 +1,4 @@
-package checkpoint
+package planner
 
 import (
 	"errors"
