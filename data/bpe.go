@@ -338,6 +338,7 @@ type bpeTokenizer struct {
 	split     []splitter
 	before    []int32 // a prompt
 	eot       int32
+	specials  Specials
 	cuttable  bool // cut's rule holds
 
 	scratch sync.Pool

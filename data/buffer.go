@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 	"unsafe"
 )
 
@@ -85,6 +86,23 @@ func (b *Buffer) Tokens(dst []int32, start int64) error {
 		}
 	}
 	return nil
+}
+
+// Has says whether a token occurs. It reads up to scanBytes of the tokens, and stops at
+// the first; it reports true if there are more.
+func (b *Buffer) Has(token int32) (bool, error) {
+	part := make([]int32, 1<<16)
+	end := min(b.n, scanBytes/b.width)
+	for at := int64(0); at < end; at += int64(len(part)) {
+		part = part[:min(int64(len(part)), end-at)]
+		if err := b.Tokens(part, at); err != nil {
+			return false, err
+		}
+		if slices.Contains(part, token) {
+			return true, nil
+		}
+	}
+	return end < b.n, nil
 }
 
 // Close closes the file. No other call may be in progress or follow.

@@ -75,7 +75,7 @@ func marshal(t testing.TB, v any) []byte {
 }
 
 func load(t testing.TB, v any) *bpeTokenizer {
-	tok, err := parseTokenizer(marshal(t, v))
+	tok, err := parseTokenizer(marshal(t, v), nil)
 	require.NoError(t, err)
 	return tok
 }

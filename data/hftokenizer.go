@@ -34,8 +34,10 @@ const (
 // Encode gives what the reference implementation gives without special tokens
 // added; Prompt puts the start token before a text. Special tokens spelled in the
 // text are found.
-// EOT is the special token called <|endoftext|>, <|end_of_text|>, </s>, <eos>
-// or <|eot_id|>, the first of these that there is.
+//
+// The files beside a tokenizer.json name its special tokens (see Specials). Without
+// them EOT is the special token called <|endoftext|>, <|end_of_text|>, </s>, <eos>
+// or <|eot_id|>, the first that exists.
 func LoadTokenizer(path string) (Tokenizer, error) {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -44,24 +46,17 @@ func LoadTokenizer(path string) (Tokenizer, error) {
 	if !st.Mode().IsRegular() {
 		return nil, fmt.Errorf("open tokenizer: %s is not a regular file; it must be bytes, gpt2 or a tokenizer.json", path)
 	}
-	f, err := regular.Open(path)
+	text, err := regular.ReadFile(path, maxTokenizerBytes)
 	if err != nil {
 		return nil, fmt.Errorf("open tokenizer: %w", err)
 	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxTokenizerBytes+1))
-	if err != nil {
-		return nil, fmt.Errorf("open tokenizer: %w", err)
-	}
-	if len(text) > maxTokenizerBytes {
-		return nil, fmt.Errorf("open tokenizer %s: it is over %d bytes", path, maxTokenizerBytes)
-	}
-	return ParseTokenizer(path, text)
+	return ParseTokenizer(path, text, readBeside(path))
 }
 
-// ParseTokenizer is LoadTokenizer of the text of a file; errors call it by its path.
-func ParseTokenizer(path string, text []byte) (Tokenizer, error) {
-	t, err := parseTokenizer(text)
+// ParseTokenizer is LoadTokenizer of the text of a file; path names it in errors. read
+// reads a file beside it, or fails with fs.ErrNotExist; nil means there are none.
+func ParseTokenizer(path string, text []byte, read func(name string) ([]byte, error)) (Tokenizer, error) {
+	t, err := parseTokenizer(text, read)
 	if err != nil {
 		return nil, fmt.Errorf("open tokenizer %s: %w", path, err)
 	}
@@ -117,7 +112,7 @@ type hfAdded struct {
 }
 
 // parseTokenizer reads the text of a tokenizer.json.
-func parseTokenizer(text []byte) (*bpeTokenizer, error) {
+func parseTokenizer(text []byte, read func(name string) ([]byte, error)) (*bpeTokenizer, error) {
 	var file struct {
 		AddedTokens  []hfAdded `json:"added_tokens"`
 		Normalizer   *hfStage  `json:"normalizer"`
@@ -174,11 +169,32 @@ func parseTokenizer(text []byte) (*bpeTokenizer, error) {
 			return nil, err
 		}
 	}
-	if err := t.addTokens(file.AddedTokens, vocab); err != nil {
+	b, err := parseBeside(read)
+	if err != nil {
+		return nil, err
+	}
+	var notes []string
+	more, err := b.moreAdded(file.AddedTokens, &notes)
+	if err != nil {
+		return nil, err
+	}
+	added, special, err := t.addTokens(more, vocab)
+	if err != nil {
 		return nil, err
 	}
 	if t.before, err = file.Post.start(len(t.model.tokens), 0); err != nil {
 		return nil, err
+	}
+	if err := t.setSpecials(&b, vocab, added, special, notes); err != nil {
+		return nil, err
+	}
+	// The name is of the file alone where the others change no token.
+	if changed := more[len(file.AddedTokens):]; len(changed) > 0 || t.eot != byName(special) {
+		other, err := json.Marshal(changed)
+		if err != nil {
+			return nil, err
+		}
+		t.name += fmt.Sprintf(" %x", sha256.Sum256(fmt.Appendf(other, " %d", t.eot)))[:9]
 	}
 	return t, nil
 }
@@ -418,45 +434,43 @@ func decodeMerges(text json.RawMessage) ([][2]string, error) {
 	return out, nil
 }
 
-// eotNames are the end-of-document tokens of the models that have a byte-level
-// BPE, since tokenizer.json does not say which it is.
-var eotNames = []string{"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>"}
-
-func (t *bpeTokenizer) addTokens(list []hfAdded, vocab map[string]int32) error {
+// addTokens adds the added tokens, and returns the ids of all and of the special ones.
+func (t *bpeTokenizer) addTokens(list []hfAdded, vocab map[string]int32) (all, special map[string]int32, err error) {
 	var raw, normed []added
 	owner := map[int64]string{}
-	ids := map[string]int32{}
+	all, special = map[string]int32{}, map[string]int32{}
 	names := make(map[int32]string, len(vocab))
 	for token, id := range vocab {
 		names[id] = token
 	}
 	for i, a := range list {
 		if a.ID == nil || a.Content == nil {
-			return fmt.Errorf("added token %d has no id or no content", i)
+			return nil, nil, fmt.Errorf("added token %d has no id or no content", i)
 		}
 		content, id := *a.Content, *a.ID
 		if content == "" {
 			continue
 		}
 		if id < 0 || id >= maxTokens {
-			return fmt.Errorf("added token %q has id %d; it must be 0 to %d", content, id, maxTokens-1)
+			return nil, nil, fmt.Errorf("added token %q has id %d; it must be 0 to %d", content, id, maxTokens-1)
 		}
 		if known, ok := vocab[content]; ok && int64(known) != id {
-			return fmt.Errorf("added token %q has id %d, but %d in the vocabulary", content, id, known)
+			return nil, nil, fmt.Errorf("added token %q has id %d, but %d in the vocabulary", content, id, known)
 		}
 		if other, ok := names[int32(id)]; ok && other != content {
-			return fmt.Errorf("added token %q has id %d, which is %q in the vocabulary", content, id, other)
+			return nil, nil, fmt.Errorf("added token %q has id %d, which is %q in the vocabulary", content, id, other)
 		}
 		if other, ok := owner[id]; ok && other != content {
-			return fmt.Errorf("added tokens %q and %q both have id %d", other, content, id)
+			return nil, nil, fmt.Errorf("added tokens %q and %q both have id %d", other, content, id)
 		}
 		owner[id] = content
 		for int(id) >= len(t.model.tokens) {
 			t.model.tokens = append(t.model.tokens, "")
 		}
 		t.model.tokens[id] = content
+		all[content] = int32(id)
 		if a.Special {
-			ids[content] = int32(id)
+			special[content] = int32(id)
 		}
 		entry := added{content, int32(id), a.SingleWord, a.LStrip, a.RStrip}
 		if a.Normalized != nil && *a.Normalized || a.Normalized == nil && !a.Special {
@@ -477,11 +491,5 @@ func (t *bpeTokenizer) addTokens(list []hfAdded, vocab map[string]int32) error {
 		}
 	}
 	t.raw, t.normed = newAddedSet(raw), newAddedSet(normed)
-	for _, name := range eotNames {
-		if id, ok := ids[name]; ok {
-			t.eot = id
-			break
-		}
-	}
-	return nil
+	return all, special, nil
 }

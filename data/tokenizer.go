@@ -113,5 +113,6 @@ var GPT2 = sync.OnceValue(func() Tokenizer {
 		panic(fmt.Sprintf("tiktoken-go's r50k_base: %v", err))
 	}
 	model.tokens = append(model.tokens, "<|endoftext|>")
-	return &bpeTokenizer{name: "gpt2", model: model, split: []splitter{{first: splitGPT2}}, eot: gpt2EOT, cuttable: true}
+	return &bpeTokenizer{name: "gpt2", model: model, split: []splitter{{first: splitGPT2}}, eot: gpt2EOT, cuttable: true,
+		specials: Specials{BOS: gpt2EOT, Pad: -1, Ends: []int32{gpt2EOT}, Names: map[string]string{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}}}
 })

@@ -336,10 +336,10 @@ func TestSentencePieceFile(t *testing.T) {
 		var m map[string]any
 		require.NoError(t, json.Unmarshal(text, &m))
 		change(m)
-		_, err := parseTokenizer(marshal(t, m))
+		_, err := parseTokenizer(marshal(t, m), nil)
 		require.ErrorContains(t, err, want)
 	}
-	tok, err := parseTokenizer(text)
+	tok, err := parseTokenizer(text, nil)
 	require.NoError(t, err)
 	for _, s := range []string{"the lazy dog", " 日本語\n\ttwo  three", "🎉"} {
 		require.Equal(t, " "+s, tok.Decode(tok.Encode(s)), "the space put before a text stays, so that decoded parts concatenate")
@@ -378,7 +378,7 @@ func FuzzTokenizerFile(f *testing.F) {
 	require.NoError(f, err)
 	f.Add(pieces, "Hello  'S 123 <s>é\n")
 	f.Fuzz(func(t *testing.T, file []byte, text string) {
-		tok, err := parseTokenizer(file)
+		tok, err := parseTokenizer(file, nil)
 		if err != nil {
 			require.NotContains(t, err.Error(), "\n")
 			return

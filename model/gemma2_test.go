@@ -113,7 +113,7 @@ func TestGemma2Config(t *testing.T) {
 			continue
 		}
 		require.NoError(t, err)
-		out, err := model.Marshal(c, "float32")
+		out, err := model.Marshal(c, "float32", nil)
 		require.NoError(t, err)
 		back, err := model.Parse(out)
 		require.NoError(t, err)

@@ -3,6 +3,7 @@ package model
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -74,9 +75,9 @@ func (m orderedMap) MarshalJSON() ([]byte, error) {
 
 // Marshal gives the text of a config.json with c's shape that transformers
 // and Parse read back to the same Config. torchDtype is the dtype of the
-// weights beside it: float32 or bfloat16. A Config that no model_type can
-// express is an error.
-func Marshal(c Config, torchDtype string) ([]byte, error) {
+// weights beside it: float32 or bfloat16. ids are more keys, such as the
+// tokenizer's eos_token_id. A Config that no model_type can express is an error.
+func Marshal(c Config, torchDtype string, ids map[string]any) ([]byte, error) {
 	a := archOf(c.Family)
 	if a == nil || a.write == nil {
 		return nil, fmt.Errorf("write model config: architecture %q has no config.json", c.Family)
@@ -87,6 +88,9 @@ func Marshal(c Config, torchDtype string) ([]byte, error) {
 	m.add("tie_word_embeddings", c.TiedHead)
 	m.add("initializer_range", c.InitStd)
 	m.add("torch_dtype", torchDtype)
+	for _, key := range slices.Sorted(maps.Keys(ids)) {
+		m.add(key, ids[key])
+	}
 	data, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("write model config: %w", err)

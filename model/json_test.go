@@ -154,14 +154,14 @@ func TestErrorsNameTheKey(t *testing.T) {
 func TestMarshalThenRead(t *testing.T) {
 	c, err := Parse(with(t, llamaJSON, "model_type", `"qwen2"`, "num_key_value_heads", "2", "tie_word_embeddings", "true"))
 	require.NoError(t, err)
-	text, err := Marshal(c, "float32")
+	text, err := Marshal(c, "float32", nil)
 	require.NoError(t, err)
 	back, err := Parse(text)
 	require.NoError(t, err)
 	require.Equal(t, c, back)
 
 	c.OutBias, c.QKVBias = true, false
-	_, err = Marshal(c, "float32")
+	_, err = Marshal(c, "float32", nil)
 	require.ErrorContains(t, err, "OutBias true")
 }
 
@@ -177,7 +177,7 @@ func FuzzParse(f *testing.F) {
 		}
 		require.Positive(t, c.Layers)
 		require.Zero(t, c.Heads%c.KVHeads)
-		out, err := Marshal(c, "float32")
+		out, err := Marshal(c, "float32", nil)
 		require.NoError(t, err)
 		back, err := Parse(out)
 		require.NoError(t, err)

@@ -118,7 +118,7 @@ func TestUnknownNameGivesNearest(t *testing.T) {
 // Every preset can be exported and read back as the same model.
 func TestPresetsAreConfigs(t *testing.T) {
 	for _, p := range Presets() {
-		data, err := Marshal(p.Config, "float32")
+		data, err := Marshal(p.Config, "float32", nil)
 		require.NoError(t, err, p.Name)
 		back, err := Parse(data)
 		require.NoError(t, err, p.Name)

@@ -54,7 +54,7 @@ func TestRelativesOfLlama(t *testing.T) {
 	require.Equal(t, 1e-5, olmo2.NormEps)
 
 	for name, c := range map[string]Config{"qwen3": qwen3, "olmo2": olmo2} {
-		text, err := Marshal(c, "float32")
+		text, err := Marshal(c, "float32", nil)
 		require.NoError(t, err)
 		back, err := Parse(text)
 		require.NoError(t, err)

@@ -3,6 +3,7 @@ package planner
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 
 	"github.com/spillway-ml/spillway/checkpoint"
@@ -89,5 +90,10 @@ func (m *Model) OpenTokenizer(path string) (data.Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return data.ParseTokenizer(path, text)
+	return data.ParseTokenizer(path, text, func(name string) ([]byte, error) {
+		if !m.has(name) {
+			return nil, fs.ErrNotExist
+		}
+		return m.saved.Read(name)
+	})
 }

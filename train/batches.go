@@ -21,6 +21,9 @@ type batches struct {
 	scratch [2][]int32
 }
 
+// trainField names the training data.
+const trainField = "Config.Data"
+
 // evalField is where held-out data comes from that the program brings along.
 const evalField = "Config.Own.Eval"
 
@@ -31,6 +34,9 @@ func (t *Trainer) openData(ctx context.Context) error {
 	if t.tokenizer, err = openTokenizer(&c.Config, c.opened, c.Shape.Vocab); err != nil {
 		return err
 	}
+	if t.tokenizer != nil {
+		t.notes = append(t.notes, data.SpecialsOf(t.tokenizer).Notes...)
+	}
 	switch {
 	case c.Inference:
 	case c.Own.Data != nil:
@@ -40,7 +46,7 @@ func (t *Trainer) openData(ctx context.Context) error {
 	case c.Data == "":
 		return config.Refuse("Config.Data is missing: give a token file (*.bin), a text file, or a folder of text files")
 	default:
-		if t.train, err = t.open(ctx, "Config.Data", c.Data, c.Accum); err != nil {
+		if t.train, err = t.open(ctx, trainField, c.Data, c.Accum); err != nil {
 			return err
 		}
 	}
@@ -72,6 +78,9 @@ func (t *Trainer) open(ctx context.Context, field, path string, accum int) (*bat
 	if left := buf.LeftOut(); left != "" {
 		t.notes = append(t.notes, fmt.Sprintf("%s %s: left out %s", field, path, left))
 	}
+	if err := t.noteEnds(field, path, buf); err != nil {
+		return nil, err
+	}
 	order := data.DefaultOrder(path)
 	if c.Order != "" {
 		if order, err = data.ParseOrder(c.Order); err != nil {
@@ -95,6 +104,18 @@ func (t *Trainer) open(ctx context.Context, field, path string, accum int) (*bat
 		return nil, fmt.Errorf("%s: %w", field, err)
 	}
 	return b, nil
+}
+
+// noteEnds warns of training data in which the tokenizer's end token never occurs.
+func (t *Trainer) noteEnds(field, path string, buf *data.Buffer) error {
+	if t.cfg.Inference || field != trainField || t.tokenizer == nil || t.tokenizer.EOT() < 0 {
+		return nil
+	}
+	found, err := buf.Has(t.tokenizer.EOT())
+	if err == nil && !found {
+		t.notes = append(t.notes, fmt.Sprintf("%s %s: the end token %q (%d) never occurs, so the model does not learn to stop", field, path, t.tokenizer.Decode([]int32{t.tokenizer.EOT()}), t.tokenizer.EOT()))
+	}
+	return err
 }
 
 // openSamples opens data that the program brought along.

@@ -37,7 +37,7 @@ func (s Sampling) Validate() error {
 	return nil
 }
 
-// Generate continues a prompt by n tokens, or up to the tokenizer's end of text,
+// Generate continues a prompt by n tokens, or up to one of the tokenizer's end tokens,
 // and returns the text of prompt and continuation: UTF-8, with U+FFFD for other
 // bytes. The run must have been configured with Generate.
 func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampling) (string, error) {
@@ -67,6 +67,7 @@ func (t *Trainer) GenerateTo(ctx context.Context, prompt string, n int, how Samp
 	if len(tokens) == 0 {
 		return 0, errors.New("generate: the prompt is empty")
 	}
+	ends := data.SpecialsOf(t.tokenizer).Ends
 	rng := rand.New(rand.NewPCG(how.Seed, 0))
 	logits := make([]float32, t.plan.Program.Buf(t.plan.Program.Logits).Elems())
 	d := decoder{t: t}
@@ -79,7 +80,7 @@ func (t *Trainer) GenerateTo(ctx context.Context, prompt string, n int, how Samp
 			return made, t.fail(t.at.Step, fmt.Errorf("generate: %w", err))
 		}
 		next := how.pick(logits, rng)
-		if next == t.tokenizer.EOT() {
+		if slices.Contains(ends, next) {
 			n = made
 			break
 		}

@@ -4,13 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/internal/regular"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
 )
@@ -41,23 +41,27 @@ func (s *Saver) modelFiles() ([]checkpoint.Blob, error) {
 		return s.files, nil
 	}
 	files := []checkpoint.Blob{}
-	if s.cfg.Own.Model == nil { // what config.json has no words for has none
-		config, err := model.Marshal(s.cfg.Shape, "float32")
-		if err != nil {
-			return nil, err
-		}
-		files = append(files, checkpoint.Blob{Name: model.ConfigFile, Data: config})
-	}
 	spec := s.cfg.Tokenizer
 	if spec == "" {
 		spec = planner.ModelTokenizer(&s.cfg.Config, nil, s.cfg.Shape.Vocab)
 	}
+	var specials data.Specials
 	if spec != "" {
-		more, err := tokenizerFiles(spec, s.cfg.Shape.Positions)
+		tok, err := data.OpenTokenizer(spec)
+		if err == nil {
+			specials = data.SpecialsOf(tok)
+			files, err = tokenizerFiles(spec, tok, s.cfg.Shape.Positions)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("the tokenizer's files: %w", err)
 		}
-		files = append(files, more...)
+	}
+	if s.cfg.Own.Model == nil { // a model of the program's own has no config.json
+		config, err := model.Marshal(s.cfg.Shape, "float32", specials.ModelIDs())
+		if err != nil {
+			return nil, err
+		}
+		files = append([]checkpoint.Blob{{Name: model.ConfigFile, Data: config}}, files...)
 	}
 	s.files = files
 	return files, nil
@@ -65,11 +69,7 @@ func (s *Saver) modelFiles() ([]checkpoint.Blob, error) {
 
 // tokenizerFiles are a tokenizer's files: copies of those that it came from, or
 // what a built-in one comes to.
-func tokenizerFiles(spec string, positions int) ([]checkpoint.Blob, error) {
-	tok, err := data.OpenTokenizer(spec)
-	if err != nil {
-		return nil, err
-	}
+func tokenizerFiles(spec string, tok data.Tokenizer, positions int) (files []checkpoint.Blob, err error) {
 	have := map[string][]byte{}
 	switch strings.ToLower(spec) {
 	case "bytes", "gpt2":
@@ -77,12 +77,12 @@ func tokenizerFiles(spec string, positions int) ([]checkpoint.Blob, error) {
 			return nil, err
 		}
 	default:
-		if have[planner.TokenizerFile], err = readSmall(spec); err != nil {
+		if have[planner.TokenizerFile], err = regular.ReadFile(spec, maxModelFile); err != nil {
 			return nil, err
 		}
 		if filepath.Base(spec) == planner.TokenizerFile {
 			for _, name := range besideTokenizer {
-				text, err := readSmall(filepath.Join(filepath.Dir(spec), name))
+				text, err := regular.ReadFile(filepath.Join(filepath.Dir(spec), name), maxModelFile)
 				if err == nil {
 					have[name] = text
 				} else if !errors.Is(err, os.ErrNotExist) {
@@ -93,9 +93,15 @@ func tokenizerFiles(spec string, positions int) ([]checkpoint.Blob, error) {
 	}
 	config := map[string]any{"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": positions, "clean_up_tokenization_spaces": false}
 	generation := map[string]any{"max_length": positions}
+	specials := data.SpecialsOf(tok)
+	for key, text := range specials.Names {
+		config[key] = text
+	}
 	if eot := tok.EOT(); eot >= 0 {
 		config["eos_token"] = tok.Decode([]int32{eot})
-		generation["eos_token_id"] = eot
+	}
+	for key, value := range specials.ModelIDs() {
+		generation[key] = value
 	}
 	for name, value := range map[string]any{tokenizerConfigFile: config, generationConfigFile: generation} {
 		if have[name] != nil {
@@ -107,28 +113,10 @@ func tokenizerFiles(spec string, positions int) ([]checkpoint.Blob, error) {
 		}
 		have[name] = append(text, '\n')
 	}
-	var files []checkpoint.Blob
 	for _, name := range append([]string{planner.TokenizerFile}, besideTokenizer...) {
 		if text, ok := have[name]; ok {
 			files = append(files, checkpoint.Blob{Name: name, Data: text})
 		}
 	}
 	return files, nil
-}
-
-// readSmall reads a regular file of up to maxModelFile bytes.
-func readSmall(path string) ([]byte, error) {
-	st, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if !st.Mode().IsRegular() || st.Size() > maxModelFile {
-		return nil, fmt.Errorf("%s is no regular file of up to %d bytes", path, maxModelFile)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, maxModelFile))
 }
