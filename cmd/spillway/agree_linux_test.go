@@ -16,6 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/jobs"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/training"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/launch"
 )
@@ -161,14 +164,14 @@ func TestWhereRanksMayDiffer(t *testing.T) {
 func TestEveryFlagIsCompared(t *testing.T) {
 	terms := func(flags ...string) (map[string]string, error) {
 		var c spillway.Config
-		a := &asked{fs: pflag.NewFlagSet("train", pflag.ContinueOnError), c: &c, l: &later{}}
-		trainFlags(a.fs, &c, a.l)
-		jobFlags(a.fs, &c)
-		if err := a.fs.Parse(append([]string{"--model", testdata + "/gpt2", "--data", testdata + "/text.bin"}, flags...)); err != nil {
+		a := &jobs.Asked{Fs: pflag.NewFlagSet("train", pflag.ContinueOnError), C: &c, L: &options.Later{}}
+		options.Train(a.Fs, &c, a.L)
+		options.JobFlags(a.Fs, &c)
+		if err := a.Fs.Parse(append([]string{"--model", testdata + "/gpt2", "--data", testdata + "/text.bin"}, flags...)); err != nil {
 			return nil, err
 		}
 		var j spillway.Job
-		err := a.of(context.Background(), &j)
+		err := a.Of(context.Background(), &j)
 		return j.Terms, err
 	}
 	with := map[string]string{ // what a flag needs beside it
@@ -182,9 +185,9 @@ func TestEveryFlagIsCompared(t *testing.T) {
 	values := []string{"7", "2", "true", "cuda", "fp32", "spillway-demo", "0.5", "7s", "bf16", "7MiB", "host:7MiB", "none", "full", "lamb", "linear", "shuffled", "layer", "optimizer", "optimizer=host", "skip", "tree", "on", "off", "shm", "elsewhere",
 		testdata + "/text.txt", testdata + "/gpt2"}
 	flags := pflag.NewFlagSet("train", pflag.ContinueOnError)
-	trainFlags(flags, &spillway.Config{}, &later{})
-	jobFlags(flags, &spillway.Config{})
-	trainCommand().Flags().VisitAll(func(f *pflag.Flag) { require.NotNil(t, flags.Lookup(f.Name), "--%s is bound elsewhere", f.Name) })
+	options.Train(flags, &spillway.Config{}, &options.Later{})
+	options.JobFlags(flags, &spillway.Config{})
+	training.Command().Flags().VisitAll(func(f *pflag.Flag) { require.NotNil(t, flags.Lookup(f.Name), "--%s is bound elsewhere", f.Name) })
 	flags.VisitAll(func(f *pflag.Flag) {
 		beside := strings.Fields(with[f.Name])
 		same, err := terms(beside...)
@@ -200,6 +203,6 @@ func TestEveryFlagIsCompared(t *testing.T) {
 			}
 		}
 		require.Positive(t, tried, "--%s takes none of the values", f.Name)
-		require.Equal(t, !slices.Contains(ownFlags, f.Name), differs, "--%s", f.Name)
+		require.Equal(t, !slices.Contains(jobs.OwnFlags, f.Name), differs, "--%s", f.Name)
 	})
 }

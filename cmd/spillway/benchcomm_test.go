@@ -11,17 +11,18 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/bench"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/algo"
 	"github.com/spillway-ml/spillway/comm/algorithm"
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
-	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
 func TestBenchCommHasARowAnAlgorithm(t *testing.T) {
 	got := command("bench", "comm", "--ranks", "2", "--max-bytes", "1KiB", "--collectives", "all", "--json", "-")
 	require.Zero(t, got.status, got.stderr)
-	var rows []commRow
+	var rows []bench.CommRow
 	require.NoError(t, json.Unmarshal([]byte(got.stdout), &rows))
 	seen := map[comm.Op]map[algo.Name]bool{}
 	for _, r := range rows {
@@ -93,12 +94,12 @@ func TestBenchCommRefusesBuffers(t *testing.T) {
 		status int
 		want   string
 	}{
-		{"--ranks 300 --max-bytes 2KiB", exitBadInput, "--max-bytes 2048: at least 4096, with 4 bytes or more of each rank"},
-		{"--max-bytes 1000", exitBadInput, "--max-bytes 1000: at least 1024"},
-		{"--ranks 3 --max-bytes 4EiB", exitDoesNotFit, "does not fit: 3 ranks on this machine plan "},
-		{"--ranks 1024 --max-bytes 900TiB", exitDoesNotFit, "two buffers of --max-bytes for each; "},
-		{"--ranks-per-process 3 --ranks 2", exitBadInput, "--ranks 2 with --ranks-per-process 3: one process runs all ranks here"},
-		{"--timeout -1s", exitBadInput, "--timeout -1s: a positive duration is needed"},
+		{"--ranks 300 --max-bytes 2KiB", cli.ExitBadInput, "--max-bytes 2048: at least 4096, with 4 bytes or more of each rank"},
+		{"--max-bytes 1000", cli.ExitBadInput, "--max-bytes 1000: at least 1024"},
+		{"--ranks 3 --max-bytes 4EiB", cli.ExitDoesNotFit, "does not fit: 3 ranks on this machine plan "},
+		{"--ranks 1024 --max-bytes 900TiB", cli.ExitDoesNotFit, "two buffers of --max-bytes for each; "},
+		{"--ranks-per-process 3 --ranks 2", cli.ExitBadInput, "--ranks 2 with --ranks-per-process 3: one process runs all ranks here"},
+		{"--timeout -1s", cli.ExitBadInput, "--timeout -1s: a positive duration is needed"},
 	} {
 		got := command(append([]string{"bench", "comm"}, strings.Fields(c.args)...)...)
 		require.Equal(t, c.status, got.status, "%s: %s", c.args, got.stderr)
@@ -106,36 +107,16 @@ func TestBenchCommRefusesBuffers(t *testing.T) {
 	}
 	got := command("bench", "comm", "--ranks-per-process", "300", "--max-bytes", "4KiB", "--operation", "all_gather", "--json", "-")
 	require.Zero(t, got.status, got.stderr)
-	var rows []commRow
+	var rows []bench.CommRow
 	require.NoError(t, json.Unmarshal([]byte(got.stdout), &rows))
 	require.Len(t, rows, 1, "none of nothing")
 	require.EqualValues(t, 3600, rows[0].Bytes)
 	require.Equal(t, 300, rows[0].Ranks)
 
-	row := func(op comm.Op) commRow {
-		return commRow{Transport: "inproc", Ranks: 3, Op: op, Algorithm: algo.Direct, Bytes: 1<<20 - 4, Seconds: 1}
+	row := func(op comm.Op) bench.CommRow {
+		return bench.CommRow{Transport: "inproc", Ranks: 3, Op: op, Algorithm: algo.Direct, Bytes: 1<<20 - 4, Seconds: 1}
 	}
-	require.Contains(t, keepLinks([]commRow{row(comm.AllReduce), row(comm.ReduceScatter), row(comm.AllGather), row(comm.AllToAll)}), "kept for plan --transport inproc ")
-}
-
-// By each operation and size, what auto takes is what is kept.
-func TestLinkSamples(t *testing.T) {
-	row := func(transport string, op comm.Op, a algo.Name, bytes int64, s float64) commRow {
-		return commRow{Transport: transport, Ranks: 4, Op: op, Algorithm: a, Bytes: bytes, Seconds: s, perHost: 4}
-	}
-	got := linkSamples([]commRow{
-		row("shm", comm.AllGather, algo.Tree, 4096, 9), row("shm", comm.AllGather, algo.Direct, 4096, 1), row("shm", comm.AllGather, algo.Ring, 4096, 8),
-		row("shm", comm.AllReduce, algo.Direct, 4096, 2), row("shm", comm.Broadcast, algo.Direct, 4096, 3),
-	})
-	require.Equal(t, []cost.Sample{{Class: "all_gather", Size: cost.Size{Bytes: 3072}, Seconds: 1}, {Class: "all_reduce", Size: cost.Size{Bytes: 6144}, Seconds: 2}}, got)
-	best := algo.Cluster.Best(comm.AllReduce, 4, 4, 64)
-	require.NotEqual(t, algo.Direct, best)
-	got = linkSamples([]commRow{row("mpi", comm.AllReduce, best, 64, 1), row("mpi", comm.AllReduce, algo.Direct, 64, 2)})
-	require.Equal(t, 1.0, got[0].Seconds)
-	require.Equal(t, algo.Table{Ranks: 4, Choices: []algo.Choice{{Op: comm.AllReduce, Bytes: 64, Algorithm: algo.Direct}}},
-		fastestOf([]commRow{row("mpi", comm.AllReduce, algo.Tree, 64, 2), row("mpi", comm.AllReduce, algo.Direct, 64, 1), row("mpi", comm.AllReduce, algo.Ring, 64, 0.5), row("mpi", comm.AllGather, algo.Direct, 64, 1)}))
-	require.Empty(t, fastestOf([]commRow{row("shm", comm.AllReduce, algo.Tree, 64, 1), row("shm", comm.AllReduce, algo.Direct, 64, 2)}).Choices)
-	require.Empty(t, linkSamples([]commRow{{Transport: "inproc", Ranks: 1, Op: comm.AllReduce, Algorithm: algo.Direct, Bytes: 64, Seconds: 1}}))
+	require.Contains(t, bench.KeepLinks([]bench.CommRow{row(comm.AllReduce), row(comm.ReduceScatter), row(comm.AllGather), row(comm.AllToAll)}), "kept for plan --transport inproc ")
 }
 
 func TestBenchCommRefusesMessagesWithoutMPI(t *testing.T) {
@@ -159,7 +140,7 @@ func TestBenchCommOverMPIHasAPeer(t *testing.T) {
 		require.Zero(t, p.end(t), p.errs.String())
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
-		var rows []commRow
+		var rows []bench.CommRow
 		require.NoError(t, json.Unmarshal(text, &rows))
 		require.Len(t, rows, 5)
 		for _, r := range rows {

@@ -9,12 +9,15 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
 )
 
 // capFlags caps every space at exactly what a plan needs of it, less a few bytes
 // of one.
-func capFlags(doc planDoc, disk string, space string, less int64) []string {
-	need := func(name string, s planSpace) string {
+func capFlags(doc planning.Doc, disk string, space string, less int64) []string {
+	need := func(name string, s planning.Space) string {
 		n := s.PeakBytes + s.OutsideBytes
 		if name == space {
 			n -= less
@@ -61,10 +64,10 @@ func TestARunThatFitsAlsoResumes(t *testing.T) {
 		require.Equal(t, -1, p.end(t))
 		step, from := newest(t, folder)
 		r := command(slices.Concat([]string{"train"}, full, []string{"--steps", fmt.Sprint(step + 2)})...)
-		require.Equal(t, exitDone, r.status, r.stderr)
+		require.Equal(t, cli.ExitDone, r.status, r.stderr)
 		touched()
 		r = command(slices.Concat([]string{"train"}, caps, []string{"--metrics", metrics, "--init", from, "--steps", "2"})...)
-		require.Equal(t, exitDone, r.status, r.stderr)
+		require.Equal(t, cli.ExitDone, r.status, r.stderr)
 		touched()
 		for _, space := range []string{"device", "host", "disk"} {
 			if space == "disk" && offload == "" {
@@ -72,7 +75,7 @@ func TestARunThatFitsAlsoResumes(t *testing.T) {
 			}
 			less := slices.Concat(shape, capFlags(doc, disk, space, 1))
 			r := command(slices.Concat([]string{"train"}, less, []string{"--checkpoint", folder, "--resume", "--steps", "1000"})...)
-			require.Equal(t, exitDoesNotFit, r.status, r.stderr)
+			require.Equal(t, cli.ExitDoesNotFit, r.status, r.stderr)
 			require.Contains(t, r.stderr, "of "+space+" memory")
 			first, _, _ := strings.Cut(r.stderr, "\n")
 			require.Contains(t, first, "(1 byte over)")

@@ -8,6 +8,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/ckpt"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
 // rankFile is the file of the only rank.
@@ -33,7 +36,7 @@ func TestCkptVerify(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, bad, 0o644))
 		for _, d := range []string{dir, two} {
 			got := command("ckpt", "verify", d)
-			require.Equal(t, exitDoesNotFit, got.status, path)
+			require.Equal(t, cli.ExitDoesNotFit, got.status, path)
 			require.Contains(t, got.stderr, path)
 			require.Contains(t, got.stdout, path)
 			require.Equal(t, d == dir, strings.Contains(got.stdout, "step-00000001: whole"), "the others are verified too")
@@ -42,7 +45,7 @@ func TestCkptVerify(t *testing.T) {
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(two, "added.safetensors"), nil, 0o644))
 	got := command("ckpt", "verify", dir)
-	require.Equal(t, exitDoesNotFit, got.status)
+	require.Equal(t, cli.ExitDoesNotFit, got.status)
 	require.Contains(t, got.stderr, "added")
 	require.NoError(t, os.Remove(filepath.Join(two, "added.safetensors")))
 
@@ -52,7 +55,7 @@ func TestCkptVerify(t *testing.T) {
 	text[3] ^= 1
 	require.NoError(t, os.WriteFile(marks, text, 0o644))
 	got = command("ckpt", "verify", dir)
-	require.Equal(t, exitDoesNotFit, got.status)
+	require.Equal(t, cli.ExitDoesNotFit, got.status)
 	require.Contains(t, got.stderr, marks+": line 1")
 }
 
@@ -67,14 +70,14 @@ func TestCkptRefusesWhatIsNone(t *testing.T) {
 				args = append(args, "--ranks", "2")
 			}
 			got := command(args...)
-			require.Equal(t, exitBadInput, got.status, args)
+			require.Equal(t, cli.ExitBadInput, got.status, args)
 			require.NotEmpty(t, got.stderr)
 		}
-		require.Equal(t, exitBadInput, command("ckpt", verb).status)
-		require.Equal(t, exitBadInput, command("ckpt", verb, "a", "b").status)
+		require.Equal(t, cli.ExitBadInput, command("ckpt", verb).status)
+		require.Equal(t, cli.ExitBadInput, command("ckpt", verb, "a", "b").status)
 	}
 	got := command("ckpt")
-	require.Equal(t, exitBadInput, got.status)
+	require.Equal(t, cli.ExitBadInput, got.status)
 	require.Contains(t, got.stderr, "inspect, verify, export or reshard")
 }
 
@@ -93,7 +96,7 @@ func TestCkptInspect(t *testing.T) {
 	require.NoError(t, os.Truncate(filepath.Join(dir, "step-00000001", "manifest.json"), 3))
 	got = command("ckpt", "inspect", dir, "--json", "-")
 	require.Zero(t, got.status, got.stderr)
-	var doc struct{ Checkpoints []inspected }
+	var doc struct{ Checkpoints []ckpt.Inspected }
 	require.NoError(t, json.Unmarshal([]byte(got.stdout), &doc))
 	require.Len(t, doc.Checkpoints, 2)
 	require.Contains(t, doc.Checkpoints[0].Damage, "manifest.json")
@@ -108,7 +111,7 @@ func TestCkptInspect(t *testing.T) {
 	require.Zero(t, got.status, got.stderr)
 	require.NotContains(t, got.stdout, "step-00000001")
 	got = command("ckpt", "inspect", dir, "--json", filepath.Join(dir, "step-00000002", "manifest.json"))
-	require.Equal(t, exitBadInput, got.status)
+	require.Equal(t, cli.ExitBadInput, got.status)
 	delete(before, filepath.Join(dir, "step-00000001", "manifest.json"))
 	now := tree(t, dir)
 	delete(now, filepath.Join(dir, "step-00000001", "manifest.json"))
@@ -141,11 +144,11 @@ func TestCkptExport(t *testing.T) {
 	require.Equal(t, shaOf(t, whole.stdout), shaOf(t, loaded.stdout))
 
 	got = command("ckpt", "export", dir, "--to", to)
-	require.Equal(t, exitBadInput, got.status)
+	require.Equal(t, cli.ExitBadInput, got.status)
 	require.Contains(t, got.stderr, "not empty")
 	for _, inside := range []string{filepath.Join(dir, "x"), filepath.Join(dir, "step-00000002", "x"), dir} {
 		got = command("ckpt", "export", dir, "--to", inside)
-		require.Equal(t, exitBadInput, got.status, inside)
+		require.Equal(t, cli.ExitBadInput, got.status, inside)
 	}
 	empty := t.TempDir()
 	require.NoError(t, os.Truncate(filepath.Join(dir, "step-00000002", rankFile), 8))
@@ -153,9 +156,9 @@ func TestCkptExport(t *testing.T) {
 	require.Zero(t, got.status, got.stderr)
 	require.Contains(t, got.stderr, "step-00000002 is passed over")
 	require.Contains(t, got.stdout, "step-00000001")
-	require.Equal(t, exitDoesNotFit, command("ckpt", "export", filepath.Join(dir, "step-00000002"), "--to", filepath.Join(empty, "y")).status)
+	require.Equal(t, cli.ExitDoesNotFit, command("ckpt", "export", filepath.Join(dir, "step-00000002"), "--to", filepath.Join(empty, "y")).status)
 	require.NoDirExists(t, filepath.Join(empty, "y"))
-	require.Equal(t, exitBadInput, command("ckpt", "export", dir).status)
+	require.Equal(t, cli.ExitBadInput, command("ckpt", "export", dir).status)
 }
 
 // Weights above --max-shard-size become several files and an index that loads.
@@ -195,7 +198,7 @@ func TestCkptReshard(t *testing.T) {
 	require.Contains(t, before.stdout, "not confirmed yet")
 	require.Contains(t, command("ckpt", "reshard", dir).stderr, "--ranks N is missing")
 	for _, ranks := range []string{"0", "-1", "99999999"} {
-		require.Equal(t, exitBadInput, command("ckpt", "reshard", dir, "--ranks", ranks).status)
+		require.Equal(t, cli.ExitBadInput, command("ckpt", "reshard", dir, "--ranks", ranks).status)
 	}
 	whole := command(tinyWith("--steps", "4")...)
 	resumed := command(tinyWith("--steps", "4", "--checkpoint", dir, "--resume")...)

@@ -10,6 +10,10 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/launching"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/training"
 )
 
 // trainLines returns the arguments of train in a cluster's script or manifest.
@@ -56,9 +60,9 @@ func TestClusterExamplesStartWhatThereIs(t *testing.T) {
 		require.Len(t, lines, commands, file)
 		for _, args := range lines {
 			if args[0] == "launch" {
-				require.NoError(t, launchCommand().ParseFlags(args[1:slices.Index(args, "--")]), file)
+				require.NoError(t, launching.Command().ParseFlags(args[1:slices.Index(args, "--")]), file)
 			}
-			train := trainCommand()
+			train := training.Command()
 			require.NoError(t, train.ParseFlags(args[slices.Index(args, "train")+1:]), file)
 			require.Empty(t, train.Flags().Args(), file)
 			require.NotEmpty(t, train.Flag("checkpoint").Value.String(), file)
@@ -81,7 +85,7 @@ func TestRanksThatCantMeet(t *testing.T) {
 	} {
 		t.Setenv("NCCL_COMM_ID", c.root)
 		got := command("train", "--model", "gpt2", "--data", "d", "--device", c.device)
-		require.Equal(t, exitBadInput, got.status)
+		require.Equal(t, cli.ExitBadInput, got.status)
 		require.Contains(t, got.stderr, c.want)
 	}
 	// The config file says it as well as the flag, which wins.
@@ -95,7 +99,7 @@ func TestRanksThatCantMeet(t *testing.T) {
 	require.Contains(t, command("train", "--config", file).stderr, "--transport shm joins")
 	for _, args := range [][]string{{"plan", "--model", "gpt2"}, {"bench", "comm"}} {
 		got := command(append(args, "--transport", "nccl")...)
-		require.Equal(t, exitBadInput, got.status)
+		require.Equal(t, cli.ExitBadInput, got.status)
 		require.Contains(t, got.stderr, "--transport nccl")
 		require.Contains(t, got.stderr, "CPU ranks")
 	}

@@ -9,6 +9,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/tokens"
 )
 
 func TestDataTokenizeAndInspect(t *testing.T) {
@@ -30,12 +33,12 @@ func TestDataTokenizeAndInspect(t *testing.T) {
 	require.NotRegexp(t, `(?m) $`, got.stdout, "a line ends in a space")
 	for _, line := range strings.Split(got.stdout, "\n") {
 		if !strings.HasPrefix(line, out) {
-			require.LessOrEqual(t, utf8.RuneCountInString(line), terminal, line)
+			require.LessOrEqual(t, utf8.RuneCountInString(line), cli.Terminal, line)
 		}
 	}
 	require.NotContains(t, command("data", "inspect", out, "--tokens", "0").stdout, "first:")
 	got = command("data", "inspect", out, "--json", "-")
-	var s tokenStats
+	var s tokens.TokenStats
 	require.NoError(t, json.Unmarshal([]byte(got.stdout), &s))
 	require.EqualValues(t, 2*s.Tokens, s.Bytes)
 	require.EqualValues(t, 50256, s.Largest, "the end of text between two documents")

@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
 // tmpfs mounts one of that size, where this user may.
@@ -54,18 +56,18 @@ func TestDiskFaultsOfTheMachine(t *testing.T) {
 	require.Zero(t, got.status, got.stderr)
 
 	got = command(onDisk(4, full, checkpoint, "--resume")...)
-	require.Equal(t, exitFault, got.status, got.stderr)
+	require.Equal(t, cli.ExitFault, got.status, got.stderr)
 	require.Contains(t, got.stderr, "disk tier: preallocate ")
 	require.Contains(t, got.stderr, " bytes at byte 0 of "+filepath.Join(full, "spillway-"))
 	require.Contains(t, got.stderr, "no space left on device")
 
 	got = command(onDisk(4, readOnly, checkpoint, "--resume")...)
-	require.Equal(t, exitFault, got.status, got.stderr)
+	require.Equal(t, cli.ExitFault, got.status, got.stderr)
 	require.Contains(t, got.stderr, "disk tier: create "+readOnly)
 	require.Contains(t, got.stderr, "read-only file system")
 
 	got = command(onDisk(4, filepath.Join(readOnly, "sub"), checkpoint, "--resume")...)
-	require.Equal(t, exitFault, got.status, got.stderr)
+	require.Equal(t, cli.ExitFault, got.status, got.stderr)
 	require.Contains(t, got.stderr, "disk tier: open folder "+filepath.Join(readOnly, "sub"))
 
 	got = command(onDisk(4, good, checkpoint, "--resume")...)
@@ -100,7 +102,7 @@ func TestRequirePinnedIsRefusedWhereLockingIs(t *testing.T) {
 		return cmd.ProcessState.ExitCode(), errs.String()
 	}
 	status, stderr := train("--require-pinned")
-	require.Equal(t, exitFault, status, stderr)
+	require.Equal(t, cli.ExitFault, status, stderr)
 	require.Contains(t, stderr, " bytes of host memory is refused (")
 	require.Contains(t, stderr, "this process may lock 16384 bytes in all (RLIMIT_MEMLOCK); raise it with `ulimit -l`")
 	status, stderr = train()

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
 // A divergence is status 3, in one line that names the tensor, and no checkpoint
@@ -13,7 +15,7 @@ import (
 func TestDivergenceIsAFault(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ck")
 	got := command(tinyWith("--steps", "20", "--lr", "1e30", "--save-every", "1", "--checkpoint", dir)...)
-	require.Equal(t, exitFault, got.status, got.stderr)
+	require.Equal(t, cli.ExitFault, got.status, got.stderr)
 	last := got.stderr[strings.Index(got.stderr, "spillway: "):]
 	require.Contains(t, last, "step 2 is not finite (loss NaN")
 	require.Contains(t, last, `first the forward value "h.0.attn.c_attn", by operation only/h.0.attn.c_attn on rank 0, is `)
@@ -23,7 +25,7 @@ func TestDivergenceIsAFault(t *testing.T) {
 	require.Len(t, list, 1, "only step 1 was finite")
 
 	got = command(tinyWith("--on-nonfinite", "ignore")...)
-	require.Equal(t, exitBadInput, got.status)
+	require.Equal(t, cli.ExitBadInput, got.status)
 	require.Contains(t, got.stderr, `--on-nonfinite "ignore" is not known; use one of stop, skip`)
 }
 
@@ -46,7 +48,7 @@ func TestSkippedStepsAreTold(t *testing.T) {
 	require.Contains(t, got.stdout, "skipped: the updates of 2 of 3 steps")
 
 	got = command(tinyWith("--lr", "1e30", "--steps", "30", "--on-nonfinite", "skip")...)
-	require.Equal(t, exitFault, got.status, got.stderr)
+	require.Equal(t, cli.ExitFault, got.status, got.stderr)
 	require.Contains(t, got.stderr, "step 11 is not finite")
 	require.Contains(t, got.stderr, "none of the last 10 steps was finite")
 }

@@ -3,19 +3,16 @@
 package main
 
 import (
-	"bytes"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
-	"github.com/spillway-ml/spillway/launch"
 )
 
 // A job that loses a rank again and again goes on with those that are left, takes in
@@ -59,7 +56,7 @@ func TestElasticJobEndsAtADivergence(t *testing.T) {
 	for _, flags := range [][]string{{"--restarts", "3"}, {"--restarts", "3", "--min-ranks", "1"}} {
 		ck := filepath.Join(t.TempDir(), "ck")
 		p := start(t, append(append([]string{"launch", "-n", "2"}, append(flags, "--")...), tinyWith("--steps", "5", "--lr", "1e30", "--checkpoint", ck)...)...)
-		require.Equal(t, exitFault, p.end(t), p.errs.String())
+		require.Equal(t, cli.ExitFault, p.end(t), p.errs.String())
 		require.Contains(t, p.errs.String(), "is not finite")
 		require.NotContains(t, p.errs.String(), "going on")
 		require.NotContains(t, p.errs.String(), "starting again")
@@ -88,34 +85,4 @@ func TestElasticJobMovesOutwardToFit(t *testing.T) {
 	require.Zero(t, p.end(t), p.errs.String())
 	require.Contains(t, p.errs.String(), "going on with --fit")
 	require.Equal(t, want, shaOf(t, p.out.String()))
-}
-
-func TestElasticRefusals(t *testing.T) {
-	config := filepath.Join(t.TempDir(), "c.yaml")
-	require.NoError(t, os.WriteFile(config, []byte("model: "+testdata+"/gpt2\ndata: "+testdata+"/text.bin\nbatch: 2\nglobal-batch: 24\ncheckpoint: ck\n"), 0o600))
-	for _, c := range []struct{ flags, args, want string }{
-		{"1 0", "train --model gpt2 --data d", "--min-ranks needs train's --checkpoint"},
-		{"5 0", "train --model gpt2 --data d --checkpoint c", "--min-ranks 5 is over the 4 of -n"},
-		{"1 5", "train --model gpt2 --data d --checkpoint c", "--max-ranks 5 is over the 4 of -n"},
-		{"3 2", "train --model gpt2 --data d --checkpoint c", "--max-ranks 2 is under --min-ranks 3"},
-		{"1 0", "train --model gpt2 --data d --checkpoint c --ranks-per-process 2", "--min-ranks with --ranks-per-process"},
-		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 0", "--batch 0: at least 1"},
-		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 5 --global-batch 24", "--global-batch 24 is no multiple of --batch 5 rows"},
-		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 4 --global-batch 24", "-n 4: a step of 6 micro-batches (--global-batch 24, --batch 4) is not divided by it; 3 or 6 ranks divide it"},
-		{"1 0", "train --model gpt2 --nope", "nope"},
-		{"1 0", "bench comm", "--min-ranks is for launch of train"},
-		{"1 0", "train --config " + config, ""},
-	} {
-		var f launchFlags
-		f.minRanks, f.maxRanks = int(c.flags[0]-'0'), int(c.flags[2]-'0')
-		var said bytes.Buffer
-		e, err := newElastic(launch.Options{Ranks: 4, Args: strings.Fields(c.args), Stderr: &said}, f)
-		if c.want == "" {
-			require.NoError(t, err)
-			require.Equal(t, 12, e.team.Leaves)
-			require.Contains(t, said.String(), "without --reproducible the bits depend on the number of ranks")
-			continue
-		}
-		require.ErrorContains(t, err, c.want)
-	}
 }

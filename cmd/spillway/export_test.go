@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
 // sumsIn are the SHA-256 of a folder's files, by name.
@@ -56,7 +58,7 @@ func TestTrainRefusesToExport(t *testing.T) {
 	} {
 		require.NoError(t, os.WriteFile(in("there"), nil, 0o600))
 		got := command(tinyWith(flags...)...)
-		require.Equal(t, exitBadInput, got.status, words)
+		require.Equal(t, cli.ExitBadInput, got.status, words)
 		require.Contains(t, got.stderr, "--export")
 		require.Contains(t, got.stderr, words)
 		left, err := os.ReadDir(dir)
@@ -71,7 +73,7 @@ func TestTrainSeesWhereItExports(t *testing.T) {
 	link := filepath.Join(dir, "link")
 	require.NoError(t, os.Symlink(filepath.Join(dir, "nothing"), link))
 	got := command(tinyWith("--export", filepath.Join(link, "x"), "--checkpoint", filepath.Join(dir, "ck"))...)
-	require.Equal(t, exitBadInput, got.status, got.stderr)
+	require.Equal(t, cli.ExitBadInput, got.status, got.stderr)
 	require.Contains(t, got.stderr, "spillway: --export: mkdir "+link)
 	require.NotContains(t, got.stderr, "step 1")
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 )
 
 // withoutFlag are fields that sentences of the library name and no flag sets.
@@ -22,9 +24,9 @@ var withoutFlag = []string{"Own", "Generate", "Inference"}
 func changedBy(t *testing.T, name string) (fields []string) {
 	for _, value := range []string{"7", "0.5", "true", "bf16", "7s", "host:7MiB", "elsewhere:7MiB", "elsewhere"} {
 		var c spillway.Config
-		var l later
+		var l options.Later
 		fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
-		trainFlags(fs, &c, &l)
+		options.Train(fs, &c, &l)
 		before := c
 		if fs.Set(name, value) != nil {
 			continue
@@ -46,9 +48,9 @@ func changedBy(t *testing.T, name string) (fields []string) {
 // else of Config but what other commands bind.
 func TestFieldsOfFlags(t *testing.T) {
 	var c spillway.Config
-	var l later
+	var l options.Later
 	fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
-	trainFlags(fs, &c, &l)
+	options.Train(fs, &c, &l)
 	seen := map[string]bool{"Config.ShardSize": true, "Config.LocalRanks": true, "Config.GlobalBatch": true} // train's own, and by way of later
 	fs.VisitAll(func(f *pflag.Flag) {
 		fields := changedBy(t, f.Name)
@@ -56,11 +58,11 @@ func TestFieldsOfFlags(t *testing.T) {
 			return
 		}
 		seen["Config."+fields[0]] = true
-		require.Equal(t, f.Name, flagOf("Config."+fields[0]), "of field %s", fields[0])
+		require.Equal(t, f.Name, cli.FlagOf("Config."+fields[0]), "of field %s", fields[0])
 	})
 	require.Greater(t, len(seen), 60)
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[spillway.Config]()) {
-		if field := "Config." + f.Name; flagOf(field) != "" {
+		if field := "Config." + f.Name; cli.FlagOf(field) != "" {
 			require.True(t, seen[field], "no flag sets %s", field)
 		}
 	}
@@ -86,19 +88,19 @@ func TestFieldsInSentences(t *testing.T) {
 				if !ok || lit.Kind != token.STRING {
 					return true
 				}
-				for _, found := range namedField.FindAllStringSubmatch(strings.Trim(lit.Value, "\"`"), -1) {
+				for _, found := range cli.NamedField.FindAllStringSubmatch(strings.Trim(lit.Value, "\"`"), -1) {
 					field, ok := strings.CutPrefix(found[2], "Config.")
 					if found[2] == "Job.Own" { // no command brings any
 						continue
 					}
 					if !ok {
-						require.NotEmpty(t, flagOf(found[2]), "%s", set.Position(lit.Pos()))
+						require.NotEmpty(t, cli.FlagOf(found[2]), "%s", set.Position(lit.Pos()))
 						continue
 					}
 					named++
 					_, exists := known.FieldByName(field)
 					require.True(t, exists, "%s: Config has no %s", set.Position(lit.Pos()), field)
-					if flagOf(found[2]) == "" {
+					if cli.FlagOf(found[2]) == "" {
 						require.Contains(t, withoutFlag, field, "%s", set.Position(lit.Pos()))
 					}
 				}
@@ -118,6 +120,6 @@ func TestFlagged(t *testing.T) {
 		`"Config.Zero" and a/Config.Zero and Config.Own.Model`: `"Config.Zero" and a/Config.Zero and Config.Own.Model`,
 		"Config.Model is missing: give a preset's name or":     "--model is missing: give a preset's name (spillway plan --list-models; spillway-demo is small enough for any machine) or",
 	} {
-		require.Equal(t, want, flagged(text))
+		require.Equal(t, want, cli.Flagged(text))
 	}
 }

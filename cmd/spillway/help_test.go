@@ -10,6 +10,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/bench"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/ckpt"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
 func TestVersion(t *testing.T) {
@@ -51,7 +55,7 @@ func TestUnknownCommands(t *testing.T) {
 		"data inspect a":   `spillway: data inspect: "a" is not a token file, whose name ends in .bin; data tokenize makes one`,
 	} {
 		got := command(strings.Fields(args)...)
-		require.Equal(t, exitBadInput, got.status, args)
+		require.Equal(t, cli.ExitBadInput, got.status, args)
 		require.Contains(t, got.stderr, want)
 		require.Empty(t, got.stdout)
 	}
@@ -72,7 +76,7 @@ func TestHelpHasGroups(t *testing.T) {
 		}
 		require.Greater(t, len(seen), 20)
 		for _, line := range strings.Split(got.stdout, "\n") {
-			require.LessOrEqual(t, utf8.RuneCountInString(line), terminal, "a line of %s --help is wider than a terminal: %s", cmd, line)
+			require.LessOrEqual(t, utf8.RuneCountInString(line), cli.Terminal, "a line of %s --help is wider than a terminal: %s", cmd, line)
 		}
 	}
 	plan := command("plan", "--help").stdout
@@ -97,7 +101,7 @@ func TestHelpIsAsWideAsATerminal(t *testing.T) {
 		require.Equal(t, 0, got.status, path)
 		for _, line := range strings.Split(got.stdout, "\n") {
 			if !strings.HasPrefix(line, "  spillway ") {
-				require.LessOrEqual(t, utf8.RuneCountInString(line), terminal, "%s --help: %s", path, line)
+				require.LessOrEqual(t, utf8.RuneCountInString(line), cli.Terminal, "%s --help: %s", path, line)
 			}
 		}
 	}
@@ -112,9 +116,9 @@ func TestDefaultSizesInHelp(t *testing.T) {
 	for _, d := range []struct {
 		cmd  *cobra.Command
 		flag string
-	}{{benchCommCommand(), "max-bytes"}, {ckptExportCommand(), "max-shard-size"}} {
+	}{{bench.CommCommand(), "max-bytes"}, {ckpt.ExportCommand(), "max-shard-size"}} {
 		f := d.cmd.Flags().Lookup(d.flag)
-		shown, err := parseSize(f.DefValue)
+		shown, err := cli.ParseSize(f.DefValue)
 		require.NoError(t, err)
 		require.Equal(t, f.Value.String(), fmt.Sprint(shown), d.flag)
 	}
@@ -150,6 +154,6 @@ func TestRefusalsAreWholeCommands(t *testing.T) {
 }
 
 func TestWithFlags(t *testing.T) {
-	got := withFlags([]string{"plan", "--ranks", "8", "--zero=2", "--fit", "--batch", "4"}, []string{"--nodes", "2", "--gpus-per-node", "8", "--zero", "3"})
+	got := cli.WithFlags([]string{"plan", "--ranks", "8", "--zero=2", "--fit", "--batch", "4"}, []string{"--nodes", "2", "--gpus-per-node", "8", "--zero", "3"})
 	require.Equal(t, []string{"plan", "--fit", "--batch", "4", "--nodes", "2", "--gpus-per-node", "8", "--zero", "3"}, got)
 }

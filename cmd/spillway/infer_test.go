@@ -8,13 +8,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/infer"
 )
 
 // trainedModel trains a small model on a text that it learns, and returns the
@@ -56,7 +57,7 @@ func TestGenerateAndEval(t *testing.T) {
 	require.Equal(t, draw("--temperature", "0"), draw("--top-k", "1"))
 	require.Equal(t, draw("--temperature", "0"), draw("--top-p", "1e-9"))
 
-	doc := func(args ...string) (e evaluation) {
+	doc := func(args ...string) (e infer.Evaluation) {
 		got := command(append([]string{"eval", "--model", dir, "--data", text, "--json", "-"}, args...)...)
 		require.Equal(t, 0, got.status, got.stderr)
 		require.NoError(t, json.Unmarshal([]byte(got.stdout), &e))
@@ -118,13 +119,13 @@ func TestInferenceTakesTheNewestWholeOne(t *testing.T) {
 	got := eval(dir)
 	require.Zero(t, got.status, got.stderr)
 	require.Contains(t, got.stderr, "step-00000002 is passed over: "+damaged)
-	var a, b evaluation
+	var a, b infer.Evaluation
 	require.NoError(t, json.Unmarshal([]byte(want.stdout), &a))
 	require.NoError(t, json.Unmarshal([]byte(got.stdout), &b))
 	a.Seconds, b.Seconds = 0, 0
 	require.Equal(t, a, b)
 	got = eval(newest)
-	require.Equal(t, exitDoesNotFit, got.status)
+	require.Equal(t, cli.ExitDoesNotFit, got.status)
 	require.Contains(t, got.stderr, damaged)
 }
 
@@ -176,23 +177,6 @@ func TestInferenceRefusals(t *testing.T) {
 		require.Equal(t, c.status, got.status, "%v: %s", c.args, got.stderr)
 		require.Contains(t, got.stderr, c.names, c.args)
 	}
-}
-
-// How far an evaluation is: its batches, what is left by those after the first, and where a
-// signal ended it.
-func TestEvalProgress(t *testing.T) {
-	var out strings.Builder
-	p := newEvalProgress(&out)
-	require.Equal(t, "interrupted in the first batch", p.reached())
-	p.batch(1, 9, 2.5)
-	require.Empty(t, out.String(), "a short one says nothing in a pipe")
-	p.told = p.told.Add(-time.Hour)
-	p.began = p.began.Add(-time.Hour)
-	p.batch(4, 9, 2.25)
-	require.Regexp(t, `^batch 4/9  loss 2\.2500  1h40m[0-9]+s left\n$`, out.String())
-	p.batch(5, 9, 2)
-	require.Equal(t, 1, strings.Count(out.String(), "\n"))
-	require.Equal(t, "interrupted after batch 5 of 9", p.reached())
 }
 
 // What is left out of a folder is told with the flag that named it.

@@ -16,6 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
@@ -126,7 +128,7 @@ func TestLaunchWithFewFiles(t *testing.T) {
 	for _, limit := range []string{"14", "24"} {
 		line := append([]string{"/bin/sh", "-c", `ulimit -n "$0"; exec "$@"`, limit, path}, launched(4, tinyWith("--steps", "1")...)...)
 		p := startProgram(t, nil, line...)
-		require.Equal(t, exitBadInput, p.end(t), p.errs.String())
+		require.Equal(t, cli.ExitBadInput, p.end(t), p.errs.String())
 		require.Contains(t, p.errs.String(), "too many open files: a process of a job has a file for each of its processes and more: raise ulimit -n")
 	}
 }
@@ -164,7 +166,7 @@ func TestLaunchStartsTheDemoAgain(t *testing.T) {
 	t.Parallel()
 	work := t.TempDir()
 	c := spillway.Default() // an earlier demo's, of a tiny model
-	c.Model, c.Data, c.Steps, c.Batch, c.Seq, c.Checkpoint, c.CheckpointMark = testdata+"/gpt2", testdata+"/text.bin", 1, 1, 16, filepath.Join(work, "spillway-demo"), demoMark
+	c.Model, c.Data, c.Steps, c.Batch, c.Seq, c.Checkpoint, c.CheckpointMark = testdata+"/gpt2", testdata+"/text.bin", 1, 1, 16, filepath.Join(work, "spillway-demo"), options.DemoMark
 	tr, err := spillway.New(t.Context(), c)
 	require.NoError(t, err)
 	require.NoError(t, tr.Run(t.Context(), nil))
@@ -176,7 +178,7 @@ func TestLaunchStartsTheDemoAgain(t *testing.T) {
 	require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
 	waitFor(t, "second start", func() bool { return strings.Count(p.errs.String(), "step 1/") == 2 || gone(p.Process.Pid) })
 	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
-	require.Equal(t, exitInterrupted, p.end(t), p.errs.String())
+	require.Equal(t, cli.ExitInterrupted, p.end(t), p.errs.String())
 	require.Contains(t, p.errs.String(), "starting again from step 1; 0 restarts left")
 	require.NotContains(t, p.errs.String(), "resumed after")
 }
@@ -187,11 +189,11 @@ func TestLaunchNamesADivergence(t *testing.T) {
 	named := regexp.MustCompile(`step 2 is not finite .*first the .+ ".+", by operation .+ on rank [01], is .+; nothing computed from it was saved`)
 	diverging := tinyWith("--steps", "5", "--lr", "1e30", "--warmup", "0")
 	one := start(t, append(diverging, "--ranks", "2")...)
-	require.Equal(t, exitFault, one.end(t), one.errs.String())
+	require.Equal(t, cli.ExitFault, one.end(t), one.errs.String())
 	want := named.FindString(one.errs.String())
 	require.NotEmpty(t, want, one.errs.String())
 	two := start(t, launched(2, diverging...)...)
-	require.Equal(t, exitFault, two.end(t), two.errs.String())
+	require.Equal(t, cli.ExitFault, two.end(t), two.errs.String())
 	require.Equal(t, want, named.FindString(two.errs.String()))
 }
 
@@ -232,6 +234,6 @@ func TestBenchComm(t *testing.T) {
 		}
 	}
 	p := start(t, "bench", "comm", "--max-bytes", "8")
-	require.Equal(t, exitBadInput, p.end(t))
+	require.Equal(t, cli.ExitBadInput, p.end(t))
 	require.Contains(t, p.errs.String(), "--max-bytes 8: at least 1024")
 }

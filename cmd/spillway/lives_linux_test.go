@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
@@ -91,28 +92,28 @@ func (l life) outcome() (statuses []int, goesOn bool, says string) {
 			says = `timeout: .*rank 1 \(host .*, process %d\)`
 		}
 	case l.event == "HUP" || l.event == "INT" || l.event == "TERM":
-		statuses, says = []int{exitInterrupted}, "interrupted"
+		statuses, says = []int{cli.ExitInterrupted}, "interrupted"
 		if l.moment == "start" && l.command != "train" {
 			says = "" // rank 0 may not deal with signals yet
 		}
 	case l.event == "KILL" && (l.command == "train" || group):
 		statuses = []int{128 + 9}
 		if group { // it may have saved in time
-			statuses = append(statuses, exitInterrupted)
+			statuses = append(statuses, cli.ExitInterrupted)
 		}
 	case l.command == "launch" && l.event == "KILL":
-		statuses, says = []int{exitFault}, `rank 1 \(process %d\): signal: killed`
+		statuses, says = []int{cli.ExitFault}, `rank 1 \(process %d\): signal: killed`
 	case l.command == "launch":
-		statuses, says = []int{exitFault}, `rank 1 (\(host .*, process %d\)|has not joined the job)`
+		statuses, says = []int{cli.ExitFault}, `rank 1 (\(host .*, process %d\)|has not joined the job)`
 	case l.command == "restarts":
 		goesOn, says = true, "starting again from"
 	case l.command == "min-ranks":
 		goesOn, says = true, "going on with 1 rank"
 	}
 	if l.moment == "end" { // the event may come after it
-		statuses, goesOn, says = append(statuses, exitDone), false, ""
+		statuses, goesOn, says = append(statuses, cli.ExitDone), false, ""
 		if l.event == "STOP" {
-			statuses = append(statuses, exitFault)
+			statuses = append(statuses, cli.ExitFault)
 		}
 		if l.mpi() {
 			statuses = nil
@@ -363,20 +364,20 @@ func (c life) live(t *testing.T, binary string) {
 		if l.starter == "mpirun.openmpi" || l.starter == "mpirun.mpich" {
 			statuses = nil
 		} else {
-			statuses = []int{exitInterrupted}
+			statuses = []int{cli.ExitInterrupted}
 		}
 		require.NoError(t, syscall.Kill(l.main(), syscall.SIGTERM))
 	}
 	waitFor(t, "end", ended)
 	status, err := strconv.Atoi(strings.TrimSpace(l.read("status")))
 	if err != nil && hungUp {
-		status, err = exitInterrupted, nil
+		status, err = cli.ExitInterrupted, nil
 	}
 	require.NoError(t, err)
 	if statuses != nil {
 		require.Contains(t, statuses, status, said())
 	}
-	if !goesOn && says != "" && status != exitDone {
+	if !goesOn && says != "" && status != cli.ExitDone {
 		if strings.Contains(says, "%d") {
 			says = fmt.Sprintf(says, victim)
 		}
@@ -404,7 +405,7 @@ func (l *living) resume(status int) {
 	if _, err := os.Stat(l.path("ck")); err == nil {
 		saved, _ = newest(t, l.path("ck"))
 	}
-	if kept := status == exitInterrupted && (l.moment == "step" || l.moment == "save" || l.moment == "eval"); kept {
+	if kept := status == cli.ExitInterrupted && (l.moment == "step" || l.moment == "save" || l.moment == "eval"); kept {
 		require.Positive(t, saved, "the run was interrupted, and nothing was saved")
 	}
 	c := livesConfig(2)

@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 )
 
 const testdata = "../../testdata"
@@ -196,9 +198,9 @@ var contractFlags = map[string]string{
 	"optimizer-dtype": "bf16", "stochastic-rounding": "true", "loss-scale-hysteresis": "1", "metrics": "m.jsonl", "trace": "t.json", "tensorboard": "tb", "metrics-addr": "9090", "collectives": "tree",
 }
 
-func newFlags() (*pflag.FlagSet, *spillway.Config, *later) {
-	fs, c, l := pflag.NewFlagSet("train", pflag.ContinueOnError), &spillway.Config{}, &later{}
-	trainFlags(fs, c, l)
+func newFlags() (*pflag.FlagSet, *spillway.Config, *options.Later) {
+	fs, c, l := pflag.NewFlagSet("train", pflag.ContinueOnError), &spillway.Config{}, &options.Later{}
+	options.Train(fs, c, l)
 	return fs, c, l
 }
 
@@ -242,7 +244,7 @@ func TestConfigFile(t *testing.T) {
 	path := writeFile(t, "c.yaml", "# a run\nmodel: "+testdata+"/gpt2\ndata: "+testdata+"/text.bin\nsteps: 9\nbatch: 1\nseq: 16\nlr: 1e-3\nfreeze: [h.0.*, wpe.weight]\nreproducible: false\n")
 	fs, c, _ := newFlags()
 	require.NoError(t, fs.Parse([]string{"--steps", "2"}))
-	require.NoError(t, applyConfigFile(fs, path))
+	require.NoError(t, cli.ApplyConfigFile(fs, path))
 	require.Equal(t, 2, c.Steps)
 	require.Equal(t, 1, c.Batch)
 	require.Equal(t, []string{"h.0.*", "wpe.weight"}, c.Freeze)
@@ -261,7 +263,7 @@ func FuzzConfig(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		fs, c, _ := newFlags()
-		err := applyConfig(fs, "c.yaml", text)
+		err := cli.ApplyConfig(fs, "c.yaml", text)
 		if err != nil {
 			require.True(t, strings.HasPrefix(err.Error(), "--config c.yaml"), err.Error())
 			require.NotContains(t, err.Error(), "\n")
@@ -286,17 +288,17 @@ func FuzzSizes(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		n, err := parseSize(s)
+		n, err := cli.ParseSize(s)
 		if err == nil {
 			require.GreaterOrEqual(t, n, int64(0))
 		}
 		if plainInteger.MatchString(s) {
 			require.NoError(t, err)
-			require.Equal(t, strings.TrimLeft(s, "0"), strings.TrimLeft(sizeFlag{&n}.String(), "0"))
+			require.Equal(t, strings.TrimLeft(s, "0"), strings.TrimLeft(cli.Size(&n).String(), "0"))
 		}
 		var dir string
 		var size int64
-		if (diskFlag{&dir, &size}).Set(s) == nil {
+		if options.Disk(&dir, &size).Set(s) == nil {
 			require.NotEmpty(t, dir)
 			require.True(t, strings.HasPrefix(s, dir))
 			if size == 0 && dir != s { // an explicit size of zero is a size
@@ -309,12 +311,12 @@ func FuzzSizes(f *testing.F) {
 func TestSizes(t *testing.T) {
 	for text, want := range map[string]int64{"0": 0, "17": 17, "1KB": 1000, "1KiB": 1024, "2MB": 2e6, "2MiB": 2 << 20, "3GB": 3e9, "1.5GiB": 3 << 29, "1 TiB": 1 << 40,
 		"9007199254740993": 9007199254740993} {
-		got, err := parseSize(text)
+		got, err := cli.ParseSize(text)
 		require.NoError(t, err, text)
 		require.Equal(t, want, got, text)
 	}
 	for _, text := range []string{"", "1K", "1e3", "1,000", "-1", "+1", "x", "1 2", "GiB", "99999999999999999999", "8EiB"} {
-		_, err := parseSize(text)
+		_, err := cli.ParseSize(text)
 		require.Error(t, err, text)
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
@@ -119,7 +120,7 @@ func TestASignalEndsAWaitForMPI(t *testing.T) {
 		t.Cleanup(func() { _ = p.Process.Kill() })
 		waitFor(t, "MPI_Init", func() bool { _, err := os.Stat(waits); return err == nil })
 		require.NoError(t, p.Process.Signal(syscall.SIGTERM))
-		require.Equal(t, exitInterrupted, p.end(t), p.errs.String())
+		require.Equal(t, cli.ExitInterrupted, p.end(t), p.errs.String())
 	}
 }
 

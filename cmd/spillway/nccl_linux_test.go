@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/comm/nccl"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/internal/testkit/blastest"
@@ -39,7 +40,7 @@ func runOnDoubles() int {
 	devices, err := strconv.Atoi(os.Getenv(doublesEnv))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		return exitBadInput
+		return cli.ExitBadInput
 	}
 	d := drivertest.New(drivertest.Options{Devices: devices, Memory: 4 << 30})
 	version := 22105
@@ -60,7 +61,7 @@ func runOnDoubles() int {
 		},
 	})
 	status := execute(os.Args[1:], os.Stdout, os.Stderr)
-	if status != exitDone {
+	if status != cli.ExitDone {
 		return status // what a job that fails leaves ends with its process
 	}
 	if err := errors.Join(library.Close(), d.Close()); err != nil {
@@ -165,7 +166,7 @@ func TestNCCLLosesAProcess(t *testing.T) {
 		pids := ranksOf(t, p, 2)
 		waitFor(t, "first step", firstStep(p))
 		require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
-		require.Equal(t, exitFault, p.end(t), p.errs.String())
+		require.Equal(t, cli.ExitFault, p.end(t), p.errs.String())
 		require.Contains(t, p.errs.String(), fmt.Sprintf("rank 1 (process %d): signal: killed", pids[1]))
 		require.True(t, gone(pids[0]) && gone(pids[1]))
 	})
@@ -200,7 +201,7 @@ func TestNCCLLosesAProcess(t *testing.T) {
 			for _, p := range list {
 				p.end(t) // whose status is the launcher's own matter
 			}
-			require.Equal(t, strconv.Itoa(exitFault), told(0, "status"), told(0, "said"))
+			require.Equal(t, strconv.Itoa(cli.ExitFault), told(0, "status"), told(0, "said"))
 			require.Regexp(t, `spillway: .*timeout: .*rank 1 `, told(0, "said"))
 			require.Contains(t, told(0, "said"), "the last operations of rank 0 over NCCL:")
 		})

@@ -13,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 )
 
 // tree is every file and folder below dir, with files' contents.
@@ -51,7 +53,7 @@ func TestAStartInAUsedFolderIsRefused(t *testing.T) {
 		{"train", "--checkpoint", dir},
 	} {
 		got := command(args...)
-		require.Equal(t, exitBadInput, got.status, args)
+		require.Equal(t, cli.ExitBadInput, got.status, args)
 		require.Contains(t, got.stderr, "--resume")
 		require.Contains(t, got.stderr, dir)
 		require.Equal(t, before, tree(t, dir))
@@ -66,7 +68,7 @@ func TestFoldersOfTheUserStay(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name, "mine"), []byte("mine"), 0o644))
 	}
 	got := command(tinyWith("--steps", "4", "--checkpoint", dir, "--save-every", "1", "--keep", "1")...)
-	require.Equal(t, exitBadInput, got.status, "a canonical name is a damaged checkpoint")
+	require.Equal(t, cli.ExitBadInput, got.status, "a canonical name is a damaged checkpoint")
 	require.Contains(t, got.stderr, "step-00000002")
 	mine := filepath.Join(dir, "step-00000002")
 	require.NoError(t, os.Rename(mine, filepath.Join(dir, "step-2-notes")))
@@ -109,7 +111,7 @@ func TestTheDemoReplacesOnlyItsOwn(t *testing.T) {
 	demo := filepath.Join(work, "spillway-demo")
 	short := []string{"train", "--data-glob", "doc.go", "--seq", "16", "--accum", "1", "--steps"}
 	c := spillway.Default() // an earlier demo's, of a tiny model: the demo itself takes its time
-	c.Model, c.Data, c.Steps, c.Batch, c.Seq, c.Checkpoint, c.CheckpointMark = testdata+"/gpt2", testdata+"/text.bin", 3, 1, 16, demo, demoMark
+	c.Model, c.Data, c.Steps, c.Batch, c.Seq, c.Checkpoint, c.CheckpointMark = testdata+"/gpt2", testdata+"/text.bin", 3, 1, 16, demo, options.DemoMark
 	tr, err := spillway.New(t.Context(), c)
 	require.NoError(t, err)
 	require.NoError(t, tr.Run(t.Context(), nil))
@@ -117,7 +119,7 @@ func TestTheDemoReplacesOnlyItsOwn(t *testing.T) {
 	before := tree(t, demo)
 
 	got := inFolder(t, work, "train", "--zero", "0")
-	require.Equal(t, exitDoesNotFit, got.status, got.stderr)
+	require.Equal(t, cli.ExitDoesNotFit, got.status, got.stderr)
 	require.Equal(t, before, tree(t, demo), "a refused demo changes nothing")
 
 	got = inFolder(t, work, append(short, "1")...)
@@ -131,7 +133,7 @@ func TestTheDemoReplacesOnlyItsOwn(t *testing.T) {
 	require.Zero(t, got.status, got.stderr)
 	before = tree(t, demo)
 	got = inFolder(t, work, append(short, "2")...)
-	require.Equal(t, exitBadInput, got.status)
+	require.Equal(t, cli.ExitBadInput, got.status)
 	require.Contains(t, got.stderr, `does not bear the mark "demo"`)
 	require.Equal(t, before, tree(t, demo))
 }
@@ -149,7 +151,7 @@ func TestASecondProcessIsRefused(t *testing.T) {
 	for range 3 {
 		for _, args := range [][]string{{"--resume", "--steps", "1"}, {"--steps", "1"}, {"--resume", "--steps", "1000000"}} {
 			got := command(tinyWith(append(args, "--checkpoint", dir)...)...)
-			require.Equal(t, exitBadInput, got.status, got.stderr)
+			require.Equal(t, cli.ExitBadInput, got.status, got.stderr)
 			require.Contains(t, got.stderr, "process "+strconv.Itoa(p.Process.Pid))
 		}
 		require.Zero(t, command("ckpt", "inspect", dir).status)
@@ -157,7 +159,7 @@ func TestASecondProcessIsRefused(t *testing.T) {
 		require.Zero(t, got.status, got.stderr)
 	}
 	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
-	require.Equal(t, exitInterrupted, p.end(t), p.errs.String())
+	require.Equal(t, cli.ExitInterrupted, p.end(t), p.errs.String())
 	step, _ = newest(t, dir)
 	require.Greater(t, step, 1)
 	got := command(tinyWith("--checkpoint", dir, "--resume", "--steps", strconv.Itoa(step))...)
@@ -174,13 +176,13 @@ func TestResumeKnowsItsRun(t *testing.T) {
 	before := tree(t, dir)
 	for flag, args := range map[string][]string{"seed": {"--seed", "9"}, "order": {"--order", "shuffled"}, "data": {"--data", writeFile(t, "o.txt", string(bytes.Repeat([]byte("other words "), 99)))}} {
 		got := resumed(args...)
-		require.Equal(t, exitBadInput, got.status, flag)
+		require.Equal(t, cli.ExitBadInput, got.status, flag)
 		require.Contains(t, got.stderr, "--"+flag)
 		require.Contains(t, got.stderr, "--accept-changes")
 		require.Equal(t, before, tree(t, dir))
 	}
 	got := command(tinyWith("--accept-changes")...)
-	require.Equal(t, exitBadInput, got.status)
+	require.Equal(t, cli.ExitBadInput, got.status)
 	got = resumed("--ranks", "2", "--batch", "3", "--lr", "0.5", "--seed", "9", "--accept-changes")
 	require.Zero(t, got.status, got.stderr)
 	for _, line := range []string{"--batch: 1 → 3", "--lr: 0.001 → 0.5", "--ranks: 1 → 2", "--seed: 1 → 9"} {
@@ -208,7 +210,7 @@ func TestResumeTakesTheNewestWholeOne(t *testing.T) {
 		require.NoError(t, os.Remove(filepath.Join(dir, name, "manifest.json")))
 	}
 	got = command(tinyWith("--checkpoint", dir, "--resume")...)
-	require.Equal(t, exitDoesNotFit, got.status)
+	require.Equal(t, cli.ExitDoesNotFit, got.status)
 	for _, name := range []string{"step-00000001", "step-00000002:", "step-00000002.2"} {
 		require.Contains(t, got.stderr, name)
 	}
@@ -233,14 +235,14 @@ func TestOutputsAreNoInputs(t *testing.T) {
 		{"--checkpoint", ck, "--resume", "--metrics", filepath.Join(ck, ".spillway-marks")},
 	} {
 		got := command(append(base, args...)...)
-		require.Equal(t, exitBadInput, got.status, args)
+		require.Equal(t, cli.ExitBadInput, got.status, args)
 		require.Regexp(t, `^spillway: --(metrics|trace|checkpoint) `, got.stderr, args)
 		now, err := os.ReadFile(data)
 		require.NoError(t, err)
 		require.Equal(t, text, string(now))
 	}
 	got := command("plan", "--model", model, "--json", filepath.Join(model, "config.json"))
-	require.Equal(t, exitBadInput, got.status)
+	require.Equal(t, cli.ExitBadInput, got.status)
 	got = command("ckpt", "verify", ck)
 	require.Zero(t, got.status, got.stdout)
 	require.Zero(t, command(append(base, "--metrics", "/dev/null", "--trace", "/dev/null")...).status)

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -15,18 +14,19 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/calibration"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/model"
-	"github.com/spillway-ml/spillway/offload/store"
 )
 
-func planned(t *testing.T, args ...string) (int, planDoc) {
+func planned(t *testing.T, args ...string) (int, planning.Doc) {
 	t.Helper()
 	r := command(append([]string{"plan", "--json", "-"}, args...)...)
-	var doc planDoc
+	var doc planning.Doc
 	dec := json.NewDecoder(strings.NewReader(r.stdout))
 	dec.DisallowUnknownFields()
 	require.NoError(t, dec.Decode(&doc), "%v: %s", args, r.stderr)
@@ -40,7 +40,7 @@ func TestNothingFitsInJSON(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "plan.json")
 	args := []string{"plan", "--fit", "--model", testdata + "/gpt2", "--device-memory", "1KiB", "--json"}
 	alone, beside := command(append(args, "-")...), command(append(args, file)...)
-	require.Equal(t, exitDoesNotFit, alone.status, alone.stderr)
+	require.Equal(t, cli.ExitDoesNotFit, alone.status, alone.stderr)
 	require.Equal(t, beside.status, alone.status)
 	require.Equal(t, beside.stderr, alone.stderr)
 	doc, err := os.ReadFile(file)
@@ -58,9 +58,9 @@ func TestPlanJSON(t *testing.T) {
 		{"--model", testdata + "/llama-tied", "--gpu", "a100-80", "--nodes", "2", "--gpus-per-node", "8", "--shard-size", "8", "--precision", "bf16", "--zero", "2"},
 	} {
 		status, doc := planned(t, args...)
-		require.Equal(t, doc.Requested.Fits, status == exitDone, args)
+		require.Equal(t, doc.Requested.Fits, status == cli.ExitDone, args)
 		if !doc.Requested.Fits {
-			require.Equal(t, exitDoesNotFit, status, args)
+			require.Equal(t, cli.ExitDoesNotFit, status, args)
 		}
 		require.Len(t, doc.Stages, 4)
 		require.Equal(t, doc.Stages[doc.Requested.Zero], doc.Requested)
@@ -68,7 +68,7 @@ func TestPlanJSON(t *testing.T) {
 			require.Equal(t, z, s.Zero)
 			require.Positive(t, s.StepSeconds)
 			fits := true
-			for _, sp := range []planSpace{s.Device, s.Host, s.Disk} {
+			for _, sp := range []planning.Space{s.Device, s.Host, s.Disk} {
 				var sum int64
 				for class, n := range sp.ByClass {
 					sum += n
@@ -106,7 +106,7 @@ func TestPlanAndTrainAgree(t *testing.T) {
 	shape := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "16", "--ranks", "2"}
 	_, doc := planned(t, shape...)
 	peak := doc.Requested.Device.PeakBytes
-	for less, want := range []int{exitDone, exitDoesNotFit} {
+	for less, want := range []int{cli.ExitDone, cli.ExitDoesNotFit} {
 		limit := []string{"--device-memory", fmt.Sprint(peak - int64(less))}
 		status, _ := planned(t, append(shape, limit...)...)
 		require.Equal(t, want, status)
@@ -169,7 +169,7 @@ func TestPlanBadInput(t *testing.T) {
 		{"--nope", []string{"nope"}},
 	} {
 		r := command(append([]string{"plan"}, strings.Fields(c.args)...)...)
-		require.Equal(t, exitBadInput, r.status, c.args)
+		require.Equal(t, cli.ExitBadInput, r.status, c.args)
 		require.Empty(t, r.stdout, c.args)
 		require.Equal(t, 1, strings.Count(r.stderr, "\n"), r.stderr)
 		for _, w := range c.want {
@@ -178,11 +178,11 @@ func TestPlanBadInput(t *testing.T) {
 	}
 	if _, err := gpus.Detect(); err != nil {
 		r := command("plan", "--model", "gpt2", "--gpu", "detect")
-		require.Equal(t, exitBadInput, r.status)
+		require.Equal(t, cli.ExitBadInput, r.status)
 		require.Contains(t, r.stderr, "--gpu detect")
 	}
 	// Less than a GPU's own context is a run that does not fit.
-	require.Equal(t, exitDoesNotFit, command("plan", "--model", "gpt2", "--gpu", "h100-80", "--device-memory", "100MiB").status)
+	require.Equal(t, cli.ExitDoesNotFit, command("plan", "--model", "gpt2", "--gpu", "h100-80", "--device-memory", "100MiB").status)
 }
 
 func TestPlanLists(t *testing.T) {
@@ -202,7 +202,7 @@ func TestPlanReportNamesWhatMatters(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "sub", "plan.json")
 	r := command("plan", "--model", "gpt2", "--ranks", "4", "--device-memory", "900MiB", "--json", path)
-	require.Equal(t, exitDoesNotFit, r.status)
+	require.Equal(t, cli.ExitDoesNotFit, r.status)
 	for _, want := range []string{"gpt2", "124,439,808", "Device memory", "Host memory", "activations", "unsharded", "Largest buffers", "What would make it fit", "--recompute"} {
 		require.Contains(t, r.stdout, want)
 	}
@@ -256,7 +256,7 @@ func TestWaysOutFit(t *testing.T) {
 	for _, line := range grid {
 		args := strings.Fields(line)
 		r := command(append([]string{"plan"}, args...)...)
-		require.Equal(t, exitDoesNotFit, r.status, "%s: %s", line, r.stderr)
+		require.Equal(t, cli.ExitDoesNotFit, r.status, "%s: %s", line, r.stderr)
 		_, after, ok := strings.Cut(r.stdout, "What would make it fit")
 		require.True(t, ok, "%s has no way out:\n%s", line, r.stdout)
 		ways := 0
@@ -279,7 +279,7 @@ func TestWaysOutFit(t *testing.T) {
 func TestWaysOutAreDeterministic(t *testing.T) {
 	args := []string{"plan", "--model", "spillway-demo", "--ranks", "4", "--zero", "1", "--device-memory", "30MiB"}
 	first := command(args...)
-	require.Equal(t, exitDoesNotFit, first.status)
+	require.Equal(t, cli.ExitDoesNotFit, first.status)
 	require.Equal(t, first, command(args...))
 }
 
@@ -288,11 +288,11 @@ func TestWaysOutAreDeterministic(t *testing.T) {
 func TestPlanOfATrillion(t *testing.T) {
 	all := []string{"--model", "megatron-1t", "--gpu", "h100-80", "--nodes", "128", "--gpus-per-node", "8", "--batch", "1", "--precision", "bf16", "--recompute", "full"}
 	status, doc := planned(t, all...)
-	require.Equal(t, exitDone, status)
+	require.Equal(t, cli.ExitDone, status)
 	require.Equal(t, 1024, doc.Ranks)
 	require.InEpsilon(t, 1.008e12, doc.Model.Parameters, 0.001)
 	p := start(t, append([]string{"plan", "--shard-size", "8"}, all...)...)
-	require.Equal(t, exitDoesNotFit, p.end(t), p.errs.String())
+	require.Equal(t, cli.ExitDoesNotFit, p.end(t), p.errs.String())
 	narrow(t, p.out.String())
 	require.Contains(t, p.out.String(), "--shard-size ")
 }
@@ -300,7 +300,7 @@ func TestPlanOfATrillion(t *testing.T) {
 func TestTrainRefusesWhatOnlyPlans(t *testing.T) {
 	for _, flags := range [][]string{{"--int8", "gather"}, {"--int8", "gather", "--device", "cuda"}} {
 		r := command(tinyWith(flags...)...)
-		require.Equal(t, exitBadInput, r.status)
+		require.Equal(t, cli.ExitBadInput, r.status)
 		require.Contains(t, r.stderr, strings.Join(flags[:2], " "))
 	}
 }
@@ -308,7 +308,7 @@ func TestTrainRefusesWhatOnlyPlans(t *testing.T) {
 func TestPlanPage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "new", "plan.html")
 	r := command("plan", "--model", "gpt2", "--ranks", "4", "--device-memory", "900MiB", "--html", path)
-	require.Equal(t, exitDoesNotFit, r.status)
+	require.Equal(t, cli.ExitDoesNotFit, r.status)
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
 	for _, want := range []string{"Plan of gpt2", "Does not fit", "device memory over section", "host memory over section", "The peak of device memory explained", "What would make it fit", "A step, predicted, by stage"} {
@@ -317,7 +317,7 @@ func TestPlanPage(t *testing.T) {
 	made := regexp.MustCompile(`<code>spillway (plan [^<]*)</code>`).FindSubmatch(text)
 	require.NotNil(t, made)
 	require.NoError(t, os.Remove(path))
-	require.Equal(t, exitDoesNotFit, command(words(string(made[1]))...).status)
+	require.Equal(t, cli.ExitDoesNotFit, command(words(string(made[1]))...).status)
 	again, err := os.ReadFile(path)
 	require.NoError(t, err)
 	before := func(page []byte) string { s, _, _ := strings.Cut(string(page), "</code>"); return s } // the day may change
@@ -330,13 +330,13 @@ func TestTrainFit(t *testing.T) {
 	_, doc := planned(t, shape...)
 	limit := fmt.Sprint(doc.Stages[0].Device.PeakBytes - 1) // stage 0 as it is does not fit
 	r := command(append([]string{"train", "--data", testdata + "/text.bin", "--steps", "1", "--fit", "--device-memory", limit}, shape...)...)
-	require.Equal(t, exitDone, r.status, r.stderr)
+	require.Equal(t, cli.ExitDone, r.status, r.stderr)
 	require.Contains(t, r.stderr, "recommended: --zero")
 	r = command(append([]string{"plan", "--fit", "--device-memory", limit}, shape...)...)
-	require.Equal(t, exitDone, r.status, r.stderr)
+	require.Equal(t, cli.ExitDone, r.status, r.stderr)
 	require.Contains(t, r.stdout, "recommended: --zero")
-	require.Equal(t, exitBadInput, command(append([]string{"plan", "--global-batch", "7"}, shape...)...).status)
-	require.Equal(t, exitDone, command(append([]string{"plan", "--global-batch", "8"}, shape...)...).status)
+	require.Equal(t, cli.ExitBadInput, command(append([]string{"plan", "--global-batch", "7"}, shape...)...).status)
+	require.Equal(t, cli.ExitDone, command(append([]string{"plan", "--global-batch", "8"}, shape...)...).status)
 }
 
 // Where predicted times come from is told, and what is measured once is used by
@@ -359,7 +359,7 @@ func TestPlanTellsItsRates(t *testing.T) {
 	require.Greater(t, after.Requested.StepSeconds, 2*before.Requested.StepSeconds)
 	require.Contains(t, unwrapped(command("plan", "--model", "gpt2", "--threads", "3").stdout), "is stale: it is for 2 threads, not for 3")
 	r = command(append(args, "--calibrate", "--gpu", "h100-80")...)
-	require.Equal(t, exitBadInput, r.status)
+	require.Equal(t, cli.ExitBadInput, r.status)
 	require.Contains(t, r.stderr, "--calibrate measures this machine's CPU, and --gpu plans for a GPU")
 }
 
@@ -371,26 +371,4 @@ func TestPlanCalibrates(t *testing.T) {
 	args := []string{"plan", "--model", testdata + "/gpt2", "--threads", "1"}
 	require.Contains(t, unwrapped(command(append(args, "--calibrate")...).stdout), "A step, predicted (CPU: as calibrated just now, kept in ")
 	require.Contains(t, unwrapped(command(args...).stdout), "A step, predicted (CPU: as calibrated on ")
-}
-
-// A plan of this machine's own GPUs takes its host's speeds as doctor measured
-// them, each rank of the node its share.
-func TestDetectTakesMeasuredHost(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("the disk tier is Linux's")
-	}
-	ownworld.Config(t, t.TempDir())
-	disk := t.TempDir()
-	m := cost.Machine{HostMemory: 1, DiskRead: 2, DiskWrite: 3}
-	var f planFlags
-	f.readMeasurements(disk)
-	f.measured(&m, 4)
-	require.Equal(t, cost.Machine{HostMemory: 1, DiskRead: 2, DiskWrite: 3}, m, "nothing was measured")
-	_, err := calibration.KeepMemoryBandwidth(80e9)
-	require.NoError(t, err)
-	_, err = store.SaveTuning(disk, store.Tuning{Block: 1 << 20, Depth: 8, ReadBytesPerSec: 4e9, WriteBytesPerSec: 2e9})
-	require.NoError(t, err)
-	f.readMeasurements(disk)
-	f.measured(&m, 4)
-	require.Equal(t, cost.Machine{HostMemory: 20e9, DiskRead: 1e9, DiskWrite: 0.5e9}, m)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -30,7 +31,7 @@ func TestReferenceOfMegatron(t *testing.T) {
 	_, doc := planned(t, args[1:]...)
 	require.Contains(t, r.stdout, plan.Bytes(doc.Requested.Device.ClassPeakBytes["activations"]))
 	r = command(append(args, "--reference", "zero")...)
-	require.Equal(t, exitBadInput, r.status)
+	require.Equal(t, cli.ExitBadInput, r.status)
 	require.Contains(t, r.stderr, "use one of none, megatron")
 }
 

@@ -9,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
@@ -63,9 +65,9 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 		best, err := spillway.Fit(t.Context(), c, spillway.Fixed{}, 0, hw)
 		if err == nil {
 			fitted++
-			within(flagText(best.Choices), best.Forecast)
+			within(cli.FlagText(best.Choices), best.Forecast)
 			if card.Rates.BF16 > 0 {
-				require.Contains(t, flagText(best.Choices), "--precision bf16", args)
+				require.Contains(t, cli.FlagText(best.Choices), "--precision bf16", args)
 			}
 			continue
 		}
@@ -77,7 +79,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 		for _, way := range list {
 			if way.Cost != "a larger GPU" { // in servers of its own
 				ways++
-				within(flagText(way.Changes), way.Forecast)
+				within(cli.FlagText(way.Changes), way.Forecast)
 			}
 		}
 	}
@@ -99,12 +101,12 @@ func TestNodeMemory(t *testing.T) {
 				OutsideBytes  int64  `json:"outside_bytes"`
 			}
 		}
-		Server planServer
-		Time   *planTime
+		Server planning.Server
+		Time   *planning.Time
 	}
 	read := func(more string) (d doc) {
 		r := command(append(base, strings.Fields(more)...)...)
-		require.Contains(t, []int{exitDone, exitDoesNotFit}, r.status, r.stderr)
+		require.Contains(t, []int{cli.ExitDone, cli.ExitDoesNotFit}, r.status, r.stderr)
 		require.NoError(t, json.Unmarshal([]byte(r.stdout), &d))
 		require.Equal(t, d.Server.Ranks*(d.Requested.Host.PeakBytes+d.Requested.Host.OutsideBytes), d.Server.HostBytes)
 		return d
@@ -126,19 +128,6 @@ func TestNodeMemory(t *testing.T) {
 	require.Equal(t, int64(4*256e9), d.Server.Memory)
 	require.Contains(t, d.Server.Source, "DGX H100")
 	require.Less(t, d.Time.Low, d.Time.High)
-
-	c := spillway.Default()
-	c.Model, c.Ranks, c.Offload = "gpt2", 2, "optimizer=host"
-	asked, err := spillway.Predict(t.Context(), c, spillway.CPUHardware(1).Machine(2))
-	require.NoError(t, err)
-	card, err := gpus.Lookup("rtx-4090")
-	require.NoError(t, err)
-	server := card.Server()
-	f := planFlags{nodeSize: 2, server: &server}
-	require.Contains(t, f.serverNote(asked), "a server of 2 is taken to have 119.21 GiB (a desktop or workstation of 64 GB for each GPU)")
-	require.NotContains(t, f.serverNote(asked), "needs more")
-	server.Memory = 100e6
-	require.Contains(t, f.serverNote(asked), "What was asked for needs more than that")
 }
 
 // bf16 where the card has it, said; where it has not, that is said too.
@@ -162,23 +151,13 @@ func TestPrecisionOfRecommendations(t *testing.T) {
 	require.Contains(t, text, "--optimizer-dtype bf16 is planned only: train refuses it")
 }
 
-func TestRoughNumbers(t *testing.T) {
-	for v, want := range map[float64]string{1.389: "1.4 s", 0.0469: "47 ms", 0.00469: "4.7 ms", 47.2: "47 s", 0.00002: "20 µs", 9.99: "10 s", 130: "2 min", 3700: "62 min"} {
-		require.Equal(t, want, roughSeconds(v))
-	}
-	require.Equal(t, "1.4–2.6 s", between("1.4 s", "2.6 s"))
-	require.Equal(t, "950 ms–1.2 s", between("950 ms", "1.2 s"))
-	require.Equal(t, "3 s", between("3 s", "3 s"))
-	require.Zero(t, rough(0))
-}
-
 // A search tells no less than a refusal: where it is not free to change what
 // would help, the error says what would.
 func TestFitTellsWhatARefusalTells(t *testing.T) {
 	args := []string{"train", "--model", testdata + "/gpt2", "--data", testdata + "/text.bin", "--batch", "8", "--seq", "40", "--steps", "1", "--device-memory", "1200KiB"}
 	plain, fit := command(args...), command(append(args, "--fit")...)
-	require.Equal(t, exitDoesNotFit, plain.status)
-	require.Equal(t, exitDoesNotFit, fit.status)
+	require.Equal(t, cli.ExitDoesNotFit, plain.status)
+	require.Equal(t, cli.ExitDoesNotFit, fit.status)
 	require.Contains(t, plain.stderr, "--batch 1 --accum 8")
 	require.Contains(t, fit.stderr, "nothing of ")
 	require.Contains(t, fit.stderr, "--batch 1 --accum 8")

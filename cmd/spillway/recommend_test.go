@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -71,11 +72,11 @@ func TestFitWithoutOutcomeTellsTheRequest(t *testing.T) {
 	plain := command(append([]string{"plan"}, args...)...)
 	args = append(args, "--fit")
 	fit := command(append([]string{"plan"}, args...)...)
-	require.Equal(t, exitDoesNotFit, fit.status)
+	require.Equal(t, cli.ExitDoesNotFit, fit.status)
 	require.Equal(t, plain.stdout, fit.stdout)
 	require.Contains(t, fit.stderr, "spillway: nothing of ")
 	status, doc := planned(t, append(args, "--html", page)...)
-	require.Equal(t, exitDoesNotFit, status)
+	require.Equal(t, cli.ExitDoesNotFit, status)
 	require.False(t, doc.Requested.Fits)
 	require.Nil(t, doc.Recommended)
 	text, err := os.ReadFile(page)
@@ -109,7 +110,7 @@ func TestReportIsAsWideAsATerminal(t *testing.T) {
 			if len(words) < 2 || len(words) < 4 && strings.HasPrefix(words[0], "--") { // --flag value \
 				continue
 			}
-			require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimRight(l, " ")), terminal, "%s: %s", line, l)
+			require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimRight(l, " ")), cli.Terminal, "%s: %s", line, l)
 		}
 	}
 }
@@ -119,12 +120,12 @@ func TestWrapFlags(t *testing.T) {
 	long := "'drop:" + strings.Repeat("x", 90) + "'"
 	flags := "--zero 3 --precision bf16 --prefetch 2 --recompute " + long + " --offload optimizer=host:75% --batch 1"
 	var out strings.Builder
-	wrapFlags(&out, "recommended: ", "  ", flags)
+	cli.WrapFlags(&out, "recommended: ", "  ", flags)
 	require.Equal(t, "recommended: --zero 3 --precision bf16 --prefetch 2 \\\n  --recompute "+long+" \\\n  --offload optimizer=host:75% --batch 1\n", out.String())
 	require.Equal(t, words(flags), words(strings.ReplaceAll(strings.TrimPrefix(out.String(), "recommended:"), "\\\n", "")))
 	out.Reset()
 	exact := "--zero 3" + strings.Repeat(" --batch 1", 7) // 80 columns with its indentation
-	wrapFlags(&out, "  ", "    ", exact)
+	cli.WrapFlags(&out, "  ", "    ", exact)
 	require.Equal(t, "  "+exact+"\n", out.String(), "what fits a line is not broken")
 }
 
@@ -137,13 +138,13 @@ func TestPlanOutputsAreTriedFirst(t *testing.T) {
 	for _, flag := range []string{"--json", "--html"} {
 		for _, path := range []string{dir, filepath.Join(file, "below")} {
 			r := command("plan", "--model", "gpt2", flag, path)
-			require.Equal(t, exitBadInput, r.status)
+			require.Equal(t, cli.ExitBadInput, r.status)
 			require.Empty(t, r.stdout, "it was planned first")
 			require.Contains(t, r.stderr, "spillway: "+flag+": ")
 		}
 		other := filepath.Join(dir, "new")
-		require.Equal(t, exitBadInput, command("plan", "--model", "gpt9", flag, file).status)
-		require.Equal(t, exitBadInput, command("plan", "--model", "gpt9", flag, other).status)
+		require.Equal(t, cli.ExitBadInput, command("plan", "--model", "gpt9", flag, file).status)
+		require.Equal(t, cli.ExitBadInput, command("plan", "--model", "gpt9", flag, other).status)
 		require.NoFileExists(t, other)
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
@@ -160,8 +161,8 @@ func TestSuggestedDiskIsUsed(t *testing.T) {
 	ways, _ := spillway.WaysOut(t.Context(), asked, hw)
 	require.NotEmpty(t, ways)
 	for _, way := range ways {
-		if slices.Contains(argsOf(way.Changes), "--disk") {
-			require.Positive(t, way.Forecast.Plan.Layout.Spaces[graph.Disk].Peak, flagText(way.Changes))
+		if slices.Contains(cli.ArgsOf(way.Changes), "--disk") {
+			require.Positive(t, way.Forecast.Plan.Layout.Spaces[graph.Disk].Peak, cli.FlagText(way.Changes))
 		}
 	}
 }
@@ -180,11 +181,11 @@ func TestOtherBitsAreTold(t *testing.T) {
 		{[]string{"--accum", "2", "--zero", "1"}, false}, // what was asked for is no surprise
 	} {
 		r := command(slices.Concat([]string{"plan"}, args, c.more)...)
-		require.Equal(t, exitDone, r.status, r.stderr)
+		require.Equal(t, cli.ExitDone, r.status, r.stderr)
 		require.Regexp(t, "--zero [01] ", r.stdout)
 		require.Equal(t, c.want, strings.Contains(unwrapped(r.stdout), told), r.stdout)
 	}
 	r := command(slices.Concat([]string{"train"}, args, []string{"--accum", "2"})...)
-	require.Equal(t, exitDone, r.status, r.stderr)
+	require.Equal(t, cli.ExitDone, r.status, r.stderr)
 	require.Contains(t, unwrapped(r.stderr), told)
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
 // benched is the tiny run as bench zero takes it: without a stage.
@@ -20,13 +22,13 @@ func TestBenchZeroRefusesWhatItWouldIgnore(t *testing.T) {
 	for _, flag := range []string{"--zero=3", "--fit", "--metrics=m.jsonl", "--checkpoint=c", "--resume", "--save-every=1", "--keep=2"} {
 		got := command(benched(flag)...)
 		name, _, _ := strings.Cut(flag, "=")
-		require.Equal(t, exitBadInput, got.status, flag)
+		require.Equal(t, cli.ExitBadInput, got.status, flag)
 		require.Contains(t, got.stderr, "spillway: "+name+": bench zero runs every stage")
 		require.Contains(t, got.stderr, "leave it out")
 		require.NotContains(t, got.stderr, "give --fit")
 	}
 	got := command(benched("--config", writeFile(t, "c.yaml", "keep: 2\n"))...)
-	require.Equal(t, exitBadInput, got.status)
+	require.Equal(t, cli.ExitBadInput, got.status)
 	require.Contains(t, got.stderr, "--keep: bench zero runs every stage")
 }
 
@@ -41,7 +43,7 @@ func TestBenchZeroTellsTheRowsItRan(t *testing.T) {
 // no SVG's is refused before anything runs.
 func TestBenchZeroDrawsTheStages(t *testing.T) {
 	got := command(benched("--svg", filepath.Join(t.TempDir(), "chart.png"))...)
-	require.Equal(t, exitBadInput, got.status)
+	require.Equal(t, cli.ExitBadInput, got.status)
 	require.Contains(t, got.stderr, "give a name that ends in .svg")
 	require.NotContains(t, got.stderr, "stage 0")
 
@@ -88,7 +90,7 @@ func TestOneLineRefusals(t *testing.T) {
 		{"--ranks 2 --fit --global-batch 5", "--global-batch 5 is not a multiple of 2 ranks; 4 and 6 are\n"},
 	} {
 		got := command(tinyWith(strings.Fields(c.args)...)...)
-		require.Equal(t, exitBadInput, got.status, c.args)
+		require.Equal(t, cli.ExitBadInput, got.status, c.args)
 		require.Contains(t, got.stderr, c.want)
 		require.Equal(t, 1, strings.Count(got.stderr, "\n"), got.stderr)
 	}
@@ -105,7 +107,7 @@ func TestDiskFoldersThatCannotBe(t *testing.T) {
 	for _, dir := range []string{"/proc/nope", filepath.Join(file, "sub"), file, filepath.Join(t.TempDir(), strings.Repeat("x", 300))} {
 		for _, args := range [][]string{tinyWith("--disk", dir), tinyWith("--disk", dir, "--offload", "optimizer=disk"), {"doctor", "--disk", dir}} {
 			got := command(args...)
-			require.Equal(t, exitBadInput, got.status, got.stderr)
+			require.Equal(t, cli.ExitBadInput, got.status, got.stderr)
 			shown, _, _ := strings.Cut(dir, "xxxxx") // a long value is cut
 			require.Contains(t, got.stderr, "spillway: --disk "+shown)
 			require.Contains(t, got.stderr, ": disk tier: ")
@@ -153,7 +155,7 @@ func TestMicroBatchFollows(t *testing.T) {
 		{"--global-batch 6 --ranks 4", "--global-batch 6 is neither a multiple of --batch 4 rows nor of 4 ranks; 3 or 6 ranks divide it\n"},
 	} {
 		got := run(c.args)
-		require.Equal(t, exitBadInput, got.status, c.args)
+		require.Equal(t, cli.ExitBadInput, got.status, c.args)
 		require.Contains(t, got.stderr, c.want)
 	}
 }
@@ -162,7 +164,7 @@ func TestMicroBatchFollows(t *testing.T) {
 func TestUnknownTopics(t *testing.T) {
 	for _, args := range []string{"pln", "help pln", "data tokenise", "help data tokenise"} {
 		got := command(strings.Fields(args)...)
-		require.Equal(t, exitBadInput, got.status, args)
+		require.Equal(t, cli.ExitBadInput, got.status, args)
 		require.Regexp(t, `^spillway: spillway( data)? has no command "(pln|tokenise)"; did you mean (plan|tokenize)\?\n$`, got.stderr)
 		require.Empty(t, got.stdout)
 	}

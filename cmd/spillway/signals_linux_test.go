@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -15,6 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/launching"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
@@ -51,7 +52,7 @@ func TestDoubledSignalsLoseNothing(t *testing.T) {
 			require.NoError(t, p.Process.Signal(sig))
 			time.Sleep(gap)           // what is tested
 			_ = p.Process.Signal(sig) // it may have ended
-			require.Equal(t, exitInterrupted, p.end(t), p.errs.String())
+			require.Equal(t, cli.ExitInterrupted, p.end(t), p.errs.String())
 			lines := readLines(t, metrics)
 			step, _ := newest(t, folder)
 			require.EqualValues(t, lines[len(lines)-1]["step"], step, "no step is lost: %s", p.errs.String())
@@ -91,7 +92,7 @@ func TestALaterSignalAborts(t *testing.T) {
 				time.Sleep(300 * time.Millisecond) // a burst: within 2 s of the first
 			}
 			require.False(t, gone(p.Process.Pid))
-			time.Sleep(time.Until(began.Add(burst + 100*time.Millisecond)))
+			time.Sleep(time.Until(began.Add(cli.Burst + 100*time.Millisecond)))
 			require.NoError(t, p.Process.Signal(syscall.SIGTERM))
 			require.Equal(t, -1, p.end(t))
 			for _, pid := range pids {
@@ -106,41 +107,13 @@ func TestRestartsEndWithoutProgress(t *testing.T) {
 	t.Parallel()
 	ck := filepath.Join(t.TempDir(), "ck")
 	p := start(t, append([]string{"launch", "-n", "2", "--restarts", "9", "--"}, tinyWith("--steps", "1000000", "--checkpoint", ck)...)...)
-	for attempt := 1; attempt <= idleRestarts; attempt++ {
+	for attempt := 1; attempt <= launching.IdleRestarts; attempt++ {
 		waitFor(t, "attempt", func() bool { return strings.Count(p.errs.String(), "step 1/") == attempt })
 		require.NoError(t, syscall.Kill(ranksOf(t, p, 2)[1], syscall.SIGKILL))
 	}
-	require.Equal(t, exitFault, p.end(t), p.errs.String())
+	require.Equal(t, cli.ExitFault, p.end(t), p.errs.String())
 	require.Contains(t, p.errs.String(), "starting again from step 1; 8 restarts left; waiting 1s")
 	require.Contains(t, p.errs.String(), "not starting again: 2 attempts in a row have left no checkpoint newer than step 1")
-}
-
-// The pauses between attempts grow; a newer checkpoint is progress.
-func TestAttempts(t *testing.T) {
-	a := attempts{saved: checkpointsOf(t.TempDir(), false), limit: 3}
-	var pauses []time.Duration
-	for range 8 {
-		pauses = append(pauses, a.next())
-	}
-	require.Equal(t, []time.Duration{1e9, 2e9, 4e9, 8e9, 16e9, 32e9, 60e9, 60e9}, pauses)
-	var said strings.Builder
-	idle, err := a.again(&said)
-	require.NoError(t, err)
-	require.True(t, idle)
-	got := command(tinyWith("--checkpoint", a.saved.folder)...)
-	require.Zero(t, got.status, got.stderr)
-	idle, err = a.again(&said)
-	require.NoError(t, err)
-	require.False(t, idle, "step 2 was saved")
-	for range 2 {
-		_, err = a.again(&said)
-		require.NoError(t, err)
-	}
-	_, err = a.again(&said)
-	var status *statusError
-	require.True(t, errors.As(err, &status))
-	require.Equal(t, exitFault, status.status)
-	require.Contains(t, said.String(), "newer than the checkpoint of step 2")
 }
 
 // A run without --checkpoint says that its model is not kept, at the start and at the end.

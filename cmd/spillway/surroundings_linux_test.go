@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
@@ -152,7 +153,7 @@ func init() { panicInTest = panicInAGoroutine }
 
 // panicInAGoroutine is the whole of a process of TestAPanicIsAFault.
 func panicInAGoroutine() {
-	crash.Handle(func(what string) { die(&outlet{file: os.Stderr}, what) })
+	crash.Handle(func(what string) { die(&cli.Outlet{File: os.Stderr}, what) })
 	go func() {
 		defer crash.Guard()
 		panic("a broken invariant")
@@ -169,7 +170,7 @@ func TestAPanicIsAFault(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	require.ErrorAs(t, err, &exit)
-	require.Equal(t, exitFault, exit.ExitCode())
+	require.Equal(t, cli.ExitFault, exit.ExitCode())
 	require.Regexp(t, `^spillway: internal error, please report it: panic at surroundings_linux_test.go:\d+: a broken invariant\n$`, string(out))
 }
 
@@ -224,7 +225,7 @@ func TestASignalAmidALongStep(t *testing.T) {
 			before := cpuTime(t, rank)
 			waitFor(t, "computing", func() bool { return cpuTime(t, rank) > before+20 })
 			require.NoError(t, p.Process.Signal(syscall.SIGTERM))
-			require.Equal(t, exitInterrupted, p.end(t), p.errs.String())
+			require.Equal(t, cli.ExitInterrupted, p.end(t), p.errs.String())
 			require.Contains(t, p.errs.String(), "interrupted after step 1; the checkpoint in "+ck+" has it")
 			require.Empty(t, readLines(t, metrics))
 			again := command(tinyWith("--ranks", "2", "--checkpoint", ck, "--resume")...)

@@ -14,11 +14,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway"
-	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/comm/nccl"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
-	"github.com/spillway-ml/spillway/internal/rollcall"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
@@ -182,44 +180,7 @@ func TestSurvivorsGoOnTwice(t *testing.T) {
 func TestSurvivorsNeedALibraryThatShrinks(t *testing.T) {
 	line := onGPUs(t, 2, tinyWith("--device", "cuda", "--checkpoint", filepath.Join(t.TempDir(), "ck"), "--min-ranks", "1")...)
 	for _, p := range torchrun(t, 2, line...) {
-		require.Equal(t, exitBadInput, p.end(t), p.errs.String())
+		require.Equal(t, cli.ExitBadInput, p.end(t), p.errs.String())
 		require.Contains(t, p.errs.String(), "NCCL 2.21.5, which has no ncclCommShrink: want 2.27.0 or later (with --min-ranks 1)")
-	}
-}
-
-func TestSurvivorsRefusals(t *testing.T) {
-	over := func(transport string, min, world int, ck string) error {
-		p := &place{transport: transport, min: min}
-		p.env.World = world
-		return p.refuseSurvivors(&spillway.Config{Checkpoint: ck})
-	}
-	require.NoError(t, over(cluster.InProc, 0, 1, ""))
-	require.NoError(t, over(cluster.NCCL, 2, 2, "ck"))
-	for _, transport := range []string{cluster.InProc, cluster.SHM, cluster.MPI} {
-		require.ErrorContains(t, over(transport, 1, 2, "ck"), "spillway launch --min-ranks M")
-	}
-	require.ErrorContains(t, over(cluster.NCCL, -1, 2, "ck"), "--min-ranks -1: at least 1 rank goes on")
-	require.ErrorContains(t, over(cluster.NCCL, 1, 2, ""), "--min-ranks needs --checkpoint")
-	require.ErrorContains(t, over(cluster.NCCL, 3, 2, "ck"), "--min-ranks 3 is over the job's 2 processes")
-}
-
-// A job whose step the ranks that are left do not divide goes on with fewer, of a world that
-// shards over groups in whole groups.
-func TestSurvivorsDecide(t *testing.T) {
-	for _, c := range []struct {
-		leaves, min, shard int
-		here, lost         []int
-		want               []int // nil: the job ends
-	}{
-		{6, 1, 1, []int{0, 2}, []int{1}, []int{0, 2}},
-		{6, 1, 1, []int{0, 2, 3, 5}, []int{1, 4}, []int{0, 2, 3}},
-		{8, 1, 2, []int{0, 1, 3}, []int{2}, []int{0, 1}},
-		{8, 2, 4, []int{0, 1, 3}, []int{2}, nil},
-		{8, 3, 1, []int{0, 1}, []int{2}, nil},
-		{8, 1, 1, []int{0, 1}, nil, nil},
-	} {
-		s := &survivors{p: &place{min: c.min}, leaves: c.leaves, shard: c.shard}
-		v := s.decide(c.here, c.lost)
-		require.Equal(t, rollcall.Verdict{On: c.want != nil, Go: c.want, Why: v.Why}, v)
 	}
 }

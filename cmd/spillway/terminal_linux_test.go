@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
 // screen is what a terminal of some columns made of the bytes written to it: its
@@ -126,7 +128,7 @@ func TestSearchIsSaidOnATerminal(t *testing.T) {
 	args := []string{"plan", "--model", filepath.Join(testdata, "gpt2"), "--batch", "1", "--seq", "16", "--device-memory", "10KB"}
 	const said = "\rit does not fit; searching for what would make it fit …\x1b[K"
 	status, bytes := onTerminal(t, 80, args...)
-	require.Equal(t, exitDoesNotFit, status, bytes)
+	require.Equal(t, cli.ExitDoesNotFit, status, bytes)
 	require.Contains(t, bytes, said+"\r\x1b[K")
 	require.Less(t, strings.Index(bytes, said), strings.Index(bytes, "Device memory"), "it is said before the report")
 	piped := command(args...)
@@ -146,17 +148,8 @@ func TestPipedOutputHasNoControlBytes(t *testing.T) {
 }
 
 func TestVisible(t *testing.T) {
-	require.Equal(t, "a\tb\nc\\x1b[2J\\x00\\x7fé\\xff\\u0085\\u202e", visible("a\tb\nc\x1b[2J\x00\x7fé\xff\u0085\u202e"))
-	require.Equal(t, "\uFFFD", visible("\uFFFD"))
-}
-
-func TestFitFields(t *testing.T) {
-	fields := []string{"step 1/2", "", "loss 3", "device"}
-	require.Equal(t, "step 1/2  loss 3  device", fitFields(fields, 24))
-	require.Equal(t, "step 1/2  loss 3", fitFields(fields, 23))
-	require.Equal(t, "step 1/2", fitFields(fields, 15))
-	require.Equal(t, "step", fitFields(fields, 4))
-	require.Equal(t, "", fitFields(fields, -1))
+	require.Equal(t, "a\tb\nc\\x1b[2J\\x00\\x7fé\\xff\\u0085\\u202e", cli.Visible("a\tb\nc\x1b[2J\x00\x7fé\xff\u0085\u202e"))
+	require.Equal(t, "\uFFFD", cli.Visible("\uFFFD"))
 }
 
 // Sampled text on a terminal has no control bytes, and none that is not UTF-8.
@@ -173,31 +166,12 @@ func TestGeneratedTextOnATerminal(t *testing.T) {
 func TestTrainSaysThatItSearches(t *testing.T) {
 	const planning = "\rplanning; where it does not fit, searching for what would make it fit …\x1b[K"
 	status, bytes := onTerminal(t, 80, tinyWith("--device-memory", "10KB")...)
-	require.Equal(t, exitDoesNotFit, status, bytes)
+	require.Equal(t, cli.ExitDoesNotFit, status, bytes)
 	require.Contains(t, bytes, planning+"\r\x1b[Kspillway: ")
 	status, bytes = onTerminal(t, 80, tinyWith("--device-memory", "10KB", "--fit")...)
-	require.Equal(t, exitDoesNotFit, status, bytes)
+	require.Equal(t, cli.ExitDoesNotFit, status, bytes)
 	require.Contains(t, bytes, "\rsearching for the fastest configuration that fits …\x1b[K\r\x1b[K\rnothing fits; searching for what would …\x1b[K\r\x1b[Kspillway: ")
 	status, bytes = onTerminal(t, 80, tinyWith("--steps", "1", "--device-memory", "10MB", "--recompute", "auto")...)
 	require.Equal(t, 0, status, bytes)
 	require.Contains(t, bytes, "\rchoosing what is computed again, as little as the cap asks for …\x1b[K\r\x1b[Kmodel ")
-}
-
-// What ends a process amid a live line says so on a line of its own.
-func TestTheEndLeavesTheLiveLine(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "screen"))
-	require.NoError(t, err)
-	defer f.Close()
-	errs := &outlet{file: f}
-	line := &liveLine{w: errs, file: f}
-	errs.leaveLine()
-	line.show([]string{"searching"}, true)
-	errs.leaveLine()
-	errs.leaveLine()
-	line.show([]string{"again"}, true)
-	line.clear()
-	errs.leaveLine()
-	text, err := os.ReadFile(f.Name())
-	require.NoError(t, err)
-	require.Equal(t, "\rsearching\x1b[K\n\ragain\x1b[K\r\x1b[K", string(text))
 }

@@ -1,4 +1,4 @@
-//go:build linux
+//go:build unix
 
 package main
 
@@ -16,9 +16,36 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 	"github.com/spillway-ml/spillway/graph"
 )
+
+// A scrape is answered and its connection ends with it.
+func TestObserversAreNotKept(t *testing.T) {
+	dir := t.TempDir()
+	p := start(t, tinyWith("--steps", "1000000", "--metrics-addr", "0", "--checkpoint", filepath.Join(dir, "ck"))...)
+	var url string
+	waitFor(t, "address", func() bool {
+		_, rest, found := strings.Cut(p.errs.String(), "http://")
+		if found {
+			url, _, _ = strings.Cut(rest, "/metrics")
+		}
+		return found && strings.Contains(rest, "/metrics")
+	})
+	for range 48 { // three times as many as are served at once
+		r, err := http.Get("http://" + url + "/metrics")
+		require.NoError(t, err)
+		text, err := io.ReadAll(r.Body)
+		require.NoError(t, err)
+		require.NoError(t, r.Body.Close())
+		require.Equal(t, http.StatusOK, r.StatusCode)
+		require.True(t, r.Close)
+		require.Contains(t, string(text), "spillway_steps_total")
+	}
+	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, cli.ExitInterrupted, p.end(t), p.errs.String())
+}
 
 // scrape reads a page as Prometheus does.
 func scrape(t *testing.T, url string) map[string]*dto.MetricFamily {
@@ -123,22 +150,9 @@ func TestWatchingARun(t *testing.T) {
 	require.Error(t, err, "the page ends with the run")
 }
 
-func TestMetricsOutputsFailOnceAndTheRunGoesOn(t *testing.T) {
-	board, err := openBoard(t.TempDir(), -1)
-	require.NoError(t, err)
-	require.NoError(t, board.close())
-	var said []string
-	m := &metricsOut{warn: func(s string) { said = append(said, s) }, board: board, told: map[string]bool{}}
-	m.step(spillway.StepResult{Step: 1})
-	m.step(spillway.StepResult{Step: 2})
-	require.Len(t, said, 1)
-	require.Contains(t, said[0], "--tensorboard")
-	require.Contains(t, said[0], "the run goes on")
-}
-
 func TestMetricsAddresses(t *testing.T) {
 	for asked, want := range map[string]string{"9090": "127.0.0.1:9090", ":9090": "127.0.0.1:9090", "0.0.0.0:80": "0.0.0.0:80", "[::1]:1": "[::1]:1", "host:0": "host:0"} {
-		got, err := listenAddress(asked)
+		got, err := options.ListenAddress(asked)
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 	}

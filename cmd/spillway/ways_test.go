@@ -12,6 +12,10 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/training"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/model"
@@ -21,16 +25,16 @@ import (
 func asPlanned(t *testing.T, args []string) (spillway.Config, spillway.Hardware) {
 	t.Helper()
 	var c spillway.Config
-	var l later
-	var f planFlags
+	var l options.Later
+	var f planning.Flags
 	fs := pflag.NewFlagSet("plan", pflag.ContinueOnError)
-	trainFlags(fs, &c, &l)
-	f.bind(fs, &c)
+	options.Train(fs, &c, &l)
+	f.Bind(fs, &c)
 	require.NoError(t, fs.Parse(args), args)
-	require.NoError(t, f.settle(fs, &c), args)
+	require.NoError(t, f.Settle(fs, &c), args)
 	require.NoError(t, c.Validate(), args)
-	f.cpu, f.rates = knownHardware(c.ComputeThreads())
-	return c, f.hardware(&c)
+	f.CPU, f.Rates = planning.KnownHardware(c.ComputeThreads())
+	return c, f.Hardware(&c)
 }
 
 // Every suggestion for a model on a GPU that it does not fit, added to the flags,
@@ -66,11 +70,11 @@ func TestWaysOutOverPresets(t *testing.T) {
 		}
 		last := 0.0
 		for _, way := range ways {
-			applied, machine := asPlanned(t, append(append([]string{}, args...), argsOf(way.Changes)...))
-			require.Equal(t, words(flagText(way.Changes)), argsOf(way.Changes))
+			applied, machine := asPlanned(t, append(append([]string{}, args...), cli.ArgsOf(way.Changes)...))
+			require.Equal(t, words(cli.FlagText(way.Changes)), cli.ArgsOf(way.Changes))
 			f, err := spillway.Predict(t.Context(), applied, machine.Machine(applied.Ranks))
-			require.NoError(t, err, "%v %s", args, flagText(way.Changes))
-			require.True(t, f.Fits, "%v %s", args, flagText(way.Changes))
+			require.NoError(t, err, "%v %s", args, cli.FlagText(way.Changes))
+			require.True(t, f.Fits, "%v %s", args, cli.FlagText(way.Changes))
 			require.InEpsilon(t, way.Forecast.Step.Seconds, f.Step.Seconds, 1e-9)
 			if way.Cost == "" { // those that keep the job come first, by time
 				require.GreaterOrEqual(t, way.Slowdown, last, args)
@@ -91,19 +95,19 @@ func TestWaysOutOfAGlobalBatchRun(t *testing.T) {
 	})
 	args := []string{"train", "--model", model, "--data", testdata + "/text.bin", "--device-memory", "2MiB", "--batch", "8", "--seq", "256", "--fit", "--global-batch", "8", "--steps", "1"}
 	refused := command(args...)
-	require.Equal(t, exitDoesNotFit, refused.status, refused.stderr)
+	require.Equal(t, cli.ExitDoesNotFit, refused.status, refused.stderr)
 	ways := regexp.MustCompile(`(?m)^  spillway (.*?)(  #.*)?$`).FindAllStringSubmatch(refused.stderr, -1)
 	require.NotEmpty(t, ways, refused.stderr)
 	for _, way := range ways {
 		got := command(words(way[1])...)
-		require.Equal(t, exitDone, got.status, "%s\n%s", way[1], got.stderr)
+		require.Equal(t, cli.ExitDone, got.status, "%s\n%s", way[1], got.stderr)
 	}
 
-	cmd := trainCommand()
+	cmd := training.Command()
 	require.NoError(t, cmd.Flags().Parse(args[1:]))
 	var out strings.Builder
 	two := spillway.Config{Ranks: 2, Batch: 8, Accum: 1}
-	printError(&out, &spillway.Refusal{Cause: errors.New("does not fit"), Ways: []spillway.Way{{Changes: spillway.Settings{{Field: "Config.Ranks", Value: "2"}}, Forecast: &spillway.Forecast{Config: two}}}}, args, cmd)
+	cli.PrintError(&out, &spillway.Refusal{Cause: errors.New("does not fit"), Ways: []spillway.Way{{Changes: spillway.Settings{{Field: "Config.Ranks", Value: "2"}}, Forecast: &spillway.Forecast{Config: two}}}}, args, cmd)
 	require.Contains(t, out.String(), "--ranks 2 --global-batch 16")
 	require.NotContains(t, out.String(), "--global-batch 8")
 }
@@ -130,20 +134,20 @@ func TestWaysOutOfAJob(t *testing.T) {
 		{cluster.Torchrun, 4, 4, 1, []string{"--zero", "1"}, "spillway train --model m --zero 1", "--ranks"},
 		{cluster.Torchrun, 4, 8, 1, []string{"--zero", "3", "--ranks", "8"}, "spillway train --model m --zero 3  # as 8 processes", "--ranks"},
 	} {
-		got := wholeCommand(cluster.Env{Source: c.source, World: c.world}, c.ranks, c.each, args, c.flags)
+		got := cli.WholeCommand(cluster.Env{Source: c.source, World: c.world}, c.ranks, c.each, args, c.flags)
 		require.Equal(t, c.want, got, c.source)
 		if c.withoutRank != "" {
 			require.NotContains(t, got, c.withoutRank)
 		}
 	}
 	t.Setenv("SLURM_STEP_NUM_TASKS", "4")
-	require.Equal(t, "srun -n 4 spillway train --zero 1", wholeCommand(cluster.Env{Source: cluster.PMI, World: 4}, 4, 1, []string{"train"}, []string{"--zero", "1"}))
+	require.Equal(t, "srun -n 4 spillway train --zero 1", cli.WholeCommand(cluster.Env{Source: cluster.PMI, World: 4}, 4, 1, []string{"train"}, []string{"--zero", "1"}))
 }
 
 func TestPlanInParts(t *testing.T) {
 	base := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "16"}
 	status, doc := planned(t, append(base, "--offload", "optimizer=host:50%,activations=host:h.{0-0}.mlp.act")...)
-	require.Equal(t, exitDone, status)
+	require.Equal(t, cli.ExitDone, status)
 	require.Positive(t, doc.Requested.Host.ByClass["optimizer"])
 	require.Positive(t, doc.Requested.Device.ByClass["optimizer"])
 	for flags, want := range map[string]string{
@@ -159,7 +163,7 @@ func TestPlanInParts(t *testing.T) {
 	} {
 		name, value, _ := strings.Cut(flags, " ")
 		r := command(append(append([]string{"plan"}, base...), name, value)...)
-		require.Equal(t, exitBadInput, r.status, flags)
+		require.Equal(t, cli.ExitBadInput, r.status, flags)
 		require.Contains(t, r.stderr, want, flags)
 		require.Equal(t, 1, strings.Count(r.stderr, "\n"), r.stderr)
 	}
@@ -173,7 +177,7 @@ func TestAutoIsPrintedAndRun(t *testing.T) {
 	limit := fmt.Sprint((doc.Requested.Device.PeakBytes + full.Requested.Device.PeakBytes) / 2)
 	args := append(shape, "--device-memory", limit, "--recompute", "auto")
 	r := command(append([]string{"plan", "--json", "-"}, args...)...)
-	require.Equal(t, exitDone, r.status, r.stderr)
+	require.Equal(t, cli.ExitDone, r.status, r.stderr)
 	require.Contains(t, r.stdout, `"recompute": "drop:`)
 	require.Contains(t, r.stdout, `"explanation"`)
 	text := command(append([]string{"plan"}, args...)...).stdout
@@ -181,7 +185,7 @@ func TestAutoIsPrintedAndRun(t *testing.T) {
 	require.True(t, found, text)
 	chosen, _, _ = strings.Cut(chosen, "\n")
 	ran := command(append([]string{"train", "--data", testdata + "/text.bin", "--steps", "1"}, args...)...)
-	require.Equal(t, exitDone, ran.status, ran.stderr)
+	require.Equal(t, cli.ExitDone, ran.status, ran.stderr)
 	require.Contains(t, ran.stderr, "recompute auto: "+chosen)
 	r = command(append([]string{"train", "--data", testdata + "/text.bin", "--steps", "1", "--recompute", "auto"}, shape...)...)
 	require.Contains(t, r.stderr, "no cap on device memory")

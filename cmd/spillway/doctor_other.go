@@ -1,6 +1,0 @@
-//go:build !linux
-
-package main
-
-// lockableBytes knows no limit: host memory is locked on Linux.
-func lockableBytes() *int64 { return nil }

@@ -1,0 +1,27 @@
+package bench
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway"
+)
+
+// 1,000 elements over 4 ranks: a part of 750 travels, in the bytes of what it is.
+func TestTextbookCountsThePrecision(t *testing.T) {
+	of := func(precision, reduce, order string, reproducible bool, accum int) (sent [4]int64) {
+		for stage := range sent {
+			c := spillway.Default()
+			c.Precision, c.Reduce, c.AccumOrder, c.Reproducible, c.Accum, c.Ranks, c.Zero = precision, reduce, order, reproducible, accum, 4, stage
+			sent[stage] = textbook(c, 1000)
+		}
+		return sent
+	}
+	require.Equal(t, [4]int64{6000, 6000, 6000, 9000}, of("fp32", "same", "micro", false, 1))
+	require.Equal(t, [4]int64{3000, 3000, 3000, 4500}, of("bf16", "same", "micro", false, 1))
+	require.Equal(t, [4]int64{6000, 4500, 4500, 6000}, of("fp16", "fp32", "micro", false, 1))
+	require.Equal(t, [4]int64{6000, 6000, 9000, 18000}, of("fp32", "same", "micro", false, 2))
+	require.Equal(t, [4]int64{6000, 6000, 6000, 9000}, of("fp32", "same", "layer", false, 2), "layer order moves each once")
+	require.Equal(t, [4]int64{6000, 4500, 4500, 9000}, of("bf16", "same", "micro", true, 2), "stage 0 gathers the leaves' sum in fp32")
+}

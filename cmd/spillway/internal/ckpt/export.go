@@ -1,0 +1,97 @@
+package ckpt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/internal/safetensors"
+	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/train/saving"
+)
+
+func ExportCommand() *cobra.Command {
+	var to string
+	shard := int64(checkpoint.ShardBytes)
+	cmd := &cobra.Command{
+		Use:     "export DIR --to DIR",
+		Short:   "Write a checkpoint's model as a Hugging Face folder",
+		Long:    "Write the model of a checkpoint, or of the newest whole one in a folder, as a Hugging Face folder: config.json, model.safetensors (above --max-shard-size several files and their index), fp32, and the tokenizer's files where the run knew them. The files are verified; the folder appears complete or not at all. train --export DIR does so at the run's end.",
+		Example: "  spillway ckpt export run1 --to model",
+		Args:    oneFolder("export"),
+	}
+	cmd.Flags().StringVar(&to, "to", "", "the `DIR` to write, which must be new or empty")
+	cmd.Flags().Var(cli.Size(&shard), "max-shard-size", "largest file of weights")
+	cmd.Flags().Lookup("max-shard-size").DefValue = "5GB" // checkpoint.ShardBytes
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if to == "" {
+			return errors.New("ckpt export: --to is missing: the folder to write")
+		}
+		if err := isFolder(args[0]); err != nil {
+			return err
+		}
+		if err := options.Exportable("to", to, args[0]); err != nil {
+			return err
+		}
+		folder, err := exportModel(cmd.Context(), args[0], to, shard, cmd.ErrOrStderr())
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "%s: the model of %s\n", to, folder)
+		return nil
+	}
+	return cmd
+}
+
+// exportModel writes the model of a checkpoint, or of the newest whole one of a folder,
+// and returns which that was.
+func exportModel(ctx context.Context, from, to string, shard int64, stderr io.Writer) (folder string, err error) {
+	c, passed, err := checkpoint.Take(ctx, filesys.System, from, model.ConfigFile, safetensors.FileName)
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(filepath.Join(from, model.ConfigFile)); c == nil && err == nil {
+		return "", fmt.Errorf("ckpt export: %.80q is a model's folder already; a checkpoint or a checkpoint folder is needed", from)
+	}
+	if c == nil {
+		return "", fmt.Errorf("ckpt: %.80q is no checkpoint and holds none", from)
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	for _, p := range passed {
+		fmt.Fprintln(stderr, "warning:", p)
+	}
+	names := []string{model.ConfigFile, safetensors.FileName}
+	for _, f := range c.Manifest.Files {
+		if slices.Contains(saving.ModelFiles(), f.Name) && f.Name != model.ConfigFile {
+			names = append(names, f.Name)
+		}
+	}
+	return c.Folder, c.Export(ctx, to, shard, names...)
+}
+
+// ExportLast writes the model of a run that has come to its end, from its last checkpoint in
+// from, to --export's folder; "": to none.
+func ExportLast(ctx context.Context, from, to string, stdout, stderr io.Writer) error {
+	if to == "" {
+		return nil
+	}
+	if _, err := exportModel(ctx, from, to, checkpoint.ShardBytes, stderr); err != nil {
+		hint := "the checkpoint is whole: spillway ckpt export writes it later"
+		if ctx.Err() != nil {
+			return cli.Interrupted("interrupted after training, while the model was exported; " + hint)
+		}
+		return cli.Fault(fmt.Errorf("--export: %w (%s)", err, hint))
+	}
+	fmt.Fprintf(stdout, "Hugging Face model: %s\n", cli.OnOneLine(to))
+	return nil
+}

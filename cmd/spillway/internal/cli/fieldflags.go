@@ -1,0 +1,86 @@
+package cli
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/planner"
+)
+
+// otherNames are the flags that are not named as their fields are.
+var otherNames = map[string]string{
+	"Config.LocalRanks": "ranks-per-process", "Config.OnNonFinite": "on-nonfinite", "Config.OptimizerDType": "optimizer-dtype",
+	"Config.TensorBoard": "tensorboard", "Hardware.Device": "gpu", "Hardware.HostShare": "node-memory", "Hardware.Nodes": "nodes",
+	"Hardware.PerNode": "gpus-per-node", "Job.Outlives": "min-ranks", "Job.Transport": "transport", "Options.TextField": "text-field",
+	"Sampling.Temperature": "temperature", "Sampling.TopK": "top-k", "Sampling.TopP": "top-p",
+}
+
+// wordStart is where a word of a field's name begins: LRBaseBatch is LR, Base, Batch.
+var wordStart = regexp.MustCompile(`([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])`)
+
+// FlagOf returns the flag of a field that the library's errors, warnings and reasons
+// name, "" for none: the field's words in lower case where a group of flags has that.
+func FlagOf(field string) string {
+	if name, ok := otherNames[field]; ok {
+		return name
+	}
+	name, ok := strings.CutPrefix(field, "Config.")
+	name = strings.ToLower(wordStart.ReplaceAllString(name, "$1$3-$2$4"))
+	if ok && slices.ContainsFunc(flagGroups, func(g flagGroup) bool { return slices.Contains(g.flags, name) }) {
+		return name
+	}
+	return ""
+}
+
+// NamedField is a field in a sentence: a word by itself, which a path or a quoted value
+// is not.
+var NamedField = regexp.MustCompile(`(^|[\s(])((?:Config|Sampling|Hardware|Job|Options)\.[A-Z]\w*)`)
+
+// ofAFlag is what the planner puts before what it refuses of a pattern, whose pass has the
+// flag's name.
+var ofAFlag = regexp.MustCompile(`^(warning: )?plan: (freeze|recompute|offload): `)
+
+// passAfterFlag is the pass's name behind the flag that says it.
+var passAfterFlag = regexp.MustCompile(`^(--(?:recompute|offload) \S+): (?:recompute|offload): `)
+
+// withoutModel is what the library says where a model is missing; the command has a list.
+const withoutModel = "--model is missing: give a preset's name"
+
+// Flagged is a text of the library with flags in place of fields.
+func Flagged(text string) string {
+	text = NamedField.ReplaceAllStringFunc(text, func(found string) string {
+		at := strings.IndexAny(found, "CHJOS")
+		if flag := FlagOf(found[at:]); flag != "" {
+			return found[:at] + "--" + flag
+		}
+		return found
+	})
+	text = ofAFlag.ReplaceAllString(text, "$1--$2: ")
+	text = passAfterFlag.ReplaceAllString(text, "$1: ")
+	return strings.Replace(text, withoutModel, withoutModel+" (spillway plan --list-models; spillway-demo is small enough for any machine)", 1)
+}
+
+// FlaggedAll is flagged for lines.
+func FlaggedAll(lines []string) []string {
+	out := make([]string, len(lines))
+	for i, line := range lines {
+		out[i] = Flagged(line)
+	}
+	return out
+}
+
+// Reasons are a plan's reasons as the command says them.
+func Reasons(f *spillway.Forecast) []string { return FlaggedAll(planner.Reasons(f)) }
+
+// ArgsOf are settings as words of a command line.
+func ArgsOf(settings spillway.Settings) (args []string) {
+	for _, s := range settings {
+		args = append(args, "--"+FlagOf(s.Field), s.Value)
+	}
+	return args
+}
+
+// FlagText is settings as a person types them.
+func FlagText(settings spillway.Settings) string { return planner.Shell(ArgsOf(settings)) }

@@ -1,0 +1,106 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/planner"
+)
+
+// PrintError tells a person what ended a command: one line, and after a refusal
+// with ways out a whole command a line, to be copied.
+func PrintError(w io.Writer, err error, args []string, cmd *cobra.Command) {
+	var said Interrupted
+	if errors.Is(err, context.Canceled) && !errors.As(err, &said) {
+		err = Interrupted("interrupted") // in a search
+	}
+	var refused *spillway.Refusal
+	if !errors.As(err, &refused) {
+		fmt.Fprintln(w, "spillway:", Visible(tame(Flagged(err.Error()), slices.Concat(args, setValues(cmd)))))
+		return
+	}
+	fmt.Fprintf(w, "spillway: %s; it fits as:\n", Flagged(refused.Cause.Error()))
+	global := cmd.Flags().Lookup("global-batch")
+	env, wrong := cluster.Read(os.Getenv)
+	if wrong != nil {
+		env = cluster.Env{World: 1}
+	}
+	for _, way := range refused.Ways {
+		flags := ArgsOf(way.Changes)
+		if c := way.Forecast.Config; global != nil && global.Changed {
+			flags = append(slices.Clone(flags), "--global-batch", fmt.Sprint(c.Ranks*c.Batch*c.Accum))
+		}
+		each, _ := cmd.Flags().GetInt("ranks-per-process") // 0 where the command has no such flag
+		line := "  " + WholeCommand(env, way.Forecast.Config.Ranks, max(each, 1), args, flags)
+		if way.Cost != "" {
+			line += "  # " + way.Cost
+		}
+		fmt.Fprintln(w, line)
+	}
+}
+
+// WholeCommand is the command that starts ranks, each many a process, as env's job was
+// started, with flags in place of those of the same names among args.
+func WholeCommand(env cluster.Env, ranks, each int, args, flags []string) string {
+	if env.World == 1 {
+		return "spillway " + planner.Shell(WithFlags(args, flags))
+	}
+	args, flags = WithFlags(args, []string{"--ranks", ""}), WithFlags(flags, []string{"--ranks", ""})
+	args, flags = args[:len(args)-2], flags[:len(flags)-2] // how many processes there are says it
+	if ranks%each != 0 {
+		each, flags = 1, append(flags, "--ranks-per-process", "1")
+	}
+	n, launcher := ranks/each, ""
+	switch env.Source {
+	case cluster.Launch:
+		launcher = fmt.Sprintf("spillway launch -n %d -- ", n)
+	case cluster.OpenMPI:
+		launcher = fmt.Sprintf("mpirun -np %d spillway ", n)
+	case cluster.Slurm:
+		launcher = fmt.Sprintf("srun -n %d spillway ", n)
+	case cluster.PMI, cluster.PMIx:
+		launcher = fmt.Sprintf("mpirun -np %d spillway ", n)
+		if os.Getenv("SLURM_STEP_NUM_TASKS") != "" {
+			launcher = fmt.Sprintf("srun -n %d spillway ", n)
+		}
+	default: // a pod's or an agent's own command, with the number of processes elsewhere
+		whole := "spillway " + planner.Shell(WithFlags(args, flags))
+		if n != env.World {
+			whole += fmt.Sprintf("  # as %d processes", n)
+		}
+		return whole
+	}
+	return launcher + planner.Shell(WithFlags(args, flags))
+}
+
+// WithFlags returns a command line in which flags (each "--name", "value")
+// replace those of the same names, at its end.
+func WithFlags(args, flags []string) []string {
+	replaced := map[string]bool{}
+	for i := 0; i < len(flags); i += 2 {
+		replaced[flags[i]] = true
+	}
+	if replaced["--nodes"] {
+		replaced["--ranks"] = true // their product
+	}
+	var out []string
+	for i := 0; i < len(args); i++ {
+		name, _, joined := strings.Cut(args[i], "=")
+		switch {
+		case !replaced[name]:
+			out = append(out, args[i])
+		case !joined:
+			i++ // its value
+		}
+	}
+	return append(out, flags...)
+}

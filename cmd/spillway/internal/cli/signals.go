@@ -1,0 +1,44 @@
+package cli
+
+import (
+	"os"
+	"os/signal"
+	"sync/atomic"
+	"time"
+)
+
+// Burst is the time after a first signal in which others mean the same: timeout(1)
+// signals its child and then its group, a terminal that closes hangs up twice, and a
+// person presses a key again.
+const Burst = 2 * time.Second
+
+// Catch has signals sent to c, but for those that were ignored when the process
+// started.
+func Catch(c chan<- os.Signal, list ...os.Signal) {
+	for _, s := range list {
+		if !signal.Ignored(s) {
+			signal.Notify(c, s)
+		}
+	}
+}
+
+// Promptly is how long a command has to end by itself when it is interrupted.
+const Promptly = 300 * time.Millisecond
+
+// Sheltered counts what a signal must not cut off.
+var Sheltered atomic.Int32
+
+// Shelter keeps the process alive, after a signal, until what it returns is called:
+// somebody has a state to save, and looks at the context.
+func Shelter() (leave func()) {
+	Sheltered.Add(1)
+	return func() { Sheltered.Add(-1) }
+}
+
+// Again gives a signal its usual effect.
+func Again(s os.Signal) {
+	signal.Reset(s)
+	if p, err := os.FindProcess(os.Getpid()); err == nil && p.Signal(s) == nil {
+		time.Sleep(time.Second) // it ends us
+	}
+}

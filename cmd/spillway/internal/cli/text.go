@@ -1,0 +1,96 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/spillway-ml/spillway"
+)
+
+// Terminal is how many columns a line of text takes at most.
+const Terminal = 80
+
+// Wrap prints text in lines of a terminal, broken at spaces: the first after
+// first, the others after rest. A word longer than that has a line of its own.
+func Wrap(w io.Writer, first, rest, text string) {
+	line, begun := first, false
+	for _, word := range strings.Fields(text) {
+		if begun && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > Terminal {
+			fmt.Fprintln(w, line)
+			line, begun = rest, false
+		}
+		if begun {
+			line += " "
+		}
+		line, begun = line+word, true
+	}
+	fmt.Fprintln(w, line)
+}
+
+// WrapFlags prints flags for a shell, broken between two of them into lines of a terminal
+// by backslashes, so that they are one command still where they are copied. A flag
+// longer than a line has one of its own.
+func WrapFlags(w io.Writer, first, rest, flags string) {
+	list := strings.Split(flags, " --")
+	line := first + list[0]
+	for i, flag := range list[1:] {
+		more := ` \`
+		end := more
+		if i == len(list)-2 {
+			end = "" // the last
+		}
+		if utf8.RuneCountInString(line+" --"+flag+end) > Terminal {
+			fmt.Fprintln(w, line+more)
+			line = rest + "--" + flag
+		} else {
+			line += " --" + flag
+		}
+	}
+	fmt.Fprintln(w, line)
+}
+
+func WriteNew(path string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, data, 0o644)
+}
+
+// Count writes tokens a second; below ten not in whole ones, which may be none.
+func Count(v float64) string {
+	switch {
+	case v >= 10:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 0.01:
+		return strconv.FormatFloat(v, 'f', 2, 64)
+	}
+	return strconv.FormatFloat(v, 'g', 1, 64)
+}
+
+// LossText is a mean loss in nats a token, with what it means: bits a byte where
+// a token is one, and the perplexity else.
+func LossText(loss float32, bytes bool) string {
+	if bytes {
+		return fmt.Sprintf("%.4f (%.3f bits a byte)", loss, float64(loss)/math.Ln2)
+	}
+	return fmt.Sprintf("%.4f (perplexity %.4g)", loss, math.Exp(float64(loss)))
+}
+
+// TokensAreBytes says whether a token of the run's data at path is a byte of text.
+func TokensAreBytes(t *spillway.Trainer, path string) bool {
+	return t.ByteTokens() && !strings.HasSuffix(path, ".bin")
+}
+
+// RunAgain says how many steps a job does once more.
+func RunAgain(n int) string {
+	if n == 1 {
+		return "1 step is run again"
+	}
+	return fmt.Sprintf("%d steps are run again", n)
+}

@@ -1,0 +1,97 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/pflag"
+)
+
+// sizeFlag is a number of bytes: a bare integer, or KB, MB, GB (decimal), KiB,
+// MiB, GiB (binary).
+type sizeFlag struct{ bytes *int64 }
+
+// sizeForm keeps out what the parser also takes and nobody can mean for sure: a
+// bare K, thousands' separators, exponents.
+var sizeForm = regexp.MustCompile(`(?i)^[0-9]+(\.[0-9]+)? ?([KMGTPE]i?)?B$`)
+
+// bareNumber is a count of bytes.
+var bareNumber = regexp.MustCompile(`^[0-9]+$`)
+
+// bareUnit is a number with a unit that is decimal for some and binary for others.
+var bareUnit = regexp.MustCompile(`(?i)^[0-9]+(\.[0-9]+)?[KMGT]$`)
+
+// Size is the flag of a number of bytes that goes to bytes.
+func Size(bytes *int64) pflag.Value { return sizeFlag{bytes} }
+
+// List is the flag of a comma-separated list; of is what help calls one of it.
+func List(list *[]string, of string) pflag.Value { return listFlag{list, of} }
+
+func ParseSize(s string) (int64, error) {
+	if n, err := strconv.ParseInt(s, 10, 64); err == nil && n >= 0 && n <= 1<<62 && s[0] != '+' {
+		return n, nil // exactly, where a float64 would round
+	}
+	n, err := humanize.ParseBytes(s)
+	switch {
+	case bareNumber.MatchString(s):
+		return 0, fmt.Errorf("%.80q is over the largest size, 4 EiB", s)
+	case bareUnit.MatchString(s):
+		return 0, fmt.Errorf("%q is not a size; write %[2]sB, which is decimal, or %[2]siB, which is binary", s, strings.ToUpper(s))
+	case !sizeForm.MatchString(s):
+		return 0, fmt.Errorf("%q is not a size; write bytes, or a number with KB, MB, GB, KiB, MiB or GiB", s)
+	case err != nil || n > 1<<62:
+		return 0, fmt.Errorf("%q is over the largest size, 4 EiB", s)
+	}
+	return int64(n), nil
+}
+
+func (f sizeFlag) Set(s string) error {
+	n, err := ParseSize(s)
+	if err == nil && n == 0 {
+		err = errors.New("a size of 0 leaves no memory at all; leave the flag out for no cap")
+	}
+	if err != nil {
+		return err
+	}
+	*f.bytes = n
+	return nil
+}
+
+func (f sizeFlag) Type() string { return "SIZE" }
+
+func (f sizeFlag) String() string {
+	if f.bytes == nil || *f.bytes == 0 {
+		return ""
+	}
+	return fmt.Sprint(*f.bytes)
+}
+
+// listFlag is a comma-separated list; given twice, the last wins. of is what help
+// calls one of it.
+type listFlag struct {
+	list *[]string
+	of   string
+}
+
+func (f listFlag) Set(s string) error {
+	*f.list = nil
+	for _, part := range strings.Split(s, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			*f.list = append(*f.list, part)
+		}
+	}
+	return nil
+}
+
+func (f listFlag) Type() string { return f.of }
+
+func (f listFlag) String() string {
+	if f.list == nil {
+		return ""
+	}
+	return strings.Join(*f.list, ",")
+}

@@ -1,0 +1,35 @@
+package host
+
+import (
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+)
+
+// OnlineCPUs is how many processors the machine has, whatever this process is
+// bound to.
+func OnlineCPUs() int {
+	b, err := os.ReadFile("/sys/devices/system/cpu/online")
+	if err != nil {
+		return runtime.NumCPU()
+	}
+	return countCPUs(string(b))
+}
+
+// countCPUs counts a list as "0-3,8".
+func countCPUs(list string) (n int) {
+	for _, part := range strings.Split(strings.TrimSpace(list), ",") {
+		from, to, isRange := strings.Cut(part, "-")
+		a, err := strconv.Atoi(from)
+		b := a
+		if isRange && err == nil {
+			b, err = strconv.Atoi(to)
+		}
+		if err != nil || b < a {
+			return runtime.NumCPU()
+		}
+		n += b - a + 1
+	}
+	return n
+}

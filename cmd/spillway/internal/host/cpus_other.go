@@ -1,0 +1,7 @@
+//go:build !linux
+
+package host
+
+import "runtime"
+
+func OnlineCPUs() int { return runtime.NumCPU() }

@@ -1,0 +1,125 @@
+// Package host makes this process ready for plans and runs: its processors and its heap.
+package host
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"sync"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// extraProcs gives the runtime more processors (GOMAXPROCS) than computing
+// threads while a run uses the disk tier. A worker whose read or write returns
+// needs one to go on; where kernels have them all it waits for up to a time
+// slice of 10 ms. Beside computing cores the tier moves a quarter more with two
+// more, and kernels get no less (benchmarks/disk, -busy).
+type extraProcs struct {
+	mu    sync.Mutex
+	users int
+}
+
+const procsForDisk = 2
+
+var DiskProcs extraProcs
+
+func (e *extraProcs) acquire() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.users++; e.users == 1 {
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + procsForDisk)
+	}
+}
+
+func (e *extraProcs) release() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.users--; e.users == 0 {
+		runtime.GOMAXPROCS(max(1, runtime.GOMAXPROCS(0)-procsForDisk))
+	}
+}
+
+// BesideDisk is acquire, for who calls what it returns afterwards.
+func (e *extraProcs) BesideDisk() (after func()) {
+	e.acquire()
+	return e.release
+}
+
+// planningHeap lets the heap grow further before it is collected while something plans
+// many configurations: what lives is a few programs, and each plan leaves megabytes
+// behind, so that by default a third of a search's time is the collector's. It takes up
+// to some 100 MB. GOGC, where it is set, holds.
+type planningHeap struct {
+	mu    sync.Mutex
+	users int
+	was   int
+}
+
+const planningPercent = 400 // as of debug.SetGCPercent
+
+var PlanHeap planningHeap
+
+// Acquire is for who calls what it returns afterwards.
+func (h *planningHeap) Acquire() (release func()) {
+	if os.Getenv("GOGC") != "" {
+		return func() {}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.users++; h.users == 1 {
+		h.was = debug.SetGCPercent(planningPercent)
+	}
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.users--; h.users == 0 {
+			debug.SetGCPercent(h.was)
+		}
+	}
+}
+
+// MakeRoom gives this process what a planned run needs of it: processors beside the
+// disk tier, and the memory that planning left on the heap, which would stay resident
+// beside the arenas, that nothing has touched so far. undo takes the processors back.
+func MakeRoom() (planned func(*plan.Plan), undo func()) {
+	onDisk := false
+	planned = func(p *plan.Plan) {
+		if p.Layout.Spaces[graph.Disk].Peak > 0 || p.Config.Outside[graph.Disk] > 0 {
+			onDisk = true
+			DiskProcs.acquire()
+		}
+		debug.FreeOSMemory()
+	}
+	return planned, func() {
+		if onDisk {
+			onDisk = false
+			DiskProcs.release()
+		}
+	}
+}
+
+// NewTrainer is spillway.New in a process that is made ready for it. closeAll closes
+// the trainer.
+func NewTrainer(ctx context.Context, c spillway.Config, start func(context.Context, spillway.Config) (*spillway.Trainer, error)) (t *spillway.Trainer, closeAll func() error, err error) {
+	c.Threads = c.ComputeThreads() // before the runtime has more processors than that
+	planned, undo := MakeRoom()
+	told := c.Planned
+	c.Planned = func(p *plan.Plan) {
+		if told != nil {
+			told(p)
+		}
+		planned(p)
+	}
+	if t, err = start(ctx, c); err != nil {
+		undo()
+		return nil, nil, err
+	}
+	return t, func() error {
+		defer undo()
+		return t.Close()
+	}, nil
+}

@@ -1,0 +1,26 @@
+package infer
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// How far an evaluation is: its batches, what is left by those after the first, and where a
+// signal ended it.
+func TestEvalProgress(t *testing.T) {
+	var out strings.Builder
+	p := newEvalProgress(&out)
+	require.Equal(t, "interrupted in the first batch", p.reached())
+	p.batch(1, 9, 2.5)
+	require.Empty(t, out.String(), "a short one says nothing in a pipe")
+	p.told = p.told.Add(-time.Hour)
+	p.began = p.began.Add(-time.Hour)
+	p.batch(4, 9, 2.25)
+	require.Regexp(t, `^batch 4/9  loss 2\.2500  1h40m[0-9]+s left\n$`, out.String())
+	p.batch(5, 9, 2)
+	require.Equal(t, 1, strings.Count(out.String(), "\n"))
+	require.Equal(t, "interrupted after batch 5 of 9", p.reached())
+}

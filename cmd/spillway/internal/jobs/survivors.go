@@ -1,0 +1,209 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+
+	"github.com/dustin/go-humanize/english"
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
+	"github.com/spillway-ml/spillway/internal/nearest"
+	"github.com/spillway-ml/spillway/internal/rollcall"
+	"github.com/spillway-ml/spillway/launch"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// OtherBits warns of a job that may go on with another number of ranks.
+const OtherBits = "warning: without --reproducible the bits depend on the number of ranks: a job that loses one ends in others"
+
+// survivors is how the processes of a job that nobody restarts go on without those that are
+// lost. Each of them, in the same order:
+//
+//	the run ends with the loss, and gives back what it has of its GPU
+//	the roll is called: rank 0 decides who goes on, and all read it
+//	ncclCommShrink makes the communicator of those
+//	rank 0 plans for as many, and the run goes on from the newest checkpoint
+//
+// Whatever does not come to its end within its time ends the process with status 3.
+type survivors struct {
+	p      *Place
+	flags  *pflag.FlagSet
+	leaves int // micro-batches of a step over all ranks: the step stays the same
+	shard  int // ranks that the world is a multiple of
+	saved  OwnCheckpoints
+	out    io.Writer
+}
+
+// refuseSurvivors refuses a --min-ranks of the process that leads where the job has no use for
+// it, before it meets the others.
+func (p *Place) refuseSurvivors(c *spillway.Config) error {
+	switch {
+	case p.Min == 0:
+		return nil
+	case p.Min < 0:
+		return fmt.Errorf("--min-ranks %d: at least 1 rank goes on", p.Min)
+	case p.Transport != cluster.NCCL:
+		return errors.New("--min-ranks of train is for processes with a GPU each that have NCCL alone to meet by (NCCL_COMM_ID=HOST:PORT, and torchrun's, srun's or an indexed Job's variables): " +
+			"those of a host go on with spillway launch --min-ranks M -- train …, and under mpirun a lost rank ends the job")
+	case c.Checkpoint == "":
+		return errors.New("--min-ranks needs --checkpoint: the folder to go on from, which all processes see")
+	case p.Min > p.Env.World:
+		return fmt.Errorf("--min-ranks %d is over the job's %d processes", p.Min, p.Env.World)
+	}
+	return nil
+}
+
+// SurvivorsOf is how the job of a configuration goes on.
+func (p *Place) SurvivorsOf(flags *pflag.FlagSet, c *spillway.Config, out io.Writer) *survivors {
+	if p.Min > 0 && !c.Reproducible {
+		fmt.Fprintln(out, OtherBits)
+	}
+	s := &survivors{p: p, flags: flags, leaves: c.Ranks * c.Accum, shard: max(c.ShardSize, 1), out: out}
+	if p.Min > 0 {
+		s.saved = CheckpointsOf(c.Checkpoint, c.Resume)
+	}
+	return s
+}
+
+// Lead runs the job that this process leads, with those that are left as often as some are
+// lost.
+func (s *survivors) Lead(ctx context.Context, c spillway.Config, run func(spillway.Config) error) error {
+	p := s.p
+	for {
+		err := run(c)
+		if p.Min == 0 {
+			return err
+		}
+		suspect, lost := p.host.Loss()
+		if err == nil || ctx.Err() != nil || lost == nil || p.Job.Roll.Folder == "" {
+			p.Job.Roll.Close() // nobody looks for a verdict: the others have ended, or end
+			return err
+		}
+		v, e := p.Job.Roll.Call(ctx, []int{suspect}, s.decide)
+		if e != nil {
+			p.Job.Roll.Close() // so that nobody waits for a verdict
+			return cli.Fault(fmt.Errorf("%w; the job does not go on: %w", err, e))
+		}
+		if !v.On {
+			return cli.Fault(fmt.Errorf("%w; %s", err, v.Why))
+		}
+		where, from := s.saved.From()
+		fmt.Fprintf(s.out, "spillway: %s from %s: %s\n", v.Why, where, cli.RunAgain(max(0, p.reached-from)))
+		if err = p.rejoin(v); err == nil {
+			c, err = s.again(ctx, c)
+		}
+		if err != nil {
+			p.Job.Roll.Close()
+			return err
+		}
+	}
+}
+
+// decide says who goes on of those that are here: the most that divide a step.
+func (s *survivors) decide(here, lost []int) rollcall.Verdict {
+	if len(lost) == 0 {
+		return rollcall.Verdict{Why: fmt.Sprintf("all %d processes answer: there is none to go on without", len(here))}
+	}
+	names := make([]string, len(lost))
+	for i, rank := range lost {
+		names[i] = fmt.Sprintf("rank %d", rank)
+		if at := s.where(rank); at != "" {
+			names[i] += " (" + at + ")"
+		}
+	}
+	why := "lost " + english.OxfordWordSeries(names, "and")
+	team := launch.Team{Leaves: s.leaves, Min: s.p.Min, Max: len(here), Processes: len(here)}
+	sizes := slices.DeleteFunc(team.Sizes(), func(n int) bool { return n%s.shard != 0 })
+	if len(sizes) == 0 {
+		return rollcall.Verdict{Why: fmt.Sprintf("%s; of the job's ranks there are %d left, which gives no --min-ranks %d that divides a step of %d micro-batches", why, len(here), s.p.Min, s.leaves)}
+	}
+	n := sizes[0]
+	why += "; going on with " + english.Plural(n, "rank", "")
+	if spare := here[n:]; len(spare) > 0 {
+		why += fmt.Sprintf(" (%s %v not needed: %s ranks divide the step)", english.PluralWord(len(spare), "rank", ""), spare, nearest.Divisors(s.leaves, len(here)))
+	}
+	return rollcall.Verdict{On: true, Go: here[:n], Why: why}
+}
+
+// where says where a lost rank was, as far as it has told.
+func (s *survivors) where(rank int) string {
+	if s.p.host == nil {
+		return ""
+	}
+	return s.p.host.Where(rank)
+}
+
+// again is the configuration of those that go on. Where it does not fit over fewer ranks as it
+// was asked for, what rests on the device moves outward, which keeps the bits.
+func (s *survivors) again(ctx context.Context, c spillway.Config) (spillway.Config, error) {
+	c = c.Over(s.p.Job)
+	_, begun := s.saved.Newest()
+	c.Accum, c.Resume = s.leaves/c.Ranks, c.Resume || begun
+	hw, onDevice, err := spillway.DeviceHardware(c)
+	if err != nil {
+		return c, err
+	}
+	_, err = spillway.Build(ctx, onDevice)
+	var small *plan.DoesNotFit
+	if !errors.As(err, &small) {
+		return c, nil // what else is wrong the run finds
+	}
+	fmt.Fprintln(s.out, "spillway: as it was asked for the job does not fit over fewer ranks: going on with --fit")
+	fixed := options.FixedBy(s.flags)
+	fixed.Batch, fixed.Accum, fixed.Precision, fixed.AccumOrder = true, true, true, true
+	return c, planning.FitTo(ctx, &c, onDevice, fixed, 0, hw, s.out)
+}
+
+// rejoin makes this process one of those that go on.
+func (p *Place) rejoin(v rollcall.Verdict) error {
+	_, world := p.host.Place()
+	var without []int
+	for rank := range world {
+		if !slices.Contains(v.Go, rank) {
+			without = append(without, rank)
+		}
+	}
+	if err := p.host.Shrink(without); err != nil {
+		return cli.Fault(fmt.Errorf("%s, but they do not meet: %w", v.Why, err))
+	}
+	before := p.Job
+	p.Env.Rank, p.Env.World = p.host.Place()
+	p.Job = &spillway.Job{Process: p.Env.Rank, Processes: p.Env.World, Locals: before.Locals, Local: before.Local,
+		Transport: before.Transport, Outlives: before.Outlives, Roll: rollcall.Roll{Before: before.Roll.Folder}, Fastest: before.Fastest, Terms: before.Terms, Asked: before.Asked}
+	p.link(p.Job, p.streams())
+	return nil
+}
+
+// follow is what a process that does not lead does once its part has ended with err: true if
+// it is to lend its rank again.
+func (p *Place) follow(ctx context.Context, ended error) (again bool, err error) {
+	_, lost := p.host.Loss()
+	if p.Min == 0 || lost == nil || p.Job.Roll.Folder == "" {
+		return false, ended
+	}
+	rank, _ := p.host.Place()
+	v, err := p.Job.Roll.Answer(ctx, rank)
+	switch {
+	case ended == nil && errors.Is(err, fs.ErrNotExist): // the run is over, and somebody was slow to leave
+		return false, nil
+	case err != nil:
+		return false, cli.Fault(fmt.Errorf("%w; the job does not go on: %w", lost, err))
+	case !v.On:
+		return false, cli.Fault(fmt.Errorf("%w; %s", lost, v.Why))
+	case slices.Contains(v.Lost, rank):
+		return false, cli.Fault(fmt.Errorf("%w; the job goes on without this process, rank %d, which has answered too late: %s", lost, rank, v.Why))
+	case !slices.Contains(v.Go, rank):
+		fmt.Fprintf(p.Stderr, "spillway: rank %d ends: %s\n", rank, v.Why)
+		return false, nil
+	}
+	return true, p.rejoin(v)
+}

@@ -1,0 +1,222 @@
+package launching
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/dustin/go-humanize/english"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/jobs"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/internal/nearest"
+	"github.com/spillway-ml/spillway/launch"
+)
+
+// launchFlags are those of launch that are not launch.Options'.
+type launchFlags struct {
+	restarts           int
+	minRanks, maxRanks int // 0: a job that lost a rank starts again as it was
+}
+
+// elastic runs a job that outlives its ranks: where some are lost, those that are left
+// are formed again and go on from the newest checkpoint.
+type elastic struct {
+	o       launch.Options
+	team    launch.Team
+	args    []string // the command's, as given
+	tries   attempts
+	steps   int  // --steps: behind the last there is nothing to join for
+	fit     bool // given, or taken because nothing fits without
+	reached int  // steps that were done, some of them more than once
+	out     io.Writer
+}
+
+// newElastic reads what the job's own flags say of a step and its checkpoints.
+func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
+	if o.Args[0] != "train" {
+		return nil, errors.New("--min-ranks is for launch of train: a job that has checkpoints to go on from")
+	}
+	fs, err := trainValues(o.Args[1:])
+	if err != nil {
+		return nil, err
+	}
+	number := func(name string) int { n, _ := fs.GetInt(name); return n }
+	e := &elastic{o: o, args: o.Args, steps: number("steps"), out: o.Stderr}
+	e.fit, _ = fs.GetBool("fit")
+	batch, rows := number("batch"), number("global-batch")
+	switch {
+	case fs.Lookup("checkpoint").Value.String() == "":
+		return nil, errors.New("--min-ranks needs train's --checkpoint: the folder to go on from")
+	case fs.Changed("ranks-per-process"):
+		return nil, errors.New("--min-ranks with --ranks-per-process: a job that loses ranks has a process for each; leave one of them out")
+	case f.minRanks > o.Ranks:
+		return nil, fmt.Errorf("--min-ranks %d is over the %d of -n", f.minRanks, o.Ranks)
+	case f.maxRanks > o.Ranks:
+		return nil, fmt.Errorf("--max-ranks %d is over the %d of -n: launch starts no more processes than it has lost", f.maxRanks, o.Ranks)
+	case f.maxRanks > 0 && f.maxRanks < f.minRanks:
+		return nil, fmt.Errorf("--max-ranks %d is under --min-ranks %d", f.maxRanks, f.minRanks)
+	case batch < 1:
+		return nil, fmt.Errorf("--batch %d: at least 1 row is needed", batch)
+	case rows == 0:
+		rows = o.Ranks * number("accum") * batch
+	case rows < 0 || rows%batch != 0:
+		return nil, fmt.Errorf("--global-batch %d is no multiple of --batch %d rows", rows, batch)
+	}
+	leaves := rows / batch
+	if leaves < 1 || leaves%o.Ranks != 0 {
+		return nil, fmt.Errorf("-n %d: a step of %d micro-batches (--global-batch %d, --batch %d) is not divided by it; %s ranks divide it", o.Ranks, leaves, rows, batch, nearest.Divisors(max(leaves, 1), o.Ranks))
+	}
+	if f.maxRanks == 0 {
+		f.maxRanks = o.Ranks
+	}
+	if same, _ := fs.GetBool("reproducible"); !same {
+		fmt.Fprintln(e.out, jobs.OtherBits)
+	}
+	e.tries = attemptsFrom(jobs.SavedBy(fs), o.Ranks+1) // ranks that are lost one after the other are no sign of a fault
+	e.team = launch.Team{Leaves: leaves, Min: f.minRanks, Max: f.maxRanks, Restarts: f.restarts, Processes: o.Ranks}
+	return e, nil
+}
+
+// trainValues parses train's arguments as train does: the config file and the demo's
+// values below the flags.
+func trainValues(args []string) (*pflag.FlagSet, error) {
+	fs := options.TrainSet()
+	if err := fs.Parse(args); err != nil {
+		return nil, cli.PlainFlagError(err)
+	}
+	if !fs.Changed("model") && !fs.Changed("data") && !fs.Changed("config") {
+		return fs, options.ApplyDemo(fs)
+	}
+	if path := fs.Lookup("config").Value.String(); path != "" {
+		return fs, cli.ApplyConfigFile(fs, path)
+	}
+	return fs, nil
+}
+
+// run runs the job, as often as it must be formed again.
+func (e *elastic) run(cmd *cobra.Command, signals <-chan os.Signal) error {
+	release, err := e.tries.saved.Hold()
+	if err != nil {
+		return err
+	}
+	defer release()
+	first := true
+	for {
+		sizes := e.team.Sizes()
+		if first {
+			sizes = []int{e.o.Ranks}
+		} else if err := e.tries.saved.Moved(); err != nil {
+			fmt.Fprintln(e.out, "spillway: launch:", err)
+			return cli.StatusError(launch.LostStatus)
+		}
+		g, err := e.form(cmd, sizes, first, signals)
+		if err != nil {
+			return err
+		}
+		first = false
+		switch end := g.end; {
+		case end.Status == cli.ExitDone:
+			return nil
+		case end.LostAny() && !g.asked:
+			if err := e.lose(g); err != nil {
+				return err
+			}
+			if idle, err := e.tries.again(e.out); err != nil {
+				return err
+			} else if idle {
+				if err := wait(cmd.Context(), e.tries.next()); err != nil {
+					return err
+				}
+			}
+		case g.joins && end.Status == cli.ExitInterrupted && !g.asked:
+			e.team.Join()
+			where, _ := e.tries.saved.From()
+			fmt.Fprintf(e.out, "spillway: launch: going on with %s from %s\n", english.Plural(e.team.Sizes()[0], "rank", ""), where)
+		default:
+			tellEnd(e.out, end)
+			return cli.StatusError(end.Status)
+		}
+	}
+}
+
+// lose takes what a generation has lost, and says how the job goes on.
+func (e *elastic) lose(g generation) error {
+	e.team.Lose(max(1, g.end.LostRanks))
+	what := g.end.Lost
+	if what == "" {
+		what = g.end.Failure
+	}
+	sizes := e.team.Sizes()
+	if len(sizes) == 0 {
+		tellEnd(e.out, g.end)
+		fmt.Fprintf(e.out, "spillway: launch: lost %s; of the job's ranks there are %d left, which gives no --min-ranks %d that divides a step of %d micro-batches\n", what, e.team.Processes, e.team.Min, e.team.Leaves)
+		return cli.StatusError(launch.LostStatus)
+	}
+	where, from := e.tries.saved.From()
+	e.reached = max(e.reached, g.end.Steps)
+	joining := ""
+	if e.team.Joining > 0 {
+		joining = fmt.Sprintf("; %d more from the next checkpoint on", e.team.Joining)
+	}
+	fmt.Fprintf(e.out, "spillway: launch: lost %s; going on with %s from %s: %s%s\n", what, english.Plural(sizes[0], "rank", ""), where, cli.RunAgain(max(0, e.reached-from)), joining)
+	return nil
+}
+
+// form runs the job at the first of sizes that fits; where none does as it was asked
+// for, with --fit, which moves what rests on the device outward and keeps the bits.
+func (e *elastic) form(cmd *cobra.Command, sizes []int, first bool, signals <-chan os.Signal) (g generation, err error) {
+	for {
+		for _, n := range sizes {
+			o := e.o
+			o.Ranks, o.Args = n, cli.WithFlags(e.args, []string{"--accum", strconv.Itoa(e.team.Leaves / n)})
+			if !first {
+				o.Args = e.tries.saved.Resuming(o.Args)
+			}
+			if e.fit && !slices.Contains(o.Args, "--fit") {
+				o.Args = append(o.Args, "--fit")
+			}
+			if g, err = e.generation(cmd, o, signals); err != nil || first || g.end.Status != cli.ExitDoesNotFit {
+				return g, err
+			}
+		}
+		if e.fit {
+			return g, nil
+		}
+		e.fit = true
+		fmt.Fprintln(e.out, "spillway: launch: as it was asked for the job does not fit over fewer ranks: going on with --fit")
+	}
+}
+
+// generation runs the job once. With more ranks to join it is told to end behind its
+// next checkpoint.
+func (e *elastic) generation(cmd *cobra.Command, o launch.Options, signals <-chan os.Signal) (g generation, err error) {
+	if !e.team.Grows(o.Ranks) {
+		return runOnce(cmd, o, signals, nil)
+	}
+	before := e.tries.saved.Names()
+	return runOnce(cmd, o, signals, func(stop <-chan struct{}) bool {
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return false
+			case <-tick.C:
+			}
+			if !e.tries.saved.Grew(before) {
+				continue
+			}
+			if done, _ := e.tries.saved.Newest(); done < e.steps {
+				return true
+			}
+		}
+	})
+}

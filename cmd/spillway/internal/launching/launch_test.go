@@ -1,0 +1,94 @@
+//go:build linux
+
+package launching
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/jobs"
+	"github.com/spillway-ml/spillway/launch"
+)
+
+const testdata = "../../../../testdata"
+
+func TestElasticRefusals(t *testing.T) {
+	config := filepath.Join(t.TempDir(), "c.yaml")
+	require.NoError(t, os.WriteFile(config, []byte("model: "+testdata+"/gpt2\ndata: "+testdata+"/text.bin\nbatch: 2\nglobal-batch: 24\ncheckpoint: ck\n"), 0o600))
+	for _, c := range []struct{ flags, args, want string }{
+		{"1 0", "train --model gpt2 --data d", "--min-ranks needs train's --checkpoint"},
+		{"5 0", "train --model gpt2 --data d --checkpoint c", "--min-ranks 5 is over the 4 of -n"},
+		{"1 5", "train --model gpt2 --data d --checkpoint c", "--max-ranks 5 is over the 4 of -n"},
+		{"3 2", "train --model gpt2 --data d --checkpoint c", "--max-ranks 2 is under --min-ranks 3"},
+		{"1 0", "train --model gpt2 --data d --checkpoint c --ranks-per-process 2", "--min-ranks with --ranks-per-process"},
+		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 0", "--batch 0: at least 1"},
+		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 5 --global-batch 24", "--global-batch 24 is no multiple of --batch 5 rows"},
+		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 4 --global-batch 24", "-n 4: a step of 6 micro-batches (--global-batch 24, --batch 4) is not divided by it; 3 or 6 ranks divide it"},
+		{"1 0", "train --model gpt2 --nope", "nope"},
+		{"1 0", "bench comm", "--min-ranks is for launch of train"},
+		{"1 0", "train --config " + config, ""},
+	} {
+		var f launchFlags
+		f.minRanks, f.maxRanks = int(c.flags[0]-'0'), int(c.flags[2]-'0')
+		var said bytes.Buffer
+		e, err := newElastic(launch.Options{Ranks: 4, Args: strings.Fields(c.args), Stderr: &said}, f)
+		if c.want == "" {
+			require.NoError(t, err)
+			require.Equal(t, 12, e.team.Leaves)
+			require.Contains(t, said.String(), "without --reproducible the bits depend on the number of ranks")
+			continue
+		}
+		require.ErrorContains(t, err, c.want)
+	}
+}
+
+// Where rank 0 is the lost one, nobody but the launcher can say at which step.
+func TestTheStepOfALoss(t *testing.T) {
+	var out bytes.Buffer
+	tellEnd(&out, launch.End{Lost: "rank 0 (process 7): signal: killed", Failure: "rank 0 died in x", Flight: "rank 0: none\n", Steps: 12})
+	require.Equal(t, "spillway: launch: rank 0 (process 7): signal: killed\nspillway: launch: the job ended after step 12 with: rank 0 died in x\nthe last operations of each rank:\nrank 0: none\n", out.String())
+	out.Reset()
+	tellEnd(&out, launch.End{Failure: "rank 0 died in x", Flight: "rank 0: none\n"})
+	require.Contains(t, out.String(), "the job ended with: rank 0 died in x\n")
+}
+
+// The pauses between attempts grow; a newer checkpoint is progress.
+func TestAttempts(t *testing.T) {
+	a := attempts{saved: jobs.CheckpointsOf(t.TempDir(), false), limit: 3}
+	var pauses []time.Duration
+	for range 8 {
+		pauses = append(pauses, a.next())
+	}
+	require.Equal(t, []time.Duration{1e9, 2e9, 4e9, 8e9, 16e9, 32e9, 60e9, 60e9}, pauses)
+	var said strings.Builder
+	idle, err := a.again(&said)
+	require.NoError(t, err)
+	require.True(t, idle)
+	c := spillway.Default()
+	c.Model, c.Data, c.Steps, c.Batch, c.Seq, c.Checkpoint = testdata+"/gpt2", testdata+"/text.bin", 2, 1, 16, a.saved.Folder
+	run, err := spillway.New(t.Context(), c)
+	require.NoError(t, err)
+	require.NoError(t, run.Run(t.Context(), nil))
+	require.NoError(t, run.Close())
+	idle, err = a.again(&said)
+	require.NoError(t, err)
+	require.False(t, idle, "step 2 was saved")
+	for range 2 {
+		_, err = a.again(&said)
+		require.NoError(t, err)
+	}
+	_, err = a.again(&said)
+	var status cli.StatusError
+	require.True(t, errors.As(err, &status))
+	require.EqualValues(t, cli.ExitFault, status)
+	require.Contains(t, said.String(), "newer than the checkpoint of step 2")
+}

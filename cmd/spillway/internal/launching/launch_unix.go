@@ -1,0 +1,14 @@
+//go:build unix
+
+package launching
+
+import (
+	"os"
+	"syscall"
+)
+
+// jobSignals are what launch hands on to its job.
+var jobSignals = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGTSTP}
+
+// ends tells whether a signal asks the job to end.
+func ends(s os.Signal) bool { return s != syscall.SIGTSTP }

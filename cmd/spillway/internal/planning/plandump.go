@@ -1,0 +1,73 @@
+package planning
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/pmezard/go-difflib/difflib"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// dumpContext is how many lines stand around a difference.
+const dumpContext = 2
+
+// checkDump refuses a folder that has something in it: what a dump writes is told
+// apart by its names alone.
+func checkDump(dir string) error {
+	list, err := os.ReadDir(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("--dump: %w", err)
+	case len(list) > 0:
+		return fmt.Errorf("--dump: %s is not empty; name a new folder", dir)
+	}
+	return nil
+}
+
+// dumpPasses writes the model's program and the program after each pass, NN-PASS.txt in the text form of
+// package graph, and how it differs from the one before, NN-PASS.diff.
+func dumpPasses(ctx context.Context, c spillway.Config, dir string) error {
+	if err := checkDump(dir); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("--dump: %w", err)
+	}
+	var failed error
+	before, last, n := "", "", 0
+	write := func(name, text string) {
+		if failed == nil {
+			failed = os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644)
+		}
+	}
+	err := spillway.Passes(ctx, c, func(pass string, p *graph.Program) error {
+		name := fmt.Sprintf("%02d-%s", n, pass)
+		text := graph.Format(p)
+		write(name+".txt", text)
+		n++
+		if last == "" {
+			before, last = text, pass
+			return failed
+		}
+		diff, err := difflib.GetUnifiedDiffString(difflib.UnifiedDiff{A: difflib.SplitLines(before), B: difflib.SplitLines(text),
+			FromFile: last, ToFile: pass, Context: dumpContext})
+		if err != nil && failed == nil {
+			failed = err
+		}
+		write(name+".diff", diff)
+		before, last = text, pass
+		return failed
+	})
+	if err != nil {
+		return fmt.Errorf("--dump: %w", err)
+	}
+	return nil
+}

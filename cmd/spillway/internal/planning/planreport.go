@@ -1,0 +1,446 @@
+package planning
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode/utf8"
+
+	"github.com/dustin/go-humanize/english"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
+)
+
+// planReport is what a person is told.
+type planReport struct {
+	flags  *Flags
+	stages []*spillway.Forecast
+	asked  *spillway.Forecast
+	ways   []spillway.Way
+	order  *planner.OrderCost // nil without --reproducible
+	best   *spillway.Fitted   // nil without --fit
+	noWay  *spillway.NoWay    // where there are no ways
+}
+
+func (r *planReport) print(w io.Writer) error {
+	r.heading(w)
+	if rec := r.recommended(); rec != nil {
+		rec.print(w)
+		fmt.Fprintln(w)
+	}
+	if r.asked.Auto != "" {
+		fmt.Fprintf(w, "recompute auto: %s\n\n", cli.Flagged(r.asked.Auto))
+	}
+	for s := range graph.NumSpaces {
+		r.space(w, s)
+	}
+	r.steps(w)
+	ref, err := r.reference()
+	if err != nil {
+		return err
+	}
+	if ref != nil {
+		ref.print(w)
+	}
+	r.alive(w)
+	r.waysOut(w)
+	return nil
+}
+
+func (r *planReport) heading(w io.Writer) {
+	c := r.asked.Config
+	fmt.Fprintf(w, "%s: %s parameters, %s; %s", c.Model, grouped(r.asked.Parameters()), strings.ToLower(c.Precision), english.Plural(c.Ranks, "rank", ""))
+	switch f := r.flags; {
+	case f.countInNodes:
+		fmt.Fprintf(w, " (%s of %d)", english.Plural(f.nodes, "node", ""), f.gpusPerNode)
+	case f.gpuFound != nil && c.Ranks > f.nodeSize:
+		fmt.Fprintf(w, " (taken as nodes of %d)", f.nodeSize)
+	}
+	if c.ShardSize > 0 && c.ShardSize < c.Ranks {
+		fmt.Fprintf(w, ", sharded over %d and replicated %d times", c.ShardSize, c.Ranks/c.ShardSize)
+	}
+	fmt.Fprintf(w, "\nmicro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum, grouped(int64(c.Ranks)*int64(c.Batch)*int64(c.Accum)*int64(c.Seq)))
+	if order := r.asked.AccumOrder(); order != "" {
+		cli.Wrap(w, "", "  ", order)
+	}
+	if r.order != nil {
+		cli.Wrap(w, "", "  ", cli.Flagged(r.order.String()))
+	}
+	if g := r.flags.gpuFound; g != nil {
+		fmt.Fprintf(w, "GPU %s: %s of memory\n", g.Name, plan.Bytes(g.Memory))
+	}
+	for _, line := range slices.Concat(cli.FlaggedAll(r.asked.Notes()), r.flags.precisionNotes(&c), r.defaultsNote()) {
+		cli.Wrap(w, "", "  ", line)
+	}
+	fmt.Fprintln(w)
+}
+
+// defaultsNote says where a plan for a GPU is of a job that nobody asked for: of
+// the defaults of train on a CPU.
+func (r *planReport) defaultsNote() []string {
+	f, c := r.flags, r.asked.Config
+	if f.gpuFound == nil || f.precisionGiven && f.seqGiven {
+		return nil
+	}
+	var words, flags []string
+	if !f.precisionGiven {
+		words = append(words, strings.ToLower(cmp.Or(c.Precision, "fp32")))
+		if f.gpuFound.Rates.BF16 > 0 {
+			flags = append(flags, "--precision bf16")
+		}
+	}
+	if n := f.positions(&c); !f.seqGiven && n > c.Seq {
+		words = append(words, fmt.Sprintf("rows of %d tokens", c.Seq))
+		flags = append(flags, fmt.Sprintf("--seq %d", n))
+	}
+	if len(flags) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("as requested means the defaults here: %s; as such models are trained: %s", strings.Join(words, " and "), strings.Join(flags, " "))}
+}
+
+// stageTable writes a table with a column a stage, narrow enough for a terminal
+// of 80 columns.
+type stageTable struct {
+	*tabwriter.Writer
+	r *planReport
+}
+
+func (r *planReport) stageTable(w io.Writer) stageTable {
+	t := stageTable{tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight), r}
+	t.row("ZeRO", func(f *spillway.Forecast) string {
+		if f == r.asked {
+			return fmt.Sprintf("→ %d", f.Config.Zero)
+		}
+		return fmt.Sprint(f.Config.Zero)
+	})
+	return t
+}
+
+func (t stageTable) row(name string, cell func(*spillway.Forecast) string) {
+	fmt.Fprintf(t, "%-14s\t", name)
+	for _, f := range t.r.stages {
+		fmt.Fprintf(t, "%s\t", cell(f))
+	}
+	fmt.Fprintln(t)
+}
+
+// space tells about one memory space by stage; spaces that no stage uses are
+// left out.
+func (r *planReport) space(w io.Writer, s graph.Space) {
+	var used [graph.NumClasses]bool
+	any, outside := false, false
+	for _, f := range r.stages {
+		use := &f.Plan.Layout.Spaces[s]
+		any = any || use.Peak > 0
+		outside = outside || f.Plan.Config.Outside[s] > 0
+		for c, n := range use.ByClass {
+			used[c] = used[c] || n > 0
+		}
+	}
+	limit := r.asked.Plan.Config.Capacity[s]
+	if !any {
+		return
+	}
+	title := strings.ToUpper(s.String()[:1]) + s.String()[1:]
+	fmt.Fprintf(w, "%s memory of a rank at its peak, by class", title)
+	if limit > 0 {
+		fmt.Fprintf(w, "; the cap is %s", plan.Bytes(limit))
+	}
+	fmt.Fprintln(w)
+	t := r.stageTable(w)
+	for c := range graph.NumClasses {
+		if used[c] {
+			t.row(c.String(), func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].ByClass[c]) })
+		}
+	}
+	t.row("peak", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].Peak) })
+	if outside {
+		t.row("outside", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Config.Outside[s]) })
+	}
+	if s == graph.Host && (r.asked.Config.Checkpoint != "" || r.asked.Plan.Config.Staging > 0) {
+		t.row("saves", func(f *spillway.Forecast) string {
+			if n := f.Plan.Config.Staging; n > 0 {
+				return plan.Bytes(n) + ", beside"
+			}
+			return "stall"
+		})
+	}
+	if s == graph.Host && r.flags.ranksAServer(&r.asked.Config) > 1 {
+		t.row(fmt.Sprintf("%d, a server", r.flags.ranksAServer(&r.asked.Config)), func(f *spillway.Forecast) string { return plan.Bytes(r.flags.onServer(f, s)) })
+	}
+	if limit > 0 {
+		free := func(f *spillway.Forecast) int64 {
+			return limit - f.Plan.Layout.Spaces[s].Peak - f.Plan.Config.Outside[s]
+		}
+		t.row("fits", func(f *spillway.Forecast) string {
+			if free(f) < 0 {
+				return "no"
+			}
+			return "yes"
+		})
+		t.row("free", func(f *spillway.Forecast) string {
+			if n := free(f); n < 0 {
+				return "−" + plan.Bytes(-n)
+			}
+			return plan.Bytes(free(f))
+		})
+	}
+	t.Flush()
+	if outside {
+		cli.Wrap(w, "  ", "    ", "outside: "+r.outsideNote(s))
+	}
+	if note := r.flags.serverNote(r.asked); s == graph.Host && note != "" {
+		cli.Wrap(w, "  ", "    ", note)
+	}
+	fmt.Fprintln(w)
+}
+
+// outsideNote says what is outside the arena of a space, and how it is known.
+func (r *planReport) outsideNote(s graph.Space) string {
+	switch {
+	case s == graph.Device:
+		return "the GPU's context and libraries; an estimate for its generation"
+	case r.flags.gpuFound != nil:
+		return "code, heap, queues and the driver's part; an estimate"
+	}
+	return "code, heap and queues of the process, a rank's part; measured"
+}
+
+// steps tells of each stage what a rank sends, the time, and where the peak is.
+func (r *planReport) steps(w io.Writer) {
+	within := r.flags.timeRange()
+	switch {
+	case within != nil:
+		cli.Wrap(w, "", "  ", "A step, predicted from the GPU's rates: "+within.Text()+", and times are that range")
+	case r.flags.Rates == "":
+		fmt.Fprintln(w, "A step, predicted")
+	default:
+		cli.Wrap(w, "", "  ", fmt.Sprintf("A step, predicted (CPU: %s)", r.flags.Rates))
+	}
+	t := r.stageTable(w)
+	t.row("sent by a rank", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.CommBytes) })
+	for _, row := range r.stepRows() {
+		t.row(row.name, row.cell)
+	}
+	t.row("fits", func(f *spillway.Forecast) string {
+		if f.Fits {
+			return "yes"
+		}
+		return "no"
+	})
+	t.Flush()
+	if line := r.flags.elsewhere(r.asked); line != "" {
+		cli.Wrap(w, "", "  ", line)
+	}
+	fmt.Fprintln(w, "\nWhere device memory is highest")
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, f := range r.stages {
+		mark := "  "
+		if f == r.asked {
+			mark = "→ "
+		}
+		fmt.Fprintf(tw, "%s%d\t%s\n", mark, f.Config.Zero, f.Plan.Layout.Spaces[graph.Device].PeakAt)
+	}
+	tw.Flush()
+	fmt.Fprintln(w)
+	cli.Wrap(w, "", "  ", fmt.Sprintf("Model states by the ZeRO paper's formula (section 5) at stage %d: %s a rank", r.asked.Config.Zero, plan.Bytes(int64(textbookStates(r.asked)))))
+	fmt.Fprintln(w)
+}
+
+// stepRow is a line of the table of times.
+type stepRow struct {
+	name string
+	cell func(*spillway.Forecast) string
+}
+
+// stepRows are the times of a stage: on a GPU as a range, with what of it is
+// computing.
+func (r *planReport) stepRows() []stepRow {
+	f := r.flags
+	if f.timeRange() == nil {
+		return []stepRow{
+			{"time", func(p *spillway.Forecast) string { return seconds(p.Step.Seconds) }},
+			{"computing", func(p *spillway.Forecast) string { return seconds(p.Step.Seconds - p.Step.Exposed) }},
+			{"waiting", func(p *spillway.Forecast) string { return seconds(p.Step.Exposed) }},
+			{"tokens/s", func(p *spillway.Forecast) string { return cli.Count(p.TokensPerSecond()) }},
+		}
+	}
+	return []stepRow{
+		{"time", func(p *spillway.Forecast) string { return f.seconds(p.Step.Seconds) }},
+		{"computing", func(p *spillway.Forecast) string {
+			return fmt.Sprintf("%.0f %%", 100*(1-p.Step.Exposed/p.Step.Seconds))
+		}},
+		{"waiting", func(p *spillway.Forecast) string { return fmt.Sprintf("%.0f %%", 100*p.Step.Exposed/p.Step.Seconds) }},
+		{"tokens/s", func(p *spillway.Forecast) string {
+			return strings.TrimSuffix(f.speed(p.TokensPerSecond()), " tokens/s")
+		}},
+	}
+}
+
+var digits = regexp.MustCompile(`[0-9]+`)
+
+// aliveRow is a buffer that is alive at the peak, or several that differ by
+// their layer alone.
+type aliveRow struct {
+	name       string
+	class      graph.Class
+	count      int
+	one, bytes int64
+	shape      []int64
+	dtype      graph.DType
+}
+
+func (e *aliveRow) each() string {
+	if e.count == 1 {
+		return ""
+	}
+	return fmt.Sprintf("%d × %s", e.count, plan.Bytes(e.one))
+}
+
+// aliveRows lists what is alive at the peak of a space, the largest first.
+func aliveRows(p *plan.Plan, s graph.Space) []*aliveRow {
+	rows := map[string]*aliveRow{}
+	var list []*aliveRow
+	for _, id := range p.Layout.Spaces[s].Live {
+		b := p.Program.Buf(id)
+		key := fmt.Sprint(digits.ReplaceAllString(b.Name, "*"), b.Class, b.Bytes())
+		e := rows[key]
+		if e == nil {
+			e = &aliveRow{name: b.Name, class: b.Class, one: b.Bytes(), shape: b.Shape, dtype: b.DType}
+			rows[key] = e
+			list = append(list, e)
+		}
+		if e.count++; e.count == 2 {
+			e.name = digits.ReplaceAllString(b.Name, "*")
+		}
+		e.bytes += b.Bytes()
+	}
+	slices.SortStableFunc(list, func(a, b *aliveRow) int { return cmp.Compare(b.bytes, a.bytes) })
+	return list
+}
+
+// alive prints the largest buffers in device memory at the peak.
+func (r *planReport) alive(w io.Writer) {
+	use := &r.asked.Plan.Layout.Spaces[graph.Device]
+	fmt.Fprintf(w, "Largest buffers in device memory at the peak of stage %d,\nat %s\n", r.asked.Config.Zero, use.PeakAt)
+	const most = 12
+	var lines [][4]string // bytes, class, name, count and shape
+	var widest [4]int     // of all but the name
+	rest, restBytes := 0, int64(0)
+	for i, e := range aliveRows(r.asked.Plan, graph.Device) {
+		if i >= most {
+			rest += e.count
+			restBytes += e.bytes
+			continue
+		}
+		shape := shapeText(e.shape, e.dtype)
+		if e.count > 1 {
+			shape = fmt.Sprintf("%d × %s", e.count, shape)
+		}
+		lines = append(lines, [4]string{plan.Bytes(e.bytes), e.class.String(), e.name, shape})
+	}
+	if rest > 0 {
+		lines = append(lines, [4]string{plan.Bytes(restBytes), "", fmt.Sprintf("%d smaller ones", rest), ""})
+	}
+	for _, l := range lines {
+		for i := range l {
+			widest[i] = max(widest[i], utf8.RuneCountInString(l[i]))
+		}
+	}
+	const gap = 2
+	room := max(16, cli.Terminal-4*gap-widest[0]-widest[1]-widest[3])
+	tw := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
+	for _, l := range lines {
+		fmt.Fprintf(tw, "  %s\t%s\t%s\t%s\n", l[0], l[1], ending(l[2], room), l[3])
+	}
+	tw.Flush()
+	fmt.Fprintln(w)
+}
+
+// ending is the last n characters of a name that is longer: where in a layer a
+// buffer is says more than what all layers' names begin with.
+func ending(name string, n int) string {
+	if long := []rune(name); len(long) > n {
+		return "…" + string(long[len(long)-n+1:])
+	}
+	return name
+}
+
+func shapeText(shape []int64, d graph.DType) string {
+	var parts []string
+	for _, n := range shape {
+		parts = append(parts, fmt.Sprint(n))
+	}
+	return d.String() + "(" + strings.Join(parts, ", ") + ")"
+}
+
+func (r *planReport) waysOut(w io.Writer) {
+	if r.asked.Fits {
+		return
+	}
+	if len(r.ways) == 0 {
+		cli.Wrap(w, "", "", cli.Flagged(r.noWay.String()))
+		return
+	}
+	fmt.Fprintln(w, "What would make it fit, the cheapest first (each was planned and fits)")
+	for _, way := range r.ways {
+		cli.WrapFlags(w, "  ", "    ", cli.FlagText(way.Changes))
+		cli.Wrap(w, "      ", "        ", r.wayText(way))
+		if way.Note != "" {
+			cli.Wrap(w, "      ", "        ", "auto: "+cli.Flagged(way.Note))
+		}
+	}
+}
+
+// wayText is what a way out costs.
+func (r *planReport) wayText(way spillway.Way) string {
+	var parts []string
+	for s := range graph.NumSpaces {
+		asked, use := r.asked.Plan.Layout.Spaces[s].Peak, way.Forecast.Plan.Layout.Spaces[s].Peak
+		switch {
+		case s == graph.Device, use-asked >= 1<<20, asked-use >= 1<<20:
+			sign, by := "+", use-asked
+			if by < 0 {
+				sign, by = "−", -by
+			}
+			parts = append(parts, fmt.Sprintf("%s %s (%s%s)", s, plan.Bytes(use), sign, plan.Bytes(by)))
+		}
+	}
+	parts = append(parts, fmt.Sprintf("step %s, %.2f × the time a token of a rank", r.flags.seconds(way.Forecast.Step.Seconds), way.Slowdown), "sends "+plan.Bytes(way.Forecast.Plan.CommBytes))
+	if way.Cost != "" {
+		parts = append(parts, "costs "+way.Cost)
+	}
+	return strings.Join(parts, "; ")
+}
+
+func seconds(v float64) string {
+	d := time.Duration(v * 1e9)
+	switch {
+	case d >= time.Minute:
+		return d.Round(time.Second).String()
+	case d >= time.Second:
+		return fmt.Sprintf("%.2f s", v)
+	case d >= time.Millisecond:
+		return fmt.Sprintf("%.1f ms", v*1e3)
+	}
+	return fmt.Sprintf("%.0f µs", v*1e6)
+}
+
+// grouped writes thousands apart.
+func grouped(n int64) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

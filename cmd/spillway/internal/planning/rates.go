@@ -1,0 +1,81 @@
+package planning
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/calibration"
+	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+)
+
+// KnownHardware is this machine's CPU with so many threads, as it was calibrated or
+// with typical rates, and where those are from, for a person.
+func KnownHardware(threads int) (hw spillway.Hardware, rates string) {
+	hw, calibrated, note := calibration.Hardware(threads)
+	if calibrated {
+		return hw, note
+	}
+	rates = "rates of a typical server core; spillway plan --calibrate measures this machine"
+	if note != "" {
+		rates += "; " + note
+	}
+	return hw, rates
+}
+
+// measuresLinks are the commands that measure collectives over a transport.
+var measuresLinks = map[string]string{cluster.SHM: "spillway launch -n N -- bench comm", cluster.MPI: "mpirun -np N spillway bench comm"}
+
+// checkLinks refuses a transport whose collectives are not measured.
+func checkLinks(transport string) error {
+	switch t := strings.ToLower(transport); {
+	case t == cluster.NCCL:
+		return errors.New("--transport nccl is how ranks on GPUs meet, which --gpu NAME plans; of CPU ranks it is inproc, shm or mpi")
+	case t != cluster.InProc && measuresLinks[t] == "":
+		return fmt.Errorf("--transport %.80q: want inproc, shm or mpi: one process, spillway launch or mpirun, by which the planned CPU ranks will meet", transport)
+	}
+	return nil
+}
+
+// overTransport is hw with collectives as bench comm has measured them between so many
+// ranks that meet over a transport, and a note for a person: "" where none is needed.
+func overTransport(hw spillway.Hardware, transport string, ranks int) (spillway.Hardware, string) {
+	hw, note := calibration.Over(hw, transport, ranks)
+	if note == "" && transport != cluster.InProc && ranks > 1 {
+		note = "collectives as in one process, until " + measuresLinks[transport] + " has measured them"
+	}
+	return hw, note
+}
+
+// FitTo makes c the fastest that fits.
+func FitTo(ctx context.Context, c *spillway.Config, onDevice spillway.Config, fixed spillway.Fixed, rows int, hw spillway.Hardware, out io.Writer) error {
+	found := cli.NewLiveLine(out).Telling("searching for the fastest configuration that fits …")
+	best, err := spillway.FitHere(ctx, onDevice, fixed, rows, hw)
+	found()
+	var none *spillway.NothingFits
+	switch {
+	case errors.As(err, &none):
+		defer cli.NewLiveLine(out).Telling("nothing fits; searching for what would …")()
+		ways := none.WithWays(ctx, onDevice, hw)
+		return cmp.Or(ctx.Err(), ways) // what was found is not all there is
+	case err != nil:
+		return err
+	}
+	printFitted(out, best)
+	takeFitted(c, best)
+	return nil
+}
+
+// OfRun is this machine for the ranks of a run that meet over a transport, and in words where
+// its rates are from.
+func OfRun(c *spillway.Config, transport string) (hw spillway.Hardware, rates string, err error) {
+	f := Flags{transport: transport}
+	f.CPU, f.Rates = KnownHardware(c.ComputeThreads())
+	err = f.overTransport(c.Ranks)
+	return f.CPU, f.Rates, err
+}

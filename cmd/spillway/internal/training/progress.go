@@ -1,0 +1,139 @@
+package training
+
+import (
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// progress is the live line of a run on a terminal, with a line of its own for
+// what is to stay; elsewhere a plain line now and then. What watches the ranks has lines
+// of its own, at any time.
+type progress struct {
+	mu      sync.Mutex // of step, note and finish
+	w       io.Writer
+	live    *cli.LiveLine // nil: not a terminal
+	bytes   bool          // a token of the held-out data is a byte
+	steps   int
+	started time.Time
+	first   int // steps done before this process
+	told    time.Time
+	last    spillway.StepResult
+	eval    *spillway.EvalResult // the last one
+	pending bool
+}
+
+func newProgress(w io.Writer, done, steps int, bytes bool) *progress {
+	return &progress{w: w, live: cli.NewLiveLine(w), steps: steps, started: time.Now(), first: done, bytes: bytes}
+}
+
+// memory is the highest byte of a rank that was touched, and what is planned.
+func memory(r spillway.StepResult) string {
+	var peak, planned int64
+	for _, v := range r.Peak[graph.Device] {
+		peak = max(peak, v)
+	}
+	for _, v := range r.Planned[graph.Device] {
+		planned = max(planned, v)
+	}
+	return fmt.Sprintf("device %s of %s planned", plan.Bytes(peak), plan.Bytes(planned))
+}
+
+func evalText(e *spillway.EvalResult, bytes bool) string {
+	return fmt.Sprintf("held-out loss %s over %d targets", cli.LossText(e.Loss, bytes), e.Targets)
+}
+
+func (p *progress) step(r spillway.StepResult) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.last, p.pending = r, true
+	if r.Eval != nil {
+		p.eval = r.Eval
+	}
+	if p.live == nil {
+		if time.Since(p.told) >= cli.TellEvery || r.Eval != nil {
+			p.line()
+		}
+		return
+	}
+	if r.Eval != nil {
+		p.live.Above(fmt.Sprintf("step %d: %s", r.Step, evalText(r.Eval, p.bytes)))
+	}
+	p.live.Show(p.fields(), r.Step == p.steps)
+}
+
+// done is how many steps are done.
+func (p *progress) done() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return max(p.first, p.last.Step)
+}
+
+// note prints a line that stays.
+func (p *progress) note(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.live != nil {
+		p.live.Above(text)
+		return
+	}
+	fmt.Fprintln(p.w, text)
+}
+
+// left is the time until the last step, by those of this process.
+func (p *progress) left() time.Duration {
+	n := p.last.Step - p.first
+	if n <= 0 {
+		return 0
+	}
+	return time.Duration(float64(time.Since(p.started)) / float64(n) * float64(p.steps-p.last.Step)).Round(time.Second)
+}
+
+// fields are the live line's, the most wanted first.
+func (p *progress) fields() []string {
+	r := p.last
+	held := ""
+	if p.eval != nil {
+		held = fmt.Sprintf("held-out %.4f", p.eval.Loss)
+	}
+	return []string{fmt.Sprintf("step %d/%d %s", r.Step, p.steps, cli.Gauge(int64(r.Step), int64(p.steps))), fmt.Sprintf("loss %.4f", r.Loss),
+		held, skipped(r), fmt.Sprintf("%s left", p.left()), cli.Count(r.TokensPerS) + " tokens/s", memory(r)}
+}
+
+// skipped counts the steps without an update, "" where there were none.
+func skipped(r spillway.StepResult) string {
+	if r.SkippedAll == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d skipped", r.SkippedAll)
+}
+
+func (p *progress) line() {
+	r := p.last
+	left := ""
+	if s := skipped(r); s != "" {
+		left = s + "  "
+	}
+	fmt.Fprintf(p.w, "step %d/%d  loss %.4f  %s%s tokens/s  %s  %s left\n", r.Step, p.steps, r.Loss, left, cli.Count(r.TokensPerS), memory(r), p.left())
+	if r.Eval != nil {
+		fmt.Fprintf(p.w, "  %s\n", evalText(r.Eval, p.bytes))
+	}
+	p.told, p.pending = time.Now(), false
+}
+
+func (p *progress) finish() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.live != nil:
+		p.live.End()
+	case p.pending:
+		p.line()
+	}
+}
