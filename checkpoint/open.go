@@ -34,6 +34,9 @@ func (d Dir) Close() error {
 	return d.f.Close()
 }
 
+// Again opens the same folder once more, whatever has its path now.
+func (d Dir) Again() (filesys.Folder, error) { return d.f.Sub(".") }
+
 // Path is what messages call the folder.
 func (d Dir) Path() string { return d.f.Path() }
 

@@ -215,6 +215,7 @@ func startAll(o *Options, job *shm.Job) (list []*process, err error) {
 		if err := p.Start(); err != nil {
 			return list, fmt.Errorf("launch: rank %d: %w", rank, err)
 		}
+		job.SetPID(rank, p.Process.Pid)
 		list = append(list, p)
 	}
 	return list, nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // Between the process that leads a job (of rank 0) and each other one runs a stream
@@ -193,11 +195,100 @@ type Link struct {
 
 	broken sync.Once
 	why    atomic.Pointer[error]
+
+	// See Meet.
+	timeout time.Duration
+	where   func() string
+	said    bool // with mu: this end has said more than that it is there
+	heard   atomic.Uint64
+	place   atomic.Pointer[string] // of the other end's process, as it says
 }
 
 // NewLink speaks over conn with the process of a rank.
 func NewLink(rank int, conn io.ReadWriteCloser) *Link {
 	return &Link{Rank: rank, conn: conn, enc: gob.NewEncoder(conn), dec: gob.NewDecoder(conn)}
+}
+
+// meetEvery is how often a process says that it is there. Tests shorten it.
+var meetEvery = 250 * time.Millisecond
+
+// Meet bounds how long this end waits until both processes know what they run: for timeout
+// without a word of the other. Until then this end says again and again that it is there, as
+// the other has to. where names the other's host and process before it has said so; nil:
+// nobody knows.
+func (l *Link) Meet(timeout time.Duration, where func() string) {
+	l.timeout, l.where = timeout, where
+	host, _ := os.Hostname()
+	here := fmt.Sprintf("host %s, process %d", host, os.Getpid())
+	var v any = Task{Here: here}
+	if l.Rank == 0 {
+		v = Hello{Here: here}
+	}
+	go func() {
+		defer crash.Guard()
+		for l.beat(v) {
+			time.Sleep(meetEvery)
+		}
+	}()
+}
+
+// beat says that this process is there; false once there is more to say.
+func (l *Link) beat(v any) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.said && l.enc.Encode(v) == nil
+}
+
+// speak ends the beats: what comes next is what the other end waits for.
+func (l *Link) speak() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.said = true
+}
+
+// seen takes a beat of the other end, which says where it is.
+func (l *Link) seen(here string) {
+	l.heard.Add(1)
+	l.place.Store(&here)
+}
+
+// patient breaks the stream where nothing is heard of the other end for the timeout, unless
+// its result is called before.
+func (l *Link) patient() (heard func()) {
+	if l.timeout <= 0 {
+		return func() {}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer crash.Guard()
+		last := l.heard.Load()
+		for wait := comm.NewWait(l.timeout); wait.Counted < l.timeout; wait.Look() {
+			select {
+			case <-done:
+				return
+			case <-time.After(wait.Every):
+			}
+			if now := l.heard.Load(); now != last {
+				last, wait = now, comm.NewWait(l.timeout)
+			}
+		}
+		l.Break(fmt.Errorf("%w: %s has not joined the job within %v", comm.ErrTimeout, l.name(), l.timeout))
+	}()
+	return sync.OnceFunc(func() { close(done) })
+}
+
+// name is the rank of the other end, and where its process is.
+func (l *Link) name() string {
+	where := ""
+	if here := l.place.Load(); here != nil {
+		where = *here
+	} else if l.where != nil {
+		where = l.where()
+	}
+	if where == "" {
+		return fmt.Sprintf("rank %d", l.Rank)
+	}
+	return fmt.Sprintf("rank %d (%s)", l.Rank, where)
 }
 
 func (l *Link) send(v any) error {
@@ -264,8 +355,9 @@ type Hello struct {
 	// LocalRanks is how many ranks its host has, LocalRank its place among them; 0 of 0
 	// where nobody says.
 	LocalRanks, LocalRank int
-	Memory                int64 // bytes that all of the job may use on its host; 0: not known
-	Disk                  int64 // bytes free in the folder that Task.Disk asks for; 0: not known
+	Here                  string // not "": nothing more yet, but where the process is
+	Memory                int64  // bytes that all of the job may use on its host; 0: not known
+	Disk                  int64  // bytes free in the folder that Task.Disk asks for; 0: not known
 }
 
 // In is h of a process that runs so many ranks, of which it names the first.
@@ -312,6 +404,7 @@ type Task struct {
 	Err     string // why there is nothing to do
 	Differs bool   // the processes are not alike: each ends with that error
 	Disk    string // not "": no task yet, but what is free in this folder?
+	Here    string // not "": no task yet, but where the leader is
 }
 
 // opened is the answer to a Task.

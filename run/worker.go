@@ -19,27 +19,50 @@ import (
 // Task without a Config says that there is nothing, in good order or, with Err,
 // not. Asked what a folder has free, it says so first.
 func (l *Link) Greet(h Hello, free func(dir string) int64) (Task, error) {
-	var t Task
+	l.speak()
 	for {
 		if err := l.send(h); err != nil {
+			return Task{}, err
+		}
+		t, err := l.task()
+		if err != nil || t.Disk == "" {
 			return t, err
 		}
-		if err := l.receive(&t); err != nil || t.Disk == "" {
-			return t, err
-		}
-		h.Disk, t = free(t.Disk), Task{}
+		h.Disk = free(t.Disk)
 	}
 }
 
-// Welcome gives a process its task, once it has said who it is.
-func (l *Link) Welcome() (Hello, error) {
-	var h Hello
-	err := l.receive(&h)
-	return h, err
+// task waits for what the leader has to say.
+func (l *Link) task() (t Task, err error) {
+	defer l.patient()()
+	for {
+		t = Task{}
+		if err := l.receive(&t); err != nil || t.Here == "" {
+			return t, err
+		}
+		l.seen(t.Here)
+	}
+}
+
+// Welcome waits until a process has said who it is.
+func (l *Link) Welcome() (h Hello, err error) {
+	defer l.patient()()
+	for {
+		h = Hello{}
+		if err := l.receive(&h); err != nil || h.Here == "" {
+			return h, err
+		}
+		l.seen(h.Here)
+	}
 }
 
 // Assign sends the task.
-func (l *Link) Assign(t Task) error { return l.send(t) }
+func (l *Link) Assign(t Task) error {
+	if t.Disk == "" {
+		l.speak()
+	}
+	return l.send(t)
+}
 
 // Refused tells the leader that the task can't be run here. notFit: the machine
 // is too small for it.

@@ -68,6 +68,18 @@ func (t *Trainer) lead() error {
 	if a.Config.AsyncSave = config.AsyncOff; t.plan.Config.Staging > 0 { // decided here, with the least host's memory
 		a.Config.AsyncSave = config.AsyncOn
 	}
+	if t.job.Outlives {
+		if t.saver == nil {
+			return config.Refuse("Job.Outlives needs Config.Checkpoint: the folder to go on from")
+		}
+		in, err := t.saver.Folder()
+		if err == nil {
+			err = t.job.CallRoll(&t.cfg.Config, in)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	return t.job.Lead(a, t.plan)
 }
 

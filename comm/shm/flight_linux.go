@@ -26,7 +26,7 @@ func (j *Job) Flight(n int) string {
 	for r := range j.world {
 		a := j.rank(r)
 		state := [...]string{"not started", "running or dead", "ended"}[min(a.state.Load(), 2)]
-		fmt.Fprintf(&s, "rank %d (process %d, %s): %d operations\n", r, a.pid.Load(), state, a.flight.Load())
+		fmt.Fprintf(&s, "rank %d (process %d, %s): %d operations\n", r, j.pid(r), state, a.flight.Load())
 		last := a.flight.Load()
 		first := last - min(last, uint64(min(n, records)))
 		for i := first; i < last; i++ {

@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -10,12 +11,14 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/spillway-ml/spillway/comm/world"
 )
 
 // The control segment. Every field that another process reads while it changes
 // is atomic; the layout is that of these structs, whose version is in magic.
 const (
-	magic      = 0x5350_4c57_0003 // "SPLW", version 3
+	magic      = 0x5350_4c57_0004 // "SPLW", version 4
 	maxSlots   = 4                // groups of a rank: the world and up to three mesh axes
 	maxRegions = 8                // arenas of a rank
 	records    = 64               // operations that the flight recorder keeps
@@ -36,6 +39,7 @@ type header struct {
 	rank    uint32
 	textLen uint32
 	text    [1024]byte
+	pids    [maxRanks]atomic.Uint32 // of the processes, as who started them says
 }
 
 // region is an arena of a rank in its process's file.
@@ -230,6 +234,37 @@ func (j *Job) Processes() (processes, each int) {
 		return j.processes, 1
 	}
 	return j.processes, j.world / j.processes
+}
+
+// SetPID tells everybody what the number of a process of the job is, before that joins.
+func (j *Job) SetPID(process, pid int) { j.header().pids[process].Store(uint32(pid)) }
+
+// Where tells where the process of a rank is; "" while nobody knows.
+func (j *Job) Where(rank int) string {
+	pid := j.pid(rank)
+	if pid == 0 {
+		return ""
+	}
+	host, _ := os.Hostname()
+	return fmt.Sprintf("host %s, process %d", host, pid)
+}
+
+// pid is the number of a rank's process; 0: not known.
+func (j *Job) pid(rank int) uint32 {
+	return cmp.Or(j.rank(rank).pid.Load(), j.header().pids[rank/max(1, int(j.header().each.Load()))].Load())
+}
+
+// Fail makes err the job's error, and rank its finder, unless it has one: false.
+func (j *Job) Fail(rank int, err error) bool {
+	h := j.header()
+	if !h.ended.CompareAndSwap(0, 1) {
+		return false
+	}
+	h.kind = uint32(world.Kind(err))
+	h.rank = uint32(rank)
+	h.textLen = uint32(copy(h.text[:], err.Error()))
+	h.ended.Store(2)
+	return true
 }
 
 // SetSteps tells everybody how many steps the job has done.

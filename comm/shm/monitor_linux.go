@@ -1,7 +1,6 @@
 package shm
 
 import (
-	"fmt"
 	"os"
 	"time"
 
@@ -13,9 +12,8 @@ import (
 // monitor beats for the ranks of this process and watches all.
 func (w *World) monitor() {
 	defer close(w.stopped)
-	host, _ := os.Hostname()
 	m := watch.New(watch.Config{World: w.job.world, Groups: w.groups, Interval: beatEvery, Silent: silentAfter, Timeout: w.timeout,
-		Where: func(r int) string { return fmt.Sprintf("host %s, process %d", host, w.job.rank(r).pid.Load()) }})
+		Where: w.job.Where})
 	deaths := newDeaths(w)
 	defer deaths.close()
 	reports := make([]watch.Report, w.job.world)

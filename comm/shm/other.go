@@ -35,6 +35,15 @@ func Attach([]*os.File) (*Job, error) { return nil, errSystem }
 // Processes returns none.
 func (*Job) Processes() (processes, each int) { return 0, 0 }
 
+// SetPID does nothing.
+func (*Job) SetPID(process, pid int) {}
+
+// Where tells nothing.
+func (*Job) Where(int) string { return "" }
+
+// Fail refuses.
+func (*Job) Fail(int, error) bool { return false }
+
 // SetSteps does nothing.
 func (*Job) SetSteps(int) {}
 

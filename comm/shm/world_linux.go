@@ -130,12 +130,7 @@ func (w *World) Groups(rank int) (map[int]comm.Group, error) {
 
 // fail makes err the job's error, unless it has one, and returns the job's.
 func (w *World) fail(err error) error {
-	h := w.job.header()
-	if h.ended.CompareAndSwap(0, 1) {
-		h.kind = uint32(world.Kind(err))
-		h.rank = uint32(w.local[0])
-		h.textLen = uint32(copy(h.text[:], err.Error()))
-		h.ended.Store(2)
+	if w.job.Fail(w.local[0], err) {
 		w.ringAll()
 		return w.Settle(err, func() {})
 	}

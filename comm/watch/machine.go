@@ -220,7 +220,7 @@ func (m *Machine) silentTooLong(reports []Report) *Verdict {
 	for r, rep := range reports {
 		if quiet := m.clock - m.beats[r].at; rep.State <= Alive && quiet >= m.c.Timeout {
 			if rep.State == Absent {
-				return &Verdict{Ranks: []int{r}, Err: fmt.Errorf("%w: rank %d has not joined the job within %v", comm.ErrTimeout, r, m.c.Timeout)}
+				return &Verdict{Ranks: []int{r}, Err: fmt.Errorf("%w: %s has not joined the job within %v", comm.ErrTimeout, m.name(r), m.c.Timeout)}
 			}
 			return &Verdict{Ranks: []int{r}, Err: fmt.Errorf("%w: %s gave no sign of life for %v%s",
 				comm.ErrTimeout, m.name(r), m.c.Timeout, during(rep))}
@@ -340,10 +340,14 @@ func (m *Machine) Speaker(reports []Report) int {
 }
 
 func (m *Machine) name(r int) string {
-	if m.c.Where == nil {
+	where := ""
+	if m.c.Where != nil {
+		where = m.c.Where(r)
+	}
+	if where == "" {
 		return fmt.Sprintf("rank %d", r)
 	}
-	return fmt.Sprintf("rank %d (%s)", r, m.c.Where(r))
+	return fmt.Sprintf("rank %d (%s)", r, where)
 }
 
 // during tells what a rank is in: " in all_gather …".

@@ -314,7 +314,7 @@ func TestARankThatNeverJoins(t *testing.T) {
 		got = append(got, step(interval, 0)...)
 	}
 	require.Len(t, got, 1)
-	require.EqualError(t, got[0].Err, "timeout: rank 1 has not joined the job within 10s")
+	require.EqualError(t, got[0].Err, "timeout: rank 1 (host h1) has not joined the job within 10s")
 }
 
 func TestASendThatNobodyReceives(t *testing.T) {

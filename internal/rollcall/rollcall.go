@@ -1,13 +1,17 @@
 // Package rollcall is how the processes of a job that has lost some agree on who is left, by
-// files in a folder that all of them see: what carried their messages is what has failed.
+// files in the checkpoint folder, which all of them see: the network that carried their
+// messages has failed.
 //
 //	a process that is left   writes its own file              reads the verdict
 //	rank 0                   reads all, waits for the silent  writes the verdict
 //
-// Each file is there, empty, before anybody looks for it, and is opened anew at every look:
-// so a network file system shows what another host has written (close-to-open consistency,
-// and no name that is remembered as missing). Whoever is late finds the verdict all the same,
-// and that it is without him.
+// Rank 0 makes all files, empty, before anybody looks for them, and each look opens a file
+// anew: then a network file system shows what another host has written (close-to-open
+// consistency, and no name that is remembered as missing). A process that comes late finds
+// the verdict too, and sees that the job goes on without it.
+//
+// The folders are opened once, and all is done in them, as in package checkpoint. A folder
+// or a file that another user owns is refused.
 package rollcall
 
 import (
@@ -19,25 +23,33 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // Roll is where the processes of a job answer. The zero value is of a job that calls none.
 type Roll struct {
-	Folder string // absolute
+	Folder string // its path where rank 0 runs, absolute
 	Ranks  int
 	// Wait is how much later than another a process may come to the roll call: the longest
 	// wait of a collective, and what an end takes.
 	Wait time.Duration
-	// Before is the folder of the roll call by which the job has these ranks, "" for none:
-	// who was late then may still look there.
+	// Before is the Folder of the roll call by which the job has these ranks, "" for none:
+	// a process that was late then may still look there.
 	Before string
+
+	in   filesys.Folder // the checkpoint folder, of rank 0 alone
+	at   filesys.Folder // the roll's; nil: it is not open here
+	user int64          // to whom files belong that this process makes there
 }
 
 // Verdict is what rank 0 has decided.
@@ -50,6 +62,7 @@ type Verdict struct {
 
 const (
 	prefix      = ".spillway-roll-"
+	maxFile     = 1 << 20 // bytes: the verdict of the largest job has a few KiB
 	verdictName = "verdict"
 	lookEvery   = 20 * time.Millisecond
 	hearing     = 3 * time.Second // the most that a verdict which ends the job waits for those that are here
@@ -58,74 +71,198 @@ const (
 // ErrNoVerdict is of a roll call whose rank 0 has said nothing.
 var ErrNoVerdict = errors.New("rank 0 has not said who goes on")
 
-// Open makes the roll of a job of so many ranks below dir, and removes what earlier jobs have
-// left there, but for the roll that the job had before, which a Roll without a folder names
-// too.
-func Open(dir string, ranks int, wait time.Duration, before Roll) (Roll, error) {
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return Roll{}, err
+// Open makes the roll of a job of so many ranks in the checkpoint folder, which is the Roll's
+// from then on. It removes what earlier jobs left there, but not the roll that the job had
+// before. Where that lies in another folder, the path of the folder has changed, and the
+// job does not go on.
+func Open(in filesys.Folder, ranks int, wait time.Duration, before Roll) (r Roll, err error) {
+	r = Roll{Ranks: ranks, Wait: wait, Before: cmp.Or(before.Folder, before.Before), in: in}
+	defer func() {
+		if err != nil {
+			r.Before = "" // before's to remove
+			r.Close()
+			r = Roll{}
+		}
+	}()
+	if err := sameFolder(before.in, in); err != nil {
+		return r, err
 	}
-	old, err := os.ReadDir(dir)
+	dir, err := filepath.Abs(in.Path())
 	if err != nil {
-		return Roll{}, err
+		return r, err
 	}
-	last := cmp.Or(before.Folder, before.Before)
-	for _, f := range old {
-		if path := filepath.Join(dir, f.Name()); path != last {
-			remove(path)
+	if r.user, err = in.Owner(); err != nil {
+		return r, err
+	}
+	old, err := in.Names()
+	if err != nil {
+		return r, err
+	}
+	for _, name := range old {
+		if name != filepath.Base(r.Before) {
+			r.remove(name)
 		}
 	}
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails: the process ends where the system has no randomness
-	r := Roll{filepath.Join(dir, prefix+hex.EncodeToString(b[:])), ranks, wait, last}
-	if err := os.Mkdir(r.Folder, 0o777); err != nil {
-		return Roll{}, err
+	name := prefix + hex.EncodeToString(b[:])
+	if err := in.Mkdir(name, 0o777); err != nil {
+		return r, err
+	}
+	r.Folder = filepath.Join(dir, name)
+	if err := r.enter(in); err != nil {
+		return r, err
 	}
 	names := []string{verdictName}
 	for rank := range ranks {
 		names = append(names, strconv.Itoa(rank))
 	}
 	for _, name := range names {
-		if err := os.WriteFile(filepath.Join(r.Folder, name), nil, 0o666); err != nil {
-			r.Close()
-			return Roll{}, err
+		f, err := r.at.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+		if err == nil {
+			err = f.Close()
 		}
+		if err != nil {
+			return r, err
+		}
+	}
+	if before.in != nil {
+		_ = before.in.Close()
 	}
 	return r, nil
 }
 
-// Close removes the roll and the one before it.
-func (r Roll) Close() {
-	remove(r.Folder)
-	remove(r.Before)
+// sameFolder refuses another checkpoint folder than the one that the job had before, if any.
+func sameFolder(before, now filesys.Folder) error {
+	if before == nil {
+		return nil
+	}
+	a, err := before.Info()
+	b, nerr := now.Info()
+	if err = errors.Join(err, nerr); err == nil && !filesys.Same(a, b) {
+		err = fmt.Errorf("%s is another folder than the one that the job began in (somebody renamed it, or retargeted a link); Config.Resume goes on in the one that has its checkpoints", now.Path())
+	}
+	return err
 }
 
-// remove removes a roll's folder, as far as that can be done: nobody needs what is there.
-func remove(path string) {
-	if strings.HasPrefix(filepath.Base(path), prefix) {
-		_ = os.RemoveAll(path)
+// Enter opens the roll for another rank. dir is the checkpoint folder as this process finds
+// it; "": by the path that rank 0 has.
+func (r Roll) Enter(o filesys.Opener, dir string) (Roll, error) {
+	in, err := o.Open(cmp.Or(dir, filepath.Dir(r.Folder)))
+	if err != nil {
+		return Roll{}, err
+	}
+	r.in = nil
+	if r.user, err = in.Owner(); err == nil {
+		err = r.enter(in)
+	}
+	if err = errors.Join(err, in.Close()); err != nil {
+		r.Close()
+		return Roll{}, err
+	}
+	return r, nil
+}
+
+// enter opens the roll's folder. Its name is random: a folder that has it is the one that
+// rank 0 made.
+func (r *Roll) enter(in filesys.Folder) (err error) {
+	if r.at, err = in.Sub(filepath.Base(r.Folder)); err != nil {
+		return err
+	}
+	st, err := r.at.Info()
+	if err == nil {
+		err = r.own(r.at.Path(), st)
+	}
+	return err
+}
+
+// own refuses what another user made.
+func (r Roll) own(path string, st filesys.Info) error {
+	if st.Owner != r.user {
+		return fmt.Errorf("%s belongs to user %d, and files that this process makes there belong to user %d: what another user wrote is not followed; give a folder of your own", path, st.Owner, r.user)
+	}
+	return nil
+}
+
+// Next is the Roll of those that go on until rank 0 opens theirs, with it as the one before.
+// It closes this one's folder.
+func (r Roll) Next() Roll {
+	if r.at != nil {
+		_ = r.at.Close()
+	}
+	return Roll{Before: cmp.Or(r.Folder, r.Before), in: r.in}
+}
+
+// Close gives the folders back. Rank 0's removes the roll and the one before it.
+func (r Roll) Close() {
+	if r.at != nil {
+		_ = r.at.Close() // nothing was written through it that must stay
+	}
+	if r.in != nil {
+		r.remove(filepath.Base(r.Folder))
+		r.remove(filepath.Base(r.Before))
+		_ = r.in.Close()
 	}
 }
 
-// write puts a value into a file that is there. Its last byte is a line's end: what lacks it
-// is not all there yet.
+// remove removes a roll's folder, as far as that can be done: nobody needs what is there.
+func (r Roll) remove(name string) {
+	if !strings.HasPrefix(name, prefix) {
+		return
+	}
+	if st, err := r.in.Lstat(name); err == nil && r.own(name, st) == nil {
+		_ = filesys.RemoveAll(r.in, name)
+	}
+}
+
+// open opens a file of the roll.
+func (r Roll) open(name string, flag int) (filesys.File, error) {
+	if r.at == nil {
+		return nil, fs.ErrNotExist
+	}
+	f, err := r.at.OpenFile(name, flag|filesys.NoWait, 0)
+	if errors.Is(err, syscall.ESTALE) { // what a network file system calls a folder that is gone
+		err = &fs.PathError{Op: "open", Path: filepath.Join(r.at.Path(), name), Err: fs.ErrNotExist}
+	}
+	if err != nil {
+		return nil, err
+	}
+	st, err := f.Stat()
+	if err == nil {
+		err = r.own(f.Name(), st)
+	}
+	if err == nil && (!st.Mode.IsRegular() || st.Links > 1) {
+		err = fmt.Errorf("%s is not a file of this roll call alone (mode %v, %d names)", f.Name(), st.Mode, st.Links)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// write puts a value into a file that is there. Its last byte is a newline: without it the
+// text is not complete yet.
 func (r Roll) write(name string, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(filepath.Join(r.Folder, name), os.O_WRONLY, 0)
+	f, err := r.open(name, os.O_WRONLY)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(append(text, '\n'))
+	_, err = f.WriteAt(append(text, '\n'), 0)
 	return errors.Join(err, f.Close())
 }
 
 // read tells whether somebody has written to a file, and what.
 func (r Roll) read(name string, v any) (bool, error) {
-	text, err := os.ReadFile(filepath.Join(r.Folder, name))
+	f, err := r.open(name, os.O_RDONLY)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxFile))
 	if err != nil || !bytes.HasSuffix(text, []byte("\n")) {
 		return false, err
 	}

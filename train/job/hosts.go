@@ -1,6 +1,9 @@
 package job
 
 import (
+	"errors"
+
+	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/run"
@@ -16,7 +19,7 @@ func Greet(c config.Config) (config.Config, error) {
 	}
 	if !j.greeted {
 		if err := j.hear(&c); err != nil {
-			return c, err
+			return c, j.apart(err)
 		}
 		j.greeted = true
 	}
@@ -26,6 +29,15 @@ func Greet(c config.Config) (config.Config, error) {
 		c.DiskMemory = j.disk.Share()
 	}
 	return c, nil
+}
+
+// apart tells the transport of an error because of which the processes do not meet: whoever
+// started them finds it there.
+func (j *Job) apart(err error) error {
+	if t, ok := j.Transport.(interface{ Apart(error) }); ok && errors.Is(err, comm.ErrTimeout) {
+		t.Apart(err)
+	}
+	return err
 }
 
 // hear takes what all processes say of themselves.

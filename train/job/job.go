@@ -267,22 +267,38 @@ func ProgramHash(p *plan.Plan) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
+// CallRoll makes the Roll of a job that outlives its processes, in the run's checkpoint
+// folder, which is the Roll's from then on.
+func (j *Job) CallRoll(c *config.Config, in filesys.Folder) error {
+	r, err := rollcall.Open(in, c.Ranks, c.Timeout+endGrace, j.Roll)
+	if err != nil {
+		return fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, err)
+	}
+	j.Roll = r
+	return nil
+}
+
+// enter opens the leader's Roll here.
+func (j *Job) enter(r rollcall.Roll) (err error) {
+	if r.Folder == "" {
+		return nil
+	}
+	folders := j.folders
+	if folders == nil {
+		folders = filesys.System
+	}
+	if j.Roll, err = r.Enter(folders, j.Folder()); err != nil {
+		return fmt.Errorf("Config.Checkpoint: this process does not find the leader's folder, in which those that are left meet: give one that all hosts share (%w)", err)
+	}
+	return nil
+}
+
 // Lead gives the other processes their task, once the plan stands. They open their ranks
 // beside this process's: see Opened.
 func (j *Job) Lead(a Assignment, p *plan.Plan) error {
-	c := &a.Config
-	if j.Outlives {
-		var err error
-		if c.Checkpoint == "" {
-			return config.Refuse("Job.Outlives needs Config.Checkpoint: the folder to go on from")
-		}
-		if j.Roll, err = rollcall.Open(c.Checkpoint, c.Ranks, c.Timeout+endGrace, j.Roll); err != nil {
-			return fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, err)
-		}
-	}
 	a.Fastest, a.Roll = j.Fastest, j.Roll
-	a.Model, a.Rule = c.Own.Names()
-	a.Evaluates = c.Own.Eval != nil
+	a.Model, a.Rule = a.Config.Own.Names()
+	a.Evaluates = a.Config.Own.Eval != nil
 	var b bytes.Buffer
 	if err := gob.NewEncoder(&b).Encode(a); err != nil {
 		return fmt.Errorf("send the configuration: %w", err)
@@ -347,18 +363,18 @@ func (j *Job) Await() (a *Assignment, program string, err error) {
 		err = errors.New(task.Err)
 	}
 	if err != nil || task.Config == nil {
-		return nil, "", err
+		return nil, "", j.apart(err)
 	}
 	a = &Assignment{}
 	if err := gob.NewDecoder(bytes.NewReader(task.Config)).Decode(a); err != nil {
 		return nil, "", fmt.Errorf("the leader's configuration: %w", err)
 	}
-	j.Fastest, j.Roll = a.Fastest, a.Roll
+	j.Fastest = a.Fastest
 	a.Config = j.mine(a.Config.Within(j))
 	if j.Asked != nil {
 		a.Threads = j.Asked.ComputeThreads()
 	}
-	return a, task.Program, a.brought(&j.Own)
+	return a, task.Program, cmp.Or(j.enter(a.Roll), a.brought(&j.Own))
 }
 
 // endGrace is how long a process may take, behind the longest wait of a collective, to give

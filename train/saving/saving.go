@@ -170,6 +170,9 @@ func (s *Saver) Over(ranks *run.Ranks, states *run.States) error {
 	return nil
 }
 
+// Folder opens the folder of checkpoints once more, for its own use by somebody else.
+func (s *Saver) Folder() (filesys.Folder, error) { return s.store.Dir().Again() }
+
 // Close gives the folder back.
 func (s *Saver) Close() {
 	if err := s.store.Close(); err != nil { // what was saved is complete and synced

@@ -49,6 +49,9 @@ type folder struct {
 // use locks the tree for an operation on a name, and finds what has it.
 func (f *folder) use(name string) (n *node, done func()) {
 	f.m.mu.Lock()
+	if name == "." {
+		return f.n, f.m.mu.Unlock
+	}
 	return f.n.names[name], f.m.mu.Unlock
 }
 
