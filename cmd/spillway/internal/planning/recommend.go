@@ -1,0 +1,147 @@
+package planning
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/planner"
+	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+// takeFitted sets what the search chose.
+func takeFitted(c *spillway.Config, best *spillway.Fitted) {
+	b := best.Forecast.Config
+	c.Zero, c.Batch, c.Accum, c.AccumOrder, c.Prefetch, c.Recompute, c.Offload, c.Precision = b.Zero, b.Batch, b.Accum, b.AccumOrder, b.Prefetch, b.Recompute, b.Offload, b.Precision
+	if best.Caps[graph.Device] > 0 {
+		c.DeviceMemory = best.Caps[graph.Device]
+	}
+	if best.Caps[graph.Host] > 0 {
+		c.HostMemory = best.Caps[graph.Host]
+	}
+}
+
+// recommendation is what a person is told to run: flags, to be copied, or words in their
+// place, and lines about them.
+type recommendation struct {
+	flags, words string
+	lines        []string
+}
+
+// fittedText says what the search chose, and why.
+func (f *Flags) fittedText(best *spillway.Fitted) *recommendation {
+	return &recommendation{flags: cli.FlagText(best.Choices), lines: append([]string{fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s",
+		best.Tried, f.seconds(best.Step.Seconds), f.speed(best.TokensPerSecond()))}, cli.FlaggedAll(best.Reasons)...)}
+}
+
+func (rec *recommendation) print(w io.Writer) {
+	if rec.flags != "" {
+		cli.WrapFlags(w, "recommended: ", "  ", rec.flags)
+	} else {
+		cli.Wrap(w, "", "  ", "recommended: "+rec.words)
+	}
+	for _, line := range rec.lines {
+		cli.Wrap(w, "  ", "    ", line)
+	}
+}
+
+// printFitted prints what the search chose, and why.
+func printFitted(w io.Writer, best *spillway.Fitted) { (&Flags{}).fittedText(best).print(w) }
+
+// recommend looks for the fastest configuration of the same rows of a step, ranks and
+// layout, and of the same micro-batch, unless --global-batch leaves that open. Where what
+// was asked for does not fit, the ways out have searched what is left open of the same
+// precision and micro-batch already.
+func (r *planReport) recommend(ctx context.Context, c spillway.Config, hw spillway.Hardware) {
+	given := spillway.Fixed{Precision: r.flags.precisionGiven, Accum: r.flags.accumGiven}
+	free := c
+	free.Recompute, free.Offload, free.GlobalBatch = "none", "", 0
+	if r.asked.Fits || hw.Prefer != precision.FP32 || r.flags.openRows > 0 {
+		found := r.flags.searching("searching for the fastest configuration that fits …")
+		best, err := spillway.Fit(ctx, free, given, r.flags.openRows, hw)
+		found()
+		if err == nil {
+			r.best = best
+			return
+		}
+	}
+	if !r.asked.Fits {
+		for _, way := range r.ways {
+			if way.Cost == "" && (r.best == nil || way.Forecast.TokensPerSecond() > r.best.TokensPerSecond()) {
+				r.best = &spillway.Fitted{Forecast: way.Forecast, Choices: way.Changes, Reasons: planner.Reasons(way.Forecast)}
+				if why := planner.OtherBits(&c, &way.Forecast.Config); why != "" {
+					r.best.Reasons = append(r.best.Reasons, why)
+				}
+			}
+		}
+	}
+}
+
+// recommended sets the recommended configuration beside the requested one; nil:
+// there is none.
+func (r *planReport) recommended() *recommendation {
+	asked, best := r.asked, r.best
+	if best == nil {
+		return nil
+	}
+	if r.flags.chosen {
+		return r.flags.fittedText(best)
+	}
+	f := r.flags
+	took := fmt.Sprintf("%s a step and %s predicted", f.seconds(best.Step.Seconds), f.speed(best.TokensPerSecond()))
+	switch ratio := best.TokensPerSecond() / asked.TokensPerSecond(); {
+	case asked.Fits && ratio < 1.005:
+		return &recommendation{words: fmt.Sprintf("as requested; nothing found is faster (%s a step, %s predicted)", f.seconds(asked.Step.Seconds), f.speed(asked.TokensPerSecond())),
+			lines: cli.Reasons(asked)[:1]}
+	case asked.Fits:
+		took += fmt.Sprintf(", against %s as requested (%.2f × as fast)", f.seconds(asked.Step.Seconds), ratio)
+	default:
+		took += fmt.Sprintf("; as requested it does not fit, and would take %s", f.seconds(asked.Step.Seconds))
+	}
+	return &recommendation{flags: cli.FlagText(best.Choices), lines: append([]string{took}, cli.FlaggedAll(best.Reasons)...)}
+}
+
+// forecastStages plans a configuration at stages 0 to 3, two at a time: a plan
+// of thousands of layers takes memory of its own.
+func forecastStages(ctx context.Context, c spillway.Config, hw spillway.Hardware) ([]*spillway.Forecast, error) {
+	stages := make([]*spillway.Forecast, 4)
+	errs := make([]error, 4)
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 2)
+	for z := range stages {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			one := c
+			one.Zero = z
+			stages[z], errs[z] = spillway.Predict(ctx, one, hw.Machine(one.Ranks))
+		})
+	}
+	wg.Wait()
+	if errs[c.Zero] != nil {
+		return nil, errs[c.Zero]
+	}
+	return stages, errors.Join(errs...)
+}
+
+// textbookStates is the paper's model states of the requested plan, for
+// comparison: 2 + 2 + 12 bytes a parameter in mixed precision, 4 + 4 + 8 in fp32.
+func textbookStates(f *spillway.Forecast) float64 {
+	n := float64(f.Parameters())
+	ranks := f.Config.Ranks
+	if f.Config.ShardSize > 0 {
+		ranks = f.Config.ShardSize
+	}
+	w, g, k := 4.0, 4.0, 8.0
+	if p := strings.ToLower(f.Config.Precision); p == "bf16" || p == "fp16" {
+		w, g, k = 2, 2, 12
+	}
+	return zero.Stage(f.Config.Zero).ModelStateBytes(n, float64(ranks), w, g, k)
+}

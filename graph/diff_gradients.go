@@ -1,0 +1,192 @@
+package graph
+
+import (
+	"slices"
+)
+
+// slot is the place of one contribution to the gradient of a value.
+type slot struct {
+	v    int
+	like BufID // operand whose shape the contribution has
+	out  Out
+	own  bool // out is a buffer of its own, still to be joined with what is pending
+}
+
+// none says that the gradient is not wanted.
+func (s slot) none() bool { return s.v < 0 }
+
+// A parameter's gradient is only ever written by outputs that could accumulate:
+// over several micro-steps they will.
+//
+// open returns the place for a contribution to input j's gradient, from an
+// output that may accumulate; openWrite from one that may only write; openInto
+// writes into a given buffer where that can be (over: NoBuf for none).
+func (d *differ) open(j int) slot { return d.slot(j, true, NoBuf) }
+
+func (d *differ) openWrite(j int) slot { return d.slot(j, false, NoBuf) }
+
+func (d *differ) openInto(j int, over BufID) slot { return d.slot(j, false, over) }
+
+func (d *differ) slot(j int, accum bool, over BufID) slot {
+	if !d.needs(j) {
+		return slot{v: -1, out: Out{NoBuf, Write}}
+	}
+	n := d.ins[d.i][j]
+	v := &d.vals[n]
+	s := slot{v: n, like: d.in(j)}
+	mode := Write
+	if over != NoBuf {
+		mode = ReadWrite
+	}
+	switch {
+	case v.param >= 0 && v.open == 0 && accum && !v.begun:
+		s.out = Out{d.as(d.p.Params[v.param].Grad, s.like), Write}
+		v.begun = true
+	case v.param >= 0 && v.open == 0 && accum:
+		s.out = Out{d.as(d.p.Params[v.param].Grad, s.like), Accum}
+	case v.param < 0 && v.open == 0 && v.grad != NoBuf && accum && d.grads[v.grad] == 1:
+		s.out = Out{d.as(v.grad, s.like), Accum}
+	default:
+		s.own = v.param >= 0 || v.open > 0 || v.grad != NoBuf
+		if over == NoBuf {
+			over = d.gradBuffer(n, s.like)
+		}
+		s.out = Out{over, mode}
+		if !s.own {
+			root, _ := d.p.Resolve(over, nil)
+			d.hold(n, root)
+		}
+	}
+	d.vals[n].open++
+	return s
+}
+
+// close joins a contribution that went to a buffer of its own.
+func (d *differ) close(suffix string, s slot) {
+	if s.none() || d.err != nil {
+		return
+	}
+	d.vals[s.v].open--
+	if s.own {
+		d.join(suffix+"+", s.v, s.out.Buf, true)
+	}
+}
+
+// join adds g, a gradient shaped as the value, to what value n has. Last says
+// that nothing reads g afterwards but through n, so that the sum may take its
+// place.
+func (d *differ) join(suffix string, n int, g BufID, last bool) {
+	v := &d.vals[n]
+	root, _ := d.p.Resolve(g, nil)
+	if v.param >= 0 {
+		mode := Accum
+		if !v.begun {
+			mode = Write
+		}
+		v.begun = true
+		d.emit(suffix, Scale, ScaleAttr{1}, []BufID{g}, Out{d.as(d.p.Params[v.param].Grad, g), mode})
+		return
+	}
+	if v.grad == NoBuf {
+		d.hold(n, root)
+		return
+	}
+	have := d.as(v.grad, g)
+	switch {
+	case d.grads[v.grad] == 1:
+		d.emit(suffix, Add, nil, []BufID{have, g}, Out{have, ReadWrite})
+	case last && d.sole(root):
+		d.emit(suffix, Add, nil, []BufID{g, have}, Out{g, ReadWrite})
+		d.hold(n, root)
+	default:
+		sum := d.gradBuffer(n, g)
+		d.emit(suffix, Add, nil, []BufID{have, g}, Out{sum, Write})
+		d.hold(n, sum)
+	}
+}
+
+// sole says that the gradient buffer may be overwritten: nobody holds it but,
+// at most, the operation at hand for the last time.
+func (d *differ) sole(root BufID) bool {
+	if root == d.seedBuf {
+		return false
+	}
+	n := d.grads[root]
+	for _, v := range d.outs[d.i] {
+		if v >= 0 && d.vals[v].grad == root {
+			n--
+		}
+	}
+	return n <= 0
+}
+
+// into emits a gradient operation whose one output contributes to input j.
+func (d *differ) into(j int, suffix string, kind Kind, attr any, ins ...BufID) {
+	d.contribute(d.open(j), suffix, kind, attr, ins)
+}
+
+// intoOver is into for an elementwise kind, whose output may replace dy: it does
+// where nobody else holds dy and there is nothing to accumulate into.
+func (d *differ) intoOver(j int, suffix string, dy BufID, kind Kind, attr any, ins ...BufID) {
+	d.contribute(d.slot(j, true, d.overDy(j, dy)), suffix, kind, attr, ins)
+}
+
+// writeOver is intoOver for a kind that cannot accumulate.
+func (d *differ) writeOver(j int, suffix string, dy BufID, kind Kind, attr any, ins ...BufID) {
+	d.contribute(d.slot(j, false, d.overDy(j, dy)), suffix, kind, attr, ins)
+}
+
+func (d *differ) contribute(s slot, suffix string, kind Kind, attr any, ins []BufID) {
+	if s.none() {
+		return
+	}
+	d.emit(suffix, kind, attr, ins, s.out)
+	d.close(suffix, s)
+}
+
+func (d *differ) overDy(j int, dy BufID) BufID {
+	root, _ := d.p.Resolve(dy, nil)
+	if !d.sole(root) || !slices.Equal(d.p.Buffers[dy].Shape, d.p.Buffers[d.in(j)].Shape) {
+		return NoBuf
+	}
+	return dy
+}
+
+// identity contributes dy itself to input j. Last says that the rule does not
+// read dy again.
+func (d *differ) identity(j int, suffix string, dy BufID, last bool) {
+	if d.needs(j) && d.err == nil {
+		d.join(suffix, d.ins[d.i][j], d.as(dy, d.in(j)), last)
+	}
+}
+
+// scratch returns an output like a buffer for an intermediate or unwanted
+// gradient, in place of over where that is dy and nobody else holds it.
+func (d *differ) scratch(like BufID, suffix string, over BufID) Out {
+	if over != NoBuf {
+		if root, _ := d.p.Resolve(over, nil); d.sole(root) {
+			return Out{over, ReadWrite}
+		}
+	}
+	b := d.p.Buffers[like]
+	id := d.buffer(d.op.Name+"."+suffix, Buffer{DType: b.DType, Shape: b.Shape, Space: b.Space, Class: Activations, Unit: d.op.Unit})
+	return Out{id, Write}
+}
+
+// reusable returns input j's own buffer where its gradient may overwrite it:
+// the value is not overwritten later in the forward, and no derivative still to
+// come reads it.
+func (d *differ) reusable(j int) BufID {
+	n := d.ins[d.i][j]
+	v := &d.vals[n]
+	root := &d.p.Buffers[v.root]
+	if v.param >= 0 || d.current[v.root] != n || root.Class != Activations || root.Life != LifePhase {
+		return NoBuf
+	}
+	for i := range d.i {
+		if d.saves(i, func(v int) bool { return v == n }) {
+			return NoBuf
+		}
+	}
+	return d.in(j)
+}
