@@ -30,7 +30,7 @@ var clusters = []string{
 // SPILLWAY_LONG=all each preset on each cluster, which takes an hour.
 func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 	t.Parallel()
-	jobs := [][2]string{{"gpt2-xl", clusters[0]}, {"llama-2-7b", clusters[1]}, {"llama-3-8b", clusters[3]}, {"gpt3-13b", clusters[5]}}
+	jobs := long.Sample(1, 2, [][2]string{{"gpt2-xl", clusters[0]}, {"llama-2-7b", clusters[1]}, {"llama-3-8b", clusters[3]}, {"gpt3-13b", clusters[5]}})
 	if long.All() {
 		jobs = nil
 		for _, m := range model.Presets() {
@@ -83,7 +83,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 			}
 		}
 	}
-	require.GreaterOrEqual(t, fitted, 4)
+	require.GreaterOrEqual(t, fitted, 2)
 	require.Positive(t, ways)
 	require.Positive(t, hosts, "some of them use the host")
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
 // unwrapped is a text without its line breaks.
@@ -23,7 +24,7 @@ func unwrapped(text string) string { return strings.Join(strings.Fields(text), "
 func TestRecommendedFlagsReproduceIt(t *testing.T) {
 	t.Parallel()
 	tiny := "--model " + testdata + "/gpt2 --batch 2 --seq 16 --ranks 2 "
-	for i, line := range []string{
+	for i, line := range long.Sample(3, 4, []string{
 		tiny + "--offload optimizer=host,activations=host",
 		tiny + "--recompute full --zero 1 --accum 2",
 		tiny + "--recompute auto --offload parameters=host --prefetch 0",
@@ -31,7 +32,7 @@ func TestRecommendedFlagsReproduceIt(t *testing.T) {
 		"--model " + testdata + "/gpt2 --seq 16 --ranks 1 --fit --batch 4 --global-batch 16",
 		"--model spillway-demo --ranks 2 --offload optimizer=host --recompute auto --zero 1 --device-memory 48MiB",
 		"--model spillway-demo --ranks 2 --batch 8 --recompute selective --prefetch 0 --device-memory 60MiB",
-	} {
+	}) {
 		args := strings.Fields(line)
 		_, doc := planned(t, args...)
 		require.NotNil(t, doc.Recommended, line)
