@@ -65,11 +65,18 @@ import (
 //		Nesterov bool
 //		Clip     float64 // largest global gradient norm; 0: off
 //
-//		Dropout  float64  // of residual branches and embeddings
-//		Seed     int64    // of initial weights, data order and dropout
-//		Freeze   []string // patterns of parameter names that are not trained
-//		Threads  int      // computing threads of the process, shared by its ranks; 0: all cores
-//		Prefetch int      // units gathered ahead of use; more hides communication and costs memory
+//		Dropout float64  // of residual branches and embeddings
+//		Seed    int64    // of initial weights, data order and dropout
+//		Freeze  []string // patterns of parameter names that are not trained
+//		// LoRA adds low-rank adapters to the products whose weights its Targets name. The
+//		// adapters are trained; the model's own parameters are frozen. The zero value is none.
+//		LoRA lora.Options
+//		// Base is the type in which the frozen parameters of LoRA rest: "" (that of Precision),
+//		// "fp32", "bf16" or "int8": codes and a scale for each 256 of them. Where it is another
+//		// than Precision's, a block's parameters are converted when the block is used.
+//		Base     string
+//		Threads  int // computing threads of the process, shared by its ranks; 0: all cores
+//		Prefetch int // units gathered ahead of use; more hides communication and costs memory
 //
 //		// Inference is a run that only evaluates (EvalData, all of it) or generates
 //		// (Generate): it needs no Data, trains nothing, and plans no gradients and no
@@ -237,6 +244,7 @@ import (
 //	func (c *Config) Algorithm() algorithm.Name
 //	func (c *Config) AsksLayers() bool
 //	func (c *Config) BF16States() bool
+//	func (c *Config) BaseType() fsdp.Base
 //	func (cfg *Config) Common() *Shared
 //	func (c *Config) ComputeThreads() int
 //	func (c *Config) DeviceTarget() graph.Target

@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,11 +51,23 @@ func remains(folder string) bool {
 	return err == nil && bytes.Contains(text, []byte(sumKey)) && bytes.Contains(text, []byte(`"plan_hash"`))
 }
 
+// Exporting is what Export writes.
+type Exporting struct {
+	Files []string // names of the checkpoint's; safetensors.FileName: its weights, in fp32
+	Blobs []Blob   // small files beside them
+	// Weights is the name of the file that the weights are written to; "":
+	// safetensors.FileName. Those of over ShardBytes are split into files of up to that,
+	// with an index.
+	Weights    string
+	ShardBytes int64
+	// View is what is written of the weights; nil: all.
+	View func(Tensors) (Tensors, error)
+}
+
 // Export copies files of a checkpoint into a new folder, which appears complete and
 // synced or not at all; an empty one may be there already. What is copied is
-// verified once more on its way. Weights of over shardBytes are split into files of
-// up to that, with an index.
-func (c *Checkpoint) Export(ctx context.Context, to string, shardBytes int64, names ...string) (err error) {
+// verified once more on its way.
+func (c *Checkpoint) Export(ctx context.Context, to string, what Exporting) (err error) {
 	to, err = filepath.Abs(to)
 	if err != nil {
 		return fmt.Errorf("export: %w", err)
@@ -68,7 +81,7 @@ func (c *Checkpoint) Export(ctx context.Context, to string, shardBytes int64, na
 	temp := "." + name + ".writing-" + random()
 	err = beside.Mkdir(temp, 0o777)
 	if err == nil {
-		err = c.exportInto(ctx, beside, temp, shardBytes, names)
+		err = c.exportInto(ctx, beside, temp, what)
 	}
 	if err == nil {
 		_ = beside.Remove(name) // an empty folder gives way; the renaming says what else is there
@@ -80,16 +93,21 @@ func (c *Checkpoint) Export(ctx context.Context, to string, shardBytes int64, na
 	return beside.Sync()
 }
 
-func (c *Checkpoint) exportInto(ctx context.Context, beside filesys.Folder, temp string, shardBytes int64, names []string) error {
+func (c *Checkpoint) exportInto(ctx context.Context, beside filesys.Folder, temp string, x Exporting) error {
 	to, err := beside.Sub(temp)
 	if err != nil {
 		return err
 	}
-	for _, name := range names {
+	for _, b := range x.Blobs {
+		if err := writeSynced(to, b.Name, b.Data); err != nil {
+			return errors.Join(err, to.Close())
+		}
+	}
+	for _, name := range x.Files {
 		want, ok := c.Manifest.file(name)
 		switch {
-		case name == safetensors.FileName && (c.Manifest.Version >= sharded || want.Bytes > shardBytes):
-			err = c.exportWeights(ctx, want, to, shardBytes)
+		case name == safetensors.FileName && (c.Manifest.Version >= sharded || want.Bytes > x.ShardBytes || x.View != nil):
+			err = c.exportWeights(ctx, want, to, x)
 		case !ok:
 			err = fmt.Errorf("%w: %s lists no %s", ErrDamaged, c.Folder, name)
 		default:
@@ -104,7 +122,7 @@ func (c *Checkpoint) exportInto(ctx context.Context, beside filesys.Folder, temp
 
 // exportWeights writes the parameters as whole tensors in fp32. A file of them is verified
 // before it is taken apart.
-func (c *Checkpoint) exportWeights(ctx context.Context, want File, to filesys.Folder, shardBytes int64) error {
+func (c *Checkpoint) exportWeights(ctx context.Context, want File, to filesys.Folder, x Exporting) (err error) {
 	if c.Manifest.Version < sharded {
 		if err := c.copy(ctx, want, io.Discard); err != nil {
 			return err
@@ -114,13 +132,17 @@ func (c *Checkpoint) exportWeights(ctx context.Context, want File, to filesys.Fo
 	if err != nil {
 		return err
 	}
-	groups, _ := shards(r.Tensors(), shardBytes)
-	if len(groups) > 1 || c.Manifest.Version < sharded {
-		err = shard(ctx, r, to, shardBytes)
-	} else {
-		err = writeTensors(ctx, r, to, safetensors.FileName, r.Tensors())
+	defer func() { err = errors.Join(err, r.Close()) }()
+	of := r
+	if x.View != nil {
+		if of, err = x.View(r); err != nil {
+			return err
+		}
 	}
-	return errors.Join(err, r.Close())
+	if groups, _ := shards(of.Tensors(), x.ShardBytes); x.Weights == "" && (len(groups) > 1 || c.Manifest.Version < sharded) {
+		return shard(ctx, of, to, x.ShardBytes)
+	}
+	return writeTensors(ctx, of, to, cmp.Or(x.Weights, safetensors.FileName), of.Tensors())
 }
 
 func (c *Checkpoint) copyTo(ctx context.Context, want File, to filesys.Folder) error {

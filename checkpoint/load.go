@@ -27,7 +27,8 @@ type Loading struct {
 	// Sink takes elements from start on. They come in order, ChunkElems at a time from
 	// where a Want starts. v is reused.
 	Sink func(state, tensor string, start int64, v []float32) error
-	// Dequantize turns codes of one block into values; nil: states in 8 bits are errors.
+	// Dequantize turns codes of one block into values, of all states but ModelState; nil:
+	// they are errors.
 	Dequantize func(state string, dst []float32, codes []byte, scale float32) error
 }
 
@@ -352,6 +353,13 @@ func (l *loader) hand(s *span, wants []Want, next int) (int, error) {
 	return next, nil
 }
 
+// dequantizeModel reads a block of parameters in int8: code·scale.
+func dequantizeModel(dst []float32, codes []byte, scale float32) {
+	for i := range dst {
+		dst[i] = float32(int8(codes[i])) * scale
+	}
+}
+
 // littleEndian says that memory has the files' order of bytes.
 var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
@@ -367,7 +375,14 @@ func (l *loader) values(e *located, b []byte) ([]float32, error) {
 	if e.DType != scaledDType {
 		return v, safetensors.Decode(v, b, e.DType)
 	}
-	if l.how.Dequantize == nil {
+	dequantize := l.how.Dequantize
+	if e.State == ModelState {
+		dequantize = func(_ string, dst []float32, codes []byte, scale float32) error {
+			dequantizeModel(dst, codes, scale)
+			return nil
+		}
+	}
+	if dequantize == nil {
 		return nil, fmt.Errorf("%s of %q is in 8 bits", e.State, e.Tensor)
 	}
 	scales, err := l.scalesOf(e.State, e.Tensor, e.Start/QuantBlock, (e.N+QuantBlock-1)/QuantBlock)
@@ -376,7 +391,7 @@ func (l *loader) values(e *located, b []byte) ([]float32, error) {
 	}
 	for i, scale := range scales {
 		lo, hi := i*QuantBlock, min((i+1)*QuantBlock, len(v))
-		if err := l.how.Dequantize(e.State, v[lo:hi], b[lo:hi], scale); err != nil {
+		if err := dequantize(e.State, v[lo:hi], b[lo:hi], scale); err != nil {
 			return nil, err
 		}
 	}

@@ -271,7 +271,7 @@ func (v *stateView) ReadFloat32(name string, start int64, dst []float32) error {
 		return fmt.Errorf("read %s: there is no %s of %.80q", v.folder, v.state, name)
 	case start < 0 || start > t.Elements()-int64(len(dst)):
 		return fmt.Errorf("read %s: %s of %q has %d elements; %d from %d are outside of it", v.folder, v.state, name, t.Elements(), len(dst), start)
-	case t.DType == scaledDType:
+	case t.DType == scaledDType && v.state != ModelState:
 		return fmt.Errorf("read %s: %s of %q is in 8 bits; only a run of an optimizer in 8 bits reads it", v.folder, v.state, name)
 	}
 	list := v.extents[v.state][name]
@@ -285,8 +285,8 @@ func (v *stateView) ReadFloat32(name string, start int64, dst []float32) error {
 			if err := v.raw(e, v.bytes[:e.Bytes()]); err != nil {
 				return err
 			}
-			x := make([]float32, e.N)
-			if err := safetensors.Decode(x, v.bytes[:e.Bytes()], e.DType); err != nil {
+			x, err := v.decode(e, v.bytes[:e.Bytes()])
+			if err != nil {
 				return err
 			}
 			v.last = cached{*e, x}
@@ -295,6 +295,20 @@ func (v *stateView) ReadFloat32(name string, start int64, dst []float32) error {
 		dst, start = dst[k:], start+int64(k)
 	}
 	return nil
+}
+
+// decode turns an extent's bytes into values.
+func (v *stateView) decode(e *located, b []byte) ([]float32, error) {
+	x := make([]float32, e.N)
+	if e.DType != scaledDType {
+		return x, safetensors.Decode(x, b, e.DType)
+	}
+	scales, err := v.scalesOf(e.State, e.Tensor, e.Start/QuantBlock, (e.N+QuantBlock-1)/QuantBlock)
+	for i, scale := range scales {
+		lo, hi := i*QuantBlock, min((i+1)*QuantBlock, len(x))
+		dequantizeModel(x[lo:hi], b[lo:hi], scale)
+	}
+	return x, err
 }
 
 // State opens the tensors of one state of a checkpoint of any version; those of an older

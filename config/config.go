@@ -14,6 +14,7 @@ import (
 
 	"github.com/dustin/go-humanize/english"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/recompute"
@@ -77,11 +78,18 @@ type Config struct {
 	Nesterov bool
 	Clip     float64 // largest global gradient norm; 0: off
 
-	Dropout  float64  // of residual branches and embeddings
-	Seed     int64    // of initial weights, data order and dropout
-	Freeze   []string // patterns of parameter names that are not trained
-	Threads  int      // computing threads of the process, shared by its ranks; 0: all cores
-	Prefetch int      // units gathered ahead of use; more hides communication and costs memory
+	Dropout float64  // of residual branches and embeddings
+	Seed    int64    // of initial weights, data order and dropout
+	Freeze  []string // patterns of parameter names that are not trained
+	// LoRA adds low-rank adapters to the products whose weights its Targets name. The
+	// adapters are trained; the model's own parameters are frozen. The zero value is none.
+	LoRA lora.Options
+	// Base is the type in which the frozen parameters of LoRA rest: "" (that of Precision),
+	// "fp32", "bf16" or "int8": codes and a scale for each 256 of them. Where it is another
+	// than Precision's, a block's parameters are converted when the block is used.
+	Base     string
+	Threads  int // computing threads of the process, shared by its ranks; 0: all cores
+	Prefetch int // units gathered ahead of use; more hides communication and costs memory
 
 	// Inference is a run that only evaluates (EvalData, all of it) or generates
 	// (Generate): it needs no Data, trains nothing, and plans no gradients and no
@@ -430,7 +438,7 @@ func (c *Config) validate() error {
 		atLeast("EvalSteps", c.EvalSteps, 1, "batch"), atLeast("SaveEvery", c.SaveEvery, 0, "step"), atLeast("Keep", c.Keep, 0, "checkpoint"),
 		atLeast("LRBaseBatch", c.LRBaseBatch, 1, "row"),
 		oneOf("LRSchedule", c.LRSchedule, lrSchedules), oneOf("LRScale", c.LRScale, lrScales), oneOf("Order", c.Order, orders), oneOf("AccumOrder", c.AccumOrder, accumOrders),
-		oneOf("Precision", c.Precision, precisions), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), validEpilogues(c), atLeast("ShardSize", c.ShardSize, 0, "rank"),
+		oneOf("Precision", c.Precision, precisions), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), validEpilogues(c), validLoRA(c), validBase(c), atLeast("ShardSize", c.ShardSize, 0, "rank"),
 		oneOf("Optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("Device", c.Device, devices),
 		oneOf("OnNonFinite", c.OnNonFinite, nonFinites), oneOf("AsyncSave", c.AsyncSave, asyncSaves), oneOf("CUDAGraphs", c.CUDAGraphs, cudaGraphs),
 		validCollectives(c),
@@ -472,8 +480,8 @@ func (c *Config) validateMemory() error {
 		switch {
 		case f.Bytes < 0 || f.Tier != graph.Host && f.Tier != graph.Disk:
 			return Refuse("Config.FrozenCache: %s tier of %d bytes; host or disk with a positive size is possible", f.Tier, f.Bytes)
-		case len(c.Freeze) == 0:
-			return Refuse("Config.FrozenCache needs Config.Freeze: the parameters that are not trained")
+		case len(c.Freeze) == 0 && !c.LoRA.Active():
+			return Refuse("Config.FrozenCache needs Config.Freeze or Config.LoRA: the parameters that are not trained")
 		case f.Tier == graph.Disk && c.Disk == "":
 			return Refuse("Config.FrozenCache %s needs Config.Disk: the folder of the disk tier", f)
 		}
@@ -566,6 +574,9 @@ func (c *Config) ReadsText() bool {
 func (cfg *Config) Runnable() error {
 	if !strings.EqualFold(cfg.Device, "cuda") {
 		return nil
+	}
+	if cfg.LoRA.Active() {
+		return Refuse("Config.LoRA with Config.Device cuda: no GPU has run it yet; leave it out, or give Config.Device cpu")
 	}
 	if len(cfg.Int8) > 0 {
 		return Refuse("Config.Int8 with Config.Device cuda: the GPU's kernels have none; leave it out")

@@ -20,6 +20,11 @@
 //	accum/u    f32  P or P/N: sum over micro-steps of reduced gradients
 //	wire/u     T    copy of an f32 sum in which it is reduced
 //
+// A frozen unit whose base rests in another type (base.go) has in the place of value/u:
+//
+//	base/u     T    P or P/N; in int8 P codes and P/256 scales. It is converted into
+//	                unshard/u before each stretch, at every stage
+//
 // Reproducible (way.go), in every precision:
 //
 //	leaves/u   T    P: all ranks' gradients of a micro-step, of this rank's part

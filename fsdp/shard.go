@@ -20,6 +20,7 @@ type Options struct {
 	Reduce32     bool    // gradients of 16-bit parameters travel and rest in f32
 	Int8Gather   bool    // what has a master is gathered, and read, as quantised values
 	Int8Reduce   bool    // gradients travel along the shard axis as quantised values
+	Base         Base    // in which frozen units rest
 }
 
 // Validate refuses options out of range.

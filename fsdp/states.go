@@ -20,7 +20,11 @@ func (s *sharder) allocate() error {
 		if p.Units[u].FlatLen == 0 {
 			continue
 		}
-		s.allocateValue(u)
+		if based, err := s.allocateBase(u); err != nil {
+			return err
+		} else if !based {
+			s.allocateValue(u)
+		}
 		if grad, ok := gradBase[u]; ok {
 			if err := s.allocateTrained(u, grad); err != nil {
 				return err
@@ -93,10 +97,8 @@ func (s *sharder) addState(name string, u int) (buf, scales graph.BufID, err err
 	if !s.o.Optimizer.Int8 {
 		return s.p.AddBuffer(b), graph.NoBuf, nil
 	}
-	used := b.Elems() - b.Pad/b.DType.Size()
-	blocks := func(n int64) int64 { return (n + graph.QuantBlock - 1) / graph.QuantBlock }
+	b.Pad = quantisedPad(b.Elems(), b.Pad/b.DType.Size())
 	b.DType = graph.U8
-	b.Pad = b.Elems() - used + (blocks(b.Elems())-blocks(used))*graph.F32.Size()
 	return s.p.AddQuantized(b, graph.QuantBlock)
 }
 
@@ -144,7 +146,11 @@ func (s *sharder) initSection() graph.Section {
 		if s.p.Units[u].FlatLen == 0 {
 			continue
 		}
-		fill(s.p.Units[u].Value.Buf, u)
+		value := s.p.Units[u].Value.Buf
+		if s.p.Buf(value).DType == graph.U8 {
+			value, _ = s.p.Resolve(value, nil) // with its scales
+		}
+		fill(value, u)
 		for _, id := range s.units[u].states {
 			root, _ := s.p.Resolve(id, nil) // with the scales of one in 8 bits
 			fill(root, u)

@@ -36,16 +36,21 @@ type gathered struct {
 //	comm:     AG 0  AG 1 │      AG 2 │      AG 3 │
 //	compute:             stretch 0   stretch 1   stretch 2      (d = 1)
 //
-// With int8 what has a master is gathered as quantised values (int8.go).
+// With int8 what has a master is gathered as quantised values (int8.go). A frozen unit
+// that rests in another type is converted so at every stage (base.go).
 //
 // It is for every section: a step's micro-steps share the buffers, as do the phases
 // of any other. Whole values of sharded units are nobody's then: Param.Value is NoBuf.
 func Unshard(p *graph.Program, prefetch int, int8 bool) (*graph.Program, error) {
 	q := p.Clone()
-	g := &gatherer{p: q, prefetch: prefetch, int8: int8, owner: map[graph.BufID]int{}, made: map[gatherKey]*gathered{}}
+	g := &gatherer{p: q, prefetch: prefetch, int8: int8, owner: map[graph.BufID]int{}, computed: map[int]graph.DType{}, made: map[gatherKey]*gathered{}}
 	for i := range q.Params {
-		if prm := &q.Params[i]; prm.Value != graph.NoBuf && q.Units[prm.Unit].Compute.Axis >= 0 {
-			g.owner[prm.Value] = prm.Unit
+		prm := &q.Params[i]
+		if prm.Value == graph.NoBuf {
+			continue
+		}
+		if u := &q.Units[prm.Unit]; u.Compute.Axis >= 0 || converted(q, u, prm) {
+			g.owner[prm.Value], g.computed[prm.Unit] = prm.Unit, q.Buf(prm.Value).DType
 			prm.Value = graph.NoBuf
 		}
 	}
@@ -79,6 +84,7 @@ type gatherer struct {
 	prefetch int
 	int8     bool                // of what has a master the quantised values are gathered
 	owner    map[graph.BufID]int // unit by whole value
+	computed map[int]graph.DType // by unit: the type of its whole value
 	made     map[gatherKey]*gathered
 }
 
@@ -147,7 +153,10 @@ func (g *gatherer) phase(w *graph.Editor, section string) {
 			pass, suffix := w.Base[r.first].Op.Pass, fmt.Sprintf(".%d", k)
 			ops := []graph.Op{newOp(graph.AllGather, unit.Name+"/all_gather"+suffix, graph.Comm, pass, u,
 				[]graph.BufID{unit.Compute.Buf}, []graph.Out{{Buf: to.whole}}, graph.GroupAttr{Axis: unit.Compute.Axis})}
-			if g.int8 && !unit.Frozen {
+			switch {
+			case g.p.Buf(unit.Compute.Buf).DType != g.computed[u]:
+				ops = gatherBase(g.p, u, pass, suffix, to.whole)
+			case g.int8 && !unit.Frozen:
 				ops = quantised{p: g.p, unit: u, pass: pass}.gather(suffix, unit.Compute.Buf, to.whole, unit.Compute.Axis)
 			}
 			for i, op := range ops {
@@ -165,7 +174,7 @@ func (g *gatherer) buffer(key gatherKey) *gathered {
 	if to == nil {
 		unit := &g.p.Units[u]
 		to = &gathered{views: map[graph.BufID]graph.BufID{}}
-		to.whole = g.p.AddBuffer(flatBuffer(fmt.Sprintf("unshard/%s/%s.%d", unit.Name, key.section, key.stretch), g.p.Buf(unit.Compute.Buf).DType, graph.Unsharded, graph.LifePhase, u, unit.FlatLen, usedElems(unit)))
+		to.whole = g.p.AddBuffer(flatBuffer(fmt.Sprintf("unshard/%s/%s.%d", unit.Name, key.section, key.stretch), g.computed[u], graph.Unsharded, graph.LifePhase, u, unit.FlatLen, usedElems(unit)))
 		g.made[key] = to
 	}
 	return to

@@ -161,7 +161,7 @@ func Replace(ops []Op, old, with BufID) {
 
 // Sweep returns the program without the buffers that nothing uses: no operation,
 // parameter, unit, port or well-known place, and no view of theirs. The scales of a
-// unit's quantised states stay with them: where the states rest off the device, only
+// unit's quantised value and states stay with them: where the states rest off the device, only
 // the host names them, to save and load. The others keep their order.
 func Sweep(p *Program) *Program {
 	used, unused := p.used()
@@ -227,7 +227,7 @@ func (p *Program) used() (used []bool, unused int) {
 	p.references(func(id *BufID) { mark(*id) })
 	scales := p.Scales()
 	for i := range p.Units {
-		for _, s := range p.Units[i].States {
+		for _, s := range append([]State{p.Units[i].Value}, p.Units[i].States...) {
 			if id, ok := scales[s.Buf]; ok {
 				mark(id)
 			}

@@ -9,7 +9,9 @@ import (
 	"github.com/pmezard/go-difflib/difflib"
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/precision"
@@ -80,6 +82,10 @@ func passDiff(t *testing.T, d *datadriven.TestData, name string) string {
 	if f := text("freeze"); f != "" {
 		cfg.Freeze = []string{f}
 	}
+	cfg.LoRA, err = lora.Parse(strings.ReplaceAll(text("lora"), "+", ","))
+	require.NoError(t, err)
+	cfg.Base, err = fsdp.ParseBase(text("base"))
+	require.NoError(t, err)
 	cfg.CachePrefix, cfg.SkipNonFinite, cfg.Reproducible = d.HasArg("cached"), d.HasArg("skip"), d.HasArg("reproducible")
 	for _, s := range strings.Split(text("int8"), "+") {
 		switch s {

@@ -265,6 +265,9 @@ func usedTwice(fwd Forward, cfg Config) ([]string, error) {
 		return nil, nil
 	}
 	trained, err := freeze(fwd.Train, cfg.Freeze)
+	if err == nil {
+		trained, err = adapt(trained, cfg)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/nearest"
+	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
@@ -35,8 +36,9 @@ type pass struct {
 // passes is the whole pipeline; passOrder has the reasons for its order.
 var passes = []pass{
 	{"freeze", func(p *graph.Program, s *Spec) (*graph.Program, error) { return freeze(p, s.Freeze) }, has(forward, wholeParams), nil, true, false},
+	{"lora", func(p *graph.Program, s *Spec) (*graph.Program, error) { return adapt(p, s.Config) }, has(forward, wholeParams), nil, true, false},
 	{"differentiate", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Differentiate(p) }, has(forward), has(gradients), true, false},
-	{"merge", func(p *graph.Program, s *Spec) (*graph.Program, error) { return merge(p, s.Forward) }, has(forward), has(train), true, false},
+	{"merge", func(p *graph.Program, s *Spec) (*graph.Program, error) { return merge(p, s) }, has(forward), has(train), true, false},
 	{"cast", func(p *graph.Program, s *Spec) (*graph.Program, error) { return precision.Cast(p, s.castOptions()) }, has(train, wholeParams, gradients), has(gradients), true, false},
 	{"skip", skipNonFinite, has(train), has(train), true, false},
 	{"fuse", fuse, has(train), has(train), true, false},
@@ -64,6 +66,8 @@ type constraint struct{ before, after, why string }
 
 var passOrder = []constraint{
 	{"freeze", "differentiate", "frozen parameters have no gradient, and nothing below the lowest trainable unit a backward"},
+	{"freeze", "lora", "a run that trains nothing freezes the adapters too"},
+	{"lora", "differentiate", "the backward is that of the adapters alone"},
 	{"differentiate", "merge", "evaluation and generation have no backward"},
 	{"differentiate", "fuse", "what a fused operation must also write depends on what backward reads"},
 	{"differentiate", "cast", "gradients are defined in fp32; the cast follows the values of forward and backward alike"},
@@ -290,26 +294,40 @@ func freeze(p *graph.Program, patterns []string) (*graph.Program, error) {
 	return q, nil
 }
 
-// merge adds evaluation and generation as sections over the same parameters.
-func merge(p *graph.Program, fwd Forward) (*graph.Program, error) {
+// adapt adds the adapters of cfg to a program. What the patterns freeze stays frozen.
+func adapt(p *graph.Program, cfg Config) (*graph.Program, error) {
+	if !cfg.LoRA.Active() {
+		return p, nil
+	}
+	q, err := lora.Adapt(p, cfg.LoRA)
+	if err != nil {
+		return nil, err
+	}
+	return freeze(q, cfg.Freeze)
+}
+
+// merge adds evaluation and generation as sections over the same parameters, with the
+// adapters that the training section has.
+func merge(p *graph.Program, s *Spec) (*graph.Program, error) {
 	q := p.Clone()
 	if len(q.Sections) != 1 {
 		return nil, fmt.Errorf("the training program has %d sections, 1 is needed", len(q.Sections))
 	}
 	q.Sections[0].Become(graph.SectionTrain)
-	var err error
-	if fwd.Eval != nil {
-		if q, err = graph.Merge(q, fwd.Eval, graph.SectionEval); err != nil {
+	forwards := s.Config
+	forwards.LoRA.Dropout = 0
+	for _, add := range []struct {
+		of   *graph.Program
+		kind graph.SectionKind
+	}{{s.Forward.Eval, graph.SectionEval}, {s.Forward.Generate, graph.SectionGenerate}, {s.Forward.Next, graph.SectionGenerate}} {
+		if add.of == nil {
+			continue
+		}
+		of, err := adapt(add.of, forwards)
+		if err != nil {
 			return nil, err
 		}
-	}
-	if fwd.Generate != nil {
-		if q, err = graph.Merge(q, fwd.Generate, graph.SectionGenerate); err != nil {
-			return nil, err
-		}
-	}
-	if fwd.Next != nil {
-		if q, err = graph.Merge(q, fwd.Next, graph.SectionGenerate); err != nil {
+		if q, err = graph.Merge(q, of, add.kind); err != nil {
 			return nil, err
 		}
 	}

@@ -9,7 +9,9 @@ import (
 
 	"github.com/docker/go-units"
 
+	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/precision"
@@ -37,6 +39,7 @@ type Config struct {
 	Recompute    recompute.Options
 	Offload      offload.Options // its Ahead is Prefetch
 	Freeze       []string        // patterns of parameters that are not trained
+	LoRA         lora.Options    // adapters, which are trained in the model's place
 	CachePrefix  bool            // the value that a frozen beginning hands on comes from the host where it has it
 	Rows         int64           // rows of a micro-batch; needed with CachePrefix
 	Optimizer    zero.Optimizer
@@ -57,6 +60,8 @@ type Config struct {
 	// Int8Gather gathers parameters as quantised values, Int8Reduce sends gradients so
 	// (package fsdp).
 	Int8Gather, Int8Reduce bool
+	// Base is the type in which frozen units rest.
+	Base fsdp.Base
 	// ShardSize is how many ranks share the states (HSDP): ranks are a mesh of
 	// Ranks/ShardSize replicas by ShardSize shards, neighbours in one shard group.
 	// 0: all ranks.

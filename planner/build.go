@@ -29,7 +29,7 @@ func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
 		Job: p, Plans: &p.shared.Shared,
 		Ranks: c.Ranks, ShardSize: c.ShardSize, Stage: c.Zero, Batch: c.Batch, Seq: c.Seq, Accum: c.Accum, LayerOrder: c.AsksLayers(), Prefetch: c.Prefetch,
 		Precision: conf.Precision, Recompute: conf.Recompute, Auto: c.RecomputeAuto(), Offload: conf.Offload, Disk: c.Disk != "",
-		Capacity: conf.Capacity, Outside: conf.Outside, Layers: p.Shape.Layers, Frozen: len(c.Freeze) > 0,
+		Capacity: conf.Capacity, Outside: conf.Outside, Layers: p.Shape.Layers, Frozen: len(c.Freeze) > 0 || c.LoRA.Active() && !c.LoRA.Alike(),
 	}
 	s.Offload.Chunk = 0
 	// What auto comes to on a CPU must not depend on what was measured of this one.
@@ -132,7 +132,7 @@ func (cfg *Request) passes() (conf plan.Config, err error) {
 	}
 	return plan.Config{
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, LayerOrder: cfg.InLayers(), Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
-		Recompute: again, Offload: away, Freeze: freeze, Optimizer: cfg.UpdateRule(), Clip: cfg.Clip, Target: cfg.DeviceTarget(),
+		Recompute: again, Offload: away, Freeze: freeze, LoRA: cfg.LoRA, Base: cfg.BaseType(), Optimizer: cfg.UpdateRule(), Clip: cfg.Clip, Target: cfg.DeviceTarget(),
 		Capacity:      [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		SkipNonFinite: cfg.SkipsNonFinite(),
 		Precision:     prec, Reduce32: cfg.Reduce32(), ShardSize: cfg.ShardSize,

@@ -2,13 +2,16 @@ package planner
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/model"
 )
 
@@ -47,6 +50,17 @@ func (m *Model) Saved() *checkpoint.Checkpoint {
 	return m.saved
 }
 
+// Readable says whether there is something to read: a checkpoint, a model's config.json or
+// an adapter's.
+func (m *Model) Readable() bool {
+	found := m.saved != nil
+	for _, name := range []string{model.ConfigFile, lora.ConfigFile} {
+		_, err := os.Stat(filepath.Join(m.Path, name))
+		found = found || err == nil
+	}
+	return found
+}
+
 func (m *Model) has(name string) bool {
 	if m.saved == nil {
 		return false
@@ -76,6 +90,20 @@ func (m *Model) Config() (model.Config, error) {
 		return c, fmt.Errorf("Config.Model %s: %w", filepath.Join(m.Path, model.ConfigFile), err)
 	}
 	return c, nil
+}
+
+// adapters are those that the run of the open checkpoint had.
+func (m *Model) adapters() (o lora.Options, err error) {
+	var was struct {
+		Settings map[string]string `json:"settings"`
+	}
+	if err = json.Unmarshal(m.saved.Manifest.Run, &was); err == nil {
+		o, err = lora.Parse(was.Settings["lora"])
+	}
+	if err != nil {
+		return o, fmt.Errorf("%w: %s: its run can't be read: %w", checkpoint.ErrDamaged, m.saved.Folder, err)
+	}
+	return o, nil
 }
 
 // tokenizer is the path of the model's own.

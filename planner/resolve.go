@@ -65,6 +65,11 @@ func (q Request) resolve() (planner, error) {
 	if err != nil {
 		return planner{}, err
 	}
+	if q.Inference && !q.LoRA.Active() {
+		if q.LoRA, err = q.modelAdapters(); err != nil {
+			return planner{}, err
+		}
+	}
 	if q.Seq == 0 {
 		q.Seq = min(256, h.Positions)
 	}
@@ -75,6 +80,7 @@ func (q Request) resolve() (planner, error) {
 		q.Tokenizer = ModelTokenizer(&q.Config, q.Opened, h.Vocab)
 	}
 	// The caller's lists may change under the run.
+	q.LoRA.Targets = slices.Clone(q.LoRA.Targets)
 	q.Freeze, q.Int8, q.Epilogues, q.Allow = slices.Clone(q.Freeze), slices.Clone(q.Int8), slices.Clone(q.Epilogues), slices.Clone(q.Allow)
 	return planner{&Resolved{Request: q, Shape: h}, common}, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/model"
 )
 
@@ -39,6 +40,31 @@ func (q *Request) modelShape(sh *config.Shared) (model.Config, error) {
 	}
 	h.Vocab = min(s.Vocab, s.Classes) // what a token file can be for
 	return h, nil
+}
+
+// modelAdapters are the adapters that the model which Config.Model names was trained with.
+func (q *Request) modelAdapters() (o lora.Options, err error) {
+	if q.Own.Model != nil {
+		return o, nil
+	}
+	m := q.Opened
+	if m == nil {
+		if _, err := presetConfig(q.Model); err == nil {
+			return o, nil
+		}
+		if m, err = OpenModel(context.Background(), q.Model, model.ConfigFile); err != nil {
+			return o, fmt.Errorf("Config.Model %s: %w", q.Model, err)
+		}
+		defer func() { err = errors.Join(err, m.Close()) }()
+	}
+	if m.saved == nil {
+		a, err := OpenAdapter(m.Path)
+		if a == nil || err != nil {
+			return o, err
+		}
+		return a.Options, nil
+	}
+	return m.adapters()
 }
 
 // SampleShape is what a sample is to the plan's program.
@@ -93,10 +119,14 @@ func ModelConfig(name string) (model.Config, error) {
 			h, err := m.Config()
 			return h, errors.Join(err, m.Close())
 		}
+		if a, err := OpenAdapter(name); err != nil {
+			return model.Config{}, fmt.Errorf("Config.Model %s: %w", name, err)
+		} else if a != nil {
+			return ModelConfig(a.Base)
+		}
 	}
-	st, err := os.Stat(name)
-	isFolder := err == nil && st.IsDir()
-	if _, err := os.Stat(filepath.Join(name, model.ConfigFile)); isFolder && (err == nil || strings.ContainsAny(name, `/\`)) {
+	_, err = os.Stat(filepath.Join(name, model.ConfigFile))
+	if isFolder(name) && (err == nil || strings.ContainsAny(name, `/\`)) {
 		c, err := ReadConfig(name)
 		if err != nil {
 			return c, fmt.Errorf("Config.Model %s: %w", name, err)
@@ -111,7 +141,7 @@ func ModelConfig(name string) (model.Config, error) {
 		return model.Config{}, err
 	}
 	c, err := presetConfig(name)
-	if err != nil && isFolder {
+	if err != nil && isFolder(name) {
 		return c, fmt.Errorf("Config.Model %s: the folder has no %s, and no checkpoint", name, model.ConfigFile)
 	}
 	return c, err

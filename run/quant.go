@@ -7,13 +7,19 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// maps are those of the states that may be in 8 bits.
-var maps = map[string]*vec.Q8Map{"exp_avg": vec.Q8Signed, "exp_avg_sq": vec.Q8Unsigned}
+// codec turns a block of numbers into codes and a scale, and back.
+type codec interface {
+	Quantize(codes []byte, x []float32) (scale float32)
+	Dequantize(x []float32, codes []byte, scale float32)
+}
 
-func mapOf(name string) (*vec.Q8Map, error) {
+// maps are those of the states that may be in 8 bits: moments, and values of a frozen unit.
+var maps = map[string]codec{"exp_avg": vec.Q8Signed, "exp_avg_sq": vec.Q8Unsigned, valueState: vec.Int8Codes{}}
+
+func mapOf(name string) (codec, error) {
 	m, ok := maps[name]
 	if !ok {
-		return nil, fmt.Errorf("states: %q is in 8 bits; exp_avg and exp_avg_sq alone may be", name)
+		return nil, fmt.Errorf("states: %q is in 8 bits; %s, exp_avg and exp_avg_sq alone may be", name, valueState)
 	}
 	return m, nil
 }

@@ -412,7 +412,7 @@ func (rs *Ranks) load(ctx context.Context, from *checkpoint.Checkpoint) error {
 			return s.Write(params[tensor], loaded(state), start, v)
 		},
 		Dequantize: func(state string, dst []float32, codes []byte, scale float32) error {
-			m, err := mapOf(state)
+			m, err := mapOf(loaded(state))
 			if err == nil {
 				m.Dequantize(dst, codes, scale)
 			}

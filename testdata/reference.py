@@ -143,4 +143,4 @@ def main():
             out["cases"].append({"model": name, "ranks": W, "accum": K, "clip": clip, "losses": run(c, w, logits, tok, W, K, clip)})
     (HERE / "losses.json").write_text(json.dumps(out, indent=1) + "\n")
 
-main()
+if __name__ == "__main__": main()

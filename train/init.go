@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
+	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/run"
@@ -53,10 +54,19 @@ func (t *Trainer) firstValues(ctx context.Context) error {
 			return err
 		}
 	}
-	if strings.EqualFold(t.cfg.Init, "random") {
-		return t.randomize(ctx)
+	if t.cfg.LoRA.Active() && !t.cfg.Inference {
+		t.base = &lora.BaseHash{}
 	}
-	return t.load(ctx, t.cfg.Init)
+	if strings.EqualFold(t.cfg.Init, "random") {
+		err := t.randomize(ctx)
+		t.noteBase("")
+		return err
+	}
+	if err := t.load(ctx, t.cfg.Init); err != nil {
+		return err
+	}
+	t.noteBase(t.cfg.Init)
+	return nil
 }
 
 // refresh makes the 16-bit parameters anew from the masters that the host has
@@ -70,13 +80,21 @@ func (t *Trainer) refresh() error {
 	})
 }
 
-// randomize draws every parameter from its distribution. A value depends on the
-// seed, the parameter's name and the element alone, so it is the same at every
-// world size and stage.
+// randomize draws every parameter from its distribution.
 func (t *Trainer) randomize(ctx context.Context) error {
+	return t.draw(ctx, func(int) bool { return true })
+}
+
+// draw draws the parameters that want names from their distributions. A value depends on
+// the seed, the parameter's name and the element alone, so it is the same at every
+// world size and stage.
+func (t *Trainer) draw(ctx context.Context, want func(param int) bool) error {
 	chunk := make([]float32, run.ChunkElems)
 	draw := &drawing{}
 	for i := range t.plan.Program.Params {
+		if !want(i) {
+			continue
+		}
 		prm := &t.plan.Program.Params[i]
 		stream := num.Stream(prm.Name)
 		for at := int64(0); at < prm.Elems(); {
@@ -86,7 +104,7 @@ func (t *Trainer) randomize(ctx context.Context) error {
 			v := chunk[:min(int64(len(chunk)), prm.Elems()-at)]
 			*draw = drawing{v: v, prm: prm, seed: uint64(t.cfg.Seed), stream: stream, first: uint64(at)}
 			t.pool.Run((len(v)+drawBlock-1)/drawBlock, draw)
-			if err := t.states.Write(i, "value", at, v); err != nil {
+			if err := t.first(i, at, v); err != nil {
 				return fmt.Errorf("initialise parameter %q: %w", prm.Name, err)
 			}
 			at += int64(len(v))
@@ -149,6 +167,9 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 // loadFrom loads from what path stands for once its config and these weights are
 // verified.
 func (t *Trainer) loadFrom(ctx context.Context, field, given, weights string) error {
+	if t.base != nil { // nothing of an attempt before
+		t.base = &lora.BaseHash{}
+	}
 	saved, passed, err := checkpoint.Take(ctx, t.cfg.opener(), given, model.ConfigFile, weights)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", field, given, err)
@@ -166,8 +187,13 @@ func (t *Trainer) loadFrom(ctx context.Context, field, given, weights string) er
 	return nil
 }
 
-// loadModel loads a model's file or folder.
+// loadModel loads a model's file or folder, or that of an adapter with its base.
 func (t *Trainer) loadModel(ctx context.Context, field, path string) error {
+	if a, err := planner.OpenAdapter(path); err != nil {
+		return fmt.Errorf("%s %s: %w", field, path, err)
+	} else if a != nil {
+		return t.loadAdapter(ctx, field, a)
+	}
 	st, err := os.Stat(path)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", field, path, err)
@@ -206,6 +232,7 @@ func (t *Trainer) loadSaved(ctx context.Context, saved *checkpoint.Checkpoint) e
 			return err
 		}
 	}
+	t.baseOf(saved)
 	r, err := saved.State(checkpoint.ModelState)
 	if err != nil {
 		return err
@@ -239,6 +266,11 @@ func (t *Trainer) noteFP32(saved *checkpoint.Checkpoint, r checkpoint.Tensors, n
 	}
 }
 
+// drawMissing draws the adapters that have no name in a file: a model's own file has none.
+func (t *Trainer) drawMissing(ctx context.Context, names []string) error {
+	return t.draw(ctx, func(param int) bool { return names[param] == "" })
+}
+
 // loadTensors reads the parameters, which have these names in r.
 func (t *Trainer) loadTensors(ctx context.Context, r checkpoint.Tensors, names []string) error {
 	chunk := make([]float32, run.ChunkElems)
@@ -246,15 +278,18 @@ func (t *Trainer) loadTensors(ctx context.Context, r checkpoint.Tensors, names [
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+		if names[i] == "" {
+			continue
+		}
 		odd := checkpoint.NonFinite{Tensor: names[i], Of: t.plan.Program.Params[i].Elems()}
-		if err := t.loadTensor(r, names[i], i, "value", chunk, odd.Look); err != nil {
+		if err := t.loadTensor(r, names[i], i, chunk, odd.Look); err != nil {
 			return err
 		}
 		if odd.Count > 0 {
 			return nothingStarts(&odd)
 		}
 	}
-	return nil
+	return t.drawMissing(ctx, names)
 }
 
 func nothingStarts(odd *checkpoint.NonFinite) error {
@@ -265,17 +300,20 @@ func nothingStarts(odd *checkpoint.NonFinite) error {
 func (t *Trainer) loadCheckpoint(ctx context.Context, saved *checkpoint.Checkpoint, names []string) error {
 	index := map[string]int{}
 	odd := make([]checkpoint.NonFinite, len(names))
-	wants := make([]checkpoint.Want, len(names))
+	var wants []checkpoint.Want
 	for i, name := range names {
+		if name == "" {
+			continue
+		}
 		n := t.plan.Program.Params[i].Elems()
 		index[name] = i
-		wants[i] = checkpoint.Want{State: checkpoint.ModelState, Tensor: name, N: n}
+		wants = append(wants, checkpoint.Want{State: checkpoint.ModelState, Tensor: name, N: n})
 		odd[i] = checkpoint.NonFinite{Tensor: name, Of: n}
 	}
 	err := saved.Load(ctx, wants, checkpoint.Loading{Sink: func(_, tensor string, start int64, v []float32) error {
 		i := index[tensor]
 		odd[i].Look(start, v)
-		return t.states.Write(i, "value", start, v)
+		return t.first(i, start, v)
 	}})
 	if err != nil {
 		return err
@@ -285,12 +323,17 @@ func (t *Trainer) loadCheckpoint(ctx context.Context, saved *checkpoint.Checkpoi
 			return nothingStarts(&odd[i])
 		}
 	}
-	return nil
+	return t.drawMissing(ctx, names)
 }
 
-// match finds the file's name of every parameter and compares shapes.
+// match finds the file's name of every parameter and compares shapes. Where the file has
+// no adapters those of the run have no name; it has all of them or none.
 func (t *Trainer) match(r checkpoint.Tensors) ([]string, error) {
 	names := make([]string, len(t.plan.Program.Params))
+	given := slices.ContainsFunc(r.Tensors(), func(f safetensors.Tensor) bool { return lora.IsAdapter(f.Name) })
+	if given && !t.cfg.LoRA.Active() {
+		return nil, errors.New("it holds adapters, and the run has no Config.LoRA; give that of the run that wrote it, or merge them into the model first")
+	}
 	for i := range names {
 		prm := &t.plan.Program.Params[i]
 		var found safetensors.Tensor
@@ -300,6 +343,9 @@ func (t *Trainer) match(r checkpoint.Tensors) ([]string, error) {
 				names[i] = name
 				break
 			}
+		}
+		if !ok && !given && lora.IsAdapter(prm.Name) {
+			continue
 		}
 		if !ok {
 			return nil, fmt.Errorf("tensor %q is missing", prm.Name)
@@ -311,8 +357,8 @@ func (t *Trainer) match(r checkpoint.Tensors) ([]string, error) {
 	return names, nil
 }
 
-// loadTensor reads a whole flat state of a parameter; look sees its values pass.
-func (t *Trainer) loadTensor(r checkpoint.Tensors, name string, param int, state string, chunk []float32, look ...func(start int64, v []float32)) error {
+// loadTensor reads the whole of a parameter; look sees its values pass.
+func (t *Trainer) loadTensor(r checkpoint.Tensors, name string, param int, chunk []float32, look ...func(start int64, v []float32)) error {
 	n := t.plan.Program.Params[param].Elems()
 	for at := int64(0); at < n; {
 		v := chunk[:min(int64(len(chunk)), n-at)]
@@ -322,7 +368,7 @@ func (t *Trainer) loadTensor(r checkpoint.Tensors, name string, param int, state
 		for _, f := range look {
 			f(at, v)
 		}
-		if err := t.states.Write(param, state, at, v); err != nil {
+		if err := t.first(param, at, v); err != nil {
 			return err
 		}
 		at += int64(len(v))

@@ -3,6 +3,8 @@ package train
 import (
 	"fmt"
 	"slices"
+
+	"github.com/spillway-ml/spillway/train/saving"
 )
 
 // Parameters lists the names of the model's parameters, in the model's order.
@@ -44,6 +46,9 @@ func (t *Trainer) SetParameter(name string, values []float32) error {
 	}
 	if prm.Frozen && t.prefix != nil {
 		return fmt.Errorf("set parameter %.80q: it is frozen, and Config.FrozenCache keeps what it leads to; set it before the run, or run without the cache", name)
+	}
+	if prm.Frozen {
+		t.at.Base = saving.Base{} // adapters belong to another model now
 	}
 	if err := t.states.Write(i, "value", 0, values); err != nil {
 		return err

@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
@@ -47,9 +48,10 @@ type Trainer struct {
 	ranks    *run.Ranks
 	micro    []*data.Micro // by slot of the rank in this process: the micro-batch at hand, but for its floats
 	states   *run.States
-	disk     *store.Folder // nil: none
-	saver    *saving.Saver // open for this run; nil: no checkpoints
-	prefix   *prefixCache  // of frozen layers' outputs; nil: none
+	disk     *store.Folder  // nil: none
+	saver    *saving.Saver  // open for this run; nil: no checkpoints
+	prefix   *prefixCache   // of frozen layers' outputs; nil: none
+	base     *lora.BaseHash // of what the adapters belong to, while it is loaded; nil: not wanted
 	trace    *exec.Trace
 
 	tokenizer data.Tokenizer // nil: the run reads no text

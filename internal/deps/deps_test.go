@@ -27,33 +27,34 @@ const table = `
 	model     < graph internal/nearest
 	precision < graph
 	recompute < graph internal/nearest
+	lora      < graph internal/nearest
 	zero      < graph
 	fsdp      < graph zero
 	offload   < graph internal/nearest internal/decimal
 	offload/store < graph device internal/crash internal/regular internal/aside internal/filesys internal/userdir
 	memplan   < graph
-	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest internal/decimal
-	config    < graph model precision recompute zero fsdp offload memplan plan comm/algorithm data/sample internal/nearest internal/decimal
-	search    < graph model precision recompute zero fsdp offload memplan plan internal/nearest internal/decimal
+	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest internal/decimal lora
+	config    < graph model precision recompute zero fsdp offload memplan plan comm/algorithm data/sample internal/nearest internal/decimal lora
+	search    < graph model precision recompute zero fsdp offload memplan plan internal/nearest internal/decimal lora
 	device    < graph internal/crash internal/dl internal/userdir
 	kernels   < graph device internal/crash internal/dl internal/owned internal/regular internal/aside internal/userdir
 	comm      < graph device kernels internal/crash internal/dl internal/userdir
-	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/dl internal/regular internal/decimal internal/owned internal/userdir
-	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan
+	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/dl internal/regular internal/decimal internal/owned internal/userdir lora
+	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan lora
 	data      < internal
-	tensors   < checkpoint graph plan device internal model precision recompute zero fsdp offload memplan
+	tensors   < checkpoint graph plan device internal model precision recompute zero fsdp offload memplan lora
 	cluster   <
 	launch    < graph device kernels comm cluster internal/crash internal/dl internal/userdir
-	platform  < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal
-	run       < platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal
-	calibration < planner config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute search exec checkpoint data run train internal
-	planner   < config graph model precision recompute zero fsdp offload memplan plan search comm checkpoint exec run data platform device kernels internal
-	train     < planner config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run search internal
+	platform  < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal lora
+	run       < platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal lora
+	calibration < planner config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute search exec checkpoint data run train internal lora
+	planner   < config graph model precision recompute zero fsdp offload memplan plan search comm checkpoint exec run data platform device kernels internal lora
+	train     < planner config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run search internal lora
 `
 
 // pure packages touch no device, file or network: what they import beside the
 // module is checked too.
-var pure = []string{"graph", "model", "precision", "recompute", "zero", "fsdp", "offload", "memplan", "plan", "config", "comm/algorithm", "data/sample", "search", "cluster", "comm/watch"}
+var pure = []string{"graph", "model", "precision", "recompute", "lora", "zero", "fsdp", "offload", "memplan", "plan", "config", "comm/algorithm", "data/sample", "search", "cluster", "comm/watch"}
 
 var impure = []string{"os", "net", "syscall", "os/exec", "golang.org/x/sys", "unsafe"}
 

@@ -28,6 +28,7 @@ type Record struct {
 	Trained   int               `json:"trained"`            // parameters that are not frozen
 	Skipped   int               `json:"skipped,omitempty"`  // steps so far whose update was left out
 	LossScale *Scale            `json:"loss_scale,omitempty"`
+	Base      *Base             `json:"base,omitempty"` // of adapters
 	// Arithmetic names whose last bits the steps have, see Arithmetic; "": not recorded.
 	Arithmetic string `json:"arithmetic,omitempty"`
 }
@@ -90,6 +91,12 @@ func Settings(c *config.Config) map[string]string {
 	if c.Algorithm() == algo.Ring {
 		s["collectives"] = string(algo.Ring)
 	}
+	if c.LoRA.Active() {
+		s["lora"] = c.LoRA.String()
+		if b := c.BaseType(); b.String() != "" && b.String() != s["precision"] {
+			s["base"] = b.String()
+		}
+	}
 	if len(c.Int8) > 0 {
 		s["int8"] = strings.ToLower(strings.Join(slices.Sorted(slices.Values(c.Int8)), ","))
 	}
@@ -110,9 +117,9 @@ func Settings(c *config.Config) map[string]string {
 
 // settingFields are the fields of Config by the names that checkpoints keep them under.
 var settingFields = map[string]string{
-	"accum": "Accum", "accum-order": "AccumOrder", "adapt-all": "AdaptAll", "batch": "Batch", "beta1": "Beta1",
+	"accum": "Accum", "accum-order": "AccumOrder", "adapt-all": "AdaptAll", "base": "Base", "batch": "Batch", "beta1": "Beta1",
 	"beta2": "Beta2", "clip": "Clip", "collectives": "Collectives", "dropout": "Dropout", "epilogues": "Epilogues", "eps": "Eps",
-	"freeze": "Freeze", "int8": "Int8", "loss-scale": "LossScale",
+	"freeze": "Freeze", "int8": "Int8", "lora": "LoRA", "loss-scale": "LossScale",
 	"loss-scale-hysteresis": "LossScaleHysteresis", "lr": "LR", "lr-base-batch": "LRBaseBatch",
 	"lr-scale": "LRScale", "lr-schedule": "LRSchedule", "min-lr": "MinLR", "nesterov": "Nesterov", "on-nonfinite": "OnNonFinite",
 	"optimizer-dtype": "OptimizerDType", "order": "Order", "precision": "Precision", "ranks": "Ranks",
@@ -171,6 +178,9 @@ func (s *Saver) Record() ([]byte, error) {
 	}
 	r := Record{Optimizer: s.cfg.UpdateRule().Name, Model: s.ownName(), Samples: s.data.Sampler().Tell(s.at.Step), Epochs: s.data.Sampler().EpochsVersion(), Data: &print, Settings: Settings(&s.cfg.Config), Trained: trained,
 		Skipped: s.at.Skipped, Arithmetic: s.arithmetic}
+	if s.cfg.LoRA.Active() {
+		r.Base = &s.at.Base
+	}
 	if scaler := s.plan.Program.Scaler; scaler != nil && scaler.State != graph.NoBuf {
 		r.LossScale = &s.at.Scale
 	}

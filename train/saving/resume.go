@@ -92,6 +92,9 @@ func (s *Saver) resumeFrom(ctx context.Context, choice checkpoint.Choice) (*Reco
 	}
 	s.at.Step = choice.Manifest.Step
 	s.at.Skipped = was.Skipped
+	if was.Base != nil {
+		s.at.Base = *was.Base
+	}
 	s.base, s.kept = s.at.Applied(), s.at.Updates()
 	return &was, nil
 }
@@ -105,6 +108,10 @@ func (s *Saver) sameRun(saved *checkpoint.Checkpoint) (was Record, err error) {
 	if want := s.cfg.UpdateRule().Name; was.Optimizer != want {
 		return was, config.RefuseField("Optimizer", "resume: %s was written with Config.Optimizer %s, this run has %s, whose states are others; give Config.Optimizer %s, or begin anew from its weights: Config.Init %s with another Config.Checkpoint",
 			folder, was.Optimizer, want, was.Optimizer, folder)
+	}
+	if now := s.cfg.LoRA.String(); was.Settings["lora"] != now {
+		return was, config.RefuseField("LoRA", "resume: %s was written with Config.LoRA %s, this run has %s, whose adapters are others; give what it had, or begin anew in another Config.Checkpoint",
+			folder, orNone(was.Settings["lora"]), orNone(now))
 	}
 	if was.Model != s.ownName() {
 		return was, fmt.Errorf("resume: the checkpoint %s holds model %s, not %s", folder, orPublished(was.Model), orPublished(s.ownName()))
@@ -124,6 +131,13 @@ func (s *Saver) sameRun(saved *checkpoint.Checkpoint) (was Record, err error) {
 		return was, config.RefuseField("Model", "resume: the checkpoint %s holds another model than Config.Model %s", folder, s.cfg.Model)
 	}
 	return was, nil
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "none"
+	}
+	return s
 }
 
 // ownName is the name of the program's own model; "" of one of config.json.

@@ -24,6 +24,7 @@ type Progress struct {
 	Skipped int  // of these, steps whose update was left out
 	Pending bool // the last step's update waits for the next step, or a flush
 	Scale   Scale
+	Base    Base // with adapters
 }
 
 // Scale is the loss scale between two steps, as the program's Scaler has it.

@@ -191,6 +191,16 @@ func dequantize8(x []float32, codes []byte, scale float32) {
 	}
 }
 
+// Int8Codes quantises and reads single blocks of up to any number of values, as Quantize8
+// and Dequantize8 do.
+type Int8Codes struct{}
+
+// Quantize writes the codes of a block and returns its scale.
+func (Int8Codes) Quantize(codes []byte, x []float32) (scale float32) { return quantize8(codes, x) }
+
+// Dequantize reads a block.
+func (Int8Codes) Dequantize(x []float32, codes []byte, scale float32) { dequantize8(x, codes, scale) }
+
 // Dequantize8 reads quantised numbers: part behind part, or with Sum the sum of all
 // parts in the tree's order (SumTree), in float32 and rounded once. Sequential, a sum
 // goes from left to right, and from Y on if accumulating.

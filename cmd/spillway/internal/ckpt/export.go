@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -21,16 +20,19 @@ import (
 )
 
 func ExportCommand() *cobra.Command {
-	var to string
+	var to, format string
+	var merge bool
 	shard := int64(checkpoint.ShardBytes)
 	cmd := &cobra.Command{
 		Use:     "export DIR --to DIR",
 		Short:   "Write a checkpoint's model as a Hugging Face folder",
-		Long:    "Write the model of a checkpoint, or of the newest whole one in a folder, as a Hugging Face folder: config.json, model.safetensors (above --max-shard-size several files and their index), fp32, and the tokenizer's files where the run knew them. The files are verified; the folder appears complete or not at all. train --export DIR does so at the run's end.",
+		Long:    "Write the model of a checkpoint, or of the newest whole one in a folder, as a Hugging Face folder: config.json, model.safetensors (above --max-shard-size several files and their index), fp32, and the tokenizer's files where the run knew them. The files are verified; the folder appears complete or not at all. train --export DIR does so at the run's end. Of a checkpoint with adapters (train --lora) --merge writes the model with their products added to its weights, --format peft the adapters alone.",
 		Example: "  spillway ckpt export run1 --to model",
 		Args:    oneFolder("export"),
 	}
 	cmd.Flags().StringVar(&to, "to", "", "the `DIR` to write, which must be new or empty")
+	cmd.Flags().BoolVar(&merge, "merge", false, "add the products of adapters to the weights")
+	cmd.Flags().StringVar(&format, "format", saving.FormatHF, "hf: a model's folder; peft: adapters alone, adapter_config.json and adapter_model.safetensors")
 	cmd.Flags().Var(cli.Size(&shard), "max-shard-size", "largest file of weights")
 	cmd.Flags().Lookup("max-shard-size").DefValue = "5GB" // checkpoint.ShardBytes
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -43,7 +45,9 @@ func ExportCommand() *cobra.Command {
 		if err := options.Exportable("to", to, args[0]); err != nil {
 			return err
 		}
-		folder, err := exportModel(cmd.Context(), args[0], to, shard, cmd.ErrOrStderr())
+		folder, err := exportModel(cmd.Context(), args[0], to, cmd.ErrOrStderr(), func(c *checkpoint.Checkpoint) (checkpoint.Exporting, error) {
+			return saving.Exported(c, format, merge, shard)
+		})
 		if err != nil {
 			return err
 		}
@@ -55,7 +59,7 @@ func ExportCommand() *cobra.Command {
 
 // exportModel writes the model of a checkpoint, or of the newest whole one of a folder,
 // and returns which that was.
-func exportModel(ctx context.Context, from, to string, shard int64, stderr io.Writer) (folder string, err error) {
+func exportModel(ctx context.Context, from, to string, stderr io.Writer, what func(*checkpoint.Checkpoint) (checkpoint.Exporting, error)) (folder string, err error) {
 	c, passed, err := checkpoint.Take(ctx, filesys.System, from, model.ConfigFile, safetensors.FileName)
 	if err != nil {
 		return "", err
@@ -70,13 +74,11 @@ func exportModel(ctx context.Context, from, to string, shard int64, stderr io.Wr
 	for _, p := range passed {
 		fmt.Fprintln(stderr, "warning:", p)
 	}
-	names := []string{model.ConfigFile, safetensors.FileName}
-	for _, f := range c.Manifest.Files {
-		if slices.Contains(saving.ModelFiles(), f.Name) && f.Name != model.ConfigFile {
-			names = append(names, f.Name)
-		}
+	x, err := what(c)
+	if err != nil {
+		return "", fmt.Errorf("ckpt export: %w", err)
 	}
-	return c.Folder, c.Export(ctx, to, shard, names...)
+	return c.Folder, c.Export(ctx, to, x)
 }
 
 // ExportLast writes the model of a run that has come to its end, from its last checkpoint in
@@ -85,7 +87,7 @@ func ExportLast(ctx context.Context, from, to string, stdout, stderr io.Writer) 
 	if to == "" {
 		return nil
 	}
-	if _, err := exportModel(ctx, from, to, checkpoint.ShardBytes, stderr); err != nil {
+	if _, err := exportModel(ctx, from, to, stderr, saving.ExportedModel); err != nil {
 		hint := "the checkpoint is whole: spillway ckpt export writes it later"
 		if ctx.Err() != nil {
 			return cli.Interrupted("interrupted after training, while the model was exported; " + hint)

@@ -11,7 +11,7 @@ import (
 
 // otherNames are the flags that are not named as their fields are.
 var otherNames = map[string]string{
-	"Config.LocalRanks": "ranks-per-process", "Config.OnNonFinite": "on-nonfinite", "Config.OptimizerDType": "optimizer-dtype",
+	"Config.LocalRanks": "ranks-per-process", "Config.LoRA": "lora", "Config.OnNonFinite": "on-nonfinite", "Config.OptimizerDType": "optimizer-dtype",
 	"Config.TensorBoard": "tensorboard", "Hardware.Device": "gpu", "Hardware.HostShare": "node-memory", "Hardware.Nodes": "nodes",
 	"Hardware.PerNode": "gpus-per-node", "Job.Outlives": "min-ranks", "Job.Transport": "transport", "Options.TextField": "text-field",
 	"Sampling.Temperature": "temperature", "Sampling.TopK": "top-k", "Sampling.TopP": "top-p",
@@ -40,7 +40,7 @@ var NamedField = regexp.MustCompile(`(^|[\s(])((?:Config|Sampling|Hardware|Job|O
 
 // ofAFlag is what the planner puts before what it refuses of a pattern, whose pass has the
 // flag's name.
-var ofAFlag = regexp.MustCompile(`^(warning: )?plan: (freeze|recompute|offload): `)
+var ofAFlag = regexp.MustCompile(`^(warning: )?plan: (freeze|lora|recompute|offload): `)
 
 // passAfterFlag is the pass's name behind the flag that says it.
 var passAfterFlag = regexp.MustCompile(`^(--(?:recompute|offload) \S+): (?:recompute|offload): `)

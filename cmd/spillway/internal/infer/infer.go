@@ -22,7 +22,6 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/host"
 	"github.com/spillway-ml/spillway/internal/safetensors"
-	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
 	trainer "github.com/spillway-ml/spillway/train"
 )
@@ -61,7 +60,7 @@ func openModel(ctx context.Context, c *spillway.Config, stderr io.Writer, weight
 	}
 	if m.Chosen {
 		fmt.Fprintf(stderr, "model: %s\n", cli.OnOneLine(m.Path))
-	} else if _, err := os.Stat(filepath.Join(m.Path, model.ConfigFile)); err != nil && m.Saved() == nil {
+	} else if !m.Readable() {
 		return nil, fmt.Errorf("--model %s: there is neither a config.json nor a checkpoint", c.Model)
 	}
 	if m.Path == filepath.Base(m.Path) {

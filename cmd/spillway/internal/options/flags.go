@@ -12,9 +12,27 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/zero"
 )
+
+// loraFlag is adapters, as lora.Parse reads them.
+type loraFlag struct{ to *lora.Options }
+
+func (f loraFlag) Set(s string) (err error) {
+	*f.to, err = lora.Parse(s)
+	return err
+}
+
+func (f loraFlag) Type() string { return "r=N,…" }
+
+func (f loraFlag) String() string {
+	if f.to == nil {
+		return ""
+	}
+	return f.to.String()
+}
 
 // frozenCacheFlag is none, host:SIZE or disk:SIZE.
 type frozenCacheFlag struct{ to *spillway.FrozenCache }
@@ -218,6 +236,8 @@ func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
 	fs.Float64Var(&c.Dropout, "dropout", d.Dropout, "dropout rate")
 	fs.Int64Var(&c.Seed, "seed", d.Seed, "seed of weights, data order and dropout")
 	fs.Var(cli.List(&c.Freeze, "PATTERN"), "freeze", "parameters that are not trained: patterns, separated by commas, as in h.{0-3}.*")
+	fs.Var(loraFlag{&c.LoRA}, "lora", "train low-rank adapters in the model's place, as in r=16,alpha=32,targets=*.attn.*,*.mlp.*,dropout=0: of rank r beside each product whose weight a target names, scaled by alpha/r (default: none)")
+	fs.StringVar(&c.Base, "base", "", "what the frozen parameters of --lora rest in: fp32, bf16 or int8 (default: --precision's)")
 	fs.IntVar(&c.Threads, "threads", d.Threads, "computing threads, shared by the ranks (default: all cores)")
 	fs.IntVar(&c.Prefetch, "prefetch", d.Prefetch, "units gathered ahead of their use")
 	fs.StringVar(&c.EvalData, "eval-data", "", "held-out data `PATH`")
