@@ -198,14 +198,17 @@ import (
 //		OnNonFinite string
 //
 //		Zero int // ZeRO stage
-//		// Reproducible makes the bits those of the step's Ranks·Accum micro-batches of
-//		// Batch rows, at any number of ranks that divides them and at every stage: gradients
-//		// and losses are added from left to right over them, and an evaluation takes
-//		// EvalSteps times as many.
+//		// Reproducible makes the bits those of the step's micro-batches of Batch rows, at any
+//		// number of ranks and at every stage: gradients and losses are added from left to right
+//		// over them, and an evaluation takes EvalSteps times as many.
 //		Reproducible bool
-//		// GlobalBatch is the rows of a step over all ranks, from which Accum follows by
-//		// FollowGlobalBatch; 0: Accum is as given.
+//		// GlobalBatch is the rows of a step over all ranks, from which Accum follows
+//		// (FollowGlobalBatch); 0: Accum is as given. With Reproducible the ranks need not divide
+//		// it: each has a share of its micro-batches, and padding fills the last one.
 //		GlobalBatch int
+//		// RankShares are the micro-batches of each rank in a step, 1 or more, for ranks that
+//		// are not equally fast (Reproducible); nil: shares that differ by at most one.
+//		RankShares []int
 //
 //		Checkpoint string // folder; "" writes none
 //		// CheckpointMark, where it is not empty, marks this run's checkpoints as ones
@@ -259,6 +262,7 @@ import (
 //	func (c *Config) In8Bits(name string) bool
 //	func (c *Config) InLayers() bool
 //	func (c *Config) LearningRate(step int) float64
+//	func (c *Config) Leaves() int
 //	func (c *Config) ModelName() string
 //	func (c Config) Over(p Processes) Config
 //	func (c *Config) PrecisionName() string
@@ -268,8 +272,11 @@ import (
 //	func (c *Config) Reduce32() bool
 //	func (cfg *Config) Runnable() error
 //	func (c *Config) ScalePolicy() graph.LossScaleAttr
+//	func (c *Config) Shares() []int
 //	func (cfg Config) Sharing() Config
 //	func (cfg *Config) SkipsNonFinite() bool
+//	func (c *Config) StepRows() int
+//	func (c *Config) Uneven(accumGiven bool, format string, args ...any) error
 //	func (c *Config) UpdateRule() zero.Optimizer
 //	func (c *Config) Validate() error
 //	func (c *Config) WarnOnce() func(string)

@@ -19,6 +19,7 @@ type Call struct {
 	In, Out device.Ptr
 	InPlace bool  // the shard is the rank's part of the full buffer
 	Peer    int   // of a Send or Recv
+	From    []int // ranks whose parts a reduce-scatter adds, in order; none: all
 	Round   Round // of one round of an algorithm, on Out; nil: a whole operation
 	Sent    int64 // what a run of it counts as: see Stats
 
@@ -30,6 +31,18 @@ func (c *Call) Label() string { return c.Name }
 
 // Touches returns the operands.
 func (c *Call) Touches() []device.Ptr { return c.touches }
+
+// Addends are those of all ranks' parts that a reduce-scatter adds. It moves them to the
+// front of all.
+func Addends[T any](c *Call, all []T) []T {
+	if len(c.From) == 0 {
+		return all
+	}
+	for i, rank := range c.From { // in order: rank is i or more
+		all[i] = all[rank]
+	}
+	return all[:len(c.From)]
+}
 
 // Sends tells whether it is a Send.
 func (c *Call) Sends() bool { return c.Sig.Op == SendRecv && c.Out.Arena == nil }
@@ -84,9 +97,9 @@ func (c *Caller) AllGather(label string, shard, full device.Ptr, dtype graph.DTy
 }
 
 // ReduceScatter binds a sum of the rank's part over the ranks.
-func (c *Caller) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool) (device.Kernel, error) {
-	return c.bind(label, CheckScatter(full, shard, dtype, c.Index, c.Ranks, order, accumulate),
-		Call{Sig: Signature{Op: ReduceScatter, Bytes: full.Len, DType: dtype, Order: order, Accumulate: accumulate}, In: full, Out: shard})
+func (c *Caller) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool, from ...int) (device.Kernel, error) {
+	return c.bind(label, cmp.Or(CheckScatter(full, shard, dtype, c.Index, c.Ranks, order, accumulate), CheckFrom(from, c.Ranks, order)),
+		Call{From: from, Sig: Signature{Op: ReduceScatter, Bytes: full.Len, DType: dtype, Order: order, Accumulate: accumulate}, In: full, Out: shard})
 }
 
 // AllReduce binds a sum in place.

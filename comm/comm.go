@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"slices"
 	"sync/atomic"
 
 	"github.com/spillway-ml/spillway/device"
@@ -44,8 +45,9 @@ type Group interface {
 	//
 	// In the order SumSequential full is of the given dtype, f32, bf16 or f16, and
 	// shard f32 and apart from it: the ranks' parts are added one after the other, to
-	// shard if accumulate.
-	ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool) (device.Kernel, error)
+	// shard if accumulate. from lists the ranks, in order, whose parts are added; none:
+	// all. The others take part and give nothing.
+	ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool, from ...int) (device.Kernel, error)
 	// AllReduce replaces buf by its sum over the ranks, of the types of ReduceScatter,
 	// in the order SumTree.
 	AllReduce(label string, buf device.Ptr, dtype graph.DType, order graph.SumOrder) (device.Kernel, error)
@@ -271,6 +273,20 @@ func CheckScatter(full, shard device.Ptr, dtype graph.DType, rank, size int, ord
 		return fmt.Errorf("the full buffer has %d bytes of %s, want %d ranks × the elements of the shard, which has %d bytes of f32", full.Len, dtype, size, shard.Len)
 	case shard.Overlaps(full):
 		return fmt.Errorf("the shard lies in the full buffer, want them apart")
+	}
+	return nil
+}
+
+// CheckFrom returns an error unless a reduce-scatter in the order can add the parts of the
+// listed ranks alone.
+func CheckFrom(from []int, size int, order graph.SumOrder) error {
+	switch {
+	case len(from) == 0:
+		return nil
+	case order != graph.SumSequential:
+		return fmt.Errorf("a sum of %d of %d ranks in the order %s, want %s", len(from), size, order, graph.SumSequential)
+	case !slices.IsSorted(from) || from[0] < 0 || from[len(from)-1] >= size || len(slices.Compact(slices.Clone(from))) != len(from):
+		return fmt.Errorf("a sum of ranks %v, want different ones of %d in order", from, size)
 	}
 	return nil
 }

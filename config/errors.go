@@ -14,7 +14,9 @@ var ErrRefused = errors.New("the configuration is refused")
 // what would be right.
 type FieldError struct {
 	Field string // "Precision"; the first of several that don't go together
-	err   error
+	// Instead is a switch that makes the configuration valid: "Reproducible"; "": none.
+	Instead string
+	err     error
 }
 
 func (e *FieldError) Error() string { return e.err.Error() }
@@ -30,12 +32,12 @@ func (e *FieldError) Unwrap() error { return errors.Unwrap(e.err) }
 func Refuse(format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	first, _, _ := strings.Cut(err.Error(), " ")
-	return &FieldError{strings.TrimSuffix(strings.TrimPrefix(first, "Config."), ":"), err}
+	return &FieldError{Field: strings.TrimSuffix(strings.TrimPrefix(first, "Config."), ":"), err: err}
 }
 
 // RefuseField is refuse for a sentence that begins with something else.
 func RefuseField(field, format string, args ...any) error {
-	return &FieldError{field, fmt.Errorf(format, args...)}
+	return &FieldError{Field: field, err: fmt.Errorf(format, args...)}
 }
 
 // OfKind makes an error one of a kind. It keeps its own text.

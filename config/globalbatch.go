@@ -1,30 +1,135 @@
 package config
 
 import (
+	"fmt"
+	"slices"
+
+	"github.com/spillway-ml/spillway/comm/algorithm"
+	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/nearest"
 )
 
-// FollowGlobalBatch is the configuration with Accum such that a step has GlobalBatch rows over all ranks. It
-// refuses what does not divide, and with accumGiven an Accum that says otherwise.
-// Without a GlobalBatch it does nothing.
+// FollowGlobalBatch is the configuration with Accum such that a step has GlobalBatch rows
+// over all ranks or, with RankShares, their micro-batches. It refuses what does not
+// divide, unless Reproducible, and with accumGiven an Accum that says otherwise. Without
+// either it does nothing.
 func (c Config) FollowGlobalBatch(accumGiven bool) (Config, error) {
-	if c.GlobalBatch == 0 {
+	if c.GlobalBatch == 0 && c.RankShares == nil {
 		return c, nil
 	}
-	switch rows := c.GlobalBatch / c.Ranks; {
-	case c.GlobalBatch%c.Batch == 0:
-	case c.GlobalBatch%c.Ranks != 0:
-		return c, Refuse("Config.GlobalBatch %d is neither a multiple of Config.Batch %d rows nor of %d ranks; %s ranks divide it", c.GlobalBatch, c.Batch, c.Ranks, nearest.Divisors(c.GlobalBatch, c.Ranks))
-	default:
-		return c, Refuse("Config.GlobalBatch %d is no multiple of Config.Batch %d rows; micro-batches of %s rows are possible", c.GlobalBatch, c.Batch, nearest.Divisors(rows, c.Batch))
+	if err := c.refuseRows(accumGiven); err != nil {
+		return c, err
 	}
-	leaves := c.GlobalBatch / c.Batch
-	if leaves%c.Ranks != 0 {
-		return c, Refuse("Config.GlobalBatch %d is %d micro-batches of Config.Batch %d, which %d ranks do not divide; %s ranks do", c.GlobalBatch, leaves, c.Batch, c.Ranks, nearest.Divisors(leaves, c.Ranks))
+	leaves := c.leaves()
+	accum := (leaves + c.Ranks - 1) / c.Ranks
+	if c.RankShares != nil {
+		accum = slices.Max(c.RankShares)
 	}
-	if accum := leaves / c.Ranks; accumGiven && accum != c.Accum {
+	if accumGiven && accum != c.Accum {
+		if c.RankShares != nil {
+			return c, Refuse("Config.RankShares %v with Config.Accum %d: the largest share is %d micro-batches; leave one of them out", c.RankShares, c.Accum, accum)
+		}
 		return c, Refuse("Config.GlobalBatch %d with Config.Accum %d: %d ranks of Config.Batch %d take %d micro-batches each; leave one of them out", c.GlobalBatch, c.Accum, c.Ranks, c.Batch, accum)
 	}
-	c.Accum = leaves / c.Ranks
+	c.Accum = accum
 	return c, nil
+}
+
+// refuseRows refuses rows of a step that the ranks cannot share.
+func (c *Config) refuseRows(accumGiven bool) error {
+	if err := c.validateShares(); err != nil || c.GlobalBatch == 0 {
+		return err
+	}
+	leaves := c.leaves()
+	switch rows := c.GlobalBatch / c.Ranks; {
+	case c.Reproducible && leaves < c.Ranks:
+		return Refuse("Config.GlobalBatch %d is %d micro-batches of Config.Batch %d, and each of %d ranks needs one; at most %d ranks have one", c.GlobalBatch, leaves, c.Batch, c.Ranks, leaves)
+	case c.Reproducible, c.GlobalBatch%(c.Batch*c.Ranks) == 0:
+		return nil
+	case c.GlobalBatch%c.Batch == 0:
+		return c.Uneven(accumGiven, "Config.GlobalBatch %d is %d micro-batches of Config.Batch %d, which %d ranks do not divide; %s ranks do", c.GlobalBatch, leaves, c.Batch, c.Ranks, nearest.Divisors(leaves, c.Ranks))
+	case c.GlobalBatch%c.Ranks != 0:
+		return c.Uneven(accumGiven, "Config.GlobalBatch %d is neither a multiple of Config.Batch %d rows nor of %d ranks; %s ranks divide it", c.GlobalBatch, c.Batch, c.Ranks, nearest.Divisors(c.GlobalBatch, c.Ranks))
+	default:
+		return c.Uneven(accumGiven, "Config.GlobalBatch %d is no multiple of Config.Batch %d rows; micro-batches of %s rows are possible", c.GlobalBatch, c.Batch, nearest.Divisors(rows, c.Batch))
+	}
+}
+
+// Uneven refuses rows of a step that ranks do not divide. Where nothing else is in the way
+// of Reproducible it says that this trains them.
+func (c *Config) Uneven(accumGiven bool, format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	shared := *c
+	shared.Reproducible = true
+	if accumGiven || shared.Leaves() < c.Ranks || c.ShardSize > 0 && c.ShardSize < c.Ranks || c.Algorithm() == algorithm.Ring || c.AsksLayers() {
+		return &FieldError{Field: "GlobalBatch", err: err}
+	}
+	return &FieldError{Field: "GlobalBatch", Instead: "Reproducible", err: fmt.Errorf("%w; Config.Reproducible gives each rank a share and pads the last micro-batch", err)}
+}
+
+// validateShares refuses shares of other ranks or of another step.
+func (c *Config) validateShares() error {
+	s := c.RankShares
+	switch {
+	case s == nil:
+		return nil
+	case !c.Reproducible:
+		return Refuse("Config.RankShares needs Config.Reproducible: other sums over ranks have no uneven shares")
+	case len(s) != c.Ranks:
+		return Refuse("Config.RankShares %v: %d shares for %d ranks; give one for each", s, len(s), c.Ranks)
+	case slices.Min(s) < 1 || int64(slices.Max(s)) > largest["Accum"]:
+		return Refuse("Config.RankShares %v: each rank has 1 to %d micro-batches", s, largest["Accum"])
+	}
+	if sum, leaves := total(s), c.leaves(); sum != leaves {
+		return Refuse("Config.RankShares %v are %d micro-batches, and Config.GlobalBatch %d of Config.Batch %d is %d", s, sum, c.GlobalBatch, c.Batch, leaves)
+	}
+	return nil
+}
+
+func total(list []int) (sum int) {
+	for _, n := range list {
+		sum += n
+	}
+	return sum
+}
+
+// leaves is the number of micro-batches of a step over all ranks.
+func (c *Config) leaves() int {
+	switch {
+	case c.Reproducible && c.GlobalBatch > 0:
+		return (c.GlobalBatch + c.Batch - 1) / c.Batch
+	case c.RankShares != nil:
+		return total(c.RankShares)
+	case c.GlobalBatch > 0:
+		return c.GlobalBatch / c.Batch
+	}
+	return c.Ranks * c.Accum
+}
+
+// Leaves is the number of micro-batches of a step over all ranks.
+func (c *Config) Leaves() int {
+	if !c.Reproducible {
+		return c.Ranks * c.Accum
+	}
+	return c.leaves()
+}
+
+// StepRows are the rows of a step over all ranks, without padding.
+func (c *Config) StepRows() int {
+	if c.Reproducible && c.GlobalBatch > 0 {
+		return c.GlobalBatch
+	}
+	return c.Leaves() * c.Batch
+}
+
+// Shares are the micro-batches of each rank in a step; nil: each has Accum.
+func (c *Config) Shares() []int {
+	leaves := c.Leaves()
+	if leaves == c.Ranks*c.Accum {
+		return nil
+	}
+	if c.RankShares != nil {
+		return c.RankShares
+	}
+	return graph.EvenShares(leaves, c.Ranks)
 }

@@ -15,7 +15,7 @@ func (c *Config) LearningRate(step int) float64 {
 		return c.Own.Schedule(step)
 	}
 	peak := c.LR
-	ratio := float64(c.Ranks*c.Batch*c.Accum) / float64(c.LRBaseBatch)
+	ratio := float64(c.StepRows()) / float64(c.LRBaseBatch)
 	switch strings.ToLower(c.LRScale) {
 	case "sqrt":
 		peak *= math.Sqrt(ratio)

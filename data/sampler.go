@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 	"strings"
 	"sync/atomic"
 )
@@ -50,6 +51,12 @@ type SamplerConfig struct {
 	Batch int   // B, rows of a micro-batch on a rank
 	Accum int   // K, micro-batches a step
 	Ranks int   // W
+	// Shares are the micro-batches of each rank in a step, 1 to K; nil: K each. They are
+	// dealt in rounds: in round k each rank with more than k takes the next one.
+	Shares []int
+	// Rows are those of a step. What they do not fill of its last micro-batches is
+	// padding: token 0 and target -1. 0: all of them.
+	Rows int
 	// Vocab bounds the tokens: inputs must be in [0, Vocab), targets in
 	// [-1, Vocab). 0 means no check.
 	Vocab int
@@ -58,10 +65,10 @@ type SamplerConfig struct {
 // Sampler gives batches. Samples are numbered over the whole run: row b of
 // rank r's micro-batch k of step s is sample
 //
-//	i = N + (((s − s₀)·K + k)·W + r)·B + b
+//	i = N + (s − s₀)·rows + leaf(k, r)·B + b,   leaf(k, r) = k·W + r for equal shares
 //
-// where N samples were seen before step s₀ (both 0 until Seek), so that every rank
-// gets the same number of batches, and a run resumed at another batch, accumulation
+// where N samples were seen before step s₀ (both 0 until Seek). A rank's share says how
+// many micro-batches it has, the same in every step, and a run resumed at another batch, accumulation
 // or number of ranks goes on with the sample after the last one seen. Its methods
 // but Seek may be called at the same time.
 type Sampler struct {
@@ -69,7 +76,7 @@ type Sampler struct {
 	targets TargetSource // nil: the next tokens
 	c       SamplerConfig
 	windows int64 // (length-1)/T
-	offset  int64 // N − s₀·K·W·B
+	offset  int64 // N − s₀·rows
 	epochs  int   // version of epochKey
 	// Shuffled: the permutation of the last epoch asked for. Ranks are within a
 	// step of each other, so it nearly always serves; another is derived when
@@ -120,6 +127,9 @@ func NewSampler(src Source, c SamplerConfig) (*Sampler, error) {
 	if _, ok := mulAll(int64(c.Batch), int64(c.Accum), int64(c.Ranks), int64(c.Seq)); !ok {
 		return nil, fmt.Errorf("sample data: ranks %d × accum %d × batch %d × seq %d is over 2^63 tokens a step", c.Ranks, c.Accum, c.Batch, c.Seq)
 	}
+	if err := c.checkShares(); err != nil {
+		return nil, err
+	}
 	s := &Sampler{src: src, c: c, epochs: Epochs}
 	if n := src.Len(); n-1 < int64(c.Seq) {
 		name := "the data"
@@ -134,6 +144,71 @@ func NewSampler(src Source, c SamplerConfig) (*Sampler, error) {
 		s.epoch.Store(s.orderOf(0))
 	}
 	return s, nil
+}
+
+// checkShares refuses shares and rows that a step of Accum rounds does not have.
+func (c *SamplerConfig) checkShares() error {
+	if c.Shares != nil && (len(c.Shares) != c.Ranks || slices.Min(c.Shares) < 1 || slices.Max(c.Shares) > c.Accum) {
+		return fmt.Errorf("sample data: shares %v; they must be %d of 1 to %d micro-batches", c.Shares, c.Ranks, c.Accum)
+	}
+	if most := c.leaves() * int64(c.Batch); c.Rows < 0 || int64(c.Rows) > most {
+		return fmt.Errorf("sample data: %d rows a step; they must be 0 (all) to %d", c.Rows, most)
+	}
+	return nil
+}
+
+// leaves is the number of micro-batches of a step.
+func (c *SamplerConfig) leaves() int64 { return c.leaf(c.Accum, 0) }
+
+// leaf is the number of a rank's micro-batch in the step's order.
+func (c *SamplerConfig) leaf(micro, rank int) int64 {
+	if c.Shares == nil {
+		return int64(micro)*int64(c.Ranks) + int64(rank)
+	}
+	n := int64(0)
+	for r, share := range c.Shares {
+		n += int64(min(share, micro))
+		if r < rank && share > micro {
+			n++
+		}
+	}
+	return n
+}
+
+// share is how many micro-batches a rank has in a step.
+func (c *SamplerConfig) share(rank int) int {
+	if c.Shares == nil {
+		return c.Accum
+	}
+	return c.Shares[rank]
+}
+
+// Rows are the rows of a step that are samples.
+func (s *Sampler) Rows() int64 {
+	if s.c.Rows > 0 {
+		return int64(s.c.Rows)
+	}
+	return s.c.leaves() * int64(s.c.Batch)
+}
+
+// Share is how many micro-batches a rank has in a step.
+func (s *Sampler) Share(rank int) int { return s.c.share(rank) }
+
+// EachMicro visits the micro-batches of a step, a rank's one after the other.
+func (s *Sampler) EachMicro(visit func(micro, rank int) error) error {
+	for rank := range s.c.Ranks {
+		for micro := range s.Share(rank) {
+			if err := visit(micro, rank); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// IsPadding says whether a row is none of the step's: its targets are -1.
+func (s *Sampler) IsPadding(micro, rank, row int) bool {
+	return s.c.Rows > 0 && s.c.leaf(micro, rank)*int64(s.c.Batch)+int64(row) >= int64(s.c.Rows)
 }
 
 // mulAll multiplies positive numbers; false on overflow.
@@ -156,16 +231,15 @@ func (s *Sampler) Seq() int { return s.c.Seq }
 func (s *Sampler) Windows() int64 { return s.windows }
 
 // GlobalSample is the number of a row's sample over the whole run: unique to
-// (step, micro, rank, row), counted from 0. It keys dropout. Arguments count
-// from 0 and must be in range.
+// (step, micro, rank, row) but for padding, counted from 0. It keys dropout. Arguments
+// count from 0 and must be in range.
 func (s *Sampler) GlobalSample(step, micro, rank, row int) int64 {
-	c := &s.c
-	return s.offset + ((int64(step)*int64(c.Accum)+int64(micro))*int64(c.Ranks)+int64(rank))*int64(c.Batch) + int64(row)
+	return s.offset + int64(step)*s.Rows() + s.c.leaf(micro, rank)*int64(s.c.Batch) + int64(row)
 }
 
 // Seek makes step, from 0, begin with the given sample. Neither may be negative.
 func (s *Sampler) Seek(step int, sample int64) error {
-	rows, _ := mulAll(int64(s.c.Accum), int64(s.c.Ranks), int64(s.c.Batch)) // NewSampler looked
+	rows := s.Rows()
 	if step < 0 || sample < 0 || int64(step) > (math.MaxInt64-sample)/rows {
 		return fmt.Errorf("sample data: step %d from sample %d of steps of %d rows is over 2^63 samples", step, sample, rows)
 	}
@@ -244,22 +318,29 @@ func (s *Sampler) otherEpoch(e, window int64) int64 {
 // the vocabulary are errors.
 func (s *Sampler) Fill(step, micro, rank int, inputs, targets []int32) error {
 	c := &s.c
-	rowsPerStep := int64(c.Accum) * int64(c.Ranks) * int64(c.Batch)
+	rowsPerStep := s.Rows()
 	switch {
 	case step < 0 || int64(step) >= (math.MaxInt64-max(s.offset, 0))/rowsPerStep:
 		return fmt.Errorf("sample data: step %d; it must be 0 to %d", step, (math.MaxInt64-max(s.offset, 0))/rowsPerStep-1)
 	case s.Tell(step) < 0:
 		return fmt.Errorf("sample data: step %d is before the first sample", step)
-	case micro < 0 || micro >= c.Accum:
-		return fmt.Errorf("sample data: micro-batch %d; it must be 0 to %d", micro, c.Accum-1)
 	case rank < 0 || rank >= c.Ranks:
 		return fmt.Errorf("sample data: rank %d; it must be 0 to %d", rank, c.Ranks-1)
+	case micro < 0 || micro >= c.share(rank):
+		return fmt.Errorf("sample data: micro-batch %d; it must be 0 to %d", micro, c.share(rank)-1)
 	case len(inputs) != c.Batch*c.Seq || len(targets) != len(inputs):
 		return fmt.Errorf("sample data: %d inputs and %d targets; both must be batch %d × seq %d = %d", len(inputs), len(targets), c.Batch, c.Seq, c.Batch*c.Seq)
 	}
 	for row := range c.Batch {
-		start := s.Start(step, micro, rank, row)
 		in, out := inputs[row*c.Seq:(row+1)*c.Seq], targets[row*c.Seq:(row+1)*c.Seq]
+		if s.IsPadding(micro, rank, row) {
+			clear(in)
+			for i := range out {
+				out[i] = -1
+			}
+			continue
+		}
+		start := s.Start(step, micro, rank, row)
 		if err := s.src.Tokens(in, start); err != nil {
 			return err
 		}

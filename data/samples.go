@@ -81,6 +81,9 @@ func NewSampleReader(s Samples, shape Shape, rows int64, c SamplerConfig) (*Samp
 	if n := s.Len(); n < 1 {
 		return nil, fmt.Errorf("sample data: Len is %d, want at least 1 sample", n)
 	}
+	if c.Rows%max(c.Batch, 1) != 0 && shape.Targets == 0 {
+		return nil, fmt.Errorf("sample data: a step of %d rows in micro-batches of %d has padding, which a model without targets can't leave out; give a multiple", c.Rows, c.Batch)
+	}
 	c.Seq, c.Vocab = 1, 0
 	sampler, err := NewSampler(sampleCount(max(rows, s.Len())), c)
 	if err != nil {
@@ -101,7 +104,11 @@ func (n sampleCount) Tokens([]int32, int64) error {
 // FillSamples writes a rank's micro-batch.
 func (r *SampleReader) FillSamples(step, micro, rank int, m *Micro) error {
 	for k := range r.c.Batch {
-		if err := r.fill(r.Start(step, micro, rank, k), r.shape.row(m, k)); err != nil {
+		row := r.shape.row(m, k)
+		if r.IsPadding(micro, rank, k) {
+			continue
+		}
+		if err := r.fill(r.Start(step, micro, rank, k), row); err != nil {
 			return err
 		}
 	}
@@ -136,38 +143,36 @@ func orAny(n int) int {
 	return n
 }
 
-// CountTargets returns the counted targets of a step of so many micro-batches and ranks.
-func (r *SampleReader) CountTargets(step, accum, ranks int) (n int64, err error) {
+// CountTargets returns the counted targets of a step.
+func (r *SampleReader) CountTargets(step int) (n int64, err error) {
 	counter, counts := r.samples.(TargetCounter)
 	one := r.shape.NewMicro(1)
-	for micro := range accum {
-		for rank := range ranks {
-			for k := range r.c.Batch {
-				i := r.Start(step, micro, rank, k)
-				if i >= r.samples.Len() {
-					continue
-				}
-				if r.shape.Targets == 0 {
+	err = r.EachMicro(func(micro, rank int) error {
+		for k := range r.c.Batch {
+			i := r.Start(step, micro, rank, k)
+			switch {
+			case i >= r.samples.Len() || r.IsPadding(micro, rank, k):
+				continue
+			case r.shape.Targets == 0:
+				n++
+				continue
+			case counts:
+				n += int64(counter.CountTargets(i))
+				continue
+			}
+			row := r.shape.row(one, 0)
+			if err := r.fill(i, row); err != nil {
+				return err
+			}
+			for _, t := range row.Targets {
+				if t >= 0 {
 					n++
-					continue
-				}
-				if counts {
-					n += int64(counter.CountTargets(i))
-					continue
-				}
-				row := r.shape.row(one, 0)
-				if err := r.fill(i, row); err != nil {
-					return 0, err
-				}
-				for _, t := range row.Targets {
-					if t >= 0 {
-						n++
-					}
 				}
 			}
 		}
-	}
-	return n, nil
+		return nil
+	})
+	return n, err
 }
 
 // fingerprintSamples is how many samples Fingerprint reads.

@@ -140,6 +140,8 @@ type operation struct {
 	// second has that of both; alone is its own, for where they run one at a time.
 	alone device.Kernel
 	first bool // of two
+
+	idle bool // the rank has no micro-batch here: it waits and records, as a join does
 }
 
 // New allocates the arenas and binds the program. Its error ends the job on
@@ -346,10 +348,11 @@ func (e *Executor) event(id graph.EventID) (device.Event, error) {
 func (e *Executor) bind(o *operation) (kernels.Binding, error) {
 	op := o.op
 	o.ran = new(atomic.Bool)
+	o.idle = e.cfg.Program.Idle(o.phase.graph, op, e.rank)
 	if op.Unit >= 0 && op.Unit < len(e.cfg.Program.Units) {
 		o.unit = e.cfg.Program.Units[op.Unit].Name
 	}
-	b := kernels.Binding{Program: e.cfg.Program, Op: op, Coord: e.cfg.Coord}
+	b := kernels.Binding{Program: e.cfg.Program, Op: op, Coord: e.cfg.Coord, Present: e.cfg.Program.Present(o.phase.graph, op)}
 	place := func(id graph.BufID, to *device.Ptr) error {
 		p, err := e.ptr(id)
 		*to = p
@@ -391,9 +394,10 @@ func (e *Executor) bind(o *operation) (kernels.Binding, error) {
 			return b, fmt.Errorf("record: %w", err)
 		}
 	}
-	switch op.Kind {
-	case graph.Join:
+	if op.Kind == graph.Join || o.idle {
 		return b, nil
+	}
+	switch op.Kind {
 	case graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll:
 		o.kernel, err = e.bindTransfer(o, b)
 	default:
@@ -421,7 +425,7 @@ func (e *Executor) join(ph *phase, bound []kernels.Binding) error {
 	}
 	var wrong error
 	graph.Pairs(ph.graph.Ops, graph.Compute, func(i, j int) bool {
-		if wrong != nil {
+		if wrong != nil || ph.ops[i].idle || ph.ops[j].idle {
 			return false
 		}
 		k, err := lib.Join(bound[i], bound[j])
@@ -483,7 +487,7 @@ func (e *Executor) bindTransfer(o *operation, b kernels.Binding) (device.Kernel,
 	case op.Kind == graph.AllGather && mode == graph.Write:
 		return g.AllGather(label, b.In[0], b.Out[0], dtype)
 	case op.Kind == graph.ReduceScatter && mode != graph.ReadWrite:
-		return g.ReduceScatter(label, b.In[0], b.Out[0], dtype, attr.Order, mode == graph.Accum)
+		return g.ReduceScatter(label, b.In[0], b.Out[0], dtype, attr.Order, mode == graph.Accum, e.cfg.Program.Present(o.phase.graph, op)...)
 	case op.Kind == graph.AllReduce && mode == graph.ReadWrite:
 		return g.AllReduce(label, b.Out[0], dtype, attr.Order)
 	case op.Kind == graph.AllToAll && mode == graph.Write:

@@ -138,9 +138,6 @@ func (s *sharder) forwardSection(sec *graph.Section) graph.Section {
 		}
 		return out
 	}
-	micro := sec.Phases[0]
-	micro.Repeat = s.o.Accum
-	s.observeLeaf(&micro, false, false)
 	one := func(name string, op graph.Op) graph.Phase {
 		ph := graph.Phase{Name: name, Repeat: 1}
 		w := graph.NewEditor(&ph)
@@ -149,7 +146,13 @@ func (s *sharder) forwardSection(sec *graph.Section) graph.Section {
 		return ph
 	}
 	zero := one("zero", newOp(graph.Fill, "loss/sum/zero", graph.Compute, graph.Forward, -1, nil, []graph.Out{{Buf: s.losses.sum}}, graph.FillAttr{}))
-	out.Phases = []graph.Phase{zero, micro}
+	out.Phases = []graph.Phase{zero}
+	for name, round := range s.runs(sec.Phases[0].Name, 0, s.o.Accum) {
+		micro := sec.Phases[0]
+		micro.Name, micro.Round, micro.Repeat = name, round.first, round.repeat
+		s.observeLeaf(&micro, false, false)
+		out.Phases = append(out.Phases, micro)
+	}
 	if host := s.p.Port(graph.PortLoss); host != graph.NoBuf {
 		out.Phases = append(out.Phases, one("out", graph.NewCopy("loss/out", s.losses.sum, host, graph.CopyOut, graph.Forward, -1)))
 	}

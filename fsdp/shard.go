@@ -2,6 +2,9 @@ package fsdp
 
 import (
 	"fmt"
+	"iter"
+	"slices"
+	"strconv"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/zero"
@@ -10,11 +13,12 @@ import (
 // Options of the sharding rewrite.
 type Options struct {
 	Stage        zero.Stage
-	Axis         int  // mesh axis to shard over; ranks of the other one, if there is one, hold replicas
-	Accum        int  // micro-batches a step, at least 1
-	InLayers     bool // one phase goes through all of them, and its backward adds up their gradients
-	Reproducible bool // sums go leaf by leaf: their bits depend on the step's micro-batches, not on the stage and the number of ranks
-	Prefetch     int  // how many stretches of use ahead parameters are gathered; 0: not ahead
+	Axis         int   // mesh axis to shard over; ranks of the other one, if there is one, hold replicas
+	Accum        int   // rounds of micro-batches a step, at least 1
+	InLayers     bool  // one phase goes through all of them, and its backward adds up their gradients
+	Reproducible bool  // sums go leaf by leaf: their bits depend on the step's micro-batches, not on the stage and the number of ranks
+	Shares       []int // micro-batches of each rank, Accum at most (Reproducible); nil: all have Accum
+	Prefetch     int   // how many stretches of use ahead parameters are gathered; 0: not ahead
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm; 0: off
 	Reduce32     bool    // gradients of 16-bit parameters travel and rest in f32
@@ -37,6 +41,9 @@ func (o Options) Validate(p *graph.Program) error {
 	if o.Accum < 1 {
 		return fmt.Errorf("fsdp: %d micro-steps a step; at least 1 is needed", o.Accum)
 	}
+	if err := o.validateShares(p); err != nil {
+		return err
+	}
 	if o.Prefetch < 0 {
 		return fmt.Errorf("fsdp: prefetch distance %d is negative", o.Prefetch)
 	}
@@ -44,6 +51,18 @@ func (o Options) Validate(p *graph.Program) error {
 		return err
 	}
 	return o.Optimizer.Validate()
+}
+
+// validateShares refuses shares that the step's rounds do not have.
+func (o Options) validateShares(p *graph.Program) error {
+	switch {
+	case o.Shares == nil:
+	case !o.Reproducible:
+		return fmt.Errorf("fsdp: uneven shares %v: only reproducible sums leave out ranks without a micro-batch", o.Shares)
+	case len(o.Shares) != p.WorldSize() || slices.Min(o.Shares) < 1 || slices.Max(o.Shares) != o.Accum:
+		return fmt.Errorf("fsdp: shares %v of %d ranks and %d rounds: each rank needs one, of 1 micro-batch or more, and the largest has as many as there are rounds", o.Shares, p.WorldSize(), o.Accum)
+	}
+	return nil
 }
 
 // Shard lays a program with a section "train" (one phase: forward and backward of a
@@ -88,6 +107,7 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 	if err != nil {
 		return nil, err
 	}
+	q.Shares = o.Shares
 	if ranks == 1 {
 		o.Stage = zero.Replicate
 	}
@@ -195,22 +215,46 @@ func (s *sharder) group() graph.GroupAttr { return graph.GroupAttr{Axis: s.o.Axi
 // stepSection expands a micro-batch into the phases of a step in the same form.
 func (s *sharder) stepSection(train *graph.Section) graph.Section {
 	sec := graph.NewSection(graph.SectionStep, train.Form)
-	phase := func(name string, repeat int, first, last bool) {
-		ph := graph.Phase{Name: name, Kind: graph.MicroPhase, First: first, Last: last, Repeat: repeat, Ops: train.Phases[0].Ops}
+	phase := func(name string, round, repeat int, first, last bool) {
+		ph := graph.Phase{Name: name, Kind: graph.MicroPhase, First: first, Last: last, Repeat: repeat, Round: round, Ops: train.Phases[0].Ops}
 		s.observeLoss(&ph, first, last)
 		sec.Phases = append(sec.Phases, ph)
 	}
-	switch k := s.o.Accum; {
-	case k == 1, s.o.InLayers:
-		phase("only", 1, true, true)
-	default:
-		phase("first", 1, true, false)
-		if k > 2 {
-			phase("middle", k-2, false, false)
-		}
-		phase("last", 1, false, true)
+	k := s.o.Accum
+	if k == 1 || s.o.InLayers {
+		phase("only", 0, 1, true, true)
+		return sec
 	}
+	phase("first", 0, 1, true, false)
+	for name, round := range s.runs("middle", 1, k-1) {
+		phase(name, round.first, round.repeat, false, false)
+	}
+	phase("last", k-1, 1, false, true)
 	return sec
+}
+
+// rounds are some in a row in which the same ranks have a micro-batch.
+type rounds struct{ first, repeat int }
+
+// runs divides rounds [from, to) where ranks have no micro-batch any more, and names
+// the parts.
+func (s *sharder) runs(name string, from, to int) iter.Seq2[string, rounds] {
+	return func(yield func(string, rounds) bool) {
+		for first := from; first < to; {
+			end := first + 1
+			for end < to && len(graph.PresentIn(s.o.Shares, end)) == len(graph.PresentIn(s.o.Shares, first)) {
+				end++
+			}
+			part := name
+			if first > from {
+				part += "." + strconv.Itoa(first)
+			}
+			if !yield(part, rounds{first, end - first}) {
+				return
+			}
+			first = end
+		}
+	}
 }
 
 // updateSection returns the update of all trainable units, in parts that have no

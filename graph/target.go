@@ -287,12 +287,16 @@ func matrixOf(p *Program, id BufID) (rows, cols int64) {
 //
 //	y = linear(x, w)   →   y = linear(x, w) work h.0.attn.c_fc/work
 //
-// Operations that have enough already are left as they are.
+// Operations that have enough already are left as they are. Where ranks have uneven shares,
+// the micro-steps of a section have one workspace for the same operation, so that a rank
+// which is idle in one of them touches what is planned in another.
 func AddWorkspace(p *Program, t Target) *Program {
 	q := p.Clone()
 	for si := range q.Sections {
+		made := map[string]BufID{}
 		for pi := range q.Sections[si].Phases {
 			ops := q.Sections[si].Phases[pi].Ops
+			share := q.Shares != nil && q.Sections[si].Phases[pi].Kind == MicroPhase
 			for i := range ops {
 				op := &ops[i]
 				n := t.Workspace(q, op)
@@ -303,10 +307,15 @@ func AddWorkspace(p *Program, t Target) *Program {
 				if op.Stream == HostWork {
 					space = Host
 				}
+				if id, ok := made[op.Name]; ok && share && q.Buffers[id].Bytes() >= n {
+					op.Work = id
+					continue
+				}
 				op.Work = q.AddBuffer(Buffer{
 					Name: op.Name + "/work", DType: U8, Shape: []int64{n},
 					Space: space, Class: Workspace, Life: LifePhase, Unit: op.Unit, Micro: op.Micro,
 				})
+				made[op.Name] = op.Work
 			}
 		}
 	}

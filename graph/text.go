@@ -17,6 +17,7 @@ import (
 //
 //	spillway program v1
 //	mesh data=4
+//	shares 2 2 1 1
 //	events 12
 //	role tokens tokens
 //	unit h.0 flat=1024 frozen block=h:0
@@ -96,6 +97,13 @@ func formatLines(p *Program) []string {
 		}
 		f.end()
 	}
+	if len(p.Shares) > 0 {
+		f.word("shares")
+		for _, n := range p.Shares {
+			f.word(strconv.Itoa(n))
+		}
+		f.end()
+	}
 	if p.Events != 0 {
 		f.word("events")
 		f.word(strconv.Itoa(p.Events))
@@ -153,6 +161,7 @@ func (f *formatter) section(s *Section) {
 		}
 		f.flag("first", ph.First)
 		f.flag("last", ph.Last)
+		f.num("round", int64(ph.Round), 0)
 		f.end()
 		for k := range ph.Ops {
 			f.op(&ph.Ops[k])

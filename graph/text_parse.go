@@ -93,6 +93,11 @@ func (ps *textParser) statement(words []string) error {
 			p.Mesh = append(p.Mesh, Axis{name, int(a.int(w[i+1:], 32))})
 		}
 		return a.err
+	case "shares":
+		for _, w := range a.words {
+			p.Shares = append(p.Shares, int(a.int(w, 32)))
+		}
+		return a.err
 	case "events":
 		p.Events = int(a.int(a.next("number"), 32))
 		if a.err == nil && p.Events < 0 {
@@ -216,6 +221,8 @@ func (ps *textParser) phase(a *args) error {
 			ph.First = true
 		case "last":
 			ph.Last = true
+		case "round":
+			ph.Round = int(a.int(value, 32))
 		default:
 			return false
 		}

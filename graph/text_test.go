@@ -60,6 +60,9 @@ func drawText(t *rapid.T) *Program {
 		}
 	}
 	for range small(0, 2) {
+		p.Shares = append(p.Shares, small(-1, 5))
+	}
+	for range small(0, 2) {
 		p.Scalars = append(p.Scalars, Scalars{buf(), buf(), buf()})
 	}
 	ints := func() (list []int64) {
@@ -114,7 +117,7 @@ func drawText(t *rapid.T) *Program {
 	for range small(0, 2) {
 		s := Section{Name: nm(), Kind: SectionKind(small(0, 12)), Form: Form(small(0, 3))}
 		for range small(0, 2) {
-			ph := Phase{Name: nm(), Kind: PhaseKind(small(0, 4)), First: flag(), Last: flag(), Repeat: small(-1, 3)}
+			ph := Phase{Name: nm(), Kind: PhaseKind(small(0, 4)), First: flag(), Last: flag(), Repeat: small(-1, 3), Round: small(0, 2)}
 			for range small(0, 8) {
 				op := Op{Kind: rapid.SampledFrom([]Kind{Linear, Fill, ParamNorms, Join, "no such", ""}).Draw(t, "kind"), Name: nm(),
 					Work: buf(), Attr: rapid.SampledFrom(attrs).Draw(t, "attr"), Stream: StreamID(small(0, 6)), Record: EventID(small(-1, 5)),

@@ -241,6 +241,7 @@ type Phase struct {
 	Kind        PhaseKind
 	First, Last bool
 	Repeat      int
+	Round       int // of its first run, and of its first micro-batch: see shares.go
 	Ops         []Op
 	// Throttles are orders beyond what the data demands. They wait here, by
 	// name, for Schedule, which makes them events.
@@ -393,6 +394,7 @@ type State struct {
 // RankStride and collectives use. Rewrites take a Program and return a new one.
 type Program struct {
 	Mesh     []Axis
+	Shares   []int // micro-batches of each rank in a step; nil: every rank has as many
 	Buffers  []Buffer
 	Params   []Param
 	Units    []Unit
@@ -542,6 +544,7 @@ func (p *Program) Clone() *Program {
 		return &q
 	}
 	q.Mesh = append([]Axis(nil), p.Mesh...)
+	q.Shares = append([]int(nil), p.Shares...)
 	if p.Scaler != nil {
 		s := *p.Scaler
 		q.Scaler = &s

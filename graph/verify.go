@@ -25,7 +25,7 @@ func Verify(p *Program) error {
 //     them; parameters, units and well-known buffers refer to what exists;
 //   - every operation is right by the kind table (Check), its operands are in one
 //     memory space (a copy's may be in two), and its name is unique in its phase;
-//   - no operation mixes micro-batches;
+//   - no operation mixes micro-batches; each run of a phase has the same ranks at work;
 //   - collectives of one mesh axis are on one stream, so that every rank meets
 //     them in one order.
 //
@@ -74,7 +74,7 @@ func structure(p *Program) (*verifier, error) {
 	if v.regions, err = NewRegions(p); err != nil {
 		return nil, err
 	}
-	for _, check := range []func() error{v.buffers, v.scales, v.operations, v.micros, v.collectives} {
+	for _, check := range []func() error{v.buffers, v.scales, v.operations, v.micros, v.shares, v.collectives} {
 		if err := check(); err != nil {
 			return nil, err
 		}

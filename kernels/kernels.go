@@ -16,6 +16,7 @@ type Binding struct {
 	Out     []device.Ptr
 	Work    device.Ptr
 	Skip    device.Ptr // the predicate's scalar, nil Arena if none
+	Present []int      // ranks with a micro-batch, whose parts a sum over ranks adds; nil: all
 }
 
 // Library is the kernels of one device.

@@ -19,6 +19,8 @@ func (c Config) validateMesh() error {
 		return fmt.Errorf("shard size: %d is negative; 0 shards over all ranks", c.ShardSize)
 	case c.ShardSize > 0 && (c.ShardSize > c.Ranks || c.Ranks%c.ShardSize != 0):
 		return fmt.Errorf("Config.ShardSize: %d ranks do not split into groups of %d; use %s", c.Ranks, c.ShardSize, nearest.Divisors(c.Ranks, c.ShardSize))
+	case c.Shares != nil && !c.Reproducible:
+		return fmt.Errorf("shares %v of ranks need Config.Reproducible", c.Shares)
 	case c.Reproducible && c.ShardSize > 0 && c.ShardSize < c.Ranks:
 		return fmt.Errorf("Config.Reproducible with Config.ShardSize %d of %d ranks: sums within groups of ranks and then over the groups have another order at each number of ranks; shard over all of them", c.ShardSize, c.Ranks)
 	}
@@ -34,7 +36,7 @@ func (c Config) mesh() []graph.Axis {
 }
 
 func (c Config) shardOptions() fsdp.Options {
-	return fsdp.Options{Stage: c.Stage, Axis: len(c.mesh()) - 1, Accum: c.Accum, InLayers: c.inLayers(), Reproducible: c.Reproducible,
+	return fsdp.Options{Stage: c.Stage, Axis: len(c.mesh()) - 1, Accum: c.Accum, Shares: c.Shares, InLayers: c.inLayers(), Reproducible: c.Reproducible,
 		Prefetch: c.Prefetch, Optimizer: c.Optimizer, Clip: c.Clip, Reduce32: c.Reduce32,
 		Int8Gather: c.Int8Gather, Int8Reduce: c.Int8Reduce, Base: c.Base}
 }

@@ -32,7 +32,8 @@ type Forward struct {
 type Config struct {
 	Ranks        int        // world size
 	Stage        zero.Stage // ZeRO stage over all ranks
-	Accum        int        // micro-batches a step
+	Accum        int        // rounds of micro-batches a step
+	Shares       []int      // micro-batches of each rank in a step, Accum at most; nil: all have Accum
 	LayerOrder   bool       // each block goes through all of them before the next one is touched
 	Reproducible bool       // sums over the micro-batches of a step have one order: the bits depend on them alone, not on stage and ranks
 	Prefetch     int        // units gathered ahead of their use at stage 3

@@ -133,6 +133,15 @@ func Fit(ctx context.Context, cfg config.Config, fixed Fixed, rows int, hw Hardw
 }
 
 func (q Request) Fit(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
+	if q.Reproducible && rows > 0 { // whose micro-batch is as given
+		var err error
+		if q.GlobalBatch = rows; fixed.Accum {
+			q.Config, err = q.FollowGlobalBatch(true)
+		}
+		if rows = 0; err != nil {
+			return nil, err
+		}
+	}
 	r, err := q.resolve()
 	if err != nil {
 		return nil, err
@@ -159,7 +168,7 @@ func (q Request) Fit(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*
 	var none *search.NothingFits
 	switch {
 	case errors.As(err, &odd):
-		return nil, rowsText(odd)
+		return nil, rowsText(odd, q.Config, fixed.Accum)
 	case errors.As(err, &none):
 		e := &NothingFits{Tried: none.Tried, Smallest: r.forecast(none.Smallest), What: none.What, HostShare: none.HostShare}
 		if none.Smallest != nil {
@@ -173,7 +182,7 @@ func (q Request) Fit(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*
 }
 
 // rowsText says which rows of a step would do.
-func rowsText(e *search.RowsError) error {
+func rowsText(e *search.RowsError, c config.Config, accumGiven bool) error {
 	if e.Batch > 0 {
 		return config.Refuse("Config.GlobalBatch %d over %d ranks is %d rows a rank, which Config.Batch %d and Config.Accum %d do not give; leave one of them out", e.Rows, e.Ranks, e.Rows/e.Ranks, e.Batch, e.Accum)
 	}
@@ -182,7 +191,8 @@ func rowsText(e *search.RowsError) error {
 	if below > 0 {
 		right = fmt.Sprintf("%d and %d are", below, below+e.Ranks)
 	}
-	return config.Refuse("Config.GlobalBatch %d is not a multiple of %d ranks; %s", e.Rows, e.Ranks, right)
+	c.GlobalBatch = e.Rows
+	return c.Uneven(accumGiven, "Config.GlobalBatch %d is not a multiple of %d ranks; %s", e.Rows, e.Ranks, right)
 }
 
 // fitted says what was found, and why.

@@ -74,6 +74,9 @@ const newDisk = "spillway-disk"
 func (r *Resolved) with(s *search.Spec) config.Config {
 	c := r.Request
 	c.Ranks, c.ShardSize, c.Zero, c.Batch, c.Seq, c.Accum, c.Prefetch = s.Ranks, s.ShardSize, s.Stage, s.Batch, s.Seq, s.Accum, s.Prefetch
+	if c.GlobalBatch > 0 && s.Rows == 0 {
+		c.GlobalBatch = s.Ranks * s.Batch * s.Accum
+	}
 	if s.LayerOrder != c.AsksLayers() {
 		c.AccumOrder = orderName(s.LayerOrder)
 	}
@@ -153,7 +156,7 @@ func (f *Forecast) AccumOrder() string {
 // TokensPerSecond is the predicted speed of all ranks together.
 func (f *Forecast) TokensPerSecond() float64 {
 	c := &f.Config
-	return float64(c.Ranks) * float64(c.Batch) * float64(c.Accum) * float64(c.Seq) / f.Step.Seconds
+	return float64(c.StepRows()) * float64(c.Seq) / f.Step.Seconds
 }
 
 // Epilogues are what the plan's 16-bit products on a GPU do besides multiplying, by name,

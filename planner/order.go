@@ -28,12 +28,13 @@ func (f *Forecast) OrderCost(ctx context.Context, machine *cost.Machine) (*Order
 		return nil, nil
 	}
 	c.Reproducible = false
+	c.GlobalBatch, c.RankShares = 0, nil // as many micro-batches on each rank as on the busiest
 	other, err := Predict(ctx, c, machine)
 	if err != nil {
 		return nil, fmt.Errorf("without Config.Reproducible: %w", err)
 	}
 	p := f.Plan.Program
-	o := &OrderCost{Leaves: c.Ranks * c.Accum, Sent: f.Plan.CommBytes, Before: other.Plan.CommBytes,
+	o := &OrderCost{Leaves: f.Config.Leaves(), Sent: f.Plan.CommBytes, Before: other.Plan.CommBytes,
 		Seconds: f.Step.Seconds - other.Step.Seconds}
 	if machine.Cores > 0 && !c.In8Bits("reduce") { // quantised leaves have a buffer in the arena
 		o.Staging = stagingBytes(p)
@@ -57,7 +58,7 @@ func (o *OrderCost) String() string {
 	if o.Leaves == 1 {
 		return "Config.Reproducible: a step is one micro-batch, so nothing is added and nothing costs more"
 	}
-	text := fmt.Sprintf("Config.Reproducible: gradients are summed over the step's %d micro-batches from left to right, the same bits at every number of ranks that divides them, in %s of fp32 sums; beside the run without: %s", o.Leaves, plan.Bytes(o.Sums), difference(o.Peak[graph.Device]))
+	text := fmt.Sprintf("Config.Reproducible: gradients are summed over the step's %d micro-batches from left to right, the same bits at every number of ranks, in %s of fp32 sums; beside the run without: %s", o.Leaves, plan.Bytes(o.Sums), difference(o.Peak[graph.Device]))
 	if n := o.Peak[graph.Host]; n != 0 {
 		text += " and " + difference(n) + " of host"
 	}

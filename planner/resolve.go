@@ -57,6 +57,10 @@ func (q Request) resolve() (planner, error) {
 	if err := q.Validate(); err != nil {
 		return planner{}, err
 	}
+	var err error
+	if q.Config, err = q.FollowGlobalBatch(false); err != nil {
+		return planner{}, err
+	}
 	common := q.Common()
 	if q.Seq == 0 && q.Own.Model != nil {
 		q.Seq = 1
@@ -81,6 +85,7 @@ func (q Request) resolve() (planner, error) {
 	}
 	// The caller's lists may change under the run.
 	q.LoRA.Targets = slices.Clone(q.LoRA.Targets)
+	q.RankShares = slices.Clone(q.RankShares)
 	q.Freeze, q.Int8, q.Epilogues, q.Allow = slices.Clone(q.Freeze), slices.Clone(q.Int8), slices.Clone(q.Epilogues), slices.Clone(q.Allow)
 	return planner{&Resolved{Request: q, Shape: h}, common}, nil
 }

@@ -47,12 +47,16 @@ type Spec struct {
 	Stage            int // of ZeRO
 	Batch, Seq       int // as Shape's
 	Accum            int
-	LayerOrder       bool // where there are several micro-batches
-	Prefetch         int
-	Precision        precision.Precision
-	Recompute        recompute.Options
-	Auto             bool // Recompute is to be chosen: as little as the cap on device memory asks for
-	Offload          offload.Options
+	// Shares are the micro-batches of each rank in a step; nil: Accum. Rows are those of a
+	// step; 0: all that Accum, Batch and Ranks give.
+	Shares     []int
+	Rows       int
+	LayerOrder bool // where there are several micro-batches
+	Prefetch   int
+	Precision  precision.Precision
+	Recompute  recompute.Options
+	Auto       bool // Recompute is to be chosen: as little as the cap on device memory asks for
+	Offload    offload.Options
 	// Disk says that there is a disk tier.
 	Disk bool
 	// Capacity caps each memory space of a rank in bytes, 0: no cap; Outside is what the
@@ -88,7 +92,11 @@ func (f *Forecast) Fits() bool { return f.Plan.Fit() == nil }
 // TokensPerSecond is the predicted speed of all ranks together.
 func (f *Forecast) TokensPerSecond() float64 {
 	s := &f.Spec
-	return float64(s.Ranks) * float64(s.Batch) * float64(s.Accum) * float64(s.Seq) / f.Step.Seconds
+	rows := float64(s.Ranks) * float64(s.Batch) * float64(s.Accum)
+	if s.Rows > 0 {
+		rows = float64(s.Rows)
+	}
+	return rows * float64(s.Seq) / f.Step.Seconds
 }
 
 // depth is how far a configuration is planned.
@@ -175,6 +183,7 @@ func (s *Spec) passes(layers int) (plan.Spec, error) {
 		return at, err
 	}
 	c := &at.Config
+	c.Shares = s.Shares
 	c.Ranks, c.ShardSize, c.Accum, c.LayerOrder, c.Prefetch = s.Ranks, s.ShardSize, s.Accum, s.inLayers(), s.Prefetch
 	c.Stage = zero.Stage(s.Stage)
 	c.Precision, c.Capacity, c.Outside = s.Precision, s.Capacity, s.Outside

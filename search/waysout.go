@@ -246,7 +246,7 @@ func (w *wayFinder) changesOfOne(from point) (kinds [][]*point) {
 	}
 	kind(list...)
 	list = nil
-	for _, b := range splits(w.spec.Batch, w.spec.Accum) {
+	for _, b := range w.spec.splits() {
 		list = append(list, change(func(p *point) { p.batch, p.accum = b[0], b[1] }))
 	}
 	kind(list...)
@@ -262,11 +262,26 @@ func fitsQuickly(ctx context.Context, c Spec, m *cost.Machine) bool {
 	return got.err == nil && ok
 }
 
-// splits are smaller micro-batches with as many rows a step.
-func splits(batch, accum int) (list [][2]int) {
-	for b := batch - 1; b >= 1; b-- {
-		if batch%b == 0 {
-			list = append(list, [2]int{b, accum * (batch / b)})
+// moveTo gives the job to so many ranks; false: its micro-batches are too few, or their
+// shares are as given.
+func (s *Spec) moveTo(ranks int) bool {
+	if s.Rows > 0 {
+		leaves := (s.Rows + s.Batch - 1) / s.Batch
+		if leaves < ranks || !slices.Equal(s.Shares, graph.EvenShares(leaves, s.Ranks)) {
+			return false
+		}
+		s.Accum, s.Shares = (leaves+ranks-1)/ranks, graph.EvenShares(leaves, ranks)
+	}
+	s.Ranks = ranks
+	return true
+}
+
+// splits are smaller micro-batches with as many rows a step: none of a step that ranks
+// share unevenly, whose rows are those of its sums.
+func (s *Spec) splits() (list [][2]int) {
+	for b := s.Batch - 1; b >= 1 && s.Rows == 0; b-- {
+		if s.Batch%b == 0 {
+			list = append(list, [2]int{b, s.Accum * (s.Batch / b)})
 		}
 	}
 	return list
@@ -286,7 +301,7 @@ func (w *wayFinder) domain(split bool) fitDomain {
 		d.prefetches = append(d.prefetches, 0)
 	}
 	if split {
-		d.batches = append(d.batches, splits(c.Batch, c.Accum)...)
+		d.batches = append(d.batches, c.splits()...)
 	}
 	return d
 }
@@ -361,7 +376,9 @@ func (w *wayFinder) alternatives() (list []alternative) {
 	a := alternative{order: moreHardware, costs: "more ranks", device: none}
 	for ranks := w.spec.Ranks * 2; ranks <= 64*w.spec.Ranks && ranks <= 1<<15; ranks *= 2 {
 		c := w.spec
-		c.Ranks = ranks
+		if !c.moveTo(ranks) {
+			break
+		}
 		if c.ShardSize > 0 {
 			c.ShardSize = ranks // a larger shard is what more ranks are for
 		}

@@ -16,7 +16,7 @@ type batches struct {
 	source  data.Source
 	buffer  *data.Buffer       // nil for what the program brought along
 	samples *data.SampleReader // that; else nil
-	perRank int64              // targets of one micro-batch of one rank, all counted; −1: they must be counted
+	all     bool               // every target of a sample counts; else they must be counted
 	steps   int                // batches of an evaluation
 	scratch [2][]int32
 }
@@ -90,15 +90,15 @@ func (t *Trainer) open(ctx context.Context, field, path string, accum int) (*bat
 	if field == "Config.EvalData" {
 		order = data.Sequential
 	}
-	b := &batches{source: buf, buffer: buf, perRank: int64(c.Batch) * int64(c.Seq), steps: c.EvalSteps}
+	b := &batches{source: buf, buffer: buf, all: true, steps: c.EvalSteps}
 	if c.Inference && buf.Len() > 1 {
 		rows := int64(c.Batch) * int64(c.Ranks)
 		rows *= (data.WholeRows(buf, c.Seq) + rows - 1) / rows
-		b.source, b.perRank = data.Whole(buf, c.Seq, rows), -1
+		b.source, b.all = data.Whole(buf, c.Seq, rows), false
 		b.scratch = [2][]int32{make([]int32, c.Batch*c.Seq), make([]int32, c.Batch*c.Seq)}
 		b.steps = int(rows / int64(c.Batch) / int64(c.Ranks))
 	}
-	b.sampler, err = data.NewSampler(b.source, data.SamplerConfig{Order: order, Seed: c.Seed, Seq: c.Seq, Batch: c.Batch, Accum: accum, Ranks: c.Ranks, Vocab: t.cfg.Shape.Vocab})
+	b.sampler, err = data.NewSampler(b.source, c.sampling(order, accum))
 	if err != nil {
 		buf.Close()
 		return nil, fmt.Errorf("%s: %w", field, err)
@@ -143,11 +143,20 @@ func (t *Trainer) openSamples(field string, s data.Samples, accum int) (*batches
 		rows = (rows + all - 1) / all * all
 		steps = int(rows / all)
 	}
-	r, err := data.NewSampleReader(s, shape, rows, data.SamplerConfig{Order: order, Seed: c.Seed, Batch: c.Batch, Accum: accum, Ranks: c.Ranks})
+	r, err := data.NewSampleReader(s, shape, rows, c.sampling(order, accum))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", field, err)
 	}
-	return &batches{sampler: r.Sampler, samples: r, perRank: -1, steps: steps}, nil
+	return &batches{sampler: r.Sampler, samples: r, steps: steps}, nil
+}
+
+// sampling is how the run reads data in steps of so many rounds.
+func (c *resolved) sampling(order data.Order, accum int) data.SamplerConfig {
+	s := data.SamplerConfig{Order: order, Seed: c.Seed, Seq: c.Seq, Batch: c.Batch, Accum: accum, Ranks: c.Ranks, Vocab: c.Shape.Vocab}
+	if c.Reproducible && !c.Inference {
+		s.Shares, s.Rows = c.Shares(), c.StepRows()
+	}
+	return s
 }
 
 func (b *batches) fill(step, micro, rank int, m *data.Micro) error {
@@ -172,27 +181,25 @@ func (b *batches) Sampler() *data.Sampler { return b.sampler }
 func (b *batches) OwnSamples() bool { return b.samples != nil }
 
 // countTargets returns the counted targets of a step's global batch.
-func (b *batches) countTargets(step, accum, ranks int) (int64, error) {
+func (b *batches) countTargets(step int) (n int64, err error) {
 	if b.samples != nil {
-		return b.samples.CountTargets(step, accum, ranks)
+		return b.samples.CountTargets(step)
 	}
-	if b.perRank >= 0 {
-		return b.perRank * int64(accum) * int64(ranks), nil
+	if b.all {
+		return b.sampler.Rows() * int64(b.sampler.Seq()), nil
 	}
-	var n int64
-	for micro := range accum {
-		for rank := range ranks {
-			if err := b.sampler.Fill(step, micro, rank, b.scratch[0], b.scratch[1]); err != nil {
-				return 0, err
-			}
-			for _, v := range b.scratch[1] {
-				if v >= 0 {
-					n++
-				}
+	err = b.sampler.EachMicro(func(micro, rank int) error {
+		if err := b.sampler.Fill(step, micro, rank, b.scratch[0], b.scratch[1]); err != nil {
+			return err
+		}
+		for _, v := range b.scratch[1] {
+			if v >= 0 {
+				n++
 			}
 		}
-	}
-	return n, nil
+		return nil
+	})
+	return n, err
 }
 
 func (b *batches) close() error {

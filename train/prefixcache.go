@@ -24,7 +24,7 @@ import (
 type prefixCache struct {
 	row    int64   // bytes
 	slots  int64   // that there is room for
-	slotOf []int32 // by window of the data, from 1; 0: not there
+	slotOf []int32 // by window of the data, the last of a row of padding, from 1; 0: not there
 
 	mem  []byte // the host tier
 	ctx  device.Context
@@ -48,7 +48,7 @@ func (t *Trainer) openPrefixCache() error {
 	p := t.plan.Program
 	row := p.Buf(p.Port(graph.PortPrefix)).Bytes() / int64(c.Batch)
 	windows := t.train.sampler.Windows()
-	pc := &prefixCache{row: row, slots: min(c.FrozenCache.Bytes*int64(c.Ranks)/row, windows), slotOf: make([]int32, windows)}
+	pc := &prefixCache{row: row, slots: min(c.FrozenCache.Bytes*int64(c.Ranks)/row, windows+1), slotOf: make([]int32, windows+1)}
 	if pc.slots == 0 {
 		return config.Refuse("Config.FrozenCache %s: %s on %s has no room for one row of %s", c.FrozenCache, plan.Bytes(c.FrozenCache.Bytes), english.Plural(c.Ranks, "rank", ""), plan.Bytes(row))
 	}
@@ -107,6 +107,9 @@ func (pc *prefixCache) close() error {
 }
 
 func (pc *prefixCache) window(b *batches, step, micro, rank, row int) int64 {
+	if b.sampler.IsPadding(micro, rank, row) {
+		return b.sampler.Windows()
+	}
 	return b.sampler.Start(step, micro, rank, row) / int64(b.sampler.Seq())
 }
 
@@ -115,8 +118,8 @@ func (pc *prefixCache) has(b *batches, c *config.Config, step int) bool {
 	if pc.used == 0 {
 		return false
 	}
-	for micro := range c.Accum {
-		for rank := range c.Ranks {
+	for rank := range c.Ranks {
+		for micro := range b.sampler.Share(rank) {
 			for row := range c.Batch {
 				if pc.slotOf[pc.window(b, step, micro, rank, row)] == 0 {
 					return false
@@ -207,18 +210,18 @@ func (t *Trainer) keepPrefix(r *run.Rank, step, micro int) error {
 	if t.prefix == nil {
 		return nil
 	}
-	return t.eachPrefix(r, func(slot int, rows []byte) error { return t.prefix.take(t.train, step, micro+slot, r.Index, rows) })
+	return t.eachPrefix(r, micro, func(slot int, rows []byte) error { return t.prefix.take(t.train, step, micro+slot, r.Index, rows) })
 }
 
 // givePrefix puts the rows of the next micro-batches where their copies read them.
 func (t *Trainer) givePrefix(r *run.Rank, step, micro int) error {
-	return t.eachPrefix(r, func(slot int, rows []byte) error { return t.prefix.give(t.train, step, micro+slot, r.Index, rows) })
+	return t.eachPrefix(r, micro, func(slot int, rows []byte) error { return t.prefix.give(t.train, step, micro+slot, r.Index, rows) })
 }
 
 // eachPrefix calls visit with a rank's host memory for what each micro-batch of a
-// phase hands on.
-func (t *Trainer) eachPrefix(r *run.Rank, visit func(slot int, rows []byte) error) error {
-	for slot := range t.inputs {
+// phase, from the given one, hands on.
+func (t *Trainer) eachPrefix(r *run.Rank, micro int, visit func(slot int, rows []byte) error) error {
+	for slot := range min(len(t.inputs), t.train.sampler.Share(r.Index)-micro) {
 		rows, err := r.Exec.HostBytes(t.inputs[slot][graph.PortPrefix])
 		if err == nil {
 			err = visit(slot, rows)

@@ -170,8 +170,11 @@ func microsOfPhase(p *graph.Program) int {
 }
 
 // fill gives a rank the inputs of a step's micro-batch, which is number slot of those
-// that the phase goes through.
+// that the phase goes through. A rank without one needs none.
 func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, step, micro, slot int) error {
+	if micro >= b.sampler.Share(r.Index) {
+		return nil
+	}
 	at := t.micro[r.Slot]
 	at.Inputs = at.Inputs[:0]
 	for _, id := range t.floats[slot] {

@@ -155,14 +155,13 @@ func TestAFailingEvaluation(t *testing.T) {
 	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
-	perRank := tr.eval.perRank
-	tr.eval.perRank = -1 // as for data whose targets must be counted, which can't be read
+	tr.eval.all = false // as for data whose targets must be counted, which can't be read
 	tr.eval.scratch = [2][]int32{}
 	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
 		require.Nil(t, r.Eval)
 		return nil
 	}))
-	tr.eval.perRank = perRank
+	tr.eval.all = true
 	require.Len(t, warned, 2)
 	require.Contains(t, warned[0], "step 1: the evaluation failed: ")
 }

@@ -330,7 +330,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	if !isFinite(lr) || lr < 0 {
 		return StepResult{}, t.fail(s, fmt.Errorf("Config.Own.Schedule: the learning rate is %g, want a finite number of at least 0", lr))
 	}
-	targets, err := t.train.countTargets(s, t.cfg.Accum, t.cfg.Ranks)
+	targets, err := t.train.countTargets(s)
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
 	}
@@ -383,7 +383,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		t.confirm()
 	}
 	res.Seconds = time.Since(began).Seconds()
-	res.TokensPerS = float64(t.cfg.Ranks*t.cfg.Accum*t.cfg.Batch*t.cfg.Seq) / res.Seconds
+	res.TokensPerS = float64(t.cfg.StepRows()*t.cfg.Seq) / res.Seconds
 	res.Peak, res.Planned = t.ranks.Memory()
 	res.Classes = t.ranks.Classes()
 	return res, nil
@@ -423,21 +423,20 @@ func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss
 	}
 	var sum float64
 	var count int64
-	accum := t.cfg.EvalAccum()
 	for k := range t.eval.steps {
 		if err := ctx.Err(); err != nil {
 			return EvalResult{}, err
 		}
-		n, err := t.eval.countTargets(k, accum, t.cfg.Ranks)
+		n, err := t.eval.countTargets(k)
 		if err != nil {
 			return EvalResult{}, err
 		}
 		err = t.ranks.Each("the evaluation", func(r *run.Rank) error {
-			return r.Exec.RunSection(graph.SectionEval.String(), func(ph *graph.Phase, micro int) error {
+			return r.Exec.RunSection(graph.SectionEval.String(), func(ph *graph.Phase, repeat int) error {
 				if ph.Kind != graph.MicroPhase {
 					return nil
 				}
-				return t.fill(r, t.eval, t.hyper(t.at.Step, 0, max(n, 1)), k, micro, 0)
+				return t.fill(r, t.eval, t.hyper(t.at.Step, 0, max(n, 1)), k, ph.Round+repeat, 0)
 			})
 		})
 		if err != nil {

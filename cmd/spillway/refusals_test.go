@@ -75,10 +75,17 @@ func TestOneLineRefusals(t *testing.T) {
 		{"--offload activations=host:h.0.mlp.actt", `spillway: --offload: no activation matches "h.0.mlp.actt"; the nearest are h.0.mlp.act, `},
 		{"--offload optimizer=host,optimizer=disk", "optimizer is given twice"},
 		{"--offload optimizer=host:25%+host", "host is given twice"},
-		{"--batch 2 --ranks 5 --global-batch 24", "--global-batch 24 is 12 micro-batches of --batch 2, which 5 ranks do not divide; 4 or 6 ranks do\n"},
-		{"--batch 5 --ranks 2 --global-batch 24", "--global-batch 24 is no multiple of --batch 5 rows; micro-batches of 4 or 6 rows are possible\n"},
+		{"--batch 2 --ranks 5 --global-batch 24", "--global-batch 24 is 12 micro-batches of --batch 2, which 5 ranks do not divide; 4 or 6 ranks do; --reproducible gives each rank a share and pads the last micro-batch\n  spillway train "},
+		{"--batch 5 --ranks 2 --global-batch 24", "--global-batch 24 is no multiple of --batch 5 rows; micro-batches of 4 or 6 rows are possible; --reproducible gives each rank a share and pads the last micro-batch\n  spillway train "},
 		{"--batch 5 --ranks 6 --global-batch 24", "--global-batch 24 is no multiple of --batch 5 rows; micro-batches of 4 rows are possible\n"},
 		{"--batch 4 --ranks 4 --global-batch 6", "--global-batch 6 is neither a multiple of --batch 4 rows nor of 4 ranks; 3 or 6 ranks divide it\n"},
+		{"--batch 4 --ranks 3 --global-batch 10 --shard-size 1", "--global-batch 10 is neither a multiple of --batch 4 rows nor of 3 ranks; 2 or 5 ranks divide it\n"},
+		{"--ranks 4 --rank-shares 1,2,1 --reproducible", "--rank-shares [1 2 1]: 3 shares for 4 ranks; give one for each\n"},
+		{"--ranks 2 --rank-shares 1,2", "--rank-shares needs --reproducible"},
+		{"--ranks 2 --rank-shares 1,0", "\"1,0\" is not a list of numbers of at least 1"},
+		{"--ranks 2 --rank-shares 1,3 --global-batch 5 --reproducible", "--rank-shares [1 3] are 4 micro-batches, and --global-batch 5 of --batch 1 is 5\n"},
+		{"--ranks 2 --rank-shares 1,3 --accum 2 --reproducible", "--rank-shares [1 3] with --accum 2: the largest share is 3 micro-batches"},
+		{"--ranks 4 --global-batch 3 --reproducible", "--global-batch 3 is 3 micro-batches of --batch 1, and each of 4 ranks needs one; at most 3 ranks have one\n"},
 		{"--batch 2 --ranks 2 --global-batch 24 --accum 3", "--global-batch 24 with --accum 3: 2 ranks of --batch 2 take 6 micro-batches each; leave one of them out\n"},
 		{"--ranks 4 --shard-size 2 --reproducible", "--reproducible with --shard-size 2 of 4 ranks: "},
 		{"--device-memory 24g", `--device-memory: "24g" is not a size; write 24GB, which is decimal, or 24GiB, which is binary`},
@@ -87,12 +94,19 @@ func TestOneLineRefusals(t *testing.T) {
 		{"--device-memory 99999999999EB", `--device-memory: "99999999999EB" is over the largest size, 4 EiB`},
 		{"--recompute al", `spillway: --recompute al: policy "al" is not known`},
 		{"--ranks 2 --fit --global-batch 1", "--global-batch 1 is not a multiple of 2 ranks; 2 is\n"},
-		{"--ranks 2 --fit --global-batch 5", "--global-batch 5 is not a multiple of 2 ranks; 4 and 6 are\n"},
+		{"--ranks 2 --fit --global-batch 5", "--global-batch 5 is not a multiple of 2 ranks; 4 and 6 are; --reproducible gives each rank a share and pads the last micro-batch\n  spillway train "},
 	} {
 		got := command(tinyWith(strings.Fields(c.args)...)...)
 		require.Equal(t, cli.ExitBadInput, got.status, c.args)
 		require.Contains(t, got.stderr, c.want)
-		require.Equal(t, 1, strings.Count(got.stderr, "\n"), got.stderr)
+		lines := strings.Split(strings.TrimSuffix(got.stderr, "\n"), "\n")
+		if strings.Contains(c.want, "\n  ") {
+			require.Len(t, lines, 2)
+			again := command(strings.Fields(strings.TrimPrefix(lines[1], "  spillway "))...)
+			require.Zero(t, again.status, "%s: %s", lines[1], again.stderr)
+			continue
+		}
+		require.Len(t, lines, 1, got.stderr)
 	}
 }
 
@@ -150,7 +164,6 @@ func TestMicroBatchFollows(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ args, want string }{
-		{"--global-batch 6 --reproducible", "--global-batch 6 is no multiple of --batch 4 rows; micro-batches of 3 or 6 rows are possible\n"},
 		{"--global-batch 6 --accum 4", "--global-batch 6 is no multiple of --batch 4 rows; "},
 		{"--global-batch 6 --ranks 4", "--global-batch 6 is neither a multiple of --batch 4 rows nor of 4 ranks; 3 or 6 ranks divide it\n"},
 	} {

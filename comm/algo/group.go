@@ -122,8 +122,8 @@ func (g *Group) AllReduce(label string, buf device.Ptr, dtype graph.DType, order
 }
 
 // ReduceScatter sums full over the ranks and gives each its part.
-func (g *Group) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool) (device.Kernel, error) {
-	k, err := g.Group.ReduceScatter(label, full, shard, dtype, order, accumulate)
+func (g *Group) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool, from ...int) (device.Kernel, error) {
+	k, err := g.Group.ReduceScatter(label, full, shard, dtype, order, accumulate, from...)
 	a := g.choose(comm.ReduceScatter, full.Len)
 	if err != nil || a == Direct || g.Size() == 1 || order != graph.SumTree {
 		return k, err

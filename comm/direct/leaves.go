@@ -75,7 +75,7 @@ func newLeafAdder(c comm.Call, size int) (func(*Mover) (int64, int64), error) {
 		}
 		sum := m.Peers[m.rank].Out
 		if len(sum) > 0 {
-			a.sum(sum, srcs, c.Sig.Accumulate)
+			a.sum(sum, comm.Addends(&c, srcs), c.Sig.Accumulate)
 		}
 		read, written = leaf*int64(size), int64(len(sum))
 		if c.Sig.Accumulate {

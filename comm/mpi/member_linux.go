@@ -413,7 +413,7 @@ func (k *kernel) moveShort() (read, written int64, err error) {
 	}
 	k.srcs[self] = give(self)
 	if k.adder != nil {
-		k.adder.Sum(k.out, k.srcs, k.Sig.Accumulate)
+		k.adder.Sum(k.out, comm.Addends(&k.Call, k.srcs), k.Sig.Accumulate)
 		return read, written, nil
 	}
 	for i, b := range k.srcs {
@@ -568,7 +568,7 @@ func (k *kernel) sum(dst, own []byte, accumulate bool, longest int64, move func(
 		if n > 0 {
 			wide := len(dst) / len(own) // 2 where 16 bits are added in f32
 			at := int(c) * chunkBytes * wide
-			k.adder.Sum(dst[at:at+n*wide], k.srcs, accumulate)
+			k.adder.Sum(dst[at:at+n*wide], comm.Addends(&k.Call, k.srcs), accumulate)
 		}
 	}
 	return nil

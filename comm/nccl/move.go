@@ -107,7 +107,7 @@ func (k *kernel) landing(i int) driver.Address { return at(k.m.r.scratch, int64(
 // that is not scratch.
 func (k *kernel) add(api driver.API, s driver.Stream, dst driver.Address, n int64, own int, accumulate bool) error {
 	k.dst[0] = dst
-	srcs := k.srcs
+	srcs := comm.Addends(&k.Call, k.srcs)
 	if len(srcs) <= MostSources {
 		return k.sum.Enqueue(api, s, k.dst[:], srcs, n, accumulate)
 	}

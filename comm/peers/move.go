@@ -109,8 +109,9 @@ func (k *kernel) sumOf(api driver.API, s driver.Stream, dsts []driver.Address, r
 	if k.m.beyond > 0 {
 		return k.sumInPieces(api, s, dsts, read, written, accumulate)
 	}
-	k.tell(api, s, dsts, k.srcs, read, written)
-	return k.sum.Enqueue(api, s, dsts, k.srcs, read/k.Sig.DType.Size(), accumulate)
+	srcs := comm.Addends(&k.Call, k.srcs)
+	k.tell(api, s, dsts, srcs, read, written)
+	return k.sum.Enqueue(api, s, dsts, srcs, read/k.Sig.DType.Size(), accumulate)
 }
 
 // tell says to an observer what a sum reads and writes, in bytes of each source and each

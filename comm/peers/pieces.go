@@ -95,8 +95,9 @@ func (k *kernel) sumInPieces(api driver.API, s driver.Stream, dsts []driver.Addr
 				near = append(near, d+at*driver.Address(wide))
 			}
 		}
-		k.tell(api, s, near, k.pieceSrcs, piece*size, piece*wide)
-		if err := k.sum.Enqueue(api, s, near, k.pieceSrcs, piece, accumulate); err != nil {
+		srcs := comm.Addends(&k.Call, k.pieceSrcs)
+		k.tell(api, s, near, srcs, piece*size, piece*wide)
+		if err := k.sum.Enqueue(api, s, near, srcs, piece, accumulate); err != nil {
 			return err
 		}
 		if err := api.Record(free, s); err != nil {

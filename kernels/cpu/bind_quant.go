@@ -37,7 +37,7 @@ func bindQuantize(b *binding) func() error {
 
 func bindDequantize(b *binding) func() error {
 	n := b.Program.Buf(b.Op.Out[0].Buf).Elems()
-	k := &vec.Dequantize8{Sum: b.Op.Kind == graph.DequantizeSum, Accumulate: b.accum(0), Sequential: attr[graph.QuantAttr](b).Order == graph.SumSequential}
+	k := &vec.Dequantize8{Sum: b.Op.Kind == graph.DequantizeSum, Accumulate: b.accum(0), Sequential: attr[graph.QuantAttr](b).Order == graph.SumSequential, Present: b.Present}
 	if !k.Sum {
 		n /= attr[graph.QuantAttr](b).Parts
 	}

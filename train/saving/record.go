@@ -82,6 +82,9 @@ func Settings(c *config.Config) map[string]string {
 	if c.Reproducible {
 		s["reproducible"] = "true"
 	}
+	if rows := c.StepRows(); rows != c.Ranks*c.Accum*c.Batch {
+		s["global-batch"] = strconv.Itoa(rows)
+	}
 	if c.AsksLayers() && c.Accum > 1 {
 		s["accum-order"] = config.LayerOrder
 	}
@@ -119,7 +122,7 @@ func Settings(c *config.Config) map[string]string {
 var settingFields = map[string]string{
 	"accum": "Accum", "accum-order": "AccumOrder", "adapt-all": "AdaptAll", "base": "Base", "batch": "Batch", "beta1": "Beta1",
 	"beta2": "Beta2", "clip": "Clip", "collectives": "Collectives", "dropout": "Dropout", "epilogues": "Epilogues", "eps": "Eps",
-	"freeze": "Freeze", "int8": "Int8", "lora": "LoRA", "loss-scale": "LossScale",
+	"freeze": "Freeze", "global-batch": "GlobalBatch", "int8": "Int8", "lora": "LoRA", "loss-scale": "LossScale",
 	"loss-scale-hysteresis": "LossScaleHysteresis", "lr": "LR", "lr-base-batch": "LRBaseBatch",
 	"lr-scale": "LRScale", "lr-schedule": "LRSchedule", "min-lr": "MinLR", "nesterov": "Nesterov", "on-nonfinite": "OnNonFinite",
 	"optimizer-dtype": "OptimizerDType", "order": "Order", "precision": "Precision", "ranks": "Ranks",

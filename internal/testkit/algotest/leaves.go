@@ -13,7 +13,7 @@ import (
 
 // CheckLeaves runs reduce-scatters in the order SumSequential as one rank of a group,
 // which all others do as well, and returns an error where one gives other bits than
-// adding the ranks' parts from left to right. The longest fills arena.
+// adding the parts of all ranks, or of some, from left to right. The longest fills arena.
 func CheckLeaves(g comm.Group, arena device.Arena, stream device.Stream) error {
 	r := &rank{g: g, arena: arena, stream: stream}
 	w := int64(g.Size())
@@ -24,13 +24,26 @@ func CheckLeaves(g comm.Group, arena device.Arena, stream device.Stream) error {
 				if each > 3000 && (t == graph.F16 || !accumulate) {
 					continue // as of the other 16 bits
 				}
-				if err := r.leaves(t, each, accumulate); err != nil {
-					return fmt.Errorf("%s, %d elements a rank, accumulating %v: %w", t, each, accumulate, err)
+				for _, from := range [][]int{nil, everyOther(0, int(w)), everyOther(int(w)/2, int(w)), {int(w) - 1}} {
+					if from != nil && (each == 1 || each > 17 && !(t == graph.F32 && accumulate)) {
+						continue // as of all ranks
+					}
+					if err := r.leaves(t, each, accumulate, from); err != nil {
+						return fmt.Errorf("%s, %d elements a rank, accumulating %v, of ranks %v: %w", t, each, accumulate, from, err)
+					}
 				}
 			}
 		}
 	}
 	return nil
+}
+
+// everyOther lists every other rank, the first first.
+func everyOther(first, ranks int) (list []int) {
+	for r := first; r < ranks; r += 2 {
+		list = append(list, r)
+	}
+	return list
 }
 
 // leaf is number i of what a rank gives, as bits of the type and as their value.
@@ -47,7 +60,7 @@ func leaf(t graph.DType, rank int, i int64) (bits uint32, wide float32) {
 	return math.Float32bits(v), v
 }
 
-func (r *rank) leaves(t graph.DType, each int64, accumulate bool) error {
+func (r *rank) leaves(t graph.DType, each int64, accumulate bool, from []int) error {
 	w, self := int64(r.g.Size()), r.g.Rank()
 	full, shard := r.ptr(0, t.Size()*w*each), r.ptr((t.Size()*w*each+7)/8*8, graph.F32.Size()*each)
 	sum, err := cpu.Slice[float32](shard)
@@ -57,13 +70,19 @@ func (r *rank) leaves(t graph.DType, each int64, accumulate bool) error {
 	own := int64(self) * each
 	copy(sum, Numbers(99, 0, each))
 	want := make([]float32, each)
-	for i := range want {
+	added := from
+	if from == nil {
 		for rank := range int(w) {
+			added = append(added, rank)
+		}
+	}
+	for i := range want {
+		for k, rank := range added {
 			_, v := leaf(t, rank, own+int64(i))
 			switch {
-			case rank == 0 && accumulate:
+			case k == 0 && accumulate:
 				want[i] = sum[i] + v
-			case rank == 0:
+			case k == 0:
 				want[i] = v
 			default:
 				want[i] += v
@@ -73,7 +92,7 @@ func (r *rank) leaves(t graph.DType, each int64, accumulate bool) error {
 	if err := write(full, t, func(i int) uint32 { bits, _ := leaf(t, self, int64(i)); return bits }); err != nil {
 		return err
 	}
-	if err := r.run(r.g.ReduceScatter("leaves", full, shard, t, graph.SumSequential, accumulate)); err != nil {
+	if err := r.run(r.g.ReduceScatter("leaves", full, shard, t, graph.SumSequential, accumulate, from...)); err != nil {
 		return err
 	}
 	for i, v := range want {

@@ -38,7 +38,7 @@ func (w *World[T]) groups(axis int) [][]int {
 	return out
 }
 
-func runCollective[T num.Float](w *World[T], op *graph.Op) error {
+func runCollective[T num.Float](w *World[T], op *graph.Op, present []int) error {
 	a, ok := op.Attr.(graph.GroupAttr)
 	if !ok || a.Axis < -1 || a.Axis >= len(w.prog.Mesh) {
 		return fmt.Errorf("attribute is %v, want the axis of a group", op.Attr)
@@ -53,7 +53,7 @@ func runCollective[T num.Float](w *World[T], op *graph.Op) error {
 		switch dt := w.prog.Buf(out.Buf).DType; dt {
 		case graph.F32:
 			if op.Kind == graph.ReduceScatter && a.Order == graph.SumSequential {
-				err = w.addLeaves(g, in, out)
+				err = w.addLeaves(g, in, out, present)
 				break
 			}
 			err = collective(op.Kind, g, in, out, w.Floats)
@@ -126,10 +126,14 @@ func collective[E number](kind graph.Kind, group []int, in graph.BufID, out grap
 	return nil
 }
 
-// addLeaves adds each rank's part of all ranks' buffers from left to right.
-func (w *World[T]) addLeaves(group []int, in graph.BufID, out graph.Out) error {
-	srcs := make([][]T, len(group))
-	for i, r := range group {
+// addLeaves adds each rank's part of the present ranks' buffers (nil: all) from left to
+// right.
+func (w *World[T]) addLeaves(group []int, in graph.BufID, out graph.Out, present []int) error {
+	if present == nil {
+		present = group
+	}
+	srcs := make([][]T, len(present))
+	for i, r := range present {
 		var err error
 		if dt := w.prog.Buf(in).DType; dt == graph.F32 {
 			srcs[i], err = w.Floats(r, in)
@@ -149,8 +153,8 @@ func (w *World[T]) addLeaves(group []int, in graph.BufID, out graph.Out) error {
 		if err != nil {
 			return err
 		}
-		if len(sum)*len(group) != len(srcs[i]) {
-			return fmt.Errorf("full has %d elements, want %d shards of %d", len(srcs[i]), len(group), len(sum))
+		if len(sum)*len(group) != len(srcs[0]) {
+			return fmt.Errorf("full has %d elements, want %d shards of %d", len(srcs[0]), len(group), len(sum))
 		}
 		for j := range sum {
 			for k, s := range srcs {

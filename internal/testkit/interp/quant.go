@@ -84,6 +84,12 @@ func dequantize[T num.Float](c *call[T]) {
 			parts[p][i] = float32(int8(*q.code(p, i))) * scale
 		}
 	}
+	if sum && c.present != nil {
+		for i, p := range c.present {
+			parts[i] = parts[p]
+		}
+		parts = parts[:len(c.present)]
+	}
 	for i := range x.v {
 		switch {
 		case sum && q.a.Order == graph.SumSequential:

@@ -210,7 +210,7 @@ func (w *World[T]) RunRank(section string, rank int) error {
 		ph := &s.Phases[i]
 		for range max(ph.Repeat, 1) {
 			for j := range ph.Ops {
-				if err := w.onRank(&ph.Ops[j], rank); err != nil {
+				if err := w.onRank(ph, &ph.Ops[j], rank); err != nil {
 					return fmt.Errorf("interp: phase %s: %s (%s): %w", ph.Name, ph.Ops[j].Name, ph.Ops[j].Kind, err)
 				}
 			}
@@ -222,26 +222,29 @@ func (w *World[T]) RunRank(section string, rank int) error {
 // RunPhase runs the operations of one phase once.
 func (w *World[T]) RunPhase(ph *graph.Phase) error {
 	for i := range ph.Ops {
-		if err := w.runOp(&ph.Ops[i]); err != nil {
+		if err := w.runOp(ph, &ph.Ops[i]); err != nil {
 			return fmt.Errorf("interp: phase %s: %s (%s): %w", ph.Name, ph.Ops[i].Name, ph.Ops[i].Kind, err)
 		}
 	}
 	return nil
 }
 
-func (w *World[T]) runOp(op *graph.Op) error {
+func (w *World[T]) runOp(ph *graph.Phase, op *graph.Op) error {
 	if collectives[op.Kind] {
-		return runCollective(w, op)
+		return runCollective(w, op, w.prog.Present(ph, op))
 	}
 	for r := range w.ranks {
-		if err := w.onRank(op, r); err != nil {
+		if w.prog.Idle(ph, op, r) {
+			continue
+		}
+		if err := w.onRank(ph, op, r); err != nil {
 			return fmt.Errorf("rank %d: %w", r, err)
 		}
 	}
 	return nil
 }
 
-func (w *World[T]) onRank(op *graph.Op, rank int) error {
+func (w *World[T]) onRank(ph *graph.Phase, op *graph.Op, rank int) error {
 	if op.Kind == graph.Join {
 		return nil
 	}
@@ -252,7 +255,7 @@ func (w *World[T]) onRank(op *graph.Op, rank int) error {
 	if !ok {
 		return fmt.Errorf("no interpretation of kind %q on one rank", op.Kind)
 	}
-	c := &call[T]{w: w, rank: rank, op: op}
+	c := &call[T]{w: w, rank: rank, op: op, present: w.prog.Present(ph, op)}
 	if skip := c.skip(); skip || c.err != nil {
 		return c.err
 	}
@@ -267,7 +270,9 @@ type call[T num.Float] struct {
 	rank int
 	op   *graph.Op
 	err  error
-	half map[int]tensor[T] // 16-bit outputs, widened until the operation ends
+
+	present []int             // ranks with a micro-batch; nil: all
+	half    map[int]tensor[T] // 16-bit outputs, widened until the operation ends
 }
 
 func (c *call[T]) skip() bool {

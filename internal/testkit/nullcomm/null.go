@@ -93,7 +93,7 @@ func (g *Group) AllGather(label string, shard, full device.Ptr, dtype graph.DTyp
 }
 
 // ReduceScatter binds a sum of full buffers.
-func (g *Group) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool) (device.Kernel, error) {
+func (g *Group) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool, from ...int) (device.Kernel, error) {
 	return g.kernel(comm.ReduceScatter, label, first(comm.CheckScatter(full, shard, dtype, g.rank, g.size, order, accumulate), comm.CheckSum(dtype)), full, shard)
 }
 

@@ -203,7 +203,8 @@ func (Int8Codes) Dequantize(x []float32, codes []byte, scale float32) { dequanti
 
 // Dequantize8 reads quantised numbers: part behind part, or with Sum the sum of all
 // parts in the tree's order (SumTree), in float32 and rounded once. Sequential, a sum
-// goes from left to right, and from Y on if accumulating.
+// goes from left to right, and from Y on if accumulating, over the parts in Present
+// (nil: all).
 type Dequantize8 struct {
 	From Int8
 	Sum  bool
@@ -213,6 +214,7 @@ type Dequantize8 struct {
 	As         Half
 	Accumulate bool
 	Sequential bool
+	Present    []int // in order
 
 	pieces []Range // of Y
 }
@@ -288,9 +290,17 @@ func (k *Dequantize8) inOrder(sum []float32, lo, hi int, rest []float32) {
 		widen(k.As, sum, k.Y16[lo:hi])
 	}
 	x := rest[:len(sum)]
-	for p := range k.From.Parts {
+	n := k.From.Parts
+	if k.Present != nil {
+		n = len(k.Present)
+	}
+	for i := range n {
+		p := i
+		if k.Present != nil {
+			p = k.Present[i]
+		}
 		codes, scales := k.From.at(p, lo, hi)
-		if p == 0 && !k.Accumulate {
+		if i == 0 && !k.Accumulate {
 			dequantize8(sum, codes, scales[0])
 			continue
 		}

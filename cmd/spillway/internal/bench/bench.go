@@ -214,7 +214,7 @@ func benchStage(ctx context.Context, c spillway.Config, progress io.Writer) (row
 	}
 	row.CommBytesPerStep = sent / int64(c.Ranks)
 	row.StepSecondsMedian = median(row.StepSeconds[min(1, len(row.StepSeconds)-1):]) // the first step faults memory in
-	row.TokensPerS = float64(c.Ranks*c.Accum*c.Batch*c.Seq) / row.StepSecondsMedian
+	row.TokensPerS = float64(c.StepRows()*c.Seq) / row.StepSecondsMedian
 	return row, c.Seq, nil
 }
 

@@ -24,20 +24,24 @@ func PrintError(w io.Writer, err error, args []string, cmd *cobra.Command) {
 		err = Interrupted("interrupted") // in a search
 	}
 	var refused *spillway.Refusal
-	if !errors.As(err, &refused) {
-		fmt.Fprintln(w, "spillway:", Visible(tame(Flagged(err.Error()), slices.Concat(args, setValues(cmd)))))
-		return
-	}
-	fmt.Fprintf(w, "spillway: %s; it fits as:\n", Flagged(refused.Cause.Error()))
-	global := cmd.Flags().Lookup("global-batch")
 	env, wrong := cluster.Read(os.Getenv)
 	if wrong != nil {
 		env = cluster.Env{World: 1}
 	}
+	if !errors.As(err, &refused) {
+		fmt.Fprintln(w, "spillway:", Visible(tame(Flagged(err.Error()), slices.Concat(args, setValues(cmd)))))
+		var field *spillway.FieldError
+		if errors.As(err, &field) && field.Instead != "" {
+			fmt.Fprintln(w, "  "+WholeCommand(env, env.World, 1, append(slices.Clone(args), "--"+FlagOf("Config."+field.Instead)), nil))
+		}
+		return
+	}
+	fmt.Fprintf(w, "spillway: %s; it fits as:\n", Flagged(refused.Cause.Error()))
+	global := cmd.Flags().Lookup("global-batch")
 	for _, way := range refused.Ways {
 		flags := ArgsOf(way.Changes)
 		if c := way.Forecast.Config; global != nil && global.Changed {
-			flags = append(slices.Clone(flags), "--global-batch", fmt.Sprint(c.Ranks*c.Batch*c.Accum))
+			flags = append(slices.Clone(flags), "--global-batch", fmt.Sprint(c.StepRows()))
 		}
 		each, _ := cmd.Flags().GetInt("ranks-per-process") // 0 where the command has no such flag
 		line := "  " + WholeCommand(env, way.Forecast.Config.Ranks, max(each, 1), args, flags)

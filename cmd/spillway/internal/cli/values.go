@@ -31,6 +31,9 @@ func Size(bytes *int64) pflag.Value { return sizeFlag{bytes} }
 // List is the flag of a comma-separated list; of is what help calls one of it.
 func List(list *[]string, of string) pflag.Value { return listFlag{list, of} }
 
+// Counts is the flag of a comma-separated list of numbers.
+func Counts(list *[]int) pflag.Value { return countsFlag{list} }
+
 func ParseSize(s string) (int64, error) {
 	if n, err := strconv.ParseInt(s, 10, 64); err == nil && n >= 0 && n <= 1<<62 && s[0] != '+' {
 		return n, nil // exactly, where a float64 would round
@@ -94,4 +97,32 @@ func (f listFlag) String() string {
 		return ""
 	}
 	return strings.Join(*f.list, ",")
+}
+
+// countsFlag is a comma-separated list of numbers; given twice, the last wins.
+type countsFlag struct{ list *[]int }
+
+func (f countsFlag) Set(s string) error {
+	*f.list = nil
+	for _, part := range strings.Split(s, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(part))
+		if err != nil || n < 1 {
+			return fmt.Errorf("%.80q is not a list of numbers of at least 1; write them as in 1,2,2", s)
+		}
+		*f.list = append(*f.list, n)
+	}
+	return nil
+}
+
+func (f countsFlag) Type() string { return "N,N,…" }
+
+func (f countsFlag) String() string {
+	if f.list == nil {
+		return ""
+	}
+	var parts []string
+	for _, n := range *f.list {
+		parts = append(parts, strconv.Itoa(n))
+	}
+	return strings.Join(parts, ",")
 }

@@ -68,7 +68,15 @@ func (r *planReport) heading(w io.Writer) {
 	if c.ShardSize > 0 && c.ShardSize < c.Ranks {
 		fmt.Fprintf(w, ", sharded over %d and replicated %d times", c.ShardSize, c.Ranks/c.ShardSize)
 	}
-	fmt.Fprintf(w, "\nmicro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum, grouped(int64(c.Ranks)*int64(c.Batch)*int64(c.Accum)*int64(c.Seq)))
+	fmt.Fprintf(w, "\nmicro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum, grouped(int64(c.StepRows())*int64(c.Seq)))
+	switch shares := c.Shares(); {
+	case shares == nil:
+	case c.RankShares == nil:
+		last := c.Leaves()%c.Ranks - 1
+		fmt.Fprintf(w, "ranks 0 to %d have %d micro-batches, the others %d\n", last, shares[0], shares[last+1])
+	default:
+		fmt.Fprintf(w, "micro-batches of the ranks: %.80s\n", strings.Trim(fmt.Sprint(shares), "[]"))
+	}
 	if order := r.asked.AccumOrder(); order != "" {
 		cli.Wrap(w, "", "  ", order)
 	}

@@ -266,7 +266,7 @@ func describe(w io.Writer, t *spillway.Trainer, reached int, isDemo bool) {
 	if d := t.Device(); d != "" {
 		fmt.Fprintln(w, d)
 	}
-	fmt.Fprintf(w, "model %s: %d parameters; %s at ZeRO-%d; %d tokens a step\n", c.Model, params, english.Plural(c.Ranks, "rank", ""), c.Zero, c.Ranks*c.Batch*c.Accum*c.Seq)
+	fmt.Fprintf(w, "model %s: %d parameters; %s at ZeRO-%d; %d tokens a step\n", c.Model, params, english.Plural(c.Ranks, "rank", ""), c.Zero, c.StepRows()*c.Seq)
 	line := fmt.Sprintf("memory of a rank: device %s", plan.Bytes(p.Layout.Spaces[graph.Device].Peak))
 	if c.DeviceMemory > 0 {
 		states := 16 * params // fp32 parameters, gradients and two moments, 4 bytes each
