@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -156,8 +157,11 @@ func ranksOf(t *testing.T, p *process, n int) (pids []int) {
 }
 
 func gone(pid int) bool {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err != nil || strings.Contains(string(text), ") Z ")
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid)) // its pattern is well formed
+	return !slices.ContainsFunc(threads, func(path string) bool {
+		text, err := os.ReadFile(path)
+		return err == nil && !strings.Contains(string(text), ") Z ") && !strings.Contains(string(text), ") X ")
+	})
 }
 
 // A demo that loses a rank before it has saved anything begins again, whatever an earlier one

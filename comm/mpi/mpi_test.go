@@ -60,7 +60,7 @@ func runPart(part string) error {
 	if part == "pieces" { // as if a message could have a thousand bytes
 		maxMessage, maxCount, shortBytes, part = 1000, 1000, 100, "bits"
 	}
-	p, err := Start(order, env.Rank, env.World)
+	p, err := Start(order, env.Rank, env.World, 0)
 	if err != nil {
 		return err
 	}
@@ -587,9 +587,7 @@ func TestALibraryThatDoesNotEnd(t *testing.T) {
 // A job of which a process never comes to MPI_Init ends in the others with a fault.
 func TestAnInitThatDoesNotComeBack(t *testing.T) {
 	l := stub(t, "-DINIT=for (;;) pause()")
-	defer func(was time.Duration) { initGrace = was }(initGrace)
-	initGrace = 10 * time.Millisecond
-	_, err := startInTime(l, 1, 2)
+	_, err := startInTime(l, 1, 2, 10*time.Millisecond)
 	require.ErrorIs(t, err, comm.ErrTimeout)
 	require.ErrorContains(t, err, "rank 1 of 2: MPI_Init has not come back within 10ms")
 }

@@ -46,7 +46,7 @@ type Process struct{}
 type World struct{}
 
 // Start refuses.
-func Start([]Family, int, int) (*Process, error) { return nil, errSystem }
+func Start([]Family, int, int, time.Duration) (*Process, error) { return nil, errSystem }
 
 // About says nothing.
 func (*Process) About() string { return "" }

@@ -24,30 +24,37 @@ type Process struct {
 
 // Start opens the library that the launcher belongs to, the first of order that
 // is there, and joins its world, which must be the launcher's: rank of world. The
-// environment variable LibraryVar names another file.
-func Start(order []Family, rank, world int) (*Process, error) {
+// environment variable LibraryVar names another file. timeout is Options.Timeout: MPI_Init,
+// which waits for every process, may take initTimes as long.
+func Start(order []Family, rank, world int, timeout time.Duration) (*Process, error) {
 	own, err := signalsBefore()
-	if err != nil {
+	if err = errors.Join(err, patience()); err != nil {
 		return nil, err
 	}
 	l, err := open(order, os.Getenv(LibraryVar))
 	if err != nil {
 		return nil, err
 	}
-	e, err := startInTime(l, rank, world)
+	if timeout <= 0 {
+		timeout = defaultTimeout
+	}
+	e, err := startInTime(l, rank, world, initTimes*timeout)
 	if err = errors.Join(err, own.keep()); err != nil {
 		return nil, err
+	}
+	if l.symbols {
+		outlive()
 	}
 	return &Process{engine: e}, nil
 }
 
-// initGrace is how long MPI_Init may take: hosts start at different times. Tests shorten it.
-var initGrace = 5 * time.Minute
+// initTimes is how many times the timeout MPI_Init may take: hosts start at different times.
+const initTimes = 5
 
 // startInTime starts the engine, or gives up where MPI_Init does not come back: it waits for
 // every process of the job, and no heartbeat tells yet of one that has ended before it or is
 // stuck; not every launcher does. The process is then to exit.
-func startInTime(l *lib, rank, world int) (*engine, error) {
+func startInTime(l *lib, rank, world int, grace time.Duration) (*engine, error) {
 	type start struct {
 		e   *engine
 		err error
@@ -61,9 +68,9 @@ func startInTime(l *lib, rank, world int) (*engine, error) {
 	select {
 	case s := <-began:
 		return s.e, s.err
-	case <-time.After(initGrace):
+	case <-time.After(grace):
 		return nil, fmt.Errorf("%w: rank %d of %d: MPI_Init has not come back within %v: it waits for every process of the job, and one has ended before it, is stuck or was never started",
-			comm.ErrTimeout, rank, world, initGrace)
+			comm.ErrTimeout, rank, world, grace)
 	}
 }
 

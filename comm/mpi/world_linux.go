@@ -30,6 +30,8 @@ type Options struct {
 }
 
 const (
+	defaultTimeout = world.DefaultTimeout
+
 	beatEvery   = 100 * time.Millisecond
 	silentAfter = 1200 * time.Millisecond
 	beatBytes   = 4 << 10 // of a heartbeat's message, for each rank that it tells of
@@ -85,7 +87,7 @@ func (p *Process) Join(mesh []graph.Axis, each int, o Options) (*World, error) {
 		timeout: o.Timeout, warn: o.Warn, flights: make([]flight, each), over: make(chan struct{}), stop: make(chan struct{}), stopped: make(chan struct{}),
 		grouped: make(chan struct{}), peers: make([]beat, p.engine.world)}
 	if w.timeout <= 0 {
-		w.timeout = world.DefaultTimeout
+		w.timeout = defaultTimeout
 	}
 	if w.warn == nil {
 		w.warn = func(string) {}

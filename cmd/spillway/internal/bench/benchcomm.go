@@ -207,7 +207,7 @@ func (b *commBench) join(p *jobs.Place) (w *benchWorld, err error) {
 		}
 		w.world, w.mapped, w.close = s, s.Map, append(w.close, s.Close)
 	case cluster.MPI:
-		process, err := mpi.Start(jobs.MpiFamilies(p.Env.Source), p.Env.Rank, p.Env.World)
+		process, err := mpi.Start(jobs.MpiFamilies(p.Env.Source), p.Env.Rank, p.Env.World, b.timeout)
 		if err != nil {
 			return nil, err
 		}

@@ -39,6 +39,7 @@ type Place struct {
 	Min       int        // --min-ranks; 0: a lost process ends the job
 	host      *nccl.Host // nil: the processes have something else to meet by
 	reached   int        // the last step that was done
+	timeout   time.Duration
 	Stderr    io.Writer
 	Close     func() error
 }
@@ -114,8 +115,9 @@ func (p *Place) threads(asked int) int {
 	}
 }
 
-// join meets the other processes.
-func (p *Place) join() (err error) {
+// join meets the other processes, each of which is waited for as long as timeout.
+func (p *Place) join(timeout time.Duration) (err error) {
+	p.timeout = cmp.Or(timeout, spillway.Default().Timeout)
 	var conns []io.ReadWriteCloser
 	j := &spillway.Job{Process: p.Env.Rank, Processes: p.Env.World, Locals: p.Env.LocalWorld, Local: p.Env.LocalRank}
 	switch p.Transport {
@@ -148,7 +150,14 @@ func (p *Place) link(j *spillway.Job, conns []io.ReadWriteCloser) {
 		if p.Env.Rank == 0 {
 			peer = i + 1
 		}
-		j.Links = append(j.Links, ranks.NewLink(peer, c))
+		link := ranks.NewLink(peer, c)
+		link.Meet(p.timeout, func() string {
+			if memory, ok := j.Transport.(sharedMemory); ok {
+				return memory.job.Where(peer)
+			}
+			return "" // until it says so
+		})
+		j.Links = append(j.Links, link)
 	}
 }
 
@@ -166,7 +175,7 @@ func MpiFamilies(launcher cluster.Source) []mpi.Family {
 
 // startMPI opens the launcher's MPI, and the streams between rank 0 and the others.
 func (p *Place) startMPI(j *spillway.Job) (conns []io.ReadWriteCloser, err error) {
-	process, err := mpi.Start(MpiFamilies(p.Env.Source), p.Env.Rank, p.Env.World)
+	process, err := mpi.Start(MpiFamilies(p.Env.Source), p.Env.Rank, p.Env.World, p.timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -254,7 +263,7 @@ func (messageWorld) Map(int) func(graph.Space, int64) ([]byte, func() error, err
 // Work lends this process's rank to the process of rank 0, which hears what this one was
 // asked to run, or why that is refused.
 func (p *Place) Work(ask *Asked, refused error) (err error) {
-	if err := p.join(); err != nil { // a signal ends what may wait for a process that never comes
+	if err := p.join(ask.C.Timeout); err != nil { // a signal ends what may wait for a process that never comes
 		return err
 	}
 	ask.C.Threads = p.threads(ask.C.Threads)
@@ -282,6 +291,8 @@ func (p *Place) lend() (again bool, err error) {
 	switch {
 	case err == nil || began:
 	case p.host != nil && p.Job.Roll.Folder != "": // a loss while ranks were opened
+	case errors.Is(err, comm.ErrTimeout): // rank 0 is stuck or stopped
+		return false, cli.Fault(err)
 	default:
 		return false, &cli.SilentError{Err: err} // rank 0 has not come to the run, and has said why
 	}
@@ -325,7 +336,7 @@ func (p *Place) accepts(c *spillway.Config, asked bool) error {
 // MPI they meet first: the others are in MPI_Init already, which does not end without this
 // process, and MPICH's launcher leaves them there where one ends that has not come to it.
 func (p *Place) TurnAway(err error) error {
-	if p.Transport != cluster.MPI || p.join() != nil {
+	if p.Transport != cluster.MPI || p.join(0) != nil {
 		return err
 	}
 	p.Job.Dismiss(err)
@@ -334,7 +345,7 @@ func (p *Place) TurnAway(err error) error {
 
 // Lead makes c, which the place accepts, a run over the job's processes.
 func (p *Place) Lead(c *spillway.Config) error {
-	if err := p.join(); err != nil {
+	if err := p.join(c.Timeout); err != nil {
 		return err
 	}
 	c.Threads = p.threads(c.Threads)
@@ -349,6 +360,9 @@ func (p *Place) Lead(c *spillway.Config) error {
 
 // sharedMemory is the transport between the processes of one host.
 type sharedMemory struct{ job *shm.Job }
+
+// Apart tells the launcher why the processes do not meet.
+func (s sharedMemory) Apart(err error) { s.job.Fail(0, err) }
 
 func (s sharedMemory) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (platform.Joined, error) {
 	return s.job.Join(mesh, local, shm.Options{Timeout: timeout, Warn: warn})

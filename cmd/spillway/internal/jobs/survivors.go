@@ -178,7 +178,7 @@ func (p *Place) rejoin(v rollcall.Verdict) error {
 	before := p.Job
 	p.Env.Rank, p.Env.World = p.host.Place()
 	p.Job = &spillway.Job{Process: p.Env.Rank, Processes: p.Env.World, Locals: before.Locals, Local: before.Local,
-		Transport: before.Transport, Outlives: before.Outlives, Roll: rollcall.Roll{Before: before.Roll.Folder}, Fastest: before.Fastest, Terms: before.Terms, Asked: before.Asked}
+		Transport: before.Transport, Outlives: before.Outlives, Roll: before.Roll.Next(), Fastest: before.Fastest, Terms: before.Terms, Asked: before.Asked}
 	p.link(p.Job, p.streams())
 	return nil
 }
