@@ -5,13 +5,14 @@ package launch
 //
 //	4 ranks ── one lost ──→ 3 go on, 1 is started ── a checkpoint ──→ 4
 //
-// The world size divides Leaves, the micro-batches of a step, so that the step stays
-// the same. What was started for a lost process joins at the next checkpoint, or at
-// once where those that are left are fewer than Min.
+// The step stays the same: its ranks share the micro-batches, evenly unless Uneven. What was
+// started for a lost process joins at the next checkpoint, or at once where those that are
+// left are fewer than Min.
 type Team struct {
-	Leaves   int
-	Min, Max int // ranks
-	Restarts int // processes that may still be started
+	Leaves   int  // micro-batches of a step
+	Uneven   bool // ranks need not divide them; each has at least one
+	Min, Max int  // ranks
+	Restarts int  // processes that may still be started
 
 	Processes int // that may run a rank
 	Joining   int // started for lost ones, and not ranks yet
@@ -36,7 +37,7 @@ func (t *Team) Sizes() (list []int) { return t.sizes(t.Processes) }
 
 func (t *Team) sizes(processes int) (list []int) {
 	for n := min(processes, t.Max, t.Leaves); n >= max(t.Min, 1); n-- {
-		if t.Leaves%n == 0 {
+		if t.Uneven || t.Leaves%n == 0 {
 			list = append(list, n)
 		}
 	}

@@ -31,19 +31,23 @@ func TestTeam(t *testing.T) {
 	team.Lose(1)
 	require.Equal(t, 4, team.Sizes()[0], "7, 6 and 5 do not divide 8")
 	require.True(t, team.Grows(4))
+	team.Uneven = true
+	require.Equal(t, 7, team.Sizes()[0])
+	require.True(t, team.Grows(7))
+	require.Equal(t, 8, (&Team{Leaves: 8, Uneven: true, Min: 1, Max: 9, Processes: 9}).Sizes()[0], "each rank has a micro-batch")
 }
 
 // Every loss brings the end nearer, no size is outside of what was asked for, and all
-// divide the step.
+// can share the step.
 func TestTeamEnds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 12).Draw(t, "processes")
 		least := rapid.IntRange(1, n).Draw(t, "min")
-		team := Team{Leaves: n * rapid.IntRange(1, 6).Draw(t, "accum"), Min: least, Max: n, Restarts: rapid.IntRange(0, 9).Draw(t, "restarts"), Processes: n}
+		team := Team{Uneven: rapid.Bool().Draw(t, "uneven"), Leaves: n * rapid.IntRange(1, 6).Draw(t, "accum"), Min: least, Max: n, Restarts: rapid.IntRange(0, 9).Draw(t, "restarts"), Processes: n}
 		for losses := 0; len(team.Sizes()) > 0; losses++ {
 			require.LessOrEqual(t, losses, 21)
 			for _, size := range team.Sizes() {
-				require.Zero(t, team.Leaves%size)
+				require.True(t, team.Uneven || team.Leaves%size == 0)
 				require.GreaterOrEqual(t, size, least)
 				require.LessOrEqual(t, size, min(n, team.Processes))
 			}

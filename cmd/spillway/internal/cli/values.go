@@ -99,11 +99,17 @@ func (f listFlag) String() string {
 	return strings.Join(*f.list, ",")
 }
 
-// countsFlag is a comma-separated list of numbers; given twice, the last wins.
+// CountsOf is the list of such a flag.
+func CountsOf(v pflag.Value) []int { return *v.(countsFlag).list }
+
+// countsFlag is a comma-separated list of numbers, or "even" for none; given twice, the
+// last wins.
 type countsFlag struct{ list *[]int }
 
 func (f countsFlag) Set(s string) error {
-	*f.list = nil
+	if *f.list = nil; strings.EqualFold(s, "even") {
+		return nil
+	}
 	for _, part := range strings.Split(s, ",") {
 		n, err := strconv.Atoi(strings.TrimSpace(part))
 		if err != nil || n < 1 {

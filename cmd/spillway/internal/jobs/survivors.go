@@ -35,12 +35,12 @@ const OtherBits = "warning: without --reproducible the bits depend on the number
 //
 // Whatever does not come to its end within its time ends the process with status 3.
 type survivors struct {
-	p      *Place
-	flags  *pflag.FlagSet
-	leaves int // micro-batches of a step over all ranks: the step stays the same
-	shard  int // ranks that the world is a multiple of
-	saved  OwnCheckpoints
-	out    io.Writer
+	p     *Place
+	flags *pflag.FlagSet
+	step  launch.Team // the step that the ranks share, and the least of them
+	shard int         // ranks that the world is a multiple of
+	saved OwnCheckpoints
+	out   io.Writer
 }
 
 // refuseSurvivors refuses a --min-ranks of the process that leads where the job has no use for
@@ -67,7 +67,7 @@ func (p *Place) SurvivorsOf(flags *pflag.FlagSet, c *spillway.Config, out io.Wri
 	if p.Min > 0 && !c.Reproducible {
 		fmt.Fprintln(out, OtherBits)
 	}
-	s := &survivors{p: p, flags: flags, leaves: c.Ranks * c.Accum, shard: max(c.ShardSize, 1), out: out}
+	s := &survivors{p: p, flags: flags, step: launch.Team{Leaves: c.Leaves(), Uneven: c.Reproducible, Min: p.Min}, shard: max(c.ShardSize, 1), out: out}
 	if p.Min > 0 {
 		s.saved = CheckpointsOf(c.Checkpoint, c.Resume)
 	}
@@ -108,7 +108,16 @@ func (s *survivors) Lead(ctx context.Context, c spillway.Config, run func(spillw
 	}
 }
 
-// decide says who goes on of those that are here: the most that divide a step.
+// TooFew says that a job ends because too few of its ranks are left.
+func TooFew(t launch.Team) string {
+	left := fmt.Sprintf("of the job's ranks there are %d left, ", t.Processes)
+	if t.Uneven {
+		return left + fmt.Sprintf("fewer than --min-ranks %d", t.Min)
+	}
+	return left + fmt.Sprintf("which gives no --min-ranks %d that divides a step of %d micro-batches", t.Min, t.Leaves)
+}
+
+// decide says who goes on of those that are here: the most that share a step.
 func (s *survivors) decide(here, lost []int) rollcall.Verdict {
 	if len(lost) == 0 {
 		return rollcall.Verdict{Why: fmt.Sprintf("all %d processes answer: there is none to go on without", len(here))}
@@ -121,15 +130,16 @@ func (s *survivors) decide(here, lost []int) rollcall.Verdict {
 		}
 	}
 	why := "lost " + english.OxfordWordSeries(names, "and")
-	team := launch.Team{Leaves: s.leaves, Min: s.p.Min, Max: len(here), Processes: len(here)}
+	team := s.step
+	team.Max, team.Processes = len(here), len(here)
 	sizes := slices.DeleteFunc(team.Sizes(), func(n int) bool { return n%s.shard != 0 })
 	if len(sizes) == 0 {
-		return rollcall.Verdict{Why: fmt.Sprintf("%s; of the job's ranks there are %d left, which gives no --min-ranks %d that divides a step of %d micro-batches", why, len(here), s.p.Min, s.leaves)}
+		return rollcall.Verdict{Why: why + "; " + TooFew(team)}
 	}
 	n := sizes[0]
 	why += "; going on with " + english.Plural(n, "rank", "")
 	if spare := here[n:]; len(spare) > 0 {
-		why += fmt.Sprintf(" (%s %v not needed: %s ranks divide the step)", english.PluralWord(len(spare), "rank", ""), spare, nearest.Divisors(s.leaves, len(here)))
+		why += fmt.Sprintf(" (%s %v not needed: %s ranks divide the step)", english.PluralWord(len(spare), "rank", ""), spare, nearest.Divisors(team.Leaves, len(here)))
 	}
 	return rollcall.Verdict{On: true, Go: here[:n], Why: why}
 }
@@ -147,7 +157,16 @@ func (s *survivors) where(rank int) string {
 func (s *survivors) again(ctx context.Context, c spillway.Config) (spillway.Config, error) {
 	c = c.Over(s.p.Job)
 	_, begun := s.saved.Newest()
-	c.Accum, c.Resume = s.leaves/c.Ranks, c.Resume || begun
+	c.Resume = c.Resume || begun
+	if c.RankShares = nil; !c.Reproducible {
+		c.Accum = s.step.Leaves / c.Ranks
+	} else if c.GlobalBatch == 0 {
+		c.GlobalBatch = s.step.Leaves * c.Batch
+	}
+	c, err := c.FollowGlobalBatch(false)
+	if err != nil {
+		return c, err
+	}
 	hw, onDevice, err := spillway.DeviceHardware(c)
 	if err != nil {
 		return c, err

@@ -8,6 +8,7 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/internal/rollcall"
+	"github.com/spillway-ml/spillway/launch"
 )
 
 func TestSurvivorsRefusals(t *testing.T) {
@@ -26,22 +27,26 @@ func TestSurvivorsRefusals(t *testing.T) {
 	require.ErrorContains(t, over(cluster.NCCL, 3, 2, "ck"), "--min-ranks 3 is over the job's 2 processes")
 }
 
-// A job whose step the ranks that are left do not divide goes on with fewer, of a world that
-// shards over groups in whole groups.
+// A job whose step the ranks that are left do not divide goes on with fewer, unless they
+// share it unevenly, of a world that shards over groups in whole groups.
 func TestSurvivorsDecide(t *testing.T) {
 	for _, c := range []struct {
 		leaves, min, shard int
 		here, lost         []int
 		want               []int // nil: the job ends
+		uneven             bool
 	}{
-		{6, 1, 1, []int{0, 2}, []int{1}, []int{0, 2}},
-		{6, 1, 1, []int{0, 2, 3, 5}, []int{1, 4}, []int{0, 2, 3}},
-		{8, 1, 2, []int{0, 1, 3}, []int{2}, []int{0, 1}},
-		{8, 2, 4, []int{0, 1, 3}, []int{2}, nil},
-		{8, 3, 1, []int{0, 1}, []int{2}, nil},
-		{8, 1, 1, []int{0, 1}, nil, nil},
+		{6, 1, 1, []int{0, 2}, []int{1}, []int{0, 2}, false},
+		{6, 1, 1, []int{0, 2, 3, 5}, []int{1, 4}, []int{0, 2, 3}, false},
+		{6, 1, 1, []int{0, 2, 3, 5}, []int{1, 4}, []int{0, 2, 3, 5}, true},
+		{24, 1, 1, []int{0, 1, 2, 4, 5, 6, 7}, []int{3}, []int{0, 1, 2, 4, 5, 6, 7}, true},
+		{8, 1, 2, []int{0, 1, 3}, []int{2}, []int{0, 1}, false},
+		{8, 2, 4, []int{0, 1, 3}, []int{2}, nil, false},
+		{8, 3, 1, []int{0, 1}, []int{2}, nil, false},
+		{8, 3, 1, []int{0, 1}, []int{2}, nil, true},
+		{8, 1, 1, []int{0, 1}, nil, nil, false},
 	} {
-		s := &survivors{p: &Place{Min: c.min}, leaves: c.leaves, shard: c.shard}
+		s := &survivors{p: &Place{Min: c.min}, step: launch.Team{Leaves: c.leaves, Uneven: c.uneven, Min: c.min}, shard: c.shard}
 		v := s.decide(c.here, c.lost)
 		require.Equal(t, rollcall.Verdict{On: c.want != nil, Go: c.want, Why: v.Why}, v)
 	}

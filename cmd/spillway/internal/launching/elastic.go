@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/jobs"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
-	"github.com/spillway-ml/spillway/internal/nearest"
 	"github.com/spillway-ml/spillway/launch"
 )
 
@@ -31,7 +31,8 @@ type launchFlags struct {
 type elastic struct {
 	o       launch.Options
 	team    launch.Team
-	args    []string // the command's, as given
+	args    []string        // the command's, as given
+	step    spillway.Config // the step that the ranks share
 	tries   attempts
 	steps   int  // --steps: behind the last there is nothing to join for
 	fit     bool // given, or taken because nothing fits without
@@ -51,7 +52,9 @@ func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
 	number := func(name string) int { n, _ := fs.GetInt(name); return n }
 	e := &elastic{o: o, args: o.Args, steps: number("steps"), out: o.Stderr}
 	e.fit, _ = fs.GetBool("fit")
-	batch, rows := number("batch"), number("global-batch")
+	c := spillway.Default()
+	c.Batch, c.Accum, c.GlobalBatch, c.Ranks, c.RankShares = number("batch"), number("accum"), number("global-batch"), o.Ranks, cli.CountsOf(fs.Lookup("rank-shares").Value)
+	c.Reproducible, _ = fs.GetBool("reproducible")
 	switch {
 	case fs.Lookup("checkpoint").Value.String() == "":
 		return nil, errors.New("--min-ranks needs train's --checkpoint: the folder to go on from")
@@ -63,25 +66,22 @@ func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
 		return nil, fmt.Errorf("--max-ranks %d is over the %d of -n: launch starts no more processes than it has lost", f.maxRanks, o.Ranks)
 	case f.maxRanks > 0 && f.maxRanks < f.minRanks:
 		return nil, fmt.Errorf("--max-ranks %d is under --min-ranks %d", f.maxRanks, f.minRanks)
-	case batch < 1:
-		return nil, fmt.Errorf("--batch %d: at least 1 row is needed", batch)
-	case rows == 0:
-		rows = o.Ranks * number("accum") * batch
-	case rows < 0 || rows%batch != 0:
-		return nil, fmt.Errorf("--global-batch %d is no multiple of --batch %d rows", rows, batch)
+	case c.Batch < 1:
+		return nil, fmt.Errorf("--batch %d: at least 1 row is needed", c.Batch)
+	case c.GlobalBatch < 0:
+		return nil, fmt.Errorf("--global-batch %d: at least 1 row is needed", c.GlobalBatch)
 	}
-	leaves := rows / batch
-	if leaves < 1 || leaves%o.Ranks != 0 {
-		return nil, fmt.Errorf("-n %d: a step of %d micro-batches (--global-batch %d, --batch %d) is not divided by it; %s ranks divide it", o.Ranks, leaves, rows, batch, nearest.Divisors(max(leaves, 1), o.Ranks))
+	if e.step, err = c.FollowGlobalBatch(false); err != nil {
+		return nil, err
 	}
 	if f.maxRanks == 0 {
 		f.maxRanks = o.Ranks
 	}
-	if same, _ := fs.GetBool("reproducible"); !same {
+	if !c.Reproducible {
 		fmt.Fprintln(e.out, jobs.OtherBits)
 	}
 	e.tries = attemptsFrom(jobs.SavedBy(fs), o.Ranks+1) // ranks that are lost one after the other are no sign of a fault
-	e.team = launch.Team{Leaves: leaves, Min: f.minRanks, Max: f.maxRanks, Restarts: f.restarts, Processes: o.Ranks}
+	e.team = launch.Team{Leaves: e.step.Leaves(), Uneven: c.Reproducible, Min: f.minRanks, Max: f.maxRanks, Restarts: f.restarts, Processes: o.Ranks}
 	return e, nil
 }
 
@@ -157,7 +157,7 @@ func (e *elastic) lose(g generation) error {
 	sizes := e.team.Sizes()
 	if len(sizes) == 0 {
 		tellEnd(e.out, g.end)
-		fmt.Fprintf(e.out, "spillway: launch: lost %s; of the job's ranks there are %d left, which gives no --min-ranks %d that divides a step of %d micro-batches\n", what, e.team.Processes, e.team.Min, e.team.Leaves)
+		fmt.Fprintf(e.out, "spillway: launch: lost %s; %s\n", what, jobs.TooFew(e.team))
 		return cli.StatusError(launch.LostStatus)
 	}
 	where, from := e.tries.saved.From()
@@ -170,13 +170,27 @@ func (e *elastic) lose(g generation) error {
 	return nil
 }
 
+// shared are the flags with which so many ranks share the step: of the ranks as given their
+// shares, else shares that differ by at most one.
+func (e *elastic) shared(ranks int) []string {
+	leaves := e.team.Leaves
+	if !e.team.Uneven {
+		return []string{"--accum", strconv.Itoa(leaves / ranks)}
+	}
+	accum, shares := (leaves+ranks-1)/ranks, "even"
+	if ranks == e.o.Ranks && e.step.RankShares != nil {
+		accum, shares = e.step.Accum, cli.Counts(&e.step.RankShares).String()
+	}
+	return []string{"--accum", strconv.Itoa(accum), "--global-batch", strconv.Itoa(e.step.StepRows()), "--rank-shares", shares}
+}
+
 // form runs the job at the first of sizes that fits; where none does as it was asked
 // for, with --fit, which moves what rests on the device outward and keeps the bits.
 func (e *elastic) form(cmd *cobra.Command, sizes []int, first bool, signals <-chan os.Signal) (g generation, err error) {
 	for {
 		for _, n := range sizes {
 			o := e.o
-			o.Ranks, o.Args = n, cli.WithFlags(e.args, []string{"--accum", strconv.Itoa(e.team.Leaves / n)})
+			o.Ranks, o.Args = n, cli.WithFlags(e.args, e.shared(n))
 			if !first {
 				o.Args = e.tries.saved.Resuming(o.Args)
 			}

@@ -35,7 +35,7 @@ goes on from its newest checkpoint. A divergence ends it in any case.`,
 	fs := cmd.Flags()
 	fs.IntVarP(&o.Ranks, "ranks", "n", 0, "`N` processes")
 	fs.IntVar(&f.restarts, "restarts", 0, "how many times a job that lost a rank goes on from its newest checkpoint, after longer and longer waits, unless two attempts in a row leave no newer one; with --min-ranks how many processes are started for lost ones")
-	fs.IntVar(&f.minRanks, "min-ranks", 0, "go on with the ranks that are left, down to `M`: the most that divide a step and fit, until those that are started for lost ones join at the next checkpoint")
+	fs.IntVar(&f.minRanks, "min-ranks", 0, "go on with the ranks that are left, down to `M`: the most that share a step (without --reproducible: divide it) and fit, until those that are started for lost ones join at the next checkpoint")
 	fs.IntVar(&f.maxRanks, "max-ranks", 0, "with --min-ranks, the most ranks that a job grows back to (default: -n)")
 	fs.BoolVar(&bind, "bind", true, "bind each rank to its share of the processors")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

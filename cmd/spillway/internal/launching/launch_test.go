@@ -31,8 +31,9 @@ func TestElasticRefusals(t *testing.T) {
 		{"3 2", "train --model gpt2 --data d --checkpoint c", "--max-ranks 2 is under --min-ranks 3"},
 		{"1 0", "train --model gpt2 --data d --checkpoint c --ranks-per-process 2", "--min-ranks with --ranks-per-process"},
 		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 0", "--batch 0: at least 1"},
-		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 5 --global-batch 24", "--global-batch 24 is no multiple of --batch 5 rows"},
-		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 4 --global-batch 24", "-n 4: a step of 6 micro-batches (--global-batch 24, --batch 4) is not divided by it; 3 or 6 ranks divide it"},
+		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 5 --global-batch 24", "Config.GlobalBatch 24 is no multiple of Config.Batch 5 rows"},
+		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 4 --global-batch 24", "Config.GlobalBatch 24 is 6 micro-batches of Config.Batch 4, which 4 ranks do not divide; 3 or 6 ranks do"},
+		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 4 --global-batch 12 --reproducible", "Config.GlobalBatch 12 is 3 micro-batches of Config.Batch 4, and each of 4 ranks needs one"},
 		{"1 0", "train --model gpt2 --nope", "nope"},
 		{"1 0", "bench comm", "--min-ranks is for launch of train"},
 		{"1 0", "train --config " + config, ""},
@@ -49,6 +50,19 @@ func TestElasticRefusals(t *testing.T) {
 		}
 		require.ErrorContains(t, err, c.want)
 	}
+}
+
+// Ranks share the step of a reproducible job at every number, with the shares that were
+// given where they are as many as at first.
+func TestElasticShares(t *testing.T) {
+	args := strings.Fields("train --model gpt2 --data d --checkpoint c --batch 2 --global-batch 15 --reproducible --rank-shares 1,3,2,2")
+	e, err := newElastic(launch.Options{Ranks: 4, Args: args}, launchFlags{minRanks: 1})
+	require.NoError(t, err)
+	require.Equal(t, 8, e.team.Leaves)
+	require.Equal(t, []string{"--accum", "3", "--global-batch", "15", "--rank-shares", "1,3,2,2"}, e.shared(4))
+	require.Equal(t, []string{"--accum", "3", "--global-batch", "15", "--rank-shares", "even"}, e.shared(3))
+	e.team.Lose(1)
+	require.Equal(t, []int{3, 2, 1}, e.team.Sizes())
 }
 
 // Where rank 0 is the lost one, nobody but the launcher can say at which step.

@@ -269,7 +269,7 @@ func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
 	fs.BoolVar(&l.Fit, "fit", false, "choose what was not given: the fastest that fits")
 	fs.Var(cli.List(&c.Allow, "PRECISION"), "allow", "precisions that --fit may choose beside --precision, separated by commas: bf16, fp16")
 	fs.IntVar(&l.GlobalBatch, "global-batch", 0, fmt.Sprintf("`ROWS` of a step over all ranks: --accum follows from it, --batch and --ranks (without --batch: %d rows a micro-batch, or the most below that divide a rank's, or what --accum leaves; with --reproducible always %[1]d; --fit chooses)", d.Batch))
-	fs.Var(cli.Counts(&c.RankShares), "rank-shares", "micro-batches of each rank in a step, for ranks that are not equally fast; needs --reproducible (default: shares that differ by at most one)")
+	fs.Var(cli.Counts(&c.RankShares), "rank-shares", "micro-batches of each rank in a step, for ranks that are not equally fast; needs --reproducible (default: even, shares that differ by at most one)")
 	fs.StringVar(&c.OnNonFinite, "on-nonfinite", d.OnNonFinite, "what a step with a non-finite loss or gradient does: stop (status 3, the tensor named) or skip (its update is left out; the tenth in a row stops)")
 	fs.Var(checkpointFlag{&c.Checkpoint, &l.Unkept}, "checkpoint", "`DIR` of checkpoints; none: keep nothing, without a warning (default: keep nothing)")
 	fs.IntVar(&c.SaveEvery, "save-every", 0, "steps between checkpoints (default: at the end only)")
