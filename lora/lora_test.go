@@ -37,6 +37,4 @@ func TestParse(t *testing.T) {
 		_, err := Parse(text)
 		require.ErrorContains(t, err, said, text)
 	}
-	require.True(t, Options{Targets: []string{"*.attn.*"}}.Alike())
-	require.False(t, Options{Targets: []string{"*.attn.*", "h.{0-3}.*"}}.Alike())
 }

@@ -29,17 +29,6 @@ func (o Options) Active() bool { return o.Rank != 0 }
 // Factor scales an adapter's product.
 func (o Options) Factor() float64 { return o.Alpha / float64(o.Rank) }
 
-// Alike says whether the targets tell no layer of a model from another: no pattern has a
-// number, or anything that stands for a single character or a range.
-func (o Options) Alike() bool {
-	for _, t := range o.Targets {
-		if strings.ContainsAny(t, "0123456789?[{") {
-			return false
-		}
-	}
-	return true
-}
-
 // Validate refuses values that no adapter can have.
 func (o Options) Validate() error {
 	switch {

@@ -2,6 +2,7 @@ package recompute
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -20,7 +21,7 @@ import (
 // Where the frozen beginning hands on several values (an attention whose output
 // projection is trained hands on its residual too), it ends at the last place
 // before with one. It fails where nothing at the beginning is frozen, and where
-// there is dropout, which is another mask each time.
+// there is dropout, which is another mask each time, before anything is trained.
 func CachePrefix(p *graph.Program, rows int64) (*graph.Program, error) {
 	q := p.Clone()
 	train := q.SectionOf(graph.SectionTrain, graph.FormWhole)
@@ -89,7 +90,7 @@ func frozenBeginning(p *graph.Program, ops []graph.Op) (int, error) {
 			}
 		}
 		switch {
-		case varies || op.Pass != graph.Forward:
+		case varies || op.Pass != graph.Forward || random && trainedBehind(p, ops[i:]):
 			return i, nil
 		case random:
 			return 0, fmt.Errorf("cache of the frozen beginning: %s is dropout, another mask each time; train without dropout, or without the cache", op.Name)
@@ -101,6 +102,19 @@ func frozenBeginning(p *graph.Program, ops []graph.Op) (int, error) {
 		}
 	}
 	return len(ops), nil
+}
+
+// trainedBehind says whether what the first operation writes is first read beside a trained
+// parameter, as an adapter's dropout is.
+func trainedBehind(p *graph.Program, ops []graph.Op) bool {
+	for i := range ops[1:] {
+		in := ops[1+i].In
+		if !slices.Contains(in, ops[0].Out[0].Buf) {
+			continue
+		}
+		return slices.ContainsFunc(p.Params, func(q graph.Param) bool { return !q.Frozen && slices.Contains(in, q.Value) })
+	}
+	return false
 }
 
 // handedOn returns the root buffers that first writes and rest reads before it

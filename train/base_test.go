@@ -9,10 +9,16 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
+	"github.com/spillway-ml/spillway/internal/testkit/nullcomm"
+	"github.com/spillway-ml/spillway/internal/testkit/nulldevice"
+	"github.com/spillway-ml/spillway/internal/testkit/nullkernels"
 	"github.com/spillway-ml/spillway/lora"
+	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/run"
 )
 
@@ -182,5 +188,28 @@ func TestBaseRefuses(t *testing.T) {
 		change(&c)
 		_, err := c.start(context.Background())
 		require.ErrorContains(t, err, said)
+	}
+}
+
+// Llama 3 8B with an int8 base fits a card of 24 GB with r from 4 to 256: planned for a GPU,
+// and run on the null device, where the highest byte that an operation touches is the
+// planned peak.
+func TestLlama8BWithAnInt8BaseFits24GB(t *testing.T) {
+	t.Parallel()
+	for _, rank := range []int{4, 256} {
+		c := request{Config: config.Default()}
+		c.Model, c.Target, c.Precision, c.Batch, c.Seq, c.Recompute, c.DeviceMemory = "llama-3-8b", graph.CUDATarget(), "bf16", 1, 1024, "full", 24e9
+		c.Outside[graph.Device] = 650 << 20 // of a card of its generation
+		c.LoRA, c.Base = lora.Options{Rank: rank, Alpha: 16, Targets: []string{"*_proj.weight"}}, "int8"
+		p, err := c.planned().Plan(t.Context())
+		require.NoError(t, err)
+		e, err := exec.New(exec.Config{Program: p.Program, Layout: p.Layout, Context: nulldevice.New(0), Library: nullkernels.Library{},
+			Groups: map[int]comm.Group{-1: nullcomm.New(0, 1), 0: nullcomm.New(0, 1)}, Coord: []int{0}})
+		require.NoError(t, err)
+		e.SetStep(0)
+		require.NoError(t, e.RunSection("step", nil))
+		require.Equal(t, p.Layout.Spaces[graph.Device].Peak, e.Touched(graph.Device), "r %d", rank)
+		require.NoError(t, e.Close())
+		t.Logf("r %d: %s of device memory", rank, plan.Bytes(p.Layout.Spaces[graph.Device].Peak))
 	}
 }

@@ -220,7 +220,7 @@ func TestLoRAWithTheFrozenCache(t *testing.T) {
 	t.Parallel()
 	for i, m := range []string{"gpt2", "llama-untied"} {
 		c := frozenRun(t, m, 8, 40) // an epoch is two steps
-		c.Freeze, c.LoRA = nil, lora.Options{Rank: 4, Alpha: 8, Targets: []string{"*.1.*"}}
+		c.Freeze, c.LoRA = nil, lora.Options{Rank: 4, Alpha: 8, Targets: []string{"*.1.*"}, Dropout: []float64{0, 0.1}[i]}
 		c.Ranks, c.Steps, c.Zero = 2, 5, 0
 		want := cachedRun(t, c)
 		c.Zero, c.Disk = 3, scratch(t)
@@ -229,12 +229,6 @@ func TestLoRAWithTheFrozenCache(t *testing.T) {
 		require.Equal(t, want.losses, got.losses, m)
 		require.Equal(t, want.sha, got.sha, m)
 		require.Equal(t, []bool{false, false, true, true, true}, got.cached, m)
-
-		c.LoRA.Targets = []string{"*.0.*"} // nothing but the embedding is below
-		_, err := c.planned().Plan(t.Context())
-		if m == "gpt2" {
-			require.NoError(t, err)
-		}
 	}
 }
 

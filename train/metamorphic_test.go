@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
+	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/search"
 )
@@ -94,6 +95,9 @@ func randomCase(t testing.TB, seed uint64, dir string) request {
 			prm := p.Program.Params[r.IntN(len(p.Program.Params))].Name
 			c.Freeze = append(c.Freeze, prm)
 		}
+	} else if r.IntN(3) == 0 {
+		c.LoRA = lora.Options{Rank: 1 + r.IntN(9), Alpha: 1 + 9*r.Float64(), Targets: []string{pick("*", "*attn*", "*mlp*")}, Dropout: []float64{0, 0.2}[r.IntN(2)]}
+		c.Base = pick("", "", "int8")
 	}
 	return c
 }

@@ -37,7 +37,7 @@ type way struct {
 
 // features are what is counted.
 var features = []string{"bf16", "fp16", "reduce fp32", "int8 optimizer", "int8 gather", "int8 reduce", "int8 activations", "int8 matmul",
-	"layer order", "reproducible", "hsdp", "stochastic rounding", "frozen cache", "resume", "resume at other ranks", "transport", "elastic"}
+	"layer order", "reproducible", "hsdp", "stochastic rounding", "frozen cache", "lora", "int8 base", "resume", "resume at other ranks", "transport", "elastic"}
 
 // draw makes a mix of a seed. Half of the features that go with those drawn before are
 // in it, so that every pair that may meet does.
@@ -94,10 +94,19 @@ func draw(seed uint64) *mix {
 	// The gradient of a tied head comes from several blocks, which layer order sums
 	// otherwise, and cannot sum leaf by leaf.
 	m.layer = m.accum > 1 && m.model != "gpt2" && half()
+	adapted := r.IntN(3) == 0
+	if adapted {
+		add("lora", "--lora", fmt.Sprintf("r=%d,alpha=8,targets=%s,dropout=%s", 1+r.IntN(8), pick("*.1.*", "*.1.*attn*", "*.1.*mlp*"), pick("0", "0.1")))
+		if half() {
+			add("int8 base", "--base", "int8")
+		}
+	}
 	if r.IntN(3) == 0 {
 		add("frozen cache")
 		m.steps, m.rows = 5, 2*m.ranks*m.accum
-		m.flags = append(m.flags, "--freeze", map[string]string{"gpt2": "*wte.weight,*wpe.weight,*h.0.*", "llama-untied": "*embed_tokens*,*layers.0.*"}[m.model])
+		if !adapted {
+			m.flags = append(m.flags, "--freeze", map[string]string{"gpt2": "*wte.weight,*wpe.weight,*h.0.*", "llama-untied": "*embed_tokens*,*layers.0.*"}[m.model])
+		}
 	} else if m.model == "gpt2" && r.IntN(3) == 0 {
 		m.flags = append(m.flags, "--dropout", "0.1")
 	}
