@@ -50,7 +50,7 @@ func small() spillway.Config {
 // layers plans a preset of which nothing is read.
 func layers() spillway.Config {
 	cfg := spillway.Default()
-	cfg.Model, cfg.Ranks, cfg.Batch, cfg.Seq = "spillway-demo", 2, 1, 32
+	cfg.Model, cfg.Ranks, cfg.Batch, cfg.Seq = "spillway-ledger", 2, 1, 32
 	return cfg
 }
 

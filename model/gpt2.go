@@ -147,8 +147,8 @@ var gpt2Presets = []Preset{
 	gpt2("gpt2-large", 36, 1280, 20, "gpt2-774m"),
 	gpt2("gpt2-xl", 48, 1600, 25, "gpt2-1.5b", "gpt2-1558m"),
 
-	// What `spillway train` trains by itself: bytes of the Go toolchain's source.
-	gpt("spillway-demo", "Spillway's own demo", 4, 256, 8, 256, 256, nil),
+	// Of the records of what features cost in loss (benchmarks/ledger).
+	gpt("spillway-ledger", "Spillway's own records", 4, 256, 8, 256, 256, nil),
 
 	gpt3("gpt3-125m", 12, 768, 12, "gpt3-small"),
 	gpt3("gpt3-350m", 24, 1024, 16, "gpt3-medium"),

@@ -16,7 +16,7 @@ import (
 func demo(t *testing.T) Request {
 	t.Helper()
 	c := Request{Config: config.Default()}
-	c.Model, c.Batch, c.Seq = "spillway-demo", 4, 128
+	c.Model, c.Batch, c.Seq = "spillway-ledger", 4, 128
 	return c
 }
 

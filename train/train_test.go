@@ -202,7 +202,7 @@ func TestTheWall(t *testing.T) {
 // Where the states outweigh two whole units, as in every published shape.
 func TestPeaksFallWithTheStage(t *testing.T) {
 	t.Parallel()
-	for i, model := range []string{"spillway-demo", "gpt2", "llama-3.2-1b", "llama-2-7b"} {
+	for i, model := range []string{"spillway-ledger", "gpt2", "llama-3.2-1b", "llama-2-7b"} {
 		for _, ranks := range append([]int{2}, inTurn(i, []int{3, 4, 8})...) {
 			var peak [4]int64
 			for z := range 4 {

@@ -148,7 +148,7 @@ func finished(o options, r row, seed int, name string) (ended string, err error)
 	if err := os.Remove(name + ".jsonl"); err != nil && !os.IsNotExist(err) {
 		return "", err
 	}
-	args := append([]string{"train", "--model", "spillway-demo", "--data", o.data, "--data-glob", "*.go", "--order", "shuffled",
+	args := append([]string{"train", "--model", "spillway-ledger", "--data", o.data, "--data-glob", "*.go", "--order", "shuffled",
 		"--ranks", "2", "--zero", "3", "--batch", "2", "--accum", "2", "--seq", "128", "--steps", strconv.Itoa(steps),
 		"--lr", "1e-3", "--lr-schedule", "cosine", "--warmup", "20", "--clip", "1", "--seed", strconv.Itoa(seed),
 		"--eval-data", o.eval, "--eval-every", strconv.Itoa(evalEvery), "--eval-steps", "16", "--metrics", name + ".jsonl"}, r.flags...)

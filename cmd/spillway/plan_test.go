@@ -277,7 +277,7 @@ func TestWaysOutFit(t *testing.T) {
 
 // The outcome of the search does not depend on which plan was ready first.
 func TestWaysOutAreDeterministic(t *testing.T) {
-	args := []string{"plan", "--model", "spillway-demo", "--ranks", "4", "--zero", "1", "--device-memory", "30MiB"}
+	args := []string{"plan", "--model", "spillway-ledger", "--ranks", "4", "--zero", "1", "--device-memory", "30MiB"}
 	first := command(args...)
 	require.Equal(t, cli.ExitDoesNotFit, first.status)
 	require.Equal(t, first, command(args...))

@@ -30,8 +30,8 @@ func TestRecommendedFlagsReproduceIt(t *testing.T) {
 		tiny + "--recompute auto --offload parameters=host --prefetch 0",
 		tiny + "--fit --global-batch 16",
 		"--model " + testdata + "/gpt2 --seq 16 --ranks 1 --fit --batch 4 --global-batch 16",
-		"--model spillway-demo --ranks 2 --offload optimizer=host --recompute auto --zero 1 --device-memory 48MiB",
-		"--model spillway-demo --ranks 2 --batch 8 --recompute selective --prefetch 0 --device-memory 60MiB",
+		"--model spillway-ledger --ranks 2 --offload optimizer=host --recompute auto --zero 1 --device-memory 48MiB",
+		"--model spillway-ledger --ranks 2 --batch 8 --recompute selective --prefetch 0 --device-memory 60MiB",
 	}) {
 		args := strings.Fields(line)
 		_, doc := planned(t, args...)

@@ -23,7 +23,7 @@ const root = "../.."
 // substitutions change commands that can't run everywhere as they stand; an empty
 // replacement leaves the command out. Everything else is run to the letter.
 var substitutions = []struct{ text, by, why string }{
-	{"go run ./cmd/spillway train", "go run ./cmd/spillway train --steps 20", "400 steps take minutes; a whole demo runs before a release"},
+	{"go run ./cmd/spillway train", "go run ./cmd/spillway train --steps 20", "512 steps take half a minute; a whole demo runs before a release"},
 	{"--steps 1000 ", "--steps 4 ", "1,000 steps of 124 million parameters take hours on a CPU"},
 	{"--warmup 100 ", "--warmup 1 ", "as above"},
 	{"--model gpt2 ", "--model tiny ", "124 million parameters take seconds to minutes a step on a CPU; tiny has GPT-2's vocabulary"},

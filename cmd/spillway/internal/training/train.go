@@ -39,7 +39,7 @@ func Command() *cobra.Command {
 		Long: `Train a model, sharded over ranks, within the memory that it is given.
 
 With none of --model, --data and --config it runs the demo: a small byte-level
-GPT on the Go files of this machine's Go toolchain, across 4 CPU ranks at
+Llama on the Go files of this machine's Go toolchain, across 4 CPU ranks at
 ZeRO-3, each with less memory than the model's states alone need on one device.
 Any flag overrides a value of the demo.`,
 		Args: func(cmd *cobra.Command, args []string) error { return jobs.RefuseTogether(cli.NoArguments(cmd, args)) },
@@ -261,7 +261,7 @@ func describe(w io.Writer, t *spillway.Trainer, reached int, isDemo bool) {
 		params += p.Program.Params[i].Elems()
 	}
 	if isDemo {
-		fmt.Fprintf(w, "demo: a byte-level GPT on the Go source in %s\n", c.Data)
+		fmt.Fprintf(w, "demo: a byte-level Llama on the Go source in %s\n", c.Data)
 	}
 	if d := t.Device(); d != "" {
 		fmt.Fprintln(w, d)
