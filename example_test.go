@@ -293,7 +293,7 @@ func ExamplePasses() {
 		return nil
 	}))
 	fmt.Println(names[:3])
-	// Output: [model freeze differentiate]
+	// Output: [model freeze lora]
 }
 
 // capped is a run that a device has too little memory for, and what it would take.

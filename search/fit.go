@@ -1,6 +1,7 @@
 package search
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -200,8 +201,45 @@ func Fit(ctx context.Context, s Spec, given Given, allowed []precision.Precision
 		}
 		return nil, e
 	}
+	best, at = w.plainest(best, at, all)
 	return w.fitted(d, without(assumed, best), at, all), nil
 }
+
+// worthWords is the time that a plan may take over the fastest for shorter flags.
+const worthWords = 1.01
+
+// mostPlainer are the plans that may be made to find shorter flags.
+const mostPlainer = 4
+
+// plainest is, of the plans of best's precision, rows and order that take at most worthWords
+// of its time, the one with the shortest flags.
+func (s *searcher) plainest(best *Forecast, at *point, all []*point) (*Forecast, *point) {
+	type short struct {
+		*point
+		spec  Spec
+		words int
+	}
+	bound := worthWords / best.TokensPerSecond()
+	var list []short
+	for _, p := range all {
+		c := s.whole(p)
+		same := c.Precision == best.Spec.Precision && c.Batch == best.Spec.Batch && c.Accum == best.Spec.Accum && c.LayerOrder == best.Spec.LayerOrder
+		if n := c.words(); same && n < best.Spec.words() && p.perToken <= bound {
+			list = append(list, short{p, c, n})
+		}
+	}
+	slices.SortStableFunc(list, func(a, b short) int { return cmp.Compare(a.words, b.words) })
+	for _, c := range list[:min(len(list), mostPlainer)] {
+		f, err := predict(s.ctx, c.spec, s.machine, 0, early)
+		if err == nil && f.Plan.Fit() == nil && 1/f.TokensPerSecond() <= bound {
+			return f, c.point
+		}
+	}
+	return best, at
+}
+
+// words is how long the flags are in which plans differ.
+func (s *Spec) words() int { return len(s.Recompute.String()) + len(s.Offload.String()) }
 
 // tiers are the places that buffers may leave the device for.
 func (s *Spec) tiers() []graph.Space {

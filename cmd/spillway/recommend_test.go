@@ -50,6 +50,12 @@ func TestRecommendedFlagsReproduceIt(t *testing.T) {
 	}
 }
 
+// Of plans within 1 % of the fastest the one with the shortest flags is recommended.
+func TestShortFlagsAreRecommended(t *testing.T) {
+	_, doc := planned(t, strings.Fields("--model llama-3-8b --gpu rtx-4090 --precision bf16 --seq 1024 --batch 1 --lora r=8,alpha=16,targets=*_proj.* --base int8")...)
+	require.Equal(t, "--zero 3 --prefetch 2 --recompute none --offload none", doc.Recommended.Flags)
+}
+
 // The micro-batch that --global-batch leaves open is chosen: what is recommended is no
 // slower than what is for any micro-batch that is named.
 func TestOpenMicroBatchIsChosen(t *testing.T) {
