@@ -45,7 +45,12 @@ var servers = map[string]Server{
 	"t4-16":        {48 << 30, "AWS g4dn.12xlarge: 192 GiB for 4 GPUs"},
 	"v100-16":      {64e9, "NVIDIA DGX-1: 512 GB for 8 GPUs"},
 	"v100-32":      {64e9, "NVIDIA DGX-1: 512 GB for 8 GPUs"},
-	"a10-24":       {96 << 30, "AWS g5.48xlarge: 768 GiB for 8 GPUs"},
+	"a10-24":       {256e9, "Oracle BM.GPU.A10.4: 1 TB for 4 GPUs"},
+	"a10g-24":      {96 << 30, "AWS g5.48xlarge: 768 GiB for 8 GPUs"},
+	"a30-24":       {128e9, "a server of 1 TB for 8 GPUs"},
+	"l20-48":       {128e9, "a server of 1 TB for 8 GPUs"},
+	"h20-96":       {256e9, "a server of 2 TB for 8 GPUs"},
+	"mi300x-192":   {231 << 30, "Azure ND96isr MI300X v5: 1,850 GiB for 8 GPUs"},
 	"a100-40":      {128e9, "NVIDIA DGX A100 320GB: 1 TB for 8 GPUs"},
 	"a100-80":      {256e9, "NVIDIA DGX A100 640GB: 2 TB for 8 GPUs"},
 	"l4-24":        {48e9, "Google Cloud g2-standard-96: 384 GB for 8 GPUs"},
@@ -83,6 +88,7 @@ const (
 	Ada       Arch = "ada"
 	Hopper    Arch = "hopper"
 	Blackwell Arch = "blackwell"
+	CDNA3     Arch = "cdna3" // AMD's: plans alone, no device of Spillway runs on it
 )
 
 // outside is what a process takes of a GPU's memory beside its arena, in bytes:
@@ -98,6 +104,7 @@ var outside = map[Arch]int64{
 	Ada:       600 << 20,
 	Hopper:    850 << 20,
 	Blackwell: 1000 << 20,
+	CDNA3:     1000 << 20, // as Blackwell: nothing is known
 }
 
 // HostOutsideBytes is what a rank's GPU adds to its process's host memory: the
@@ -140,9 +147,17 @@ var table = []GPU{
 	{Name: "v100-32", Aliases: []string{"v100"}, Product: "Tesla V100-SXM2-32GB", Arch: Volta, Memory: 32510 * mib,
 		Rates: Rates{FP32: 15.7 * tera, FP16: 125 * tera}, MemoryBandwidth: 900 * giga, NVLink: 150 * giga, PCIe: pcie3x16, Network: 50 * gbit,
 		Source: "NVIDIA V100 datasheet (SXM2); DGX-1 user guide"},
-	{Name: "a10-24", Aliases: []string{"a10", "a10g"}, Product: "A10", Arch: Ampere, Memory: 23028 * mib,
+	{Name: "a10-24", Aliases: []string{"a10"}, Product: "A10", Arch: Ampere, Memory: 23028 * mib,
 		Rates: Rates{FP32: 31.2 * tera, TF32: 62.5 * tera, FP16: 125 * tera, BF16: 125 * tera, INT8: 250 * tera}, MemoryBandwidth: 600 * giga, PCIe: pcie4x16, Network: 25 * gbit,
 		Source: "NVIDIA A10 datasheet"},
+	// AWS's own: half of the tensor rates that its sheet prints, which are sparse.
+	{Name: "a10g-24", Aliases: []string{"a10g"}, Product: "A10G", Arch: Ampere, Memory: 23028 * mib,
+		Rates: Rates{FP32: 35 * tera, TF32: 35 * tera, FP16: 70 * tera, BF16: 70 * tera, INT8: 140 * tera}, MemoryBandwidth: 600 * giga, PCIe: pcie4x16, Network: 12.5 * gbit,
+		Source: "NVIDIA A10G datasheet (AWS G5); g5.48xlarge: 100 Gb/s for 8 GPUs"},
+	// An NVLink bridge joins two cards only: not counted.
+	{Name: "a30-24", Aliases: []string{"a30"}, Product: "A30", Arch: Ampere, Memory: 24576 * mib,
+		Rates: Rates{FP32: 10.3 * tera, TF32: 82 * tera, FP16: 165 * tera, BF16: 165 * tera, INT8: 330 * tera}, MemoryBandwidth: 933 * giga, PCIe: pcie4x16, Network: 25 * gbit,
+		Source: "NVIDIA A30 datasheet"},
 	// DGX A100: a 200 Gb/s port for each GPU.
 	{Name: "a100-40", Product: "A100-SXM4-40GB", Arch: Ampere, Memory: 40536 * mib,
 		Rates: Rates{FP32: 19.5 * tera, TF32: 156 * tera, FP16: 312 * tera, BF16: 312 * tera, INT8: 624 * tera}, MemoryBandwidth: 1555 * giga, NVLink: 300 * giga, PCIe: pcie4x16, Network: 200 * gbit,
@@ -160,6 +175,9 @@ var table = []GPU{
 	{Name: "l4-24", Aliases: []string{"l4"}, Product: "L4", Arch: Ada, Memory: 23034 * mib,
 		Rates: Rates{FP32: 30.3 * tera, TF32: 60 * tera, FP16: 121 * tera, BF16: 121 * tera, INT8: 242 * tera, FP8: 242 * tera}, MemoryBandwidth: 300 * giga, PCIe: pcie4x16, Network: 25 * gbit,
 		Source: "NVIDIA L4 datasheet (half of the sparse rates)"},
+	{Name: "l20-48", Aliases: []string{"l20"}, Product: "L20", Arch: Ada, Memory: 46068 * mib,
+		Rates: Rates{FP32: 59.8 * tera, TF32: 59.8 * tera, FP16: 119.5 * tera, BF16: 119.5 * tera, INT8: 239 * tera, FP8: 239 * tera}, MemoryBandwidth: 864 * giga, PCIe: pcie4x16, Network: 25 * gbit,
+		Source: "NVIDIA L20 datasheet"},
 	{Name: "l40s", Aliases: []string{"l40s-48"}, Product: "L40S", Arch: Ada, Memory: 46068 * mib,
 		Rates: Rates{FP32: 91.6 * tera, TF32: 183 * tera, FP16: 362 * tera, BF16: 362 * tera, INT8: 733 * tera, FP8: 733 * tera}, MemoryBandwidth: 864 * giga, PCIe: pcie4x16, Network: 50 * gbit,
 		Source: "NVIDIA L40S datasheet"},
@@ -176,6 +194,9 @@ var table = []GPU{
 	{Name: "h100-80", Aliases: []string{"h100"}, Product: "H100 80GB HBM3", Arch: Hopper, Memory: 81559 * mib,
 		Rates: Rates{FP32: 67 * tera, TF32: 494.7 * tera, FP16: 989.4 * tera, BF16: 989.4 * tera, INT8: 1978.9 * tera, FP8: 1978.9 * tera}, MemoryBandwidth: 3350 * giga, NVLink: 450 * giga, PCIe: pcie5x16, Network: 400 * gbit,
 		Source: "NVIDIA H100 datasheet and Hopper whitepaper (SXM5); DGX H100 datasheet"},
+	{Name: "h20-96", Aliases: []string{"h20"}, Product: "H20", Arch: Hopper, Memory: 97871 * mib,
+		Rates: Rates{FP32: 44 * tera, TF32: 74 * tera, FP16: 148 * tera, BF16: 148 * tera, INT8: 296 * tera, FP8: 296 * tera}, MemoryBandwidth: 4000 * giga, NVLink: 450 * giga, PCIe: pcie5x16, Network: 400 * gbit,
+		Source: "NVIDIA HGX H20 datasheet"},
 	{Name: "h200-141", Aliases: []string{"h200"}, Product: "H200", Arch: Hopper, Memory: 143771 * mib,
 		Rates: Rates{FP32: 67 * tera, TF32: 494.7 * tera, FP16: 989.4 * tera, BF16: 989.4 * tera, INT8: 1978.9 * tera, FP8: 1978.9 * tera}, MemoryBandwidth: 4800 * giga, NVLink: 450 * giga, PCIe: pcie5x16, Network: 400 * gbit,
 		Source: "NVIDIA H200 datasheet (SXM5); DGX H200 datasheet"},
@@ -186,6 +207,10 @@ var table = []GPU{
 	{Name: "b200-192", Aliases: []string{"b200", "b200-180"}, Product: "B200", Arch: Blackwell, Memory: 183359 * mib,
 		Rates: Rates{FP32: 75 * tera, TF32: 1125 * tera, FP16: 2250 * tera, BF16: 2250 * tera, INT8: 4500 * tera, FP8: 4500 * tera}, MemoryBandwidth: 8000 * giga, NVLink: 900 * giga, PCIe: pcie5x16, Network: 400 * gbit,
 		Source: "NVIDIA HGX and DGX B200 datasheets (an eighth; half of the sparse rates)"},
+	// Seven Infinity Fabric links of 64 GB/s in a direction, one to each of the others.
+	{Name: "mi300x-192", Aliases: []string{"mi300x"}, Product: "AMD Instinct MI300X", Arch: CDNA3, Memory: 196592 * mib,
+		Rates: Rates{FP32: 163.4 * tera, TF32: 653.7 * tera, FP16: 1307.4 * tera, BF16: 1307.4 * tera, INT8: 2614.9 * tera, FP8: 2614.9 * tera}, MemoryBandwidth: 5300 * giga, NVLink: 448 * giga, PCIe: pcie5x16, Network: 400 * gbit,
+		Source: "AMD Instinct MI300X data sheet (for plans: Spillway does not run on it)"},
 	{Name: "rtx-5080", Aliases: []string{"5080", "rtx5080"}, Product: "GeForce RTX 5080", Arch: Blackwell, Memory: 16303 * mib,
 		Rates: Rates{FP32: 56.3 * tera, TF32: 56.3 * tera, FP16: 112.6 * tera, BF16: 112.6 * tera, INT8: 450.2 * tera, FP8: 225.1 * tera}, MemoryBandwidth: 960 * giga, PCIe: pcie5x16, Network: 25 * gbit,
 		Source: "NVIDIA RTX Blackwell GPU architecture whitepaper (fp16 and fp8 with fp32 accumulation)"},

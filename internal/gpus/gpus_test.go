@@ -24,7 +24,7 @@ func TestTable(t *testing.T) {
 		require.True(t, g.Arch == Volta || g.Rates.INT8 > g.Rates.FP16, g.Name)
 		require.GreaterOrEqual(t, g.PCIe, pcie3x16, g.Name)
 		intensity := g.Rates.FP16 / g.MemoryBandwidth // FLOP a byte
-		require.Greater(t, intensity, 60.0, g.Name)
+		require.Greater(t, intensity, 35.0, g.Name)   // H20: 37
 		require.Less(t, intensity, 450.0, g.Name)
 	}
 	for _, name := range []string{"v100-16", "v100-32", "a100-40", "a100-80", "h100-80", "h200-141", "b200-192", "rtx-3090", "rtx-4090", "rtx-5090", "l40s"} {

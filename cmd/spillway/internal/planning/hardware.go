@@ -136,7 +136,7 @@ func (f *Flags) Hardware(c *spillway.Config) spillway.Hardware {
 	}}
 	if c.DeviceMemory == g.Memory-g.Used { // a cap of one's own stays
 		for _, o := range gpus.List() {
-			if o.Memory > g.Memory {
+			if amd := o.Arch == gpus.CDNA3; o.Memory > g.Memory && amd == (g.Arch == gpus.CDNA3) {
 				hw.Larger = append(hw.Larger, planner.LargerDevice{Name: o.Name, Memory: o.Memory, Outside: o.OutsideBytes(), HostShare: f.hostShare(o),
 					Machine: func(ranks int) *cost.Machine { return o.Machine(min(node, ranks)) }})
 			}
