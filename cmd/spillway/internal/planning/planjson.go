@@ -28,6 +28,8 @@ type (
 		Server Server `json:"server"`
 		// Time says how step_seconds is known, with --gpu.
 		Time *Time `json:"time,omitempty"`
+		// Budget is the recommended plan's, with --tokens; the requested one's where none is recommended.
+		Budget *Budget `json:"budget,omitempty"`
 	}
 	Server struct {
 		Ranks     int64  `json:"ranks"`
@@ -125,9 +127,11 @@ func (f *Flags) planJSON(asked *spillway.Forecast, stages []*spillway.Forecast, 
 	if r := f.timeRange(); r != nil {
 		doc.Time = &Time{r.Low, r.High, r.Rows, r.Text()}
 	}
+	doc.Budget = f.budget(asked)
 	doc.Explanation, doc.Epilogues = why(asked), asked.Epilogues()
 	if best != nil {
 		doc.Recommended = &planRecommended{cli.FlagText(best.Choices), cli.FlaggedAll(best.Reasons), stageJSON(best.Forecast)}
+		doc.Budget = f.budget(best.Forecast)
 	}
 	text, err := json.MarshalIndent(doc, "", "  ")
 	return append(text, '\n'), err

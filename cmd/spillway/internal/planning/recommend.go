@@ -37,8 +37,8 @@ type recommendation struct {
 
 // fittedText says what the search chose, and why.
 func (f *Flags) fittedText(best *spillway.Fitted) *recommendation {
-	return &recommendation{flags: cli.FlagText(best.Choices), lines: append([]string{fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s",
-		best.Tried, f.seconds(best.Step.Seconds), f.speed(best.TokensPerSecond()))}, cli.FlaggedAll(best.Reasons)...)}
+	return &recommendation{flags: cli.FlagText(best.Choices), lines: f.withBudget(best.Forecast, fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s",
+		best.Tried, f.seconds(best.Step.Seconds), f.speed(best.TokensPerSecond())), cli.FlaggedAll(best.Reasons))}
 }
 
 func (rec *recommendation) print(w io.Writer) {
@@ -99,13 +99,13 @@ func (r *planReport) recommended() *recommendation {
 	switch ratio := best.TokensPerSecond() / asked.TokensPerSecond(); {
 	case asked.Fits && ratio < 1.005:
 		return &recommendation{words: fmt.Sprintf("as requested; nothing found is faster (%s a step, %s predicted)", f.seconds(asked.Step.Seconds), f.speed(asked.TokensPerSecond())),
-			lines: cli.Reasons(asked)[:1]}
+			lines: f.withBudget(asked, "", cli.Reasons(asked)[:1])}
 	case asked.Fits:
 		took += fmt.Sprintf(", against %s as requested (%.2f × as fast)", f.seconds(asked.Step.Seconds), ratio)
 	default:
 		took += fmt.Sprintf("; as requested it does not fit, and would take %s", f.seconds(asked.Step.Seconds))
 	}
-	return &recommendation{flags: cli.FlagText(best.Choices), lines: append([]string{took}, cli.FlaggedAll(best.Reasons)...)}
+	return &recommendation{flags: cli.FlagText(best.Choices), lines: f.withBudget(best.Forecast, took, cli.FlaggedAll(best.Reasons))}
 }
 
 // forecastStages plans a configuration at stages 0 to 3, two at a time: a plan

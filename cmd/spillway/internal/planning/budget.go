@@ -1,0 +1,95 @@
+package planning
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/spillway-ml/spillway"
+)
+
+// Budget is what training on so many tokens takes by prediction. Low and high are of the range
+// that the predicted time is worth; without --gpu they are equal.
+type Budget struct {
+	Tokens    float64    `json:"tokens"`
+	Days      [2]float64 `json:"days"`
+	RankHours [2]float64 `json:"rank_hours"`     // GPU-hours with --gpu
+	Cost      []float64  `json:"cost,omitempty"` // rank hours times --price
+}
+
+// checkBudget refuses a --tokens or --price that is none.
+func (f *Flags) checkBudget() error {
+	switch {
+	case !(f.tokens >= 0) || math.IsInf(f.tokens, 0):
+		return fmt.Errorf("--tokens %g: a number of tokens is needed, as in 100e9", f.tokens)
+	case !(f.price >= 0) || math.IsInf(f.price, 0):
+		return fmt.Errorf("--price %g: money for a GPU-hour is needed", f.price)
+	case f.price > 0 && f.tokens == 0:
+		return errors.New("--price is for the cost of a whole run; give --tokens too")
+	}
+	return nil
+}
+
+// budget is nil without --tokens.
+func (f *Flags) budget(p *spillway.Forecast) *Budget {
+	if f.tokens == 0 {
+		return nil
+	}
+	b := &Budget{Tokens: f.tokens}
+	times := [2]float64{1, 1}
+	if r := f.timeRange(); r != nil {
+		times = [2]float64{r.Low, r.High}
+	}
+	for i, by := range times {
+		hours := by * f.tokens / p.TokensPerSecond() / 3600
+		b.Days[i], b.RankHours[i] = hours/24, hours*float64(p.Config.Ranks)
+		if f.price > 0 {
+			b.Cost = append(b.Cost, b.RankHours[i]*f.price)
+		}
+	}
+	return b
+}
+
+// budgetText is the budget as a line; "" without --tokens.
+func (f *Flags) budgetText(p *spillway.Forecast) string {
+	b := f.budget(p)
+	if b == nil {
+		return ""
+	}
+	short := func(v float64) string {
+		if v = rough(v); v < 10 {
+			return fmt.Sprintf("%.2g", v)
+		}
+		return grouped(int64(v))
+	}
+	unit := "rank-hours"
+	if f.gpuFound != nil {
+		unit = "GPU-hours"
+	}
+	of := func(v []float64) string { return between(short(v[0]), short(v[1])) }
+	text := fmt.Sprintf("%s tokens take %s days and %s %s", inWords(b.Tokens), of(b.Days[:]), of(b.RankHours[:]), unit)
+	if f.price > 0 {
+		text += fmt.Sprintf(", which cost %s at --price %g", of(b.Cost), f.price)
+	}
+	return text
+}
+
+// withBudget puts a plan's budget behind the first of its lines, "" of which are none.
+func (f *Flags) withBudget(p *spillway.Forecast, first string, rest []string) []string {
+	lines := append([]string{first, f.budgetText(p)}, rest...)
+	return slices.DeleteFunc(lines, func(s string) bool { return s == "" })
+}
+
+// inWords writes a number of tokens as people say it.
+func inWords(v float64) string {
+	for _, u := range []struct {
+		of   float64
+		name string
+	}{{1e12, " trillion"}, {1e9, " billion"}, {1e6, " million"}} {
+		if v >= u.of {
+			return fmt.Sprintf("%.4g%s", v/u.of, u.name)
+		}
+	}
+	return fmt.Sprintf("%.0f", v)
+}
