@@ -39,6 +39,21 @@ func TestFrozenCacheWantsEveryMicroBatch(t *testing.T) {
 	}
 }
 
+// The cache serves a step once it has the rows of every rank.
+func TestFrozenCacheWantsEveryRank(t *testing.T) {
+	t.Parallel()
+	c := frozenRun(t, "gpt2", 8, 40)
+	c.Ranks, c.Accum, c.FrozenCache = 2, 1, config.FrozenCache{Tier: graph.Host, Bytes: 1 << 20}
+	tr, err := c.start(t.Context())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tr.Close()) }()
+	for rank := range c.Ranks {
+		require.False(t, tr.prefix.has(tr.train, &tr.cfg.Config, 0), "the rows of %d ranks", rank)
+		require.NoError(t, tr.prefix.take(tr.train, 0, 0, rank, make([]byte, int64(c.Batch)*tr.prefix.row)))
+	}
+	require.True(t, tr.prefix.has(tr.train, &tr.cfg.Config, 0))
+}
+
 // Frozen units have no master, so an int8 gather moves them as they are: stages that
 // gather them compute what stages that hold them whole do.
 func TestInt8GatherLeavesFrozenUnits(t *testing.T) {

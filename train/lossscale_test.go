@@ -1,6 +1,8 @@
 package train
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/run"
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
@@ -147,6 +150,14 @@ func TestLossScaleHasACeiling(t *testing.T) {
 		require.Equal(t, want, r.LossScale, "step %d", i+1)
 	}
 	require.Equal(t, saving.Scale{Scale: config.MaxScale, Clean: 1}, tr.at.Scale)
+	require.NoError(t, tr.ranks.Each("the look at the scale", func(r *run.Rank) error {
+		var state [8 * graph.NumScale]byte
+		err := r.Exec.Read(tr.plan.Program.Scaler.State, 0, state[:])
+		if got := math.Float64frombits(binary.NativeEndian.Uint64(state[8*graph.ScaleValue:])); got != config.MaxScale {
+			err = errors.Join(err, fmt.Errorf("rank %d keeps %g", r.Index, got))
+		}
+		return err
+	}))
 	_, err = tr.Save(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, tr.Close())

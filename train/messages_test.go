@@ -58,4 +58,9 @@ func TestADefaultIsNoChange(t *testing.T) {
 	c.Reduce = "fp32"
 	_, lines = saving.Changed(old, saving.Settings(&c.Config))
 	require.Equal(t, []string{"Config.Reduce: not in use → fp32"}, lines)
+	c.Precision = "fp16"
+	was := saving.Settings(&c.Config)
+	c.LossScale = "1024"
+	_, lines = saving.Changed(was, saving.Settings(&c.Config))
+	require.Equal(t, []string{"Config.LossScale: dynamic → 1024"}, lines, "the default of fp16, which is not recorded")
 }

@@ -319,7 +319,8 @@ func TestOverflowForGoodStopsAtTheFloor(t *testing.T) {
 	require.Len(t, runOf(t, c).losses, 1)
 }
 
-// With hysteresis the scale outlasts single overflows: so many in a row halve it.
+// With hysteresis the scale outlasts single overflows: so many in a row halve it. At the
+// floor, so many in a row end the run.
 func TestLossScaleHysteresis(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -331,13 +332,25 @@ func TestLossScaleHysteresis(t *testing.T) {
 		require.True(t, r.Skipped)
 		require.Equal(t, math.Exp2(float64(40-step/3)), r.LossScale)
 	}
+
+	c.Zero = 0 // whole values, which plantInf changes
+	tr = trainerAt(t, c, 1)
+	plantInf(t, tr, 1)
+	for range 2 {
+		r, err := tr.Step(t.Context())
+		require.NoError(t, err)
+		require.True(t, r.Skipped)
+	}
+	_, err := tr.Step(t.Context())
+	require.ErrorContains(t, err, "overflowed at a loss scale of 1")
 }
 
-// A static scale stays; a run that overflows at it step after step stops.
+// A static scale stays, and a resume takes the configured one, not the checkpoint's; a
+// run that overflows at it step after step stops.
 func TestStaticLossScale(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
-	c.Ranks, c.Steps, c.Precision, c.LossScale = 2, 3, "fp16", "128"
+	c.Ranks, c.Steps, c.Precision, c.LossScale, c.Checkpoint = 2, 3, "fp16", "128", scratch(t)
 	tr, err := c.start(t.Context())
 	require.NoError(t, err)
 	for range 3 {
@@ -346,9 +359,11 @@ func TestStaticLossScale(t *testing.T) {
 		require.Equal(t, 128.0, r.LossScale)
 		require.False(t, r.Skipped)
 	}
+	_, err = tr.Save(t.Context())
+	require.NoError(t, err)
 	require.NoError(t, tr.Close())
 
-	c.LossScale, c.Steps = "1e30", 40
+	c.LossScale, c.Steps, c.Resume = "1e30", 40, true
 	tr, err = c.start(t.Context())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()

@@ -149,6 +149,8 @@ func Changed(old, now map[string]string) (names, lines []string) {
 	show := func(s map[string]string, name string) string {
 		v, ok := s[name]
 		switch {
+		case !ok && name == "loss-scale" && s["precision"] == "fp16":
+			return config.DynamicScale // the default is not recorded
 		case !ok:
 			return "not in use"
 		case v == "":

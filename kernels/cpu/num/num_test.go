@@ -175,6 +175,21 @@ func TestPhiloxKnownAnswers(t *testing.T) {
 		Philox([4]uint32{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, [2]uint32{0xa4093822, 0x299f31d0}))
 }
 
+// The bits of stochastic rounding differ by seed, parameter, element and update.
+func TestRoundingDrawsByEachArgument(t *testing.T) {
+	even, odd := Rounding(3, 5, 7, 9)
+	require.NotEqual(t, even, odd)
+	for name, other := range map[string][4]uint64{
+		"seed": {4, 5, 7, 9}, "high half of the seed": {3 + 1<<40, 5, 7, 9},
+		"parameter": {3, 6, 7, 9}, "high half of the parameter": {3, 5 + 1<<40, 7, 9},
+		"element": {3, 5, 8, 9}, "high half of the element": {3, 5, 7 + 1<<32, 9}, "update": {3, 5, 7, 10},
+	} {
+		e, o := Rounding(other[0], other[1], other[2], other[3])
+		require.NotEqual(t, even, e, name)
+		require.NotEqual(t, odd, o, name)
+	}
+}
+
 func TestNormal(t *testing.T) {
 	const n = 200000
 	var s1, s2, s4 float64
