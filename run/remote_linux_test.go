@@ -67,13 +67,13 @@ func TestMeeting(t *testing.T) {
 	}
 	where := func() string { return "host h, process 7" }
 
-	leader, other := open()
+	leader, _ := open()
 	leader.Meet(timeout, where)
 	_, err := leader.Welcome()
 	require.ErrorIs(t, err, comm.ErrTimeout)
 	require.EqualError(t, err, "timeout: rank 2 (host h, process 7) has not joined the job within 500ms")
 
-	_, other = open()
+	_, other := open()
 	other.Meet(timeout, nil)
 	_, err = other.Greet(Hello{Rank: 2}, free)
 	require.EqualError(t, err, "timeout: rank 0 has not joined the job within 500ms")
