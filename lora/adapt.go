@@ -25,7 +25,8 @@ func IsAdapter(name string) bool {
 }
 
 // Adapt returns a forward program in which each linear product whose weight a target
-// names has an adapter, and all of the program's own parameters are frozen:
+// names, or without targets each in a block that repeats, has an adapter, and all of the
+// program's own parameters are frozen:
 //
 //	y = x·W + bias    →    y = x·W + bias
 //	                       a = x·Aᵀ               (M,r), A (r,K)
@@ -65,6 +66,9 @@ func Adapt(p *graph.Program, o Options) (*graph.Program, error) {
 			return nil, a.noMatch(o.Targets[i])
 		}
 	}
+	if len(a.made) == 0 {
+		return nil, fmt.Errorf("lora: no block of the model repeats; name targets, as in targets=%s", strings.Join(nearest.Patterns("*", a.names, 3), ","))
+	}
 	return q, nil
 }
 
@@ -100,7 +104,7 @@ func (a *adapter) product(i int) error {
 		return nil
 	}
 	a.names = append(a.names, a.p.Params[k].Name)
-	if !a.wants(a.p.Params[k].Name) {
+	if !a.wants(&a.p.Params[k]) {
 		return nil
 	}
 	ab, ok := a.made[k]
@@ -129,10 +133,13 @@ func (a *adapter) product(i int) error {
 	return nil
 }
 
-// wants says whether a target names a weight.
-func (a *adapter) wants(name string) (yes bool) {
+// wants says whether a weight gets an adapter.
+func (a *adapter) wants(w *graph.Param) (yes bool) {
+	if len(a.o.Targets) == 0 {
+		return a.p.Units[w.Unit].Block.Repeats()
+	}
 	for i, t := range a.o.Targets {
-		if ok, _ := graph.MatchName(t, name); ok {
+		if ok, _ := graph.MatchName(t, w.Name); ok {
 			a.matched[i], yes = true, true
 		}
 	}

@@ -10,6 +10,10 @@ func TestParse(t *testing.T) {
 	o, err := Parse("r=16,alpha=32,targets=*.attn.*,*.mlp.*,dropout=0.05")
 	require.NoError(t, err)
 	require.Equal(t, Options{Rank: 16, Alpha: 32, Targets: []string{"*.attn.*", "*.mlp.*"}, Dropout: 0.05}, o)
+	least, err := Parse("r=16")
+	require.NoError(t, err)
+	require.Equal(t, Options{Rank: 16, Alpha: 32}, least)
+	require.Equal(t, "r=16,alpha=32", least.String())
 	again, err := Parse(o.String())
 	require.NoError(t, err)
 	require.Equal(t, o, again)
@@ -20,8 +24,7 @@ func TestParse(t *testing.T) {
 		require.Empty(t, o.String())
 	}
 	for text, said := range map[string]string{
-		"r=16":                              "alpha is 0",
-		"r=16,alpha=32":                     "targets is missing",
+		"alpha=32":                          "r is 0",
 		"r=0,alpha=32,targets=*":            "r is 0",
 		"r=x,alpha=32,targets=*":            `r is "x"`,
 		"r=1,r=2,alpha=32,targets=*":        "r is given twice",

@@ -16,7 +16,7 @@ import (
 type Options struct {
 	Rank    int      // r, the inner dimension of an adapter; 0: no adapters
 	Alpha   float64  // the adapter's product is scaled by Alpha/Rank
-	Targets []string // patterns of names of weights, as in graph.MatchName
+	Targets []string // patterns of names of weights, as in graph.MatchName; none: all of the repeated blocks
 	Dropout float64  // of the adapter's input, in training
 }
 
@@ -38,8 +38,6 @@ func (o Options) Validate() error {
 		return fmt.Errorf("alpha is %g; it must be a finite number above 0", o.Alpha)
 	case !(o.Dropout >= 0 && o.Dropout < 1):
 		return fmt.Errorf("dropout is %g; it must be in [0, 1)", o.Dropout)
-	case len(o.Targets) == 0:
-		return fmt.Errorf("targets is missing; give patterns of weights, as in targets=*.attn.*,*.mlp.*")
 	}
 	for _, t := range o.Targets {
 		if err := graph.CheckPattern(t); err != nil {
@@ -55,15 +53,19 @@ func (o Options) String() string {
 		return ""
 	}
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
-	s := fmt.Sprintf("r=%d,alpha=%s,targets=%s", o.Rank, number(o.Alpha), strings.Join(o.Targets, ","))
+	s := fmt.Sprintf("r=%d,alpha=%s", o.Rank, number(o.Alpha))
+	if len(o.Targets) > 0 {
+		s += ",targets=" + strings.Join(o.Targets, ",")
+	}
 	if o.Dropout > 0 {
 		s += ",dropout=" + number(o.Dropout)
 	}
 	return s
 }
 
-// Parse reads "r=16,alpha=32,targets=*.attn.*,*.mlp.*,dropout=0", in any order. What has no
-// name belongs to the targets. "" and "none" are no adapters.
+// Parse reads "r=16,alpha=32,targets=*.attn.*,*.mlp.*,dropout=0", in any order. All but r may
+// be left out: alpha is twice r then. What has no name belongs to the targets. "" and "none"
+// are no adapters.
 func Parse(s string) (o Options, err error) {
 	if s == "" || strings.EqualFold(s, "none") {
 		return o, nil
@@ -88,11 +90,14 @@ func Parse(s string) (o Options, err error) {
 		case "targets":
 			o.Targets = append(o.Targets, value)
 		default:
-			return Options{}, fmt.Errorf("%.80q is not known; write r=16,alpha=32,targets=*.attn.*,*.mlp.*", part)
+			return Options{}, fmt.Errorf("%.80q is not known; write r=16, or r=16,alpha=32,targets=*.attn.*,*.mlp.*", part)
 		}
 		if err != nil {
 			return Options{}, fmt.Errorf("%s is %.80q; it must be a number", key, value)
 		}
+	}
+	if !given["alpha"] {
+		o.Alpha = 2 * float64(o.Rank)
 	}
 	return o, o.Validate()
 }

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/dustin/go-humanize"
+
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/safetensors"
@@ -23,6 +25,24 @@ func (t *Trainer) first(param int, at int64, v []float32) error {
 		t.base.Add(name, v)
 	}
 	return t.states.Write(param, "value", at, v)
+}
+
+// noteAdapters says what is trained in the model's place.
+func (t *Trainer) noteAdapters() {
+	if !t.cfg.LoRA.Active() {
+		return
+	}
+	matrices, trained, all := 0, int64(0), int64(0)
+	for i := range t.plan.Program.Params {
+		prm := &t.plan.Program.Params[i]
+		all += prm.Elems()
+		if !prm.Frozen {
+			trained += prm.Elems()
+			matrices++
+		}
+	}
+	t.notes = append(t.notes, fmt.Sprintf("lora: r %d, alpha %g, %d matrices, %s trained parameters of %s",
+		t.cfg.LoRA.Rank, t.cfg.LoRA.Alpha, matrices/2, humanize.Comma(trained), humanize.Comma(all)))
 }
 
 // noteBase notes which model the run's adapters belong to, for its checkpoints.

@@ -91,15 +91,15 @@ func TestInt8BaseRestsInCodes(t *testing.T) {
 }
 
 // pretrained trains a small model on the first half of the text, and returns its
-// checkpoint folder and files with the second half, to train and to hold out.
-func pretrained(t *testing.T, model string, steps int) (folder, data, heldOut string) {
+// checkpoint folder and a file with the second half.
+func pretrained(t *testing.T, model string, steps int) (folder, data string) {
 	t.Helper()
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(curveModels[model]), 0o644))
 	text, err := os.ReadFile("../testdata/text.bin")
 	require.NoError(t, err)
-	n := len(text) / 20
-	for name, part := range map[string][]byte{"first.bin": text[:10*n], "second.bin": text[10*n : 18*n], "held.bin": text[18*n:]} {
+	half := len(text) / 4 * 2
+	for name, part := range map[string][]byte{"first.bin": text[:half], "second.bin": text[half:]} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), part, 0o644))
 	}
 	c := request{Config: config.Default()}
@@ -109,15 +109,15 @@ func pretrained(t *testing.T, model string, steps int) (folder, data, heldOut st
 	require.NoError(t, err)
 	require.NoError(t, tr.Run(t.Context(), nil))
 	require.NoError(t, tr.Close())
-	return c.Checkpoint, filepath.Join(dir, "second.bin"), filepath.Join(dir, "held.bin")
+	return c.Checkpoint, filepath.Join(dir, "second.bin")
 }
 
-// baseCurve fine-tunes a pretrained model with adapters from a seed, and returns the last
-// held-out loss. shifted gives each block of the base the scale of the one before it.
-func baseCurve(t *testing.T, folder, data, heldOut, base string, seed int64, steps int, shifted bool) (loss float64) {
+// baseCurve fine-tunes a pretrained model with adapters from a seed, and returns the mean
+// loss of its steps. shifted gives each block of the base the scale of the one before it.
+func baseCurve(t *testing.T, folder, data, base string, seed int64, steps int, shifted bool) (loss float64) {
 	t.Helper()
 	c := request{Config: config.Default()}
-	c.Model, c.Init, c.Data, c.EvalData, c.EvalSteps = folder, folder, data, heldOut, 8
+	c.Model, c.Init, c.Data = folder, folder, data
 	c.Order, c.Seed, c.Batch, c.Seq, c.Steps = "shuffled", seed, 4, 32, steps
 	c.Precision, c.LR, c.LRSchedule, c.Warmup, c.Clip = "bf16", 2e-3, "cosine", steps/10, 1
 	c.LoRA, c.Base = lora.Options{Rank: 8, Alpha: 16, Targets: []string{"*attn*", "*mlp*"}}, base
@@ -128,12 +128,9 @@ func baseCurve(t *testing.T, folder, data, heldOut, base string, seed int64, ste
 		shiftScales(t, tr)
 	}
 	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
-		if r.Eval != nil {
-			loss = float64(r.Eval.Loss)
-		}
+		loss += float64(r.Loss) / float64(steps)
 		return nil
 	}))
-	require.NotZero(t, loss)
 	return loss
 }
 
@@ -153,22 +150,22 @@ func shiftScales(t *testing.T, tr *Trainer) {
 	}
 }
 
-// The held-out loss of an int8 base is at most 1 % over that of a bf16 base: 300 steps from
+// The mean loss over the steps of an int8 base is at most 1 % over that of a bf16 base: 300 steps from
 // three seeds with SPILLWAY_LONG, else 60 from one. With its scales shifted by one block it
 // is more.
 func TestInt8BaseFollowsBF16(t *testing.T) {
 	t.Parallel()
 	steps, seeds := long.Or(60, 300), long.Or(1, 3)
 	for model := range curveModels {
-		folder, data, heldOut := pretrained(t, model, 200)
+		folder, data := pretrained(t, model, 200)
 		mean := func(base string, shifted bool) (loss float64) {
 			for seed := range int64(seeds) {
-				loss += baseCurve(t, folder, data, heldOut, base, seed+1, steps, shifted) / float64(seeds)
+				loss += baseCurve(t, folder, data, base, seed+1, steps, shifted) / float64(seeds)
 			}
 			return loss
 		}
 		want, got, broken := mean("bf16", false), mean("int8", false), mean("int8", true)
-		t.Logf("%s, %d steps, %d seeds: held-out loss %.4f in bf16, %.4f in int8 (%+.3f %%), %.4f with scales shifted", model, steps, seeds, want, got, 100*(got/want-1), broken)
+		t.Logf("%s, %d steps, %d seeds: mean loss %.4f in bf16, %.4f in int8 (%+.3f %%), %.4f with scales shifted", model, steps, seeds, want, got, 100*(got/want-1), broken)
 		require.LessOrEqual(t, got, 1.01*want, model)
 		require.Greater(t, broken, 1.01*want, "%s: the control is no worse", model)
 	}

@@ -259,7 +259,6 @@ func TestLoRARefuses(t *testing.T) {
 		"r is -1":                                        func(c *request) { c.LoRA.Rank = -1 },
 		"alpha is 0":                                     func(c *request) { c.LoRA.Alpha = 0 },
 		"dropout is 1":                                   func(c *request) { c.LoRA.Dropout = 1 },
-		"targets is missing":                             func(c *request) { c.LoRA.Targets = nil },
 		"no weight of a linear product matches":          func(c *request) { c.LoRA.Targets = []string{"*.attention.*"} },
 		`names wte.weight, which no linear product uses`: func(c *request) { c.LoRA.Targets = []string{"wte.weight"} },
 	} {
@@ -311,4 +310,32 @@ func TestLoRACheckpointsCompute(t *testing.T) {
 	next.LoRA = lora.Options{}
 	_, err = next.start(context.Background())
 	require.ErrorContains(t, err, "it holds adapters, and the run has no Config.LoRA")
+}
+
+// Without targets the linear products of the repeated blocks have adapters: not the head,
+// and no embedding.
+func TestLoRAWithoutTargets(t *testing.T) {
+	t.Parallel()
+	for model, layers := range map[string][]string{"gpt2": {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"},
+		"llama-untied": {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}} {
+		c := withLoRA(model, 2)
+		c.Steps = 1
+		tr, err := c.start(context.Background())
+		require.NoError(t, err)
+		block := map[string]string{"gpt2": "h.", "llama-untied": "model.layers."}[model]
+		var want, got []string
+		for i := range 2 {
+			for _, layer := range layers {
+				want = append(want, fmt.Sprintf("%s%d.%s%s", block, i, layer, lora.SuffixA), fmt.Sprintf("%s%d.%s%s", block, i, layer, lora.SuffixB))
+			}
+		}
+		for _, name := range tr.Parameters() {
+			if lora.IsAdapter(name) {
+				got = append(got, name)
+			}
+		}
+		require.Equal(t, want, got)
+		require.Regexp(t, fmt.Sprintf("^lora: r 2, alpha 16, %d matrices, [0-9,]+ trained parameters of [0-9,]+$", len(want)/2), tr.Notes()[0])
+		require.NoError(t, tr.Close())
+	}
 }

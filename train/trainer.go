@@ -217,6 +217,7 @@ func (t *Trainer) fit(ctx context.Context, q request) error {
 		q.Outside = t.platform.Limits().Outside // more is outside than the plan left: each round leaves more
 	}
 	if !q.Inference {
+		t.noteAdapters()
 		t.notes = append(t.notes, t.cfg.IdleNotes()...)
 		t.notes = append(t.notes, fileNotes(&t.cfg.Config)...)
 		t.notes = append(t.notes, planner.DropoutNote(t.cfg.Shape.Dropouts, &t.cfg.Config)...)

@@ -50,7 +50,7 @@ func TestLoRAIsRefusedByName(t *testing.T) {
 		"--base int4: 4 bits are not built":                                      {"--lora", adapters, "--base", "int4"},
 		"--base bf16 with --precision fp16":                                      {"--lora", adapters, "--base", "bf16", "--precision", "fp16"},
 		"--lora: no weight of a linear product matches target \"*.attention.*\"": {"--lora", "r=2,alpha=4,targets=*.attention.*"},
-		"alpha is 0; it must be a finite number above 0":                         {"--lora", "r=2,targets=*"},
+		"alpha is 0; it must be a finite number above 0":                         {"--lora", "r=2,alpha=0,targets=*"},
 	} {
 		got := command(tinyWith(flags...)...)
 		require.Equal(t, 1, got.status, said)
