@@ -47,7 +47,7 @@ func TestSumsOverGPUs(t *testing.T) {
 	const n = 1504 // elements of a part, whole lines: several pieces, the last one shorter
 	for _, s := range spreads {
 		w, gpus := s[0], s[1]
-		for _, form := range []string{"apart", "in place", "accumulate", "leaves", "all"} {
+		for _, form := range []string{"apart", "in place", "accumulate", "leaves", "some leaves", "all"} {
 			t.Run(fmt.Sprintf("%d ranks on %d GPUs/%s", w, gpus, form), func(t *testing.T) {
 				rng := rand.New(rand.NewPCG(uint64(w), 5))
 				shard, full := int64(n*4), int64(n*4*w)
@@ -64,16 +64,13 @@ func TestSumsOverGPUs(t *testing.T) {
 					old[r] = fill(rng, values[float32](j, s))
 					in[r] = fill(rng, values[float32](j, f))
 				}
-				order := graph.SumTree
-				if form == "leaves" {
-					order = graph.SumSequential
-				}
+				order, from := orderOf(form, w)
 				j.run(1, func(r int, g comm.Group) (device.Kernel, error) {
 					f, s := at(r)
 					if form == "all" {
 						return g.AllReduce("ar", f, graph.F32, order)
 					}
-					return g.ReduceScatter("rs", f, s, graph.F32, order, form == "accumulate" || form == "leaves")
+					return g.ReduceScatter("rs", f, s, graph.F32, order, form == "accumulate" || from != nil, from...)
 				})
 				sum := sumOver(in)
 				for r := range w {
@@ -83,10 +80,10 @@ func TestSumsOverGPUs(t *testing.T) {
 						switch form {
 						case "accumulate":
 							want[i] = old[r][i] + want[i]
-						case "leaves":
+						case "leaves", "some leaves":
 							want[i] = old[r][i]
-							for _, leaf := range in {
-								want[i] += leaf[r*n+i]
+							for _, rank := range from {
+								want[i] += in[rank][r*n+i]
 							}
 						}
 					}

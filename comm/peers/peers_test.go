@@ -289,16 +289,26 @@ func TestAllGather(t *testing.T) {
 	}
 }
 
+// orderOf is the order of a form of a reduce-scatter over so many ranks, and whose leaves
+// it adds.
+func orderOf(form string, ranks int) (order graph.SumOrder, from []int) {
+	step := map[string]int{"leaves": 1, "some leaves": 2}[form]
+	if step == 0 {
+		return graph.SumTree, nil
+	}
+	for r := 0; r < ranks; r += step {
+		from = append(from, r)
+	}
+	return graph.SumSequential, from
+}
+
 func TestReduceScatter(t *testing.T) {
 	for _, w := range worlds {
-		for _, form := range []string{"apart", "in place", "accumulate", "leaves"} {
+		for _, form := range []string{"apart", "in place", "accumulate", "leaves", "some leaves"} {
 			t.Run(fmt.Sprintf("%d ranks/%s", w, form), func(t *testing.T) {
 				rng := rand.New(rand.NewPCG(uint64(w), 2))
 				const n = 33
-				order := graph.SumTree
-				if form == "leaves" {
-					order = graph.SumSequential
-				}
+				order, from := orderOf(form, w)
 				shard, full := int64(n*4), int64(n*4*w)
 				j := newJob(t, ranks(w), full+shard, time.Minute)
 				at := func(r int) (device.Ptr, device.Ptr) {
@@ -315,7 +325,7 @@ func TestReduceScatter(t *testing.T) {
 				}
 				j.run(1, func(r int, g comm.Group) (device.Kernel, error) {
 					f, s := at(r)
-					return g.ReduceScatter("rs", f, s, graph.F32, order, form == "accumulate" || form == "leaves")
+					return g.ReduceScatter("rs", f, s, graph.F32, order, form == "accumulate" || from != nil, from...)
 				})
 				sum := sumOver(in)
 				var sent int64
@@ -327,11 +337,11 @@ func TestReduceScatter(t *testing.T) {
 							want[i] = old[r][i] + want[i]
 						}
 					}
-					if form == "leaves" {
+					if from != nil {
 						copy(want, old[r])
-						for _, leaf := range in {
+						for _, rank := range from {
 							for i := range want {
-								want[i] += leaf[r*n+i]
+								want[i] += in[rank][r*n+i]
 							}
 						}
 					}

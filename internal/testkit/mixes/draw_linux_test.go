@@ -7,8 +7,11 @@ import (
 	"strings"
 )
 
-// leaves is the micro-batches of a step.
+// leaves is the micro-batches of a reproducible step.
 const leaves = 12
+
+// reproducibleRanks are the numbers of ranks that share them.
+var reproducibleRanks = []int{1, 2, 3, 4, 5, 6, 7, 11}
 
 // mix is a run, twice: what fixes its bits, and two ways to compute it.
 type mix struct {
@@ -18,6 +21,7 @@ type mix struct {
 	rows         int // of the data; 0: all
 	steps        int
 	accum, ranks int
+	batch, step  int // rows of a micro-batch and of a step
 	layer        bool
 	reproducible bool
 	first        way // the reference: one process, in one go
@@ -30,14 +34,15 @@ type way struct {
 	flags     []string
 	ranks     int
 	transport string
-	resumeAt  int // step behind which it is resumed; 0: in one go
-	after     int // ranks behind that
+	resumeAt  int    // step behind which it is resumed; 0: in one go
+	after     int    // ranks behind that
+	shares    string // --rank-shares of ranks; "": even
 	kill      bool
 }
 
 // features are what is counted.
 var features = []string{"bf16", "fp16", "reduce fp32", "int8 optimizer", "int8 gather", "int8 reduce", "int8 activations", "int8 matmul",
-	"layer order", "reproducible", "hsdp", "stochastic rounding", "frozen cache", "lora", "int8 base", "resume", "resume at other ranks", "transport", "elastic"}
+	"layer order", "reproducible", "uneven shares", "padding", "hsdp", "stochastic rounding", "frozen cache", "lora", "int8 base", "resume", "resume at other ranks", "transport", "elastic"}
 
 // draw makes a mix of a seed. Half of the features that go with those drawn before are
 // in it, so that every pair that may meet does.
@@ -84,10 +89,16 @@ func draw(seed uint64) *mix {
 	m.reproducible = half()
 	m.ranks = []int{1, 2, 3, 4}[r.IntN(4)]
 	m.accum = []int{1, 2, 3}[r.IntN(3)]
+	m.batch = 1 + r.IntN(2)
+	m.step = m.ranks * m.accum * m.batch
 	if m.reproducible {
 		add("reproducible", "--reproducible")
-		m.ranks = []int{1, 2, 3, 4, 6}[r.IntN(5)]
-		m.accum = leaves / m.ranks
+		m.ranks = reproducibleRanks[r.IntN(len(reproducibleRanks))]
+		m.accum, m.step = (leaves+m.ranks-1)/m.ranks, leaves*m.batch
+		if m.batch > 1 && half() {
+			m.features["padding"] = true
+			m.step--
+		}
 	} else if m.ranks == 4 && half() {
 		add("hsdp", "--shard-size", "2")
 	}
@@ -103,7 +114,7 @@ func draw(seed uint64) *mix {
 	}
 	if r.IntN(3) == 0 {
 		add("frozen cache")
-		m.steps, m.rows = 5, 2*m.ranks*m.accum
+		m.steps, m.rows = 5, 2*m.step
 		if !adapted {
 			m.flags = append(m.flags, "--freeze", map[string]string{"gpt2": "*wte.weight,*wpe.weight,*h.0.*", "llama-untied": "*embed_tokens*,*layers.0.*"}[m.model])
 		}
@@ -134,7 +145,11 @@ func (m *mix) ways(r *rand.Rand) {
 		}
 	}
 	if m.reproducible {
-		w.ranks = []int{1, 2, 3, 4, 6}[r.IntN(5)]
+		w.ranks = reproducibleRanks[r.IntN(len(reproducibleRanks))]
+		if w.ranks > 1 && half() {
+			w.shares = shares(r, w.ranks)
+		}
+		m.features["uneven shares"] = w.shares != "" || leaves%w.ranks > 0 || leaves%m.ranks > 0
 	}
 	w.flags = append(w.flags, "--zero", strconv.Itoa(stages[r.IntN(len(stages))]), "--prefetch", strconv.Itoa(r.IntN(3)),
 		"--recompute", []string{"none", "selective", "full"}[r.IntN(3)])
@@ -148,7 +163,7 @@ func (m *mix) ways(r *rand.Rand) {
 		w.resumeAt, w.after = 1+r.IntN(m.steps-1), w.ranks
 		m.features["resume"] = true
 		if m.reproducible {
-			w.after = []int{1, 2, 3, 4, 6}[r.IntN(5)]
+			w.after = reproducibleRanks[r.IntN(len(reproducibleRanks))]
 		}
 		if w.after != w.ranks {
 			m.features["resume at other ranks"] = true
@@ -159,11 +174,24 @@ func (m *mix) ways(r *rand.Rand) {
 		m.features["transport"] = true
 	}
 	if m.reproducible && w.transport == "launch" && w.ranks > 1 && w.resumeAt == 0 && half() || m.reproducible && w.resumeAt == 0 && r.IntN(3) == 0 {
-		w.kill, w.transport, w.ranks = true, "launch", 4
+		w.kill, w.transport, w.ranks, w.shares = true, "launch", 4, ""
 		m.steps = 24
 		m.features["transport"], m.features["elastic"] = true, true
 	}
 	m.second = w
+}
+
+// shares deals the step's micro-batches to ranks by chance, at least one to each.
+func shares(r *rand.Rand, ranks int) string {
+	n := make([]int, ranks)
+	for i := range leaves {
+		if i < ranks {
+			n[i]++
+		} else {
+			n[r.IntN(ranks)]++
+		}
+	}
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(n), " ", ","), "[]")
 }
 
 func (m *mix) String() string {
