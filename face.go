@@ -17,7 +17,8 @@ import (
 //		Own Own
 //		// Init is "random" or a folder with model.safetensors (or its sharded index).
 //		Init string
-//		// Data is a token file (*.bin), a text file, or a folder of text files.
+//		// Data is a token file (*.bin), a text file, a folder of text files, or conversations:
+//		// JSON lines or Parquet with messages, prompt and response, or instruction and output.
 //		Data string
 //		// DataGlob limits a folder to files whose name matches; "" takes all. EvalGlob
 //		// is the same for EvalData.
@@ -25,8 +26,9 @@ import (
 //		// Tokenizer is "bytes", "gpt2" or a Hugging Face tokenizer.json; "" is the
 //		// model's own, and an error where none is known and text is read.
 //		Tokenizer string
-//		// TextField is the field of JSON lines (*.jsonl) that holds their text.
+//		// TextField is the field of JSON lines (*.jsonl) or Parquet that holds their text.
 //		TextField string
+//		Chat      // what is done with data that are conversations
 //		// Order is "sequential", "shuffled", or "" for sequential on files and
 //		// shuffled on folders.
 //		Order string

@@ -30,7 +30,8 @@ type Config struct {
 	Own Own
 	// Init is "random" or a folder with model.safetensors (or its sharded index).
 	Init string
-	// Data is a token file (*.bin), a text file, or a folder of text files.
+	// Data is a token file (*.bin), a text file, a folder of text files, or conversations:
+	// JSON lines or Parquet with messages, prompt and response, or instruction and output.
 	Data string
 	// DataGlob limits a folder to files whose name matches; "" takes all. EvalGlob
 	// is the same for EvalData.
@@ -38,8 +39,9 @@ type Config struct {
 	// Tokenizer is "bytes", "gpt2" or a Hugging Face tokenizer.json; "" is the
 	// model's own, and an error where none is known and text is read.
 	Tokenizer string
-	// TextField is the field of JSON lines (*.jsonl) that holds their text.
+	// TextField is the field of JSON lines (*.jsonl) or Parquet that holds their text.
 	TextField string
+	Chat      // what is done with data that are conversations
 	// Order is "sequential", "shuffled", or "" for sequential on files and
 	// shuffled on folders.
 	Order string
@@ -509,7 +511,7 @@ func (c *Config) validateFiles() error {
 	if c.Timeout <= 0 {
 		return Refuse("Config.Timeout %s: a positive duration is needed", c.Timeout)
 	}
-	return c.refuseIdle()
+	return cmp.Or(c.Chat.validate(c), c.refuseIdle())
 }
 
 func (c *Config) RecomputeAuto() bool {

@@ -92,7 +92,7 @@ func (o *Own) validate(c *Config) error {
 }
 
 // Evaluates says whether there is held-out data.
-func (c *Config) Evaluates() bool { return c.EvalData != "" || c.Own.Eval != nil }
+func (c *Config) Evaluates() bool { return c.EvalData != "" || c.EvalSplit > 0 || c.Own.Eval != nil }
 
 // ModelName is what messages call the model.
 func (c *Config) ModelName() string {

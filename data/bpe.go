@@ -287,8 +287,9 @@ func (s *addedSet) match(text string) *added {
 // wordChars is a regular expression's \w.
 var wordChars = []*unicode.RangeTable{unicode.L, unicode.Nl, unicode.M, unicode.Nd, unicode.Pc, unicode.Other_Alphabetic, unicode.Join_Control}
 
-// sections calls plain and token in the order of the text.
-func (s *addedSet) sections(text string, plain func(string), token func(int32)) {
+// sections calls plain and token in the order of the text, with the places where each
+// part begins and ends.
+func (s *addedSet) sections(text string, plain func(begin, end int), token func(id int32, begin, end int)) {
 	done := 0
 	for i := 0; i < len(text); {
 		if !s.first[text[i]] {
@@ -316,13 +317,13 @@ func (s *addedSet) sections(text string, plain func(string), token func(int32)) 
 			end = len(text) - len(strings.TrimLeftFunc(text[end:], unicode.IsSpace))
 		}
 		if begin > done {
-			plain(text[done:begin])
+			plain(done, begin)
 		}
-		token(a.token)
+		token(a.token, begin, end)
 		done = end
 	}
 	if done < len(text) {
-		plain(text[done:])
+		plain(done, len(text))
 	}
 }
 
@@ -362,6 +363,16 @@ func (t *bpeTokenizer) Encode(text string) []int32 { return t.encode(text, false
 func (t *bpeTokenizer) encodeMore(text string) []int32 { return t.encode(text, true) }
 
 func (t *bpeTokenizer) encode(text string, more bool) []int32 {
+	out, _ := t.encodeAll(text, more, nil)
+	return out
+}
+
+// encodeMarked finds the tokens that hold the bytes of text at marks.
+func (t *bpeTokenizer) encodeMarked(text string, marks []int) ([]int32, []int) {
+	return t.encodeAll(text, false, marks)
+}
+
+func (t *bpeTokenizer) encodeAll(text string, more bool, marks []int) (out []int32, at []int) {
 	if !utf8.ValidString(text) {
 		text = string([]rune(text)) // each bad byte becomes U+FFFD
 	}
@@ -370,31 +381,93 @@ func (t *bpeTokenizer) encode(text string, more bool) []int32 {
 		s = &scratch{cache: map[string][]int32{}}
 	}
 	defer t.scratch.Put(s)
-	out := make([]int32, 0, len(text)/3+1)
+	out = make([]int32, 0, len(text)/3+1)
 	first := true // nothing stands before this section of the text
 	token := func(id int32) { out, first = append(out, id), false }
-	merge := func(text string) {
+	// inside are the marks in the section at hand, in bytes of its text.
+	merge := func(text string, inside []int) {
+		plain, n := text, len(out)
 		if t.meta != nil {
 			text = t.meta.apply(text, first && !more, more && first)
 		}
 		out, first = t.appendText(out, text, 0, s), false
-	}
-	section := func(text string) {
-		text = t.normalized(text, more && first)
-		if t.normed == nil {
-			merge(text)
-		} else {
-			t.normed.sections(text, merge, token)
+		if len(inside) > 0 {
+			at = t.holding(at, out, n, plain, inside)
 		}
 	}
+	section := func(text string, inside []int) {
+		normal := t.normalized(text, more && first)
+		for i, m := range inside {
+			inside[i] = 0
+			if m > 0 {
+				inside[i] = min(len(t.normalized(text[:m], more && first)), len(normal)-1)
+			}
+		}
+		if t.normed == nil {
+			merge(normal, inside)
+			return
+		}
+		t.normed.sections(normal, func(begin, end int) { merge(normal[begin:end], within(&inside, begin, end)) }, func(id int32, begin, end int) {
+			for range within(&inside, begin, end) {
+				at = append(at, len(out))
+			}
+			token(id)
+		})
+	}
+	marks = slices.Clone(marks)
 	if t.raw == nil {
 		if len(text) > 0 {
-			section(text)
+			section(text, marks)
 		}
-	} else {
-		t.raw.sections(text, section, token)
+		return out, at
 	}
-	return out
+	t.raw.sections(text, func(begin, end int) { section(text[begin:end], within(&marks, begin, end)) }, func(id int32, begin, end int) {
+		for range within(&marks, begin, end) {
+			at = append(at, len(out))
+		}
+		token(id)
+	})
+	return out, at
+}
+
+// within takes the marks before end off the list, and gives them from begin on.
+func within(marks *[]int, begin, end int) []int {
+	n := 0
+	for n < len(*marks) && (*marks)[n] < end {
+		(*marks)[n] -= begin
+		n++
+	}
+	taken := (*marks)[:n]
+	*marks = (*marks)[n:]
+	return taken
+}
+
+// holding appends the tokens of out[n:] that hold the bytes at marks of a section. plain
+// is the section, before which a space may have been put.
+func (t *bpeTokenizer) holding(at []int, out []int32, n int, plain string, marks []int) []int {
+	// A space of SentencePiece takes 3 bytes in the text, 1 in a token.
+	length := func(s string) int { return len(s) - 2*strings.Count(s, spaceMark) }
+	if t.meta == nil {
+		length = func(s string) int { return len(s) }
+	}
+	total := 0
+	for _, id := range out[n:] {
+		total += len(t.model.tokens[id])
+	}
+	put := total - length(plain) // bytes that were put before
+	i, end := n, 0
+	for _, m := range marks {
+		place := length(plain[:m]) + put
+		for i < len(out) {
+			if next := end + len(t.model.tokens[out[i]]); next <= place {
+				i, end = i+1, next
+				continue
+			}
+			break
+		}
+		at = append(at, min(i, len(out)-1))
+	}
+	return at
 }
 
 // appendText runs the splitters from stage on, then the merges.

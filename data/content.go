@@ -24,6 +24,9 @@ func Content(path string, o Options) (string, error) {
 	case !st.IsDir():
 		return "", nil
 	}
+	if is, err := IsConversations(path, o); err == nil && is {
+		o.chat = &chat{}
+	}
 	c, err := listCorpus([]string{path}, o)
 	if err != nil {
 		return "", err

@@ -48,6 +48,8 @@ type Options struct {
 	TextField string
 	// Threads bounds the goroutines that tokenize. 0 means all cores.
 	Threads int
+
+	chat *chat // the data are conversations
 }
 
 // Open opens a path: a *.bin file is tokens (OpenTokenFile), another
@@ -63,6 +65,17 @@ func Open(ctx context.Context, path string, o Options) (*Buffer, error) {
 	}
 	if !st.IsDir() && strings.HasSuffix(path, ".bin") {
 		return OpenTokenFile(path, o.Vocab)
+	}
+	if !st.IsDir() && kindOf(path).isRecords() && o.TextField == "" {
+		c, err := listCorpus([]string{path}, Options{chat: &chat{}})
+		if err != nil {
+			return nil, fmt.Errorf("open data: %w", err)
+		}
+		fields, err := c.firstRecord()
+		if err == nil {
+			err = noText(path, fields)
+		}
+		return nil, fmt.Errorf("open data: %w", err)
 	}
 	return OpenText(ctx, path, o)
 }

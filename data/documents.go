@@ -26,6 +26,7 @@ type piece struct {
 type part struct {
 	text   []byte
 	starts bool // a document
+	record int  // of its file, from 1; 0: not a record
 }
 
 // position is a place in a corpus between two pieces.
@@ -42,6 +43,7 @@ type documents struct {
 	cutter cutter // nil: a file is tokenized in one piece
 	give   func(*piece) error
 	read   []byte // of one file, not yet given
+	first  bool   // records are given one by one
 }
 
 func (d *documents) run(from position) error {
@@ -57,6 +59,9 @@ func (d *documents) run(from position) error {
 // file gives one file's pieces, without its first bytes.
 func (d *documents) file(i int, skip int64) error {
 	e := &d.c.files[i]
+	if e.kind == parquetFile {
+		return d.rows(i)
+	}
 	r, err := e.open()
 	if err != nil {
 		return err
@@ -124,7 +129,7 @@ func (d *documents) text(file int, r io.Reader, at int64) error {
 				break
 			}
 			at += int64(cut)
-			p := &piece{file: file, parts: []part{{bytes.Clone(text[:cut]), starts}}, end: at, last: last}
+			p := &piece{file: file, parts: []part{{bytes.Clone(text[:cut]), starts, 0}}, end: at, last: last}
 			if err := d.give(p); err != nil {
 				return err
 			}
@@ -169,10 +174,10 @@ func (d *documents) lines(file int, r io.Reader, skip int64) error {
 			if err != nil {
 				return fmt.Errorf("read %s: %w", where(line), err)
 			}
-			p.parts = append(p.parts, part{doc, true})
+			p.parts = append(p.parts, part{doc, true, line})
 			size += len(doc)
 		}
-		if size >= batchBytes || end {
+		if size >= batchBytes || end || d.first {
 			p.end, p.last = at, end
 			if err := d.give(p); err != nil {
 				return err
@@ -183,6 +188,30 @@ func (d *documents) lines(file int, r io.Reader, skip int64) error {
 			return nil
 		}
 	}
+}
+
+// rows gives the rows of a Parquet file, in one piece after the other.
+func (d *documents) rows(file int) error {
+	p, size := &piece{file: file}, 0
+	e := &d.c.files[file]
+	err := e.eachRow(func(row int, record []byte) error {
+		doc, err := d.field(record)
+		if err != nil {
+			return fmt.Errorf("read %s: %w", e.place(row), err)
+		}
+		p.parts = append(p.parts, part{doc, true, row})
+		if size += len(doc); size < batchBytes {
+			return nil
+		}
+		full := p
+		p, size = &piece{file: file}, 0
+		return d.give(full)
+	})
+	if err != nil {
+		return err
+	}
+	p.last = true
+	return d.give(p)
 }
 
 // readLine reads up to a line end, which it keeps, or the end of the file.
@@ -199,10 +228,13 @@ func readLine(in *bufio.Reader) (line []byte, err error) {
 	}
 }
 
-// field is the text of a record.
+// field is the text of a record; all of the record where it is a conversation.
 func (d *documents) field(line []byte) ([]byte, error) {
 	if !utf8.Valid(line) {
 		return nil, errors.New("the record is not UTF-8")
+	}
+	if d.o.chat != nil {
+		return bytes.Clone(line), nil
 	}
 	var record map[string]json.RawMessage
 	if err := json.Unmarshal(line, &record); err != nil {

@@ -7,18 +7,17 @@ import (
 )
 
 // HuggingFace returns the text of a tokenizer.json that gives a built-in
-// tokenizer's tokens: of Bytes and GPT2. Others come from such a file.
+// tokenizer's tokens: of Bytes, ByteChat and GPT2. Others come from such a file.
 func HuggingFace(tok Tokenizer) ([]byte, error) {
 	switch t := tok.(type) {
 	case byteTokenizer:
-		vocab := map[string]int{}
-		for b, r := range byteChars {
-			vocab[string(r)] = b
-		}
-		return tokenizerText(vocab, nil, nil, false)
+		return tokenizerText(byteVocab(), nil, nil, false)
 	case *bpeTokenizer:
-		if t == GPT2() {
+		switch t {
+		case GPT2():
 			return t.model.huggingFace(t.eot)
+		case ByteChat():
+			return tokenizerText(byteVocab(), nil, []any{addedToken(256, byteEnd)}, false)
 		}
 	}
 	return nil, fmt.Errorf("tokenizer %s came from a tokenizer.json: copy that", tok.Name())
@@ -51,8 +50,20 @@ func (m *bpe) huggingFace(special int32) ([]byte, error) {
 	for i, r := range merges {
 		pairs[i] = r.pair
 	}
-	added := map[string]any{"id": special, "content": m.tokens[special], "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}
-	return tokenizerText(vocab, pairs, []any{added}, true)
+	return tokenizerText(vocab, pairs, []any{addedToken(special, m.tokens[special])}, true)
+}
+
+func addedToken(id int32, content string) map[string]any {
+	return map[string]any{"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}
+}
+
+// byteVocab is the vocabulary of the 256 bytes.
+func byteVocab() map[string]int {
+	vocab := map[string]int{}
+	for b, r := range byteChars {
+		vocab[string(r)] = b
+	}
+	return vocab
 }
 
 // tokenizerText is a tokenizer.json of a byte-level BPE; words says that text is

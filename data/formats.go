@@ -26,12 +26,13 @@ const (
 	tokensFile // *.bin
 	jsonFile
 	htmlFile
-	tableFile // *.parquet, *.arrow
+	tableFile   // *.arrow
+	parquetFile // *.parquet
 )
 
 var kinds = map[string]kind{
 	".jsonl": jsonLines, ".ndjson": jsonLines, ".bin": tokensFile, ".json": jsonFile,
-	".html": htmlFile, ".htm": htmlFile, ".xhtml": htmlFile, ".parquet": tableFile, ".arrow": tableFile,
+	".html": htmlFile, ".htm": htmlFile, ".xhtml": htmlFile, ".parquet": parquetFile, ".arrow": tableFile,
 }
 
 // compression is the suffix of a compressed file's name, in lower case; "" for
@@ -49,20 +50,23 @@ func uncompressed(name string) string { return name[:len(name)-len(compression(n
 
 func kindOf(name string) kind { return kinds[strings.ToLower(filepath.Ext(uncompressed(name)))] }
 
-// IsJSONLines says whether a file's name is that of JSON lines, compressed or not.
-func IsJSONLines(name string) bool { return kindOf(name) == jsonLines }
+// HoldsRecords says whether a file's name is that of JSON lines, compressed or not, or of
+// a Parquet file.
+func HoldsRecords(name string) bool { return kindOf(name).isRecords() }
 
 // why says what to do with a file that is not read; nil for one that is.
-func (k kind) why(name, textField string) error {
+func (k kind) why(name string, o Options) error {
 	switch {
-	case k == jsonLines && textField == "":
-		return fmt.Errorf("%s holds JSON lines: name the field with the text, as in Options.TextField text", name)
+	case k.isRecords() && o.TextField == "" && o.chat == nil:
+		return fmt.Errorf("%s holds records: name the field with the text, as in Options.TextField text", name)
+	case k == plainText && o.chat != nil:
+		return fmt.Errorf("%s is text, not conversations", name)
 	case k == jsonFile:
 		return fmt.Errorf("%s is JSON, not text: make it JSON lines (*.jsonl, a record a line) and name the field with the text by Options.TextField, or write its text into a .txt file", name)
 	case k == htmlFile:
 		return fmt.Errorf("%s is HTML, whose tags would be trained on: extract its text into a .txt file", name)
 	case k == tableFile:
-		return fmt.Errorf("%s is a binary table, which is not read: export it as JSON lines (*.jsonl) and name the field with the text by Options.TextField", name)
+		return fmt.Errorf("%s is an Arrow table, which is not read: export it as Parquet or JSON lines (*.jsonl) and name the field with the text by Options.TextField", name)
 	case k == tokensFile && compression(name) != "":
 		return fmt.Errorf("%s is a compressed token file, which can't be read at any place: decompress it first", name)
 	case k == tokensFile:
@@ -159,7 +163,7 @@ func listCorpus(paths []string, o Options) (*corpus, error) {
 			return nil, fmt.Errorf("%s is neither a regular file nor a folder", root)
 		}
 		k := kindOf(root)
-		if err := k.why(root, o.TextField); err != nil {
+		if err := k.why(root, o); err != nil {
 			return nil, err
 		}
 		c.looked++
@@ -206,7 +210,7 @@ func (c *corpus) folder(dir string, o Options, above []os.FileInfo) error {
 				return err
 			}
 		case st.Mode().IsRegular() && matches(o.Glob, name):
-			c.add(full, st, o.TextField)
+			c.add(full, st, o)
 		}
 	}
 	return nil
@@ -224,16 +228,19 @@ func matches(glob, name string) bool {
 }
 
 // add takes a folder's file, or counts it.
-func (c *corpus) add(full string, st os.FileInfo, textField string) {
+func (c *corpus) add(full string, st os.FileInfo, o Options) {
 	c.looked++
 	k := kindOf(full)
 	if k == tokensFile && c.tokenFile == "" {
 		c.tokenFile = full
 	}
-	if k.why(full, textField) != nil {
+	if k.why(full, o) != nil {
 		what := strings.ToLower(filepath.Ext(uncompressed(full)))
-		if k == jsonLines {
+		if k.isRecords() {
 			what += " (no Options.TextField)"
+		}
+		if k == plainText && what == "" {
+			what = "text"
 		}
 		c.left[what]++
 		return

@@ -58,12 +58,12 @@ func TestFormats(t *testing.T) {
 // counted.
 func TestOtherFormats(t *testing.T) {
 	files := map[string]string{
-		"a.jsonl": records, "b.json": "{}", "c.html": "<p>", "d.htm.gz": gzipped(t, "<p>"), "e.parquet": "PAR1", "f.bin": "ab", "g.bin.zst": zstded(t, "ab"),
+		"a.jsonl": records, "b.json": "{}", "c.html": "<p>", "d.htm.gz": gzipped(t, "<p>"), "e.arrow": "ARROW1", "f.bin": "ab", "g.bin.zst": zstded(t, "ab"),
 		"h.dat": "a\x00b", "i.gz": gzipped(t, "\xff\xfe"), "z.txt": "text",
 	}
 	dir := folder(t, files)
 	for name, says := range map[string]string{
-		"a.jsonl": "as in Options.TextField text", "b.json": "make it JSON lines", "c.html": "extract its text", "d.htm.gz": "extract its text", "e.parquet": "export it as JSON lines",
+		"a.jsonl": "as in Options.TextField text", "b.json": "make it JSON lines", "c.html": "extract its text", "d.htm.gz": "extract its text", "e.arrow": "export it as Parquet",
 		"g.bin.zst": "decompress it first", "h.dat": "is not text: a NUL byte at offset 1", "i.gz": "is not text: byte 0xff",
 	} {
 		_, err := Open(context.Background(), filepath.Join(dir, name), Options{})
@@ -72,7 +72,7 @@ func TestOtherFormats(t *testing.T) {
 	}
 	b, err := Open(context.Background(), dir, Options{})
 	require.Equal(t, "text", Bytes().Decode(all(t, b, err)))
-	require.Equal(t, "1 .html, 1 .htm, 1 .json, 1 .jsonl (no Options.TextField), 1 .parquet, 2 .bin, 2 not UTF-8 text", sortedParts(b.LeftOut()))
+	require.Equal(t, "1 .html, 1 .htm, 1 .json, 1 .jsonl (no Options.TextField), 1 .arrow, 2 .bin, 2 not UTF-8 text", sortedParts(b.LeftOut()))
 	b, err = Open(context.Background(), dir, Options{TextField: "text"})
 	require.Equal(t, "Hello world\ntext", Bytes().Decode(all(t, b, err)))
 	require.NotContains(t, b.LeftOut(), "jsonl")
@@ -82,7 +82,7 @@ func TestOtherFormats(t *testing.T) {
 
 func sortedParts(s string) string {
 	parts := strings.Split(s, ", ")
-	order := []string{".html", ".htm", ".json", ".jsonl (no Options.TextField)", ".parquet", ".bin", notText}
+	order := []string{".html", ".htm", ".json", ".jsonl (no Options.TextField)", ".arrow", ".bin", notText}
 	slices.SortFunc(parts, func(a, b string) int {
 		_, x, _ := strings.Cut(a, " ")
 		_, y, _ := strings.Cut(b, " ")

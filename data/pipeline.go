@@ -2,6 +2,7 @@ package data
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"sync"
 )
@@ -17,8 +18,9 @@ type sink interface {
 // job is a piece on its way through the tokenizers.
 type job struct {
 	*piece
-	tokens [][]int32 // by part
-	err    error     // ends the pipeline
+	tokens [][]int32      // by part
+	chats  []conversation // by part, where the data are conversations
+	err    error          // ends the pipeline
 	done   chan struct{}
 }
 
@@ -50,7 +52,9 @@ func tokenize(ctx context.Context, c *corpus, o Options, to sink, from position,
 	for range workers {
 		wg.Go(func() {
 			for j := range work {
-				if !isBytes {
+				if o.chat != nil {
+					j.err = j.converse(o.chat, &c.files[j.file])
+				} else if !isBytes {
 					for _, p := range j.parts {
 						encode := encodeMore
 						if p.starts {
@@ -109,6 +113,18 @@ func tokenize(ctx context.Context, c *corpus, o Options, to sink, from position,
 	return ctx.Err()
 }
 
+// converse makes tokens of the conversations of a piece.
+func (j *job) converse(c *chat, e *entry) error {
+	for _, p := range j.parts {
+		one, err := c.encode(p.text)
+		if err != nil {
+			return fmt.Errorf("read %s: %w", e.place(p.record), err)
+		}
+		j.chats = append(j.chats, one)
+	}
+	return nil
+}
+
 // collector puts the jobs' tokens into the sink, with the end of text between
 // documents.
 type collector struct {
@@ -129,6 +145,14 @@ func (s *collector) take(j *job) (position, error) {
 		}
 		s.c.left[notText]++
 		return position{j.file + 1, 0, s.start}, s.sink.rollBack(s.start)
+	}
+	for i := range j.chats {
+		if err := s.sink.(*Conversations).add(&j.chats[i]); err != nil {
+			return next, err
+		}
+	}
+	if j.chats != nil {
+		return next, nil
 	}
 	for i, p := range j.parts {
 		s.owed = s.owed || p.starts

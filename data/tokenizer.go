@@ -50,6 +50,8 @@ func OpenTokenizer(spec string) (Tokenizer, error) {
 		return Bytes(), nil
 	case "gpt2":
 		return GPT2(), nil
+	case ByteChatName:
+		return ByteChat(), nil
 	case "":
 		return nil, fmt.Errorf("open tokenizer: the name is empty; it must be bytes, gpt2 or a tokenizer.json")
 	}

@@ -2,11 +2,13 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/internal/regular"
 	"github.com/spillway-ml/spillway/planner"
 )
 
@@ -15,22 +17,29 @@ type batches struct {
 	sampler *data.Sampler
 	source  data.Source
 	buffer  *data.Buffer       // nil for what the program brought along
-	samples *data.SampleReader // that; else nil
-	all     bool               // every target of a sample counts; else they must be counted
-	steps   int                // batches of an evaluation
+	samples *data.SampleReader // that, or conversations; else nil
+	chat    *data.Conversations
+	all     bool // every target of a sample counts; else they must be counted
+	steps   int  // batches of an evaluation
 	scratch [2][]int32
 }
 
 // trainField names the training data.
 const trainField = "Config.Data"
 
+// evalDataField names the held-out data.
+const evalDataField = "Config.EvalData"
+
 // evalField is where held-out data comes from that the program brings along.
 const evalField = "Config.Own.Eval"
 
 // openData opens the training and held-out data and the tokenizer.
 func (t *Trainer) openData(ctx context.Context) error {
+	conversations, err := t.conversations()
+	if err != nil {
+		return err
+	}
 	c := t.cfg
-	var err error
 	if t.tokenizer, err = openTokenizer(&c.Config, c.opened, c.Shape.Vocab); err != nil {
 		return err
 	}
@@ -41,6 +50,14 @@ func (t *Trainer) openData(ctx context.Context) error {
 	case c.Inference:
 	case c.Own.Data != nil:
 		if t.train, err = t.openSamples("Config.Own.Data", c.Own.Data, c.Accum); err != nil {
+			return err
+		}
+	case conversations:
+		if t.train, err = t.openChat(ctx, trainField, c.Data, c.DataGlob, c.Accum, false); err != nil {
+			return err
+		}
+		if c.EvalSplit > 0 {
+			t.eval, err = t.openChat(ctx, trainField, c.Data, c.DataGlob, c.EvalAccum(), true)
 			return err
 		}
 	case c.Data == "":
@@ -54,8 +71,14 @@ func (t *Trainer) openData(ctx context.Context) error {
 		t.eval, err = t.openSamples(evalField, c.Own.Eval, c.EvalAccum())
 		return err
 	}
+	if ok, err := data.IsConversations(c.EvalData, data.Options{TextField: c.TextField, Glob: c.EvalGlob}); err != nil {
+		return fmt.Errorf("Config.EvalData: %w", err)
+	} else if ok {
+		t.eval, err = t.openChat(ctx, evalDataField, c.EvalData, c.EvalGlob, c.EvalAccum(), false)
+		return err
+	}
 	if c.EvalData != "" {
-		if t.eval, err = t.open(ctx, "Config.EvalData", c.EvalData, c.EvalAccum()); err != nil {
+		if t.eval, err = t.open(ctx, evalDataField, c.EvalData, c.EvalAccum()); err != nil {
 			return err
 		}
 	}
@@ -68,7 +91,7 @@ func (t *Trainer) open(ctx context.Context, field, path string, accum int) (*bat
 		return nil, fmt.Errorf("%s %.80q: model %.80q takes more than tokens and the next ones, which are all that files have; it needs data of its own (Config.Own)", field, path, c.ModelName())
 	}
 	glob := c.DataGlob
-	if field == "Config.EvalData" {
+	if field == evalDataField {
 		glob = c.EvalGlob
 	}
 	buf, err := data.Open(ctx, path, data.Options{Tokenizer: t.tokenizer, Vocab: t.cfg.Shape.Vocab, Glob: glob, TextField: c.TextField, Threads: c.ComputeThreads()})
@@ -87,7 +110,7 @@ func (t *Trainer) open(ctx context.Context, field, path string, accum int) (*bat
 			return nil, fmt.Errorf("Config.Order: %w", err)
 		}
 	}
-	if field == "Config.EvalData" {
+	if field == evalDataField {
 		order = data.Sequential
 	}
 	b := &batches{source: buf, buffer: buf, all: true, steps: c.EvalSteps}
@@ -105,6 +128,73 @@ func (t *Trainer) open(ctx context.Context, field, path string, accum int) (*bat
 	}
 	return b, nil
 }
+
+// conversations says whether the training data are conversations. Then the tokenizer of
+// bytes has an end token.
+func (t *Trainer) conversations() (bool, error) {
+	c := t.cfg
+	chat, bytes := false, strings.EqualFold(c.Tokenizer, "bytes")
+	for _, d := range []struct{ field, path, glob string }{{trainField, c.Data, c.DataGlob}, {evalDataField, c.EvalData, c.EvalGlob}} {
+		is, err := data.IsConversations(d.path, data.Options{TextField: c.TextField, Glob: d.glob})
+		if err != nil {
+			return false, fmt.Errorf("%s: %w", d.field, err)
+		}
+		if is && bytes {
+			if c.Shape.Vocab < data.ByteChat().VocabSize() {
+				return false, config.Refuse("%s %s: a model of %d tokens has no end token for conversations in bytes; a vocabulary of at least %d is needed", d.field, d.path, c.Shape.Vocab, data.ByteChat().VocabSize())
+			}
+			t.cfg = t.cfg.reading(data.ByteChatName, c.Order)
+		}
+		if d.field == trainField {
+			chat = is && !c.Inference && c.Own.Data == nil
+		}
+	}
+	if given := c.Given(); !chat && given != "" && !c.Inference {
+		return false, config.Refuse("Config.%s with Config.Data %s: it holds no conversations (JSON lines or Parquet with messages, prompt and response, or instruction and output); leave it out", given, c.Data)
+	}
+	if chat && c.Order == "" {
+		t.cfg = t.cfg.reading(t.cfg.Tokenizer, data.Shuffled.String())
+	}
+	return chat, nil
+}
+
+// openChat opens conversations; held chooses those that are held out.
+func (t *Trainer) openChat(ctx context.Context, field, path, glob string, accum int, held bool) (*batches, error) {
+	c := t.cfg
+	if c.Own.Model != nil {
+		return nil, config.Refuse("%s %.80q with Config.Own.Model: conversations are for language models with a config.json; give Config.Own.Data", field, path)
+	}
+	o := data.ChatOptions{All: c.CountsAll(), Seq: c.Seq, Drop: c.DropsLong(), Vocab: c.Shape.Vocab, Seed: c.Seed, EvalShare: c.EvalSplit, Held: held}
+	if c.Template != "" {
+		text, err := regular.ReadFile(c.Template, maxTemplate)
+		if err != nil {
+			return nil, fmt.Errorf("Config.Template: %w", err)
+		}
+		o.Template = string(text)
+	}
+	conv, err := data.OpenConversations(ctx, path, data.Options{Tokenizer: t.tokenizer, Glob: glob, Threads: c.ComputeThreads()}, o)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", field, err)
+	}
+	what := field + " " + path
+	if held {
+		what += ", held out"
+		field = evalDataField
+	}
+	t.notes = append(t.notes, fmt.Sprintf("%s: %s", what, conv.Summary()))
+	if left := conv.LeftOut(); left != "" && !held {
+		t.notes = append(t.notes, fmt.Sprintf("%s: left out %s", what, left))
+	}
+	b, err := t.openSamples(field, conv, accum)
+	if err != nil {
+		return nil, errors.Join(err, conv.Close())
+	}
+	b.chat = conv
+	return b, nil
+}
+
+// maxTemplate bounds a template's file.
+const maxTemplate = 1 << 20
 
 // noteEnds warns of training data in which the tokenizer's end token never occurs.
 func (t *Trainer) noteEnds(field, path string, buf *data.Buffer) error {
@@ -132,7 +222,7 @@ func (t *Trainer) openSamples(field string, s data.Samples, accum int) (*batches
 		planner.BoundsOf(&shape, fwd.Train)
 	}
 	order, rows, steps := data.Sequential, s.Len(), c.EvalSteps
-	if strings.EqualFold(c.Order, data.Shuffled.String()) && field != evalField {
+	if strings.EqualFold(c.Order, data.Shuffled.String()) && field != evalField && field != evalDataField {
 		order = data.Shuffled
 	}
 	if c.Inference && rows > 0 {
@@ -168,6 +258,9 @@ func (b *batches) fill(step, micro, rank int, m *data.Micro) error {
 
 // Fingerprint tells the data apart from other data.
 func (b *batches) Fingerprint() (data.Fingerprint, error) {
+	if b.chat != nil {
+		return b.chat.Fingerprint(), nil
+	}
 	if b.samples != nil {
 		return b.samples.Fingerprint()
 	}
@@ -203,6 +296,9 @@ func (b *batches) countTargets(step int) (n int64, err error) {
 }
 
 func (b *batches) close() error {
+	if b.chat != nil {
+		return b.chat.Close()
+	}
 	if b.buffer == nil {
 		return nil
 	}

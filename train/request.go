@@ -64,6 +64,13 @@ func (q request) build(ctx context.Context) (*plan.Plan, *resolved, error) {
 	return p, &resolved{r, q.hooks}, nil
 }
 
+// reading is the same with the tokenizer and order of its data.
+func (r *resolved) reading(tokenizer, order string) *resolved {
+	changed := *r.Resolved
+	changed.Tokenizer, changed.Order = tokenizer, order
+	return &resolved{&changed, r.hooks}
+}
+
 // beside is the same on a device that is known to take so many bytes outside the arenas.
 func (r *resolved) beside(outside int64) *resolved {
 	return &resolved{r.Resolved.Beside(outside), r.hooks}

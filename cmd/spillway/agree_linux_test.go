@@ -176,13 +176,14 @@ func TestEveryFlagIsCompared(t *testing.T) {
 	}
 	with := map[string]string{ // what a flag needs beside it
 		"nesterov": "--optimizer=sgd", "trust": "--optimizer=lars", "adapt-all": "--optimizer=lamb",
+		"rank-shares":  "--reproducible --ranks=2 --accum=2",
 		"frozen-cache": "--freeze=wte.*", "base": "--lora=r=2,alpha=2,targets=*", "lr-base-batch": "--lr-scale=linear", "accept-changes": "--resume --checkpoint=ck",
 		"resume": "--checkpoint=ck", "keep": "--checkpoint=ck", "save-every": "--checkpoint=ck", "disk-cache": "--disk=d --offload=optimizer=disk",
 		"eval-every": "--eval-data=" + testdata + "/text.bin", "loss-scale": "--precision=fp16", "loss-scale-hysteresis": "--precision=fp16",
 		"min-lr": "--lr-schedule=cosine --lr=9", "reduce": "--precision=bf16", "optimizer-dtype": "--stochastic-rounding --precision=bf16",
 		"stochastic-rounding": "--precision=bf16 --optimizer-dtype=bf16",
 	}
-	values := []string{"7", "2", "true", "cuda", "fp32", "spillway-demo", "0.5", "7s", "bf16", "7MiB", "host:7MiB", "none", "full", "lamb", "linear", "shuffled", "layer", "optimizer", "optimizer=host", "skip", "tree", "on", "off", "shm", "r=4,alpha=2,targets=*", "elsewhere",
+	values := []string{"7", "2", "true", "cuda", "fp32", "spillway-demo", "0.5", "7s", "7%", "2,1", "all", "drop", "bf16", "7MiB", "host:7MiB", "none", "full", "lamb", "linear", "shuffled", "layer", "optimizer", "optimizer=host", "skip", "tree", "on", "off", "shm", "r=4,alpha=2,targets=*", "elsewhere",
 		testdata + "/text.txt", testdata + "/gpt2"}
 	flags := pflag.NewFlagSet("train", pflag.ContinueOnError)
 	options.Train(flags, &spillway.Config{}, &options.Later{})

@@ -22,7 +22,7 @@ var withoutFlag = []string{"Own", "Generate", "Inference"}
 
 // changedBy sets a flag to something else and lists the fields that it changes.
 func changedBy(t *testing.T, name string) (fields []string) {
-	for _, value := range []string{"7", "0.5", "true", "bf16", "7s", "host:7MiB", "elsewhere:7MiB", "r=7,alpha=7,targets=*", "elsewhere"} {
+	for _, value := range []string{"7", "0.5", "true", "bf16", "7s", "7%", "host:7MiB", "elsewhere:7MiB", "r=7,alpha=7,targets=*", "elsewhere"} {
 		var c spillway.Config
 		var l options.Later
 		fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
@@ -32,8 +32,8 @@ func changedBy(t *testing.T, name string) (fields []string) {
 			continue
 		}
 		a, b := reflect.ValueOf(before), reflect.ValueOf(c)
-		for i := range a.NumField() {
-			if f := a.Type().Field(i); f.IsExported() && f.Type.Kind() != reflect.Func && f.Name != "Own" && !reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
+		for _, f := range reflect.VisibleFields(a.Type()) {
+			if f.IsExported() && !f.Anonymous && f.Type.Kind() != reflect.Func && f.Name != "Own" && !reflect.DeepEqual(a.FieldByIndex(f.Index).Interface(), b.FieldByIndex(f.Index).Interface()) {
 				fields = append(fields, f.Name)
 			}
 		}

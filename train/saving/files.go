@@ -72,7 +72,7 @@ func (s *Saver) modelFiles() ([]checkpoint.Blob, error) {
 func tokenizerFiles(spec string, tok data.Tokenizer, positions int) (files []checkpoint.Blob, err error) {
 	have := map[string][]byte{}
 	switch strings.ToLower(spec) {
-	case "bytes", "gpt2":
+	case "bytes", "gpt2", data.ByteChatName:
 		if have[planner.TokenizerFile], err = data.HuggingFace(tok); err != nil {
 			return nil, err
 		}
@@ -96,6 +96,9 @@ func tokenizerFiles(spec string, tok data.Tokenizer, positions int) (files []che
 	specials := data.SpecialsOf(tok)
 	for key, text := range specials.Names {
 		config[key] = text
+	}
+	if specials.Template != "" {
+		config["chat_template"] = specials.Template
 	}
 	if eot := tok.EOT(); eot >= 0 {
 		config["eos_token"] = tok.Decode([]int32{eot})

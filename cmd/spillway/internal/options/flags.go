@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	"github.com/dustin/go-humanize/english"
@@ -202,6 +203,25 @@ func TuneDisk(c *spillway.Config, stderr io.Writer) {
 	}
 }
 
+// percent is a flag such as 5%, kept as a share.
+type percent float64
+
+func (p *percent) String() string {
+	if *p == 0 {
+		return ""
+	}
+	return strconv.FormatFloat(100*float64(*p), 'g', -1, 64) + "%"
+}
+func (p *percent) Type() string { return "PERCENT%" }
+func (p *percent) Set(s string) error {
+	v, err := strconv.ParseFloat(strings.TrimSuffix(s, "%"), 64)
+	if err != nil || !strings.HasSuffix(s, "%") || !(v >= 0 && v < 100) {
+		return fmt.Errorf("a percentage of at least 0%% and below 100%% is needed, as in 5%%")
+	}
+	*p = percent(v / 100)
+	return nil
+}
+
 // Train binds the contract's table of flags to c.
 func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
 	d := spillway.Default()
@@ -213,7 +233,11 @@ func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
 	fs.StringVar(&c.DataGlob, "data-glob", "", "take only a folder's files whose name matches `PATTERN`")
 	fs.StringVar(&c.Tokenizer, "tokenizer", d.Tokenizer, "bytes, gpt2, or a tokenizer.json `FILE` (default: the model's own)")
 	fs.StringVar(&c.TextField, "text-field", "", "the `NAME` of the field of JSON lines (*.jsonl) that holds the text")
-	fs.StringVar(&c.Order, "order", "", "sequential or shuffled (default: sequential for files, shuffled for folders)")
+	fs.StringVar(&c.Order, "order", "", "sequential or shuffled (default: sequential for files, shuffled for folders and conversations)")
+	fs.StringVar(&c.Template, "template", "", "a Jinja `FILE` that makes text of conversations (default: the model's chat_template)")
+	fs.StringVar(&c.LossOn, "loss-on", "", "what counts in the loss of conversations: answers or all (default: answers)")
+	fs.StringVar(&c.Long, "long", "", "conversations longer than --seq: cut or drop (default: cut)")
+	fs.Var((*percent)(&c.EvalSplit), "eval-split", "conversations that are held out and evaluated, drawn by --seed, as in 5% (default: none)")
 	fs.IntVar(&c.Steps, "steps", d.Steps, "optimizer steps")
 	fs.IntVar(&c.Batch, "batch", d.Batch, "rows of a micro-batch, a rank")
 	fs.IntVar(&c.Seq, "seq", 0, "tokens of a row (default: the smaller of 256 and the model's positions)")

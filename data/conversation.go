@@ -1,0 +1,257 @@
+package data
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	"github.com/spillway-ml/spillway/internal/jinja"
+)
+
+// chat makes tokens of conversations. It may be used by several goroutines.
+type chat struct {
+	form     form
+	tok      marker
+	template *jinja.Template
+	vars     map[string]any // bos_token, eos_token, …
+	all      bool           // every token counts in the loss, not the answers' alone
+}
+
+// marker is a Tokenizer that tells where bytes of a text end up.
+type marker interface {
+	Tokenizer
+	// encodeMarked is Encode that finds the tokens that hold the bytes of text at marks,
+	// which ascend.
+	encodeMarked(text string, marks []int) (tokens []int32, at []int)
+}
+
+// ByteChat is Bytes with an end token, 256, and a chat template: <|user|> or another
+// role, the content, and behind an answer the end token.
+var ByteChat = sync.OnceValue(func() Tokenizer {
+	text, err := tokenizerText(byteVocab(), nil, []any{addedToken(256, byteEnd)}, false)
+	if err != nil {
+		panic(err)
+	}
+	t, err := parseTokenizer(text, nil)
+	if err != nil {
+		panic(err)
+	}
+	t.name = ByteChatName
+	t.specials.Template = `{% for message in messages %}{{ '<|' + message.role + '|>' + message.content }}{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}`
+	t.specials.Names = map[string]string{"eos_token": byteEnd}
+	return t
+})
+
+const (
+	// ByteChatName is the name by which OpenTokenizer knows ByteChat.
+	ByteChatName = "bytes-chat"
+	byteEnd      = "<|endoftext|>"
+)
+
+// newChat prepares a template: a Jinja source, "" for the tokenizer's own.
+func newChat(tok Tokenizer, template string, all bool) (*chat, error) {
+	m, ok := tok.(marker)
+	if !ok {
+		return nil, fmt.Errorf("tokenizer %s cannot be used for conversations, only those that Spillway reads", tok.Name())
+	}
+	if t, ok := tok.(*bpeTokenizer); ok && len(t.split) > 1 && slices.ContainsFunc(t.split, func(s splitter) bool { return s.prefixSpace }) {
+		return nil, fmt.Errorf("tokenizer %s puts spaces inside a text (add_prefix_space behind another pre_tokenizer), so answers cannot be found among its tokens", tok.Name())
+	}
+	s := SpecialsOf(tok)
+	if template == "" {
+		template = s.Template
+	}
+	if template == "" {
+		return nil, fmt.Errorf("the data are conversations, and the model has no chat template (chat_template in %s, or %s); give one as Config.Template", tokenizerConfig, chatTemplateFile)
+	}
+	t, err := jinja.Compile(template)
+	if err != nil {
+		return nil, err
+	}
+	vars := map[string]any{"tools": nil}
+	for key, text := range s.Names {
+		vars[key] = text
+	}
+	return &chat{tok: m, template: t, vars: vars, all: all}, nil
+}
+
+// conversation is a conversation's tokens, of which the counted ones are targets.
+type conversation struct {
+	tokens  []int32
+	counted []bool
+}
+
+// encode makes tokens of a record.
+func (c *chat) encode(record []byte) (out conversation, err error) {
+	messages, roles, vars, err := c.messages(record)
+	if err != nil {
+		return out, err
+	}
+	text, answers, err := c.spans(messages, roles, vars)
+	if err != nil {
+		return out, err
+	}
+	var marks []int
+	for _, s := range answers {
+		if s.To > s.From {
+			_, last := utf8.DecodeLastRuneInString(text[s.From:s.To])
+			marks = append(marks, s.From, s.To-last)
+		}
+	}
+	var at []int
+	out.tokens, at = c.tok.encodeMarked(text, marks)
+	out.counted = make([]bool, len(out.tokens))
+	for i := 0; i < len(at); i += 2 {
+		for k := at[i]; k <= at[i+1] && k < len(out.counted); k++ {
+			out.counted[k] = true
+		}
+	}
+	if c.all {
+		for i := range out.counted {
+			out.counted[i] = true
+		}
+	}
+	return out, nil
+}
+
+// messages reads a record of the data's form.
+func (c *chat) messages(record []byte) (messages []any, roles []string, vars map[string]any, err error) {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(record, &fields); err != nil {
+		return nil, nil, nil, fmt.Errorf("the record is not a JSON object: %w", err)
+	}
+	if f := formOf(fields); f != c.form {
+		return nil, nil, nil, fmt.Errorf("the record has no %v, which the first record has", c.form)
+	}
+	vars = c.vars
+	list := fields["messages"]
+	if c.form != messagesForm {
+		if list, err = pair(fields, c.form); err != nil {
+			return nil, nil, nil, err
+		}
+	} else if given(fields, "tools") {
+		tools, err := jinja.FromJSON(fields["tools"])
+		if err != nil {
+			return nil, nil, nil, fmt.Errorf("tools: %w", err)
+		}
+		vars = map[string]any{"tools": tools}
+		for k, v := range c.vars {
+			if k != "tools" {
+				vars[k] = v
+			}
+		}
+	}
+	var raw []json.RawMessage
+	if json.Unmarshal(list, &raw) != nil {
+		return nil, nil, nil, errors.New("messages is not a list")
+	}
+	for i, m := range raw {
+		var known struct {
+			Role    *string
+			Content *json.RawMessage
+		}
+		if json.Unmarshal(m, &known) != nil || known.Role == nil || *known.Role == "" {
+			return nil, nil, nil, fmt.Errorf("message %d has no role; it must be an object with role and content", i+1)
+		}
+		var content *string
+		var calls struct {
+			ToolCalls []json.RawMessage `json:"tool_calls"`
+		}
+		_ = json.Unmarshal(m, &calls) // another type than a list is no call
+		if known.Content != nil && json.Unmarshal(*known.Content, &content) != nil {
+			return nil, nil, nil, fmt.Errorf("message %d: content is not a string", i+1)
+		}
+		if content == nil && len(calls.ToolCalls) == 0 {
+			return nil, nil, nil, fmt.Errorf("message %d has no content", i+1)
+		}
+		v, err := jinja.FromJSON(m)
+		if err != nil {
+			return nil, nil, nil, fmt.Errorf("message %d: %w", i+1, err)
+		}
+		messages, roles = append(messages, v), append(roles, *known.Role)
+	}
+	switch {
+	case len(messages) == 0:
+		return nil, nil, nil, errors.New("the conversation is empty")
+	case !slices.Contains(roles, "assistant"):
+		return nil, nil, nil, errors.New("the conversation has no answer: a message of role assistant")
+	}
+	return messages, roles, vars, nil
+}
+
+// pair is a prompt and its answer as messages.
+func pair(fields map[string]json.RawMessage, f form) (json.RawMessage, error) {
+	text := func(name string) (s string, err error) {
+		if given(fields, name) && json.Unmarshal(fields[name], &s) != nil {
+			err = fmt.Errorf("field %q is not a string", name)
+		}
+		return s, err
+	}
+	names := []string{"prompt", "", "response"}
+	if f == instructionForm {
+		names = []string{"instruction", "input", "output"}
+	}
+	var parts [3]string
+	for i, name := range names {
+		var err error
+		if parts[i], err = text(name); err != nil {
+			return nil, err
+		}
+	}
+	prompt := parts[0]
+	if parts[1] != "" {
+		prompt += "\n\n" + parts[1]
+	}
+	if strings.TrimSpace(prompt) == "" {
+		return nil, fmt.Errorf("the conversation is empty: field %q holds nothing", names[0])
+	}
+	type message struct {
+		Role    string `json:"role"`
+		Content string `json:"content"`
+	}
+	return json.Marshal([]message{{"user", prompt}, {"assistant", parts[2]}})
+}
+
+// spans renders messages and finds the answers in the text. They are the template's
+// {% generation %} blocks, otherwise what the text up to and including an answer has more
+// than the prompt before it.
+func (c *chat) spans(messages []any, roles []string, vars map[string]any) (string, []jinja.Span, error) {
+	render := func(n int, prompt bool) (string, []jinja.Span, error) {
+		all := map[string]any{"messages": jinja.List(messages[:n]), "add_generation_prompt": prompt}
+		for k, v := range vars {
+			all[k] = v
+		}
+		return c.template.Render(all)
+	}
+	text, answers, err := render(len(messages), false)
+	if err != nil || c.template.Marks || c.all {
+		return text, answers, err
+	}
+	for i, role := range roles {
+		if role != "assistant" {
+			continue
+		}
+		if i == 0 {
+			return "", nil, errors.New("the conversation begins with an answer, which has no prompt")
+		}
+		before, _, err := render(i, true)
+		if err != nil {
+			return "", nil, fmt.Errorf("before message %d: %w", i+1, err)
+		}
+		through := text
+		if i+1 < len(messages) {
+			if through, _, err = render(i+1, false); err != nil {
+				return "", nil, fmt.Errorf("up to message %d: %w", i+1, err)
+			}
+		}
+		if !strings.HasPrefix(text, through) || !strings.HasPrefix(through, before) {
+			return "", nil, fmt.Errorf("the template changes earlier text where message %d is added, so the answers cannot be told apart; use one with {%% generation %%}, or Config.LossOn all", i+1)
+		}
+		answers = append(answers, jinja.Span{From: len(before), To: len(through)})
+	}
+	return text, answers, nil
+}

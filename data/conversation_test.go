@@ -1,0 +1,242 @@
+package data
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/parquet-go/parquet-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/internal/jinja"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
+)
+
+// Tokens and masks agree with a plain Python reading of TRL's rules.
+func TestMasksAgreeWithPython(t *testing.T) {
+	golden, err := os.ReadFile("testdata/masks.jsonl")
+	require.NoError(t, err)
+	masksAgree(t, golden, 20)
+}
+
+func TestMasksAgreeWithPythonNow(t *testing.T) {
+	long.Only(t)
+	seed := fmt.Sprint(os.Getpid())
+	t.Log("seed", seed)
+	out, err := exec.Command("/usr/bin/python3", "../internal/jinja/testdata/reference.py", "masks", seed, "500").Output()
+	require.NoError(t, err)
+	masksAgree(t, out, 3000)
+}
+
+// masksAgree wants at least so many masks among the rows.
+func masksAgree(t *testing.T, golden []byte, least int) {
+	tok := load(t, bytesAnd(t, "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<think>"))
+	chats := map[string]*chat{}
+	lines, masked := bufio.NewScanner(bytes.NewReader(golden)), 0
+	lines.Buffer(nil, 1<<24)
+	for lines.Scan() {
+		var c struct {
+			Template, Raises string
+			Messages         json.RawMessage
+			Tokens           []int32
+			Mask             *string
+		}
+		require.NoError(t, json.Unmarshal(lines.Bytes(), &c))
+		if chats[c.Template] == nil {
+			source, err := os.ReadFile("../internal/jinja/testdata/templates/" + c.Template + ".jinja")
+			require.NoError(t, err)
+			compiled, err := jinja.Compile(string(source))
+			require.NoError(t, err)
+			chats[c.Template] = &chat{form: messagesForm, tok: tok, template: compiled, vars: map[string]any{"tools": nil, "bos_token": "<s>", "eos_token": "</s>"}}
+		}
+		got, err := chats[c.Template].encode(marshal(t, map[string]any{"messages": c.Messages}))
+		if c.Mask == nil {
+			require.Error(t, err, "%s %s", c.Template, c.Messages)
+			continue
+		}
+		require.NoError(t, err, "%s %s", c.Template, c.Messages)
+		require.Equal(t, c.Tokens, got.tokens)
+		var mask strings.Builder
+		for _, counted := range got.counted {
+			mask.WriteByte("01"[map[bool]int{true: 1}[counted]])
+		}
+		require.Equal(t, *c.Mask, mask.String(), "%s %s", c.Template, c.Messages)
+		masked++
+	}
+	require.NoError(t, lines.Err())
+	require.GreaterOrEqual(t, masked, least)
+}
+
+// bytesAnd is a tokenizer.json of bytes, by their values, and special tokens.
+func bytesAnd(t testing.TB, special ...string) json.RawMessage {
+	var added []any
+	for i, s := range special {
+		added = append(added, addedToken(int32(256+i), s))
+	}
+	text, err := tokenizerText(byteVocab(), nil, added, false)
+	require.NoError(t, err)
+	return text
+}
+
+// The token found for a byte holds it, with each kind of tokenizer.
+func TestMarkedTokens(t *testing.T) {
+	text := "<s>Hello,  world's 123 日本語\n\n naïve</s>  end 🎉."
+	for _, name := range []string{"gpt2", "llama3", "qwen2", "gpt4o", "llama2", "mistral", "metaspace"} {
+		tok, err := LoadTokenizer("testdata/tokenizer-" + name + ".json")
+		require.NoError(t, err)
+		m := tok.(marker)
+		var marks []int
+		for i := range text {
+			marks = append(marks, i)
+		}
+		tokens, at := m.encodeMarked(text, marks)
+		require.Equal(t, tok.Encode(text), tokens)
+		require.Len(t, at, len(marks), name)
+		for i, mark := range marks {
+			if i > 0 {
+				require.LessOrEqual(t, at[i-1], at[i])
+			}
+			token := tok.Decode(tokens[at[i] : at[i]+1])
+			// The space that SentencePiece puts before a text belongs to its first byte.
+			if c := text[mark]; c > ' ' && c < 0x80 && !strings.ContainsRune(token, rune(c)) && (m.(*bpeTokenizer).meta == nil || token != " ") {
+				t.Fatalf("%s: byte %d %q is not in token %q", name, mark, c, token)
+			}
+		}
+	}
+}
+
+func openChat(t *testing.T, path string, change func(*ChatOptions)) (*Conversations, error) {
+	c := ChatOptions{Seq: 40, Vocab: 300}
+	if change != nil {
+		change(&c)
+	}
+	out, err := OpenConversations(context.Background(), path, Options{Tokenizer: ByteChat()}, c)
+	if err == nil {
+		t.Cleanup(func() { require.NoError(t, out.Close()) })
+	}
+	return out, err
+}
+
+func row(t *testing.T, c *Conversations, i int64) (string, string) {
+	r := &Row{Tokens: make([]int32, c.o.Seq), Targets: make([]int32, c.o.Seq)}
+	for k := range r.Targets {
+		r.Targets[k] = -1
+	}
+	require.NoError(t, c.Sample(i, r))
+	targets := make([]int32, 0)
+	for _, v := range r.Targets {
+		if v >= 0 {
+			targets = append(targets, v)
+		}
+	}
+	require.Len(t, targets, c.CountTargets(i))
+	return strings.TrimRight(ByteChat().Decode(r.Tokens), "\x00"), ByteChat().Decode(targets)
+}
+
+// Each form of record, from JSON lines and Parquet, gives the documented bytes.
+func TestConversationForms(t *testing.T) {
+	type message struct{ Role, Content string }
+	type byMessages struct {
+		Messages []struct {
+			Role    string `parquet:"role"`
+			Content string `parquet:"content"`
+		} `parquet:"messages,list"`
+	}
+	table := byMessages{}
+	for _, m := range []message{{"user", "hi"}, {"assistant", "yo"}} {
+		table.Messages = append(table.Messages, struct {
+			Role    string `parquet:"role"`
+			Content string `parquet:"content"`
+		}{m.Role, m.Content})
+	}
+	inParquet := t.TempDir() + "/a.parquet"
+	require.NoError(t, parquet.WriteFile(inParquet, []byMessages{table}))
+	for name, path := range map[string]string{
+		"messages":    put(t, "a.jsonl", []byte(`{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}`)),
+		"prompt":      put(t, "a.jsonl", []byte(`{"prompt": "hi", "response": "yo"}`+"\n\n")),
+		"instruction": put(t, "a.jsonl", []byte(`{"instruction": "hi", "input": "", "output": "yo"}`)),
+		"parquet":     inParquet,
+	} {
+		is, err := IsConversations(path, Options{})
+		require.NoError(t, err)
+		require.True(t, is, name)
+		c, err := openChat(t, path, nil)
+		require.NoError(t, err, name)
+		text, targets := row(t, c, 0)
+		require.Equal(t, "<|user|>hi<|assistant|>yo<|endoftext|>", text, name)
+		require.Equal(t, "yo<|endoftext|>", targets, name)
+	}
+	is, err := IsConversations(put(t, "b.jsonl", []byte(`{"text": "a"}`)), Options{})
+	require.NoError(t, err)
+	require.False(t, is)
+	_, err = Open(context.Background(), put(t, "b.jsonl", []byte(`{"body": "a", "id": 3}`)), Options{})
+	require.ErrorContains(t, err, "records with the fields body, id: name the field")
+}
+
+// What is malformed or empty is refused with its line; what leaves no room is counted.
+func TestConversationErrors(t *testing.T) {
+	good := `{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}` + "\n"
+	for bad, want := range map[string]string{
+		`{"messages": []}`: "the conversation is empty",
+		`{"messages": [{"role": "user", "content": "q"}]}`:      "no answer",
+		`{"messages": [{"content": "q"}]}`:                      "message 1 has no role",
+		`{"messages": [{"role": "user"}]}`:                      "message 1 has no content",
+		`{"messages": [{"role": "user", "content": 3}]}`:        "message 1: content is not a string",
+		`{"messages": "x"}`:                                     "messages is not a list",
+		`{"prompt": "q", "response": "a"}`:                      "no messages, which the first record has",
+		`{"messages": [{"role": "assistant", "content": "q"}]}`: "begins with an answer",
+		`not json`: "not a JSON object",
+	} {
+		path := put(t, "a.jsonl", []byte(good+bad+"\n"))
+		_, err := openChat(t, path, nil)
+		require.ErrorContains(t, err, path+":2: ", bad)
+		require.ErrorContains(t, err, want)
+	}
+	_, err := openChat(t, put(t, "a.jsonl", []byte(`{"prompt": " ", "response": "a"}`)), nil)
+	require.ErrorContains(t, err, "a.jsonl:1: the conversation is empty")
+	_, err = OpenConversations(context.Background(), put(t, "a.jsonl", []byte(good)), Options{Tokenizer: GPT2()}, ChatOptions{Seq: 10, Vocab: 50257})
+	require.ErrorContains(t, err, "no chat template")
+
+	long := put(t, "a.jsonl", []byte(`{"prompt": "`+strings.Repeat("q", 40)+`", "response": "a"}`+"\n"+`{"prompt": "q", "response": "`+strings.Repeat("a", 40)+`"}`+"\n"+`{"prompt": "q", "response": "a"}`))
+	c, err := openChat(t, long, nil)
+	require.NoError(t, err)
+	require.Contains(t, c.Summary(), "3 conversations, 2 cut to 40 tokens, 1 dropped without room for an answer: 64 tokens, 20 targets in 2 rows of 40 (80 % full)")
+	c, err = openChat(t, long, func(o *ChatOptions) { o.Drop = true })
+	require.NoError(t, err)
+	require.Contains(t, c.Summary(), "2 dropped that are over 40 tokens")
+	require.EqualValues(t, 1, c.Len())
+	_, err = openChat(t, long, func(o *ChatOptions) { o.Seq = 4 })
+	require.ErrorContains(t, err, "no conversation is left")
+}
+
+// Held-out conversations are the others, by the seed.
+func TestEvalSplit(t *testing.T) {
+	var text strings.Builder
+	for i := range 400 {
+		fmt.Fprintf(&text, `{"prompt": "%d", "response": "a"}`+"\n", i)
+	}
+	path := put(t, "a.jsonl", []byte(text.String()))
+	rows := func(seed int64, held bool) map[string]bool {
+		c, err := openChat(t, path, func(o *ChatOptions) { o.Seed, o.EvalShare, o.Held = seed, 0.1, held })
+		require.NoError(t, err)
+		seen := map[string]bool{}
+		for i := range c.Len() {
+			text, _ := row(t, c, i)
+			seen[text] = true
+		}
+		return seen
+	}
+	train, held := rows(1, false), rows(1, true)
+	require.Len(t, train, 400-len(held))
+	require.InDelta(t, 40, len(held), 20)
+	for text := range held {
+		require.False(t, train[text])
+	}
+	require.NotEqual(t, held, rows(2, true))
+}

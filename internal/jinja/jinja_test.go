@@ -1,0 +1,75 @@
+package jinja
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/internal/testkit/long"
+)
+
+// rendering is a line of testdata/reference.py.
+type rendering struct {
+	Template string
+	Messages json.RawMessage
+	Prompt   bool
+	Text     *string
+	Raises   string
+	Answers  []string
+}
+
+// Every template renders byte for byte as Python's Jinja renders it.
+func TestAgreesWithPython(t *testing.T) {
+	golden, err := os.ReadFile("testdata/golden.jsonl")
+	require.NoError(t, err)
+	agrees(t, golden, 12*6*2)
+}
+
+// The same for many conversations, rendered by Python now.
+func TestAgreesWithPythonNow(t *testing.T) {
+	long.Only(t)
+	seed := fmt.Sprint(os.Getpid())
+	t.Log("seed", seed)
+	out, err := exec.Command("/usr/bin/python3", "testdata/reference.py", "render", seed, "500").Output()
+	require.NoError(t, err)
+	agrees(t, out, 12*500*2)
+}
+
+func agrees(t *testing.T, golden []byte, want int) {
+	compiled := map[string]*Template{}
+	lines, n := bufio.NewScanner(bytes.NewReader(golden)), 0
+	lines.Buffer(nil, 1<<24)
+	for ; lines.Scan(); n++ {
+		var c rendering
+		require.NoError(t, json.Unmarshal(lines.Bytes(), &c))
+		tmpl := compiled[c.Template]
+		if tmpl == nil {
+			source, err := os.ReadFile("testdata/templates/" + c.Template + ".jinja")
+			require.NoError(t, err)
+			tmpl, err = Compile(string(source))
+			require.NoError(t, err, c.Template)
+			compiled[c.Template] = tmpl
+		}
+		messages, err := FromJSON(c.Messages)
+		require.NoError(t, err)
+		got, spans, err := tmpl.Render(map[string]any{"messages": messages, "add_generation_prompt": c.Prompt, "tools": nil, "bos_token": "<s>", "eos_token": "</s>"})
+		if c.Text == nil {
+			require.ErrorContains(t, err, fmt.Sprintf("%q", c.Raises), "%s %s", c.Template, c.Messages)
+			continue
+		}
+		require.NoError(t, err, "%s %s", c.Template, c.Messages)
+		require.Equal(t, *c.Text, got, "%s %s", c.Template, c.Messages)
+		require.Len(t, spans, len(c.Answers))
+		for i, s := range spans {
+			require.Equal(t, c.Answers[i], got[s.From:s.To])
+		}
+	}
+	require.NoError(t, lines.Err())
+	require.Equal(t, want, n)
+}

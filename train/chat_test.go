@@ -1,0 +1,68 @@
+package train
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// chatRun trains a small model of 257 tokens on conversations in bytes.
+func chatRun(t *testing.T, lines int) request {
+	c := keeping(t, 3)
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 257, "max_position_embeddings": 64, "initializer_range": 0.1}`), 0o644))
+	c.Model, c.Init, c.Tokenizer, c.Order, c.Seq = dir, "random", "bytes", "", 40
+	var text strings.Builder
+	for i := range lines {
+		fmt.Fprintf(&text, `{"prompt": "%d?", "response": "%d"}`+"\n", i, i)
+	}
+	c.Data = filepath.Join(t.TempDir(), "chat.jsonl")
+	require.NoError(t, os.WriteFile(c.Data, []byte(text.String()), 0o644))
+	return c
+}
+
+// Conversations train in shuffled order, are counted before the first step, resume, and
+// leave a tokenizer with an end token and a chat template.
+func TestTrainsOnConversations(t *testing.T) {
+	t.Parallel()
+	c := chatRun(t, 50)
+	c.EvalSplit, c.EvalSteps = 0.2, 1
+	notes := strings.Join(ended(t, c), "\n")
+	require.Regexp(t, `Config.Data \S+: \d+ of 50 conversations, 0 cut to 40 tokens, 0 dropped without room for an answer: \d+ tokens, \d+ targets in \d+ rows of 40`, notes)
+	require.Regexp(t, `held out: \d+ of 50 conversations`, notes)
+	saved := newestOf(t, c.Checkpoint).Folder
+	text, err := os.ReadFile(filepath.Join(c.Checkpoint, filepath.Base(saved), "tokenizer_config.json"))
+	require.NoError(t, err)
+	require.Contains(t, string(text), "endoftext")
+	require.Contains(t, string(text), "chat_template")
+
+	c.Steps, c.Resume = 5, true
+	require.NotContains(t, strings.Join(ended(t, c), "\n"), "changed since")
+	other := c
+	other.Steps, other.LossOn = 7, "all"
+	refused(t, other, "Config.Data is other data")
+}
+
+// Settings of conversations are refused with other data, and by name.
+func TestConversationSettingsRefused(t *testing.T) {
+	t.Parallel()
+	c := chatRun(t, 3)
+	c.Data, c.Long = "../testdata/text.txt", "drop"
+	refused(t, c, "Config.Long with Config.Data", "holds no conversations")
+	c = chatRun(t, 3)
+	c.LossOn = "prompts"
+	refused(t, c, "Config.LossOn", "answers, all")
+	c = chatRun(t, 3)
+	c.EvalSplit, c.EvalData = 0.5, c.Data
+	refused(t, c, "Config.EvalSplit with Config.EvalData")
+	c = chatRun(t, 3)
+	c.Model, c.Init = "../testdata/llama-tied", "../testdata/llama-tied"
+	refused(t, c, "no end token for conversations in bytes")
+	c = chatRun(t, 3)
+	c.Template = filepath.Join(t.TempDir(), "none")
+	refused(t, c, "Config.Template")
+}
